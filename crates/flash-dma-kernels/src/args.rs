@@ -1,0 +1,53 @@
+//! The tensors of a call. Inputs may have any strides with a contiguous last axis; outputs are
+//! contiguous and overwritten.
+
+use cubecl::prelude::TensorBinding;
+
+/// What the keys are selected and weighted by.
+#[derive(Clone, Debug)]
+pub struct Selection {
+    /// `[batch, kv_heads, k_len]`, f32.
+    pub scores: TensorBinding,
+    /// What [`select`](crate::select()) made of the scores: contiguous `[batch, kv_heads, k_len, 2]`,
+    /// 32-bit integers, first and end of each key's [`Interval`](flash_dma_problem::Interval).
+    pub intervals: TensorBinding,
+}
+
+/// The inputs of attention, shaped as the problem says.
+#[derive(Clone, Debug)]
+pub struct Inputs {
+    /// `[batch, q_heads, q_len, head_dim]`, the problem's element type.
+    pub q: TensorBinding,
+    /// `[batch, kv_heads, k_len, head_dim]`, the problem's element type.
+    pub k: TensorBinding,
+    /// `[batch, kv_heads, k_len, head_dim]`, the problem's element type.
+    pub v: TensorBinding,
+    /// `None` for plain attention.
+    pub selection: Option<Selection>,
+}
+
+/// What the backward pass needs of the forward pass, and the incoming gradients.
+#[derive(Clone, Debug)]
+pub struct Saved {
+    /// `[batch, q_heads, q_len, head_dim]`, the problem's element type.
+    pub out: TensorBinding,
+    /// Contiguous `[batch, q_heads, q_len]`, f32.
+    pub lse: TensorBinding,
+    /// `[batch, q_heads, q_len, head_dim]`, the problem's element type.
+    pub grad_out: TensorBinding,
+    /// Contiguous `[batch, q_heads, q_len]`, f32; `None` is zero.
+    pub grad_lse: Option<TensorBinding>,
+}
+
+/// Where the backward pass writes.
+#[derive(Clone, Debug)]
+pub struct Gradients {
+    /// `[batch, q_heads, q_len, head_dim]`, the problem's element type.
+    pub q: TensorBinding,
+    /// `[batch, kv_heads, k_len, head_dim]`, the problem's element type.
+    pub k: TensorBinding,
+    /// `[batch, kv_heads, k_len, head_dim]`, the problem's element type.
+    pub v: TensorBinding,
+    /// `[batch, kv_heads, k_len]`, f32; given exactly if the problem has scores.
+    pub scores: Option<TensorBinding>,
+}

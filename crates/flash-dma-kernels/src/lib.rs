@@ -1,0 +1,14 @@
+//! CubeCL kernels of dynamic-mask attention: selection, forward and backward. Knows nothing of Burn.
+#![warn(missing_docs)]
+
+mod args;
+mod backward;
+mod forward;
+mod select;
+mod tile;
+
+pub use args::{Gradients, Inputs, Saved, Selection};
+pub use backward::backward;
+pub use flash_dma_problem::{AttentionError, AttentionOptions, ElementType, Problem};
+pub use forward::forward;
+pub use select::select;

@@ -1,0 +1,1 @@
+//! What forward and backward share.

@@ -1,0 +1,123 @@
+//! What a problem costs at least: exact pairs, floating-point operations and bytes.
+//!
+//! Useful work only. What an engine executes beyond it (partly filled tiles, recomputation beyond the
+//! algorithm's) is its own affair and is measured as the distance to these numbers.
+
+use crate::Problem;
+
+/// Query-key pairs that attend to each other, over all query heads, if no score is −∞ (each −∞ only
+/// lowers it). Causal query `i` keeps `min(window, position + 1)` keys.
+#[must_use]
+pub fn active_pairs(problem: &Problem) -> u128 {
+    let rows = |count: u128, keys: i64| count * (keys.max(0) as u128).min(problem.window as u128);
+    let heads = (problem.batch * problem.q_heads) as u128;
+    if !problem.causal {
+        return heads * rows(problem.q_len as u128, problem.k_len as i64);
+    }
+    // The visible keys grow by one a query: an arithmetic series up to the window, then a constant.
+    let (first, last) = (
+        problem.position(0) + 1,
+        problem.position(problem.q_len.max(1) - 1) + 1,
+    );
+    if problem.q_len == 0 || last <= 0 {
+        return 0;
+    }
+    let sum_to = |n: i64| -> u128 {
+        let n = n.max(0) as u128;
+        let rising = n.min(problem.window as u128);
+        rising * (rising + 1) / 2 + (n - rising) * problem.window as u128
+    };
+    heads * (sum_to(last) - sum_to(first - 1))
+}
+
+/// Floating-point operations of the forward pass: two matrix products of `head_dim` a pair.
+#[must_use]
+pub fn forward_flops(problem: &Problem) -> u128 {
+    4 * problem.head_dim as u128 * active_pairs(problem)
+}
+
+/// Floating-point operations of the backward pass: five matrix products of `head_dim` a pair.
+#[must_use]
+pub fn backward_flops(problem: &Problem) -> u128 {
+    10 * problem.head_dim as u128 * active_pairs(problem)
+}
+
+/// Bytes of the forward pass if every input is read once and every output written once.
+#[must_use]
+pub fn forward_bytes(problem: &Problem) -> u128 {
+    let (q, kv, scores, lse) = sizes(problem);
+    let selection = if problem.has_scores {
+        4 * scores + 8 * scores
+    } else {
+        0
+    };
+    problem.element.size() as u128 * (2 * q + 2 * kv) + 4 * lse + selection
+}
+
+/// Bytes of the backward pass if every input is read once and every output written once.
+#[must_use]
+pub fn backward_bytes(problem: &Problem) -> u128 {
+    let (q, kv, scores, lse) = sizes(problem);
+    let selection = if problem.has_scores {
+        8 * scores + 8 * scores
+    } else {
+        0
+    };
+    problem.element.size() as u128 * (4 * q + 4 * kv) + 4 * lse + selection
+}
+
+/// Elements of `q`, of `k`, of the scores and of the LSE.
+fn sizes(problem: &Problem) -> (u128, u128, u128, u128) {
+    let count = |shape: &[usize]| shape.iter().map(|&n| n as u128).product::<u128>();
+    (
+        count(&problem.q_shape()),
+        count(&problem.kv_shape()),
+        count(&problem.scores_shape()),
+        count(&problem.lse_shape()),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{AttentionOptions, ElementType};
+
+    fn problem(q_len: usize, k_len: usize, options: AttentionOptions) -> Problem {
+        let (q, k) = ([2, 4, q_len, 8], [2, 2, k_len, 8]);
+        Problem::new(&q, &k, &k, Some(&k[..3]), ElementType::F16, &options).unwrap()
+    }
+
+    #[test]
+    fn active_pairs_equal_a_count_over_every_query() {
+        for (q_len, k_len) in [(0, 3), (1, 1), (5, 5), (3, 9), (9, 3), (4, 0), (17, 40)] {
+            for causal in [false, true] {
+                for window in [1, 2, 4, 100] {
+                    let p = problem(
+                        q_len,
+                        k_len,
+                        AttentionOptions::new()
+                            .with_causal(causal)
+                            .with_keep_window(window),
+                    );
+                    let count: i64 = (0..q_len)
+                        .map(|i| (p.position(i) + 1).clamp(0, window as i64))
+                        .sum();
+                    assert_eq!(
+                        active_pairs(&p),
+                        8 * count as u128,
+                        "{q_len} {k_len} {causal} {window}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn costs_of_a_long_problem_do_not_overflow() {
+        let p = problem(1 << 22, 1 << 22, AttentionOptions::new());
+        let pairs = 8 * (1u128 << 22) * ((1 << 22) + 1) / 2;
+        assert_eq!(forward_flops(&p), 32 * pairs);
+        assert_eq!(backward_flops(&p), 80 * pairs);
+        assert!(backward_bytes(&p) > forward_bytes(&p));
+    }
+}

@@ -1,0 +1,173 @@
+//! Why a call is refused. Every check runs on the host before anything is launched or written.
+
+use crate::ElementType;
+use core::fmt;
+
+/// The tensors of a problem, as they are named in errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[allow(missing_docs)]
+pub enum TensorName {
+    Query,
+    Key,
+    Value,
+    Scores,
+    Intervals,
+    Out,
+    Lse,
+    GradOut,
+    GradLse,
+    GradQuery,
+    GradKey,
+    GradValue,
+    GradScores,
+    DtProjection,
+    Decay,
+}
+
+impl fmt::Display for TensorName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Query => "q",
+            Self::Key => "k",
+            Self::Value => "v",
+            Self::Scores => "scores",
+            Self::Intervals => "intervals",
+            Self::Out => "out",
+            Self::Lse => "lse",
+            Self::GradOut => "the gradient of out",
+            Self::GradLse => "the gradient of lse",
+            Self::GradQuery => "the gradient of q",
+            Self::GradKey => "the gradient of k",
+            Self::GradValue => "the gradient of v",
+            Self::GradScores => "the gradient of scores",
+            Self::DtProjection => "dt_proj",
+            Self::Decay => "a",
+        })
+    }
+}
+
+/// Why a problem is refused.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AttentionError {
+    /// A tensor has another number of axes than its role asks for.
+    #[error("{tensor} must have {expected} axes, but has {actual}")]
+    Rank {
+        /// Which tensor.
+        tensor: TensorName,
+        /// Number of axes of its role.
+        expected: usize,
+        /// Number of axes it has.
+        actual: usize,
+    },
+    /// An axis has another size than the other tensors imply.
+    #[error("{tensor} must have size {expected} on axis {axis}, but has {actual}")]
+    Shape {
+        /// Which tensor.
+        tensor: TensorName,
+        /// Which axis, from 0.
+        axis: usize,
+        /// The size the other tensors imply.
+        expected: usize,
+        /// The size it has.
+        actual: usize,
+    },
+    /// `q_heads` is no positive multiple of `kv_heads`.
+    #[error("the {q_heads} query heads are no positive multiple of the {kv_heads} key/value heads")]
+    HeadRatio {
+        /// Heads of `q`.
+        q_heads: usize,
+        /// Heads of `k` and `v`.
+        kv_heads: usize,
+    },
+    /// The head dimension is not a multiple of 8 from 8 to 256.
+    #[error("head dimension {head_dim} is not supported: it must be a multiple of 8 from 8 to 256")]
+    HeadDim {
+        /// The size of the last axis of `q`.
+        head_dim: usize,
+    },
+    /// A tensor has another element type than its role asks for.
+    #[error("{tensor} must be {expected}, but is {actual}")]
+    ElementType {
+        /// Which tensor.
+        tensor: TensorName,
+        /// The element type of its role, in words.
+        expected: String,
+        /// The element type it has, in words.
+        actual: String,
+    },
+    /// A tensor lives on another device than `q`.
+    #[error("{tensor} is on another device than q")]
+    Device {
+        /// Which tensor.
+        tensor: TensorName,
+    },
+    /// The last axis of a tensor is not contiguous, or an output is not contiguous as a whole.
+    #[error("{tensor} must have a contiguous last axis, but its strides are {strides:?}")]
+    Strides {
+        /// Which tensor.
+        tensor: TensorName,
+        /// Its strides, in elements.
+        strides: Vec<usize>,
+    },
+    /// A buffer ends before its shape and strides do.
+    #[error("{tensor} needs {needed} elements, but its buffer has {actual}")]
+    Buffer {
+        /// Which tensor.
+        tensor: TensorName,
+        /// Elements that its shape and strides reach.
+        needed: usize,
+        /// Elements that the buffer holds.
+        actual: usize,
+    },
+    /// A window of no keys.
+    #[error("the keep window must be at least 1")]
+    ZeroWindow,
+    /// A keep window was given but no scores to rank the keys by.
+    #[error("a keep window needs scores to rank the keys by")]
+    WindowWithoutScores,
+    /// Scores were given without their intervals, or intervals without scores.
+    #[error("scores and intervals must be given together")]
+    ScoresWithoutIntervals,
+    /// The scale is NaN or infinite.
+    #[error("the scale must be finite, but is {scale}")]
+    Scale {
+        /// The scale that was given.
+        scale: f32,
+    },
+    /// The softcap is not positive and finite.
+    #[error("the softcap must be positive and finite, but is {softcap}")]
+    Softcap {
+        /// The softcap that was given.
+        softcap: f32,
+    },
+    /// A size passes what the engine can index.
+    #[error("{what} is {size}, past the limit of {limit}")]
+    TooLarge {
+        /// Which size.
+        what: &'static str,
+        /// Its value, saturated at `usize::MAX`.
+        size: usize,
+        /// The greatest value that is supported.
+        limit: usize,
+    },
+    /// The device lacks what the engine needs.
+    #[error("the device does not support {what}")]
+    Unsupported {
+        /// What it lacks.
+        what: String,
+    },
+}
+
+impl AttentionError {
+    /// An [`AttentionError::ElementType`] between two supported types.
+    #[must_use]
+    pub fn element_type(tensor: TensorName, expected: ElementType, actual: ElementType) -> Self {
+        Self::ElementType {
+            tensor,
+            expected: expected.to_string(),
+            actual: actual.to_string(),
+        }
+    }
+}

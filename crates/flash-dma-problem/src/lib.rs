@@ -1,0 +1,30 @@
+//! What every engine of flash-dma agrees on, and nothing else: the shapes and options of a
+//! dynamic-mask attention problem ([`Problem`], [`AttentionOptions`]), the rules that make one valid
+//! ([`AttentionError`]), what a selection is ([`Interval`]) and what a problem costs ([`cost`]).
+//!
+//! No framework, no allocation, no arithmetic on tensors. The CPU engine, the CubeCL kernels, the
+//! Burn extension and the benchmarks all depend on this crate and re-export what their users need.
+//!
+//! # Shapes
+//!
+//! | tensor | shape | type |
+//! |---|---|---|
+//! | `q`, `out` | `[batch, q_heads, q_len, head_dim]` | f32, f16 or bf16 |
+//! | `k`, `v` | `[batch, kv_heads, k_len, head_dim]` | as `q` |
+//! | `scores` | `[batch, kv_heads, k_len]` | f32 |
+//! | `lse` | `[batch, q_heads, q_len]` | f32 |
+//! | intervals | `[batch, kv_heads, k_len, 2]` | 32-bit integer |
+//!
+//! `q_heads` is a multiple of `kv_heads`; query head `h` reads kv head `h / (q_heads / kv_heads)`.
+#![warn(missing_docs)]
+
+pub mod cost;
+mod error;
+mod interval;
+mod options;
+mod problem;
+
+pub use error::{AttentionError, TensorName};
+pub use interval::Interval;
+pub use options::AttentionOptions;
+pub use problem::{ElementType, MAX_HEAD_DIM, Problem, TensorSpec};

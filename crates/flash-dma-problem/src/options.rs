@@ -1,0 +1,81 @@
+//! What a caller may choose.
+
+/// The options of dynamic-mask attention. The default is causal, keeps every key, scales by
+/// `1/sqrt(head_dim)` and has no softcap.
+///
+/// ```
+/// # use flash_dma_problem::AttentionOptions;
+/// let options = AttentionOptions::new().with_keep_window(1024).with_softcap(30.0);
+/// assert!(options.causal);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
+pub struct AttentionOptions {
+    /// How many keys each query keeps (the paper's `w`): the highest scored of those it may see.
+    /// `None` keeps all. Without scores it must be `None`.
+    pub keep_window: Option<usize>,
+    /// Bottom-right aligned causal masking: query `i` sees the keys `j <= i + k_len - q_len`.
+    pub causal: bool,
+    /// Factor on `q . k`; `None` is `1/sqrt(head_dim)`.
+    pub scale: Option<f32>,
+    /// `c` of `c * tanh(x / c)`, applied to the scaled product before the score is added.
+    pub softcap: Option<f32>,
+    /// Ask for bit-equal results over repeats. The portable and CPU engines always give them.
+    pub deterministic: bool,
+}
+
+impl Default for AttentionOptions {
+    fn default() -> Self {
+        Self {
+            keep_window: None,
+            causal: true,
+            scale: None,
+            softcap: None,
+            deterministic: false,
+        }
+    }
+}
+
+impl AttentionOptions {
+    /// The default options.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Keeps the `window` highest scored visible keys of each query.
+    #[must_use]
+    pub fn with_keep_window(mut self, window: usize) -> Self {
+        self.keep_window = Some(window);
+        self
+    }
+
+    /// Turns causal masking on or off.
+    #[must_use]
+    pub fn with_causal(mut self, causal: bool) -> Self {
+        self.causal = causal;
+        self
+    }
+
+    /// Sets the factor on `q . k`.
+    #[must_use]
+    pub fn with_scale(mut self, scale: f32) -> Self {
+        self.scale = Some(scale);
+        self
+    }
+
+    /// Caps the scaled product at `cap * tanh(x / cap)`.
+    #[must_use]
+    pub fn with_softcap(mut self, cap: f32) -> Self {
+        self.softcap = Some(cap);
+        self
+    }
+
+    /// Asks for bit-equal results over repeats.
+    #[must_use]
+    pub fn with_deterministic(mut self, deterministic: bool) -> Self {
+        self.deterministic = deterministic;
+        self
+    }
+}

@@ -1,0 +1,389 @@
+//! One attention problem: its sizes and the resolved options, checked.
+
+use crate::{AttentionError, AttentionOptions, TensorName};
+use core::fmt;
+
+/// The greatest head dimension an engine must support.
+pub const MAX_HEAD_DIM: usize = 256;
+
+/// The greatest length of a sequence: positions are signed 32-bit numbers.
+const MAX_LEN: usize = i32::MAX as usize;
+
+/// Element types of `q`, `k`, `v` and their gradients. Scores, LSE and arithmetic are f32 always.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ElementType {
+    /// 32-bit IEEE.
+    F32,
+    /// 16-bit IEEE.
+    F16,
+    /// The upper half of an f32.
+    Bf16,
+}
+
+impl ElementType {
+    /// Bytes an element.
+    #[must_use]
+    pub fn size(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+}
+
+impl fmt::Display for ElementType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+        })
+    }
+}
+
+/// Shape and strides of one tensor, in elements, and its name for errors.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorSpec<'a> {
+    /// Which tensor of the problem.
+    pub name: TensorName,
+    /// Size of each axis.
+    pub shape: &'a [usize],
+    /// Elements from one index to the next, for each axis.
+    pub strides: &'a [usize],
+}
+
+impl TensorSpec<'_> {
+    /// Checks the number of axes, the sizes, and that the last axis is contiguous.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::Rank`], [`AttentionError::Shape`] or [`AttentionError::Strides`].
+    pub fn check(&self, expected: &[usize]) -> Result<(), AttentionError> {
+        check_shape(self.name, self.shape, expected)?;
+        let last = self.shape.len() - 1;
+        // The stride of an axis of one element is never used.
+        if self.shape[last] > 1 && self.strides[last] != 1 {
+            return Err(AttentionError::Strides {
+                tensor: self.name,
+                strides: self.strides.to_vec(),
+            });
+        }
+        Ok(())
+    }
+
+    /// The elements a buffer must hold for this shape and these strides; 0 for an empty tensor.
+    /// `None` if the number passes `usize`.
+    #[must_use]
+    pub fn required_len(&self) -> Option<usize> {
+        if self.shape.contains(&0) {
+            return Some(0);
+        }
+        self.shape
+            .iter()
+            .zip(self.strides)
+            .try_fold(1usize, |end, (&n, &s)| {
+                end.checked_add((n - 1).checked_mul(s)?)
+            })
+    }
+}
+
+fn check_shape(
+    tensor: TensorName,
+    actual: &[usize],
+    expected: &[usize],
+) -> Result<(), AttentionError> {
+    if actual.len() != expected.len() {
+        return Err(AttentionError::Rank {
+            tensor,
+            expected: expected.len(),
+            actual: actual.len(),
+        });
+    }
+    match (0..expected.len()).find(|&axis| actual[axis] != expected[axis]) {
+        None => Ok(()),
+        Some(axis) => Err(AttentionError::Shape {
+            tensor,
+            axis,
+            expected: expected[axis],
+            actual: actual[axis],
+        }),
+    }
+}
+
+/// Sizes and resolved options of one valid problem. The only way to get one is through the checks of
+/// [`Problem::new`], so an engine may rely on them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Problem {
+    /// Sequences.
+    pub batch: usize,
+    /// Heads of `q` and `out`.
+    pub q_heads: usize,
+    /// Heads of `k`, `v` and `scores`; divides `q_heads`.
+    pub kv_heads: usize,
+    /// Queries a head; may be 0.
+    pub q_len: usize,
+    /// Keys a head; may be 0.
+    pub k_len: usize,
+    /// Elements a row, a multiple of 8 up to [`MAX_HEAD_DIM`].
+    pub head_dim: usize,
+    /// Element type of `q`, `k`, `v`.
+    pub element: ElementType,
+    /// Whether a score is added to every logit and the keys are selected by it.
+    pub has_scores: bool,
+    /// Keys each query keeps; `usize::MAX` where nothing was asked for.
+    pub window: usize,
+    /// Bottom-right aligned causal masking.
+    pub causal: bool,
+    /// Factor on `q . k`.
+    pub scale: f32,
+    /// Cap of the scaled product.
+    pub softcap: Option<f32>,
+    /// Bit-equal results over repeats were asked for.
+    pub deterministic: bool,
+}
+
+impl Problem {
+    /// Checks the shapes of the inputs against each other and resolves the options.
+    ///
+    /// Shapes are those of the crate's table; `scores` is `None` for plain attention.
+    ///
+    /// # Errors
+    ///
+    /// Any variant of [`AttentionError`] that speaks of shapes, heads, sizes or options. Element
+    /// types, devices and strides are checked where they are known.
+    pub fn new(
+        q: &[usize],
+        k: &[usize],
+        v: &[usize],
+        scores: Option<&[usize]>,
+        element: ElementType,
+        options: &AttentionOptions,
+    ) -> Result<Self, AttentionError> {
+        let rank4 = |tensor, shape: &[usize]| -> Result<[usize; 4], AttentionError> {
+            shape.try_into().map_err(|_| AttentionError::Rank {
+                tensor,
+                expected: 4,
+                actual: shape.len(),
+            })
+        };
+        let [batch, q_heads, q_len, head_dim] = rank4(TensorName::Query, q)?;
+        let [_, kv_heads, k_len, _] = rank4(TensorName::Key, k)?;
+        if kv_heads == 0 || q_heads == 0 || !q_heads.is_multiple_of(kv_heads) {
+            return Err(AttentionError::HeadRatio { q_heads, kv_heads });
+        }
+        let kv_shape = [batch, kv_heads, k_len, head_dim];
+        check_shape(TensorName::Key, k, &kv_shape)?;
+        check_shape(TensorName::Value, v, &kv_shape)?;
+        if let Some(scores) = scores {
+            check_shape(TensorName::Scores, scores, &kv_shape[..3])?;
+        }
+        if head_dim == 0 || head_dim > MAX_HEAD_DIM || !head_dim.is_multiple_of(8) {
+            return Err(AttentionError::HeadDim { head_dim });
+        }
+        for (what, size) in [
+            ("the number of queries", q_len),
+            ("the number of keys", k_len),
+        ] {
+            check_limit(what, size, MAX_LEN)?;
+        }
+        // Buffers are addressed by `usize`, byte sizes included.
+        for (what, factors) in [
+            ("the size of q in bytes", [batch, q_heads, q_len, head_dim]),
+            ("the size of k in bytes", kv_shape),
+        ] {
+            let bytes = factors
+                .iter()
+                .try_fold(element.size(), |size, &n| size.checked_mul(n))
+                .unwrap_or(usize::MAX);
+            check_limit(what, bytes, isize::MAX as usize)?;
+        }
+        let window = resolve_window(options.keep_window, scores.is_some())?;
+        let scale = options.scale.unwrap_or(1.0 / (head_dim as f32).sqrt());
+        if !scale.is_finite() {
+            return Err(AttentionError::Scale { scale });
+        }
+        if let Some(softcap) = options.softcap
+            && !(softcap.is_finite() && softcap > 0.0)
+        {
+            return Err(AttentionError::Softcap { softcap });
+        }
+        Ok(Self {
+            batch,
+            q_heads,
+            kv_heads,
+            q_len,
+            k_len,
+            head_dim,
+            element,
+            has_scores: scores.is_some(),
+            window,
+            causal: options.causal,
+            scale,
+            softcap: options.softcap,
+            deterministic: options.deterministic,
+        })
+    }
+
+    /// Query heads that share a key/value head.
+    #[must_use]
+    pub fn group(&self) -> usize {
+        self.q_heads / self.kv_heads
+    }
+
+    /// The position of query `i`: the index of the last key it may see, negative if it sees none.
+    #[must_use]
+    pub fn position(&self, query: usize) -> i64 {
+        if self.causal {
+            query as i64 + self.k_len as i64 - self.q_len as i64
+        } else {
+            self.k_len as i64 - 1
+        }
+    }
+
+    /// Shape of `q`, `out` and their gradients.
+    #[must_use]
+    pub fn q_shape(&self) -> [usize; 4] {
+        [self.batch, self.q_heads, self.q_len, self.head_dim]
+    }
+
+    /// Shape of `k`, `v` and their gradients.
+    #[must_use]
+    pub fn kv_shape(&self) -> [usize; 4] {
+        [self.batch, self.kv_heads, self.k_len, self.head_dim]
+    }
+
+    /// Shape of the scores and their gradient.
+    #[must_use]
+    pub fn scores_shape(&self) -> [usize; 3] {
+        [self.batch, self.kv_heads, self.k_len]
+    }
+
+    /// Shape of the intervals: first and end on the last axis.
+    #[must_use]
+    pub fn intervals_shape(&self) -> [usize; 4] {
+        [self.batch, self.kv_heads, self.k_len, 2]
+    }
+
+    /// Shape of the LSE.
+    #[must_use]
+    pub fn lse_shape(&self) -> [usize; 3] {
+        [self.batch, self.q_heads, self.q_len]
+    }
+}
+
+fn check_limit(what: &'static str, size: usize, limit: usize) -> Result<(), AttentionError> {
+    if size > limit {
+        return Err(AttentionError::TooLarge { what, size, limit });
+    }
+    Ok(())
+}
+
+fn resolve_window(window: Option<usize>, has_scores: bool) -> Result<usize, AttentionError> {
+    match window {
+        None => Ok(usize::MAX),
+        Some(0) => Err(AttentionError::ZeroWindow),
+        Some(_) if !has_scores => Err(AttentionError::WindowWithoutScores),
+        Some(window) => Ok(window),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn new(
+        q: [usize; 4],
+        k: [usize; 4],
+        options: AttentionOptions,
+    ) -> Result<Problem, AttentionError> {
+        Problem::new(&q, &k, &k, Some(&k[..3]), ElementType::Bf16, &options)
+    }
+
+    #[test]
+    fn causal_positions_are_aligned_bottom_right() {
+        let p = new([1, 2, 3, 8], [1, 1, 5, 8], AttentionOptions::new()).unwrap();
+        assert_eq!((0..3).map(|i| p.position(i)).collect::<Vec<_>>(), [2, 3, 4]);
+        let p = new([1, 2, 5, 8], [1, 1, 3, 8], AttentionOptions::new()).unwrap();
+        assert_eq!(p.position(0), -2);
+        let full = AttentionOptions::new().with_causal(false);
+        assert_eq!(
+            new([1, 2, 5, 8], [1, 1, 3, 8], full).unwrap().position(0),
+            2
+        );
+    }
+
+    #[test]
+    fn sizes_past_the_index_type_are_refused_without_allocating() {
+        let long = 1usize << 31;
+        let error = new([1, 1, 4, 8], [1, 1, long, 8], AttentionOptions::new()).unwrap_err();
+        assert!(matches!(error, AttentionError::TooLarge { size, .. } if size == long));
+        let error = new(
+            [1 << 30, 1 << 20, 1 << 30, 8],
+            [1 << 30, 1, 4, 8],
+            AttentionOptions::new(),
+        );
+        assert!(matches!(
+            error.unwrap_err(),
+            AttentionError::TooLarge { .. }
+        ));
+        // 2^33 elements are fine: they are addressed by 64 bits.
+        assert!(
+            new(
+                [1, 32, 1 << 21, 128],
+                [1, 8, 1 << 21, 128],
+                AttentionOptions::new()
+            )
+            .is_ok()
+        );
+    }
+
+    #[test]
+    fn bad_problems_name_what_is_wrong() {
+        let ok = [1, 2, 3, 8];
+        let o = AttentionOptions::new;
+        let text = |r: Result<Problem, AttentionError>| r.unwrap_err().to_string();
+        assert_eq!(
+            text(new(ok, [1, 2, 3, 16], o())),
+            "k must have size 8 on axis 3, but has 16"
+        );
+        assert_eq!(
+            text(new([1, 3, 3, 8], ok, o())),
+            "the 3 query heads are no positive multiple of the 2 key/value heads"
+        );
+        assert_eq!(
+            text(new(ok, ok, o().with_keep_window(0))),
+            "the keep window must be at least 1"
+        );
+        assert!(text(new([1, 2, 3, 12], [1, 2, 3, 12], o())).contains("12 is not supported"));
+        assert!(text(new(ok, ok, o().with_softcap(0.0))).contains("softcap"));
+        assert!(text(new(ok, ok, o().with_scale(f32::NAN))).contains("scale"));
+        let p = Problem::new(&ok[..3], &ok, &ok, None, ElementType::F32, &o());
+        assert_eq!(text(p), "q must have 4 axes, but has 3");
+        let p = Problem::new(
+            &ok,
+            &ok,
+            &ok,
+            None,
+            ElementType::F32,
+            &o().with_keep_window(3),
+        );
+        assert_eq!(text(p), "a keep window needs scores to rank the keys by");
+    }
+
+    #[test]
+    fn a_spec_checks_its_last_axis_and_its_reach() {
+        let spec = |strides| TensorSpec {
+            name: TensorName::Query,
+            shape: &[2, 3, 4],
+            strides,
+        };
+        assert!(spec(&[12, 4, 1]).check(&[2, 3, 4]).is_ok());
+        assert!(matches!(
+            spec(&[1, 2, 6]).check(&[2, 3, 4]),
+            Err(AttentionError::Strides { .. })
+        ));
+        assert_eq!(spec(&[100, 10, 1]).required_len(), Some(124));
+        assert_eq!(spec(&[usize::MAX, 10, 1]).required_len(), None);
+    }
+}
