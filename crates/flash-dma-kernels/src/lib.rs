@@ -4,6 +4,7 @@
 mod args;
 mod backward;
 mod forward;
+mod lists;
 mod select;
 mod tile;
 

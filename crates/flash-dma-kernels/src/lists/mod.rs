@@ -1,0 +1,63 @@
+//! Which keys a tile of work touches: compact lists made from the intervals, on the device.
+//!
+//! [`live_keys`] drops the keys that no position attends to; [`tile_key_lists`] lists, for every
+//! query tile, the keys that some query of the tile attends to. Neither reads anything back to the
+//! host, so every buffer is sized for the worst case that the window allows.
+#![allow(dead_code)] // Until the attention kernels read the lists.
+
+mod tiles;
+
+use crate::Selection;
+use cubecl::client::Client;
+use cubecl::prelude::TensorBinding;
+use flash_dma_problem::Problem;
+use std::ops::Range;
+
+pub(crate) use tiles::QueryTiles;
+
+/// The keys that at least one position attends to, for each of the `batch * kv_heads` rows.
+#[derive(Clone, Debug)]
+pub(crate) struct LiveKeys {
+    /// Contiguous `[batch * kv_heads, k_len]`, u32: the indices of the live keys, ascending; past the
+    /// count undefined. A key's interval begins at its own index.
+    pub keys: TensorBinding,
+    /// Contiguous `[batch * kv_heads, k_len]`, u32: the end of the interval of each entry of `keys`.
+    pub ends: TensorBinding,
+    /// Contiguous `[batch * kv_heads]`, u32: how many keys of the row are live.
+    pub counts: TensorBinding,
+}
+
+/// The keys of a slice of query tiles, for each of the `batch * kv_heads` rows.
+///
+/// A tile's list holds first the keys that every query of the tile attends to (*full* keys), then
+/// those that only some do (*boundary* keys), both by ascending index. Only boundary keys need the
+/// interval test.
+#[derive(Clone, Debug)]
+pub(crate) struct TileKeyLists {
+    /// Contiguous `[batch * kv_heads, slice.len(), capacity]`, u32: key indices; past the total
+    /// undefined.
+    pub keys: TensorBinding,
+    /// Contiguous `[batch * kv_heads, slice.len(), 2]`, u32: the number of full keys, and of all keys.
+    /// `full <= total <= capacity` whatever the intervals hold.
+    pub counts: TensorBinding,
+    /// The tiles of the problem that are listed; axis 1 of both buffers counts from its start.
+    pub slice: Range<usize>,
+    /// Entries a list, [`QueryTiles::capacity`].
+    pub capacity: usize,
+}
+
+/// Lists the live keys of every row.
+pub(crate) fn live_keys(_client: &Client, _problem: &Problem, _selection: &Selection) -> LiveKeys {
+    todo!()
+}
+
+/// Lists the keys of the query tiles in `slice`.
+pub(crate) fn tile_key_lists(
+    _client: &Client,
+    _problem: &Problem,
+    _live: &LiveKeys,
+    _tiles: &QueryTiles,
+    _slice: Range<usize>,
+) -> TileKeyLists {
+    todo!()
+}

@@ -1,0 +1,94 @@
+//! How the queries are cut into tiles, and how much memory their lists take.
+
+use flash_dma_problem::Problem;
+use std::ops::Range;
+
+/// The lists of one slice of tiles take at most this many bytes, unless one tile alone takes more.
+const SLICE_BYTES: usize = 64 << 20;
+
+/// The query tiles of a problem: tile `t` holds the queries `t * size .. min((t + 1) * size, q_len)`.
+///
+/// Without causal masking every query attends to the same keys. One list then serves all tiles:
+/// `lists` is 1, and every tile reads list 0. With it, `lists` equals `count`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct QueryTiles {
+    /// Queries a tile.
+    pub size: usize,
+    /// Tiles that cover the queries.
+    pub count: usize,
+    /// Key lists that the tiles read.
+    pub lists: usize,
+    /// The most keys that one tile can attend to, at least 1: `window` at its first position and one
+    /// newborn at each other.
+    pub capacity: usize,
+}
+
+impl QueryTiles {
+    /// Cuts the queries of `problem` into tiles of `size`, which must not be 0.
+    pub(crate) fn new(problem: &Problem, size: usize) -> Self {
+        let count = problem.q_len.div_ceil(size);
+        let positions = if problem.causal { size } else { 1 };
+        Self {
+            size,
+            count,
+            lists: if problem.causal { count } else { count.min(1) },
+            capacity: problem
+                .window
+                .saturating_add(positions - 1)
+                .min(problem.k_len)
+                .max(1),
+        }
+    }
+
+    /// Cuts the lists into slices of bounded memory, for `rows = batch * kv_heads`. Run the attention
+    /// kernel once a slice: all lists at once would take `q_len * window / size` words a row, which
+    /// is no longer O(N) for a window that grows with N.
+    pub(crate) fn slices(&self, rows: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let list_bytes = rows.max(1) * self.capacity * size_of::<u32>();
+        let (lists, step) = (self.lists, (SLICE_BYTES / list_bytes).max(1));
+        (0..lists)
+            .step_by(step)
+            .map(move |start| start..(start + step).min(lists))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flash_dma_problem::{AttentionOptions, ElementType};
+
+    fn problem(q_len: usize, k_len: usize, options: AttentionOptions) -> Problem {
+        let (q, k) = ([1, 2, q_len, 8], [1, 2, k_len, 8]);
+        Problem::new(&q, &k, &k, Some(&k[..3]), ElementType::F32, &options).unwrap()
+    }
+
+    #[test]
+    fn a_list_has_room_for_the_window_and_one_newborn_a_position() {
+        let causal = AttentionOptions::new().with_keep_window(5);
+        let tiles = QueryTiles::new(&problem(33, 64, causal), 16);
+        assert_eq!((tiles.count, tiles.lists, tiles.capacity), (3, 3, 20));
+        let full = causal.with_causal(false);
+        let tiles = QueryTiles::new(&problem(33, 64, full), 16);
+        assert_eq!((tiles.count, tiles.lists, tiles.capacity), (3, 1, 5));
+        let dense = AttentionOptions::new();
+        assert_eq!(QueryTiles::new(&problem(33, 64, dense), 16).capacity, 64);
+        assert_eq!(QueryTiles::new(&problem(0, 64, dense), 16).lists, 0);
+        assert_eq!(QueryTiles::new(&problem(3, 0, dense), 16).capacity, 1);
+    }
+
+    #[test]
+    fn slices_cover_every_list_once_within_the_budget() {
+        let options = AttentionOptions::new().with_keep_window(1 << 15);
+        let tiles = QueryTiles::new(&problem(1 << 17, 1 << 17, options), 64);
+        let slices: Vec<_> = tiles.slices(8).collect();
+        assert!(slices.len() > 1);
+        assert_eq!(slices[0].start, 0);
+        assert_eq!(slices.last().unwrap().end, tiles.lists);
+        assert!(slices.windows(2).all(|s| s[0].end == s[1].start));
+        assert!(
+            slices
+                .iter()
+                .all(|s| s.len() * 8 * tiles.capacity * 4 <= SLICE_BYTES)
+        );
+    }
+}
