@@ -1,1 +1,34 @@
-//! Placeholder, written next.
+//! The oracle of flash-dma: what every engine must compute, in f64, by definition.
+//!
+//! Everything here is written from the semantics of the operation — sort the visible keys, keep the
+//! best, softmax over them — and shares no algorithm with the engines: no intervals inside the
+//! attention, no tiles, no online softmax. It visits selected pairs only, so that a NaN reaches
+//! exactly what it touches.
+//!
+//! - [`select`]: the keys each position attends to, by definition and (for long sequences) by a heap;
+//! - [`Inputs`]: dynamic-mask attention with its gradients;
+//! - [`masked`]: attention under arbitrary masks and biases with every broadcast;
+//! - [`zoh`]: the scores of Dynamic Mask Attention from the values;
+//! - [`Inputs::naive_forward`] and [`Inputs::naive_backward`]: a same-dtype unfused implementation,
+//!   whose error is the yardstick for an engine's;
+//! - [`generate`]: seeded inputs; [`round`]: to the element types;
+//! - [`compare`]: the tolerance rule, with a report of the worst element.
+//!
+//! Tensors are contiguous `Vec<f64>`s in the shapes of [`flash_dma_problem`]'s table.
+#![warn(missing_docs)]
+
+mod attention;
+pub mod compare;
+pub mod generate;
+pub mod masked;
+mod naive;
+mod rng;
+pub mod round;
+mod rows;
+pub mod select;
+pub mod zoh;
+
+pub use attention::{Backward, Forward, Inputs};
+pub use compare::{Exact, Failure, Report};
+pub use naive::{NaiveBackward, NaiveForward};
+pub use rng::Rng;

@@ -1,0 +1,134 @@
+//! Dynamic-mask attention and its gradients, over the selected pairs.
+
+use crate::compare::Exact;
+use crate::rows::{self, Pairs, Tensors};
+use crate::select;
+use flash_dma_problem::Problem;
+
+/// The inputs of one problem: contiguous, in the shapes of the problem.
+#[derive(Clone, Debug)]
+pub struct Inputs {
+    /// Sizes and options.
+    pub problem: Problem,
+    /// `[batch, q_heads, q_len, head_dim]`.
+    pub q: Vec<f64>,
+    /// `[batch, kv_heads, k_len, head_dim]`.
+    pub k: Vec<f64>,
+    /// `[batch, kv_heads, k_len, head_dim]`.
+    pub v: Vec<f64>,
+    /// `[batch, kv_heads, k_len]`; given exactly if the problem has scores.
+    pub scores: Option<Vec<f64>>,
+}
+
+/// What the forward pass gives.
+#[derive(Clone, Debug)]
+pub struct Forward {
+    /// `[batch, q_heads, q_len, head_dim]`.
+    pub out: Exact,
+    /// `[batch, q_heads, q_len]`, natural logarithm.
+    pub lse: Exact,
+}
+
+/// What the backward pass gives.
+#[derive(Clone, Debug)]
+pub struct Backward {
+    /// `[batch, q_heads, q_len, head_dim]`.
+    pub q: Exact,
+    /// `[batch, kv_heads, k_len, head_dim]`.
+    pub k: Exact,
+    /// `[batch, kv_heads, k_len, head_dim]`.
+    pub v: Exact,
+    /// `[batch, kv_heads, k_len]`; given exactly if the problem has scores.
+    pub scores: Option<Exact>,
+}
+
+/// The selected pairs: each head's keys in the order, and their scores.
+pub(crate) struct Selected<'a> {
+    problem: &'a Problem,
+    scores: Option<&'a [f64]>,
+    ranked: Vec<Vec<usize>>,
+}
+
+impl Pairs for Selected<'_> {
+    fn row(&self, b: usize, h: usize, i: usize, keys: &mut Vec<(usize, f64)>) {
+        let p = self.problem;
+        let position = p.position(i);
+        keys.clear();
+        let Some(scores) = self.scores else {
+            keys.extend(
+                (0..p.k_len)
+                    .filter(|&j| j as i64 <= position)
+                    .map(|j| (j, 0.0)),
+            );
+            return;
+        };
+        let head = b * p.kv_heads + h / p.group();
+        let scores = &scores[head * p.k_len..];
+        let selected = select::take(&self.ranked[head], p.window, position);
+        keys.extend(selected.into_iter().map(|j| (j, scores[j])));
+    }
+}
+
+impl Inputs {
+    /// The output and the LSE.
+    ///
+    /// # Panics
+    ///
+    /// If a tensor does not have the problem's shape.
+    #[must_use]
+    pub fn forward(&self) -> Forward {
+        let (out, lse) = rows::forward(&self.tensors(), &self.selected());
+        Forward { out, lse }
+    }
+
+    /// The gradients, from those of `out` (`[batch, q_heads, q_len, head_dim]`) and of the LSE
+    /// (`[batch, q_heads, q_len]`, `None` is zero).
+    ///
+    /// # Panics
+    ///
+    /// If a tensor does not have the problem's shape.
+    #[must_use]
+    pub fn backward(&self, grad_out: &[f64], grad_lse: Option<&[f64]>) -> Backward {
+        let p = &self.problem;
+        let mut scores = self.scores.as_ref().map(|s| Exact::zeros(s.len()));
+        let [q, k, v] = rows::backward(
+            &self.tensors(),
+            &self.selected(),
+            grad_out,
+            grad_lse,
+            |b, h, _, j, ds, size| {
+                if let Some(scores) = &mut scores {
+                    scores.add((b * p.kv_heads + h / p.group()) * p.k_len + j, ds, size);
+                }
+            },
+        );
+        Backward { q, k, v, scores }
+    }
+
+    pub(crate) fn tensors(&self) -> Tensors<'_> {
+        let p = &self.problem;
+        assert_eq!(self.q.len(), p.q_shape().iter().product::<usize>(), "q");
+        assert_eq!(self.k.len(), p.kv_shape().iter().product::<usize>(), "k");
+        assert_eq!(self.v.len(), self.k.len(), "v");
+        Tensors {
+            problem: p,
+            q: &self.q,
+            k: &self.k,
+            v: &self.v,
+        }
+    }
+
+    pub(crate) fn selected(&self) -> Selected<'_> {
+        let p = &self.problem;
+        assert_eq!(p.has_scores, self.scores.is_some(), "scores");
+        let ranked = self.scores.iter().flat_map(|scores| {
+            assert_eq!(scores.len(), p.batch * p.kv_heads * p.k_len, "scores");
+            scores.chunks(p.k_len.max(1)).map(select::ranked)
+        });
+        Selected {
+            problem: p,
+            scores: self.scores.as_deref(),
+            ranked: ranked.collect(),
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! The tolerance rule, and what a failure says.
+//!
+//! An element passes if its error against f64 is at most
+//!
+//! > `factor` × the greatest error of the [naive](crate::Inputs::naive_forward) implementation in
+//! > this tensor + one unit in the last place of the element itself + [`ARITHMETIC`] f32 epsilons of
+//! > the element's [magnitude](Exact::magnitude)
+//!
+//! with `factor` 2 for outputs and 3 for gradients. The last two terms are a floor for where the
+//! naive implementation is right by luck: with one key, say, its probability is exactly 1 and its
+//! error 0, yet an engine must round its result and may sum in another order. They come from how the
+//! number is made (what is added and cancels), element by element, so they do not grow where an
+//! element is small for another reason. NaN and ±∞ must be where f64 has them, and an element that no
+//! pair contributes to must be exactly 0.
+
+use crate::round::epsilon;
+use core::fmt;
+use flash_dma_problem::ElementType;
+
+/// Epsilons of f32 arithmetic granted per magnitude: the first-order bounds of a dot product, an
+/// exponential, a division and a sum of rounded terms of random sign stay below it together.
+pub const ARITHMETIC: f64 = 4.0;
+
+/// Factor on the naive implementation's error for outputs.
+pub const OUTPUT: f64 = 2.0;
+
+/// Factor on the naive implementation's error for gradients.
+pub const GRADIENT: f64 = 3.0;
+
+/// A tensor in f64 and how far f32 arithmetic must be allowed to miss it.
+#[derive(Clone, Debug)]
+pub struct Exact {
+    /// The values.
+    pub values: Vec<f64>,
+    /// For each element the sum of the absolute values of all the terms it is made of, those that
+    /// cancel included, times the sensitivity of its probabilities (1 + the size of the logits'
+    /// terms). 0 exactly if no pair contributes.
+    pub magnitude: Vec<f64>,
+}
+
+impl Exact {
+    pub(crate) fn zeros(len: usize) -> Self {
+        Self {
+            values: vec![0.0; len],
+            magnitude: vec![0.0; len],
+        }
+    }
+
+    /// Adds a pair's contribution; one that is 0 still marks the element as touched.
+    pub(crate) fn add(&mut self, at: usize, value: f64, magnitude: f64) {
+        self.values[at] += value;
+        self.magnitude[at] += magnitude + f64::MIN_POSITIVE;
+    }
+}
+
+/// The worst element of a tensor that passed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// Greatest error over its bound, so at most 1.
+    pub ratio: f64,
+    /// The error of that element.
+    pub error: f64,
+    /// Its bound.
+    pub bound: f64,
+}
+
+/// The worst element of a tensor that failed.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// Which tensor.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Index of the worst element; empty if the sizes differ.
+    pub index: Vec<usize>,
+    /// The engine's value.
+    pub actual: f64,
+    /// The oracle's.
+    pub exact: f64,
+    /// The error allowed there.
+    pub bound: f64,
+    /// Elements out of bounds.
+    pub failed: usize,
+    /// Elements of the tensor.
+    pub len: usize,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            name,
+            shape,
+            index,
+            actual,
+            exact,
+            bound,
+            failed,
+            len,
+        } = self;
+        write!(
+            f,
+            "{name} {shape:?}: {failed} of {len} elements are wrong, the worst at {index:?}: \
+             {actual:e} instead of {exact:e} (error {:e}, allowed {bound:e})",
+            (actual - exact).abs()
+        )
+    }
+}
+
+impl core::error::Error for Failure {}
+
+/// Compares an engine's tensor by the rule of this module.
+///
+/// # Errors
+///
+/// The worst element, if one is out of bounds. A length other than the shape's fails as well.
+pub fn compare(
+    name: &str,
+    shape: &[usize],
+    actual: &[f64],
+    exact: &Exact,
+    naive: &[f64],
+    element: ElementType,
+    factor: f64,
+) -> Result<Report, Failure> {
+    let naive_error = exact
+        .values
+        .iter()
+        .zip(naive)
+        .map(|(exact, naive)| (exact - naive).abs())
+        .filter(|error| error.is_finite())
+        .fold(0.0, f64::max);
+    check(name, shape, actual, exact, |value, magnitude| {
+        factor * naive_error
+            + epsilon(element) * value.abs()
+            + ARITHMETIC * f64::from(f32::EPSILON) * magnitude
+    })
+}
+
+/// Compares an LSE. It is f32 arithmetic on the given inputs whatever their type, so it gets no more
+/// than the arithmetic's own error: [`ARITHMETIC`] epsilons of the size of its logits' terms.
+///
+/// # Errors
+///
+/// As [`compare`].
+pub fn compare_lse(shape: &[usize], actual: &[f64], exact: &Exact) -> Result<Report, Failure> {
+    check("lse", shape, actual, exact, |value, magnitude| {
+        f64::from(f32::EPSILON) * (value.abs() + ARITHMETIC * magnitude)
+    })
+}
+
+fn check(
+    name: &str,
+    shape: &[usize],
+    actual: &[f64],
+    exact: &Exact,
+    bound: impl Fn(f64, f64) -> f64,
+) -> Result<Report, Failure> {
+    let len = shape.iter().product();
+    let failure = |at: Option<usize>, bound: f64, failed: usize| Failure {
+        name: name.into(),
+        shape: shape.into(),
+        index: at.map_or(Vec::new(), |at| unravel(at, shape)),
+        actual: at.map_or(actual.len() as f64, |at| actual[at]),
+        exact: at.map_or(exact.values.len() as f64, |at| exact.values[at]),
+        bound,
+        failed,
+        len,
+    };
+    if actual.len() != len || exact.values.len() != len {
+        return Err(failure(None, 0.0, len));
+    }
+    let mut worst = Report {
+        ratio: 0.0,
+        error: 0.0,
+        bound: 0.0,
+    };
+    let (mut worst_at, mut failed) = (0, 0);
+    for (at, (&actual, &value)) in actual.iter().zip(&exact.values).enumerate() {
+        let error = (actual - value).abs();
+        let allowed = match exact.magnitude[at] {
+            0.0 => 0.0,
+            magnitude => bound(value, magnitude),
+        };
+        let ratio = if !value.is_finite() {
+            let same = actual == value || (actual.is_nan() && value.is_nan());
+            if same { 0.0 } else { f64::INFINITY }
+        } else if error == 0.0 {
+            0.0
+        } else if error.is_nan() || allowed.is_nan() {
+            f64::INFINITY
+        } else {
+            error / allowed
+        };
+        failed += usize::from(ratio > 1.0);
+        if ratio > worst.ratio {
+            worst = Report {
+                ratio,
+                error,
+                bound: allowed,
+            };
+            worst_at = at;
+        }
+    }
+    if failed > 0 {
+        return Err(failure(Some(worst_at), worst.bound, failed));
+    }
+    Ok(worst)
+}
+
+fn unravel(mut at: usize, shape: &[usize]) -> Vec<usize> {
+    let mut index: Vec<usize> = shape
+        .iter()
+        .rev()
+        .map(|&n| {
+            let i = at % n;
+            at /= n;
+            i
+        })
+        .collect();
+    index.reverse();
+    index
+}

@@ -1,0 +1,133 @@
+//! Seeded inputs, already rounded to the type that an engine gets.
+
+use crate::{Inputs, Rng, round::round};
+use flash_dma_problem::{ElementType, Problem};
+
+/// What the scores of a head look like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Scores {
+    /// Independent standard normal.
+    Normal,
+    /// Of three values, zero with both signs among them.
+    Ties,
+    /// One value.
+    AllEqual,
+    /// Normal; the last third and a few others are −∞.
+    Padded,
+    /// All −∞: nothing is attended.
+    AllPadded,
+    /// Normal with NaN at one key in eight; a few −∞.
+    Nan,
+    /// Normal, sorted ascending: every new key is selected and evicts the oldest.
+    Increasing,
+    /// Normal, sorted descending: the first keys stay for ever.
+    Decreasing,
+    /// Rising with the index under noise: a soft sliding window.
+    Recency,
+    /// Blocks of 32 keys alternate between high and low, so whole key tiles are inactive.
+    Blocks,
+}
+
+impl Scores {
+    /// Every kind.
+    pub const ALL: [Self; 10] = [
+        Self::Normal,
+        Self::Ties,
+        Self::AllEqual,
+        Self::Padded,
+        Self::AllPadded,
+        Self::Nan,
+        Self::Increasing,
+        Self::Decreasing,
+        Self::Recency,
+        Self::Blocks,
+    ];
+
+    /// The scores of one head, each an f32.
+    #[must_use]
+    pub fn head(self, len: usize, rng: &mut Rng) -> Vec<f64> {
+        let mut z: Vec<f64> = (0..len).map(|_| f64::from(rng.normal() as f32)).collect();
+        match self {
+            Self::Normal => {}
+            Self::Ties => z
+                .iter_mut()
+                .for_each(|z| *z = [-1.0, -0.0, 0.0, 0.5][rng.below(4)]),
+            Self::AllEqual => z.fill(0.25),
+            Self::AllPadded => z.fill(f64::NEG_INFINITY),
+            Self::Padded => {
+                for (j, z) in z.iter_mut().enumerate() {
+                    if 3 * j >= 2 * len || rng.below(10) == 0 {
+                        *z = f64::NEG_INFINITY;
+                    }
+                }
+            }
+            Self::Nan => {
+                for z in &mut z {
+                    match rng.below(16) {
+                        0 | 1 => *z = f64::NAN,
+                        2 => *z = f64::NEG_INFINITY,
+                        _ => {}
+                    }
+                }
+            }
+            Self::Increasing => z.sort_by(f64::total_cmp),
+            Self::Decreasing => z.sort_by(|a, b| b.total_cmp(a)),
+            Self::Recency => {
+                for (j, z) in z.iter_mut().enumerate() {
+                    *z = f64::from((*z + 4.0 * j as f64 / len as f64) as f32);
+                }
+            }
+            Self::Blocks => {
+                for (j, z) in z.iter_mut().enumerate() {
+                    let level = if (j / 32).is_multiple_of(2) {
+                        2.0
+                    } else {
+                        -6.0
+                    };
+                    *z = f64::from((0.1 * *z + level) as f32);
+                }
+            }
+        }
+        z
+    }
+}
+
+/// `len` independent normal values of the element type with standard deviation `scale`.
+#[must_use]
+pub fn normal(len: usize, scale: f64, element: ElementType, rng: &mut Rng) -> Vec<f64> {
+    (0..len)
+        .map(|_| round(scale * rng.normal(), element))
+        .collect()
+}
+
+/// Random inputs: `q`, `k` and `v` normal with standard deviation `scale` in the problem's element
+/// type, every head's scores of the given kind (unused if the problem has none).
+#[must_use]
+pub fn inputs(problem: Problem, scores: Scores, scale: f64, seed: u64) -> Inputs {
+    let mut rng = Rng::new(seed);
+    let (p, element) = (problem, problem.element);
+    let q_size = p.q_shape().iter().product();
+    let kv_size = p.kv_shape().iter().product();
+    Inputs {
+        problem,
+        q: normal(q_size, scale, element, &mut rng),
+        k: normal(kv_size, scale, element, &mut rng),
+        v: normal(kv_size, scale, element, &mut rng),
+        scores: p.has_scores.then(|| {
+            (0..p.batch * p.kv_heads)
+                .flat_map(|_| scores.head(p.k_len, &mut rng))
+                .collect()
+        }),
+    }
+}
+
+/// Random gradients of `out` (in the problem's element type) and of the LSE (f32).
+#[must_use]
+pub fn gradients(problem: &Problem, seed: u64) -> (Vec<f64>, Vec<f64>) {
+    let mut rng = Rng::new(seed ^ 0x6772_6164);
+    let size = problem.q_shape().iter().product();
+    (
+        normal(size, 1.0, problem.element, &mut rng),
+        normal(size / problem.head_dim, 1.0, ElementType::F32, &mut rng),
+    )
+}

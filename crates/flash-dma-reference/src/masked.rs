@@ -1,0 +1,171 @@
+//! Attention under an arbitrary mask and an arbitrary bias, with every broadcast.
+
+use crate::compare::Exact;
+use crate::rows::{self, Pairs, Tensors};
+use crate::{Forward, NaiveBackward, NaiveForward, naive};
+use flash_dma_problem::Problem;
+
+/// A tensor that broadcasts to `[batch, q_heads, q_len, k_len]`. Its shape is
+/// `[batch | 1, q_heads | kv_heads | 1, q_len | 1, k_len | 1]`; with `kv_heads` on the second axis a
+/// query head reads the entry of the kv head it reads.
+#[derive(Clone, Debug)]
+pub struct Broadcast<T> {
+    /// Size of each axis.
+    pub shape: [usize; 4],
+    /// Contiguous.
+    pub values: Vec<T>,
+}
+
+impl<T: Copy> Broadcast<T> {
+    /// Where the element of a pair lies in `values`.
+    ///
+    /// # Panics
+    ///
+    /// If the shape does not broadcast to the problem's.
+    #[must_use]
+    pub fn index(&self, problem: &Problem, b: usize, h: usize, i: usize, j: usize) -> usize {
+        let head = match self.shape[1] {
+            n if n == problem.q_heads => h,
+            n if n == problem.kv_heads => h / problem.group(),
+            n => {
+                assert_eq!(n, 1, "axis 1 of {:?} does not broadcast", self.shape);
+                0
+            }
+        };
+        let axis = |axis: usize, size: usize, at: usize| {
+            let n = self.shape[axis];
+            assert!(n == size || n == 1, "axis {axis} of {:?}", self.shape);
+            if n == 1 { 0 } else { at }
+        };
+        let b = axis(0, problem.batch, b);
+        let (i, j) = (axis(2, problem.q_len, i), axis(3, problem.k_len, j));
+        ((b * self.shape[1] + head) * self.shape[2] + i) * self.shape[3] + j
+    }
+}
+
+/// The inputs of attention under a mask and a bias. The problem has no scores; its causal masking
+/// comes on top of the mask.
+#[derive(Clone, Debug)]
+pub struct MaskedInputs {
+    /// Sizes and options.
+    pub problem: Problem,
+    /// `[batch, q_heads, q_len, head_dim]`.
+    pub q: Vec<f64>,
+    /// `[batch, kv_heads, k_len, head_dim]`.
+    pub k: Vec<f64>,
+    /// `[batch, kv_heads, k_len, head_dim]`.
+    pub v: Vec<f64>,
+    /// `true` where a query sees a key.
+    pub visible: Option<Broadcast<bool>>,
+    /// Added to the logit after the softcap.
+    pub bias: Option<Broadcast<f64>>,
+}
+
+/// What the backward pass gives.
+#[derive(Clone, Debug)]
+pub struct MaskedBackward {
+    /// `[batch, q_heads, q_len, head_dim]`.
+    pub q: Exact,
+    /// `[batch, kv_heads, k_len, head_dim]`.
+    pub k: Exact,
+    /// `[batch, kv_heads, k_len, head_dim]`.
+    pub v: Exact,
+    /// In the bias's own shape.
+    pub bias: Option<Exact>,
+}
+
+impl Pairs for MaskedInputs {
+    fn row(&self, b: usize, h: usize, i: usize, keys: &mut Vec<(usize, f64)>) {
+        let p = &self.problem;
+        keys.clear();
+        for j in (0..p.k_len).filter(|&j| j as i64 <= p.position(i)) {
+            let sees = |m: &Broadcast<bool>| m.values[m.index(p, b, h, i, j)];
+            if self.visible.as_ref().is_none_or(sees) {
+                let bias = |m: &Broadcast<f64>| m.values[m.index(p, b, h, i, j)];
+                keys.push((j, self.bias.as_ref().map_or(0.0, bias)));
+            }
+        }
+    }
+}
+
+impl MaskedInputs {
+    /// The output and the LSE.
+    ///
+    /// # Panics
+    ///
+    /// If a shape does not fit the problem.
+    #[must_use]
+    pub fn forward(&self) -> Forward {
+        let (out, lse) = rows::forward(&self.tensors(), self);
+        Forward { out, lse }
+    }
+
+    /// The gradients, from those of `out` and of the LSE (`None` is zero).
+    ///
+    /// # Panics
+    ///
+    /// If a shape does not fit the problem.
+    #[must_use]
+    pub fn backward(&self, grad_out: &[f64], grad_lse: Option<&[f64]>) -> MaskedBackward {
+        let mut dbias = self.bias.as_ref().map(|b| Exact::zeros(b.values.len()));
+        let [q, k, v] = rows::backward(
+            &self.tensors(),
+            self,
+            grad_out,
+            grad_lse,
+            |b, h, i, j, ds, size| {
+                if let (Some(grad), Some(bias)) = (&mut dbias, &self.bias) {
+                    grad.add(bias.index(&self.problem, b, h, i, j), ds, size);
+                }
+            },
+        );
+        MaskedBackward {
+            q,
+            k,
+            v,
+            bias: dbias,
+        }
+    }
+
+    /// The same, by the same-dtype naive implementation.
+    #[must_use]
+    pub fn naive_forward(&self) -> NaiveForward {
+        naive::forward(&self.tensors(), self)
+    }
+
+    /// The gradients of `q`, `k`, `v` and of the bias, by the same-dtype naive implementation.
+    #[must_use]
+    pub fn naive_backward(
+        &self,
+        grad_out: &[f64],
+        grad_lse: Option<&[f64]>,
+    ) -> (NaiveBackward, Option<Vec<f64>>) {
+        let mut dbias = self.bias.as_ref().map(|b| vec![0.0f32; b.values.len()]);
+        let grads = naive::backward(
+            &self.tensors(),
+            self,
+            grad_out,
+            grad_lse,
+            |b, h, i, j, ds| {
+                if let (Some(grad), Some(bias)) = (&mut dbias, &self.bias) {
+                    grad[bias.index(&self.problem, b, h, i, j)] += ds;
+                }
+            },
+        );
+        (grads, dbias.map(|g| g.into_iter().map(f64::from).collect()))
+    }
+
+    fn tensors(&self) -> Tensors<'_> {
+        let p = &self.problem;
+        assert!(!p.has_scores, "scores go through `Inputs`");
+        assert_eq!(self.q.len(), p.q_shape().iter().product::<usize>(), "q");
+        assert_eq!(self.k.len(), p.kv_shape().iter().product::<usize>(), "k");
+        assert_eq!(self.v.len(), self.k.len(), "v");
+        Tensors {
+            problem: p,
+            q: &self.q,
+            k: &self.k,
+            v: &self.v,
+        }
+    }
+}

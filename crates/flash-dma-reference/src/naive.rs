@@ -1,0 +1,169 @@
+//! An unfused implementation in the element type: the error it makes is what an engine's is held to.
+//!
+//! As a framework would compute it, tensor by tensor: products accumulate in f32, the probabilities
+//! and the logits' gradients are stored in the element type before the next product, and so are the
+//! results. Logits stay f32 (some frameworks round them, too; the yardstick is the better one). The
+//! mean of dL/dp under p is `dout . out` of the rounded output, as every engine has it.
+
+use crate::attention::Inputs;
+use crate::round::round_f32;
+use crate::rows::{Pairs, Tensors};
+
+/// `out` and `lse` of the naive implementation.
+#[derive(Clone, Debug)]
+pub struct NaiveForward {
+    /// `[batch, q_heads, q_len, head_dim]`.
+    pub out: Vec<f64>,
+    /// `[batch, q_heads, q_len]`.
+    pub lse: Vec<f64>,
+}
+
+/// Gradients of the naive implementation.
+#[derive(Clone, Debug)]
+pub struct NaiveBackward {
+    /// `[batch, q_heads, q_len, head_dim]`.
+    pub q: Vec<f64>,
+    /// `[batch, kv_heads, k_len, head_dim]`.
+    pub k: Vec<f64>,
+    /// `[batch, kv_heads, k_len, head_dim]`.
+    pub v: Vec<f64>,
+    /// `[batch, kv_heads, k_len]`; given exactly if the problem has scores.
+    pub scores: Option<Vec<f64>>,
+}
+
+impl Inputs {
+    /// As [`Inputs::forward`], by the same-dtype naive implementation.
+    #[must_use]
+    pub fn naive_forward(&self) -> NaiveForward {
+        forward(&self.tensors(), &self.selected())
+    }
+
+    /// As [`Inputs::backward`], by the same-dtype naive implementation.
+    #[must_use]
+    pub fn naive_backward(&self, grad_out: &[f64], grad_lse: Option<&[f64]>) -> NaiveBackward {
+        let p = &self.problem;
+        let mut scores = self.scores.as_ref().map(|s| vec![0.0f32; s.len()]);
+        let mut grads = backward(
+            &self.tensors(),
+            &self.selected(),
+            grad_out,
+            grad_lse,
+            |b, h, _, j, ds| {
+                if let Some(scores) = &mut scores {
+                    scores[(b * p.kv_heads + h / p.group()) * p.k_len + j] += ds;
+                }
+            },
+        );
+        grads.scores = scores.map(|s| s.into_iter().map(f64::from).collect());
+        grads
+    }
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f32 {
+    a.iter().zip(b).map(|(&x, &y)| x as f32 * y as f32).sum()
+}
+
+/// Probabilities (f32), softcap slopes and LSE of one row; `None` if nothing is attended.
+fn softmax(
+    t: &Tensors,
+    q: &[f64],
+    b: usize,
+    h: usize,
+    keys: &[(usize, f64)],
+) -> Option<(Vec<f32>, Vec<f32>, f32)> {
+    let mut slopes = Vec::new();
+    let mut p: Vec<f32> = Vec::new();
+    for &(j, bias) in keys {
+        let x = t.problem.scale * dot(q, t.row(t.k, t.k_row(b, h, j)));
+        let (capped, slope) = match t.problem.softcap {
+            None => (x, 1.0),
+            Some(cap) => {
+                let tanh = (x / cap).tanh();
+                (cap * tanh, 1.0 - tanh * tanh)
+            }
+        };
+        p.push(capped + bias as f32);
+        slopes.push(slope);
+    }
+    if p.iter().all(|&a| a == f32::NEG_INFINITY) {
+        return None;
+    }
+    let max = p.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    p.iter_mut().for_each(|a| *a = (*a - max).exp());
+    let sum: f32 = p.iter().sum();
+    p.iter_mut().for_each(|a| *a /= sum);
+    Some((p, slopes, max + sum.ln()))
+}
+
+fn widen(x: Vec<f32>, t: &Tensors) -> Vec<f64> {
+    x.into_iter()
+        .map(|x| f64::from(round_f32(x, t.problem.element)))
+        .collect()
+}
+
+pub(crate) fn forward(t: &Tensors, pairs: &impl Pairs) -> NaiveForward {
+    let (dim, element) = (t.problem.head_dim, t.problem.element);
+    let mut out = vec![0.0f32; t.q.len()];
+    let mut lse = vec![f64::NEG_INFINITY; t.q.len() / dim];
+    let mut keys = Vec::new();
+    for (b, h, i) in t.queries() {
+        let row = t.q_row(b, h, i);
+        pairs.row(b, h, i, &mut keys);
+        let Some((p, _, row_lse)) = softmax(t, t.row(t.q, row), b, h, &keys) else {
+            continue;
+        };
+        lse[row] = f64::from(row_lse);
+        let out = &mut out[row * dim..(row + 1) * dim];
+        for (&(j, _), &p) in keys.iter().zip(&p) {
+            let p = round_f32(p, element);
+            for (out, &v) in out.iter_mut().zip(t.row(t.v, t.k_row(b, h, j))) {
+                *out += p * v as f32;
+            }
+        }
+    }
+    NaiveForward {
+        out: widen(out, t),
+        lse,
+    }
+}
+
+pub(crate) fn backward(
+    t: &Tensors,
+    pairs: &impl Pairs,
+    grad_out: &[f64],
+    grad_lse: Option<&[f64]>,
+    mut sink: impl FnMut(usize, usize, usize, usize, f32),
+) -> NaiveBackward {
+    let (dim, element, scale) = (t.problem.head_dim, t.problem.element, t.problem.scale);
+    let out = forward(t, pairs).out;
+    let [mut dq, mut dk, mut dv] = [t.q, t.k, t.v].map(|x| vec![0.0f32; x.len()]);
+    let mut keys = Vec::new();
+    for (b, h, i) in t.queries() {
+        let row = t.q_row(b, h, i);
+        let (q, dout) = (t.row(t.q, row), t.row(grad_out, row));
+        pairs.row(b, h, i, &mut keys);
+        let Some((p, slopes, _)) = softmax(t, q, b, h, &keys) else {
+            continue;
+        };
+        let mean = dot(dout, t.row(&out, row)) - grad_lse.map_or(0.0, |g| g[row] as f32);
+        for (n, &(j, _)) in keys.iter().enumerate() {
+            let key = t.k_row(b, h, j);
+            let (k, v) = (t.row(t.k, key), t.row(t.v, key));
+            let ds = p[n] * (dot(dout, v) - mean);
+            sink(b, h, i, j, ds);
+            let (ds, p) = (round_f32(ds * slopes[n], element), round_f32(p[n], element));
+            for d in 0..dim {
+                dq[row * dim + d] += scale * (ds * k[d] as f32);
+                dk[key * dim + d] += scale * (ds * q[d] as f32);
+                dv[key * dim + d] += p * dout[d] as f32;
+            }
+        }
+    }
+    let [q, k, v] = [dq, dk, dv].map(|x| widen(x, t));
+    NaiveBackward {
+        q,
+        k,
+        v,
+        scores: None,
+    }
+}

@@ -1,0 +1,170 @@
+//! Attention over explicit pairs: the one place where a row's softmax and its gradients are written.
+
+use crate::compare::Exact;
+use flash_dma_problem::Problem;
+
+/// Which keys a query attends to, and what is added to their logits.
+pub(crate) trait Pairs {
+    /// Fills `keys` with the attended keys of query `i` of query head `h`, and their biases.
+    fn row(&self, b: usize, h: usize, i: usize, keys: &mut Vec<(usize, f64)>);
+}
+
+/// Contiguous `q`, `k`, `v`.
+#[derive(Clone, Copy)]
+pub(crate) struct Tensors<'a> {
+    pub problem: &'a Problem,
+    pub q: &'a [f64],
+    pub k: &'a [f64],
+    pub v: &'a [f64],
+}
+
+impl<'a> Tensors<'a> {
+    /// Offset of query row `i` in units of rows, so the offset in the LSE as well.
+    pub fn q_row(&self, b: usize, h: usize, i: usize) -> usize {
+        (b * self.problem.q_heads + h) * self.problem.q_len + i
+    }
+
+    /// Offset of key row `j` of the kv head that query head `h` reads, in units of rows.
+    pub fn k_row(&self, b: usize, h: usize, j: usize) -> usize {
+        (b * self.problem.kv_heads + h / self.problem.group()) * self.problem.k_len + j
+    }
+
+    /// Row `row` of a tensor with rows of `head_dim`.
+    pub fn row(&self, tensor: &'a [f64], row: usize) -> &'a [f64] {
+        let d = self.problem.head_dim;
+        &tensor[row * d..(row + 1) * d]
+    }
+
+    /// Every query row as `(b, h, i)`.
+    pub fn queries(&self) -> impl Iterator<Item = (usize, usize, usize)> + use<> {
+        let p = *self.problem;
+        (0..p.batch).flat_map(move |b| {
+            (0..p.q_heads).flat_map(move |h| (0..p.q_len).map(move |i| (b, h, i)))
+        })
+    }
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(x, y)| x * y).sum()
+}
+
+fn dot_abs(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(x, y)| (x * y).abs()).sum()
+}
+
+/// One row's softmax.
+struct Softmax {
+    /// Probability and softcap derivative of each attended key, in the order of the pairs.
+    p: Vec<f64>,
+    cap_slope: Vec<f64>,
+    lse: f64,
+    /// 1 + the greatest sum of absolute terms of a logit: f32 arithmetic gets a probability wrong by
+    /// about this many epsilons.
+    spread: f64,
+}
+
+/// `None` if nothing is attended or every logit is −∞.
+fn softmax(t: &Tensors, q: &[f64], h: usize, b: usize, keys: &[(usize, f64)]) -> Option<Softmax> {
+    let (scale, mut spread) = (f64::from(t.problem.scale), 1.0f64);
+    let (mut logits, mut cap_slope) = (Vec::new(), Vec::new());
+    for &(j, bias) in keys {
+        let k = t.row(t.k, t.k_row(b, h, j));
+        let x = scale * dot(q, k);
+        spread = spread.max(1.0 + scale.abs() * dot_abs(q, k) + bias.abs());
+        let (capped, slope) = match t.problem.softcap {
+            None => (x, 1.0),
+            Some(cap) => {
+                let tanh = (x / f64::from(cap)).tanh();
+                (f64::from(cap) * tanh, 1.0 - tanh * tanh)
+            }
+        };
+        logits.push(capped + bias);
+        cap_slope.push(slope);
+    }
+    if logits.iter().all(|&a| a == f64::NEG_INFINITY) {
+        return None;
+    }
+    // `f64::max` ignores NaN; the sum brings it back. A logit of +∞ makes ∞ − ∞, so NaN.
+    let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let lse = max + logits.iter().map(|a| (a - max).exp()).sum::<f64>().ln();
+    let p = logits.iter().map(|a| (a - lse).exp()).collect();
+    Some(Softmax {
+        p,
+        cap_slope,
+        lse,
+        spread,
+    })
+}
+
+/// `out` and `lse` with their magnitudes.
+pub(crate) fn forward(t: &Tensors, pairs: &impl Pairs) -> (Exact, Exact) {
+    let p = t.problem;
+    let mut out = Exact::zeros(t.q.len());
+    let mut lse = Exact::zeros(p.batch * p.q_heads * p.q_len);
+    let mut keys = Vec::new();
+    for (b, h, i) in t.queries() {
+        let row = t.q_row(b, h, i);
+        pairs.row(b, h, i, &mut keys);
+        let Some(s) = softmax(t, t.row(t.q, row), h, b, &keys) else {
+            lse.values[row] = f64::NEG_INFINITY;
+            continue;
+        };
+        lse.add(row, s.lse, s.spread + (keys.len() as f64).ln());
+        for (&(j, _), &prob) in keys.iter().zip(&s.p) {
+            for (d, v) in t.row(t.v, t.k_row(b, h, j)).iter().enumerate() {
+                out.add(row * p.head_dim + d, prob * v, s.spread * (prob * v).abs());
+            }
+        }
+    }
+    (out, lse)
+}
+
+/// Gradients of `q`, `k`, `v`; `sink` gets the gradient of each pair's bias and its magnitude, as
+/// `(b, h, i, j, gradient, magnitude)`.
+pub(crate) fn backward(
+    t: &Tensors,
+    pairs: &impl Pairs,
+    grad_out: &[f64],
+    grad_lse: Option<&[f64]>,
+    mut sink: impl FnMut(usize, usize, usize, usize, f64, f64),
+) -> [Exact; 3] {
+    let (dim, scale) = (t.problem.head_dim, f64::from(t.problem.scale));
+    let [mut dq, mut dk, mut dv] = [t.q, t.k, t.v].map(|x| Exact::zeros(x.len()));
+    let mut keys = Vec::new();
+    for (b, h, i) in t.queries() {
+        let row = t.q_row(b, h, i);
+        let (q, dout) = (t.row(t.q, row), t.row(grad_out, row));
+        pairs.row(b, h, i, &mut keys);
+        let Some(s) = softmax(t, q, h, b, &keys) else {
+            continue;
+        };
+        // dL/dp of each pair, and their mean under p, which is dout . out.
+        let dp: Vec<(f64, f64)> = keys
+            .iter()
+            .map(|&(j, _)| t.row(t.v, t.k_row(b, h, j)))
+            .map(|v| (dot(dout, v), dot_abs(dout, v)))
+            .collect();
+        let dlse = grad_lse.map_or(0.0, |g| g[row]);
+        let mean: f64 = s.p.iter().zip(&dp).map(|(p, dp)| p * dp.0).sum();
+        let mean_abs: f64 = s.p.iter().zip(&dp).map(|(p, dp)| p * dp.1).sum();
+        for (n, &(j, _)) in keys.iter().enumerate() {
+            let (prob, key) = (s.p[n], t.k_row(b, h, j));
+            let ds = prob * (dp[n].0 - mean + dlse);
+            let ds_size = s.spread * prob * (dp[n].1 + mean_abs + dlse.abs());
+            sink(b, h, i, j, ds, ds_size);
+            // The slope of the cap is 1 minus nearly 1 where it saturates: its error is absolute.
+            let (raw, raw_size) = (scale * ds * s.cap_slope[n], scale.abs() * ds_size);
+            let k = t.row(t.k, key);
+            for d in 0..dim {
+                dq.add(row * dim + d, raw * k[d], raw_size * k[d].abs());
+                dk.add(key * dim + d, raw * q[d], raw_size * q[d].abs());
+                dv.add(
+                    key * dim + d,
+                    prob * dout[d],
+                    s.spread * (prob * dout[d]).abs(),
+                );
+            }
+        }
+    }
+    [dq, dk, dv]
+}

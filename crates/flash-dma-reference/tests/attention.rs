@@ -1,0 +1,250 @@
+//! The forward pass against cases known in closed form, and what NaN may touch.
+
+use flash_dma_problem::{AttentionOptions, ElementType, Problem};
+use flash_dma_reference::generate::{self, Scores};
+use flash_dma_reference::masked::{Broadcast, MaskedInputs};
+use flash_dma_reference::{Inputs, compare};
+
+fn problem(q_len: usize, k_len: usize, options: AttentionOptions, element: ElementType) -> Problem {
+    let (q, k) = ([1, 2, q_len, 8], [1, 1, k_len, 8]);
+    Problem::new(&q, &k, &k, Some(&k[..3]), element, &options).unwrap()
+}
+
+#[test]
+fn zero_queries_average_the_values_by_the_softmax_of_the_scores() {
+    let options = AttentionOptions::new().with_keep_window(2);
+    let mut inputs = generate::inputs(
+        problem(3, 3, options, ElementType::F32),
+        Scores::Normal,
+        1.0,
+        1,
+    );
+    inputs.q.fill(0.0);
+    // The weights of keys 0, 1, 2 are 1, 2, 3; the last query keeps the better two.
+    inputs.scores = Some(vec![0.0, 2f64.ln(), 3f64.ln()]);
+    let forward = inputs.forward();
+    let sums = [1.0f64, 3.0, 5.0];
+    for (i, weights) in [[1.0, 0.0, 0.0], [1.0, 2.0, 0.0], [0.0, 2.0, 3.0]]
+        .iter()
+        .enumerate()
+    {
+        for d in 0..8 {
+            let expected: f64 = (0..3)
+                .map(|j| weights[j] / sums[i] * inputs.v[j * 8 + d])
+                .sum();
+            assert!((forward.out.values[i * 8 + d] - expected).abs() < 1e-14);
+        }
+        assert!((forward.lse.values[i] - sums[i].ln()).abs() < 1e-14);
+    }
+}
+
+#[test]
+fn rows_that_see_nothing_are_zero_and_have_zero_gradients() {
+    let inputs = generate::inputs(
+        problem(5, 3, AttentionOptions::new(), ElementType::F32),
+        Scores::Normal,
+        1.0,
+        2,
+    );
+    let forward = inputs.forward();
+    assert!(forward.out.values[..16].iter().all(|&x| x == 0.0));
+    assert!(
+        forward.lse.values[..2]
+            .iter()
+            .all(|&x| x == f64::NEG_INFINITY)
+    );
+    assert!(forward.lse.values[2..5].iter().all(|x| x.is_finite()));
+    let (mut grad_out, grad_lse) = generate::gradients(&inputs.problem, 2);
+    grad_out[..16].fill(f64::NAN);
+    let grads = inputs.backward(&grad_out, Some(&grad_lse));
+    assert!(grads.q.values[..16].iter().all(|&x| x == 0.0));
+    assert!(grads.k.values.iter().all(|x| x.is_finite()));
+}
+
+#[test]
+fn nan_reaches_the_rows_that_select_its_key_and_no_other() {
+    let options = AttentionOptions::new().with_keep_window(1);
+    let mut inputs = generate::inputs(
+        problem(3, 3, options, ElementType::F32),
+        Scores::Normal,
+        1.0,
+        3,
+    );
+    inputs.scores = Some(vec![0.0, 1.0, 0.5]);
+    // Key 0 is selected by query 0 only, key 2 by none.
+    inputs.k[..8].fill(f64::NAN);
+    inputs.v[16..].fill(f64::NAN);
+    let forward = inputs.forward();
+    for h in 0..2 {
+        assert!(
+            forward.out.values[h * 24..h * 24 + 8]
+                .iter()
+                .all(|x| x.is_nan())
+        );
+        assert!(forward.lse.values[h * 3].is_nan());
+        assert!(
+            forward.out.values[h * 24 + 8..h * 24 + 24]
+                .iter()
+                .all(|x| x.is_finite())
+        );
+    }
+    let (grad_out, _) = generate::gradients(&inputs.problem, 3);
+    let grads = inputs.backward(&grad_out, None);
+    assert!(grads.v.values[..8].iter().all(|x| x.is_nan()));
+    assert!(grads.v.values[8..16].iter().all(|x| x.is_finite()));
+    for unselected in [&grads.k.values[16..], &grads.v.values[16..]] {
+        assert!(unselected.iter().all(|&x| x == 0.0));
+    }
+    assert_eq!(grads.scores.unwrap().values[2], 0.0);
+}
+
+#[test]
+fn scores_with_every_key_kept_are_a_bias_on_the_key_axis() {
+    let scored = problem(
+        6,
+        9,
+        AttentionOptions::new().with_softcap(2.0),
+        ElementType::F32,
+    );
+    let inputs = generate::inputs(scored, Scores::Normal, 1.0, 4);
+    let mut plain = scored;
+    plain.has_scores = false;
+    let masked = MaskedInputs {
+        problem: plain,
+        q: inputs.q.clone(),
+        k: inputs.k.clone(),
+        v: inputs.v.clone(),
+        visible: None,
+        bias: inputs.scores.clone().map(|values| Broadcast {
+            shape: [1, 1, 1, 9],
+            values,
+        }),
+    };
+    assert_eq!(inputs.forward().out.values, masked.forward().out.values);
+    let (grad_out, grad_lse) = generate::gradients(&scored, 4);
+    let scores = inputs.backward(&grad_out, Some(&grad_lse)).scores.unwrap();
+    let bias = masked.backward(&grad_out, Some(&grad_lse)).bias.unwrap();
+    assert_eq!(scores.values, bias.values);
+}
+
+fn small(element: ElementType) -> Inputs {
+    let options = AttentionOptions::new().with_keep_window(11);
+    generate::inputs(problem(24, 33, options, element), Scores::Normal, 1.0, 5)
+}
+
+#[test]
+fn the_naive_implementation_has_the_error_of_its_element_type() {
+    for (element, error) in [
+        (ElementType::F32, 1e-6..1e-5),
+        (ElementType::F16, 3e-4..4e-3),
+        (ElementType::Bf16, 3e-3..3e-2),
+    ] {
+        let inputs = small(element);
+        let (grad_out, grad_lse) = generate::gradients(&inputs.problem, 5);
+        let (exact, naive) = (inputs.forward(), inputs.naive_forward());
+        let grads = inputs.backward(&grad_out, Some(&grad_lse));
+        let naive_grads = inputs.naive_backward(&grad_out, Some(&grad_lse));
+        let worst = |a: &[f64], b: &[f64]| {
+            a.iter()
+                .zip(b)
+                .map(|(a, b)| (a - b).abs())
+                .fold(0.0, f64::max)
+        };
+        let pairs = [
+            (&grads.q.values, &naive_grads.q),
+            (&grads.k.values, &naive_grads.k),
+            (&grads.v.values, &naive_grads.v),
+            (&grads.scores.unwrap().values, &naive_grads.scores.unwrap()),
+        ];
+        let greatest = pairs.iter().map(|(a, b)| worst(a, b)).fold(0.0, f64::max);
+        assert!(error.contains(&greatest), "{element}: {greatest:e}");
+        assert!(
+            worst(&exact.out.values, &naive.out) < error.end,
+            "{element}"
+        );
+        compare::compare_lse(&[1, 2, 24], &naive.lse, &exact.lse).unwrap();
+    }
+}
+
+#[test]
+fn the_comparer_names_the_worst_element() {
+    let inputs = small(ElementType::F32);
+    let (exact, naive) = (inputs.forward().out, inputs.naive_forward().out);
+    let run = |actual: &[f64]| {
+        let shape = inputs.problem.q_shape();
+        compare::compare(
+            "out",
+            &shape,
+            actual,
+            &exact,
+            &naive,
+            ElementType::F32,
+            compare::OUTPUT,
+        )
+    };
+    run(&naive).unwrap();
+    let mut wrong = naive.clone();
+    wrong[8] += 2e-5;
+    wrong[24 * 8 + 3 * 8 + 5] += 1e-4;
+    let failure = run(&wrong).unwrap_err();
+    assert_eq!(
+        (failure.index.as_slice(), failure.failed),
+        ([0, 1, 3, 5].as_slice(), 2)
+    );
+    assert!(
+        failure
+            .to_string()
+            .contains("out [1, 2, 24, 8]: 2 of 384 elements are wrong")
+    );
+    for bad in [f64::NAN, f64::INFINITY] {
+        wrong[17] = bad;
+        assert_eq!(run(&wrong).unwrap_err().index, [0, 0, 2, 1]);
+    }
+    assert!(run(&naive[1..]).is_err());
+}
+
+#[test]
+fn the_comparer_wants_nan_infinity_and_untouched_zeros_exactly() {
+    let options = AttentionOptions::new().with_keep_window(1);
+    let mut inputs = generate::inputs(
+        problem(3, 3, options, ElementType::F32),
+        Scores::Normal,
+        1.0,
+        6,
+    );
+    inputs.scores = Some(vec![0.0, 1.0, f64::NEG_INFINITY]);
+    inputs.v[0] = f64::NAN;
+    let (exact, naive) = (inputs.forward(), inputs.naive_forward());
+    let run = |actual: &[f64]| {
+        let shape = inputs.problem.q_shape();
+        compare::compare(
+            "out",
+            &shape,
+            actual,
+            &exact.out,
+            &naive.out,
+            ElementType::F32,
+            2.0,
+        )
+    };
+    run(&naive.out).unwrap();
+    let mut wrong = naive.out.clone();
+    wrong[0] = 0.0;
+    assert!(run(&wrong).unwrap_err().exact.is_nan());
+    let (grad_out, _) = generate::gradients(&inputs.problem, 6);
+    let (grads, mut dk) = (
+        inputs.backward(&grad_out, None),
+        inputs.naive_backward(&grad_out, None).k,
+    );
+    let shape = inputs.problem.kv_shape();
+    let naive_dk = dk.clone();
+    let run =
+        |dk: &[f64]| compare::compare("dk", &shape, dk, &grads.k, &naive_dk, ElementType::F32, 3.0);
+    run(&dk).unwrap();
+    dk[16] = 1e-30;
+    assert_eq!(run(&dk).unwrap_err().bound, 0.0);
+    let mut lse = naive.lse.clone();
+    compare::compare_lse(&[1, 2, 3], &lse, &exact.lse).unwrap();
+    lse[0] = f64::NEG_INFINITY;
+    assert!(compare::compare_lse(&[1, 2, 3], &lse, &exact.lse).is_err());
+}
