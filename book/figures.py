@@ -1,0 +1,207 @@
+"""Draws the figures of the book into src/img/: `python3 book/figures.py` (standard library only).
+
+The intervals are computed here by the definition, query by query, and not by the library, so the
+figures are an independent check of the closed form the library uses: both are computed and compared.
+"""
+
+import math
+import random
+from pathlib import Path
+
+OUT = Path(__file__).parent / "src" / "img"
+
+# The worked example of the book; `examples/tutorial` asserts that the library finds the same intervals.
+SCORES = [0.5, 0.2, 0.9, 0.3, 0.6, 0.1, 0.4, 0.7, 0.6, 0.2, -math.inf, 0.5, 0.3, 0.8, 0.4, 0.65]
+WINDOW = 4
+
+BLUE, DARK, PALE, GREY, RED, GREEN = "#3b76af", "#1f2933", "#e9edf1", "#9aa5b1", "#c0453b", "#4f9d69"
+
+
+def better_first(scores):
+    """Attendable keys, greater score first, ties by lower index."""
+    keys = [j for j, z in enumerate(scores) if z != -math.inf]
+    return sorted(keys, key=lambda j: (-scores[j], j))
+
+
+def selected(scores, window, position):
+    """The keys a query at `position` attends to, by definition."""
+    return [j for j in better_first(scores) if j <= position][:window]
+
+
+def intervals(scores, window):
+    """First and end position of each key, by definition; checked against the closed form."""
+    n, order = len(scores), better_first(scores)
+    sets = [selected(scores, window, p) for p in range(n)]
+    found = []
+    for j in range(n):
+        at = [p for p in range(n) if j in sets[p]]
+        assert at == list(range(j, j + len(at))), "a key is attended on one interval that begins at it"
+        found.append((j, j + len(at)))
+    for rank, j in enumerate(order):
+        end = sorted(order[:rank])[window - 1] if rank >= window else n
+        assert found[j] == (j, max(j, end)), "the closed form"
+    return found
+
+
+class Svg:
+    """Collects elements and writes a file with a white ground, readable on dark pages too."""
+
+    def __init__(self, name, width, height, title):
+        self.name, self.size, self.title, self.items = name, (width, height), title, []
+
+    def rect(self, x, y, w, h, fill, stroke="none", extra=""):
+        self.items.append(f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" fill="{fill}" stroke="{stroke}" {extra}/>')
+
+    def circle(self, x, y, r, fill="white", stroke=RED):
+        self.items.append(f'<circle cx="{x:g}" cy="{y:g}" r="{r:g}" fill="{fill}" stroke="{stroke}" stroke-width="1.5"/>')
+
+    def path(self, d, stroke, width=1.0):
+        self.items.append(f'<path d="{d}" fill="none" stroke="{stroke}" stroke-width="{width:g}"/>')
+
+    def text(self, x, y, string, size=12, anchor="middle", fill=DARK, extra=""):
+        self.items.append(f'<text x="{x:g}" y="{y:g}" font-size="{size}" text-anchor="{anchor}" fill="{fill}" {extra}>{string}</text>')
+
+    def write(self):
+        w, h = self.size
+        head = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {w} {h}" width="{w}" height="{h}" '
+            f'font-family="sans-serif" role="img">\n<title>{self.title}</title>\n'
+            f'<rect width="{w}" height="{h}" fill="white"/>\n'
+        )
+        (OUT / f"{self.name}.svg").write_text(head + "\n".join(self.items) + "\n</svg>\n")
+
+
+def number(z):
+    return "−∞" if z == -math.inf else f"{z:g}"
+
+
+def draw_intervals():
+    """Positions down, keys across: the attention mask, one bar a key."""
+    cell, left, top, n = 30, 62, 78, len(SCORES)
+    svg = Svg("intervals", left + n * cell + 30, top + n * cell + 66, "Each key is attended on one interval of positions")
+    svg.text(left + n * cell / 2, 20, "key j", 14)
+    svg.text(18, top + n * cell / 2, "query position p", 14, extra=f'transform="rotate(-90 18 {top + n * cell / 2})"')
+    svg.text(left - 8, 44, "j", 11, "end", GREY)
+    svg.text(left - 8, 64, "z", 11, "end", GREY)
+    for p in range(n):
+        svg.text(left - 8, top + p * cell + 20, p, 11, "end", GREY)
+        svg.rect(left, top + p * cell, (p + 1) * cell, cell, PALE)
+    for j, (first, end) in enumerate(intervals(SCORES, WINDOW)):
+        x = left + j * cell
+        svg.text(x + cell / 2, 44, j, 11, fill=GREY)
+        svg.text(x + cell / 2, 64, number(SCORES[j]), 11)
+        if end > first:
+            svg.rect(x + 5, top + first * cell + 3, cell - 10, (end - first) * cell - 6, BLUE, extra='rx="6"')
+        else:
+            svg.circle(x + cell / 2, top + j * cell + cell / 2, 6)
+    grid = "".join(f"M{left} {top + i * cell}h{n * cell}M{left + i * cell} {top}v{n * cell}" for i in range(n + 1))
+    svg.path(grid, "#cbd2d9", 0.5)
+    y = top + n * cell + 26
+    svg.rect(left, y - 11, 12, 14, BLUE, extra='rx="4"')
+    svg.text(left + 18, y, "attended", 12, "start")
+    svg.circle(left + 110, y - 4, 6)
+    svg.text(left + 122, y, "never attended", 12, "start")
+    svg.rect(left + 240, y - 11, 14, 14, PALE, "#cbd2d9")
+    svg.text(left + 260, y, "visible", 12, "start")
+    svg.text(left, y + 24, f"N = {n} keys, window w = {WINDOW}: every row holds at most {WINDOW} bars.", 12, "start")
+    svg.write()
+
+
+def draw_population():
+    """The same plot at a size where the population shows: most keys never live."""
+    n, w, scale, left, top = 512, 24, 1, 52, 30
+    rng = random.Random(7)
+    spans = intervals([rng.gauss(0, 1) for _ in range(n)], w)
+    live = sum(end > first for first, end in spans)
+    estimate = w * (1 + math.log(n / w))
+    svg = Svg("population", left + n * scale + 24, top + n * scale + 64, "Most keys are never attended")
+    svg.rect(left, top, n * scale, n * scale, "white", "#cbd2d9")
+    svg.items.append(f'<path d="M{left} {top}L{left + n} {top + n}H{left}z" fill="{PALE}"/>')
+    svg.path("".join(f"M{left + j + 0.5:g} {top + f}V{top + e}" for j, (f, e) in enumerate(spans) if e > f), BLUE, 1.3)
+    svg.path("".join(f"M{left + j - 0.5:g} {top + j}h2" for j, (f, e) in enumerate(spans) if e == f), RED, 2.5)
+    svg.text(left + n / 2, 18, "key", 13)
+    svg.text(22, top + n / 2, "query position", 13, extra=f'transform="rotate(-90 22 {top + n / 2})"')
+    y = top + n + 24
+    svg.text(left, y, f"N = {n}, w = {w}, independent normal scores: {live} keys are ever attended (blue),", 12, "start")
+    svg.text(left, y + 18, f"{n - live} are dead on arrival (red). Expected: about w·(1 + ln(N/w)) = {estimate:.0f}.", 12, "start")
+    svg.write()
+    return live, estimate
+
+
+def tile_keys(spans, first, end):
+    """Keys that positions `first..end` touch: those alive throughout, and the others."""
+    touch = [j for j, (f, e) in enumerate(spans) if f < end and e > max(f, first)]
+    full = [j for j in touch if spans[j][0] <= first and spans[j][1] >= end]
+    return full, [j for j in touch if j not in full]
+
+
+def draw_query_tile():
+    """A tile of queries, and the dense block over its key list."""
+    cell, left, top, n, p0, p1 = 26, 60, 76, len(SCORES), 4, 8
+    spans = intervals(SCORES, WINDOW)
+    full, boundary = tile_keys(spans, p0, p1)
+    keys, gap = full + boundary, 70
+    right = left + n * cell + gap
+    svg = Svg("query-tile", right + len(keys) * cell + 40, top + 4 * cell + 78, "A query tile and its key list")
+    svg.text(left + n * cell / 2, 22, f"positions {p0}–{p1 - 1} of the plot above", 13)
+    svg.text(right + len(keys) * cell / 2, 22, "what the tile computes", 13)
+    svg.text(left - 8, 60, "key", 11, "end", GREY)
+    for j in range(n):
+        svg.text(left + j * cell + cell / 2, 60, j, 11, fill=DARK if j in keys else GREY)
+    for p in range(p0, p1):
+        y = top + (p - p0) * cell
+        svg.text(left - 8, y + 17, p, 11, "end", GREY)
+        svg.text(right - 8, y + 17, p, 11, "end", GREY)
+        svg.rect(left, y, (p + 1) * cell, cell, PALE)
+        for j in range(n):
+            if spans[j][0] <= p < spans[j][1]:
+                svg.rect(left + j * cell + 3, y + 3, cell - 6, cell - 6, BLUE if j in full else GREEN)
+        for slot, j in enumerate(keys):
+            on = spans[j][0] <= p < spans[j][1]
+            x = right + slot * cell
+            svg.rect(x + 3, y + 3, cell - 6, cell - 6, (BLUE if j in full else GREEN) if on else "white", "none" if on else GREY)
+    for slot, j in enumerate(keys):
+        svg.text(right + slot * cell + cell / 2, 60, j, 11)
+    for x, count in ((left, n), (right, len(keys))):
+        svg.path("".join(f"M{x + i * cell} {top}v{4 * cell}" for i in range(count + 1)), "#cbd2d9", 0.5)
+        svg.path("".join(f"M{x} {top + i * cell}h{count * cell}" for i in range(5)), "#cbd2d9", 0.5)
+    y = top + 4 * cell + 26
+    svg.rect(left, y - 11, 14, 14, BLUE)
+    svg.text(left + 20, y, "full keys: alive for the whole tile, no test", 12, "start")
+    svg.rect(left, y + 13, 14, 14, GREEN)
+    svg.text(left + 20, y + 24, "boundary keys: each pair takes the interval test", 12, "start")
+    svg.rect(right - 20, y - 11, 14, 14, "white", GREY)
+    svg.text(right, y, "executed, then masked", 12, "start")
+    svg.write()
+    return full, boundary
+
+
+def draw_backward():
+    """Live keys down, queries across: a key's queries are one contiguous range."""
+    cell, left, top, n = 26, 92, 64, len(SCORES)
+    spans = intervals(SCORES, WINDOW)
+    live = [j for j, (f, e) in enumerate(spans) if e > f]
+    svg = Svg("backward", left + n * cell + 190, top + len(live) * cell + 54, "The backward pass: one range of queries a key")
+    svg.text(left + n * cell / 2, 20, "query position", 13)
+    svg.text(20, top + len(live) * cell / 2, "live keys", 13, extra=f'transform="rotate(-90 20 {top + len(live) * cell / 2})"')
+    for p in range(n):
+        svg.text(left + p * cell + cell / 2, 50, p, 11, fill=GREY)
+    for row, j in enumerate(live):
+        y, (f, e) = top + row * cell, spans[j]
+        svg.text(left - 10, y + 17, f"key {j}", 11, "end")
+        svg.rect(left + f * cell + 2, y + 4, (e - f) * cell - 4, cell - 8, BLUE, extra='rx="5"')
+        svg.text(left + n * cell + 12, y + 17, f"dk, dv, dz of {j}: {e - f} quer{'y' if e - f == 1 else 'ies'}", 11, "start")
+    svg.path("".join(f"M{left + i * cell} {top}v{len(live) * cell}" for i in range(n + 1)), "#cbd2d9", 0.5)
+    svg.path("".join(f"M{left} {top + i * cell}h{n * cell}" for i in range(len(live) + 1)), "#cbd2d9", 0.5)
+    svg.text(left, top + len(live) * cell + 30, f"{len(live)} of the {n} keys are ever attended; the gradients of the others are zero.", 12, "start")
+    svg.write()
+
+
+if __name__ == "__main__":
+    OUT.mkdir(parents=True, exist_ok=True)
+    draw_intervals()
+    draw_query_tile()
+    draw_backward()
+    print("intervals", intervals(SCORES, WINDOW))
+    print("tile of positions 4..8: full, boundary =", tile_keys(intervals(SCORES, WINDOW), 4, 8))
+    print("population: live keys, estimate =", draw_population())
