@@ -5,7 +5,10 @@ mod args;
 mod backward;
 mod forward;
 mod lists;
+mod scratch;
 mod select;
+#[cfg(test)]
+mod testing;
 mod tile;
 
 pub use args::{Gradients, Inputs, Saved, Selection};

@@ -1,14 +1,112 @@
-//! Scores to intervals.
+//! Scores to intervals: exact for any window, parallel over heads and keys.
+//!
+//! Order a head's keys by (score descending, index ascending); key `j` has rank `r`. It is evicted at
+//! the position where the `window`-th better key becomes visible: the `window`-th smallest index among
+//! the first `r` keys of that order. If that index is less than `j` the key is never attended to; if
+//! `r < window` it is never evicted. Keys of score −∞ rank last, so no key counts them.
+//!
+//! 1. [`sort`]: sort keys and blocks of 32 by counting, then a merge sort by bisection;
+//! 2. [`quantile`]: a wavelet tree over the order, built and descended by all queries a level at a
+//!    time, with digits of up to 4 bits, down to nodes of 64 indices that are searched directly.
+//!
+//! For `n` keys that is `3 + ceil(log2(n / 32)) + 3 * ceil((ceil(log2 n) - 6) / 4)` launches (22 for
+//! 32K, 24 for 128K; one if the window evicts nothing), O(n log n) work, no host round trip, and 7.3
+//! words of scratch a key: order and sort key, twice each, three words of query state, and the digit
+//! counts of one level (`16 / 64 + 16 / 1024`).
+
+mod launch;
+mod quantile;
+mod sort;
+#[cfg(test)]
+mod tests;
+
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
-use flash_dma_problem::AttentionError;
+use flash_dma_problem::{AttentionError, TensorName, TensorSpec};
 
-/// Scores `[batch, kv_heads, k_len]` (f32, last axis contiguous) to intervals.
+/// Selects the keys: writes the [`Interval`](flash_dma_problem::Interval) of every key.
+///
+/// `scores` is `[batch, kv_heads, k_len]`, f32, of any strides with a contiguous last axis;
+/// `intervals` is contiguous `[batch, kv_heads, k_len, 2]` of 32-bit integers and is overwritten. A
+/// window of at least `k_len` keeps every key whose score is not −∞.
+///
+/// Only enqueues: a failure on the device shows when the intervals are read.
+///
+/// # Errors
+///
+/// [`AttentionError`] if the window is 0, a shape, stride or buffer does not fit, or `k_len` passes
+/// `i32::MAX`; nothing is launched then.
 pub fn select(
-    _client: &Client,
-    _scores: TensorBinding,
-    _window: usize,
-    _intervals: TensorBinding,
+    client: &Client,
+    scores: TensorBinding,
+    window: usize,
+    intervals: TensorBinding,
 ) -> Result<(), AttentionError> {
-    todo!()
+    if window == 0 {
+        return Err(AttentionError::ZeroWindow);
+    }
+    let [batch, heads, k_len] = scores.shape[..] else {
+        return Err(AttentionError::Rank {
+            tensor: TensorName::Scores,
+            expected: 3,
+            actual: scores.shape.len(),
+        });
+    };
+    for (what, size, limit) in [
+        ("the number of keys", k_len, i32::MAX as usize),
+        ("the number of heads", batch * heads, u32::MAX as usize),
+    ] {
+        if size > limit {
+            return Err(AttentionError::TooLarge { what, size, limit });
+        }
+    }
+    check(&scores, TensorName::Scores, &[batch, heads, k_len])?;
+    check(&intervals, TensorName::Intervals, &[batch, heads, k_len, 2])?;
+    if !is_contiguous(&intervals) {
+        return Err(AttentionError::Strides {
+            tensor: TensorName::Intervals,
+            strides: intervals.strides.to_vec(),
+        });
+    }
+    launch::launch(client, scores, window, intervals);
+    Ok(())
+}
+
+/// Checks the shape, the last axis and that the buffer of 32-bit elements is long enough.
+fn check(
+    binding: &TensorBinding,
+    tensor: TensorName,
+    shape: &[usize],
+) -> Result<(), AttentionError> {
+    let spec = TensorSpec {
+        name: tensor,
+        shape: &binding.shape,
+        strides: &binding.strides,
+    };
+    spec.check(shape)?;
+    let needed = spec.required_len().unwrap_or(usize::MAX);
+    let actual = binding.handle.size_in_used() as usize / size_of::<u32>();
+    if actual < needed {
+        return Err(AttentionError::Buffer {
+            tensor,
+            needed,
+            actual,
+        });
+    }
+    Ok(())
+}
+
+fn is_contiguous(binding: &TensorBinding) -> bool {
+    let mut expected = 1;
+    binding.shape.contains(&0)
+        || binding
+            .shape
+            .iter()
+            .zip(binding.strides.iter())
+            .rev()
+            .all(|(&size, &stride)| {
+                let fits = size == 1 || stride == expected;
+                expected *= size;
+                fits
+            })
 }

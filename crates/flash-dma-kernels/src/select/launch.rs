@@ -1,0 +1,266 @@
+//! Host side: which kernels run, in which order, on which buffers.
+
+use super::quantile::{
+    CHUNK, SPAN, count_digits_kernel, descend_kernel, keep_all_kernel, scan_spans_kernel,
+    start_queries_kernel, write_intervals_kernel,
+};
+use super::sort::{BLOCK, merge_blocks_kernel, sort_blocks_kernel};
+use crate::scratch::{address_type, one_unit_each, scratch};
+use cubecl::client::Client;
+use cubecl::ir::AddressType;
+use cubecl::prelude::TensorBinding;
+
+/// The most bits of a digit. More would save levels but count more values than they skip.
+const MAX_WIDTH: u32 = 4;
+
+/// Sizes that every launch of one selection shares.
+struct Selecting<'a> {
+    client: &'a Client,
+    rows: usize,
+    n: usize,
+    /// For buffers of up to one word a key and the digit tables.
+    address: AddressType,
+}
+
+/// The keys of every row in rank order: contiguous `[rows, n]`, u32.
+struct Ranked {
+    /// Key indices.
+    order: TensorBinding,
+    /// Their sort keys.
+    keys: TensorBinding,
+    /// Two buffers that are free again.
+    spare: [TensorBinding; 2],
+}
+
+/// Launches the selection of checked `scores` `[batch, kv_heads, n]` into `intervals`.
+pub(super) fn launch(
+    client: &Client,
+    scores: TensorBinding,
+    window: usize,
+    intervals: TensorBinding,
+) {
+    let (rows, n) = (scores.shape[0] * scores.shape[1], scores.shape[2]);
+    if rows * n == 0 {
+        return;
+    }
+    if window >= n {
+        return keep_all(client, scores, intervals, rows, n);
+    }
+    let selecting = Selecting {
+        client,
+        rows,
+        n,
+        address: address_type([&scores, &intervals]),
+    };
+    let ranked = selecting.sort(scores);
+    selecting.find_ends(ranked, window, intervals);
+}
+
+fn keep_all(
+    client: &Client,
+    scores: TensorBinding,
+    intervals: TensorBinding,
+    rows: usize,
+    n: usize,
+) {
+    let (count, dim) = one_unit_each(client, rows * n);
+    let address = address_type([&scores, &intervals]);
+    // SAFETY: units past `rows * n` return, and the buffers were checked to hold their shapes.
+    unsafe {
+        keep_all_kernel::launch_unchecked(
+            client,
+            count,
+            dim,
+            address,
+            scores.into_tensor_arg(),
+            intervals.into_buffer_arg(),
+            rows as u32,
+            n as u32,
+        );
+    }
+}
+
+impl Selecting<'_> {
+    fn words(&self) -> TensorBinding {
+        scratch(self.client, [self.rows, self.n])
+    }
+
+    fn sort(&self, scores: TensorBinding) -> Ranked {
+        let (rows, n) = (self.rows as u32, self.n as u32);
+        let (mut keys, mut order) = (self.words(), self.words());
+        let mut spare = [self.words(), self.words()];
+        let (count, dim) = one_unit_each(self.client, self.rows * self.n);
+        // SAFETY: units past `rows * n` return; `scores` was checked to hold its shape and strides,
+        // and every other access is within `[rows, n]`.
+        unsafe {
+            sort_blocks_kernel::launch_unchecked(
+                self.client,
+                count.clone(),
+                dim,
+                self.address,
+                scores.into_tensor_arg(),
+                keys.clone().into_buffer_arg(),
+                order.clone().into_buffer_arg(),
+                rows,
+                n,
+            );
+        }
+        let mut block = BLOCK;
+        while block < n {
+            // SAFETY: as above; a block and its sibling end at `n` at the latest.
+            unsafe {
+                merge_blocks_kernel::launch_unchecked(
+                    self.client,
+                    count.clone(),
+                    dim,
+                    self.address,
+                    keys.clone().into_buffer_arg(),
+                    order.clone().into_buffer_arg(),
+                    spare[0].clone().into_buffer_arg(),
+                    spare[1].clone().into_buffer_arg(),
+                    rows,
+                    n,
+                    block,
+                );
+            }
+            let [new_keys, new_order] = spare;
+            spare = [keys, order];
+            (keys, order) = (new_keys, new_order);
+            block *= 2;
+        }
+        Ranked { order, keys, spare }
+    }
+
+    fn find_ends(&self, ranked: Ranked, window: usize, intervals: TensorBinding) {
+        let (rows, n) = (self.rows as u32, self.n as u32);
+        let [nodes, candidates, wanted] = [self.words(), self.words(), self.words()];
+        let (count, dim) = one_unit_each(self.client, self.rows * self.n);
+        // SAFETY: units past `rows * n` return.
+        unsafe {
+            start_queries_kernel::launch_unchecked(
+                self.client,
+                count.clone(),
+                dim,
+                self.address,
+                nodes.clone().into_buffer_arg(),
+                candidates.clone().into_buffer_arg(),
+                wanted.clone().into_buffer_arg(),
+                rows,
+                n,
+                window as u32,
+            );
+        }
+        let mut level = ranked.order.clone();
+        let mut spare = ranked.spare.into_iter();
+        let mut next = spare.next();
+        let mut bits = index_bits(self.n);
+        for width in digit_widths(bits) {
+            bits -= width;
+            let (in_span, spans) = self.count_digits(&level, bits, width);
+            // The rank order itself is kept, so the first two levels go to the spare buffers.
+            let below = next.take().expect("two buffers take turns");
+            // SAFETY: units past `rows * n` return. A level is a permutation of `0..n`, so a node
+            // begins at its least index and holds its candidates; tables were sized for the digit.
+            unsafe {
+                descend_kernel::launch_unchecked(
+                    self.client,
+                    count.clone(),
+                    dim,
+                    self.address,
+                    level.clone().into_buffer_arg(),
+                    in_span.into_buffer_arg(),
+                    spans.into_buffer_arg(),
+                    below.clone().into_buffer_arg(),
+                    nodes.clone().into_buffer_arg(),
+                    candidates.clone().into_buffer_arg(),
+                    wanted.clone().into_buffer_arg(),
+                    rows,
+                    n,
+                    bits,
+                    width,
+                );
+            }
+            next = spare.next().or(Some(level));
+            level = below;
+        }
+        // SAFETY: units past `rows * n` return; ranks and indices are permutations of `0..n`.
+        unsafe {
+            write_intervals_kernel::launch_unchecked(
+                self.client,
+                count,
+                dim,
+                self.address,
+                ranked.order.into_buffer_arg(),
+                ranked.keys.into_buffer_arg(),
+                level.into_buffer_arg(),
+                nodes.into_buffer_arg(),
+                candidates.into_buffer_arg(),
+                wanted.into_buffer_arg(),
+                intervals.into_buffer_arg(),
+                rows,
+                n,
+                bits,
+            );
+        }
+    }
+
+    /// Counts of the digits of `level`, within spans and over spans.
+    fn count_digits(
+        &self,
+        level: &TensorBinding,
+        shift: u32,
+        width: u32,
+    ) -> (TensorBinding, TensorBinding) {
+        let (values, span_count) = (1usize << width, self.n.div_ceil(SPAN as usize));
+        let chunks = span_count * (SPAN / CHUNK) as usize;
+        let in_span = scratch(self.client, [self.rows, chunks, values]);
+        let spans = scratch(self.client, [self.rows, span_count, values]);
+        let (count, dim) = one_unit_each(self.client, self.rows * span_count * values);
+        // SAFETY: units past `rows * span_count * values` return; reads end at `n`.
+        unsafe {
+            count_digits_kernel::launch_unchecked(
+                self.client,
+                count,
+                dim,
+                self.address,
+                level.clone().into_buffer_arg(),
+                in_span.clone().into_buffer_arg(),
+                spans.clone().into_buffer_arg(),
+                self.rows as u32,
+                self.n as u32,
+                shift,
+                width,
+            );
+        }
+        let (count, dim) = one_unit_each(self.client, self.rows * values);
+        // SAFETY: units past `rows * values` return.
+        unsafe {
+            scan_spans_kernel::launch_unchecked(
+                self.client,
+                count,
+                dim,
+                self.address,
+                spans.clone().into_buffer_arg(),
+                self.rows as u32,
+                span_count as u32,
+                values as u32,
+            );
+        }
+        (in_span, spans)
+    }
+}
+
+/// Bits of the indices `0..n`.
+fn index_bits(n: usize) -> u32 {
+    usize::BITS - (n - 1).leading_zeros()
+}
+
+/// The widths of the digits from the most significant one, down to nodes of [`CHUNK`] elements.
+fn digit_widths(bits: u32) -> impl Iterator<Item = u32> {
+    let mut rest = bits.saturating_sub(CHUNK.ilog2());
+    std::iter::from_fn(move || {
+        let width = rest.min(MAX_WIDTH);
+        rest -= width;
+        (width > 0).then_some(width)
+    })
+}

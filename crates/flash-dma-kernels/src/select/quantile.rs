@@ -1,0 +1,263 @@
+//! Kernels that find, for every key, the `window`-th smallest index among the better keys.
+//!
+//! The rank order is a permutation of `0..n`. A wavelet tree over it answers such prefix quantiles:
+//! its root holds the indices in rank order; a node's children hold the node's indices by their next
+//! most significant digit, in unchanged order. Because the order is a permutation, the node of the
+//! indices with high digits `p` begins at position `p << bits`, where `bits` counts the digits' bits
+//! below. The tree is built one level at a time and every query descends as it is built, so only two
+//! levels exist at a time. A level's digit is the lowest `width` bits of `index >> shift`.
+
+use super::sort::NEVER;
+use cubecl::prelude::*;
+
+/// Elements whose digits are counted together; also the size of the nodes at which the descent ends.
+pub(super) const CHUNK: u32 = 64;
+/// Elements one unit of [`count_digits_kernel`] counts.
+pub(super) const SPAN: u32 = 16 * CHUNK;
+
+/// Counts, for every digit value `d`, the elements of digit at most `d`.
+///
+/// One unit a (row, span, digit value), the digit value fastest. `sequence` is `[rows, n]`. Overwrites
+/// `in_span` `[rows, spans * SPAN / CHUNK, 1 << width]` with the counts from the start of the span to
+/// the start of the chunk, and `spans_out` `[rows, spans, 1 << width]` with those of the whole span.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn count_digits_kernel(
+    sequence: &[u32],
+    in_span: &mut [u32],
+    spans_out: &mut [u32],
+    rows: u32,
+    n: u32,
+    shift: u32,
+    width: u32,
+) {
+    let values = 1u32 << width;
+    let spans = n.div_ceil(SPAN);
+    let value = (ABSOLUTE_POS % values as usize) as u32;
+    let row_span = ABSOLUTE_POS / values as usize;
+    let row = row_span / spans as usize;
+    if row < rows as usize {
+        let start = (row_span % spans as usize) as u32 * SPAN;
+        let base = row * n as usize;
+        let mut count = 0u32;
+        for chunk in 0..SPAN / CHUNK {
+            let slot = row_span * (SPAN / CHUNK) as usize + chunk as usize;
+            in_span[slot * values as usize + value as usize] = count;
+            let first = min(start + chunk * CHUNK, n);
+            let end = min(first + CHUNK, n);
+            for i in first..end {
+                if (sequence[base + i as usize] >> shift) % values <= value {
+                    count += 1u32;
+                }
+            }
+        }
+        spans_out[row_span * values as usize + value as usize] = count;
+    }
+}
+
+/// Turns the counts of spans, `[rows, spans, values]`, into those from the start of the row to the
+/// start of the span, in place. One unit a (row, digit value).
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn scan_spans_kernel(spans: &mut [u32], rows: u32, span_count: u32, values: u32) {
+    let row = ABSOLUTE_POS / values as usize;
+    if row < rows as usize {
+        let value = ABSOLUTE_POS % values as usize;
+        let mut sum = 0u32;
+        for span in 0..span_count {
+            let slot = (row * span_count as usize + span as usize) * values as usize + value;
+            let count = spans[slot];
+            spans[slot] = sum;
+            sum += count;
+        }
+    }
+}
+
+/// Elements of digit at most `value` before `chunk`, from the tables of the two kernels above.
+#[cube]
+fn counted(
+    in_span: &[u32],
+    spans: &[u32],
+    row: usize,
+    n: u32,
+    values: u32,
+    chunk: u32,
+    value: u32,
+) -> u32 {
+    let row_span = row * n.div_ceil(SPAN) as usize + (chunk / (SPAN / CHUNK)) as usize;
+    let slot = row_span * (SPAN / CHUNK) as usize + (chunk % (SPAN / CHUNK)) as usize;
+    in_span[slot * values as usize + value as usize]
+        + spans[row_span * values as usize + value as usize]
+}
+
+/// Starts the queries: the key of rank `r` looks for the `window`-th smallest of its `r` better
+/// indices. One unit a rank; contiguous `[rows, n]` buffers, overwritten.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn start_queries_kernel(
+    nodes: &mut [u32],
+    candidates: &mut [u32],
+    wanted: &mut [u32],
+    rows: u32,
+    n: u32,
+    window: u32,
+) {
+    if ABSOLUTE_POS < rows as usize * n as usize {
+        let rank = (ABSOLUTE_POS % n as usize) as u32;
+        nodes[ABSOLUTE_POS] = 0u32;
+        // Fewer better keys than the window: never evicted, no descent.
+        candidates[ABSOLUTE_POS] = select(rank >= window, rank, 0u32);
+        wanted[ABSOLUTE_POS] = window;
+    }
+}
+
+/// Builds the next level of the tree and takes every query one level down.
+///
+/// One unit a position of the level, `[rows, n]`, which also owns the query of that rank. `sequence`
+/// is the level, `next` (overwritten) the one below; `in_span` and `spans` are its digit counts. A
+/// query is its node's high digits (`nodes`), the number of its better keys in the node, which are
+/// the node's first (`candidates`; 0 where there is nothing to find), and which of them by index it
+/// looks for, from 1 (`wanted`).
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn descend_kernel(
+    sequence: &[u32],
+    in_span: &[u32],
+    spans: &[u32],
+    next: &mut [u32],
+    nodes: &mut [u32],
+    candidates: &mut [u32],
+    wanted: &mut [u32],
+    rows: u32,
+    n: u32,
+    shift: u32,
+    width: u32,
+) {
+    let row = ABSOLUTE_POS / n as usize;
+    if row < rows as usize {
+        let base = row * n as usize;
+        let pos = (ABSOLUTE_POS - base) as u32;
+        let values = 1u32 << width;
+
+        // The element goes behind the elements of its node that have its digit and precede it.
+        let index = sequence[ABSOLUTE_POS];
+        let child = index >> shift;
+        let value = child % values;
+        let node_chunk = ((child - value) << shift) / CHUNK;
+        let chunk = pos / CHUNK;
+        let mut place = counted(in_span, spans, row, n, values, chunk, value)
+            - counted(in_span, spans, row, n, values, node_chunk, value);
+        if value > 0u32 {
+            place += counted(in_span, spans, row, n, values, node_chunk, value - 1u32);
+            place -= counted(in_span, spans, row, n, values, chunk, value - 1u32);
+        }
+        for i in chunk * CHUNK..pos {
+            if (sequence[base + i as usize] >> shift) % values == value {
+                place += 1u32;
+            }
+        }
+        next[base + ((child << shift) + place) as usize] = index;
+
+        // The query goes to the first child up to which there are enough candidates.
+        let candidate_count = candidates[ABSOLUTE_POS];
+        if candidate_count > 0u32 {
+            let node = nodes[ABSOLUTE_POS];
+            let rank = wanted[ABSOLUTE_POS];
+            let start = (node << width) << shift;
+            let end = start + candidate_count;
+            let end_chunk = (end - 1u32) / CHUNK;
+            // Candidates of smaller digit, and of digit at most the best value so far.
+            let mut below = 0u32;
+            let mut through = candidate_count;
+            let mut low = 0u32;
+            let mut high = values - 1u32;
+            while low < high {
+                let mid = (low + high) / 2u32;
+                let mut count = counted(in_span, spans, row, n, values, end_chunk, mid)
+                    - counted(in_span, spans, row, n, values, start / CHUNK, mid);
+                for i in end_chunk * CHUNK..end {
+                    if (sequence[base + i as usize] >> shift) % values <= mid {
+                        count += 1u32;
+                    }
+                }
+                if count >= rank {
+                    high = mid;
+                    through = count;
+                } else {
+                    low = mid + 1u32;
+                    below = count;
+                }
+            }
+            nodes[ABSOLUTE_POS] = (node << width) + low;
+            candidates[ABSOLUTE_POS] = through - below;
+            wanted[ABSOLUTE_POS] = rank - below;
+        }
+    }
+}
+
+/// Ends the descent in nodes of at most [`CHUNK`] elements, bit by bit, and writes the intervals.
+///
+/// One unit a rank. `order`, `keys` (sort keys in rank order), `sequence` (the last level) and the
+/// queries' state are contiguous `[rows, n]`; `bits` are those below the nodes' digits. Overwrites
+/// `intervals`, contiguous `[rows, n, 2]`.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn write_intervals_kernel(
+    order: &[u32],
+    keys: &[u32],
+    sequence: &[u32],
+    nodes: &[u32],
+    candidates: &[u32],
+    wanted: &[u32],
+    intervals: &mut [u32],
+    rows: u32,
+    n: u32,
+    bits: u32,
+) {
+    let row = ABSOLUTE_POS / n as usize;
+    if row < rows as usize {
+        let base = row * n as usize;
+        let key = order[ABSOLUTE_POS];
+        let candidate_count = candidates[ABSOLUTE_POS];
+        let mut end = n;
+        if candidate_count > 0u32 {
+            let start = nodes[ABSOLUTE_POS] << bits;
+            let mut rank = wanted[ABSOLUTE_POS];
+            let mut prefix = nodes[ABSOLUTE_POS];
+            for level in 0..bits {
+                let shift = bits - 1u32 - level;
+                let mut zeros = 0u32;
+                for i in start..start + candidate_count {
+                    if sequence[base + i as usize] >> shift == prefix * 2u32 {
+                        zeros += 1u32;
+                    }
+                }
+                prefix = prefix * 2u32;
+                if rank > zeros {
+                    rank -= zeros;
+                    prefix += 1u32;
+                }
+            }
+            // Evicted before it was seen: never attended to.
+            end = max(prefix, key);
+        }
+        if keys[ABSOLUTE_POS] == NEVER {
+            end = key;
+        }
+        let target = (base + key as usize) * 2;
+        intervals[target] = key;
+        intervals[target + 1] = end;
+    }
+}
+
+/// Intervals of a window that evicts nothing: every key but those of score −∞ lives to the end.
+///
+/// One unit a key; `scores` `[batch, kv_heads, n]` of any strides with a contiguous last axis;
+/// `intervals` contiguous `[batch, kv_heads, n, 2]`, overwritten.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn keep_all_kernel(scores: &Tensor<f32>, intervals: &mut [u32], rows: u32, n: u32) {
+    let row = ABSOLUTE_POS / n as usize;
+    if row < rows as usize {
+        let key = (ABSOLUTE_POS % n as usize) as u32;
+        let heads = scores.shape(1);
+        let head = (row / heads) * scores.stride(0) + (row % heads) * scores.stride(1);
+        let is_never = u32::reinterpret(scores[head + key as usize]) == 0xFF80_0000u32;
+        intervals[ABSOLUTE_POS * 2] = key;
+        intervals[ABSOLUTE_POS * 2 + 1] = select(is_never, key, n);
+    }
+}

@@ -1,0 +1,168 @@
+use super::select;
+use crate::AttentionError;
+use crate::testing::{client, read_u32, strided, zeros};
+use flash_dma_problem::{Interval, TensorName};
+use flash_dma_reference::generate::Scores;
+use flash_dma_reference::{Rng, select::intervals, select::intervals_by_heap};
+
+/// Selects `rows`, `[heads of a batch][n]`, and compares with the oracle.
+fn check(rows: &[Vec<f32>], window: usize) {
+    let n = rows[0].len();
+    let client = client();
+    // Rows three elements apart, batches further: any strides but the last.
+    let heads = if rows.len().is_multiple_of(2) { 2 } else { 1 };
+    let shape = [rows.len() / heads, heads, n];
+    let strides = [heads * (n + 3) + 5, n + 3, 1];
+    let scores = strided(&client, &rows.concat(), &shape, &strides);
+    let out = zeros(&client, &[shape[0], heads, n, 2]);
+    select(&client, scores, window, out.clone()).unwrap();
+    let actual = read_u32(&client, out);
+    for (r, row) in rows.iter().enumerate() {
+        let wide: Vec<f64> = row.iter().map(|&z| f64::from(z)).collect();
+        let expected = if n <= 300 {
+            intervals(&wide, window)
+        } else {
+            intervals_by_heap(&wide, window)
+        };
+        let actual = actual[r * n * 2..][..n * 2].chunks(2);
+        for (j, (actual, expected)) in actual.zip(expected).enumerate() {
+            let actual = Interval {
+                first: actual[0],
+                end: actual[1],
+            };
+            assert_eq!(actual, expected, "row {r} of {n}, window {window}, key {j}");
+        }
+    }
+}
+
+fn rows_of_every_kind(n: usize, each: usize, seed: u64) -> Vec<Vec<f32>> {
+    let mut rng = Rng::new(seed);
+    Scores::ALL
+        .iter()
+        .flat_map(|kind| vec![*kind; each])
+        .map(|kind| kind.head(n, &mut rng).iter().map(|&z| z as f32).collect())
+        .collect()
+}
+
+#[test]
+fn short_rows_select_what_the_oracle_selects() {
+    for n in [1, 2, 3, 17, 31, 32, 33, 63, 64, 65, 100, 128, 129] {
+        for window in [1, 2, 3, n / 2, n - 1, n, usize::MAX] {
+            if window > 0 {
+                check(
+                    &rows_of_every_kind(n, 10, (n * 1000 + window % 1000) as u64),
+                    window,
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn long_rows_select_what_the_oracle_selects() {
+    // Off and on the edges of chunks, spans and digits; one, two and three levels.
+    for n in [257, 1000, 1024, 1025, 2048, 5000] {
+        for window in [1, 2, 7, 64, n / 4, n - 1, n] {
+            check(&rows_of_every_kind(n, 2, (n + window) as u64), window);
+        }
+    }
+}
+
+#[test]
+fn three_levels_of_digits_select_what_the_oracle_selects() {
+    for window in [1, 2048, 10_000] {
+        check(&rows_of_every_kind(20_000, 1, window as u64), window);
+    }
+}
+
+#[test]
+fn special_values_are_ordered_by_the_contract() {
+    // Both signs of zero and NaN, the greatest, least and smallest numbers, both infinities.
+    let values = [
+        f32::NAN,
+        -f32::NAN,
+        f32::from_bits(0x7F80_0001),
+        0.0,
+        -0.0,
+        f32::MIN,
+        f32::MAX,
+        f32::from_bits(1),
+        -f32::from_bits(1),
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        1.0,
+    ];
+    let mut rng = Rng::new(7);
+    let rows: Vec<Vec<f32>> = (0..64)
+        .map(|_| (0..40).map(|_| values[rng.below(values.len())]).collect())
+        .collect();
+    for window in [1, 2, 5, 12, 39] {
+        check(&rows, window);
+    }
+}
+
+#[test]
+fn bad_input_is_refused_and_nothing_is_written() {
+    let client = client();
+    let scores = || strided(&client, &[1.0; 12], &[1, 2, 6], &[12, 6, 1]);
+    let out = zeros(&client, &[1, 2, 6, 2]);
+    let error = |scores, window, out| select(&client, scores, window, out).unwrap_err();
+    assert_eq!(error(scores(), 0, out.clone()), AttentionError::ZeroWindow);
+    assert!(matches!(
+        error(scores(), 3, zeros(&client, &[1, 2, 5, 2])),
+        AttentionError::Shape {
+            tensor: TensorName::Intervals,
+            axis: 2,
+            expected: 6,
+            actual: 5
+        }
+    ));
+    let rank2 = strided(&client, &[1.0; 12], &[2, 6], &[6, 1]);
+    assert!(matches!(
+        error(rank2, 3, out.clone()),
+        AttentionError::Rank {
+            tensor: TensorName::Scores,
+            expected: 3,
+            actual: 2
+        }
+    ));
+    let mut transposed = scores();
+    transposed.strides = [12, 1, 2].into();
+    assert!(matches!(
+        error(transposed, 3, out.clone()),
+        AttentionError::Strides {
+            tensor: TensorName::Scores,
+            ..
+        }
+    ));
+    let mut short = scores();
+    short.strides = [12, 4000, 1].into();
+    assert!(matches!(
+        error(short, 3, out.clone()),
+        AttentionError::Buffer {
+            tensor: TensorName::Scores,
+            needed: 4006,
+            ..
+        }
+    ));
+    let mut gaps = out.clone();
+    gaps.strides = [24, 12, 2, 2].into();
+    assert!(matches!(
+        error(scores(), 3, gaps),
+        AttentionError::Strides {
+            tensor: TensorName::Intervals,
+            ..
+        }
+    ));
+    assert!(read_u32(&client, out).iter().all(|&w| w == 0));
+}
+
+#[test]
+fn no_keys_or_no_heads_is_no_work() {
+    let client = client();
+    for shape in [[1, 2, 0], [0, 2, 6], [2, 0, 6]] {
+        let scores = strided(&client, &[0.0], &shape, &[12, 6, 1]);
+        let out = zeros(&client, &[shape[0], shape[1], shape[2], 2]);
+        select(&client, scores, 4, out).unwrap();
+    }
+}
