@@ -1,2 +1,63 @@
-//! Placeholder, written next.
-fn main() {}
+//! The project's commands: `cargo xtask help` lists them.
+//!
+//! The crate depends on the standard library alone, so that a fresh checkout runs it within seconds.
+
+mod book;
+mod codegen;
+mod demo;
+mod gpu_pack;
+mod process;
+mod setup;
+mod test;
+mod tidy;
+
+use std::process::ExitCode;
+
+const HELP: &str = "\
+Usage: cargo xtask <command>
+
+  demo             Train a small transformer on this repository's text, on the CPU (Burn's Flex
+                   backend). Needs Rust and a C compiler, nothing else.
+  test [--fast]    All checks: setup, format, house rules, clippy, tests, documentation, generated
+                   CUDA code. --fast leaves out the last two.
+  setup            Provide LLVM's libraries for CubeCL, a C++ compiler and Python. `test`, `codegen`
+                   and `gpu-pack` do this first.
+  codegen [--bless]
+                   Generate every CUDA kernel variant, compile it with NVRTC and ptxas (no GPU needed)
+                   and compare registers, spills and shared memory with docs/codegen.tsv.
+                   --bless rewrites that file.
+  gpu-pack         Build tests, benchmarks and examples for CUDA into gpu-pack/flash-dma-gpu.tar.xz, for
+                   a machine with a GPU and without Rust.
+  tidy             The house rules: file length, leftovers, documentation lints, links.
+  book [--open]    Build the book with mdBook.
+  help             This text.
+";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let (command, options) = match args.split_first() {
+        Some((command, options)) => (command.as_str(), options),
+        None => ("help", &[][..]),
+    };
+    let result = match command {
+        "setup" => process::no_options(options).and_then(|()| setup::run(setup::Needs::ALL)),
+        "demo" => demo::run(options),
+        "test" => test::run(options),
+        "codegen" => codegen::run(options),
+        "gpu-pack" => process::no_options(options).and_then(|()| gpu_pack::run()),
+        "tidy" => process::no_options(options).and_then(|()| tidy::run()),
+        "book" => book::run(options),
+        "help" | "-h" | "--help" => {
+            print!("{HELP}");
+            Ok(())
+        }
+        other => Err(format!("unknown command `{other}`\n\n{HELP}")),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("error: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,102 @@
+"""Compile CUDA C++ as CubeCL and the driver do, without a GPU.
+
+    python nvrtc.py DIR VARIANT:ARCH...
+
+DIR/VARIANT.cu goes through NVRTC to PTX and through ptxas to machine code. One row a job on standard output,
+tab-separated: variant, arch, registers, spill stores, spill loads, stack, static shared memory (bytes).
+The toolkit is that of the wheels installed beside this Python.
+"""
+
+import ctypes
+import multiprocessing
+import os
+import pathlib
+import re
+import stat
+import subprocess
+import sys
+import sysconfig
+
+NVIDIA = pathlib.Path(sysconfig.get_path("purelib")) / "nvidia"
+
+
+def load_nvrtc():
+    folder = NVIDIA / "cuda_nvrtc/lib"
+    # NVRTC looks for this one by name; loaded beforehand, it needs no search path.
+    for builtins in folder.glob("libnvrtc-builtins.so.*"):
+        ctypes.CDLL(str(builtins))
+    return ctypes.CDLL(str(next(folder.glob("libnvrtc.so.*"))))
+
+
+def to_ptx(source, arch):
+    """PTX of one source, with the flags CubeCL passes; raises RuntimeError with NVRTC's log."""
+    nvrtc = load_nvrtc()
+    program = ctypes.c_void_p()
+    created = nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), None, 0, None, None)
+    if created != 0:
+        raise RuntimeError(f"nvrtcCreateProgram: {created}")
+    options = [f"--gpu-architecture={arch}", "-lineinfo"]
+    options += [f"--include-path={NVIDIA / name / 'include'}" for name in ("cuda_runtime", "cuda_cccl")]
+    array = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+    status = nvrtc.nvrtcCompileProgram(program, len(options), array)
+
+    size = ctypes.c_size_t()
+    if status != 0:
+        nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+        log = ctypes.create_string_buffer(size.value)
+        nvrtc.nvrtcGetProgramLog(program, log)
+        raise RuntimeError(log.value.decode(errors="replace"))
+    nvrtc.nvrtcGetPTXSize(program, ctypes.byref(size))
+    ptx = ctypes.create_string_buffer(size.value)
+    nvrtc.nvrtcGetPTX(program, ptx)
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    return ptx.value
+
+
+def resources(log):
+    """The numbers in what `ptxas -v` says about its one kernel."""
+    registers = re.findall(r"Used (\d+) registers", log)
+    if len(registers) != 1:
+        raise RuntimeError(f"expected one kernel, found {len(registers)}:\n{log}")
+    frames = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
+    stack, stores, loads = (max(map(int, column)) for column in zip(*frames))
+    shared = re.search(r"(\d+) bytes smem", log)
+    return int(registers[0]), stores, loads, stack, int(shared.group(1)) if shared else 0
+
+
+def compile_one(job):
+    folder, name, arch = job
+    try:
+        ptx = folder / f"{name}.{arch}.ptx"
+        ptx.write_bytes(to_ptx((folder / f"{name}.cu").read_text(), arch))
+        command = [str(NVIDIA / "cuda_nvcc/bin/ptxas"), f"-arch={arch}", "-v"]
+        command += ["-o", str(ptx.with_suffix(".cubin")), str(ptx)]
+        result = subprocess.run(command, capture_output=True, text=True)
+        if result.returncode != 0:
+            raise RuntimeError(result.stdout + result.stderr)
+        return job, resources(result.stdout + result.stderr), None
+    except (RuntimeError, OSError) as error:
+        return job, None, str(error)
+
+
+def main():
+    folder = pathlib.Path(sys.argv[1])
+    jobs = [(folder, *argument.rsplit(":", 1)) for argument in sys.argv[2:]]
+    ptxas = NVIDIA / "cuda_nvcc/bin/ptxas"
+    if not os.access(ptxas, os.X_OK):  # pip does not keep the execute bit
+        ptxas.chmod(ptxas.stat().st_mode | stat.S_IXUSR)
+
+    failures = 0
+    with multiprocessing.Pool(min(len(jobs), os.cpu_count() or 1)) as pool:
+        for (_, name, arch), numbers, error in pool.imap(compile_one, jobs):
+            if error is None:
+                print(name, arch, *numbers, sep="\t")
+            else:
+                failures += 1
+                print(f"{name} for {arch} does not compile:\n{error[:4000]}", file=sys.stderr)
+    if failures:
+        sys.exit(f"{failures} of {len(jobs)} compilations failed")
+
+
+if __name__ == "__main__":
+    main()

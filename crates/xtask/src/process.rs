@@ -1,0 +1,132 @@
+//! Running other programs, and where the repository is.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// What a command returns: a message for the user when it fails.
+pub type Result<T = ()> = std::result::Result<T, String>;
+
+/// The repository's root directory.
+pub fn root() -> PathBuf {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    manifest
+        .ancestors()
+        .nth(2)
+        .expect("crates/xtask is two levels below the root")
+        .to_path_buf()
+}
+
+/// Where cargo puts what it builds.
+pub fn target_dir() -> PathBuf {
+    match std::env::var_os("CARGO_TARGET_DIR") {
+        Some(dir) => root().join(dir),
+        None => root().join("target"),
+    }
+}
+
+/// A `cargo` command in the root directory, with the cargo that started this program.
+pub fn cargo<I: IntoIterator<Item = S>, S: AsRef<OsStr>>(args: I) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(args).current_dir(root());
+    command
+}
+
+/// Runs a command with the terminal's output.
+///
+/// # Errors
+/// When it cannot be started or fails.
+pub fn run(command: &mut Command) -> Result {
+    let status = command
+        .status()
+        .map_err(|e| format!("cannot start {}: {e}", shown(command)))?;
+    if status.success() {
+        Ok(())
+    } else {
+        Err(format!("{} failed: {status}", shown(command)))
+    }
+}
+
+/// Runs a command and returns what it printed on its standard output.
+///
+/// # Errors
+/// When it cannot be started or fails; its standard error goes to the terminal.
+pub fn read(command: &mut Command) -> Result<String> {
+    command.stderr(Stdio::inherit());
+    let output = command
+        .output()
+        .map_err(|e| format!("cannot start {}: {e}", shown(command)))?;
+    if !output.status.success() {
+        return Err(format!("{} failed: {}", shown(command), output.status));
+    }
+    String::from_utf8(output.stdout).map_err(|_| format!("{} printed no UTF-8", shown(command)))
+}
+
+/// The output of a command that may be missing or may fail, with nothing on the terminal.
+pub fn try_output<S: AsRef<OsStr>>(program: &str, args: &[S]) -> Option<Output> {
+    let output = Command::new(program)
+        .args(args)
+        .stdin(Stdio::null())
+        .output()
+        .ok()?;
+    output.status.success().then_some(output)
+}
+
+/// Refuses options of a command that has none.
+///
+/// # Errors
+/// When there is one.
+pub fn no_options(options: &[String]) -> Result {
+    match options.first() {
+        None => Ok(()),
+        Some(option) => Err(format!("unknown option `{option}`")),
+    }
+}
+
+/// Whether a switch is among the options of a command that has this one alone.
+///
+/// # Errors
+/// When there is another option.
+pub fn switch(options: &[String], name: &str) -> Result<bool> {
+    match options.iter().find(|o| *o != name) {
+        None => Ok(!options.is_empty()),
+        Some(option) => Err(format!("unknown option `{option}`")),
+    }
+}
+
+/// A command as one would type it.
+pub fn shown(command: &Command) -> String {
+    let program = Path::new(command.get_program());
+    let name = program
+        .file_name()
+        .unwrap_or(command.get_program())
+        .to_string_lossy()
+        .into_owned();
+    let args = command.get_args().map(|a| a.to_string_lossy().into_owned());
+    std::iter::once(name)
+        .chain(args)
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// Reads a text file, with its path in the error.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn read_file(path: &Path) -> Result<String> {
+    std::fs::read_to_string(path).map_err(|e| format!("cannot read {}: {e}", path.display()))
+}
+
+/// Writes a file and the directories it needs, with its path in the error.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn write_file(path: &Path, content: impl AsRef<[u8]>) -> Result {
+    let write = || {
+        if let Some(parent) = path.parent() {
+            std::fs::create_dir_all(parent)?;
+        }
+        std::fs::write(path, content.as_ref())
+    };
+    write().map_err(|e| format!("cannot write {}: {e}", path.display()))
+}
