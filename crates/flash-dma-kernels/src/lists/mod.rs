@@ -5,6 +5,11 @@
 //! host, so every buffer is sized for the worst case that the window allows.
 #![allow(dead_code)] // Until the attention kernels read the lists.
 
+mod launch;
+mod live;
+#[cfg(test)]
+mod tests;
+mod tile_keys;
 mod tiles;
 
 use crate::Selection;
@@ -46,18 +51,21 @@ pub(crate) struct TileKeyLists {
     pub capacity: usize,
 }
 
-/// Lists the live keys of every row.
-pub(crate) fn live_keys(_client: &Client, _problem: &Problem, _selection: &Selection) -> LiveKeys {
-    todo!()
+/// Lists the live keys of every row, in 3 launches.
+///
+/// The intervals must be those of [`select`](crate::select()) for `problem`. Whatever they hold,
+/// nothing is read or written out of bounds.
+pub(crate) fn live_keys(client: &Client, problem: &Problem, selection: &Selection) -> LiveKeys {
+    launch::live_keys(client, problem, selection)
 }
 
-/// Lists the keys of the query tiles in `slice`.
+/// Lists the keys of the query tiles in `slice`, one of [`QueryTiles::slices`], in 3 launches.
 pub(crate) fn tile_key_lists(
-    _client: &Client,
-    _problem: &Problem,
-    _live: &LiveKeys,
-    _tiles: &QueryTiles,
-    _slice: Range<usize>,
+    client: &Client,
+    problem: &Problem,
+    live: &LiveKeys,
+    tiles: &QueryTiles,
+    slice: Range<usize>,
 ) -> TileKeyLists {
-    todo!()
+    launch::tile_key_lists(client, problem, live, tiles, slice)
 }

@@ -1,5 +1,6 @@
 //! How the queries are cut into tiles, and how much memory their lists take.
 
+use super::tile_keys::CHUNK;
 use flash_dma_problem::Problem;
 use std::ops::Range;
 
@@ -21,6 +22,8 @@ pub(crate) struct QueryTiles {
     /// The most keys that one tile can attend to, at least 1: `window` at its first position and one
     /// newborn at each other.
     pub capacity: usize,
+    /// Words that one list and its making take.
+    words: usize,
 }
 
 impl QueryTiles {
@@ -28,15 +31,17 @@ impl QueryTiles {
     pub(crate) fn new(problem: &Problem, size: usize) -> Self {
         let count = problem.q_len.div_ceil(size);
         let positions = if problem.causal { size } else { 1 };
+        let newest = positions - 1;
+        let capacity = problem
+            .window
+            .saturating_add(newest)
+            .clamp(1, problem.k_len.max(1));
         Self {
             size,
             count,
             lists: if problem.causal { count } else { count.min(1) },
-            capacity: problem
-                .window
-                .saturating_add(positions - 1)
-                .min(problem.k_len)
-                .max(1),
+            capacity,
+            words: capacity + 2 * problem.k_len.div_ceil(CHUNK as usize),
         }
     }
 
@@ -44,7 +49,7 @@ impl QueryTiles {
     /// kernel once a slice: all lists at once would take `q_len * window / size` words a row, which
     /// is no longer O(N) for a window that grows with N.
     pub(crate) fn slices(&self, rows: usize) -> impl Iterator<Item = Range<usize>> + use<> {
-        let list_bytes = rows.max(1) * self.capacity * size_of::<u32>();
+        let list_bytes = rows.max(1) * self.words * size_of::<u32>();
         let (lists, step) = (self.lists, (SLICE_BYTES / list_bytes).max(1));
         (0..lists)
             .step_by(step)
@@ -88,7 +93,7 @@ mod tests {
         assert!(
             slices
                 .iter()
-                .all(|s| s.len() * 8 * tiles.capacity * 4 <= SLICE_BYTES)
+                .all(|s| s.len() * 8 * tiles.words * 4 <= SLICE_BYTES)
         );
     }
 }
