@@ -1,16 +1,8 @@
 //! The forward pass.
-use crate::Inputs;
-use cubecl::client::Client;
-use cubecl::prelude::TensorBinding;
-use flash_dma_problem::{AttentionError, Problem};
 
-/// Forward.
-pub fn forward(
-    _client: &Client,
-    _problem: &Problem,
-    _inputs: Inputs,
-    _out: TensorBinding,
-    _lse: TensorBinding,
-) -> Result<(), AttentionError> {
-    todo!()
-}
+mod kernel;
+mod launch;
+#[cfg(test)]
+mod tests;
+
+pub use launch::forward;

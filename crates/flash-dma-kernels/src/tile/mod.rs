@@ -1,1 +1,27 @@
 //! What forward and backward share.
+//!
+//! All three attention kernels have one shape. A cube *owns* an outer tile (queries in forward and dq,
+//! keys in dk/dv), keeps its rows in shared memory and its results in registers, and *streams* inner
+//! tiles past it (keys there, queries here). Unit `(x, y)` of a cube of `units_x * units_y` holds the
+//! outer rows `y + o * units_y` and the inner rows `x + i * units_x`: neighbouring units read
+//! neighbouring rows, which a padded row stride spreads over the banks of shared memory.
+
+mod blueprint;
+mod check;
+mod fill;
+mod keys;
+mod memory;
+mod product;
+#[cfg(test)]
+pub(crate) mod testing;
+mod visibility;
+
+#[cfg(test)]
+pub(crate) use blueprint::micro;
+pub(crate) use blueprint::{Blueprint, Pass};
+pub(crate) use check::{Layout, address_type, check_device, check_tensor, elem_type, vector_size};
+pub(crate) use fill::fill;
+pub(crate) use keys::TileKeys;
+pub(crate) use memory::{Row4, load_rows, store_row};
+pub(crate) use product::{accumulate, accumulate_selected, products};
+pub(crate) use visibility::{Slots, logit, logit_slope, position};

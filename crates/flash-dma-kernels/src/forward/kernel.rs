@@ -1,0 +1,237 @@
+//! The forward kernel: online softmax over the key tiles of one query tile.
+
+use crate::tile::{
+    Blueprint, Row4, Slots, TileKeys, accumulate, accumulate_selected, load_rows, logit, position,
+    products, store_row,
+};
+use cubecl::prelude::*;
+
+/// One cube owns the query tile `first_tile + CUBE_POS_X` of query head `CUBE_POS_Y` of sequence
+/// `CUBE_POS_Z`: it streams the keys that the tile attends to and writes its rows of `out` and `lse`.
+///
+/// | buffer | layout |
+/// |---|---|
+/// | `q`, `k`, `v` | `[batch, heads, len, head_dim]`, any strides with a contiguous last axis |
+/// | `scores` | `[batch, kv_heads, k_len]`, any strides |
+/// | `intervals` | `[batch, kv_heads, k_len, 2]` contiguous |
+/// | `list`, `counts` | key lists of the launched tiles, see [`TileKeyLists`](crate::lists::TileKeyLists) |
+/// | `out` | contiguous `[batch, q_heads, q_len, head_dim]`, overwritten |
+/// | `lse` | contiguous `[batch, q_heads, q_len]`, overwritten |
+///
+/// Without `bp.sparse` the scores, intervals, list and counts are never read.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(crate) fn forward_kernel<F: Float, N: Size>(
+    q: &Tensor<Vector<F, N>>,
+    k: &Tensor<Vector<F, N>>,
+    v: &Tensor<Vector<F, N>>,
+    scores: &Tensor<f32>,
+    intervals: &Tensor<u32>,
+    list: &Tensor<u32>,
+    counts: &Tensor<u32>,
+    out: &mut Tensor<Vector<F, N>>,
+    lse: &mut Tensor<f32>,
+    scale: f32,
+    softcap: f32,
+    first_tile: usize,
+    #[comptime] bp: Blueprint,
+    #[define(F)] _element: ElemType,
+) {
+    let (x, y) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
+    let (units_x, units_y) = comptime!((bp.micro.units_x, bp.micro.units_y));
+    let (outer_rows, inner_rows) = comptime!((bp.outer_rows(), bp.inner_rows()));
+    let (q_len, k_len) = (q.shape(2), k.shape(2));
+    let (batch, head) = (CUBE_POS_Z as usize, CUBE_POS_Y as usize);
+    let kv_head = head / (q.shape(1) / k.shape(1));
+    let first_query = (first_tile + CUBE_POS_X as usize) * outer_rows;
+
+    let mut slots = Slots::new(false, bp);
+    let mut not_finite = Shared::<[u32]>::new_slice(2usize);
+    let mut key_scores = Shared::<[f32]>::new_slice(inner_rows);
+    let mut partial = Shared::<[f32]>::new_slice(comptime!(outer_rows * units_x));
+    let mut q_rows =
+        Shared::<[Row4]>::new_aligned_slice(comptime!(outer_rows * bp.row_stride()), 16usize);
+    let mut k_rows =
+        Shared::<[Row4]>::new_aligned_slice(comptime!(inner_rows * bp.row_stride()), 16usize);
+    let mut v_rows =
+        Shared::<[Row4]>::new_aligned_slice(comptime!(inner_rows * bp.row_stride()), 16usize);
+    let mut weights =
+        Shared::<[Row4]>::new_aligned_slice(comptime!(outer_rows * bp.weight_stride()), 16usize);
+
+    // Registers: products, then probabilities; accumulated output; maximum and partial sum a row.
+    let mut s = Array::<f32>::new(comptime!(bp.micro.outer * bp.micro.inner));
+    let mut acc = Array::<Row4>::new(comptime!(bp.micro.outer * bp.unit_vectors()));
+    let mut row_max = Array::<f32>::new(comptime!(bp.micro.outer));
+    let mut row_sum = Array::<f32>::new(comptime!(bp.micro.outer));
+    #[unroll(bp.unroll())]
+    for o in 0..comptime!(bp.micro.outer) {
+        row_max[o] = f32::new(f32::NEG_INFINITY);
+        row_sum[o] = 0.0f32;
+    }
+    #[unroll(bp.unroll())]
+    for n in 0..comptime!(bp.micro.outer * bp.unit_vectors()) {
+        acc[n] = Row4::new(0.0f32);
+    }
+
+    if UNIT_POS == 0 {
+        not_finite[0] = 0u32;
+        not_finite[1] = 0u32;
+    }
+    let mut row = UNIT_POS as usize;
+    while row < outer_rows {
+        slots.set_query(row, position(first_query + row, q_len, k_len, bp.causal));
+        row += comptime!(bp.units());
+    }
+    let keys = TileKeys::of_query_tile(
+        list,
+        counts,
+        batch * k.shape(1) + kv_head,
+        first_query,
+        q_len,
+        k_len,
+        bp,
+    );
+    let q_base = batch * q.stride(0) + head * q.stride(1);
+    load_rows::<F, N>(
+        q,
+        q_base,
+        q.stride(2),
+        list,
+        0usize,
+        first_query,
+        q_len,
+        &mut q_rows,
+        &mut not_finite,
+        1usize,
+        outer_rows,
+        false,
+        bp,
+    );
+
+    let tiles = keys.total.div_ceil(inner_rows);
+    for tile in 0..tiles {
+        // Two flags take turns: this tile's is set by its load, the next one's cleared meanwhile.
+        let slot = tile % 2;
+        sync_cube();
+        keys.load::<F, N>(
+            k,
+            v,
+            scores,
+            intervals,
+            list,
+            batch,
+            kv_head,
+            tile * inner_rows,
+            &mut k_rows,
+            &mut v_rows,
+            &mut key_scores,
+            &mut slots,
+            &mut not_finite,
+            slot,
+            bp,
+        );
+        sync_cube();
+        if UNIT_POS == 0 {
+            not_finite[1 - slot] = 0u32;
+        }
+
+        products(&q_rows, &k_rows, &mut s, bp);
+        #[unroll(bp.unroll())]
+        for o in 0..comptime!(bp.micro.outer) {
+            let outer = y + o * units_y;
+            let mut unit_max = f32::new(f32::NEG_INFINITY);
+            #[unroll(bp.unroll())]
+            for i in 0..comptime!(bp.micro.inner) {
+                let inner = x + i * units_x;
+                let n = o * comptime!(bp.micro.inner) + i;
+                let mut value = f32::new(f32::NEG_INFINITY);
+                if slots.selected(outer, inner) {
+                    value = logit(s[n], scale, softcap, bp) + key_scores[inner];
+                }
+                s[n] = value;
+                unit_max = max(unit_max, value);
+            }
+            partial[outer * units_x + x] = unit_max;
+        }
+        sync_cube();
+
+        #[unroll(bp.unroll())]
+        for o in 0..comptime!(bp.micro.outer) {
+            let outer = y + o * units_y;
+            let old_max = row_max[o];
+            let mut new_max = old_max;
+            for unit in 0..units_x {
+                new_max = max(new_max, partial[outer * units_x + unit]);
+            }
+            row_max[o] = new_max;
+            // While a row has seen no finite logit, -inf - -inf would make NaN.
+            let mut shift = new_max;
+            if new_max == f32::new(f32::NEG_INFINITY) {
+                shift = 0.0f32;
+            }
+            let rescale = (old_max - shift).exp();
+            let mut sum = row_sum[o] * rescale;
+            #[unroll(bp.unroll())]
+            for part in 0..comptime!(bp.weight_vectors()) {
+                let mut weight = Row4::new(0.0f32);
+                #[unroll]
+                for e in 0..4 {
+                    let p = (s[o * comptime!(bp.micro.inner) + part * 4 + e] - shift).exp();
+                    sum += p;
+                    weight.insert(e, p);
+                }
+                let column = x * comptime!(bp.weight_vectors()) + part;
+                weights[outer * comptime!(bp.weight_stride()) + column] = weight;
+            }
+            row_sum[o] = sum;
+            #[unroll(bp.unroll())]
+            for c in 0..comptime!(bp.unit_vectors()) {
+                let n = o * comptime!(bp.unit_vectors()) + c;
+                acc[n] *= Row4::new(rescale);
+            }
+        }
+        sync_cube();
+
+        if not_finite[slot] == 0u32 {
+            accumulate(&mut acc, &weights, &v_rows, bp);
+        } else {
+            accumulate_selected(&mut acc, &weights, &v_rows, &slots, bp);
+        }
+    }
+
+    // The maxima are not read any more once the last tile's weights are written.
+    #[unroll(bp.unroll())]
+    for o in 0..comptime!(bp.micro.outer) {
+        partial[(y + o * units_y) * units_x + x] = row_sum[o];
+    }
+    sync_cube();
+    #[unroll(bp.unroll())]
+    for o in 0..comptime!(bp.micro.outer) {
+        let outer = y + o * units_y;
+        let query = first_query + outer;
+        if query < q_len {
+            let mut sum = 0.0f32;
+            for unit in 0..units_x {
+                sum += partial[outer * units_x + unit];
+            }
+            let mut inverse = 1.0f32 / sum;
+            let mut row_lse = row_max[o] + sum.ln();
+            if sum == 0.0f32 {
+                inverse = 0.0f32;
+                row_lse = f32::new(f32::NEG_INFINITY);
+            }
+            let base = batch * out.stride(0) + head * out.stride(1) + query * out.stride(2);
+            #[unroll(bp.unroll())]
+            for c in 0..comptime!(bp.unit_vectors()) {
+                let n = o * comptime!(bp.unit_vectors()) + c;
+                let mut value = Row4::new(0.0f32);
+                if sum != 0.0f32 {
+                    value = acc[n] * Row4::new(inverse);
+                }
+                store_row::<F, N>(out, base, x + c * units_x, value, bp);
+            }
+            if x == 0 {
+                lse[(batch * q.shape(1) + head) * q_len + query] = row_lse;
+            }
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! The forward kernel against the oracle, on cubecl-cpu.
+
+use super::launch::{forward, forward_with};
+use crate::tile::testing::{Output, Placement, client, problem, upload_inputs};
+use crate::tile::{Blueprint, micro};
+use flash_dma_problem::{AttentionError, AttentionOptions, ElementType, Problem};
+use flash_dma_reference::compare::{OUTPUT, compare, compare_lse};
+use flash_dma_reference::generate::{Scores, inputs};
+use flash_dma_reference::{self as oracle};
+
+const F32: ElementType = ElementType::F32;
+
+/// Runs the kernel (with a forced blueprint, if any) and compares output and LSE with the oracle.
+fn check(inputs: &oracle::Inputs, placement: Placement, blueprint: Option<Blueprint>) {
+    let (p, client) = (&inputs.problem, client());
+    let out = Output::new(&client, &p.q_shape(), p.element);
+    let lse = Output::new(&client, &p.lse_shape(), F32);
+    let given = upload_inputs(&client, inputs, placement);
+    let (o, l) = (out.binding(), lse.binding());
+    match blueprint {
+        None => forward(&client, p, given, o, l).unwrap(),
+        Some(blueprint) => forward_with(&client, p, given, o, l, blueprint).unwrap(),
+    }
+    let (exact, naive) = (inputs.forward(), inputs.naive_forward());
+    let (out, lse) = (out.read(&client), lse.read(&client));
+    let result = compare(
+        "out",
+        &p.q_shape(),
+        &out,
+        &exact.out,
+        &naive.out,
+        p.element,
+        OUTPUT,
+    );
+    let context = || format!("{p:?}, {placement:?}, {blueprint:?}");
+    result.unwrap_or_else(|failure| panic!("{failure}\n{}", context()));
+    compare_lse(&p.lse_shape(), &lse, &exact.lse)
+        .unwrap_or_else(|failure| panic!("{failure}\n{}", context()));
+}
+
+fn options() -> AttentionOptions {
+    AttentionOptions::new()
+}
+
+fn dense(
+    q: [usize; 4],
+    kv: [usize; 2],
+    element: ElementType,
+    options: AttentionOptions,
+) -> Problem {
+    problem(q, kv, false, element, &options)
+}
+
+fn sparse(q: [usize; 4], kv: [usize; 2], element: ElementType, window: usize) -> Problem {
+    problem(q, kv, true, element, &options().with_keep_window(window))
+}
+
+#[test]
+fn plain_attention_matches_the_oracle() {
+    for (n, (q, kv)) in [
+        ([2, 4, 37, 24], [2, 37]),
+        ([1, 2, 5, 8], [1, 40]),
+        ([1, 2, 40, 8], [1, 5]),
+        ([1, 1, 1, 128], [1, 17]),
+        ([1, 1, 17, 256], [1, 33]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for causal in [true, false] {
+            let p = dense(q, kv, F32, options().with_causal(causal));
+            check(
+                &inputs(p, Scores::Normal, 1.0, n as u64),
+                Placement::Contiguous,
+                None,
+            );
+        }
+    }
+}
+
+#[test]
+fn half_types_softcap_scale_and_strides_match_the_oracle() {
+    let q = [2, 4, 19, 40];
+    for (element, placement) in [
+        (ElementType::F16, Placement::TokenMajor),
+        (ElementType::Bf16, Placement::Gaps),
+        (F32, Placement::TokenMajor),
+        (F32, Placement::Gaps),
+    ] {
+        let options = options().with_softcap(2.0).with_scale(0.7);
+        let p = dense(q, [1, 21], element, options);
+        check(&inputs(p, Scores::Normal, 1.5, 7), placement, None);
+    }
+}
+
+#[test]
+fn cooperating_units_match_the_oracle() {
+    for micro in [micro(2, 2, 2, 4), micro(4, 1, 3, 4), micro(1, 2, 4, 8)] {
+        let p = dense([1, 2, 13, 24], [1, 19], F32, options());
+        let blueprint = Blueprint::with_micro(micro, &p);
+        check(
+            &inputs(p, Scores::Normal, 1.0, 3),
+            Placement::Contiguous,
+            Some(blueprint),
+        );
+        let p = sparse([1, 2, 13, 24], [1, 19], F32, 4);
+        let blueprint = Blueprint::with_micro(micro, &p);
+        check(
+            &inputs(p, Scores::Normal, 1.0, 4),
+            Placement::Contiguous,
+            Some(blueprint),
+        );
+    }
+}
+
+#[test]
+fn selected_keys_match_the_oracle_for_every_kind_of_scores() {
+    for (seed, scores) in Scores::ALL.into_iter().enumerate() {
+        for window in [1, 6, 1000] {
+            let p = sparse([2, 4, 50, 16], [2, 50], F32, window);
+            check(
+                &inputs(p, scores, 1.0, seed as u64),
+                Placement::Contiguous,
+                None,
+            );
+        }
+    }
+}
+
+#[test]
+fn fewer_and_more_queries_than_keys_match_the_oracle() {
+    for (q_len, k_len) in [(3, 70), (70, 33), (1, 1), (17, 17)] {
+        for causal in [true, false] {
+            let options = options().with_keep_window(9).with_causal(causal);
+            let p = problem([1, 2, q_len, 8], [1, k_len], true, F32, &options);
+            check(
+                &inputs(p, Scores::Normal, 1.0, 11),
+                Placement::TokenMajor,
+                None,
+            );
+        }
+    }
+}
+
+#[test]
+fn values_that_overflow_or_are_not_finite_reach_only_what_selects_them() {
+    let p = sparse([1, 2, 40, 8], [1, 40], F32, 5);
+    let mut large = inputs(p, Scores::Normal, 30.0, 1);
+    check(&large, Placement::Contiguous, None);
+    for (key, value) in [(3, f64::NAN), (12, f64::INFINITY), (20, f64::NEG_INFINITY)] {
+        large.v[key * 8 + 1] = value;
+        check(&large, Placement::Contiguous, None);
+        large.k[key * 8 + 2] = value;
+        check(&large, Placement::Contiguous, None);
+    }
+    large.q[21 * 8] = f64::NAN;
+    check(&large, Placement::Contiguous, None);
+    // Dense causal: the first rows do not see the key.
+    let p = dense([1, 1, 40, 8], [1, 40], F32, options());
+    let mut inputs = inputs(p, Scores::Normal, 1.0, 2);
+    inputs.v[17 * 8] = f64::NAN;
+    inputs.k[30 * 8] = f64::NAN;
+    check(&inputs, Placement::Contiguous, None);
+}
+
+#[test]
+fn empty_problems_are_defined() {
+    let client = client();
+    for (q_len, k_len) in [(5, 0), (0, 5), (0, 0)] {
+        for scores in [false, true] {
+            let p = problem([1, 2, q_len, 8], [1, k_len], scores, F32, &options());
+            let out = Output::new(&client, &p.q_shape(), F32);
+            let lse = Output::new(&client, &p.lse_shape(), F32);
+            let inputs = inputs(p, Scores::Normal, 1.0, 0);
+            let given = upload_inputs(&client, &inputs, Placement::Contiguous);
+            forward(&client, &p, given, out.binding(), lse.binding()).unwrap();
+            assert!(out.read(&client).iter().all(|&x| x == 0.0));
+            assert!(lse.read(&client).iter().all(|&x| x == f64::NEG_INFINITY));
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_anything_is_written() {
+    let client = client();
+    let p = dense([1, 2, 5, 8], [1, 5], F32, options());
+    let inputs = inputs(p, Scores::Normal, 1.0, 0);
+    let lse = Output::new(&client, &p.lse_shape(), F32);
+    let out = Output::new(&client, &p.q_shape(), F32);
+    let run = |change: &dyn Fn(&mut crate::Inputs)| {
+        let mut given = upload_inputs(&client, &inputs, Placement::Contiguous);
+        change(&mut given);
+        forward(&client, &p, given, out.binding(), lse.binding()).unwrap_err()
+    };
+    let error = run(&|given| given.k.shape[2] = 4);
+    assert!(
+        matches!(error, AttentionError::Shape { axis: 2, .. }),
+        "{error}"
+    );
+    let error = run(&|given| given.v.strides[3] = 2);
+    assert!(matches!(error, AttentionError::Strides { .. }), "{error}");
+    let error = run(&|given| given.q.strides[1] = 1000);
+    assert!(matches!(error, AttentionError::Buffer { .. }), "{error}");
+    assert!(out.read(&client).iter().all(|x| x.is_nan()));
+
+    let mut strided = out.binding();
+    strided.strides[1] = 48;
+    let given = upload_inputs(&client, &inputs, Placement::Contiguous);
+    let error = forward(&client, &p, given, strided, lse.binding()).unwrap_err();
+    assert!(matches!(error, AttentionError::Strides { .. }), "{error}");
+
+    let p = sparse([1, 2, 5, 8], [1, 5], F32, 2);
+    let given = upload_inputs(&client, &inputs, Placement::Contiguous);
+    let error = forward(&client, &p, given, out.binding(), lse.binding()).unwrap_err();
+    assert_eq!(error, AttentionError::ScoresWithoutIntervals);
+}

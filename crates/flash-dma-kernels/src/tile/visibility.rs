@@ -1,0 +1,97 @@
+//! Which pairs of a tile are selected, and their logits.
+
+use super::blueprint::Blueprint;
+use cubecl::prelude::*;
+
+/// What decides which pairs of an outer and an inner tile are selected, in shared memory.
+#[derive(CubeType)]
+pub(crate) struct Slots {
+    /// Position of each query; -1 selects nothing.
+    pub position: Shared<[i32]>,
+    /// First position that attends to each key.
+    pub first: Shared<[i32]>,
+    /// One past the last position that attends to each key.
+    pub end: Shared<[i32]>,
+    /// Whether the keys are the outer rows.
+    #[cube(comptime)]
+    pub keys_outer: bool,
+}
+
+#[cube]
+impl Slots {
+    /// Room for the queries and keys of a tile.
+    pub(crate) fn new(#[comptime] keys_outer: bool, #[comptime] bp: Blueprint) -> Slots {
+        let queries = comptime!(if keys_outer {
+            bp.inner_rows()
+        } else {
+            bp.outer_rows()
+        });
+        let keys = comptime!(if keys_outer {
+            bp.outer_rows()
+        } else {
+            bp.inner_rows()
+        });
+        Slots {
+            position: Shared::<[i32]>::new_slice(queries),
+            first: Shared::<[i32]>::new_slice(keys),
+            end: Shared::<[i32]>::new_slice(keys),
+            keys_outer,
+        }
+    }
+
+    /// Sets the position of query `slot`.
+    pub(crate) fn set_query(&mut self, slot: usize, position: i32) {
+        self.position[slot] = position;
+    }
+
+    /// Sets the interval of key `slot`.
+    pub(crate) fn set_key(&mut self, slot: usize, first: i32, end: i32) {
+        self.first[slot] = first;
+        self.end[slot] = end;
+    }
+
+    /// Whether the pair of an outer and an inner row is selected.
+    pub(crate) fn selected(&self, outer: usize, inner: usize) -> bool {
+        let (mut query, mut key) = (outer, inner);
+        if comptime!(self.keys_outer) {
+            query = inner;
+            key = outer;
+        }
+        let position = self.position[query];
+        self.first[key] <= position && position < self.end[key]
+    }
+}
+
+/// The position of query `query`: the index of the last key it may see; -1 past the last query.
+#[cube]
+pub(crate) fn position(query: usize, q_len: usize, k_len: usize, #[comptime] causal: bool) -> i32 {
+    let mut at = i32::new(-1);
+    if query < q_len {
+        at = k_len as i32 - 1;
+        if comptime!(causal) {
+            at += query as i32 + 1 - q_len as i32;
+        }
+    }
+    at
+}
+
+/// The scaled, and maybe capped, product of a query and a key.
+#[cube]
+pub(crate) fn logit(product: f32, scale: f32, softcap: f32, #[comptime] bp: Blueprint) -> f32 {
+    let mut x = product * scale;
+    if comptime!(bp.softcap) {
+        x = softcap * (x / softcap).tanh();
+    }
+    x
+}
+
+/// The derivative of [`logit`] by `product`, from its value.
+#[cube]
+pub(crate) fn logit_slope(logit: f32, scale: f32, softcap: f32, #[comptime] bp: Blueprint) -> f32 {
+    let mut slope = scale;
+    if comptime!(bp.softcap) {
+        let t = logit / softcap;
+        slope = scale * (1.0f32 - t * t);
+    }
+    slope
+}
