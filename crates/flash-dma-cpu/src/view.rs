@@ -1,6 +1,9 @@
 //! A borrowed strided tensor.
 
 /// A borrowed tensor of `R` axes: element `index` is `data[sum(index * strides)]`.
+///
+/// The last axis must be contiguous; the others may have any stride, so a `[batch, len, heads, dim]`
+/// buffer is read through a transpose without a copy, and a stride of 0 broadcasts an axis.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a, E, const R: usize> {
     /// The buffer; the element of index zero comes first.
@@ -14,14 +17,31 @@ pub struct View<'a, E, const R: usize> {
 impl<'a, E, const R: usize> View<'a, E, R> {
     /// A view of a contiguous buffer.
     pub fn contiguous(data: &'a [E], shape: [usize; R]) -> Self {
-        let mut strides = [1; R];
+        let mut strides = [1usize; R];
         for axis in (1..R).rev() {
-            strides[axis - 1] = strides[axis] * shape[axis];
+            strides[axis - 1] = strides[axis].saturating_mul(shape[axis]);
         }
         Self {
             data,
             shape,
             strides,
         }
+    }
+}
+
+impl<'a, E> View<'a, E, 4> {
+    /// The elements `[batch, head, index, ..]`.
+    #[inline]
+    pub(crate) fn row(&self, batch: usize, head: usize, index: usize) -> &'a [E] {
+        let start = batch * self.strides[0] + head * self.strides[1] + index * self.strides[2];
+        &self.data[start..start + self.shape[3]]
+    }
+}
+
+impl<'a, E> View<'a, E, 3> {
+    /// The elements `[batch, head, ..]`.
+    pub(crate) fn row(&self, batch: usize, head: usize) -> &'a [E] {
+        let start = batch * self.strides[0] + head * self.strides[1];
+        &self.data[start..start + self.shape[2]]
     }
 }

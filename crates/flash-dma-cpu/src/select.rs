@@ -1,0 +1,161 @@
+//! Scores to intervals: which positions attend to each key.
+
+use flash_dma_problem::Interval;
+use rayon::prelude::*;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// Writes the intervals of each row of scores. `rows(r)` is the scores of row `r`.
+pub(crate) fn select_rows<'a>(
+    rows: impl Fn(usize) -> &'a [f32] + Sync,
+    k_len: usize,
+    window: usize,
+    intervals: &mut [Interval],
+) {
+    if k_len == 0 {
+        return;
+    }
+    intervals
+        .par_chunks_exact_mut(k_len)
+        .enumerate()
+        .for_each(|(row, intervals)| select_row(rows(row), window, intervals));
+}
+
+/// One pass over the positions with a heap of the `window` best keys seen so far, the worst on top:
+/// O(k_len log window) time, O(window) memory. A key that finds the heap full of better ones is
+/// never attended; one that is pushed out ends at the position of the key that replaces it.
+fn select_row(scores: &[f32], window: usize, intervals: &mut [Interval]) {
+    let k_len = scores.len();
+    let attended = |score: f32| score != f32::NEG_INFINITY;
+    if window >= k_len {
+        for (j, (interval, &score)) in intervals.iter_mut().zip(scores).enumerate() {
+            let end = if attended(score) { k_len } else { j };
+            *interval = interval_of(j, end);
+        }
+        return;
+    }
+    let mut best = BinaryHeap::with_capacity(window);
+    for (j, &score) in scores.iter().enumerate() {
+        intervals[j] = interval_of(j, j);
+        if !attended(score) {
+            continue;
+        }
+        let quality = quality(score, j);
+        if best.len() < window {
+            best.push(Reverse(quality));
+        } else if let Some(mut worst) = best.peek_mut()
+            && worst.0 < quality
+        {
+            let evicted = key_of(worst.0);
+            *worst = Reverse(quality);
+            intervals[evicted].end = j as u32;
+        } else {
+            continue;
+        }
+        intervals[j].end = k_len as u32;
+    }
+}
+
+fn interval_of(first: usize, end: usize) -> Interval {
+    Interval {
+        first: first as u32,
+        end: end as u32,
+    }
+}
+
+/// A number that orders keys as they are selected: greater is better. The score is in the upper half,
+/// NaN below every number and -0 equal to +0; a tie goes to the lower index.
+fn quality(score: f32, key: usize) -> u64 {
+    // Adding +0 turns -0 into +0 and changes nothing else.
+    let bits = (score + 0.0).to_bits();
+    let ordered = if score.is_nan() {
+        0
+    } else if bits >> 31 == 1 {
+        !bits
+    } else {
+        bits | 1 << 31
+    };
+    u64::from(ordered) << 32 | u64::from(!(key as u32))
+}
+
+fn key_of(quality: u64) -> usize {
+    !(quality as u32) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The selected keys of a position by definition: sort the visible keys, keep the window.
+    fn selected(scores: &[f32], window: usize, position: usize) -> Vec<usize> {
+        let mut keys: Vec<usize> = (0..=position)
+            .filter(|&j| scores[j] != f32::NEG_INFINITY)
+            .collect();
+        keys.sort_by(|&a, &b| {
+            let (x, y) = (scores[a], scores[b]);
+            match (x.is_nan(), y.is_nan()) {
+                (true, true) => a.cmp(&b),
+                (true, false) => std::cmp::Ordering::Greater,
+                (false, true) => std::cmp::Ordering::Less,
+                _ => y.partial_cmp(&x).unwrap().then(a.cmp(&b)),
+            }
+        });
+        keys.truncate(window);
+        keys.sort_unstable();
+        keys
+    }
+
+    fn check(scores: &[f32], window: usize) {
+        let mut intervals = vec![Interval { first: 7, end: 7 }; scores.len()];
+        select_rows(|_| scores, scores.len(), window, &mut intervals);
+        for (j, interval) in intervals.iter().enumerate() {
+            assert_eq!(interval.first as usize, j);
+            assert!(interval.end >= interval.first && interval.end as usize <= scores.len());
+        }
+        for position in 0..scores.len() {
+            let got: Vec<usize> = (0..scores.len())
+                .filter(|&j| intervals[j].contains(position as i64))
+                .collect();
+            assert_eq!(
+                got,
+                selected(scores, window, position),
+                "window {window}, position {position}, scores {scores:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_position_attends_to_its_best_keys() {
+        let mut state = 1u64;
+        let mut random = move || {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize
+        };
+        let special = [
+            f32::NAN,
+            -f32::NAN,
+            f32::NEG_INFINITY,
+            f32::INFINITY,
+            0.0,
+            -0.0,
+            f32::MIN,
+            f32::MAX,
+            1e-42,
+            -1e-42,
+        ];
+        for _ in 0..300 {
+            let scores: Vec<f32> = (0..random() % 40 + 1)
+                .map(|_| match random() % 3 {
+                    0 => special[random() % special.len()],
+                    1 => (random() % 4) as f32 - 2.0,
+                    _ => random() as f32 / (1u64 << 31) as f32 - 0.5,
+                })
+                .collect();
+            for window in [1, 2, 3, scores.len(), usize::MAX, random() % 40 + 1] {
+                check(&scores, window);
+            }
+        }
+    }
+}
