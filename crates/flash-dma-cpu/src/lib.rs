@@ -50,6 +50,8 @@ mod scratch;
 mod select;
 mod simd;
 mod softmax;
+#[cfg(test)]
+mod tests;
 mod view;
 
 pub use args::{Gradients, Inputs, Saved, Selection};
