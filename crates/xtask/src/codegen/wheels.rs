@@ -26,7 +26,7 @@ pub fn provide(target: &Path) -> Result<PathBuf> {
     }
 
     println!(
-        "codegen: installing NVIDIA's compilers (wheels, about 200 MB) into {}",
+        "codegen: installing NVIDIA's compilers (wheels, some 130 MB) into {}",
         venv.display()
     );
     run_command(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv)).map_err(|e| {

@@ -70,8 +70,8 @@ pub fn run() -> Result {
     let archive = out.join(format!("{NAME}.tar.xz"));
     println!("gpu-pack: compressing {} binaries", binaries.len());
     let mut tar = Command::new("tar");
-    // One large window finds the parts of LLVM and Burn that the binaries share.
-    tar.env("XZ_OPT", "-T2 --x86 --lzma2=preset=4,dict=128MiB");
+    // The window spans two binaries: most of each is the LLVM and the Burn of the one before.
+    tar.env("XZ_OPT", "-T1 --x86 --lzma2=preset=4,dict=256MiB");
     run_command(tar.arg("-C").arg(&out).arg("-cJf").arg(&archive).arg(NAME))?;
     let bytes = std::fs::metadata(&archive)
         .map_err(|e| format!("{}: {e}", archive.display()))?
