@@ -127,6 +127,14 @@ pub enum AttentionError {
     /// A keep window was given but no scores to rank the keys by.
     #[error("a keep window needs scores to rank the keys by")]
     WindowWithoutScores,
+    /// The options ask for another window than the intervals were made with.
+    #[error("the options keep {options} keys, but the intervals were selected for {intervals}")]
+    IntervalsWindow {
+        /// The window of the intervals.
+        intervals: usize,
+        /// The keep window of the options.
+        options: usize,
+    },
     /// Scores were given without their intervals, or intervals without scores.
     #[error("scores and intervals must be given together")]
     ScoresWithoutIntervals,

@@ -1,0 +1,219 @@
+//! Burn's Flex backend on the CPU engine: strided views in, contiguous tensors out, no copies but
+//! of what the engine cannot address (a reversed axis, or a last axis that is not contiguous).
+
+use crate::ops::{AttentionGrads, DynamicMaskOps, OptionalFloat, Saved, Selection};
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Element as BurnElement, Flex, TensorMetadata};
+use burn::tensor::{Bytes, DType, Shape, bf16, f16};
+use burn_flex::{FlexTensor, Layout};
+use flash_dma_cpu::{Element, Gradients, Inputs, View};
+use flash_dma_problem::{AttentionError, Interval, Problem};
+
+impl DynamicMaskOps for Flex {
+    fn dynamic_mask_select(scores: FloatTensor<Self>, window: usize) -> IntTensor<Self> {
+        let scores = addressable(scores);
+        let mut intervals = vec![Interval { first: 0, end: 0 }; scores.shape().num_elements()];
+        run(flash_dma_cpu::select(view(&scores), window, &mut intervals));
+        let mut shape = scores.shape().to_vec();
+        shape.push(2);
+        let values = intervals
+            .iter()
+            .flat_map(|i| [i.first as i32, i.end as i32])
+            .collect();
+        tensor::<i32>(values, shape)
+    }
+
+    fn dynamic_mask_forward(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        selection: Selection<Self>,
+        problem: Problem,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let call = Call::new(q, k, v, selection, problem);
+        match call.q.dtype() {
+            DType::F32 => call.forward::<f32>(),
+            DType::F16 => call.forward::<f16>(),
+            DType::BF16 => call.forward::<bf16>(),
+            other => panic!("q must be f32, f16 or bf16, but is {other:?}"),
+        }
+    }
+
+    fn dynamic_mask_backward(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        selection: Selection<Self>,
+        saved: Saved<Self>,
+        problem: Problem,
+    ) -> AttentionGrads<Self> {
+        let call = Call::new(q, k, v, selection, problem);
+        match call.q.dtype() {
+            DType::F32 => call.backward::<f32>(saved),
+            DType::F16 => call.backward::<f16>(saved),
+            DType::BF16 => call.backward::<bf16>(saved),
+            other => panic!("q must be f32, f16 or bf16, but is {other:?}"),
+        }
+    }
+}
+
+/// The tensors of a call in a form the engine can address.
+struct Call {
+    q: FlexTensor,
+    k: FlexTensor,
+    v: FlexTensor,
+    selection: Option<(FlexTensor, Vec<Interval>)>,
+    problem: Problem,
+}
+
+/// What a tensor may hold here.
+trait Stored: BurnElement + bytemuck::Pod + Default {}
+impl<T: BurnElement + bytemuck::Pod + Default> Stored for T {}
+
+impl Call {
+    fn new(
+        q: FlexTensor,
+        k: FlexTensor,
+        v: FlexTensor,
+        selection: Selection<Flex>,
+        problem: Problem,
+    ) -> Self {
+        let selection = match selection {
+            Selection::All => None,
+            Selection::Scored { scores, intervals } => {
+                let intervals = intervals.to_contiguous();
+                let values: &[i32] = contiguous(&intervals);
+                let intervals = values
+                    .chunks_exact(2)
+                    .map(|pair| Interval {
+                        first: pair[0] as u32,
+                        end: pair[1] as u32,
+                    })
+                    .collect();
+                Some((addressable(scores), intervals))
+            }
+        };
+        Self {
+            q: addressable(q),
+            k: addressable(k),
+            v: addressable(v),
+            selection,
+            problem,
+        }
+    }
+
+    fn inputs<E: Element + Stored>(&self) -> Inputs<'_, E> {
+        Inputs {
+            q: view(&self.q),
+            k: view(&self.k),
+            v: view(&self.v),
+            selection: self.selection.as_ref().map(|(scores, intervals)| {
+                flash_dma_cpu::Selection {
+                    scores: view(scores),
+                    intervals,
+                }
+            }),
+        }
+    }
+
+    fn forward<E: Element + Stored>(self) -> (FlexTensor, FlexTensor) {
+        let problem = &self.problem;
+        let mut out = buffer::<E, 4>(problem.q_shape());
+        let mut lse = buffer::<f32, 3>(problem.lse_shape());
+        run(flash_dma_cpu::forward(
+            problem,
+            self.inputs(),
+            &mut out,
+            &mut lse,
+        ));
+        (
+            tensor(out, problem.q_shape()),
+            tensor(lse, problem.lse_shape()),
+        )
+    }
+
+    fn backward<E: Element + Stored>(self, saved: Saved<Flex>) -> AttentionGrads<Flex> {
+        let problem = &self.problem;
+        let (out, grad_out) = (addressable(saved.out), addressable(saved.grad_out));
+        let lse = saved.lse.to_contiguous();
+        let grad_lse = match saved.grad_lse {
+            OptionalFloat::None => None,
+            OptionalFloat::Some(t) => Some(t.to_contiguous()),
+        };
+        let mut q = buffer::<E, 4>(problem.q_shape());
+        let mut k = buffer::<E, 4>(problem.kv_shape());
+        let mut v = buffer::<E, 4>(problem.kv_shape());
+        let mut scores = problem
+            .has_scores
+            .then(|| buffer::<f32, 3>(problem.scores_shape()));
+        run(flash_dma_cpu::backward(
+            problem,
+            self.inputs(),
+            flash_dma_cpu::Saved {
+                out: view(&out),
+                lse: contiguous(&lse),
+                grad_out: view(&grad_out),
+                grad_lse: grad_lse.as_ref().map(contiguous),
+            },
+            Gradients {
+                q: &mut q,
+                k: &mut k,
+                v: &mut v,
+                scores: scores.as_deref_mut(),
+            },
+        ));
+        AttentionGrads {
+            q: tensor(q, problem.q_shape()),
+            k: tensor(k, problem.kv_shape()),
+            v: tensor(v, problem.kv_shape()),
+            scores: match scores {
+                None => OptionalFloat::None,
+                Some(scores) => OptionalFloat::Some(tensor(scores, problem.scores_shape())),
+            },
+        }
+    }
+}
+
+/// The functions on `Tensor` have validated the call.
+fn run(result: Result<(), AttentionError>) {
+    result.unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// A tensor with non-negative strides and a contiguous last axis.
+fn addressable(tensor: FlexTensor) -> FlexTensor {
+    let layout = tensor.layout();
+    let last_is_contiguous = match (layout.shape().last(), layout.strides().last()) {
+        (Some(&size), Some(&stride)) => size <= 1 || stride == 1,
+        _ => true,
+    };
+    if last_is_contiguous && layout.strides().iter().all(|&s| s >= 0) {
+        tensor
+    } else {
+        tensor.to_contiguous()
+    }
+}
+
+fn view<E: Stored, const R: usize>(tensor: &FlexTensor) -> View<'_, E, R> {
+    let layout = tensor.layout();
+    let strides: Vec<usize> = layout.strides().iter().map(|&s| s as usize).collect();
+    View {
+        data: &tensor.storage::<E>()[layout.start_offset()..],
+        shape: layout.shape().dims(),
+        strides: strides
+            .try_into()
+            .expect("a tensor has a stride for each axis"),
+    }
+}
+
+fn contiguous<E: Stored>(tensor: &FlexTensor) -> &[E] {
+    tensor.as_slice().expect("the tensor was made contiguous")
+}
+
+fn buffer<E: Stored, const R: usize>(shape: [usize; R]) -> Vec<E> {
+    vec![E::default(); shape.iter().product()]
+}
+
+fn tensor<E: Stored>(values: Vec<E>, shape: impl Into<Shape>) -> FlexTensor {
+    let layout = Layout::contiguous(shape.into());
+    FlexTensor::new(Bytes::from_elems(values), layout, E::dtype())
+}

@@ -1,0 +1,5 @@
+//! Modules.
+
+mod attention;
+
+pub use attention::{DynamicMaskAttention, DynamicMaskAttentionConfig};

@@ -1,0 +1,55 @@
+//! Checks that need Burn's types; those of shapes and options are [`Problem`](crate::Problem)'s.
+
+use burn::tensor::{DType, Device, Tensor};
+use flash_dma_problem::{AttentionError, ElementType, TensorName};
+
+/// The element type of `q`, `k` or `v`.
+pub(crate) fn element_type<const D: usize>(
+    name: TensorName,
+    tensor: &Tensor<D>,
+) -> Result<ElementType, AttentionError> {
+    match tensor.dtype() {
+        DType::F32 => Ok(ElementType::F32),
+        DType::F16 => Ok(ElementType::F16),
+        DType::BF16 => Ok(ElementType::Bf16),
+        other => Err(AttentionError::ElementType {
+            tensor: name,
+            expected: "f32, f16 or bf16".into(),
+            actual: other.name().into(),
+        }),
+    }
+}
+
+/// Casts a tensor of a supported type up to f32: exact, and differentiable.
+pub(crate) fn as_f32<const D: usize>(
+    name: TensorName,
+    tensor: Tensor<D>,
+) -> Result<Tensor<D>, AttentionError> {
+    Ok(match element_type(name, &tensor)? {
+        ElementType::F32 => tensor,
+        ElementType::F16 | ElementType::Bf16 => tensor.cast(DType::F32),
+    })
+}
+
+/// Whether a tensor's device is that of the others; a tracked and an untracked tensor of one device
+/// may meet.
+pub(crate) fn same_device(
+    expected: &Device,
+    name: TensorName,
+    actual: Device,
+) -> Result<(), AttentionError> {
+    if actual.without_autodiff() == expected.clone().without_autodiff() {
+        Ok(())
+    } else {
+        Err(AttentionError::Device { tensor: name })
+    }
+}
+
+/// The value, or a panic with the error's text.
+#[track_caller]
+pub(crate) fn expect<T>(result: Result<T, AttentionError>) -> T {
+    match result {
+        Ok(value) => value,
+        Err(error) => panic!("{error}"),
+    }
+}
