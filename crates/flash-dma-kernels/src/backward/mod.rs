@@ -1,15 +1,12 @@
-//! The backward pass.
-use crate::{Gradients, Inputs, Saved};
-use cubecl::client::Client;
-use flash_dma_problem::{AttentionError, Problem};
+//! The backward pass: row sums, then dq (query-outer) and dk, dv, dscores (key-outer), each recomputing
+//! the probabilities from the LSE. No atomics: every gradient is summed by one unit in a fixed order.
 
-/// Backward.
-pub fn backward(
-    _client: &Client,
-    _problem: &Problem,
-    _inputs: Inputs,
-    _saved: Saved,
-    _grads: Gradients,
-) -> Result<(), AttentionError> {
-    todo!()
-}
+mod delta;
+mod dkdv;
+mod dq;
+mod launch;
+mod order;
+#[cfg(test)]
+mod tests;
+
+pub use launch::backward;

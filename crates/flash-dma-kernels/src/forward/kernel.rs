@@ -1,8 +1,8 @@
 //! The forward kernel: online softmax over the key tiles of one query tile.
 
 use crate::tile::{
-    Blueprint, Row4, Slots, TileKeys, accumulate, accumulate_selected, load_rows, logit, position,
-    products, store_row,
+    Blueprint, LANES, Row4, Slots, TileKeys, accumulate, accumulate_selected, load_rows, logit,
+    position, products, store_row,
 };
 use cubecl::prelude::*;
 
@@ -45,7 +45,7 @@ pub(crate) fn forward_kernel<F: Float, N: Size>(
     let first_query = (first_tile + CUBE_POS_X as usize) * outer_rows;
 
     let mut slots = Slots::new(false, bp);
-    let mut not_finite = Shared::<[u32]>::new_slice(2usize);
+    let mut not_finite = Shared::<[u32]>::new_slice(3usize);
     let mut key_scores = Shared::<[f32]>::new_slice(inner_rows);
     let mut partial = Shared::<[f32]>::new_slice(comptime!(outer_rows * units_x));
     let mut q_rows =
@@ -101,7 +101,7 @@ pub(crate) fn forward_kernel<F: Float, N: Size>(
         q_len,
         &mut q_rows,
         &mut not_finite,
-        1usize,
+        2usize,
         outer_rows,
         false,
         bp,
@@ -174,8 +174,8 @@ pub(crate) fn forward_kernel<F: Float, N: Size>(
             for part in 0..comptime!(bp.weight_vectors()) {
                 let mut weight = Row4::new(0.0f32);
                 #[unroll]
-                for e in 0..4 {
-                    let p = (s[o * comptime!(bp.micro.inner) + part * 4 + e] - shift).exp();
+                for e in 0..LANES {
+                    let p = (s[o * comptime!(bp.micro.inner) + part * LANES + e] - shift).exp();
                     sum += p;
                     weight.insert(e, p);
                 }

@@ -2,9 +2,10 @@
 
 use super::kernel::forward_kernel;
 use crate::Inputs;
-use crate::lists::{QueryTiles, live_keys, tile_key_lists};
+use crate::lists::{QueryTiles, live_keys};
 use crate::tile::{
-    Blueprint, Layout, Pass, address_type, check_device, check_tensor, elem_type, fill, vector_size,
+    Blueprint, Layout, Pass, address_type, check_device, check_tensor, elem_type, fill,
+    for_each_slice, vector_size,
 };
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -72,21 +73,19 @@ pub(crate) fn forward_with(
         return Ok(());
     }
 
-    let launch = |selection: [TensorBinding; 4], first_tile: usize, count: usize| {
-        let [scores, intervals, list, counts] = selection;
+    let live = (inputs.selection.as_ref()).map(|selection| live_keys(client, problem, selection));
+    for_each_slice(client, problem, &inputs, live.as_ref(), &tiles, |slice| {
         let Inputs { q, k, v, .. } = inputs.clone();
+        let [scores, intervals, list, counts] = slice.selection;
         let typed = [&q, &k, &v, &out];
         let words = [&scores, &intervals, &list, &counts, &lse];
-        let addresses: Vec<_> = (typed.map(|t| (t, size)).into_iter())
-            .chain(words.map(|t| (t, 4)))
-            .collect();
         // SAFETY: every buffer was checked to hold the shape and strides that the kernel indexes by.
         unsafe {
             forward_kernel::launch_unchecked(
                 client,
-                CubeCount::Static(count as u32, cubes[1] as u32, cubes[2] as u32),
+                CubeCount::Static(slice.tiles as u32, cubes[1] as u32, cubes[2] as u32),
                 blueprint.cube_dim(),
-                address_type(&addresses),
+                address_type(&typed, size).max(address_type(&words, 4)),
                 vector_size(&typed, size),
                 q.into_tensor_arg(),
                 k.into_tensor_arg(),
@@ -99,34 +98,11 @@ pub(crate) fn forward_with(
                 lse.clone().into_tensor_arg(),
                 problem.scale,
                 problem.softcap.unwrap_or(1.0),
-                first_tile,
+                slice.first_tile,
                 blueprint,
                 elem_type(problem.element),
             );
         }
-    };
-    match &inputs.selection {
-        // Never read: any buffer does.
-        None => launch([(); 4].map(|()| inputs.q.clone()), 0, tiles.count),
-        Some(selection) => {
-            let live = live_keys(client, problem, selection);
-            for slice in tiles.slices(problem.batch * problem.kv_heads) {
-                // Without causal masking the one list serves all tiles.
-                let count = if problem.causal {
-                    slice.len()
-                } else {
-                    tiles.count
-                };
-                let first_tile = slice.start;
-                let lists = tile_key_lists(client, problem, &live, &tiles, slice);
-                let (scores, intervals) = (selection.scores.clone(), selection.intervals.clone());
-                launch(
-                    [scores, intervals, lists.keys, lists.counts],
-                    first_tile,
-                    count,
-                );
-            }
-        }
-    }
+    });
     Ok(())
 }

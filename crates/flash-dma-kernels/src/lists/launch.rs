@@ -87,7 +87,6 @@ pub(super) fn tile_key_lists(
         keys: scratch(client, [rows, slice.len(), tiles.capacity]),
         counts: scratch(client, [rows, slice.len(), 2]),
         slice: slice.clone(),
-        capacity: tiles.capacity,
     };
     if rows * slice.len() == 0 {
         return lists;

@@ -3,7 +3,6 @@
 //! [`live_keys`] drops the keys that no position attends to; [`tile_key_lists`] lists, for every
 //! query tile, the keys that some query of the tile attends to. Neither reads anything back to the
 //! host, so every buffer is sized for the worst case that the window allows.
-#![allow(dead_code)] // Until the attention kernels read the lists.
 
 mod launch;
 mod live;
@@ -39,16 +38,14 @@ pub(crate) struct LiveKeys {
 /// interval test.
 #[derive(Clone, Debug)]
 pub(crate) struct TileKeyLists {
-    /// Contiguous `[batch * kv_heads, slice.len(), capacity]`, u32: key indices; past the total
-    /// undefined.
+    /// Contiguous `[batch * kv_heads, slice.len(), capacity]`, u32: key indices, with
+    /// [`QueryTiles::capacity`] entries a list; past the total undefined.
     pub keys: TensorBinding,
     /// Contiguous `[batch * kv_heads, slice.len(), 2]`, u32: the number of full keys, and of all keys.
     /// `full <= total <= capacity` whatever the intervals hold.
     pub counts: TensorBinding,
     /// The tiles of the problem that are listed; axis 1 of both buffers counts from its start.
     pub slice: Range<usize>,
-    /// Entries a list, [`QueryTiles::capacity`].
-    pub capacity: usize,
 }
 
 /// Lists the live keys of every row, in 3 launches.

@@ -175,7 +175,7 @@ impl Blueprint {
         };
         let rows = (outer * outer_tiles + inner * inner_tiles) * self.row_stride();
         let vectors = rows + outer * weights * self.weight_stride();
-        let words = outer * self.micro.units_x + 4 * (outer + inner) + 2;
+        let words = outer * self.micro.units_x + 4 * (outer + inner) + 3;
         16 * vectors + 4 * words
     }
 }

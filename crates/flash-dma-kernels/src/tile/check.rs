@@ -148,11 +148,8 @@ pub(crate) fn vector_size(tensors: &[&TensorBinding], size: usize) -> usize {
     if aligned { 4 } else { 1 }
 }
 
-/// The address type that reaches every element of `tensors`, given with their element sizes.
-pub(crate) fn address_type(tensors: &[(&TensorBinding, usize)]) -> AddressType {
-    tensors
-        .iter()
-        .map(|(tensor, size)| tensor.required_address_type(*size))
-        .max()
-        .unwrap_or(AddressType::U32)
+/// The address type that reaches every element (of `size` bytes) of `tensors`.
+pub(crate) fn address_type(tensors: &[&TensorBinding], size: usize) -> AddressType {
+    let each = tensors.iter().map(|t| t.required_address_type(size));
+    each.max().unwrap_or(AddressType::U32)
 }

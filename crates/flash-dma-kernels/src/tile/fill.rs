@@ -39,7 +39,7 @@ pub(crate) fn fill(client: &Client, dst: &TensorBinding, value: f32, element: El
             client,
             CubeCount::Static(cubes as u32, 1, 1),
             cube_dim,
-            address_type(&[(dst, element.size())]),
+            address_type(&[dst], element.size()),
             dst.clone().into_tensor_arg(),
             len,
             value,

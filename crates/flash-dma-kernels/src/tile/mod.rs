@@ -12,16 +12,18 @@ mod fill;
 mod keys;
 mod memory;
 mod product;
+mod slices;
 #[cfg(test)]
 pub(crate) mod testing;
 mod visibility;
 
+pub(crate) use blueprint::{Blueprint, LANES, Pass};
 #[cfg(test)]
-pub(crate) use blueprint::micro;
-pub(crate) use blueprint::{Blueprint, Pass};
+pub(crate) use blueprint::{Micro, micro};
 pub(crate) use check::{Layout, address_type, check_device, check_tensor, elem_type, vector_size};
 pub(crate) use fill::fill;
 pub(crate) use keys::TileKeys;
 pub(crate) use memory::{Row4, load_rows, store_row};
 pub(crate) use product::{accumulate, accumulate_selected, products};
+pub(crate) use slices::for_each_slice;
 pub(crate) use visibility::{Slots, logit, logit_slope, position};

@@ -50,6 +50,35 @@ impl Slots {
         self.end[slot] = end;
     }
 
+    /// The first and one past the last query that attends to any key of an outer tile of keys; the same
+    /// number twice if none does. Read after a synchronisation.
+    pub(crate) fn queries(
+        &self,
+        q_len: usize,
+        k_len: usize,
+        #[comptime] bp: Blueprint,
+    ) -> (usize, usize) {
+        let mut first = k_len as i32;
+        let mut end = 0i32;
+        for key in 0..comptime!(bp.outer_rows()) {
+            first = min(first, self.first[key]);
+            end = max(end, self.end[key]);
+        }
+        let mut from = 0usize;
+        let mut to = 0usize;
+        if comptime!(bp.causal) {
+            let shift = q_len as i32 - k_len as i32;
+            from = max(first + shift, 0i32) as usize;
+            to = max(end + shift, 0i32) as usize;
+        } else {
+            // All queries stand at the last key.
+            if end >= k_len as i32 {
+                to = q_len;
+            }
+        }
+        (from, max(from, to))
+    }
+
     /// Whether the pair of an outer and an inner row is selected.
     pub(crate) fn selected(&self, outer: usize, inner: usize) -> bool {
         let (mut query, mut key) = (outer, inner);

@@ -1,0 +1,270 @@
+//! Host side of the backward pass.
+
+use super::delta::delta_kernel;
+use super::dkdv::dkdv_kernel;
+use super::dq::dq_kernel;
+use super::order::by_lifetime;
+use crate::lists::{LiveKeys, QueryTiles, live_keys};
+use crate::scratch::{one_unit_each, scratch};
+use crate::tile::{
+    Blueprint, Layout, Pass, address_type, check_device, check_tensor, elem_type, fill,
+    for_each_slice, vector_size,
+};
+use crate::{Gradients, Inputs, Saved};
+use cubecl::client::Client;
+use cubecl::prelude::*;
+use flash_dma_problem::{AttentionError, Problem, TensorName};
+
+/// Buffers of [`dkdv_kernel`], the kernel with the most.
+const BINDINGS: u32 = 13;
+
+/// Comptime configurations of the two large kernels.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Blueprints {
+    pub dq: Blueprint,
+    pub dkdv: Blueprint,
+}
+
+/// The gradients of q, k, v and the scores, all contiguous and overwritten; exactly zero where no pair
+/// contributes. The selection is a constant: no gradient flows through it.
+///
+/// Runs asynchronously on the client's stream; deterministic, without atomics. Memory beside the
+/// arguments is O(N): one f32 a query row, and the key lists.
+///
+/// # Errors
+///
+/// [`AttentionError`] if a tensor does not fit the problem, `selection` and the gradient of the scores
+/// are not given exactly if the problem has scores, or the device lacks what the kernels need. Nothing
+/// is launched then.
+pub fn backward(
+    client: &Client,
+    problem: &Problem,
+    inputs: Inputs,
+    saved: Saved,
+    grads: Gradients,
+) -> Result<(), AttentionError> {
+    let hardware = &client.properties().hardware;
+    let blueprints = Blueprints {
+        dq: Blueprint::choose(Pass::GradQuery, problem, hardware)?,
+        dkdv: Blueprint::choose(Pass::GradKeyValue, problem, hardware)?,
+    };
+    backward_with(client, problem, inputs, saved, grads, blueprints)
+}
+
+/// [`backward`] with given blueprints.
+pub(crate) fn backward_with(
+    client: &Client,
+    problem: &Problem,
+    inputs: Inputs,
+    saved: Saved,
+    grads: Gradients,
+    blueprints: Blueprints,
+) -> Result<(), AttentionError> {
+    inputs.check(problem)?;
+    saved.check(problem)?;
+    grads.check(problem)?;
+    let tiles = QueryTiles::new(problem, blueprints.dq.outer_rows());
+    let key_tiles = problem.k_len.div_ceil(blueprints.dkdv.outer_rows());
+    let cubes = [tiles.count.max(key_tiles), problem.q_heads, problem.batch];
+    check_device(client, problem, BINDINGS, cubes)?;
+
+    let empty = problem.q_len == 0 || problem.k_len == 0;
+    if empty || problem.has_scores {
+        // Keys that no query attends to are not visited.
+        let element = elem_type(problem.element);
+        fill(client, &grads.k, 0.0, element);
+        fill(client, &grads.v, 0.0, element);
+        if let Some(scores) = &grads.scores {
+            fill(client, scores, 0.0, f32::elem_type_native());
+        }
+        if empty {
+            fill(client, &grads.q, 0.0, element);
+        }
+    }
+    if empty || problem.batch == 0 {
+        return Ok(());
+    }
+    let delta = launch_delta(client, problem, &saved);
+    let live = (inputs.selection.as_ref()).map(|selection| live_keys(client, problem, selection));
+    let pass = BackwardPass {
+        client,
+        problem,
+        inputs: &inputs,
+        saved: &saved,
+        delta: &delta,
+        live: live.as_ref(),
+    };
+    pass.launch_dq(&grads, &tiles, blueprints.dq);
+    pass.launch_dkdv(&grads, key_tiles, blueprints.dkdv);
+    Ok(())
+}
+
+impl Saved {
+    fn check(&self, problem: &Problem) -> Result<(), AttentionError> {
+        let (size, rows, lse) = (
+            problem.element.size(),
+            problem.q_shape(),
+            problem.lse_shape(),
+        );
+        check_tensor(TensorName::Out, &self.out, &rows, size, Layout::Strided)?;
+        check_tensor(TensorName::Lse, &self.lse, &lse, 4, Layout::Contiguous)?;
+        check_tensor(
+            TensorName::GradOut,
+            &self.grad_out,
+            &rows,
+            size,
+            Layout::Strided,
+        )?;
+        match &self.grad_lse {
+            Some(grad) => check_tensor(TensorName::GradLse, grad, &lse, 4, Layout::Contiguous),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Gradients {
+    fn check(&self, problem: &Problem) -> Result<(), AttentionError> {
+        let (size, kv, contiguous) = (
+            problem.element.size(),
+            problem.kv_shape(),
+            Layout::Contiguous,
+        );
+        let q = problem.q_shape();
+        check_tensor(TensorName::GradQuery, &self.q, &q, size, contiguous)?;
+        check_tensor(TensorName::GradKey, &self.k, &kv, size, contiguous)?;
+        check_tensor(TensorName::GradValue, &self.v, &kv, size, contiguous)?;
+        match &self.scores {
+            Some(scores) if problem.has_scores => {
+                let shape = problem.scores_shape();
+                check_tensor(TensorName::GradScores, scores, &shape, 4, contiguous)
+            }
+            None if !problem.has_scores => Ok(()),
+            _ => Err(AttentionError::ScoresWithoutIntervals),
+        }
+    }
+}
+
+/// The row sums `delta` in a new buffer `[batch, q_heads, q_len]`, f32.
+fn launch_delta(client: &Client, problem: &Problem, saved: &Saved) -> TensorBinding {
+    let delta = scratch(client, problem.lse_shape());
+    let rows = problem.lse_shape().iter().product();
+    let (cube_count, cube_dim) = one_unit_each(client, rows);
+    let size = problem.element.size();
+    let typed = [&saved.out, &saved.grad_out];
+    let grad_lse = saved.grad_lse.as_ref().unwrap_or(&saved.lse);
+    // SAFETY: units past the rows return; the buffers were checked to hold what is indexed.
+    unsafe {
+        delta_kernel::launch_unchecked(
+            client,
+            cube_count,
+            cube_dim,
+            address_type(&typed, size).max(address_type(&[&delta], 4)),
+            vector_size(&typed, size),
+            saved.out.clone().into_tensor_arg(),
+            saved.grad_out.clone().into_tensor_arg(),
+            grad_lse.clone().into_tensor_arg(),
+            delta.clone().into_tensor_arg(),
+            problem.head_dim,
+            saved.grad_lse.is_some(),
+            elem_type(problem.element),
+        );
+    }
+    delta
+}
+
+/// What both large kernels read.
+struct BackwardPass<'a> {
+    client: &'a Client,
+    problem: &'a Problem,
+    inputs: &'a Inputs,
+    saved: &'a Saved,
+    delta: &'a TensorBinding,
+    live: Option<&'a LiveKeys>,
+}
+
+impl BackwardPass<'_> {
+    fn launch_dq(&self, grads: &Gradients, tiles: &QueryTiles, blueprint: Blueprint) {
+        let (client, problem, inputs) = (self.client, self.problem, self.inputs);
+        let size = problem.element.size();
+        for_each_slice(client, problem, inputs, self.live, tiles, |slice| {
+            let Inputs { q, k, v, .. } = inputs.clone();
+            let [scores, intervals, list, counts] = slice.selection;
+            let typed = [&q, &k, &v, &self.saved.grad_out, &grads.q];
+            let words = [&scores, &intervals, &list, &counts, self.delta];
+            let (heads, batch) = (problem.q_heads as u32, problem.batch as u32);
+            // SAFETY: every buffer was checked to hold the shape and strides that are indexed by.
+            unsafe {
+                dq_kernel::launch_unchecked(
+                    client,
+                    CubeCount::Static(slice.tiles as u32, heads, batch),
+                    blueprint.cube_dim(),
+                    address_type(&typed, size).max(address_type(&words, 4)),
+                    vector_size(&typed, size),
+                    q.into_tensor_arg(),
+                    k.into_tensor_arg(),
+                    v.into_tensor_arg(),
+                    self.saved.grad_out.clone().into_tensor_arg(),
+                    self.saved.lse.clone().into_tensor_arg(),
+                    self.delta.clone().into_tensor_arg(),
+                    scores.into_tensor_arg(),
+                    intervals.into_tensor_arg(),
+                    list.into_tensor_arg(),
+                    counts.into_tensor_arg(),
+                    grads.q.clone().into_tensor_arg(),
+                    problem.scale,
+                    problem.softcap.unwrap_or(1.0),
+                    slice.first_tile,
+                    blueprint,
+                    elem_type(problem.element),
+                );
+            }
+        });
+    }
+
+    fn launch_dkdv(&self, grads: &Gradients, key_tiles: usize, blueprint: Blueprint) {
+        let (client, problem) = (self.client, self.problem);
+        let size = problem.element.size();
+        let Inputs { q, k, v, selection } = self.inputs.clone();
+        let live = self.live.map(|live| by_lifetime(client, problem, live));
+        // Without scores the kernel reads none of the lists and writes no gradient of scores.
+        let [keys, ends, counts] = match live {
+            Some(live) => [live.keys, live.ends, live.counts],
+            None => [(); 3].map(|()| q.clone()),
+        };
+        let scores = selection.map_or_else(|| q.clone(), |selection| selection.scores);
+        let grad_scores = (grads.scores.clone()).unwrap_or_else(|| scratch(client, [1]));
+        let typed = [&q, &k, &v, &self.saved.grad_out, &grads.k, &grads.v];
+        let words = [&scores, &keys, &grad_scores, self.delta];
+        // SAFETY: every buffer was checked to hold the shape and strides that the kernel indexes by.
+        unsafe {
+            dkdv_kernel::launch_unchecked(
+                client,
+                CubeCount::Static(
+                    key_tiles as u32,
+                    problem.kv_heads as u32,
+                    problem.batch as u32,
+                ),
+                blueprint.cube_dim(),
+                address_type(&typed, size).max(address_type(&words, 4)),
+                vector_size(&typed, size),
+                q.into_tensor_arg(),
+                k.into_tensor_arg(),
+                v.into_tensor_arg(),
+                self.saved.grad_out.clone().into_tensor_arg(),
+                self.saved.lse.clone().into_tensor_arg(),
+                self.delta.clone().into_tensor_arg(),
+                scores.into_tensor_arg(),
+                keys.into_tensor_arg(),
+                ends.into_tensor_arg(),
+                counts.into_tensor_arg(),
+                grads.k.clone().into_tensor_arg(),
+                grads.v.clone().into_tensor_arg(),
+                grad_scores.into_tensor_arg(),
+                problem.scale,
+                problem.softcap.unwrap_or(1.0),
+                blueprint,
+                elem_type(problem.element),
+            );
+        }
+    }
+}
