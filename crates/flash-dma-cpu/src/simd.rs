@@ -79,7 +79,7 @@ pub(crate) fn tanh<const FUSED: bool>(x: f32) -> f32 {
     // Near 0 the quotient below cancels; (tanh(x) / x - 1) / x^2 in x^2 <= 0.4, error below 2e-8.
     let u = x * x;
     let mut p = -6.045_165e-3;
-    p = mul_add::<FUSED>(p, u, 2.096_132_9e-2);
+    p = mul_add::<FUSED>(p, u, 2.096_133e-2);
     p = mul_add::<FUSED>(p, u, -5.384_326_3e-2);
     p = mul_add::<FUSED>(p, u, 1.333_271_9e-1);
     p = mul_add::<FUSED>(p, u, -3.333_333e-1);

@@ -1,0 +1,111 @@
+//! Bad arguments.
+
+use super::*;
+
+#[test]
+fn a_bad_argument_is_refused_and_nothing_is_written() {
+    let p = problem(
+        [1, 2, 1, 4, 4, 8],
+        true,
+        ElementType::F32,
+        AttentionOptions::new(),
+    );
+    let (q, kv, z) = (vec![1.0f32; 64], vec![1.0f32; 32], [0.5f32; 4]);
+    let intervals = [Interval { first: 0, end: 0 }; 4];
+    let good = Inputs {
+        q: View::contiguous(&q, p.q_shape()),
+        k: View::contiguous(&kv, p.kv_shape()),
+        v: View::contiguous(&kv, p.kv_shape()),
+        selection: Some(Selection {
+            scores: View::contiguous(&z, p.scores_shape()),
+            intervals: &intervals,
+        }),
+    };
+    let forward_error = |inputs: Inputs<'_, f32>, out_len: usize, lse_len: usize| {
+        let (mut out, mut lse) = (vec![7.0; out_len], vec![7.0; lse_len]);
+        let error = forward(&p, inputs, &mut out, &mut lse).unwrap_err();
+        assert!(out.iter().chain(&lse).all(|&x| x == 7.0), "{error}");
+        error.to_string()
+    };
+    assert_eq!(
+        forward_error(good, 63, 8),
+        "out needs 64 elements, but its buffer has 63"
+    );
+    assert_eq!(
+        forward_error(good, 64, 9),
+        "lse needs 8 elements, but its buffer has 9"
+    );
+    let mut bad = good;
+    bad.q.strides = [64, 32, 1, 4];
+    assert!(forward_error(bad, 64, 8).contains("q must have a contiguous last axis"));
+    let mut bad = good;
+    bad.k.data = &kv[1..];
+    assert!(forward_error(bad, 64, 8).contains("k needs 32 elements"));
+    let mut bad = good;
+    bad.v.shape[2] = 3;
+    assert!(forward_error(bad, 64, 8).contains("v must have size 4 on axis 2"));
+    let mut bad = good;
+    bad.v.strides[2] = usize::MAX;
+    assert!(forward_error(bad, 64, 8).contains("v needs"));
+    let mut bad = good;
+    bad.selection = None;
+    assert!(forward_error(bad, 64, 8).contains("scores and intervals"));
+    let mut bad = good;
+    bad.selection.as_mut().unwrap().intervals = &intervals[..3];
+    assert!(forward_error(bad, 64, 8).contains("intervals needs 4"));
+    let halves = vec![f16::ONE; 64];
+    let inputs = Inputs {
+        q: View::contiguous(&halves, p.q_shape()),
+        k: View::contiguous(&halves[..32], p.kv_shape()),
+        v: View::contiguous(&halves[..32], p.kv_shape()),
+        selection: good.selection,
+    };
+    let error = forward(&p, inputs, &mut halves.clone(), &mut [0.0; 8]).unwrap_err();
+    assert_eq!(error.to_string(), "q must be f32, but is f16");
+
+    let (lse, short) = ([0.0f32; 8], [0.0f32; 7]);
+    for (saved_lse, grad_lse, dz_len, text) in [
+        (&short[..], None, Some(4), "lse needs 8"),
+        (
+            &lse[..],
+            Some(&short[..]),
+            Some(4),
+            "the gradient of lse needs 8",
+        ),
+        (&lse, None, Some(5), "the gradient of scores needs 4"),
+        (&lse, None, None, "the gradient of scores needs 4"),
+    ] {
+        let (mut dq, mut dk, mut dv) = (vec![7.0; 64], vec![7.0; 32], vec![7.0; 32]);
+        let mut dz = vec![7.0; dz_len.unwrap_or(0)];
+        let saved = Saved {
+            out: good.q,
+            lse: saved_lse,
+            grad_out: good.q,
+            grad_lse,
+        };
+        let grads = Gradients {
+            q: &mut dq,
+            k: &mut dk,
+            v: &mut dv,
+            scores: dz_len.map(|_| &mut dz[..]),
+        };
+        let error = backward(&p, good, saved, grads).unwrap_err();
+        assert!(error.to_string().contains(text), "{error}");
+        assert!(
+            dq.iter()
+                .chain(&dk)
+                .chain(&dv)
+                .chain(&dz)
+                .all(|&x| x == 7.0)
+        );
+    }
+
+    let mut untouched = intervals;
+    let scores = View::contiguous(&z, [1, 1, 4]);
+    assert_eq!(
+        select(scores, 0, &mut untouched),
+        Err(AttentionError::ZeroWindow)
+    );
+    assert!(select(scores, 1, &mut untouched[..3]).is_err());
+    assert_eq!(untouched, intervals);
+}
