@@ -1,5 +1,58 @@
-//! Trainable dynamic-mask sparse attention for [Burn](burn): every query attends only to the keys
-//! that learned importance scores rank highest.
+//! Trainable dynamic-mask sparse attention for [Burn](burn): every query attends only to the `w` keys
+//! that learned importance scores rank highest among those it may see, in `O(N * w)` time and
+//! `O(N)` memory, forward and backward.
+//!
+//! ```
+//! # #[cfg(all(feature = "flex", feature = "autodiff"))] {
+//! use burn::tensor::{Device, Distribution, Tensor};
+//! use burn_flash_dma::{AttentionOptions, dynamic_mask_attention};
+//!
+//! let device = Device::flex().autodiff();
+//! let normal = Distribution::Normal(0.0, 1.0);
+//! // 4 query heads share 2 key/value heads; 100 tokens of 32 features a head.
+//! let q = Tensor::<4>::random([1, 4, 100, 32], normal, &device).require_grad();
+//! let k = Tensor::<4>::random([1, 2, 100, 32], normal, &device);
+//! let v = Tensor::<4>::random([1, 2, 100, 32], normal, &device);
+//! // How important each key is, whoever asks.
+//! let scores = Tensor::<3>::random([1, 2, 100], normal, &device).require_grad();
+//!
+//! // Causal, and each query keeps the 16 highest scored keys it may see.
+//! let options = AttentionOptions::new().with_keep_window(16);
+//! let out = dynamic_mask_attention(q.clone(), k, v, scores.clone(), options);
+//! assert_eq!(out.dims(), [1, 4, 100, 32]);
+//!
+//! let grads = out.sum().backward();
+//! assert!(q.grad(&grads).is_some() && scores.grad(&grads).is_some());
+//! # }
+//! ```
+//!
+//! # Where to begin
+//!
+//! - [`nn::DynamicMaskAttention`]: a self-attention layer that learns its scores;
+//! - [`flash_dma_attention`]: attention with scores computed from the values, `dt_proj` and `a`;
+//! - [`dynamic_mask_attention`]: attention with scores of any origin; [`attention`]: without scores;
+//! - [`select`]: the selection by itself, to look at or to share between calls;
+//! - [`ops::DynamicMaskOps`]: the operations below the `Tensor` API, for a backend of your own.
+//!
+//! Each function has a `try_` form that returns an [`AttentionError`] where the plain one panics
+//! with the same text. Everything is validated before anything is computed.
+//!
+//! # Engines and features
+//!
+//! No backend is on by default; the features mirror Burn's.
+//!
+//! | feature | what it adds |
+//! |---|---|
+//! | `flex` | Burn's Flex backend on the CPU engine `flash-dma-cpu`: no GPU, no LLVM |
+//! | `cpu`, `cuda`, `wgpu`, `vulkan`, `metal`, `rocm` | CubeCL's runtimes, on the kernels of `flash-dma-kernels` |
+//! | `ndarray` | Burn's NdArray backend, on the default bodies ([`fallback`]): `O(N^2)` |
+//! | `autodiff` | gradients of q, k, v, the scores and the LSE, one fused backward pass |
+//! | `fusion` | lazy execution among fused operations (CubeCL's runtimes) |
+//! | `autotune` | Burn's autotune, for its own operations |
+//!
+//! With autodiff the graph keeps the inputs, the output, the LSE and two integers a key; with Burn's
+//! gradient checkpointing it recomputes inputs that are cheap to recompute. Second derivatives are
+//! not provided.
 #![warn(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -1,0 +1,277 @@
+//! A problem with its inputs and the oracle's answers, and what every test does with one.
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn_flash_dma::{AttentionOptions, ElementType, Problem};
+use flash_dma_reference::compare::{compare, compare_lse};
+use flash_dma_reference::generate::{self, Scores};
+use flash_dma_reference::{Backward, Forward, Inputs};
+
+/// `[batch, q_heads, kv_heads, q_len, k_len, head_dim]`.
+pub type Sizes = [usize; 6];
+
+pub struct Case {
+    pub name: String,
+    pub inputs: Inputs,
+    pub options: AttentionOptions,
+    pub grad_out: Vec<f64>,
+    pub grad_lse: Vec<f64>,
+}
+
+/// The four inputs on a device; `scores` is `None` for plain attention.
+#[derive(Clone)]
+pub struct Tensors {
+    pub q: Tensor<4>,
+    pub k: Tensor<4>,
+    pub v: Tensor<4>,
+    pub scores: Option<Tensor<3>>,
+}
+
+impl Case {
+    pub fn new(
+        sizes: Sizes,
+        scores: Option<Scores>,
+        element: ElementType,
+        options: AttentionOptions,
+        seed: u64,
+    ) -> Self {
+        let [batch, q_heads, kv_heads, q_len, k_len, head_dim] = sizes;
+        let q = [batch, q_heads, q_len, head_dim];
+        let kv = [batch, kv_heads, k_len, head_dim];
+        let scores_shape = scores.map(|_| &kv[..3]);
+        let problem = Problem::new(&q, &kv, &kv, scores_shape, element, &options).unwrap();
+        let inputs = generate::inputs(problem, scores.unwrap_or(Scores::Normal), 1.0, seed);
+        let (grad_out, grad_lse) = generate::gradients(&problem, seed);
+        Self {
+            name: format!("{sizes:?} {scores:?} {element} {options:?}"),
+            inputs,
+            options,
+            grad_out,
+            grad_lse,
+        }
+    }
+
+    pub fn problem(&self) -> &Problem {
+        &self.inputs.problem
+    }
+
+    pub fn tensors(&self, device: &Device) -> Tensors {
+        let p = self.problem();
+        let element = p.element;
+        Tensors {
+            q: tensor(&self.inputs.q, p.q_shape(), element, device),
+            k: tensor(&self.inputs.k, p.kv_shape(), element, device),
+            v: tensor(&self.inputs.v, p.kv_shape(), element, device),
+            scores: self
+                .inputs
+                .scores
+                .as_ref()
+                .map(|z| tensor(z, p.scores_shape(), ElementType::F32, device)),
+        }
+    }
+
+    pub fn grad_out(&self, device: &Device) -> Tensor<4> {
+        let p = self.problem();
+        tensor(&self.grad_out, p.q_shape(), p.element, device)
+    }
+
+    pub fn grad_lse(&self, device: &Device) -> Tensor<3> {
+        let p = self.problem();
+        tensor(&self.grad_lse, p.lse_shape(), ElementType::F32, device)
+    }
+
+    /// The oracle's tolerance rule: twice the naive implementation's error.
+    pub fn check_forward(&self, out: Tensor<4>, lse: Tensor<3>) {
+        let p = self.problem();
+        assert_eq!(out.dtype(), dtype(p.element), "{}", self.name);
+        assert_eq!(lse.dtype(), DType::F32, "{}", self.name);
+        assert_eq!(out.dims(), p.q_shape(), "{}", self.name);
+        assert_eq!(lse.dims(), p.lse_shape(), "{}", self.name);
+        let Forward {
+            out: exact,
+            lse: exact_lse,
+        } = self.inputs.forward();
+        let naive = self.inputs.naive_forward();
+        compare(
+            "out",
+            &p.q_shape(),
+            &values(out),
+            &exact,
+            &naive.out,
+            p.element,
+            2.0,
+        )
+        .unwrap_or_else(|error| panic!("{}: {error}", self.name));
+        compare_lse(&p.lse_shape(), &values(lse), &exact_lse)
+            .unwrap_or_else(|error| panic!("{}: {error}", self.name));
+    }
+
+    /// Three times the naive implementation's error for gradients. `None` is not compared.
+    pub fn check_gradients(&self, grads: Gradients, with_lse: bool) {
+        let p = self.problem();
+        let grad_lse = with_lse.then_some(&self.grad_lse[..]);
+        let exact: Backward = self.inputs.backward(&self.grad_out, grad_lse);
+        let naive = self.inputs.naive_backward(&self.grad_out, grad_lse);
+        let check =
+            |name, shape: &[usize], actual: Option<Vec<f64>>, exact, naive: &[f64], element| {
+                if let Some(actual) = actual {
+                    compare(name, shape, &actual, exact, naive, element, 3.0)
+                        .unwrap_or_else(|error| panic!("{}: {error}", self.name));
+                }
+            };
+        let kv = p.kv_shape();
+        check("dq", &p.q_shape(), grads.q, &exact.q, &naive.q, p.element);
+        check("dk", &kv, grads.k, &exact.k, &naive.k, p.element);
+        check("dv", &kv, grads.v, &exact.v, &naive.v, p.element);
+        if let (Some(exact), Some(naive)) = (&exact.scores, &naive.scores) {
+            let shape = p.scores_shape();
+            check(
+                "dscores",
+                &shape,
+                grads.scores,
+                exact,
+                naive,
+                ElementType::F32,
+            );
+        }
+    }
+}
+
+/// Gradients read back; `None` where there is none.
+#[derive(Debug, PartialEq)]
+pub struct Gradients {
+    pub q: Option<Vec<f64>>,
+    pub k: Option<Vec<f64>>,
+    pub v: Option<Vec<f64>>,
+    pub scores: Option<Vec<f64>>,
+}
+
+impl Tensors {
+    /// Tracks q, k, v and scores as the four flags say.
+    pub fn track(self, [q, k, v, scores]: [bool; 4]) -> Self {
+        fn set<const D: usize>(tensor: Tensor<D>, track: bool) -> Tensor<D> {
+            if track { tensor.require_grad() } else { tensor }
+        }
+        Self {
+            q: set(self.q, q),
+            k: set(self.k, k),
+            v: set(self.v, v),
+            scores: self.scores.map(|t| set(t, scores)),
+        }
+    }
+
+    pub fn gradients(&self, grads: &burn::tensor::Gradients) -> Gradients {
+        Gradients {
+            q: self.q.grad(grads).map(values),
+            k: self.k.grad(grads).map(values),
+            v: self.v.grad(grads).map(values),
+            scores: self.scores.as_ref().and_then(|t| t.grad(grads)).map(values),
+        }
+    }
+
+    /// The functions on `Tensor`, with or without scores.
+    pub fn attend(&self, options: AttentionOptions) -> Tensor<4> {
+        let Self { q, k, v, scores } = self.clone();
+        match scores {
+            None => burn_flash_dma::attention(q, k, v, options),
+            Some(z) => burn_flash_dma::dynamic_mask_attention(q, k, v, z, options),
+        }
+    }
+
+    pub fn attend_with_lse(&self, options: AttentionOptions) -> (Tensor<4>, Tensor<3>) {
+        let Self { q, k, v, scores } = self.clone();
+        match scores {
+            None => burn_flash_dma::attention_with_lse(q, k, v, options),
+            Some(z) => burn_flash_dma::dynamic_mask_attention_with_lse(q, k, v, z, options),
+        }
+    }
+}
+
+pub fn dtype(element: ElementType) -> DType {
+    match element {
+        ElementType::F32 => DType::F32,
+        ElementType::F16 => DType::F16,
+        ElementType::Bf16 => DType::BF16,
+    }
+}
+
+/// The values are of the element type already, so the cast is exact.
+pub fn tensor<const D: usize>(
+    values: &[f64],
+    shape: [usize; D],
+    element: ElementType,
+    device: &Device,
+) -> Tensor<D> {
+    let values: Vec<f32> = values.iter().map(|&x| x as f32).collect();
+    Tensor::<D>::from_data(TensorData::new(values, shape), device).cast(dtype(element))
+}
+
+pub fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
+    let data = tensor.cast(DType::F32).into_data();
+    data.iter::<f64>().collect()
+}
+
+/// A loss whose gradient to a tensor is the given one. (In f32: the sum itself is of no interest.)
+pub fn loss<const D: usize>(tensor: Tensor<D>, grad: Tensor<D>) -> Tensor<1> {
+    (tensor.cast(DType::F32) * grad.cast(DType::F32)).sum()
+}
+
+/// The problems that every engine gets: grouped heads, lengths off every tile, both alignments.
+pub fn cases(elements: &[ElementType]) -> Vec<Case> {
+    let causal = AttentionOptions::new();
+    let full = causal.with_causal(false);
+    let table: [(Sizes, Option<Scores>, AttentionOptions); 12] = [
+        (
+            [1, 1, 1, 1, 1, 8],
+            Some(Scores::Normal),
+            causal.with_keep_window(1),
+        ),
+        (
+            [2, 4, 2, 17, 17, 16],
+            Some(Scores::Normal),
+            causal.with_keep_window(5),
+        ),
+        (
+            [1, 4, 1, 33, 65, 32],
+            Some(Scores::Ties),
+            causal.with_keep_window(9),
+        ),
+        (
+            [1, 2, 2, 40, 23, 8],
+            Some(Scores::Padded),
+            causal.with_keep_window(4),
+        ),
+        (
+            [1, 2, 1, 19, 70, 24],
+            Some(Scores::Nan),
+            full.with_keep_window(16),
+        ),
+        (
+            [1, 2, 2, 9, 9, 8],
+            Some(Scores::AllPadded),
+            causal.with_keep_window(3),
+        ),
+        (
+            [1, 2, 1, 65, 65, 16],
+            Some(Scores::Increasing),
+            causal.with_keep_window(1),
+        ),
+        ([2, 2, 1, 31, 64, 64], Some(Scores::Recency), causal),
+        (
+            [1, 3, 3, 30, 30, 16],
+            Some(Scores::Normal),
+            causal.with_keep_window(7).with_softcap(2.0).with_scale(1.5),
+        ),
+        ([1, 4, 2, 25, 25, 40], None, causal),
+        ([1, 2, 1, 12, 37, 8], None, full.with_softcap(1.0)),
+        ([1, 2, 2, 50, 21, 8], None, causal),
+    ];
+    let mut cases = Vec::new();
+    for &element in elements {
+        for (seed, &(sizes, scores, options)) in table.iter().enumerate() {
+            cases.push(Case::new(sizes, scores, element, options, seed as u64 + 1));
+        }
+    }
+    cases
+}
+
+pub const ELEMENTS: [ElementType; 3] = [ElementType::F32, ElementType::F16, ElementType::Bf16];

@@ -1,0 +1,121 @@
+//! A few problems through Burn on CubeCL's CPU runtime with fusion: the engine itself is tested
+//! without Burn; here it is the strides, the metadata and the graph.
+
+use crate::case::{Case, ELEMENTS, Tensors, loss, values};
+use crate::values::{ints, oracle_intervals};
+use burn::tensor::{Device, Tensor};
+use burn_flash_dma::{
+    AttentionError, AttentionOptions, ElementType, TensorName, select, try_attention,
+    try_dynamic_mask_attention,
+};
+use flash_dma_reference::generate::Scores;
+
+fn sample(element: ElementType) -> Case {
+    let options = AttentionOptions::new()
+        .with_keep_window(5)
+        .with_softcap(4.0);
+    Case::new(
+        [2, 4, 2, 19, 27, 16],
+        Some(Scores::Nan),
+        element,
+        options,
+        3,
+    )
+}
+
+#[test]
+fn fused_neighbours_and_strided_inputs() {
+    let device = Device::cpu();
+    for element in ELEMENTS {
+        let case = sample(element);
+        let Tensors { q, k, v, scores } = case.tensors(&device);
+        // A transpose of packed data, and elementwise work on both sides of the operation.
+        let packed = |t: Tensor<4>| (t.swap_dims(1, 2) * 2.0).swap_dims(1, 2) / 2.0;
+        let tensors = Tensors {
+            q: packed(q),
+            k: packed(k),
+            v: packed(v),
+            scores,
+        };
+        let (out, lse) = tensors.attend_with_lse(case.options);
+        let moved = (out.clone() + 1.0) * 2.0;
+        case.check_forward(out.clone(), lse);
+        assert_eq!(values(moved), values((out + 1.0) * 2.0));
+    }
+}
+
+#[test]
+fn selection_matches_the_oracle() {
+    for kind in [Scores::Ties, Scores::Padded, Scores::Nan] {
+        let options = AttentionOptions::new().with_keep_window(7);
+        let case = Case::new(
+            [2, 2, 2, 70, 70, 8],
+            Some(kind),
+            ElementType::F32,
+            options,
+            1,
+        );
+        let scores = case.tensors(&Device::cpu()).scores.unwrap();
+        let intervals = select(scores, 7).into_tensor();
+        assert_eq!(intervals.dims(), case.problem().intervals_shape());
+        assert_eq!(ints(intervals), oracle_intervals(&case, 7), "{}", case.name);
+    }
+}
+
+#[test]
+fn gradients_match_the_oracle() {
+    let device = Device::cpu().autodiff();
+    for (element, with_lse) in [(ElementType::F32, true), (ElementType::Bf16, false)] {
+        let case = sample(element);
+        let tensors = case.tensors(&device).track([true; 4]);
+        let (out, lse) = tensors.attend_with_lse(case.options);
+        let mut total = loss(out, case.grad_out(&device));
+        if with_lse {
+            total = total + loss(lse, case.grad_lse(&device));
+        }
+        let grads = total.backward();
+        case.check_gradients(tensors.gradients(&grads), with_lse);
+    }
+    // Plain attention, and only k tracked.
+    let options = AttentionOptions::new();
+    let case = Case::new([1, 2, 1, 9, 9, 8], None, ElementType::F32, options, 6);
+    let tensors = case.tensors(&device).track([false, true, false, false]);
+    let grads = loss(tensors.attend(options), case.grad_out(&device)).backward();
+    let grads = tensors.gradients(&grads);
+    assert!(grads.q.is_none() && grads.v.is_none());
+    case.check_gradients(grads, false);
+}
+
+#[test]
+fn empty_tensors_have_defined_results() {
+    let device = Device::cpu();
+    for scores in [Some(Scores::Normal), None] {
+        let options = AttentionOptions::new();
+        for sizes in [[2, 2, 1, 3, 0, 8], [2, 2, 1, 0, 3, 8]] {
+            let case = Case::new(sizes, scores, ElementType::F32, options, 1);
+            let (out, lse) = case.tensors(&device).attend_with_lse(options);
+            assert_eq!(out.dims(), case.problem().q_shape());
+            assert!(values(out).iter().all(|&x| x == 0.0));
+            assert!(values(lse).iter().all(|&x| x == f64::NEG_INFINITY));
+        }
+    }
+}
+
+#[test]
+fn tensors_of_two_devices_are_refused() {
+    let options = AttentionOptions::new();
+    let case = sample(ElementType::F32);
+    let Tensors { q, k, v, scores } = case.tensors(&Device::flex());
+    let other = case.tensors(&Device::cpu());
+    let tensor = TensorName::Key;
+    assert_eq!(
+        try_attention(q.clone(), other.k, v.clone(), options).unwrap_err(),
+        AttentionError::Device { tensor }
+    );
+    drop(scores);
+    let tensor = TensorName::Scores;
+    assert_eq!(
+        try_dynamic_mask_attention(q, k, v, other.scores.unwrap(), options).unwrap_err(),
+        AttentionError::Device { tensor }
+    );
+}

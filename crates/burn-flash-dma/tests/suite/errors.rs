@@ -1,0 +1,178 @@
+//! Every refusal: typed from `try_*`, with the same text from the panicking form.
+
+use burn::tensor::{DType, Device, Tensor};
+use burn_flash_dma::{
+    AttentionError, AttentionOptions, TensorName, dynamic_mask_attention, select, try_attention,
+    try_dynamic_mask_attention, try_dynamic_mask_attention_with_intervals,
+    try_dynamic_mask_attention_with_lse, try_flash_dma_attention, try_select, try_zoh_scores,
+};
+
+fn zeros<const D: usize>(shape: [usize; D]) -> Tensor<D> {
+    Tensor::zeros(shape, &Device::flex())
+}
+
+/// q, k, v and scores of `[2, 4, 5, 8]` queries and `[2, 2, 7, 8]` keys, changed by the test.
+fn attend(
+    change: impl FnOnce(&mut Tensor<4>, &mut Tensor<4>, &mut Tensor<4>, &mut Tensor<3>),
+    options: AttentionOptions,
+) -> Result<(), AttentionError> {
+    let (mut q, mut k, mut v) = (
+        zeros([2, 4, 5, 8]),
+        zeros([2, 2, 7, 8]),
+        zeros([2, 2, 7, 8]),
+    );
+    let mut scores = zeros([2, 2, 7]);
+    change(&mut q, &mut k, &mut v, &mut scores);
+    try_dynamic_mask_attention_with_lse(q.clone(), k.clone(), v.clone(), scores.clone(), options)
+        .map(drop)
+        .inspect_err(|error| {
+            let out = try_dynamic_mask_attention(q, k, v, scores, options);
+            // By text: a NaN is not equal to itself.
+            assert_eq!(out.unwrap_err().to_string(), error.to_string());
+        })
+}
+
+#[test]
+fn wrong_shapes_are_refused() {
+    let options = AttentionOptions::new();
+    let shape = |tensor, axis, expected, actual| AttentionError::Shape {
+        tensor,
+        axis,
+        expected,
+        actual,
+    };
+    let error = attend(|_, k, _, _| *k = zeros([3, 2, 7, 8]), options).unwrap_err();
+    assert_eq!(error, shape(TensorName::Key, 0, 2, 3));
+    let error = attend(|_, _, v, _| *v = zeros([2, 2, 6, 8]), options).unwrap_err();
+    assert_eq!(error, shape(TensorName::Value, 2, 7, 6));
+    let error = attend(|_, _, _, z| *z = zeros([2, 4, 7]), options).unwrap_err();
+    assert_eq!(error, shape(TensorName::Scores, 1, 2, 4));
+    let error = attend(|q, _, _, _| *q = zeros([2, 3, 5, 8]), options).unwrap_err();
+    let (q_heads, kv_heads) = (3, 2);
+    assert_eq!(error, AttentionError::HeadRatio { q_heads, kv_heads });
+    let error = attend(
+        |q, k, v, _| {
+            *q = zeros([2, 4, 5, 12]);
+            *k = zeros([2, 2, 7, 12]);
+            *v = zeros([2, 2, 7, 12]);
+        },
+        options,
+    );
+    assert_eq!(error.unwrap_err(), AttentionError::HeadDim { head_dim: 12 });
+}
+
+#[test]
+fn wrong_element_types_are_refused() {
+    let options = AttentionOptions::new();
+    for (tensor, error) in [
+        (
+            TensorName::Key,
+            attend(|_, k, _, _| *k = k.clone().cast(DType::F16), options),
+        ),
+        (
+            TensorName::Value,
+            attend(|_, _, v, _| *v = v.clone().cast(DType::BF16), options),
+        ),
+    ] {
+        let (expected, actual) = match tensor {
+            TensorName::Key => ("f32", "f16"),
+            _ => ("f32", "bf16"),
+        };
+        let expected = AttentionError::ElementType {
+            tensor,
+            expected: expected.into(),
+            actual: actual.into(),
+        };
+        assert_eq!(error.unwrap_err(), expected);
+    }
+    let error = attend(|q, _, _, _| *q = q.clone().cast(DType::F64), options).unwrap_err();
+    assert_eq!(error.to_string(), "q must be f32, f16 or bf16, but is f64");
+    let error = attend(|_, _, _, z| *z = z.clone().cast(DType::F64), options).unwrap_err();
+    assert!(
+        error.to_string().starts_with("scores must be f32"),
+        "{error}"
+    );
+}
+
+#[test]
+fn wrong_options_are_refused() {
+    let options = AttentionOptions::new();
+    let refused = |options| attend(|_, _, _, _| {}, options).unwrap_err();
+    assert_eq!(
+        refused(options.with_keep_window(0)),
+        AttentionError::ZeroWindow
+    );
+    assert!(matches!(
+        refused(options.with_scale(f32::NAN)),
+        AttentionError::Scale { .. }
+    ));
+    assert!(matches!(
+        refused(options.with_softcap(-1.0)),
+        AttentionError::Softcap { .. }
+    ));
+    let q = zeros([2, 4, 5, 8]);
+    let error = try_attention(q.clone(), q.clone(), q, options.with_keep_window(3));
+    assert_eq!(error.unwrap_err(), AttentionError::WindowWithoutScores);
+    assert_eq!(
+        try_select(zeros([2, 2, 7]), 0).unwrap_err(),
+        AttentionError::ZeroWindow
+    );
+}
+
+#[test]
+fn intervals_of_another_problem_are_refused() {
+    let options = AttentionOptions::new();
+    let attend = |scores: [usize; 3], options| {
+        try_dynamic_mask_attention_with_intervals(
+            zeros([2, 4, 5, 8]),
+            zeros([2, 2, 7, 8]),
+            zeros([2, 2, 7, 8]),
+            zeros([2, 2, 7]),
+            &select(zeros(scores), 3),
+            options,
+        )
+    };
+    assert!(attend([2, 2, 7], options).is_ok());
+    assert!(attend([2, 2, 7], options.with_keep_window(3)).is_ok());
+    let error = attend([2, 2, 7], options.with_keep_window(4)).unwrap_err();
+    let (intervals, options_window) = (3, 4);
+    let expected = AttentionError::IntervalsWindow {
+        intervals,
+        options: options_window,
+    };
+    assert_eq!(error, expected);
+    let error = attend([2, 2, 6], options).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "intervals must have size 7 on axis 2, but has 6"
+    );
+}
+
+#[test]
+fn wrong_parameters_of_the_scores_are_refused() {
+    let v = zeros([2, 2, 7, 8]);
+    let error = try_zoh_scores(v.clone(), zeros([2, 8]), zeros([2])).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "dt_proj must have size 16 on axis 1, but has 8"
+    );
+    let error = try_zoh_scores(v.clone(), zeros([2, 16]), zeros([4])).unwrap_err();
+    assert_eq!(error.to_string(), "a must have size 2 on axis 0, but has 4");
+    let options = AttentionOptions::new();
+    let q = zeros([2, 4, 7, 8]);
+    let error = try_flash_dma_attention(q, v.clone(), v, zeros([4, 16]), zeros([2]), options);
+    assert!(matches!(error.unwrap_err(), AttentionError::Shape { .. }));
+}
+
+#[test]
+#[should_panic(expected = "the 3 query heads are no positive multiple of the 2 key/value heads")]
+fn the_plain_form_panics_with_the_text() {
+    let kv = zeros([2, 2, 7, 8]);
+    let _ = dynamic_mask_attention(
+        zeros([2, 3, 5, 8]),
+        kv.clone(),
+        kv,
+        zeros([2, 2, 7]),
+        AttentionOptions::new(),
+    );
+}

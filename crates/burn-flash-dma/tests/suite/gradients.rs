@@ -1,0 +1,245 @@
+//! Gradients on Flex: against the oracle, for every subset of tracked inputs, through the LSE, and
+//! with gradient checkpointing.
+
+use crate::case::{Case, ELEMENTS, Tensors, cases, loss, values};
+use burn::tensor::{Device, Tensor};
+use burn_flash_dma::{AttentionOptions, ElementType, flash_dma_attention, zoh_scores};
+use flash_dma_reference::generate::Scores;
+
+const ALL: [bool; 4] = [true; 4];
+
+fn sample() -> Case {
+    let options = AttentionOptions::new()
+        .with_keep_window(6)
+        .with_softcap(3.0);
+    let sizes = [2, 4, 2, 21, 21, 16];
+    Case::new(sizes, Some(Scores::Normal), ElementType::F32, options, 7)
+}
+
+#[test]
+fn gradients_match_the_oracle() {
+    let device = Device::flex().autodiff();
+    for case in cases(&ELEMENTS) {
+        let tensors = case.tensors(&device).track(ALL);
+        let out = tensors.attend(case.options);
+        let grads = loss(out, case.grad_out(&device)).backward();
+        case.check_gradients(tensors.gradients(&grads), false);
+    }
+}
+
+#[test]
+fn gradients_through_out_and_lse_match_the_oracle() {
+    let device = Device::flex().autodiff();
+    for case in cases(&ELEMENTS) {
+        let tensors = case.tensors(&device).track(ALL);
+        let (out, lse) = tensors.attend_with_lse(case.options);
+        case.check_forward(out.clone(), lse.clone());
+        // Where the lse is infinite its product is, too; the gradient is what counts.
+        let total = loss(out, case.grad_out(&device)) + loss(lse, case.grad_lse(&device));
+        let grads = total.backward();
+        case.check_gradients(tensors.gradients(&grads), true);
+    }
+}
+
+/// A loss of one output alone: the other's gradient is zero.
+#[test]
+fn either_output_may_be_unused() {
+    let device = Device::flex().autodiff();
+    let case = sample();
+    let tensors = case.tensors(&device).track(ALL);
+    let (out, _) = tensors.attend_with_lse(case.options);
+    let grads = loss(out, case.grad_out(&device)).backward();
+    case.check_gradients(tensors.gradients(&grads), false);
+
+    let mut case = sample();
+    let tensors = case.tensors(&device).track(ALL);
+    let (_, lse) = tensors.attend_with_lse(case.options);
+    let grads = loss(lse, case.grad_lse(&device)).backward();
+    case.grad_out.fill(0.0);
+    case.check_gradients(tensors.gradients(&grads), true);
+}
+
+#[test]
+fn exactly_the_tracked_inputs_get_gradients() {
+    let device = Device::flex().autodiff();
+    let case = sample();
+    let run = |flags, with_lse| {
+        let tensors = case.tensors(&device).track(flags);
+        let total = if with_lse {
+            let (out, lse) = tensors.attend_with_lse(case.options);
+            loss(out, case.grad_out(&device)) + loss(lse, case.grad_lse(&device))
+        } else {
+            loss(tensors.attend(case.options), case.grad_out(&device))
+        };
+        tensors.gradients(&total.backward())
+    };
+    for with_lse in [false, true] {
+        let all = run(ALL, with_lse);
+        for subset in 1..16u8 {
+            let flags = [0, 1, 2, 3].map(|bit| subset >> bit & 1 == 1);
+            let grads = run(flags, with_lse);
+            let pairs = [
+                (grads.q, &all.q),
+                (grads.k, &all.k),
+                (grads.v, &all.v),
+                (grads.scores, &all.scores),
+            ];
+            for ((grad, all), tracked) in pairs.into_iter().zip(flags) {
+                assert_eq!(
+                    grad.as_ref(),
+                    tracked.then_some(all.as_ref().unwrap()),
+                    "{flags:?}"
+                );
+            }
+        }
+    }
+}
+
+/// Untracked tensors of the plain device may meet tracked ones.
+#[test]
+fn a_plain_device_mixes_with_its_autodiff_device() {
+    let case = sample();
+    let plain = case.tensors(&Device::flex());
+    let device = Device::flex().autodiff();
+    let tracked = case.tensors(&device).track(ALL);
+    let mixed = Tensors {
+        q: tracked.q.clone(),
+        k: plain.k,
+        v: plain.v,
+        scores: tracked.scores.clone(),
+    };
+    let out = mixed.attend(case.options);
+    let grads = loss(out, case.grad_out(&device)).backward();
+    let grads = mixed.gradients(&grads);
+    assert!(grads.k.is_none() && grads.v.is_none());
+    case.check_gradients(grads, false);
+}
+
+/// The parents are recomputed in the backward pass, from operations that were not kept.
+#[test]
+fn gradient_checkpointing_changes_nothing() {
+    let case = sample();
+    let run = |device: Device, with_lse: bool| {
+        let tensors = case.tensors(&device).track(ALL);
+        // Memory-bound operations, whose outputs a checkpointing device drops.
+        let inner = Tensors {
+            q: tensors.q.clone() * 0.5 + 0.25,
+            k: tensors.k.clone().exp(),
+            v: (tensors.v.clone() * 2.0).tanh(),
+            scores: tensors.scores.clone().map(|z| z * 3.0),
+        };
+        let total = if with_lse {
+            let (out, lse) = inner.attend_with_lse(case.options);
+            let out = out.tanh() * 2.0;
+            loss(out, case.grad_out(&device)) + loss(lse, case.grad_lse(&device))
+        } else {
+            let out = inner.attend(case.options).tanh() * 2.0;
+            loss(out, case.grad_out(&device))
+        };
+        tensors.gradients(&total.backward())
+    };
+    for with_lse in [false, true] {
+        let device = Device::flex().autodiff();
+        let checkpointed = run(device.clone().gradient_checkpointing(), with_lse);
+        assert!(checkpointed.q.is_some());
+        assert_eq!(checkpointed, run(device, with_lse));
+    }
+}
+
+/// One tensor as q, k and v: its gradient is the sum of the three.
+#[test]
+fn a_tensor_in_several_roles_sums_its_gradients() {
+    let device = Device::flex().autodiff();
+    let options = AttentionOptions::new().with_keep_window(5);
+    let sizes = [1, 2, 2, 13, 13, 8];
+    let mut case = Case::new(sizes, Some(Scores::Normal), ElementType::F32, options, 2);
+    case.inputs.k = case.inputs.q.clone();
+    case.inputs.v = case.inputs.q.clone();
+    let separate = case.tensors(&device).track(ALL);
+    let grads = loss(separate.attend(options), case.grad_out(&device)).backward();
+    let grads = separate.gradients(&grads);
+    let (q, k, v) = (grads.q.unwrap(), grads.k.unwrap(), grads.v.unwrap());
+    let sum: Vec<f64> = q
+        .iter()
+        .zip(&k)
+        .zip(&v)
+        .map(|((q, k), v)| q + k + v)
+        .collect();
+
+    let x = case.tensors(&device).q.require_grad();
+    let one = Tensors {
+        q: x.clone(),
+        k: x.clone(),
+        v: x.clone(),
+        scores: separate.scores,
+    };
+    let grads = loss(one.attend(options), case.grad_out(&device)).backward();
+    crate::values::close(&values(x.grad(&grads).unwrap()), &sum, 1e-6);
+}
+
+/// v reaches the output directly and through the scores.
+#[test]
+fn flash_dma_attention_adds_both_paths_of_the_values() {
+    let device = Device::flex().autodiff();
+    let case = sample();
+    let p = *case.problem();
+    let width = p.kv_heads * p.head_dim;
+    let leaf = |n: usize, scale: f32| -> Vec<f64> {
+        (0..n)
+            .map(|i| f64::from(scale * (i as f32 * 0.7).sin()))
+            .collect()
+    };
+    let dt_proj = crate::case::tensor(
+        &leaf(p.kv_heads * width, 0.3),
+        [p.kv_heads, width],
+        ElementType::F32,
+        &device,
+    )
+    .require_grad();
+    let a: Tensor<1> = Tensor::from_floats([-0.5, 0.75], &device).require_grad();
+    let t = case.tensors(&device).track(ALL);
+    let out = flash_dma_attention(
+        t.q.clone(),
+        t.k.clone(),
+        t.v.clone(),
+        dt_proj.clone(),
+        a.clone(),
+        case.options,
+    );
+    let grads = loss(out, case.grad_out(&device)).backward();
+
+    // By hand: the scores as a leaf, then their gradient through the ZOH alone.
+    let mut split = case.tensors(&device).track(ALL);
+    let scores = zoh_scores(
+        split.v.clone().detach(),
+        dt_proj.clone().detach(),
+        a.clone().detach(),
+    );
+    split.scores = Some(scores.detach().require_grad());
+    let direct = loss(split.attend(case.options), case.grad_out(&device)).backward();
+    let upstream = split.scores.as_ref().unwrap().grad(&direct).unwrap();
+    let v = case.tensors(&device).v.require_grad();
+    let (dt_leaf, a_leaf) = (
+        dt_proj.clone().detach().require_grad(),
+        a.clone().detach().require_grad(),
+    );
+    let zoh = zoh_scores(v.clone(), dt_leaf.clone(), a_leaf.clone());
+    let upstream: Tensor<3> = Tensor::from_data(upstream.into_data(), &device);
+    let indirect = (zoh * upstream).sum().backward();
+
+    let sum = split.v.grad(&direct).unwrap() + v.grad(&indirect).unwrap();
+    crate::values::close(&values(t.v.grad(&grads).unwrap()), &values(sum), 1e-5);
+    for (whole, part) in [
+        (
+            values(dt_proj.grad(&grads).unwrap()),
+            values(dt_leaf.grad(&indirect).unwrap()),
+        ),
+        (
+            values(a.grad(&grads).unwrap()),
+            values(a_leaf.grad(&indirect).unwrap()),
+        ),
+    ] {
+        assert!(part.iter().any(|&x| x != 0.0));
+        crate::values::close(&whole, &part, 1e-5);
+    }
+}

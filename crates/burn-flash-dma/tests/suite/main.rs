@@ -1,0 +1,11 @@
+//! The extension through Burn: on Flex, on the default bodies, and on CubeCL's CPU runtime with
+//! fusion where the build has it.
+
+mod case;
+#[cfg(all(feature = "cpu", feature = "fusion"))]
+mod cube;
+mod errors;
+mod fallback;
+mod gradients;
+mod module;
+mod values;
