@@ -3,6 +3,8 @@
 
 mod args;
 mod backward;
+#[cfg(feature = "codegen")]
+pub mod codegen;
 mod forward;
 mod lists;
 mod scratch;

@@ -1,0 +1,108 @@
+//! The CUDA device that kernels are recorded for, and their CUDA C++.
+
+use cubecl::Compiler;
+use cubecl::ir::features::{Plane, TypeUsage};
+use cubecl::ir::{
+    DeviceIdentity, DeviceProperties, ElemType, FloatKind, HardwareProperties,
+    MemoryDeviceProperties, OpaqueType, VectorSize,
+};
+use cubecl::{CubeKernel, define_kernel};
+use cubecl_cpp::cuda::arch::CudaArchitecture;
+use cubecl_cpp::cuda::mma::CudaCmmaCompiler;
+use cubecl_cpp::cuda::supported_mma_combinations;
+use cubecl_cpp::shared::{
+    CompilationOptions, CppCompiler, CppSupportedFeatures, register_mma_features,
+    register_wmma_features,
+};
+use cubecl_cpp::target::Cuda;
+
+/// CUDA C++ of one kernel.
+pub(super) struct Source {
+    /// The translation unit, as CubeCL hands it to NVRTC.
+    pub text: String,
+    /// Dynamic shared memory that a launch reserves, in bytes.
+    pub shared_bytes: usize,
+}
+
+/// An H200 as `cubecl-cuda` describes it to the code that chooses kernels.
+pub(super) fn device_properties() -> DeviceProperties {
+    let arch = CudaArchitecture {
+        version: 90,
+        tensor_cores: true,
+    };
+    let mut properties = DeviceProperties::new(
+        Default::default(),
+        MemoryDeviceProperties::new(140 << 30, 512),
+        HardwareProperties {
+            load_width: 128,
+            vector_register_count: None,
+            plane_size_min: 32,
+            plane_size_max: 32,
+            max_bindings: 1024,
+            max_shared_memory_size: 227 << 10,
+            max_cube_count: (i32::MAX as u32, 65535, 65535),
+            max_units_per_cube: 1024,
+            max_cube_dim: (1024, 1024, 64),
+            num_streaming_multiprocessors: Some(132),
+            num_tensor_cores: Some(4),
+            min_tensor_cores_dim: Some(8),
+            num_cpu_cores: None,
+            last_level_cache_size: None,
+            max_vector_size: VectorSize::MAX,
+            cube_mma_reserved_shared_memory: 0,
+        },
+        cubecl::profile::TimingMethod::Device,
+        DeviceIdentity {
+            name: "H200 (recorded)".into(),
+            fingerprint: "ptx_sm90".into(),
+            physical: None,
+        },
+    );
+    cubecl_cpp::register_supported_types(&mut properties);
+    properties.register_type_usage(ElemType::Float(FloatKind::TF32), TypeUsage::Conversion);
+    properties.register_opaque_type(OpaqueType::Barrier);
+    let features = &mut properties.features;
+    for plane in [Plane::Ops, Plane::Sync, Plane::NonUniformControlFlow] {
+        features.plane.insert(plane);
+    }
+    for kind in [FloatKind::F16, FloatKind::BF16] {
+        features.matmul.ldmatrix.insert(ElemType::Float(kind));
+        features.matmul.stmatrix.insert(ElemType::Float(kind));
+    }
+    features.copy_async = true;
+    features.cube_cluster = true;
+    features.memory_reinterpret = true;
+    features.alignment = true;
+    features.device_memory_scope = true;
+    register_wmma_features(
+        CudaCmmaCompiler::Cpp.supported_cmma_combinations(&arch),
+        &mut properties,
+    );
+    register_mma_features(supported_mma_combinations(&arch), &mut properties);
+    properties
+}
+
+/// Generates the kernel's CUDA C++ with the options that `cubecl-cuda` uses on sm_80 and later.
+pub(super) fn generate(kernel: &dyn CubeKernel) -> Result<Source, String> {
+    let options = CompilationOptions {
+        warp_size: 32,
+        supports_features: CppSupportedFeatures {
+            grid_constants: true,
+            fast_math: true,
+            fast_tanh: true,
+            dp4a: true,
+            // Of sm_90 alone; kernels that need them are not generated for both architectures.
+            clusters: false,
+            elect_sync: false,
+        },
+        ..Default::default()
+    };
+    let definition = define_kernel(kernel).map_err(|e| e.to_string())?;
+    let compiled = CppCompiler::<Cuda>::default()
+        .compile(definition, &options)
+        .map_err(|e| e.to_string())?;
+    Ok(Source {
+        shared_bytes: compiled.shared_memory_size,
+        text: compiled.source,
+    })
+}
