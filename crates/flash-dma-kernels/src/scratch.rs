@@ -29,6 +29,7 @@ pub(crate) fn address_type<const N: usize>(buffers: [&TensorBinding; N]) -> Addr
 
 /// Cubes that give every one of `items` (not 0) a unit; units past the items must return.
 pub(crate) fn one_unit_each(client: &Client, items: usize) -> (CubeCount, CubeDim) {
-    let dim = CubeDim::new(client, items);
+    // It narrows the number to 32 bits; a million units fill the largest cube of any device.
+    let dim = CubeDim::new(client, items.min(1 << 20));
     (calculate_cube_count_elemwise(client, items, dim), dim)
 }

@@ -1,7 +1,7 @@
 //! Calls that together launch every variant. A case only adds what no earlier one has launched.
 
 use crate::lists::{QueryTiles, live_keys, tile_key_lists};
-use crate::{AttentionOptions, ElementType, Problem, Selection, select};
+use crate::{AttentionOptions, ElementType, Inputs, Problem, Selection, forward, select};
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 
@@ -20,6 +20,13 @@ const K_LEN: usize = 128 << 10;
 const LONG_K_LEN: usize = 512 << 20;
 
 pub(super) fn all() -> Vec<Case> {
+    let mut cases = selection();
+    cases.extend(attention());
+    cases
+}
+
+/// Selection and key lists, with 32 and 64 bit addresses.
+pub(super) fn selection() -> Vec<Case> {
     let mut cases = Vec::new();
     for (suffix, k_len) in [("", K_LEN), ("-64bit", LONG_K_LEN)] {
         cases.push(case(format!("select{suffix}"), move |client| {
@@ -41,6 +48,113 @@ pub(super) fn all() -> Vec<Case> {
         }));
     }
     cases
+}
+
+/// Forward: every head dimension with bf16, the other types where registers or shared
+/// memory are scarcest and in the common sizes, and each option that changes the code.
+fn attention() -> Vec<Case> {
+    use ElementType::{Bf16, F16, F32};
+    let sparse = AttentionOptions::new().with_keep_window(2048);
+    let dims =
+        |dims: &[usize], element| dims.iter().map(move |&d| (d, element)).collect::<Vec<_>>();
+    let mut cases = Vec::new();
+    for (head_dim, element) in [
+        dims(&[32, 64, 96, 128, 192, 256], Bf16),
+        dims(&[64, 128, 256], F16),
+        dims(&[32, 128, 256], F32),
+    ]
+    .concat()
+    {
+        let name = format!("{element}-d{head_dim}");
+        let call = Attention::new(head_dim, element, Some(sparse));
+        cases.push(call.case(name));
+    }
+    for (head_dim, element) in [(64, Bf16), (128, Bf16), (128, F32)] {
+        let name = format!("{element}-d{head_dim}-dense");
+        cases.push(Attention::new(head_dim, element, None).case(name));
+    }
+    for (name, options) in [
+        ("bf16-d128-full", sparse.with_causal(false)),
+        ("bf16-d128-softcap", sparse.with_softcap(30.0)),
+    ] {
+        cases.push(Attention::new(128, Bf16, Some(options)).case(name.into()));
+    }
+    let mut call = Attention::new(128, Bf16, Some(sparse));
+    call.row_padding = 1;
+    cases.push(call.case("bf16-d128-unaligned".into()));
+    let mut call = Attention::new(128, Bf16, Some(sparse));
+    call.k_len = LONG_K_LEN;
+    cases.push(call.case("bf16-d128-64bit".into()));
+    cases
+}
+
+/// One call of the forward pass.
+#[derive(Clone, Copy)]
+struct Attention {
+    head_dim: usize,
+    element: ElementType,
+    k_len: usize,
+    /// `None` without scores.
+    options: Option<AttentionOptions>,
+    /// Elements between the rows of `k` and `v`.
+    row_padding: usize,
+}
+
+impl Attention {
+    fn new(head_dim: usize, element: ElementType, options: Option<AttentionOptions>) -> Self {
+        Self {
+            head_dim,
+            element,
+            k_len: K_LEN,
+            options,
+            row_padding: 0,
+        }
+    }
+
+    fn case(self, name: String) -> Case {
+        case(name, move |client| self.run(client))
+    }
+
+    fn run(self, client: &Client) {
+        let (q_shape, kv_shape) = (
+            [1, 4 * HEADS, 4096, self.head_dim],
+            [1, HEADS, self.k_len, self.head_dim],
+        );
+        let options = self.options.unwrap_or_default();
+        let scores_shape = self.options.map(|_| &kv_shape[..3]);
+        let element = self.element;
+        let problem = Problem::new(
+            &q_shape,
+            &kv_shape,
+            &kv_shape,
+            scores_shape,
+            element,
+            &options,
+        )
+        .expect("a valid problem");
+        let selection = self
+            .options
+            .map(|_| selected(client, self.k_len, problem.window));
+        let q = || tensor(client, q_shape, element.size());
+        let lse = tensor(client, problem.lse_shape(), size_of::<f32>());
+        let padded = || {
+            let [batch, heads, rows, dim] = kv_shape;
+            let mut tensor = tensor(
+                client,
+                [batch, heads, rows, dim + self.row_padding],
+                element.size(),
+            );
+            tensor.shape = kv_shape.into();
+            tensor
+        };
+        let inputs = Inputs {
+            q: q(),
+            k: padded(),
+            v: padded(),
+            selection,
+        };
+        forward(client, &problem, inputs, q(), lse).expect("a valid call");
+    }
 }
 
 fn case(name: String, run: impl Fn(&Client) + 'static) -> Case {
