@@ -15,7 +15,7 @@ use cubecl::prelude::*;
 /// | `q`, `grad_out`, `k`, `v` | `[batch, heads, len, head_dim]`, any strides with a contiguous last axis |
 /// | `lse`, `delta` | contiguous `[batch, q_heads, q_len]` |
 /// | `scores` | `[batch, kv_heads, k_len]`, any strides |
-/// | `keys`, `ends`, `counts` | the live keys in the order of [`by_lifetime`](super::order::by_lifetime) |
+/// | `keys`, `ends`, `counts` | the live keys in the order of [`by_death`](super::order::by_death) |
 /// | `grad_k`, `grad_v` | contiguous `[batch, kv_heads, k_len, head_dim]`, live keys overwritten |
 /// | `grad_scores` | contiguous `[batch, kv_heads, k_len]`, live keys overwritten |
 ///

@@ -3,7 +3,7 @@
 use super::delta::delta_kernel;
 use super::dkdv::dkdv_kernel;
 use super::dq::dq_kernel;
-use super::order::by_lifetime;
+use super::order::by_death;
 use crate::lists::{LiveKeys, QueryTiles, live_keys};
 use crate::scratch::{one_unit_each, scratch};
 use crate::tile::{
@@ -225,7 +225,7 @@ impl BackwardPass<'_> {
         let (client, problem) = (self.client, self.problem);
         let size = problem.element.size();
         let Inputs { q, k, v, selection } = self.inputs.clone();
-        let live = self.live.map(|live| by_lifetime(client, problem, live));
+        let live = self.live.map(|live| by_death(client, problem, live));
         // Without scores the kernel reads none of the lists and writes no gradient of scores.
         let [keys, ends, counts] = match live {
             Some(live) => [live.keys, live.ends, live.counts],

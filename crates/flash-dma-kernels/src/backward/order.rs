@@ -1,8 +1,9 @@
 //! The order in which keys are grouped into tiles for dk and dv.
 //!
-//! A key tile runs over the queries from its first birth to its last death, so keys that live equally
-//! long belong together: with independent scores most keys die soon and a few live for ever, and tiles
-//! of neighbours by index would spend most of their work on keys already dead.
+//! A key tile runs over the queries from its first birth to its last death, so keys born together that
+//! die together belong together. With independent scores most keys die soon and a few live for ever:
+//! tiles of neighbours by index would spend most of their work on keys already dead
+//! (`docs/kernel-notes.md` has the shares).
 
 use crate::lists::LiveKeys;
 use crate::scratch::{address_type, scratch};
@@ -10,20 +11,23 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::Problem;
 
-/// Classes of lifetimes, two an octave.
+/// Classes of deaths.
 const CLASSES: usize = 64;
 
-/// The class of a lifetime, 0 for the longest: its exponent and leading mantissa bit.
-#[cube]
-fn class_of(lifetime: u32) -> usize {
-    // Twice the lifetime, so that one is 2 and has a mantissa bit; below 2^32 as lengths are 31 bits.
-    let twice = lifetime * 2u32;
-    let exponent = 31u32 - twice.leading_zeros();
-    let half = (twice >> (exponent - 1u32)) & 1u32;
-    comptime!(CLASSES) - 1usize - (2u32 * exponent + half) as usize
+/// Positions a class spans: half a window, as keys die that much apart anyway, unless the classes would
+/// not cover all positions.
+fn class_width(problem: &Problem) -> usize {
+    let half_window = problem.window.min(problem.k_len) / 2;
+    half_window.max(problem.k_len.div_ceil(CLASSES)).max(1)
 }
 
-/// A stable counting sort of the live keys of a row by descending lifetime class: one cube a row, a
+/// The class of a key that dies at `end`, 0 for the last.
+#[cube]
+fn class_of(end: u32, width: u32) -> usize {
+    comptime!(CLASSES - 1) - min((end - 1u32) / width, comptime!(CLASSES as u32 - 1)) as usize
+}
+
+/// A stable counting sort of the live keys of a row by descending class of death: one cube a row, a
 /// segment of the keys a unit.
 ///
 /// | buffer | layout |
@@ -37,6 +41,7 @@ fn order_kernel(
     counts: &Tensor<u32>,
     ordered_keys: &mut Tensor<u32>,
     ordered_ends: &mut Tensor<u32>,
+    class_width: u32,
     #[comptime] units: usize,
 ) {
     let row = CUBE_POS_X as usize;
@@ -54,7 +59,7 @@ fn order_kernel(
         slots[class * units + unit] = 0u32;
     }
     for n in start..end {
-        let class = class_of(ends[base + n] - keys[base + n]);
+        let class = class_of(ends[base + n], class_width);
         slots[class * units + unit] += 1u32;
     }
     sync_cube();
@@ -84,7 +89,7 @@ fn order_kernel(
     sync_cube();
     for n in start..end {
         let (key, end) = (keys[base + n], ends[base + n]);
-        let slot = class_of(end - key) * units + unit;
+        let slot = class_of(end, class_width) * units + unit;
         let to = base + slots[slot] as usize;
         slots[slot] += 1u32;
         ordered_keys[to] = key;
@@ -92,13 +97,13 @@ fn order_kernel(
     }
 }
 
-/// The live keys, those of each row ordered by descending lifetime class, then by index.
-pub(crate) fn by_lifetime(client: &Client, problem: &Problem, live: &LiveKeys) -> LiveKeys {
+/// The live keys, those of each row ordered by descending class of death, then by index.
+pub(crate) fn by_death(client: &Client, problem: &Problem, live: &LiveKeys) -> LiveKeys {
     let serial = client.properties().hardware.plane_size_max <= 1;
-    by_lifetime_with(client, problem, live, if serial { 1 } else { 32 })
+    by_death_with(client, problem, live, if serial { 1 } else { 32 })
 }
 
-fn by_lifetime_with(client: &Client, problem: &Problem, live: &LiveKeys, units: usize) -> LiveKeys {
+fn by_death_with(client: &Client, problem: &Problem, live: &LiveKeys, units: usize) -> LiveKeys {
     let rows = problem.batch * problem.kv_heads;
     let ordered = LiveKeys {
         keys: scratch(client, [rows, problem.k_len]),
@@ -117,6 +122,7 @@ fn by_lifetime_with(client: &Client, problem: &Problem, live: &LiveKeys, units: 
             live.counts.clone().into_tensor_arg(),
             ordered.keys.clone().into_tensor_arg(),
             ordered.ends.clone().into_tensor_arg(),
+            class_width(problem) as u32,
             units,
         );
     }
@@ -131,17 +137,16 @@ mod tests {
     use flash_dma_reference::Rng;
 
     #[test]
-    fn keys_are_ordered_by_lifetime_and_stay_in_order_within_a_class() {
+    fn keys_are_ordered_by_death_and_stay_in_order_within_a_class() {
         let (client, n) = (client(), 203);
         let k = [1, 2, n, 8];
-        let options = AttentionOptions::new();
+        let options = AttentionOptions::new().with_keep_window(30);
         let p = Problem::new(&k, &k, &k, Some(&k[..3]), ElementType::F32, &options).unwrap();
         let mut rng = Rng::new(5);
         let counts = [n as u32, 57];
         let keys: Vec<u32> = (0..2).flat_map(|_| 0..n as u32).collect();
-        let ends: Vec<u32> = keys
-            .iter()
-            .map(|&key| key + 1 + (1 << rng.below(20)) + rng.below(99) as u32)
+        let ends: Vec<u32> = (keys.iter())
+            .map(|&key| key + 1 + rng.below(n - key as usize) as u32)
             .collect();
         let upload = |values: &[u32], shape: &[usize]| {
             strided(
@@ -157,17 +162,14 @@ mod tests {
             counts: upload(&counts, &[2]),
         };
         for units in [1, 4] {
-            let ordered = by_lifetime_with(&client, &p, &live, units);
+            let ordered = by_death_with(&client, &p, &live, units);
             let actual = [ordered.keys, ordered.ends].map(|t| read_u32(&client, t));
             for row in 0..2 {
                 let mut expected: Vec<(u32, u32)> = (0..counts[row] as usize)
                     .map(|at| (keys[row * n + at], ends[row * n + at]))
                     .collect();
-                // Two classes an octave: the exponent and the bit below it.
-                expected.sort_by_key(|&(key, end)| {
-                    let twice = 2 * u64::from(end - key);
-                    core::cmp::Reverse((twice.ilog2(), twice >> (twice.ilog2() - 1) & 1))
-                });
+                // Half a window wide, the last first.
+                expected.sort_by_key(|&(_, end)| core::cmp::Reverse((end - 1) / 15));
                 for (at, &(key, end)) in expected.iter().enumerate() {
                     let got = [actual[0][row * n + at], actual[1][row * n + at]];
                     assert_eq!(got, [key, end], "row {row}, {units} units, entry {at}");

@@ -179,3 +179,60 @@ impl Blueprint {
         16 * vectors + 4 * words
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tile::testing::client;
+    use flash_dma_problem::{AttentionOptions, ElementType};
+
+    const PASSES: [Pass; 3] = [Pass::Forward, Pass::GradQuery, Pass::GradKeyValue];
+
+    fn hardware(plane: u32, shared: usize, units: u32) -> HardwareProperties {
+        let mut hardware = client().properties().hardware.clone();
+        hardware.plane_size_max = plane;
+        hardware.max_shared_memory_size = shared;
+        hardware.max_units_per_cube = units;
+        hardware
+    }
+
+    fn problem(head_dim: usize) -> Problem {
+        let shape = [1, 1, 9, head_dim];
+        let options = AttentionOptions::new();
+        Problem::new(&shape, &shape, &shape, None, ElementType::F32, &options).unwrap()
+    }
+
+    #[test]
+    fn the_choice_fits_the_device() {
+        for (plane, units) in [(1, 2), (32, 256), (32, 1024), (64, 64)] {
+            for shared in [16 << 10, 32 << 10, 48 << 10, 99 << 10, 227 << 10] {
+                for head_dim in (8..=256).step_by(8) {
+                    for pass in PASSES {
+                        let hardware = hardware(plane, shared, units);
+                        match Blueprint::choose(pass, &problem(head_dim), &hardware) {
+                            Ok(blueprint) => {
+                                assert!(blueprint.shared_bytes(pass) <= shared);
+                                assert!(blueprint.units() <= units as usize);
+                                assert_eq!(blueprint.unroll(), plane > 1);
+                            }
+                            Err(e) => assert!(head_dim > 128 && shared < 32 << 10, "{e}"),
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_large_gpu_gets_the_tiles_that_the_registers_hold() {
+        let hardware = hardware(32, 227 << 10, 1024);
+        let rows = |pass, head_dim| {
+            let blueprint = Blueprint::choose(pass, &problem(head_dim), &hardware).unwrap();
+            (blueprint.outer_rows(), blueprint.inner_rows())
+        };
+        assert_eq!(rows(Pass::Forward, 128), (64, 32));
+        assert_eq!(rows(Pass::GradQuery, 128), (64, 32));
+        assert_eq!(rows(Pass::GradKeyValue, 128), (32, 32));
+        assert_eq!(rows(Pass::Forward, 256), (32, 32));
+    }
+}
