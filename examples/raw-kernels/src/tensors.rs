@@ -1,0 +1,93 @@
+//! Between `f64` on the host and contiguous tensors on a device.
+
+use cubecl::client::Client;
+use cubecl::prelude::TensorBinding;
+use cubecl::server::CopyDescriptor;
+use flash_dma_kernels::ElementType;
+use half::{bf16, f16};
+
+/// What a tensor holds.
+#[derive(Clone, Copy)]
+pub enum Kind {
+    /// `q`, `k`, `v`, `out` and their gradients.
+    Element(ElementType),
+    /// Scores, their gradient and the LSE.
+    F32,
+    /// Intervals.
+    U32,
+}
+
+impl Kind {
+    fn size(self) -> usize {
+        match self {
+            Self::Element(element) => element.size(),
+            Self::F32 | Self::U32 => 4,
+        }
+    }
+}
+
+/// A contiguous tensor of `values`, rounded to its type.
+pub fn upload(client: &Client, values: &[f64], shape: &[usize], kind: Kind) -> TensorBinding {
+    let bytes: Vec<u8> = match kind {
+        Kind::Element(ElementType::F16) => bytes(values, |x| f16::from_f64(x).to_ne_bytes()),
+        Kind::Element(ElementType::Bf16) => bytes(values, |x| bf16::from_f64(x).to_ne_bytes()),
+        Kind::Element(ElementType::F32) | Kind::F32 => bytes(values, |x| (x as f32).to_ne_bytes()),
+        Kind::U32 => bytes(values, |x| (x as u32).to_ne_bytes()),
+    };
+    binding(client.create_from_slice(&bytes), shape)
+}
+
+fn bytes<const N: usize>(values: &[f64], convert: impl Fn(f64) -> [u8; N]) -> Vec<u8> {
+    values.iter().flat_map(|&x| convert(x)).collect()
+}
+
+/// A contiguous tensor of undefined content.
+///
+/// `client.empty_tensor` would pad the rows on CUDA; a plain buffer keeps them contiguous.
+pub fn empty(client: &Client, shape: &[usize], kind: Kind) -> TensorBinding {
+    let bytes = shape.iter().product::<usize>() * kind.size();
+    binding(client.empty(bytes), shape)
+}
+
+/// The tensor's values; waits for what was launched before.
+pub fn download(client: &Client, tensor: TensorBinding, kind: Kind) -> Vec<f64> {
+    let bytes = read(client, tensor, kind);
+    match kind {
+        Kind::Element(ElementType::F16) => values(&bytes, |b| f16::from_ne_bytes(b).to_f64()),
+        Kind::Element(ElementType::Bf16) => values(&bytes, |b| bf16::from_ne_bytes(b).to_f64()),
+        Kind::Element(ElementType::F32) | Kind::F32 => {
+            values(&bytes, |b| f64::from(f32::from_ne_bytes(b)))
+        }
+        Kind::U32 => values(&bytes, |b| f64::from(u32::from_ne_bytes(b))),
+    }
+}
+
+fn values<const N: usize>(bytes: &[u8], convert: impl Fn([u8; N]) -> f64) -> Vec<f64> {
+    let (elements, _) = bytes.as_chunks::<N>();
+    elements.iter().map(|&b| convert(b)).collect()
+}
+
+fn read(client: &Client, tensor: TensorBinding, kind: Kind) -> Vec<u8> {
+    let bytes = client.read_one_unchecked_tensor(CopyDescriptor {
+        handle: tensor.handle,
+        shape: tensor.shape,
+        strides: tensor.strides,
+        elem_size: kind.size(),
+    });
+    bytes.to_vec()
+}
+
+fn binding(handle: cubecl::server::Handle, shape: &[usize]) -> TensorBinding {
+    let mut strides = vec![1; shape.len()];
+    for axis in (1..shape.len()).rev() {
+        strides[axis - 1] = strides[axis] * shape[axis];
+    }
+    // SAFETY: every handle of this file holds the product of its shape.
+    unsafe {
+        TensorBinding::from_raw_parts(
+            handle,
+            strides.into_iter().collect(),
+            shape.iter().copied().collect(),
+        )
+    }
+}
