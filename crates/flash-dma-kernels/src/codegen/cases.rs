@@ -53,8 +53,8 @@ pub(super) fn selection() -> Vec<Case> {
     cases
 }
 
-/// Forward and backward: every common head dimension with bf16, fewer with the other types, and each option
-/// that changes the code.
+/// Forward and backward: every common head dimension with bf16, fewer with the other types, and
+/// each option that changes the code.
 fn attention() -> Vec<Case> {
     use ElementType::{Bf16, F16, F32};
     let sparse = AttentionOptions::new().with_keep_window(2048);

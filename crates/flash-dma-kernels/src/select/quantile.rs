@@ -227,7 +227,7 @@ pub(super) fn write_intervals_kernel(
                         zeros += 1u32;
                     }
                 }
-                prefix = prefix * 2u32;
+                prefix *= 2u32;
                 if rank > zeros {
                     rank -= zeros;
                     prefix += 1u32;
