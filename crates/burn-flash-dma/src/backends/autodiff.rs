@@ -90,17 +90,20 @@ impl<B: DynamicMaskOps, C: CheckpointStrategy> DynamicMaskOps for Autodiff<B, C>
     }
 }
 
+/// A tensor of the graph.
+type Recorded<B, C> = FloatTensor<Autodiff<B, C>>;
+
 /// The forward pass, recorded. `inputs` are q, k, v and, with intervals, the scores.
 ///
 /// Burn's graph has no node with two outputs. Where `lse` must be differentiable it is the node
 /// with the inputs as parents, and `out` a node on top of it, whose backward step runs first and
 /// leaves its gradient in a slot that both share. So there is still one backward pass.
 fn run<B: DynamicMaskOps, C: CheckpointStrategy, const N: usize>(
-    inputs: [FloatTensor<Autodiff<B, C>>; N],
+    inputs: [Recorded<B, C>; N],
     intervals: Option<IntTensor<B>>,
     problem: Problem,
     differentiable_lse: bool,
-) -> (FloatTensor<Autodiff<B, C>>, FloatTensor<Autodiff<B, C>>) {
+) -> (Recorded<B, C>, Recorded<B, C>) {
     let nodes = inputs.each_ref().map(|t| t.node());
     match AttentionNode.prepare::<C>(nodes).compute_bound().stateful() {
         OpsKind::UnTracked(prep) => {
@@ -112,7 +115,7 @@ fn run<B: DynamicMaskOps, C: CheckpointStrategy, const N: usize>(
             let checkpoints = inputs.each_ref().map(|t| prep.checkpoint(t));
             let inputs = inputs.map(|t| t.into_primitive());
             let (out, lse) = forward::<B, N>(inputs, intervals.clone(), problem);
-            let slot = differentiable_lse.then(|| Slot::<B>::default());
+            let slot = differentiable_lse.then(Slot::<B>::default);
             let state = State {
                 inputs: checkpoints,
                 intervals,
