@@ -259,6 +259,10 @@ impl Call {
         if let Some(scores) = &scores {
             same_device(&device, TensorName::Scores, scores.device())?;
         }
+        if !device.supports_dtype(q.dtype()) {
+            let what = format!("arithmetic in {element}");
+            return Err(AttentionError::Unsupported { what });
+        }
         let scores = scores.map(scores_as_f32).transpose()?;
         Ok(Self {
             q,

@@ -55,6 +55,8 @@
 //! not provided.
 #![warn(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
+// Burn has announced NdArray's removal; while it is there it is served.
+#![cfg_attr(feature = "ndarray", allow(deprecated))]
 
 mod backends;
 pub mod fallback;

@@ -10,24 +10,18 @@ use burn_flash_dma::{
 };
 use flash_dma_reference::generate::Scores;
 
-fn sample(element: ElementType) -> Case {
+fn sample(scores: Scores, element: ElementType) -> Case {
     let options = AttentionOptions::new()
         .with_keep_window(5)
         .with_softcap(4.0);
-    Case::new(
-        [2, 4, 2, 19, 27, 16],
-        Some(Scores::Nan),
-        element,
-        options,
-        3,
-    )
+    Case::new([2, 4, 2, 19, 27, 16], Some(scores), element, options, 3)
 }
 
 #[test]
 fn fused_neighbours_and_strided_inputs() {
     let device = Device::cpu();
     for element in ELEMENTS {
-        let case = sample(element);
+        let case = sample(Scores::Padded, element);
         let Tensors { q, k, v, scores } = case.tensors(&device);
         // A transpose of packed data, and elementwise work on both sides of the operation.
         let packed = |t: Tensor<4>| (t.swap_dims(1, 2) * 2.0).swap_dims(1, 2) / 2.0;
@@ -66,7 +60,7 @@ fn selection_matches_the_oracle() {
 fn gradients_match_the_oracle() {
     let device = Device::cpu().autodiff();
     for (element, with_lse) in [(ElementType::F32, true), (ElementType::Bf16, false)] {
-        let case = sample(element);
+        let case = sample(Scores::Nan, element);
         let tensors = case.tensors(&device).track([true; 4]);
         let (out, lse) = tensors.attend_with_lse(case.options);
         let mut total = loss(out, case.grad_out(&device));
@@ -91,7 +85,7 @@ fn empty_tensors_have_defined_results() {
     let device = Device::cpu();
     for scores in [Some(Scores::Normal), None] {
         let options = AttentionOptions::new();
-        for sizes in [[2, 2, 1, 3, 0, 8], [2, 2, 1, 0, 3, 8]] {
+        for sizes in [[2, 2, 1, 3, 0, 8], [2, 2, 1, 0, 3, 8], [0, 2, 1, 4, 3, 8]] {
             let case = Case::new(sizes, scores, ElementType::F32, options, 1);
             let (out, lse) = case.tensors(&device).attend_with_lse(options);
             assert_eq!(out.dims(), case.problem().q_shape());
@@ -104,7 +98,7 @@ fn empty_tensors_have_defined_results() {
 #[test]
 fn tensors_of_two_devices_are_refused() {
     let options = AttentionOptions::new();
-    let case = sample(ElementType::F32);
+    let case = sample(Scores::Normal, ElementType::F32);
     let Tensors { q, k, v, scores } = case.tensors(&Device::flex());
     let other = case.tensors(&Device::cpu());
     let tensor = TensorName::Key;

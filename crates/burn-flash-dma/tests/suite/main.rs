@@ -8,4 +8,6 @@ mod errors;
 mod fallback;
 mod gradients;
 mod module;
+#[cfg(feature = "ndarray")]
+mod ndarray;
 mod values;
