@@ -26,8 +26,8 @@ Usage: cargo xtask <command>
                    Generate every CUDA kernel variant, compile it with NVRTC and ptxas (no GPU needed)
                    and compare registers, spills and shared memory with docs/codegen.tsv.
                    --bless rewrites that file.
-  gpu-pack         Build tests, benchmarks and examples for CUDA into gpu-pack/flash-dma-gpu.tar.xz, for
-                   a machine with a GPU and without Rust.
+  gpu-pack [..]    Build tests, benchmarks and examples for CUDA into gpu-pack/flash-dma-gpu.tar.xz, for
+                   a machine with a GPU and without Rust. Options go to cargo's build.
   tidy             The house rules: file length, leftovers, documentation lints, links.
   book [--open]    Build the book with mdBook.
   help             This text.
@@ -44,7 +44,7 @@ fn main() -> ExitCode {
         "demo" => demo::run(options),
         "test" => test::run(options),
         "codegen" => codegen::run(options),
-        "gpu-pack" => process::no_options(options).and_then(|()| gpu_pack::run()),
+        "gpu-pack" => gpu_pack::run(options),
         "tidy" => process::no_options(options).and_then(|()| tidy::run()),
         "book" => book::run(options),
         "help" | "-h" | "--help" => {
