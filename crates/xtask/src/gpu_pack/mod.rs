@@ -104,10 +104,8 @@ fn build(options: &[String]) -> Result<BTreeMap<String, PathBuf>> {
             .iter()
             .flat_map(|(package, _)| ["--package", package]),
     );
-    println!(
-        "gpu-pack: building in {}",
-        target_dir().join("gpu").display()
-    );
+    build.args(options);
+    println!("gpu-pack: building {} packages", PACKAGES.len());
 
     let messages = read(&mut build)?;
     let binaries: BTreeMap<_, _> = messages.lines().filter_map(executable).collect();
