@@ -1,0 +1,158 @@
+//! A byte-level decoder-only transformer with dynamic-mask attention.
+//!
+//! ```text
+//! bytes [B, N] ── embedding ── block × layers ── RMSNorm ── · embeddingᵀ ── logits [B, N, 256]
+//!
+//! block:  x ── RMSNorm ── DynamicMaskAttention ── + ── RMSNorm ── SwiGLU ── linear ── + ── x'
+//!         └───────────────────────────────────────┘ └───────────────────────────────┘
+//! ```
+//!
+//! Every query attends only to the `window` keys that the layer's learned scores rank highest among
+//! the keys before it. Those keys need not be near: the window is a budget, not a distance.
+
+use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
+use burn::module::{ModuleMapper, Param};
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::nn::{
+    Embedding, EmbeddingConfig, Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig, SwiGlu,
+    SwiGluConfig,
+};
+use burn::prelude::*;
+use burn::tensor::FloatDType;
+
+/// A byte has 256 values; there is no tokeniser.
+pub const VOCABULARY: usize = 256;
+
+/// Sizes of a [`TextModel`].
+#[derive(Config, Debug)]
+pub struct TextModelConfig {
+    /// Width of the residual stream.
+    pub d_model: usize,
+    /// Number of blocks.
+    pub layers: usize,
+    /// Query heads; each is `d_model / heads` wide.
+    pub heads: usize,
+    /// Key and value heads, each shared by `heads / kv_heads` query heads.
+    pub kv_heads: usize,
+    /// Longest sequence, which the rotary position encoding is made for.
+    pub context: usize,
+    /// Keys a query may attend to; `context` or more is dense attention.
+    pub window: usize,
+    /// Element type of the activations. The parameters and the optimiser's state stay f32.
+    #[config(default = "FloatDType::F32")]
+    pub dtype: FloatDType,
+}
+
+/// The language model: bytes in, logits of the next byte out.
+#[derive(Module, Debug)]
+pub struct TextModel {
+    embedding: Embedding,
+    blocks: Vec<Block>,
+    norm: RmsNorm,
+    #[module(skip)]
+    dtype: FloatDType,
+}
+
+/// One pre-norm block: attention, then a feed-forward network, each added to the residual stream.
+#[derive(Module, Debug)]
+pub struct Block {
+    attention_norm: RmsNorm,
+    attention: DynamicMaskAttention,
+    feed_forward_norm: RmsNorm,
+    feed_forward: SwiGlu,
+    feed_forward_out: Linear,
+}
+
+impl TextModelConfig {
+    /// A model with random parameters on `device`.
+    pub fn init(&self, device: &Device) -> TextModel {
+        // Small enough that the first logits are nearly uniform: the norm before them has unit
+        // mean square, so a logit's deviation is that of the embedding times the root of d_model.
+        let initializer = Initializer::Normal {
+            mean: 0.0,
+            std: 0.5 / (self.d_model as f64).sqrt(),
+        };
+        TextModel {
+            embedding: EmbeddingConfig::new(VOCABULARY, self.d_model)
+                .with_initializer(initializer)
+                .init(device),
+            blocks: (0..self.layers).map(|_| self.init_block(device)).collect(),
+            norm: RmsNormConfig::new(self.d_model).init(device),
+            dtype: self.dtype,
+        }
+    }
+
+    fn init_block(&self, device: &Device) -> Block {
+        // SwiGLU has three matrices where a plain network has two: 8/3 of the width instead of 4
+        // keeps the parameters equal. A multiple of 32 suits the matrix units.
+        let hidden = (self.d_model * 8 / 3).next_multiple_of(32);
+        let attention = DynamicMaskAttentionConfig::new(self.d_model, self.heads)
+            .with_n_kv_heads(Some(self.kv_heads))
+            .with_keep_window(Some(self.window))
+            .with_max_seq_len(Some(self.context));
+        Block {
+            attention_norm: RmsNormConfig::new(self.d_model).init(device),
+            attention: attention.init(device),
+            feed_forward_norm: RmsNormConfig::new(self.d_model).init(device),
+            feed_forward: SwiGluConfig::new(self.d_model, hidden).init(device),
+            feed_forward_out: LinearConfig::new(hidden, self.d_model)
+                .with_bias(false)
+                .init(device),
+        }
+    }
+}
+
+impl TextModel {
+    /// Logits of the byte that follows each byte of `tokens`.
+    ///
+    /// # Shapes
+    ///
+    /// - `tokens`: `[batch, seq]`, values below 256, `seq` at most the context
+    /// - output: `[batch, seq, 256]`, f32
+    pub fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        if self.dtype == FloatDType::F32 {
+            return self.forward_as_stored(tokens);
+        }
+        // A 16-bit copy of the parameters computes; its gradients arrive at the f32 originals
+        // through the cast. An update of a 16-bit parameter would mostly be rounded away.
+        let copy = self.clone().map(&mut CastTo(self.dtype));
+        copy.forward_as_stored(tokens).cast(FloatDType::F32)
+    }
+
+    /// Mean cross-entropy of the targets, in nats a byte, of shape `[1]`.
+    pub fn loss(&self, inputs: Tensor<2, Int>, targets: Tensor<2, Int>) -> Tensor<1> {
+        let logits = self.forward(inputs).flatten::<2>(0, 1);
+        let loss = CrossEntropyLossConfig::new().init(&logits.device());
+        loss.forward(logits, targets.flatten::<1>(0, 1))
+    }
+
+    fn forward_as_stored(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        let mut x = self.embedding.forward(tokens);
+        for block in &self.blocks {
+            x = block.forward(x);
+        }
+        // The embedding read backwards: a byte's logit is the product with its own vector.
+        let unembedding = self.embedding.weight.val().transpose();
+        self.norm.forward(x).matmul(unembedding.unsqueeze())
+    }
+}
+
+impl Block {
+    /// `[batch, seq, d_model]` to the same shape.
+    fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        let x = x.clone() + self.attention.forward(self.attention_norm.forward(x));
+        let hidden = self
+            .feed_forward
+            .forward(self.feed_forward_norm.forward(x.clone()));
+        x + self.feed_forward_out.forward(hidden)
+    }
+}
+
+/// Casts every float parameter, within the autodiff graph.
+struct CastTo(FloatDType);
+
+impl ModuleMapper for CastTo {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|value| value.cast(self.0))
+    }
+}

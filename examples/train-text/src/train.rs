@@ -1,0 +1,197 @@
+//! One training run, by burn-train.
+
+use std::fs;
+use std::io::IsTerminal;
+use std::path::Path;
+use std::sync::Arc;
+
+use burn::grad_clipping::GradientClippingConfig;
+use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
+use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
+use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
+use burn::lr_scheduler::sequential::SequentialLrSchedulerConfig;
+use burn::optim::AdamWConfig;
+use burn::prelude::*;
+use burn::train::metric::{Adaptor, LearningRateMetric, LossInput, LossMetric};
+use burn::train::{
+    ExecutionStrategy, InferenceStep, ItemLazy, Learner, SupervisedTraining, TrainOutput, TrainStep,
+};
+
+use crate::checkpoints;
+use crate::cli::Settings;
+use crate::curves::{Curve, Timings};
+use crate::data::Text;
+use crate::error::Error;
+use crate::loader::{Batch, EpochTimes, WindowLoader};
+use crate::model::TextModel;
+use crate::progress::PlainProgress;
+
+/// burn-train's name of the metric that holds the loss.
+pub const LOSS: &str = "Loss";
+
+/// At most this many validation windows, so that validating costs a small part of an epoch.
+const VALID_WINDOWS: usize = 64;
+
+/// One step in this many warms up.
+const WARM_UP_SHARE: usize = 20;
+
+/// A finished training.
+pub struct Run {
+    /// The model, without autodiff.
+    pub model: TextModel,
+    /// Its losses and times.
+    pub curve: Curve,
+}
+
+/// The loss of a step: all the metrics need.
+pub struct StepOutput {
+    loss: Tensor<1>,
+}
+
+impl ItemLazy for StepOutput {
+    fn sync(self) -> Result<Self, burn::tensor::ExecutionError> {
+        // The metrics' thread reads the loss; it must neither wait for an idle queue nor hold the
+        // autodiff graph.
+        self.loss.device().flush()?;
+        Ok(Self {
+            loss: self.loss.without_autodiff(),
+        })
+    }
+}
+
+impl Adaptor<LossInput> for StepOutput {
+    fn adapt(&self) -> LossInput {
+        LossInput::new(self.loss.clone())
+    }
+}
+
+impl TrainStep for TextModel {
+    type Input = Batch;
+    type Output = StepOutput;
+
+    fn step(&self, batch: Batch) -> TrainOutput<StepOutput> {
+        let loss = self.loss(batch.inputs, batch.targets);
+        TrainOutput::new(self, loss.backward(), StepOutput { loss })
+    }
+}
+
+impl InferenceStep for TextModel {
+    type Input = Batch;
+    type Output = StepOutput;
+
+    fn step(&self, batch: Batch) -> StepOutput {
+        StepOutput {
+            loss: self.loss(batch.inputs, batch.targets),
+        }
+    }
+}
+
+/// Trains a model from `settings.seed` in `dir`, or goes on from the last checkpoint there.
+///
+/// # Errors
+///
+/// [`Error::Io`] if `dir` cannot be written, [`Error::Training`] if Burn stopped.
+pub fn train(
+    settings: &Settings,
+    label: &str,
+    text: &Arc<Text>,
+    device: &Device,
+    dir: &Path,
+    resume: bool,
+) -> Result<Run, Error> {
+    fs::create_dir_all(dir).map_err(Error::io(dir))?;
+    let done = if resume { checkpoints::last(dir) } else { None };
+    if done.is_none() {
+        checkpoints::clear(dir)?;
+    }
+
+    device.seed(settings.seed);
+    let model = settings.model().init(&device.clone().autodiff());
+    let parameters = model.num_params();
+    let steps = settings.steps_an_epoch();
+    let epochs_done = done.unwrap_or(0);
+    let train = WindowLoader::train(
+        text.clone(),
+        settings.batch,
+        steps,
+        settings.seed,
+        epochs_done,
+        device,
+    );
+    let valid = WindowLoader::valid(text.clone(), settings.batch, VALID_WINDOWS, device);
+    let (train_times, valid_times) = (train.times(), valid.times());
+
+    let mut training = SupervisedTraining::new(dir, Arc::new(train), Arc::new(valid))
+        .metric_train_numeric(LossMetric::new())
+        .metric_valid_numeric(LossMetric::new())
+        .metric_train_numeric(LearningRateMetric::new())
+        .with_default_checkpointers()
+        .with_application_logger(None)
+        .with_training_strategy(ExecutionStrategy::single(device.clone().autodiff()).into())
+        .num_epochs(settings.evaluations)
+        .label(label);
+    if let Some(epoch) = done {
+        training = training.checkpoint(epoch);
+    }
+    if !std::io::stdout().is_terminal() {
+        let progress = PlainProgress::new(settings.batch, steps, settings.total_steps());
+        training = training.renderer(Box::new(progress));
+    }
+    let optimiser = AdamWConfig::new()
+        .with_beta_2(0.95)
+        .with_epsilon(1e-8)
+        .with_weight_decay(0.01)
+        .with_grad_clipping(Some(GradientClippingConfig::Norm(1.0)))
+        .init();
+    let result = training.launch(Learner::new(model, optimiser, schedule(settings)));
+    if let Some(error) = result.error {
+        return Err(Error::Training(error.to_string()));
+    }
+    // The dashboard gives the terminal back when it is dropped.
+    drop(result.renderer);
+
+    let timings = timings(steps, &train_times, &valid_times);
+    let curve = Curve::read(dir, label, settings, parameters, timings)?;
+    Ok(Run {
+        model: result.model,
+        curve,
+    })
+}
+
+/// Linear warm-up, then a cosine down to a tenth of the peak.
+fn schedule(settings: &Settings) -> ModuleLrScheduler {
+    let (steps, lr) = (settings.total_steps(), settings.lr);
+    let warm_up = steps.div_ceil(WARM_UP_SHARE);
+    let cosine = CosineAnnealingLrSchedulerConfig::new(lr, (steps - warm_up).max(1));
+    SequentialLrSchedulerConfig::new(
+        vec![
+            LinearLrSchedulerConfig::new(lr / warm_up as f64, lr, warm_up).into(),
+            cosine.with_min_lr(lr / 10.0).into(),
+        ],
+        vec![warm_up],
+    )
+    .init()
+    .expect("checked settings give a valid schedule")
+}
+
+fn timings(steps: usize, train: &EpochTimes, valid: &EpochTimes) -> Timings {
+    let train = train.lock().expect("no holder of the lock panics");
+    let valid = valid.lock().expect("no holder of the lock panics");
+    // The first epoch compiles kernels and warms up.
+    let warm = if train.len() > 1 {
+        &train[1..]
+    } else {
+        &train[..]
+    };
+    let mean = warm.iter().sum::<f64>() / warm.len() as f64;
+    Timings {
+        train_seconds: train.iter().sum(),
+        valid_seconds: valid.iter().sum(),
+        first_epoch_seconds: train.first().copied(),
+        step_milliseconds: (!warm.is_empty()).then_some(mean * 1e3 / steps as f64),
+    }
+}
+
+#[cfg(test)]
+#[path = "train_tests.rs"]
+pub(crate) mod tests;
