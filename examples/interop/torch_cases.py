@@ -60,6 +60,7 @@ def cases():
     yield "all-equal", (1, 2, 1, 130, 130, 16), {"window": 16}, "equal"
     yield "padding", (2, 2, 2, 150, 150, 32), {"window": 40}, "padding"
     yield "all-hidden", (1, 2, 1, 20, 20, 16), {"window": 4}, "hidden"
+    yield "nan", (1, 4, 2, 90, 90, 32), {"window": 12}, "nan"
     yield "recent", (1, 4, 2, 300, 300, 64), {"window": 50}, "recent"
     yield "softcap", (1, 4, 2, 128, 128, 64), {"window": 32, "softcap": 2.0}, "normal"
     yield "scale", (1, 2, 2, 96, 96, 80), {"window": 24, "scale": 0.3}, "normal"
@@ -109,6 +110,10 @@ def scores(kind, shape, generator):
         z[..., -7:] = -INF
     elif kind == "hidden":
         z = torch.full(shape, -INF)
+    elif kind == "nan":
+        # Below every number: selected while fewer numbers than the window are visible.
+        z[..., 3] = float("nan")
+        z[..., 50] = float("nan")
     elif kind == "recent":
         z = z + torch.arange(shape[-1]) * 0.02
     return z
@@ -177,7 +182,8 @@ def truth(tensors, options):
     # A row without a key would be 0/0: it gets finite logits, and zeros afterwards.
     logits = torch.where(something, logits, 0.0)
     lse = torch.logsumexp(logits, -1)
-    weights = torch.softmax(logits, -1) * something
+    # A row with a NaN is NaN throughout: that must not reach the keys it does not select.
+    weights = torch.where(mask, torch.softmax(logits, -1), 0.0)
     out = weights @ v.repeat_interleave(group, 1)
     something = something[..., 0]
 
@@ -211,8 +217,8 @@ def compare_tensor(actual, expected, tolerance):
     actual_special = np.where(np.isfinite(actual), 0.0, actual)
     if not np.array_equal(special, actual_special, equal_nan=True):
         return INF, INF, "NaN or infinity at another place"
-    error = np.abs(actual - expected, where=finite, out=np.zeros_like(expected))
-    largest = np.abs(expected, where=finite, out=np.zeros_like(expected)).max(initial=0.0)
+    error = np.abs(np.where(finite, actual, 0.0) - np.where(finite, expected, 0.0))
+    largest = np.abs(np.where(finite, expected, 0.0)).max(initial=0.0)
     absolute = error.max(initial=0.0)
     relative = absolute / largest if largest > 0 else absolute
     if relative <= tolerance:
