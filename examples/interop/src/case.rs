@@ -117,7 +117,7 @@ impl Case {
         let Some(data) = self.tensors.get(name) else {
             return Ok(None);
         };
-        let axes = data.shape.num_dims();
+        let axes = data.shape().num_dims();
         if axes != D {
             return Err(Error::Rank {
                 name,

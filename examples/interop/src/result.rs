@@ -36,7 +36,7 @@ fn view(data: &TensorData, dtype: Dtype) -> Result<TensorView<'_>, Error> {
     // The format is little-endian, and so is every device Burn runs on.
     Ok(TensorView::new(
         dtype,
-        data.shape.to_vec(),
+        data.shape().to_vec(),
         data.as_bytes(),
     )?)
 }

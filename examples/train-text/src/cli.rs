@@ -62,9 +62,9 @@ pub struct Cli {
     /// How often to validate and to write a checkpoint [default: 10].
     #[arg(long)]
     pub evaluations: Option<usize>,
-    /// Where to write.
-    #[arg(long, default_value = "runs/train-text")]
-    pub out: PathBuf,
+    /// Where to write [default: runs/train-text, with --demo runs/demo].
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
     /// A run of three minutes at most on two cores.
     #[arg(long)]
     pub demo: bool,
@@ -83,6 +83,18 @@ pub struct Cli {
     /// Text the sample continues [default: the beginning of the validation text].
     #[arg(long)]
     pub prompt: Option<String>,
+}
+
+impl Cli {
+    /// Where to write.
+    pub fn out(&self) -> PathBuf {
+        let default = if self.demo {
+            "runs/demo"
+        } else {
+            "runs/train-text"
+        };
+        self.out.clone().unwrap_or_else(|| default.into())
+    }
 }
 
 /// Everything that decides the outcome of a training, apart from the text.

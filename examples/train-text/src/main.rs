@@ -64,8 +64,9 @@ fn run(cli: &Cli) -> Result<(), Error> {
         text.valid_bytes(),
     );
 
-    fs::create_dir_all(&cli.out).map_err(Error::io(&cli.out))?;
-    report::write_plan(&cli.out, &plan)?;
+    let out = cli.out();
+    fs::create_dir_all(&out).map_err(Error::io(&out))?;
+    report::write_plan(&out, &plan)?;
     let label = |settings: &Settings| {
         if settings.is_dense() {
             "dense"
@@ -80,14 +81,14 @@ fn run(cli: &Cli) -> Result<(), Error> {
     let (mut curves, mut first_model) = (Vec::new(), None);
     for settings in &variants {
         let label = label(settings);
-        let dir = cli.out.join(label);
+        let dir = out.join(label);
         let run = train::train(settings, label, &text, &device, &dir, cli.resume)?;
         println!("{}", report::summary(&run.curve, entropy));
         curves.push(run.curve);
         first_model.get_or_insert(run.model);
     }
-    report::write_curves(&cli.out, &plan, format!("{device:?}"), &curves)?;
-    plot::draw(&cli.out.join("curves.png"), &curves, entropy)?;
+    report::write_curves(&out, &plan, format!("{device:?}"), &curves)?;
+    plot::draw(&out.join("curves.png"), &curves, entropy)?;
 
     let model = first_model.expect("at least one variant was trained");
     let prompt = match &cli.prompt {
@@ -105,7 +106,7 @@ fn run(cli: &Cli) -> Result<(), Error> {
         String::from_utf8_lossy(prompt),
         String::from_utf8_lossy(&sampled),
     );
-    let path = cli.out.join("sample.txt");
+    let path = out.join("sample.txt");
     fs::write(&path, format!("{prompt}{sampled}\n")).map_err(Error::io(&path))?;
     println!(
         "--- prompt ---\n{prompt}\n--- sampled at temperature {} ---",
@@ -113,7 +114,7 @@ fn run(cli: &Cli) -> Result<(), Error> {
     );
     println!(
         "{sampled}\n---\nwrote curves.json, curves.png, sample.txt to {}",
-        cli.out.display()
+        out.display()
     );
     Ok(())
 }
@@ -129,8 +130,8 @@ fn plan(cli: &Cli, corpus: &Corpus) -> Result<Plan, Error> {
             compare: cli.compare,
         });
     }
-    let plan = report::read_plan(&cli.out)?;
-    let path = cli.out.join(report::PLAN);
+    let path = cli.out().join(report::PLAN);
+    let plan = report::read_plan(&path)?;
     let refuse = |reason: &str| {
         Err(Error::Unusable {
             path: path.clone(),

@@ -10,7 +10,6 @@
 //! Every query attends only to the `window` keys that the layer's learned scores rank highest among
 //! the keys before it. Those keys need not be near: the window is a budget, not a distance.
 
-use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
 use burn::module::{ModuleMapper, Param};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{
@@ -19,6 +18,7 @@ use burn::nn::{
 };
 use burn::prelude::*;
 use burn::tensor::FloatDType;
+use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
 
 /// A byte has 256 values; there is no tokeniser.
 pub const VOCABULARY: usize = 256;

@@ -72,7 +72,7 @@ pub fn write_plan(out: &Path, plan: &Plan) -> Result<(), Error> {
     fs::write(&path, json + "\n").map_err(Error::io(path))
 }
 
-/// Reads the plan of the run in `out`.
+/// Reads the plan of a run.
 ///
 /// # Errors
 ///

@@ -138,3 +138,29 @@ fn the_schedule_rises_to_the_peak_and_falls_to_a_tenth() {
     assert!(rates.windows(2).skip(12).all(|pair| pair[1] <= pair[0]));
     assert!(rates[199] < 0.11 * settings.lr);
 }
+
+#[test]
+fn sixteen_bit_activations_train_f32_parameters() {
+    let _generator = GENERATOR.lock();
+    let (text, device, dir) = (text(), Device::flex(), scratch("bf16"));
+    let settings = settings(&["--steps", "20", "--evaluations", "1", "--dtype", "bf16"]);
+    let run = train(&settings, "sparse", &text, &device, &dir, false).unwrap();
+    let (first, last) = (run.curve.train[0].1, run.curve.final_valid().unwrap());
+    assert!(last < first - 1.0, "{first} fell to {last} only");
+    struct Types(Vec<burn::tensor::DType>);
+    impl burn::module::ModuleVisitor for Types {
+        fn visit_float<const D: usize>(&mut self, param: &burn::module::Param<Tensor<D>>) {
+            self.0.push(param.val().dtype());
+        }
+    }
+    let mut types = Types(Vec::new());
+    run.model.visit(&mut types);
+    assert!(
+        types.0.len() > 10
+            && types
+                .0
+                .iter()
+                .all(|&dtype| dtype == burn::tensor::DType::F32)
+    );
+    fs::remove_dir_all(dir).unwrap();
+}

@@ -7,7 +7,7 @@ use burn::module::{Initializer, Module, Param};
 use burn::nn::{
     Linear, LinearConfig, RmsNorm, RmsNormConfig, RotaryEncoding, RotaryEncodingConfig,
 };
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use flash_dma_problem::{AttentionError, AttentionOptions, ElementType, Problem};
 
 /// Configuration of [`DynamicMaskAttention`].
@@ -208,7 +208,11 @@ impl DynamicMaskAttention {
         };
         let tensor = tensor.swap_dims(1, 2);
         match &self.rope {
-            Some(rope) => rope.forward(tensor),
+            // The rotation's table is f32, and in 16 bits distant positions would share an angle.
+            Some(rope) => {
+                let dtype = tensor.dtype();
+                rope.forward(tensor.cast(DType::F32)).cast(dtype)
+            }
             None => tensor,
         }
     }
