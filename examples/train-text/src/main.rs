@@ -130,8 +130,8 @@ fn plan(cli: &Cli, corpus: &Corpus) -> Result<Plan, Error> {
             compare: cli.compare,
         });
     }
+    let plan = report::read_plan(&cli.out())?;
     let path = cli.out().join(report::PLAN);
-    let plan = report::read_plan(&path)?;
     let refuse = |reason: &str| {
         Err(Error::Unusable {
             path: path.clone(),
