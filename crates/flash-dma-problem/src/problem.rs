@@ -61,8 +61,8 @@ impl TensorSpec<'_> {
     pub fn check(&self, expected: &[usize]) -> Result<(), AttentionError> {
         check_shape(self.name, self.shape, expected)?;
         let last = self.shape.len() - 1;
-        // The stride of an axis of one element is never used.
-        if self.shape[last] > 1 && self.strides[last] != 1 {
+        // The stride of an axis of one element is never used, nor is any of an empty tensor.
+        if self.shape[last] > 1 && self.strides[last] != 1 && !self.shape.contains(&0) {
             return Err(AttentionError::Strides {
                 tensor: self.name,
                 strides: self.strides.to_vec(),
@@ -383,6 +383,11 @@ mod tests {
             spec(&[1, 2, 6]).check(&[2, 3, 4]),
             Err(AttentionError::Strides { .. })
         ));
+        let empty = TensorSpec {
+            shape: &[2, 0, 4],
+            ..spec(&[0, 0, 8])
+        };
+        assert!(empty.check(&[2, 0, 4]).is_ok());
         assert_eq!(spec(&[100, 10, 1]).required_len(), Some(124));
         assert_eq!(spec(&[usize::MAX, 10, 1]).required_len(), None);
     }

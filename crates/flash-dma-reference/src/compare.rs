@@ -108,6 +108,17 @@ impl fmt::Display for Failure {
 
 impl core::error::Error for Failure {}
 
+/// The greatest error of the naive implementation in a tensor, where both it and f64 are finite.
+#[must_use]
+pub fn naive_error(exact: &Exact, naive: &[f64]) -> f64 {
+    let errors = exact
+        .values
+        .iter()
+        .zip(naive)
+        .map(|(exact, naive)| (exact - naive).abs());
+    errors.filter(|error| error.is_finite()).fold(0.0, f64::max)
+}
+
 /// Compares an engine's tensor by the rule of this module.
 ///
 /// # Errors
@@ -122,13 +133,32 @@ pub fn compare(
     element: ElementType,
     factor: f64,
 ) -> Result<Report, Failure> {
-    let naive_error = exact
-        .values
-        .iter()
-        .zip(naive)
-        .map(|(exact, naive)| (exact - naive).abs())
-        .filter(|error| error.is_finite())
-        .fold(0.0, f64::max);
+    compare_by(
+        name,
+        shape,
+        actual,
+        exact,
+        naive_error(exact, naive),
+        element,
+        factor,
+    )
+}
+
+/// As [`compare()`], with the [`naive_error`] from elsewhere: a tensor that is NaN nearly everywhere
+/// has few elements to measure it by.
+///
+/// # Errors
+///
+/// As [`compare()`].
+pub fn compare_by(
+    name: &str,
+    shape: &[usize],
+    actual: &[f64],
+    exact: &Exact,
+    naive_error: f64,
+    element: ElementType,
+    factor: f64,
+) -> Result<Report, Failure> {
     check(name, shape, actual, exact, |value, magnitude| {
         factor * naive_error
             + epsilon(element) * value.abs()

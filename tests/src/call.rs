@@ -1,0 +1,125 @@
+//! One call of an engine, as plain data that a test may bend out of shape.
+
+use flash_dma_problem::{ElementType, Interval, Problem};
+use flash_dma_reference::Inputs;
+
+/// How a tensor lies in its buffer. What the shape does not reach is NaN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// Row after row.
+    Contiguous,
+    /// `[batch, len, heads, dim]` data (`[heads, batch, len]` for scores), seen through a transpose.
+    Transposed,
+    /// One element between two rows, so no row but the first is aligned.
+    Padded,
+}
+
+/// A tensor: `values[sum(index * strides)]`.
+#[derive(Clone, Debug)]
+pub struct Raw {
+    /// Size of each axis.
+    pub shape: Vec<usize>,
+    /// Elements from one index to the next.
+    pub strides: Vec<usize>,
+    /// The buffer.
+    pub values: Vec<f64>,
+    /// What an engine gets the values as.
+    pub element: ElementType,
+}
+
+impl Raw {
+    /// Lays contiguous values out.
+    #[must_use]
+    pub fn new(values: &[f64], shape: &[usize], element: ElementType, layout: Layout) -> Self {
+        let rank = shape.len();
+        // The axes from the outermost in memory to the innermost.
+        let axes: Vec<usize> = match (layout, rank) {
+            (Layout::Transposed, 4) => vec![0, 2, 1, 3],
+            (Layout::Transposed, 3) => vec![1, 0, 2],
+            _ => (0..rank).collect(),
+        };
+        let mut strides = vec![1; rank];
+        let mut size = 1;
+        for (depth, &axis) in axes.iter().enumerate().rev() {
+            strides[axis] = size;
+            let gap = usize::from(layout == Layout::Padded && depth == rank - 1);
+            // An empty axis leaves the strides of the others as they would be, so views stay views.
+            size *= (shape[axis] + gap).max(1);
+        }
+        let mut placed = vec![f64::NAN; size];
+        let mut index = vec![0; rank];
+        for &value in values {
+            let at: usize = index.iter().zip(&strides).map(|(i, s)| i * s).sum();
+            placed[at] = value;
+            for axis in (0..rank).rev() {
+                index[axis] += 1;
+                if index[axis] < shape[axis] {
+                    break;
+                }
+                index[axis] = 0;
+            }
+        }
+        if let Some(end) = shape
+            .iter()
+            .zip(&strides)
+            .try_fold(1, |end, (&n, s)| Some(end + n.checked_sub(1)? * s))
+        {
+            placed.truncate(end);
+        }
+        Self {
+            shape: shape.into(),
+            strides,
+            values: placed,
+            element,
+        }
+    }
+}
+
+/// A call of the forward or the backward pass.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// Sizes and options.
+    pub problem: Problem,
+    /// As `q` of the problem.
+    pub q: Raw,
+    /// As `k` of the problem.
+    pub k: Raw,
+    /// As `v` of the problem.
+    pub v: Raw,
+    /// As the scores of the problem.
+    pub scores: Option<Raw>,
+    /// What the engine's selection made of the scores.
+    pub intervals: Option<Vec<Interval>>,
+    /// The gradient of `out`.
+    pub grad_out: Raw,
+    /// The gradient of the LSE, contiguous.
+    pub grad_lse: Option<Vec<f64>>,
+    /// Elements that the buffers of the results lack at their end.
+    pub missing: usize,
+    /// How what is passed back from the forward to the backward pass lies.
+    pub layout: Layout,
+}
+
+impl Call {
+    /// The call of the oracle's inputs, without the intervals.
+    #[must_use]
+    pub fn new(inputs: &Inputs, layout: Layout, grads: (&[f64], Option<&[f64]>)) -> Self {
+        let p = &inputs.problem;
+        let place = |values: &[f64], shape: [usize; 4]| Raw::new(values, &shape, p.element, layout);
+        Self {
+            problem: *p,
+            q: place(&inputs.q, p.q_shape()),
+            k: place(&inputs.k, p.kv_shape()),
+            v: place(&inputs.v, p.kv_shape()),
+            scores: inputs
+                .scores
+                .as_ref()
+                .map(|z| Raw::new(z, &p.scores_shape(), ElementType::F32, layout)),
+            intervals: None,
+            grad_out: place(grads.0, p.q_shape()),
+            grad_lse: grads.1.map(<[f64]>::to_vec),
+            missing: 0,
+            layout,
+        }
+    }
+}

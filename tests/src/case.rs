@@ -1,0 +1,298 @@
+//! A case: what is computed, and its comparison with the oracle.
+
+use crate::engine::skip;
+use crate::{Engine, Layout};
+use flash_dma_problem::{AttentionOptions, ElementType, Problem};
+use flash_dma_reference::compare::{GRADIENT, OUTPUT, compare_by, compare_lse, naive_error};
+use flash_dma_reference::generate::{self, Scores};
+use flash_dma_reference::{Exact, Inputs};
+
+/// One problem with random inputs. The default is causal self-attention of 2 sequences with 2 heads
+/// of 16 elements over one kv head, with normal scores and a third of the keys kept, in f32.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// Sequences.
+    pub batch: usize,
+    /// Query heads.
+    pub q_heads: usize,
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Queries.
+    pub q_len: usize,
+    /// Keys.
+    pub k_len: usize,
+    /// Elements a row.
+    pub head_dim: usize,
+    /// Element type.
+    pub element: ElementType,
+    /// Options.
+    pub options: AttentionOptions,
+    /// `None` for plain attention.
+    pub scores: Option<Scores>,
+    /// Standard deviation of `q`, `k` and `v`.
+    pub deviation: f64,
+    /// How the tensors lie in memory.
+    pub layout: Layout,
+    /// Whether the LSE has a gradient as well.
+    pub grad_lse: bool,
+    /// Of the random numbers.
+    pub seed: u64,
+}
+
+/// The problem of shapes and options that are known to be good.
+///
+/// # Panics
+///
+/// If they are not.
+#[must_use]
+pub fn problem(
+    q: [usize; 4],
+    kv: [usize; 4],
+    scores: bool,
+    element: ElementType,
+    options: &AttentionOptions,
+) -> Problem {
+    Problem::new(&q, &kv, &kv, scores.then_some(&kv[..3]), element, options).expect("a good case")
+}
+
+impl Case {
+    /// The default case with as many queries and keys as given.
+    #[must_use]
+    pub fn new(q_len: usize, k_len: usize) -> Self {
+        Self {
+            batch: 2,
+            q_heads: 2,
+            kv_heads: 1,
+            q_len,
+            k_len,
+            head_dim: 16,
+            element: ElementType::F32,
+            options: AttentionOptions::new().with_keep_window((k_len / 3).max(1)),
+            scores: Some(Scores::Normal),
+            deviation: 1.0,
+            layout: Layout::Contiguous,
+            grad_lse: true,
+            seed: (q_len * 4096 + k_len) as u64,
+        }
+    }
+
+    /// Sets the numbers of query and key/value heads.
+    #[must_use]
+    pub fn heads(mut self, q_heads: usize, kv_heads: usize) -> Self {
+        (self.q_heads, self.kv_heads) = (q_heads, kv_heads);
+        self
+    }
+
+    /// Sets the head dimension.
+    #[must_use]
+    pub fn dim(mut self, head_dim: usize) -> Self {
+        self.head_dim = head_dim;
+        self
+    }
+
+    /// Sets the element type.
+    #[must_use]
+    pub fn element(mut self, element: ElementType) -> Self {
+        self.element = element;
+        self
+    }
+
+    /// Sets the number of keys kept.
+    #[must_use]
+    pub fn window(mut self, window: usize) -> Self {
+        self.options.keep_window = Some(window);
+        self
+    }
+
+    /// Sees all keys from every query.
+    #[must_use]
+    pub fn full(mut self) -> Self {
+        self.options.causal = false;
+        self
+    }
+
+    /// Changes the options.
+    #[must_use]
+    pub fn options(mut self, change: impl FnOnce(AttentionOptions) -> AttentionOptions) -> Self {
+        self.options = change(self.options);
+        self
+    }
+
+    /// Sets the kind of scores.
+    #[must_use]
+    pub fn scores(mut self, scores: Scores) -> Self {
+        self.scores = Some(scores);
+        self
+    }
+
+    /// Takes scores and window away.
+    #[must_use]
+    pub fn plain(mut self) -> Self {
+        self.scores = None;
+        self.options.keep_window = None;
+        self
+    }
+
+    /// Sets the standard deviation of `q`, `k`, `v`.
+    #[must_use]
+    pub fn deviation(mut self, deviation: f64) -> Self {
+        self.deviation = deviation;
+        self
+    }
+
+    /// Sets how the tensors lie in memory.
+    #[must_use]
+    pub fn layout(mut self, layout: Layout) -> Self {
+        self.layout = layout;
+        self
+    }
+
+    /// Sizes and options.
+    #[must_use]
+    pub fn problem(&self) -> Problem {
+        problem(
+            [self.batch, self.q_heads, self.q_len, self.head_dim],
+            [self.batch, self.kv_heads, self.k_len, self.head_dim],
+            self.scores.is_some(),
+            self.element,
+            &self.options,
+        )
+    }
+
+    /// The random inputs.
+    #[must_use]
+    pub fn inputs(&self) -> Inputs {
+        let kind = self.scores.unwrap_or(Scores::Normal);
+        generate::inputs(self.problem(), kind, self.deviation, self.seed)
+    }
+
+    /// Compares everything that the engine computes with the oracle.
+    ///
+    /// # Panics
+    ///
+    /// With the worst element of every tensor that is wrong.
+    pub fn check<E: Engine>(&self, engine: &E) {
+        self.check_inputs(engine, &self.inputs());
+    }
+
+    /// As [`Case::check`], with other inputs than the random ones.
+    ///
+    /// # Panics
+    ///
+    /// With the worst element of every tensor that is wrong.
+    pub fn check_inputs<E: Engine>(&self, engine: &E, inputs: &Inputs) {
+        let (grad_out, grad_lse) = generate::gradients(&inputs.problem, self.seed);
+        let grad_lse = self.grad_lse.then_some(&grad_lse[..]);
+        self.check_gradients(engine, inputs, &grad_out, grad_lse);
+    }
+
+    /// As [`Case::check_inputs`], with other gradients than the random ones.
+    ///
+    /// # Panics
+    ///
+    /// With the worst element of every tensor that is wrong.
+    pub fn check_gradients<E: Engine>(
+        &self,
+        engine: &E,
+        inputs: &Inputs,
+        grad_out: &[f64],
+        grad_lse: Option<&[f64]>,
+    ) {
+        if !engine.supports(self.element) {
+            skip::<E>(&format!("{}", self.element));
+            return;
+        }
+        let call = engine.call(inputs, self.layout, (grad_out, grad_lse));
+        let (outputs, grads) = engine.backward(&call).unwrap_or_else(|refused| {
+            panic!("{} refuses {self:?}: {}", E::NAME, refused.error);
+        });
+        let exact = Expected::new(inputs, grad_out, grad_lse);
+        // NaN leaves few elements to measure the naive implementation by: the clean inputs count, too.
+        let mut given = [&inputs.q, &inputs.k, &inputs.v, grad_out]
+            .into_iter()
+            .flatten();
+        let yardstick = given.any(|x| !x.is_finite()).then(|| {
+            let clean = self.inputs();
+            let (grad_out, clean_lse) = generate::gradients(&clean.problem, self.seed);
+            Expected::new(&clean, &grad_out, grad_lse.map(|_| &clean_lse[..]))
+        });
+        let p = &inputs.problem;
+        let mut failures = Vec::new();
+        let actual = [&outputs.out, &grads.q, &grads.k, &grads.v]
+            .into_iter()
+            .chain(&grads.scores);
+        for (n, actual) in actual.enumerate() {
+            let errors = [Some(&exact), yardstick.as_ref()].into_iter().flatten();
+            let naive_error = errors.map(|x| x.tensors[n].naive_error).fold(0.0, f64::max);
+            let Tensor {
+                name,
+                shape,
+                element,
+                exact,
+                factor,
+                ..
+            } = &exact.tensors[n];
+            failures.extend(
+                compare_by(name, shape, actual, exact, naive_error, *element, *factor).err(),
+            );
+        }
+        assert_eq!(grads.scores.is_some(), p.has_scores, "dscores");
+        failures.extend(compare_lse(&p.lse_shape(), &outputs.lse, &exact.lse).err());
+        let failures: Vec<String> = failures.iter().map(ToString::to_string).collect();
+        assert!(
+            failures.is_empty(),
+            "{} at {self:?}:\n{}",
+            E::NAME,
+            failures.join("\n")
+        );
+    }
+}
+
+/// What one tensor should be.
+struct Tensor {
+    name: &'static str,
+    shape: Vec<usize>,
+    element: ElementType,
+    factor: f64,
+    exact: Exact,
+    naive_error: f64,
+}
+
+/// What everything should be.
+struct Expected {
+    /// out, dq, dk, dv and dscores.
+    tensors: Vec<Tensor>,
+    lse: Exact,
+}
+
+impl Expected {
+    fn new(inputs: &Inputs, grad_out: &[f64], grad_lse: Option<&[f64]>) -> Self {
+        let p = &inputs.problem;
+        let (forward, naive) = (inputs.forward(), inputs.naive_forward());
+        let tensor = |name, shape: &[usize], exact: Exact, naive: &[f64]| Tensor {
+            name,
+            shape: shape.into(),
+            element: if name == "dscores" {
+                ElementType::F32
+            } else {
+                p.element
+            },
+            factor: if name == "out" { OUTPUT } else { GRADIENT },
+            naive_error: naive_error(&exact, naive),
+            exact,
+        };
+        let mut tensors = vec![tensor("out", &p.q_shape(), forward.out, &naive.out)];
+        let exact = inputs.backward(grad_out, grad_lse);
+        let naive = inputs.naive_backward(grad_out, grad_lse);
+        tensors.push(tensor("dq", &p.q_shape(), exact.q, &naive.q));
+        tensors.push(tensor("dk", &p.kv_shape(), exact.k, &naive.k));
+        tensors.push(tensor("dv", &p.kv_shape(), exact.v, &naive.v));
+        if let Some((exact, naive)) = exact.scores.zip(naive.scores) {
+            tensors.push(tensor("dscores", &p.scores_shape(), exact, &naive));
+        }
+        Self {
+            tensors,
+            lse: forward.lse,
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! What computes dynamic-mask attention, seen from its host.
+
+use crate::{Call, Layout, Raw};
+use flash_dma_problem::{AttentionError, ElementType, Interval};
+use flash_dma_reference::Inputs;
+use std::any::{Any, TypeId};
+use std::collections::HashMap;
+use std::io::Write;
+use std::sync::Mutex;
+
+/// How large the cases of an engine may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Size {
+    /// An interpreter-like device: a few thousand pairs a call.
+    Small,
+    /// A CPU at full speed.
+    Medium,
+    /// A GPU.
+    Large,
+}
+
+/// What the forward pass gives, contiguous.
+#[derive(Clone, Debug)]
+pub struct Outputs {
+    /// `[batch, q_heads, q_len, head_dim]`.
+    pub out: Vec<f64>,
+    /// `[batch, q_heads, q_len]`.
+    pub lse: Vec<f64>,
+}
+
+/// What the backward pass gives, contiguous.
+#[derive(Clone, Debug)]
+pub struct Gradients {
+    /// `[batch, q_heads, q_len, head_dim]`.
+    pub q: Vec<f64>,
+    /// `[batch, kv_heads, k_len, head_dim]`.
+    pub k: Vec<f64>,
+    /// `[batch, kv_heads, k_len, head_dim]`.
+    pub v: Vec<f64>,
+    /// `[batch, kv_heads, k_len]`; given exactly if the problem has scores.
+    pub scores: Option<Vec<f64>>,
+}
+
+/// A call that was refused.
+#[derive(Clone, Debug)]
+pub struct Refused {
+    /// Why.
+    pub error: AttentionError,
+    /// Whether a result's buffer was written all the same.
+    pub written: bool,
+}
+
+/// An implementation under test.
+pub trait Engine: Send + Sync + 'static {
+    /// As in the names of the tests.
+    const NAME: &'static str;
+    /// What its cases are cut to.
+    const SIZE: Size;
+
+    /// The engine on its device.
+    fn new() -> Self;
+
+    /// Whether its device computes on this type.
+    fn supports(&self, element: ElementType) -> bool;
+
+    /// Scores to intervals.
+    ///
+    /// # Errors
+    ///
+    /// If the engine refuses.
+    fn select(&self, scores: &Raw, window: usize) -> Result<Vec<Interval>, Refused>;
+
+    /// The forward pass.
+    ///
+    /// # Errors
+    ///
+    /// If the engine refuses.
+    fn forward(&self, call: &Call) -> Result<Outputs, Refused>;
+
+    /// The forward pass and then the backward pass.
+    ///
+    /// # Errors
+    ///
+    /// If the engine refuses.
+    fn backward(&self, call: &Call) -> Result<(Outputs, Gradients), Refused>;
+
+    /// The cases that the device does in reasonable time: of each list as much as its size allows.
+    fn cases<T>(
+        small: impl IntoIterator<Item = T>,
+        medium: impl IntoIterator<Item = T>,
+        large: impl IntoIterator<Item = T>,
+    ) -> Vec<T> {
+        let mut cases: Vec<T> = small.into_iter().collect();
+        if Self::SIZE >= Size::Medium {
+            cases.extend(medium);
+        }
+        if Self::SIZE >= Size::Large {
+            cases.extend(large);
+        }
+        cases
+    }
+
+    /// The call of the oracle's inputs, with the engine's own selection.
+    ///
+    /// # Panics
+    ///
+    /// If the engine refuses the scores.
+    fn call(&self, inputs: &Inputs, layout: Layout, grads: (&[f64], Option<&[f64]>)) -> Call {
+        let mut call = Call::new(inputs, layout, grads);
+        let select = |z: &Raw| self.select(z, inputs.problem.window).expect("select");
+        call.intervals = call.scores.as_ref().map(select);
+        call
+    }
+}
+
+/// The one instance of an engine that all tests share: a device is set up once.
+pub fn shared<E: Engine>() -> &'static E {
+    static ENGINES: Mutex<Option<HashMap<TypeId, &'static (dyn Any + Send + Sync)>>> =
+        Mutex::new(None);
+    let mut engines = ENGINES
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner());
+    let engine = *engines
+        .get_or_insert_default()
+        .entry(TypeId::of::<E>())
+        .or_insert_with(|| Box::leak(Box::new(E::new())));
+    engine.downcast_ref().expect("stored under its own type")
+}
+
+/// Says what is not run, past the capture of test output.
+pub fn skip<E: Engine>(what: &str) {
+    // A closed stderr is no reason to fail.
+    let _ = writeln!(std::io::stderr(), "skipped: {what} on {}", E::NAME);
+}

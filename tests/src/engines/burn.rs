@@ -1,0 +1,252 @@
+//! `burn-flash-dma` through `Tensor`s and autodiff.
+
+use crate::{Call, Engine, Gradients, Outputs, Raw, Refused, Size};
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn_flash_dma as engine;
+use flash_dma_problem::{AttentionOptions, ElementType, Interval};
+use std::marker::PhantomData;
+
+/// A Burn backend and its device.
+pub trait Backend: Send + Sync + 'static {
+    /// As in the names of the tests.
+    const NAME: &'static str;
+    /// What its cases are cut to.
+    const SIZE: Size;
+
+    /// The device.
+    fn device() -> Device;
+}
+
+/// The extension on one backend.
+pub struct Burn<B> {
+    device: Device,
+    backend: PhantomData<B>,
+}
+
+fn dtype(element: ElementType) -> DType {
+    match element {
+        ElementType::F32 => DType::F32,
+        ElementType::F16 => DType::F16,
+        ElementType::Bf16 => DType::BF16,
+    }
+}
+
+fn tensor<const R: usize>(
+    values: Vec<f32>,
+    shape: [usize; R],
+    element: ElementType,
+    device: &Device,
+) -> Tensor<R> {
+    Tensor::from_data(TensorData::new(values, shape), (device, dtype(element)))
+}
+
+/// The tensor as it lies: its buffer in the order of its strides, gaps included, then the views that
+/// make it the shape.
+fn upload<const R: usize>(raw: &Raw, device: &Device) -> Tensor<R> {
+    let shape: [usize; R] = raw.shape[..].try_into().expect("Burn's ranks are fixed");
+    if shape.contains(&0) {
+        return tensor(Vec::new(), shape, raw.element, device);
+    }
+    // The axes from the outermost in memory to the innermost; one of no extent is anywhere.
+    let mut axes: [usize; R] = std::array::from_fn(|axis| axis);
+    axes.sort_by_key(|&axis| std::cmp::Reverse(raw.strides[axis]));
+    let mut stored: [usize; R] = axes.map(|axis| shape[axis]);
+    let gap = raw.strides[axes[R - 2]].saturating_sub(shape[R - 1]);
+    stored[R - 1] += gap;
+    let mut values: Vec<f32> = raw.values.iter().map(|&x| x as f32).collect();
+    values.resize(stored.iter().product(), f32::NAN);
+    let tensor = tensor(values, stored, raw.element, device);
+    let tensor = if gap > 0 {
+        tensor.narrow(R - 1, 0, shape[R - 1])
+    } else {
+        tensor
+    };
+    let mut order = [0isize; R];
+    for (at, &axis) in axes.iter().enumerate() {
+        order[axis] = at as isize;
+    }
+    tensor.permute(order)
+}
+
+fn download<const R: usize>(tensor: Tensor<R>) -> Vec<f64> {
+    let values = tensor.into_data_as::<f32>();
+    values.iter::<f32>().map(f64::from).collect()
+}
+
+/// The tensors of a call.
+struct Tensors {
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    scores: Option<Tensor<3>>,
+}
+
+impl Tensors {
+    fn new(call: &Call, device: &Device) -> Self {
+        Self {
+            q: upload(&call.q, device),
+            k: upload(&call.k, device),
+            v: upload(&call.v, device),
+            scores: call.scores.as_ref().map(|z| upload(z, device)),
+        }
+    }
+
+    fn tracked(self) -> Self {
+        Self {
+            q: self.q.require_grad(),
+            k: self.k.require_grad(),
+            v: self.v.require_grad(),
+            scores: self.scores.map(Tensor::require_grad),
+        }
+    }
+
+    fn forward(&self, call: &Call) -> Result<(Tensor<4>, Tensor<3>), Refused> {
+        let p = &call.problem;
+        let options = AttentionOptions {
+            keep_window: p.has_scores.then_some(p.window),
+            causal: p.causal,
+            scale: Some(p.scale),
+            softcap: p.softcap,
+            deterministic: p.deterministic,
+        };
+        let (q, k, v) = (self.q.clone(), self.k.clone(), self.v.clone());
+        match self.scores.clone() {
+            None => engine::try_attention_with_lse(q, k, v, options),
+            Some(z) => engine::try_dynamic_mask_attention_with_lse(q, k, v, z, options),
+        }
+        .map_err(|error| Refused {
+            error,
+            written: false,
+        })
+    }
+}
+
+impl<B: Backend> Engine for Burn<B> {
+    const NAME: &'static str = B::NAME;
+    const SIZE: Size = B::SIZE;
+
+    fn new() -> Self {
+        Self {
+            device: B::device(),
+            backend: PhantomData,
+        }
+    }
+
+    fn supports(&self, element: ElementType) -> bool {
+        self.device.supports_dtype(dtype(element))
+    }
+
+    fn select(&self, scores: &Raw, window: usize) -> Result<Vec<Interval>, Refused> {
+        let intervals =
+            engine::try_select(upload(scores, &self.device), window).map_err(|error| Refused {
+                error,
+                written: false,
+            })?;
+        let words: Vec<i32> = intervals
+            .into_tensor()
+            .into_data_as::<i32>()
+            .iter()
+            .collect();
+        let pairs = words.chunks_exact(2);
+        Ok(pairs
+            .map(|w| Interval {
+                first: w[0] as u32,
+                end: w[1] as u32,
+            })
+            .collect())
+    }
+
+    fn forward(&self, call: &Call) -> Result<Outputs, Refused> {
+        let (out, lse) = Tensors::new(call, &self.device).forward(call)?;
+        Ok(Outputs {
+            out: download(out),
+            lse: download(lse),
+        })
+    }
+
+    fn backward(&self, call: &Call) -> Result<(Outputs, Gradients), Refused> {
+        let device = self.device.clone().autodiff();
+        let tensors = Tensors::new(call, &device).tracked();
+        let (out, lse) = tensors.forward(call)?;
+        // The gradients of this loss are the given ones, exactly: the cast up loses nothing.
+        let grad_out = upload::<4>(&call.grad_out, &device).cast(DType::F32);
+        let mut loss = (out.clone().cast(DType::F32) * grad_out).sum();
+        if let Some(grad_lse) = &call.grad_lse {
+            let grad_lse = grad_lse.iter().map(|&x| x as f32).collect();
+            let shape = call.problem.lse_shape();
+            loss = loss + (lse.clone() * tensor(grad_lse, shape, ElementType::F32, &device)).sum();
+        }
+        let grads = loss.backward();
+        let outputs = Outputs {
+            out: download(out.inner()),
+            lse: download(lse.inner()),
+        };
+        let grad = |x: &Tensor<4>| download(x.grad(&grads).expect("a tracked tensor"));
+        let gradients = Gradients {
+            q: grad(&tensors.q),
+            k: grad(&tensors.k),
+            v: grad(&tensors.v),
+            scores: tensors
+                .scores
+                .as_ref()
+                .map(|z| download(z.grad(&grads).expect("a tracked tensor"))),
+        };
+        Ok((outputs, gradients))
+    }
+}
+
+macro_rules! backend {
+    ($feature:literal, $backend:ident, $burn:ident, $name:literal, $size:ident, $device:expr) => {
+        #[doc = concat!("The device of ", $name, ".")]
+        #[cfg(feature = $feature)]
+        #[derive(Debug)]
+        pub struct $backend;
+
+        #[cfg(feature = $feature)]
+        impl Backend for $backend {
+            const NAME: &'static str = $name;
+            const SIZE: Size = Size::$size;
+
+            fn device() -> Device {
+                $device
+            }
+        }
+
+        #[doc = concat!("The engine ", $name, ".")]
+        #[cfg(feature = $feature)]
+        pub type $burn = Burn<$backend>;
+    };
+}
+
+backend!(
+    "flex",
+    FlexBackend,
+    BurnOnFlex,
+    "burn_flex",
+    Medium,
+    Device::flex()
+);
+backend!(
+    "cpu",
+    CpuBackend,
+    BurnOnCpu,
+    "burn_cpu",
+    Small,
+    Device::cpu()
+);
+backend!(
+    "cuda",
+    CudaBackend,
+    BurnOnCuda,
+    "burn_cuda",
+    Large,
+    Device::cuda(0)
+);
+backend!(
+    "wgpu",
+    WgpuBackend,
+    BurnOnWgpu,
+    "burn_wgpu",
+    Large,
+    Device::wgpu(Default::default())
+);

@@ -1,0 +1,324 @@
+//! `flash-dma-kernels` through a CubeCL client, without Burn.
+
+use super::{Host, SENTINEL, narrow};
+use crate::{Call, Engine, Gradients, Outputs, Raw, Refused, Size};
+use cubecl::client::Client;
+use cubecl::ir::{ElemType, FloatKind};
+use cubecl::prelude::TensorBinding;
+use cubecl::server::Handle;
+use flash_dma_kernels as engine;
+use flash_dma_problem::{ElementType, Interval};
+use half::{bf16, f16};
+use std::marker::PhantomData;
+
+/// A runtime and its device.
+pub trait Target: Send + Sync + 'static {
+    /// As in the names of the tests.
+    const NAME: &'static str;
+    /// What its cases are cut to.
+    const SIZE: Size;
+
+    /// The device.
+    fn device() -> cubecl::Device;
+}
+
+/// The kernels on one runtime.
+pub struct Kernels<T> {
+    client: Client,
+    target: PhantomData<T>,
+}
+
+/// A result's buffer.
+struct Output {
+    handle: Handle,
+    shape: Vec<usize>,
+    element: ElementType,
+}
+
+fn bytes_of(values: &[f64], element: ElementType) -> Vec<u8> {
+    fn cast<E: Host>(values: &[f64]) -> Vec<u8> {
+        bytemuck::cast_slice(&narrow::<E>(values)).to_vec()
+    }
+    match element {
+        ElementType::F32 => cast::<f32>(values),
+        ElementType::F16 => cast::<f16>(values),
+        ElementType::Bf16 => cast::<bf16>(values),
+    }
+}
+
+fn values_of(bytes: &[u8], element: ElementType) -> Vec<f64> {
+    fn cast<E: Host>(bytes: &[u8]) -> Vec<f64> {
+        let values = bytes.chunks_exact(size_of::<E>());
+        values
+            .map(|x| bytemuck::pod_read_unaligned::<E>(x).to_f64())
+            .collect()
+    }
+    match element {
+        ElementType::F32 => cast::<f32>(bytes),
+        ElementType::F16 => cast::<f16>(bytes),
+        ElementType::Bf16 => cast::<bf16>(bytes),
+    }
+}
+
+fn binding(handle: &Handle, shape: &[usize], strides: &[usize]) -> TensorBinding {
+    TensorBinding {
+        handle: handle.clone().binding(),
+        strides: strides.iter().copied().collect(),
+        shape: shape.iter().copied().collect(),
+        tiling: Default::default(),
+    }
+}
+
+fn contiguous(shape: &[usize]) -> Vec<usize> {
+    let mut strides = vec![1; shape.len()];
+    for axis in (1..shape.len()).rev() {
+        strides[axis - 1] = strides[axis] * shape[axis];
+    }
+    strides
+}
+
+impl Output {
+    fn binding(&self) -> TensorBinding {
+        binding(&self.handle, &self.shape, &contiguous(&self.shape))
+    }
+}
+
+impl<T: Target> Kernels<T> {
+    fn buffer(&self, bytes: &[u8]) -> Handle {
+        // A runtime may have no buffer of no bytes; nothing is read from this one.
+        self.client
+            .create_from_slice(if bytes.is_empty() { &[0; 16] } else { bytes })
+    }
+
+    fn upload(&self, raw: &Raw) -> TensorBinding {
+        let handle = self.buffer(&bytes_of(&raw.values, raw.element));
+        binding(&handle, &raw.shape, &raw.strides)
+    }
+
+    fn output(&self, shape: &[usize], element: ElementType, missing: usize) -> Output {
+        let len = shape.iter().product::<usize>() - missing;
+        let handle = self.buffer(&bytes_of(&vec![SENTINEL; len], element));
+        Output {
+            handle,
+            shape: shape.into(),
+            element,
+        }
+    }
+
+    fn read(&self, output: &Output) -> Vec<f64> {
+        let len: usize = output.shape.iter().product();
+        if len == 0 {
+            return Vec::new();
+        }
+        let bytes = self
+            .client
+            .read_one(output.handle.clone())
+            .expect("the launch failed");
+        let mut values = values_of(&bytes, output.element);
+        values.truncate(len);
+        values
+    }
+
+    fn is_untouched(&self, outputs: &[&Output]) -> bool {
+        outputs
+            .iter()
+            .all(|x| self.read(x).iter().all(|&x| x == SENTINEL))
+    }
+
+    fn inputs(&self, call: &Call) -> engine::Inputs {
+        let p = &call.problem;
+        engine::Inputs {
+            q: self.upload(&call.q),
+            k: self.upload(&call.k),
+            v: self.upload(&call.v),
+            selection: call.scores.as_ref().map(|scores| {
+                let intervals = call.intervals.as_deref().unwrap_or_default();
+                let words: Vec<u32> = intervals.iter().flat_map(|i| [i.first, i.end]).collect();
+                let (shape, handle) = (
+                    p.intervals_shape(),
+                    self.buffer(bytemuck::cast_slice(&words)),
+                );
+                engine::Selection {
+                    scores: self.upload(scores),
+                    intervals: binding(&handle, &shape, &contiguous(&shape)),
+                }
+            }),
+        }
+    }
+
+    fn run_forward(&self, call: &Call) -> Result<(Output, Output), Refused> {
+        let p = &call.problem;
+        let out = self.output(&p.q_shape(), p.element, call.missing);
+        let lse = self.output(&p.lse_shape(), ElementType::F32, call.missing);
+        let inputs = self.inputs(call);
+        match engine::forward(&self.client, p, inputs, out.binding(), lse.binding()) {
+            Ok(()) => Ok((out, lse)),
+            Err(error) => Err(Refused {
+                error,
+                written: !self.is_untouched(&[&out, &lse]),
+            }),
+        }
+    }
+}
+
+impl<T: Target> Engine for Kernels<T> {
+    const NAME: &'static str = T::NAME;
+    const SIZE: Size = T::SIZE;
+
+    fn new() -> Self {
+        Self {
+            client: T::device().client(),
+            target: PhantomData,
+        }
+    }
+
+    fn supports(&self, element: ElementType) -> bool {
+        let kind = match element {
+            ElementType::F32 => FloatKind::F32,
+            ElementType::F16 => FloatKind::F16,
+            ElementType::Bf16 => FloatKind::BF16,
+        };
+        self.client
+            .properties()
+            .supports_type(ElemType::Float(kind))
+    }
+
+    fn select(&self, scores: &Raw, window: usize) -> Result<Vec<Interval>, Refused> {
+        let sentinel = [u32::MAX; 2];
+        let shape: Vec<usize> = scores.shape.iter().copied().chain([2]).collect();
+        let len: usize = scores.shape.iter().product();
+        let handle = self.buffer(bytemuck::cast_slice(&vec![sentinel; len]));
+        let output = binding(&handle, &shape, &contiguous(&shape));
+        let result = engine::select(&self.client, self.upload(scores), window, output);
+        let words: Vec<[u32; 2]> = match len {
+            0 => Vec::new(),
+            _ => {
+                let bytes = self.client.read_one(handle).expect("the launch failed");
+                bytes
+                    .chunks_exact(8)
+                    .map(bytemuck::pod_read_unaligned)
+                    .collect()
+            }
+        };
+        match result {
+            Ok(()) => Ok(words
+                .into_iter()
+                .map(|[first, end]| Interval { first, end })
+                .collect()),
+            Err(error) => Err(Refused {
+                error,
+                written: words.iter().any(|&w| w != sentinel),
+            }),
+        }
+    }
+
+    fn forward(&self, call: &Call) -> Result<Outputs, Refused> {
+        let (out, lse) = self.run_forward(call)?;
+        Ok(Outputs {
+            out: self.read(&out),
+            lse: self.read(&lse),
+        })
+    }
+
+    fn backward(&self, call: &Call) -> Result<(Outputs, Gradients), Refused> {
+        let p = &call.problem;
+        let (out, lse) = self.run_forward(&Call {
+            missing: 0,
+            ..call.clone()
+        })?;
+        let outputs = Outputs {
+            out: self.read(&out),
+            lse: self.read(&lse),
+        };
+        let placed = Raw::new(&outputs.out, &p.q_shape(), p.element, call.layout);
+        let q = self.output(&p.q_shape(), p.element, call.missing);
+        let [k, v] = [(); 2].map(|()| self.output(&p.kv_shape(), p.element, call.missing));
+        let scores = p
+            .has_scores
+            .then(|| self.output(&p.scores_shape(), ElementType::F32, call.missing));
+        let grad_lse = call.grad_lse.as_ref().map(|g| {
+            let shape = p.lse_shape();
+            let handle = self.buffer(&bytes_of(g, ElementType::F32));
+            binding(&handle, &shape, &contiguous(&shape))
+        });
+        let result = engine::backward(
+            &self.client,
+            p,
+            self.inputs(call),
+            engine::Saved {
+                out: self.upload(&placed),
+                lse: lse.binding(),
+                grad_out: self.upload(&call.grad_out),
+                grad_lse,
+            },
+            engine::Gradients {
+                q: q.binding(),
+                k: k.binding(),
+                v: v.binding(),
+                scores: scores.as_ref().map(Output::binding),
+            },
+        );
+        if let Err(error) = result {
+            let all: Vec<&Output> = [&q, &k, &v].into_iter().chain(&scores).collect();
+            return Err(Refused {
+                error,
+                written: !self.is_untouched(&all),
+            });
+        }
+        let grads = Gradients {
+            q: self.read(&q),
+            k: self.read(&k),
+            v: self.read(&v),
+            scores: scores.as_ref().map(|z| self.read(z)),
+        };
+        Ok((outputs, grads))
+    }
+}
+
+macro_rules! target {
+    ($feature:literal, $target:ident, $kernels:ident, $name:literal, $size:ident, $device:expr) => {
+        #[doc = concat!("The device of ", $name, ".")]
+        #[cfg(feature = $feature)]
+        #[derive(Debug)]
+        pub struct $target;
+
+        #[cfg(feature = $feature)]
+        impl Target for $target {
+            const NAME: &'static str = $name;
+            const SIZE: Size = Size::$size;
+
+            fn device() -> cubecl::Device {
+                $device.expect("the build is for this device, so the machine must have it")
+            }
+        }
+
+        #[doc = concat!("The engine ", $name, ".")]
+        #[cfg(feature = $feature)]
+        pub type $kernels = Kernels<$target>;
+    };
+}
+
+target!(
+    "cpu",
+    CpuTarget,
+    KernelsOnCpu,
+    "kernels_cpu",
+    Small,
+    cubecl::Device::cpu()
+);
+target!(
+    "cuda",
+    CudaTarget,
+    KernelsOnCuda,
+    "kernels_cuda",
+    Large,
+    cubecl::Device::cuda(0)
+);
+target!(
+    "wgpu",
+    WgpuTarget,
+    KernelsOnWgpu,
+    "kernels_wgpu",
+    Large,
+    cubecl::Device::wgpu(Default::default())
+);

@@ -1,0 +1,71 @@
+//! A NaN reaches exactly what it touches: the oracle visits selected pairs only, and the comparison
+//! wants NaN where it has NaN and numbers elsewhere.
+
+use flash_dma_problem::ElementType;
+use flash_dma_reference::generate::{self, Scores};
+use flash_dma_tests::{Case, Engine, every_engine};
+
+every_engine!(
+    nan_in_keys_and_values,
+    nan_in_queries,
+    nan_in_gradients,
+    infinite_scores
+);
+
+fn types<E: Engine>() -> Vec<ElementType> {
+    E::cases(
+        [ElementType::F32],
+        [ElementType::F16, ElementType::Bf16],
+        [],
+    )
+}
+
+/// Rows of `k` and `v`, some attended by a few queries, some by none.
+fn nan_in_keys_and_values<E: Engine>(engine: &E) {
+    for element in types::<E>() {
+        for (q_len, k_len) in E::cases([(30, 40)], [(150, 150)], [(700, 1000)]) {
+            let case = Case::new(q_len, k_len).window(3).element(element);
+            let dim = case.head_dim;
+            let mut inputs = case.inputs();
+            for key in [3, 7, 20, k_len - 1] {
+                inputs.k[key * dim] = f64::NAN;
+                inputs.v[(k_len + key) * dim + 5] = f64::NAN;
+            }
+            case.check_inputs(engine, &inputs);
+            case.full().check_inputs(engine, &inputs);
+        }
+    }
+}
+
+fn nan_in_queries<E: Engine>(engine: &E) {
+    for element in types::<E>() {
+        let case = Case::new(40, 40).window(4).element(element);
+        let mut inputs = case.inputs();
+        inputs.q[17 * case.head_dim + 2] = f64::NAN;
+        case.check_inputs(engine, &inputs);
+    }
+}
+
+/// NaN in the gradient of one row of `out`, and of another row's LSE; a row that sees nothing may
+/// get NaN and gives nothing on.
+fn nan_in_gradients<E: Engine>(engine: &E) {
+    for element in types::<E>() {
+        let case = Case::new(50, 40).window(4).element(element);
+        let inputs = case.inputs();
+        let (mut grad_out, mut grad_lse) = generate::gradients(&inputs.problem, 1);
+        grad_out[2 * case.head_dim] = f64::NAN;
+        grad_out[30 * case.head_dim + 1] = f64::NAN;
+        grad_lse[3] = f64::NAN;
+        grad_lse[41] = f64::NAN;
+        case.check_gradients(engine, &inputs, &grad_out, Some(&grad_lse));
+    }
+}
+
+/// +∞ ranks first, and whoever attends to it gets ∞ − ∞.
+fn infinite_scores<E: Engine>(engine: &E) {
+    let case = Case::new(40, 40).window(4).scores(Scores::Increasing);
+    let mut inputs = case.inputs();
+    let scores = inputs.scores.as_mut().expect("the case has scores");
+    scores[25] = f64::INFINITY;
+    case.check_inputs(engine, &inputs);
+}

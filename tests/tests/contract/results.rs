@@ -1,0 +1,203 @@
+//! Output, LSE and all gradients over the shapes, options, types and layouts.
+
+use flash_dma_problem::ElementType;
+use flash_dma_reference::generate::Scores;
+use flash_dma_tests::{Case, Engine, Layout, every_engine, on_burn_cpu};
+
+every_engine!(
+    lengths,
+    more_queries_than_keys,
+    fewer_queries_than_keys,
+    head_dims,
+    gqa,
+    element_types,
+    layouts,
+    windows,
+    kinds_of_scores,
+    plain_attention,
+    softcap_and_scale,
+    great_logits,
+    full_attention,
+);
+
+on_burn_cpu!(element_types, layouts, plain_attention);
+
+/// Lengths off every tile.
+fn lengths<E: Engine>(engine: &E) {
+    for len in E::cases([1, 17, 113], [239, 257, 1023], [1024, 4099]) {
+        Case::new(len, len).check(engine);
+    }
+}
+
+/// The first queries see nothing.
+fn more_queries_than_keys<E: Engine>(engine: &E) {
+    for (q_len, k_len) in E::cases([(67, 33)], [(257, 113), (239, 1)], [(2100, 1023)]) {
+        Case::new(q_len, k_len).check(engine);
+    }
+}
+
+/// As in decoding: the first query sees many keys.
+fn fewer_queries_than_keys<E: Engine>(engine: &E) {
+    for (q_len, k_len) in E::cases(
+        [(1, 129), (19, 70)],
+        [(113, 257), (7, 1023)],
+        [(1, 8193), (129, 4099)],
+    ) {
+        Case::new(q_len, k_len).check(engine);
+    }
+}
+
+fn head_dims<E: Engine>(engine: &E) {
+    let rest = [16, 32, 48, 64, 72, 80, 96, 112, 128, 136, 160, 192, 248];
+    for dim in E::cases([8, 40, 256], rest, []) {
+        Case::new(33, 41).dim(dim).check(engine);
+    }
+    for dim in E::cases([], [64, 128], [96, 192, 256]) {
+        Case::new(300, 300).dim(dim).heads(4, 2).check(engine);
+    }
+}
+
+/// Groups of 1, 2, 3, 4 and 8 query heads, one kv head and several.
+fn gqa<E: Engine>(engine: &E) {
+    let small = [(1, 1), (4, 2), (3, 1)];
+    let medium = [(2, 2), (4, 1), (8, 2), (8, 1), (6, 3)];
+    for (q_heads, kv_heads) in E::cases(small, medium, [(32, 8), (16, 16)]) {
+        Case::new(37, 45).heads(q_heads, kv_heads).check(engine);
+    }
+}
+
+fn element_types<E: Engine>(engine: &E) {
+    for element in [ElementType::F32, ElementType::F16, ElementType::Bf16] {
+        let shapes = E::cases(
+            [(29, 37, 16)],
+            [(113, 113, 64), (257, 301, 128)],
+            [(1023, 1023, 128)],
+        );
+        for (q_len, k_len, dim) in shapes {
+            Case::new(q_len, k_len)
+                .dim(dim)
+                .heads(4, 2)
+                .element(element)
+                .check(engine);
+        }
+    }
+}
+
+fn layouts<E: Engine>(engine: &E) {
+    for layout in [Layout::Transposed, Layout::Padded] {
+        for element in E::cases(
+            [ElementType::F32],
+            [ElementType::F16, ElementType::Bf16],
+            [],
+        ) {
+            Case::new(21, 35)
+                .heads(4, 2)
+                .layout(layout)
+                .element(element)
+                .check(engine);
+            for len in E::cases([], [130], [1023]) {
+                Case::new(len, len)
+                    .dim(64)
+                    .heads(4, 2)
+                    .layout(layout)
+                    .element(element)
+                    .check(engine);
+            }
+        }
+    }
+}
+
+/// From one key to more than there are.
+fn windows<E: Engine>(engine: &E) {
+    for window in E::cases([1, 49, 50], [2, 3, 16, 48, usize::MAX], []) {
+        Case::new(49, 49).window(window).check(engine);
+    }
+    for window in E::cases([], [1, 64, 500], [1024, 2048]) {
+        Case::new(600, 600).window(window).check(engine);
+    }
+    for window in E::cases([], [], [1, 512]) {
+        Case::new(4096, 4096)
+            .dim(64)
+            .window(window)
+            .element(ElementType::F16)
+            .check(engine);
+    }
+}
+
+/// Every kind that the oracle makes; the blocks leave whole tiles inactive between active ones.
+fn kinds_of_scores<E: Engine>(engine: &E) {
+    for kind in Scores::ALL {
+        let short = matches!(kind, Scores::AllEqual | Scores::AllPadded);
+        let small = if short { (19, 23) } else { (45, 70) };
+        for (q_len, k_len) in E::cases([small], [(70, 45), (333, 333)], [(1023, 1023)]) {
+            Case::new(q_len, k_len).scores(kind).check(engine);
+        }
+    }
+}
+
+/// No scores: every visible key.
+fn plain_attention<E: Engine>(engine: &E) {
+    for (q_len, k_len) in E::cases([(35, 35)], [(113, 257), (257, 113)], [(1023, 1023)]) {
+        Case::new(q_len, k_len).plain().check(engine);
+        Case::new(q_len, k_len)
+            .plain()
+            .full()
+            .heads(4, 2)
+            .check(engine);
+    }
+}
+
+fn softcap_and_scale<E: Engine>(engine: &E) {
+    for (q_len, k_len) in E::cases([(31, 39)], [(113, 130)], [(700, 1023)]) {
+        Case::new(q_len, k_len)
+            .options(|o| o.with_softcap(1.5))
+            .check(engine);
+        let both = Case::new(q_len, k_len).options(|o| o.with_scale(0.7).with_softcap(20.0));
+        both.clone().check(engine);
+        for element in E::cases([], [ElementType::F16, ElementType::Bf16], []) {
+            both.clone().dim(64).element(element).check(engine);
+        }
+        // Every logit is its score alone, and no gradient reaches q and k.
+        Case::new(q_len, k_len)
+            .options(|o| o.with_scale(0.0))
+            .check(engine);
+        Case::new(q_len, k_len)
+            .options(|o| o.with_scale(-0.25))
+            .check(engine);
+    }
+}
+
+/// Logits in the thousands: their exponential is far past every type.
+fn great_logits<E: Engine>(engine: &E) {
+    for element in E::cases(
+        [ElementType::F32],
+        [ElementType::F16, ElementType::Bf16],
+        [],
+    ) {
+        for (len, dim) in E::cases([(40, 16)], [(113, 64)], [(1023, 128)]) {
+            Case::new(len, len)
+                .dim(dim)
+                .deviation(30.0)
+                .element(element)
+                .check(engine);
+            let capped = Case::new(len, len)
+                .dim(dim)
+                .deviation(30.0)
+                .element(element);
+            capped.options(|o| o.with_softcap(30.0)).check(engine);
+        }
+    }
+}
+
+/// Every query sees all keys, so selects the same.
+fn full_attention<E: Engine>(engine: &E) {
+    for (q_len, k_len) in E::cases([(41, 33)], [(113, 239), (300, 20)], [(1023, 2047)]) {
+        for kind in E::cases(
+            [Scores::Normal],
+            [Scores::Padded, Scores::Ties, Scores::Nan],
+            [],
+        ) {
+            Case::new(q_len, k_len).full().scores(kind).check(engine);
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! Selected sets, exactly.
+
+use flash_dma_problem::ElementType;
+use flash_dma_reference::generate::Scores;
+use flash_dma_reference::{Rng, select};
+use flash_dma_tests::{Engine, Layout, Raw, every_engine};
+
+every_engine!(
+    random_problems,
+    long_problems,
+    scores_at_the_edges_of_f32,
+    strided_scores
+);
+
+/// Compares an engine's intervals with the oracle's, head by head.
+fn check<E: Engine>(
+    engine: &E,
+    heads: &[Vec<f64>],
+    shape: [usize; 3],
+    window: usize,
+    layout: Layout,
+    what: &str,
+) {
+    let scores = Raw::new(&heads.concat(), &shape, ElementType::F32, layout);
+    let actual = engine.select(&scores, window).expect("good scores");
+    for (row, head) in heads.iter().enumerate() {
+        let actual = &actual[row * shape[2]..(row + 1) * shape[2]];
+        let exact = match shape[2] {
+            ..600 => select::intervals(head, window),
+            _ => select::intervals_by_heap(head, window),
+        };
+        if let Some(key) = (0..shape[2]).find(|&j| actual[j] != exact[j]) {
+            panic!(
+                "{} {what}: key {key} of head {row} of {shape:?}, window {window}: {:?} instead of {:?}",
+                E::NAME,
+                actual[key],
+                exact[key]
+            );
+        }
+    }
+}
+
+/// Over 2,000 heads, each with scores and a kind of its own.
+fn random_problems<E: Engine>(engine: &E) {
+    let mut rng = Rng::new(11);
+    let mut problems = 0;
+    // Many heads a call: what differs between the heads costs no launch.
+    let calls = [
+        ([5, 50, 1], 1),
+        ([7, 60, 2], 1),
+        ([5, 60, 17], 3),
+        ([5, 60, 64], 64),
+        ([6, 50, 113], 16),
+        ([4, 60, 239], 1),
+        ([3, 60, 257], 100),
+        ([3, 60, 300], 299),
+    ];
+    for (shape, window) in calls {
+        let heads: Vec<Vec<f64>> = (0..shape[0] * shape[1])
+            .map(|row| Scores::ALL[row % Scores::ALL.len()].head(shape[2], &mut rng))
+            .collect();
+        check(
+            engine,
+            &heads,
+            shape,
+            window,
+            Layout::Contiguous,
+            "random problems",
+        );
+        problems += heads.len();
+    }
+    assert!(problems >= 2000, "{problems}");
+}
+
+fn long_problems<E: Engine>(engine: &E) {
+    let mut rng = Rng::new(12);
+    let large = [(1 << 17, 2048), ((1 << 17) + 5, 1)];
+    for (len, window) in E::cases([(4096, 512)], [(4099, 1), (20_000, 2048)], large) {
+        let kinds = [Scores::Normal, Scores::Ties, Scores::Recency, Scores::Nan];
+        let heads: Vec<Vec<f64>> = kinds.iter().map(|kind| kind.head(len, &mut rng)).collect();
+        check(
+            engine,
+            &heads,
+            [2, 2, len],
+            window,
+            Layout::Contiguous,
+            "long problems",
+        );
+    }
+}
+
+/// Infinities, subnormals, both zeros, NaNs of both signs: the whole order in one head.
+fn scores_at_the_edges_of_f32<E: Engine>(engine: &E) {
+    let tiny = f64::from(f32::from_bits(1));
+    let values = [
+        f64::INFINITY,
+        f64::from(f32::MAX),
+        f64::from(f32::MIN),
+        f64::from(f32::MIN_POSITIVE),
+        tiny,
+        -tiny,
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        f64::NAN,
+        -f64::NAN,
+        f64::NEG_INFINITY,
+    ];
+    let mut rng = Rng::new(13);
+    let heads: Vec<Vec<f64>> = (0..40)
+        .map(|_| (0..90).map(|_| values[rng.below(values.len())]).collect())
+        .collect();
+    for window in [1, 5, 30, 89, 90, usize::MAX] {
+        check(
+            engine,
+            &heads,
+            [4, 10, 90],
+            window,
+            Layout::Contiguous,
+            "edges of f32",
+        );
+    }
+}
+
+fn strided_scores<E: Engine>(engine: &E) {
+    let mut rng = Rng::new(14);
+    let heads: Vec<Vec<f64>> = (0..6).map(|_| Scores::Normal.head(75, &mut rng)).collect();
+    for layout in [Layout::Transposed, Layout::Padded] {
+        check(engine, &heads, [3, 2, 75], 9, layout, "strided scores");
+    }
+}

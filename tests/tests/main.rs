@@ -1,0 +1,6 @@
+//! What every engine must do, on every engine of the build: see the crate's documentation.
+
+mod contract;
+mod gradients;
+mod properties;
+mod regression;
