@@ -26,10 +26,31 @@ pub fn target_dir() -> PathBuf {
 }
 
 /// A `cargo` command in the root directory, with the cargo that started this program.
+///
+/// `cargo run` describes this package in environment variables. Build scripts watch some of them (ring's
+/// does, and all of CubeCL is built after it): handed on, they would have everything built again whenever
+/// one changes between `cargo xtask` and plain cargo.
 pub fn cargo<I: IntoIterator<Item = S>, S: AsRef<OsStr>>(args: I) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(args).current_dir(root());
+    for (name, _) in std::env::vars_os() {
+        if describes_package(&name.to_string_lossy()) {
+            command.env_remove(name);
+        }
+    }
     command
+}
+
+fn describes_package(variable: &str) -> bool {
+    [
+        "CARGO_PKG_",
+        "CARGO_MANIFEST_",
+        "CARGO_BIN_",
+        "CARGO_CRATE_NAME",
+        "CARGO_PRIMARY_PACKAGE",
+    ]
+    .iter()
+    .any(|prefix| variable.starts_with(prefix))
 }
 
 /// Runs a command with the terminal's output.
@@ -129,4 +150,28 @@ pub fn write_file(path: &Path, content: impl AsRef<[u8]>) -> Result {
         std::fs::write(path, content.as_ref())
     };
     write().map_err(|e| format!("cannot write {}: {e}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cargo_is_not_told_about_this_package() {
+        // Cargo sets these for tests, too.
+        assert!(std::env::var_os("CARGO_PKG_NAME").is_some());
+        let command = cargo(["build"]);
+        let removed: Vec<_> = command
+            .get_envs()
+            .filter(|(_, value)| value.is_none())
+            .collect();
+        assert!(removed.iter().any(|(name, _)| *name == "CARGO_PKG_NAME"));
+        assert!(
+            removed
+                .iter()
+                .any(|(name, _)| *name == "CARGO_MANIFEST_DIR")
+        );
+        assert!(!describes_package("CARGO_TARGET_DIR"));
+        assert!(!describes_package("CARGO_INCREMENTAL"));
+    }
 }
