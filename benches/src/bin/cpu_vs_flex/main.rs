@@ -1,0 +1,239 @@
+//! Times the CPU engine against the dense attention of Burn's Flex backend, in one run.
+//!
+//! ```text
+//! cargo run --release -p flash-dma-benches --bin cpu_vs_flex -- --json rows.json
+//! ```
+//!
+//! Ours is end to end: selection, then attention with scores and grouped query heads. Flex gets the
+//! cheaper problem, plain causal attention without scores, and its keys and values repeated for every
+//! query head before the clock starts (Burn's attention has no grouped heads). `forward+backward` of
+//! Flex is a step under autodiff, which materialises the attention matrix; it is left out where that
+//! would take too much memory. Each round times Flex once and every window once, so both see the same
+//! machine. Before that, ours with every key kept and zero scores is checked against Flex.
+
+mod case;
+mod host;
+
+use case::{Buffers, Case};
+use clap::Parser;
+use serde::Serialize;
+use std::time::Instant;
+
+/// Times the CPU engine against Burn Flex's dense attention.
+#[derive(Parser)]
+struct Args {
+    /// Sequence lengths.
+    #[arg(long, value_delimiter = ',', default_values_t = [512, 1024, 2048, 4096, 8192])]
+    lengths: Vec<usize>,
+    /// Elements a row.
+    #[arg(long, default_value_t = 64)]
+    head_dim: usize,
+    /// Heads of q.
+    #[arg(long, default_value_t = 8)]
+    q_heads: usize,
+    /// Heads of k and v.
+    #[arg(long, default_value_t = 2)]
+    kv_heads: usize,
+    /// Timed rounds, after one that is not.
+    #[arg(long, default_value_t = 5)]
+    runs: usize,
+    /// The most memory Flex's backward pass may need, in GiB; longer sequences are left out.
+    #[arg(long, default_value_t = 6.0)]
+    flex_gib: f64,
+    /// Write the rows to this file.
+    #[arg(long)]
+    json: Option<std::path::PathBuf>,
+}
+
+/// N x N matrices of all heads that Flex holds at once in a step under autodiff, roughly.
+const MATRICES: f64 = 6.0;
+
+#[derive(Serialize)]
+struct Report {
+    machine: String,
+    threads: usize,
+    commit: String,
+    date: String,
+    rounds: usize,
+    /// Runnable tasks in the last minute before the run: above 1 others were using the machine.
+    load: String,
+    rows: Vec<Row>,
+}
+
+#[derive(Serialize)]
+struct Row {
+    workload: String,
+    n: usize,
+    w: usize,
+    heads: String,
+    d: usize,
+    phase: &'static str,
+    /// Medians.
+    ours_ms: f64,
+    flex_ms: f64,
+    /// Flex's time over ours: above 1 ours is faster.
+    ratio: f64,
+    /// Least and greatest ratio of a round.
+    spread: [f64; 2],
+    /// Medians of the processor time of all threads, which other processes hardly change.
+    ours_cpu_ms: f64,
+    flex_cpu_ms: f64,
+    cpu_ratio: f64,
+}
+
+fn main() {
+    let args = Args::parse();
+    let mut report = Report {
+        machine: host::machine(),
+        threads: std::thread::available_parallelism().map_or(1, usize::from),
+        commit: host::output("git", &["rev-parse", "--short", "HEAD"]),
+        date: host::output("date", &["-u", "+%Y-%m-%d %H:%M UTC"]),
+        rounds: args.runs,
+        load: std::fs::read_to_string("/proc/loadavg").unwrap_or_default(),
+        rows: Vec::new(),
+    };
+    println!("{}, {} threads", report.machine, report.threads);
+    println!(
+        "{:>6} {:>6} {:<17} {:>10} {:>10} {:>7}  {:<14} {:>10} {:>10} {:>7}",
+        "N", "w", "phase", "ours ms", "Flex ms", "ratio", "spread", "ours cpu", "Flex cpu", "ratio"
+    );
+    for &n in &args.lengths {
+        let case = Case::new(&args, n);
+        case.check();
+        let windows = [n / 16, n / 8, n / 4, n / 2, n];
+        let matrix = (args.q_heads * n * n * 4) as f64 / f64::from(1 << 30);
+        time_phase(&args, &case, "forward", &windows, &mut report.rows);
+        if matrix * MATRICES <= args.flex_gib {
+            time_phase(&args, &case, "forward+backward", &windows, &mut report.rows);
+        } else {
+            println!(
+                "{n:>6} {:>6} forward+backward: Flex would need about {:.0} GiB",
+                "",
+                matrix * MATRICES
+            );
+        }
+    }
+    for phase in ["forward", "forward+backward"] {
+        for &n in &args.lengths {
+            let rows = || report.rows.iter().filter(|r| r.phase == phase && r.n == n);
+            let won = rows().take_while(|r| r.ratio > 1.0).map(|r| r.w).last();
+            if rows().next().is_some() {
+                let won = won.map_or("no window".into(), |w| format!("w = {w}"));
+                println!("{phase}, N = {n}: ours is faster up to {won}");
+            }
+        }
+    }
+    if let Some(path) = &args.json {
+        let text = serde_json::to_string_pretty(&report).expect("rows are plain data");
+        if let Err(error) = std::fs::write(path, text + "\n") {
+            eprintln!("cannot write {}: {error}", path.display());
+            std::process::exit(1);
+        }
+    }
+}
+
+/// Times every window beside Flex and appends the rows.
+fn time_phase(
+    args: &Args,
+    case: &Case,
+    phase: &'static str,
+    windows: &[usize],
+    rows: &mut Vec<Row>,
+) {
+    let backward = phase != "forward";
+    let mut buffers = Buffers::new(case);
+    let mut flex = Vec::new();
+    let mut ours = vec![Vec::new(); windows.len()];
+    for round in 0..=args.runs {
+        let flex_time = Time::of(|| case.flex(backward));
+        let ours_time: Vec<Time> = (windows.iter())
+            .map(|&w| {
+                let problem = case.problem(w);
+                Time::of(|| {
+                    case.ours(&problem, &case.scores, &mut buffers, backward)
+                        .expect("the arguments fit the problem");
+                })
+            })
+            .collect();
+        if round > 0 {
+            flex.push(flex_time);
+            ours.iter_mut()
+                .zip(ours_time)
+                .for_each(|(all, time)| all.push(time));
+        }
+    }
+    for (&w, ours) in windows.iter().zip(ours) {
+        let all = |times: &[Time], of: fn(&Time) -> f64| median(times.iter().map(of).collect());
+        let ratios = |of: fn(&Time) -> f64| -> Vec<f64> {
+            (flex.iter().zip(&ours))
+                .map(|(flex, ours)| of(flex) / of(ours))
+                .collect()
+        };
+        let elapsed = ratios(|t| t.elapsed);
+        let row = Row {
+            workload: format!(
+                "h{}-{}-d{}-n{}-w{w}",
+                args.q_heads, args.kv_heads, args.head_dim, case.n
+            ),
+            n: case.n,
+            w,
+            heads: format!("{}/{}", args.q_heads, args.kv_heads),
+            d: args.head_dim,
+            phase,
+            ours_ms: all(&ours, |t| t.elapsed),
+            flex_ms: all(&flex, |t| t.elapsed),
+            spread: [
+                elapsed.iter().copied().fold(f64::INFINITY, f64::min),
+                elapsed.iter().copied().fold(0.0, f64::max),
+            ],
+            ratio: median(elapsed),
+            ours_cpu_ms: all(&ours, |t| t.cpu),
+            flex_cpu_ms: all(&flex, |t| t.cpu),
+            cpu_ratio: median(ratios(|t| t.cpu)),
+        };
+        println!(
+            "{:>6} {:>6} {:<17} {:>10.2} {:>10.2} {:>7.2}  {:>6.2}-{:<7.2} {:>10.2} {:>10.2} {:>7.2}",
+            row.n,
+            row.w,
+            row.phase,
+            row.ours_ms,
+            row.flex_ms,
+            row.ratio,
+            row.spread[0],
+            row.spread[1],
+            row.ours_cpu_ms,
+            row.flex_cpu_ms,
+            row.cpu_ratio,
+        );
+        rows.push(row);
+    }
+}
+
+/// Milliseconds of one call.
+#[derive(Clone)]
+struct Time {
+    elapsed: f64,
+    /// Processor time of all threads.
+    cpu: f64,
+}
+
+impl Time {
+    fn of(run: impl FnOnce()) -> Self {
+        let (start, cpu) = (Instant::now(), host::cpu_millis());
+        run();
+        Self {
+            elapsed: start.elapsed().as_secs_f64() * 1e3,
+            cpu: host::cpu_millis() - cpu,
+        }
+    }
+}
+
+fn median(mut sample: Vec<f64>) -> f64 {
+    sample.sort_by(f64::total_cmp);
+    let middle = sample.len() / 2;
+    if sample.len().is_multiple_of(2) {
+        (sample[middle - 1] + sample[middle]) / 2.0
+    } else {
+        sample[middle]
+    }
+}
