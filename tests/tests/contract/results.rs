@@ -20,11 +20,13 @@ every_engine!(
     full_attention,
 );
 
+const TYPES: [ElementType; 3] = [ElementType::F32, ElementType::F16, ElementType::Bf16];
+
 on_burn_cpu!(element_types, layouts, plain_attention);
 
 /// Lengths off every tile.
 fn lengths<E: Engine>(engine: &E) {
-    for len in E::cases([1, 17, 113], [239, 257, 1023], [1024, 4099]) {
+    for len in E::cases([1, 17, 113, 239, 257], [1023], [1024, 4099]) {
         Case::new(len, len).check(engine);
     }
 }
@@ -48,8 +50,8 @@ fn fewer_queries_than_keys<E: Engine>(engine: &E) {
 }
 
 fn head_dims<E: Engine>(engine: &E) {
-    let rest = [16, 32, 48, 64, 72, 80, 96, 112, 128, 136, 160, 192, 248];
-    for dim in E::cases([8, 40, 256], rest, []) {
+    let rest = [16, 24, 32, 48, 72, 80, 96, 112, 136, 160, 192, 248];
+    for dim in E::cases([8, 40, 64, 128, 256], rest, []) {
         Case::new(33, 41).dim(dim).check(engine);
     }
     for dim in E::cases([], [64, 128], [96, 192, 256]) {
@@ -59,15 +61,15 @@ fn head_dims<E: Engine>(engine: &E) {
 
 /// Groups of 1, 2, 3, 4 and 8 query heads, one kv head and several.
 fn gqa<E: Engine>(engine: &E) {
-    let small = [(1, 1), (4, 2), (3, 1)];
-    let medium = [(2, 2), (4, 1), (8, 2), (8, 1), (6, 3)];
+    let small = [(1, 1), (4, 2), (3, 1), (8, 1)];
+    let medium = [(2, 2), (4, 1), (8, 2), (6, 3)];
     for (q_heads, kv_heads) in E::cases(small, medium, [(32, 8), (16, 16)]) {
         Case::new(37, 45).heads(q_heads, kv_heads).check(engine);
     }
 }
 
 fn element_types<E: Engine>(engine: &E) {
-    for element in [ElementType::F32, ElementType::F16, ElementType::Bf16] {
+    for element in TYPES {
         let shapes = E::cases(
             [(29, 37, 16)],
             [(113, 113, 64), (257, 301, 128)],
@@ -85,11 +87,7 @@ fn element_types<E: Engine>(engine: &E) {
 
 fn layouts<E: Engine>(engine: &E) {
     for layout in [Layout::Transposed, Layout::Padded] {
-        for element in E::cases(
-            [ElementType::F32],
-            [ElementType::F16, ElementType::Bf16],
-            [],
-        ) {
+        for element in TYPES {
             Case::new(21, 35)
                 .heads(4, 2)
                 .layout(layout)
@@ -169,11 +167,7 @@ fn softcap_and_scale<E: Engine>(engine: &E) {
 
 /// Logits in the thousands: their exponential is far past every type.
 fn great_logits<E: Engine>(engine: &E) {
-    for element in E::cases(
-        [ElementType::F32],
-        [ElementType::F16, ElementType::Bf16],
-        [],
-    ) {
+    for element in TYPES {
         for (len, dim) in E::cases([(40, 16)], [(113, 64)], [(1023, 128)]) {
             Case::new(len, len)
                 .dim(dim)
