@@ -47,6 +47,13 @@ pub fn sample(
     text.split_off(prompt.len())
 }
 
+/// Bytes as text: what is not UTF-8, and control characters, which a terminal would obey, become
+/// U+FFFD.
+pub fn printable(bytes: &[u8]) -> String {
+    let replace = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
+    String::from_utf8_lossy(bytes).replace(replace, "\u{fffd}")
+}
+
 fn next_logits(model: &TextModel, context: &[u8], device: &Device) -> Vec<f32> {
     let n = context.len();
     let tokens: Vec<i32> = context.iter().map(|&byte| byte.into()).collect();
@@ -78,7 +85,7 @@ fn pick(logits: &[f32], temperature: f64, rng: &mut Rng) -> u8 {
     u8::try_from(chosen).expect("the vocabulary is the bytes")
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
     use crate::model::TextModelConfig;
@@ -88,6 +95,14 @@ mod tests {
         let mut logits = vec![0.0; 256];
         logits[65] = 3.0;
         assert_eq!(pick(&logits, 0.0, &mut Rng::new(0, 0)), 65);
+    }
+
+    #[test]
+    fn a_sample_is_printed_without_control_characters() {
+        assert_eq!(
+            printable(b"fn a\n\t\x1b[2J\xff"),
+            "fn a\n\t\u{fffd}[2J\u{fffd}"
+        );
     }
 
     #[test]

@@ -192,6 +192,6 @@ fn timings(steps: usize, train: &EpochTimes, valid: &EpochTimes) -> Timings {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "flex"))]
 #[path = "train_tests.rs"]
 pub(crate) mod tests;
