@@ -102,10 +102,7 @@ fn run(cli: &Cli) -> Result<(), Error> {
         seq: settings.seq,
     };
     let sampled = sample::sample(&model, prompt, options, &device);
-    let (prompt, sampled) = (
-        String::from_utf8_lossy(prompt),
-        String::from_utf8_lossy(&sampled),
-    );
+    let (prompt, sampled) = (sample::printable(prompt), sample::printable(&sampled));
     let path = out.join("sample.txt");
     fs::write(&path, format!("{prompt}{sampled}\n")).map_err(Error::io(&path))?;
     println!(
