@@ -9,6 +9,14 @@ use burn_flash_dma::{
     try_dynamic_mask_attention,
 };
 use flash_dma_reference::generate::Scores;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// One test at a time: the runtime's workers wait by yielding, and several tests' starve each other.
+fn alone() -> MutexGuard<'static, ()> {
+    static DEVICE: Mutex<()> = Mutex::new(());
+    // A test that failed has said so itself.
+    DEVICE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn sample(scores: Scores, element: ElementType) -> Case {
     let options = AttentionOptions::new()
@@ -19,6 +27,7 @@ fn sample(scores: Scores, element: ElementType) -> Case {
 
 #[test]
 fn fused_neighbours_and_strided_inputs() {
+    let _alone = alone();
     let device = Device::cpu();
     for element in ELEMENTS {
         let case = sample(Scores::Padded, element);
@@ -40,6 +49,7 @@ fn fused_neighbours_and_strided_inputs() {
 
 #[test]
 fn selection_matches_the_oracle() {
+    let _alone = alone();
     for kind in [Scores::Ties, Scores::Padded, Scores::Nan] {
         let options = AttentionOptions::new().with_keep_window(7);
         let case = Case::new(
@@ -58,6 +68,7 @@ fn selection_matches_the_oracle() {
 
 #[test]
 fn gradients_match_the_oracle() {
+    let _alone = alone();
     let device = Device::cpu().autodiff();
     for (element, with_lse) in [(ElementType::F32, true), (ElementType::Bf16, false)] {
         let case = sample(Scores::Nan, element);
@@ -82,6 +93,7 @@ fn gradients_match_the_oracle() {
 
 #[test]
 fn empty_tensors_have_defined_results() {
+    let _alone = alone();
     let device = Device::cpu();
     for scores in [Some(Scores::Normal), None] {
         let options = AttentionOptions::new();
@@ -97,6 +109,7 @@ fn empty_tensors_have_defined_results() {
 
 #[test]
 fn tensors_of_two_devices_are_refused() {
+    let _alone = alone();
     let options = AttentionOptions::new();
     let case = sample(Scores::Normal, ElementType::F32);
     let Tensors { q, k, v, scores } = case.tensors(&Device::flex());
