@@ -2,8 +2,8 @@
 //!
 //! The kernels crate's `codegen` program writes each variant as CUDA C++; NVRTC and ptxas compile it as
 //! CubeCL and the driver would. Registers, spills, stack and shared memory are held in `docs/codegen.tsv`,
-//! and growth beyond [`table::Bounds`] fails. The sources are never compared: CubeCL orders a kernel's
-//! shared memory differently from run to run.
+//! and growth beyond [`table::Bounds`] fails. The sources are never compared: CubeCL numbers a
+//! kernel's values differently from run to run.
 
 mod table;
 mod wheels;

@@ -28,6 +28,13 @@ def load_nvrtc():
     return ctypes.CDLL(str(next(folder.glob("libnvrtc.so.*"))))
 
 
+def canonical(source):
+    """The source with its values numbered in the order they appear: CubeCL's own numbers vary between runs, and
+    nothing of the compiler's work shall depend on them."""
+    names = {}
+    return re.sub(r"\bv\d+", lambda name: names.setdefault(name[0], f"w{len(names)}"), source)
+
+
 def to_ptx(source, arch):
     """PTX of one source, with the flags CubeCL passes; raises RuntimeError with NVRTC's log."""
     nvrtc = load_nvrtc()
@@ -68,7 +75,7 @@ def compile_one(job):
     folder, name, arch = job
     try:
         ptx = folder / f"{name}.{arch}.ptx"
-        ptx.write_bytes(to_ptx((folder / f"{name}.cu").read_text(), arch))
+        ptx.write_bytes(to_ptx(canonical((folder / f"{name}.cu").read_text()), arch))
         command = [str(NVIDIA / "cuda_nvcc/bin/ptxas"), f"-arch={arch}", "-v"]
         command += ["-o", str(ptx.with_suffix(".cubin")), str(ptx)]
         result = subprocess.run(command, capture_output=True, text=True)

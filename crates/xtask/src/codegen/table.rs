@@ -4,8 +4,7 @@ use crate::process::Result;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// How much a kernel may grow before the gate fails. The compiler's choices depend on the order of the
-/// shared buffers, which varies between runs, so the bounds are not zero.
+/// How much a kernel may grow before the gate fails: what a small change of the code may cost.
 pub struct Bounds {
     /// Registers a thread.
     pub registers: u32,
