@@ -78,3 +78,8 @@ pub use functions::{
 };
 pub use selection::{Intervals, select, try_select};
 pub use zoh::{try_zoh_scores, zoh_scores};
+
+/// The README's example, compiled and run with the documentation tests.
+#[cfg(all(doctest, feature = "flex", feature = "autodiff"))]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
