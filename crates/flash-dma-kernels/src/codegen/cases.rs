@@ -2,8 +2,8 @@
 
 use crate::lists::{QueryTiles, live_keys, tile_key_lists};
 use crate::{
-    AttentionOptions, ElementType, Gradients, Inputs, Problem, Saved, Selection, backward, forward,
-    select,
+    AttentionOptions, ElementType, Engine, Gradients, Inputs, Problem, Saved, Selection, backward,
+    forward_on, select,
 };
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
@@ -169,7 +169,13 @@ impl Attention {
             v: kv(),
             scores: scores_shape.map(|_| tensor(client, problem.scores_shape(), size_of::<f32>())),
         };
-        forward(client, &problem, inputs.clone(), saved.out.clone(), lse).expect("a valid call");
+        let call = |engine| {
+            let (inputs, out, lse) = (inputs.clone(), saved.out.clone(), lse.clone());
+            forward_on(engine, client, &problem, inputs, out, lse)
+        };
+        call(Engine::Portable).expect("a valid call");
+        // Refused where the engine does not serve the problem.
+        let _ = call(Engine::Mma);
         backward(client, &problem, inputs, saved, grads).expect("a valid call");
     }
 }

@@ -1,8 +1,9 @@
 //! Host side of the forward pass.
 
 use super::kernel::forward_kernel;
+use super::mma::{self, MmaBlueprint};
 use crate::Inputs;
-use crate::lists::{QueryTiles, live_keys};
+use crate::lists::{LiveKeys, QueryTiles, live_keys};
 use crate::tile::{
     Blueprint, Layout, Pass, address_type, check_device, check_tensor, elem_type, fill,
     for_each_slice, vector_size,
@@ -14,12 +15,24 @@ use flash_dma_problem::{AttentionError, Problem, TensorName};
 /// Buffers of [`forward_kernel`].
 const BINDINGS: u32 = 9;
 
+/// The matrix engine of a forward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Engine {
+    /// Register tiles of single units: every device, element type and head dimension.
+    Portable,
+    /// `mma.sync` on tensor cores: f16 and bf16, head dimensions in steps of 32, rows that begin at
+    /// multiples of 16 bytes, on CUDA devices of sm_80 and newer.
+    Mma,
+}
+
 /// Attention of every query over its selected keys: writes `out` (`[batch, q_heads, q_len, head_dim]`,
 /// the problem's element type) and `lse` (`[batch, q_heads, q_len]`, f32, natural logarithm), both
 /// contiguous and overwritten. A query that selects nothing gets zeros and −∞.
 ///
-/// Runs asynchronously on the client's stream. Memory beside the arguments is O(N): lists of the keys
-/// of each query tile, in slices of bounded size.
+/// Runs asynchronously on the client's stream, on the fastest engine that serves the problem, which one
+/// rule decides: [`Engine::Mma`] wherever it can, else [`Engine::Portable`]. Memory beside the arguments
+/// is O(N): lists of the keys of each query tile, in slices of bounded size.
 ///
 /// # Errors
 ///
@@ -32,18 +45,92 @@ pub fn forward(
     out: TensorBinding,
     lse: TensorBinding,
 ) -> Result<(), AttentionError> {
-    let blueprint = Blueprint::choose(Pass::Forward, problem, &client.properties().hardware)?;
-    forward_with(client, problem, inputs, out, lse, blueprint)
+    let engine = forward_engine(client, problem, &inputs);
+    forward_on(engine, client, problem, inputs, out, lse)
 }
 
-/// [`forward`] with a given blueprint.
+/// The engine that [`forward`] runs on: [`Engine::Mma`] if it serves the problem.
+#[must_use]
+pub fn forward_engine(client: &Client, problem: &Problem, inputs: &Inputs) -> Engine {
+    match Plan::of(Engine::Mma, client, problem, inputs) {
+        Ok(_) => Engine::Mma,
+        Err(_) => Engine::Portable,
+    }
+}
+
+/// [`forward`] on a given engine.
+///
+/// # Errors
+///
+/// As [`forward`]; further [`AttentionError::Unsupported`] if the engine does not serve the problem.
+pub fn forward_on(
+    engine: Engine,
+    client: &Client,
+    problem: &Problem,
+    inputs: Inputs,
+    out: TensorBinding,
+    lse: TensorBinding,
+) -> Result<(), AttentionError> {
+    let plan = Plan::of(engine, client, problem, &inputs)?;
+    forward_with(client, problem, inputs, out, lse, plan)
+}
+
+/// An engine and its comptime configuration.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Plan {
+    Portable(Blueprint),
+    Mma(MmaBlueprint),
+}
+
+impl Plan {
+    fn of(
+        engine: Engine,
+        client: &Client,
+        problem: &Problem,
+        inputs: &Inputs,
+    ) -> Result<Self, AttentionError> {
+        let properties = client.properties();
+        match engine {
+            Engine::Portable => {
+                Blueprint::choose(Pass::Forward, problem, &properties.hardware).map(Self::Portable)
+            }
+            Engine::Mma => MmaBlueprint::choose(problem, properties)
+                .filter(|_| inputs.rows_are_chunks(problem.element.size()))
+                .map(Self::Mma)
+                .ok_or_else(|| AttentionError::Unsupported {
+                    what: format!(
+                        "the mma engine for {} of head dimension {}",
+                        problem.element, problem.head_dim
+                    ),
+                }),
+        }
+    }
+
+    /// Queries a tile.
+    fn queries(&self) -> usize {
+        match self {
+            Self::Portable(blueprint) => blueprint.outer_rows(),
+            Self::Mma(blueprint) => blueprint.queries(),
+        }
+    }
+
+    /// Cubes along each axis, given those along the first.
+    fn cubes(&self, tiles: usize, problem: &Problem) -> [usize; 3] {
+        match self {
+            Self::Portable(_) => [tiles, problem.q_heads, problem.batch],
+            Self::Mma(blueprint) => [tiles, problem.batch * problem.q_heads / blueprint.heads, 1],
+        }
+    }
+}
+
+/// [`forward`] with a given plan.
 pub(crate) fn forward_with(
     client: &Client,
     problem: &Problem,
     inputs: Inputs,
     out: TensorBinding,
     lse: TensorBinding,
-    blueprint: Blueprint,
+    plan: Plan,
 ) -> Result<(), AttentionError> {
     let size = problem.element.size();
     inputs.check(problem)?;
@@ -61,9 +148,8 @@ pub(crate) fn forward_with(
         4,
         Layout::Contiguous,
     )?;
-    let tiles = QueryTiles::new(problem, blueprint.outer_rows());
-    let cubes = [tiles.count, problem.q_heads, problem.batch];
-    check_device(client, problem, BINDINGS, cubes)?;
+    let tiles = QueryTiles::new(problem, plan.queries());
+    check_device(client, problem, BINDINGS, plan.cubes(tiles.count, problem))?;
     if problem.batch * problem.q_len == 0 {
         return Ok(());
     }
@@ -72,18 +158,48 @@ pub(crate) fn forward_with(
         fill(client, &lse, f32::NEG_INFINITY, f32::elem_type_native());
         return Ok(());
     }
-
     let live = (inputs.selection.as_ref()).map(|selection| live_keys(client, problem, selection));
-    for_each_slice(client, problem, &inputs, live.as_ref(), &tiles, |slice| {
+    let live = live.as_ref();
+    match plan {
+        Plan::Portable(blueprint) => {
+            launch_portable(
+                client, problem, &inputs, live, &tiles, &out, &lse, blueprint,
+            );
+        }
+        Plan::Mma(blueprint) => {
+            mma::launch(
+                client, problem, &inputs, live, &tiles, &out, &lse, blueprint,
+            );
+        }
+    }
+    Ok(())
+}
+
+fn launch_portable(
+    client: &Client,
+    problem: &Problem,
+    inputs: &Inputs,
+    live: Option<&LiveKeys>,
+    tiles: &QueryTiles,
+    out: &TensorBinding,
+    lse: &TensorBinding,
+    blueprint: Blueprint,
+) {
+    let size = problem.element.size();
+    for_each_slice(client, problem, inputs, live, tiles, |slice| {
         let Inputs { q, k, v, .. } = inputs.clone();
         let [scores, intervals, list, counts] = slice.selection;
-        let typed = [&q, &k, &v, &out];
-        let words = [&scores, &intervals, &list, &counts, &lse];
+        let typed = [&q, &k, &v, out];
+        let words = [&scores, &intervals, &list, &counts, lse];
         // SAFETY: every buffer was checked to hold the shape and strides that the kernel indexes by.
         unsafe {
             forward_kernel::launch_unchecked(
                 client,
-                CubeCount::Static(slice.tiles as u32, cubes[1] as u32, cubes[2] as u32),
+                CubeCount::Static(
+                    slice.tiles as u32,
+                    problem.q_heads as u32,
+                    problem.batch as u32,
+                ),
                 blueprint.cube_dim(),
                 address_type(&typed, size).max(address_type(&words, 4)),
                 vector_size(&typed, size),
@@ -104,5 +220,4 @@ pub(crate) fn forward_with(
             );
         }
     });
-    Ok(())
 }

@@ -2,7 +2,8 @@
 
 mod kernel;
 mod launch;
+mod mma;
 #[cfg(test)]
 mod tests;
 
-pub use launch::forward;
+pub use launch::{Engine, forward, forward_engine, forward_on};

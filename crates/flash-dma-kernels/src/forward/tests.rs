@@ -1,6 +1,6 @@
 //! The forward kernel against the oracle, on cubecl-cpu.
 
-use super::launch::{forward, forward_with};
+use super::launch::{Plan, forward, forward_with};
 use crate::tile::testing::{Output, Placement, client, problem, upload_inputs};
 use crate::tile::{Blueprint, micro};
 use flash_dma_problem::{AttentionError, AttentionOptions, ElementType, Problem};
@@ -19,7 +19,9 @@ fn check(inputs: &oracle::Inputs, placement: Placement, blueprint: Option<Bluepr
     let (o, l) = (out.binding(), lse.binding());
     match blueprint {
         None => forward(&client, p, given, o, l).unwrap(),
-        Some(blueprint) => forward_with(&client, p, given, o, l, blueprint).unwrap(),
+        Some(blueprint) => {
+            forward_with(&client, p, given, o, l, Plan::Portable(blueprint)).unwrap()
+        }
     }
     let (exact, naive) = (inputs.forward(), inputs.naive_forward());
     let (out, lse) = (out.read(&client), lse.read(&client));

@@ -11,6 +11,7 @@ mod check;
 mod fill;
 mod keys;
 mod memory;
+pub(crate) mod mma;
 mod product;
 mod slices;
 #[cfg(test)]

@@ -1,0 +1,129 @@
+//! The comptime configuration of the tensor-core forward kernel, and the rule that chooses it.
+
+use crate::tile::elem_type;
+use cubecl::CubeDim;
+use cubecl::ir::features::MmaConfig;
+use cubecl::prelude::*;
+use flash_dma_problem::{ElementType, Problem};
+
+/// What is fixed when the kernel is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct MmaBlueprint {
+    /// Elements a row; a multiple of 32.
+    pub head_dim: usize,
+    /// Warps a cube; each owns 16 rows of the query tile.
+    pub warps: usize,
+    /// Keys a tile; a multiple of 16.
+    pub key_tile: usize,
+    /// Key tiles copied ahead, and the one in use.
+    pub stages: usize,
+    /// Query heads of one kv head that share the rows of a tile.
+    pub heads: usize,
+    /// Bottom-right aligned causal masking.
+    pub causal: bool,
+    /// Keys come from lists, carry a score and are attended to on an interval.
+    pub sparse: bool,
+    /// Whether the scaled product is capped.
+    pub softcap: bool,
+}
+
+/// Positions, strides and the copies are right for these only: the swizzle is closed for rows of whole
+/// 64 bytes, and the products take 16 columns at a time.
+const HEAD_DIM_STEP: usize = 32;
+
+impl MmaBlueprint {
+    /// The configuration for `problem`, or `None` if this engine does not serve it: f16 and bf16 on a
+    /// device with `mma.sync` and `cp.async` (sm_80 and newer through the C++ generator), head
+    /// dimensions in steps of 32.
+    ///
+    /// A warp holds `16 x head_dim` of Q and of O in registers, so eight warps of 255 registers fill a
+    /// multiprocessor; 64 keys a tile keep its tensor cores busy between two barriers, and 32 leave room
+    /// for the registers of `head_dim > 128`. Four warps serve problems that would leave
+    /// multiprocessors idle with eight.
+    pub(crate) fn choose(problem: &Problem, properties: &DeviceProperties) -> Option<Self> {
+        let element = elem_type(problem.element);
+        let instruction = MmaConfig {
+            a_type: element,
+            b_type: element,
+            cd_type: f32::elem_type_native(),
+            m: 16,
+            n: 8,
+            k: 16,
+        };
+        let served = problem.element != ElementType::F32
+            && problem.head_dim.is_multiple_of(HEAD_DIM_STEP)
+            && properties.features.matmul.mma.contains(&instruction)
+            && properties.features.matmul.ldmatrix.contains(&element)
+            && properties.features.copy_async;
+        if !served {
+            return None;
+        }
+        let group = problem.group();
+        let heads = (1..=group.min(64)).rfind(|n| group.is_multiple_of(*n))?;
+        let (key_tile, stages) = match problem.head_dim {
+            ..=128 => (64, 3),
+            _ => (32, 3),
+        };
+        let with = |warps| Self {
+            head_dim: problem.head_dim,
+            warps,
+            key_tile,
+            stages,
+            heads,
+            causal: problem.causal,
+            sparse: problem.has_scores,
+            softcap: problem.softcap.is_some(),
+        };
+        let full = with(8);
+        let cubes =
+            problem.q_len.div_ceil(full.queries()) * problem.batch * problem.q_heads / heads;
+        let processors = properties
+            .hardware
+            .num_streaming_multiprocessors
+            .unwrap_or(1);
+        let blueprint = if cubes < processors as usize {
+            with(4)
+        } else {
+            full
+        };
+        (blueprint.shared_bytes() <= properties.hardware.max_shared_memory_size)
+            .then_some(blueprint)
+    }
+
+    /// Shared memory of a cube: keys, values, scores and intervals of every stage, and the marks of
+    /// values that are not finite.
+    fn shared_bytes(&self) -> usize {
+        let key = 2 * 16 * self.chunks() + 4 + 8;
+        self.stages * self.key_tile * key + 4 * (self.key_tile + 1) + 6 * 128
+    }
+
+    /// Rows of a tile; the last may belong to no query.
+    pub(crate) fn tile_rows(&self) -> usize {
+        self.warps * 16
+    }
+
+    /// Queries of a tile.
+    pub(crate) fn queries(&self) -> usize {
+        self.tile_rows() / self.heads
+    }
+
+    /// 16-byte chunks of a row.
+    pub(crate) fn chunks(&self) -> usize {
+        self.head_dim / 8
+    }
+
+    /// Units a cube.
+    pub(crate) fn units(&self) -> usize {
+        self.warps * 32
+    }
+
+    /// Rows a unit copies of a key tile: one chunk of each of them.
+    pub(crate) fn copies(&self) -> usize {
+        (self.key_tile * self.chunks()).div_ceil(self.units())
+    }
+
+    /// The units as CubeCL lays them out: lanes along x, warps along y.
+    pub(crate) fn cube_dim(&self) -> CubeDim {
+        CubeDim::new_2d(32, self.warps as u32)
+    }
+}

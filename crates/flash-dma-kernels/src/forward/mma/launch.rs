@@ -1,0 +1,78 @@
+//! Host side of the tensor-core forward pass.
+
+use super::MmaBlueprint;
+use super::kernel::forward_mma_kernel;
+use crate::Inputs;
+use crate::lists::{LiveKeys, QueryTiles};
+use crate::tile::{address_type, elem_type, for_each_slice};
+use cubecl::client::Client;
+use cubecl::prelude::*;
+use flash_dma_problem::Problem;
+
+/// Bytes that copies and `ldmatrix` move at once: rows must begin at a multiple of them.
+const CHUNK_BYTES: usize = 16;
+
+impl Inputs {
+    /// Whether every row of the inputs begins at a multiple of 16 bytes.
+    pub(crate) fn rows_are_chunks(&self, element_size: usize) -> bool {
+        [&self.q, &self.k, &self.v].iter().all(|tensor| {
+            let begin = tensor.handle.offset_start.unwrap_or(0) as usize;
+            tensor.strides.len() == 4
+                && begin.is_multiple_of(CHUNK_BYTES)
+                && tensor.strides[..3]
+                    .iter()
+                    .zip(&tensor.shape[..3])
+                    .all(|(&stride, &len)| {
+                        len <= 1 || (stride * element_size).is_multiple_of(CHUNK_BYTES)
+                    })
+        })
+    }
+}
+
+/// Launches the forward pass of a checked, non-empty problem whose inputs satisfy
+/// [`Inputs::rows_are_chunks`]: one launch without scores, with them 4 a slice of query tiles.
+/// `live` lists the live keys if there are scores; `tiles` are of the blueprint's size.
+pub(crate) fn launch(
+    client: &Client,
+    problem: &Problem,
+    inputs: &Inputs,
+    live: Option<&LiveKeys>,
+    tiles: &QueryTiles,
+    out: &TensorBinding,
+    lse: &TensorBinding,
+    blueprint: MmaBlueprint,
+) {
+    let head_groups = (problem.batch * problem.q_heads / blueprint.heads) as u32;
+    for_each_slice(client, problem, inputs, live, tiles, |slice| {
+        let Inputs { q, k, v, .. } = inputs.clone();
+        let [scores, intervals, list, counts] = slice.selection;
+        let typed = [&q, &k, &v, out];
+        let words = [&scores, &intervals, &list, &counts, lse];
+        let address = address_type(&typed, problem.element.size()).max(address_type(&words, 4));
+        // SAFETY: the buffers were checked to hold the shapes and strides that the kernel indexes by,
+        // and the lists hold keys below `k_len`.
+        unsafe {
+            forward_mma_kernel::launch_unchecked(
+                client,
+                CubeCount::Static(slice.tiles as u32, head_groups, 1),
+                blueprint.cube_dim(),
+                address,
+                q.into_tensor_arg(),
+                k.into_tensor_arg(),
+                v.into_tensor_arg(),
+                scores.into_tensor_arg(),
+                intervals.into_buffer_arg(),
+                list.into_tensor_arg(),
+                counts.into_tensor_arg(),
+                out.clone().into_buffer_arg(),
+                lse.clone().into_buffer_arg(),
+                problem.scale,
+                problem.softcap.unwrap_or(1.0),
+                slice.first_tile as u32,
+                slice.tiles as u32,
+                blueprint,
+                elem_type(problem.element),
+            );
+        }
+    });
+}

@@ -1,0 +1,90 @@
+//! Which queries the rows of a tile are.
+
+use super::blueprint::MmaBlueprint;
+use cubecl::prelude::*;
+
+/// One row of a query tile, as its quad of lanes sees it.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct TileRow {
+    /// Whether the row is a query at all.
+    pub valid: bool,
+    /// The query's index in its head.
+    pub query: usize,
+    /// The query's head among all heads of `q`.
+    pub head: usize,
+    /// The index of the last key it may see, negative if it sees none.
+    pub position: i32,
+}
+
+#[cube]
+impl TileRow {
+    /// Row `row` of tile `tile` of the heads `first_head..`: query `row / heads` of head `row % heads`.
+    pub(super) fn new(
+        row: usize,
+        tile: usize,
+        first_head: usize,
+        q_len: usize,
+        k_len: usize,
+        #[comptime] bp: MmaBlueprint,
+    ) -> TileRow {
+        let heads = comptime!(bp.heads);
+        let query = tile * comptime!(bp.queries()) + row / heads;
+        let mut position = k_len as i32 - 1;
+        if comptime!(bp.causal) {
+            position += query as i32 + 1 - q_len as i32;
+        }
+        TileRow {
+            valid: row < comptime!(bp.queries() * bp.heads) && query < q_len,
+            query,
+            head: first_head + row % heads,
+            position,
+        }
+    }
+}
+
+/// The keys of one query tile: its list if `bp.sparse`, else the keys `0..total`.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct TileKeys {
+    /// Begin of the list.
+    pub list: usize,
+    /// Keys that every query of the tile attends to; they come first.
+    pub full: usize,
+    /// All keys.
+    pub total: usize,
+}
+
+#[cube]
+impl TileKeys {
+    /// The keys of tile `tile`, whose list is number `place` of the lists of its row `kv_row`.
+    pub(super) fn new(
+        list: &Tensor<u32>,
+        counts: &Tensor<u32>,
+        kv_row: usize,
+        tile: usize,
+        place: usize,
+        q_len: usize,
+        k_len: usize,
+        #[comptime] bp: MmaBlueprint,
+    ) -> TileKeys {
+        let mut base = 0usize;
+        let mut full = k_len;
+        let mut total = k_len;
+        if comptime!(bp.sparse) {
+            base = kv_row * list.stride(0) + place * list.stride(1);
+            let at = kv_row * counts.stride(0) + place * counts.stride(1);
+            full = counts[at] as usize;
+            total = counts[at + 1] as usize;
+        } else if comptime!(bp.causal) {
+            let first = tile * comptime!(bp.queries());
+            let last = min(first + comptime!(bp.queries()), q_len);
+            let seen = k_len as i32 - q_len as i32;
+            full = max(seen + first as i32 + 1, 0i32) as usize;
+            total = max(seen + last as i32, 0i32) as usize;
+        }
+        TileKeys {
+            list: base,
+            full,
+            total,
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! The keys of a query tile, copied into shared memory ahead of their use.
+
+use super::blueprint::MmaBlueprint;
+use super::rows::TileKeys;
+use crate::tile::mma::{Chunk, swizzle};
+use cubecl::prelude::barrier::copy_async;
+use cubecl::prelude::*;
+
+/// The stages of a cube in shared memory.
+#[derive(CubeType)]
+pub(super) struct Stages<E: Float> {
+    /// `[stages, key_tile, chunks]`, chunks swizzled.
+    pub k: Shared<[Chunk<E>]>,
+    /// `[stages, key_tile, chunks]`, chunks swizzled.
+    pub v: Shared<[Chunk<E>]>,
+    /// `[stages, key_tile]`; sparse only.
+    pub scores: Shared<[f32]>,
+    /// `[stages, key_tile]`, first and end; sparse only. Slots past the last key are empty intervals.
+    pub intervals: Shared<[Vector<u32, Const<2>>]>,
+}
+
+#[cube]
+impl<E: Float> Stages<E> {
+    pub(super) fn new(#[comptime] bp: MmaBlueprint) -> Stages<E> {
+        let slots = comptime!(bp.stages * bp.key_tile);
+        let chunks = comptime!(bp.stages * bp.key_tile * bp.chunks());
+        Stages::<E> {
+            k: Shared::<[Chunk<E>]>::new_aligned_slice(chunks, 128usize),
+            v: Shared::<[Chunk<E>]>::new_aligned_slice(chunks, 128usize),
+            scores: Shared::<[f32]>::new_aligned_slice(slots, 128usize),
+            intervals: Shared::<[Vector<u32, Const<2>>]>::new_aligned_slice(slots, 128usize),
+        }
+    }
+}
+
+/// Where the rows of one kv head begin, in chunks, and how far apart they are.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct RowAddress {
+    pub base: usize,
+    pub stride: usize,
+}
+
+#[cube]
+impl RowAddress {
+    pub(super) fn of<E: Float>(
+        tensor: &Tensor<Chunk<E>>,
+        batch: usize,
+        kv_head: usize,
+    ) -> RowAddress {
+        RowAddress {
+            base: (batch * tensor.stride(0) + kv_head * tensor.stride(1)) / 8,
+            stride: tensor.stride(2) / 8,
+        }
+    }
+}
+
+/// Reads the keys that this unit copies of tile `tile` from the list: `bp.copies()` of them, and one
+/// whose score and interval it copies. A tile ahead of their use, so that the copies do not wait.
+#[cube]
+pub(super) fn read_keys(
+    list: &Tensor<u32>,
+    keys: &TileKeys,
+    tile: usize,
+    next: &mut Array<u32>,
+    #[comptime] bp: MmaBlueprint,
+) {
+    let copies = comptime!(bp.copies());
+    let unit = UNIT_POS as usize;
+    #[unroll]
+    for c in 0..copies {
+        let row = (unit + c * comptime!(bp.units())) / comptime!(bp.chunks());
+        let slot = tile * comptime!(bp.key_tile) + row;
+        if slot < keys.total {
+            next[c] = list[keys.list + slot];
+        }
+    }
+    let slot = tile * comptime!(bp.key_tile) + unit;
+    if unit < comptime!(bp.key_tile) && slot < keys.total {
+        next[copies] = list[keys.list + slot];
+    }
+}
+
+/// Starts the copies of tile `tile` into its stage. `next` holds what [`read_keys`] read of it.
+/// Slots past the last key become zeros, which no query is let see.
+#[cube]
+pub(super) fn start_copies<E: Float>(
+    k: &Tensor<Chunk<E>>,
+    v: &Tensor<Chunk<E>>,
+    scores: &Tensor<f32>,
+    intervals: &[Vector<u32, Const<2>>],
+    k_rows: &RowAddress,
+    v_rows: &RowAddress,
+    score_row: usize,
+    interval_row: usize,
+    keys: &TileKeys,
+    tile: usize,
+    next: &Array<u32>,
+    stages: &mut Stages<E>,
+    #[comptime] bp: MmaBlueprint,
+) {
+    let chunks = comptime!(bp.chunks());
+    let key_tile = comptime!(bp.key_tile);
+    let unit = UNIT_POS as usize;
+    let stage = tile % comptime!(bp.stages);
+    #[unroll]
+    for c in 0..comptime!(bp.copies()) {
+        let at = unit + c * comptime!(bp.units());
+        let row = at / chunks;
+        let col = at % chunks;
+        let slot = tile * key_tile + row;
+        let mut key = slot;
+        if comptime!(bp.sparse) {
+            key = next[c] as usize;
+        }
+        let place = stage * comptime!(bp.key_tile * bp.chunks()) + swizzle(row, col, chunks);
+        if row < key_tile {
+            if slot < keys.total {
+                let from = k_rows.base + key * k_rows.stride + col;
+                copy_async(&k[from..from + 1], &mut stages.k[place..place + 1], 8u32);
+                let from = v_rows.base + key * v_rows.stride + col;
+                copy_async(&v[from..from + 1], &mut stages.v[place..place + 1], 8u32);
+            } else {
+                stages.k[place] = Vector::new(E::from_int(0));
+                stages.v[place] = Vector::new(E::from_int(0));
+            }
+        }
+    }
+    if comptime!(bp.sparse) {
+        let slot = tile * key_tile + unit;
+        let place = stage * key_tile + unit;
+        if unit < key_tile {
+            if slot < keys.total {
+                let key = next[comptime!(bp.copies())] as usize;
+                let from = score_row + key;
+                copy_async(
+                    &scores[from..from + 1],
+                    &mut stages.scores[place..place + 1],
+                    1u32,
+                );
+                let from = interval_row + key;
+                copy_async(
+                    &intervals[from..from + 1],
+                    &mut stages.intervals[place..place + 1],
+                    2u32,
+                );
+            } else {
+                stages.scores[place] = 0.0f32;
+                stages.intervals[place] = Vector::new(0u32);
+            }
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! The PTX instructions that CubeCL has no operation for.
+
+use cubecl::intrinsic;
+use cubecl::prelude::*;
+
+/// Reads a variable into a register: a `let mut` passed to `in(_)` directly passes its address.
+#[cube]
+fn value<T: CubePrimitive>(x: T) -> T {
+    intrinsic!(|scope| { x.read_value(scope).into() })
+}
+
+/// `2^x` by one special-function instruction; `exp` would compile to the accurate, slow form.
+/// `-inf` gives 0, NaN stays NaN.
+#[cube]
+pub(crate) fn ex2(x: f32) -> f32 {
+    let out: f32;
+    gpu_asm!("ex2.approx.ftz.f32 {}, {};", out(_) out, in(_) value::<f32>(x), options(pure, nomem));
+    out
+}
+
+/// The value of the lane whose index differs from this lane's in the bits of `mask`. All 32 lanes take
+/// part: CubeCL's own shuffle reads the active mask first.
+#[cube]
+pub(crate) fn shuffle_xor(x: f32, #[comptime] mask: u32) -> f32 {
+    let out: f32;
+    gpu_asm!("shfl.sync.bfly.b32 {}, {}, {m}, 31, -1;", out(_) out, in(_) value::<f32>(x), m = const mask, options(nomem));
+    out
+}
+
+/// Closes the group of the `cp.async` copies that this unit has issued since the last group.
+#[cube]
+pub(crate) fn commit_copies() {
+    gpu_asm!("cp.async.commit_group;", options(explicit_mem, reads_address_space shared, writes_address_space shared));
+}
+
+/// Waits until at most `pending` groups of this unit's copies are under way.
+#[cube]
+pub(crate) fn wait_copies(#[comptime] pending: u32) {
+    gpu_asm!("cp.async.wait_group {n};", n = const pending, options(explicit_mem, reads_address_space shared, writes_address_space shared));
+}
