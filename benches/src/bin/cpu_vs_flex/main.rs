@@ -1,7 +1,7 @@
 //! Times the CPU engine against the dense attention of Burn's Flex backend, in one run.
 //!
 //! ```text
-//! cargo run --release -p flash-dma-benches --bin cpu_vs_flex -- --json rows.json
+//! cargo run --release -p flash-dma-benches --no-default-features --features flex --bin cpu_vs_flex -- --json rows.json
 //! ```
 //!
 //! Ours is end to end: selection, then attention with scores and grouped query heads. Flex gets the

@@ -1,0 +1,248 @@
+//! The device buffers of a workload, and the calls on them.
+
+use cubecl::client::Client;
+use cubecl::prelude::TensorBinding;
+use cubecl::server::Handle;
+use flash_dma_kernels::{
+    Engine, Gradients, Inputs, Saved, Selection, backward, forward_engine, forward_on, select,
+};
+use flash_dma_problem::{ElementType, Problem};
+use flash_dma_reference::Rng;
+
+/// The device buffers of one workload, all contiguous.
+pub(crate) struct Buffers {
+    pub(crate) problem: Problem,
+    pub(crate) engine: Engine,
+    pub(crate) q: Tensor,
+    pub(crate) k: Tensor,
+    pub(crate) v: Tensor,
+    pub(crate) scores: Option<(Tensor, Tensor)>,
+    pub(crate) out: Tensor,
+    pub(crate) lse: Tensor,
+    pub(crate) grad_out: Tensor,
+    pub(crate) grads: [Tensor; 3],
+    pub(crate) grad_scores: Option<Tensor>,
+}
+
+/// A contiguous device tensor.
+#[derive(Clone)]
+pub(crate) struct Tensor {
+    handle: Handle,
+    shape: Vec<usize>,
+    bytes: usize,
+}
+
+impl Tensor {
+    pub(crate) fn new(handle: Handle, shape: &[usize], element_size: usize) -> Self {
+        let bytes = shape.iter().product::<usize>() * element_size;
+        Self {
+            handle,
+            shape: shape.to_vec(),
+            bytes,
+        }
+    }
+
+    pub(crate) fn empty(client: &Client, shape: &[usize], element_size: usize) -> Self {
+        let bytes = shape.iter().product::<usize>() * element_size;
+        Self::new(client.empty(bytes), shape, element_size)
+    }
+
+    pub(crate) fn binding(&self) -> TensorBinding {
+        let mut strides = vec![1; self.shape.len()];
+        for axis in (1..strides.len()).rev() {
+            strides[axis - 1] = strides[axis] * self.shape[axis];
+        }
+        TensorBinding {
+            handle: self.handle.clone().binding(),
+            strides: strides.into(),
+            shape: self.shape.clone().into(),
+            tiling: Default::default(),
+        }
+    }
+}
+
+/// Host copies of the inputs, for the check.
+pub(crate) struct Host {
+    pub(crate) q: Vec<f32>,
+    pub(crate) k: Vec<f32>,
+    pub(crate) v: Vec<f32>,
+    pub(crate) scores: Vec<f32>,
+}
+
+impl Buffers {
+    /// `engine` is the forward pass's; by default the fastest that serves the problem.
+    pub(crate) fn new(client: &Client, problem: Problem, engine: Option<Engine>) -> (Self, Host) {
+        let mut rng = Rng::new(7);
+        let size = problem.element.size();
+        let mut random = |shape: &[usize]| {
+            let values: Vec<f32> = (0..shape.iter().product())
+                .map(|_| round(rng.normal() as f32, problem.element))
+                .collect();
+            let handle = client.create_from_slice(&encode(&values, problem.element));
+            (Tensor::new(handle, shape, size), values)
+        };
+        let (q, q_host) = random(&problem.q_shape());
+        let (k, k_host) = random(&problem.kv_shape());
+        let (v, v_host) = random(&problem.kv_shape());
+        let (grad_out, _) = random(&problem.q_shape());
+        let scores_host: Vec<f32> = if problem.has_scores {
+            let count = problem.scores_shape().iter().product();
+            (0..count).map(|_| rng.normal() as f32).collect()
+        } else {
+            Vec::new()
+        };
+        let scores = problem.has_scores.then(|| {
+            let handle = client.create_from_slice(bytemuck::cast_slice(&scores_host));
+            let scores = Tensor::new(handle, &problem.scores_shape(), 4);
+            (scores, Tensor::empty(client, &problem.intervals_shape(), 4))
+        });
+        let buffers = Self {
+            q,
+            k,
+            v,
+            scores,
+            out: Tensor::empty(client, &problem.q_shape(), size),
+            lse: Tensor::empty(client, &problem.lse_shape(), 4),
+            grad_out,
+            grads: [
+                Tensor::empty(client, &problem.q_shape(), size),
+                Tensor::empty(client, &problem.kv_shape(), size),
+                Tensor::empty(client, &problem.kv_shape(), size),
+            ],
+            grad_scores: problem
+                .has_scores
+                .then(|| Tensor::empty(client, &problem.scores_shape(), 4)),
+            engine: Engine::Portable,
+            problem,
+        };
+        let buffers = Self {
+            engine: engine.unwrap_or_else(|| forward_engine(client, &problem, &buffers.inputs())),
+            ..buffers
+        };
+        let host = Host {
+            q: q_host,
+            k: k_host,
+            v: v_host,
+            scores: scores_host,
+        };
+        (buffers, host)
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        let pairs = self.scores.iter().flat_map(|(s, i)| [s, i]);
+        [
+            &self.q,
+            &self.k,
+            &self.v,
+            &self.out,
+            &self.lse,
+            &self.grad_out,
+        ]
+        .into_iter()
+        .chain(&self.grads)
+        .chain(pairs)
+        .chain(&self.grad_scores)
+        .map(|t| t.bytes)
+        .sum()
+    }
+
+    pub(crate) fn engine_name(&self) -> &'static str {
+        match self.engine {
+            Engine::Mma => "mma",
+            _ => "portable",
+        }
+    }
+
+    pub(crate) fn inputs(&self) -> Inputs {
+        Inputs {
+            q: self.q.binding(),
+            k: self.k.binding(),
+            v: self.v.binding(),
+            selection: self.scores.as_ref().map(|(scores, intervals)| Selection {
+                scores: scores.binding(),
+                intervals: intervals.binding(),
+            }),
+        }
+    }
+
+    pub(crate) fn select(&self, client: &Client) {
+        if let Some((scores, intervals)) = &self.scores {
+            select(
+                client,
+                scores.binding(),
+                self.problem.window,
+                intervals.binding(),
+            )
+            .expect("a valid problem");
+        }
+    }
+
+    pub(crate) fn forward(&self, client: &Client) {
+        let (out, lse) = (self.out.binding(), self.lse.binding());
+        forward_on(self.engine, client, &self.problem, self.inputs(), out, lse)
+            .expect("a problem that the engine serves");
+    }
+
+    pub(crate) fn backward(&self, client: &Client) {
+        let saved = Saved {
+            out: self.out.binding(),
+            lse: self.lse.binding(),
+            grad_out: self.grad_out.binding(),
+            grad_lse: None,
+        };
+        let [q, k, v] = self.grads.each_ref().map(Tensor::binding);
+        let scores = self.grad_scores.as_ref().map(Tensor::binding);
+        let grads = Gradients { q, k, v, scores };
+        backward(client, &self.problem, self.inputs(), saved, grads).expect("a valid problem");
+    }
+}
+
+fn round(value: f32, element: ElementType) -> f32 {
+    match element {
+        ElementType::F32 => value,
+        ElementType::F16 => half::f16::from_f32(value).to_f32(),
+        ElementType::Bf16 => half::bf16::from_f32(value).to_f32(),
+    }
+}
+
+fn encode(values: &[f32], element: ElementType) -> Vec<u8> {
+    match element {
+        ElementType::F32 => bytemuck::cast_slice(values).to_vec(),
+        ElementType::F16 => values
+            .iter()
+            .flat_map(|&x| half::f16::from_f32(x).to_le_bytes())
+            .collect(),
+        ElementType::Bf16 => values
+            .iter()
+            .flat_map(|&x| half::bf16::from_f32(x).to_le_bytes())
+            .collect(),
+    }
+}
+
+pub(crate) fn decode(bytes: &[u8], element: ElementType) -> Vec<f32> {
+    match element {
+        ElementType::F32 => words(bytes).into_iter().map(f32::from_bits).collect(),
+        ElementType::F16 => bytes
+            .chunks_exact(2)
+            .map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f32())
+            .collect(),
+        ElementType::Bf16 => bytes
+            .chunks_exact(2)
+            .map(|b| half::bf16::from_le_bytes([b[0], b[1]]).to_f32())
+            .collect(),
+    }
+}
+
+pub(crate) fn read(client: &Client, tensor: &Tensor) -> Vec<u8> {
+    let bytes = client
+        .read_one(tensor.handle.clone())
+        .expect("the device works");
+    bytes[..tensor.bytes].to_vec()
+}
+
+pub(crate) fn words(bytes: &[u8]) -> Vec<u32> {
+    bytes
+        .chunks_exact(4)
+        .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+        .collect()
+}

@@ -1,0 +1,120 @@
+//! The workload table of the project: what is timed, as data.
+
+use flash_dma_problem::{AttentionError, AttentionOptions, ElementType, Problem};
+
+/// One attention shape. Scores are independent and identically distributed unless a benchmark says
+/// otherwise.
+#[derive(Clone, Copy, Debug)]
+pub struct Workload {
+    /// Short name, the key of a result row.
+    pub name: &'static str,
+    /// Sequences.
+    pub batch: usize,
+    /// Heads of `q`.
+    pub q_heads: usize,
+    /// Heads of `k` and `v`.
+    pub kv_heads: usize,
+    /// Queries and keys a head.
+    pub len: usize,
+    /// Elements a row.
+    pub head_dim: usize,
+    /// Keys each query keeps; `None` is dense attention without scores.
+    pub window: Option<usize>,
+    /// Element type of `q`, `k`, `v`.
+    pub element: ElementType,
+}
+
+impl Workload {
+    /// The causal problem of this workload.
+    ///
+    /// # Errors
+    ///
+    /// As [`Problem::new`].
+    pub fn problem(&self) -> Result<Problem, AttentionError> {
+        let q = [self.batch, self.q_heads, self.len, self.head_dim];
+        let kv = [self.batch, self.kv_heads, self.len, self.head_dim];
+        let options = AttentionOptions {
+            keep_window: self.window,
+            ..AttentionOptions::new()
+        };
+        let scores = self.window.map(|_| &kv[..3]);
+        Problem::new(&q, &kv, &kv, scores, self.element, &options)
+    }
+}
+
+/// A layer of a current language model: 32 query and 8 key/value heads of 128.
+const fn layer(name: &'static str, len: usize, window: Option<usize>) -> Workload {
+    Workload {
+        name,
+        batch: 1,
+        q_heads: 32,
+        kv_heads: 8,
+        len,
+        head_dim: 128,
+        window,
+        element: ElementType::Bf16,
+    }
+}
+
+/// The reference implementation's headline shape: 2 query heads and 1 key/value head of 64.
+const fn small(name: &'static str, len: usize, window: Option<usize>) -> Workload {
+    Workload {
+        name,
+        batch: 1,
+        q_heads: 2,
+        kv_heads: 1,
+        len,
+        head_dim: 64,
+        window,
+        element: ElementType::Bf16,
+    }
+}
+
+/// Every workload, smallest first within a family.
+pub const WORKLOADS: &[Workload] = &[
+    small("small-n1k-dense", 1024, None),
+    small("small-n4k-w1024", 4096, Some(1024)),
+    small("small-n16k-w1024", 16384, Some(1024)),
+    small("small-n32k-w1024", 32768, Some(1024)),
+    small("small-n32k-dense", 32768, None),
+    Workload {
+        element: ElementType::F32,
+        ..small("small-n32k-w1024-f32", 32768, Some(1024))
+    },
+    layer("layer-n4k-w2048", 4096, Some(2048)),
+    layer("layer-n4k-dense", 4096, None),
+    layer("layer-n8k-w2048", 8192, Some(2048)),
+    layer("layer-n16k-w2048", 16384, Some(2048)),
+    layer("layer-n16k-dense", 16384, None),
+    layer("layer-n32k-w1024", 32768, Some(1024)),
+    Workload {
+        element: ElementType::F32,
+        ..layer("layer-n32k-w1024-f32", 32768, Some(1024))
+    },
+    layer("layer-n32k-w2048", 32768, Some(2048)),
+    layer("layer-n128k-w2048", 131_072, Some(2048)),
+];
+
+/// The workload of that name.
+#[must_use]
+pub fn find(name: &str) -> Option<&'static Workload> {
+    WORKLOADS.iter().find(|w| w.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_workload_is_valid_and_its_name_is_unique() {
+        for w in WORKLOADS {
+            w.problem().unwrap();
+            assert_eq!(
+                WORKLOADS.iter().filter(|o| o.name == w.name).count(),
+                1,
+                "{}",
+                w.name
+            );
+        }
+    }
+}
