@@ -82,8 +82,9 @@ pub(crate) fn accumulate(
     }
 }
 
-/// [`accumulate`] over the selected pairs alone, one inner row at a time: the slow form for inner rows
-/// with NaN or infinities, which must not reach an outer row that does not select them.
+/// [`accumulate`] over the selected pairs alone, in the same order and thus with the same rounding:
+/// the slow form for inner rows with NaN or infinities, which must not reach an outer row that does
+/// not select them.
 #[cube]
 pub(crate) fn accumulate_selected(
     acc: &mut Array<Row4>,
@@ -94,19 +95,24 @@ pub(crate) fn accumulate_selected(
 ) {
     let (x, y) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
     let units_x = comptime!(bp.micro.units_x);
-    for row in 0..comptime!(bp.inner_rows()) {
-        let (unit, i) = (row % units_x, row / units_x);
-        let column = unit * comptime!(bp.weight_vectors()) + i / LANES;
-        #[unroll(bp.unroll())]
-        for o in 0..comptime!(bp.micro.outer) {
-            let outer = y + o * comptime!(bp.micro.units_y);
-            if slots.selected(outer, row) {
-                let at = outer * comptime!(bp.weight_stride()) + column;
-                let weight = Row4::new(weights[at].extract_dynamic(i % LANES));
-                #[unroll(bp.unroll())]
-                for c in 0..comptime!(bp.unit_vectors()) {
-                    let n = o * comptime!(bp.unit_vectors()) + c;
-                    acc[n] += inner[row * comptime!(bp.row_stride()) + x + c * units_x] * weight;
+    let parts = comptime!(bp.weight_vectors());
+    for column in 0..comptime!(units_x * parts) {
+        let first = column / parts + column % parts * comptime!(LANES * units_x);
+        #[unroll]
+        for e in 0..LANES {
+            let row = first + comptime!(e * units_x);
+            #[unroll(bp.unroll())]
+            for o in 0..comptime!(bp.micro.outer) {
+                let outer = y + o * comptime!(bp.micro.units_y);
+                if slots.selected(outer, row) {
+                    let at = outer * comptime!(bp.weight_stride()) + column;
+                    let weight = Row4::new(weights[at].extract(e));
+                    #[unroll(bp.unroll())]
+                    for c in 0..comptime!(bp.unit_vectors()) {
+                        let n = o * comptime!(bp.unit_vectors()) + c;
+                        acc[n] +=
+                            inner[row * comptime!(bp.row_stride()) + x + c * units_x] * weight;
+                    }
                 }
             }
         }

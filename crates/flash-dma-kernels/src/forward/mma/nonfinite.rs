@@ -49,12 +49,11 @@ impl Marks {
                 let values = Vector::<f32, Const<8>>::cast_from(
                     stages.v[base + swizzle(row, at % chunks, chunks)],
                 );
-                // x - x is NaN for NaN and for both infinities, 0 otherwise.
+                // 0 times NaN or an infinity is NaN.
                 let mut sum = 0.0f32;
                 #[unroll]
                 for e in 0..8usize {
-                    let x = values.extract(e);
-                    sum += x - x;
+                    sum += values.extract(e) * 0.0f32;
                 }
                 if sum != 0.0f32 {
                     self.marks[row] = 1u32;
