@@ -3,7 +3,7 @@
 //! `cubecl-llvm` links LLVM (the CUDA and the CPU runtime both contain it) and finds it in a prefix that
 //! the build script of `tracel-llvm-bundler` fills from a GitHub release. Where that cannot be reached,
 //! the distribution's LLVM stands in: the prefix then holds a two-line `llvm-config` that calls the
-//! distribution's. [`plan`] decides from facts alone, [`facts`] looks at the machine.
+//! distribution's. [`mod@plan`] decides from facts alone, [`facts`] looks at the machine.
 
 mod facts;
 mod plan;
