@@ -8,6 +8,7 @@ use flash_dma_kernels::{
 };
 use flash_dma_problem::{ElementType, Problem};
 use flash_dma_reference::Rng;
+use flash_dma_reference::round::round_f32;
 
 /// The device buffers of one workload, all contiguous.
 pub(crate) struct Buffers {
@@ -76,7 +77,7 @@ impl Buffers {
         let size = problem.element.size();
         let mut random = |shape: &[usize]| {
             let values: Vec<f32> = (0..shape.iter().product())
-                .map(|_| round(rng.normal() as f32, problem.element))
+                .map(|_| round_f32(rng.normal() as f32, problem.element))
                 .collect();
             let handle = client.create_from_slice(&encode(&values, problem.element));
             (Tensor::new(handle, shape, size), values)
@@ -194,14 +195,6 @@ impl Buffers {
         let scores = self.grad_scores.as_ref().map(Tensor::binding);
         let grads = Gradients { q, k, v, scores };
         backward(client, &self.problem, self.inputs(), saved, grads).expect("a valid problem");
-    }
-}
-
-fn round(value: f32, element: ElementType) -> f32 {
-    match element {
-        ElementType::F32 => value,
-        ElementType::F16 => half::f16::from_f32(value).to_f32(),
-        ElementType::Bf16 => half::bf16::from_f32(value).to_f32(),
     }
 }
 
