@@ -102,12 +102,11 @@ pub(crate) fn gradients<E: Element>(
     buffer(TensorName::GradQuery, grads.q, &problem.q_shape())?;
     buffer(TensorName::GradKey, grads.k, &problem.kv_shape())?;
     buffer(TensorName::GradValue, grads.v, &problem.kv_shape())?;
-    // A problem without scores has no score gradient: a buffer of one would stay unwritten.
-    let mut shape = problem.scores_shape();
-    shape[0] *= usize::from(problem.has_scores);
-    let scores: &[f32] = match &grads.scores {
-        Some(scores) => scores,
-        None => &[],
-    };
-    buffer(TensorName::GradScores, scores, &shape)
+    match &grads.scores {
+        Some(scores) if problem.has_scores => {
+            buffer(TensorName::GradScores, scores, &problem.scores_shape())
+        }
+        None if !problem.has_scores => Ok(()),
+        _ => Err(AttentionError::ScoresGradient),
+    }
 }

@@ -1,5 +1,7 @@
 //! A borrowed strided tensor.
 
+use flash_dma_problem::contiguous_strides;
+
 /// A borrowed tensor of `R` axes: element `index` is `data[sum(index * strides)]`.
 ///
 /// The last axis must be contiguous; the others may have any stride, so a `[batch, len, heads, dim]`
@@ -17,14 +19,11 @@ pub struct View<'a, E, const R: usize> {
 impl<'a, E, const R: usize> View<'a, E, R> {
     /// A view of a contiguous buffer.
     pub fn contiguous(data: &'a [E], shape: [usize; R]) -> Self {
-        let mut strides = [1usize; R];
-        for axis in (1..R).rev() {
-            strides[axis - 1] = strides[axis].saturating_mul(shape[axis]);
-        }
+        let mut strides = contiguous_strides(&shape);
         Self {
             data,
             shape,
-            strides,
+            strides: core::array::from_fn(|_| strides.next().expect("one stride an axis")),
         }
     }
 }

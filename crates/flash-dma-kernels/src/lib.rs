@@ -15,6 +15,8 @@ mod tile;
 
 pub use args::{Gradients, Inputs, Saved, Selection};
 pub use backward::backward;
-pub use flash_dma_problem::{AttentionError, AttentionOptions, ElementType, Problem};
+pub use flash_dma_problem::{
+    AttentionError, AttentionOptions, ElementType, Problem, contiguous_strides,
+};
 pub use forward::{Engine, forward, forward_engine, forward_on};
 pub use select::select;

@@ -5,26 +5,21 @@ use cubecl::calculate_cube_count_elemwise;
 use cubecl::client::Client;
 use cubecl::ir::AddressType;
 use cubecl::prelude::{CubeCount, TensorBinding};
+use flash_dma_problem::contiguous_strides;
 
 /// A new contiguous u32 buffer of undefined content. Empty shapes get one word, so that the buffer
 /// can always be bound.
 pub(crate) fn scratch<const R: usize>(client: &Client, shape: [usize; R]) -> TensorBinding {
-    let mut strides = [1; R];
-    for axis in (1..R).rev() {
-        strides[axis - 1] = strides[axis] * shape[axis];
-    }
+    let strides = contiguous_strides(&shape).collect();
     let words = shape.iter().product::<usize>().max(1);
     let handle = client.empty(words * size_of::<u32>());
     // SAFETY: the buffer holds the product of the shape, and the strides are those of that shape.
-    unsafe { TensorBinding::from_raw_parts(handle, strides.into(), shape.into()) }
+    unsafe { TensorBinding::from_raw_parts(handle, strides, shape.into()) }
 }
 
 /// The smallest address type that indexes every one of `buffers`, all of 32-bit elements.
 pub(crate) fn address_type<const N: usize>(buffers: [&TensorBinding; N]) -> AddressType {
-    buffers
-        .iter()
-        .map(|b| b.required_address_type(size_of::<u32>()))
-        .fold(AddressType::U32, AddressType::max)
+    crate::tile::address_type(&buffers, size_of::<u32>())
 }
 
 /// Cubes that give every one of `items` (not 0) a unit; units past the items must return.

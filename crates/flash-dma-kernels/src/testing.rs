@@ -3,6 +3,7 @@
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use cubecl::server::CopyDescriptor;
+use flash_dma_problem::contiguous_strides;
 
 /// The client of cubecl-cpu.
 pub(crate) fn client() -> Client {
@@ -49,16 +50,12 @@ pub(crate) fn strided<E: CubeElement>(
 /// A contiguous tensor of zeros of a 32-bit type.
 pub(crate) fn zeros(client: &Client, shape: &[usize]) -> TensorBinding {
     let words = shape.iter().product::<usize>();
-    let mut strides = vec![1; shape.len()];
-    for axis in (1..shape.len()).rev() {
-        strides[axis - 1] = strides[axis] * shape[axis];
-    }
     let handle = client.create_from_slice(u32::as_bytes(&vec![0; words.max(1)]));
     // SAFETY: the buffer holds the product of the shape, and the strides are those of that shape.
     unsafe {
         TensorBinding::from_raw_parts(
             handle,
-            strides.into_iter().collect(),
+            contiguous_strides(shape).collect(),
             shape.iter().copied().collect(),
         )
     }

@@ -138,6 +138,9 @@ pub enum AttentionError {
     /// Scores were given without their intervals, or intervals without scores.
     #[error("scores and intervals must be given together")]
     ScoresWithoutIntervals,
+    /// A problem with scores got no buffer for their gradient, or one without scores got one.
+    #[error("the gradient of scores needs a buffer exactly if there are scores")]
+    ScoresGradient,
     /// The scale is NaN or infinite.
     #[error("the scale must be finite, but is {scale}")]
     Scale {

@@ -27,4 +27,4 @@ mod problem;
 pub use error::{AttentionError, TensorName};
 pub use interval::Interval;
 pub use options::AttentionOptions;
-pub use problem::{ElementType, MAX_HEAD_DIM, Problem, TensorSpec};
+pub use problem::{ElementType, MAX_HEAD_DIM, Problem, TensorSpec, contiguous_strides};

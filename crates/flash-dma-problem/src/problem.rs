@@ -87,6 +87,15 @@ impl TensorSpec<'_> {
     }
 }
 
+/// The strides of a tensor without gaps, row-major, from the first axis to the last. An empty axis
+/// counts as one of a single element, as its stride is never used.
+pub fn contiguous_strides(shape: &[usize]) -> impl ExactSizeIterator<Item = usize> {
+    (0..shape.len()).map(|axis| {
+        let inner = shape[axis + 1..].iter();
+        inner.fold(1usize, |stride, &n| stride.saturating_mul(n.max(1)))
+    })
+}
+
 fn check_shape(
     tensor: TensorName,
     actual: &[usize],

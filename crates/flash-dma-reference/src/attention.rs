@@ -121,9 +121,11 @@ impl Inputs {
     pub(crate) fn selected(&self) -> Selected<'_> {
         let p = &self.problem;
         assert_eq!(p.has_scores, self.scores.is_some(), "scores");
+        let heads = p.batch * p.kv_heads;
         let ranked = self.scores.iter().flat_map(|scores| {
-            assert_eq!(scores.len(), p.batch * p.kv_heads * p.k_len, "scores");
-            scores.chunks(p.k_len.max(1)).map(select::ranked)
+            assert_eq!(scores.len(), heads * p.k_len, "scores");
+            // Heads without keys are heads all the same.
+            (0..heads).map(|head| select::ranked(&scores[head * p.k_len..(head + 1) * p.k_len]))
         });
         Selected {
             problem: p,

@@ -59,7 +59,8 @@ struct Softmax {
     cap_slope: Vec<f64>,
     lse: f64,
     /// 1 + the greatest sum of absolute terms of a logit: f32 arithmetic gets a probability wrong by
-    /// about this many epsilons.
+    /// about this many epsilons. Infinite terms do not count: what they make is rounded nowhere (a logit
+    /// of −∞ has probability exactly 0, a capped one is the cap, and +∞ makes the row NaN).
     spread: f64,
 }
 
@@ -70,7 +71,10 @@ fn softmax(t: &Tensors, q: &[f64], h: usize, b: usize, keys: &[(usize, f64)]) ->
     for &(j, bias) in keys {
         let k = t.row(t.k, t.k_row(b, h, j));
         let x = scale * dot(q, k);
-        spread = spread.max(1.0 + scale.abs() * dot_abs(q, k) + bias.abs());
+        let size = 1.0 + scale.abs() * dot_abs(q, k) + bias.abs();
+        if size.is_finite() {
+            spread = spread.max(size);
+        }
         let (capped, slope) = match t.problem.softcap {
             None => (x, 1.0),
             Some(cap) => {

@@ -248,3 +248,44 @@ fn the_comparer_wants_nan_infinity_and_untouched_zeros_exactly() {
     lse[0] = f64::NEG_INFINITY;
     assert!(compare::compare_lse(&[1, 2, 3], &lse, &exact.lse).is_err());
 }
+
+#[test]
+fn no_keys_give_zeros_and_an_lse_of_minus_infinity() {
+    for scored in [false, true] {
+        let kv = [2, 2, 0, 8];
+        let options = AttentionOptions::new();
+        let scores = scored.then_some(&kv[..3]);
+        let f32 = ElementType::F32;
+        let problem = Problem::new(&[2, 4, 3, 8], &kv, &kv, scores, f32, &options).unwrap();
+        let inputs = generate::inputs(problem, Scores::Normal, 1.0, 1);
+        let forward = inputs.forward();
+        assert_eq!(forward.out.values, vec![0.0; 2 * 4 * 3 * 8]);
+        assert_eq!(forward.lse.values, vec![f64::NEG_INFINITY; 2 * 4 * 3]);
+        let grads = inputs.backward(&forward.out.values, None);
+        assert_eq!(grads.q.values, forward.out.values);
+        assert_eq!(grads.scores.map(|z| z.values), scored.then(Vec::new));
+    }
+}
+
+/// Every bound stays a number, so that the comparison can be made.
+#[test]
+fn an_infinite_logit_leaves_finite_magnitudes() {
+    for (softcap, k) in [
+        (None, f64::NEG_INFINITY),
+        (Some(2.0), f64::NEG_INFINITY),
+        (Some(2.0), f64::INFINITY),
+    ] {
+        let mut options = AttentionOptions::new();
+        options.softcap = softcap;
+        let kv = [1, 1, 3, 8];
+        let f32 = ElementType::F32;
+        let problem = Problem::new(&[1, 1, 2, 8], &kv, &kv, None, f32, &options).unwrap();
+        let mut inputs = generate::inputs(problem, Scores::Normal, 1.0, 1);
+        inputs.q.iter_mut().for_each(|q| *q = q.abs());
+        inputs.k[8 + 3] = k;
+        let forward = inputs.forward();
+        assert!(forward.out.values.iter().all(|x| x.is_finite()));
+        let sizes = forward.out.magnitude.iter().chain(&forward.lse.magnitude);
+        assert!(sizes.into_iter().all(|&x| x.is_finite() && x < 100.0));
+    }
+}

@@ -3,7 +3,7 @@
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 use cubecl::server::CopyDescriptor;
-use flash_dma_kernels::ElementType;
+use flash_dma_kernels::{ElementType, contiguous_strides};
 use half::{bf16, f16};
 
 /// What a tensor holds.
@@ -78,15 +78,11 @@ fn read(client: &Client, tensor: TensorBinding, kind: Kind) -> Vec<u8> {
 }
 
 fn binding(handle: cubecl::server::Handle, shape: &[usize]) -> TensorBinding {
-    let mut strides = vec![1; shape.len()];
-    for axis in (1..shape.len()).rev() {
-        strides[axis - 1] = strides[axis] * shape[axis];
-    }
     // SAFETY: every handle of this file holds the product of its shape.
     unsafe {
         TensorBinding::from_raw_parts(
             handle,
-            strides.into_iter().collect(),
+            contiguous_strides(shape).collect(),
             shape.iter().copied().collect(),
         )
     }

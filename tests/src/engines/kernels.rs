@@ -7,7 +7,7 @@ use cubecl::ir::{ElemType, FloatKind};
 use cubecl::prelude::TensorBinding;
 use cubecl::server::Handle;
 use flash_dma_kernels as engine;
-use flash_dma_problem::{ElementType, Interval};
+use flash_dma_problem::{ElementType, Interval, contiguous_strides};
 use half::{bf16, f16};
 use std::marker::PhantomData;
 
@@ -60,6 +60,11 @@ fn values_of(bytes: &[u8], element: ElementType) -> Vec<f64> {
     }
 }
 
+fn contiguous(handle: &Handle, shape: &[usize]) -> TensorBinding {
+    let strides: Vec<usize> = contiguous_strides(shape).collect();
+    binding(handle, shape, &strides)
+}
+
 fn binding(handle: &Handle, shape: &[usize], strides: &[usize]) -> TensorBinding {
     TensorBinding {
         handle: handle.clone().binding(),
@@ -69,17 +74,9 @@ fn binding(handle: &Handle, shape: &[usize], strides: &[usize]) -> TensorBinding
     }
 }
 
-fn contiguous(shape: &[usize]) -> Vec<usize> {
-    let mut strides = vec![1; shape.len()];
-    for axis in (1..shape.len()).rev() {
-        strides[axis - 1] = strides[axis] * shape[axis];
-    }
-    strides
-}
-
 impl Output {
     fn binding(&self) -> TensorBinding {
-        binding(&self.handle, &self.shape, &contiguous(&self.shape))
+        contiguous(&self.handle, &self.shape)
     }
 }
 
@@ -140,7 +137,7 @@ impl<T: Target> Kernels<T> {
                 );
                 engine::Selection {
                     scores: self.upload(scores),
-                    intervals: binding(&handle, &shape, &contiguous(&shape)),
+                    intervals: contiguous(&handle, &shape),
                 }
             }),
         }
@@ -188,7 +185,7 @@ impl<T: Target> Engine for Kernels<T> {
         let shape: Vec<usize> = scores.shape.iter().copied().chain([2]).collect();
         let len: usize = scores.shape.iter().product();
         let handle = self.buffer(bytemuck::cast_slice(&vec![sentinel; len]));
-        let output = binding(&handle, &shape, &contiguous(&shape));
+        let output = contiguous(&handle, &shape);
         let result = engine::select(&self.client, self.upload(scores), window, output);
         let words: Vec<[u32; 2]> = match len {
             0 => Vec::new(),
@@ -239,7 +236,7 @@ impl<T: Target> Engine for Kernels<T> {
         let grad_lse = call.grad_lse.as_ref().map(|g| {
             let shape = p.lse_shape();
             let handle = self.buffer(&bytes_of(g, ElementType::F32));
-            binding(&handle, &shape, &contiguous(&shape))
+            contiguous(&handle, &shape)
         });
         let result = engine::backward(
             &self.client,

@@ -12,6 +12,7 @@ fn no_keys<E: Engine>(engine: &E) {
         Case::new(5, 0).full(),
         Case::new(5, 0).plain(),
     ] {
+        case.check(engine);
         let inputs = case.inputs();
         let grads = vec![1.0; inputs.q.len()];
         let call = engine.call(&inputs, Layout::Contiguous, (&grads, None));
@@ -26,6 +27,7 @@ fn no_keys<E: Engine>(engine: &E) {
 /// Nothing, and zero gradients of keys and scores.
 fn no_queries<E: Engine>(engine: &E) {
     for case in [Case::new(0, 9), Case::new(0, 9).full()] {
+        case.check(engine);
         let inputs = case.inputs();
         let call = engine.call(&inputs, Layout::Contiguous, (&[], Some(&[])));
         let (outputs, grads) = engine.backward(&call).expect("no queries are fine");

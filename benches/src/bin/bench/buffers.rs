@@ -6,7 +6,7 @@ use cubecl::server::Handle;
 use flash_dma_kernels::{
     Engine, Gradients, Inputs, Saved, Selection, backward, forward_engine, forward_on, select,
 };
-use flash_dma_problem::{ElementType, Problem};
+use flash_dma_problem::{ElementType, Problem, contiguous_strides};
 use flash_dma_reference::Rng;
 use flash_dma_reference::round::round_f32;
 
@@ -49,13 +49,9 @@ impl Tensor {
     }
 
     pub(crate) fn binding(&self) -> TensorBinding {
-        let mut strides = vec![1; self.shape.len()];
-        for axis in (1..strides.len()).rev() {
-            strides[axis - 1] = strides[axis] * self.shape[axis];
-        }
         TensorBinding {
             handle: self.handle.clone().binding(),
-            strides: strides.into(),
+            strides: contiguous_strides(&self.shape).collect(),
             shape: self.shape.clone().into(),
             tiling: Default::default(),
         }

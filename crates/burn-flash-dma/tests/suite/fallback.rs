@@ -6,6 +6,7 @@ use burn::backend::Flex;
 use burn::tensor::{Device, Int, Tensor};
 use burn_flash_dma::ops::{DynamicMaskOps, OptionalFloat, Saved, Selection};
 use burn_flash_dma::{AttentionOptions, ElementType, fallback};
+use flash_dma_reference::compare::{GRADIENT, OUTPUT, compare, compare_lse};
 use flash_dma_reference::{Rng, generate::Scores};
 
 /// What one engine makes of a case.
@@ -129,41 +130,47 @@ fn non_finite_elements_reach_what_they_touch_and_no_more() {
                     2 => case.inputs.v[at] = value,
                     _ => case.grad_out[at] = value,
                 }
-                let forward = case.inputs.forward();
-                let backward = case.inputs.backward(&case.grad_out, None);
                 for engine in [false, true] {
-                    let results = run(&case, false, engine);
                     let what = format!("{value} in tensor {role}, window {window}, {engine}");
-                    same(&what, &values(results.out), &forward.out.values);
-                    same(&what, &values(results.lse), &forward.lse.values);
-                    let grads = results.grads;
-                    let what = format!("gradients with {what}");
-                    same(&what, &grads.q.unwrap(), &backward.q.values);
-                    same(&what, &grads.k.unwrap(), &backward.k.values);
-                    same(&what, &grads.v.unwrap(), &backward.v.values);
-                    let exact = backward.scores.as_ref().unwrap();
-                    same(&what, &grads.scores.unwrap(), &exact.values);
+                    check(&what, &case, run(&case, false, engine), role == 3);
                 }
             }
         }
     }
 }
 
-/// NaN and each infinity at the same places, the rest close. (The oracle's rule bounds an error by
-/// the size of an element's terms, which is no bound next to an infinite logit.) `delta` may be
-/// summed over the features or over the keys, which differ in NaN and infinity where an incoming
-/// gradient is infinite: there a gradient only must not be finite.
-fn same(what: &str, actual: &[f64], exact: &[f64]) {
-    assert_eq!(actual.len(), exact.len());
-    let finite = exact.iter().filter(|x| x.is_finite());
-    let scale = finite.fold(1.0, |max: f64, x| max.max(x.abs()));
-    for (at, (&a, &e)) in actual.iter().zip(exact).enumerate() {
-        let equal = if e.is_finite() {
-            (a - e).abs() <= 1e-5 * scale
-        } else {
-            a == e || (a.is_nan() && e.is_nan()) || (what.starts_with("grad") && !a.is_finite())
-        };
-        assert!(equal, "{what}: element {at} is {a} instead of {e}");
+/// Every result by the oracle's rule. `delta` may be summed over the features or over the keys, which
+/// differ in NaN and infinity where an incoming gradient is infinite: where `any_kind`, a gradient only
+/// must not be finite there.
+fn check(what: &str, case: &Case, results: Results, any_kind: bool) {
+    let p = case.problem();
+    let inputs = &case.inputs;
+    let (forward, naive) = (inputs.forward(), inputs.naive_forward());
+    let by_rule = |name, shape: &[usize], actual: &[f64], exact, naive: &[f64], factor| {
+        compare(name, shape, actual, exact, naive, p.element, factor)
+            .unwrap_or_else(|error| panic!("{what}: {error}"));
+    };
+    let (out, lse) = (values(results.out), values(results.lse));
+    by_rule("out", &p.q_shape(), &out, &forward.out, &naive.out, OUTPUT);
+    compare_lse(&p.lse_shape(), &lse, &forward.lse).unwrap_or_else(|e| panic!("{what}: {e}"));
+
+    let exact = inputs.backward(&case.grad_out, None);
+    let naive = inputs.naive_backward(&case.grad_out, None);
+    let (grads, z) = (results.grads, exact.scores.as_ref().zip(naive.scores));
+    let z = z.expect("the case has scores");
+    for (name, shape, actual, exact, naive) in [
+        ("dq", &p.q_shape()[..], grads.q, &exact.q, naive.q),
+        ("dk", &p.kv_shape(), grads.k, &exact.k, naive.k),
+        ("dv", &p.kv_shape(), grads.v, &exact.v, naive.v),
+        ("dscores", &p.scores_shape(), grads.scores, z.0, z.1),
+    ] {
+        let mut actual = actual.expect("every gradient is computed");
+        for (actual, &exact) in actual.iter_mut().zip(&exact.values) {
+            if any_kind && !exact.is_finite() && !actual.is_finite() {
+                *actual = exact;
+            }
+        }
+        by_rule(name, shape, &actual, exact, &naive, GRADIENT);
     }
 }
 
@@ -177,6 +184,7 @@ fn empty_tensors_have_defined_results() {
             let zeros = |shape: &[usize]| vec![0.0; shape.iter().product()];
             for engine in [false, true] {
                 let Results { out, lse, grads } = run(&case, false, engine);
+                case.check_forward(out.clone(), lse.clone());
                 assert_eq!(values(out), zeros(&p.q_shape()));
                 assert!(values(lse).iter().all(|&x| x == f64::NEG_INFINITY));
                 assert_eq!(grads.q.unwrap(), zeros(&p.q_shape()));

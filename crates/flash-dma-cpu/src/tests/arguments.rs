@@ -73,7 +73,7 @@ fn a_bad_argument_is_refused_and_nothing_is_written() {
             "the gradient of lse needs 8",
         ),
         (&lse, None, Some(5), "the gradient of scores needs 4"),
-        (&lse, None, None, "the gradient of scores needs 4"),
+        (&lse, None, None, "the gradient of scores needs a buffer"),
     ] {
         let (mut dq, mut dk, mut dv) = (vec![7.0; 64], vec![7.0; 32], vec![7.0; 32]);
         let mut dz = vec![7.0; dz_len.unwrap_or(0)];

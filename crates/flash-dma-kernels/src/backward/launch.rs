@@ -139,7 +139,7 @@ impl Gradients {
                 check_tensor(TensorName::GradScores, scores, &shape, 4, contiguous)
             }
             None if !problem.has_scores => Ok(()),
-            _ => Err(AttentionError::ScoresWithoutIntervals),
+            _ => Err(AttentionError::ScoresGradient),
         }
     }
 }

@@ -311,7 +311,7 @@ fn what_does_not_fit_is_refused_before_anything_is_written() {
     let error = run(&|_, grads| grads.k.strides[2] = 16);
     assert!(matches!(error, AttentionError::Strides { .. }), "{error}");
     let error = run(&|_, grads| grads.scores = None);
-    assert_eq!(error, AttentionError::ScoresWithoutIntervals);
+    assert_eq!(error, AttentionError::ScoresGradient);
     assert!(outputs.q.read(&client).iter().all(|x| x.is_nan()));
     assert!(outputs.k.read(&client).iter().all(|x| x.is_nan()));
 }

@@ -7,6 +7,7 @@ use crate::{
 };
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
+use flash_dma_problem::contiguous_strides;
 
 /// A call of the library.
 pub(super) struct Case {
@@ -197,11 +198,8 @@ fn selected(client: &Client, k_len: usize, window: usize) -> Selection {
 
 /// A contiguous tensor of undefined content.
 fn tensor<const R: usize>(client: &Client, shape: [usize; R], elem_size: usize) -> TensorBinding {
-    let mut strides = [1; R];
-    for axis in (1..R).rev() {
-        strides[axis - 1] = strides[axis] * shape[axis];
-    }
+    let strides = contiguous_strides(&shape).collect();
     let handle = client.empty(shape.iter().product::<usize>() * elem_size);
     // SAFETY: the buffer holds the product of the shape, and the strides are those of that shape.
-    unsafe { TensorBinding::from_raw_parts(handle, strides.into(), shape.into()) }
+    unsafe { TensorBinding::from_raw_parts(handle, strides, shape.into()) }
 }

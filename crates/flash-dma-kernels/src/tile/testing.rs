@@ -4,7 +4,7 @@ use crate::{ElementType, Inputs, Problem, Selection};
 use cubecl::Device;
 use cubecl::client::Client;
 use cubecl::prelude::*;
-use flash_dma_problem::AttentionOptions;
+use flash_dma_problem::{AttentionOptions, contiguous_strides};
 use flash_dma_reference as oracle;
 use half::{bf16, f16};
 
@@ -53,7 +53,7 @@ pub(crate) fn upload(
     element: ElementType,
     placement: Placement,
 ) -> TensorBinding {
-    let mut strides = contiguous(shape);
+    let mut strides: Vec<usize> = contiguous_strides(shape).collect();
     match placement {
         Placement::Contiguous => {}
         Placement::TokenMajor => {
@@ -97,14 +97,6 @@ pub(crate) fn upload(
     }
 }
 
-fn contiguous(shape: &[usize]) -> Vec<usize> {
-    let mut strides = vec![1; shape.len()];
-    for axis in (1..shape.len()).rev() {
-        strides[axis - 1] = strides[axis] * shape[axis].max(1);
-    }
-    strides
-}
-
 /// An output tensor, filled with NaN so that an element left out shows.
 pub(crate) struct Output {
     handle: cubecl::server::Handle,
@@ -128,7 +120,7 @@ impl Output {
     pub(crate) fn binding(&self) -> TensorBinding {
         TensorBinding {
             handle: self.handle.clone().binding(),
-            strides: contiguous(&self.shape).into(),
+            strides: contiguous_strides(&self.shape).collect(),
             shape: self.shape.as_slice().into(),
             tiling: Default::default(),
         }
@@ -190,7 +182,7 @@ pub(crate) fn upload_inputs(
                 ),
                 intervals: TensorBinding {
                     handle: client.create_from_slice(&bytes).binding(),
-                    strides: contiguous(&shape).into(),
+                    strides: contiguous_strides(&shape).collect(),
                     shape: shape.as_slice().into(),
                     tiling: Default::default(),
                 },
