@@ -26,6 +26,8 @@ macro_rules! every_engine {
                 [all()] cpu = Cpu,
                 [feature = "cpu"] kernels_cpu = KernelsOnCpu,
                 [feature = "cuda"] kernels_cuda = KernelsOnCuda,
+                [feature = "cuda"] kernels_cuda_mma = KernelsOnCudaMma,
+                [feature = "cuda"] kernels_cuda_portable = KernelsOnCudaPortable,
                 [feature = "wgpu"] kernels_wgpu = KernelsOnWgpu,
                 [feature = "flex"] burn_flex = BurnOnFlex,
                 [feature = "cuda"] burn_cuda = BurnOnCuda,
@@ -44,6 +46,8 @@ macro_rules! raw_engines {
                 [all()] cpu = Cpu,
                 [feature = "cpu"] kernels_cpu = KernelsOnCpu,
                 [feature = "cuda"] kernels_cuda = KernelsOnCuda,
+                [feature = "cuda"] kernels_cuda_mma = KernelsOnCudaMma,
+                [feature = "cuda"] kernels_cuda_portable = KernelsOnCudaPortable,
                 [feature = "wgpu"] kernels_wgpu = KernelsOnWgpu,
             );
         }

@@ -18,6 +18,9 @@ pub trait Target: Send + Sync + 'static {
     /// What its cases are cut to.
     const SIZE: Size;
 
+    /// The matrix engine to force where the kernels have a choice; `None` leaves it to them.
+    const ENGINE: Option<engine::Engine> = None;
+
     /// The device.
     fn device() -> cubecl::Device;
 }
@@ -148,7 +151,15 @@ impl<T: Target> Kernels<T> {
         let out = self.output(&p.q_shape(), p.element, call.missing);
         let lse = self.output(&p.lse_shape(), ElementType::F32, call.missing);
         let inputs = self.inputs(call);
-        match engine::forward(&self.client, p, inputs, out.binding(), lse.binding()) {
+        let (client, o, l) = (&self.client, out.binding(), lse.binding());
+        let choice = engine::forward_engine(client, p, &inputs);
+        let result = match T::ENGINE {
+            Some(forced) if choice != engine::Engine::Portable => {
+                engine::forward_on(forced, client, p, inputs, o, l)
+            }
+            _ => engine::forward(client, p, inputs, o, l),
+        };
+        match result {
             Ok(()) => Ok((out, lse)),
             Err(error) => Err(Refused {
                 error,
@@ -273,7 +284,7 @@ impl<T: Target> Engine for Kernels<T> {
 }
 
 macro_rules! target {
-    ($feature:literal, $target:ident, $kernels:ident, $name:literal, $size:ident, $device:expr) => {
+    ($feature:literal, $target:ident, $kernels:ident, $name:literal, $size:ident, $device:expr $(, $engine:expr)?) => {
         #[doc = concat!("The device of ", $name, ".")]
         #[cfg(feature = $feature)]
         #[derive(Debug)]
@@ -283,6 +294,7 @@ macro_rules! target {
         impl Target for $target {
             const NAME: &'static str = $name;
             const SIZE: Size = Size::$size;
+            $(const ENGINE: Option<engine::Engine> = Some($engine);)?
 
             fn device() -> cubecl::Device {
                 $device.expect("the build is for this device, so the machine must have it")
@@ -310,6 +322,24 @@ target!(
     "kernels_cuda",
     Large,
     cubecl::Device::cuda(0)
+);
+target!(
+    "cuda",
+    CudaMmaTarget,
+    KernelsOnCudaMma,
+    "kernels_cuda_mma",
+    Large,
+    cubecl::Device::cuda(0),
+    engine::Engine::Mma
+);
+target!(
+    "cuda",
+    CudaPortableTarget,
+    KernelsOnCudaPortable,
+    "kernels_cuda_portable",
+    Large,
+    cubecl::Device::cuda(0),
+    engine::Engine::Portable
 );
 target!(
     "wgpu",

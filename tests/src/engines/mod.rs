@@ -16,11 +16,11 @@ pub use burn::{Backend, Burn};
 pub use cpu::Cpu;
 #[cfg(feature = "cpu")]
 pub use kernels::KernelsOnCpu;
-#[cfg(feature = "cuda")]
-pub use kernels::KernelsOnCuda;
 #[cfg(feature = "wgpu")]
 pub use kernels::KernelsOnWgpu;
 pub use kernels::{Kernels, Target};
+#[cfg(feature = "cuda")]
+pub use kernels::{KernelsOnCuda, KernelsOnCudaMma, KernelsOnCudaPortable};
 
 use half::{bf16, f16};
 

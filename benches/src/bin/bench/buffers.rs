@@ -146,6 +146,7 @@ impl Buffers {
     pub(crate) fn engine_name(&self) -> &'static str {
         match self.engine {
             Engine::Mma => "mma",
+            Engine::Wgmma => "wgmma",
             _ => "portable",
         }
     }

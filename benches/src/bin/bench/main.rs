@@ -33,6 +33,9 @@ struct Args {
     /// Workloads by name; all without this.
     #[arg(long, value_delimiter = ',')]
     workloads: Vec<String>,
+    /// Phases by name (cold, select, forward, end-to-end, backward); all without this.
+    #[arg(long, value_delimiter = ',')]
+    phases: Vec<String>,
     /// Timed calls a phase.
     #[arg(long, default_value_t = 9)]
     runs: usize,
@@ -131,6 +134,7 @@ fn bench(client: &Client, workload: &'static Workload, args: &Args) -> Vec<Row> 
     let engine = args.engine.as_deref().map(|name| match name {
         "portable" => Engine::Portable,
         "mma" => Engine::Mma,
+        "wgmma" => Engine::Wgmma,
         _ => {
             eprintln!("no engine `{name}`");
             std::process::exit(2);
@@ -166,9 +170,12 @@ fn bench(client: &Client, workload: &'static Workload, args: &Args) -> Vec<Row> 
 
     // The first calls of the process compile; later workloads reuse what they share.
     let start = Instant::now();
+    let wanted = |phase: &str| args.phases.is_empty() || args.phases.iter().any(|p| p == phase);
     buffers.select(client);
     buffers.forward(client);
-    buffers.backward(client);
+    if wanted("backward") {
+        buffers.backward(client);
+    }
     sync();
     let cold = Millis::of(vec![start.elapsed().as_secs_f64() * 1e3]);
     let workspace = reserved() - base;
@@ -198,7 +205,7 @@ fn bench(client: &Client, workload: &'static Workload, args: &Args) -> Vec<Row> 
         ),
     ];
     for (name, phase, flops) in phases {
-        if name == "select" && !problem.has_scores {
+        if !wanted(name) || name == "select" && !problem.has_scores {
             continue;
         }
         phase(&buffers, client);

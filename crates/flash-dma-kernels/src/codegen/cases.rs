@@ -177,6 +177,7 @@ impl Attention {
         call(Engine::Portable).expect("a valid call");
         // Refused where the engine does not serve the problem.
         let _ = call(Engine::Mma);
+        let _ = call(Engine::Wgmma);
         backward(client, &problem, inputs, saved, grads).expect("a valid call");
     }
 }

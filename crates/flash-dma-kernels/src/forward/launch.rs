@@ -24,6 +24,9 @@ pub enum Engine {
     /// `mma.sync` on tensor cores: f16 and bf16, head dimensions in steps of 32, rows that begin at
     /// multiples of 16 bytes, on CUDA devices of sm_80 and newer.
     Mma,
+    /// `wgmma` on tensor cores: f16 and bf16, head dimensions in steps of 64, rows that begin at
+    /// multiples of 16 bytes, on CUDA devices of sm_90.
+    Wgmma,
 }
 
 /// Attention of every query over its selected keys: writes `out` (`[batch, q_heads, q_len, head_dim]`,
@@ -52,10 +55,10 @@ pub fn forward(
 /// The engine that [`forward`] runs on: [`Engine::Mma`] if it serves the problem.
 #[must_use]
 pub fn forward_engine(client: &Client, problem: &Problem, inputs: &Inputs) -> Engine {
-    match Plan::of(Engine::Mma, client, problem, inputs) {
-        Ok(_) => Engine::Mma,
-        Err(_) => Engine::Portable,
-    }
+    [Engine::Wgmma, Engine::Mma]
+        .into_iter()
+        .find(|&engine| Plan::of(engine, client, problem, inputs).is_ok())
+        .unwrap_or(Engine::Portable)
 }
 
 /// [`forward`] on a given engine.
@@ -94,15 +97,18 @@ impl Plan {
             Engine::Portable => {
                 Blueprint::choose(Pass::Forward, problem, &properties.hardware).map(Self::Portable)
             }
-            Engine::Mma => MmaBlueprint::choose(problem, properties)
-                .filter(|_| inputs.rows_are_chunks(problem.element.size()))
-                .map(Self::Mma)
-                .ok_or_else(|| AttentionError::Unsupported {
-                    what: format!(
-                        "the mma engine for {} of head dimension {}",
-                        problem.element, problem.head_dim
-                    ),
-                }),
+            Engine::Mma | Engine::Wgmma => match engine {
+                Engine::Mma => MmaBlueprint::choose(problem, properties),
+                _ => MmaBlueprint::choose_wgmma(problem, properties),
+            }
+            .filter(|_| inputs.rows_are_chunks(problem.element.size()))
+            .map(Self::Mma)
+            .ok_or_else(|| AttentionError::Unsupported {
+                what: format!(
+                    "the {engine:?} engine for {} of head dimension {}",
+                    problem.element, problem.head_dim
+                ),
+            }),
         }
     }
 

@@ -17,6 +17,7 @@ mod slices;
 #[cfg(test)]
 pub(crate) mod testing;
 mod visibility;
+pub(crate) mod wgmma;
 
 pub(crate) use blueprint::{Blueprint, LANES, Pass};
 #[cfg(test)]

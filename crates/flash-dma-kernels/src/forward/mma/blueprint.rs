@@ -1,14 +1,28 @@
 //! The comptime configuration of the tensor-core forward kernel, and the rule that chooses it.
 
 use crate::tile::elem_type;
+use crate::tile::wgmma::PANEL;
 use cubecl::CubeDim;
 use cubecl::ir::features::MmaConfig;
 use cubecl::prelude::*;
 use flash_dma_problem::{ElementType, Problem};
 
+/// The tensor cores' instruction of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Instruction {
+    /// `mma.sync`: a warp multiplies 16 rows, operands in registers. sm_80 and newer.
+    Mma,
+    /// `wgmma`: four warps multiply 64 rows, operands in shared memory. sm_90 alone.
+    Wgmma,
+}
+
 /// What is fixed when the kernel is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MmaBlueprint {
+    /// The matrix instruction.
+    pub instruction: Instruction,
+    /// The element type; f16 or bf16.
+    pub element: ElementType,
     /// Elements a row; a multiple of 32.
     pub head_dim: usize,
     /// Warps a cube; each owns 16 rows of the query tile.
@@ -26,6 +40,9 @@ pub(crate) struct MmaBlueprint {
     /// Whether the scaled product is capped.
     pub softcap: bool,
 }
+
+/// How CubeCL names the devices that have `wgmma`: the instruction came with sm_90 and left with it.
+const WGMMA_DEVICE: &str = "ptx_sm90";
 
 /// Positions, strides and the copies are right for these only: the swizzle is closed for rows of whole
 /// 64 bytes, and the products take 16 columns at a time.
@@ -65,6 +82,8 @@ impl MmaBlueprint {
             _ => (32, 3),
         };
         let with = |warps| Self {
+            instruction: Instruction::Mma,
+            element: problem.element,
             head_dim: problem.head_dim,
             warps,
             key_tile,
@@ -90,11 +109,65 @@ impl MmaBlueprint {
             .then_some(blueprint)
     }
 
-    /// Shared memory of a cube: keys, values, scores and intervals of every stage, and the marks of
-    /// values that are not finite.
+    /// The configuration for `problem` on `wgmma`, or `None` if it does not serve it: f16 and bf16 on
+    /// sm_90, head dimensions in steps of 64.
+    ///
+    /// Four warpgroups share every key that is copied, and while one is busy with its softmax the
+    /// tensor cores serve the others; 512 units leave 128 registers each, enough for an output of
+    /// `head_dim = 128`. Wider heads take fewer warpgroups with more registers, and so do problems that
+    /// would give a multiprocessor less than two cubes.
+    pub(crate) fn choose_wgmma(problem: &Problem, properties: &DeviceProperties) -> Option<Self> {
+        let served = problem.element != ElementType::F32
+            && problem.head_dim.is_multiple_of(PANEL)
+            && properties.features.copy_async
+            && properties.identity.fingerprint == WGMMA_DEVICE;
+        if !served {
+            return None;
+        }
+        let group = problem.group();
+        let heads = (1..=group.min(64)).rfind(|n| group.is_multiple_of(*n))?;
+        let most = match problem.head_dim {
+            ..=128 => 4,
+            129..=192 => 3,
+            _ => 2,
+        };
+        let with = |warpgroups: usize| Self {
+            instruction: Instruction::Wgmma,
+            element: problem.element,
+            head_dim: problem.head_dim,
+            warps: 4 * warpgroups,
+            key_tile: 64,
+            stages: if problem.head_dim <= 64 { 3 } else { 2 },
+            heads,
+            causal: problem.causal,
+            sparse: problem.has_scores,
+            softcap: problem.softcap.is_some(),
+        };
+        let processors = properties
+            .hardware
+            .num_streaming_multiprocessors
+            .unwrap_or(1) as usize;
+        let cubes = |blueprint: &Self| {
+            problem.q_len.div_ceil(blueprint.queries()) * problem.batch * problem.q_heads / heads
+        };
+        [most, 2, 1]
+            .map(with)
+            .into_iter()
+            .find(|blueprint| blueprint.warps == 4 || cubes(blueprint) >= 2 * processors)
+            .filter(|blueprint| {
+                blueprint.shared_bytes() <= properties.hardware.max_shared_memory_size
+            })
+    }
+
+    /// Shared memory of a cube: keys, values, scores and intervals of every stage, the mark of
+    /// values that are not finite, and the queries if they do not stay in registers.
     fn shared_bytes(&self) -> usize {
         let key = 2 * 16 * self.chunks() + 4 + 8;
-        self.stages * self.key_tile * key + 4 * (self.key_tile + 1) + 6 * 128
+        let queries = match self.instruction {
+            Instruction::Mma => 0,
+            Instruction::Wgmma => self.tile_rows() * self.head_dim * 2,
+        };
+        self.stages * self.key_tile * key + queries + 4 * 1024
     }
 
     /// Rows of a tile; the last may belong to no query.
@@ -120,6 +193,14 @@ impl MmaBlueprint {
     /// Rows a unit copies of a key tile: one chunk of each of them.
     pub(crate) fn copies(&self) -> usize {
         (self.key_tile * self.chunks()).div_ceil(self.units())
+    }
+
+    /// Alignment of a stage in shared memory.
+    pub(crate) fn alignment(&self) -> usize {
+        match self.instruction {
+            Instruction::Mma => 128,
+            Instruction::Wgmma => 1024,
+        }
     }
 
     /// The units as CubeCL lays them out: lanes along x, warps along y.

@@ -1,12 +1,12 @@
 //! Forward attention on tensor cores: `mma.sync` over key tiles that `cp.async` gathers.
 
 use super::blueprint::MmaBlueprint;
-use super::logits::{LogitScale, score, sees};
-use super::nonfinite::Marks;
+use super::logits::{LogitScale, SLACK, exp_of, score, sees};
+use super::repair::add_not_finite;
 use super::rows::{TileKeys, TileRow};
-use super::stream::{RowAddress, Stages, read_keys, start_copies};
+use super::stream::{RowAddress, Stages, read_keys, start_copies, zero_not_finite};
 use crate::tile::mma::{
-    Chunk, commit_copies, ex2, multiply_pair, quad_max, quad_sum, scale_rows, set, swizzle,
+    Chunk, any_lane, commit_copies, multiply_pair, quad_max, quad_sum, scale_rows, set, swizzle,
     wait_copies, zeros,
 };
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
@@ -98,7 +98,10 @@ pub(super) fn forward_mma_kernel<E: Float>(
     }
 
     let mut stages = Stages::<E>::new(bp);
-    let mut marks = Marks::new(bp);
+    let mut mark = Shared::<[u32]>::new_slice(1usize);
+    if UNIT_POS == 0 {
+        mark[0] = 0u32;
+    }
     let k_rows = RowAddress::of::<E>(k, batch, kv_head);
     let v_rows = RowAddress::of::<E>(v, batch, kv_head);
     let score_row = batch * scores.stride(0) + kv_head * scores.stride(1);
@@ -110,6 +113,7 @@ pub(super) fn forward_mma_kernel<E: Float>(
     let mut sum0 = 0.0f32;
     let mut sum1 = 0.0f32;
 
+    let log2e = comptime!(core::f32::consts::LOG2_E);
     let full_tiles = keys.full / key_tile;
     let tiles = keys.total.div_ceil(key_tile);
     let mut next = Array::<u32>::new(comptime!(bp.copies() + 1));
@@ -128,6 +132,9 @@ pub(super) fn forward_mma_kernel<E: Float>(
             // This unit's part of the tile has landed; behind the barrier, every unit's has, and every
             // warp is done with the stage that is filled next.
             wait_copies(comptime!(bp.stages as u32 - 2));
+            if turn - ahead >= full_tiles {
+                zero_not_finite::<E>(&mut stages, &mut mark, turn - ahead, bp);
+            }
             sync_cube();
         }
         if turn < tiles {
@@ -156,10 +163,6 @@ pub(super) fn forward_mma_kernel<E: Float>(
             let tile = turn - ahead;
             let base = tile % comptime!(bp.stages) * comptime!(bp.key_tile * bp.chunks());
             let boundary = tile >= full_tiles;
-            let mut marked = false;
-            if boundary {
-                marked = marks.take_out::<E>(&mut stages, tile, bp);
-            }
 
             // S = Q K^T: 16 rows by `key_tile` a warp.
             let mut s = zeros::<NC>(comptime!(bp.key_tile / 8));
@@ -190,13 +193,9 @@ pub(super) fn forward_mma_kernel<E: Float>(
                 #[unroll]
                 for e in 0..2usize {
                     let col = comptime!(n * 8 + e) + quad * 2;
-                    let mut x0 = logit_scale.apply(upper.extract(e), bp);
-                    let mut x1 = logit_scale.apply(lower.extract(e), bp);
-                    if comptime!(bp.sparse) {
-                        let z = score::<E>(&stages, tile, col, bp);
-                        x0 += z;
-                        x1 += z;
-                    }
+                    let z = score::<E>(&stages, tile, col, bp);
+                    let mut x0 = logit_scale.apply(upper.extract(e), z, bp);
+                    let mut x1 = logit_scale.apply(lower.extract(e), z, bp);
                     if boundary {
                         let none = f32::new(f32::NEG_INFINITY);
                         x0 = select(sees::<E>(&row0, &stages, tile, col, k_len, bp), x0, none);
@@ -212,16 +211,20 @@ pub(super) fn forward_mma_kernel<E: Float>(
             }
             new0 = quad_max(new0);
             new1 = quad_max(new1);
+            let none = f32::new(f32::NEG_INFINITY);
+            if any_lane(new0 > max0 + SLACK || new1 > max1 + SLACK) {
+                // A row that has seen no key yet rescales zeros, by any finite factor.
+                let rescale0 = exp_of(max0, select(new0 == none, 0.0f32, -new0 * log2e));
+                let rescale1 = exp_of(max1, select(new1 == none, 0.0f32, -new1 * log2e));
+                max0 = new0;
+                max1 = new1;
+                sum0 *= rescale0;
+                sum1 *= rescale1;
+                scale_rows(&mut acc, rescale0, rescale1, chunks);
+            }
             // A row that has seen no key yet: against any finite reference its probabilities are 0.
-            let reference0 = select(new0 == f32::new(f32::NEG_INFINITY), 0.0f32, new0);
-            let reference1 = select(new1 == f32::new(f32::NEG_INFINITY), 0.0f32, new1);
-            let rescale0 = ex2(max0 - reference0);
-            let rescale1 = ex2(max1 - reference1);
-            max0 = new0;
-            max1 = new1;
-            sum0 *= rescale0;
-            sum1 *= rescale1;
-            scale_rows(&mut acc, rescale0, rescale1, chunks);
+            let reference0 = select(max0 == none, 0.0f32, -max0 * log2e);
+            let reference1 = select(max1 == none, 0.0f32, -max1 * log2e);
 
             // O += P V, 16 keys at a time.
             #[unroll]
@@ -233,8 +236,8 @@ pub(super) fn forward_mma_kernel<E: Float>(
                     let mut lower = s[comptime!(n * 2 + half)][1];
                     #[unroll]
                     for e in 0..2usize {
-                        let p0 = ex2(upper.extract(e) - reference0);
-                        let p1 = ex2(lower.extract(e) - reference1);
+                        let p0 = exp_of(upper.extract(e), reference0);
+                        let p1 = exp_of(lower.extract(e), reference1);
                         sum0 += p0;
                         sum1 += p1;
                         upper.insert(e, p0);
@@ -257,27 +260,6 @@ pub(super) fn forward_mma_kernel<E: Float>(
                     );
                 }
             }
-            if marked {
-                marks.add_back::<E, NA, NC>(
-                    k,
-                    v,
-                    list,
-                    &k_rows,
-                    &v_rows,
-                    &keys,
-                    &stages,
-                    tile,
-                    &q_rows,
-                    &row0,
-                    &row1,
-                    reference0,
-                    reference1,
-                    &logit_scale,
-                    k_len,
-                    &mut acc,
-                    bp,
-                );
-            }
         }
     }
 
@@ -292,7 +274,6 @@ pub(super) fn forward_mma_kernel<E: Float>(
         select(empty1, 0.0f32, 1.0f32 / sum1),
         chunks,
     );
-    let ln2 = comptime!(core::f32::consts::LN_2);
     let none = f32::new(f32::NEG_INFINITY);
     let to0 = (batch * q_heads + row0.head) * q_len + row0.query;
     let to1 = (batch * q_heads + row1.head) * q_len + row1.query;
@@ -309,10 +290,37 @@ pub(super) fn forward_mma_kernel<E: Float>(
     }
     if quad == 0 {
         if row0.valid {
-            lse[to0] = select(empty0, none, max0 * ln2 + sum0.ln());
+            lse[to0] = select(empty0, none, max0 + sum0.ln());
         }
         if row1.valid {
-            lse[to1] = select(empty1, none, max1 * ln2 + sum1.ln());
+            lse[to1] = select(empty1, none, max1 + sum1.ln());
         }
+    }
+    sync_cube();
+    if mark[0] == 1u32 && (UNIT_POS as usize) < comptime!(bp.tile_rows()) {
+        let row = TileRow::new(UNIT_POS as usize, tile, head % q_heads, q_len, k_len, bp);
+        let q_row = (batch * q.stride(0) + row.head * q.stride(1) + row.query * q.stride(2)) / 2;
+        add_not_finite::<E, Const<2>>(
+            q,
+            k,
+            v,
+            scores,
+            intervals,
+            list,
+            out,
+            lse,
+            &row,
+            &keys,
+            &k_rows,
+            &v_rows,
+            q_row,
+            score_row,
+            kv_row * k_len,
+            (batch * q_heads + row.head) * q_len + row.query,
+            full_tiles * key_tile,
+            &logit_scale,
+            2usize,
+            bp,
+        );
     }
 }

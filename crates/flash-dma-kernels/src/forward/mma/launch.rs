@@ -1,7 +1,8 @@
 //! Host side of the tensor-core forward pass.
 
-use super::MmaBlueprint;
+use super::blueprint::{Instruction, MmaBlueprint};
 use super::kernel::forward_mma_kernel;
+use super::wgmma::forward_wgmma_kernel;
 use crate::Inputs;
 use crate::lists::{LiveKeys, QueryTiles};
 use crate::tile::{address_type, elem_type, for_each_slice};
@@ -52,27 +53,50 @@ pub(crate) fn launch(
         // SAFETY: the buffers were checked to hold the shapes and strides that the kernel indexes by,
         // and the lists hold keys below `k_len`.
         unsafe {
-            forward_mma_kernel::launch_unchecked(
-                client,
-                CubeCount::Static(slice.tiles as u32, head_groups, 1),
-                blueprint.cube_dim(),
-                address,
-                q.into_tensor_arg(),
-                k.into_tensor_arg(),
-                v.into_tensor_arg(),
-                scores.into_tensor_arg(),
-                intervals.into_buffer_arg(),
-                list.into_tensor_arg(),
-                counts.into_tensor_arg(),
-                out.clone().into_buffer_arg(),
-                lse.clone().into_buffer_arg(),
-                problem.scale,
-                problem.softcap.unwrap_or(1.0),
-                slice.first_tile as u32,
-                slice.tiles as u32,
-                blueprint,
-                elem_type(problem.element),
-            );
+            match blueprint.instruction {
+                Instruction::Mma => forward_mma_kernel::launch_unchecked(
+                    client,
+                    CubeCount::Static(slice.tiles as u32, head_groups, 1),
+                    blueprint.cube_dim(),
+                    address,
+                    q.into_tensor_arg(),
+                    k.into_tensor_arg(),
+                    v.into_tensor_arg(),
+                    scores.into_tensor_arg(),
+                    intervals.into_buffer_arg(),
+                    list.into_tensor_arg(),
+                    counts.into_tensor_arg(),
+                    out.clone().into_buffer_arg(),
+                    lse.clone().into_buffer_arg(),
+                    problem.scale,
+                    problem.softcap.unwrap_or(1.0),
+                    slice.first_tile as u32,
+                    slice.tiles as u32,
+                    blueprint,
+                    elem_type(problem.element),
+                ),
+                Instruction::Wgmma => forward_wgmma_kernel::launch_unchecked(
+                    client,
+                    CubeCount::Static(slice.tiles as u32, head_groups, 1),
+                    blueprint.cube_dim(),
+                    address,
+                    q.into_tensor_arg(),
+                    k.into_tensor_arg(),
+                    v.into_tensor_arg(),
+                    scores.into_tensor_arg(),
+                    intervals.into_buffer_arg(),
+                    list.into_tensor_arg(),
+                    counts.into_tensor_arg(),
+                    out.clone().into_buffer_arg(),
+                    lse.clone().into_buffer_arg(),
+                    problem.scale,
+                    problem.softcap.unwrap_or(1.0),
+                    slice.first_tile as u32,
+                    slice.tiles as u32,
+                    blueprint,
+                    elem_type(problem.element),
+                ),
+            }
         }
     });
 }

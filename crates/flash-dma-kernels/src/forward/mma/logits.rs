@@ -1,4 +1,4 @@
-//! Logits in the log2 domain, and which of them a query sees.
+//! Logits, and which of them a query sees.
 
 use super::blueprint::MmaBlueprint;
 use super::rows::TileRow;
@@ -6,36 +6,47 @@ use super::stream::Stages;
 use crate::tile::mma::ex2;
 use cubecl::prelude::*;
 
-/// Factors of a logit, times log2(e) where it is a factor of the result: `exp` becomes one `2^x`.
+/// How far the maximum of a row may rise above the reference of its probabilities before the row is
+/// rescaled: `e^5.5` is 245, far from any overflow, and most tiles need no rescaling.
+pub(super) const SLACK: f32 = 5.5;
+
+/// Factors of a logit.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct LogitScale {
-    /// On the product: `scale * log2(e)`; with a softcap `c`, `scale / c`.
+    /// On the product: `scale`; with a softcap `c`, `scale / c`.
     pub inner: f32,
-    /// With a softcap `c`: `c * log2(e)`.
+    /// With a softcap: `c`.
     pub outer: f32,
 }
 
 #[cube]
 impl LogitScale {
     pub(super) fn new(scale: f32, softcap: f32, #[comptime] bp: MmaBlueprint) -> LogitScale {
-        let log2e = comptime!(core::f32::consts::LOG2_E);
-        let mut inner = scale * log2e;
-        let mut outer = 1.0f32;
+        let mut inner = scale;
         if comptime!(bp.softcap) {
             inner = scale / softcap;
-            outer = softcap * log2e;
         }
-        LogitScale { inner, outer }
+        LogitScale {
+            inner,
+            outer: softcap,
+        }
     }
 
-    /// The logit of a product, without its score.
-    pub(super) fn apply(&self, product: f32, #[comptime] bp: MmaBlueprint) -> f32 {
-        let mut x = product * self.inner;
+    /// The logit of a product and a score, natural units.
+    pub(super) fn apply(&self, product: f32, score: f32, #[comptime] bp: MmaBlueprint) -> f32 {
         if comptime!(bp.softcap) {
-            x = self.outer * tanh(x);
+            fma(self.outer, tanh(product * self.inner), score)
+        } else {
+            fma(product, self.inner, score)
         }
-        x
     }
+}
+
+/// `exp(x - reference)` by one multiply-add and one special-function instruction; `scaled` is
+/// `-log2(e) * reference`.
+#[cube]
+pub(super) fn exp_of(x: f32, scaled: f32) -> f32 {
+    ex2(fma(x, comptime!(core::f32::consts::LOG2_E), scaled))
 }
 
 /// `tanh(x) = 1 - 2 / (1 + e^(2x))` by the special-function unit; its absolute error is a few 1e-7.
@@ -67,7 +78,7 @@ pub(super) fn sees<E: Float>(
     first <= row.position && row.position < end
 }
 
-/// log2(e) times the score of slot `col` of key tile `tile`.
+/// The score of slot `col` of key tile `tile`; 0 without scores.
 #[cube]
 pub(super) fn score<E: Float>(
     stages: &Stages<E>,
@@ -75,6 +86,10 @@ pub(super) fn score<E: Float>(
     col: usize,
     #[comptime] bp: MmaBlueprint,
 ) -> f32 {
-    let stage = tile % comptime!(bp.stages);
-    stages.scores[stage * comptime!(bp.key_tile) + col] * comptime!(core::f32::consts::LOG2_E)
+    let mut z = 0.0f32;
+    if comptime!(bp.sparse) {
+        let stage = tile % comptime!(bp.stages);
+        z = stages.scores[stage * comptime!(bp.key_tile) + col];
+    }
+    z
 }

@@ -4,9 +4,10 @@ mod blueprint;
 mod kernel;
 mod launch;
 mod logits;
-mod nonfinite;
+mod repair;
 mod rows;
 mod stream;
+mod wgmma;
 
 pub(crate) use blueprint::MmaBlueprint;
 pub(crate) use launch::launch;

@@ -1,17 +1,18 @@
 //! The keys of a query tile, copied into shared memory ahead of their use.
 
-use super::blueprint::MmaBlueprint;
+use super::blueprint::{Instruction, MmaBlueprint};
 use super::rows::TileKeys;
 use crate::tile::mma::{Chunk, swizzle};
+use crate::tile::wgmma::panel_place;
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
 /// The stages of a cube in shared memory.
 #[derive(CubeType)]
 pub(super) struct Stages<E: Float> {
-    /// `[stages, key_tile, chunks]`, chunks swizzled.
+    /// `[stages, key_tile, chunks]`, chunks placed by [`place_of`].
     pub k: Shared<[Chunk<E>]>,
-    /// `[stages, key_tile, chunks]`, chunks swizzled.
+    /// `[stages, key_tile, chunks]`, chunks placed by [`place_of`].
     pub v: Shared<[Chunk<E>]>,
     /// `[stages, key_tile]`; sparse only.
     pub scores: Shared<[f32]>,
@@ -25,11 +26,20 @@ impl<E: Float> Stages<E> {
         let slots = comptime!(bp.stages * bp.key_tile);
         let chunks = comptime!(bp.stages * bp.key_tile * bp.chunks());
         Stages::<E> {
-            k: Shared::<[Chunk<E>]>::new_aligned_slice(chunks, 128usize),
-            v: Shared::<[Chunk<E>]>::new_aligned_slice(chunks, 128usize),
+            k: Shared::<[Chunk<E>]>::new_aligned_slice(chunks, comptime!(bp.alignment())),
+            v: Shared::<[Chunk<E>]>::new_aligned_slice(chunks, comptime!(bp.alignment())),
             scores: Shared::<[f32]>::new_aligned_slice(slots, 128usize),
             intervals: Shared::<[Vector<u32, Const<2>>]>::new_aligned_slice(slots, 128usize),
         }
+    }
+}
+
+/// Where chunk `col` of row `row` lies in a stage.
+#[cube]
+pub(super) fn place_of(row: usize, col: usize, #[comptime] bp: MmaBlueprint) -> usize {
+    match comptime!(bp.instruction) {
+        Instruction::Mma => swizzle(row, col, comptime!(bp.chunks())),
+        Instruction::Wgmma => panel_place(row, col, comptime!(bp.key_tile)),
     }
 }
 
@@ -112,7 +122,7 @@ pub(super) fn start_copies<E: Float>(
         if comptime!(bp.sparse) {
             key = next[c] as usize;
         }
-        let place = stage * comptime!(bp.key_tile * bp.chunks()) + swizzle(row, col, chunks);
+        let place = stage * comptime!(bp.key_tile * bp.chunks()) + place_of(row, col, bp);
         if row < key_tile {
             if slot < keys.total {
                 let from = k_rows.base + key * k_rows.stride + col;
@@ -146,6 +156,46 @@ pub(super) fn start_copies<E: Float>(
             } else {
                 stages.scores[place] = 0.0f32;
                 stages.intervals[place] = Vector::new(0u32);
+            }
+        }
+    }
+}
+
+/// Zeroes the elements of tile `tile`'s values that are not finite, and says in `mark` that there are
+/// some: on a tile that some row does not see whole, `0 * NaN` would leak them into that row. This unit
+/// looks at what it copied itself, which must have landed.
+#[cube]
+pub(super) fn zero_not_finite<E: Float>(
+    stages: &mut Stages<E>,
+    mark: &mut Shared<[u32]>,
+    tile: usize,
+    #[comptime] bp: MmaBlueprint,
+) {
+    let chunks = comptime!(bp.chunks());
+    let base = tile % comptime!(bp.stages) * comptime!(bp.key_tile * bp.chunks());
+    #[unroll]
+    for c in 0..comptime!(bp.copies()) {
+        let at = UNIT_POS as usize + c * comptime!(bp.units());
+        let row = at / chunks;
+        if row < comptime!(bp.key_tile) {
+            let place = base + place_of(row, at % chunks, bp);
+            let mut values = stages.v[place];
+            let mut sum = 0.0f32;
+            #[unroll]
+            for e in 0..8usize {
+                sum += f32::cast_from(values.extract(e)) * 0.0f32;
+            }
+            // 0 times NaN or an infinity is NaN.
+            if sum != 0.0f32 {
+                #[unroll]
+                for e in 0..8usize {
+                    let x = f32::cast_from(values.extract(e)) * 0.0f32;
+                    if x != 0.0f32 {
+                        values.insert(e, E::from_int(0));
+                    }
+                }
+                stages.v[place] = values;
+                mark[0] = 1u32;
             }
         }
     }

@@ -4,6 +4,6 @@ mod fragment;
 mod ptx;
 
 pub(crate) use fragment::{
-    Accumulators, Chunk, multiply_pair, quad_max, quad_sum, scale_rows, set, swizzle, zeros,
+    Chunk, multiply_pair, quad_max, quad_sum, scale_rows, set, swizzle, zeros,
 };
-pub(crate) use ptx::{commit_copies, ex2, wait_copies};
+pub(crate) use ptx::{any_lane, commit_copies, ex2, value, wait_copies};

@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 
 /// Reads a variable into a register: a `let mut` passed to `in(_)` directly passes its address.
 #[cube]
-fn value<T: CubePrimitive>(x: T) -> T {
+pub(crate) fn value<T: CubePrimitive>(x: T) -> T {
     intrinsic!(|scope| { x.read_value(scope).into() })
 }
 
@@ -37,4 +37,18 @@ pub(crate) fn commit_copies() {
 #[cube]
 pub(crate) fn wait_copies(#[comptime] pending: u32) {
     gpu_asm!("cp.async.wait_group {n};", n = const pending, options(explicit_mem, reads_address_space shared, writes_address_space shared));
+}
+
+/// Whether `x` holds for any of the 32 lanes, all of which take part.
+#[cube]
+pub(crate) fn any_lane(x: bool) -> bool {
+    let word = u32::cast_from(x);
+    let out: u32;
+    gpu_asm!(
+        "{{ .reg .pred p, q; setp.ne.u32 p, {}, 0; vote.sync.any.pred q, p, -1; selp.u32 {}, 1, 0, q; }}",
+        in(_) value::<u32>(word),
+        out(_) out,
+        options(nomem)
+    );
+    out != 0u32
 }

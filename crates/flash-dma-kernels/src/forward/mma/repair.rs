@@ -1,0 +1,112 @@
+//! NaN and infinite values of boundary keys.
+//!
+//! A product over a tile multiplies the value of a key that a row does not select by a probability of
+//! zero, and `0 * NaN` is NaN: it would leak into rows that never attend to the key. On boundary tiles
+//! [`zero_not_finite`](super::stream::zero_not_finite) therefore zeroes such elements. Here they are
+//! added to the rows that do select their key, after the outputs are written. Full tiles need none of
+//! this: there every row selects every key.
+
+use super::blueprint::MmaBlueprint;
+use super::logits::{LogitScale, exp_of};
+use super::rows::{TileKeys, TileRow};
+use super::stream::RowAddress;
+use crate::tile::mma::Chunk;
+use cubecl::prelude::*;
+
+/// Adds `p v` of every element `v` that is not finite, of the keys from slot `from` on, to the output of
+/// the one row that this unit owns. The row's `out` and `lse` must be written and visible.
+///
+/// `q_row` is the row's begin in `q`, whose vectors hold `q_width` elements.
+///
+/// Rare, hence simple: a unit walks all keys and reads everything from global memory again.
+#[cube]
+pub(super) fn add_not_finite<E: Float, NQ: Size>(
+    q: &Tensor<Vector<E, NQ>>,
+    k: &Tensor<Chunk<E>>,
+    v: &Tensor<Chunk<E>>,
+    scores: &Tensor<f32>,
+    intervals: &[Vector<u32, Const<2>>],
+    list: &Tensor<u32>,
+    out: &mut [Vector<E, Const<2>>],
+    lse: &mut [f32],
+    row: &TileRow,
+    keys: &TileKeys,
+    k_rows: &RowAddress,
+    v_rows: &RowAddress,
+    q_row: usize,
+    score_row: usize,
+    interval_row: usize,
+    out_row: usize,
+    from: usize,
+    scale: &LogitScale,
+    #[comptime] q_width: usize,
+    #[comptime] bp: MmaBlueprint,
+) {
+    let chunks = comptime!(bp.chunks());
+    for slot in from..keys.total {
+        let mut key = slot;
+        let mut first = slot as i32;
+        let mut end = i32::new(comptime!(i32::MAX as i64));
+        if comptime!(bp.sparse) {
+            key = list[keys.list + slot] as usize;
+            let interval = intervals[interval_row + key];
+            first = interval.extract(0usize) as i32;
+            end = interval.extract(1usize) as i32;
+        }
+        if row.valid && first <= row.position && row.position < end {
+            let mut finite = true;
+            for c in 0..chunks {
+                let values = v[v_rows.base + key * v_rows.stride + c];
+                finite = finite && is_finite::<E>(values);
+            }
+            if !finite {
+                let mut product = 0.0f32;
+                for c in 0..chunks {
+                    let b = k[k_rows.base + key * k_rows.stride + c];
+                    #[unroll]
+                    for e in 0..8usize {
+                        let a = q[q_row + c * comptime!(8 / q_width) + comptime!(e / q_width)];
+                        let a = f32::cast_from(a.extract(comptime!(e % q_width)));
+                        product += a * f32::cast_from(b.extract(e));
+                    }
+                }
+                let mut z = 0.0f32;
+                if comptime!(bp.sparse) {
+                    z = scores[score_row + key];
+                }
+                let x = scale.apply(product, z, bp);
+                let log2e = comptime!(core::f32::consts::LOG2_E);
+                let p = exp_of(x, -lse[out_row] * log2e);
+                for c in 0..chunks {
+                    let values = v[v_rows.base + key * v_rows.stride + c];
+                    #[unroll]
+                    for pair in 0..4usize {
+                        let at = out_row * comptime!(bp.head_dim / 2) + c * 4 + pair;
+                        let mut sums = out[at];
+                        #[unroll]
+                        for e in 0..2usize {
+                            let value = f32::cast_from(values.extract(comptime!(pair * 2 + e)));
+                            if value * 0.0f32 != 0.0f32 {
+                                sums.insert(
+                                    e,
+                                    E::cast_from(f32::cast_from(sums.extract(e)) + p * value),
+                                );
+                            }
+                        }
+                        out[at] = sums;
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cube]
+fn is_finite<E: Float>(values: Chunk<E>) -> bool {
+    let mut sum = 0.0f32;
+    #[unroll]
+    for e in 0..8usize {
+        sum += f32::cast_from(values.extract(e)) * 0.0f32;
+    }
+    sum == 0.0f32
+}

@@ -1,0 +1,300 @@
+//! Forward attention on Hopper's tensor cores: `wgmma` over key tiles that `cp.async` gathers.
+
+use super::blueprint::MmaBlueprint;
+use super::logits::{LogitScale, SLACK, exp_of, score, sees};
+use super::repair::add_not_finite;
+use super::rows::{TileKeys, TileRow};
+use super::stream::{RowAddress, Stages, read_keys, start_copies, zero_not_finite};
+use crate::tile::mma::{Chunk, any_lane, commit_copies, quad_max, quad_sum, wait_copies};
+use crate::tile::wgmma::{Panels, multiply_nt, multiply_pv, pack, panel_place, publish};
+use cubecl::prelude::barrier::copy_async;
+use cubecl::prelude::*;
+
+/// [`forward_mma_kernel`](super::kernel::forward_mma_kernel) with `wgmma`: the same cube, buffers and
+/// order. A warpgroup owns 64 rows of the query tile: their queries lie in shared memory, their logits,
+/// probabilities and output in its registers.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn forward_wgmma_kernel<E: Float>(
+    q: &Tensor<Chunk<E>>,
+    k: &Tensor<Chunk<E>>,
+    v: &Tensor<Chunk<E>>,
+    scores: &Tensor<f32>,
+    intervals: &[Vector<u32, Const<2>>],
+    list: &Tensor<u32>,
+    counts: &Tensor<u32>,
+    out: &mut [Vector<E, Const<2>>],
+    lse: &mut [f32],
+    scale: f32,
+    softcap: f32,
+    first_tile: u32,
+    cubes: u32,
+    #[comptime] bp: MmaBlueprint,
+    #[define(E)] _element: ElemType,
+) {
+    let size!(NS) = comptime!(bp.key_tile / 2);
+    let size!(NO) = comptime!(bp.head_dim / 2);
+    let size!(NP) = comptime!(bp.key_tile / 4);
+    let chunks = comptime!(bp.chunks());
+    let key_tile = comptime!(bp.key_tile);
+    let (lane, warp) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
+    let quad = lane % 4;
+    let (q_heads, q_len) = (q.shape(1), q.shape(2));
+    let (kv_heads, k_len) = (k.shape(1), k.shape(2));
+
+    let head = CUBE_POS_Y as usize * comptime!(bp.heads);
+    let batch = head / q_heads;
+    let kv_head = head % q_heads / (q_heads / kv_heads);
+    let kv_row = batch * kv_heads + kv_head;
+    // The last tiles see the most keys: they start first.
+    let local = cubes as usize - 1 - CUBE_POS_X as usize;
+    let tile = first_tile as usize + local;
+    let mut place = 0usize;
+    if comptime!(bp.causal) {
+        place = local;
+    }
+    let keys = TileKeys::new(list, counts, kv_row, tile, place, q_len, k_len, bp);
+
+    // The queries, `[warpgroups, head_dim / 64, 64 rows, 64]`.
+    let mut queries =
+        Shared::<[Chunk<E>]>::new_aligned_slice(comptime!(bp.tile_rows() * bp.chunks()), 1024usize);
+    #[unroll]
+    for c in 0..comptime!(bp.tile_rows() * bp.chunks() / bp.units()) {
+        let at = UNIT_POS as usize + c * comptime!(bp.units());
+        let (row, col) = (at / chunks, at % chunks);
+        let owner = TileRow::new(row, tile, head % q_heads, q_len, k_len, bp);
+        let to = row / 64 * comptime!(64 * bp.chunks()) + panel_place(row % 64, col, 64usize);
+        if owner.valid {
+            let from = (batch * q.stride(0) + owner.head * q.stride(1) + owner.query * q.stride(2))
+                / 8
+                + col;
+            copy_async(&q[from..from + 1], &mut queries[to..to + 1], 8u32);
+        } else {
+            queries[to] = Vector::new(E::from_int(0));
+        }
+    }
+
+    let mut stages = Stages::<E>::new(bp);
+    let mut mark = Shared::<[u32]>::new_slice(1usize);
+    if UNIT_POS == 0 {
+        mark[0] = 0u32;
+    }
+    let k_rows = RowAddress::of::<E>(k, batch, kv_head);
+    let v_rows = RowAddress::of::<E>(v, batch, kv_head);
+    let score_row = batch * scores.stride(0) + kv_head * scores.stride(1);
+    let logit_scale = LogitScale::new(scale, softcap, bp);
+    let first_row = warp / 4 * comptime!(64 * bp.chunks());
+    let own_queries = Panels::at::<E>(&queries[first_row..first_row + 1]);
+    let k_panels = Panels::at::<E>(&stages.k[0..1]);
+    let v_panels = Panels::at::<E>(&stages.v[0..1]);
+
+    let upper_row = warp * 16 + lane / 4;
+    let row0 = TileRow::new(upper_row, tile, head % q_heads, q_len, k_len, bp);
+    let row1 = TileRow::new(upper_row + 8, tile, head % q_heads, q_len, k_len, bp);
+    let mut acc = Vector::<f32, NO>::new(0.0f32);
+    let mut max0 = f32::new(f32::NEG_INFINITY);
+    let mut max1 = f32::new(f32::NEG_INFINITY);
+    let mut sum0 = 0.0f32;
+    let mut sum1 = 0.0f32;
+    let log2e = comptime!(core::f32::consts::LOG2_E);
+
+    let full_tiles = keys.full / key_tile;
+    let tiles = keys.total.div_ceil(key_tile);
+    let mut next = Array::<u32>::new(comptime!(bp.copies() + 1));
+    #[unroll]
+    for c in 0..comptime!(bp.copies() + 1) {
+        next[c] = 0u32;
+    }
+    if comptime!(bp.sparse) {
+        read_keys(list, &keys, 0usize, &mut next, bp);
+    }
+    let ahead = comptime!(bp.stages - 1);
+    for turn in 0..tiles + ahead {
+        if turn >= ahead {
+            // This unit's part of the tile has landed; behind the barrier, every unit's has, and every
+            // warp is done with the stage that is filled next.
+            wait_copies(comptime!(bp.stages as u32 - 2));
+            if turn - ahead >= full_tiles {
+                zero_not_finite::<E>(&mut stages, &mut mark, turn - ahead, bp);
+            }
+            publish();
+            sync_cube();
+        }
+        if turn < tiles {
+            start_copies::<E>(
+                k,
+                v,
+                scores,
+                intervals,
+                &k_rows,
+                &v_rows,
+                score_row,
+                kv_row * k_len,
+                &keys,
+                turn,
+                &next,
+                &mut stages,
+                bp,
+            );
+            if comptime!(bp.sparse) {
+                read_keys(list, &keys, turn + 1, &mut next, bp);
+            }
+        }
+        commit_copies();
+
+        if turn >= ahead {
+            let tile = turn - ahead;
+            let stage = (tile % comptime!(bp.stages) * comptime!(bp.key_tile * bp.chunks())) as u32;
+            let boundary = tile >= full_tiles;
+            let k_tile = Panels {
+                address: k_panels.address + stage,
+            };
+            let v_tile = Panels {
+                address: v_panels.address + stage,
+            };
+
+            let products = multiply_nt::<NS>(
+                &own_queries,
+                &k_tile,
+                comptime!(bp.element),
+                key_tile,
+                comptime!(bp.head_dim),
+            );
+
+            // Logits, and the new maxima of the two rows.
+            let mut s = Vector::<f32, NS>::new(0.0f32);
+            let mut new0 = max0;
+            let mut new1 = max1;
+            #[unroll]
+            for n in 0..comptime!(bp.key_tile / 8) {
+                #[unroll]
+                for e in 0..2usize {
+                    let col = comptime!(n * 8 + e) + quad * 2;
+                    let z = score::<E>(&stages, tile, col, bp);
+                    let at0 = comptime!(n * 4 + e);
+                    let at1 = comptime!(n * 4 + 2 + e);
+                    let mut x0 = logit_scale.apply(products.extract(at0), z, bp);
+                    let mut x1 = logit_scale.apply(products.extract(at1), z, bp);
+                    if boundary {
+                        let none = f32::new(f32::NEG_INFINITY);
+                        x0 = select(sees::<E>(&row0, &stages, tile, col, k_len, bp), x0, none);
+                        x1 = select(sees::<E>(&row1, &stages, tile, col, k_len, bp), x1, none);
+                    }
+                    new0 = max(new0, x0);
+                    new1 = max(new1, x1);
+                    s.insert(at0, x0);
+                    s.insert(at1, x1);
+                }
+            }
+            let none = f32::new(f32::NEG_INFINITY);
+            new0 = quad_max(new0);
+            new1 = quad_max(new1);
+            if any_lane(new0 > max0 + SLACK || new1 > max1 + SLACK) {
+                // A row that has seen no key yet rescales zeros, by any finite factor.
+                let rescale0 = exp_of(max0, select(new0 == none, 0.0f32, -new0 * log2e));
+                let rescale1 = exp_of(max1, select(new1 == none, 0.0f32, -new1 * log2e));
+                max0 = new0;
+                max1 = new1;
+                sum0 *= rescale0;
+                sum1 *= rescale1;
+                #[unroll]
+                for n in 0..comptime!(bp.head_dim / 8) {
+                    #[unroll]
+                    for e in 0..2usize {
+                        let at0 = comptime!(n * 4 + e);
+                        let at1 = comptime!(n * 4 + 2 + e);
+                        acc.insert(at0, acc.extract(at0) * rescale0);
+                        acc.insert(at1, acc.extract(at1) * rescale1);
+                    }
+                }
+            }
+            // A row that has seen no key yet: against any finite reference its probabilities are 0.
+            let reference0 = select(max0 == none, 0.0f32, -max0 * log2e);
+            let reference1 = select(max1 == none, 0.0f32, -max1 * log2e);
+
+            let mut p = Vector::<u32, NP>::new(0u32);
+            #[unroll]
+            for n in 0..comptime!(bp.key_tile / 8) {
+                let a = exp_of(s.extract(comptime!(n * 4)), reference0);
+                let b = exp_of(s.extract(comptime!(n * 4 + 1)), reference0);
+                let c = exp_of(s.extract(comptime!(n * 4 + 2)), reference1);
+                let d = exp_of(s.extract(comptime!(n * 4 + 3)), reference1);
+                sum0 += a + b;
+                sum1 += c + d;
+                p.insert(comptime!(n * 2), pack(a, b, comptime!(bp.element)));
+                p.insert(comptime!(n * 2 + 1), pack(c, d, comptime!(bp.element)));
+            }
+            acc = multiply_pv::<NO, NP>(
+                acc,
+                p,
+                &v_tile,
+                comptime!(bp.element),
+                comptime!(bp.head_dim),
+                key_tile,
+            );
+        }
+    }
+
+    sum0 = quad_sum(sum0);
+    sum1 = quad_sum(sum1);
+    // No key at all, or none with a logit above -inf: zeros and an LSE of -inf. NaN stays NaN.
+    let empty0 = sum0 == 0.0f32;
+    let empty1 = sum1 == 0.0f32;
+    let factor0 = select(empty0, 0.0f32, 1.0f32 / sum0);
+    let factor1 = select(empty1, 0.0f32, 1.0f32 / sum1);
+    let none = f32::new(f32::NEG_INFINITY);
+    let to0 = (batch * q_heads + row0.head) * q_len + row0.query;
+    let to1 = (batch * q_heads + row1.head) * q_len + row1.query;
+    #[unroll]
+    for c in 0..chunks {
+        let mut upper = Vector::<f32, Const<2>>::new(0.0f32);
+        let mut lower = Vector::<f32, Const<2>>::new(0.0f32);
+        #[unroll]
+        for e in 0..2usize {
+            upper.insert(e, acc.extract(comptime!(c * 4 + e)) * factor0);
+            lower.insert(e, acc.extract(comptime!(c * 4 + 2 + e)) * factor1);
+        }
+        if row0.valid {
+            out[to0 * comptime!(bp.head_dim / 2) + comptime!(c * 4) + quad] =
+                Vector::cast_from(upper);
+        }
+        if row1.valid {
+            out[to1 * comptime!(bp.head_dim / 2) + comptime!(c * 4) + quad] =
+                Vector::cast_from(lower);
+        }
+    }
+    if quad == 0 {
+        if row0.valid {
+            lse[to0] = select(empty0, none, max0 + sum0.ln());
+        }
+        if row1.valid {
+            lse[to1] = select(empty1, none, max1 + sum1.ln());
+        }
+    }
+    sync_cube();
+    if mark[0] == 1u32 && (UNIT_POS as usize) < comptime!(bp.tile_rows()) {
+        let row = TileRow::new(UNIT_POS as usize, tile, head % q_heads, q_len, k_len, bp);
+        let q_row = (batch * q.stride(0) + row.head * q.stride(1) + row.query * q.stride(2)) / 8;
+        add_not_finite::<E, Const<8>>(
+            q,
+            k,
+            v,
+            scores,
+            intervals,
+            list,
+            out,
+            lse,
+            &row,
+            &keys,
+            &k_rows,
+            &v_rows,
+            q_row,
+            score_row,
+            kv_row * k_len,
+            (batch * q_heads + row.head) * q_len + row.query,
+            full_tiles * key_tile,
+            &logit_scale,
+            8usize,
+            bp,
+        );
+    }
+}

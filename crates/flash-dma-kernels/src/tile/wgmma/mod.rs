@@ -1,0 +1,19 @@
+//! The `wgmma` matrix engine: warpgroup products of sm_90, by inline PTX.
+//!
+//! A warpgroup (four warps) multiplies 64 rows. With `g = lane / 4` and `t = lane % 4`, a lane of warp
+//! `w` holds of the accumulator `[64, n]` the values `4j` and `4j + 1`: row `16w + g`, columns
+//! `8j + 2t, 8j + 2t + 1`; and `4j + 2` and `4j + 3`: the same columns of row `16w + g + 8`.
+//!
+//! A product is one block of PTX that starts it and waits for it: registers of a product under way must
+//! not be touched, and what the compiler puts between two blocks is out of our hands. The other
+//! warpgroups of a multiprocessor keep its tensor cores busy meanwhile.
+//!
+//! Operands in shared memory are *panels*: `[rows, 64]` of a 16-bit type, 128 bytes a row, the eight
+//! 16-byte chunks of row `r` permuted by XOR with `r % 8`, begin aligned to 1024 bytes. A tile of `d`
+//! columns is `d / 64` panels one behind the other.
+
+mod panel;
+mod product;
+
+pub(crate) use panel::{PANEL, Panels, panel_place, publish};
+pub(crate) use product::{multiply_nt, multiply_pv, pack};

@@ -1,0 +1,41 @@
+//! Shared-memory tiles as `wgmma` reads them.
+
+use crate::tile::mma::Chunk;
+use cubecl::prelude::*;
+
+/// Elements a row of a panel.
+pub(crate) const PANEL: usize = 64;
+
+/// Where chunk `col` of row `row` lies in a tile of `rows` rows, in chunks.
+#[cube]
+pub(crate) fn panel_place(row: usize, col: usize, #[comptime] rows: usize) -> usize {
+    col / 8 * comptime!(rows * 8) + row * 8 + ((col % 8) ^ (row % 8))
+}
+
+/// Makes what this unit has written to shared memory visible to the tensor cores of all warps behind
+/// the next barrier. Copies of this unit must have landed.
+#[cube]
+pub(crate) fn publish() {
+    gpu_asm!("fence.proxy.async.shared::cta;", options(explicit_mem, reads_address_space shared, writes_address_space shared));
+}
+
+/// The shared-memory address of a tile, in the units of descriptors: 16 bytes.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct Panels {
+    pub address: u32,
+}
+
+#[cube]
+impl Panels {
+    /// The tile that begins at the first of `chunks`.
+    pub(crate) fn at<E: Float>(chunks: &[Chunk<E>]) -> Panels {
+        let address: u32;
+        gpu_asm!(
+            "{{ .reg .u64 t; cvta.to.shared.u64 t, {p}; cvt.u32.u64 {o}, t; shr.u32 {o}, {o}, 4; }}",
+            p = in(_) unsafe { chunks.as_ptr_unchecked() },
+            o = out(_) address,
+            options(pure, nomem)
+        );
+        Panels { address }
+    }
+}

@@ -1,0 +1,147 @@
+//! The products, and the conversion of an accumulator to an A operand.
+
+use super::panel::Panels;
+use crate::tile::mma::value;
+use cubecl::prelude::*;
+use flash_dma_problem::ElementType;
+use std::fmt::Write as _;
+
+/// The upper word of every descriptor: 128-byte swizzle, 1024 bytes between groups of eight rows.
+const UPPER: u32 = 1 << 30 | 64;
+/// A step of 16 along the columns of a panel, in 16-byte units.
+const COLUMN_STEP: usize = 2;
+/// A step of 16 rows of a panel, in 16-byte units.
+const ROW_STEP: usize = 128;
+
+/// PTX's name of the element type.
+fn ptx_type(element: ElementType) -> &'static str {
+    match element {
+        ElementType::F16 => "f16",
+        ElementType::Bf16 => "bf16",
+        ElementType::F32 => panic!("the wgmma engine multiplies 16-bit types"),
+    }
+}
+
+/// `$0[64, n] = A[64, depth] B[n, depth]^T`; `$1` and `$2` are the addresses of A, of 64 rows, and B, of
+/// `b_rows` rows, both panels.
+fn nt_asm(element: ElementType, n: usize, depth: usize, b_rows: usize) -> String {
+    let ty = ptx_type(element);
+    let mut s = format!(
+        "{{ .reg .pred p; .reg .b32 h; .reg .b32 a, b; .reg .b64 da, db; mov.b32 h, {UPPER};\n\
+         wgmma.fence.sync.aligned;\n"
+    );
+    for step in 0..depth / 16 {
+        let (panel, inner) = (step / 4, step % 4);
+        let a = panel * 64 * 8 + inner * COLUMN_STEP;
+        let b = panel * b_rows * 8 + inner * COLUMN_STEP;
+        let set = if step == 0 {
+            "setp.ne.b32 p, 0, 0;"
+        } else {
+            "setp.eq.b32 p, 0, 0;"
+        };
+        write!(
+            s,
+            "add.u32 a, $1, {a}; add.u32 b, $2, {b}; mov.b64 da, {{a, h}}; mov.b64 db, {{b, h}}; {set}\n\
+             wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{ty}.{ty} $0, da, db, p, 1, 1, 0, 0;\n"
+        )
+        .expect("a string takes everything");
+    }
+    s += "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }";
+    s
+}
+
+/// `A B^T` of 64 rows of panels `a` and the `n` rows of panels `b`, both `depth` columns wide.
+#[cube]
+pub(crate) fn multiply_nt<N: Size>(
+    a: &Panels,
+    b: &Panels,
+    #[comptime] element: ElementType,
+    #[comptime] n: usize,
+    #[comptime] depth: usize,
+) -> Vector<f32, N> {
+    let body = comptime!(nt_asm(element, n, depth, n));
+    let out: Vector<f32, N>;
+    gpu_asm!(
+        "{body} // {} {} {}",
+        out(_) out,
+        in(_) value::<u32>(a.address),
+        in(_) value::<u32>(b.address),
+        body = const body,
+        options(explicit_mem, reads_address_space shared)
+    );
+    out
+}
+
+/// `$0[64, n] = $1 + A[64, rows] B[rows, n]`; A is the registers of `$2`, `$3` the address of B's panels.
+fn pv_asm(element: ElementType, n: usize, rows: usize) -> String {
+    let ty = ptx_type(element);
+    let r = n / 2;
+    // The next panel holds the next 64 columns.
+    let lead = (rows * 8) << 16;
+    let mut s = format!(
+        "{{ .reg .pred p; .reg .b32 h, b; .reg .b64 db; mov.b32 h, {UPPER}; setp.eq.b32 p, 0, 0;\n"
+    );
+    for i in 0..r {
+        write!(s, "mov.f32 %{i}, %{};", r + i).expect("a string takes everything");
+    }
+    s += "\nwgmma.fence.sync.aligned;\n";
+    for step in 0..rows / 16 {
+        let [a0, a1, a2, a3] = [0, 1, 2, 3].map(|i| 2 * r + 4 * step + i);
+        write!(
+            s,
+            "add.u32 b, $3, {}; or.b32 b, b, {lead}; mov.b64 db, {{b, h}};\n\
+             wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{ty}.{ty} $0, {{%{a0}, %{a1}, %{a2}, %{a3}}}, \
+             db, p, 1, 1, 1;\n",
+            step * ROW_STEP
+        )
+        .expect("a string takes everything");
+    }
+    s += "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; // $1 $2\n}";
+    s
+}
+
+/// `acc + A B`: A is 64 rows of `rows` values in registers, see [`pack`], B the panels `b` of `rows` rows
+/// and `n` columns.
+#[cube]
+pub(crate) fn multiply_pv<N: Size, NA: Size>(
+    acc: Vector<f32, N>,
+    a: Vector<u32, NA>,
+    b: &Panels,
+    #[comptime] element: ElementType,
+    #[comptime] n: usize,
+    #[comptime] rows: usize,
+) -> Vector<f32, N> {
+    let body = comptime!(pv_asm(element, n, rows));
+    let out: Vector<f32, N>;
+    gpu_asm!(
+        "{body} // {} {} {} {}",
+        out(_) out,
+        in(_) value::<Vector<f32, N>>(acc),
+        in(_) value::<Vector<u32, NA>>(a),
+        in(_) value::<u32>(b.address),
+        body = const body,
+        options(explicit_mem, reads_address_space shared)
+    );
+    out
+}
+
+fn pack_asm(element: ElementType) -> String {
+    format!("cvt.rn.{}x2.f32 ", ptx_type(element))
+}
+
+/// Two values of an accumulator, rounded, as one register of an A operand: of 16 columns it holds
+/// `[4j, 4j + 1], [4j + 2, 4j + 3], [4j + 4, 4j + 5], [4j + 6, 4j + 7]` of the accumulator.
+#[cube]
+pub(crate) fn pack(first: f32, second: f32, #[comptime] element: ElementType) -> u32 {
+    let body = comptime!(pack_asm(element));
+    let out: u32;
+    gpu_asm!(
+        "{body} {}, {}, {};",
+        out(_) out,
+        in(_) value::<f32>(second),
+        in(_) value::<f32>(first),
+        body = const body,
+        options(pure, nomem)
+    );
+    out
+}
