@@ -1,6 +1,13 @@
-//! Benchmarks of flash-dma: the workload table, how a sample becomes a figure, and the row format.
-//! The programs are in `src/bin`.
+//! Benchmarks of flash-dma: the workload table, the calls that are timed, how a sample becomes a row,
+//! and how rows become tables and plots. The programs are in `src/bin` and `benches`.
 #![warn(missing_docs)]
 
+#[cfg(feature = "cube")]
+pub mod buffers;
+#[cfg(feature = "cube")]
+pub mod check;
+pub mod report;
+pub mod roof;
+pub mod rows;
 pub mod stats;
 pub mod workloads;

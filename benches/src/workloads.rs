@@ -86,12 +86,16 @@ pub const WORKLOADS: &[Workload] = &[
     layer("layer-n8k-w2048", 8192, Some(2048)),
     layer("layer-n16k-w2048", 16384, Some(2048)),
     layer("layer-n16k-dense", 16384, None),
+    layer("layer-n32k-w512", 32768, Some(512)),
     layer("layer-n32k-w1024", 32768, Some(1024)),
     Workload {
         element: ElementType::F32,
         ..layer("layer-n32k-w1024-f32", 32768, Some(1024))
     },
     layer("layer-n32k-w2048", 32768, Some(2048)),
+    layer("layer-n32k-w4096", 32768, Some(4096)),
+    layer("layer-n32k-w8192", 32768, Some(8192)),
+    layer("layer-n32k-dense", 32768, None),
     layer("layer-n128k-w2048", 131_072, Some(2048)),
 ];
 

@@ -2,6 +2,7 @@
 //!
 //! The crate depends on the standard library alone, so that a fresh checkout runs it within seconds.
 
+mod bench_report;
 mod book;
 mod codegen;
 mod demo;
@@ -28,6 +29,9 @@ Usage: cargo xtask <command>
                    --bless rewrites that file.
   gpu-pack [..]    Build tests, benchmarks and examples for CUDA into gpu-pack/flash-dma-gpu.tar.xz, for
                    a machine with a GPU and without Rust. Options go to cargo's build.
+  bench-report [..]
+                   Join the rows of bench-results/ with the peers' and write the tables and plots of
+                   the README and the book.
   tidy             The house rules: file length, leftovers, documentation lints, links.
   book [--open]    Build the book with mdBook.
   help             This text.
@@ -45,6 +49,7 @@ fn main() -> ExitCode {
         "test" => test::run(options),
         "codegen" => codegen::run(options),
         "gpu-pack" => gpu_pack::run(options),
+        "bench-report" => bench_report::run(options),
         "tidy" => process::no_options(options).and_then(|()| tidy::run()),
         "book" => book::run(options),
         "help" | "-h" | "--help" => {

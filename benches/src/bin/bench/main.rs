@@ -9,19 +9,16 @@
 //! generating, compiling and loading every kernel. Before it is timed, each workload is checked:
 //! every interval against a heap, sampled rows of the output against f64.
 
-mod buffers;
-mod check;
-
-use buffers::Buffers;
-use check::check;
 use clap::Parser;
 use cubecl::client::Client;
 use cubecl::future::block_on;
+use flash_dma_benches::buffers::{Buffers, client, device_time};
+use flash_dma_benches::check::check;
+use flash_dma_benches::roof::Roof;
+use flash_dma_benches::rows::{Phase, Row};
 use flash_dma_benches::stats::Millis;
 use flash_dma_benches::workloads::{WORKLOADS, Workload, find};
 use flash_dma_kernels::Engine;
-use flash_dma_problem::cost;
-use serde::Serialize;
 use std::time::Instant;
 
 /// Times selection, forward and backward of the CubeCL kernels.
@@ -39,32 +36,17 @@ struct Args {
     /// Timed calls a phase.
     #[arg(long, default_value_t = 9)]
     runs: usize,
-    /// The forward engine: portable or mma; by default the one that `forward` chooses.
+    /// The forward engine: portable, mma or wgmma; by default the one that `forward` chooses.
     #[arg(long)]
     engine: Option<String>,
+    /// The device's measured roof, as `benches/roof.py` prints it.
+    #[arg(long)]
+    roof: Option<std::path::PathBuf>,
     /// Write the rows to this file as a JSON array.
     #[arg(long)]
     json: Option<std::path::PathBuf>,
     /// The commit that was built, for the rows.
     #[arg(long, default_value = option_env!("FLASH_DMA_COMMIT").unwrap_or("unknown"))]
-    commit: String,
-}
-
-#[derive(Serialize)]
-struct Row {
-    workload: &'static str,
-    phase: &'static str,
-    /// The engine that serves the phase.
-    engine: &'static str,
-    /// Device time; host time where `phase` is `cold`.
-    ms: Millis,
-    /// Useful operations a second, on active pairs alone.
-    tflops: Option<f64>,
-    /// Bytes of the inputs and outputs together.
-    io_mib: f64,
-    /// Most memory the allocator held beyond inputs and outputs.
-    workspace_mib: f64,
-    device: String,
     commit: String,
 }
 
@@ -88,18 +70,27 @@ fn main() {
         };
         args.workloads.iter().map(known).collect()
     };
+    let roof: Option<Roof> = args.roof.as_ref().map(|path| {
+        let text = std::fs::read_to_string(path).map_err(|e| e.to_string());
+        let roof = text.and_then(|text| serde_json::from_str(&text).map_err(|e| e.to_string()));
+        roof.unwrap_or_else(|e| {
+            eprintln!("{}: {e}", path.display());
+            std::process::exit(2);
+        })
+    });
     let mut rows = Vec::new();
     for workload in chosen {
-        for row in bench(&client, workload, &args) {
+        for row in bench(&client, workload, &args, roof.as_ref()) {
             println!(
-                "{:24} {:10} {:8} {:10.4} ms [{:.4}, {:.4}] {:>7} TFLOP/s, io {:.0} MiB, workspace {:.0} MiB",
+                "{:24} {:10} {:8} {:10.4} ms [{:.4}, {:.4}] {:>7} TFLOP/s, host {:>6} us, io {:.0} MiB, workspace {:.0} MiB",
                 row.workload,
-                row.phase,
+                row.phase.name(),
                 row.engine,
                 row.ms.median,
                 row.ms.q1,
                 row.ms.q3,
                 row.tflops.map_or("-".into(), |t| format!("{t:.2}")),
+                row.host_us.map_or("-".into(), |t| format!("{t:.1}")),
                 row.io_mib,
                 row.workspace_mib,
             );
@@ -115,20 +106,12 @@ fn main() {
     }
 }
 
-fn client(runtime: &str) -> Option<Client> {
-    let device = match runtime {
-        #[cfg(feature = "cpu")]
-        "cpu" => cubecl::Device::cpu(),
-        #[cfg(feature = "cuda")]
-        "cuda" => cubecl::Device::cuda(0),
-        #[cfg(feature = "wgpu")]
-        "wgpu" => cubecl::Device::wgpu(cubecl::device::WgpuDeviceKind::DefaultDevice),
-        _ => return None,
-    };
-    Some(device.ok()?.client())
-}
-
-fn bench(client: &Client, workload: &'static Workload, args: &Args) -> Vec<Row> {
+fn bench(
+    client: &Client,
+    workload: &'static Workload,
+    args: &Args,
+    roof: Option<&Roof>,
+) -> Vec<Row> {
     let problem = workload.problem().expect("the table is valid");
     client.memory_cleanup().expect("the device works");
     let engine = args.engine.as_deref().map(|name| match name {
@@ -151,76 +134,71 @@ fn bench(client: &Client, workload: &'static Workload, args: &Args) -> Vec<Row> 
 
     let mut rows = Vec::new();
     let mib = |bytes: f64| bytes / f64::from(1 << 20);
-    let mut push = |phase, ms: Millis, flops: Option<u128>, workspace: f64| {
-        rows.push(Row {
-            workload: workload.name,
+    let mut push = |phase, ms: Millis, host_us: Option<f64>, workspace: f64| {
+        let mut row = Row {
+            workload: workload.name.into(),
             phase,
             engine: match phase {
-                "select" | "backward" => "portable",
+                Phase::Select | Phase::Backward => "portable",
                 _ => buffers.engine_name(),
-            },
+            }
+            .into(),
             ms,
-            tflops: flops.map(|f| f as f64 / ms.median / 1e9),
+            host_us,
+            tflops: None,
+            bytes: None,
+            roof_percent: None,
             io_mib: mib(buffers.bytes() as f64),
             workspace_mib: mib(workspace),
+            peak_mib: None,
             device: format!("{} ({})", client.properties().identity.name, client.name()),
             commit: args.commit.clone(),
-        });
+        };
+        row.complete(workload, roof);
+        rows.push(row);
     };
 
+    let wanted = |phase: Phase| {
+        args.phases.is_empty() || args.phases.iter().any(|name| name == phase.name())
+    };
     // The first calls of the process compile; later workloads reuse what they share.
     let start = Instant::now();
-    let wanted = |phase: &str| args.phases.is_empty() || args.phases.iter().any(|p| p == phase);
-    buffers.select(client);
-    buffers.forward(client);
-    if wanted("backward") {
+    buffers.end_to_end(client);
+    if wanted(Phase::Backward) {
         buffers.backward(client);
     }
     sync();
     let cold = Millis::of(vec![start.elapsed().as_secs_f64() * 1e3]);
     let workspace = reserved() - base;
-    push("cold", cold, None, workspace);
+    if wanted(Phase::Cold) {
+        push(Phase::Cold, cold, None, workspace);
+    }
     check(client, &buffers, &host);
 
-    type Phase = (&'static str, fn(&Buffers, &Client), Option<u128>);
-    let phases: [Phase; 4] = [
-        ("select", Buffers::select, None),
-        (
-            "forward",
-            Buffers::forward,
-            Some(cost::forward_flops(&problem)),
-        ),
-        (
-            "end-to-end",
-            |b, c| {
-                b.select(c);
-                b.forward(c);
-            },
-            Some(cost::forward_flops(&problem)),
-        ),
-        (
-            "backward",
-            Buffers::backward,
-            Some(cost::backward_flops(&problem)),
-        ),
+    type Call = fn(&Buffers, &Client);
+    let phases: [(Phase, Call); 4] = [
+        (Phase::Select, Buffers::select),
+        (Phase::Forward, Buffers::forward),
+        (Phase::EndToEnd, Buffers::end_to_end),
+        (Phase::Backward, Buffers::backward),
     ];
-    for (name, phase, flops) in phases {
-        if !wanted(name) || name == "select" && !problem.has_scores {
+    for (phase, call) in phases {
+        if !wanted(phase) || phase == Phase::Select && !problem.has_scores {
             continue;
         }
-        phase(&buffers, client);
+        call(&buffers, client);
         sync();
-        let sample = (0..args.runs)
-            .map(|_| device_ms(client, || phase(&buffers, client)))
-            .collect();
-        push(name, Millis::of(sample), flops, workspace);
+        let timed = |_| device_time(client, || call(&buffers, client)).as_secs_f64() * 1e3;
+        let sample = Millis::of((0..args.runs).map(timed).collect());
+        // The queue is empty before each call, so no call waits for a place in it.
+        let enqueued = |_| {
+            sync();
+            let start = Instant::now();
+            call(&buffers, client);
+            start.elapsed().as_secs_f64() * 1e3
+        };
+        let host = Millis::of((0..args.runs).map(enqueued).collect());
+        push(phase, sample, Some(host.median * 1e3), workspace);
     }
     rows
-}
-
-/// Device time of the launches of `f`.
-fn device_ms(client: &Client, f: impl FnOnce() + Send) -> f64 {
-    let ((), duration) = client.profile(f, "phase").expect("the device can be timed");
-    let ticks = block_on(duration.resolve()).expect("something was launched");
-    ticks.duration().as_secs_f64() * 1e3
 }

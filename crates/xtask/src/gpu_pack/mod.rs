@@ -10,11 +10,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What is packed, and the features it is built with. The kernels' benchmark knows no Burn; the CPU engine's
-/// stands beside it.
+/// What is packed, and the features it is built with.
 const PACKAGES: [(&str, &[&str]); 5] = [
     ("flash-dma-tests", &["cuda", "fusion"]),
-    ("flash-dma-benches", &["cuda", "flex"]),
+    ("flash-dma-benches", &["cuda"]),
     ("interop", &["cuda", "fusion"]),
     ("raw-kernels", &["cuda"]),
     ("train-text", &["cuda", "fusion"]),
@@ -62,18 +61,21 @@ pub fn run(options: &[String]) -> Result {
     let script = dir.join("run.sh");
     write_file(&script, include_str!("run.sh"))?;
     make_executable(&script)?;
-    let cases = root().join("examples/interop/torch_cases.py");
-    if cases.exists() {
-        copy(&cases, &dir.join("torch_cases.py"))?;
+    for script in ["examples/interop/torch_cases.py", "benches/roof.py"] {
+        let script = root().join(script);
+        let name = script.file_name().expect("a file");
+        copy(&script, &dir.join(name))?;
     }
     write_file(&dir.join("COMMIT"), commit())?;
 
     let archive = out.join(format!("{NAME}.tar.xz"));
     println!("gpu-pack: compressing {} binaries", binaries.len());
     let mut tar = Command::new("tar");
-    // The window spans two binaries: most of each is the LLVM and the Burn of the one before.
-    tar.env("XZ_OPT", "-T1 --x86 --lzma2=preset=4,dict=256MiB");
-    run_command(tar.arg("-C").arg(&out).arg("-cJf").arg(&archive).arg(NAME))?;
+    // Most of each binary is the LLVM and the Burn of the one before: the window spans three, the smallest
+    // come first, which know no Burn, and no filter for jumps makes equal code differ.
+    tar.env("XZ_OPT", "-T1 --lzma2=preset=4,dict=512MiB");
+    tar.arg("-C").arg(&out).arg("-cJf").arg(&archive);
+    run_command(tar.args(by_size(&dir)?))?;
     let bytes = std::fs::metadata(&archive)
         .map_err(|e| format!("{}: {e}", archive.display()))?
         .len();
@@ -157,6 +159,29 @@ fn libraries(binary: &Path) -> Result<Vec<PathBuf>> {
         found.extend(rest.split(" (").next().map(PathBuf::from));
     }
     Ok(found)
+}
+
+/// Every file of the archive, smallest first, below the directory that holds `dir`.
+fn by_size(dir: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for folder in [dir.to_path_buf(), dir.join("lib"), dir.join("bin")] {
+        let Ok(entries) = std::fs::read_dir(&folder) else {
+            continue;
+        };
+        for entry in entries.flatten() {
+            let size = entry.metadata().map_or(0, |m| m.len());
+            if entry.path().is_file() {
+                files.push((size, entry.path()));
+            }
+        }
+    }
+    files.sort();
+    let parent = dir.parent().unwrap_or(dir);
+    let relative = |path: PathBuf| path.strip_prefix(parent).map(Path::to_path_buf);
+    files
+        .into_iter()
+        .map(|(_, path)| relative(path).map_err(|e| e.to_string()))
+        .collect()
 }
 
 /// The commit that is packed, with a mark if the tree differs from it.

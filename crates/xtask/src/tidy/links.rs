@@ -86,13 +86,13 @@ mod tests {
                     ```rust\n{{#include code.rs:all}}\n{{#include code.rs:1:2}}\nlet y = f[0](z);\n```\n";
         assert_eq!(check(good), [] as [String; 0]);
 
-        let bad = "ok\n[a](none.rs) ![b](none.png)\n```\n{{#include code.rs:alls}}\n{{#include none.rs}}\n```\n";
+        let bad = "ok\n[a](none.rs) ![b](none.png)\n```\n{{#include code.rs:any}}\n{{#include none.rs}}\n```\n";
         assert_eq!(
             check(bad),
             [
                 "page.md:2: link to none.rs, which does not exist",
                 "page.md:2: link to none.png, which does not exist",
-                "page.md:4: includes code.rs, which has no anchor alls",
+                "page.md:4: includes code.rs, which has no anchor any",
                 "page.md:5: includes none.rs, which does not exist",
             ]
         );

@@ -1,6 +1,7 @@
-//! The device buffers of a workload, and the calls on them.
+//! The device buffers of a problem, the calls on them, and their device time.
 
 use cubecl::client::Client;
+use cubecl::future::block_on;
 use cubecl::prelude::TensorBinding;
 use cubecl::server::Handle;
 use flash_dma_kernels::{
@@ -9,24 +10,28 @@ use flash_dma_kernels::{
 use flash_dma_problem::{ElementType, Problem, contiguous_strides};
 use flash_dma_reference::Rng;
 use flash_dma_reference::round::round_f32;
+use std::time::Duration;
 
-/// The device buffers of one workload, all contiguous.
-pub(crate) struct Buffers {
-    pub(crate) problem: Problem,
-    pub(crate) engine: Engine,
-    pub(crate) q: Tensor,
-    pub(crate) k: Tensor,
-    pub(crate) v: Tensor,
+/// The device buffers of one problem, all contiguous.
+#[derive(Debug)]
+pub struct Buffers {
+    /// Sizes and options.
+    pub problem: Problem,
+    /// What serves the forward pass.
+    pub engine: Engine,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     pub(crate) scores: Option<(Tensor, Tensor)>,
     pub(crate) out: Tensor,
     pub(crate) lse: Tensor,
-    pub(crate) grad_out: Tensor,
-    pub(crate) grads: [Tensor; 3],
-    pub(crate) grad_scores: Option<Tensor>,
+    grad_out: Tensor,
+    grads: [Tensor; 3],
+    grad_scores: Option<Tensor>,
 }
 
 /// A contiguous device tensor.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(crate) struct Tensor {
     handle: Handle,
     shape: Vec<usize>,
@@ -34,7 +39,7 @@ pub(crate) struct Tensor {
 }
 
 impl Tensor {
-    pub(crate) fn new(handle: Handle, shape: &[usize], element_size: usize) -> Self {
+    fn new(handle: Handle, shape: &[usize], element_size: usize) -> Self {
         let bytes = shape.iter().product::<usize>() * element_size;
         Self {
             handle,
@@ -43,12 +48,12 @@ impl Tensor {
         }
     }
 
-    pub(crate) fn empty(client: &Client, shape: &[usize], element_size: usize) -> Self {
+    fn empty(client: &Client, shape: &[usize], element_size: usize) -> Self {
         let bytes = shape.iter().product::<usize>() * element_size;
         Self::new(client.empty(bytes), shape, element_size)
     }
 
-    pub(crate) fn binding(&self) -> TensorBinding {
+    fn binding(&self) -> TensorBinding {
         TensorBinding {
             handle: self.handle.clone().binding(),
             strides: contiguous_strides(&self.shape).collect(),
@@ -59,7 +64,8 @@ impl Tensor {
 }
 
 /// Host copies of the inputs, for the check.
-pub(crate) struct Host {
+#[derive(Debug)]
+pub struct Host {
     pub(crate) q: Vec<f32>,
     pub(crate) k: Vec<f32>,
     pub(crate) v: Vec<f32>,
@@ -67,8 +73,9 @@ pub(crate) struct Host {
 }
 
 impl Buffers {
-    /// `engine` is the forward pass's; by default the fastest that serves the problem.
-    pub(crate) fn new(client: &Client, problem: Problem, engine: Option<Engine>) -> (Self, Host) {
+    /// Random inputs. `engine` is the forward pass's; by default the one `forward` chooses.
+    #[must_use]
+    pub fn new(client: &Client, problem: Problem, engine: Option<Engine>) -> (Self, Host) {
         let mut rng = Rng::new(7);
         let size = problem.element.size();
         let mut random = |shape: &[usize]| {
@@ -125,7 +132,9 @@ impl Buffers {
         (buffers, host)
     }
 
-    pub(crate) fn bytes(&self) -> usize {
+    /// Bytes of the inputs and outputs together.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
         let pairs = self.scores.iter().flat_map(|(s, i)| [s, i]);
         [
             &self.q,
@@ -143,7 +152,9 @@ impl Buffers {
         .sum()
     }
 
-    pub(crate) fn engine_name(&self) -> &'static str {
+    /// The name of the forward pass's engine.
+    #[must_use]
+    pub fn engine_name(&self) -> &'static str {
         match self.engine {
             Engine::Mma => "mma",
             Engine::Wgmma => "wgmma",
@@ -151,7 +162,7 @@ impl Buffers {
         }
     }
 
-    pub(crate) fn inputs(&self) -> Inputs {
+    fn inputs(&self) -> Inputs {
         Inputs {
             q: self.q.binding(),
             k: self.k.binding(),
@@ -163,7 +174,8 @@ impl Buffers {
         }
     }
 
-    pub(crate) fn select(&self, client: &Client) {
+    /// Launches the selection; nothing without scores.
+    pub fn select(&self, client: &Client) {
         if let Some((scores, intervals)) = &self.scores {
             select(
                 client,
@@ -175,13 +187,29 @@ impl Buffers {
         }
     }
 
-    pub(crate) fn forward(&self, client: &Client) {
+    /// Launches the forward pass.
+    ///
+    /// # Panics
+    ///
+    /// If the engine does not serve the problem.
+    pub fn forward(&self, client: &Client) {
         let (out, lse) = (self.out.binding(), self.lse.binding());
         forward_on(self.engine, client, &self.problem, self.inputs(), out, lse)
             .expect("a problem that the engine serves");
     }
 
-    pub(crate) fn backward(&self, client: &Client) {
+    /// Launches the selection and the forward pass.
+    ///
+    /// # Panics
+    ///
+    /// If the engine does not serve the problem.
+    pub fn end_to_end(&self, client: &Client) {
+        self.select(client);
+        self.forward(client);
+    }
+
+    /// Launches the backward pass; reads what the forward pass wrote.
+    pub fn backward(&self, client: &Client) {
         let saved = Saved {
             out: self.out.binding(),
             lse: self.lse.binding(),
@@ -193,6 +221,32 @@ impl Buffers {
         let grads = Gradients { q, k, v, scores };
         backward(client, &self.problem, self.inputs(), saved, grads).expect("a valid problem");
     }
+}
+
+/// Device time of the launches of `f`.
+///
+/// # Panics
+///
+/// If the device cannot be timed, or nothing was launched.
+pub fn device_time(client: &Client, f: impl FnOnce() + Send) -> Duration {
+    let ((), duration) = client.profile(f, "phase").expect("the device can be timed");
+    let ticks = block_on(duration.resolve()).expect("something was launched");
+    ticks.duration()
+}
+
+/// The client of a runtime by name, if it is compiled in and the machine has the device.
+#[must_use]
+pub fn client(runtime: &str) -> Option<Client> {
+    let device = match runtime {
+        #[cfg(feature = "cpu")]
+        "cpu" => cubecl::Device::cpu(),
+        #[cfg(feature = "cuda")]
+        "cuda" => cubecl::Device::cuda(0),
+        #[cfg(feature = "wgpu")]
+        "wgpu" => cubecl::Device::wgpu(cubecl::device::WgpuDeviceKind::DefaultDevice),
+        _ => return None,
+    };
+    Some(device.ok()?.client())
 }
 
 fn encode(values: &[f32], element: ElementType) -> Vec<u8> {

@@ -6,7 +6,11 @@ use flash_dma_problem::{ElementType, Interval};
 use flash_dma_reference::Rng;
 
 /// Compares every interval with a heap's and sampled rows of `out` and `lse` with f64.
-pub(crate) fn check(client: &Client, buffers: &Buffers, host: &Host) {
+///
+/// # Panics
+///
+/// If one is wrong.
+pub fn check(client: &Client, buffers: &Buffers, host: &Host) {
     let p = &buffers.problem;
     let intervals: Option<Vec<Interval>> = buffers.scores.as_ref().map(|(_, intervals)| {
         let got: Vec<Interval> = words(&read(client, intervals))

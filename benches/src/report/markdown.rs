@@ -1,0 +1,173 @@
+//! Tables, and where they are put.
+
+use super::join::Report;
+use crate::rows::Phase;
+use crate::workloads::{WORKLOADS, Workload};
+use std::fmt::Write;
+
+/// The dense peers, as the peers' file calls them and as the tables do.
+const PEERS: [(&str, &str); 2] = [
+    ("sdpa-flash dense", "FlashAttention-2"),
+    ("sdpa-cudnn dense", "cuDNN"),
+];
+
+const NOTE: &str = "Milliseconds of device time, medians; causal, one sequence, independent scores. Ours is \
+selection and attention together, sparse or dense as the row says; the peers are dense attention in PyTorch on \
+the same shape. A ratio below 1 means that ours is faster.\n";
+
+impl Report {
+    /// The short table: ours against the dense peers.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let mut text = String::new();
+        for (title, phase) in [("Forward", Phase::EndToEnd), ("Backward", Phase::Backward)] {
+            let mut rows = String::new();
+            for workload in WORKLOADS {
+                let Some(ours) = self.best(workload, phase) else {
+                    continue;
+                };
+                let peers = PEERS.map(|(peer, _)| self.dense(workload, peer, phase));
+                if peers.iter().all(Option::is_none) {
+                    continue;
+                }
+                let _ = write!(
+                    rows,
+                    "| {} | {} | {} |",
+                    described(workload),
+                    ours.engine,
+                    ms(ours.ms.median)
+                );
+                for peer in peers {
+                    let _ = match peer {
+                        Some(peer) => {
+                            write!(rows, " {} ({:.2}×) |", ms(peer), ours.ms.median / peer)
+                        }
+                        None => write!(rows, " – |"),
+                    };
+                }
+                rows.push('\n');
+            }
+            if !rows.is_empty() {
+                let names: Vec<&str> = PEERS.iter().map(|(_, name)| *name).collect();
+                let _ = writeln!(text, "| {title} | engine | ours | {} |", names.join(" | "));
+                let _ = writeln!(text, "|---|---|---|{}", "---|".repeat(names.len()));
+                let _ = writeln!(text, "{rows}");
+            }
+        }
+        format!("{NOTE}\n{text}{}", self.sources())
+    }
+
+    /// Every row.
+    #[must_use]
+    pub fn full(&self) -> String {
+        let mut text = self.summary();
+        if let Some(roof) = &self.roof {
+            let _ = writeln!(
+                text,
+                "\nThe roof is what PyTorch reaches on this device: {:.0} TFLOP/s in bf16, {:.0} in f16 and {:.0} in f32 \
+                 (matrix products), {:.0} GB/s (a copy). \"Of the roof\" is the time it would allow for the active pairs \
+                 and one pass over the tensors, over the time measured.",
+                roof.bf16_tflops, roof.f16_tflops, roof.f32_tflops, roof.copy_gbs
+            );
+        }
+        let phases = [
+            (Phase::Select, "Selection"),
+            (Phase::Forward, "Forward, given the intervals"),
+            (Phase::EndToEnd, "Selection and forward"),
+            (Phase::Backward, "Backward"),
+            (Phase::Cold, "First call of a process"),
+        ];
+        for (phase, title) in phases {
+            let _ = writeln!(text, "\n### {title}\n");
+            if phase == Phase::Cold {
+                text += "Select, forward and backward from the host: generating, compiling, loading, running. A \
+                         program times its workloads in the order of the table, so later ones reuse kernels.\n\n";
+            }
+            text += "| workload | engine | ms | quartiles | TFLOP/s | of the roof | host µs | peak MiB, of it workspace |\n\
+                     |---|---|---|---|---|---|---|---|\n";
+            for (workload, row) in self.phase(phase) {
+                let or_dash = |x: Option<f64>, digits: usize| {
+                    x.map_or("–".into(), |x| format!("{x:.digits$}"))
+                };
+                let _ = writeln!(
+                    text,
+                    "| {} | {} | {} | {}–{} | {} | {} | {} | {}, {:.0} |",
+                    described(workload),
+                    row.engine,
+                    ms(row.ms.median),
+                    ms(row.ms.q1),
+                    ms(row.ms.q3),
+                    or_dash(row.tflops, 1),
+                    row.roof_percent.map_or("–".into(), |p| format!("{p:.1} %")),
+                    or_dash(row.host_us, 0),
+                    or_dash(row.peak_mib, 0),
+                    row.workspace_mib,
+                );
+            }
+        }
+        text
+    }
+
+    fn sources(&self) -> String {
+        format!("Measured on {}.\n", self.origins().join("; "))
+    }
+}
+
+/// `N 32K, w 2048, H 32/8, D 128, bf16`.
+fn described(w: &Workload) -> String {
+    let window = w.window.map_or("dense".into(), |w| format!("w {w}"));
+    let n = match w.len {
+        n if n % 1024 == 0 => format!("{}K", n / 1024),
+        n => n.to_string(),
+    };
+    format!(
+        "N {n}, {window}, H {}/{}, D {}, {}",
+        w.q_heads, w.kv_heads, w.head_dim, w.element
+    )
+}
+
+/// Three significant digits.
+fn ms(x: f64) -> String {
+    let digits = (2 - x.abs().max(1e-9).log10().floor() as i32).clamp(0, 4);
+    format!("{x:.0$}", digits as usize)
+}
+
+/// Replaces what stands between the marks `<!-- name -->` and `<!-- /name -->`.
+///
+/// # Errors
+///
+/// When a mark is missing.
+pub fn replace_section(page: &str, name: &str, content: &str) -> Result<String, String> {
+    let (open, close) = (format!("<!-- {name} -->"), format!("<!-- /{name} -->"));
+    let missing = |mark: &str| format!("the mark {mark} is missing");
+    let (before, rest) = page.split_once(&open).ok_or_else(|| missing(&open))?;
+    let (_, after) = rest.split_once(&close).ok_or_else(|| missing(&close))?;
+    Ok(format!(
+        "{before}{open}\n{}\n{close}{after}",
+        content.trim_end()
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_section_changes() {
+        let page = "a\n<!-- x -->\nold\n<!-- /x -->\nb\n";
+        let new = replace_section(page, "x", "new\n").unwrap();
+        assert_eq!(new, "a\n<!-- x -->\nnew\n<!-- /x -->\nb\n");
+        assert_eq!(replace_section(&new, "x", "new").unwrap(), new);
+        assert!(
+            replace_section(page, "y", "new")
+                .unwrap_err()
+                .contains("<!-- y -->")
+        );
+    }
+
+    #[test]
+    fn times_have_three_digits() {
+        let shown = [0.03968, 0.2394, 7.7196, 29.618, 262.96, 1170.4].map(ms);
+        assert_eq!(shown, ["0.0397", "0.239", "7.72", "29.6", "263", "1170"]);
+    }
+}

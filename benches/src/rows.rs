@@ -1,0 +1,113 @@
+//! The rows that the `bench` program writes and the report reads.
+
+use crate::roof::Roof;
+use crate::stats::Millis;
+use crate::workloads::Workload;
+use flash_dma_problem::{Problem, cost};
+use serde::{Deserialize, Serialize};
+
+/// What is timed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Phase {
+    /// The process's first call of everything, from the host: generating, compiling, loading, running.
+    Cold,
+    /// Scores to intervals.
+    Select,
+    /// `out` and LSE, given the intervals.
+    Forward,
+    /// Selection and forward pass.
+    EndToEnd,
+    /// All gradients.
+    Backward,
+}
+
+impl Phase {
+    /// As in the rows.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cold => "cold",
+            Self::Select => "select",
+            Self::Forward => "forward",
+            Self::EndToEnd => "end-to-end",
+            Self::Backward => "backward",
+        }
+    }
+
+    /// Useful operations of the phase, on active pairs alone. Selecting and compiling have none.
+    #[must_use]
+    pub fn flops(self, problem: &Problem) -> Option<u128> {
+        match self {
+            Self::Cold | Self::Select => None,
+            Self::Forward | Self::EndToEnd => Some(cost::forward_flops(problem)),
+            Self::Backward => Some(cost::backward_flops(problem)),
+        }
+    }
+
+    /// Bytes of the phase if every input is read once and every output written once.
+    #[must_use]
+    pub fn bytes(self, problem: &Problem) -> Option<u128> {
+        let keys: usize = problem.scores_shape().iter().product();
+        match self {
+            Self::Cold => None,
+            // A score of 4 bytes in, an interval of 8 out.
+            Self::Select => Some(12 * keys as u128),
+            Self::Forward | Self::EndToEnd => Some(cost::forward_bytes(problem)),
+            Self::Backward => Some(cost::backward_bytes(problem)),
+        }
+    }
+}
+
+/// One measurement.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Row {
+    /// A name of the workload table.
+    pub workload: String,
+    /// What was timed.
+    pub phase: Phase,
+    /// The engine that served it.
+    #[serde(default)]
+    pub engine: String,
+    /// Device time of whole public calls; host time where the phase is cold.
+    pub ms: Millis,
+    /// Host time until a call has returned, in microseconds (median): checking and enqueueing, not waiting.
+    #[serde(default)]
+    pub host_us: Option<f64>,
+    /// Useful operations a second, on active pairs alone.
+    pub tflops: Option<f64>,
+    /// Bytes of the phase if every input is read once and every output written once.
+    #[serde(default)]
+    pub bytes: Option<u64>,
+    /// The time the device's measured roof allows, in percent of the time it took.
+    #[serde(default)]
+    pub roof_percent: Option<f64>,
+    /// Inputs and outputs of all phases together.
+    pub io_mib: f64,
+    /// Most memory the allocator held beyond them.
+    pub workspace_mib: f64,
+    /// Both together: the peak of the workload's memory.
+    #[serde(default)]
+    pub peak_mib: Option<f64>,
+    /// The device and the runtime.
+    pub device: String,
+    /// The commit that was built.
+    pub commit: String,
+}
+
+impl Row {
+    /// Fills in what follows from the workload's sizes: rows of older runs lack some of it.
+    pub fn complete(&mut self, workload: &Workload, roof: Option<&Roof>) {
+        let Ok(problem) = workload.problem() else {
+            return;
+        };
+        let (flops, bytes) = (self.phase.flops(&problem), self.phase.bytes(&problem));
+        self.tflops = flops.map(|f| f as f64 / self.ms.median / 1e9);
+        self.bytes = bytes.and_then(|b| u64::try_from(b).ok());
+        self.peak_mib = Some(self.io_mib + self.workspace_mib);
+        if let (Some(roof), Some(bytes)) = (roof, bytes) {
+            let ms = roof.ms(problem.element, flops.unwrap_or(0) as f64, bytes as f64);
+            self.roof_percent = Some(100.0 * ms / self.ms.median);
+        }
+    }
+}
