@@ -19,4 +19,6 @@ pub use flash_dma_problem::{
     AttentionError, AttentionOptions, ElementType, Problem, contiguous_strides,
 };
 pub use forward::{Engine, forward, forward_engine, forward_on};
+#[doc(hidden)]
+pub use lists::list_all;
 pub use select::select;

@@ -28,3 +28,8 @@ pub(crate) fn one_unit_each(client: &Client, items: usize) -> (CubeCount, CubeDi
     let dim = CubeDim::new(client, items.min(1 << 20));
     (calculate_cube_count_elemwise(client, items, dim), dim)
 }
+
+/// A grid of at least `count` cubes (not 0) of `dim` units; cubes past the count must return.
+pub(crate) fn cubes(client: &Client, count: usize, dim: CubeDim) -> CubeCount {
+    calculate_cube_count_elemwise(client, count * dim.num_elems() as usize, dim)
+}

@@ -1,81 +1,101 @@
-//! Kernels that drop the keys no position attends to.
+//! The kernel that drops the keys no position attends to.
 
+use super::team::{Member, Team, ballot};
 use cubecl::prelude::*;
 
-/// Keys that one unit of [`count_live_kernel`] counts.
-pub(super) const CHUNK: u32 = 128;
+/// Keys that a lane reads before it looks at the first of them, so that the reads overlap.
+const READS: usize = 4;
 
-/// Whether some position attends to `key`, from contiguous `[rows, n, 2]` intervals.
-#[cube]
-fn is_live(intervals: &[u32], base: usize, key: u32) -> bool {
-    intervals[(base + key as usize) * 2 + 1] > key
-}
-
-/// Counts the live keys of each chunk.
+/// Lists the keys of non-empty interval, in order.
 ///
-/// One unit a (row, chunk). `intervals` is contiguous `[rows, n, 2]`; `counts` `[rows, chunks]` is
-/// overwritten.
-#[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn count_live_kernel(intervals: &[u32], counts: &mut [u32], rows: u32, n: u32) {
-    let chunks = n.div_ceil(CHUNK);
-    let row = ABSOLUTE_POS / chunks as usize;
-    if row < rows as usize {
-        let start = (ABSOLUTE_POS % chunks as usize) as u32 * CHUNK;
-        let base = row * n as usize;
-        let mut count = 0u32;
-        for key in start..min(start + CHUNK, n) {
-            if is_live(intervals, base, key) {
-                count += 1u32;
-            }
-        }
-        counts[ABSOLUTE_POS] = count;
-    }
-}
-
-/// Turns the counts of chunks, `[rows, chunks]`, into those before the chunk, in place, and
-/// overwrites `totals` `[rows]` with their sums. One unit a row.
-#[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn scan_live_kernel(counts: &mut [u32], totals: &mut [u32], rows: u32, chunks: u32) {
-    if ABSOLUTE_POS < rows as usize {
-        let base = ABSOLUTE_POS * chunks as usize;
-        let mut sum = 0u32;
-        for chunk in 0..chunks {
-            let slot = base + chunk as usize;
-            let count = counts[slot];
-            counts[slot] = sum;
-            sum += count;
-        }
-        totals[ABSOLUTE_POS] = sum;
-    }
-}
-
-/// Moves every live key behind the live keys before it.
+/// One cube a row. Each plane counts the live keys of its segment, and behind a barrier, knowing what
+/// the planes before it have, writes them; nothing is read twice from beyond the second-level cache.
 ///
-/// One unit a key. `intervals` is contiguous `[rows, n, 2]`, `before` `[rows, chunks]` the live keys
-/// before each chunk; the beginnings of the rows of `keys` and `ends`, `[rows, n]`, are overwritten.
+/// | buffer | layout |
+/// |---|---|
+/// | `intervals` | contiguous `[rows, n]` of (first, end) |
+/// | `keys`, `ends` | contiguous `[rows, n]`, overwritten up to the row's count |
+/// | `counts` | contiguous `[rows]`, overwritten |
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn write_live_kernel(
-    intervals: &[u32],
-    before: &[u32],
+pub(super) fn live_keys_kernel(
+    intervals: &[Vector<u32, Const<2>>],
     keys: &mut [u32],
     ends: &mut [u32],
+    counts: &mut [u32],
     rows: u32,
     n: u32,
+    #[comptime] team: Team,
 ) {
-    let row = ABSOLUTE_POS / n as usize;
+    let row = CUBE_POS;
     if row < rows as usize {
+        let member = Member::this(team);
         let base = row * n as usize;
-        let key = (ABSOLUTE_POS - base) as u32;
-        if is_live(intervals, base, key) {
-            let chunk = key / CHUNK;
-            let mut place = before[row * n.div_ceil(CHUNK) as usize + chunk as usize];
-            for other in chunk * CHUNK..key {
-                if is_live(intervals, base, other) {
-                    place += 1u32;
-                }
+        let turn = comptime!((READS * team.lanes) as u32);
+        // Whole turns, so that a plane's reads begin at a cache line.
+        let segment = n.div_ceil(comptime!(team.planes as u32)).div_ceil(turn) * turn;
+        let start = min(member.plane as u32 * segment, n);
+        let end = min(start + segment, n);
+
+        let mut counted = Shared::<[u32]>::new_slice(team.planes);
+        let mut own = 0u32;
+        let mut at = start;
+        while at < end {
+            let segment_ends = read_ends(intervals, base, at, end, &member, team);
+            #[unroll]
+            for r in 0..READS {
+                let key = at + comptime!((r * team.lanes) as u32) + member.lane as u32;
+                own += ballot(segment_ends[r] > key, team).count_ones();
             }
-            keys[base + place as usize] = key;
-            ends[base + place as usize] = intervals[ABSOLUTE_POS * 2 + 1];
+            at += turn;
+        }
+        if member.lane == 0 {
+            counted[member.plane] = own;
+        }
+        sync_cube();
+        let mut place = 0u32;
+        for plane in 0..member.plane {
+            place += counted[plane];
+        }
+        if member.lane == 0 && member.plane == comptime!(team.planes - 1) {
+            counts[row] = place + own;
+        }
+
+        let mut at = start;
+        while at < end {
+            let segment_ends = read_ends(intervals, base, at, end, &member, team);
+            #[unroll]
+            for r in 0..READS {
+                let key = at + comptime!((r * team.lanes) as u32) + member.lane as u32;
+                let is_live = segment_ends[r] > key;
+                let live = ballot(is_live, team);
+                if is_live {
+                    let to = base + (place + (live & member.before).count_ones()) as usize;
+                    keys[to] = key;
+                    ends[to] = segment_ends[r];
+                }
+                place += live.count_ones();
+            }
+            at += turn;
         }
     }
+}
+
+/// The ends of this lane's keys of the turn that begins at `at`; 0, before every key, past `end`.
+#[cube]
+fn read_ends(
+    intervals: &[Vector<u32, Const<2>>],
+    base: usize,
+    at: u32,
+    end: u32,
+    member: &Member,
+    #[comptime] team: Team,
+) -> Array<u32> {
+    let mut ends = Array::<u32>::new(READS);
+    #[unroll]
+    for r in 0..READS {
+        let key = at + comptime!((r * team.lanes) as u32) + member.lane as u32;
+        let read = intervals[base + min(key, end - 1u32) as usize].extract(1usize);
+        ends[r] = select(key < end, read, 0u32);
+    }
+    ends
 }

@@ -6,6 +6,7 @@
 
 mod launch;
 mod live;
+mod team;
 #[cfg(test)]
 mod tests;
 mod tile_keys;
@@ -16,6 +17,7 @@ use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 use flash_dma_problem::Problem;
 use std::ops::Range;
+use team::Team;
 
 pub(crate) use tiles::QueryTiles;
 
@@ -48,15 +50,16 @@ pub(crate) struct TileKeyLists {
     pub slice: Range<usize>,
 }
 
-/// Lists the live keys of every row, in 3 launches.
+/// Lists the live keys of every row, in one launch.
 ///
 /// The intervals must be those of [`select`](crate::select()) for `problem`. Whatever they hold,
 /// nothing is read or written out of bounds.
 pub(crate) fn live_keys(client: &Client, problem: &Problem, selection: &Selection) -> LiveKeys {
-    launch::live_keys(client, problem, selection)
+    let team = Team::new(client, launch::ROW_PLANES);
+    launch::live_keys(client, problem, selection, team)
 }
 
-/// Lists the keys of the query tiles in `slice`, one of [`QueryTiles::slices`], in 3 launches.
+/// Lists the keys of the query tiles in `slice`, one of [`QueryTiles::slices`], in one launch.
 pub(crate) fn tile_key_lists(
     client: &Client,
     problem: &Problem,
@@ -64,5 +67,18 @@ pub(crate) fn tile_key_lists(
     tiles: &QueryTiles,
     slice: Range<usize>,
 ) -> TileKeyLists {
-    launch::tile_key_lists(client, problem, live, tiles, slice)
+    let team = Team::new(client, launch::TILE_PLANES);
+    launch::tile_key_lists(client, problem, live, tiles, slice, team)
+}
+
+/// Makes and drops the lists of [`forward`](crate::forward()) in tiles of `queries`, for benchmarks: what
+/// a forward pass launches beside its attention kernel. `problem` must have scores, and `selection` must
+/// fit it.
+#[doc(hidden)]
+pub fn list_all(client: &Client, problem: &Problem, selection: &Selection, queries: usize) {
+    let live = live_keys(client, problem, selection);
+    let tiles = QueryTiles::new(problem, queries);
+    for slice in tiles.slices(problem.batch * problem.kv_heads) {
+        tile_key_lists(client, problem, &live, &tiles, slice);
+    }
 }

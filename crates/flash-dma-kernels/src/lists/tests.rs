@@ -1,4 +1,5 @@
-use super::{QueryTiles, live_keys, tile_key_lists};
+use super::team::Team;
+use super::{QueryTiles, launch, live_keys, tile_key_lists};
 use crate::testing::{client, read_u32, strided, zeros};
 use crate::{AttentionOptions, ElementType, Problem, Selection};
 use flash_dma_problem::Interval;
@@ -32,8 +33,19 @@ fn selection(rows: &[Vec<Interval>]) -> Selection {
 
 /// Makes all lists, slice by slice, and compares them with their definition.
 fn check(problem: &Problem, rows: &[Vec<Interval>], tile_size: usize, slices: usize) {
+    check_team(problem, rows, tile_size, slices, Team::new(&client(), 1));
+}
+
+/// [`check`] with cubes of several planes.
+fn check_team(
+    problem: &Problem,
+    rows: &[Vec<Interval>],
+    tile_size: usize,
+    slices: usize,
+    team: Team,
+) {
     let client = client();
-    let live = live_keys(&client, problem, &selection(rows));
+    let live = launch::live_keys(&client, problem, &selection(rows), team);
     let n = problem.k_len;
     let [keys, ends, counts] =
         [&live.keys, &live.ends, &live.counts].map(|b| read_u32(&client, b.clone()));
@@ -53,7 +65,7 @@ fn check(problem: &Problem, rows: &[Vec<Interval>], tile_size: usize, slices: us
     let step = tiles.lists.div_ceil(slices).max(1);
     for start in (0..tiles.lists).step_by(step) {
         let slice = start..(start + step).min(tiles.lists);
-        let lists = tile_key_lists(&client, problem, &live, &tiles, slice.clone());
+        let lists = launch::tile_key_lists(&client, problem, &live, &tiles, slice.clone(), team);
         assert_eq!(lists.slice, slice);
         let keys = read_u32(&client, lists.keys);
         let counts = read_u32(&client, lists.counts);
@@ -119,6 +131,19 @@ fn lists_hold_exactly_the_keys_of_each_tile() {
                 check(&problem, &rows, 7, 3);
             }
         }
+    }
+}
+
+#[test]
+fn planes_share_a_list() {
+    // Several rounds of entries that wait, and tiles that leave planes without work.
+    let team = Team {
+        lanes: 1,
+        planes: 3,
+    };
+    let rows = rows(3, 150, 120, 9);
+    for causal in [true, false] {
+        check_team(&problem(3, 130, 150, 120, causal), &rows, 16, 2, team);
     }
 }
 

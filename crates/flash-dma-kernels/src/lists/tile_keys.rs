@@ -1,140 +1,92 @@
-//! Kernels that list the keys of every query tile from the live keys.
-//!
-//! The live keys of a row are cut into chunks and every (tile, chunk) pair is walked by one unit,
-//! twice: to count and, once the counts before it are known, to write. Neighbouring units walk the
-//! same chunk for neighbouring tiles, so their reads coincide.
+//! The kernel that lists the keys of every query tile from the live keys.
 
+use super::team::{Member, Team, ballot};
 use cubecl::prelude::*;
 
-/// Live keys that one unit walks.
-pub(super) const CHUNK: u32 = 128;
+/// Entries that a lane reads before it looks at the first of them, so that the reads overlap.
+const READS: usize = 4;
 
-/// The positions of one query tile's first and last query; negative where a query sees no key.
+/// What is fixed when the kernel is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct TileKeysBlueprint {
+    /// A plane for every tile of a cube.
+    pub team: Team,
+    /// Entries of the live list that wait in shared memory; a multiple of `step`.
+    pub waiting: usize,
+    /// Boundary keys of a tile that wait in shared memory. Intervals of a selection make at most one
+    /// newborn and one death a position.
+    pub boundary: usize,
+}
+
+impl TileKeysBlueprint {
+    pub(super) fn new(team: Team, tile_size: usize) -> Self {
+        let steps = if team.lanes > 1 { 4 } else { 8 };
+        let mut bp = Self {
+            team,
+            waiting: 0,
+            boundary: (2 * tile_size).next_power_of_two().max(64),
+        };
+        bp.waiting = steps * bp.step();
+        bp
+    }
+
+    /// Entries that a cube reads between two barriers.
+    pub(super) fn step(&self) -> usize {
+        READS * self.team.lanes * self.team.planes
+    }
+}
+
+/// The positions of one query tile's first and last query, or those of a group of tiles; negative
+/// where a query sees no key.
 #[derive(CubeType, Clone, Copy)]
 struct Positions {
     first: i32,
     last: i32,
 }
 
-/// `offset` is the position of query 0.
 #[cube]
-fn positions(tile: u32, tile_size: u32, q_len: u32, offset: i32) -> Positions {
-    let start = tile * tile_size;
-    let end = min(start + tile_size, q_len);
-    Positions {
-        first: start as i32 + offset,
-        last: (end - 1u32) as i32 + offset,
-    }
-}
-
-/// Whether a query of the tile attends to the live key: its interval meets the positions.
-#[cube]
-fn is_listed(key: u32, end: u32, at: &Positions) -> bool {
-    key as i32 <= at.last && end as i32 > at.first
-}
-
-/// Whether every query of the tile attends to the key.
-#[cube]
-fn is_full(key: u32, end: u32, at: &Positions) -> bool {
-    key as i32 <= at.first && end as i32 > at.last
-}
-
-/// Counts the full and the boundary keys of each tile in each chunk of live keys.
-///
-/// One unit a (row, chunk, tile), the tile fastest; chunks behind the last live key are left alone.
-/// `keys` and `ends` are `[rows, n]`, `live` `[rows]`. Overwrites `counts` `[rows, chunks, tiles, 2]`.
-/// The tiles are those from `first_tile` on.
-#[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn count_tile_keys_kernel(
-    keys: &[u32],
-    ends: &[u32],
-    live: &[u32],
-    counts: &mut [u32],
-    rows: u32,
-    n: u32,
-    first_tile: u32,
-    tiles: u32,
-    tile_size: u32,
-    q_len: u32,
-    offset: i32,
-) {
-    let chunks = n.div_ceil(CHUNK);
-    let row_chunk = ABSOLUTE_POS / tiles as usize;
-    let row = row_chunk / chunks as usize;
-    if row < rows as usize {
-        let tile = first_tile + (ABSOLUTE_POS % tiles as usize) as u32;
-        let at = positions(tile, tile_size, q_len, offset);
-        let start = (row_chunk % chunks as usize) as u32 * CHUNK;
-        let end = min(start + CHUNK, live[row]);
-        if start < end {
-            let base = row * n as usize;
-            let mut full = 0u32;
-            let mut boundary = 0u32;
-            // Keys ascend: a chunk that begins behind the tile holds none of its keys.
-            if keys[base + start as usize] as i32 <= at.last {
-                for i in start..end {
-                    let key = keys[base + i as usize];
-                    let key_end = ends[base + i as usize];
-                    if is_full(key, key_end, &at) {
-                        full += 1u32;
-                    } else if is_listed(key, key_end, &at) {
-                        boundary += 1u32;
-                    }
-                }
-            }
-            counts[ABSOLUTE_POS * 2] = full;
-            counts[ABSOLUTE_POS * 2 + 1] = boundary;
+impl Positions {
+    /// Of the tiles `tile..=last_tile`; `offset` is the position of query 0.
+    fn new(tile: u32, last_tile: u32, tile_size: u32, q_len: u32, offset: i32) -> Positions {
+        let end = min((last_tile + 1u32) * tile_size, q_len);
+        Positions {
+            first: (tile * tile_size) as i32 + offset,
+            last: (end - 1u32) as i32 + offset,
         }
     }
-}
 
-/// Turns the counts of chunks into those before the chunk, in place, and overwrites `totals`
-/// `[rows, tiles, 2]` with the number of full keys and of all keys, neither above `capacity`.
-///
-/// One unit a (row, tile). `counts` is `[rows, chunks, tiles, 2]`, `live` `[rows]`.
-#[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn scan_tile_keys_kernel(
-    live: &[u32],
-    counts: &mut [u32],
-    totals: &mut [u32],
-    rows: u32,
-    n: u32,
-    tiles: u32,
-    capacity: u32,
-) {
-    let row = ABSOLUTE_POS / tiles as usize;
-    if row < rows as usize {
-        let tile = ABSOLUTE_POS % tiles as usize;
-        let row_chunks = row * n.div_ceil(CHUNK) as usize;
-        let mut full = 0u32;
-        let mut boundary = 0u32;
-        for chunk in 0..live[row].div_ceil(CHUNK) {
-            let slot = ((row_chunks + chunk as usize) * tiles as usize + tile) * 2;
-            let full_here = counts[slot];
-            let boundary_here = counts[slot + 1];
-            counts[slot] = full;
-            counts[slot + 1] = boundary;
-            full += full_here;
-            boundary += boundary_here;
-        }
-        totals[ABSOLUTE_POS * 2] = min(full, capacity);
-        totals[ABSOLUTE_POS * 2 + 1] = min(full + boundary, capacity);
+    /// Whether a query attends to the key: its interval meets the positions.
+    fn meets(&self, key: u32, end: u32) -> bool {
+        key as i32 <= self.last && end as i32 > self.first
+    }
+
+    /// Whether every query attends to the key.
+    fn is_within(&self, key: u32, end: u32) -> bool {
+        key as i32 <= self.first && end as i32 > self.last
     }
 }
 
 /// Writes the lists: the full keys, then the boundary keys, each ascending, never past `capacity`.
 ///
-/// One unit a (row, chunk, tile) as in [`count_tile_keys_kernel`]. `before` `[rows, chunks, tiles, 2]`
-/// are the keys before each chunk, `totals` `[rows, tiles, 2]` as scanned; `lists`
-/// `[rows, tiles, capacity]` is overwritten up to the totals.
+/// A cube owns a group of `planes` consecutive tiles of a row, one a plane. It reads the live list once,
+/// up to the group's last position; the entries that any of the group's positions attends to wait in
+/// shared memory, where each plane picks its tile's. Full keys go straight to the list, boundary keys
+/// wait until the number of full keys is known.
+///
+/// | buffer | layout |
+/// |---|---|
+/// | `keys`, `ends`, `live` | see [`LiveKeys`](super::LiveKeys) |
+/// | `lists` | `[rows, tiles, capacity]`, overwritten up to the total |
+/// | `counts` | `[rows, tiles, 2]`, overwritten: full keys, all keys |
+///
+/// The tiles are those from `first_tile` on.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn write_tile_keys_kernel(
+pub(super) fn tile_keys_kernel(
     keys: &[u32],
     ends: &[u32],
     live: &[u32],
-    before: &[u32],
-    totals: &[u32],
     lists: &mut [u32],
+    counts: &mut [u32],
     rows: u32,
     n: u32,
     first_tile: u32,
@@ -143,35 +95,140 @@ pub(super) fn write_tile_keys_kernel(
     q_len: u32,
     offset: i32,
     capacity: u32,
+    #[comptime] bp: TileKeysBlueprint,
 ) {
-    let chunks = n.div_ceil(CHUNK);
-    let row_chunk = ABSOLUTE_POS / tiles as usize;
-    let row = row_chunk / chunks as usize;
+    let team = comptime!(bp.team);
+    let planes = comptime!(team.planes as u32);
+    let groups = tiles.div_ceil(planes);
+    let row = CUBE_POS / groups as usize;
     if row < rows as usize {
-        let local = ABSOLUTE_POS % tiles as usize;
-        let at = positions(first_tile + local as u32, tile_size, q_len, offset);
-        let start = (row_chunk % chunks as usize) as u32 * CHUNK;
-        let end = min(start + CHUNK, live[row]);
+        let member = Member::this(team);
         let base = row * n as usize;
-        let list = (row * tiles as usize + local) * capacity as usize;
-        if start < end && keys[base + start as usize] as i32 <= at.last {
-            let mut full = before[ABSOLUTE_POS * 2];
-            let mut boundary =
-                totals[(row * tiles as usize + local) * 2] + before[ABSOLUTE_POS * 2 + 1];
-            for i in start..end {
-                let key = keys[base + i as usize];
-                let key_end = ends[base + i as usize];
-                if is_full(key, key_end, &at) {
-                    if full < capacity {
-                        lists[list + full as usize] = key;
-                    }
-                    full += 1u32;
-                } else if is_listed(key, key_end, &at) {
-                    if boundary < capacity {
-                        lists[list + boundary as usize] = key;
-                    }
-                    boundary += 1u32;
+        // The last tiles see the most keys: they go first.
+        let group = groups - 1u32 - (CUBE_POS % groups as usize) as u32;
+        let local = group * planes + member.plane as u32;
+        let group_end = min(group * planes + planes, tiles);
+        let tile = first_tile + min(local, tiles - 1u32);
+        let at = Positions::new(tile, tile, tile_size, q_len, offset);
+        let group_at = Positions::new(
+            first_tile + group * planes,
+            first_tile + group_end - 1u32,
+            tile_size,
+            q_len,
+            offset,
+        );
+
+        let mut waiting =
+            Shared::<[Vector<u32, Const<2>>]>::new_aligned_slice(bp.waiting, 128usize);
+        let mut boundary_keys = Shared::<[u32]>::new_slice(comptime!(bp.boundary * team.planes));
+        // Of two steps in turn: a plane may be a step ahead of one that still reads.
+        let mut stepped = Shared::<[u32]>::new_slice(comptime!(2 * team.planes));
+
+        let list = (row * tiles as usize + local as usize) * capacity as usize;
+        let boundary_base = member.plane * comptime!(bp.boundary);
+        let mut full = 0u32;
+        let mut boundary = 0u32;
+        let mut filled = 0u32;
+        let mut parity = 0usize;
+        let mut next = 0u32;
+        let live_count = live[row];
+        let mut more = live_count > 0u32;
+        if more {
+            more = keys[base] as i32 <= group_at.last;
+        }
+        while more {
+            let own = next + comptime!((READS * team.lanes) as u32) * member.plane as u32;
+            let mut entries = Array::<Vector<u32, Const<2>>>::new(READS);
+            let mut meets = Array::<bool>::new(READS);
+            let mut bits = Array::<u32>::new(READS);
+            let mut own_count = 0u32;
+            #[unroll]
+            for r in 0..READS {
+                let i = own + comptime!((r * team.lanes) as u32) + member.lane as u32;
+                let from = base + min(i, live_count - 1u32) as usize;
+                let mut entry = Vector::<u32, Const<2>>::new(keys[from]);
+                // Past the list: a life that ended before the first position.
+                entry.insert(1usize, select(i < live_count, ends[from], 0u32));
+                entries[r] = entry;
+            }
+            #[unroll]
+            for r in 0..READS {
+                let (key, end) = (entries[r].extract(0usize), entries[r].extract(1usize));
+                meets[r] = end > key && group_at.meets(key, end);
+                bits[r] = ballot(meets[r], team);
+                own_count += bits[r].count_ones();
+            }
+            if member.lane == 0 {
+                stepped[parity * team.planes + member.plane] = own_count;
+            }
+            sync_cube();
+            let mut place = filled;
+            #[unroll]
+            for plane in 0..team.planes {
+                let other = stepped[parity * team.planes + plane];
+                filled += other;
+                place += select(plane < member.plane, other, 0u32);
+            }
+            #[unroll]
+            for r in 0..READS {
+                if meets[r] {
+                    waiting[(place + (bits[r] & member.before).count_ones()) as usize] = entries[r];
                 }
+                place += bits[r].count_ones();
+            }
+            parity = 1usize - parity;
+            next += comptime!(bp.step() as u32);
+            more = next < live_count;
+            if more {
+                more = keys[base + next as usize] as i32 <= group_at.last;
+            }
+
+            if !more || filled > comptime!((bp.waiting - bp.step()) as u32) {
+                sync_cube();
+                if local < tiles {
+                    let mut i = member.lane as u32;
+                    let turns = filled.div_ceil(comptime!(team.lanes as u32));
+                    for _ in 0..turns {
+                        let entry = waiting[min(i, filled - 1u32) as usize];
+                        let (key, end) = (entry.extract(0usize), entry.extract(1usize));
+                        let is_here = i < filled && at.meets(key, end);
+                        let is_full = is_here && at.is_within(key, end);
+                        let is_boundary = is_here && !is_full;
+                        let full_bits = ballot(is_full, team);
+                        let boundary_bits = ballot(is_boundary, team);
+                        let full_place = full + (full_bits & member.before).count_ones();
+                        if is_full && full_place < capacity {
+                            lists[list + full_place as usize] = key;
+                        }
+                        full += full_bits.count_ones();
+                        if boundary_bits != 0u32 {
+                            let place = boundary + (boundary_bits & member.before).count_ones();
+                            if is_boundary && place < comptime!(bp.boundary as u32) {
+                                boundary_keys[boundary_base + place as usize] = key;
+                            }
+                            boundary += boundary_bits.count_ones();
+                        }
+                        i += comptime!(team.lanes as u32);
+                    }
+                }
+                filled = 0u32;
+                sync_cube();
+            }
+        }
+
+        if local < tiles {
+            full = min(full, capacity);
+            boundary = min(boundary, comptime!(bp.boundary as u32));
+            let total = min(full + boundary, capacity);
+            let mut i = member.lane as u32;
+            while full + i < total {
+                lists[list + (full + i) as usize] = boundary_keys[boundary_base + i as usize];
+                i += comptime!(team.lanes as u32);
+            }
+            if member.lane == 0 {
+                let to = (row * tiles as usize + local as usize) * 2;
+                counts[to] = full;
+                counts[to + 1] = total;
             }
         }
     }

@@ -1,11 +1,16 @@
 //! How the queries are cut into tiles, and how much memory their lists take.
 
-use super::tile_keys::CHUNK;
 use flash_dma_problem::Problem;
 use std::ops::Range;
 
 /// The lists of one slice of tiles take at most this many bytes, unless one tile alone takes more.
-const SLICE_BYTES: usize = 64 << 20;
+///
+/// One launch a slice has to fill the device; 32K tokens of 8 heads with a window of 2048 take 65 MiB, in
+/// tiles of 32 queries, and so one slice.
+const SLICE_BYTES: usize = 144 << 20;
+
+/// Words of a list's counts.
+const COUNT_WORDS: usize = 2;
 
 /// The query tiles of a problem: tile `t` holds the queries `t * size .. min((t + 1) * size, q_len)`.
 ///
@@ -22,8 +27,6 @@ pub(crate) struct QueryTiles {
     /// The most keys that one tile can attend to, at least 1: `window` at its first position and one
     /// newborn at each other.
     pub capacity: usize,
-    /// Words that one list and its making take.
-    words: usize,
 }
 
 impl QueryTiles {
@@ -41,7 +44,6 @@ impl QueryTiles {
             count,
             lists: if problem.causal { count } else { count.min(1) },
             capacity,
-            words: capacity + 2 * problem.k_len.div_ceil(CHUNK as usize),
         }
     }
 
@@ -49,8 +51,10 @@ impl QueryTiles {
     /// kernel once a slice: all lists at once would take `q_len * window / size` words a row, which
     /// is no longer O(N) for a window that grows with N.
     pub(crate) fn slices(&self, rows: usize) -> impl Iterator<Item = Range<usize>> + use<> {
-        let list_bytes = rows.max(1) * self.words * size_of::<u32>();
-        let (lists, step) = (self.lists, (SLICE_BYTES / list_bytes).max(1));
+        let list_bytes = rows.max(1) * (self.capacity + COUNT_WORDS) * size_of::<u32>();
+        let (lists, most) = (self.lists, (SLICE_BYTES / list_bytes).max(1));
+        // Of equal size, so that none is too small to fill the device.
+        let step = lists.div_ceil(lists.div_ceil(most).max(1)).max(1);
         (0..lists)
             .step_by(step)
             .map(move |start| start..(start + step).min(lists))
@@ -93,7 +97,7 @@ mod tests {
         assert!(
             slices
                 .iter()
-                .all(|s| s.len() * 8 * tiles.words * 4 <= SLICE_BYTES)
+                .all(|s| s.len() * 8 * (tiles.capacity + COUNT_WORDS) * 4 <= SLICE_BYTES)
         );
     }
 }
