@@ -1,5 +1,6 @@
 //! Host side: which kernels run, in which order, on which buffers.
 
+use super::blocks::{self, BlocksBlueprint};
 use super::quantile::{
     CHUNK, SPAN, count_digits_kernel, descend_kernel, keep_all_kernel, scan_spans_kernel,
     start_queries_kernel, write_intervals_kernel,
@@ -45,6 +46,9 @@ pub(super) fn launch(
     }
     if window >= n {
         return keep_all(client, scores, intervals, rows, n);
+    }
+    if let Some(blueprint) = BlocksBlueprint::choose(client, rows, n) {
+        return blocks::launch(client, scores, window, intervals, blueprint);
     }
     let selecting = Selecting {
         client,

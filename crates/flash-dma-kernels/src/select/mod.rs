@@ -14,11 +14,14 @@
 //! words of scratch a key: order and sort key, twice each, three words of query state, and the digit
 //! counts of one level (`16 / 64 + 16 / 1024`).
 
+mod blocks;
+mod evictions;
 mod launch;
 mod quantile;
 mod sort;
 #[cfg(test)]
 mod tests;
+mod thresholds;
 
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;

@@ -13,7 +13,7 @@ const NAN: u32 = 1;
 
 /// Maps a score to an integer of the same order: greater is better, −0 equals +0.
 #[cube]
-fn sort_key(score: f32) -> u32 {
+pub(super) fn sort_key(score: f32) -> u32 {
     let bits = u32::reinterpret(score);
     let magnitude = bits & 0x7FFF_FFFFu32;
     // Flipping the negative numbers reverses their order; the sign bit then puts them below.

@@ -1,3 +1,4 @@
+use super::blocks::{self, BlocksBlueprint};
 use super::select;
 use crate::AttentionError;
 use crate::testing::{client, read_u32, strided, zeros};
@@ -15,8 +16,21 @@ fn check(rows: &[Vec<f32>], window: usize) {
     let strides = [heads * (n + 3) + 5, n + 3, 1];
     let scores = strided(&client, &rows.concat(), &shape, &strides);
     let out = zeros(&client, &[shape[0], heads, n, 2]);
-    select(&client, scores, window, out.clone()).unwrap();
-    let actual = read_u32(&client, out);
+    select(&client, scores.clone(), window, out.clone()).unwrap();
+    compare(rows, window, &read_u32(&client, out.clone()));
+    if window < n {
+        let aligned = strided(&client, &rows.concat(), &shape, &[heads * n, n, 1]);
+        for (scores, block) in [(scores, 32), (aligned, 256)] {
+            let blueprint = BlocksBlueprint { units: 1, block };
+            blocks::launch(&client, scores, window, out.clone(), blueprint);
+            compare(rows, window, &read_u32(&client, out.clone()));
+        }
+    }
+}
+
+/// Compares the intervals of all rows with the oracle's.
+fn compare(rows: &[Vec<f32>], window: usize, actual: &[u32]) {
+    let n = rows[0].len();
     for (r, row) in rows.iter().enumerate() {
         let wide: Vec<f64> = row.iter().map(|&z| f64::from(z)).collect();
         let expected = if n <= 300 {
@@ -72,6 +86,24 @@ fn long_rows_select_what_the_oracle_selects() {
 fn three_levels_of_digits_select_what_the_oracle_selects() {
     for window in [1, 2048, 10_000] {
         check(&rows_of_every_kind(20_000, 1, window as u64), window);
+    }
+}
+
+#[test]
+fn units_share_a_block() {
+    let client = client();
+    for kind in [Scores::Normal, Scores::Ties, Scores::Recency] {
+        let row: Vec<f32> = (kind.head(300, &mut Rng::new(3)).iter())
+            .map(|&z| z as f32)
+            .collect();
+        let scores = strided(&client, &row, &[1, 1, 300], &[300, 300, 1]);
+        let out = zeros(&client, &[1, 1, 300, 2]);
+        let blueprint = BlocksBlueprint {
+            units: 3,
+            block: 128,
+        };
+        blocks::launch(&client, scores, 70, out.clone(), blueprint);
+        compare(&[row], 70, &read_u32(&client, out));
     }
 }
 

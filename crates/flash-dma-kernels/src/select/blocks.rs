@@ -1,0 +1,102 @@
+//! Host side of the selection by blocks of positions: two launches.
+
+use super::evictions::evictions_kernel;
+use super::thresholds::{MAX_KEYS, THRESHOLD, thresholds_kernel};
+use crate::scratch::{address_type, cubes, scratch};
+use cubecl::client::Client;
+use cubecl::prelude::*;
+
+/// What is fixed when the kernels are compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct BlocksBlueprint {
+    /// Units a cube.
+    pub units: usize,
+    /// Positions a block; a multiple of 32.
+    pub block: usize,
+}
+
+impl BlocksBlueprint {
+    /// The configuration for `rows` of `n` keys, or `None` where sorting serves better: on runtimes
+    /// whose units are threads of a processor, and for rows so long that the keys before every edge
+    /// are more work than a sort.
+    pub(super) fn choose(client: &Client, rows: usize, n: usize) -> Option<Self> {
+        let hardware = &client.properties().hardware;
+        if hardware.plane_size_max <= 1 || n > LONGEST {
+            return None;
+        }
+        let block = match rows * n {
+            ..=0x1_0000 => 256,
+            ..=0x8_0000 => 512,
+            _ => 1024,
+        };
+        Some(Self {
+            units: (hardware.max_units_per_cube as usize).min(1024),
+            block,
+        })
+    }
+}
+
+/// Keys of a row beyond which the sort is faster.
+const LONGEST: usize = 512 << 10;
+const _: () = assert!(LONGEST <= MAX_KEYS);
+
+/// Bytes of a vector of scores.
+const VECTOR_BYTES: u64 = 16;
+
+/// Launches the selection of checked `scores` `[batch, kv_heads, n]`, not empty, into `intervals`; `window`
+/// is less than `n`, and `n` at most [`MAX_KEYS`].
+pub(super) fn launch(
+    client: &Client,
+    scores: TensorBinding,
+    window: usize,
+    intervals: TensorBinding,
+    blueprint: BlocksBlueprint,
+) {
+    let (rows, n) = (scores.shape[0] * scores.shape[1], scores.shape[2]);
+    let blocks = n.div_ceil(blueprint.block);
+    let thresholds = scratch(client, [rows, blocks + 1, THRESHOLD]);
+    let aligned = n.is_multiple_of(4)
+        && scores.strides[..2].iter().all(|s| s.is_multiple_of(4))
+        && scores
+            .handle
+            .offset_start
+            .unwrap_or(0)
+            .is_multiple_of(VECTOR_BYTES);
+    let vector = if aligned { 4 } else { 1 };
+    let address = address_type([&scores, &intervals]);
+    let dim = CubeDim::new_1d(blueprint.units as u32);
+    // SAFETY: cubes past the edges return; `scores` was checked to hold its shape and strides, and its
+    // rows begin at whole vectors.
+    unsafe {
+        thresholds_kernel::launch_unchecked(
+            client,
+            cubes(client, rows * (blocks + 1), dim),
+            dim,
+            address,
+            vector,
+            scores.clone().into_tensor_arg(),
+            thresholds.clone().into_buffer_arg(),
+            rows as u32,
+            n as u32,
+            window as u32,
+            blueprint,
+        );
+    }
+    // SAFETY: cubes past the blocks return; the intervals hold `[rows, n, 2]`.
+    unsafe {
+        evictions_kernel::launch_unchecked(
+            client,
+            cubes(client, rows * blocks, dim),
+            dim,
+            address,
+            vector,
+            scores.into_tensor_arg(),
+            thresholds.into_buffer_arg(),
+            intervals.into_buffer_arg(),
+            rows as u32,
+            n as u32,
+            window as u32,
+            blueprint,
+        );
+    }
+}

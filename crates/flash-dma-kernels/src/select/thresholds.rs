@@ -1,0 +1,275 @@
+//! The kernel that finds which keys are attended at the beginning of every block of positions.
+
+use super::blocks::BlocksBlueprint;
+use super::sort::{NEVER, sort_key};
+use cubecl::prelude::*;
+
+/// Bits of a digit, and the values it takes.
+const DIGIT: u32 = 11;
+const BINS: usize = 1 << DIGIT;
+/// Neighbouring bins that are added up first.
+const GROUP: usize = 32;
+const GROUPS: usize = BINS / GROUP;
+/// Vectors of scores that a unit reads before it looks at the first of them, so that the reads overlap.
+pub(super) const READS: usize = 4;
+
+/// Words of a threshold: sort key, index, live keys.
+pub(super) const THRESHOLD: usize = 3;
+/// Keys a row may have: two digits of index.
+pub(super) const MAX_KEYS: usize = 1 << (2 * DIGIT);
+
+/// The worst of the `window` best among the keys before an edge between blocks.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Threshold {
+    /// Its sort key; [`NEVER`] if fewer than `window` of those keys are ever attended to.
+    pub key: u32,
+    /// Its index: keys of the same score that come later are not attended to.
+    pub last: u32,
+    /// Keys attended to at the edge.
+    pub live: u32,
+}
+
+#[cube]
+impl Threshold {
+    pub(super) fn read(thresholds: &[u32], row_edge: usize) -> Threshold {
+        let at = row_edge * THRESHOLD;
+        Threshold {
+            key: thresholds[at],
+            last: thresholds[at + 1],
+            live: thresholds[at + 2],
+        }
+    }
+
+    /// Whether a key, which must not be [`NEVER`], is the threshold or better.
+    pub(super) fn keeps(&self, key: u32, index: u32) -> bool {
+        key > self.key || (key == self.key && index <= self.last)
+    }
+}
+
+/// Finds the threshold at every edge `0, block, 2 * block, .., n` of every row: a radix selection over
+/// the keys before it, by digits of the sort key and, where a tie is cut, of the index.
+///
+/// One cube a (row, edge). `scores` is `[batch, kv_heads, n]` with any strides and a contiguous last axis,
+/// of vectors that divide `n` and `block`; `thresholds` is `[rows, edges]` of [`Threshold`], overwritten.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn thresholds_kernel<N: Size>(
+    scores: &Tensor<Vector<f32, N>>,
+    thresholds: &mut [u32],
+    rows: u32,
+    n: u32,
+    window: u32,
+    #[comptime] bp: BlocksBlueprint,
+) {
+    let edges = (n.div_ceil(comptime!(bp.block as u32)) + 1u32) as usize;
+    let row = CUBE_POS / edges;
+    if row < rows as usize {
+        // The last edges have the most keys before them: they go first.
+        let edge = edges - 1 - CUBE_POS % edges;
+        let len = min(edge as u32 * comptime!(bp.block as u32), n);
+        let from = row_start::<N>(scores, row);
+        let mut counts = Shared::<[Atomic<u32>]>::new_slice(BINS);
+        let mut groups = Shared::<[u32]>::new_slice(GROUPS);
+        let mut found = Shared::<[u32]>::new_slice(5usize);
+
+        // As if the row began with keys of score -inf, so that there is a `window`-th best.
+        let missing = window - min(window, len);
+        let mut wanted = window;
+        let mut equal = 0u32;
+        let mut key = 0u32;
+        for pass in 0..3u32 {
+            let shift = select(pass == 0u32, 21u32, select(pass == 1u32, 10u32, 0u32));
+            let bits = Bits {
+                shift,
+                digit: select(pass == 2u32, 0x3FFu32, 0x7FFu32),
+                above: select(
+                    pass == 0u32,
+                    0u32,
+                    select(pass == 1u32, 0xFFE0_0000u32, 0xFFFF_FC00u32),
+                ),
+            };
+            clear(&mut counts, select(key == NEVER, missing, 0u32), bp);
+            sync_cube();
+            count_digits::<N>(scores, from, len, &counts, key, &bits, false, key, bp);
+            let digit = find_digit(&counts, &mut groups, &mut found, wanted, bp);
+            key += digit.value << shift;
+            wanted = digit.wanted;
+            equal = digit.count;
+        }
+        // All keys better than -inf: none of the `wanted` others.
+        let mut live = window;
+        if key == NEVER {
+            live = window - wanted;
+        }
+        let mut last = len - min(len, 1u32);
+        if key != NEVER && wanted < equal {
+            // Only the first of the equal keys are kept: the last of them, by ascending index.
+            let mut index = 0u32;
+            for pass in 0..2u32 {
+                let bits = Bits {
+                    shift: select(pass == 0u32, comptime!(DIGIT), 0u32),
+                    digit: 0x7FFu32,
+                    above: select(pass == 0u32, 0u32, comptime!(!(BINS as u32 - 1))),
+                };
+                clear(&mut counts, 0u32, bp);
+                sync_cube();
+                count_digits::<N>(scores, from, len, &counts, index, &bits, true, key, bp);
+                let digit = find_digit(&counts, &mut groups, &mut found, wanted, bp);
+                wanted = digit.wanted;
+                index += (comptime!(BINS as u32 - 1) - digit.value) << bits.shift;
+            }
+            last = index;
+        }
+        if UNIT_POS == 0 {
+            let to = (row * edges + edge) * THRESHOLD;
+            thresholds[to] = key;
+            thresholds[to + 1] = last;
+            thresholds[to + 2] = live;
+        }
+    }
+}
+
+/// The first vector of a row of scores.
+#[cube]
+pub(super) fn row_start<N: Size>(scores: &Tensor<Vector<f32, N>>, row: usize) -> usize {
+    let size = scores.vector_size().comptime();
+    let heads = scores.shape(1);
+    ((row / heads) * scores.stride(0) + (row % heads) * scores.stride(1)) / size
+}
+
+/// Which bits of a word are the digit, and which are above it.
+#[derive(CubeType, Clone, Copy)]
+struct Bits {
+    shift: u32,
+    /// The digit's, after the shift.
+    digit: u32,
+    /// Those above the digit.
+    above: u32,
+}
+
+/// A value of a digit and what is left to find below it.
+#[derive(CubeType, Clone, Copy)]
+struct Digit {
+    value: u32,
+    /// Which of the elements of that value is sought, from 1, the greatest first.
+    wanted: u32,
+    /// Elements of that value.
+    count: u32,
+}
+
+/// Sets the counts to 0, that of digit 0 to `lowest`. The caller synchronises.
+#[cube]
+fn clear(counts: &mut Shared<[Atomic<u32>]>, lowest: u32, #[comptime] bp: BlocksBlueprint) {
+    let mut bin = UNIT_POS as usize;
+    while bin < BINS {
+        counts[bin].store(select(bin == 0, lowest, 0u32));
+        bin += bp.units;
+    }
+}
+
+/// Counts the digits of the first `len` sort keys that agree with `known` above the digit; or, if
+/// `by_index`, the inverted digits of the indices of those equal to `key`.
+#[cube]
+fn count_digits<N: Size>(
+    scores: &Tensor<Vector<f32, N>>,
+    from: usize,
+    len: u32,
+    counts: &Shared<[Atomic<u32>]>,
+    known: u32,
+    bits: &Bits,
+    #[comptime] by_index: bool,
+    key: u32,
+    #[comptime] bp: BlocksBlueprint,
+) {
+    let size = scores.vector_size().comptime();
+    let units = comptime!(bp.units as u32);
+    let vectors = len / comptime!(size as u32);
+    let mut at = UNIT_POS;
+    while at < vectors {
+        let mut read = Array::<Vector<f32, N>>::new(READS);
+        #[unroll]
+        for r in 0..READS {
+            let vector = at + comptime!(r as u32) * units;
+            read[r] = scores[from + min(vector, vectors - 1u32) as usize];
+        }
+        #[unroll]
+        for r in 0..READS {
+            let vector = at + comptime!(r as u32) * units;
+            if vector < vectors {
+                #[unroll]
+                for e in 0..size {
+                    let own = sort_key(read[r].extract(e));
+                    let mut counted = own & bits.above == known;
+                    let mut digit = (own >> bits.shift) & bits.digit;
+                    if comptime!(by_index) {
+                        let index = vector * comptime!(size as u32) + comptime!(e as u32);
+                        counted = own == key && index & bits.above == known;
+                        digit = comptime!(BINS as u32 - 1) - ((index >> bits.shift) & bits.digit);
+                    }
+                    if counted {
+                        counts[digit as usize].fetch_add(1u32);
+                    }
+                }
+            }
+        }
+        at += comptime!(READS as u32) * units;
+    }
+}
+
+/// The digit of the `wanted`-th greatest of the counted elements; there must be so many. Synchronises
+/// before it reads the counts and before it returns; `groups` and `found` are its own.
+#[cube]
+fn find_digit(
+    counts: &Shared<[Atomic<u32>]>,
+    groups: &mut Shared<[u32]>,
+    found: &mut Shared<[u32]>,
+    wanted: u32,
+    #[comptime] bp: BlocksBlueprint,
+) -> Digit {
+    sync_cube();
+    let mut group = UNIT_POS as usize;
+    while group < GROUPS {
+        let mut sum = 0u32;
+        for b in 0..GROUP {
+            // Units begin at different bins: those of one place in their groups share a bank.
+            sum += counts[group * GROUP + (b + group) % GROUP].load();
+        }
+        groups[group] = sum;
+        group += bp.units;
+    }
+    sync_cube();
+    let mut group = UNIT_POS as usize;
+    while group < GROUPS {
+        let mut above = 0u32;
+        for other in group + 1..GROUPS {
+            above += groups[other];
+        }
+        if above < wanted && wanted <= above + groups[group] {
+            found[0] = group as u32;
+            found[1] = wanted - above;
+        }
+        group += bp.units;
+    }
+    sync_cube();
+    let first = found[0] as usize * GROUP;
+    let rest = found[1];
+    let mut b = UNIT_POS as usize;
+    while b < GROUP {
+        let mut above = 0u32;
+        for other in b + 1..GROUP {
+            above += counts[first + other].load();
+        }
+        let own = counts[first + b].load();
+        if above < rest && rest <= above + own {
+            found[2] = (first + b) as u32;
+            found[3] = rest - above;
+            found[4] = own;
+        }
+        b += bp.units;
+    }
+    sync_cube();
+    Digit {
+        value: found[2],
+        wanted: found[3],
+        count: found[4],
+    }
+}
