@@ -20,6 +20,8 @@ pub(super) struct Case {
 /// Keys enough for three levels of the selection's tree, and heads enough to fill cubes.
 const HEADS: usize = 8;
 const K_LEN: usize = 128 << 10;
+/// Keys too many for a selection by blocks.
+const SORTED_K_LEN: usize = 1 << 20;
 /// Keys of problems whose buffers pass 32-bit indices.
 const LONG_K_LEN: usize = 512 << 20;
 
@@ -31,7 +33,9 @@ pub(super) fn all() -> Vec<Case> {
 
 /// Selection and key lists, with 32 and 64 bit addresses.
 pub(super) fn selection() -> Vec<Case> {
-    let mut cases = Vec::new();
+    let mut cases = vec![case("select-long".into(), |client| {
+        selected(client, SORTED_K_LEN, 2048);
+    })];
     for (suffix, k_len) in [("", K_LEN), ("-64bit", LONG_K_LEN)] {
         cases.push(case(format!("select{suffix}"), move |client| {
             selected(client, k_len, 2048);

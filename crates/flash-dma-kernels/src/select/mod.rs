@@ -5,14 +5,27 @@
 //! the first `r` keys of that order. If that index is less than `j` the key is never attended to; if
 //! `r < window` it is never evicted. Keys of score −∞ rank last, so no key counts them.
 //!
+//! In two ways. **By blocks** ([`blocks`]), on GPUs, for rows of up to 512K keys: what is attended at
+//! position `p` is what is no worse than the `window`-th best of the first `p + 1` keys, and that threshold
+//! only rises.
+//!
+//! 1. [`thresholds`]: the threshold at the edges of blocks of positions, each by a radix selection over the
+//!    keys before it;
+//! 2. [`evictions`]: who is evicted within each block.
+//!
+//! That is two launches, O(n² / block) reads of scores and 3 words of scratch an edge.
+//!
+//! **By sorting** ([`launch`]), for longer rows and where units are threads of a processor:
+//!
 //! 1. [`sort`]: sort keys and blocks of 32 by counting, then a merge sort by bisection;
 //! 2. [`quantile`]: a wavelet tree over the order, built and descended by all queries a level at a
 //!    time, with digits of up to 4 bits, down to nodes of 64 indices that are searched directly.
 //!
-//! For `n` keys that is `3 + ceil(log2(n / 32)) + 3 * ceil((ceil(log2 n) - 6) / 4)` launches (22 for
-//! 32K, 24 for 128K; one if the window evicts nothing), O(n log n) work, no host round trip, and 7.3
-//! words of scratch a key: order and sort key, twice each, three words of query state, and the digit
-//! counts of one level (`16 / 64 + 16 / 1024`).
+//! For `n` keys that is `3 + ceil(log2(n / 32)) + 3 * ceil((ceil(log2 n) - 6) / 4)` launches (30 for 1M),
+//! O(n log n) work, and 7.3 words of scratch a key: order and sort key, twice each, three words of query
+//! state, and the digit counts of one level (`16 / 64 + 16 / 1024`).
+//!
+//! Neither waits for the host, and a window that evicts nothing takes one launch.
 
 mod blocks;
 mod evictions;
