@@ -13,6 +13,8 @@ pub(super) struct BlocksBlueprint {
     pub units: usize,
     /// Positions a block; a multiple of 32.
     pub block: usize,
+    /// Whether kernels may hold PTX: on CUDA, through the C++ generator.
+    pub ptx: bool,
 }
 
 impl BlocksBlueprint {
@@ -20,18 +22,24 @@ impl BlocksBlueprint {
     /// whose units are threads of a processor, and for rows so long that the keys before every edge
     /// are more work than a sort.
     pub(super) fn choose(client: &Client, rows: usize, n: usize) -> Option<Self> {
-        let hardware = &client.properties().hardware;
+        let properties = client.properties();
+        let hardware = &properties.hardware;
         if hardware.plane_size_max <= 1 || n > LONGEST {
             return None;
         }
-        let block = match rows * n {
-            ..=0x1_0000 => 256,
-            ..=0x8_0000 => 512,
-            _ => 1024,
+        // Short blocks fill the device, long ones read fewer keys.
+        let keys = rows * n;
+        let block = if keys <= 64 << 10 {
+            256
+        } else if keys <= 512 << 10 {
+            512
+        } else {
+            1024
         };
         Some(Self {
             units: (hardware.max_units_per_cube as usize).min(1024),
             block,
+            ptx: properties.features.copy_async,
         })
     }
 }

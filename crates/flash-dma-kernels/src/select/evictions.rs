@@ -35,8 +35,8 @@ struct Keys {
 /// [`thresholds_kernel`](super::thresholds::thresholds_kernel), which made `thresholds`; `intervals` is
 /// contiguous `[rows, n, 2]`, overwritten.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn evictions_kernel<N: Size>(
-    scores: &Tensor<Vector<f32, N>>,
+pub(super) fn evictions_kernel<S: Size>(
+    scores: &Tensor<Vector<f32, S>>,
     thresholds: &[u32],
     intervals: &mut [u32],
     rows: u32,
@@ -53,7 +53,7 @@ pub(super) fn evictions_kernel<N: Size>(
         let after = Threshold::read(thresholds, row_edge + block + 1);
         let at_end = Threshold::read(thresholds, row_edge + blocks);
         let start = block as u32 * comptime!(bp.block as u32);
-        let from = row_start::<N>(scores, row);
+        let from = row_start::<S>(scores, row);
         let row_base = row * n as usize;
 
         let mut keys = Keys {
@@ -70,7 +70,7 @@ pub(super) fn evictions_kernel<N: Size>(
             keys.lens[0].store(0u32);
             keys.lens[1].store(0u32);
         }
-        load_newborns::<N>(scores, from, start, n, &mut keys, bp);
+        load_newborns::<S>(scores, from, start, n, &mut keys, bp);
         sync_cube();
         let mut four = UNIT_POS as usize;
         while four < comptime!(bp.block / 4) {
@@ -101,7 +101,7 @@ pub(super) fn evictions_kernel<N: Size>(
             local += comptime!(bp.units as u32);
         }
         if after.key != NEVER && (before.key != after.key || before.last != after.last) {
-            gather_old::<N>(scores, from, start, &before, &after, &mut keys, bp);
+            gather_old::<S>(scores, from, start, &before, &after, &mut keys, bp);
         }
         sync_cube();
 
@@ -153,8 +153,8 @@ fn write(intervals: &mut [u32], row_base: usize, index: u32, end: u32) {
 
 /// Fills `keys.born`. The caller synchronises.
 #[cube]
-fn load_newborns<N: Size>(
-    scores: &Tensor<Vector<f32, N>>,
+fn load_newborns<S: Size>(
+    scores: &Tensor<Vector<f32, S>>,
     from: usize,
     start: u32,
     n: u32,
@@ -179,8 +179,8 @@ fn load_newborns<N: Size>(
 /// Fills `keys.old`: the keys before `start` that are attended there but not at the block's end. The
 /// caller synchronises.
 #[cube]
-fn gather_old<N: Size>(
-    scores: &Tensor<Vector<f32, N>>,
+fn gather_old<S: Size>(
+    scores: &Tensor<Vector<f32, S>>,
     from: usize,
     start: u32,
     before: &Threshold,
@@ -193,7 +193,7 @@ fn gather_old<N: Size>(
     let vectors = start / comptime!(size as u32);
     let mut at = UNIT_POS;
     while at < vectors {
-        let mut read = Array::<Vector<f32, N>>::new(READS);
+        let mut read = Array::<Vector<f32, S>>::new(READS);
         #[unroll]
         for r in 0..READS {
             let vector = at + comptime!(r as u32) * units;

@@ -21,7 +21,11 @@ fn check(rows: &[Vec<f32>], window: usize) {
     if window < n {
         let aligned = strided(&client, &rows.concat(), &shape, &[heads * n, n, 1]);
         for (scores, block) in [(scores, 32), (aligned, 256)] {
-            let blueprint = BlocksBlueprint { units: 1, block };
+            let blueprint = BlocksBlueprint {
+                units: 1,
+                block,
+                ptx: false,
+            };
             blocks::launch(&client, scores, window, out.clone(), blueprint);
             compare(rows, window, &read_u32(&client, out.clone()));
         }
@@ -101,6 +105,7 @@ fn units_share_a_block() {
         let blueprint = BlocksBlueprint {
             units: 3,
             block: 128,
+            ptx: false,
         };
         blocks::launch(&client, scores, 70, out.clone(), blueprint);
         compare(&[row], 70, &read_u32(&client, out));

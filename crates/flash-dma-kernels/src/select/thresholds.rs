@@ -52,8 +52,8 @@ impl Threshold {
 /// One cube a (row, edge). `scores` is `[batch, kv_heads, n]` with any strides and a contiguous last axis,
 /// of vectors that divide `n` and `block`; `thresholds` is `[rows, edges]` of [`Threshold`], overwritten.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn thresholds_kernel<N: Size>(
-    scores: &Tensor<Vector<f32, N>>,
+pub(super) fn thresholds_kernel<S: Size>(
+    scores: &Tensor<Vector<f32, S>>,
     thresholds: &mut [u32],
     rows: u32,
     n: u32,
@@ -66,7 +66,7 @@ pub(super) fn thresholds_kernel<N: Size>(
         // The last edges have the most keys before them: they go first.
         let edge = edges - 1 - CUBE_POS % edges;
         let len = min(edge as u32 * comptime!(bp.block as u32), n);
-        let from = row_start::<N>(scores, row);
+        let from = row_start::<S>(scores, row);
         let mut counts = Shared::<[Atomic<u32>]>::new_slice(BINS);
         let mut groups = Shared::<[u32]>::new_slice(GROUPS);
         let mut found = Shared::<[u32]>::new_slice(5usize);
@@ -89,7 +89,7 @@ pub(super) fn thresholds_kernel<N: Size>(
             };
             clear(&mut counts, select(key == NEVER, missing, 0u32), bp);
             sync_cube();
-            count_digits::<N>(scores, from, len, &counts, key, &bits, false, key, bp);
+            count_digits::<S>(scores, from, len, &counts, key, &bits, false, key, bp);
             let digit = find_digit(&counts, &mut groups, &mut found, wanted, bp);
             key += digit.value << shift;
             wanted = digit.wanted;
@@ -112,7 +112,7 @@ pub(super) fn thresholds_kernel<N: Size>(
                 };
                 clear(&mut counts, 0u32, bp);
                 sync_cube();
-                count_digits::<N>(scores, from, len, &counts, index, &bits, true, key, bp);
+                count_digits::<S>(scores, from, len, &counts, index, &bits, true, key, bp);
                 let digit = find_digit(&counts, &mut groups, &mut found, wanted, bp);
                 wanted = digit.wanted;
                 index += (comptime!(BINS as u32 - 1) - digit.value) << bits.shift;
@@ -130,7 +130,7 @@ pub(super) fn thresholds_kernel<N: Size>(
 
 /// The first vector of a row of scores.
 #[cube]
-pub(super) fn row_start<N: Size>(scores: &Tensor<Vector<f32, N>>, row: usize) -> usize {
+pub(super) fn row_start<S: Size>(scores: &Tensor<Vector<f32, S>>, row: usize) -> usize {
     let size = scores.vector_size().comptime();
     let heads = scores.shape(1);
     ((row / heads) * scores.stride(0) + (row % heads) * scores.stride(1)) / size
@@ -169,8 +169,8 @@ fn clear(counts: &mut Shared<[Atomic<u32>]>, lowest: u32, #[comptime] bp: Blocks
 /// Counts the digits of the first `len` sort keys that agree with `known` above the digit; or, if
 /// `by_index`, the inverted digits of the indices of those equal to `key`.
 #[cube]
-fn count_digits<N: Size>(
-    scores: &Tensor<Vector<f32, N>>,
+fn count_digits<S: Size>(
+    scores: &Tensor<Vector<f32, S>>,
     from: usize,
     len: u32,
     counts: &Shared<[Atomic<u32>]>,
@@ -183,9 +183,13 @@ fn count_digits<N: Size>(
     let size = scores.vector_size().comptime();
     let units = comptime!(bp.units as u32);
     let vectors = len / comptime!(size as u32);
+    let mut first_count = 0u32;
+    if comptime!(bp.ptx) {
+        first_count = shared_address::<Atomic<u32>>(&counts[0..1]);
+    }
     let mut at = UNIT_POS;
     while at < vectors {
-        let mut read = Array::<Vector<f32, N>>::new(READS);
+        let mut read = Array::<Vector<f32, S>>::new(READS);
         #[unroll]
         for r in 0..READS {
             let vector = at + comptime!(r as u32) * units;
@@ -206,13 +210,33 @@ fn count_digits<N: Size>(
                         digit = comptime!(BINS as u32 - 1) - ((index >> bits.shift) & bits.digit);
                     }
                     if counted {
-                        counts[digit as usize].fetch_add(1u32);
+                        count(counts, first_count, digit, bp);
                     }
                 }
             }
         }
         at += comptime!(READS as u32) * units;
     }
+}
+
+/// Adds 1 to a count; `first` is the shared-memory address of the first. CubeCL's own atomic takes a
+/// generic address, which is a trip through the memory system for each.
+#[cube]
+fn count(counts: &Shared<[Atomic<u32>]>, first: u32, digit: u32, #[comptime] bp: BlocksBlueprint) {
+    if comptime!(bp.ptx) {
+        let at = first + digit * 4u32;
+        gpu_asm!("red.shared.add.u32 [{}], 1;", in(_) at, options(explicit_mem, reads_address_space shared, writes_address_space shared));
+    } else {
+        counts[digit as usize].fetch_add(1u32);
+    }
+}
+
+/// The address of a slice in shared memory, as PTX instructions take it.
+#[cube]
+fn shared_address<T: CubePrimitive>(slice: &[T]) -> u32 {
+    let out: u32;
+    gpu_asm!("{{ .reg .u64 t; cvta.to.shared.u64 t, {p}; cvt.u32.u64 {o}, t; }}", p = in(_) unsafe { slice.as_ptr_unchecked() }, o = out(_) out, options(pure, nomem));
+    out
 }
 
 /// The digit of the `wanted`-th greatest of the counted elements; there must be so many. Synchronises
