@@ -4,7 +4,7 @@ use super::team::{Member, Team, ballot};
 use cubecl::prelude::*;
 
 /// Keys that a lane reads before it looks at the first of them, so that the reads overlap.
-const READS: usize = 4;
+const READS: usize = 8;
 
 /// Lists the keys of non-empty interval, in order.
 ///

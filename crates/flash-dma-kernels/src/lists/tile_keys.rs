@@ -4,7 +4,9 @@ use super::team::{Member, Team, ballot};
 use cubecl::prelude::*;
 
 /// Entries that a lane reads before it looks at the first of them, so that the reads overlap.
-const READS: usize = 4;
+const READS: usize = 8;
+/// Waiting entries that a lane looks at in one turn.
+const PICKS: usize = 4;
 
 /// What is fixed when the kernel is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -20,13 +22,12 @@ pub(super) struct TileKeysBlueprint {
 
 impl TileKeysBlueprint {
     pub(super) fn new(team: Team, tile_size: usize) -> Self {
-        let steps = if team.lanes > 1 { 4 } else { 8 };
         let mut bp = Self {
             team,
             waiting: 0,
             boundary: (2 * tile_size).next_power_of_two().max(64),
         };
-        bp.waiting = steps * bp.step();
+        bp.waiting = 2 * bp.step();
         bp
     }
 
@@ -186,29 +187,35 @@ pub(super) fn tile_keys_kernel(
             if !more || filled > comptime!((bp.waiting - bp.step()) as u32) {
                 sync_cube();
                 if local < tiles {
-                    let mut i = member.lane as u32;
-                    let turns = filled.div_ceil(comptime!(team.lanes as u32));
-                    for _ in 0..turns {
-                        let entry = waiting[min(i, filled - 1u32) as usize];
-                        let (key, end) = (entry.extract(0usize), entry.extract(1usize));
-                        let is_here = i < filled && at.meets(key, end);
-                        let is_full = is_here && at.is_within(key, end);
-                        let is_boundary = is_here && !is_full;
-                        let full_bits = ballot(is_full, team);
-                        let boundary_bits = ballot(is_boundary, team);
-                        let full_place = full + (full_bits & member.before).count_ones();
-                        if is_full && full_place < capacity {
-                            lists[list + full_place as usize] = key;
+                    let mut turn = 0u32;
+                    while turn < filled {
+                        let mut picked = Array::<Vector<u32, Const<2>>>::new(PICKS);
+                        #[unroll]
+                        for p in 0..PICKS {
+                            let i = turn + comptime!((p * team.lanes) as u32) + member.lane as u32;
+                            picked[p] = waiting[min(i, filled - 1u32) as usize];
                         }
-                        full += full_bits.count_ones();
-                        if boundary_bits != 0u32 {
+                        #[unroll]
+                        for p in 0..PICKS {
+                            let i = turn + comptime!((p * team.lanes) as u32) + member.lane as u32;
+                            let (key, end) = (picked[p].extract(0usize), picked[p].extract(1usize));
+                            let is_here = i < filled && at.meets(key, end);
+                            let is_full = is_here && at.is_within(key, end);
+                            let is_boundary = is_here && !is_full;
+                            let full_bits = ballot(is_full, team);
+                            let boundary_bits = ballot(is_boundary, team);
+                            let place = full + (full_bits & member.before).count_ones();
+                            if is_full && place < capacity {
+                                lists[list + place as usize] = key;
+                            }
+                            full += full_bits.count_ones();
                             let place = boundary + (boundary_bits & member.before).count_ones();
                             if is_boundary && place < comptime!(bp.boundary as u32) {
                                 boundary_keys[boundary_base + place as usize] = key;
                             }
                             boundary += boundary_bits.count_ones();
                         }
-                        i += comptime!(team.lanes as u32);
+                        turn += comptime!((PICKS * team.lanes) as u32);
                     }
                 }
                 filled = 0u32;
