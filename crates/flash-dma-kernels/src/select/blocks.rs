@@ -36,9 +36,11 @@ impl BlocksBlueprint {
         } else {
             1024
         };
+        // A cube that writes intervals holds five words a position.
+        let room = (hardware.max_shared_memory_size / 20 / 32 * 32).max(32);
         Some(Self {
-            units: (hardware.max_units_per_cube as usize).min(1024),
-            block,
+            units: (hardware.max_units_per_cube as usize).min(512),
+            block: block.min(room),
             ptx: properties.features.copy_async,
         })
     }
