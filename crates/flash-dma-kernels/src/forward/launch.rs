@@ -24,8 +24,8 @@ pub enum Engine {
     /// `mma.sync` on tensor cores: f16 and bf16, head dimensions in steps of 32, rows that begin at
     /// multiples of 16 bytes, on CUDA devices of sm_80 and newer.
     Mma,
-    /// `wgmma` on tensor cores: f16 and bf16, head dimensions in steps of 64, rows that begin at
-    /// multiples of 16 bytes, on CUDA devices of sm_90.
+    /// `wgmma` on tensor cores: f16 and bf16, head dimensions of 64, 128 and 256, rows that
+    /// begin at multiples of 16 bytes, on CUDA devices of sm_90.
     Wgmma,
 }
 

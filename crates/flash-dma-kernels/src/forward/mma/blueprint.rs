@@ -110,7 +110,8 @@ impl MmaBlueprint {
     }
 
     /// The configuration for `problem` on `wgmma`, or `None` if it does not serve it: f16 and bf16 on
-    /// sm_90, head dimensions in steps of 64.
+    /// sm_90, head dimensions of 64, 128 and 256. (Accumulators of 192 columns would be vectors of 96,
+    /// and CubeCL aligns a vector to its length.)
     ///
     /// Four warpgroups share every key that is copied, and while one is busy with its softmax the
     /// tensor cores serve the others; 512 units leave 128 registers each, enough for an output of
@@ -119,6 +120,7 @@ impl MmaBlueprint {
     pub(crate) fn choose_wgmma(problem: &Problem, properties: &DeviceProperties) -> Option<Self> {
         let served = problem.element != ElementType::F32
             && problem.head_dim.is_multiple_of(PANEL)
+            && problem.head_dim.is_power_of_two()
             && properties.features.copy_async
             && properties.identity.fingerprint == WGMMA_DEVICE;
         if !served {
@@ -126,11 +128,7 @@ impl MmaBlueprint {
         }
         let group = problem.group();
         let heads = (1..=group.min(64)).rfind(|n| group.is_multiple_of(*n))?;
-        let most = match problem.head_dim {
-            ..=128 => 4,
-            129..=192 => 3,
-            _ => 2,
-        };
+        let most = if problem.head_dim <= 128 { 4 } else { 2 };
         let with = |warpgroups: usize| Self {
             instruction: Instruction::Wgmma,
             element: problem.element,

@@ -132,8 +132,10 @@ pub(super) fn forward_mma_kernel<E: Float>(
             // This unit's part of the tile has landed; behind the barrier, every unit's has, and every
             // warp is done with the stage that is filled next.
             wait_copies(comptime!(bp.stages as u32 - 2));
-            if turn - ahead >= full_tiles {
-                zero_not_finite::<E>(&mut stages, &mut mark, turn - ahead, bp);
+            if turn - ahead >= full_tiles
+                && zero_not_finite::<E>(&mut stages.v, turn - ahead, true, bp)
+            {
+                mark[0] = 1u32;
             }
             sync_cube();
         }

@@ -10,6 +10,7 @@ use super::blueprint::MmaBlueprint;
 use super::logits::{LogitScale, exp_of};
 use super::rows::{TileKeys, TileRow};
 use super::stream::RowAddress;
+use crate::tile::is_finite;
 use crate::tile::mma::Chunk;
 use cubecl::prelude::*;
 
@@ -57,7 +58,7 @@ pub(super) fn add_not_finite<E: Float, NQ: Size>(
             let mut finite = true;
             for c in 0..chunks {
                 let values = v[v_rows.base + key * v_rows.stride + c];
-                finite = finite && is_finite::<E>(values);
+                finite = finite && are_finite::<E>(values);
             }
             if !finite {
                 let mut product = 0.0f32;
@@ -86,7 +87,7 @@ pub(super) fn add_not_finite<E: Float, NQ: Size>(
                         #[unroll]
                         for e in 0..2usize {
                             let value = f32::cast_from(values.extract(comptime!(pair * 2 + e)));
-                            if value * 0.0f32 != 0.0f32 {
+                            if !is_finite(value) {
                                 sums.insert(
                                     e,
                                     E::cast_from(f32::cast_from(sums.extract(e)) + p * value),
@@ -102,11 +103,11 @@ pub(super) fn add_not_finite<E: Float, NQ: Size>(
 }
 
 #[cube]
-fn is_finite<E: Float>(values: Chunk<E>) -> bool {
-    let mut sum = 0.0f32;
+fn are_finite<E: Float>(values: Chunk<E>) -> bool {
+    let mut finite = true;
     #[unroll]
     for e in 0..8usize {
-        sum += f32::cast_from(values.extract(e)) * 0.0f32;
+        finite = finite && is_finite(f32::cast_from(values.extract(e)));
     }
-    sum == 0.0f32
+    finite
 }

@@ -2,6 +2,7 @@
 
 use super::blueprint::{Instruction, MmaBlueprint};
 use super::rows::TileKeys;
+use crate::tile::is_finite;
 use crate::tile::mma::{Chunk, swizzle};
 use crate::tile::wgmma::panel_place;
 use cubecl::prelude::barrier::copy_async;
@@ -161,42 +162,42 @@ pub(super) fn start_copies<E: Float>(
     }
 }
 
-/// Zeroes the elements of tile `tile`'s values that are not finite, and says in `mark` that there are
-/// some: on a tile that some row does not see whole, `0 * NaN` would leak them into that row. This unit
-/// looks at what it copied itself, which must have landed.
+/// Zeroes the elements of tile `tile` in `rows`, one of the buffers of [`Stages`], that are not finite,
+/// and says whether there are some: on a tile that some row does not see whole, `0 * NaN` would leak them
+/// into that row. This unit looks at what it copied itself, which must have landed; without `zero` it
+/// only looks.
 #[cube]
-pub(super) fn zero_not_finite<E: Float>(
-    stages: &mut Stages<E>,
-    mark: &mut Shared<[u32]>,
+pub(crate) fn zero_not_finite<E: Float>(
+    rows: &mut Shared<[Chunk<E>]>,
     tile: usize,
+    #[comptime] zero: bool,
     #[comptime] bp: MmaBlueprint,
-) {
+) -> bool {
     let chunks = comptime!(bp.chunks());
     let base = tile % comptime!(bp.stages) * comptime!(bp.key_tile * bp.chunks());
+    let mut any = false;
     #[unroll]
     for c in 0..comptime!(bp.copies()) {
         let at = UNIT_POS as usize + c * comptime!(bp.units());
         let row = at / chunks;
         if row < comptime!(bp.key_tile) {
             let place = base + place_of(row, at % chunks, bp);
-            let mut values = stages.v[place];
-            let mut sum = 0.0f32;
+            let mut values = rows[place];
+            let mut finite = true;
             #[unroll]
             for e in 0..8usize {
-                sum += f32::cast_from(values.extract(e)) * 0.0f32;
-            }
-            // 0 times NaN or an infinity is NaN.
-            if sum != 0.0f32 {
-                #[unroll]
-                for e in 0..8usize {
-                    let x = f32::cast_from(values.extract(e)) * 0.0f32;
-                    if x != 0.0f32 {
-                        values.insert(e, E::from_int(0));
-                    }
+                if !is_finite(f32::cast_from(values.extract(e))) {
+                    finite = false;
+                    values.insert(e, E::from_int(0));
                 }
-                stages.v[place] = values;
-                mark[0] = 1u32;
+            }
+            if !finite {
+                any = true;
+                if comptime!(zero) {
+                    rows[place] = values;
+                }
             }
         }
     }
+    any
 }
