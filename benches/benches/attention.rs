@@ -43,7 +43,7 @@ fn group(
     group.warm_up_time(Duration::from_millis(500));
     for workload in WORKLOADS.iter().filter(|w| wanted(w)).take(count) {
         let problem = workload.problem().expect("the table is valid");
-        let (buffers, _) = Buffers::new(&client, problem, None);
+        let (buffers, _) = Buffers::new(&client, problem, workload.scores, None);
         // The forward pass reads what the selection wrote.
         buffers.select(&client);
         let id = BenchmarkId::new(buffers.engine_name(), workload.name);

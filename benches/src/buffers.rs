@@ -5,10 +5,12 @@ use cubecl::future::block_on;
 use cubecl::prelude::TensorBinding;
 use cubecl::server::Handle;
 use flash_dma_kernels::{
-    Engine, Gradients, Inputs, Saved, Selection, backward, forward_engine, forward_on, select,
+    Engine, Gradients, Inputs, Saved, Selection, backward, forward_engine, forward_on, list_all,
+    select,
 };
 use flash_dma_problem::{ElementType, Problem, contiguous_strides};
 use flash_dma_reference::Rng;
+use flash_dma_reference::generate::Scores;
 use flash_dma_reference::round::round_f32;
 use std::time::Duration;
 
@@ -73,9 +75,14 @@ pub struct Host {
 }
 
 impl Buffers {
-    /// Random inputs. `engine` is the forward pass's; by default the one `forward` chooses.
+    /// Random inputs, every head's scores of the given kind. `engine` is the forward pass's; by default the one `forward` chooses.
     #[must_use]
-    pub fn new(client: &Client, problem: Problem, engine: Option<Engine>) -> (Self, Host) {
+    pub fn new(
+        client: &Client,
+        problem: Problem,
+        scores: Scores,
+        engine: Option<Engine>,
+    ) -> (Self, Host) {
         let mut rng = Rng::new(7);
         let size = problem.element.size();
         let mut random = |shape: &[usize]| {
@@ -90,8 +97,10 @@ impl Buffers {
         let (v, v_host) = random(&problem.kv_shape());
         let (grad_out, _) = random(&problem.q_shape());
         let scores_host: Vec<f32> = if problem.has_scores {
-            let count = problem.scores_shape().iter().product();
-            (0..count).map(|_| rng.normal() as f32).collect()
+            (0..problem.batch * problem.kv_heads)
+                .flat_map(|_| scores.head(problem.k_len, &mut rng))
+                .map(|z| z as f32)
+                .collect()
         } else {
             Vec::new()
         };
@@ -184,6 +193,15 @@ impl Buffers {
                 intervals.binding(),
             )
             .expect("a valid problem");
+        }
+    }
+
+    /// Launches the key lists of the forward pass alone, of tiles of 128 rows as the tensor-core engines
+    /// have them; nothing without scores.
+    pub fn lists(&self, client: &Client) {
+        if let Some(selection) = self.inputs().selection {
+            let queries = (128 / self.problem.group()).max(1);
+            list_all(client, &self.problem, &selection, queries);
         }
     }
 

@@ -14,6 +14,8 @@ pub enum Phase {
     Cold,
     /// Scores to intervals.
     Select,
+    /// Intervals to the key lists of every query tile, which the forward pass makes for itself.
+    Lists,
     /// `out` and LSE, given the intervals.
     Forward,
     /// Selection and forward pass.
@@ -29,17 +31,18 @@ impl Phase {
         match self {
             Self::Cold => "cold",
             Self::Select => "select",
+            Self::Lists => "lists",
             Self::Forward => "forward",
             Self::EndToEnd => "end-to-end",
             Self::Backward => "backward",
         }
     }
 
-    /// Useful operations of the phase, on active pairs alone. Selecting and compiling have none.
+    /// Useful operations of the phase, on active pairs alone. Selecting, listing and compiling have none.
     #[must_use]
     pub fn flops(self, problem: &Problem) -> Option<u128> {
         match self {
-            Self::Cold | Self::Select => None,
+            Self::Cold | Self::Select | Self::Lists => None,
             Self::Forward | Self::EndToEnd => Some(cost::forward_flops(problem)),
             Self::Backward => Some(cost::backward_flops(problem)),
         }
@@ -50,7 +53,7 @@ impl Phase {
     pub fn bytes(self, problem: &Problem) -> Option<u128> {
         let keys: usize = problem.scores_shape().iter().product();
         match self {
-            Self::Cold => None,
+            Self::Cold | Self::Lists => None,
             // A score of 4 bytes in, an interval of 8 out.
             Self::Select => Some(12 * keys as u128),
             Self::Forward | Self::EndToEnd => Some(cost::forward_bytes(problem)),

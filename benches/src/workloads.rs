@@ -1,9 +1,9 @@
 //! The workload table of the project: what is timed, as data.
 
 use flash_dma_problem::{AttentionError, AttentionOptions, ElementType, Problem};
+use flash_dma_reference::generate::Scores;
 
-/// One attention shape. Scores are independent and identically distributed unless a benchmark says
-/// otherwise.
+/// One attention shape and the distribution of its scores.
 #[derive(Clone, Copy, Debug)]
 pub struct Workload {
     /// Short name, the key of a result row.
@@ -22,6 +22,8 @@ pub struct Workload {
     pub window: Option<usize>,
     /// Element type of `q`, `k`, `v`.
     pub element: ElementType,
+    /// What the scores look like: they decide which keys live, and how long.
+    pub scores: Scores,
 }
 
 impl Workload {
@@ -53,6 +55,7 @@ const fn layer(name: &'static str, len: usize, window: Option<usize>) -> Workloa
         head_dim: 128,
         window,
         element: ElementType::Bf16,
+        scores: Scores::Normal,
     }
 }
 
@@ -67,6 +70,7 @@ const fn small(name: &'static str, len: usize, window: Option<usize>) -> Workloa
         head_dim: 64,
         window,
         element: ElementType::Bf16,
+        scores: Scores::Normal,
     }
 }
 
@@ -93,6 +97,22 @@ pub const WORKLOADS: &[Workload] = &[
         ..layer("layer-n32k-w1024-f32", 32768, Some(1024))
     },
     layer("layer-n32k-w2048", 32768, Some(2048)),
+    Workload {
+        scores: Scores::Recency,
+        ..layer("layer-n32k-w2048-recency", 32768, Some(2048))
+    },
+    Workload {
+        scores: Scores::Increasing,
+        ..layer("layer-n32k-w2048-increasing", 32768, Some(2048))
+    },
+    Workload {
+        scores: Scores::Blocks,
+        ..layer("layer-n32k-w2048-blocks", 32768, Some(2048))
+    },
+    Workload {
+        scores: Scores::AllEqual,
+        ..layer("layer-n32k-w2048-ties", 32768, Some(2048))
+    },
     layer("layer-n32k-w4096", 32768, Some(4096)),
     layer("layer-n32k-w8192", 32768, Some(8192)),
     layer("layer-n32k-dense", 32768, None),

@@ -9,6 +9,8 @@ use flash_dma_benches::report::{Chart, Peers, Report, Series, replace_section};
 use flash_dma_benches::roof::Roof;
 use flash_dma_benches::rows::{Phase, Row};
 use flash_dma_benches::workloads::Workload;
+use flash_dma_problem::ElementType;
+use flash_dma_reference::generate::Scores;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -81,7 +83,7 @@ fn run(args: &Args) -> Result<(), String> {
 
 /// A layer of the table's large family: 32 query heads of 128.
 fn is_layer(w: &Workload) -> bool {
-    w.name.starts_with("layer") && w.name != "layer-n32k-w1024-f32"
+    w.name.starts_with("layer") && w.element == ElementType::Bf16 && w.scores == Scores::Normal
 }
 
 fn time(report: &Report, w: &Workload, phase: Phase) -> Option<f64> {

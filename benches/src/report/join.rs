@@ -50,7 +50,7 @@ impl Peers {
         let phase = match phase {
             Phase::Forward | Phase::EndToEnd => "fwd",
             Phase::Backward => "bwd",
-            Phase::Cold | Phase::Select => return None,
+            Phase::Cold | Phase::Select | Phase::Lists => return None,
         };
         let is = |p: &&Peer| {
             let case = p

@@ -3,6 +3,7 @@
 use super::join::Report;
 use crate::rows::Phase;
 use crate::workloads::{WORKLOADS, Workload};
+use flash_dma_reference::generate::Scores;
 use std::fmt::Write;
 
 /// The dense peers, as the peers' file calls them and as the tables do.
@@ -72,6 +73,7 @@ impl Report {
         }
         let phases = [
             (Phase::Select, "Selection"),
+            (Phase::Lists, "Key lists, a part of the forward pass"),
             (Phase::Forward, "Forward, given the intervals"),
             (Phase::EndToEnd, "Selection and forward"),
             (Phase::Backward, "Backward"),
@@ -113,15 +115,19 @@ impl Report {
     }
 }
 
-/// `N 32K, w 2048, H 32/8, D 128, bf16`.
+/// `N 32K, w 2048, H 32/8, D 128, bf16`, and what the scores look like if not independent.
 fn described(w: &Workload) -> String {
     let window = w.window.map_or("dense".into(), |w| format!("w {w}"));
     let n = match w.len {
         n if n % 1024 == 0 => format!("{}K", n / 1024),
         n => n.to_string(),
     };
+    let scores = match w.scores {
+        Scores::Normal => String::new(),
+        other => format!(", scores {}", format!("{other:?}").to_lowercase()),
+    };
     format!(
-        "N {n}, {window}, H {}/{}, D {}, {}",
+        "N {n}, {window}, H {}/{}, D {}, {}{scores}",
         w.q_heads, w.kv_heads, w.head_dim, w.element
     )
 }

@@ -30,7 +30,7 @@ struct Args {
     /// Workloads by name; all without this.
     #[arg(long, value_delimiter = ',')]
     workloads: Vec<String>,
-    /// Phases by name (cold, select, forward, end-to-end, backward); all without this.
+    /// Phases by name (cold, select, lists, forward, end-to-end, backward); all without this.
     #[arg(long, value_delimiter = ',')]
     phases: Vec<String>,
     /// Timed calls a phase.
@@ -123,7 +123,7 @@ fn bench(
             std::process::exit(2);
         }
     });
-    let (buffers, host) = Buffers::new(client, problem, engine);
+    let (buffers, host) = Buffers::new(client, problem, workload.scores, engine);
     let sync = || block_on(client.sync()).expect("the device works");
     sync();
     let reserved = || {
@@ -139,7 +139,7 @@ fn bench(
             workload: workload.name.into(),
             phase,
             engine: match phase {
-                Phase::Select | Phase::Backward => "portable",
+                Phase::Select | Phase::Lists | Phase::Backward => "portable",
                 _ => buffers.engine_name(),
             }
             .into(),
@@ -176,14 +176,16 @@ fn bench(
     check(client, &buffers, &host);
 
     type Call = fn(&Buffers, &Client);
-    let phases: [(Phase, Call); 4] = [
+    let phases: [(Phase, Call); 5] = [
         (Phase::Select, Buffers::select),
+        (Phase::Lists, Buffers::lists),
         (Phase::Forward, Buffers::forward),
         (Phase::EndToEnd, Buffers::end_to_end),
         (Phase::Backward, Buffers::backward),
     ];
     for (phase, call) in phases {
-        if !wanted(phase) || phase == Phase::Select && !problem.has_scores {
+        let selects = matches!(phase, Phase::Select | Phase::Lists);
+        if !wanted(phase) || selects && !problem.has_scores {
             continue;
         }
         call(&buffers, client);
