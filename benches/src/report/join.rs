@@ -3,6 +3,7 @@
 use crate::roof::Roof;
 use crate::rows::{Phase, Row};
 use crate::workloads::{WORKLOADS, Workload};
+use flash_dma_problem::ElementType;
 use serde::Deserialize;
 
 /// A peer's time, as `peers.py` writes it. A peer that failed has an `error` instead of a time, and the
@@ -42,10 +43,13 @@ impl Peers {
         Ok(Self(rows.collect::<Result<_, _>>()?))
     }
 
-    /// The time of a dense peer on the shape of a workload. Dense attention has no window, so that of
-    /// the peer's case does not matter.
+    /// The time of a dense peer on the shape of a workload; peers are timed in bf16. Dense attention has no
+    /// window, so that of the peer's case does not matter.
     #[must_use]
     pub fn dense(&self, workload: &Workload, peer: &str, phase: Phase) -> Option<f64> {
+        if workload.element != ElementType::Bf16 {
+            return None;
+        }
         let shape = shape(workload);
         let phase = match phase {
             Phase::Forward | Phase::EndToEnd => "fwd",

@@ -12,9 +12,11 @@ const PEERS: [(&str, &str); 2] = [
     ("sdpa-cudnn dense", "cuDNN"),
 ];
 
-const NOTE: &str = "Milliseconds of device time, medians; causal, one sequence, independent scores. Ours is \
-selection and attention together, sparse or dense as the row says; the peers are dense attention in PyTorch on \
-the same shape. A ratio below 1 means that ours is faster.\n";
+const NOTE: &str = "\
+Milliseconds of device time, medians; causal, one sequence, independent scores. Ours is selection and attention
+together, sparse or dense as the row says; the peers are dense attention in PyTorch on the same shape. A ratio
+below 1 means that ours is faster.
+";
 
 impl Report {
     /// The short table: ours against the dense peers.
@@ -65,9 +67,9 @@ impl Report {
         if let Some(roof) = &self.roof {
             let _ = writeln!(
                 text,
-                "\nThe roof is what PyTorch reaches on this device: {:.0} TFLOP/s in bf16, {:.0} in f16 and {:.0} in f32 \
-                 (matrix products), {:.0} GB/s (a copy). \"Of the roof\" is the time it would allow for the active pairs \
-                 and one pass over the tensors, over the time measured.",
+                "\nThe roof is what PyTorch reaches on this device: {:.0} TFLOP/s in bf16, {:.0} in f16 and {:.0} in f32\n\
+                 (matrix products), {:.0} GB/s (a copy). \"Of the roof\" is the time it would allow for the active\n\
+                 pairs and one pass over the tensors, over the time measured.",
                 roof.bf16_tflops, roof.f16_tflops, roof.f32_tflops, roof.copy_gbs
             );
         }
@@ -82,7 +84,7 @@ impl Report {
         for (phase, title) in phases {
             let _ = writeln!(text, "\n### {title}\n");
             if phase == Phase::Cold {
-                text += "Select, forward and backward from the host: generating, compiling, loading, running. A \
+                text += "Select, forward and backward from the host: generating, compiling, loading, running. A\n\
                          program times its workloads in the order of the table, so later ones reuse kernels.\n\n";
             }
             text += "| workload | engine | ms | quartiles | TFLOP/s | of the roof | host µs | peak MiB, of it workspace |\n\
