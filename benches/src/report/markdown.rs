@@ -82,6 +82,9 @@ impl Report {
             (Phase::Cold, "First call of a process"),
         ];
         for (phase, title) in phases {
+            if self.phase(phase).next().is_none() {
+                continue;
+            }
             let _ = writeln!(text, "\n### {title}\n");
             if phase == Phase::Cold {
                 text += "Select, forward and backward from the host: generating, compiling, loading, running. A\n\
