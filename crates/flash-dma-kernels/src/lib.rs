@@ -9,6 +9,7 @@ mod forward;
 mod lists;
 mod scratch;
 mod select;
+mod team;
 #[cfg(test)]
 mod testing;
 mod tile;

@@ -1,11 +1,11 @@
 //! Host side of the lists: buffers and launches.
 
 use super::live::live_keys_kernel;
-use super::team::Team;
 use super::tile_keys::{TileKeysBlueprint, tile_keys_kernel};
 use super::{LiveKeys, QueryTiles, TileKeyLists};
 use crate::Selection;
 use crate::scratch::{address_type, cubes, scratch};
+use crate::team::Team;
 use cubecl::client::Client;
 use flash_dma_problem::Problem;
 use std::ops::Range;

@@ -1,6 +1,6 @@
 //! The kernel that drops the keys no position attends to.
 
-use super::team::{Member, Team, ballot};
+use crate::team::{Member, Team, ballot};
 use cubecl::prelude::*;
 
 /// Keys that a lane reads before it looks at the first of them, so that the reads overlap.

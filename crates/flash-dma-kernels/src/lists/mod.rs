@@ -6,18 +6,17 @@
 
 mod launch;
 mod live;
-mod team;
 #[cfg(test)]
 mod tests;
 mod tile_keys;
 mod tiles;
 
 use crate::Selection;
+use crate::team::Team;
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 use flash_dma_problem::Problem;
 use std::ops::Range;
-use team::Team;
 
 pub(crate) use tiles::QueryTiles;
 

@@ -1,5 +1,5 @@
-use super::team::Team;
 use super::{QueryTiles, launch, live_keys, tile_key_lists};
+use crate::team::Team;
 use crate::testing::{client, read_u32, strided, zeros};
 use crate::{AttentionOptions, ElementType, Problem, Selection};
 use flash_dma_problem::Interval;

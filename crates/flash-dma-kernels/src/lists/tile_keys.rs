@@ -1,6 +1,6 @@
 //! The kernel that lists the keys of every query tile from the live keys.
 
-use super::team::{Member, Team, ballot};
+use crate::team::{Member, Team, ballot};
 use cubecl::prelude::*;
 
 /// Entries that a lane reads before it looks at the first of them, so that the reads overlap.

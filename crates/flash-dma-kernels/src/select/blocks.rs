@@ -3,14 +3,15 @@
 use super::evictions::evictions_kernel;
 use super::thresholds::{MAX_KEYS, THRESHOLD, thresholds_kernel};
 use crate::scratch::{address_type, cubes, scratch};
+use crate::team::Team;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
 /// What is fixed when the kernels are compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct BlocksBlueprint {
-    /// Units a cube.
-    pub units: usize,
+    /// The units of a cube; a power of two.
+    pub team: Team,
     /// Positions a block; a multiple of 32.
     pub block: usize,
     /// Whether kernels may hold PTX: on CUDA, through the C++ generator.
@@ -33,13 +34,20 @@ impl BlocksBlueprint {
             256
         } else if keys <= 512 << 10 {
             512
-        } else {
+        } else if n <= 128 << 10 {
             1024
+        } else {
+            2048
         };
         // A cube that writes intervals holds five words a position.
         let room = (hardware.max_shared_memory_size / 20 / 32 * 32).max(32);
+        let mut team = Team::new(client, PLANES);
+        if team.lanes == 1 {
+            let units = (hardware.max_units_per_cube as usize).clamp(1, 256);
+            team.planes = 1 << units.ilog2();
+        }
         Some(Self {
-            units: (hardware.max_units_per_cube as usize).min(512),
+            team,
             block: block.min(room),
             ptx: properties.features.copy_async,
         })
@@ -49,6 +57,9 @@ impl BlocksBlueprint {
 /// Keys of a row beyond which the sort is faster.
 const LONGEST: usize = 512 << 10;
 const _: () = assert!(LONGEST <= MAX_KEYS);
+
+/// Planes a cube: two cubes and more share a multiprocessor, so that one counts while another searches.
+const PLANES: usize = 16;
 
 /// Bytes of a vector of scores.
 const VECTOR_BYTES: u64 = 16;
@@ -74,7 +85,7 @@ pub(super) fn launch(
             .is_multiple_of(VECTOR_BYTES);
     let vector = if aligned { 4 } else { 1 };
     let address = address_type([&scores, &intervals]);
-    let dim = CubeDim::new_1d(blueprint.units as u32);
+    let dim = blueprint.team.cube_dim();
     // SAFETY: cubes past the edges return; `scores` was checked to hold its shape and strides, and its
     // rows begin at whole vectors.
     unsafe {

@@ -80,7 +80,7 @@ pub(super) fn evictions_kernel<S: Size>(
                 vector.insert(e, keys.born[four * 4 + e]);
             }
             keys.born4[four] = vector;
-            four += bp.units;
+            four += comptime!(bp.team.units());
         }
 
         let mut local = UNIT_POS;
@@ -98,7 +98,7 @@ pub(super) fn evictions_kernel<S: Size>(
                     keys.young[slot as usize] = local;
                 }
             }
-            local += comptime!(bp.units as u32);
+            local += comptime!(bp.team.units() as u32);
         }
         if after.key != NEVER && (before.key != after.key || before.last != after.last) {
             gather_old::<S>(scores, from, start, &before, &after, &mut keys, bp);
@@ -121,7 +121,7 @@ pub(super) fn evictions_kernel<S: Size>(
             }
             let position = find_better(&keys, key, 0u32, wanted, bp);
             write(intervals, row_base, index, start + position);
-            i += bp.units;
+            i += comptime!(bp.team.units());
         }
         let mut i = UNIT_POS as usize;
         while i < young {
@@ -139,7 +139,7 @@ pub(super) fn evictions_kernel<S: Size>(
                 start + local,
                 start + max(position, local),
             );
-            i += bp.units;
+            i += comptime!(bp.team.units());
         }
     }
 }
@@ -172,7 +172,7 @@ fn load_newborns<S: Size>(
             let key = sort_key(read.extract(e));
             keys.born[vector * size + e] = select(first < n, key, comptime!(NEVER));
         }
-        vector += bp.units;
+        vector += comptime!(bp.team.units());
     }
 }
 
@@ -189,7 +189,7 @@ fn gather_old<S: Size>(
     #[comptime] bp: BlocksBlueprint,
 ) {
     let size = scores.vector_size().comptime();
-    let units = comptime!(bp.units as u32);
+    let units = comptime!(bp.team.units() as u32);
     let vectors = start / comptime!(size as u32);
     let mut at = UNIT_POS;
     while at < vectors {

@@ -1,6 +1,7 @@
 use super::blocks::{self, BlocksBlueprint};
 use super::select;
 use crate::AttentionError;
+use crate::team::Team;
 use crate::testing::{client, read_u32, strided, zeros};
 use flash_dma_problem::{Interval, TensorName};
 use flash_dma_reference::generate::Scores;
@@ -22,7 +23,10 @@ fn check(rows: &[Vec<f32>], window: usize) {
         let aligned = strided(&client, &rows.concat(), &shape, &[heads * n, n, 1]);
         for (scores, block) in [(scores, 32), (aligned, 256)] {
             let blueprint = BlocksBlueprint {
-                units: 1,
+                team: Team {
+                    lanes: 1,
+                    planes: 1,
+                },
                 block,
                 ptx: false,
             };
@@ -103,7 +107,10 @@ fn units_share_a_block() {
         let scores = strided(&client, &row, &[1, 1, 300], &[300, 300, 1]);
         let out = zeros(&client, &[1, 1, 300, 2]);
         let blueprint = BlocksBlueprint {
-            units: 3,
+            team: Team {
+                lanes: 1,
+                planes: 4,
+            },
             block: 128,
             ptx: false,
         };

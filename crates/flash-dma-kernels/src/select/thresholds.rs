@@ -2,14 +2,12 @@
 
 use super::blocks::BlocksBlueprint;
 use super::sort::{NEVER, sort_key};
+use crate::team::{Member, sum_up_to};
 use cubecl::prelude::*;
 
 /// Bits of a digit, and the values it takes.
 const DIGIT: u32 = 11;
 const BINS: usize = 1 << DIGIT;
-/// Neighbouring bins that are added up first.
-const GROUP: usize = 32;
-const GROUPS: usize = BINS / GROUP;
 /// Vectors of scores that a unit reads before it looks at the first of them, so that the reads overlap.
 pub(super) const READS: usize = 4;
 
@@ -67,9 +65,15 @@ pub(super) fn thresholds_kernel<S: Size>(
         let edge = edges - 1 - CUBE_POS % edges;
         let len = min(edge as u32 * comptime!(bp.block as u32), n);
         let from = row_start::<S>(scores, row);
-        let mut counts = Shared::<[Atomic<u32>]>::new_slice(BINS);
-        let mut groups = Shared::<[u32]>::new_slice(GROUPS);
-        let mut found = Shared::<[u32]>::new_slice(5usize);
+        let counts = Shared::<[Atomic<u32>]>::new_slice(BINS);
+        let mut totals = Shared::<[u32]>::new_slice(bp.team.planes);
+        let mut found = Shared::<[u32]>::new_slice(3usize);
+        let mut bin = UNIT_POS as usize;
+        while bin < BINS {
+            counts[bin].store(0u32);
+            bin += comptime!(bp.team.units());
+        }
+        sync_cube();
 
         // As if the row began with keys of score -inf, so that there is a `window`-th best.
         let missing = window - min(window, len);
@@ -87,10 +91,9 @@ pub(super) fn thresholds_kernel<S: Size>(
                     select(pass == 1u32, 0xFFE0_0000u32, 0xFFFF_FC00u32),
                 ),
             };
-            clear(&mut counts, select(key == NEVER, missing, 0u32), bp);
-            sync_cube();
             count_digits::<S>(scores, from, len, &counts, key, &bits, false, key, bp);
-            let digit = find_digit(&counts, &mut groups, &mut found, wanted, bp);
+            let lowest = select(key == NEVER, missing, 0u32);
+            let digit = find_digit(&counts, &mut totals, &mut found, wanted, lowest, bp);
             key += digit.value << shift;
             wanted = digit.wanted;
             equal = digit.count;
@@ -110,10 +113,8 @@ pub(super) fn thresholds_kernel<S: Size>(
                     digit: 0x7FFu32,
                     above: select(pass == 0u32, 0u32, comptime!(!(BINS as u32 - 1))),
                 };
-                clear(&mut counts, 0u32, bp);
-                sync_cube();
                 count_digits::<S>(scores, from, len, &counts, index, &bits, true, key, bp);
-                let digit = find_digit(&counts, &mut groups, &mut found, wanted, bp);
+                let digit = find_digit(&counts, &mut totals, &mut found, wanted, 0u32, bp);
                 wanted = digit.wanted;
                 index += (comptime!(BINS as u32 - 1) - digit.value) << bits.shift;
             }
@@ -156,16 +157,6 @@ struct Digit {
     count: u32,
 }
 
-/// Sets the counts to 0, that of digit 0 to `lowest`. The caller synchronises.
-#[cube]
-fn clear(counts: &mut Shared<[Atomic<u32>]>, lowest: u32, #[comptime] bp: BlocksBlueprint) {
-    let mut bin = UNIT_POS as usize;
-    while bin < BINS {
-        counts[bin].store(select(bin == 0, lowest, 0u32));
-        bin += bp.units;
-    }
-}
-
 /// Counts the digits of the first `len` sort keys that agree with `known` above the digit; or, if
 /// `by_index`, the inverted digits of the indices of those equal to `key`.
 #[cube]
@@ -181,7 +172,7 @@ fn count_digits<S: Size>(
     #[comptime] bp: BlocksBlueprint,
 ) {
     let size = scores.vector_size().comptime();
-    let units = comptime!(bp.units as u32);
+    let units = comptime!(bp.team.units() as u32);
     let vectors = len / comptime!(size as u32);
     let mut first_count = 0u32;
     if comptime!(bp.ptx) {
@@ -239,61 +230,58 @@ fn shared_address<T: CubePrimitive>(slice: &[T]) -> u32 {
     out
 }
 
-/// The digit of the `wanted`-th greatest of the counted elements; there must be so many. Synchronises
-/// before it reads the counts and before it returns; `groups` and `found` are its own.
+/// The digit of the `wanted`-th greatest of the counted elements and `lowest` others of digit 0; there
+/// must be so many. Synchronises before it reads the counts and before it returns, and sets them to 0;
+/// `totals` and `found` are its own.
 #[cube]
 fn find_digit(
     counts: &Shared<[Atomic<u32>]>,
-    groups: &mut Shared<[u32]>,
+    totals: &mut Shared<[u32]>,
     found: &mut Shared<[u32]>,
     wanted: u32,
+    lowest: u32,
     #[comptime] bp: BlocksBlueprint,
 ) -> Digit {
+    let team = comptime!(bp.team);
+    let run = comptime!(BINS / team.units());
+    let member = Member::this(team);
+    // The first unit has the greatest digits.
+    let unit = member.plane * team.lanes + member.lane;
+    let first = BINS - (unit + 1) * run;
     sync_cube();
-    let mut group = UNIT_POS as usize;
-    while group < GROUPS {
-        let mut sum = 0u32;
-        for b in 0..GROUP {
-            // Units begin at different bins: those of one place in their groups share a bank.
-            sum += counts[group * GROUP + (b + group) % GROUP].load();
-        }
-        groups[group] = sum;
-        group += bp.units;
+    let mut own = select(first == 0, lowest, 0u32);
+    for b in 0..run {
+        own += counts[first + b].load();
+    }
+    let up_to = sum_up_to(own, &member, team);
+    if member.lane == comptime!(team.lanes - 1) {
+        totals[member.plane] = up_to;
     }
     sync_cube();
-    let mut group = UNIT_POS as usize;
-    while group < GROUPS {
-        let mut above = 0u32;
-        for other in group + 1..GROUPS {
-            above += groups[other];
-        }
-        if above < wanted && wanted <= above + groups[group] {
-            found[0] = group as u32;
-            found[1] = wanted - above;
-        }
-        group += bp.units;
+    let mut before = up_to - own;
+    for plane in 0..member.plane {
+        before += totals[plane];
     }
-    sync_cube();
-    let first = found[0] as usize * GROUP;
-    let rest = found[1];
-    let mut b = UNIT_POS as usize;
-    while b < GROUP {
-        let mut above = 0u32;
-        for other in b + 1..GROUP {
-            above += counts[first + other].load();
+    if before < wanted && wanted <= before + own {
+        let mut rest = wanted - before;
+        let mut bin = first + comptime!(run - 1);
+        let mut count = counts[bin].load() + select(bin == 0, lowest, 0u32);
+        while rest > count {
+            rest -= count;
+            bin -= 1;
+            count = counts[bin].load() + select(bin == 0, lowest, 0u32);
         }
-        let own = counts[first + b].load();
-        if above < rest && rest <= above + own {
-            found[2] = (first + b) as u32;
-            found[3] = rest - above;
-            found[4] = own;
-        }
-        b += bp.units;
+        found[0] = bin as u32;
+        found[1] = rest;
+        found[2] = count;
+    }
+    for b in 0..run {
+        counts[first + b].store(0u32);
     }
     sync_cube();
     Digit {
-        value: found[2],
-        wanted: found[3],
-        count: found[4],
+        value: found[0],
+        wanted: found[1],
+        count: found[2],
     }
 }

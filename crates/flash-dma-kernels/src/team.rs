@@ -1,4 +1,4 @@
-//! How the units of a cube share a list: planes that count themselves by ballot.
+//! How the units of a cube share a list or a sum: planes that count themselves by ballot and scan.
 
 use cubecl::client::Client;
 use cubecl::ir::features::Plane;
@@ -10,7 +10,7 @@ const LANES: usize = 32;
 /// The planes of a cube. A runtime without plane operations has planes of one unit; the kernels are the
 /// same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Team {
+pub(crate) struct Team {
     /// Units a plane: 32, or 1.
     pub lanes: usize,
     /// Planes a cube.
@@ -21,7 +21,7 @@ impl Team {
     /// `planes` planes if the device's have 32 lanes and cubes may have as many units. Else planes of
     /// one unit: 16, to fill the planes of a GPU of another kind, or 1 where units are threads of a
     /// processor.
-    pub(super) fn new(client: &Client, planes: usize) -> Self {
+    pub(crate) fn new(client: &Client, planes: usize) -> Self {
         let properties = client.properties();
         let hardware = &properties.hardware;
         let has_lanes = [hardware.plane_size_min, hardware.plane_size_max] == [LANES as u32; 2]
@@ -36,15 +36,20 @@ impl Team {
         Self { lanes, planes }
     }
 
+    /// The number of units of a cube.
+    pub(crate) fn units(&self) -> usize {
+        self.lanes * self.planes
+    }
+
     /// The units of a cube.
-    pub(super) fn cube_dim(&self) -> CubeDim {
-        CubeDim::new_1d((self.lanes * self.planes) as u32)
+    pub(crate) fn cube_dim(&self) -> CubeDim {
+        CubeDim::new_1d(self.units() as u32)
     }
 }
 
 /// Where a unit is in its team.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct Member {
+pub(crate) struct Member {
     pub plane: usize,
     pub lane: usize,
     /// The bits of the lanes before this one.
@@ -53,7 +58,7 @@ pub(super) struct Member {
 
 #[cube]
 impl Member {
-    pub(super) fn this(#[comptime] team: Team) -> Member {
+    pub(crate) fn this(#[comptime] team: Team) -> Member {
         let mut plane = UNIT_POS as usize;
         let mut lane = 0usize;
         if comptime!(team.lanes > 1) {
@@ -68,9 +73,24 @@ impl Member {
     }
 }
 
+/// The sum of the values of this lane and of those before it. Every lane must take part.
+#[cube]
+pub(crate) fn sum_up_to(value: u32, member: &Member, #[comptime] team: Team) -> u32 {
+    let mut sum = value;
+    if comptime!(team.lanes > 1) {
+        #[unroll]
+        for step in 0..comptime!(team.lanes.ilog2()) {
+            let distance = comptime!(1u32 << step);
+            let other = plane_shuffle_up(sum, distance);
+            sum += select(member.lane as u32 >= distance, other, 0u32);
+        }
+    }
+    sum
+}
+
 /// A bit for each lane of the plane: whether its `flag` is set. Every lane must take part.
 #[cube]
-pub(super) fn ballot(flag: bool, #[comptime] team: Team) -> u32 {
+pub(crate) fn ballot(flag: bool, #[comptime] team: Team) -> u32 {
     let mut bits = u32::cast_from(flag);
     if comptime!(team.lanes > 1) {
         bits = plane_ballot(flag).extract(0usize);
