@@ -31,7 +31,7 @@ impl Inputs {
 }
 
 /// Launches the forward pass of a checked, non-empty problem whose inputs satisfy
-/// [`Inputs::rows_are_chunks`]: one launch without scores, with them 4 a slice of query tiles.
+/// [`Inputs::rows_are_chunks`]: one launch without scores, with them 2 a slice of query tiles.
 /// `live` lists the live keys if there are scores; `tiles` are of the blueprint's size.
 pub(crate) fn launch(
     client: &Client,
