@@ -12,9 +12,12 @@ use std::ops::Range;
 
 /// Planes of a cube that lists the live keys of a row.
 pub(super) const ROW_PLANES: usize = 32;
-/// Planes of a cube that lists the keys of tiles, and its tiles. They share the reads of the live list;
-/// more would leave a GPU idle on short problems.
-pub(super) const TILE_PLANES: usize = 8;
+
+/// Planes of a cube that lists the keys of tiles, and its tiles, given the number of all lists. They share
+/// the reads of the live list, but few lists would leave a GPU idle.
+pub(super) fn tile_planes(lists: usize) -> usize {
+    if lists < 4096 { 8 } else { 16 }
+}
 
 pub(super) fn live_keys(
     client: &Client,

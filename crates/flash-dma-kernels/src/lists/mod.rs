@@ -66,7 +66,8 @@ pub(crate) fn tile_key_lists(
     tiles: &QueryTiles,
     slice: Range<usize>,
 ) -> TileKeyLists {
-    let team = Team::new(client, launch::TILE_PLANES);
+    let rows = problem.batch * problem.kv_heads;
+    let team = Team::new(client, launch::tile_planes(rows * slice.len()));
     launch::tile_key_lists(client, problem, live, tiles, slice, team)
 }
 
