@@ -9,7 +9,7 @@
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use cubecl::client::Client;
-use flash_dma_benches::buffers::{Buffers, client, device_time};
+use flash_dma_benches::buffers::{Buffers, client, device_time, engine_name};
 use flash_dma_benches::workloads::{WORKLOADS, Workload};
 use std::time::Duration;
 
@@ -46,10 +46,10 @@ fn group(
     group.warm_up_time(Duration::from_millis(500));
     for workload in WORKLOADS.iter().filter(|w| wanted(w)).take(count) {
         let problem = workload.problem().expect("the table is valid");
-        let (buffers, _) = Buffers::new(&client, problem, workload.scores, None);
+        let (buffers, _) = Buffers::new(&client, problem, workload.scores, None, None);
         // The forward pass reads what the selection wrote.
         buffers.select(&client);
-        let id = BenchmarkId::new(buffers.engine_name(), workload.name);
+        let id = BenchmarkId::new(engine_name(buffers.engine), workload.name);
         group.bench_function(id, |bencher| {
             bencher.iter_custom(|calls| {
                 let full = (0..calls / CALLS).map(|_| CALLS);

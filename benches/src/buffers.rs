@@ -5,8 +5,8 @@ use cubecl::future::block_on;
 use cubecl::prelude::TensorBinding;
 use cubecl::server::Handle;
 use flash_dma_kernels::{
-    Engine, Gradients, Inputs, Saved, Selection, backward, forward_engine, forward_on, list_all,
-    select,
+    Engine, Gradients, Inputs, Saved, Selection, backward_engine, backward_on, forward_engine,
+    forward_on, list_all, select,
 };
 use flash_dma_problem::{ElementType, Problem, contiguous_strides};
 use flash_dma_reference::Rng;
@@ -21,6 +21,8 @@ pub struct Buffers {
     pub problem: Problem,
     /// What serves the forward pass.
     pub engine: Engine,
+    /// What serves the backward pass.
+    pub backward_engine: Engine,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -28,8 +30,8 @@ pub struct Buffers {
     pub(crate) out: Tensor,
     pub(crate) lse: Tensor,
     grad_out: Tensor,
-    grads: [Tensor; 3],
-    grad_scores: Option<Tensor>,
+    pub(crate) grads: [Tensor; 3],
+    pub(crate) grad_scores: Option<Tensor>,
 }
 
 /// A contiguous device tensor.
@@ -72,16 +74,19 @@ pub struct Host {
     pub(crate) k: Vec<f32>,
     pub(crate) v: Vec<f32>,
     pub(crate) scores: Vec<f32>,
+    pub(crate) grad_out: Vec<f32>,
 }
 
 impl Buffers {
-    /// Random inputs, every head's scores of the given kind. `engine` is the forward pass's; by default the one `forward` chooses.
+    /// Random inputs, every head's scores of the given kind, and the engines of the two passes; by default
+    /// those that the passes choose.
     #[must_use]
     pub fn new(
         client: &Client,
         problem: Problem,
         scores: Scores,
         engine: Option<Engine>,
+        backward: Option<Engine>,
     ) -> (Self, Host) {
         let mut rng = Rng::new(7);
         let size = problem.element.size();
@@ -95,7 +100,7 @@ impl Buffers {
         let (q, q_host) = random(&problem.q_shape());
         let (k, k_host) = random(&problem.kv_shape());
         let (v, v_host) = random(&problem.kv_shape());
-        let (grad_out, _) = random(&problem.q_shape());
+        let (grad_out, grad_out_host) = random(&problem.q_shape());
         let scores_host: Vec<f32> = if problem.has_scores {
             (0..problem.batch * problem.kv_heads)
                 .flat_map(|_| scores.head(problem.k_len, &mut rng))
@@ -126,10 +131,14 @@ impl Buffers {
                 .has_scores
                 .then(|| Tensor::empty(client, &problem.scores_shape(), 4)),
             engine: Engine::Portable,
+            backward_engine: Engine::Portable,
             problem,
         };
         let buffers = Self {
             engine: engine.unwrap_or_else(|| forward_engine(client, &problem, &buffers.inputs())),
+            backward_engine: backward.unwrap_or_else(|| {
+                backward_engine(client, &problem, &buffers.inputs(), &buffers.saved())
+            }),
             ..buffers
         };
         let host = Host {
@@ -137,6 +146,7 @@ impl Buffers {
             k: k_host,
             v: v_host,
             scores: scores_host,
+            grad_out: grad_out_host,
         };
         (buffers, host)
     }
@@ -159,16 +169,6 @@ impl Buffers {
         .chain(&self.grad_scores)
         .map(|t| t.bytes)
         .sum()
-    }
-
-    /// The name of the forward pass's engine.
-    #[must_use]
-    pub fn engine_name(&self) -> &'static str {
-        match self.engine {
-            Engine::Mma => "mma",
-            Engine::Wgmma => "wgmma",
-            _ => "portable",
-        }
     }
 
     fn inputs(&self) -> Inputs {
@@ -226,18 +226,38 @@ impl Buffers {
         self.forward(client);
     }
 
-    /// Launches the backward pass; reads what the forward pass wrote.
-    pub fn backward(&self, client: &Client) {
-        let saved = Saved {
+    fn saved(&self) -> Saved {
+        Saved {
             out: self.out.binding(),
             lse: self.lse.binding(),
             grad_out: self.grad_out.binding(),
             grad_lse: None,
-        };
+        }
+    }
+
+    /// Launches the backward pass; reads what the forward pass wrote.
+    ///
+    /// # Panics
+    ///
+    /// If the engine does not serve the problem.
+    pub fn backward(&self, client: &Client) {
         let [q, k, v] = self.grads.each_ref().map(Tensor::binding);
         let scores = self.grad_scores.as_ref().map(Tensor::binding);
         let grads = Gradients { q, k, v, scores };
-        backward(client, &self.problem, self.inputs(), saved, grads).expect("a valid problem");
+        let engine = self.backward_engine;
+        let (inputs, saved) = (self.inputs(), self.saved());
+        backward_on(engine, client, &self.problem, inputs, saved, grads)
+            .expect("a problem that the engine serves");
+    }
+}
+
+/// The name of an engine, as in the rows.
+#[must_use]
+pub fn engine_name(engine: Engine) -> &'static str {
+    match engine {
+        Engine::Mma => "mma",
+        Engine::Wgmma => "wgmma",
+        _ => "portable",
     }
 }
 

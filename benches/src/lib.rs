@@ -6,6 +6,8 @@
 pub mod buffers;
 #[cfg(feature = "cube")]
 pub mod check;
+#[cfg(feature = "cube")]
+pub mod gradients;
 pub mod report;
 pub mod roof;
 pub mod rows;

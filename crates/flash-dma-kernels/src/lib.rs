@@ -15,7 +15,7 @@ mod testing;
 mod tile;
 
 pub use args::{Gradients, Inputs, Saved, Selection};
-pub use backward::backward;
+pub use backward::{backward, backward_engine, backward_on};
 pub use flash_dma_problem::{
     AttentionError, AttentionOptions, ElementType, Problem, contiguous_strides,
 };

@@ -5,3 +5,4 @@ mod empty;
 mod nan;
 mod results;
 mod selection;
+mod tensor_cores;

@@ -7,13 +7,14 @@
 //! Times are device times (events) of whole calls: a phase includes everything its public function
 //! launches. `cold` is the host's time from the first call of a process to its finished result:
 //! generating, compiling and loading every kernel. Before it is timed, each workload is checked:
-//! every interval against a heap, sampled rows of the output against f64.
+//! every interval against a heap, sampled rows of the output and of every gradient against f64.
 
 use clap::Parser;
 use cubecl::client::Client;
 use cubecl::future::block_on;
-use flash_dma_benches::buffers::{Buffers, client, device_time};
+use flash_dma_benches::buffers::{Buffers, client, device_time, engine_name};
 use flash_dma_benches::check::check;
+use flash_dma_benches::gradients::check_gradients;
 use flash_dma_benches::roof::Roof;
 use flash_dma_benches::rows::{Phase, Row};
 use flash_dma_benches::stats::Millis;
@@ -39,6 +40,9 @@ struct Args {
     /// The forward engine: portable, mma or wgmma; by default the one that `forward` chooses.
     #[arg(long)]
     engine: Option<String>,
+    /// The backward engine, likewise.
+    #[arg(long)]
+    backward_engine: Option<String>,
     /// The device's measured roof, as `benches/roof.py` prints it.
     #[arg(long)]
     roof: Option<std::path::PathBuf>,
@@ -106,6 +110,18 @@ fn main() {
     }
 }
 
+fn engine_of(name: &str) -> Engine {
+    match name {
+        "portable" => Engine::Portable,
+        "mma" => Engine::Mma,
+        "wgmma" => Engine::Wgmma,
+        _ => {
+            eprintln!("no engine `{name}`");
+            std::process::exit(2);
+        }
+    }
+}
+
 fn bench(
     client: &Client,
     workload: &'static Workload,
@@ -114,16 +130,9 @@ fn bench(
 ) -> Vec<Row> {
     let problem = workload.problem().expect("the table is valid");
     client.memory_cleanup().expect("the device works");
-    let engine = args.engine.as_deref().map(|name| match name {
-        "portable" => Engine::Portable,
-        "mma" => Engine::Mma,
-        "wgmma" => Engine::Wgmma,
-        _ => {
-            eprintln!("no engine `{name}`");
-            std::process::exit(2);
-        }
-    });
-    let (buffers, host) = Buffers::new(client, problem, workload.scores, engine);
+    let engine = args.engine.as_deref().map(engine_of);
+    let backward_engine = args.backward_engine.as_deref().map(engine_of);
+    let (buffers, host) = Buffers::new(client, problem, workload.scores, engine, backward_engine);
     let sync = || block_on(client.sync()).expect("the device works");
     sync();
     let reserved = || {
@@ -139,8 +148,9 @@ fn bench(
             workload: workload.name.into(),
             phase,
             engine: match phase {
-                Phase::Select | Phase::Lists | Phase::Backward => "portable",
-                _ => buffers.engine_name(),
+                Phase::Select | Phase::Lists => "portable",
+                Phase::Backward => engine_name(buffers.backward_engine),
+                _ => engine_name(buffers.engine),
             }
             .into(),
             ms,
@@ -174,6 +184,9 @@ fn bench(
         push(Phase::Cold, cold, None, workspace);
     }
     check(client, &buffers, &host);
+    if wanted(Phase::Backward) {
+        check_gradients(client, &buffers, &host);
+    }
 
     type Call = fn(&Buffers, &Client);
     let phases: [(Phase, Call); 5] = [

@@ -3,7 +3,10 @@
 use super::delta::delta_kernel;
 use super::dkdv::dkdv_kernel;
 use super::dq::dq_kernel;
+use super::mma::{self, MmaBlueprints};
 use super::order::by_death;
+use crate::Engine;
+use crate::forward::mma::rows_are_chunks;
 use crate::lists::{LiveKeys, QueryTiles, live_keys};
 use crate::scratch::{one_unit_each, scratch};
 use crate::tile::{
@@ -28,8 +31,12 @@ pub(crate) struct Blueprints {
 /// The gradients of q, k, v and the scores, all contiguous and overwritten; exactly zero where no pair
 /// contributes. The selection is a constant: no gradient flows through it.
 ///
-/// Runs asynchronously on the client's stream; deterministic, without atomics. Memory beside the
-/// arguments is O(N): one f32 a query row, and the key lists.
+/// Runs asynchronously on the client's stream, on the engine of [`backward_engine`].
+///
+/// [`Engine::Portable`] is deterministic, without atomics, and takes O(N) memory beside the arguments:
+/// one f32 a query row, and the key lists. [`Engine::Mma`] adds up the gradients of k and v in f32 by
+/// atomics, `8 * batch * kv_heads * k_len * head_dim` bytes more, unless there are no scores, the window
+/// covers all queries, or the problem asks for determinism.
 ///
 /// # Errors
 ///
@@ -43,60 +50,166 @@ pub fn backward(
     saved: Saved,
     grads: Gradients,
 ) -> Result<(), AttentionError> {
-    let hardware = &client.properties().hardware;
-    let blueprints = Blueprints {
-        dq: Blueprint::choose(Pass::GradQuery, problem, hardware)?,
-        dkdv: Blueprint::choose(Pass::GradKeyValue, problem, hardware)?,
-    };
-    backward_with(client, problem, inputs, saved, grads, blueprints)
+    let engine = backward_engine(client, problem, &inputs, &saved);
+    backward_on(engine, client, problem, inputs, saved, grads)
 }
 
-/// [`backward`] with given blueprints.
+/// The engine that [`backward`] runs on: [`Engine::Mma`] if it serves the problem, which takes f16 or
+/// bf16, a head dimension in steps of 32, and rows of `q`, `k`, `v`, `out` and `grad_out` that begin at
+/// multiples of 16 bytes; else [`Engine::Portable`].
+#[must_use]
+pub fn backward_engine(
+    client: &Client,
+    problem: &Problem,
+    inputs: &Inputs,
+    saved: &Saved,
+) -> Engine {
+    match Plan::of(Engine::Mma, client, problem, inputs, saved) {
+        Ok(_) => Engine::Mma,
+        Err(_) => Engine::Portable,
+    }
+}
+
+/// [`backward`] on a given engine.
+///
+/// # Errors
+///
+/// As [`backward`]; further [`AttentionError::Unsupported`] if the engine does not serve the problem.
+pub fn backward_on(
+    engine: Engine,
+    client: &Client,
+    problem: &Problem,
+    inputs: Inputs,
+    saved: Saved,
+    grads: Gradients,
+) -> Result<(), AttentionError> {
+    let plan = Plan::of(engine, client, problem, &inputs, &saved)?;
+    backward_with(client, problem, inputs, saved, grads, plan)
+}
+
+/// An engine and its comptime configuration.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Plan {
+    Portable(Blueprints),
+    Mma(MmaBlueprints),
+}
+
+impl Plan {
+    fn of(
+        engine: Engine,
+        client: &Client,
+        problem: &Problem,
+        inputs: &Inputs,
+        saved: &Saved,
+    ) -> Result<Self, AttentionError> {
+        let properties = client.properties();
+        let chunks = || {
+            let size = problem.element.size();
+            inputs.rows_are_chunks(size)
+                && [&saved.out, &saved.grad_out]
+                    .iter()
+                    .all(|tensor| rows_are_chunks(tensor, size))
+        };
+        let plan = match engine {
+            Engine::Portable => {
+                let hardware = &properties.hardware;
+                return Ok(Self::Portable(Blueprints {
+                    dq: Blueprint::choose(Pass::GradQuery, problem, hardware)?,
+                    dkdv: Blueprint::choose(Pass::GradKeyValue, problem, hardware)?,
+                }));
+            }
+            Engine::Mma if chunks() => MmaBlueprints::choose(problem, properties).map(Self::Mma),
+            _ => None,
+        };
+        plan.ok_or_else(|| AttentionError::Unsupported {
+            what: format!(
+                "the backward pass on the {engine:?} engine for {} of head dimension {}",
+                problem.element, problem.head_dim
+            ),
+        })
+    }
+
+    /// Cubes along each axis.
+    fn cubes(&self, problem: &Problem) -> [usize; 3] {
+        match self {
+            Self::Portable(blueprints) => {
+                let tiles = problem.q_len.div_ceil(blueprints.dq.outer_rows());
+                let key_tiles = problem.k_len.div_ceil(blueprints.dkdv.outer_rows());
+                [tiles.max(key_tiles), problem.q_heads, problem.batch]
+            }
+            Self::Mma(blueprints) => blueprints.cubes(problem),
+        }
+    }
+}
+
+/// [`backward`] with a given plan.
 pub(crate) fn backward_with(
     client: &Client,
     problem: &Problem,
     inputs: Inputs,
     saved: Saved,
     grads: Gradients,
-    blueprints: Blueprints,
+    plan: Plan,
 ) -> Result<(), AttentionError> {
     inputs.check(problem)?;
     saved.check(problem)?;
     grads.check(problem)?;
-    let tiles = QueryTiles::new(problem, blueprints.dq.outer_rows());
-    let key_tiles = problem.k_len.div_ceil(blueprints.dkdv.outer_rows());
-    let cubes = [tiles.count.max(key_tiles), problem.q_heads, problem.batch];
-    check_device(client, problem, BINDINGS, cubes)?;
-
-    let empty = problem.q_len == 0 || problem.k_len == 0;
-    if empty || problem.has_scores {
-        // Keys that no query attends to are not visited.
-        let element = elem_type(problem.element);
-        fill(client, &grads.k, 0.0, element);
-        fill(client, &grads.v, 0.0, element);
-        if let Some(scores) = &grads.scores {
-            fill(client, scores, 0.0, f32::elem_type_native());
-        }
-        if empty {
-            fill(client, &grads.q, 0.0, element);
-        }
-    }
-    if empty || problem.batch == 0 {
+    check_device(client, problem, BINDINGS, plan.cubes(problem))?;
+    if problem.q_len == 0 || problem.k_len == 0 {
+        zero(client, problem, &grads);
+        fill(client, &grads.q, 0.0, elem_type(problem.element));
         return Ok(());
     }
-    let delta = launch_delta(client, problem, &saved);
+    if problem.batch == 0 {
+        return Ok(());
+    }
+    match plan {
+        Plan::Portable(blueprints) => {
+            launch_portable(client, problem, &inputs, &saved, &grads, blueprints);
+        }
+        Plan::Mma(blueprints) => {
+            mma::launch(client, problem, &inputs, &saved, &grads, blueprints);
+        }
+    }
+    Ok(())
+}
+
+fn launch_portable(
+    client: &Client,
+    problem: &Problem,
+    inputs: &Inputs,
+    saved: &Saved,
+    grads: &Gradients,
+    blueprints: Blueprints,
+) {
+    if problem.has_scores {
+        // Keys that no query attends to are not visited.
+        zero(client, problem, grads);
+    }
+    let delta = launch_delta(client, problem, saved);
     let live = (inputs.selection.as_ref()).map(|selection| live_keys(client, problem, selection));
     let pass = BackwardPass {
         client,
         problem,
-        inputs: &inputs,
-        saved: &saved,
+        inputs,
+        saved,
         delta: &delta,
         live: live.as_ref(),
     };
-    pass.launch_dq(&grads, &tiles, blueprints.dq);
-    pass.launch_dkdv(&grads, key_tiles, blueprints.dkdv);
-    Ok(())
+    let tiles = QueryTiles::new(problem, blueprints.dq.outer_rows());
+    let key_tiles = problem.k_len.div_ceil(blueprints.dkdv.outer_rows());
+    pass.launch_dq(grads, &tiles, blueprints.dq);
+    pass.launch_dkdv(grads, key_tiles, blueprints.dkdv);
+}
+
+/// Zeroes the gradients of k, v and the scores.
+fn zero(client: &Client, problem: &Problem, grads: &Gradients) {
+    let element = elem_type(problem.element);
+    fill(client, &grads.k, 0.0, element);
+    fill(client, &grads.v, 0.0, element);
+    if let Some(scores) = &grads.scores {
+        fill(client, scores, 0.0, f32::elem_type_native());
+    }
 }
 
 impl Saved {

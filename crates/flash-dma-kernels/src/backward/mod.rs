@@ -1,12 +1,13 @@
 //! The backward pass: row sums, then dq (query-outer) and dk, dv, dscores (key-outer), each recomputing
-//! the probabilities from the LSE. No atomics: every gradient is summed by one unit in a fixed order.
+//! the probabilities from the LSE. The portable kernels are here; those for tensor cores in [`mma`].
 
 mod delta;
 mod dkdv;
 mod dq;
 mod launch;
+mod mma;
 mod order;
 #[cfg(test)]
 mod tests;
 
-pub use launch::backward;
+pub use launch::{backward, backward_engine, backward_on};

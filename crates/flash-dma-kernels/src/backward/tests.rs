@@ -1,6 +1,6 @@
 //! The backward kernels against the oracle, on cubecl-cpu.
 
-use super::launch::{Blueprints, backward, backward_with};
+use super::launch::{Blueprints, Plan, backward, backward_with};
 use crate::tile::testing::{Output, Placement, client, problem, upload, upload_inputs};
 use crate::tile::{Blueprint, Micro, micro};
 use crate::{Gradients, Saved};
@@ -89,11 +89,11 @@ fn check_incoming(
         None => backward(&client, p, given, saved, outputs.bindings()).unwrap(),
         Some(micro) => {
             let blueprint = Blueprint::with_micro(micro, p);
-            let blueprints = Blueprints {
+            let plan = Plan::Portable(Blueprints {
                 dq: blueprint,
                 dkdv: blueprint,
-            };
-            backward_with(&client, p, given, saved, outputs.bindings(), blueprints).unwrap();
+            });
+            backward_with(&client, p, given, saved, outputs.bindings(), plan).unwrap();
         }
     }
     let grad_lse = incoming.grad_lse.as_deref();

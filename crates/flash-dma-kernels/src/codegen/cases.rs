@@ -2,8 +2,8 @@
 
 use crate::lists::{QueryTiles, live_keys, tile_key_lists};
 use crate::{
-    AttentionOptions, ElementType, Engine, Gradients, Inputs, Problem, Saved, Selection, backward,
-    forward_on, select,
+    AttentionOptions, ElementType, Engine, Gradients, Inputs, Problem, Saved, Selection,
+    backward_on, forward_on, select,
 };
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
@@ -182,7 +182,12 @@ impl Attention {
         // Refused where the engine does not serve the problem.
         let _ = call(Engine::Mma);
         let _ = call(Engine::Wgmma);
-        backward(client, &problem, inputs, saved, grads).expect("a valid call");
+        let call = |engine| {
+            let (inputs, saved, grads) = (inputs.clone(), saved.clone(), grads.clone());
+            backward_on(engine, client, &problem, inputs, saved, grads)
+        };
+        call(Engine::Portable).expect("a valid call");
+        let _ = call(Engine::Mma);
     }
 }
 

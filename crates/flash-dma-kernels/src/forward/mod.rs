@@ -2,7 +2,7 @@
 
 mod kernel;
 mod launch;
-mod mma;
+pub(crate) mod mma;
 #[cfg(test)]
 mod tests;
 

@@ -105,7 +105,7 @@ pub(super) fn forward_mma_kernel<E: Float>(
     let k_rows = RowAddress::of::<E>(k, batch, kv_head);
     let v_rows = RowAddress::of::<E>(v, batch, kv_head);
     let score_row = batch * scores.stride(0) + kv_head * scores.stride(1);
-    let logit_scale = LogitScale::new(scale, softcap, bp);
+    let logit_scale = LogitScale::new(scale, softcap, bp.softcap);
 
     let mut acc = zeros::<NC>(chunks);
     let mut max0 = f32::new(f32::NEG_INFINITY);
@@ -196,8 +196,8 @@ pub(super) fn forward_mma_kernel<E: Float>(
                 for e in 0..2usize {
                     let col = comptime!(n * 8 + e) + quad * 2;
                     let z = score::<E>(&stages, tile, col, bp);
-                    let mut x0 = logit_scale.apply(upper.extract(e), z, bp);
-                    let mut x1 = logit_scale.apply(lower.extract(e), z, bp);
+                    let mut x0 = logit_scale.apply(upper.extract(e), z, bp.softcap);
+                    let mut x1 = logit_scale.apply(lower.extract(e), z, bp.softcap);
                     if boundary {
                         let none = f32::new(f32::NEG_INFINITY);
                         x0 = select(sees::<E>(&row0, &stages, tile, col, k_len, bp), x0, none);

@@ -16,18 +16,21 @@ const CHUNK_BYTES: usize = 16;
 impl Inputs {
     /// Whether every row of the inputs begins at a multiple of 16 bytes.
     pub(crate) fn rows_are_chunks(&self, element_size: usize) -> bool {
-        [&self.q, &self.k, &self.v].iter().all(|tensor| {
-            let begin = tensor.handle.offset_start.unwrap_or(0) as usize;
-            tensor.strides.len() == 4
-                && begin.is_multiple_of(CHUNK_BYTES)
-                && tensor.strides[..3]
-                    .iter()
-                    .zip(&tensor.shape[..3])
-                    .all(|(&stride, &len)| {
-                        len <= 1 || (stride * element_size).is_multiple_of(CHUNK_BYTES)
-                    })
-        })
+        [&self.q, &self.k, &self.v]
+            .iter()
+            .all(|tensor| rows_are_chunks(tensor, element_size))
     }
+}
+
+/// Whether every row of a tensor of four axes begins at a multiple of 16 bytes.
+pub(crate) fn rows_are_chunks(tensor: &TensorBinding, element_size: usize) -> bool {
+    let begin = tensor.handle.offset_start.unwrap_or(0) as usize;
+    tensor.strides.len() == 4
+        && begin.is_multiple_of(CHUNK_BYTES)
+        && tensor.strides[..3]
+            .iter()
+            .zip(&tensor.shape[..3])
+            .all(|(&stride, &len)| len <= 1 || (stride * element_size).is_multiple_of(CHUNK_BYTES))
 }
 
 /// Launches the forward pass of a checked, non-empty problem whose inputs satisfy

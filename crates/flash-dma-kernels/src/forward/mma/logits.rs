@@ -12,7 +12,7 @@ pub(super) const SLACK: f32 = 5.5;
 
 /// Factors of a logit.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct LogitScale {
+pub(crate) struct LogitScale {
     /// On the product: `scale`; with a softcap `c`, `scale / c`.
     pub inner: f32,
     /// With a softcap: `c`.
@@ -21,9 +21,9 @@ pub(super) struct LogitScale {
 
 #[cube]
 impl LogitScale {
-    pub(super) fn new(scale: f32, softcap: f32, #[comptime] bp: MmaBlueprint) -> LogitScale {
+    pub(crate) fn new(scale: f32, softcap: f32, #[comptime] capped: bool) -> LogitScale {
         let mut inner = scale;
-        if comptime!(bp.softcap) {
+        if comptime!(capped) {
             inner = scale / softcap;
         }
         LogitScale {
@@ -33,19 +33,29 @@ impl LogitScale {
     }
 
     /// The logit of a product and a score, natural units.
-    pub(super) fn apply(&self, product: f32, score: f32, #[comptime] bp: MmaBlueprint) -> f32 {
-        if comptime!(bp.softcap) {
+    pub(crate) fn apply(&self, product: f32, score: f32, #[comptime] capped: bool) -> f32 {
+        if comptime!(capped) {
             fma(self.outer, tanh(product * self.inner), score)
         } else {
             fma(product, self.inner, score)
         }
+    }
+
+    /// The derivative of the logit by `scale * product`, from the logit without its score.
+    pub(crate) fn slope(&self, logit: f32, #[comptime] capped: bool) -> f32 {
+        let mut slope = 1.0f32;
+        if comptime!(capped) {
+            let t = logit / self.outer;
+            slope = fma(-t, t, 1.0f32);
+        }
+        slope
     }
 }
 
 /// `exp(x - reference)` by one multiply-add and one special-function instruction; `scaled` is
 /// `-log2(e) * reference`.
 #[cube]
-pub(super) fn exp_of(x: f32, scaled: f32) -> f32 {
+pub(crate) fn exp_of(x: f32, scaled: f32) -> f32 {
     ex2(fma(x, comptime!(core::f32::consts::LOG2_E), scaled))
 }
 
@@ -58,7 +68,7 @@ fn tanh(x: f32) -> f32 {
 
 /// Whether the query of `row` attends to slot `col` of key tile `tile`.
 #[cube]
-pub(super) fn sees<E: Float>(
+pub(crate) fn sees<E: Float>(
     row: &TileRow,
     stages: &Stages<E>,
     tile: usize,
@@ -80,7 +90,7 @@ pub(super) fn sees<E: Float>(
 
 /// The score of slot `col` of key tile `tile`; 0 without scores.
 #[cube]
-pub(super) fn score<E: Float>(
+pub(crate) fn score<E: Float>(
     stages: &Stages<E>,
     tile: usize,
     col: usize,

@@ -75,7 +75,7 @@ pub(super) fn add_not_finite<E: Float, NQ: Size>(
                 if comptime!(bp.sparse) {
                     z = scores[score_row + key];
                 }
-                let x = scale.apply(product, z, bp);
+                let x = scale.apply(product, z, bp.softcap);
                 let log2e = comptime!(core::f32::consts::LOG2_E);
                 let p = exp_of(x, -lse[out_row] * log2e);
                 for c in 0..chunks {

@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 
 /// One row of a query tile, as its quad of lanes sees it.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct TileRow {
+pub(crate) struct TileRow {
     /// Whether the row is a query at all.
     pub valid: bool,
     /// The query's index in its head.
@@ -19,7 +19,7 @@ pub(super) struct TileRow {
 #[cube]
 impl TileRow {
     /// Row `row` of tile `tile` of the heads `first_head..`: query `row / heads` of head `row % heads`.
-    pub(super) fn new(
+    pub(crate) fn new(
         row: usize,
         tile: usize,
         first_head: usize,
@@ -44,7 +44,7 @@ impl TileRow {
 
 /// The keys of one query tile: its list if `bp.sparse`, else the keys `0..total`.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct TileKeys {
+pub(crate) struct TileKeys {
     /// Begin of the list.
     pub list: usize,
     /// Keys that every query of the tile attends to; they come first.
@@ -56,7 +56,7 @@ pub(super) struct TileKeys {
 #[cube]
 impl TileKeys {
     /// The keys of tile `tile`, whose list is number `place` of the lists of its row `kv_row`.
-    pub(super) fn new(
+    pub(crate) fn new(
         list: &Tensor<u32>,
         counts: &Tensor<u32>,
         kv_row: usize,

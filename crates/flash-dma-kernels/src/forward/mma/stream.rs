@@ -10,7 +10,7 @@ use cubecl::prelude::*;
 
 /// The stages of a cube in shared memory.
 #[derive(CubeType)]
-pub(super) struct Stages<E: Float> {
+pub(crate) struct Stages<E: Float> {
     /// `[stages, key_tile, chunks]`, chunks placed by [`place_of`].
     pub k: Shared<[Chunk<E>]>,
     /// `[stages, key_tile, chunks]`, chunks placed by [`place_of`].
@@ -23,7 +23,7 @@ pub(super) struct Stages<E: Float> {
 
 #[cube]
 impl<E: Float> Stages<E> {
-    pub(super) fn new(#[comptime] bp: MmaBlueprint) -> Stages<E> {
+    pub(crate) fn new(#[comptime] bp: MmaBlueprint) -> Stages<E> {
         let slots = comptime!(bp.stages * bp.key_tile);
         let chunks = comptime!(bp.stages * bp.key_tile * bp.chunks());
         Stages::<E> {
@@ -46,14 +46,14 @@ pub(super) fn place_of(row: usize, col: usize, #[comptime] bp: MmaBlueprint) -> 
 
 /// Where the rows of one kv head begin, in chunks, and how far apart they are.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct RowAddress {
+pub(crate) struct RowAddress {
     pub base: usize,
     pub stride: usize,
 }
 
 #[cube]
 impl RowAddress {
-    pub(super) fn of<E: Float>(
+    pub(crate) fn of<E: Float>(
         tensor: &Tensor<Chunk<E>>,
         batch: usize,
         kv_head: usize,
@@ -68,7 +68,7 @@ impl RowAddress {
 /// Reads the keys that this unit copies of tile `tile` from the list: `bp.copies()` of them, and one
 /// whose score and interval it copies. A tile ahead of their use, so that the copies do not wait.
 #[cube]
-pub(super) fn read_keys(
+pub(crate) fn read_keys(
     list: &Tensor<u32>,
     keys: &TileKeys,
     tile: usize,
@@ -94,7 +94,7 @@ pub(super) fn read_keys(
 /// Starts the copies of tile `tile` into its stage. `next` holds what [`read_keys`] read of it.
 /// Slots past the last key become zeros, which no query is let see.
 #[cube]
-pub(super) fn start_copies<E: Float>(
+pub(crate) fn start_copies<E: Float>(
     k: &Tensor<Chunk<E>>,
     v: &Tensor<Chunk<E>>,
     scores: &Tensor<f32>,

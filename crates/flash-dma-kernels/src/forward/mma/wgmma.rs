@@ -81,7 +81,7 @@ pub(super) fn forward_wgmma_kernel<E: Float>(
     let k_rows = RowAddress::of::<E>(k, batch, kv_head);
     let v_rows = RowAddress::of::<E>(v, batch, kv_head);
     let score_row = batch * scores.stride(0) + kv_head * scores.stride(1);
-    let logit_scale = LogitScale::new(scale, softcap, bp);
+    let logit_scale = LogitScale::new(scale, softcap, bp.softcap);
     let first_row = warp / 4 * comptime!(64 * bp.chunks());
     let own_queries = Panels::at::<E>(&queries[first_row..first_row + 1]);
     let k_panels = Panels::at::<E>(&stages.k[0..1]);
@@ -174,8 +174,8 @@ pub(super) fn forward_wgmma_kernel<E: Float>(
                     let z = score::<E>(&stages, tile, col, bp);
                     let at0 = comptime!(n * 4 + e);
                     let at1 = comptime!(n * 4 + 2 + e);
-                    let mut x0 = logit_scale.apply(products.extract(at0), z, bp);
-                    let mut x1 = logit_scale.apply(products.extract(at1), z, bp);
+                    let mut x0 = logit_scale.apply(products.extract(at0), z, bp.softcap);
+                    let mut x1 = logit_scale.apply(products.extract(at1), z, bp.softcap);
                     if boundary {
                         let none = f32::new(f32::NEG_INFINITY);
                         x0 = select(sees::<E>(&row0, &stages, tile, col, k_len, bp), x0, none);

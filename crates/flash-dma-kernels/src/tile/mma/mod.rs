@@ -4,6 +4,6 @@ mod fragment;
 mod ptx;
 
 pub(crate) use fragment::{
-    Chunk, multiply_pair, quad_max, quad_sum, scale_rows, set, swizzle, zeros,
+    Accumulators, Chunk, multiply_pair, quad_max, quad_sum, scale_rows, set, swizzle, zeros,
 };
-pub(crate) use ptx::{any_lane, commit_copies, ex2, value, wait_copies};
+pub(crate) use ptx::{any_lane, commit_copies, ex2, shuffle_xor, value, wait_copies};

@@ -1,0 +1,210 @@
+//! The check of the backward pass before the clock.
+
+use crate::buffers::{Buffers, Host, Tensor, decode, read, words};
+use cubecl::client::Client;
+use flash_dma_problem::{ElementType, Interval};
+use flash_dma_reference::Rng;
+use flash_dma_reference::round::{epsilon, round_f32};
+
+/// Sampled rows of each gradient.
+const SAMPLES: usize = 8;
+
+/// What the gradients are made of, on the host. The forward pass has been checked: its LSE and output
+/// are taken as they are.
+struct Pairs<'a> {
+    buffers: &'a Buffers,
+    host: &'a Host,
+    intervals: Option<Vec<Interval>>,
+    out: Vec<f32>,
+    lse: Vec<f32>,
+}
+
+/// One pair's part in the gradients.
+struct Pair {
+    p: f64,
+    ds: f64,
+}
+
+/// A sampled row as it is, as it should be, and as an implementation makes it that rounds its weights to
+/// the element type.
+struct Sample {
+    what: String,
+    got: Vec<f64>,
+    want: Vec<f64>,
+    naive: Vec<f64>,
+}
+
+/// Compares sampled rows of every gradient with f64: within 3 times the error of a naive implementation
+/// of the same type, and its last rounding.
+///
+/// # Panics
+///
+/// If one is wrong.
+pub fn check_gradients(client: &Client, buffers: &Buffers, host: &Host) {
+    let p = &buffers.problem;
+    let f32_type = ElementType::F32;
+    let values = |tensor: &Tensor, element| decode(&read(client, tensor), element);
+    let intervals = buffers.scores.as_ref().map(|(_, intervals)| {
+        let words = words(&read(client, intervals));
+        words
+            .chunks_exact(2)
+            .map(|w| Interval {
+                first: w[0],
+                end: w[1],
+            })
+            .collect()
+    });
+    let pairs = Pairs {
+        buffers,
+        host,
+        intervals,
+        out: values(&buffers.out, p.element),
+        lse: values(&buffers.lse, f32_type),
+    };
+    let [dq, dk, dv] = (buffers.grads.each_ref()).map(|tensor| values(tensor, p.element));
+    let dz = (buffers.grad_scores.as_ref()).map(|tensor| values(tensor, f32_type));
+    let d = p.head_dim;
+    let row = |data: &[f32], at: usize| -> Vec<f64> {
+        data[at * d..(at + 1) * d]
+            .iter()
+            .map(|&x| x.into())
+            .collect()
+    };
+    let mut rng = Rng::new(13);
+
+    let mut samples = Vec::new();
+    for _ in 0..SAMPLES {
+        let (head, query) = (rng.below(p.batch * p.q_heads), rng.below(p.q_len));
+        let kv = head / p.group();
+        let mut sums = Sums::new(d);
+        for key in (0..p.k_len).filter(|&key| pairs.selected(kv, query, key)) {
+            let pair = pairs.pair(head, query, key);
+            sums.add(
+                f64::from(p.scale) * pair.ds,
+                &row(&host.k, kv * p.k_len + key),
+                p.element,
+            );
+        }
+        let at = head * p.q_len + query;
+        samples.push(sums.sample(format!("dq of head {head} query {query}"), row(&dq, at)));
+    }
+    compare(&samples, p.element);
+
+    let (mut k_samples, mut v_samples, mut z_samples) = (Vec::new(), Vec::new(), Vec::new());
+    for n in 0..SAMPLES {
+        let kv = rng.below(p.batch * p.kv_heads);
+        // Every other key is one that some query attends to.
+        let mut key = rng.below(p.k_len);
+        while n % 2 == 0 && !(0..p.q_len).any(|query| pairs.selected(kv, query, key)) {
+            key = rng.below(p.k_len);
+        }
+        let [mut k_sums, mut v_sums] = [Sums::new(d), Sums::new(d)];
+        let (mut score, mut naive_score) = (0.0, 0.0f32);
+        for query in (0..p.q_len).filter(|&query| pairs.selected(kv, query, key)) {
+            for head in kv * p.group()..(kv + 1) * p.group() {
+                let pair = pairs.pair(head, query, key);
+                let at = head * p.q_len + query;
+                k_sums.add(f64::from(p.scale) * pair.ds, &row(&host.q, at), p.element);
+                v_sums.add(pair.p, &row(&host.grad_out, at), p.element);
+                score += pair.ds;
+                naive_score += round_f32(pair.ds as f32, p.element);
+            }
+        }
+        let at = kv * p.k_len + key;
+        let what = |name| format!("{name} of head {kv} key {key}");
+        k_samples.push(k_sums.sample(what("dk"), row(&dk, at)));
+        v_samples.push(v_sums.sample(what("dv"), row(&dv, at)));
+        if let Some(dz) = &dz {
+            z_samples.push(Sample {
+                what: what("dscores"),
+                got: vec![f64::from(dz[at])],
+                want: vec![score],
+                naive: vec![f64::from(naive_score)],
+            });
+        }
+    }
+    compare(&k_samples, p.element);
+    compare(&v_samples, p.element);
+    compare(&z_samples, f32_type);
+}
+
+impl Pairs<'_> {
+    fn selected(&self, kv: usize, query: usize, key: usize) -> bool {
+        let p = &self.buffers.problem;
+        match &self.intervals {
+            Some(all) => all[kv * p.k_len + key].contains(p.position(query)),
+            None => key as i64 <= p.position(query),
+        }
+    }
+
+    fn pair(&self, head: usize, query: usize, key: usize) -> Pair {
+        let p = &self.buffers.problem;
+        let (row, kv_row) = (head * p.q_len + query, head / p.group() * p.k_len + key);
+        let d = p.head_dim;
+        let dot = |a: &[f32], a_row: usize, b: &[f32], b_row: usize| -> f64 {
+            let (a, b) = (&a[a_row * d..][..d], &b[b_row * d..][..d]);
+            a.iter()
+                .zip(b)
+                .map(|(&a, &b)| f64::from(a) * f64::from(b))
+                .sum()
+        };
+        let (host, score) = (self.host, self.host.scores.get(kv_row));
+        let logit = f64::from(p.scale) * dot(&host.q, row, &host.k, kv_row)
+            + f64::from(score.copied().unwrap_or(0.0));
+        let weight = (logit - f64::from(self.lse[row])).exp();
+        let mean = dot(&host.grad_out, row, &self.out, row);
+        let slope = dot(&host.grad_out, row, &host.v, kv_row) - mean;
+        Pair {
+            p: weight,
+            ds: weight * slope,
+        }
+    }
+}
+
+/// A row that pairs add to, in f64 and as a naive implementation does.
+struct Sums {
+    exact: Vec<f64>,
+    naive: Vec<f32>,
+}
+
+impl Sums {
+    fn new(head_dim: usize) -> Self {
+        Self {
+            exact: vec![0.0; head_dim],
+            naive: vec![0.0; head_dim],
+        }
+    }
+
+    fn add(&mut self, weight: f64, row: &[f64], element: ElementType) {
+        let rounded = round_f32(weight as f32, element);
+        for ((exact, naive), &x) in self.exact.iter_mut().zip(&mut self.naive).zip(row) {
+            *exact += weight * x;
+            *naive += rounded * x as f32;
+        }
+    }
+
+    fn sample(self, what: String, got: Vec<f64>) -> Sample {
+        Sample {
+            what,
+            got,
+            want: self.exact,
+            naive: self.naive.into_iter().map(f64::from).collect(),
+        }
+    }
+}
+
+fn compare(samples: &[Sample], element: ElementType) {
+    let errors = samples.iter().flat_map(|s| s.naive.iter().zip(&s.want));
+    let naive = errors.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    for sample in samples {
+        for (c, (got, want)) in sample.got.iter().zip(&sample.want).enumerate() {
+            // The arithmetic's own error, for tensors whose naive sums lose nothing.
+            let allowed = 3.0 * naive + epsilon(element) * want.abs() + 1e-5;
+            assert!(
+                (got - want).abs() <= allowed,
+                "{} column {c}: {got} instead of {want}, {allowed} allowed",
+                sample.what
+            );
+        }
+    }
+}

@@ -1,0 +1,354 @@
+//! The gradients of k, v and the scores on tensor cores: key tiles stream the queries of a chunk.
+
+use super::blueprint::DkdvBlueprint;
+use super::queries::{QueryRows, Range, Tiles, copy_queries};
+use super::roles::stream_queries;
+use super::sums::add_to;
+use crate::forward::mma::LogitScale;
+use crate::forward::mma::RowAddress;
+use crate::tile::mma::{Accumulators, Chunk, commit_copies, quad_sum, swizzle, zeros};
+use cubecl::cmma::{MatrixIdent, MmaDefinition};
+use cubecl::prelude::barrier::copy_async;
+use cubecl::prelude::*;
+
+/// One cube owns one key tile of one chunk of queries: tile `CUBE_POS_X % slots` of chunk
+/// `CUBE_POS_X / slots % chunks` of kv head `CUBE_POS_X / slots / chunks`, counted over all sequences. It
+/// streams the queries of the chunk that attend to its keys, of every head of the group, and holds dK,
+/// dV and dz of its keys in registers, see [`roles`](super::roles).
+///
+/// | buffer | layout |
+/// |---|---|
+/// | `q`, `grad_out`, `k`, `v` | `[batch, heads, len, head_dim]`, strides and begin in steps of 16 bytes |
+/// | `lse`, `delta` | contiguous `[batch, q_heads, q_len]` |
+/// | `scores` | `[batch, kv_heads, k_len]`, last axis contiguous |
+/// | `intervals` | contiguous `[batch, kv_heads, k_len]`, pairs of first and end |
+/// | `list`, `counts` | the keys of each chunk, see [`ChunkKeys`](super::chunks::ChunkKeys) |
+/// | `grad_k`, `grad_v` | contiguous `[batch, kv_heads, k_len, head_dim]`: the tile's keys are overwritten, or with `bp.shared_keys` added to |
+/// | `grad_scores` | contiguous `[batch, kv_heads, k_len]`, likewise; sparse only |
+///
+/// Without `bp.sparse` the keys of every chunk are all keys in order, and the scores, intervals, list and
+/// counts are never read.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn dkdv_mma_kernel<E: Float, O: Float>(
+    q: &Tensor<Chunk<E>>,
+    k: &Tensor<Chunk<E>>,
+    v: &Tensor<Chunk<E>>,
+    grad_out: &Tensor<Chunk<E>>,
+    lse: &[f32],
+    delta: &[f32],
+    scores: &Tensor<f32>,
+    intervals: &[Vector<u32, Const<2>>],
+    list: &[u32],
+    counts: &[u32],
+    grad_k: &mut [Vector<O, Const<2>>],
+    grad_v: &mut [Vector<O, Const<2>>],
+    grad_scores: &mut [f32],
+    scale: f32,
+    softcap: f32,
+    chunk: u32,
+    chunk_count: u32,
+    slots: u32,
+    capacity: u32,
+    #[comptime] bp: DkdvBlueprint,
+    #[define(E)] _element: ElemType,
+    #[define(O)] _output: ElemType,
+) {
+    let chunks = comptime!(bp.chunks());
+    let (lane, warp) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
+    let unit = UNIT_POS as usize;
+    let (q_heads, q_len) = (q.shape(1), q.shape(2));
+    let (kv_heads, k_len) = (k.shape(1), k.shape(2));
+    let group = q_heads / kv_heads;
+
+    let item = CUBE_POS_X as usize / slots as usize;
+    let kv_row = item / chunk_count as usize;
+    let (batch, kv_head) = (kv_row / kv_heads, kv_row % kv_heads);
+    let start = CUBE_POS_X as usize % slots as usize * comptime!(bp.keys());
+    let chunk_first = (item % chunk_count as usize * chunk as usize) as i32;
+    let chunk_end = min(chunk_first + chunk as i32, q_len as i32);
+    let mut count = k_len;
+    if comptime!(bp.sparse) {
+        count = counts[item] as usize;
+    }
+    if start >= count {
+        terminate!();
+    }
+
+    let list_row = item * capacity as usize + start;
+    let mut tiles = Tiles::<E>::new(bp);
+    if unit < comptime!(bp.keys()) {
+        // Slots past the last key: whatever their rows sum up is written nowhere.
+        let mut first = 0i32;
+        let mut end = i32::new(comptime!(i32::MAX as i64));
+        if start + unit < count {
+            // Positions first, then queries.
+            let mut key = start + unit;
+            first = key as i32;
+            end = k_len as i32;
+            if comptime!(bp.sparse) {
+                key = list[list_row + unit] as usize;
+                let interval = intervals[kv_row * k_len + key];
+                first = interval.extract(0usize) as i32;
+                end = interval.extract(1usize) as i32;
+            }
+            if comptime!(bp.causal) {
+                first += q_len as i32 - k_len as i32;
+                end += q_len as i32 - k_len as i32;
+            } else {
+                // All queries stand at the last key.
+                end = select(end >= k_len as i32, q_len as i32, 0i32);
+                first = 0i32;
+            }
+            first = max(first, chunk_first);
+            end = min(end, chunk_end);
+        }
+        tiles.first[unit] = first;
+        tiles.end[unit] = end;
+    }
+    sync_cube();
+
+    // The queries of any key, and of all keys.
+    let mut any_from = chunk_end;
+    let mut any_to = chunk_first;
+    let mut full_from = chunk_first;
+    let mut full_to = chunk_end;
+    let mut slot = lane;
+    while slot < comptime!(bp.keys()) {
+        if start + slot < count {
+            let (first, end) = (tiles.first[slot], tiles.end[slot]);
+            any_from = min(any_from, first);
+            any_to = max(any_to, end);
+            full_from = max(full_from, first);
+            full_to = min(full_to, end);
+        }
+        slot += 32;
+    }
+    any_from = plane_min(any_from);
+    any_to = plane_max(any_to);
+    let queries = comptime!(bp.queries());
+    let mut range = Range {
+        first: any_from as usize / queries,
+        tiles: 0usize,
+        full_from: plane_max(full_from),
+        full_to: plane_min(full_to),
+    };
+    if any_from < any_to {
+        range.tiles = (any_to as usize).div_ceil(queries) - range.first;
+    }
+    let steps = range.tiles * (group / comptime!(bp.heads));
+
+    let rows = QueryRows {
+        q: batch * q.stride(0) / 8,
+        q_head: q.stride(1) / 8,
+        q_row: q.stride(2) / 8,
+        o: batch * grad_out.stride(0) / 8,
+        o_head: grad_out.stride(1) / 8,
+        o_row: grad_out.stride(2) / 8,
+        head: kv_head * group,
+        row: (batch * q_heads + kv_head * group) * q_len,
+        len: q_len,
+    };
+    let def = MmaDefinition::<E, E, f32>::new(16usize, 8usize, 16usize);
+    let size!(NA) = def.vector_size(MatrixIdent::A);
+    let size!(NB) = def.vector_size(MatrixIdent::B);
+    let size!(NC) = def.vector_size(MatrixIdent::Accumulator);
+    let logit_scale = LogitScale::new(scale, softcap, bp.softcap);
+    let mut acc = zeros::<NC>(comptime!(bp.fragments * bp.chunks()));
+    let mut score_sums = Array::<f32>::new(comptime!(bp.fragments * 2));
+    #[unroll]
+    for n in 0..comptime!(bp.fragments * 2) {
+        score_sums[n] = 0.0f32;
+    }
+
+    if steps > 0 {
+        let k_rows = RowAddress::of::<E>(k, batch, kv_head);
+        let v_rows = RowAddress::of::<E>(v, batch, kv_head);
+        let mut at = unit;
+        while at < comptime!(bp.keys() * bp.chunks()) {
+            let (row, col) = (at / chunks, at % chunks);
+            let place = swizzle(row, col, chunks);
+            if start + row < count {
+                let key = key_of(list, list_row, start, row, bp);
+                let from = k_rows.base + key * k_rows.stride + col;
+                copy_async(&k[from..from + 1], &mut tiles.k[place..place + 1], 8u32);
+                let from = v_rows.base + key * v_rows.stride + col;
+                copy_async(&v[from..from + 1], &mut tiles.v[place..place + 1], 8u32);
+            } else {
+                tiles.k[place] = Vector::new(E::from_int(0));
+                tiles.v[place] = Vector::new(E::from_int(0));
+            }
+            at += comptime!(bp.units());
+        }
+        copy_queries::<E>(
+            q, grad_out, lse, delta, &rows, &range, 0usize, &mut tiles, bp,
+        );
+        commit_copies();
+        let mut s = zeros::<NC>(comptime!(bp.fragments * (bp.rows / 8)));
+        let mut key_scores = Array::<f32>::new(comptime!(bp.fragments * 2));
+        let score_row = batch * scores.stride(0) + kv_head * scores.stride(1);
+        #[unroll]
+        for n in 0..comptime!(bp.fragments * 2) {
+            let slot = warp % comptime!(bp.role_warps) * comptime!(bp.warp_keys())
+                + comptime!(n * 8)
+                + lane / 4;
+            key_scores[n] = 0.0f32;
+            if comptime!(bp.sparse) && start + slot < count {
+                key_scores[n] = scores[score_row + key_of(list, list_row, start, slot, bp)];
+            }
+        }
+        if warp < comptime!(bp.role_warps) {
+            stream_queries::<E, NA, NB, NC>(
+                &def,
+                q,
+                grad_out,
+                lse,
+                delta,
+                &rows,
+                &range,
+                steps,
+                &logit_scale,
+                &key_scores,
+                &mut tiles,
+                &mut s,
+                &mut acc,
+                &mut score_sums,
+                true,
+                bp,
+            );
+        } else {
+            stream_queries::<E, NA, NB, NC>(
+                &def,
+                q,
+                grad_out,
+                lse,
+                delta,
+                &rows,
+                &range,
+                steps,
+                &logit_scale,
+                &key_scores,
+                &mut tiles,
+                &mut s,
+                &mut acc,
+                &mut score_sums,
+                false,
+                bp,
+            );
+        }
+    }
+
+    let left = count - start;
+    if warp < comptime!(bp.role_warps) {
+        write_rows::<O, NC>(
+            list,
+            list_row,
+            start,
+            &acc,
+            grad_v,
+            1.0f32,
+            kv_row * k_len,
+            left,
+            bp,
+        );
+    } else {
+        write_rows::<O, NC>(
+            list,
+            list_row,
+            start,
+            &acc,
+            grad_k,
+            scale,
+            kv_row * k_len,
+            left,
+            bp,
+        );
+        if comptime!(bp.sparse) {
+            #[unroll]
+            for n in 0..comptime!(bp.fragments * 2) {
+                let sum = quad_sum(score_sums[n]);
+                let slot = warp % comptime!(bp.role_warps) * comptime!(bp.warp_keys())
+                    + comptime!(n * 8)
+                    + lane / 4;
+                if lane % 4 == 0 && slot < left {
+                    let at = kv_row * k_len + key_of(list, list_row, start, slot, bp);
+                    if comptime!(bp.shared_keys) {
+                        add_to(&mut grad_scores[at..at + 1], sum);
+                    } else {
+                        grad_scores[at] = sum;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The index of the key in slot `slot` of the tile that begins at key `start` of the list's row, which is
+/// at `list_row`.
+#[cube]
+fn key_of(
+    list: &[u32],
+    list_row: usize,
+    start: usize,
+    slot: usize,
+    #[comptime] bp: DkdvBlueprint,
+) -> usize {
+    let mut key = start + slot;
+    if comptime!(bp.sparse) {
+        key = list[list_row + slot] as usize;
+    }
+    key
+}
+
+/// Writes or adds `factor` times the accumulated rows of this warp's first `left` keys.
+#[cube]
+fn write_rows<O: Float, NC: Size>(
+    list: &[u32],
+    list_row: usize,
+    start: usize,
+    acc: &Accumulators<NC>,
+    grad: &mut [Vector<O, Const<2>>],
+    factor: f32,
+    first_row: usize,
+    left: usize,
+    #[comptime] bp: DkdvBlueprint,
+) {
+    let (lane, warp) = (
+        UNIT_POS_X as usize,
+        UNIT_POS_Y as usize % comptime!(bp.role_warps),
+    );
+    #[unroll]
+    for m in 0..comptime!(bp.fragments) {
+        #[unroll]
+        for lower in 0..2usize {
+            let slot = warp * comptime!(bp.warp_keys()) + comptime!(m * 16 + lower * 8) + lane / 4;
+            if slot < left {
+                let row = (first_row + key_of(list, list_row, start, slot, bp))
+                    * comptime!(bp.head_dim / 2);
+                #[unroll]
+                for c in 0..comptime!(bp.chunks()) {
+                    let at = row + comptime!(c * 4) + lane % 4;
+                    let values = acc[comptime!(m * bp.chunks() + c)][lower] * Vector::new(factor);
+                    if comptime!(bp.shared_keys) {
+                        add_pair::<O, NC>(&mut grad[at..at + 1], values);
+                    } else {
+                        grad[at] = Vector::cast_from(values);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Adds to both elements of a pair of f32 in global memory.
+#[cube]
+fn add_pair<O: Float, NC: Size>(to: &mut [Vector<O, Const<2>>], values: Vector<f32, NC>) {
+    let (x, y) = (values.extract(0usize), values.extract(1usize));
+    let p = unsafe { to.as_ptr_unchecked() };
+    gpu_asm!(
+        "{{ .reg .u64 g; cvta.to.global.u64 g, {p}; red.relaxed.gpu.global.add.f32 [g], {x}; red.relaxed.gpu.global.add.f32 [g+4], {y}; }}",
+        p = mem_inout(_) p,
+        x = in(_) crate::tile::mma::value::<f32>(x),
+        y = in(_) crate::tile::mma::value::<f32>(y),
+        options(explicit_mem)
+    );
+}

@@ -1,0 +1,271 @@
+//! Host side of the tensor-core backward pass.
+
+use super::blueprint::{DqBlueprint, MmaBlueprints};
+use super::chunks::{ChunkKeys, capacity, chunk_keys};
+use super::delta::{CUBE_ROWS, delta_mma_kernel};
+use super::dkdv::dkdv_mma_kernel;
+use super::dq::dq_mma_kernel;
+use super::sums::round_sums_kernel;
+use crate::backward::order::by_death;
+use crate::lists::{LiveKeys, QueryTiles, live_keys};
+use crate::scratch::{one_unit_each, scratch};
+use crate::tile::{address_type, elem_type, fill, for_each_slice};
+use crate::{Gradients, Inputs, Saved};
+use cubecl::client::Client;
+use cubecl::prelude::*;
+use flash_dma_problem::Problem;
+
+impl MmaBlueprints {
+    /// Cubes along each axis of the largest grids: query tiles by heads, and key tiles.
+    pub(crate) fn cubes(&self, problem: &Problem) -> [usize; 3] {
+        let query_tiles = problem.q_len.div_ceil(self.dq.tile.queries());
+        let head_groups = problem.batch * problem.q_heads / self.dq.tile.heads;
+        let key_tiles =
+            self.slots(problem) * self.chunks(problem) * problem.batch * problem.kv_heads;
+        [
+            query_tiles.max(key_tiles),
+            head_groups.max(problem.batch * problem.kv_heads),
+            1,
+        ]
+    }
+
+    /// Chunks of queries.
+    fn chunks(&self, problem: &Problem) -> usize {
+        problem.q_len.div_ceil(self.chunk)
+    }
+
+    /// The most key tiles of a chunk.
+    fn slots(&self, problem: &Problem) -> usize {
+        let keys = if problem.has_scores {
+            capacity(problem, self.chunk)
+        } else {
+            problem.k_len
+        };
+        keys.div_ceil(self.dkdv.keys())
+    }
+}
+
+/// Launches the backward pass of a checked, non-empty problem whose rows begin at multiples of 16 bytes.
+pub(crate) fn launch(
+    client: &Client,
+    problem: &Problem,
+    inputs: &Inputs,
+    saved: &Saved,
+    grads: &Gradients,
+    blueprints: MmaBlueprints,
+) {
+    let delta = launch_delta(client, problem, saved);
+    let live = (inputs.selection.as_ref()).map(|selection| live_keys(client, problem, selection));
+    let pass = MmaPass {
+        client,
+        problem,
+        inputs,
+        saved,
+        delta: &delta,
+        live: live.as_ref(),
+    };
+    pass.launch_dq(grads, blueprints.dq);
+    pass.launch_dkdv(grads, blueprints);
+}
+
+/// The row sums `delta` in a new buffer `[batch, q_heads, q_len]`, f32.
+fn launch_delta(client: &Client, problem: &Problem, saved: &Saved) -> TensorBinding {
+    let delta = scratch(client, problem.lse_shape());
+    let rows: usize = problem.lse_shape().iter().product();
+    let typed = [&saved.out, &saved.grad_out];
+    let grad_lse = saved.grad_lse.as_ref().unwrap_or(&saved.lse);
+    // SAFETY: rows past the last are not read; the buffers were checked to hold what is indexed.
+    unsafe {
+        delta_mma_kernel::launch_unchecked(
+            client,
+            CubeCount::Static(rows.div_ceil(CUBE_ROWS) as u32, 1, 1),
+            CubeDim::new_1d(256),
+            address_type(&typed, problem.element.size()).max(address_type(&[&delta], 4)),
+            saved.out.clone().into_tensor_arg(),
+            saved.grad_out.clone().into_tensor_arg(),
+            grad_lse.clone().into_buffer_arg(),
+            delta.clone().into_buffer_arg(),
+            problem.head_dim,
+            saved.grad_lse.is_some(),
+            elem_type(problem.element),
+        );
+    }
+    delta
+}
+
+/// What both large kernels read.
+struct MmaPass<'a> {
+    client: &'a Client,
+    problem: &'a Problem,
+    inputs: &'a Inputs,
+    saved: &'a Saved,
+    delta: &'a TensorBinding,
+    live: Option<&'a LiveKeys>,
+}
+
+impl MmaPass<'_> {
+    fn launch_dq(&self, grads: &Gradients, blueprint: DqBlueprint) {
+        let (client, problem, inputs) = (self.client, self.problem, self.inputs);
+        let size = problem.element.size();
+        let head_groups = (problem.batch * problem.q_heads / blueprint.tile.heads) as u32;
+        let tiles = QueryTiles::new(problem, blueprint.tile.queries());
+        for_each_slice(client, problem, inputs, self.live, &tiles, |slice| {
+            let Inputs { q, k, v, .. } = inputs.clone();
+            let [scores, intervals, list, counts] = slice.selection;
+            let typed = [&q, &k, &v, &self.saved.grad_out, &grads.q];
+            let words = [&scores, &intervals, &list, &counts, self.delta];
+            // SAFETY: the buffers were checked to hold the shapes and strides that the kernel indexes
+            // by, and the lists hold keys below `k_len`.
+            unsafe {
+                dq_mma_kernel::launch_unchecked(
+                    client,
+                    CubeCount::Static(slice.tiles as u32, head_groups, 1),
+                    blueprint.tile.cube_dim(),
+                    address_type(&typed, size).max(address_type(&words, 4)),
+                    q.into_tensor_arg(),
+                    k.into_tensor_arg(),
+                    v.into_tensor_arg(),
+                    self.saved.grad_out.clone().into_tensor_arg(),
+                    scores.into_tensor_arg(),
+                    intervals.into_buffer_arg(),
+                    list.into_tensor_arg(),
+                    counts.into_tensor_arg(),
+                    self.saved.lse.clone().into_buffer_arg(),
+                    self.delta.clone().into_buffer_arg(),
+                    grads.q.clone().into_buffer_arg(),
+                    problem.scale,
+                    problem.softcap.unwrap_or(1.0),
+                    slice.first_tile as u32,
+                    slice.tiles as u32,
+                    blueprint,
+                    elem_type(problem.element),
+                );
+            }
+        });
+    }
+
+    /// The keys of each chunk; without scores buffers that are never read.
+    fn chunk_keys(&self, blueprints: MmaBlueprints) -> ChunkKeys {
+        let (client, problem) = (self.client, self.problem);
+        match self.live {
+            None => ChunkKeys {
+                keys: self.inputs.q.clone(),
+                counts: self.inputs.q.clone(),
+                capacity: problem.k_len,
+            },
+            Some(live) if blueprints.chunks(problem) > 1 => {
+                chunk_keys(client, problem, live, blueprints.chunk)
+            }
+            // Over whole lives, neighbours are those that die together.
+            Some(live) => {
+                let ordered = by_death(client, problem, live);
+                ChunkKeys {
+                    keys: ordered.keys,
+                    counts: ordered.counts,
+                    capacity: problem.k_len,
+                }
+            }
+        }
+    }
+
+    fn launch_dkdv(&self, grads: &Gradients, blueprints: MmaBlueprints) {
+        let (client, problem, blueprint) = (self.client, self.problem, blueprints.dkdv);
+        let (size, element, words) = (
+            problem.element.size(),
+            elem_type(problem.element),
+            f32::elem_type_native(),
+        );
+        if let Some(scores) = &grads.scores {
+            fill(client, scores, 0.0, words);
+        }
+        // Several cubes add to f32 sums; one alone writes the gradients, and visits no key that no query
+        // attends to.
+        let (k, v, output) = if blueprint.shared_keys {
+            let [k, v] = [(); 2].map(|()| scratch(client, problem.kv_shape()));
+            (k, v, words)
+        } else {
+            (grads.k.clone(), grads.v.clone(), element)
+        };
+        if problem.has_scores {
+            fill(client, &k, 0.0, output);
+            fill(client, &v, 0.0, output);
+        }
+        let keys = self.chunk_keys(blueprints);
+        self.launch_dkdv_kernel(grads, &keys, &k, &v, output, blueprints);
+        if blueprint.shared_keys {
+            for (sums, grads) in [(k, &grads.k), (v, &grads.v)] {
+                let vectors = problem.kv_shape().iter().product::<usize>() / 4;
+                let (count, dim) = one_unit_each(client, vectors);
+                let address = address_type(&[&sums], 4).max(address_type(&[grads], size));
+                // SAFETY: units past the vectors return; both buffers hold them.
+                unsafe {
+                    round_sums_kernel::launch_unchecked(
+                        client,
+                        count,
+                        dim,
+                        address,
+                        sums.into_buffer_arg(),
+                        grads.clone().into_buffer_arg(),
+                        vectors,
+                        element,
+                    );
+                }
+            }
+        }
+    }
+
+    fn launch_dkdv_kernel(
+        &self,
+        grads: &Gradients,
+        keys: &ChunkKeys,
+        grad_k: &TensorBinding,
+        grad_v: &TensorBinding,
+        output: cubecl::ir::ElemType,
+        blueprints: MmaBlueprints,
+    ) {
+        let (client, problem, blueprint) = (self.client, self.problem, blueprints.dkdv);
+        let Inputs { q, k, v, selection } = self.inputs.clone();
+        let (scores, intervals) = match selection {
+            Some(selection) => (selection.scores, selection.intervals),
+            None => (q.clone(), q.clone()),
+        };
+        let grad_scores = (grads.scores.clone()).unwrap_or_else(|| scratch(client, [1]));
+        let (chunks, slots) = (blueprints.chunks(problem), blueprints.slots(problem));
+        let rows = problem.batch * problem.kv_heads;
+        let typed = [&q, &k, &v, &self.saved.grad_out, &grads.k];
+        let words = [&scores, &intervals, &keys.keys, grad_k, self.delta];
+        let address = address_type(&typed, problem.element.size()).max(address_type(&words, 4));
+        // SAFETY: the buffers were checked to hold the shapes and strides that the kernel indexes by, and
+        // the lists hold keys below `k_len`.
+        unsafe {
+            dkdv_mma_kernel::launch_unchecked(
+                client,
+                CubeCount::Static((slots * chunks * rows) as u32, 1, 1),
+                blueprint.cube_dim(),
+                address,
+                q.into_tensor_arg(),
+                k.into_tensor_arg(),
+                v.into_tensor_arg(),
+                self.saved.grad_out.clone().into_tensor_arg(),
+                self.saved.lse.clone().into_buffer_arg(),
+                self.delta.clone().into_buffer_arg(),
+                scores.into_tensor_arg(),
+                intervals.into_buffer_arg(),
+                keys.keys.clone().into_buffer_arg(),
+                keys.counts.clone().into_buffer_arg(),
+                grad_k.clone().into_buffer_arg(),
+                grad_v.clone().into_buffer_arg(),
+                grad_scores.into_buffer_arg(),
+                problem.scale,
+                problem.softcap.unwrap_or(1.0),
+                blueprints.chunk as u32,
+                chunks as u32,
+                slots as u32,
+                keys.capacity as u32,
+                blueprint,
+                elem_type(problem.element),
+                output,
+            );
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! The backward pass on tensor cores: `mma.sync` of sm_80 and newer.
+//!
+//! Two large kernels, both recomputing the probabilities from the LSE with the forward pass's logits:
+//! [`dq`] owns query tiles and streams the keys of their lists; [`dkdv`] owns key tiles within chunks of
+//! queries ([`chunks`]) and streams the queries. Neither needs atomics for dq.
+
+mod blueprint;
+mod chunks;
+mod delta;
+mod dkdv;
+mod dq;
+mod finite;
+mod launch;
+mod operands;
+mod queries;
+mod roles;
+mod sums;
+
+pub(crate) use blueprint::MmaBlueprints;
+pub(crate) use launch::launch;

@@ -1,0 +1,210 @@
+//! The shared memory of the dk/dv kernel: its key tile, and the query tiles that stream past it.
+
+use super::blueprint::{DkdvBlueprint, STAGES};
+use crate::tile::is_finite;
+use crate::tile::mma::{Chunk, swizzle};
+use cubecl::prelude::barrier::copy_async;
+use cubecl::prelude::*;
+
+/// What the warps of a cube share.
+#[derive(CubeType)]
+pub(super) struct Tiles<E: Float> {
+    /// `[keys, chunks]`, chunks swizzled.
+    pub k: Shared<[Chunk<E>]>,
+    /// `[keys, chunks]`, chunks swizzled.
+    pub v: Shared<[Chunk<E>]>,
+    /// `[STAGES, rows, chunks]`, chunks swizzled; rows that are no query are zero.
+    pub q: Shared<[Chunk<E>]>,
+    /// `[STAGES, rows, chunks]`, chunks swizzled; rows that are no query are zero.
+    pub grad_out: Shared<[Chunk<E>]>,
+    /// `[STAGES, rows]`.
+    pub lse: Shared<[f32]>,
+    /// `[STAGES, rows]`.
+    pub delta: Shared<[f32]>,
+    /// `[2, role_warps, fragments, rows / 8, 32]`: of each accumulator of 16 keys by 8 rows what a lane
+    /// holds of it; -1 where a pair is not selected.
+    pub weights: Shared<[Vector<f32, Const<4>>]>,
+    /// `[keys]`: first query of the chunk that attends to the key; 0 past the last key.
+    pub first: Shared<[i32]>,
+    /// `[keys]`: one past the last query of the chunk that does.
+    pub end: Shared<[i32]>,
+}
+
+#[cube]
+impl<E: Float> Tiles<E> {
+    pub(super) fn new(#[comptime] bp: DkdvBlueprint) -> Tiles<E> {
+        let (keys, rows) = comptime!((bp.keys(), bp.rows));
+        let chunks = comptime!(bp.chunks());
+        Tiles::<E> {
+            k: Shared::<[Chunk<E>]>::new_aligned_slice(keys * chunks, 128usize),
+            v: Shared::<[Chunk<E>]>::new_aligned_slice(keys * chunks, 128usize),
+            q: Shared::<[Chunk<E>]>::new_aligned_slice(
+                comptime!(STAGES * bp.rows * bp.chunks()),
+                128usize,
+            ),
+            grad_out: Shared::<[Chunk<E>]>::new_aligned_slice(
+                comptime!(STAGES * bp.rows * bp.chunks()),
+                128usize,
+            ),
+            lse: Shared::<[f32]>::new_aligned_slice(comptime!(STAGES * bp.rows), 128usize),
+            delta: Shared::<[f32]>::new_aligned_slice(comptime!(STAGES * bp.rows), 128usize),
+            weights: Shared::<[Vector<f32, Const<4>>]>::new_aligned_slice(
+                comptime!(2 * bp.role_warps * bp.fragments * (rows / 8) * 32),
+                128usize,
+            ),
+            first: Shared::<[i32]>::new_aligned_slice(keys, 128usize),
+            end: Shared::<[i32]>::new_aligned_slice(keys, 128usize),
+        }
+    }
+}
+
+/// Where the tensors of one kv head's queries lie, and how long they are.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct QueryRows {
+    /// In chunks: begin of the sequence, from head to head, from query to query.
+    pub q: usize,
+    pub q_head: usize,
+    pub q_row: usize,
+    /// The same of the output gradient.
+    pub o: usize,
+    pub o_head: usize,
+    pub o_row: usize,
+    /// The first head of the group, and its first row of `lse` and `delta`.
+    pub head: usize,
+    pub row: usize,
+    /// Queries a head.
+    pub len: usize,
+}
+
+/// The query tiles that a key tile streams.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Range {
+    /// The first query tile of a head.
+    pub first: usize,
+    /// Query tiles of a head.
+    pub tiles: usize,
+    /// Every key is attended to by the queries `full_from .. full_to`, if any.
+    pub full_from: i32,
+    pub full_to: i32,
+}
+
+/// How the pairs of a step are to be treated.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Step {
+    /// The first query of the tile.
+    pub query: usize,
+    /// Some pair may not be selected.
+    pub boundary: bool,
+    /// And some row of Q or dO may not be finite.
+    pub broken: bool,
+}
+
+#[cube]
+impl Step {
+    /// Step `step` of the range, whose tile is in its stage.
+    pub(super) fn new<E: Float>(
+        step: usize,
+        range: &Range,
+        tiles: &Tiles<E>,
+        #[comptime] bp: DkdvBlueprint,
+    ) -> Step {
+        let query = (range.first + step % range.tiles) * comptime!(bp.queries());
+        let base = step % STAGES * comptime!(bp.rows);
+        let mut row = UNIT_POS_X as usize;
+        let mut empty = false;
+        let mut broken = false;
+        while row < comptime!(bp.rows) {
+            // Elements of Q or dO that are not finite make the row sum so, or the LSE -inf.
+            empty = empty || tiles.lse[base + row] == f32::new(f32::NEG_INFINITY);
+            broken = broken || !is_finite(tiles.delta[base + row]);
+            row += 32;
+        }
+        let empty = plane_any(empty);
+        let whole = comptime!(bp.rows == bp.queries() * bp.heads)
+            && range.full_from <= query as i32
+            && (query + comptime!(bp.queries())) as i32 <= range.full_to;
+        let boundary = !whole || empty;
+        Step {
+            query,
+            boundary,
+            broken: boundary && (empty || plane_any(broken)),
+        }
+    }
+}
+
+/// The query of row `row` of the tile of `step` in `stage`; -1 if the row is none, or attends to nothing.
+#[cube]
+pub(super) fn query_of<E: Float>(
+    tiles: &Tiles<E>,
+    row: usize,
+    stage: usize,
+    step: &Step,
+    #[comptime] bp: DkdvBlueprint,
+) -> i32 {
+    let mut is_query = tiles.lse[stage * comptime!(bp.rows) + row] != f32::new(f32::NEG_INFINITY);
+    if comptime!(bp.rows != bp.queries() * bp.heads) {
+        is_query = is_query && row < comptime!(bp.queries() * bp.heads);
+    }
+    let query = (step.query + row % comptime!(bp.queries())) as i32;
+    select(is_query, query, i32::new(-1))
+}
+
+/// Starts the copies of step `step`: queries, output gradients, LSE and row sums.
+#[cube]
+pub(super) fn copy_queries<E: Float>(
+    q: &Tensor<Chunk<E>>,
+    grad_out: &Tensor<Chunk<E>>,
+    lse: &[f32],
+    delta: &[f32],
+    rows: &QueryRows,
+    range: &Range,
+    step: usize,
+    tiles: &mut Tiles<E>,
+    #[comptime] bp: DkdvBlueprint,
+) {
+    let chunks = comptime!(bp.chunks());
+    let queries = comptime!(bp.queries());
+    let unit = UNIT_POS as usize;
+    let stage = step % STAGES;
+    let first_query = (range.first + step % range.tiles) * queries;
+    let first_head = step / range.tiles * comptime!(bp.heads);
+    #[unroll]
+    for c in 0..comptime!((bp.rows * bp.chunks()).div_ceil(bp.units())) {
+        let at = unit + c * comptime!(bp.units());
+        let (row, col) = (at / chunks, at % chunks);
+        if row < comptime!(bp.rows) {
+            let place = stage * comptime!(bp.rows * bp.chunks()) + swizzle(row, col, chunks);
+            let query = first_query + row % queries;
+            let head = rows.head + first_head + row / queries;
+            if row < comptime!(bp.queries() * bp.heads) && query < rows.len {
+                let from = rows.q + head * rows.q_head + query * rows.q_row + col;
+                copy_async(&q[from..from + 1], &mut tiles.q[place..place + 1], 8u32);
+                let from = rows.o + head * rows.o_head + query * rows.o_row + col;
+                copy_async(
+                    &grad_out[from..from + 1],
+                    &mut tiles.grad_out[place..place + 1],
+                    8u32,
+                );
+            } else {
+                tiles.q[place] = Vector::new(E::from_int(0));
+                tiles.grad_out[place] = Vector::new(E::from_int(0));
+            }
+        }
+    }
+    if unit < comptime!(bp.rows) {
+        let place = stage * comptime!(bp.rows) + unit;
+        let query = first_query + unit % queries;
+        if unit < comptime!(bp.queries() * bp.heads) && query < rows.len {
+            let from = rows.row + (first_head + unit / queries) * rows.len + query;
+            copy_async(&lse[from..from + 1], &mut tiles.lse[place..place + 1], 1u32);
+            copy_async(
+                &delta[from..from + 1],
+                &mut tiles.delta[place..place + 1],
+                1u32,
+            );
+        } else {
+            tiles.lse[place] = 0.0f32;
+            tiles.delta[place] = 0.0f32;
+        }
+    }
+}
