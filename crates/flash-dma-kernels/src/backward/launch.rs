@@ -34,7 +34,7 @@ pub(crate) struct Blueprints {
 /// Runs asynchronously on the client's stream, on the engine of [`backward_engine`].
 ///
 /// [`Engine::Portable`] is deterministic, without atomics, and takes O(N) memory beside the arguments:
-/// one f32 a query row, and the key lists. [`Engine::Mma`] adds up the gradients of k and v in f32 by
+/// one f32 a query row, and the key lists. The tensor-core engines add up the gradients of k and v in f32 by
 /// atomics, `8 * batch * kv_heads * k_len * head_dim` bytes more, unless there are no scores, the window
 /// covers all queries, or the problem asks for determinism.
 ///
@@ -54,9 +54,10 @@ pub fn backward(
     backward_on(engine, client, problem, inputs, saved, grads)
 }
 
-/// The engine that [`backward`] runs on: [`Engine::Mma`] if it serves the problem, which takes f16 or
-/// bf16, a head dimension in steps of 32, and rows of `q`, `k`, `v`, `out` and `grad_out` that begin at
-/// multiples of 16 bytes; else [`Engine::Portable`].
+/// The engine that [`backward`] runs on: the first that serves the problem. [`Engine::Wgmma`] takes f16
+/// and bf16 with a head dimension of 64 or 128 on sm_90, [`Engine::Mma`] head dimensions in steps of 32 on
+/// sm_80 and newer, both rows of `q`, `k`, `v`, `out` and `grad_out` that begin at multiples of 16 bytes;
+/// [`Engine::Portable`] everything.
 #[must_use]
 pub fn backward_engine(
     client: &Client,
@@ -64,10 +65,10 @@ pub fn backward_engine(
     inputs: &Inputs,
     saved: &Saved,
 ) -> Engine {
-    match Plan::of(Engine::Mma, client, problem, inputs, saved) {
-        Ok(_) => Engine::Mma,
-        Err(_) => Engine::Portable,
-    }
+    [Engine::Wgmma, Engine::Mma]
+        .into_iter()
+        .find(|&engine| Plan::of(engine, client, problem, inputs, saved).is_ok())
+        .unwrap_or(Engine::Portable)
 }
 
 /// [`backward`] on a given engine.
@@ -119,6 +120,9 @@ impl Plan {
                 }));
             }
             Engine::Mma if chunks() => MmaBlueprints::choose(problem, properties).map(Self::Mma),
+            Engine::Wgmma if chunks() => {
+                MmaBlueprints::choose_wgmma(problem, properties).map(Self::Mma)
+            }
             _ => None,
         };
         plan.ok_or_else(|| AttentionError::Unsupported {

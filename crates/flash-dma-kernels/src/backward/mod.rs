@@ -9,5 +9,6 @@ mod mma;
 mod order;
 #[cfg(test)]
 mod tests;
+mod wgmma;
 
 pub use launch::{backward, backward_engine, backward_on};

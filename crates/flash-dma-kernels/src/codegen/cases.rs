@@ -188,6 +188,7 @@ impl Attention {
         };
         call(Engine::Portable).expect("a valid call");
         let _ = call(Engine::Mma);
+        let _ = call(Engine::Wgmma);
     }
 }
 

@@ -34,7 +34,7 @@ pub enum Engine {
 /// contiguous and overwritten. A query that selects nothing gets zeros and −∞.
 ///
 /// Runs asynchronously on the client's stream, on the fastest engine that serves the problem, which one
-/// rule decides: [`Engine::Mma`] wherever it can, else [`Engine::Portable`]. Memory beside the arguments
+/// rule decides: the first of [`Engine::Wgmma`], [`Engine::Mma`] and [`Engine::Portable`] that serves it. Memory beside the arguments
 /// is O(N): lists of the keys of each query tile, in slices of bounded size.
 ///
 /// # Errors
@@ -52,7 +52,8 @@ pub fn forward(
     forward_on(engine, client, problem, inputs, out, lse)
 }
 
-/// The engine that [`forward`] runs on: [`Engine::Mma`] if it serves the problem.
+/// The engine that [`forward`] runs on: the first of [`Engine::Wgmma`], [`Engine::Mma`] and
+/// [`Engine::Portable`] that serves the problem.
 #[must_use]
 pub fn forward_engine(client: &Client, problem: &Problem, inputs: &Inputs) -> Engine {
     [Engine::Wgmma, Engine::Mma]

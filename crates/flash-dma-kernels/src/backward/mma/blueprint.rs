@@ -1,9 +1,9 @@
 //! The comptime configurations of the tensor-core backward kernels, and the rules that choose them.
 
-use crate::forward::mma::MmaBlueprint;
+use crate::forward::mma::{Instruction, MmaBlueprint};
 use cubecl::CubeDim;
 use cubecl::prelude::*;
-use flash_dma_problem::Problem;
+use flash_dma_problem::{ElementType, Problem};
 
 /// Both large kernels and the chunks of queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,7 +24,7 @@ pub(crate) struct DqBlueprint {
 }
 
 /// Keys whose logits and gradients a warp of the dq kernel holds at once.
-pub(super) const DQ_BLOCK: usize = 32;
+pub(in crate::backward) const DQ_BLOCK: usize = 32;
 
 /// Head dimensions up to this leave registers for the fragments of Q and dO.
 const RESIDENT_DIM: usize = 128;
@@ -32,11 +32,15 @@ const RESIDENT_DIM: usize = 128;
 /// What is fixed when the dk/dv kernel is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct DkdvBlueprint {
+    /// The matrix instruction.
+    pub instruction: Instruction,
+    /// The element type; f16 or bf16.
+    pub element: ElementType,
     /// Elements a row; a multiple of 32.
     pub head_dim: usize,
     /// Warps of each of the two roles.
     pub role_warps: usize,
-    /// Groups of 16 keys that a warp owns.
+    /// Groups of 16 keys that a warp owns with `mma`; warpgroups of 64 keys each with `wgmma`.
     pub fragments: usize,
     /// Rows of a query tile; the last may belong to no query.
     pub rows: usize,
@@ -54,7 +58,10 @@ pub(crate) struct DkdvBlueprint {
 
 /// Query tiles in shared memory: the one whose probabilities are made, the one before it whose keys'
 /// gradients are, and the one under way.
-pub(super) const STAGES: usize = 3;
+pub(in crate::backward) const STAGES: usize = 3;
+
+/// Wider heads leave `wgmma` too few registers and too little shared memory.
+const WGMMA_DIM: usize = 128;
 
 /// Queries of the shortest chunk: shorter ones would flush the keys' gradients too often.
 const MIN_CHUNK: usize = 1024;
@@ -68,6 +75,24 @@ impl MmaBlueprints {
         let dkdv = DkdvBlueprint::choose(problem, shared)?;
         let (dkdv, chunk) = dkdv.with_chunks(problem);
         Some(Self { dq, dkdv, chunk })
+    }
+
+    /// The configuration for `problem` on `wgmma`, or `None` if it does not serve it.
+    pub(crate) fn choose_wgmma(problem: &Problem, properties: &DeviceProperties) -> Option<Self> {
+        let tile = MmaBlueprint::choose_wgmma(problem, properties)?;
+        let shared = properties.hardware.max_shared_memory_size;
+        let dq = DqBlueprint::choose_wgmma(tile, shared)?;
+        let dkdv = DkdvBlueprint::choose_wgmma(problem, shared)?;
+        let (dkdv, chunk) = dkdv.with_chunks(problem);
+        let mut all = Self { dq, dkdv, chunk };
+        let processors = properties
+            .hardware
+            .num_streaming_multiprocessors
+            .unwrap_or(1) as usize;
+        if all.key_tiles(problem) < 4 * processors {
+            all.dkdv.fragments = 1;
+        }
+        Some(all)
     }
 }
 
@@ -90,6 +115,23 @@ impl DqBlueprint {
             .find(|blueprint| blueprint.shared_bytes() <= max_shared)
     }
 
+    /// At most three warpgroups, of 168 registers: dQ and two products take 128 at a head dimension of
+    /// 128. Two stages; a third gained nothing.
+    fn choose_wgmma(tile: MmaBlueprint, max_shared: usize) -> Option<Self> {
+        Some(Self {
+            tile: MmaBlueprint {
+                warps: tile.warps.min(12),
+                key_tile: 64,
+                stages: 2,
+                ..tile
+            },
+            resident: false,
+        })
+        .filter(|blueprint| {
+            tile.head_dim <= WGMMA_DIM && blueprint.shared_bytes() + 4096 <= max_shared
+        })
+    }
+
     /// Q and dO, and keys, values, scores and intervals of every stage.
     fn shared_bytes(&self) -> usize {
         let row = 2 * self.tile.head_dim;
@@ -109,6 +151,8 @@ impl DkdvBlueprint {
             .filter_map(|(role_warps, fragments, rows)| {
                 let heads = (1..=group.min(rows)).rfind(|n| group.is_multiple_of(*n))?;
                 Some(Self {
+                    instruction: Instruction::Mma,
+                    element: problem.element,
                     head_dim: problem.head_dim,
                     role_warps,
                     fragments,
@@ -121,6 +165,30 @@ impl DkdvBlueprint {
                 })
             })
             .find(|blueprint| blueprint.shared_bytes() <= max_shared)
+    }
+
+    /// Two warpgroups of 255 registers: dK, dV and two products with a query tile take 192 at a head
+    /// dimension of 128. One serves problems with few key tiles, see [`MmaBlueprints::choose_wgmma`].
+    fn choose_wgmma(problem: &Problem, max_shared: usize) -> Option<Self> {
+        let rows = 64;
+        let group = problem.group();
+        let heads = (1..=group.min(rows)).rfind(|n| group.is_multiple_of(*n))?;
+        Some(Self {
+            instruction: Instruction::Wgmma,
+            element: problem.element,
+            head_dim: problem.head_dim,
+            role_warps: 4,
+            fragments: 2,
+            rows,
+            heads,
+            causal: problem.causal,
+            sparse: problem.has_scores,
+            softcap: problem.softcap.is_some(),
+            shared_keys: false,
+        })
+        .filter(|blueprint| {
+            problem.head_dim <= WGMMA_DIM && blueprint.shared_bytes() + 4096 <= max_shared
+        })
     }
 
     /// Cuts the queries into chunks of about a window. Without scores a key is attended to by a
@@ -151,8 +219,16 @@ impl DkdvBlueprint {
         let words = |count: usize| (4 * count).next_multiple_of(128);
         2 * self.keys() * row
             + STAGES * 2 * self.rows * row
-            + 2 * self.keys() * self.rows * 4
+            + 16 * self.weights()
             + 2 * (words(self.keys()) + words(STAGES * self.rows))
+    }
+
+    /// Vectors of four probabilities that one role hands the other: two query tiles of them.
+    pub(crate) fn weights(&self) -> usize {
+        match self.instruction {
+            Instruction::Mma => 2 * self.keys() * self.rows / 4,
+            Instruction::Wgmma => 1,
+        }
     }
 
     /// Keys of a tile.
@@ -177,11 +253,27 @@ impl DkdvBlueprint {
 
     /// Units a cube.
     pub(crate) fn units(&self) -> usize {
-        2 * self.role_warps * 32
+        32 * self.warps()
+    }
+
+    /// Warps a cube.
+    fn warps(&self) -> usize {
+        match self.instruction {
+            Instruction::Mma => 2 * self.role_warps,
+            Instruction::Wgmma => 4 * self.fragments,
+        }
+    }
+
+    /// Alignment of tiles in shared memory.
+    pub(crate) fn alignment(&self) -> usize {
+        match self.instruction {
+            Instruction::Mma => 128,
+            Instruction::Wgmma => 1024,
+        }
     }
 
     /// The units as CubeCL lays them out: lanes along x, warps along y.
     pub(crate) fn cube_dim(&self) -> CubeDim {
-        CubeDim::new_2d(32, 2 * self.role_warps as u32)
+        CubeDim::new_2d(32, self.warps() as u32)
     }
 }

@@ -11,7 +11,7 @@ use cubecl::prelude::*;
 /// Elements `2 quad` and `2 quad + 1` of a chunk. An index known only at run time would move the chunk
 /// to local memory.
 #[cube]
-pub(super) fn pick<E: Float>(chunk: Chunk<E>, quad: usize) -> Vector<f32, Const<2>> {
+pub(in crate::backward) fn pick<E: Float>(chunk: Chunk<E>, quad: usize) -> Vector<f32, Const<2>> {
     let all = Vector::<f32, Const<8>>::cast_from(chunk);
     let mut pair = Vector::<f32, Const<2>>::new(0.0f32);
     #[unroll]

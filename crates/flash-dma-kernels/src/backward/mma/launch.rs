@@ -7,6 +7,8 @@ use super::dkdv::dkdv_mma_kernel;
 use super::dq::dq_mma_kernel;
 use super::sums::round_sums_kernel;
 use crate::backward::order::by_death;
+use crate::backward::wgmma::{dkdv_wgmma_kernel, dq_wgmma_kernel};
+use crate::forward::mma::Instruction;
 use crate::lists::{LiveKeys, QueryTiles, live_keys};
 use crate::scratch::{one_unit_each, scratch};
 use crate::tile::{address_type, elem_type, fill, for_each_slice};
@@ -20,13 +22,16 @@ impl MmaBlueprints {
     pub(crate) fn cubes(&self, problem: &Problem) -> [usize; 3] {
         let query_tiles = problem.q_len.div_ceil(self.dq.tile.queries());
         let head_groups = problem.batch * problem.q_heads / self.dq.tile.heads;
-        let key_tiles =
-            self.slots(problem) * self.chunks(problem) * problem.batch * problem.kv_heads;
         [
-            query_tiles.max(key_tiles),
+            query_tiles.max(self.key_tiles(problem)),
             head_groups.max(problem.batch * problem.kv_heads),
             1,
         ]
+    }
+
+    /// The most key tiles of all chunks and heads.
+    pub(super) fn key_tiles(&self, problem: &Problem) -> usize {
+        self.slots(problem) * self.chunks(problem) * problem.batch * problem.kv_heads
     }
 
     /// Chunks of queries.
@@ -117,29 +122,54 @@ impl MmaPass<'_> {
             // SAFETY: the buffers were checked to hold the shapes and strides that the kernel indexes
             // by, and the lists hold keys below `k_len`.
             unsafe {
-                dq_mma_kernel::launch_unchecked(
-                    client,
-                    CubeCount::Static(slice.tiles as u32, head_groups, 1),
-                    blueprint.tile.cube_dim(),
-                    address_type(&typed, size).max(address_type(&words, 4)),
-                    q.into_tensor_arg(),
-                    k.into_tensor_arg(),
-                    v.into_tensor_arg(),
-                    self.saved.grad_out.clone().into_tensor_arg(),
-                    scores.into_tensor_arg(),
-                    intervals.into_buffer_arg(),
-                    list.into_tensor_arg(),
-                    counts.into_tensor_arg(),
-                    self.saved.lse.clone().into_buffer_arg(),
-                    self.delta.clone().into_buffer_arg(),
-                    grads.q.clone().into_buffer_arg(),
-                    problem.scale,
-                    problem.softcap.unwrap_or(1.0),
-                    slice.first_tile as u32,
-                    slice.tiles as u32,
-                    blueprint,
-                    elem_type(problem.element),
-                );
+                match blueprint.tile.instruction {
+                    Instruction::Mma => dq_mma_kernel::launch_unchecked(
+                        client,
+                        CubeCount::Static(slice.tiles as u32, head_groups, 1),
+                        blueprint.tile.cube_dim(),
+                        address_type(&typed, size).max(address_type(&words, 4)),
+                        q.into_tensor_arg(),
+                        k.into_tensor_arg(),
+                        v.into_tensor_arg(),
+                        self.saved.grad_out.clone().into_tensor_arg(),
+                        scores.into_tensor_arg(),
+                        intervals.into_buffer_arg(),
+                        list.into_tensor_arg(),
+                        counts.into_tensor_arg(),
+                        self.saved.lse.clone().into_buffer_arg(),
+                        self.delta.clone().into_buffer_arg(),
+                        grads.q.clone().into_buffer_arg(),
+                        problem.scale,
+                        problem.softcap.unwrap_or(1.0),
+                        slice.first_tile as u32,
+                        slice.tiles as u32,
+                        blueprint,
+                        elem_type(problem.element),
+                    ),
+                    Instruction::Wgmma => dq_wgmma_kernel::launch_unchecked(
+                        client,
+                        CubeCount::Static(slice.tiles as u32, head_groups, 1),
+                        blueprint.tile.cube_dim(),
+                        address_type(&typed, size).max(address_type(&words, 4)),
+                        q.into_tensor_arg(),
+                        k.into_tensor_arg(),
+                        v.into_tensor_arg(),
+                        self.saved.grad_out.clone().into_tensor_arg(),
+                        scores.into_tensor_arg(),
+                        intervals.into_buffer_arg(),
+                        list.into_tensor_arg(),
+                        counts.into_tensor_arg(),
+                        self.saved.lse.clone().into_buffer_arg(),
+                        self.delta.clone().into_buffer_arg(),
+                        grads.q.clone().into_buffer_arg(),
+                        problem.scale,
+                        problem.softcap.unwrap_or(1.0),
+                        slice.first_tile as u32,
+                        slice.tiles as u32,
+                        blueprint.tile,
+                        elem_type(problem.element),
+                    ),
+                }
             }
         });
     }
@@ -238,34 +268,64 @@ impl MmaPass<'_> {
         // SAFETY: the buffers were checked to hold the shapes and strides that the kernel indexes by, and
         // the lists hold keys below `k_len`.
         unsafe {
-            dkdv_mma_kernel::launch_unchecked(
-                client,
-                CubeCount::Static((slots * chunks * rows) as u32, 1, 1),
-                blueprint.cube_dim(),
-                address,
-                q.into_tensor_arg(),
-                k.into_tensor_arg(),
-                v.into_tensor_arg(),
-                self.saved.grad_out.clone().into_tensor_arg(),
-                self.saved.lse.clone().into_buffer_arg(),
-                self.delta.clone().into_buffer_arg(),
-                scores.into_tensor_arg(),
-                intervals.into_buffer_arg(),
-                keys.keys.clone().into_buffer_arg(),
-                keys.counts.clone().into_buffer_arg(),
-                grad_k.clone().into_buffer_arg(),
-                grad_v.clone().into_buffer_arg(),
-                grad_scores.into_buffer_arg(),
-                problem.scale,
-                problem.softcap.unwrap_or(1.0),
-                blueprints.chunk as u32,
-                chunks as u32,
-                slots as u32,
-                keys.capacity as u32,
-                blueprint,
-                elem_type(problem.element),
-                output,
-            );
+            match blueprint.instruction {
+                Instruction::Mma => dkdv_mma_kernel::launch_unchecked(
+                    client,
+                    CubeCount::Static((slots * chunks * rows) as u32, 1, 1),
+                    blueprint.cube_dim(),
+                    address,
+                    q.into_tensor_arg(),
+                    k.into_tensor_arg(),
+                    v.into_tensor_arg(),
+                    self.saved.grad_out.clone().into_tensor_arg(),
+                    self.saved.lse.clone().into_buffer_arg(),
+                    self.delta.clone().into_buffer_arg(),
+                    scores.into_tensor_arg(),
+                    intervals.into_buffer_arg(),
+                    keys.keys.clone().into_buffer_arg(),
+                    keys.counts.clone().into_buffer_arg(),
+                    grad_k.clone().into_buffer_arg(),
+                    grad_v.clone().into_buffer_arg(),
+                    grad_scores.into_buffer_arg(),
+                    problem.scale,
+                    problem.softcap.unwrap_or(1.0),
+                    blueprints.chunk as u32,
+                    chunks as u32,
+                    slots as u32,
+                    keys.capacity as u32,
+                    blueprint,
+                    elem_type(problem.element),
+                    output,
+                ),
+                Instruction::Wgmma => dkdv_wgmma_kernel::launch_unchecked(
+                    client,
+                    CubeCount::Static((slots * chunks * rows) as u32, 1, 1),
+                    blueprint.cube_dim(),
+                    address,
+                    q.into_tensor_arg(),
+                    k.into_tensor_arg(),
+                    v.into_tensor_arg(),
+                    self.saved.grad_out.clone().into_tensor_arg(),
+                    self.saved.lse.clone().into_buffer_arg(),
+                    self.delta.clone().into_buffer_arg(),
+                    scores.into_tensor_arg(),
+                    intervals.into_buffer_arg(),
+                    keys.keys.clone().into_buffer_arg(),
+                    keys.counts.clone().into_buffer_arg(),
+                    grad_k.clone().into_buffer_arg(),
+                    grad_v.clone().into_buffer_arg(),
+                    grad_scores.into_buffer_arg(),
+                    problem.scale,
+                    problem.softcap.unwrap_or(1.0),
+                    blueprints.chunk as u32,
+                    chunks as u32,
+                    slots as u32,
+                    keys.capacity as u32,
+                    blueprint,
+                    elem_type(problem.element),
+                    output,
+                ),
+            }
         }
     }
 }

@@ -17,4 +17,8 @@ mod roles;
 mod sums;
 
 pub(crate) use blueprint::MmaBlueprints;
+pub(super) use blueprint::{DkdvBlueprint, STAGES};
+pub(super) use finite::pick;
 pub(crate) use launch::launch;
+pub(super) use queries::{QueryRows, Range, Step, Tiles, copy_queries};
+pub(super) use sums::add_to;

@@ -1,21 +1,23 @@
 //! The shared memory of the dk/dv kernel: its key tile, and the query tiles that stream past it.
 
 use super::blueprint::{DkdvBlueprint, STAGES};
+use crate::forward::mma::Instruction;
 use crate::tile::is_finite;
 use crate::tile::mma::{Chunk, swizzle};
+use crate::tile::wgmma::panel_place;
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
 /// What the warps of a cube share.
 #[derive(CubeType)]
-pub(super) struct Tiles<E: Float> {
-    /// `[keys, chunks]`, chunks swizzled.
+pub(in crate::backward) struct Tiles<E: Float> {
+    /// `[keys, chunks]`, placed as the instruction reads them.
     pub k: Shared<[Chunk<E>]>,
-    /// `[keys, chunks]`, chunks swizzled.
+    /// `[keys, chunks]`, placed as the instruction reads them.
     pub v: Shared<[Chunk<E>]>,
-    /// `[STAGES, rows, chunks]`, chunks swizzled; rows that are no query are zero.
+    /// `[STAGES, rows, chunks]`, likewise; rows that are no query are zero.
     pub q: Shared<[Chunk<E>]>,
-    /// `[STAGES, rows, chunks]`, chunks swizzled; rows that are no query are zero.
+    /// `[STAGES, rows, chunks]`, likewise; rows that are no query are zero.
     pub grad_out: Shared<[Chunk<E>]>,
     /// `[STAGES, rows]`.
     pub lse: Shared<[f32]>,
@@ -32,24 +34,24 @@ pub(super) struct Tiles<E: Float> {
 
 #[cube]
 impl<E: Float> Tiles<E> {
-    pub(super) fn new(#[comptime] bp: DkdvBlueprint) -> Tiles<E> {
-        let (keys, rows) = comptime!((bp.keys(), bp.rows));
+    pub(in crate::backward) fn new(#[comptime] bp: DkdvBlueprint) -> Tiles<E> {
+        let keys = comptime!(bp.keys());
         let chunks = comptime!(bp.chunks());
         Tiles::<E> {
-            k: Shared::<[Chunk<E>]>::new_aligned_slice(keys * chunks, 128usize),
-            v: Shared::<[Chunk<E>]>::new_aligned_slice(keys * chunks, 128usize),
+            k: Shared::<[Chunk<E>]>::new_aligned_slice(keys * chunks, comptime!(bp.alignment())),
+            v: Shared::<[Chunk<E>]>::new_aligned_slice(keys * chunks, comptime!(bp.alignment())),
             q: Shared::<[Chunk<E>]>::new_aligned_slice(
                 comptime!(STAGES * bp.rows * bp.chunks()),
-                128usize,
+                comptime!(bp.alignment()),
             ),
             grad_out: Shared::<[Chunk<E>]>::new_aligned_slice(
                 comptime!(STAGES * bp.rows * bp.chunks()),
-                128usize,
+                comptime!(bp.alignment()),
             ),
             lse: Shared::<[f32]>::new_aligned_slice(comptime!(STAGES * bp.rows), 128usize),
             delta: Shared::<[f32]>::new_aligned_slice(comptime!(STAGES * bp.rows), 128usize),
             weights: Shared::<[Vector<f32, Const<4>>]>::new_aligned_slice(
-                comptime!(2 * bp.role_warps * bp.fragments * (rows / 8) * 32),
+                comptime!(bp.weights()),
                 128usize,
             ),
             first: Shared::<[i32]>::new_aligned_slice(keys, 128usize),
@@ -58,9 +60,18 @@ impl<E: Float> Tiles<E> {
     }
 }
 
+/// Where chunk `col` of row `row` lies in a tile of queries.
+#[cube]
+fn place_of(row: usize, col: usize, #[comptime] bp: DkdvBlueprint) -> usize {
+    match comptime!(bp.instruction) {
+        Instruction::Mma => swizzle(row, col, comptime!(bp.chunks())),
+        Instruction::Wgmma => panel_place(row, col, comptime!(bp.rows)),
+    }
+}
+
 /// Where the tensors of one kv head's queries lie, and how long they are.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct QueryRows {
+pub(in crate::backward) struct QueryRows {
     /// In chunks: begin of the sequence, from head to head, from query to query.
     pub q: usize,
     pub q_head: usize,
@@ -78,7 +89,7 @@ pub(super) struct QueryRows {
 
 /// The query tiles that a key tile streams.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct Range {
+pub(in crate::backward) struct Range {
     /// The first query tile of a head.
     pub first: usize,
     /// Query tiles of a head.
@@ -90,7 +101,7 @@ pub(super) struct Range {
 
 /// How the pairs of a step are to be treated.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct Step {
+pub(in crate::backward) struct Step {
     /// The first query of the tile.
     pub query: usize,
     /// Some pair may not be selected.
@@ -102,7 +113,7 @@ pub(super) struct Step {
 #[cube]
 impl Step {
     /// Step `step` of the range, whose tile is in its stage.
-    pub(super) fn new<E: Float>(
+    pub(in crate::backward) fn new<E: Float>(
         step: usize,
         range: &Range,
         tiles: &Tiles<E>,
@@ -134,7 +145,7 @@ impl Step {
 
 /// The query of row `row` of the tile of `step` in `stage`; -1 if the row is none, or attends to nothing.
 #[cube]
-pub(super) fn query_of<E: Float>(
+pub(in crate::backward) fn query_of<E: Float>(
     tiles: &Tiles<E>,
     row: usize,
     stage: usize,
@@ -151,7 +162,7 @@ pub(super) fn query_of<E: Float>(
 
 /// Starts the copies of step `step`: queries, output gradients, LSE and row sums.
 #[cube]
-pub(super) fn copy_queries<E: Float>(
+pub(in crate::backward) fn copy_queries<E: Float>(
     q: &Tensor<Chunk<E>>,
     grad_out: &Tensor<Chunk<E>>,
     lse: &[f32],
@@ -173,7 +184,7 @@ pub(super) fn copy_queries<E: Float>(
         let at = unit + c * comptime!(bp.units());
         let (row, col) = (at / chunks, at % chunks);
         if row < comptime!(bp.rows) {
-            let place = stage * comptime!(bp.rows * bp.chunks()) + swizzle(row, col, chunks);
+            let place = stage * comptime!(bp.rows * bp.chunks()) + place_of(row, col, bp);
             let query = first_query + row % queries;
             let head = rows.head + first_head + row / queries;
             if row < comptime!(bp.queries() * bp.heads) && query < rows.len {

@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 
 /// Adds to the f32 that `to` begins with, in global memory. The order of such additions is not fixed.
 #[cube]
-pub(super) fn add_to(to: &mut [f32], x: f32) {
+pub(in crate::backward) fn add_to(to: &mut [f32], x: f32) {
     let p = unsafe { to.as_ptr_unchecked() };
     gpu_asm!(
         "{{ .reg .u64 g; cvta.to.global.u64 g, {p}; red.relaxed.gpu.global.add.f32 [g], {x}; }}",
@@ -18,7 +18,7 @@ pub(super) fn add_to(to: &mut [f32], x: f32) {
 /// Rounds sums to the gradients' type: one unit four elements. `sums` and `grads` are contiguous and of
 /// one shape; `grads` is overwritten.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn round_sums_kernel<E: Float>(
+pub(in crate::backward) fn round_sums_kernel<E: Float>(
     sums: &[Vector<f32, Const<4>>],
     grads: &mut [Vector<E, Const<4>>],
     vectors: usize,

@@ -9,8 +9,8 @@ mod rows;
 mod stream;
 mod wgmma;
 
-pub(crate) use blueprint::MmaBlueprint;
+pub(crate) use blueprint::{Instruction, MmaBlueprint};
 pub(crate) use launch::{launch, rows_are_chunks};
 pub(crate) use logits::{LogitScale, exp_of, score, sees};
 pub(crate) use rows::{TileKeys, TileRow};
-pub(crate) use stream::{RowAddress, Stages, read_keys, start_copies};
+pub(crate) use stream::{RowAddress, Stages, read_keys, start_copies, zero_not_finite};

@@ -16,4 +16,4 @@ mod panel;
 mod product;
 
 pub(crate) use panel::{PANEL, Panels, panel_place, publish};
-pub(crate) use product::{multiply_nt, multiply_pv, pack};
+pub(crate) use product::{multiply_nt, multiply_pv, multiply_two_nt, pack};

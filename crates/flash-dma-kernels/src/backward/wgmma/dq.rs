@@ -1,0 +1,326 @@
+//! The gradient of q on Hopper's tensor cores: query tiles stream the keys they attend to.
+
+use crate::forward::mma::{
+    LogitScale, MmaBlueprint, RowAddress, Stages, TileKeys, TileRow, exp_of, read_keys, score,
+    sees, start_copies, zero_not_finite,
+};
+use crate::tile::is_finite;
+use crate::tile::mma::{Chunk, commit_copies, wait_copies};
+use crate::tile::wgmma::{Panels, multiply_pv, multiply_two_nt, pack, panel_place, publish};
+use cubecl::prelude::barrier::copy_async;
+use cubecl::prelude::*;
+
+/// `dq_mma_kernel` with `wgmma`: the same cube, buffers and order. A
+/// warpgroup owns 64 rows of the query tile: their queries and output gradients lie in shared memory, their
+/// dQ in its registers.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
+    q: &Tensor<Chunk<E>>,
+    k: &Tensor<Chunk<E>>,
+    v: &Tensor<Chunk<E>>,
+    grad_out: &Tensor<Chunk<E>>,
+    scores: &Tensor<f32>,
+    intervals: &[Vector<u32, Const<2>>],
+    list: &Tensor<u32>,
+    counts: &Tensor<u32>,
+    lse: &[f32],
+    delta: &[f32],
+    grad_q: &mut [Vector<E, Const<2>>],
+    scale: f32,
+    softcap: f32,
+    first_tile: u32,
+    cubes: u32,
+    #[comptime] bp: MmaBlueprint,
+    #[define(E)] _element: ElemType,
+) {
+    let size!(NS) = comptime!(bp.key_tile);
+    let size!(NO) = comptime!(bp.head_dim / 2);
+    let size!(NP) = comptime!(bp.key_tile / 4);
+    let chunks = comptime!(bp.chunks());
+    let key_tile = comptime!(bp.key_tile);
+    let (lane, warp) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
+    let quad = lane % 4;
+    let (q_heads, q_len) = (q.shape(1), q.shape(2));
+    let (kv_heads, k_len) = (k.shape(1), k.shape(2));
+
+    let head = CUBE_POS_Y as usize * comptime!(bp.heads);
+    let batch = head / q_heads;
+    let kv_head = head % q_heads / (q_heads / kv_heads);
+    let kv_row = batch * kv_heads + kv_head;
+    // The last tiles see the most keys: they start first.
+    let local = cubes as usize - 1 - CUBE_POS_X as usize;
+    let tile = first_tile as usize + local;
+    let mut place = 0usize;
+    if comptime!(bp.causal) {
+        place = local;
+    }
+    let keys = TileKeys::new(list, counts, kv_row, tile, place, q_len, k_len, bp);
+    let first_head = head % q_heads;
+
+    // The rows of Q and dO, `[warpgroups, head_dim / 64, 64 rows, 64]`; those that are no query are zero.
+    let tile_chunks = comptime!(bp.tile_rows() * bp.chunks());
+    let mut q_tile = Shared::<[Chunk<E>]>::new_aligned_slice(tile_chunks, 1024usize);
+    let mut o_tile = Shared::<[Chunk<E>]>::new_aligned_slice(tile_chunks, 1024usize);
+    for c in 0..comptime!(bp.tile_rows() * bp.chunks() / bp.units()) {
+        let at = UNIT_POS as usize + c * comptime!(bp.units());
+        let (r, col) = (at / chunks, at % chunks);
+        let row = TileRow::new(r, tile, first_head, q_len, k_len, bp);
+        let to = r / 64 * comptime!(64 * bp.chunks()) + panel_place(r % 64, col, 64usize);
+        if row.valid {
+            let from =
+                (batch * q.stride(0) + row.head * q.stride(1) + row.query * q.stride(2)) / 8 + col;
+            copy_async(&q[from..from + 1], &mut q_tile[to..to + 1], 8u32);
+            let from = (batch * grad_out.stride(0)
+                + row.head * grad_out.stride(1)
+                + row.query * grad_out.stride(2))
+                / 8
+                + col;
+            copy_async(&grad_out[from..from + 1], &mut o_tile[to..to + 1], 8u32);
+        } else {
+            q_tile[to] = Vector::new(E::from_int(0));
+            o_tile[to] = Vector::new(E::from_int(0));
+        }
+    }
+
+    let mut stages = Stages::<E>::new(bp);
+    // Whether a stage has held keys that are not finite.
+    let mut marks = Shared::<[u32]>::new_slice(comptime!(bp.stages));
+    if (UNIT_POS as usize) < comptime!(bp.stages) {
+        marks[UNIT_POS as usize] = 0u32;
+    }
+    let k_rows = RowAddress::of::<E>(k, batch, kv_head);
+    let v_rows = RowAddress::of::<E>(v, batch, kv_head);
+    let score_row = batch * scores.stride(0) + kv_head * scores.stride(1);
+    let logit_scale = LogitScale::new(scale, softcap, bp.softcap);
+    let own = warp / 4 * comptime!(64 * bp.chunks());
+    let q_panels = Panels::at::<E>(&q_tile[own..own + 1]);
+    let o_panels = Panels::at::<E>(&o_tile[own..own + 1]);
+    let k_panels = Panels::at::<E>(&stages.k[0..1]);
+    let v_panels = Panels::at::<E>(&stages.v[0..1]);
+
+    let upper_row = warp * 16 + lane / 4;
+    let row0 = TileRow::new(upper_row, tile, first_head, q_len, k_len, bp);
+    let row1 = TileRow::new(upper_row + 8, tile, first_head, q_len, k_len, bp);
+    let to0 = (batch * q_heads + row0.head) * q_len + row0.query;
+    let to1 = (batch * q_heads + row1.head) * q_len + row1.query;
+    let mut lse0 = 0.0f32;
+    let mut lse1 = 0.0f32;
+    let mut delta0 = 0.0f32;
+    let mut delta1 = 0.0f32;
+    if row0.valid {
+        lse0 = lse[to0];
+        delta0 = delta[to0];
+    }
+    if row1.valid {
+        lse1 = lse[to1];
+        delta1 = delta[to1];
+    }
+    let log2e = comptime!(core::f32::consts::LOG2_E);
+    let reference0 = -lse0 * log2e;
+    let reference1 = -lse1 * log2e;
+
+    let full_tiles = keys.full / key_tile;
+    let tiles = keys.total.div_ceil(key_tile);
+    let mut next = Array::<u32>::new(comptime!(bp.copies() + 1));
+    #[unroll]
+    for c in 0..comptime!(bp.copies() + 1) {
+        next[c] = 0u32;
+    }
+    if comptime!(bp.sparse) {
+        read_keys(list, &keys, 0usize, &mut next, bp);
+    }
+    let mut acc = Vector::<f32, NO>::new(0.0f32);
+    let ahead = comptime!(bp.stages - 1);
+    for turn in 0..tiles + ahead {
+        if turn >= ahead {
+            // This unit's part of the tile has landed; behind the barrier, every unit's has, and every
+            // warp is done with the stage that is filled next.
+            wait_copies(comptime!(bp.stages as u32 - 2));
+            if turn - ahead >= full_tiles
+                && zero_not_finite::<E>(&mut stages.k, turn - ahead, false, bp)
+            {
+                marks[(turn - ahead) % comptime!(bp.stages)] = 1u32;
+            }
+            publish();
+            sync_cube();
+        }
+        if turn < tiles {
+            start_copies::<E>(
+                k,
+                v,
+                scores,
+                intervals,
+                &k_rows,
+                &v_rows,
+                score_row,
+                kv_row * k_len,
+                &keys,
+                turn,
+                &next,
+                &mut stages,
+                bp,
+            );
+            if comptime!(bp.sparse) {
+                read_keys(list, &keys, turn + 1, &mut next, bp);
+            }
+        }
+        commit_copies();
+
+        if turn >= ahead {
+            let tile = turn - ahead;
+            let stage = tile % comptime!(bp.stages);
+            let begin = (stage * comptime!(bp.key_tile * bp.chunks())) as u32;
+            let boundary = tile >= full_tiles;
+            let k_tile = Panels {
+                address: k_panels.address + begin,
+            };
+            let v_tile = Panels {
+                address: v_panels.address + begin,
+            };
+            // S = Q K^T, and dP = dO V^T behind it.
+            let products = multiply_two_nt::<NS>(
+                &q_panels,
+                &k_tile,
+                &o_panels,
+                &v_tile,
+                comptime!(bp.element),
+                key_tile,
+                comptime!(bp.head_dim),
+                64usize,
+            );
+            let mut ds = Vector::<u32, NP>::new(0u32);
+            #[unroll]
+            for n in 0..comptime!(bp.key_tile / 8) {
+                let mut upper = Vector::<f32, Const<2>>::new(0.0f32);
+                let mut lower = Vector::<f32, Const<2>>::new(0.0f32);
+                #[unroll]
+                for e in 0..2usize {
+                    let col = comptime!(n * 8 + e) + quad * 2;
+                    let z = score::<E>(&stages, tile, col, bp);
+                    let x0 =
+                        logit_scale.apply(products.extract(comptime!(n * 4 + e)), z, bp.softcap);
+                    let x1 = logit_scale.apply(
+                        products.extract(comptime!(n * 4 + 2 + e)),
+                        z,
+                        bp.softcap,
+                    );
+                    let dp0: f32 = products.extract(comptime!(bp.key_tile / 2 + n * 4 + e));
+                    let dp1: f32 = products.extract(comptime!(bp.key_tile / 2 + n * 4 + 2 + e));
+                    let mut ds0 = exp_of(x0, reference0) * (dp0 - delta0);
+                    let mut ds1 = exp_of(x1, reference1) * (dp1 - delta1);
+                    if comptime!(bp.softcap) {
+                        ds0 *= logit_scale.slope(x0 - z, bp.softcap);
+                        ds1 *= logit_scale.slope(x1 - z, bp.softcap);
+                    }
+                    if boundary {
+                        ds0 = select(sees::<E>(&row0, &stages, tile, col, k_len, bp), ds0, 0.0f32);
+                        ds1 = select(sees::<E>(&row1, &stages, tile, col, k_len, bp), ds1, 0.0f32);
+                    }
+                    upper.insert(e, ds0);
+                    lower.insert(e, ds1);
+                }
+                ds.insert(
+                    comptime!(n * 2),
+                    pack(
+                        upper.extract(0usize),
+                        upper.extract(1usize),
+                        comptime!(bp.element),
+                    ),
+                );
+                ds.insert(
+                    comptime!(n * 2 + 1),
+                    pack(
+                        lower.extract(0usize),
+                        lower.extract(1usize),
+                        comptime!(bp.element),
+                    ),
+                );
+            }
+            if boundary && marks[stage] == 1u32 {
+                // All warps have their logits: only the product with dS is left to this tile.
+                sync_cube();
+                let _any = zero_not_finite::<E>(&mut stages.k, tile, true, bp);
+                publish();
+                sync_cube();
+            }
+            // dQ += dS K.
+            acc = multiply_pv::<NO, NP>(
+                acc,
+                ds,
+                &k_tile,
+                comptime!(bp.element),
+                comptime!(bp.head_dim),
+                key_tile,
+            );
+        }
+    }
+
+    // A row without any logit above -inf has no gradient.
+    let none = f32::new(f32::NEG_INFINITY);
+    let factor0 = scale;
+    let factor1 = scale;
+    #[unroll]
+    for c in 0..chunks {
+        let at = comptime!(c * 4) + quad;
+        let mut upper = Vector::<f32, Const<2>>::new(0.0f32);
+        let mut lower = Vector::<f32, Const<2>>::new(0.0f32);
+        #[unroll]
+        for e in 0..2usize {
+            let x0 = acc.extract(comptime!(c * 4 + e)) * factor0;
+            let x1 = acc.extract(comptime!(c * 4 + 2 + e)) * factor1;
+            upper.insert(e, select(lse0 == none, 0.0f32, x0));
+            lower.insert(e, select(lse1 == none, 0.0f32, x1));
+        }
+        if row0.valid {
+            grad_q[to0 * comptime!(bp.head_dim / 2) + at] = Vector::cast_from(upper);
+        }
+        if row1.valid {
+            grad_q[to1 * comptime!(bp.head_dim / 2) + at] = Vector::cast_from(lower);
+        }
+    }
+
+    sync_cube();
+    let mut marked = false;
+    for stage in 0..comptime!(bp.stages) {
+        marked = marked || marks[stage] == 1u32;
+    }
+    if marked && (UNIT_POS as usize) < comptime!(bp.tile_rows()) {
+        let row = TileRow::new(UNIT_POS as usize, tile, first_head, q_len, k_len, bp);
+        let to = (batch * q_heads + row.head) * q_len + row.query;
+        if row.valid && lse[to] != none {
+            let mut slot = full_tiles * key_tile;
+            while slot < keys.total {
+                let mut key = slot;
+                let mut first = slot as i32;
+                let mut end = k_len as i32;
+                if comptime!(bp.sparse) {
+                    key = list[keys.list + slot] as usize;
+                    let interval = intervals[kv_row * k_len + key];
+                    first = interval.extract(0usize) as i32;
+                    end = interval.extract(1usize) as i32;
+                }
+                if first <= row.position && row.position < end {
+                    for c in 0..chunks {
+                        let values = k[k_rows.base + key * k_rows.stride + c];
+                        #[unroll]
+                        for pair in 0..4usize {
+                            let at = to * comptime!(bp.head_dim / 2) + c * 4 + pair;
+                            #[unroll]
+                            for e in 0..2usize {
+                                let value = f32::cast_from(values.extract(comptime!(pair * 2 + e)));
+                                if !is_finite(value) {
+                                    // Such a key's logit is not finite: dS is zero or NaN, and its
+                                    // product with the element NaN.
+                                    let mut sums = grad_q[at];
+                                    sums.insert(e, E::cast_from(f32::new(f32::NAN)));
+                                    grad_q[at] = sums;
+                                }
+                            }
+                        }
+                    }
+                }
+                slot += 1;
+            }
+        }
+    }
+}

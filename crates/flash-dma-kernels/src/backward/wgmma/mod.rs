@@ -1,0 +1,8 @@
+//! The backward pass on `wgmma`, Hopper's tensor cores: the large kernels of
+//! [`mma`](super::mma), with its host side, lists and orders.
+
+mod dkdv;
+mod dq;
+
+pub(super) use dkdv::dkdv_wgmma_kernel;
+pub(super) use dq::dq_wgmma_kernel;
