@@ -9,12 +9,14 @@ mod chunks;
 mod delta;
 mod dkdv;
 mod dq;
+mod dq_tile;
 mod finite;
 mod launch;
 mod operands;
 mod queries;
 mod roles;
 mod sums;
+mod weights;
 
 pub(crate) use blueprint::MmaBlueprints;
 pub(super) use blueprint::{DkdvBlueprint, STAGES};

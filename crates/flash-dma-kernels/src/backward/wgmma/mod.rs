@@ -3,6 +3,8 @@
 
 mod dkdv;
 mod dq;
+mod keys;
+mod output;
 
 pub(super) use dkdv::dkdv_wgmma_kernel;
 pub(super) use dq::dq_wgmma_kernel;
