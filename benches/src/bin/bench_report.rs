@@ -20,12 +20,12 @@ struct Args {
     /// Folder of one device's measurements: `peers.jsonl`, `roof.json` and files of rows.
     #[arg(long, default_value = "bench-results/h200")]
     results: PathBuf,
-    /// Files of rows in that folder, of the machine that timed the peers; of two rows for the same workload,
+    /// Files of rows in that folder; of two rows for the same workload,
     /// phase and engine the later file's stays.
     #[arg(
         long,
         value_delimiter = ',',
-        default_value = "portable-f32.json,portable-bf16.json,bf16.json"
+        default_value = "portable-f32.json,portable-bf16.json,bf16.json,wgmma.json"
     )]
     rows: Vec<PathBuf>,
     /// Gets the short table between its marks.
