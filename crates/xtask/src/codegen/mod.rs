@@ -19,7 +19,7 @@ use table::{Manifest, Table};
 /// The architectures of the gate: the oldest with `mma` and `cp.async`, and Hopper's own.
 const ARCHES: [&str; 2] = ["sm_80", HOPPER];
 
-/// The one architecture that has `wgmma`.
+/// The one architecture that has `wgmma`, and the device that the variants are chosen for.
 const HOPPER: &str = "sm_90a";
 
 /// Compiles CUDA C++ by NVRTC through ctypes.
@@ -82,9 +82,9 @@ fn compile(python: &Path, out: &Path, manifest: &Manifest) -> Result<Table> {
     let jobs: Vec<String> = manifest
         .variants
         .iter()
-        .flat_map(|variant| ARCHES.map(|arch| (&variant.name, arch)))
-        .filter(|(name, arch)| *arch == HOPPER || !name.ends_with("_wgmma"))
-        .map(|(name, arch)| format!("{name}:{arch}"))
+        .flat_map(|variant| ARCHES.map(|arch| (variant, arch)))
+        .filter(|(variant, arch)| *arch == HOPPER || variant.launches_before_hopper())
+        .map(|(variant, arch)| format!("{}:{arch}", variant.name))
         .collect();
     println!(
         "codegen: {} variants for {}",

@@ -30,9 +30,9 @@ def load_nvrtc():
 
 def canonical(source):
     """The source with its values numbered in the order they appear: CubeCL's own numbers vary between runs, and
-    nothing of the compiler's work shall depend on them."""
+    nothing of the compiler's work shall depend on them. A modifier of PTX as `.v2` is no value."""
     names = {}
-    return re.sub(r"\bv\d+", lambda name: names.setdefault(name[0], f"w{len(names)}"), source)
+    return re.sub(r"(?<!\.)\bv\d+", lambda name: names.setdefault(name[0], f"w{len(names)}"), source)
 
 
 def to_ptx(source, arch):

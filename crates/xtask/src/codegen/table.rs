@@ -46,6 +46,14 @@ pub struct Variant {
     pub shared: u32,
 }
 
+impl Variant {
+    /// Whether an older architecture could launch it: tiles are cut to the shared memory of the device, which
+    /// for these variants is Hopper's.
+    pub fn launches_before_hopper(&self) -> bool {
+        !self.name.ends_with("_wgmma") && self.shared <= shared_limit("sm_80")
+    }
+}
+
 impl Manifest {
     /// Reads the manifest.
     ///
