@@ -21,6 +21,10 @@ use flash_dma_problem::{AttentionError, Problem, TensorName};
 /// Buffers of [`dkdv_kernel`], the kernel with the most.
 const BINDINGS: u32 = 13;
 
+/// The widest head dimension that [`backward_engine`] gives to [`Engine::Mma`]. Wider ones take paths of its
+/// kernels (fragments loaded for each use, 16 keys a warp) that no test on a GPU has finished yet.
+const MMA_DIM: usize = 128;
+
 /// Comptime configurations of the two large kernels.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Blueprints {
@@ -55,9 +59,9 @@ pub fn backward(
 }
 
 /// The engine that [`backward`] runs on: the first that serves the problem. [`Engine::Wgmma`] takes f16
-/// and bf16 with a head dimension of 64 or 128 on sm_90, [`Engine::Mma`] head dimensions in steps of 32 on
-/// sm_80 and newer, both rows of `q`, `k`, `v`, `out` and `grad_out` that begin at multiples of 16 bytes;
-/// [`Engine::Portable`] everything.
+/// and bf16 with a head dimension of 64 or 128 on sm_90, [`Engine::Mma`] head dimensions in steps of 32
+/// up to 128 (wider ones only if forced) on sm_80 and newer, both rows of `q`, `k`, `v`, `out` and
+/// `grad_out` that begin at multiples of 16 bytes; [`Engine::Portable`] everything.
 #[must_use]
 pub fn backward_engine(
     client: &Client,
@@ -67,6 +71,7 @@ pub fn backward_engine(
 ) -> Engine {
     [Engine::Wgmma, Engine::Mma]
         .into_iter()
+        .filter(|&engine| engine != Engine::Mma || problem.head_dim <= MMA_DIM)
         .find(|&engine| Plan::of(engine, client, problem, inputs, saved).is_ok())
         .unwrap_or(Engine::Portable)
 }
