@@ -54,8 +54,8 @@ pub fn backward(
     saved: Saved,
     grads: Gradients,
 ) -> Result<(), AttentionError> {
-    let engine = backward_engine(client, problem, &inputs, &saved);
-    backward_on(engine, client, problem, inputs, saved, grads)
+    let (_, plan) = Plan::choose(client, problem, &inputs, &saved)?;
+    backward_with(client, problem, inputs, saved, grads, plan)
 }
 
 /// The engine that [`backward`] runs on: the first that serves the problem. [`Engine::Wgmma`] takes f16
@@ -69,11 +69,7 @@ pub fn backward_engine(
     inputs: &Inputs,
     saved: &Saved,
 ) -> Engine {
-    [Engine::Wgmma, Engine::Mma]
-        .into_iter()
-        .filter(|&engine| engine != Engine::Mma || problem.head_dim <= MMA_DIM)
-        .find(|&engine| Plan::of(engine, client, problem, inputs, saved).is_ok())
-        .unwrap_or(Engine::Portable)
+    Plan::choose(client, problem, inputs, saved).map_or(Engine::Portable, |(engine, _)| engine)
 }
 
 /// [`backward`] on a given engine.
@@ -101,6 +97,22 @@ pub(crate) enum Plan {
 }
 
 impl Plan {
+    /// The first engine that serves the problem, by the rule of [`backward_engine`].
+    fn choose(
+        client: &Client,
+        problem: &Problem,
+        inputs: &Inputs,
+        saved: &Saved,
+    ) -> Result<(Engine, Self), AttentionError> {
+        let plan =
+            |engine| Self::of(engine, client, problem, inputs, saved).map(|plan| (engine, plan));
+        let mut choice = plan(Engine::Wgmma);
+        if problem.head_dim <= MMA_DIM {
+            choice = choice.or_else(|_| plan(Engine::Mma));
+        }
+        choice.or_else(|_| plan(Engine::Portable))
+    }
+
     fn of(
         engine: Engine,
         client: &Client,

@@ -48,18 +48,15 @@ pub fn forward(
     out: TensorBinding,
     lse: TensorBinding,
 ) -> Result<(), AttentionError> {
-    let engine = forward_engine(client, problem, &inputs);
-    forward_on(engine, client, problem, inputs, out, lse)
+    let (_, plan) = Plan::choose(client, problem, &inputs)?;
+    forward_with(client, problem, inputs, out, lse, plan)
 }
 
 /// The engine that [`forward`] runs on: the first of [`Engine::Wgmma`], [`Engine::Mma`] and
 /// [`Engine::Portable`] that serves the problem.
 #[must_use]
 pub fn forward_engine(client: &Client, problem: &Problem, inputs: &Inputs) -> Engine {
-    [Engine::Wgmma, Engine::Mma]
-        .into_iter()
-        .find(|&engine| Plan::of(engine, client, problem, inputs).is_ok())
-        .unwrap_or(Engine::Portable)
+    Plan::choose(client, problem, inputs).map_or(Engine::Portable, |(engine, _)| engine)
 }
 
 /// [`forward`] on a given engine.
@@ -87,6 +84,18 @@ pub(crate) enum Plan {
 }
 
 impl Plan {
+    /// The first engine that serves the problem.
+    fn choose(
+        client: &Client,
+        problem: &Problem,
+        inputs: &Inputs,
+    ) -> Result<(Engine, Self), AttentionError> {
+        let plan = |engine| Self::of(engine, client, problem, inputs).map(|plan| (engine, plan));
+        plan(Engine::Wgmma)
+            .or_else(|_| plan(Engine::Mma))
+            .or_else(|_| plan(Engine::Portable))
+    }
+
     fn of(
         engine: Engine,
         client: &Client,
@@ -96,21 +105,20 @@ impl Plan {
         let properties = client.properties();
         match engine {
             Engine::Portable => {
-                Blueprint::choose(Pass::Forward, problem, &properties.hardware).map(Self::Portable)
+                return Blueprint::choose(Pass::Forward, problem, &properties.hardware)
+                    .map(Self::Portable);
             }
-            Engine::Mma | Engine::Wgmma => match engine {
-                Engine::Mma => MmaBlueprint::choose(problem, properties),
-                _ => MmaBlueprint::choose_wgmma(problem, properties),
-            }
-            .filter(|_| inputs.rows_are_chunks(problem.element.size()))
-            .map(Self::Mma)
-            .ok_or_else(|| AttentionError::Unsupported {
-                what: format!(
-                    "the {engine:?} engine for {} of head dimension {}",
-                    problem.element, problem.head_dim
-                ),
-            }),
+            Engine::Mma => MmaBlueprint::choose(problem, properties),
+            Engine::Wgmma => MmaBlueprint::choose_wgmma(problem, properties),
         }
+        .filter(|_| inputs.rows_are_chunks(problem.element.size()))
+        .map(Self::Mma)
+        .ok_or_else(|| AttentionError::Unsupported {
+            what: format!(
+                "the {engine:?} engine for {} of head dimension {}",
+                problem.element, problem.head_dim
+            ),
+        })
     }
 
     /// Queries a tile.

@@ -119,11 +119,13 @@ impl MmaPass<'_> {
             let [scores, intervals, list, counts] = slice.selection;
             let typed = [&q, &k, &v, &self.saved.grad_out, &grads.q];
             let words = [&scores, &intervals, &list, &counts, self.delta];
-            // SAFETY: the buffers were checked to hold the shapes and strides that the kernel indexes
-            // by, and the lists hold keys below `k_len`.
-            unsafe {
-                match blueprint.tile.instruction {
-                    Instruction::Mma => dq_mma_kernel::launch_unchecked(
+            // One list of arguments: the kernels take the same.
+            macro_rules! launch {
+    ($kernel:ident, $blueprint:expr) => {
+        // SAFETY: the buffers were checked to hold the shapes and strides that the kernels index by, and
+        // the lists hold keys below `k_len`.
+        unsafe {
+            $kernel::launch_unchecked(
                         client,
                         CubeCount::Static(slice.tiles as u32, head_groups, 1),
                         blueprint.tile.cube_dim(),
@@ -143,33 +145,15 @@ impl MmaPass<'_> {
                         problem.softcap.unwrap_or(1.0),
                         slice.first_tile as u32,
                         slice.tiles as u32,
-                        blueprint,
+                        $blueprint,
                         elem_type(problem.element),
-                    ),
-                    Instruction::Wgmma => dq_wgmma_kernel::launch_unchecked(
-                        client,
-                        CubeCount::Static(slice.tiles as u32, head_groups, 1),
-                        blueprint.tile.cube_dim(),
-                        address_type(&typed, size).max(address_type(&words, 4)),
-                        q.into_tensor_arg(),
-                        k.into_tensor_arg(),
-                        v.into_tensor_arg(),
-                        self.saved.grad_out.clone().into_tensor_arg(),
-                        scores.into_tensor_arg(),
-                        intervals.into_buffer_arg(),
-                        list.into_tensor_arg(),
-                        counts.into_tensor_arg(),
-                        self.saved.lse.clone().into_buffer_arg(),
-                        self.delta.clone().into_buffer_arg(),
-                        grads.q.clone().into_buffer_arg(),
-                        problem.scale,
-                        problem.softcap.unwrap_or(1.0),
-                        slice.first_tile as u32,
-                        slice.tiles as u32,
-                        blueprint.tile,
-                        elem_type(problem.element),
-                    ),
-                }
+            )
+        }
+    };
+}
+            match blueprint.tile.instruction {
+                Instruction::Mma => launch!(dq_mma_kernel, blueprint),
+                Instruction::Wgmma => launch!(dq_wgmma_kernel, blueprint.tile),
             }
         });
     }
@@ -265,11 +249,13 @@ impl MmaPass<'_> {
         let typed = [&q, &k, &v, &self.saved.grad_out, &grads.k];
         let words = [&scores, &intervals, &keys.keys, grad_k, self.delta];
         let address = address_type(&typed, problem.element.size()).max(address_type(&words, 4));
-        // SAFETY: the buffers were checked to hold the shapes and strides that the kernel indexes by, and
+        // One list of arguments: the kernels take the same.
+        macro_rules! launch {
+    ($kernel:ident, $blueprint:expr) => {
+        // SAFETY: the buffers were checked to hold the shapes and strides that the kernels index by, and
         // the lists hold keys below `k_len`.
         unsafe {
-            match blueprint.instruction {
-                Instruction::Mma => dkdv_mma_kernel::launch_unchecked(
+            $kernel::launch_unchecked(
                     client,
                     CubeCount::Static((slots * chunks * rows) as u32, 1, 1),
                     blueprint.cube_dim(),
@@ -293,39 +279,16 @@ impl MmaPass<'_> {
                     chunks as u32,
                     slots as u32,
                     keys.capacity as u32,
-                    blueprint,
+                    $blueprint,
                     elem_type(problem.element),
                     output,
-                ),
-                Instruction::Wgmma => dkdv_wgmma_kernel::launch_unchecked(
-                    client,
-                    CubeCount::Static((slots * chunks * rows) as u32, 1, 1),
-                    blueprint.cube_dim(),
-                    address,
-                    q.into_tensor_arg(),
-                    k.into_tensor_arg(),
-                    v.into_tensor_arg(),
-                    self.saved.grad_out.clone().into_tensor_arg(),
-                    self.saved.lse.clone().into_buffer_arg(),
-                    self.delta.clone().into_buffer_arg(),
-                    scores.into_tensor_arg(),
-                    intervals.into_buffer_arg(),
-                    keys.keys.clone().into_buffer_arg(),
-                    keys.counts.clone().into_buffer_arg(),
-                    grad_k.clone().into_buffer_arg(),
-                    grad_v.clone().into_buffer_arg(),
-                    grad_scores.into_buffer_arg(),
-                    problem.scale,
-                    problem.softcap.unwrap_or(1.0),
-                    blueprints.chunk as u32,
-                    chunks as u32,
-                    slots as u32,
-                    keys.capacity as u32,
-                    blueprint,
-                    elem_type(problem.element),
-                    output,
-                ),
-            }
+            )
+        }
+    };
+}
+        match blueprint.instruction {
+            Instruction::Mma => launch!(dkdv_mma_kernel, blueprint),
+            Instruction::Wgmma => launch!(dkdv_wgmma_kernel, blueprint),
         }
     }
 }

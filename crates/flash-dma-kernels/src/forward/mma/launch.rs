@@ -53,11 +53,13 @@ pub(crate) fn launch(
         let typed = [&q, &k, &v, out];
         let words = [&scores, &intervals, &list, &counts, lse];
         let address = address_type(&typed, problem.element.size()).max(address_type(&words, 4));
-        // SAFETY: the buffers were checked to hold the shapes and strides that the kernel indexes by,
-        // and the lists hold keys below `k_len`.
+        // One list of arguments: the kernels take the same.
+        macro_rules! launch {
+    ($kernel:ident, $blueprint:expr) => {
+        // SAFETY: the buffers were checked to hold the shapes and strides that the kernels index by, and
+        // the lists hold keys below `k_len`.
         unsafe {
-            match blueprint.instruction {
-                Instruction::Mma => forward_mma_kernel::launch_unchecked(
+            $kernel::launch_unchecked(
                     client,
                     CubeCount::Static(slice.tiles as u32, head_groups, 1),
                     blueprint.cube_dim(),
@@ -75,31 +77,15 @@ pub(crate) fn launch(
                     problem.softcap.unwrap_or(1.0),
                     slice.first_tile as u32,
                     slice.tiles as u32,
-                    blueprint,
+                    $blueprint,
                     elem_type(problem.element),
-                ),
-                Instruction::Wgmma => forward_wgmma_kernel::launch_unchecked(
-                    client,
-                    CubeCount::Static(slice.tiles as u32, head_groups, 1),
-                    blueprint.cube_dim(),
-                    address,
-                    q.into_tensor_arg(),
-                    k.into_tensor_arg(),
-                    v.into_tensor_arg(),
-                    scores.into_tensor_arg(),
-                    intervals.into_buffer_arg(),
-                    list.into_tensor_arg(),
-                    counts.into_tensor_arg(),
-                    out.clone().into_buffer_arg(),
-                    lse.clone().into_buffer_arg(),
-                    problem.scale,
-                    problem.softcap.unwrap_or(1.0),
-                    slice.first_tile as u32,
-                    slice.tiles as u32,
-                    blueprint,
-                    elem_type(problem.element),
-                ),
-            }
+            )
+        }
+    };
+}
+        match blueprint.instruction {
+            Instruction::Mma => launch!(forward_mma_kernel, blueprint),
+            Instruction::Wgmma => launch!(forward_wgmma_kernel, blueprint),
         }
     });
 }
