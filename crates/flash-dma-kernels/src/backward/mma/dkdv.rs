@@ -1,7 +1,8 @@
 //! The gradients of k, v and the scores on tensor cores: key tiles stream the queries of a chunk.
 
 use super::blueprint::DkdvBlueprint;
-use super::queries::{QueryRows, Range, Tiles, copy_queries};
+use super::keys::{own_key, query_range};
+use super::queries::{QueryRows, Tiles, copy_queries};
 use super::roles::stream_queries;
 use super::sums::add_to;
 use crate::forward::mma::LogitScale;
@@ -77,77 +78,32 @@ pub(super) fn dkdv_mma_kernel<E: Float, O: Float>(
     let list_row = item * capacity as usize + start;
     let mut tiles = Tiles::<E>::new(bp);
     if unit < comptime!(bp.keys()) {
-        // Slots past the last key: whatever their rows sum up is written nowhere.
-        let mut first = 0i32;
-        let mut end = i32::new(comptime!(i32::MAX as i64));
-        if start + unit < count {
-            // Positions first, then queries.
-            let mut key = start + unit;
-            first = key as i32;
-            end = k_len as i32;
-            if comptime!(bp.sparse) {
-                key = list[list_row + unit] as usize;
-                let interval = intervals[kv_row * k_len + key];
-                first = interval.extract(0usize) as i32;
-                end = interval.extract(1usize) as i32;
-            }
-            if comptime!(bp.causal) {
-                first += q_len as i32 - k_len as i32;
-                end += q_len as i32 - k_len as i32;
-            } else {
-                // All queries stand at the last key.
-                end = select(end >= k_len as i32, q_len as i32, 0i32);
-                first = 0i32;
-            }
-            first = max(first, chunk_first);
-            end = min(end, chunk_end);
-        }
-        tiles.first[unit] = first;
-        tiles.end[unit] = end;
+        let own = own_key(
+            unit,
+            start,
+            count,
+            list,
+            list_row,
+            scores,
+            0usize,
+            intervals,
+            kv_row * k_len,
+            q_len,
+            k_len,
+            chunk_first,
+            chunk_end,
+            false,
+            bp,
+        );
+        tiles.first[unit] = own.first;
+        tiles.end[unit] = own.end;
     }
     sync_cube();
 
-    // The queries of any key, and of all keys.
-    let mut any_from = chunk_end;
-    let mut any_to = chunk_first;
-    let mut full_from = chunk_first;
-    let mut full_to = chunk_end;
-    let mut slot = lane;
-    while slot < comptime!(bp.keys()) {
-        if start + slot < count {
-            let (first, end) = (tiles.first[slot], tiles.end[slot]);
-            any_from = min(any_from, first);
-            any_to = max(any_to, end);
-            full_from = max(full_from, first);
-            full_to = min(full_to, end);
-        }
-        slot += 32;
-    }
-    any_from = plane_min(any_from);
-    any_to = plane_max(any_to);
-    let queries = comptime!(bp.queries());
-    let mut range = Range {
-        first: any_from as usize / queries,
-        tiles: 0usize,
-        full_from: plane_max(full_from),
-        full_to: plane_min(full_to),
-    };
-    if any_from < any_to {
-        range.tiles = (any_to as usize).div_ceil(queries) - range.first;
-    }
+    let range = query_range::<E>(&tiles, start, count, chunk_first, chunk_end, bp);
     let steps = range.tiles * (group / comptime!(bp.heads));
 
-    let rows = QueryRows {
-        q: batch * q.stride(0) / 8,
-        q_head: q.stride(1) / 8,
-        q_row: q.stride(2) / 8,
-        o: batch * grad_out.stride(0) / 8,
-        o_head: grad_out.stride(1) / 8,
-        o_row: grad_out.stride(2) / 8,
-        head: kv_head * group,
-        row: (batch * q_heads + kv_head * group) * q_len,
-        len: q_len,
-    };
+    let rows = QueryRows::new::<E>(q, grad_out, batch, kv_head, group);
     let def = MmaDefinition::<E, E, f32>::new(16usize, 8usize, 16usize);
     let size!(NA) = def.vector_size(MatrixIdent::A);
     let size!(NB) = def.vector_size(MatrixIdent::B);

@@ -4,7 +4,7 @@ use super::blueprint::DqBlueprint;
 use super::dq_tile::{LaneRows, add_tile};
 use super::operands::{Fragments, load_a};
 use crate::forward::mma::{
-    LogitScale, RowAddress, Stages, TileKeys, TileRow, read_keys, start_copies,
+    CubeTile, LogitScale, RowAddress, Stages, TileKeys, TileRow, first_keys, start_copies,
 };
 use crate::tile::mma::{Chunk, commit_copies, scale_rows, swizzle, wait_copies, zeros};
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
@@ -54,19 +54,10 @@ pub(super) fn dq_mma_kernel<E: Float>(
     let (q_heads, q_len) = (q.shape(1), q.shape(2));
     let (kv_heads, k_len) = (k.shape(1), k.shape(2));
 
-    let head = CUBE_POS_Y as usize * comptime!(tile_bp.heads);
-    let batch = head / q_heads;
-    let kv_head = head % q_heads / (q_heads / kv_heads);
-    let kv_row = batch * kv_heads + kv_head;
-    // The last tiles see the most keys: they start first.
-    let local = cubes as usize - 1 - CUBE_POS_X as usize;
-    let tile = first_tile as usize + local;
-    let mut place = 0usize;
-    if comptime!(tile_bp.causal) {
-        place = local;
-    }
-    let keys = TileKeys::new(list, counts, kv_row, tile, place, q_len, k_len, tile_bp);
-    let first_head = head % q_heads;
+    let cube = CubeTile::new(q_heads, kv_heads, first_tile, cubes, tile_bp);
+    let (batch, tile, first_head) = (cube.batch, cube.tile, cube.first_head);
+    let (kv_head, kv_row) = (cube.kv_head, cube.kv_row);
+    let keys = TileKeys::new(list, counts, &cube, q_len, k_len, tile_bp);
 
     let mut stages = Stages::<E>::new(tile_bp);
     let k_rows = RowAddress::of::<E>(k, batch, kv_head);
@@ -76,14 +67,7 @@ pub(super) fn dq_mma_kernel<E: Float>(
 
     let full_tiles = keys.full / key_tile;
     let tiles = keys.total.div_ceil(key_tile);
-    let mut next = Array::<u32>::new(comptime!(tile_bp.copies() + 1));
-    #[unroll]
-    for c in 0..comptime!(tile_bp.copies() + 1) {
-        next[c] = 0u32;
-    }
-    if comptime!(tile_bp.sparse) {
-        read_keys(list, &keys, 0usize, &mut next, tile_bp);
-    }
+    let mut next = first_keys(list, &keys, tile_bp);
 
     // The rows of Q and dO; those that are no query are zero.
     let tile_rows = comptime!(tile_bp.tile_rows());
@@ -168,19 +152,17 @@ pub(super) fn dq_mma_kernel<E: Float>(
                 v,
                 scores,
                 intervals,
+                list,
                 &k_rows,
                 &v_rows,
                 score_row,
                 kv_row * k_len,
                 &keys,
                 turn,
-                &next,
+                &mut next,
                 &mut stages,
                 tile_bp,
             );
-            if comptime!(tile_bp.sparse) {
-                read_keys(list, &keys, turn + 1, &mut next, tile_bp);
-            }
         }
         commit_copies();
 

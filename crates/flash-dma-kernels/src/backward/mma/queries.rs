@@ -87,6 +87,31 @@ pub(in crate::backward) struct QueryRows {
     pub len: usize,
 }
 
+#[cube]
+impl QueryRows {
+    /// The queries of kv head `kv_head` of sequence `batch`, of `group` heads.
+    pub(in crate::backward) fn new<E: Float>(
+        q: &Tensor<Chunk<E>>,
+        grad_out: &Tensor<Chunk<E>>,
+        batch: usize,
+        kv_head: usize,
+        group: usize,
+    ) -> QueryRows {
+        let (heads, len) = (q.shape(1), q.shape(2));
+        QueryRows {
+            q: batch * q.stride(0) / 8,
+            q_head: q.stride(1) / 8,
+            q_row: q.stride(2) / 8,
+            o: batch * grad_out.stride(0) / 8,
+            o_head: grad_out.stride(1) / 8,
+            o_row: grad_out.stride(2) / 8,
+            head: kv_head * group,
+            row: (batch * heads + kv_head * group) * len,
+            len,
+        }
+    }
+}
+
 /// The query tiles that a key tile streams.
 #[derive(CubeType, Clone, Copy)]
 pub(in crate::backward) struct Range {

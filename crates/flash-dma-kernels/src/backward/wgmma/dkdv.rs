@@ -1,12 +1,13 @@
 //! The gradients of k, v and the scores on Hopper's tensor cores: key tiles stream the queries of a chunk.
 
-use super::keys::{own_key, query_range};
 use super::output::{add_broken_row, write_row, write_score, zero_not_finite};
-use crate::backward::mma::{DkdvBlueprint, QueryRows, STAGES, Step, Tiles, copy_queries};
+use crate::backward::mma::{
+    DkdvBlueprint, QueryRows, STAGES, Step, Tiles, copy_queries, own_key, query_range,
+};
 use crate::forward::mma::{LogitScale, RowAddress, exp_of};
 use crate::tile::is_finite;
 use crate::tile::mma::{Chunk, commit_copies, quad_sum, wait_copies};
-use crate::tile::wgmma::{Panels, multiply_pv, multiply_two_nt, pack, panel_place, publish};
+use crate::tile::wgmma::{Panels, group_place, multiply_pv, multiply_two_nt, pack, publish};
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
@@ -126,17 +127,7 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
     let range = query_range::<E>(&tiles, start, count, chunk_first, chunk_end, bp);
     let steps = range.tiles * (group / comptime!(bp.heads));
 
-    let rows = QueryRows {
-        q: batch * q.stride(0) / 8,
-        q_head: q.stride(1) / 8,
-        q_row: q.stride(2) / 8,
-        o: batch * grad_out.stride(0) / 8,
-        o_head: grad_out.stride(1) / 8,
-        o_row: grad_out.stride(2) / 8,
-        head: kv_head * group,
-        row: (batch * q_heads + kv_head * group) * q_len,
-        len: q_len,
-    };
+    let rows = QueryRows::new::<E>(q, grad_out, batch, kv_head, group);
     let logit_scale = LogitScale::new(scale, softcap, bp.softcap);
     let mut dv = Vector::<f32, NO>::new(0.0f32);
     let mut dk = Vector::<f32, NO>::new(0.0f32);
@@ -151,8 +142,7 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
         let mut at = unit;
         while at < comptime!(bp.keys() * bp.chunks()) {
             let (row, col) = (at / chunks, at % chunks);
-            let place =
-                row / 64 * comptime!(64 * bp.chunks()) + panel_place(row % 64, col, 64usize);
+            let place = group_place(row, col, chunks);
             if start + row < count {
                 let mut key = start + row;
                 if comptime!(bp.sparse) {

@@ -1,12 +1,12 @@
 //! The gradient of q on Hopper's tensor cores: query tiles stream the keys they attend to.
 
 use crate::forward::mma::{
-    LogitScale, MmaBlueprint, RowAddress, Stages, TileKeys, TileRow, exp_of, read_keys, score,
-    sees, start_copies, zero_not_finite,
+    CubeTile, LogitScale, MmaBlueprint, RowAddress, Stages, TileKeys, TileRow, exp_of, first_keys,
+    score, sees, start_copies, zero_not_finite,
 };
 use crate::tile::is_finite;
 use crate::tile::mma::{Chunk, commit_copies, wait_copies};
-use crate::tile::wgmma::{Panels, multiply_pv, multiply_two_nt, pack, panel_place, publish};
+use crate::tile::wgmma::{Panels, group_place, multiply_pv, multiply_two_nt, pack, publish};
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
@@ -43,19 +43,10 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
     let (q_heads, q_len) = (q.shape(1), q.shape(2));
     let (kv_heads, k_len) = (k.shape(1), k.shape(2));
 
-    let head = CUBE_POS_Y as usize * comptime!(bp.heads);
-    let batch = head / q_heads;
-    let kv_head = head % q_heads / (q_heads / kv_heads);
-    let kv_row = batch * kv_heads + kv_head;
-    // The last tiles see the most keys: they start first.
-    let local = cubes as usize - 1 - CUBE_POS_X as usize;
-    let tile = first_tile as usize + local;
-    let mut place = 0usize;
-    if comptime!(bp.causal) {
-        place = local;
-    }
-    let keys = TileKeys::new(list, counts, kv_row, tile, place, q_len, k_len, bp);
-    let first_head = head % q_heads;
+    let cube = CubeTile::new(q_heads, kv_heads, first_tile, cubes, bp);
+    let (batch, tile, first_head) = (cube.batch, cube.tile, cube.first_head);
+    let (kv_head, kv_row) = (cube.kv_head, cube.kv_row);
+    let keys = TileKeys::new(list, counts, &cube, q_len, k_len, bp);
 
     // The rows of Q and dO, `[warpgroups, head_dim / 64, 64 rows, 64]`; those that are no query are zero.
     let tile_chunks = comptime!(bp.tile_rows() * bp.chunks());
@@ -65,7 +56,7 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
         let at = UNIT_POS as usize + c * comptime!(bp.units());
         let (r, col) = (at / chunks, at % chunks);
         let row = TileRow::new(r, tile, first_head, q_len, k_len, bp);
-        let to = r / 64 * comptime!(64 * bp.chunks()) + panel_place(r % 64, col, 64usize);
+        let to = group_place(r, col, chunks);
         if row.valid {
             let from =
                 (batch * q.stride(0) + row.head * q.stride(1) + row.query * q.stride(2)) / 8 + col;
@@ -121,14 +112,7 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
 
     let full_tiles = keys.full / key_tile;
     let tiles = keys.total.div_ceil(key_tile);
-    let mut next = Array::<u32>::new(comptime!(bp.copies() + 1));
-    #[unroll]
-    for c in 0..comptime!(bp.copies() + 1) {
-        next[c] = 0u32;
-    }
-    if comptime!(bp.sparse) {
-        read_keys(list, &keys, 0usize, &mut next, bp);
-    }
+    let mut next = first_keys(list, &keys, bp);
     let mut acc = Vector::<f32, NO>::new(0.0f32);
     let ahead = comptime!(bp.stages - 1);
     for turn in 0..tiles + ahead {
@@ -150,19 +134,17 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
                 v,
                 scores,
                 intervals,
+                list,
                 &k_rows,
                 &v_rows,
                 score_row,
                 kv_row * k_len,
                 &keys,
                 turn,
-                &next,
+                &mut next,
                 &mut stages,
                 bp,
             );
-            if comptime!(bp.sparse) {
-                read_keys(list, &keys, turn + 1, &mut next, bp);
-            }
         }
         commit_copies();
 
@@ -257,8 +239,6 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
 
     // A row without any logit above -inf has no gradient.
     let none = f32::new(f32::NEG_INFINITY);
-    let factor0 = scale;
-    let factor1 = scale;
     #[unroll]
     for c in 0..chunks {
         let at = comptime!(c * 4) + quad;
@@ -266,8 +246,8 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
         let mut lower = Vector::<f32, Const<2>>::new(0.0f32);
         #[unroll]
         for e in 0..2usize {
-            let x0 = acc.extract(comptime!(c * 4 + e)) * factor0;
-            let x1 = acc.extract(comptime!(c * 4 + 2 + e)) * factor1;
+            let x0 = acc.extract(comptime!(c * 4 + e)) * scale;
+            let x1 = acc.extract(comptime!(c * 4 + 2 + e)) * scale;
             upper.insert(e, select(lse0 == none, 0.0f32, x0));
             lower.insert(e, select(lse1 == none, 0.0f32, x1));
         }

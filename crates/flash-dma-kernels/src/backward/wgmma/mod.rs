@@ -3,7 +3,6 @@
 
 mod dkdv;
 mod dq;
-mod keys;
 mod output;
 
 pub(super) use dkdv::dkdv_wgmma_kernel;

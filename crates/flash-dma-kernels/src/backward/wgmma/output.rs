@@ -1,7 +1,6 @@
 //! Where the gradients of keys go, and what rows that are not finite add to them.
 
-use super::keys::OwnKey;
-use crate::backward::mma::{DkdvBlueprint, add_to, pick};
+use crate::backward::mma::{DkdvBlueprint, OwnKey, add_to, pick};
 use crate::forward::mma::{LogitScale, RowAddress, exp_of};
 use crate::tile::is_finite;
 use crate::tile::mma::{Chunk, value};

@@ -3,8 +3,8 @@
 use super::blueprint::MmaBlueprint;
 use super::logits::{LogitScale, SLACK, exp_of, score, sees};
 use super::repair::add_not_finite;
-use super::rows::{TileKeys, TileRow};
-use super::stream::{RowAddress, Stages, read_keys, start_copies, zero_not_finite};
+use super::rows::{CubeTile, TileKeys, TileRow};
+use super::stream::{RowAddress, Stages, first_keys, start_copies, zero_not_finite};
 use crate::tile::mma::{
     Chunk, any_lane, commit_copies, multiply_pair, quad_max, quad_sum, scale_rows, set, swizzle,
     wait_copies, zeros,
@@ -54,21 +54,13 @@ pub(super) fn forward_mma_kernel<E: Float>(
     let (q_heads, q_len) = (q.shape(1), q.shape(2));
     let (kv_heads, k_len) = (k.shape(1), k.shape(2));
 
-    let head = CUBE_POS_Y as usize * comptime!(bp.heads);
-    let batch = head / q_heads;
-    let kv_head = head % q_heads / (q_heads / kv_heads);
-    let kv_row = batch * kv_heads + kv_head;
-    // The last tiles see the most keys: they start first.
-    let local = cubes as usize - 1 - CUBE_POS_X as usize;
-    let tile = first_tile as usize + local;
-    let mut place = 0usize;
-    if comptime!(bp.causal) {
-        place = local;
-    }
-    let keys = TileKeys::new(list, counts, kv_row, tile, place, q_len, k_len, bp);
+    let cube = CubeTile::new(q_heads, kv_heads, first_tile, cubes, bp);
+    let (batch, tile, first_head) = (cube.batch, cube.tile, cube.first_head);
+    let (kv_head, kv_row) = (cube.kv_head, cube.kv_row);
+    let keys = TileKeys::new(list, counts, &cube, q_len, k_len, bp);
     let upper_row = warp * 16 + lane / 4;
-    let row0 = TileRow::new(upper_row, tile, head % q_heads, q_len, k_len, bp);
-    let row1 = TileRow::new(upper_row + 8, tile, head % q_heads, q_len, k_len, bp);
+    let row0 = TileRow::new(upper_row, tile, first_head, q_len, k_len, bp);
+    let row1 = TileRow::new(upper_row + 8, tile, first_head, q_len, k_len, bp);
 
     let def = MmaDefinition::<E, E, f32>::new(16usize, 8usize, 16usize);
     let size!(NA) = def.vector_size(MatrixIdent::A);
@@ -116,14 +108,7 @@ pub(super) fn forward_mma_kernel<E: Float>(
     let log2e = comptime!(core::f32::consts::LOG2_E);
     let full_tiles = keys.full / key_tile;
     let tiles = keys.total.div_ceil(key_tile);
-    let mut next = Array::<u32>::new(comptime!(bp.copies() + 1));
-    #[unroll]
-    for c in 0..comptime!(bp.copies() + 1) {
-        next[c] = 0u32;
-    }
-    if comptime!(bp.sparse) {
-        read_keys(list, &keys, 0usize, &mut next, bp);
-    }
+    let mut next = first_keys(list, &keys, bp);
     // Copies run `stages - 1` turns ahead of the products. Every turn closes one group of copies, an
     // empty one past the end, so that the number of groups under way says which tile has landed.
     let ahead = comptime!(bp.stages - 1);
@@ -145,19 +130,17 @@ pub(super) fn forward_mma_kernel<E: Float>(
                 v,
                 scores,
                 intervals,
+                list,
                 &k_rows,
                 &v_rows,
                 score_row,
                 kv_row * k_len,
                 &keys,
                 turn,
-                &next,
+                &mut next,
                 &mut stages,
                 bp,
             );
-            if comptime!(bp.sparse) {
-                read_keys(list, &keys, turn + 1, &mut next, bp);
-            }
         }
         commit_copies();
 
@@ -300,7 +283,7 @@ pub(super) fn forward_mma_kernel<E: Float>(
     }
     sync_cube();
     if mark[0] == 1u32 && (UNIT_POS as usize) < comptime!(bp.tile_rows()) {
-        let row = TileRow::new(UNIT_POS as usize, tile, head % q_heads, q_len, k_len, bp);
+        let row = TileRow::new(UNIT_POS as usize, tile, first_head, q_len, k_len, bp);
         let q_row = (batch * q.stride(0) + row.head * q.stride(1) + row.query * q.stride(2)) / 2;
         add_not_finite::<E, Const<2>>(
             q,

@@ -12,5 +12,5 @@ mod wgmma;
 pub(crate) use blueprint::{Instruction, MmaBlueprint};
 pub(crate) use launch::{launch, rows_are_chunks};
 pub(crate) use logits::{LogitScale, exp_of, score, sees};
-pub(crate) use rows::{TileKeys, TileRow};
-pub(crate) use stream::{RowAddress, Stages, read_keys, start_copies, zero_not_finite};
+pub(crate) use rows::{CubeTile, TileKeys, TileRow};
+pub(crate) use stream::{RowAddress, Stages, first_keys, start_copies, zero_not_finite};

@@ -3,6 +3,47 @@
 use super::blueprint::MmaBlueprint;
 use cubecl::prelude::*;
 
+/// Which query tile a cube of the query-outer kernels owns, and of which heads: tile
+/// `first_tile + CUBE_COUNT_X - 1 - CUBE_POS_X`, of the heads from `CUBE_POS_Y * bp.heads` on, counted over all
+/// sequences. The last tiles see the most keys: they start first.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct CubeTile {
+    /// The sequence.
+    pub batch: usize,
+    /// The first head of the tile's rows, in the sequence.
+    pub first_head: usize,
+    /// Their kv head, in the sequence and over all sequences.
+    pub kv_head: usize,
+    pub kv_row: usize,
+    /// The query tile, and which of the launched ones it is.
+    pub tile: usize,
+    pub local: usize,
+}
+
+#[cube]
+impl CubeTile {
+    pub(crate) fn new(
+        q_heads: usize,
+        kv_heads: usize,
+        first_tile: u32,
+        cubes: u32,
+        #[comptime] bp: MmaBlueprint,
+    ) -> CubeTile {
+        let head = CUBE_POS_Y as usize * comptime!(bp.heads);
+        let batch = head / q_heads;
+        let kv_head = head % q_heads / (q_heads / kv_heads);
+        let local = cubes as usize - 1 - CUBE_POS_X as usize;
+        CubeTile {
+            batch,
+            first_head: head % q_heads,
+            kv_head,
+            kv_row: batch * kv_heads + kv_head,
+            tile: first_tile as usize + local,
+            local,
+        }
+    }
+}
+
 /// One row of a query tile, as its quad of lanes sees it.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct TileRow {
@@ -55,27 +96,30 @@ pub(crate) struct TileKeys {
 
 #[cube]
 impl TileKeys {
-    /// The keys of tile `tile`, whose list is number `place` of the lists of its row `kv_row`.
+    /// The keys of the tile that the cube owns.
     pub(crate) fn new(
         list: &Tensor<u32>,
         counts: &Tensor<u32>,
-        kv_row: usize,
-        tile: usize,
-        place: usize,
+        own: &CubeTile,
         q_len: usize,
         k_len: usize,
         #[comptime] bp: MmaBlueprint,
     ) -> TileKeys {
+        // Without causal masking one list serves all tiles.
+        let mut place = 0usize;
+        if comptime!(bp.causal) {
+            place = own.local;
+        }
         let mut base = 0usize;
         let mut full = k_len;
         let mut total = k_len;
         if comptime!(bp.sparse) {
-            base = kv_row * list.stride(0) + place * list.stride(1);
-            let at = kv_row * counts.stride(0) + place * counts.stride(1);
+            base = own.kv_row * list.stride(0) + place * list.stride(1);
+            let at = own.kv_row * counts.stride(0) + place * counts.stride(1);
             full = counts[at] as usize;
             total = counts[at + 1] as usize;
         } else if comptime!(bp.causal) {
-            let first = tile * comptime!(bp.queries());
+            let first = own.tile * comptime!(bp.queries());
             let last = min(first + comptime!(bp.queries()), q_len);
             let seen = k_len as i32 - q_len as i32;
             full = max(seen + first as i32 + 1, 0i32) as usize;

@@ -68,7 +68,7 @@ impl RowAddress {
 /// Reads the keys that this unit copies of tile `tile` from the list: `bp.copies()` of them, and one
 /// whose score and interval it copies. A tile ahead of their use, so that the copies do not wait.
 #[cube]
-pub(crate) fn read_keys(
+fn read_keys(
     list: &Tensor<u32>,
     keys: &TileKeys,
     tile: usize,
@@ -91,21 +91,40 @@ pub(crate) fn read_keys(
     }
 }
 
-/// Starts the copies of tile `tile` into its stage. `next` holds what [`read_keys`] read of it.
-/// Slots past the last key become zeros, which no query is let see.
+/// What [`start_copies`] wants of the first tile.
+#[cube]
+pub(crate) fn first_keys(
+    list: &Tensor<u32>,
+    keys: &TileKeys,
+    #[comptime] bp: MmaBlueprint,
+) -> Array<u32> {
+    let mut next = Array::<u32>::new(comptime!(bp.copies() + 1));
+    #[unroll]
+    for c in 0..comptime!(bp.copies() + 1) {
+        next[c] = 0u32;
+    }
+    if comptime!(bp.sparse) {
+        read_keys(list, keys, 0usize, &mut next, bp);
+    }
+    next
+}
+
+/// Starts the copies of tile `tile` into its stage. `next` holds what [`read_keys`] read of it, and then of
+/// the tile behind it. Slots past the last key become zeros, which no query is let see.
 #[cube]
 pub(crate) fn start_copies<E: Float>(
     k: &Tensor<Chunk<E>>,
     v: &Tensor<Chunk<E>>,
     scores: &Tensor<f32>,
     intervals: &[Vector<u32, Const<2>>],
+    list: &Tensor<u32>,
     k_rows: &RowAddress,
     v_rows: &RowAddress,
     score_row: usize,
     interval_row: usize,
     keys: &TileKeys,
     tile: usize,
-    next: &Array<u32>,
+    next: &mut Array<u32>,
     stages: &mut Stages<E>,
     #[comptime] bp: MmaBlueprint,
 ) {
@@ -159,6 +178,7 @@ pub(crate) fn start_copies<E: Float>(
                 stages.intervals[place] = Vector::new(0u32);
             }
         }
+        read_keys(list, keys, tile + 1, next, bp);
     }
 }
 

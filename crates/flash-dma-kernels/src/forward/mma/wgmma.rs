@@ -3,10 +3,10 @@
 use super::blueprint::MmaBlueprint;
 use super::logits::{LogitScale, SLACK, exp_of, score, sees};
 use super::repair::add_not_finite;
-use super::rows::{TileKeys, TileRow};
-use super::stream::{RowAddress, Stages, read_keys, start_copies, zero_not_finite};
+use super::rows::{CubeTile, TileKeys, TileRow};
+use super::stream::{RowAddress, Stages, first_keys, start_copies, zero_not_finite};
 use crate::tile::mma::{Chunk, any_lane, commit_copies, quad_max, quad_sum, wait_copies};
-use crate::tile::wgmma::{Panels, multiply_nt, multiply_pv, pack, panel_place, publish};
+use crate::tile::wgmma::{Panels, group_place, multiply_nt, multiply_pv, pack, publish};
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
@@ -41,18 +41,10 @@ pub(super) fn forward_wgmma_kernel<E: Float>(
     let (q_heads, q_len) = (q.shape(1), q.shape(2));
     let (kv_heads, k_len) = (k.shape(1), k.shape(2));
 
-    let head = CUBE_POS_Y as usize * comptime!(bp.heads);
-    let batch = head / q_heads;
-    let kv_head = head % q_heads / (q_heads / kv_heads);
-    let kv_row = batch * kv_heads + kv_head;
-    // The last tiles see the most keys: they start first.
-    let local = cubes as usize - 1 - CUBE_POS_X as usize;
-    let tile = first_tile as usize + local;
-    let mut place = 0usize;
-    if comptime!(bp.causal) {
-        place = local;
-    }
-    let keys = TileKeys::new(list, counts, kv_row, tile, place, q_len, k_len, bp);
+    let cube = CubeTile::new(q_heads, kv_heads, first_tile, cubes, bp);
+    let (batch, tile, first_head) = (cube.batch, cube.tile, cube.first_head);
+    let (kv_head, kv_row) = (cube.kv_head, cube.kv_row);
+    let keys = TileKeys::new(list, counts, &cube, q_len, k_len, bp);
 
     // The queries, `[warpgroups, head_dim / 64, 64 rows, 64]`.
     let mut queries =
@@ -61,8 +53,8 @@ pub(super) fn forward_wgmma_kernel<E: Float>(
     for c in 0..comptime!(bp.tile_rows() * bp.chunks() / bp.units()) {
         let at = UNIT_POS as usize + c * comptime!(bp.units());
         let (row, col) = (at / chunks, at % chunks);
-        let owner = TileRow::new(row, tile, head % q_heads, q_len, k_len, bp);
-        let to = row / 64 * comptime!(64 * bp.chunks()) + panel_place(row % 64, col, 64usize);
+        let owner = TileRow::new(row, tile, first_head, q_len, k_len, bp);
+        let to = group_place(row, col, chunks);
         if owner.valid {
             let from = (batch * q.stride(0) + owner.head * q.stride(1) + owner.query * q.stride(2))
                 / 8
@@ -88,8 +80,8 @@ pub(super) fn forward_wgmma_kernel<E: Float>(
     let v_panels = Panels::at::<E>(&stages.v[0..1]);
 
     let upper_row = warp * 16 + lane / 4;
-    let row0 = TileRow::new(upper_row, tile, head % q_heads, q_len, k_len, bp);
-    let row1 = TileRow::new(upper_row + 8, tile, head % q_heads, q_len, k_len, bp);
+    let row0 = TileRow::new(upper_row, tile, first_head, q_len, k_len, bp);
+    let row1 = TileRow::new(upper_row + 8, tile, first_head, q_len, k_len, bp);
     let mut acc = Vector::<f32, NO>::new(0.0f32);
     let mut max0 = f32::new(f32::NEG_INFINITY);
     let mut max1 = f32::new(f32::NEG_INFINITY);
@@ -99,14 +91,7 @@ pub(super) fn forward_wgmma_kernel<E: Float>(
 
     let full_tiles = keys.full / key_tile;
     let tiles = keys.total.div_ceil(key_tile);
-    let mut next = Array::<u32>::new(comptime!(bp.copies() + 1));
-    #[unroll]
-    for c in 0..comptime!(bp.copies() + 1) {
-        next[c] = 0u32;
-    }
-    if comptime!(bp.sparse) {
-        read_keys(list, &keys, 0usize, &mut next, bp);
-    }
+    let mut next = first_keys(list, &keys, bp);
     let ahead = comptime!(bp.stages - 1);
     for turn in 0..tiles + ahead {
         if turn >= ahead {
@@ -127,19 +112,17 @@ pub(super) fn forward_wgmma_kernel<E: Float>(
                 v,
                 scores,
                 intervals,
+                list,
                 &k_rows,
                 &v_rows,
                 score_row,
                 kv_row * k_len,
                 &keys,
                 turn,
-                &next,
+                &mut next,
                 &mut stages,
                 bp,
             );
-            if comptime!(bp.sparse) {
-                read_keys(list, &keys, turn + 1, &mut next, bp);
-            }
         }
         commit_copies();
 
@@ -274,7 +257,7 @@ pub(super) fn forward_wgmma_kernel<E: Float>(
     }
     sync_cube();
     if mark[0] == 1u32 && (UNIT_POS as usize) < comptime!(bp.tile_rows()) {
-        let row = TileRow::new(UNIT_POS as usize, tile, head % q_heads, q_len, k_len, bp);
+        let row = TileRow::new(UNIT_POS as usize, tile, first_head, q_len, k_len, bp);
         let q_row = (batch * q.stride(0) + row.head * q.stride(1) + row.query * q.stride(2)) / 8;
         add_not_finite::<E, Const<8>>(
             q,

@@ -15,5 +15,5 @@
 mod panel;
 mod product;
 
-pub(crate) use panel::{PANEL, Panels, panel_place, publish};
+pub(crate) use panel::{PANEL, Panels, group_place, panel_place, publish};
 pub(crate) use product::{multiply_nt, multiply_pv, multiply_two_nt, pack};

@@ -12,6 +12,12 @@ pub(crate) fn panel_place(row: usize, col: usize, #[comptime] rows: usize) -> us
     col / 8 * comptime!(rows * 8) + row * 8 + ((col % 8) ^ (row % 8))
 }
 
+/// Where chunk `col` of row `row` lies in the operands of several warpgroups: one tile of 64 rows each.
+#[cube]
+pub(crate) fn group_place(row: usize, col: usize, #[comptime] chunks: usize) -> usize {
+    row / 64 * comptime!(64 * chunks) + panel_place(row % 64, col, 64usize)
+}
+
 /// Makes what this unit has written to shared memory visible to the tensor cores of all warps behind
 /// the next barrier. Copies of this unit must have landed.
 #[cube]

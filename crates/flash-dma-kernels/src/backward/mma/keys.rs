@@ -1,11 +1,12 @@
 //! The keys of a key tile, and which queries they are attended to by.
 
-use crate::backward::mma::{DkdvBlueprint, Range, Tiles};
+use super::blueprint::DkdvBlueprint;
+use super::queries::{Range, Tiles};
 use cubecl::prelude::*;
 
-/// One of the two keys that a lane holds rows of.
+/// A key of the tile.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct OwnKey {
+pub(in crate::backward) struct OwnKey {
     /// Whether the slot holds a key.
     pub valid: bool,
     /// Its index in the head.
@@ -19,7 +20,7 @@ pub(super) struct OwnKey {
 /// The key of slot `slot` of the tile; a slot past the last key is seen by no query, but does not narrow
 /// the queries that all keys share.
 #[cube]
-pub(super) fn own_key(
+pub(in crate::backward) fn own_key(
     slot: usize,
     start: usize,
     count: usize,
@@ -73,7 +74,7 @@ pub(super) fn own_key(
 
 /// The query tiles of a key tile whose `first` and `end` are in shared memory.
 #[cube]
-pub(super) fn query_range<E: Float>(
+pub(in crate::backward) fn query_range<E: Float>(
     tiles: &Tiles<E>,
     start: usize,
     count: usize,
