@@ -21,5 +21,7 @@ pub use flash_dma_problem::{
 };
 pub use forward::{Engine, forward, forward_engine, forward_on};
 #[doc(hidden)]
+pub use forward::{Tuning, forward_tuned};
+#[doc(hidden)]
 pub use lists::list_all;
 pub use select::select;

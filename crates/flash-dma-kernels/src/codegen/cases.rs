@@ -93,19 +93,32 @@ fn attention() -> Vec<Case> {
     let mut call = Attention::new(128, Bf16, Some(sparse));
     call.k_len = LONG_K_LEN;
     cases.push(call.case("bf16-d128-64bit".into()));
+    for (name, options) in [
+        ("bf16-d128-few", Some(sparse)),
+        ("bf16-d128-few-dense", None),
+    ] {
+        let call = Attention {
+            q_len: 16,
+            backward: false,
+            ..Attention::new(128, Bf16, options)
+        };
+        cases.push(call.case(name.into()));
+    }
     cases
 }
 
-/// One call of forward and backward.
+/// One call of forward, and of backward.
 #[derive(Clone, Copy)]
 struct Attention {
     head_dim: usize,
     element: ElementType,
+    q_len: usize,
     k_len: usize,
     /// `None` without scores.
     options: Option<AttentionOptions>,
     /// Elements between the rows of `k` and `v`.
     row_padding: usize,
+    backward: bool,
 }
 
 impl Attention {
@@ -113,9 +126,11 @@ impl Attention {
         Self {
             head_dim,
             element,
+            q_len: 4096,
             k_len: K_LEN,
             options,
             row_padding: 0,
+            backward: true,
         }
     }
 
@@ -125,7 +140,7 @@ impl Attention {
 
     fn run(self, client: &Client) {
         let (q_shape, kv_shape) = (
-            [1, 4 * HEADS, 4096, self.head_dim],
+            [1, 4 * HEADS, self.q_len, self.head_dim],
             [1, HEADS, self.k_len, self.head_dim],
         );
         let options = self.options.unwrap_or_default();
@@ -182,6 +197,9 @@ impl Attention {
         // Refused where the engine does not serve the problem.
         let _ = call(Engine::Mma);
         let _ = call(Engine::Wgmma);
+        if !self.backward {
+            return;
+        }
         let call = |engine| {
             let (inputs, saved, grads) = (inputs.clone(), saved.clone(), grads.clone());
             backward_on(engine, client, &problem, inputs, saved, grads)

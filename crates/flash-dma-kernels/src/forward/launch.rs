@@ -34,8 +34,10 @@ pub enum Engine {
 /// contiguous and overwritten. A query that selects nothing gets zeros and −∞.
 ///
 /// Runs asynchronously on the client's stream, on the fastest engine that serves the problem, which one
-/// rule decides: the first of [`Engine::Wgmma`], [`Engine::Mma`] and [`Engine::Portable`] that serves it. Memory beside the arguments
-/// is O(N): lists of the keys of each query tile, in slices of bounded size.
+/// rule decides: the first of [`Engine::Wgmma`], [`Engine::Mma`] and [`Engine::Portable`] that serves it. Memory beside
+/// the arguments is O(N): lists of the keys of each query tile, in slices of bounded size. Where the query
+/// tiles are fewer than the multiprocessors the tensor-core engines split the keys of each tile; that takes
+/// at most 35 MB more on 132 multiprocessors.
 ///
 /// # Errors
 ///
@@ -76,11 +78,41 @@ pub fn forward_on(
     forward_with(client, problem, inputs, out, lse, plan)
 }
 
-/// An engine and its comptime configuration.
+/// What tests and benchmarks fix of what [`forward_on`] chooses by rule for the tensor-core engines.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tuning {
+    /// Warps of a cube; of their number follows that of the queries of a tile.
+    pub warps: Option<usize>,
+    /// Parts into which the keys of a query tile are split; 1 does not split.
+    pub parts: Option<usize>,
+}
+
+/// [`forward_on`] with some choices fixed.
+///
+/// # Errors
+///
+/// As [`forward_on`]; further [`AttentionError::Unsupported`] if the engine has no such choice.
+#[doc(hidden)]
+pub fn forward_tuned(
+    engine: Engine,
+    tuning: Tuning,
+    client: &Client,
+    problem: &Problem,
+    inputs: Inputs,
+    out: TensorBinding,
+    lse: TensorBinding,
+) -> Result<(), AttentionError> {
+    let plan = Plan::of(engine, client, problem, &inputs)?.tuned(tuning)?;
+    forward_with(client, problem, inputs, out, lse, plan)
+}
+
+/// An engine and its configuration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Plan {
     Portable(Blueprint),
-    Mma(MmaBlueprint),
+    /// The comptime configuration, and the parts of a tile's keys.
+    Mma(MmaBlueprint, usize),
 }
 
 impl Plan {
@@ -112,7 +144,8 @@ impl Plan {
             Engine::Wgmma => MmaBlueprint::choose_wgmma(problem, properties),
         }
         .filter(|_| inputs.rows_are_chunks(problem.element.size()))
-        .map(Self::Mma)
+        .map(|blueprint| blueprint.split(problem, properties))
+        .map(|(blueprint, parts)| Self::Mma(blueprint, parts))
         .ok_or_else(|| AttentionError::Unsupported {
             what: format!(
                 "the {engine:?} engine for {} of head dimension {}",
@@ -121,11 +154,27 @@ impl Plan {
         })
     }
 
+    fn tuned(self, tuning: Tuning) -> Result<Self, AttentionError> {
+        let (blueprint, parts) = match self {
+            Self::Mma(blueprint, parts) => (blueprint, parts),
+            Self::Portable(_) => return Ok(self),
+        };
+        let warps = tuning.warps.unwrap_or(blueprint.warps);
+        let parts = tuning.parts.unwrap_or(parts);
+        if !blueprint.sizes().contains(&warps) || parts == 0 {
+            return Err(AttentionError::Unsupported {
+                what: format!("{warps} warps a cube and keys in {parts} parts"),
+            });
+        }
+        let (blueprint, parts) = MmaBlueprint { warps, ..blueprint }.in_parts(parts);
+        Ok(Self::Mma(blueprint, parts))
+    }
+
     /// Queries a tile.
     fn queries(&self) -> usize {
         match self {
             Self::Portable(blueprint) => blueprint.outer_rows(),
-            Self::Mma(blueprint) => blueprint.queries(),
+            Self::Mma(blueprint, _) => blueprint.queries(),
         }
     }
 
@@ -133,7 +182,10 @@ impl Plan {
     fn cubes(&self, tiles: usize, problem: &Problem) -> [usize; 3] {
         match self {
             Self::Portable(_) => [tiles, problem.q_heads, problem.batch],
-            Self::Mma(blueprint) => [tiles, problem.batch * problem.q_heads / blueprint.heads, 1],
+            Self::Mma(blueprint, parts) => {
+                let heads = problem.batch * problem.q_heads / blueprint.heads;
+                [tiles, heads, *parts]
+            }
         }
     }
 }
@@ -181,9 +233,9 @@ pub(crate) fn forward_with(
                 client, problem, &inputs, live, &tiles, &out, &lse, blueprint,
             );
         }
-        Plan::Mma(blueprint) => {
+        Plan::Mma(blueprint, parts) => {
             mma::launch(
-                client, problem, &inputs, live, &tiles, &out, &lse, blueprint,
+                client, problem, &inputs, live, &tiles, &out, &lse, blueprint, parts,
             );
         }
     }

@@ -2,8 +2,9 @@
 
 mod kernel;
 mod launch;
+mod merge;
 pub(crate) mod mma;
 #[cfg(test)]
 mod tests;
 
-pub use launch::{Engine, forward, forward_engine, forward_on};
+pub use launch::{Engine, Tuning, forward, forward_engine, forward_on, forward_tuned};

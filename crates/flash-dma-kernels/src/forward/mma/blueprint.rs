@@ -39,6 +39,8 @@ pub(crate) struct MmaBlueprint {
     pub sparse: bool,
     /// Whether the scaled product is capped.
     pub softcap: bool,
+    /// Several cubes share a query tile, each with a part of its keys.
+    pub split: bool,
 }
 
 /// How CubeCL names the devices that have `wgmma`: the instruction came with sm_90 and left with it.
@@ -92,6 +94,7 @@ impl MmaBlueprint {
             causal: problem.causal,
             sparse: problem.has_scores,
             softcap: problem.softcap.is_some(),
+            split: false,
         };
         let full = with(8);
         let cubes =
@@ -140,6 +143,7 @@ impl MmaBlueprint {
             causal: problem.causal,
             sparse: problem.has_scores,
             softcap: problem.softcap.is_some(),
+            split: false,
         };
         let processors = properties
             .hardware
@@ -159,7 +163,7 @@ impl MmaBlueprint {
 
     /// Shared memory of a cube: keys, values, scores and intervals of every stage, the mark of
     /// values that are not finite, and the queries if they do not stay in registers.
-    fn shared_bytes(&self) -> usize {
+    pub(super) fn shared_bytes(&self) -> usize {
         let key = 2 * 16 * self.chunks() + 4 + 8;
         let queries = match self.instruction {
             Instruction::Mma => 0,

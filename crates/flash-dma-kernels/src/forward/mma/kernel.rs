@@ -3,7 +3,7 @@
 use super::blueprint::MmaBlueprint;
 use super::logits::{LogitScale, SLACK, exp_of, score, sees};
 use super::repair::add_not_finite;
-use super::rows::{CubeTile, TileKeys, TileRow};
+use super::rows::{CubeTile, TileKeys, TileRow, first_output_head};
 use super::stream::{RowAddress, Stages, first_keys, start_copies, zero_not_finite};
 use crate::tile::mma::{
     Chunk, any_lane, commit_copies, multiply_pair, quad_max, quad_sum, scale_rows, set, swizzle,
@@ -29,8 +29,12 @@ use cubecl::prelude::*;
 /// | `lse` | contiguous `[batch, q_heads, q_len]`, overwritten |
 ///
 /// Without `bp.sparse` the scores, intervals, list and counts are never read.
+///
+/// If `bp.split`, `CUBE_COUNT_Z` cubes share a tile. Each owns a part of its key tiles and writes the output
+/// and LSE of that part to `out[CUBE_POS_Z]` and `lse[CUBE_POS_Z]`, outputs as above with parts as a first
+/// axis, for [`merge`](crate::forward::merge) to combine.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn forward_mma_kernel<E: Float>(
+pub(super) fn forward_mma_kernel<E: Float, O: Float>(
     q: &Tensor<Vector<E, Const<2>>>,
     k: &Tensor<Chunk<E>>,
     v: &Tensor<Chunk<E>>,
@@ -38,7 +42,7 @@ pub(super) fn forward_mma_kernel<E: Float>(
     intervals: &[Vector<u32, Const<2>>],
     list: &Tensor<u32>,
     counts: &Tensor<u32>,
-    out: &mut [Vector<E, Const<2>>],
+    out: &mut [Vector<O, Const<2>>],
     lse: &mut [f32],
     scale: f32,
     softcap: f32,
@@ -46,6 +50,7 @@ pub(super) fn forward_mma_kernel<E: Float>(
     cubes: u32,
     #[comptime] bp: MmaBlueprint,
     #[define(E)] _element: ElemType,
+    #[define(O)] _output: ElemType,
 ) {
     let chunks = comptime!(bp.chunks());
     let key_tile = comptime!(bp.key_tile);
@@ -57,10 +62,10 @@ pub(super) fn forward_mma_kernel<E: Float>(
     let cube = CubeTile::new(q_heads, kv_heads, first_tile, cubes, bp);
     let (batch, tile, first_head) = (cube.batch, cube.tile, cube.first_head);
     let (kv_head, kv_row) = (cube.kv_head, cube.kv_row);
-    let keys = TileKeys::new(list, counts, &cube, q_len, k_len, bp);
+    let keys = TileKeys::new(list, counts, &cube, q_len, k_len, bp).part(bp);
     let upper_row = warp * 16 + lane / 4;
-    let row0 = TileRow::new(upper_row, tile, first_head, q_len, k_len, bp);
-    let row1 = TileRow::new(upper_row + 8, tile, first_head, q_len, k_len, bp);
+    let row0 = TileRow::new(upper_row, tile, first_head, q_len, k_len, bp).from_key(keys.begin);
+    let row1 = TileRow::new(upper_row + 8, tile, first_head, q_len, k_len, bp).from_key(keys.begin);
 
     let def = MmaDefinition::<E, E, f32>::new(16usize, 8usize, 16usize);
     let size!(NA) = def.vector_size(MatrixIdent::A);
@@ -94,8 +99,8 @@ pub(super) fn forward_mma_kernel<E: Float>(
     if UNIT_POS == 0 {
         mark[0] = 0u32;
     }
-    let k_rows = RowAddress::of::<E>(k, batch, kv_head);
-    let v_rows = RowAddress::of::<E>(v, batch, kv_head);
+    let k_rows = RowAddress::of::<E>(k, batch, kv_head).from_key(keys.begin);
+    let v_rows = RowAddress::of::<E>(v, batch, kv_head).from_key(keys.begin);
     let score_row = batch * scores.stride(0) + kv_head * scores.stride(1);
     let logit_scale = LogitScale::new(scale, softcap, bp.softcap);
 
@@ -260,8 +265,9 @@ pub(super) fn forward_mma_kernel<E: Float>(
         chunks,
     );
     let none = f32::new(f32::NEG_INFINITY);
-    let to0 = (batch * q_heads + row0.head) * q_len + row0.query;
-    let to1 = (batch * q_heads + row1.head) * q_len + row1.query;
+    let out_head = first_output_head(batch, q.shape(0), q_heads, bp);
+    let to0 = (out_head + row0.head) * q_len + row0.query;
+    let to1 = (out_head + row1.head) * q_len + row1.query;
     #[unroll]
     for c in 0..chunks {
         if row0.valid {
@@ -283,9 +289,10 @@ pub(super) fn forward_mma_kernel<E: Float>(
     }
     sync_cube();
     if mark[0] == 1u32 && (UNIT_POS as usize) < comptime!(bp.tile_rows()) {
-        let row = TileRow::new(UNIT_POS as usize, tile, first_head, q_len, k_len, bp);
+        let row = TileRow::new(UNIT_POS as usize, tile, first_head, q_len, k_len, bp)
+            .from_key(keys.begin);
         let q_row = (batch * q.stride(0) + row.head * q.stride(1) + row.query * q.stride(2)) / 2;
-        add_not_finite::<E, Const<2>>(
+        add_not_finite::<E, O, Const<2>>(
             q,
             k,
             v,
@@ -301,7 +308,7 @@ pub(super) fn forward_mma_kernel<E: Float>(
             q_row,
             score_row,
             kv_row * k_len,
-            (batch * q_heads + row.head) * q_len + row.query,
+            (out_head + row.head) * q_len + row.query,
             full_tiles * key_tile,
             &logit_scale,
             2usize,

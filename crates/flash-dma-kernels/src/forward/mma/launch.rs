@@ -4,7 +4,9 @@ use super::blueprint::{Instruction, MmaBlueprint};
 use super::kernel::forward_mma_kernel;
 use super::wgmma::forward_wgmma_kernel;
 use crate::Inputs;
+use crate::forward::merge::merge;
 use crate::lists::{LiveKeys, QueryTiles};
+use crate::scratch::scratch;
 use crate::tile::{address_type, elem_type, for_each_slice};
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -34,8 +36,13 @@ pub(crate) fn rows_are_chunks(tensor: &TensorBinding, element_size: usize) -> bo
 }
 
 /// Launches the forward pass of a checked, non-empty problem whose inputs satisfy
-/// [`Inputs::rows_are_chunks`]: one launch without scores, with them 2 a slice of query tiles.
+/// [`Inputs::rows_are_chunks`]: one launch without scores, with them 2 a slice of query tiles, and one more
+/// to merge if the blueprint is split into `parts`.
 /// `live` lists the live keys if there are scores; `tiles` are of the blueprint's size.
+///
+/// Splitting takes `4 * parts * (head_dim + 1)` bytes of the client's pool for a row of the output. As
+/// [`MmaBlueprint::split`] counts the parts, that is at most the rows of the tiles that the device holds at
+/// once: 35 MB on 132 multiprocessors.
 pub(crate) fn launch(
     client: &Client,
     problem: &Problem,
@@ -45,14 +52,50 @@ pub(crate) fn launch(
     out: &TensorBinding,
     lse: &TensorBinding,
     blueprint: MmaBlueprint,
+    parts: usize,
 ) {
+    let run = |out: &TensorBinding, lse: &TensorBinding| {
+        launch_parts(
+            client, problem, inputs, live, tiles, out, lse, blueprint, parts,
+        );
+    };
+    if blueprint.split {
+        let [batch, heads, len, dim] = problem.q_shape();
+        let part_out = scratch(client, [parts, batch, heads, len, dim]);
+        let part_lse = scratch(client, [parts, batch, heads, len]);
+        run(&part_out, &part_lse);
+        merge(client, problem, parts, [part_out, part_lse], out, lse);
+    } else {
+        run(out, lse);
+    }
+}
+
+/// The part of [`launch`] in front of the merging: `out` (f32 if the blueprint is split) and `lse` have the parts as
+/// a first axis.
+fn launch_parts(
+    client: &Client,
+    problem: &Problem,
+    inputs: &Inputs,
+    live: Option<&LiveKeys>,
+    tiles: &QueryTiles,
+    out: &TensorBinding,
+    lse: &TensorBinding,
+    blueprint: MmaBlueprint,
+    parts: usize,
+) {
+    let output = if blueprint.split {
+        f32::elem_type_native()
+    } else {
+        elem_type(problem.element)
+    };
     let head_groups = (problem.batch * problem.q_heads / blueprint.heads) as u32;
     for_each_slice(client, problem, inputs, live, tiles, |slice| {
         let Inputs { q, k, v, .. } = inputs.clone();
         let [scores, intervals, list, counts] = slice.selection;
-        let typed = [&q, &k, &v, out];
         let words = [&scores, &intervals, &list, &counts, lse];
-        let address = address_type(&typed, problem.element.size()).max(address_type(&words, 4));
+        let address = address_type(&[&q, &k, &v], problem.element.size())
+            .max(address_type(&words, 4))
+            .max(address_type(&[out], output.size()));
         // One list of arguments: the kernels take the same.
         macro_rules! launch {
     ($kernel:ident, $blueprint:expr) => {
@@ -61,7 +104,7 @@ pub(crate) fn launch(
         unsafe {
             $kernel::launch_unchecked(
                     client,
-                    CubeCount::Static(slice.tiles as u32, head_groups, 1),
+                    CubeCount::Static(slice.tiles as u32, head_groups, parts as u32),
                     blueprint.cube_dim(),
                     address,
                     q.into_tensor_arg(),
@@ -79,6 +122,7 @@ pub(crate) fn launch(
                     slice.tiles as u32,
                     $blueprint,
                     elem_type(problem.element),
+                    output,
             )
         }
     };

@@ -6,6 +6,7 @@ mod launch;
 mod logits;
 mod repair;
 mod rows;
+mod split;
 mod stream;
 mod wgmma;
 

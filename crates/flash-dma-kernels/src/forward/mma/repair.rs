@@ -15,20 +15,21 @@ use crate::tile::mma::Chunk;
 use cubecl::prelude::*;
 
 /// Adds `p v` of every element `v` that is not finite, of the keys from slot `from` on, to the output of
-/// the one row that this unit owns. The row's `out` and `lse` must be written and visible.
+/// the one row that this unit owns. The row's `out` and `lse` must be written and visible. Row and addresses
+/// count keys from `keys.begin`.
 ///
 /// `q_row` is the row's begin in `q`, whose vectors hold `q_width` elements.
 ///
 /// Rare, hence simple: a unit walks all keys and reads everything from global memory again.
 #[cube]
-pub(super) fn add_not_finite<E: Float, NQ: Size>(
+pub(super) fn add_not_finite<E: Float, O: Float, NQ: Size>(
     q: &Tensor<Vector<E, NQ>>,
     k: &Tensor<Chunk<E>>,
     v: &Tensor<Chunk<E>>,
     scores: &Tensor<f32>,
     intervals: &[Vector<u32, Const<2>>],
     list: &Tensor<u32>,
-    out: &mut [Vector<E, Const<2>>],
+    out: &mut [Vector<O, Const<2>>],
     lse: &mut [f32],
     row: &TileRow,
     keys: &TileKeys,
@@ -90,7 +91,7 @@ pub(super) fn add_not_finite<E: Float, NQ: Size>(
                             if !is_finite(value) {
                                 sums.insert(
                                     e,
-                                    E::cast_from(f32::cast_from(sums.extract(e)) + p * value),
+                                    O::cast_from(f32::cast_from(sums.extract(e)) + p * value),
                                 );
                             }
                         }

@@ -81,13 +81,25 @@ impl TileRow {
             position,
         }
     }
+
+    /// The same row where keys count from key `begin`.
+    pub(crate) fn from_key(&self, begin: usize) -> TileRow {
+        TileRow {
+            valid: self.valid,
+            query: self.query,
+            head: self.head,
+            position: self.position - begin as i32,
+        }
+    }
 }
 
-/// The keys of one query tile: its list if `bp.sparse`, else the keys `0..total`.
+/// The keys of one query tile: its list if `bp.sparse`, else the keys `begin..begin + total`.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct TileKeys {
     /// Begin of the list.
     pub list: usize,
+    /// The key of slot 0; 0 if the keys are listed.
+    pub begin: usize,
     /// Keys that every query of the tile attends to; they come first.
     pub full: usize,
     /// All keys.
@@ -127,8 +139,51 @@ impl TileKeys {
         }
         TileKeys {
             list: base,
+            begin: 0usize,
             full,
             total,
         }
     }
+
+    /// Those that the cube owns of these keys: all of them, or if `bp.split` part `CUBE_POS_Z` of
+    /// `CUBE_COUNT_Z`, whole key tiles and as many in each part as they allow. Their slots count from 0.
+    pub(crate) fn part(&self, #[comptime] bp: MmaBlueprint) -> TileKeys {
+        let mut part = TileKeys {
+            list: self.list,
+            begin: self.begin,
+            full: self.full,
+            total: self.total,
+        };
+        if comptime!(bp.split) {
+            let key_tile = comptime!(bp.key_tile);
+            let (index, count) = (CUBE_POS_Z as usize, CUBE_COUNT_Z as usize);
+            let tiles = self.total.div_ceil(key_tile);
+            let from = tiles * index / count * key_tile;
+            let to = min(tiles * (index + 1) / count * key_tile, self.total);
+            if comptime!(bp.sparse) {
+                part.list += from;
+            } else {
+                part.begin = from;
+            }
+            part.full = max(min(self.full, to), from) - from;
+            part.total = to - from;
+        }
+        part
+    }
+}
+
+/// The place of the first head of sequence `batch` among the heads of the outputs. If `bp.split`, each part of
+/// the keys has outputs of its own, one part after the other.
+#[cube]
+pub(crate) fn first_output_head(
+    batch: usize,
+    batches: usize,
+    q_heads: usize,
+    #[comptime] bp: MmaBlueprint,
+) -> usize {
+    let mut sequence = batch;
+    if comptime!(bp.split) {
+        sequence += CUBE_POS_Z as usize * batches;
+    }
+    sequence * q_heads
 }

@@ -63,6 +63,14 @@ impl RowAddress {
             stride: tensor.stride(2) / 8,
         }
     }
+
+    /// The rows from key `begin` on.
+    pub(crate) fn from_key(&self, begin: usize) -> RowAddress {
+        RowAddress {
+            base: self.base + begin * self.stride,
+            stride: self.stride,
+        }
+    }
 }
 
 /// Reads the keys that this unit copies of tile `tile` from the list: `bp.copies()` of them, and one

@@ -3,7 +3,7 @@
 use super::blueprint::MmaBlueprint;
 use super::logits::{LogitScale, SLACK, exp_of, score, sees};
 use super::repair::add_not_finite;
-use super::rows::{CubeTile, TileKeys, TileRow};
+use super::rows::{CubeTile, TileKeys, TileRow, first_output_head};
 use super::stream::{RowAddress, Stages, first_keys, start_copies, zero_not_finite};
 use crate::tile::mma::{Chunk, any_lane, commit_copies, quad_max, quad_sum, wait_copies};
 use crate::tile::wgmma::{Panels, group_place, multiply_nt, multiply_pv, pack, publish};
@@ -14,7 +14,7 @@ use cubecl::prelude::*;
 /// order. A warpgroup owns 64 rows of the query tile: their queries lie in shared memory, their logits,
 /// probabilities and output in its registers.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn forward_wgmma_kernel<E: Float>(
+pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
     q: &Tensor<Chunk<E>>,
     k: &Tensor<Chunk<E>>,
     v: &Tensor<Chunk<E>>,
@@ -22,7 +22,7 @@ pub(super) fn forward_wgmma_kernel<E: Float>(
     intervals: &[Vector<u32, Const<2>>],
     list: &Tensor<u32>,
     counts: &Tensor<u32>,
-    out: &mut [Vector<E, Const<2>>],
+    out: &mut [Vector<O, Const<2>>],
     lse: &mut [f32],
     scale: f32,
     softcap: f32,
@@ -30,6 +30,7 @@ pub(super) fn forward_wgmma_kernel<E: Float>(
     cubes: u32,
     #[comptime] bp: MmaBlueprint,
     #[define(E)] _element: ElemType,
+    #[define(O)] _output: ElemType,
 ) {
     let size!(NS) = comptime!(bp.key_tile / 2);
     let size!(NO) = comptime!(bp.head_dim / 2);
@@ -44,7 +45,7 @@ pub(super) fn forward_wgmma_kernel<E: Float>(
     let cube = CubeTile::new(q_heads, kv_heads, first_tile, cubes, bp);
     let (batch, tile, first_head) = (cube.batch, cube.tile, cube.first_head);
     let (kv_head, kv_row) = (cube.kv_head, cube.kv_row);
-    let keys = TileKeys::new(list, counts, &cube, q_len, k_len, bp);
+    let keys = TileKeys::new(list, counts, &cube, q_len, k_len, bp).part(bp);
 
     // The queries, `[warpgroups, head_dim / 64, 64 rows, 64]`.
     let mut queries =
@@ -70,8 +71,8 @@ pub(super) fn forward_wgmma_kernel<E: Float>(
     if UNIT_POS == 0 {
         mark[0] = 0u32;
     }
-    let k_rows = RowAddress::of::<E>(k, batch, kv_head);
-    let v_rows = RowAddress::of::<E>(v, batch, kv_head);
+    let k_rows = RowAddress::of::<E>(k, batch, kv_head).from_key(keys.begin);
+    let v_rows = RowAddress::of::<E>(v, batch, kv_head).from_key(keys.begin);
     let score_row = batch * scores.stride(0) + kv_head * scores.stride(1);
     let logit_scale = LogitScale::new(scale, softcap, bp.softcap);
     let first_row = warp / 4 * comptime!(64 * bp.chunks());
@@ -80,8 +81,8 @@ pub(super) fn forward_wgmma_kernel<E: Float>(
     let v_panels = Panels::at::<E>(&stages.v[0..1]);
 
     let upper_row = warp * 16 + lane / 4;
-    let row0 = TileRow::new(upper_row, tile, first_head, q_len, k_len, bp);
-    let row1 = TileRow::new(upper_row + 8, tile, first_head, q_len, k_len, bp);
+    let row0 = TileRow::new(upper_row, tile, first_head, q_len, k_len, bp).from_key(keys.begin);
+    let row1 = TileRow::new(upper_row + 8, tile, first_head, q_len, k_len, bp).from_key(keys.begin);
     let mut acc = Vector::<f32, NO>::new(0.0f32);
     let mut max0 = f32::new(f32::NEG_INFINITY);
     let mut max1 = f32::new(f32::NEG_INFINITY);
@@ -227,8 +228,9 @@ pub(super) fn forward_wgmma_kernel<E: Float>(
     let factor0 = select(empty0, 0.0f32, 1.0f32 / sum0);
     let factor1 = select(empty1, 0.0f32, 1.0f32 / sum1);
     let none = f32::new(f32::NEG_INFINITY);
-    let to0 = (batch * q_heads + row0.head) * q_len + row0.query;
-    let to1 = (batch * q_heads + row1.head) * q_len + row1.query;
+    let out_head = first_output_head(batch, q.shape(0), q_heads, bp);
+    let to0 = (out_head + row0.head) * q_len + row0.query;
+    let to1 = (out_head + row1.head) * q_len + row1.query;
     #[unroll]
     for c in 0..chunks {
         let mut upper = Vector::<f32, Const<2>>::new(0.0f32);
@@ -257,9 +259,10 @@ pub(super) fn forward_wgmma_kernel<E: Float>(
     }
     sync_cube();
     if mark[0] == 1u32 && (UNIT_POS as usize) < comptime!(bp.tile_rows()) {
-        let row = TileRow::new(UNIT_POS as usize, tile, first_head, q_len, k_len, bp);
+        let row = TileRow::new(UNIT_POS as usize, tile, first_head, q_len, k_len, bp)
+            .from_key(keys.begin);
         let q_row = (batch * q.stride(0) + row.head * q.stride(1) + row.query * q.stride(2)) / 8;
-        add_not_finite::<E, Const<8>>(
+        add_not_finite::<E, O, Const<8>>(
             q,
             k,
             v,
@@ -275,7 +278,7 @@ pub(super) fn forward_wgmma_kernel<E: Float>(
             q_row,
             score_row,
             kv_row * k_len,
-            (batch * q_heads + row.head) * q_len + row.query,
+            (out_head + row.head) * q_len + row.query,
             full_tiles * key_tile,
             &logit_scale,
             8usize,

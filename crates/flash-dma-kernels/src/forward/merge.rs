@@ -1,0 +1,93 @@
+//! Puts the outputs of parts of the keys together.
+
+use crate::scratch::one_unit_each;
+use crate::tile::{address_type, elem_type};
+use cubecl::client::Client;
+use cubecl::prelude::*;
+use flash_dma_problem::Problem;
+
+/// A unit owns two neighbouring elements of a row of `out`, and the first unit of a row the row's `lse`:
+///
+/// `lse = log sum_p exp(lse_p)`, `out = sum_p exp(lse_p - lse) out_p`, in the order of the parts.
+///
+/// | buffer | layout |
+/// |---|---|
+/// | `part_out` | contiguous `[parts, rows, 2 * pairs]`, each row of a part divided by that part's own sum |
+/// | `part_lse` | contiguous `[parts, rows]`, -inf where a row attends to none of the part's keys |
+/// | `out` | contiguous `[rows, 2 * pairs]`, overwritten |
+/// | `lse` | contiguous `[rows]`, overwritten |
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn merge_kernel<E: Float>(
+    part_out: &[Vector<f32, Const<2>>],
+    part_lse: &[f32],
+    out: &mut [Vector<E, Const<2>>],
+    lse: &mut [f32],
+    parts: usize,
+    rows: usize,
+    pairs: usize,
+    #[define(E)] _element: ElemType,
+) {
+    let at = ABSOLUTE_POS;
+    if at >= rows * pairs {
+        terminate!();
+    }
+    let row = at / pairs;
+    let none = f32::new(f32::NEG_INFINITY);
+    let mut greatest = none;
+    for part in 0..parts {
+        greatest = max(greatest, part_lse[part * rows + row]);
+    }
+    // Nothing but -inf, or NaN beside it: any finite reference serves.
+    let reference = select(greatest == none, 0.0f32, greatest);
+    let mut sum = 0.0f32;
+    let mut value = Vector::<f32, Const<2>>::new(0.0f32);
+    for part in 0..parts {
+        let weight = (part_lse[part * rows + row] - reference).exp();
+        sum += weight;
+        value += Vector::new(weight) * part_out[part * rows * pairs + at];
+    }
+    // No key in any part: zeros and an LSE of -inf. NaN stays NaN.
+    let empty = sum == 0.0f32;
+    let mut result = Vector::<f32, Const<2>>::new(0.0f32);
+    if !empty {
+        result = value / Vector::new(sum);
+    }
+    out[at] = Vector::cast_from(result);
+    if at % pairs == 0 {
+        lse[row] = select(empty, none, reference + sum.ln());
+    }
+}
+
+/// Combines `parts` outputs of the queries of `problem`, `part_out` (`[parts, batch, q_heads, q_len, head_dim]`)
+/// and `part_lse` (`[parts, batch, q_heads, q_len]`), into `out` and `lse`. The head dimension must be even;
+/// all buffers are contiguous, the first two and `lse` f32.
+pub(super) fn merge(
+    client: &Client,
+    problem: &Problem,
+    parts: usize,
+    [part_out, part_lse]: [TensorBinding; 2],
+    out: &TensorBinding,
+    lse: &TensorBinding,
+) {
+    let rows = problem.batch * problem.q_heads * problem.q_len;
+    let pairs = problem.head_dim / 2;
+    let (cubes, cube_dim) = one_unit_each(client, rows * pairs);
+    let address = address_type(&[out], problem.element.size());
+    // SAFETY: units past the outputs return; the parts hold `parts` times the rows of the outputs.
+    unsafe {
+        merge_kernel::launch_unchecked(
+            client,
+            cubes,
+            cube_dim,
+            address.max(address_type(&[&part_out, &part_lse, lse], size_of::<f32>())),
+            part_out.into_buffer_arg(),
+            part_lse.into_buffer_arg(),
+            out.clone().into_buffer_arg(),
+            lse.clone().into_buffer_arg(),
+            parts,
+            rows,
+            pairs,
+            elem_type(problem.element),
+        );
+    }
+}
