@@ -23,10 +23,11 @@ Usage: cargo xtask <command>
                    CUDA code. --fast leaves out the last two.
   setup            Provide LLVM's libraries for CubeCL, a C++ compiler and Python. `test`, `codegen`
                    and `gpu-pack` do this first.
-  codegen [--bless]
+  codegen [--bless] [PREFIX..]
                    Generate every CUDA kernel variant, compile it with NVRTC and ptxas (no GPU needed)
-                   and compare registers, spills and shared memory with docs/codegen.tsv.
-                   --bless rewrites that file.
+                   and compare registers, spills, shared memory and tensor-core instructions with
+                   docs/codegen.tsv and docs/codegen-spills.tsv. --bless rewrites the former. With
+                   prefixes, only variants whose names begin so.
   gpu-pack [..]    Build tests, benchmarks and examples for CUDA into gpu-pack/flash-dma-gpu.tar.xz, for
                    a machine with a GPU and without Rust. Options go to cargo's build.
   bench-report [..]

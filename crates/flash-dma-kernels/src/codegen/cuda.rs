@@ -24,26 +24,52 @@ pub(super) struct Source {
     pub shared_bytes: usize,
 }
 
-/// An H200 as `cubecl-cuda` describes it to the code that chooses kernels.
-pub(super) fn device_properties() -> DeviceProperties {
+/// A device that kernels are chosen for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Gpu {
+    /// Hopper: `wgmma`, the most shared memory.
+    H200,
+    /// Ampere, the oldest with `cp.async` and `mma` of bf16.
+    A100,
+}
+
+impl Gpu {
+    /// All, the one that names shared variants first.
+    pub const ALL: [Self; 2] = [Self::H200, Self::A100];
+
+    /// What NVRTC and ptxas compile for.
+    pub fn arch(self) -> &'static str {
+        match self {
+            Self::H200 => "sm_90a",
+            Self::A100 => "sm_80",
+        }
+    }
+}
+
+/// The device as `cubecl-cuda` describes it to the code that chooses kernels.
+pub(super) fn device_properties(gpu: Gpu) -> DeviceProperties {
+    let (version, memory, shared, multiprocessors) = match gpu {
+        Gpu::H200 => (90, 140 << 30, 227 << 10, 132),
+        Gpu::A100 => (80, 80 << 30, 163 << 10, 108),
+    };
     let arch = CudaArchitecture {
-        version: 90,
+        version,
         tensor_cores: true,
     };
     let mut properties = DeviceProperties::new(
         Default::default(),
-        MemoryDeviceProperties::new(140 << 30, 512),
+        MemoryDeviceProperties::new(memory, 512),
         HardwareProperties {
             load_width: 128,
             vector_register_count: None,
             plane_size_min: 32,
             plane_size_max: 32,
             max_bindings: 1024,
-            max_shared_memory_size: 227 << 10,
+            max_shared_memory_size: shared,
             max_cube_count: (i32::MAX as u32, 65535, 65535),
             max_units_per_cube: 1024,
             max_cube_dim: (1024, 1024, 64),
-            num_streaming_multiprocessors: Some(132),
+            num_streaming_multiprocessors: Some(multiprocessors),
             num_tensor_cores: Some(4),
             min_tensor_cores_dim: Some(8),
             num_cpu_cores: None,
@@ -53,8 +79,8 @@ pub(super) fn device_properties() -> DeviceProperties {
         },
         cubecl::profile::TimingMethod::Device,
         DeviceIdentity {
-            name: "H200 (recorded)".into(),
-            fingerprint: "ptx_sm90".into(),
+            name: format!("{gpu:?} (recorded)"),
+            fingerprint: format!("ptx_sm{version}"),
             physical: None,
         },
     );
@@ -70,7 +96,7 @@ pub(super) fn device_properties() -> DeviceProperties {
         features.matmul.stmatrix.insert(ElemType::Float(kind));
     }
     features.copy_async = true;
-    features.cube_cluster = true;
+    features.cube_cluster = gpu == Gpu::H200;
     features.memory_reinterpret = true;
     features.alignment = true;
     features.device_memory_scope = true;

@@ -1,66 +1,121 @@
 //! Every CUDA variant of the kernels as CUDA C++, without a GPU.
 //!
 //! The variants are not listed by hand: the library's own functions run on problems that cover what
-//! they tell apart, on a device that records the kernels launched. What is generated is thus what a
-//! CUDA machine would compile.
+//! they tell apart, on devices that record the kernels launched. What is generated is thus what such a
+//! machine would compile.
 
 mod cases;
 mod cuda;
 mod recorder;
+#[cfg(test)]
+mod upstream;
 
-use std::collections::{HashMap, HashSet};
+use cubecl::CubeKernel;
+use cuda::Gpu;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::path::Path;
+use std::sync::Mutex;
 
-/// Writes `<variant>.cu` for every variant and `manifest.tsv` (name, dynamic shared memory in bytes,
-/// cube dimensions) into the existing directory `out`. Returns the number of variants.
+/// Writes `<variant>.cu` for every variant whose name begins with one of `prefixes` (for all without any)
+/// and `manifest.tsv` (name, architectures, dynamic shared memory in bytes, cube dimensions) into the existing
+/// directory `out`. Returns the number of variants.
 ///
-/// A variant is named after the first case that launches it and its kernel.
+/// A variant is named after the first case that launches it and its kernel. Its architectures are those of the
+/// devices that launch it.
 ///
 /// # Errors
 ///
 /// The reason, if a file cannot be written or a kernel has no CUDA form.
-pub fn write(out: &Path) -> Result<usize, String> {
-    write_cases(cases::all(), out)
+pub fn write(out: &Path, prefixes: &[String]) -> Result<usize, String> {
+    let mut variants = variants(cases::all);
+    variants.retain(|v| prefixes.is_empty() || prefixes.iter().any(|p| v.name.starts_with(p)));
+    write_variants(variants, out)
 }
 
-fn write_cases(cases: Vec<cases::Case>, out: &Path) -> Result<usize, String> {
-    let client = recorder::client();
-    let mut seen = HashSet::new();
+/// A kernel and the devices that launch it.
+struct Variant {
+    name: String,
+    kernel: Box<dyn CubeKernel>,
+    gpus: Vec<Gpu>,
+}
+
+/// The kernels that the cases launch, each once.
+fn variants(cases: fn() -> Vec<cases::Case>) -> Vec<Variant> {
+    let mut places = HashMap::new();
     let mut names: HashMap<String, usize> = HashMap::new();
-    let mut manifest = String::from("name\tshared_bytes\tcube_x\tcube_y\tcube_z\n");
-    let save = |name: &str, text: &str| {
-        let path = out.join(name);
-        std::fs::write(&path, text).map_err(|e| format!("cannot write {}: {e}", path.display()))
-    };
-    for case in cases {
-        for kernel in recorder::record(&client, |client| (case.run)(client)) {
-            let id = kernel.id();
-            let mut code = id.clone();
-            // Launches of another size share the code but for the bound on the units of a cube.
-            code.cube_dim = *cubecl::CubeDim::new_single();
-            if !seen.insert(code) {
-                continue;
+    let mut variants: Vec<Variant> = Vec::new();
+    for gpu in Gpu::ALL {
+        let client = recorder::client(gpu);
+        for case in cases() {
+            for kernel in recorder::record(&client, |client| (case.run)(client)) {
+                let mut code = kernel.id();
+                let mut name = format!("{}.{}", case.name, kernel_name(code.type_name()));
+                // Launches of another size share the code but for the bound on the units of a cube.
+                code.cube_dim = *cubecl::CubeDim::new_single();
+                if let Some(&place) = places.get(&code) {
+                    let known: &mut Variant = &mut variants[place];
+                    if !known.gpus.contains(&gpu) {
+                        known.gpus.push(gpu);
+                    }
+                    continue;
+                }
+                places.insert(code, variants.len());
+                if gpu != Gpu::ALL[0] {
+                    write!(name, "-{gpu:?}").expect("a string takes everything");
+                }
+                let times = names.entry(name.clone()).or_default();
+                *times += 1;
+                if *times > 1 {
+                    write!(name, "-{times}").expect("a string takes everything");
+                }
+                let gpus = vec![gpu];
+                variants.push(Variant { name, kernel, gpus });
             }
-            let mut name = format!("{}.{}", case.name, kernel_name(id.type_name()));
-            let times = names.entry(name.clone()).or_default();
-            *times += 1;
-            if *times > 1 {
-                write!(name, "-{times}").expect("a string takes everything");
-            }
-            let source = cuda::generate(&*kernel).map_err(|e| format!("{name}: {e}"))?;
-            save(&format!("{name}.cu"), &source.text)?;
-            let (dim, shared) = (id.cube_dim, source.shared_bytes);
-            writeln!(
-                manifest,
-                "{name}\t{shared}\t{}\t{}\t{}",
-                dim.x, dim.y, dim.z
-            )
-            .expect("a string takes everything");
         }
     }
-    save("manifest.tsv", &manifest)?;
-    Ok(seen.len())
+    variants
+}
+
+fn write_variants(variants: Vec<Variant>, out: &Path) -> Result<usize, String> {
+    let count = variants.len();
+    let todo = Mutex::new(variants.into_iter().enumerate());
+    let rows = Mutex::new(BTreeMap::new());
+    // A large kernel takes seconds, and none needs another.
+    let work = || {
+        while let Some((i, variant)) = { todo.lock().expect("nothing panics").next() } {
+            let row = write_variant(&variant, out);
+            rows.lock().expect("nothing panics").insert(i, row);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(work);
+        }
+    });
+    let mut manifest = String::from("name\tarches\tshared_bytes\tcube_x\tcube_y\tcube_z\n");
+    for row in rows.into_inner().expect("nothing panics").into_values() {
+        manifest += &row?;
+    }
+    save(&out.join("manifest.tsv"), &manifest)?;
+    Ok(count)
+}
+
+/// Writes one source; its row of the manifest.
+fn write_variant(variant: &Variant, out: &Path) -> Result<String, String> {
+    let Variant { name, kernel, gpus } = variant;
+    let source = cuda::generate(&**kernel).map_err(|e| format!("{name}: {e}"))?;
+    save(&out.join(format!("{name}.cu")), &source.text)?;
+    let arches: Vec<&str> = gpus.iter().map(|gpu| gpu.arch()).collect();
+    let (arches, dim, shared) = (arches.join(","), kernel.id().cube_dim, source.shared_bytes);
+    Ok(format!(
+        "{name}\t{arches}\t{shared}\t{}\t{}\t{}\n",
+        dim.x, dim.y, dim.z
+    ))
+}
+
+fn save(path: &Path, text: &str) -> Result<(), String> {
+    std::fs::write(path, text).map_err(|e| format!("cannot write {}: {e}", path.display()))
 }
 
 /// `merge_blocks` of `…::merge_blocks_kernel::MergeBlocksKernel<…>`: the function that was written.
@@ -73,6 +128,7 @@ fn kernel_name(type_name: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::HashSet;
 
     #[test]
     fn a_variant_is_named_after_the_kernel_function() {
@@ -88,7 +144,7 @@ mod tests {
                 .into_iter()
                 .find(|case| case.name == name)
                 .unwrap();
-            recorder::record(&recorder::client(), |client| (case.run)(client)).len()
+            recorder::record(&recorder::client(Gpu::H200), |client| (case.run)(client)).len()
         };
         assert_eq!(launches("select"), 2);
         assert_eq!(launches("select-long"), 30);
@@ -96,12 +152,54 @@ mod tests {
         assert_eq!(launches("lists"), 2 + 1 + 1);
     }
 
+    /// A case calls the engines in turn: portable, mma, wgmma, first forward, then backward.
+    #[test]
+    fn a_pass_takes_the_launches_that_the_notes_say() {
+        let launches = |name: &str| -> Vec<String> {
+            let case = cases::all().into_iter().find(|case| case.name == name);
+            let run = case.expect("a case").run;
+            let kernels = recorder::record(&recorder::client(Gpu::H200), |client| run(client));
+            let names = kernels
+                .iter()
+                .map(|k| kernel_name(k.id().type_name()).to_owned());
+            names.collect()
+        };
+        let sparse = launches("bf16-d128");
+        let forward = sparse.iter().position(|k| k == "forward_wgmma").unwrap();
+        assert_eq!(
+            sparse[forward - 3..=forward],
+            ["forward_mma", "live_keys", "tile_keys", "forward_wgmma"]
+        );
+        assert_eq!(
+            sparse[sparse.len() - 11..],
+            [
+                "delta_mma",
+                "live_keys",
+                "tile_keys",
+                "dq_wgmma",
+                "fill",
+                "fill",
+                "fill",
+                "chunk_keys",
+                "dkdv_wgmma",
+                "round_sums",
+                "round_sums"
+            ]
+        );
+        let dense = launches("bf16-d128-dense");
+        assert_eq!(
+            dense[dense.len() - 3..],
+            ["delta_mma", "dq_wgmma", "dkdv_wgmma"]
+        );
+        assert_eq!(dense[..3], ["forward", "forward_mma", "forward_wgmma"]);
+    }
+
     /// The attention kernels take longer; `cargo xtask codegen` generates and compiles them all.
     #[test]
     fn selection_and_lists_have_a_cuda_form() {
         let out = std::env::temp_dir().join(format!("flash-dma-codegen-{}", std::process::id()));
         std::fs::create_dir_all(&out).unwrap();
-        let variants = write_cases(cases::selection(), &out).unwrap();
+        let variants = write_variants(variants(cases::selection), &out).unwrap();
         let manifest = std::fs::read_to_string(out.join("manifest.tsv")).unwrap();
         std::fs::remove_dir_all(&out).unwrap();
         let names: HashSet<&str> = (manifest.lines().skip(1))

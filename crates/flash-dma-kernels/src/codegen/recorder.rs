@@ -1,6 +1,6 @@
 //! A CubeCL server that records kernels instead of running them, with the properties of a CUDA device.
 
-use super::cuda;
+use super::cuda::{self, Gpu};
 use cubecl::CubeKernel;
 use cubecl::client::Client;
 use cubecl::prelude::CubeCount;
@@ -27,9 +27,10 @@ use std::sync::{Arc, Mutex};
 /// The kernels that were launched since they were last taken, in order.
 static LAUNCHED: Mutex<Vec<Box<dyn CubeKernel>>> = Mutex::new(Vec::new());
 
-/// The client of the recorder; buffers take no memory and hold nothing.
-pub(super) fn client() -> Client {
-    Client::load::<Recorder>(DeviceId::new(0, 0))
+/// The client of the recorder that stands for a device; buffers take no memory and hold nothing.
+pub(super) fn client(gpu: Gpu) -> Client {
+    let index = Gpu::ALL.iter().position(|other| *other == gpu);
+    Client::load::<Recorder>(DeviceId::new(0, index.expect("all are listed") as u16))
 }
 
 /// The kernels that `run` launches, in order. One recording at a time.
@@ -56,7 +57,7 @@ impl DeviceService for Recorder {
         let (utilities, _captures) = ServerUtilities::init(
             ServiceId::of::<Self>(device_id),
             "recorder",
-            cuda::device_properties(),
+            cuda::device_properties(Gpu::ALL[usize::from(device_id.index_id)]),
             cubecl_cuda::CudaRuntime::target_properties(),
             Arc::new(ServerLogger::default()),
             ContiguousMemoryLayoutPolicy::new(512),

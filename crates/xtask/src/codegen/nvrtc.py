@@ -3,11 +3,14 @@
     python nvrtc.py DIR VARIANT:ARCH...
 
 DIR/VARIANT.cu goes through NVRTC to PTX and through ptxas to machine code. One row a job on standard output,
-tab-separated: variant, arch, registers, spill stores, spill loads, stack, static shared memory (bytes).
-The toolkit is that of the wheels installed beside this Python.
+tab-separated: variant, arch, registers, spill stores, spill loads, stack, static shared memory (bytes),
+`mma` and `wgmma` instructions (in the PTX: no wheel has a disassembler).
+The toolkit is that of the wheels installed beside this Python. What was compiled before is read from
+DIR-cache, by a hash of the source and of everything that compiles it.
 """
 
 import ctypes
+import hashlib
 import multiprocessing
 import os
 import pathlib
@@ -17,7 +20,10 @@ import subprocess
 import sys
 import sysconfig
 
-NVIDIA = pathlib.Path(sysconfig.get_path("purelib")) / "nvidia"
+SITE = pathlib.Path(sysconfig.get_path("purelib"))
+NVIDIA = SITE / "nvidia"
+# What the outcome depends on beside the source: this program and the versions of the wheels.
+TOOLS = [pathlib.Path(__file__).read_text(), *sorted(path.name for path in SITE.glob("nvidia*.dist-info"))]
 
 
 def load_nvrtc():
@@ -71,17 +77,34 @@ def resources(log):
     return int(registers[0]), stores, loads, stack, int(shared.group(1)) if shared else 0
 
 
+def tensor_instructions(ptx):
+    """How many `mma` and `wgmma` instructions the text has."""
+    return len(re.findall(rb"\bmma\.sync\b", ptx)), len(re.findall(rb"\bwgmma\.mma_async\b", ptx))
+
+
 def compile_one(job):
     folder, name, arch = job
     try:
+        source = canonical((folder / f"{name}.cu").read_text())
+        key = hashlib.sha256("\0".join([source, arch, *TOOLS]).encode()).hexdigest()
+        known = folder.with_name(folder.name + "-cache") / key
+        if known.exists():
+            return job, known.read_text().split(), None
         ptx = folder / f"{name}.{arch}.ptx"
-        ptx.write_bytes(to_ptx(canonical((folder / f"{name}.cu").read_text()), arch))
+        ptx.write_bytes(to_ptx(source, arch))
         command = [str(NVIDIA / "cuda_nvcc/bin/ptxas"), f"-arch={arch}", "-v"]
         command += ["-o", str(ptx.with_suffix(".cubin")), str(ptx)]
         result = subprocess.run(command, capture_output=True, text=True)
         if result.returncode != 0:
             raise RuntimeError(result.stdout + result.stderr)
-        return job, resources(result.stdout + result.stderr), None
+        log = result.stdout + result.stderr
+        # Where ptxas cannot keep products in flight it waits for each, and only says so.
+        if serialized := [line for line in log.splitlines() if "wgmma.mma_async" in line]:
+            raise RuntimeError("\n".join(serialized))
+        numbers = [*resources(log), *tensor_instructions(ptx.read_bytes())]
+        known.parent.mkdir(exist_ok=True)
+        known.write_text(" ".join(map(str, numbers)))
+        return job, numbers, None
     except (RuntimeError, OSError) as error:
         return job, None, str(error)
 

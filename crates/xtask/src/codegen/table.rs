@@ -1,5 +1,6 @@
 //! The table of compiled kernels: its file form, its printed form, and what counts as growth.
 
+use super::spills::Spills;
 use crate::process::Result;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,8 +9,8 @@ use std::fmt;
 pub struct Bounds {
     /// Registers a thread.
     pub registers: u32,
-    /// Bytes of spill stores, spill loads and stack, each, a thread.
-    pub spill: u32,
+    /// Bytes of stack a thread. Spills are held by [`Spills`].
+    pub stack: u32,
     /// Bytes of shared memory a cube.
     pub shared: u32,
 }
@@ -17,7 +18,7 @@ pub struct Bounds {
 /// The gate's bounds.
 pub const BOUNDS: Bounds = Bounds {
     registers: 8,
-    spill: 16,
+    stack: 16,
     shared: 256,
 };
 
@@ -29,7 +30,7 @@ fn shared_limit(arch: &str) -> u32 {
     }
 }
 
-/// What the generator wrote: a tab-separated file with a header, of which the columns `name` and
+/// What the generator wrote: a tab-separated file with a header, of which the columns `name`, `arches` and
 /// `shared_bytes` (dynamic shared memory a cube) are read.
 #[derive(Debug)]
 pub struct Manifest {
@@ -42,16 +43,10 @@ pub struct Manifest {
 pub struct Variant {
     /// The file's stem.
     pub name: String,
+    /// The architectures whose devices launch it.
+    pub arches: Vec<String>,
     /// Dynamic shared memory a cube, which the compiler does not see.
     pub shared: u32,
-}
-
-impl Variant {
-    /// Whether an older architecture could launch it: tiles are cut to the shared memory of the device, which
-    /// for these variants is Hopper's.
-    pub fn launches_before_hopper(&self) -> bool {
-        !self.name.ends_with("_wgmma") && self.shared <= shared_limit("sm_80")
-    }
 }
 
 impl Manifest {
@@ -66,16 +61,19 @@ impl Manifest {
             let found = header.iter().position(|h| *h == name);
             found.ok_or_else(|| format!("the generator's manifest has no column {name}"))
         };
-        let (name, shared) = (column("name")?, column("shared_bytes")?);
+        let columns = (column("name")?, column("arches")?, column("shared_bytes")?);
+        let (name, arches, shared) = columns;
         let variants = lines
             .map(|line| {
                 let cells: Vec<&str> = line.split('\t').collect();
                 match (
                     cells.get(name),
+                    cells.get(arches),
                     cells.get(shared).and_then(|s| s.parse().ok()),
                 ) {
-                    (Some(name), Some(shared)) => Ok(Variant {
+                    (Some(name), Some(arches), Some(shared)) => Ok(Variant {
                         name: (*name).to_owned(),
+                        arches: arches.split(',').map(str::to_owned).collect(),
                         shared,
                     }),
                     _ => Err(format!("the generator's manifest has a bad row: {line}")),
@@ -105,9 +103,13 @@ pub struct Row {
     stack: u32,
     /// Static and dynamic, bytes a cube.
     shared: u32,
+    /// `mma.sync` instructions of the PTX.
+    mma: u32,
+    /// `wgmma.mma_async` instructions of the PTX.
+    wgmma: u32,
 }
 
-const COLUMNS: [&str; 7] = [
+const COLUMNS: [&str; 9] = [
     "variant",
     "arch",
     "registers",
@@ -115,17 +117,38 @@ const COLUMNS: [&str; 7] = [
     "spill_loads",
     "stack",
     "shared",
+    "mma",
+    "wgmma",
 ];
 
 impl Row {
-    fn cells(&self) -> [u32; 5] {
+    fn cells(&self) -> [u32; 7] {
         [
             self.registers,
             self.spill_stores,
             self.spill_loads,
             self.stack,
             self.shared,
+            self.mma,
+            self.wgmma,
         ]
+    }
+
+    /// The bytes of spills, whichever of stores and loads is more.
+    pub fn spills(&self) -> u32 {
+        self.spill_stores.max(self.spill_loads)
+    }
+}
+
+/// The instruction that a variant is named after, if any, and its count in the row.
+fn tensor_instructions(name: &str, row: &Row) -> Option<(&'static str, u32)> {
+    let kernel = name.rsplit('.').next()?.split('-').next()?;
+    match kernel {
+        // Sums of rows, read as the other `mma` kernels read them.
+        "delta_mma" => None,
+        _ if kernel.ends_with("_wgmma") => Some(("wgmma", row.wgmma)),
+        _ if kernel.ends_with("_mma") => Some(("mma", row.mma)),
+        _ => None,
     }
 }
 
@@ -156,18 +179,32 @@ impl Table {
         Ok(table)
     }
 
-    fn from_rows(text: &str) -> Result<Self> {
+    /// Reads rows without a header.
+    ///
+    /// # Errors
+    /// When one is malformed.
+    pub(super) fn from_rows(text: &str) -> Result<Self> {
         let row = |line: &str| {
             let (variant, rest) = line.split_once('\t')?;
             let (arch, numbers) = rest.split_once('\t')?;
             let numbers: Vec<u32> = numbers.split('\t').map_while(|n| n.parse().ok()).collect();
-            let [registers, spill_stores, spill_loads, stack, shared] = numbers.try_into().ok()?;
+            let [
+                registers,
+                spill_stores,
+                spill_loads,
+                stack,
+                shared,
+                mma,
+                wgmma,
+            ] = numbers.try_into().ok()?;
             let row = Row {
                 registers,
                 spill_stores,
                 spill_loads,
                 stack,
                 shared,
+                mma,
+                wgmma,
             };
             Some(((variant.to_owned(), arch.to_owned()), row))
         };
@@ -178,9 +215,9 @@ impl Table {
         Ok(Self { rows })
     }
 
-    /// What is worse than in the committed table, beyond the bounds; and kernels that only one of the two
-    /// has.
-    pub fn faults(&self, expected: &Self) -> Vec<String> {
+    /// What no table excuses: too much shared memory for the architecture, a tensor-core kernel without its
+    /// instruction, and spills that are not accounted for.
+    pub fn violations(&self, spills: &Spills) -> Vec<String> {
         let mut faults = Vec::new();
         for ((name, arch), row) in &self.rows {
             let mut fault = |what: String| faults.push(format!("{name} {arch}: {what}"));
@@ -191,31 +228,52 @@ impl Table {
                     shared_limit(arch)
                 ));
             }
-            let Some(old) = expected.rows.get(&(name.clone(), arch.clone())) else {
+            if let Some((instruction, 0)) = tensor_instructions(name, row) {
+                fault(format!("has no {instruction} instruction"));
+            }
+            let allowed = spills.allowed(name, arch);
+            if row.spills() > allowed {
+                fault(format!(
+                    "spills {} bytes, docs/codegen-spills.tsv allows {allowed}",
+                    row.spills()
+                ));
+            }
+        }
+        faults
+    }
+
+    /// What is worse than in the committed table, beyond the bounds; and kernels that only one of the two
+    /// has.
+    pub fn growth(&self, expected: &Self) -> Vec<String> {
+        let mut faults = Vec::new();
+        for (key, row) in &self.rows {
+            let mut fault = |what: String| faults.push(format!("{} {}: {what}", key.0, key.1));
+            let Some(old) = expected.rows.get(key) else {
                 fault("not in the committed table".into());
                 continue;
             };
-            let spill = BOUNDS.spill;
-            let bounds = [BOUNDS.registers, spill, spill, spill, BOUNDS.shared];
-            for (i, (new, old)) in row.cells().into_iter().zip(old.cells()).enumerate() {
-                if new > old + bounds[i] {
-                    let column = COLUMNS[i + 2];
-                    fault(format!(
-                        "{column} {old} -> {new}, more than {} above",
-                        bounds[i]
-                    ));
+            for (column, new, old, bound) in [
+                ("registers", row.registers, old.registers, BOUNDS.registers),
+                ("stack", row.stack, old.stack, BOUNDS.stack),
+                ("shared", row.shared, old.shared, BOUNDS.shared),
+            ] {
+                if new > old + bound {
+                    fault(format!("{column} {old} -> {new}, more than {bound} above"));
+                }
+            }
+            for (column, new, old) in [("mma", row.mma, old.mma), ("wgmma", row.wgmma, old.wgmma)] {
+                if new < old {
+                    fault(format!("{column} instructions {old} -> {new}"));
                 }
             }
         }
-        for (name, arch) in expected
+        let lost = expected
             .rows
             .keys()
-            .filter(|key| !self.rows.contains_key(*key))
-        {
-            faults.push(format!(
-                "{name} {arch}: in the committed table, but no longer generated"
-            ));
-        }
+            .filter(|key| !self.rows.contains_key(key));
+        faults.extend(lost.map(|(name, arch)| {
+            format!("{name} {arch}: in the committed table, but no longer generated")
+        }));
         faults
     }
 
@@ -223,7 +281,7 @@ impl Table {
     pub fn pretty(&self) -> String {
         let names = self.rows.keys().map(|(name, _)| name.len());
         let width = names.max().unwrap_or(0).max(COLUMNS[0].len());
-        let line = |name: &str, arch: &str, cells: [String; 5]| {
+        let line = |name: &str, arch: &str, cells: [String; 7]| {
             let cells: String = cells
                 .iter()
                 .zip(&COLUMNS[2..])
@@ -232,7 +290,7 @@ impl Table {
                 });
             format!("{name:width$}  {arch:6}{cells}\n")
         };
-        let header = [2, 3, 4, 5, 6].map(|i| COLUMNS[i].to_owned());
+        let header = [2, 3, 4, 5, 6, 7, 8].map(|i| COLUMNS[i].to_owned());
         let mut text = line(COLUMNS[0], COLUMNS[1], header);
         for ((name, arch), row) in &self.rows {
             text += &line(name, arch, row.cells().map(|n| n.to_string()));
@@ -263,7 +321,8 @@ mod tests {
 
     #[test]
     fn the_committed_form_reads_back() {
-        let table = table("a\tsm_80\t40\t0\t0\t8\t1024\nb\tsm_90a\t255\t16\t24\t0\t0\n");
+        let table =
+            table("a\tsm_80\t40\t0\t0\t8\t1024\t2\t0\nb\tsm_90a\t255\t16\t24\t0\t0\t0\t3\n");
         assert_eq!(Table::parse(&table.to_string()), Ok(table));
         assert!(Table::parse("variant\tregisters\n").is_err());
         assert!(Table::parse(&format!("{}\na\tsm_80\t1\t2\n", COLUMNS.join("\t"))).is_err());
@@ -271,42 +330,72 @@ mod tests {
 
     #[test]
     fn dynamic_shared_memory_is_added() {
-        let manifest = Manifest::parse("name\tunits\tshared_bytes\na\t128\t1000\n").unwrap();
-        let table = Table::compiled("a\tsm_80\t40\t0\t0\t0\t24\n", &manifest).unwrap();
+        let manifest =
+            Manifest::parse("name\tarches\tunits\tshared_bytes\na\tsm_80,sm_90a\t128\t1000\n")
+                .unwrap();
+        assert_eq!(manifest.variants[0].arches, ["sm_80", "sm_90a"]);
+        let table = Table::compiled("a\tsm_80\t40\t0\t0\t0\t24\t0\t0\n", &manifest).unwrap();
         assert_eq!(table.rows.values().next().unwrap().shared, 1024);
-        assert!(Table::compiled("c\tsm_80\t40\t0\t0\t0\t24\n", &manifest).is_err());
-        assert!(Manifest::parse("name\tunits\na\t128\n").is_err());
-        assert!(Manifest::parse("name\tshared_bytes\n").is_err());
+        assert!(Table::compiled("c\tsm_80\t40\t0\t0\t0\t24\t0\t0\n", &manifest).is_err());
+        assert!(Manifest::parse("name\tarches\tunits\na\tsm_80\t128\n").is_err());
+        assert!(Manifest::parse("name\tarches\tshared_bytes\n").is_err());
     }
 
     #[test]
     fn growth_beyond_the_bounds_is_a_fault() {
-        let old = table("a\tsm_80\t40\t0\t0\t0\t1024\n");
-        let within = table("a\tsm_80\t48\t16\t16\t16\t1280\n");
-        assert_eq!(within.faults(&old), [] as [String; 0]);
-        let better = table("a\tsm_80\t20\t0\t0\t0\t0\n");
-        assert_eq!(better.faults(&old), [] as [String; 0]);
+        let old = table("a\tsm_80\t40\t0\t0\t0\t1024\t8\t4\n");
+        let within = table("a\tsm_80\t48\t0\t0\t16\t1280\t8\t4\n");
+        assert_eq!(within.growth(&old), [] as [String; 0]);
+        let better = table("a\tsm_80\t20\t0\t0\t0\t0\t9\t5\n");
+        assert_eq!(better.growth(&old), [] as [String; 0]);
 
-        let beyond = table("a\tsm_80\t49\t17\t17\t17\t1281\n");
-        assert_eq!(beyond.faults(&old).len(), 5);
+        let beyond = table("a\tsm_80\t49\t0\t0\t17\t1281\t7\t3\n");
         assert_eq!(
-            beyond.faults(&old)[0],
-            "a sm_80: registers 40 -> 49, more than 8 above"
+            beyond.growth(&old),
+            [
+                "a sm_80: registers 40 -> 49, more than 8 above",
+                "a sm_80: stack 0 -> 17, more than 16 above",
+                "a sm_80: shared 1024 -> 1281, more than 256 above",
+                "a sm_80: mma instructions 8 -> 7",
+                "a sm_80: wgmma instructions 4 -> 3",
+            ]
         );
     }
 
     #[test]
-    fn new_lost_and_oversized_kernels_are_faults() {
-        let old = table("a\tsm_80\t40\t0\t0\t0\t0\n");
-        let new = table("b\tsm_80\t40\t0\t0\t0\t0\n");
+    fn new_and_lost_kernels_are_faults() {
+        let old = table("a\tsm_80\t40\t0\t0\t0\t0\t0\t0\n");
+        let new = table("b\tsm_80\t40\t0\t0\t0\t0\t0\t0\n");
         assert_eq!(
-            new.faults(&old),
+            new.growth(&old),
             [
                 "b sm_80: not in the committed table",
                 "a sm_80: in the committed table, but no longer generated"
             ]
         );
-        let large = table("a\tsm_80\t40\t0\t0\t0\t166913\n");
-        assert_eq!(large.faults(&large).len(), 1);
+    }
+
+    #[test]
+    fn spills_and_missing_instructions_are_violations_whatever_is_committed() {
+        let spills = Spills::parse("variant\tarch\tbytes\twhy\n*.dq\tsm_80\t16\treason\n").unwrap();
+        let rows = table(
+            "x.a_mma\tsm_80\t40\t0\t0\t0\t0\t0\t7\n\
+             x.a_mma-2\tsm_80\t40\t0\t0\t0\t0\t7\t0\n\
+             x.a_wgmma\tsm_90a\t40\t0\t0\t0\t0\t7\t0\n\
+             x.delta_mma\tsm_80\t40\t0\t0\t0\t0\t0\t0\n\
+             x.dq\tsm_80\t40\t8\t16\t0\t0\t0\t0\n\
+             x.dq\tsm_90a\t40\t8\t16\t0\t166913\t0\t0\n\
+             y.dq\tsm_80\t40\t20\t16\t0\t166913\t0\t0\n",
+        );
+        assert_eq!(
+            rows.violations(&spills),
+            [
+                "x.a_mma sm_80: has no mma instruction",
+                "x.a_wgmma sm_90a: has no wgmma instruction",
+                "x.dq sm_90a: spills 16 bytes, docs/codegen-spills.tsv allows 0",
+                "y.dq sm_80: 166913 bytes of shared memory, the architecture has 166912",
+                "y.dq sm_80: spills 20 bytes, docs/codegen-spills.tsv allows 16",
+            ]
+        );
     }
 }
