@@ -12,6 +12,7 @@ use flash_dma_problem::{ElementType, Problem, contiguous_strides};
 use flash_dma_reference::Rng;
 use flash_dma_reference::generate::Scores;
 use flash_dma_reference::round::round_f32;
+use std::sync::Mutex;
 use std::time::Duration;
 
 /// The device buffers of one problem, all contiguous.
@@ -91,9 +92,7 @@ impl Buffers {
         let mut rng = Rng::new(7);
         let size = problem.element.size();
         let mut random = |shape: &[usize]| {
-            let values: Vec<f32> = (0..shape.iter().product())
-                .map(|_| round_f32(rng.normal() as f32, problem.element))
-                .collect();
+            let values = normal(shape.iter().product(), rng.next_u64(), problem.element);
             let handle = client.create_from_slice(&encode(&values, problem.element));
             (Tensor::new(handle, shape, size), values)
         };
@@ -259,6 +258,27 @@ pub fn engine_name(engine: Engine) -> &'static str {
         Engine::Wgmma => "wgmma",
         _ => "portable",
     }
+}
+
+/// Normal values of the element type. A long run times little else: the cores of the host share the work, and
+/// the values depend on the seed alone.
+fn normal(len: usize, seed: u64, element: ElementType) -> Vec<f32> {
+    const CHUNK: usize = 1 << 20;
+    let mut values = vec![0.0; len];
+    let chunks = Mutex::new(values.chunks_mut(CHUNK).enumerate());
+    let fill = || {
+        while let Some((i, chunk)) = { chunks.lock().expect("nothing panics").next() } {
+            let mut rng = Rng::new(seed ^ Rng::new(i as u64).next_u64());
+            chunk.fill_with(|| round_f32(rng.normal() as f32, element));
+        }
+    };
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..cores {
+            scope.spawn(fill);
+        }
+    });
+    values
 }
 
 /// Device time of the launches of `f`.

@@ -72,16 +72,33 @@ fn random_problems<E: Engine>(engine: &E) {
     assert!(problems >= 2000, "{problems}");
 }
 
+/// Rows as long as the engines are meant for, on both sides of where kernels change the method, with windows of one
+/// key to all but one.
 fn long_problems<E: Engine>(engine: &E) {
+    const LONG: usize = 1 << 19;
     let mut rng = Rng::new(12);
-    let large = [(1 << 17, 2048), ((1 << 17) + 5, 1)];
+    let large = [
+        (1 << 17, 2048),
+        ((1 << 17) + 5, 1),
+        (LONG, 2048),
+        (LONG, 1),
+        (LONG - 3, LONG - 4),
+        (LONG + 1, 2048),
+    ];
     for (len, window) in E::cases([(4096, 512)], [(4099, 1), (20_000, 2048)], large) {
-        let kinds = [Scores::Normal, Scores::Ties, Scores::Recency, Scores::Nan];
+        let kinds = [
+            Scores::Normal,
+            Scores::Ties,
+            Scores::Recency,
+            Scores::Nan,
+            Scores::Increasing,
+            Scores::AllEqual,
+        ];
         let heads: Vec<Vec<f64>> = kinds.iter().map(|kind| kind.head(len, &mut rng)).collect();
         check(
             engine,
             &heads,
-            [2, 2, len],
+            [2, 3, len],
             window,
             Layout::Contiguous,
             "long problems",
