@@ -5,8 +5,8 @@ use cubecl::future::block_on;
 use cubecl::prelude::TensorBinding;
 use cubecl::server::Handle;
 use flash_dma_kernels::{
-    Engine, Gradients, Inputs, Saved, Selection, backward_engine, backward_on, forward_engine,
-    forward_on, list_all, select,
+    Engine, Gradients, Inputs, Saved, Selection, Tuning, backward_engine, backward_on,
+    forward_engine, forward_tuned, list_all, select,
 };
 use flash_dma_problem::{ElementType, Problem, contiguous_strides};
 use flash_dma_reference::Rng;
@@ -22,6 +22,8 @@ pub struct Buffers {
     pub problem: Problem,
     /// What serves the forward pass.
     pub engine: Engine,
+    /// What is fixed of the forward engine's choices.
+    pub tuning: Tuning,
     /// What serves the backward pass.
     pub backward_engine: Engine,
     q: Tensor,
@@ -130,6 +132,7 @@ impl Buffers {
                 .has_scores
                 .then(|| Tensor::empty(client, &problem.scores_shape(), 4)),
             engine: Engine::Portable,
+            tuning: Tuning::default(),
             backward_engine: Engine::Portable,
             problem,
         };
@@ -211,7 +214,9 @@ impl Buffers {
     /// If the engine does not serve the problem.
     pub fn forward(&self, client: &Client) {
         let (out, lse) = (self.out.binding(), self.lse.binding());
-        forward_on(self.engine, client, &self.problem, self.inputs(), out, lse)
+        let (engine, tuning) = (self.engine, self.tuning);
+        let (problem, inputs) = (&self.problem, self.inputs());
+        forward_tuned(engine, tuning, client, problem, inputs, out, lse)
             .expect("a problem that the engine serves");
     }
 

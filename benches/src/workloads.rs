@@ -14,7 +14,9 @@ pub struct Workload {
     pub q_heads: usize,
     /// Heads of `k` and `v`.
     pub kv_heads: usize,
-    /// Queries and keys a head.
+    /// Queries a head, those at the end of the keys.
+    pub q_len: usize,
+    /// Keys a head.
     pub len: usize,
     /// Elements a row.
     pub head_dim: usize,
@@ -33,7 +35,7 @@ impl Workload {
     ///
     /// As [`Problem::new`].
     pub fn problem(&self) -> Result<Problem, AttentionError> {
-        let q = [self.batch, self.q_heads, self.len, self.head_dim];
+        let q = [self.batch, self.q_heads, self.q_len, self.head_dim];
         let kv = [self.batch, self.kv_heads, self.len, self.head_dim];
         let options = AttentionOptions {
             keep_window: self.window,
@@ -51,6 +53,7 @@ const fn layer(name: &'static str, len: usize, window: Option<usize>) -> Workloa
         batch: 1,
         q_heads: 32,
         kv_heads: 8,
+        q_len: len,
         len,
         head_dim: 128,
         window,
@@ -66,6 +69,7 @@ const fn small(name: &'static str, len: usize, window: Option<usize>) -> Workloa
         batch: 1,
         q_heads: 2,
         kv_heads: 1,
+        q_len: len,
         len,
         head_dim: 64,
         window,
@@ -74,9 +78,23 @@ const fn small(name: &'static str, len: usize, window: Option<usize>) -> Workloa
     }
 }
 
+/// A layer with few queries at the end of 32K keys, as in decoding: the forward pass splits the keys.
+const fn few(name: &'static str, q_len: usize, window: Option<usize>) -> Workload {
+    Workload {
+        q_len,
+        ..layer(name, 32768, window)
+    }
+}
+
 /// Every workload, smallest first within a family.
 pub const WORKLOADS: &[Workload] = &[
+    few("few-q1-n32k-dense", 1, None),
+    few("few-q16-n32k-dense", 16, None),
+    few("few-q128-n32k-dense", 128, None),
+    few("few-q128-n32k-w8192", 128, Some(8192)),
     small("small-n1k-dense", 1024, None),
+    small("small-n2k-dense", 2048, None),
+    small("small-n4k-dense", 4096, None),
     small("small-n4k-w1024", 4096, Some(1024)),
     small("small-n16k-w1024", 16384, Some(1024)),
     small("small-n32k-w1024", 32768, Some(1024)),
@@ -88,6 +106,7 @@ pub const WORKLOADS: &[Workload] = &[
     layer("layer-n4k-w2048", 4096, Some(2048)),
     layer("layer-n4k-dense", 4096, None),
     layer("layer-n8k-w2048", 8192, Some(2048)),
+    layer("layer-n8k-dense", 8192, None),
     layer("layer-n16k-w2048", 16384, Some(2048)),
     layer("layer-n16k-dense", 16384, None),
     layer("layer-n32k-w512", 32768, Some(512)),

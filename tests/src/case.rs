@@ -1,7 +1,7 @@
 //! A case: what is computed, and its comparison with the oracle.
 
 use crate::engine::skip;
-use crate::{Engine, Layout};
+use crate::{Engine, Layout, Outputs};
 use flash_dma_problem::{AttentionOptions, ElementType, Problem};
 use flash_dma_reference::compare::{GRADIENT, OUTPUT, compare_by, compare_lse, naive_error};
 use flash_dma_reference::generate::{self, Scores};
@@ -245,6 +245,37 @@ impl Case {
             E::NAME,
             failures.join("\n")
         );
+    }
+}
+
+impl Case {
+    /// Compares what a forward pass of `inputs` gave with the oracle; `how` says which, for the failure.
+    ///
+    /// # Panics
+    ///
+    /// With the worst element of every tensor that is wrong.
+    pub fn check_outputs(&self, inputs: &Inputs, outputs: &Outputs, how: &str) {
+        let p = &inputs.problem;
+        let exact = inputs.forward();
+        // As for the gradients: NaN leaves little to measure the naive implementation by.
+        let naive_error = [inputs, &self.inputs()]
+            .map(|x| naive_error(&x.forward().out, &x.naive_forward().out))
+            .into_iter()
+            .fold(0.0, f64::max);
+        let (actual, shape) = (&outputs.out, p.q_shape());
+        let out = compare_by(
+            "out",
+            &shape,
+            actual,
+            &exact.out,
+            naive_error,
+            p.element,
+            OUTPUT,
+        );
+        let lse = compare_lse(&p.lse_shape(), &outputs.lse, &exact.lse);
+        for failure in [out.err(), lse.err()].into_iter().flatten() {
+            panic!("{how} at {self:?}:\n{failure}");
+        }
     }
 }
 

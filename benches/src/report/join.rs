@@ -68,8 +68,8 @@ impl Peers {
 }
 
 fn shape(w: &Workload) -> String {
-    let (b, q_heads, kv_heads, n, d) = (w.batch, w.q_heads, w.kv_heads, w.len, w.head_dim);
-    format!("B{b} H{q_heads}/{kv_heads} Q{n} K{n} D{d}")
+    let (b, q_heads, kv_heads, d) = (w.batch, w.q_heads, w.kv_heads, w.head_dim);
+    format!("B{b} H{q_heads}/{kv_heads} Q{} K{} D{d}", w.q_len, w.len)
 }
 
 /// Everything that was measured on a device.

@@ -131,8 +131,13 @@ fn described(w: &Workload) -> String {
         Scores::Normal => String::new(),
         other => format!(", scores {}", format!("{other:?}").to_lowercase()),
     };
+    let queries = match w.q_len {
+        q if q == w.len => String::new(),
+        1 => ", 1 query".into(),
+        q => format!(", {q} queries"),
+    };
     format!(
-        "N {n}, {window}, H {}/{}, D {}, {}{scores}",
+        "N {n}{queries}, {window}, H {}/{}, D {}, {}{scores}",
         w.q_heads, w.kv_heads, w.head_dim, w.element
     )
 }

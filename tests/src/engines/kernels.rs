@@ -7,7 +7,7 @@ use cubecl::ir::{ElemType, FloatKind};
 use cubecl::prelude::TensorBinding;
 use cubecl::server::Handle;
 use flash_dma_kernels as engine;
-use flash_dma_problem::{ElementType, Interval, contiguous_strides};
+use flash_dma_problem::{AttentionError, ElementType, Interval, contiguous_strides};
 use half::{bf16, f16};
 use std::marker::PhantomData;
 
@@ -169,6 +169,31 @@ impl<T: Target> Kernels<T> {
     }
 }
 
+impl<T: Target> Kernels<T> {
+    /// The forward pass of one matrix engine, with some of its choices fixed.
+    ///
+    /// # Errors
+    ///
+    /// If the engine refuses.
+    pub fn forward_tuned(
+        &self,
+        call: &Call,
+        engine: engine::Engine,
+        tuning: engine::Tuning,
+    ) -> Result<Outputs, AttentionError> {
+        let p = &call.problem;
+        let out = self.output(&p.q_shape(), p.element, call.missing);
+        let lse = self.output(&p.lse_shape(), ElementType::F32, call.missing);
+        let (client, inputs) = (&self.client, self.inputs(call));
+        let (o, l) = (out.binding(), lse.binding());
+        engine::forward_tuned(engine, tuning, client, p, inputs, o, l)?;
+        Ok(Outputs {
+            out: self.read(&out),
+            lse: self.read(&lse),
+        })
+    }
+}
+
 impl<T: Target> Engine for Kernels<T> {
     const NAME: &'static str = T::NAME;
     const SIZE: Size = T::SIZE;
@@ -249,23 +274,26 @@ impl<T: Target> Engine for Kernels<T> {
             let handle = self.buffer(&bytes_of(g, ElementType::F32));
             contiguous(&handle, &shape)
         });
-        let result = engine::backward(
-            &self.client,
-            p,
-            self.inputs(call),
-            engine::Saved {
-                out: self.upload(&placed),
-                lse: lse.binding(),
-                grad_out: self.upload(&call.grad_out),
-                grad_lse,
-            },
-            engine::Gradients {
-                q: q.binding(),
-                k: k.binding(),
-                v: v.binding(),
-                scores: scores.as_ref().map(Output::binding),
-            },
-        );
+        let (client, inputs) = (&self.client, self.inputs(call));
+        let saved = engine::Saved {
+            out: self.upload(&placed),
+            lse: lse.binding(),
+            grad_out: self.upload(&call.grad_out),
+            grad_lse,
+        };
+        let gradients = engine::Gradients {
+            q: q.binding(),
+            k: k.binding(),
+            v: v.binding(),
+            scores: scores.as_ref().map(Output::binding),
+        };
+        let choice = engine::backward_engine(client, p, &inputs, &saved);
+        let result = match T::ENGINE {
+            Some(forced) if choice != engine::Engine::Portable => {
+                engine::backward_on(forced, client, p, inputs, saved, gradients)
+            }
+            _ => engine::backward(client, p, inputs, saved, gradients),
+        };
         if let Err(error) = result {
             let all: Vec<&Output> = [&q, &k, &v].into_iter().chain(&scores).collect();
             return Err(Refused {

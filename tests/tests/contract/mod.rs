@@ -5,4 +5,6 @@ mod empty;
 mod nan;
 mod results;
 mod selection;
+#[cfg(feature = "cuda")]
+mod split;
 mod tensor_cores;

@@ -12,14 +12,14 @@
 use clap::Parser;
 use cubecl::client::Client;
 use cubecl::future::block_on;
-use flash_dma_benches::buffers::{Buffers, client, device_time, engine_name};
+use flash_dma_benches::buffers::{Buffers, Host, client, device_time, engine_name};
 use flash_dma_benches::check::check;
 use flash_dma_benches::gradients::check_gradients;
 use flash_dma_benches::roof::Roof;
 use flash_dma_benches::rows::{Phase, Row};
 use flash_dma_benches::stats::Millis;
 use flash_dma_benches::workloads::{WORKLOADS, Workload, find};
-use flash_dma_kernels::Engine;
+use flash_dma_kernels::{Engine, Tuning};
 use std::time::Instant;
 
 /// Times selection, forward and backward of the CubeCL kernels.
@@ -40,6 +40,12 @@ struct Args {
     /// The forward engine: portable, mma or wgmma; by default the one that `forward` chooses.
     #[arg(long)]
     engine: Option<String>,
+    /// Warps of a cube of the forward engine; several are timed one after the other.
+    #[arg(long, value_delimiter = ',')]
+    warps: Vec<usize>,
+    /// Parts into which the forward engine splits the keys of a query tile, likewise; 1 does not split.
+    #[arg(long, value_delimiter = ',')]
+    parts: Vec<usize>,
     /// The backward engine, likewise.
     #[arg(long)]
     backward_engine: Option<String>,
@@ -110,6 +116,27 @@ fn main() {
     }
 }
 
+impl Args {
+    /// Every combination of what is fixed; one that fixes nothing if nothing is.
+    fn tunings(&self) -> Vec<Tuning> {
+        fn each(values: &[usize]) -> Vec<Option<usize>> {
+            match values {
+                [] => vec![None],
+                _ => values.iter().copied().map(Some).collect(),
+            }
+        }
+        let parts = each(&self.parts);
+        let of = |warps| parts.iter().map(move |&parts| Tuning { warps, parts });
+        each(&self.warps).into_iter().flat_map(of).collect()
+    }
+}
+
+/// `-8w-4p`: what is fixed, as the end of an engine's name.
+fn fixed(tuning: Tuning) -> String {
+    let part = |value: Option<usize>, unit| value.map_or(String::new(), |n| format!("-{n}{unit}"));
+    part(tuning.warps, 'w') + &part(tuning.parts, 'p')
+}
+
 fn engine_of(name: &str) -> Engine {
     match name {
         "portable" => Engine::Portable,
@@ -132,7 +159,25 @@ fn bench(
     client.memory_cleanup().expect("the device works");
     let engine = args.engine.as_deref().map(engine_of);
     let backward_engine = args.backward_engine.as_deref().map(engine_of);
-    let (buffers, host) = Buffers::new(client, problem, workload.scores, engine, backward_engine);
+    let (mut buffers, host) =
+        Buffers::new(client, problem, workload.scores, engine, backward_engine);
+    let mut rows = Vec::new();
+    for tuning in args.tunings() {
+        buffers.tuning = tuning;
+        rows.extend(bench_tuned(client, workload, &buffers, &host, args, roof));
+    }
+    rows
+}
+
+fn bench_tuned(
+    client: &Client,
+    workload: &'static Workload,
+    buffers: &Buffers,
+    host: &Host,
+    args: &Args,
+    roof: Option<&Roof>,
+) -> Vec<Row> {
+    let problem = buffers.problem;
     let sync = || block_on(client.sync()).expect("the device works");
     sync();
     let reserved = || {
@@ -152,7 +197,8 @@ fn bench(
                 Phase::Backward => engine_name(buffers.backward_engine),
                 _ => engine_name(buffers.engine),
             }
-            .into(),
+            .to_owned()
+                + &fixed(buffers.tuning),
             ms,
             host_us,
             tflops: None,
@@ -183,9 +229,9 @@ fn bench(
     if wanted(Phase::Cold) {
         push(Phase::Cold, cold, None, workspace);
     }
-    check(client, &buffers, &host);
+    check(client, buffers, host);
     if wanted(Phase::Backward) {
-        check_gradients(client, &buffers, &host);
+        check_gradients(client, buffers, host);
     }
 
     type Call = fn(&Buffers, &Client);
@@ -201,15 +247,15 @@ fn bench(
         if !wanted(phase) || selects && !problem.has_scores {
             continue;
         }
-        call(&buffers, client);
+        call(buffers, client);
         sync();
-        let timed = |_| device_time(client, || call(&buffers, client)).as_secs_f64() * 1e3;
+        let timed = |_| device_time(client, || call(buffers, client)).as_secs_f64() * 1e3;
         let sample = Millis::of((0..args.runs).map(timed).collect());
         // The queue is empty before each call, so no call waits for a place in it.
         let enqueued = |_| {
             sync();
             let start = Instant::now();
-            call(&buffers, client);
+            call(buffers, client);
             start.elapsed().as_secs_f64() * 1e3
         };
         let host = Millis::of((0..args.runs).map(enqueued).collect());

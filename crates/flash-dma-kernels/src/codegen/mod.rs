@@ -192,6 +192,11 @@ mod tests {
             ["delta_mma", "dq_wgmma", "dkdv_wgmma"]
         );
         assert_eq!(dense[..3], ["forward", "forward_mma", "forward_wgmma"]);
+        let few = launches("bf16-d128-few-dense");
+        assert_eq!(
+            few,
+            ["forward", "forward_mma", "merge", "forward_wgmma", "merge"]
+        );
     }
 
     /// The attention kernels take longer; `cargo xtask codegen` generates and compiles them all.

@@ -144,8 +144,13 @@ impl Plan {
             Engine::Wgmma => MmaBlueprint::choose_wgmma(problem, properties),
         }
         .filter(|_| inputs.rows_are_chunks(problem.element.size()))
-        .map(|blueprint| blueprint.split(problem, properties))
-        .map(|(blueprint, parts)| Self::Mma(blueprint, parts))
+        .map(|blueprint| {
+            let hardware = &properties.hardware;
+            let processors = hardware.num_streaming_multiprocessors.unwrap_or(1) as usize;
+            let (blueprint, parts) =
+                blueprint.split(problem, processors, hardware.max_shared_memory_size);
+            Self::Mma(blueprint, parts)
+        })
         .ok_or_else(|| AttentionError::Unsupported {
             what: format!(
                 "the {engine:?} engine for {} of head dimension {}",

@@ -1,6 +1,7 @@
 //! The forward kernel against the oracle, on cubecl-cpu.
 
 use super::launch::{Plan, forward, forward_with};
+use super::merge::merge;
 use crate::tile::testing::{Output, Placement, client, problem, upload_inputs};
 use crate::tile::{Blueprint, micro};
 use flash_dma_problem::{AttentionError, AttentionOptions, ElementType, Problem};
@@ -163,6 +164,74 @@ fn values_that_overflow_or_are_not_finite_reach_only_what_selects_them() {
     inputs.v[17 * 8] = f64::NAN;
     inputs.k[30 * 8] = f64::NAN;
     check(&inputs, Placement::Contiguous, None);
+}
+
+/// Parts of random outputs, among them parts without a key, rows without any, and NaN in one part of a row.
+#[test]
+fn merged_parts_are_weighted_by_their_lse() {
+    let client = client();
+    let none = f64::NEG_INFINITY;
+    for (element, parts) in [(F32, 1), (F32, 3), (ElementType::Bf16, 7)] {
+        let p = dense([2, 3, 5, 8], [1, 5], element, options());
+        let (rows, dim) = (2 * 3 * 5, 8);
+        let mut rng = oracle::Rng::new(parts as u64);
+        let mut random =
+            |n: usize| -> Vec<f64> { (0..n).map(|_| f64::from(rng.normal() as f32)).collect() };
+        let mut out = random(parts * rows * dim);
+        let mut lse: Vec<f64> = random(parts * rows).iter().map(|x| x * 10.0).collect();
+        for part in 0..parts {
+            for row in [4, 9, 20]
+                .into_iter()
+                .filter(|row| *row == 4 || part != row % parts)
+            {
+                lse[part * rows + row] = none;
+                out[(part * rows + row) * dim..][..dim].fill(0.0);
+            }
+        }
+        lse[12] = f64::NAN;
+        out[12 * dim..][..dim].fill(f64::NAN);
+        out[15 * dim + 3] = f64::NAN;
+        let upload = |values: &[f64], shape: &[usize]| {
+            crate::tile::testing::upload(&client, values, shape, F32, Placement::Contiguous)
+        };
+        let given = [
+            upload(&out, &[parts * 2, 3, 5, 8]),
+            upload(&lse, &[parts * 2, 3, 5]),
+        ];
+        let merged = Output::new(&client, &p.q_shape(), element);
+        let merged_lse = Output::new(&client, &p.lse_shape(), F32);
+        merge(
+            &client,
+            &p,
+            parts,
+            given,
+            &merged.binding(),
+            &merged_lse.binding(),
+        );
+        let (merged, merged_lse) = (merged.read(&client), merged_lse.read(&client));
+        for row in 0..rows {
+            let weights: Vec<f64> = (0..parts)
+                .map(|part| lse[part * rows + row].exp())
+                .collect();
+            let sum: f64 = weights.iter().sum();
+            let close = |got: f64, want: f64, error: f64| {
+                assert!(
+                    got == want || got.is_nan() && want.is_nan() || (got - want).abs() <= error,
+                    "row {row} of {parts} parts: {got} instead of {want}"
+                );
+            };
+            close(merged_lse[row], sum.ln(), 1e-5);
+            for d in 0..dim {
+                let value = |part: usize| weights[part] * out[(part * rows + row) * dim + d];
+                let want = match sum {
+                    0.0 => 0.0,
+                    _ => (0..parts).map(value).sum::<f64>() / sum,
+                };
+                let rounding = if element == F32 { 1e-6 } else { 4e-3 };
+                close(merged[row * dim + d], want, 1e-6 + rounding * want.abs());
+            }
+        }
+    }
 }
 
 #[test]

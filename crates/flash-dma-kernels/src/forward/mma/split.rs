@@ -2,7 +2,6 @@
 
 use super::blueprint::{Instruction, MmaBlueprint};
 use crate::lists::QueryTiles;
-use cubecl::prelude::DeviceProperties;
 use flash_dma_problem::Problem;
 
 /// Key tiles that a part should have at least: a part costs a cube its queries, an empty pipeline and an
@@ -17,29 +16,24 @@ impl MmaBlueprint {
     /// whose rows the queries can fill by half and which, with each tile's keys in parts of 8 key tiles or
     /// more, gives every multiprocessor work: a key tile that is copied then serves the most rows. Parts are
     /// as many as the multiprocessors hold cubes at once, no more: equal parts end together.
-    pub(crate) fn split(self, problem: &Problem, properties: &DeviceProperties) -> (Self, usize) {
-        let processors = properties
-            .hardware
-            .num_streaming_multiprocessors
-            .unwrap_or(1) as usize;
+    pub(crate) fn split(
+        self,
+        problem: &Problem,
+        processors: usize,
+        max_shared: usize,
+    ) -> (Self, usize) {
         if self.cubes(problem) >= processors {
             return (self, 1);
         }
-        let fits = |candidate: &Self| {
-            candidate.shared_bytes() <= properties.hardware.max_shared_memory_size
-        };
-        let choices = (self.sizes().iter())
+        (self.sizes().iter())
             .map(|&warps| Self { warps, ..self })
-            .filter(|candidate| fits(candidate) && candidate.is_filled(problem))
-            .map(|candidate| (candidate, candidate.parts(problem, processors)));
-        let fills = |&(candidate, parts): &(Self, usize)| {
-            parts > 1 && candidate.cubes(problem) * parts >= processors * 3 / 4
-        };
-        let (candidate, parts) = choices
-            .clone()
-            .find(fills)
-            .unwrap_or_else(|| (self, self.parts(problem, processors)));
-        candidate.in_parts(parts)
+            .filter(|cube| cube.shared_bytes() <= max_shared && cube.is_filled(problem))
+            .map(|cube| (cube, cube.parts(problem, processors)))
+            .find(|(cube, parts)| *parts > 1 && cube.cubes(problem) * parts >= processors * 3 / 4)
+            .map_or_else(
+                || self.in_parts(self.parts(problem, processors)),
+                |(cube, parts)| cube.in_parts(parts),
+            )
     }
 
     /// The configuration for `parts` parts of every tile's keys.
@@ -87,5 +81,72 @@ impl MmaBlueprint {
         let most = keys.div_ceil(self.key_tile) / LEAST_KEY_TILES;
         let wanted = processors * self.resident() / self.cubes(problem).max(1);
         wanted.min(most).max(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flash_dma_problem::{AttentionOptions, ElementType};
+
+    const PROCESSORS: usize = 132;
+    const SHARED: usize = 227 << 10;
+
+    /// What a problem of `[1, 32, q_len, 128]` queries and 8 kv heads gets: warps a cube, and parts.
+    fn chosen(
+        instruction: Instruction,
+        q_len: usize,
+        k_len: usize,
+        window: Option<usize>,
+    ) -> (usize, usize) {
+        let (q, kv) = ([1, 32, q_len, 128], [1, 8, k_len, 128]);
+        let options = AttentionOptions {
+            keep_window: window,
+            ..AttentionOptions::new()
+        };
+        let scores = window.map(|_| &kv[..3]);
+        let problem = Problem::new(&q, &kv, &kv, scores, ElementType::Bf16, &options).unwrap();
+        let smallest = MmaBlueprint {
+            instruction,
+            element: ElementType::Bf16,
+            head_dim: 128,
+            warps: 4,
+            key_tile: 64,
+            stages: 2,
+            heads: 4,
+            causal: true,
+            sparse: window.is_some(),
+            softcap: false,
+            split: false,
+        };
+        let (blueprint, parts) = smallest.split(&problem, PROCESSORS, SHARED);
+        assert_eq!(blueprint.split, parts > 1);
+        (blueprint.warps, parts)
+    }
+
+    #[test]
+    fn keys_of_few_queries_are_split_into_one_part_a_place_on_the_device() {
+        for instruction in [Instruction::Mma, Instruction::Wgmma] {
+            // One tile a kv head, 8 in all, and two cubes a multiprocessor.
+            assert_eq!(chosen(instruction, 1, 32768, None), (4, 33));
+            assert_eq!(chosen(instruction, 16, 32768, None), (4, 33));
+        }
+        // 128 rows of 8 warps fill a multiprocessor, 256 of 16.
+        assert_eq!(chosen(Instruction::Mma, 128, 32768, None), (8, 4));
+        assert_eq!(chosen(Instruction::Wgmma, 128, 32768, None), (16, 8));
+    }
+
+    #[test]
+    fn a_part_has_eight_key_tiles_or_more() {
+        assert_eq!(chosen(Instruction::Mma, 1, 1023, None), (4, 2));
+        assert_eq!(chosen(Instruction::Mma, 1, 960, None), (4, 1));
+        assert_eq!(chosen(Instruction::Mma, 1, 32768, Some(2048)), (4, 4));
+        assert_eq!(chosen(Instruction::Mma, 1, 0, None), (4, 1));
+    }
+
+    #[test]
+    fn many_tiles_are_left_alone() {
+        assert_eq!(chosen(Instruction::Wgmma, 272, 32768, None), (4, 1));
+        assert_eq!(chosen(Instruction::Wgmma, 256, 32768, None).1, 4);
     }
 }
