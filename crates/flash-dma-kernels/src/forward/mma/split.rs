@@ -4,27 +4,21 @@ use super::blueprint::{Instruction, MmaBlueprint};
 use crate::lists::QueryTiles;
 use flash_dma_problem::Problem;
 
-/// Key tiles that a part should have at least: a part costs a cube its queries, an empty pipeline and an
-/// output of f32 that is written and read again.
-const LEAST_KEY_TILES: usize = 8;
-
 impl MmaBlueprint {
     /// The cubes' size and the parts of the keys (1: not split) for the forward pass of `problem`, for which
     /// `self` was chosen.
     ///
-    /// Problems with at least as many cubes as multiprocessors are left alone. Others take the largest cube
-    /// whose rows the queries can fill by half and which, with each tile's keys in parts of 8 key tiles or
-    /// more, gives every multiprocessor work: a key tile that is copied then serves the most rows. Parts are
-    /// as many as the multiprocessors hold cubes at once, no more: equal parts end together.
+    /// Parts are as many as the device holds cubes at once, no more, so that equal parts end together. A part of
+    /// the longest tile has at least as many key tiles as the cube has warps: it costs the cube its queries, an
+    /// empty pipeline, and an output of f32 that is written and read again, and the more rows the more of it.
+    /// Of the sizes that so give three quarters of the multiprocessors a cube the largest is taken whose rows the
+    /// queries fill by half: a key tile that is copied then serves the most rows.
     pub(crate) fn split(
         self,
         problem: &Problem,
         processors: usize,
         max_shared: usize,
     ) -> (Self, usize) {
-        if self.cubes(problem) >= processors {
-            return (self, 1);
-        }
         (self.sizes().iter())
             .map(|&warps| Self { warps, ..self })
             .filter(|cube| cube.shared_bytes() <= max_shared && cube.is_filled(problem))
@@ -78,7 +72,7 @@ impl MmaBlueprint {
         } else {
             problem.k_len
         };
-        let most = keys.div_ceil(self.key_tile) / LEAST_KEY_TILES;
+        let most = keys.div_ceil(self.key_tile) / self.warps;
         let wanted = processors * self.resident() / self.cubes(problem).max(1);
         wanted.min(most).max(1)
     }
@@ -137,16 +131,20 @@ mod tests {
     }
 
     #[test]
-    fn a_part_has_eight_key_tiles_or_more() {
-        assert_eq!(chosen(Instruction::Mma, 1, 1023, None), (4, 2));
-        assert_eq!(chosen(Instruction::Mma, 1, 960, None), (4, 1));
-        assert_eq!(chosen(Instruction::Mma, 1, 32768, Some(2048)), (4, 4));
+    fn a_part_has_as_many_key_tiles_as_its_cube_has_warps() {
+        assert_eq!(chosen(Instruction::Mma, 1, 512, None), (4, 2));
+        assert_eq!(chosen(Instruction::Mma, 1, 448, None), (4, 1));
         assert_eq!(chosen(Instruction::Mma, 1, 0, None), (4, 1));
+        // A window of 2048 and 15 newborns are 33 key tiles.
+        assert_eq!(chosen(Instruction::Mma, 1, 32768, Some(2048)), (4, 8));
+        // Cubes of 16 warps could take 8 parts of 8 key tiles.
+        assert_eq!(chosen(Instruction::Wgmma, 128, 4096, None), (8, 8));
     }
 
     #[test]
     fn many_tiles_are_left_alone() {
-        assert_eq!(chosen(Instruction::Wgmma, 272, 32768, None), (4, 1));
-        assert_eq!(chosen(Instruction::Wgmma, 256, 32768, None).1, 4);
+        // 136 cubes of 16 warps are more than the device holds, 64 are half of it.
+        assert_eq!(chosen(Instruction::Wgmma, 1056, 32768, None), (4, 1));
+        assert_eq!(chosen(Instruction::Wgmma, 512, 32768, None), (16, 2));
     }
 }
