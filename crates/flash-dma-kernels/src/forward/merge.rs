@@ -31,7 +31,7 @@ fn merge_kernel<E: Float>(
     if at >= rows * pairs {
         terminate!();
     }
-    let row = at / pairs;
+    let (row, column) = (at / pairs, at % pairs);
     let none = f32::new(f32::NEG_INFINITY);
     let mut greatest = none;
     for part in 0..parts {
@@ -53,7 +53,7 @@ fn merge_kernel<E: Float>(
         result = value / Vector::new(sum);
     }
     out[at] = Vector::cast_from(result);
-    if at % pairs == 0 {
+    if column == 0 {
         lse[row] = select(empty, none, reference + sum.ln());
     }
 }

@@ -64,8 +64,9 @@ pub(super) fn forward_mma_kernel<E: Float, O: Float>(
     let (kv_head, kv_row) = (cube.kv_head, cube.kv_row);
     let keys = TileKeys::new(list, counts, &cube, q_len, k_len, bp).part(bp);
     let upper_row = warp * 16 + lane / 4;
-    let row0 = TileRow::new(upper_row, tile, first_head, q_len, k_len, bp).from_key(keys.begin);
-    let row1 = TileRow::new(upper_row + 8, tile, first_head, q_len, k_len, bp).from_key(keys.begin);
+    let row0 = TileRow::new(upper_row, tile, first_head, q_len, k_len, bp).starting_at(keys.begin);
+    let row1 =
+        TileRow::new(upper_row + 8, tile, first_head, q_len, k_len, bp).starting_at(keys.begin);
 
     let def = MmaDefinition::<E, E, f32>::new(16usize, 8usize, 16usize);
     let size!(NA) = def.vector_size(MatrixIdent::A);
@@ -99,8 +100,8 @@ pub(super) fn forward_mma_kernel<E: Float, O: Float>(
     if UNIT_POS == 0 {
         mark[0] = 0u32;
     }
-    let k_rows = RowAddress::of::<E>(k, batch, kv_head).from_key(keys.begin);
-    let v_rows = RowAddress::of::<E>(v, batch, kv_head).from_key(keys.begin);
+    let k_rows = RowAddress::of::<E>(k, batch, kv_head).starting_at(keys.begin);
+    let v_rows = RowAddress::of::<E>(v, batch, kv_head).starting_at(keys.begin);
     let score_row = batch * scores.stride(0) + kv_head * scores.stride(1);
     let logit_scale = LogitScale::new(scale, softcap, bp.softcap);
 
@@ -290,7 +291,7 @@ pub(super) fn forward_mma_kernel<E: Float, O: Float>(
     sync_cube();
     if mark[0] == 1u32 && (UNIT_POS as usize) < comptime!(bp.tile_rows()) {
         let row = TileRow::new(UNIT_POS as usize, tile, first_head, q_len, k_len, bp)
-            .from_key(keys.begin);
+            .starting_at(keys.begin);
         let q_row = (batch * q.stride(0) + row.head * q.stride(1) + row.query * q.stride(2)) / 2;
         add_not_finite::<E, O, Const<2>>(
             q,

@@ -83,7 +83,7 @@ impl TileRow {
     }
 
     /// The same row where keys count from key `begin`.
-    pub(crate) fn from_key(&self, begin: usize) -> TileRow {
+    pub(crate) fn starting_at(&self, begin: usize) -> TileRow {
         TileRow {
             valid: self.valid,
             query: self.query,

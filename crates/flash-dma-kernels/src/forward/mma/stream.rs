@@ -65,7 +65,7 @@ impl RowAddress {
     }
 
     /// The rows from key `begin` on.
-    pub(crate) fn from_key(&self, begin: usize) -> RowAddress {
+    pub(crate) fn starting_at(&self, begin: usize) -> RowAddress {
         RowAddress {
             base: self.base + begin * self.stride,
             stride: self.stride,
