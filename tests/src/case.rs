@@ -273,9 +273,13 @@ impl Case {
             OUTPUT,
         );
         let lse = compare_lse(&p.lse_shape(), &outputs.lse, &exact.lse);
-        for failure in [out.err(), lse.err()].into_iter().flatten() {
-            panic!("{how} at {self:?}:\n{failure}");
-        }
+        let failures = [out.err(), lse.err()].into_iter().flatten();
+        let failures: Vec<String> = failures.map(|failure| failure.to_string()).collect();
+        assert!(
+            failures.is_empty(),
+            "{how} at {self:?}:\n{}",
+            failures.join("\n")
+        );
     }
 }
 
