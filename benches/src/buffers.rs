@@ -245,12 +245,27 @@ impl Buffers {
     ///
     /// If the engine does not serve the problem.
     pub fn backward(&self, client: &Client) {
+        self.launch_backward(client, &self.problem);
+    }
+
+    /// Launches the backward pass with a fixed order of all sums.
+    ///
+    /// # Panics
+    ///
+    /// If the engine does not serve the problem.
+    pub fn backward_deterministic(&self, client: &Client) {
+        let mut problem = self.problem;
+        problem.deterministic = true;
+        self.launch_backward(client, &problem);
+    }
+
+    fn launch_backward(&self, client: &Client, problem: &Problem) {
         let [q, k, v] = self.grads.each_ref().map(Tensor::binding);
         let scores = self.grad_scores.as_ref().map(Tensor::binding);
         let grads = Gradients { q, k, v, scores };
         let engine = self.backward_engine;
         let (inputs, saved) = (self.inputs(), self.saved());
-        backward_on(engine, client, &self.problem, inputs, saved, grads)
+        backward_on(engine, client, problem, inputs, saved, grads)
             .expect("a problem that the engine serves");
     }
 }

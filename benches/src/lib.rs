@@ -11,5 +11,6 @@ pub mod gradients;
 pub mod report;
 pub mod roof;
 pub mod rows;
+pub mod spread;
 pub mod stats;
 pub mod workloads;

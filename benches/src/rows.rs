@@ -22,6 +22,8 @@ pub enum Phase {
     EndToEnd,
     /// All gradients.
     Backward,
+    /// The same with `options.deterministic`.
+    BackwardDeterministic,
 }
 
 impl Phase {
@@ -35,6 +37,7 @@ impl Phase {
             Self::Forward => "forward",
             Self::EndToEnd => "end-to-end",
             Self::Backward => "backward",
+            Self::BackwardDeterministic => "backward-deterministic",
         }
     }
 
@@ -44,7 +47,7 @@ impl Phase {
         match self {
             Self::Cold | Self::Select | Self::Lists => None,
             Self::Forward | Self::EndToEnd => Some(cost::forward_flops(problem)),
-            Self::Backward => Some(cost::backward_flops(problem)),
+            Self::Backward | Self::BackwardDeterministic => Some(cost::backward_flops(problem)),
         }
     }
 
@@ -57,7 +60,7 @@ impl Phase {
             // A score of 4 bytes in, an interval of 8 out.
             Self::Select => Some(12 * keys as u128),
             Self::Forward | Self::EndToEnd => Some(cost::forward_bytes(problem)),
-            Self::Backward => Some(cost::backward_bytes(problem)),
+            Self::Backward | Self::BackwardDeterministic => Some(cost::backward_bytes(problem)),
         }
     }
 }

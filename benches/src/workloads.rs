@@ -86,6 +86,16 @@ const fn few(name: &'static str, q_len: usize, window: Option<usize>) -> Workloa
     }
 }
 
+/// Heads wider than 128: 8 query and 2 key/value heads.
+const fn wide(name: &'static str, head_dim: usize) -> Workload {
+    Workload {
+        q_heads: 8,
+        kv_heads: 2,
+        head_dim,
+        ..layer(name, 4096, Some(1024))
+    }
+}
+
 /// Every workload, smallest first within a family.
 pub const WORKLOADS: &[Workload] = &[
     few("few-q1-n32k-dense", 1, None),
@@ -105,6 +115,8 @@ pub const WORKLOADS: &[Workload] = &[
         element: ElementType::F32,
         ..small("small-n32k-w1024-f32", 32768, Some(1024))
     },
+    wide("wide-d192-n4k-w1024", 192),
+    wide("wide-d256-n4k-w1024", 256),
     layer("layer-n4k-w2048", 4096, Some(2048)),
     layer("layer-n4k-dense", 4096, None),
     layer("layer-n8k-w2048", 8192, Some(2048)),

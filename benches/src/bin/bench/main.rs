@@ -17,6 +17,7 @@ use flash_dma_benches::check::check;
 use flash_dma_benches::gradients::check_gradients;
 use flash_dma_benches::roof::Roof;
 use flash_dma_benches::rows::{Phase, Row};
+use flash_dma_benches::spread::spread;
 use flash_dma_benches::stats::Millis;
 use flash_dma_benches::workloads::{WORKLOADS, Workload, find};
 use flash_dma_kernels::{Engine, Tuning};
@@ -31,7 +32,8 @@ struct Args {
     /// Workloads by name; all without this.
     #[arg(long, value_delimiter = ',')]
     workloads: Vec<String>,
-    /// Phases by name (cold, select, lists, forward, end-to-end, backward); all without this.
+    /// Phases by name (cold, select, lists, forward, end-to-end, backward,
+    /// backward-deterministic); all without this.
     #[arg(long, value_delimiter = ',')]
     phases: Vec<String>,
     /// Timed calls a phase.
@@ -49,6 +51,9 @@ struct Args {
     /// The backward engine, likewise.
     #[arg(long)]
     backward_engine: Option<String>,
+    /// Repeat the backward pass this many times and print how far each gradient strays from the first.
+    #[arg(long, default_value_t = 0)]
+    repeats: usize,
     /// The device's measured roof, as `benches/roof.py` prints it.
     #[arg(long)]
     roof: Option<std::path::PathBuf>,
@@ -194,7 +199,9 @@ fn bench_tuned(
             phase,
             engine: match phase {
                 Phase::Select | Phase::Lists => "portable",
-                Phase::Backward => engine_name(buffers.backward_engine),
+                Phase::Backward | Phase::BackwardDeterministic => {
+                    engine_name(buffers.backward_engine)
+                }
                 _ => engine_name(buffers.engine),
             }
             .to_owned()
@@ -233,14 +240,34 @@ fn bench_tuned(
     if wanted(Phase::Backward) {
         check_gradients(client, buffers, host);
     }
+    if wanted(Phase::BackwardDeterministic) {
+        buffers.backward_deterministic(client);
+        check_gradients(client, &buffers, &host);
+    }
+    if args.repeats > 0 {
+        type Call = fn(&Buffers, &Client);
+        let calls: [(&str, Call); 2] = [
+            ("default", Buffers::backward),
+            ("deterministic", Buffers::backward_deterministic),
+        ];
+        for (name, call) in calls {
+            for line in spread(client, &buffers, call, args.repeats) {
+                println!("{:24} {name:13} {line}", workload.name);
+            }
+        }
+    }
 
     type Call = fn(&Buffers, &Client);
-    let phases: [(Phase, Call); 5] = [
+    let phases: [(Phase, Call); 6] = [
         (Phase::Select, Buffers::select),
         (Phase::Lists, Buffers::lists),
         (Phase::Forward, Buffers::forward),
         (Phase::EndToEnd, Buffers::end_to_end),
         (Phase::Backward, Buffers::backward),
+        (
+            Phase::BackwardDeterministic,
+            Buffers::backward_deterministic,
+        ),
     ];
     for (phase, call) in phases {
         let selects = matches!(phase, Phase::Select | Phase::Lists);
