@@ -19,7 +19,7 @@ pub use backward::{backward, backward_engine, backward_on};
 pub use flash_dma_problem::{
     AttentionError, AttentionOptions, ElementType, Problem, contiguous_strides,
 };
-pub use forward::{Engine, forward, forward_engine, forward_on};
+pub use forward::{ENGINE_VARIABLE, Engine, forward, forward_engine, forward_on};
 #[doc(hidden)]
 pub use forward::{Tuning, forward_tuned};
 #[doc(hidden)]

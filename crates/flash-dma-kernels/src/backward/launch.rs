@@ -45,8 +45,8 @@ pub(crate) struct Blueprints {
 /// # Errors
 ///
 /// [`AttentionError`] if a tensor does not fit the problem, `selection` and the gradient of the scores
-/// are not given exactly if the problem has scores, or the device lacks what the kernels need. Nothing
-/// is launched then.
+/// are not given exactly if the problem has scores, the device lacks what the kernels need, or
+/// [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE) names no engine. Nothing is launched then.
 pub fn backward(
     client: &Client,
     problem: &Problem,
@@ -61,7 +61,8 @@ pub fn backward(
 /// The engine that [`backward`] runs on: the first that serves the problem. [`Engine::Wgmma`] takes f16
 /// and bf16 with a head dimension of 64 or 128 on sm_90, [`Engine::Mma`] head dimensions in steps of 32
 /// up to 128 (wider ones only if forced) on sm_80 and newer, both rows of `q`, `k`, `v`, `out` and
-/// `grad_out` that begin at multiples of 16 bytes; [`Engine::Portable`] everything.
+/// `grad_out` that begin at multiples of 16 bytes; [`Engine::Portable`] everything. The environment
+/// variable [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE) leaves engines out.
 #[must_use]
 pub fn backward_engine(
     client: &Client,
@@ -104,13 +105,16 @@ impl Plan {
         inputs: &Inputs,
         saved: &Saved,
     ) -> Result<(Engine, Self), AttentionError> {
-        let plan =
-            |engine| Self::of(engine, client, problem, inputs, saved).map(|plan| (engine, plan));
-        let mut choice = plan(Engine::Wgmma);
-        if problem.head_dim <= MMA_DIM {
-            choice = choice.or_else(|_| plan(Engine::Mma));
+        for &engine in Engine::tensor_cores()? {
+            if engine == Engine::Mma && problem.head_dim > MMA_DIM {
+                continue;
+            }
+            if let Ok(plan) = Self::of(engine, client, problem, inputs, saved) {
+                return Ok((engine, plan));
+            }
         }
-        choice.or_else(|_| plan(Engine::Portable))
+        let plan = Self::of(Engine::Portable, client, problem, inputs, saved)?;
+        Ok((Engine::Portable, plan))
     }
 
     fn of(

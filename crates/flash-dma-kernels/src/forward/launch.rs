@@ -29,6 +29,25 @@ pub enum Engine {
     Wgmma,
 }
 
+/// The environment variable that holds the choice of engines down, for comparisons: `portable` leaves the
+/// tensor cores out, `mma` the `wgmma` engine, in both passes of the whole process. Read at every call.
+pub const ENGINE_VARIABLE: &str = "FLASH_DMA_ENGINE";
+
+impl Engine {
+    /// The engines to try before [`Engine::Portable`], the fastest first: all but those that
+    /// [`ENGINE_VARIABLE`] leaves out.
+    pub(crate) fn tensor_cores() -> Result<&'static [Self], AttentionError> {
+        match std::env::var(ENGINE_VARIABLE).as_deref() {
+            Err(_) | Ok("" | "wgmma") => Ok(&[Engine::Wgmma, Engine::Mma]),
+            Ok("mma") => Ok(&[Engine::Mma]),
+            Ok("portable") => Ok(&[]),
+            Ok(other) => Err(AttentionError::Unsupported {
+                what: format!("{ENGINE_VARIABLE}={other} (portable, mma or wgmma)"),
+            }),
+        }
+    }
+}
+
 /// Attention of every query over its selected keys: writes `out` (`[batch, q_heads, q_len, head_dim]`,
 /// the problem's element type) and `lse` (`[batch, q_heads, q_len]`, f32, natural logarithm), both
 /// contiguous and overwritten. A query that selects nothing gets zeros and −∞.
@@ -42,7 +61,8 @@ pub enum Engine {
 /// # Errors
 ///
 /// [`AttentionError`] if a tensor does not fit the problem, `selection` is not given exactly if the
-/// problem has scores, or the device lacks what the kernel needs. Nothing is launched then.
+/// problem has scores, the device lacks what the kernel needs, or [`ENGINE_VARIABLE`] names no engine.
+/// Nothing is launched then.
 pub fn forward(
     client: &Client,
     problem: &Problem,
@@ -55,7 +75,7 @@ pub fn forward(
 }
 
 /// The engine that [`forward`] runs on: the first of [`Engine::Wgmma`], [`Engine::Mma`] and
-/// [`Engine::Portable`] that serves the problem.
+/// [`Engine::Portable`] that serves the problem and that [`ENGINE_VARIABLE`] does not leave out.
 #[must_use]
 pub fn forward_engine(client: &Client, problem: &Problem, inputs: &Inputs) -> Engine {
     Plan::choose(client, problem, inputs).map_or(Engine::Portable, |(engine, _)| engine)
@@ -122,10 +142,13 @@ impl Plan {
         problem: &Problem,
         inputs: &Inputs,
     ) -> Result<(Engine, Self), AttentionError> {
-        let plan = |engine| Self::of(engine, client, problem, inputs).map(|plan| (engine, plan));
-        plan(Engine::Wgmma)
-            .or_else(|_| plan(Engine::Mma))
-            .or_else(|_| plan(Engine::Portable))
+        for &engine in Engine::tensor_cores()? {
+            if let Ok(plan) = Self::of(engine, client, problem, inputs) {
+                return Ok((engine, plan));
+            }
+        }
+        let plan = Self::of(Engine::Portable, client, problem, inputs)?;
+        Ok((Engine::Portable, plan))
     }
 
     fn of(

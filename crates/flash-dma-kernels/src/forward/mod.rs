@@ -7,4 +7,6 @@ pub(crate) mod mma;
 #[cfg(test)]
 mod tests;
 
-pub use launch::{Engine, Tuning, forward, forward_engine, forward_on, forward_tuned};
+pub use launch::{
+    ENGINE_VARIABLE, Engine, Tuning, forward, forward_engine, forward_on, forward_tuned,
+};
