@@ -2,9 +2,17 @@
 
 use cubecl::prelude::*;
 
+/// The exponent's bits of NaN and infinities, greater than those of any number.
+pub(crate) const NO_NUMBER: u32 = 0x7f80_0000;
+
+/// The bits of the exponent.
+#[cube]
+pub(crate) fn exponent_bits(x: f32) -> u32 {
+    u32::reinterpret(x) & NO_NUMBER
+}
+
 /// Whether `x` is neither NaN nor infinite.
 #[cube]
 pub(crate) fn is_finite(x: f32) -> bool {
-    let exponent = comptime!(0x7f80_0000u32);
-    u32::reinterpret(x) & exponent != exponent
+    exponent_bits(x) != NO_NUMBER
 }

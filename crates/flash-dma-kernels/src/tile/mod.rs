@@ -25,7 +25,7 @@ pub(crate) use blueprint::{Blueprint, LANES, Pass};
 pub(crate) use blueprint::{Micro, micro};
 pub(crate) use check::{Layout, address_type, check_device, check_tensor, elem_type, vector_size};
 pub(crate) use fill::fill;
-pub(crate) use finite::is_finite;
+pub(crate) use finite::{NO_NUMBER, exponent_bits, is_finite};
 pub(crate) use keys::TileKeys;
 pub(crate) use memory::{Row4, load_rows, store_row};
 pub(crate) use product::{accumulate, accumulate_selected, products};

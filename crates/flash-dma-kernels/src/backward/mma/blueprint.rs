@@ -1,6 +1,7 @@
 //! The comptime configurations of the tensor-core backward kernels, and the rules that choose them.
 
 use crate::forward::mma::{Instruction, MmaBlueprint};
+use crate::tile::mma::Shape;
 use cubecl::CubeDim;
 use cubecl::prelude::*;
 use flash_dma_problem::{ElementType, Problem};
@@ -97,9 +98,10 @@ impl MmaBlueprints {
 }
 
 impl DqBlueprint {
-    /// The largest tiles that fit: 64 keys keep the tensor cores busy between two barriers.
+    /// The largest tiles that fit: 64 keys keep the tensor cores busy between two barriers. A third stage
+    /// was measured 6 % slower (`docs/kernel-notes.md`).
     fn choose(tile: MmaBlueprint, max_shared: usize) -> Option<Self> {
-        [(64, 3), (64, 2), (32, 3), (32, 2)]
+        [(64, 2), (32, 2)]
             .into_iter()
             .flat_map(|(key_tile, stages)| {
                 [tile.warps, 4].map(|warps| Self {
@@ -130,6 +132,18 @@ impl DqBlueprint {
         .filter(|blueprint| {
             tile.head_dim <= WGMMA_DIM && blueprint.shared_bytes() + 4096 <= max_shared
         })
+    }
+
+    /// The products of a warp's rows with [`DQ_BLOCK`] keys.
+    pub(crate) fn products(&self) -> Shape {
+        Shape {
+            element: self.tile.element,
+            fragments: 1,
+            blocks: DQ_BLOCK / 16,
+            columns: self.tile.head_dim,
+            transposed: false,
+            cleaned: false,
+        }
     }
 
     /// Q and dO, and keys, values, scores and intervals of every stage.
@@ -210,6 +224,32 @@ impl DkdvBlueprint {
             },
             chunk,
         )
+    }
+
+    /// The products of a warp's keys with a query tile: the tile's rows are their columns.
+    pub(crate) fn products(&self) -> Shape {
+        Shape {
+            element: self.element,
+            fragments: self.fragments,
+            blocks: (self.rows / 16).min(2),
+            columns: self.head_dim,
+            transposed: false,
+            cleaned: false,
+        }
+    }
+
+    /// The sums over a query tile: the columns of its rows are theirs.
+    pub(crate) fn sums(&self) -> Shape {
+        Shape {
+            blocks: 2,
+            transposed: true,
+            ..self.products()
+        }
+    }
+
+    /// Bytes of a stage of queries or output gradients.
+    pub(crate) fn stage_bytes(&self) -> u32 {
+        (2 * self.rows * self.head_dim) as u32
     }
 
     /// Shared memory of a cube: keys and values, queries and output gradients of every stage, two

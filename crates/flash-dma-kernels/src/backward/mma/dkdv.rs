@@ -2,13 +2,14 @@
 
 use super::blueprint::DkdvBlueprint;
 use super::keys::{own_key, query_range};
-use super::queries::{QueryRows, Tiles, copy_queries};
+use super::queries::{Cursor, QueryRows, Tiles, copy_step};
+use super::repair::add_not_finite;
 use super::roles::stream_queries;
-use super::sums::add_to;
+use super::sums::{add_pair, add_to};
 use crate::forward::mma::LogitScale;
 use crate::forward::mma::RowAddress;
-use crate::tile::mma::{Accumulators, Chunk, commit_copies, quad_sum, swizzle, zeros};
-use cubecl::cmma::{MatrixIdent, MmaDefinition};
+use crate::tile::is_finite;
+use crate::tile::mma::{Chunk, commit_copies, quad_sum, swizzle};
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
@@ -104,17 +105,21 @@ pub(super) fn dkdv_mma_kernel<E: Float, O: Float>(
     let steps = range.tiles * (group / comptime!(bp.heads));
 
     let rows = QueryRows::new::<E>(q, grad_out, batch, kv_head, group);
-    let def = MmaDefinition::<E, E, f32>::new(16usize, 8usize, 16usize);
-    let size!(NA) = def.vector_size(MatrixIdent::A);
-    let size!(NB) = def.vector_size(MatrixIdent::B);
-    let size!(NC) = def.vector_size(MatrixIdent::Accumulator);
+    let size!(NS) = comptime!(bp.products().values());
+    let size!(NO) = comptime!(bp.sums().values());
+    let size!(NA) = comptime!(4 * bp.fragments);
     let logit_scale = LogitScale::new(scale, softcap, bp.softcap);
-    let mut acc = zeros::<NC>(comptime!(bp.fragments * bp.chunks()));
+    let mut acc = Array::<Vector<f32, NO>>::new(comptime!(bp.head_dim / 32));
+    #[unroll]
+    for c in 0..comptime!(bp.head_dim / 32) {
+        acc[c] = Vector::new(0.0f32);
+    }
     let mut score_sums = Array::<f32>::new(comptime!(bp.fragments * 2));
     #[unroll]
     for n in 0..comptime!(bp.fragments * 2) {
         score_sums[n] = 0.0f32;
     }
+    let mut any_broken = false;
 
     if steps > 0 {
         let k_rows = RowAddress::of::<E>(k, batch, kv_head);
@@ -135,11 +140,19 @@ pub(super) fn dkdv_mma_kernel<E: Float, O: Float>(
             }
             at += comptime!(bp.units());
         }
-        copy_queries::<E>(
-            q, grad_out, lse, delta, &rows, &range, 0usize, &mut tiles, bp,
+        copy_step::<E>(
+            q,
+            grad_out,
+            lse,
+            delta,
+            &rows,
+            &Cursor::first(&range),
+            0usize,
+            &mut tiles,
+            bp,
         );
         commit_copies();
-        let mut s = zeros::<NC>(comptime!(bp.fragments * (bp.rows / 8)));
+        let mut s = Array::<Vector<f32, NS>>::new(comptime!(bp.rows / 16 / bp.products().blocks));
         let mut key_scores = Array::<f32>::new(comptime!(bp.fragments * 2));
         let score_row = batch * scores.stride(0) + kv_head * scores.stride(1);
         #[unroll]
@@ -153,8 +166,7 @@ pub(super) fn dkdv_mma_kernel<E: Float, O: Float>(
             }
         }
         if warp < comptime!(bp.role_warps) {
-            stream_queries::<E, NA, NB, NC>(
-                &def,
+            any_broken = stream_queries::<E, NS, NO, NA>(
                 q,
                 grad_out,
                 lse,
@@ -172,8 +184,7 @@ pub(super) fn dkdv_mma_kernel<E: Float, O: Float>(
                 bp,
             );
         } else {
-            stream_queries::<E, NA, NB, NC>(
-                &def,
+            any_broken = stream_queries::<E, NS, NO, NA>(
                 q,
                 grad_out,
                 lse,
@@ -195,7 +206,7 @@ pub(super) fn dkdv_mma_kernel<E: Float, O: Float>(
 
     let left = count - start;
     if warp < comptime!(bp.role_warps) {
-        write_rows::<O, NC>(
+        write_rows::<O, NO>(
             list,
             list_row,
             start,
@@ -206,8 +217,32 @@ pub(super) fn dkdv_mma_kernel<E: Float, O: Float>(
             left,
             bp,
         );
+        if any_broken {
+            repair_keys::<E, O>(
+                q,
+                k,
+                grad_out,
+                lse,
+                delta,
+                scores,
+                intervals,
+                list,
+                list_row,
+                start,
+                count,
+                chunk_first,
+                chunk_end,
+                batch,
+                kv_head,
+                &rows,
+                &logit_scale,
+                grad_v,
+                true,
+                bp,
+            );
+        }
     } else {
-        write_rows::<O, NC>(
+        write_rows::<O, NO>(
             list,
             list_row,
             start,
@@ -218,6 +253,30 @@ pub(super) fn dkdv_mma_kernel<E: Float, O: Float>(
             left,
             bp,
         );
+        if any_broken {
+            repair_keys::<E, O>(
+                q,
+                k,
+                grad_out,
+                lse,
+                delta,
+                scores,
+                intervals,
+                list,
+                list_row,
+                start,
+                count,
+                chunk_first,
+                chunk_end,
+                batch,
+                kv_head,
+                &rows,
+                &logit_scale,
+                grad_k,
+                false,
+                bp,
+            );
+        }
         if comptime!(bp.sparse) {
             #[unroll]
             for n in 0..comptime!(bp.fragments * 2) {
@@ -257,11 +316,11 @@ fn key_of(
 
 /// Writes or adds `factor` times the accumulated rows of this warp's first `left` keys.
 #[cube]
-fn write_rows<O: Float, NC: Size>(
+fn write_rows<O: Float, NO: Size>(
     list: &[u32],
     list_row: usize,
     start: usize,
-    acc: &Accumulators<NC>,
+    acc: &Array<Vector<f32, NO>>,
     grad: &mut [Vector<O, Const<2>>],
     factor: f32,
     first_row: usize,
@@ -283,11 +342,15 @@ fn write_rows<O: Float, NC: Size>(
                 #[unroll]
                 for c in 0..comptime!(bp.chunks()) {
                     let at = row + comptime!(c * 4) + lane % 4;
-                    let values = acc[comptime!(m * bp.chunks() + c)][lower] * Vector::new(factor);
+                    let (index, first) = comptime!(bp.sums().place(m, c));
+                    let x = acc[index].extract(comptime!(first + lower * 2)) * factor;
+                    let y = acc[index].extract(comptime!(first + lower * 2 + 1)) * factor;
                     if comptime!(bp.shared_keys) {
-                        add_pair::<O, NC>(&mut grad[at..at + 1], values);
+                        add_pair::<O>(&mut grad[at..at + 1], x, y);
                     } else {
-                        grad[at] = Vector::cast_from(values);
+                        let mut pair = Vector::<f32, Const<2>>::new(x);
+                        pair.insert(1usize, y);
+                        grad[at] = Vector::cast_from(pair);
                     }
                 }
             }
@@ -295,16 +358,103 @@ fn write_rows<O: Float, NC: Size>(
     }
 }
 
-/// Adds to both elements of a pair of f32 in global memory.
+/// What the rows of broken steps add to the gradients of this warp's keys, once they are written: to dV in
+/// the first role, to dK in the second.
 #[cube]
-fn add_pair<O: Float, NC: Size>(to: &mut [Vector<O, Const<2>>], values: Vector<f32, NC>) {
-    let (x, y) = (values.extract(0usize), values.extract(1usize));
-    let p = unsafe { to.as_ptr_unchecked() };
-    gpu_asm!(
-        "{{ .reg .u64 g; cvta.to.global.u64 g, {p}; red.relaxed.gpu.global.add.f32 [g], {x}; red.relaxed.gpu.global.add.f32 [g+4], {y}; }}",
-        p = mem_inout(_) p,
-        x = in(_) crate::tile::mma::value::<f32>(x),
-        y = in(_) crate::tile::mma::value::<f32>(y),
-        options(explicit_mem)
-    );
+fn repair_keys<E: Float, O: Float>(
+    q: &Tensor<Chunk<E>>,
+    k: &Tensor<Chunk<E>>,
+    grad_out: &Tensor<Chunk<E>>,
+    lse: &[f32],
+    delta: &[f32],
+    scores: &Tensor<f32>,
+    intervals: &[Vector<u32, Const<2>>],
+    list: &[u32],
+    list_row: usize,
+    start: usize,
+    count: usize,
+    chunk_first: i32,
+    chunk_end: i32,
+    batch: usize,
+    kv_head: usize,
+    rows: &QueryRows,
+    logit_scale: &LogitScale,
+    grad: &mut [Vector<O, Const<2>>],
+    #[comptime] first_role: bool,
+    #[comptime] bp: DkdvBlueprint,
+) {
+    let k_rows = RowAddress::of::<E>(k, batch, kv_head);
+    let (kv_heads, k_len) = (k.shape(1), k.shape(2));
+    let kv_row = batch * kv_heads + kv_head;
+    let score_row = batch * scores.stride(0) + kv_head * scores.stride(1);
+    for n in 0..comptime!(bp.fragments * 2) {
+        let slot = UNIT_POS_Y as usize % comptime!(bp.role_warps) * comptime!(bp.warp_keys())
+            + n * 8
+            + UNIT_POS_X as usize / 4;
+        let own = own_key(
+            slot,
+            start,
+            count,
+            list,
+            list_row,
+            scores,
+            score_row,
+            intervals,
+            kv_row * k_len,
+            rows.len,
+            k_len,
+            chunk_first,
+            chunk_end,
+            comptime!(bp.sparse),
+            bp,
+        );
+        if own.valid && own.first < own.end {
+            let key_row = kv_row * k_len + own.key;
+            for head in 0..q.shape(1) / kv_heads {
+                for query in own.first as usize..own.end as usize {
+                    let row = rows.row + head * rows.len + query;
+                    let row_lse = lse[row];
+                    let q_row = rows.q + (rows.head + head) * rows.q_head + query * rows.q_row;
+                    let o_row = rows.o + (rows.head + head) * rows.o_head + query * rows.o_row;
+                    // With a softcap the row sum does not tell of Q.
+                    let broken = comptime!(bp.softcap) || !is_finite(delta[row]);
+                    if broken && row_lse != f32::new(f32::NEG_INFINITY) {
+                        if comptime!(first_role) {
+                            add_not_finite::<E, O>(
+                                q,
+                                k,
+                                grad_out,
+                                &own,
+                                &k_rows,
+                                q_row,
+                                o_row,
+                                row_lse,
+                                logit_scale,
+                                grad,
+                                key_row,
+                                true,
+                                bp,
+                            );
+                        } else {
+                            add_not_finite::<E, O>(
+                                q,
+                                k,
+                                q,
+                                &own,
+                                &k_rows,
+                                q_row,
+                                q_row,
+                                row_lse,
+                                logit_scale,
+                                grad,
+                                key_row,
+                                false,
+                                bp,
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
 }

@@ -1,13 +1,14 @@
 //! The gradient of q on tensor cores: query tiles stream the keys they attend to.
 
 use super::blueprint::DqBlueprint;
-use super::dq_tile::{LaneRows, add_tile};
-use super::operands::{Fragments, load_a};
+use super::dq_tile::{LaneRows, Operands, add_tile};
+use super::repair::mark_not_finite;
 use crate::forward::mma::{
     CubeTile, LogitScale, RowAddress, Stages, TileKeys, TileRow, first_keys, start_copies,
 };
-use crate::tile::mma::{Chunk, commit_copies, scale_rows, swizzle, wait_copies, zeros};
-use cubecl::cmma::{MatrixIdent, MmaDefinition};
+use crate::tile::mma::{
+    Chunk, LanePlace, commit_copies, load_a, shared_address, swizzle, wait_copies,
+};
 use cubecl::prelude::*;
 
 /// One cube owns one query tile of the heads that share a kv head: the tile
@@ -121,21 +122,45 @@ pub(super) fn dq_mma_kernel<E: Float>(
         delta1,
     };
 
-    let def = MmaDefinition::<E, E, f32>::new(16usize, 8usize, 16usize);
-    let size!(NA) = def.vector_size(MatrixIdent::A);
-    let size!(NB) = def.vector_size(MatrixIdent::B);
-    let size!(NC) = def.vector_size(MatrixIdent::Accumulator);
-    let mut q_rows = Fragments::<E, NA>::new();
-    let mut o_rows = Fragments::<E, NA>::new();
+    // Accumulators of 16 rows by 32 columns, and fragments of 16 by 16.
+    let size!(N) = 16usize;
+    let size!(NA) = 4usize;
+    let warp_rows = (warp * comptime!(32 * tile_bp.head_dim)) as u32;
+    let places = LanePlace::rows(chunks);
+    let q_address = shared_address::<E>(&q_tile[0..1]) + warp_rows;
+    let o_address = shared_address::<E>(&o_tile[0..1]) + warp_rows;
+    let mut q_rows = Sequence::<Vector<u32, NA>>::new();
+    let mut o_rows = Sequence::<Vector<u32, NA>>::new();
     if comptime!(bp.resident) {
         #[unroll]
         for c in 0..comptime!(chunks / 2) {
-            q_rows.push(load_a::<E, NA>(&def, &q_tile, 0usize, warp * 16, c, chunks));
-            o_rows.push(load_a::<E, NA>(&def, &o_tile, 0usize, warp * 16, c, chunks));
+            q_rows.push(load_a::<NA>(
+                places.at(q_address, c),
+                comptime!(bp.products()),
+            ));
+            o_rows.push(load_a::<NA>(
+                places.at(o_address, c),
+                comptime!(bp.products()),
+            ));
         }
     }
+    let operands = Operands::<NA> {
+        q: q_address,
+        o: o_address,
+        q_rows,
+        o_rows,
+        k: shared_address::<E>(&stages.k[0..1]),
+        v: shared_address::<E>(&stages.v[0..1]),
+        rows: places,
+        columns: LanePlace::columns(chunks),
+    };
 
-    let mut acc = zeros::<NC>(chunks);
+    let mut acc = Array::<Vector<f32, N>>::new(comptime!(tile_bp.head_dim / 32));
+    #[unroll]
+    for c in 0..comptime!(tile_bp.head_dim / 32) {
+        acc[c] = Vector::new(0.0f32);
+    }
+    let mut all_finite = true;
     // Copies run `stages - 1` turns ahead of the products. Every turn closes one group of copies, an
     // empty one past the end, so that the number of groups under way says which tile has landed.
     let ahead = comptime!(tile_bp.stages - 1);
@@ -170,55 +195,90 @@ pub(super) fn dq_mma_kernel<E: Float>(
             let tile = turn - ahead;
             // Two bodies: without a branch inside, the one of nearly all tiles is scheduled as a whole.
             if tile < full_tiles {
-                add_tile::<E, NA, NB, NC>(
-                    &def,
+                let _all = add_tile::<E, N, NA>(
                     &stages,
                     tile,
                     &rows,
                     k_len,
-                    &q_tile,
-                    &o_tile,
-                    &q_rows,
-                    &o_rows,
+                    &operands,
                     &logit_scale,
                     &mut acc,
                     false,
                     bp,
                 );
             } else {
-                add_tile::<E, NA, NB, NC>(
-                    &def,
+                let finite = add_tile::<E, N, NA>(
                     &stages,
                     tile,
                     &rows,
                     k_len,
-                    &q_tile,
-                    &o_tile,
-                    &q_rows,
-                    &o_rows,
+                    &operands,
                     &logit_scale,
                     &mut acc,
                     true,
                     bp,
                 );
+                all_finite = all_finite && finite;
             }
         }
     }
 
     // A row without any logit above -inf has no gradient.
     let none = f32::new(f32::NEG_INFINITY);
-    scale_rows(&mut acc, scale, scale, chunks);
     #[unroll]
     for c in 0..chunks {
         let at = comptime!(c * 4) + quad;
-        let zero = Vector::new(0.0f32);
+        let mut upper = Vector::<f32, Const<2>>::new(0.0f32);
+        let mut lower = Vector::<f32, Const<2>>::new(0.0f32);
+        #[unroll]
+        for e in 0..2usize {
+            let x0: f32 = acc[comptime!(c / 4)].extract(comptime!(c % 4 * 4 + e));
+            let x1: f32 = acc[comptime!(c / 4)].extract(comptime!(c % 4 * 4 + 2 + e));
+            upper.insert(e, select(lse0 == none, 0.0f32, x0 * scale));
+            lower.insert(e, select(lse1 == none, 0.0f32, x1 * scale));
+        }
         if rows.upper.valid {
-            grad_q[to0 * comptime!(tile_bp.head_dim / 2) + at] =
-                Vector::cast_from(select(lse0 == none, zero, acc[c][0]));
+            grad_q[to0 * comptime!(tile_bp.head_dim / 2) + at] = Vector::cast_from(upper);
         }
         if rows.lower.valid {
-            grad_q[to1 * comptime!(tile_bp.head_dim / 2) + at] =
-                Vector::cast_from(select(lse1 == none, zero, acc[c][1]));
+            grad_q[to1 * comptime!(tile_bp.head_dim / 2) + at] = Vector::cast_from(lower);
+        }
+    }
+
+    if !all_finite {
+        let from = full_tiles * key_tile;
+        let intervals_row = kv_row * k_len;
+        if rows.upper.valid && lse0 != none {
+            mark_not_finite::<E>(
+                k,
+                intervals,
+                list,
+                grad_q,
+                &rows.upper,
+                &keys,
+                &k_rows,
+                intervals_row,
+                to0,
+                from,
+                k_len,
+                tile_bp,
+            );
+        }
+        if rows.lower.valid && lse1 != none {
+            mark_not_finite::<E>(
+                k,
+                intervals,
+                list,
+                grad_q,
+                &rows.lower,
+                &keys,
+                &k_rows,
+                intervals_row,
+                to1,
+                from,
+                k_len,
+                tile_bp,
+            );
         }
     }
 }

@@ -124,6 +124,43 @@ pub(in crate::backward) struct Range {
     pub full_to: i32,
 }
 
+/// The queries and the heads of a step: a range's tiles for one group of heads after the other.
+#[derive(CubeType, Clone, Copy)]
+pub(in crate::backward) struct Cursor {
+    /// The query tile of a head.
+    pub tile: usize,
+    /// The first head, within the group of the kv head.
+    pub head: usize,
+}
+
+#[cube]
+impl Cursor {
+    /// The first step of a range.
+    pub(in crate::backward) fn first(range: &Range) -> Cursor {
+        Cursor {
+            tile: range.first,
+            head: 0usize,
+        }
+    }
+
+    /// Moves on to the next step.
+    pub(in crate::backward) fn advance(&mut self, range: &Range, #[comptime] bp: DkdvBlueprint) {
+        self.tile += 1;
+        if self.tile == range.first + range.tiles {
+            self.tile = range.first;
+            self.head += comptime!(bp.heads);
+        }
+    }
+
+    /// Step `step` of a range, by division.
+    fn of(step: usize, range: &Range, #[comptime] bp: DkdvBlueprint) -> Cursor {
+        Cursor {
+            tile: range.first + step % range.tiles,
+            head: step / range.tiles * comptime!(bp.heads),
+        }
+    }
+}
+
 /// How the pairs of a step are to be treated.
 #[derive(CubeType, Clone, Copy)]
 pub(in crate::backward) struct Step {
@@ -144,7 +181,18 @@ impl Step {
         tiles: &Tiles<E>,
         #[comptime] bp: DkdvBlueprint,
     ) -> Step {
-        let query = (range.first + step % range.tiles) * comptime!(bp.queries());
+        let query = Cursor::of(step, range, bp).tile * comptime!(bp.queries());
+        Step::at::<E>(step, query, range, tiles, bp)
+    }
+
+    /// Step `step`, which begins at query `query` and whose tile is in its stage.
+    pub(in crate::backward) fn at<E: Float>(
+        step: usize,
+        query: usize,
+        range: &Range,
+        tiles: &Tiles<E>,
+        #[comptime] bp: DkdvBlueprint,
+    ) -> Step {
         let base = step % STAGES * comptime!(bp.rows);
         let mut row = UNIT_POS_X as usize;
         let mut empty = false;
@@ -160,12 +208,38 @@ impl Step {
             && range.full_from <= query as i32
             && (query + comptime!(bp.queries())) as i32 <= range.full_to;
         let boundary = !whole || empty;
+        if comptime!(bp.softcap) {
+            // A capped logit does not tell of an infinite query.
+            if boundary {
+                broken = broken || !all_finite::<E>(&tiles.q, step % STAGES, bp);
+            }
+        }
         Step {
             query,
             boundary,
             broken: boundary && (empty || plane_any(broken)),
         }
     }
+}
+
+/// Whether this lane's share of the rows of `stage` is finite.
+#[cube]
+fn all_finite<E: Float>(
+    rows: &Shared<[Chunk<E>]>,
+    stage: usize,
+    #[comptime] bp: DkdvBlueprint,
+) -> bool {
+    let mut at = UNIT_POS_X as usize;
+    let mut finite = true;
+    while at < comptime!(bp.rows * bp.chunks()) {
+        let values = rows[stage * comptime!(bp.rows * bp.chunks()) + at];
+        #[unroll]
+        for e in 0..8usize {
+            finite = finite && is_finite(f32::cast_from(values.extract(e)));
+        }
+        at += 32;
+    }
+    finite
 }
 
 /// The query of row `row` of the tile of `step` in `stage`; -1 if the row is none, or attends to nothing.
@@ -185,7 +259,7 @@ pub(in crate::backward) fn query_of<E: Float>(
     select(is_query, query, i32::new(-1))
 }
 
-/// Starts the copies of step `step`: queries, output gradients, LSE and row sums.
+/// Starts the copies of step `step` of `range`: queries, output gradients, LSE and row sums.
 #[cube]
 pub(in crate::backward) fn copy_queries<E: Float>(
     q: &Tensor<Chunk<E>>,
@@ -198,12 +272,29 @@ pub(in crate::backward) fn copy_queries<E: Float>(
     tiles: &mut Tiles<E>,
     #[comptime] bp: DkdvBlueprint,
 ) {
+    let cursor = Cursor::of(step, range, bp);
+    copy_step::<E>(q, grad_out, lse, delta, rows, &cursor, step, tiles, bp);
+}
+
+/// Starts the copies of step `step`, at `cursor`: queries, output gradients, LSE and row sums.
+#[cube]
+pub(in crate::backward) fn copy_step<E: Float>(
+    q: &Tensor<Chunk<E>>,
+    grad_out: &Tensor<Chunk<E>>,
+    lse: &[f32],
+    delta: &[f32],
+    rows: &QueryRows,
+    cursor: &Cursor,
+    step: usize,
+    tiles: &mut Tiles<E>,
+    #[comptime] bp: DkdvBlueprint,
+) {
     let chunks = comptime!(bp.chunks());
     let queries = comptime!(bp.queries());
     let unit = UNIT_POS as usize;
     let stage = step % STAGES;
-    let first_query = (range.first + step % range.tiles) * queries;
-    let first_head = step / range.tiles * comptime!(bp.heads);
+    let first_query = cursor.tile * queries;
+    let first_head = cursor.head;
     #[unroll]
     for c in 0..comptime!((bp.rows * bp.chunks()).div_ceil(bp.units())) {
         let at = unit + c * comptime!(bp.units());

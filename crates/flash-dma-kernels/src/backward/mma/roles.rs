@@ -8,21 +8,69 @@
 //! from accumulators into A fragments in registers.
 
 use super::blueprint::{DkdvBlueprint, STAGES};
-use super::operands::{Fragments, load_a, multiply_rows};
-use super::queries::{QueryRows, Range, Step, Tiles, copy_queries};
-use super::weights::{add_broken, probabilities, score_gradients};
+use super::queries::{Cursor, QueryRows, Range, Step, Tiles, copy_step};
+use super::weights::{probabilities, score_gradients};
 use crate::forward::mma::LogitScale;
-use crate::tile::mma::{Accumulators, Chunk, commit_copies, set, wait_copies};
-use cubecl::cmma::MmaDefinition;
+use crate::tile::mma::{
+    Chunk, LanePlace, Shape, commit_copies, load_a, multiply, shared_address, wait_copies,
+};
 use cubecl::prelude::*;
 
-/// Streams the queries of `range`, whose first tile is under way together with the keys.
-///
-/// `acc` (`fragments * chunks` accumulators) takes dV in the first role, dK without its scale in the
-/// second; `score_sums` takes the second role's dz of the two rows of every fragment.
+/// What the products of a warp read, by address in shared memory.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Operands {
+    /// The warp's keys: K in the first role, V in the second.
+    pub keys: u32,
+    /// The stages of their products' other side: Q, dO.
+    pub products: u32,
+    /// The stages of what the weights multiply: dO, Q.
+    pub sums: u32,
+    /// This lane's part in the addresses of fragments.
+    pub rows: LanePlace,
+    pub columns: LanePlace,
+}
+
 #[cube]
-pub(super) fn stream_queries<E: Float, NA: Size, NB: Size, NC: Size>(
-    def: &MmaDefinition<E, E, f32>,
+impl Operands {
+    pub(super) fn new<E: Float>(
+        tiles: &Tiles<E>,
+        #[comptime] first_role: bool,
+        #[comptime] bp: DkdvBlueprint,
+    ) -> Operands {
+        let chunks = comptime!(bp.chunks());
+        let warp = UNIT_POS_Y % comptime!(bp.role_warps as u32);
+        let own = warp * comptime!((2 * bp.warp_keys() * bp.head_dim) as u32);
+        let q = shared_address::<E>(&tiles.q[0..1]);
+        let grad_out = shared_address::<E>(&tiles.grad_out[0..1]);
+        let (rows, columns) = (LanePlace::rows(chunks), LanePlace::columns(chunks));
+        if comptime!(first_role) {
+            Operands {
+                keys: shared_address::<E>(&tiles.k[0..1]) + own,
+                products: q,
+                sums: grad_out,
+                rows,
+                columns,
+            }
+        } else {
+            Operands {
+                keys: shared_address::<E>(&tiles.v[0..1]) + own,
+                products: grad_out,
+                sums: q,
+                rows,
+                columns,
+            }
+        }
+    }
+}
+
+/// Streams the queries of `range`, whose first tile is under way together with the keys. Returns whether
+/// some step was broken.
+///
+/// `s` takes the products with a query tile, `acc` dV in the first role, dK without its scale in the
+/// second: accumulators as of [`DkdvBlueprint::products`] and [`DkdvBlueprint::sums`]. `score_sums` takes the
+/// second role's dz of the two rows of every fragment.
+#[cube]
+pub(super) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
     q: &Tensor<Chunk<E>>,
     grad_out: &Tensor<Chunk<E>>,
     lse: &[f32],
@@ -33,33 +81,42 @@ pub(super) fn stream_queries<E: Float, NA: Size, NB: Size, NC: Size>(
     logit_scale: &LogitScale,
     key_scores: &Array<f32>,
     tiles: &mut Tiles<E>,
-    s: &mut Accumulators<NC>,
-    acc: &mut Accumulators<NC>,
+    s: &mut Array<Vector<f32, NS>>,
+    acc: &mut Array<Vector<f32, NO>>,
     score_sums: &mut Array<f32>,
     #[comptime] first_role: bool,
     #[comptime] bp: DkdvBlueprint,
-) {
+) -> bool {
+    let operands = Operands::new::<E>(&*tiles, first_role, bp);
+    let mut any_broken = false;
+    let mut next = Cursor::first(range);
+    // The first query of the turn before.
+    let mut last_query = 0usize;
     for turn in 0..steps + 1 {
+        let query = next.tile * comptime!(bp.queries());
         // This unit's part of the tile has landed; behind the barrier, every unit's has, the first
         // role's probabilities of the tile before are there, and nobody needs the stage that is filled
         // next.
         wait_copies(0u32);
         sync_cube();
         if turn + 1 < steps {
-            copy_queries::<E>(q, grad_out, lse, delta, rows, range, turn + 1, tiles, bp);
+            next.advance(range, bp);
+            copy_step::<E>(q, grad_out, lse, delta, rows, &next, turn + 1, tiles, bp);
         }
         commit_copies();
         if comptime!(first_role) {
             if turn < steps {
-                products::<E, NA, NB, NC>(def, turn, &*tiles, s, true, bp);
-                accumulate::<E, NA, NB, NC>(
-                    def,
+                products::<NS, NA>(turn, &operands, s, bp);
+                let at = Step::at::<E>(turn, query, range, &*tiles, bp);
+                any_broken = any_broken || at.broken;
+                accumulate::<E, NS, NO, NA>(
                     turn,
-                    range,
+                    &at,
+                    &operands,
                     logit_scale,
                     key_scores,
                     tiles,
-                    s,
+                    &*s,
                     acc,
                     score_sums,
                     true,
@@ -68,14 +125,16 @@ pub(super) fn stream_queries<E: Float, NA: Size, NB: Size, NC: Size>(
             }
         } else {
             if turn > 0 {
-                accumulate::<E, NA, NB, NC>(
-                    def,
+                let at = Step::at::<E>(turn - 1, last_query, range, &*tiles, bp);
+                any_broken = any_broken || at.broken;
+                accumulate::<E, NS, NO, NA>(
                     turn - 1,
-                    range,
+                    &at,
+                    &operands,
                     logit_scale,
                     key_scores,
                     tiles,
-                    s,
+                    &*s,
                     acc,
                     score_sums,
                     false,
@@ -83,93 +142,60 @@ pub(super) fn stream_queries<E: Float, NA: Size, NB: Size, NC: Size>(
                 );
             }
             if turn < steps {
-                products::<E, NA, NB, NC>(def, turn, &*tiles, s, false, bp);
+                products::<NS, NA>(turn, &operands, s, bp);
             }
         }
+        last_query = query;
     }
+    any_broken
 }
 
 /// `s = K Q^T` in the first role, `V dO^T` in the second.
 #[cube]
-fn products<E: Float, NA: Size, NB: Size, NC: Size>(
-    def: &MmaDefinition<E, E, f32>,
+fn products<NS: Size, NA: Size>(
     step: usize,
-    tiles: &Tiles<E>,
-    s: &mut Accumulators<NC>,
-    #[comptime] first_role: bool,
+    operands: &Operands,
+    s: &mut Array<Vector<f32, NS>>,
     #[comptime] bp: DkdvBlueprint,
 ) {
-    let (chunks, columns) = comptime!((bp.chunks(), bp.rows / 8));
-    let key = UNIT_POS_Y as usize % comptime!(bp.role_warps) * comptime!(bp.warp_keys());
-    let base = step % STAGES * comptime!(bp.rows * bp.chunks());
+    let shape = comptime!(bp.products());
+    let stage = operands.products + (step % STAGES) as u32 * comptime!(bp.stage_bytes());
     #[unroll]
-    for n in 0..comptime!(bp.fragments * columns) {
-        set(&mut s[n], 0usize, Vector::new(0.0f32));
-        set(&mut s[n], 1usize, Vector::new(0.0f32));
+    for n in 0..comptime!(bp.rows / 16 / shape.blocks) {
+        s[n] = Vector::new(0.0f32);
     }
     #[unroll]
-    for c in 0..comptime!(chunks / 2) {
-        let mut a = Fragments::<E, NA>::new();
+    for c in 0..comptime!(bp.head_dim / 16) {
+        let a = load_a::<NA>(operands.rows.at(operands.keys, c), shape);
         #[unroll]
-        for m in 0..comptime!(bp.fragments) {
-            let row = key + comptime!(m * 16);
-            if comptime!(first_role) {
-                a.push(load_a::<E, NA>(def, &tiles.k, 0usize, row, c, chunks));
-            } else {
-                a.push(load_a::<E, NA>(def, &tiles.v, 0usize, row, c, chunks));
-            }
-        }
-        #[unroll]
-        for n in 0..comptime!(bp.rows / 16) {
-            let row = comptime!(n * 16).runtime();
-            let n = comptime!(n * 2);
-            let fragments = comptime!(bp.fragments);
-            if comptime!(first_role) {
-                multiply_rows::<E, NA, NB, NC>(
-                    def, &a, &tiles.q, base, row, s, fragments, columns, n, c, chunks, false,
-                );
-            } else {
-                multiply_rows::<E, NA, NB, NC>(
-                    def,
-                    &a,
-                    &tiles.grad_out,
-                    base,
-                    row,
-                    s,
-                    fragments,
-                    columns,
-                    n,
-                    c,
-                    chunks,
-                    false,
-                );
-            }
+        for n in 0..comptime!(bp.rows / 16 / shape.blocks) {
+            let rows = stage + comptime!((n * shape.blocks * 32 * bp.head_dim) as u32);
+            s[n] = multiply::<NS, NA>(s[n], a, operands.columns.at(rows, c), shape);
         }
     }
 }
 
 /// The weights of step `step` from its products `s`, and `acc += weights * rows`.
 #[cube]
-fn accumulate<E: Float, NA: Size, NB: Size, NC: Size>(
-    def: &MmaDefinition<E, E, f32>,
+fn accumulate<E: Float, NS: Size, NO: Size, NA: Size>(
     step: usize,
-    range: &Range,
+    at: &Step,
+    operands: &Operands,
     logit_scale: &LogitScale,
     key_scores: &Array<f32>,
     tiles: &mut Tiles<E>,
-    s: &mut Accumulators<NC>,
-    acc: &mut Accumulators<NC>,
+    s: &Array<Vector<f32, NS>>,
+    acc: &mut Array<Vector<f32, NO>>,
     score_sums: &mut Array<f32>,
     #[comptime] first_role: bool,
     #[comptime] bp: DkdvBlueprint,
 ) {
-    let at = Step::new::<E>(step, range, &*tiles, bp);
     // Two bodies: without a branch inside, the one that nearly all steps take is scheduled as a whole.
     if at.boundary {
-        accumulate_step::<E, NA, NB, NC>(
-            def,
-            &at,
+        accumulate_step::<E, NS, NO, NA>(
             step,
+            at,
+            operands,
             logit_scale,
             key_scores,
             tiles,
@@ -181,10 +207,10 @@ fn accumulate<E: Float, NA: Size, NB: Size, NC: Size>(
             bp,
         );
     } else {
-        accumulate_step::<E, NA, NB, NC>(
-            def,
-            &at,
+        accumulate_step::<E, NS, NO, NA>(
             step,
+            at,
+            operands,
             logit_scale,
             key_scores,
             tiles,
@@ -199,21 +225,25 @@ fn accumulate<E: Float, NA: Size, NB: Size, NC: Size>(
 }
 
 #[cube]
-fn accumulate_step<E: Float, NA: Size, NB: Size, NC: Size>(
-    def: &MmaDefinition<E, E, f32>,
-    at: &Step,
+fn accumulate_step<E: Float, NS: Size, NO: Size, NA: Size>(
     step: usize,
+    at: &Step,
+    operands: &Operands,
     logit_scale: &LogitScale,
     key_scores: &Array<f32>,
     tiles: &mut Tiles<E>,
-    s: &mut Accumulators<NC>,
-    acc: &mut Accumulators<NC>,
+    s: &Array<Vector<f32, NS>>,
+    acc: &mut Array<Vector<f32, NO>>,
     score_sums: &mut Array<f32>,
     #[comptime] boundary: bool,
     #[comptime] first_role: bool,
     #[comptime] bp: DkdvBlueprint,
 ) {
-    let fragments = comptime!(bp.fragments);
+    let shape = comptime!(bp.sums());
+    let cleaned = comptime!(Shape {
+        cleaned: true,
+        ..shape
+    });
     // First and end of the queries that attend to the keys of this lane.
     let mut bounds = Array::<i32>::new(comptime!(bp.fragments * 4));
     if comptime!(boundary && first_role) {
@@ -225,97 +255,67 @@ fn accumulate_step<E: Float, NA: Size, NB: Size, NC: Size>(
             bounds[n * 2 + 1] = tiles.end[key + n * 8];
         }
     }
+    let stage = operands.sums + (step % STAGES) as u32 * comptime!(bp.stage_bytes());
     #[unroll]
     for n in 0..comptime!(bp.rows / 16) {
-        let mut a = Fragments::<E, NA>::new();
-        #[unroll]
-        for _ in 0..fragments {
-            a.push(Array::<Vector<E, NA>>::new(4usize));
-        }
+        let mut a = Vector::<u32, NA>::new(0u32);
         #[unroll]
         for half in 0..2usize {
             let column = comptime!(n * 2 + half);
             if comptime!(first_role) {
-                probabilities::<E, NA, NC>(
+                a = probabilities::<E, NS, NA>(
+                    a,
                     step,
                     at,
                     logit_scale,
                     key_scores,
                     tiles,
-                    &*s,
-                    &mut a,
+                    s,
                     &bounds,
                     column,
-                    half,
                     boundary,
                     bp,
                 );
             } else {
-                score_gradients::<E, NA, NC>(
+                a = score_gradients::<E, NS, NA>(
+                    a,
                     step,
                     logit_scale,
                     key_scores,
-                    tiles,
-                    &*s,
-                    &mut a,
+                    &*tiles,
+                    s,
                     score_sums,
                     column,
-                    half,
                     boundary,
                     bp,
                 );
             }
         }
+        let rows = stage + comptime!((n * 32 * bp.head_dim) as u32);
         if comptime!(boundary) {
-            if !at.broken {
-                multiply_weights::<E, NA, NB, NC>(def, &a, step, &*tiles, acc, n, first_role, bp);
+            if at.broken {
+                add_rows::<NO, NA>(acc, a, rows, operands, cleaned);
+            } else {
+                add_rows::<NO, NA>(acc, a, rows, operands, shape);
             }
         } else {
-            multiply_weights::<E, NA, NB, NC>(def, &a, step, &*tiles, acc, n, first_role, bp);
+            add_rows::<NO, NA>(acc, a, rows, operands, shape);
         }
-    }
-    if comptime!(boundary) {
-        add_broken::<E, NC>(step, at, &*tiles, acc, first_role, bp);
     }
 }
 
-/// `acc += a * rows` for the sixteen query rows `16 n ..`.
+/// `acc += a * rows` over the sixteen query rows that begin at address `rows`.
 #[cube]
-fn multiply_weights<E: Float, NA: Size, NB: Size, NC: Size>(
-    def: &MmaDefinition<E, E, f32>,
-    a: &Fragments<E, NA>,
-    step: usize,
-    tiles: &Tiles<E>,
-    acc: &mut Accumulators<NC>,
-    #[comptime] n: usize,
-    #[comptime] first_role: bool,
-    #[comptime] bp: DkdvBlueprint,
+fn add_rows<NO: Size, NA: Size>(
+    acc: &mut Array<Vector<f32, NO>>,
+    a: Vector<u32, NA>,
+    rows: u32,
+    operands: &Operands,
+    #[comptime] shape: Shape,
 ) {
-    let (chunks, fragments) = comptime!((bp.chunks(), bp.fragments));
-    let base = step % STAGES * comptime!(bp.rows * bp.chunks());
-    let row = comptime!(n * 16).runtime();
     #[unroll]
-    for c in 0..comptime!(chunks / 2) {
-        let column = comptime!(c * 2);
-        if comptime!(first_role) {
-            multiply_rows::<E, NA, NB, NC>(
-                def,
-                a,
-                &tiles.grad_out,
-                base,
-                row,
-                acc,
-                fragments,
-                chunks,
-                column,
-                c,
-                chunks,
-                true,
-            );
-        } else {
-            multiply_rows::<E, NA, NB, NC>(
-                def, a, &tiles.q, base, row, acc, fragments, chunks, column, c, chunks, true,
-            );
-        }
+    for c in 0..comptime!(shape.columns / 32) {
+        let at = operands.rows.at(rows, comptime!(c * 2));
+        acc[c] = multiply::<NO, NA>(acc[c], a, at, shape);
     }
 }

@@ -15,6 +15,19 @@ pub(in crate::backward) fn add_to(to: &mut [f32], x: f32) {
     );
 }
 
+/// Adds to both elements of the pair of f32 that `to` begins with, likewise.
+#[cube]
+pub(super) fn add_pair<O: Float>(to: &mut [Vector<O, Const<2>>], x: f32, y: f32) {
+    let p = unsafe { to.as_ptr_unchecked() };
+    gpu_asm!(
+        "{{ .reg .u64 g; cvta.to.global.u64 g, {p}; red.relaxed.gpu.global.add.f32 [g], {x}; red.relaxed.gpu.global.add.f32 [g+4], {y}; }}",
+        p = mem_inout(_) p,
+        x = in(_) value::<f32>(x),
+        y = in(_) value::<f32>(y),
+        options(explicit_mem)
+    );
+}
+
 /// Rounds sums to the gradients' type: one unit four elements. `sums` and `grads` are contiguous and of
 /// one shape; `grads` is overwritten.
 #[cube(launch_unchecked, address_type = "dynamic")]

@@ -1,49 +1,45 @@
 //! The weights of pairs: probabilities, and gradients of the logits.
 
 use super::blueprint::{DkdvBlueprint, STAGES};
-use super::finite::{add_row, pick};
-use super::operands::Fragments;
 use super::queries::{Step, Tiles, query_of};
 use crate::forward::mma::{LogitScale, exp_of};
-use crate::tile::mma::{Accumulators, swizzle};
+use crate::tile::wgmma::pack;
 use cubecl::prelude::*;
 
 /// What a pair's weight says that is not selected.
 const NOT_SELECTED: f32 = -1.0;
 
-/// Where this lane's weights of accumulator `n` of fragment `m` are, for step `step`.
+/// Where this lane's weights of eight query rows are, `8 n ..` of fragment `m`, for step `step`.
 #[cube]
-pub(super) fn weight_place(
+fn weight_place(
     step: usize,
-    n: usize,
-    lane: usize,
+    #[comptime] n: usize,
     #[comptime] m: usize,
     #[comptime] bp: DkdvBlueprint,
 ) -> usize {
+    let lane = UNIT_POS_X as usize;
     let warp = step % 2 * comptime!(bp.role_warps) + UNIT_POS_Y as usize % comptime!(bp.role_warps);
-    (warp * comptime!(bp.fragments * (bp.rows / 8)) + comptime!(m * (bp.rows / 8)) + n) * 32 + lane
+    (warp * comptime!(bp.fragments * (bp.rows / 8)) + comptime!(m * (bp.rows / 8) + n)) * 32 + lane
 }
 
-/// The probabilities of accumulator `n` of every fragment: to shared memory, and as half `half` of the A
-/// fragments `a`.
+/// The probabilities of the query rows `8 n ..`: to shared memory, and as one half of the A fragments `a`.
 #[cube]
-pub(super) fn probabilities<E: Float, NA: Size, NC: Size>(
+pub(super) fn probabilities<E: Float, NS: Size, NA: Size>(
+    a: Vector<u32, NA>,
     step: usize,
     at: &Step,
     logit_scale: &LogitScale,
     key_scores: &Array<f32>,
     tiles: &mut Tiles<E>,
-    s: &Accumulators<NC>,
-    a: &mut Fragments<E, NA>,
+    s: &Array<Vector<f32, NS>>,
     bounds: &Array<i32>,
     #[comptime] n: usize,
-    #[comptime] half: usize,
     #[comptime] boundary: bool,
     #[comptime] bp: DkdvBlueprint,
-) {
-    let lane = UNIT_POS_X as usize;
+) -> Vector<u32, NA> {
+    let mut a = a;
     let stage = step % STAGES;
-    let row = comptime!(n * 8) + lane % 4 * 2;
+    let row = comptime!(n * 8) + UNIT_POS_X as usize % 4 * 2;
     let log2e = comptime!(core::f32::consts::LOG2_E);
     let reference0 = -tiles.lse[stage * comptime!(bp.rows) + row] * log2e;
     let reference1 = -tiles.lse[stage * comptime!(bp.rows) + row + 1] * log2e;
@@ -55,6 +51,7 @@ pub(super) fn probabilities<E: Float, NA: Size, NC: Size>(
     }
     #[unroll]
     for m in 0..comptime!(bp.fragments) {
+        let (index, first) = comptime!(bp.products().place(m, n));
         let mut weights = Vector::<f32, Const<4>>::new(0.0f32);
         #[unroll]
         for lower in 0..2usize {
@@ -62,15 +59,10 @@ pub(super) fn probabilities<E: Float, NA: Size, NC: Size>(
             if comptime!(bp.sparse) {
                 z = key_scores[comptime!(m * 2 + lower)];
             }
-            let mut values = s[comptime!(m * (bp.rows / 8) + n)][lower];
-            let mut p0 = exp_of(
-                logit_scale.apply(values.extract(0usize), z, bp.softcap),
-                reference0,
-            );
-            let mut p1 = exp_of(
-                logit_scale.apply(values.extract(1usize), z, bp.softcap),
-                reference1,
-            );
+            let s0: f32 = s[index].extract(comptime!(first + lower * 2));
+            let s1: f32 = s[index].extract(comptime!(first + lower * 2 + 1));
+            let mut p0 = exp_of(logit_scale.apply(s0, z, bp.softcap), reference0);
+            let mut p1 = exp_of(logit_scale.apply(s1, z, bp.softcap), reference1);
             if comptime!(boundary) {
                 let none = f32::new(NOT_SELECTED);
                 let (first, end) = (
@@ -87,47 +79,45 @@ pub(super) fn probabilities<E: Float, NA: Size, NC: Size>(
                 weights.insert(comptime!(lower * 2), p0);
                 weights.insert(comptime!(lower * 2 + 1), p1);
             }
-            values.insert(0usize, p0);
-            values.insert(1usize, p1);
-            put(
-                &mut a[m],
-                comptime!(half * 2 + lower),
-                Vector::cast_from(values),
+            a.insert(
+                comptime!(m * 4 + n % 2 * 2 + lower),
+                pack(p0, p1, comptime!(bp.element)),
             );
         }
-        tiles.weights[weight_place(step, n, lane, m, bp)] = weights;
+        tiles.weights[weight_place(step, n, m, bp)] = weights;
     }
+    a
 }
 
-/// The gradients of the logits' products of accumulator `n` of every fragment, as half `half` of the A
-/// fragments `a`; on broken steps also to shared memory, in the place of the probabilities.
+/// The gradients of the logits' products of the query rows `8 n ..`, as one half of the A fragments `a`.
 #[cube]
-pub(super) fn score_gradients<E: Float, NA: Size, NC: Size>(
+pub(super) fn score_gradients<E: Float, NS: Size, NA: Size>(
+    a: Vector<u32, NA>,
     step: usize,
     logit_scale: &LogitScale,
     key_scores: &Array<f32>,
-    tiles: &mut Tiles<E>,
-    dp: &Accumulators<NC>,
-    a: &mut Fragments<E, NA>,
+    tiles: &Tiles<E>,
+    dp: &Array<Vector<f32, NS>>,
     score_sums: &mut Array<f32>,
     #[comptime] n: usize,
-    #[comptime] half: usize,
     #[comptime] boundary: bool,
     #[comptime] bp: DkdvBlueprint,
-) {
-    let lane = UNIT_POS_X as usize;
-    let first_row = step % STAGES * comptime!(bp.rows) + comptime!(n * 8) + lane % 4 * 2;
+) -> Vector<u32, NA> {
+    let mut a = a;
+    let first_row =
+        step % STAGES * comptime!(bp.rows) + comptime!(n * 8) + UNIT_POS_X as usize % 4 * 2;
     #[unroll]
     for m in 0..comptime!(bp.fragments) {
-        let place = weight_place(step, n, lane, m, bp);
-        let mut weights = tiles.weights[place];
+        let (index, first) = comptime!(bp.products().place(m, n));
+        let weights = tiles.weights[weight_place(step, n, m, bp)];
         #[unroll]
         for lower in 0..2usize {
-            let mut values = dp[comptime!(m * (bp.rows / 8) + n)][lower];
+            let mut values = Vector::<f32, Const<2>>::new(0.0f32);
             #[unroll]
             for e in 0..2usize {
                 let p = weights.extract(comptime!(lower * 2 + e));
-                let mut ds = p * (values.extract(e) - tiles.delta[first_row + e]);
+                let dp: f32 = dp[index].extract(comptime!(first + lower * 2 + e));
+                let mut ds = p * (dp - tiles.delta[first_row + e]);
                 if comptime!(boundary) {
                     ds = select(p < 0.0f32, 0.0f32, ds);
                 }
@@ -143,76 +133,16 @@ pub(super) fn score_gradients<E: Float, NA: Size, NC: Size>(
                     ds *= select(p <= 0.0f32, 1.0f32, slope);
                 }
                 values.insert(e, ds);
-                weights.insert(comptime!(lower * 2 + e), ds);
             }
-            put(
-                &mut a[m],
-                comptime!(half * 2 + lower),
-                Vector::cast_from(values),
+            a.insert(
+                comptime!(m * 4 + n % 2 * 2 + lower),
+                pack(
+                    values.extract(0usize),
+                    values.extract(1usize),
+                    comptime!(bp.element),
+                ),
             );
         }
-        if comptime!(boundary) {
-            // Read by `add_broken`; a branch would cost more than the store.
-            tiles.weights[place] = weights;
-        }
     }
-}
-
-/// On a broken step, `acc += weights * rows` over the selected pairs alone, row by row: the weights are in
-/// shared memory.
-#[cube]
-pub(super) fn add_broken<E: Float, NC: Size>(
-    step: usize,
-    at: &Step,
-    tiles: &Tiles<E>,
-    acc: &mut Accumulators<NC>,
-    #[comptime] first_role: bool,
-    #[comptime] bp: DkdvBlueprint,
-) {
-    let chunks = comptime!(bp.chunks());
-    let lane = UNIT_POS_X as usize;
-    let stage = step % STAGES;
-    let base = stage * comptime!(bp.rows * bp.chunks());
-    let key = UNIT_POS_Y as usize % comptime!(bp.role_warps) * comptime!(bp.warp_keys()) + lane / 4;
-    if at.broken {
-        sync_plane();
-        for row in 0..comptime!(bp.rows) {
-            let owner = lane / 4 * 4 + row % 8 / 2;
-            let odd = row % 2 == 1;
-            let query = query_of::<E>(tiles, row, stage, at, bp);
-            #[unroll]
-            for m in 0..comptime!(bp.fragments) {
-                let weights = tiles.weights[weight_place(step, row / 8, owner, m, bp)];
-                #[unroll]
-                for lower in 0..2usize {
-                    let slot = key + comptime!(m * 16 + lower * 8);
-                    if tiles.first[slot] <= query && query < tiles.end[slot] {
-                        let even_weight = weights.extract(comptime!(lower * 2));
-                        let odd_weight = weights.extract(comptime!(lower * 2 + 1));
-                        let weight = select(odd, odd_weight, even_weight);
-                        #[unroll]
-                        for c in 0..chunks {
-                            let place = base + swizzle(row, c, chunks);
-                            let pair = if comptime!(first_role) {
-                                pick::<E>(tiles.grad_out[place], lane % 4)
-                            } else {
-                                pick::<E>(tiles.q[place], lane % 4)
-                            };
-                            add_row::<NC>(acc, pair, weight, comptime!(m * chunks + c), lower);
-                        }
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// Sets one register of an A fragment.
-#[cube]
-pub(super) fn put<E: Float, NA: Size>(
-    fragment: &mut Array<Vector<E, NA>>,
-    #[comptime] register: usize,
-    value: Vector<E, NA>,
-) {
-    fragment[register] = value;
+    a
 }

@@ -1,9 +1,11 @@
 //! The `mma.sync` matrix engine: tensor cores of sm_80 and newer, through CubeCL's C++ generator.
 
 mod fragment;
+mod product;
 mod ptx;
 
 pub(crate) use fragment::{
-    Accumulators, Chunk, multiply_pair, quad_max, quad_sum, scale_rows, set, swizzle, zeros,
+    Chunk, multiply_pair, quad_max, quad_sum, scale_rows, set, swizzle, zeros,
 };
+pub(crate) use product::{LanePlace, Shape, load_a, multiply, shared_address};
 pub(crate) use ptx::{any_lane, commit_copies, ex2, shuffle_xor, value, wait_copies};

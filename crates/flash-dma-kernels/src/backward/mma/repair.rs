@@ -1,0 +1,119 @@
+//! What rows with NaN or infinite elements add to the gradients, on tiles where some pairs are not
+//! selected.
+//!
+//! A product over a tile multiplies such a row by the zero weights of the pairs that are not selected,
+//! too, and `0 * NaN` is NaN. There the products take such elements for zero, and what they add to the
+//! selected pairs is added here, in memory, after the gradients are written: a lane to the elements that
+//! it has written. Rare, hence simple: everything is read from global memory again.
+
+use super::blueprint::DkdvBlueprint;
+use super::finite::pick;
+use super::keys::OwnKey;
+use super::sums::add_pair;
+use crate::forward::mma::{LogitScale, MmaBlueprint, RowAddress, TileKeys, TileRow, exp_of};
+use crate::tile::is_finite;
+use crate::tile::mma::Chunk;
+use cubecl::prelude::*;
+
+/// dQ of one row becomes NaN in the elements where a key that it selects is not finite: such a key's logit
+/// is not finite, hence dS is zero or NaN. Looks at the keys from slot `from` on; `grad_row` is the row's
+/// index in `grad_q`.
+#[cube]
+pub(super) fn mark_not_finite<E: Float>(
+    k: &Tensor<Chunk<E>>,
+    intervals: &[Vector<u32, Const<2>>],
+    list: &Tensor<u32>,
+    grad_q: &mut [Vector<E, Const<2>>],
+    row: &TileRow,
+    keys: &TileKeys,
+    k_rows: &RowAddress,
+    interval_row: usize,
+    grad_row: usize,
+    from: usize,
+    k_len: usize,
+    #[comptime] bp: MmaBlueprint,
+) {
+    let chunks = comptime!(bp.chunks());
+    let quad = UNIT_POS_X as usize % 4;
+    for slot in from..keys.total {
+        let mut key = slot;
+        let mut first = slot as i32;
+        let mut end = k_len as i32;
+        if comptime!(bp.sparse) {
+            key = list[keys.list + slot] as usize;
+            let interval = intervals[interval_row + key];
+            first = interval.extract(0usize) as i32;
+            end = interval.extract(1usize) as i32;
+        }
+        if first <= row.position && row.position < end {
+            for c in 0..chunks {
+                let pair = pick::<E>(k[k_rows.base + key * k_rows.stride + c], quad);
+                let at = grad_row * comptime!(bp.head_dim / 2) + c * 4 + quad;
+                #[unroll]
+                for e in 0..2usize {
+                    if !is_finite(pair.extract(e)) {
+                        let mut values = grad_q[at];
+                        values.insert(e, E::cast_from(f32::new(f32::NAN)));
+                        grad_q[at] = values;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Adds to the gradient of one key what the elements of one query's row that are not finite contribute: to
+/// dV those of dO by the pair's probability. To dK those of Q add NaN: such a query's logits are not finite,
+/// or capped and without slope.
+///
+/// `row` is the row's begin in `rows` (dO for dV, Q for dK), `q_row` that of Q; `key_row` the key's index in
+/// `grad`.
+#[cube]
+pub(super) fn add_not_finite<E: Float, O: Float>(
+    q: &Tensor<Chunk<E>>,
+    k: &Tensor<Chunk<E>>,
+    rows: &Tensor<Chunk<E>>,
+    own: &OwnKey,
+    k_rows: &RowAddress,
+    q_row: usize,
+    row: usize,
+    lse: f32,
+    logit_scale: &LogitScale,
+    grad: &mut [Vector<O, Const<2>>],
+    key_row: usize,
+    #[comptime] of_values: bool,
+    #[comptime] bp: DkdvBlueprint,
+) {
+    let chunks = comptime!(bp.chunks());
+    let quad = UNIT_POS_X as usize % 4;
+    let mut weight = f32::new(f32::NAN);
+    if comptime!(of_values) {
+        let mut product = 0.0f32;
+        for c in 0..chunks {
+            let (a, b) = (q[q_row + c], k[k_rows.base + own.key * k_rows.stride + c]);
+            #[unroll]
+            for e in 0..8usize {
+                product += f32::cast_from(a.extract(e)) * f32::cast_from(b.extract(e));
+            }
+        }
+        let x = logit_scale.apply(product, own.score, bp.softcap);
+        weight = exp_of(x, -lse * comptime!(core::f32::consts::LOG2_E));
+    }
+    for c in 0..chunks {
+        let pair = pick::<E>(rows[row + c], quad);
+        let at = key_row * comptime!(bp.head_dim / 2) + c * 4 + quad;
+        let (x, y) = (pair.extract(0usize), pair.extract(1usize));
+        if !is_finite(x) || !is_finite(y) {
+            let more_x = select(is_finite(x), 0.0f32, x * weight);
+            let more_y = select(is_finite(y), 0.0f32, y * weight);
+            if comptime!(bp.shared_keys) {
+                add_pair::<O>(&mut grad[at..at + 1], more_x, more_y);
+            } else {
+                let mut sum = Vector::<f32, Const<2>>::cast_from(grad[at]);
+                sum.insert(0usize, sum.extract(0usize) + more_x);
+                sum.insert(1usize, sum.extract(1usize) + more_y);
+                grad[at] = Vector::cast_from(sum);
+            }
+        }
+    }
+}
