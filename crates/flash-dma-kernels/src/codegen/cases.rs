@@ -84,6 +84,7 @@ fn attention() -> Vec<Case> {
     for (name, options) in [
         ("bf16-d128-full", sparse.with_causal(false)),
         ("bf16-d128-softcap", sparse.with_softcap(30.0)),
+        ("bf16-d128-deterministic", sparse.with_deterministic(true)),
     ] {
         cases.push(Attention::new(128, Bf16, Some(options)).case(name.into()));
     }

@@ -55,6 +55,9 @@ pub(crate) struct DkdvBlueprint {
     pub softcap: bool,
     /// Whether several cubes add to one key's gradients: then into f32 sums, by atomics.
     pub shared_keys: bool,
+    /// Whether every chunk has rows of its own for its keys' gradients, in f32 and in the order of its
+    /// list.
+    pub parts: bool,
 }
 
 /// Query tiles in shared memory: the one whose probabilities are made, the one before it whose keys'
@@ -142,6 +145,7 @@ impl DqBlueprint {
             blocks: DQ_BLOCK / 16,
             columns: self.tile.head_dim,
             transposed: false,
+            column: 0,
             cleaned: false,
         }
     }
@@ -176,6 +180,7 @@ impl DkdvBlueprint {
                     sparse: problem.has_scores,
                     softcap: problem.softcap.is_some(),
                     shared_keys: false,
+                    parts: false,
                 })
             })
             .find(|blueprint| blueprint.shared_bytes() <= max_shared)
@@ -199,6 +204,7 @@ impl DkdvBlueprint {
             sparse: problem.has_scores,
             softcap: problem.softcap.is_some(),
             shared_keys: false,
+            parts: false,
         })
         .filter(|blueprint| {
             problem.head_dim <= WGMMA_DIM && blueprint.shared_bytes() + 4096 <= max_shared
@@ -206,20 +212,21 @@ impl DkdvBlueprint {
     }
 
     /// Cuts the queries into chunks of about a window. Without scores a key is attended to by a
-    /// contiguous range of queries to the end, one chunk; so it is where a fixed order of sums is
-    /// asked for.
+    /// contiguous range of queries to the end, one chunk. What several chunks give one key is added up by
+    /// atomics, or where a fixed order is asked for written apart.
     fn with_chunks(self, problem: &Problem) -> (Self, usize) {
         let tile = self.queries();
         let all = problem.q_len.div_ceil(tile).max(1) * tile;
-        if !problem.has_scores || problem.deterministic {
+        if !problem.has_scores {
             return (self, all);
         }
         let target = problem.window.max(MIN_CHUNK);
         let chunk = (target.min(problem.q_len).div_ceil(tile) * tile).min(all);
-        let shared_keys = chunk < all;
+        let several = chunk < all;
         (
             Self {
-                shared_keys,
+                shared_keys: several && !problem.deterministic,
+                parts: several && problem.deterministic,
                 ..self
             },
             chunk,
@@ -234,6 +241,7 @@ impl DkdvBlueprint {
             blocks: (self.rows / 16).min(2),
             columns: self.head_dim,
             transposed: false,
+            column: 0,
             cleaned: false,
         }
     }

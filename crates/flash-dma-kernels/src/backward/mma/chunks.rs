@@ -15,6 +15,8 @@ use flash_dma_problem::Problem;
 const CLASSES: usize = 32;
 /// The classes of a chunk's keys: deaths, the whole chunk, births.
 const ALL_CLASSES: usize = 2 * CLASSES + 1;
+/// Words a chunk of [`ChunkKeys::starts`].
+pub(super) const STARTS: usize = ALL_CLASSES + 1;
 
 /// The keys that some query of a chunk attends to.
 #[derive(Clone, Debug)]
@@ -23,6 +25,9 @@ pub(super) struct ChunkKeys {
     pub keys: TensorBinding,
     /// Contiguous `[batch * kv_heads, chunks]`, u32, at most `capacity`.
     pub counts: TensorBinding,
+    /// Contiguous `[batch * kv_heads, chunks, STARTS]`, u32: where each class of keys begins in its chunk's list, and
+    /// last the count. Within a class the keys ascend.
+    pub starts: TensorBinding,
     /// The most keys of a chunk.
     pub capacity: usize,
 }
@@ -31,7 +36,7 @@ pub(super) struct ChunkKeys {
 /// `chunk_first .. chunk_end`; [`ALL_CLASSES`] if none of them attends to it. `shift` takes a position to
 /// its query.
 #[cube]
-fn class_of(
+pub(super) fn class_of(
     first: u32,
     end: u32,
     chunk_first: i32,
@@ -66,13 +71,19 @@ fn class_of(
     class
 }
 
+/// Queries of a class of deaths or births.
+#[cube]
+pub(super) fn class_width(chunk: u32) -> i32 {
+    chunk.div_ceil(comptime!(CLASSES as u32)) as i32
+}
+
 /// A stable counting sort of the live keys of a chunk by class: one cube a chunk (x) and row (y), a
 /// segment of the row's live keys a unit.
 ///
 /// | buffer | layout |
 /// |---|---|
 /// | `keys`, `ends`, `live` | see [`LiveKeys`] |
-/// | `list`, `counts` | see [`ChunkKeys`], overwritten |
+/// | `list`, `counts`, `starts` | see [`ChunkKeys`], overwritten |
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn chunk_keys_kernel(
     keys: &[u32],
@@ -80,6 +91,7 @@ fn chunk_keys_kernel(
     live: &[u32],
     list: &mut [u32],
     counts: &mut [u32],
+    starts: &mut [u32],
     q_len: u32,
     k_len: u32,
     chunk: u32,
@@ -96,7 +108,7 @@ fn chunk_keys_kernel(
     let end = min(start + segment, count);
     let chunk_first = (CUBE_POS_X * chunk) as i32;
     let chunk_end = min(CUBE_POS_X * chunk + chunk, q_len) as i32;
-    let width = chunk.div_ceil(comptime!(CLASSES as u32)) as i32;
+    let width = class_width(chunk);
     let shift = q_len as i32 - k_len as i32;
 
     // Of each class and unit: the number of keys, then where its next key goes.
@@ -138,13 +150,16 @@ fn chunk_keys_kernel(
         for before in 0..class {
             next += totals[before];
         }
+        let item = row * CUBE_COUNT_X as usize + CUBE_POS_X as usize;
+        starts[item * STARTS + class] = min(next, capacity);
         for other in 0..units {
             let here = slots[class * units + other];
             slots[class * units + other] = next;
             next += here;
         }
         if class == comptime!(ALL_CLASSES - 1) {
-            counts[row * CUBE_COUNT_X as usize + CUBE_POS_X as usize] = min(next, capacity);
+            counts[item] = min(next, capacity);
+            starts[item * STARTS + class + 1] = min(next, capacity);
         }
         class += units;
     }
@@ -206,6 +221,7 @@ fn chunk_keys_with(
     let out = ChunkKeys {
         keys: scratch(client, [rows, chunks, capacity]),
         counts: scratch(client, [rows, chunks]),
+        starts: scratch(client, [rows, chunks, STARTS]),
         capacity,
     };
     // SAFETY: a row's live keys are at most `k_len`; the kernel writes only below `capacity`.
@@ -220,6 +236,7 @@ fn chunk_keys_with(
             live.counts.clone().into_buffer_arg(),
             out.keys.clone().into_buffer_arg(),
             out.counts.clone().into_buffer_arg(),
+            out.starts.clone().into_buffer_arg(),
             problem.q_len as u32,
             problem.k_len as u32,
             chunk as u32,
@@ -278,10 +295,8 @@ mod tests {
         let live = live_keys(&client, &p, &selection);
         for units in [1, 4] {
             let lists = chunk_keys_with(&client, &p, &live, chunk, units);
-            let (keys, counts) = (
-                read_u32(&client, lists.keys),
-                read_u32(&client, lists.counts),
-            );
+            let [keys, counts, starts] =
+                [lists.keys, lists.counts, lists.starts].map(|words| read_u32(&client, words));
             let chunks = q_len.div_ceil(chunk);
             for (row, n) in (0..2).flat_map(|row| (0..chunks).map(move |n| (row, n))) {
                 let queries = n * chunk..((n + 1) * chunk).min(q_len);
@@ -304,6 +319,13 @@ mod tests {
                 };
                 expected.sort_by_key(place);
                 assert_eq!(listed, expected, "row {row}, chunk {n}, {units} units");
+                let starts = &starts[list * STARTS..][..STARTS];
+                assert_eq!((starts[0], starts[STARTS - 1]), (0, counts[list]));
+                for class in starts.windows(2) {
+                    let keys = &listed[class[0] as usize..class[1] as usize];
+                    assert!(keys.is_sorted(), "row {row}, chunk {n}: {keys:?}");
+                    assert!(keys.iter().all(|key| place(key) == place(&keys[0])));
+                }
             }
         }
     }

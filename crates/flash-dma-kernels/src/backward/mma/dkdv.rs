@@ -25,7 +25,7 @@ use cubecl::prelude::*;
 /// | `scores` | `[batch, kv_heads, k_len]`, last axis contiguous |
 /// | `intervals` | contiguous `[batch, kv_heads, k_len]`, pairs of first and end |
 /// | `list`, `counts` | the keys of each chunk, see [`ChunkKeys`](super::chunks::ChunkKeys) |
-/// | `grad_k`, `grad_v` | contiguous `[batch, kv_heads, k_len, head_dim]`: the tile's keys are overwritten, or with `bp.shared_keys` added to |
+/// | `grad_k`, `grad_v` | contiguous `[batch, kv_heads, k_len, head_dim]`: the tile's keys are overwritten, or with `bp.shared_keys` added to; with `bp.parts` see [`KeyParts`](super::gather::KeyParts) |
 /// | `grad_scores` | contiguous `[batch, kv_heads, k_len]`, likewise; sparse only |
 ///
 /// Without `bp.sparse` the keys of every chunk are all keys in order, and the scores, intervals, list and
@@ -285,7 +285,7 @@ pub(super) fn dkdv_mma_kernel<E: Float, O: Float>(
                     + comptime!(n * 8)
                     + lane / 4;
                 if lane % 4 == 0 && slot < left {
-                    let at = kv_row * k_len + key_of(list, list_row, start, slot, bp);
+                    let at = row_of(list, list_row, start, slot, kv_row * k_len, bp);
                     if comptime!(bp.shared_keys) {
                         add_to(&mut grad_scores[at..at + 1], sum);
                     } else {
@@ -314,6 +314,23 @@ fn key_of(
     key
 }
 
+/// The row of the gradients of the key in slot `slot`; `first_row` is that of the head's first key.
+#[cube]
+fn row_of(
+    list: &[u32],
+    list_row: usize,
+    start: usize,
+    slot: usize,
+    first_row: usize,
+    #[comptime] bp: DkdvBlueprint,
+) -> usize {
+    let mut row = list_row + slot;
+    if comptime!(!bp.parts) {
+        row = first_row + key_of(list, list_row, start, slot, bp);
+    }
+    row
+}
+
 /// Writes or adds `factor` times the accumulated rows of this warp's first `left` keys.
 #[cube]
 fn write_rows<O: Float, NO: Size>(
@@ -337,8 +354,8 @@ fn write_rows<O: Float, NO: Size>(
         for lower in 0..2usize {
             let slot = warp * comptime!(bp.warp_keys()) + comptime!(m * 16 + lower * 8) + lane / 4;
             if slot < left {
-                let row = (first_row + key_of(list, list_row, start, slot, bp))
-                    * comptime!(bp.head_dim / 2);
+                let row =
+                    row_of(list, list_row, start, slot, first_row, bp) * comptime!(bp.head_dim / 2);
                 #[unroll]
                 for c in 0..comptime!(bp.chunks()) {
                     let at = row + comptime!(c * 4) + lane % 4;
@@ -409,7 +426,7 @@ fn repair_keys<E: Float, O: Float>(
             bp,
         );
         if own.valid && own.first < own.end {
-            let key_row = kv_row * k_len + own.key;
+            let key_row = own.row;
             for head in 0..q.shape(1) / kv_heads {
                 for query in own.first as usize..own.end as usize {
                     let row = rows.row + head * rows.len + query;

@@ -135,12 +135,14 @@ pub(super) fn dq_mma_kernel<E: Float>(
         #[unroll]
         for c in 0..comptime!(chunks / 2) {
             q_rows.push(load_a::<NA>(
-                places.at(q_address, c),
-                comptime!(bp.products()),
+                q_address,
+                &places,
+                comptime!(bp.products().at(16 * c)),
             ));
             o_rows.push(load_a::<NA>(
-                places.at(o_address, c),
-                comptime!(bp.products()),
+                o_address,
+                &places,
+                comptime!(bp.products().at(16 * c)),
             ));
         }
     }

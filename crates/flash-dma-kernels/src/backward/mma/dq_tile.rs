@@ -77,22 +77,18 @@ pub(super) fn add_tile<E: Float, N: Size, NA: Size>(
         // S = Q K^T and dP = dO V^T: 16 rows by a block of keys a warp.
         let mut s = Vector::<f32, N>::new(0.0f32);
         let mut dp = Vector::<f32, N>::new(0.0f32);
-        if comptime!(bp.resident) {
-            #[unroll]
-            for c in 0..steps {
-                let k_at = operands.columns.at(k_keys, c);
-                let v_at = operands.columns.at(v_keys, c);
-                s = multiply::<N, NA>(s, operands.q_rows[c], k_at, shape);
-                dp = multiply::<N, NA>(dp, operands.o_rows[c], v_at, shape);
-            }
-        } else {
-            for c in 0..steps {
-                let q_rows = load_a::<NA>(operands.rows.at(operands.q, c), shape);
-                let o_rows = load_a::<NA>(operands.rows.at(operands.o, c), shape);
-                let k_at = operands.columns.at(k_keys, c);
-                let v_at = operands.columns.at(v_keys, c);
-                s = multiply::<N, NA>(s, q_rows, k_at, shape);
-                dp = multiply::<N, NA>(dp, o_rows, v_at, shape);
+        #[unroll]
+        for c in 0..steps {
+            let shape = comptime!(shape.at(16 * c));
+            if comptime!(bp.resident) {
+                let (q_rows, o_rows) = (operands.q_rows[c], operands.o_rows[c]);
+                s = multiply::<N, NA>(s, q_rows, k_keys, &operands.columns, shape);
+                dp = multiply::<N, NA>(dp, o_rows, v_keys, &operands.columns, shape);
+            } else {
+                let q_rows = load_a::<NA>(operands.q, &operands.rows, shape);
+                let o_rows = load_a::<NA>(operands.o, &operands.rows, shape);
+                s = multiply::<N, NA>(s, q_rows, k_keys, &operands.columns, shape);
+                dp = multiply::<N, NA>(dp, o_rows, v_keys, &operands.columns, shape);
             }
         }
 
@@ -178,7 +174,7 @@ fn add_rows<N: Size, NA: Size>(
 ) {
     #[unroll]
     for c in 0..comptime!(shape.columns / 32) {
-        let at = operands.rows.at(keys, comptime!(c * 2));
-        acc[c] = multiply::<N, NA>(acc[c], ds, at, shape);
+        let shape = comptime!(shape.at(32 * c));
+        acc[c] = multiply::<N, NA>(acc[c], ds, keys, &operands.rows, shape);
     }
 }

@@ -11,6 +11,8 @@ pub(in crate::backward) struct OwnKey {
     pub valid: bool,
     /// Its index in the head.
     pub key: usize,
+    /// Its row of the gradients.
+    pub row: usize,
     /// Its queries in the chunk.
     pub first: i32,
     pub end: i32,
@@ -40,6 +42,7 @@ pub(in crate::backward) fn own_key(
     let mut own = OwnKey {
         valid: start + slot < count,
         key: 0usize,
+        row: 0usize,
         first: 0i32,
         end: i32::new(comptime!(i32::MAX as i64)),
         score: 0.0f32,
@@ -54,6 +57,10 @@ pub(in crate::backward) fn own_key(
             let interval = intervals[interval_row + own.key];
             first = interval.extract(0usize) as i32;
             end = interval.extract(1usize) as i32;
+        }
+        own.row = interval_row + own.key;
+        if comptime!(bp.parts) {
+            own.row = list_row + slot;
         }
         if comptime!(scored) {
             own.score = scores[score_row + own.key];

@@ -5,6 +5,7 @@ use super::chunks::{ChunkKeys, capacity, chunk_keys};
 use super::delta::{CUBE_ROWS, delta_mma_kernel};
 use super::dkdv::dkdv_mma_kernel;
 use super::dq::dq_mma_kernel;
+use super::gather::KeyParts;
 use super::sums::round_sums_kernel;
 use crate::backward::order::by_death;
 use crate::backward::wgmma::{dkdv_wgmma_kernel, dq_wgmma_kernel};
@@ -165,6 +166,7 @@ impl MmaPass<'_> {
             None => ChunkKeys {
                 keys: self.inputs.q.clone(),
                 counts: self.inputs.q.clone(),
+                starts: self.inputs.q.clone(),
                 capacity: problem.k_len,
             },
             Some(live) if blueprints.chunks(problem) > 1 => {
@@ -174,6 +176,7 @@ impl MmaPass<'_> {
             Some(live) => {
                 let ordered = by_death(client, problem, live);
                 ChunkKeys {
+                    starts: ordered.counts.clone(),
                     keys: ordered.keys,
                     counts: ordered.counts,
                     capacity: problem.k_len,
@@ -189,8 +192,19 @@ impl MmaPass<'_> {
             elem_type(problem.element),
             f32::elem_type_native(),
         );
-        if let Some(scores) = &grads.scores {
-            fill(client, scores, 0.0, words);
+        let keys = self.chunk_keys(blueprints);
+        if blueprint.parts {
+            let parts = KeyParts::new(client, problem, blueprints.chunks(problem), keys.capacity);
+            let to = [&parts.k, &parts.v, &parts.scores].map(Clone::clone);
+            self.launch_dkdv_kernel(&keys, to, words, blueprints);
+            let selection = self.inputs.selection.as_ref();
+            let selection = selection.expect("chunks come with scores");
+            parts.gather(client, problem, selection, &keys, blueprints.chunk, grads);
+            return;
+        }
+        let scores = (grads.scores.clone()).unwrap_or_else(|| scratch(client, [1]));
+        if problem.has_scores {
+            fill(client, &scores, 0.0, words);
         }
         // Several cubes add to f32 sums; one alone writes the gradients, and visits no key that no query
         // attends to.
@@ -204,8 +218,7 @@ impl MmaPass<'_> {
             fill(client, &k, 0.0, output);
             fill(client, &v, 0.0, output);
         }
-        let keys = self.chunk_keys(blueprints);
-        self.launch_dkdv_kernel(grads, &keys, &k, &v, output, blueprints);
+        self.launch_dkdv_kernel(&keys, [k.clone(), v.clone(), scores], output, blueprints);
         if blueprint.shared_keys {
             for (sums, grads) in [(k, &grads.k), (v, &grads.v)] {
                 let vectors = problem.kv_shape().iter().product::<usize>() / 4;
@@ -230,10 +243,8 @@ impl MmaPass<'_> {
 
     fn launch_dkdv_kernel(
         &self,
-        grads: &Gradients,
         keys: &ChunkKeys,
-        grad_k: &TensorBinding,
-        grad_v: &TensorBinding,
+        grads: [TensorBinding; 3],
         output: cubecl::ir::ElemType,
         blueprints: MmaBlueprints,
     ) {
@@ -243,12 +254,14 @@ impl MmaPass<'_> {
             Some(selection) => (selection.scores, selection.intervals),
             None => (q.clone(), q.clone()),
         };
-        let grad_scores = (grads.scores.clone()).unwrap_or_else(|| scratch(client, [1]));
+        let [grad_k, grad_v, grad_scores] = grads;
         let (chunks, slots) = (blueprints.chunks(problem), blueprints.slots(problem));
         let rows = problem.batch * problem.kv_heads;
-        let typed = [&q, &k, &v, &self.saved.grad_out, &grads.k];
-        let words = [&scores, &intervals, &keys.keys, grad_k, self.delta];
-        let address = address_type(&typed, problem.element.size()).max(address_type(&words, 4));
+        let typed = [&q, &k, &v, &self.saved.grad_out];
+        let words = [&scores, &intervals, &keys.keys, self.delta];
+        let address = address_type(&typed, problem.element.size())
+            .max(address_type(&words, 4))
+            .max(address_type(&[&grad_k], output.size()));
         // One list of arguments: the kernels take the same.
         macro_rules! launch {
     ($kernel:ident, $blueprint:expr) => {
@@ -270,8 +283,8 @@ impl MmaPass<'_> {
                     intervals.into_buffer_arg(),
                     keys.keys.clone().into_buffer_arg(),
                     keys.counts.clone().into_buffer_arg(),
-                    grad_k.clone().into_buffer_arg(),
-                    grad_v.clone().into_buffer_arg(),
+                    grad_k.into_buffer_arg(),
+                    grad_v.into_buffer_arg(),
                     grad_scores.into_buffer_arg(),
                     problem.scale,
                     problem.softcap.unwrap_or(1.0),

@@ -11,6 +11,7 @@ mod dkdv;
 mod dq;
 mod dq_tile;
 mod finite;
+mod gather;
 mod keys;
 mod launch;
 mod queries;

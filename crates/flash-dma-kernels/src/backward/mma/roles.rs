@@ -166,11 +166,12 @@ fn products<NS: Size, NA: Size>(
     }
     #[unroll]
     for c in 0..comptime!(bp.head_dim / 16) {
-        let a = load_a::<NA>(operands.rows.at(operands.keys, c), shape);
+        let shape = comptime!(shape.at(16 * c));
+        let a = load_a::<NA>(operands.keys, &operands.rows, shape);
         #[unroll]
         for n in 0..comptime!(bp.rows / 16 / shape.blocks) {
             let rows = stage + comptime!((n * shape.blocks * 32 * bp.head_dim) as u32);
-            s[n] = multiply::<NS, NA>(s[n], a, operands.columns.at(rows, c), shape);
+            s[n] = multiply::<NS, NA>(s[n], a, rows, &operands.columns, shape);
         }
     }
 }
@@ -315,7 +316,7 @@ fn add_rows<NO: Size, NA: Size>(
 ) {
     #[unroll]
     for c in 0..comptime!(shape.columns / 32) {
-        let at = operands.rows.at(rows, comptime!(c * 2));
-        acc[c] = multiply::<NO, NA>(acc[c], a, at, shape);
+        let shape = comptime!(shape.at(32 * c));
+        acc[c] = multiply::<NO, NA>(acc[c], a, rows, &operands.rows, shape);
     }
 }

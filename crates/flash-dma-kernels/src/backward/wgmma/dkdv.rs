@@ -303,14 +303,13 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
             );
         }
     }
-    let base = kv_row * k_len;
     if key0.valid {
-        let at = (base + key0.key) * comptime!(bp.head_dim / 2) + quad;
+        let at = key0.row * comptime!(bp.head_dim / 2) + quad;
         write_row::<O, NO>(grad_v, &dv, at, 1.0f32, 0usize, bp);
         write_row::<O, NO>(grad_k, &dk, at, scale, 0usize, bp);
     }
     if key1.valid {
-        let at = (base + key1.key) * comptime!(bp.head_dim / 2) + quad;
+        let at = key1.row * comptime!(bp.head_dim / 2) + quad;
         write_row::<O, NO>(grad_v, &dv, at, 1.0f32, 1usize, bp);
         write_row::<O, NO>(grad_k, &dk, at, scale, 1usize, bp);
     }
@@ -319,10 +318,10 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
         let dz1 = quad_sum(dz1);
         if quad == 0 {
             if key0.valid {
-                write_score(grad_scores, base + key0.key, dz0, bp);
+                write_score(grad_scores, key0.row, dz0, bp);
             }
             if key1.valid {
-                write_score(grad_scores, base + key1.key, dz1, bp);
+                write_score(grad_scores, key1.row, dz1, bp);
             }
         }
     }
@@ -351,7 +350,6 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
                         row_lse,
                         &logit_scale,
                         grad_v,
-                        base,
                         bp,
                     );
                     add_broken_row::<E, O>(
@@ -366,7 +364,6 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
                         row_lse,
                         &logit_scale,
                         grad_v,
-                        base,
                         bp,
                     );
                 }

@@ -44,7 +44,6 @@ pub(super) fn add_broken_row<E: Float, O: Float>(
     lse: f32,
     logit_scale: &LogitScale,
     grad_v: &mut [Vector<O, Const<2>>],
-    first_row: usize,
     #[comptime] bp: DkdvBlueprint,
 ) {
     if own.valid && own.first <= query as i32 && (query as i32) < own.end {
@@ -67,7 +66,7 @@ pub(super) fn add_broken_row<E: Float, O: Float>(
             if !is_finite(x) || !is_finite(y) {
                 let more_x = select(is_finite(x), 0.0f32, weight * x);
                 let more_y = select(is_finite(y), 0.0f32, weight * y);
-                let at = (first_row + own.key) * comptime!(bp.head_dim / 2) + c * 4 + quad;
+                let at = own.row * comptime!(bp.head_dim / 2) + c * 4 + quad;
                 if comptime!(bp.shared_keys) {
                     add_pair::<O>(&mut grad_v[at..at + 1], more_x, more_y);
                 } else {

@@ -38,11 +38,18 @@ pub(crate) struct Shape {
     /// Not transposed, the tile's rows are B's columns, 16 a block; transposed, sixteen rows of the tile
     /// are B's rows.
     pub transposed: bool,
+    /// The first column of the tile: of A and B the 16 that are summed over; transposed, of the accumulators.
+    pub column: usize,
     /// Whether the tile's elements that are not finite count as zero.
     pub cleaned: bool,
 }
 
 impl Shape {
+    /// The same from another column.
+    pub(crate) fn at(&self, column: usize) -> Self {
+        Self { column, ..*self }
+    }
+
     /// Values that a lane holds of an accumulator.
     pub(crate) fn values(&self) -> usize {
         8 * self.fragments * self.blocks
@@ -78,12 +85,6 @@ impl LanePlace {
         let lane = UNIT_POS_X;
         place(lane / 16 * 8 + lane % 8, lane / 8 % 2, chunks)
     }
-
-    /// The address of the columns `16 c ..` of the rows that begin at address `tile`; a multiple of eight
-    /// rows lies before them.
-    pub(crate) fn at(&self, tile: u32, c: usize) -> u32 {
-        tile + self.row + ((c as u32 * 32) ^ self.twist)
-    }
 }
 
 #[cube]
@@ -111,61 +112,75 @@ pub(crate) fn shared_address<E: Float>(chunks: &[Chunk<E>]) -> u32 {
     address
 }
 
-/// The A fragments of the rows that begin at `address`, see [`LanePlace::rows`].
+/// The A fragments of the rows that begin at address `tile`, at [`LanePlace::rows`]; a multiple of eight rows
+/// lies before them.
 #[cube]
-pub(crate) fn load_a<N: Size>(address: u32, #[comptime] shape: Shape) -> Vector<u32, N> {
+pub(crate) fn load_a<N: Size>(
+    tile: u32,
+    place: &LanePlace,
+    #[comptime] shape: Shape,
+) -> Vector<u32, N> {
     let body = comptime!(load_asm(shape));
     let out: Vector<u32, N>;
     gpu_asm!(
-        "{body} // {} {}",
+        "{body} // {} {} {}",
         out(_) out,
-        in(_) value::<u32>(address),
+        in(_) value::<u32>(tile + place.row),
+        in(_) value::<u32>(place.twist),
         body = const body,
         options(explicit_mem, reads_address_space shared)
     );
     out
 }
 
-/// Operands: `out`, `address`.
+/// Operands: `out`, the lane's row, its twist. The address of a fragment is made where it is used: kept for
+/// all columns, as the compiler would, it took too many registers.
 fn load_asm(shape: Shape) -> String {
-    let mut s = String::new();
+    let row = 4 * shape.fragments;
+    let mut s = format!(
+        "{{ .reg .b32 t; xor.b32 t, %{}, {}; add.u32 t, t, %{row};\n",
+        row + 1,
+        2 * shape.column
+    );
     for fragment in 0..shape.fragments {
         let [a, b, c, d] = [0, 1, 2, 3].map(|i| 4 * fragment + i);
-        let (address, offset) = (4 * shape.fragments, fragment * 2 * BLOCK * shape.columns);
+        let offset = fragment * 2 * BLOCK * shape.columns;
         writeln!(
             s,
-            "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{%{a}, %{b}, %{c}, %{d}}}, [%{address}+{offset}];"
+            "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{%{a}, %{b}, %{c}, %{d}}}, [t+{offset}];"
         )
         .expect("a string takes everything");
     }
-    s
+    s + "}"
 }
 
 /// `acc + A B` for every fragment of `a` (four registers each) and every block of `acc`
-/// (`[blocks, fragments, 8]`). `address` is this lane's: [`LanePlace::columns`], or transposed
-/// [`LanePlace::rows`] with an even number of columns before.
+/// (`[blocks, fragments, 8]`). B's rows begin at address `tile`, a multiple of eight rows before them;
+/// `place` is [`LanePlace::columns`], or transposed [`LanePlace::rows`].
 #[cube]
 pub(crate) fn multiply<N: Size, NA: Size>(
     acc: Vector<f32, N>,
     a: Vector<u32, NA>,
-    address: u32,
+    tile: u32,
+    place: &LanePlace,
     #[comptime] shape: Shape,
 ) -> Vector<f32, N> {
     let body = comptime!(multiply_asm(shape));
     let out: Vector<f32, N>;
     gpu_asm!(
-        "{body} // {} {} {} {}",
+        "{body} // {} {} {} {} {}",
         out(_) out,
         in(_) value::<Vector<f32, N>>(acc),
         in(_) value::<Vector<u32, NA>>(a),
-        in(_) value::<u32>(address),
+        in(_) value::<u32>(tile + place.row),
+        in(_) value::<u32>(place.twist),
         body = const body,
         options(explicit_mem, reads_address_space shared)
     );
     out
 }
 
-/// Operands: `out`, `acc`, `a`, `address`.
+/// Operands: `out`, `acc`, `a`, the lane's row, its twist.
 fn multiply_asm(shape: Shape) -> String {
     let Shape {
         element,
@@ -173,27 +188,26 @@ fn multiply_asm(shape: Shape) -> String {
         blocks,
         columns,
         transposed,
+        column,
         cleaned,
     } = shape;
     let (ty, exponent) = ptx_type(element);
     let values = shape.values();
-    let address = 2 * values + 4 * fragments;
+    let row = 2 * values + 4 * fragments;
     let trans = if transposed { ".trans" } else { "" };
     let mut s = String::from("{ .reg .b32 t, b0, b1, b2, b3; .reg .pred p;\n");
     let mut add = |text: std::fmt::Arguments| s.write_fmt(text).expect("a string takes everything");
     for block in 0..blocks {
-        match block {
-            0 => add(format_args!("mov.b32 t, %{address};\n")),
-            // Two chunks further: the lower of the bits that the swizzle leaves to even columns.
-            1 if transposed => add(format_args!("xor.b32 t, %{address}, 32;\n")),
-            _ if transposed => panic!("two blocks of columns at most"),
-            _ => {
-                let rows = 2 * BLOCK * columns;
-                add(format_args!("add.u32 t, %{address}, {};\n", block * rows));
-            }
-        }
+        // The next block of columns, in bytes; or of rows.
+        let (columns, rows) = if transposed {
+            (2 * column + 32 * block, 0)
+        } else {
+            (2 * column, 2 * BLOCK * columns * block)
+        };
         add(format_args!(
-            "ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {{b0, b1, b2, b3}}, [t];\n"
+            "xor.b32 t, %{}, {columns}; add.u32 t, t, %{row};\n\
+             ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {{b0, b1, b2, b3}}, [t+{rows}];\n",
+            row + 1
         ));
         for register in 0..4 {
             if !cleaned {

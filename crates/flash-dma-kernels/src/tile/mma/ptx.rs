@@ -27,6 +27,14 @@ pub(crate) fn shuffle_xor(x: f32, #[comptime] mask: u32) -> f32 {
     out
 }
 
+/// The value of lane `from`. All 32 lanes take part.
+#[cube]
+pub(crate) fn shuffle(x: u32, from: u32) -> u32 {
+    let out: u32;
+    gpu_asm!("shfl.sync.idx.b32 {}, {}, {}, 31, -1;", out(_) out, in(_) value::<u32>(x), in(_) value::<u32>(from), options(nomem));
+    out
+}
+
 /// Closes the group of the `cp.async` copies that this unit has issued since the last group.
 #[cube]
 pub(crate) fn commit_copies() {
