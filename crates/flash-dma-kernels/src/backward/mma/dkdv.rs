@@ -3,12 +3,11 @@
 use super::blueprint::DkdvBlueprint;
 use super::keys::{own_key, query_range};
 use super::queries::{Cursor, QueryRows, Tiles, copy_step};
-use super::repair::add_not_finite;
+use super::repair::repair_key;
 use super::roles::stream_queries;
 use super::sums::{add_pair, add_to};
 use crate::forward::mma::LogitScale;
 use crate::forward::mma::RowAddress;
-use crate::tile::is_finite;
 use crate::tile::mma::{Chunk, commit_copies, quad_sum, swizzle};
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
@@ -425,53 +424,20 @@ fn repair_keys<E: Float, O: Float>(
             comptime!(bp.sparse),
             bp,
         );
-        if own.valid && own.first < own.end {
-            let key_row = own.row;
-            for head in 0..q.shape(1) / kv_heads {
-                for query in own.first as usize..own.end as usize {
-                    let row = rows.row + head * rows.len + query;
-                    let row_lse = lse[row];
-                    let q_row = rows.q + (rows.head + head) * rows.q_head + query * rows.q_row;
-                    let o_row = rows.o + (rows.head + head) * rows.o_head + query * rows.o_row;
-                    // With a softcap the row sum does not tell of Q.
-                    let broken = comptime!(bp.softcap) || !is_finite(delta[row]);
-                    if broken && row_lse != f32::new(f32::NEG_INFINITY) {
-                        if comptime!(first_role) {
-                            add_not_finite::<E, O>(
-                                q,
-                                k,
-                                grad_out,
-                                &own,
-                                &k_rows,
-                                q_row,
-                                o_row,
-                                row_lse,
-                                logit_scale,
-                                grad,
-                                key_row,
-                                true,
-                                bp,
-                            );
-                        } else {
-                            add_not_finite::<E, O>(
-                                q,
-                                k,
-                                q,
-                                &own,
-                                &k_rows,
-                                q_row,
-                                q_row,
-                                row_lse,
-                                logit_scale,
-                                grad,
-                                key_row,
-                                false,
-                                bp,
-                            );
-                        }
-                    }
-                }
-            }
-        }
+        repair_key::<E, O>(
+            q,
+            k,
+            grad_out,
+            lse,
+            delta,
+            &own,
+            &k_rows,
+            rows,
+            q.shape(1) / kv_heads,
+            logit_scale,
+            grad,
+            first_role,
+            bp,
+        );
     }
 }

@@ -9,6 +9,7 @@
 use super::blueprint::DkdvBlueprint;
 use super::finite::pick;
 use super::keys::OwnKey;
+use super::queries::QueryRows;
 use super::sums::add_pair;
 use crate::forward::mma::{LogitScale, MmaBlueprint, RowAddress, TileKeys, TileRow, exp_of};
 use crate::tile::is_finite;
@@ -62,14 +63,78 @@ pub(super) fn mark_not_finite<E: Float>(
     }
 }
 
+/// What the rows of `rows` (dO for dV, Q for dK) that are not finite add to the gradient of the key `own`,
+/// over the queries that attend to it, see [`add_not_finite`].
+#[cube]
+pub(in crate::backward) fn repair_key<E: Float, O: Float>(
+    q: &Tensor<Chunk<E>>,
+    k: &Tensor<Chunk<E>>,
+    grad_out: &Tensor<Chunk<E>>,
+    lse: &[f32],
+    delta: &[f32],
+    own: &OwnKey,
+    k_rows: &RowAddress,
+    rows: &QueryRows,
+    group: usize,
+    logit_scale: &LogitScale,
+    grad: &mut [Vector<O, Const<2>>],
+    #[comptime] of_values: bool,
+    #[comptime] bp: DkdvBlueprint,
+) {
+    if own.valid && own.first < own.end {
+        for head in 0..group {
+            for query in own.first as usize..own.end as usize {
+                let row = rows.row + head * rows.len + query;
+                let row_lse = lse[row];
+                // With a softcap the row sum does not tell of Q.
+                let broken = comptime!(bp.softcap) || !is_finite(delta[row]);
+                if broken && row_lse != f32::new(f32::NEG_INFINITY) {
+                    let q_row = rows.q + (rows.head + head) * rows.q_head + query * rows.q_row;
+                    let o_row = rows.o + (rows.head + head) * rows.o_head + query * rows.o_row;
+                    if comptime!(of_values) {
+                        add_not_finite::<E, O>(
+                            q,
+                            k,
+                            grad_out,
+                            own,
+                            k_rows,
+                            q_row,
+                            o_row,
+                            row_lse,
+                            logit_scale,
+                            grad,
+                            true,
+                            bp,
+                        );
+                    } else {
+                        add_not_finite::<E, O>(
+                            q,
+                            k,
+                            q,
+                            own,
+                            k_rows,
+                            q_row,
+                            q_row,
+                            row_lse,
+                            logit_scale,
+                            grad,
+                            false,
+                            bp,
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// Adds to the gradient of one key what the elements of one query's row that are not finite contribute: to
 /// dV those of dO by the pair's probability. To dK those of Q add NaN: such a query's logits are not finite,
 /// or capped and without slope.
 ///
-/// `row` is the row's begin in `rows` (dO for dV, Q for dK), `q_row` that of Q; `key_row` the key's index in
-/// `grad`.
+/// `row` is the row's begin in `rows` (dO for dV, Q for dK), `q_row` that of Q.
 #[cube]
-pub(super) fn add_not_finite<E: Float, O: Float>(
+fn add_not_finite<E: Float, O: Float>(
     q: &Tensor<Chunk<E>>,
     k: &Tensor<Chunk<E>>,
     rows: &Tensor<Chunk<E>>,
@@ -80,7 +145,6 @@ pub(super) fn add_not_finite<E: Float, O: Float>(
     lse: f32,
     logit_scale: &LogitScale,
     grad: &mut [Vector<O, Const<2>>],
-    key_row: usize,
     #[comptime] of_values: bool,
     #[comptime] bp: DkdvBlueprint,
 ) {
@@ -101,7 +165,7 @@ pub(super) fn add_not_finite<E: Float, O: Float>(
     }
     for c in 0..chunks {
         let pair = pick::<E>(rows[row + c], quad);
-        let at = key_row * comptime!(bp.head_dim / 2) + c * 4 + quad;
+        let at = own.row * comptime!(bp.head_dim / 2) + c * 4 + quad;
         let (x, y) = (pair.extract(0usize), pair.extract(1usize));
         if !is_finite(x) || !is_finite(y) {
             let more_x = select(is_finite(x), 0.0f32, x * weight);

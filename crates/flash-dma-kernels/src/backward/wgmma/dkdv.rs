@@ -1,11 +1,10 @@
 //! The gradients of k, v and the scores on Hopper's tensor cores: key tiles stream the queries of a chunk.
 
-use super::output::{add_broken_row, write_row, write_score, zero_not_finite};
+use super::output::{write_row, write_score, zero_not_finite};
 use crate::backward::mma::{
-    DkdvBlueprint, QueryRows, STAGES, Step, Tiles, copy_queries, own_key, query_range,
+    DkdvBlueprint, QueryRows, STAGES, Step, Tiles, copy_queries, own_key, query_range, repair_key,
 };
 use crate::forward::mma::{LogitScale, RowAddress, exp_of};
-use crate::tile::is_finite;
 use crate::tile::mma::{Chunk, commit_copies, quad_sum, wait_copies};
 use crate::tile::wgmma::{Panels, group_place, multiply_pv, multiply_two_nt, pack, publish};
 use cubecl::prelude::barrier::copy_async;
@@ -326,48 +325,67 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
         }
     }
     if any_broken {
-        // What the zeroed elements of dO would have added to dV. Those of Q add nothing: a query that is
-        // not finite has an LSE that is NaN, and P and dS with it.
+        // What the zeroed elements of dO and Q would have added.
         let k_rows = RowAddress::of::<E>(k, batch, kv_head);
-        for head in 0..group {
-            let first = range.first * comptime!(bp.queries());
-            let last = min(first + range.tiles * comptime!(bp.queries()), q_len);
-            for query in first..last {
-                let row = rows.row + head * q_len + query;
-                let row_lse = lse[row];
-                if row_lse != f32::new(f32::NEG_INFINITY) && !is_finite(delta[row]) {
-                    let q_at = rows.q + (rows.head + head) * rows.q_head + query * rows.q_row;
-                    let o_at = rows.o + (rows.head + head) * rows.o_head + query * rows.o_row;
-                    add_broken_row::<E, O>(
-                        q,
-                        k,
-                        grad_out,
-                        &key0,
-                        &k_rows,
-                        q_at,
-                        o_at,
-                        query,
-                        row_lse,
-                        &logit_scale,
-                        grad_v,
-                        bp,
-                    );
-                    add_broken_row::<E, O>(
-                        q,
-                        k,
-                        grad_out,
-                        &key1,
-                        &k_rows,
-                        q_at,
-                        o_at,
-                        query,
-                        row_lse,
-                        &logit_scale,
-                        grad_v,
-                        bp,
-                    );
-                }
-            }
-        }
+        repair_key::<E, O>(
+            q,
+            k,
+            grad_out,
+            lse,
+            delta,
+            &key0,
+            &k_rows,
+            &rows,
+            group,
+            &logit_scale,
+            grad_v,
+            true,
+            bp,
+        );
+        repair_key::<E, O>(
+            q,
+            k,
+            grad_out,
+            lse,
+            delta,
+            &key0,
+            &k_rows,
+            &rows,
+            group,
+            &logit_scale,
+            grad_k,
+            false,
+            bp,
+        );
+        repair_key::<E, O>(
+            q,
+            k,
+            grad_out,
+            lse,
+            delta,
+            &key1,
+            &k_rows,
+            &rows,
+            group,
+            &logit_scale,
+            grad_v,
+            true,
+            bp,
+        );
+        repair_key::<E, O>(
+            q,
+            k,
+            grad_out,
+            lse,
+            delta,
+            &key1,
+            &k_rows,
+            &rows,
+            group,
+            &logit_scale,
+            grad_k,
+            false,
+            bp,
+        );
     }
 }

@@ -1,7 +1,6 @@
-//! Where the gradients of keys go, and what rows that are not finite add to them.
+//! Where the gradients of keys go.
 
-use crate::backward::mma::{DkdvBlueprint, OwnKey, add_to, pick};
-use crate::forward::mma::{LogitScale, RowAddress, exp_of};
+use crate::backward::mma::{DkdvBlueprint, add_to};
 use crate::tile::is_finite;
 use crate::tile::mma::{Chunk, value};
 use cubecl::prelude::*;
@@ -25,58 +24,6 @@ pub(super) fn zero_not_finite<E: Float>(
         }
         rows[place] = values;
         at += comptime!(bp.units());
-    }
-}
-
-/// Adds to dV of a key, in memory, what the elements of dO of one query that are not finite contribute, if
-/// the query attends to the key. A lane adds to the elements that it has written. Rare, hence simple:
-/// everything is read from global memory again.
-#[cube]
-pub(super) fn add_broken_row<E: Float, O: Float>(
-    q: &Tensor<Chunk<E>>,
-    k: &Tensor<Chunk<E>>,
-    grad_out: &Tensor<Chunk<E>>,
-    own: &OwnKey,
-    k_rows: &RowAddress,
-    q_at: usize,
-    o_at: usize,
-    query: usize,
-    lse: f32,
-    logit_scale: &LogitScale,
-    grad_v: &mut [Vector<O, Const<2>>],
-    #[comptime] bp: DkdvBlueprint,
-) {
-    if own.valid && own.first <= query as i32 && (query as i32) < own.end {
-        let chunks = comptime!(bp.chunks());
-        let quad = UNIT_POS_X as usize % 4;
-        let k_at = k_rows.base + own.key * k_rows.stride;
-        let mut product = 0.0f32;
-        for c in 0..chunks {
-            let (a, b) = (q[q_at + c], k[k_at + c]);
-            #[unroll]
-            for e in 0..8usize {
-                product += f32::cast_from(a.extract(e)) * f32::cast_from(b.extract(e));
-            }
-        }
-        let x = logit_scale.apply(product, own.score, bp.softcap);
-        let weight = exp_of(x, -lse * comptime!(core::f32::consts::LOG2_E));
-        for c in 0..chunks {
-            let pair = pick::<E>(grad_out[o_at + c], quad);
-            let (x, y) = (pair.extract(0usize), pair.extract(1usize));
-            if !is_finite(x) || !is_finite(y) {
-                let more_x = select(is_finite(x), 0.0f32, weight * x);
-                let more_y = select(is_finite(y), 0.0f32, weight * y);
-                let at = own.row * comptime!(bp.head_dim / 2) + c * 4 + quad;
-                if comptime!(bp.shared_keys) {
-                    add_pair::<O>(&mut grad_v[at..at + 1], more_x, more_y);
-                } else {
-                    let mut sum = Vector::<f32, Const<2>>::cast_from(grad_v[at]);
-                    sum.insert(0usize, sum.extract(0usize) + more_x);
-                    sum.insert(1usize, sum.extract(1usize) + more_y);
-                    grad_v[at] = Vector::cast_from(sum);
-                }
-            }
-        }
     }
 }
 
