@@ -21,10 +21,6 @@ use flash_dma_problem::{AttentionError, Problem, TensorName};
 /// Buffers of [`dkdv_kernel`], the kernel with the most.
 const BINDINGS: u32 = 13;
 
-/// The widest head dimension that [`backward_engine`] gives to [`Engine::Mma`]. Wider ones take paths of its
-/// kernels (fragments loaded for each use, 16 keys a warp) that no test on a GPU has finished yet.
-const MMA_DIM: usize = 128;
-
 /// Comptime configurations of the two large kernels.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Blueprints {
@@ -37,10 +33,11 @@ pub(crate) struct Blueprints {
 ///
 /// Runs asynchronously on the client's stream, on the engine of [`backward_engine`].
 ///
-/// [`Engine::Portable`] is deterministic, without atomics, and takes O(N) memory beside the arguments:
-/// one f32 a query row, and the key lists. The tensor-core engines add up the gradients of k and v in f32 by
-/// atomics, `8 * batch * kv_heads * k_len * head_dim` bytes more, unless there are no scores, the window
-/// covers all queries, or the problem asks for determinism.
+/// Memory beside the arguments is O(N): one f32 a query row, the key lists, and on the tensor-core engines
+/// f32 sums of the gradients of k and v, `8 * batch * kv_heads * k_len * head_dim` bytes, unless there are no
+/// scores or the window covers all queries. Cubes add to these by atomics, in any order. Where the
+/// problem asks for determinism they write their parts apart, which takes twice the memory, and a second
+/// kernel adds them up in a fixed order. [`Engine::Portable`] is deterministic and has no sums.
 ///
 /// # Errors
 ///
@@ -60,7 +57,7 @@ pub fn backward(
 
 /// The engine that [`backward`] runs on: the first that serves the problem. [`Engine::Wgmma`] takes f16
 /// and bf16 with a head dimension of 64 or 128 on sm_90, [`Engine::Mma`] head dimensions in steps of 32
-/// up to 128 (wider ones only if forced) on sm_80 and newer, both rows of `q`, `k`, `v`, `out` and
+/// on sm_80 and newer, both rows of `q`, `k`, `v`, `out` and
 /// `grad_out` that begin at multiples of 16 bytes; [`Engine::Portable`] everything. The environment
 /// variable [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE) leaves engines out.
 #[must_use]
@@ -106,9 +103,6 @@ impl Plan {
         saved: &Saved,
     ) -> Result<(Engine, Self), AttentionError> {
         for &engine in Engine::tensor_cores()? {
-            if engine == Engine::Mma && problem.head_dim > MMA_DIM {
-                continue;
-            }
             if let Ok(plan) = Self::of(engine, client, problem, inputs, saved) {
                 return Ok((engine, plan));
             }
