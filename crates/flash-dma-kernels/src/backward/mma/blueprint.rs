@@ -101,17 +101,17 @@ impl MmaBlueprints {
 }
 
 impl DqBlueprint {
-    /// The largest tiles that fit: 64 keys keep the tensor cores busy between two barriers. A third stage
-    /// was measured 6 % slower (`docs/kernel-notes.md`).
+    /// The largest tiles that fit: more queries share what is gathered, then 64 keys keep the tensor cores
+    /// busy between two barriers. A third stage was measured 6 % slower at a head dimension of 128.
     fn choose(tile: MmaBlueprint, max_shared: usize) -> Option<Self> {
-        [(64, 2), (32, 2)]
+        [tile.warps, 4]
             .into_iter()
-            .flat_map(|(key_tile, stages)| {
-                [tile.warps, 4].map(|warps| Self {
+            .flat_map(|warps| {
+                [64, 32].map(|key_tile| Self {
                     tile: MmaBlueprint {
                         warps: warps.min(tile.warps),
                         key_tile,
-                        stages,
+                        stages: 2,
                         ..tile
                     },
                     resident: tile.head_dim <= RESIDENT_DIM,
