@@ -79,6 +79,10 @@ impl Report {
             (Phase::Forward, "Forward, given the intervals"),
             (Phase::EndToEnd, "Selection and forward"),
             (Phase::Backward, "Backward"),
+            (
+                Phase::BackwardDeterministic,
+                "Backward, sums in a fixed order",
+            ),
             (Phase::Cold, "First call of a process"),
         ];
         for (phase, title) in phases {

@@ -174,6 +174,22 @@ fn bench(
     rows
 }
 
+/// A call of the library on the buffers.
+type Call = fn(&Buffers, &Client);
+
+/// Prints how far repeats of the backward pass lie apart, with and without a fixed order of sums.
+fn print_spread(client: &Client, workload: &Workload, buffers: &Buffers, repeats: usize) {
+    let calls: [(&str, Call); 2] = [
+        ("default", Buffers::backward),
+        ("deterministic", Buffers::backward_deterministic),
+    ];
+    for (name, call) in calls {
+        for line in spread(client, buffers, call, repeats) {
+            println!("{:24} {name:13} {line}", workload.name);
+        }
+    }
+}
+
 fn bench_tuned(
     client: &Client,
     workload: &'static Workload,
@@ -242,22 +258,12 @@ fn bench_tuned(
     }
     if wanted(Phase::BackwardDeterministic) {
         buffers.backward_deterministic(client);
-        check_gradients(client, &buffers, &host);
+        check_gradients(client, buffers, host);
     }
     if args.repeats > 0 {
-        type Call = fn(&Buffers, &Client);
-        let calls: [(&str, Call); 2] = [
-            ("default", Buffers::backward),
-            ("deterministic", Buffers::backward_deterministic),
-        ];
-        for (name, call) in calls {
-            for line in spread(client, &buffers, call, args.repeats) {
-                println!("{:24} {name:13} {line}", workload.name);
-            }
-        }
+        print_spread(client, workload, buffers, args.repeats);
     }
 
-    type Call = fn(&Buffers, &Client);
     let phases: [(Phase, Call); 6] = [
         (Phase::Select, Buffers::select),
         (Phase::Lists, Buffers::lists),
