@@ -123,6 +123,10 @@ pub const WORKLOADS: &[Workload] = &[
     layer("layer-n8k-dense", 8192, None),
     layer("layer-n16k-w2048", 16384, Some(2048)),
     layer("layer-n16k-dense", 16384, None),
+    Workload {
+        head_dim: 64,
+        ..layer("layer-d64-n16k-dense", 16384, None)
+    },
     layer("layer-n32k-w512", 32768, Some(512)),
     layer("layer-n32k-w1024", 32768, Some(1024)),
     Workload {

@@ -45,6 +45,10 @@ pub(crate) struct DkdvBlueprint {
     pub fragments: usize,
     /// Rows of a query tile; the last may belong to no query.
     pub rows: usize,
+    /// Query tiles in shared memory. `mma`: the one whose probabilities are made, the one before it whose
+    /// keys' gradients are, and the one under way. `wgmma`: the one in use, one that a warpgroup may be
+    /// behind, and two under way.
+    pub stages: usize,
     /// Query heads of one kv head that share the rows of a tile.
     pub heads: usize,
     /// Bottom-right aligned causal masking.
@@ -59,10 +63,6 @@ pub(crate) struct DkdvBlueprint {
     /// list.
     pub parts: bool,
 }
-
-/// Query tiles in shared memory: the one whose probabilities are made, the one before it whose keys'
-/// gradients are, and the one under way.
-pub(in crate::backward) const STAGES: usize = 3;
 
 /// Wider heads leave `wgmma` too few registers and too little shared memory.
 const WGMMA_DIM: usize = 128;
@@ -127,7 +127,7 @@ impl DqBlueprint {
             tile: MmaBlueprint {
                 warps: tile.warps.min(12),
                 key_tile: 64,
-                stages: 2,
+                stages: 3,
                 ..tile
             },
             resident: false,
@@ -175,6 +175,7 @@ impl DkdvBlueprint {
                     role_warps,
                     fragments,
                     rows,
+                    stages: 3,
                     heads,
                     causal: problem.causal,
                     sparse: problem.has_scores,
@@ -199,6 +200,7 @@ impl DkdvBlueprint {
             role_warps: 4,
             fragments: 2,
             rows,
+            stages: 4,
             heads,
             causal: problem.causal,
             sparse: problem.has_scores,
@@ -266,9 +268,9 @@ impl DkdvBlueprint {
         let row = 2 * self.head_dim;
         let words = |count: usize| (4 * count).next_multiple_of(128);
         2 * self.keys() * row
-            + STAGES * 2 * self.rows * row
+            + self.stages * 2 * self.rows * row
             + 16 * self.weights()
-            + 2 * (words(self.keys()) + words(STAGES * self.rows))
+            + 2 * (words(self.keys()) + words(self.stages * self.rows))
     }
 
     /// Vectors of four probabilities that one role hands the other: two query tiles of them.
@@ -305,7 +307,7 @@ impl DkdvBlueprint {
     }
 
     /// Warps a cube.
-    fn warps(&self) -> usize {
+    pub(crate) fn warps(&self) -> usize {
         match self.instruction {
             Instruction::Mma => 2 * self.role_warps,
             Instruction::Wgmma => 4 * self.fragments,

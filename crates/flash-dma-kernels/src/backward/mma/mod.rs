@@ -20,10 +20,10 @@ mod roles;
 mod sums;
 mod weights;
 
+pub(super) use blueprint::DkdvBlueprint;
 pub(crate) use blueprint::MmaBlueprints;
-pub(super) use blueprint::{DkdvBlueprint, STAGES};
-pub(super) use keys::{own_key, query_range};
+pub(super) use keys::{OwnKey, own_key, query_range};
 pub(crate) use launch::launch;
-pub(super) use queries::{QueryRows, Step, Tiles, copy_queries};
+pub(super) use queries::{Cursor, QueryRows, Step, Tiles, copy_step, query_of};
 pub(super) use repair::repair_key;
 pub(super) use sums::add_to;

@@ -1,11 +1,11 @@
 //! The shared memory of the dk/dv kernel: its key tile, and the query tiles that stream past it.
 
-use super::blueprint::{DkdvBlueprint, STAGES};
+use super::blueprint::DkdvBlueprint;
 use crate::forward::mma::Instruction;
 use crate::tile::is_finite;
 use crate::tile::mma::{Chunk, swizzle};
 use crate::tile::wgmma::panel_place;
-use cubecl::prelude::barrier::copy_async;
+use cubecl::prelude::barrier::copy_async_checked;
 use cubecl::prelude::*;
 
 /// What the warps of a cube share.
@@ -15,13 +15,13 @@ pub(in crate::backward) struct Tiles<E: Float> {
     pub k: Shared<[Chunk<E>]>,
     /// `[keys, chunks]`, placed as the instruction reads them.
     pub v: Shared<[Chunk<E>]>,
-    /// `[STAGES, rows, chunks]`, likewise; rows that are no query are zero.
+    /// `[stages, rows, chunks]`, likewise; rows that are no query are zero.
     pub q: Shared<[Chunk<E>]>,
-    /// `[STAGES, rows, chunks]`, likewise; rows that are no query are zero.
+    /// `[stages, rows, chunks]`, likewise; rows that are no query are zero.
     pub grad_out: Shared<[Chunk<E>]>,
-    /// `[STAGES, rows]`.
+    /// `[stages, rows]`.
     pub lse: Shared<[f32]>,
-    /// `[STAGES, rows]`.
+    /// `[stages, rows]`.
     pub delta: Shared<[f32]>,
     /// `[2, role_warps, fragments, rows / 8, 32]`: of each accumulator of 16 keys by 8 rows what a lane
     /// holds of it; -1 where a pair is not selected.
@@ -41,15 +41,15 @@ impl<E: Float> Tiles<E> {
             k: Shared::<[Chunk<E>]>::new_aligned_slice(keys * chunks, comptime!(bp.alignment())),
             v: Shared::<[Chunk<E>]>::new_aligned_slice(keys * chunks, comptime!(bp.alignment())),
             q: Shared::<[Chunk<E>]>::new_aligned_slice(
-                comptime!(STAGES * bp.rows * bp.chunks()),
+                comptime!(bp.stages * bp.rows * bp.chunks()),
                 comptime!(bp.alignment()),
             ),
             grad_out: Shared::<[Chunk<E>]>::new_aligned_slice(
-                comptime!(STAGES * bp.rows * bp.chunks()),
+                comptime!(bp.stages * bp.rows * bp.chunks()),
                 comptime!(bp.alignment()),
             ),
-            lse: Shared::<[f32]>::new_aligned_slice(comptime!(STAGES * bp.rows), 128usize),
-            delta: Shared::<[f32]>::new_aligned_slice(comptime!(STAGES * bp.rows), 128usize),
+            lse: Shared::<[f32]>::new_aligned_slice(comptime!(bp.stages * bp.rows), 128usize),
+            delta: Shared::<[f32]>::new_aligned_slice(comptime!(bp.stages * bp.rows), 128usize),
             weights: Shared::<[Vector<f32, Const<4>>]>::new_aligned_slice(
                 comptime!(bp.weights()),
                 128usize,
@@ -151,14 +151,6 @@ impl Cursor {
             self.head += comptime!(bp.heads);
         }
     }
-
-    /// Step `step` of a range, by division.
-    fn of(step: usize, range: &Range, #[comptime] bp: DkdvBlueprint) -> Cursor {
-        Cursor {
-            tile: range.first + step % range.tiles,
-            head: step / range.tiles * comptime!(bp.heads),
-        }
-    }
 }
 
 /// How the pairs of a step are to be treated.
@@ -174,17 +166,6 @@ pub(in crate::backward) struct Step {
 
 #[cube]
 impl Step {
-    /// Step `step` of the range, whose tile is in its stage.
-    pub(in crate::backward) fn new<E: Float>(
-        step: usize,
-        range: &Range,
-        tiles: &Tiles<E>,
-        #[comptime] bp: DkdvBlueprint,
-    ) -> Step {
-        let query = Cursor::of(step, range, bp).tile * comptime!(bp.queries());
-        Step::at::<E>(step, query, range, tiles, bp)
-    }
-
     /// Step `step`, which begins at query `query` and whose tile is in its stage.
     pub(in crate::backward) fn at<E: Float>(
         step: usize,
@@ -193,7 +174,7 @@ impl Step {
         tiles: &Tiles<E>,
         #[comptime] bp: DkdvBlueprint,
     ) -> Step {
-        let base = step % STAGES * comptime!(bp.rows);
+        let base = step % comptime!(bp.stages) * comptime!(bp.rows);
         let mut row = UNIT_POS_X as usize;
         let mut empty = false;
         let mut broken = false;
@@ -211,7 +192,7 @@ impl Step {
         if comptime!(bp.softcap) {
             // A capped logit does not tell of an infinite query.
             if boundary {
-                broken = broken || !all_finite::<E>(&tiles.q, step % STAGES, bp);
+                broken = broken || !all_finite::<E>(&tiles.q, step % comptime!(bp.stages), bp);
             }
         }
         Step {
@@ -259,23 +240,6 @@ pub(in crate::backward) fn query_of<E: Float>(
     select(is_query, query, i32::new(-1))
 }
 
-/// Starts the copies of step `step` of `range`: queries, output gradients, LSE and row sums.
-#[cube]
-pub(in crate::backward) fn copy_queries<E: Float>(
-    q: &Tensor<Chunk<E>>,
-    grad_out: &Tensor<Chunk<E>>,
-    lse: &[f32],
-    delta: &[f32],
-    rows: &QueryRows,
-    range: &Range,
-    step: usize,
-    tiles: &mut Tiles<E>,
-    #[comptime] bp: DkdvBlueprint,
-) {
-    let cursor = Cursor::of(step, range, bp);
-    copy_step::<E>(q, grad_out, lse, delta, rows, &cursor, step, tiles, bp);
-}
-
 /// Starts the copies of step `step`, at `cursor`: queries, output gradients, LSE and row sums.
 #[cube]
 pub(in crate::backward) fn copy_step<E: Float>(
@@ -292,46 +256,51 @@ pub(in crate::backward) fn copy_step<E: Float>(
     let chunks = comptime!(bp.chunks());
     let queries = comptime!(bp.queries());
     let unit = UNIT_POS as usize;
-    let stage = step % STAGES;
+    let stage = step % comptime!(bp.stages);
     let first_query = cursor.tile * queries;
     let first_head = cursor.head;
     #[unroll]
     for c in 0..comptime!((bp.rows * bp.chunks()).div_ceil(bp.units())) {
         let at = unit + c * comptime!(bp.units());
-        let (row, col) = (at / chunks, at % chunks);
-        if row < comptime!(bp.rows) {
+        let mut row = at / chunks;
+        let mut col = at % chunks;
+        if comptime!(bp.units().is_multiple_of(bp.chunks())) {
+            // The same column each time, which spares most of the address.
+            row = unit / chunks + comptime!(c * bp.units() / bp.chunks());
+            col = unit % chunks;
+        }
+        if comptime!((bp.rows * bp.chunks()).is_multiple_of(bp.units())) || row < comptime!(bp.rows)
+        {
             let place = stage * comptime!(bp.rows * bp.chunks()) + place_of(row, col, bp);
             let query = first_query + row % queries;
             let head = rows.head + first_head + row / queries;
-            if row < comptime!(bp.queries() * bp.heads) && query < rows.len {
-                let from = rows.q + head * rows.q_head + query * rows.q_row + col;
-                copy_async(&q[from..from + 1], &mut tiles.q[place..place + 1], 8u32);
-                let from = rows.o + head * rows.o_head + query * rows.o_row + col;
-                copy_async(
-                    &grad_out[from..from + 1],
-                    &mut tiles.grad_out[place..place + 1],
-                    8u32,
-                );
-            } else {
-                tiles.q[place] = Vector::new(E::from_int(0));
-                tiles.grad_out[place] = Vector::new(E::from_int(0));
-            }
+            // A copy of no byte fills its place with zeros, and reads nothing.
+            let there =
+                usize::cast_from(row < comptime!(bp.queries() * bp.heads) && query < rows.len);
+            let from = rows.q + head * rows.q_head + query * rows.q_row + col;
+            copy_async_checked(&q[from..from + there], &mut tiles.q[place..place + 1], 8u32);
+            let from = rows.o + head * rows.o_head + query * rows.o_row + col;
+            copy_async_checked(
+                &grad_out[from..from + there],
+                &mut tiles.grad_out[place..place + 1],
+                8u32,
+            );
         }
     }
     if unit < comptime!(bp.rows) {
         let place = stage * comptime!(bp.rows) + unit;
         let query = first_query + unit % queries;
-        if unit < comptime!(bp.queries() * bp.heads) && query < rows.len {
-            let from = rows.row + (first_head + unit / queries) * rows.len + query;
-            copy_async(&lse[from..from + 1], &mut tiles.lse[place..place + 1], 1u32);
-            copy_async(
-                &delta[from..from + 1],
-                &mut tiles.delta[place..place + 1],
-                1u32,
-            );
-        } else {
-            tiles.lse[place] = 0.0f32;
-            tiles.delta[place] = 0.0f32;
-        }
+        let there = usize::cast_from(unit < comptime!(bp.queries() * bp.heads) && query < rows.len);
+        let from = rows.row + (first_head + unit / queries) * rows.len + query;
+        copy_async_checked(
+            &lse[from..from + there],
+            &mut tiles.lse[place..place + 1],
+            1u32,
+        );
+        copy_async_checked(
+            &delta[from..from + there],
+            &mut tiles.delta[place..place + 1],
+            1u32,
+        );
     }
 }

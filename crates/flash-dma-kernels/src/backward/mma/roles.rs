@@ -7,7 +7,7 @@
 //! warp waits for another inside a tile. A warp's keys are the rows of its products: `P^T` and `dS^T` turn
 //! from accumulators into A fragments in registers.
 
-use super::blueprint::{DkdvBlueprint, STAGES};
+use super::blueprint::DkdvBlueprint;
 use super::queries::{Cursor, QueryRows, Range, Step, Tiles, copy_step};
 use super::weights::{probabilities, score_gradients};
 use crate::forward::mma::LogitScale;
@@ -159,7 +159,8 @@ fn products<NS: Size, NA: Size>(
     #[comptime] bp: DkdvBlueprint,
 ) {
     let shape = comptime!(bp.products());
-    let stage = operands.products + (step % STAGES) as u32 * comptime!(bp.stage_bytes());
+    let stage =
+        operands.products + (step % comptime!(bp.stages)) as u32 * comptime!(bp.stage_bytes());
     #[unroll]
     for n in 0..comptime!(bp.rows / 16 / shape.blocks) {
         s[n] = Vector::new(0.0f32);
@@ -256,7 +257,7 @@ fn accumulate_step<E: Float, NS: Size, NO: Size, NA: Size>(
             bounds[n * 2 + 1] = tiles.end[key + n * 8];
         }
     }
-    let stage = operands.sums + (step % STAGES) as u32 * comptime!(bp.stage_bytes());
+    let stage = operands.sums + (step % comptime!(bp.stages)) as u32 * comptime!(bp.stage_bytes());
     #[unroll]
     for n in 0..comptime!(bp.rows / 16) {
         let mut a = Vector::<u32, NA>::new(0u32);

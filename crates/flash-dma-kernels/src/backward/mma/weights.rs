@@ -1,6 +1,6 @@
 //! The weights of pairs: probabilities, and gradients of the logits.
 
-use super::blueprint::{DkdvBlueprint, STAGES};
+use super::blueprint::DkdvBlueprint;
 use super::queries::{Step, Tiles, query_of};
 use crate::forward::mma::{LogitScale, exp_of};
 use crate::tile::wgmma::pack;
@@ -38,7 +38,7 @@ pub(super) fn probabilities<E: Float, NS: Size, NA: Size>(
     #[comptime] bp: DkdvBlueprint,
 ) -> Vector<u32, NA> {
     let mut a = a;
-    let stage = step % STAGES;
+    let stage = step % comptime!(bp.stages);
     let row = comptime!(n * 8) + UNIT_POS_X as usize % 4 * 2;
     let log2e = comptime!(core::f32::consts::LOG2_E);
     let reference0 = -tiles.lse[stage * comptime!(bp.rows) + row] * log2e;
@@ -104,8 +104,9 @@ pub(super) fn score_gradients<E: Float, NS: Size, NA: Size>(
     #[comptime] bp: DkdvBlueprint,
 ) -> Vector<u32, NA> {
     let mut a = a;
-    let first_row =
-        step % STAGES * comptime!(bp.rows) + comptime!(n * 8) + UNIT_POS_X as usize % 4 * 2;
+    let first_row = step % comptime!(bp.stages) * comptime!(bp.rows)
+        + comptime!(n * 8)
+        + UNIT_POS_X as usize % 4 * 2;
     #[unroll]
     for m in 0..comptime!(bp.fragments) {
         let (index, first) = comptime!(bp.products().place(m, n));

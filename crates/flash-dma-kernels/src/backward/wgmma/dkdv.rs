@@ -1,12 +1,15 @@
 //! The gradients of k, v and the scores on Hopper's tensor cores: key tiles stream the queries of a chunk.
 
 use super::output::{write_row, write_score, zero_not_finite};
+use super::weights::{StepWeights, step_weights};
 use crate::backward::mma::{
-    DkdvBlueprint, QueryRows, STAGES, Step, Tiles, copy_queries, own_key, query_range, repair_key,
+    Cursor, DkdvBlueprint, QueryRows, Step, Tiles, copy_step, own_key, query_range, repair_key,
 };
-use crate::forward::mma::{LogitScale, RowAddress, exp_of};
-use crate::tile::mma::{Chunk, commit_copies, quad_sum, wait_copies};
-use crate::tile::wgmma::{Panels, group_place, multiply_pv, multiply_two_nt, pack, publish};
+use crate::forward::mma::{LogitScale, RowAddress};
+use crate::tile::mma::{Chunk, commit_copies, quad_sum, uniform, wait_copies};
+use crate::tile::wgmma::{
+    Panels, Ring, Turns, finish, group_place, publish, start_pv, start_two_nt,
+};
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
@@ -124,16 +127,19 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
     );
     sync_cube();
     let range = query_range::<E>(&tiles, start, count, chunk_first, chunk_end, bp);
-    let steps = range.tiles * (group / comptime!(bp.heads));
+    let steps = uniform(range.tiles * (group / comptime!(bp.heads)));
 
     let rows = QueryRows::new::<E>(q, grad_out, batch, kv_head, group);
     let logit_scale = LogitScale::new(scale, softcap, bp.softcap);
     let mut dv = Vector::<f32, NO>::new(0.0f32);
     let mut dk = Vector::<f32, NO>::new(0.0f32);
-    let mut dz0 = 0.0f32;
-    let mut dz1 = 0.0f32;
+    let mut weights = StepWeights::<NP> {
+        p: Vector::new(0u32),
+        ds: Vector::new(0u32),
+        dz0: 0.0f32,
+        dz1: 0.0f32,
+    };
     let mut any_broken = false;
-    let log2e = comptime!(core::f32::consts::LOG2_E);
 
     if steps > 0 {
         let k_rows = RowAddress::of::<E>(k, batch, kv_head);
@@ -157,47 +163,45 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
             }
             at += comptime!(bp.units());
         }
-        copy_queries::<E>(
-            q, grad_out, lse, delta, &rows, &range, 0usize, &mut tiles, bp,
-        );
-        commit_copies();
+        let stages = comptime!(bp.stages);
+        let ring = Ring::new(stages, comptime!(bp.warps()));
+        let turns = Turns::new();
+        let ahead = comptime!(bp.stages - 2);
+        let mut coming = Cursor::first(&range);
+        let mut present = Cursor::first(&range);
+        #[unroll]
+        for turn in 0..ahead {
+            if turn < steps {
+                copy_step::<E>(
+                    q, grad_out, lse, delta, &rows, &coming, turn, &mut tiles, bp,
+                );
+                coming.advance(&range, bp);
+            }
+            commit_copies();
+        }
 
         let own = warp / 4 * comptime!(64 * bp.chunks());
         let k_panels = Panels::at::<E>(&tiles.k[own..own + 1]);
         let v_panels = Panels::at::<E>(&tiles.v[own..own + 1]);
         let q_panels = Panels::at::<E>(&tiles.q[0..1]);
         let o_panels = Panels::at::<E>(&tiles.grad_out[0..1]);
+        wait_copies(comptime!(ahead as u32 - 1));
+        publish();
+        ring.arrive_full(0usize);
         for turn in 0..steps {
-            // This unit's part of the tile has landed; behind the barrier, every unit's has, and nobody
-            // needs the stage that is filled next.
-            wait_copies(0u32);
-            publish();
-            sync_cube();
-            if turn + 1 < steps {
-                copy_queries::<E>(
-                    q,
-                    grad_out,
-                    lse,
-                    delta,
-                    &rows,
-                    &range,
-                    turn + 1,
-                    &mut tiles,
-                    bp,
-                );
+            let stage = turn % stages;
+            let begin = stage * comptime!(bp.rows * bp.chunks());
+            let q_tile = q_panels.behind(begin);
+            let o_tile = o_panels.behind(begin);
+            ring.wait_full(stage, turn / stages);
+            dv = finish::<NO>(dv, comptime!(bp.head_dim / 2));
+            dk = finish::<NO>(dk, comptime!(bp.head_dim / 2));
+            if turn > 0 {
+                ring.arrive_empty((turn - 1) % stages);
             }
-            commit_copies();
-            let step = Step::new::<E>(turn, &range, &tiles, bp);
-            let stage = turn % STAGES;
-            let begin = (stage * comptime!(bp.rows * bp.chunks())) as u32;
-            let q_tile = Panels {
-                address: q_panels.address + begin,
-            };
-            let o_tile = Panels {
-                address: o_panels.address + begin,
-            };
+            turns.wait(turn, comptime!(bp.fragments));
             // S^T = K Q^T, and dP^T = V dO^T behind it.
-            let products = multiply_two_nt::<NS>(
+            let products = start_two_nt::<NS>(
                 &k_panels,
                 &q_tile,
                 &v_panels,
@@ -207,73 +211,68 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
                 comptime!(bp.head_dim),
                 64usize,
             );
-            let mut p = Vector::<u32, NP>::new(0u32);
-            let mut ds = Vector::<u32, NP>::new(0u32);
-            #[unroll]
-            for n in 0..comptime!(bp.rows / 8) {
-                let mut ps = Vector::<f32, Const<4>>::new(0.0f32);
-                let mut dss = Vector::<f32, Const<4>>::new(0.0f32);
-                #[unroll]
-                for e in 0..2usize {
-                    let row = comptime!(n * 8 + e) + quad * 2;
-                    let at = stage * comptime!(bp.rows) + row;
-                    let reference = -tiles.lse[at] * log2e;
-                    let row_delta = tiles.delta[at];
-                    let x0: f32 = logit_scale.apply(
-                        products.extract(comptime!(n * 4 + e)),
-                        key0.score,
-                        bp.softcap,
-                    );
-                    let x1: f32 = logit_scale.apply(
-                        products.extract(comptime!(n * 4 + 2 + e)),
-                        key1.score,
-                        bp.softcap,
-                    );
-                    let dp0: f32 = products.extract(comptime!(bp.rows / 2 + n * 4 + e));
-                    let dp1: f32 = products.extract(comptime!(bp.rows / 2 + n * 4 + 2 + e));
-                    let mut p0 = exp_of(x0, reference);
-                    let mut p1 = exp_of(x1, reference);
-                    let mut ds0 = p0 * (dp0 - row_delta);
-                    let mut ds1 = p1 * (dp1 - row_delta);
-                    if step.boundary {
-                        let mut query = (step.query + row % comptime!(bp.queries())) as i32;
-                        // Such a row is no query, or selects nothing.
-                        if tiles.lse[at] == f32::new(f32::NEG_INFINITY)
-                            || row >= comptime!(bp.queries() * bp.heads)
-                        {
-                            query = -1i32;
-                        }
-                        let keep0 = key0.first <= query && query < key0.end;
-                        let keep1 = key1.first <= query && query < key1.end;
-                        p0 = select(keep0, p0, 0.0f32);
-                        p1 = select(keep1, p1, 0.0f32);
-                        ds0 = select(keep0, ds0, 0.0f32);
-                        ds1 = select(keep1, ds1, 0.0f32);
-                    }
-                    dz0 += ds0;
-                    dz1 += ds1;
-                    if comptime!(bp.softcap) {
-                        ds0 *= logit_scale.slope(x0 - key0.score, bp.softcap);
-                        ds1 *= logit_scale.slope(x1 - key1.score, bp.softcap);
-                    }
-                    ps.insert(e, p0);
-                    ps.insert(comptime!(2 + e), p1);
-                    dss.insert(e, ds0);
-                    dss.insert(comptime!(2 + e), ds1);
+            turns.pass(turn, steps, comptime!(bp.fragments));
+            if turn + ahead < steps {
+                if turn >= 2 {
+                    ring.wait_empty((turn - 2) % stages, (turn - 2) / stages);
                 }
-                #[unroll]
-                for half in 0..2usize {
-                    let (x, y) = comptime!((half * 2, half * 2 + 1));
-                    let at = comptime!(n * 2 + half);
-                    p.insert(
-                        at,
-                        pack(ps.extract(x), ps.extract(y), comptime!(bp.element)),
-                    );
-                    ds.insert(
-                        at,
-                        pack(dss.extract(x), dss.extract(y), comptime!(bp.element)),
-                    );
-                }
+                copy_step::<E>(
+                    q,
+                    grad_out,
+                    lse,
+                    delta,
+                    &rows,
+                    &coming,
+                    turn + ahead,
+                    &mut tiles,
+                    bp,
+                );
+                coming.advance(&range, bp);
+            }
+            commit_copies();
+            if turn + 1 < steps {
+                // This unit's part of the next tile has landed.
+                wait_copies(comptime!(ahead as u32 - 1));
+                publish();
+                ring.arrive_full((turn + 1) % stages);
+            }
+            let step = Step::at::<E>(
+                turn,
+                present.tile * comptime!(bp.queries()),
+                &range,
+                &tiles,
+                bp,
+            );
+            present.advance(&range, bp);
+            let products = finish::<NS>(products, comptime!(bp.rows));
+            // The code of boundary steps apart: a branch an element would keep the others from
+            // overlapping.
+            if step.boundary {
+                step_weights::<E, NS, NP>(
+                    &mut weights,
+                    &products,
+                    &key0,
+                    &key1,
+                    &tiles,
+                    stage,
+                    &step,
+                    &logit_scale,
+                    true,
+                    bp,
+                );
+            } else {
+                step_weights::<E, NS, NP>(
+                    &mut weights,
+                    &products,
+                    &key0,
+                    &key1,
+                    &tiles,
+                    stage,
+                    &step,
+                    &logit_scale,
+                    false,
+                    bp,
+                );
             }
             if step.broken {
                 // All warps have their logits: only the products with P and dS are left to this tile.
@@ -284,17 +283,17 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
                 publish();
                 sync_cube();
             }
-            dv = multiply_pv::<NO, NP>(
+            dv = start_pv::<NO, NP>(
                 dv,
-                p,
+                weights.p,
                 &o_tile,
                 comptime!(bp.element),
                 comptime!(bp.head_dim),
                 comptime!(bp.rows),
             );
-            dk = multiply_pv::<NO, NP>(
+            dk = start_pv::<NO, NP>(
                 dk,
-                ds,
+                weights.ds,
                 &q_tile,
                 comptime!(bp.element),
                 comptime!(bp.head_dim),
@@ -302,6 +301,8 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
             );
         }
     }
+    dv = finish::<NO>(dv, comptime!(bp.head_dim / 2));
+    dk = finish::<NO>(dk, comptime!(bp.head_dim / 2));
     if key0.valid {
         let at = key0.row * comptime!(bp.head_dim / 2) + quad;
         write_row::<O, NO>(grad_v, &dv, at, 1.0f32, 0usize, bp);
@@ -313,8 +314,8 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
         write_row::<O, NO>(grad_k, &dk, at, scale, 1usize, bp);
     }
     if comptime!(bp.sparse) {
-        let dz0 = quad_sum(dz0);
-        let dz1 = quad_sum(dz1);
+        let dz0 = quad_sum(weights.dz0);
+        let dz1 = quad_sum(weights.dz1);
         if quad == 0 {
             if key0.valid {
                 write_score(grad_scores, key0.row, dz0, bp);

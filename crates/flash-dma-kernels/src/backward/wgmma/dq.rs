@@ -6,7 +6,9 @@ use crate::forward::mma::{
 };
 use crate::tile::is_finite;
 use crate::tile::mma::{Chunk, commit_copies, wait_copies};
-use crate::tile::wgmma::{Panels, group_place, multiply_pv, multiply_two_nt, pack, publish};
+use crate::tile::wgmma::{
+    Panels, Ring, Turns, finish, group_place, pack, publish, start_pv, start_two_nt,
+};
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
@@ -107,28 +109,25 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
         delta1 = delta[to1];
     }
     let log2e = comptime!(core::f32::consts::LOG2_E);
-    let reference0 = -lse0 * log2e;
-    let reference1 = -lse1 * log2e;
+    let upper = LaneRow {
+        reference: -lse0 * log2e,
+        delta: delta0,
+    };
+    let lower = LaneRow {
+        reference: -lse1 * log2e,
+        delta: delta1,
+    };
 
     let full_tiles = keys.full / key_tile;
     let tiles = keys.total.div_ceil(key_tile);
     let mut next = first_keys(list, &keys, bp);
     let mut acc = Vector::<f32, NO>::new(0.0f32);
     let ahead = comptime!(bp.stages - 1);
-    for turn in 0..tiles + ahead {
-        if turn >= ahead {
-            // This unit's part of the tile has landed; behind the barrier, every unit's has, and every
-            // warp is done with the stage that is filled next.
-            wait_copies(comptime!(bp.stages as u32 - 2));
-            if turn - ahead >= full_tiles
-                && zero_not_finite::<E>(&mut stages.k, turn - ahead, false, bp)
-            {
-                marks[(turn - ahead) % comptime!(bp.stages)] = 1u32;
-            }
-            publish();
-            sync_cube();
-        }
-        if turn < tiles {
+    let turns = Turns::new();
+    let ring = Ring::new(comptime!(bp.stages), comptime!(bp.warps));
+    #[unroll]
+    for tile in 0..ahead {
+        if tile < tiles {
             start_copies::<E>(
                 k,
                 v,
@@ -140,102 +139,130 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
                 score_row,
                 kv_row * k_len,
                 &keys,
-                turn,
+                tile,
                 &mut next,
                 &mut stages,
                 bp,
             );
         }
         commit_copies();
-
-        if turn >= ahead {
-            let tile = turn - ahead;
-            let stage = tile % comptime!(bp.stages);
-            let begin = (stage * comptime!(bp.key_tile * bp.chunks())) as u32;
-            let boundary = tile >= full_tiles;
-            let k_tile = Panels {
-                address: k_panels.address + begin,
-            };
-            let v_tile = Panels {
-                address: v_panels.address + begin,
-            };
-            // S = Q K^T, and dP = dO V^T behind it.
-            let products = multiply_two_nt::<NS>(
-                &q_panels,
-                &k_tile,
-                &o_panels,
-                &v_tile,
-                comptime!(bp.element),
-                key_tile,
-                comptime!(bp.head_dim),
-                64usize,
-            );
-            let mut ds = Vector::<u32, NP>::new(0u32);
-            #[unroll]
-            for n in 0..comptime!(bp.key_tile / 8) {
-                let mut upper = Vector::<f32, Const<2>>::new(0.0f32);
-                let mut lower = Vector::<f32, Const<2>>::new(0.0f32);
-                #[unroll]
-                for e in 0..2usize {
-                    let col = comptime!(n * 8 + e) + quad * 2;
-                    let z = score::<E>(&stages, tile, col, bp);
-                    let x0 =
-                        logit_scale.apply(products.extract(comptime!(n * 4 + e)), z, bp.softcap);
-                    let x1 = logit_scale.apply(
-                        products.extract(comptime!(n * 4 + 2 + e)),
-                        z,
-                        bp.softcap,
-                    );
-                    let dp0: f32 = products.extract(comptime!(bp.key_tile / 2 + n * 4 + e));
-                    let dp1: f32 = products.extract(comptime!(bp.key_tile / 2 + n * 4 + 2 + e));
-                    let mut ds0 = exp_of(x0, reference0) * (dp0 - delta0);
-                    let mut ds1 = exp_of(x1, reference1) * (dp1 - delta1);
-                    if comptime!(bp.softcap) {
-                        ds0 *= logit_scale.slope(x0 - z, bp.softcap);
-                        ds1 *= logit_scale.slope(x1 - z, bp.softcap);
-                    }
-                    if boundary {
-                        ds0 = select(sees::<E>(&row0, &stages, tile, col, k_len, bp), ds0, 0.0f32);
-                        ds1 = select(sees::<E>(&row1, &stages, tile, col, k_len, bp), ds1, 0.0f32);
-                    }
-                    upper.insert(e, ds0);
-                    lower.insert(e, ds1);
-                }
-                ds.insert(
-                    comptime!(n * 2),
-                    pack(
-                        upper.extract(0usize),
-                        upper.extract(1usize),
-                        comptime!(bp.element),
-                    ),
-                );
-                ds.insert(
-                    comptime!(n * 2 + 1),
-                    pack(
-                        lower.extract(0usize),
-                        lower.extract(1usize),
-                        comptime!(bp.element),
-                    ),
+    }
+    // The first tile.
+    wait_copies(comptime!(ahead as u32 - 1));
+    if tiles > 0 && full_tiles == 0 && zero_not_finite::<E>(&mut stages.k, 0usize, false, bp) {
+        marks[0] = 1u32;
+    }
+    publish();
+    ring.arrive_full(0usize);
+    for tile in 0..tiles {
+        let stage = tile % comptime!(bp.stages);
+        let boundary = tile >= full_tiles;
+        let begin = stage * comptime!(bp.key_tile * bp.chunks());
+        let k_tile = k_panels.behind(begin);
+        let v_tile = v_panels.behind(begin);
+        ring.wait_full(stage, tile / comptime!(bp.stages));
+        acc = finish::<NO>(acc, comptime!(bp.head_dim / 2));
+        if tile > 0 {
+            // The stage of the tile before, which the copies below fill again.
+            ring.arrive_empty((tile + ahead) % comptime!(bp.stages));
+        }
+        turns.wait(tile, comptime!(bp.warps / 4));
+        // S = Q K^T, and dP = dO V^T behind it.
+        let products = start_two_nt::<NS>(
+            &q_panels,
+            &k_tile,
+            &o_panels,
+            &v_tile,
+            comptime!(bp.element),
+            key_tile,
+            comptime!(bp.head_dim),
+            64usize,
+        );
+        turns.pass(tile, tiles, comptime!(bp.warps / 4));
+        if tile + ahead < tiles {
+            if tile > 0 {
+                ring.wait_empty(
+                    (tile + ahead) % comptime!(bp.stages),
+                    (tile + ahead) / comptime!(bp.stages) - 1,
                 );
             }
-            if boundary && marks[stage] == 1u32 {
-                // All warps have their logits: only the product with dS is left to this tile.
-                sync_cube();
-                let _any = zero_not_finite::<E>(&mut stages.k, tile, true, bp);
-                publish();
-                sync_cube();
-            }
-            // dQ += dS K.
-            acc = multiply_pv::<NO, NP>(
-                acc,
-                ds,
-                &k_tile,
-                comptime!(bp.element),
-                comptime!(bp.head_dim),
-                key_tile,
+            start_copies::<E>(
+                k,
+                v,
+                scores,
+                intervals,
+                list,
+                &k_rows,
+                &v_rows,
+                score_row,
+                kv_row * k_len,
+                &keys,
+                tile + ahead,
+                &mut next,
+                &mut stages,
+                bp,
             );
         }
+        commit_copies();
+        if tile + 1 < tiles {
+            // This unit's part of the next tile has landed.
+            wait_copies(comptime!(ahead as u32 - 1));
+            if tile + 1 >= full_tiles && zero_not_finite::<E>(&mut stages.k, tile + 1, false, bp) {
+                marks[(tile + 1) % comptime!(bp.stages)] = 1u32;
+            }
+            publish();
+            ring.arrive_full((tile + 1) % comptime!(bp.stages));
+        }
+        let products = finish::<NS>(products, comptime!(bp.key_tile));
+        // The code of boundary tiles apart: a branch an element would keep the others from
+        // overlapping.
+        let ds = if boundary {
+            gradients::<E, NS, NP>(
+                &products,
+                &row0,
+                &row1,
+                &upper,
+                &lower,
+                &stages,
+                tile,
+                k_len,
+                &logit_scale,
+                true,
+                bp,
+            )
+        } else {
+            gradients::<E, NS, NP>(
+                &products,
+                &row0,
+                &row1,
+                &upper,
+                &lower,
+                &stages,
+                tile,
+                k_len,
+                &logit_scale,
+                false,
+                bp,
+            )
+        };
+        if boundary && marks[stage] == 1u32 {
+            // All warps have their logits: only the product with dS is left to this tile.
+            sync_cube();
+            let _any = zero_not_finite::<E>(&mut stages.k, tile, true, bp);
+            publish();
+            sync_cube();
+        }
+        // dQ += dS K.
+        acc = start_pv::<NO, NP>(
+            acc,
+            ds,
+            &k_tile,
+            comptime!(bp.element),
+            comptime!(bp.head_dim),
+            key_tile,
+        );
     }
+    acc = finish::<NO>(acc, comptime!(bp.head_dim / 2));
 
     // A row without any logit above -inf has no gradient.
     let none = f32::new(f32::NEG_INFINITY);
@@ -303,4 +330,103 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
             }
         }
     }
+}
+
+/// What a lane knows of a row of the query tile that it holds elements of.
+#[derive(CubeType, Clone, Copy)]
+struct LaneRow {
+    /// `-log2(e) * lse`.
+    reference: f32,
+    /// Its row sum.
+    delta: f32,
+}
+
+#[cube]
+impl LaneRow {
+    /// dS, times the softcap's slope, of a product `s` and dP, of a key with score `z`.
+    fn gradient(
+        &self,
+        s: f32,
+        dp: f32,
+        z: f32,
+        logit_scale: &LogitScale,
+        #[comptime] bp: MmaBlueprint,
+    ) -> f32 {
+        let x = logit_scale.apply(s, z, bp.softcap);
+        let mut gradient = exp_of(x, self.reference) * (dp - self.delta);
+        if comptime!(bp.softcap) {
+            gradient *= logit_scale.slope(x - z, bp.softcap);
+        }
+        gradient
+    }
+}
+
+/// dS of a key tile, rounded, as an A operand: `products` are S and behind it dP, of which this lane holds
+/// elements of two rows. On a `boundary` tile zero where a row does not see a key.
+#[cube]
+fn gradients<E: Float, NS: Size, NP: Size>(
+    products: &Vector<f32, NS>,
+    row0: &TileRow,
+    row1: &TileRow,
+    upper: &LaneRow,
+    lower: &LaneRow,
+    stages: &Stages<E>,
+    tile: usize,
+    k_len: usize,
+    logit_scale: &LogitScale,
+    #[comptime] boundary: bool,
+    #[comptime] bp: MmaBlueprint,
+) -> Vector<u32, NP> {
+    let quad = UNIT_POS_X as usize % 4;
+    let dp = comptime!(bp.key_tile / 2);
+    let mut packed = Vector::<u32, NP>::new(0u32);
+    #[unroll]
+    for n in 0..comptime!(bp.key_tile / 8) {
+        let mut above = Vector::<f32, Const<2>>::new(0.0f32);
+        let mut below = Vector::<f32, Const<2>>::new(0.0f32);
+        #[unroll]
+        for e in 0..2usize {
+            let col = comptime!(n * 8 + e) + quad * 2;
+            let z = score::<E>(stages, tile, col, bp);
+            let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
+            let (dp0, dp1) = comptime!((dp + at0, dp + at1));
+            let mut ds0 = upper.gradient(
+                products.extract(at0),
+                products.extract(dp0),
+                z,
+                logit_scale,
+                bp,
+            );
+            let mut ds1 = lower.gradient(
+                products.extract(at1),
+                products.extract(dp1),
+                z,
+                logit_scale,
+                bp,
+            );
+            if comptime!(boundary) {
+                ds0 = select(sees::<E>(row0, stages, tile, col, k_len, bp), ds0, 0.0f32);
+                ds1 = select(sees::<E>(row1, stages, tile, col, k_len, bp), ds1, 0.0f32);
+            }
+            above.insert(e, ds0);
+            below.insert(e, ds1);
+        }
+        packed.insert(
+            comptime!(n * 2),
+            pack(
+                above.extract(0usize),
+                above.extract(1usize),
+                comptime!(bp.element),
+            ),
+        );
+        packed.insert(
+            comptime!(n * 2 + 1),
+            pack(
+                below.extract(0usize),
+                below.extract(1usize),
+                comptime!(bp.element),
+            ),
+        );
+    }
+    packed
 }

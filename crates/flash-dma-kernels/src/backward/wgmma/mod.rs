@@ -4,6 +4,7 @@
 mod dkdv;
 mod dq;
 mod output;
+mod weights;
 
 pub(super) use dkdv::dkdv_wgmma_kernel;
 pub(super) use dq::dq_wgmma_kernel;

@@ -116,10 +116,10 @@ impl MmaBlueprint {
     /// sm_90, head dimensions of 64, 128 and 256. (Accumulators of 192 columns would be vectors of 96,
     /// and CubeCL aligns a vector to its length.)
     ///
-    /// Four warpgroups share every key that is copied, and while one is busy with its softmax the
-    /// tensor cores serve the others; 512 units leave 128 registers each, enough for an output of
-    /// `head_dim = 128`. Wider heads take fewer warpgroups with more registers, and so do problems that
-    /// would give a multiprocessor less than two cubes.
+    /// The warpgroups of a cube share every key that is copied, and while one is busy with its softmax
+    /// the tensor cores serve the others: as many as leave each the registers of an output and two
+    /// products under way, four of 128 registers, three of 168 or two of 255. Problems of few cubes
+    /// take as many as waste least of the last round of multiprocessors.
     pub(crate) fn choose_wgmma(problem: &Problem, properties: &DeviceProperties) -> Option<Self> {
         let served = problem.element != ElementType::F32
             && problem.head_dim.is_multiple_of(PANEL)
@@ -131,14 +131,13 @@ impl MmaBlueprint {
         }
         let group = problem.group();
         let heads = (1..=group.min(64)).rfind(|n| group.is_multiple_of(*n))?;
-        let most = if problem.head_dim <= 128 { 4 } else { 2 };
-        let with = |warpgroups: usize| Self {
+        let smallest = Self {
             instruction: Instruction::Wgmma,
             element: problem.element,
             head_dim: problem.head_dim,
-            warps: 4 * warpgroups,
+            warps: 4,
             key_tile: 64,
-            stages: if problem.head_dim <= 64 { 3 } else { 2 },
+            stages: if problem.head_dim <= 128 { 4 } else { 2 },
             heads,
             causal: problem.causal,
             sparse: problem.has_scores,
@@ -149,13 +148,12 @@ impl MmaBlueprint {
             .hardware
             .num_streaming_multiprocessors
             .unwrap_or(1) as usize;
-        let cubes = |blueprint: &Self| {
-            problem.q_len.div_ceil(blueprint.queries()) * problem.batch * problem.q_heads / heads
-        };
-        [most, 2, 1]
-            .map(with)
-            .into_iter()
-            .find(|blueprint| blueprint.warps == 4 || cubes(blueprint) >= 2 * processors)
+        (smallest.sizes().iter())
+            .map(|&warps| Self { warps, ..smallest })
+            .min_by_key(|cube| match cube.cubes(problem).div_ceil(processors) {
+                rounds @ ..4 => rounds * cube.warps,
+                _ => 0,
+            })
             .filter(|blueprint| {
                 blueprint.shared_bytes() <= properties.hardware.max_shared_memory_size
             })
@@ -195,6 +193,11 @@ impl MmaBlueprint {
     /// Rows a unit copies of a key tile: one chunk of each of them.
     pub(crate) fn copies(&self) -> usize {
         (self.key_tile * self.chunks()).div_ceil(self.units())
+    }
+
+    /// Whether all copies of all units are of rows of the tile.
+    pub(crate) fn whole_copies(&self) -> bool {
+        (self.key_tile * self.chunks()).is_multiple_of(self.units())
     }
 
     /// Alignment of a stage in shared memory.

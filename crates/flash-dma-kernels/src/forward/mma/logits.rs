@@ -3,7 +3,7 @@
 use super::blueprint::MmaBlueprint;
 use super::rows::TileRow;
 use super::stream::Stages;
-use crate::tile::mma::ex2;
+use crate::tile::mma::{ex2, reciprocal};
 use cubecl::prelude::*;
 
 /// How far the maximum of a row may rise above the reference of its probabilities before the row is
@@ -15,20 +15,24 @@ pub(super) const SLACK: f32 = 5.5;
 pub(crate) struct LogitScale {
     /// On the product: `scale`; with a softcap `c`, `scale / c`.
     pub inner: f32,
-    /// With a softcap: `c`.
+    /// With a softcap: `c`, and `1 / c`.
     pub outer: f32,
+    pub inverse: f32,
 }
 
 #[cube]
 impl LogitScale {
     pub(crate) fn new(scale: f32, softcap: f32, #[comptime] capped: bool) -> LogitScale {
         let mut inner = scale;
+        let mut inverse = 1.0f32;
         if comptime!(capped) {
             inner = scale / softcap;
+            inverse = 1.0f32 / softcap;
         }
         LogitScale {
             inner,
             outer: softcap,
+            inverse,
         }
     }
 
@@ -45,7 +49,7 @@ impl LogitScale {
     pub(crate) fn slope(&self, logit: f32, #[comptime] capped: bool) -> f32 {
         let mut slope = 1.0f32;
         if comptime!(capped) {
-            let t = logit / self.outer;
+            let t = logit * self.inverse;
             slope = fma(-t, t, 1.0f32);
         }
         slope
@@ -63,7 +67,8 @@ pub(crate) fn exp_of(x: f32, scaled: f32) -> f32 {
 /// The `tanh.approx` instruction's, 5e-4, would show in the logits.
 #[cube]
 fn tanh(x: f32) -> f32 {
-    1.0f32 - 2.0f32 / (1.0f32 + ex2(x * comptime!(2.0 * core::f32::consts::LOG2_E)))
+    let e = ex2(x * comptime!(2.0 * core::f32::consts::LOG2_E));
+    fma(-2.0f32, reciprocal(1.0f32 + e), 1.0f32)
 }
 
 /// Whether the query of `row` attends to slot `col` of key tile `tile`.
@@ -102,4 +107,68 @@ pub(crate) fn score<E: Float>(
         z = stages.scores[stage * comptime!(bp.key_tile) + col];
     }
     z
+}
+
+/// The logits of an accumulator of `wgmma`: 64 rows by the key tile's columns, of which this lane holds
+/// columns `8 n + 2 quad` and the next of its two rows, at `4 n` and `4 n + 2`.
+#[cube]
+pub(super) fn tile_logits<E: Float, N: Size>(
+    products: &Vector<f32, N>,
+    stages: &Stages<E>,
+    tile: usize,
+    scale: &LogitScale,
+    #[comptime] bp: MmaBlueprint,
+) -> Vector<f32, N> {
+    let quad = UNIT_POS_X as usize % 4;
+    let mut logits = Vector::<f32, N>::new(0.0f32);
+    #[unroll]
+    for n in 0..comptime!(bp.key_tile / 8) {
+        #[unroll]
+        for e in 0..2usize {
+            let z = score::<E>(stages, tile, comptime!(n * 8 + e) + quad * 2, bp);
+            #[unroll]
+            for row in 0..2usize {
+                let at = comptime!(n * 4 + row * 2 + e);
+                logits.insert(at, scale.apply(products.extract(at), z, bp.softcap));
+            }
+        }
+    }
+    logits
+}
+
+/// [`tile_logits`] with -inf where a row does not see a key.
+#[cube]
+pub(super) fn hide_unseen<E: Float, N: Size>(
+    logits: &Vector<f32, N>,
+    row0: &TileRow,
+    row1: &TileRow,
+    stages: &Stages<E>,
+    tile: usize,
+    k_len: usize,
+    #[comptime] bp: MmaBlueprint,
+) -> Vector<f32, N> {
+    let quad = UNIT_POS_X as usize % 4;
+    let none = f32::new(f32::NEG_INFINITY);
+    let mut hidden = Vector::<f32, N>::new(0.0f32);
+    #[unroll]
+    for n in 0..comptime!(bp.key_tile / 8) {
+        #[unroll]
+        for e in 0..2usize {
+            let col = comptime!(n * 8 + e) + quad * 2;
+            let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
+            let x0 = select(
+                sees::<E>(row0, stages, tile, col, k_len, bp),
+                logits.extract(at0),
+                none,
+            );
+            let x1 = select(
+                sees::<E>(row1, stages, tile, col, k_len, bp),
+                logits.extract(at1),
+                none,
+            );
+            hidden.insert(at0, x0);
+            hidden.insert(at1, x1);
+        }
+    }
+    hidden
 }

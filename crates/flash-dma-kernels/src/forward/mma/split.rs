@@ -40,7 +40,9 @@ impl MmaBlueprint {
     pub(crate) fn sizes(&self) -> &'static [usize] {
         match self.instruction {
             Instruction::Mma => &[8, 4],
-            Instruction::Wgmma if self.head_dim <= 128 => &[16, 8, 4],
+            // Registers of an output and two products under way: 128, 168 or 255.
+            Instruction::Wgmma if self.head_dim <= 64 => &[16, 8, 4],
+            Instruction::Wgmma if self.head_dim <= 128 => &[12, 8, 4],
             Instruction::Wgmma => &[8, 4],
         }
     }
@@ -125,9 +127,9 @@ mod tests {
             assert_eq!(chosen(instruction, 1, 32768, None), (4, 33));
             assert_eq!(chosen(instruction, 16, 32768, None), (4, 33));
         }
-        // 128 rows of 8 warps fill a multiprocessor, 256 of 16.
+        // 128 rows of 8 warps fill a multiprocessor, 192 of 12.
         assert_eq!(chosen(Instruction::Mma, 128, 32768, None), (8, 4));
-        assert_eq!(chosen(Instruction::Wgmma, 128, 32768, None), (16, 8));
+        assert_eq!(chosen(Instruction::Wgmma, 128, 32768, None), (12, 5));
     }
 
     #[test]
@@ -137,14 +139,15 @@ mod tests {
         assert_eq!(chosen(Instruction::Mma, 1, 0, None), (4, 1));
         // A window of 2048 and 15 newborns are 33 key tiles.
         assert_eq!(chosen(Instruction::Mma, 1, 32768, Some(2048)), (4, 8));
-        // Cubes of 16 warps could take 8 parts of 8 key tiles.
-        assert_eq!(chosen(Instruction::Wgmma, 128, 4096, None), (8, 8));
+        // The last of 64 key tiles are less than a part.
+        assert_eq!(chosen(Instruction::Wgmma, 128, 4096, None), (12, 5));
     }
 
     #[test]
     fn many_tiles_are_left_alone() {
-        // 136 cubes of 16 warps are more than the device holds, 64 are half of it.
+        // 176 cubes of 12 warps are more than the device holds; 88 are too many to be doubled, 128 of 8 are
+        // half of what it holds.
         assert_eq!(chosen(Instruction::Wgmma, 1056, 32768, None), (4, 1));
-        assert_eq!(chosen(Instruction::Wgmma, 512, 32768, None), (16, 2));
+        assert_eq!(chosen(Instruction::Wgmma, 512, 32768, None), (8, 2));
     }
 }

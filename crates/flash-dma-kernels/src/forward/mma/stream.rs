@@ -5,7 +5,7 @@ use super::rows::TileKeys;
 use crate::tile::is_finite;
 use crate::tile::mma::{Chunk, swizzle};
 use crate::tile::wgmma::panel_place;
-use cubecl::prelude::barrier::copy_async;
+use cubecl::prelude::barrier::copy_async_checked;
 use cubecl::prelude::*;
 
 /// The stages of a cube in shared memory.
@@ -73,6 +73,33 @@ impl RowAddress {
     }
 }
 
+/// A chunk of a key tile.
+#[derive(CubeType, Clone, Copy)]
+struct TileChunk {
+    row: usize,
+    col: usize,
+}
+
+/// The `c`-th chunk that this unit copies of every tile; its row may lie past the tile's last.
+#[cube]
+fn copied_chunk(#[comptime] c: usize, #[comptime] bp: MmaBlueprint) -> TileChunk {
+    let chunks = comptime!(bp.chunks());
+    let unit = UNIT_POS as usize;
+    if comptime!(bp.units().is_multiple_of(bp.chunks())) {
+        // The same column each time, which spares most of the address.
+        TileChunk {
+            row: unit / chunks + comptime!(c * bp.units() / bp.chunks()),
+            col: unit % chunks,
+        }
+    } else {
+        let at = unit + comptime!(c * bp.units());
+        TileChunk {
+            row: at / chunks,
+            col: at % chunks,
+        }
+    }
+}
+
 /// Reads the keys that this unit copies of tile `tile` from the list: `bp.copies()` of them, and one
 /// whose score and interval it copies. A tile ahead of their use, so that the copies do not wait.
 #[cube]
@@ -87,8 +114,8 @@ fn read_keys(
     let unit = UNIT_POS as usize;
     #[unroll]
     for c in 0..copies {
-        let row = (unit + c * comptime!(bp.units())) / comptime!(bp.chunks());
-        let slot = tile * comptime!(bp.key_tile) + row;
+        let own = copied_chunk(c, bp);
+        let slot = tile * comptime!(bp.key_tile) + own.row;
         if slot < keys.total {
             next[c] = list[keys.list + slot];
         }
@@ -136,55 +163,52 @@ pub(crate) fn start_copies<E: Float>(
     stages: &mut Stages<E>,
     #[comptime] bp: MmaBlueprint,
 ) {
-    let chunks = comptime!(bp.chunks());
     let key_tile = comptime!(bp.key_tile);
-    let unit = UNIT_POS as usize;
     let stage = tile % comptime!(bp.stages);
     #[unroll]
     for c in 0..comptime!(bp.copies()) {
-        let at = unit + c * comptime!(bp.units());
-        let row = at / chunks;
-        let col = at % chunks;
-        let slot = tile * key_tile + row;
+        let own = copied_chunk(c, bp);
+        let slot = tile * key_tile + own.row;
+        // A copy of no byte fills its place with zeros, and reads nothing.
+        let there = usize::cast_from(slot < keys.total);
         let mut key = slot;
         if comptime!(bp.sparse) {
             key = next[c] as usize;
         }
-        let place = stage * comptime!(bp.key_tile * bp.chunks()) + place_of(row, col, bp);
-        if row < key_tile {
-            if slot < keys.total {
-                let from = k_rows.base + key * k_rows.stride + col;
-                copy_async(&k[from..from + 1], &mut stages.k[place..place + 1], 8u32);
-                let from = v_rows.base + key * v_rows.stride + col;
-                copy_async(&v[from..from + 1], &mut stages.v[place..place + 1], 8u32);
-            } else {
-                stages.k[place] = Vector::new(E::from_int(0));
-                stages.v[place] = Vector::new(E::from_int(0));
-            }
+        let place = stage * comptime!(bp.key_tile * bp.chunks()) + place_of(own.row, own.col, bp);
+        if comptime!(bp.whole_copies()) || own.row < key_tile {
+            let from = k_rows.base + key * k_rows.stride + own.col;
+            copy_async_checked(
+                &k[from..from + there],
+                &mut stages.k[place..place + 1],
+                8u32,
+            );
+            let from = v_rows.base + key * v_rows.stride + own.col;
+            copy_async_checked(
+                &v[from..from + there],
+                &mut stages.v[place..place + 1],
+                8u32,
+            );
         }
     }
     if comptime!(bp.sparse) {
-        let slot = tile * key_tile + unit;
-        let place = stage * key_tile + unit;
+        let unit = UNIT_POS as usize;
         if unit < key_tile {
-            if slot < keys.total {
-                let key = next[comptime!(bp.copies())] as usize;
-                let from = score_row + key;
-                copy_async(
-                    &scores[from..from + 1],
-                    &mut stages.scores[place..place + 1],
-                    1u32,
-                );
-                let from = interval_row + key;
-                copy_async(
-                    &intervals[from..from + 1],
-                    &mut stages.intervals[place..place + 1],
-                    2u32,
-                );
-            } else {
-                stages.scores[place] = 0.0f32;
-                stages.intervals[place] = Vector::new(0u32);
-            }
+            let place = stage * key_tile + unit;
+            let there = usize::cast_from(tile * key_tile + unit < keys.total);
+            let key = next[comptime!(bp.copies())] as usize;
+            let from = score_row + key;
+            copy_async_checked(
+                &scores[from..from + there],
+                &mut stages.scores[place..place + 1],
+                1u32,
+            );
+            let from = interval_row + key;
+            copy_async_checked(
+                &intervals[from..from + there],
+                &mut stages.intervals[place..place + 1],
+                2u32,
+            );
         }
         read_keys(list, keys, tile + 1, next, bp);
     }
@@ -201,15 +225,13 @@ pub(crate) fn zero_not_finite<E: Float>(
     #[comptime] zero: bool,
     #[comptime] bp: MmaBlueprint,
 ) -> bool {
-    let chunks = comptime!(bp.chunks());
     let base = tile % comptime!(bp.stages) * comptime!(bp.key_tile * bp.chunks());
     let mut any = false;
     #[unroll]
     for c in 0..comptime!(bp.copies()) {
-        let at = UNIT_POS as usize + c * comptime!(bp.units());
-        let row = at / chunks;
-        if row < comptime!(bp.key_tile) {
-            let place = base + place_of(row, at % chunks, bp);
+        let own = copied_chunk(c, bp);
+        if own.row < comptime!(bp.key_tile) {
+            let place = base + place_of(own.row, own.col, bp);
             let mut values = rows[place];
             let mut finite = true;
             #[unroll]

@@ -1,18 +1,24 @@
 //! Forward attention on Hopper's tensor cores: `wgmma` over key tiles that `cp.async` gathers.
 
 use super::blueprint::MmaBlueprint;
-use super::logits::{LogitScale, SLACK, exp_of, score, sees};
+use super::logits::{LogitScale, SLACK, exp_of, hide_unseen, tile_logits};
 use super::repair::add_not_finite;
 use super::rows::{CubeTile, TileKeys, TileRow, first_output_head};
 use super::stream::{RowAddress, Stages, first_keys, start_copies, zero_not_finite};
 use crate::tile::mma::{Chunk, any_lane, commit_copies, quad_max, quad_sum, wait_copies};
-use crate::tile::wgmma::{Panels, group_place, multiply_nt, multiply_pv, pack, publish};
+use crate::tile::wgmma::{
+    Panels, Ring, Turns, finish, group_place, pack, publish, start_nt, start_pv,
+};
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
 /// [`forward_mma_kernel`](super::kernel::forward_mma_kernel) with `wgmma`: the same cube, buffers and
 /// order. A warpgroup owns 64 rows of the query tile: their queries lie in shared memory, their logits,
 /// probabilities and output in its registers.
+///
+/// All units copy; the stages of the [`Ring`] let one warpgroup be in its softmax while the tensor cores
+/// serve the others. A tile's turn: start S, then behind it start copies `ahead` tiles on and hand over the
+/// next tile; wait for S and for the product with V of the tile before; softmax; start the product with V.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
     q: &Tensor<Chunk<E>>,
@@ -93,22 +99,16 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
 
     let full_tiles = keys.full / key_tile;
     let tiles = keys.total.div_ceil(key_tile);
+    let turns = Turns::new();
+    let ring = Ring::new(comptime!(bp.stages), comptime!(bp.warps));
     let mut next = first_keys(list, &keys, bp);
-    let ahead = comptime!(bp.stages - 1);
-    for turn in 0..tiles + ahead {
-        if turn >= ahead {
-            // This unit's part of the tile has landed; behind the barrier, every unit's has, and every
-            // warp is done with the stage that is filled next.
-            wait_copies(comptime!(bp.stages as u32 - 2));
-            if turn - ahead >= full_tiles
-                && zero_not_finite::<E>(&mut stages.v, turn - ahead, true, bp)
-            {
-                mark[0] = 1u32;
-            }
-            publish();
-            sync_cube();
-        }
-        if turn < tiles {
+    // A stage is filled again `lag` tiles behind its use: two let a product with V stay under way until
+    // the next tile's logits are there.
+    let lag = comptime!(if bp.stages == 2 { 1usize } else { 2 });
+    let ahead = comptime!(bp.stages - lag);
+    #[unroll]
+    for tile in 0..ahead {
+        if tile < tiles {
             start_copies::<E>(
                 k,
                 v,
@@ -120,105 +120,147 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
                 score_row,
                 kv_row * k_len,
                 &keys,
-                turn,
+                tile,
                 &mut next,
                 &mut stages,
                 bp,
             );
         }
         commit_copies();
-
-        if turn >= ahead {
-            let tile = turn - ahead;
-            let stage = (tile % comptime!(bp.stages) * comptime!(bp.key_tile * bp.chunks())) as u32;
-            let boundary = tile >= full_tiles;
-            let k_tile = Panels {
-                address: k_panels.address + stage,
-            };
-            let v_tile = Panels {
-                address: v_panels.address + stage,
-            };
-
-            let products = multiply_nt::<NS>(
-                &own_queries,
-                &k_tile,
-                comptime!(bp.element),
-                key_tile,
-                comptime!(bp.head_dim),
-            );
-
-            // Logits, and the new maxima of the two rows.
-            let mut s = Vector::<f32, NS>::new(0.0f32);
-            let mut new0 = max0;
-            let mut new1 = max1;
-            #[unroll]
-            for n in 0..comptime!(bp.key_tile / 8) {
-                #[unroll]
-                for e in 0..2usize {
-                    let col = comptime!(n * 8 + e) + quad * 2;
-                    let z = score::<E>(&stages, tile, col, bp);
-                    let at0 = comptime!(n * 4 + e);
-                    let at1 = comptime!(n * 4 + 2 + e);
-                    let mut x0 = logit_scale.apply(products.extract(at0), z, bp.softcap);
-                    let mut x1 = logit_scale.apply(products.extract(at1), z, bp.softcap);
-                    if boundary {
-                        let none = f32::new(f32::NEG_INFINITY);
-                        x0 = select(sees::<E>(&row0, &stages, tile, col, k_len, bp), x0, none);
-                        x1 = select(sees::<E>(&row1, &stages, tile, col, k_len, bp), x1, none);
-                    }
-                    new0 = max(new0, x0);
-                    new1 = max(new1, x1);
-                    s.insert(at0, x0);
-                    s.insert(at1, x1);
-                }
+    }
+    // The first tile.
+    wait_copies(comptime!(ahead as u32 - 1));
+    if tiles > 0 && full_tiles == 0 && zero_not_finite::<E>(&mut stages.v, 0usize, true, bp) {
+        mark[0] = 1u32;
+    }
+    publish();
+    ring.arrive_full(0usize);
+    for tile in 0..tiles {
+        let boundary = tile >= full_tiles;
+        let slot = tile % comptime!(bp.stages);
+        let begin = slot * comptime!(bp.key_tile * bp.chunks());
+        let k_tile = k_panels.behind(begin);
+        let v_tile = v_panels.behind(begin);
+        ring.wait_full(slot, tile / comptime!(bp.stages));
+        turns.wait(tile, comptime!(bp.warps / 4));
+        let products = start_nt::<NS>(
+            &own_queries,
+            &k_tile,
+            comptime!(bp.element),
+            key_tile,
+            comptime!(bp.head_dim),
+        );
+        turns.pass(tile, tiles, comptime!(bp.warps / 4));
+        if tile + ahead < tiles {
+            if tile + ahead >= comptime!(bp.stages) {
+                ring.wait_empty(
+                    (tile + ahead) % comptime!(bp.stages),
+                    (tile + ahead) / comptime!(bp.stages) - 1,
+                );
             }
-            let none = f32::new(f32::NEG_INFINITY);
-            new0 = quad_max(new0);
-            new1 = quad_max(new1);
-            if any_lane(new0 > max0 + SLACK || new1 > max1 + SLACK) {
-                // A row that has seen no key yet rescales zeros, by any finite factor.
-                let rescale0 = exp_of(max0, select(new0 == none, 0.0f32, -new0 * log2e));
-                let rescale1 = exp_of(max1, select(new1 == none, 0.0f32, -new1 * log2e));
-                max0 = new0;
-                max1 = new1;
-                sum0 *= rescale0;
-                sum1 *= rescale1;
-                #[unroll]
-                for n in 0..comptime!(bp.head_dim / 8) {
-                    #[unroll]
-                    for e in 0..2usize {
-                        let at0 = comptime!(n * 4 + e);
-                        let at1 = comptime!(n * 4 + 2 + e);
-                        acc.insert(at0, acc.extract(at0) * rescale0);
-                        acc.insert(at1, acc.extract(at1) * rescale1);
-                    }
-                }
-            }
-            // A row that has seen no key yet: against any finite reference its probabilities are 0.
-            let reference0 = select(max0 == none, 0.0f32, -max0 * log2e);
-            let reference1 = select(max1 == none, 0.0f32, -max1 * log2e);
-
-            let mut p = Vector::<u32, NP>::new(0u32);
-            #[unroll]
-            for n in 0..comptime!(bp.key_tile / 8) {
-                let a = exp_of(s.extract(comptime!(n * 4)), reference0);
-                let b = exp_of(s.extract(comptime!(n * 4 + 1)), reference0);
-                let c = exp_of(s.extract(comptime!(n * 4 + 2)), reference1);
-                let d = exp_of(s.extract(comptime!(n * 4 + 3)), reference1);
-                sum0 += a + b;
-                sum1 += c + d;
-                p.insert(comptime!(n * 2), pack(a, b, comptime!(bp.element)));
-                p.insert(comptime!(n * 2 + 1), pack(c, d, comptime!(bp.element)));
-            }
-            acc = multiply_pv::<NO, NP>(
-                acc,
-                p,
-                &v_tile,
-                comptime!(bp.element),
-                comptime!(bp.head_dim),
-                key_tile,
+            start_copies::<E>(
+                k,
+                v,
+                scores,
+                intervals,
+                list,
+                &k_rows,
+                &v_rows,
+                score_row,
+                kv_row * k_len,
+                &keys,
+                tile + ahead,
+                &mut next,
+                &mut stages,
+                bp,
             );
         }
+        commit_copies();
+        if tile + 1 < tiles {
+            // This unit's part of the next tile has landed.
+            wait_copies(comptime!(ahead as u32 - 1));
+            if tile + 1 >= full_tiles && zero_not_finite::<E>(&mut stages.v, tile + 1, true, bp) {
+                mark[0] = 1u32;
+            }
+            publish();
+            ring.arrive_full((tile + 1) % comptime!(bp.stages));
+        }
+        let products = finish::<NS>(products, comptime!(bp.key_tile / 2));
+        if comptime!(lag == 2) {
+            acc = finish::<NO>(acc, comptime!(bp.head_dim / 2));
+            if tile > 0 {
+                ring.arrive_empty((tile - 1) % comptime!(bp.stages));
+            }
+        }
+        // Logits, and the new maxima of the two rows. Boundary tiles are masked in a pass of
+        // their own: a branch an element would keep the others from overlapping.
+        let mut s = tile_logits::<E, NS>(&products, &stages, tile, &logit_scale, bp);
+        if boundary {
+            s = hide_unseen::<E, NS>(&s, &row0, &row1, &stages, tile, k_len, bp);
+        }
+        let mut new0 = max0;
+        let mut new1 = max1;
+        #[unroll]
+        for n in 0..comptime!(bp.key_tile / 8) {
+            #[unroll]
+            for e in 0..2usize {
+                new0 = max(new0, s.extract(comptime!(n * 4 + e)));
+                new1 = max(new1, s.extract(comptime!(n * 4 + 2 + e)));
+            }
+        }
+        let none = f32::new(f32::NEG_INFINITY);
+        new0 = quad_max(new0);
+        new1 = quad_max(new1);
+        if any_lane(new0 > max0 + SLACK || new1 > max1 + SLACK) {
+            // A row that has seen no key yet rescales zeros, by any finite factor.
+            let rescale0 = exp_of(max0, select(new0 == none, 0.0f32, -new0 * log2e));
+            let rescale1 = exp_of(max1, select(new1 == none, 0.0f32, -new1 * log2e));
+            max0 = new0;
+            max1 = new1;
+            sum0 *= rescale0;
+            sum1 *= rescale1;
+            #[unroll]
+            for n in 0..comptime!(bp.head_dim / 8) {
+                #[unroll]
+                for e in 0..2usize {
+                    let at0 = comptime!(n * 4 + e);
+                    let at1 = comptime!(n * 4 + 2 + e);
+                    acc.insert(at0, acc.extract(at0) * rescale0);
+                    acc.insert(at1, acc.extract(at1) * rescale1);
+                }
+            }
+        }
+        // A row that has seen no key yet: against any finite reference its probabilities are 0.
+        let reference0 = select(max0 == none, 0.0f32, -max0 * log2e);
+        let reference1 = select(max1 == none, 0.0f32, -max1 * log2e);
+
+        let mut p = Vector::<u32, NP>::new(0u32);
+        #[unroll]
+        for n in 0..comptime!(bp.key_tile / 8) {
+            let a = exp_of(s.extract(comptime!(n * 4)), reference0);
+            let b = exp_of(s.extract(comptime!(n * 4 + 1)), reference0);
+            let c = exp_of(s.extract(comptime!(n * 4 + 2)), reference1);
+            let d = exp_of(s.extract(comptime!(n * 4 + 3)), reference1);
+            sum0 += a + b;
+            sum1 += c + d;
+            p.insert(comptime!(n * 2), pack(a, b, comptime!(bp.element)));
+            p.insert(comptime!(n * 2 + 1), pack(c, d, comptime!(bp.element)));
+        }
+        acc = start_pv::<NO, NP>(
+            acc,
+            p,
+            &v_tile,
+            comptime!(bp.element),
+            comptime!(bp.head_dim),
+            key_tile,
+        );
+        if comptime!(lag == 1) {
+            acc = finish::<NO>(acc, comptime!(bp.head_dim / 2));
+            ring.arrive_empty(slot);
+        }
+    }
+    if comptime!(lag == 2) {
+        acc = finish::<NO>(acc, comptime!(bp.head_dim / 2));
     }
 
     sum0 = quad_sum(sum0);

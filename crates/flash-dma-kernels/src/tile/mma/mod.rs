@@ -8,4 +8,6 @@ pub(crate) use fragment::{
     Chunk, multiply_pair, quad_max, quad_sum, scale_rows, set, swizzle, zeros,
 };
 pub(crate) use product::{LanePlace, Shape, load_a, multiply, shared_address};
-pub(crate) use ptx::{any_lane, commit_copies, ex2, shuffle, shuffle_xor, value, wait_copies};
+pub(crate) use ptx::{
+    any_lane, commit_copies, ex2, reciprocal, shuffle, shuffle_xor, uniform, value, wait_copies,
+};

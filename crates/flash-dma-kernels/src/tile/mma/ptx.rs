@@ -18,6 +18,15 @@ pub(crate) fn ex2(x: f32) -> f32 {
     out
 }
 
+/// `1 / x` to one unit in the last place by one special-function instruction; a division would branch
+/// into a routine for its special cases.
+#[cube]
+pub(crate) fn reciprocal(x: f32) -> f32 {
+    let out: f32;
+    gpu_asm!("rcp.approx.ftz.f32 {}, {};", out(_) out, in(_) value::<f32>(x), options(pure, nomem));
+    out
+}
+
 /// The value of the lane whose index differs from this lane's in the bits of `mask`. All 32 lanes take
 /// part: CubeCL's own shuffle reads the active mask first.
 #[cube]
@@ -33,6 +42,13 @@ pub(crate) fn shuffle(x: u32, from: u32) -> u32 {
     let out: u32;
     gpu_asm!("shfl.sync.idx.b32 {}, {}, {}, 31, -1;", out(_) out, in(_) value::<u32>(x), in(_) value::<u32>(from), options(nomem));
     out
+}
+
+/// The first lane's `x`, which is every lane's. The compiler then knows it, and keeps what follows from it,
+/// loops and operand descriptors, in the registers that a warp shares. All 32 lanes take part.
+#[cube]
+pub(crate) fn uniform(x: usize) -> usize {
+    shuffle(x as u32, 0u32) as usize
 }
 
 /// Closes the group of the `cp.async` copies that this unit has issued since the last group.

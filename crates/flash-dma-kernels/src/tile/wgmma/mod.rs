@@ -4,9 +4,10 @@
 //! `w` holds of the accumulator `[64, n]` the values `4j` and `4j + 1`: row `16w + g`, columns
 //! `8j + 2t, 8j + 2t + 1`; and `4j + 2` and `4j + 3`: the same columns of row `16w + g + 8`.
 //!
-//! A product is one block of PTX that starts it and waits for it: registers of a product under way must
-//! not be touched, and what the compiler puts between two blocks is out of our hands. The other
-//! warpgroups of a multiprocessor keep its tensor cores busy meanwhile.
+//! A product is a block of PTX that starts it. What it returns is under way, and only [`finish`] makes
+//! values of it: that block waits, and then moves the registers, so that nothing which reads them can be
+//! scheduled before. The assembler keeps a product under way only while registers suffice; else it says
+//! that products "are serialized" (C7512), which the code-generation gate would show as spills or copies.
 //!
 //! Operands in shared memory are *panels*: `[rows, 64]` of a 16-bit type, 128 bytes a row, the eight
 //! 16-byte chunks of row `r` permuted by XOR with `r % 8`, begin aligned to 1024 bytes. A tile of `d`
@@ -14,6 +15,8 @@
 
 mod panel;
 mod product;
+mod ring;
 
 pub(crate) use panel::{PANEL, Panels, group_place, panel_place, publish};
-pub(crate) use product::{multiply_nt, multiply_pv, multiply_two_nt, pack};
+pub(crate) use product::{finish, pack, start_nt, start_pv, start_two_nt};
+pub(crate) use ring::{Ring, Turns};

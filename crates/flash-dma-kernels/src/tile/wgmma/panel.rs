@@ -37,11 +37,18 @@ impl Panels {
     pub(crate) fn at<E: Float>(chunks: &[Chunk<E>]) -> Panels {
         let address: u32;
         gpu_asm!(
-            "{{ .reg .u64 t; cvta.to.shared.u64 t, {p}; cvt.u32.u64 {o}, t; shr.u32 {o}, {o}, 4; }}",
+            "{{ .reg .u64 t; cvta.to.shared.u64 t, {p}; cvt.u32.u64 {o}, t; shr.u32 {o}, {o}, 4; shfl.sync.idx.b32 {o}, {o}, 0, 31, -1; }}",
             p = in(_) unsafe { chunks.as_ptr_unchecked() },
             o = out(_) address,
-            options(pure, nomem)
+            options(nomem)
         );
         Panels { address }
+    }
+
+    /// The tile that begins `chunks` chunks further on.
+    pub(crate) fn behind(&self, chunks: usize) -> Panels {
+        Panels {
+            address: self.address + chunks as u32,
+        }
     }
 }

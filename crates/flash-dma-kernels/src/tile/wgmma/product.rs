@@ -46,13 +46,37 @@ fn nt_asm(element: ElementType, n: usize, depth: usize, b_rows: usize) -> String
         )
         .expect("a string takes everything");
     }
-    s += "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }";
+    s += "wgmma.commit_group.sync.aligned; }";
     s
 }
 
-/// `A B^T` of 64 rows of panels `a` and the `n` rows of panels `b`, both `depth` columns wide.
+/// Waits, and then moves the `n` registers of `$1` to `$0`: the moves cost nothing, but bind what follows.
+fn finish_asm(n: usize) -> String {
+    let mut s = "wgmma.wait_group.sync.aligned 0;\n".to_owned();
+    for i in 0..n {
+        write!(s, "mov.b32 %{i}, %{};", n + i).expect("a string takes everything");
+    }
+    s
+}
+
+/// What the product `started` came to, or one before it: waits for all that this warpgroup has started.
 #[cube]
-pub(crate) fn multiply_nt<N: Size>(
+pub(crate) fn finish<N: Size>(started: Vector<f32, N>, #[comptime] n: usize) -> Vector<f32, N> {
+    let body = comptime!(finish_asm(n));
+    let out: Vector<f32, N>;
+    gpu_asm!(
+        "{body} // {} {}",
+        out(_) out,
+        in(_) value::<Vector<f32, N>>(started),
+        body = const body,
+        options(explicit_mem, reads_address_space shared)
+    );
+    out
+}
+
+/// Starts `A B^T` of 64 rows of panels `a` and the `n` rows of panels `b`, both `depth` columns wide.
+#[cube]
+pub(crate) fn start_nt<N: Size>(
     a: &Panels,
     b: &Panels,
     #[comptime] element: ElementType,
@@ -72,7 +96,7 @@ pub(crate) fn multiply_nt<N: Size>(
     out
 }
 
-/// Two products as of [`nt_asm`] with one wait: `$0 = [A B^T, C D^T]`, the addresses `$1` to `$4`.
+/// Two products as of [`nt_asm`]: `$0 = [A B^T, C D^T]`, the addresses `$1` to `$4`.
 fn two_nt_asm(element: ElementType, n: usize, depth: usize, a_rows: usize) -> String {
     let ty = ptx_type(element);
     let mut s = format!(
@@ -103,14 +127,14 @@ fn two_nt_asm(element: ElementType, n: usize, depth: usize, a_rows: usize) -> St
             .expect("a string takes everything");
         }
     }
-    s += "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }";
+    s += "wgmma.commit_group.sync.aligned; }";
     s
 }
 
-/// `[A B^T, C D^T]`, one behind the other: each of 64 rows of panels `a` (`c`), tiles of `a_rows` rows,
+/// Starts `[A B^T, C D^T]`, one behind the other: each of 64 rows of panels `a` (`c`), tiles of `a_rows` rows,
 /// and the `n` rows of panels `b` (`d`), all `depth` columns wide.
 #[cube]
-pub(crate) fn multiply_two_nt<N: Size>(
+pub(crate) fn start_two_nt<N: Size>(
     a: &Panels,
     b: &Panels,
     c: &Panels,
@@ -159,14 +183,14 @@ fn pv_asm(element: ElementType, n: usize, rows: usize) -> String {
         )
         .expect("a string takes everything");
     }
-    s += "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; // $1 $2\n}";
+    s += "wgmma.commit_group.sync.aligned; // $1 $2\n}";
     s
 }
 
-/// `acc + A B`: A is 64 rows of `rows` values in registers, see [`pack`], B the panels `b` of `rows` rows
+/// Starts `acc + A B`: A is 64 rows of `rows` values in registers, see [`pack`], B the panels `b` of `rows` rows
 /// and `n` columns.
 #[cube]
-pub(crate) fn multiply_pv<N: Size, NA: Size>(
+pub(crate) fn start_pv<N: Size, NA: Size>(
     acc: Vector<f32, N>,
     a: Vector<u32, NA>,
     b: &Panels,

@@ -1,0 +1,128 @@
+//! The barriers of a ring of stages in shared memory.
+
+use crate::tile::mma::value;
+use cubecl::prelude::*;
+
+/// Two `mbarrier`s a stage: *full*, which every warp arrives at when its part of a tile has landed, and
+/// *empty*, which every warp arrives at when it is done with the tile. Unlike behind a barrier of the cube, a
+/// warpgroup may thus be a tile ahead of another.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct Ring {
+    /// The shared-memory address of `[stages, 2]` barriers of 8 bytes.
+    base: u32,
+}
+
+#[cube]
+impl Ring {
+    /// The barriers of `stages` stages for `warps` warps. All units call it; it ends with a barrier of the
+    /// cube.
+    pub(crate) fn new(#[comptime] stages: usize, #[comptime] warps: usize) -> Ring {
+        let words = Shared::<[u64]>::new_aligned_slice(comptime!(2 * stages), 8usize);
+        let slice = &words[0..1];
+        let base: u32;
+        gpu_asm!(
+            "{{ .reg .u64 t; cvta.to.shared.u64 t, {p}; cvt.u32.u64 {o}, t; shfl.sync.idx.b32 {o}, {o}, 0, 31, -1; }}",
+            p = in(_) unsafe { slice.as_ptr_unchecked() },
+            o = out(_) base,
+            options(nomem)
+        );
+        if UNIT_POS == 0 {
+            #[unroll]
+            for i in 0..comptime!(2 * stages) {
+                gpu_asm!(
+                    "mbarrier.init.shared::cta.b64 [{}], {n};",
+                    in(_) value::<u32>(base + comptime!(8 * i as u32)),
+                    n = const warps,
+                    options(explicit_mem, reads_address_space shared, writes_address_space shared)
+                );
+            }
+        }
+        sync_cube();
+        Ring { base }
+    }
+
+    /// This warp's part of a tile is in `stage`, and visible to the tensor cores.
+    pub(crate) fn arrive_full(&self, stage: usize) {
+        arrive(self.base + 16 * stage as u32);
+    }
+
+    /// This warp is done with the tile in `stage`.
+    pub(crate) fn arrive_empty(&self, stage: usize) {
+        arrive(self.base + 16 * stage as u32 + 8);
+    }
+
+    /// Waits until `stage` has been filled for the `turn`-th time, from 0.
+    pub(crate) fn wait_full(&self, stage: usize, turn: usize) {
+        wait(self.base + 16 * stage as u32, turn as u32 % 2);
+    }
+
+    /// Waits until all warps are done with what `stage` was filled with for the `turn`-th time, from 0.
+    pub(crate) fn wait_empty(&self, stage: usize, turn: usize) {
+        wait(self.base + 16 * stage as u32 + 8, turn as u32 % 2);
+    }
+}
+
+#[cube]
+fn arrive(barrier: u32) {
+    sync_plane();
+    if UNIT_POS_X == 0 {
+        gpu_asm!(
+            "{{ .reg .b64 t; mbarrier.arrive.shared::cta.b64 t, [{}]; }}",
+            in(_) value::<u32>(barrier),
+            options(explicit_mem, reads_address_space shared, writes_address_space shared)
+        );
+    }
+}
+
+#[cube]
+fn wait(barrier: u32, parity: u32) {
+    gpu_asm!(
+        "{{ .reg .pred p; AGAIN: mbarrier.try_wait.parity.shared::cta.b64 p, [{}], {}; @!p bra AGAIN; }}",
+        in(_) value::<u32>(barrier),
+        in(_) value::<u32>(parity),
+        options(explicit_mem, reads_address_space shared, writes_address_space shared)
+    );
+}
+
+/// The order in which the warpgroups of a cube start their products: by index, each once a tile. It keeps
+/// them out of step, one in its exponentials while the tensor cores serve the others.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct Turns {
+    warpgroup: u32,
+}
+
+#[cube]
+impl Turns {
+    /// The turns of this warpgroup.
+    pub(crate) fn new() -> Turns {
+        Turns {
+            warpgroup: UNIT_POS_Y / 4,
+        }
+    }
+
+    /// Waits until the warpgroup before this one, of `count`, has started the products of tile `tile`; the
+    /// first waits for the last's of the tile before.
+    pub(crate) fn wait(&self, tile: usize, #[comptime] count: usize) {
+        if comptime!(count > 1) && (self.warpgroup > 0 || tile > 0) {
+            gpu_asm!(
+                "bar.sync {}, 256;",
+                in(_) value::<u32>(1 + self.warpgroup),
+                options(explicit_mem, reads_address_space shared, writes_address_space shared)
+            );
+        }
+    }
+
+    /// This warpgroup has started the products of tile `tile` of `tiles`.
+    pub(crate) fn pass(&self, tile: usize, tiles: usize, #[comptime] count: usize) {
+        if comptime!(count > 1) {
+            let last = self.warpgroup == comptime!(count as u32 - 1);
+            if !last || tile + 1 < tiles {
+                gpu_asm!(
+                    "bar.arrive {}, 256;",
+                    in(_) value::<u32>(select(last, 1u32, 2 + self.warpgroup)),
+                    options(explicit_mem, reads_address_space shared, writes_address_space shared)
+                );
+            }
+        }
+    }
+}
