@@ -15,19 +15,19 @@ use flash_dma_tests::{Case, Engine, Layout, Outputs};
 struct Splitting {
     engine: Kind,
     dims: &'static [usize],
-    /// The sizes of its cubes up to a head dimension of 128.
-    warps: &'static [usize],
+    /// Head dimensions, and the warps of its cubes there.
+    sizes: &'static [(usize, usize)],
 }
 
 const MMA: Splitting = Splitting {
     engine: Kind::Mma,
     dims: &[32, 64, 96, 128, 192, 256],
-    warps: &[4, 8],
+    sizes: &[(128, 4), (128, 8)],
 };
 const WGMMA: Splitting = Splitting {
     engine: Kind::Wgmma,
     dims: &[64, 128, 256],
-    warps: &[4, 8, 16],
+    sizes: &[(64, 16), (64, 8), (128, 12), (128, 8), (128, 4), (256, 8)],
 };
 
 macro_rules! splitting_engines {
@@ -129,13 +129,13 @@ fn numbers_of_parts(engine: &Splitting) {
 }
 
 fn sizes_of_cubes(engine: &Splitting) {
-    for &warps in engine.warps {
+    for &(dim, warps) in engine.sizes {
         let tuning = Tuning {
             warps: Some(warps),
             parts: Some(4),
         };
         for (q_len, k_len) in [(150, 900), (520, 520)] {
-            let case = case(q_len, k_len, 128, Bf16).heads(8, 2);
+            let case = case(q_len, k_len, dim, Bf16).heads(8, 2);
             engine.check(&case, tuning);
             engine.check(&case.plain(), tuning);
         }
