@@ -3,9 +3,8 @@
 use super::blueprint::DkdvBlueprint;
 use crate::forward::mma::Instruction;
 use crate::tile::is_finite;
-use crate::tile::mma::{Chunk, swizzle};
+use crate::tile::mma::{Chunk, copy_or_zero, swizzle};
 use crate::tile::wgmma::panel_place;
-use cubecl::prelude::barrier::copy_async_checked;
 use cubecl::prelude::*;
 
 /// What the warps of a cube share.
@@ -275,32 +274,39 @@ pub(in crate::backward) fn copy_step<E: Float>(
             let query = first_query + row % queries;
             let head = rows.head + first_head + row / queries;
             // A copy of no byte fills its place with zeros, and reads nothing.
-            let there =
-                usize::cast_from(row < comptime!(bp.queries() * bp.heads) && query < rows.len);
+            let there = row < comptime!(bp.queries() * bp.heads) && query < rows.len;
             let from = rows.q + head * rows.q_head + query * rows.q_row + col;
-            copy_async_checked(&q[from..from + there], &mut tiles.q[place..place + 1], 8u32);
+            copy_or_zero(
+                &q[from..from + 1],
+                &mut tiles.q[place..place + 1],
+                there,
+                16u32,
+            );
             let from = rows.o + head * rows.o_head + query * rows.o_row + col;
-            copy_async_checked(
-                &grad_out[from..from + there],
+            copy_or_zero(
+                &grad_out[from..from + 1],
                 &mut tiles.grad_out[place..place + 1],
-                8u32,
+                there,
+                16u32,
             );
         }
     }
     if unit < comptime!(bp.rows) {
         let place = stage * comptime!(bp.rows) + unit;
         let query = first_query + unit % queries;
-        let there = usize::cast_from(unit < comptime!(bp.queries() * bp.heads) && query < rows.len);
+        let there = unit < comptime!(bp.queries() * bp.heads) && query < rows.len;
         let from = rows.row + (first_head + unit / queries) * rows.len + query;
-        copy_async_checked(
-            &lse[from..from + there],
+        copy_or_zero(
+            &lse[from..from + 1],
             &mut tiles.lse[place..place + 1],
-            1u32,
+            there,
+            4u32,
         );
-        copy_async_checked(
-            &delta[from..from + there],
+        copy_or_zero(
+            &delta[from..from + 1],
             &mut tiles.delta[place..place + 1],
-            1u32,
+            there,
+            4u32,
         );
     }
 }

@@ -3,9 +3,8 @@
 use super::blueprint::{Instruction, MmaBlueprint};
 use super::rows::TileKeys;
 use crate::tile::is_finite;
-use crate::tile::mma::{Chunk, swizzle};
+use crate::tile::mma::{Chunk, copy_or_zero, swizzle};
 use crate::tile::wgmma::panel_place;
-use cubecl::prelude::barrier::copy_async_checked;
 use cubecl::prelude::*;
 
 /// The stages of a cube in shared memory.
@@ -170,7 +169,7 @@ pub(crate) fn start_copies<E: Float>(
         let own = copied_chunk(c, bp);
         let slot = tile * key_tile + own.row;
         // A copy of no byte fills its place with zeros, and reads nothing.
-        let there = usize::cast_from(slot < keys.total);
+        let there = slot < keys.total;
         let mut key = slot;
         if comptime!(bp.sparse) {
             key = next[c] as usize;
@@ -178,16 +177,18 @@ pub(crate) fn start_copies<E: Float>(
         let place = stage * comptime!(bp.key_tile * bp.chunks()) + place_of(own.row, own.col, bp);
         if comptime!(bp.whole_copies()) || own.row < key_tile {
             let from = k_rows.base + key * k_rows.stride + own.col;
-            copy_async_checked(
-                &k[from..from + there],
+            copy_or_zero(
+                &k[from..from + 1],
                 &mut stages.k[place..place + 1],
-                8u32,
+                there,
+                16u32,
             );
             let from = v_rows.base + key * v_rows.stride + own.col;
-            copy_async_checked(
-                &v[from..from + there],
+            copy_or_zero(
+                &v[from..from + 1],
                 &mut stages.v[place..place + 1],
-                8u32,
+                there,
+                16u32,
             );
         }
     }
@@ -195,19 +196,21 @@ pub(crate) fn start_copies<E: Float>(
         let unit = UNIT_POS as usize;
         if unit < key_tile {
             let place = stage * key_tile + unit;
-            let there = usize::cast_from(tile * key_tile + unit < keys.total);
+            let there = tile * key_tile + unit < keys.total;
             let key = next[comptime!(bp.copies())] as usize;
             let from = score_row + key;
-            copy_async_checked(
-                &scores[from..from + there],
+            copy_or_zero(
+                &scores[from..from + 1],
                 &mut stages.scores[place..place + 1],
-                1u32,
+                there,
+                4u32,
             );
             let from = interval_row + key;
-            copy_async_checked(
-                &intervals[from..from + there],
+            copy_or_zero(
+                &intervals[from..from + 1],
                 &mut stages.intervals[place..place + 1],
-                2u32,
+                there,
+                8u32,
             );
         }
         read_keys(list, keys, tile + 1, next, bp);

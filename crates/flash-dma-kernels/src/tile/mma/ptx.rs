@@ -1,6 +1,7 @@
 //! The PTX instructions that CubeCL has no operation for.
 
 use cubecl::intrinsic;
+use cubecl::ir::dialect::barrier::CopyAsyncOp;
 use cubecl::prelude::*;
 
 /// Reads a variable into a register: a `let mut` passed to `in(_)` directly passes its address.
@@ -49,6 +50,27 @@ pub(crate) fn shuffle(x: u32, from: u32) -> u32 {
 #[cube]
 pub(crate) fn uniform(x: usize) -> usize {
     shuffle(x as u32, 0u32) as usize
+}
+
+/// Starts the `cp.async` copy of the one element of `source`, `bytes` long, to `place`, or of no byte if not `there`:
+/// then it fills the place with zeros and reads nothing. CubeCL's own `copy_async_checked` passes the length as an
+/// index, and no assembler takes one of 64 bits.
+#[cube]
+pub(crate) fn copy_or_zero<T: CubePrimitive>(
+    source: &[T],
+    place: &mut [T],
+    there: bool,
+    #[comptime] bytes: u32,
+) {
+    let length = u32::cast_from(there) * bytes;
+    intrinsic!(|scope| {
+        // SAFETY: the caller's slices hold an element.
+        let from = unsafe { *source.__expand_as_ptr_unchecked_method(scope) }.value(scope);
+        let to = unsafe { *place.__expand_as_ptr_unchecked_method(scope) }.value(scope);
+        let length = length.read_value(scope);
+        let copy = CopyAsyncOp::new(scope.ctx_mut(), from, to, length, bytes as usize, true);
+        scope.register(&copy);
+    })
 }
 
 /// Closes the group of the `cp.async` copies that this unit has issued since the last group.
