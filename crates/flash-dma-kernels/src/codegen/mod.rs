@@ -177,10 +177,10 @@ mod tests {
                 "live_keys",
                 "tile_keys",
                 "dq_wgmma",
-                "fill",
-                "fill",
-                "fill",
                 "chunk_keys",
+                "fill",
+                "fill",
+                "fill",
                 "dkdv_wgmma",
                 "round_sums",
                 "round_sums"

@@ -7,6 +7,8 @@ use super::recorder;
 use crate::scratch::scratch;
 use cubecl::CubeDim;
 use cubecl::client::Client;
+use cubecl::ir::AddressType;
+use cubecl::prelude::barrier::copy_async_checked;
 use cubecl::prelude::*;
 
 /// The CUDA C++ of the one kernel that is launched.
@@ -124,4 +126,36 @@ fn operand(x: &[f32], y: &mut [f32]) {
 fn a_variable_goes_into_an_asm_block_by_its_address() {
     // `l`: a pointer, where `ex2` takes a float. Nothing complains before ptxas.
     assert!(source_of!(operand).contains(r#""=f"(result) : "l"("#));
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn checked_copy(x: &[f32], y: &mut [f32]) {
+    let mut tile = Shared::<[f32]>::new_slice(128usize);
+    let unit = UNIT_POS as usize;
+    copy_async_checked(&x[0..unit], &mut tile[unit..unit + 1], 1u32);
+    y[unit] = tile[unit];
+}
+
+#[test]
+fn a_checked_copy_takes_its_length_as_an_index() {
+    let text = |address| {
+        // SAFETY: nothing runs.
+        source(|client| unsafe {
+            checked_copy::launch_unchecked(
+                client,
+                CubeCount::Static(1, 1, 1),
+                CubeDim::new_1d(128),
+                address,
+                scratch(client, [1024]).into_buffer_arg(),
+                scratch(client, [1024]).into_buffer_arg(),
+            );
+        })
+    };
+    let operands = |text: String| {
+        let copy = text.split("cp.async").nth(1).expect("a copy").to_owned();
+        copy.matches(r#""l"("#).count()
+    };
+    // The address alone, and with 64-bit addresses the length, too, which has to have 32 bits.
+    assert_eq!(operands(text(AddressType::U32)), 1);
+    assert_eq!(operands(text(AddressType::U64)), 2);
 }
