@@ -194,11 +194,6 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
             let q_tile = q_panels.behind(begin);
             let o_tile = o_panels.behind(begin);
             ring.wait_full(stage, turn / stages);
-            dv = finish::<NO>(dv, comptime!(bp.head_dim / 2));
-            dk = finish::<NO>(dk, comptime!(bp.head_dim / 2));
-            if turn > 0 {
-                ring.arrive_empty((turn - 1) % stages);
-            }
             turns.wait(turn, comptime!(bp.fragments));
             // S^T = K Q^T, and dP^T = V dO^T behind it.
             let products = start_two_nt::<NS>(
@@ -245,6 +240,11 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
             );
             present.advance(&range, bp);
             let products = finish::<NS>(products, comptime!(bp.rows));
+            dv = finish::<NO>(dv, comptime!(bp.head_dim / 2));
+            dk = finish::<NO>(dk, comptime!(bp.head_dim / 2));
+            if turn > 0 {
+                ring.arrive_empty((turn - 1) % stages);
+            }
             // The code of boundary steps apart: a branch an element would keep the others from
             // overlapping.
             if step.boundary {

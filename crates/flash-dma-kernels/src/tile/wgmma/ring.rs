@@ -3,8 +3,8 @@
 use crate::tile::mma::value;
 use cubecl::prelude::*;
 
-/// Two `mbarrier`s a stage: *full*, which every warp arrives at when its part of a tile has landed, and
-/// *empty*, which every warp arrives at when it is done with the tile. Unlike behind a barrier of the cube, a
+/// Two `mbarrier`s a stage: *full*, which every unit arrives at when its part of a tile has landed, and
+/// *empty*, which every unit arrives at when it is done with the tile. Unlike behind a barrier of the cube, a
 /// warpgroup may thus be a tile ahead of another.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Ring {
@@ -14,8 +14,8 @@ pub(crate) struct Ring {
 
 #[cube]
 impl Ring {
-    /// The barriers of `stages` stages for `warps` warps. All units call it; it ends with a barrier of the
-    /// cube.
+    /// The barriers of `stages` stages of a cube of `warps` warps. All units call it; it ends with a barrier
+    /// of the cube.
     pub(crate) fn new(#[comptime] stages: usize, #[comptime] warps: usize) -> Ring {
         let words = Shared::<[u64]>::new_aligned_slice(comptime!(2 * stages), 8usize);
         let slice = &words[0..1];
@@ -32,7 +32,7 @@ impl Ring {
                 gpu_asm!(
                     "mbarrier.init.shared::cta.b64 [{}], {n};",
                     in(_) value::<u32>(base + comptime!(8 * i as u32)),
-                    n = const warps,
+                    n = const comptime!(32 * warps),
                     options(explicit_mem, reads_address_space shared, writes_address_space shared)
                 );
             }
@@ -41,12 +41,12 @@ impl Ring {
         Ring { base }
     }
 
-    /// This warp's part of a tile is in `stage`, and visible to the tensor cores.
+    /// This unit's part of a tile is in `stage`, and visible to the tensor cores.
     pub(crate) fn arrive_full(&self, stage: usize) {
         arrive(self.base + 16 * stage as u32);
     }
 
-    /// This warp is done with the tile in `stage`.
+    /// This unit is done with the tile in `stage`.
     pub(crate) fn arrive_empty(&self, stage: usize) {
         arrive(self.base + 16 * stage as u32 + 8);
     }
@@ -56,7 +56,7 @@ impl Ring {
         wait(self.base + 16 * stage as u32, turn as u32 % 2);
     }
 
-    /// Waits until all warps are done with what `stage` was filled with for the `turn`-th time, from 0.
+    /// Waits until all units are done with what `stage` was filled with for the `turn`-th time, from 0.
     pub(crate) fn wait_empty(&self, stage: usize, turn: usize) {
         wait(self.base + 16 * stage as u32 + 8, turn as u32 % 2);
     }
@@ -64,14 +64,11 @@ impl Ring {
 
 #[cube]
 fn arrive(barrier: u32) {
-    sync_plane();
-    if UNIT_POS_X == 0 {
-        gpu_asm!(
-            "{{ .reg .b64 t; mbarrier.arrive.shared::cta.b64 t, [{}]; }}",
-            in(_) value::<u32>(barrier),
-            options(explicit_mem, reads_address_space shared, writes_address_space shared)
-        );
-    }
+    gpu_asm!(
+        "{{ .reg .b64 t; mbarrier.arrive.shared::cta.b64 t, [{}]; }}",
+        in(_) value::<u32>(barrier),
+        options(explicit_mem, reads_address_space shared, writes_address_space shared)
+    );
 }
 
 #[cube]
