@@ -264,25 +264,27 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
     }
     acc = finish::<NO>(acc, comptime!(bp.head_dim / 2));
 
-    // A row without any logit above -inf has no gradient.
+    // A row without any logit above -inf has no gradient: its LSE is -inf, told by what the loop keeps of it.
     let none = f32::new(f32::NEG_INFINITY);
+    let empty0 = upper.reference == f32::new(f32::INFINITY);
+    let empty1 = lower.reference == f32::new(f32::INFINITY);
     #[unroll]
     for c in 0..chunks {
         let at = comptime!(c * 4) + quad;
-        let mut upper = Vector::<f32, Const<2>>::new(0.0f32);
-        let mut lower = Vector::<f32, Const<2>>::new(0.0f32);
+        let mut pair0 = Vector::<f32, Const<2>>::new(0.0f32);
+        let mut pair1 = Vector::<f32, Const<2>>::new(0.0f32);
         #[unroll]
         for e in 0..2usize {
             let x0 = acc.extract(comptime!(c * 4 + e)) * scale;
             let x1 = acc.extract(comptime!(c * 4 + 2 + e)) * scale;
-            upper.insert(e, select(lse0 == none, 0.0f32, x0));
-            lower.insert(e, select(lse1 == none, 0.0f32, x1));
+            pair0.insert(e, select(empty0, 0.0f32, x0));
+            pair1.insert(e, select(empty1, 0.0f32, x1));
         }
         if row0.valid {
-            grad_q[to0 * comptime!(bp.head_dim / 2) + at] = Vector::cast_from(upper);
+            grad_q[to0 * comptime!(bp.head_dim / 2) + at] = Vector::cast_from(pair0);
         }
         if row1.valid {
-            grad_q[to1 * comptime!(bp.head_dim / 2) + at] = Vector::cast_from(lower);
+            grad_q[to1 * comptime!(bp.head_dim / 2) + at] = Vector::cast_from(pair1);
         }
     }
 

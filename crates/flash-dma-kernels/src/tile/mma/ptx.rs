@@ -62,7 +62,7 @@ pub(crate) fn copy_or_zero<T: CubePrimitive>(
     there: bool,
     #[comptime] bytes: u32,
 ) {
-    let length = u32::cast_from(there) * bytes;
+    let length = select(there, bytes, 0u32);
     intrinsic!(|scope| {
         // SAFETY: the caller's slices hold an element.
         let from = unsafe { *source.__expand_as_ptr_unchecked_method(scope) }.value(scope);
