@@ -11,6 +11,7 @@ pub mod gradients;
 pub mod report;
 pub mod roof;
 pub mod rows;
+#[cfg(feature = "cube")]
 pub mod spread;
 pub mod stats;
 pub mod workloads;

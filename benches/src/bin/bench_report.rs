@@ -25,7 +25,7 @@ struct Args {
     #[arg(
         long,
         value_delimiter = ',',
-        default_value = "portable-f32.json,portable-bf16.json,bf16.json,wgmma.json"
+        default_value = "portable-f32.json,portable-bf16.json,mma.json,wgmma.json"
     )]
     rows: Vec<PathBuf>,
     /// Gets the short table between its marks.
