@@ -19,51 +19,59 @@ below 1 means that ours is faster.
 ";
 
 impl Report {
-    /// The short table: ours against the dense peers.
+    /// The short tables: ours against the dense peers, with independent scores.
     #[must_use]
     pub fn summary(&self) -> String {
-        let mut text = String::new();
-        for (title, phase) in [("Forward", Phase::EndToEnd), ("Backward", Phase::Backward)] {
-            let mut rows = String::new();
-            for workload in WORKLOADS {
-                let Some(ours) = self.best(workload, phase) else {
-                    continue;
+        let forward = self.beside_peers("Forward", &[Phase::EndToEnd]);
+        let backward = self.beside_peers("Backward", &[Phase::Backward]);
+        format!("{NOTE}\n{forward}{backward}{}", self.sources())
+    }
+
+    /// The sum of some phases' times beside the same of the dense peers, wherever there is a peer.
+    fn beside_peers(&self, title: &str, phases: &[Phase]) -> String {
+        let names: Vec<&str> = PEERS.iter().map(|(_, name)| *name).collect();
+        let mut text = format!("| {title} | engine | ours | {} |\n", names.join(" | "));
+        let _ = writeln!(text, "|---|---|---|{}", "---|".repeat(names.len()));
+        let head = text.len();
+        for workload in WORKLOADS.iter().filter(|w| w.scores == Scores::Normal) {
+            let ours: Option<Vec<_>> = phases.iter().map(|&p| self.best(workload, p)).collect();
+            let Some([.., last]) = ours.as_deref() else {
+                continue;
+            };
+            let time: f64 = ours.iter().flatten().map(|row| row.ms.median).sum();
+            let peers = PEERS.map(|(peer, _)| {
+                let times = phases.iter().map(|&p| self.dense(workload, peer, p));
+                times.sum::<Option<f64>>()
+            });
+            if peers.iter().all(Option::is_none) {
+                continue;
+            }
+            let (what, engine) = (described(workload), &last.engine);
+            let _ = write!(text, "| {what} | {engine} | {} |", ms(time));
+            for peer in peers {
+                let _ = match peer {
+                    Some(peer) => write!(text, " {} ({:.2}×) |", ms(peer), time / peer),
+                    None => write!(text, " – |"),
                 };
-                let peers = PEERS.map(|(peer, _)| self.dense(workload, peer, phase));
-                if peers.iter().all(Option::is_none) {
-                    continue;
-                }
-                let _ = write!(
-                    rows,
-                    "| {} | {} | {} |",
-                    described(workload),
-                    ours.engine,
-                    ms(ours.ms.median)
-                );
-                for peer in peers {
-                    let _ = match peer {
-                        Some(peer) => {
-                            write!(rows, " {} ({:.2}×) |", ms(peer), ours.ms.median / peer)
-                        }
-                        None => write!(rows, " – |"),
-                    };
-                }
-                rows.push('\n');
             }
-            if !rows.is_empty() {
-                let names: Vec<&str> = PEERS.iter().map(|(_, name)| *name).collect();
-                let _ = writeln!(text, "| {title} | engine | ours | {} |", names.join(" | "));
-                let _ = writeln!(text, "|---|---|---|{}", "---|".repeat(names.len()));
-                let _ = writeln!(text, "{rows}");
-            }
+            text.push('\n');
         }
-        format!("{NOTE}\n{text}{}", self.sources())
+        if text.len() == head {
+            return String::new();
+        }
+        text + "\n"
     }
 
     /// Every row.
     #[must_use]
     pub fn full(&self) -> String {
         let mut text = self.summary();
+        let both = [Phase::EndToEnd, Phase::Backward];
+        let _ = write!(
+            text,
+            "\n{}",
+            self.beside_peers("Forward and backward, added up", &both)
+        );
         if let Some(roof) = &self.roof {
             let _ = writeln!(
                 text,
