@@ -121,7 +121,7 @@ impl DqBlueprint {
     }
 
     /// At most three warpgroups, of 168 registers: dQ and two products take 128 at a head dimension of
-    /// 128. Two stages; a third gained nothing.
+    /// 128. Three stages, so that a warpgroup may be ahead of another; Q and dO leave no room for a fourth.
     fn choose_wgmma(tile: MmaBlueprint, max_shared: usize) -> Option<Self> {
         Some(Self {
             tile: MmaBlueprint {

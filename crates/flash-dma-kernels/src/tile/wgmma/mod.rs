@@ -7,7 +7,7 @@
 //! A product is a block of PTX that starts it. What it returns is under way, and only [`finish`] makes
 //! values of it: that block waits, and then moves the registers, so that nothing which reads them can be
 //! scheduled before. The assembler keeps a product under way only while registers suffice; else it says
-//! that products "are serialized" (C7512), which the code-generation gate would show as spills or copies.
+//! that products "are serialized" (C7512), which fails the code-generation gate.
 //!
 //! Operands in shared memory are *panels*: `[rows, 64]` of a 16-bit type, 128 bytes a row, the eight
 //! 16-byte chunks of row `r` permuted by XOR with `r % 8`, begin aligned to 1024 bytes. A tile of `d`
