@@ -127,8 +127,8 @@ pub(super) fn dq_mma_kernel<E: Float>(
     let size!(NA) = 4usize;
     let warp_rows = (warp * comptime!(32 * tile_bp.head_dim)) as u32;
     let places = LanePlace::rows(chunks);
-    let q_address = shared_address::<E>(&q_tile[0..1]) + warp_rows;
-    let o_address = shared_address::<E>(&o_tile[0..1]) + warp_rows;
+    let q_address = shared_address(&q_tile[0..1]) + warp_rows;
+    let o_address = shared_address(&o_tile[0..1]) + warp_rows;
     let mut q_rows = Sequence::<Vector<u32, NA>>::new();
     let mut o_rows = Sequence::<Vector<u32, NA>>::new();
     if comptime!(bp.resident) {
@@ -151,8 +151,8 @@ pub(super) fn dq_mma_kernel<E: Float>(
         o: o_address,
         q_rows,
         o_rows,
-        k: shared_address::<E>(&stages.k[0..1]),
-        v: shared_address::<E>(&stages.v[0..1]),
+        k: shared_address(&stages.k[0..1]),
+        v: shared_address(&stages.v[0..1]),
         rows: places,
         columns: LanePlace::columns(chunks),
     };

@@ -3,7 +3,7 @@
 use super::blueprint::DkdvBlueprint;
 use crate::forward::mma::Instruction;
 use crate::tile::is_finite;
-use crate::tile::mma::{Chunk, copy_or_zero, swizzle};
+use crate::tile::mma::{Chunk, copied_chunk, copy_or_zero, swizzle};
 use crate::tile::wgmma::panel_place;
 use cubecl::prelude::*;
 
@@ -260,14 +260,8 @@ pub(in crate::backward) fn copy_step<E: Float>(
     let first_head = cursor.head;
     #[unroll]
     for c in 0..comptime!((bp.rows * bp.chunks()).div_ceil(bp.units())) {
-        let at = unit + c * comptime!(bp.units());
-        let mut row = at / chunks;
-        let mut col = at % chunks;
-        if comptime!(bp.units().is_multiple_of(bp.chunks())) {
-            // The same column each time, which spares most of the address.
-            row = unit / chunks + comptime!(c * bp.units() / bp.chunks());
-            col = unit % chunks;
-        }
+        let own = copied_chunk(c, comptime!(bp.units()), chunks);
+        let (row, col) = (own.row, own.col);
         if comptime!((bp.rows * bp.chunks()).is_multiple_of(bp.units())) || row < comptime!(bp.rows)
         {
             let place = stage * comptime!(bp.rows * bp.chunks()) + place_of(row, col, bp);

@@ -40,12 +40,12 @@ impl Operands {
         let chunks = comptime!(bp.chunks());
         let warp = UNIT_POS_Y % comptime!(bp.role_warps as u32);
         let own = warp * comptime!((2 * bp.warp_keys() * bp.head_dim) as u32);
-        let q = shared_address::<E>(&tiles.q[0..1]);
-        let grad_out = shared_address::<E>(&tiles.grad_out[0..1]);
+        let q = shared_address(&tiles.q[0..1]);
+        let grad_out = shared_address(&tiles.grad_out[0..1]);
         let (rows, columns) = (LanePlace::rows(chunks), LanePlace::columns(chunks));
         if comptime!(first_role) {
             Operands {
-                keys: shared_address::<E>(&tiles.k[0..1]) + own,
+                keys: shared_address(&tiles.k[0..1]) + own,
                 products: q,
                 sums: grad_out,
                 rows,
@@ -53,7 +53,7 @@ impl Operands {
             }
         } else {
             Operands {
-                keys: shared_address::<E>(&tiles.v[0..1]) + own,
+                keys: shared_address(&tiles.v[0..1]) + own,
                 products: grad_out,
                 sums: q,
                 rows,

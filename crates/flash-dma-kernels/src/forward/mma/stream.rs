@@ -3,7 +3,7 @@
 use super::blueprint::{Instruction, MmaBlueprint};
 use super::rows::TileKeys;
 use crate::tile::is_finite;
-use crate::tile::mma::{Chunk, copy_or_zero, swizzle};
+use crate::tile::mma::{Chunk, copied_chunk, copy_or_zero, swizzle};
 use crate::tile::wgmma::panel_place;
 use cubecl::prelude::*;
 
@@ -72,33 +72,6 @@ impl RowAddress {
     }
 }
 
-/// A chunk of a key tile.
-#[derive(CubeType, Clone, Copy)]
-struct TileChunk {
-    row: usize,
-    col: usize,
-}
-
-/// The `c`-th chunk that this unit copies of every tile; its row may lie past the tile's last.
-#[cube]
-fn copied_chunk(#[comptime] c: usize, #[comptime] bp: MmaBlueprint) -> TileChunk {
-    let chunks = comptime!(bp.chunks());
-    let unit = UNIT_POS as usize;
-    if comptime!(bp.units().is_multiple_of(bp.chunks())) {
-        // The same column each time, which spares most of the address.
-        TileChunk {
-            row: unit / chunks + comptime!(c * bp.units() / bp.chunks()),
-            col: unit % chunks,
-        }
-    } else {
-        let at = unit + comptime!(c * bp.units());
-        TileChunk {
-            row: at / chunks,
-            col: at % chunks,
-        }
-    }
-}
-
 /// Reads the keys that this unit copies of tile `tile` from the list: `bp.copies()` of them, and one
 /// whose score and interval it copies. A tile ahead of their use, so that the copies do not wait.
 #[cube]
@@ -113,7 +86,7 @@ fn read_keys(
     let unit = UNIT_POS as usize;
     #[unroll]
     for c in 0..copies {
-        let own = copied_chunk(c, bp);
+        let own = copied_chunk(c, comptime!(bp.units()), comptime!(bp.chunks()));
         let slot = tile * comptime!(bp.key_tile) + own.row;
         if slot < keys.total {
             next[c] = list[keys.list + slot];
@@ -166,7 +139,7 @@ pub(crate) fn start_copies<E: Float>(
     let stage = tile % comptime!(bp.stages);
     #[unroll]
     for c in 0..comptime!(bp.copies()) {
-        let own = copied_chunk(c, bp);
+        let own = copied_chunk(c, comptime!(bp.units()), comptime!(bp.chunks()));
         let slot = tile * key_tile + own.row;
         // A copy of no byte fills its place with zeros, and reads nothing.
         let there = slot < keys.total;
@@ -232,7 +205,7 @@ pub(crate) fn zero_not_finite<E: Float>(
     let mut any = false;
     #[unroll]
     for c in 0..comptime!(bp.copies()) {
-        let own = copied_chunk(c, bp);
+        let own = copied_chunk(c, comptime!(bp.units()), comptime!(bp.chunks()));
         if own.row < comptime!(bp.key_tile) {
             let place = base + place_of(own.row, own.col, bp);
             let mut values = rows[place];

@@ -1,9 +1,11 @@
 //! The `mma.sync` matrix engine: tensor cores of sm_80 and newer, through CubeCL's C++ generator.
 
+mod copies;
 mod fragment;
 mod product;
 mod ptx;
 
+pub(crate) use copies::copied_chunk;
 pub(crate) use fragment::{
     Chunk, multiply_pair, quad_max, quad_sum, scale_rows, set, swizzle, zeros,
 };

@@ -6,7 +6,6 @@
 //! holds of `[16, 16]`, four of the left half, then four of the right, each `[row g: 2t, 2t + 1; row
 //! g + 8: the same]` with `g = lane / 4`, `t = lane % 4`.
 
-use super::fragment::Chunk;
 use super::ptx::value;
 use cubecl::prelude::*;
 use flash_dma_problem::ElementType;
@@ -99,13 +98,13 @@ fn place(row: u32, chunk: u32, #[comptime] chunks: usize) -> LanePlace {
     }
 }
 
-/// The address in shared memory of the first of `chunks`, in bytes.
+/// The address in shared memory of the first of `elements`, in bytes.
 #[cube]
-pub(crate) fn shared_address<E: Float>(chunks: &[Chunk<E>]) -> u32 {
+pub(crate) fn shared_address<T: CubePrimitive>(elements: &[T]) -> u32 {
     let address: u32;
     gpu_asm!(
         "{{ .reg .u64 t; cvta.to.shared.u64 t, {p}; cvt.u32.u64 {o}, t; }}",
-        p = in(_) unsafe { chunks.as_ptr_unchecked() },
+        p = in(_) unsafe { elements.as_ptr_unchecked() },
         o = out(_) address,
         options(pure, nomem)
     );

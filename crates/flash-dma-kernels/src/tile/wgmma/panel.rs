@@ -1,6 +1,6 @@
 //! Shared-memory tiles as `wgmma` reads them.
 
-use crate::tile::mma::Chunk;
+use crate::tile::mma::{Chunk, shared_address, uniform};
 use cubecl::prelude::*;
 
 /// Elements a row of a panel.
@@ -35,14 +35,10 @@ pub(crate) struct Panels {
 impl Panels {
     /// The tile that begins at the first of `chunks`.
     pub(crate) fn at<E: Float>(chunks: &[Chunk<E>]) -> Panels {
-        let address: u32;
-        gpu_asm!(
-            "{{ .reg .u64 t; cvta.to.shared.u64 t, {p}; cvt.u32.u64 {o}, t; shr.u32 {o}, {o}, 4; shfl.sync.idx.b32 {o}, {o}, 0, 31, -1; }}",
-            p = in(_) unsafe { chunks.as_ptr_unchecked() },
-            o = out(_) address,
-            options(nomem)
-        );
-        Panels { address }
+        // Of a warpgroup's own tile, which the compiler would not know to be one for all lanes.
+        Panels {
+            address: uniform((shared_address(chunks) / 16) as usize) as u32,
+        }
     }
 
     /// The tile that begins `chunks` chunks further on.

@@ -1,6 +1,6 @@
 //! The barriers of a ring of stages in shared memory.
 
-use crate::tile::mma::value;
+use crate::tile::mma::{shared_address, uniform, value};
 use cubecl::prelude::*;
 
 /// Two `mbarrier`s a stage: *full*, which every unit arrives at when its part of a tile has landed, and
@@ -18,14 +18,7 @@ impl Ring {
     /// of the cube.
     pub(crate) fn new(#[comptime] stages: usize, #[comptime] warps: usize) -> Ring {
         let words = Shared::<[u64]>::new_aligned_slice(comptime!(2 * stages), 8usize);
-        let slice = &words[0..1];
-        let base: u32;
-        gpu_asm!(
-            "{{ .reg .u64 t; cvta.to.shared.u64 t, {p}; cvt.u32.u64 {o}, t; shfl.sync.idx.b32 {o}, {o}, 0, 31, -1; }}",
-            p = in(_) unsafe { slice.as_ptr_unchecked() },
-            o = out(_) base,
-            options(nomem)
-        );
+        let base = uniform(shared_address(&words[0..1]) as usize) as u32;
         if UNIT_POS == 0 {
             #[unroll]
             for i in 0..comptime!(2 * stages) {
