@@ -23,6 +23,13 @@ pub enum TensorName {
     GradScores,
     DtProjection,
     Decay,
+    CachedKey,
+    CachedValue,
+    CachedScores,
+    CachedPositions,
+    Seen,
+    PageTable,
+    Lengths,
 }
 
 impl fmt::Display for TensorName {
@@ -43,6 +50,13 @@ impl fmt::Display for TensorName {
             Self::GradScores => "the gradient of scores",
             Self::DtProjection => "dt_proj",
             Self::Decay => "a",
+            Self::CachedKey => "the cached k",
+            Self::CachedValue => "the cached v",
+            Self::CachedScores => "the cached scores",
+            Self::CachedPositions => "the cached positions",
+            Self::Seen => "the count of seen tokens",
+            Self::PageTable => "the page table",
+            Self::Lengths => "the lengths of the sequences",
         })
     }
 }
@@ -153,6 +167,45 @@ pub enum AttentionError {
         /// The softcap that was given.
         softcap: f32,
     },
+    /// Positions would pass 32 bits.
+    #[error(
+        "the cache has been given {held} tokens: {tokens} more pass the greatest number of positions, {limit}"
+    )]
+    Positions {
+        /// Tokens that the longest sequence has been given.
+        held: usize,
+        /// Tokens that are to be appended.
+        tokens: usize,
+        /// The most a sequence may be given.
+        limit: usize,
+    },
+    /// The page table has no room for the tokens.
+    #[error("the page table holds {held} tokens of {capacity}: there is no room for {tokens} more")]
+    PagesFull {
+        /// Tokens that the longest sequence holds.
+        held: usize,
+        /// Tokens that are to be appended.
+        tokens: usize,
+        /// Tokens that a sequence has room for.
+        capacity: usize,
+    },
+    /// Pages of no tokens, or no pages for a sequence.
+    #[error("a page must hold at least one token, and a sequence at least one page")]
+    EmptyPages,
+    /// Tokens for slots without scores, or for pages with scores.
+    #[error("a cache of slots needs scores, and one of pages takes none")]
+    CacheScores,
+    /// The options ask for another window than the cache keeps.
+    #[error("the options keep {options} keys, but the cache keeps {cache}")]
+    CacheWindow {
+        /// The keys that the cache keeps, in words.
+        cache: String,
+        /// The keys that the options keep, in words.
+        options: String,
+    },
+    /// Decoding without causal masking.
+    #[error("attention over a cache is causal")]
+    CacheNotCausal,
     /// A size passes what the engine can index.
     #[error("{what} is {size}, past the limit of {limit}")]
     TooLarge {

@@ -15,15 +15,19 @@
 //! | `lse` | `[batch, q_heads, q_len]` | f32 |
 //! | intervals | `[batch, kv_heads, k_len, 2]` | 32-bit integer |
 //!
+//! Decoding has a vocabulary of its own: [`CacheShape`], [`AppendProblem`], [`DecodeProblem`].
+//!
 //! `q_heads` is a multiple of `kv_heads`; query head `h` reads kv head `h / (q_heads / kv_heads)`.
 #![warn(missing_docs)]
 
+mod cache;
 pub mod cost;
 mod error;
 mod interval;
 mod options;
 mod problem;
 
+pub use cache::{AppendProblem, CacheShape, DecodeProblem, MAX_DECODE_TOKENS, Storage};
 pub use error::{AttentionError, TensorName};
 pub use interval::Interval;
 pub use options::AttentionOptions;

@@ -96,7 +96,8 @@ pub fn contiguous_strides(shape: &[usize]) -> impl ExactSizeIterator<Item = usiz
     })
 }
 
-fn check_shape(
+/// Checks a shape against the one its role asks for.
+pub(crate) fn check_shape(
     tensor: TensorName,
     actual: &[usize],
     expected: &[usize],
@@ -169,15 +170,8 @@ impl Problem {
         element: ElementType,
         options: &AttentionOptions,
     ) -> Result<Self, AttentionError> {
-        let rank4 = |tensor, shape: &[usize]| -> Result<[usize; 4], AttentionError> {
-            shape.try_into().map_err(|_| AttentionError::Rank {
-                tensor,
-                expected: 4,
-                actual: shape.len(),
-            })
-        };
-        let [batch, q_heads, q_len, head_dim] = rank4(TensorName::Query, q)?;
-        let [_, kv_heads, k_len, _] = rank4(TensorName::Key, k)?;
+        let [batch, q_heads, q_len, head_dim] = rank(TensorName::Query, q)?;
+        let [_, kv_heads, k_len, _] = rank(TensorName::Key, k)?;
         if kv_heads == 0 || q_heads == 0 || !q_heads.is_multiple_of(kv_heads) {
             return Err(AttentionError::HeadRatio { q_heads, kv_heads });
         }
@@ -201,22 +195,10 @@ impl Problem {
             ("the size of q in bytes", [batch, q_heads, q_len, head_dim]),
             ("the size of k in bytes", kv_shape),
         ] {
-            let bytes = factors
-                .iter()
-                .try_fold(element.size(), |size, &n| size.checked_mul(n))
-                .unwrap_or(usize::MAX);
-            check_limit(what, bytes, isize::MAX as usize)?;
+            check_limit(what, size_in_bytes(element, factors), isize::MAX as usize)?;
         }
         let window = resolve_window(options.keep_window, scores.is_some())?;
-        let scale = options.scale.unwrap_or(1.0 / (head_dim as f32).sqrt());
-        if !scale.is_finite() {
-            return Err(AttentionError::Scale { scale });
-        }
-        if let Some(softcap) = options.softcap
-            && !(softcap.is_finite() && softcap > 0.0)
-        {
-            return Err(AttentionError::Softcap { softcap });
-        }
+        let scale = check_options(options, head_dim)?;
         Ok(Self {
             batch,
             q_heads,
@@ -281,7 +263,45 @@ impl Problem {
     }
 }
 
-fn check_limit(what: &'static str, size: usize, limit: usize) -> Result<(), AttentionError> {
+/// The sizes of a tensor of `R` axes.
+pub(crate) fn rank<const R: usize>(
+    tensor: TensorName,
+    shape: &[usize],
+) -> Result<[usize; R], AttentionError> {
+    shape.try_into().map_err(|_| AttentionError::Rank {
+        tensor,
+        expected: R,
+        actual: shape.len(),
+    })
+}
+
+/// Bytes of a tensor, saturated.
+pub(crate) fn size_in_bytes(element: ElementType, shape: [usize; 4]) -> usize {
+    (shape.iter()).fold(element.size(), |size, &n| size.saturating_mul(n))
+}
+
+/// Checks the scale and the softcap; returns the scale.
+pub(crate) fn check_options(
+    options: &AttentionOptions,
+    head_dim: usize,
+) -> Result<f32, AttentionError> {
+    let scale = options.scale.unwrap_or(1.0 / (head_dim as f32).sqrt());
+    if !scale.is_finite() {
+        return Err(AttentionError::Scale { scale });
+    }
+    match options.softcap {
+        Some(softcap) if !(softcap.is_finite() && softcap > 0.0) => {
+            Err(AttentionError::Softcap { softcap })
+        }
+        _ => Ok(scale),
+    }
+}
+
+pub(crate) fn check_limit(
+    what: &'static str,
+    size: usize,
+    limit: usize,
+) -> Result<(), AttentionError> {
     if size > limit {
         return Err(AttentionError::TooLarge { what, size, limit });
     }

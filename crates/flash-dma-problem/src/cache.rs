@@ -1,0 +1,498 @@
+//! A cache of keys and values for decoding, and what is done with it, checked.
+//!
+//! A cache of **slots** holds the `window` best keys of every sequence and kv head, as an evicted key never
+//! returns: constant memory for any context. A cache of **pages** holds every key, in blocks that a table
+//! assigns to the sequences: dense attention.
+
+use crate::problem::{check_limit, check_options, check_shape, rank, size_in_bytes};
+use crate::{AttentionError, AttentionOptions, ElementType, MAX_HEAD_DIM, TensorName};
+
+/// The most queries of a sequence in one [`DecodeProblem`].
+pub const MAX_DECODE_TOKENS: usize = 16;
+
+/// The greatest number of tokens of a sequence: positions are signed 32-bit numbers.
+const MAX_POSITIONS: usize = i32::MAX as usize;
+
+/// Where a cache keeps its rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Storage {
+    /// `k`, `v` `[batch, kv_heads, window, head_dim]`; `score` (f32) and `position` (i32)
+    /// `[batch, kv_heads, window]`; `seen` `[batch]` (i32), the tokens each sequence has been given.
+    ///
+    /// In an empty slot the score is −∞ and the position −1; what its rows hold is never used. The slots of a
+    /// head are in no order.
+    Slots {
+        /// Keys a kv head keeps.
+        window: usize,
+    },
+    /// `k`, `v` `[pages, kv_heads, page_len, head_dim]`; `table` `[batch, max_pages]` (i32), the pages of each
+    /// sequence in order; `lengths` `[batch]` (i32), the tokens each sequence holds.
+    Pages {
+        /// Pages of all sequences.
+        pages: usize,
+        /// Tokens a page.
+        page_len: usize,
+        /// Pages a sequence may have.
+        max_pages: usize,
+    },
+}
+
+/// The sizes of one valid cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct CacheShape {
+    /// Sequences.
+    pub batch: usize,
+    /// Heads of `k` and `v`.
+    pub kv_heads: usize,
+    /// Elements a row, a multiple of 8 up to [`MAX_HEAD_DIM`].
+    pub head_dim: usize,
+    /// Element type of `k` and `v`.
+    pub element: ElementType,
+    /// Where the rows are.
+    pub storage: Storage,
+}
+
+/// Appending tokens to a cache: the cache, and how many tokens each of its sequences gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct AppendProblem {
+    /// The cache.
+    pub cache: CacheShape,
+    /// New tokens a sequence; 0 appends nothing.
+    pub tokens: usize,
+}
+
+/// A decode step: new tokens attend over what the cache holds and over each other, and are appended.
+///
+/// Query `t` of the step sees exactly what it would if the tokens were decoded one at a time: the keys of the
+/// cache and the new tokens up to and with its own, of a cache of slots the `window` best of these.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct DecodeProblem {
+    /// What is appended, and to what. `tokens` is the number of queries, too.
+    pub append: AppendProblem,
+    /// Heads of `q` and `out`, a multiple of the cache's.
+    pub q_heads: usize,
+    /// Factor on `q . k`.
+    pub scale: f32,
+    /// Cap of the scaled product.
+    pub softcap: Option<f32>,
+}
+
+impl CacheShape {
+    /// A cache of `window` slots a kv head.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::ZeroWindow`], [`AttentionError::HeadDim`], [`AttentionError::HeadRatio`] for no heads,
+    /// or [`AttentionError::TooLarge`].
+    pub fn slots(
+        batch: usize,
+        kv_heads: usize,
+        window: usize,
+        head_dim: usize,
+        element: ElementType,
+    ) -> Result<Self, AttentionError> {
+        if window == 0 {
+            return Err(AttentionError::ZeroWindow);
+        }
+        let storage = Storage::Slots { window };
+        Self::new(batch, kv_heads, head_dim, element, storage)
+    }
+
+    /// A cache of `pages` pages of `page_len` tokens, of which each sequence may have `max_pages`.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::EmptyPages`] if a page or a row of the table has no room, else as
+    /// [`slots`](Self::slots).
+    pub fn pages(
+        batch: usize,
+        kv_heads: usize,
+        [pages, page_len, max_pages]: [usize; 3],
+        head_dim: usize,
+        element: ElementType,
+    ) -> Result<Self, AttentionError> {
+        if page_len == 0 || max_pages == 0 {
+            return Err(AttentionError::EmptyPages);
+        }
+        let storage = Storage::Pages {
+            pages,
+            page_len,
+            max_pages,
+        };
+        Self::new(batch, kv_heads, head_dim, element, storage)
+    }
+
+    fn new(
+        batch: usize,
+        kv_heads: usize,
+        head_dim: usize,
+        element: ElementType,
+        storage: Storage,
+    ) -> Result<Self, AttentionError> {
+        if kv_heads == 0 {
+            return Err(AttentionError::HeadRatio {
+                q_heads: 0,
+                kv_heads,
+            });
+        }
+        if head_dim == 0 || head_dim > MAX_HEAD_DIM || !head_dim.is_multiple_of(8) {
+            return Err(AttentionError::HeadDim { head_dim });
+        }
+        let shape = Self {
+            batch,
+            kv_heads,
+            head_dim,
+            element,
+            storage,
+        };
+        let (what, rows) = match storage {
+            Storage::Slots { window } => ("the number of slots", window),
+            Storage::Pages {
+                page_len,
+                max_pages,
+                ..
+            } => (
+                "the number of tokens of a page table's row",
+                page_len.saturating_mul(max_pages),
+            ),
+        };
+        check_limit(what, rows, MAX_POSITIONS)?;
+        if let Storage::Pages { pages, .. } = storage {
+            check_limit("the number of pages", pages, MAX_POSITIONS)?;
+        }
+        let bytes = size_in_bytes(element, shape.kv_shape());
+        check_limit(
+            "the size of the cached k in bytes",
+            bytes,
+            isize::MAX as usize,
+        )?;
+        Ok(shape)
+    }
+
+    /// Shape of the cached `k` and `v`.
+    #[must_use]
+    pub fn kv_shape(&self) -> [usize; 4] {
+        match self.storage {
+            Storage::Slots { window } => [self.batch, self.kv_heads, window, self.head_dim],
+            Storage::Pages {
+                pages, page_len, ..
+            } => [pages, self.kv_heads, page_len, self.head_dim],
+        }
+    }
+
+    /// Keys that a kv head of a sequence has room for.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        match self.storage {
+            Storage::Slots { window } => window,
+            Storage::Pages {
+                page_len,
+                max_pages,
+                ..
+            } => page_len * max_pages,
+        }
+    }
+
+    /// Whether keys carry scores: those of slots do.
+    #[must_use]
+    pub fn has_scores(&self) -> bool {
+        matches!(self.storage, Storage::Slots { .. })
+    }
+
+    /// Bytes of all tensors of the cache.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let rows = 2 * size_in_bytes(self.element, self.kv_shape());
+        rows + match self.storage {
+            Storage::Slots { window } => 8 * self.batch * self.kv_heads * window + 4 * self.batch,
+            Storage::Pages { max_pages, .. } => 4 * self.batch * (max_pages + 1),
+        }
+    }
+
+    /// Checks tokens that are to be appended: `k` and `v` `[batch, kv_heads, tokens, head_dim]` of the cache's
+    /// element type, and `scores` `[batch, kv_heads, tokens]`, given exactly for slots.
+    ///
+    /// `held` is how many tokens the sequences have been given before, of those that differ the most.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::ElementType`] if `element` is not the cache's, [`AttentionError::Rank`] or
+    /// [`AttentionError::Shape`] if a shape does not fit (another batch is axis 0),
+    /// [`AttentionError::CacheScores`], [`AttentionError::Positions`] if positions would pass 32 bits, or
+    /// [`AttentionError::PagesFull`] if the page table has no room.
+    pub fn append(
+        &self,
+        k: &[usize],
+        v: &[usize],
+        scores: Option<&[usize]>,
+        element: ElementType,
+        held: usize,
+    ) -> Result<AppendProblem, AttentionError> {
+        if element != self.element {
+            return Err(AttentionError::element_type(
+                TensorName::Key,
+                self.element,
+                element,
+            ));
+        }
+        let [_, _, tokens, _] = rank(TensorName::Key, k)?;
+        let shape = [self.batch, self.kv_heads, tokens, self.head_dim];
+        check_shape(TensorName::Key, k, &shape)?;
+        check_shape(TensorName::Value, v, &shape)?;
+        match scores {
+            Some(scores) if self.has_scores() => {
+                check_shape(TensorName::Scores, scores, &shape[..3])?;
+            }
+            None if !self.has_scores() => {}
+            _ => return Err(AttentionError::CacheScores),
+        }
+        if let Storage::Pages { .. } = self.storage
+            && held.saturating_add(tokens) > self.capacity()
+        {
+            return Err(AttentionError::PagesFull {
+                held,
+                tokens,
+                capacity: self.capacity(),
+            });
+        }
+        if held.saturating_add(tokens) > MAX_POSITIONS {
+            return Err(AttentionError::Positions {
+                held,
+                tokens,
+                limit: MAX_POSITIONS,
+            });
+        }
+        Ok(AppendProblem {
+            cache: *self,
+            tokens,
+        })
+    }
+
+    /// Checks a decode step: `q` `[batch, q_heads, tokens, head_dim]` with up to [`MAX_DECODE_TOKENS`] tokens, the
+    /// rest as in [`append`](Self::append).
+    ///
+    /// # Errors
+    ///
+    /// As [`append`](Self::append); [`AttentionError::HeadRatio`]; [`AttentionError::TooLarge`] for too many tokens;
+    /// [`AttentionError::CacheWindow`] if `options` keep another window than the cache has slots, or any with
+    /// pages; [`AttentionError::CacheNotCausal`]; and those of the scale and the softcap.
+    pub fn decode(
+        &self,
+        q: &[usize],
+        k: &[usize],
+        v: &[usize],
+        scores: Option<&[usize]>,
+        element: ElementType,
+        held: usize,
+        options: &AttentionOptions,
+    ) -> Result<DecodeProblem, AttentionError> {
+        let [_, q_heads, _, _] = rank(TensorName::Query, q)?;
+        if q_heads == 0 || !q_heads.is_multiple_of(self.kv_heads) {
+            let kv_heads = self.kv_heads;
+            return Err(AttentionError::HeadRatio { q_heads, kv_heads });
+        }
+        let append = self.append(k, v, scores, element, held)?;
+        let shape = [self.batch, q_heads, append.tokens, self.head_dim];
+        check_shape(TensorName::Query, q, &shape)?;
+        check_limit(
+            "the number of tokens of a decode step",
+            append.tokens,
+            MAX_DECODE_TOKENS,
+        )?;
+        self.check_window(options.keep_window)?;
+        if !options.causal {
+            return Err(AttentionError::CacheNotCausal);
+        }
+        let scale = check_options(options, self.head_dim)?;
+        Ok(DecodeProblem {
+            append,
+            q_heads,
+            scale,
+            softcap: options.softcap,
+        })
+    }
+
+    /// Checks the keep window of a model against the cache.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::CacheWindow`] if it is not the slots', or if there is one and the cache has pages.
+    pub fn check_window(&self, keep_window: Option<usize>) -> Result<(), AttentionError> {
+        let slots = match self.storage {
+            Storage::Slots { window } => Some(window),
+            Storage::Pages { .. } => None,
+        };
+        if keep_window == slots {
+            return Ok(());
+        }
+        let words = |window: Option<usize>| window.map_or("all".into(), |w| w.to_string());
+        Err(AttentionError::CacheWindow {
+            cache: words(slots),
+            options: words(keep_window),
+        })
+    }
+}
+
+impl AppendProblem {
+    /// Shape of the new `k` and `v`.
+    #[must_use]
+    pub fn kv_shape(&self) -> [usize; 4] {
+        let cache = self.cache;
+        [cache.batch, cache.kv_heads, self.tokens, cache.head_dim]
+    }
+}
+
+impl DecodeProblem {
+    /// Shape of `q` and `out`.
+    #[must_use]
+    pub fn q_shape(&self) -> [usize; 4] {
+        let AppendProblem { cache, tokens } = self.append;
+        [cache.batch, self.q_heads, tokens, cache.head_dim]
+    }
+
+    /// Shape of the LSE.
+    #[must_use]
+    pub fn lse_shape(&self) -> [usize; 3] {
+        let [batch, heads, tokens, _] = self.q_shape();
+        [batch, heads, tokens]
+    }
+
+    /// Query heads that share a kv head.
+    #[must_use]
+    pub fn group(&self) -> usize {
+        self.q_heads / self.append.cache.kv_heads
+    }
+
+    /// Bytes of a step if every live key and value, and every query and output, is moved once; `keys` is what a
+    /// kv head holds.
+    #[must_use]
+    pub fn bytes(&self, keys: usize) -> u128 {
+        let AppendProblem { cache, tokens } = self.append;
+        let size = cache.element.size() * cache.head_dim;
+        let key = 2 * size + if cache.has_scores() { 4 } else { 0 };
+        // New rows are read and written.
+        let rows = cache.batch * cache.kv_heads * (keys * key + 2 * tokens * key);
+        (rows + cache.batch * self.q_heads * tokens * (2 * size + 4)) as u128
+    }
+
+    /// Floating-point operations of a step over `keys` keys a kv head: two products of `head_dim` a pair.
+    #[must_use]
+    pub fn flops(&self, keys: usize) -> u128 {
+        let [batch, heads, tokens, head_dim] = self.q_shape();
+        4 * (batch * heads * tokens * head_dim) as u128 * keys as u128
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KV: [usize; 4] = [2, 2, 3, 16];
+    const Q: [usize; 4] = [2, 4, 3, 16];
+
+    fn slots() -> CacheShape {
+        CacheShape::slots(2, 2, 5, 16, ElementType::Bf16).unwrap()
+    }
+
+    fn pages() -> CacheShape {
+        CacheShape::pages(2, 2, [7, 4, 3], 16, ElementType::Bf16).unwrap()
+    }
+
+    fn text<T: core::fmt::Debug>(result: Result<T, AttentionError>) -> String {
+        result.unwrap_err().to_string()
+    }
+
+    #[test]
+    fn memory_is_what_the_slots_take() {
+        assert_eq!(slots().bytes(), 2 * 2 * 5 * (2 * 16 * 2 + 8) + 2 * 4);
+        assert_eq!(pages().bytes(), 2 * 7 * 2 * 4 * 16 * 2 + 2 * 4 * 4);
+        assert_eq!(pages().capacity(), 12);
+    }
+
+    #[test]
+    fn appends_that_do_not_fit_say_why() {
+        let (bf16, scores) = (ElementType::Bf16, Some(&KV[..3]));
+        let append = slots().append(&KV, &KV, scores, bf16, 1 << 20).unwrap();
+        assert_eq!((append.tokens, append.kv_shape()), (3, KV));
+        assert_eq!(
+            text(slots().append(&KV, &KV, scores, ElementType::F16, 0)),
+            "k must be bf16, but is f16"
+        );
+        let other = [3, 2, 3, 16];
+        assert_eq!(
+            text(slots().append(&other, &other, Some(&other[..3]), bf16, 0)),
+            "k must have size 2 on axis 0, but has 3"
+        );
+        let most = i32::MAX as usize;
+        assert!(slots().append(&KV, &KV, scores, bf16, most - 3).is_ok());
+        assert_eq!(
+            text(slots().append(&KV, &KV, scores, bf16, most - 2)),
+            "the cache has been given 2147483645 tokens: 3 more pass the greatest number of positions, 2147483647"
+        );
+        assert_eq!(
+            text(slots().append(&KV, &KV, None, bf16, 0)),
+            "a cache of slots needs scores, and one of pages takes none"
+        );
+        assert!(pages().append(&KV, &KV, None, bf16, 9).is_ok());
+        assert_eq!(
+            text(pages().append(&KV, &KV, None, bf16, 10)),
+            "the page table holds 10 tokens of 12: there is no room for 3 more"
+        );
+        assert!(pages().append(&KV, &KV, None, bf16, usize::MAX).is_err());
+        assert!(pages().append(&KV, &KV, scores, bf16, 0).is_err());
+    }
+
+    #[test]
+    fn a_step_agrees_with_its_cache() {
+        let (bf16, scores) = (ElementType::Bf16, Some(&KV[..3]));
+        let o = AttentionOptions::new;
+        let step = |q: &[usize], options| slots().decode(q, &KV, &KV, scores, bf16, 0, &options);
+        let decode = step(&Q, o().with_keep_window(5)).unwrap();
+        assert_eq!((decode.group(), decode.q_shape()), (2, Q));
+        assert_eq!(decode.scale, 0.25);
+        assert_eq!(
+            text(step(&Q, o().with_keep_window(4))),
+            "the options keep 4 keys, but the cache keeps 5"
+        );
+        assert_eq!(
+            text(step(&Q, o())),
+            "the options keep all keys, but the cache keeps 5"
+        );
+        let full = o().with_keep_window(5).with_causal(false);
+        assert_eq!(text(step(&Q, full)), "attention over a cache is causal");
+        assert_eq!(
+            text(step(&[2, 4, 2, 16], o().with_keep_window(5))),
+            "q must have size 3 on axis 2, but has 2"
+        );
+        let many = [2, 2, 17, 16];
+        let error = pages().decode(&many, &many, &many, None, bf16, 0, &o());
+        assert!(matches!(error, Err(AttentionError::PagesFull { .. })));
+        let large = CacheShape::pages(2, 2, [7, 4, 30], 16, bf16).unwrap();
+        let error = large.decode(&many, &many, &many, None, bf16, 0, &o());
+        assert!(matches!(
+            error,
+            Err(AttentionError::TooLarge { limit: 16, .. })
+        ));
+    }
+
+    #[test]
+    fn caches_of_no_room_or_past_the_index_type_are_refused() {
+        let bf16 = ElementType::Bf16;
+        assert_eq!(
+            CacheShape::slots(1, 1, 0, 16, bf16),
+            Err(AttentionError::ZeroWindow)
+        );
+        assert_eq!(
+            CacheShape::pages(1, 1, [1, 0, 1], 16, bf16),
+            Err(AttentionError::EmptyPages)
+        );
+        let error = CacheShape::pages(1, 1, [1, 1 << 20, 1 << 20], 16, bf16).unwrap_err();
+        assert!(matches!(error, AttentionError::TooLarge { .. }));
+        let error = CacheShape::slots(1 << 40, 1 << 20, 1 << 20, 16, bf16).unwrap_err();
+        assert!(matches!(error, AttentionError::TooLarge { .. }));
+    }
+}
