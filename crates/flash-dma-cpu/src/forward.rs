@@ -1,12 +1,13 @@
 //! The forward pass: online softmax over gathered blocks of keys.
 
 use crate::gemm::{Matrix, product};
+use crate::keys::KeySource;
 use crate::lists::RangeKeys;
 use crate::schedule::{forward_chunks, key_block, query_tile, split_rows};
 use crate::scratch::{Buffer, KeyBlock, Scratch, is_finite, with_scratch};
 use crate::simd::run;
 use crate::softmax::SoftmaxBlock;
-use crate::{Element, Inputs, Problem};
+use crate::{Element, Problem, View};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -14,7 +15,8 @@ use std::ops::Range;
 /// with all query heads of its group; it owns their rows of `out` and `lse`.
 pub(crate) fn forward<E: Element>(
     problem: &Problem,
-    inputs: &Inputs<'_, E>,
+    q: &View<'_, E, 4>,
+    keys: &impl KeySource<E>,
     out: &mut [E],
     lse: &mut [f32],
 ) {
@@ -30,7 +32,7 @@ pub(crate) fn forward<E: Element>(
             let head = [head / problem.kv_heads, head % problem.kv_heads];
             let queries = bounds[chunk]..bounds[chunk + 1];
             with_scratch(|scratch| {
-                attend_chunk(problem, inputs, head, queries, &mut out, &mut lse, scratch);
+                attend_chunk(problem, q, keys, head, queries, &mut out, &mut lse, scratch);
             });
         });
 }
@@ -38,33 +40,32 @@ pub(crate) fn forward<E: Element>(
 /// The keys that the queries `queries` of a key/value head attend to.
 pub(crate) fn keys_of<E: Element>(
     problem: &Problem,
-    inputs: &Inputs<'_, E>,
-    [batch, head]: [usize; 2],
+    source: &impl KeySource<E>,
+    head: [usize; 2],
     queries: &Range<usize>,
 ) -> RangeKeys {
-    let row = (batch * problem.kv_heads + head) * problem.k_len;
-    let intervals = (inputs.selection).map(|s| &s.intervals[row..row + problem.k_len]);
     let (first, last) = (
         problem.position(queries.start),
         problem.position(queries.end - 1),
     );
-    RangeKeys::new(intervals, problem.k_len, first, last)
+    RangeKeys::new(source.intervals(head), problem.k_len, first, last)
 }
 
 fn attend_chunk<E: Element>(
     problem: &Problem,
-    inputs: &Inputs<'_, E>,
+    q: &View<'_, E, 4>,
+    source: &impl KeySource<E>,
     head: [usize; 2],
     queries: Range<usize>,
     out: &mut [&mut [E]],
     lse: &mut [&mut [f32]],
     scratch: &mut Scratch,
 ) {
-    let keys = keys_of(problem, inputs, head, &queries);
+    let keys = keys_of(problem, source, head, &queries);
     scratch.tile.restart();
     for first in queries.clone().step_by(query_tile(problem)) {
         let tile = first..queries.end.min(first + query_tile(problem));
-        attend_tile(problem, inputs, head, &keys, tile.clone(), scratch);
+        attend_tile(problem, q, source, head, &keys, tile.clone(), scratch);
         finish_tile(
             problem,
             tile.start - queries.start..tile.end - queries.start,
@@ -79,7 +80,8 @@ fn attend_chunk<E: Element>(
 /// being query `i` of head `h` of the group, and their maxima and sums beside them.
 fn attend_tile<E: Element>(
     problem: &Problem,
-    inputs: &Inputs<'_, E>,
+    q: &View<'_, E, 4>,
+    source: &impl KeySource<E>,
     head: [usize; 2],
     keys: &RangeKeys,
     tile: Range<usize>,
@@ -87,7 +89,7 @@ fn attend_tile<E: Element>(
 ) {
     let (dim, queries) = (problem.head_dim, tile.len());
     let rows = problem.group() * queries;
-    load_queries(problem, &inputs.q, head, &tile, &mut scratch.q);
+    load_queries(problem, q, head, &tile, &mut scratch.q);
     let Scratch {
         q,
         acc,
@@ -109,7 +111,7 @@ fn attend_tile<E: Element>(
     let count = tile_keys.slots.len();
     for start in (0..count).step_by(key_block(problem)) {
         let places = start..count.min(start + key_block(problem));
-        block.gather(problem, inputs, head, keys, tile_keys, places);
+        block.gather(problem, source, head, keys, tile_keys, places);
         let columns = block.columns;
         let p = p.get(rows * columns);
         let spoilt = zero_spoilt_values(block, dim);
@@ -152,7 +154,7 @@ fn attend_tile<E: Element>(
 /// Rows of `source` for the queries `tile` of each head of the group, widened to f32.
 pub(crate) fn load_queries<E: Element>(
     problem: &Problem,
-    source: &crate::View<'_, E, 4>,
+    source: &View<'_, E, 4>,
     [batch, head]: [usize; 2],
     tile: &Range<usize>,
     target: &mut Buffer,

@@ -40,10 +40,12 @@
 
 mod args;
 mod backward;
+pub mod cache;
 mod check;
 mod element;
 mod forward;
 mod gemm;
+mod keys;
 mod lists;
 mod schedule;
 mod scratch;
@@ -56,7 +58,10 @@ mod view;
 
 pub use args::{Gradients, Inputs, Saved, Selection};
 pub use element::Element;
-pub use flash_dma_problem::{AttentionError, AttentionOptions, ElementType, Interval, Problem};
+pub use flash_dma_problem::{
+    AppendProblem, AttentionError, AttentionOptions, CacheShape, DecodeProblem, ElementType,
+    Interval, Problem,
+};
 pub use view::View;
 
 use flash_dma_problem::TensorName;
@@ -117,7 +122,7 @@ pub fn forward<E: Element>(
     check::inputs(problem, &inputs)?;
     check::buffer(TensorName::Out, out, &problem.q_shape())?;
     check::buffer(TensorName::Lse, lse, &problem.lse_shape())?;
-    forward::forward(problem, &inputs, out, lse);
+    forward::forward(problem, &inputs.q, &inputs, out, lse);
     Ok(())
 }
 

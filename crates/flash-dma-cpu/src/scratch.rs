@@ -1,9 +1,10 @@
 //! Memory that each thread reuses from tile to tile.
 
 use crate::Element;
+use crate::Problem;
+use crate::keys::KeySource;
 use crate::lists::{RangeKeys, TileKeys};
 use crate::simd::LANES;
-use crate::{Inputs, Problem};
 use std::cell::RefCell;
 
 /// A grow-only buffer aligned to a cache line, which the widest vector loads want.
@@ -61,8 +62,8 @@ impl KeyBlock {
     pub(crate) fn gather<E: Element>(
         &mut self,
         problem: &Problem,
-        inputs: &Inputs<'_, E>,
-        [batch, head]: [usize; 2],
+        source: &impl KeySource<E>,
+        head: [usize; 2],
         keys: &RangeKeys,
         tile: &TileKeys,
         places: std::ops::Range<usize>,
@@ -91,13 +92,12 @@ impl KeyBlock {
             self.v.get(self.columns * dim),
         );
         let z = self.z.get(self.columns);
-        let scores = inputs.selection.map(|s| s.scores.row(batch, head));
         for (column, &slot) in tile.slots[places].iter().enumerate() {
             let key = keys.index[slot as usize] as usize;
             let row = column * dim..(column + 1) * dim;
-            E::widen(inputs.k.row(batch, head, key), &mut k[row.clone()]);
-            E::widen(inputs.v.row(batch, head, key), &mut v[row]);
-            z[column] = scores.map_or(0.0, |scores| scores[key]);
+            E::widen(source.key(head, key), &mut k[row.clone()]);
+            E::widen(source.value(head, key), &mut v[row]);
+            z[column] = source.score(head, key);
         }
         k[self.len * dim..].fill(0.0);
         v[self.len * dim..].fill(0.0);

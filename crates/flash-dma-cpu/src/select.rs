@@ -65,7 +65,7 @@ fn interval_of(first: usize, end: usize) -> Interval {
 
 /// A number that orders keys as they are selected: greater is better. The score is in the upper half,
 /// NaN below every number and -0 equal to +0; a tie goes to the lower index.
-fn quality(score: f32, key: usize) -> u64 {
+pub(crate) fn quality(score: f32, key: usize) -> u64 {
     // Adding +0 turns -0 into +0 and changes nothing else.
     let bits = (score + 0.0).to_bits();
     let ordered = if score.is_nan() {

@@ -1,0 +1,104 @@
+//! The checks of a decode call, before anything is computed or written.
+
+use super::{Cache, Tokens};
+use crate::check::{buffer, view};
+use crate::{Element, View};
+use flash_dma_problem::{
+    AppendProblem, AttentionError, CacheShape, DecodeProblem, Storage, TensorName,
+};
+
+/// Checks the tensors of the cache and of the tokens.
+pub(crate) fn append<E: Element>(
+    problem: &AppendProblem,
+    cache: &Cache<'_, E>,
+    tokens: &Tokens<'_, E>,
+) -> Result<(), AttentionError> {
+    let shape = &problem.cache;
+    if shape.element != E::TYPE {
+        let (key, expected) = (TensorName::Key, shape.element);
+        return Err(AttentionError::element_type(key, expected, E::TYPE));
+    }
+    let (kv, rows) = (shape.kv_shape(), &shape.kv_shape()[..3]);
+    match (shape.storage, cache) {
+        (Storage::Slots { .. }, Cache::Slots(slots)) => {
+            buffer(TensorName::CachedKey, slots.k, &kv)?;
+            buffer(TensorName::CachedValue, slots.v, &kv)?;
+            buffer(TensorName::CachedScores, slots.score, rows)?;
+            buffer(TensorName::CachedPositions, slots.position, rows)?;
+            buffer(TensorName::Seen, slots.seen, &[shape.batch])?;
+        }
+        (Storage::Pages { max_pages, .. }, Cache::Pages(pages)) => {
+            buffer(TensorName::CachedKey, pages.k, &kv)?;
+            buffer(TensorName::CachedValue, pages.v, &kv)?;
+            match (&pages.scores, shape.has_scores()) {
+                (Some(scores), true) => buffer(TensorName::CachedScores, scores, rows)?,
+                (None, false) => {}
+                _ => return Err(AttentionError::CacheScores),
+            }
+            buffer(
+                TensorName::PageTable,
+                pages.table,
+                &[shape.batch, max_pages],
+            )?;
+            buffer(TensorName::Lengths, pages.lengths, &[shape.batch])?;
+            table(shape, problem.tokens, pages.table, pages.lengths)?;
+        }
+        (Storage::Slots { .. }, _) => return Err(unsupported("pages where the problem has slots")),
+        _ => return Err(unsupported("slots where the problem has pages")),
+    }
+    view(TensorName::Key, &tokens.k, &problem.kv_shape())?;
+    view(TensorName::Value, &tokens.v, &problem.kv_shape())?;
+    let [batch, heads, count, _] = problem.kv_shape();
+    match (&tokens.scores, shape.has_scores()) {
+        (Some(scores), true) => view(TensorName::Scores, scores, &[batch, heads, count]),
+        (None, false) => Ok(()),
+        _ => Err(AttentionError::CacheScores),
+    }
+}
+
+/// Checks the queries and what is written.
+pub(crate) fn decode<E: Element>(
+    problem: &DecodeProblem,
+    q: &View<'_, E, 4>,
+    out: &[E],
+    lse: &[f32],
+) -> Result<(), AttentionError> {
+    view(TensorName::Query, q, &problem.q_shape())?;
+    buffer(TensorName::Out, out, &problem.q_shape())?;
+    buffer(TensorName::Lse, lse, &problem.lse_shape())
+}
+
+/// Checks that each sequence has room and that the pages it uses exist.
+fn table(
+    shape: &CacheShape,
+    tokens: usize,
+    table: &[i32],
+    lengths: &[i32],
+) -> Result<(), AttentionError> {
+    let [pages, _, page_len, _] = shape.kv_shape();
+    let max_pages = shape.capacity() / page_len;
+    for (batch, &held) in lengths.iter().enumerate() {
+        let held = held as usize;
+        if held.saturating_add(tokens) > shape.capacity() {
+            return Err(AttentionError::PagesFull {
+                held,
+                tokens,
+                capacity: shape.capacity(),
+            });
+        }
+        let used = (held + tokens).div_ceil(page_len);
+        let row = &table[batch * max_pages..][..used];
+        if let Some(&page) = row.iter().find(|&&page| !(0..pages as i32).contains(&page)) {
+            return Err(AttentionError::TooLarge {
+                what: "a page of the page table",
+                size: usize::try_from(page).unwrap_or(usize::MAX),
+                limit: pages.saturating_sub(1),
+            });
+        }
+    }
+    Ok(())
+}
+
+fn unsupported(what: &str) -> AttentionError {
+    AttentionError::Unsupported { what: what.into() }
+}

@@ -1,0 +1,312 @@
+//! Decoding against the oracle: whatever the appends are, a query gets what the last rows of a pass over
+//! everything would give it.
+
+use super::*;
+use crate::{AttentionOptions, CacheShape, ElementType, Problem};
+use flash_dma_reference::compare::{OUTPUT, compare, compare_lse};
+use flash_dma_reference::generate::{self, Scores};
+use flash_dma_reference::select::selected;
+use flash_dma_reference::{Inputs, Rng};
+
+const HEADS: [usize; 2] = [4, 2];
+const DIM: usize = 16;
+
+/// `[batch, heads, range of the sequence, dim]` of a contiguous tensor.
+fn part(x: &[f64], shape: [usize; 4], range: std::ops::Range<usize>) -> Vec<f32> {
+    let [_, _, len, dim] = shape;
+    x.chunks_exact(len * dim)
+        .flat_map(|rows| &rows[range.start * dim..range.end * dim])
+        .map(|&x| x as f32)
+        .collect()
+}
+
+/// The first `len` tokens of every sequence.
+fn prefix(inputs: &Inputs, len: usize, queries: usize) -> Inputs {
+    let p = &inputs.problem;
+    let wide = |x: Vec<f32>| x.into_iter().map(f64::from).collect::<Vec<f64>>();
+    let q = [p.batch, p.q_heads, queries, p.head_dim];
+    let kv = [p.batch, p.kv_heads, len, p.head_dim];
+    let options = AttentionOptions {
+        keep_window: p.has_scores.then_some(p.window),
+        ..AttentionOptions::new()
+    };
+    let scores = inputs.scores.as_ref().map(|_| &kv[..3]);
+    let [b, h, n, _] = p.kv_shape();
+    Inputs {
+        problem: Problem::new(&q, &kv, &kv, scores, p.element, &options).unwrap(),
+        q: wide(part(&inputs.q, p.q_shape(), len - queries..len)),
+        k: wide(part(&inputs.k, p.kv_shape(), 0..len)),
+        v: wide(part(&inputs.v, p.kv_shape(), 0..len)),
+        scores: (inputs.scores.as_ref()).map(|z| wide(part(z, [b, h, n, 1], 0..len))),
+    }
+}
+
+fn inputs(batch: usize, len: usize, kind: Option<(Scores, usize)>, seed: u64) -> Inputs {
+    let [q_heads, kv_heads] = HEADS;
+    let (q, kv) = ([batch, q_heads, len, DIM], [batch, kv_heads, len, DIM]);
+    let options = AttentionOptions {
+        keep_window: kind.map(|(_, window)| window),
+        ..AttentionOptions::new()
+    };
+    let scores = kind.map(|_| &kv[..3]);
+    let problem = Problem::new(&q, &kv, &kv, scores, ElementType::F32, &options).unwrap();
+    let kind = kind.map_or(Scores::Normal, |(kind, _)| kind);
+    generate::inputs(problem, kind, 1.0, seed)
+}
+
+struct State {
+    k: Vec<f32>,
+    v: Vec<f32>,
+    score: Vec<f32>,
+    position: Vec<i32>,
+    seen: Vec<i32>,
+}
+
+impl State {
+    fn new(shape: &CacheShape) -> Self {
+        let [batch, heads, window, dim] = shape.kv_shape();
+        let rows = batch * heads * window;
+        Self {
+            k: vec![f32::NAN; rows * dim],
+            v: vec![f32::NAN; rows * dim],
+            score: vec![f32::NEG_INFINITY; rows],
+            position: vec![slots::EMPTY; rows],
+            seen: vec![0; batch],
+        }
+    }
+
+    fn slots(&mut self) -> Slots<'_, f32> {
+        Slots {
+            k: &mut self.k,
+            v: &mut self.v,
+            score: &mut self.score,
+            position: &mut self.position,
+            seen: &mut self.seen,
+        }
+    }
+}
+
+/// One step of `n` tokens from `at` on, checked against the oracle.
+fn step(
+    inputs: &Inputs,
+    shape: &CacheShape,
+    at: usize,
+    n: usize,
+    cache: Cache<'_, f32>,
+    through_keys: Option<&mut State>,
+) {
+    let p = &inputs.problem;
+    let (k, v) = (
+        part(&inputs.k, p.kv_shape(), at..at + n),
+        part(&inputs.v, p.kv_shape(), at..at + n),
+    );
+    let [b, h, len, _] = p.kv_shape();
+    let z = (inputs.scores.as_ref()).map(|z| part(z, [b, h, len, 1], at..at + n));
+    let kv = [b, h, n, DIM];
+    let tokens = Tokens {
+        k: View::contiguous(&k, kv),
+        v: View::contiguous(&v, kv),
+        scores: z.as_ref().map(|z| View::contiguous(z, [b, h, n])),
+    };
+    let exact = prefix(inputs, at + n, n);
+    let q: Vec<f32> = exact.q.iter().map(|&x| x as f32).collect();
+    let q_shape = exact.problem.q_shape();
+    let options = AttentionOptions {
+        keep_window: p.has_scores.then_some(p.window),
+        ..AttentionOptions::new()
+    };
+    let scores = z.as_ref().map(|_| &kv[..3]);
+    let (mut out, mut lse) = (vec![f32::NAN; q.len()], vec![f32::NAN; q.len() / DIM]);
+    let view = View::contiguous(&q, q_shape);
+    match through_keys {
+        None => {
+            let problem = shape
+                .decode(&q_shape, &kv, &kv, scores, p.element, at, &options)
+                .unwrap();
+            decode(&problem, view, cache, tokens, &mut out, &mut lse).unwrap();
+        }
+        Some(state) => {
+            let problem = shape.append(&kv, &kv, scores, p.element, at).unwrap();
+            let keys = p.window + n;
+            let all = [b, h, keys, DIM];
+            let (mut k, mut v) = (
+                vec![f32::NAN; b * h * keys * DIM],
+                vec![f32::NAN; b * h * keys * DIM],
+            );
+            let mut z = vec![f32::NAN; b * h * keys];
+            live_keys(&problem, state.slots(), tokens, &mut k, &mut v, &mut z).unwrap();
+            let mut intervals = vec![Interval { first: 0, end: 0 }; z.len()];
+            let scores = View::contiguous(&z, [b, h, keys]);
+            crate::select(scores, p.window, &mut intervals).unwrap();
+            let whole =
+                Problem::new(&q_shape, &all, &all, Some(&all[..3]), p.element, &options).unwrap();
+            let inputs = crate::Inputs {
+                q: view,
+                k: View::contiguous(&k, all),
+                v: View::contiguous(&v, all),
+                selection: Some(crate::Selection {
+                    scores,
+                    intervals: &intervals,
+                }),
+            };
+            crate::forward(&whole, inputs, &mut out, &mut lse).unwrap();
+            append(&problem, Cache::Slots(state.slots()), tokens).unwrap();
+        }
+    }
+    let wide = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
+    let (oracle, naive) = (exact.forward(), exact.naive_forward());
+    let at = format!("tokens {at}..{}", at + n);
+    compare(
+        "out",
+        &q_shape,
+        &wide(&out),
+        &oracle.out,
+        &naive.out,
+        p.element,
+        OUTPUT,
+    )
+    .unwrap_or_else(|error| panic!("{at}: {error}"));
+    compare_lse(&exact.problem.lse_shape(), &wide(&lse), &oracle.lse)
+        .unwrap_or_else(|error| panic!("{at}: {error}"));
+}
+
+fn live(state: &State, row: usize, window: usize) -> Vec<usize> {
+    let slots = &state.position[row * window..(row + 1) * window];
+    let mut live: Vec<usize> = (slots.iter().filter(|&&p| p != slots::EMPTY))
+        .map(|&p| p as usize)
+        .collect();
+    live.sort_unstable();
+    live
+}
+
+#[test]
+fn slots_decode_as_one_pass_would() {
+    let mut rng = Rng::new(11);
+    for (seed, kind) in Scores::ALL.into_iter().enumerate() {
+        let (batch, window) = (1 + seed % 2, 1 + rng.below(20));
+        let inputs = inputs(batch, 70, Some((kind, window)), seed as u64);
+        let shape = CacheShape::slots(batch, HEADS[1], window, DIM, ElementType::F32).unwrap();
+        let mut state = State::new(&shape);
+        let mut at = 0;
+        while at < 70 {
+            let through_keys = rng.below(3) == 0;
+            let n = (1 + rng.below(if through_keys { 30 } else { 5 })).min(70 - at);
+            let mut other = State::new(&shape);
+            if through_keys {
+                step(
+                    &inputs,
+                    &shape,
+                    at,
+                    n,
+                    Cache::Slots(other.slots()),
+                    Some(&mut state),
+                );
+            } else {
+                step(&inputs, &shape, at, n, Cache::Slots(state.slots()), None);
+            }
+            at += n;
+            assert_eq!(state.seen, vec![at as i32; batch]);
+            let scores = inputs.scores.as_ref().unwrap();
+            for (row, scores) in scores.chunks_exact(70).enumerate() {
+                let expected = selected(scores, window, at as i64 - 1);
+                assert_eq!(live(&state, row, window), expected, "{kind:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn pages_decode_as_one_pass_would() {
+    let mut rng = Rng::new(12);
+    for seed in 0..6 {
+        let batch = 1 + seed % 2;
+        let inputs = inputs(batch, 50, None, seed as u64);
+        let shape = CacheShape::pages(batch, HEADS[1], [14, 8, 7], DIM, ElementType::F32).unwrap();
+        let rows = 14 * HEADS[1] * 8 * DIM;
+        let (mut k, mut v) = (vec![f32::NAN; rows], vec![f32::NAN; rows]);
+        // The sequences' pages alternate, from the last one down.
+        let table: Vec<i32> = (0..batch)
+            .flat_map(|b| (0..7).map(move |page| (13 - page * batch - b) as i32))
+            .collect();
+        let mut lengths = vec![0; batch];
+        let mut at = 0;
+        while at < 50 {
+            let n = (1 + rng.below(9)).min(50 - at);
+            let pages = Pages {
+                k: &mut k,
+                v: &mut v,
+                scores: None,
+                table: &table,
+                lengths: &mut lengths,
+            };
+            step(&inputs, &shape, at, n, Cache::Pages(pages), None);
+            at += n;
+        }
+        assert_eq!(lengths, vec![50; batch]);
+    }
+}
+
+/// What is refused is refused before anything is written.
+#[test]
+fn a_refused_call_leaves_the_cache_as_it_was() {
+    let shape = CacheShape::slots(1, 2, 4, DIM, ElementType::F32).unwrap();
+    let kv = [1, 2, 3, DIM];
+    let problem = shape
+        .append(&kv, &kv, Some(&kv[..3]), ElementType::F32, 0)
+        .unwrap();
+    let (rows, z) = (vec![1.0; 2 * 3 * DIM], vec![0.5; 6]);
+    let tokens = Tokens {
+        k: View::contiguous(&rows, kv),
+        v: View::contiguous(&rows, kv),
+        scores: Some(View::contiguous(&z, [1, 2, 3])),
+    };
+    let mut state = State::new(&shape);
+    let without = Tokens {
+        scores: None,
+        ..tokens
+    };
+    let error = append(&problem, Cache::Slots(state.slots()), without).unwrap_err();
+    assert_eq!(error, AttentionError::CacheScores);
+    let short = Tokens {
+        v: View::contiguous(&rows[..10], kv),
+        ..tokens
+    };
+    let error = append(&problem, Cache::Slots(state.slots()), short).unwrap_err();
+    assert!(matches!(error, AttentionError::Buffer { .. }), "{error}");
+    state.position.pop();
+    let error = append(&problem, Cache::Slots(state.slots()), tokens).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the cached positions needs 8 elements, but its buffer has 7"
+    );
+    assert!(state.k.iter().all(|x| x.is_nan()) && state.seen == [0]);
+    assert!(state.position.iter().all(|&p| p == slots::EMPTY));
+
+    let shape = CacheShape::pages(1, 2, [2, 4, 2], DIM, ElementType::F32).unwrap();
+    let problem = shape.append(&kv, &kv, None, ElementType::F32, 0).unwrap();
+    let mut pool = vec![7.0; 2 * 2 * 4 * DIM];
+    let mut other = pool.clone();
+    for (table, lengths, text) in [
+        (
+            [0, 5],
+            [4],
+            "a page of the page table is 5, past the limit of 1",
+        ),
+        (
+            [0, 1],
+            [6],
+            "the page table holds 6 tokens of 8: there is no room for 3 more",
+        ),
+    ] {
+        let pages = Pages {
+            k: &mut pool,
+            v: &mut other,
+            scores: None,
+            table: &table,
+            lengths: &mut lengths.clone(),
+        };
+        let error = append(&problem, Cache::Pages(pages), without).unwrap_err();
+        assert_eq!(error.to_string(), text);
+        assert!(pool.iter().chain(&other).all(|&x| x == 7.0));
+    }
+}
