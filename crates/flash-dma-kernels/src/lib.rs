@@ -1,10 +1,11 @@
-//! CubeCL kernels of dynamic-mask attention: selection, forward and backward. Knows nothing of Burn.
+//! CubeCL kernels of dynamic-mask attention: selection, forward, backward and decoding. Knows nothing of Burn.
 #![warn(missing_docs)]
 
 mod args;
 mod backward;
 #[cfg(feature = "codegen")]
 pub mod codegen;
+mod decode;
 mod forward;
 mod lists;
 mod scratch;
@@ -16,8 +17,10 @@ mod tile;
 
 pub use args::{Gradients, Inputs, Saved, Selection};
 pub use backward::{backward, backward_engine, backward_on};
+pub use decode::{Pages, Slots, Tokens, append, append_pages, chunk_keys};
 pub use flash_dma_problem::{
-    AttentionError, AttentionOptions, ElementType, Problem, contiguous_strides,
+    AppendProblem, AttentionError, AttentionOptions, CacheShape, DecodeProblem, ElementType,
+    Problem, Storage, contiguous_strides,
 };
 pub use forward::{ENGINE_VARIABLE, Engine, forward, forward_engine, forward_on};
 #[doc(hidden)]

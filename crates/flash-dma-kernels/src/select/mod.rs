@@ -28,6 +28,7 @@
 //! Neither waits for the host, and a window that evicts nothing takes one launch.
 
 mod blocks;
+mod digits;
 mod evictions;
 mod launch;
 mod quantile;
@@ -35,6 +36,9 @@ mod sort;
 #[cfg(test)]
 mod tests;
 mod thresholds;
+
+pub(crate) use digits::{BINS, DIGIT, count, find_digit, shared_address};
+pub(crate) use sort::{NEVER, sort_key};
 
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;

@@ -6,14 +6,14 @@ use cubecl::prelude::*;
 pub(super) const BLOCK: u32 = 32;
 
 /// Sort key of a score that is never attended to (−∞).
-pub(super) const NEVER: u32 = 0;
+pub(crate) const NEVER: u32 = 0;
 
 /// Sort key of a NaN: below every number, above −∞.
 const NAN: u32 = 1;
 
 /// Maps a score to an integer of the same order: greater is better, −0 equals +0.
 #[cube]
-pub(super) fn sort_key(score: f32) -> u32 {
+pub(crate) fn sort_key(score: f32) -> u32 {
     let bits = u32::reinterpret(score);
     let magnitude = bits & 0x7FFF_FFFFu32;
     // Flipping the negative numbers reverses their order; the sign bit then puts them below.

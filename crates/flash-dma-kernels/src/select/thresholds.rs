@@ -1,13 +1,10 @@
 //! The kernel that finds which keys are attended at the beginning of every block of positions.
 
 use super::blocks::BlocksBlueprint;
+use super::digits::{BINS, DIGIT, count, find_digit, shared_address};
 use super::sort::{NEVER, sort_key};
-use crate::team::{Member, sum_up_to};
 use cubecl::prelude::*;
 
-/// Bits of a digit, and the values it takes.
-const DIGIT: u32 = 11;
-const BINS: usize = 1 << DIGIT;
 /// Vectors of scores that a unit reads before it looks at the first of them, so that the reads overlap.
 pub(super) const READS: usize = 4;
 
@@ -93,7 +90,7 @@ pub(super) fn thresholds_kernel<S: Size>(
             };
             count_digits::<S>(scores, from, len, &counts, key, &bits, false, key, bp);
             let lowest = select(key == NEVER, missing, 0u32);
-            let digit = find_digit(&counts, &mut totals, &mut found, wanted, lowest, bp);
+            let digit = find_digit(&counts, &mut totals, &mut found, wanted, lowest, bp.team);
             key += digit.value << shift;
             wanted = digit.wanted;
             equal = digit.count;
@@ -114,7 +111,7 @@ pub(super) fn thresholds_kernel<S: Size>(
                     above: select(pass == 0u32, 0u32, comptime!(!(BINS as u32 - 1))),
                 };
                 count_digits::<S>(scores, from, len, &counts, index, &bits, true, key, bp);
-                let digit = find_digit(&counts, &mut totals, &mut found, wanted, 0u32, bp);
+                let digit = find_digit(&counts, &mut totals, &mut found, wanted, 0u32, bp.team);
                 wanted = digit.wanted;
                 index += (comptime!(BINS as u32 - 1) - digit.value) << bits.shift;
             }
@@ -145,16 +142,6 @@ struct Bits {
     digit: u32,
     /// Those above the digit.
     above: u32,
-}
-
-/// A value of a digit and what is left to find below it.
-#[derive(CubeType, Clone, Copy)]
-struct Digit {
-    value: u32,
-    /// Which of the elements of that value is sought, from 1, the greatest first.
-    wanted: u32,
-    /// Elements of that value.
-    count: u32,
 }
 
 /// Counts the digits of the first `len` sort keys that agree with `known` above the digit; or, if
@@ -201,87 +188,11 @@ fn count_digits<S: Size>(
                         digit = comptime!(BINS as u32 - 1) - ((index >> bits.shift) & bits.digit);
                     }
                     if counted {
-                        count(counts, first_count, digit, bp);
+                        count(counts, first_count, digit, bp.ptx);
                     }
                 }
             }
         }
         at += comptime!(READS as u32) * units;
-    }
-}
-
-/// Adds 1 to a count; `first` is the shared-memory address of the first. CubeCL's own atomic takes a
-/// generic address, which is a trip through the memory system for each.
-#[cube]
-fn count(counts: &Shared<[Atomic<u32>]>, first: u32, digit: u32, #[comptime] bp: BlocksBlueprint) {
-    if comptime!(bp.ptx) {
-        let at = first + digit * 4u32;
-        gpu_asm!("red.shared.add.u32 [{}], 1;", in(_) at, options(explicit_mem, reads_address_space shared, writes_address_space shared));
-    } else {
-        counts[digit as usize].fetch_add(1u32);
-    }
-}
-
-/// The address of a slice in shared memory, as PTX instructions take it.
-#[cube]
-fn shared_address<T: CubePrimitive>(slice: &[T]) -> u32 {
-    let out: u32;
-    gpu_asm!("{{ .reg .u64 t; cvta.to.shared.u64 t, {p}; cvt.u32.u64 {o}, t; }}", p = in(_) unsafe { slice.as_ptr_unchecked() }, o = out(_) out, options(pure, nomem));
-    out
-}
-
-/// The digit of the `wanted`-th greatest of the counted elements and `lowest` others of digit 0; there
-/// must be so many. Synchronises before it reads the counts and before it returns, and sets them to 0;
-/// `totals` and `found` are its own.
-#[cube]
-fn find_digit(
-    counts: &Shared<[Atomic<u32>]>,
-    totals: &mut Shared<[u32]>,
-    found: &mut Shared<[u32]>,
-    wanted: u32,
-    lowest: u32,
-    #[comptime] bp: BlocksBlueprint,
-) -> Digit {
-    let team = comptime!(bp.team);
-    let run = comptime!(BINS / team.units());
-    let member = Member::this(team);
-    // The first unit has the greatest digits.
-    let unit = member.plane * team.lanes + member.lane;
-    let first = BINS - (unit + 1) * run;
-    sync_cube();
-    let mut own = select(first == 0, lowest, 0u32);
-    for b in 0..run {
-        own += counts[first + b].load();
-    }
-    let up_to = sum_up_to(own, &member, team);
-    if member.lane == comptime!(team.lanes - 1) {
-        totals[member.plane] = up_to;
-    }
-    sync_cube();
-    let mut before = up_to - own;
-    for plane in 0..member.plane {
-        before += totals[plane];
-    }
-    if before < wanted && wanted <= before + own {
-        let mut rest = wanted - before;
-        let mut bin = first + comptime!(run - 1);
-        let mut count = counts[bin].load() + select(bin == 0, lowest, 0u32);
-        while rest > count {
-            rest -= count;
-            bin -= 1;
-            count = counts[bin].load() + select(bin == 0, lowest, 0u32);
-        }
-        found[0] = bin as u32;
-        found[1] = rest;
-        found[2] = count;
-    }
-    for b in 0..run {
-        counts[first + b].store(0u32);
-    }
-    sync_cube();
-    Digit {
-        value: found[0],
-        wanted: found[1],
-        count: found[2],
     }
 }

@@ -101,6 +101,16 @@ impl Selection {
     }
 }
 
+/// Checks that the device has the element type.
+pub(crate) fn check_type(client: &Client, element: ElementType) -> Result<(), AttentionError> {
+    if client.properties().supports_type(elem_type(element)) {
+        return Ok(());
+    }
+    Err(AttentionError::Unsupported {
+        what: format!("tensors of {element}"),
+    })
+}
+
 /// Checks what all attention kernels need of the device, for a kernel with `bindings` buffers.
 pub(crate) fn check_device(
     client: &Client,
@@ -109,11 +119,7 @@ pub(crate) fn check_device(
     cubes: [usize; 3],
 ) -> Result<(), AttentionError> {
     let properties = client.properties();
-    if !properties.supports_type(elem_type(problem.element)) {
-        return Err(AttentionError::Unsupported {
-            what: format!("tensors of {}", problem.element),
-        });
-    }
+    check_type(client, problem.element)?;
     // One more than the kernel's own: shapes and strides take a buffer on some runtimes.
     let limit = properties.hardware.max_bindings;
     if bindings + 1 > limit {

@@ -23,7 +23,9 @@ pub(crate) mod wgmma;
 pub(crate) use blueprint::{Blueprint, LANES, Pass};
 #[cfg(test)]
 pub(crate) use blueprint::{Micro, micro};
-pub(crate) use check::{Layout, address_type, check_device, check_tensor, elem_type, vector_size};
+pub(crate) use check::{
+    Layout, address_type, check_device, check_tensor, check_type, elem_type, vector_size,
+};
 pub(crate) use fill::fill;
 pub(crate) use finite::{NO_NUMBER, exponent_bits, is_finite};
 pub(crate) use keys::TileKeys;

@@ -1,0 +1,231 @@
+//! Host side of appending.
+
+use super::args::{Pages, Slots, Tokens};
+use super::choose::choose_kernel;
+use super::commit::{ENTRY, commit_kernel, lengthen_kernel, write_pages_kernel};
+use super::plan::plan_kernel;
+use crate::scratch::{cubes, one_unit_each, scratch};
+use crate::team::Team;
+use crate::tile::{address_type, check_type, elem_type, vector_size};
+use cubecl::client::Client;
+use cubecl::prelude::*;
+use flash_dma_problem::{AppendProblem, AttentionError, MAX_DECODE_TOKENS, Storage};
+
+/// Planes of a cube that finds the worst of a head's slots.
+const PLAN_PLANES: usize = 8;
+
+/// Planes of a cube that reads all new scores of a head.
+const CHOOSE_PLANES: usize = 32;
+
+/// Appends tokens to a cache of slots: of what its sequences have been given before and the new tokens it then
+/// holds the `window` best of each kv head, by the rule of selection (greater scores first, a tie to the lower
+/// position, NaN below every number, −∞ never).
+///
+/// Any number of tokens, and in any pieces: the outcome is the same set. Two launches, asynchronously; nothing
+/// waits for the host. Scratch is `12 * min(tokens, window)` bytes a kv head, of the client's pool.
+///
+/// # Errors
+///
+/// [`AttentionError`] if a tensor does not fit the problem or the problem's cache has no slots. Nothing is
+/// launched then, and the cache is as it was.
+pub fn append(
+    client: &Client,
+    problem: &AppendProblem,
+    slots: Slots,
+    tokens: Tokens,
+) -> Result<(), AttentionError> {
+    check_type(client, problem.cache.element)?;
+    slots.check(&problem.cache)?;
+    tokens.check(problem)?;
+    if problem.cache.batch * problem.tokens == 0 {
+        return Ok(());
+    }
+    let moves = if problem.tokens <= MAX_DECODE_TOKENS {
+        plan(client, problem, &slots, &tokens)
+    } else {
+        choose(client, problem, &slots, &tokens)
+    };
+    commit(client, problem, slots, tokens, moves);
+    Ok(())
+}
+
+/// Appends tokens to a cache of pages, behind what each sequence holds. Two launches, asynchronously.
+///
+/// # Errors
+///
+/// [`AttentionError`] if a tensor does not fit the problem or the problem's cache has no pages. Nothing is
+/// launched then, and the cache is as it was.
+pub fn append_pages(
+    client: &Client,
+    problem: &AppendProblem,
+    pages: Pages,
+    tokens: Tokens,
+) -> Result<(), AttentionError> {
+    check_type(client, problem.cache.element)?;
+    pages.check(&problem.cache)?;
+    tokens.check(problem)?;
+    if problem.cache.batch * problem.tokens > 0 {
+        commit_pages(client, problem, pages, tokens);
+    }
+    Ok(())
+}
+
+/// Rows of slots: kv heads of all sequences.
+fn rows(problem: &AppendProblem) -> usize {
+    problem.cache.batch * problem.cache.kv_heads
+}
+
+/// The moves of up to [`MAX_DECODE_TOKENS`] tokens, `[rows, tokens, ENTRY]`: an entry each.
+pub(super) fn plan(
+    client: &Client,
+    problem: &AppendProblem,
+    slots: &Slots,
+    tokens: &Tokens,
+) -> TensorBinding {
+    let rows = rows(problem);
+    let moves = scratch(client, [rows, problem.tokens, ENTRY]);
+    let scores = tokens.scores.clone().expect("slots have scores");
+    let team = Team::new(client, PLAN_PLANES);
+    // SAFETY: cubes past the rows return; the tensors were checked to hold their shapes and strides.
+    unsafe {
+        plan_kernel::launch_unchecked(
+            client,
+            cubes(client, rows, team.cube_dim()),
+            team.cube_dim(),
+            address_type(&[&slots.score, &scores, &moves], size_of::<f32>()),
+            slots.score.clone().into_buffer_arg(),
+            slots.position.clone().into_buffer_arg(),
+            slots.seen.clone().into_buffer_arg(),
+            scores.into_tensor_arg(),
+            moves.clone().into_buffer_arg(),
+            problem.cache.capacity() as u32,
+            problem.tokens as u32,
+            rows as u32,
+            team,
+        );
+    }
+    moves
+}
+
+/// The moves of any number of tokens, `[rows, min(tokens, window), ENTRY]`: those that stay first.
+fn choose(
+    client: &Client,
+    problem: &AppendProblem,
+    slots: &Slots,
+    tokens: &Tokens,
+) -> TensorBinding {
+    let rows = rows(problem);
+    let entries = problem.tokens.min(problem.cache.capacity());
+    let moves = scratch(client, [rows, entries, ENTRY]);
+    let scores = tokens.scores.clone().expect("slots have scores");
+    let team = Team::new(client, CHOOSE_PLANES);
+    // SAFETY: as in `plan`; at most `entries` tokens stay.
+    unsafe {
+        choose_kernel::launch_unchecked(
+            client,
+            cubes(client, rows, team.cube_dim()),
+            team.cube_dim(),
+            address_type(&[&slots.score, &scores, &moves], size_of::<f32>()),
+            slots.score.clone().into_buffer_arg(),
+            slots.position.clone().into_buffer_arg(),
+            slots.seen.clone().into_buffer_arg(),
+            scores.into_tensor_arg(),
+            moves.clone().into_buffer_arg(),
+            problem.cache.capacity() as u32,
+            entries as u32,
+            rows as u32,
+            team,
+            client.properties().features.copy_async,
+        );
+    }
+    moves
+}
+
+/// Carries out `moves`, `[rows, entries, ENTRY]`, and counts the tokens as seen.
+pub(super) fn commit(
+    client: &Client,
+    problem: &AppendProblem,
+    slots: Slots,
+    tokens: Tokens,
+    moves: TensorBinding,
+) {
+    let (element, entries) = (problem.cache.element, moves.shape[1]);
+    let scores = tokens.scores.expect("slots have scores");
+    let typed = [&tokens.k, &tokens.v, &slots.k, &slots.v];
+    let vector = vector_size(&typed, element.size());
+    let address = address_type(&typed, element.size()).max(address_type(
+        &[&scores, &slots.score, &moves],
+        size_of::<f32>(),
+    ));
+    let vectors = problem.cache.head_dim / vector;
+    let (count, dim) = one_unit_each(client, rows(problem) * entries * vectors);
+    // SAFETY: units past the entries return; moves hold slots and tokens of the problem, and the tensors were
+    // checked to hold their shapes and strides.
+    unsafe {
+        commit_kernel::launch_unchecked(
+            client,
+            count,
+            dim,
+            address,
+            vector,
+            tokens.k.into_tensor_arg(),
+            tokens.v.into_tensor_arg(),
+            scores.into_tensor_arg(),
+            moves.into_buffer_arg(),
+            slots.k.into_tensor_arg(),
+            slots.v.into_tensor_arg(),
+            slots.score.into_buffer_arg(),
+            slots.position.into_buffer_arg(),
+            slots.seen.into_buffer_arg(),
+            entries as u32,
+            problem.tokens <= MAX_DECODE_TOKENS,
+            elem_type(element),
+        );
+    }
+}
+
+/// Writes the tokens, at least one, into the pages and adds them to the lengths.
+pub(super) fn commit_pages(client: &Client, problem: &AppendProblem, pages: Pages, tokens: Tokens) {
+    let element = problem.cache.element;
+    let Storage::Pages { max_pages, .. } = problem.cache.storage else {
+        unreachable!("the cache was checked to have pages");
+    };
+    let typed = [&tokens.k, &tokens.v, &pages.k, &pages.v];
+    let vector = vector_size(&typed, element.size());
+    let address =
+        address_type(&typed, element.size()).max(address_type(&[&pages.table], size_of::<i32>()));
+    let vectors = problem.cache.head_dim / vector;
+    let (count, dim) = one_unit_each(client, rows(problem) * problem.tokens * vectors);
+    // SAFETY: units past the rows return; the table was checked by its owner to name pages, the sequences have
+    // room for the tokens, and the tensors were checked to hold their shapes and strides.
+    unsafe {
+        write_pages_kernel::launch_unchecked(
+            client,
+            count,
+            dim,
+            address,
+            vector,
+            tokens.k.into_tensor_arg(),
+            tokens.v.into_tensor_arg(),
+            pages.table.into_buffer_arg(),
+            pages.lengths.clone().into_buffer_arg(),
+            pages.k.into_tensor_arg(),
+            pages.v.into_tensor_arg(),
+            max_pages as u32,
+            elem_type(element),
+        );
+    }
+    let batch = problem.cache.batch;
+    let (count, dim) = one_unit_each(client, batch);
+    // SAFETY: units past the sequences return.
+    unsafe {
+        lengthen_kernel::launch_unchecked(
+            client,
+            count,
+            dim,
+            pages.lengths.into_buffer_arg(),
+            batch as u32,
+            problem.tokens as u32,
+        );
+    }
+}

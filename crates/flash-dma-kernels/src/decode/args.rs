@@ -1,0 +1,99 @@
+//! The tensors of a cache and of the tokens that it gets.
+
+use crate::tile::{Layout, check_tensor};
+use cubecl::prelude::TensorBinding;
+use flash_dma_problem::{AppendProblem, AttentionError, CacheShape, Storage, TensorName};
+
+/// A cache of slots; all tensors contiguous, updated in place.
+///
+/// A new cache is all empty slots: scores −∞, positions −1, nothing seen; what `k` and `v` hold does not matter.
+#[derive(Clone, Debug)]
+pub struct Slots {
+    /// `[batch, kv_heads, window, head_dim]`, the cache's element type.
+    pub k: TensorBinding,
+    /// `[batch, kv_heads, window, head_dim]`, the cache's element type.
+    pub v: TensorBinding,
+    /// `[batch, kv_heads, window]`, f32; −∞ in empty slots and nowhere else.
+    pub score: TensorBinding,
+    /// `[batch, kv_heads, window]`, i32: the key's index in its sequence; −1 in empty slots.
+    pub position: TensorBinding,
+    /// `[batch]`, i32: tokens that each sequence has been given.
+    pub seen: TensorBinding,
+}
+
+/// A cache of pages; all tensors contiguous. `k`, `v` and `lengths` are updated in place.
+#[derive(Clone, Debug)]
+pub struct Pages {
+    /// `[pages, kv_heads, page_len, head_dim]`, the cache's element type.
+    pub k: TensorBinding,
+    /// `[pages, kv_heads, page_len, head_dim]`, the cache's element type.
+    pub v: TensorBinding,
+    /// `[batch, max_pages]`, i32: the pages of each sequence in order, those for the new tokens included. What lies
+    /// behind them is never read. A page must belong to one sequence.
+    pub table: TensorBinding,
+    /// `[batch]`, i32: tokens that each sequence holds.
+    pub lengths: TensorBinding,
+}
+
+/// New tokens, of any strides with a contiguous last axis.
+#[derive(Clone, Debug)]
+pub struct Tokens {
+    /// `[batch, kv_heads, tokens, head_dim]`, the cache's element type.
+    pub k: TensorBinding,
+    /// `[batch, kv_heads, tokens, head_dim]`, the cache's element type.
+    pub v: TensorBinding,
+    /// `[batch, kv_heads, tokens]`, f32; given exactly for slots.
+    pub scores: Option<TensorBinding>,
+}
+
+impl Slots {
+    pub(super) fn check(&self, cache: &CacheShape) -> Result<(), AttentionError> {
+        let Storage::Slots { .. } = cache.storage else {
+            return Err(AttentionError::CacheScores);
+        };
+        let (size, kv) = (cache.element.size(), cache.kv_shape());
+        let whole = Layout::Contiguous;
+        check_tensor(TensorName::CachedKey, &self.k, &kv, size, whole)?;
+        check_tensor(TensorName::CachedValue, &self.v, &kv, size, whole)?;
+        check_tensor(TensorName::CachedScores, &self.score, &kv[..3], 4, whole)?;
+        check_tensor(
+            TensorName::CachedPositions,
+            &self.position,
+            &kv[..3],
+            4,
+            whole,
+        )?;
+        check_tensor(TensorName::Seen, &self.seen, &[cache.batch], 4, whole)
+    }
+}
+
+impl Pages {
+    pub(super) fn check(&self, cache: &CacheShape) -> Result<(), AttentionError> {
+        let Storage::Pages { max_pages, .. } = cache.storage else {
+            return Err(AttentionError::CacheScores);
+        };
+        let (size, kv) = (cache.element.size(), cache.kv_shape());
+        let whole = Layout::Contiguous;
+        check_tensor(TensorName::CachedKey, &self.k, &kv, size, whole)?;
+        check_tensor(TensorName::CachedValue, &self.v, &kv, size, whole)?;
+        let table = [cache.batch, max_pages];
+        check_tensor(TensorName::PageTable, &self.table, &table, 4, whole)?;
+        check_tensor(TensorName::Lengths, &self.lengths, &[cache.batch], 4, whole)
+    }
+}
+
+impl Tokens {
+    pub(super) fn check(&self, problem: &AppendProblem) -> Result<(), AttentionError> {
+        let (size, kv) = (problem.cache.element.size(), problem.kv_shape());
+        let strided = Layout::Strided;
+        check_tensor(TensorName::Key, &self.k, &kv, size, strided)?;
+        check_tensor(TensorName::Value, &self.v, &kv, size, strided)?;
+        match &self.scores {
+            Some(scores) if problem.cache.has_scores() => {
+                check_tensor(TensorName::Scores, scores, &kv[..3], 4, strided)
+            }
+            None if !problem.cache.has_scores() => Ok(()),
+            _ => Err(AttentionError::CacheScores),
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! Which of many tokens take which slots: the `window` best of slots and tokens, by a radix selection.
+
+use super::commit::{ENTRY, NONE};
+use crate::select::{BINS, DIGIT, NEVER, count, find_digit, shared_address, sort_key};
+use crate::team::{Member, Team, sum_up_to};
+use cubecl::prelude::*;
+
+/// Tokens that a unit reads before it looks at the first of them, so that the reads overlap.
+const READS: usize = 4;
+
+/// The worst key that stays.
+#[derive(CubeType, Clone, Copy)]
+struct Threshold {
+    /// Its sort key; [`NEVER`] if all keys stay.
+    key: u32,
+    /// Its position: keys of the same score at later ones go.
+    last: u32,
+}
+
+#[cube]
+impl Threshold {
+    fn keeps(&self, key: u32, position: u32) -> bool {
+        key != NEVER && (key > self.key || (key == self.key && position <= self.last))
+    }
+}
+
+/// Which bits of a word are the digit, and which are above it.
+#[derive(CubeType, Clone, Copy)]
+struct Bits {
+    shift: u32,
+    above: u32,
+    /// Those above, of the elements that are counted.
+    known: u32,
+}
+
+/// The slots and tokens of one (sequence, kv head).
+#[derive(CubeType, Clone, Copy)]
+struct Union {
+    /// The first slot, and how many there are.
+    slots: usize,
+    window: u32,
+    /// The first new score, and how many there are.
+    new: usize,
+    tokens: u32,
+    /// The position of the first token.
+    seen: u32,
+}
+
+/// Finds the `window` best of the slots and the new tokens, and assigns the tokens among them to the slots
+/// that are empty or whose keys are not: lists of both in ascending order, paired.
+///
+/// One cube a (sequence, kv head). Nothing of the cache is changed.
+///
+/// | buffer | layout |
+/// |---|---|
+/// | `score`, `position` | the cache's, contiguous `[batch, kv_heads, window]` |
+/// | `seen` | `[batch]` |
+/// | `new_scores` | `[batch, kv_heads, tokens]`, last axis contiguous |
+/// | `moves` | contiguous `[batch * kv_heads, entries]` of [entries](super::commit), overwritten; the lesser of `tokens` and `window` are enough |
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn choose_kernel(
+    score: &[f32],
+    position: &[i32],
+    seen: &[i32],
+    new_scores: &Tensor<f32>,
+    moves: &mut [i32],
+    window: u32,
+    entries: u32,
+    rows: u32,
+    #[comptime] team: Team,
+    #[comptime] ptx: bool,
+) {
+    let row = CUBE_POS;
+    if row >= rows as usize {
+        terminate!();
+    }
+    let heads = new_scores.shape(1);
+    let union = Union {
+        slots: row * window as usize,
+        window,
+        new: (row / heads) * new_scores.stride(0) + (row % heads) * new_scores.stride(1),
+        tokens: new_scores.shape(2) as u32,
+        seen: seen[row / heads] as u32,
+    };
+    let counts = Shared::<[Atomic<u32>]>::new_slice(BINS);
+    let mut totals = Shared::<[u32]>::new_slice(team.planes);
+    let mut found = Shared::<[u32]>::new_slice(3usize);
+    let mut bin = UNIT_POS as usize;
+    while bin < BINS {
+        counts[bin].store(0u32);
+        bin += comptime!(team.units());
+    }
+    sync_cube();
+
+    let mut key = 0u32;
+    let mut wanted = window;
+    let mut equal = 0u32;
+    for pass in 0..3u32 {
+        let bits = Bits {
+            shift: select(pass == 0u32, 21u32, select(pass == 1u32, 10u32, 0u32)),
+            above: select(
+                pass == 0u32,
+                0u32,
+                select(pass == 1u32, 0xFFE0_0000u32, 0xFFFF_FC00u32),
+            ),
+            known: key,
+        };
+        // The last digit has one bit less: the bit above it is a known one.
+        let width = select(pass == 2u32, 0x3FFu32, 0x7FFu32);
+        count_digits(
+            score, position, new_scores, &union, &counts, &bits, width, false, 0u32, team, ptx,
+        );
+        let digit = find_digit(&counts, &mut totals, &mut found, wanted, 0u32, team);
+        key += digit.value << bits.shift;
+        wanted = digit.wanted;
+        equal = digit.count;
+    }
+    let mut last = u32::new(u32::MAX as i64);
+    if key != NEVER && wanted < equal {
+        // Only the first of the equal keys stay: the last of them, by ascending position.
+        last = 0u32;
+        for pass in 0..3u32 {
+            let bits = Bits {
+                shift: (2u32 - pass) * comptime!(DIGIT),
+                above: select(
+                    pass == 0u32,
+                    0u32,
+                    select(pass == 1u32, 0xFFC0_0000u32, 0xFFFF_F800u32),
+                ),
+                known: last,
+            };
+            count_digits(
+                score, position, new_scores, &union, &counts, &bits, 0x7FFu32, true, key, team, ptx,
+            );
+            let digit = find_digit(&counts, &mut totals, &mut found, wanted, 0u32, team);
+            wanted = digit.wanted;
+            last += (comptime!(BINS as u32 - 1) - digit.value) << bits.shift;
+        }
+    }
+
+    let threshold = Threshold { key, last };
+    assign(
+        score,
+        position,
+        new_scores,
+        moves,
+        &union,
+        &threshold,
+        row,
+        entries,
+        &mut totals,
+        team,
+    );
+}
+
+/// Counts the digits of the sort keys that agree with `bits`; or, if `by_position`, the inverted digits of the
+/// positions of those equal to `key`.
+#[cube]
+fn count_digits(
+    score: &[f32],
+    position: &[i32],
+    new_scores: &Tensor<f32>,
+    union: &Union,
+    counts: &Shared<[Atomic<u32>]>,
+    bits: &Bits,
+    width: u32,
+    #[comptime] by_position: bool,
+    key: u32,
+    #[comptime] team: Team,
+    #[comptime] ptx: bool,
+) {
+    let units = comptime!(team.units() as u32);
+    let mut first_count = 0u32;
+    if comptime!(ptx) {
+        first_count = shared_address::<Atomic<u32>>(&counts[0..1]);
+    }
+    let mut slot = UNIT_POS;
+    while slot < union.window {
+        let at = union.slots + slot as usize;
+        let mut place = 0u32;
+        if comptime!(by_position) {
+            place = position[at] as u32;
+        }
+        let own = sort_key(score[at]);
+        count_one(
+            counts,
+            first_count,
+            own,
+            place,
+            bits,
+            width,
+            by_position,
+            key,
+            ptx,
+        );
+        slot += units;
+    }
+    let mut at = UNIT_POS;
+    while at < union.tokens {
+        let mut read = Array::<f32>::new(READS);
+        #[unroll]
+        for r in 0..READS {
+            let token = at + comptime!(r as u32) * units;
+            read[r] = new_scores[union.new + min(token, union.tokens - 1u32) as usize];
+        }
+        #[unroll]
+        for r in 0..READS {
+            let token = at + comptime!(r as u32) * units;
+            if token < union.tokens {
+                let own = sort_key(read[r]);
+                let place = union.seen + token;
+                count_one(
+                    counts,
+                    first_count,
+                    own,
+                    place,
+                    bits,
+                    width,
+                    by_position,
+                    key,
+                    ptx,
+                );
+            }
+        }
+        at += comptime!(READS as u32) * units;
+    }
+}
+
+#[cube]
+fn count_one(
+    counts: &Shared<[Atomic<u32>]>,
+    first_count: u32,
+    own: u32,
+    position: u32,
+    bits: &Bits,
+    width: u32,
+    #[comptime] by_position: bool,
+    key: u32,
+    #[comptime] ptx: bool,
+) {
+    let mut counted = own & bits.above == bits.known;
+    let mut digit = (own >> bits.shift) & width;
+    if comptime!(by_position) {
+        counted = own == key && position & bits.above == bits.known;
+        digit = width - ((position >> bits.shift) & width);
+    }
+    if counted {
+        count(counts, first_count, digit, ptx);
+    }
+}
+
+/// Writes the moves: the r-th token that stays takes the r-th slot that is free. Units look at successive runs
+/// of slots and of tokens, and know by a scan how many lie before theirs.
+#[cube]
+fn assign(
+    score: &[f32],
+    position: &[i32],
+    new_scores: &Tensor<f32>,
+    moves: &mut [i32],
+    union: &Union,
+    threshold: &Threshold,
+    row: usize,
+    entries: u32,
+    totals: &mut Shared<[u32]>,
+    #[comptime] team: Team,
+) {
+    let member = Member::this(team);
+    let unit = (member.plane * team.lanes + member.lane) as u32;
+    let units = comptime!(team.units() as u32);
+    let to = row * entries as usize;
+
+    let run = union.window.div_ceil(units);
+    let (begin, end) = (
+        min(unit * run, union.window),
+        min((unit + 1u32) * run, union.window),
+    );
+    let mut free = 0u32;
+    for slot in begin..end {
+        let at = union.slots + slot as usize;
+        let stays = threshold.keeps(sort_key(score[at]), position[at] as u32);
+        free += u32::cast_from(!stays);
+    }
+    let mut rank = before(free, &member, totals, team);
+    for slot in begin..end {
+        let at = union.slots + slot as usize;
+        let stays = threshold.keeps(sort_key(score[at]), position[at] as u32);
+        if !stays {
+            if rank < entries {
+                moves[(to + rank as usize) * ENTRY] = slot as i32;
+            }
+            rank += 1u32;
+        }
+    }
+
+    let run = union.tokens.div_ceil(units);
+    let (begin, end) = (
+        min(unit * run, union.tokens),
+        min((unit + 1u32) * run, union.tokens),
+    );
+    let mut staying = 0u32;
+    for token in begin..end {
+        let own = sort_key(new_scores[union.new + token as usize]);
+        staying += u32::cast_from(threshold.keeps(own, union.seen + token));
+    }
+    let mut rank = before(staying, &member, totals, team);
+    for token in begin..end {
+        let own = sort_key(new_scores[union.new + token as usize]);
+        if threshold.keeps(own, union.seen + token) {
+            let at = (to + rank as usize) * ENTRY;
+            moves[at + 1] = token as i32;
+            moves[at + 2] = (union.seen + token) as i32;
+            rank += 1u32;
+        }
+    }
+    // Behind the last token's are no moves.
+    if unit == comptime!(units - 1) {
+        for rest in rank..entries {
+            moves[(to + rest as usize) * ENTRY + 1] = comptime!(NONE);
+        }
+    }
+}
+
+/// The sum of `own` over the units before this one. Every unit must take part; `totals` is its own.
+#[cube]
+fn before(own: u32, member: &Member, totals: &mut Shared<[u32]>, #[comptime] team: Team) -> u32 {
+    let up_to = sum_up_to(own, member, team);
+    sync_cube();
+    if member.lane == comptime!(team.lanes - 1) {
+        totals[member.plane] = up_to;
+    }
+    sync_cube();
+    let mut sum = up_to - own;
+    for plane in 0..member.plane {
+        sum += totals[plane];
+    }
+    sum
+}

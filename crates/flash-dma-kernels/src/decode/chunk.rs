@@ -1,0 +1,172 @@
+//! The keys of a chunk of a long sequence: what the cache holds, in order, and the chunk's own.
+
+use super::args::{Slots, Tokens};
+use crate::scratch::{one_unit_each, scratch};
+use crate::tile::{Layout, address_type, check_tensor, check_type, elem_type, vector_size};
+use cubecl::client::Client;
+use cubecl::prelude::*;
+use flash_dma_problem::{AppendProblem, AttentionError, TensorName};
+
+/// What stands in an order for an empty slot.
+const EMPTY: u32 = u32::MAX;
+
+/// Sorts the slots of each row by position, the empty ones first. A unit a slot: it counts those before its own.
+///
+/// `position` is contiguous `[rows, window]`, `order` likewise, overwritten with slots or [`EMPTY`].
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn order_kernel(position: &[i32], order: &mut [u32], window: u32, rows: u32) {
+    let row = ABSOLUTE_POS / window as usize;
+    if row < rows as usize {
+        let slot = (ABSOLUTE_POS % window as usize) as u32;
+        let first = row * window as usize;
+        let own = position[ABSOLUTE_POS];
+        let mut rank = 0u32;
+        for other in 0..window {
+            let place = position[first + other as usize];
+            rank += u32::cast_from(place < own || (place == own && other < slot));
+        }
+        order[first + rank as usize] = select(own < 0, comptime!(EMPTY), slot);
+    }
+}
+
+/// Copies the slots in `order` and then the new tokens. A unit a vector of a row; the first writes the score.
+///
+/// | buffer | layout |
+/// |---|---|
+/// | `k`, `v` | the cache's, contiguous `[batch, kv_heads, window, head_dim]` |
+/// | `score` | the cache's, contiguous `[batch, kv_heads, window]` |
+/// | `order` | contiguous `[batch * kv_heads, window]` |
+/// | `new_k`, `new_v` | `[batch, kv_heads, tokens, head_dim]`, any strides with a contiguous last axis |
+/// | `new_scores` | `[batch, kv_heads, tokens]`, last axis contiguous |
+/// | `all_k`, `all_v` | contiguous `[batch, kv_heads, window + tokens, head_dim]`, overwritten |
+/// | `all_scores` | contiguous `[batch, kv_heads, window + tokens]`, overwritten |
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn gather_kernel<E: Numeric, N: Size>(
+    k: &Tensor<Vector<E, N>>,
+    v: &Tensor<Vector<E, N>>,
+    score: &[f32],
+    order: &[u32],
+    new_k: &Tensor<Vector<E, N>>,
+    new_v: &Tensor<Vector<E, N>>,
+    new_scores: &Tensor<f32>,
+    all_k: &mut Tensor<Vector<E, N>>,
+    all_v: &mut Tensor<Vector<E, N>>,
+    all_scores: &mut [f32],
+    #[define(E)] _element: ElemType,
+) {
+    let size = k.vector_size().comptime();
+    let (heads, window, tokens) = (k.shape(1), k.shape(2), new_k.shape(2));
+    let vectors = k.shape(3) / size;
+    let vector = ABSOLUTE_POS % vectors;
+    let at = ABSOLUTE_POS / vectors;
+    let (row, n) = (at / (window + tokens), at % (window + tokens));
+    if row < k.shape(0) * heads {
+        let (batch, head) = (row / heads, row % heads);
+        let mut key = Vector::<E, N>::new(E::from_int(0));
+        let mut value = Vector::<E, N>::new(E::from_int(0));
+        let mut own = f32::new(f32::NEG_INFINITY);
+        if n < window {
+            let slot = order[row * window + n];
+            if slot != comptime!(EMPTY) {
+                let from = row * window + slot as usize;
+                key = k[from * vectors + vector];
+                value = v[from * vectors + vector];
+                own = score[from];
+            }
+        } else {
+            let token = n - window;
+            let from_k = batch * new_k.stride(0) + head * new_k.stride(1) + token * new_k.stride(2);
+            let from_v = batch * new_v.stride(0) + head * new_v.stride(1) + token * new_v.stride(2);
+            key = new_k[from_k / size + vector];
+            value = new_v[from_v / size + vector];
+            own = new_scores[batch * new_scores.stride(0) + head * new_scores.stride(1) + token];
+        }
+        all_k[ABSOLUTE_POS] = key;
+        all_v[ABSOLUTE_POS] = value;
+        if vector == 0 {
+            all_scores[at] = own;
+        }
+    }
+}
+
+/// The keys that a chunk of new tokens attends to, for a prefill in chunks: the slots in order of position, the empty
+/// ones first with scores of −∞ and rows of zeros, and then the tokens. Writes `k` and `v` (`[batch, kv_heads,
+/// window + tokens, head_dim]`, the cache's element type) and `scores` (`[batch, kv_heads, window + tokens]`, f32),
+/// all contiguous and overwritten; the cache stays as it is.
+///
+/// Selected with the cache's window, and attended to causally by the chunk's queries (`q_len = tokens`), they give
+/// each query exactly what one pass over the whole sequence would, as no evicted key returns. Then
+/// [`append`](super::append()) the chunk. Two launches, asynchronously.
+///
+/// # Errors
+///
+/// [`AttentionError`] if a tensor does not fit the problem or the problem's cache has no slots. Nothing is
+/// launched then.
+pub fn chunk_keys(
+    client: &Client,
+    problem: &AppendProblem,
+    slots: Slots,
+    tokens: Tokens,
+    k: TensorBinding,
+    v: TensorBinding,
+    scores: TensorBinding,
+) -> Result<(), AttentionError> {
+    let cache = &problem.cache;
+    check_type(client, cache.element)?;
+    slots.check(cache)?;
+    tokens.check(problem)?;
+    let (window, size) = (cache.capacity(), cache.element.size());
+    let keys = window + problem.tokens;
+    let shape = [cache.batch, cache.kv_heads, keys, cache.head_dim];
+    let whole = Layout::Contiguous;
+    check_tensor(TensorName::Key, &k, &shape, size, whole)?;
+    check_tensor(TensorName::Value, &v, &shape, size, whole)?;
+    check_tensor(TensorName::Scores, &scores, &shape[..3], 4, whole)?;
+    let rows = cache.batch * cache.kv_heads;
+    if rows == 0 {
+        return Ok(());
+    }
+    let order = scratch(client, [rows, window]);
+    let (count, dim) = one_unit_each(client, rows * window);
+    // SAFETY: units past the slots return; ranks are a permutation of the slots.
+    unsafe {
+        order_kernel::launch_unchecked(
+            client,
+            count,
+            dim,
+            address_type(&[&order], size_of::<u32>()),
+            slots.position.into_buffer_arg(),
+            order.clone().into_buffer_arg(),
+            window as u32,
+            rows as u32,
+        );
+    }
+    let new_scores = tokens.scores.expect("slots have scores");
+    let typed = [&slots.k, &slots.v, &tokens.k, &tokens.v, &k, &v];
+    let vector = vector_size(&typed, size);
+    let words = [&slots.score, &order, &new_scores, &scores];
+    let address = address_type(&typed, size).max(address_type(&words, size_of::<f32>()));
+    let (count, dim) = one_unit_each(client, rows * keys * (cache.head_dim / vector));
+    // SAFETY: units past the keys return; the tensors were checked to hold their shapes and strides.
+    unsafe {
+        gather_kernel::launch_unchecked(
+            client,
+            count,
+            dim,
+            address,
+            vector,
+            slots.k.into_tensor_arg(),
+            slots.v.into_tensor_arg(),
+            slots.score.into_buffer_arg(),
+            order.into_buffer_arg(),
+            tokens.k.into_tensor_arg(),
+            tokens.v.into_tensor_arg(),
+            new_scores.into_tensor_arg(),
+            k.into_tensor_arg(),
+            v.into_tensor_arg(),
+            scores.into_buffer_arg(),
+            elem_type(cache.element),
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,125 @@
+//! Writing tokens into the slots that were chosen for them.
+
+use cubecl::prelude::*;
+
+/// Words of an entry of a list of moves: the slot, the token that takes it, and the token's position. A token of
+/// [`NONE`] is no move.
+pub(super) const ENTRY: usize = 3;
+
+/// No slot, or no token.
+pub(super) const NONE: i32 = -1;
+
+/// Writes rows, scores and positions of the tokens of `moves` into their slots, and counts all `tokens` as seen.
+///
+/// One unit a vector of a row of an entry; the first of each row writes score and position, too. If `replayed`, the
+/// entries of a row are one token each in order, and a slot taken twice gets the last.
+///
+/// | buffer | layout |
+/// |---|---|
+/// | `new_k`, `new_v` | `[batch, kv_heads, tokens, head_dim]`, any strides with a contiguous last axis |
+/// | `new_scores` | `[batch, kv_heads, tokens]`, last axis contiguous |
+/// | `moves` | contiguous `[batch * kv_heads, entries]` of entries |
+/// | `k`, `v` | contiguous `[batch, kv_heads, window, head_dim]`, the rows of the moves are overwritten |
+/// | `score`, `position` | contiguous `[batch, kv_heads, window]`, likewise |
+/// | `seen` | `[batch]`, `tokens` are added |
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn commit_kernel<E: Numeric, N: Size>(
+    new_k: &Tensor<Vector<E, N>>,
+    new_v: &Tensor<Vector<E, N>>,
+    new_scores: &Tensor<f32>,
+    moves: &[i32],
+    k: &mut Tensor<Vector<E, N>>,
+    v: &mut Tensor<Vector<E, N>>,
+    score: &mut [f32],
+    position: &mut [i32],
+    seen: &mut [i32],
+    entries: u32,
+    #[comptime] replayed: bool,
+    #[define(E)] _element: ElemType,
+) {
+    let size = new_k.vector_size().comptime();
+    let (heads, tokens) = (new_k.shape(1), new_k.shape(2));
+    let window = k.shape(2);
+    let vectors = k.shape(3) / size;
+    let rows = k.shape(0) * heads;
+    let vector = ABSOLUTE_POS % vectors;
+    let at = ABSOLUTE_POS / vectors;
+    let (row, entry) = (at / entries as usize, at % entries as usize);
+    if row < rows {
+        let from = at * ENTRY;
+        let (slot, token) = (moves[from], moves[from + 1]);
+        let mut moved = token != comptime!(NONE);
+        if comptime!(replayed) {
+            for later in entry + 1..entries as usize {
+                if moves[(row * entries as usize + later) * ENTRY] == slot {
+                    moved = false;
+                }
+            }
+        }
+        let (batch, head) = (row / heads, row % heads);
+        if moved {
+            let (slot, token) = (slot as usize, token as usize);
+            let to = (row * window + slot) * vectors + vector;
+            let from_k = batch * new_k.stride(0) + head * new_k.stride(1) + token * new_k.stride(2);
+            let from_v = batch * new_v.stride(0) + head * new_v.stride(1) + token * new_v.stride(2);
+            k[to] = new_k[from_k / size + vector];
+            v[to] = new_v[from_v / size + vector];
+            if vector == 0 {
+                let scores = batch * new_scores.stride(0) + head * new_scores.stride(1);
+                score[row * window + slot] = new_scores[scores + token];
+                position[row * window + slot] = moves[from + 2];
+            }
+        }
+        if vector == 0 && entry == 0 && head == 0 {
+            seen[batch] += tokens as i32;
+        }
+    }
+}
+
+/// Writes the rows of the tokens `0..tokens` into the pages of their sequences, behind what these hold.
+///
+/// One unit a vector of a row.
+///
+/// | buffer | layout |
+/// |---|---|
+/// | `new_k`, `new_v` | `[batch, kv_heads, tokens, head_dim]`, any strides with a contiguous last axis |
+/// | `table` | contiguous `[batch, max_pages]` |
+/// | `lengths` | `[batch]` |
+/// | `k`, `v` | contiguous `[pages, kv_heads, page_len, head_dim]`, the new rows are overwritten |
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn write_pages_kernel<E: Numeric, N: Size>(
+    new_k: &Tensor<Vector<E, N>>,
+    new_v: &Tensor<Vector<E, N>>,
+    table: &[i32],
+    lengths: &[i32],
+    k: &mut Tensor<Vector<E, N>>,
+    v: &mut Tensor<Vector<E, N>>,
+    max_pages: u32,
+    #[define(E)] _element: ElemType,
+) {
+    let size = new_k.vector_size().comptime();
+    let (heads, tokens) = (new_k.shape(1), new_k.shape(2));
+    let page_len = k.shape(2);
+    let vectors = k.shape(3) / size;
+    let vector = ABSOLUTE_POS % vectors;
+    let at = ABSOLUTE_POS / vectors;
+    let (row, token) = (at / tokens, at % tokens);
+    if row < new_k.shape(0) * heads {
+        let (batch, head) = (row / heads, row % heads);
+        let key = lengths[batch] as usize + token;
+        let page = table[batch * max_pages as usize + key / page_len] as usize;
+        let to = ((page * heads + head) * page_len + key % page_len) * vectors + vector;
+        let from_k = batch * new_k.stride(0) + head * new_k.stride(1) + token * new_k.stride(2);
+        let from_v = batch * new_v.stride(0) + head * new_v.stride(1) + token * new_v.stride(2);
+        k[to] = new_k[from_k / size + vector];
+        v[to] = new_v[from_v / size + vector];
+    }
+}
+
+/// Adds `tokens` to the length of every sequence; one unit each.
+#[cube(launch_unchecked)]
+pub(super) fn lengthen_kernel(lengths: &mut [i32], batch: u32, tokens: u32) {
+    if ABSOLUTE_POS < batch as usize {
+        lengths[ABSOLUTE_POS] += tokens as i32;
+    }
+}

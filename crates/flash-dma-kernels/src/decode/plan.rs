@@ -1,0 +1,184 @@
+//! Which slots a few tokens take, one token after the other.
+
+use super::commit::{ENTRY, NONE};
+use crate::select::sort_key;
+use crate::team::Team;
+use cubecl::prelude::*;
+
+/// The worst slots of the units, in shared memory. Worse is a lesser sort key or, between equal keys, a greater
+/// position; an empty slot, of sort key [`NEVER`](crate::select::NEVER), is worse than any key.
+#[derive(CubeType)]
+struct Candidates {
+    /// Each unit's own.
+    own_keys: Shared<[u32]>,
+    own_positions: Shared<[i32]>,
+    own_slots: Shared<[u32]>,
+    /// What is left of them while the worst is sought.
+    keys: Shared<[u32]>,
+    positions: Shared<[i32]>,
+    slots: Shared<[u32]>,
+}
+
+#[cube]
+impl Candidates {
+    fn new(#[comptime] units: usize) -> Candidates {
+        Candidates {
+            own_keys: Shared::<[u32]>::new_slice(units),
+            own_positions: Shared::<[i32]>::new_slice(units),
+            own_slots: Shared::<[u32]>::new_slice(units),
+            keys: Shared::<[u32]>::new_slice(units),
+            positions: Shared::<[i32]>::new_slice(units),
+            slots: Shared::<[u32]>::new_slice(units),
+        }
+    }
+
+    /// Enters this unit's own candidate.
+    fn enter(&mut self, unit: usize) {
+        self.keys[unit] = self.own_keys[unit];
+        self.positions[unit] = self.own_positions[unit];
+        self.slots[unit] = self.own_slots[unit];
+    }
+
+    /// Replaces candidate `here` by candidate `there` if that is worse.
+    fn keep_worse(&mut self, here: usize, there: usize) {
+        let (key, other) = (self.keys[here], self.keys[there]);
+        if other < key || (other == key && self.positions[there] > self.positions[here]) {
+            self.keys[here] = other;
+            self.positions[here] = self.positions[there];
+            self.slots[here] = self.slots[there];
+        }
+    }
+}
+
+/// Finds for each of `tokens` new tokens the slot it takes: the worst one, if the token is better. Later tokens
+/// see the slots as the earlier ones left them. An equal score stays, as it has the lower position.
+///
+/// One cube a (sequence, kv head), a unit every `units`-th slot. Nothing of the cache is changed.
+///
+/// | buffer | layout |
+/// |---|---|
+/// | `score`, `position` | the cache's, contiguous `[batch, kv_heads, window]` |
+/// | `seen` | `[batch]` |
+/// | `new_scores` | `[batch, kv_heads, tokens]`, last axis contiguous |
+/// | `moves` | contiguous `[batch * kv_heads, tokens]` of [entries](super::commit), overwritten |
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn plan_kernel(
+    score: &[f32],
+    position: &[i32],
+    seen: &[i32],
+    new_scores: &Tensor<f32>,
+    moves: &mut [i32],
+    window: u32,
+    tokens: u32,
+    rows: u32,
+    #[comptime] team: Team,
+) {
+    let units = comptime!(team.units());
+    let row = CUBE_POS;
+    if row >= rows as usize {
+        terminate!();
+    }
+    let heads = new_scores.shape(1);
+    let first = row * window as usize;
+    let new = (row / heads) * new_scores.stride(0) + (row % heads) * new_scores.stride(1);
+    let next_position = seen[row / heads];
+    let entries = row * tokens as usize * ENTRY;
+    let unit = UNIT_POS as usize;
+
+    let mut candidates = Candidates::new(units);
+    // Slots that this step's tokens took, by token; `window` where one took none.
+    let mut taken = Shared::<[u32]>::new_slice(comptime!(flash_dma_problem::MAX_DECODE_TOKENS));
+    find_worst(
+        score,
+        position,
+        new_scores,
+        first,
+        new,
+        next_position,
+        &taken,
+        &mut candidates,
+        window,
+        0u32,
+        units,
+    );
+    for token in 0..tokens {
+        candidates.enter(unit);
+        sync_cube();
+        let mut half = comptime!(units as u32 / 2);
+        while half > 0u32 {
+            if unit < half as usize {
+                candidates.keep_worse(unit, unit + half as usize);
+            }
+            sync_cube();
+            half /= 2u32;
+        }
+        let (worst_key, worst_slot) = (candidates.keys[0], candidates.slots[0]);
+        let key = sort_key(new_scores[new + token as usize]);
+        let takes = key > worst_key;
+        if unit == 0 {
+            taken[token as usize] = select(takes, worst_slot, window);
+            let to = entries + token as usize * ENTRY;
+            moves[to] = select(takes, worst_slot as i32, comptime!(NONE));
+            moves[to + 1] = select(takes, token as i32, comptime!(NONE));
+            moves[to + 2] = next_position + token as i32;
+        }
+        sync_cube();
+        if takes && worst_slot as usize % units == unit {
+            find_worst(
+                score,
+                position,
+                new_scores,
+                first,
+                new,
+                next_position,
+                &taken,
+                &mut candidates,
+                window,
+                token + 1u32,
+                units,
+            );
+        }
+    }
+}
+
+/// Makes the worst of this unit's slots after `done` tokens its own candidate; one better than every key if it
+/// has no slots.
+#[cube]
+fn find_worst(
+    score: &[f32],
+    position: &[i32],
+    new_scores: &Tensor<f32>,
+    first: usize,
+    new: usize,
+    next_position: i32,
+    taken: &Shared<[u32]>,
+    candidates: &mut Candidates,
+    window: u32,
+    done: u32,
+    #[comptime] units: usize,
+) {
+    let mut worst_key = u32::new(u32::MAX as i64);
+    let mut worst_place = i32::new(0);
+    let mut worst_slot = window;
+    let mut slot = UNIT_POS;
+    while slot < window {
+        let mut key = sort_key(score[first + slot as usize]);
+        let mut place = position[first + slot as usize];
+        for token in 0..done {
+            if taken[token as usize] == slot {
+                key = sort_key(new_scores[new + token as usize]);
+                place = next_position + token as i32;
+            }
+        }
+        if key < worst_key || (key == worst_key && place > worst_place) {
+            worst_key = key;
+            worst_place = place;
+            worst_slot = slot;
+        }
+        slot += comptime!(units as u32);
+    }
+    let unit = UNIT_POS as usize;
+    candidates.own_keys[unit] = worst_key;
+    candidates.own_positions[unit] = worst_place;
+    candidates.own_slots[unit] = worst_slot;
+}

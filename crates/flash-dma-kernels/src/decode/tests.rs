@@ -1,0 +1,375 @@
+//! The caches against the oracle's selection, on cubecl-cpu.
+
+use super::{Pages, Slots, Tokens, append, append_pages, chunk_keys};
+use crate::tile::testing::{Placement, client, upload};
+use cubecl::client::Client;
+use cubecl::prelude::TensorBinding;
+use cubecl::server::Handle;
+use flash_dma_problem::{AttentionError, CacheShape, ElementType, contiguous_strides};
+use flash_dma_reference::generate::Scores;
+use flash_dma_reference::{Rng, select};
+
+const F32: ElementType = ElementType::F32;
+
+/// A contiguous tensor of 32-bit elements.
+struct Words {
+    handle: Handle,
+    shape: Vec<usize>,
+}
+
+impl Words {
+    fn new(client: &Client, shape: &[usize], value: u32) -> Self {
+        let len = shape.iter().product::<usize>();
+        let bytes: Vec<u8> = (0..len).flat_map(|_| value.to_le_bytes()).collect();
+        Self {
+            handle: client.create_from_slice(&bytes),
+            shape: shape.into(),
+        }
+    }
+
+    fn of(client: &Client, shape: &[usize], values: &[i32]) -> Self {
+        let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        Self {
+            handle: client.create_from_slice(&bytes),
+            shape: shape.into(),
+        }
+    }
+
+    fn binding(&self) -> TensorBinding {
+        TensorBinding {
+            handle: self.handle.clone().binding(),
+            strides: contiguous_strides(&self.shape).collect(),
+            shape: self.shape.as_slice().into(),
+            tiling: Default::default(),
+        }
+    }
+
+    fn read(&self, client: &Client) -> Vec<u32> {
+        let bytes = client.read_one(self.handle.clone()).expect("kernels run");
+        let words = bytes.chunks_exact(4);
+        words
+            .map(|b| u32::from_le_bytes(b.try_into().unwrap()))
+            .collect()
+    }
+}
+
+/// A cache of slots of f32 rows.
+struct Cache {
+    client: Client,
+    shape: CacheShape,
+    k: Words,
+    v: Words,
+    score: Words,
+    position: Words,
+    seen: Words,
+    held: usize,
+}
+
+impl Cache {
+    fn new(batch: usize, kv_heads: usize, window: usize, head_dim: usize) -> Self {
+        let client = client();
+        let shape = CacheShape::slots(batch, kv_heads, window, head_dim, F32).unwrap();
+        let kv = shape.kv_shape();
+        // Rows of empty slots must not matter.
+        let rows = || Words::new(&client, &kv, f32::NAN.to_bits());
+        Self {
+            k: rows(),
+            v: rows(),
+            score: Words::new(&client, &kv[..3], f32::NEG_INFINITY.to_bits()),
+            position: Words::new(&client, &kv[..3], u32::MAX),
+            seen: Words::new(&client, &[batch], 0),
+            held: 0,
+            client,
+            shape,
+        }
+    }
+
+    fn slots(&self) -> Slots {
+        Slots {
+            k: self.k.binding(),
+            v: self.v.binding(),
+            score: self.score.binding(),
+            position: self.position.binding(),
+            seen: self.seen.binding(),
+        }
+    }
+
+    /// Appends the tokens `from..to` of scores `[batch * kv_heads]`.
+    fn append(&mut self, scores: &[Vec<f64>], from: usize, to: usize, placement: Placement) {
+        let (problem, tokens) = self.tokens(scores, from, to, placement);
+        append(&self.client, &problem, self.slots(), tokens).unwrap();
+        self.held += to - from;
+    }
+
+    fn tokens(
+        &self,
+        scores: &[Vec<f64>],
+        from: usize,
+        to: usize,
+        placement: Placement,
+    ) -> (flash_dma_problem::AppendProblem, Tokens) {
+        let shape = [
+            self.shape.batch,
+            self.shape.kv_heads,
+            to - from,
+            self.shape.head_dim,
+        ];
+        let mut k = Vec::new();
+        let mut z = Vec::new();
+        for (row, scores) in scores.iter().enumerate() {
+            for (token, score) in (from..to).zip(&scores[from..to]) {
+                k.extend((0..shape[3]).map(|c| key_element(row, token, c)));
+                z.push(*score);
+            }
+        }
+        let v: Vec<f64> = k.iter().map(|x| -x).collect();
+        let problem = self
+            .shape
+            .append(&shape, &shape, Some(&shape[..3]), F32, self.held);
+        let tokens = Tokens {
+            k: upload(&self.client, &k, &shape, F32, placement),
+            v: upload(&self.client, &v, &shape, F32, placement),
+            scores: Some(upload(
+                &self.client,
+                &z,
+                &shape[..3],
+                F32,
+                Placement::Contiguous,
+            )),
+        };
+        (problem.unwrap(), tokens)
+    }
+
+    /// Compares what is alive with the oracle's selection of the first `held` keys, and every row of it.
+    fn check(&self, scores: &[Vec<f64>], context: &str) {
+        let (window, dim) = (self.shape.capacity(), self.shape.head_dim);
+        let position = self.position.read(&self.client);
+        let score = self.score.read(&self.client);
+        let (k, v) = (self.k.read(&self.client), self.v.read(&self.client));
+        for (row, head) in scores.iter().enumerate() {
+            let slots = row * window..(row + 1) * window;
+            let mut live: Vec<usize> = (slots.clone())
+                .filter(|&slot| position[slot] != u32::MAX)
+                .map(|slot| position[slot] as usize)
+                .collect();
+            live.sort_unstable();
+            let want = select::selected(&head[..self.held], window, self.held as i64 - 1);
+            assert_eq!(live, want, "row {row} after {} {context}", self.held);
+            for slot in slots {
+                if position[slot] == u32::MAX {
+                    assert_eq!(score[slot], f32::NEG_INFINITY.to_bits());
+                    continue;
+                }
+                let key = position[slot] as usize;
+                assert_eq!(score[slot], (head[key] as f32).to_bits());
+                for c in 0..dim {
+                    let element = key_element(row, key, c) as f32;
+                    assert_eq!(k[slot * dim + c], element.to_bits());
+                    assert_eq!(v[slot * dim + c], (-element).to_bits());
+                }
+            }
+        }
+        let seen = vec![self.held as u32; self.shape.batch];
+        assert_eq!(self.seen.read(&self.client), seen);
+    }
+}
+
+/// What tells an element of a key from every other.
+fn key_element(row: usize, token: usize, column: usize) -> f64 {
+    (1 + row * 65536 + token * 8 + column % 8) as f64
+}
+
+fn scores(kind: Scores, rows: usize, len: usize, seed: u64) -> Vec<Vec<f64>> {
+    let mut rng = Rng::new(seed);
+    (0..rows).map(|_| kind.head(len, &mut rng)).collect()
+}
+
+#[test]
+fn tokens_one_at_a_time_leave_the_best_for_every_kind_of_scores() {
+    for (seed, kind) in Scores::ALL.into_iter().enumerate() {
+        let scores = scores(kind, 4, 60, seed as u64);
+        for window in [1, 7, 100] {
+            let mut cache = Cache::new(2, 2, window, 8);
+            for token in 0..60 {
+                cache.append(&scores, token, token + 1, Placement::Contiguous);
+                cache.check(&scores, &format!("{kind:?} {window}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn thousands_of_steps_leave_the_best() {
+    let scores = scores(Scores::Ties, 1, 3000, 5);
+    let mut cache = Cache::new(1, 1, 13, 8);
+    for token in 0..3000 {
+        cache.append(&scores, token, token + 1, Placement::Contiguous);
+        if token % 97 == 0 {
+            cache.check(&scores, "ties");
+        }
+    }
+    cache.check(&scores, "ties");
+}
+
+#[test]
+fn pieces_of_any_size_leave_the_same_as_one() {
+    for (seed, kind) in Scores::ALL.into_iter().enumerate() {
+        let scores = scores(kind, 4, 400, 100 + seed as u64);
+        for window in [1, 24, 333, 500] {
+            for pieces in [
+                &[400][..],
+                &[16, 16, 16, 352],
+                &[3, 100, 1, 17, 200, 2, 77],
+                &[399, 1],
+            ] {
+                let mut cache = Cache::new(1, 4, window, 8);
+                let mut from = 0;
+                for &piece in pieces {
+                    cache.append(&scores, from, from + piece, Placement::Gaps);
+                    from += piece;
+                    cache.check(&scores, &format!("{kind:?} {window} {pieces:?}"));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn equal_scores_of_long_sequences_are_told_apart_by_position() {
+    // Positions past one digit of the selection, and past two.
+    for seen in [3000, 5 << 22] {
+        let scores = vec![vec![1.0; 5000]];
+        let mut cache = Cache::new(1, 1, 40, 8);
+        cache.seen = Words::of(&cache.client, &[1], &[seen]);
+        cache.append(&scores, 0, 5000, Placement::Contiguous);
+        let mut position = cache.position.read(&cache.client);
+        position.sort_unstable();
+        let want: Vec<u32> = (seen as u32..seen as u32 + 40).collect();
+        assert_eq!(position, want);
+    }
+}
+
+#[test]
+fn a_chunk_sees_the_slots_in_order() {
+    let scores = scores(Scores::Padded, 4, 100, 9);
+    for (first, window) in [(0, 5), (3, 5), (57, 20)] {
+        let mut cache = Cache::new(2, 2, window, 8);
+        for token in 0..first {
+            cache.append(&scores, token, token + 1, Placement::Contiguous);
+        }
+        let (problem, tokens) = cache.tokens(&scores, first, 100, Placement::TokenMajor);
+        let keys = window + 100 - first;
+        let all = [2, 2, keys, 8];
+        let rows = || Words::new(&cache.client, &all, f32::NAN.to_bits());
+        let (k, v, z) = (rows(), rows(), Words::new(&cache.client, &all[..3], 0));
+        chunk_keys(
+            &cache.client,
+            &problem,
+            cache.slots(),
+            tokens,
+            k.binding(),
+            v.binding(),
+            z.binding(),
+        )
+        .unwrap();
+        let (k, v, z) = (
+            k.read(&cache.client),
+            v.read(&cache.client),
+            z.read(&cache.client),
+        );
+        for (row, head) in scores.iter().enumerate() {
+            let live = select::selected(&head[..first], window, first as i64 - 1);
+            let empty = window - live.len();
+            let order = live.into_iter().chain(first..100);
+            for n in 0..empty {
+                assert_eq!(z[row * keys + n], f32::NEG_INFINITY.to_bits());
+                assert_eq!(k[(row * keys + n) * 8], 0);
+            }
+            for (n, key) in order.enumerate() {
+                let at = row * keys + empty + n;
+                assert_eq!(z[at], (head[key] as f32).to_bits());
+                for c in 0..8 {
+                    let element = key_element(row, key, c) as f32;
+                    assert_eq!(k[at * 8 + c], element.to_bits());
+                    assert_eq!(v[at * 8 + c], (-element).to_bits());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn pages_get_their_tokens_in_order() {
+    let client = client();
+    let shape = CacheShape::pages(2, 2, [7, 4, 3], 8, F32).unwrap();
+    let rows = || Words::new(&client, &shape.kv_shape(), 0);
+    let (k, v) = (rows(), rows());
+    let table = [[5, 0, 2], [1, 6, 3]];
+    let pages = Pages {
+        k: k.binding(),
+        v: v.binding(),
+        table: Words::of(&client, &[2, 3], table.as_flattened()).binding(),
+        lengths: Words::of(&client, &[2], &[0, 1]).binding(),
+    };
+    let mut held = [0usize, 1];
+    for piece in [3usize, 1, 6] {
+        let new = [2, 2, piece, 8];
+        let mut values = Vec::new();
+        for row in 0..4 {
+            for token in 0..piece {
+                let at = held[row / 2] + token;
+                values.extend((0..8).map(|c| key_element(row, at, c)));
+            }
+        }
+        let v: Vec<f64> = values.iter().map(|x| -x).collect();
+        let problem = shape.append(&new, &new, None, F32, held[1]).unwrap();
+        let tokens = Tokens {
+            k: upload(&client, &values, &new, F32, Placement::Gaps),
+            v: upload(&client, &v, &new, F32, Placement::TokenMajor),
+            scores: None,
+        };
+        append_pages(&client, &problem, pages.clone(), tokens).unwrap();
+        held = held.map(|n| n + piece);
+    }
+    let (k, v) = (k.read(&client), v.read(&client));
+    for row in 0..4 {
+        for at in row / 2..held[row / 2] {
+            let page = table[row / 2][at / 4] as usize;
+            let place = (page * 2 + row % 2) * 4 + at % 4;
+            for c in 0..8 {
+                let element = key_element(row, at, c) as f32;
+                assert_eq!(k[place * 8 + c], element.to_bits());
+                assert_eq!(v[place * 8 + c], (-element).to_bits());
+            }
+        }
+    }
+    // Nothing was written where no token belongs.
+    assert_eq!(k.iter().filter(|&&x| x != 0).count(), 4 * 10 * 8);
+}
+
+#[test]
+fn a_refused_append_leaves_the_cache_as_it_was() {
+    let scores = scores(Scores::Normal, 2, 30, 3);
+    let mut cache = Cache::new(1, 2, 5, 8);
+    cache.append(&scores, 0, 20, Placement::Contiguous);
+    let (problem, tokens) = cache.tokens(&scores, 20, 21, Placement::Contiguous);
+    let refused =
+        |slots: Slots, tokens: Tokens| append(&cache.client, &problem, slots, tokens).unwrap_err();
+    let (_, more) = cache.tokens(&scores, 20, 22, Placement::Contiguous);
+    let error = refused(cache.slots(), more);
+    assert!(matches!(error, AttentionError::Shape { .. }), "{error}");
+    let bare = Tokens {
+        scores: None,
+        ..tokens.clone()
+    };
+    let error = refused(cache.slots(), bare);
+    assert_eq!(error, AttentionError::CacheScores);
+    let mut short = cache.slots();
+    short.seen = Words::new(&cache.client, &[2], 0).binding();
+    let error = refused(short, tokens);
+    assert_eq!(
+        error.to_string(),
+        "the count of seen tokens must have size 1 on axis 0, but has 2"
+    );
+    cache.check(&scores, "after refusals");
+}
