@@ -21,6 +21,10 @@ pub enum TensorName {
     GradKey,
     GradValue,
     GradScores,
+    Mask,
+    Plan,
+    Bias,
+    GradBias,
     DtProjection,
     Decay,
     CachedKey,
@@ -48,6 +52,10 @@ impl fmt::Display for TensorName {
             Self::GradKey => "the gradient of k",
             Self::GradValue => "the gradient of v",
             Self::GradScores => "the gradient of scores",
+            Self::Mask => "the mask",
+            Self::Plan => "the tile plan",
+            Self::Bias => "the bias",
+            Self::GradBias => "the gradient of the bias",
             Self::DtProjection => "dt_proj",
             Self::Decay => "a",
             Self::CachedKey => "the cached k",
@@ -87,6 +95,32 @@ pub enum AttentionError {
         /// The size it has.
         actual: usize,
     },
+    /// An axis of a mask or bias has neither the size of the logits nor 1.
+    #[error(
+        "{tensor} must have size 1{} on axis {axis}, but has {actual}",
+        alternatives(sizes)
+    )]
+    Broadcast {
+        /// Which tensor.
+        tensor: TensorName,
+        /// Which axis, from 0.
+        axis: usize,
+        /// The sizes beside 1 that it may have.
+        sizes: Vec<usize>,
+        /// The size it has.
+        actual: usize,
+    },
+    /// A tile plan was made with causal masking and the call is without, or the other way round.
+    #[error("the tile plan was made with causal = {plan}, but the options say {options}")]
+    PlanCausal {
+        /// Causal masking of the plan.
+        plan: bool,
+        /// Causal masking of the options.
+        options: bool,
+    },
+    /// A bias without a buffer for its gradient, or such a buffer without a bias.
+    #[error("the gradient of the bias needs a buffer exactly if there is a bias")]
+    BiasGradient,
     /// `q_heads` is no positive multiple of `kv_heads`.
     #[error("the {q_heads} query heads are no positive multiple of the {kv_heads} key/value heads")]
     HeadRatio {
@@ -234,4 +268,13 @@ impl AttentionError {
             actual: actual.to_string(),
         }
     }
+}
+
+/// `, 4 or 2`, without 1 and repetitions.
+fn alternatives(sizes: &[usize]) -> String {
+    let mut sizes = sizes.to_vec();
+    sizes.retain(|&n| n != 1);
+    sizes.dedup();
+    let last = sizes.pop().map_or(String::new(), |n| format!(" or {n}"));
+    sizes.iter().map(|n| format!(", {n}")).collect::<String>() + &last
 }

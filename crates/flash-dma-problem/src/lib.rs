@@ -14,6 +14,7 @@
 //! | `scores` | `[batch, kv_heads, k_len]` | f32 |
 //! | `lse` | `[batch, q_heads, q_len]` | f32 |
 //! | intervals | `[batch, kv_heads, k_len, 2]` | 32-bit integer |
+//! | mask, bias | `[batch \| 1, q_heads \| kv_heads \| 1, q_len \| 1, k_len \| 1]` | bool, f32 |
 //!
 //! Decoding has a vocabulary of its own: [`CacheShape`], [`AppendProblem`], [`DecodeProblem`].
 //!
@@ -24,11 +25,13 @@ mod cache;
 pub mod cost;
 mod error;
 mod interval;
+mod masked;
 mod options;
 mod problem;
 
 pub use cache::{AppendProblem, CacheShape, DecodeProblem, MAX_DECODE_TOKENS, Storage};
 pub use error::{AttentionError, TensorName};
 pub use interval::Interval;
+pub use masked::{MaskedProblem, PlanGeometry};
 pub use options::AttentionOptions;
 pub use problem::{ElementType, MAX_HEAD_DIM, Problem, TensorSpec, contiguous_strides};

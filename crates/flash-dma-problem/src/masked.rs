@@ -1,0 +1,302 @@
+//! Attention under an arbitrary mask and bias: what broadcasts, and how a mask is cut into tiles.
+
+use crate::{AttentionError, AttentionOptions, ElementType, Problem, TensorName};
+
+/// Sizes and options of one valid problem with a mask, a bias, both or neither. As a [`Problem`], it is
+/// only made by its checks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct MaskedProblem {
+    /// The problem without mask and bias; it has no scores.
+    pub attention: Problem,
+    /// The mask, as tiles; `None` if every key is visible that causal masking leaves.
+    pub plan: Option<PlanGeometry>,
+    /// Shape of the bias, which broadcasts to the logits; `None` adds nothing.
+    pub bias: Option<[usize; 4]>,
+}
+
+impl MaskedProblem {
+    /// Checks the shapes against each other and resolves the options. `q`, `k`, `v` are shaped as for
+    /// [`Problem::new`]; `mask` and `bias` are `[batch | 1, q_heads | kv_heads | 1, q_len | 1, k_len | 1]`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Problem::new`]; further [`AttentionError::Broadcast`] and [`AttentionError::Rank`].
+    pub fn new(
+        q: &[usize],
+        k: &[usize],
+        v: &[usize],
+        mask: Option<&[usize]>,
+        bias: Option<&[usize]>,
+        element: ElementType,
+        options: &AttentionOptions,
+    ) -> Result<Self, AttentionError> {
+        let attention = Problem::new(q, k, v, None, element, options)?;
+        let broadcast = |name, shape| check_broadcast(name, shape, &attention);
+        let mask = (mask.map(|shape| broadcast(TensorName::Mask, shape))).transpose()?;
+        let bias = (bias.map(|shape| broadcast(TensorName::Bias, shape))).transpose()?;
+        let plan = mask.map(|mask| PlanGeometry {
+            mask,
+            q_len: attention.q_len,
+            k_len: attention.k_len,
+            causal: attention.causal,
+        });
+        Ok(Self {
+            attention,
+            plan,
+            bias,
+        })
+    }
+
+    /// As [`new`](Self::new), with a mask that was cut into tiles before.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new); further [`AttentionError::PlanCausal`], and [`AttentionError::Shape`] if the
+    /// plan is for other lengths.
+    pub fn with_plan(
+        q: &[usize],
+        k: &[usize],
+        v: &[usize],
+        plan: &PlanGeometry,
+        bias: Option<&[usize]>,
+        element: ElementType,
+        options: &AttentionOptions,
+    ) -> Result<Self, AttentionError> {
+        let mut problem = Self::new(q, k, v, None, bias, element, options)?;
+        check_broadcast(TensorName::Mask, &plan.mask, &problem.attention)?;
+        let (attention, tensor) = (&problem.attention, TensorName::Plan);
+        for (axis, expected, actual) in [
+            (2, attention.q_len, plan.q_len),
+            (3, attention.k_len, plan.k_len),
+        ] {
+            if expected != actual {
+                return Err(AttentionError::Shape {
+                    tensor,
+                    axis,
+                    expected,
+                    actual,
+                });
+            }
+        }
+        if plan.causal != attention.causal {
+            return Err(AttentionError::PlanCausal {
+                plan: plan.causal,
+                options: attention.causal,
+            });
+        }
+        problem.plan = Some(*plan);
+        Ok(problem)
+    }
+
+    /// Query heads that read one entry of axis 1 of a mask or bias of this many heads: all, those of a
+    /// group, or one.
+    #[must_use]
+    pub fn heads_each(&self, heads: usize) -> usize {
+        self.attention.q_heads / heads.max(1)
+    }
+}
+
+fn check_broadcast(
+    tensor: TensorName,
+    shape: &[usize],
+    problem: &Problem,
+) -> Result<[usize; 4], AttentionError> {
+    let shape: [usize; 4] = shape.try_into().map_err(|_| AttentionError::Rank {
+        tensor,
+        expected: 4,
+        actual: shape.len(),
+    })?;
+    let sizes: [&[usize]; 4] = [
+        &[problem.batch],
+        &[problem.q_heads, problem.kv_heads],
+        &[problem.q_len],
+        &[problem.k_len],
+    ];
+    for (axis, sizes) in sizes.into_iter().enumerate() {
+        let actual = shape[axis];
+        if actual != 1 && !sizes.contains(&actual) {
+            return Err(AttentionError::Broadcast {
+                tensor,
+                axis,
+                sizes: sizes.to_vec(),
+                actual,
+            });
+        }
+    }
+    Ok(shape)
+}
+
+/// What a mask's tiles are of: the shape of the mask, the lengths it is broadcast to, and the causal masking
+/// on top of it. A *tile plan* holds, for masks of this geometry:
+///
+/// - **bits** `[batch, heads, key_blocks, queries, 2]`, 32-bit integers: bit `c % 32` of word `c / 32` says
+///   whether a query sees key `64 * key_block + c`, causal masking aside. The first two axes are the mask's;
+///   an axis that the mask broadcasts has size 1 here, too, so nothing is materialised. Bits past the last
+///   key are 0, unless the mask has one key: then there is one key block, all of whose bits are the same;
+/// - **counts** `[batch, heads, query_blocks, key_blocks]`, 32-bit integers: how many pairs of a block of 16
+///   queries and one of 64 keys are visible, causal masking included. 0 is an *empty* block, the number of
+///   its pairs a *full* one, which needs no test; every other one is *partial*.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct PlanGeometry {
+    /// Shape of the mask.
+    pub mask: [usize; 4],
+    /// Queries a head.
+    pub q_len: usize,
+    /// Keys a head.
+    pub k_len: usize,
+    /// Bottom-right aligned causal masking on top of the mask.
+    pub causal: bool,
+}
+
+impl PlanGeometry {
+    /// Queries of a block.
+    pub const QUERY_BLOCK: usize = 16;
+    /// Keys of a block.
+    pub const KEY_BLOCK: usize = 64;
+
+    /// The geometry of a mask `[batch, heads, q_len | 1, k_len | 1]` for `q_len` queries and `k_len` keys.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::Rank`], [`AttentionError::Broadcast`] or [`AttentionError::TooLarge`].
+    pub fn new(
+        mask: &[usize],
+        [q_len, k_len]: [usize; 2],
+        causal: bool,
+    ) -> Result<Self, AttentionError> {
+        let tensor = TensorName::Mask;
+        let mask: [usize; 4] = mask.try_into().map_err(|_| AttentionError::Rank {
+            tensor,
+            expected: 4,
+            actual: mask.len(),
+        })?;
+        for (axis, what, size) in [
+            (2, "the number of queries", q_len),
+            (3, "the number of keys", k_len),
+        ] {
+            let limit = i32::MAX as usize;
+            if size > limit {
+                return Err(AttentionError::TooLarge { what, size, limit });
+            }
+            if mask[axis] != 1 && mask[axis] != size {
+                return Err(AttentionError::Broadcast {
+                    tensor,
+                    axis,
+                    sizes: vec![size],
+                    actual: mask[axis],
+                });
+            }
+        }
+        Ok(Self {
+            mask,
+            q_len,
+            k_len,
+            causal,
+        })
+    }
+
+    /// Shape of the bits.
+    #[must_use]
+    pub fn bits_shape(&self) -> [usize; 5] {
+        let [batch, heads, queries, keys] = self.mask;
+        [batch, heads, keys.div_ceil(Self::KEY_BLOCK), queries, 2]
+    }
+
+    /// Shape of the counts.
+    #[must_use]
+    pub fn counts_shape(&self) -> [usize; 4] {
+        [
+            self.mask[0],
+            self.mask[1],
+            self.q_len.div_ceil(Self::QUERY_BLOCK),
+            self.k_len.div_ceil(Self::KEY_BLOCK),
+        ]
+    }
+
+    /// Pairs of one block; those at the ends of the lengths have fewer.
+    #[must_use]
+    pub fn pairs(&self, query_block: usize, key_block: usize) -> usize {
+        let rest = |len: usize, block: usize, size: usize| (len - block * size).min(size);
+        rest(self.q_len, query_block, Self::QUERY_BLOCK)
+            * rest(self.k_len, key_block, Self::KEY_BLOCK)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const Q: [usize; 4] = [2, 4, 5, 8];
+    const K: [usize; 4] = [2, 2, 7, 8];
+
+    fn new(mask: Option<&[usize]>, bias: Option<&[usize]>) -> Result<MaskedProblem, String> {
+        let options = AttentionOptions::new();
+        MaskedProblem::new(&Q, &K, &K, mask, bias, ElementType::F32, &options)
+            .map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn every_axis_is_whole_or_one_and_heads_may_be_those_of_the_keys() {
+        for batch in [1, 2] {
+            for heads in [1, 2, 4] {
+                for (q_len, k_len) in [(1, 1), (1, 7), (5, 1), (5, 7)] {
+                    let shape = [batch, heads, q_len, k_len];
+                    let p = new(Some(&shape), Some(&shape)).unwrap();
+                    assert_eq!(p.bias, Some(shape));
+                    assert_eq!(p.heads_each(heads) * heads, 4);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_shape_that_does_not_broadcast_is_refused_by_tensor_and_axis() {
+        let text = |r: Result<MaskedProblem, String>| r.unwrap_err();
+        assert_eq!(
+            text(new(Some(&[2, 3, 5, 7]), None)),
+            "the mask must have size 1, 4 or 2 on axis 1, but has 3"
+        );
+        assert_eq!(
+            text(new(None, Some(&[2, 1, 5, 6]))),
+            "the bias must have size 1 or 7 on axis 3, but has 6"
+        );
+        assert_eq!(
+            text(new(None, Some(&[5, 7]))),
+            "the bias must have 4 axes, but has 2"
+        );
+    }
+
+    #[test]
+    fn a_plan_belongs_to_its_lengths_and_its_causal_masking() {
+        let with = |plan: PlanGeometry| {
+            let options = AttentionOptions::new();
+            MaskedProblem::with_plan(&Q, &K, &K, &plan, None, ElementType::F32, &options)
+                .map(|p| p.plan)
+                .map_err(|e| e.to_string())
+        };
+        let plan = |q_len, k_len, causal| {
+            PlanGeometry::new(&[1, 2, q_len, k_len], [q_len, k_len], causal).unwrap()
+        };
+        assert_eq!(with(plan(5, 7, true)), Ok(Some(plan(5, 7, true))));
+        assert!(with(plan(5, 7, false)).unwrap_err().contains("causal"));
+        let broadcast = PlanGeometry::new(&[1, 1, 1, 1], [6, 7], true).unwrap();
+        assert_eq!(
+            with(broadcast).unwrap_err(),
+            "the tile plan must have size 5 on axis 2, but has 6"
+        );
+        assert!(with(plan(5, 8, true)).unwrap_err().contains("mask"));
+    }
+
+    #[test]
+    fn broadcast_axes_stay_of_size_one_in_the_bits() {
+        let plan = PlanGeometry::new(&[1, 2, 1, 130], [40, 130], true).unwrap();
+        assert_eq!(plan.bits_shape(), [1, 2, 3, 1, 2]);
+        assert_eq!(plan.counts_shape(), [1, 2, 3, 3]);
+        assert_eq!(plan.pairs(0, 0), 16 * 64);
+        assert_eq!(plan.pairs(2, 2), 8 * 2);
+        let row = PlanGeometry::new(&[3, 1, 40, 1], [40, 130], false).unwrap();
+        assert_eq!(row.bits_shape(), [3, 1, 1, 40, 2]);
+    }
+}
