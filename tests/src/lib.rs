@@ -10,6 +10,7 @@ pub mod call;
 pub mod case;
 pub mod engine;
 pub mod engines;
+pub mod masked;
 
 pub use call::{Call, Layout, Raw};
 pub use case::{Case, problem};
@@ -32,6 +33,18 @@ macro_rules! every_engine {
                 [feature = "flex"] burn_flex = BurnOnFlex,
                 [feature = "cuda"] burn_cuda = BurnOnCuda,
                 [feature = "wgpu"] burn_wgpu = BurnOnWgpu,
+            );
+        }
+    )*};
+}
+
+/// As [`every_engine!`], for those that attend under masks and biases.
+#[macro_export]
+macro_rules! masked_engines {
+    ($($test:ident),* $(,)?) => {$(
+        mod $test {
+            $crate::engine_tests!($test:
+                [all()] cpu = Cpu,
             );
         }
     )*};

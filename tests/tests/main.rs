@@ -2,5 +2,6 @@
 
 mod contract;
 mod gradients;
+mod masked;
 mod properties;
 mod regression;

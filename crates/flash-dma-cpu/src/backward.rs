@@ -11,7 +11,7 @@ use crate::schedule::{backward_chunks, key_block, query_tile, split_rows};
 use crate::scratch::{KeyBlock, Scratch, is_finite, with_scratch};
 use crate::simd::run;
 use crate::softmax::GradientBlock;
-use crate::{Element, Gradients, Inputs, Problem, Saved};
+use crate::{Element, Gradients, Inputs, Problem, Saved, View};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -50,15 +50,15 @@ pub(crate) fn backward<E: Element>(
 }
 
 /// Gradients of the keys that one chunk of queries touches, a row a slot.
-struct Partial {
+pub(crate) struct Partial {
     keys: RangeKeys,
-    dk: Vec<f32>,
-    dv: Vec<f32>,
+    pub(crate) dk: Vec<f32>,
+    pub(crate) dv: Vec<f32>,
     dz: Vec<f32>,
 }
 
 impl Partial {
-    fn new(keys: RangeKeys, dim: usize) -> Self {
+    pub(crate) fn new(keys: RangeKeys, dim: usize) -> Self {
         let len = keys.len();
         Self {
             keys,
@@ -85,14 +85,29 @@ impl<E: Element> ChunkPass<'_, E> {
         for first in queries.clone().step_by(query_tile(self.problem)) {
             let tile = first..queries.end.min(first + query_tile(self.problem));
             let rows = self.problem.group() * tile.len();
-            self.load_tile(&tile, scratch);
+            let problem = self.problem;
+            load_gradient_tile(
+                problem,
+                &self.inputs.q,
+                self.saved,
+                self.head,
+                &tile,
+                scratch,
+            );
             scratch.acc.get(rows * dim).fill(0.0);
             let (first, last) = (
                 self.problem.position(tile.start),
                 self.problem.position(tile.end - 1),
             );
             scratch.tile.advance(&self.partial.keys, first, last);
-            let spoilt = self.zero_spoilt_rows(rows, scratch);
+            // In a product over rows, rows with NaN or infinity would reach the boundary keys that they do
+            // not attend to, as `0 * NaN`: copies without them are made for those products, and they are
+            // added on their own.
+            let spoilt = if scratch.tile.full == scratch.tile.slots.len() {
+                Vec::new()
+            } else {
+                copy_finite_rows(rows, dim, scratch)
+            };
             let count = scratch.tile.slots.len();
             for start in (0..count).step_by(key_block(self.problem)) {
                 let places = start..count.min(start + key_block(self.problem));
@@ -112,75 +127,6 @@ impl<E: Element> ChunkPass<'_, E> {
                 E::round(row, &mut dq[r / tile.len()][i * dim..(i + 1) * dim]);
             }
         }
-    }
-
-    /// Loads q, the gradient of the output, the LSE and `delta` of a tile, row `h * tile.len() + i`
-    /// being query `i` of head `h` of the group. A row that attends to nothing is loaded as zeros.
-    fn load_tile(&self, tile: &Range<usize>, scratch: &mut Scratch) {
-        let (problem, saved) = (self.problem, self.saved);
-        let (dim, group) = (problem.head_dim, problem.group());
-        let rows = group * tile.len();
-        load_queries(problem, &self.inputs.q, self.head, tile, &mut scratch.q);
-        load_queries(
-            problem,
-            &saved.grad_out,
-            self.head,
-            tile,
-            &mut scratch.grad_out,
-        );
-        load_queries(problem, &saved.out, self.head, tile, &mut scratch.acc);
-        let q = scratch.q.get(rows * dim);
-        let grad_out = scratch.grad_out.get(rows * dim);
-        let out = scratch.acc.read(rows * dim);
-        let (lse, delta) = (scratch.max.get(rows), scratch.sum.get(rows));
-        for r in 0..rows {
-            let h = self.head[1] * group + r / tile.len();
-            let i = tile.start + r % tile.len();
-            let at = (self.head[0] * problem.q_heads + h) * problem.q_len + i;
-            let row = r * dim..(r + 1) * dim;
-            lse[r] = saved.lse[at];
-            if lse[r] == f32::NEG_INFINITY {
-                q[row.clone()].fill(0.0);
-                grad_out[row].fill(0.0);
-                delta[r] = 0.0;
-                continue;
-            }
-            let dot: f32 = (grad_out[row.clone()].iter().zip(&out[row]))
-                .map(|(g, o)| g * o)
-                .sum();
-            delta[r] = dot - saved.grad_lse.map_or(0.0, |grad| grad[at]);
-        }
-    }
-
-    /// Rows of q or of the gradient of the output that hold NaN or infinity. In a product over rows
-    /// they would reach the boundary keys that they do not attend to, as `0 * NaN`: copies without
-    /// them are made for those products, and they are added on their own.
-    fn zero_spoilt_rows(&self, rows: usize, scratch: &mut Scratch) -> Vec<usize> {
-        let dim = self.problem.head_dim;
-        if scratch.tile.full == scratch.tile.slots.len() {
-            return Vec::new();
-        }
-        let (q, grad_out) = (
-            scratch.q.read(rows * dim),
-            scratch.grad_out.read(rows * dim),
-        );
-        let spoilt: Vec<usize> = (0..rows)
-            .filter(|r| {
-                let row = r * dim..(r + 1) * dim;
-                !is_finite(&q[row.clone()]) || !is_finite(&grad_out[row])
-            })
-            .collect();
-        if !spoilt.is_empty() {
-            let finite_q = scratch.finite_q.get(rows * dim);
-            let finite_grad_out = scratch.finite_grad_out.get(rows * dim);
-            finite_q.copy_from_slice(q);
-            finite_grad_out.copy_from_slice(grad_out);
-            for r in &spoilt {
-                finite_q[r * dim..(r + 1) * dim].fill(0.0);
-                finite_grad_out[r * dim..(r + 1) * dim].fill(0.0);
-            }
-        }
-        spoilt
     }
 
     /// Adds what the pairs of one key block contribute to every gradient.
@@ -208,6 +154,7 @@ impl<E: Element> ChunkPass<'_, E> {
             dz,
             finite_q,
             finite_grad_out,
+            ..
         } = scratch;
         let keys = &self.partial.keys;
         block.gather(problem, self.inputs, self.head, keys, tile, places.clone());
@@ -285,6 +232,70 @@ impl<E: Element> ChunkPass<'_, E> {
     }
 }
 
+/// Loads q, the gradient of the output, the LSE and `delta` of a tile, row `h * tile.len() + i`
+/// being query `i` of head `h` of the group. A row that attends to nothing is loaded as zeros.
+pub(crate) fn load_gradient_tile<E: Element>(
+    problem: &Problem,
+    query: &View<'_, E, 4>,
+    saved: &Saved<'_, E>,
+    head: [usize; 2],
+    tile: &Range<usize>,
+    scratch: &mut Scratch,
+) {
+    let (dim, group) = (problem.head_dim, problem.group());
+    let rows = group * tile.len();
+    load_queries(problem, query, head, tile, &mut scratch.q);
+    load_queries(problem, &saved.grad_out, head, tile, &mut scratch.grad_out);
+    load_queries(problem, &saved.out, head, tile, &mut scratch.acc);
+    let q = scratch.q.get(rows * dim);
+    let grad_out = scratch.grad_out.get(rows * dim);
+    let out = scratch.acc.read(rows * dim);
+    let (lse, delta) = (scratch.max.get(rows), scratch.sum.get(rows));
+    for r in 0..rows {
+        let h = head[1] * group + r / tile.len();
+        let i = tile.start + r % tile.len();
+        let at = (head[0] * problem.q_heads + h) * problem.q_len + i;
+        let row = r * dim..(r + 1) * dim;
+        lse[r] = saved.lse[at];
+        if lse[r] == f32::NEG_INFINITY {
+            q[row.clone()].fill(0.0);
+            grad_out[row].fill(0.0);
+            delta[r] = 0.0;
+            continue;
+        }
+        let dot: f32 = (grad_out[row.clone()].iter().zip(&out[row]))
+            .map(|(g, o)| g * o)
+            .sum();
+        delta[r] = dot - saved.grad_lse.map_or(0.0, |grad| grad[at]);
+    }
+}
+
+/// Rows of q or of the gradient of the output that hold NaN or infinity. If there are some, copies of both
+/// with zeros for them are left in the scratch memory.
+pub(crate) fn copy_finite_rows(rows: usize, dim: usize, scratch: &mut Scratch) -> Vec<usize> {
+    let (q, grad_out) = (
+        scratch.q.read(rows * dim),
+        scratch.grad_out.read(rows * dim),
+    );
+    let spoilt: Vec<usize> = (0..rows)
+        .filter(|r| {
+            let row = r * dim..(r + 1) * dim;
+            !is_finite(&q[row.clone()]) || !is_finite(&grad_out[row])
+        })
+        .collect();
+    if !spoilt.is_empty() {
+        let finite_q = scratch.finite_q.get(rows * dim);
+        let finite_grad_out = scratch.finite_grad_out.get(rows * dim);
+        finite_q.copy_from_slice(q);
+        finite_grad_out.copy_from_slice(grad_out);
+        for r in &spoilt {
+            finite_q[r * dim..(r + 1) * dim].fill(0.0);
+            finite_grad_out[r * dim..(r + 1) * dim].fill(0.0);
+        }
+    }
+    spoilt
+}
+
 /// `dq += scale * ds k`, the boundary keys with NaN or infinity each on its own: in the matrix
 /// product they would reach queries that do not attend to them.
 fn add_key_products(
@@ -320,7 +331,7 @@ fn add_key_products(
 
 /// `target += factor * source`, over the length of `target`.
 #[inline]
-fn add_scaled(target: &mut [f32], factor: f32, source: &[f32]) {
+pub(crate) fn add_scaled(target: &mut [f32], factor: f32, source: &[f32]) {
     for (target, source) in target.iter_mut().zip(source) {
         *target += factor * source;
     }
@@ -328,7 +339,7 @@ fn add_scaled(target: &mut [f32], factor: f32, source: &[f32]) {
 
 /// Adds the chunks of each key/value head in order and writes the gradients of the keys; a key that
 /// no chunk touched gets zeros.
-fn reduce<E: Element>(
+pub(crate) fn reduce<E: Element>(
     problem: &Problem,
     partials: &[Partial],
     chunks: usize,

@@ -186,7 +186,7 @@ fn zero_spoilt_values(block: &mut KeyBlock, dim: usize) -> Vec<(usize, Vec<f32>)
 }
 
 /// Normalises and writes the rows of one tile: `tile` counts from the start of the chunk.
-fn finish_tile<E: Element>(
+pub(crate) fn finish_tile<E: Element>(
     problem: &Problem,
     tile: Range<usize>,
     out: &mut [&mut [E]],

@@ -47,6 +47,7 @@ mod forward;
 mod gemm;
 mod keys;
 mod lists;
+mod masked;
 mod schedule;
 mod scratch;
 mod select;
@@ -60,7 +61,10 @@ pub use args::{Gradients, Inputs, Saved, Selection};
 pub use element::Element;
 pub use flash_dma_problem::{
     AppendProblem, AttentionError, AttentionOptions, CacheShape, DecodeProblem, ElementType,
-    Interval, Problem,
+    Interval, MaskedProblem, PlanGeometry, Problem,
+};
+pub use masked::{
+    BroadcastView, MaskedGradients, MaskedInputs, masked_backward, masked_forward, plan,
 };
 pub use view::View;
 

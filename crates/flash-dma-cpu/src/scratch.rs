@@ -4,6 +4,7 @@ use crate::Element;
 use crate::Problem;
 use crate::keys::KeySource;
 use crate::lists::{RangeKeys, TileKeys};
+use crate::masked::{MaskedKeys, TileBlocks};
 use crate::simd::LANES;
 use std::cell::RefCell;
 
@@ -133,6 +134,9 @@ pub(crate) fn is_finite(row: &[f32]) -> bool {
 pub(crate) struct Scratch {
     pub(crate) tile: TileKeys,
     pub(crate) block: KeyBlock,
+    /// Under a mask: the blocks of the tile, and some of them gathered.
+    pub(crate) masked_blocks: TileBlocks,
+    pub(crate) masked_keys: MaskedKeys,
     /// `[rows, head_dim]`: queries.
     pub(crate) q: Buffer,
     /// `[rows, head_dim]`: output accumulator forward, gradient of q backward.
@@ -147,6 +151,8 @@ pub(crate) struct Scratch {
     pub(crate) grad_out: Buffer,
     /// Backward: `[rows, columns]`, gradient of the probabilities, then of the scaled products.
     pub(crate) ds: Buffer,
+    /// Backward under a mask: `[rows, columns]`, gradient of the logits.
+    pub(crate) dlogit: Buffer,
     /// Backward: `[columns, head_dim]`, what a tile adds to the gradients of K and V.
     pub(crate) dk: Buffer,
     pub(crate) dv: Buffer,

@@ -25,7 +25,7 @@ pub use kernels::{KernelsOnCuda, KernelsOnCudaMma, KernelsOnCudaPortable};
 use half::{bf16, f16};
 
 /// An element type on the host.
-trait Host: Copy + PartialEq + bytemuck::Pod {
+pub(crate) trait Host: Copy + PartialEq + bytemuck::Pod {
     fn from_f64(x: f64) -> Self;
     fn to_f64(self) -> f64;
 }
@@ -60,18 +60,18 @@ impl Host for bf16 {
     }
 }
 
-fn narrow<E: Host>(values: &[f64]) -> Vec<E> {
+pub(crate) fn narrow<E: Host>(values: &[f64]) -> Vec<E> {
     values.iter().map(|&x| E::from_f64(x)).collect()
 }
 
-fn widen<E: Host>(values: &[E]) -> Vec<f64> {
+pub(crate) fn widen<E: Host>(values: &[E]) -> Vec<f64> {
     values.iter().map(|x| x.to_f64()).collect()
 }
 
 /// What the buffers of results hold before a call: exact in every type, and no result.
 const SENTINEL: f64 = -12345.0;
 
-fn sentinels<E: Host>(len: usize) -> Vec<E> {
+pub(crate) fn sentinels<E: Host>(len: usize) -> Vec<E> {
     vec![E::from_f64(SENTINEL); len]
 }
 
