@@ -4,7 +4,7 @@
 //! cache of the `window` best keys of each kv head, its **slots**, serves a context of any length exactly. A cache
 //! of **pages** keeps every key, for dense attention.
 //!
-//! A step of up to 16 tokens over slots is four launches, over pages three:
+//! A step of up to 16 tokens is:
 //!
 //! 1. [`plan`] (slots): which slot each token takes, one token after the other;
 //! 2. attention, keys split over cubes: over the cache *as it was* and the new tokens, each key on the interval
@@ -21,6 +21,10 @@ mod args;
 mod choose;
 mod chunk;
 mod commit;
+mod kernel;
+mod keys;
+mod launch;
+mod merge;
 mod plan;
 #[cfg(test)]
 mod tests;
@@ -28,3 +32,4 @@ mod tests;
 pub use append::{append, append_pages};
 pub use args::{Pages, Slots, Tokens};
 pub use chunk::chunk_keys;
+pub use launch::{decode, decode_pages};

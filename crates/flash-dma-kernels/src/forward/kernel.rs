@@ -1,8 +1,7 @@
 //! The forward kernel: online softmax over the key tiles of one query tile.
 
 use crate::tile::{
-    Blueprint, LANES, Row4, Slots, TileKeys, accumulate, accumulate_selected, load_rows, logit,
-    position, products, store_row,
+    Blueprint, OnlineSoftmax, Row4, Slots, TileKeys, load_rows, position, store_row,
 };
 use cubecl::prelude::*;
 
@@ -47,31 +46,14 @@ pub(crate) fn forward_kernel<F: Float, N: Size>(
     let mut slots = Slots::new(false, bp);
     let mut not_finite = Shared::<[u32]>::new_slice(3usize);
     let mut key_scores = Shared::<[f32]>::new_slice(inner_rows);
-    let mut partial = Shared::<[f32]>::new_slice(comptime!(outer_rows * units_x));
     let mut q_rows =
         Shared::<[Row4]>::new_aligned_slice(comptime!(outer_rows * bp.row_stride()), 16usize);
     let mut k_rows =
         Shared::<[Row4]>::new_aligned_slice(comptime!(inner_rows * bp.row_stride()), 16usize);
     let mut v_rows =
         Shared::<[Row4]>::new_aligned_slice(comptime!(inner_rows * bp.row_stride()), 16usize);
-    let mut weights =
-        Shared::<[Row4]>::new_aligned_slice(comptime!(outer_rows * bp.weight_stride()), 16usize);
 
-    // Registers: products, then probabilities; accumulated output; maximum and partial sum a row.
-    let mut s = Array::<f32>::new(comptime!(bp.micro.outer * bp.micro.inner));
-    let mut acc = Array::<Row4>::new(comptime!(bp.micro.outer * bp.unit_vectors()));
-    let mut row_max = Array::<f32>::new(comptime!(bp.micro.outer));
-    let mut row_sum = Array::<f32>::new(comptime!(bp.micro.outer));
-    #[unroll(bp.unroll())]
-    for o in 0..comptime!(bp.micro.outer) {
-        row_max[o] = f32::new(f32::NEG_INFINITY);
-        row_sum[o] = 0.0f32;
-    }
-    #[unroll(bp.unroll())]
-    for n in 0..comptime!(bp.micro.outer * bp.unit_vectors()) {
-        acc[n] = Row4::new(0.0f32);
-    }
-
+    let mut softmax = OnlineSoftmax::new(bp);
     if UNIT_POS == 0 {
         not_finite[0] = 0u32;
         not_finite[1] = 0u32;
@@ -134,103 +116,33 @@ pub(crate) fn forward_kernel<F: Float, N: Size>(
             not_finite[1 - slot] = 0u32;
         }
 
-        products(&q_rows, &k_rows, &mut s, bp);
-        #[unroll(bp.unroll())]
-        for o in 0..comptime!(bp.micro.outer) {
-            let outer = y + o * units_y;
-            let mut unit_max = f32::new(f32::NEG_INFINITY);
-            #[unroll(bp.unroll())]
-            for i in 0..comptime!(bp.micro.inner) {
-                let inner = x + i * units_x;
-                let n = o * comptime!(bp.micro.inner) + i;
-                let mut value = f32::new(f32::NEG_INFINITY);
-                if slots.selected(outer, inner) {
-                    value = logit(s[n], scale, softcap, bp) + key_scores[inner];
-                }
-                s[n] = value;
-                unit_max = max(unit_max, value);
-            }
-            partial[outer * units_x + x] = unit_max;
-        }
-        sync_cube();
-
-        #[unroll(bp.unroll())]
-        for o in 0..comptime!(bp.micro.outer) {
-            let outer = y + o * units_y;
-            let old_max = row_max[o];
-            let mut new_max = old_max;
-            for unit in 0..units_x {
-                new_max = max(new_max, partial[outer * units_x + unit]);
-            }
-            row_max[o] = new_max;
-            // While a row has seen no finite logit, -inf - -inf would make NaN.
-            let mut shift = new_max;
-            if new_max == f32::new(f32::NEG_INFINITY) {
-                shift = 0.0f32;
-            }
-            let rescale = (old_max - shift).exp();
-            let mut sum = row_sum[o] * rescale;
-            #[unroll(bp.unroll())]
-            for part in 0..comptime!(bp.weight_vectors()) {
-                let mut weight = Row4::new(0.0f32);
-                #[unroll]
-                for e in 0..LANES {
-                    let p = (s[o * comptime!(bp.micro.inner) + part * LANES + e] - shift).exp();
-                    sum += p;
-                    weight.insert(e, p);
-                }
-                let column = x * comptime!(bp.weight_vectors()) + part;
-                weights[outer * comptime!(bp.weight_stride()) + column] = weight;
-            }
-            row_sum[o] = sum;
-            #[unroll(bp.unroll())]
-            for c in 0..comptime!(bp.unit_vectors()) {
-                let n = o * comptime!(bp.unit_vectors()) + c;
-                acc[n] *= Row4::new(rescale);
-            }
-        }
-        sync_cube();
-
-        if not_finite[slot] == 0u32 {
-            accumulate(&mut acc, &weights, &v_rows, bp);
-        } else {
-            accumulate_selected(&mut acc, &weights, &v_rows, &slots, bp);
-        }
+        softmax.attend(
+            &q_rows,
+            &k_rows,
+            &v_rows,
+            &key_scores,
+            &slots,
+            &not_finite,
+            slot,
+            scale,
+            softcap,
+            bp,
+        );
     }
 
-    // The maxima are not read any more once the last tile's weights are written.
+    softmax.finish(bp);
     #[unroll(bp.unroll())]
     for o in 0..comptime!(bp.micro.outer) {
-        partial[(y + o * units_y) * units_x + x] = row_sum[o];
-    }
-    sync_cube();
-    #[unroll(bp.unroll())]
-    for o in 0..comptime!(bp.micro.outer) {
-        let outer = y + o * units_y;
-        let query = first_query + outer;
+        let query = first_query + y + o * units_y;
         if query < q_len {
-            let mut sum = 0.0f32;
-            for unit in 0..units_x {
-                sum += partial[outer * units_x + unit];
-            }
-            let mut inverse = 1.0f32 / sum;
-            let mut row_lse = row_max[o] + sum.ln();
-            if sum == 0.0f32 {
-                inverse = 0.0f32;
-                row_lse = f32::new(f32::NEG_INFINITY);
-            }
             let base = batch * out.stride(0) + head * out.stride(1) + query * out.stride(2);
             #[unroll(bp.unroll())]
             for c in 0..comptime!(bp.unit_vectors()) {
                 let n = o * comptime!(bp.unit_vectors()) + c;
-                let mut value = Row4::new(0.0f32);
-                if sum != 0.0f32 {
-                    value = acc[n] * Row4::new(inverse);
-                }
-                store_row::<F, N>(out, base, x + c * units_x, value, bp);
+                store_row::<F, N>(out, base, x + c * units_x, softmax.acc[n], bp);
             }
             if x == 0 {
-                lse[(batch * q.shape(1) + head) * q_len + query] = row_lse;
+                lse[(batch * q.shape(1) + head) * q_len + query] = softmax.row_max[o];
             }
         }
     }

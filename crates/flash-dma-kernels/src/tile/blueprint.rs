@@ -55,6 +55,17 @@ const PARALLEL: [Micro; 6] = [
 /// cooperation cost more than it brings, so a unit works alone.
 const SERIAL: [Micro; 3] = [micro(1, 1, 16, 16), micro(1, 1, 8, 8), micro(1, 1, 4, 4)];
 
+/// GPUs, for the few query rows of a decode step, in the order of these.
+const PARALLEL_ROWS: [Micro; 4] = [
+    micro(8, 4, 1, 4),
+    micro(8, 8, 1, 4),
+    micro(8, 16, 1, 4),
+    micro(4, 8, 1, 4),
+];
+
+/// The same where a unit works alone.
+const SERIAL_ROWS: [Micro; 3] = [micro(1, 1, 4, 8), micro(1, 1, 16, 8), micro(1, 1, 4, 4)];
+
 /// Comptime configuration of one attention kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Blueprint {
@@ -95,12 +106,43 @@ impl Blueprint {
                     && blueprint.micro.units_x * blueprint.micro.units_y
                         <= hardware.max_units_per_cube as usize
             })
-            .ok_or_else(|| AttentionError::Unsupported {
-                what: format!(
-                    "head dimension {}: its {} bytes of shared memory hold no tile",
-                    problem.head_dim, hardware.max_shared_memory_size
-                ),
+            .ok_or_else(|| no_tile(problem.head_dim, hardware))
+    }
+
+    /// The configuration for `rows` query rows of a decode step: the first that has so many, or 16, and fits; else
+    /// any that fits.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::Unsupported`] if no configuration fits.
+    pub(crate) fn choose_rows(
+        rows: usize,
+        head_dim: usize,
+        sparse: bool,
+        softcap: bool,
+        hardware: &HardwareProperties,
+    ) -> Result<Self, AttentionError> {
+        let candidates: &[Micro] = match hardware.plane_size_max {
+            0 | 1 => &SERIAL_ROWS,
+            _ => &PARALLEL_ROWS,
+        };
+        let with = |&micro: &Micro| Self {
+            micro,
+            head_dim,
+            sparse,
+            causal: true,
+            softcap,
+        };
+        let fit = || {
+            (candidates.iter().map(with)).filter(|blueprint| {
+                blueprint.shared_bytes(Pass::Forward) <= hardware.max_shared_memory_size
+                    && blueprint.units() <= hardware.max_units_per_cube as usize
             })
+        };
+        fit()
+            .find(|blueprint| blueprint.outer_rows() >= rows.min(16))
+            .or_else(|| fit().next())
+            .ok_or_else(|| no_tile(head_dim, hardware))
     }
 
     /// The blueprint of `problem` with the register tile `micro`.
@@ -177,6 +219,15 @@ impl Blueprint {
         let vectors = rows + outer * weights * self.weight_stride();
         let words = outer * self.micro.units_x + 4 * (outer + inner) + 3;
         16 * vectors + 4 * words
+    }
+}
+
+fn no_tile(head_dim: usize, hardware: &HardwareProperties) -> AttentionError {
+    AttentionError::Unsupported {
+        what: format!(
+            "head dimension {head_dim}: its {} bytes of shared memory hold no tile",
+            hardware.max_shared_memory_size
+        ),
     }
 }
 

@@ -118,8 +118,17 @@ pub(crate) fn check_device(
     bindings: u32,
     cubes: [usize; 3],
 ) -> Result<(), AttentionError> {
-    let properties = client.properties();
     check_type(client, problem.element)?;
+    check_grid(client, bindings, cubes)
+}
+
+/// Checks the number of buffers of a kernel and of its cubes: tiles, heads, sequences.
+pub(crate) fn check_grid(
+    client: &Client,
+    bindings: u32,
+    cubes: [usize; 3],
+) -> Result<(), AttentionError> {
+    let properties = client.properties();
     // One more than the kernel's own: shapes and strides take a buffer on some runtimes.
     let limit = properties.hardware.max_bindings;
     if bindings + 1 > limit {

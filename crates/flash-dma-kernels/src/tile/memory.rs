@@ -29,7 +29,6 @@ pub(crate) fn load_rows<F: Float, N: Size>(
     #[comptime] listed: bool,
     #[comptime] bp: Blueprint,
 ) {
-    let size = src.vector_size().comptime();
     let vectors = comptime!(bp.vectors());
     let mut item = UNIT_POS as usize;
     while item < comptime!(rows * bp.vectors()) {
@@ -41,27 +40,50 @@ pub(crate) fn load_rows<F: Float, N: Size>(
             if comptime!(listed) {
                 index = list[list_base + start + row] as usize;
             }
-            let at = (base + index * row_stride) / size + vector * comptime!(LANES / size);
-            #[unroll]
-            for piece in 0..comptime!(LANES / size) {
-                let part = src[at + piece];
-                #[unroll]
-                for e in 0..size {
-                    value.insert(comptime!(piece * size + e), f32::cast_from(part.extract(e)));
-                }
-            }
-            #[unroll]
-            for e in 0..LANES {
-                // Written so that NaN is not finite, too.
-                let finite = value.extract(e).abs() <= f32::new(f32::MAX);
-                if !finite {
-                    not_finite[slot] = 1u32;
-                }
+            value = load_vector::<F, N>(src, base + index * row_stride, vector);
+            if !is_finite4(value) {
+                not_finite[slot] = 1u32;
             }
         }
         tile[row * comptime!(bp.row_stride()) + vector] = value;
         item += comptime!(bp.units());
     }
+}
+
+/// The vector `vector` of the row that starts at element `base` of `src`, converted to f32.
+#[cube]
+pub(crate) fn load_vector<F: Float, N: Size>(
+    src: &Tensor<Vector<F, N>>,
+    base: usize,
+    vector: usize,
+) -> Row4 {
+    let size = src.vector_size().comptime();
+    let mut value = Row4::new(0.0f32);
+    let at = base / size + vector * comptime!(LANES / size);
+    #[unroll]
+    for piece in 0..comptime!(LANES / size) {
+        let part = src[at + piece];
+        #[unroll]
+        for e in 0..size {
+            value.insert(comptime!(piece * size + e), f32::cast_from(part.extract(e)));
+        }
+    }
+    value
+}
+
+/// Whether no element is NaN or infinite.
+#[cube]
+pub(crate) fn is_finite4(value: Row4) -> bool {
+    let mut finite = true;
+    #[unroll]
+    for e in 0..LANES {
+        // Written so that NaN is not finite, too.
+        let is_number = value.extract(e).abs() <= f32::new(f32::MAX);
+        if !is_number {
+            finite = false;
+        }
+    }
+    finite
 }
 
 /// Writes the vector `vector` of a row that starts at element `base` of `dst`, converted to its type;

@@ -15,6 +15,7 @@ mod memory;
 pub(crate) mod mma;
 mod product;
 mod slices;
+mod softmax;
 #[cfg(test)]
 pub(crate) mod testing;
 mod visibility;
@@ -24,12 +25,14 @@ pub(crate) use blueprint::{Blueprint, LANES, Pass};
 #[cfg(test)]
 pub(crate) use blueprint::{Micro, micro};
 pub(crate) use check::{
-    Layout, address_type, check_device, check_tensor, check_type, elem_type, vector_size,
+    Layout, address_type, check_device, check_grid, check_tensor, check_type, elem_type,
+    vector_size,
 };
 pub(crate) use fill::fill;
 pub(crate) use finite::{NO_NUMBER, exponent_bits, is_finite};
 pub(crate) use keys::TileKeys;
-pub(crate) use memory::{Row4, load_rows, store_row};
+pub(crate) use memory::{Row4, is_finite4, load_rows, load_vector, store_row};
 pub(crate) use product::{accumulate, accumulate_selected, products};
 pub(crate) use slices::for_each_slice;
+pub(crate) use softmax::OnlineSoftmax;
 pub(crate) use visibility::{Slots, logit, logit_slope, position};

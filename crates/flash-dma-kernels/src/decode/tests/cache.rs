@@ -1,67 +1,19 @@
-//! The caches against the oracle's selection, on cubecl-cpu.
+//! What appending leaves in a cache.
 
-use super::{Pages, Slots, Tokens, append, append_pages, chunk_keys};
+use super::{SlotCache, Words};
 use crate::tile::testing::{Placement, client, upload};
+use crate::{Pages, Slots, Tokens, append, append_pages, chunk_keys};
 use cubecl::client::Client;
-use cubecl::prelude::TensorBinding;
-use cubecl::server::Handle;
-use flash_dma_problem::{AttentionError, CacheShape, ElementType, contiguous_strides};
+use flash_dma_problem::{AppendProblem, AttentionError, CacheShape, ElementType};
 use flash_dma_reference::generate::Scores;
 use flash_dma_reference::{Rng, select};
 
 const F32: ElementType = ElementType::F32;
 
-/// A contiguous tensor of 32-bit elements.
-struct Words {
-    handle: Handle,
-    shape: Vec<usize>,
-}
-
-impl Words {
-    fn new(client: &Client, shape: &[usize], value: u32) -> Self {
-        let len = shape.iter().product::<usize>();
-        let bytes: Vec<u8> = (0..len).flat_map(|_| value.to_le_bytes()).collect();
-        Self {
-            handle: client.create_from_slice(&bytes),
-            shape: shape.into(),
-        }
-    }
-
-    fn of(client: &Client, shape: &[usize], values: &[i32]) -> Self {
-        let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-        Self {
-            handle: client.create_from_slice(&bytes),
-            shape: shape.into(),
-        }
-    }
-
-    fn binding(&self) -> TensorBinding {
-        TensorBinding {
-            handle: self.handle.clone().binding(),
-            strides: contiguous_strides(&self.shape).collect(),
-            shape: self.shape.as_slice().into(),
-            tiling: Default::default(),
-        }
-    }
-
-    fn read(&self, client: &Client) -> Vec<u32> {
-        let bytes = client.read_one(self.handle.clone()).expect("kernels run");
-        let words = bytes.chunks_exact(4);
-        words
-            .map(|b| u32::from_le_bytes(b.try_into().unwrap()))
-            .collect()
-    }
-}
-
-/// A cache of slots of f32 rows.
+/// A cache of slots of f32 rows, and how many tokens it has been given.
 struct Cache {
     client: Client,
-    shape: CacheShape,
-    k: Words,
-    v: Words,
-    score: Words,
-    position: Words,
-    seen: Words,
+    slots: SlotCache,
     held: usize,
 }
 
@@ -69,29 +21,15 @@ impl Cache {
     fn new(batch: usize, kv_heads: usize, window: usize, head_dim: usize) -> Self {
         let client = client();
         let shape = CacheShape::slots(batch, kv_heads, window, head_dim, F32).unwrap();
-        let kv = shape.kv_shape();
-        // Rows of empty slots must not matter.
-        let rows = || Words::new(&client, &kv, f32::NAN.to_bits());
         Self {
-            k: rows(),
-            v: rows(),
-            score: Words::new(&client, &kv[..3], f32::NEG_INFINITY.to_bits()),
-            position: Words::new(&client, &kv[..3], u32::MAX),
-            seen: Words::new(&client, &[batch], 0),
+            slots: SlotCache::new(&client, shape),
             held: 0,
             client,
-            shape,
         }
     }
 
     fn slots(&self) -> Slots {
-        Slots {
-            k: self.k.binding(),
-            v: self.v.binding(),
-            score: self.score.binding(),
-            position: self.position.binding(),
-            seen: self.seen.binding(),
-        }
+        self.slots.slots()
     }
 
     /// Appends the tokens `from..to` of scores `[batch * kv_heads]`.
@@ -107,12 +45,12 @@ impl Cache {
         from: usize,
         to: usize,
         placement: Placement,
-    ) -> (flash_dma_problem::AppendProblem, Tokens) {
+    ) -> (AppendProblem, Tokens) {
         let shape = [
-            self.shape.batch,
-            self.shape.kv_heads,
+            self.slots.shape.batch,
+            self.slots.shape.kv_heads,
             to - from,
-            self.shape.head_dim,
+            self.slots.shape.head_dim,
         ];
         let mut k = Vec::new();
         let mut z = Vec::new();
@@ -124,6 +62,7 @@ impl Cache {
         }
         let v: Vec<f64> = k.iter().map(|x| -x).collect();
         let problem = self
+            .slots
             .shape
             .append(&shape, &shape, Some(&shape[..3]), F32, self.held);
         let tokens = Tokens {
@@ -142,18 +81,16 @@ impl Cache {
 
     /// Compares what is alive with the oracle's selection of the first `held` keys, and every row of it.
     fn check(&self, scores: &[Vec<f64>], context: &str) {
-        let (window, dim) = (self.shape.capacity(), self.shape.head_dim);
-        let position = self.position.read(&self.client);
-        let score = self.score.read(&self.client);
-        let (k, v) = (self.k.read(&self.client), self.v.read(&self.client));
+        let (window, dim) = (self.slots.shape.capacity(), self.slots.shape.head_dim);
+        let client = &self.client;
+        let position = self.slots.position.read(client);
+        let score = self.slots.score.read(client);
+        let (k, v) = (self.slots.k.read(client), self.slots.v.read(client));
+        let live = self.slots.live(client);
         for (row, head) in scores.iter().enumerate() {
             let slots = row * window..(row + 1) * window;
-            let mut live: Vec<usize> = (slots.clone())
-                .filter(|&slot| position[slot] != u32::MAX)
-                .map(|slot| position[slot] as usize)
-                .collect();
-            live.sort_unstable();
-            let want = select::selected(&head[..self.held], window, self.held as i64 - 1);
+            let live = &live[row];
+            let want = &select::selected(&head[..self.held], window, self.held as i64 - 1);
             assert_eq!(live, want, "row {row} after {} {context}", self.held);
             for slot in slots {
                 if position[slot] == u32::MAX {
@@ -169,8 +106,8 @@ impl Cache {
                 }
             }
         }
-        let seen = vec![self.held as u32; self.shape.batch];
-        assert_eq!(self.seen.read(&self.client), seen);
+        let seen = vec![self.held as u32; self.slots.shape.batch];
+        assert_eq!(self.slots.seen.read(client), seen);
     }
 }
 
@@ -240,12 +177,10 @@ fn equal_scores_of_long_sequences_are_told_apart_by_position() {
     for seen in [3000, 5 << 22] {
         let scores = vec![vec![1.0; 5000]];
         let mut cache = Cache::new(1, 1, 40, 8);
-        cache.seen = Words::of(&cache.client, &[1], &[seen]);
+        cache.slots.seen = Words::of(&cache.client, &[1], &[seen]);
         cache.append(&scores, 0, 5000, Placement::Contiguous);
-        let mut position = cache.position.read(&cache.client);
-        position.sort_unstable();
-        let want: Vec<u32> = (seen as u32..seen as u32 + 40).collect();
-        assert_eq!(position, want);
+        let want: Vec<usize> = (seen as usize..seen as usize + 40).collect();
+        assert_eq!(cache.slots.live(&cache.client), [want]);
     }
 }
 
@@ -304,7 +239,7 @@ fn pages_get_their_tokens_in_order() {
     let shape = CacheShape::pages(2, 2, [7, 4, 3], 8, F32).unwrap();
     let rows = || Words::new(&client, &shape.kv_shape(), 0);
     let (k, v) = (rows(), rows());
-    let table = [[5, 0, 2], [1, 6, 3]];
+    let table: [[u32; 3]; 2] = [[5, 0, 2], [1, 6, 3]];
     let pages = Pages {
         k: k.binding(),
         v: v.binding(),

@@ -1,0 +1,157 @@
+//! The portable kernel of a decode step: online softmax over the keys of a kv head.
+
+use super::keys::{DecodeBlueprint, StepKeys};
+use crate::tile::{OnlineSoftmax, Row4, Slots, load_vector, store_row};
+use cubecl::prelude::*;
+
+/// Part `CUBE_POS_X` of `CUBE_COUNT_X` of the keys of kv head `CUBE_POS_Y`, counted over all sequences, for the
+/// query rows from `CUBE_POS_Z * outer_rows` on. A row is a query head of the group and a token: row `r` is head
+/// `r % group` of token `r / group`. One cube owns them and writes their output and LSE over these keys.
+///
+/// | buffer | layout |
+/// |---|---|
+/// | `q` | `[batch, q_heads, tokens, head_dim]`, any strides with a contiguous last axis |
+/// | `k`, `v` | the cache's, contiguous `[batch, kv_heads, window, head_dim]` or `[pages, kv_heads, page_len, head_dim]` |
+/// | `new_k`, `new_v` | `[batch, kv_heads, tokens, head_dim]`, any strides with a contiguous last axis |
+/// | `score` | slots: contiguous `[batch, kv_heads, window]` |
+/// | `new_scores` | slots: `[batch, kv_heads, tokens]`, last axis contiguous |
+/// | `places` | slots: the plan, contiguous `[batch * kv_heads, tokens]` of entries; pages: the table, contiguous `[batch, max_pages]` |
+/// | `lengths` | pages: `[batch]` |
+/// | `out` | contiguous `[parts, batch, q_heads, tokens, head_dim]`, f32, overwritten |
+/// | `lse` | contiguous `[parts, batch, q_heads, tokens]`, overwritten |
+///
+/// What is said of slots is not read with pages, and conversely.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn decode_kernel<F: Float, N: Size>(
+    q: &Tensor<Vector<F, N>>,
+    k: &Tensor<Vector<F, N>>,
+    v: &Tensor<Vector<F, N>>,
+    new_k: &Tensor<Vector<F, N>>,
+    new_v: &Tensor<Vector<F, N>>,
+    score: &[f32],
+    new_scores: &Tensor<f32>,
+    places: &[i32],
+    lengths: &[i32],
+    out: &mut Tensor<Vector<f32, N>>,
+    lse: &mut [f32],
+    scale: f32,
+    softcap: f32,
+    max_pages: u32,
+    #[comptime] bp: DecodeBlueprint,
+    #[define(F)] _element: ElemType,
+) {
+    let tile = comptime!(bp.tile);
+    let (x, y) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
+    let (units_x, units_y) = comptime!((tile.micro.units_x, tile.micro.units_y));
+    let (outer_rows, inner_rows) = comptime!((tile.outer_rows(), tile.inner_rows()));
+    let keys = StepKeys::of_cube(k, new_k, lengths, max_pages, bp.paged);
+    let (q_heads, tokens) = (q.shape(1), q.shape(2));
+    let group = q_heads / new_k.shape(1);
+    let rows = group * tokens;
+    let first_row = CUBE_POS_Z as usize * outer_rows;
+
+    let mut slots = Slots::new(false, tile);
+    let mut not_finite = Shared::<[u32]>::new_slice(2usize);
+    let mut key_scores = Shared::<[f32]>::new_slice(inner_rows);
+    let mut q_rows =
+        Shared::<[Row4]>::new_aligned_slice(comptime!(outer_rows * tile.row_stride()), 16usize);
+    let mut k_rows =
+        Shared::<[Row4]>::new_aligned_slice(comptime!(inner_rows * tile.row_stride()), 16usize);
+    let mut v_rows =
+        Shared::<[Row4]>::new_aligned_slice(comptime!(inner_rows * tile.row_stride()), 16usize);
+    let mut softmax = OnlineSoftmax::new(tile);
+    if UNIT_POS == 0 {
+        not_finite[0] = 0u32;
+        not_finite[1] = 0u32;
+    }
+    let mut row = UNIT_POS as usize;
+    while row < outer_rows {
+        let at = first_row + row;
+        let token = select(at < rows, (at / group) as i32, -1i32);
+        slots.set_query(row, token);
+        row += comptime!(tile.units());
+    }
+    let vectors = comptime!(tile.vectors());
+    let mut item = UNIT_POS as usize;
+    while item < comptime!(outer_rows * vectors) {
+        let (row, vector) = (item / vectors, item % vectors);
+        let at = first_row + row;
+        let mut value = Row4::new(0.0f32);
+        if at < rows && vector < comptime!(tile.head_dim / 4) {
+            let head = keys.head * group + at % group;
+            let base = keys.batch * q.stride(0) + head * q.stride(1) + at / group * q.stride(2);
+            value = load_vector::<F, N>(q, base, vector);
+        }
+        q_rows[row * comptime!(tile.row_stride()) + vector] = value;
+        item += comptime!(tile.units());
+    }
+
+    let total = keys.held + keys.tokens;
+    let tiles = total.div_ceil(inner_rows);
+    let (part, parts) = (CUBE_POS_X as usize, CUBE_COUNT_X as usize);
+    let (from, to) = (tiles * part / parts, tiles * (part + 1) / parts);
+    for turn in from..to {
+        // Two flags take turns: this tile's is set by its load, the next one's cleared meanwhile.
+        let flag = (turn - from) % 2;
+        sync_cube();
+        keys.load::<F, N>(
+            k,
+            v,
+            new_k,
+            new_v,
+            score,
+            new_scores,
+            places,
+            turn * inner_rows,
+            total,
+            &mut k_rows,
+            &mut v_rows,
+            &mut key_scores,
+            &mut slots,
+            &mut not_finite,
+            flag,
+            bp,
+        );
+        sync_cube();
+        if UNIT_POS == 0 {
+            not_finite[1 - flag] = 0u32;
+        }
+        softmax.attend(
+            &q_rows,
+            &k_rows,
+            &v_rows,
+            &key_scores,
+            &slots,
+            &not_finite,
+            flag,
+            scale,
+            softcap,
+            tile,
+        );
+    }
+
+    softmax.finish(tile);
+    #[unroll(tile.unroll())]
+    for o in 0..comptime!(tile.micro.outer) {
+        let at = first_row + y + o * units_y;
+        if at < rows {
+            let head = keys.head * group + at % group;
+            let batch = part * q.shape(0) + keys.batch;
+            let to = (batch * q_heads + head) * tokens + at / group;
+            #[unroll(tile.unroll())]
+            for c in 0..comptime!(tile.unit_vectors()) {
+                let n = o * comptime!(tile.unit_vectors()) + c;
+                store_row::<f32, N>(
+                    out,
+                    to * comptime!(tile.head_dim),
+                    x + c * units_x,
+                    softmax.acc[n],
+                    tile,
+                );
+            }
+            if x == 0 {
+                lse[to] = softmax.row_max[o];
+            }
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! The keys of a decode step: what the cache holds, and behind it the new tokens.
+
+use super::commit::{ENTRY, NONE};
+use crate::tile::{Blueprint, Row4, Slots, is_finite4, load_vector};
+use cubecl::prelude::*;
+
+/// What is fixed when the portable kernel is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct DecodeBlueprint {
+    /// The query rows of a kv head are the outer rows, keys the inner ones.
+    pub tile: Blueprint,
+    /// The cache has pages, not slots.
+    pub paged: bool,
+}
+
+/// The keys of one (sequence, kv head): `0..held` in the cache, then one for each new token. Times are those of the
+/// step's queries: query `t` is the one of token `t`.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct StepKeys {
+    pub batch: usize,
+    pub head: usize,
+    /// Keys that the cache has room for (slots) or holds (pages).
+    pub held: usize,
+    /// New tokens.
+    pub tokens: usize,
+    /// With slots: this head's first entry of the plan. With pages: the sequence's first page in the table.
+    pub places: usize,
+    /// The first element of the head's slots; with pages, of the head within page 0.
+    base: usize,
+    heads: usize,
+}
+
+#[cube]
+impl StepKeys {
+    /// Those of `CUBE_POS_Y`, which counts kv heads over all sequences. `places` is the plan of slots or the table of
+    /// pages.
+    pub(super) fn of_cube<F: CubePrimitive>(
+        k: &Tensor<F>,
+        new_k: &Tensor<F>,
+        lengths: &[i32],
+        max_pages: u32,
+        #[comptime] paged: bool,
+    ) -> StepKeys {
+        let heads = new_k.shape(1);
+        let row = CUBE_POS_Y as usize;
+        let (batch, head) = (row / heads, row % heads);
+        let tokens = new_k.shape(2);
+        let mut held = k.shape(2);
+        let mut places = row * tokens * ENTRY;
+        let mut base = row * k.stride(1);
+        if comptime!(paged) {
+            held = lengths[batch] as usize;
+            places = batch * max_pages as usize;
+            base = head * k.stride(1);
+        }
+        StepKeys {
+            batch,
+            head,
+            held,
+            tokens,
+            places,
+            base,
+            heads,
+        }
+    }
+
+    /// The first element of a key's row in the cache.
+    pub(super) fn cached<F: CubePrimitive>(
+        &self,
+        k: &Tensor<F>,
+        places: &[i32],
+        key: usize,
+        #[comptime] paged: bool,
+    ) -> usize {
+        let mut at = self.base + key * k.stride(2);
+        if comptime!(paged) {
+            let page_len = k.shape(2);
+            let page = places[self.places + key / page_len] as usize;
+            at = self.base + page * k.stride(0) + key % page_len * k.stride(2);
+        }
+        at
+    }
+
+    /// The first element of a token's row.
+    pub(super) fn new_row<F: CubePrimitive>(&self, rows: &Tensor<F>, token: usize) -> usize {
+        self.batch * rows.stride(0) + self.head * rows.stride(1) + token * rows.stride(2)
+    }
+
+    /// The first token from `from` on that takes `slot`; the number of tokens if none does.
+    pub(super) fn taken_at(&self, places: &[i32], slot: i32, from: usize) -> usize {
+        let mut at = self.tokens;
+        for other in from..self.tokens {
+            if at == self.tokens && places[self.places + other * ENTRY] == slot {
+                at = other;
+            }
+        }
+        at
+    }
+
+    /// The score of a key of a cache of slots.
+    pub(super) fn score(&self, score: &[f32], new_scores: &Tensor<f32>, key: usize) -> f32 {
+        let new = self.batch * new_scores.stride(0) + self.head * new_scores.stride(1);
+        if key < self.held {
+            score[(self.batch * self.heads + self.head) * self.held + key]
+        } else {
+            new_scores[new + key - self.held]
+        }
+    }
+
+    /// One past the last query that attends to a key that is attended from `first` on: the one of the token that
+    /// evicts it. `first` if the key is never attended.
+    pub(super) fn end(
+        &self,
+        places: &[i32],
+        key: usize,
+        first: usize,
+        score: f32,
+        #[comptime] paged: bool,
+    ) -> usize {
+        let mut end = self.tokens;
+        if comptime!(!paged) {
+            let mut slot = key as i32;
+            let mut from = 0usize;
+            if key >= self.held {
+                slot = places[self.places + first * ENTRY];
+                from = first + 1;
+            }
+            end = self.taken_at(places, slot, from);
+            if slot == comptime!(NONE) || score == f32::new(f32::NEG_INFINITY) {
+                end = first;
+            }
+        }
+        end
+    }
+
+    /// Loads rows, scores and intervals of the keys `start..start + inner_rows`; of those at or past `stop`, zeros
+    /// that no query attends to. All units cooperate; the caller synchronises. `not_finite[flag]` is set to 1 if any
+    /// element is NaN or infinite.
+    pub(super) fn load<F: Float, N: Size>(
+        &self,
+        k: &Tensor<Vector<F, N>>,
+        v: &Tensor<Vector<F, N>>,
+        new_k: &Tensor<Vector<F, N>>,
+        new_v: &Tensor<Vector<F, N>>,
+        score: &[f32],
+        new_scores: &Tensor<f32>,
+        places: &[i32],
+        start: usize,
+        stop: usize,
+        k_rows: &mut Shared<[Row4]>,
+        v_rows: &mut Shared<[Row4]>,
+        key_scores: &mut Shared<[f32]>,
+        slots: &mut Slots,
+        not_finite: &mut Shared<[u32]>,
+        flag: usize,
+        #[comptime] bp: DecodeBlueprint,
+    ) {
+        let (tile, paged) = comptime!((bp.tile, bp.paged));
+        let rows = comptime!(bp.tile.inner_rows());
+        let mut row = UNIT_POS as usize;
+        while row < rows {
+            let key = start + row;
+            let mut value = 0.0f32;
+            let mut first = 0usize;
+            let mut end = 0usize;
+            if key < stop {
+                if key >= self.held {
+                    first = key - self.held;
+                }
+                if comptime!(!paged) {
+                    value = self.score(score, new_scores, key);
+                }
+                end = self.end(places, key, first, value, paged);
+            }
+            slots.set_key(row, first as i32, end as i32);
+            key_scores[row] = value;
+            row += comptime!(tile.units());
+        }
+
+        let vectors = comptime!(tile.vectors());
+        let mut item = UNIT_POS as usize;
+        while item < comptime!(bp.tile.inner_rows() * bp.tile.vectors()) {
+            let (row, vector) = (item / vectors, item % vectors);
+            let key = start + row;
+            let mut own_k = Row4::new(0.0f32);
+            let mut own_v = Row4::new(0.0f32);
+            if key < stop && vector < comptime!(bp.tile.head_dim / 4) {
+                if key < self.held {
+                    let at = self.cached(k, places, key, paged);
+                    own_k = load_vector::<F, N>(k, at, vector);
+                    own_v = load_vector::<F, N>(v, at, vector);
+                } else {
+                    let token = key - self.held;
+                    own_k = load_vector::<F, N>(new_k, self.new_row(new_k, token), vector);
+                    own_v = load_vector::<F, N>(new_v, self.new_row(new_v, token), vector);
+                }
+                if !is_finite4(own_v) {
+                    not_finite[flag] = 1u32;
+                }
+            }
+            k_rows[row * comptime!(bp.tile.row_stride()) + vector] = own_k;
+            v_rows[row * comptime!(bp.tile.row_stride()) + vector] = own_v;
+            item += comptime!(tile.units());
+        }
+    }
+}

@@ -1,0 +1,406 @@
+//! Decode steps against the last rows of the oracle's forward pass.
+
+use super::{PageCache, SlotCache};
+use crate::decode::keys::DecodeBlueprint;
+use crate::decode::launch::{Plan, Step};
+use crate::tile::testing::{Output, Placement, client, upload};
+use crate::tile::{Blueprint, micro};
+use crate::{Tokens, decode, decode_pages};
+use cubecl::client::Client;
+use flash_dma_problem::{AttentionError, AttentionOptions, CacheShape, ElementType, Problem};
+use flash_dma_reference::compare::{OUTPUT, compare, compare_lse};
+use flash_dma_reference::generate::{Scores, inputs};
+use flash_dma_reference::{Inputs, select};
+
+const F32: ElementType = ElementType::F32;
+
+/// A sequence that is decoded in pieces.
+#[derive(Clone, Debug)]
+struct Case {
+    batch: usize,
+    heads: [usize; 2],
+    len: usize,
+    head_dim: usize,
+    element: ElementType,
+    /// `None` is a cache of pages.
+    window: Option<usize>,
+    scores: Scores,
+    options: AttentionOptions,
+    placement: Placement,
+    /// Parts of the keys; `None` leaves them to the rule.
+    parts: Option<usize>,
+    /// Tokens of the steps, in turns.
+    pieces: Vec<usize>,
+}
+
+fn case(heads: [usize; 2], len: usize, head_dim: usize, window: Option<usize>) -> Case {
+    Case {
+        batch: 2,
+        heads,
+        len,
+        head_dim,
+        element: F32,
+        window,
+        scores: Scores::Normal,
+        options: AttentionOptions::new(),
+        placement: Placement::Contiguous,
+        parts: None,
+        pieces: vec![1],
+    }
+}
+
+/// The tokens `from..to` of `[rows, len, width]`.
+fn tokens(values: &[f64], [rows, len, width]: [usize; 3], from: usize, to: usize) -> Vec<f64> {
+    let row = |r: usize| &values[(r * len + from) * width..(r * len + to) * width];
+    (0..rows).flat_map(|r| row(r).to_vec()).collect()
+}
+
+impl Case {
+    /// Everything that is decoded.
+    fn inputs(&self, seed: u64) -> Inputs {
+        let q = [self.batch, self.heads[0], self.len, self.head_dim];
+        let k = [self.batch, self.heads[1], self.len, self.head_dim];
+        let options = AttentionOptions {
+            keep_window: self.window,
+            ..self.options
+        };
+        let scores = self.window.map(|_| &k[..3]);
+        let problem = Problem::new(&q, &k, &k, scores, self.element, &options).unwrap();
+        inputs(problem, self.scores, 1.0, seed)
+    }
+
+    /// Decodes it and compares each step with the oracle's last rows, and the live sets with its selection.
+    fn check(&self, seed: u64) {
+        self.check_inputs(&self.inputs(seed));
+    }
+
+    fn check_inputs(&self, all: &Inputs) {
+        let (p, client) = (&all.problem, client());
+        let [kv, dim] = [p.batch * p.kv_heads, p.head_dim];
+        let slots = self.window.map(|window| {
+            let shape = CacheShape::slots(p.batch, p.kv_heads, window, dim, p.element);
+            SlotCache::new(&client, shape.unwrap())
+        });
+        let max_pages = self.len.div_ceil(8);
+        let sizes = [max_pages * p.batch + 1, 8, max_pages];
+        let shape = CacheShape::pages(p.batch, p.kv_heads, sizes, dim, p.element).unwrap();
+        let pages = PageCache::new(&client, shape, max_pages, sizes[0]);
+        let mut from = 0;
+        for &piece in self.pieces.iter().cycle() {
+            let to = (from + piece).min(self.len);
+            let part = |values: &[f64], rows: usize, width: usize, from: usize| {
+                tokens(values, [rows, self.len, width], from, to)
+            };
+            let scores = |from| (all.scores.as_ref()).map(|scores| part(scores, kv, 1, from));
+            let q = [p.batch, p.q_heads, to - from, dim];
+            let k = [p.batch, p.kv_heads, to, dim];
+            let options = AttentionOptions {
+                keep_window: self.window,
+                ..self.options
+            };
+            let z = self.window.map(|_| &k[..3]);
+            let prefix = Inputs {
+                problem: Problem::new(&q, &k, &k, z, p.element, &options).unwrap(),
+                q: part(&all.q, p.batch * p.q_heads, dim, from),
+                k: part(&all.k, kv, dim, 0),
+                v: part(&all.v, kv, dim, 0),
+                scores: scores(0),
+            };
+
+            let new = [p.batch, p.kv_heads, to - from, dim];
+            let up = |values: &[f64], shape: &[usize]| {
+                upload(&client, values, shape, p.element, self.placement)
+            };
+            let contiguous = Placement::Contiguous;
+            let given = Tokens {
+                k: up(&part(&all.k, kv, dim, from), &new),
+                v: up(&part(&all.v, kv, dim, from), &new),
+                scores: scores(from).map(|z| upload(&client, &z, &new[..3], F32, contiguous)),
+            };
+            let out = Output::new(&client, &q, p.element);
+            let lse = Output::new(&client, &q[..3], F32);
+            let (o, l) = (out.binding(), lse.binding());
+            let query = up(&prefix.q, &q);
+            let cache = slots.as_ref().map_or(pages.shape, |s| s.shape);
+            let z = self.window.map(|_| &new[..3]);
+            let problem = cache
+                .decode(&q, &new, &new, z, p.element, from, &options)
+                .unwrap();
+            match &slots {
+                Some(cache) => self.run(
+                    &client,
+                    &problem,
+                    Step::slots(query, cache.slots(), given, o, l),
+                ),
+                None => self.run(
+                    &client,
+                    &problem,
+                    Step::pages(query, pages.pages(), given, o, l),
+                ),
+            }
+
+            let context = || format!("tokens {from}..{to} of {self:?}");
+            let (exact, naive) = (prefix.forward(), prefix.naive_forward());
+            let got = out.read(&client);
+            compare("out", &q, &got, &exact.out, &naive.out, p.element, OUTPUT)
+                .unwrap_or_else(|failure| panic!("{failure}\n{}", context()));
+            compare_lse(&q[..3], &lse.read(&client), &exact.lse)
+                .unwrap_or_else(|failure| panic!("{failure}\n{}", context()));
+            if let (Some(cache), Some(window)) = (&slots, self.window) {
+                let want: Vec<Vec<usize>> = (prefix.scores.iter().flat_map(|z| z.chunks(to)))
+                    .map(|head| select::selected(head, window, to as i64 - 1))
+                    .collect();
+                assert_eq!(cache.live(&client), want, "{}", context());
+            }
+            from = to;
+            if from == self.len {
+                return;
+            }
+        }
+    }
+
+    fn run(&self, client: &Client, problem: &crate::DecodeProblem, step: Step) {
+        let mut plan = Plan::choose(client, problem, &step).unwrap();
+        plan.parts = self.parts.unwrap_or(plan.parts);
+        step.run(client, problem, plan).unwrap();
+    }
+}
+
+#[test]
+fn a_token_at_a_time_equals_the_full_pass() {
+    for (seed, scores) in Scores::ALL.into_iter().enumerate() {
+        for window in [1, 6, 100] {
+            let case = Case {
+                scores,
+                ..case([4, 2], 40, 8, Some(window))
+            };
+            case.check(seed as u64);
+        }
+    }
+}
+
+#[test]
+fn several_tokens_see_what_each_would_alone() {
+    for (seed, scores) in Scores::ALL.into_iter().enumerate() {
+        for window in [1, 5, 17, 100] {
+            let case = Case {
+                scores,
+                pieces: vec![16, 3, 1, 7, 2, 13],
+                ..case([2, 1], 58, 8, Some(window))
+            };
+            case.check(seed as u64);
+        }
+    }
+}
+
+#[test]
+fn groups_and_head_dimensions_match_the_oracle() {
+    for (heads, head_dim, batch) in [
+        ([1, 1], 32, 2),
+        ([4, 2], 64, 1),
+        ([4, 1], 128, 1),
+        ([8, 1], 96, 1),
+        ([16, 2], 40, 1),
+        ([2, 2], 256, 1),
+    ] {
+        for window in [Some(9), None] {
+            for pieces in [vec![1], vec![4, 9]] {
+                let case = Case {
+                    batch,
+                    pieces,
+                    ..case(heads, 23, head_dim, window)
+                };
+                case.check(head_dim as u64);
+            }
+        }
+    }
+}
+
+#[test]
+fn types_options_and_strides_match_the_oracle() {
+    for (element, placement) in [
+        (ElementType::F16, Placement::TokenMajor),
+        (ElementType::Bf16, Placement::Gaps),
+        (F32, Placement::TokenMajor),
+    ] {
+        for window in [Some(7), None] {
+            let case = Case {
+                element,
+                placement,
+                options: AttentionOptions::new().with_softcap(2.0).with_scale(0.7),
+                pieces: vec![1, 5],
+                ..case([4, 2], 31, 24, window)
+            };
+            case.check(11);
+        }
+    }
+}
+
+#[test]
+fn parts_of_the_keys_add_up() {
+    for parts in [2, 3, 11] {
+        for window in [Some(30), Some(3), None] {
+            let case = Case {
+                parts: Some(parts),
+                scores: Scores::Padded,
+                pieces: vec![1, 2, 16],
+                ..case([4, 2], 70, 16, window)
+            };
+            case.check(parts as u64);
+        }
+    }
+}
+
+#[test]
+fn cooperating_units_match_the_oracle() {
+    let case = case([4, 2], 20, 24, Some(6));
+    let all = case.inputs(5);
+    let p = &all.problem;
+    let tile = Blueprint::with_micro(micro(2, 2, 2, 4), p);
+    let client = client();
+    let dim = p.head_dim;
+    let shape = CacheShape::slots(p.batch, p.kv_heads, 6, dim, F32).unwrap();
+    let cache = SlotCache::new(&client, shape);
+    let options = AttentionOptions::new().with_keep_window(6);
+    for from in (0..20).step_by(5) {
+        let kv = p.batch * p.kv_heads;
+        let part =
+            |values: &[f64], rows, width, from| tokens(values, [rows, 20, width], from, from + 5);
+        let (q, new) = ([2, 4, 5, dim], [2, 2, 5, dim]);
+        let up = |values: &[f64], shape: &[usize]| {
+            upload(&client, values, shape, F32, Placement::Contiguous)
+        };
+        let query = part(&all.q, p.batch * p.q_heads, dim, from);
+        let given = Tokens {
+            k: up(&part(&all.k, kv, dim, from), &new),
+            v: up(&part(&all.v, kv, dim, from), &new),
+            scores: Some(up(
+                &part(all.scores.as_ref().unwrap(), kv, 1, from),
+                &new[..3],
+            )),
+        };
+        let (out, lse) = (
+            Output::new(&client, &q, F32),
+            Output::new(&client, &q[..3], F32),
+        );
+        let z = Some(&new[..3]);
+        let problem = shape
+            .decode(&q, &new, &new, z, F32, from, &options)
+            .unwrap();
+        let step = Step::slots(
+            up(&query, &q),
+            cache.slots(),
+            given,
+            out.binding(),
+            lse.binding(),
+        );
+        let blueprint = DecodeBlueprint { tile, paged: false };
+        step.run(
+            &client,
+            &problem,
+            Plan {
+                blueprint,
+                parts: 2,
+            },
+        )
+        .unwrap();
+
+        let to = from + 5;
+        let k = [2, 2, to, dim];
+        let whole = |values: &[f64], width| tokens(values, [kv, 20, width], 0, to);
+        let prefix = Inputs {
+            problem: Problem::new(&q, &k, &k, Some(&k[..3]), F32, &options).unwrap(),
+            q: query,
+            k: whole(&all.k, dim),
+            v: whole(&all.v, dim),
+            scores: all.scores.as_ref().map(|z| whole(z, 1)),
+        };
+        let (exact, naive) = (prefix.forward(), prefix.naive_forward());
+        compare(
+            "out",
+            &q,
+            &out.read(&client),
+            &exact.out,
+            &naive.out,
+            F32,
+            OUTPUT,
+        )
+        .unwrap_or_else(|failure| panic!("{failure}"));
+    }
+}
+
+#[test]
+fn what_is_not_attended_to_leaves_no_trace() {
+    for window in [Some(4), None] {
+        let case = Case {
+            scores: Scores::Decreasing,
+            pieces: vec![1, 6],
+            ..case([2, 1], 30, 8, window)
+        };
+        let mut all = case.inputs(3);
+        // Keys 9 and 20 of the first sequence: never alive with four slots, ones that all see with pages.
+        for key in [9, 20] {
+            all.k[key * 8 + 3] = f64::NAN;
+            all.v[key * 8 + 5] = f64::INFINITY;
+        }
+        case.check_inputs(&all);
+        // Increasing scores: each is alive for four tokens.
+        let case = Case {
+            scores: Scores::Increasing,
+            ..case
+        };
+        let mut all = case.inputs(3);
+        all.v[9 * 8 + 5] = f64::NAN;
+        all.v[20 * 8 + 5] = f64::NEG_INFINITY;
+        case.check_inputs(&all);
+    }
+}
+
+#[test]
+fn a_refused_step_leaves_the_cache_as_it_was() {
+    let client = client();
+    let shape = CacheShape::slots(1, 1, 3, 8, F32).unwrap();
+    let cache = SlotCache::new(&client, shape);
+    let new = [1, 1, 2, 8];
+    let options = AttentionOptions::new().with_keep_window(3);
+    let problem = shape
+        .decode(&new, &new, &new, Some(&new[..3]), F32, 0, &options)
+        .unwrap();
+    let up = |shape: &[usize]| {
+        let values = vec![1.0; shape.iter().product()];
+        upload(&client, &values, shape, F32, Placement::Contiguous)
+    };
+    let given = |len: usize| Tokens {
+        k: up(&[1, 1, len, 8]),
+        v: up(&new),
+        scores: Some(up(&new[..3])),
+    };
+    let (out, lse) = (
+        Output::new(&client, &new, F32),
+        Output::new(&client, &new[..3], F32),
+    );
+    let step = |q: &[usize], tokens| {
+        decode(
+            &client,
+            &problem,
+            up(q),
+            cache.slots(),
+            tokens,
+            out.binding(),
+            lse.binding(),
+        )
+    };
+    let error = step(&new, given(3)).unwrap_err();
+    assert_eq!(error.to_string(), "k must have size 2 on axis 2, but has 3");
+    let error = step(&[1, 1, 1, 8], given(2)).unwrap_err();
+    assert!(matches!(error, AttentionError::Shape { .. }), "{error}");
+    let pages = CacheShape::pages(1, 1, [3, 8, 2], 8, F32).unwrap();
+    let pages = PageCache::new(&client, pages, 2, 3);
+    let (o, l) = (out.binding(), lse.binding());
+    let error = decode_pages(&client, &problem, up(&new), pages.pages(), given(2), o, l);
+    assert_eq!(error.unwrap_err(), AttentionError::CacheScores);
+    assert_eq!(cache.live(&client), [[0usize; 0]]);
+    assert!(out.read(&client).iter().all(|x| x.is_nan()));
+    step(&new, given(2)).unwrap();
+    assert_eq!(cache.live(&client), [[0, 1]]);
+}
