@@ -45,6 +45,8 @@ macro_rules! masked_engines {
         mod $test {
             $crate::engine_tests!($test:
                 [all()] cpu = Cpu,
+                [feature = "flex"] burn_flex = BurnOnFlex,
+                [feature = "cuda"] burn_cuda = BurnOnCuda,
             );
         }
     )*};

@@ -83,8 +83,18 @@ pub fn forward<B: Backend>(
         );
         return (zeros::<B>(problem.q_shape(), &device, element), lse);
     }
-    let bools = bool_dtype::<B>(&device);
-    let logits = Logits::<B>::new(q, k, selection, &problem);
+    let logits = Logits::<B>::selected(q, k, selection, &problem);
+    attend::<B>(logits, v, element, &problem)
+}
+
+/// The output, of type `element`, and the LSE of logits.
+pub(crate) fn attend<B: Backend>(
+    logits: Logits<B>,
+    v: FloatTensor<B>,
+    element: FloatDType,
+    problem: &Problem,
+) -> (FloatTensor<B>, FloatTensor<B>) {
+    let bools = bool_dtype::<B>(&v.device());
     let rows = logits.row_shape();
     let masked = B::float_mask_fill(
         logits.logits,
@@ -144,12 +154,34 @@ pub fn backward<B: Backend>(
             },
         };
     }
-    let bools = bool_dtype::<B>(&device);
     let has_scores = matches!(selection, Selection::Scored { .. });
-    let logits = Logits::<B>::new(q.clone(), k.clone(), selection, &problem);
+    let logits = Logits::<B>::selected(q.clone(), k.clone(), selection, &problem);
+    let ([q, k, v], grad_logits) = gradients::<B>(logits, [q, k, v], saved, &problem);
+    AttentionGrads {
+        q,
+        k,
+        v,
+        scores: if has_scores {
+            let sum = B::float_sum_dim(grad_logits, 2);
+            OptionalFloat::Some(B::float_reshape(sum, Shape::new(problem.scores_shape())))
+        } else {
+            OptionalFloat::None
+        },
+    }
+}
+
+/// The gradients of q, k, v, in the type of q, and those of the logits, shaped as [`Logits`].
+pub(crate) fn gradients<B: Backend>(
+    logits: Logits<B>,
+    [q, k, v]: [FloatTensor<B>; 3],
+    saved: Saved<B>,
+    problem: &Problem,
+) -> ([FloatTensor<B>; 3], FloatTensor<B>) {
+    let element: FloatDType = q.dtype().into();
+    let bools = bool_dtype::<B>(&q.device());
     let rows = logits.row_shape();
     let pairs = logits.logits.shape();
-    let grouped = |t| grouped::<B>(to_f32::<B>(t), &problem);
+    let grouped = |t| grouped::<B>(to_f32::<B>(t), problem);
     let (q, out, grad_out) = (grouped(q), grouped(saved.out), grouped(saved.grad_out));
     let (k, v) = (to_f32::<B>(k), to_f32::<B>(v));
     let lse = B::float_reshape(saved.lse, rows.clone());
@@ -168,7 +200,7 @@ pub fn backward<B: Backend>(
         delta = B::float_sub(delta, B::float_reshape(grad_lse, rows));
     }
     let ds = keep(B::float_mul(p.clone(), B::float_sub(dp, delta)));
-    let grad_scores = has_scores.then(|| B::float_sum_dim(ds.clone(), 2));
+    let grad_logits = ds.clone();
     let ds = match logits.tanh {
         None => ds,
         Some(tanh) => {
@@ -186,57 +218,37 @@ pub fn backward<B: Backend>(
     let grad_k = masked_matmul::<B>(B::float_transpose(ds), selected_t.clone(), q);
     let grad_v = masked_matmul::<B>(B::float_transpose(p), selected_t, grad_out);
     let finish = |t, shape| B::float_cast(B::float_reshape(t, Shape::new(shape)), element);
-    AttentionGrads {
-        q: finish(grad_q, problem.q_shape()),
-        k: finish(grad_k, problem.kv_shape()),
-        v: finish(grad_v, problem.kv_shape()),
-        scores: match grad_scores {
-            None => OptionalFloat::None,
-            Some(t) => OptionalFloat::Some(B::float_reshape(t, Shape::new(problem.scores_shape()))),
-        },
-    }
+    let grads = [
+        finish(grad_q, problem.q_shape()),
+        finish(grad_k, problem.kv_shape()),
+        finish(grad_v, problem.kv_shape()),
+    ];
+    (grads, grad_logits)
 }
 
 /// The dense logits of a problem, `[batch, kv_heads, group * q_len, k_len]`: the query heads of a
 /// group are rows of their key/value head.
-struct Logits<B: Backend> {
-    logits: FloatTensor<B>,
+pub(crate) struct Logits<B: Backend> {
+    pub(crate) logits: FloatTensor<B>,
     /// Whether the query attends to the key.
-    selected: BoolTensor<B>,
+    pub(crate) selected: BoolTensor<B>,
     /// `tanh` of the scaled product over the cap.
-    tanh: Option<FloatTensor<B>>,
+    pub(crate) tanh: Option<FloatTensor<B>>,
 }
 
 impl<B: Backend> Logits<B> {
-    fn new(q: FloatTensor<B>, k: FloatTensor<B>, selection: Selection<B>, p: &Problem) -> Self {
+    fn selected(
+        q: FloatTensor<B>,
+        k: FloatTensor<B>,
+        selection: Selection<B>,
+        p: &Problem,
+    ) -> Self {
         let device = q.device();
         let bools = bool_dtype::<B>(&device);
-        let q = grouped::<B>(to_f32::<B>(q), p);
-        let k = to_f32::<B>(k);
-        let x = B::float_mul_scalar(B::float_matmul(q, B::float_transpose(k)), p.scale.into());
-        let (x, tanh) = match p.softcap {
-            None => (x, None),
-            Some(cap) => {
-                let tanh = B::float_tanh(B::float_div_scalar(x, cap.into()));
-                (B::float_mul_scalar(tanh.clone(), cap.into()), Some(tanh))
-            }
-        };
-
+        let (x, tanh) = products::<B>(q, k, p);
         let square = Shape::new([p.batch, p.kv_heads, p.q_len, p.k_len]);
-        let positions = B::int_arange(0..p.q_len as i64, &device, IntDType::I32);
-        let positions = if p.causal {
-            let shift = p.k_len as i64 - p.q_len as i64;
-            B::int_add_scalar(positions, shift.into())
-        } else {
-            B::int_full(
-                Shape::new([p.q_len]),
-                (p.k_len as i64 - 1).into(),
-                &device,
-                IntDType::I32,
-            )
-        };
-        let keys = B::int_arange(0..p.k_len as i64, &device, IntDType::I32);
-        let (position, key) = axis_pair::<B>(positions, keys, square.clone());
+        let (position, key) =
+            positions_and_keys::<B>([p.q_len, p.k_len], p.causal, &device, square.clone());
         let visible = B::int_lower_equal(key, position.clone(), bools);
         let (logits, selected) = match selection {
             Selection::All => (x, visible),
@@ -277,6 +289,47 @@ impl<B: Backend> Logits<B> {
         let [batch, heads, rows, _] = self.logits.shape().dims();
         Shape::new([batch, heads, rows, 1])
     }
+}
+
+/// The scaled, and maybe capped, products `[batch, kv_heads, group * q_len, k_len]`, and with a cap their `tanh`.
+pub(crate) fn products<B: Backend>(
+    q: FloatTensor<B>,
+    k: FloatTensor<B>,
+    p: &Problem,
+) -> (FloatTensor<B>, Option<FloatTensor<B>>) {
+    let q = grouped::<B>(to_f32::<B>(q), p);
+    let k = to_f32::<B>(k);
+    let x = B::float_mul_scalar(B::float_matmul(q, B::float_transpose(k)), p.scale.into());
+    match p.softcap {
+        None => (x, None),
+        Some(cap) => {
+            let tanh = B::float_tanh(B::float_div_scalar(x, cap.into()));
+            (B::float_mul_scalar(tanh.clone(), cap.into()), Some(tanh))
+        }
+    }
+}
+
+/// The position of each row and the index of each column, as tensors of a shape of four axes.
+pub(crate) fn positions_and_keys<B: Backend>(
+    [q_len, k_len]: [usize; 2],
+    causal: bool,
+    device: &B::Device,
+    shape: Shape,
+) -> (IntTensor<B>, IntTensor<B>) {
+    let positions = B::int_arange(0..q_len as i64, device, IntDType::I32);
+    let positions = if causal {
+        let shift = k_len as i64 - q_len as i64;
+        B::int_add_scalar(positions, shift.into())
+    } else {
+        B::int_full(
+            Shape::new([q_len]),
+            (k_len as i64 - 1).into(),
+            device,
+            IntDType::I32,
+        )
+    };
+    let keys = B::int_arange(0..k_len as i64, device, IntDType::I32);
+    axis_pair::<B>(positions, keys, shape)
 }
 
 /// `weights . values` over the selected pairs only.
@@ -350,11 +403,11 @@ fn axis_pair<B: Backend>(
     )
 }
 
-fn to_f32<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+pub(crate) fn to_f32<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     B::float_cast(tensor, FloatDType::F32)
 }
 
-fn zeros<B: Backend>(
+pub(crate) fn zeros<B: Backend>(
     shape: impl Into<Shape>,
     device: &B::Device,
     dtype: FloatDType,
@@ -362,6 +415,6 @@ fn zeros<B: Backend>(
     B::float_zeros(shape.into(), device, dtype)
 }
 
-fn bool_dtype<B: Backend>(device: &B::Device) -> BoolDType {
+pub(crate) fn bool_dtype<B: Backend>(device: &B::Device) -> BoolDType {
     get_or_init_device_settings::<B>(device).bool_dtype
 }

@@ -2,7 +2,7 @@
 
 use crate::ops::{DynamicMaskOps, Selection};
 use crate::selection::{Intervals, scores_as_f32, try_select};
-use crate::validate::{element_type, expect, same_device};
+use crate::validate::{expect, rows_element, same_device, supported};
 use crate::zoh::try_zoh_scores;
 use burn::backend::Dispatch;
 use burn::backend::tensor::FloatTensor;
@@ -237,33 +237,23 @@ impl Call {
         scores: Option<Tensor<3>>,
         options: AttentionOptions,
     ) -> Result<Self, AttentionError> {
-        let element = element_type(TensorName::Query, &q)?;
-        for (name, tensor) in [(TensorName::Key, &k), (TensorName::Value, &v)] {
-            let actual = element_type(name, tensor)?;
-            if actual != element {
-                return Err(AttentionError::element_type(name, element, actual));
-            }
-        }
+        let rows = [q, k, v];
+        let element = rows_element(&rows)?;
         let scores_shape = scores.as_ref().map(Tensor::dims);
         let problem = Problem::new(
-            &q.dims(),
-            &k.dims(),
-            &v.dims(),
+            &rows[0].dims(),
+            &rows[1].dims(),
+            &rows[2].dims(),
             scores_shape.as_ref().map(<[usize; 3]>::as_slice),
             element,
             &options,
         )?;
-        let device = q.device();
-        same_device(&device, TensorName::Key, k.device())?;
-        same_device(&device, TensorName::Value, v.device())?;
+        let device = supported(&rows, element)?;
         if let Some(scores) = &scores {
             same_device(&device, TensorName::Scores, scores.device())?;
         }
-        if !device.supports_dtype(q.dtype()) {
-            let what = format!("arithmetic in {element}");
-            return Err(AttentionError::Unsupported { what });
-        }
         let scores = scores.map(scores_as_f32).transpose()?;
+        let [q, k, v] = rows;
         Ok(Self {
             q,
             k,

@@ -61,6 +61,7 @@
 mod backends;
 pub mod fallback;
 mod functions;
+pub mod masked;
 pub mod nn;
 // A build without a backend dispatches to nothing, so nothing reads what is passed.
 #[cfg_attr(
@@ -73,13 +74,19 @@ mod validate;
 mod zoh;
 
 pub use flash_dma_problem::{
-    AttentionError, AttentionOptions, ElementType, Interval, Problem, TensorName, cost,
+    AttentionError, AttentionOptions, ElementType, Interval, MaskedProblem, PlanGeometry, Problem,
+    TensorName, cost,
 };
 pub use functions::{
     attention, attention_with_lse, dynamic_mask_attention, dynamic_mask_attention_with_intervals,
     dynamic_mask_attention_with_lse, flash_dma_attention, try_attention, try_attention_with_lse,
     try_dynamic_mask_attention, try_dynamic_mask_attention_with_intervals,
     try_dynamic_mask_attention_with_lse, try_flash_dma_attention,
+};
+pub use masked::{
+    AttentionMask, TilePlan, masked_attention, masked_attention_with_lse,
+    masked_attention_with_plan, try_masked_attention, try_masked_attention_with_lse,
+    try_masked_attention_with_plan,
 };
 pub use selection::{Intervals, select, try_select};
 pub use zoh::{try_zoh_scores, zoh_scores};

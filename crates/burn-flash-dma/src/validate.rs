@@ -20,6 +20,34 @@ pub(crate) fn element_type<const D: usize>(
     }
 }
 
+/// The element type of q, k and v, which is one.
+pub(crate) fn rows_element(rows: &[Tensor<4>; 3]) -> Result<ElementType, AttentionError> {
+    let names = [TensorName::Query, TensorName::Key, TensorName::Value];
+    let element = element_type(names[0], &rows[0])?;
+    for (name, tensor) in names.into_iter().zip(rows) {
+        let actual = element_type(name, tensor)?;
+        if actual != element {
+            return Err(AttentionError::element_type(name, element, actual));
+        }
+    }
+    Ok(element)
+}
+
+/// The device of q, which k and v are on, too, and which computes on their element type.
+pub(crate) fn supported(
+    rows: &[Tensor<4>; 3],
+    element: ElementType,
+) -> Result<Device, AttentionError> {
+    let device = rows[0].device();
+    same_device(&device, TensorName::Key, rows[1].device())?;
+    same_device(&device, TensorName::Value, rows[2].device())?;
+    if !device.supports_dtype(rows[0].dtype()) {
+        let what = format!("arithmetic in {element}");
+        return Err(AttentionError::Unsupported { what });
+    }
+    Ok(device)
+}
+
 /// Casts a tensor of a supported type up to f32: exact, and differentiable.
 pub(crate) fn as_f32<const D: usize>(
     name: TensorName,

@@ -118,8 +118,8 @@ pub enum AttentionError {
         /// Causal masking of the options.
         options: bool,
     },
-    /// A bias without a buffer for its gradient, or such a buffer without a bias.
-    #[error("the gradient of the bias needs a buffer exactly if there is a bias")]
+    /// A buffer for the gradient of a bias without a bias.
+    #[error("the gradient of the bias has a buffer, but there is no bias")]
     BiasGradient,
     /// `q_heads` is no positive multiple of `kv_heads`.
     #[error("the {q_heads} query heads are no positive multiple of the {kv_heads} key/value heads")]

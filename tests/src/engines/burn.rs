@@ -19,7 +19,7 @@ pub trait Backend: Send + Sync + 'static {
 
 /// The extension on one backend.
 pub struct Burn<B> {
-    device: Device,
+    pub(crate) device: Device,
     backend: PhantomData<B>,
 }
 
@@ -31,7 +31,7 @@ fn dtype(element: ElementType) -> DType {
     }
 }
 
-fn tensor<const R: usize>(
+pub(crate) fn tensor<const R: usize>(
     values: Vec<f32>,
     shape: [usize; R],
     element: ElementType,
@@ -68,7 +68,7 @@ fn upload<const R: usize>(raw: &Raw, device: &Device) -> Tensor<R> {
     tensor.permute(order)
 }
 
-fn download<const R: usize>(tensor: Tensor<R>) -> Vec<f64> {
+pub(crate) fn download<const R: usize>(tensor: Tensor<R>) -> Vec<f64> {
     let values = tensor.into_data_as::<f32>();
     values.iter::<f32>().map(f64::from).collect()
 }

@@ -1,6 +1,6 @@
 //! The engines of this build.
 
-mod burn;
+pub(crate) mod burn;
 mod cpu;
 mod kernels;
 

@@ -1,5 +1,6 @@
 //! Attention under masks and biases: its cases, their comparison with the oracle, and the engines.
 
+mod burn;
 mod cpu;
 
 use crate::engine::skip;

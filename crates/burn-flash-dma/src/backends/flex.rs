@@ -67,7 +67,7 @@ struct Call {
 }
 
 /// What a tensor may hold here.
-trait Stored: BurnElement + bytemuck::Pod + Default {}
+pub(crate) trait Stored: BurnElement + bytemuck::Pod + Default {}
 impl<T: BurnElement + bytemuck::Pod + Default> Stored for T {}
 
 impl Call {
@@ -175,12 +175,12 @@ impl Call {
 }
 
 /// The functions on `Tensor` have validated the call.
-fn run(result: Result<(), AttentionError>) {
+pub(crate) fn run(result: Result<(), AttentionError>) {
     result.unwrap_or_else(|error| panic!("{error}"));
 }
 
 /// A tensor with non-negative strides and a contiguous last axis.
-fn addressable(tensor: FlexTensor) -> FlexTensor {
+pub(crate) fn addressable(tensor: FlexTensor) -> FlexTensor {
     let layout = tensor.layout();
     let last_is_contiguous = match (layout.shape().last(), layout.strides().last()) {
         (Some(&size), Some(&stride)) => size <= 1 || stride == 1,
@@ -193,7 +193,7 @@ fn addressable(tensor: FlexTensor) -> FlexTensor {
     }
 }
 
-fn view<E: Stored, const R: usize>(tensor: &FlexTensor) -> View<'_, E, R> {
+pub(crate) fn view<E: Stored, const R: usize>(tensor: &FlexTensor) -> View<'_, E, R> {
     let layout = tensor.layout();
     let strides: Vec<usize> = layout.strides().iter().map(|&s| s as usize).collect();
     View {
@@ -205,15 +205,15 @@ fn view<E: Stored, const R: usize>(tensor: &FlexTensor) -> View<'_, E, R> {
     }
 }
 
-fn contiguous<E: Stored>(tensor: &FlexTensor) -> &[E] {
+pub(crate) fn contiguous<E: Stored>(tensor: &FlexTensor) -> &[E] {
     tensor.as_slice().expect("the tensor was made contiguous")
 }
 
-fn buffer<E: Stored, const R: usize>(shape: [usize; R]) -> Vec<E> {
+pub(crate) fn buffer<E: Stored, const R: usize>(shape: [usize; R]) -> Vec<E> {
     vec![E::default(); shape.iter().product()]
 }
 
-fn tensor<E: Stored>(values: Vec<E>, shape: impl Into<Shape>) -> FlexTensor {
+pub(crate) fn tensor<E: Stored>(values: Vec<E>, shape: impl Into<Shape>) -> FlexTensor {
     let layout = Layout::contiguous(shape.into());
     FlexTensor::new(Bytes::from_elems(values), layout, E::dtype())
 }

@@ -5,7 +5,12 @@ mod autodiff;
 #[cfg(feature = "cube")]
 mod cube;
 #[cfg(feature = "flex")]
-mod flex;
+pub(crate) mod flex;
+#[cfg(feature = "autodiff")]
+mod node;
+
+#[cfg(feature = "autodiff")]
+pub(crate) use node::{Pass, record};
 
 /// No engine of its own: the default bodies.
 #[cfg(feature = "ndarray")]

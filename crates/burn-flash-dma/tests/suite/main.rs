@@ -7,6 +7,7 @@ mod cube;
 mod errors;
 mod fallback;
 mod gradients;
+mod masked;
 mod module;
 #[cfg(feature = "ndarray")]
 mod ndarray;

@@ -59,6 +59,6 @@ pub struct MaskedGradients<'a, E> {
     pub k: &'a mut [E],
     /// `[batch, kv_heads, k_len, head_dim]`.
     pub v: &'a mut [E],
-    /// In the bias's own shape; given exactly if the problem has a bias.
+    /// In the bias's own shape, if there is a bias; `None` does not compute it.
     pub bias: Option<&'a mut [f32]>,
 }

@@ -38,7 +38,8 @@ pub(super) fn backward<E: Element>(
         .enumerate()
         .collect();
     // Tasks at once keep a copy of the biases of their rows: heads that share them take turns.
-    let at_once = match problem.bias {
+    let wanted = dbias.is_some();
+    let at_once = match problem.bias.filter(|_| wanted) {
         Some([b, h, q, _]) if q > 1 && (b < p.batch || h < p.kv_heads) => chunks,
         _ => tasks.len(),
     };
@@ -60,7 +61,7 @@ pub(super) fn backward<E: Element>(
                     bits: &bits,
                     head,
                     partial: Partial::new(RangeKeys::new(None, p.k_len, 0, last), p.head_dim),
-                    bias: BiasRows::new(problem, head, &queries),
+                    bias: BiasRows::new(problem.bias.filter(|_| wanted), problem, head, &queries),
                 };
                 with_scratch(|scratch| pass.run(queries, &mut dq, scratch));
                 (pass.partial, pass.bias)
@@ -93,9 +94,15 @@ struct BiasRows {
 }
 
 impl BiasRows {
-    fn new(problem: &MaskedProblem, [batch, kv_head]: [usize; 2], queries: &Range<usize>) -> Self {
+    /// No biases without a shape.
+    fn new(
+        shape: Option<[usize; 4]>,
+        problem: &MaskedProblem,
+        [batch, kv_head]: [usize; 2],
+        queries: &Range<usize>,
+    ) -> Self {
         let group = problem.attention.group();
-        let [b, h, q, keys] = problem.bias.unwrap_or([0; 4]);
+        let [b, h, q, keys] = shape.unwrap_or([0; 4]);
         let each = problem.heads_each(h);
         let heads = if each >= group { 1 } else { group };
         let (rows, first) = if q == 1 {

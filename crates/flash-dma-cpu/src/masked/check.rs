@@ -77,7 +77,7 @@ pub(super) fn gradients<E: Element>(
     buffer(TensorName::GradValue, grads.v, &p.kv_shape())?;
     match (&grads.bias, &problem.bias) {
         (Some(bias), Some(shape)) => buffer(TensorName::GradBias, bias, shape),
-        (None, None) => Ok(()),
-        _ => Err(AttentionError::BiasGradient),
+        (Some(_), None) => Err(AttentionError::BiasGradient),
+        (None, _) => Ok(()),
     }
 }

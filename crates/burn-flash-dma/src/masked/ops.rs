@@ -1,0 +1,171 @@
+//! The operations as a backend extension: what an engine implements, below the `Tensor` API.
+
+use super::fallback;
+use crate::ops::{OptionalFloat, Saved};
+#[cfg(feature = "fusion")]
+use crate::ops::{OptionalFloatMetadata, SavedMetadata};
+use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
+use burn::backend::{Backend, ExtensionType, backend_extension};
+#[cfg(feature = "fusion")]
+use burn::{backend::fusion::custom::TensorSpec, tensor::DType};
+use flash_dma_problem::{MaskedProblem, PlanGeometry};
+
+/// A mask, cut into tiles: see [`PlanGeometry`] for both layouts.
+#[derive(ExtensionType, Debug)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct PlanTensors<B: Backend> {
+    /// `[batch, heads, key_blocks, queries, 2]`, i32: a bit a pair.
+    pub bits: IntTensor<B>,
+    /// `[batch, heads, query_blocks, key_blocks]`, i32: the visible pairs of each block.
+    pub counts: IntTensor<B>,
+}
+
+/// Which keys a query sees, causal masking aside.
+#[derive(ExtensionType, Debug)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub enum OptionalPlan<B: Backend> {
+    /// All.
+    None,
+    /// Those of a mask.
+    Some {
+        /// As [`PlanTensors::bits`].
+        bits: IntTensor<B>,
+        /// As [`PlanTensors::counts`].
+        counts: IntTensor<B>,
+    },
+}
+
+/// The mask and the bias of a call.
+#[derive(ExtensionType, Debug)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct Masking<B: Backend> {
+    /// Present exactly if the problem has a plan.
+    #[extension_type]
+    pub plan: OptionalPlan<B>,
+    /// f32, in the shape that the problem says; present exactly if it has a bias.
+    #[extension_type]
+    pub bias: OptionalFloat<B>,
+}
+
+/// The gradients of the inputs.
+#[derive(ExtensionType, Debug)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct MaskedGrads<B: Backend> {
+    /// `[batch, q_heads, q_len, head_dim]`, the element type of `q`.
+    pub q: FloatTensor<B>,
+    /// `[batch, kv_heads, k_len, head_dim]`, the element type of `q`.
+    pub k: FloatTensor<B>,
+    /// `[batch, kv_heads, k_len, head_dim]`, the element type of `q`.
+    pub v: FloatTensor<B>,
+    /// f32, in the bias's own shape; present exactly if it was asked for.
+    #[extension_type]
+    pub bias: OptionalFloat<B>,
+}
+
+/// Tile plans, forward and backward of attention under a mask and a bias.
+///
+/// Most users want the functions on `Tensor` at the root of the crate: they validate, and these operations
+/// rely on it. The default bodies are plain Burn operations with `O(q_len * k_len)` memory and time; a backend
+/// without an engine of its own needs only `impl MaskedAttentionOps for MyBackend {}`.
+#[backend_extension(
+    Cube: cfg(feature = "cube"),
+    Flex: cfg(feature = "flex"),
+    NdArray: cfg(feature = "ndarray"),
+    Autodiff: cfg(feature = "autodiff"),
+    Fusion: cfg(feature = "fusion"),
+)]
+pub trait MaskedAttentionOps: Backend {
+    /// The tile plan of a mask of the geometry's shape, whose `true` hides a key if `hidden`, else shows it.
+    #[fusion(meta = plan_meta)]
+    fn masked_attention_plan(
+        mask: BoolTensor<Self>,
+        hidden: bool,
+        geometry: PlanGeometry,
+    ) -> PlanTensors<Self> {
+        fallback::plan::<Self>(mask, hidden, geometry)
+    }
+
+    /// `out` `[batch, q_heads, q_len, head_dim]` in the type of `q` and `lse` `[batch, q_heads, q_len]` in
+    /// f32. Under autodiff `lse` is a constant.
+    #[fusion(meta = forward_meta)]
+    fn masked_attention_forward(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        #[extension_type] masking: Masking<Self>,
+        problem: MaskedProblem,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        fallback::forward::<Self>(q, k, v, masking, problem)
+    }
+
+    /// As [`masked_attention_forward`](Self::masked_attention_forward), with an `lse` that is differentiable
+    /// under autodiff.
+    #[fusion(default)]
+    fn masked_attention_forward_with_lse(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        #[extension_type] masking: Masking<Self>,
+        problem: MaskedProblem,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        Self::masked_attention_forward(q, k, v, masking, problem)
+    }
+
+    /// The gradients of the inputs, that of the bias only if `bias_gradient`. First order only: under
+    /// autodiff the results are constants.
+    #[fusion(meta = backward_meta)]
+    fn masked_attention_backward(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        #[extension_type] masking: Masking<Self>,
+        #[extension_type] saved: Saved<Self>,
+        problem: MaskedProblem,
+        bias_gradient: bool,
+    ) -> MaskedGrads<Self> {
+        fallback::backward::<Self>(q, k, v, masking, saved, problem, bias_gradient)
+    }
+}
+
+// Shapes under fusion are taken from here and never compared with what the engine returns.
+
+#[cfg(feature = "fusion")]
+fn plan_meta(_mask: &TensorSpec, _hidden: &bool, geometry: &PlanGeometry) -> PlanTensorsMetadata {
+    PlanTensorsMetadata {
+        bits: TensorSpec::new(geometry.bits_shape().into(), DType::I32),
+        counts: TensorSpec::new(geometry.counts_shape().into(), DType::I32),
+    }
+}
+
+#[cfg(feature = "fusion")]
+fn forward_meta(
+    q: &TensorSpec,
+    _k: &TensorSpec,
+    _v: &TensorSpec,
+    _masking: &MaskingMetadata,
+    problem: &MaskedProblem,
+) -> (TensorSpec, TensorSpec) {
+    let lse = problem.attention.lse_shape();
+    (q.clone(), TensorSpec::new(lse.into(), DType::F32))
+}
+
+#[cfg(feature = "fusion")]
+fn backward_meta(
+    q: &TensorSpec,
+    k: &TensorSpec,
+    v: &TensorSpec,
+    _masking: &MaskingMetadata,
+    _saved: &SavedMetadata,
+    problem: &MaskedProblem,
+    bias_gradient: &bool,
+) -> MaskedGradsMetadata {
+    MaskedGradsMetadata {
+        q: q.clone(),
+        k: k.clone(),
+        v: v.clone(),
+        bias: match problem.bias.filter(|_| *bias_gradient) {
+            None => OptionalFloatMetadata::None,
+            Some(shape) => OptionalFloatMetadata::Some(TensorSpec::new(shape.into(), DType::F32)),
+        },
+    }
+}

@@ -1,0 +1,134 @@
+//! Masks of either polarity, and the tiles that they are cut into.
+
+use super::ops::{MaskedAttentionOps, OptionalPlan};
+use crate::validate::{expect, same_device};
+use burn::backend::Dispatch;
+use burn::tensor::{Bool, Device, Int, Tensor};
+use flash_dma_problem::{AttentionError, PlanGeometry, TensorName};
+
+/// A mask `[batch | 1, q_heads | kv_heads | 1, q_len | 1, k_len | 1]` that says what its `true` means.
+///
+/// Burn's own `attention` hides where its mask is `true`, other libraries show there; here the constructor
+/// names it.
+#[derive(Clone, Debug)]
+pub struct AttentionMask {
+    tensor: Tensor<4, Bool>,
+    hidden: bool,
+}
+
+impl AttentionMask {
+    /// A query sees a key where the tensor is `true`.
+    #[must_use]
+    pub fn visible(tensor: Tensor<4, Bool>) -> Self {
+        Self {
+            tensor,
+            hidden: false,
+        }
+    }
+
+    /// A query does not see a key where the tensor is `true`.
+    #[must_use]
+    pub fn hidden(tensor: Tensor<4, Bool>) -> Self {
+        Self {
+            tensor,
+            hidden: true,
+        }
+    }
+
+    /// Where a query sees a key.
+    #[must_use]
+    pub fn into_visible(self) -> Tensor<4, Bool> {
+        if self.hidden {
+            self.tensor.bool_not()
+        } else {
+            self.tensor
+        }
+    }
+
+    /// Shape of the tensor.
+    #[must_use]
+    pub fn dims(&self) -> [usize; 4] {
+        self.tensor.dims()
+    }
+
+    pub(crate) fn device(&self) -> Device {
+        self.tensor.device()
+    }
+}
+
+/// A mask in the form that attention reads: a bit a pair, and for each block of 16 queries and 64 keys how many
+/// pairs of it are visible, so that empty blocks are skipped and full ones not tested.
+///
+/// A plan is an eighth of its mask in size and needs the mask no more. It serves forward and backward, and
+/// every layer with the same mask: build it once, and pass it to
+/// [`masked_attention_with_plan`](crate::masked_attention_with_plan). Its lengths and causal masking are fixed;
+/// axes that the mask broadcasts stay broadcast.
+#[derive(Clone, Debug)]
+pub struct TilePlan {
+    bits: Tensor<5, Int>,
+    counts: Tensor<4, Int>,
+    geometry: PlanGeometry,
+}
+
+impl TilePlan {
+    /// The plan of a mask for `lengths = [q_len, k_len]`, with bottom-right aligned causal masking on top of it
+    /// if `causal`.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_new`](Self::try_new) returns an error, with its text.
+    #[must_use]
+    pub fn new(mask: AttentionMask, lengths: [usize; 2], causal: bool) -> Self {
+        expect(Self::try_new(mask, lengths, causal))
+    }
+
+    /// As [`new`](Self::new).
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::Broadcast`] if the mask does not broadcast to the lengths, or
+    /// [`AttentionError::TooLarge`].
+    pub fn try_new(
+        mask: AttentionMask,
+        lengths: [usize; 2],
+        causal: bool,
+    ) -> Result<Self, AttentionError> {
+        let geometry = PlanGeometry::new(&mask.dims(), lengths, causal)?;
+        Ok(Self::of(mask, geometry))
+    }
+
+    /// The plan of a mask of a geometry's shape.
+    pub(super) fn of(mask: AttentionMask, geometry: PlanGeometry) -> Self {
+        let tensors =
+            Dispatch::masked_attention_plan(mask.tensor.into_dispatch(), mask.hidden, geometry);
+        Self {
+            bits: Tensor::from_dispatch(tensors.bits),
+            counts: Tensor::from_dispatch(tensors.counts),
+            geometry,
+        }
+    }
+
+    /// What the plan is of.
+    #[must_use]
+    pub fn geometry(&self) -> &PlanGeometry {
+        &self.geometry
+    }
+
+    /// How many pairs of each block are visible, `[batch, heads, q_len / 16, k_len / 64]` (rounded up):
+    /// 0 is an empty block, [`PlanGeometry::pairs`] a full one.
+    #[must_use]
+    pub fn counts(&self) -> &Tensor<4, Int> {
+        &self.counts
+    }
+
+    pub(super) fn check_device(&self, device: &Device) -> Result<(), AttentionError> {
+        same_device(device, TensorName::Plan, self.counts.device())
+    }
+
+    pub(super) fn into_dispatch(self) -> OptionalPlan<Dispatch> {
+        OptionalPlan::Some {
+            bits: self.bits.into_dispatch(),
+            counts: self.counts.into_dispatch(),
+        }
+    }
+}

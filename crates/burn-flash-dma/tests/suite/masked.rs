@@ -1,0 +1,345 @@
+//! Attention under masks and biases: the default bodies against the oracle, the plan, the graph, and what is
+//! refused. The engines themselves are compared with the oracle in the workspace's `tests`.
+
+use crate::case::{dtype, tensor, values};
+use burn::backend::Flex;
+use burn::tensor::{Bool, DType, Device, Distribution, Int, Tensor, TensorData};
+use burn_flash_dma::masked::fallback;
+use burn_flash_dma::masked::ops::{MaskedAttentionOps, Masking, OptionalPlan, PlanTensors};
+use burn_flash_dma::ops::{OptionalFloat, Saved};
+use burn_flash_dma::{
+    AttentionError, AttentionMask, AttentionOptions, ElementType, MaskedProblem, TensorName,
+    TilePlan, masked_attention, masked_attention_with_lse, masked_attention_with_plan,
+    try_masked_attention, try_masked_attention_with_plan,
+};
+use flash_dma_reference::Rng;
+use flash_dma_reference::compare::{GRADIENT, OUTPUT, compare, compare_lse};
+use flash_dma_reference::generate::{gradients, normal};
+use flash_dma_reference::masked::{Broadcast, MaskedInputs};
+
+const SIZES: [usize; 6] = [2, 4, 2, 19, 70, 8];
+
+fn inputs(
+    mask: [usize; 4],
+    bias: [usize; 4],
+    options: &AttentionOptions,
+) -> (MaskedProblem, MaskedInputs) {
+    let [b, hq, hkv, nq, nk, d] = SIZES;
+    let (q, kv) = ([b, hq, nq, d], [b, hkv, nk, d]);
+    let element = ElementType::F32;
+    let problem =
+        MaskedProblem::new(&q, &kv, &kv, Some(&mask), Some(&bias), element, options).unwrap();
+    let mut rng = Rng::new(mask.iter().chain(&bias).sum::<usize>() as u64);
+    let mut draw = |shape: [usize; 4]| normal(shape.iter().product(), 1.0, element, &mut rng);
+    let (q, k, v, values) = (draw(q), draw(kv), draw(kv), draw(bias));
+    let visible = (0..mask.iter().product())
+        .map(|_| rng.uniform() < 0.5)
+        .collect();
+    let inputs = MaskedInputs {
+        problem: problem.attention,
+        q,
+        k,
+        v,
+        visible: Some(Broadcast {
+            shape: mask,
+            values: visible,
+        }),
+        bias: Some(Broadcast {
+            shape: bias,
+            values,
+        }),
+    };
+    (problem, inputs)
+}
+
+#[test]
+fn the_default_bodies_match_the_oracle_and_plan_as_the_engine_does() {
+    let device = Device::flex();
+    let [b, hq, hkv, nq, nk, _] = SIZES;
+    for (n, (mask, bias)) in [
+        ([b, hq, nq, nk], [b, hq, nq, nk]),
+        ([b, hkv, nq, nk], [1, 1, 1, nk]),
+        ([1, 1, nq, nk], [1, hkv, nq, nk]),
+        ([b, 1, 1, nk], [b, 1, nq, 1]),
+        ([1, hkv, nq, 1], [1, hq, 1, 1]),
+        ([1, 1, 1, 1], [b, hkv, 1, nk]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut options = AttentionOptions::new().with_causal(n.is_multiple_of(2));
+        options.softcap = (n == 1).then_some(2.0);
+        let (problem, inputs) = inputs(mask, bias, &options);
+        let p = problem.attention;
+        let primitive = |x: &[f64], shape: [usize; 4]| {
+            let t: Tensor<4> = tensor(x, shape, ElementType::F32, &device);
+            t.try_into_primitive::<Flex>().unwrap()
+        };
+        let [q, k, v] = [&inputs.q, &inputs.k, &inputs.v];
+        let (q, k, v) = (
+            primitive(q, p.q_shape()),
+            primitive(k, p.kv_shape()),
+            primitive(v, p.kv_shape()),
+        );
+        let shown = &inputs.visible.as_ref().unwrap().values;
+        let flags = Tensor::<4, Bool>::from_data(TensorData::new(shown.clone(), mask), &device);
+        let flags = flags.try_into_primitive::<Flex>().unwrap();
+        let geometry = problem.plan.unwrap();
+        let plan = fallback::plan::<Flex>(flags.clone(), false, geometry);
+        let engine = Flex::masked_attention_plan(flags, false, geometry);
+        let ints = |plan: &PlanTensors<Flex>| {
+            let bits = Tensor::<5, Int>::from_primitive::<Flex>(plan.bits.clone());
+            let counts = Tensor::<4, Int>::from_primitive::<Flex>(plan.counts.clone());
+            assert_eq!(
+                (bits.dims(), counts.dims()),
+                (geometry.bits_shape(), geometry.counts_shape())
+            );
+            let read = |data: TensorData| data.iter::<i32>().collect::<Vec<_>>();
+            (read(bits.into_data()), read(counts.into_data()))
+        };
+        assert_eq!(ints(&plan), ints(&engine), "{mask:?}");
+
+        let masking = || Masking::<Flex> {
+            plan: OptionalPlan::Some {
+                bits: plan.bits.clone(),
+                counts: plan.counts.clone(),
+            },
+            bias: OptionalFloat::Some(primitive(&inputs.bias.as_ref().unwrap().values, bias)),
+        };
+        let (out, lse) =
+            fallback::forward::<Flex>(q.clone(), k.clone(), v.clone(), masking(), problem);
+        let (grad_out, grad_lse) = gradients(&p, 3);
+        let grad_lse_tensor: Tensor<3> =
+            tensor(&grad_lse, p.lse_shape(), ElementType::F32, &device);
+        let saved = Saved {
+            out: out.clone(),
+            lse: lse.clone(),
+            grad_out: primitive(&grad_out, p.q_shape()),
+            grad_lse: OptionalFloat::Some(grad_lse_tensor.try_into_primitive::<Flex>().unwrap()),
+        };
+        let grads = fallback::backward::<Flex>(q, k, v, masking(), saved, problem, true);
+        let read = |t| values(Tensor::<4>::from_primitive::<Flex>(t));
+        let OptionalFloat::Some(dbias) = grads.bias else {
+            panic!("it was asked for")
+        };
+        let (exact, naive) = (inputs.forward(), inputs.naive_forward());
+        let back = inputs.backward(&grad_out, Some(&grad_lse));
+        let (naive_back, naive_bias) = inputs.naive_backward(&grad_out, Some(&grad_lse));
+        let e = ElementType::F32;
+        let (qs, ks) = (p.q_shape(), p.kv_shape());
+        let lse = values(Tensor::<3>::from_primitive::<Flex>(lse));
+        compare_lse(&p.lse_shape(), &lse, &exact.lse).unwrap();
+        compare("out", &qs, &read(out), &exact.out, &naive.out, e, OUTPUT).unwrap();
+        compare(
+            "dq",
+            &qs,
+            &read(grads.q),
+            &back.q,
+            &naive_back.q,
+            e,
+            GRADIENT,
+        )
+        .unwrap();
+        compare(
+            "dk",
+            &ks,
+            &read(grads.k),
+            &back.k,
+            &naive_back.k,
+            e,
+            GRADIENT,
+        )
+        .unwrap();
+        compare(
+            "dv",
+            &ks,
+            &read(grads.v),
+            &back.v,
+            &naive_back.v,
+            e,
+            GRADIENT,
+        )
+        .unwrap();
+        let (exact, naive) = (back.bias.unwrap(), naive_bias.unwrap());
+        compare("dbias", &bias, &read(dbias), &exact, &naive, e, GRADIENT).unwrap();
+    }
+}
+
+fn random(shape: [usize; 4], device: &Device) -> Tensor<4> {
+    Tensor::random(shape, Distribution::Normal(0.0, 1.0), device)
+}
+
+/// q, k, v of `[2, 4, 19, 8]` queries and `[2, 2, 70, 8]` keys.
+fn rows(device: &Device) -> [Tensor<4>; 3] {
+    let [b, hq, hkv, nq, nk, d] = SIZES;
+    [[b, hq, nq, d], [b, hkv, nk, d], [b, hkv, nk, d]].map(|shape| random(shape, device))
+}
+
+fn shown(shape: [usize; 4], device: &Device) -> Tensor<4, Bool> {
+    random(shape, device).greater_elem(0.0)
+}
+
+#[test]
+fn a_plan_serves_as_its_mask_does_and_both_polarities_agree() {
+    let device = Device::flex();
+    let [q, k, v] = rows(&device);
+    let options = AttentionOptions::new();
+    let mask = shown([1, 2, 19, 70], &device);
+    let attend = |mask| {
+        let out = masked_attention(q.clone(), k.clone(), v.clone(), Some(mask), None, options);
+        values(out)
+    };
+    let visible = attend(AttentionMask::visible(mask.clone()));
+    assert_eq!(
+        visible,
+        attend(AttentionMask::hidden(mask.clone().bool_not()))
+    );
+    let hidden = AttentionMask::hidden(mask.clone().bool_not());
+    assert_eq!(
+        hidden.clone().into_visible().into_data(),
+        mask.clone().into_data()
+    );
+    let plan = TilePlan::new(hidden, [19, 70], true);
+    for _ in 0..2 {
+        let out = masked_attention_with_plan(q.clone(), k.clone(), v.clone(), &plan, None, options);
+        assert_eq!(values(out), visible);
+    }
+}
+
+/// A bias of 16 bits or with strides of 0 is read as what it means, and has a gradient of its own shape and type.
+#[test]
+fn a_bias_may_be_all_that_is_trained() {
+    let device = Device::flex().autodiff();
+    let [q, k, v] = rows(&device);
+    for element in [ElementType::F32, ElementType::Bf16] {
+        let bias = random([1, 2, 1, 70], &device)
+            .cast(dtype(element))
+            .require_grad();
+        let expanded = bias.clone().expand([2, 2, 19, 70]);
+        let options = AttentionOptions::new();
+        let attend = |bias| {
+            let (q, k, v) = (q.clone(), k.clone(), v.clone());
+            masked_attention_with_lse(q, k, v, None, Some(bias), options)
+        };
+        let (out, lse) = attend(bias.clone());
+        let (same, _) = attend(expanded.clone());
+        let same_values: Vec<f64> = values(same.clone().inner());
+        assert_eq!(values(out.clone().inner()), same_values);
+        let grads = (out.sum() + lse.sum()).backward();
+        let grad = bias.grad(&grads).unwrap();
+        assert_eq!((grad.dims(), grad.dtype()), ([1, 2, 1, 70], dtype(element)));
+        assert!(values(grad).iter().any(|&x| x != 0.0));
+        assert!(q.grad(&grads).is_none());
+    }
+}
+
+#[test]
+fn whatever_is_tracked_gets_the_same_gradient() {
+    let device = Device::flex().autodiff();
+    let data: Vec<_> = (rows(&device).into_iter())
+        .chain([random([2, 4, 19, 70], &device)])
+        .map(|t| t.into_data())
+        .collect();
+    let mask = shown([2, 1, 1, 70], &device);
+    let run = |tracked: [bool; 4]| {
+        let mut n = 0;
+        let tensors: Vec<Tensor<4>> = (data.iter().zip(tracked))
+            .map(|(data, tracked)| {
+                n += 1;
+                let t = Tensor::from_data(data.clone(), &device);
+                if tracked { t.require_grad() } else { t }
+            })
+            .collect();
+        let [q, k, v, bias] = [0, 1, 2, 3].map(|n: usize| tensors[n].clone());
+        let mask = AttentionMask::visible(mask.clone());
+        let out = masked_attention(q, k, v, Some(mask), Some(bias), AttentionOptions::new());
+        let grads = (out.clone() * out).sum().backward();
+        tensors
+            .iter()
+            .map(|t| t.grad(&grads).map(values))
+            .collect::<Vec<_>>()
+    };
+    let all = run([true; 4]);
+    for which in 0..4 {
+        let mut tracked = [false; 4];
+        tracked[which] = true;
+        let one = run(tracked);
+        assert_eq!(one[which], all[which]);
+        assert_eq!(one.iter().flatten().count(), 1);
+    }
+}
+
+#[test]
+fn bad_input_is_refused_by_tensor_and_axis() {
+    let device = Device::flex();
+    let [q, k, v] = rows(&device);
+    let attend = |mask: Option<[usize; 4]>, bias: Option<Tensor<4>>, options| {
+        let mask = mask.map(|shape| AttentionMask::visible(shown(shape, &device)));
+        try_masked_attention(q.clone(), k.clone(), v.clone(), mask, bias, options).unwrap_err()
+    };
+    let options = AttentionOptions::new();
+    let error = attend(Some([2, 3, 19, 70]), None, options);
+    assert_eq!(
+        error.to_string(),
+        "the mask must have size 1, 4 or 2 on axis 1, but has 3"
+    );
+    let error = attend(None, Some(random([2, 2, 18, 70], &device)), options);
+    assert_eq!(
+        error.to_string(),
+        "the bias must have size 1 or 19 on axis 2, but has 18"
+    );
+    let error = attend(
+        None,
+        Some(random([1, 1, 1, 70], &device).cast(DType::F64)),
+        options,
+    );
+    let (tensor, expected) = (TensorName::Bias, "f32, f16 or bf16".into());
+    let actual = "f64".into();
+    assert_eq!(
+        error,
+        AttentionError::ElementType {
+            tensor,
+            expected,
+            actual
+        }
+    );
+    let error = attend(None, None, options.with_keep_window(3));
+    assert_eq!(error, AttentionError::WindowWithoutScores);
+
+    let planned = |lengths: [usize; 2], causal| {
+        let mask = AttentionMask::visible(shown([1, 1, lengths[0], lengths[1]], &device));
+        let plan = TilePlan::new(mask, lengths, causal);
+        try_masked_attention_with_plan(q.clone(), k.clone(), v.clone(), &plan, None, options)
+    };
+    assert!(planned([19, 70], true).is_ok());
+    assert_eq!(
+        planned([19, 70], false).unwrap_err(),
+        AttentionError::PlanCausal {
+            plan: false,
+            options: true
+        }
+    );
+    assert!(
+        planned([19, 71], true)
+            .unwrap_err()
+            .to_string()
+            .contains("axis 3")
+    );
+    let mask = AttentionMask::visible(shown([1, 1, 5, 70], &device));
+    assert_eq!(
+        TilePlan::try_new(mask, [19, 70], true)
+            .unwrap_err()
+            .to_string(),
+        "the mask must have size 1 or 19 on axis 2, but has 5"
+    );
+}
+
+/// The panicking form says the same.
+#[test]
+#[should_panic(expected = "the mask must have size 1 or 70 on axis 3, but has 69")]
+fn the_plain_form_panics_with_the_text_of_the_error() {
+    let device = Device::flex();
+    let [q, k, v] = rows(&device);
+    let mask = AttentionMask::hidden(shown([1, 1, 19, 69], &device));
+    let _ = masked_attention(q, k, v, Some(mask), None, AttentionOptions::new());
+}
