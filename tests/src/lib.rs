@@ -69,6 +69,22 @@ macro_rules! raw_engines {
     )*};
 }
 
+/// Makes each named function `fn test<B: Backend>(burn: &Burn<B>)` one test for every Burn backend in the
+/// build, CubeCL's CPU runtime included.
+#[macro_export]
+macro_rules! every_burn {
+    ($($test:ident),* $(,)?) => {$(
+        mod $test {
+            $crate::engine_tests!($test:
+                [feature = "flex"] burn_flex = BurnOnFlex,
+                [feature = "cpu"] burn_cpu = BurnOnCpu,
+                [feature = "cuda"] burn_cuda = BurnOnCuda,
+                [feature = "wgpu"] burn_wgpu = BurnOnWgpu,
+            );
+        }
+    )*};
+}
+
 /// Makes each named function a test for Burn on CubeCL's CPU runtime.
 #[macro_export]
 macro_rules! on_burn_cpu {

@@ -1,6 +1,7 @@
 //! What every engine must do, on every engine of the build: see the crate's documentation.
 
 mod contract;
+mod decode;
 mod gradients;
 mod masked;
 mod properties;

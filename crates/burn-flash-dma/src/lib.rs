@@ -31,6 +31,7 @@
 //! - [`nn::DynamicMaskAttention`]: a self-attention layer that learns its scores;
 //! - [`flash_dma_attention`]: attention with scores computed from the values, `dt_proj` and `a`;
 //! - [`dynamic_mask_attention`]: attention with scores of any origin; [`attention`]: without scores;
+//! - [`cache`]: decoding, in memory that does not grow with the context;
 //! - [`select`]: the selection by itself, to look at or to share between calls;
 //! - [`ops::DynamicMaskOps`]: the operations below the `Tensor` API, for a backend of your own.
 //!
@@ -59,6 +60,7 @@
 #![cfg_attr(feature = "ndarray", allow(deprecated))]
 
 mod backends;
+pub mod cache;
 pub mod fallback;
 mod functions;
 pub mod masked;

@@ -226,8 +226,8 @@ pub enum AttentionError {
     /// Pages of no tokens, or no pages for a sequence.
     #[error("a page must hold at least one token, and a sequence at least one page")]
     EmptyPages,
-    /// Tokens for slots without scores, or for pages with scores.
-    #[error("a cache of slots needs scores, and one of pages takes none")]
+    /// Tokens without scores for a cache that has them, or the other way round.
+    #[error("scores must be given exactly if the cache has them, as slots do")]
     CacheScores,
     /// The options ask for another window than the cache keeps.
     #[error("the options keep {options} keys, but the cache keeps {cache}")]
@@ -240,6 +240,36 @@ pub enum AttentionError {
     /// Decoding without causal masking.
     #[error("attention over a cache is causal")]
     CacheNotCausal,
+    /// The pool has too few pages left and does not grow.
+    #[error("{needed} pages are needed, but the pool has {free}")]
+    PagesUsed {
+        /// Pages that are needed.
+        needed: usize,
+        /// Pages that the pool has for them.
+        free: usize,
+    },
+    /// A sequence that the cache does not have.
+    #[error("there is no sequence {index}: the cache has {batch}")]
+    Sequence {
+        /// The index that was given.
+        index: usize,
+        /// Sequences of the cache.
+        batch: usize,
+    },
+    /// A tensor that autodiff tracks, where there are no gradients.
+    #[error(
+        "{tensor} is tracked by autodiff, but a cache has no gradients: use it without autodiff"
+    )]
+    Tracked {
+        /// Which tensor.
+        tensor: TensorName,
+    },
+    /// A saved cache that does not fit.
+    #[error("the saved cache does not fit: {reason}")]
+    Record {
+        /// What does not fit.
+        reason: String,
+    },
     /// A size passes what the engine can index.
     #[error("{what} is {size}, past the limit of {limit}")]
     TooLarge {

@@ -23,6 +23,14 @@ pub struct Burn<B> {
     backend: PhantomData<B>,
 }
 
+impl<B> Burn<B> {
+    /// Where its tensors are.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+}
+
 fn dtype(element: ElementType) -> DType {
     match element {
         ElementType::F32 => DType::F32,

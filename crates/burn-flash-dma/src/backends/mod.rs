@@ -4,8 +4,12 @@
 mod autodiff;
 #[cfg(feature = "cube")]
 mod cube;
+#[cfg(feature = "cube")]
+mod cube_cache;
 #[cfg(feature = "flex")]
 pub(crate) mod flex;
+#[cfg(feature = "flex")]
+mod flex_cache;
 #[cfg(feature = "autodiff")]
 mod node;
 
@@ -15,3 +19,6 @@ pub(crate) use node::{Pass, record};
 /// No engine of its own: the default bodies.
 #[cfg(feature = "ndarray")]
 impl crate::ops::DynamicMaskOps for burn::backend::NdArray {}
+
+#[cfg(feature = "ndarray")]
+impl crate::cache::ops::CacheOps for burn::backend::NdArray {}

@@ -1,6 +1,8 @@
 //! The extension through Burn: on Flex, on the default bodies, and on CubeCL's CPU runtime with
 //! fusion where the build has it.
 
+mod cache;
+mod cache_fallback;
 mod case;
 #[cfg(all(feature = "cpu", feature = "fusion"))]
 mod cube;

@@ -2,7 +2,7 @@
 
 use super::pages::place;
 use super::slots::EMPTY;
-use super::{Pages, Slots, Tokens};
+use super::{Pages, SlotsRef, Tokens};
 use crate::keys::KeySource;
 use crate::{Element, View, forward};
 use flash_dma_problem::{
@@ -83,10 +83,10 @@ pub(crate) fn slots<E: Element>(
     Ok(())
 }
 
-/// Writes the slots in order of position and the tokens behind them, see [`live_keys`](super::live_keys).
+/// Writes the slots in order of position and the tokens behind them, see [`chunk_keys`](super::chunk_keys).
 pub(crate) fn gather<E: Element>(
     problem: &AppendProblem,
-    slots: &Slots<'_, E>,
+    slots: &SlotsRef<'_, E>,
     tokens: &Tokens<'_, E>,
     k: &mut [E],
     v: &mut [E],

@@ -1,6 +1,6 @@
 //! The checks of a decode call, before anything is computed or written.
 
-use super::{Cache, Tokens};
+use super::{Cache, Pages, SlotsRef, Tokens};
 use crate::check::{buffer, view};
 use crate::{Element, View};
 use flash_dma_problem::{
@@ -11,6 +11,69 @@ use flash_dma_problem::{
 pub(crate) fn append<E: Element>(
     problem: &AppendProblem,
     cache: &Cache<'_, E>,
+    new: &Tokens<'_, E>,
+) -> Result<(), AttentionError> {
+    let shape = &problem.cache;
+    match cache {
+        Cache::Slots(all) => {
+            let read = SlotsRef {
+                k: all.k,
+                v: all.v,
+                score: all.score,
+                position: all.position,
+            };
+            slots(shape, &read)?;
+            buffer(TensorName::Seen, all.seen, &[shape.batch])?;
+        }
+        Cache::Pages(all) => {
+            pages(problem, all)?;
+            if all.scores.is_some() != new.scores.is_some() {
+                return Err(AttentionError::CacheScores);
+            }
+        }
+    }
+    tokens(problem, new)
+}
+
+/// Checks the tensors of slots.
+pub(crate) fn slots<E: Element>(
+    shape: &CacheShape,
+    slots: &SlotsRef<'_, E>,
+) -> Result<(), AttentionError> {
+    if !matches!(shape.storage, Storage::Slots { .. }) {
+        return Err(unsupported("slots where the problem has pages"));
+    }
+    let (kv, rows) = (shape.kv_shape(), &shape.kv_shape()[..3]);
+    buffer(TensorName::CachedKey, slots.k, &kv)?;
+    buffer(TensorName::CachedValue, slots.v, &kv)?;
+    buffer(TensorName::CachedScores, slots.score, rows)?;
+    buffer(TensorName::CachedPositions, slots.position, rows)
+}
+
+/// Checks the tensors of pages, their table, and that there is room.
+fn pages<E: Element>(problem: &AppendProblem, pages: &Pages<'_, E>) -> Result<(), AttentionError> {
+    let shape = &problem.cache;
+    let Storage::Pages { max_pages, .. } = shape.storage else {
+        return Err(unsupported("pages where the problem has slots"));
+    };
+    let (kv, rows) = (shape.kv_shape(), &shape.kv_shape()[..3]);
+    buffer(TensorName::CachedKey, pages.k, &kv)?;
+    buffer(TensorName::CachedValue, pages.v, &kv)?;
+    if let Some(scores) = &pages.scores {
+        buffer(TensorName::CachedScores, scores, rows)?;
+    }
+    buffer(
+        TensorName::PageTable,
+        pages.table,
+        &[shape.batch, max_pages],
+    )?;
+    buffer(TensorName::Lengths, pages.lengths, &[shape.batch])?;
+    table(shape, problem.tokens, pages.table, pages.lengths)
+}
+
+/// Checks the new tokens.
+pub(crate) fn tokens<E: Element>(
+    problem: &AppendProblem,
     tokens: &Tokens<'_, E>,
 ) -> Result<(), AttentionError> {
     let shape = &problem.cache;
@@ -18,41 +81,13 @@ pub(crate) fn append<E: Element>(
         let (key, expected) = (TensorName::Key, shape.element);
         return Err(AttentionError::element_type(key, expected, E::TYPE));
     }
-    let (kv, rows) = (shape.kv_shape(), &shape.kv_shape()[..3]);
-    match (shape.storage, cache) {
-        (Storage::Slots { .. }, Cache::Slots(slots)) => {
-            buffer(TensorName::CachedKey, slots.k, &kv)?;
-            buffer(TensorName::CachedValue, slots.v, &kv)?;
-            buffer(TensorName::CachedScores, slots.score, rows)?;
-            buffer(TensorName::CachedPositions, slots.position, rows)?;
-            buffer(TensorName::Seen, slots.seen, &[shape.batch])?;
-        }
-        (Storage::Pages { max_pages, .. }, Cache::Pages(pages)) => {
-            buffer(TensorName::CachedKey, pages.k, &kv)?;
-            buffer(TensorName::CachedValue, pages.v, &kv)?;
-            match (&pages.scores, shape.has_scores()) {
-                (Some(scores), true) => buffer(TensorName::CachedScores, scores, rows)?,
-                (None, false) => {}
-                _ => return Err(AttentionError::CacheScores),
-            }
-            buffer(
-                TensorName::PageTable,
-                pages.table,
-                &[shape.batch, max_pages],
-            )?;
-            buffer(TensorName::Lengths, pages.lengths, &[shape.batch])?;
-            table(shape, problem.tokens, pages.table, pages.lengths)?;
-        }
-        (Storage::Slots { .. }, _) => return Err(unsupported("pages where the problem has slots")),
-        _ => return Err(unsupported("slots where the problem has pages")),
-    }
     view(TensorName::Key, &tokens.k, &problem.kv_shape())?;
     view(TensorName::Value, &tokens.v, &problem.kv_shape())?;
     let [batch, heads, count, _] = problem.kv_shape();
-    match (&tokens.scores, shape.has_scores()) {
-        (Some(scores), true) => view(TensorName::Scores, scores, &[batch, heads, count]),
-        (None, false) => Ok(()),
-        _ => Err(AttentionError::CacheScores),
+    match &tokens.scores {
+        Some(scores) => view(TensorName::Scores, scores, &[batch, heads, count]),
+        None if shape.has_scores() => Err(AttentionError::CacheScores),
+        None => Ok(()),
     }
 }
 

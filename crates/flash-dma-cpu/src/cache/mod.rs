@@ -40,6 +40,19 @@ pub struct Slots<'a, E> {
     pub seen: &'a mut [i32],
 }
 
+/// What of [`Slots`] is read to attend over them.
+#[derive(Clone, Copy, Debug)]
+pub struct SlotsRef<'a, E> {
+    /// As in [`Slots`].
+    pub k: &'a [E],
+    /// As in [`Slots`].
+    pub v: &'a [E],
+    /// As in [`Slots`].
+    pub score: &'a [f32],
+    /// As in [`Slots`].
+    pub position: &'a [i32],
+}
+
 /// The tensors of [`Storage::Pages`].
 #[derive(Debug)]
 pub struct Pages<'a, E> {
@@ -47,7 +60,7 @@ pub struct Pages<'a, E> {
     pub k: &'a mut [E],
     /// `[pages, kv_heads, page_len, head_dim]`.
     pub v: &'a mut [E],
-    /// `[pages, kv_heads, page_len]`, given exactly if the cache has scores.
+    /// `[pages, kv_heads, page_len]`, if keys have scores; −∞ hides a key.
     pub scores: Option<&'a mut [f32]>,
     /// `[batch, max_pages]`: the pages of each sequence in order.
     pub table: &'a [i32],
@@ -62,7 +75,7 @@ pub struct Tokens<'a, E> {
     pub k: View<'a, E, 4>,
     /// `[batch, kv_heads, tokens, head_dim]`.
     pub v: View<'a, E, 4>,
-    /// `[batch, kv_heads, tokens]`, given exactly if the cache has scores.
+    /// `[batch, kv_heads, tokens]`, given exactly if the cache has scores: slots have.
     pub scores: Option<View<'a, f32, 3>>,
 }
 
@@ -144,19 +157,16 @@ pub fn decode<E: Element>(
 /// # Errors
 ///
 /// As [`append`].
-pub fn live_keys<E: Element>(
+pub fn chunk_keys<E: Element>(
     problem: &AppendProblem,
-    slots: Slots<'_, E>,
+    slots: SlotsRef<'_, E>,
     tokens: Tokens<'_, E>,
     k: &mut [E],
     v: &mut [E],
     scores: &mut [f32],
 ) -> Result<(), AttentionError> {
-    let cache = Cache::Slots(slots);
-    check::append(problem, &cache, &tokens)?;
-    let Cache::Slots(slots) = cache else {
-        unreachable!("made above");
-    };
+    check::slots(&problem.cache, &slots)?;
+    check::tokens(problem, &tokens)?;
     let len = window(problem) + problem.tokens;
     let [batch, heads, _, dim] = problem.kv_shape();
     buffer(TensorName::Key, k, &[batch, heads, len, dim])?;

@@ -75,6 +75,15 @@ impl State {
         }
     }
 
+    fn read(&self) -> SlotsRef<'_, f32> {
+        SlotsRef {
+            k: &self.k,
+            v: &self.v,
+            score: &self.score,
+            position: &self.position,
+        }
+    }
+
     fn slots(&mut self) -> Slots<'_, f32> {
         Slots {
             k: &mut self.k,
@@ -134,7 +143,7 @@ fn step(
                 vec![f32::NAN; b * h * keys * DIM],
             );
             let mut z = vec![f32::NAN; b * h * keys];
-            live_keys(&problem, state.slots(), tokens, &mut k, &mut v, &mut z).unwrap();
+            chunk_keys(&problem, state.read(), tokens, &mut k, &mut v, &mut z).unwrap();
             let mut intervals = vec![Interval { first: 0, end: 0 }; z.len()];
             let scores = View::contiguous(&z, [b, h, keys]);
             crate::select(scores, p.window, &mut intervals).unwrap();

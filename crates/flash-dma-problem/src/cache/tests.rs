@@ -46,7 +46,7 @@ fn appends_that_do_not_fit_say_why() {
     );
     assert_eq!(
         text(slots().append(&KV, &KV, None, bf16, 0)),
-        "a cache of slots needs scores, and one of pages takes none"
+        "scores must be given exactly if the cache has them, as slots do"
     );
     assert!(pages().append(&KV, &KV, None, bf16, 9).is_ok());
     assert_eq!(

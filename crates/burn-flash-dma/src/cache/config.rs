@@ -1,0 +1,157 @@
+//! The configurations of the caches.
+
+use super::tokens::cache_element;
+use super::{DynamicMaskCache, PagedCache};
+use crate::validate::expect;
+use burn::config::Config;
+use burn::tensor::{Device, FloatDType};
+use flash_dma_problem::{AttentionError, AttentionOptions, CacheShape};
+
+/// Sizes and options of a [`DynamicMaskCache`].
+///
+/// ```
+/// # use burn_flash_dma::{AttentionOptions, cache::DynamicMaskCacheConfig};
+/// // 4 sequences, 2 key/value heads of 64 features, the 512 best keys of each.
+/// let options = AttentionOptions::new().with_keep_window(512);
+/// let config = DynamicMaskCacheConfig::new(4, 2, 64, options);
+/// assert_eq!(config.bytes().unwrap(), 4 * 2 * 512 * (2 * 64 * 4 + 8) + 4 * 4);
+/// ```
+#[derive(Config, Debug)]
+pub struct DynamicMaskCacheConfig {
+    /// Sequences.
+    pub batch: usize,
+    /// Heads of k and v.
+    pub kv_heads: usize,
+    /// Features of a head, a multiple of 8 up to 256.
+    pub head_dim: usize,
+    /// As for attention. `keep_window` is the number of slots a head; `causal` must be true.
+    pub options: AttentionOptions,
+    /// Element type of k and v: f32, f16 or bf16. Default: f32.
+    #[config(default = "FloatDType::F32")]
+    pub dtype: FloatDType,
+}
+
+impl DynamicMaskCacheConfig {
+    /// The empty cache.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_init`](Self::try_init) returns an error, with its text.
+    #[must_use]
+    pub fn init(&self, device: &Device) -> DynamicMaskCache {
+        expect(self.try_init(device))
+    }
+
+    /// As [`init`](Self::init).
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError`] if the sizes, the element type or the options are refused, or there is no window.
+    pub fn try_init(&self, device: &Device) -> Result<DynamicMaskCache, AttentionError> {
+        DynamicMaskCache::try_new(self, device)
+    }
+
+    /// Bytes of the cache on its device: `batch * kv_heads * keep_window * (2 * head_dim * size + 8)`, and 4 a
+    /// sequence.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_init`](Self::try_init).
+    pub fn bytes(&self) -> Result<usize, AttentionError> {
+        Ok(self.shape()?.bytes())
+    }
+
+    pub(crate) fn shape(&self) -> Result<CacheShape, AttentionError> {
+        let element = cache_element(self.dtype)?;
+        let Some(window) = self.options.keep_window else {
+            return Err(AttentionError::CacheWindow {
+                cache: "a window of them".into(),
+                options: "all".into(),
+            });
+        };
+        let (batch, heads, dim) = (self.batch, self.kv_heads, self.head_dim);
+        let shape = CacheShape::slots(batch, heads, window, dim, element)?;
+        // The options of attention by the rules of a step without tokens.
+        let kv = [batch, heads, 0, dim];
+        shape.decode(&kv, &kv, &kv, Some(&kv[..3]), element, 0, &self.options)?;
+        Ok(shape)
+    }
+}
+
+/// Sizes and options of a [`PagedCache`].
+///
+/// ```
+/// # use burn_flash_dma::{AttentionOptions, cache::PagedCacheConfig};
+/// // 4 sequences of up to 8192 tokens, 2 key/value heads of 64 features. Pages of 64 tokens, 256 of them at
+/// // first, and 256 more whenever they are used up.
+/// let config = PagedCacheConfig::new(4, 2, 64, 8192)
+///     .with_pages(256)
+///     .with_grow_by(256);
+/// assert_eq!(config.page_len, 64);
+/// ```
+#[derive(Config, Debug)]
+pub struct PagedCacheConfig {
+    /// Sequences.
+    pub batch: usize,
+    /// Heads of k and v.
+    pub kv_heads: usize,
+    /// Features of a head, a multiple of 8 up to 256.
+    pub head_dim: usize,
+    /// The most tokens of a sequence: what the page table has room for, in whole pages.
+    pub max_len: usize,
+    /// Tokens of a page. Default: 64. Multiples of 16 suit the matrix engines.
+    #[config(default = 64)]
+    pub page_len: usize,
+    /// Pages of all sequences that are taken when the cache is made. Default: 0.
+    #[config(default = 0)]
+    pub pages: usize,
+    /// Pages by which the pool grows where it has too few; 0 refuses the tokens instead. Default: 64. Growing
+    /// copies the pool.
+    #[config(default = 64)]
+    pub grow_by: usize,
+    /// As for attention. `keep_window` must be `None` and `causal` true.
+    #[config(default = "AttentionOptions::new()")]
+    pub options: AttentionOptions,
+    /// Whether each key has a score that is added to its logits. Default: false.
+    #[config(default = false)]
+    pub scored: bool,
+    /// Element type of k and v: f32, f16 or bf16. Default: f32.
+    #[config(default = "FloatDType::F32")]
+    pub dtype: FloatDType,
+}
+
+impl PagedCacheConfig {
+    /// The empty cache.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_init`](Self::try_init) returns an error, with its text.
+    #[must_use]
+    pub fn init(&self, device: &Device) -> PagedCache {
+        expect(self.try_init(device))
+    }
+
+    /// As [`init`](Self::init).
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError`] if the sizes, the element type or the options are refused.
+    pub fn try_init(&self, device: &Device) -> Result<PagedCache, AttentionError> {
+        PagedCache::try_new(self, device)
+    }
+
+    /// Pages that a sequence may have.
+    pub(crate) fn max_pages(&self) -> usize {
+        self.max_len.div_ceil(self.page_len.max(1))
+    }
+
+    pub(crate) fn shape(&self, pages: usize) -> Result<CacheShape, AttentionError> {
+        let element = cache_element(self.dtype)?;
+        let (batch, heads, dim) = (self.batch, self.kv_heads, self.head_dim);
+        let sizes = [pages, self.page_len, self.max_pages()];
+        let shape = CacheShape::pages(batch, heads, sizes, dim, element)?;
+        let kv = [batch, heads, 0, dim];
+        shape.decode(&kv, &kv, &kv, None, element, 0, &self.options)?;
+        Ok(shape)
+    }
+}

@@ -1,0 +1,154 @@
+//! The cache of a layer, whichever kind it is.
+
+use super::{DynamicMaskCache, PagedCache};
+use crate::validate::expect;
+use burn::tensor::{Device, Tensor};
+use flash_dma_problem::AttentionError;
+
+/// The cache of one attention layer: of constant size for a window, or of pages where every key is kept.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// # use burn::tensor::{Device, Tensor};
+/// # use burn_flash_dma::{AttentionOptions, cache::*};
+/// let device = Device::flex();
+/// let options = AttentionOptions::new().with_keep_window(16);
+/// let mut layers: Vec<AttentionCache> = vec![
+///     DynamicMaskCacheConfig::new(1, 2, 8, options).init(&device).into(),
+///     PagedCacheConfig::new(1, 2, 8, 1024).init(&device).into(),
+/// ];
+/// let kv = || Tensor::<4>::ones([1, 2, 1, 8], &device);
+/// let scores = Tensor::<3>::ones([1, 2, 1], &device);
+/// let _ = layers[0].step(kv(), kv(), kv(), Some(scores));
+/// let _ = layers[1].step(kv(), kv(), kv(), None);
+/// assert!(layers.iter().all(|layer| layer.lengths() == [1]));
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub enum AttentionCache {
+    /// The best keys of each head.
+    DynamicMask(DynamicMaskCache),
+    /// Every key.
+    Paged(PagedCache),
+}
+
+impl From<DynamicMaskCache> for AttentionCache {
+    fn from(cache: DynamicMaskCache) -> Self {
+        Self::DynamicMask(cache)
+    }
+}
+
+impl From<PagedCache> for AttentionCache {
+    fn from(cache: PagedCache) -> Self {
+        Self::Paged(cache)
+    }
+}
+
+impl AttentionCache {
+    /// Attention of new tokens over the cache and each other, and their append: see
+    /// [`DynamicMaskCache::step`]. `scores` are given exactly if the cache has scores.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_step`](Self::try_step) returns an error, with its text.
+    #[must_use]
+    pub fn step(
+        &mut self,
+        q: Tensor<4>,
+        k: Tensor<4>,
+        v: Tensor<4>,
+        scores: Option<Tensor<3>>,
+    ) -> Tensor<4> {
+        expect(self.try_step(q, k, v, scores))
+    }
+
+    /// As [`step`](Self::step).
+    ///
+    /// # Errors
+    ///
+    /// As [`DynamicMaskCache::try_step`] and [`PagedCache::try_step`].
+    pub fn try_step(
+        &mut self,
+        q: Tensor<4>,
+        k: Tensor<4>,
+        v: Tensor<4>,
+        scores: Option<Tensor<3>>,
+    ) -> Result<Tensor<4>, AttentionError> {
+        match self {
+            Self::DynamicMask(cache) => {
+                let scores = scores.ok_or(AttentionError::CacheScores)?;
+                cache.try_step(q, k, v, scores)
+            }
+            Self::Paged(cache) => cache.try_step(q, k, v, scores),
+        }
+    }
+
+    /// Whether each key has a score.
+    #[must_use]
+    pub fn has_scores(&self) -> bool {
+        match self {
+            Self::DynamicMask(_) => true,
+            Self::Paged(cache) => cache.config().scored,
+        }
+    }
+
+    /// The tokens that each sequence has been given, which is the position of its next one.
+    #[must_use]
+    pub fn lengths(&self) -> &[usize] {
+        match self {
+            Self::DynamicMask(cache) => cache.lengths(),
+            Self::Paged(cache) => cache.lengths(),
+        }
+    }
+
+    /// Makes sequence `i` what sequence `indices[i]` was: see [`DynamicMaskCache::reorder`].
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_reorder`](Self::try_reorder) returns an error, with its text.
+    pub fn reorder(&mut self, indices: &[usize]) {
+        expect(self.try_reorder(indices));
+    }
+
+    /// As [`reorder`](Self::reorder).
+    ///
+    /// # Errors
+    ///
+    /// As [`DynamicMaskCache::try_reorder`] and [`PagedCache::try_reorder`].
+    pub fn try_reorder(&mut self, indices: &[usize]) -> Result<(), AttentionError> {
+        match self {
+            Self::DynamicMask(cache) => cache.try_reorder(indices),
+            Self::Paged(cache) => cache.try_reorder(indices),
+        }
+    }
+
+    /// Empties one sequence.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such sequence.
+    pub fn reset(&mut self, sequence: usize) {
+        match self {
+            Self::DynamicMask(cache) => cache.reset(sequence),
+            Self::Paged(cache) => cache.reset(sequence),
+        }
+    }
+
+    /// Bytes on the device.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::DynamicMask(cache) => cache.bytes(),
+            Self::Paged(cache) => cache.bytes(),
+        }
+    }
+
+    /// Where the tensors are.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        match self {
+            Self::DynamicMask(cache) => cache.device(),
+            Self::Paged(cache) => cache.device(),
+        }
+    }
+}

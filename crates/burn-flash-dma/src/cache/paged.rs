@@ -1,0 +1,426 @@
+//! The cache that keeps every key.
+
+use super::PagedCacheConfig;
+use super::fallback::attend_pages;
+use super::ops::{CacheOps, PageMap, PageTensors};
+use super::pool::PagePool;
+use super::tokens::{NewTokens, check_sequences, check_support, plain};
+use crate::ops::OptionalFloat;
+use crate::validate::expect;
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use flash_dma_problem::{
+    AppendProblem, AttentionError, CacheShape, MAX_DECODE_TOKENS, Problem, TensorName,
+};
+
+/// Every key and value that each sequence has been given, in pages of `page_len` tokens of a common pool: for
+/// attention without scores, and for scores without a window.
+///
+/// A sequence takes a page when its tokens need one and gives all back when it is reset, so sequences of
+/// different lengths share the pool. The pool is taken up front ([`PagedCacheConfig::pages`]) or grows by whole
+/// blocks of pages ([`PagedCacheConfig::grow_by`]).
+#[derive(Clone, Debug)]
+pub struct PagedCache {
+    config: PagedCacheConfig,
+    shape: CacheShape,
+    device: Device,
+    /// The tokens that each sequence holds: what the device's `lengths` holds, too.
+    lengths: Vec<usize>,
+    pool: PagePool,
+    /// Absent only while an operation has it.
+    state: Option<State>,
+}
+
+/// See [`PageTensors`].
+#[derive(Clone, Debug)]
+pub(crate) struct State {
+    pub(crate) k: Tensor<4>,
+    pub(crate) v: Tensor<4>,
+    pub(crate) scores: Option<Tensor<3>>,
+    table: Tensor<2, Int>,
+    lengths: Tensor<1, Int>,
+}
+
+impl PagedCache {
+    /// An empty cache.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_new`](Self::try_new) returns an error, with its text.
+    #[must_use]
+    pub fn new(config: &PagedCacheConfig, device: &Device) -> Self {
+        expect(Self::try_new(config, device))
+    }
+
+    /// As [`new`](Self::new).
+    ///
+    /// # Errors
+    ///
+    /// As [`PagedCacheConfig::try_init`].
+    pub fn try_new(config: &PagedCacheConfig, device: &Device) -> Result<Self, AttentionError> {
+        // A pool of no pages would be a tensor of no elements, which backends differ on.
+        let pages = config.pages.max(1);
+        let shape = config.shape(pages)?;
+        check_support(device, config.dtype)?;
+        let device = device.clone().without_autodiff();
+        let lengths = vec![0; config.batch];
+        let pool = PagePool::new(config.batch, config.page_len, pages);
+        let rows = || Tensor::zeros(shape.kv_shape(), (&device, DType::from(config.dtype)));
+        let [_, heads, page_len, _] = shape.kv_shape();
+        let scores = config
+            .scored
+            .then(|| Tensor::zeros([pages, heads, page_len], (&device, DType::F32)));
+        let (k, v) = (rows(), rows());
+        Ok(Self::restored(
+            config.clone(),
+            &device,
+            [k, v],
+            scores,
+            pool,
+            lengths,
+            shape,
+        ))
+    }
+
+    /// A cache of these contents, which are not checked.
+    pub(crate) fn restored(
+        config: PagedCacheConfig,
+        device: &Device,
+        [k, v]: [Tensor<4>; 2],
+        scores: Option<Tensor<3>>,
+        pool: PagePool,
+        lengths: Vec<usize>,
+        shape: CacheShape,
+    ) -> Self {
+        let state = State {
+            k,
+            v,
+            scores,
+            table: table_tensor(&pool, config.max_pages(), device),
+            lengths: lengths_tensor(&lengths, device),
+        };
+        Self {
+            config,
+            shape,
+            device: device.clone(),
+            lengths,
+            pool,
+            state: Some(state),
+        }
+    }
+
+    /// Attention of new tokens over everything before them and each other, and their append. Shapes as in
+    /// [`DynamicMaskCache::step`](super::DynamicMaskCache::step); `scores` are given exactly if the
+    /// configuration says so.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_step`](Self::try_step) returns an error, with its text.
+    #[must_use]
+    pub fn step(
+        &mut self,
+        q: Tensor<4>,
+        k: Tensor<4>,
+        v: Tensor<4>,
+        scores: Option<Tensor<3>>,
+    ) -> Tensor<4> {
+        expect(self.try_step(q, k, v, scores))
+    }
+
+    /// As [`step`](Self::step).
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError`] if the shapes, element types or devices do not fit the cache, a tensor is tracked by
+    /// autodiff, a sequence would outgrow its row of the page table ([`AttentionError::PagesFull`]) or the pool
+    /// is used up and does not grow ([`AttentionError::PagesUsed`]). The cache is unchanged then.
+    pub fn try_step(
+        &mut self,
+        q: Tensor<4>,
+        k: Tensor<4>,
+        v: Tensor<4>,
+        scores: Option<Tensor<3>>,
+    ) -> Result<Tensor<4>, AttentionError> {
+        Ok(self.try_step_with_lse(q, k, v, scores)?.0)
+    }
+
+    /// As [`try_step`](Self::try_step), with the LSE of the logits: `[batch, q_heads, tokens]`, f32.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_step`](Self::try_step).
+    pub fn try_step_with_lse(
+        &mut self,
+        q: Tensor<4>,
+        k: Tensor<4>,
+        v: Tensor<4>,
+        scores: Option<Tensor<3>>,
+    ) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
+        let element = self.shape.element;
+        let new = NewTokens::new(&self.device, element, k, v, scores)?;
+        let q = plain(&self.device, TensorName::Query, q, Some(element))?;
+        let problem = self.check(&new)?;
+        let [batch, _, tokens, dim] = problem.kv_shape();
+        let q_heads = q.dims()[1];
+        new.check_queries(&q.dims())?;
+        let kv = problem.kv_shape();
+        Problem::new(&q.dims(), &kv, &kv, None, element, &self.config.options)?;
+        self.reserve(tokens)?;
+
+        let map = self.map();
+        // The pool may have grown.
+        let problem = self.check(&new)?;
+        let q_shape = [batch, q_heads, tokens, dim];
+        let (out, lse, pages) = if tokens <= MAX_DECODE_TOKENS {
+            let options = &self.config.options;
+            let problem =
+                (self.shape).decode(&q_shape, &kv, &kv, None, element, self.held(), options)?;
+            let (pages, new) = (self.take(), new.into_ops());
+            let decoded = Dispatch::cache_decode_pages(q.into_dispatch(), pages, new, map, problem);
+            (decoded.out, decoded.lse, decoded.pages)
+        } else {
+            let (pages, new) = (self.take(), new.into_ops());
+            let pages = Dispatch::cache_append_pages(pages, new, map.clone(), problem);
+            let q = q.into_dispatch();
+            let (out, lse) =
+                attend_pages::<Dispatch>(q, &pages, &map, &problem, &self.config.options);
+            (out, lse, pages)
+        };
+        self.put(pages, tokens);
+        Ok((Tensor::from_dispatch(out), Tensor::from_dispatch(lse)))
+    }
+
+    /// Takes tokens in without attending.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_append`](Self::try_append) returns an error, with its text.
+    pub fn append(&mut self, k: Tensor<4>, v: Tensor<4>, scores: Option<Tensor<3>>) {
+        expect(self.try_append(k, v, scores));
+    }
+
+    /// As [`append`](Self::append).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_step`](Self::try_step).
+    pub fn try_append(
+        &mut self,
+        k: Tensor<4>,
+        v: Tensor<4>,
+        scores: Option<Tensor<3>>,
+    ) -> Result<(), AttentionError> {
+        let new = NewTokens::new(&self.device, self.shape.element, k, v, scores)?;
+        let tokens = self.check(&new)?.tokens;
+        self.reserve(tokens)?;
+        let problem = self.check(&new)?;
+        let (map, pages) = (self.map(), self.take());
+        let pages = Dispatch::cache_append_pages(pages, new.into_ops(), map, problem);
+        self.put(pages, tokens);
+        Ok(())
+    }
+
+    /// Makes sequence `i` what sequence `indices[i]` was. There may be fewer or more indices than sequences.
+    /// A permutation moves tables; a sequence that is wanted more than once is copied, which copies the pool.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_reorder`](Self::try_reorder) returns an error, with its text.
+    pub fn reorder(&mut self, indices: &[usize]) {
+        expect(self.try_reorder(indices));
+    }
+
+    /// As [`reorder`](Self::reorder).
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::Sequence`] if an index is not that of a sequence, or [`AttentionError::PagesUsed`] if
+    /// the pool has too few pages for the copies and does not grow. The cache is unchanged then.
+    pub fn try_reorder(&mut self, indices: &[usize]) -> Result<(), AttentionError> {
+        check_sequences(indices, self.config.batch)?;
+        let growth = self.pool.reorder_growth(indices, self.config.grow_by)?;
+        let config = PagedCacheConfig {
+            batch: indices.len(),
+            ..self.config.clone()
+        };
+        let shape = config.shape(self.pool.pages() + growth)?;
+        self.grow(growth, shape);
+        self.config = config;
+        let copies = self.pool.reorder(indices);
+        self.lengths = indices.iter().map(|&i| self.lengths[i]).collect();
+        let mut state = self.state.take().expect("no operation has the cache");
+        if let Some(source) = copies {
+            let count = source.len();
+            let source = TensorData::new(source, [count]);
+            let source = Tensor::<1, Int>::from_data(source, (&self.device, DType::I32));
+            state.k = state.k.select(0, source.clone());
+            state.v = state.v.select(0, source.clone());
+            state.scores = state.scores.map(|scores| scores.select(0, source));
+        }
+        state.lengths = lengths_tensor(&self.lengths, &self.device);
+        self.state = Some(state);
+        self.upload_table();
+        Ok(())
+    }
+
+    /// Empties one sequence and takes its pages back.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such sequence.
+    pub fn reset(&mut self, sequence: usize) {
+        expect(check_sequences(&[sequence], self.config.batch));
+        self.pool.release(sequence);
+        self.lengths[sequence] = 0;
+        let mut state = self.state.take().expect("no operation has the cache");
+        state.lengths = lengths_tensor(&self.lengths, &self.device);
+        self.state = Some(state);
+        self.upload_table();
+    }
+
+    /// The tokens that each sequence holds. Known on the host.
+    #[must_use]
+    pub fn lengths(&self) -> &[usize] {
+        &self.lengths
+    }
+
+    /// What it was made with.
+    #[must_use]
+    pub fn config(&self) -> &PagedCacheConfig {
+        &self.config
+    }
+
+    /// Bytes on the device: the whole pool, used or not.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.shape.bytes()
+    }
+
+    /// Where the tensors are.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    pub(crate) fn state(&self) -> &State {
+        self.state.as_ref().expect("no operation has the cache")
+    }
+
+    pub(crate) fn pool(&self) -> &PagePool {
+        &self.pool
+    }
+
+    fn check(&self, tokens: &NewTokens) -> Result<AppendProblem, AttentionError> {
+        let problem = self.shape.append(
+            &tokens.shape(),
+            &tokens.v.dims(),
+            None,
+            self.shape.element,
+            self.held(),
+        )?;
+        if tokens.scores.is_some() != self.config.scored {
+            return Err(AttentionError::CacheScores);
+        }
+        tokens.check_scores()?;
+        Ok(problem)
+    }
+
+    /// Gives the sequences the pages of `tokens` more tokens each.
+    fn reserve(&mut self, tokens: usize) -> Result<(), AttentionError> {
+        let growth = (self.pool).growth(&self.lengths, tokens, self.config.grow_by)?;
+        let shape = self.config.shape(self.pool.pages() + growth)?;
+        self.grow(growth, shape);
+        if self.pool.allocate(&self.lengths, tokens) {
+            self.upload_table();
+        }
+        Ok(())
+    }
+
+    fn grow(&mut self, pages: usize, shape: CacheShape) {
+        self.shape = shape;
+        if pages == 0 {
+            return;
+        }
+        self.pool.grow(pages);
+        let state = self.state.take().expect("no operation has the cache");
+        let [_, heads, page_len, dim] = shape.kv_shape();
+        let rows = |old: Tensor<4>| {
+            let (dtype, shape) = (old.dtype(), [pages, heads, page_len, dim]);
+            Tensor::cat(vec![old, Tensor::zeros(shape, (&self.device, dtype))], 0)
+        };
+        let scores = |old: Tensor<3>| {
+            let new = Tensor::zeros([pages, heads, page_len], (&self.device, DType::F32));
+            Tensor::cat(vec![old, new], 0)
+        };
+        self.state = Some(State {
+            k: rows(state.k),
+            v: rows(state.v),
+            scores: state.scores.map(scores),
+            ..state
+        });
+    }
+
+    fn upload_table(&mut self) {
+        let table = table_tensor(&self.pool, self.config.max_pages(), &self.device);
+        let state = self.state.as_mut().expect("no operation has the cache");
+        state.table = table;
+    }
+
+    fn map(&self) -> PageMap {
+        PageMap {
+            table: self.pool.table.clone(),
+            lengths: self.lengths.clone(),
+        }
+    }
+
+    /// The most tokens that a sequence holds.
+    fn held(&self) -> usize {
+        self.lengths.iter().copied().max().unwrap_or(0)
+    }
+
+    /// The tensors, for an operation that gives them back: in the operation nothing else shares them.
+    fn take(&mut self) -> PageTensors<Dispatch> {
+        let state = self.state.take().expect("no operation has the cache");
+        PageTensors {
+            k: state.k.into_dispatch(),
+            v: state.v.into_dispatch(),
+            scores: match state.scores {
+                None => OptionalFloat::None,
+                Some(scores) => OptionalFloat::Some(scores.into_dispatch()),
+            },
+            table: state.table.into_dispatch(),
+            lengths: state.lengths.into_dispatch(),
+        }
+    }
+
+    fn put(&mut self, pages: PageTensors<Dispatch>, tokens: usize) {
+        self.state = Some(State {
+            k: Tensor::from_dispatch(pages.k),
+            v: Tensor::from_dispatch(pages.v),
+            scores: match pages.scores {
+                OptionalFloat::None => None,
+                OptionalFloat::Some(scores) => Some(Tensor::from_dispatch(scores)),
+            },
+            table: Tensor::from_dispatch(pages.table),
+            lengths: Tensor::from_dispatch(pages.lengths),
+        });
+        self.lengths.iter_mut().for_each(|n| *n += tokens);
+    }
+}
+
+/// `[batch, max_pages]`; what no sequence uses is 0.
+fn table_tensor(pool: &PagePool, max_pages: usize, device: &Device) -> Tensor<2, Int> {
+    let row = |pages: &Vec<i32>| {
+        let mut row = pages.clone();
+        row.resize(max_pages, 0);
+        row
+    };
+    let table: Vec<i32> = pool.table.iter().flat_map(row).collect();
+    let data = TensorData::new(table, [pool.table.len(), max_pages]);
+    Tensor::from_data(data, (device, DType::I32))
+}
+
+fn lengths_tensor(lengths: &[usize], device: &Device) -> Tensor<1, Int> {
+    let data: Vec<i32> = lengths.iter().map(|&n| n as i32).collect();
+    Tensor::from_data(TensorData::new(data, [lengths.len()]), (device, DType::I32))
+}

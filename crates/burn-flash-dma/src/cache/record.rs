@@ -1,0 +1,310 @@
+//! Saving and restoring a cache: as a serde value, or as a Burn record.
+
+use super::pool::PagePool;
+use super::slots::State;
+use super::{DynamicMaskCache, DynamicMaskCacheConfig, PagedCache, PagedCacheConfig};
+use burn::module::{Module, Param};
+use burn::store::ModuleRecord;
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use flash_dma_problem::AttentionError;
+use serde::{Deserialize, Serialize};
+
+/// A saved [`DynamicMaskCache`]: any serde format takes it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct DynamicMaskCacheRecord {
+    config: DynamicMaskCacheConfig,
+    k: TensorData,
+    v: TensorData,
+    score: TensorData,
+    position: TensorData,
+    seen: TensorData,
+}
+
+/// A saved [`PagedCache`]: any serde format takes it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PagedCacheRecord {
+    config: PagedCacheConfig,
+    pages: usize,
+    table: Vec<Vec<i32>>,
+    lengths: Vec<usize>,
+    k: TensorData,
+    v: TensorData,
+    scores: Option<TensorData>,
+}
+
+/// The tensors of slots as parameters, which Burn's record takes.
+#[derive(Module, Debug)]
+struct SlotParams {
+    k: Param<Tensor<4>>,
+    v: Param<Tensor<4>>,
+    score: Param<Tensor<3>>,
+    position: Param<Tensor<3, Int>>,
+    seen: Param<Tensor<1, Int>>,
+}
+
+impl From<State> for SlotParams {
+    fn from(state: State) -> Self {
+        Self {
+            k: Param::from_tensor(state.k),
+            v: Param::from_tensor(state.v),
+            score: Param::from_tensor(state.score),
+            position: int_param(state.position),
+            seen: int_param(state.seen),
+        }
+    }
+}
+
+impl DynamicMaskCache {
+    /// Everything of the cache, to be saved. Waits for the device.
+    ///
+    /// # Panics
+    ///
+    /// If the device fails.
+    #[must_use]
+    pub fn to_record_sync(&self) -> DynamicMaskCacheRecord {
+        let state = self.state().clone();
+        DynamicMaskCacheRecord {
+            config: self.config(),
+            k: state.k.into_data(),
+            v: state.v.into_data(),
+            score: state.score.into_data(),
+            position: state.position.into_data(),
+            seen: state.seen.into_data(),
+        }
+    }
+
+    /// The saved cache, on a device.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::Record`] if the record's parts do not fit each other, or as
+    /// [`try_new`](Self::try_new).
+    pub fn try_from_record(
+        record: DynamicMaskCacheRecord,
+        device: &Device,
+    ) -> Result<Self, AttentionError> {
+        let empty = Self::try_new(&record.config, device)?;
+        let (dtype, place) = (DType::from(record.config.dtype), empty.device().clone());
+        let slots = empty.state();
+        let state = State {
+            k: tensor("k", record.k, slots.k.dims(), dtype, &place)?,
+            v: tensor("v", record.v, slots.v.dims(), dtype, &place)?,
+            score: tensor(
+                "score",
+                record.score,
+                slots.score.dims(),
+                DType::F32,
+                &place,
+            )?,
+            position: ints("position", record.position, slots.position.dims(), &place)?,
+            seen: ints("seen", record.seen, slots.seen.dims(), &place)?,
+        };
+        empty.with_state(state)
+    }
+
+    /// Everything of the cache but its configuration as a Burn record, to be saved beside a model's. Waits for
+    /// the device.
+    #[must_use]
+    pub fn to_module_record_sync(&self) -> ModuleRecord {
+        SlotParams::from(self.state().clone()).into_record()
+    }
+
+    /// This cache with the contents of a record that was made from one of the same configuration. Waits for
+    /// the device.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::Record`] if the record does not fit.
+    pub fn try_load_module_record(&self, record: ModuleRecord) -> Result<Self, AttentionError> {
+        let own = self.state();
+        let loaded = SlotParams::from(own.clone())
+            .try_load_record(record)
+            .map_err(|error| unfit(error.to_string()))?;
+        let state = State {
+            k: loaded.k.val().set_require_grad(false),
+            v: loaded.v.val().set_require_grad(false),
+            score: loaded.score.val().set_require_grad(false),
+            position: loaded.position.val(),
+            seen: loaded.seen.val(),
+        };
+        let fits = [
+            (
+                "k",
+                state.k.dtype() == own.k.dtype() && state.k.dims() == own.k.dims(),
+            ),
+            (
+                "v",
+                state.v.dtype() == own.v.dtype() && state.v.dims() == own.v.dims(),
+            ),
+            (
+                "score",
+                state.score.dtype() == DType::F32 && state.score.dims() == own.score.dims(),
+            ),
+            ("position", state.position.dims() == own.position.dims()),
+            ("seen", state.seen.dims() == own.seen.dims()),
+        ];
+        match fits.iter().find(|(_, fits)| !fits) {
+            Some((name, _)) => Err(unfit(format!("{name} has another shape or type"))),
+            None => self.with_state(state),
+        }
+    }
+
+    /// What this cache would be made with.
+    fn config(&self) -> DynamicMaskCacheConfig {
+        let shape = self.shape();
+        let dtype = self.state().k.dtype().into();
+        DynamicMaskCacheConfig::new(shape.batch, shape.kv_heads, shape.head_dim, self.options())
+            .with_dtype(dtype)
+    }
+
+    fn with_state(&self, state: State) -> Result<Self, AttentionError> {
+        let seen: Vec<i32> = state
+            .seen
+            .clone()
+            .into_data_as::<i32>()
+            .iter::<i32>()
+            .collect();
+        let lengths: Result<_, _> = seen.iter().map(|&n| usize::try_from(n)).collect();
+        let lengths = lengths.map_err(|_| unfit("a sequence has a negative length".into()))?;
+        Ok(self.restored(state, lengths))
+    }
+}
+
+impl PagedCache {
+    /// Everything of the cache, to be saved. Waits for the device.
+    ///
+    /// # Panics
+    ///
+    /// If the device fails.
+    #[must_use]
+    pub fn to_record_sync(&self) -> PagedCacheRecord {
+        let state = self.state();
+        PagedCacheRecord {
+            config: self.config().clone(),
+            pages: self.pool().pages(),
+            table: self.pool().table.to_vec(),
+            lengths: self.lengths().to_vec(),
+            k: state.k.clone().into_data(),
+            v: state.v.clone().into_data(),
+            scores: state.scores.clone().map(Tensor::into_data),
+        }
+    }
+
+    /// The saved cache, on a device.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::Record`] if the record's parts do not fit each other, or as
+    /// [`try_new`](Self::try_new).
+    pub fn try_from_record(
+        record: PagedCacheRecord,
+        device: &Device,
+    ) -> Result<Self, AttentionError> {
+        let config = record.config;
+        let shape = config.shape(record.pages)?;
+        super::tokens::check_support(device, config.dtype)?;
+        let place = device.clone().without_autodiff();
+        let (kv, dtype) = (shape.kv_shape(), DType::from(config.dtype));
+        let k = tensor("k", record.k, kv, dtype, &place)?;
+        let v = tensor("v", record.v, kv, dtype, &place)?;
+        let scores = match (record.scores, config.scored) {
+            (None, false) => None,
+            (Some(data), true) => {
+                let [pages, heads, page_len, _] = kv;
+                let shape = [pages, heads, page_len];
+                Some(tensor("scores", data, shape, DType::F32, &place)?)
+            }
+            _ => {
+                return Err(unfit(
+                    "scores are given exactly if the cache has them".into(),
+                ));
+            }
+        };
+        check_table(&config, record.pages, &record.table, &record.lengths)?;
+        let pool = PagePool::restored(config.page_len, record.pages, record.table);
+        Ok(Self::restored(
+            config,
+            &place,
+            [k, v],
+            scores,
+            pool,
+            record.lengths,
+            shape,
+        ))
+    }
+}
+
+/// Checks that every sequence has exactly the pages of its tokens, and each page one owner.
+fn check_table(
+    config: &PagedCacheConfig,
+    pages: usize,
+    table: &[Vec<i32>],
+    lengths: &[usize],
+) -> Result<(), AttentionError> {
+    if table.len() != config.batch || lengths.len() != config.batch {
+        return Err(unfit(format!(
+            "{} sequences are not {}",
+            table.len(),
+            config.batch
+        )));
+    }
+    let mut owned = vec![false; pages];
+    for (table, &length) in table.iter().zip(lengths) {
+        if table.len() != length.div_ceil(config.page_len) || table.len() > config.max_pages() {
+            return Err(unfit(format!("{} pages for {length} tokens", table.len())));
+        }
+        for &page in table {
+            let page = usize::try_from(page).unwrap_or(usize::MAX);
+            match owned.get_mut(page) {
+                Some(owned) if !*owned => *owned = true,
+                _ => return Err(unfit("a page is missing or has two owners".into())),
+            }
+        }
+    }
+    Ok(())
+}
+
+fn tensor<const D: usize>(
+    name: &str,
+    data: TensorData,
+    shape: [usize; D],
+    dtype: DType,
+    device: &Device,
+) -> Result<Tensor<D>, AttentionError> {
+    check(name, &data, &shape, dtype)?;
+    Ok(Tensor::from_data(data, (device, dtype)))
+}
+
+fn ints<const D: usize>(
+    name: &str,
+    data: TensorData,
+    shape: [usize; D],
+    device: &Device,
+) -> Result<Tensor<D, Int>, AttentionError> {
+    check(name, &data, &shape, DType::I32)?;
+    Ok(Tensor::from_data(data, (device, DType::I32)))
+}
+
+fn check(
+    name: &str,
+    data: &TensorData,
+    shape: &[usize],
+    dtype: DType,
+) -> Result<(), AttentionError> {
+    if data.shape().to_vec() != shape || data.dtype() != dtype {
+        let actual = (data.shape().to_vec(), data.dtype());
+        return Err(unfit(format!(
+            "{name} is {:?} of {:?}, not {shape:?} of {dtype:?}",
+            actual.0, actual.1
+        )));
+    }
+    Ok(())
+}
+
+fn int_param<const D: usize>(tensor: Tensor<D, Int>) -> Param<Tensor<D, Int>> {
+    Param::initialized(burn::module::ParamId::new(), tensor)
+}
+
+fn unfit(reason: String) -> AttentionError {
+    AttentionError::Record { reason }
+}

@@ -1,0 +1,408 @@
+//! The cache of constant size.
+
+use super::DynamicMaskCacheConfig;
+use super::fallback::forward_problem;
+use super::ops::{CacheOps, SlotTensors};
+use super::tokens::{NewTokens, check_sequences, check_support, plain};
+use crate::ops::{DynamicMaskOps, Selection};
+use crate::validate::expect;
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Device, Int, Tensor, TensorData, s};
+use flash_dma_problem::{
+    AttentionError, AttentionOptions, CacheShape, MAX_DECODE_TOKENS, Problem, TensorName,
+};
+
+/// The `keep_window` keys of greatest score of each sequence and key/value head, of everything the sequence has
+/// been given: all that dynamic-mask attention will ever look at again.
+///
+/// Memory is taken when the cache is made and does not grow with the context. Tokens replace what they
+/// evict in place, as long as no clone shares the tensors. A key is stored with its position, which
+/// decides ties: the lower one wins, as in [`select`](crate::select()).
+///
+/// See the [module](super) for an example.
+#[derive(Clone, Debug)]
+pub struct DynamicMaskCache {
+    shape: CacheShape,
+    options: AttentionOptions,
+    device: Device,
+    /// The tokens that each sequence has been given: what the device's `seen` holds, too.
+    lengths: Vec<usize>,
+    /// Absent only while an operation has it.
+    state: Option<State>,
+}
+
+/// See [`SlotTensors`].
+#[derive(Clone, Debug)]
+pub(crate) struct State {
+    pub(crate) k: Tensor<4>,
+    pub(crate) v: Tensor<4>,
+    pub(crate) score: Tensor<3>,
+    pub(crate) position: Tensor<3, Int>,
+    pub(crate) seen: Tensor<1, Int>,
+}
+
+impl DynamicMaskCache {
+    /// An empty cache.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_new`](Self::try_new) returns an error, with its text.
+    #[must_use]
+    pub fn new(config: &DynamicMaskCacheConfig, device: &Device) -> Self {
+        expect(Self::try_new(config, device))
+    }
+
+    /// As [`new`](Self::new).
+    ///
+    /// # Errors
+    ///
+    /// As [`DynamicMaskCacheConfig::try_init`].
+    pub fn try_new(
+        config: &DynamicMaskCacheConfig,
+        device: &Device,
+    ) -> Result<Self, AttentionError> {
+        let shape = config.shape()?;
+        check_support(device, config.dtype)?;
+        let device = device.clone().without_autodiff();
+        let [batch, heads, window, _] = shape.kv_shape();
+        let rows = || Tensor::zeros(shape.kv_shape(), (&device, DType::from(config.dtype)));
+        let slots = [batch, heads, window];
+        let state = State {
+            k: rows(),
+            v: rows(),
+            score: Tensor::full(slots, f32::NEG_INFINITY, (&device, DType::F32)),
+            position: Tensor::full(slots, -1, (&device, DType::I32)),
+            seen: Tensor::zeros([batch], (&device, DType::I32)),
+        };
+        Ok(Self {
+            shape,
+            options: config.options,
+            device,
+            lengths: vec![0; batch],
+            state: Some(state),
+        })
+    }
+
+    /// Attention of new tokens over the cache and each other, and their append: `q` `[batch, q_heads, tokens,
+    /// head_dim]` to the same, the last rows of attention over everything the sequences have been given.
+    ///
+    /// `k` and `v` are `[batch, kv_heads, tokens, head_dim]`, `scores` `[batch, kv_heads, tokens]`, f32 (f16 and
+    /// bf16 are cast up). One token at a time, several to verify a speculation, or a whole prompt: up to 16
+    /// tokens are one decode step; more are attended to like a training sequence, with the keys of the cache
+    /// before them.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_step`](Self::try_step) returns an error, with its text.
+    #[must_use]
+    pub fn step(
+        &mut self,
+        q: Tensor<4>,
+        k: Tensor<4>,
+        v: Tensor<4>,
+        scores: Tensor<3>,
+    ) -> Tensor<4> {
+        expect(self.try_step(q, k, v, scores))
+    }
+
+    /// As [`step`](Self::step).
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError`] if the shapes, element types or devices do not fit the cache, a tensor is tracked by
+    /// autodiff, or a sequence would pass `i32::MAX` tokens. The cache is unchanged then.
+    pub fn try_step(
+        &mut self,
+        q: Tensor<4>,
+        k: Tensor<4>,
+        v: Tensor<4>,
+        scores: Tensor<3>,
+    ) -> Result<Tensor<4>, AttentionError> {
+        Ok(self.try_step_with_lse(q, k, v, scores)?.0)
+    }
+
+    /// As [`try_step`](Self::try_step), with the LSE of the logits: `[batch, q_heads, tokens]`, f32.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_step`](Self::try_step).
+    pub fn try_step_with_lse(
+        &mut self,
+        q: Tensor<4>,
+        k: Tensor<4>,
+        v: Tensor<4>,
+        scores: Tensor<3>,
+    ) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
+        let element = self.shape.element;
+        let tokens = NewTokens::new(&self.device, element, k, v, Some(scores))?;
+        let q = plain(&self.device, TensorName::Query, q, Some(element))?;
+        if tokens.shape()[2] > MAX_DECODE_TOKENS {
+            return self.chunk(q, tokens);
+        }
+        let (kv, held) = (tokens.shape(), self.held());
+        let scores = tokens.scores.as_ref().map(Tensor::dims);
+        let problem = self.shape.decode(
+            &q.dims(),
+            &kv,
+            &tokens.v.dims(),
+            scores.as_ref().map(<[usize; 3]>::as_slice),
+            element,
+            held,
+            &self.options,
+        )?;
+        let decoded = Dispatch::cache_decode_slots(
+            q.into_dispatch(),
+            self.take(),
+            tokens.into_ops(),
+            problem,
+        );
+        self.put(decoded.slots, kv[2]);
+        Ok((
+            Tensor::from_dispatch(decoded.out),
+            Tensor::from_dispatch(decoded.lse),
+        ))
+    }
+
+    /// Many tokens: selection and attention over the slots in order of position and the tokens behind them.
+    fn chunk(
+        &mut self,
+        q: Tensor<4>,
+        tokens: NewTokens,
+    ) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
+        let append = self.check(&tokens)?;
+        let scores = tokens.scores.clone().expect("the check wants scores");
+        let (element, window) = (self.shape.element, self.shape.capacity());
+        let (kv, v) = (tokens.shape(), tokens.v.dims());
+        // Checks the queries; the sizes of the whole follow from what is checked then.
+        let q_shape = q.dims();
+        Problem::new(
+            &q_shape,
+            &kv,
+            &v,
+            Some(&scores.dims()),
+            element,
+            &self.options,
+        )?;
+        tokens.check_queries(&q_shape)?;
+        let (len, k, v, scores) = if self.held() == 0 {
+            let parts = tokens.clone().into_ops();
+            (kv[2], parts.k, parts.v, scores.into_dispatch())
+        } else {
+            let slots = self.state().clone().into_ops();
+            let keys = Dispatch::cache_chunk_keys(slots, tokens.clone().into_ops(), append);
+            (window + kv[2], keys.k, keys.v, keys.scores)
+        };
+        let problem = forward_problem(&self.shape, q_shape, len, &self.options);
+        let intervals = Dispatch::dynamic_mask_select(scores.clone(), window);
+        let selection = Selection::Scored { scores, intervals };
+        let (out, lse) =
+            Dispatch::dynamic_mask_forward(q.into_dispatch(), k, v, selection, problem);
+        let slots = Dispatch::cache_append_slots(self.take(), tokens.into_ops(), append);
+        self.put(slots, kv[2]);
+        Ok((Tensor::from_dispatch(out), Tensor::from_dispatch(lse)))
+    }
+
+    /// Takes tokens in without attending: `k`, `v` and `scores` as in [`step`](Self::step), any number of them.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_append`](Self::try_append) returns an error, with its text.
+    pub fn append(&mut self, k: Tensor<4>, v: Tensor<4>, scores: Tensor<3>) {
+        expect(self.try_append(k, v, scores));
+    }
+
+    /// As [`append`](Self::append).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_step`](Self::try_step).
+    pub fn try_append(
+        &mut self,
+        k: Tensor<4>,
+        v: Tensor<4>,
+        scores: Tensor<3>,
+    ) -> Result<(), AttentionError> {
+        let tokens = NewTokens::new(&self.device, self.shape.element, k, v, Some(scores))?;
+        let problem = self.check(&tokens)?;
+        let slots = Dispatch::cache_append_slots(self.take(), tokens.into_ops(), problem);
+        self.put(slots, problem.tokens);
+        Ok(())
+    }
+
+    fn check(
+        &self,
+        tokens: &NewTokens,
+    ) -> Result<flash_dma_problem::AppendProblem, AttentionError> {
+        let scores = tokens.scores.as_ref().map(Tensor::dims);
+        self.shape.append(
+            &tokens.shape(),
+            &tokens.v.dims(),
+            scores.as_ref().map(<[usize; 3]>::as_slice),
+            self.shape.element,
+            self.held(),
+        )
+    }
+
+    /// Makes sequence `i` what sequence `indices[i]` was: a permutation, or the beams that survive. There may be
+    /// fewer or more indices than sequences. Copies the cache.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_reorder`](Self::try_reorder) returns an error, with its text.
+    pub fn reorder(&mut self, indices: &[usize]) {
+        expect(self.try_reorder(indices));
+    }
+
+    /// As [`reorder`](Self::reorder).
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::Sequence`] if an index is not that of a sequence; [`AttentionError::TooLarge`] for more
+    /// sequences than can be addressed. The cache is unchanged then.
+    pub fn try_reorder(&mut self, indices: &[usize]) -> Result<(), AttentionError> {
+        let [batch, heads, window, dim] = self.shape.kv_shape();
+        check_sequences(indices, batch)?;
+        let shape = CacheShape::slots(indices.len(), heads, window, dim, self.shape.element)?;
+        let index: Vec<i32> = indices.iter().map(|&i| i as i32).collect();
+        let index = TensorData::new(index, [indices.len()]);
+        let index = Tensor::<1, Int>::from_data(index, (&self.device, DType::I32));
+        let state = self.state.take().expect("no operation has the cache");
+        self.state = Some(State {
+            k: state.k.select(0, index.clone()),
+            v: state.v.select(0, index.clone()),
+            score: state.score.select(0, index.clone()),
+            position: state.position.select(0, index.clone()),
+            seen: state.seen.select(0, index),
+        });
+        self.shape = shape;
+        self.lengths = indices.iter().map(|&i| self.lengths[i]).collect();
+        Ok(())
+    }
+
+    /// Empties one sequence: its next token is at position 0.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such sequence.
+    pub fn reset(&mut self, sequence: usize) {
+        expect(check_sequences(&[sequence], self.shape.batch));
+        let [_, heads, window, _] = self.shape.kv_shape();
+        let one = [sequence..sequence + 1, 0..heads, 0..window];
+        let rows = [1, heads, window];
+        let state = self.state.take().expect("no operation has the cache");
+        let score = Tensor::full(rows, f32::NEG_INFINITY, (&self.device, DType::F32));
+        let position = Tensor::full(rows, -1, (&self.device, DType::I32));
+        let seen = Tensor::zeros([1], (&self.device, DType::I32));
+        self.state = Some(State {
+            score: state.score.slice_assign(one.clone(), score),
+            position: state.position.slice_assign(one, position),
+            seen: state.seen.slice_assign(s![sequence..sequence + 1], seen),
+            ..state
+        });
+        self.lengths[sequence] = 0;
+    }
+
+    /// The tokens that each sequence has been given, which is the position of its next one. Known on the host.
+    #[must_use]
+    pub fn lengths(&self) -> &[usize] {
+        &self.lengths
+    }
+
+    /// Keys that a head keeps.
+    #[must_use]
+    pub fn window(&self) -> usize {
+        self.shape.capacity()
+    }
+
+    /// The options of its attention.
+    #[must_use]
+    pub fn options(&self) -> AttentionOptions {
+        self.options
+    }
+
+    /// Bytes on the device, which do not change with the context.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.shape.bytes()
+    }
+
+    /// Where the tensors are.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The positions that each head keeps, ascending: `[sequence][head]`. Waits for the device.
+    ///
+    /// # Panics
+    ///
+    /// If the device fails.
+    #[must_use]
+    pub fn positions_sync(&self) -> Vec<Vec<Vec<usize>>> {
+        let [_, heads, window, _] = self.shape.kv_shape();
+        let data = self.state().position.clone().into_data_as::<i32>();
+        let positions: Vec<i32> = data.iter::<i32>().collect();
+        let head = |slots: &[i32]| {
+            let mut live: Vec<usize> = slots.iter().filter_map(|&p| p.try_into().ok()).collect();
+            live.sort_unstable();
+            live
+        };
+        (positions.chunks_exact(heads * window))
+            .map(|sequence| sequence.chunks_exact(window).map(head).collect())
+            .collect()
+    }
+
+    pub(crate) fn shape(&self) -> &CacheShape {
+        &self.shape
+    }
+
+    pub(crate) fn state(&self) -> &State {
+        self.state.as_ref().expect("no operation has the cache")
+    }
+
+    /// A cache of this state, which is not checked.
+    pub(crate) fn restored(&self, state: State, lengths: Vec<usize>) -> Self {
+        Self {
+            state: Some(state),
+            lengths,
+            device: self.device.clone(),
+            ..*self
+        }
+    }
+
+    /// The most tokens that a sequence has been given.
+    fn held(&self) -> usize {
+        self.lengths.iter().copied().max().unwrap_or(0)
+    }
+
+    /// The tensors, for an operation that gives them back: in the operation nothing else shares them.
+    fn take(&mut self) -> SlotTensors<Dispatch> {
+        self.state
+            .take()
+            .expect("no operation has the cache")
+            .into_ops()
+    }
+
+    fn put(&mut self, slots: SlotTensors<Dispatch>, tokens: usize) {
+        self.state = Some(State {
+            k: Tensor::from_dispatch(slots.k),
+            v: Tensor::from_dispatch(slots.v),
+            score: Tensor::from_dispatch(slots.score),
+            position: Tensor::from_dispatch(slots.position),
+            seen: Tensor::from_dispatch(slots.seen),
+        });
+        self.lengths.iter_mut().for_each(|n| *n += tokens);
+    }
+}
+
+impl State {
+    fn into_ops(self) -> SlotTensors<Dispatch> {
+        SlotTensors {
+            k: self.k.into_dispatch(),
+            v: self.v.into_dispatch(),
+            score: self.score.into_dispatch(),
+            position: self.position.into_dispatch(),
+            seen: self.seen.into_dispatch(),
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! The checks of a call on a cache that need Burn's types.
+
+use super::ops::TokenTensors;
+use crate::ops::OptionalFloat;
+use crate::validate::{element_type, same_device};
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+use flash_dma_problem::{AttentionError, ElementType, TensorName, TensorSpec};
+
+/// New tokens, of the cache's device and element type and without autodiff.
+pub(crate) struct NewTokens {
+    pub(crate) k: Tensor<4>,
+    pub(crate) v: Tensor<4>,
+    /// f32.
+    pub(crate) scores: Option<Tensor<3>>,
+}
+
+impl NewTokens {
+    pub(crate) fn new(
+        device: &Device,
+        element: ElementType,
+        k: Tensor<4>,
+        v: Tensor<4>,
+        scores: Option<Tensor<3>>,
+    ) -> Result<Self, AttentionError> {
+        Ok(Self {
+            k: plain(device, TensorName::Key, k, Some(element))?,
+            v: plain(device, TensorName::Value, v, Some(element))?,
+            scores: match scores {
+                None => None,
+                Some(scores) => {
+                    let scores = plain(device, TensorName::Scores, scores, None)?;
+                    Some(crate::selection::scores_as_f32(scores)?)
+                }
+            },
+        })
+    }
+
+    pub(crate) fn shape(&self) -> [usize; 4] {
+        self.k.dims()
+    }
+
+    /// Checks that `q` has a query for each token; its heads are checked elsewhere.
+    pub(crate) fn check_queries(&self, q: &[usize; 4]) -> Result<(), AttentionError> {
+        let kv = self.shape();
+        let expected = [kv[0], q[1], kv[2], kv[3]];
+        let spec = TensorSpec {
+            name: TensorName::Query,
+            shape: q,
+            strides: &[1; 4],
+        };
+        spec.check(&expected)
+    }
+
+    /// Checks the shape of the scores, if there are any.
+    pub(crate) fn check_scores(&self) -> Result<(), AttentionError> {
+        let Some(scores) = &self.scores else {
+            return Ok(());
+        };
+        let spec = TensorSpec {
+            name: TensorName::Scores,
+            shape: &scores.dims(),
+            strides: &[1; 3],
+        };
+        spec.check(&self.shape()[..3])
+    }
+
+    pub(crate) fn into_ops(self) -> TokenTensors<Dispatch> {
+        TokenTensors {
+            k: self.k.into_dispatch(),
+            v: self.v.into_dispatch(),
+            scores: match self.scores {
+                None => OptionalFloat::None,
+                Some(scores) => OptionalFloat::Some(scores.into_dispatch()),
+            },
+        }
+    }
+}
+
+impl Clone for NewTokens {
+    fn clone(&self) -> Self {
+        Self {
+            k: self.k.clone(),
+            v: self.v.clone(),
+            scores: self.scores.clone(),
+        }
+    }
+}
+
+/// A tensor without autodiff; refused if it is tracked, or of another device or element type.
+pub(crate) fn plain<const D: usize>(
+    device: &Device,
+    name: TensorName,
+    tensor: Tensor<D>,
+    element: Option<ElementType>,
+) -> Result<Tensor<D>, AttentionError> {
+    let actual = element_type(name, &tensor)?;
+    if let Some(expected) = element
+        && actual != expected
+    {
+        return Err(AttentionError::element_type(name, expected, actual));
+    }
+    same_device(device, name, tensor.device())?;
+    #[cfg(feature = "autodiff")]
+    if tensor.is_tracked() {
+        return Err(AttentionError::Tracked { tensor: name });
+    }
+    Ok(tensor.without_autodiff())
+}
+
+/// The element type of a cache.
+pub(crate) fn cache_element(dtype: FloatDType) -> Result<ElementType, AttentionError> {
+    match DType::from(dtype) {
+        DType::F32 => Ok(ElementType::F32),
+        DType::F16 => Ok(ElementType::F16),
+        DType::BF16 => Ok(ElementType::Bf16),
+        other => Err(AttentionError::ElementType {
+            tensor: TensorName::CachedKey,
+            expected: "f32, f16 or bf16".into(),
+            actual: other.name().into(),
+        }),
+    }
+}
+
+/// Refuses a device that cannot compute with the element type.
+pub(crate) fn check_support(device: &Device, dtype: FloatDType) -> Result<(), AttentionError> {
+    if device.supports_dtype(DType::from(dtype)) {
+        return Ok(());
+    }
+    let what = format!("arithmetic in {}", cache_element(dtype)?);
+    Err(AttentionError::Unsupported { what })
+}
+
+/// Refuses sequences that do not exist.
+pub(crate) fn check_sequences(indices: &[usize], batch: usize) -> Result<(), AttentionError> {
+    match indices.iter().find(|&&index| index >= batch) {
+        Some(&index) => Err(AttentionError::Sequence { index, batch }),
+        None => Ok(()),
+    }
+}

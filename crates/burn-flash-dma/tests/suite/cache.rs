@@ -1,0 +1,154 @@
+//! Caches as values: cloned, saved, restored.
+
+use crate::case::values;
+use burn::store::ModuleRecord;
+use burn::tensor::{Device, Distribution, Tensor};
+use burn_flash_dma::cache::{
+    DynamicMaskCache, DynamicMaskCacheConfig, PagedCache, PagedCacheConfig,
+};
+use burn_flash_dma::{AttentionError, AttentionOptions};
+
+fn random(heads: usize, tokens: usize) -> Tensor<4> {
+    let normal = Distribution::Normal(0.0, 1.0);
+    Tensor::random([2, heads, tokens, 16], normal, &Device::flex())
+}
+
+fn scores(tokens: usize) -> Tensor<3> {
+    let normal = Distribution::Normal(0.0, 1.0);
+    Tensor::random([2, 2, tokens], normal, &Device::flex())
+}
+
+fn config() -> DynamicMaskCacheConfig {
+    let options = AttentionOptions::new()
+        .with_keep_window(7)
+        .with_softcap(9.0);
+    DynamicMaskCacheConfig::new(2, 2, 16, options)
+}
+
+/// A cache that has seen something, sequence 1 less than sequence 0.
+fn used() -> DynamicMaskCache {
+    let mut cache = config().init(&Device::flex());
+    cache.append(random(2, 30), random(2, 30), scores(30));
+    cache.reset(1);
+    cache.append(random(2, 4), random(2, 4), scores(4));
+    cache
+}
+
+/// The same next step of two caches, and what they keep after it.
+fn same(mut left: DynamicMaskCache, mut right: DynamicMaskCache) {
+    assert_eq!(left.lengths(), right.lengths());
+    assert_eq!(left.bytes(), right.bytes());
+    let (q, k, v, z) = (random(4, 2), random(2, 2), random(2, 2), scores(2));
+    let out = left.step(q.clone(), k.clone(), v.clone(), z.clone());
+    assert_eq!(values(out), values(right.step(q, k, v, z)));
+    assert_eq!(left.positions_sync(), right.positions_sync());
+}
+
+#[test]
+fn a_clone_goes_its_own_way() {
+    let cache = used();
+    let before = cache.positions_sync();
+    let mut clone = cache.clone();
+    clone.append(random(2, 20), random(2, 20), scores(20));
+    assert_eq!(cache.positions_sync(), before);
+    assert_eq!(cache.lengths(), [34, 4]);
+    assert_eq!(clone.lengths(), [54, 24]);
+}
+
+#[test]
+fn serde_restores_slots() {
+    let cache = used();
+    let json = serde_json::to_string(&cache.to_record_sync()).unwrap();
+    let record = serde_json::from_str(&json).unwrap();
+    same(
+        DynamicMaskCache::try_from_record(record, &Device::flex()).unwrap(),
+        cache,
+    );
+}
+
+#[test]
+fn a_module_record_restores_slots() {
+    let cache = used();
+    let path =
+        std::env::temp_dir().join(format!("burn-flash-dma-cache-{}.bpk", std::process::id()));
+    cache.to_module_record_sync().save(&path).unwrap();
+    let record = ModuleRecord::load(&path).unwrap();
+    let fresh = config().init(&Device::flex());
+    same(fresh.try_load_module_record(record).unwrap(), cache.clone());
+
+    let other = DynamicMaskCacheConfig::new(3, 2, 16, config().options).init(&Device::flex());
+    let error = other
+        .try_load_module_record(cache.to_module_record_sync())
+        .unwrap_err();
+    assert!(matches!(error, AttentionError::Record { .. }), "{error}");
+    // A record reads its file when it is used.
+    std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
+fn serde_restores_pages() {
+    let device = Device::flex();
+    for scored in [false, true] {
+        let config = PagedCacheConfig::new(2, 2, 16, 100)
+            .with_page_len(8)
+            .with_grow_by(3)
+            .with_scored(scored);
+        let mut cache = config.init(&device);
+        let some = |tokens| scored.then(|| scores(tokens));
+        cache.append(random(2, 30), random(2, 30), some(30));
+        cache.reset(0);
+        cache.append(random(2, 3), random(2, 3), some(3));
+        let json = serde_json::to_string(&cache.to_record_sync()).unwrap();
+        let record = serde_json::from_str(&json).unwrap();
+        let mut restored = PagedCache::try_from_record(record, &device).unwrap();
+        assert_eq!(restored.lengths(), [3, 33]);
+        // Into new pages, so a page that was lost or given twice would show.
+        let (q, k, v, z) = (random(4, 12), random(2, 12), random(2, 12), some(12));
+        let out = cache.step(q.clone(), k.clone(), v.clone(), z.clone());
+        assert_eq!(values(out), values(restored.step(q, k, v, z)));
+    }
+}
+
+#[test]
+fn records_that_do_not_fit_are_refused() {
+    let device = Device::flex();
+    let json = serde_json::to_value(used().to_record_sync()).unwrap();
+    let refused = |change: fn(&mut serde_json::Value)| {
+        let mut json = json.clone();
+        change(&mut json);
+        let record = serde_json::from_value(json).unwrap();
+        DynamicMaskCache::try_from_record(record, &device)
+            .unwrap_err()
+            .to_string()
+    };
+    assert_eq!(
+        refused(|json| json["config"]["kv_heads"] = 1.into()),
+        "the saved cache does not fit: k is [2, 2, 7, 16] of F32, not [2, 1, 7, 16] of F32"
+    );
+    assert_eq!(
+        refused(|json| json["seen"] = json["position"].clone()),
+        "the saved cache does not fit: seen is [2, 2, 7] of I32, not [2] of I32"
+    );
+
+    let mut pages = PagedCacheConfig::new(2, 2, 16, 32)
+        .with_page_len(8)
+        .init(&device);
+    pages.append(random(2, 9), random(2, 9), None);
+    let json = serde_json::to_value(pages.to_record_sync()).unwrap();
+    let refused = |change: fn(&mut serde_json::Value)| {
+        let mut json = json.clone();
+        change(&mut json);
+        let record = serde_json::from_value(json).unwrap();
+        PagedCache::try_from_record(record, &device)
+            .unwrap_err()
+            .to_string()
+    };
+    assert_eq!(
+        refused(|json| json["table"][0][1] = json["table"][1][0].clone()),
+        "the saved cache does not fit: a page is missing or has two owners"
+    );
+    assert_eq!(
+        refused(|json| json["lengths"][0] = 17.into()),
+        "the saved cache does not fit: 2 pages for 17 tokens"
+    );
+}

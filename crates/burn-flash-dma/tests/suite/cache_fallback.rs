@@ -1,0 +1,212 @@
+//! The default bodies of a cache, as an engine of their own, against Flex's engine.
+
+use crate::case::values;
+use burn::backend::Flex;
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn_flash_dma::cache::fallback;
+use burn_flash_dma::cache::ops::{
+    CacheOps, DecodedPages, DecodedSlots, PageMap, PageTensors, SlotTensors, TokenTensors,
+};
+use burn_flash_dma::ops::OptionalFloat;
+use burn_flash_dma::{AttentionOptions, ElementType};
+use flash_dma_problem::CacheShape;
+use flash_dma_reference::Rng;
+use flash_dma_reference::generate::Scores;
+use std::sync::Arc;
+
+const HEADS: [usize; 2] = [4, 2];
+const DIM: usize = 8;
+
+type Rows = Tensor<4>;
+
+fn primitive<const D: usize>(tensor: Tensor<D>) -> burn_flex::FlexTensor {
+    tensor.try_into_primitive::<Flex>().unwrap()
+}
+
+fn ints<const D: usize>(values: Vec<i32>, shape: [usize; D]) -> burn_flex::FlexTensor {
+    let data = TensorData::new(values, shape);
+    let tensor = Tensor::<D, Int>::from_data(data, (&Device::flex(), DType::I32));
+    tensor.try_into_primitive::<Flex>().unwrap()
+}
+
+fn floats<const D: usize>(tensor: &burn_flex::FlexTensor) -> Vec<f64> {
+    values(Tensor::<D>::from_primitive::<Flex>(tensor.clone()))
+}
+
+fn words<const D: usize>(tensor: &burn_flex::FlexTensor) -> Vec<i32> {
+    let tensor = Tensor::<D, Int>::from_primitive::<Flex>(tensor.clone());
+    tensor.into_data_as::<i32>().iter::<i32>().collect()
+}
+
+fn random(rng: &mut Rng, shape: [usize; 4]) -> Rows {
+    let values: Vec<f32> = (0..shape.iter().product())
+        .map(|_| rng.normal() as f32)
+        .collect();
+    Tensor::from_data(TensorData::new(values, shape), &Device::flex())
+}
+
+fn close(left: &[f64], right: &[f64]) {
+    assert_eq!(left.len(), right.len());
+    for (l, r) in left.iter().zip(right) {
+        let same = l == r || (l.is_nan() && r.is_nan());
+        assert!(same || (l - r).abs() < 1e-5, "{l} is not {r}");
+    }
+}
+
+/// A key of a head: its position, its score and its rows, by their bits.
+type Key = (i32, u64, Vec<u64>);
+
+/// What the slots hold, head by head, in order of position.
+fn contents(slots: &SlotTensors<Flex>, window: usize) -> Vec<Vec<Key>> {
+    let bits = |x: &[f64]| x.iter().map(|x| x.to_bits()).collect::<Vec<u64>>();
+    let (k, v) = (floats::<4>(&slots.k), floats::<4>(&slots.v));
+    let (score, position) = (floats::<3>(&slots.score), words::<3>(&slots.position));
+    let key = |slot: usize| {
+        let rows = slot * DIM..(slot + 1) * DIM;
+        let rows = [bits(&k[rows.clone()]), bits(&v[rows])].concat();
+        (position[slot], score[slot].to_bits(), rows)
+    };
+    let head = |head: usize| {
+        let slots = head * window..(head + 1) * window;
+        assert!(
+            slots
+                .clone()
+                .all(|s| position[s] != -1 || score[s] == f64::NEG_INFINITY)
+        );
+        let mut keys: Vec<Key> = slots.filter(|&s| position[s] != -1).map(key).collect();
+        keys.sort();
+        keys
+    };
+    (0..position.len() / window).map(head).collect()
+}
+
+#[test]
+fn slots_by_plain_operations_equal_the_engine() {
+    let device = Device::flex();
+    let mut rng = Rng::new(4);
+    let (batch, [q_heads, heads]) = (2, HEADS);
+    for (case, kind) in Scores::ALL.into_iter().enumerate() {
+        let window = [1, 5, 12][case % 3];
+        let shape = CacheShape::slots(batch, heads, window, DIM, ElementType::F32).unwrap();
+        let empty = || SlotTensors::<Flex> {
+            k: primitive(Tensor::<4>::zeros(shape.kv_shape(), &device)),
+            v: primitive(Tensor::<4>::zeros(shape.kv_shape(), &device)),
+            score: primitive(Tensor::<3>::full(
+                [batch, heads, window],
+                f32::NEG_INFINITY,
+                &device,
+            )),
+            position: ints(vec![-1; batch * heads * window], [batch, heads, window]),
+            seen: ints(vec![0; batch], [batch]),
+        };
+        let (mut plain, mut engine) = (empty(), empty());
+        let options = AttentionOptions::new().with_keep_window(window);
+        let mut held = 0;
+        for round in 0..12 {
+            let n = 1 + rng.below(6);
+            let kv = [batch, heads, n, DIM];
+            let (k, v) = (random(&mut rng, kv), random(&mut rng, kv));
+            let z: Vec<f32> = (0..batch * heads)
+                .flat_map(|_| kind.head(n, &mut rng))
+                .map(|z| z as f32)
+                .collect();
+            let z = Tensor::<3>::from_data(TensorData::new(z, [batch, heads, n]), &device);
+            let tokens = || TokenTensors::<Flex> {
+                k: primitive(k.clone()),
+                v: primitive(v.clone()),
+                scores: OptionalFloat::Some(primitive(z.clone())),
+            };
+            let scores = Some(&kv[..3]);
+            if round % 3 == 0 {
+                let problem = shape
+                    .append(&kv, &kv, scores, ElementType::F32, held)
+                    .unwrap();
+                plain = fallback::append_slots::<Flex>(plain, tokens(), problem);
+                engine = Flex::cache_append_slots(engine, tokens(), problem);
+            } else {
+                let q_shape = [batch, q_heads, n, DIM];
+                let q = random(&mut rng, q_shape);
+                let problem = shape
+                    .decode(&q_shape, &kv, &kv, scores, ElementType::F32, held, &options)
+                    .unwrap();
+                let left: DecodedSlots<Flex> =
+                    fallback::decode_slots(primitive(q.clone()), plain, tokens(), problem);
+                let right = Flex::cache_decode_slots(primitive(q), engine, tokens(), problem);
+                close(&floats::<4>(&left.out), &floats::<4>(&right.out));
+                close(&floats::<3>(&left.lse), &floats::<3>(&right.lse));
+                (plain, engine) = (left.slots, right.slots);
+            }
+            held += n;
+            assert_eq!(
+                contents(&plain, window),
+                contents(&engine, window),
+                "{kind:?}"
+            );
+            assert_eq!(words::<1>(&plain.seen), vec![held as i32; batch]);
+        }
+    }
+}
+
+#[test]
+fn pages_by_plain_operations_equal_the_engine() {
+    let device = Device::flex();
+    let mut rng = Rng::new(5);
+    let (batch, [q_heads, heads]) = (2, HEADS);
+    for scored in [false, true] {
+        let shape = CacheShape::pages(batch, heads, [20, 4, 10], DIM, ElementType::F32).unwrap();
+        let table: Vec<i32> = (0..20).map(|page| 19 - page).collect();
+        let empty = || PageTensors::<Flex> {
+            k: primitive(Tensor::<4>::zeros(shape.kv_shape(), &device)),
+            v: primitive(Tensor::<4>::zeros(shape.kv_shape(), &device)),
+            scores: match scored {
+                false => OptionalFloat::None,
+                true => OptionalFloat::Some(primitive(Tensor::<3>::zeros([20, heads, 4], &device))),
+            },
+            table: ints(table.clone(), [batch, 10]),
+            lengths: ints(vec![0; batch], [batch]),
+        };
+        let (mut plain, mut engine) = (empty(), empty());
+        let mut held = 0;
+        while held < 34 {
+            let n = 1 + rng.below(6);
+            let kv = [batch, heads, n, DIM];
+            let (k, v) = (random(&mut rng, kv), random(&mut rng, kv));
+            let z = random(&mut rng, [batch, heads, n, 1]).squeeze_dim::<3>(3);
+            let tokens = || TokenTensors::<Flex> {
+                k: primitive(k.clone()),
+                v: primitive(v.clone()),
+                scores: match scored {
+                    false => OptionalFloat::None,
+                    true => OptionalFloat::Some(primitive(z.clone())),
+                },
+            };
+            let map = PageMap {
+                table: Arc::new(table.chunks(10).map(<[i32]>::to_vec).collect()),
+                lengths: vec![held; batch],
+            };
+            let q_shape = [batch, q_heads, n, DIM];
+            let q = random(&mut rng, q_shape);
+            let problem = shape
+                .decode(
+                    &q_shape,
+                    &kv,
+                    &kv,
+                    None,
+                    ElementType::F32,
+                    held,
+                    &AttentionOptions::new(),
+                )
+                .unwrap();
+            let left: DecodedPages<Flex> =
+                fallback::decode_pages(primitive(q.clone()), plain, tokens(), map.clone(), problem);
+            let right = Flex::cache_decode_pages(primitive(q), engine, tokens(), map, problem);
+            close(&floats::<4>(&left.out), &floats::<4>(&right.out));
+            close(&floats::<3>(&left.lse), &floats::<3>(&right.lse));
+            (plain, engine) = (left.pages, right.pages);
+            assert_eq!(floats::<4>(&plain.k), floats::<4>(&engine.k));
+            assert_eq!(floats::<4>(&plain.v), floats::<4>(&engine.v));
+            held += n;
+        }
+        assert_eq!(words::<1>(&plain.lengths), words::<1>(&engine.lengths));
+    }
+}

@@ -1,0 +1,243 @@
+//! What a cache refuses, and that it is then, bit for bit, what it was.
+
+use burn::tensor::{DType, Device, Tensor};
+use burn_flash_dma::AttentionOptions;
+use burn_flash_dma::cache::{
+    DynamicMaskCache, DynamicMaskCacheConfig, PagedCache, PagedCacheConfig,
+};
+use flash_dma_tests::engines::{Backend, Burn};
+use flash_dma_tests::every_burn;
+
+every_burn!(tokens_for_slots, tokens_for_pages, configurations);
+
+fn ones<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
+    Tensor::ones(shape, (device, DType::F32))
+}
+
+/// k, v and scores of `[2, 2, 3, 16]`.
+struct New {
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    scores: Tensor<3>,
+}
+
+impl New {
+    fn tokens(device: &Device) -> Self {
+        Self {
+            q: ones([2, 4, 3, 16], device),
+            k: ones([2, 2, 3, 16], device),
+            v: ones([2, 2, 3, 16], device),
+            scores: ones([2, 2, 3], device),
+        }
+    }
+}
+
+type Change = fn(&mut New, &Device);
+
+const UNFIT: [(Change, &str); 8] = [
+    (
+        |new, device| new.k = ones([3, 2, 3, 16], device),
+        "k must have size 2 on axis 0, but has 3",
+    ),
+    (
+        |new, device| new.v = ones([2, 2, 4, 16], device),
+        "v must have size 3 on axis 2, but has 4",
+    ),
+    (
+        |new, device| new.q = ones([2, 4, 2, 16], device),
+        "q must have size 3 on axis 2, but has 2",
+    ),
+    (
+        |new, device| new.q = ones([2, 3, 3, 16], device),
+        "the 3 query heads are no positive multiple of the 2 key/value heads",
+    ),
+    (
+        |new, device| new.scores = ones([2, 2, 2], device),
+        "scores must have size 3 on axis 2, but has 2",
+    ),
+    (
+        |new, _| new.k = new.k.clone().cast(DType::F16),
+        "k must be f32, but is f16",
+    ),
+    (
+        |new, _| new.v = new.v.clone().cast(DType::F16),
+        "v must be f32, but is f16",
+    ),
+    (
+        |new, _| new.q = new.q.clone().cast(DType::F16),
+        "q must be f32, but is f16",
+    ),
+];
+
+fn unfit(device: &Device) -> impl Iterator<Item = (New, &'static str)> {
+    let tracked =
+        |change: fn(New) -> New, text| (change(New::tokens(&device.clone().autodiff())), text);
+    let mut cases: Vec<(New, &str)> = Vec::new();
+    for (change, text) in UNFIT {
+        let mut new = New::tokens(device);
+        change(&mut new, device);
+        cases.push((new, text));
+    }
+    cases.push(tracked(
+        |new| New {
+            k: new.k.require_grad(),
+            ..new
+        },
+        "k is tracked by autodiff, but a cache has no gradients: use it without autodiff",
+    ));
+    cases.into_iter()
+}
+
+fn slots_bits(cache: &DynamicMaskCache) -> String {
+    let record = serde_json::to_string(&cache.to_record_sync()).unwrap();
+    format!("{record} {:?}", cache.lengths())
+}
+
+fn tokens_for_slots<B: Backend>(burn: &Burn<B>) {
+    let device = burn.device();
+    let options = AttentionOptions::new().with_keep_window(4);
+    let mut cache = DynamicMaskCacheConfig::new(2, 2, 16, options).init(device);
+    let new = New::tokens(device);
+    let _ = cache.step(new.q, new.k, new.v, new.scores);
+    let before = slots_bits(&cache);
+    for (new, text) in unfit(device) {
+        // Many tokens are checked on another way.
+        for repeat in [1, 20] {
+            let many = |x: Tensor<4>| x.repeat_dim(2, repeat);
+            let (q, k, v) = (
+                many(new.q.clone()),
+                many(new.k.clone()),
+                many(new.v.clone()),
+            );
+            let scores = new.scores.clone().repeat_dim(2, repeat);
+            let error = cache.try_step(q.clone(), k.clone(), v.clone(), scores.clone());
+            let error = error.unwrap_err().to_string();
+            if repeat == 1 {
+                assert_eq!(error, text);
+            }
+            assert_eq!(slots_bits(&cache), before, "{text}");
+            if !text.contains("quer") && !text.starts_with('q') {
+                assert_eq!(
+                    cache.try_append(k, v, scores).unwrap_err().to_string(),
+                    error
+                );
+                assert_eq!(slots_bits(&cache), before, "{text}");
+            }
+        }
+    }
+    let error = cache.try_reorder(&[0, 2]).unwrap_err().to_string();
+    assert_eq!(error, "there is no sequence 2: the cache has 2");
+    assert_eq!(slots_bits(&cache), before);
+
+    // Near the greatest position: a saved cache says how far it is.
+    let json = serde_json::to_value(cache.to_record_sync()).unwrap();
+    let mut record = json.clone();
+    let most = i32::MAX - 2;
+    record["seen"]["bytes"] = serde_json::to_value(
+        [most, most]
+            .iter()
+            .flat_map(|n| n.to_le_bytes())
+            .collect::<Vec<u8>>(),
+    )
+    .unwrap();
+    let record = serde_json::from_value(record).unwrap();
+    let mut cache = DynamicMaskCache::try_from_record(record, device).unwrap();
+    let before = slots_bits(&cache);
+    let new = New::tokens(device);
+    let error = cache.try_step(new.q, new.k, new.v, new.scores).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the cache has been given 2147483645 tokens: 3 more pass the greatest number of positions, 2147483647"
+    );
+    assert_eq!(slots_bits(&cache), before);
+}
+
+fn pages_bits(cache: &PagedCache) -> String {
+    let record = serde_json::to_string(&cache.to_record_sync()).unwrap();
+    format!("{record} {}", cache.bytes())
+}
+
+fn tokens_for_pages<B: Backend>(burn: &Burn<B>) {
+    let device = burn.device();
+    let config = PagedCacheConfig::new(2, 2, 16, 8)
+        .with_page_len(4)
+        .with_pages(3)
+        .with_grow_by(0);
+    let mut cache = config.init(device);
+    let step = |cache: &mut PagedCache, new: New, scores: bool| {
+        let scores = scores.then_some(new.scores);
+        cache.try_step(new.q, new.k, new.v, scores).map(drop)
+    };
+    step(&mut cache, New::tokens(device), false).unwrap();
+    let before = pages_bits(&cache);
+    for (new, text) in unfit(device) {
+        if text.starts_with("scores") {
+            continue;
+        }
+        assert_eq!(step(&mut cache, new, false).unwrap_err().to_string(), text);
+        assert_eq!(pages_bits(&cache), before, "{text}");
+    }
+    let error = step(&mut cache, New::tokens(device), true).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "scores must be given exactly if the cache has them, as slots do"
+    );
+    // 3 tokens of each sequence are held. 3 more want a second page for both, and one is free.
+    let error = step(&mut cache, New::tokens(device), false).unwrap_err();
+    assert_eq!(error.to_string(), "2 pages are needed, but the pool has 1");
+    assert_eq!(pages_bits(&cache), before);
+    assert!(cache.try_reorder(&[0, 0, 1, 1]).is_err());
+    assert!(cache.try_reorder(&[0, 7]).is_err());
+    assert_eq!(pages_bits(&cache), before);
+
+    // The table has room for 8 tokens of a sequence, whatever the pool has.
+    let mut cache = config.with_grow_by(4).init(device);
+    for _ in 0..2 {
+        step(&mut cache, New::tokens(device), false).unwrap();
+    }
+    let before = pages_bits(&cache);
+    let error = step(&mut cache, New::tokens(device), false).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the page table holds 6 tokens of 8: there is no room for 3 more"
+    );
+    assert_eq!(pages_bits(&cache), before);
+}
+
+fn configurations<B: Backend>(burn: &Burn<B>) {
+    let device = burn.device();
+    let options = AttentionOptions::new().with_keep_window(4);
+    let slots = |dim, options| {
+        DynamicMaskCacheConfig::new(1, 2, dim, options)
+            .try_init(device)
+            .unwrap_err()
+            .to_string()
+    };
+    assert_eq!(
+        slots(12, options),
+        "head dimension 12 is not supported: it must be a multiple of 8 from 8 to 256"
+    );
+    assert_eq!(
+        slots(16, options.with_keep_window(0)),
+        "the keep window must be at least 1"
+    );
+    assert_eq!(
+        slots(16, options.with_causal(false)),
+        "attention over a cache is causal"
+    );
+    assert_eq!(
+        slots(16, AttentionOptions::new()),
+        "the options keep all keys, but the cache keeps a window of them"
+    );
+    assert!(slots(16, options.with_softcap(-1.0)).starts_with("the softcap must be positive"));
+    let pages = |config: PagedCacheConfig| config.try_init(device).unwrap_err().to_string();
+    assert_eq!(
+        pages(PagedCacheConfig::new(1, 2, 16, 64).with_page_len(0)),
+        "a page must hold at least one token, and a sequence at least one page"
+    );
+    assert_eq!(
+        pages(PagedCacheConfig::new(1, 2, 16, 64).with_options(options)),
+        "the options keep 4 keys, but the cache keeps all"
+    );
+}

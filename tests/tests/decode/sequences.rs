@@ -1,0 +1,222 @@
+//! Sequences that grow token by token on the host, and what the oracle says of their last tokens.
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use flash_dma_problem::{AttentionOptions, ElementType, Problem};
+use flash_dma_reference::compare::{OUTPUT, compare, compare_lse};
+use flash_dma_reference::generate::{Scores, normal};
+use flash_dma_reference::select::selected;
+use flash_dma_reference::{Inputs, Rng};
+
+/// The heads and the type of all sequences.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    pub q_heads: usize,
+    pub kv_heads: usize,
+    pub dim: usize,
+    pub element: ElementType,
+}
+
+/// Everything that one sequence has been given, by head.
+#[derive(Clone, Debug, Default)]
+struct History {
+    k: Vec<Vec<f64>>,
+    v: Vec<Vec<f64>>,
+    scores: Vec<Vec<f64>>,
+}
+
+/// Sequences with the tokens they have been given.
+pub struct Sequences {
+    pub shape: Shape,
+    /// Keys a query keeps; `None` keeps all.
+    window: Option<usize>,
+    scored: bool,
+    options: AttentionOptions,
+    /// `[sequence][head]`: scores still to come, the next one last.
+    coming: Vec<Vec<Vec<f64>>>,
+    kind: Scores,
+    histories: Vec<History>,
+    rng: Rng,
+}
+
+/// New tokens of every sequence, on a device.
+#[derive(Clone)]
+pub struct Tokens {
+    pub q: Tensor<4>,
+    pub k: Tensor<4>,
+    pub v: Tensor<4>,
+    pub scores: Option<Tensor<3>>,
+    /// The queries on the host, `[sequence, q_heads, tokens, dim]`.
+    host_q: Vec<f64>,
+    count: usize,
+}
+
+pub fn dtype(element: ElementType) -> DType {
+    match element {
+        ElementType::F32 => DType::F32,
+        ElementType::F16 => DType::F16,
+        ElementType::Bf16 => DType::BF16,
+    }
+}
+
+impl Sequences {
+    /// `kind` is of the scores; without it there are none.
+    pub fn new(
+        shape: Shape,
+        batch: usize,
+        kind: Option<Scores>,
+        options: AttentionOptions,
+        seed: u64,
+    ) -> Self {
+        let mut sequences = Self {
+            shape,
+            window: options.keep_window,
+            scored: kind.is_some(),
+            options,
+            coming: Vec::new(),
+            kind: kind.unwrap_or(Scores::Normal),
+            histories: Vec::new(),
+            rng: Rng::new(seed),
+        };
+        sequences.histories = vec![sequences.empty(); batch];
+        sequences
+    }
+
+    pub fn batch(&self) -> usize {
+        self.histories.len()
+    }
+
+    pub fn lengths(&self) -> Vec<usize> {
+        self.histories
+            .iter()
+            .map(|h| h.k[0].len() / self.shape.dim)
+            .collect()
+    }
+
+    fn empty(&self) -> History {
+        let heads = vec![Vec::new(); self.shape.kv_heads];
+        History {
+            k: heads.clone(),
+            v: heads.clone(),
+            scores: heads,
+        }
+    }
+
+    pub fn reorder(&mut self, indices: &[usize]) {
+        self.histories = indices.iter().map(|&i| self.histories[i].clone()).collect();
+    }
+
+    pub fn reset(&mut self, sequence: usize) {
+        self.histories[sequence] = self.empty();
+    }
+
+    fn next_score(&mut self, sequence: usize, head: usize) -> f64 {
+        while self.coming.len() <= sequence {
+            self.coming.push(vec![Vec::new(); self.shape.kv_heads]);
+        }
+        if self.coming[sequence][head].is_empty() {
+            let mut scores = self.kind.head(64, &mut self.rng);
+            scores.reverse();
+            self.coming[sequence][head] = scores;
+        }
+        self.coming[sequence][head].pop().expect("just filled")
+    }
+
+    /// Gives every sequence `count` more tokens.
+    pub fn grow(&mut self, count: usize, device: &Device) -> Tokens {
+        let Shape {
+            q_heads,
+            kv_heads,
+            dim,
+            element,
+        } = self.shape;
+        let batch = self.batch();
+        let (mut k, mut v, mut scores) = (Vec::new(), Vec::new(), Vec::new());
+        for sequence in 0..batch {
+            for head in 0..kv_heads {
+                let rows = |rng: &mut Rng| normal(count * dim, 1.0, element, rng);
+                let (new_k, new_v) = (rows(&mut self.rng), rows(&mut self.rng));
+                let new: Vec<f64> = (0..count)
+                    .map(|_| self.next_score(sequence, head))
+                    .collect();
+                let history = &mut self.histories[sequence];
+                history.k[head].extend(&new_k);
+                history.v[head].extend(&new_v);
+                history.scores[head].extend(&new);
+                k.extend(new_k);
+                v.extend(new_v);
+                scores.extend(new);
+            }
+        }
+        let host_q = normal(batch * q_heads * count * dim, 1.0, element, &mut self.rng);
+        let upload = |values: &[f64], heads: usize| {
+            let values: Vec<f32> = values.iter().map(|&x| x as f32).collect();
+            let data = TensorData::new(values, [batch, heads, count, dim]);
+            Tensor::<4>::from_data(data, (device, dtype(element)))
+        };
+        let z: Vec<f32> = scores.iter().map(|&z| z as f32).collect();
+        Tokens {
+            q: upload(&host_q, q_heads),
+            k: upload(&k, kv_heads),
+            v: upload(&v, kv_heads),
+            scores: self.scored.then(|| {
+                let data = TensorData::new(z, [batch, kv_heads, count]);
+                Tensor::from_data(data, (device, DType::F32))
+            }),
+            host_q,
+            count,
+        }
+    }
+
+    /// Checks what a step gave the tokens that [`grow`](Self::grow) made last.
+    pub fn check(&self, tokens: &Tokens, out: Tensor<4>, lse: Tensor<3>) {
+        let Shape {
+            q_heads,
+            kv_heads,
+            dim,
+            element,
+        } = self.shape;
+        let count = tokens.count;
+        assert_eq!(out.dims(), [self.batch(), q_heads, count, dim]);
+        assert_eq!(out.dtype(), dtype(element));
+        let read = |values: TensorData| values.iter::<f64>().collect::<Vec<f64>>();
+        let (out, lse) = (read(out.into_data()), read(lse.into_data()));
+        let options = AttentionOptions {
+            keep_window: self.window,
+            ..self.options
+        };
+        for (sequence, history) in self.histories.iter().enumerate() {
+            let len = history.k[0].len() / dim;
+            let (q, kv) = ([1, q_heads, count, dim], [1, kv_heads, len, dim]);
+            let scores = self.scored.then_some(&kv[..3]);
+            let problem = Problem::new(&q, &kv, &kv, scores, element, &options).unwrap();
+            let rows = q_heads * count;
+            let values = rows * dim;
+            let part = sequence * values..(sequence + 1) * values;
+            let inputs = Inputs {
+                problem,
+                q: tokens.host_q[part.clone()].to_vec(),
+                k: history.k.concat(),
+                v: history.v.concat(),
+                scores: self.scored.then(|| history.scores.concat()),
+            };
+            let (exact, naive) = (inputs.forward(), inputs.naive_forward());
+            let at = format!("sequence {sequence}, tokens {}..{len}", len - count);
+            compare(
+                "out", &q, &out[part], &exact.out, &naive.out, element, OUTPUT,
+            )
+            .unwrap_or_else(|error| panic!("{at}: {error}"));
+            let lse = &lse[sequence * rows..(sequence + 1) * rows];
+            compare_lse(&problem.lse_shape(), lse, &exact.lse)
+                .unwrap_or_else(|error| panic!("{at}: {error}"));
+        }
+    }
+
+    /// The positions that each head keeps: `[sequence][head]`.
+    pub fn live(&self) -> Vec<Vec<Vec<usize>>> {
+        let window = self.window.unwrap_or(usize::MAX);
+        let head = |scores: &Vec<f64>| selected(scores, window, scores.len() as i64 - 1);
+        (self.histories.iter())
+            .map(|history| history.scores.iter().map(head).collect())
+            .collect()
+    }
+}
