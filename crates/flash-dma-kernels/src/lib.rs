@@ -17,7 +17,12 @@ mod tile;
 
 pub use args::{Gradients, Inputs, Saved, Selection};
 pub use backward::{backward, backward_engine, backward_on};
-pub use decode::{Pages, Slots, Tokens, append, append_pages, chunk_keys, decode, decode_pages};
+pub use decode::{
+    Cache, Pages, Slots, Tokens, append, append_pages, chunk_keys, decode, decode_engine,
+    decode_on, decode_pages,
+};
+#[doc(hidden)]
+pub use decode::{DecodeTuning, decode_tuned};
 pub use flash_dma_problem::{
     AppendProblem, AttentionError, AttentionOptions, CacheShape, DecodeProblem, ElementType,
     Problem, Storage, contiguous_strides,

@@ -1,5 +1,7 @@
 //! Calls that together launch every variant. A case only adds what no earlier one has launched.
 
+mod decoding;
+
 use crate::lists::{QueryTiles, live_keys, tile_key_lists};
 use crate::{
     AttentionOptions, ElementType, Engine, Gradients, Inputs, Problem, Saved, Selection,
@@ -28,6 +30,7 @@ const LONG_K_LEN: usize = 512 << 20;
 pub(super) fn all() -> Vec<Case> {
     let mut cases = selection();
     cases.extend(attention());
+    cases.extend(decoding::all());
     cases
 }
 

@@ -35,6 +35,15 @@ pub struct Pages {
     pub lengths: TensorBinding,
 }
 
+/// A cache of either kind.
+#[derive(Clone, Debug)]
+pub enum Cache {
+    /// The best keys of each kv head.
+    Slots(Slots),
+    /// All keys.
+    Pages(Pages),
+}
+
 /// New tokens, of any strides with a contiguous last axis.
 #[derive(Clone, Debug)]
 pub struct Tokens {

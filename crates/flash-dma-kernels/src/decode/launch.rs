@@ -1,10 +1,13 @@
 //! Host side of a decode step.
 
 use super::append::{commit, commit_pages, plan as plan_moves};
-use super::args::{Pages, Slots, Tokens};
+use super::args::{Cache, Pages, Slots, Tokens};
 use super::kernel::decode_kernel;
 use super::keys::DecodeBlueprint;
 use super::merge::merge;
+use super::mma::{DecodeMmaBlueprint, PartGrid, decode_mma_kernel};
+use crate::Engine;
+use crate::forward::mma::rows_are_chunks;
 use crate::scratch::scratch;
 use crate::tile::{
     Blueprint, Layout, address_type, check_grid, check_tensor, check_type, elem_type, vector_size,
@@ -44,9 +47,8 @@ pub fn decode(
     out: TensorBinding,
     lse: TensorBinding,
 ) -> Result<(), AttentionError> {
-    let step = Step::slots(q, slots, tokens, out, lse);
-    let plan = Plan::choose(client, problem, &step)?;
-    step.run(client, problem, plan)
+    let cache = Cache::Slots(slots);
+    step(client, problem, q, cache, tokens, out, lse)
 }
 
 /// A decode step over a cache of pages, as [`decode`]: query `t` attends to all that its sequence holds and to the
@@ -64,117 +66,250 @@ pub fn decode_pages(
     out: TensorBinding,
     lse: TensorBinding,
 ) -> Result<(), AttentionError> {
-    let step = Step::pages(q, pages, tokens, out, lse);
-    let plan = Plan::choose(client, problem, &step)?;
+    let cache = Cache::Pages(pages);
+    step(client, problem, q, cache, tokens, out, lse)
+}
+
+fn step(
+    client: &Client,
+    problem: &DecodeProblem,
+    q: TensorBinding,
+    cache: Cache,
+    tokens: Tokens,
+    out: TensorBinding,
+    lse: TensorBinding,
+) -> Result<(), AttentionError> {
+    let plan = Plan::choose(client, problem, &q, &tokens)?;
+    let step = Step {
+        q,
+        cache,
+        tokens,
+        out,
+        lse,
+    };
     step.run(client, problem, plan)
 }
 
-/// The cache of a step.
-#[derive(Clone, Debug)]
-pub(super) enum Cached {
-    Slots(Slots),
-    Pages(Pages),
+/// [`decode`] or [`decode_pages`] on a given engine.
+///
+/// # Errors
+///
+/// As these; further [`AttentionError::Unsupported`] if the engine does not serve the problem. There is no
+/// [`Engine::Wgmma`] for decoding: a step is bound by memory.
+pub fn decode_on(
+    engine: Engine,
+    client: &Client,
+    problem: &DecodeProblem,
+    q: TensorBinding,
+    cache: Cache,
+    tokens: Tokens,
+    out: TensorBinding,
+    lse: TensorBinding,
+) -> Result<(), AttentionError> {
+    let tuning = DecodeTuning::default();
+    decode_tuned(engine, tuning, client, problem, q, cache, tokens, out, lse)
+}
+
+/// The engine that [`decode`] and [`decode_pages`] run on: [`Engine::Mma`] if it serves the problem and
+/// [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE) does not leave it out, else [`Engine::Portable`].
+#[must_use]
+pub fn decode_engine(
+    client: &Client,
+    problem: &DecodeProblem,
+    q: &TensorBinding,
+    tokens: &Tokens,
+) -> Engine {
+    match Plan::choose(client, problem, q, tokens) {
+        Ok(Plan::Mma(..)) => Engine::Mma,
+        _ => Engine::Portable,
+    }
+}
+
+/// What tests and benchmarks fix of what [`decode_on`] chooses by rule.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DecodeTuning {
+    /// Cubes that share the keys of a kv head (and a tile of query rows).
+    pub cubes: Option<usize>,
+    /// Warps of a cube; [`Engine::Mma`] only, as what follows.
+    pub warps: Option<usize>,
+    /// Keys a tile, 16 or 32.
+    pub key_tile: Option<usize>,
+    /// Tiles of a warp in shared memory, at least 2.
+    pub stages: Option<usize>,
+}
+
+/// [`decode_on`] with some choices fixed.
+///
+/// # Errors
+///
+/// As [`decode_on`]; further [`AttentionError::Unsupported`] if the engine has no such choice.
+#[doc(hidden)]
+pub fn decode_tuned(
+    engine: Engine,
+    tuning: DecodeTuning,
+    client: &Client,
+    problem: &DecodeProblem,
+    q: TensorBinding,
+    cache: Cache,
+    tokens: Tokens,
+    out: TensorBinding,
+    lse: TensorBinding,
+) -> Result<(), AttentionError> {
+    let plan = Plan::of(engine, client, problem, &q, &tokens, tuning)?;
+    let step = Step {
+        q,
+        cache,
+        tokens,
+        out,
+        lse,
+    };
+    step.run(client, problem, plan)
 }
 
 /// The tensors of a step.
 #[derive(Clone, Debug)]
 pub(super) struct Step {
     pub q: TensorBinding,
-    pub cached: Cached,
+    pub cache: Cache,
     pub tokens: Tokens,
     pub out: TensorBinding,
     pub lse: TensorBinding,
 }
 
-/// An engine's configuration, and into how many parts the keys are split.
+/// An engine, its configuration and its cubes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Plan {
-    pub blueprint: DecodeBlueprint,
-    pub parts: usize,
+pub(super) enum Plan {
+    /// Into how many parts the keys are split.
+    Portable(DecodeBlueprint, usize),
+    Mma(DecodeMmaBlueprint, PartGrid),
 }
 
 impl Plan {
-    pub(super) fn choose(
+    fn choose(
         client: &Client,
         problem: &DecodeProblem,
-        _step: &Step,
+        q: &TensorBinding,
+        tokens: &Tokens,
+    ) -> Result<Self, AttentionError> {
+        let of = |engine| Self::of(engine, client, problem, q, tokens, Default::default());
+        if Engine::tensor_cores()?.contains(&Engine::Mma)
+            && let Ok(plan) = of(Engine::Mma)
+        {
+            return Ok(plan);
+        }
+        of(Engine::Portable)
+    }
+
+    fn of(
+        engine: Engine,
+        client: &Client,
+        problem: &DecodeProblem,
+        q: &TensorBinding,
+        tokens: &Tokens,
+        tuning: DecodeTuning,
+    ) -> Result<Self, AttentionError> {
+        let rows = problem.group() * problem.append.tokens;
+        let plan = match engine {
+            Engine::Portable => return Self::portable(client, problem, rows, tuning),
+            Engine::Mma => Self::mma(client, problem, rows, tuning),
+            Engine::Wgmma => None,
+        };
+        let size = problem.append.cache.element.size();
+        let cache = problem.append.cache;
+        plan.filter(|_| {
+            [q, &tokens.k, &tokens.v]
+                .iter()
+                .all(|tensor| rows_are_chunks(tensor, size))
+        })
+        .ok_or_else(|| AttentionError::Unsupported {
+            what: format!(
+                "the {engine:?} engine for decoding {} of head dimension {}",
+                cache.element, cache.head_dim
+            ),
+        })
+    }
+
+    fn portable(
+        client: &Client,
+        problem: &DecodeProblem,
+        rows: usize,
+        tuning: DecodeTuning,
     ) -> Result<Self, AttentionError> {
         let hardware = &client.properties().hardware;
         let cache = problem.append.cache;
-        let rows = problem.group() * problem.append.tokens;
-        let tile = Blueprint::choose_rows(
-            rows,
-            cache.head_dim,
-            cache.has_scores(),
-            problem.softcap.is_some(),
-            hardware,
-        )?;
+        let (sparse, softcap) = (cache.has_scores(), problem.softcap.is_some());
+        let tile = Blueprint::choose_rows(rows, cache.head_dim, sparse, softcap, hardware)?;
+        let blueprint = DecodeBlueprint {
+            tile,
+            paged: !sparse,
+        };
         let cubes = cache.batch * cache.kv_heads * rows.div_ceil(tile.outer_rows());
-        Ok(Self {
-            blueprint: DecodeBlueprint {
-                tile,
-                paged: !cache.has_scores(),
-            },
-            parts: parts(cache.capacity(), cubes, 4, hardware),
-        })
+        let parts = parts(cache.capacity(), cubes, hardware);
+        Ok(Self::Portable(blueprint, tuning.cubes.unwrap_or(parts)))
+    }
+
+    fn mma(
+        client: &Client,
+        problem: &DecodeProblem,
+        rows: usize,
+        tuning: DecodeTuning,
+    ) -> Option<Self> {
+        let properties = client.properties();
+        let chosen = DecodeMmaBlueprint::choose(problem, properties)?;
+        let blueprint = DecodeMmaBlueprint {
+            warps: tuning.warps.unwrap_or(chosen.warps),
+            key_tile: tuning.key_tile.unwrap_or(chosen.key_tile),
+            stages: tuning.stages.unwrap_or(chosen.stages),
+            ..chosen
+        };
+        if !blueprint.serves(problem, &properties.hardware) {
+            return None;
+        }
+        let mut grid = blueprint.grid(problem, rows, &properties.hardware);
+        grid.cubes = tuning.cubes.unwrap_or(grid.cubes);
+        Some(Self::Mma(blueprint, grid))
+    }
+
+    /// Parts of the keys.
+    fn parts(&self) -> usize {
+        match self {
+            Self::Portable(_, parts) => *parts,
+            Self::Mma(_, grid) => grid.parts(),
+        }
+    }
+
+    /// Cubes along each axis.
+    fn cubes(&self, problem: &DecodeProblem) -> [usize; 3] {
+        match self {
+            Self::Portable(blueprint, parts) => {
+                let cache = problem.append.cache;
+                let rows = problem.group() * problem.append.tokens;
+                let tiles = rows.div_ceil(blueprint.tile.outer_rows());
+                [*parts, cache.batch * cache.kv_heads, tiles]
+            }
+            Self::Mma(_, grid) => grid.cube_count(),
+        }
     }
 }
 
-/// Parts of the keys of every kv head: enough that `cubes` of one part each become `resident` a multiprocessor, but
-/// none of less than [`LEAST_KEYS`] keys. They follow from what the cache has room for, not from what it holds, so that
-/// the launches of a step never change.
-pub(super) fn parts(
-    capacity: usize,
-    cubes: usize,
-    resident: usize,
-    hardware: &HardwareProperties,
-) -> usize {
+/// Parts of the keys of every kv head for the portable engine: enough that `cubes` of one part each become four a
+/// multiprocessor, but none of less than [`LEAST_KEYS`] keys. They follow from what the cache has room for, not from
+/// what it holds, so that the launches of a step never change.
+fn parts(capacity: usize, cubes: usize, hardware: &HardwareProperties) -> usize {
     let processors = hardware.num_streaming_multiprocessors.unwrap_or(1) as usize;
-    let places = processors * resident;
-    (places / cubes.max(1))
+    (4 * processors / cubes.max(1))
         .min(capacity.div_ceil(LEAST_KEYS))
         .max(1)
 }
 
 impl Step {
-    pub(super) fn slots(
-        q: TensorBinding,
-        slots: Slots,
-        tokens: Tokens,
-        out: TensorBinding,
-        lse: TensorBinding,
-    ) -> Self {
-        Self {
-            q,
-            cached: Cached::Slots(slots),
-            tokens,
-            out,
-            lse,
-        }
-    }
-
-    pub(super) fn pages(
-        q: TensorBinding,
-        pages: Pages,
-        tokens: Tokens,
-        out: TensorBinding,
-        lse: TensorBinding,
-    ) -> Self {
-        Self {
-            q,
-            cached: Cached::Pages(pages),
-            tokens,
-            out,
-            lse,
-        }
-    }
-
     fn check(&self, client: &Client, problem: &DecodeProblem) -> Result<(), AttentionError> {
         let cache = &problem.append.cache;
         check_type(client, cache.element)?;
-        match &self.cached {
-            Cached::Slots(slots) => slots.check(cache)?,
-            Cached::Pages(pages) => pages.check(cache)?,
+        match &self.cache {
+            Cache::Slots(slots) => slots.check(cache)?,
+            Cache::Pages(pages) => pages.check(cache)?,
         }
         self.tokens.check(&problem.append)?;
         let (size, shape) = (cache.element.size(), problem.q_shape());
@@ -193,29 +328,27 @@ impl Step {
     ) -> Result<(), AttentionError> {
         self.check(client, problem)?;
         let append = &problem.append;
-        let rows = problem.group() * append.tokens;
-        let tiles = rows.div_ceil(plan.blueprint.tile.outer_rows());
-        let heads = append.cache.batch * append.cache.kv_heads;
-        check_grid(client, BINDINGS, [plan.parts, heads, tiles])?;
+        check_grid(client, BINDINGS, plan.cubes(problem))?;
         if append.cache.batch * append.tokens == 0 {
             return Ok(());
         }
-        let moves = match &self.cached {
-            Cached::Slots(slots) => Some(plan_moves(client, append, slots, &self.tokens)),
-            Cached::Pages(_) => None,
+        let moves = match &self.cache {
+            Cache::Slots(slots) => Some(plan_moves(client, append, slots, &self.tokens)),
+            Cache::Pages(_) => None,
         };
         let [batch, heads, len, dim] = problem.q_shape();
-        let part_out = scratch(client, [plan.parts, batch, heads, len, dim]);
-        let part_lse = scratch(client, [plan.parts, batch, heads, len]);
+        let parts = plan.parts();
+        let part_out = scratch(client, [parts, batch, heads, len, dim]);
+        let part_lse = scratch(client, [parts, batch, heads, len]);
         self.launch(client, problem, plan, moves.as_ref(), &part_out, &part_lse);
-        let parts = [part_out, part_lse];
-        merge(client, problem, plan.parts, parts, self.out, self.lse);
-        match (self.cached, moves) {
-            (Cached::Slots(slots), Some(moves)) => {
+        let outputs = [part_out, part_lse];
+        merge(client, problem, parts, outputs, self.out, self.lse);
+        match (self.cache, moves) {
+            (Cache::Slots(slots), Some(moves)) => {
                 commit(client, append, slots, self.tokens, moves);
             }
-            (Cached::Pages(pages), _) => commit_pages(client, append, pages, self.tokens),
-            (Cached::Slots(_), None) => unreachable!("slots have a plan"),
+            (Cache::Pages(pages), _) => commit_pages(client, append, pages, self.tokens),
+            (Cache::Slots(_), None) => unreachable!("slots have a plan"),
         }
         Ok(())
     }
@@ -232,8 +365,8 @@ impl Step {
         let append = &problem.append;
         let element = append.cache.element;
         // What a kind of cache does not have stands for what the kernel does not read.
-        let (k, v, score, new_scores, places, lengths, max_pages) = match &self.cached {
-            Cached::Slots(slots) => (
+        let (k, v, score, new_scores, places, lengths, max_pages) = match &self.cache {
+            Cache::Slots(slots) => (
                 &slots.k,
                 &slots.v,
                 &slots.score,
@@ -242,7 +375,7 @@ impl Step {
                 &slots.seen,
                 0,
             ),
-            Cached::Pages(pages) => {
+            Cache::Pages(pages) => {
                 let Storage::Pages { max_pages, .. } = append.cache.storage else {
                     unreachable!("the cache was checked to have pages");
                 };
@@ -256,22 +389,20 @@ impl Step {
         let size = element.size();
         let words = [part_out, part_lse, score, new_scores, places];
         let address = address_type(&typed, size).max(address_type(&words, 4));
-        let rows = problem.group() * append.tokens;
-        let tile = plan.blueprint.tile;
-        let grid = CubeCount::Static(
-            plan.parts as u32,
-            (append.cache.batch * append.cache.kv_heads) as u32,
-            rows.div_ceil(tile.outer_rows()) as u32,
-        );
-        // SAFETY: every buffer was checked to hold the shape and strides that the kernel indexes by, and the parts
-        // hold the rows of the outputs.
+        let [x, y, z] = plan.cubes(problem).map(|n| n as u32);
+        let grid = CubeCount::Static(x, y, z);
+        // One list of arguments: the kernels take the same.
+        macro_rules! launch {
+    ($kernel:ident, $dim:expr, [$($vector:expr)?], $out:ident, $blueprint:expr) => {
+        // SAFETY: every buffer was checked to hold the shape and strides that the kernels index by, the parts
+        // hold the rows of the outputs, and the plan holds slots of the cache.
         unsafe {
-            decode_kernel::launch_unchecked(
+            $kernel::launch_unchecked(
                 client,
                 grid,
-                tile.cube_dim(),
+                $dim,
                 address,
-                vector_size(&typed, size),
+                $($vector,)?
                 self.q.clone().into_tensor_arg(),
                 k.clone().into_tensor_arg(),
                 v.clone().into_tensor_arg(),
@@ -281,14 +412,26 @@ impl Step {
                 new_scores.clone().into_tensor_arg(),
                 places.clone().into_buffer_arg(),
                 lengths.clone().into_buffer_arg(),
-                part_out.clone().into_tensor_arg(),
+                part_out.clone().$out(),
                 part_lse.clone().into_buffer_arg(),
                 problem.scale,
                 problem.softcap.unwrap_or(1.0),
                 max_pages as u32,
-                plan.blueprint,
+                $blueprint,
                 elem_type(element),
-            );
+            )
+        }
+    };
+}
+        match plan {
+            Plan::Portable(blueprint, _) => {
+                let (dim, vector) = (blueprint.tile.cube_dim(), vector_size(&typed, size));
+                launch!(decode_kernel, dim, [vector], into_tensor_arg, blueprint);
+            }
+            Plan::Mma(blueprint, _) => {
+                let dim = blueprint.cube_dim();
+                launch!(decode_mma_kernel, dim, [], into_buffer_arg, blueprint);
+            }
         }
     }
 }

@@ -50,7 +50,7 @@ fn merge_parts_kernel<E: Float>(
     }
     shared[unit] = greatest;
     sync_cube();
-    let mut half = comptime!(units / 2);
+    let mut half = usize::new(comptime!(units as i64 / 2));
     while half > 0 {
         if unit < half {
             shared[unit] = max(shared[unit], shared[unit + half]);

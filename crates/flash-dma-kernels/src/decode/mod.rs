@@ -25,11 +25,12 @@ mod kernel;
 mod keys;
 mod launch;
 mod merge;
+mod mma;
 mod plan;
 #[cfg(test)]
 mod tests;
 
 pub use append::{append, append_pages};
-pub use args::{Pages, Slots, Tokens};
+pub use args::{Cache, Pages, Slots, Tokens};
 pub use chunk::chunk_keys;
-pub use launch::{decode, decode_pages};
+pub use launch::{DecodeTuning, decode, decode_engine, decode_on, decode_pages, decode_tuned};

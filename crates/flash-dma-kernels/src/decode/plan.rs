@@ -104,7 +104,7 @@ pub(super) fn plan_kernel(
     for token in 0..tokens {
         candidates.enter(unit);
         sync_cube();
-        let mut half = comptime!(units as u32 / 2);
+        let mut half = u32::new(comptime!(units as i64 / 2));
         while half > 0u32 {
             if unit < half as usize {
                 candidates.keep_worse(unit, unit + half as usize);

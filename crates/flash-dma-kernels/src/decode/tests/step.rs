@@ -5,7 +5,7 @@ use crate::decode::keys::DecodeBlueprint;
 use crate::decode::launch::{Plan, Step};
 use crate::tile::testing::{Output, Placement, client, upload};
 use crate::tile::{Blueprint, micro};
-use crate::{Tokens, decode, decode_pages};
+use crate::{Cache, DecodeTuning, Engine, Tokens, decode, decode_pages, decode_tuned};
 use cubecl::client::Client;
 use flash_dma_problem::{AttentionError, AttentionOptions, CacheShape, ElementType, Problem};
 use flash_dma_reference::compare::{OUTPUT, compare, compare_lse};
@@ -130,12 +130,24 @@ impl Case {
                 Some(cache) => self.run(
                     &client,
                     &problem,
-                    Step::slots(query, cache.slots(), given, o, l),
+                    Step {
+                        q: query,
+                        cache: Cache::Slots(cache.slots()),
+                        tokens: given,
+                        out: o,
+                        lse: l,
+                    },
                 ),
                 None => self.run(
                     &client,
                     &problem,
-                    Step::pages(query, pages.pages(), given, o, l),
+                    Step {
+                        q: query,
+                        cache: Cache::Pages(pages.pages()),
+                        tokens: given,
+                        out: o,
+                        lse: l,
+                    },
                 ),
             }
 
@@ -160,9 +172,19 @@ impl Case {
     }
 
     fn run(&self, client: &Client, problem: &crate::DecodeProblem, step: Step) {
-        let mut plan = Plan::choose(client, problem, &step).unwrap();
-        plan.parts = self.parts.unwrap_or(plan.parts);
-        step.run(client, problem, plan).unwrap();
+        let tuning = DecodeTuning {
+            cubes: self.parts,
+            ..Default::default()
+        };
+        let Step {
+            q,
+            cache,
+            tokens,
+            out,
+            lse,
+        } = step;
+        let engine = Engine::Portable;
+        decode_tuned(engine, tuning, client, problem, q, cache, tokens, out, lse).unwrap();
     }
 }
 
@@ -287,23 +309,16 @@ fn cooperating_units_match_the_oracle() {
         let problem = shape
             .decode(&q, &new, &new, z, F32, from, &options)
             .unwrap();
-        let step = Step::slots(
-            up(&query, &q),
-            cache.slots(),
-            given,
-            out.binding(),
-            lse.binding(),
-        );
+        let step = Step {
+            q: up(&query, &q),
+            cache: Cache::Slots(cache.slots()),
+            tokens: given,
+            out: out.binding(),
+            lse: lse.binding(),
+        };
         let blueprint = DecodeBlueprint { tile, paged: false };
-        step.run(
-            &client,
-            &problem,
-            Plan {
-                blueprint,
-                parts: 2,
-            },
-        )
-        .unwrap();
+        step.run(&client, &problem, Plan::Portable(blueprint, 2))
+            .unwrap();
 
         let to = from + 5;
         let k = [2, 2, to, dim];

@@ -1,0 +1,162 @@
+//! Appending to caches and decode steps.
+
+use super::{Case, HEADS, case, tensor};
+use crate::{
+    AttentionOptions, Cache, CacheShape, ElementType, Engine, Pages, Slots, Storage, Tokens,
+    append, append_pages, chunk_keys, decode_on,
+};
+use cubecl::client::Client;
+use cubecl::prelude::TensorBinding;
+
+/// Slots of a head, and tokens of a page.
+const WINDOW: usize = 2048;
+const PAGE: usize = 256;
+
+pub(super) fn all() -> Vec<Case> {
+    use ElementType::{Bf16, F16, F32};
+    let mut cases = Vec::new();
+    for (element, head_dim, paged) in [
+        (Bf16, 32, false),
+        (Bf16, 64, false),
+        (Bf16, 64, true),
+        (Bf16, 96, false),
+        (Bf16, 128, false),
+        (Bf16, 128, true),
+        (Bf16, 256, false),
+        (F16, 128, false),
+        (F32, 128, false),
+        (F32, 128, true),
+    ] {
+        let kind = if paged { "pages" } else { "slots" };
+        let name = format!("decode-{element}-d{head_dim}-{kind}");
+        cases.push(case(name, move |client| {
+            let call = Decoding::new(element, head_dim, paged);
+            call.append(client);
+            call.step(client, 1, AttentionOptions::new());
+            call.step(client, 16, AttentionOptions::new());
+        }));
+    }
+    cases.push(case("decode-bf16-d128-softcap".into(), |client| {
+        let call = Decoding::new(Bf16, 128, false);
+        call.step(client, 1, AttentionOptions::new().with_softcap(30.0));
+    }));
+    // Pages that pass 32-bit indices.
+    cases.push(case("decode-bf16-d128-64bit".into(), |client| {
+        let mut call = Decoding::new(Bf16, 128, true);
+        call.pages = 1 << 16;
+        call.append(client);
+        call.step(client, 1, AttentionOptions::new());
+    }));
+    cases
+}
+
+#[derive(Clone, Copy)]
+struct Decoding {
+    element: ElementType,
+    head_dim: usize,
+    paged: bool,
+    pages: usize,
+}
+
+impl Decoding {
+    fn new(element: ElementType, head_dim: usize, paged: bool) -> Self {
+        Self {
+            element,
+            head_dim,
+            paged,
+            pages: 1024,
+        }
+    }
+
+    fn shape(&self) -> CacheShape {
+        let (element, head_dim) = (self.element, self.head_dim);
+        if self.paged {
+            let sizes = [self.pages, PAGE, self.pages];
+            CacheShape::pages(1, HEADS, sizes, head_dim, element)
+        } else {
+            CacheShape::slots(1, HEADS, WINDOW, head_dim, element)
+        }
+        .expect("a valid cache")
+    }
+
+    fn cache(&self, client: &Client) -> Cache {
+        let shape = self.shape();
+        let kv = shape.kv_shape();
+        let rows = || tensor(client, kv, self.element.size());
+        let words = || tensor(client, [1, HEADS, WINDOW], 4);
+        match shape.storage {
+            Storage::Pages { max_pages, .. } => Cache::Pages(Pages {
+                k: rows(),
+                v: rows(),
+                table: tensor(client, [1, max_pages], 4),
+                lengths: tensor(client, [1], 4),
+            }),
+            _ => Cache::Slots(Slots {
+                k: rows(),
+                v: rows(),
+                score: words(),
+                position: words(),
+                seen: tensor(client, [1], 4),
+            }),
+        }
+    }
+
+    fn tokens(&self, client: &Client, tokens: usize) -> Tokens {
+        let new = [1, HEADS, tokens, self.head_dim];
+        let rows = || tensor(client, new, self.element.size());
+        Tokens {
+            k: rows(),
+            v: rows(),
+            scores: (!self.paged).then(|| tensor(client, [1, HEADS, tokens], 4)),
+        }
+    }
+
+    /// A prefill.
+    fn append(&self, client: &Client) {
+        const LEN: usize = 4096;
+        let (shape, new) = (self.shape(), [1, HEADS, LEN, self.head_dim]);
+        let scores = (!self.paged).then_some(&new[..3]);
+        let problem = shape
+            .append(&new, &new, scores, self.element, 0)
+            .expect("a valid append");
+        let tokens = self.tokens(client, LEN);
+        match self.cache(client) {
+            Cache::Pages(pages) => append_pages(client, &problem, pages, tokens),
+            Cache::Slots(slots) => {
+                let all = [1, HEADS, WINDOW + LEN, self.head_dim];
+                let rows = || -> TensorBinding { tensor(client, all, self.element.size()) };
+                let scores = tensor(client, [1, HEADS, WINDOW + LEN], 4);
+                let (given, cached) = (tokens.clone(), slots.clone());
+                chunk_keys(client, &problem, cached, given, rows(), rows(), scores)
+                    .expect("a valid chunk");
+                append(client, &problem, slots, tokens)
+            }
+        }
+        .expect("a valid append");
+    }
+
+    fn step(&self, client: &Client, tokens: usize, options: AttentionOptions) {
+        let q = [1, 4 * HEADS, tokens, self.head_dim];
+        let new = [1, HEADS, tokens, self.head_dim];
+        let scores = (!self.paged).then_some(&new[..3]);
+        let options = AttentionOptions {
+            keep_window: (!self.paged).then_some(WINDOW),
+            ..options
+        };
+        let problem = self
+            .shape()
+            .decode(&q, &new, &new, scores, self.element, 0, &options)
+            .expect("a valid step");
+        for engine in [Engine::Portable, Engine::Mma] {
+            let rows = || tensor(client, q, self.element.size());
+            let lse = tensor(client, problem.lse_shape(), 4);
+            let (cache, tokens) = (self.cache(client), self.tokens(client, tokens));
+            let result = decode_on(engine, client, &problem, rows(), cache, tokens, rows(), lse);
+            // The tensor cores do not serve f32.
+            assert!(
+                result.is_ok() || engine == Engine::Mma,
+                "{result:?} of {problem:?}"
+            );
+        }
+    }
+}

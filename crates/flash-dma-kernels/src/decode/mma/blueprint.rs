@@ -1,0 +1,181 @@
+//! The comptime configuration of the tensor-core decode kernel, and the rule that chooses it.
+
+use crate::tile::elem_type;
+use crate::tile::mma::Shape;
+use cubecl::CubeDim;
+use cubecl::ir::features::MmaConfig;
+use cubecl::ir::{DeviceProperties, HardwareProperties};
+use cubecl::prelude::*;
+use flash_dma_problem::{DecodeProblem, ElementType, Storage};
+
+/// Rows of a fragment.
+pub(super) const ROWS: usize = 16;
+
+/// Elements of a 16-byte chunk.
+pub(super) const CHUNK: usize = 8;
+
+/// Key tiles that are worth a warp of their own.
+const LEAST_TILES: usize = 2;
+
+/// What is fixed when the kernel is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct DecodeMmaBlueprint {
+    /// The element type; f16 or bf16.
+    pub element: ElementType,
+    /// Elements a row; a multiple of 32.
+    pub head_dim: usize,
+    /// Warps a cube; a power of two. Each has a part of the keys.
+    pub warps: usize,
+    /// Keys a tile; 16 or 32.
+    pub key_tile: usize,
+    /// Key tiles of a warp copied ahead, and the one in use.
+    pub stages: usize,
+    /// The cache has pages, not slots.
+    pub paged: bool,
+    /// Whether the scaled product is capped.
+    pub softcap: bool,
+}
+
+impl DecodeMmaBlueprint {
+    /// The configuration for `problem`, or `None` if this engine does not serve it: f16 and bf16 on a device with
+    /// `mma.sync` and `cp.async`, head dimensions in steps of 32, pages of whole key tiles.
+    ///
+    /// Two tiles of 8 KiB ahead of each of eight warps are four times what a multiprocessor of an H200 must have under
+    /// way to keep the memory busy.
+    pub(crate) fn choose(problem: &DecodeProblem, properties: &DeviceProperties) -> Option<Self> {
+        let cache = problem.append.cache;
+        let element = elem_type(cache.element);
+        let instruction = MmaConfig {
+            a_type: element,
+            b_type: element,
+            cd_type: f32::elem_type_native(),
+            m: 16,
+            n: 8,
+            k: 16,
+        };
+        let features = &properties.features;
+        let served = cache.element != ElementType::F32
+            && cache.head_dim.is_multiple_of(32)
+            && features.matmul.mma.contains(&instruction)
+            && features.matmul.ldmatrix.contains(&element)
+            && features.copy_async;
+        let blueprint = Self {
+            element: cache.element,
+            head_dim: cache.head_dim,
+            warps: 4,
+            key_tile: if cache.head_dim <= 64 { 32 } else { 16 },
+            stages: 3,
+            paged: !cache.has_scores(),
+            softcap: problem.softcap.is_some(),
+        };
+        (served && blueprint.serves(problem, &properties.hardware)).then_some(blueprint)
+    }
+
+    /// Whether pages are whole tiles and the stages fit the device.
+    pub(crate) fn serves(&self, problem: &DecodeProblem, hardware: &HardwareProperties) -> bool {
+        let whole = match problem.append.cache.storage {
+            Storage::Pages { page_len, .. } => page_len.is_multiple_of(self.key_tile),
+            _ => true,
+        };
+        whole && self.shared_bytes() <= hardware.max_shared_memory_size
+    }
+
+    /// Shared memory of a cube: keys, values and scores of every stage of every warp.
+    pub(crate) fn shared_bytes(&self) -> usize {
+        self.warps * self.stages * self.key_tile * (4 * self.head_dim + 4)
+    }
+
+    /// 16-byte chunks of a row.
+    pub(crate) fn chunks(&self) -> usize {
+        self.head_dim / CHUNK
+    }
+
+    /// Chunks of a stage.
+    pub(super) fn stage_chunks(&self) -> usize {
+        self.key_tile * self.chunks()
+    }
+
+    /// Chunks that a lane copies of a tile of keys, and of values.
+    pub(super) fn copies(&self) -> usize {
+        self.stage_chunks() / 32
+    }
+
+    /// `Q K^T`: 16 rows by a tile of keys.
+    pub(super) fn scores_shape(&self) -> Shape {
+        Shape {
+            element: self.element,
+            fragments: 1,
+            blocks: self.key_tile / 16,
+            columns: self.head_dim,
+            transposed: false,
+            column: 0,
+            cleaned: false,
+        }
+    }
+
+    /// `P V`: 16 rows by 32 columns, over 16 keys.
+    pub(super) fn output_shape(&self) -> Shape {
+        Shape {
+            blocks: 2,
+            transposed: true,
+            ..self.scores_shape()
+        }
+    }
+
+    /// The units as CubeCL lays them out: lanes along x, warps along y.
+    pub(crate) fn cube_dim(&self) -> CubeDim {
+        CubeDim::new_2d(32, self.warps as u32)
+    }
+
+    /// The cubes of a step with `rows` query rows a kv head.
+    pub(crate) fn grid(
+        &self,
+        problem: &DecodeProblem,
+        rows: usize,
+        hardware: &HardwareProperties,
+    ) -> PartGrid {
+        let cache = problem.append.cache;
+        let heads = cache.batch * cache.kv_heads;
+        let row_tiles = rows.div_ceil(ROWS);
+        let processors = hardware.num_streaming_multiprocessors.unwrap_or(1) as usize;
+        let resident = (hardware.max_shared_memory_size / self.shared_bytes()).clamp(1, 4);
+        let tiles = cache.capacity().div_ceil(self.key_tile);
+        let cubes = (processors * resident / (heads * row_tiles).max(1))
+            .min(tiles.div_ceil(self.warps * LEAST_TILES))
+            .max(1);
+        PartGrid {
+            heads,
+            row_tiles,
+            cubes,
+            warps: self.warps,
+        }
+    }
+}
+
+/// How the keys are split: `cubes` cubes of `warps` warps a (kv head, 16 query rows), each warp a part, and a part for
+/// the newcomers.
+///
+/// They follow from what the cache has room for, not from what it holds, so that the launches of a step never change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PartGrid {
+    /// Kv heads of all sequences.
+    pub heads: usize,
+    /// Tiles of 16 query rows a kv head.
+    pub row_tiles: usize,
+    /// Cubes that share the keys of a kv head.
+    pub cubes: usize,
+    /// Warps of a cube.
+    pub warps: usize,
+}
+
+impl PartGrid {
+    /// Parts of the keys, the newcomers' included.
+    pub(crate) fn parts(&self) -> usize {
+        self.cubes * self.warps + 1
+    }
+
+    /// Cubes along each axis: kv heads, parts, row tiles. The newcomers' are the first of the parts.
+    pub(crate) fn cube_count(&self) -> [usize; 3] {
+        [self.heads, self.cubes + 1, self.row_tiles]
+    }
+}

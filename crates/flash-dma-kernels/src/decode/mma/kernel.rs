@@ -1,0 +1,345 @@
+//! The tensor-core kernel of a decode step.
+
+use super::blueprint::{DecodeMmaBlueprint, ROWS};
+use super::newcomers::attend_newcomers;
+use super::stream::{Held, NextTile, WarpStages, start_copies};
+use crate::forward::mma::{LogitScale, exp_of};
+use crate::tile::mma::{
+    Chunk, LanePlace, any_lane, commit_copies, multiply, quad_max, quad_sum, wait_copies,
+};
+use crate::tile::wgmma::pack;
+use cubecl::prelude::*;
+
+/// How far the maximum of a row may rise above the reference of its probabilities before the row is rescaled, as in
+/// the forward pass: `e^5.5` is far from any overflow.
+const SLACK: f32 = 5.5;
+
+/// A query row of a tile: row `r` of a kv head is head `r % group` of token `r / group`.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct StepRow {
+    pub token: usize,
+    /// Among the query heads of a sequence.
+    pub head: usize,
+    pub valid: bool,
+}
+
+#[cube]
+impl StepRow {
+    /// Row `r` of the 16 of `CUBE_POS_Z`; one that is none is row 0.
+    pub(super) fn new(r: usize, held: &Held, group: usize) -> StepRow {
+        let row = CUBE_POS_Z as usize * ROWS + r;
+        let valid = row < group * held.tokens;
+        let at = select(valid, row, 0);
+        StepRow {
+            token: at / group,
+            head: held.head * group + at % group,
+            valid,
+        }
+    }
+}
+
+/// Attention over the keys of kv head `CUBE_POS_X`, counted over all sequences, of the 16 query rows `CUBE_POS_Z`. The
+/// cubes `CUBE_POS_Y = 0` own the newcomers; of the others every warp owns a part of what the cache held
+/// before the step, and writes the output and LSE of its rows over it. Part 0 is the newcomers'.
+///
+/// | buffer | layout |
+/// |---|---|
+/// | `q` | `[batch, q_heads, tokens, head_dim]`, strides in steps of 2 elements |
+/// | `k`, `v` | the cache's, contiguous `[batch, kv_heads, window, head_dim]` or `[pages, kv_heads, page_len, head_dim]` |
+/// | `new_k`, `new_v` | `[batch, kv_heads, tokens, head_dim]`, strides and begin in steps of 16 bytes |
+/// | `score` | slots: contiguous `[batch, kv_heads, window]` |
+/// | `new_scores` | slots: `[batch, kv_heads, tokens]`, last axis contiguous |
+/// | `places` | slots: the plan, contiguous `[batch * kv_heads, tokens]` of entries; pages: the table, contiguous `[batch, max_pages]` |
+/// | `lengths` | pages: `[batch]` |
+/// | `out` | contiguous `[parts, batch, q_heads, tokens, head_dim]`, overwritten |
+/// | `lse` | contiguous `[parts, batch, q_heads, tokens]`, overwritten |
+///
+/// What is said of slots is not read with pages, and conversely.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(crate) fn decode_mma_kernel<E: Float>(
+    q: &Tensor<Vector<E, Const<2>>>,
+    k: &Tensor<Chunk<E>>,
+    v: &Tensor<Chunk<E>>,
+    new_k: &Tensor<Chunk<E>>,
+    new_v: &Tensor<Chunk<E>>,
+    score: &[f32],
+    new_scores: &Tensor<f32>,
+    places: &[i32],
+    lengths: &[i32],
+    out: &mut [Vector<f32, Const<2>>],
+    lse: &mut [f32],
+    scale: f32,
+    softcap: f32,
+    max_pages: u32,
+    #[comptime] bp: DecodeMmaBlueprint,
+    #[define(E)] _element: ElemType,
+) {
+    let held = Held::of_cube::<E>(k, new_k, lengths, max_pages, bp.paged);
+    let group = q.shape(1) / new_k.shape(1);
+    let logit_scale = LogitScale::new(scale, softcap, bp.softcap);
+    if CUBE_POS_Y == 0 {
+        attend_newcomers::<E>(
+            q,
+            k,
+            v,
+            new_k,
+            new_v,
+            score,
+            new_scores,
+            places,
+            &held,
+            group,
+            &logit_scale,
+            out,
+            lse,
+            bp,
+        );
+    } else {
+        attend_held::<E>(
+            q,
+            k,
+            v,
+            score,
+            places,
+            &held,
+            group,
+            &logit_scale,
+            out,
+            lse,
+            bp,
+        );
+    }
+}
+
+/// What all rows attend to, this warp's part of it.
+#[cube]
+fn attend_held<E: Float>(
+    q: &Tensor<Vector<E, Const<2>>>,
+    k: &Tensor<Chunk<E>>,
+    v: &Tensor<Chunk<E>>,
+    score: &[f32],
+    places: &[i32],
+    held: &Held,
+    group: usize,
+    logit_scale: &LogitScale,
+    out: &mut [Vector<f32, Const<2>>],
+    lse: &mut [f32],
+    #[comptime] bp: DecodeMmaBlueprint,
+) {
+    let key_tile = comptime!(bp.key_tile);
+    let lane = UNIT_POS_X as usize;
+    let quad = lane % 4;
+    let parts = (CUBE_COUNT_Y as usize - 1) * comptime!(bp.warps);
+    let part = (CUBE_POS_Y as usize - 1) * comptime!(bp.warps) + UNIT_POS_Y as usize;
+    let first_tile = held.tiles_of(part, parts, bp);
+    let tiles = held.tiles_of(part + 1, parts, bp) - first_tile;
+
+    let mut stages = WarpStages::<E>::new(bp);
+    let mut next = NextTile::new(held, places, bp);
+    next.read::<E>(k, score, places, held, first_tile, bp);
+
+    let size!(NA) = 4usize;
+    let size!(NS) = comptime!(bp.key_tile / 2);
+    let size!(NO) = 16usize;
+    let row0 = StepRow::new(lane / 4, held, group);
+    let row1 = StepRow::new(lane / 4 + 8, held, group);
+    let at0 = q_at::<E>(q, held, &row0) + quad;
+    let at1 = q_at::<E>(q, held, &row1) + quad;
+    let mut q_rows = Sequence::<Vector<u32, NA>>::new();
+    #[unroll]
+    for c in 0..comptime!(bp.head_dim / 16) {
+        let mut a = Vector::<u32, NA>::new(0u32);
+        #[unroll]
+        for half in 0..2usize {
+            let upper = u32::reinterpret(q[at0 + comptime!(c * 8 + half * 4)]);
+            let lower = u32::reinterpret(q[at1 + comptime!(c * 8 + half * 4)]);
+            a.insert(comptime!(half * 2), select(row0.valid, upper, 0u32));
+            a.insert(comptime!(half * 2 + 1), select(row1.valid, lower, 0u32));
+        }
+        q_rows.push(a);
+    }
+
+    let by_columns = LanePlace::columns(comptime!(bp.chunks()));
+    let by_rows = LanePlace::rows(comptime!(bp.chunks()));
+    let row_bytes = comptime!(2 * bp.head_dim as u32);
+    let mut acc = Array::<Vector<f32, NO>>::new(comptime!(bp.head_dim / 32));
+    #[unroll]
+    for c in 0..comptime!(bp.head_dim / 32) {
+        acc[c] = Vector::new(0.0f32);
+    }
+    let none = f32::new(f32::NEG_INFINITY);
+    let log2e = comptime!(core::f32::consts::LOG2_E);
+    let mut max0 = none;
+    let mut max1 = none;
+    let mut sum0 = 0.0f32;
+    let mut sum1 = 0.0f32;
+
+    // Copies run `stages - 1` turns ahead of the products. Every turn closes one group of copies, an
+    // empty one past the end, so that the number of groups under way says which tile has landed.
+    let ahead = comptime!(bp.stages - 1);
+    for turn in 0..tiles + ahead {
+        if turn >= ahead {
+            // This lane's part of the tile has landed; behind the barrier, every lane's has, and every lane is
+            // done with the stage that is filled next.
+            wait_copies(comptime!(bp.stages as u32 - 2));
+            sync_plane();
+        }
+        if turn < tiles {
+            let stage = turn % comptime!(bp.stages);
+            start_copies::<E>(k, v, held, &next, first_tile + turn, stage, &mut stages, bp);
+            next.read::<E>(k, score, places, held, first_tile + turn + 1, bp);
+        }
+        commit_copies();
+
+        if turn >= ahead {
+            let tile = turn - ahead;
+            let stage = tile % comptime!(bp.stages);
+            let k_keys = stages.k_address(stage, bp);
+            let v_keys = stages.v_address(stage, bp);
+
+            // S = Q K^T.
+            let mut s = Vector::<f32, NS>::new(0.0f32);
+            #[unroll]
+            for c in 0..comptime!(bp.head_dim / 16) {
+                let shape = comptime!(bp.scores_shape().at(16 * c));
+                s = multiply::<NS, NA>(s, q_rows[c], k_keys, &by_columns, shape);
+            }
+
+            // Logits, and the new maxima of the two rows.
+            let first = (first_tile + tile) * key_tile;
+            let mut new0 = max0;
+            let mut new1 = max1;
+            #[unroll]
+            for n in 0..comptime!(bp.key_tile / 8) {
+                #[unroll]
+                for e in 0..2usize {
+                    let col = comptime!(n * 8 + e) + quad * 2;
+                    let mut z = 0.0f32;
+                    let mut there = first + col < held.len;
+                    if comptime!(!bp.paged) {
+                        z = stages.score(stage, col, bp);
+                        there = z != none;
+                    }
+                    let (i0, i1) = comptime!((n * 4 + e, n * 4 + 2 + e));
+                    let x0 = logit_scale.apply(s.extract(i0), z, bp.softcap);
+                    let x1 = logit_scale.apply(s.extract(i1), z, bp.softcap);
+                    let x0 = select(there, x0, none);
+                    let x1 = select(there, x1, none);
+                    new0 = max(new0, x0);
+                    new1 = max(new1, x1);
+                    s.insert(i0, x0);
+                    s.insert(i1, x1);
+                }
+            }
+            new0 = quad_max(new0);
+            new1 = quad_max(new1);
+            if any_lane(new0 > max0 + SLACK || new1 > max1 + SLACK) {
+                // A row that has seen no key yet rescales zeros, by any finite factor.
+                let rescale0 = exp_of(max0, select(new0 == none, 0.0f32, -new0 * log2e));
+                let rescale1 = exp_of(max1, select(new1 == none, 0.0f32, -new1 * log2e));
+                max0 = new0;
+                max1 = new1;
+                sum0 *= rescale0;
+                sum1 *= rescale1;
+                #[unroll]
+                for c in 0..comptime!(bp.head_dim / 32) {
+                    acc[c] = scaled::<NO>(acc[c], rescale0, rescale1);
+                }
+            }
+            // A row that has seen no key yet: against any finite reference its probabilities are 0.
+            let reference0 = select(max0 == none, 0.0f32, -max0 * log2e);
+            let reference1 = select(max1 == none, 0.0f32, -max1 * log2e);
+
+            // O += P V, 16 keys at a time.
+            #[unroll]
+            for n in 0..comptime!(bp.key_tile / 16) {
+                let mut p = Vector::<u32, NA>::new(0u32);
+                #[unroll]
+                for half in 0..2usize {
+                    let at = comptime!(n * 8 + half * 4);
+                    let p0 = exp_of(s.extract(at), reference0);
+                    let p1 = exp_of(s.extract(comptime!(at + 1)), reference0);
+                    let p2 = exp_of(s.extract(comptime!(at + 2)), reference1);
+                    let p3 = exp_of(s.extract(comptime!(at + 3)), reference1);
+                    sum0 += p0 + p1;
+                    sum1 += p2 + p3;
+                    p.insert(comptime!(half * 2), pack(p0, p1, comptime!(bp.element)));
+                    p.insert(comptime!(half * 2 + 1), pack(p2, p3, comptime!(bp.element)));
+                }
+                let keys = v_keys + comptime!(n as u32 * 16) * row_bytes;
+                #[unroll]
+                for c in 0..comptime!(bp.head_dim / 32) {
+                    let shape = comptime!(bp.output_shape().at(32 * c));
+                    acc[c] = multiply::<NO, NA>(acc[c], p, keys, &by_rows, shape);
+                }
+            }
+        }
+    }
+
+    sum0 = quad_sum(sum0);
+    sum1 = quad_sum(sum1);
+    // No key at all, or none with a logit above -inf: zeros and an LSE of -inf. NaN stays NaN.
+    let empty0 = sum0 == 0.0f32;
+    let empty1 = sum1 == 0.0f32;
+    let inverse0 = select(empty0, 0.0f32, 1.0f32 / sum0);
+    let inverse1 = select(empty1, 0.0f32, 1.0f32 / sum1);
+    let to0 = out_row(q, held, &row0, part + 1);
+    let to1 = out_row(q, held, &row1, part + 1);
+    #[unroll]
+    for c in 0..comptime!(bp.head_dim / 8) {
+        let (index, first) = comptime!((c / 4, c % 4 * 4));
+        let mut upper = Vector::<f32, Const<2>>::new(0.0f32);
+        let mut lower = Vector::<f32, Const<2>>::new(0.0f32);
+        #[unroll]
+        for e in 0..2usize {
+            let x0: f32 = acc[index].extract(comptime!(first + e));
+            let x1: f32 = acc[index].extract(comptime!(first + 2 + e));
+            upper.insert(e, select(empty0, 0.0f32, x0 * inverse0));
+            lower.insert(e, select(empty1, 0.0f32, x1 * inverse1));
+        }
+        let at = comptime!(c * 4) + quad;
+        if row0.valid {
+            out[to0 * comptime!(bp.head_dim / 2) + at] = upper;
+        }
+        if row1.valid {
+            out[to1 * comptime!(bp.head_dim / 2) + at] = lower;
+        }
+    }
+    if quad == 0 {
+        if row0.valid {
+            lse[to0] = select(empty0, none, max0 + sum0.ln());
+        }
+        if row1.valid {
+            lse[to1] = select(empty1, none, max1 + sum1.ln());
+        }
+    }
+}
+
+/// Where a row of `q` begins, in pairs.
+#[cube]
+pub(super) fn q_at<E: Float>(q: &Tensor<Vector<E, Const<2>>>, held: &Held, row: &StepRow) -> usize {
+    (held.batch * q.stride(0) + row.head * q.stride(1) + row.token * q.stride(2)) / 2
+}
+
+/// The row of the outputs of part `part`.
+#[cube]
+pub(super) fn out_row<E: Float>(
+    q: &Tensor<Vector<E, Const<2>>>,
+    held: &Held,
+    row: &StepRow,
+    part: usize,
+) -> usize {
+    ((part * q.shape(0) + held.batch) * q.shape(1) + row.head) * held.tokens + row.token
+}
+
+/// The two rows of an accumulator times a factor each.
+#[cube]
+fn scaled<N: Size>(acc: Vector<f32, N>, upper: f32, lower: f32) -> Vector<f32, N> {
+    let mut out = acc;
+    #[unroll]
+    for i in 0..16usize {
+        let factor = if comptime!(i % 4 < 2) { upper } else { lower };
+        out.insert(i, acc.extract(i) * factor);
+    }
+    out
+}

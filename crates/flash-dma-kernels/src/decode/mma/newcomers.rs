@@ -1,0 +1,190 @@
+//! The keys of a step that only some of its rows attend to: the new tokens, and the slots that they take.
+
+use super::blueprint::{CHUNK, DecodeMmaBlueprint, ROWS};
+use super::kernel::{StepRow, out_row, q_at};
+use super::stream::Held;
+use crate::decode::commit::{ENTRY, NONE};
+use crate::forward::mma::{LogitScale, exp_of};
+use crate::tile::mma::{Chunk, shuffle_xor};
+use cubecl::prelude::*;
+
+/// Part 0 of the keys: each new token, from its own query on until a later token takes its slot, and the key that
+/// was in a slot before a token took it. All pairs are selected, none multiplied away.
+///
+/// `2 * warps` neighbouring units own a row, each some of its chunks.
+#[cube]
+pub(super) fn attend_newcomers<E: Float>(
+    q: &Tensor<Vector<E, Const<2>>>,
+    k: &Tensor<Chunk<E>>,
+    v: &Tensor<Chunk<E>>,
+    new_k: &Tensor<Chunk<E>>,
+    new_v: &Tensor<Chunk<E>>,
+    score: &[f32],
+    new_scores: &Tensor<f32>,
+    places: &[i32],
+    held: &Held,
+    group: usize,
+    logit_scale: &LogitScale,
+    out: &mut [Vector<f32, Const<2>>],
+    lse: &mut [f32],
+    #[comptime] bp: DecodeMmaBlueprint,
+) {
+    let lanes = comptime!(2 * bp.warps);
+    let chunks = comptime!(bp.chunks());
+    let own_chunks = comptime!(bp.chunks().div_ceil(2 * bp.warps));
+    let unit = (UNIT_POS_Y * 32 + UNIT_POS_X) as usize;
+    let lane = unit % lanes;
+    let row = StepRow::new(unit / lanes, held, group);
+    let query = row.token;
+
+    let mut q_row = Array::<f32>::new(comptime!(own_chunks * CHUNK));
+    let mut acc = Array::<f32>::new(comptime!(own_chunks * CHUNK));
+    let q_first = q_at::<E>(q, held, &row);
+    #[unroll]
+    for c in 0..own_chunks {
+        let chunk = lane + comptime!(c * lanes);
+        #[unroll]
+        for pair in 0..comptime!(CHUNK / 2) {
+            let mut values = Vector::<E, Const<2>>::new(E::from_int(0));
+            if chunk < chunks {
+                values = q[q_first + chunk * comptime!(CHUNK / 2) + pair];
+            }
+            #[unroll]
+            for e in 0..2usize {
+                let at = comptime!(c * CHUNK + pair * 2 + e);
+                q_row[at] = f32::cast_from(values.extract(e));
+                acc[at] = 0.0f32;
+            }
+        }
+    }
+
+    let none = f32::new(f32::NEG_INFINITY);
+    let log2e = comptime!(core::f32::consts::LOG2_E);
+    let mut greatest = none;
+    let mut sum = 0.0f32;
+    // The new tokens, and with slots the keys that they push out.
+    let mut keys = held.tokens;
+    if comptime!(!bp.paged) {
+        keys += held.tokens;
+    }
+    for n in 0..keys {
+        let is_new = n < held.tokens;
+        let token = select(is_new, n, n - min(n, held.tokens));
+        let mut first = token;
+        let mut end = held.tokens;
+        let mut slot = i32::new(0);
+        let mut z = 0.0f32;
+        if comptime!(!bp.paged) {
+            slot = places[held.places + token * ENTRY];
+            if is_new {
+                z = new_scores
+                    [held.batch * new_scores.stride(0) + held.head * new_scores.stride(1) + token];
+                for other in token + 1..held.tokens {
+                    if end == held.tokens && places[held.places + other * ENTRY] == slot {
+                        end = other;
+                    }
+                }
+            } else {
+                // The first token that takes a slot pushes out what the cache held.
+                first = 0;
+                end = token;
+                for other in 0..token {
+                    if places[held.places + other * ENTRY] == slot {
+                        end = 0;
+                    }
+                }
+                if slot != comptime!(NONE) {
+                    z = score[held.slot_row(slot as usize)];
+                }
+            }
+            if slot == comptime!(NONE) || z == none {
+                end = first;
+            }
+        }
+        if first < end {
+            let mut from_k = (held.batch * new_k.stride(0)
+                + held.head * new_k.stride(1)
+                + token * new_k.stride(2))
+                / CHUNK;
+            let mut from_v = (held.batch * new_v.stride(0)
+                + held.head * new_v.stride(1)
+                + token * new_v.stride(2))
+                / CHUNK;
+            if !is_new {
+                from_k = held.slot_row(slot as usize) * chunks;
+                from_v = from_k;
+            }
+            let mut dot = 0.0f32;
+            let mut values = Array::<f32>::new(comptime!(own_chunks * CHUNK));
+            #[unroll]
+            for c in 0..own_chunks {
+                let chunk = min(lane + comptime!(c * lanes), comptime!(chunks - 1));
+                let key = chunk_of::<E>(k, new_k, from_k + chunk, is_new);
+                let value = chunk_of::<E>(v, new_v, from_v + chunk, is_new);
+                let mut part = 0.0f32;
+                #[unroll]
+                for e in 0..CHUNK {
+                    let at = comptime!(c * CHUNK + e);
+                    part += q_row[at] * f32::cast_from(key.extract(e));
+                    values[at] = f32::cast_from(value.extract(e));
+                }
+                dot += select(lane + comptime!(c * lanes) < chunks, part, 0.0f32);
+            }
+            #[unroll]
+            for step in 0..comptime!(lanes.ilog2()) {
+                dot += shuffle_xor(dot, comptime!(1u32 << step));
+            }
+            let sees = first <= query && query < end;
+            let x = select(sees, logit_scale.apply(dot, z, bp.softcap), none);
+            let new = max(greatest, x);
+            let reference = select(new == none, 0.0f32, -new * log2e);
+            let rescale = exp_of(greatest, reference);
+            let p = select(sees, exp_of(x, reference), 0.0f32);
+            greatest = new;
+            sum = sum * rescale + p;
+            #[unroll]
+            for at in 0..comptime!(own_chunks * CHUNK) {
+                let term = select(sees, p * values[at], 0.0f32);
+                acc[at] = acc[at] * rescale + term;
+            }
+        }
+    }
+
+    let empty = sum == 0.0f32;
+    let inverse = select(empty, 0.0f32, 1.0f32 / sum);
+    let to = out_row::<E>(q, held, &row, 0usize);
+    if row.valid {
+        #[unroll]
+        for c in 0..own_chunks {
+            let chunk = lane + comptime!(c * lanes);
+            if chunk < chunks {
+                #[unroll]
+                for pair in 0..comptime!(CHUNK / 2) {
+                    let mut result = Vector::<f32, Const<2>>::new(0.0f32);
+                    #[unroll]
+                    for e in 0..2usize {
+                        let x = acc[comptime!(c * CHUNK + pair * 2 + e)] * inverse;
+                        result.insert(e, select(empty, 0.0f32, x));
+                    }
+                    out[(to * chunks + chunk) * comptime!(CHUNK / 2) + pair] = result;
+                }
+            }
+        }
+        if lane == 0 {
+            lse[to] = select(empty, none, greatest + sum.ln());
+        }
+    }
+}
+
+/// A chunk of a new row, or of one of the cache.
+#[cube]
+fn chunk_of<E: Float>(
+    cached: &Tensor<Chunk<E>>,
+    new: &Tensor<Chunk<E>>,
+    at: usize,
+    is_new: bool,
+) -> Chunk<E> {
+    if is_new { new[at] } else { cached[at] }
+}
+
+const _: () = assert!(ROWS == 16, "2 * warps units of 32 * warps own a row");

@@ -1,0 +1,250 @@
+//! The keys of a warp, copied into its own stages ahead of their use.
+
+use super::blueprint::{CHUNK, DecodeMmaBlueprint};
+use crate::decode::commit::ENTRY;
+use crate::tile::mma::{Chunk, copy_or_zero, shared_address, shuffle, swizzle, value};
+use cubecl::prelude::*;
+
+/// The stages of a cube in shared memory, each warp's its own.
+#[derive(CubeType)]
+pub(super) struct WarpStages<E: Float> {
+    /// `[warps, stages, key_tile, chunks]`, chunks placed by [`swizzle`].
+    k: Shared<[Chunk<E>]>,
+    /// `[warps, stages, key_tile, chunks]`, chunks placed by [`swizzle`].
+    v: Shared<[Chunk<E>]>,
+    /// `[warps, stages, key_tile]`; slots only. −∞ for those that not all rows attend to.
+    scores: Shared<[f32]>,
+}
+
+#[cube]
+impl<E: Float> WarpStages<E> {
+    pub(super) fn new(#[comptime] bp: DecodeMmaBlueprint) -> WarpStages<E> {
+        let tiles = comptime!(bp.warps * bp.stages);
+        let chunks = comptime!(bp.warps * bp.stages * bp.stage_chunks());
+        WarpStages::<E> {
+            k: Shared::<[Chunk<E>]>::new_aligned_slice(chunks, 128usize),
+            v: Shared::<[Chunk<E>]>::new_aligned_slice(chunks, 128usize),
+            scores: Shared::<[f32]>::new_aligned_slice(comptime!(tiles * bp.key_tile), 128usize),
+        }
+    }
+
+    /// The address of stage `stage` of this warp in the keys.
+    pub(super) fn k_address(&self, stage: usize, #[comptime] bp: DecodeMmaBlueprint) -> u32 {
+        let first = own_stage(stage, bp) * comptime!(bp.stage_chunks());
+        shared_address(&self.k[first..first + 1])
+    }
+
+    /// The address of stage `stage` of this warp in the values.
+    pub(super) fn v_address(&self, stage: usize, #[comptime] bp: DecodeMmaBlueprint) -> u32 {
+        let first = own_stage(stage, bp) * comptime!(bp.stage_chunks());
+        shared_address(&self.v[first..first + 1])
+    }
+
+    /// The score of key `col` of stage `stage` of this warp.
+    pub(super) fn score(
+        &self,
+        stage: usize,
+        col: usize,
+        #[comptime] bp: DecodeMmaBlueprint,
+    ) -> f32 {
+        self.scores[own_stage(stage, bp) * comptime!(bp.key_tile) + col]
+    }
+}
+
+#[cube]
+fn own_stage(stage: usize, #[comptime] bp: DecodeMmaBlueprint) -> usize {
+    UNIT_POS_Y as usize * comptime!(bp.stages) + stage
+}
+
+/// What the cache of one (sequence, kv head) holds.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Held {
+    pub batch: usize,
+    pub head: usize,
+    /// Keys of the cache: its slots, or what its pages hold.
+    pub len: usize,
+    pub tokens: usize,
+    /// With slots: the head's first entry of the plan. With pages: the sequence's first page in the table.
+    pub places: usize,
+    /// The head's first slot; with pages, its first row within page 0.
+    row: usize,
+    /// Rows from one page to the next.
+    page_rows: usize,
+}
+
+#[cube]
+impl Held {
+    /// Of `CUBE_POS_X`, which counts kv heads over all sequences.
+    pub(super) fn of_cube<E: Float>(
+        k: &Tensor<Chunk<E>>,
+        new_k: &Tensor<Chunk<E>>,
+        lengths: &[i32],
+        max_pages: u32,
+        #[comptime] paged: bool,
+    ) -> Held {
+        let heads = new_k.shape(1);
+        let at = CUBE_POS_X as usize;
+        let (batch, head) = (at / heads, at % heads);
+        let tokens = new_k.shape(2);
+        let page_len = k.shape(2);
+        let mut len = page_len;
+        let mut places = at * tokens * ENTRY;
+        let mut row = at * page_len;
+        if comptime!(paged) {
+            len = lengths[batch] as usize;
+            places = batch * max_pages as usize;
+            row = head * page_len;
+        }
+        Held {
+            batch,
+            head,
+            len,
+            tokens,
+            places,
+            row,
+            page_rows: heads * page_len,
+        }
+    }
+
+    /// The row of slot `slot`; of the head in all of `k`, and of the scores.
+    pub(super) fn slot_row(&self, slot: usize) -> usize {
+        self.row + slot
+    }
+
+    /// The key tiles `from..to` of this warp of part `part` of `parts`.
+    pub(super) fn tiles_of(
+        &self,
+        part: usize,
+        parts: usize,
+        #[comptime] bp: DecodeMmaBlueprint,
+    ) -> usize {
+        // The first parts get one more.
+        let tiles = self.len.div_ceil(bp.key_tile);
+        part * (tiles / parts) + min(part, tiles % parts)
+    }
+}
+
+/// What a lane knows of a tile before it starts its copies, read a tile ahead so that the copies do not wait.
+#[derive(CubeType)]
+pub(super) struct NextTile {
+    /// Slots: the score of the tile's key `lane`. Pages: unused.
+    score: f32,
+    /// Pages: the tile's page. Slots: unused.
+    page: i32,
+    /// Slots: the slot that token `lane` takes, if there is such a token.
+    taken: i32,
+}
+
+#[cube]
+impl NextTile {
+    pub(super) fn new(held: &Held, places: &[i32], #[comptime] bp: DecodeMmaBlueprint) -> NextTile {
+        let lane = UNIT_POS_X as usize;
+        let mut taken = i32::new(-1);
+        if comptime!(!bp.paged) {
+            if lane < held.tokens {
+                taken = places[held.places + lane * ENTRY];
+            }
+        }
+        NextTile {
+            score: f32::new(f32::NEG_INFINITY),
+            page: i32::new(0),
+            taken,
+        }
+    }
+
+    /// Reads what it has to know of tile `tile`.
+    pub(super) fn read<E: Float>(
+        &mut self,
+        k: &Tensor<Chunk<E>>,
+        score: &[f32],
+        places: &[i32],
+        held: &Held,
+        tile: usize,
+        #[comptime] bp: DecodeMmaBlueprint,
+    ) {
+        let first = tile * comptime!(bp.key_tile);
+        if comptime!(bp.paged) {
+            if first < held.len {
+                self.page = places[held.places + first / k.shape(2)];
+            }
+        } else {
+            let key = first + UNIT_POS_X as usize;
+            self.score = f32::new(f32::NEG_INFINITY);
+            if UNIT_POS_X < comptime!(bp.key_tile as u32) && key < held.len {
+                self.score = score[held.slot_row(key)];
+            }
+        }
+    }
+}
+
+/// Starts the copies of tile `tile` into stage `stage` of this warp. Keys that are not there, or that not all rows of the
+/// step attend to, become zeros of score −∞.
+#[cube]
+pub(super) fn start_copies<E: Float>(
+    k: &Tensor<Chunk<E>>,
+    v: &Tensor<Chunk<E>>,
+    held: &Held,
+    next: &NextTile,
+    tile: usize,
+    stage: usize,
+    stages: &mut WarpStages<E>,
+    #[comptime] bp: DecodeMmaBlueprint,
+) {
+    let lane = UNIT_POS_X as usize;
+    let chunks = comptime!(bp.chunks());
+    let first = tile * comptime!(bp.key_tile);
+    let own = own_stage(stage, bp);
+    let mut row = held.row + first;
+    let mut there = u32::new(0);
+    if comptime!(bp.paged) {
+        row = held.row + next.page as usize * held.page_rows + first % k.shape(2);
+    } else {
+        let none = f32::new(f32::NEG_INFINITY);
+        let mut score = next.score;
+        for token in 0..held.tokens {
+            let taken = shuffle(next.taken as u32, token as u32);
+            score = select(taken == (first + lane) as u32, none, score);
+        }
+        there = ballot(score != none);
+        if UNIT_POS_X < comptime!(bp.key_tile as u32) {
+            stages.scores[own * comptime!(bp.key_tile) + lane] = score;
+        }
+    }
+    #[unroll]
+    for c in 0..comptime!(bp.copies()) {
+        let at = lane + comptime!(c * 32);
+        let (key, col) = (at / chunks, at % chunks);
+        let mut copied = first + key < held.len;
+        if comptime!(!bp.paged) {
+            copied = (there >> key as u32) & 1u32 == 1u32;
+        }
+        let from = (row + key) * chunks + col;
+        let to = own * comptime!(bp.stage_chunks()) + swizzle(key, col, chunks);
+        copy_or_zero(
+            &k[from..from + 1],
+            &mut stages.k[to..to + 1],
+            copied,
+            comptime!(2 * CHUNK as u32),
+        );
+        copy_or_zero(
+            &v[from..from + 1],
+            &mut stages.v[to..to + 1],
+            copied,
+            comptime!(2 * CHUNK as u32),
+        );
+    }
+}
+
+/// A bit for each lane: whether its `flag` is set. All 32 lanes take part.
+#[cube]
+fn ballot(flag: bool) -> u32 {
+    let word = u32::cast_from(flag);
+    let out: u32;
+    gpu_asm!(
+        "{{ .reg .pred p; setp.ne.u32 p, {}, 0; vote.sync.ballot.b32 {}, p, -1; }}",
+        in(_) value::<u32>(word),
+        out(_) out,
+        options(nomem)
+    );
+    out
+}
