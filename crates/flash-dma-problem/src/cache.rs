@@ -7,7 +7,7 @@
 use crate::problem::{check_limit, check_options, check_shape, rank, size_in_bytes};
 use crate::{AttentionError, AttentionOptions, ElementType, MAX_HEAD_DIM, TensorName};
 
-/// The most queries of a sequence in one [`DecodeProblem`].
+/// The most queries of a sequence in one decode step of the kernels.
 pub const MAX_DECODE_TOKENS: usize = 16;
 
 /// The greatest number of tokens of a sequence: positions are signed 32-bit numbers.
@@ -26,7 +26,8 @@ pub enum Storage {
         /// Keys a kv head keeps.
         window: usize,
     },
-    /// `k`, `v` `[pages, kv_heads, page_len, head_dim]`; `table` `[batch, max_pages]` (i32), the pages of each
+    /// `k`, `v` `[pages, kv_heads, page_len, head_dim]`; if `scored`, `scores` (f32) `[pages, kv_heads, page_len]`, each
+    /// added to its key's logits, −∞ for a key that is never attended to; `table` `[batch, max_pages]` (i32), the pages of each
     /// sequence in order; `lengths` `[batch]` (i32), the tokens each sequence holds.
     Pages {
         /// Pages of all sequences.
@@ -35,6 +36,8 @@ pub enum Storage {
         page_len: usize,
         /// Pages a sequence may have.
         max_pages: usize,
+        /// Whether keys carry scores.
+        scored: bool,
     },
 }
 
@@ -122,8 +125,18 @@ impl CacheShape {
             pages,
             page_len,
             max_pages,
+            scored: false,
         };
         Self::new(batch, kv_heads, head_dim, element, storage)
+    }
+
+    /// The same with a score for each key, as slots always have: a key bias without a window.
+    #[must_use]
+    pub fn with_scores(mut self) -> Self {
+        if let Storage::Pages { scored, .. } = &mut self.storage {
+            *scored = true;
+        }
+        self
     }
 
     fn new(
@@ -197,10 +210,13 @@ impl CacheShape {
         }
     }
 
-    /// Whether keys carry scores: those of slots do.
+    /// Whether keys carry scores: those of slots do, those of pages if it was asked for.
     #[must_use]
     pub fn has_scores(&self) -> bool {
-        matches!(self.storage, Storage::Slots { .. })
+        match self.storage {
+            Storage::Slots { .. } => true,
+            Storage::Pages { scored, .. } => scored,
+        }
     }
 
     /// Bytes of all tensors of the cache.
@@ -209,12 +225,20 @@ impl CacheShape {
         let rows = 2 * size_in_bytes(self.element, self.kv_shape());
         rows + match self.storage {
             Storage::Slots { window } => 8 * self.batch * self.kv_heads * window + 4 * self.batch,
-            Storage::Pages { max_pages, .. } => 4 * self.batch * (max_pages + 1),
+            Storage::Pages {
+                pages,
+                page_len,
+                max_pages,
+                scored,
+            } => {
+                let scores = 4 * pages * self.kv_heads * page_len * usize::from(scored);
+                scores + 4 * self.batch * (max_pages + 1)
+            }
         }
     }
 
     /// Checks tokens that are to be appended: `k` and `v` `[batch, kv_heads, tokens, head_dim]` of the cache's
-    /// element type, and `scores` `[batch, kv_heads, tokens]`, given exactly for slots.
+    /// element type, and `scores` `[batch, kv_heads, tokens]`, given exactly if its keys carry scores.
     ///
     /// `held` is how many tokens the sequences have been given before, of those that differ the most.
     ///
@@ -272,12 +296,12 @@ impl CacheShape {
         })
     }
 
-    /// Checks a decode step: `q` `[batch, q_heads, tokens, head_dim]` with up to [`MAX_DECODE_TOKENS`] tokens, the
-    /// rest as in [`append`](Self::append).
+    /// Checks a decode step: `q` `[batch, q_heads, tokens, head_dim]` the rest as in
+    /// [`append`](Self::append).
     ///
     /// # Errors
     ///
-    /// As [`append`](Self::append); [`AttentionError::HeadRatio`]; [`AttentionError::TooLarge`] for too many tokens;
+    /// As [`append`](Self::append); [`AttentionError::HeadRatio`];
     /// [`AttentionError::CacheWindow`] if `options` keep another window than the cache has slots, or any with
     /// pages; [`AttentionError::CacheNotCausal`]; and those of the scale and the softcap.
     pub fn decode(
@@ -298,11 +322,6 @@ impl CacheShape {
         let append = self.append(k, v, scores, element, held)?;
         let shape = [self.batch, q_heads, append.tokens, self.head_dim];
         check_shape(TensorName::Query, q, &shape)?;
-        check_limit(
-            "the number of tokens of a decode step",
-            append.tokens,
-            MAX_DECODE_TOKENS,
-        )?;
         self.check_window(options.keep_window)?;
         if !options.causal {
             return Err(AttentionError::CacheNotCausal);
@@ -359,6 +378,16 @@ impl DecodeProblem {
     pub fn lse_shape(&self) -> [usize; 3] {
         let [batch, heads, tokens, _] = self.q_shape();
         [batch, heads, tokens]
+    }
+
+    /// Checks the number of tokens against [`MAX_DECODE_TOKENS`], for engines that have such a limit.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::TooLarge`].
+    pub fn check_tokens(&self) -> Result<(), AttentionError> {
+        let what = "the number of tokens of a decode step";
+        check_limit(what, self.append.tokens, MAX_DECODE_TOKENS)
     }
 
     /// Query heads that share a kv head.

@@ -177,6 +177,7 @@ fn page_bindings(pages: &PageTensors<CubeBackend>) -> Pages {
     Pages {
         k: pages.k.clone().binding(),
         v: pages.v.clone().binding(),
+        scores: None,
         table: pages.table.clone().binding(),
         lengths: pages.lengths.clone().binding(),
     }

@@ -192,8 +192,12 @@ pub(super) fn commit_pages(client: &Client, problem: &AppendProblem, pages: Page
     };
     let typed = [&tokens.k, &tokens.v, &pages.k, &pages.v];
     let vector = vector_size(&typed, element.size());
-    let address =
-        address_type(&typed, element.size()).max(address_type(&[&pages.table], size_of::<i32>()));
+    // Without scores any buffers stand for them, which are never read.
+    let scored = pages.scores.is_some();
+    let scores = pages.scores.unwrap_or_else(|| pages.table.clone());
+    let new_scores = tokens.scores.unwrap_or_else(|| tokens.k.clone());
+    let words = [&pages.table, &scores, &new_scores];
+    let address = address_type(&typed, element.size()).max(address_type(&words, size_of::<i32>()));
     let vectors = problem.cache.head_dim / vector;
     let (count, dim) = one_unit_each(client, rows(problem) * problem.tokens * vectors);
     // SAFETY: units past the rows return; the table was checked by its owner to name pages, the sequences have
@@ -211,7 +215,10 @@ pub(super) fn commit_pages(client: &Client, problem: &AppendProblem, pages: Page
             pages.lengths.clone().into_buffer_arg(),
             pages.k.into_tensor_arg(),
             pages.v.into_tensor_arg(),
+            new_scores.into_tensor_arg(),
+            scores.into_buffer_arg(),
             max_pages as u32,
+            scored,
             elem_type(element),
         );
     }

@@ -21,13 +21,15 @@ pub struct Slots {
     pub seen: TensorBinding,
 }
 
-/// A cache of pages; all tensors contiguous. `k`, `v` and `lengths` are updated in place.
+/// A cache of pages; all tensors contiguous. `k`, `v`, `scores` and `lengths` are updated in place.
 #[derive(Clone, Debug)]
 pub struct Pages {
     /// `[pages, kv_heads, page_len, head_dim]`, the cache's element type.
     pub k: TensorBinding,
     /// `[pages, kv_heads, page_len, head_dim]`, the cache's element type.
     pub v: TensorBinding,
+    /// `[pages, kv_heads, page_len]`, f32; given exactly if the cache's keys carry scores.
+    pub scores: Option<TensorBinding>,
     /// `[batch, max_pages]`, i32: the pages of each sequence in order, those for the new tokens included. What lies
     /// behind them is never read. A page must belong to one sequence.
     pub table: TensorBinding,
@@ -51,14 +53,14 @@ pub struct Tokens {
     pub k: TensorBinding,
     /// `[batch, kv_heads, tokens, head_dim]`, the cache's element type.
     pub v: TensorBinding,
-    /// `[batch, kv_heads, tokens]`, f32; given exactly for slots.
+    /// `[batch, kv_heads, tokens]`, f32; given exactly if the cache's keys carry scores.
     pub scores: Option<TensorBinding>,
 }
 
 impl Slots {
     pub(super) fn check(&self, cache: &CacheShape) -> Result<(), AttentionError> {
         let Storage::Slots { .. } = cache.storage else {
-            return Err(AttentionError::CacheScores);
+            return Err(other_storage("slots where the problem has pages"));
         };
         let (size, kv) = (cache.element.size(), cache.kv_shape());
         let whole = Layout::Contiguous;
@@ -79,12 +81,19 @@ impl Slots {
 impl Pages {
     pub(super) fn check(&self, cache: &CacheShape) -> Result<(), AttentionError> {
         let Storage::Pages { max_pages, .. } = cache.storage else {
-            return Err(AttentionError::CacheScores);
+            return Err(other_storage("pages where the problem has slots"));
         };
         let (size, kv) = (cache.element.size(), cache.kv_shape());
         let whole = Layout::Contiguous;
         check_tensor(TensorName::CachedKey, &self.k, &kv, size, whole)?;
         check_tensor(TensorName::CachedValue, &self.v, &kv, size, whole)?;
+        match (&self.scores, cache.has_scores()) {
+            (Some(scores), true) => {
+                check_tensor(TensorName::CachedScores, scores, &kv[..3], 4, whole)?;
+            }
+            (None, false) => {}
+            _ => return Err(AttentionError::CacheScores),
+        }
         let table = [cache.batch, max_pages];
         check_tensor(TensorName::PageTable, &self.table, &table, 4, whole)?;
         check_tensor(TensorName::Lengths, &self.lengths, &[cache.batch], 4, whole)
@@ -105,4 +114,8 @@ impl Tokens {
             _ => Err(AttentionError::CacheScores),
         }
     }
+}
+
+fn other_storage(what: &str) -> AttentionError {
+    AttentionError::Unsupported { what: what.into() }
 }

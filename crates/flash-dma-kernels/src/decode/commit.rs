@@ -86,6 +86,8 @@ pub(super) fn commit_kernel<E: Numeric, N: Size>(
 /// | `table` | contiguous `[batch, max_pages]` |
 /// | `lengths` | `[batch]` |
 /// | `k`, `v` | contiguous `[pages, kv_heads, page_len, head_dim]`, the new rows are overwritten |
+/// | `new_scores` | if `scored`: `[batch, kv_heads, tokens]`, last axis contiguous |
+/// | `scores` | if `scored`: contiguous `[pages, kv_heads, page_len]`, those of the new rows are overwritten |
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn write_pages_kernel<E: Numeric, N: Size>(
     new_k: &Tensor<Vector<E, N>>,
@@ -94,7 +96,10 @@ pub(super) fn write_pages_kernel<E: Numeric, N: Size>(
     lengths: &[i32],
     k: &mut Tensor<Vector<E, N>>,
     v: &mut Tensor<Vector<E, N>>,
+    new_scores: &Tensor<f32>,
+    scores: &mut [f32],
     max_pages: u32,
+    #[comptime] scored: bool,
     #[define(E)] _element: ElemType,
 ) {
     let size = new_k.vector_size().comptime();
@@ -108,11 +113,18 @@ pub(super) fn write_pages_kernel<E: Numeric, N: Size>(
         let (batch, head) = (row / heads, row % heads);
         let key = lengths[batch] as usize + token;
         let page = table[batch * max_pages as usize + key / page_len] as usize;
-        let to = ((page * heads + head) * page_len + key % page_len) * vectors + vector;
+        let place = (page * heads + head) * page_len + key % page_len;
+        let to = place * vectors + vector;
         let from_k = batch * new_k.stride(0) + head * new_k.stride(1) + token * new_k.stride(2);
         let from_v = batch * new_v.stride(0) + head * new_v.stride(1) + token * new_v.stride(2);
         k[to] = new_k[from_k / size + vector];
         v[to] = new_v[from_v / size + vector];
+        if comptime!(scored) {
+            if vector == 0 {
+                let from = batch * new_scores.stride(0) + head * new_scores.stride(1);
+                scores[place] = new_scores[from + token];
+            }
+        }
     }
 }
 

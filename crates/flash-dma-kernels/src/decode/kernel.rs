@@ -13,14 +13,14 @@ use cubecl::prelude::*;
 /// | `q` | `[batch, q_heads, tokens, head_dim]`, any strides with a contiguous last axis |
 /// | `k`, `v` | the cache's, contiguous `[batch, kv_heads, window, head_dim]` or `[pages, kv_heads, page_len, head_dim]` |
 /// | `new_k`, `new_v` | `[batch, kv_heads, tokens, head_dim]`, any strides with a contiguous last axis |
-/// | `score` | slots: contiguous `[batch, kv_heads, window]` |
-/// | `new_scores` | slots: `[batch, kv_heads, tokens]`, last axis contiguous |
+/// | `score` | contiguous `[batch, kv_heads, window]` or `[pages, kv_heads, page_len]` |
+/// | `new_scores` | `[batch, kv_heads, tokens]`, last axis contiguous |
 /// | `places` | slots: the plan, contiguous `[batch * kv_heads, tokens]` of entries; pages: the table, contiguous `[batch, max_pages]` |
 /// | `lengths` | pages: `[batch]` |
 /// | `out` | contiguous `[parts, batch, q_heads, tokens, head_dim]`, f32, overwritten |
 /// | `lse` | contiguous `[parts, batch, q_heads, tokens]`, overwritten |
 ///
-/// What is said of slots is not read with pages, and conversely.
+/// What is said of slots is not read with pages, and conversely; scores are read if `bp.tile.sparse`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn decode_kernel<F: Float, N: Size>(
     q: &Tensor<Vector<F, N>>,

@@ -25,8 +25,9 @@ pub(super) struct StepKeys {
     pub tokens: usize,
     /// With slots: this head's first entry of the plan. With pages: the sequence's first page in the table.
     pub places: usize,
-    /// The first element of the head's slots; with pages, of the head within page 0.
-    base: usize,
+    /// The head's first slot among all rows; with pages, its first row within page 0.
+    row: usize,
+    page_len: usize,
     heads: usize,
 }
 
@@ -47,11 +48,12 @@ impl StepKeys {
         let tokens = new_k.shape(2);
         let mut held = k.shape(2);
         let mut places = row * tokens * ENTRY;
-        let mut base = row * k.stride(1);
+        let page_len = k.shape(2);
+        let mut first = row * page_len;
         if comptime!(paged) {
             held = lengths[batch] as usize;
             places = batch * max_pages as usize;
-            base = head * k.stride(1);
+            first = head * page_len;
         }
         StepKeys {
             batch,
@@ -59,26 +61,20 @@ impl StepKeys {
             held,
             tokens,
             places,
-            base,
+            row: first,
+            page_len,
             heads,
         }
     }
 
-    /// The first element of a key's row in the cache.
-    pub(super) fn cached<F: CubePrimitive>(
-        &self,
-        k: &Tensor<F>,
-        places: &[i32],
-        key: usize,
-        #[comptime] paged: bool,
-    ) -> usize {
-        let mut at = self.base + key * k.stride(2);
+    /// The row of a key of the cache, counted over all of it.
+    pub(super) fn cached(&self, places: &[i32], key: usize, #[comptime] paged: bool) -> usize {
+        let mut row = self.row + key;
         if comptime!(paged) {
-            let page_len = k.shape(2);
-            let page = places[self.places + key / page_len] as usize;
-            at = self.base + page * k.stride(0) + key % page_len * k.stride(2);
+            let page = places[self.places + key / self.page_len] as usize;
+            row = self.row + page * self.heads * self.page_len + key % self.page_len;
         }
-        at
+        row
     }
 
     /// The first element of a token's row.
@@ -97,11 +93,18 @@ impl StepKeys {
         at
     }
 
-    /// The score of a key of a cache of slots.
-    pub(super) fn score(&self, score: &[f32], new_scores: &Tensor<f32>, key: usize) -> f32 {
+    /// The score of a key.
+    pub(super) fn score(
+        &self,
+        score: &[f32],
+        new_scores: &Tensor<f32>,
+        places: &[i32],
+        key: usize,
+        #[comptime] paged: bool,
+    ) -> f32 {
         let new = self.batch * new_scores.stride(0) + self.head * new_scores.stride(1);
         if key < self.held {
-            score[(self.batch * self.heads + self.head) * self.held + key]
+            score[self.cached(places, key, paged)]
         } else {
             new_scores[new + key - self.held]
         }
@@ -126,9 +129,12 @@ impl StepKeys {
                 from = first + 1;
             }
             end = self.taken_at(places, slot, from);
-            if slot == comptime!(NONE) || score == f32::new(f32::NEG_INFINITY) {
+            if slot == comptime!(NONE) {
                 end = first;
             }
+        }
+        if score == f32::new(f32::NEG_INFINITY) {
+            end = first;
         }
         end
     }
@@ -167,8 +173,8 @@ impl StepKeys {
                 if key >= self.held {
                     first = key - self.held;
                 }
-                if comptime!(!paged) {
-                    value = self.score(score, new_scores, key);
+                if comptime!(tile.sparse) {
+                    value = self.score(score, new_scores, places, key, paged);
                 }
                 end = self.end(places, key, first, value, paged);
             }
@@ -186,7 +192,7 @@ impl StepKeys {
             let mut own_v = Row4::new(0.0f32);
             if key < stop && vector < comptime!(bp.tile.head_dim / 4) {
                 if key < self.held {
-                    let at = self.cached(k, places, key, paged);
+                    let at = self.cached(places, key, paged) * comptime!(tile.head_dim);
                     own_k = load_vector::<F, N>(k, at, vector);
                     own_v = load_vector::<F, N>(v, at, vector);
                 } else {

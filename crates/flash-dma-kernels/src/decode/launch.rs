@@ -242,7 +242,7 @@ impl Plan {
         let tile = Blueprint::choose_rows(rows, cache.head_dim, sparse, softcap, hardware)?;
         let blueprint = DecodeBlueprint {
             tile,
-            paged: !sparse,
+            paged: matches!(cache.storage, Storage::Pages { .. }),
         };
         let cubes = cache.batch * cache.kv_heads * rows.div_ceil(tile.outer_rows());
         let parts = parts(cache.capacity(), cubes, hardware);
@@ -306,6 +306,7 @@ fn parts(capacity: usize, cubes: usize, hardware: &HardwareProperties) -> usize 
 impl Step {
     fn check(&self, client: &Client, problem: &DecodeProblem) -> Result<(), AttentionError> {
         let cache = &problem.append.cache;
+        problem.check_tokens()?;
         check_type(client, cache.element)?;
         match &self.cache {
             Cache::Slots(slots) => slots.check(cache)?,
@@ -380,8 +381,15 @@ impl Step {
                     unreachable!("the cache was checked to have pages");
                 };
                 let none = part_lse;
-                let (table, lengths) = (&pages.table, &pages.lengths);
-                (&pages.k, &pages.v, none, none, table, lengths, max_pages)
+                (
+                    &pages.k,
+                    &pages.v,
+                    pages.scores.as_ref().unwrap_or(none),
+                    self.tokens.scores.as_ref().unwrap_or(none),
+                    &pages.table,
+                    &pages.lengths,
+                    max_pages,
+                )
             }
         };
         let (new_k, new_v) = (&self.tokens.k, &self.tokens.v);

@@ -21,6 +21,11 @@ fn text<T: core::fmt::Debug>(result: Result<T, AttentionError>) -> String {
 fn memory_is_what_the_slots_take() {
     assert_eq!(slots().bytes(), 2 * 2 * 5 * (2 * 16 * 2 + 8) + 2 * 4);
     assert_eq!(pages().bytes(), 2 * 7 * 2 * 4 * 16 * 2 + 2 * 4 * 4);
+    assert_eq!(
+        pages().with_scores().bytes() - pages().bytes(),
+        7 * 2 * 4 * 4
+    );
+    assert_eq!(slots().with_scores(), slots());
     assert_eq!(pages().capacity(), 12);
 }
 
@@ -55,6 +60,9 @@ fn appends_that_do_not_fit_say_why() {
     );
     assert!(pages().append(&KV, &KV, None, bf16, usize::MAX).is_err());
     assert!(pages().append(&KV, &KV, scores, bf16, 0).is_err());
+    let scored = pages().with_scores();
+    assert!(scored.append(&KV, &KV, scores, bf16, 0).is_ok());
+    assert!(scored.append(&KV, &KV, None, bf16, 0).is_err());
 }
 
 #[test]
@@ -83,11 +91,9 @@ fn a_step_agrees_with_its_cache() {
     let error = pages().decode(&many, &many, &many, None, bf16, 0, &o());
     assert!(matches!(error, Err(AttentionError::PagesFull { .. })));
     let large = CacheShape::pages(2, 2, [7, 4, 30], 16, bf16).unwrap();
-    let error = large.decode(&many, &many, &many, None, bf16, 0, &o());
-    assert!(matches!(
-        error,
-        Err(AttentionError::TooLarge { limit: 16, .. })
-    ));
+    let step = large.decode(&many, &many, &many, None, bf16, 0, &o());
+    let error = step.unwrap().check_tokens().unwrap_err();
+    assert!(matches!(error, AttentionError::TooLarge { limit: 16, .. }));
 }
 
 #[test]

@@ -40,6 +40,12 @@ pub(super) fn all() -> Vec<Case> {
         let call = Decoding::new(Bf16, 128, false);
         call.step(client, 1, AttentionOptions::new().with_softcap(30.0));
     }));
+    cases.push(case("decode-bf16-d128-scored".into(), |client| {
+        let mut call = Decoding::new(Bf16, 128, true);
+        call.scored = true;
+        call.append(client);
+        call.step(client, 1, AttentionOptions::new());
+    }));
     // Pages that pass 32-bit indices.
     cases.push(case("decode-bf16-d128-64bit".into(), |client| {
         let mut call = Decoding::new(Bf16, 128, true);
@@ -55,6 +61,8 @@ struct Decoding {
     element: ElementType,
     head_dim: usize,
     paged: bool,
+    /// Pages with scores.
+    scored: bool,
     pages: usize,
 }
 
@@ -64,6 +72,7 @@ impl Decoding {
             element,
             head_dim,
             paged,
+            scored: false,
             pages: 1024,
         }
     }
@@ -72,7 +81,14 @@ impl Decoding {
         let (element, head_dim) = (self.element, self.head_dim);
         if self.paged {
             let sizes = [self.pages, PAGE, self.pages];
-            CacheShape::pages(1, HEADS, sizes, head_dim, element)
+            let shape = CacheShape::pages(1, HEADS, sizes, head_dim, element);
+            shape.map(|shape| {
+                if self.scored {
+                    shape.with_scores()
+                } else {
+                    shape
+                }
+            })
         } else {
             CacheShape::slots(1, HEADS, WINDOW, head_dim, element)
         }
@@ -88,6 +104,9 @@ impl Decoding {
             Storage::Pages { max_pages, .. } => Cache::Pages(Pages {
                 k: rows(),
                 v: rows(),
+                scores: shape
+                    .has_scores()
+                    .then(|| tensor(client, [kv[0], kv[1], kv[2]], 4)),
                 table: tensor(client, [1, max_pages], 4),
                 lengths: tensor(client, [1], 4),
             }),
@@ -107,7 +126,7 @@ impl Decoding {
         Tokens {
             k: rows(),
             v: rows(),
-            scores: (!self.paged).then(|| tensor(client, [1, HEADS, tokens], 4)),
+            scores: (self.shape().has_scores()).then(|| tensor(client, [1, HEADS, tokens], 4)),
         }
     }
 
@@ -115,7 +134,7 @@ impl Decoding {
     fn append(&self, client: &Client) {
         const LEN: usize = 4096;
         let (shape, new) = (self.shape(), [1, HEADS, LEN, self.head_dim]);
-        let scores = (!self.paged).then_some(&new[..3]);
+        let scores = shape.has_scores().then_some(&new[..3]);
         let problem = shape
             .append(&new, &new, scores, self.element, 0)
             .expect("a valid append");
@@ -138,13 +157,13 @@ impl Decoding {
     fn step(&self, client: &Client, tokens: usize, options: AttentionOptions) {
         let q = [1, 4 * HEADS, tokens, self.head_dim];
         let new = [1, HEADS, tokens, self.head_dim];
-        let scores = (!self.paged).then_some(&new[..3]);
+        let shape = self.shape();
+        let scores = shape.has_scores().then_some(&new[..3]);
         let options = AttentionOptions {
             keep_window: (!self.paged).then_some(WINDOW),
             ..options
         };
-        let problem = self
-            .shape()
+        let problem = shape
             .decode(&q, &new, &new, scores, self.element, 0, &options)
             .expect("a valid step");
         for engine in [Engine::Portable, Engine::Mma] {

@@ -32,6 +32,8 @@ pub(crate) struct DecodeMmaBlueprint {
     pub stages: usize,
     /// The cache has pages, not slots.
     pub paged: bool,
+    /// Keys carry scores.
+    pub scored: bool,
     /// Whether the scaled product is capped.
     pub softcap: bool,
 }
@@ -65,7 +67,8 @@ impl DecodeMmaBlueprint {
             warps: 4,
             key_tile: if cache.head_dim <= 64 { 32 } else { 16 },
             stages: 3,
-            paged: !cache.has_scores(),
+            paged: matches!(cache.storage, Storage::Pages { .. }),
+            scored: cache.has_scores(),
             softcap: problem.softcap.is_some(),
         };
         (served && blueprint.serves(problem, &properties.hardware)).then_some(blueprint)

@@ -47,14 +47,14 @@ impl StepRow {
 /// | `q` | `[batch, q_heads, tokens, head_dim]`, strides in steps of 2 elements |
 /// | `k`, `v` | the cache's, contiguous `[batch, kv_heads, window, head_dim]` or `[pages, kv_heads, page_len, head_dim]` |
 /// | `new_k`, `new_v` | `[batch, kv_heads, tokens, head_dim]`, strides and begin in steps of 16 bytes |
-/// | `score` | slots: contiguous `[batch, kv_heads, window]` |
-/// | `new_scores` | slots: `[batch, kv_heads, tokens]`, last axis contiguous |
+/// | `score` | contiguous `[batch, kv_heads, window]` or `[pages, kv_heads, page_len]` |
+/// | `new_scores` | `[batch, kv_heads, tokens]`, last axis contiguous |
 /// | `places` | slots: the plan, contiguous `[batch * kv_heads, tokens]` of entries; pages: the table, contiguous `[batch, max_pages]` |
 /// | `lengths` | pages: `[batch]` |
 /// | `out` | contiguous `[parts, batch, q_heads, tokens, head_dim]`, overwritten |
 /// | `lse` | contiguous `[parts, batch, q_heads, tokens]`, overwritten |
 ///
-/// What is said of slots is not read with pages, and conversely.
+/// What is said of slots is not read with pages, and conversely; scores are read if `bp.scored`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn decode_mma_kernel<E: Float>(
     q: &Tensor<Vector<E, Const<2>>>,
@@ -216,7 +216,7 @@ fn attend_held<E: Float>(
                     let col = comptime!(n * 8 + e) + quad * 2;
                     let mut z = 0.0f32;
                     let mut there = first + col < held.len;
-                    if comptime!(!bp.paged) {
+                    if comptime!(bp.scored) {
                         z = stages.score(stage, col, bp);
                         there = z != none;
                     }

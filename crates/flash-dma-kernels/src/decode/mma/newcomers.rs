@@ -97,9 +97,12 @@ pub(super) fn attend_newcomers<E: Float>(
                     z = score[held.slot_row(slot as usize)];
                 }
             }
-            if slot == comptime!(NONE) || z == none {
+            if slot == comptime!(NONE) {
                 end = first;
             }
+        }
+        if z == none {
+            end = first;
         }
         if first < end {
             let mut from_k = (held.batch * new_k.stride(0)

@@ -12,7 +12,7 @@ pub(super) struct WarpStages<E: Float> {
     k: Shared<[Chunk<E>]>,
     /// `[warps, stages, key_tile, chunks]`, chunks placed by [`swizzle`].
     v: Shared<[Chunk<E>]>,
-    /// `[warps, stages, key_tile]`; slots only. −∞ for those that not all rows attend to.
+    /// `[warps, stages, key_tile]`; if `bp.scored`. −∞ for those that not all rows attend to.
     scores: Shared<[f32]>,
 }
 
@@ -111,7 +111,22 @@ impl Held {
         self.row + slot
     }
 
-    /// The key tiles `from..to` of this warp of part `part` of `parts`.
+    /// The row of key `first`, which begins a tile; on page `page`.
+    fn tile_row<E: Float>(
+        &self,
+        k: &Tensor<Chunk<E>>,
+        page: i32,
+        first: usize,
+        #[comptime] bp: DecodeMmaBlueprint,
+    ) -> usize {
+        let mut row = self.row + first;
+        if comptime!(bp.paged) {
+            row = self.row + page as usize * self.page_rows + first % k.shape(2);
+        }
+        row
+    }
+
+    /// The first key tile of part `part` of `parts`.
     pub(super) fn tiles_of(
         &self,
         part: usize,
@@ -127,7 +142,7 @@ impl Held {
 /// What a lane knows of a tile before it starts its copies, read a tile ahead so that the copies do not wait.
 #[derive(CubeType)]
 pub(super) struct NextTile {
-    /// Slots: the score of the tile's key `lane`. Pages: unused.
+    /// If `bp.scored`: the score of the tile's key `lane`.
     score: f32,
     /// Pages: the tile's page. Slots: unused.
     page: i32,
@@ -167,11 +182,13 @@ impl NextTile {
             if first < held.len {
                 self.page = places[held.places + first / k.shape(2)];
             }
-        } else {
+        }
+        if comptime!(bp.scored) {
             let key = first + UNIT_POS_X as usize;
             self.score = f32::new(f32::NEG_INFINITY);
             if UNIT_POS_X < comptime!(bp.key_tile as u32) && key < held.len {
-                self.score = score[held.slot_row(key)];
+                let row = held.tile_row(k, self.page, first, bp);
+                self.score = score[row + UNIT_POS_X as usize];
             }
         }
     }
@@ -194,16 +211,16 @@ pub(super) fn start_copies<E: Float>(
     let chunks = comptime!(bp.chunks());
     let first = tile * comptime!(bp.key_tile);
     let own = own_stage(stage, bp);
-    let mut row = held.row + first;
+    let row = held.tile_row(k, next.page, first, bp);
     let mut there = u32::new(0);
-    if comptime!(bp.paged) {
-        row = held.row + next.page as usize * held.page_rows + first % k.shape(2);
-    } else {
+    if comptime!(bp.scored) {
         let none = f32::new(f32::NEG_INFINITY);
         let mut score = next.score;
-        for token in 0..held.tokens {
-            let taken = shuffle(next.taken as u32, token as u32);
-            score = select(taken == (first + lane) as u32, none, score);
+        if comptime!(!bp.paged) {
+            for token in 0..held.tokens {
+                let taken = shuffle(next.taken as u32, token as u32);
+                score = select(taken == (first + lane) as u32, none, score);
+            }
         }
         there = ballot(score != none);
         if UNIT_POS_X < comptime!(bp.key_tile as u32) {
@@ -215,7 +232,7 @@ pub(super) fn start_copies<E: Float>(
         let at = lane + comptime!(c * 32);
         let (key, col) = (at / chunks, at % chunks);
         let mut copied = first + key < held.len;
-        if comptime!(!bp.paged) {
+        if comptime!(bp.scored) {
             copied = (there >> key as u32) & 1u32 == 1u32;
         }
         let from = (row + key) * chunks + col;

@@ -243,6 +243,7 @@ fn pages_get_their_tokens_in_order() {
     let pages = Pages {
         k: k.binding(),
         v: v.binding(),
+        scores: None,
         table: Words::of(&client, &[2, 3], table.as_flattened()).binding(),
         lengths: Words::of(&client, &[2], &[0, 1]).binding(),
     };

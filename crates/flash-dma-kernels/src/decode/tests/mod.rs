@@ -106,6 +106,7 @@ struct PageCache {
     shape: CacheShape,
     k: Words,
     v: Words,
+    scores: Option<Words>,
     table: Words,
     lengths: Words,
 }
@@ -118,6 +119,8 @@ impl PageCache {
         Self {
             k: Words::unused_rows(client, &kv, shape.element),
             v: Words::unused_rows(client, &kv, shape.element),
+            scores: (shape.has_scores())
+                .then(|| Words::unused_rows(client, &kv[..3], ElementType::F32)),
             table: Words::of(client, &[shape.batch, max_pages], &table),
             lengths: Words::new(client, &[shape.batch], 0),
             shape,
@@ -128,6 +131,7 @@ impl PageCache {
         Pages {
             k: self.k.binding(),
             v: self.v.binding(),
+            scores: self.scores.as_ref().map(Words::binding),
             table: self.table.binding(),
             lengths: self.lengths.binding(),
         }

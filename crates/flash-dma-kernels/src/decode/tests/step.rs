@@ -24,6 +24,8 @@ struct Case {
     element: ElementType,
     /// `None` is a cache of pages.
     window: Option<usize>,
+    /// Whether pages have scores.
+    biased: bool,
     scores: Scores,
     options: AttentionOptions,
     placement: Placement,
@@ -41,6 +43,7 @@ fn case(heads: [usize; 2], len: usize, head_dim: usize, window: Option<usize>) -
         head_dim,
         element: F32,
         window,
+        biased: false,
         scores: Scores::Normal,
         options: AttentionOptions::new(),
         placement: Placement::Contiguous,
@@ -56,6 +59,10 @@ fn tokens(values: &[f64], [rows, len, width]: [usize; 3], from: usize, to: usize
 }
 
 impl Case {
+    fn scored(&self) -> bool {
+        self.window.is_some() || self.biased
+    }
+
     /// Everything that is decoded.
     fn inputs(&self, seed: u64) -> Inputs {
         let q = [self.batch, self.heads[0], self.len, self.head_dim];
@@ -64,7 +71,7 @@ impl Case {
             keep_window: self.window,
             ..self.options
         };
-        let scores = self.window.map(|_| &k[..3]);
+        let scores = self.scored().then_some(&k[..3]);
         let problem = Problem::new(&q, &k, &k, scores, self.element, &options).unwrap();
         inputs(problem, self.scores, 1.0, seed)
     }
@@ -83,7 +90,10 @@ impl Case {
         });
         let max_pages = self.len.div_ceil(8);
         let sizes = [max_pages * p.batch + 1, 8, max_pages];
-        let shape = CacheShape::pages(p.batch, p.kv_heads, sizes, dim, p.element).unwrap();
+        let mut shape = CacheShape::pages(p.batch, p.kv_heads, sizes, dim, p.element).unwrap();
+        if self.biased {
+            shape = shape.with_scores();
+        }
         let pages = PageCache::new(&client, shape, max_pages, sizes[0]);
         let mut from = 0;
         for &piece in self.pieces.iter().cycle() {
@@ -98,7 +108,7 @@ impl Case {
                 keep_window: self.window,
                 ..self.options
             };
-            let z = self.window.map(|_| &k[..3]);
+            let z = self.scored().then_some(&k[..3]);
             let prefix = Inputs {
                 problem: Problem::new(&q, &k, &k, z, p.element, &options).unwrap(),
                 q: part(&all.q, p.batch * p.q_heads, dim, from),
@@ -122,7 +132,7 @@ impl Case {
             let (o, l) = (out.binding(), lse.binding());
             let query = up(&prefix.q, &q);
             let cache = slots.as_ref().map_or(pages.shape, |s| s.shape);
-            let z = self.window.map(|_| &new[..3]);
+            let z = self.scored().then_some(&new[..3]);
             let problem = cache
                 .decode(&q, &new, &new, z, p.element, from, &options)
                 .unwrap();
@@ -212,6 +222,19 @@ fn several_tokens_see_what_each_would_alone() {
             };
             case.check(seed as u64);
         }
+    }
+}
+
+#[test]
+fn pages_with_scores_have_a_key_bias() {
+    for (seed, scores) in Scores::ALL.into_iter().enumerate() {
+        let case = Case {
+            scores,
+            biased: true,
+            pieces: vec![1, 7, 2],
+            ..case([4, 2], 33, 16, None)
+        };
+        case.check(seed as u64);
     }
 }
 
@@ -413,7 +436,18 @@ fn a_refused_step_leaves_the_cache_as_it_was() {
     let pages = PageCache::new(&client, pages, 2, 3);
     let (o, l) = (out.binding(), lse.binding());
     let error = decode_pages(&client, &problem, up(&new), pages.pages(), given(2), o, l);
-    assert_eq!(error.unwrap_err(), AttentionError::CacheScores);
+    assert_eq!(
+        error.unwrap_err().to_string(),
+        "the device does not support pages where the problem has slots"
+    );
+    let many = [1, 1, 17, 8];
+    let long = shape.decode(&many, &many, &many, Some(&many[..3]), F32, 0, &options);
+    let (slots, o, l) = (cache.slots(), out.binding(), lse.binding());
+    let error = decode(&client, &long.unwrap(), up(&many), slots, given(2), o, l).unwrap_err();
+    assert!(
+        matches!(error, AttentionError::TooLarge { limit: 16, .. }),
+        "{error}"
+    );
     assert_eq!(cache.live(&client), [[0usize; 0]]);
     assert!(out.read(&client).iter().all(|x| x.is_nan()));
     step(&new, given(2)).unwrap();
