@@ -1,13 +1,14 @@
 //! The attention layer of Dynamic Mask Attention.
 
 use crate::functions::flash_dma_attention;
+use crate::nn::rope::rotate;
 use crate::validate::expect;
 use burn::config::Config;
 use burn::module::{Initializer, Module, Param};
 use burn::nn::{
     Linear, LinearConfig, RmsNorm, RmsNormConfig, RotaryEncoding, RotaryEncodingConfig,
 };
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{Device, Tensor};
 use flash_dma_problem::{AttentionError, AttentionOptions, ElementType, Problem};
 
 /// Configuration of [`DynamicMaskAttention`].
@@ -183,36 +184,56 @@ impl DynamicMaskAttention {
     /// If the last axis is not `d_model`, or the sequence is longer than the rotary encoding.
     #[must_use]
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        let [q, k, v] = self.project(x);
+        let (q, k) = (self.place(q), self.place(k));
+        let out = flash_dma_attention(q, k, v, self.dt_proj.val(), self.a.val(), self.options);
+        self.merge_heads(out)
+    }
+
+    /// q, k and v of `[batch, len, d_model]`, normalised: `[batch, heads, len, head_dim]`.
+    pub(super) fn project(&self, x: Tensor<3>) -> [Tensor<4>; 3] {
         let [batch, len, _] = x.dims();
         let split = |tensor: Tensor<3>, heads: usize| -> Tensor<4> {
             tensor.reshape([batch, len, heads, self.head_dim])
         };
-        let q = split(self.q_proj.forward(x.clone()), self.n_heads);
-        let k = split(self.k_proj.forward(x.clone()), self.n_kv_heads);
-        let v = split(self.v_proj.forward(x), self.n_kv_heads);
-        let q = self.place(q, self.q_norm.as_ref());
-        let k = self.place(k, self.k_norm.as_ref());
-        let v = v.swap_dims(1, 2);
-        let out = flash_dma_attention(q, k, v, self.dt_proj.val(), self.a.val(), self.options);
-        let out = out
-            .swap_dims(1, 2)
-            .reshape([batch, len, self.n_heads * self.head_dim]);
-        self.o_proj.forward(out)
-    }
-
-    /// `[batch, len, heads, head_dim]`, normalised, to `[batch, heads, len, head_dim]`, rotated.
-    fn place(&self, tensor: Tensor<4>, norm: Option<&RmsNorm>) -> Tensor<4> {
-        let tensor = match norm {
+        let normal = |tensor: Tensor<4>, norm: &Option<RmsNorm>| match norm {
             Some(norm) => norm.forward(tensor),
             None => tensor,
         };
-        let tensor = tensor.swap_dims(1, 2);
+        let q = split(self.q_proj.forward(x.clone()), self.n_heads);
+        let k = split(self.k_proj.forward(x.clone()), self.n_kv_heads);
+        let v = split(self.v_proj.forward(x), self.n_kv_heads);
+        let (q, k) = (normal(q, &self.q_norm), normal(k, &self.k_norm));
+        [q, k, v].map(|tensor| tensor.swap_dims(1, 2))
+    }
+
+    /// `[batch, n_heads, len, head_dim]` to `[batch, len, d_model]`.
+    pub(super) fn merge_heads(&self, out: Tensor<4>) -> Tensor<3> {
+        let [batch, heads, len, dim] = out.dims();
+        let out = out.swap_dims(1, 2).reshape([batch, len, heads * dim]);
+        self.o_proj.forward(out)
+    }
+
+    /// The options of its attention.
+    #[must_use]
+    pub fn options(&self) -> AttentionOptions {
+        self.options
+    }
+
+    /// Heads of k and v.
+    pub(super) fn kv_heads(&self) -> usize {
+        self.n_kv_heads
+    }
+
+    /// Features of a head.
+    pub(super) fn head_dim(&self) -> usize {
+        self.head_dim
+    }
+
+    /// Rotated, from position 0 on.
+    fn place(&self, tensor: Tensor<4>) -> Tensor<4> {
         match &self.rope {
-            // The rotation's table is f32, and in 16 bits distant positions would share an angle.
-            Some(rope) => {
-                let dtype = tensor.dtype();
-                rope.forward(tensor.cast(DType::F32)).cast(dtype)
-            }
+            Some(rope) => rotate(rope, tensor, 0),
             None => tensor,
         }
     }

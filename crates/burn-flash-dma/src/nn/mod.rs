@@ -1,5 +1,7 @@
 //! Modules.
 
 mod attention;
+mod cached;
+mod rope;
 
 pub use attention::{DynamicMaskAttention, DynamicMaskAttentionConfig};

@@ -11,6 +11,7 @@ mod fallback;
 mod gradients;
 mod masked;
 mod module;
+mod module_cached;
 #[cfg(feature = "ndarray")]
 mod ndarray;
 mod values;

@@ -1,0 +1,110 @@
+//! The attention layer over a cache.
+
+use super::DynamicMaskAttention;
+use super::rope::rotate;
+use crate::cache::{AttentionCache, DynamicMaskCacheConfig, PagedCacheConfig};
+use crate::validate::expect;
+use crate::zoh::try_zoh_scores;
+use burn::nn::RotaryEncoding;
+use burn::tensor::{Device, Tensor};
+use flash_dma_problem::AttentionError;
+
+/// Tokens of a sequence that [`DynamicMaskAttention::init_cache`] makes room for in a page table.
+const TABLE_TOKENS: usize = 1 << 20;
+
+impl DynamicMaskAttention {
+    /// An empty cache for `batch` sequences, on the device and in the element type of the parameters: of constant
+    /// size if the layer has a keep window, else of pages that grow, for up to 2^20 tokens a sequence.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_init_cache`](Self::try_init_cache) returns an error, with its text.
+    #[must_use]
+    pub fn init_cache(&self, batch: usize) -> AttentionCache {
+        expect(self.try_init_cache(batch))
+    }
+
+    /// As [`init_cache`](Self::init_cache).
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::CacheNotCausal`] if the layer is not causal, or as
+    /// [`DynamicMaskCacheConfig::try_init`] and [`PagedCacheConfig::try_init`].
+    pub fn try_init_cache(&self, batch: usize) -> Result<AttentionCache, AttentionError> {
+        let weight = self.k_proj.weight.val();
+        let (device, dtype): (Device, _) = (weight.device(), weight.dtype().into());
+        let (heads, dim, options) = (self.kv_heads(), self.head_dim(), self.options());
+        if options.keep_window.is_some() {
+            let config = DynamicMaskCacheConfig::new(batch, heads, dim, options).with_dtype(dtype);
+            return Ok(config.try_init(&device)?.into());
+        }
+        let config = PagedCacheConfig::new(batch, heads, dim, TABLE_TOKENS)
+            .with_options(options)
+            .with_scored(true)
+            .with_dtype(dtype);
+        Ok(config.try_init(&device)?.into())
+    }
+
+    /// The layer on new tokens of sequences whose earlier tokens the cache has been given: `[batch, len, d_model]` to
+    /// the same, equal to the last `len` rows of [`forward`](Self::forward) over everything. The tokens are
+    /// appended: a prompt, a chunk of one, or one token at a time.
+    ///
+    /// Each sequence goes on at its own position, which the cache knows, so rotated keys stay right when others
+    /// are evicted. Positions may pass `max_seq_len`.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_forward_cached`](Self::try_forward_cached) returns an error, with its text, or if the last axis
+    /// is not `d_model`.
+    #[must_use]
+    pub fn forward_cached(&self, x: Tensor<3>, cache: &mut AttentionCache) -> Tensor<3> {
+        expect(self.try_forward_cached(x, cache))
+    }
+
+    /// As [`forward_cached`](Self::forward_cached).
+    ///
+    /// # Errors
+    ///
+    /// As [`AttentionCache::try_step`], for example if the parameters are tracked by autodiff. The cache is
+    /// unchanged then.
+    pub fn try_forward_cached(
+        &self,
+        x: Tensor<3>,
+        cache: &mut AttentionCache,
+    ) -> Result<Tensor<3>, AttentionError> {
+        let [q, k, v] = self.project(x);
+        let scores = match cache.has_scores() {
+            true => Some(try_zoh_scores(v.clone(), self.dt_proj.val(), self.a.val())?),
+            false => None,
+        };
+        let (q, k) = match &self.rope {
+            Some(rope) => place(rope, q, k, cache.lengths()),
+            None => (q, k),
+        };
+        Ok(self.merge_heads(cache.try_step(q, k, v, scores)?))
+    }
+}
+
+/// q and k rotated by the positions behind `lengths`, in one pass over the heads of both.
+fn place(
+    rope: &RotaryEncoding,
+    q: Tensor<4>,
+    k: Tensor<4>,
+    lengths: &[usize],
+) -> (Tensor<4>, Tensor<4>) {
+    let (q_heads, kv_heads, batch) = (q.dims()[1], k.dims()[1], q.dims()[0]);
+    let heads = Tensor::cat(vec![q, k], 1);
+    let start = lengths.first().copied().unwrap_or(0);
+    let rotated = if lengths.len() != batch || lengths.iter().all(|&length| length == start) {
+        rotate(rope, heads, start)
+    } else {
+        let sequence = |(index, &start): (usize, &usize)| {
+            rotate(rope, heads.clone().narrow(0, index, 1), start)
+        };
+        Tensor::cat(lengths.iter().enumerate().map(sequence).collect(), 0)
+    };
+    (
+        rotated.clone().narrow(1, 0, q_heads),
+        rotated.narrow(1, q_heads, kv_heads),
+    )
+}

@@ -1,0 +1,39 @@
+//! Rotary encoding at any position.
+
+use burn::nn::RotaryEncoding;
+use burn::tensor::{DType, Int, Tensor};
+
+/// Rotates `[batch, heads, len, head_dim]` as the positions `start..start + len`.
+///
+/// The table of `rope` serves the positions it has; past them the same angles are computed for the call.
+pub(super) fn rotate(rope: &RotaryEncoding, tensor: Tensor<4>, start: usize) -> Tensor<4> {
+    let [_, _, len, _] = tensor.dims();
+    let [table, _, _] = rope.freq_complex.dims();
+    // The rotation's table is f32, and in 16 bits distant positions would share an angle.
+    let dtype = tensor.dtype();
+    let tensor = tensor.cast(DType::F32);
+    let rotated = if start + len <= table || start == 0 {
+        rope.apply(tensor, start)
+    } else {
+        let mut rope = rope.clone();
+        rope.freq_complex = frequencies(&rope, start, len);
+        rope.apply(tensor, 0)
+    };
+    rotated.cast(dtype)
+}
+
+/// `[len, head_dim, 2]`: cosine and sine of each position's angle, twice a pair of features, as the table has
+/// them.
+fn frequencies(rope: &RotaryEncoding, start: usize, len: usize) -> Tensor<3> {
+    let device = rope.theta.device();
+    let [pairs] = rope.theta.dims();
+    let positions = Tensor::<1, Int>::arange(start as i64..(start + len) as i64, &device);
+    let positions = positions.float().cast(DType::F32).reshape([len, 1]);
+    let angles = positions * rope.theta.clone().reshape([1, pairs]);
+    let angles: Tensor<3> =
+        angles
+            .reshape([len, pairs, 1])
+            .repeat_dim(2, 2)
+            .reshape([len, 2 * pairs, 1]);
+    Tensor::cat(vec![angles.clone().cos(), angles.sin()], 2)
+}
