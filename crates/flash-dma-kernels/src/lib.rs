@@ -8,6 +8,7 @@ pub mod codegen;
 mod decode;
 mod forward;
 mod lists;
+mod masked;
 mod scratch;
 mod select;
 mod team;
@@ -25,11 +26,12 @@ pub use decode::{
 pub use decode::{DecodeTuning, decode_tuned};
 pub use flash_dma_problem::{
     AppendProblem, AttentionError, AttentionOptions, CacheShape, DecodeProblem, ElementType,
-    Problem, Storage, contiguous_strides,
+    MaskedProblem, PlanGeometry, Problem, Storage, contiguous_strides,
 };
 pub use forward::{ENGINE_VARIABLE, Engine, forward, forward_engine, forward_on};
 #[doc(hidden)]
 pub use forward::{Tuning, forward_tuned};
 #[doc(hidden)]
 pub use lists::list_all;
+pub use masked::{MaskBits, MaskedGradients, MaskedInputs, masked_backward, masked_forward, plan};
 pub use select::select;

@@ -27,18 +27,18 @@ pub trait Target: Send + Sync + 'static {
 
 /// The kernels on one runtime.
 pub struct Kernels<T> {
-    client: Client,
+    pub(crate) client: Client,
     target: PhantomData<T>,
 }
 
 /// A result's buffer.
-struct Output {
-    handle: Handle,
-    shape: Vec<usize>,
+pub(crate) struct Output {
+    pub(crate) handle: Handle,
+    pub(crate) shape: Vec<usize>,
     element: ElementType,
 }
 
-fn bytes_of(values: &[f64], element: ElementType) -> Vec<u8> {
+pub(crate) fn bytes_of(values: &[f64], element: ElementType) -> Vec<u8> {
     fn cast<E: Host>(values: &[f64]) -> Vec<u8> {
         bytemuck::cast_slice(&narrow::<E>(values)).to_vec()
     }
@@ -63,12 +63,12 @@ fn values_of(bytes: &[u8], element: ElementType) -> Vec<f64> {
     }
 }
 
-fn contiguous(handle: &Handle, shape: &[usize]) -> TensorBinding {
+pub(crate) fn contiguous(handle: &Handle, shape: &[usize]) -> TensorBinding {
     let strides: Vec<usize> = contiguous_strides(shape).collect();
     binding(handle, shape, &strides)
 }
 
-fn binding(handle: &Handle, shape: &[usize], strides: &[usize]) -> TensorBinding {
+pub(crate) fn binding(handle: &Handle, shape: &[usize], strides: &[usize]) -> TensorBinding {
     TensorBinding {
         handle: handle.clone().binding(),
         strides: strides.iter().copied().collect(),
@@ -78,24 +78,24 @@ fn binding(handle: &Handle, shape: &[usize], strides: &[usize]) -> TensorBinding
 }
 
 impl Output {
-    fn binding(&self) -> TensorBinding {
+    pub(crate) fn binding(&self) -> TensorBinding {
         contiguous(&self.handle, &self.shape)
     }
 }
 
 impl<T: Target> Kernels<T> {
-    fn buffer(&self, bytes: &[u8]) -> Handle {
+    pub(crate) fn buffer(&self, bytes: &[u8]) -> Handle {
         // A runtime may have no buffer of no bytes; nothing is read from this one.
         self.client
             .create_from_slice(if bytes.is_empty() { &[0; 16] } else { bytes })
     }
 
-    fn upload(&self, raw: &Raw) -> TensorBinding {
+    pub(crate) fn upload(&self, raw: &Raw) -> TensorBinding {
         let handle = self.buffer(&bytes_of(&raw.values, raw.element));
         binding(&handle, &raw.shape, &raw.strides)
     }
 
-    fn output(&self, shape: &[usize], element: ElementType, missing: usize) -> Output {
+    pub(crate) fn output(&self, shape: &[usize], element: ElementType, missing: usize) -> Output {
         let len = shape.iter().product::<usize>() - missing;
         let handle = self.buffer(&bytes_of(&vec![SENTINEL; len], element));
         Output {
@@ -105,7 +105,7 @@ impl<T: Target> Kernels<T> {
         }
     }
 
-    fn read(&self, output: &Output) -> Vec<f64> {
+    pub(crate) fn read(&self, output: &Output) -> Vec<f64> {
         let len: usize = output.shape.iter().product();
         if len == 0 {
             return Vec::new();

@@ -2,7 +2,7 @@
 
 pub(crate) mod burn;
 mod cpu;
-mod kernels;
+pub(crate) mod kernels;
 
 #[cfg(feature = "cpu")]
 pub use burn::BurnOnCpu;

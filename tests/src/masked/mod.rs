@@ -2,6 +2,7 @@
 
 mod burn;
 mod cpu;
+mod kernels;
 
 use crate::engine::skip;
 use crate::{Engine, Outputs};

@@ -115,12 +115,12 @@ fn inputs(
 }
 
 /// The functions on `Tensor` have validated the call.
-pub(super) fn run(result: Result<(), AttentionError>) {
+pub(crate) fn run(result: Result<(), AttentionError>) {
     result.unwrap_or_else(|error| panic!("{error}"));
 }
 
 /// Any strides but those of a last axis that is not contiguous, and of storage tiles: these copy.
-pub(super) fn addressable(tensor: CubeTensor) -> TensorBinding {
+pub(crate) fn addressable(tensor: CubeTensor) -> TensorBinding {
     let tensor = untile(tensor);
     let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
     let contiguous = match (shape.last(), strides.last()) {
@@ -135,7 +135,7 @@ pub(super) fn addressable(tensor: CubeTensor) -> TensorBinding {
 }
 
 /// A contiguous tensor beside `like`. (The plain allocation may pad its rows.)
-pub(super) fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
+pub(crate) fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
     let (client, device) = (like.client.clone(), like.device.clone());
     empty_device_contiguous_dtype(client, device, shape.into(), dtype)
 }

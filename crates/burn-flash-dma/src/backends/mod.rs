@@ -3,7 +3,7 @@
 #[cfg(feature = "autodiff")]
 mod autodiff;
 #[cfg(feature = "cube")]
-mod cube;
+pub(crate) mod cube;
 #[cfg(feature = "cube")]
 mod cube_cache;
 #[cfg(feature = "flex")]

@@ -1,6 +1,118 @@
-//! Every CubeCL runtime: on the default bodies.
+//! Every CubeCL runtime, on the kernels.
 
-use super::ops::MaskedAttentionOps;
-use burn_cubecl::CubeBackend;
+use super::ops::{MaskedAttentionOps, MaskedGrads, Masking, OptionalPlan, PlanTensors};
+use crate::backends::cube::{addressable, empty, run};
+use crate::ops::{OptionalFloat, Saved};
+use burn::backend::tensor::{BoolTensor, FloatTensor};
+use burn::tensor::DType;
+use burn_cubecl::kernel::{into_contiguous, untile};
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+use flash_dma_kernels::{MaskBits, MaskedGradients, MaskedInputs};
+use flash_dma_problem::{MaskedProblem, PlanGeometry};
 
-impl MaskedAttentionOps for CubeBackend {}
+impl MaskedAttentionOps for CubeBackend {
+    fn masked_attention_plan(
+        mask: BoolTensor<Self>,
+        hidden: bool,
+        geometry: PlanGeometry,
+    ) -> PlanTensors<Self> {
+        let client = mask.client.clone();
+        let bits = empty(&mask, geometry.bits_shape(), DType::I32);
+        let counts = empty(&mask, geometry.counts_shape(), DType::I32);
+        let size = mask.dtype.size();
+        let plan = MaskBits {
+            bits: bits.clone().binding(),
+            counts: counts.clone().binding(),
+        };
+        let mask = untile(mask).binding();
+        run(flash_dma_kernels::plan(
+            &client, &geometry, mask, size, hidden, plan,
+        ));
+        PlanTensors { bits, counts }
+    }
+
+    fn masked_attention_forward(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        masking: Masking<Self>,
+        problem: MaskedProblem,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (client, p) = (q.client.clone(), problem.attention);
+        let out = empty(&q, p.q_shape(), q.dtype);
+        let lse = empty(&q, p.lse_shape(), DType::F32);
+        run(flash_dma_kernels::masked_forward(
+            &client,
+            &problem,
+            inputs([q, k, v], masking),
+            out.clone().binding(),
+            lse.clone().binding(),
+        ));
+        (out, lse)
+    }
+
+    fn masked_attention_backward(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        masking: Masking<Self>,
+        saved: Saved<Self>,
+        problem: MaskedProblem,
+        bias_gradient: bool,
+    ) -> MaskedGrads<Self> {
+        let (client, p) = (q.client.clone(), problem.attention);
+        let grad_q = empty(&q, p.q_shape(), q.dtype);
+        let grad_k = empty(&q, p.kv_shape(), q.dtype);
+        let grad_v = empty(&q, p.kv_shape(), q.dtype);
+        let grad_bias =
+            (problem.bias.filter(|_| bias_gradient)).map(|shape| empty(&q, shape, DType::F32));
+        run(flash_dma_kernels::masked_backward(
+            &client,
+            &problem,
+            inputs([q, k, v], masking),
+            flash_dma_kernels::Saved {
+                out: addressable(saved.out),
+                lse: into_contiguous(saved.lse).binding(),
+                grad_out: addressable(saved.grad_out),
+                grad_lse: match saved.grad_lse {
+                    OptionalFloat::None => None,
+                    OptionalFloat::Some(t) => Some(into_contiguous(t).binding()),
+                },
+            },
+            MaskedGradients {
+                q: grad_q.clone().binding(),
+                k: grad_k.clone().binding(),
+                v: grad_v.clone().binding(),
+                bias: grad_bias.clone().map(CubeTensor::binding),
+            },
+        ));
+        MaskedGrads {
+            q: grad_q,
+            k: grad_k,
+            v: grad_v,
+            bias: match grad_bias {
+                None => OptionalFloat::None,
+                Some(t) => OptionalFloat::Some(t),
+            },
+        }
+    }
+}
+
+fn inputs([q, k, v]: [CubeTensor; 3], masking: Masking<CubeBackend>) -> MaskedInputs {
+    MaskedInputs {
+        q: addressable(q),
+        k: addressable(k),
+        v: addressable(v),
+        plan: match masking.plan {
+            OptionalPlan::None => None,
+            OptionalPlan::Some { bits, counts } => Some(MaskBits {
+                bits: into_contiguous(bits).binding(),
+                counts: into_contiguous(counts).binding(),
+            }),
+        },
+        bias: match masking.bias {
+            OptionalFloat::None => None,
+            OptionalFloat::Some(bias) => Some(untile(bias).binding()),
+        },
+    }
+}

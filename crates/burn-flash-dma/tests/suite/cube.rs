@@ -5,8 +5,8 @@ use crate::case::{Case, ELEMENTS, Tensors, loss, values};
 use crate::values::{ints, oracle_intervals};
 use burn::tensor::{Device, Tensor};
 use burn_flash_dma::{
-    AttentionError, AttentionOptions, ElementType, TensorName, select, try_attention,
-    try_dynamic_mask_attention,
+    AttentionError, AttentionMask, AttentionOptions, ElementType, TensorName, TilePlan,
+    masked_attention_with_plan, select, try_attention, try_dynamic_mask_attention,
 };
 use flash_dma_reference::generate::Scores;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -125,4 +125,49 @@ fn tensors_of_two_devices_are_refused() {
         try_dynamic_mask_attention(q, k, v, other.scores.unwrap(), options).unwrap_err(),
         AttentionError::Device { tensor }
     );
+}
+
+/// Masks of either polarity and biases with strides of 0, against Flex: values, the plan and all gradients.
+#[test]
+fn masks_and_biases_through_fusion() {
+    let _alone = alone();
+    let data = |shape: [usize; 4], seed: u64| {
+        let mut rng = flash_dma_reference::Rng::new(seed);
+        let values: Vec<f32> = (0..shape.iter().product())
+            .map(|_| rng.normal() as f32)
+            .collect();
+        burn::tensor::TensorData::new(values, shape)
+    };
+    let run = |device: Device| {
+        let device = device.autodiff();
+        let load = |shape, seed| Tensor::<4>::from_data(data(shape, seed), &device).require_grad();
+        let q = load([2, 4, 19, 16], 1);
+        let [k, v] = [2, 3].map(|seed| load([2, 2, 70, 16], seed));
+        let bias = load([1, 2, 1, 70], 4);
+        let mask = load([2, 1, 19, 70], 5).inner().greater_elem(0.5);
+        let mask = AttentionMask::hidden(mask);
+        let plan = TilePlan::new(mask, [19, 70], true);
+        let wide = (bias.clone() * 2.0).expand([1, 2, 19, 70]);
+        let options = AttentionOptions::new();
+        let out = masked_attention_with_plan(
+            q.clone() * 2.0,
+            k.clone(),
+            v.clone(),
+            &plan,
+            Some(wide),
+            options,
+        );
+        let grads = (out.clone() * out.clone()).sum().backward();
+        let counts = plan.counts().clone().into_data_as::<i32>();
+        let mut all = vec![values(out.inner()), counts.iter::<f64>().collect()];
+        all.extend([&q, &k, &v, &bias].map(|t| values(t.grad(&grads).unwrap())));
+        all
+    };
+    for (cube, flex) in run(Device::cpu()).iter().zip(run(Device::flex())) {
+        let size = flex.iter().fold(1.0f64, |m, x| m.max(x.abs()));
+        assert_eq!(cube.len(), flex.len());
+        for (a, b) in cube.iter().zip(&flex) {
+            assert!((a - b).abs() <= 1e-5 * size, "{a} {b}");
+        }
+    }
 }

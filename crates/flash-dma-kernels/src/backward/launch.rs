@@ -232,7 +232,7 @@ fn zero(client: &Client, problem: &Problem, grads: &Gradients) {
 }
 
 impl Saved {
-    fn check(&self, problem: &Problem) -> Result<(), AttentionError> {
+    pub(crate) fn check(&self, problem: &Problem) -> Result<(), AttentionError> {
         let (size, rows, lse) = (
             problem.element.size(),
             problem.q_shape(),
@@ -277,7 +277,7 @@ impl Gradients {
 }
 
 /// The row sums `delta` in a new buffer `[batch, q_heads, q_len]`, f32.
-fn launch_delta(client: &Client, problem: &Problem, saved: &Saved) -> TensorBinding {
+pub(crate) fn launch_delta(client: &Client, problem: &Problem, saved: &Saved) -> TensorBinding {
     let delta = scratch(client, problem.lse_shape());
     let rows = problem.lse_shape().iter().product();
     let (cube_count, cube_dim) = one_unit_each(client, rows);

@@ -11,4 +11,5 @@ mod order;
 mod tests;
 mod wgmma;
 
+pub(crate) use launch::launch_delta;
 pub use launch::{backward, backward_engine, backward_on};

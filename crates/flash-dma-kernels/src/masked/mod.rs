@@ -1,0 +1,21 @@
+//! Attention under an arbitrary mask and bias.
+//!
+//! [`plan`](plan()) packs a mask into bits and counts the visible pairs of its blocks; the attention kernels
+//! skip the blocks that count nothing. The portable kernels of this module share the tiles of
+//! [`crate::tile`]; a row sees a tile of at most 32 keys through one word of bits.
+
+mod args;
+mod backward;
+mod bias;
+mod dkdv;
+mod dq;
+mod forward;
+mod launch;
+mod pack;
+mod plan;
+mod seen;
+
+pub use args::{MaskBits, MaskedGradients, MaskedInputs};
+pub use backward::masked_backward;
+pub use launch::masked_forward;
+pub use plan::plan;
