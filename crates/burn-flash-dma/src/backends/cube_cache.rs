@@ -1,7 +1,6 @@
 //! Caches on every CubeCL runtime: the kernels write in place what nothing else shares.
 
 use super::cube::{addressable, empty, run};
-use crate::cache::fallback;
 use crate::cache::ops::{
     CacheOps, ChunkKeys, DecodedPages, DecodedSlots, PageMap, PageTensors, SlotTensors,
     TokenTensors,
@@ -79,12 +78,9 @@ impl CacheOps for CubeBackend {
     fn cache_append_pages(
         pages: PageTensors<Self>,
         tokens: TokenTensors<Self>,
-        map: PageMap,
+        _map: PageMap,
         problem: AppendProblem,
     ) -> PageTensors<Self> {
-        if let OptionalFloat::Some(_) = pages.scores {
-            return fallback::append_pages::<Self>(pages, tokens, map, problem);
-        }
         let client = pages.k.client.clone();
         let pages = own_pages(pages);
         let (bindings, tokens) = (page_bindings(&pages), token_bindings(tokens));
@@ -98,13 +94,9 @@ impl CacheOps for CubeBackend {
         q: FloatTensor<Self>,
         pages: PageTensors<Self>,
         tokens: TokenTensors<Self>,
-        map: PageMap,
+        _map: PageMap,
         problem: DecodeProblem,
     ) -> DecodedPages<Self> {
-        // The kernels' pages hold no scores: gather the pages, and attend by the kernels for sequences.
-        if let OptionalFloat::Some(_) = pages.scores {
-            return fallback::decode_pages::<Self>(q, pages, tokens, map, problem);
-        }
         let client = q.client.clone();
         let pages = own_pages(pages);
         let out = empty(&q, problem.q_shape(), q.dtype);
@@ -157,7 +149,10 @@ fn own_pages(pages: PageTensors<CubeBackend>) -> PageTensors<CubeBackend> {
     PageTensors {
         k: own(pages.k),
         v: own(pages.v),
-        scores: pages.scores,
+        scores: match pages.scores {
+            OptionalFloat::None => OptionalFloat::None,
+            OptionalFloat::Some(scores) => OptionalFloat::Some(own(scores)),
+        },
         table: into_contiguous(pages.table),
         lengths: own(pages.lengths),
     }
@@ -177,7 +172,10 @@ fn page_bindings(pages: &PageTensors<CubeBackend>) -> Pages {
     Pages {
         k: pages.k.clone().binding(),
         v: pages.v.clone().binding(),
-        scores: None,
+        scores: match &pages.scores {
+            OptionalFloat::None => None,
+            OptionalFloat::Some(scores) => Some(scores.clone().binding()),
+        },
         table: pages.table.clone().binding(),
         lengths: pages.lengths.clone().binding(),
     }

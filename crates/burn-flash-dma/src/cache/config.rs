@@ -149,9 +149,13 @@ impl PagedCacheConfig {
         let element = cache_element(self.dtype)?;
         let (batch, heads, dim) = (self.batch, self.kv_heads, self.head_dim);
         let sizes = [pages, self.page_len, self.max_pages()];
-        let shape = CacheShape::pages(batch, heads, sizes, dim, element)?;
+        let mut shape = CacheShape::pages(batch, heads, sizes, dim, element)?;
+        if self.scored {
+            shape = shape.with_scores();
+        }
         let kv = [batch, heads, 0, dim];
-        shape.decode(&kv, &kv, &kv, None, element, 0, &self.options)?;
+        let scores = self.scored.then_some(&kv[..3]);
+        shape.decode(&kv, &kv, &kv, scores, element, 0, &self.options)?;
         Ok(shape)
     }
 }

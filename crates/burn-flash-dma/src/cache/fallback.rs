@@ -244,7 +244,7 @@ fn rows<B: Backend>(tensor: FloatTensor<B>, index: IntTensor<B>) -> FloatTensor<
 }
 
 /// The scores of tokens for slots.
-fn present<B: Backend>(scores: OptionalFloat<B>) -> FloatTensor<B> {
+pub(crate) fn present<B: Backend>(scores: OptionalFloat<B>) -> FloatTensor<B> {
     match scores {
         OptionalFloat::Some(scores) => scores,
         OptionalFloat::None => unreachable!("checked: slots have scores"),

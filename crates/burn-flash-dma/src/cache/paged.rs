@@ -9,9 +9,7 @@ use crate::ops::OptionalFloat;
 use crate::validate::expect;
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use flash_dma_problem::{
-    AppendProblem, AttentionError, CacheShape, MAX_DECODE_TOKENS, Problem, TensorName,
-};
+use flash_dma_problem::{AppendProblem, AttentionError, CacheShape, MAX_DECODE_TOKENS, TensorName};
 
 /// Every key and value that each sequence has been given, in pages of `page_len` tokens of a common pool: for
 /// attention without scores, and for scores without a window.
@@ -159,31 +157,22 @@ impl PagedCache {
         let element = self.shape.element;
         let new = NewTokens::new(&self.device, element, k, v, scores)?;
         let q = plain(&self.device, TensorName::Query, q, Some(element))?;
-        let problem = self.check(&new)?;
-        let [batch, _, tokens, dim] = problem.kv_shape();
-        let q_heads = q.dims()[1];
-        new.check_queries(&q.dims())?;
-        let kv = problem.kv_shape();
-        Problem::new(&q.dims(), &kv, &kv, None, element, &self.config.options)?;
+        new.decode_over(&self.shape, &q.dims(), self.held(), &self.config.options)?;
+        let tokens = new.shape()[2];
         self.reserve(tokens)?;
 
         let map = self.map();
         // The pool may have grown.
-        let problem = self.check(&new)?;
-        let q_shape = [batch, q_heads, tokens, dim];
+        let problem = new.decode_over(&self.shape, &q.dims(), self.held(), &self.config.options)?;
+        let (q, pages, new) = (q.into_dispatch(), self.take(), new.into_ops());
         let (out, lse, pages) = if tokens <= MAX_DECODE_TOKENS {
-            let options = &self.config.options;
-            let problem =
-                (self.shape).decode(&q_shape, &kv, &kv, None, element, self.held(), options)?;
-            let (pages, new) = (self.take(), new.into_ops());
-            let decoded = Dispatch::cache_decode_pages(q.into_dispatch(), pages, new, map, problem);
+            let decoded = Dispatch::cache_decode_pages(q, pages, new, map, problem);
             (decoded.out, decoded.lse, decoded.pages)
         } else {
-            let (pages, new) = (self.take(), new.into_ops());
-            let pages = Dispatch::cache_append_pages(pages, new, map.clone(), problem);
-            let q = q.into_dispatch();
-            let (out, lse) =
-                attend_pages::<Dispatch>(q, &pages, &map, &problem, &self.config.options);
+            let append = problem.append;
+            let pages = Dispatch::cache_append_pages(pages, new, map.clone(), append);
+            let options = &self.config.options;
+            let (out, lse) = attend_pages::<Dispatch>(q, &pages, &map, &append, options);
             (out, lse, pages)
         };
         self.put(pages, tokens);
@@ -311,18 +300,7 @@ impl PagedCache {
     }
 
     fn check(&self, tokens: &NewTokens) -> Result<AppendProblem, AttentionError> {
-        let problem = self.shape.append(
-            &tokens.shape(),
-            &tokens.v.dims(),
-            None,
-            self.shape.element,
-            self.held(),
-        )?;
-        if tokens.scores.is_some() != self.config.scored {
-            return Err(AttentionError::CacheScores);
-        }
-        tokens.check_scores()?;
-        Ok(problem)
+        tokens.append_to(&self.shape, self.held())
     }
 
     /// Gives the sequences the pages of `tokens` more tokens each.

@@ -1,15 +1,16 @@
 //! The cache of constant size.
 
 use super::DynamicMaskCacheConfig;
-use super::fallback::forward_problem;
-use super::ops::{CacheOps, SlotTensors};
+use super::fallback::{forward_problem, present};
+use super::ops::{CacheOps, ChunkKeys, SlotTensors};
 use super::tokens::{NewTokens, check_sequences, check_support, plain};
 use crate::ops::{DynamicMaskOps, Selection};
 use crate::validate::expect;
 use burn::backend::Dispatch;
+use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, s};
 use flash_dma_problem::{
-    AttentionError, AttentionOptions, CacheShape, MAX_DECODE_TOKENS, Problem, TensorName,
+    AttentionError, AttentionOptions, CacheShape, DecodeProblem, MAX_DECODE_TOKENS, TensorName,
 };
 
 /// The `keep_window` keys of greatest score of each sequence and key/value head, of everything the sequence has
@@ -136,70 +137,48 @@ impl DynamicMaskCache {
         let element = self.shape.element;
         let tokens = NewTokens::new(&self.device, element, k, v, Some(scores))?;
         let q = plain(&self.device, TensorName::Query, q, Some(element))?;
-        if tokens.shape()[2] > MAX_DECODE_TOKENS {
-            return self.chunk(q, tokens);
-        }
-        let (kv, held) = (tokens.shape(), self.held());
-        let scores = tokens.scores.as_ref().map(Tensor::dims);
-        let problem = self.shape.decode(
-            &q.dims(),
-            &kv,
-            &tokens.v.dims(),
-            scores.as_ref().map(<[usize; 3]>::as_slice),
-            element,
-            held,
-            &self.options,
-        )?;
-        let decoded = Dispatch::cache_decode_slots(
-            q.into_dispatch(),
-            self.take(),
-            tokens.into_ops(),
-            problem,
-        );
-        self.put(decoded.slots, kv[2]);
-        Ok((
-            Tensor::from_dispatch(decoded.out),
-            Tensor::from_dispatch(decoded.lse),
-        ))
+        let problem = tokens.decode_over(&self.shape, &q.dims(), self.held(), &self.options)?;
+        let count = tokens.shape()[2];
+        let q = q.into_dispatch();
+        let (out, lse) = if count <= MAX_DECODE_TOKENS {
+            let decoded = Dispatch::cache_decode_slots(q, self.take(), tokens.into_ops(), problem);
+            self.put(decoded.slots, count);
+            (decoded.out, decoded.lse)
+        } else {
+            self.chunk(q, tokens, &problem)
+        };
+        Ok((Tensor::from_dispatch(out), Tensor::from_dispatch(lse)))
     }
 
     /// Many tokens: selection and attention over the slots in order of position and the tokens behind them.
     fn chunk(
         &mut self,
-        q: Tensor<4>,
+        q: FloatTensor<Dispatch>,
         tokens: NewTokens,
-    ) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
-        let append = self.check(&tokens)?;
-        let scores = tokens.scores.clone().expect("the check wants scores");
-        let (element, window) = (self.shape.element, self.shape.capacity());
-        let (kv, v) = (tokens.shape(), tokens.v.dims());
-        // Checks the queries; the sizes of the whole follow from what is checked then.
-        let q_shape = q.dims();
-        Problem::new(
-            &q_shape,
-            &kv,
-            &v,
-            Some(&scores.dims()),
-            element,
-            &self.options,
-        )?;
-        tokens.check_queries(&q_shape)?;
-        let (len, k, v, scores) = if self.held() == 0 {
-            let parts = tokens.clone().into_ops();
-            (kv[2], parts.k, parts.v, scores.into_dispatch())
+        problem: &DecodeProblem,
+    ) -> (FloatTensor<Dispatch>, FloatTensor<Dispatch>) {
+        let (append, window) = (problem.append, self.shape.capacity());
+        let new = tokens.clone().into_ops();
+        let keys = if self.held() == 0 {
+            ChunkKeys {
+                k: new.k,
+                v: new.v,
+                scores: present(new.scores),
+            }
         } else {
-            let slots = self.state().clone().into_ops();
-            let keys = Dispatch::cache_chunk_keys(slots, tokens.clone().into_ops(), append);
-            (window + kv[2], keys.k, keys.v, keys.scores)
+            Dispatch::cache_chunk_keys(self.state().clone().into_ops(), new, append)
         };
-        let problem = forward_problem(&self.shape, q_shape, len, &self.options);
-        let intervals = Dispatch::dynamic_mask_select(scores.clone(), window);
-        let selection = Selection::Scored { scores, intervals };
-        let (out, lse) =
-            Dispatch::dynamic_mask_forward(q.into_dispatch(), k, v, selection, problem);
+        let len = append.tokens + if self.held() == 0 { 0 } else { window };
+        let whole = forward_problem(&self.shape, problem.q_shape(), len, &self.options);
+        let intervals = Dispatch::dynamic_mask_select(keys.scores.clone(), window);
+        let selection = Selection::Scored {
+            scores: keys.scores,
+            intervals,
+        };
+        let attended = Dispatch::dynamic_mask_forward(q, keys.k, keys.v, selection, whole);
         let slots = Dispatch::cache_append_slots(self.take(), tokens.into_ops(), append);
-        self.put(slots, kv[2]);
-        Ok((Tensor::from_dispatch(out), Tensor::from_dispatch(lse)))
+        self.put(slots, append.tokens);
+        attended
     }
 
     /// Takes tokens in without attending: `k`, `v` and `scores` as in [`step`](Self::step), any number of them.
@@ -223,24 +202,10 @@ impl DynamicMaskCache {
         scores: Tensor<3>,
     ) -> Result<(), AttentionError> {
         let tokens = NewTokens::new(&self.device, self.shape.element, k, v, Some(scores))?;
-        let problem = self.check(&tokens)?;
+        let problem = tokens.append_to(&self.shape, self.held())?;
         let slots = Dispatch::cache_append_slots(self.take(), tokens.into_ops(), problem);
         self.put(slots, problem.tokens);
         Ok(())
-    }
-
-    fn check(
-        &self,
-        tokens: &NewTokens,
-    ) -> Result<flash_dma_problem::AppendProblem, AttentionError> {
-        let scores = tokens.scores.as_ref().map(Tensor::dims);
-        self.shape.append(
-            &tokens.shape(),
-            &tokens.v.dims(),
-            scores.as_ref().map(<[usize; 3]>::as_slice),
-            self.shape.element,
-            self.held(),
-        )
     }
 
     /// Makes sequence `i` what sequence `indices[i]` was: a permutation, or the beams that survive. There may be

@@ -5,7 +5,10 @@ use crate::ops::OptionalFloat;
 use crate::validate::{element_type, same_device};
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use flash_dma_problem::{AttentionError, ElementType, TensorName, TensorSpec};
+use flash_dma_problem::{
+    AppendProblem, AttentionError, AttentionOptions, CacheShape, DecodeProblem, ElementType,
+    TensorName,
+};
 
 /// New tokens, of the cache's device and element type and without autodiff.
 pub(crate) struct NewTokens {
@@ -40,29 +43,29 @@ impl NewTokens {
         self.k.dims()
     }
 
-    /// Checks that `q` has a query for each token; its heads are checked elsewhere.
-    pub(crate) fn check_queries(&self, q: &[usize; 4]) -> Result<(), AttentionError> {
-        let kv = self.shape();
-        let expected = [kv[0], q[1], kv[2], kv[3]];
-        let spec = TensorSpec {
-            name: TensorName::Query,
-            shape: q,
-            strides: &[1; 4],
-        };
-        spec.check(&expected)
+    /// Checks an append, by the most tokens that a sequence has been given.
+    pub(crate) fn append_to(
+        &self,
+        cache: &CacheShape,
+        held: usize,
+    ) -> Result<AppendProblem, AttentionError> {
+        let scores = self.scores.as_ref().map(Tensor::dims);
+        let scores = scores.as_ref().map(<[usize; 3]>::as_slice);
+        cache.append(&self.k.dims(), &self.v.dims(), scores, cache.element, held)
     }
 
-    /// Checks the shape of the scores, if there are any.
-    pub(crate) fn check_scores(&self) -> Result<(), AttentionError> {
-        let Some(scores) = &self.scores else {
-            return Ok(());
-        };
-        let spec = TensorSpec {
-            name: TensorName::Scores,
-            shape: &scores.dims(),
-            strides: &[1; 3],
-        };
-        spec.check(&self.shape()[..3])
+    /// Checks a step of queries `q`.
+    pub(crate) fn decode_over(
+        &self,
+        cache: &CacheShape,
+        q: &[usize; 4],
+        held: usize,
+        options: &AttentionOptions,
+    ) -> Result<DecodeProblem, AttentionError> {
+        let scores = self.scores.as_ref().map(Tensor::dims);
+        let scores = scores.as_ref().map(<[usize; 3]>::as_slice);
+        let (k, v) = (self.k.dims(), self.v.dims());
+        cache.decode(q, &k, &v, scores, cache.element, held, options)
     }
 
     pub(crate) fn into_ops(self) -> TokenTensors<Dispatch> {

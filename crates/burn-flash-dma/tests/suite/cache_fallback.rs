@@ -154,6 +154,7 @@ fn pages_by_plain_operations_equal_the_engine() {
     let (batch, [q_heads, heads]) = (2, HEADS);
     for scored in [false, true] {
         let shape = CacheShape::pages(batch, heads, [20, 4, 10], DIM, ElementType::F32).unwrap();
+        let shape = if scored { shape.with_scores() } else { shape };
         let table: Vec<i32> = (0..20).map(|page| 19 - page).collect();
         let empty = || PageTensors::<Flex> {
             k: primitive(Tensor::<4>::zeros(shape.kv_shape(), &device)),
@@ -191,7 +192,7 @@ fn pages_by_plain_operations_equal_the_engine() {
                     &q_shape,
                     &kv,
                     &kv,
-                    None,
+                    scored.then_some(&kv[..3]),
                     ElementType::F32,
                     held,
                     &AttentionOptions::new(),

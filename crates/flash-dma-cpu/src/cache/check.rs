@@ -25,12 +25,7 @@ pub(crate) fn append<E: Element>(
             slots(shape, &read)?;
             buffer(TensorName::Seen, all.seen, &[shape.batch])?;
         }
-        Cache::Pages(all) => {
-            pages(problem, all)?;
-            if all.scores.is_some() != new.scores.is_some() {
-                return Err(AttentionError::CacheScores);
-            }
-        }
+        Cache::Pages(all) => pages(problem, all)?,
     }
     tokens(problem, new)
 }
@@ -59,8 +54,10 @@ fn pages<E: Element>(problem: &AppendProblem, pages: &Pages<'_, E>) -> Result<()
     let (kv, rows) = (shape.kv_shape(), &shape.kv_shape()[..3]);
     buffer(TensorName::CachedKey, pages.k, &kv)?;
     buffer(TensorName::CachedValue, pages.v, &kv)?;
-    if let Some(scores) = &pages.scores {
-        buffer(TensorName::CachedScores, scores, rows)?;
+    match (&pages.scores, shape.has_scores()) {
+        (Some(scores), true) => buffer(TensorName::CachedScores, scores, rows)?,
+        (None, false) => {}
+        _ => return Err(AttentionError::CacheScores),
     }
     buffer(
         TensorName::PageTable,
@@ -84,10 +81,10 @@ pub(crate) fn tokens<E: Element>(
     view(TensorName::Key, &tokens.k, &problem.kv_shape())?;
     view(TensorName::Value, &tokens.v, &problem.kv_shape())?;
     let [batch, heads, count, _] = problem.kv_shape();
-    match &tokens.scores {
-        Some(scores) => view(TensorName::Scores, scores, &[batch, heads, count]),
-        None if shape.has_scores() => Err(AttentionError::CacheScores),
-        None => Ok(()),
+    match (&tokens.scores, shape.has_scores()) {
+        (Some(scores), true) => view(TensorName::Scores, scores, &[batch, heads, count]),
+        (None, false) => Ok(()),
+        _ => Err(AttentionError::CacheScores),
     }
 }
 

@@ -60,7 +60,7 @@ pub struct Pages<'a, E> {
     pub k: &'a mut [E],
     /// `[pages, kv_heads, page_len, head_dim]`.
     pub v: &'a mut [E],
-    /// `[pages, kv_heads, page_len]`, if keys have scores; −∞ hides a key.
+    /// `[pages, kv_heads, page_len]`, given exactly if the cache has scores; −∞ hides a key.
     pub scores: Option<&'a mut [f32]>,
     /// `[batch, max_pages]`: the pages of each sequence in order.
     pub table: &'a [i32],
