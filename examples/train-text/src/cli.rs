@@ -80,6 +80,12 @@ pub struct Cli {
     /// Sampling temperature; 0 takes the most likely byte.
     #[arg(long, default_value_t = 0.8)]
     pub temperature: f64,
+    /// Sample from this many of the most likely bytes; 0 is all of them.
+    #[arg(long, default_value_t = 0)]
+    pub top_k: usize,
+    /// Sample from the fewest most likely bytes whose probabilities reach this sum.
+    #[arg(long, default_value_t = 1.0)]
+    pub top_p: f64,
     /// Text the sample continues [default: the beginning of the validation text].
     #[arg(long)]
     pub prompt: Option<String>,

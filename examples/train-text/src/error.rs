@@ -56,6 +56,9 @@ pub enum Error {
         /// Why not.
         reason: String,
     },
+    /// The model cannot generate.
+    #[error(transparent)]
+    Attention(#[from] burn_flash_dma::AttentionError),
     /// Burn stopped the training.
     #[error("training stopped: {0}")]
     Training(String),

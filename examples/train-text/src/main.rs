@@ -1,32 +1,18 @@
 //! `train-text`: see `train-text --help`, and `model.rs` for the model.
 
-mod checkpoints;
-mod cli;
-mod curves;
-mod data;
-mod device;
-mod error;
-mod font;
-mod loader;
-mod model;
-mod plot;
-mod progress;
-mod report;
-mod rng;
-mod sample;
-mod train;
-
 use std::fs;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::Parser;
 
-use cli::{Cli, Settings};
-use data::{Corpus, Text};
-use error::Error;
-use report::{CorpusFacts, Plan};
-use sample::SampleOptions;
+use train_text::cli::{Cli, Settings};
+use train_text::data::{Corpus, Text};
+use train_text::error::Error;
+use train_text::generate::Sampler;
+use train_text::report::{CorpusFacts, Plan};
+use train_text::sample::SampleOptions;
+use train_text::{plot, report, sample, train};
 
 /// Bytes of validation text a sample continues unless `--prompt` is given.
 const PROMPT_BYTES: usize = 64;
@@ -97,11 +83,15 @@ fn run(cli: &Cli) -> Result<(), Error> {
     };
     let options = SampleOptions {
         bytes: cli.sample,
-        temperature: cli.temperature,
+        sampler: Sampler {
+            temperature: cli.temperature,
+            top_k: cli.top_k,
+            top_p: cli.top_p,
+        },
         seed: settings.seed,
         seq: settings.seq,
     };
-    let sampled = sample::sample(&model, prompt, options, &device);
+    let sampled = sample::sample(&model, prompt, options)?;
     let (prompt, sampled) = (sample::printable(prompt), sample::printable(&sampled));
     let path = out.join("sample.txt");
     fs::write(&path, format!("{prompt}{sampled}\n")).map_err(Error::io(&path))?;

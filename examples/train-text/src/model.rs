@@ -18,6 +18,8 @@ use burn::nn::{
 };
 use burn::prelude::*;
 use burn::tensor::FloatDType;
+use burn_flash_dma::AttentionError;
+use burn_flash_dma::cache::AttentionCache;
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
 
 /// A byte has 256 values; there is no tokeniser.
@@ -126,12 +128,64 @@ impl TextModel {
         loss.forward(logits, targets.flatten::<1>(0, 1))
     }
 
+    /// The model as it generates: without autodiff, its parameters in the type of the activations, which
+    /// [`forward`](Self::forward) would cast at every call.
+    pub fn for_generation(&self) -> Self {
+        self.valid().map(&mut CastTo(self.dtype))
+    }
+
+    /// The device of the parameters.
+    pub fn device(&self) -> Device {
+        self.embedding.weight.val().device()
+    }
+
+    /// One empty cache a layer, for `batch` sequences.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError`] if the layers' attention cannot be cached.
+    pub fn caches(&self, batch: usize) -> Result<Vec<AttentionCache>, AttentionError> {
+        let cache = |block: &Block| block.attention.try_init_cache(batch);
+        self.blocks.iter().map(cache).collect()
+    }
+
+    /// Logits of the byte that follows the last of `tokens`, which go on where the tokens before them, which the
+    /// caches have been given, end.
+    ///
+    /// # Shapes
+    ///
+    /// - `tokens`: `[batch, seq]`, of any length
+    /// - output: `[batch, 256]`, f32
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError`] if the caches are not those of [`caches`](Self::caches), or the model is not one
+    /// [`for_generation`](Self::for_generation).
+    pub fn forward_cached(
+        &self,
+        tokens: Tensor<2, Int>,
+        caches: &mut [AttentionCache],
+    ) -> Result<Tensor<2>, AttentionError> {
+        let [batch, seq] = tokens.dims();
+        let mut x = self.embedding.forward(tokens);
+        for (block, cache) in self.blocks.iter().zip(caches) {
+            x = block.forward_cached(x, cache)?;
+        }
+        let last = x.narrow(1, seq - 1, 1);
+        let logits = self.unembed(last).reshape([batch, VOCABULARY]);
+        Ok(logits.cast(FloatDType::F32))
+    }
+
     fn forward_as_stored(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         let mut x = self.embedding.forward(tokens);
         for block in &self.blocks {
             x = block.forward(x);
         }
-        // The embedding read backwards: a byte's logit is the product with its own vector.
+        self.unembed(x)
+    }
+
+    /// The embedding read backwards: a byte's logit is the product with its own vector.
+    fn unembed(&self, x: Tensor<3>) -> Tensor<3> {
         let unembedding = self.embedding.weight.val().transpose();
         self.norm.forward(x).matmul(unembedding.unsqueeze())
     }
@@ -141,6 +195,21 @@ impl Block {
     /// `[batch, seq, d_model]` to the same shape.
     fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let x = x.clone() + self.attention.forward(self.attention_norm.forward(x));
+        self.feed_forward(x)
+    }
+
+    /// As [`forward`](Self::forward), for tokens behind those that the cache has been given.
+    fn forward_cached(
+        &self,
+        x: Tensor<3>,
+        cache: &mut AttentionCache,
+    ) -> Result<Tensor<3>, AttentionError> {
+        let normal = self.attention_norm.forward(x.clone());
+        let x = x + self.attention.try_forward_cached(normal, cache)?;
+        Ok(self.feed_forward(x))
+    }
+
+    fn feed_forward(&self, x: Tensor<3>) -> Tensor<3> {
         let hidden = self
             .feed_forward
             .forward(self.feed_forward_norm.forward(x.clone()));

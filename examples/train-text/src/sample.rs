@@ -1,7 +1,8 @@
 //! Text from a trained model.
 
-use burn::prelude::*;
+use burn_flash_dma::AttentionError;
 
+use crate::generate::{Generator, Sampler};
 use crate::model::TextModel;
 use crate::rng::Rng;
 
@@ -10,8 +11,8 @@ use crate::rng::Rng;
 pub struct SampleOptions {
     /// Bytes to add to the prompt.
     pub bytes: usize,
-    /// Divides the logits; 0 takes the most likely byte.
-    pub temperature: f64,
+    /// How each is drawn.
+    pub sampler: Sampler,
     /// Seed of the draws.
     pub seed: u64,
     /// The longest context the model has been trained on.
@@ -20,8 +21,12 @@ pub struct SampleOptions {
 
 /// The bytes that follow `prompt`.
 ///
-/// The context grows up to `seq` bytes and then moves along. Each step runs the model on the whole
-/// context: this shows what the model has learnt, a decoder with a cache is another example.
+/// The model reads each byte once. It has seen no position past `seq`, so when the context gets there it begins
+/// again with the last half of it.
+///
+/// # Errors
+///
+/// [`AttentionError`] if the model's attention cannot be cached.
 ///
 /// # Panics
 ///
@@ -30,21 +35,26 @@ pub fn sample(
     model: &TextModel,
     prompt: &[u8],
     options: SampleOptions,
-    device: &Device,
-) -> Vec<u8> {
-    assert!(!prompt.is_empty(), "a prompt is needed");
+) -> Result<Vec<u8>, AttentionError> {
     let mut rng = Rng::new(options.seed, u64::MAX);
     let mut text = prompt.to_vec();
+    let mut generator = Generator::new(model)?;
+    let mut logits = generator.read(last(&text, options.seq))?;
     for _ in 0..options.bytes {
-        let context = &text[text.len().saturating_sub(options.seq)..];
-        let byte = pick(
-            &next_logits(model, context, device),
-            options.temperature,
-            &mut rng,
-        );
-        text.push(byte);
+        text.push(options.sampler.pick(&logits, &mut rng));
+        logits = if generator.context() < options.seq {
+            generator.read(last(&text, 1))?
+        } else {
+            generator.reset();
+            generator.read(last(&text, options.seq.div_ceil(2)))?
+        };
     }
-    text.split_off(prompt.len())
+    Ok(text.split_off(prompt.len()))
+}
+
+/// The last `count` bytes, or all.
+fn last(text: &[u8], count: usize) -> &[u8] {
+    &text[text.len().saturating_sub(count)..]
 }
 
 /// Bytes as text: what is not UTF-8, and control characters, which a terminal would obey, become
@@ -54,48 +64,11 @@ pub fn printable(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).replace(replace, "\u{fffd}")
 }
 
-fn next_logits(model: &TextModel, context: &[u8], device: &Device) -> Vec<f32> {
-    let n = context.len();
-    let tokens: Vec<i32> = context.iter().map(|&byte| byte.into()).collect();
-    let tokens = Tensor::from_data(TensorData::new(tokens, [1, n]), device);
-    let last = model.forward(tokens).slice([0..1, n - 1..n]);
-    last.try_into_vec_as::<f32>()
-        .expect("the logits can be read")
-}
-
-/// Draws an index with probabilities `softmax(logits / temperature)`.
-fn pick(logits: &[f32], temperature: f64, rng: &mut Rng) -> u8 {
-    let best = logits.iter().enumerate().fold(
-        0,
-        |best, (i, &logit)| if logit > logits[best] { i } else { best },
-    );
-    let mut chosen = best;
-    if temperature > 0.0 {
-        let weight = |logit: f32| (f64::from(logit - logits[best]) / temperature).exp();
-        let total: f64 = logits.iter().map(|&logit| weight(logit)).sum();
-        let mut at = rng.unit() * total;
-        for (i, &logit) in logits.iter().enumerate() {
-            at -= weight(logit);
-            if at < 0.0 {
-                chosen = i;
-                break;
-            }
-        }
-    }
-    u8::try_from(chosen).expect("the vocabulary is the bytes")
-}
-
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
     use crate::model::TextModelConfig;
-
-    #[test]
-    fn temperature_zero_takes_the_most_likely_byte() {
-        let mut logits = vec![0.0; 256];
-        logits[65] = 3.0;
-        assert_eq!(pick(&logits, 0.0, &mut Rng::new(0, 0)), 65);
-    }
+    use burn::prelude::*;
 
     #[test]
     fn a_sample_is_printed_without_control_characters() {
@@ -105,47 +78,51 @@ mod tests {
         );
     }
 
-    #[test]
-    fn draws_follow_the_softmax() {
-        let mut logits = vec![f32::NEG_INFINITY; 256];
-        logits[10] = 0.0;
-        logits[20] = 3f32.ln();
-        let mut rng = Rng::new(5, 0);
-        let twenties = (0..4000)
-            .filter(|_| pick(&logits, 1.0, &mut rng) == 20)
-            .count();
-        assert!(
-            (2900..3100).contains(&twenties),
-            "{twenties} of 4000, expected 3000"
-        );
-        // At half the temperature the odds are 1 to 9.
-        let twenties = (0..4000)
-            .filter(|_| pick(&logits, 0.5, &mut rng) == 20)
-            .count();
-        assert!(
-            (3520..3680).contains(&twenties),
-            "{twenties} of 4000, expected 3600"
-        );
+    fn options(seed: u64) -> SampleOptions {
+        SampleOptions {
+            bytes: 12,
+            sampler: Sampler {
+                temperature: 1.0,
+                top_k: 0,
+                top_p: 1.0,
+            },
+            seed,
+            seq: 8,
+        }
+    }
+
+    fn model() -> TextModel {
+        let device = Device::flex();
+        device.seed(1);
+        TextModelConfig::new(16, 1, 2, 1, 8, 4).init(&device)
     }
 
     #[test]
     fn a_sample_is_determined_by_its_seed_and_may_outgrow_the_context() {
         let _generator = crate::train::tests::GENERATOR.lock();
-        let device = Device::flex();
-        device.seed(1);
-        let model = TextModelConfig::new(16, 1, 2, 1, 8, 4).init(&device);
-        let options = SampleOptions {
-            bytes: 12,
-            temperature: 1.0,
-            seed: 3,
-            seq: 8,
-        };
-        let first = sample(&model, b"ab", options, &device);
+        let model = model();
+        let draw = |seed| sample(&model, b"ab", options(seed)).unwrap();
+        let first = draw(3);
         assert_eq!(first.len(), 12);
-        assert_eq!(sample(&model, b"ab", options, &device), first);
-        assert_ne!(
-            sample(&model, b"ab", SampleOptions { seed: 4, ..options }, &device),
-            first
-        );
+        assert_eq!(draw(3), first);
+        assert_ne!(draw(4), first);
+    }
+
+    /// What a byte is drawn from is what the whole model says of its context.
+    #[test]
+    fn reading_byte_by_byte_equals_the_whole_pass() {
+        let _generator = crate::train::tests::GENERATOR.lock();
+        let model = model();
+        let text = b"abcdefgh";
+        let tokens: Vec<i32> = text.iter().map(|&byte| byte.into()).collect();
+        let tokens = Tensor::from_data(TensorData::new(tokens, [1, 8]), &Device::flex());
+        let whole = model.forward(tokens).try_into_vec_as::<f32>().unwrap();
+        let mut generator = Generator::new(&model).unwrap();
+        for (byte, row) in text.iter().zip(whole.chunks(256)) {
+            let logits = generator.read(&[*byte]).unwrap();
+            for (logit, expected) in logits.iter().zip(row) {
+                assert!((logit - expected).abs() < 1e-5, "{logit} is not {expected}");
+            }
+        }
     }
 }

@@ -233,7 +233,14 @@ impl DynamicMaskAttention {
     /// Rotated, from position 0 on.
     fn place(&self, tensor: Tensor<4>) -> Tensor<4> {
         match &self.rope {
-            Some(rope) => rotate(rope, tensor, 0),
+            Some(rope) => {
+                let ([_, _, len, _], [table, _, _]) = (tensor.dims(), rope.freq_complex.dims());
+                assert!(
+                    len <= table,
+                    "{len} tokens are more than the {table} positions of the rotary encoding"
+                );
+                rotate(rope, tensor, 0)
+            }
             None => tensor,
         }
     }

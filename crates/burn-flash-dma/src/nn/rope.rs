@@ -12,7 +12,7 @@ pub(super) fn rotate(rope: &RotaryEncoding, tensor: Tensor<4>, start: usize) -> 
     // The rotation's table is f32, and in 16 bits distant positions would share an angle.
     let dtype = tensor.dtype();
     let tensor = tensor.cast(DType::F32);
-    let rotated = if start + len <= table || start == 0 {
+    let rotated = if start + len <= table {
         rope.apply(tensor, start)
     } else {
         let mut rope = rope.clone();

@@ -101,6 +101,9 @@ fn positions_may_pass_the_rotary_table() {
             "from {at}"
         );
     }
+    let (mut left, mut right) = (long.init_cache(1), short.init_cache(1));
+    let out = short.forward_cached(x.clone(), &mut right);
+    assert_eq!(values(long.forward_cached(x, &mut left)), values(out));
 }
 
 #[test]

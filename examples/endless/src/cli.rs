@@ -1,0 +1,103 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::Parser;
+use train_text::device::{DeviceName, DtypeName};
+use train_text::error::Error;
+use train_text::generate::Sampler;
+
+/// Lets a trained byte-level model read and write without end, and shows that neither its speed nor its memory
+/// depends on how much it has read.
+///
+/// The model reads the prompt and writes a stretch of text; then it reads on in its own text corpus up to a context of
+/// 4 times the length, writes again, and so on up to --context. Reading is done in chunks, like training;
+/// writing byte by byte. Every byte written is drawn from what the layers kept of everything before it:
+/// the keys of the window, exactly those that attention over the whole context would select.
+///
+/// Without --checkpoint it trains a small model first, for two minutes on two cores, and keeps it in --out.
+#[derive(Debug, Clone, Parser)]
+#[command(version)]
+pub struct Cli {
+    /// Directory of a `train-text` run: its --out.
+    #[arg(long, value_name = "DIR")]
+    pub checkpoint: Option<PathBuf>,
+    /// Where a model is trained if there is no --checkpoint, or found if it has been.
+    #[arg(long, value_name = "DIR", default_value = "runs/endless")]
+    pub out: PathBuf,
+    /// Text to train on and to read: a file, or every UTF-8 file under a directory [default: this repository].
+    #[arg(long, value_name = "FILE|DIR")]
+    pub data: Option<PathBuf>,
+    /// Device [default: flex].
+    #[arg(long, value_enum)]
+    pub device: Option<DeviceName>,
+    /// Element type of the activations and of the caches [default: f32, on cuda bf16].
+    #[arg(long, value_enum)]
+    pub dtype: Option<DtypeName>,
+    /// Bytes of context to go to.
+    #[arg(long, default_value_t = 65536)]
+    pub context: usize,
+    /// Bytes to write at each stop.
+    #[arg(long, default_value_t = 256)]
+    pub write: usize,
+    /// Bytes that are read at once.
+    #[arg(long, default_value_t = 2048)]
+    pub chunk: usize,
+    /// Write everything, read nothing but the prompt. A stop is then only a line.
+    #[arg(long)]
+    pub write_only: bool,
+    /// Text to begin with [default: the beginning of the validation text].
+    #[arg(long)]
+    pub prompt: Option<String>,
+    /// Divides the logits; 0 takes the most likely byte.
+    #[arg(long, default_value_t = 0.8)]
+    pub temperature: f64,
+    /// Draw from this many of the most likely bytes; 0 is all of them.
+    #[arg(long, default_value_t = 40)]
+    pub top_k: usize,
+    /// Draw from the fewest most likely bytes whose probabilities reach this sum.
+    #[arg(long, default_value_t = 0.95)]
+    pub top_p: f64,
+    /// Seed of the draws.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Show the measurements only.
+    #[arg(long)]
+    pub quiet: bool,
+    /// Write the measurements to this file, one JSON object a line.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+impl Cli {
+    /// How bytes are drawn.
+    pub fn sampler(&self) -> Sampler {
+        Sampler {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+        }
+    }
+
+    /// Refuses what cannot be done.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Options`].
+    pub fn check(&self) -> Result<(), Error> {
+        let refuse = |message: &str| Err(Error::Options(message.into()));
+        if self.chunk == 0 || self.context == 0 {
+            return refuse("--chunk and --context must be at least 1");
+        }
+        if !self.temperature.is_finite() || self.temperature < 0.0 {
+            return refuse("--temperature must be at least 0");
+        }
+        if !(0.0..=1.0).contains(&self.top_p) {
+            return refuse("--top-p must be between 0 and 1");
+        }
+        if self.prompt.as_ref().is_some_and(String::is_empty) {
+            return refuse("--prompt must not be empty");
+        }
+        Ok(())
+    }
+}

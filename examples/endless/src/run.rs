@@ -1,0 +1,203 @@
+//! Reading and writing by turns, and what is measured.
+
+use std::fs::File;
+use std::io::Write;
+use std::time::Instant;
+
+use serde::Serialize;
+use train_text::data::Corpus;
+use train_text::error::Error;
+use train_text::generate::Generator;
+use train_text::rng::Rng;
+use train_text::sample::printable;
+
+use crate::cli::Cli;
+use crate::model::{self, Trained};
+
+/// A stop is at 4 times the context of the one before.
+const GROWTH: usize = 4;
+
+/// Bytes of the corpus that are read first, unless `--prompt` is given.
+const PROMPT_BYTES: usize = 256;
+
+/// What is measured at a stop.
+#[derive(Debug, Serialize)]
+struct Stop {
+    /// Bytes read and written before the stretch.
+    context: usize,
+    /// Bytes read a second since the last stop, in chunks.
+    read_per_second: Option<f64>,
+    /// Bytes of the stretch.
+    written: usize,
+    /// Median time of a byte written: the model's step, the copy of the logits to the host and the draw.
+    milliseconds_a_byte: Option<f64>,
+    /// Bytes that all caches take.
+    cache_bytes: usize,
+}
+
+/// Reads and writes up to the context that was asked for.
+///
+/// # Errors
+///
+/// [`Error`] if the options, the text, the device or the checkpoint cannot be used.
+pub fn run(cli: &Cli) -> Result<(), Error> {
+    cli.check()?;
+    let corpus = match &cli.data {
+        Some(path) => Corpus::read(path)?,
+        None => Corpus::own_repository()?,
+    };
+    let Trained { model, settings } = model::open(cli, &corpus)?;
+    let json = cli.json.as_ref();
+    let mut json = json
+        .map(File::create)
+        .transpose()
+        .map_err(Error::io(cli.json.clone().unwrap_or_default()))?;
+    println!(
+        "{} layers of {} kv heads, window {}, {}; trained on contexts of {} bytes. Further on the arithmetic is as exact, but \
+         the positions are new to the model and its text shows it.",
+        settings.layers,
+        settings.kv_heads,
+        settings.window,
+        settings.dtype.name(),
+        settings.seq,
+    );
+
+    let mut session = Session {
+        generator: Generator::new(&model)?,
+        reader: Reader {
+            bytes: &corpus.bytes,
+            at: 0,
+        },
+        logits: Vec::new(),
+        rng: Rng::new(cli.seed, u64::MAX),
+        cli,
+    };
+    match &cli.prompt {
+        Some(prompt) => session.logits = session.generator.read(prompt.as_bytes())?,
+        None => session.read_to(PROMPT_BYTES.min(cli.context))?,
+    }
+    println!("   context |  read B/s | written | ms/byte | bytes/s | cache bytes");
+    let mut target = session.generator.context().max(1024);
+    loop {
+        let before = session.generator.context();
+        let start = Instant::now();
+        if !cli.write_only {
+            session.read_to(target.min(cli.context))?;
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        let context = session.generator.context();
+        let times = if cli.write_only {
+            session.write(target.min(cli.context).saturating_sub(context))?
+        } else {
+            session.write(cli.write)?
+        };
+        let stop = Stop {
+            context,
+            read_per_second: (context > before).then(|| (context - before) as f64 / seconds),
+            written: times.len(),
+            milliseconds_a_byte: median(times),
+            cache_bytes: session.generator.cache_bytes(),
+        };
+        println!("{}", row(&stop));
+        if let Some(file) = &mut json {
+            let line = serde_json::to_string(&stop).expect("a stop's keys are strings");
+            writeln!(file, "{line}").map_err(Error::io(cli.json.clone().unwrap_or_default()))?;
+        }
+        if session.generator.context() >= cli.context {
+            return Ok(());
+        }
+        target = target.max(context) * GROWTH;
+    }
+}
+
+/// A model in the middle of a text.
+struct Session<'a> {
+    generator: Generator,
+    reader: Reader<'a>,
+    /// Of the byte that follows the last one.
+    logits: Vec<f32>,
+    rng: Rng,
+    cli: &'a Cli,
+}
+
+impl Session<'_> {
+    /// Reads the corpus up to a context of `target` bytes, waiting for the device at the end only.
+    fn read_to(&mut self, target: usize) -> Result<(), Error> {
+        let mut last = None;
+        while self.generator.context() < target {
+            let count = (target - self.generator.context()).min(self.cli.chunk);
+            let chunk = self.reader.next(count);
+            last = Some(self.generator.enqueue(&chunk)?);
+        }
+        if let Some(logits) = last {
+            let logits = logits.try_into_vec_as::<f32>();
+            self.logits = logits.expect("the logits can be read");
+        }
+        Ok(())
+    }
+
+    /// Writes `count` bytes, and returns the seconds that each took.
+    fn write(&mut self, count: usize) -> Result<Vec<f64>, Error> {
+        let mut times = Vec::with_capacity(count);
+        let mut text = Vec::new();
+        let sampler = self.cli.sampler();
+        for _ in 0..count {
+            let start = Instant::now();
+            let byte = sampler.pick(&self.logits, &mut self.rng);
+            self.logits = self.generator.read(&[byte])?;
+            times.push(start.elapsed().as_secs_f64());
+            text.push(byte);
+            if !self.cli.quiet && (byte == b'\n' || text.len() >= 80) {
+                stream(&text);
+                text.clear();
+            }
+        }
+        if !self.cli.quiet {
+            stream(&text);
+            println!();
+        }
+        Ok(times)
+    }
+}
+
+fn stream(text: &[u8]) {
+    print!("{}", printable(text));
+    // A closed terminal shows nothing, which is no reason to stop measuring.
+    std::io::stdout().flush().ok();
+}
+
+/// The corpus over and over.
+struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl Reader<'_> {
+    fn next(&mut self, count: usize) -> Vec<u8> {
+        let next = self.bytes.iter().cycle().skip(self.at).take(count);
+        let next = next.copied().collect();
+        self.at = (self.at + count) % self.bytes.len();
+        next
+    }
+}
+
+fn median(mut times: Vec<f64>) -> Option<f64> {
+    times.sort_by(f64::total_cmp);
+    times.get(times.len() / 2).map(|seconds| seconds * 1e3)
+}
+
+fn row(stop: &Stop) -> String {
+    let number = |value: Option<f64>, digits: usize| {
+        value.map_or_else(|| "-".into(), |value| format!("{value:.digits$}"))
+    };
+    let per_second = stop.milliseconds_a_byte.map(|time| 1e3 / time);
+    format!(
+        "{:>10} | {:>9} | {:>7} | {:>7} | {:>7} | {:>11}",
+        stop.context,
+        number(stop.read_per_second, 0),
+        stop.written,
+        number(stop.milliseconds_a_byte, 3),
+        number(per_second, 0),
+        stop.cache_bytes
+    )
+}

@@ -1,0 +1,20 @@
+//! The parts of the example program `train-text`: a byte-level transformer ([`model`]), its text ([`data`]), its
+//! training by burn-train ([`mod@train`]), and what goes on with a text from a trained model ([`generate`]). The
+//! example `endless` uses them, too.
+
+pub mod checkpoints;
+pub mod cli;
+pub mod curves;
+pub mod data;
+pub mod device;
+pub mod error;
+mod font;
+pub mod generate;
+pub mod loader;
+pub mod model;
+pub mod plot;
+mod progress;
+pub mod report;
+pub mod rng;
+pub mod sample;
+pub mod train;
