@@ -62,6 +62,8 @@ pub(crate) struct DkdvBlueprint {
     /// Whether every chunk has rows of its own for its keys' gradients, in f32 and in the order of its
     /// list.
     pub parts: bool,
+    /// Whether the tensor memory accelerator copies the queries and output gradients; `wgmma` only.
+    pub boxes: bool,
 }
 
 /// Wider heads leave `wgmma` too few registers and too little shared memory.
@@ -182,6 +184,7 @@ impl DkdvBlueprint {
                     softcap: problem.softcap.is_some(),
                     shared_keys: false,
                     parts: false,
+                    boxes: false,
                 })
             })
             .find(|blueprint| blueprint.shared_bytes() <= max_shared)
@@ -207,6 +210,7 @@ impl DkdvBlueprint {
             softcap: problem.softcap.is_some(),
             shared_keys: false,
             parts: false,
+                    boxes: false,
         })
         .filter(|blueprint| {
             problem.head_dim <= WGMMA_DIM && blueprint.shared_bytes() + 4096 <= max_shared

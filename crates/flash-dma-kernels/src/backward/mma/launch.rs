@@ -1,6 +1,6 @@
 //! Host side of the tensor-core backward pass.
 
-use super::blueprint::{DqBlueprint, MmaBlueprints};
+use super::blueprint::{DkdvBlueprint, DqBlueprint, MmaBlueprints};
 use super::chunks::{ChunkKeys, capacity, chunk_keys};
 use super::delta::{CUBE_ROWS, delta_mma_kernel};
 use super::dkdv::dkdv_mma_kernel;
@@ -12,6 +12,7 @@ use crate::backward::wgmma::{dkdv_wgmma_kernel, dq_wgmma_kernel};
 use crate::forward::mma::Instruction;
 use crate::lists::{LiveKeys, QueryTiles, live_keys};
 use crate::scratch::{one_unit_each, scratch};
+use crate::tile::wgmma::boxes_of;
 use crate::tile::{address_type, elem_type, fill, for_each_slice};
 use crate::{Gradients, Inputs, Saved};
 use cubecl::client::Client;
@@ -264,7 +265,7 @@ impl MmaPass<'_> {
             .max(address_type(&[&grad_k], output.size()));
         // One list of arguments: the kernels take the same.
         macro_rules! launch {
-    ($kernel:ident, $blueprint:expr) => {
+    ($kernel:ident, $blueprint:expr $(, $boxes:expr)*) => {
         // SAFETY: the buffers were checked to hold the shapes and strides that the kernels index by, and
         // the lists hold keys below `k_len`.
         unsafe {
@@ -288,6 +289,7 @@ impl MmaPass<'_> {
                     grad_scores.into_buffer_arg(),
                     problem.scale,
                     problem.softcap.unwrap_or(1.0),
+                    $($boxes,)*
                     blueprints.chunk as u32,
                     chunks as u32,
                     slots as u32,
@@ -301,7 +303,16 @@ impl MmaPass<'_> {
 }
         match blueprint.instruction {
             Instruction::Mma => launch!(dkdv_mma_kernel, blueprint),
-            Instruction::Wgmma => launch!(dkdv_wgmma_kernel, blueprint),
+            Instruction::Wgmma => {
+                let [q_boxes, o_boxes] = [&q, &self.saved.grad_out].map(|tensor| {
+                    let whole = blueprint.rows == blueprint.queries() * blueprint.heads;
+                    let (heads, rows) = (blueprint.heads, blueprint.queries());
+                    whole.then(|| boxes_of(tensor, problem.element, heads, rows))?
+                });
+                let boxes = q_boxes.is_some() && o_boxes.is_some();
+                let blueprint = DkdvBlueprint { boxes, ..blueprint };
+                launch!(dkdv_wgmma_kernel, blueprint, q_boxes.into(), o_boxes.into())
+            }
         }
     }
 }

@@ -239,7 +239,7 @@ pub(in crate::backward) fn query_of<E: Float>(
     select(is_query, query, i32::new(-1))
 }
 
-/// Starts the copies of step `step`, at `cursor`: queries, output gradients, LSE and row sums.
+/// Starts the `cp.async` copies of step `step`, at `cursor`: queries, output gradients, LSE and row sums.
 #[cube]
 pub(in crate::backward) fn copy_step<E: Float>(
     q: &Tensor<Chunk<E>>,
@@ -258,8 +258,14 @@ pub(in crate::backward) fn copy_step<E: Float>(
     let stage = step % comptime!(bp.stages);
     let first_query = cursor.tile * queries;
     let first_head = cursor.head;
+    // None where the tensor memory accelerator copies them.
+    let copies = comptime!(if bp.boxes {
+        0
+    } else {
+        (bp.rows * bp.chunks()).div_ceil(bp.units())
+    });
     #[unroll]
-    for c in 0..comptime!((bp.rows * bp.chunks()).div_ceil(bp.units())) {
+    for c in 0..copies {
         let own = copied_chunk(c, comptime!(bp.units()), chunks);
         let (row, col) = (own.row, own.col);
         if comptime!((bp.rows * bp.chunks()).is_multiple_of(bp.units())) || row < comptime!(bp.rows)

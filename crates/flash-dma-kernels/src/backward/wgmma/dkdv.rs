@@ -8,7 +8,7 @@ use crate::backward::mma::{
 use crate::forward::mma::{LogitScale, RowAddress};
 use crate::tile::mma::{Chunk, commit_copies, quad_sum, uniform, wait_copies};
 use crate::tile::wgmma::{
-    Panels, Ring, Turns, finish, group_place, publish, start_pv, start_two_nt,
+    Panels, Ring, Turns, copy_boxes, finish, finish_but, map_address, group_place, publish, start_nt, start_pv,
 };
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
@@ -33,6 +33,8 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
     grad_scores: &mut [f32],
     scale: f32,
     softcap: f32,
+    q_boxes: &ComptimeOption<TensorMap<E, Tiled>>,
+    o_boxes: &ComptimeOption<TensorMap<E, Tiled>>,
     chunk: u32,
     chunk_count: u32,
     slots: u32,
@@ -41,7 +43,7 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
     #[define(E)] _element: ElemType,
     #[define(O)] _output: ElemType,
 ) {
-    let size!(NS) = comptime!(bp.rows);
+    let size!(NS) = comptime!(bp.rows / 2);
     let size!(NO) = comptime!(bp.head_dim / 2);
     let size!(NP) = comptime!(bp.rows / 4);
     let chunks = comptime!(bp.chunks());
@@ -166,6 +168,18 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
         let stages = comptime!(bp.stages);
         let ring = Ring::new(stages, comptime!(bp.warps()));
         let turns = Turns::new();
+        let own = warp / 4 * comptime!(64 * bp.chunks());
+        let k_panels = Panels::at::<E>(&tiles.k[own..own + 1]);
+        let v_panels = Panels::at::<E>(&tiles.v[own..own + 1]);
+        let q_panels = Panels::at::<E>(&tiles.q[0..1]);
+        let o_panels = Panels::at::<E>(&tiles.grad_out[0..1]);
+        let copies = BoxCopies {
+            q: map_address::<E>(q_boxes),
+            o: map_address::<E>(o_boxes),
+            batch,
+            q_tile: q_panels.address,
+            o_tile: o_panels.address,
+        };
         let ahead = comptime!(bp.stages - 2);
         let mut coming = Cursor::first(&range);
         let mut present = Cursor::first(&range);
@@ -175,16 +189,12 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
                 copy_step::<E>(
                     q, grad_out, lse, delta, &rows, &coming, turn, &mut tiles, bp,
                 );
+                copies.step(&ring, &rows, &coming, turn, bp);
                 coming.advance(&range, bp);
             }
             commit_copies();
         }
 
-        let own = warp / 4 * comptime!(64 * bp.chunks());
-        let k_panels = Panels::at::<E>(&tiles.k[own..own + 1]);
-        let v_panels = Panels::at::<E>(&tiles.v[own..own + 1]);
-        let q_panels = Panels::at::<E>(&tiles.q[0..1]);
-        let o_panels = Panels::at::<E>(&tiles.grad_out[0..1]);
         wait_copies(comptime!(ahead as u32 - 1));
         publish();
         ring.arrive_full(0usize);
@@ -196,15 +206,19 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
             ring.wait_full(stage, turn / stages);
             turns.wait(turn, comptime!(bp.fragments));
             // S^T = K Q^T, and dP^T = V dO^T behind it.
-            let products = start_two_nt::<NS>(
+            let s = start_nt::<NS>(
                 &k_panels,
                 &q_tile,
+                comptime!(bp.element),
+                comptime!(bp.rows),
+                comptime!(bp.head_dim),
+            );
+            let dp = start_nt::<NS>(
                 &v_panels,
                 &o_tile,
                 comptime!(bp.element),
                 comptime!(bp.rows),
                 comptime!(bp.head_dim),
-                64usize,
             );
             turns.pass(turn, steps, comptime!(bp.fragments));
             if turn + ahead < steps {
@@ -222,6 +236,7 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
                     &mut tiles,
                     bp,
                 );
+                copies.step(&ring, &rows, &coming, turn + ahead, bp);
                 coming.advance(&range, bp);
             }
             commit_copies();
@@ -239,9 +254,10 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
                 bp,
             );
             present.advance(&range, bp);
-            let products = finish::<NS>(products, comptime!(bp.rows));
-            dv = finish::<NO>(dv, comptime!(bp.head_dim / 2));
-            dk = finish::<NO>(dk, comptime!(bp.head_dim / 2));
+            // All but dP^T.
+            let s = finish_but::<NS>(s, 1usize, comptime!(bp.rows / 2));
+            dv = finish_but::<NO>(dv, 1usize, comptime!(bp.head_dim / 2));
+            dk = finish_but::<NO>(dk, 1usize, comptime!(bp.head_dim / 2));
             if turn > 0 {
                 ring.arrive_empty((turn - 1) % stages);
             }
@@ -250,7 +266,8 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
             if step.boundary {
                 step_weights::<E, NS, NP>(
                     &mut weights,
-                    &products,
+                    &s,
+                    dp,
                     &key0,
                     &key1,
                     &tiles,
@@ -263,7 +280,8 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
             } else {
                 step_weights::<E, NS, NP>(
                     &mut weights,
-                    &products,
+                    &s,
+                    dp,
                     &key0,
                     &key1,
                     &tiles,
@@ -388,5 +406,66 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
             false,
             bp,
         );
+    }
+}
+
+/// What the tensor memory accelerator needs to copy the queries and output gradients of a step.
+#[derive(CubeType, Clone, Copy)]
+struct BoxCopies {
+    /// Where the tensor maps lie.
+    q: u64,
+    o: u64,
+    batch: usize,
+    /// Addresses of the first stage of each, as of [`Panels`].
+    q_tile: u32,
+    o_tile: u32,
+}
+
+#[cube]
+impl BoxCopies {
+    /// Starts the copies of step `step`, at `cursor`, if the blueprint wants them to be boxes.
+    fn step(
+        &self,
+        ring: &Ring,
+        rows: &QueryRows,
+        cursor: &Cursor,
+        step: usize,
+        #[comptime] bp: DkdvBlueprint,
+    ) {
+        if comptime!(bp.boxes) && UNIT_POS == 0 {
+            let stage = step % comptime!(bp.stages);
+            let begin = stage * comptime!(bp.rows * bp.chunks());
+            let head = rows.head + cursor.head;
+            let query = cursor.tile * comptime!(bp.queries());
+            let q_tile = Panels {
+                address: self.q_tile + begin as u32,
+            };
+            let o_tile = Panels {
+                address: self.o_tile + begin as u32,
+            };
+            ring.expect(stage, comptime!(2 * bp.stage_bytes()));
+            copy_boxes(
+                self.q,
+                self.batch,
+                head,
+                query,
+                &q_tile,
+                ring,
+                stage,
+                comptime!(bp.rows),
+                comptime!(bp.head_dim),
+            );
+            copy_boxes(
+                self.o,
+                self.batch,
+                head,
+                query,
+                &o_tile,
+                ring,
+                stage,
+                comptime!(bp.rows),
+                comptime!(bp.head_dim),
+            );
+        }
     }
 }

@@ -7,7 +7,7 @@ use crate::forward::mma::{
 use crate::tile::is_finite;
 use crate::tile::mma::{Chunk, commit_copies, wait_copies};
 use crate::tile::wgmma::{
-    Panels, Ring, Turns, finish, group_place, pack, publish, start_pv, start_two_nt,
+    Panels, Ring, Turns, finish, finish_but, group_place, pack, publish, start_nt, start_pv,
 };
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
@@ -35,7 +35,7 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
     #[comptime] bp: MmaBlueprint,
     #[define(E)] _element: ElemType,
 ) {
-    let size!(NS) = comptime!(bp.key_tile);
+    let size!(NS) = comptime!(bp.key_tile / 2);
     let size!(NO) = comptime!(bp.head_dim / 2);
     let size!(NP) = comptime!(bp.key_tile / 4);
     let chunks = comptime!(bp.chunks());
@@ -168,15 +168,19 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
         }
         turns.wait(tile, comptime!(bp.warps / 4));
         // S = Q K^T, and dP = dO V^T behind it.
-        let products = start_two_nt::<NS>(
+        let s = start_nt::<NS>(
             &q_panels,
             &k_tile,
+            comptime!(bp.element),
+            key_tile,
+            comptime!(bp.head_dim),
+        );
+        let dp = start_nt::<NS>(
             &o_panels,
             &v_tile,
             comptime!(bp.element),
             key_tile,
             comptime!(bp.head_dim),
-            64usize,
         );
         turns.pass(tile, tiles, comptime!(bp.warps / 4));
         if tile + ahead < tiles {
@@ -213,12 +217,13 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
             publish();
             ring.arrive_full((tile + 1) % comptime!(bp.stages));
         }
-        let products = finish::<NS>(products, comptime!(bp.key_tile));
+        let s = finish_but::<NS>(s, 1usize, comptime!(bp.key_tile / 2));
         // The code of boundary tiles apart: a branch an element would keep the others from
         // overlapping.
         let ds = if boundary {
             gradients::<E, NS, NP>(
-                &products,
+                &s,
+                dp,
                 &row0,
                 &row1,
                 &upper,
@@ -232,7 +237,8 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
             )
         } else {
             gradients::<E, NS, NP>(
-                &products,
+                &s,
+                dp,
                 &row0,
                 &row1,
                 &upper,
@@ -343,31 +349,12 @@ struct LaneRow {
     delta: f32,
 }
 
-#[cube]
-impl LaneRow {
-    /// dS, times the softcap's slope, of a product `s` and dP, of a key with score `z`.
-    fn gradient(
-        &self,
-        s: f32,
-        dp: f32,
-        z: f32,
-        logit_scale: &LogitScale,
-        #[comptime] bp: MmaBlueprint,
-    ) -> f32 {
-        let x = logit_scale.apply(s, z, bp.softcap);
-        let mut gradient = exp_of(x, self.reference) * (dp - self.delta);
-        if comptime!(bp.softcap) {
-            gradient *= logit_scale.slope(x - z, bp.softcap);
-        }
-        gradient
-    }
-}
-
-/// dS of a key tile, rounded, as an A operand: `products` are S and behind it dP, of which this lane holds
-/// elements of two rows. On a `boundary` tile zero where a row does not see a key.
+/// dS of a key tile, rounded, as an A operand, of S and of dP, which is under way: P is computed meanwhile. This
+/// lane holds elements of two rows. On a `boundary` tile zero where a row does not see a key.
 #[cube]
 fn gradients<E: Float, NS: Size, NP: Size>(
-    products: &Vector<f32, NS>,
+    s: &Vector<f32, NS>,
+    dp: Vector<f32, NS>,
     row0: &TileRow,
     row1: &TileRow,
     upper: &LaneRow,
@@ -380,55 +367,50 @@ fn gradients<E: Float, NS: Size, NP: Size>(
     #[comptime] bp: MmaBlueprint,
 ) -> Vector<u32, NP> {
     let quad = UNIT_POS_X as usize % 4;
-    let dp = comptime!(bp.key_tile / 2);
+    // P, times the softcap's slope.
+    let mut p = Vector::<f32, NS>::new(0.0f32);
+    #[unroll]
+    for n in 0..comptime!(bp.key_tile / 8) {
+        #[unroll]
+        for e in 0..2usize {
+            let z = score::<E>(stages, tile, comptime!(n * 8 + e) + quad * 2, bp);
+            let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
+            let x0 = logit_scale.apply(s.extract(at0), z, bp.softcap);
+            let x1 = logit_scale.apply(s.extract(at1), z, bp.softcap);
+            let mut p0 = exp_of(x0, upper.reference);
+            let mut p1 = exp_of(x1, lower.reference);
+            if comptime!(bp.softcap) {
+                p0 *= logit_scale.slope(x0 - z, bp.softcap);
+                p1 *= logit_scale.slope(x1 - z, bp.softcap);
+            }
+            p.insert(at0, p0);
+            p.insert(at1, p1);
+        }
+    }
+    let dp = finish::<NS>(dp, comptime!(bp.key_tile / 2));
     let mut packed = Vector::<u32, NP>::new(0u32);
     #[unroll]
     for n in 0..comptime!(bp.key_tile / 8) {
-        let mut above = Vector::<f32, Const<2>>::new(0.0f32);
-        let mut below = Vector::<f32, Const<2>>::new(0.0f32);
+        let mut ds = Vector::<f32, Const<4>>::new(0.0f32);
         #[unroll]
         for e in 0..2usize {
             let col = comptime!(n * 8 + e) + quad * 2;
-            let z = score::<E>(stages, tile, col, bp);
             let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
-            let (dp0, dp1) = comptime!((dp + at0, dp + at1));
-            let mut ds0 = upper.gradient(
-                products.extract(at0),
-                products.extract(dp0),
-                z,
-                logit_scale,
-                bp,
-            );
-            let mut ds1 = lower.gradient(
-                products.extract(at1),
-                products.extract(dp1),
-                z,
-                logit_scale,
-                bp,
-            );
+            let mut ds0 = p.extract(at0) * (dp.extract(at0) - upper.delta);
+            let mut ds1 = p.extract(at1) * (dp.extract(at1) - lower.delta);
             if comptime!(boundary) {
                 ds0 = select(sees::<E>(row0, stages, tile, col, k_len, bp), ds0, 0.0f32);
                 ds1 = select(sees::<E>(row1, stages, tile, col, k_len, bp), ds1, 0.0f32);
             }
-            above.insert(e, ds0);
-            below.insert(e, ds1);
+            ds.insert(e, ds0);
+            ds.insert(comptime!(2 + e), ds1);
         }
-        packed.insert(
-            comptime!(n * 2),
-            pack(
-                above.extract(0usize),
-                above.extract(1usize),
-                comptime!(bp.element),
-            ),
-        );
-        packed.insert(
-            comptime!(n * 2 + 1),
-            pack(
-                below.extract(0usize),
-                below.extract(1usize),
-                comptime!(bp.element),
-            ),
-        );
+        #[unroll]
+        for half in 0..2usize {
+            let (x, y) = comptime!((half * 2, half * 2 + 1));
+            let pair = pack(ds.extract(x), ds.extract(y), comptime!(bp.element));
+            packed.insert(comptime!(n * 2 + half), pair);
+        }
     }
     packed
 }

@@ -2,7 +2,7 @@
 
 use crate::backward::mma::{DkdvBlueprint, OwnKey, Step, Tiles, query_of};
 use crate::forward::mma::{LogitScale, exp_of};
-use crate::tile::wgmma::pack;
+use crate::tile::wgmma::{finish, pack};
 use cubecl::prelude::*;
 
 /// What the products of a step are weighted with: a warpgroup's 64 keys are rows, the query tile's rows columns.
@@ -16,12 +16,13 @@ pub(super) struct StepWeights<NP: Size> {
     pub dz1: f32,
 }
 
-/// Sets the weights to those of a step whose `products` are `S^T` and behind it `dP^T`. On a `boundary` step those of
-/// pairs that are not selected are zero.
+/// Sets the weights to those of a step, of `S^T` and of `dP^T`, which is under way: P is computed meanwhile. On a
+/// `boundary` step those of pairs that are not selected are zero.
 #[cube]
 pub(super) fn step_weights<E: Float, NS: Size, NP: Size>(
     weights: &mut StepWeights<NP>,
-    products: &Vector<f32, NS>,
+    s: &Vector<f32, NS>,
+    dp: Vector<f32, NS>,
     key0: &OwnKey,
     key1: &OwnKey,
     tiles: &Tiles<E>,
@@ -33,60 +34,67 @@ pub(super) fn step_weights<E: Float, NS: Size, NP: Size>(
 ) {
     let quad = UNIT_POS_X as usize % 4;
     let log2e = comptime!(core::f32::consts::LOG2_E);
+    let mut exact = Vector::<f32, NS>::new(0.0f32);
+    #[unroll]
+    for n in 0..comptime!(bp.rows / 8) {
+        #[unroll]
+        for e in 0..2usize {
+            let row = comptime!(n * 8 + e) + quad * 2;
+            let reference = -tiles.lse[stage * comptime!(bp.rows) + row] * log2e;
+            let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
+            let x0 = logit_scale.apply(s.extract(at0), key0.score, bp.softcap);
+            let x1 = logit_scale.apply(s.extract(at1), key1.score, bp.softcap);
+            let mut p0 = exp_of(x0, reference);
+            let mut p1 = exp_of(x1, reference);
+            if comptime!(boundary) {
+                let query = query_of::<E>(tiles, row, stage, step, bp);
+                p0 = select(key0.first <= query && query < key0.end, p0, 0.0f32);
+                p1 = select(key1.first <= query && query < key1.end, p1, 0.0f32);
+            }
+            exact.insert(at0, p0);
+            exact.insert(at1, p1);
+        }
+    }
+    let dp = finish::<NS>(dp, comptime!(bp.rows / 2));
     let mut p = Vector::<u32, NP>::new(0u32);
     let mut ds = Vector::<u32, NP>::new(0u32);
     let mut dz0 = 0.0f32;
     let mut dz1 = 0.0f32;
     #[unroll]
     for n in 0..comptime!(bp.rows / 8) {
-        let mut ps = Vector::<f32, Const<4>>::new(0.0f32);
         let mut dss = Vector::<f32, Const<4>>::new(0.0f32);
         #[unroll]
         for e in 0..2usize {
             let row = comptime!(n * 8 + e) + quad * 2;
-            let at = stage * comptime!(bp.rows) + row;
-            let reference = -tiles.lse[at] * log2e;
-            let row_delta = tiles.delta[at];
+            let row_delta = tiles.delta[stage * comptime!(bp.rows) + row];
             let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
-            let (dp0, dp1) = comptime!((bp.rows / 2 + at0, bp.rows / 2 + at1));
-            let x0 = logit_scale.apply(products.extract(at0), key0.score, bp.softcap);
-            let x1 = logit_scale.apply(products.extract(at1), key1.score, bp.softcap);
-            let mut p0 = exp_of(x0, reference);
-            let mut p1 = exp_of(x1, reference);
-            let mut ds0 = p0 * (products.extract(dp0) - row_delta);
-            let mut ds1 = p1 * (products.extract(dp1) - row_delta);
+            let mut ds0 = exact.extract(at0) * (dp.extract(at0) - row_delta);
+            let mut ds1 = exact.extract(at1) * (dp.extract(at1) - row_delta);
             if comptime!(boundary) {
+                // A pair that is not selected has a probability of 0, but may have a dP that is not finite.
                 let query = query_of::<E>(tiles, row, stage, step, bp);
-                let keep0 = key0.first <= query && query < key0.end;
-                let keep1 = key1.first <= query && query < key1.end;
-                p0 = select(keep0, p0, 0.0f32);
-                p1 = select(keep1, p1, 0.0f32);
-                ds0 = select(keep0, ds0, 0.0f32);
-                ds1 = select(keep1, ds1, 0.0f32);
+                ds0 = select(key0.first <= query && query < key0.end, ds0, 0.0f32);
+                ds1 = select(key1.first <= query && query < key1.end, ds1, 0.0f32);
             }
             dz0 += ds0;
             dz1 += ds1;
             if comptime!(bp.softcap) {
-                ds0 *= logit_scale.slope(x0 - key0.score, bp.softcap);
-                ds1 *= logit_scale.slope(x1 - key1.score, bp.softcap);
+                let x0 = logit_scale.apply(s.extract(at0), 0.0f32, bp.softcap);
+                let x1 = logit_scale.apply(s.extract(at1), 0.0f32, bp.softcap);
+                ds0 *= logit_scale.slope(x0, bp.softcap);
+                ds1 *= logit_scale.slope(x1, bp.softcap);
             }
-            ps.insert(e, p0);
-            ps.insert(comptime!(2 + e), p1);
             dss.insert(e, ds0);
             dss.insert(comptime!(2 + e), ds1);
         }
         #[unroll]
         for half in 0..2usize {
             let (x, y) = comptime!((half * 2, half * 2 + 1));
-            let at = comptime!(n * 2 + half);
-            p.insert(
-                at,
-                pack(ps.extract(x), ps.extract(y), comptime!(bp.element)),
-            );
-            ds.insert(
-                at,
-                pack(dss.extract(x), dss.extract(y), comptime!(bp.element)),
-            );
+            let (px, py) = comptime!((n * 4 + half * 2, n * 4 + half * 2 + 1));
+            let pair = pack(exact.extract(px), exact.extract(py), comptime!(bp.element));
+            p.insert(comptime!(n * 2 + half), pair);
+            let pair = pack(dss.extract(x), dss.extract(y), comptime!(bp.element));
+            ds.insert(comptime!(n * 2 + half), pair);
         }
     }
     weights.p = p;

@@ -13,10 +13,12 @@
 //! 16-byte chunks of row `r` permuted by XOR with `r % 8`, begin aligned to 1024 bytes. A tile of `d`
 //! columns is `d / 64` panels one behind the other.
 
+mod boxes;
 mod panel;
 mod product;
 mod ring;
 
+pub(crate) use boxes::{boxes_of, copy_boxes, map_address};
 pub(crate) use panel::{PANEL, Panels, group_place, panel_place, publish};
-pub(crate) use product::{finish, pack, start_nt, start_pv, start_two_nt};
+pub(crate) use product::{finish, finish_but, pack, start_nt, start_pv};
 pub(crate) use ring::{Ring, Turns};

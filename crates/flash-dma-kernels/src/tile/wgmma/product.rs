@@ -50,19 +50,30 @@ fn nt_asm(element: ElementType, n: usize, depth: usize, b_rows: usize) -> String
     s
 }
 
-/// Waits, and then moves the `n` registers of `$1` to `$0`: the moves cost nothing, but bind what follows.
-fn finish_asm(n: usize) -> String {
-    let mut s = "wgmma.wait_group.sync.aligned 0;\n".to_owned();
+/// Waits until at most `under_way` products are, and then moves the `n` registers of `$1` to `$0`: the moves
+/// cost nothing, but bind what follows.
+fn finish_asm(n: usize, under_way: usize) -> String {
+    let mut s = format!("wgmma.wait_group.sync.aligned {under_way};\n");
     for i in 0..n {
         write!(s, "mov.b32 %{i}, %{};", n + i).expect("a string takes everything");
     }
     s
 }
 
-/// What the product `started` came to, or one before it: waits for all that this warpgroup has started.
+/// What the product `started` came to: waits for all that this warpgroup has started.
 #[cube]
 pub(crate) fn finish<N: Size>(started: Vector<f32, N>, #[comptime] n: usize) -> Vector<f32, N> {
-    let body = comptime!(finish_asm(n));
+    finish_but::<N>(started, 0usize, n)
+}
+
+/// What the product `started` came to: waits for all that this warpgroup has started but the last `under_way`.
+#[cube]
+pub(crate) fn finish_but<N: Size>(
+    started: Vector<f32, N>,
+    #[comptime] under_way: usize,
+    #[comptime] n: usize,
+) -> Vector<f32, N> {
+    let body = comptime!(finish_asm(n, under_way));
     let out: Vector<f32, N>;
     gpu_asm!(
         "{body} // {} {}",
@@ -90,69 +101,6 @@ pub(crate) fn start_nt<N: Size>(
         out(_) out,
         in(_) value::<u32>(a.address),
         in(_) value::<u32>(b.address),
-        body = const body,
-        options(explicit_mem, reads_address_space shared)
-    );
-    out
-}
-
-/// Two products as of [`nt_asm`]: `$0 = [A B^T, C D^T]`, the addresses `$1` to `$4`.
-fn two_nt_asm(element: ElementType, n: usize, depth: usize, a_rows: usize) -> String {
-    let ty = ptx_type(element);
-    let mut s = format!(
-        "{{ .reg .pred p; .reg .b32 h; .reg .b32 a, b; .reg .b64 da, db; mov.b32 h, {UPPER};\n\
-         wgmma.fence.sync.aligned;\n"
-    );
-    for product in 0..2 {
-        let registers: Vec<_> = (product * n / 2..(product + 1) * n / 2)
-            .map(|i| format!("%{i}"))
-            .collect();
-        let registers = registers.join(", ");
-        for step in 0..depth / 16 {
-            let (panel, inner) = (step / 4, step % 4);
-            let a = panel * a_rows * 8 + inner * COLUMN_STEP;
-            let b = panel * n * 8 + inner * COLUMN_STEP;
-            let set = if step == 0 {
-                "setp.ne.b32 p, 0, 0;"
-            } else {
-                "setp.eq.b32 p, 0, 0;"
-            };
-            let (x, y) = (1 + 2 * product, 2 + 2 * product);
-            write!(
-                s,
-                "add.u32 a, ${x}, {a}; add.u32 b, ${y}, {b}; mov.b64 da, {{a, h}}; mov.b64 db, {{b, h}}; \
-                 {set}\nwgmma.mma_async.sync.aligned.m64n{n}k16.f32.{ty}.{ty} {{{registers}}}, da, db, p, \
-                 1, 1, 0, 0;\n"
-            )
-            .expect("a string takes everything");
-        }
-    }
-    s += "wgmma.commit_group.sync.aligned; }";
-    s
-}
-
-/// Starts `[A B^T, C D^T]`, one behind the other: each of 64 rows of panels `a` (`c`), tiles of `a_rows` rows,
-/// and the `n` rows of panels `b` (`d`), all `depth` columns wide.
-#[cube]
-pub(crate) fn start_two_nt<N: Size>(
-    a: &Panels,
-    b: &Panels,
-    c: &Panels,
-    d: &Panels,
-    #[comptime] element: ElementType,
-    #[comptime] n: usize,
-    #[comptime] depth: usize,
-    #[comptime] a_rows: usize,
-) -> Vector<f32, N> {
-    let body = comptime!(two_nt_asm(element, n, depth, a_rows));
-    let out: Vector<f32, N>;
-    gpu_asm!(
-        "{body} // {} {} {} {} {}",
-        out(_) out,
-        in(_) value::<u32>(a.address),
-        in(_) value::<u32>(b.address),
-        in(_) value::<u32>(c.address),
-        in(_) value::<u32>(d.address),
         body = const body,
         options(explicit_mem, reads_address_space shared)
     );

@@ -1,5 +1,6 @@
 //! The barriers of a ring of stages in shared memory.
 
+use super::panel::publish;
 use crate::tile::mma::{shared_address, uniform, value};
 use cubecl::prelude::*;
 
@@ -30,13 +31,31 @@ impl Ring {
                 );
             }
         }
+        // To the tensor memory accelerator, too.
+        publish();
         sync_cube();
         Ring { base }
     }
 
+    /// The address of the barrier that says that `stage` is full.
+    pub(crate) fn full(&self, stage: usize) -> u32 {
+        self.base + 16 * stage as u32
+    }
+
+    /// The full barrier of `stage` is to await `bytes` that are copied as boxes, too. One unit calls it, before these
+    /// copies and before it arrives.
+    pub(crate) fn expect(&self, stage: usize, #[comptime] bytes: u32) {
+        gpu_asm!(
+            "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [{}], {n};",
+            in(_) value::<u32>(self.full(stage)),
+            n = const bytes,
+            options(explicit_mem, reads_address_space shared, writes_address_space shared)
+        );
+    }
+
     /// This unit's part of a tile is in `stage`, and visible to the tensor cores.
     pub(crate) fn arrive_full(&self, stage: usize) {
-        arrive(self.base + 16 * stage as u32);
+        arrive(self.full(stage));
     }
 
     /// This unit is done with the tile in `stage`.
@@ -46,7 +65,7 @@ impl Ring {
 
     /// Waits until `stage` has been filled for the `turn`-th time, from 0.
     pub(crate) fn wait_full(&self, stage: usize, turn: usize) {
-        wait(self.base + 16 * stage as u32, turn as u32 % 2);
+        wait(self.full(stage), turn as u32 % 2);
     }
 
     /// Waits until all units are done with what `stage` was filled with for the `turn`-th time, from 0.

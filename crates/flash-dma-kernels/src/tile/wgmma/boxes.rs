@@ -1,0 +1,78 @@
+//! Tiles that the tensor memory accelerator (TMA) copies: boxes of a tensor, by a tensor map of the host.
+
+use super::panel::{PANEL, Panels};
+use super::ring::Ring;
+use crate::tile::elem_type;
+use crate::tile::mma::value;
+use cubecl::prelude::*;
+use cubecl_cpp::cuda::ptx::tensor_map_address;
+use flash_dma_problem::ElementType;
+
+/// The tensor map of `tensor`, `[batch, heads, len, head_dim]`, in boxes of `rows` rows of `heads` heads and one
+/// panel's columns; `None` if the accelerator does not take its strides.
+pub(crate) fn boxes_of(
+    tensor: &TensorBinding,
+    element: ElementType,
+    heads: usize,
+    rows: usize,
+) -> Option<TensorMapArg<Tiled>> {
+    let mut tensor = tensor.clone();
+    for axis in 0..3 {
+        // The stride of an axis of one element is never used, but must be one that could be.
+        if tensor.shape[axis] == 1 {
+            tensor.strides[axis] = tensor.shape[3];
+        }
+        let bytes = tensor.strides[axis] * element.size();
+        if bytes == 0 || !bytes.is_multiple_of(16) || bytes >= 1 << 40 {
+            return None;
+        }
+    }
+    let boxes = TiledArgs {
+        tile_size: [1, heads, rows, PANEL].into(),
+    };
+    let map = TensorMapArg::new(boxes, tensor.into_tensor_arg(), elem_type(element));
+    Some(
+        map.with_swizzle(TensorMapSwizzle::B128)
+            .with_prefetch(TensorMapPrefetch::B256),
+    )
+}
+
+/// Where the tensor map of an operand lies; 0 if it has none.
+#[cube]
+pub(crate) fn map_address<E: Float>(map: &ComptimeOption<TensorMap<E, Tiled>>) -> u64 {
+    #[comptime]
+    match map {
+        ComptimeOption::Some(map) => tensor_map_address::<E, Tiled>(map),
+        ComptimeOption::None => 0u64.runtime(),
+    }
+}
+
+/// Starts the copy of the box at `[batch, head, row]` to the tile `to` of `rows` rows and `columns` columns, in as many
+/// panels as that takes; rows behind the last become zeros. The stage's full barrier awaits it. One unit calls it.
+#[cube]
+pub(crate) fn copy_boxes(
+    map: u64,
+    batch: usize,
+    head: usize,
+    row: usize,
+    to: &Panels,
+    ring: &Ring,
+    stage: usize,
+    #[comptime] rows: usize,
+    #[comptime] columns: usize,
+) {
+    #[unroll]
+    for panel in 0..comptime!(columns / PANEL) {
+        gpu_asm!(
+            "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [{}], [{}, {{{}, {}, {}, {}}}], [{}];",
+            in(_) value::<u32>(16 * (to.address + comptime!((panel * rows * PANEL / 8) as u32))),
+            in(_) value::<u64>(map),
+            in(_) value::<u32>(comptime!((panel * PANEL) as u32).runtime()),
+            in(_) value::<u32>(row as u32),
+            in(_) value::<u32>(head as u32),
+            in(_) value::<u32>(batch as u32),
+            in(_) value::<u32>(ring.full(stage)),
+            options(explicit_mem, reads_address_space shared, writes_address_space shared)
+        );
+    }
+}
