@@ -6,7 +6,7 @@ use super::delta::{CUBE_ROWS, delta_mma_kernel};
 use super::dkdv::dkdv_mma_kernel;
 use super::dq::dq_mma_kernel;
 use super::gather::KeyParts;
-use super::sums::round_sums_kernel;
+use super::sums::{clear_sums_kernel, round_sums_kernel};
 use crate::backward::order::by_death;
 use crate::backward::wgmma::{dkdv_wgmma_kernel, dq_wgmma_kernel};
 use crate::forward::mma::Instruction;
@@ -14,7 +14,7 @@ use crate::lists::{LiveKeys, QueryTiles, live_keys};
 use crate::scratch::{one_unit_each, scratch};
 use crate::tile::wgmma::boxes_of;
 use crate::tile::{address_type, elem_type, fill, for_each_slice};
-use crate::{Gradients, Inputs, Saved};
+use crate::{Gradients, Inputs, Saved, Selection};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::Problem;
@@ -188,11 +188,7 @@ impl MmaPass<'_> {
 
     fn launch_dkdv(&self, grads: &Gradients, blueprints: MmaBlueprints) {
         let (client, problem, blueprint) = (self.client, self.problem, blueprints.dkdv);
-        let (size, element, words) = (
-            problem.element.size(),
-            elem_type(problem.element),
-            f32::elem_type_native(),
-        );
+        let (element, words) = (elem_type(problem.element), f32::elem_type_native());
         let keys = self.chunk_keys(blueprints);
         if blueprint.parts {
             let parts = KeyParts::new(client, problem, blueprints.chunks(problem), keys.capacity);
@@ -209,37 +205,19 @@ impl MmaPass<'_> {
         }
         // Several cubes add to f32 sums; one alone writes the gradients, and visits no key that no query
         // attends to.
-        let (k, v, output) = if blueprint.shared_keys {
-            let [k, v] = [(); 2].map(|()| scratch(client, problem.kv_shape()));
-            (k, v, words)
-        } else {
-            (grads.k.clone(), grads.v.clone(), element)
-        };
-        if problem.has_scores {
-            fill(client, &k, 0.0, output);
-            fill(client, &v, 0.0, output);
-        }
-        self.launch_dkdv_kernel(&keys, [k.clone(), v.clone(), scores], output, blueprints);
         if blueprint.shared_keys {
-            for (sums, grads) in [(k, &grads.k), (v, &grads.v)] {
-                let vectors = problem.kv_shape().iter().product::<usize>() / 4;
-                let (count, dim) = one_unit_each(client, vectors);
-                let address = address_type(&[&sums], 4).max(address_type(&[grads], size));
-                // SAFETY: units past the vectors return; both buffers hold them.
-                unsafe {
-                    round_sums_kernel::launch_unchecked(
-                        client,
-                        count,
-                        dim,
-                        address,
-                        sums.into_buffer_arg(),
-                        grads.clone().into_buffer_arg(),
-                        vectors,
-                        element,
-                    );
-                }
-            }
+            let sums = KeySums::new(client, problem, &self.inputs.selection);
+            let to = [sums.k.clone(), sums.v.clone(), scores];
+            self.launch_dkdv_kernel(&keys, to, words, blueprints);
+            sums.round(grads);
+            return;
         }
+        if problem.has_scores {
+            fill(client, &grads.k, 0.0, element);
+            fill(client, &grads.v, 0.0, element);
+        }
+        let to = [grads.k.clone(), grads.v.clone(), scores];
+        self.launch_dkdv_kernel(&keys, to, element, blueprints);
     }
 
     fn launch_dkdv_kernel(
@@ -313,6 +291,76 @@ impl MmaPass<'_> {
                 let blueprint = DkdvBlueprint { boxes, ..blueprint };
                 launch!(dkdv_wgmma_kernel, blueprint, q_boxes.into(), o_boxes.into())
             }
+        }
+    }
+}
+
+/// The f32 sums that the cubes of several chunks add to, `[batch, kv_heads, k_len, head_dim]` each.
+struct KeySums<'a> {
+    client: &'a Client,
+    problem: &'a Problem,
+    intervals: &'a TensorBinding,
+    k: TensorBinding,
+    v: TensorBinding,
+}
+
+impl<'a> KeySums<'a> {
+    /// Zeros for every key that is attended to.
+    fn new(client: &'a Client, problem: &'a Problem, selection: &'a Option<Selection>) -> Self {
+        let selection = selection.as_ref().expect("chunks come with scores");
+        let [k, v] = [(); 2].map(|()| scratch(client, problem.kv_shape()));
+        let sums = Self {
+            client,
+            problem,
+            intervals: &selection.intervals,
+            k,
+            v,
+        };
+        let (count, dim) = one_unit_each(client, sums.vectors());
+        // SAFETY: units past the vectors return; the buffers hold them.
+        unsafe {
+            clear_sums_kernel::launch_unchecked(
+                client,
+                count,
+                dim,
+                address_type(&[&sums.k], 4),
+                sums.intervals.clone().into_buffer_arg(),
+                sums.k.clone().into_buffer_arg(),
+                sums.v.clone().into_buffer_arg(),
+                sums.vectors(),
+                problem.head_dim,
+            );
+        }
+        sums
+    }
+
+    /// Vectors of four sums of each tensor.
+    fn vectors(&self) -> usize {
+        self.problem.kv_shape().iter().product::<usize>() / 4
+    }
+
+    /// Writes what they have come to.
+    fn round(self, grads: &Gradients) {
+        let (count, dim) = one_unit_each(self.client, self.vectors());
+        let size = self.problem.element.size();
+        let address =
+            address_type(&[&self.k], 4).max(address_type(&[&grads.k, &grads.v], size));
+        // SAFETY: units past the vectors return; the buffers hold them.
+        unsafe {
+            round_sums_kernel::launch_unchecked(
+                self.client,
+                count,
+                dim,
+                address,
+                self.intervals.clone().into_buffer_arg(),
+                self.k.clone().into_buffer_arg(),
+                self.v.clone().into_buffer_arg(),
+                grads.k.clone().into_buffer_arg(),
+                grads.v.clone().into_buffer_arg(),
+                self.vectors(),
+                self.problem.head_dim,
+                elem_type(self.problem.element),
+            );
         }
     }
 }

@@ -28,16 +28,51 @@ pub(super) fn add_pair<O: Float>(to: &mut [Vector<O, Const<2>>], x: f32, y: f32)
     );
 }
 
-/// Rounds sums to the gradients' type: one unit four elements. `sums` and `grads` are contiguous and of
-/// one shape; `grads` is overwritten.
+/// Whether any position attends to the key of `interval`.
+#[cube]
+fn lives(interval: Vector<u32, Const<2>>) -> bool {
+    interval.extract(0usize) < interval.extract(1usize)
+}
+
+/// Zeroes the sums of the keys that some position attends to: one unit four elements of `sums_k` and the same of
+/// `sums_v`, contiguous `[batch, kv_heads, k_len, head_dim]`. What lies at the other keys stays undefined.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(in crate::backward) fn clear_sums_kernel(
+    intervals: &[Vector<u32, Const<2>>],
+    sums_k: &mut [Vector<f32, Const<4>>],
+    sums_v: &mut [Vector<f32, Const<4>>],
+    vectors: usize,
+    #[comptime] head_dim: usize,
+) {
+    let at = ABSOLUTE_POS;
+    if at < vectors && lives(intervals[at / comptime!(head_dim / 4)]) {
+        sums_k[at] = Vector::new(0.0f32);
+        sums_v[at] = Vector::new(0.0f32);
+    }
+}
+
+/// Rounds the sums of both tensors to the gradients' type; zeros for the keys that nothing attends to. Layout and
+/// units as in [`clear_sums_kernel`]; the gradients are overwritten.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(in crate::backward) fn round_sums_kernel<E: Float>(
-    sums: &[Vector<f32, Const<4>>],
-    grads: &mut [Vector<E, Const<4>>],
+    intervals: &[Vector<u32, Const<2>>],
+    sums_k: &[Vector<f32, Const<4>>],
+    sums_v: &[Vector<f32, Const<4>>],
+    grad_k: &mut [Vector<E, Const<4>>],
+    grad_v: &mut [Vector<E, Const<4>>],
     vectors: usize,
+    #[comptime] head_dim: usize,
     #[define(E)] _element: ElemType,
 ) {
-    if ABSOLUTE_POS < vectors {
-        grads[ABSOLUTE_POS] = Vector::cast_from(sums[ABSOLUTE_POS]);
+    let at = ABSOLUTE_POS;
+    if at < vectors {
+        let mut k = Vector::<f32, Const<4>>::new(0.0f32);
+        let mut v = Vector::<f32, Const<4>>::new(0.0f32);
+        if lives(intervals[at / comptime!(head_dim / 4)]) {
+            k = sums_k[at];
+            v = sums_v[at];
+        }
+        grad_k[at] = Vector::cast_from(k);
+        grad_v[at] = Vector::cast_from(v);
     }
 }

@@ -1,7 +1,7 @@
 //! The gradient of q on Hopper's tensor cores: query tiles stream the keys they attend to.
 
 use crate::forward::mma::{
-    CubeTile, LogitScale, MmaBlueprint, RowAddress, Stages, TileKeys, TileRow, exp_of, first_keys,
+    CubeTile, LogitScale, MmaBlueprint, RowAddress, Stages, TileKeys, TileRow, first_keys,
     score, sees, start_copies, zero_not_finite,
 };
 use crate::tile::is_finite;
@@ -375,13 +375,14 @@ fn gradients<E: Float, NS: Size, NP: Size>(
         for e in 0..2usize {
             let z = score::<E>(stages, tile, comptime!(n * 8 + e) + quad * 2, bp);
             let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
-            let x0 = logit_scale.apply(s.extract(at0), z, bp.softcap);
-            let x1 = logit_scale.apply(s.extract(at1), z, bp.softcap);
-            let mut p0 = exp_of(x0, upper.reference);
-            let mut p1 = exp_of(x1, lower.reference);
+            let (capped, scored) = comptime!((bp.softcap, bp.sparse));
+            let mut p0 = logit_scale.weight(s.extract(at0), z, upper.reference, capped, scored);
+            let mut p1 = logit_scale.weight(s.extract(at1), z, lower.reference, capped, scored);
             if comptime!(bp.softcap) {
-                p0 *= logit_scale.slope(x0 - z, bp.softcap);
-                p1 *= logit_scale.slope(x1 - z, bp.softcap);
+                let x0 = logit_scale.apply(s.extract(at0), 0.0f32, bp.softcap);
+                let x1 = logit_scale.apply(s.extract(at1), 0.0f32, bp.softcap);
+                p0 *= logit_scale.slope(x0, bp.softcap);
+                p1 *= logit_scale.slope(x1, bp.softcap);
             }
             p.insert(at0, p0);
             p.insert(at1, p1);

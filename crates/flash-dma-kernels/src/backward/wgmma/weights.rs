@@ -1,7 +1,7 @@
 //! P and dS of a step of the dk/dv kernel.
 
 use crate::backward::mma::{DkdvBlueprint, OwnKey, Step, Tiles, query_of};
-use crate::forward::mma::{LogitScale, exp_of};
+use crate::forward::mma::LogitScale;
 use crate::tile::wgmma::{finish, pack};
 use cubecl::prelude::*;
 
@@ -42,10 +42,11 @@ pub(super) fn step_weights<E: Float, NS: Size, NP: Size>(
             let row = comptime!(n * 8 + e) + quad * 2;
             let reference = -tiles.lse[stage * comptime!(bp.rows) + row] * log2e;
             let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
-            let x0 = logit_scale.apply(s.extract(at0), key0.score, bp.softcap);
-            let x1 = logit_scale.apply(s.extract(at1), key1.score, bp.softcap);
-            let mut p0 = exp_of(x0, reference);
-            let mut p1 = exp_of(x1, reference);
+            let (capped, scored) = comptime!((bp.softcap, bp.sparse));
+            let mut p0 =
+                logit_scale.weight(s.extract(at0), key0.score, reference, capped, scored);
+            let mut p1 =
+                logit_scale.weight(s.extract(at1), key1.score, reference, capped, scored);
             if comptime!(boundary) {
                 let query = query_of::<E>(tiles, row, stage, step, bp);
                 p0 = select(key0.first <= query && query < key0.end, p0, 0.0f32);

@@ -45,6 +45,28 @@ impl LogitScale {
         }
     }
 
+    /// `exp(logit - reference)` of a product and a score, `scaled` as in [`exp_of`]; without a score in one
+    /// multiply-add less.
+    pub(crate) fn weight(
+        &self,
+        product: f32,
+        score: f32,
+        scaled: f32,
+        #[comptime] capped: bool,
+        #[comptime] scored: bool,
+    ) -> f32 {
+        let mut exponent = fma(
+            product,
+            self.inner * comptime!(core::f32::consts::LOG2_E),
+            scaled,
+        );
+        if comptime!(capped || scored) {
+            let x = self.apply(product, score, capped);
+            exponent = fma(x, comptime!(core::f32::consts::LOG2_E), scaled);
+        }
+        ex2(exponent)
+    }
+
     /// The derivative of the logit by `scale * product`, from the logit without its score.
     pub(crate) fn slope(&self, logit: f32, #[comptime] capped: bool) -> f32 {
         let mut slope = 1.0f32;
