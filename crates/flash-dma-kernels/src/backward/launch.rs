@@ -9,6 +9,7 @@ use crate::Engine;
 use crate::forward::mma::rows_are_chunks;
 use crate::lists::{LiveKeys, QueryTiles, live_keys};
 use crate::scratch::{one_unit_each, scratch};
+use crate::tile::wgmma::takes_boxes;
 use crate::tile::{
     Blueprint, Layout, Pass, address_type, check_device, check_tensor, elem_type, fill,
     for_each_slice, vector_size,
@@ -58,7 +59,8 @@ pub fn backward(
 /// The engine that [`backward`] runs on: the first that serves the problem. [`Engine::Wgmma`] takes f16
 /// and bf16 with a head dimension of 64 or 128 on sm_90, [`Engine::Mma`] head dimensions in steps of 32
 /// on sm_80 and newer, both rows of `q`, `k`, `v`, `out` and
-/// `grad_out` that begin at multiples of 16 bytes; [`Engine::Portable`] everything. The environment
+/// `grad_out` that begin at multiples of 16 bytes ([`Engine::Wgmma`]: and none of `q` and `grad_out` that repeat
+/// themselves by a stride of 0); [`Engine::Portable`] everything. The environment
 /// variable [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE) leaves engines out.
 #[must_use]
 pub fn backward_engine(
@@ -126,6 +128,11 @@ impl Plan {
                     .iter()
                     .all(|tensor| rows_are_chunks(tensor, size))
         };
+        let boxes = || {
+            [&inputs.q, &saved.grad_out]
+                .iter()
+                .all(|tensor| takes_boxes(tensor, problem.element.size()))
+        };
         let plan = match engine {
             Engine::Portable => {
                 let hardware = &properties.hardware;
@@ -135,7 +142,7 @@ impl Plan {
                 }));
             }
             Engine::Mma if chunks() => MmaBlueprints::choose(problem, properties).map(Self::Mma),
-            Engine::Wgmma if chunks() => {
+            Engine::Wgmma if chunks() && boxes() => {
                 MmaBlueprints::choose_wgmma(problem, properties).map(Self::Mma)
             }
             _ => None,

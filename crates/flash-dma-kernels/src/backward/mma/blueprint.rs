@@ -62,8 +62,6 @@ pub(crate) struct DkdvBlueprint {
     /// Whether every chunk has rows of its own for its keys' gradients, in f32 and in the order of its
     /// list.
     pub parts: bool,
-    /// Whether the tensor memory accelerator copies the queries and output gradients; `wgmma` only.
-    pub boxes: bool,
 }
 
 /// Wider heads leave `wgmma` too few registers and too little shared memory.
@@ -184,7 +182,6 @@ impl DkdvBlueprint {
                     softcap: problem.softcap.is_some(),
                     shared_keys: false,
                     parts: false,
-                    boxes: false,
                 })
             })
             .find(|blueprint| blueprint.shared_bytes() <= max_shared)
@@ -194,8 +191,11 @@ impl DkdvBlueprint {
     /// dimension of 128. One serves problems with few key tiles, see [`MmaBlueprints::choose_wgmma`].
     fn choose_wgmma(problem: &Problem, max_shared: usize) -> Option<Self> {
         let rows = 64;
+        // Boxes of whole query tiles: as many heads as leave each a multiple of two queries.
         let group = problem.group();
-        let heads = (1..=group.min(rows)).rfind(|n| group.is_multiple_of(*n))?;
+        let heads = [32, 16, 8, 4, 2, 1]
+            .into_iter()
+            .find(|n| group.is_multiple_of(*n))?;
         Some(Self {
             instruction: Instruction::Wgmma,
             element: problem.element,
@@ -210,7 +210,6 @@ impl DkdvBlueprint {
             softcap: problem.softcap.is_some(),
             shared_keys: false,
             parts: false,
-                    boxes: false,
         })
         .filter(|blueprint| {
             problem.head_dim <= WGMMA_DIM && blueprint.shared_bytes() + 4096 <= max_shared

@@ -11,16 +11,20 @@ pub(super) const CUBE_ROWS: usize = 256 / ROW_LANES;
 /// `delta = sum over d of grad_out * out, minus grad_lse`: eight lanes a query row.
 ///
 /// `out` and `grad_out` are `[batch, q_heads, q_len, head_dim]`, strides and begin in steps of 16 bytes;
-/// `grad_lse` (read if `has_grad_lse`) and `delta` (overwritten) are contiguous
-/// `[batch, q_heads, q_len]`.
+/// `grad_lse` (read if `has_grad_lse`), `lse` and `delta` (overwritten) are contiguous `[batch, q_heads, q_len]`. If
+/// `for_boxes`, `rows`, `[batch, q_heads, q_len rounded up to an even number]`, is overwritten too: `-log2(e) lse` and
+/// `delta` side by side.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn delta_mma_kernel<E: Float>(
     out: &Tensor<Chunk<E>>,
     grad_out: &Tensor<Chunk<E>>,
     grad_lse: &[f32],
+    lse: &[f32],
     delta: &mut [f32],
+    rows: &mut [Vector<f32, Const<2>>],
     #[comptime] head_dim: usize,
     #[comptime] has_grad_lse: bool,
+    #[comptime] for_boxes: bool,
     #[define(E)] _element: ElemType,
 ) {
     let chunks = comptime!(head_dim / 8);
@@ -56,5 +60,10 @@ pub(super) fn delta_mma_kernel<E: Float>(
             sum -= grad_lse[row];
         }
         delta[row] = sum;
+        if comptime!(for_boxes) {
+            let mut pair = Vector::<f32, Const<2>>::new(sum);
+            pair.insert(0usize, -lse[row] * comptime!(core::f32::consts::LOG2_E));
+            rows[row / q_len * (q_len.div_ceil(2) * 2) + row % q_len] = pair;
+        }
     }
 }

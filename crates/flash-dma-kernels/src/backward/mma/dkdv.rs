@@ -100,7 +100,15 @@ pub(super) fn dkdv_mma_kernel<E: Float, O: Float>(
     }
     sync_cube();
 
-    let range = query_range::<E>(&tiles, start, count, chunk_first, chunk_end, bp);
+    let range = query_range(
+        &tiles.first,
+        &tiles.end,
+        start,
+        count,
+        chunk_first,
+        chunk_end,
+        bp,
+    );
     let steps = range.tiles * (group / comptime!(bp.heads));
 
     let rows = QueryRows::new::<E>(q, grad_out, batch, kv_head, group);

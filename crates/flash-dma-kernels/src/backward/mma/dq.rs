@@ -3,9 +3,7 @@
 use super::blueprint::DqBlueprint;
 use super::dq_tile::{LaneRows, Operands, add_tile};
 use super::repair::mark_not_finite;
-use crate::forward::mma::{
-    CubeTile, LogitScale, RowAddress, Stages, TileKeys, TileRow, first_keys, start_copies,
-};
+use crate::forward::mma::{CubeTile, KeyCopies, LogitScale, RowAddress, Stages, TileKeys, TileRow};
 use crate::tile::mma::{
     Chunk, LanePlace, commit_copies, load_a, shared_address, swizzle, wait_copies,
 };
@@ -68,7 +66,7 @@ pub(super) fn dq_mma_kernel<E: Float>(
 
     let full_tiles = keys.full / key_tile;
     let tiles = keys.total.div_ceil(key_tile);
-    let mut next = first_keys(list, &keys, tile_bp);
+    let mut copies = KeyCopies::new::<E>(k, v, list, &k_rows, &v_rows, &keys, &stages, tile_bp);
 
     // The rows of Q and dO; those that are no query are zero.
     let tile_rows = comptime!(tile_bp.tile_rows());
@@ -174,19 +172,13 @@ pub(super) fn dq_mma_kernel<E: Float>(
             sync_cube();
         }
         if turn < tiles {
-            start_copies::<E>(
-                k,
-                v,
+            copies.start::<E>(
                 scores,
                 intervals,
-                list,
-                &k_rows,
-                &v_rows,
                 score_row,
                 kv_row * k_len,
                 &keys,
                 turn,
-                &mut next,
                 &mut stages,
                 tile_bp,
             );

@@ -1,7 +1,7 @@
 //! The keys of a key tile, and which queries they are attended to by.
 
 use super::blueprint::DkdvBlueprint;
-use super::queries::{Range, Tiles};
+use super::queries::Range;
 use cubecl::prelude::*;
 
 /// A key of the tile.
@@ -79,10 +79,11 @@ pub(in crate::backward) fn own_key(
     own
 }
 
-/// The query tiles of a key tile whose `first` and `end` are in shared memory.
+/// The query tiles of a key tile whose first queries and ends are in shared memory.
 #[cube]
-pub(in crate::backward) fn query_range<E: Float>(
-    tiles: &Tiles<E>,
+pub(in crate::backward) fn query_range(
+    firsts: &Shared<[i32]>,
+    ends: &Shared<[i32]>,
     start: usize,
     count: usize,
     chunk_first: i32,
@@ -96,7 +97,7 @@ pub(in crate::backward) fn query_range<E: Float>(
     let mut slot = UNIT_POS_X as usize;
     while slot < comptime!(bp.keys()) {
         if start + slot < count {
-            let (first, end) = (tiles.first[slot], tiles.end[slot]);
+            let (first, end) = (firsts[slot], ends[slot]);
             any_from = min(any_from, first);
             any_to = max(any_to, end);
             full_from = max(full_from, first);

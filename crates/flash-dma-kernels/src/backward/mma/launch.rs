@@ -1,6 +1,6 @@
 //! Host side of the tensor-core backward pass.
 
-use super::blueprint::{DkdvBlueprint, DqBlueprint, MmaBlueprints};
+use super::blueprint::{DqBlueprint, MmaBlueprints};
 use super::chunks::{ChunkKeys, capacity, chunk_keys};
 use super::delta::{CUBE_ROWS, delta_mma_kernel};
 use super::dkdv::dkdv_mma_kernel;
@@ -12,7 +12,7 @@ use crate::backward::wgmma::{dkdv_wgmma_kernel, dq_wgmma_kernel};
 use crate::forward::mma::Instruction;
 use crate::lists::{LiveKeys, QueryTiles, live_keys};
 use crate::scratch::{one_unit_each, scratch};
-use crate::tile::wgmma::boxes_of;
+use crate::tile::wgmma::{boxes_of, word_boxes_of};
 use crate::tile::{address_type, elem_type, fill, for_each_slice};
 use crate::{Gradients, Inputs, Saved, Selection};
 use cubecl::client::Client;
@@ -61,43 +61,64 @@ pub(crate) fn launch(
     grads: &Gradients,
     blueprints: MmaBlueprints,
 ) {
-    let delta = launch_delta(client, problem, saved);
+    let for_boxes = blueprints.dkdv.instruction == Instruction::Wgmma;
+    let sums = launch_delta(client, problem, saved, for_boxes);
     let live = (inputs.selection.as_ref()).map(|selection| live_keys(client, problem, selection));
     let pass = MmaPass {
         client,
         problem,
         inputs,
         saved,
-        delta: &delta,
+        sums: &sums,
         live: live.as_ref(),
     };
     pass.launch_dq(grads, blueprints.dq);
     pass.launch_dkdv(grads, blueprints);
 }
 
-/// The row sums `delta` in a new buffer `[batch, q_heads, q_len]`, f32.
-fn launch_delta(client: &Client, problem: &Problem, saved: &Saved) -> TensorBinding {
+/// What becomes of every query row before its gradients.
+struct RowSums {
+    /// `[batch, q_heads, q_len]`, f32.
+    delta: TensorBinding,
+    /// `[batch, q_heads, 2 q_len]`, f32: `-log2(e) lse` and `delta` of every query; heads begin at multiples of 16 bytes.
+    /// `wgmma` only.
+    rows: Option<TensorBinding>,
+}
+
+/// The row sums in new buffers.
+fn launch_delta(client: &Client, problem: &Problem, saved: &Saved, for_boxes: bool) -> RowSums {
     let delta = scratch(client, problem.lse_shape());
-    let rows: usize = problem.lse_shape().iter().product();
+    let [batch, heads, len] = problem.lse_shape();
+    let all: usize = problem.lse_shape().iter().product();
+    let rows = for_boxes.then(|| scratch(client, [batch, heads, 2 * len.next_multiple_of(2)]));
     let typed = [&saved.out, &saved.grad_out];
     let grad_lse = saved.grad_lse.as_ref().unwrap_or(&saved.lse);
+    let to = rows.as_ref().unwrap_or(&delta);
     // SAFETY: rows past the last are not read; the buffers were checked to hold what is indexed.
     unsafe {
         delta_mma_kernel::launch_unchecked(
             client,
-            CubeCount::Static(rows.div_ceil(CUBE_ROWS) as u32, 1, 1),
+            CubeCount::Static(all.div_ceil(CUBE_ROWS) as u32, 1, 1),
             CubeDim::new_1d(256),
-            address_type(&typed, problem.element.size()).max(address_type(&[&delta], 4)),
+            address_type(&typed, problem.element.size()).max(address_type(&[&delta, to], 4)),
             saved.out.clone().into_tensor_arg(),
             saved.grad_out.clone().into_tensor_arg(),
             grad_lse.clone().into_buffer_arg(),
+            saved.lse.clone().into_buffer_arg(),
             delta.clone().into_buffer_arg(),
+            to.clone().into_buffer_arg(),
             problem.head_dim,
             saved.grad_lse.is_some(),
+            for_boxes,
             elem_type(problem.element),
         );
     }
-    delta
+    let rows = rows.map(|mut rows| {
+        // What lies behind the last query is no row: the accelerator puts zeros there.
+        rows.shape[2] = 2 * len;
+        rows
+    });
+    RowSums { delta, rows }
 }
 
 /// What both large kernels read.
@@ -106,7 +127,7 @@ struct MmaPass<'a> {
     problem: &'a Problem,
     inputs: &'a Inputs,
     saved: &'a Saved,
-    delta: &'a TensorBinding,
+    sums: &'a RowSums,
     live: Option<&'a LiveKeys>,
 }
 
@@ -120,7 +141,7 @@ impl MmaPass<'_> {
             let Inputs { q, k, v, .. } = inputs.clone();
             let [scores, intervals, list, counts] = slice.selection;
             let typed = [&q, &k, &v, &self.saved.grad_out, &grads.q];
-            let words = [&scores, &intervals, &list, &counts, self.delta];
+            let words = [&scores, &intervals, &list, &counts, &self.sums.delta];
             // One list of arguments: the kernels take the same.
             macro_rules! launch {
     ($kernel:ident, $blueprint:expr) => {
@@ -141,7 +162,7 @@ impl MmaPass<'_> {
                         list.into_tensor_arg(),
                         counts.into_tensor_arg(),
                         self.saved.lse.clone().into_buffer_arg(),
-                        self.delta.clone().into_buffer_arg(),
+                        self.sums.delta.clone().into_buffer_arg(),
                         grads.q.clone().into_buffer_arg(),
                         problem.scale,
                         problem.softcap.unwrap_or(1.0),
@@ -237,7 +258,7 @@ impl MmaPass<'_> {
         let (chunks, slots) = (blueprints.chunks(problem), blueprints.slots(problem));
         let rows = problem.batch * problem.kv_heads;
         let typed = [&q, &k, &v, &self.saved.grad_out];
-        let words = [&scores, &intervals, &keys.keys, self.delta];
+        let words = [&scores, &intervals, &keys.keys, &self.sums.delta];
         let address = address_type(&typed, problem.element.size())
             .max(address_type(&words, 4))
             .max(address_type(&[&grad_k], output.size()));
@@ -257,7 +278,7 @@ impl MmaPass<'_> {
                     v.into_tensor_arg(),
                     self.saved.grad_out.clone().into_tensor_arg(),
                     self.saved.lse.clone().into_buffer_arg(),
-                    self.delta.clone().into_buffer_arg(),
+                    self.sums.delta.clone().into_buffer_arg(),
                     scores.into_tensor_arg(),
                     intervals.into_buffer_arg(),
                     keys.keys.clone().into_buffer_arg(),
@@ -282,14 +303,12 @@ impl MmaPass<'_> {
         match blueprint.instruction {
             Instruction::Mma => launch!(dkdv_mma_kernel, blueprint),
             Instruction::Wgmma => {
-                let [q_boxes, o_boxes] = [&q, &self.saved.grad_out].map(|tensor| {
-                    let whole = blueprint.rows == blueprint.queries() * blueprint.heads;
-                    let (heads, rows) = (blueprint.heads, blueprint.queries());
-                    whole.then(|| boxes_of(tensor, problem.element, heads, rows))?
-                });
-                let boxes = q_boxes.is_some() && o_boxes.is_some();
-                let blueprint = DkdvBlueprint { boxes, ..blueprint };
-                launch!(dkdv_wgmma_kernel, blueprint, q_boxes.into(), o_boxes.into())
+                let (heads, queries) = (blueprint.heads, blueprint.queries());
+                let [q_boxes, o_boxes] = [&q, &self.saved.grad_out]
+                    .map(|tensor| boxes_of(tensor, problem.element, heads, queries));
+                let rows = self.sums.rows.as_ref().expect("wgmma asked for them");
+                let row_boxes = word_boxes_of(rows, heads, 2 * queries);
+                launch!(dkdv_wgmma_kernel, blueprint, q_boxes, o_boxes, row_boxes)
             }
         }
     }
@@ -343,8 +362,7 @@ impl<'a> KeySums<'a> {
     fn round(self, grads: &Gradients) {
         let (count, dim) = one_unit_each(self.client, self.vectors());
         let size = self.problem.element.size();
-        let address =
-            address_type(&[&self.k], 4).max(address_type(&[&grads.k, &grads.v], size));
+        let address = address_type(&[&self.k], 4).max(address_type(&[&grads.k, &grads.v], size));
         // SAFETY: units past the vectors return; the buffers hold them.
         unsafe {
             round_sums_kernel::launch_unchecked(

@@ -24,6 +24,6 @@ pub(super) use blueprint::DkdvBlueprint;
 pub(crate) use blueprint::MmaBlueprints;
 pub(super) use keys::{OwnKey, own_key, query_range};
 pub(crate) use launch::launch;
-pub(super) use queries::{Cursor, QueryRows, Step, Tiles, copy_step, query_of};
+pub(super) use queries::{Cursor, QueryRows, Range, Step};
 pub(super) use repair::repair_key;
 pub(super) use sums::add_to;

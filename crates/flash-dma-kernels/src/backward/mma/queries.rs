@@ -1,18 +1,16 @@
 //! The shared memory of the dk/dv kernel: its key tile, and the query tiles that stream past it.
 
 use super::blueprint::DkdvBlueprint;
-use crate::forward::mma::Instruction;
 use crate::tile::is_finite;
 use crate::tile::mma::{Chunk, copied_chunk, copy_or_zero, swizzle};
-use crate::tile::wgmma::panel_place;
 use cubecl::prelude::*;
 
-/// What the warps of a cube share.
+/// What the warps of a cube of `mma` share.
 #[derive(CubeType)]
-pub(in crate::backward) struct Tiles<E: Float> {
-    /// `[keys, chunks]`, placed as the instruction reads them.
+pub(super) struct Tiles<E: Float> {
+    /// `[keys, chunks]`, chunks swizzled.
     pub k: Shared<[Chunk<E>]>,
-    /// `[keys, chunks]`, placed as the instruction reads them.
+    /// `[keys, chunks]`, chunks swizzled.
     pub v: Shared<[Chunk<E>]>,
     /// `[stages, rows, chunks]`, likewise; rows that are no query are zero.
     pub q: Shared<[Chunk<E>]>,
@@ -33,7 +31,7 @@ pub(in crate::backward) struct Tiles<E: Float> {
 
 #[cube]
 impl<E: Float> Tiles<E> {
-    pub(in crate::backward) fn new(#[comptime] bp: DkdvBlueprint) -> Tiles<E> {
+    pub(super) fn new(#[comptime] bp: DkdvBlueprint) -> Tiles<E> {
         let keys = comptime!(bp.keys());
         let chunks = comptime!(bp.chunks());
         Tiles::<E> {
@@ -56,15 +54,6 @@ impl<E: Float> Tiles<E> {
             first: Shared::<[i32]>::new_aligned_slice(keys, 128usize),
             end: Shared::<[i32]>::new_aligned_slice(keys, 128usize),
         }
-    }
-}
-
-/// Where chunk `col` of row `row` lies in a tile of queries.
-#[cube]
-fn place_of(row: usize, col: usize, #[comptime] bp: DkdvBlueprint) -> usize {
-    match comptime!(bp.instruction) {
-        Instruction::Mma => swizzle(row, col, comptime!(bp.chunks())),
-        Instruction::Wgmma => panel_place(row, col, comptime!(bp.rows)),
     }
 }
 
@@ -166,7 +155,7 @@ pub(in crate::backward) struct Step {
 #[cube]
 impl Step {
     /// Step `step`, which begins at query `query` and whose tile is in its stage.
-    pub(in crate::backward) fn at<E: Float>(
+    pub(super) fn at<E: Float>(
         step: usize,
         query: usize,
         range: &Range,
@@ -224,7 +213,7 @@ fn all_finite<E: Float>(
 
 /// The query of row `row` of the tile of `step` in `stage`; -1 if the row is none, or attends to nothing.
 #[cube]
-pub(in crate::backward) fn query_of<E: Float>(
+pub(super) fn query_of<E: Float>(
     tiles: &Tiles<E>,
     row: usize,
     stage: usize,
@@ -239,9 +228,9 @@ pub(in crate::backward) fn query_of<E: Float>(
     select(is_query, query, i32::new(-1))
 }
 
-/// Starts the `cp.async` copies of step `step`, at `cursor`: queries, output gradients, LSE and row sums.
+/// Starts the copies of step `step`, at `cursor`: queries, output gradients, LSE and row sums.
 #[cube]
-pub(in crate::backward) fn copy_step<E: Float>(
+pub(super) fn copy_step<E: Float>(
     q: &Tensor<Chunk<E>>,
     grad_out: &Tensor<Chunk<E>>,
     lse: &[f32],
@@ -258,19 +247,13 @@ pub(in crate::backward) fn copy_step<E: Float>(
     let stage = step % comptime!(bp.stages);
     let first_query = cursor.tile * queries;
     let first_head = cursor.head;
-    // None where the tensor memory accelerator copies them.
-    let copies = comptime!(if bp.boxes {
-        0
-    } else {
-        (bp.rows * bp.chunks()).div_ceil(bp.units())
-    });
     #[unroll]
-    for c in 0..copies {
+    for c in 0..comptime!((bp.rows * bp.chunks()).div_ceil(bp.units())) {
         let own = copied_chunk(c, comptime!(bp.units()), chunks);
         let (row, col) = (own.row, own.col);
         if comptime!((bp.rows * bp.chunks()).is_multiple_of(bp.units())) || row < comptime!(bp.rows)
         {
-            let place = stage * comptime!(bp.rows * bp.chunks()) + place_of(row, col, bp);
+            let place = stage * comptime!(bp.rows * bp.chunks()) + swizzle(row, col, chunks);
             let query = first_query + row % queries;
             let head = rows.head + first_head + row / queries;
             // A copy of no byte fills its place with zeros, and reads nothing.

@@ -1,14 +1,13 @@
 //! The gradients of k, v and the scores on Hopper's tensor cores: key tiles stream the queries of a chunk.
 
 use super::output::{write_row, write_score, zero_not_finite};
+use super::queries::{StepCopies, Tiles, step_at};
 use super::weights::{StepWeights, step_weights};
-use crate::backward::mma::{
-    Cursor, DkdvBlueprint, QueryRows, Step, Tiles, copy_step, own_key, query_range, repair_key,
-};
+use crate::backward::mma::{Cursor, DkdvBlueprint, QueryRows, own_key, query_range, repair_key};
 use crate::forward::mma::{LogitScale, RowAddress};
 use crate::tile::mma::{Chunk, commit_copies, quad_sum, uniform, wait_copies};
 use crate::tile::wgmma::{
-    Panels, Ring, Turns, copy_boxes, finish, finish_but, map_address, group_place, publish, start_nt, start_pv,
+    Panels, Ring, Turns, finish, finish_but, group_place, publish, start_nt, start_pv,
 };
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
@@ -33,8 +32,9 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
     grad_scores: &mut [f32],
     scale: f32,
     softcap: f32,
-    q_boxes: &ComptimeOption<TensorMap<E, Tiled>>,
-    o_boxes: &ComptimeOption<TensorMap<E, Tiled>>,
+    q_boxes: &TensorMap<E, Tiled>,
+    o_boxes: &TensorMap<E, Tiled>,
+    row_boxes: &TensorMap<f32, Tiled>,
     chunk: u32,
     chunk_count: u32,
     slots: u32,
@@ -128,7 +128,15 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
         bp,
     );
     sync_cube();
-    let range = query_range::<E>(&tiles, start, count, chunk_first, chunk_end, bp);
+    let range = query_range(
+        &tiles.first,
+        &tiles.end,
+        start,
+        count,
+        chunk_first,
+        chunk_end,
+        bp,
+    );
     let steps = uniform(range.tiles * (group / comptime!(bp.heads)));
 
     let rows = QueryRows::new::<E>(q, grad_out, batch, kv_head, group);
@@ -166,43 +174,33 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
             at += comptime!(bp.units());
         }
         let stages = comptime!(bp.stages);
-        let ring = Ring::new(stages, comptime!(bp.warps()));
+        let ring = Ring::new(stages, 1usize, comptime!(bp.units()));
         let turns = Turns::new();
-        let own = warp / 4 * comptime!(64 * bp.chunks());
-        let k_panels = Panels::at::<E>(&tiles.k[own..own + 1]);
-        let v_panels = Panels::at::<E>(&tiles.v[own..own + 1]);
-        let q_panels = Panels::at::<E>(&tiles.q[0..1]);
-        let o_panels = Panels::at::<E>(&tiles.grad_out[0..1]);
-        let copies = BoxCopies {
-            q: map_address::<E>(q_boxes),
-            o: map_address::<E>(o_boxes),
-            batch,
-            q_tile: q_panels.address,
-            o_tile: o_panels.address,
-        };
+        let copies = StepCopies::new::<E>(q_boxes, o_boxes, row_boxes, &tiles, batch, &rows);
         let ahead = comptime!(bp.stages - 2);
         let mut coming = Cursor::first(&range);
         let mut present = Cursor::first(&range);
         #[unroll]
         for turn in 0..ahead {
             if turn < steps {
-                copy_step::<E>(
-                    q, grad_out, lse, delta, &rows, &coming, turn, &mut tiles, bp,
-                );
-                copies.step(&ring, &rows, &coming, turn, bp);
+                if unit == 0 {
+                    copies.start(&ring, &coming, turn, bp);
+                }
                 coming.advance(&range, bp);
             }
-            commit_copies();
         }
-
-        wait_copies(comptime!(ahead as u32 - 1));
+        let own = warp / 4 * comptime!(64 * bp.chunks());
+        let k_panels = Panels::at::<E>(&tiles.k[own..own + 1]);
+        let v_panels = Panels::at::<E>(&tiles.v[own..own + 1]);
+        // K and V, which every warpgroup copied a part of.
+        commit_copies();
+        wait_copies(0u32);
         publish();
-        ring.arrive_full(0usize);
+        sync_cube();
         for turn in 0..steps {
             let stage = turn % stages;
-            let begin = stage * comptime!(bp.rows * bp.chunks());
-            let q_tile = q_panels.behind(begin);
-            let o_tile = o_panels.behind(begin);
+            let q_tile = copies.queries(stage, bp);
+            let o_tile = copies.grad_out(stage, bp);
             ring.wait_full(stage, turn / stages);
             turns.wait(turn, comptime!(bp.fragments));
             // S^T = K Q^T, and dP^T = V dO^T behind it.
@@ -222,37 +220,16 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
             );
             turns.pass(turn, steps, comptime!(bp.fragments));
             if turn + ahead < steps {
-                if turn >= 2 {
-                    ring.wait_empty((turn - 2) % stages, (turn - 2) / stages);
+                if unit == 0 {
+                    if turn >= 2 {
+                        ring.wait_empty((turn - 2) % stages, (turn - 2) / stages);
+                    }
+                    copies.start(&ring, &coming, turn + ahead, bp);
                 }
-                copy_step::<E>(
-                    q,
-                    grad_out,
-                    lse,
-                    delta,
-                    &rows,
-                    &coming,
-                    turn + ahead,
-                    &mut tiles,
-                    bp,
-                );
-                copies.step(&ring, &rows, &coming, turn + ahead, bp);
                 coming.advance(&range, bp);
             }
-            commit_copies();
-            if turn + 1 < steps {
-                // This unit's part of the next tile has landed.
-                wait_copies(comptime!(ahead as u32 - 1));
-                publish();
-                ring.arrive_full((turn + 1) % stages);
-            }
-            let step = Step::at::<E>(
-                turn,
-                present.tile * comptime!(bp.queries()),
-                &range,
-                &tiles,
-                bp,
-            );
+            let query = present.tile * comptime!(bp.queries());
+            let step = step_at::<E>(stage, query, &range, &tiles, bp);
             present.advance(&range, bp);
             // All but dP^T.
             let s = finish_but::<NS>(s, 1usize, comptime!(bp.rows / 2));
@@ -406,66 +383,5 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
             false,
             bp,
         );
-    }
-}
-
-/// What the tensor memory accelerator needs to copy the queries and output gradients of a step.
-#[derive(CubeType, Clone, Copy)]
-struct BoxCopies {
-    /// Where the tensor maps lie.
-    q: u64,
-    o: u64,
-    batch: usize,
-    /// Addresses of the first stage of each, as of [`Panels`].
-    q_tile: u32,
-    o_tile: u32,
-}
-
-#[cube]
-impl BoxCopies {
-    /// Starts the copies of step `step`, at `cursor`, if the blueprint wants them to be boxes.
-    fn step(
-        &self,
-        ring: &Ring,
-        rows: &QueryRows,
-        cursor: &Cursor,
-        step: usize,
-        #[comptime] bp: DkdvBlueprint,
-    ) {
-        if comptime!(bp.boxes) && UNIT_POS == 0 {
-            let stage = step % comptime!(bp.stages);
-            let begin = stage * comptime!(bp.rows * bp.chunks());
-            let head = rows.head + cursor.head;
-            let query = cursor.tile * comptime!(bp.queries());
-            let q_tile = Panels {
-                address: self.q_tile + begin as u32,
-            };
-            let o_tile = Panels {
-                address: self.o_tile + begin as u32,
-            };
-            ring.expect(stage, comptime!(2 * bp.stage_bytes()));
-            copy_boxes(
-                self.q,
-                self.batch,
-                head,
-                query,
-                &q_tile,
-                ring,
-                stage,
-                comptime!(bp.rows),
-                comptime!(bp.head_dim),
-            );
-            copy_boxes(
-                self.o,
-                self.batch,
-                head,
-                query,
-                &o_tile,
-                ring,
-                stage,
-                comptime!(bp.rows),
-                comptime!(bp.head_dim),
-            );
-        }
     }
 }

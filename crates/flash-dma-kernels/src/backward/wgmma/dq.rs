@@ -1,11 +1,11 @@
 //! The gradient of q on Hopper's tensor cores: query tiles stream the keys they attend to.
 
 use crate::forward::mma::{
-    CubeTile, LogitScale, MmaBlueprint, RowAddress, Stages, TileKeys, TileRow, first_keys,
-    score, sees, start_copies, zero_not_finite,
+    CubeTile, KeyCopies, LogitScale, MmaBlueprint, RowAddress, Stages, TileKeys, TileRow, score,
+    sees, zero_not_finite,
 };
 use crate::tile::is_finite;
-use crate::tile::mma::{Chunk, commit_copies, wait_copies};
+use crate::tile::mma::Chunk;
 use crate::tile::wgmma::{
     Panels, Ring, Turns, finish, finish_but, group_place, pack, publish, start_nt, start_pv,
 };
@@ -120,40 +120,31 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
 
     let full_tiles = keys.full / key_tile;
     let tiles = keys.total.div_ceil(key_tile);
-    let mut next = first_keys(list, &keys, bp);
+    let mut copies = KeyCopies::new::<E>(k, v, list, &k_rows, &v_rows, &keys, &stages, bp);
     let mut acc = Vector::<f32, NO>::new(0.0f32);
     let ahead = comptime!(bp.stages - 1);
     let turns = Turns::new();
-    let ring = Ring::new(comptime!(bp.stages), comptime!(bp.warps));
+    let ring = Ring::new(
+        comptime!(bp.stages),
+        comptime!(bp.units()),
+        comptime!(bp.units()),
+    );
     #[unroll]
     for tile in 0..ahead {
         if tile < tiles {
-            start_copies::<E>(
-                k,
-                v,
+            copies.start::<E>(
                 scores,
                 intervals,
-                list,
-                &k_rows,
-                &v_rows,
                 score_row,
                 kv_row * k_len,
                 &keys,
                 tile,
-                &mut next,
                 &mut stages,
                 bp,
             );
+            ring.arrive_copied(tile);
         }
-        commit_copies();
     }
-    // The first tile.
-    wait_copies(comptime!(ahead as u32 - 1));
-    if tiles > 0 && full_tiles == 0 && zero_not_finite::<E>(&mut stages.k, 0usize, false, bp) {
-        marks[0] = 1u32;
-    }
-    publish();
-    ring.arrive_full(0usize);
     for tile in 0..tiles {
         let stage = tile % comptime!(bp.stages);
         let boundary = tile >= full_tiles;
@@ -161,6 +152,14 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
         let k_tile = k_panels.behind(begin);
         let v_tile = v_panels.behind(begin);
         ring.wait_full(stage, tile / comptime!(bp.stages));
+        if boundary && zero_not_finite::<E>(&mut stages.k, tile, false, bp) {
+            marks[stage] = 1u32;
+        }
+        publish();
+        if boundary {
+            // What the other units have marked.
+            sync_cube();
+        }
         acc = finish::<NO>(acc, comptime!(bp.head_dim / 2));
         if tile > 0 {
             // The stage of the tile before, which the copies below fill again.
@@ -190,32 +189,17 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
                     (tile + ahead) / comptime!(bp.stages) - 1,
                 );
             }
-            start_copies::<E>(
-                k,
-                v,
+            copies.start::<E>(
                 scores,
                 intervals,
-                list,
-                &k_rows,
-                &v_rows,
                 score_row,
                 kv_row * k_len,
                 &keys,
                 tile + ahead,
-                &mut next,
                 &mut stages,
                 bp,
             );
-        }
-        commit_copies();
-        if tile + 1 < tiles {
-            // This unit's part of the next tile has landed.
-            wait_copies(comptime!(ahead as u32 - 1));
-            if tile + 1 >= full_tiles && zero_not_finite::<E>(&mut stages.k, tile + 1, false, bp) {
-                marks[(tile + 1) % comptime!(bp.stages)] = 1u32;
-            }
-            publish();
-            ring.arrive_full((tile + 1) % comptime!(bp.stages));
+            ring.arrive_copied((tile + ahead) % comptime!(bp.stages));
         }
         let s = finish_but::<NS>(s, 1usize, comptime!(bp.key_tile / 2));
         // The code of boundary tiles apart: a branch an element would keep the others from

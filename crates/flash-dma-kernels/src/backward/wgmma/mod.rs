@@ -4,6 +4,7 @@
 mod dkdv;
 mod dq;
 mod output;
+mod queries;
 mod weights;
 
 pub(super) use dkdv::dkdv_wgmma_kernel;

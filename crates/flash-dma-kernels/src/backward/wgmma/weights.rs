@@ -1,6 +1,7 @@
 //! P and dS of a step of the dk/dv kernel.
 
-use crate::backward::mma::{DkdvBlueprint, OwnKey, Step, Tiles, query_of};
+use super::queries::{Tiles, query_of};
+use crate::backward::mma::{DkdvBlueprint, OwnKey, Step};
 use crate::forward::mma::LogitScale;
 use crate::tile::wgmma::{finish, pack};
 use cubecl::prelude::*;
@@ -33,22 +34,21 @@ pub(super) fn step_weights<E: Float, NS: Size, NP: Size>(
     #[comptime] bp: DkdvBlueprint,
 ) {
     let quad = UNIT_POS_X as usize % 4;
-    let log2e = comptime!(core::f32::consts::LOG2_E);
+    let rows = stage * comptime!(bp.rows / 2) + quad;
     let mut exact = Vector::<f32, NS>::new(0.0f32);
     #[unroll]
     for n in 0..comptime!(bp.rows / 8) {
+        let pair = tiles.rows[rows + comptime!(n * 4)];
         #[unroll]
         for e in 0..2usize {
             let row = comptime!(n * 8 + e) + quad * 2;
-            let reference = -tiles.lse[stage * comptime!(bp.rows) + row] * log2e;
+            let reference = pair.extract(comptime!(2 * e));
             let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
             let (capped, scored) = comptime!((bp.softcap, bp.sparse));
-            let mut p0 =
-                logit_scale.weight(s.extract(at0), key0.score, reference, capped, scored);
-            let mut p1 =
-                logit_scale.weight(s.extract(at1), key1.score, reference, capped, scored);
+            let mut p0 = logit_scale.weight(s.extract(at0), key0.score, reference, capped, scored);
+            let mut p1 = logit_scale.weight(s.extract(at1), key1.score, reference, capped, scored);
             if comptime!(boundary) {
-                let query = query_of::<E>(tiles, row, stage, step, bp);
+                let query = query_of(reference, row, step, bp);
                 p0 = select(key0.first <= query && query < key0.end, p0, 0.0f32);
                 p1 = select(key1.first <= query && query < key1.end, p1, 0.0f32);
             }
@@ -63,17 +63,18 @@ pub(super) fn step_weights<E: Float, NS: Size, NP: Size>(
     let mut dz1 = 0.0f32;
     #[unroll]
     for n in 0..comptime!(bp.rows / 8) {
+        let pair = tiles.rows[rows + comptime!(n * 4)];
         let mut dss = Vector::<f32, Const<4>>::new(0.0f32);
         #[unroll]
         for e in 0..2usize {
             let row = comptime!(n * 8 + e) + quad * 2;
-            let row_delta = tiles.delta[stage * comptime!(bp.rows) + row];
+            let row_delta = pair.extract(comptime!(2 * e + 1));
             let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
             let mut ds0 = exact.extract(at0) * (dp.extract(at0) - row_delta);
             let mut ds1 = exact.extract(at1) * (dp.extract(at1) - row_delta);
             if comptime!(boundary) {
                 // A pair that is not selected has a probability of 0, but may have a dP that is not finite.
-                let query = query_of::<E>(tiles, row, stage, step, bp);
+                let query = query_of(pair.extract(comptime!(2 * e)), row, step, bp);
                 ds0 = select(key0.first <= query && query < key0.end, ds0, 0.0f32);
                 ds1 = select(key1.first <= query && query < key1.end, ds1, 0.0f32);
             }

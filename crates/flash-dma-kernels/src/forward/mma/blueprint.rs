@@ -195,9 +195,9 @@ impl MmaBlueprint {
         (self.key_tile * self.chunks()).div_ceil(self.units())
     }
 
-    /// Whether all copies of all units are of rows of the tile.
-    pub(crate) fn whole_copies(&self) -> bool {
-        (self.key_tile * self.chunks()).is_multiple_of(self.units())
+    /// Whether all chunks that a unit copies of a tile lie in one column, whole groups of eight rows apart.
+    pub(crate) fn regular_copies(&self) -> bool {
+        self.instruction == Instruction::Wgmma && self.units().is_multiple_of(8 * self.chunks())
     }
 
     /// Alignment of a stage in shared memory.

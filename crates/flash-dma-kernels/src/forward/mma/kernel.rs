@@ -4,7 +4,7 @@ use super::blueprint::MmaBlueprint;
 use super::logits::{LogitScale, SLACK, exp_of, score, sees};
 use super::repair::add_not_finite;
 use super::rows::{CubeTile, TileKeys, TileRow, first_output_head};
-use super::stream::{RowAddress, Stages, first_keys, start_copies, zero_not_finite};
+use super::stream::{KeyCopies, RowAddress, Stages, zero_not_finite};
 use crate::tile::mma::{
     Chunk, any_lane, commit_copies, multiply_pair, quad_max, quad_sum, scale_rows, set, swizzle,
     wait_copies, zeros,
@@ -114,7 +114,7 @@ pub(super) fn forward_mma_kernel<E: Float, O: Float>(
     let log2e = comptime!(core::f32::consts::LOG2_E);
     let full_tiles = keys.full / key_tile;
     let tiles = keys.total.div_ceil(key_tile);
-    let mut next = first_keys(list, &keys, bp);
+    let mut copies = KeyCopies::new::<E>(k, v, list, &k_rows, &v_rows, &keys, &stages, bp);
     // Copies run `stages - 1` turns ahead of the products. Every turn closes one group of copies, an
     // empty one past the end, so that the number of groups under way says which tile has landed.
     let ahead = comptime!(bp.stages - 1);
@@ -131,19 +131,13 @@ pub(super) fn forward_mma_kernel<E: Float, O: Float>(
             sync_cube();
         }
         if turn < tiles {
-            start_copies::<E>(
-                k,
-                v,
+            copies.start::<E>(
                 scores,
                 intervals,
-                list,
-                &k_rows,
-                &v_rows,
                 score_row,
                 kv_row * k_len,
                 &keys,
                 turn,
-                &mut next,
                 &mut stages,
                 bp,
             );

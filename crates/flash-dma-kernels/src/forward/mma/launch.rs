@@ -24,7 +24,7 @@ impl Inputs {
     }
 }
 
-/// Whether every row of a tensor of four axes begins at a multiple of 16 bytes.
+/// Whether every row of a tensor of four axes begins at a multiple of 16 bytes, and the distance of two fits 32 bits.
 pub(crate) fn rows_are_chunks(tensor: &TensorBinding, element_size: usize) -> bool {
     let begin = tensor.handle.offset_start.unwrap_or(0) as usize;
     tensor.strides.len() == 4
@@ -33,6 +33,7 @@ pub(crate) fn rows_are_chunks(tensor: &TensorBinding, element_size: usize) -> bo
             .iter()
             .zip(&tensor.shape[..3])
             .all(|(&stride, &len)| len <= 1 || (stride * element_size).is_multiple_of(CHUNK_BYTES))
+        && (tensor.shape[2] <= 1 || u32::try_from(tensor.strides[2] * element_size).is_ok())
 }
 
 /// Launches the forward pass of a checked, non-empty problem whose inputs satisfy

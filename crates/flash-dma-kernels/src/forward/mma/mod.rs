@@ -14,4 +14,4 @@ pub(crate) use blueprint::{Instruction, MmaBlueprint};
 pub(crate) use launch::{launch, rows_are_chunks};
 pub(crate) use logits::{LogitScale, exp_of, score, sees};
 pub(crate) use rows::{CubeTile, TileKeys, TileRow};
-pub(crate) use stream::{RowAddress, Stages, first_keys, start_copies, zero_not_finite};
+pub(crate) use stream::{KeyCopies, RowAddress, Stages, zero_not_finite};

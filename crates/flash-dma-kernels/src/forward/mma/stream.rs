@@ -3,7 +3,10 @@
 use super::blueprint::{Instruction, MmaBlueprint};
 use super::rows::TileKeys;
 use crate::tile::is_finite;
-use crate::tile::mma::{Chunk, copied_chunk, copy_or_zero, swizzle};
+use crate::tile::mma::{
+    Chunk, copied_chunk, copy_of_row, copy_or_zero, global_address, read_ahead, shared_address,
+    swizzle, uniform,
+};
 use crate::tile::wgmma::panel_place;
 use cubecl::prelude::*;
 
@@ -72,122 +75,153 @@ impl RowAddress {
     }
 }
 
-/// Reads the keys that this unit copies of tile `tile` from the list: `bp.copies()` of them, and one
-/// whose score and interval it copies. A tile ahead of their use, so that the copies do not wait.
-#[cube]
-fn read_keys(
-    list: &Tensor<u32>,
-    keys: &TileKeys,
-    tile: usize,
-    next: &mut Array<u32>,
-    #[comptime] bp: MmaBlueprint,
-) {
-    let copies = comptime!(bp.copies());
-    let unit = UNIT_POS as usize;
-    #[unroll]
-    for c in 0..copies {
-        let own = copied_chunk(c, comptime!(bp.units()), comptime!(bp.chunks()));
-        let slot = tile * comptime!(bp.key_tile) + own.row;
-        if slot < keys.total {
-            next[c] = list[keys.list + slot];
-        }
-    }
-    let slot = tile * comptime!(bp.key_tile) + unit;
-    if unit < comptime!(bp.key_tile) && slot < keys.total {
-        next[copies] = list[keys.list + slot];
-    }
+/// The copies of a cube's key tiles, as this unit takes part in them.
+#[derive(CubeType)]
+pub(crate) struct KeyCopies {
+    /// Where the column of its first chunk begins in K and V, and their bytes from row to row.
+    k: u64,
+    v: u64,
+    k_stride: u32,
+    v_stride: u32,
+    /// Where the list begins; sparse only.
+    list: u64,
+    /// Of the stages in shared memory.
+    k_stages: u32,
+    v_stages: u32,
+    /// Place of its first chunk in a stage, in bytes.
+    own: u32,
+    /// The keys it copies of the next tile, `bp.copies()` of them, and one whose score and interval it copies: read a tile
+    /// ahead of their use, so that the copies do not wait. Sparse only.
+    next: Array<u32>,
 }
 
-/// What [`start_copies`] wants of the first tile.
 #[cube]
-pub(crate) fn first_keys(
-    list: &Tensor<u32>,
-    keys: &TileKeys,
-    #[comptime] bp: MmaBlueprint,
-) -> Array<u32> {
-    let mut next = Array::<u32>::new(comptime!(bp.copies() + 1));
-    #[unroll]
-    for c in 0..comptime!(bp.copies() + 1) {
-        next[c] = 0u32;
-    }
-    if comptime!(bp.sparse) {
-        read_keys(list, keys, 0usize, &mut next, bp);
-    }
-    next
-}
-
-/// Starts the copies of tile `tile` into its stage. `next` holds what [`read_keys`] read of it, and then of
-/// the tile behind it. Slots past the last key become zeros, which no query is let see.
-#[cube]
-pub(crate) fn start_copies<E: Float>(
-    k: &Tensor<Chunk<E>>,
-    v: &Tensor<Chunk<E>>,
-    scores: &Tensor<f32>,
-    intervals: &[Vector<u32, Const<2>>],
-    list: &Tensor<u32>,
-    k_rows: &RowAddress,
-    v_rows: &RowAddress,
-    score_row: usize,
-    interval_row: usize,
-    keys: &TileKeys,
-    tile: usize,
-    next: &mut Array<u32>,
-    stages: &mut Stages<E>,
-    #[comptime] bp: MmaBlueprint,
-) {
-    let key_tile = comptime!(bp.key_tile);
-    let stage = tile % comptime!(bp.stages);
-    #[unroll]
-    for c in 0..comptime!(bp.copies()) {
-        let own = copied_chunk(c, comptime!(bp.units()), comptime!(bp.chunks()));
-        let slot = tile * key_tile + own.row;
-        // A copy of no byte fills its place with zeros, and reads nothing.
-        let there = slot < keys.total;
-        let mut key = slot;
+impl KeyCopies {
+    pub(crate) fn new<E: Float>(
+        k: &Tensor<Chunk<E>>,
+        v: &Tensor<Chunk<E>>,
+        list: &Tensor<u32>,
+        k_rows: &RowAddress,
+        v_rows: &RowAddress,
+        keys: &TileKeys,
+        stages: &Stages<E>,
+        #[comptime] bp: MmaBlueprint,
+    ) -> KeyCopies {
+        let own = copied_chunk(0usize, comptime!(bp.units()), comptime!(bp.chunks()));
+        let (k_first, v_first) = (k_rows.base + own.col, v_rows.base + own.col);
+        let mut next = Array::<u32>::new(comptime!(bp.copies() + 1));
+        let mut first = 0u64;
         if comptime!(bp.sparse) {
-            key = next[c] as usize;
+            first = global_address(&list[keys.list..keys.list + 1]);
         }
-        let place = stage * comptime!(bp.key_tile * bp.chunks()) + place_of(own.row, own.col, bp);
-        if comptime!(bp.whole_copies()) || own.row < key_tile {
-            let from = k_rows.base + key * k_rows.stride + own.col;
-            copy_or_zero(
-                &k[from..from + 1],
-                &mut stages.k[place..place + 1],
-                there,
-                16u32,
-            );
-            let from = v_rows.base + key * v_rows.stride + own.col;
-            copy_or_zero(
-                &v[from..from + 1],
-                &mut stages.v[place..place + 1],
-                there,
-                16u32,
-            );
+        #[unroll]
+        for c in 0..comptime!(bp.copies() + 1) {
+            next[c] = 0u32;
+        }
+        let mut copies = KeyCopies {
+            k: global_address(&k[k_first..k_first + 1]),
+            v: global_address(&v[v_first..v_first + 1]),
+            // The host checks that 32 bits hold them.
+            k_stride: k_rows.stride as u32 * 16,
+            v_stride: v_rows.stride as u32 * 16,
+            list: first,
+            k_stages: uniform(shared_address(&stages.k[0..1]) as usize) as u32,
+            v_stages: uniform(shared_address(&stages.v[0..1]) as usize) as u32,
+            own: place_of(own.row, own.col, bp) as u32 * 16,
+            next,
+        };
+        if keys.total > 0 {
+            copies.read(keys, 0usize, bp);
+        }
+        copies
+    }
+
+    /// Reads the keys of tile `tile` from the list.
+    fn read(&mut self, keys: &TileKeys, tile: usize, #[comptime] bp: MmaBlueprint) {
+        if comptime!(bp.sparse) {
+            let first = tile * comptime!(bp.key_tile);
+            #[unroll]
+            for c in 0..comptime!(bp.copies()) {
+                let own = copied_chunk(c, comptime!(bp.units()), comptime!(bp.chunks()));
+                self.next[c] = read_ahead(self.list, within(first + own.row, keys) as u32);
+            }
+            let unit = UNIT_POS as usize;
+            if unit < comptime!(bp.key_tile) {
+                self.next[comptime!(bp.copies())] =
+                    read_ahead(self.list, within(first + unit, keys) as u32);
+            }
         }
     }
-    if comptime!(bp.sparse) {
-        let unit = UNIT_POS as usize;
-        if unit < key_tile {
-            let place = stage * key_tile + unit;
-            let there = tile * key_tile + unit < keys.total;
-            let key = next[comptime!(bp.copies())] as usize;
-            let from = score_row + key;
-            copy_or_zero(
-                &scores[from..from + 1],
-                &mut stages.scores[place..place + 1],
-                there,
-                4u32,
-            );
-            let from = interval_row + key;
-            copy_or_zero(
-                &intervals[from..from + 1],
-                &mut stages.intervals[place..place + 1],
-                there,
-                8u32,
-            );
+
+    /// Starts the copies of tile `tile`, which has keys, into its stage, and reads the keys of the tile behind it; tiles
+    /// come in order. Slots past the last key get that key again, which no query is let see there.
+    pub(crate) fn start<E: Float>(
+        &mut self,
+        scores: &Tensor<f32>,
+        intervals: &[Vector<u32, Const<2>>],
+        score_row: usize,
+        interval_row: usize,
+        keys: &TileKeys,
+        tile: usize,
+        stages: &mut Stages<E>,
+        #[comptime] bp: MmaBlueprint,
+    ) {
+        let key_tile = comptime!(bp.key_tile);
+        let (units, chunks) = comptime!((bp.units(), bp.chunks()));
+        let stage = tile % comptime!(bp.stages);
+        let begin = stage as u32 * comptime!((bp.key_tile * bp.chunks() * 16) as u32);
+        let column = copied_chunk(0usize, units, chunks).col;
+        #[unroll]
+        for c in 0..comptime!(bp.copies()) {
+            let chunk = copied_chunk(c, units, chunks);
+            let mut key = within(tile * key_tile + chunk.row, keys) as u32;
+            if comptime!(bp.sparse) {
+                key = self.next[c];
+            }
+            // Whole groups of eight rows further on in the same column: the same swizzle.
+            let mut place = self.own + comptime!((c * units / chunks * 128) as u32);
+            let (mut k, mut v) = (self.k, self.v);
+            if comptime!(!bp.regular_copies()) {
+                place = place_of(chunk.row, chunk.col, bp) as u32 * 16;
+                let further = (chunk.col as i32 - column as i32) as i64 * 16;
+                k = (k as i64 + further) as u64;
+                v = (v as i64 + further) as u64;
+            }
+            if comptime!((c + 1) * units <= bp.key_tile * chunks) || chunk.row < key_tile {
+                copy_of_row(k, key, self.k_stride, self.k_stages + begin + place);
+                copy_of_row(v, key, self.v_stride, self.v_stages + begin + place);
+            }
         }
-        read_keys(list, keys, tile + 1, next, bp);
+        if comptime!(bp.sparse) {
+            let unit = UNIT_POS as usize;
+            if unit < key_tile {
+                let place = stage * key_tile + unit;
+                let there = tile * key_tile + unit < keys.total;
+                let key = self.next[comptime!(bp.copies())] as usize;
+                let from = score_row + key;
+                copy_or_zero(
+                    &scores[from..from + 1],
+                    &mut stages.scores[place..place + 1],
+                    there,
+                    4u32,
+                );
+                let from = interval_row + key;
+                copy_or_zero(
+                    &intervals[from..from + 1],
+                    &mut stages.intervals[place..place + 1],
+                    there,
+                    8u32,
+                );
+            }
+        }
+        self.read(keys, tile + 1, bp);
     }
+}
+
+/// The last slot that holds a key, or `slot` if it comes before.
+#[cube]
+fn within(slot: usize, keys: &TileKeys) -> usize {
+    min(slot, max(keys.total, 1usize) - 1)
 }
 
 /// Zeroes the elements of tile `tile` in `rows`, one of the buffers of [`Stages`], that are not finite,

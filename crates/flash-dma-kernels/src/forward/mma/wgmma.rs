@@ -4,8 +4,8 @@ use super::blueprint::MmaBlueprint;
 use super::logits::{LogitScale, SLACK, exp_of, hide_unseen, tile_logits};
 use super::repair::add_not_finite;
 use super::rows::{CubeTile, TileKeys, TileRow, first_output_head};
-use super::stream::{RowAddress, Stages, first_keys, start_copies, zero_not_finite};
-use crate::tile::mma::{Chunk, any_lane, commit_copies, quad_max, quad_sum, wait_copies};
+use super::stream::{KeyCopies, RowAddress, Stages, zero_not_finite};
+use crate::tile::mma::{Chunk, any_lane, quad_max, quad_sum};
 use crate::tile::wgmma::{
     Panels, Ring, Turns, finish, group_place, pack, publish, start_nt, start_pv,
 };
@@ -17,8 +17,8 @@ use cubecl::prelude::*;
 /// probabilities and output in its registers.
 ///
 /// All units copy; the stages of the [`Ring`] let one warpgroup be in its softmax while the tensor cores
-/// serve the others. A tile's turn: start S, then behind it start copies `ahead` tiles on and hand over the
-/// next tile; wait for S and for the product with V of the tile before; softmax; start the product with V.
+/// serve the others. A tile's turn: start S, then behind it start copies `ahead` tiles on; wait for S and for the
+/// product with V of the tile before; softmax; start the product with V.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
     q: &Tensor<Chunk<E>>,
@@ -100,8 +100,12 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
     let full_tiles = keys.full / key_tile;
     let tiles = keys.total.div_ceil(key_tile);
     let turns = Turns::new();
-    let ring = Ring::new(comptime!(bp.stages), comptime!(bp.warps));
-    let mut next = first_keys(list, &keys, bp);
+    let ring = Ring::new(
+        comptime!(bp.stages),
+        comptime!(bp.units()),
+        comptime!(bp.units()),
+    );
+    let mut copies = KeyCopies::new::<E>(k, v, list, &k_rows, &v_rows, &keys, &stages, bp);
     // A stage is filled again `lag` tiles behind its use: two let a product with V stay under way until
     // the next tile's logits are there.
     let lag = comptime!(if bp.stages == 2 { 1usize } else { 2 });
@@ -109,32 +113,19 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
     #[unroll]
     for tile in 0..ahead {
         if tile < tiles {
-            start_copies::<E>(
-                k,
-                v,
+            copies.start::<E>(
                 scores,
                 intervals,
-                list,
-                &k_rows,
-                &v_rows,
                 score_row,
                 kv_row * k_len,
                 &keys,
                 tile,
-                &mut next,
                 &mut stages,
                 bp,
             );
+            ring.arrive_copied(tile);
         }
-        commit_copies();
     }
-    // The first tile.
-    wait_copies(comptime!(ahead as u32 - 1));
-    if tiles > 0 && full_tiles == 0 && zero_not_finite::<E>(&mut stages.v, 0usize, true, bp) {
-        mark[0] = 1u32;
-    }
-    publish();
-    ring.arrive_full(0usize);
     for tile in 0..tiles {
         let boundary = tile >= full_tiles;
         let slot = tile % comptime!(bp.stages);
@@ -142,6 +133,14 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
         let k_tile = k_panels.behind(begin);
         let v_tile = v_panels.behind(begin);
         ring.wait_full(slot, tile / comptime!(bp.stages));
+        if boundary && zero_not_finite::<E>(&mut stages.v, tile, true, bp) {
+            mark[0] = 1u32;
+        }
+        publish();
+        if boundary {
+            // What the other units have zeroed.
+            sync_cube();
+        }
         turns.wait(tile, comptime!(bp.warps / 4));
         let products = start_nt::<NS>(
             &own_queries,
@@ -158,32 +157,17 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
                     (tile + ahead) / comptime!(bp.stages) - 1,
                 );
             }
-            start_copies::<E>(
-                k,
-                v,
+            copies.start::<E>(
                 scores,
                 intervals,
-                list,
-                &k_rows,
-                &v_rows,
                 score_row,
                 kv_row * k_len,
                 &keys,
                 tile + ahead,
-                &mut next,
                 &mut stages,
                 bp,
             );
-        }
-        commit_copies();
-        if tile + 1 < tiles {
-            // This unit's part of the next tile has landed.
-            wait_copies(comptime!(ahead as u32 - 1));
-            if tile + 1 >= full_tiles && zero_not_finite::<E>(&mut stages.v, tile + 1, true, bp) {
-                mark[0] = 1u32;
-            }
-            publish();
-            ring.arrive_full((tile + 1) % comptime!(bp.stages));
+            ring.arrive_copied((tile + ahead) % comptime!(bp.stages));
         }
         let products = finish::<NS>(products, comptime!(bp.key_tile / 2));
         if comptime!(lag == 2) {

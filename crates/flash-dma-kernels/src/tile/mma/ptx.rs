@@ -73,6 +73,49 @@ pub(crate) fn copy_or_zero<T: CubePrimitive>(
     })
 }
 
+/// The address in global memory of the first of `elements`. The compiler keeps it in registers, where it would rather
+/// compute it anew before each use.
+#[cube]
+pub(crate) fn global_address<T: CubePrimitive>(elements: &[T]) -> u64 {
+    let address: u64;
+    gpu_asm!(
+        "cvta.to.global.u64 {o}, {p};",
+        p = in(_) unsafe { elements.as_ptr_unchecked() },
+        o = out(_) address,
+        options(nomem)
+    );
+    address
+}
+
+/// Starts the `cp.async` copy of the 16 bytes at `first + row * stride` in global memory to `place` in shared memory:
+/// one multiply-add for its address.
+#[cube]
+pub(crate) fn copy_of_row(first: u64, row: u32, stride: u32, place: u32) {
+    gpu_asm!(
+        "{{ .reg .u64 f; mad.wide.u32 f, {}, {}, {}; cp.async.cg.shared.global [{}], [f], 16; }}",
+        in(_) value::<u32>(row),
+        in(_) value::<u32>(stride),
+        in(_) value::<u64>(first),
+        in(_) value::<u32>(place),
+        options(explicit_mem, reads_address_space global, writes_address_space shared)
+    );
+}
+
+/// Word `index` of those at `first` in global memory, which nothing writes meanwhile. It is read where this stands, far
+/// from its use.
+#[cube]
+pub(crate) fn read_ahead(first: u64, index: u32) -> u32 {
+    let word: u32;
+    gpu_asm!(
+        "{{ .reg .u64 f; mad.wide.u32 f, {}, 4, {}; ld.global.nc.u32 {}, [f]; }}",
+        in(_) value::<u32>(index),
+        in(_) value::<u64>(first),
+        out(_) word,
+        options(nomem)
+    );
+    word
+}
+
 /// Closes the group of the `cp.async` copies that this unit has issued since the last group.
 #[cube]
 pub(crate) fn commit_copies() {

@@ -18,8 +18,8 @@ pub(crate) fn group_place(row: usize, col: usize, #[comptime] chunks: usize) -> 
     row / 64 * comptime!(64 * chunks) + panel_place(row % 64, col, 64usize)
 }
 
-/// Makes what this unit has written to shared memory visible to the tensor cores of all warps behind
-/// the next barrier. Copies of this unit must have landed.
+/// Makes what this unit has written to shared memory, or was told of by a barrier, visible to the products that it
+/// starts, and behind the next barrier to those of all warps. Copies must have landed.
 #[cube]
 pub(crate) fn publish() {
     gpu_asm!("fence.proxy.async.shared::cta;", options(explicit_mem, reads_address_space shared, writes_address_space shared));

@@ -4,7 +4,7 @@ use super::panel::publish;
 use crate::tile::mma::{shared_address, uniform, value};
 use cubecl::prelude::*;
 
-/// Two `mbarrier`s a stage: *full*, which every unit arrives at when its part of a tile has landed, and
+/// Two `mbarrier`s a stage: *full*, which every unit that copies arrives at when its part of a tile has landed, and
 /// *empty*, which every unit arrives at when it is done with the tile. Unlike behind a barrier of the cube, a
 /// warpgroup may thus be a tile ahead of another.
 #[derive(CubeType, Clone, Copy)]
@@ -15,9 +15,13 @@ pub(crate) struct Ring {
 
 #[cube]
 impl Ring {
-    /// The barriers of `stages` stages of a cube of `warps` warps. All units call it; it ends with a barrier
-    /// of the cube.
-    pub(crate) fn new(#[comptime] stages: usize, #[comptime] warps: usize) -> Ring {
+    /// The barriers of `stages` stages: `fillers` units arrive at the full ones, `users` at the empty ones. All units of
+    /// the cube call it; it ends with a barrier of the cube.
+    pub(crate) fn new(
+        #[comptime] stages: usize,
+        #[comptime] fillers: usize,
+        #[comptime] users: usize,
+    ) -> Ring {
         let words = Shared::<[u64]>::new_aligned_slice(comptime!(2 * stages), 8usize);
         let base = uniform(shared_address(&words[0..1]) as usize) as u32;
         if UNIT_POS == 0 {
@@ -26,7 +30,7 @@ impl Ring {
                 gpu_asm!(
                     "mbarrier.init.shared::cta.b64 [{}], {n};",
                     in(_) value::<u32>(base + comptime!(8 * i as u32)),
-                    n = const comptime!(32 * warps),
+                    n = const comptime!(if i % 2 == 0 { fillers } else { users }),
                     options(explicit_mem, reads_address_space shared, writes_address_space shared)
                 );
             }
@@ -42,20 +46,24 @@ impl Ring {
         self.base + 16 * stage as u32
     }
 
-    /// The full barrier of `stage` is to await `bytes` that are copied as boxes, too. One unit calls it, before these
-    /// copies and before it arrives.
-    pub(crate) fn expect(&self, stage: usize, #[comptime] bytes: u32) {
+    /// This unit's part of a tile is in `stage` as soon as `bytes` have landed there, which it is about to copy as boxes.
+    pub(crate) fn arrive_expecting(&self, stage: usize, #[comptime] bytes: u32) {
         gpu_asm!(
-            "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [{}], {n};",
+            "{{ .reg .b64 t; mbarrier.arrive.expect_tx.shared::cta.b64 t, [{}], {n}; }}",
             in(_) value::<u32>(self.full(stage)),
             n = const bytes,
             options(explicit_mem, reads_address_space shared, writes_address_space shared)
         );
     }
 
-    /// This unit's part of a tile is in `stage`, and visible to the tensor cores.
-    pub(crate) fn arrive_full(&self, stage: usize) {
-        arrive(self.full(stage));
+    /// This unit's part of a tile is in `stage` as soon as the `cp.async` copies that it has started have landed; it
+    /// does not wait for them.
+    pub(crate) fn arrive_copied(&self, stage: usize) {
+        gpu_asm!(
+            "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [{}];",
+            in(_) value::<u32>(self.full(stage)),
+            options(explicit_mem, reads_address_space shared, writes_address_space shared)
+        );
     }
 
     /// This unit is done with the tile in `stage`.
