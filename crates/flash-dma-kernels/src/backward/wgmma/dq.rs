@@ -1,15 +1,14 @@
 //! The gradient of q on Hopper's tensor cores: query tiles stream the keys they attend to.
 
 use crate::forward::mma::{
-    CubeTile, KeyCopies, LogitScale, MmaBlueprint, RowAddress, Stages, TileKeys, TileRow, score,
-    sees, zero_not_finite,
+    CubeTile, KeyCopies, LogitScale, MmaBlueprint, RowAddress, Stages, TileKeys, TileRow,
+    copy_queries, score, sees, write_row, zero_not_finite,
 };
 use crate::tile::is_finite;
 use crate::tile::mma::Chunk;
 use crate::tile::wgmma::{
-    Panels, Ring, Turns, finish, finish_but, group_place, pack, publish, start_nt, start_pv,
+    Panels, Ring, Turns, finish, finish_but, pack, publish, start_nt, start_pv,
 };
-use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
 /// `dq_mma_kernel` with `wgmma`: the same cube, buffers and order. A
@@ -54,26 +53,17 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
     let tile_chunks = comptime!(bp.tile_rows() * bp.chunks());
     let mut q_tile = Shared::<[Chunk<E>]>::new_aligned_slice(tile_chunks, 1024usize);
     let mut o_tile = Shared::<[Chunk<E>]>::new_aligned_slice(tile_chunks, 1024usize);
-    for c in 0..comptime!(bp.tile_rows() * bp.chunks() / bp.units()) {
-        let at = UNIT_POS as usize + c * comptime!(bp.units());
-        let (r, col) = (at / chunks, at % chunks);
-        let row = TileRow::new(r, tile, first_head, q_len, k_len, bp);
-        let to = group_place(r, col, chunks);
-        if row.valid {
-            let from =
-                (batch * q.stride(0) + row.head * q.stride(1) + row.query * q.stride(2)) / 8 + col;
-            copy_async(&q[from..from + 1], &mut q_tile[to..to + 1], 8u32);
-            let from = (batch * grad_out.stride(0)
-                + row.head * grad_out.stride(1)
-                + row.query * grad_out.stride(2))
-                / 8
-                + col;
-            copy_async(&grad_out[from..from + 1], &mut o_tile[to..to + 1], 8u32);
-        } else {
-            q_tile[to] = Vector::new(E::from_int(0));
-            o_tile[to] = Vector::new(E::from_int(0));
-        }
-    }
+    copy_queries::<E>(q, &mut q_tile, batch, tile, first_head, q_len, k_len, bp);
+    copy_queries::<E>(
+        grad_out,
+        &mut o_tile,
+        batch,
+        tile,
+        first_head,
+        q_len,
+        k_len,
+        bp,
+    );
 
     let mut stages = Stages::<E>::new(bp);
     // Whether a stage has held keys that are not finite.
@@ -152,11 +142,11 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
         let k_tile = k_panels.behind(begin);
         let v_tile = v_panels.behind(begin);
         ring.wait_full(stage, tile / comptime!(bp.stages));
-        if boundary && zero_not_finite::<E>(&mut stages.k, tile, false, bp) {
-            marks[stage] = 1u32;
-        }
         publish();
         if boundary {
+            if zero_not_finite::<E>(&mut stages.k, tile, false, bp) {
+                marks[stage] = 1u32;
+            }
             // What the other units have marked.
             sync_cube();
         }
@@ -258,24 +248,13 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
     let none = f32::new(f32::NEG_INFINITY);
     let empty0 = upper.reference == f32::new(f32::INFINITY);
     let empty1 = lower.reference == f32::new(f32::INFINITY);
-    #[unroll]
-    for c in 0..chunks {
-        let at = comptime!(c * 4) + quad;
-        let mut pair0 = Vector::<f32, Const<2>>::new(0.0f32);
-        let mut pair1 = Vector::<f32, Const<2>>::new(0.0f32);
-        #[unroll]
-        for e in 0..2usize {
-            let x0 = acc.extract(comptime!(c * 4 + e)) * scale;
-            let x1 = acc.extract(comptime!(c * 4 + 2 + e)) * scale;
-            pair0.insert(e, select(empty0, 0.0f32, x0));
-            pair1.insert(e, select(empty1, 0.0f32, x1));
-        }
-        if row0.valid {
-            grad_q[to0 * comptime!(bp.head_dim / 2) + at] = Vector::cast_from(pair0);
-        }
-        if row1.valid {
-            grad_q[to1 * comptime!(bp.head_dim / 2) + at] = Vector::cast_from(pair1);
-        }
+    if row0.valid {
+        let at = to0 * comptime!(bp.head_dim / 2) + quad;
+        write_row::<E, NO>(grad_q, &acc, at, scale, empty0, 0usize, bp);
+    }
+    if row1.valid {
+        let at = to1 * comptime!(bp.head_dim / 2) + quad;
+        write_row::<E, NO>(grad_q, &acc, at, scale, empty1, 1usize, bp);
     }
 
     sync_cube();

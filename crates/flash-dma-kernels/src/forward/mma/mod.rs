@@ -13,5 +13,5 @@ mod wgmma;
 pub(crate) use blueprint::{Instruction, MmaBlueprint};
 pub(crate) use launch::{launch, rows_are_chunks};
 pub(crate) use logits::{LogitScale, exp_of, score, sees};
-pub(crate) use rows::{CubeTile, TileKeys, TileRow};
+pub(crate) use rows::{CubeTile, TileKeys, TileRow, copy_queries, write_row};
 pub(crate) use stream::{KeyCopies, RowAddress, Stages, zero_not_finite};

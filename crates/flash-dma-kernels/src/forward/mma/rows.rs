@@ -1,6 +1,8 @@
-//! Which queries the rows of a tile are.
+//! Which queries the rows of a tile are, how they come to shared memory and how a warpgroup's go back.
 
 use super::blueprint::MmaBlueprint;
+use crate::tile::mma::{Chunk, copied_chunk, copy_or_zero};
+use crate::tile::wgmma::group_place;
 use cubecl::prelude::*;
 
 /// Which query tile a cube of the query-outer kernels owns, and of which heads: tile
@@ -186,4 +188,60 @@ pub(crate) fn first_output_head(
         sequence += CUBE_POS_Z as usize * batches;
     }
     sequence * q_heads
+}
+
+/// Starts the copies of a query tile's rows of `rows`, `[batch, q_heads, q_len, head_dim]`, to `tile`,
+/// `[warpgroups, head_dim / 64, 64 rows, 64]`; those that are no query become zeros.
+#[cube]
+pub(crate) fn copy_queries<E: Float>(
+    rows: &Tensor<Chunk<E>>,
+    tile: &mut Shared<[Chunk<E>]>,
+    batch: usize,
+    query_tile: usize,
+    first_head: usize,
+    q_len: usize,
+    k_len: usize,
+    #[comptime] bp: MmaBlueprint,
+) {
+    let chunks = comptime!(bp.chunks());
+    #[unroll]
+    for c in 0..comptime!(bp.tile_rows() * bp.chunks() / bp.units()) {
+        let own = copied_chunk(c, comptime!(bp.units()), chunks);
+        let owner = TileRow::new(own.row, query_tile, first_head, q_len, k_len, bp);
+        let to = group_place(own.row, own.col, chunks);
+        let from =
+            (batch * rows.stride(0) + owner.head * rows.stride(1) + owner.query * rows.stride(2))
+                / 8
+                + own.col;
+        copy_or_zero(
+            &rows[from..from + 1],
+            &mut tile[to..to + 1],
+            owner.valid,
+            16u32,
+        );
+    }
+}
+
+/// Writes `factor` times one of the two rows that this lane holds elements of in an accumulator of `wgmma`: the `lower`
+/// one or the other, from pair `at` on; zeros if it is `empty`.
+#[cube]
+pub(crate) fn write_row<O: Float, N: Size>(
+    to: &mut [Vector<O, Const<2>>],
+    acc: &Vector<f32, N>,
+    at: usize,
+    factor: f32,
+    empty: bool,
+    #[comptime] lower: usize,
+    #[comptime] bp: MmaBlueprint,
+) {
+    #[unroll]
+    for c in 0..comptime!(bp.chunks()) {
+        let mut pair = Vector::<f32, Const<2>>::new(0.0f32);
+        #[unroll]
+        for e in 0..2usize {
+            let x: f32 = acc.extract(comptime!(c * 4 + lower * 2 + e));
+            pair.insert(e, select(empty, 0.0f32, x * factor));
+        }
+        to[at + comptime!(c * 4)] = Vector::cast_from(pair);
+    }
 }

@@ -3,13 +3,10 @@
 use super::blueprint::MmaBlueprint;
 use super::logits::{LogitScale, SLACK, exp_of, hide_unseen, tile_logits};
 use super::repair::add_not_finite;
-use super::rows::{CubeTile, TileKeys, TileRow, first_output_head};
+use super::rows::{CubeTile, TileKeys, TileRow, copy_queries, first_output_head, write_row};
 use super::stream::{KeyCopies, RowAddress, Stages, zero_not_finite};
-use crate::tile::mma::{Chunk, any_lane, quad_max, quad_sum};
-use crate::tile::wgmma::{
-    Panels, Ring, Turns, finish, group_place, pack, publish, start_nt, start_pv,
-};
-use cubecl::prelude::barrier::copy_async;
+use crate::tile::mma::{Chunk, any_lane, commit_copies, quad_max, quad_sum, wait_copies};
+use crate::tile::wgmma::{Panels, Ring, Turns, finish, pack, publish, start_nt, start_pv};
 use cubecl::prelude::*;
 
 /// [`forward_mma_kernel`](super::kernel::forward_mma_kernel) with `wgmma`: the same cube, buffers and
@@ -41,7 +38,6 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
     let size!(NS) = comptime!(bp.key_tile / 2);
     let size!(NO) = comptime!(bp.head_dim / 2);
     let size!(NP) = comptime!(bp.key_tile / 4);
-    let chunks = comptime!(bp.chunks());
     let key_tile = comptime!(bp.key_tile);
     let (lane, warp) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
     let quad = lane % 4;
@@ -56,21 +52,7 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
     // The queries, `[warpgroups, head_dim / 64, 64 rows, 64]`.
     let mut queries =
         Shared::<[Chunk<E>]>::new_aligned_slice(comptime!(bp.tile_rows() * bp.chunks()), 1024usize);
-    #[unroll]
-    for c in 0..comptime!(bp.tile_rows() * bp.chunks() / bp.units()) {
-        let at = UNIT_POS as usize + c * comptime!(bp.units());
-        let (row, col) = (at / chunks, at % chunks);
-        let owner = TileRow::new(row, tile, first_head, q_len, k_len, bp);
-        let to = group_place(row, col, chunks);
-        if owner.valid {
-            let from = (batch * q.stride(0) + owner.head * q.stride(1) + owner.query * q.stride(2))
-                / 8
-                + col;
-            copy_async(&q[from..from + 1], &mut queries[to..to + 1], 8u32);
-        } else {
-            queries[to] = Vector::new(E::from_int(0));
-        }
-    }
+    copy_queries::<E>(q, &mut queries, batch, tile, first_head, q_len, k_len, bp);
 
     let mut stages = Stages::<E>::new(bp);
     let mut mark = Shared::<[u32]>::new_slice(1usize);
@@ -123,9 +105,16 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
                 &mut stages,
                 bp,
             );
-            ring.arrive_copied(tile);
         }
+        commit_copies();
     }
+    // The first tile.
+    wait_copies(comptime!(ahead as u32 - 1));
+    if tiles > 0 && full_tiles == 0 && zero_not_finite::<E>(&mut stages.v, 0usize, true, bp) {
+        mark[0] = 1u32;
+    }
+    publish();
+    ring.arrive_full(0usize);
     for tile in 0..tiles {
         let boundary = tile >= full_tiles;
         let slot = tile % comptime!(bp.stages);
@@ -133,14 +122,6 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
         let k_tile = k_panels.behind(begin);
         let v_tile = v_panels.behind(begin);
         ring.wait_full(slot, tile / comptime!(bp.stages));
-        if boundary && zero_not_finite::<E>(&mut stages.v, tile, true, bp) {
-            mark[0] = 1u32;
-        }
-        publish();
-        if boundary {
-            // What the other units have zeroed.
-            sync_cube();
-        }
         turns.wait(tile, comptime!(bp.warps / 4));
         let products = start_nt::<NS>(
             &own_queries,
@@ -167,7 +148,16 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
                 &mut stages,
                 bp,
             );
-            ring.arrive_copied((tile + ahead) % comptime!(bp.stages));
+        }
+        commit_copies();
+        if tile + 1 < tiles {
+            // This unit's part of the next tile has landed.
+            wait_copies(comptime!(ahead as u32 - 1));
+            if tile + 1 >= full_tiles && zero_not_finite::<E>(&mut stages.v, tile + 1, true, bp) {
+                mark[0] = 1u32;
+            }
+            publish();
+            ring.arrive_full((tile + 1) % comptime!(bp.stages));
         }
         let products = finish::<NS>(products, comptime!(bp.key_tile / 2));
         if comptime!(lag == 2) {
@@ -252,29 +242,19 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
     // No key at all, or none with a logit above -inf: zeros and an LSE of -inf. NaN stays NaN.
     let empty0 = sum0 == 0.0f32;
     let empty1 = sum1 == 0.0f32;
-    let factor0 = select(empty0, 0.0f32, 1.0f32 / sum0);
-    let factor1 = select(empty1, 0.0f32, 1.0f32 / sum1);
+    let factor0 = 1.0f32 / sum0;
+    let factor1 = 1.0f32 / sum1;
     let none = f32::new(f32::NEG_INFINITY);
     let out_head = first_output_head(batch, q.shape(0), q_heads, bp);
     let to0 = (out_head + row0.head) * q_len + row0.query;
     let to1 = (out_head + row1.head) * q_len + row1.query;
-    #[unroll]
-    for c in 0..chunks {
-        let mut upper = Vector::<f32, Const<2>>::new(0.0f32);
-        let mut lower = Vector::<f32, Const<2>>::new(0.0f32);
-        #[unroll]
-        for e in 0..2usize {
-            upper.insert(e, acc.extract(comptime!(c * 4 + e)) * factor0);
-            lower.insert(e, acc.extract(comptime!(c * 4 + 2 + e)) * factor1);
-        }
-        if row0.valid {
-            out[to0 * comptime!(bp.head_dim / 2) + comptime!(c * 4) + quad] =
-                Vector::cast_from(upper);
-        }
-        if row1.valid {
-            out[to1 * comptime!(bp.head_dim / 2) + comptime!(c * 4) + quad] =
-                Vector::cast_from(lower);
-        }
+    if row0.valid {
+        let at = to0 * comptime!(bp.head_dim / 2) + quad;
+        write_row::<O, NO>(out, &acc, at, factor0, empty0, 0usize, bp);
+    }
+    if row1.valid {
+        let at = to1 * comptime!(bp.head_dim / 2) + quad;
+        write_row::<O, NO>(out, &acc, at, factor1, empty1, 1usize, bp);
     }
     if quad == 0 {
         if row0.valid {
