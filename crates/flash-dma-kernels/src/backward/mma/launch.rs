@@ -144,7 +144,7 @@ impl MmaPass<'_> {
             let words = [&scores, &intervals, &list, &counts, &self.sums.delta];
             // One list of arguments: the kernels take the same.
             macro_rules! launch {
-    ($kernel:ident, $blueprint:expr) => {
+    ($kernel:ident, $blueprint:expr $(, $boxes:expr)*) => {
         // SAFETY: the buffers were checked to hold the shapes and strides that the kernels index by, and
         // the lists hold keys below `k_len`.
         unsafe {
@@ -166,6 +166,7 @@ impl MmaPass<'_> {
                         grads.q.clone().into_buffer_arg(),
                         problem.scale,
                         problem.softcap.unwrap_or(1.0),
+                        $($boxes,)*
                         slice.first_tile as u32,
                         slice.tiles as u32,
                         $blueprint,
@@ -176,7 +177,11 @@ impl MmaPass<'_> {
 }
             match blueprint.tile.instruction {
                 Instruction::Mma => launch!(dq_mma_kernel, blueprint),
-                Instruction::Wgmma => launch!(dq_wgmma_kernel, blueprint.tile),
+                Instruction::Wgmma => {
+                    let tile = blueprint.tile.for_keys(inputs);
+                    let [k_boxes, v_boxes] = tile.key_boxes(inputs);
+                    launch!(dq_wgmma_kernel, tile, k_boxes.into(), v_boxes.into())
+                }
             }
         });
     }

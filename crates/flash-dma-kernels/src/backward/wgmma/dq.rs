@@ -1,11 +1,11 @@
 //! The gradient of q on Hopper's tensor cores: query tiles stream the keys they attend to.
 
 use crate::forward::mma::{
-    CubeTile, KeyCopies, LogitScale, MmaBlueprint, RowAddress, Stages, TileKeys, TileRow,
-    copy_queries, score, sees, write_row, zero_not_finite,
+    CubeTile, KeyBoxes, KeyCopies, LogitScale, MmaBlueprint, RowAddress, Stages, TileKeys, TileRow,
+    copy_queries, fill_stage, score, sees, write_row, zero_not_finite,
 };
 use crate::tile::is_finite;
-use crate::tile::mma::Chunk;
+use crate::tile::mma::{Chunk, commit_copies, wait_copies};
 use crate::tile::wgmma::{
     Panels, Ring, Turns, finish, finish_but, pack, publish, start_nt, start_pv,
 };
@@ -29,6 +29,8 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
     grad_q: &mut [Vector<E, Const<2>>],
     scale: f32,
     softcap: f32,
+    k_boxes: &ComptimeOption<TensorMap<E, Tiled>>,
+    v_boxes: &ComptimeOption<TensorMap<E, Tiled>>,
     first_tile: u32,
     cubes: u32,
     #[comptime] bp: MmaBlueprint,
@@ -111,18 +113,22 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
     let full_tiles = keys.full / key_tile;
     let tiles = keys.total.div_ceil(key_tile);
     let mut copies = KeyCopies::new::<E>(k, v, list, &k_rows, &v_rows, &keys, &stages, bp);
+    let boxes = KeyBoxes::new::<E>(k_boxes, v_boxes, &stages, batch, kv_head, &keys);
     let mut acc = Vector::<f32, NO>::new(0.0f32);
     let ahead = comptime!(bp.stages - 1);
     let turns = Turns::new();
     let ring = Ring::new(
         comptime!(bp.stages),
-        comptime!(bp.units()),
+        comptime!(bp.fillers()),
         comptime!(bp.units()),
     );
     #[unroll]
     for tile in 0..ahead {
         if tile < tiles {
-            copies.start::<E>(
+            fill_stage::<E>(
+                &mut copies,
+                &boxes,
+                &ring,
                 scores,
                 intervals,
                 score_row,
@@ -132,8 +138,13 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
                 &mut stages,
                 bp,
             );
-            ring.arrive_copied(tile);
         }
+    }
+    if comptime!(bp.boxes) {
+        // The queries, which all units copied; else their copies count with those of the first tile.
+        commit_copies();
+        wait_copies(0u32);
+        sync_cube();
     }
     for tile in 0..tiles {
         let stage = tile % comptime!(bp.stages);
@@ -173,13 +184,10 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
         );
         turns.pass(tile, tiles, comptime!(bp.warps / 4));
         if tile + ahead < tiles {
-            if tile > 0 {
-                ring.wait_empty(
-                    (tile + ahead) % comptime!(bp.stages),
-                    (tile + ahead) / comptime!(bp.stages) - 1,
-                );
-            }
-            copies.start::<E>(
+            fill_stage::<E>(
+                &mut copies,
+                &boxes,
+                &ring,
                 scores,
                 intervals,
                 score_row,
@@ -189,7 +197,6 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
                 &mut stages,
                 bp,
             );
-            ring.arrive_copied((tile + ahead) % comptime!(bp.stages));
         }
         let s = finish_but::<NS>(s, 1usize, comptime!(bp.key_tile / 2));
         // The code of boundary tiles apart: a branch an element would keep the others from

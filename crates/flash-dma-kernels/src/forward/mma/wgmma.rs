@@ -1,6 +1,7 @@
 //! Forward attention on Hopper's tensor cores: `wgmma` over key tiles that `cp.async` gathers.
 
 use super::blueprint::MmaBlueprint;
+use super::fill::{KeyBoxes, fill_stage};
 use super::logits::{LogitScale, SLACK, exp_of, hide_unseen, tile_logits};
 use super::repair::add_not_finite;
 use super::rows::{CubeTile, TileKeys, TileRow, copy_queries, first_output_head, write_row};
@@ -29,6 +30,8 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
     lse: &mut [f32],
     scale: f32,
     softcap: f32,
+    k_boxes: &ComptimeOption<TensorMap<E, Tiled>>,
+    v_boxes: &ComptimeOption<TensorMap<E, Tiled>>,
     first_tile: u32,
     cubes: u32,
     #[comptime] bp: MmaBlueprint,
@@ -84,10 +87,11 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
     let turns = Turns::new();
     let ring = Ring::new(
         comptime!(bp.stages),
-        comptime!(bp.units()),
+        comptime!(bp.fillers()),
         comptime!(bp.units()),
     );
     let mut copies = KeyCopies::new::<E>(k, v, list, &k_rows, &v_rows, &keys, &stages, bp);
+    let boxes = KeyBoxes::new::<E>(k_boxes, v_boxes, &stages, batch, kv_head, &keys);
     // A stage is filled again `lag` tiles behind its use: two let a product with V stay under way until
     // the next tile's logits are there.
     let lag = comptime!(if bp.stages == 2 { 1usize } else { 2 });
@@ -95,7 +99,10 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
     #[unroll]
     for tile in 0..ahead {
         if tile < tiles {
-            copies.start::<E>(
+            fill_stage::<E>(
+                &mut copies,
+                &boxes,
+                &ring,
                 scores,
                 intervals,
                 score_row,
@@ -106,15 +113,13 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
                 bp,
             );
         }
+    }
+    if comptime!(bp.boxes) {
+        // The queries, which all units copied; else their copies count with those of the first tile.
         commit_copies();
+        wait_copies(0u32);
+        sync_cube();
     }
-    // The first tile.
-    wait_copies(comptime!(ahead as u32 - 1));
-    if tiles > 0 && full_tiles == 0 && zero_not_finite::<E>(&mut stages.v, 0usize, true, bp) {
-        mark[0] = 1u32;
-    }
-    publish();
-    ring.arrive_full(0usize);
     for tile in 0..tiles {
         let boundary = tile >= full_tiles;
         let slot = tile % comptime!(bp.stages);
@@ -122,6 +127,15 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
         let k_tile = k_panels.behind(begin);
         let v_tile = v_panels.behind(begin);
         ring.wait_full(slot, tile / comptime!(bp.stages));
+        publish();
+        if boundary {
+            if zero_not_finite::<E>(&mut stages.v, tile, true, bp) {
+                mark[0] = 1u32;
+            }
+            publish();
+            // What the other units have zeroed.
+            sync_cube();
+        }
         turns.wait(tile, comptime!(bp.warps / 4));
         let products = start_nt::<NS>(
             &own_queries,
@@ -132,13 +146,10 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
         );
         turns.pass(tile, tiles, comptime!(bp.warps / 4));
         if tile + ahead < tiles {
-            if tile + ahead >= comptime!(bp.stages) {
-                ring.wait_empty(
-                    (tile + ahead) % comptime!(bp.stages),
-                    (tile + ahead) / comptime!(bp.stages) - 1,
-                );
-            }
-            copies.start::<E>(
+            fill_stage::<E>(
+                &mut copies,
+                &boxes,
+                &ring,
                 scores,
                 intervals,
                 score_row,
@@ -148,16 +159,6 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
                 &mut stages,
                 bp,
             );
-        }
-        commit_copies();
-        if tile + 1 < tiles {
-            // This unit's part of the next tile has landed.
-            wait_copies(comptime!(ahead as u32 - 1));
-            if tile + 1 >= full_tiles && zero_not_finite::<E>(&mut stages.v, tile + 1, true, bp) {
-                mark[0] = 1u32;
-            }
-            publish();
-            ring.arrive_full((tile + 1) % comptime!(bp.stages));
         }
         let products = finish::<NS>(products, comptime!(bp.key_tile / 2));
         if comptime!(lag == 2) {

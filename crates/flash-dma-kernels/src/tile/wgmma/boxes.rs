@@ -5,6 +5,7 @@ use super::ring::Ring;
 use crate::tile::elem_type;
 use crate::tile::mma::value;
 use cubecl::prelude::*;
+use cubecl_cpp::cuda::ptx::tensor_map_address;
 use flash_dma_problem::ElementType;
 
 /// The tensor map of `tensor`, `[batch, heads, len, head_dim]`, in boxes of `rows` rows of `heads` heads and one
@@ -51,6 +52,16 @@ pub(crate) fn word_boxes_of(
     };
     let word = f32::elem_type_native();
     TensorMapArg::new(boxes, tensor.clone().into_tensor_arg(), word)
+}
+
+/// Where the tensor map of an operand lies; 0 if it has none.
+#[cube]
+pub(crate) fn map_address<E: Float>(map: &ComptimeOption<TensorMap<E, Tiled>>) -> u64 {
+    #[comptime]
+    match map {
+        ComptimeOption::Some(map) => tensor_map_address::<E, Tiled>(map),
+        ComptimeOption::None => 0u64.runtime(),
+    }
 }
 
 /// Starts the copy of the box at `[batch, head, row]` to the tile `to` of `rows` rows and `columns` columns, in as many

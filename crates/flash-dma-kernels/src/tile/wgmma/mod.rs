@@ -18,7 +18,7 @@ mod panel;
 mod product;
 mod ring;
 
-pub(crate) use boxes::{boxes_of, copy_boxes, copy_words, takes_boxes, word_boxes_of};
+pub(crate) use boxes::{boxes_of, copy_boxes, copy_words, map_address, takes_boxes, word_boxes_of};
 pub(crate) use panel::{PANEL, Panels, group_place, panel_place, publish};
 pub(crate) use product::{finish, finish_but, pack, start_nt, start_pv};
 pub(crate) use ring::{Ring, Turns};

@@ -66,11 +66,6 @@ impl Ring {
         );
     }
 
-    /// This unit's part of a tile is in `stage`, and visible to the tensor cores.
-    pub(crate) fn arrive_full(&self, stage: usize) {
-        arrive(self.full(stage));
-    }
-
     /// This unit is done with the tile in `stage`.
     pub(crate) fn arrive_empty(&self, stage: usize) {
         arrive(self.base + 16 * stage as u32 + 8);
