@@ -12,7 +12,7 @@ use crate::backward::wgmma::{dkdv_wgmma_kernel, dq_wgmma_kernel};
 use crate::forward::mma::Instruction;
 use crate::lists::{LiveKeys, QueryTiles, live_keys};
 use crate::scratch::{one_unit_each, scratch};
-use crate::tile::wgmma::{boxes_of, word_boxes_of};
+use crate::tile::wgmma::{boxes_of, takes_boxes, word_boxes_of};
 use crate::tile::{address_type, elem_type, fill, for_each_slice};
 use crate::{Gradients, Inputs, Saved, Selection};
 use cubecl::client::Client;
@@ -144,7 +144,7 @@ impl MmaPass<'_> {
             let words = [&scores, &intervals, &list, &counts, &self.sums.delta];
             // One list of arguments: the kernels take the same.
             macro_rules! launch {
-    ($kernel:ident, $blueprint:expr $(, $boxes:expr)*) => {
+    ($kernel:ident, $blueprint:expr $(, $maps:expr)* $(; $boxes:expr)?) => {
         // SAFETY: the buffers were checked to hold the shapes and strides that the kernels index by, and
         // the lists hold keys below `k_len`.
         unsafe {
@@ -166,9 +166,10 @@ impl MmaPass<'_> {
                         grads.q.clone().into_buffer_arg(),
                         problem.scale,
                         problem.softcap.unwrap_or(1.0),
-                        $($boxes,)*
+                        $($maps,)*
                         slice.first_tile as u32,
                         slice.tiles as u32,
+                        $($boxes,)?
                         $blueprint,
                         elem_type(problem.element),
             )
@@ -178,9 +179,13 @@ impl MmaPass<'_> {
             match blueprint.tile.instruction {
                 Instruction::Mma => launch!(dq_mma_kernel, blueprint),
                 Instruction::Wgmma => {
-                    let tile = blueprint.tile.for_keys(inputs);
-                    let [k_boxes, v_boxes] = tile.key_boxes(inputs);
-                    launch!(dq_wgmma_kernel, tile, k_boxes.into(), v_boxes.into())
+                    // Keys that lie side by side: one unit copies them for all.
+                    let boxes =
+                        !problem.has_scores && takes_boxes(&k, size) && takes_boxes(&v, size);
+                    let [k_boxes, v_boxes] = [&k, &v].map(|tensor| {
+                        boxes.then(|| boxes_of(tensor, problem.element, 1, blueprint.tile.key_tile))
+                    });
+                    launch!(dq_wgmma_kernel, blueprint.tile, k_boxes.into(), v_boxes.into(); boxes)
                 }
             }
         });

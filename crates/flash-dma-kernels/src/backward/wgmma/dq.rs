@@ -1,8 +1,9 @@
 //! The gradient of q on Hopper's tensor cores: query tiles stream the keys they attend to.
 
+use super::keys::KeyBoxes;
 use crate::forward::mma::{
-    CubeTile, KeyBoxes, KeyCopies, LogitScale, MmaBlueprint, RowAddress, Stages, TileKeys, TileRow,
-    copy_queries, fill_stage, score, sees, write_row, zero_not_finite,
+    CubeTile, KeyCopies, LogitScale, MmaBlueprint, RowAddress, Stages, TileKeys, TileRow,
+    copy_queries, score, sees, write_row, zero_not_finite,
 };
 use crate::tile::is_finite;
 use crate::tile::mma::{Chunk, commit_copies, wait_copies};
@@ -33,6 +34,7 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
     v_boxes: &ComptimeOption<TensorMap<E, Tiled>>,
     first_tile: u32,
     cubes: u32,
+    #[comptime] boxes: bool,
     #[comptime] bp: MmaBlueprint,
     #[define(E)] _element: ElemType,
 ) {
@@ -113,34 +115,38 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
     let full_tiles = keys.full / key_tile;
     let tiles = keys.total.div_ceil(key_tile);
     let mut copies = KeyCopies::new::<E>(k, v, list, &k_rows, &v_rows, &keys, &stages, bp);
-    let boxes = KeyBoxes::new::<E>(k_boxes, v_boxes, &stages, batch, kv_head, &keys);
+    let key_boxes = KeyBoxes::new::<E>(k_boxes, v_boxes, &stages, batch, kv_head, &keys);
     let mut acc = Vector::<f32, NO>::new(0.0f32);
     let ahead = comptime!(bp.stages - 1);
     let turns = Turns::new();
     let ring = Ring::new(
         comptime!(bp.stages),
-        comptime!(bp.fillers()),
+        comptime!(if boxes { 1 } else { bp.units() }),
         comptime!(bp.units()),
     );
     #[unroll]
     for tile in 0..ahead {
         if tile < tiles {
-            fill_stage::<E>(
-                &mut copies,
-                &boxes,
-                &ring,
-                scores,
-                intervals,
-                score_row,
-                kv_row * k_len,
-                &keys,
-                tile,
-                &mut stages,
-                bp,
-            );
+            if comptime!(boxes) {
+                if UNIT_POS == 0 {
+                    key_boxes.fill(&ring, tile, bp);
+                }
+            } else {
+                copies.fill::<E>(
+                    &ring,
+                    scores,
+                    intervals,
+                    score_row,
+                    kv_row * k_len,
+                    &keys,
+                    tile,
+                    &mut stages,
+                    bp,
+                );
+            }
         }
     }
-    if comptime!(bp.boxes) {
+    if comptime!(boxes) {
         // The queries, which all units copied; else their copies count with those of the first tile.
         commit_copies();
         wait_copies(0u32);
@@ -184,19 +190,23 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
         );
         turns.pass(tile, tiles, comptime!(bp.warps / 4));
         if tile + ahead < tiles {
-            fill_stage::<E>(
-                &mut copies,
-                &boxes,
-                &ring,
-                scores,
-                intervals,
-                score_row,
-                kv_row * k_len,
-                &keys,
-                tile + ahead,
-                &mut stages,
-                bp,
-            );
+            if comptime!(boxes) {
+                if UNIT_POS == 0 {
+                    key_boxes.fill(&ring, tile + ahead, bp);
+                }
+            } else {
+                copies.fill::<E>(
+                    &ring,
+                    scores,
+                    intervals,
+                    score_row,
+                    kv_row * k_len,
+                    &keys,
+                    tile + ahead,
+                    &mut stages,
+                    bp,
+                );
+            }
         }
         let s = finish_but::<NS>(s, 1usize, comptime!(bp.key_tile / 2));
         // The code of boundary tiles apart: a branch an element would keep the others from

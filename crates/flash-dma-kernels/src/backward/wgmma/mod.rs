@@ -3,6 +3,7 @@
 
 mod dkdv;
 mod dq;
+mod keys;
 mod output;
 mod queries;
 mod weights;

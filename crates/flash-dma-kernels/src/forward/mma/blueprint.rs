@@ -1,8 +1,7 @@
 //! The comptime configuration of the tensor-core forward kernel, and the rule that chooses it.
 
-use crate::Inputs;
 use crate::tile::elem_type;
-use crate::tile::wgmma::{PANEL, boxes_of, takes_boxes};
+use crate::tile::wgmma::PANEL;
 use cubecl::CubeDim;
 use cubecl::ir::features::MmaConfig;
 use cubecl::prelude::*;
@@ -42,8 +41,6 @@ pub(crate) struct MmaBlueprint {
     pub softcap: bool,
     /// Several cubes share a query tile, each with a part of its keys.
     pub split: bool,
-    /// The tensor memory accelerator copies the keys; `wgmma` without lists only.
-    pub boxes: bool,
 }
 
 /// How CubeCL names the devices that have `wgmma`: the instruction came with sm_90 and left with it.
@@ -98,7 +95,6 @@ impl MmaBlueprint {
             sparse: problem.has_scores,
             softcap: problem.softcap.is_some(),
             split: false,
-            boxes: false,
         };
         let full = with(8);
         let cubes =
@@ -147,7 +143,6 @@ impl MmaBlueprint {
             sparse: problem.has_scores,
             softcap: problem.softcap.is_some(),
             split: false,
-            boxes: false,
         };
         let processors = properties
             .hardware
@@ -173,36 +168,6 @@ impl MmaBlueprint {
             Instruction::Wgmma => self.tile_rows() * self.head_dim * 2,
         };
         self.stages * self.key_tile * key + queries + 4 * 1024
-    }
-
-    /// This configuration for the tensors of a call.
-    pub(crate) fn for_keys(self, inputs: &Inputs) -> Self {
-        let takes = |tensor| takes_boxes(tensor, self.element.size());
-        Self {
-            boxes: self.instruction == Instruction::Wgmma
-                && !self.sparse
-                && takes(&inputs.k)
-                && takes(&inputs.v),
-            ..self
-        }
-    }
-
-    /// The tensor maps of keys and values, if they are copied as boxes.
-    pub(crate) fn key_boxes(&self, inputs: &Inputs) -> [Option<TensorMapArg<Tiled>>; 2] {
-        [&inputs.k, &inputs.v].map(|tensor| {
-            let boxes = || boxes_of(tensor, self.element, 1, self.key_tile);
-            self.boxes.then(boxes)
-        })
-    }
-
-    /// Bytes of the keys and values of a tile.
-    pub(crate) fn tile_bytes(&self) -> u32 {
-        (4 * self.key_tile * self.head_dim) as u32
-    }
-
-    /// Units that arrive when a tile has landed.
-    pub(crate) fn fillers(&self) -> usize {
-        if self.boxes { 1 } else { self.units() }
     }
 
     /// Rows of a tile; the last may belong to no query.

@@ -99,7 +99,7 @@ fn launch_parts(
             .max(address_type(&[out], output.size()));
         // One list of arguments: the kernels take the same.
         macro_rules! launch {
-    ($kernel:ident, $blueprint:expr $(, $boxes:expr)*) => {
+    ($kernel:ident, $blueprint:expr) => {
         // SAFETY: the buffers were checked to hold the shapes and strides that the kernels index by, and
         // the lists hold keys below `k_len`.
         unsafe {
@@ -119,7 +119,6 @@ fn launch_parts(
                     lse.clone().into_buffer_arg(),
                     problem.scale,
                     problem.softcap.unwrap_or(1.0),
-                    $($boxes,)*
                     slice.first_tile as u32,
                     slice.tiles as u32,
                     $blueprint,
@@ -131,16 +130,7 @@ fn launch_parts(
 }
         match blueprint.instruction {
             Instruction::Mma => launch!(forward_mma_kernel, blueprint),
-            Instruction::Wgmma => {
-                let blueprint = blueprint.for_keys(inputs);
-                let [k_boxes, v_boxes] = blueprint.key_boxes(inputs);
-                launch!(
-                    forward_wgmma_kernel,
-                    blueprint,
-                    k_boxes.into(),
-                    v_boxes.into()
-                )
-            }
+            Instruction::Wgmma => launch!(forward_wgmma_kernel, blueprint),
         }
     });
 }

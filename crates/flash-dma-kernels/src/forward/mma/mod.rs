@@ -1,7 +1,6 @@
 //! The forward pass on tensor cores.
 
 mod blueprint;
-mod fill;
 mod kernel;
 mod launch;
 mod logits;
@@ -12,7 +11,6 @@ mod stream;
 mod wgmma;
 
 pub(crate) use blueprint::{Instruction, MmaBlueprint};
-pub(crate) use fill::{KeyBoxes, fill_stage};
 pub(crate) use launch::{launch, rows_are_chunks};
 pub(crate) use logits::{LogitScale, exp_of, score, sees};
 pub(crate) use rows::{CubeTile, TileKeys, TileRow, copy_queries, write_row};

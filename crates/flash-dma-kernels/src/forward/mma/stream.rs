@@ -7,7 +7,7 @@ use crate::tile::mma::{
     Chunk, copied_chunk, copy_of_row, copy_or_zero, global_address, read_ahead, shared_address,
     swizzle, uniform,
 };
-use crate::tile::wgmma::panel_place;
+use crate::tile::wgmma::{Ring, panel_place};
 use cubecl::prelude::*;
 
 /// The stages of a cube in shared memory.
@@ -215,6 +215,38 @@ impl KeyCopies {
             }
         }
         self.read(keys, tile + 1, bp);
+    }
+
+    /// [`start`](Self::start) as soon as the stage of a ring is empty; it is full when all units' copies have landed.
+    pub(crate) fn fill<E: Float>(
+        &mut self,
+        ring: &Ring,
+        scores: &Tensor<f32>,
+        intervals: &[Vector<u32, Const<2>>],
+        score_row: usize,
+        interval_row: usize,
+        keys: &TileKeys,
+        tile: usize,
+        stages: &mut Stages<E>,
+        #[comptime] bp: MmaBlueprint,
+    ) {
+        let stage = tile % comptime!(bp.stages);
+        // How often the stage has been filled before.
+        let turn = tile / comptime!(bp.stages);
+        if turn > 0 {
+            ring.wait_empty(stage, turn - 1);
+        }
+        self.start::<E>(
+            scores,
+            intervals,
+            score_row,
+            interval_row,
+            keys,
+            tile,
+            stages,
+            bp,
+        );
+        ring.arrive_copied(stage);
     }
 }
 

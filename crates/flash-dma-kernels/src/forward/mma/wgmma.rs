@@ -1,12 +1,11 @@
 //! Forward attention on Hopper's tensor cores: `wgmma` over key tiles that `cp.async` gathers.
 
 use super::blueprint::MmaBlueprint;
-use super::fill::{KeyBoxes, fill_stage};
 use super::logits::{LogitScale, SLACK, exp_of, hide_unseen, tile_logits};
 use super::repair::add_not_finite;
 use super::rows::{CubeTile, TileKeys, TileRow, copy_queries, first_output_head, write_row};
 use super::stream::{KeyCopies, RowAddress, Stages, zero_not_finite};
-use crate::tile::mma::{Chunk, any_lane, commit_copies, quad_max, quad_sum, wait_copies};
+use crate::tile::mma::{Chunk, any_lane, quad_max, quad_sum};
 use crate::tile::wgmma::{Panels, Ring, Turns, finish, pack, publish, start_nt, start_pv};
 use cubecl::prelude::*;
 
@@ -30,8 +29,6 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
     lse: &mut [f32],
     scale: f32,
     softcap: f32,
-    k_boxes: &ComptimeOption<TensorMap<E, Tiled>>,
-    v_boxes: &ComptimeOption<TensorMap<E, Tiled>>,
     first_tile: u32,
     cubes: u32,
     #[comptime] bp: MmaBlueprint,
@@ -87,11 +84,10 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
     let turns = Turns::new();
     let ring = Ring::new(
         comptime!(bp.stages),
-        comptime!(bp.fillers()),
+        comptime!(bp.units()),
         comptime!(bp.units()),
     );
     let mut copies = KeyCopies::new::<E>(k, v, list, &k_rows, &v_rows, &keys, &stages, bp);
-    let boxes = KeyBoxes::new::<E>(k_boxes, v_boxes, &stages, batch, kv_head, &keys);
     // A stage is filled again `lag` tiles behind its use: two let a product with V stay under way until
     // the next tile's logits are there.
     let lag = comptime!(if bp.stages == 2 { 1usize } else { 2 });
@@ -99,9 +95,7 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
     #[unroll]
     for tile in 0..ahead {
         if tile < tiles {
-            fill_stage::<E>(
-                &mut copies,
-                &boxes,
+            copies.fill::<E>(
                 &ring,
                 scores,
                 intervals,
@@ -113,12 +107,6 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
                 bp,
             );
         }
-    }
-    if comptime!(bp.boxes) {
-        // The queries, which all units copied; else their copies count with those of the first tile.
-        commit_copies();
-        wait_copies(0u32);
-        sync_cube();
     }
     for tile in 0..tiles {
         let boundary = tile >= full_tiles;
@@ -146,9 +134,7 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
         );
         turns.pass(tile, tiles, comptime!(bp.warps / 4));
         if tile + ahead < tiles {
-            fill_stage::<E>(
-                &mut copies,
-                &boxes,
+            copies.fill::<E>(
                 &ring,
                 scores,
                 intervals,
