@@ -7,6 +7,8 @@ pub mod buffers;
 #[cfg(feature = "cube")]
 pub mod check;
 #[cfg(feature = "cube")]
+pub mod decoding;
+#[cfg(feature = "cube")]
 pub mod gradients;
 pub mod report;
 pub mod roof;

@@ -8,6 +8,7 @@
 
 pub mod call;
 pub mod case;
+pub mod decoding;
 pub mod engine;
 pub mod engines;
 pub mod masked;
@@ -85,6 +86,22 @@ macro_rules! every_burn {
                 [feature = "cpu"] burn_cpu = BurnOnCpu,
                 [feature = "cuda"] burn_cuda = BurnOnCuda,
                 [feature = "wgpu"] burn_wgpu = BurnOnWgpu,
+            );
+        }
+    )*};
+}
+
+/// As [`every_engine!`], for the kernels alone: `fn test<T: Target>(kernels: &Kernels<T>)`.
+#[macro_export]
+macro_rules! kernel_engines {
+    ($($test:ident),* $(,)?) => {$(
+        mod $test {
+            $crate::engine_tests!($test:
+                [feature = "cpu"] kernels_cpu = KernelsOnCpu,
+                [feature = "cuda"] kernels_cuda = KernelsOnCuda,
+                [feature = "cuda"] kernels_cuda_mma = KernelsOnCudaMma,
+                [feature = "cuda"] kernels_cuda_portable = KernelsOnCudaPortable,
+                [feature = "wgpu"] kernels_wgpu = KernelsOnWgpu,
             );
         }
     )*};

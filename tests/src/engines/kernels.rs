@@ -5,7 +5,7 @@ use crate::{Call, Engine, Gradients, Outputs, Raw, Refused, Size};
 use cubecl::client::Client;
 use cubecl::ir::{ElemType, FloatKind};
 use cubecl::prelude::TensorBinding;
-use cubecl::server::Handle;
+use cubecl::server::{CopyDescriptor, Handle};
 use flash_dma_kernels as engine;
 use flash_dma_problem::{AttentionError, ElementType, Interval, contiguous_strides};
 use half::{bf16, f16};
@@ -81,6 +81,11 @@ impl Output {
     pub(crate) fn binding(&self) -> TensorBinding {
         contiguous(&self.handle, &self.shape)
     }
+
+    /// Elements.
+    pub(crate) fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
 }
 
 impl<T: Target> Kernels<T> {
@@ -88,6 +93,26 @@ impl<T: Target> Kernels<T> {
         // A runtime may have no buffer of no bytes; nothing is read from this one.
         self.client
             .create_from_slice(if bytes.is_empty() { &[0; 16] } else { bytes })
+    }
+
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// A contiguous tensor of integers.
+    pub(crate) fn words(&self, shape: &[usize], values: &[i32]) -> TensorBinding {
+        contiguous(&self.buffer(bytemuck::cast_slice(values)), shape)
+    }
+
+    /// What a contiguous tensor holds.
+    pub(crate) fn read_bytes(&self, tensor: &TensorBinding) -> Vec<u8> {
+        let descriptor = CopyDescriptor {
+            handle: tensor.handle.clone(),
+            shape: tensor.shape.clone(),
+            strides: tensor.strides.clone(),
+            elem_size: 4,
+        };
+        self.client.read_one_unchecked_tensor(descriptor).to_vec()
     }
 
     pub(crate) fn upload(&self, raw: &Raw) -> TensorBinding {
