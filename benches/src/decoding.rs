@@ -1,6 +1,5 @@
-//! Decode steps and appends: what is timed, its device buffers, and its rows.
+//! Decode steps and appends: what is timed, and its device buffers.
 
-use crate::stats::Millis;
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 use cubecl::server::{CopyDescriptor, Handle};
@@ -10,7 +9,6 @@ use flash_dma_kernels::{
 };
 use flash_dma_problem::{AttentionOptions, ElementType, contiguous_strides};
 use flash_dma_reference::Rng;
-use serde::Serialize;
 
 /// Tokens that fill a cache at once; a longer context gets the same rows again, with other scores.
 const CHUNK: usize = 16 << 10;
@@ -92,33 +90,6 @@ pub const DECODINGS: &[Decoding] = &[
 
 /// Steps that pages have room for before they are rewound.
 const MOST_STEPS: usize = 2048;
-
-/// One measurement.
-#[derive(Clone, Debug, Serialize)]
-pub struct DecodeRow {
-    /// A name of the table.
-    pub workload: String,
-    /// `decode` (attention and append), or `append`.
-    pub phase: &'static str,
-    /// The engine that served it, and what was fixed of its choices.
-    pub engine: String,
-    /// Device time of one call, in a row of calls.
-    pub ms: Millis,
-    /// The same in a replayed graph of calls; only for `decode`.
-    pub graph_ms: Option<Millis>,
-    /// Host time until a call has returned, in microseconds (median).
-    pub host_us: f64,
-    /// Keys a kv head holds.
-    pub keys: usize,
-    /// Bytes of a call if every row is read or written once.
-    pub bytes: u64,
-    /// Bytes of the cache.
-    pub cache_bytes: usize,
-    /// The device and the runtime.
-    pub device: String,
-    /// The commit that was built.
-    pub commit: String,
-}
 
 /// A contiguous device tensor.
 #[derive(Clone, Debug)]
@@ -391,21 +362,23 @@ impl DecodeBuffers {
         }
     }
 
-    /// Compares the engine with the portable one.
+    /// Compares the engine with the portable one, the step's tokens of slots with scores of −∞: they would change
+    /// the cache between the two. (What new tokens do is tested.)
     ///
     /// # Panics
     ///
     /// If they differ by more than two roundings of an output.
     pub fn check(&mut self, client: &Client) {
-        // Once, so that the tokens of the step are in the slots already.
-        self.step(client);
-        self.rewind(client);
+        let scores = self.new.scores.take();
+        self.new.scores = (scores.as_ref())
+            .map(|z| Tensor::words(client, &z.shape, |_| f32::NEG_INFINITY.to_bits()));
         self.step(client);
         let got = self.out.read(client);
         self.rewind(client);
         self.step_on(Engine::Portable, DecodeTuning::default(), client);
         let want = self.out.read(client);
         self.rewind(client);
+        self.new.scores = scores;
         let scale = want.iter().fold(0.0f32, |m, x| m.max(x.abs()));
         for (i, (g, w)) in got.iter().zip(&want).enumerate() {
             assert!(

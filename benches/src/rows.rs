@@ -117,3 +117,30 @@ impl Row {
         }
     }
 }
+
+/// One measurement of the `decode` program.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct DecodeRow {
+    /// A name of the table.
+    pub workload: String,
+    /// `decode` (attention and append), or `append`.
+    pub phase: String,
+    /// The engine that served it, and what was fixed of its choices.
+    pub engine: String,
+    /// Device time of one call, in a row of calls.
+    pub ms: Millis,
+    /// The same in a replayed graph of calls; only for `decode`.
+    pub graph_ms: Option<Millis>,
+    /// Host time until a call has returned, in microseconds (median).
+    pub host_us: f64,
+    /// Keys a kv head holds.
+    pub keys: usize,
+    /// Bytes of a call if every row is read or written once.
+    pub bytes: u64,
+    /// Bytes of the cache.
+    pub cache_bytes: usize,
+    /// The device and the runtime.
+    pub device: String,
+    /// The commit that was built.
+    pub commit: String,
+}

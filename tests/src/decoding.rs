@@ -277,7 +277,7 @@ impl<'a, T: Target> Held<'a, T> {
             .shape
             .append(&new, &new, scores, self.sequence.element, self.held)
             .expect("a good case");
-        let client = self.kernels.client();
+        let client = &self.kernels.client;
         match self.cache.clone() {
             Cache::Slots(slots) => append(client, &problem, slots, tokens),
             Cache::Pages(pages) => append_pages(client, &problem, pages, tokens),
@@ -305,7 +305,7 @@ impl<'a, T: Target> Held<'a, T> {
             .shape
             .decode(&q, &new, &new, scores, s.element, held, &options)
             .expect("a good case");
-        let client = self.kernels.client();
+        let client = &self.kernels.client;
         let out = self.kernels.output(&q, s.element, 0);
         let lse = self.kernels.output(&q[..3], F32, 0);
         let (o, l) = (out.binding(), lse.binding());
@@ -341,7 +341,7 @@ impl<'a, T: Target> Held<'a, T> {
         let Cache::Slots(slots) = self.cache.clone() else {
             panic!("slots");
         };
-        let (client, kernels) = (self.kernels.client(), self.kernels);
+        let (client, kernels) = (&self.kernels.client, self.kernels);
         let keys = [s.batch, s.heads[1], window + new[2], s.head_dim];
         let [k, v] = [(); 2].map(|()| kernels.output(&keys, s.element, 0));
         let z = kernels.output(&keys[..3], F32, 0);

@@ -11,7 +11,8 @@ use clap::Parser;
 use cubecl::client::Client;
 use cubecl::future::block_on;
 use flash_dma_benches::buffers::{client, device_time, engine_name};
-use flash_dma_benches::decoding::{DECODINGS, DecodeBuffers, DecodeRow, Decoding};
+use flash_dma_benches::decoding::{DECODINGS, DecodeBuffers, Decoding};
+use flash_dma_benches::rows::DecodeRow;
 use flash_dma_benches::stats::Millis;
 use flash_dma_kernels::DecodeTuning;
 use std::time::Instant;
@@ -121,7 +122,7 @@ fn bench(client: &Client, case: Decoding, args: &Args) -> Vec<DecodeRow> {
     client.memory_cleanup().expect("the device works");
     let mut buffers = DecodeBuffers::new(client, case);
     let mut rows = Vec::new();
-    let mut push = |phase,
+    let mut push = |phase: &str,
                     buffers: &DecodeBuffers,
                     ms: Millis,
                     graph: Option<Millis>,
@@ -129,7 +130,7 @@ fn bench(client: &Client, case: Decoding, args: &Args) -> Vec<DecodeRow> {
                     bytes: u64| {
         let row = DecodeRow {
             workload: case.name.into(),
-            phase,
+            phase: String::from(phase),
             engine: engine_name(buffers.engine).to_owned() + &fixed(buffers.tuning),
             ms,
             graph_ms: graph,

@@ -95,10 +95,6 @@ impl<T: Target> Kernels<T> {
             .create_from_slice(if bytes.is_empty() { &[0; 16] } else { bytes })
     }
 
-    pub(crate) fn client(&self) -> &Client {
-        &self.client
-    }
-
     /// A contiguous tensor of integers.
     pub(crate) fn words(&self, shape: &[usize], values: &[i32]) -> TensorBinding {
         contiguous(&self.buffer(bytemuck::cast_slice(values)), shape)

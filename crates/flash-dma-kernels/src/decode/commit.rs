@@ -119,11 +119,9 @@ pub(super) fn write_pages_kernel<E: Numeric, N: Size>(
         let from_v = batch * new_v.stride(0) + head * new_v.stride(1) + token * new_v.stride(2);
         k[to] = new_k[from_k / size + vector];
         v[to] = new_v[from_v / size + vector];
-        if comptime!(scored) {
-            if vector == 0 {
-                let from = batch * new_scores.stride(0) + head * new_scores.stride(1);
-                scores[place] = new_scores[from + token];
-            }
+        if comptime!(scored) && vector == 0 {
+            let from = batch * new_scores.stride(0) + head * new_scores.stride(1);
+            scores[place] = new_scores[from + token];
         }
     }
 }

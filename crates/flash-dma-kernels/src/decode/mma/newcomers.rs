@@ -74,11 +74,13 @@ pub(super) fn attend_newcomers<E: Float>(
         let mut end = held.tokens;
         let mut slot = i32::new(0);
         let mut z = 0.0f32;
+        if comptime!(bp.scored) && is_new {
+            z = new_scores
+                [held.batch * new_scores.stride(0) + held.head * new_scores.stride(1) + token];
+        }
         if comptime!(!bp.paged) {
             slot = places[held.places + token * ENTRY];
             if is_new {
-                z = new_scores
-                    [held.batch * new_scores.stride(0) + held.head * new_scores.stride(1) + token];
                 for other in token + 1..held.tokens {
                     if end == held.tokens && places[held.places + other * ENTRY] == slot {
                         end = other;

@@ -155,10 +155,8 @@ impl NextTile {
     pub(super) fn new(held: &Held, places: &[i32], #[comptime] bp: DecodeMmaBlueprint) -> NextTile {
         let lane = UNIT_POS_X as usize;
         let mut taken = i32::new(-1);
-        if comptime!(!bp.paged) {
-            if lane < held.tokens {
-                taken = places[held.places + lane * ENTRY];
-            }
+        if comptime!(!bp.paged) && lane < held.tokens {
+            taken = places[held.places + lane * ENTRY];
         }
         NextTile {
             score: f32::new(f32::NEG_INFINITY),
@@ -178,10 +176,8 @@ impl NextTile {
         #[comptime] bp: DecodeMmaBlueprint,
     ) {
         let first = tile * comptime!(bp.key_tile);
-        if comptime!(bp.paged) {
-            if first < held.len {
-                self.page = places[held.places + first / k.shape(2)];
-            }
+        if comptime!(bp.paged) && first < held.len {
+            self.page = places[held.places + first / k.shape(2)];
         }
         if comptime!(bp.scored) {
             let key = first + UNIT_POS_X as usize;

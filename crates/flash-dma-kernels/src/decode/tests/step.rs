@@ -4,8 +4,10 @@ use super::{PageCache, SlotCache};
 use crate::decode::keys::DecodeBlueprint;
 use crate::decode::launch::{Plan, Step};
 use crate::tile::testing::{Output, Placement, client, upload};
-use crate::tile::{Blueprint, micro};
-use crate::{Cache, DecodeTuning, Engine, Tokens, decode, decode_pages, decode_tuned};
+use crate::tile::{Blueprint, Micro, micro};
+use crate::{
+    Cache, DecodeProblem, DecodeTuning, Engine, Tokens, decode, decode_pages, decode_tuned,
+};
 use cubecl::client::Client;
 use flash_dma_problem::{AttentionError, AttentionOptions, CacheShape, ElementType, Problem};
 use flash_dma_reference::compare::{OUTPUT, compare, compare_lse};
@@ -31,6 +33,8 @@ struct Case {
     placement: Placement,
     /// Parts of the keys; `None` leaves them to the rule.
     parts: Option<usize>,
+    /// The units of a cube; `None` leaves them to the rule.
+    micro: Option<Micro>,
     /// Tokens of the steps, in turns.
     pieces: Vec<usize>,
 }
@@ -48,6 +52,7 @@ fn case(heads: [usize; 2], len: usize, head_dim: usize, window: Option<usize>) -
         options: AttentionOptions::new(),
         placement: Placement::Contiguous,
         parts: None,
+        micro: None,
         pieces: vec![1],
     }
 }
@@ -140,6 +145,7 @@ impl Case {
                 Some(cache) => self.run(
                     &client,
                     &problem,
+                    all,
                     Step {
                         q: query,
                         cache: Cache::Slots(cache.slots()),
@@ -151,6 +157,7 @@ impl Case {
                 None => self.run(
                     &client,
                     &problem,
+                    all,
                     Step {
                         q: query,
                         cache: Cache::Pages(pages.pages()),
@@ -181,7 +188,15 @@ impl Case {
         }
     }
 
-    fn run(&self, client: &Client, problem: &crate::DecodeProblem, step: Step) {
+    fn run(&self, client: &Client, problem: &DecodeProblem, all: &Inputs, step: Step) {
+        if let Some(micro) = self.micro {
+            let blueprint = DecodeBlueprint {
+                tile: Blueprint::with_micro(micro, &all.problem),
+                paged: self.window.is_none(),
+            };
+            let plan = Plan::Portable(blueprint, self.parts.unwrap_or(1));
+            return step.run(client, problem, plan).unwrap();
+        }
         let tuning = DecodeTuning {
             cubes: self.parts,
             ..Default::default()
@@ -298,72 +313,14 @@ fn parts_of_the_keys_add_up() {
 
 #[test]
 fn cooperating_units_match_the_oracle() {
-    let case = case([4, 2], 20, 24, Some(6));
-    let all = case.inputs(5);
-    let p = &all.problem;
-    let tile = Blueprint::with_micro(micro(2, 2, 2, 4), p);
-    let client = client();
-    let dim = p.head_dim;
-    let shape = CacheShape::slots(p.batch, p.kv_heads, 6, dim, F32).unwrap();
-    let cache = SlotCache::new(&client, shape);
-    let options = AttentionOptions::new().with_keep_window(6);
-    for from in (0..20).step_by(5) {
-        let kv = p.batch * p.kv_heads;
-        let part =
-            |values: &[f64], rows, width, from| tokens(values, [rows, 20, width], from, from + 5);
-        let (q, new) = ([2, 4, 5, dim], [2, 2, 5, dim]);
-        let up = |values: &[f64], shape: &[usize]| {
-            upload(&client, values, shape, F32, Placement::Contiguous)
+    for window in [Some(6), None] {
+        let case = Case {
+            micro: Some(micro(2, 2, 2, 4)),
+            parts: Some(2),
+            pieces: vec![5, 1],
+            ..case([4, 2], 20, 24, window)
         };
-        let query = part(&all.q, p.batch * p.q_heads, dim, from);
-        let given = Tokens {
-            k: up(&part(&all.k, kv, dim, from), &new),
-            v: up(&part(&all.v, kv, dim, from), &new),
-            scores: Some(up(
-                &part(all.scores.as_ref().unwrap(), kv, 1, from),
-                &new[..3],
-            )),
-        };
-        let (out, lse) = (
-            Output::new(&client, &q, F32),
-            Output::new(&client, &q[..3], F32),
-        );
-        let z = Some(&new[..3]);
-        let problem = shape
-            .decode(&q, &new, &new, z, F32, from, &options)
-            .unwrap();
-        let step = Step {
-            q: up(&query, &q),
-            cache: Cache::Slots(cache.slots()),
-            tokens: given,
-            out: out.binding(),
-            lse: lse.binding(),
-        };
-        let blueprint = DecodeBlueprint { tile, paged: false };
-        step.run(&client, &problem, Plan::Portable(blueprint, 2))
-            .unwrap();
-
-        let to = from + 5;
-        let k = [2, 2, to, dim];
-        let whole = |values: &[f64], width| tokens(values, [kv, 20, width], 0, to);
-        let prefix = Inputs {
-            problem: Problem::new(&q, &k, &k, Some(&k[..3]), F32, &options).unwrap(),
-            q: query,
-            k: whole(&all.k, dim),
-            v: whole(&all.v, dim),
-            scores: all.scores.as_ref().map(|z| whole(z, 1)),
-        };
-        let (exact, naive) = (prefix.forward(), prefix.naive_forward());
-        compare(
-            "out",
-            &q,
-            &out.read(&client),
-            &exact.out,
-            &naive.out,
-            F32,
-            OUTPUT,
-        )
-        .unwrap_or_else(|failure| panic!("{failure}"));
+        case.check(5);
     }
 }
 
