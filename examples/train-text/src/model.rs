@@ -161,6 +161,7 @@ impl TextModel {
     ///
     /// [`AttentionError`] if the caches are not those of [`caches`](Self::caches), or the model is not one
     /// [`for_generation`](Self::for_generation).
+    // ANCHOR: forward_cached
     pub fn forward_cached(
         &self,
         tokens: Tensor<2, Int>,
@@ -175,6 +176,7 @@ impl TextModel {
         let logits = self.unembed(last).reshape([batch, VOCABULARY]);
         Ok(logits.cast(FloatDType::F32))
     }
+    // ANCHOR_END: forward_cached
 
     fn forward_as_stored(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         let mut x = self.embedding.forward(tokens);
@@ -199,6 +201,7 @@ impl Block {
     }
 
     /// As [`forward`](Self::forward), for tokens behind those that the cache has been given.
+    // ANCHOR: block
     fn forward_cached(
         &self,
         x: Tensor<3>,
@@ -208,6 +211,7 @@ impl Block {
         let x = x + self.attention.try_forward_cached(normal, cache)?;
         Ok(self.feed_forward(x))
     }
+    // ANCHOR_END: block
 
     fn feed_forward(&self, x: Tensor<3>) -> Tensor<3> {
         let hidden = self
