@@ -62,8 +62,10 @@ pub fn run(cli: &Cli) -> Result<(), Error> {
         settings.seq,
     );
 
+    let mut generator = Generator::new(&model)?;
+    warm_up(&mut generator, cli.chunk)?;
     let mut session = Session {
-        generator: Generator::new(&model)?,
+        generator,
         reader: Reader {
             bytes: &corpus.bytes,
             at: 0,
@@ -108,6 +110,15 @@ pub fn run(cli: &Cli) -> Result<(), Error> {
         }
         target = target.max(context) * GROWTH;
     }
+}
+
+/// Compiles what reading and writing launch, so that it is not part of the times.
+fn warm_up(generator: &mut Generator, chunk: usize) -> Result<(), Error> {
+    for count in [chunk, 1, 1, chunk] {
+        generator.read(&vec![b' '; count])?;
+    }
+    generator.reset();
+    Ok(())
 }
 
 /// A model in the middle of a text.

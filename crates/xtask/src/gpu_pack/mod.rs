@@ -11,12 +11,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// What is packed, and the features it is built with.
-const PACKAGES: [(&str, &[&str]); 5] = [
+const PACKAGES: [(&str, &[&str]); 6] = [
     ("flash-dma-tests", &["cuda", "fusion"]),
     ("flash-dma-benches", &["cuda"]),
     ("interop", &["cuda", "fusion"]),
     ("raw-kernels", &["cuda"]),
     ("train-text", &["cuda", "fusion"]),
+    ("endless", &["cuda", "fusion"]),
 ];
 
 /// The archive's one directory, and its name.
