@@ -86,6 +86,8 @@ impl DynamicMaskCache {
         let empty = Self::try_new(&record.config, device)?;
         let (dtype, place) = (DType::from(record.config.dtype), empty.device().clone());
         let slots = empty.state();
+        check("seen", &record.seen, &slots.seen.dims(), DType::I32)?;
+        let lengths: Vec<i32> = record.seen.iter::<i32>().collect();
         let state = State {
             k: tensor("k", record.k, slots.k.dims(), dtype, &place)?,
             v: tensor("v", record.v, slots.v.dims(), dtype, &place)?,
@@ -99,7 +101,7 @@ impl DynamicMaskCache {
             position: ints("position", record.position, slots.position.dims(), &place)?,
             seen: ints("seen", record.seen, slots.seen.dims(), &place)?,
         };
-        empty.with_state(state)
+        empty.with_state(state, &lengths)
     }
 
     /// Everything of the cache but its configuration as a Burn record, to be saved beside a model's. Waits for
@@ -115,7 +117,10 @@ impl DynamicMaskCache {
     /// # Errors
     ///
     /// [`AttentionError::Record`] if the record does not fit.
-    pub fn try_load_module_record(&self, record: ModuleRecord) -> Result<Self, AttentionError> {
+    pub fn try_load_module_record_sync(
+        &self,
+        record: ModuleRecord,
+    ) -> Result<Self, AttentionError> {
         let own = self.state();
         let loaded = SlotParams::from(own.clone())
             .try_load_record(record)
@@ -145,7 +150,10 @@ impl DynamicMaskCache {
         ];
         match fits.iter().find(|(_, fits)| !fits) {
             Some((name, _)) => Err(unfit(format!("{name} has another shape or type"))),
-            None => self.with_state(state),
+            None => {
+                let seen = state.seen.clone().into_data_as::<i32>();
+                self.with_state(state, &seen.iter::<i32>().collect::<Vec<_>>())
+            }
         }
     }
 
@@ -157,13 +165,7 @@ impl DynamicMaskCache {
             .with_dtype(dtype)
     }
 
-    fn with_state(&self, state: State) -> Result<Self, AttentionError> {
-        let seen: Vec<i32> = state
-            .seen
-            .clone()
-            .into_data_as::<i32>()
-            .iter::<i32>()
-            .collect();
+    fn with_state(&self, state: State, seen: &[i32]) -> Result<Self, AttentionError> {
         let lengths: Result<_, _> = seen.iter().map(|&n| usize::try_from(n)).collect();
         let lengths = lengths.map_err(|_| unfit("a sequence has a negative length".into()))?;
         Ok(self.restored(state, lengths))

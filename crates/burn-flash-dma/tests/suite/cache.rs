@@ -74,11 +74,14 @@ fn a_module_record_restores_slots() {
     cache.to_module_record_sync().save(&path).unwrap();
     let record = ModuleRecord::load(&path).unwrap();
     let fresh = config().init(&Device::flex());
-    same(fresh.try_load_module_record(record).unwrap(), cache.clone());
+    same(
+        fresh.try_load_module_record_sync(record).unwrap(),
+        cache.clone(),
+    );
 
     let other = DynamicMaskCacheConfig::new(3, 2, 16, config().options).init(&Device::flex());
     let error = other
-        .try_load_module_record(cache.to_module_record_sync())
+        .try_load_module_record_sync(cache.to_module_record_sync())
         .unwrap_err();
     assert!(matches!(error, AttentionError::Record { .. }), "{error}");
     // A record reads its file when it is used.
