@@ -53,8 +53,9 @@ pub fn run(cli: &Cli) -> Result<(), Error> {
         .transpose()
         .map_err(Error::io(cli.json.clone().unwrap_or_default()))?;
     println!(
-        "{} layers of {} kv heads, window {}, {}; trained on contexts of {} bytes. Further on the arithmetic is as exact, but \
-         the positions are new to the model and its text shows it.",
+        "{} layers of {} kv heads, window {}, {}; trained on contexts of {} bytes. Further on attention is as exact \
+         and as fast, but the text is only as good as that training: it never saw such positions, nor \
+         ranked so many keys.",
         settings.layers,
         settings.kv_heads,
         settings.window,
