@@ -33,6 +33,8 @@ struct Stop {
     milliseconds_a_byte: Option<f64>,
     /// Bytes that all caches take.
     cache_bytes: usize,
+    /// Bytes in use and bytes reserved on the device, parameters included, where it tells.
+    device_bytes: Option<[u64; 2]>,
 }
 
 /// Reads and writes up to the context that was asked for.
@@ -79,7 +81,9 @@ pub fn run(cli: &Cli) -> Result<(), Error> {
         Some(prompt) => session.logits = session.generator.read(prompt.as_bytes())?,
         None => session.read_to(PROMPT_BYTES.min(cli.context))?,
     }
-    println!("   context |  read B/s | written | ms/byte | bytes/s | cache bytes");
+    println!(
+        "   context |  read B/s | written | ms/byte | bytes/s | cache bytes | device MiB in use, reserved"
+    );
     let mut target = session.generator.context().max(1024);
     loop {
         let before = session.generator.context();
@@ -100,6 +104,7 @@ pub fn run(cli: &Cli) -> Result<(), Error> {
             written: times.len(),
             milliseconds_a_byte: median(times),
             cache_bytes: session.generator.cache_bytes(),
+            device_bytes: session.generator.device_bytes(),
         };
         println!("{}", row(&stop));
         if let Some(file) = &mut json {
@@ -202,9 +207,14 @@ fn row(stop: &Stop) -> String {
     let number = |value: Option<f64>, digits: usize| {
         value.map_or_else(|| "-".into(), |value| format!("{value:.digits$}"))
     };
+    let mebibytes = |[in_use, reserved]: [u64; 2]| {
+        let [in_use, reserved] = [in_use, reserved].map(|bytes| bytes as f64 / f64::from(1 << 20));
+        format!("{in_use:.1}, {reserved:.1}")
+    };
+    let device = stop.device_bytes.map_or_else(|| "-".into(), mebibytes);
     let per_second = stop.milliseconds_a_byte.map(|time| 1e3 / time);
     format!(
-        "{:>10} | {:>9} | {:>7} | {:>7} | {:>7} | {:>11}",
+        "{:>10} | {:>9} | {:>7} | {:>7} | {:>7} | {:>11} | {device}",
         stop.context,
         number(stop.read_per_second, 0),
         stop.written,

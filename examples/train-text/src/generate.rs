@@ -75,6 +75,12 @@ impl Generator {
         self.read
     }
 
+    /// Bytes in use and bytes reserved on the device, for everything, if it tells.
+    pub fn device_bytes(&self) -> Option<[u64; 2]> {
+        let usage = self.device.memory_pool_usage()?;
+        Some([usage.bytes_in_use, usage.bytes_reserved])
+    }
+
     /// Bytes of memory that all caches take.
     pub fn cache_bytes(&self) -> usize {
         self.caches.iter().map(AttentionCache::bytes).sum()
