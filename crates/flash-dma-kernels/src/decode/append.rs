@@ -142,7 +142,7 @@ fn choose(
 }
 
 /// Carries out `moves`, `[rows, entries, ENTRY]`, and counts the tokens as seen.
-pub(super) fn commit(
+fn commit(
     client: &Client,
     problem: &AppendProblem,
     slots: Slots,
@@ -185,7 +185,7 @@ pub(super) fn commit(
 }
 
 /// Writes the tokens, at least one, into the pages and adds them to the lengths.
-pub(super) fn commit_pages(client: &Client, problem: &AppendProblem, pages: Pages, tokens: Tokens) {
+fn commit_pages(client: &Client, problem: &AppendProblem, pages: Pages, tokens: Tokens) {
     let element = problem.cache.element;
     let Storage::Pages { max_pages, .. } = problem.cache.storage else {
         unreachable!("the cache was checked to have pages");
@@ -194,7 +194,7 @@ pub(super) fn commit_pages(client: &Client, problem: &AppendProblem, pages: Page
     let vector = vector_size(&typed, element.size());
     // Without scores any buffers stand for them, which are never read.
     let scored = pages.scores.is_some();
-    let scores = pages.scores.unwrap_or_else(|| pages.table.clone());
+    let scores = pages.scores.unwrap_or_else(|| scratch(client, [1]));
     let new_scores = tokens.scores.unwrap_or_else(|| tokens.k.clone());
     let words = [&pages.table, &scores, &new_scores];
     let address = address_type(&typed, element.size()).max(address_type(&words, size_of::<i32>()));

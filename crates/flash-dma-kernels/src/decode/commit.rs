@@ -37,42 +37,66 @@ pub(super) fn commit_kernel<E: Numeric, N: Size>(
     #[comptime] replayed: bool,
     #[define(E)] _element: ElemType,
 ) {
-    let size = new_k.vector_size().comptime();
-    let (heads, tokens) = (new_k.shape(1), new_k.shape(2));
-    let window = k.shape(2);
-    let vectors = k.shape(3) / size;
-    let rows = k.shape(0) * heads;
+    let vectors = k.shape(3) / new_k.vector_size().comptime();
+    let rows = k.shape(0) * k.shape(1);
     let vector = ABSOLUTE_POS % vectors;
     let at = ABSOLUTE_POS / vectors;
     let (row, entry) = (at / entries as usize, at % entries as usize);
     if row < rows {
-        let from = at * ENTRY;
-        let (slot, token) = (moves[from], moves[from + 1]);
-        let mut moved = token != comptime!(NONE);
-        if comptime!(replayed) {
-            for later in entry + 1..entries as usize {
-                if moves[(row * entries as usize + later) * ENTRY] == slot {
-                    moved = false;
-                }
+        commit_vector::<E, N>(
+            new_k, new_v, new_scores, moves, k, v, score, position, seen, entries, row, entry,
+            vector, replayed,
+        );
+    }
+}
+
+/// Vector `vector` of entry `entry` of row `row`, as in [`commit_kernel`].
+#[cube]
+pub(super) fn commit_vector<E: Numeric, N: Size>(
+    new_k: &Tensor<Vector<E, N>>,
+    new_v: &Tensor<Vector<E, N>>,
+    new_scores: &Tensor<f32>,
+    moves: &[i32],
+    k: &mut Tensor<Vector<E, N>>,
+    v: &mut Tensor<Vector<E, N>>,
+    score: &mut [f32],
+    position: &mut [i32],
+    seen: &mut [i32],
+    entries: u32,
+    row: usize,
+    entry: usize,
+    vector: usize,
+    #[comptime] replayed: bool,
+) {
+    let size = new_k.vector_size().comptime();
+    let (heads, window) = (k.shape(1), k.shape(2));
+    let vectors = k.shape(3) / size;
+    let (batch, head) = (row / heads, row % heads);
+    let from = (row * entries as usize + entry) * ENTRY;
+    let (slot, token) = (moves[from], moves[from + 1]);
+    let mut moved = token != comptime!(NONE);
+    if comptime!(replayed) {
+        for later in entry + 1..entries as usize {
+            if moves[(row * entries as usize + later) * ENTRY] == slot {
+                moved = false;
             }
         }
-        let (batch, head) = (row / heads, row % heads);
-        if moved {
-            let (slot, token) = (slot as usize, token as usize);
-            let to = (row * window + slot) * vectors + vector;
-            let from_k = batch * new_k.stride(0) + head * new_k.stride(1) + token * new_k.stride(2);
-            let from_v = batch * new_v.stride(0) + head * new_v.stride(1) + token * new_v.stride(2);
-            k[to] = new_k[from_k / size + vector];
-            v[to] = new_v[from_v / size + vector];
-            if vector == 0 {
-                let scores = batch * new_scores.stride(0) + head * new_scores.stride(1);
-                score[row * window + slot] = new_scores[scores + token];
-                position[row * window + slot] = moves[from + 2];
-            }
+    }
+    if moved {
+        let (slot, token) = (slot as usize, token as usize);
+        let to = (row * window + slot) * vectors + vector;
+        let from_k = batch * new_k.stride(0) + head * new_k.stride(1) + token * new_k.stride(2);
+        let from_v = batch * new_v.stride(0) + head * new_v.stride(1) + token * new_v.stride(2);
+        k[to] = new_k[from_k / size + vector];
+        v[to] = new_v[from_v / size + vector];
+        if vector == 0 {
+            let scores = batch * new_scores.stride(0) + head * new_scores.stride(1);
+            score[row * window + slot] = new_scores[scores + token];
+            position[row * window + slot] = moves[from + 2];
         }
-        if vector == 0 && entry == 0 && head == 0 {
-            seen[batch] += tokens as i32;
-        }
+    }
+    if vector == 0 && entry == 0 && head == 0 {
+        seen[batch] += new_k.shape(2) as i32;
     }
 }
 
@@ -102,27 +126,61 @@ pub(super) fn write_pages_kernel<E: Numeric, N: Size>(
     #[comptime] scored: bool,
     #[define(E)] _element: ElemType,
 ) {
-    let size = new_k.vector_size().comptime();
+    let vectors = k.shape(3) / new_k.vector_size().comptime();
     let (heads, tokens) = (new_k.shape(1), new_k.shape(2));
-    let page_len = k.shape(2);
-    let vectors = k.shape(3) / size;
     let vector = ABSOLUTE_POS % vectors;
     let at = ABSOLUTE_POS / vectors;
     let (row, token) = (at / tokens, at % tokens);
     if row < new_k.shape(0) * heads {
-        let (batch, head) = (row / heads, row % heads);
-        let key = lengths[batch] as usize + token;
-        let page = table[batch * max_pages as usize + key / page_len] as usize;
-        let place = (page * heads + head) * page_len + key % page_len;
-        let to = place * vectors + vector;
-        let from_k = batch * new_k.stride(0) + head * new_k.stride(1) + token * new_k.stride(2);
-        let from_v = batch * new_v.stride(0) + head * new_v.stride(1) + token * new_v.stride(2);
-        k[to] = new_k[from_k / size + vector];
-        v[to] = new_v[from_v / size + vector];
-        if comptime!(scored) && vector == 0 {
-            let from = batch * new_scores.stride(0) + head * new_scores.stride(1);
-            scores[place] = new_scores[from + token];
-        }
+        write_page_vector::<E, N>(
+            new_k,
+            new_v,
+            table,
+            lengths[row / heads] as usize,
+            k,
+            v,
+            new_scores,
+            scores,
+            max_pages,
+            row,
+            token,
+            vector,
+            scored,
+        );
+    }
+}
+
+/// Vector `vector` of token `token` of row `row`, as in [`write_pages_kernel`]; `held` is the length of its sequence.
+#[cube]
+pub(super) fn write_page_vector<E: Numeric, N: Size>(
+    new_k: &Tensor<Vector<E, N>>,
+    new_v: &Tensor<Vector<E, N>>,
+    table: &[i32],
+    held: usize,
+    k: &mut Tensor<Vector<E, N>>,
+    v: &mut Tensor<Vector<E, N>>,
+    new_scores: &Tensor<f32>,
+    scores: &mut [f32],
+    max_pages: u32,
+    row: usize,
+    token: usize,
+    vector: usize,
+    #[comptime] scored: bool,
+) {
+    let size = new_k.vector_size().comptime();
+    let (heads, page_len) = (k.shape(1), k.shape(2));
+    let (batch, head) = (row / heads, row % heads);
+    let key = held + token;
+    let page = table[batch * max_pages as usize + key / page_len] as usize;
+    let place = (page * heads + head) * page_len + key % page_len;
+    let to = place * (k.shape(3) / size) + vector;
+    let from_k = batch * new_k.stride(0) + head * new_k.stride(1) + token * new_k.stride(2);
+    let from_v = batch * new_v.stride(0) + head * new_v.stride(1) + token * new_v.stride(2);
+    k[to] = new_k[from_k / size + vector];
+    v[to] = new_v[from_v / size + vector];
+    if comptime!(scored) && vector == 0 {
+        let from = batch * new_scores.stride(0) + head * new_scores.stride(1);
+        scores[place] = new_scores[from + token];
     }
 }
 

@@ -1,10 +1,10 @@
 //! Host side of a decode step.
 
-use super::append::{commit, commit_pages, plan as plan_moves};
+use super::append::plan as plan_moves;
 use super::args::{Cache, Pages, Slots, Tokens};
+use super::finish::{Outputs, finish_pages, finish_slots};
 use super::kernel::decode_kernel;
 use super::keys::DecodeBlueprint;
-use super::merge::merge;
 use super::mma::{DecodeMmaBlueprint, PartGrid, decode_mma_kernel};
 use crate::Engine;
 use crate::forward::mma::rows_are_chunks;
@@ -17,8 +17,8 @@ use cubecl::ir::HardwareProperties;
 use cubecl::prelude::*;
 use flash_dma_problem::{AttentionError, DecodeProblem, Storage, TensorName};
 
-/// Buffers of [`decode_kernel`].
-const BINDINGS: u32 = 11;
+/// Buffers of the kernel of a step that has the most, [`finish_slots`]'s.
+const BINDINGS: u32 = 13;
 
 /// Keys that are worth a cube of their own.
 const LEAST_KEYS: usize = 64;
@@ -30,7 +30,7 @@ const LEAST_KEYS: usize = 64;
 /// Query `t` attends to the `window` best of all that its sequence has been given, its own token included; tokens
 /// that come later in the step do not matter to it. A query that sees nothing gets zeros and −∞.
 ///
-/// Four launches, asynchronously; nothing waits for the host and the launches depend on the problem alone, so that
+/// Three launches, asynchronously; nothing waits for the host and the launches depend on the problem alone, so that
 /// a step may be captured in a graph and replayed. Scratch is of the client's pool: the outputs of the parts of the
 /// keys in f32, `4 * parts * (head_dim + 1)` bytes a row, and the plan.
 ///
@@ -52,7 +52,7 @@ pub fn decode(
 }
 
 /// A decode step over a cache of pages, as [`decode`]: query `t` attends to all that its sequence holds and to the
-/// new tokens up to its own. Four launches.
+/// new tokens up to its own. Two launches.
 ///
 /// # Errors
 ///
@@ -342,13 +342,18 @@ impl Step {
         let part_out = scratch(client, [parts, batch, heads, len, dim]);
         let part_lse = scratch(client, [parts, batch, heads, len]);
         self.launch(client, problem, plan, moves.as_ref(), &part_out, &part_lse);
-        let outputs = [part_out, part_lse];
-        merge(client, problem, parts, outputs, self.out, self.lse);
+        let outputs = Outputs {
+            parts,
+            part_out,
+            part_lse,
+            out: self.out,
+            lse: self.lse,
+        };
         match (self.cache, moves) {
             (Cache::Slots(slots), Some(moves)) => {
-                commit(client, append, slots, self.tokens, moves);
+                finish_slots(client, problem, outputs, slots, self.tokens, moves);
             }
-            (Cache::Pages(pages), _) => commit_pages(client, append, pages, self.tokens),
+            (Cache::Pages(pages), _) => finish_pages(client, problem, outputs, pages, self.tokens),
             (Cache::Slots(_), None) => unreachable!("slots have a plan"),
         }
         Ok(())

@@ -1,15 +1,8 @@
 //! Puts the outputs of the parts of the keys together.
 
-use crate::scratch::cubes;
-use crate::tile::{address_type, elem_type};
-use cubecl::client::Client;
 use cubecl::prelude::*;
-use flash_dma_problem::DecodeProblem;
 
-/// Units of a cube; a power of two.
-const UNITS: usize = 128;
-
-/// A cube owns a row of `out` and its `lse`:
+/// Writes row `row` of `out` and its `lse`, which this cube owns:
 ///
 /// `lse = log sum_p exp(lse_p)`, `out = sum_p exp(lse_p - lse) out_p`, the sums in an order that depends on nothing
 /// but the number of parts. Unlike the forward pass there are few rows and maybe a thousand parts: units share
@@ -21,23 +14,18 @@ const UNITS: usize = 128;
 /// | `part_lse` | contiguous `[parts, rows]`, -inf where a row attends to none of the part's keys |
 /// | `out` | contiguous `[rows, 2 * pairs]`, overwritten |
 /// | `lse` | contiguous `[rows]`, overwritten |
-#[cube(launch_unchecked, address_type = "dynamic")]
-fn merge_parts_kernel<E: Float>(
+#[cube]
+pub(super) fn merge_row<E: Float>(
     part_out: &[Vector<f32, Const<2>>],
     part_lse: &[f32],
     out: &mut [Vector<E, Const<2>>],
     lse: &mut [f32],
-    parts: u32,
-    rows: u32,
+    parts: usize,
+    rows: usize,
+    row: usize,
     #[comptime] pairs: usize,
     #[comptime] units: usize,
-    #[define(E)] _element: ElemType,
 ) {
-    let row = CUBE_POS;
-    if row >= rows as usize {
-        terminate!();
-    }
-    let (parts, rows) = (parts as usize, rows as usize);
     let unit = UNIT_POS as usize;
     let none = f32::new(f32::NEG_INFINITY);
     let mut shared = Shared::<[f32]>::new_slice(units);
@@ -104,44 +92,5 @@ fn merge_parts_kernel<E: Float>(
             lse[row] = select(empty, none, reference + sum.ln());
         }
         column += units;
-    }
-}
-
-/// Combines `parts` outputs of the queries of a step, f32 `[parts, batch, q_heads, tokens, head_dim]` and `[parts,
-/// batch, q_heads, tokens]`, into `out` and `lse`; all contiguous.
-pub(super) fn merge(
-    client: &Client,
-    problem: &DecodeProblem,
-    parts: usize,
-    [part_out, part_lse]: [TensorBinding; 2],
-    out: TensorBinding,
-    lse: TensorBinding,
-) {
-    let rows = problem.lse_shape().iter().product::<usize>();
-    let cache = problem.append.cache;
-    let hardware = &client.properties().hardware;
-    let units = match hardware.plane_size_max {
-        0 | 1 => 1,
-        _ => UNITS.min(1 << (hardware.max_units_per_cube as usize).ilog2()),
-    };
-    let dim = CubeDim::new_1d(units as u32);
-    // SAFETY: cubes past the rows return; the parts hold `parts` times the rows of the outputs.
-    unsafe {
-        merge_parts_kernel::launch_unchecked(
-            client,
-            cubes(client, rows, dim),
-            dim,
-            address_type(&[&out], cache.element.size())
-                .max(address_type(&[&part_out, &part_lse], size_of::<f32>())),
-            part_out.into_buffer_arg(),
-            part_lse.into_buffer_arg(),
-            out.into_buffer_arg(),
-            lse.into_buffer_arg(),
-            parts as u32,
-            rows as u32,
-            cache.head_dim / 2,
-            units,
-            elem_type(cache.element),
-        );
     }
 }

@@ -10,8 +10,7 @@
 //! 2. attention, keys split over cubes: over the cache *as it was* and the new tokens, each key on the interval
 //!    of the step's queries that the plan leaves it, so that query `t` sees what it would if the tokens came one at a
 //!    time;
-//! 3. [`merge`]: the parts of the keys;
-//! 4. [`commit`]: the new rows into the cache.
+//! 3. [`finish`]: the parts of the keys merged, and the new rows written into the cache.
 //!
 //! More tokens at once (a prefill) are appended by [`choose`], a radix selection of the `window` best of slots
 //! and tokens.
@@ -21,6 +20,7 @@ mod args;
 mod choose;
 mod chunk;
 mod commit;
+mod finish;
 mod kernel;
 mod keys;
 mod launch;

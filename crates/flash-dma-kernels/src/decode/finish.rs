@@ -1,0 +1,255 @@
+//! The end of a decode step: the parts of the keys put together, and the new rows written into the cache, in one
+//! launch.
+
+use super::args::{Pages, Slots, Tokens};
+use super::commit::{commit_vector, write_page_vector};
+use super::merge::merge_row;
+use crate::scratch::{cubes, scratch};
+use crate::tile::{address_type, elem_type, vector_size};
+use cubecl::client::Client;
+use cubecl::prelude::*;
+use flash_dma_problem::{DecodeProblem, Storage};
+
+/// Units of a cube; a power of two.
+const UNITS: usize = 128;
+
+/// The first `rows` cubes merge a row of the outputs each ([`merge_row`]), those behind write the tokens of one
+/// (sequence, kv head) each ([`commit_kernel`](super::commit::commit_kernel)), with entries of one token each.
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn finish_slots_kernel<E: Float, N: Size>(
+    part_out: &[Vector<f32, Const<2>>],
+    part_lse: &[f32],
+    out: &mut [Vector<E, Const<2>>],
+    lse: &mut [f32],
+    new_k: &Tensor<Vector<E, N>>,
+    new_v: &Tensor<Vector<E, N>>,
+    new_scores: &Tensor<f32>,
+    moves: &[i32],
+    k: &mut Tensor<Vector<E, N>>,
+    v: &mut Tensor<Vector<E, N>>,
+    score: &mut [f32],
+    position: &mut [i32],
+    seen: &mut [i32],
+    parts: u32,
+    rows: u32,
+    #[comptime] pairs: usize,
+    #[comptime] units: usize,
+    #[define(E)] _element: ElemType,
+) {
+    let (parts, rows) = (parts as usize, rows as usize);
+    if CUBE_POS < rows {
+        merge_row::<E>(
+            part_out, part_lse, out, lse, parts, rows, CUBE_POS, pairs, units,
+        );
+    } else {
+        let row = CUBE_POS - rows;
+        let tokens = new_k.shape(2);
+        let vectors = k.shape(3) / new_k.vector_size().comptime();
+        let mut item = UNIT_POS as usize;
+        while row < k.shape(0) * k.shape(1) && item < tokens * vectors {
+            let (entry, vector) = (item / vectors, item % vectors);
+            commit_vector::<E, N>(
+                new_k,
+                new_v,
+                new_scores,
+                moves,
+                k,
+                v,
+                score,
+                position,
+                seen,
+                tokens as u32,
+                row,
+                entry,
+                vector,
+                true,
+            );
+            item += units;
+        }
+    }
+}
+
+/// As [`finish_slots_kernel`]; the cubes behind the rows write the tokens of one sequence each
+/// ([`write_pages_kernel`](super::commit::write_pages_kernel)), and then its length.
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn finish_pages_kernel<E: Float, N: Size>(
+    part_out: &[Vector<f32, Const<2>>],
+    part_lse: &[f32],
+    out: &mut [Vector<E, Const<2>>],
+    lse: &mut [f32],
+    new_k: &Tensor<Vector<E, N>>,
+    new_v: &Tensor<Vector<E, N>>,
+    new_scores: &Tensor<f32>,
+    table: &[i32],
+    k: &mut Tensor<Vector<E, N>>,
+    v: &mut Tensor<Vector<E, N>>,
+    scores: &mut [f32],
+    lengths: &mut [i32],
+    parts: u32,
+    rows: u32,
+    max_pages: u32,
+    #[comptime] scored: bool,
+    #[comptime] pairs: usize,
+    #[comptime] units: usize,
+    #[define(E)] _element: ElemType,
+) {
+    let (parts, rows) = (parts as usize, rows as usize);
+    if CUBE_POS < rows {
+        merge_row::<E>(
+            part_out, part_lse, out, lse, parts, rows, CUBE_POS, pairs, units,
+        );
+    } else if CUBE_POS - rows < new_k.shape(0) {
+        let batch = CUBE_POS - rows;
+        let (heads, tokens) = (new_k.shape(1), new_k.shape(2));
+        let vectors = k.shape(3) / new_k.vector_size().comptime();
+        let held = lengths[batch] as usize;
+        let mut item = UNIT_POS as usize;
+        while item < heads * tokens * vectors {
+            let (at, vector) = (item / vectors, item % vectors);
+            write_page_vector::<E, N>(
+                new_k,
+                new_v,
+                table,
+                held,
+                k,
+                v,
+                new_scores,
+                scores,
+                max_pages,
+                batch * heads + at / tokens,
+                at % tokens,
+                vector,
+                scored,
+            );
+            item += units;
+        }
+        // Every unit has read the length.
+        sync_cube();
+        if UNIT_POS == 0 {
+            lengths[batch] += tokens as i32;
+        }
+    }
+}
+
+/// Units of a cube of this client's device.
+fn units(client: &Client) -> usize {
+    let hardware = &client.properties().hardware;
+    match hardware.plane_size_max {
+        0 | 1 => 1,
+        _ => UNITS.min(1 << (hardware.max_units_per_cube as usize).ilog2()),
+    }
+}
+
+/// What both kinds of cache have in common: the parts, `[parts, rows, head_dim]` and `[parts, rows]` in f32, and the
+/// outputs, all contiguous.
+pub(super) struct Outputs {
+    pub parts: usize,
+    pub part_out: TensorBinding,
+    pub part_lse: TensorBinding,
+    pub out: TensorBinding,
+    pub lse: TensorBinding,
+}
+
+/// Merges the parts, carries out `moves` (one entry a token), and counts the tokens as seen.
+pub(super) fn finish_slots(
+    client: &Client,
+    problem: &DecodeProblem,
+    outputs: Outputs,
+    slots: Slots,
+    tokens: Tokens,
+    moves: TensorBinding,
+) {
+    let cache = problem.append.cache;
+    let rows = problem.lse_shape().iter().product::<usize>();
+    let units = units(client);
+    let dim = CubeDim::new_1d(units as u32);
+    let scores = tokens.scores.expect("slots have scores");
+    let typed = [&tokens.k, &tokens.v, &slots.k, &slots.v];
+    let words = [&outputs.part_out, &outputs.part_lse, &scores, &slots.score];
+    let address = address_type(&typed, cache.element.size()).max(address_type(&words, 4));
+    // SAFETY: cubes past the rows and heads do nothing; the parts hold `parts` times the rows of the outputs, moves hold
+    // slots and tokens of the problem, and the tensors were checked to hold their shapes and strides.
+    unsafe {
+        finish_slots_kernel::launch_unchecked(
+            client,
+            cubes(client, rows + cache.batch * cache.kv_heads, dim),
+            dim,
+            address,
+            vector_size(&typed, cache.element.size()),
+            outputs.part_out.into_buffer_arg(),
+            outputs.part_lse.into_buffer_arg(),
+            outputs.out.into_buffer_arg(),
+            outputs.lse.into_buffer_arg(),
+            tokens.k.into_tensor_arg(),
+            tokens.v.into_tensor_arg(),
+            scores.into_tensor_arg(),
+            moves.into_buffer_arg(),
+            slots.k.into_tensor_arg(),
+            slots.v.into_tensor_arg(),
+            slots.score.into_buffer_arg(),
+            slots.position.into_buffer_arg(),
+            slots.seen.into_buffer_arg(),
+            outputs.parts as u32,
+            rows as u32,
+            cache.head_dim / 2,
+            units,
+            elem_type(cache.element),
+        );
+    }
+}
+
+/// Merges the parts, writes the tokens into the pages and adds them to the lengths.
+pub(super) fn finish_pages(
+    client: &Client,
+    problem: &DecodeProblem,
+    outputs: Outputs,
+    pages: Pages,
+    tokens: Tokens,
+) {
+    let cache = problem.append.cache;
+    let Storage::Pages { max_pages, .. } = cache.storage else {
+        unreachable!("the cache was checked to have pages");
+    };
+    let rows = problem.lse_shape().iter().product::<usize>();
+    let units = units(client);
+    let dim = CubeDim::new_1d(units as u32);
+    let typed = [&tokens.k, &tokens.v, &pages.k, &pages.v];
+    let vector = vector_size(&typed, cache.element.size());
+    let mut address = address_type(&typed, cache.element.size());
+    let scored = pages.scores.is_some();
+    // Without scores other buffers stand for them, which are never read or written.
+    let scores = pages.scores.unwrap_or_else(|| scratch(client, [1]));
+    let new_scores = tokens.scores.unwrap_or_else(|| tokens.k.clone());
+    let words = [&outputs.part_out, &outputs.part_lse, &scores, &new_scores];
+    address = address.max(address_type(&words, 4));
+    // SAFETY: as in `finish_slots`; the table was checked by its owner to name pages, and the sequences have room for
+    // the tokens.
+    unsafe {
+        finish_pages_kernel::launch_unchecked(
+            client,
+            cubes(client, rows + cache.batch, dim),
+            dim,
+            address,
+            vector,
+            outputs.part_out.into_buffer_arg(),
+            outputs.part_lse.into_buffer_arg(),
+            outputs.out.into_buffer_arg(),
+            outputs.lse.into_buffer_arg(),
+            tokens.k.into_tensor_arg(),
+            tokens.v.into_tensor_arg(),
+            new_scores.into_tensor_arg(),
+            pages.table.into_buffer_arg(),
+            pages.k.into_tensor_arg(),
+            pages.v.into_tensor_arg(),
+            scores.into_buffer_arg(),
+            pages.lengths.into_buffer_arg(),
+            outputs.parts as u32,
+            rows as u32,
+            max_pages as u32,
+            scored,
+            cache.head_dim / 2,
+            units,
+            elem_type(cache.element),
+        );
+    }
+}
