@@ -369,6 +369,7 @@ impl DecodeBuffers {
     ///
     /// If they differ by more than two roundings of an output.
     pub fn check(&mut self, client: &Client) {
+        self.rewind(client);
         let scores = self.new.scores.take();
         self.new.scores = (scores.as_ref())
             .map(|z| Tensor::words(client, &z.shape, |_| f32::NEG_INFINITY.to_bits()));

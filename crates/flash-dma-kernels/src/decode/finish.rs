@@ -10,8 +10,9 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::{DecodeProblem, Storage};
 
-/// Units of a cube; a power of two.
-const UNITS: usize = 128;
+/// Units of a cube at least, and at most.
+const LEAST_UNITS: usize = 128;
+const MOST_UNITS: usize = 1024;
 
 /// The first `rows` cubes merge a row of the outputs each ([`merge_row`]), those behind write the tokens of one
 /// (sequence, kv head) each ([`commit_kernel`](super::commit::commit_kernel)), with entries of one token each.
@@ -131,13 +132,16 @@ fn finish_pages_kernel<E: Float, N: Size>(
     }
 }
 
-/// Units of a cube of this client's device.
-fn units(client: &Client) -> usize {
+/// Units of a cube that merges `parts` rows of `pairs` pairs: about four parts for each unit, as far as the device
+/// allows; a power of two.
+fn units(client: &Client, parts: usize, pairs: usize) -> usize {
     let hardware = &client.properties().hardware;
-    match hardware.plane_size_max {
-        0 | 1 => 1,
-        _ => UNITS.min(1 << (hardware.max_units_per_cube as usize).ilog2()),
+    if hardware.plane_size_max <= 1 {
+        return 1;
     }
+    let most = 1 << (hardware.max_units_per_cube as usize).ilog2();
+    let wanted = (parts.div_ceil(4) * pairs).next_power_of_two();
+    wanted.clamp(LEAST_UNITS, MOST_UNITS).min(most)
 }
 
 /// What both kinds of cache have in common: the parts, `[parts, rows, head_dim]` and `[parts, rows]` in f32, and the
@@ -161,7 +165,7 @@ pub(super) fn finish_slots(
 ) {
     let cache = problem.append.cache;
     let rows = problem.lse_shape().iter().product::<usize>();
-    let units = units(client);
+    let units = units(client, outputs.parts, cache.head_dim / 2);
     let dim = CubeDim::new_1d(units as u32);
     let scores = tokens.scores.expect("slots have scores");
     let typed = [&tokens.k, &tokens.v, &slots.k, &slots.v];
@@ -211,7 +215,7 @@ pub(super) fn finish_pages(
         unreachable!("the cache was checked to have pages");
     };
     let rows = problem.lse_shape().iter().product::<usize>();
-    let units = units(client);
+    let units = units(client, outputs.parts, cache.head_dim / 2);
     let dim = CubeDim::new_1d(units as u32);
     let typed = [&tokens.k, &tokens.v, &pages.k, &pages.v];
     let vector = vector_size(&typed, cache.element.size());

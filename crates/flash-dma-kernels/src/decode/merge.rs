@@ -2,6 +2,9 @@
 
 use cubecl::prelude::*;
 
+/// Parts that a unit reads at once.
+const READS: usize = 4;
+
 /// Writes row `row` of `out` and its `lse`, which this cube owns:
 ///
 /// `lse = log sum_p exp(lse_p)`, `out = sum_p exp(lse_p - lse) out_p`, the sums in an order that depends on nothing
@@ -61,10 +64,24 @@ pub(super) fn merge_row<E: Float>(
         let mut value = Vector::<f32, Const<2>>::new(0.0f32);
         let mut part = group;
         while part < parts {
-            let weight = (part_lse[part * rows + row] - reference).exp();
-            sum += weight;
-            value += Vector::new(weight) * part_out[(part * rows + row) * pairs + column];
-            part += groups;
+            // Several parts are read before the first of them is used, so that the reads overlap.
+            let mut lses = Array::<f32>::new(READS);
+            let mut outs = Array::<Vector<f32, Const<2>>>::new(READS);
+            #[unroll]
+            for r in 0..READS {
+                let at = min(part + comptime!(r * groups), parts - 1) * rows + row;
+                lses[r] = part_lse[at];
+                outs[r] = part_out[at * pairs + column];
+            }
+            #[unroll]
+            for r in 0..READS {
+                let there = part + comptime!(r * groups) < parts;
+                let weight = select(there, (lses[r] - reference).exp(), 0.0f32);
+                let term = Vector::new(weight) * outs[r];
+                sum += weight;
+                value += select(there, term, Vector::new(0.0f32));
+            }
+            part += comptime!(READS * groups);
         }
         values[item] = value;
         if column == 0 {

@@ -5,6 +5,9 @@ use crate::select::sort_key;
 use crate::team::Team;
 use cubecl::prelude::*;
 
+/// Slots that a unit reads at once.
+const READS: usize = 8;
+
 /// The worst slots of the units, in shared memory. Worse is a lesser sort key or, between equal keys, a greater
 /// position; an empty slot, of sort key [`NEVER`](crate::select::NEVER), is worse than any key.
 #[derive(CubeType)]
@@ -160,22 +163,36 @@ fn find_worst(
     let mut worst_key = u32::new(u32::MAX as i64);
     let mut worst_place = i32::new(0);
     let mut worst_slot = window;
-    let mut slot = UNIT_POS;
-    while slot < window {
-        let mut key = sort_key(score[first + slot as usize]);
-        let mut place = position[first + slot as usize];
-        for token in 0..done {
-            if taken[token as usize] == slot {
-                key = sort_key(new_scores[new + token as usize]);
-                place = next_position + token as i32;
+    let mut at = UNIT_POS;
+    while at < window {
+        // Several slots are read before the first of them is looked at, so that the reads overlap.
+        let mut scores = Array::<f32>::new(READS);
+        let mut places = Array::<i32>::new(READS);
+        #[unroll]
+        for r in 0..READS {
+            let slot = min(at + comptime!((r * units) as u32), window - 1u32) as usize;
+            scores[r] = score[first + slot];
+            places[r] = position[first + slot];
+        }
+        #[unroll]
+        for r in 0..READS {
+            let slot = at + comptime!((r * units) as u32);
+            let mut key = sort_key(scores[r]);
+            let mut place = places[r];
+            for token in 0..done {
+                if taken[token as usize] == slot {
+                    key = sort_key(new_scores[new + token as usize]);
+                    place = next_position + token as i32;
+                }
+            }
+            let is_worse = key < worst_key || (key == worst_key && place > worst_place);
+            if slot < window && is_worse {
+                worst_key = key;
+                worst_place = place;
+                worst_slot = slot;
             }
         }
-        if key < worst_key || (key == worst_key && place > worst_place) {
-            worst_key = key;
-            worst_place = place;
-            worst_slot = slot;
-        }
-        slot += comptime!(units as u32);
+        at += comptime!((READS * units) as u32);
     }
     let unit = UNIT_POS as usize;
     candidates.own_keys[unit] = worst_key;

@@ -15,7 +15,7 @@ pub(super) const ROWS: usize = 16;
 pub(super) const CHUNK: usize = 8;
 
 /// Key tiles that are worth a warp of their own.
-const LEAST_TILES: usize = 2;
+const LEAST_TILES: usize = 4;
 
 /// What is fixed when the kernel is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
