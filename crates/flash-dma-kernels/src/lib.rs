@@ -35,3 +35,5 @@ pub use forward::{Tuning, forward_tuned};
 pub use lists::list_all;
 pub use masked::{MaskBits, MaskedGradients, MaskedInputs, masked_backward, masked_forward, plan};
 pub use select::select;
+#[doc(hidden)]
+pub use tile::wgmma::products_alone;

@@ -213,6 +213,32 @@ impl<T: Target> Kernels<T> {
             lse: self.read(&lse),
         })
     }
+
+    /// The products of `wgmma` by themselves, as [`products_alone`](engine::products_alone) gives them, of whole numbers.
+    ///
+    /// # Errors
+    ///
+    /// If the device has none.
+    pub fn products_alone(
+        &self,
+        element: ElementType,
+        boxes: bool,
+        [a, b]: [&[f64]; 2],
+        sums: &[f64],
+    ) -> Result<(Vec<f64>, Vec<f64>), AttentionError> {
+        let (rows, columns) = (64, a.len() / 64);
+        let [a, b] = [a, b].map(|values| {
+            let handle = self.buffer(&bytes_of(values, element));
+            contiguous(&handle, &[1, 1, rows, columns])
+        });
+        let sums = self.buffer(&bytes_of(sums, ElementType::F32));
+        let sums = contiguous(&sums, &[rows, columns]);
+        let products = self.output(&[2, rows, rows], ElementType::F32, 0);
+        let results = self.output(&[rows, columns], ElementType::F32, 0);
+        let (p, r) = (products.binding(), results.binding());
+        engine::products_alone(&self.client, element, boxes, [a, b], sums, p, r)?;
+        Ok((self.read(&products), self.read(&results)))
+    }
 }
 
 impl<T: Target> Engine for Kernels<T> {

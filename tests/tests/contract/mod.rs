@@ -9,3 +9,5 @@ mod selection;
 #[cfg(feature = "cuda")]
 mod split;
 mod tensor_cores;
+#[cfg(feature = "cuda")]
+mod wgmma;

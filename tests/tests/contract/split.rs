@@ -26,7 +26,7 @@ const MMA: Splitting = Splitting {
 };
 const WGMMA: Splitting = Splitting {
     engine: Kind::Wgmma,
-    dims: &[64, 128, 256],
+    dims: &[32, 48, 64, 96, 128, 160, 192, 256],
     sizes: &[(64, 16), (64, 8), (128, 12), (128, 8), (128, 4), (256, 8)],
 };
 

@@ -65,7 +65,7 @@ pub(crate) struct DkdvBlueprint {
 }
 
 /// Wider heads leave `wgmma` too few registers and too little shared memory.
-const WGMMA_DIM: usize = 128;
+const WGMMA_DIMS: [usize; 2] = [64, 128];
 
 /// Queries of the shortest chunk: shorter ones would flush the keys' gradients too often.
 const MIN_CHUNK: usize = 1024;
@@ -133,7 +133,7 @@ impl DqBlueprint {
             resident: false,
         })
         .filter(|blueprint| {
-            tile.head_dim <= WGMMA_DIM && blueprint.shared_bytes() + 4096 <= max_shared
+            WGMMA_DIMS.contains(&tile.head_dim) && blueprint.shared_bytes() + 4096 <= max_shared
         })
     }
 
@@ -212,7 +212,7 @@ impl DkdvBlueprint {
             parts: false,
         })
         .filter(|blueprint| {
-            problem.head_dim <= WGMMA_DIM && blueprint.shared_bytes() + 4096 <= max_shared
+            WGMMA_DIMS.contains(&problem.head_dim) && blueprint.shared_bytes() + 4096 <= max_shared
         })
     }
 

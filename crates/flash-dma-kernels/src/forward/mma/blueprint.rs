@@ -1,7 +1,6 @@
 //! The comptime configuration of the tensor-core forward kernel, and the rule that chooses it.
 
 use crate::tile::elem_type;
-use crate::tile::wgmma::PANEL;
 use cubecl::CubeDim;
 use cubecl::ir::features::MmaConfig;
 use cubecl::prelude::*;
@@ -45,6 +44,11 @@ pub(crate) struct MmaBlueprint {
 
 /// How CubeCL names the devices that have `wgmma`: the instruction came with sm_90 and left with it.
 const WGMMA_DEVICE: &str = "ptx_sm90";
+
+/// Whether a device has `wgmma`.
+pub(crate) fn has_wgmma(properties: &DeviceProperties) -> bool {
+    properties.identity.fingerprint == WGMMA_DEVICE
+}
 
 /// Positions, strides and the copies are right for these only: the swizzle is closed for rows of whole
 /// 64 bytes, and the products take 16 columns at a time.
@@ -113,8 +117,7 @@ impl MmaBlueprint {
     }
 
     /// The configuration for `problem` on `wgmma`, or `None` if it does not serve it: f16 and bf16 on
-    /// sm_90, head dimensions of 64, 128 and 256. (Accumulators of 192 columns would be vectors of 96,
-    /// and CubeCL aligns a vector to its length.)
+    /// sm_90, head dimensions from 32 on in steps of 16.
     ///
     /// The warpgroups of a cube share every key that is copied, and while one is busy with its softmax
     /// the tensor cores serve the others: as many as leave each the registers of an output and two
@@ -122,10 +125,10 @@ impl MmaBlueprint {
     /// take as many as waste least of the last round of multiprocessors.
     pub(crate) fn choose_wgmma(problem: &Problem, properties: &DeviceProperties) -> Option<Self> {
         let served = problem.element != ElementType::F32
-            && problem.head_dim.is_multiple_of(PANEL)
-            && problem.head_dim.is_power_of_two()
+            && problem.head_dim >= 32
+            && problem.head_dim.is_multiple_of(16)
             && properties.features.copy_async
-            && properties.identity.fingerprint == WGMMA_DEVICE;
+            && has_wgmma(properties);
         if !served {
             return None;
         }
@@ -183,6 +186,12 @@ impl MmaBlueprint {
     /// 16-byte chunks of a row.
     pub(crate) fn chunks(&self) -> usize {
         self.head_dim / 8
+    }
+
+    /// Elements of the vector in which a lane of `wgmma` holds its part of an output: CubeCL aligns a vector to its
+    /// length, which must be a power of two; those behind the last column are never used.
+    pub(crate) fn output_elements(&self) -> usize {
+        (self.head_dim / 2).next_power_of_two()
     }
 
     /// Units a cube.

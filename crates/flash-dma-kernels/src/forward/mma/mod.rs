@@ -10,7 +10,7 @@ mod split;
 mod stream;
 mod wgmma;
 
-pub(crate) use blueprint::{Instruction, MmaBlueprint};
+pub(crate) use blueprint::{Instruction, MmaBlueprint, has_wgmma};
 pub(crate) use launch::{launch, rows_are_chunks};
 pub(crate) use logits::{LogitScale, exp_of, score, sees};
 pub(crate) use rows::{CubeTile, TileKeys, TileRow, copy_queries, write_row};

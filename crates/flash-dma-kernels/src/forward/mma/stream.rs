@@ -7,7 +7,7 @@ use crate::tile::mma::{
     Chunk, copied_chunk, copy_of_row, copy_or_zero, global_address, read_ahead, shared_address,
     swizzle, uniform,
 };
-use crate::tile::wgmma::{Ring, panel_place};
+use crate::tile::wgmma::{Ring, panel_place, panel_width};
 use cubecl::prelude::*;
 
 /// The stages of a cube in shared memory.
@@ -42,7 +42,7 @@ impl<E: Float> Stages<E> {
 pub(super) fn place_of(row: usize, col: usize, #[comptime] bp: MmaBlueprint) -> usize {
     match comptime!(bp.instruction) {
         Instruction::Mma => swizzle(row, col, comptime!(bp.chunks())),
-        Instruction::Wgmma => panel_place(row, col, comptime!(bp.key_tile)),
+        Instruction::Wgmma => panel_place(row, col, comptime!(bp.key_tile), comptime!(bp.chunks())),
     }
 }
 
@@ -179,7 +179,8 @@ impl KeyCopies {
                 key = self.next[c];
             }
             // Whole groups of eight rows further on in the same column: the same swizzle.
-            let mut place = self.own + comptime!((c * units / chunks * 128) as u32);
+            let mut place =
+                self.own + comptime!((c * units / chunks * 2 * panel_width(8 * chunks)) as u32);
             let (mut k, mut v) = (self.k, self.v);
             if comptime!(!bp.regular_copies()) {
                 place = place_of(chunk.row, chunk.col, bp) as u32 * 16;

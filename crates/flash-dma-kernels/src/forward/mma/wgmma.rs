@@ -36,7 +36,7 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
     #[define(O)] _output: ElemType,
 ) {
     let size!(NS) = comptime!(bp.key_tile / 2);
-    let size!(NO) = comptime!(bp.head_dim / 2);
+    let size!(NO) = comptime!(bp.output_elements());
     let size!(NP) = comptime!(bp.key_tile / 4);
     let key_tile = comptime!(bp.key_tile);
     let (lane, warp) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
@@ -148,7 +148,7 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
         }
         let products = finish::<NS>(products, comptime!(bp.key_tile / 2));
         if comptime!(lag == 2) {
-            acc = finish::<NO>(acc, comptime!(bp.head_dim / 2));
+            acc = finish::<NO>(acc, comptime!(bp.output_elements()));
             if tile > 0 {
                 ring.arrive_empty((tile - 1) % comptime!(bp.stages));
             }
@@ -216,12 +216,12 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
             key_tile,
         );
         if comptime!(lag == 1) {
-            acc = finish::<NO>(acc, comptime!(bp.head_dim / 2));
+            acc = finish::<NO>(acc, comptime!(bp.output_elements()));
             ring.arrive_empty(slot);
         }
     }
     if comptime!(lag == 2) {
-        acc = finish::<NO>(acc, comptime!(bp.head_dim / 2));
+        acc = finish::<NO>(acc, comptime!(bp.output_elements()));
     }
 
     sum0 = quad_sum(sum0);

@@ -1,6 +1,6 @@
 //! Tiles that the tensor memory accelerator (TMA) copies: boxes of a tensor, by a tensor map of the host.
 
-use super::panel::{PANEL, Panels};
+use super::panel::{Panels, panel_width};
 use super::ring::Ring;
 use crate::tile::elem_type;
 use crate::tile::mma::value;
@@ -23,11 +23,17 @@ pub(crate) fn boxes_of(
             tensor.strides[axis] = tensor.shape[3];
         }
     }
+    let width = panel_width(tensor.shape[3]);
+    let swizzle = match width {
+        64 => TensorMapSwizzle::B128,
+        32 => TensorMapSwizzle::B64,
+        _ => TensorMapSwizzle::B32,
+    };
     let boxes = TiledArgs {
-        tile_size: [1, heads, rows, PANEL].into(),
+        tile_size: [1, heads, rows, width].into(),
     };
     TensorMapArg::new(boxes, tensor.into_tensor_arg(), elem_type(element))
-        .with_swizzle(TensorMapSwizzle::B128)
+        .with_swizzle(swizzle)
         .with_prefetch(TensorMapPrefetch::B256)
 }
 
@@ -78,13 +84,14 @@ pub(crate) fn copy_boxes(
     #[comptime] rows: usize,
     #[comptime] columns: usize,
 ) {
+    let width = comptime!(panel_width(columns));
     #[unroll]
-    for panel in 0..comptime!(columns / PANEL) {
+    for panel in 0..comptime!(columns / width) {
         gpu_asm!(
             "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [{}], [{}, {{{}, {}, {}, {}}}], [{}];",
-            in(_) value::<u32>(16 * (to.address + comptime!((panel * rows * PANEL / 8) as u32))),
+            in(_) value::<u32>(16 * (to.address + comptime!((panel * rows * width / 8) as u32))),
             in(_) value::<u64>(map),
-            in(_) value::<u32>(comptime!((panel * PANEL) as u32).runtime()),
+            in(_) value::<u32>(comptime!((panel * width) as u32).runtime()),
             in(_) value::<u32>(row as u32),
             in(_) value::<u32>(head as u32),
             in(_) value::<u32>(batch as u32),

@@ -9,16 +9,18 @@
 //! scheduled before. The assembler keeps a product under way only while registers suffice; else it says
 //! that products "are serialized" (C7512), which fails the code-generation gate.
 //!
-//! Operands in shared memory are *panels*: `[rows, 64]` of a 16-bit type, 128 bytes a row, the eight
-//! 16-byte chunks of row `r` permuted by XOR with `r % 8`, begin aligned to 1024 bytes. A tile of `d`
-//! columns is `d / 64` panels one behind the other.
+//! Operands in shared memory are *panels*: `[rows, w]` of a 16-bit type, `w` of 64, 32 or 16 columns (128, 64 or 32
+//! bytes a row), their 16-byte chunks permuted as the swizzle of that width wants it, begin aligned to 1024 bytes. A tile
+//! of `d` columns is `d / w` panels of the widest kind that divides it, one behind the other.
 
+mod alone;
 mod boxes;
 mod panel;
 mod product;
 mod ring;
 
+pub use alone::products_alone;
 pub(crate) use boxes::{boxes_of, copy_boxes, copy_words, map_address, takes_boxes, word_boxes_of};
-pub(crate) use panel::{PANEL, Panels, group_place, panel_place, publish};
+pub(crate) use panel::{Panels, group_place, panel_place, panel_width, publish};
 pub(crate) use product::{finish, finish_but, pack, start_nt, start_pv};
 pub(crate) use ring::{Ring, Turns};

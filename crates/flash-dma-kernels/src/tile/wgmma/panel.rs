@@ -3,19 +3,30 @@
 use crate::tile::mma::{Chunk, shared_address, uniform};
 use cubecl::prelude::*;
 
-/// Elements a row of a panel.
-pub(crate) const PANEL: usize = 64;
+/// Elements a row of the panels that a tile of `columns` columns, a multiple of 16, consists of.
+pub(crate) fn panel_width(columns: usize) -> usize {
+    let divides = |width: &usize| columns.is_multiple_of(*width);
+    *[64, 32].iter().find(|width| divides(width)).unwrap_or(&16)
+}
 
-/// Where chunk `col` of row `row` lies in a tile of `rows` rows, in chunks.
+/// Where chunk `col` of row `row` lies in a tile of `rows` rows of `chunks` chunks, in chunks.
 #[cube]
-pub(crate) fn panel_place(row: usize, col: usize, #[comptime] rows: usize) -> usize {
-    col / 8 * comptime!(rows * 8) + row * 8 + ((col % 8) ^ (row % 8))
+pub(crate) fn panel_place(
+    row: usize,
+    col: usize,
+    #[comptime] rows: usize,
+    #[comptime] chunks: usize,
+) -> usize {
+    // Chunks of a panel's row; rows of 128 bytes are permuted row by row, shorter ones by those that fill as much.
+    let width = comptime!(panel_width(chunks * 8) / 8);
+    let turn = row / comptime!(8 / width) % width;
+    col / width * comptime!(rows * width) + row * width + ((col % width) ^ turn)
 }
 
 /// Where chunk `col` of row `row` lies in the operands of several warpgroups: one tile of 64 rows each.
 #[cube]
 pub(crate) fn group_place(row: usize, col: usize, #[comptime] chunks: usize) -> usize {
-    row / 64 * comptime!(64 * chunks) + panel_place(row % 64, col, 64usize)
+    row / 64 * comptime!(64 * chunks) + panel_place(row % 64, col, 64usize, chunks)
 }
 
 /// Makes what this unit has written to shared memory, or was told of by a barrier, visible to the products that it

@@ -1,17 +1,24 @@
 //! The products, and the conversion of an accumulator to an A operand.
 
-use super::panel::Panels;
+use super::panel::{Panels, panel_width};
 use crate::tile::mma::value;
 use cubecl::prelude::*;
 use flash_dma_problem::ElementType;
 use std::fmt::Write as _;
 
-/// The upper word of every descriptor: 128-byte swizzle, 1024 bytes between groups of eight rows.
-const UPPER: u32 = 1 << 30 | 64;
 /// A step of 16 along the columns of a panel, in 16-byte units.
 const COLUMN_STEP: usize = 2;
-/// A step of 16 rows of a panel, in 16-byte units.
-const ROW_STEP: usize = 128;
+
+/// The upper word of the descriptor of a panel `width` elements wide: the swizzle of 128, 64 or 32 bytes, and the distance
+/// of groups of eight rows in 16-byte units.
+fn upper_word(width: usize) -> u32 {
+    let swizzle = match width {
+        64 => 1,
+        32 => 2,
+        _ => 3,
+    };
+    swizzle << 30 | width as u32
+}
 
 /// PTX's name of the element type.
 fn ptx_type(element: ElementType) -> &'static str {
@@ -22,18 +29,19 @@ fn ptx_type(element: ElementType) -> &'static str {
     }
 }
 
-/// `$0[64, n] = A[64, depth] B[n, depth]^T`; `$1` and `$2` are the addresses of A, of 64 rows, and B, of
-/// `b_rows` rows, both panels.
-fn nt_asm(element: ElementType, n: usize, depth: usize, b_rows: usize) -> String {
+/// `$0[64, n] = A[64, depth] B[n, depth]^T`; `$1` and `$2` are the addresses of A and B, both panels.
+fn nt_asm(element: ElementType, n: usize, depth: usize) -> String {
     let ty = ptx_type(element);
+    let width = panel_width(depth);
+    let upper = upper_word(width);
     let mut s = format!(
-        "{{ .reg .pred p; .reg .b32 h; .reg .b32 a, b; .reg .b64 da, db; mov.b32 h, {UPPER};\n\
+        "{{ .reg .pred p; .reg .b32 h; .reg .b32 a, b; .reg .b64 da, db; mov.b32 h, {upper};\n\
          wgmma.fence.sync.aligned;\n"
     );
     for step in 0..depth / 16 {
-        let (panel, inner) = (step / 4, step % 4);
-        let a = panel * 64 * 8 + inner * COLUMN_STEP;
-        let b = panel * b_rows * 8 + inner * COLUMN_STEP;
+        let (panel, inner) = (step * 16 / width, step * 16 % width / 16);
+        let a = panel * 64 * width / 8 + inner * COLUMN_STEP;
+        let b = panel * n * width / 8 + inner * COLUMN_STEP;
         let set = if step == 0 {
             "setp.ne.b32 p, 0, 0;"
         } else {
@@ -94,7 +102,7 @@ pub(crate) fn start_nt<N: Size>(
     #[comptime] n: usize,
     #[comptime] depth: usize,
 ) -> Vector<f32, N> {
-    let body = comptime!(nt_asm(element, n, depth, n));
+    let body = comptime!(nt_asm(element, n, depth));
     let out: Vector<f32, N>;
     gpu_asm!(
         "{body} // {} {} {}",
@@ -107,36 +115,40 @@ pub(crate) fn start_nt<N: Size>(
     out
 }
 
-/// `$0[64, n] = $1 + A[64, rows] B[rows, n]`; A is the registers of `$2`, `$3` the address of B's panels.
-fn pv_asm(element: ElementType, n: usize, rows: usize) -> String {
+/// `$0[64, n] = $1 + A[64, rows] B[rows, n]`; A is the registers of `$2`, `$3` the address of B's panels. `$0` and `$1`
+/// are vectors of `r` registers, of which the first `n / 2` are used.
+fn pv_asm(element: ElementType, n: usize, rows: usize, r: usize) -> String {
     let ty = ptx_type(element);
-    let r = n / 2;
-    // The next panel holds the next 64 columns.
-    let lead = (rows * 8) << 16;
+    let width = panel_width(n);
+    let upper = upper_word(width);
+    // The next panel holds the next columns.
+    let lead = (rows * width / 8) << 16;
     let mut s = format!(
-        "{{ .reg .pred p; .reg .b32 h, b; .reg .b64 db; mov.b32 h, {UPPER}; setp.eq.b32 p, 0, 0;\n"
+        "{{ .reg .pred p; .reg .b32 h, b; .reg .b64 db; mov.b32 h, {upper}; setp.eq.b32 p, 0, 0;\n"
     );
     for i in 0..r {
         write!(s, "mov.f32 %{i}, %{};", r + i).expect("a string takes everything");
     }
     s += "\nwgmma.fence.sync.aligned;\n";
+    let out: Vec<_> = (0..n / 2).map(|i| format!("%{i}")).collect();
+    let out = out.join(", ");
     for step in 0..rows / 16 {
         let [a0, a1, a2, a3] = [0, 1, 2, 3].map(|i| 2 * r + 4 * step + i);
         write!(
             s,
             "add.u32 b, $3, {}; or.b32 b, b, {lead}; mov.b64 db, {{b, h}};\n\
-             wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{ty}.{ty} $0, {{%{a0}, %{a1}, %{a2}, %{a3}}}, \
-             db, p, 1, 1, 1;\n",
-            step * ROW_STEP
+             wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{ty}.{ty} {{{out}}}, \
+             {{%{a0}, %{a1}, %{a2}, %{a3}}}, db, p, 1, 1, 1;\n",
+            step * 16 * width / 8
         )
         .expect("a string takes everything");
     }
-    s += "wgmma.commit_group.sync.aligned; // $1 $2\n}";
+    s += "wgmma.commit_group.sync.aligned; // $0 $1 $2\n}";
     s
 }
 
 /// Starts `acc + A B`: A is 64 rows of `rows` values in registers, see [`pack`], B the panels `b` of `rows` rows
-/// and `n` columns.
+/// and `n` columns. A lane's part of an accumulator is the first `n / 2` elements of its vector.
 #[cube]
 pub(crate) fn start_pv<N: Size, NA: Size>(
     acc: Vector<f32, N>,
@@ -146,7 +158,8 @@ pub(crate) fn start_pv<N: Size, NA: Size>(
     #[comptime] n: usize,
     #[comptime] rows: usize,
 ) -> Vector<f32, N> {
-    let body = comptime!(pv_asm(element, n, rows));
+    let registers = N::value();
+    let body = comptime!(pv_asm(element, n, rows, registers));
     let out: Vector<f32, N>;
     gpu_asm!(
         "{body} // {} {} {} {}",
