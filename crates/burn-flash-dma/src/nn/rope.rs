@@ -1,7 +1,7 @@
 //! Rotary encoding at any position.
 
 use burn::nn::RotaryEncoding;
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{DType, FloatDType, Int, Tensor};
 
 /// Rotates `[batch, heads, len, head_dim]` as the positions `start..start + len`.
 ///
@@ -27,13 +27,11 @@ pub(super) fn rotate(rope: &RotaryEncoding, tensor: Tensor<4>, start: usize) -> 
 fn frequencies(rope: &RotaryEncoding, start: usize, len: usize) -> Tensor<3> {
     let device = rope.theta.device();
     let [pairs] = rope.theta.dims();
-    let positions = Tensor::<1, Int>::arange(start as i64..(start + len) as i64, &device);
-    let positions = positions.float().cast(DType::F32).reshape([len, 1]);
-    let angles = positions * rope.theta.clone().reshape([1, pairs]);
-    let angles: Tensor<3> =
-        angles
-            .reshape([len, pairs, 1])
-            .repeat_dim(2, 2)
-            .reshape([len, 2 * pairs, 1]);
+    // In f32 whatever the device's default is: 16 bits hold no position past a few hundred.
+    let options = (&device, DType::I32);
+    let positions = Tensor::<1, Int>::arange(start as i64..(start + len) as i64, options);
+    let positions = positions.cast(FloatDType::F32).reshape([len, 1, 1]);
+    let angles: Tensor<3> = positions * rope.theta.clone().reshape([1, pairs, 1]);
+    let angles = angles.repeat_dim(2, 2).reshape([len, 2 * pairs, 1]);
     Tensor::cat(vec![angles.clone().cos(), angles.sin()], 2)
 }
