@@ -176,7 +176,7 @@ fn pieces_of_any_size<T: Target>(kernels: &Kernels<T>) {
     let cases = Kernels::<T>::cases(
         [(1500, 13)],
         [],
-        [(6000, 13), (40_000, 2048), (300_000, 333)],
+        [(6000, 13), (40_000, 2048), (100_000, 333)],
     );
     for (len, window) in cases {
         for scores in [
