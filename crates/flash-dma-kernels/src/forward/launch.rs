@@ -24,7 +24,7 @@ pub enum Engine {
     /// `mma.sync` on tensor cores: f16 and bf16, head dimensions in steps of 32, rows that begin at
     /// multiples of 16 bytes, on CUDA devices of sm_80 and newer.
     Mma,
-    /// `wgmma` on tensor cores: f16 and bf16, head dimensions of 64, 128 and 256, rows that
+    /// `wgmma` on tensor cores: f16 and bf16, head dimensions from 32 on in steps of 16, rows that
     /// begin at multiples of 16 bytes, on CUDA devices of sm_90.
     Wgmma,
 }
