@@ -22,7 +22,7 @@ pub(crate) struct MmaBlueprint {
     pub instruction: Instruction,
     /// The element type; f16 or bf16.
     pub element: ElementType,
-    /// Elements a row; a multiple of 32.
+    /// Elements a row; a multiple of 32, with `wgmma` of 16.
     pub head_dim: usize,
     /// Warps a cube; each owns 16 rows of the query tile.
     pub warps: usize,
