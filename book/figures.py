@@ -197,11 +197,81 @@ def draw_backward():
     svg.write()
 
 
+# The masks of the chapter on masks: 16 queries by 16 keys, each a function of query and key. `examples/tutorial` asserts
+# that the library builds the same.
+DOCUMENTS = [0] * 5 + [1] * 7 + [2] * 4
+
+
+def top(i, j):
+    return j in selected(SCORES, WINDOW, i)
+
+
+def in_blocks(shows, block, majority):
+    """Blocks of keys as a whole."""
+
+    def whole(i, j):
+        keys = range(j // block * block, min(j // block * block + block, len(SCORES)))
+        seen = sum(shows(i, key) for key in keys)
+        return 2 * seen > len(keys) if majority else seen > 0
+
+    return whole
+
+
+MASKS = {
+    "causal": lambda i, j: j <= i,
+    "sliding_window, 5 keys": lambda i, j: j <= i < j + 5,
+    "padding behind 11 keys": lambda i, j: j < 11,
+    "documents of 5, 7 and 4": lambda i, j: DOCUMENTS[i] == DOCUMENTS[j],
+    "top 4 among causal": top,
+    "above 0.45": lambda i, j: SCORES[j] > 0.45,
+    "top, blocks of 4, Any": in_blocks(top, 4, False),
+    "top, blocks of 4, Majority": in_blocks(top, 4, True),
+}
+
+
+def draw_masks():
+    """A picture of each mask; returns how many pairs each shows."""
+    cell, n, gap, head = 9, len(SCORES), 26, 40
+    side = cell * n
+    svg = Svg("masks", 4 * (side + gap) + gap, 2 * (side + head) + 20, "Masks: queries down, keys across; blue is visible")
+    for place, (name, shows) in enumerate(MASKS.items()):
+        x, y = gap + place % 4 * (side + gap), head + place // 4 * (side + head)
+        svg.text(x, y - 10, name, 11, "start")
+        for i in range(n):
+            for j in range(n):
+                svg.rect(x + j * cell, y + i * cell, cell - 1, cell - 1, BLUE if shows(i, j) else PALE)
+    svg.write()
+    return {name: sum(shows(i, j) for i in range(n) for j in range(n)) for name, shows in MASKS.items()}
+
+
+def draw_plan():
+    """The blocks of a plan for the sliding window: empty, partial, full."""
+    cell, n, left, block_q, block_k = 12, 48, 20, 4, 8
+    svg = Svg("tile-plan", left + n * cell + 190, n * cell + 40, "A tile plan: empty, partial and full blocks")
+    shows = lambda i, j: j <= i < j + 18
+    kinds = {"empty": PALE, "partial": "#9dbbd8", "full": BLUE}
+    counts = dict.fromkeys(kinds, 0)
+    for i in range(0, n, block_q):
+        for j in range(0, n, block_k):
+            count = sum(shows(a, b) for a in range(i, i + block_q) for b in range(j, j + block_k))
+            kind = "empty" if count == 0 else "full" if count == block_q * block_k else "partial"
+            counts[kind] += 1
+            svg.rect(left + j * cell, 20 + i * cell, block_k * cell - 1, block_q * cell - 1, kinds[kind])
+            svg.text(left + (j + block_k / 2) * cell, 24 + (i + block_q / 2) * cell, count, 11, fill="white" if kind == "full" else DARK)
+    for row, (kind, count) in enumerate(counts.items()):
+        y = 40 + 28 * row
+        svg.rect(left + n * cell + 20, y - 12, 18, 18, kinds[kind])
+        svg.text(left + n * cell + 48, y + 2, f"{kind}: {count} blocks", 12, "start")
+    svg.write()
+
+
 if __name__ == "__main__":
     OUT.mkdir(parents=True, exist_ok=True)
     draw_intervals()
     draw_query_tile()
     draw_backward()
+    draw_plan()
+    print("masks", draw_masks())
     print("intervals", intervals(SCORES, WINDOW))
     print("tile of positions 4..8: full, boundary =", tile_keys(intervals(SCORES, WINDOW), 4, 8))
     print("population: live keys, estimate =", draw_population())

@@ -2,6 +2,7 @@
 
 #[cfg(feature = "autodiff")]
 mod autodiff;
+mod builders;
 #[cfg(feature = "cube")]
 mod cube;
 pub mod fallback;
@@ -15,6 +16,7 @@ mod functions;
 pub mod ops;
 mod plan;
 
+pub use builders::BlockRule;
 pub use functions::{
     masked_attention, masked_attention_with_lse, masked_attention_with_plan, try_masked_attention,
     try_masked_attention_with_lse, try_masked_attention_with_plan,

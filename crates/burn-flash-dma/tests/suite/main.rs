@@ -1,6 +1,7 @@
 //! The extension through Burn: on Flex, on the default bodies, and on CubeCL's CPU runtime with
 //! fusion where the build has it.
 
+mod builders;
 mod cache;
 mod cache_fallback;
 mod case;
