@@ -48,7 +48,6 @@ macro_rules! masked_engines {
                 [all()] cpu = Cpu,
                 [feature = "cpu"] kernels_cpu = KernelsOnCpu,
                 [feature = "cuda"] kernels_cuda = KernelsOnCuda,
-                [feature = "cuda"] kernels_cuda_mma = KernelsOnCudaMma,
                 [feature = "cuda"] kernels_cuda_portable = KernelsOnCudaPortable,
                 [feature = "wgpu"] kernels_wgpu = KernelsOnWgpu,
                 [feature = "flex"] burn_flex = BurnOnFlex,

@@ -33,7 +33,10 @@ pub use forward::{ENGINE_VARIABLE, Engine, forward, forward_engine, forward_on};
 pub use forward::{Tuning, forward_tuned};
 #[doc(hidden)]
 pub use lists::list_all;
-pub use masked::{MaskBits, MaskedGradients, MaskedInputs, masked_backward, masked_forward, plan};
+pub use masked::{
+    MaskBits, MaskedGradients, MaskedInputs, masked_backward, masked_forward,
+    masked_forward_engine, masked_forward_on, plan,
+};
 pub use select::select;
 #[doc(hidden)]
 pub use tile::wgmma::products_alone;

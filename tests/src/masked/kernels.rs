@@ -61,7 +61,13 @@ impl<T: Target> MaskedEngine for Kernels<T> {
         let out = self.output(&p.q_shape(), p.element, 0);
         let lse = self.output(&p.lse_shape(), ElementType::F32, 0);
         let (client, o, l) = (&self.client, out.binding(), lse.binding());
-        engine::masked_forward(client, &problem, arguments.clone(), o, l)?;
+        match T::ENGINE {
+            Some(engine::Engine::Portable) => {
+                let portable = engine::Engine::Portable;
+                engine::masked_forward_on(portable, client, &problem, arguments.clone(), o, l)?;
+            }
+            _ => engine::masked_forward(client, &problem, arguments.clone(), o, l)?,
+        }
         let q = self.output(&p.q_shape(), p.element, 0);
         let [k, v] = [(); 2].map(|()| self.output(&p.kv_shape(), p.element, 0));
         let dbias = bias.map(|bias| self.output(&bias.shape, ElementType::F32, 0));

@@ -79,12 +79,15 @@ impl<B: MaskedAttentionOps, C: CheckpointStrategy> MaskedAttentionOps for Autodi
     }
 }
 
+/// A tensor of the graph.
+type Recorded<B, C> = FloatTensor<Autodiff<B, C>>;
+
 fn run<B: MaskedAttentionOps, C: CheckpointStrategy>(
-    [q, k, v]: [FloatTensor<Autodiff<B, C>>; 3],
+    [q, k, v]: [Recorded<B, C>; 3],
     masking: Masking<Autodiff<B, C>>,
     problem: MaskedProblem,
     differentiable_lse: bool,
-) -> (FloatTensor<Autodiff<B, C>>, FloatTensor<Autodiff<B, C>>) {
+) -> (Recorded<B, C>, Recorded<B, C>) {
     let plan = match masking.plan {
         OptionalPlan::None => None,
         OptionalPlan::Some { bits, counts } => Some((bits, counts)),

@@ -72,7 +72,7 @@ pub fn try_masked_attention(
     bias: Option<Tensor<4>>,
     options: AttentionOptions,
 ) -> Result<Tensor<4>, AttentionError> {
-    let (out, _) = Call::new([q, k, v], mask.map(Mask::Tensor), bias, options)?
+    let (out, _) = Call::new([q, k, v], mask.as_ref().map(Mask::Tensor), bias, options)?
         .run(Dispatch::masked_attention_forward);
     Ok(out)
 }
@@ -108,7 +108,7 @@ pub fn try_masked_attention_with_lse(
     bias: Option<Tensor<4>>,
     options: AttentionOptions,
 ) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
-    let call = Call::new([q, k, v], mask.map(Mask::Tensor), bias, options)?;
+    let call = Call::new([q, k, v], mask.as_ref().map(Mask::Tensor), bias, options)?;
     Ok(call.run(Dispatch::masked_attention_forward_with_lse))
 }
 
@@ -144,16 +144,16 @@ pub fn try_masked_attention_with_plan(
     bias: Option<Tensor<4>>,
     options: AttentionOptions,
 ) -> Result<Tensor<4>, AttentionError> {
-    let mask = Some(Mask::Plan(plan.clone()));
+    let mask = Some(Mask::Plan(plan));
     let (out, _) =
         Call::new([q, k, v], mask, bias, options)?.run(Dispatch::masked_attention_forward);
     Ok(out)
 }
 
 /// A mask in either form.
-enum Mask {
-    Tensor(AttentionMask),
-    Plan(TilePlan),
+enum Mask<'a> {
+    Tensor(&'a AttentionMask),
+    Plan(&'a TilePlan),
 }
 
 /// A validated call.
@@ -168,7 +168,7 @@ struct Call {
 impl Call {
     fn new(
         rows: [Tensor<4>; 3],
-        mask: Option<Mask>,
+        mask: Option<Mask<'_>>,
         bias: Option<Tensor<4>>,
         options: AttentionOptions,
     ) -> Result<Self, AttentionError> {
@@ -202,8 +202,10 @@ impl Call {
         let bias = (bias.map(|bias| as_f32(TensorName::Bias, bias))).transpose()?;
         // Nothing is computed before this line.
         let plan = match (mask, problem.plan) {
-            (Some(Mask::Tensor(mask)), Some(geometry)) => Some(TilePlan::of(mask, geometry)),
-            (Some(Mask::Plan(plan)), _) => Some(plan),
+            (Some(Mask::Tensor(mask)), Some(geometry)) => {
+                Some(TilePlan::of(mask.clone(), geometry))
+            }
+            (Some(Mask::Plan(plan)), _) => Some(plan.clone()),
             _ => None,
         };
         Ok(Self {

@@ -1,6 +1,7 @@
 //! Calls that together launch every variant. A case only adds what no earlier one has launched.
 
 mod decoding;
+mod masked;
 
 use crate::lists::{QueryTiles, live_keys, tile_key_lists};
 use crate::{
@@ -31,6 +32,7 @@ pub(super) fn all() -> Vec<Case> {
     let mut cases = selection();
     cases.extend(attention());
     cases.extend(decoding::all());
+    cases.extend(masked::all());
     cases
 }
 

@@ -1,22 +1,27 @@
 //! Host side of the forward pass.
 
-use super::args::MaskedInputs;
+use super::args::{MaskBits, MaskedInputs};
 use super::forward::forward_kernel;
+use super::lists::block_lists;
+use crate::Engine;
+use crate::forward::mma::{self, MmaBlueprint, rows_are_chunks};
 use crate::tile::{
-    Blueprint, Layout, Pass, address_type, check_device, check_tensor, elem_type, fill, vector_size,
+    Blueprint, Layout, Pass, Slice, address_type, check_device, check_tensor, elem_type, fill,
+    vector_size,
 };
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::{AttentionError, MaskedProblem, TensorName};
 
-/// Buffers of [`forward_kernel`].
-const BINDINGS: u32 = 8;
+/// Buffers of [`forward_kernel`] and of the tensor-core kernels.
+const BINDINGS: u32 = 9;
 
 /// Attention of every query over the keys it sees: writes `out` (`[batch, q_heads, q_len, head_dim]`, the
 /// problem's element type) and `lse` (`[batch, q_heads, q_len]`, f32, natural logarithm), both contiguous and
 /// overwritten. A query that sees nothing gets zeros and −∞.
 ///
-/// Runs asynchronously on the client's stream. Blocks of the plan that a query tile does not see are skipped.
+/// Runs asynchronously on the client's stream, on the engine of [`masked_forward_engine`]. Blocks of the plan that
+/// a query tile does not see are skipped, those that it sees whole are not tested.
 ///
 /// # Errors
 ///
@@ -29,9 +34,37 @@ pub fn masked_forward(
     out: TensorBinding,
     lse: TensorBinding,
 ) -> Result<(), AttentionError> {
+    let plan = ForwardPlan::choose(client, problem, &inputs)?;
+    forward_with(client, problem, inputs, out, lse, plan)
+}
+
+/// [`masked_forward`] on a given engine.
+///
+/// # Errors
+///
+/// As [`masked_forward`]; further [`AttentionError::Unsupported`] if the engine does not serve the problem.
+pub fn masked_forward_on(
+    engine: Engine,
+    client: &Client,
+    problem: &MaskedProblem,
+    inputs: MaskedInputs,
+    out: TensorBinding,
+    lse: TensorBinding,
+) -> Result<(), AttentionError> {
+    let plan = ForwardPlan::of(engine, client, problem, &inputs)?;
+    forward_with(client, problem, inputs, out, lse, plan)
+}
+
+fn forward_with(
+    client: &Client,
+    problem: &MaskedProblem,
+    inputs: MaskedInputs,
+    out: TensorBinding,
+    lse: TensorBinding,
+    engine: ForwardPlan,
+) -> Result<(), AttentionError> {
     let p = &problem.attention;
     let size = p.element.size();
-    let blueprint = Blueprint::choose(Pass::Forward, p, &client.properties().hardware)?;
     inputs.check(problem)?;
     check_tensor(
         TensorName::Out,
@@ -41,8 +74,12 @@ pub fn masked_forward(
         Layout::Contiguous,
     )?;
     check_tensor(TensorName::Lse, &lse, &p.lse_shape(), 4, Layout::Contiguous)?;
-    let tiles = p.q_len.div_ceil(blueprint.outer_rows());
-    check_device(client, p, BINDINGS, [tiles, p.q_heads, p.batch])?;
+    let tiles = p.q_len.div_ceil(engine.queries());
+    let cubes = match &engine {
+        ForwardPlan::Portable(_) => [tiles, p.q_heads, p.batch],
+        ForwardPlan::Wgmma(blueprint) => [tiles, p.batch * p.q_heads / blueprint.heads, 1],
+    };
+    check_device(client, p, BINDINGS, cubes)?;
     if p.batch * p.q_len == 0 {
         return Ok(());
     }
@@ -51,10 +88,110 @@ pub fn masked_forward(
         fill(client, &lse, f32::NEG_INFINITY, f32::elem_type_native());
         return Ok(());
     }
+    match engine {
+        ForwardPlan::Portable(blueprint) => {
+            launch_portable(client, problem, inputs, &out, &lse, tiles, blueprint);
+        }
+        ForwardPlan::Wgmma(blueprint) => {
+            let selection = inputs.blocks(client, problem, blueprint.queries());
+            let slice = Slice {
+                selection,
+                first_tile: 0,
+                tiles,
+            };
+            let rows = [inputs.q, inputs.k, inputs.v];
+            mma::launch_slice(client, p, rows, slice, &out, &lse, blueprint, 1);
+        }
+    }
+    Ok(())
+}
+
+/// The engine that [`masked_forward`] runs on: [`Engine::Wgmma`] for f16 and bf16 with a head dimension of 64, 128 or
+/// 256 on sm_90, rows that begin at multiples of 16 bytes and no bias but one that all queries share, with a
+/// contiguous last axis; [`Engine::Portable`] for everything else. [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE)
+/// leaves engines out.
+#[must_use]
+pub fn masked_forward_engine(
+    client: &Client,
+    problem: &MaskedProblem,
+    inputs: &MaskedInputs,
+) -> Engine {
+    match ForwardPlan::choose(client, problem, inputs) {
+        Ok(ForwardPlan::Wgmma(_)) => Engine::Wgmma,
+        _ => Engine::Portable,
+    }
+}
+
+/// An engine and its configuration.
+enum ForwardPlan {
+    Portable(Blueprint),
+    Wgmma(MmaBlueprint),
+}
+
+impl ForwardPlan {
+    fn choose(
+        client: &Client,
+        problem: &MaskedProblem,
+        inputs: &MaskedInputs,
+    ) -> Result<Self, AttentionError> {
+        for &engine in Engine::tensor_cores()? {
+            if let Ok(plan) = Self::of(engine, client, problem, inputs) {
+                return Ok(plan);
+            }
+        }
+        Self::of(Engine::Portable, client, problem, inputs)
+    }
+
+    fn of(
+        engine: Engine,
+        client: &Client,
+        problem: &MaskedProblem,
+        inputs: &MaskedInputs,
+    ) -> Result<Self, AttentionError> {
+        let (p, properties) = (&problem.attention, client.properties());
+        match engine {
+            Engine::Portable => {
+                return Blueprint::choose(Pass::Forward, p, &properties.hardware)
+                    .map(Self::Portable);
+            }
+            Engine::Wgmma if inputs.rows_are_chunks(p.element.size()) => {
+                MmaBlueprint::choose_masked(problem, properties)
+            }
+            _ => None,
+        }
+        .map(Self::Wgmma)
+        .ok_or_else(|| AttentionError::Unsupported {
+            what: format!(
+                "masks and biases on the {engine:?} engine for {} of head dimension {}",
+                p.element, p.head_dim
+            ),
+        })
+    }
+
+    /// Queries a tile.
+    fn queries(&self) -> usize {
+        match self {
+            Self::Portable(blueprint) => blueprint.outer_rows(),
+            Self::Wgmma(blueprint) => blueprint.queries(),
+        }
+    }
+}
+
+fn launch_portable(
+    client: &Client,
+    problem: &MaskedProblem,
+    inputs: MaskedInputs,
+    out: &TensorBinding,
+    lse: &TensorBinding,
+    tiles: usize,
+    blueprint: Blueprint,
+) {
+    let p = &problem.attention;
+    let size = p.element.size();
     let Words { bits, counts, bias } = inputs.words();
     let MaskedInputs { q, k, v, .. } = inputs;
-    let typed = [&q, &k, &v, &out];
-    let words = [&bits, &counts, &bias, &lse];
+    let typed = [&q, &k, &v, out];
+    let words = [&bits, &counts, &bias, lse];
     // SAFETY: every buffer was checked to hold the shape and strides that the kernel indexes by.
     unsafe {
         forward_kernel::launch_unchecked(
@@ -79,7 +216,6 @@ pub fn masked_forward(
             elem_type(p.element),
         );
     }
-    Ok(())
 }
 
 /// What the kernels read beside q, k and v. What the problem lacks is any buffer, never read.
@@ -92,16 +228,37 @@ pub(super) struct Words {
 impl MaskedInputs {
     pub(super) fn words(&self) -> Words {
         let none = || self.q.clone();
+        let plan = self.plan.as_ref();
         Words {
-            bits: self
-                .plan
-                .as_ref()
-                .map_or_else(none, |plan| plan.bits.clone()),
-            counts: self
-                .plan
-                .as_ref()
-                .map_or_else(none, |plan| plan.counts.clone()),
+            bits: plan.map_or_else(none, |plan| plan.bits.clone()),
+            counts: plan.map_or_else(none, |plan| plan.counts.clone()),
             bias: self.bias.clone().unwrap_or_else(none),
+        }
+    }
+
+    /// Whether rows begin where the tensor-core engines want them, and a bias lies as they read it.
+    pub(super) fn rows_are_chunks(&self, size: usize) -> bool {
+        let rows = [&self.q, &self.k, &self.v];
+        rows.iter().all(|rows| rows_are_chunks(rows, size))
+            && (self.bias.as_ref()).is_none_or(|bias| bias.strides.last() == Some(&1))
+    }
+
+    /// What a tensor-core kernel with tiles of `queries` reads in the place of scores, intervals, lists and counts.
+    pub(super) fn blocks(
+        &self,
+        client: &Client,
+        problem: &MaskedProblem,
+        queries: usize,
+    ) -> [TensorBinding; 4] {
+        let none = || self.q.clone();
+        let bias = self.bias.clone().unwrap_or_else(none);
+        match (&self.plan, &problem.plan) {
+            (Some(plan), Some(geometry)) => {
+                let lists = block_lists(client, geometry, plan, queries);
+                let MaskBits { bits, .. } = plan.clone();
+                [bias, bits, lists.list, lists.counts]
+            }
+            _ => [bias, none(), none(), none()],
         }
     }
 }

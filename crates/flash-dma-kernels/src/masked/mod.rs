@@ -11,11 +11,12 @@ mod dkdv;
 mod dq;
 mod forward;
 mod launch;
+mod lists;
 mod pack;
 mod plan;
 mod seen;
 
 pub use args::{MaskBits, MaskedGradients, MaskedInputs};
 pub use backward::masked_backward;
-pub use launch::masked_forward;
+pub use launch::{masked_forward, masked_forward_engine, masked_forward_on};
 pub use plan::plan;

@@ -51,13 +51,13 @@ pub(super) fn pack_kernel<M: Int, N: Size>(
                 #[unroll]
                 for e in 0..size {
                     let bit = comptime!((piece * size + e) as u32);
-                    value = value | (u32::cast_from(shows::<M>(part.extract(e), hidden)) << bit);
+                    value |= u32::cast_from(shows::<M>(part.extract(e), hidden)) << bit;
                 }
             }
         } else {
             for key in 0..count {
                 let shown = shows::<M>(mask[base + (first + key) * stride].extract(0usize), hidden);
-                value = value | (u32::cast_from(shown) << key as u32);
+                value |= u32::cast_from(shown) << key as u32;
             }
         }
     }

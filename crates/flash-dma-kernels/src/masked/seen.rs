@@ -53,7 +53,7 @@ pub(super) fn seen_keys(
                 stored = 0usize;
             }
             let at = ((row * blocks + block) * queries + stored) * 2 + first / 32 % 2;
-            seen = seen & (bits[at] >> (first % 32) as u32);
+            seen &= bits[at] >> (first % 32) as u32;
         }
     }
     seen

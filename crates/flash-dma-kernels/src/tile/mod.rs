@@ -33,6 +33,6 @@ pub(crate) use finite::{NO_NUMBER, exponent_bits, is_finite};
 pub(crate) use keys::TileKeys;
 pub(crate) use memory::{Row4, is_finite4, load_rows, load_vector, store_row};
 pub(crate) use product::{accumulate, accumulate_selected, products};
-pub(crate) use slices::for_each_slice;
+pub(crate) use slices::{Slice, for_each_slice};
 pub(crate) use softmax::OnlineSoftmax;
 pub(crate) use visibility::{Slots, logit, logit_slope, position};

@@ -4,7 +4,7 @@ use crate::tile::elem_type;
 use cubecl::CubeDim;
 use cubecl::ir::features::MmaConfig;
 use cubecl::prelude::*;
-use flash_dma_problem::{ElementType, Problem};
+use flash_dma_problem::{ElementType, MaskedProblem, PlanGeometry, Problem};
 
 /// The tensor cores' instruction of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,6 +36,10 @@ pub(crate) struct MmaBlueprint {
     pub causal: bool,
     /// Keys come from lists, carry a score and are attended to on an interval.
     pub sparse: bool,
+    /// Keys come in blocks of a tile plan.
+    pub masked: bool,
+    /// Keys carry a bias that all queries share.
+    pub biased: bool,
     /// Whether the scaled product is capped.
     pub softcap: bool,
     /// Several cubes share a query tile, each with a part of its keys.
@@ -97,6 +101,8 @@ impl MmaBlueprint {
             heads,
             causal: problem.causal,
             sparse: problem.has_scores,
+            masked: false,
+            biased: false,
             softcap: problem.softcap.is_some(),
             split: false,
         };
@@ -124,6 +130,15 @@ impl MmaBlueprint {
     /// products under way, four of 128 registers, three of 168 or two of 255. Problems of few cubes
     /// take as many as waste least of the last round of multiprocessors.
     pub(crate) fn choose_wgmma(problem: &Problem, properties: &DeviceProperties) -> Option<Self> {
+        Self::choose_wgmma_heads(problem, properties, 64)
+    }
+
+    /// [`choose_wgmma`](Self::choose_wgmma) with at most `most` heads a tile.
+    fn choose_wgmma_heads(
+        problem: &Problem,
+        properties: &DeviceProperties,
+        most: usize,
+    ) -> Option<Self> {
         let served = problem.element != ElementType::F32
             && problem.head_dim >= 32
             && problem.head_dim.is_multiple_of(16)
@@ -133,7 +148,7 @@ impl MmaBlueprint {
             return None;
         }
         let group = problem.group();
-        let heads = (1..=group.min(64)).rfind(|n| group.is_multiple_of(*n))?;
+        let heads = (1..=group.min(most)).rfind(|n| group.is_multiple_of(*n))?;
         let smallest = Self {
             instruction: Instruction::Wgmma,
             element: problem.element,
@@ -144,6 +159,8 @@ impl MmaBlueprint {
             heads,
             causal: problem.causal,
             sparse: problem.has_scores,
+            masked: false,
+            biased: false,
             softcap: problem.softcap.is_some(),
             split: false,
         };
@@ -159,6 +176,31 @@ impl MmaBlueprint {
             })
             .filter(|blueprint| {
                 blueprint.shared_bytes() <= properties.hardware.max_shared_memory_size
+            })
+    }
+
+    /// The configuration for a problem with a mask or a bias on `wgmma`, or `None` if it does not serve it: as
+    /// [`choose_wgmma`](Self::choose_wgmma), and the bias is one that all queries share. A tile has rows of heads
+    /// that share mask and bias.
+    pub(crate) fn choose_masked(
+        problem: &MaskedProblem,
+        properties: &DeviceProperties,
+    ) -> Option<Self> {
+        let shapes = [problem.plan.map(|plan| plan.mask), problem.bias];
+        let shared = |shape: &[usize; 4]| problem.heads_each(shape[1]) >= problem.attention.group();
+        let most = if shapes.iter().flatten().all(shared) {
+            64
+        } else {
+            1
+        };
+        let of_keys = |shape: [usize; 4]| shape[2] == 1 && shape[3] == problem.attention.k_len;
+        let served = problem.bias.is_none_or(of_keys);
+        Self::choose_wgmma_heads(&problem.attention, properties, most)
+            .filter(|blueprint| served && blueprint.key_tile == PlanGeometry::KEY_BLOCK)
+            .map(|blueprint| Self {
+                masked: problem.plan.is_some(),
+                biased: problem.bias.is_some(),
+                ..blueprint
             })
     }
 

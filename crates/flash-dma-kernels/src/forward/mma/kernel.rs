@@ -2,6 +2,7 @@
 
 use super::blueprint::MmaBlueprint;
 use super::logits::{LogitScale, SLACK, exp_of, score, sees};
+use super::mask::{MaskRows, score_row};
 use super::repair::add_not_finite;
 use super::rows::{CubeTile, TileKeys, TileRow, first_output_head};
 use super::stream::{KeyCopies, RowAddress, Stages, zero_not_finite};
@@ -102,7 +103,8 @@ pub(super) fn forward_mma_kernel<E: Float, O: Float>(
     }
     let k_rows = RowAddress::of::<E>(k, batch, kv_head).starting_at(keys.begin);
     let v_rows = RowAddress::of::<E>(v, batch, kv_head).starting_at(keys.begin);
-    let score_row = batch * scores.stride(0) + kv_head * scores.stride(1);
+    let mask = MaskRows::new(list, counts, &cube, bp);
+    let score_row = score_row(scores, &cube, bp);
     let logit_scale = LogitScale::new(scale, softcap, bp.softcap);
 
     let mut acc = zeros::<NC>(chunks);
@@ -305,6 +307,7 @@ pub(super) fn forward_mma_kernel<E: Float, O: Float>(
             kv_row * k_len,
             (out_head + row.head) * q_len + row.query,
             full_tiles * key_tile,
+            &mask,
             &logit_scale,
             2usize,
             bp,

@@ -7,7 +7,7 @@ use crate::Inputs;
 use crate::forward::merge::merge;
 use crate::lists::{LiveKeys, QueryTiles};
 use crate::scratch::scratch;
-use crate::tile::{address_type, elem_type, for_each_slice};
+use crate::tile::{Slice, address_type, elem_type, for_each_slice};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::Problem;
@@ -84,21 +84,46 @@ fn launch_parts(
     blueprint: MmaBlueprint,
     parts: usize,
 ) {
+    for_each_slice(client, problem, inputs, live, tiles, |slice| {
+        let Inputs { q, k, v, .. } = inputs.clone();
+        launch_slice(
+            client,
+            problem,
+            [q, k, v],
+            slice,
+            out,
+            lse,
+            blueprint,
+            parts,
+        );
+    });
+}
+
+/// One launch of the kernel of a blueprint, with q, k and v as `rows`. With a mask or a bias the slice's selection
+/// is what [`mask`](super::mask) says.
+pub(crate) fn launch_slice(
+    client: &Client,
+    problem: &Problem,
+    [q, k, v]: [TensorBinding; 3],
+    slice: Slice,
+    out: &TensorBinding,
+    lse: &TensorBinding,
+    blueprint: MmaBlueprint,
+    parts: usize,
+) {
     let output = if blueprint.split {
         f32::elem_type_native()
     } else {
         elem_type(problem.element)
     };
     let head_groups = (problem.batch * problem.q_heads / blueprint.heads) as u32;
-    for_each_slice(client, problem, inputs, live, tiles, |slice| {
-        let Inputs { q, k, v, .. } = inputs.clone();
-        let [scores, intervals, list, counts] = slice.selection;
-        let words = [&scores, &intervals, &list, &counts, lse];
-        let address = address_type(&[&q, &k, &v], problem.element.size())
-            .max(address_type(&words, 4))
-            .max(address_type(&[out], output.size()));
-        // One list of arguments: the kernels take the same.
-        macro_rules! launch {
+    let [scores, intervals, list, counts] = slice.selection;
+    let words = [&scores, &intervals, &list, &counts, lse];
+    let address = address_type(&[&q, &k, &v], problem.element.size())
+        .max(address_type(&words, 4))
+        .max(address_type(&[out], output.size()));
+    // One list of arguments: the kernels take the same.
+    macro_rules! launch {
     ($kernel:ident, $blueprint:expr) => {
         // SAFETY: the buffers were checked to hold the shapes and strides that the kernels index by, and
         // the lists hold keys below `k_len`.
@@ -128,9 +153,8 @@ fn launch_parts(
         }
     };
 }
-        match blueprint.instruction {
-            Instruction::Mma => launch!(forward_mma_kernel, blueprint),
-            Instruction::Wgmma => launch!(forward_wgmma_kernel, blueprint),
-        }
-    });
+    match blueprint.instruction {
+        Instruction::Mma => launch!(forward_mma_kernel, blueprint),
+        Instruction::Wgmma => launch!(forward_wgmma_kernel, blueprint),
+    }
 }

@@ -115,7 +115,7 @@ pub(crate) fn sees<E: Float>(
     first <= row.position && row.position < end
 }
 
-/// The score of slot `col` of key tile `tile`; 0 without scores.
+/// The score or bias of slot `col` of key tile `tile`; 0 without.
 #[cube]
 pub(crate) fn score<E: Float>(
     stages: &Stages<E>,
@@ -124,7 +124,7 @@ pub(crate) fn score<E: Float>(
     #[comptime] bp: MmaBlueprint,
 ) -> f32 {
     let mut z = 0.0f32;
-    if comptime!(bp.sparse) {
+    if comptime!(bp.sparse || bp.biased) {
         let stage = tile % comptime!(bp.stages);
         z = stages.scores[stage * comptime!(bp.key_tile) + col];
     }

@@ -4,6 +4,7 @@ mod blueprint;
 mod kernel;
 mod launch;
 mod logits;
+mod mask;
 mod repair;
 mod rows;
 mod split;
@@ -11,7 +12,8 @@ mod stream;
 mod wgmma;
 
 pub(crate) use blueprint::{Instruction, MmaBlueprint, has_wgmma};
-pub(crate) use launch::{launch, rows_are_chunks};
+pub(crate) use launch::{launch, launch_slice, rows_are_chunks};
 pub(crate) use logits::{LogitScale, exp_of, score, sees};
+pub(crate) use mask::HEADER;
 pub(crate) use rows::{CubeTile, TileKeys, TileRow, copy_queries, write_row};
 pub(crate) use stream::{KeyCopies, RowAddress, Stages, zero_not_finite};

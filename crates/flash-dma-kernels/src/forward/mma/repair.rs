@@ -8,6 +8,7 @@
 
 use super::blueprint::MmaBlueprint;
 use super::logits::{LogitScale, exp_of};
+use super::mask::{MaskRows, listed_key};
 use super::rows::{TileKeys, TileRow};
 use super::stream::RowAddress;
 use crate::tile::is_finite;
@@ -40,6 +41,7 @@ pub(super) fn add_not_finite<E: Float, O: Float, NQ: Size>(
     interval_row: usize,
     out_row: usize,
     from: usize,
+    mask: &MaskRows,
     scale: &LogitScale,
     #[comptime] q_width: usize,
     #[comptime] bp: MmaBlueprint,
@@ -54,6 +56,13 @@ pub(super) fn add_not_finite<E: Float, O: Float, NQ: Size>(
             let interval = intervals[interval_row + key];
             first = interval.extract(0usize) as i32;
             end = interval.extract(1usize) as i32;
+        } else if comptime!(bp.masked) {
+            key = listed_key(list, keys, slot);
+            first = key as i32;
+            end = k.shape(2) as i32;
+            if key >= k.shape(2) || !mask.sees(intervals, row, key, q.shape(2)) {
+                end = 0i32;
+            }
         }
         if row.valid && first <= row.position && row.position < end {
             let mut finite = true;
@@ -73,7 +82,7 @@ pub(super) fn add_not_finite<E: Float, O: Float, NQ: Size>(
                     }
                 }
                 let mut z = 0.0f32;
-                if comptime!(bp.sparse) {
+                if comptime!(bp.sparse || bp.biased) {
                     z = scores[score_row + key];
                 }
                 let x = scale.apply(product, z, bp.softcap);

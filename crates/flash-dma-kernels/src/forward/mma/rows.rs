@@ -1,6 +1,7 @@
 //! Which queries the rows of a tile are, how they come to shared memory and how a warpgroup's go back.
 
 use super::blueprint::MmaBlueprint;
+use super::mask::{HEADER, KEY_BLOCK, broadcast_row};
 use crate::tile::mma::{Chunk, copied_chunk, copy_or_zero};
 use crate::tile::wgmma::group_place;
 use cubecl::prelude::*;
@@ -12,6 +13,8 @@ use cubecl::prelude::*;
 pub(crate) struct CubeTile {
     /// The sequence.
     pub batch: usize,
+    /// Query heads of a sequence.
+    pub q_heads: usize,
     /// The first head of the tile's rows, in the sequence.
     pub first_head: usize,
     /// Their kv head, in the sequence and over all sequences.
@@ -37,6 +40,7 @@ impl CubeTile {
         let local = cubes as usize - 1 - CUBE_POS_X as usize;
         CubeTile {
             batch,
+            q_heads,
             first_head: head % q_heads,
             kv_head,
             kv_row: batch * kv_heads + kv_head,
@@ -95,7 +99,7 @@ impl TileRow {
     }
 }
 
-/// The keys of one query tile: its list if `bp.sparse`, else the keys `begin..begin + total`.
+/// The keys of one query tile: its list if `bp.sparse`, the listed blocks if `bp.masked`, else the keys `begin..begin + total`.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct TileKeys {
     /// Begin of the list.
@@ -132,6 +136,13 @@ impl TileKeys {
             let at = own.kv_row * counts.stride(0) + place * counts.stride(1);
             full = counts[at] as usize;
             total = counts[at + 1] as usize;
+        } else if comptime!(bp.masked) {
+            let (batch, head) = broadcast_row(list, own);
+            base = batch * list.stride(0) + head * list.stride(1) + own.tile * list.stride(2);
+            let tile = (batch * list.shape(1) + head) * list.shape(2) + own.tile;
+            let at = HEADER + tile * 2;
+            full = counts[at] as usize * KEY_BLOCK;
+            total = counts[at + 1] as usize * KEY_BLOCK;
         } else if comptime!(bp.causal) {
             let first = own.tile * comptime!(bp.queries());
             let last = min(first + comptime!(bp.queries()), q_len);

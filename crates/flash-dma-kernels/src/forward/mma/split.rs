@@ -147,6 +147,8 @@ mod tests {
             heads: heads / kv_heads,
             causal: true,
             sparse: window.is_some(),
+            masked: false,
+            biased: false,
             softcap: false,
             split: false,
         };

@@ -1,6 +1,7 @@
 //! The keys of a query tile, copied into shared memory ahead of their use.
 
 use super::blueprint::{Instruction, MmaBlueprint};
+use super::mask::KEY_BLOCK;
 use super::rows::TileKeys;
 use crate::tile::is_finite;
 use crate::tile::mma::{
@@ -17,7 +18,7 @@ pub(crate) struct Stages<E: Float> {
     pub k: Shared<[Chunk<E>]>,
     /// `[stages, key_tile, chunks]`, chunks placed by [`place_of`].
     pub v: Shared<[Chunk<E>]>,
-    /// `[stages, key_tile]`; sparse only.
+    /// `[stages, key_tile]`; sparse and biased only.
     pub scores: Shared<[f32]>,
     /// `[stages, key_tile]`, first and end; sparse only. Slots past the last key are empty intervals.
     pub intervals: Shared<[Vector<u32, Const<2>>]>,
@@ -90,8 +91,10 @@ pub(crate) struct KeyCopies {
     v_stages: u32,
     /// Place of its first chunk in a stage, in bytes.
     own: u32,
+    /// The last key of the head; masked only.
+    last: u32,
     /// The keys it copies of the next tile, `bp.copies()` of them, and one whose score and interval it copies: read a tile
-    /// ahead of their use, so that the copies do not wait. Sparse only.
+    /// ahead of their use, so that the copies do not wait. If masked, the first is the block of that tile.
     next: Array<u32>,
 }
 
@@ -111,7 +114,7 @@ impl KeyCopies {
         let (k_first, v_first) = (k_rows.base + own.col, v_rows.base + own.col);
         let mut next = Array::<u32>::new(comptime!(bp.copies() + 1));
         let mut first = 0u64;
-        if comptime!(bp.sparse) {
+        if comptime!(bp.sparse || bp.masked) {
             first = global_address(&list[keys.list..keys.list + 1]);
         }
         #[unroll]
@@ -128,6 +131,7 @@ impl KeyCopies {
             k_stages: uniform(shared_address(&stages.k[0..1]) as usize) as u32,
             v_stages: uniform(shared_address(&stages.v[0..1]) as usize) as u32,
             own: place_of(own.row, own.col, bp) as u32 * 16,
+            last: k.shape(2) as u32 - 1,
             next,
         };
         if keys.total > 0 {
@@ -150,7 +154,22 @@ impl KeyCopies {
                 self.next[comptime!(bp.copies())] =
                     read_ahead(self.list, within(first + unit, keys) as u32);
             }
+        } else if comptime!(bp.masked) {
+            let slot = within(tile * comptime!(bp.key_tile), keys);
+            self.next[0] = read_ahead(self.list, (slot / KEY_BLOCK) as u32);
         }
+    }
+
+    /// The key of slot `slot` of tile `tile`, which is not listed one by one; past the last key that key again.
+    fn key(&self, keys: &TileKeys, tile: usize, slot: usize, #[comptime] bp: MmaBlueprint) -> u32 {
+        let mut key = within(tile * comptime!(bp.key_tile) + slot, keys) as u32;
+        if comptime!(bp.masked) {
+            key = min(
+                self.next[0] * comptime!(KEY_BLOCK as u32) + slot as u32,
+                self.last,
+            );
+        }
+        key
     }
 
     /// Starts the copies of tile `tile`, which has keys, into its stage, and reads the keys of the tile behind it; tiles
@@ -174,7 +193,7 @@ impl KeyCopies {
         #[unroll]
         for c in 0..comptime!(bp.copies()) {
             let chunk = copied_chunk(c, units, chunks);
-            let mut key = within(tile * key_tile + chunk.row, keys) as u32;
+            let mut key = self.key(keys, tile, chunk.row, bp);
             if comptime!(bp.sparse) {
                 key = self.next[c];
             }
@@ -212,6 +231,18 @@ impl KeyCopies {
                     &mut stages.intervals[place..place + 1],
                     there,
                     8u32,
+                );
+            }
+        } else if comptime!(bp.biased) {
+            let unit = UNIT_POS as usize;
+            if unit < key_tile {
+                let place = stage * key_tile + unit;
+                let from = score_row + self.key(keys, tile, unit, bp) as usize;
+                copy_or_zero(
+                    &scores[from..from + 1],
+                    &mut stages.scores[place..place + 1],
+                    true,
+                    4u32,
                 );
             }
         }

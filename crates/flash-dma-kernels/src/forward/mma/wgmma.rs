@@ -2,6 +2,7 @@
 
 use super::blueprint::MmaBlueprint;
 use super::logits::{LogitScale, SLACK, exp_of, hide_unseen, tile_logits};
+use super::mask::{MaskRows, hide_masked, score_row};
 use super::repair::add_not_finite;
 use super::rows::{CubeTile, TileKeys, TileRow, copy_queries, first_output_head, write_row};
 use super::stream::{KeyCopies, RowAddress, Stages, zero_not_finite};
@@ -61,7 +62,8 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
     }
     let k_rows = RowAddress::of::<E>(k, batch, kv_head).starting_at(keys.begin);
     let v_rows = RowAddress::of::<E>(v, batch, kv_head).starting_at(keys.begin);
-    let score_row = batch * scores.stride(0) + kv_head * scores.stride(1);
+    let mask = MaskRows::new(list, counts, &cube, bp);
+    let score_row = score_row(scores, &cube, bp);
     let logit_scale = LogitScale::new(scale, softcap, bp.softcap);
     let first_row = warp / 4 * comptime!(64 * bp.chunks());
     let own_queries = Panels::at::<E>(&queries[first_row..first_row + 1]);
@@ -146,6 +148,16 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
                 bp,
             );
         }
+        let mut seen0 = Vector::<u32, Const<2>>::new(0u32);
+        let mut seen1 = Vector::<u32, Const<2>>::new(0u32);
+        if comptime!(bp.masked) {
+            // On their way while the tensor cores multiply.
+            if boundary {
+                let block = list[keys.list + tile] as usize;
+                seen0 = mask.words(intervals, &row0, block, q_len);
+                seen1 = mask.words(intervals, &row1, block, q_len);
+            }
+        }
         let products = finish::<NS>(products, comptime!(bp.key_tile / 2));
         if comptime!(lag == 2) {
             acc = finish::<NO>(acc, comptime!(bp.output_elements()));
@@ -157,7 +169,11 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
         // their own: a branch an element would keep the others from overlapping.
         let mut s = tile_logits::<E, NS>(&products, &stages, tile, &logit_scale, bp);
         if boundary {
-            s = hide_unseen::<E, NS>(&s, &row0, &row1, &stages, tile, k_len, bp);
+            if comptime!(bp.masked) {
+                s = hide_masked::<NS>(&s, seen0, seen1, bp);
+            } else {
+                s = hide_unseen::<E, NS>(&s, &row0, &row1, &stages, tile, k_len, bp);
+            }
         }
         let mut new0 = max0;
         let mut new1 = max1;
@@ -274,6 +290,7 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
             kv_row * k_len,
             (out_head + row.head) * q_len + row.query,
             full_tiles * key_tile,
+            &mask,
             &logit_scale,
             8usize,
             bp,

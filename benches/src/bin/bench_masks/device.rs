@@ -1,0 +1,269 @@
+//! The buffers of a case on a device, the calls on them, and their check.
+
+use crate::cases::{Case, Pattern};
+use cubecl::client::Client;
+use cubecl::future::block_on;
+use cubecl::prelude::TensorBinding;
+use cubecl::server::Handle;
+use flash_dma_benches::buffers::device_time;
+use flash_dma_kernels::{
+    AttentionOptions, ElementType, Engine, MaskBits, MaskedGradients, MaskedInputs, MaskedProblem,
+    Saved, contiguous_strides, masked_backward, masked_forward, masked_forward_engine, plan,
+};
+use flash_dma_reference::Rng;
+use half::bf16;
+
+/// A call that is timed.
+pub type Call = fn(&Calls, &Client);
+
+/// The buffers of a case.
+pub struct Calls {
+    /// Visible pairs of those that causal masking leaves.
+    pub density: f64,
+    problem: MaskedProblem,
+    pattern: Pattern,
+    rows: [Vec<bf16>; 3],
+    bias: Vec<f32>,
+    mask: Option<Handle>,
+    inputs: MaskedInputs,
+    out: Handle,
+    lse: Handle,
+    saved: Saved,
+    grads: MaskedGradients,
+}
+
+/// Device time of a call, in milliseconds.
+pub fn time(client: &Client, calls: &Calls, call: Call) -> f64 {
+    device_time(client, || call(calls, client)).as_secs_f64() * 1e3
+}
+
+fn binding(handle: &Handle, shape: &[usize]) -> TensorBinding {
+    TensorBinding {
+        handle: handle.clone().binding(),
+        strides: contiguous_strides(shape).collect(),
+        shape: shape.to_vec().into(),
+        tiling: Default::default(),
+    }
+}
+
+impl Calls {
+    /// Random inputs.
+    pub fn new(client: &Client, case: &Case) -> Self {
+        let (len, dim) = (case.len, case.head_dim);
+        let (q, kv) = ([1, case.q_heads, len, dim], [1, case.kv_heads, len, dim]);
+        let masked = !matches!(case.pattern, Pattern::Unmasked);
+        let (mask_shape, bias_shape) = ([1, 1, len, len], [1, case.kv_heads, 1, len]);
+        let problem = MaskedProblem::new(
+            &q,
+            &kv,
+            &kv,
+            masked.then_some(&mask_shape),
+            case.bias.then_some(&bias_shape),
+            ElementType::Bf16,
+            &AttentionOptions::new(),
+        )
+        .expect("the table is valid");
+        let mut rng = Rng::new(7);
+        let mut random = |shape: &[usize]| -> Vec<bf16> {
+            (0..shape.iter().product::<usize>())
+                .map(|_| bf16::from_f64(2.0 * rng.uniform() - 1.0))
+                .collect()
+        };
+        let rows = [random(&q), random(&kv), random(&kv)];
+        let grad_out = random(&q);
+        let bias: Vec<f32> = (0..case.kv_heads * len)
+            .map(|_| rng.normal() as f32)
+            .collect();
+        let upload = |values: &[bf16]| client.create_from_slice(bytemuck::cast_slice(values));
+        let empty =
+            |shape: &[usize], size: usize| client.empty(shape.iter().product::<usize>() * size);
+        let mut visible = 0usize;
+        let mask = masked.then(|| {
+            let bytes = mask(case.pattern, len, &bias[..len], &mut rng);
+            for (i, row) in bytes.chunks(len).enumerate() {
+                visible += row[..=i].iter().map(|&x| usize::from(x)).sum::<usize>();
+            }
+            client.create_from_slice(&bytes)
+        });
+        let pairs = len * (len + 1) / 2;
+        let bits = problem.plan.map(|geometry| MaskBits {
+            bits: binding(&empty(&geometry.bits_shape(), 4), &geometry.bits_shape()),
+            counts: binding(
+                &empty(&geometry.counts_shape(), 4),
+                &geometry.counts_shape(),
+            ),
+        });
+        let [qh, kh, vh] = rows.each_ref().map(|values| upload(values));
+        let inputs = MaskedInputs {
+            q: binding(&qh, &q),
+            k: binding(&kh, &kv),
+            v: binding(&vh, &kv),
+            plan: bits,
+            bias: (case.bias).then(|| {
+                let handle = client.create_from_slice(bytemuck::cast_slice(&bias));
+                binding(&handle, &bias_shape)
+            }),
+        };
+        let (out, lse) = (empty(&q, 2), empty(&q[..3], 4));
+        let saved = Saved {
+            out: binding(&out, &q),
+            lse: binding(&lse, &q[..3]),
+            grad_out: binding(&upload(&grad_out), &q),
+            grad_lse: None,
+        };
+        let grads = MaskedGradients {
+            q: binding(&empty(&q, 2), &q),
+            k: binding(&empty(&kv, 2), &kv),
+            v: binding(&empty(&kv, 2), &kv),
+            bias: (case.bias).then(|| binding(&empty(&bias_shape, 4), &bias_shape)),
+        };
+        Self {
+            density: if masked {
+                visible as f64 / pairs as f64
+            } else {
+                1.0
+            },
+            problem,
+            pattern: case.pattern,
+            rows,
+            bias: if case.bias { bias } else { Vec::new() },
+            mask,
+            inputs,
+            out,
+            lse,
+            saved,
+            grads,
+        }
+    }
+
+    /// Each phase of the case with its engine.
+    pub fn phases(&self, client: &Client) -> Vec<(&'static str, &'static str, Call)> {
+        let name = |engine| match engine {
+            Engine::Wgmma => "wgmma",
+            Engine::Mma => "mma",
+            _ => "portable",
+        };
+        let (problem, inputs) = (&self.problem, &self.inputs);
+        let forward = name(masked_forward_engine(client, problem, inputs));
+        let mut phases: Vec<(_, _, Call)> = Vec::new();
+        if self.mask.is_some() {
+            phases.push(("plan", "portable", Self::plan));
+        }
+        phases.push(("forward", forward, Self::forward));
+        phases.push(("backward", "portable", Self::backward));
+        phases
+    }
+
+    fn plan(&self, client: &Client) {
+        let (Some(mask), Some(bits), Some(geometry)) =
+            (&self.mask, &self.inputs.plan, &self.problem.plan)
+        else {
+            return;
+        };
+        let mask = binding(mask, &geometry.mask);
+        plan(client, geometry, mask, 1, false, bits.clone()).expect("a valid plan");
+    }
+
+    fn forward(&self, client: &Client) {
+        let p = &self.problem.attention;
+        let out = binding(&self.out, &p.q_shape());
+        let lse = binding(&self.lse, &p.lse_shape());
+        masked_forward(client, &self.problem, self.inputs.clone(), out, lse).expect("a valid call");
+    }
+
+    fn backward(&self, client: &Client) {
+        let (inputs, saved) = (self.inputs.clone(), self.saved.clone());
+        masked_backward(client, &self.problem, inputs, saved, self.grads.clone())
+            .expect("a valid call");
+    }
+
+    /// Plans, and compares sampled rows of a forward pass with f64.
+    ///
+    /// # Panics
+    ///
+    /// If one is wrong.
+    pub fn check(&self, client: &Client) {
+        self.plan(client);
+        self.forward(client);
+        block_on(client.sync()).expect("the device works");
+        let read = |handle: &Handle| client.read_one(handle.clone()).expect("the launch failed");
+        let (out, lse) = (read(&self.out), read(&self.lse));
+        let out: &[bf16] = bytemuck::cast_slice(&out);
+        let lse: &[f32] = bytemuck::cast_slice(&lse);
+        let p = &self.problem.attention;
+        let (len, dim) = (p.q_len, p.head_dim);
+        let mask = self.mask.as_ref().map(read);
+        let mut rng = Rng::new(11);
+        for _ in 0..24 {
+            let (head, query) = (rng.below(p.q_heads), rng.below(len));
+            let kv = head / p.group();
+            let row = |values: &[bf16], at: usize| -> Vec<f64> {
+                values[at * dim..(at + 1) * dim]
+                    .iter()
+                    .map(|x| x.to_f64())
+                    .collect()
+            };
+            let q = row(&self.rows[0], head * len + query);
+            let seen = |j: usize| mask.as_ref().is_none_or(|mask| mask[query * len + j] != 0);
+            let keys: Vec<usize> = (0..=query).filter(|&j| seen(j)).collect();
+            let logits: Vec<f64> = (keys.iter())
+                .map(|&j| {
+                    let k = row(&self.rows[1], kv * len + j);
+                    let dot: f64 = q.iter().zip(&k).map(|(a, b)| a * b).sum();
+                    let bias = self.bias.get(kv * len + j).copied().unwrap_or(0.0);
+                    f64::from(p.scale) * dot + f64::from(bias)
+                })
+                .collect();
+            let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = logits.iter().map(|x| (x - max).exp()).sum();
+            let at = head * len + query;
+            let want = max + sum.ln();
+            assert!(
+                (f64::from(lse[at]) - want).abs() < 1e-4 || keys.is_empty(),
+                "{:?}: lse of head {head} query {query}: {} instead of {want}",
+                self.pattern,
+                lse[at]
+            );
+            let mut exact = vec![0.0; dim];
+            for (&j, x) in keys.iter().zip(&logits) {
+                let weight = (x - max).exp() / sum;
+                for (w, v) in exact.iter_mut().zip(row(&self.rows[2], kv * len + j)) {
+                    *w += weight * v;
+                }
+            }
+            let size = exact.iter().fold(0.0f64, |m, x| m.max(x.abs()));
+            for (c, (got, want)) in row(out, at).iter().zip(&exact).enumerate() {
+                assert!(
+                    (got - want).abs() <= 1.6e-2 * size,
+                    "{:?}: out of head {head} query {query} column {c}: {got} instead of {want}",
+                    self.pattern
+                );
+            }
+        }
+    }
+}
+
+/// The mask `[len, len]`, a byte a pair; what causal masking hides may be anything.
+fn mask(pattern: Pattern, len: usize, bias: &[f32], rng: &mut Rng) -> Vec<u8> {
+    let mut bytes = vec![0u8; len * len];
+    // The keys seen so far, the best first.
+    let mut best: Vec<usize> = Vec::new();
+    for (i, row) in bytes.chunks_mut(len).enumerate() {
+        match pattern {
+            Pattern::Unmasked | Pattern::All => row.fill(1),
+            Pattern::Window(window) => row[(i + 1).saturating_sub(window)..=i].fill(1),
+            Pattern::Documents(document) => row[i / document * document..=i].fill(1),
+            Pattern::Scattered(density) => {
+                row.iter_mut()
+                    .for_each(|x| *x = u8::from(rng.uniform() < density));
+            }
+            Pattern::Top(window) => {
+                let at = best.partition_point(|&j| bias[j] >= bias[i]);
+                best.insert(at, i);
+                best.truncate(window);
+                best.iter().for_each(|&j| row[j] = 1);
+            }
+        }
+    }
+    bytes
+}

@@ -1,0 +1,80 @@
+//! Plans, masks and biases.
+
+use super::{Case, HEADS, case, tensor};
+use crate::{
+    AttentionOptions, ElementType, Engine, MaskBits, MaskedGradients, MaskedInputs, MaskedProblem,
+    Saved, masked_backward, masked_forward_on, plan,
+};
+use cubecl::client::Client;
+
+/// Lengths of a problem.
+const LEN: usize = 32 << 10;
+
+pub(super) fn all() -> Vec<Case> {
+    use ElementType::{Bf16, F32};
+    let mut cases = Vec::new();
+    for (name, head_dim, element, mask, bias) in [
+        ("masked-bf16-d128", 128, Bf16, true, true),
+        ("masked-bf16-d64", 64, Bf16, true, true),
+        ("masked-bf16-d128-no-bias", 128, Bf16, true, false),
+        ("masked-bf16-d128-no-mask", 128, Bf16, false, true),
+        ("masked-f32-d128", 128, F32, true, true),
+    ] {
+        cases.push(case(name.into(), move |client| {
+            run(client, head_dim, element, mask, bias);
+        }));
+    }
+    cases
+}
+
+fn run(client: &Client, head_dim: usize, element: ElementType, mask: bool, bias: bool) {
+    let (q, kv) = ([1, 4 * HEADS, LEN, head_dim], [1, HEADS, LEN, head_dim]);
+    let (mask_shape, bias_shape) = ([1, HEADS, LEN, LEN], [1, HEADS, 1, LEN]);
+    let problem = MaskedProblem::new(
+        &q,
+        &kv,
+        &kv,
+        mask.then_some(&mask_shape),
+        bias.then_some(&bias_shape),
+        element,
+        &AttentionOptions::new(),
+    )
+    .expect("a valid problem");
+    let rows = |shape| tensor(client, shape, element.size());
+    let words = |shape| tensor(client, shape, 4);
+    let bits = problem.plan.map(|geometry| {
+        let bits = MaskBits {
+            bits: tensor(client, geometry.bits_shape(), 4),
+            counts: words(geometry.counts_shape()),
+        };
+        let mask = tensor(client, mask_shape, 1);
+        plan(client, &geometry, mask, 1, false, bits.clone()).expect("a valid plan");
+        bits
+    });
+    let inputs = MaskedInputs {
+        q: rows(q),
+        k: rows(kv),
+        v: rows(kv),
+        plan: bits,
+        bias: problem.bias.map(words),
+    };
+    let (out, lse) = (rows(q), tensor(client, problem.attention.lse_shape(), 4));
+    for engine in [Engine::Portable, Engine::Wgmma] {
+        // Refused where the engine does not serve the problem.
+        let (inputs, out, lse) = (inputs.clone(), out.clone(), lse.clone());
+        let _ = masked_forward_on(engine, client, &problem, inputs, out, lse);
+    }
+    let saved = Saved {
+        out: out.clone(),
+        lse: lse.clone(),
+        grad_out: out,
+        grad_lse: Some(lse),
+    };
+    let grads = MaskedGradients {
+        q: rows(q),
+        k: rows(kv),
+        v: rows(kv),
+        bias: problem.bias.map(words),
+    };
+    masked_backward(client, &problem, inputs, saved, grads).expect("a valid call");
+}
