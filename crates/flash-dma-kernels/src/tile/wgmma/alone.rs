@@ -81,7 +81,7 @@ fn products_alone_kernel<E: Float>(
     #[comptime] boxes: bool,
     #[comptime] columns: usize,
     #[comptime] element: ElementType,
-    #[define(E)] _element: ElemType,
+    #[define(E)] _operand: ElemType,
 ) {
     let size!(NS) = comptime!(ROWS / 2);
     let size!(NO) = comptime!((columns / 2).next_power_of_two());
