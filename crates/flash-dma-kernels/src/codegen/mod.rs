@@ -171,7 +171,7 @@ mod tests {
             ["forward_mma", "live_keys", "tile_keys", "forward_wgmma"]
         );
         assert_eq!(
-            sparse[sparse.len() - 11..],
+            sparse[sparse.len() - 9..],
             [
                 "delta_mma",
                 "live_keys",
@@ -179,10 +179,8 @@ mod tests {
                 "dq_wgmma",
                 "chunk_keys",
                 "fill",
-                "fill",
-                "fill",
+                "clear_sums",
                 "dkdv_wgmma",
-                "round_sums",
                 "round_sums"
             ]
         );
