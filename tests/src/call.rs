@@ -12,6 +12,8 @@ pub enum Layout {
     Transposed,
     /// One element between two rows, so no row but the first is aligned.
     Padded,
+    /// Contiguous, but an axis along which the values repeat has a stride of 0.
+    Broadcast,
 }
 
 /// A tensor: `values[sum(index * strides)]`.
@@ -38,9 +40,17 @@ impl Raw {
             (Layout::Transposed, 3) => vec![1, 0, 2],
             _ => (0..rank).collect(),
         };
+        let repeats = match layout {
+            Layout::Broadcast => repetitions(values, shape),
+            _ => vec![false; rank],
+        };
         let mut strides = vec![1; rank];
         let mut size = 1;
         for (depth, &axis) in axes.iter().enumerate().rev() {
+            if repeats[axis] {
+                strides[axis] = 0;
+                continue;
+            }
             strides[axis] = size;
             let gap = usize::from(layout == Layout::Padded && depth == rank - 1);
             // An empty axis leaves the strides of the others as they would be, so views stay views.
@@ -73,6 +83,19 @@ impl Raw {
             element,
         }
     }
+}
+
+/// The axes of several indices along which contiguous values are the same.
+fn repetitions(values: &[f64], shape: &[usize]) -> Vec<bool> {
+    let mut inner = values.len();
+    let along = |&size: &usize| {
+        inner /= size.max(1);
+        // An element, and the one at index 0 of the axis.
+        let same =
+            |at: usize| values[at].to_bits() == values[at - at / inner % size * inner].to_bits();
+        size > 1 && (0..values.len()).all(same)
+    };
+    shape.iter().map(along).collect()
 }
 
 /// A call of the forward or the backward pass.

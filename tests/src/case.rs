@@ -1,11 +1,11 @@
 //! A case: what is computed, and its comparison with the oracle.
 
 use crate::engine::skip;
+use crate::expected::Expected;
 use crate::{Engine, Layout, Outputs};
 use flash_dma_problem::{AttentionOptions, ElementType, Problem};
-use flash_dma_reference::compare::{GRADIENT, OUTPUT, compare_by, compare_lse, naive_error};
+use flash_dma_reference::Inputs;
 use flash_dma_reference::generate::{self, Scores};
-use flash_dma_reference::{Exact, Inputs};
 
 /// One problem with random inputs. The default is causal self-attention of 2 sequences with 2 heads
 /// of 16 elements over one kv head, with normal scores and a third of the keys kept, in f32.
@@ -206,128 +206,54 @@ impl Case {
         let (outputs, grads) = engine.backward(&call).unwrap_or_else(|refused| {
             panic!("{} refuses {self:?}: {}", E::NAME, refused.error);
         });
-        let exact = Expected::new(inputs, grad_out, grad_lse);
-        // NaN leaves few elements to measure the naive implementation by: the clean inputs count, too.
+        // NaN leaves few elements to measure the naive implementation by.
         let mut given = [&inputs.q, &inputs.k, &inputs.v, grad_out]
             .into_iter()
             .flatten();
-        let yardstick = given.any(|x| !x.is_finite()).then(|| {
+        let clean = given.any(|x| !x.is_finite()).then(|| {
             let clean = self.inputs();
             let (grad_out, clean_lse) = generate::gradients(&clean.problem, self.seed);
-            Expected::new(&clean, &grad_out, grad_lse.map(|_| &clean_lse[..]))
+            expected(&clean, &grad_out, grad_lse.map(|_| &clean_lse[..]))
         });
-        let p = &inputs.problem;
-        let mut failures = Vec::new();
-        let actual = [&outputs.out, &grads.q, &grads.k, &grads.v]
+        assert_eq!(grads.scores.is_some(), inputs.problem.has_scores, "dscores");
+        let gradients: Vec<&[f64]> = [&grads.q, &grads.k, &grads.v]
             .into_iter()
-            .chain(&grads.scores);
-        for (n, actual) in actual.enumerate() {
-            let errors = [Some(&exact), yardstick.as_ref()].into_iter().flatten();
-            let naive_error = errors.map(|x| x.tensors[n].naive_error).fold(0.0, f64::max);
-            let Tensor {
-                name,
-                shape,
-                element,
-                exact,
-                factor,
-                ..
-            } = &exact.tensors[n];
-            failures.extend(
-                compare_by(name, shape, actual, exact, naive_error, *element, *factor).err(),
-            );
-        }
-        assert_eq!(grads.scores.is_some(), p.has_scores, "dscores");
-        failures.extend(compare_lse(&p.lse_shape(), &outputs.lse, &exact.lse).err());
-        let failures: Vec<String> = failures.iter().map(ToString::to_string).collect();
-        assert!(
-            failures.is_empty(),
-            "{} at {self:?}:\n{}",
-            E::NAME,
-            failures.join("\n")
-        );
+            .chain(&grads.scores)
+            .map(|grad| &grad[..])
+            .collect();
+        let what = format!("{} at {self:?}", E::NAME);
+        expected(inputs, grad_out, grad_lse).check(clean.as_ref(), &outputs, &gradients, what);
     }
-}
 
-impl Case {
     /// Compares what a forward pass of `inputs` gave with the oracle; `how` says which, for the failure.
     ///
     /// # Panics
     ///
     /// With the worst element of every tensor that is wrong.
     pub fn check_outputs(&self, inputs: &Inputs, outputs: &Outputs, how: &str) {
-        let p = &inputs.problem;
-        let exact = inputs.forward();
-        // As for the gradients: NaN leaves little to measure the naive implementation by.
-        let naive_error = [inputs, &self.inputs()]
-            .map(|x| naive_error(&x.forward().out, &x.naive_forward().out))
-            .into_iter()
-            .fold(0.0, f64::max);
-        let (actual, shape) = (&outputs.out, p.q_shape());
-        let out = compare_by(
-            "out",
-            &shape,
-            actual,
-            &exact.out,
-            naive_error,
-            p.element,
-            OUTPUT,
-        );
-        let lse = compare_lse(&p.lse_shape(), &outputs.lse, &exact.lse);
-        let failures = [out.err(), lse.err()].into_iter().flatten();
-        let failures: Vec<String> = failures.map(|failure| failure.to_string()).collect();
-        assert!(
-            failures.is_empty(),
-            "{how} at {self:?}:\n{}",
-            failures.join("\n")
-        );
+        let of = |x: &Inputs| Expected::new(&x.problem, x.forward(), &x.naive_forward());
+        let (expected, clean) = (of(inputs), of(&self.inputs()));
+        expected.check(Some(&clean), outputs, &[], format!("{how} at {self:?}"));
     }
 }
 
-/// What one tensor should be.
-struct Tensor {
-    name: &'static str,
-    shape: Vec<usize>,
-    element: ElementType,
-    factor: f64,
-    exact: Exact,
-    naive_error: f64,
-}
-
-/// What everything should be.
-struct Expected {
-    /// out, dq, dk, dv and dscores.
-    tensors: Vec<Tensor>,
-    lse: Exact,
-}
-
-impl Expected {
-    fn new(inputs: &Inputs, grad_out: &[f64], grad_lse: Option<&[f64]>) -> Self {
-        let p = &inputs.problem;
-        let (forward, naive) = (inputs.forward(), inputs.naive_forward());
-        let tensor = |name, shape: &[usize], exact: Exact, naive: &[f64]| Tensor {
-            name,
-            shape: shape.into(),
-            element: if name == "dscores" {
-                ElementType::F32
-            } else {
-                p.element
-            },
-            factor: if name == "out" { OUTPUT } else { GRADIENT },
-            naive_error: naive_error(&exact, naive),
+fn expected(inputs: &Inputs, grad_out: &[f64], grad_lse: Option<&[f64]>) -> Expected {
+    let p = &inputs.problem;
+    let mut expected = Expected::new(p, inputs.forward(), &inputs.naive_forward());
+    let exact = inputs.backward(grad_out, grad_lse);
+    let naive = inputs.naive_backward(grad_out, grad_lse);
+    let (q, kv, e) = (p.q_shape(), p.kv_shape(), p.element);
+    expected.gradient("dq", &q, e, exact.q, &naive.q);
+    expected.gradient("dk", &kv, e, exact.k, &naive.k);
+    expected.gradient("dv", &kv, e, exact.v, &naive.v);
+    if let Some((exact, naive)) = exact.scores.zip(naive.scores) {
+        expected.gradient(
+            "dscores",
+            &p.scores_shape(),
+            ElementType::F32,
             exact,
-        };
-        let mut tensors = vec![tensor("out", &p.q_shape(), forward.out, &naive.out)];
-        let exact = inputs.backward(grad_out, grad_lse);
-        let naive = inputs.naive_backward(grad_out, grad_lse);
-        tensors.push(tensor("dq", &p.q_shape(), exact.q, &naive.q));
-        tensors.push(tensor("dk", &p.kv_shape(), exact.k, &naive.k));
-        tensors.push(tensor("dv", &p.kv_shape(), exact.v, &naive.v));
-        if let Some((exact, naive)) = exact.scores.zip(naive.scores) {
-            tensors.push(tensor("dscores", &p.scores_shape(), exact, &naive));
-        }
-        Self {
-            tensors,
-            lse: forward.lse,
-        }
+            &naive,
+        );
     }
+    expected
 }

@@ -11,6 +11,7 @@ pub mod case;
 pub mod decoding;
 pub mod engine;
 pub mod engines;
+pub mod expected;
 pub mod masked;
 
 pub use call::{Call, Layout, Raw};
@@ -22,88 +23,32 @@ pub use engine::{Engine, Gradients, Outputs, Refused, Size};
 /// operations for minutes, so it has only what [`on_burn_cpu!`] names.
 #[macro_export]
 macro_rules! every_engine {
-    ($($test:ident),* $(,)?) => {$(
-        mod $test {
-            $crate::engine_tests!($test:
-                [all()] cpu = Cpu,
-                [feature = "cpu"] kernels_cpu = KernelsOnCpu,
-                [feature = "cuda"] kernels_cuda = KernelsOnCuda,
-                [feature = "cuda"] kernels_cuda_mma = KernelsOnCudaMma,
-                [feature = "cuda"] kernels_cuda_portable = KernelsOnCudaPortable,
-                [feature = "wgpu"] kernels_wgpu = KernelsOnWgpu,
-                [feature = "flex"] burn_flex = BurnOnFlex,
-                [feature = "cuda"] burn_cuda = BurnOnCuda,
-                [feature = "wgpu"] burn_wgpu = BurnOnWgpu,
-            );
-        }
-    )*};
-}
-
-/// As [`every_engine!`], for those that attend under masks and biases.
-#[macro_export]
-macro_rules! masked_engines {
-    ($($test:ident),* $(,)?) => {$(
-        mod $test {
-            $crate::engine_tests!($test:
-                [all()] cpu = Cpu,
-                [feature = "cpu"] kernels_cpu = KernelsOnCpu,
-                [feature = "cuda"] kernels_cuda = KernelsOnCuda,
-                [feature = "cuda"] kernels_cuda_portable = KernelsOnCudaPortable,
-                [feature = "wgpu"] kernels_wgpu = KernelsOnWgpu,
-                [feature = "flex"] burn_flex = BurnOnFlex,
-                [feature = "cuda"] burn_cuda = BurnOnCuda,
-            );
-        }
-    )*};
+    ($($test:ident),* $(,)?) => { $crate::tests_on! { [cpu kernels burn] $($test)* } };
 }
 
 /// As [`every_engine!`], for the engines below Burn: those that take buffers as they are.
 #[macro_export]
 macro_rules! raw_engines {
-    ($($test:ident),* $(,)?) => {$(
-        mod $test {
-            $crate::engine_tests!($test:
-                [all()] cpu = Cpu,
-                [feature = "cpu"] kernels_cpu = KernelsOnCpu,
-                [feature = "cuda"] kernels_cuda = KernelsOnCuda,
-                [feature = "cuda"] kernels_cuda_mma = KernelsOnCudaMma,
-                [feature = "cuda"] kernels_cuda_portable = KernelsOnCudaPortable,
-                [feature = "wgpu"] kernels_wgpu = KernelsOnWgpu,
-            );
-        }
-    )*};
+    ($($test:ident),* $(,)?) => { $crate::tests_on! { [cpu kernels] $($test)* } };
+}
+
+/// As [`every_engine!`], for the kernels alone: `fn test<T: Target>(kernels: &Kernels<T>)`.
+#[macro_export]
+macro_rules! kernel_engines {
+    ($($test:ident),* $(,)?) => { $crate::tests_on! { [kernels] $($test)* } };
 }
 
 /// Makes each named function `fn test<B: Backend>(burn: &Burn<B>)` one test for every Burn backend in the
 /// build, CubeCL's CPU runtime included.
 #[macro_export]
 macro_rules! every_burn {
-    ($($test:ident),* $(,)?) => {$(
-        mod $test {
-            $crate::engine_tests!($test:
-                [feature = "flex"] burn_flex = BurnOnFlex,
-                [feature = "cpu"] burn_cpu = BurnOnCpu,
-                [feature = "cuda"] burn_cuda = BurnOnCuda,
-                [feature = "wgpu"] burn_wgpu = BurnOnWgpu,
-            );
-        }
-    )*};
+    ($($test:ident),* $(,)?) => { $crate::tests_on! { [burn burn_cpu] $($test)* } };
 }
 
-/// As [`every_engine!`], for the kernels alone: `fn test<T: Target>(kernels: &Kernels<T>)`.
+/// As [`every_burn!`], without CubeCL's CPU runtime.
 #[macro_export]
-macro_rules! kernel_engines {
-    ($($test:ident),* $(,)?) => {$(
-        mod $test {
-            $crate::engine_tests!($test:
-                [feature = "cpu"] kernels_cpu = KernelsOnCpu,
-                [feature = "cuda"] kernels_cuda = KernelsOnCuda,
-                [feature = "cuda"] kernels_cuda_mma = KernelsOnCudaMma,
-                [feature = "cuda"] kernels_cuda_portable = KernelsOnCudaPortable,
-                [feature = "wgpu"] kernels_wgpu = KernelsOnWgpu,
-            );
-        }
-    )*};
+macro_rules! fast_burn {
+    ($($test:ident),* $(,)?) => { $crate::tests_on! { [burn] $($test)* } };
 }
 
 /// Makes each named function a test for Burn on CubeCL's CPU runtime.
@@ -122,15 +67,75 @@ macro_rules! on_burn_cpu {
     };
 }
 
-/// The tests of one function, each if its condition holds in this build.
+/// Calls `test(engine)` for every engine in the build: for a test whose expected result takes longer than what
+/// it tests.
+#[macro_export]
+macro_rules! on_each_engine {
+    ($test:expr) => {
+        $crate::engines_of! { engine_call [$test] cpu kernels burn }
+    };
+}
+
+/// One module a test, with a test for each engine of the sets.
 #[macro_export]
 #[doc(hidden)]
-macro_rules! engine_tests {
-    ($test:ident: $([$($condition:tt)*] $name:ident = $engine:ident,)*) => {$(
+macro_rules! tests_on {
+    ($sets:tt $($test:ident)*) => {$(
+        mod $test {
+            $crate::tests_on! { @ $test $sets }
+        }
+    )*};
+    (@ $test:ident [$($set:ident)*]) => { $crate::engines_of! { engine_test [$test] $($set)* } };
+}
+
+/// Expands a macro of this file for each engine of the sets: the one list of engines there is.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! engines_of {
+    ($each:ident $with:tt) => {};
+    ($each:ident $with:tt cpu $($set:ident)*) => {
+        $crate::$each!($with [all()] cpu = Cpu);
+        $crate::engines_of!($each $with $($set)*);
+    };
+    ($each:ident $with:tt kernels $($set:ident)*) => {
+        $crate::$each!($with [feature = "cpu"] kernels_cpu = KernelsOnCpu);
+        $crate::$each!($with [feature = "cuda"] kernels_cuda = KernelsOnCuda);
+        $crate::$each!($with [feature = "cuda"] kernels_cuda_mma = KernelsOnCudaMma);
+        $crate::$each!($with [feature = "cuda"] kernels_cuda_portable = KernelsOnCudaPortable);
+        $crate::$each!($with [feature = "wgpu"] kernels_wgpu = KernelsOnWgpu);
+        $crate::engines_of!($each $with $($set)*);
+    };
+    ($each:ident $with:tt burn $($set:ident)*) => {
+        $crate::$each!($with [feature = "flex"] burn_flex = BurnOnFlex);
+        $crate::$each!($with [feature = "cuda"] burn_cuda = BurnOnCuda);
+        $crate::$each!($with [feature = "wgpu"] burn_wgpu = BurnOnWgpu);
+        $crate::engines_of!($each $with $($set)*);
+    };
+    ($each:ident $with:tt burn_cpu $($set:ident)*) => {
+        $crate::$each!($with [feature = "cpu"] burn_cpu = BurnOnCpu);
+        $crate::engines_of!($each $with $($set)*);
+    };
+}
+
+/// The test of a function on one engine, if its condition holds in this build.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! engine_test {
+    ([$test:ident] [$($condition:tt)*] $name:ident = $engine:ident) => {
         #[cfg($($condition)*)]
         #[test]
         fn $name() {
             super::$test($crate::engine::shared::<$crate::engines::$engine>());
         }
-    )*};
+    };
+}
+
+/// A call with one engine, if its condition holds in this build.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! engine_call {
+    ([$test:expr] [$($condition:tt)*] $name:ident = $engine:ident) => {
+        #[cfg($($condition)*)]
+        $test($crate::engine::shared::<$crate::engines::$engine>());
+    };
 }

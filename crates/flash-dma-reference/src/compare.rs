@@ -51,6 +51,18 @@ impl Exact {
         self.values[at] += value;
         self.magnitude[at] += magnitude + f64::MIN_POSITIVE;
     }
+
+    /// Adds `weight` times a row from element `at` on, and `size` times its absolute values to the magnitude.
+    pub(crate) fn add_row(&mut self, at: usize, weight: f64, size: f64, row: &[f64]) {
+        let end = at + row.len();
+        let sums = self.values[at..end]
+            .iter_mut()
+            .zip(&mut self.magnitude[at..end]);
+        for ((value, magnitude), x) in sums.zip(row) {
+            *value += weight * x;
+            *magnitude += size * x.abs() + f64::MIN_POSITIVE;
+        }
+    }
 }
 
 /// The worst element of a tensor that passed.

@@ -1,7 +1,8 @@
 //! `burn-flash-dma` through `Tensor`s and autodiff.
 
 use crate::{Call, Engine, Gradients, Outputs, Raw, Refused, Size};
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::kind::Basic;
+use burn::tensor::{Bool, DType, Device, Tensor, TensorData};
 use burn_flash_dma as engine;
 use flash_dma_problem::{AttentionOptions, ElementType, Interval};
 use std::marker::PhantomData;
@@ -50,22 +51,47 @@ pub(crate) fn tensor<const R: usize>(
 
 /// The tensor as it lies: its buffer in the order of its strides, gaps included, then the views that
 /// make it the shape.
-fn upload<const R: usize>(raw: &Raw, device: &Device) -> Tensor<R> {
+pub(crate) fn upload<const R: usize>(raw: &Raw, device: &Device) -> Tensor<R> {
+    place(raw, |values, stored| {
+        tensor(values, stored, raw.element, device)
+    })
+}
+
+/// As [`upload`]: what is not 0 is `true`.
+pub(crate) fn upload_bool<const R: usize>(raw: &Raw, device: &Device) -> Tensor<R, Bool> {
+    place(raw, |values, stored| {
+        let values: Vec<bool> = values.iter().map(|&x| x != 0.0).collect();
+        Tensor::from_data(TensorData::new(values, stored), device)
+    })
+}
+
+fn place<const R: usize, K: Basic>(
+    raw: &Raw,
+    store: impl Fn(Vec<f32>, [usize; R]) -> Tensor<R, K>,
+) -> Tensor<R, K> {
     let shape: [usize; R] = raw.shape[..].try_into().expect("Burn's ranks are fixed");
     if shape.contains(&0) {
-        return tensor(Vec::new(), shape, raw.element, device);
+        return store(Vec::new(), shape);
     }
-    // The axes from the outermost in memory to the innermost; one of no extent is anywhere.
+    // The axes from the outermost in memory to the innermost; those with a stride of 0 have one index there.
     let mut axes: [usize; R] = std::array::from_fn(|axis| axis);
-    axes.sort_by_key(|&axis| std::cmp::Reverse(raw.strides[axis]));
-    let mut stored: [usize; R] = axes.map(|axis| shape[axis]);
-    let gap = raw.strides[axes[R - 2]].saturating_sub(shape[R - 1]);
+    axes.sort_by_key(|&axis| match raw.strides[axis] {
+        0 => std::cmp::Reverse(usize::MAX),
+        stride => std::cmp::Reverse(stride),
+    });
+    let sizes: [usize; R] = std::array::from_fn(|axis| match raw.strides[axis] {
+        0 => 1,
+        _ => shape[axis],
+    });
+    let mut stored: [usize; R] = axes.map(|axis| sizes[axis]);
+    let row = stored[R - 1];
+    let gap = raw.strides[axes[R - 2]].saturating_sub(row);
     stored[R - 1] += gap;
     let mut values: Vec<f32> = raw.values.iter().map(|&x| x as f32).collect();
     values.resize(stored.iter().product(), f32::NAN);
-    let tensor = tensor(values, stored, raw.element, device);
+    let tensor = store(values, stored);
     let tensor = if gap > 0 {
-        tensor.narrow(R - 1, 0, shape[R - 1])
+        tensor.narrow(R - 1, 0, row)
     } else {
         tensor
     };
@@ -73,7 +99,12 @@ fn upload<const R: usize>(raw: &Raw, device: &Device) -> Tensor<R> {
     for (at, &axis) in axes.iter().enumerate() {
         order[axis] = at as isize;
     }
-    tensor.permute(order)
+    let tensor = tensor.permute(order);
+    if sizes == shape {
+        tensor
+    } else {
+        tensor.expand(shape)
+    }
 }
 
 pub(crate) fn download<const R: usize>(tensor: Tensor<R>) -> Vec<f64> {

@@ -11,7 +11,7 @@ use half::{bf16, f16};
 #[derive(Debug)]
 pub struct Cpu;
 
-fn view<'a, E, const R: usize>(raw: &Raw, data: &'a [E]) -> View<'a, E, R> {
+pub(crate) fn view<'a, E, const R: usize>(raw: &Raw, data: &'a [E]) -> View<'a, E, R> {
     View {
         data,
         shape: raw.shape[..].try_into().expect("a view has a fixed rank"),

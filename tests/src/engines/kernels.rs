@@ -140,7 +140,7 @@ impl<T: Target> Kernels<T> {
         values
     }
 
-    fn is_untouched(&self, outputs: &[&Output]) -> bool {
+    pub(crate) fn is_untouched(&self, outputs: &[&Output]) -> bool {
         outputs
             .iter()
             .all(|x| self.read(x).iter().all(|&x| x == SENTINEL))

@@ -1,7 +1,7 @@
 //! The engines of this build.
 
 pub(crate) mod burn;
-mod cpu;
+pub(crate) mod cpu;
 pub(crate) mod kernels;
 
 #[cfg(feature = "cpu")]
@@ -75,6 +75,6 @@ pub(crate) fn sentinels<E: Host>(len: usize) -> Vec<E> {
     vec![E::from_f64(SENTINEL); len]
 }
 
-fn is_untouched<E: Host>(values: &[E]) -> bool {
+pub(crate) fn is_untouched<E: Host>(values: &[E]) -> bool {
     values.iter().all(|&x| x == E::from_f64(SENTINEL))
 }

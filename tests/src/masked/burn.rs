@@ -1,26 +1,55 @@
 //! `burn-flash-dma` through `Tensor`s and autodiff.
 
 use super::{MaskedCall, MaskedEngine, MaskedGradients};
-use crate::Outputs;
-use crate::engines::burn::{Backend, Burn, download, tensor};
-use burn::tensor::{Bool, DType, Device, Tensor, TensorData};
-use burn_flash_dma::{AttentionMask, TilePlan, try_masked_attention_with_lse};
-use flash_dma_problem::{AttentionError, AttentionOptions, ElementType};
+use crate::engines::burn::{Backend, Burn, download, tensor, upload, upload_bool};
+use crate::{Outputs, Refused};
+use burn::tensor::{DType, Device, Tensor};
+use burn_flash_dma::{
+    AttentionMask, TilePlan, masked_attention_with_plan, try_masked_attention_with_lse,
+};
+use flash_dma_problem::{AttentionError, ElementType};
 
-fn upload(values: &[f64], shape: [usize; 4], element: ElementType, device: &Device) -> Tensor<4> {
-    let values = values.iter().map(|&x| x as f32).collect();
-    tensor(values, shape, element, device)
+/// The tensors of a call.
+struct Tensors {
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    mask: Option<AttentionMask>,
+    bias: Option<Tensor<4>>,
+}
+
+impl Tensors {
+    fn new(call: &MaskedCall, device: &Device) -> Self {
+        Self {
+            q: upload(&call.q, device),
+            k: upload(&call.k, device),
+            v: upload(&call.v, device),
+            mask: mask(call, device),
+            bias: call.bias.as_ref().map(|bias| upload(bias, device)),
+        }
+    }
+
+    fn tracked(self, call: &MaskedCall) -> Self {
+        Self {
+            q: self.q.require_grad(),
+            k: self.k.require_grad(),
+            v: self.v.require_grad(),
+            mask: self.mask,
+            bias: self
+                .bias
+                .map(|bias| bias.set_require_grad(call.grad_bias.is_some())),
+        }
+    }
+
+    fn attend(&self, call: &MaskedCall) -> Result<(Tensor<4>, Tensor<3>), Refused> {
+        let [q, k, v] = [&self.q, &self.k, &self.v].map(Tensor::clone);
+        let (mask, bias) = (self.mask.clone(), self.bias.clone());
+        try_masked_attention_with_lse(q, k, v, mask, bias, call.options()).map_err(refused)
+    }
 }
 
 fn mask(call: &MaskedCall, device: &Device) -> Option<AttentionMask> {
-    let mask = call.inputs.visible.as_ref()?;
-    let values: Vec<bool> = mask
-        .values
-        .iter()
-        .map(|&shown| shown != call.hidden)
-        .collect();
-    let data = TensorData::new(values, mask.shape);
-    let tensor = Tensor::<4, Bool>::from_data(data, device);
+    let tensor = upload_bool(call.mask.as_ref()?, device);
     Some(if call.hidden {
         AttentionMask::hidden(tensor)
     } else {
@@ -28,50 +57,48 @@ fn mask(call: &MaskedCall, device: &Device) -> Option<AttentionMask> {
     })
 }
 
+/// The gradients of this loss are the given ones, exactly: the cast up loses nothing.
+fn loss(out: &Tensor<4>, lse: &Tensor<3>, call: &MaskedCall, device: &Device) -> Tensor<1> {
+    let grad_out = upload::<4>(&call.grad_out, device).cast(DType::F32);
+    let loss = (out.clone().cast(DType::F32) * grad_out).sum();
+    let Some(grad_lse) = &call.grad_lse else {
+        return loss;
+    };
+    let values = grad_lse.iter().map(|&x| x as f32).collect();
+    let shape = call.problem.attention.lse_shape();
+    loss + (lse.clone() * tensor(values, shape, ElementType::F32, device)).sum()
+}
+
+/// Nothing can be written: results are new tensors.
+fn refused(error: AttentionError) -> Refused {
+    Refused {
+        error,
+        written: false,
+    }
+}
+
 impl<B: Backend> MaskedEngine for Burn<B> {
-    fn counts(&self, call: &MaskedCall) -> Vec<u32> {
-        let p = &call.inputs.problem;
+    fn counts(&self, call: &MaskedCall) -> Result<Vec<u32>, Refused> {
+        let p = &call.problem.attention;
         let mask = mask(call, &self.device).expect("there is a mask");
-        let plan = TilePlan::new(mask, [p.q_len, p.k_len], p.causal);
+        let plan = TilePlan::try_new(mask, [p.q_len, p.k_len], p.causal).map_err(refused)?;
         let counts = plan.counts().clone().into_data_as::<i32>();
-        counts.iter::<i32>().map(|n| n as u32).collect()
+        Ok(counts.iter::<i32>().map(|n| n as u32).collect())
     }
 
-    fn masked(&self, call: &MaskedCall) -> Result<(Outputs, MaskedGradients), AttentionError> {
+    fn masked_forward(&self, call: &MaskedCall) -> Result<Outputs, Refused> {
+        let (out, lse) = Tensors::new(call, &self.device).attend(call)?;
+        Ok(Outputs {
+            out: download(out),
+            lse: download(lse),
+        })
+    }
+
+    fn masked(&self, call: &MaskedCall) -> Result<(Outputs, MaskedGradients), Refused> {
         let device = self.device.clone().autodiff();
-        let (inputs, p) = (&call.inputs, &call.inputs.problem);
-        let place = |values, shape| upload(values, shape, p.element, &device).require_grad();
-        let q = place(&inputs.q, p.q_shape());
-        let k = place(&inputs.k, p.kv_shape());
-        let v = place(&inputs.v, p.kv_shape());
-        let bias = inputs
-            .bias
-            .as_ref()
-            .map(|bias| upload(&bias.values, bias.shape, ElementType::F32, &device).require_grad());
-        let options = AttentionOptions {
-            keep_window: None,
-            causal: p.causal,
-            scale: Some(p.scale),
-            softcap: p.softcap,
-            deterministic: p.deterministic,
-        };
-        let (out, lse) = try_masked_attention_with_lse(
-            q.clone(),
-            k.clone(),
-            v.clone(),
-            mask(call, &device),
-            bias.clone(),
-            options,
-        )?;
-        // The gradients of this loss are the given ones, exactly: the cast up loses nothing.
-        let grad_out = upload(&call.grad_out, p.q_shape(), p.element, &device).cast(DType::F32);
-        let mut loss = (out.clone().cast(DType::F32) * grad_out).sum();
-        if let Some(grad_lse) = &call.grad_lse {
-            let values = grad_lse.iter().map(|&x| x as f32).collect();
-            let grad_lse = tensor(values, p.lse_shape(), ElementType::F32, &device);
-            loss = loss + (lse.clone() * grad_lse).sum();
-        }
-        let grads = loss.backward();
+        let tensors = Tensors::new(call, &device).tracked(call);
+        let (out, lse) = tensors.attend(call)?;
+        let grads = loss(&out, &lse, call, &device).backward();
         let grad = |x: &Tensor<4>| download(x.grad(&grads).expect("a tracked tensor"));
         Ok((
             Outputs {
@@ -79,11 +106,57 @@ impl<B: Backend> MaskedEngine for Burn<B> {
                 lse: download(lse.inner()),
             },
             MaskedGradients {
-                q: grad(&q),
-                k: grad(&k),
-                v: grad(&v),
-                bias: bias.as_ref().map(grad),
+                q: grad(&tensors.q),
+                k: grad(&tensors.k),
+                v: grad(&tensors.v),
+                bias: (tensors.bias.as_ref())
+                    .filter(|_| call.grad_bias.is_some())
+                    .map(grad),
             },
         ))
+    }
+}
+
+impl<B: Backend> Burn<B> {
+    /// The gradient of the bias where nothing else is tracked.
+    ///
+    /// # Panics
+    ///
+    /// If the engine refuses, or another tensor has a gradient.
+    #[must_use]
+    pub fn bias_alone(&self, call: &MaskedCall) -> Vec<f64> {
+        let device = self.device.clone().autodiff();
+        let mut tensors = Tensors::new(call, &device);
+        tensors.bias = tensors.bias.map(Tensor::require_grad);
+        let (out, lse) = tensors.attend(call).expect("a good case");
+        let grads = loss(&out, &lse, call, &device).backward();
+        for rows in [&tensors.q, &tensors.k, &tensors.v] {
+            assert!(rows.grad(&grads).is_none(), "a tensor that is not tracked");
+        }
+        let bias = tensors.bias.expect("there is a bias");
+        download(bias.grad(&grads).expect("it is tracked"))
+    }
+
+    /// The outputs of two calls with one plan of the mask.
+    ///
+    /// # Panics
+    ///
+    /// If the engine refuses.
+    #[must_use]
+    pub fn twice_with_plan(&self, call: &MaskedCall) -> [Vec<f64>; 2] {
+        let p = &call.problem.attention;
+        let Tensors {
+            q,
+            k,
+            v,
+            mask,
+            bias,
+        } = Tensors::new(call, &self.device);
+        let plan = TilePlan::new(mask.expect("there is a mask"), [p.q_len, p.k_len], p.causal);
+        [(); 2].map(|()| {
+            let (q, k, v) = (q.clone(), k.clone(), v.clone());
+            let out = masked_attention_with_plan(q, k, v, &plan, bias.clone(), call.options());
+            download(out)
+        })
     }
 }

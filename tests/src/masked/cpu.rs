@@ -1,93 +1,159 @@
 //! `flash-dma-cpu`.
 
 use super::{MaskedCall, MaskedEngine, MaskedGradients};
-use crate::Outputs;
-use crate::engines::Cpu;
-use crate::engines::{Host, narrow, sentinels, widen};
+use crate::engines::cpu::view;
+use crate::engines::{Cpu, Host, is_untouched, narrow, sentinels, widen};
+use crate::{Outputs, Raw, Refused};
 use flash_dma_cpu::{self as engine, BroadcastView, Element, View};
 use flash_dma_problem::{AttentionError, ElementType};
 use half::{bf16, f16};
 
-/// The bits and counts of the call's mask.
-fn plan(call: &MaskedCall) -> Option<(Vec<u32>, Vec<u32>)> {
-    let mask = call.inputs.visible.as_ref()?;
-    let geometry = call.problem().plan.expect("there is a mask");
-    let words = |shape: &[usize]| vec![u32::MAX; shape.iter().product()];
-    let mut bits = words(&geometry.bits_shape());
-    let mut counts = words(&geometry.counts_shape());
-    let bytes: Vec<u8> = (mask.values.iter())
-        .map(|&shown| u8::from(shown != call.hidden))
-        .collect();
-    let view = BroadcastView::contiguous(&bytes, mask.shape);
-    engine::plan(&geometry, view, call.hidden, &mut bits, &mut counts).expect("a good plan");
-    Some((bits, counts))
+fn broadcast<'a, T>(raw: &Raw, data: &'a [T]) -> BroadcastView<'a, T> {
+    let view = view::<_, 4>(raw, data);
+    BroadcastView {
+        data,
+        shape: view.shape,
+        strides: view.strides,
+    }
 }
 
-fn run<E: Host + Element>(call: &MaskedCall) -> Result<(Outputs, MaskedGradients), AttentionError> {
-    let (problem, inputs) = (call.problem(), &call.inputs);
-    let p = &problem.attention;
-    let plan = plan(call);
-    let [q, k, v] = [&inputs.q, &inputs.k, &inputs.v].map(|x| narrow::<E>(x));
-    let bias: Option<Vec<f32>> = inputs.bias.as_ref().map(|b| narrow(&b.values));
-    let shapes = inputs.bias.as_ref().map(|b| b.shape);
-    let inputs = engine::MaskedInputs {
-        q: View::contiguous(&q, p.q_shape()),
-        k: View::contiguous(&k, p.kv_shape()),
-        v: View::contiguous(&v, p.kv_shape()),
-        bits: plan.as_ref().map(|(bits, _)| &bits[..]),
-        bias: (bias.as_ref().zip(shapes)).map(|(b, shape)| BroadcastView::contiguous(b, shape)),
+/// The bits and counts of the call's mask, of `missing` words too few.
+fn plan(call: &MaskedCall, missing: usize) -> Result<Option<[Vec<u32>; 2]>, Refused> {
+    let Some((bytes, mask)) = call.mask_bytes() else {
+        return Ok(None);
     };
-    let mut out: Vec<E> = sentinels(q.len());
-    let mut lse: Vec<f32> = sentinels(q.len() / p.head_dim);
-    engine::masked_forward(&problem, inputs, &mut out, &mut lse)?;
-    let grad_out: Vec<E> = narrow(&call.grad_out);
+    let geometry = call.plan.expect("there is a mask");
+    let words = |shape: &[usize]| vec![u32::MAX; shape.iter().product::<usize>() - missing];
+    let mut bits = words(&geometry.bits_shape());
+    let mut counts = words(&geometry.counts_shape());
+    let view = broadcast(mask, &bytes);
+    let result = engine::plan(&geometry, view, call.hidden, &mut bits, &mut counts);
+    result.map_err(|error| refused(error, bits.iter().chain(&counts).all(|&n| n == u32::MAX)))?;
+    Ok(Some([bits, counts]))
+}
+
+/// The typed buffers of a call.
+struct Buffers<E> {
+    q: Vec<E>,
+    k: Vec<E>,
+    v: Vec<E>,
+    bits: Option<Vec<u32>>,
+    bias: Option<Vec<f32>>,
+}
+
+impl<E: Host + Element> Buffers<E> {
+    fn new(call: &MaskedCall) -> Self {
+        let plan = plan(call, 0).expect("a good mask");
+        Self {
+            q: narrow(&call.q.values),
+            k: narrow(&call.k.values),
+            v: narrow(&call.v.values),
+            bits: plan.map(|[bits, _]| bits),
+            bias: call.bias.as_ref().map(|bias| narrow(&bias.values)),
+        }
+    }
+
+    fn inputs<'a>(&'a self, call: &'a MaskedCall) -> engine::MaskedInputs<'a, E> {
+        let bias = call.bias.as_ref().zip(self.bias.as_ref());
+        engine::MaskedInputs {
+            q: view(&call.q, &self.q),
+            k: view(&call.k, &self.k),
+            v: view(&call.v, &self.v),
+            bits: self.bits.as_deref(),
+            bias: bias.map(|(raw, data)| broadcast(raw, data)),
+        }
+    }
+
+    fn forward(&self, call: &MaskedCall, missing: usize) -> Result<(Vec<E>, Vec<f32>), Refused> {
+        let p = &call.problem.attention;
+        let len = |shape: &[usize]| shape.iter().product::<usize>() - missing;
+        let mut out: Vec<E> = sentinels(len(&p.q_shape()));
+        let mut lse: Vec<f32> = sentinels(len(&p.lse_shape()));
+        let result = engine::masked_forward(&call.problem, self.inputs(call), &mut out, &mut lse);
+        result.map_err(|error| refused(error, is_untouched(&out) && is_untouched(&lse)))?;
+        Ok((out, lse))
+    }
+}
+
+fn refused(error: AttentionError, untouched: bool) -> Refused {
+    Refused {
+        error,
+        written: !untouched,
+    }
+}
+
+fn forward<E: Host + Element>(call: &MaskedCall) -> Result<Outputs, Refused> {
+    let (out, lse) = Buffers::<E>::new(call).forward(call, call.missing)?;
+    Ok(Outputs {
+        out: widen(&out),
+        lse: widen(&lse),
+    })
+}
+
+fn both<E: Host + Element>(call: &MaskedCall) -> Result<(Outputs, MaskedGradients), Refused> {
+    let p = &call.problem.attention;
+    let buffers = Buffers::<E>::new(call);
+    let (out, lse) = buffers.forward(call, 0)?;
+    let placed = View::contiguous(&out, p.q_shape());
+    let grad_out: Vec<E> = narrow(&call.grad_out.values);
     let grad_lse: Option<Vec<f32>> = call.grad_lse.as_ref().map(|g| narrow(g));
-    let (mut dq, mut dk, mut dv) = (
-        sentinels::<E>(q.len()),
-        sentinels::<E>(k.len()),
-        sentinels::<E>(v.len()),
-    );
-    let mut dbias: Option<Vec<f32>> = bias.as_ref().map(|b| sentinels(b.len()));
-    engine::masked_backward(
-        &problem,
-        inputs,
+    let len = |shape: &[usize]| shape.iter().product::<usize>() - call.missing;
+    let mut q: Vec<E> = sentinels(len(&p.q_shape()));
+    let [mut k, mut v]: [Vec<E>; 2] = [(); 2].map(|()| sentinels(len(&p.kv_shape())));
+    let mut bias: Option<Vec<f32>> = call.grad_bias.map(|shape| sentinels(len(&shape)));
+    let result = engine::masked_backward(
+        &call.problem,
+        buffers.inputs(call),
         engine::Saved {
-            out: View::contiguous(&out, p.q_shape()),
+            out: placed,
             lse: &lse,
-            grad_out: View::contiguous(&grad_out, p.q_shape()),
+            grad_out: view(&call.grad_out, &grad_out),
             grad_lse: grad_lse.as_deref(),
         },
         engine::MaskedGradients {
-            q: &mut dq,
-            k: &mut dk,
-            v: &mut dv,
-            bias: dbias.as_deref_mut(),
+            q: &mut q,
+            k: &mut k,
+            v: &mut v,
+            bias: bias.as_deref_mut(),
         },
-    )?;
+    );
+    result.map_err(|error| {
+        let rows = [&q, &k, &v].into_iter().all(|x| is_untouched(x));
+        refused(error, rows && bias.as_deref().is_none_or(is_untouched))
+    })?;
     Ok((
         Outputs {
             out: widen(&out),
             lse: widen(&lse),
         },
         MaskedGradients {
-            q: widen(&dq),
-            k: widen(&dk),
-            v: widen(&dv),
-            bias: dbias.map(|b| widen(&b)),
+            q: widen(&q),
+            k: widen(&k),
+            v: widen(&v),
+            bias: bias.map(|bias| widen(&bias)),
         },
     ))
 }
 
 impl MaskedEngine for Cpu {
-    fn counts(&self, call: &MaskedCall) -> Vec<u32> {
-        plan(call).expect("there is a mask").1
+    fn counts(&self, call: &MaskedCall) -> Result<Vec<u32>, Refused> {
+        let [_, counts] = plan(call, call.missing)?.expect("there is a mask");
+        Ok(counts)
     }
 
-    fn masked(&self, call: &MaskedCall) -> Result<(Outputs, MaskedGradients), AttentionError> {
-        match call.inputs.problem.element {
-            ElementType::F32 => run::<f32>(call),
-            ElementType::F16 => run::<f16>(call),
-            ElementType::Bf16 => run::<bf16>(call),
+    fn masked_forward(&self, call: &MaskedCall) -> Result<Outputs, Refused> {
+        match call.problem.attention.element {
+            ElementType::F32 => forward::<f32>(call),
+            ElementType::F16 => forward::<f16>(call),
+            ElementType::Bf16 => forward::<bf16>(call),
+        }
+    }
+
+    fn masked(&self, call: &MaskedCall) -> Result<(Outputs, MaskedGradients), Refused> {
+        match call.problem.attention.element {
+            ElementType::F32 => both::<f32>(call),
+            ElementType::F16 => both::<f16>(call),
+            ElementType::Bf16 => both::<bf16>(call),
         }
     }
 }

@@ -1,80 +1,112 @@
 //! `flash-dma-kernels` through a CubeCL client, without Burn.
 
 use super::{MaskedCall, MaskedEngine, MaskedGradients};
-use crate::engines::kernels::{Kernels, Output, Target, bytes_of, contiguous};
-use crate::{Layout, Outputs, Raw};
-use cubecl::prelude::TensorBinding;
+use crate::engines::kernels::{Kernels, Output, Target, binding, bytes_of, contiguous};
+use crate::{Outputs, Refused};
 use flash_dma_kernels::{self as engine, MaskBits};
 use flash_dma_problem::{AttentionError, ElementType};
 
 impl<T: Target> Kernels<T> {
-    fn plan(&self, call: &MaskedCall) -> Option<(MaskBits, Output)> {
-        let mask = call.inputs.visible.as_ref()?;
-        let geometry = call.problem().plan.expect("there is a mask");
-        let bytes: Vec<u8> = (mask.values.iter())
-            .map(|&shown| u8::from(shown != call.hidden))
-            .collect();
-        let handle = self.buffer(&bytes);
-        let bits = self.output(&geometry.bits_shape(), ElementType::F32, 0);
-        let counts = self.output(&geometry.counts_shape(), ElementType::F32, 0);
+    /// The plan of the call's mask, its buffers `missing` elements short.
+    fn plan(
+        &self,
+        call: &MaskedCall,
+        missing: usize,
+    ) -> Result<Option<(MaskBits, Output)>, Refused> {
+        let Some((bytes, mask)) = call.mask_bytes() else {
+            return Ok(None);
+        };
+        let geometry = call.plan.expect("there is a mask");
+        let bits = self.output(&geometry.bits_shape(), ElementType::F32, missing);
+        let counts = self.output(&geometry.counts_shape(), ElementType::F32, missing);
         let plan = MaskBits {
             bits: bits.binding(),
             counts: counts.binding(),
         };
-        let mask = contiguous(&handle, &mask.shape);
-        engine::plan(&self.client, &geometry, mask, 1, call.hidden, plan.clone())
-            .expect("a good plan");
-        Some((plan, counts))
+        let mask = binding(&self.buffer(&bytes), &mask.shape, &mask.strides);
+        match engine::plan(&self.client, &geometry, mask, 1, call.hidden, plan.clone()) {
+            Ok(()) => Ok(Some((plan, counts))),
+            Err(error) => Err(Refused {
+                error,
+                written: !self.is_untouched(&[&bits, &counts]),
+            }),
+        }
     }
 
-    fn place(&self, values: &[f64], shape: &[usize], element: ElementType) -> TensorBinding {
-        // Rows that begin anywhere, and in another order than the heads'.
-        let layout = match shape.len() {
-            4 => Layout::Transposed,
-            _ => Layout::Contiguous,
+    fn masked_inputs(&self, call: &MaskedCall) -> engine::MaskedInputs {
+        let plan = self.plan(call, 0).expect("a good mask");
+        engine::MaskedInputs {
+            q: self.upload(&call.q),
+            k: self.upload(&call.k),
+            v: self.upload(&call.v),
+            plan: plan.map(|(plan, _)| plan),
+            bias: call.bias.as_ref().map(|bias| self.upload(bias)),
+        }
+    }
+
+    fn run_masked(
+        &self,
+        call: &MaskedCall,
+        inputs: engine::MaskedInputs,
+        missing: usize,
+    ) -> Result<[Output; 2], Refused> {
+        let (problem, p) = (&call.problem, &call.problem.attention);
+        let out = self.output(&p.q_shape(), p.element, missing);
+        let lse = self.output(&p.lse_shape(), ElementType::F32, missing);
+        let forced = T::ENGINE.map(|engine| {
+            let (o, l) = (out.binding(), lse.binding());
+            engine::masked_forward_on(engine, &self.client, problem, inputs.clone(), o, l)
+        });
+        let result = match forced {
+            // What the engine does not serve is for the one that the kernels choose.
+            None | Some(Err(AttentionError::Unsupported { .. })) => {
+                let (o, l) = (out.binding(), lse.binding());
+                engine::masked_forward(&self.client, problem, inputs, o, l)
+            }
+            Some(result) => result,
         };
-        self.upload(&Raw::new(values, shape, element, layout))
+        match result {
+            Ok(()) => Ok([out, lse]),
+            Err(error) => Err(Refused {
+                error,
+                written: !self.is_untouched(&[&out, &lse]),
+            }),
+        }
+    }
+
+    fn outputs(&self, [out, lse]: &[Output; 2]) -> Outputs {
+        Outputs {
+            out: self.read(out),
+            lse: self.read(lse),
+        }
     }
 }
 
 impl<T: Target> MaskedEngine for Kernels<T> {
-    fn counts(&self, call: &MaskedCall) -> Vec<u32> {
-        let (_, counts) = self.plan(call).expect("there is a mask");
-        let bytes = self
-            .client
-            .read_one(counts.handle.clone())
-            .expect("the launch failed");
-        bytemuck::cast_slice(&bytes)[..counts.shape.iter().product()].to_vec()
+    fn counts(&self, call: &MaskedCall) -> Result<Vec<u32>, Refused> {
+        let (_, counts) = self.plan(call, call.missing)?.expect("there is a mask");
+        let bytes = self.read_bytes(&counts.binding());
+        Ok(bytemuck::cast_slice(&bytes)[..counts.len()].to_vec())
     }
 
-    fn masked(&self, call: &MaskedCall) -> Result<(Outputs, MaskedGradients), AttentionError> {
-        let (problem, inputs) = (call.problem(), &call.inputs);
-        let p = &problem.attention;
-        let bias = inputs.bias.as_ref();
-        let arguments = engine::MaskedInputs {
-            q: self.place(&inputs.q, &p.q_shape(), p.element),
-            k: self.place(&inputs.k, &p.kv_shape(), p.element),
-            v: self.place(&inputs.v, &p.kv_shape(), p.element),
-            plan: self.plan(call).map(|(plan, _)| plan),
-            bias: bias.map(|bias| self.place(&bias.values, &bias.shape, ElementType::F32)),
-        };
-        let out = self.output(&p.q_shape(), p.element, 0);
-        let lse = self.output(&p.lse_shape(), ElementType::F32, 0);
-        let (client, o, l) = (&self.client, out.binding(), lse.binding());
-        match T::ENGINE {
-            Some(engine::Engine::Portable) => {
-                let portable = engine::Engine::Portable;
-                engine::masked_forward_on(portable, client, &problem, arguments.clone(), o, l)?;
-            }
-            _ => engine::masked_forward(client, &problem, arguments.clone(), o, l)?,
-        }
-        let q = self.output(&p.q_shape(), p.element, 0);
-        let [k, v] = [(); 2].map(|()| self.output(&p.kv_shape(), p.element, 0));
-        let dbias = bias.map(|bias| self.output(&bias.shape, ElementType::F32, 0));
+    fn masked_forward(&self, call: &MaskedCall) -> Result<Outputs, Refused> {
+        let outputs = self.run_masked(call, self.masked_inputs(call), call.missing)?;
+        Ok(self.outputs(&outputs))
+    }
+
+    fn masked(&self, call: &MaskedCall) -> Result<(Outputs, MaskedGradients), Refused> {
+        let (problem, p) = (&call.problem, &call.problem.attention);
+        let inputs = self.masked_inputs(call);
+        let outputs = self.run_masked(call, inputs.clone(), 0)?;
+        let [out, lse] = &outputs;
+        let q = self.output(&p.q_shape(), p.element, call.missing);
+        let [k, v] = [(); 2].map(|()| self.output(&p.kv_shape(), p.element, call.missing));
+        let bias = call.grad_bias;
+        let bias = bias.map(|shape| self.output(&shape, ElementType::F32, call.missing));
         let saved = engine::Saved {
             out: out.binding(),
             lse: lse.binding(),
-            grad_out: self.place(&call.grad_out, &p.q_shape(), p.element),
+            grad_out: self.upload(&call.grad_out),
             grad_lse: call.grad_lse.as_ref().map(|grad| {
                 let handle = self.buffer(&bytes_of(grad, ElementType::F32));
                 contiguous(&handle, &p.lse_shape())
@@ -84,19 +116,22 @@ impl<T: Target> MaskedEngine for Kernels<T> {
             q: q.binding(),
             k: k.binding(),
             v: v.binding(),
-            bias: dbias.as_ref().map(Output::binding),
+            bias: bias.as_ref().map(Output::binding),
         };
-        engine::masked_backward(client, &problem, arguments, saved, grads)?;
+        if let Err(error) = engine::masked_backward(&self.client, problem, inputs, saved, grads) {
+            let all: Vec<&Output> = [&q, &k, &v].into_iter().chain(&bias).collect();
+            return Err(Refused {
+                error,
+                written: !self.is_untouched(&all),
+            });
+        }
         Ok((
-            Outputs {
-                out: self.read(&out),
-                lse: self.read(&lse),
-            },
+            self.outputs(&outputs),
             MaskedGradients {
                 q: self.read(&q),
                 k: self.read(&k),
                 v: self.read(&v),
-                bias: dbias.as_ref().map(|dbias| self.read(dbias)),
+                bias: bias.as_ref().map(|bias| self.read(bias)),
             },
         ))
     }

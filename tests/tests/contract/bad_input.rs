@@ -2,7 +2,7 @@
 
 use flash_dma_problem::{AttentionError as Error, ElementType, TensorName as Name};
 use flash_dma_reference::generate;
-use flash_dma_tests::{Call, Case, Engine, Layout, Raw, Refused, raw_engines};
+use flash_dma_tests::{Call, Case, Engine, Layout, Raw, Refused, kernel_engines, raw_engines};
 
 raw_engines!(
     shapes,
@@ -12,14 +12,8 @@ raw_engines!(
     windows_of_no_keys
 );
 
-/// The CPU engine's views have their rank in their type.
-mod ranks {
-    flash_dma_tests::engine_tests!(wrong_ranks:
-        [feature = "cpu"] kernels_cpu = KernelsOnCpu,
-        [feature = "cuda"] kernels_cuda = KernelsOnCuda,
-        [feature = "wgpu"] kernels_wgpu = KernelsOnWgpu,
-    );
-}
+// The CPU engine's views have their rank in their type.
+kernel_engines!(wrong_ranks);
 
 /// Refuses a change of a good call in both passes, with the same kind of error.
 fn refuses<E: Engine>(

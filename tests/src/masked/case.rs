@@ -1,0 +1,324 @@
+//! Cases of attention under masks and biases, and their comparison with the oracle.
+
+use super::{MaskedCall, MaskedEngine};
+use crate::Layout;
+use crate::engine::skip;
+use crate::expected::Expected;
+use flash_dma_problem::{AttentionOptions, ElementType};
+use flash_dma_reference::Rng;
+use flash_dma_reference::generate::{gradients, normal};
+use flash_dma_reference::masked::{Broadcast, MaskedInputs};
+
+/// What a mask looks like.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Pattern {
+    /// Each entry visible with this probability.
+    Random(f64),
+    /// Tiles of as many queries and keys are visible and hidden in turn, along both axes.
+    Tiles(usize, usize),
+    /// Nothing is visible.
+    Nothing,
+    /// The `w` keys of greatest random score of each row.
+    Top(usize),
+    /// The `w` keys up to each query's position.
+    Window(usize),
+}
+
+/// One problem with random inputs.
+#[derive(Clone, Debug)]
+pub struct MaskedCase {
+    /// Batch, query heads, kv heads, queries, keys, elements a row.
+    pub sizes: [usize; 6],
+    /// Element type of q, k, v.
+    pub element: ElementType,
+    /// Options, without a window.
+    pub options: AttentionOptions,
+    /// Shape of the mask and what it looks like.
+    pub mask: Option<([usize; 4], Pattern)>,
+    /// Shape of the bias.
+    pub bias: Option<[usize; 4]>,
+    /// Whether the mask is passed as what it hides.
+    pub hidden: bool,
+    /// How the tensors lie in memory.
+    pub layout: Layout,
+    /// Whether the LSE has a gradient as well.
+    pub grad_lse: bool,
+    /// Standard deviation of `q`, `k` and `v`.
+    pub deviation: f64,
+    /// Of the random numbers.
+    pub seed: u64,
+}
+
+impl MaskedCase {
+    /// Without mask, bias or causal masking, in f32, of heads that lie token by token.
+    #[must_use]
+    pub fn new(sizes: [usize; 6]) -> Self {
+        Self {
+            sizes,
+            element: ElementType::F32,
+            options: AttentionOptions::new().with_causal(false),
+            mask: None,
+            bias: None,
+            hidden: false,
+            layout: Layout::Transposed,
+            grad_lse: true,
+            deviation: 1.0,
+            seed: sizes.iter().fold(7, |seed, &n| seed * 131 + n as u64),
+        }
+    }
+
+    /// With a mask.
+    #[must_use]
+    pub fn mask(mut self, shape: [usize; 4], pattern: Pattern) -> Self {
+        self.mask = Some((shape, pattern));
+        self
+    }
+
+    /// With a normal bias.
+    #[must_use]
+    pub fn bias(mut self, shape: [usize; 4]) -> Self {
+        self.bias = Some(shape);
+        self
+    }
+
+    /// With causal masking or without.
+    #[must_use]
+    pub fn causal(mut self, causal: bool) -> Self {
+        self.options.causal = causal;
+        self
+    }
+
+    /// In another type.
+    #[must_use]
+    pub fn element(mut self, element: ElementType) -> Self {
+        self.element = element;
+        self
+    }
+
+    /// In another place in memory.
+    #[must_use]
+    pub fn layout(mut self, layout: Layout) -> Self {
+        self.layout = layout;
+        self
+    }
+
+    /// The random inputs.
+    ///
+    /// # Panics
+    ///
+    /// If the shapes do not fit.
+    #[must_use]
+    pub fn inputs(&self) -> MaskedInputs {
+        let [batch, q_heads, kv_heads, q_len, k_len, dim] = self.sizes;
+        let (q, kv) = ([batch, q_heads, q_len, dim], [batch, kv_heads, k_len, dim]);
+        let problem = crate::problem(q, kv, false, self.element, &self.options);
+        let mut rng = Rng::new(self.seed);
+        let size = |shape: &[usize; 4]| shape.iter().product::<usize>();
+        let mut draw = |shape| normal(size(shape), self.deviation, self.element, &mut rng);
+        let (q, k, v) = (draw(&q), draw(&kv), draw(&kv));
+        let bias = self.bias.map(|shape| Broadcast {
+            shape,
+            values: normal(size(&shape), 1.0, ElementType::F32, &mut rng),
+        });
+        let visible = self.mask.map(|(shape, pattern)| Broadcast {
+            shape,
+            values: (0..shape[0] * shape[1] * shape[2])
+                .flat_map(|row| pattern.row(row % shape[2].max(1), shape, &mut rng))
+                .collect(),
+        });
+        MaskedInputs {
+            problem,
+            q,
+            k,
+            v,
+            visible,
+            bias,
+        }
+    }
+
+    /// The random gradients of `out` and of the LSE.
+    #[must_use]
+    pub fn gradients(&self, inputs: &MaskedInputs) -> (Vec<f64>, Option<Vec<f64>>) {
+        let (grad_out, grad_lse) = gradients(&inputs.problem, self.seed);
+        (grad_out, self.grad_lse.then_some(grad_lse))
+    }
+
+    /// The call of these inputs with random gradients.
+    #[must_use]
+    pub fn call(&self, inputs: &MaskedInputs) -> MaskedCall {
+        let (grad_out, grad_lse) = self.gradients(inputs);
+        let grads = (&grad_out[..], grad_lse.as_deref());
+        MaskedCall::new(inputs, self.layout, self.hidden, grads)
+    }
+
+    /// What these inputs and gradients should give.
+    #[must_use]
+    pub fn expected(
+        &self,
+        inputs: &MaskedInputs,
+        grad_out: &[f64],
+        grad_lse: Option<&[f64]>,
+    ) -> Expected {
+        let p = &inputs.problem;
+        let mut expected = Expected::new(p, inputs.forward(), &inputs.naive_forward());
+        let exact = inputs.backward(grad_out, grad_lse);
+        let (naive, naive_bias) = inputs.naive_backward(grad_out, grad_lse);
+        let (q, kv, e) = (p.q_shape(), p.kv_shape(), p.element);
+        expected.gradient("dq", &q, e, exact.q, &naive.q);
+        expected.gradient("dk", &kv, e, exact.k, &naive.k);
+        expected.gradient("dv", &kv, e, exact.v, &naive.v);
+        if let (Some(bias), Some(exact), Some(naive)) = (&inputs.bias, exact.bias, naive_bias) {
+            expected.gradient("dbias", &bias.shape, ElementType::F32, exact, &naive);
+        }
+        expected
+    }
+
+    /// Compares everything that the engine computes with the oracle.
+    ///
+    /// # Panics
+    ///
+    /// With the worst element of every tensor that is wrong.
+    pub fn check<E: MaskedEngine>(&self, engine: &E) {
+        self.check_inputs(engine, &self.inputs());
+    }
+
+    /// As [`check`](Self::check), with other inputs than the random ones.
+    ///
+    /// # Panics
+    ///
+    /// With the worst element of every tensor that is wrong.
+    pub fn check_inputs<E: MaskedEngine>(&self, engine: &E, inputs: &MaskedInputs) {
+        let (grad_out, grad_lse) = self.gradients(inputs);
+        self.check_gradients(engine, inputs, &grad_out, grad_lse.as_deref());
+    }
+
+    /// As [`check_inputs`](Self::check_inputs), with other gradients than the random ones.
+    ///
+    /// # Panics
+    ///
+    /// With the worst element of every tensor that is wrong.
+    pub fn check_gradients<E: MaskedEngine>(
+        &self,
+        engine: &E,
+        inputs: &MaskedInputs,
+        grad_out: &[f64],
+        grad_lse: Option<&[f64]>,
+    ) {
+        if !engine.supports(self.element) {
+            return skip::<E>(&format!("{}", self.element));
+        }
+        let bias = inputs.bias.iter().flat_map(|bias| &bias.values);
+        let mut given = [&inputs.q, &inputs.k, &inputs.v, grad_out]
+            .into_iter()
+            .flatten()
+            .chain(bias);
+        let clean = given.any(|x| !x.is_finite()).then(|| {
+            let mut clean = self.inputs();
+            clean.visible.clone_from(&inputs.visible);
+            let (grad_out, clean_lse) = gradients(&clean.problem, self.seed);
+            self.expected(&clean, &grad_out, grad_lse.map(|_| &clean_lse[..]))
+        });
+        let expected = self.expected(inputs, grad_out, grad_lse);
+        self.check_expected(
+            engine,
+            inputs,
+            (grad_out, grad_lse),
+            &expected,
+            clean.as_ref(),
+        );
+    }
+
+    /// As [`check_gradients`](Self::check_gradients), with what is expected: the oracle may take longer than all
+    /// engines together.
+    ///
+    /// # Panics
+    ///
+    /// With the worst element of every tensor that is wrong.
+    pub fn check_expected<E: MaskedEngine>(
+        &self,
+        engine: &E,
+        inputs: &MaskedInputs,
+        grads: (&[f64], Option<&[f64]>),
+        expected: &Expected,
+        clean: Option<&Expected>,
+    ) {
+        if !engine.supports(self.element) {
+            return skip::<E>(&format!("{}", self.element));
+        }
+        let call = MaskedCall::new(inputs, self.layout, self.hidden, grads);
+        let (outputs, grads) = engine.masked(&call).unwrap_or_else(|refused| {
+            panic!("{} refuses {self:?}: {}", E::NAME, refused.error);
+        });
+        assert_eq!(grads.bias.is_some(), inputs.bias.is_some(), "dbias");
+        let gradients: Vec<&[f64]> = [&grads.q, &grads.k, &grads.v]
+            .into_iter()
+            .chain(&grads.bias)
+            .map(|grad| &grad[..])
+            .collect();
+        expected.check(
+            clean,
+            &outputs,
+            &gradients,
+            format!("{} at {self:?}", E::NAME),
+        );
+    }
+}
+
+impl Pattern {
+    /// Which keys a row of a mask of `shape` shows.
+    fn row(self, query: usize, shape: [usize; 4], rng: &mut Rng) -> Vec<bool> {
+        let keys = shape[3];
+        match self {
+            Self::Random(density) => (0..keys).map(|_| rng.uniform() < density).collect(),
+            Self::Tiles(rows, columns) => (0..keys)
+                .map(|j| (j / columns + query / rows).is_multiple_of(2))
+                .collect(),
+            Self::Nothing => vec![false; keys],
+            Self::Top(window) => {
+                let scores: Vec<f64> = (0..keys).map(|_| rng.uniform()).collect();
+                top(&scores, keys, window)
+            }
+            Self::Window(window) => {
+                let position = query as i64 + keys as i64 - shape[2] as i64;
+                (0..keys as i64)
+                    .map(|j| j <= position && j + window as i64 > position)
+                    .collect()
+            }
+        }
+    }
+}
+
+/// Shows each query the `window` keys of greatest bias among those that causal masking leaves it:
+/// `[batch, heads, q_len, k_len]` of the bias's batches and heads. The bias has all keys.
+///
+/// # Panics
+///
+/// If there is none, or it has not.
+#[must_use]
+pub fn top_of_bias(inputs: &MaskedInputs, window: usize) -> Broadcast<bool> {
+    let p = &inputs.problem;
+    let bias = inputs.bias.as_ref().expect("there is a bias");
+    let [batch, heads, queries, keys] = bias.shape;
+    assert_eq!(keys, p.k_len, "a bias of all keys");
+    let rows = (0..batch * heads).flat_map(|head| (0..p.q_len).map(move |i| (head, i)));
+    let values = rows.flat_map(|(head, i)| {
+        let row = head * queries + i % queries;
+        let seen = (p.position(i) + 1).max(0) as usize;
+        top(&bias.values[row * keys..(row + 1) * keys], seen, window)
+    });
+    Broadcast {
+        shape: [batch, heads, p.q_len, keys],
+        values: values.collect(),
+    }
+}
+
+/// The `window` greatest of the first `seen` scores.
+fn top(scores: &[f64], seen: usize, window: usize) -> Vec<bool> {
+    let mut order: Vec<usize> = (0..seen).collect();
+    if window < seen {
+        order.select_nth_unstable_by(window, |&a, &b| scores[b].total_cmp(&scores[a]));
+    }
+    let mut row = vec![false; scores.len()];
+    order.iter().take(window).for_each(|&j| row[j] = true);
+    row
+}

@@ -1,0 +1,187 @@
+//! What broadcasts: every shape of a mask beside every shape of a bias, for every kind of group, and tensors that
+//! repeat in memory by a stride of 0.
+
+use super::kinds;
+use flash_dma_problem::ElementType;
+use flash_dma_reference::masked::{Broadcast, MaskedInputs};
+use flash_dma_tests::masked::{MaskedCase, MaskedEngine, Pattern};
+use flash_dma_tests::{Layout, Size, every_engine};
+
+every_engine!(
+    without_groups,
+    groups_of_two,
+    groups_of_four,
+    one_kv_head,
+    one_alone,
+    on_tensor_cores,
+    strides_of_zero,
+    layouts,
+);
+
+fn without_groups<E: MaskedEngine>(engine: &E) {
+    every_pair(engine, [2, 3, 3]);
+}
+
+fn groups_of_two<E: MaskedEngine>(engine: &E) {
+    every_pair(engine, [2, 4, 2]);
+}
+
+fn groups_of_four<E: MaskedEngine>(engine: &E) {
+    every_pair(engine, [2, 8, 2]);
+}
+
+fn one_kv_head<E: MaskedEngine>(engine: &E) {
+    every_pair(engine, [2, 3, 1]);
+}
+
+/// Every shape that broadcasts to `[batch, q_heads, q_len, k_len]`.
+fn shapes([batch, q_heads, kv_heads, q_len, k_len, _]: [usize; 6]) -> Vec<[usize; 4]> {
+    let mut shapes = Vec::new();
+    for b in [1, batch] {
+        for h in [1, kv_heads, q_heads] {
+            for q in [1, q_len] {
+                shapes.extend([1, k_len].map(|k| [b, h, q, k]));
+            }
+        }
+    }
+    shapes.sort_unstable();
+    shapes.dedup();
+    shapes
+}
+
+/// Every shape of a mask beside every shape of a bias; on a slow device all pairs for one kv head, else each beside one other.
+fn every_pair<E: MaskedEngine>(engine: &E, [batch, q_heads, kv_heads]: [usize; 3]) {
+    let sizes = [batch, q_heads, kv_heads, 19, 70, 8];
+    let shapes = shapes(sizes);
+    for (m, &mask) in shapes.iter().enumerate() {
+        for (b, &bias) in shapes.iter().enumerate() {
+            // All values of (m, b) are as often causal as not.
+            let causal = (m + b).is_multiple_of(2);
+            let few = E::SIZE == Size::Small && kv_heads > 1;
+            if few && b != (5 * m + 3) % shapes.len() {
+                continue;
+            }
+            let mut case = MaskedCase::new(sizes).causal(causal).bias(bias);
+            case.grad_lse = b.is_multiple_of(3);
+            case.mask(mask, Pattern::Random(0.6)).check(engine);
+        }
+    }
+}
+
+/// Every mask without a bias and every bias without a mask.
+fn one_alone<E: MaskedEngine>(engine: &E) {
+    for sizes in E::cases(
+        [[2, 4, 2, 17, 66, 8]],
+        [[2, 3, 3, 40, 70, 16], [2, 8, 1, 33, 150, 8]],
+        [[2, 8, 2, 60, 90, 32]],
+    ) {
+        for (n, shape) in shapes(sizes).into_iter().enumerate() {
+            let causal = n.is_multiple_of(2);
+            let case = MaskedCase::new(sizes).causal(causal);
+            case.clone().bias(shape).check(engine);
+            case.mask(shape, Pattern::Random(0.4)).check(engine);
+        }
+    }
+}
+
+/// As the pairs, in a type and a head dimension of the tensor-core engines, over several tiles.
+fn on_tensor_cores<E: MaskedEngine>(engine: &E) {
+    for (n, [q_heads, kv_heads, dim]) in E::cases(
+        [],
+        [[4, 2, 64]],
+        [[4, 4, 64], [8, 2, 64], [4, 1, 64], [4, 2, 128]],
+    )
+    .into_iter()
+    .enumerate()
+    {
+        let sizes = [2, q_heads, kv_heads, 35, 140, dim];
+        let shapes = shapes(sizes);
+        for (m, &mask) in shapes.iter().enumerate() {
+            for (b, &bias) in shapes.iter().enumerate() {
+                // On a GPU every pair of one kind of group; of the others each shape beside one other.
+                let all = E::SIZE == Size::Large && n == 0;
+                if !all && b != (5 * m + 3 + n) % shapes.len() {
+                    continue;
+                }
+                MaskedCase::new(sizes)
+                    .element([ElementType::Bf16, ElementType::F16][b % 2])
+                    .causal((m + b + n).is_multiple_of(2))
+                    .mask(mask, Pattern::Random(0.6))
+                    .bias(bias)
+                    .check(engine);
+            }
+        }
+    }
+}
+
+/// A mask and a bias of full shape, keys and values of one head and queries of one sequence, each stored once.
+fn strides_of_zero<E: MaskedEngine>(engine: &E) {
+    let sizes = [2, 4, 2, 21, 70, 8];
+    for (n, (mask, bias)) in [
+        ([1, 1, 21, 70], [1, 1, 1, 70]),
+        ([2, 1, 1, 70], [2, 4, 21, 1]),
+        ([1, 4, 21, 1], [1, 1, 1, 1]),
+        ([1, 1, 1, 70], [1, 4, 21, 70]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let case = MaskedCase::new(sizes)
+            .mask(mask, Pattern::Random(0.5))
+            .bias(bias)
+            .causal(n.is_multiple_of(2))
+            .layout(Layout::Broadcast);
+        let mut inputs = case.inputs();
+        let full = [2, 4, 21, 70];
+        inputs.visible = inputs
+            .visible
+            .as_ref()
+            .map(|mask| expand(mask, &inputs, full));
+        inputs.bias = inputs.bias.as_ref().map(|bias| expand(bias, &inputs, full));
+        // The second sequence's queries are the first's; the second head's keys and values are the first's.
+        let (q, kv) = (4 * 21 * 8, 70 * 8);
+        inputs.q.copy_within(..q, q);
+        for rows in [&mut inputs.k, &mut inputs.v] {
+            rows.copy_within(..kv, kv);
+            rows.copy_within(2 * kv..3 * kv, 3 * kv);
+        }
+        let call = case.call(&inputs);
+        let stored = |raw: &flash_dma_tests::Raw| raw.values.len();
+        assert_eq!(stored(&call.q), q);
+        assert_eq!(stored(&call.k), 2 * kv);
+        assert!(stored(&call.mask.expect("a mask")) <= mask.iter().product());
+        assert!(stored(&call.bias.expect("a bias")) <= bias.iter().product());
+        case.check_inputs(engine, &inputs);
+    }
+}
+
+/// Writes a broadcast out to another shape.
+fn expand<T: Copy>(x: &Broadcast<T>, inputs: &MaskedInputs, shape: [usize; 4]) -> Broadcast<T> {
+    let [batch, heads, queries, keys] = shape;
+    let mut values = Vec::new();
+    for b in 0..batch {
+        for h in 0..heads {
+            for i in 0..queries {
+                values.extend((0..keys).map(|j| x.values[x.index(&inputs.problem, b, h, i, j)]));
+            }
+        }
+    }
+    Broadcast { shape, values }
+}
+
+/// Rows of mask and bias that begin anywhere, heads outermost and innermost.
+fn layouts<E: MaskedEngine>(engine: &E) {
+    for layout in [Layout::Contiguous, Layout::Transposed, Layout::Padded] {
+        for (element, dim) in kinds::<E>() {
+            // A multiple of 32 keys: masks whose words are read whole, if they lie so.
+            for k_len in [65, 96] {
+                let case = MaskedCase::new([2, 4, 2, 18, k_len, dim])
+                    .element(element)
+                    .layout(layout)
+                    .mask([2, 2, 18, k_len], Pattern::Random(0.5));
+                case.clone().bias([2, 4, 18, k_len]).check(engine);
+                case.causal(true).bias([2, 2, 1, k_len]).check(engine);
+            }
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! The grid of shapes of the reference's equivalence tests (1 sequence, 2 heads over 1, the 1024 keys of greatest bias),
+//! forward and backward, with the tolerance of this project in the place of its 95 % of the elements.
+//!
+//! The oracle takes longer than all engines together, so it runs once a case for all of them.
+
+use flash_dma_problem::ElementType::{self, Bf16, F16};
+use flash_dma_tests::masked::{MaskedCase, MaskedEngine, top_of_bias};
+use flash_dma_tests::on_each_engine;
+
+static LENGTHS: [usize; 6] = [128, 256, 512, 1024, 2048, 4096];
+
+macro_rules! grid {
+    ($($name:ident: $dim:literal,)*) => {$(
+        mod $name {
+            use super::*;
+
+            #[test]
+            fn causal_bf16() {
+                check($dim, Bf16, true);
+            }
+
+            #[test]
+            fn causal_f16() {
+                check($dim, F16, true);
+            }
+
+            #[test]
+            fn full_bf16() {
+                check($dim, Bf16, false);
+            }
+
+            #[test]
+            fn full_f16() {
+                check($dim, F16, false);
+            }
+        }
+    )*};
+}
+
+grid!(
+    dim_32: 32,
+    dim_64: 64,
+    dim_96: 96,
+    dim_128: 128,
+    dim_192: 192,
+    dim_256: 256,
+);
+
+/// The lengths that an engine does in reasonable time.
+fn lengths<E: MaskedEngine>(_: &E, dim: usize) -> Vec<usize> {
+    let small = LENGTHS[..1].iter().filter(|_| dim == 32);
+    let medium = if dim.is_multiple_of(64) && dim < 192 {
+        3
+    } else {
+        2
+    };
+    E::cases(small, &LENGTHS[..medium], &LENGTHS)
+        .into_iter()
+        .copied()
+        .collect()
+}
+
+fn check(dim: usize, element: ElementType, causal: bool) {
+    for len in LENGTHS {
+        let mut wanted = false;
+        on_each_engine!(|engine: &_| wanted |= lengths(engine, dim).contains(&len));
+        if !wanted {
+            continue;
+        }
+        // Either kind of bias beside either type and either masking: one a key, or one a pair.
+        let bias = match causal == (element == Bf16) {
+            true => [1, 1, 1, len],
+            false => [1, 1, len, len],
+        };
+        let case = MaskedCase::new([1, 2, 1, len, len, dim])
+            .element(element)
+            .causal(causal)
+            .bias(bias);
+        let mut inputs = case.inputs();
+        // The reference keeps 1024 keys, so all of them at short lengths: half of these, so that all are masked.
+        inputs.visible = Some(top_of_bias(&inputs, 1024.min(len / 2)));
+        let (grad_out, grad_lse) = case.gradients(&inputs);
+        let grads = (&grad_out[..], grad_lse.as_deref());
+        let expected = case.expected(&inputs, grads.0, grads.1);
+        on_each_engine!(|engine: &_| {
+            if lengths(engine, dim).contains(&len) {
+                case.check_expected(engine, &inputs, grads, &expected, None);
+            }
+        });
+    }
+}
