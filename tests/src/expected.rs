@@ -64,15 +64,15 @@ impl Expected {
         });
     }
 
-    /// Compares outputs and gradients, these in the order in which they were added. NaN leaves few elements to
-    /// measure the naive implementation by: what is expected of the `clean` inputs counts, too.
+    /// Compares outputs and gradients, these in the order in which they were added. NaN, or few pairs, leave few
+    /// elements to measure the naive implementation by: its errors at `others`, inputs of the same kind, count, too.
     ///
     /// # Panics
     ///
     /// With `what`, and the worst element of every tensor that is wrong.
     pub fn check(
         &self,
-        clean: Option<&Self>,
+        others: &[Self],
         outputs: &Outputs,
         gradients: &[&[f64]],
         what: impl fmt::Display,
@@ -83,7 +83,7 @@ impl Expected {
             .into_iter()
             .chain(gradients.iter().copied());
         for (n, actual) in actual.enumerate() {
-            let errors = [Some(self), clean].into_iter().flatten();
+            let errors = [self].into_iter().chain(others);
             let naive_error = errors.map(|x| x.tensors[n].naive_error).fold(0.0, f64::max);
             let Tensor {
                 name,

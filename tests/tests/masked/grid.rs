@@ -84,7 +84,7 @@ fn check(dim: usize, element: ElementType, causal: bool) {
         let expected = case.expected(&inputs, grads.0, grads.1);
         on_each_engine!(|engine: &_| {
             if lengths(engine, dim).contains(&len) {
-                case.check_expected(engine, &inputs, grads, &expected, None);
+                case.check_expected(engine, &inputs, grads, &expected, &[]);
             }
         });
     }

@@ -4,6 +4,7 @@ mod broadcasts;
 mod burn;
 mod grid;
 mod not_finite;
+mod random;
 mod refusals;
 mod rows;
 mod tensor_cores;
