@@ -34,8 +34,8 @@ pub use forward::{Tuning, forward_tuned};
 #[doc(hidden)]
 pub use lists::list_all;
 pub use masked::{
-    MaskBits, MaskedGradients, MaskedInputs, masked_backward, masked_forward,
-    masked_forward_engine, masked_forward_on, plan,
+    MaskBits, MaskedGradients, MaskedInputs, masked_backward, masked_backward_engine,
+    masked_backward_on, masked_forward, masked_forward_engine, masked_forward_on, plan,
 };
 pub use select::select;
 #[doc(hidden)]

@@ -8,7 +8,8 @@ use cubecl::server::Handle;
 use flash_dma_benches::buffers::device_time;
 use flash_dma_kernels::{
     AttentionOptions, ElementType, Engine, MaskBits, MaskedGradients, MaskedInputs, MaskedProblem,
-    Saved, contiguous_strides, masked_backward, masked_forward, masked_forward_engine, plan,
+    Saved, contiguous_strides, masked_backward, masked_backward_engine, masked_forward,
+    masked_forward_engine, plan,
 };
 use flash_dma_reference::Rng;
 use half::bf16;
@@ -150,7 +151,8 @@ impl Calls {
             phases.push(("plan", "portable", Self::plan));
         }
         phases.push(("forward", forward, Self::forward));
-        phases.push(("backward", "portable", Self::backward));
+        let backward = name(masked_backward_engine(client, problem, inputs, &self.saved));
+        phases.push(("backward", backward, Self::backward));
         phases
     }
 

@@ -16,6 +16,7 @@ use crate::tile::{
 };
 use crate::{Gradients, Inputs, Saved};
 use cubecl::client::Client;
+use cubecl::ir::HardwareProperties;
 use cubecl::prelude::*;
 use flash_dma_problem::{AttentionError, Problem, TensorName};
 
@@ -27,6 +28,18 @@ const BINDINGS: u32 = 13;
 pub(crate) struct Blueprints {
     pub dq: Blueprint,
     pub dkdv: Blueprint,
+}
+
+impl Blueprints {
+    pub(crate) fn choose(
+        problem: &Problem,
+        hardware: &HardwareProperties,
+    ) -> Result<Self, AttentionError> {
+        Ok(Self {
+            dq: Blueprint::choose(Pass::GradQuery, problem, hardware)?,
+            dkdv: Blueprint::choose(Pass::GradKeyValue, problem, hardware)?,
+        })
+    }
 }
 
 /// The gradients of q, k, v and the scores, all contiguous and overwritten; exactly zero where no pair
@@ -104,13 +117,7 @@ impl Plan {
         inputs: &Inputs,
         saved: &Saved,
     ) -> Result<(Engine, Self), AttentionError> {
-        for &engine in Engine::tensor_cores()? {
-            if let Ok(plan) = Self::of(engine, client, problem, inputs, saved) {
-                return Ok((engine, plan));
-            }
-        }
-        let plan = Self::of(Engine::Portable, client, problem, inputs, saved)?;
-        Ok((Engine::Portable, plan))
+        Engine::first(|engine| Self::of(engine, client, problem, inputs, saved))
     }
 
     fn of(
@@ -121,25 +128,12 @@ impl Plan {
         saved: &Saved,
     ) -> Result<Self, AttentionError> {
         let properties = client.properties();
-        let chunks = || {
-            let size = problem.element.size();
-            inputs.rows_are_chunks(size)
-                && [&saved.out, &saved.grad_out]
-                    .iter()
-                    .all(|tensor| rows_are_chunks(tensor, size))
-        };
-        let boxes = || {
-            [&inputs.q, &saved.grad_out]
-                .iter()
-                .all(|tensor| takes_boxes(tensor, problem.element.size()))
-        };
+        let size = problem.element.size();
+        let chunks = || inputs.rows_are_chunks(size) && saved.rows_are_chunks(size);
+        let boxes = || saved.takes_boxes(&inputs.q, size);
         let plan = match engine {
             Engine::Portable => {
-                let hardware = &properties.hardware;
-                return Ok(Self::Portable(Blueprints {
-                    dq: Blueprint::choose(Pass::GradQuery, problem, hardware)?,
-                    dkdv: Blueprint::choose(Pass::GradKeyValue, problem, hardware)?,
-                }));
+                return Blueprints::choose(problem, &properties.hardware).map(Self::Portable);
             }
             Engine::Mma if chunks() => MmaBlueprints::choose(problem, properties).map(Self::Mma),
             Engine::Wgmma if chunks() && boxes() => {
@@ -239,6 +233,17 @@ fn zero(client: &Client, problem: &Problem, grads: &Gradients) {
 }
 
 impl Saved {
+    /// Whether the rows of both tensors begin where the tensor-core engines want them.
+    pub(crate) fn rows_are_chunks(&self, size: usize) -> bool {
+        let rows = [&self.out, &self.grad_out];
+        rows.iter().all(|rows| rows_are_chunks(rows, size))
+    }
+
+    /// Whether the rows of dO and of `q` can be copied as boxes.
+    pub(crate) fn takes_boxes(&self, q: &TensorBinding, size: usize) -> bool {
+        takes_boxes(q, size) && takes_boxes(&self.grad_out, size)
+    }
+
     pub(crate) fn check(&self, problem: &Problem) -> Result<(), AttentionError> {
         let (size, rows, lse) = (
             problem.element.size(),

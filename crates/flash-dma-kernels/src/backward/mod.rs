@@ -5,11 +5,11 @@ mod delta;
 mod dkdv;
 mod dq;
 mod launch;
-mod mma;
+pub(crate) mod mma;
 mod order;
 #[cfg(test)]
 mod tests;
 mod wgmma;
 
-pub(crate) use launch::launch_delta;
+pub(crate) use launch::{Blueprints, launch_delta};
 pub use launch::{backward, backward_engine, backward_on};

@@ -46,6 +46,18 @@ impl Engine {
             }),
         }
     }
+
+    /// The first engine that `of` has a plan for, and that plan; that for [`Engine::Portable`] is the last.
+    pub(crate) fn first<P>(
+        of: impl Fn(Self) -> Result<P, AttentionError>,
+    ) -> Result<(Self, P), AttentionError> {
+        for &engine in Self::tensor_cores()? {
+            if let Ok(plan) = of(engine) {
+                return Ok((engine, plan));
+            }
+        }
+        Ok((Self::Portable, of(Self::Portable)?))
+    }
 }
 
 /// Attention of every query over its selected keys: writes `out` (`[batch, q_heads, q_len, head_dim]`,
@@ -142,13 +154,7 @@ impl Plan {
         problem: &Problem,
         inputs: &Inputs,
     ) -> Result<(Engine, Self), AttentionError> {
-        for &engine in Engine::tensor_cores()? {
-            if let Ok(plan) = Self::of(engine, client, problem, inputs) {
-                return Ok((engine, plan));
-            }
-        }
-        let plan = Self::of(Engine::Portable, client, problem, inputs)?;
-        Ok((Engine::Portable, plan))
+        Engine::first(|engine| Self::of(engine, client, problem, inputs))
     }
 
     fn of(

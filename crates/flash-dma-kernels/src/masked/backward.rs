@@ -5,25 +5,30 @@ use super::bias::bias_kernel;
 use super::dkdv::dkdv_kernel;
 use super::dq::dq_kernel;
 use super::launch::Words;
-use crate::Saved;
-use crate::backward::launch_delta;
-use crate::tile::{Blueprint, Pass, address_type, check_device, elem_type, fill, vector_size};
+use super::query_lists::{lists_fit, query_lists, sum_heads};
+use crate::backward::mma::{MaskLists, MmaBlueprints, launch_masked};
+use crate::backward::{Blueprints, launch_delta};
+use crate::scratch::scratch;
+use crate::tile::{Blueprint, address_type, check_device, elem_type, fill, vector_size};
+use crate::{Engine, Saved};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::{AttentionError, MaskedProblem};
 
-/// Buffers of [`dkdv_kernel`], the kernel with the most.
-const BINDINGS: u32 = 11;
+/// Buffers of the kernels with the most.
+const BINDINGS: u32 = 13;
 
 /// The gradients of [`masked_forward`](crate::masked_forward), contiguous and overwritten; exactly zero where no
 /// pair contributes. That of the bias is summed in f32 over every axis it broadcasts, in a fixed order.
 ///
-/// Runs asynchronously on the client's stream. Memory beside the arguments: one f32 a query row.
+/// Runs asynchronously on the client's stream, on the engine of [`masked_backward_engine`]. Memory beside the arguments:
+/// a few f32 a query row; on the tensor cores also two lists of the active tiles of the mask, and
+/// `4 * batch * kv_heads * k_len` bytes if there is a bias.
 ///
 /// # Errors
 ///
-/// [`AttentionError`] if a tensor does not fit the problem or the device lacks what the kernels need. Nothing is
-/// launched then.
+/// [`AttentionError`] if a tensor does not fit the problem, the device lacks what the kernels need, or
+/// [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE) names no engine. Nothing is launched then.
 pub fn masked_backward(
     client: &Client,
     problem: &MaskedProblem,
@@ -31,22 +36,122 @@ pub fn masked_backward(
     saved: Saved,
     grads: MaskedGradients,
 ) -> Result<(), AttentionError> {
+    let (_, plan) = BackwardPlan::choose(client, problem, &inputs, &saved)?;
+    backward_with(client, problem, inputs, saved, grads, plan)
+}
+
+/// The engine that [`masked_backward`] runs on: [`Engine::Wgmma`] where
+/// [`masked_forward_engine`](crate::masked_forward_engine) names it, the head dimension is 64 or 128, `out` and `grad_out`
+/// have rows that begin at multiples of 16 bytes, `q` and `grad_out` none that repeat themselves by a stride of
+/// 0, and the query heads of a group share a bias; [`Engine::Portable`] for everything else.
+/// [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE) leaves engines out.
+#[must_use]
+pub fn masked_backward_engine(
+    client: &Client,
+    problem: &MaskedProblem,
+    inputs: &MaskedInputs,
+    saved: &Saved,
+) -> Engine {
+    BackwardPlan::choose(client, problem, inputs, saved)
+        .map_or(Engine::Portable, |(engine, _)| engine)
+}
+
+/// [`masked_backward`] on a given engine.
+///
+/// # Errors
+///
+/// As [`masked_backward`]; further [`AttentionError::Unsupported`] if the engine does not serve the problem.
+pub fn masked_backward_on(
+    engine: Engine,
+    client: &Client,
+    problem: &MaskedProblem,
+    inputs: MaskedInputs,
+    saved: Saved,
+    grads: MaskedGradients,
+) -> Result<(), AttentionError> {
+    let plan = BackwardPlan::of(engine, client, problem, &inputs, &saved)?;
+    backward_with(client, problem, inputs, saved, grads, plan)
+}
+
+/// An engine and its configurations.
+enum BackwardPlan {
+    Portable(Blueprints),
+    Wgmma(MmaBlueprints),
+}
+
+impl BackwardPlan {
+    fn choose(
+        client: &Client,
+        problem: &MaskedProblem,
+        inputs: &MaskedInputs,
+        saved: &Saved,
+    ) -> Result<(Engine, Self), AttentionError> {
+        Engine::first(|engine| Self::of(engine, client, problem, inputs, saved))
+    }
+
+    fn of(
+        engine: Engine,
+        client: &Client,
+        problem: &MaskedProblem,
+        inputs: &MaskedInputs,
+        saved: &Saved,
+    ) -> Result<Self, AttentionError> {
+        let (p, properties) = (&problem.attention, client.properties());
+        let size = p.element.size();
+        let served = || {
+            inputs.rows_are_chunks(size)
+                && saved.rows_are_chunks(size)
+                && saved.takes_boxes(&inputs.q, size)
+        };
+        match engine {
+            Engine::Portable => {
+                return Blueprints::choose(p, &properties.hardware).map(Self::Portable);
+            }
+            Engine::Wgmma if served() => MmaBlueprints::choose_masked(problem, properties)
+                .filter(|blueprints| lists_fit(problem, blueprints.dkdv)),
+            _ => None,
+        }
+        .map(Self::Wgmma)
+        .ok_or_else(|| AttentionError::Unsupported {
+            what: format!(
+                "gradients under masks and biases on the {engine:?} engine for {} of head dimension {}",
+                p.element, p.head_dim
+            ),
+        })
+    }
+
+    /// Cubes along each axis of the largest grids.
+    fn cubes(&self, problem: &MaskedProblem) -> [usize; 3] {
+        let p = &problem.attention;
+        match self {
+            Self::Wgmma(blueprints) => blueprints.cubes(p),
+            Self::Portable(Blueprints { dq, dkdv }) => {
+                let tiles = p.q_len.div_ceil(dq.outer_rows());
+                let key_tiles = p.k_len.div_ceil(dkdv.outer_rows());
+                let [x, y, z] = problem.bias.map_or([1; 3], |bias| bias_cubes(bias, *dkdv));
+                [
+                    tiles.max(key_tiles).max(x),
+                    p.q_heads.max(y),
+                    p.batch.max(z),
+                ]
+            }
+        }
+    }
+}
+
+fn backward_with(
+    client: &Client,
+    problem: &MaskedProblem,
+    inputs: MaskedInputs,
+    saved: Saved,
+    grads: MaskedGradients,
+    plan: BackwardPlan,
+) -> Result<(), AttentionError> {
     let p = &problem.attention;
-    let hardware = &client.properties().hardware;
-    let dq = Blueprint::choose(Pass::GradQuery, p, hardware)?;
-    let dkdv = Blueprint::choose(Pass::GradKeyValue, p, hardware)?;
     inputs.check(problem)?;
     saved.check(p)?;
     grads.check(problem)?;
-    let bias_cubes = problem.bias.map_or([1; 3], |bias| bias_cubes(bias, dkdv));
-    let key_tiles = p.k_len.div_ceil(dkdv.outer_rows());
-    let tiles = p.q_len.div_ceil(dq.outer_rows());
-    let most = [
-        tiles.max(key_tiles).max(bias_cubes[0]),
-        p.q_heads.max(bias_cubes[1]),
-        p.batch.max(bias_cubes[2]),
-    ];
-    check_device(client, p, BINDINGS, most)?;
+    check_device(client, p, BINDINGS, plan.cubes(problem))?;
     if p.batch * p.q_len * p.k_len == 0 {
         let element = elem_type(p.element);
         for grad in [&grads.q, &grads.k, &grads.v] {
@@ -57,20 +162,56 @@ pub fn masked_backward(
         }
         return Ok(());
     }
-    let delta = launch_delta(client, p, &saved);
-    let pass = MaskedPass {
-        client,
-        problem,
-        inputs: &inputs,
-        saved: &saved,
-        delta: &delta,
-    };
-    pass.launch_dq(&grads, tiles, dq);
-    pass.launch_dkdv(&grads, key_tiles, dkdv);
-    if let Some(bias) = &grads.bias {
-        pass.launch_bias(bias, bias_cubes, dkdv);
+    match plan {
+        BackwardPlan::Portable(blueprints) => {
+            launch_portable(client, problem, &inputs, &saved, &grads, blueprints);
+        }
+        BackwardPlan::Wgmma(blueprints) => {
+            launch_wgmma(client, problem, &inputs, &saved, &grads, blueprints);
+        }
     }
     Ok(())
+}
+
+fn launch_wgmma(
+    client: &Client,
+    problem: &MaskedProblem,
+    inputs: &MaskedInputs,
+    saved: &Saved,
+    grads: &MaskedGradients,
+    blueprints: MmaBlueprints,
+) {
+    let p = &problem.attention;
+    let (steps, capacity) = match &inputs.plan {
+        Some(plan) => {
+            let lists = query_lists(client, problem, plan, blueprints.dkdv);
+            ([lists.list, lists.counts], lists.capacity)
+        }
+        None => ([inputs.q.clone(), inputs.q.clone()], p.k_len),
+    };
+    let lists = MaskLists {
+        blocks: inputs.blocks(client, problem, blueprints.dq.tile.queries()),
+        steps,
+        capacity,
+    };
+    // The kernel sums over the queries and heads of a group; sequences and kv heads that share a bias are added behind it.
+    let parts = match problem.bias {
+        Some(_) => scratch(client, p.scores_shape()),
+        None => scratch(client, [1]),
+    };
+    launch_masked(
+        client,
+        p,
+        [&inputs.q, &inputs.k, &inputs.v],
+        saved,
+        lists,
+        [&grads.q, &grads.k, &grads.v],
+        parts.clone(),
+        blueprints,
+    );
+    if let Some(bias) = &grads.bias {
+        sum_heads(client, &parts, bias);
+    }
 }
 
 /// Cubes of [`bias_kernel`]: tiles of keys, tiles of queries, heads of all sequences.
@@ -82,121 +223,75 @@ fn bias_cubes([batch, heads, queries, keys]: [usize; 4], blueprint: Blueprint) -
     ]
 }
 
-/// What the kernels read.
-struct MaskedPass<'a> {
-    client: &'a Client,
-    problem: &'a MaskedProblem,
-    inputs: &'a MaskedInputs,
-    saved: &'a Saved,
-    delta: &'a TensorBinding,
-}
-
-impl MaskedPass<'_> {
-    fn launch_dq(&self, grads: &MaskedGradients, tiles: usize, blueprint: Blueprint) {
-        let p = &self.problem.attention;
-        let size = p.element.size();
-        let Words { bits, counts, bias } = self.inputs.words();
-        let MaskedInputs { q, k, v, .. } = self.inputs.clone();
-        let typed = [&q, &k, &v, &self.saved.grad_out, &grads.q];
-        let words = [&bits, &counts, &bias, self.delta];
+fn launch_portable(
+    client: &Client,
+    problem: &MaskedProblem,
+    inputs: &MaskedInputs,
+    saved: &Saved,
+    grads: &MaskedGradients,
+    Blueprints { dq, dkdv }: Blueprints,
+) {
+    let p = &problem.attention;
+    let (size, masked) = (p.element.size(), problem.plan.is_some());
+    let delta = launch_delta(client, p, saved);
+    let Words { bits, counts, bias } = inputs.words();
+    let MaskedInputs { q, k, v, .. } = inputs;
+    let grad_out = &saved.grad_out;
+    let typed = [q, k, v, grad_out, &grads.q, &grads.k, &grads.v];
+    let words = [&bits, &counts, &bias, &delta];
+    let address = address_type(&typed, size).max(address_type(&words, 4)).max(
+        grads
+            .bias
+            .as_ref()
+            .map_or(address_type(&words, 4), |bias| address_type(&[bias], 4)),
+    );
+    let vector = vector_size(&typed, size);
+    // One list of arguments: the kernels read the same.
+    macro_rules! launch {
+    ($kernel:ident, $cubes:expr, $blueprint:expr, [$($grad:expr),*], $($option:expr),*) => {{
+        let [x, y, z] = $cubes;
         // SAFETY: every buffer was checked to hold the shape and strides that the kernel indexes by.
         unsafe {
-            dq_kernel::launch_unchecked(
-                self.client,
-                CubeCount::Static(tiles as u32, p.q_heads as u32, p.batch as u32),
-                blueprint.cube_dim(),
-                address_type(&typed, size).max(address_type(&words, 4)),
-                vector_size(&typed, size),
-                q.into_tensor_arg(),
-                k.into_tensor_arg(),
-                v.into_tensor_arg(),
-                self.saved.grad_out.clone().into_tensor_arg(),
-                self.saved.lse.clone().into_tensor_arg(),
-                self.delta.clone().into_tensor_arg(),
-                bits.into_tensor_arg(),
-                counts.into_tensor_arg(),
-                bias.into_tensor_arg(),
-                grads.q.clone().into_tensor_arg(),
+            $kernel::launch_unchecked(
+                client,
+                CubeCount::Static(x as u32, y as u32, z as u32),
+                $blueprint.cube_dim(),
+                address,
+                vector,
+                q.clone().into_tensor_arg(),
+                k.clone().into_tensor_arg(),
+                v.clone().into_tensor_arg(),
+                grad_out.clone().into_tensor_arg(),
+                saved.lse.clone().into_tensor_arg(),
+                delta.clone().into_tensor_arg(),
+                bits.clone().into_tensor_arg(),
+                counts.clone().into_tensor_arg(),
+                bias.clone().into_tensor_arg(),
+                $($grad.clone().into_tensor_arg(),)*
                 p.scale,
                 p.softcap.unwrap_or(1.0),
-                self.problem.plan.is_some(),
-                self.problem.bias.is_some(),
-                blueprint,
+                masked,
+                $($option,)*
+                $blueprint,
                 elem_type(p.element),
             );
         }
-    }
-
-    fn launch_dkdv(&self, grads: &MaskedGradients, key_tiles: usize, blueprint: Blueprint) {
-        let p = &self.problem.attention;
-        let size = p.element.size();
-        let Words { bits, counts, bias } = self.inputs.words();
-        let MaskedInputs { q, k, v, .. } = self.inputs.clone();
-        let typed = [&q, &k, &v, &self.saved.grad_out, &grads.k, &grads.v];
-        let words = [&bits, &counts, &bias, self.delta];
-        // SAFETY: as for dq.
-        unsafe {
-            dkdv_kernel::launch_unchecked(
-                self.client,
-                CubeCount::Static(key_tiles as u32, p.kv_heads as u32, p.batch as u32),
-                blueprint.cube_dim(),
-                address_type(&typed, size).max(address_type(&words, 4)),
-                vector_size(&typed, size),
-                q.into_tensor_arg(),
-                k.into_tensor_arg(),
-                v.into_tensor_arg(),
-                self.saved.grad_out.clone().into_tensor_arg(),
-                self.saved.lse.clone().into_tensor_arg(),
-                self.delta.clone().into_tensor_arg(),
-                bits.into_tensor_arg(),
-                counts.into_tensor_arg(),
-                bias.into_tensor_arg(),
-                grads.k.clone().into_tensor_arg(),
-                grads.v.clone().into_tensor_arg(),
-                p.scale,
-                p.softcap.unwrap_or(1.0),
-                self.problem.plan.is_some(),
-                self.problem.bias.is_some(),
-                blueprint,
-                elem_type(p.element),
-            );
-        }
-    }
-
-    fn launch_bias(&self, grad_bias: &TensorBinding, cubes: [usize; 3], blueprint: Blueprint) {
-        let p = &self.problem.attention;
-        let size = p.element.size();
-        let Words { bits, counts, bias } = self.inputs.words();
-        let MaskedInputs { q, k, v, .. } = self.inputs.clone();
-        let typed = [&q, &k, &v, &self.saved.grad_out];
-        let words = [&bits, &counts, &bias, self.delta, grad_bias];
-        let [queries, keys] = [bias.shape[2], bias.shape[3]];
-        // SAFETY: as for dq.
-        unsafe {
-            bias_kernel::launch_unchecked(
-                self.client,
-                CubeCount::Static(cubes[0] as u32, cubes[1] as u32, cubes[2] as u32),
-                blueprint.cube_dim(),
-                address_type(&typed, size).max(address_type(&words, 4)),
-                vector_size(&typed, size),
-                q.into_tensor_arg(),
-                k.into_tensor_arg(),
-                v.into_tensor_arg(),
-                self.saved.grad_out.clone().into_tensor_arg(),
-                self.saved.lse.clone().into_tensor_arg(),
-                self.delta.clone().into_tensor_arg(),
-                bits.into_tensor_arg(),
-                counts.into_tensor_arg(),
-                bias.into_tensor_arg(),
-                grad_bias.clone().into_tensor_arg(),
-                p.scale,
-                p.softcap.unwrap_or(1.0),
-                self.problem.plan.is_some(),
-                queries == 1,
-                keys == 1,
-                blueprint,
-                elem_type(p.element),
-            );
-        }
+    }};
+}
+    let biased = problem.bias.is_some();
+    let tiles = [p.q_len.div_ceil(dq.outer_rows()), p.q_heads, p.batch];
+    launch!(dq_kernel, tiles, dq, [grads.q], biased);
+    let tiles = [p.k_len.div_ceil(dkdv.outer_rows()), p.kv_heads, p.batch];
+    launch!(dkdv_kernel, tiles, dkdv, [grads.k, grads.v], biased);
+    if let (Some(grad), Some(shape)) = (&grads.bias, problem.bias) {
+        let (queries, keys) = (shape[2] == 1, shape[3] == 1);
+        launch!(
+            bias_kernel,
+            bias_cubes(shape, dkdv),
+            dkdv,
+            [grad],
+            queries,
+            keys
+        );
     }
 }

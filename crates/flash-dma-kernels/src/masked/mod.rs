@@ -14,9 +14,10 @@ mod launch;
 mod lists;
 mod pack;
 mod plan;
+mod query_lists;
 mod seen;
 
 pub use args::{MaskBits, MaskedGradients, MaskedInputs};
-pub use backward::masked_backward;
+pub use backward::{masked_backward, masked_backward_engine, masked_backward_on};
 pub use launch::{masked_forward, masked_forward_engine, masked_forward_on};
 pub use plan::plan;

@@ -4,7 +4,7 @@ use crate::forward::mma::{Instruction, MmaBlueprint};
 use crate::tile::mma::Shape;
 use cubecl::CubeDim;
 use cubecl::prelude::*;
-use flash_dma_problem::{ElementType, Problem};
+use flash_dma_problem::{ElementType, MaskedProblem, Problem};
 
 /// Both large kernels and the chunks of queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -55,6 +55,10 @@ pub(crate) struct DkdvBlueprint {
     pub causal: bool,
     /// Keys come from lists, carry a score and are attended to on an interval.
     pub sparse: bool,
+    /// Query tiles come from the lists of a tile plan. `wgmma` only.
+    pub masked: bool,
+    /// Keys carry a bias that all queries share. `wgmma` only.
+    pub biased: bool,
     /// Whether the scaled product is capped.
     pub softcap: bool,
     /// Whether several cubes add to one key's gradients: then into f32 sums, by atomics.
@@ -88,7 +92,27 @@ impl MmaBlueprints {
         let dq = DqBlueprint::choose_wgmma(tile, shared)?;
         let dkdv = DkdvBlueprint::choose_wgmma(problem, shared)?;
         let (dkdv, chunk) = dkdv.with_chunks(problem);
-        let mut all = Self { dq, dkdv, chunk };
+        Some(Self { dq, dkdv, chunk }.spread(problem, properties))
+    }
+
+    /// The configuration for a problem with a mask or a bias on `wgmma`, or `None` if it does not serve it: as
+    /// [`choose_wgmma`](Self::choose_wgmma), with biases that all queries and the heads of a group share.
+    pub(crate) fn choose_masked(
+        problem: &MaskedProblem,
+        properties: &DeviceProperties,
+    ) -> Option<Self> {
+        let p = &problem.attention;
+        let tile = MmaBlueprint::choose_masked(problem, properties)?;
+        let shared = properties.hardware.max_shared_memory_size;
+        let dq = DqBlueprint::choose_wgmma(tile, shared)?;
+        let dkdv = DkdvBlueprint::choose_masked(problem, shared)?;
+        let (dkdv, chunk) = dkdv.with_chunks(p);
+        Some(Self { dq, dkdv, chunk }.spread(p, properties))
+    }
+
+    /// With key tiles of 64 keys if those of 128 are too few for the device.
+    fn spread(self, problem: &Problem, properties: &DeviceProperties) -> Self {
+        let mut all = self;
         let processors = properties
             .hardware
             .num_streaming_multiprocessors
@@ -96,7 +120,7 @@ impl MmaBlueprints {
         if all.key_tiles(problem) < 4 * processors {
             all.dkdv.fragments = 1;
         }
-        Some(all)
+        all
     }
 }
 
@@ -179,6 +203,8 @@ impl DkdvBlueprint {
                     heads,
                     causal: problem.causal,
                     sparse: problem.has_scores,
+                    masked: false,
+                    biased: false,
                     softcap: problem.softcap.is_some(),
                     shared_keys: false,
                     parts: false,
@@ -190,12 +216,34 @@ impl DkdvBlueprint {
     /// Two warpgroups of 255 registers: dK, dV and two products with a query tile take 192 at a head
     /// dimension of 128. One serves problems with few key tiles, see [`MmaBlueprints::choose_wgmma`].
     fn choose_wgmma(problem: &Problem, max_shared: usize) -> Option<Self> {
+        Self::choose_wgmma_heads(problem, max_shared, 32)
+    }
+
+    /// [`choose_wgmma`](Self::choose_wgmma) for masks and biases. Heads that see different queries have tiles apart.
+    fn choose_masked(problem: &MaskedProblem, max_shared: usize) -> Option<Self> {
+        let p = &problem.attention;
+        let shared = |shape: [usize; 4]| problem.heads_each(shape[1]) >= p.group();
+        let most = match problem.plan {
+            Some(plan) if !shared(plan.mask) => 1,
+            _ => 32,
+        };
+        Self::choose_wgmma_heads(p, max_shared, most)
+            .filter(|_| problem.bias.is_none_or(shared))
+            .map(|blueprint| Self {
+                masked: problem.plan.is_some(),
+                biased: problem.bias.is_some(),
+                ..blueprint
+            })
+    }
+
+    /// [`choose_wgmma`](Self::choose_wgmma) with at most `most` heads a tile.
+    fn choose_wgmma_heads(problem: &Problem, max_shared: usize, most: usize) -> Option<Self> {
         let rows = 64;
         // Boxes of whole query tiles: as many heads as leave each a multiple of two queries.
         let group = problem.group();
         let heads = [32, 16, 8, 4, 2, 1]
             .into_iter()
-            .find(|n| group.is_multiple_of(*n))?;
+            .find(|&n| n <= most && group.is_multiple_of(n))?;
         Some(Self {
             instruction: Instruction::Wgmma,
             element: problem.element,
@@ -207,6 +255,8 @@ impl DkdvBlueprint {
             heads,
             causal: problem.causal,
             sparse: problem.has_scores,
+            masked: false,
+            biased: false,
             softcap: problem.softcap.is_some(),
             shared_keys: false,
             parts: false,

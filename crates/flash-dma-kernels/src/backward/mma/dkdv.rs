@@ -2,6 +2,7 @@
 
 use super::blueprint::DkdvBlueprint;
 use super::keys::{own_key, query_range};
+use super::mask::KeyMask;
 use super::queries::{Cursor, QueryRows, Tiles, copy_step};
 use super::repair::repair_key;
 use super::roles::stream_queries;
@@ -441,6 +442,7 @@ fn repair_keys<E: Float, O: Float>(
             &k_rows,
             rows,
             q.shape(1) / kv_heads,
+            &KeyMask::none(),
             logit_scale,
             grad,
             first_role,

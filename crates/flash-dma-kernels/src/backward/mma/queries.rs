@@ -1,6 +1,7 @@
 //! The shared memory of the dk/dv kernel: its key tile, and the query tiles that stream past it.
 
 use super::blueprint::DkdvBlueprint;
+use super::mask::HEAD_BITS;
 use crate::tile::is_finite;
 use crate::tile::mma::{Chunk, copied_chunk, copy_or_zero, swizzle};
 use cubecl::prelude::*;
@@ -112,6 +113,19 @@ pub(in crate::backward) struct Range {
     pub full_to: i32,
 }
 
+#[cube]
+impl Range {
+    /// No tile.
+    pub(in crate::backward) fn none() -> Range {
+        Range {
+            first: 0usize,
+            tiles: 0usize,
+            full_from: 0i32,
+            full_to: 0i32,
+        }
+    }
+}
+
 /// The queries and the heads of a step: a range's tiles for one group of heads after the other.
 #[derive(CubeType, Clone, Copy)]
 pub(in crate::backward) struct Cursor {
@@ -128,6 +142,14 @@ impl Cursor {
         Cursor {
             tile: range.first,
             head: 0usize,
+        }
+    }
+
+    /// The step of an entry of a [`StepList`](super::mask::StepList).
+    pub(in crate::backward) fn listed(entry: u32, #[comptime] bp: DkdvBlueprint) -> Cursor {
+        Cursor {
+            tile: (entry >> comptime!(HEAD_BITS as u32)) as usize,
+            head: (entry & comptime!((1u32 << HEAD_BITS) - 1)) as usize * comptime!(bp.heads),
         }
     }
 

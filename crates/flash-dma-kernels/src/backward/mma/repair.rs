@@ -9,6 +9,7 @@
 use super::blueprint::DkdvBlueprint;
 use super::finite::pick;
 use super::keys::OwnKey;
+use super::mask::KeyMask;
 use super::queries::QueryRows;
 use super::sums::add_pair;
 use crate::forward::mma::{LogitScale, MmaBlueprint, RowAddress, TileKeys, TileRow, exp_of};
@@ -64,7 +65,7 @@ pub(super) fn mark_not_finite<E: Float>(
 }
 
 /// What the rows of `rows` (dO for dV, Q for dK) that are not finite add to the gradient of the key `own`,
-/// over the queries that attend to it, see [`add_not_finite`].
+/// over the queries that attend to it, see [`add_not_finite`]. `mask` is that of keys among which it is.
 #[cube]
 pub(in crate::backward) fn repair_key<E: Float, O: Float>(
     q: &Tensor<Chunk<E>>,
@@ -76,6 +77,7 @@ pub(in crate::backward) fn repair_key<E: Float, O: Float>(
     k_rows: &RowAddress,
     rows: &QueryRows,
     group: usize,
+    mask: &KeyMask,
     logit_scale: &LogitScale,
     grad: &mut [Vector<O, Const<2>>],
     #[comptime] of_values: bool,
@@ -87,7 +89,12 @@ pub(in crate::backward) fn repair_key<E: Float, O: Float>(
                 let row = rows.row + head * rows.len + query;
                 let row_lse = lse[row];
                 // With a softcap the row sum does not tell of Q.
-                let broken = comptime!(bp.softcap) || !is_finite(delta[row]);
+                let mut broken = comptime!(bp.softcap) || !is_finite(delta[row]);
+                if comptime!(bp.masked) {
+                    // Only the rows of LSE -inf can have a Q that the row sum does not tell of.
+                    let word = mask.word(head, query) >> (own.key % 32) as u32;
+                    broken = broken && word & 1u32 == 1u32;
+                }
                 if broken && row_lse != f32::new(f32::NEG_INFINITY) {
                     let q_row = rows.q + (rows.head + head) * rows.q_head + query * rows.q_row;
                     let o_row = rows.o + (rows.head + head) * rows.o_head + query * rows.o_row;

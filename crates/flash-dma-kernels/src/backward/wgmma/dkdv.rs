@@ -2,10 +2,13 @@
 
 use super::output::{write_row, write_score, zero_not_finite};
 use super::queries::{StepCopies, Tiles, step_at};
+use super::steps::Steps;
 use super::weights::{StepWeights, step_weights};
-use crate::backward::mma::{Cursor, DkdvBlueprint, QueryRows, own_key, query_range, repair_key};
+use crate::backward::mma::{
+    DkdvBlueprint, KeyMask, QueryRows, StepList, own_key, query_range, repair_key,
+};
 use crate::forward::mma::{LogitScale, RowAddress};
-use crate::tile::mma::{Chunk, commit_copies, quad_sum, uniform, wait_copies};
+use crate::tile::mma::{Chunk, commit_copies, quad_sum, wait_copies};
 use crate::tile::wgmma::{
     Panels, Ring, Turns, finish, finish_but, group_place, publish, start_nt, start_pv,
 };
@@ -70,7 +73,7 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
 
     let list_row = item * capacity as usize + start;
     let mut tiles = Tiles::<E>::new(bp);
-    if unit < comptime!(bp.keys()) {
+    if comptime!(!bp.masked) && unit < comptime!(bp.keys()) {
         let own = own_key(
             unit,
             start,
@@ -91,7 +94,12 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
         tiles.first[unit] = own.first;
         tiles.end[unit] = own.end;
     }
-    let score_row = batch * scores.stride(0) + kv_head * scores.stride(1);
+    let mut score_row = batch * scores.stride(0) + kv_head * scores.stride(1);
+    if comptime!(bp.biased) {
+        // An axis of size 1 is broadcast, whatever its stride.
+        score_row = min(batch, scores.shape(0) - 1) * scores.stride(0)
+            + min(kv_head, scores.shape(1) - 1) * scores.stride(1);
+    }
     let slot0 = warp * 16 + lane / 4;
     let key0 = own_key(
         slot0,
@@ -107,7 +115,7 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
         k_len,
         chunk_first,
         chunk_end,
-        comptime!(bp.sparse),
+        comptime!(bp.sparse || bp.biased),
         bp,
     );
     let key1 = own_key(
@@ -124,20 +132,29 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
         k_len,
         chunk_first,
         chunk_end,
-        comptime!(bp.sparse),
+        comptime!(bp.sparse || bp.biased),
         bp,
     );
     sync_cube();
-    let range = query_range(
-        &tiles.first,
-        &tiles.end,
-        start,
-        count,
-        chunk_first,
-        chunk_end,
-        bp,
-    );
-    let steps = uniform(range.tiles * (group / comptime!(bp.heads)));
+    let mut steps = if comptime!(bp.masked) {
+        let (tiles, capacity) = (slots as usize, capacity as usize);
+        let tile = CUBE_POS_X as usize % tiles;
+        let list = StepList::new(list, counts, batch, kv_head, tile, tiles, capacity);
+        Steps::listed(list)
+    } else {
+        let range = query_range(
+            &tiles.first,
+            &tiles.end,
+            start,
+            count,
+            chunk_first,
+            chunk_end,
+            bp,
+        );
+        Steps::of_range(&range, group, bp)
+    };
+    let first_key = start + warp * 16;
+    let mask = KeyMask::new(counts, intervals, batch, kv_head, first_key, k_len, bp);
 
     let rows = QueryRows::new::<E>(q, grad_out, batch, kv_head, group);
     let logit_scale = LogitScale::new(scale, softcap, bp.softcap);
@@ -151,7 +168,7 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
     };
     let mut any_broken = false;
 
-    if steps > 0 {
+    if steps.count > 0 {
         let k_rows = RowAddress::of::<E>(k, batch, kv_head);
         let v_rows = RowAddress::of::<E>(v, batch, kv_head);
         let mut at = unit;
@@ -178,15 +195,13 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
         let turns = Turns::new();
         let copies = StepCopies::new::<E>(q_boxes, o_boxes, row_boxes, &tiles, batch, &rows);
         let ahead = comptime!(bp.stages - 2);
-        let mut coming = Cursor::first(&range);
-        let mut present = Cursor::first(&range);
         #[unroll]
         for turn in 0..ahead {
-            if turn < steps {
+            if turn < steps.count {
                 if unit == 0 {
-                    copies.start(&ring, &coming, turn, bp);
+                    copies.start(&ring, &steps.coming(turn, bp), turn, bp);
                 }
-                coming.advance(&range, bp);
+                steps.advance_coming(bp);
             }
         }
         let own = warp / 4 * comptime!(64 * bp.chunks());
@@ -197,8 +212,9 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
         wait_copies(0u32);
         publish();
         sync_cube();
-        for turn in 0..steps {
+        for turn in 0..steps.count {
             let stage = turn % stages;
+            let words = steps.seen(turn, &mask, q_len, bp);
             let q_tile = copies.queries(stage, bp);
             let o_tile = copies.grad_out(stage, bp);
             ring.wait_full(stage, turn / stages);
@@ -218,19 +234,26 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
                 comptime!(bp.rows),
                 comptime!(bp.head_dim),
             );
-            turns.pass(turn, steps, comptime!(bp.fragments));
-            if turn + ahead < steps {
+            turns.pass(turn, steps.count, comptime!(bp.fragments));
+            if turn + ahead < steps.count {
                 if unit == 0 {
                     if turn >= 2 {
                         ring.wait_empty((turn - 2) % stages, (turn - 2) / stages);
                     }
-                    copies.start(&ring, &coming, turn + ahead, bp);
+                    let step = steps.coming(turn + ahead, bp);
+                    copies.start(&ring, &step, turn + ahead, bp);
                 }
-                coming.advance(&range, bp);
+                steps.advance_coming(bp);
             }
-            let query = present.tile * comptime!(bp.queries());
-            let step = step_at::<E>(stage, query, &range, &tiles, bp);
-            present.advance(&range, bp);
+            let query = steps.present(bp).tile * comptime!(bp.queries());
+            let step = step_at::<E>(stage, query, steps.is_whole(turn, bp), &tiles, bp);
+            let mut seen = 0u32;
+            if comptime!(bp.masked) {
+                if step.boundary {
+                    seen = words.pack(query, &mask, q_len, k_len, bp);
+                }
+            }
+            steps.advance_present(turn, bp);
             // All but dP^T.
             let s = finish_but::<NS>(s, 1usize, comptime!(bp.rows / 2));
             dv = finish_but::<NO>(dv, 1usize, comptime!(bp.head_dim / 2));
@@ -250,6 +273,7 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
                     &tiles,
                     stage,
                     &step,
+                    seen,
                     &logit_scale,
                     true,
                     bp,
@@ -264,6 +288,7 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
                     &tiles,
                     stage,
                     &step,
+                    seen,
                     &logit_scale,
                     false,
                     bp,
@@ -308,7 +333,7 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
         write_row::<O, NO>(grad_v, &dv, at, 1.0f32, 1usize, bp);
         write_row::<O, NO>(grad_k, &dk, at, scale, 1usize, bp);
     }
-    if comptime!(bp.sparse) {
+    if comptime!(bp.sparse || bp.biased) {
         let dz0 = quad_sum(weights.dz0);
         let dz1 = quad_sum(weights.dz1);
         if quad == 0 {
@@ -333,6 +358,7 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
             &k_rows,
             &rows,
             group,
+            &mask,
             &logit_scale,
             grad_v,
             true,
@@ -348,6 +374,7 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
             &k_rows,
             &rows,
             group,
+            &mask,
             &logit_scale,
             grad_k,
             false,
@@ -363,6 +390,7 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
             &k_rows,
             &rows,
             group,
+            &mask,
             &logit_scale,
             grad_v,
             true,
@@ -378,6 +406,7 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
             &k_rows,
             &rows,
             group,
+            &mask,
             &logit_scale,
             grad_k,
             false,

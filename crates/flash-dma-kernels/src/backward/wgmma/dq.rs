@@ -2,8 +2,8 @@
 
 use super::keys::KeyBoxes;
 use crate::forward::mma::{
-    CubeTile, KeyCopies, LogitScale, MmaBlueprint, RowAddress, Stages, TileKeys, TileRow,
-    copy_queries, score, sees, write_row, zero_not_finite,
+    CubeTile, KeyCopies, LogitScale, MaskRows, MmaBlueprint, RowAddress, Stages, TileKeys, TileRow,
+    copy_queries, is_set, listed_key, score, score_row, sees, write_row, zero_not_finite,
 };
 use crate::tile::is_finite;
 use crate::tile::mma::{Chunk, commit_copies, wait_copies};
@@ -77,7 +77,8 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
     }
     let k_rows = RowAddress::of::<E>(k, batch, kv_head);
     let v_rows = RowAddress::of::<E>(v, batch, kv_head);
-    let score_row = batch * scores.stride(0) + kv_head * scores.stride(1);
+    let mask = MaskRows::new(list, counts, &cube, bp);
+    let score_row = score_row(scores, &cube, bp);
     let logit_scale = LogitScale::new(scale, softcap, bp.softcap);
     let own = warp / 4 * comptime!(64 * bp.chunks());
     let q_panels = Panels::at::<E>(&q_tile[own..own + 1]);
@@ -208,6 +209,16 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
                 );
             }
         }
+        let mut seen0 = Vector::<u32, Const<2>>::new(0u32);
+        let mut seen1 = Vector::<u32, Const<2>>::new(0u32);
+        if comptime!(bp.masked) {
+            // On their way while the tensor cores multiply.
+            if boundary {
+                let block = list[keys.list + tile] as usize;
+                seen0 = mask.words(intervals, &row0, block, q_len);
+                seen1 = mask.words(intervals, &row1, block, q_len);
+            }
+        }
         let s = finish_but::<NS>(s, 1usize, comptime!(bp.key_tile / 2));
         // The code of boundary tiles apart: a branch an element would keep the others from
         // overlapping.
@@ -219,6 +230,8 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
                 &row1,
                 &upper,
                 &lower,
+                seen0,
+                seen1,
                 &stages,
                 tile,
                 k_len,
@@ -234,6 +247,8 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
                 &row1,
                 &upper,
                 &lower,
+                seen0,
+                seen1,
                 &stages,
                 tile,
                 k_len,
@@ -293,6 +308,12 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
                     let interval = intervals[kv_row * k_len + key];
                     first = interval.extract(0usize) as i32;
                     end = interval.extract(1usize) as i32;
+                } else if comptime!(bp.masked) {
+                    key = listed_key(list, &keys, slot);
+                    first = key as i32;
+                    if key >= k_len || !mask.sees(intervals, &row, key, q_len) {
+                        end = 0i32;
+                    }
                 }
                 if first <= row.position && row.position < end {
                     for c in 0..chunks {
@@ -330,7 +351,8 @@ struct LaneRow {
 }
 
 /// dS of a key tile, rounded, as an A operand, of S and of dP, which is under way: P is computed meanwhile. This
-/// lane holds elements of two rows. On a `boundary` tile zero where a row does not see a key.
+/// lane holds elements of two rows. On a `boundary` tile zero where a row does not see a key; if `bp.masked`, the words
+/// of the rows say which they see.
 #[cube]
 fn gradients<E: Float, NS: Size, NP: Size>(
     s: &Vector<f32, NS>,
@@ -339,6 +361,8 @@ fn gradients<E: Float, NS: Size, NP: Size>(
     row1: &TileRow,
     upper: &LaneRow,
     lower: &LaneRow,
+    seen0: Vector<u32, Const<2>>,
+    seen1: Vector<u32, Const<2>>,
     stages: &Stages<E>,
     tile: usize,
     k_len: usize,
@@ -355,7 +379,7 @@ fn gradients<E: Float, NS: Size, NP: Size>(
         for e in 0..2usize {
             let z = score::<E>(stages, tile, comptime!(n * 8 + e) + quad * 2, bp);
             let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
-            let (capped, scored) = comptime!((bp.softcap, bp.sparse));
+            let (capped, scored) = comptime!((bp.softcap, bp.sparse || bp.biased));
             let mut p0 = logit_scale.weight(s.extract(at0), z, upper.reference, capped, scored);
             let mut p1 = logit_scale.weight(s.extract(at1), z, lower.reference, capped, scored);
             if comptime!(bp.softcap) {
@@ -379,7 +403,10 @@ fn gradients<E: Float, NS: Size, NP: Size>(
             let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
             let mut ds0 = p.extract(at0) * (dp.extract(at0) - upper.delta);
             let mut ds1 = p.extract(at1) * (dp.extract(at1) - lower.delta);
-            if comptime!(boundary) {
+            if comptime!(boundary && bp.masked) {
+                ds0 = select(is_set(seen0, comptime!(n * 8 + e)), ds0, 0.0f32);
+                ds1 = select(is_set(seen1, comptime!(n * 8 + e)), ds1, 0.0f32);
+            } else if comptime!(boundary) {
                 ds0 = select(sees::<E>(row0, stages, tile, col, k_len, bp), ds0, 0.0f32);
                 ds1 = select(sees::<E>(row1, stages, tile, col, k_len, bp), ds1, 0.0f32);
             }

@@ -6,6 +6,7 @@ mod dq;
 mod keys;
 mod output;
 mod queries;
+mod steps;
 mod weights;
 
 pub(super) use dkdv::dkdv_wgmma_kernel;

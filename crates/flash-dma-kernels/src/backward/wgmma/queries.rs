@@ -1,6 +1,6 @@
 //! The shared memory of the dk/dv kernel: its key tile, and the query tiles that stream past it as boxes.
 
-use crate::backward::mma::{Cursor, DkdvBlueprint, QueryRows, Range, Step};
+use crate::backward::mma::{Cursor, DkdvBlueprint, QueryRows, Step};
 use crate::tile::mma::{Chunk, any_lane, shared_address, uniform};
 use crate::tile::wgmma::{Panels, Ring, copy_boxes, copy_words};
 use crate::tile::{NO_NUMBER, exponent_bits, is_finite};
@@ -145,12 +145,12 @@ impl StepCopies {
     }
 }
 
-/// The step that begins at query `query` and whose tile is in `stage`.
+/// The step that begins at query `query` and whose tile is in `stage`; `whole` if its queries see all keys.
 #[cube]
 pub(super) fn step_at<E: Float>(
     stage: usize,
     query: usize,
-    range: &Range,
+    whole: bool,
     tiles: &Tiles<E>,
     #[comptime] bp: DkdvBlueprint,
 ) -> Step {
@@ -166,16 +166,20 @@ pub(super) fn step_at<E: Float>(
             exponent_bits(rows.extract(3usize)),
         ),
     );
-    let mut boundary = !(range.full_from <= query as i32
-        && (query + comptime!(bp.queries())) as i32 <= range.full_to);
+    let mut boundary = !whole;
     let mut broken = false;
     // Seldom: elements of Q or dO that are not finite make the row sum so, or the LSE -inf.
     if any_lane(bits == NO_NUMBER) {
         let none = f32::new(f32::INFINITY);
         let empty = any_lane(rows.extract(0usize) == none || rows.extract(2usize) == none);
         boundary = boundary || empty;
+        let mut unknown = empty;
+        if comptime!(bp.masked) {
+            // Queries that see nothing are common there, such as are not finite are not.
+            unknown = empty && any_lane(!all_finite::<E>(&tiles.q, stage, bp));
+        }
         broken = boundary
-            && (empty
+            && (unknown
                 || any_lane(!is_finite(rows.extract(1usize)) || !is_finite(rows.extract(3usize))));
     }
     if comptime!(bp.softcap) {

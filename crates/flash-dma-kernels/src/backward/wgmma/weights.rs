@@ -1,6 +1,7 @@
 //! P and dS of a step of the dk/dv kernel.
 
 use super::queries::{Tiles, query_of};
+use super::steps::seen_pair;
 use crate::backward::mma::{DkdvBlueprint, OwnKey, Step};
 use crate::forward::mma::LogitScale;
 use crate::tile::wgmma::{finish, pack};
@@ -18,7 +19,8 @@ pub(super) struct StepWeights<NP: Size> {
 }
 
 /// Sets the weights to those of a step, of `S^T` and of `dP^T`, which is under way: P is computed meanwhile. On a
-/// `boundary` step those of pairs that are not selected are zero.
+/// `boundary` step those of pairs that are not selected are zero; if `bp.masked`, `seen` says which are, as
+/// [`SeenWords::pack`](super::steps::SeenWords::pack) has it.
 #[cube]
 pub(super) fn step_weights<E: Float, NS: Size, NP: Size>(
     weights: &mut StepWeights<NP>,
@@ -29,6 +31,7 @@ pub(super) fn step_weights<E: Float, NS: Size, NP: Size>(
     tiles: &Tiles<E>,
     stage: usize,
     step: &Step,
+    seen: u32,
     logit_scale: &LogitScale,
     #[comptime] boundary: bool,
     #[comptime] bp: DkdvBlueprint,
@@ -39,18 +42,22 @@ pub(super) fn step_weights<E: Float, NS: Size, NP: Size>(
     #[unroll]
     for n in 0..comptime!(bp.rows / 8) {
         let pair = tiles.rows[rows + comptime!(n * 4)];
+        let mut seen_here = 0u32;
+        if comptime!(boundary && bp.masked) {
+            seen_here = seen_pair(seen, n, bp);
+        }
         #[unroll]
         for e in 0..2usize {
             let row = comptime!(n * 8 + e) + quad * 2;
             let reference = pair.extract(comptime!(2 * e));
             let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
-            let (capped, scored) = comptime!((bp.softcap, bp.sparse));
+            let (capped, scored) = comptime!((bp.softcap, bp.sparse || bp.biased));
             let mut p0 = logit_scale.weight(s.extract(at0), key0.score, reference, capped, scored);
             let mut p1 = logit_scale.weight(s.extract(at1), key1.score, reference, capped, scored);
             if comptime!(boundary) {
-                let query = query_of(reference, row, step, bp);
-                p0 = select(key0.first <= query && query < key0.end, p0, 0.0f32);
-                p1 = select(key1.first <= query && query < key1.end, p1, 0.0f32);
+                let keep = selected(key0, key1, reference, row, step, seen_here, e, bp);
+                p0 = select(keep.first, p0, 0.0f32);
+                p1 = select(keep.second, p1, 0.0f32);
             }
             exact.insert(at0, p0);
             exact.insert(at1, p1);
@@ -64,6 +71,10 @@ pub(super) fn step_weights<E: Float, NS: Size, NP: Size>(
     #[unroll]
     for n in 0..comptime!(bp.rows / 8) {
         let pair = tiles.rows[rows + comptime!(n * 4)];
+        let mut seen_here = 0u32;
+        if comptime!(boundary && bp.masked) {
+            seen_here = seen_pair(seen, n, bp);
+        }
         let mut dss = Vector::<f32, Const<4>>::new(0.0f32);
         #[unroll]
         for e in 0..2usize {
@@ -74,9 +85,10 @@ pub(super) fn step_weights<E: Float, NS: Size, NP: Size>(
             let mut ds1 = exact.extract(at1) * (dp.extract(at1) - row_delta);
             if comptime!(boundary) {
                 // A pair that is not selected has a probability of 0, but may have a dP that is not finite.
-                let query = query_of(pair.extract(comptime!(2 * e)), row, step, bp);
-                ds0 = select(key0.first <= query && query < key0.end, ds0, 0.0f32);
-                ds1 = select(key1.first <= query && query < key1.end, ds1, 0.0f32);
+                let reference = pair.extract(comptime!(2 * e));
+                let keep = selected(key0, key1, reference, row, step, seen_here, e, bp);
+                ds0 = select(keep.first, ds0, 0.0f32);
+                ds1 = select(keep.second, ds1, 0.0f32);
             }
             dz0 += ds0;
             dz1 += ds1;
@@ -103,4 +115,39 @@ pub(super) fn step_weights<E: Float, NS: Size, NP: Size>(
     weights.ds = ds;
     weights.dz0 += dz0;
     weights.dz1 += dz1;
+}
+
+/// Whether this lane's two keys are selected by a query.
+#[derive(CubeType, Clone, Copy)]
+struct Selected {
+    first: bool,
+    second: bool,
+}
+
+/// Whether row `row` of a step's tile, of this reference, selects the two keys; `seen` is that of
+/// [`seen_pair`], in which it has bit `16 e`.
+#[cube]
+fn selected(
+    key0: &OwnKey,
+    key1: &OwnKey,
+    reference: f32,
+    row: usize,
+    step: &Step,
+    seen: u32,
+    #[comptime] e: usize,
+    #[comptime] bp: DkdvBlueprint,
+) -> Selected {
+    if comptime!(bp.masked) {
+        let any = reference != f32::new(f32::INFINITY);
+        Selected {
+            first: any && seen & comptime!(1u32 << (16 * e)) != 0u32,
+            second: any && seen & comptime!(256u32 << (16 * e)) != 0u32,
+        }
+    } else {
+        let query = query_of(reference, row, step, bp);
+        Selected {
+            first: key0.first <= query && query < key0.end,
+            second: key1.first <= query && query < key1.end,
+        }
+    }
 }

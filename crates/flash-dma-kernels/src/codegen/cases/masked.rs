@@ -3,7 +3,7 @@
 use super::{Case, HEADS, case, tensor};
 use crate::{
     AttentionOptions, ElementType, Engine, MaskBits, MaskedGradients, MaskedInputs, MaskedProblem,
-    Saved, masked_backward, masked_forward_on, plan,
+    Saved, masked_backward_on, masked_forward_on, plan,
 };
 use cubecl::client::Client;
 
@@ -59,11 +59,6 @@ fn run(client: &Client, head_dim: usize, element: ElementType, mask: bool, bias:
         bias: problem.bias.map(words),
     };
     let (out, lse) = (rows(q), tensor(client, problem.attention.lse_shape(), 4));
-    for engine in [Engine::Portable, Engine::Wgmma] {
-        // Refused where the engine does not serve the problem.
-        let (inputs, out, lse) = (inputs.clone(), out.clone(), lse.clone());
-        let _ = masked_forward_on(engine, client, &problem, inputs, out, lse);
-    }
     let saved = Saved {
         out: out.clone(),
         lse: lse.clone(),
@@ -76,5 +71,11 @@ fn run(client: &Client, head_dim: usize, element: ElementType, mask: bool, bias:
         v: rows(kv),
         bias: problem.bias.map(words),
     };
-    masked_backward(client, &problem, inputs, saved, grads).expect("a valid call");
+    for engine in [Engine::Portable, Engine::Wgmma] {
+        // Refused where the engine does not serve the problem.
+        let (out, lse) = (saved.out.clone(), saved.lse.clone());
+        let _ = masked_forward_on(engine, client, &problem, inputs.clone(), out, lse);
+        let (inputs, saved, grads) = (inputs.clone(), saved.clone(), grads.clone());
+        let _ = masked_backward_on(engine, client, &problem, inputs, saved, grads);
+    }
 }

@@ -52,6 +52,13 @@ pub(crate) fn uniform(x: usize) -> usize {
     shuffle(x as u32, 0u32) as usize
 }
 
+/// [`uniform`] of 64 bits, as of an address.
+#[cube]
+pub(crate) fn uniform_address(x: u64) -> u64 {
+    let (low, high) = (shuffle(x as u32, 0u32), shuffle((x >> 32) as u32, 0u32));
+    low as u64 | ((high as u64) << 32)
+}
+
 /// Starts the `cp.async` copy of the one element of `source`, `bytes` long, to `place`, or of no byte if not `there`:
 /// then it fills the place with zeros and reads nothing. CubeCL's own `copy_async_checked` passes the length as an
 /// index, and no assembler takes one of 64 bits.

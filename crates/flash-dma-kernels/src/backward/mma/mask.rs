@@ -1,0 +1,148 @@
+//! A tile plan as the dk/dv kernel reads it.
+//!
+//! With `bp.masked` the arguments of the kernel mean: `list` the steps of each key tile, as [`QueryLists`] has them;
+//! `counts` a header of [`HEADER`] words and behind it two words a list, the number of steps that see the
+//! keys whole, which come first, and of all; `intervals` the bits of the plan, a pair of words for a query and a key
+//! block. There is one chunk, of all queries. With `bp.biased` `scores` is a bias `[batch | 1, kv_heads | 1, 1, k_len]`.
+//!
+//! [`QueryLists`]: crate::masked::QueryLists
+
+use super::blueprint::DkdvBlueprint;
+use crate::tile::mma::{global_address, read_ahead, uniform, uniform_address};
+use cubecl::prelude::*;
+use flash_dma_problem::PlanGeometry;
+
+/// Words in front of the counts, steps of 0 where an axis broadcasts: in lists, from sequence to sequence and from kv
+/// head to kv head; in rows of the mask the same and from query head to query head of a group; in pairs of words from
+/// row to row of the mask, from key block to key block and from query to query.
+pub(crate) const HEADER: usize = 8;
+
+/// Bits of an entry of a list below the query tile: which heads of the group, in tiles' worth.
+pub(crate) const HEAD_BITS: usize = 8;
+
+const KEY_BLOCK: usize = PlanGeometry::KEY_BLOCK;
+
+/// The words of the bits that sixteen neighbouring keys lie in, the first of them a multiple of 16.
+#[derive(CubeType, Clone, Copy)]
+pub(in crate::backward) struct KeyMask {
+    /// Where the word of query 0 lies, of the first head of the group.
+    words: u64,
+    /// Bytes from head to head of the group, words from query to query.
+    head_step: u64,
+    query_step: u32,
+    /// The first key.
+    first: usize,
+}
+
+#[cube]
+impl KeyMask {
+    /// That of no mask, which is not read.
+    pub(in crate::backward) fn none() -> KeyMask {
+        KeyMask {
+            words: 0u64,
+            head_step: 0u64,
+            query_step: 0u32,
+            first: 0usize,
+        }
+    }
+
+    /// Of the keys from `first` on; not read unless `bp.masked`.
+    pub(in crate::backward) fn new(
+        counts: &[u32],
+        bits: &[Vector<u32, Const<2>>],
+        batch: usize,
+        kv_head: usize,
+        first: usize,
+        k_len: usize,
+        #[comptime] bp: DkdvBlueprint,
+    ) -> KeyMask {
+        let mut mask = KeyMask::none();
+        if comptime!(bp.masked) {
+            let row = batch * counts[2] as usize + kv_head * counts[3] as usize;
+            let block = min(first, k_len - 1) / KEY_BLOCK;
+            let pair = row * counts[5] as usize + block * counts[6] as usize;
+            mask.words = uniform_address(
+                global_address(&bits[pair..pair + 1]) + (first / 32 % 2 * 4) as u64,
+            );
+            mask.head_step = uniform_address(counts[4] as u64 * counts[5] as u64 * 8);
+            mask.query_step = uniform(counts[7] as usize * 2) as u32;
+            mask.first = uniform(first);
+        }
+        mask
+    }
+
+    /// The word of a query of head `head` of the group.
+    pub(in crate::backward) fn word(&self, head: usize, query: usize) -> u32 {
+        read_ahead(
+            self.words + head as u64 * self.head_step,
+            query as u32 * self.query_step,
+        )
+    }
+
+    /// Of a query's word the bits of the keys, the first the lowest, without those that causal masking hides; 0 if it
+    /// is no query.
+    pub(in crate::backward) fn keys(
+        &self,
+        word: u32,
+        query: usize,
+        q_len: usize,
+        k_len: usize,
+        #[comptime] bp: DkdvBlueprint,
+    ) -> u32 {
+        let mut end = k_len as i32;
+        if comptime!(bp.causal) {
+            end += query as i32 + 1 - q_len as i32;
+        }
+        let count = max(min(end - self.first as i32, 16i32), 0i32);
+        let prefix = (1u32 << count as u32) - 1u32;
+        let seen = (word >> (self.first % 32) as u32) & prefix;
+        select(query < q_len, seen, 0u32)
+    }
+}
+
+/// The list of a cube's steps.
+#[derive(CubeType, Clone, Copy)]
+pub(in crate::backward) struct StepList {
+    /// Where it begins.
+    first: u64,
+    /// Steps that see all keys; they come first.
+    pub whole: usize,
+    pub total: usize,
+}
+
+#[cube]
+impl StepList {
+    /// No list, which is not read.
+    pub(in crate::backward) fn none() -> StepList {
+        StepList {
+            first: 0u64,
+            whole: 0usize,
+            total: 0usize,
+        }
+    }
+
+    /// That of key tile `tile` of `tiles`, of at most `capacity` steps.
+    pub(in crate::backward) fn new(
+        list: &[u32],
+        counts: &[u32],
+        batch: usize,
+        kv_head: usize,
+        tile: usize,
+        tiles: usize,
+        capacity: usize,
+    ) -> StepList {
+        let row = batch * counts[0] as usize + kv_head * counts[1] as usize;
+        let at = row * tiles + tile;
+        let begin = at * capacity;
+        StepList {
+            first: uniform_address(global_address(&list[begin..begin + 1])),
+            whole: uniform(counts[HEADER + at * 2] as usize),
+            total: uniform(counts[HEADER + at * 2 + 1] as usize),
+        }
+    }
+
+    /// Entry `index`, or the last one if it comes before; there must be one.
+    pub(in crate::backward) fn entry(&self, index: usize) -> u32 {
+        read_ahead(self.first, min(index, self.total - 1) as u32)
+    }
+}

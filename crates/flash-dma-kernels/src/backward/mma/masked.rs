@@ -1,0 +1,57 @@
+//! Host side of the tensor-core backward pass under a mask and a bias.
+
+use super::blueprint::MmaBlueprints;
+use super::pass::{KeyLists, MmaPass};
+use crate::Saved;
+use crate::tile::{Slice, elem_type};
+use cubecl::client::Client;
+use cubecl::prelude::*;
+use flash_dma_problem::Problem;
+
+/// What the kernels read in the place of scores, intervals, lists and counts. What the problem lacks is any buffer.
+pub(crate) struct MaskLists {
+    /// A bias of keys, the bits of the plan, and the key blocks of the tiles of the dq kernel, as
+    /// [`mask`](crate::forward::mma) says.
+    pub blocks: [TensorBinding; 4],
+    /// The steps of the key tiles of the dk/dv kernel, as [`mask`](super::mask) says.
+    pub steps: [TensorBinding; 2],
+    /// Entries that a list of `steps` has room for.
+    pub capacity: usize,
+}
+
+/// Launches dq and dk/dv of a checked, non-empty problem whose rows begin at multiples of 16 bytes, on `wgmma`.
+///
+/// `rows` are q, k and v, `grads` their gradients; `grad_bias`, contiguous `[batch, kv_heads, k_len]`, f32, is
+/// overwritten if the blueprints have a bias.
+pub(crate) fn launch_masked(
+    client: &Client,
+    problem: &Problem,
+    rows: [&TensorBinding; 3],
+    saved: &Saved,
+    lists: MaskLists,
+    grads: [&TensorBinding; 3],
+    grad_bias: TensorBinding,
+    blueprints: MmaBlueprints,
+) {
+    let pass = MmaPass::new(client, problem, rows, saved, blueprints);
+    let [bias, bits, ..] = lists.blocks.clone();
+    let slice = Slice {
+        selection: lists.blocks,
+        first_tile: 0,
+        tiles: problem.q_len.div_ceil(blueprints.dq.tile.queries()),
+    };
+    let [grad_q, grad_k, grad_v] = grads;
+    pass.launch_dq(slice, grad_q, blueprints.dq);
+    let [list, counts] = lists.steps;
+    let keys = KeyLists {
+        scores: bias,
+        intervals: bits,
+        list,
+        counts,
+        capacity: lists.capacity,
+        chunks: 1,
+        slots: problem.k_len.div_ceil(blueprints.dkdv.keys()),
+    };
+    let grads = [grad_k.clone(), grad_v.clone(), grad_bias];
+    pass.launch_dkdv(keys, grads, elem_type(problem.element), blueprints);
+}

@@ -1,0 +1,180 @@
+//! The steps of a cube of the dk/dv kernel: which queries it streams, and which of its keys they see.
+
+use crate::backward::mma::{Cursor, DkdvBlueprint, KeyMask, Range, StepList};
+use crate::tile::mma::{shuffle, uniform};
+use cubecl::prelude::*;
+
+/// The steps of a cube in order: a range's tiles for one group of heads after the other, or those of a list.
+#[derive(CubeType)]
+pub(super) struct Steps {
+    /// Their number.
+    pub count: usize,
+    range: Range,
+    /// The step whose copies start next, and the one in use; without a mask.
+    coming: Cursor,
+    present: Cursor,
+    list: StepList,
+    /// The entry in use, and the one behind it, read a turn ahead; masked only.
+    entry: u32,
+    next: u32,
+}
+
+#[cube]
+impl Steps {
+    /// Of the tiles of `range` for `group` heads.
+    pub(super) fn of_range(range: &Range, group: usize, #[comptime] bp: DkdvBlueprint) -> Steps {
+        Steps {
+            count: uniform(range.tiles * (group / comptime!(bp.heads))),
+            range: Range {
+                first: range.first,
+                tiles: range.tiles,
+                full_from: range.full_from,
+                full_to: range.full_to,
+            },
+            coming: Cursor::first(range),
+            present: Cursor::first(range),
+            list: StepList::none(),
+            entry: 0u32,
+            next: 0u32,
+        }
+    }
+
+    /// Those of a list.
+    pub(super) fn listed(list: StepList) -> Steps {
+        let range = Range::none();
+        let mut entry = 0u32;
+        let mut next = 0u32;
+        if list.total > 0 {
+            entry = list.entry(0usize);
+            next = list.entry(1usize);
+        }
+        Steps {
+            count: list.total,
+            coming: Cursor::first(&range),
+            present: Cursor::first(&range),
+            range,
+            list,
+            entry,
+            next,
+        }
+    }
+
+    /// The step whose copies start next, at turn `turn`.
+    pub(super) fn coming(&self, turn: usize, #[comptime] bp: DkdvBlueprint) -> Cursor {
+        if comptime!(bp.masked) {
+            Cursor::listed(self.list.entry(turn), bp)
+        } else {
+            Cursor {
+                tile: self.coming.tile,
+                head: self.coming.head,
+            }
+        }
+    }
+
+    /// Moves on from it.
+    pub(super) fn advance_coming(&mut self, #[comptime] bp: DkdvBlueprint) {
+        if comptime!(!bp.masked) {
+            self.coming.advance(&self.range, bp);
+        }
+    }
+
+    /// The step in use.
+    pub(super) fn present(&self, #[comptime] bp: DkdvBlueprint) -> Cursor {
+        if comptime!(bp.masked) {
+            Cursor::listed(self.entry, bp)
+        } else {
+            Cursor {
+                tile: self.present.tile,
+                head: self.present.head,
+            }
+        }
+    }
+
+    /// Moves on from it; `turn` is its turn.
+    pub(super) fn advance_present(&mut self, turn: usize, #[comptime] bp: DkdvBlueprint) {
+        if comptime!(bp.masked) {
+            self.entry = self.next;
+            self.next = self.list.entry(turn + 2);
+        } else {
+            self.present.advance(&self.range, bp);
+        }
+    }
+
+    /// Whether all queries of the step at turn `turn` see all keys.
+    pub(super) fn is_whole(&self, turn: usize, #[comptime] bp: DkdvBlueprint) -> bool {
+        let query = self.present(bp).tile * comptime!(bp.queries());
+        let mut whole = self.range.full_from <= query as i32
+            && (query + comptime!(bp.queries())) as i32 <= self.range.full_to;
+        if comptime!(bp.masked) {
+            whole = turn < self.list.whole;
+        }
+        whole
+    }
+
+    /// What this warp sees of the step at turn `turn`.
+    pub(super) fn seen(
+        &self,
+        turn: usize,
+        mask: &KeyMask,
+        q_len: usize,
+        #[comptime] bp: DkdvBlueprint,
+    ) -> SeenWords {
+        // Those of a whole tile: all.
+        let all = u32::new(comptime!(u32::MAX as i64));
+        let mut words = SeenWords {
+            even: all,
+            odd: all,
+        };
+        if comptime!(bp.masked) {
+            if turn >= self.list.whole {
+                let step = self.present(bp);
+                let first = own_query(step.tile * comptime!(bp.queries()), bp);
+                words.even = mask.word(step.head, min(first, q_len - 1));
+                words.odd = mask.word(step.head, min(first + 1, q_len - 1));
+            }
+        }
+        words
+    }
+}
+
+/// The first of the two neighbouring queries whose words this lane reads, of a step that begins at query `step`.
+#[cube]
+fn own_query(step: usize, #[comptime] bp: DkdvBlueprint) -> usize {
+    step + UNIT_POS_X as usize * 2 % comptime!(bp.queries())
+}
+
+/// The words of the mask of two neighbouring queries of a step's tile: lane `l` has those of queries `2 l` and
+/// `2 l + 1`, modulo the tile.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct SeenWords {
+    even: u32,
+    odd: u32,
+}
+
+#[cube]
+impl SeenWords {
+    /// Bit `k + 16 e`: whether query `2 l + e` of the step that begins at query `step` sees key `k` of the warp's
+    /// sixteen.
+    pub(super) fn pack(
+        &self,
+        step: usize,
+        mask: &KeyMask,
+        q_len: usize,
+        k_len: usize,
+        #[comptime] bp: DkdvBlueprint,
+    ) -> u32 {
+        let first = own_query(step, bp);
+        let even = mask.keys(self.even, first, q_len, k_len, bp);
+        let odd = mask.keys(self.odd, first + 1, q_len, k_len, bp);
+        even | (odd << 16)
+    }
+}
+
+/// Of the `n`-th eight rows of a step's tile, those two that this lane holds columns of: bit `16 e` says whether row
+/// `8 n + 2 quad + e` sees the lane's first key, bit `16 e + 8` its second.
+#[cube]
+pub(super) fn seen_pair(packed: u32, #[comptime] n: usize, #[comptime] bp: DkdvBlueprint) -> u32 {
+    let lane = UNIT_POS_X;
+    let pair = (lane % 4 + comptime!(n as u32 * 4)) % comptime!(bp.queries() as u32 / 2);
+    shuffle(packed, pair) >> (lane / 4)
+}
