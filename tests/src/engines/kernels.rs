@@ -409,6 +409,15 @@ target!(
 );
 target!(
     "cuda",
+    CudaWgmmaTarget,
+    KernelsOnCudaWgmma,
+    "kernels_cuda_wgmma",
+    Large,
+    cubecl::Device::cuda(0),
+    engine::Engine::Wgmma
+);
+target!(
+    "cuda",
     CudaPortableTarget,
     KernelsOnCudaPortable,
     "kernels_cuda_portable",

@@ -20,7 +20,7 @@ pub use kernels::KernelsOnCpu;
 pub use kernels::KernelsOnWgpu;
 pub use kernels::{Kernels, Target};
 #[cfg(feature = "cuda")]
-pub use kernels::{KernelsOnCuda, KernelsOnCudaMma, KernelsOnCudaPortable};
+pub use kernels::{KernelsOnCuda, KernelsOnCudaMma, KernelsOnCudaPortable, KernelsOnCudaWgmma};
 
 use half::{bf16, f16};
 

@@ -2,6 +2,7 @@
 
 mod broadcasts;
 mod burn;
+mod gradients;
 mod grid;
 mod not_finite;
 mod random;

@@ -1,11 +1,9 @@
 //! A tile plan as the dk/dv kernel reads it.
 //!
-//! With `bp.masked` the arguments of the kernel mean: `list` the steps of each key tile, as [`QueryLists`] has them;
+//! With `bp.masked` the arguments of the kernel mean: `list` the steps of each key tile, as `masked::query_lists` writes them;
 //! `counts` a header of [`HEADER`] words and behind it two words a list, the number of steps that see the
 //! keys whole, which come first, and of all; `intervals` the bits of the plan, a pair of words for a query and a key
 //! block. There is one chunk, of all queries. With `bp.biased` `scores` is a bias `[batch | 1, kv_heads | 1, 1, k_len]`.
-//!
-//! [`QueryLists`]: crate::masked::QueryLists
 
 use super::blueprint::DkdvBlueprint;
 use crate::tile::mma::{global_address, read_ahead, uniform, uniform_address};

@@ -249,6 +249,7 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
             let step = step_at::<E>(stage, query, steps.is_whole(turn, bp), &tiles, bp);
             let mut seen = 0u32;
             if comptime!(bp.masked) {
+                // Behind the products: the words have come meanwhile.
                 if step.boundary {
                     seen = words.pack(query, &mask, q_len, k_len, bp);
                 }

@@ -119,13 +119,13 @@ impl Steps {
         q_len: usize,
         #[comptime] bp: DkdvBlueprint,
     ) -> SeenWords {
-        // Those of a whole tile: all.
         let all = u32::new(comptime!(u32::MAX as i64));
         let mut words = SeenWords {
             even: all,
             odd: all,
         };
         if comptime!(bp.masked) {
+            // Those of a whole tile are all set.
             if turn >= self.list.whole {
                 let step = self.present(bp);
                 let first = own_query(step.tile * comptime!(bp.queries()), bp);
