@@ -408,8 +408,7 @@ fn repair_keys<E: Float, O: Float>(
     #[comptime] bp: DkdvBlueprint,
 ) {
     let k_rows = RowAddress::of::<E>(k, batch, kv_head);
-    let (kv_heads, k_len) = (k.shape(1), k.shape(2));
-    let kv_row = batch * kv_heads + kv_head;
+    let (kv_row, k_len) = (batch * k.shape(1) + kv_head, k.shape(2));
     let score_row = batch * scores.stride(0) + kv_head * scores.stride(1);
     for n in 0..comptime!(bp.fragments * 2) {
         let slot = UNIT_POS_Y as usize % comptime!(bp.role_warps) * comptime!(bp.warp_keys())
@@ -441,7 +440,6 @@ fn repair_keys<E: Float, O: Float>(
             &own,
             &k_rows,
             rows,
-            q.shape(1) / kv_heads,
             &KeyMask::none(),
             logit_scale,
             grad,

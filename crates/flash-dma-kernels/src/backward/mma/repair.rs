@@ -76,7 +76,6 @@ pub(in crate::backward) fn repair_key<E: Float, O: Float>(
     own: &OwnKey,
     k_rows: &RowAddress,
     rows: &QueryRows,
-    group: usize,
     mask: &KeyMask,
     logit_scale: &LogitScale,
     grad: &mut [Vector<O, Const<2>>],
@@ -84,7 +83,7 @@ pub(in crate::backward) fn repair_key<E: Float, O: Float>(
     #[comptime] bp: DkdvBlueprint,
 ) {
     if own.valid && own.first < own.end {
-        for head in 0..group {
+        for head in 0..q.shape(1) / k.shape(1) {
             for query in own.first as usize..own.end as usize {
                 let row = rows.row + head * rows.len + query;
                 let row_lse = lse[row];
