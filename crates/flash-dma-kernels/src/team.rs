@@ -88,6 +88,16 @@ pub(crate) fn sum_up_to(value: u32, member: &Member, #[comptime] team: Team) -> 
     sum
 }
 
+/// The sum of the values of all lanes of the plane. Every lane must take part.
+#[cube]
+pub(crate) fn sum_of(value: u32, #[comptime] team: Team) -> u32 {
+    let mut sum = value;
+    if comptime!(team.lanes > 1) {
+        sum = plane_sum(value);
+    }
+    sum
+}
+
 /// A bit for each lane of the plane: whether its `flag` is set. Every lane must take part.
 #[cube]
 pub(crate) fn ballot(flag: bool, #[comptime] team: Team) -> u32 {

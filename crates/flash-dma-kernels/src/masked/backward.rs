@@ -190,7 +190,7 @@ fn launch_wgmma(
         None => ([inputs.q.clone(), inputs.q.clone()], p.k_len),
     };
     let lists = MaskLists {
-        blocks: inputs.blocks(client, problem, blueprints.dq.tile.queries()),
+        blocks: inputs.listed(client, problem, blueprints.dq.tile.queries(), &inputs.k),
         steps,
         capacity,
     };

@@ -1,8 +1,8 @@
 //! Host side of the forward pass.
 
-use super::args::{MaskBits, MaskedInputs};
+use super::args::MaskedInputs;
 use super::forward::forward_kernel;
-use super::lists::block_lists;
+use super::lists::tile_lists;
 use crate::Engine;
 use crate::forward::mma::{self, MmaBlueprint, rows_are_chunks};
 use crate::tile::{
@@ -93,7 +93,7 @@ fn forward_with(
             launch_portable(client, problem, inputs, &out, &lse, tiles, blueprint);
         }
         ForwardPlan::Wgmma(blueprint) => {
-            let selection = inputs.blocks(client, problem, blueprint.queries());
+            let selection = inputs.listed(client, problem, blueprint.queries(), &inputs.v);
             let slice = Slice {
                 selection,
                 first_tile: 0,
@@ -244,19 +244,21 @@ impl MaskedInputs {
     }
 
     /// What a tensor-core kernel with tiles of `queries` reads in the place of scores, intervals, lists and counts.
-    pub(super) fn blocks(
+    /// `watched` is k or v, whichever the kernel multiplies with weights that may be zero.
+    pub(super) fn listed(
         &self,
         client: &Client,
         problem: &MaskedProblem,
         queries: usize,
+        watched: &TensorBinding,
     ) -> [TensorBinding; 4] {
         let none = || self.q.clone();
         let bias = self.bias.clone().unwrap_or_else(none);
         match (&self.plan, &problem.plan) {
             (Some(plan), Some(geometry)) => {
-                let lists = block_lists(client, geometry, plan, queries);
-                let MaskBits { bits, .. } = plan.clone();
-                [bias, bits, lists.list, lists.counts]
+                let element = problem.attention.element;
+                let lists = tile_lists(client, geometry, plan, queries, watched, element);
+                [bias, plan.bits.clone(), lists.list, lists.counts]
             }
             _ => [bias, none(), none(), none()],
         }

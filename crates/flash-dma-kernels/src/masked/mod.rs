@@ -10,6 +10,7 @@ mod bias;
 mod dkdv;
 mod dq;
 mod forward;
+mod gather;
 mod launch;
 mod lists;
 mod pack;

@@ -3,7 +3,9 @@
 use super::blueprint::DqBlueprint;
 use super::dq_tile::{LaneRows, Operands, add_tile};
 use super::repair::mark_not_finite;
-use crate::forward::mma::{CubeTile, KeyCopies, LogitScale, RowAddress, Stages, TileKeys, TileRow};
+use crate::forward::mma::{
+    BitCopies, CubeTile, KeyCopies, LogitScale, MaskRows, RowAddress, Stages, TileKeys, TileRow,
+};
 use crate::tile::mma::{
     Chunk, LanePlace, commit_copies, load_a, shared_address, swizzle, wait_copies,
 };
@@ -66,7 +68,10 @@ pub(super) fn dq_mma_kernel<E: Float>(
 
     let full_tiles = keys.full / key_tile;
     let tiles = keys.total.div_ceil(key_tile);
-    let mut copies = KeyCopies::new::<E>(k, v, list, &k_rows, &v_rows, &keys, &stages, tile_bp);
+    let mask = MaskRows::new(list, counts, &cube, &keys, q_len, k_len, tile_bp);
+    let bits = BitCopies::new::<E>(intervals, list, &mask, &keys, &stages, q_len, tile_bp);
+    let mut copies =
+        KeyCopies::new::<E>(k, v, list, &k_rows, &v_rows, &keys, bits, &stages, tile_bp);
 
     // The rows of Q and dO; those that are no query are zero.
     let tile_rows = comptime!(tile_bp.tile_rows());

@@ -2,8 +2,9 @@
 
 use super::keys::KeyBoxes;
 use crate::forward::mma::{
-    CubeTile, KeyCopies, LogitScale, MaskRows, MmaBlueprint, RowAddress, Stages, TileKeys, TileRow,
-    copy_queries, is_set, listed_key, score, score_row, sees, write_row, zero_not_finite,
+    BitCopies, CubeTile, KeyCopies, LogitScale, MaskRows, MmaBlueprint, RowAddress, Stages,
+    TileKeys, TileRow, copy_queries, is_set, listed_key, score, score_row, sees, write_row,
+    zero_not_finite,
 };
 use crate::tile::is_finite;
 use crate::tile::mma::{Chunk, commit_copies, wait_copies};
@@ -48,7 +49,7 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
     let (q_heads, q_len) = (q.shape(1), q.shape(2));
     let (kv_heads, k_len) = (k.shape(1), k.shape(2));
 
-    let cube = CubeTile::new(q_heads, kv_heads, first_tile, cubes, bp);
+    let cube = CubeTile::new(q_heads, kv_heads, first_tile, cubes, bp).planned(list, counts, bp);
     let (batch, tile, first_head) = (cube.batch, cube.tile, cube.first_head);
     let (kv_head, kv_row) = (cube.kv_head, cube.kv_row);
     let keys = TileKeys::new(list, counts, &cube, q_len, k_len, bp);
@@ -77,7 +78,6 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
     }
     let k_rows = RowAddress::of::<E>(k, batch, kv_head);
     let v_rows = RowAddress::of::<E>(v, batch, kv_head);
-    let mask = MaskRows::new(list, counts, &cube, bp);
     let score_row = score_row(scores, &cube, bp);
     let logit_scale = LogitScale::new(scale, softcap, bp.softcap);
     let own = warp / 4 * comptime!(64 * bp.chunks());
@@ -115,7 +115,9 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
 
     let full_tiles = keys.full / key_tile;
     let tiles = keys.total.div_ceil(key_tile);
-    let mut copies = KeyCopies::new::<E>(k, v, list, &k_rows, &v_rows, &keys, &stages, bp);
+    let mask = MaskRows::new(list, counts, &cube, &keys, q_len, k_len, bp);
+    let bits = BitCopies::new::<E>(intervals, list, &mask, &keys, &stages, q_len, bp);
+    let mut copies = KeyCopies::new::<E>(k, v, list, &k_rows, &v_rows, &keys, bits, &stages, bp);
     let key_boxes = KeyBoxes::new::<E>(k_boxes, v_boxes, &stages, batch, kv_head, &keys);
     let mut acc = Vector::<f32, NO>::new(0.0f32);
     let ahead = comptime!(bp.stages - 1);
@@ -161,7 +163,11 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
         let v_tile = v_panels.behind(begin);
         ring.wait_full(stage, tile / comptime!(bp.stages));
         publish();
-        if boundary {
+        let mut careful = boundary;
+        if comptime!(bp.masked) {
+            careful = boundary && mask.careful;
+        }
+        if careful {
             if zero_not_finite::<E>(&mut stages.k, tile, false, bp) {
                 marks[stage] = 1u32;
             }
@@ -214,9 +220,8 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
         if comptime!(bp.masked) {
             // On their way while the tensor cores multiply.
             if boundary {
-                let block = list[keys.list + tile] as usize;
-                seen0 = mask.words(intervals, &row0, block, q_len);
-                seen1 = mask.words(intervals, &row1, block, q_len);
+                seen0 = mask.words::<E>(&stages, &row0, tile, bp);
+                seen1 = mask.words::<E>(&stages, &row1, tile, bp);
             }
         }
         let s = finish_but::<NS>(s, 1usize, comptime!(bp.key_tile / 2));
@@ -257,7 +262,7 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
                 bp,
             )
         };
-        if boundary && marks[stage] == 1u32 {
+        if careful && marks[stage] == 1u32 {
             // All warps have their logits: only the product with dS is left to this tile.
             sync_cube();
             let _any = zero_not_finite::<E>(&mut stages.k, tile, true, bp);
@@ -310,9 +315,10 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
                     end = interval.extract(1usize) as i32;
                 } else if comptime!(bp.masked) {
                     key = listed_key(list, &keys, slot);
-                    first = key as i32;
-                    if key >= k_len || !mask.sees(intervals, &row, key, q_len) {
-                        end = 0i32;
+                    // What it sees lies before the end of the keys, and of causal masking.
+                    first = i32::new(comptime!(i32::MIN as i64));
+                    if !mask.sees(intervals, list, &row, slot, q_len, bp) {
+                        end = first;
                     }
                 }
                 if first <= row.position && row.position < end {

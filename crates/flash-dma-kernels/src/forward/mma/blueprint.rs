@@ -202,17 +202,29 @@ impl MmaBlueprint {
                 biased: problem.bias.is_some(),
                 ..blueprint
             })
+            .filter(|blueprint| {
+                blueprint.shared_bytes() <= properties.hardware.max_shared_memory_size
+            })
     }
 
     /// Shared memory of a cube: keys, values, scores and intervals of every stage, the mark of
     /// values that are not finite, and the queries if they do not stay in registers.
     pub(super) fn shared_bytes(&self) -> usize {
-        let key = 2 * 16 * self.chunks() + 4 + 8;
+        let key = 2 * 16 * self.chunks() + 4;
         let queries = match self.instruction {
             Instruction::Mma => 0,
             Instruction::Wgmma => self.tile_rows() * self.head_dim * 2,
         };
-        self.stages * self.key_tile * key + queries + 4 * 1024
+        self.stages * (self.key_tile * key + self.interval_slots() * 8) + queries + 4 * 1024
+    }
+
+    /// Intervals of a stage in shared memory, or what lies in their place.
+    pub(crate) fn interval_slots(&self) -> usize {
+        if self.masked {
+            self.queries() + 1
+        } else {
+            self.key_tile
+        }
     }
 
     /// Rows of a tile; the last may belong to no query.

@@ -2,7 +2,7 @@
 
 use super::blueprint::MmaBlueprint;
 use super::logits::{LogitScale, SLACK, exp_of, score, sees};
-use super::mask::{MaskRows, score_row};
+use super::mask::{BitCopies, MaskRows, score_row};
 use super::repair::add_not_finite;
 use super::rows::{CubeTile, TileKeys, TileRow, first_output_head};
 use super::stream::{KeyCopies, RowAddress, Stages, zero_not_finite};
@@ -103,7 +103,7 @@ pub(super) fn forward_mma_kernel<E: Float, O: Float>(
     }
     let k_rows = RowAddress::of::<E>(k, batch, kv_head).starting_at(keys.begin);
     let v_rows = RowAddress::of::<E>(v, batch, kv_head).starting_at(keys.begin);
-    let mask = MaskRows::new(list, counts, &cube, bp);
+    let mask = MaskRows::new(list, counts, &cube, &keys, q_len, k_len, bp);
     let score_row = score_row(scores, &cube, bp);
     let logit_scale = LogitScale::new(scale, softcap, bp.softcap);
 
@@ -116,7 +116,8 @@ pub(super) fn forward_mma_kernel<E: Float, O: Float>(
     let log2e = comptime!(core::f32::consts::LOG2_E);
     let full_tiles = keys.full / key_tile;
     let tiles = keys.total.div_ceil(key_tile);
-    let mut copies = KeyCopies::new::<E>(k, v, list, &k_rows, &v_rows, &keys, &stages, bp);
+    let bits = BitCopies::new::<E>(intervals, list, &mask, &keys, &stages, q_len, bp);
+    let mut copies = KeyCopies::new::<E>(k, v, list, &k_rows, &v_rows, &keys, bits, &stages, bp);
     // Copies run `stages - 1` turns ahead of the products. Every turn closes one group of copies, an
     // empty one past the end, so that the number of groups under way says which tile has landed.
     let ahead = comptime!(bp.stages - 1);

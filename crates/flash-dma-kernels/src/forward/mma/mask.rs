@@ -1,19 +1,31 @@
 //! A tile plan as the tensor-core kernels read it.
 //!
-//! With `bp.masked` the arguments of the kernels mean: `list` `[mask batch, mask heads, tiles, capacity]`, the key
-//! blocks that each query tile sees, those it sees whole first; `counts` [`HEADER`] words, the key blocks
-//! and the queries of the bits, and behind them `[mask batch, mask heads, tiles, 2]`, the number of whole blocks and of
-//! all; `intervals` the bits, a pair of words for a query and a key block. With `bp.biased`
-//! `scores` is a bias `[batch | 1, heads, 1, k_len]`. Keys are copied a block of 64 at a time, so key tiles are
-//! no longer than a block.
+//! With `bp.masked` the arguments of the kernels mean:
+//!
+//! - `intervals`: the bits of the plan, a pair of words for a query and a key block.
+//! - `counts`: [`HEADER`] words, the key blocks and the queries of the bits, 1 if a watched value is not finite, and
+//!   where the gathered bits begin in a list; behind them `[mask batch, mask heads, tiles, TILE_WORDS]`: the slots that
+//!   all queries of a tile see, all its slots, 1 if they are gathered, and the tile whose list is the so many-th
+//!   longest.
+//! - `list` `[mask batch, mask heads, tiles, capacity]`: what a tile's slots hold. Either key blocks of 64 slots each,
+//!   those that all its queries see first; or, gathered, a key each, again those that all see first, and from the
+//!   header's place on the bits of these slots, `[steps of 64 slots, queries, 2]`, causal masking included.
+//!
+//! With `bp.biased` `scores` is a bias `[batch | 1, heads, 1, k_len]`. Keys are copied a step of 64 slots at a time, so
+//! key tiles are no longer than that.
 
 use super::blueprint::MmaBlueprint;
 use super::rows::{CubeTile, TileKeys, TileRow};
+use super::stream::Stages;
+use crate::tile::mma::{copy_pair, copy_word, global_address, shared_address};
 use cubecl::prelude::*;
 use flash_dma_problem::PlanGeometry;
 
 /// Words in front of the counts.
-pub(crate) const HEADER: usize = 2;
+pub(crate) const HEADER: usize = 4;
+
+/// Words of a tile in the counts.
+pub(crate) const TILE_WORDS: usize = 4;
 
 /// Keys of a block.
 pub(crate) const KEY_BLOCK: usize = PlanGeometry::KEY_BLOCK;
@@ -49,27 +61,51 @@ pub(crate) fn score_row(
     batch * scores.stride(0) + head * scores.stride(1)
 }
 
+/// Where the counts of tile `tile` of a cube's heads lie.
+#[cube]
+pub(crate) fn tile_counts(list: &Tensor<u32>, own: &CubeTile, tile: usize) -> usize {
+    let (batch, head) = broadcast_row(list, own);
+    let tile = (batch * list.shape(1) + head) * list.shape(2) + tile;
+    HEADER + tile * TILE_WORDS
+}
+
 /// Where the bits of the rows of a cube lie. Steps of 0 broadcast.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct MaskRows {
     base: usize,
     block_step: usize,
     query_step: usize,
+    /// Where the blocks begin in the list, or if gathered the bits; and the first query of the tile.
+    list: usize,
+    first_query: usize,
+    /// The first key that the first query of the tile does not see by its position.
+    first_end: u32,
+    gathered: bool,
+    /// Whether a step that some row does not see whole may hold values that are not finite.
+    pub careful: bool,
 }
 
 #[cube]
 impl MaskRows {
-    /// Not read unless `bp.masked`.
+    /// Not read unless `bp.masked`, but for `careful`.
     pub(crate) fn new(
         list: &Tensor<u32>,
         counts: &Tensor<u32>,
         own: &CubeTile,
+        keys: &TileKeys,
+        q_len: usize,
+        k_len: usize,
         #[comptime] bp: MmaBlueprint,
     ) -> MaskRows {
         let mut rows = MaskRows {
             base: 0usize,
             block_step: 0usize,
             query_step: 0usize,
+            list: keys.list,
+            first_query: own.tile * comptime!(bp.queries()),
+            first_end: 0u32,
+            gathered: keys.gathered,
+            careful: true,
         };
         if comptime!(bp.masked) {
             let (blocks, queries) = (counts[0] as usize, counts[1] as usize);
@@ -81,42 +117,148 @@ impl MaskRows {
             if queries > 1 {
                 rows.query_step = 1usize;
             }
+            if keys.gathered {
+                rows.list += counts[3] as usize;
+            }
+            rows.careful = counts[2] == 1u32;
+            let first = TileRow::new(0usize, own.tile, own.first_head, q_len, k_len, bp);
+            rows.first_end = max(first.position + 1, 0i32) as u32;
         }
         rows
     }
 
-    /// The two words of a row and key block `block`, causal masking included.
-    pub(crate) fn words(
+    /// What a row sees of step `step`, a bit a slot, from what [`KeyCopies`](super::stream::KeyCopies) brought; causal
+    /// masking included.
+    pub(crate) fn words<E: Float>(
         &self,
-        bits: &[Vector<u32, Const<2>>],
+        stages: &Stages<E>,
         row: &TileRow,
-        block: usize,
-        q_len: usize,
+        step: usize,
+        #[comptime] bp: MmaBlueprint,
     ) -> Vector<u32, Const<2>> {
-        // A row past the last query reads that query's, and writes nothing.
-        let query = min(row.query, q_len - 1);
-        let words = bits[self.base + block * self.block_step + query * self.query_step];
-        let end = row.position + 1 - (block * KEY_BLOCK) as i32;
-        let mut seen = Vector::<u32, Const<2>>::new(0u32);
-        seen.insert(0usize, words.extract(0usize) & prefix(end));
-        seen.insert(1usize, words.extract(1usize) & prefix(end - 32));
+        let stage = step % comptime!(bp.stages) * comptime!(bp.interval_slots());
+        let mut seen = stages.intervals[stage + row.query - self.first_query];
+        if !self.gathered {
+            let block = stages.intervals[stage + comptime!(bp.queries())].extract(0usize);
+            // Most blocks lie before the end of what any query of the tile may see.
+            if block * 64 + 64 > self.first_end {
+                seen = until(seen, row, block as usize);
+            }
+        }
         seen
     }
 
-    /// Whether a row sees a key.
+    /// Whether a row sees a slot, from what lies in global memory.
     pub(crate) fn sees(
         &self,
         bits: &[Vector<u32, Const<2>>],
+        list: &Tensor<u32>,
         row: &TileRow,
-        key: usize,
+        slot: usize,
         q_len: usize,
+        #[comptime] bp: MmaBlueprint,
     ) -> bool {
-        let words = self.words(bits, row, key / KEY_BLOCK, q_len);
-        let mut word = words.extract(0usize);
-        if key % KEY_BLOCK >= 32 {
-            word = words.extract(1usize);
+        let step = slot / KEY_BLOCK;
+        let mut seen = Vector::<u32, Const<2>>::new(0u32);
+        if self.gathered {
+            let at =
+                self.list + (step * comptime!(bp.queries()) + row.query - self.first_query) * 2;
+            seen.insert(0usize, list[at]);
+            seen.insert(1usize, list[at + 1]);
+        } else {
+            let block = list[self.list + step] as usize;
+            let query = min(row.query, q_len - 1);
+            let words = bits[self.base + block * self.block_step + query * self.query_step];
+            seen = until(words, row, block);
         }
-        (word >> (key % 32) as u32) & 1u32 == 1u32
+        let word = select(
+            slot % KEY_BLOCK >= 32,
+            seen.extract(1usize),
+            seen.extract(0usize),
+        );
+        (word >> (slot % 32) as u32) & 1u32 == 1u32
+    }
+}
+
+/// What causal masking leaves of a row's bits of key block `block`.
+#[cube]
+fn until(words: Vector<u32, Const<2>>, row: &TileRow, block: usize) -> Vector<u32, Const<2>> {
+    let end = row.position + 1 - (block * KEY_BLOCK) as i32;
+    let mut seen = Vector::<u32, Const<2>>::new(0u32);
+    seen.insert(0usize, words.extract(0usize) & prefix(end));
+    seen.insert(1usize, words.extract(1usize) & prefix(end - 32));
+    seen
+}
+
+/// The copies of the bits of a cube's steps, as this unit takes part in them: those of one query.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct BitCopies {
+    /// The pair of words of step or block 0, and the bytes from one to the next.
+    first: u64,
+    step: u32,
+    /// Where the list begins.
+    list: u64,
+    /// Of the stages in shared memory.
+    stages: u32,
+}
+
+#[cube]
+impl BitCopies {
+    /// Copies nothing unless `bp.masked`.
+    pub(crate) fn new<E: Float>(
+        bits: &[Vector<u32, Const<2>>],
+        list: &Tensor<u32>,
+        mask: &MaskRows,
+        keys: &TileKeys,
+        stages: &Stages<E>,
+        q_len: usize,
+        #[comptime] bp: MmaBlueprint,
+    ) -> BitCopies {
+        let mut copies = BitCopies {
+            first: 0u64,
+            step: 0u32,
+            list: 0u64,
+            stages: 0u32,
+        };
+        if comptime!(bp.masked) {
+            let unit = UNIT_POS as usize;
+            if mask.gathered {
+                let first = mask.list + unit * 2;
+                copies.first = global_address(&list[first..first + 1]);
+                copies.step = comptime!((bp.queries() * 8) as u32);
+            } else {
+                // A row past the last query reads that query's, and writes nothing.
+                let query = min(mask.first_query + unit, q_len - 1);
+                let first = mask.base + query * mask.query_step;
+                copies.first = global_address(&bits[first..first + 1]);
+                copies.step = mask.block_step as u32 * 8;
+            }
+            copies.list = global_address(&list[keys.list..keys.list + 1]);
+            copies.stages = shared_address(&stages.intervals[0..1]);
+        }
+        copies
+    }
+
+    /// Starts the copies of step `step`, of key block `block` if keys are not gathered, unless all queries see all of it.
+    pub(crate) fn start(
+        &self,
+        keys: &TileKeys,
+        step: usize,
+        block: u32,
+        #[comptime] bp: MmaBlueprint,
+    ) {
+        let unit = UNIT_POS;
+        if step >= keys.full / KEY_BLOCK && unit < comptime!(bp.queries() as u32) {
+            let stage = (step % comptime!(bp.stages)) as u32;
+            let place = self.stages + stage * comptime!((bp.interval_slots() * 8) as u32);
+            let at = select(keys.gathered, step as u32, block);
+            copy_pair(self.first, at, self.step, place + unit * 8);
+            if unit == 0 {
+                // Where keys are gathered it is not read.
+                let to = place + comptime!((bp.queries() * 8) as u32);
+                copy_word(self.list, step as u32, to);
+            }
+        }
     }
 }
 
@@ -140,10 +282,15 @@ fn prefix(count: i32) -> u32 {
     )
 }
 
-/// The key of slot `slot` of the listed blocks.
+/// The key of slot `slot` of a list; past the last key of a last block.
 #[cube]
 pub(crate) fn listed_key(list: &Tensor<u32>, keys: &TileKeys, slot: usize) -> usize {
-    list[keys.list + slot / KEY_BLOCK] as usize * KEY_BLOCK + slot % KEY_BLOCK
+    let mut place = keys.list + slot / KEY_BLOCK;
+    if keys.gathered {
+        place = keys.list + slot;
+    }
+    let entry = list[place] as usize;
+    select(keys.gathered, entry, entry * KEY_BLOCK + slot % KEY_BLOCK)
 }
 
 /// The logits of an accumulator of `wgmma` (see [`tile_logits`](super::logits::tile_logits)) with -inf where the two

@@ -58,10 +58,10 @@ pub(super) fn add_not_finite<E: Float, O: Float, NQ: Size>(
             end = interval.extract(1usize) as i32;
         } else if comptime!(bp.masked) {
             key = listed_key(list, keys, slot);
-            first = key as i32;
-            end = k.shape(2) as i32;
-            if key >= k.shape(2) || !mask.sees(intervals, row, key, q.shape(2)) {
-                end = 0i32;
+            // What it sees lies before the end of the keys, and of causal masking.
+            first = i32::new(comptime!(i32::MIN as i64));
+            if !mask.sees(intervals, list, row, slot, q.shape(2), bp) {
+                end = first;
             }
         }
         if row.valid && first <= row.position && row.position < end {

@@ -1,7 +1,7 @@
 //! Which queries the rows of a tile are, how they come to shared memory and how a warpgroup's go back.
 
 use super::blueprint::MmaBlueprint;
-use super::mask::{HEADER, KEY_BLOCK, broadcast_row};
+use super::mask::{broadcast_row, tile_counts};
 use crate::tile::mma::{Chunk, copied_chunk, copy_or_zero};
 use crate::tile::wgmma::group_place;
 use cubecl::prelude::*;
@@ -46,6 +46,28 @@ impl CubeTile {
             kv_row: batch * kv_heads + kv_head,
             tile: first_tile as usize + local,
             local,
+        }
+    }
+
+    /// The same cube with the tile that its turn gets: if `bp.masked`, those of the longest lists start first.
+    pub(crate) fn planned(
+        &self,
+        list: &Tensor<u32>,
+        counts: &Tensor<u32>,
+        #[comptime] bp: MmaBlueprint,
+    ) -> CubeTile {
+        let mut tile = self.tile;
+        if comptime!(bp.masked) {
+            tile = counts[tile_counts(list, self, CUBE_POS_X as usize) + 3] as usize;
+        }
+        CubeTile {
+            batch: self.batch,
+            q_heads: self.q_heads,
+            first_head: self.first_head,
+            kv_head: self.kv_head,
+            kv_row: self.kv_row,
+            tile,
+            local: self.local,
         }
     }
 }
@@ -110,6 +132,8 @@ pub(crate) struct TileKeys {
     pub full: usize,
     /// All keys.
     pub total: usize,
+    /// Whether a tile plan's list has single keys, not blocks of them.
+    pub gathered: bool,
 }
 
 #[cube]
@@ -131,6 +155,7 @@ impl TileKeys {
         let mut base = 0usize;
         let mut full = k_len;
         let mut total = k_len;
+        let mut gathered = false;
         if comptime!(bp.sparse) {
             base = own.kv_row * list.stride(0) + place * list.stride(1);
             let at = own.kv_row * counts.stride(0) + place * counts.stride(1);
@@ -139,10 +164,10 @@ impl TileKeys {
         } else if comptime!(bp.masked) {
             let (batch, head) = broadcast_row(list, own);
             base = batch * list.stride(0) + head * list.stride(1) + own.tile * list.stride(2);
-            let tile = (batch * list.shape(1) + head) * list.shape(2) + own.tile;
-            let at = HEADER + tile * 2;
-            full = counts[at] as usize * KEY_BLOCK;
-            total = counts[at + 1] as usize * KEY_BLOCK;
+            let at = tile_counts(list, own, own.tile);
+            full = counts[at] as usize;
+            total = counts[at + 1] as usize;
+            gathered = counts[at + 2] == 1u32;
         } else if comptime!(bp.causal) {
             let first = own.tile * comptime!(bp.queries());
             let last = min(first + comptime!(bp.queries()), q_len);
@@ -155,6 +180,7 @@ impl TileKeys {
             begin: 0usize,
             full,
             total,
+            gathered,
         }
     }
 
@@ -166,6 +192,7 @@ impl TileKeys {
             begin: self.begin,
             full: self.full,
             total: self.total,
+            gathered: self.gathered,
         };
         if comptime!(bp.split) {
             let key_tile = comptime!(bp.key_tile);

@@ -1,7 +1,7 @@
 //! The keys of a query tile, copied into shared memory ahead of their use.
 
 use super::blueprint::{Instruction, MmaBlueprint};
-use super::mask::KEY_BLOCK;
+use super::mask::{BitCopies, KEY_BLOCK};
 use super::rows::TileKeys;
 use crate::tile::is_finite;
 use crate::tile::mma::{
@@ -20,7 +20,8 @@ pub(crate) struct Stages<E: Float> {
     pub v: Shared<[Chunk<E>]>,
     /// `[stages, key_tile]`; sparse and biased only.
     pub scores: Shared<[f32]>,
-    /// `[stages, key_tile]`, first and end; sparse only. Slots past the last key are empty intervals.
+    /// `[stages, key_tile]`, first and end, if sparse; slots past the last key are empty intervals. `[stages, queries + 1]`
+    /// if masked: the bits of each query, and the key block.
     pub intervals: Shared<[Vector<u32, Const<2>>]>,
 }
 
@@ -28,12 +29,13 @@ pub(crate) struct Stages<E: Float> {
 impl<E: Float> Stages<E> {
     pub(crate) fn new(#[comptime] bp: MmaBlueprint) -> Stages<E> {
         let slots = comptime!(bp.stages * bp.key_tile);
+        let intervals = comptime!(bp.stages * bp.interval_slots());
         let chunks = comptime!(bp.stages * bp.key_tile * bp.chunks());
         Stages::<E> {
             k: Shared::<[Chunk<E>]>::new_aligned_slice(chunks, comptime!(bp.alignment())),
             v: Shared::<[Chunk<E>]>::new_aligned_slice(chunks, comptime!(bp.alignment())),
             scores: Shared::<[f32]>::new_aligned_slice(slots, 128usize),
-            intervals: Shared::<[Vector<u32, Const<2>>]>::new_aligned_slice(slots, 128usize),
+            intervals: Shared::<[Vector<u32, Const<2>>]>::new_aligned_slice(intervals, 128usize),
         }
     }
 }
@@ -93,8 +95,12 @@ pub(crate) struct KeyCopies {
     own: u32,
     /// The last key of the head; masked only.
     last: u32,
+    /// Whether the list of a tile plan has single keys; masked only.
+    gathered: bool,
+    /// Of what the queries see; masked only.
+    bits: BitCopies,
     /// The keys it copies of the next tile, `bp.copies()` of them, and one whose score and interval it copies: read a tile
-    /// ahead of their use, so that the copies do not wait. If masked, the first is the block of that tile.
+    /// ahead of their use, so that the copies do not wait. Of a tile plan's blocks, the first is the block of that tile.
     next: Array<u32>,
 }
 
@@ -107,6 +113,7 @@ impl KeyCopies {
         k_rows: &RowAddress,
         v_rows: &RowAddress,
         keys: &TileKeys,
+        bits: BitCopies,
         stages: &Stages<E>,
         #[comptime] bp: MmaBlueprint,
     ) -> KeyCopies {
@@ -132,6 +139,8 @@ impl KeyCopies {
             v_stages: uniform(shared_address(&stages.v[0..1]) as usize) as u32,
             own: place_of(own.row, own.col, bp) as u32 * 16,
             last: k.shape(2) as u32 - 1,
+            gathered: keys.gathered,
+            bits,
             next,
         };
         if keys.total > 0 {
@@ -143,33 +152,45 @@ impl KeyCopies {
     /// Reads the keys of tile `tile` from the list.
     fn read(&mut self, keys: &TileKeys, tile: usize, #[comptime] bp: MmaBlueprint) {
         if comptime!(bp.sparse) {
-            let first = tile * comptime!(bp.key_tile);
-            #[unroll]
-            for c in 0..comptime!(bp.copies()) {
-                let own = copied_chunk(c, comptime!(bp.units()), comptime!(bp.chunks()));
-                self.next[c] = read_ahead(self.list, within(first + own.row, keys) as u32);
-            }
-            let unit = UNIT_POS as usize;
-            if unit < comptime!(bp.key_tile) {
-                self.next[comptime!(bp.copies())] =
-                    read_ahead(self.list, within(first + unit, keys) as u32);
-            }
+            self.read_keys(keys, tile, bp);
         } else if comptime!(bp.masked) {
-            let slot = within(tile * comptime!(bp.key_tile), keys);
-            self.next[0] = read_ahead(self.list, (slot / KEY_BLOCK) as u32);
+            if self.gathered {
+                self.read_keys(keys, tile, bp);
+            } else {
+                let slot = within(tile * comptime!(bp.key_tile), keys);
+                self.next[0] = read_ahead(self.list, (slot / KEY_BLOCK) as u32);
+            }
         }
     }
 
-    /// The key of slot `slot` of tile `tile`, which is not listed one by one; past the last key that key again.
-    fn key(&self, keys: &TileKeys, tile: usize, slot: usize, #[comptime] bp: MmaBlueprint) -> u32 {
-        let mut key = within(tile * comptime!(bp.key_tile) + slot, keys) as u32;
-        if comptime!(bp.masked) {
-            key = min(
-                self.next[0] * comptime!(KEY_BLOCK as u32) + slot as u32,
-                self.last,
-            );
+    fn read_keys(&mut self, keys: &TileKeys, tile: usize, #[comptime] bp: MmaBlueprint) {
+        let first = tile * comptime!(bp.key_tile);
+        #[unroll]
+        for c in 0..comptime!(bp.copies()) {
+            let own = copied_chunk(c, comptime!(bp.units()), comptime!(bp.chunks()));
+            self.next[c] = read_ahead(self.list, within(first + own.row, keys) as u32);
         }
-        key
+        let unit = UNIT_POS as usize;
+        if unit < comptime!(bp.key_tile) {
+            self.next[comptime!(bp.copies())] =
+                read_ahead(self.list, within(first + unit, keys) as u32);
+        }
+    }
+
+    /// Turns the block of the next tile into its keys, if they are not listed one by one; past the last key that key
+    /// again.
+    fn resolve(&mut self, #[comptime] bp: MmaBlueprint) {
+        if !self.gathered {
+            let first = self.next[0] * comptime!(KEY_BLOCK as u32);
+            #[unroll]
+            for c in 0..comptime!(bp.copies()) {
+                let own = copied_chunk(c, comptime!(bp.units()), comptime!(bp.chunks()));
+                self.next[c] = min(first + own.row as u32, self.last);
+            }
+            if comptime!(bp.biased) {
+                self.next[comptime!(bp.copies())] = min(first + UNIT_POS, self.last);
+            }
+        }
     }
 
     /// Starts the copies of tile `tile`, which has keys, into its stage, and reads the keys of the tile behind it; tiles
@@ -190,12 +211,16 @@ impl KeyCopies {
         let stage = tile % comptime!(bp.stages);
         let begin = stage as u32 * comptime!((bp.key_tile * bp.chunks() * 16) as u32);
         let column = copied_chunk(0usize, units, chunks).col;
+        if comptime!(bp.masked) {
+            self.bits.start(keys, tile, self.next[0], bp);
+            self.resolve(bp);
+        }
         #[unroll]
         for c in 0..comptime!(bp.copies()) {
             let chunk = copied_chunk(c, units, chunks);
-            let mut key = self.key(keys, tile, chunk.row, bp);
-            if comptime!(bp.sparse) {
-                key = self.next[c];
+            let mut key = self.next[c];
+            if comptime!(!bp.sparse && !bp.masked) {
+                key = within(tile * key_tile + chunk.row, keys) as u32;
             }
             // Whole groups of eight rows further on in the same column: the same swizzle.
             let mut place =
@@ -237,7 +262,11 @@ impl KeyCopies {
             let unit = UNIT_POS as usize;
             if unit < key_tile {
                 let place = stage * key_tile + unit;
-                let from = score_row + self.key(keys, tile, unit, bp) as usize;
+                let mut key = self.next[comptime!(bp.copies())] as usize;
+                if comptime!(!bp.masked) {
+                    key = within(tile * key_tile + unit, keys);
+                }
+                let from = score_row + key;
                 copy_or_zero(
                     &scores[from..from + 1],
                     &mut stages.scores[place..place + 1],

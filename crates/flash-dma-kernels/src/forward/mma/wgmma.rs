@@ -2,7 +2,7 @@
 
 use super::blueprint::MmaBlueprint;
 use super::logits::{LogitScale, SLACK, exp_of, hide_unseen, tile_logits};
-use super::mask::{MaskRows, hide_masked, score_row};
+use super::mask::{BitCopies, MaskRows, hide_masked, score_row};
 use super::repair::add_not_finite;
 use super::rows::{CubeTile, TileKeys, TileRow, copy_queries, first_output_head, write_row};
 use super::stream::{KeyCopies, RowAddress, Stages, zero_not_finite};
@@ -45,7 +45,7 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
     let (q_heads, q_len) = (q.shape(1), q.shape(2));
     let (kv_heads, k_len) = (k.shape(1), k.shape(2));
 
-    let cube = CubeTile::new(q_heads, kv_heads, first_tile, cubes, bp);
+    let cube = CubeTile::new(q_heads, kv_heads, first_tile, cubes, bp).planned(list, counts, bp);
     let (batch, tile, first_head) = (cube.batch, cube.tile, cube.first_head);
     let (kv_head, kv_row) = (cube.kv_head, cube.kv_row);
     let keys = TileKeys::new(list, counts, &cube, q_len, k_len, bp).part(bp);
@@ -62,7 +62,7 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
     }
     let k_rows = RowAddress::of::<E>(k, batch, kv_head).starting_at(keys.begin);
     let v_rows = RowAddress::of::<E>(v, batch, kv_head).starting_at(keys.begin);
-    let mask = MaskRows::new(list, counts, &cube, bp);
+    let mask = MaskRows::new(list, counts, &cube, &keys, q_len, k_len, bp);
     let score_row = score_row(scores, &cube, bp);
     let logit_scale = LogitScale::new(scale, softcap, bp.softcap);
     let first_row = warp / 4 * comptime!(64 * bp.chunks());
@@ -89,7 +89,8 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
         comptime!(bp.units()),
         comptime!(bp.units()),
     );
-    let mut copies = KeyCopies::new::<E>(k, v, list, &k_rows, &v_rows, &keys, &stages, bp);
+    let bits = BitCopies::new::<E>(intervals, list, &mask, &keys, &stages, q_len, bp);
+    let mut copies = KeyCopies::new::<E>(k, v, list, &k_rows, &v_rows, &keys, bits, &stages, bp);
     // A stage is filled again `lag` tiles behind its use: two let a product with V stay under way until
     // the next tile's logits are there.
     let lag = comptime!(if bp.stages == 2 { 1usize } else { 2 });
@@ -118,7 +119,11 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
         let v_tile = v_panels.behind(begin);
         ring.wait_full(slot, tile / comptime!(bp.stages));
         publish();
-        if boundary {
+        let mut careful = boundary;
+        if comptime!(bp.masked) {
+            careful = boundary && mask.careful;
+        }
+        if careful {
             if zero_not_finite::<E>(&mut stages.v, tile, true, bp) {
                 mark[0] = 1u32;
             }
@@ -153,9 +158,8 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
         if comptime!(bp.masked) {
             // On their way while the tensor cores multiply.
             if boundary {
-                let block = list[keys.list + tile] as usize;
-                seen0 = mask.words(intervals, &row0, block, q_len);
-                seen1 = mask.words(intervals, &row1, block, q_len);
+                seen0 = mask.words::<E>(&stages, &row0, tile, bp);
+                seen1 = mask.words::<E>(&stages, &row1, tile, bp);
             }
         }
         let products = finish::<NS>(products, comptime!(bp.key_tile / 2));

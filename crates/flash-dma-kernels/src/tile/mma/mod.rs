@@ -11,6 +11,6 @@ pub(crate) use fragment::{
 };
 pub(crate) use product::{LanePlace, Shape, load_a, multiply, shared_address};
 pub(crate) use ptx::{
-    any_lane, commit_copies, copy_of_row, copy_or_zero, ex2, global_address, read_ahead,
-    reciprocal, shuffle, shuffle_xor, uniform, uniform_address, value, wait_copies,
+    any_lane, commit_copies, copy_of_row, copy_or_zero, copy_pair, copy_word, ex2, global_address,
+    read_ahead, reciprocal, shuffle, shuffle_xor, uniform, uniform_address, value, wait_copies,
 };

@@ -108,6 +108,31 @@ pub(crate) fn copy_of_row(first: u64, row: u32, stride: u32, place: u32) {
     );
 }
 
+/// As [`copy_of_row`], of 8 bytes.
+#[cube]
+pub(crate) fn copy_pair(first: u64, row: u32, stride: u32, place: u32) {
+    gpu_asm!(
+        "{{ .reg .u64 f; mad.wide.u32 f, {}, {}, {}; cp.async.ca.shared.global [{}], [f], 8; }}",
+        in(_) value::<u32>(row),
+        in(_) value::<u32>(stride),
+        in(_) value::<u64>(first),
+        in(_) value::<u32>(place),
+        options(explicit_mem, reads_address_space global, writes_address_space shared)
+    );
+}
+
+/// As [`copy_of_row`], of word `index` of those at `first`.
+#[cube]
+pub(crate) fn copy_word(first: u64, index: u32, place: u32) {
+    gpu_asm!(
+        "{{ .reg .u64 f; mad.wide.u32 f, {}, 4, {}; cp.async.ca.shared.global [{}], [f], 4; }}",
+        in(_) value::<u32>(index),
+        in(_) value::<u64>(first),
+        in(_) value::<u32>(place),
+        options(explicit_mem, reads_address_space global, writes_address_space shared)
+    );
+}
+
 /// Word `index` of those at `first` in global memory, which nothing writes meanwhile. It is read where this stands, far
 /// from its use.
 #[cube]
