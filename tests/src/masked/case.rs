@@ -22,6 +22,8 @@ pub enum Pattern {
     Top(usize),
     /// The `w` keys up to each query's position.
     Window(usize),
+    /// One of so many keys: every second of them to all queries, the others to most.
+    Columns(usize),
 }
 
 /// One problem with random inputs.
@@ -288,6 +290,12 @@ impl Pattern {
                     .map(|j| j <= position && j + window as i64 > position)
                     .collect()
             }
+            Self::Columns(every) => (0..keys)
+                .map(|j| {
+                    let most = rng.uniform() < 0.8;
+                    j.is_multiple_of(every) && (most || j.is_multiple_of(2 * every))
+                })
+                .collect(),
         }
     }
 }

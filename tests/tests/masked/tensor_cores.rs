@@ -5,7 +5,7 @@ use flash_dma_problem::ElementType;
 use flash_dma_tests::every_engine;
 use flash_dma_tests::masked::{MaskedCase, MaskedEngine, Pattern};
 
-every_engine!(what_tensor_cores_serve);
+every_engine!(what_tensor_cores_serve, keys_far_apart);
 
 /// Head dimensions, types, groups and shapes of masks and biases that the tensor-core engines take, off every tile.
 fn what_tensor_cores_serve<E: MaskedEngine>(engine: &E) {
@@ -46,6 +46,41 @@ fn what_tensor_cores_serve<E: MaskedEngine>(engine: &E) {
             let mut case = MaskedCase::new(sizes).bias([1, 1, 1, k_len]);
             case.options.causal = causal;
             case.element(ElementType::Bf16).check(engine);
+        }
+    }
+}
+
+/// Queries of a tile that see few keys of many blocks: all the same keys, some of them, and none.
+fn keys_far_apart<E: MaskedEngine>(engine: &E) {
+    let problems = E::cases(
+        [[1, 2, 1, 33, 200, 64]],
+        [[1, 2, 1, 70, 500, 64]],
+        [[2, 8, 2, 150, 700, 128], [1, 4, 4, 300, 900, 64]],
+    );
+    for sizes in problems {
+        let [batch, q_heads, kv_heads, q_len, k_len, dim] = sizes;
+        for (m, (mask, every)) in [
+            ([1, 1, q_len, k_len], 3),
+            ([batch, kv_heads, q_len, k_len], 11),
+            ([1, q_heads, q_len, k_len], 5),
+            ([1, kv_heads, 1, k_len], 4),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let mut case = MaskedCase::new(sizes)
+                .mask(mask, Pattern::Columns(every))
+                .element(ElementType::Bf16);
+            case.options.causal = m % 2 == 0;
+            case.bias = (m < 2).then_some([1, kv_heads, 1, k_len]);
+            case.check(engine);
+            // One key that nobody sees, and one that some see.
+            let mut inputs = case.inputs();
+            for key in [7, 3 * every] {
+                inputs.v[key * dim..(key + 1) * dim].fill(f64::NAN);
+                inputs.k[key * dim + 5] = f64::INFINITY;
+            }
+            case.check_inputs(engine, &inputs);
         }
     }
 }
