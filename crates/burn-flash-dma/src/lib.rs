@@ -86,7 +86,7 @@ pub use functions::{
     try_dynamic_mask_attention_with_lse, try_flash_dma_attention,
 };
 pub use masked::{
-    AttentionMask, BlockRule, TilePlan, masked_attention, masked_attention_with_lse,
+    AttentionMask, BlockRule, KeyRanges, TilePlan, masked_attention, masked_attention_with_lse,
     masked_attention_with_plan, try_masked_attention, try_masked_attention_with_lse,
     try_masked_attention_with_plan,
 };

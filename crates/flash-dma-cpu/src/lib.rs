@@ -65,6 +65,7 @@ pub use flash_dma_problem::{
 };
 pub use masked::{
     BroadcastView, MaskedGradients, MaskedInputs, masked_backward, masked_forward, plan,
+    plan_ranges,
 };
 pub use view::View;
 

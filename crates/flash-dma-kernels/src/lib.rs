@@ -36,6 +36,7 @@ pub use lists::list_all;
 pub use masked::{
     MaskBits, MaskedGradients, MaskedInputs, masked_backward, masked_backward_engine,
     masked_backward_on, masked_forward, masked_forward_engine, masked_forward_on, plan,
+    plan_ranges,
 };
 pub use select::select;
 #[doc(hidden)]

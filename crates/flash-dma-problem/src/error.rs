@@ -23,6 +23,8 @@ pub enum TensorName {
     GradScores,
     Mask,
     Plan,
+    FirstKeys,
+    EndKeys,
     Bias,
     GradBias,
     DtProjection,
@@ -54,6 +56,8 @@ impl fmt::Display for TensorName {
             Self::GradScores => "the gradient of scores",
             Self::Mask => "the mask",
             Self::Plan => "the tile plan",
+            Self::FirstKeys => "first of the key ranges",
+            Self::EndKeys => "end of the key ranges",
             Self::Bias => "the bias",
             Self::GradBias => "the gradient of the bias",
             Self::DtProjection => "dt_proj",
@@ -151,6 +155,9 @@ pub enum AttentionError {
         /// Which tensor.
         tensor: TensorName,
     },
+    /// The two tensors of key ranges live on different devices.
+    #[error("first and end of the key ranges are on different devices")]
+    RangesDevice,
     /// The last axis of a tensor is not contiguous, or an output is not contiguous as a whole.
     #[error("{tensor} must have a contiguous last axis, but its strides are {strides:?}")]
     Strides {

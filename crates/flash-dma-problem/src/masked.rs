@@ -133,7 +133,8 @@ fn check_broadcast(
 /// - **bits** `[batch, heads, key_blocks, queries, 2]`, 32-bit integers: bit `c % 32` of word `c / 32` says
 ///   whether a query sees key `64 * key_block + c`, causal masking aside. The first two axes are the mask's;
 ///   an axis that the mask broadcasts has size 1 here, too, so nothing is materialised. Bits past the last
-///   key are 0, unless the mask has one key: then there is one key block, all of whose bits are the same;
+///   key are 0, unless the mask has one key: then there is one key block, all of whose bits are the same.
+///   Bits of pairs that causal masking hides are unspecified, and an engine reads nothing to find them;
 /// - **counts** `[batch, heads, query_blocks, key_blocks]`, 32-bit integers: how many pairs of a block of 16
 ///   queries and one of 64 keys are visible, causal masking included. 0 is an *empty* block, the number of
 ///   its pairs a *full* one, which needs no test; every other one is *partial*.
@@ -195,6 +196,44 @@ impl PlanGeometry {
             k_len,
             causal,
         })
+    }
+
+    /// The geometry of a mask that shows each query a range of keys, whose first keys and ends (one past the
+    /// last key) are `[batch | 1, heads | 1, q_len | 1]` each.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new), of [`TensorName::FirstKeys`] or [`TensorName::EndKeys`].
+    pub fn of_ranges(
+        first: &[usize],
+        end: &[usize],
+        [q_len, k_len]: [usize; 2],
+        causal: bool,
+    ) -> Result<Self, AttentionError> {
+        let mut mask = [1, 1, 1, k_len];
+        for (tensor, shape) in [(TensorName::FirstKeys, first), (TensorName::EndKeys, end)] {
+            let shape: [usize; 3] = shape.try_into().map_err(|_| AttentionError::Rank {
+                tensor,
+                expected: 3,
+                actual: shape.len(),
+            })?;
+            for (axis, actual) in shape.into_iter().enumerate() {
+                // The queries' size is given; that of the other axes is what the first of the two says.
+                let expected = if axis == 2 { q_len } else { mask[axis] };
+                if actual != 1 && actual != expected && (axis == 2 || expected != 1) {
+                    return Err(AttentionError::Broadcast {
+                        tensor,
+                        axis,
+                        sizes: vec![expected],
+                        actual,
+                    });
+                }
+                if actual != 1 {
+                    mask[axis] = actual;
+                }
+            }
+        }
+        Self::new(&mask, [q_len, k_len], causal)
     }
 
     /// Shape of the bits.
@@ -287,6 +326,45 @@ mod tests {
             "the tile plan must have size 5 on axis 2, but has 6"
         );
         assert!(with(plan(5, 8, true)).unwrap_err().contains("mask"));
+    }
+
+    #[test]
+    fn ranges_broadcast_against_each_other() {
+        let of = |first: &[usize], end: &[usize]| {
+            PlanGeometry::of_ranges(first, end, [5, 7], true)
+                .map(|plan| plan.mask)
+                .map_err(|e| e.to_string())
+        };
+        assert_eq!(of(&[1, 1, 5], &[1, 1, 5]), Ok([1, 1, 5, 7]));
+        assert_eq!(of(&[1, 1, 1], &[3, 1, 1]), Ok([3, 1, 1, 7]));
+        assert_eq!(of(&[3, 1, 5], &[1, 2, 1]), Ok([3, 2, 5, 7]));
+        assert_eq!(of(&[0, 1, 5], &[1, 2, 1]), Ok([0, 2, 5, 7]));
+        for (first, end, text) in [
+            (
+                &[1, 1, 4][..],
+                &[1, 1, 5][..],
+                "first of the key ranges must have size 1 or 5 on axis 2, but has 4",
+            ),
+            (
+                &[1, 1, 5],
+                &[1, 1, 7],
+                "end of the key ranges must have size 1 or 5 on axis 2, but has 7",
+            ),
+            (
+                &[2, 1, 5],
+                &[3, 1, 5],
+                "end of the key ranges must have size 1 or 2 on axis 0, but has 3",
+            ),
+            (
+                &[2, 5],
+                &[1, 1, 5],
+                "first of the key ranges must have 3 axes, but has 2",
+            ),
+        ] {
+            assert_eq!(of(first, end).unwrap_err(), text);
+        }
+        let long = PlanGeometry::of_ranges(&[1; 3], &[1; 3], [5, 1 << 31], true);
+        assert!(matches!(long, Err(AttentionError::TooLarge { .. })));
     }
 
     #[test]

@@ -4,6 +4,7 @@ mod burn;
 mod case;
 mod cpu;
 mod kernels;
+pub mod plans;
 
 pub use case::{MaskedCase, Pattern, top_of_bias};
 

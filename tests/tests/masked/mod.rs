@@ -5,6 +5,7 @@ mod burn;
 mod gradients;
 mod grid;
 mod not_finite;
+mod plans;
 mod random;
 mod refusals;
 mod rows;

@@ -19,6 +19,15 @@ impl<B: MaskedAttentionOps, C: CheckpointStrategy> MaskedAttentionOps for Autodi
         PlanTensors { bits, counts }
     }
 
+    fn masked_attention_plan_ranges(
+        first: IntTensor<Self>,
+        end: IntTensor<Self>,
+        geometry: PlanGeometry,
+    ) -> PlanTensors<Self> {
+        let PlanTensors { bits, counts } = B::masked_attention_plan_ranges(first, end, geometry);
+        PlanTensors { bits, counts }
+    }
+
     fn masked_attention_forward(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,

@@ -162,19 +162,31 @@ impl AttentionMask {
     }
 
     fn broadcast(a: Self, b: Self) -> [Tensor<4, Bool>; 2] {
-        let (x, y) = (a.dims(), b.dims());
-        let shape: [usize; 4] = std::array::from_fn(|axis| match (x[axis], y[axis]) {
-            (1, n) | (n, 1) => n,
-            (n, m) => {
-                assert_eq!(
-                    n, m,
-                    "masks of shapes {x:?} and {y:?} do not broadcast on axis {axis}"
-                );
-                n
-            }
-        });
+        let shape = broadcast_shape(a.dims(), b.dims(), "masks");
         [a, b].map(|mask| mask.into_visible().expand(shape))
     }
+}
+
+/// The shape that two shapes broadcast to.
+///
+/// # Panics
+///
+/// If there is none; `what` are their tensors.
+pub(super) fn broadcast_shape<const D: usize>(
+    a: [usize; D],
+    b: [usize; D],
+    what: &str,
+) -> [usize; D] {
+    std::array::from_fn(|axis| match (a[axis], b[axis]) {
+        (1, n) | (n, 1) => n,
+        (n, m) => {
+            assert_eq!(
+                n, m,
+                "{what} of shapes {a:?} and {b:?} do not broadcast on axis {axis}"
+            );
+            n
+        }
+    })
 }
 
 /// How far a key lies behind the last that its query sees, `[1, 1, q_len, k_len]`: negative ahead of it.

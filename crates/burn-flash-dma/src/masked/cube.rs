@@ -3,7 +3,7 @@
 use super::ops::{MaskedAttentionOps, MaskedGrads, Masking, OptionalPlan, PlanTensors};
 use crate::backends::cube::{addressable, empty, run};
 use crate::ops::{OptionalFloat, Saved};
-use burn::backend::tensor::{BoolTensor, FloatTensor};
+use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::tensor::DType;
 use burn_cubecl::kernel::{into_contiguous, untile};
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
@@ -17,18 +17,27 @@ impl MaskedAttentionOps for CubeBackend {
         geometry: PlanGeometry,
     ) -> PlanTensors<Self> {
         let client = mask.client.clone();
-        let bits = empty(&mask, geometry.bits_shape(), DType::I32);
-        let counts = empty(&mask, geometry.counts_shape(), DType::I32);
         let size = mask.dtype.size();
-        let plan = MaskBits {
-            bits: bits.clone().binding(),
-            counts: counts.clone().binding(),
-        };
+        let (tensors, plan) = plan_buffers(&mask, &geometry);
         let mask = untile(mask).binding();
         run(flash_dma_kernels::plan(
             &client, &geometry, mask, size, hidden, plan,
         ));
-        PlanTensors { bits, counts }
+        tensors
+    }
+
+    fn masked_attention_plan_ranges(
+        first: IntTensor<Self>,
+        end: IntTensor<Self>,
+        geometry: PlanGeometry,
+    ) -> PlanTensors<Self> {
+        let client = first.client.clone();
+        let (tensors, plan) = plan_buffers(&first, &geometry);
+        let [first, end] = [first, end].map(|keys| untile(keys).binding());
+        run(flash_dma_kernels::plan_ranges(
+            &client, &geometry, first, end, plan,
+        ));
+        tensors
     }
 
     fn masked_attention_forward(
@@ -96,6 +105,20 @@ impl MaskedAttentionOps for CubeBackend {
             },
         }
     }
+}
+
+/// The tensors of a plan beside `like`, and what the kernels write to.
+fn plan_buffers(
+    like: &CubeTensor,
+    geometry: &PlanGeometry,
+) -> (PlanTensors<CubeBackend>, MaskBits) {
+    let bits = empty(like, geometry.bits_shape(), DType::I32);
+    let counts = empty(like, geometry.counts_shape(), DType::I32);
+    let plan = MaskBits {
+        bits: bits.clone().binding(),
+        counts: counts.clone().binding(),
+    };
+    (PlanTensors { bits, counts }, plan)
 }
 
 fn inputs([q, k, v]: [CubeTensor; 3], masking: Masking<CubeBackend>) -> MaskedInputs {

@@ -77,6 +77,27 @@ pub fn plan<B: Backend>(
     PlanTensors { bits, counts }
 }
 
+/// See [`MaskedAttentionOps::masked_attention_plan_ranges`](super::ops::MaskedAttentionOps::masked_attention_plan_ranges).
+pub fn plan_ranges<B: Backend>(
+    first: IntTensor<B>,
+    end: IntTensor<B>,
+    geometry: PlanGeometry,
+) -> PlanTensors<B> {
+    let device = first.device();
+    let bools = bool_dtype::<B>(&device);
+    let shape = Shape::new(geometry.mask);
+    let keys = B::int_arange(0..geometry.k_len as i64, &device, IntDType::I32);
+    let keys = B::int_reshape(keys, Shape::new([1, 1, 1, geometry.k_len]));
+    let keys = B::int_expand(keys, shape.clone());
+    let [first, end] = [first, end].map(|t| B::int_expand(t, shape.clone()));
+    let from = B::int_lower_equal(first, keys.clone(), bools);
+    plan::<B>(
+        B::bool_and(from, B::int_lower(keys, end, bools)),
+        false,
+        geometry,
+    )
+}
+
 /// See [`MaskedAttentionOps::masked_attention_forward`](super::ops::MaskedAttentionOps::masked_attention_forward).
 pub fn forward<B: Backend>(
     q: FloatTensor<B>,

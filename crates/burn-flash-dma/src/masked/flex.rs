@@ -4,7 +4,7 @@ use super::ops::{MaskedAttentionOps, MaskedGrads, Masking, OptionalPlan, PlanTen
 use crate::backends::flex::{Stored, addressable, buffer, contiguous, run, tensor, view};
 use crate::ops::{OptionalFloat, Saved};
 use burn::backend::Flex;
-use burn::backend::tensor::{BoolTensor, FloatTensor};
+use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::tensor::{DType, bf16, f16};
 use burn_flex::FlexTensor;
 use flash_dma_cpu::{BroadcastView, Element, MaskedGradients, MaskedInputs};
@@ -23,6 +23,27 @@ impl MaskedAttentionOps for Flex {
             &geometry,
             broadcast_view::<u8>(&mask),
             hidden,
+            bytemuck::cast_slice_mut(&mut bits),
+            bytemuck::cast_slice_mut(&mut counts),
+        ));
+        PlanTensors {
+            bits: tensor(bits, geometry.bits_shape()),
+            counts: tensor(counts, geometry.counts_shape()),
+        }
+    }
+
+    fn masked_attention_plan_ranges(
+        first: IntTensor<Self>,
+        end: IntTensor<Self>,
+        geometry: PlanGeometry,
+    ) -> PlanTensors<Self> {
+        let [first, end] = [first, end].map(forward_strides);
+        let mut bits = buffer::<i32, 5>(geometry.bits_shape());
+        let mut counts = buffer::<i32, 4>(geometry.counts_shape());
+        run(flash_dma_cpu::plan_ranges(
+            &geometry,
+            broadcast_view::<i32>(&first),
+            broadcast_view::<i32>(&end),
             bytemuck::cast_slice_mut(&mut bits),
             bytemuck::cast_slice_mut(&mut counts),
         ));

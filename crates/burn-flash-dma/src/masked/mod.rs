@@ -15,6 +15,7 @@ mod functions;
 )]
 pub mod ops;
 mod plan;
+mod ranges;
 
 pub use builders::BlockRule;
 pub use functions::{
@@ -22,6 +23,7 @@ pub use functions::{
     try_masked_attention_with_lse, try_masked_attention_with_plan,
 };
 pub use plan::{AttentionMask, TilePlan};
+pub use ranges::KeyRanges;
 
 /// No engine of its own: the default bodies.
 #[cfg(feature = "ndarray")]

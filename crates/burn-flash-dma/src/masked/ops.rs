@@ -85,6 +85,17 @@ pub trait MaskedAttentionOps: Backend {
         fallback::plan::<Self>(mask, hidden, geometry)
     }
 
+    /// The tile plan of the mask of a geometry that shows query `i` the keys `first <= j < end`, both i32
+    /// `[batch, heads, q_len | 1, 1]`: the geometry's mask, which has all keys, with one.
+    #[fusion(meta = plan_ranges_meta)]
+    fn masked_attention_plan_ranges(
+        first: IntTensor<Self>,
+        end: IntTensor<Self>,
+        geometry: PlanGeometry,
+    ) -> PlanTensors<Self> {
+        fallback::plan_ranges::<Self>(first, end, geometry)
+    }
+
     /// `out` `[batch, q_heads, q_len, head_dim]` in the type of `q` and `lse` `[batch, q_heads, q_len]` in
     /// f32. Under autodiff `lse` is a constant.
     #[fusion(meta = forward_meta)]
@@ -131,6 +142,20 @@ pub trait MaskedAttentionOps: Backend {
 
 #[cfg(feature = "fusion")]
 fn plan_meta(_mask: &TensorSpec, _hidden: &bool, geometry: &PlanGeometry) -> PlanTensorsMetadata {
+    plan_specs(geometry)
+}
+
+#[cfg(feature = "fusion")]
+fn plan_ranges_meta(
+    _first: &TensorSpec,
+    _end: &TensorSpec,
+    geometry: &PlanGeometry,
+) -> PlanTensorsMetadata {
+    plan_specs(geometry)
+}
+
+#[cfg(feature = "fusion")]
+fn plan_specs(geometry: &PlanGeometry) -> PlanTensorsMetadata {
     PlanTensorsMetadata {
         bits: TensorSpec::new(geometry.bits_shape().into(), DType::I32),
         counts: TensorSpec::new(geometry.counts_shape().into(), DType::I32),

@@ -1,6 +1,7 @@
 //! Masks of either polarity, and the tiles that they are cut into.
 
-use super::ops::{MaskedAttentionOps, OptionalPlan};
+use super::ops::{MaskedAttentionOps, OptionalPlan, PlanTensors};
+use super::ranges::KeyRanges;
 use crate::validate::{expect, same_device};
 use burn::backend::Dispatch;
 use burn::tensor::{Bool, Device, Int, Tensor};
@@ -63,6 +64,9 @@ impl AttentionMask {
 /// every layer with the same mask: build it once, and pass it to
 /// [`masked_attention_with_plan`](crate::masked_attention_with_plan). Its lengths and causal masking are fixed;
 /// axes that the mask broadcasts stay broadcast.
+///
+/// Where each query sees one range of keys, as under a sliding window, [`from_ranges`](Self::from_ranges) makes the
+/// plan without any mask.
 #[derive(Clone, Debug)]
 pub struct TilePlan {
     bits: Tensor<5, Int>,
@@ -97,10 +101,60 @@ impl TilePlan {
         Ok(Self::of(mask, geometry))
     }
 
+    /// The plan of the mask that shows each query its range of keys, for `lengths = [q_len, k_len]`, with
+    /// bottom-right aligned causal masking on top of it if `causal`. No tensor of `q_len` times `k_len` elements is
+    /// made, but for the bits.
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// use burn::tensor::{Device, Int, Tensor};
+    /// use burn_flash_dma::{AttentionMask, KeyRanges, TilePlan};
+    ///
+    /// let device = Device::flex();
+    /// let ids = Tensor::<2, Int>::from_data([[0, 0, 0, 0, 1, 1, 1, 2, 2, 2]], &device);
+    /// // A window of 3 within documents, which may be shown by a mask, too.
+    /// let ranges = KeyRanges::documents(ids.clone()).and(KeyRanges::sliding_window([10, 10], 3, &device));
+    /// let mask = AttentionMask::documents(ids).and(AttentionMask::sliding_window([10, 10], 3, &device));
+    ///
+    /// let plan = TilePlan::from_ranges(ranges, [10, 10], true);
+    /// let same = TilePlan::new(mask, [10, 10], true);
+    /// assert_eq!(plan.counts().clone().into_data(), same.counts().clone().into_data());
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_from_ranges`](Self::try_from_ranges) returns an error, with its text.
+    #[must_use]
+    pub fn from_ranges(ranges: KeyRanges, lengths: [usize; 2], causal: bool) -> Self {
+        expect(Self::try_from_ranges(ranges, lengths, causal))
+    }
+
+    /// As [`from_ranges`](Self::from_ranges).
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::Broadcast`] if the ranges do not broadcast to each other or to the queries,
+    /// [`AttentionError::RangesDevice`], or [`AttentionError::TooLarge`].
+    pub fn try_from_ranges(
+        ranges: KeyRanges,
+        lengths: [usize; 2],
+        causal: bool,
+    ) -> Result<Self, AttentionError> {
+        let geometry = ranges.geometry(lengths, causal)?;
+        let [first, end] = ranges.into_columns(&geometry).map(Tensor::into_dispatch);
+        let tensors = Dispatch::masked_attention_plan_ranges(first, end, geometry);
+        Ok(Self::from_tensors(tensors, geometry))
+    }
+
     /// The plan of a mask of a geometry's shape.
     pub(super) fn of(mask: AttentionMask, geometry: PlanGeometry) -> Self {
         let tensors =
             Dispatch::masked_attention_plan(mask.tensor.into_dispatch(), mask.hidden, geometry);
+        Self::from_tensors(tensors, geometry)
+    }
+
+    fn from_tensors(tensors: PlanTensors<Dispatch>, geometry: PlanGeometry) -> Self {
         Self {
             bits: Tensor::from_dispatch(tensors.bits),
             counts: Tensor::from_dispatch(tensors.counts),
@@ -119,6 +173,12 @@ impl TilePlan {
     #[must_use]
     pub fn counts(&self) -> &Tensor<4, Int> {
         &self.counts
+    }
+
+    /// A bit a pair, `[batch, heads, key_blocks, queries, 2]` as [`PlanGeometry`] says.
+    #[must_use]
+    pub fn bits(&self) -> &Tensor<5, Int> {
+        &self.bits
     }
 
     pub(super) fn check_device(&self, device: &Device) -> Result<(), AttentionError> {

@@ -1,4 +1,5 @@
-//! Attention under an arbitrary mask and bias: [`plan`](plan()), [`masked_forward`], [`masked_backward`].
+//! Attention under an arbitrary mask and bias: [`plan`](plan()), [`plan_ranges`], [`masked_forward`],
+//! [`masked_backward`].
 
 mod args;
 mod backward;
@@ -33,6 +34,39 @@ pub fn plan(
     crate::check::buffer(TensorName::Plan, bits, &geometry.bits_shape())?;
     crate::check::buffer(TensorName::Plan, counts, &geometry.counts_shape())?;
     plan::pack(geometry, &mask, hidden, bits);
+    plan::count(geometry, bits, counts);
+    Ok(())
+}
+
+/// As [`plan`](plan()), of the mask that shows query `i` the keys `first <= j < end`: views of
+/// `[batch, heads, q_len | 1, 1]`, the geometry's mask with one key.
+///
+/// # Errors
+///
+/// [`AttentionError::Shape`], also if the geometry's mask has not all keys, or [`AttentionError::Buffer`]. Nothing
+/// is written then.
+pub fn plan_ranges(
+    geometry: &PlanGeometry,
+    first: BroadcastView<'_, i32>,
+    end: BroadcastView<'_, i32>,
+    bits: &mut [u32],
+    counts: &mut [u32],
+) -> Result<(), AttentionError> {
+    let [batch, heads, queries, keys] = geometry.mask;
+    if keys != geometry.k_len {
+        return Err(AttentionError::Shape {
+            tensor: TensorName::Mask,
+            axis: 3,
+            expected: geometry.k_len,
+            actual: keys,
+        });
+    }
+    let shape = [batch, heads, queries, 1];
+    check::view(TensorName::FirstKeys, &first, &shape)?;
+    check::view(TensorName::EndKeys, &end, &shape)?;
+    crate::check::buffer(TensorName::Plan, bits, &geometry.bits_shape())?;
+    crate::check::buffer(TensorName::Plan, counts, &geometry.counts_shape())?;
+    plan::pack_ranges(geometry, [&first, &end], bits);
     plan::count(geometry, bits, counts);
     Ok(())
 }

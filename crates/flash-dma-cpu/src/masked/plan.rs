@@ -38,6 +38,43 @@ pub(super) fn pack(
     });
 }
 
+/// Writes the bits of ranges of keys: a task is the rows of one key block.
+pub(super) fn pack_ranges(
+    geometry: &PlanGeometry,
+    [first, end]: [&BroadcastView<'_, i32>; 2],
+    bits: &mut [u32],
+) {
+    let [_, heads, blocks, queries, _] = geometry.bits_shape();
+    let keys = geometry.mask[3];
+    if bits.is_empty() {
+        return;
+    }
+    let key = |view: &BroadcastView<'_, i32>, index: [usize; 3]| {
+        let at: usize = (0..3).map(|axis| index[axis] * view.step(axis)).sum();
+        (view.data[at].max(0) as usize).min(keys)
+    };
+    (bits.par_chunks_mut(2 * queries).enumerate()).for_each(|(n, rows)| {
+        let (block, head, batch) = (n % blocks, n / blocks % heads, n / blocks / heads);
+        for (query, words) in rows.chunks_exact_mut(2).enumerate() {
+            let index = [batch, head, query];
+            let (first, end) = (key(first, index), key(end, index));
+            for (w, word) in words.iter_mut().enumerate() {
+                let from = block * PlanGeometry::KEY_BLOCK + w * WORD;
+                let below = |key: usize| lowest(key.saturating_sub(from).min(WORD));
+                *word = match keys {
+                    1 if first < end => u32::MAX,
+                    _ => below(end) & !below(first),
+                };
+            }
+        }
+    });
+}
+
+/// The lowest `count` bits of a word.
+fn lowest(count: usize) -> u32 {
+    u32::MAX.checked_shr((WORD - count) as u32).unwrap_or(0)
+}
+
 /// Counts the visible pairs of every block.
 pub(super) fn count(geometry: &PlanGeometry, bits: &[u32], counts: &mut [u32]) {
     let [_, _, query_blocks, key_blocks] = geometry.counts_shape();
@@ -113,8 +150,7 @@ impl<'a> Bits<'a> {
         let first = block * PlanGeometry::KEY_BLOCK;
         [0, 1].map(|w| {
             let seen = end.saturating_sub(first + w * WORD).min(WORD);
-            let prefix = u32::MAX.checked_shr((WORD - seen) as u32).unwrap_or(0);
-            self.bits[at + w] & prefix
+            self.bits[at + w] & lowest(seen)
         })
     }
 }

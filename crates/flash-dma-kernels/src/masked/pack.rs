@@ -1,4 +1,4 @@
-//! From a mask to its tile plan: bits, then counts.
+//! From a mask of any shape and strides to its tile plan: bits, then counts.
 
 use super::seen::prefix;
 use cubecl::prelude::*;
@@ -6,13 +6,12 @@ use cubecl::prelude::*;
 /// Writes one word of bits a unit: unit `at` writes word `at` of the contiguous `bits`
 /// `[batch, heads, key_blocks, queries, 2]`.
 ///
-/// `mask` is `[batch, heads, queries, keys]` with any strides; with vectors of more than one element its last
-/// axis is contiguous, of whole words, and its rows begin at multiples of the vector. An element that is not 0
-/// shows its key, or hides it if `hidden`. Words of keys that causal masking hides from every query of a
-/// whole plan are 0 without a look at the mask, if `causal`.
+/// `mask` is `[batch, heads, queries, keys]` with any strides. An element that is not 0 shows its key, or hides it
+/// if `hidden`. Words of keys that causal masking hides from their query are 0 without a look at the mask, if
+/// `causal`.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn pack_kernel<M: Int, N: Size>(
-    mask: &Tensor<Vector<M, N>>,
+pub(super) fn pack_kernel<M: Int>(
+    mask: &Tensor<M>,
     bits: &mut Tensor<u32>,
     words: usize,
     position_shift: i32,
@@ -25,7 +24,6 @@ pub(super) fn pack_kernel<M: Int, N: Size>(
     if at >= words {
         terminate!();
     }
-    let size = mask.vector_size().comptime();
     let (heads, blocks, queries) = (bits.shape(1), bits.shape(2), bits.shape(3));
     let (word, query, row) = (at % 2, at / 2 % queries, at / 2 / queries);
     let (block, head, batch) = (row % blocks, row / blocks % heads, row / blocks / heads);
@@ -38,27 +36,14 @@ pub(super) fn pack_kernel<M: Int, N: Size>(
         visible = first as i32 <= query as i32 + position_shift;
     }
     if comptime!(one_key) {
-        if shows::<M>(mask[base / size].extract(0usize), hidden) {
+        if shows::<M>(mask[base], hidden) {
             value = u32::new(comptime!(u32::MAX as i64));
         }
     } else if visible && first < keys {
         let stride = mask.stride(3);
-        let count = min(keys - first, 32usize);
-        if comptime!(size > 1) {
-            #[unroll]
-            for piece in 0..comptime!(32 / size) {
-                let part = mask[(base + first) / size + piece];
-                #[unroll]
-                for e in 0..size {
-                    let bit = comptime!((piece * size + e) as u32);
-                    value |= u32::cast_from(shows::<M>(part.extract(e), hidden)) << bit;
-                }
-            }
-        } else {
-            for key in 0..count {
-                let shown = shows::<M>(mask[base + (first + key) * stride].extract(0usize), hidden);
-                value |= u32::cast_from(shown) << key as u32;
-            }
+        for key in 0..min(keys - first, 32usize) {
+            let shown = shows::<M>(mask[base + (first + key) * stride], hidden);
+            value |= u32::cast_from(shown) << key as u32;
         }
     }
     bits[at] = value;

@@ -2,18 +2,25 @@
 
 use super::args::{MaskBits, check_broadcast};
 use super::pack::{count_kernel, pack_kernel};
-use crate::scratch::one_unit_each;
+use super::ranges::{QUERIES, ranges_kernel};
+use super::rows::{RowsBlueprint, rows_kernel};
+use crate::scratch::{cubes, one_unit_each};
 use crate::tile::{Layout, address_type, check_tensor};
 use cubecl::client::Client;
 use cubecl::ir::{ElemType, UIntKind};
 use cubecl::prelude::*;
 use flash_dma_problem::{AttentionError, PlanGeometry, TensorName};
 
-/// Elements that are read at once where the mask allows it.
+/// Bytes that are read at once where the mask allows it.
 const VECTOR: usize = 16;
+/// Units of a cube that packs rows, at most: 4096 keys.
+const UNITS: usize = 128;
 
-/// Writes the tile plan of a mask, in two launches. `mask` has the geometry's shape, any strides, and elements of
-/// `size` bytes (1 or 4); one that is not 0 shows its key, or hides it if `hidden`. `plan` is overwritten.
+/// Writes the tile plan of a mask. `mask` has the geometry's shape, any strides, and elements of `size` bytes (1
+/// or 4); one that is not 0 shows its key, or hides it if `hidden`. `plan` is overwritten.
+///
+/// A mask with all queries and a multiple of 32 keys is read once, in one launch; another one is packed and then
+/// counted.
 ///
 /// # Errors
 ///
@@ -26,30 +33,193 @@ pub fn plan(
     hidden: bool,
     plan: MaskBits,
 ) -> Result<(), AttentionError> {
-    let element = match size {
-        1 => ElemType::UInt(UIntKind::U8),
-        4 => ElemType::UInt(UIntKind::U32),
-        _ => {
-            return Err(AttentionError::ElementType {
-                tensor: TensorName::Mask,
-                expected: "of 1 or 4 bytes".into(),
-                actual: format!("of {size}"),
-            });
-        }
-    };
+    if size != 1 && size != 4 {
+        return Err(AttentionError::ElementType {
+            tensor: TensorName::Mask,
+            expected: "of 1 or 4 bytes".into(),
+            actual: format!("of {size}"),
+        });
+    }
     check_broadcast(TensorName::Mask, &mask, &geometry.mask, size)?;
-    let (bits_shape, counts_shape) = (geometry.bits_shape(), geometry.counts_shape());
+    check_plan(geometry, &plan)?;
+    let units = cube_units(client, geometry);
+    if units > 1 && is_rows(geometry, &mask, size) {
+        let blueprint = RowsBlueprint {
+            units,
+            size,
+            hidden,
+            causal: geometry.causal,
+        };
+        pack_rows(client, geometry, mask, plan, blueprint);
+    } else {
+        pack_any(client, geometry, mask, size, hidden, plan);
+    }
+    Ok(())
+}
+
+/// Writes the tile plan of the mask that shows query `i` the keys `first <= j < end`, in one launch. `first` and `end`
+/// are 32-bit signed integers `[batch, heads, q_len | 1, 1]` with any strides: the geometry's mask with one key. `plan`
+/// is overwritten.
+///
+/// # Errors
+///
+/// [`AttentionError`] if a tensor does not fit the geometry, or the geometry's mask has not all keys. Nothing is
+/// launched then.
+pub fn plan_ranges(
+    client: &Client,
+    geometry: &PlanGeometry,
+    first: TensorBinding,
+    end: TensorBinding,
+    plan: MaskBits,
+) -> Result<(), AttentionError> {
+    let [batch, heads, queries, keys] = geometry.mask;
+    if keys != geometry.k_len {
+        return Err(AttentionError::Shape {
+            tensor: TensorName::Mask,
+            axis: 3,
+            expected: geometry.k_len,
+            actual: keys,
+        });
+    }
+    let shape = [batch, heads, queries, 1];
+    check_broadcast(TensorName::FirstKeys, &first, &shape, 4)?;
+    check_broadcast(TensorName::EndKeys, &end, &shape, 4)?;
+    check_plan(geometry, &plan)?;
+    let [_, _, query_blocks, key_blocks] = geometry.counts_shape();
+    // One query for all has bits even where there are no queries.
+    let slots = query_blocks.max(1) * QUERIES;
+    let items = match queries {
+        0 => 0,
+        _ => batch * heads * key_blocks.div_ceil(QUERIES) * slots,
+    };
+    if items == 0 {
+        return Ok(());
+    }
+    let (count, dim) = one_unit_each(client, items);
+    let address = address_type(&[&first, &end, &plan.bits, &plan.counts], 4);
+    // SAFETY: units past the items return; the buffers were checked to hold what is indexed.
+    unsafe {
+        ranges_kernel::launch_unchecked(
+            client,
+            count,
+            dim,
+            address,
+            first.into_tensor_arg(),
+            end.into_tensor_arg(),
+            plan.bits.into_tensor_arg(),
+            plan.counts.into_tensor_arg(),
+            items,
+            slots,
+            geometry.q_len,
+            geometry.k_len,
+            position_shift(geometry),
+            geometry.causal,
+            keys == 1,
+        );
+    }
+    Ok(())
+}
+
+fn check_plan(geometry: &PlanGeometry, plan: &MaskBits) -> Result<(), AttentionError> {
+    let (bits, counts) = (geometry.bits_shape(), geometry.counts_shape());
+    check_tensor(TensorName::Plan, &plan.bits, &bits, 4, Layout::Contiguous)?;
+    check_tensor(
+        TensorName::Plan,
+        &plan.counts,
+        &counts,
+        4,
+        Layout::Contiguous,
+    )
+}
+
+/// From a query's index to its position.
+fn position_shift(geometry: &PlanGeometry) -> i32 {
+    // Both are at most i32::MAX.
+    (geometry.k_len as i64 - geometry.q_len as i64) as i32
+}
+
+/// Units of a cube that packs rows: a power of two, two a key block; 1 where cubes cannot have two.
+fn cube_units(client: &Client, geometry: &PlanGeometry) -> usize {
+    let most = client.properties().hardware.max_units_per_cube as usize;
+    let wanted = 2 * geometry.k_len.div_ceil(PlanGeometry::KEY_BLOCK);
+    1 << most
+        .min(UNITS)
+        .min(wanted.next_power_of_two())
+        .max(1)
+        .ilog2()
+}
+
+/// Whether a mask has a row for every query, of whole words, which begin at multiples of the vector.
+fn is_rows(geometry: &PlanGeometry, mask: &TensorBinding, size: usize) -> bool {
+    let [_, _, queries, keys] = geometry.mask;
+    let offset = mask.handle.offset_start.unwrap_or(0) as usize;
+    queries == geometry.q_len
+        && keys == geometry.k_len
+        && keys.is_multiple_of(32)
+        && mask.strides[3] == 1
+        && offset.is_multiple_of(VECTOR)
+        && (mask.strides[..3].iter().zip(&mask.shape[..3]))
+            .all(|(stride, &len)| len <= 1 || (stride * size).is_multiple_of(VECTOR))
+}
+
+fn pack_rows(
+    client: &Client,
+    geometry: &PlanGeometry,
+    mut mask: TensorBinding,
+    plan: MaskBits,
+    blueprint: RowsBlueprint,
+) {
+    let [batch, heads, query_blocks, key_blocks] = geometry.counts_shape();
+    let items = batch * heads * query_blocks * key_blocks.div_ceil(blueprint.blocks());
+    if items == 0 {
+        return;
+    }
+    let address =
+        address_type(&[&mask], blueprint.size).max(address_type(&[&plan.bits, &plan.counts], 4));
+    // The same bytes as 32-bit words. Only strides of axes of size 1 are rounded, which are not used.
+    for axis in 0..3 {
+        mask.strides[axis] = mask.strides[axis] * blueprint.size / 4;
+    }
+    mask.shape[3] = mask.shape[3] * blueprint.size / 4;
+    let dim = CubeDim::new_1d(blueprint.units as u32);
+    // SAFETY: cubes past the items return; the buffers were checked to hold what is indexed, and rows are whole
+    // vectors.
+    unsafe {
+        rows_kernel::launch_unchecked(
+            client,
+            cubes(client, items, dim),
+            dim,
+            address,
+            mask.into_tensor_arg(),
+            plan.bits.into_tensor_arg(),
+            plan.counts.into_tensor_arg(),
+            items,
+            geometry.q_len,
+            geometry.k_len,
+            position_shift(geometry),
+            blueprint,
+        );
+    }
+}
+
+/// A mask of any shape and strides, in two launches.
+fn pack_any(
+    client: &Client,
+    geometry: &PlanGeometry,
+    mask: TensorBinding,
+    size: usize,
+    hidden: bool,
+    plan: MaskBits,
+) {
     let MaskBits { bits, counts } = plan;
-    let contiguous = Layout::Contiguous;
-    check_tensor(TensorName::Plan, &bits, &bits_shape, 4, contiguous)?;
-    check_tensor(TensorName::Plan, &counts, &counts_shape, 4, contiguous)?;
-    let words: usize = bits_shape.iter().product();
-    let items: usize = counts_shape.iter().product();
-    let vector = if is_vector(&mask, size) { VECTOR } else { 1 };
-    // Only a mask with a row for each query has words that causal masking hides.
-    let causal = geometry.causal && geometry.mask[2] == geometry.q_len;
-    let shift = geometry.k_len as i64 - geometry.q_len as i64;
+    let words: usize = geometry.bits_shape().iter().product();
+    let items: usize = geometry.counts_shape().iter().product();
     let address = address_type(&[&mask], size).max(address_type(&[&bits, &counts], 4));
+    let element = ElemType::UInt(if size == 1 {
+        UIntKind::U8
+    } else {
+        UIntKind::U32
+    });
     if words > 0 {
         let (count, dim) = one_unit_each(client, words);
         // SAFETY: units past the words return; the buffers were checked to hold what is indexed.
@@ -59,13 +229,13 @@ pub fn plan(
                 count,
                 dim,
                 address,
-                vector,
                 mask.into_tensor_arg(),
                 bits.clone().into_tensor_arg(),
                 words,
-                shift as i32,
+                position_shift(geometry),
                 hidden,
-                causal,
+                // Only a mask with a row for each query has words that causal masking hides.
+                geometry.causal && geometry.mask[2] == geometry.q_len,
                 geometry.mask[3] == 1,
                 element,
             );
@@ -89,16 +259,4 @@ pub fn plan(
             );
         }
     }
-    Ok(())
-}
-
-/// Whether words of the mask are whole vectors, of which rows begin at multiples.
-fn is_vector(mask: &TensorBinding, size: usize) -> bool {
-    let offset = mask.handle.offset_start.unwrap_or(0) as usize;
-    size == 1
-        && mask.shape[3].is_multiple_of(32)
-        && mask.strides[3] == 1
-        && offset.is_multiple_of(VECTOR)
-        && (mask.strides[..3].iter().zip(&mask.shape[..3]))
-            .all(|(stride, &len)| len <= 1 || stride.is_multiple_of(VECTOR))
 }

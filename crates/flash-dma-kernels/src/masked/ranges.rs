@@ -1,0 +1,100 @@
+//! From a range of keys a query to a tile plan.
+
+use super::words::first_bits;
+use cubecl::prelude::*;
+use flash_dma_problem::PlanGeometry;
+
+/// Queries of a block, and the key blocks whose bits a unit writes: as many, so that the units of a block of
+/// queries count one of these blocks each.
+pub(super) const QUERIES: usize = PlanGeometry::QUERY_BLOCK;
+
+/// Writes the bits of one query and 16 key blocks, and the count of one block a unit; neighbouring units have
+/// neighbouring queries. Unit `at` is query `at % slots`, where `slots` is a multiple of 16, of the key blocks from
+/// `16 * (at / slots % chunks)` on.
+///
+/// `first` and `end` are `[batch, heads, queries, 1]` with any strides; query `i` sees `first <= j < end`. `bits` is
+/// the contiguous `[batch, heads, key_blocks, queries]` of pairs of words, `counts` the contiguous `[batch, heads,
+/// query_blocks, key_blocks]`. There may be one query for all. Blocks that causal masking hides from all of their 16
+/// queries are 0.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn ranges_kernel(
+    first: &Tensor<i32>,
+    end: &Tensor<i32>,
+    bits: &mut Tensor<Vector<u32, Const<2>>>,
+    counts: &mut Tensor<u32>,
+    items: usize,
+    slots: usize,
+    q_len: usize,
+    k_len: usize,
+    position_shift: i32,
+    #[comptime] causal: bool,
+    #[comptime] one_key: bool,
+) {
+    let at = ABSOLUTE_POS;
+    if at >= items {
+        terminate!();
+    }
+    let (heads, query_blocks, key_blocks) = (counts.shape(1), counts.shape(2), counts.shape(3));
+    let chunks = key_blocks.div_ceil(QUERIES);
+    let (slot, chunk, row) = (at % slots, at / slots % chunks, at / slots / chunks);
+    let (batch, head) = (row / heads, row % heads);
+    let from_first = batch * first.stride(0) + head * first.stride(1);
+    let from_end = batch * end.stride(0) + head * end.stride(1);
+    let queries = first.shape(2);
+    let query_block = slot / QUERIES;
+    // One past the last key that some query of the block sees.
+    let mut seen = k_len as i32;
+    if comptime!(causal) {
+        let last = min((query_block + 1) * QUERIES, q_len) as i32;
+        seen = min(seen, last + position_shift);
+    }
+
+    if slot < queries {
+        let begin = max(first[from_first + slot * first.stride(2)], 0i32);
+        let stop = clamp(end[from_end + slot * end.stride(2)], 0i32, k_len as i32);
+        // One query for all is hidden from none.
+        let reach = select(queries == 1, k_len as i32, seen);
+        for n in 0..QUERIES {
+            let block = chunk * QUERIES + n;
+            if block < key_blocks {
+                let key = (block * 64) as i32;
+                let mut pair = Vector::<u32, Const<2>>::new(0u32);
+                if comptime!(one_key) {
+                    let all = select(begin < stop, 0xFFFF_FFFFu32, 0u32);
+                    pair = Vector::<u32, Const<2>>::new(all);
+                } else if key < reach {
+                    #[unroll]
+                    for w in 0..2usize {
+                        let from = key + comptime!(32 * w as i32);
+                        let word = first_bits(stop - from) & !first_bits(begin - from);
+                        pair.insert(w, word);
+                    }
+                }
+                bits[(row * key_blocks + block) * queries + slot] = pair;
+            }
+        }
+    }
+
+    let block = chunk * QUERIES + slot % QUERIES;
+    if block < key_blocks && query_block < query_blocks {
+        let key = (block * 64) as i32;
+        let mut count = 0i32;
+        if key < seen {
+            for n in 0..QUERIES {
+                let query = query_block * QUERIES + n;
+                if query < q_len {
+                    let stored = min(query, queries - 1);
+                    let begin = max(first[from_first + stored * first.stride(2)], key);
+                    let mut stop = min(key + 64, k_len as i32);
+                    if comptime!(causal) {
+                        stop = min(stop, query as i32 + 1 + position_shift);
+                    }
+                    stop = min(stop, end[from_end + stored * end.stride(2)]);
+                    // In this order nothing overflows, whatever the tensors hold.
+                    count += max(stop, begin) - begin;
+                }
+            }
+        }
+        counts[(row * query_blocks + query_block) * key_blocks + block] = count as u32;
+    }
+}

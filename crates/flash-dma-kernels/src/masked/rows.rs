@@ -1,0 +1,155 @@
+//! From a mask with a row for every query and an element for every key to its tile plan, in one pass.
+
+use super::words::{first_bits, nonzero_bytes};
+use cubecl::prelude::*;
+use flash_dma_problem::PlanGeometry;
+
+/// Queries of a block.
+const QUERIES: usize = PlanGeometry::QUERY_BLOCK;
+/// Words from one key block to the next in shared memory: odd, so that neighbours use other banks.
+const STRIDE: usize = 2 * QUERIES + 1;
+
+/// What is compiled in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct RowsBlueprint {
+    /// Units of a cube: two a key block.
+    pub units: usize,
+    /// Bytes of an element of the mask: 1 or 4.
+    pub size: usize,
+    /// An element that is not 0 hides its key.
+    pub hidden: bool,
+    /// Causal masking on top.
+    pub causal: bool,
+}
+
+impl RowsBlueprint {
+    /// Key blocks of a cube.
+    pub(super) fn blocks(&self) -> usize {
+        self.units / 2
+    }
+
+    /// Vectors of four words that hold 32 elements.
+    fn vectors(&self) -> usize {
+        2 * self.size
+    }
+
+    /// Rows that a unit reads at once, so that the reads overlap.
+    fn rows_at_once(&self) -> usize {
+        4 / self.size
+    }
+}
+
+/// Packs and counts `units / 2` key blocks of one block of 16 queries a cube. Unit `u` packs word `u % 2` of the
+/// cube's key block `u / 2` for every query, and sums what causal masking leaves of it; shared memory turns the words
+/// round, so that the reads are whole pieces of rows and the writes whole lines of bits.
+///
+/// `mask` is `[batch, heads, queries, keys]` seen as 32-bit words: its strides are in words, multiples of 4 on the
+/// first three axes, and `keys` is a multiple of 32 elements. `bits` is the contiguous `[batch, heads, key_blocks,
+/// queries]` of pairs of words, `counts` the contiguous `[batch, heads, query_blocks, key_blocks]`. Blocks that
+/// causal masking hides from all 16 queries are 0 without a look at the mask.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn rows_kernel(
+    mask: &Tensor<Vector<u32, Const<4>>>,
+    bits: &mut Tensor<Vector<u32, Const<2>>>,
+    counts: &mut Tensor<u32>,
+    cubes: usize,
+    q_len: usize,
+    k_len: usize,
+    position_shift: i32,
+    #[comptime] bp: RowsBlueprint,
+) {
+    if CUBE_POS >= cubes {
+        terminate!();
+    }
+    let mut words = Shared::<[u32]>::new_slice(comptime!(bp.blocks() * STRIDE));
+    let mut sums = Shared::<[u32]>::new_slice(bp.units);
+    let unit = UNIT_POS as usize;
+    let (query_blocks, key_blocks) = (counts.shape(2), counts.shape(3));
+    let groups = key_blocks.div_ceil(comptime!(bp.blocks()));
+    let (group, tile) = (CUBE_POS % groups, CUBE_POS / groups);
+    let (query_block, row) = (tile % query_blocks, tile / query_blocks);
+    let first_query = query_block * QUERIES;
+    let queries = min(q_len - first_query, QUERIES);
+    let first_block = group * comptime!(bp.blocks());
+    let first_key = (first_block + unit / 2) * 64 + unit % 2 * 32;
+
+    let mut visible = first_key < k_len;
+    if comptime!(bp.causal) {
+        let last = (first_query + queries - 1) as i32 + position_shift;
+        visible = visible && ((first_block + unit / 2) * 64) as i32 <= last;
+    }
+    let at = unit / 2 * STRIDE + unit % 2;
+    let mut count = 0u32;
+    if visible {
+        let heads = counts.shape(1);
+        let base = row / heads * mask.stride(0)
+            + row % heads * mask.stride(1)
+            + first_query * mask.stride(2)
+            + first_key / comptime!(4 / bp.size);
+        let step = mask.stride(2);
+        let vectors = comptime!(bp.vectors());
+        let at_once = comptime!(bp.rows_at_once());
+        for part in 0..comptime!(QUERIES / bp.rows_at_once()) {
+            let mut loaded =
+                Array::<Vector<u32, Const<4>>>::new(comptime!(bp.rows_at_once() * bp.vectors()));
+            #[unroll]
+            for r in 0..at_once {
+                // Past the last query its row is read again, and not counted.
+                let from = (base + min(part * at_once + r, queries - 1) * step) / 4;
+                #[unroll]
+                for v in 0..vectors {
+                    loaded[comptime!(r * vectors + v)] = mask[from + v];
+                }
+            }
+            #[unroll]
+            for r in 0..at_once {
+                let query = part * at_once + r;
+                let mut word = 0u32;
+                #[unroll]
+                for v in 0..vectors {
+                    let vector = loaded[comptime!(r * vectors + v)];
+                    #[unroll]
+                    for e in 0..4usize {
+                        let element = vector.extract(e);
+                        let shift = comptime!(((4 * v + e) * 4 / bp.size) as u32);
+                        if comptime!(bp.size == 1) {
+                            word |= nonzero_bytes(element) << shift;
+                        } else {
+                            word |= u32::cast_from(element != 0u32) << shift;
+                        }
+                    }
+                }
+                if comptime!(bp.hidden) {
+                    word = !word;
+                }
+                words[at + 2 * query] = word;
+                let mut seen = select(query < queries, 32i32, 0i32);
+                if comptime!(bp.causal) {
+                    let position = (first_query + query) as i32 + position_shift;
+                    seen = min(seen, position + 1 - first_key as i32);
+                }
+                count += (word & first_bits(seen)).count_ones();
+            }
+        }
+    } else {
+        for query in 0..QUERIES {
+            words[at + 2 * query] = 0u32;
+        }
+    }
+    sums[unit] = count;
+    sync_cube();
+
+    for part in 0..comptime!(QUERIES / 2) {
+        let item = part * bp.units + unit;
+        let (block, query) = (item / QUERIES, item % QUERIES);
+        if first_block + block < key_blocks && query < queries {
+            let from = block * STRIDE + 2 * query;
+            let mut pair = Vector::<u32, Const<2>>::new(words[from]);
+            pair.insert(1usize, words[from + 1]);
+            bits[(row * key_blocks + first_block + block) * q_len + first_query + query] = pair;
+        }
+    }
+    if unit < comptime!(bp.blocks()) && first_block + unit < key_blocks {
+        counts[tile * key_blocks + first_block + unit] = sums[2 * unit] + sums[2 * unit + 1];
+    }
+}

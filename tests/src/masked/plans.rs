@@ -1,0 +1,289 @@
+//! Tile plans: what engines make them of, and what they must be.
+
+use crate::Engine;
+use crate::engines::Cpu;
+use crate::engines::burn::{Backend, Burn};
+use crate::engines::kernels::{Kernels, Target, binding};
+use burn::tensor::{Bool, Int, Tensor, TensorData};
+use burn_flash_dma::{AttentionMask, KeyRanges, TilePlan};
+use flash_dma_cpu::BroadcastView;
+use flash_dma_kernels::MaskBits;
+use flash_dma_problem::{PlanGeometry, contiguous_strides};
+
+/// The bits and counts of a plan, contiguous.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// [`PlanGeometry::bits_shape`].
+    pub bits: Vec<u32>,
+    /// [`PlanGeometry::counts_shape`].
+    pub counts: Vec<u32>,
+}
+
+/// A mask as engines are given it.
+#[derive(Clone, Debug)]
+pub struct RawMask {
+    /// Of the mask's shape, row-major; not 0 is set.
+    pub values: Vec<u8>,
+    /// Whether what is set is hidden.
+    pub hidden: bool,
+    /// Whether the queries of a key lie together in memory, instead of the keys of a query.
+    pub transposed: bool,
+}
+
+/// One of the two tensors of ranges of keys.
+#[derive(Clone, Debug)]
+pub struct Keys {
+    /// `[batch | 1, heads | 1, q_len | 1]`.
+    pub shape: [usize; 3],
+    /// Row-major.
+    pub values: Vec<i32>,
+}
+
+/// An implementation of tile plans.
+pub trait PlanEngine: Engine {
+    /// The plan of a mask.
+    fn plan(&self, geometry: &PlanGeometry, mask: &RawMask) -> Plan;
+
+    /// The plan of ranges of keys.
+    fn plan_ranges(&self, geometry: &PlanGeometry, first: &Keys, end: &Keys) -> Plan;
+}
+
+impl Plan {
+    /// What the plan must be of a mask, given as a function of an entry of its shape; bits that are unspecified are 0.
+    #[must_use]
+    pub fn expected(geometry: &PlanGeometry, visible: impl Fn([usize; 4]) -> bool) -> Self {
+        let PlanGeometry {
+            mask, q_len, k_len, ..
+        } = *geometry;
+        let [batch, heads, queries, keys] = mask;
+        let mut plan = Self::zeros(geometry);
+        let [_, _, blocks, _, _] = geometry.bits_shape();
+        let [_, _, query_blocks, key_blocks] = geometry.counts_shape();
+        for row in 0..batch * heads {
+            let entry = |i, j| {
+                let (i, j) = (
+                    if queries == 1 { 0 } else { i },
+                    if keys == 1 { 0 } else { j },
+                );
+                visible([row / heads, row % heads, i, j])
+            };
+            for i in 0..queries {
+                for j in 0..blocks * 64 {
+                    let shown = (j < keys || keys == 1) && entry(i, j);
+                    let at = ((row * blocks + j / 64) * queries + i) * 2 + j % 64 / 32;
+                    plan.bits[at] |= u32::from(shown) << (j % 32);
+                }
+            }
+            for i in 0..q_len {
+                for j in 0..k_len {
+                    let at = (row * query_blocks + i / 16) * key_blocks + j / 64;
+                    let shown = entry(i, j) && is_left(geometry, i, j);
+                    plan.counts[at] += u32::from(shown);
+                }
+            }
+        }
+        plan.specified(geometry)
+    }
+
+    fn zeros(geometry: &PlanGeometry) -> Self {
+        Self {
+            bits: vec![0; geometry.bits_shape().iter().product()],
+            counts: vec![0; geometry.counts_shape().iter().product()],
+        }
+    }
+
+    /// The plan with those bits as 0 that are unspecified.
+    #[must_use]
+    pub fn specified(mut self, geometry: &PlanGeometry) -> Self {
+        let [_, _, queries, keys] = geometry.mask;
+        if queries == geometry.q_len && keys == geometry.k_len {
+            let blocks = geometry.bits_shape()[2];
+            for (n, word) in self.bits.iter_mut().enumerate() {
+                let (query, from) = (n / 2 % queries, n / 2 / queries % blocks * 64 + n % 2 * 32);
+                let left = (0..32).filter(|c| is_left(geometry, query, from + c));
+                *word &= left.fold(0, |bits, c| bits | 1 << c);
+            }
+        }
+        self
+    }
+}
+
+/// Whether causal masking leaves a key to a query.
+fn is_left(geometry: &PlanGeometry, query: usize, key: usize) -> bool {
+    !geometry.causal || key + geometry.q_len <= query + geometry.k_len
+}
+
+/// The strides of a mask, in elements.
+fn strides(shape: [usize; 4], transposed: bool) -> [usize; 4] {
+    let [b, h, q, k] = shape;
+    let order = if transposed { [b, h, k, q] } else { shape };
+    let strides: Vec<usize> = contiguous_strides(&order).collect();
+    let [keys, queries] = if transposed { [2, 3] } else { [3, 2] };
+    [strides[0], strides[1], strides[queries], strides[keys]]
+}
+
+/// The values of a mask as they lie in memory.
+fn laid_out<T: Copy + Default>(shape: [usize; 4], mask: &RawMask, of: impl Fn(u8) -> T) -> Vec<T> {
+    let strides = strides(shape, mask.transposed);
+    let mut values = vec![T::default(); mask.values.len()];
+    for (n, &value) in mask.values.iter().enumerate() {
+        let [_, h, q, k] = shape;
+        let index = [n / k / q / h, n / k / q % h, n / k % q, n % k];
+        let at: usize = index.iter().zip(strides).map(|(i, s)| i * s).sum();
+        values[at] = of(value);
+    }
+    values
+}
+
+/// The shape and strides of ranges, broadcast to a geometry's mask with one key.
+fn columns(geometry: &PlanGeometry, keys: &Keys) -> ([usize; 4], [usize; 4]) {
+    let [batch, heads, queries, _] = geometry.mask;
+    let strides: Vec<usize> = contiguous_strides(&keys.shape).collect();
+    let step = |axis: usize| {
+        if keys.shape[axis] == 1 {
+            0
+        } else {
+            strides[axis]
+        }
+    };
+    ([batch, heads, queries, 1], [step(0), step(1), step(2), 1])
+}
+
+impl PlanEngine for Cpu {
+    fn plan(&self, geometry: &PlanGeometry, mask: &RawMask) -> Plan {
+        let data = laid_out(geometry.mask, mask, |x| x);
+        let view = BroadcastView {
+            data: &data,
+            shape: geometry.mask,
+            strides: strides(geometry.mask, mask.transposed),
+        };
+        let mut plan = Plan::zeros(geometry);
+        plan.bits.fill(u32::MAX);
+        flash_dma_cpu::plan(
+            geometry,
+            view,
+            mask.hidden,
+            &mut plan.bits,
+            &mut plan.counts,
+        )
+        .expect("a good plan");
+        plan
+    }
+
+    fn plan_ranges(&self, geometry: &PlanGeometry, first: &Keys, end: &Keys) -> Plan {
+        let [first, end] = [first, end].map(|keys| {
+            let (shape, strides) = columns(geometry, keys);
+            BroadcastView {
+                data: &keys.values[..],
+                shape,
+                strides,
+            }
+        });
+        let mut plan = Plan::zeros(geometry);
+        plan.bits.fill(u32::MAX);
+        flash_dma_cpu::plan_ranges(geometry, first, end, &mut plan.bits, &mut plan.counts)
+            .expect("a good plan");
+        plan
+    }
+}
+
+impl<T: Target> Kernels<T> {
+    fn planned(&self, geometry: &PlanGeometry, run: impl FnOnce(MaskBits)) -> Plan {
+        let zeros = Plan::zeros(geometry);
+        let place = |words: &[u32], shape: &[usize]| {
+            let wrong: Vec<i32> = words.iter().map(|_| 0x5555_5555).collect();
+            self.words(shape, &wrong)
+        };
+        let plan = MaskBits {
+            bits: place(&zeros.bits, &geometry.bits_shape()),
+            counts: place(&zeros.counts, &geometry.counts_shape()),
+        };
+        run(plan.clone());
+        let read = |tensor, len| match len {
+            0 => Vec::new(),
+            _ => bytemuck::cast_slice(&self.read_bytes(tensor))[..len].to_vec(),
+        };
+        Plan {
+            bits: read(&plan.bits, zeros.bits.len()),
+            counts: read(&plan.counts, zeros.counts.len()),
+        }
+    }
+}
+
+impl<T: Target> PlanEngine for Kernels<T> {
+    /// From elements of one byte, and the same from four.
+    fn plan(&self, geometry: &PlanGeometry, mask: &RawMask) -> Plan {
+        let strides = strides(geometry.mask, mask.transposed);
+        let plan = |bytes: &[u8], size| {
+            let mask_tensor = binding(&self.buffer(bytes), &geometry.mask, &strides);
+            self.planned(geometry, |plan| {
+                let hidden = mask.hidden;
+                flash_dma_kernels::plan(&self.client, geometry, mask_tensor, size, hidden, plan)
+                    .expect("a good plan");
+            })
+        };
+        let narrow = plan(&laid_out(geometry.mask, mask, |x| x), 1);
+        let words = laid_out(geometry.mask, mask, |x| u32::from(x) << 17);
+        assert_eq!(narrow, plan(bytemuck::cast_slice(&words), 4));
+        narrow
+    }
+
+    fn plan_ranges(&self, geometry: &PlanGeometry, first: &Keys, end: &Keys) -> Plan {
+        let [first, end] = [first, end].map(|keys| {
+            let (shape, strides) = columns(geometry, keys);
+            binding(
+                &self.buffer(bytemuck::cast_slice(&keys.values)),
+                &shape,
+                &strides,
+            )
+        });
+        self.planned(geometry, |plan| {
+            flash_dma_kernels::plan_ranges(&self.client, geometry, first, end, plan)
+                .expect("a good plan");
+        })
+    }
+}
+
+/// What a plan on Burn holds.
+#[must_use]
+pub fn read(plan: &TilePlan) -> Plan {
+    let words = |data: TensorData| data.iter::<i32>().map(|n| n as u32).collect();
+    Plan {
+        bits: words(plan.bits().clone().into_data()),
+        counts: words(plan.counts().clone().into_data()),
+    }
+}
+
+impl<B: Backend> PlanEngine for Burn<B> {
+    fn plan(&self, geometry: &PlanGeometry, mask: &RawMask) -> Plan {
+        let [b, h, q, k] = geometry.mask;
+        let values = laid_out(geometry.mask, mask, |x| x != 0);
+        let shape = if mask.transposed {
+            [b, h, k, q]
+        } else {
+            geometry.mask
+        };
+        let tensor = Tensor::<4, Bool>::from_data(TensorData::new(values, shape), &self.device);
+        let tensor = if mask.transposed {
+            tensor.swap_dims(2, 3)
+        } else {
+            tensor
+        };
+        let mask = match mask.hidden {
+            true => AttentionMask::hidden(tensor),
+            false => AttentionMask::visible(tensor),
+        };
+        let lengths = [geometry.q_len, geometry.k_len];
+        read(&TilePlan::new(mask, lengths, geometry.causal))
+    }
+
+    fn plan_ranges(&self, geometry: &PlanGeometry, first: &Keys, end: &Keys) -> Plan {
+        let [first, end] = [first, end].map(|keys| {
+            let data = TensorData::new(keys.values.clone(), keys.shape);
+            Tensor::<3, Int>::from_data(data, &self.device)
+        });
+        let lengths = [geometry.q_len, geometry.k_len];
+        let ranges = KeyRanges::new(first, end);
+        read(&TilePlan::from_ranges(ranges, lengths, geometry.causal))
+    }
+}

@@ -1,0 +1,219 @@
+//! Tile plans of masks and of ranges of keys, bit by bit.
+
+use burn::tensor::{Int, Tensor, TensorData};
+use burn_flash_dma::{AttentionMask, KeyRanges, TilePlan};
+use flash_dma_problem::PlanGeometry;
+use flash_dma_reference::Rng;
+use flash_dma_tests::engines::{Backend, Burn};
+use flash_dma_tests::masked::plans::{Keys, Plan, PlanEngine, RawMask, read};
+use flash_dma_tests::{every_burn, masked_engines};
+
+masked_engines!(
+    masks_of_whole_words,
+    masks_of_any_shape,
+    ranges_of_any_shape,
+);
+every_burn!(builders_of_ranges_and_masks_agree, runs_of_many_tokens);
+
+/// Random bytes, of which half are 0, in blocks that are empty, full or mixed.
+fn mask(shape: [usize; 4], seed: u64, hidden: bool, transposed: bool) -> RawMask {
+    let mut rng = Rng::new(seed);
+    let mut density = 0.5;
+    let values = (0..shape.iter().product::<usize>())
+        .map(|n| {
+            if n % 48 == 0 {
+                density = [0.0, 0.5, 1.0][rng.below(3)];
+            }
+            // Every bit of a byte sets it.
+            u8::from(rng.uniform() < density) << rng.below(8)
+        })
+        .collect();
+    RawMask {
+        values,
+        hidden,
+        transposed,
+    }
+}
+
+fn check_mask<E: PlanEngine>(engine: &E, geometry: &PlanGeometry, mask: &RawMask) {
+    let [_, heads, queries, keys] = geometry.mask;
+    let expected = Plan::expected(geometry, |[b, h, i, j]| {
+        (mask.values[((b * heads + h) * queries + i) * keys + j] != 0) != mask.hidden
+    });
+    let plan = engine.plan(geometry, mask).specified(geometry);
+    assert_eq!(plan.counts, expected.counts, "{geometry:?}");
+    assert_eq!(plan.bits, expected.bits, "{geometry:?}");
+}
+
+/// What is packed and counted in one pass: a row a query, lengths off every block, and several cubes a row.
+fn masks_of_whole_words<E: PlanEngine>(engine: &E) {
+    let lengths = E::cases(
+        [(1, 32), (19, 96), (70, 160)],
+        [(33, 64), (160, 70 * 32), (200, 96)],
+        [(100, 4160), (4160, 128), (1000, 9000 / 32 * 32)],
+    );
+    for (n, (q_len, k_len)) in lengths.into_iter().enumerate() {
+        for (m, (batch, heads)) in [(1, 1), (2, 3)].into_iter().enumerate() {
+            for causal in [false, true] {
+                let shape = [batch, heads, q_len, k_len];
+                let geometry = PlanGeometry::new(&shape, [q_len, k_len], causal).unwrap();
+                let hidden = (n + m).is_multiple_of(2) == causal;
+                check_mask(engine, &geometry, &mask(shape, n as u64, hidden, false));
+            }
+        }
+    }
+}
+
+/// What is not: broadcast axes, keys that are no whole words, rows that are not contiguous.
+fn masks_of_any_shape<E: PlanEngine>(engine: &E) {
+    let lengths = E::cases([(19, 70)], [(70, 19), (129, 200)], [(600, 1001)]);
+    for (q_len, k_len) in lengths {
+        for (batch, heads) in [(1, 1), (2, 3)] {
+            for queries in [1, q_len] {
+                for keys in [1, k_len] {
+                    for causal in [false, true] {
+                        let shape = [batch, heads, queries, keys];
+                        let geometry = PlanGeometry::new(&shape, [q_len, k_len], causal).unwrap();
+                        let seed = (queries + keys) as u64;
+                        check_mask(engine, &geometry, &mask(shape, seed, causal, false));
+                    }
+                }
+            }
+        }
+    }
+    let shape = [2, 3, 40, 96];
+    let geometry = PlanGeometry::new(&shape, [40, 96], true).unwrap();
+    check_mask(engine, &geometry, &mask(shape, 5, false, true));
+}
+
+/// Every broadcast of either tensor, and numbers that no key has.
+fn ranges_of_any_shape<E: PlanEngine>(engine: &E) {
+    let lengths = E::cases(
+        [(19, 70), (1, 1), (70, 19)],
+        [(40, 1), (5, 130), (129, 1100)],
+        [(1000, 2500), (2500, 1000)],
+    );
+    for (n, (q_len, k_len)) in lengths.into_iter().enumerate() {
+        let shapes = [
+            ([1, 1, q_len], [1, 1, q_len]),
+            ([2, 3, q_len], [2, 3, q_len]),
+            ([2, 1, 1], [1, 3, q_len]),
+            ([1, 1, 1], [2, 1, 1]),
+            ([2, 1, q_len], [1, 1, 1]),
+        ];
+        for (m, (first, end)) in shapes.into_iter().enumerate() {
+            for causal in [false, true] {
+                let geometry =
+                    PlanGeometry::of_ranges(&first, &end, [q_len, k_len], causal).unwrap();
+                let mut rng = Rng::new((10 * n + m) as u64);
+                let mut draw = |shape: [usize; 3]| Keys {
+                    shape,
+                    values: (0..shape.iter().product())
+                        .map(|_| match rng.below(12) {
+                            0 => i32::MIN,
+                            1 => i32::MAX,
+                            2 => -1,
+                            3 => k_len as i32,
+                            _ => rng.below(k_len) as i32,
+                        })
+                        .collect(),
+                };
+                let (first, end) = (draw(first), draw(end));
+                let at = |keys: &Keys, index: [usize; 4]| {
+                    let at = (0..3).fold(0, |at, axis| {
+                        let size = keys.shape[axis];
+                        at * size + if size == 1 { 0 } else { index[axis] }
+                    });
+                    i64::from(keys.values[at])
+                };
+                let expected = Plan::expected(&geometry, |index| {
+                    (at(&first, index)..at(&end, index)).contains(&(index[3] as i64))
+                });
+                let plan = engine.plan_ranges(&geometry, &first, &end);
+                let plan = plan.specified(&geometry);
+                assert_eq!(
+                    plan.counts, expected.counts,
+                    "{first:?} {end:?} {geometry:?}"
+                );
+                assert_eq!(plan.bits, expected.bits, "{first:?} {end:?} {geometry:?}");
+            }
+        }
+    }
+}
+
+/// Each builder of ranges beside the builder of masks of the same name.
+fn builders_of_ranges_and_masks_agree<B: Backend>(burn: &Burn<B>) {
+    let device = burn.device();
+    let same = |mask: AttentionMask, ranges: KeyRanges, lengths: [usize; 2]| {
+        for causal in [false, true] {
+            let (mask, ranges) = (mask.clone(), ranges.clone());
+            let mask = TilePlan::new(mask, lengths, causal);
+            let ranges = TilePlan::from_ranges(ranges, lengths, causal);
+            let geometry = *ranges.geometry();
+            assert_eq!(mask.geometry(), &geometry);
+            let [mask, ranges] = [&mask, &ranges].map(|plan| read(plan).specified(&geometry));
+            assert_eq!(mask, ranges, "{geometry:?}");
+        }
+    };
+    for lengths in [[19, 70], [70, 19], [40, 40]] {
+        for window in [0, 1, 7, 65, usize::MAX] {
+            same(
+                AttentionMask::sliding_window(lengths, window, device),
+                KeyRanges::sliding_window(lengths, window, device),
+                lengths,
+            );
+        }
+        let padding = Tensor::<1, Int>::from_data([0, 11, lengths[1] as i32], device);
+        same(
+            AttentionMask::padding(padding.clone(), lengths[1]),
+            KeyRanges::padding(padding),
+            lengths,
+        );
+    }
+    for len in [1, 2, 9, 75] {
+        let ids: Vec<i32> = (0..3 * len as i32)
+            .map(|n| [n % len as i32 / 7, n % len as i32, 4][n as usize / len])
+            .collect();
+        let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [3, len]), device);
+        let lengths = [len, len];
+        let masks = || AttentionMask::documents(ids.clone());
+        let ranges = || KeyRanges::documents(ids.clone());
+        same(masks(), ranges(), lengths);
+        // Both at once, and in both orders.
+        let window = AttentionMask::sliding_window(lengths, 5, device);
+        let near = KeyRanges::sliding_window(lengths, 5, device);
+        same(
+            masks().and(window.clone()),
+            ranges().and(near.clone()),
+            lengths,
+        );
+        same(window.and(masks()), near.and(ranges()), lengths);
+    }
+}
+
+/// Documents of which the running maximum takes several pieces, and one whose id comes back.
+fn runs_of_many_tokens<B: Backend>(burn: &Burn<B>) {
+    let len = 700;
+    let mut rng = Rng::new(3);
+    let mut id = 0;
+    let ids: Vec<i32> = (0..2 * len)
+        .map(|n| {
+            if n % len == 0 || rng.below(150) == 0 {
+                id = (id + 1) % 3;
+            }
+            id
+        })
+        .collect();
+    let tensor = Tensor::<2, Int>::from_data(TensorData::new(ids.clone(), [2, len]), burn.device());
+    let plan = TilePlan::from_ranges(KeyRanges::documents(tensor), [len, len], true);
+    let mut runs = vec![0; 2 * len];
+    for n in 1..2 * len {
+        let same = n % len > 0 && ids[n] == ids[n - 1];
+        runs[n] = runs[n - 1] + usize::from(!same);
+    }
+    let geometry = plan.geometry();
+    let expected = Plan::expected(geometry, |[b, _, i, j]| {
+        runs[b * len + i] == runs[b * len + j]
+    });
+    assert!(read(&plan).specified(geometry) == expected);
+}
