@@ -4,12 +4,12 @@ use crate::cases::{Case, Pattern};
 use cubecl::client::Client;
 use cubecl::future::block_on;
 use cubecl::prelude::TensorBinding;
-use cubecl::server::Handle;
+use cubecl::server::{CopyDescriptor, Handle};
 use flash_dma_benches::buffers::device_time;
 use flash_dma_kernels::{
     AttentionOptions, ElementType, Engine, MaskBits, MaskedGradients, MaskedInputs, MaskedProblem,
     Saved, contiguous_strides, masked_backward, masked_backward_engine, masked_forward,
-    masked_forward_engine, plan,
+    masked_forward_engine, plan, plan_ranges,
 };
 use flash_dma_reference::Rng;
 use half::bf16;
@@ -26,6 +26,8 @@ pub struct Calls {
     rows: [Vec<bf16>; 3],
     bias: Vec<f32>,
     mask: Option<Handle>,
+    /// The first key and one past the last that each query sees, where these are all.
+    ranges: Option<[Handle; 2]>,
     inputs: MaskedInputs,
     out: Handle,
     lse: Handle,
@@ -86,6 +88,8 @@ impl Calls {
             }
             client.create_from_slice(&bytes)
         });
+        let ranges = ranges(case.pattern, len)
+            .map(|ranges| ranges.map(|keys| client.create_from_slice(bytemuck::cast_slice(&keys))));
         let pairs = len * (len + 1) / 2;
         let bits = problem.plan.map(|geometry| MaskBits {
             bits: binding(&empty(&geometry.bits_shape(), 4), &geometry.bits_shape()),
@@ -129,6 +133,7 @@ impl Calls {
             rows,
             bias: if case.bias { bias } else { Vec::new() },
             mask,
+            ranges,
             inputs,
             out,
             lse,
@@ -150,6 +155,9 @@ impl Calls {
         if self.mask.is_some() {
             phases.push(("plan", "portable", Self::plan));
         }
+        if self.ranges.is_some() {
+            phases.push(("plan-ranges", "portable", Self::plan_ranges));
+        }
         phases.push(("forward", forward, Self::forward));
         let backward = name(masked_backward_engine(client, problem, inputs, &self.saved));
         phases.push(("backward", backward, Self::backward));
@@ -166,6 +174,32 @@ impl Calls {
         plan(client, geometry, mask, 1, false, bits.clone()).expect("a valid plan");
     }
 
+    fn plan_ranges(&self, client: &Client) {
+        let (Some(ranges), Some(bits), Some(geometry)) =
+            (&self.ranges, &self.inputs.plan, &self.problem.plan)
+        else {
+            return;
+        };
+        let [first, end] = ranges
+            .each_ref()
+            .map(|keys| binding(keys, &[1, 1, geometry.q_len, 1]));
+        plan_ranges(client, geometry, first, end, bits.clone()).expect("a valid plan");
+    }
+
+    /// The bits and counts as they are.
+    fn read_plan(&self, client: &Client) -> [Vec<u8>; 2] {
+        let plan = self.inputs.plan.as_ref().expect("there is a mask");
+        [&plan.bits, &plan.counts].map(|tensor| {
+            let descriptor = CopyDescriptor {
+                handle: tensor.handle.clone(),
+                shape: tensor.shape.clone(),
+                strides: tensor.strides.clone(),
+                elem_size: 4,
+            };
+            client.read_one_unchecked_tensor(descriptor).to_vec()
+        })
+    }
+
     fn forward(&self, client: &Client) {
         let p = &self.problem.attention;
         let out = binding(&self.out, &p.q_shape());
@@ -179,13 +213,22 @@ impl Calls {
             .expect("a valid call");
     }
 
-    /// Plans, and compares sampled rows of a forward pass with f64.
+    /// Plans, both ways where there are two, and compares sampled rows of a forward pass with f64.
     ///
     /// # Panics
     ///
     /// If one is wrong.
     pub fn check(&self, client: &Client) {
         self.plan(client);
+        if self.ranges.is_some() {
+            let plan = self.read_plan(client);
+            self.plan_ranges(client);
+            assert!(
+                plan == self.read_plan(client),
+                "{:?}: the plans differ",
+                self.pattern
+            );
+        }
         self.forward(client);
         block_on(client.sync()).expect("the device works");
         let read = |handle: &Handle| client.read_one(handle.clone()).expect("the launch failed");
@@ -243,6 +286,25 @@ impl Calls {
             }
         }
     }
+}
+
+/// The first key and one past the last that each query sees, of the patterns that are so.
+fn ranges(pattern: Pattern, len: usize) -> Option<[Vec<i32>; 2]> {
+    let first = |i: usize| match pattern {
+        Pattern::All => Some(0),
+        Pattern::Window(window) => Some((i + 1).saturating_sub(window)),
+        Pattern::Documents(document) => Some(i / document * document),
+        Pattern::Unmasked | Pattern::Top(_) | Pattern::Scattered(_) => None,
+    };
+    let firsts = (0..len).map(|i| first(i).map(|j| j as i32));
+    let end = |i: usize| match pattern {
+        Pattern::All => len,
+        _ => i + 1,
+    };
+    Some([
+        firsts.collect::<Option<_>>()?,
+        (0..len).map(|i| end(i) as i32).collect(),
+    ])
 }
 
 /// The mask `[len, len]`, a byte a pair; what causal masking hides may be anything.

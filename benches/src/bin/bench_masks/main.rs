@@ -1,4 +1,5 @@
-//! Times attention under structured masks: plan building, forward and backward of the CubeCL kernels.
+//! Times attention under structured masks: plan building from the mask and, where it is so simple, from ranges of
+//! keys; forward and backward of the CubeCL kernels.
 //!
 //! ```text
 //! cargo run --release -p flash-dma-benches --features cuda --bin bench-masks -- --runtime cuda
@@ -26,7 +27,7 @@ struct Args {
     /// Cases by name; all without this.
     #[arg(long, value_delimiter = ',')]
     cases: Vec<String>,
-    /// Phases by name (plan, forward, backward); all without this.
+    /// Phases by name (plan, plan-ranges, forward, backward); all without this.
     #[arg(long, value_delimiter = ',')]
     phases: Vec<String>,
     /// Timed calls a phase.

@@ -3,7 +3,7 @@
 use super::{Case, HEADS, case, tensor};
 use crate::{
     AttentionOptions, ElementType, Engine, MaskBits, MaskedGradients, MaskedInputs, MaskedProblem,
-    Saved, masked_backward_on, masked_forward_on, plan,
+    PlanGeometry, Saved, masked_backward_on, masked_forward_on, plan, plan_ranges,
 };
 use cubecl::client::Client;
 
@@ -24,7 +24,33 @@ pub(super) fn all() -> Vec<Case> {
             run(client, head_dim, element, mask, bias);
         }));
     }
+    // What a mask's shape and elements, and ranges instead of it, are packed by.
+    for (name, len, size, ranges) in [
+        ("plan-rows", LEN, 1, false),
+        ("plan-rows-words", LEN, 4, false),
+        ("plan-any", LEN - 1, 1, false),
+        ("plan-ranges", LEN, 4, true),
+    ] {
+        cases.push(case(name.into(), move |client| {
+            planned(client, len, size, ranges);
+        }));
+    }
     cases
+}
+
+fn planned(client: &Client, len: usize, size: usize, ranges: bool) {
+    let geometry = PlanGeometry::new(&[1, 1, len, len], [len; 2], true).expect("a valid geometry");
+    let bits = MaskBits {
+        bits: tensor(client, geometry.bits_shape(), 4),
+        counts: tensor(client, geometry.counts_shape(), 4),
+    };
+    if ranges {
+        let keys = || tensor(client, [1, 1, len, 1], size);
+        plan_ranges(client, &geometry, keys(), keys(), bits).expect("valid ranges");
+    } else {
+        let mask = tensor(client, geometry.mask, size);
+        plan(client, &geometry, mask, size, false, bits).expect("a valid plan");
+    }
 }
 
 fn run(client: &Client, head_dim: usize, element: ElementType, mask: bool, bias: bool) {
