@@ -92,7 +92,7 @@ impl KeyRanges {
     pub fn and(self, other: Self) -> Self {
         let pair = |a: Tensor<3, Int>, b: Tensor<3, Int>| {
             let shape = broadcast_shape(a.dims(), b.dims(), "ranges");
-            [a, b].map(|keys| keys.expand(shape))
+            [a, b].map(|keys| expand(keys, shape))
         };
         let [a, b] = pair(self.first, other.first);
         let [c, d] = pair(self.end, other.end);
@@ -122,9 +122,17 @@ impl KeyRanges {
         let [batch, heads, queries, _] = geometry.mask;
         [self.first, self.end].map(|keys| {
             let [b, h, q] = keys.dims();
-            keys.reshape([b, h, q, 1])
-                .expand([batch, heads, queries, 1])
+            expand(keys.reshape([b, h, q, 1]), [batch, heads, queries, 1])
         })
+    }
+}
+
+/// Burn expands to no axis of size 0.
+fn expand<const D: usize>(keys: Tensor<D, Int>, shape: [usize; D]) -> Tensor<D, Int> {
+    if shape.contains(&0) {
+        Tensor::zeros(shape, (&keys.device(), keys.dtype()))
+    } else {
+        keys.expand(shape)
     }
 }
 

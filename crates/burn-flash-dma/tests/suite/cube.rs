@@ -3,9 +3,9 @@
 
 use crate::case::{Case, ELEMENTS, Tensors, loss, values};
 use crate::values::{ints, oracle_intervals};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 use burn_flash_dma::{
-    AttentionError, AttentionMask, AttentionOptions, ElementType, TensorName, TilePlan,
+    AttentionError, AttentionMask, AttentionOptions, ElementType, KeyRanges, TensorName, TilePlan,
     masked_attention_with_plan, select, try_attention, try_dynamic_mask_attention,
 };
 use flash_dma_reference::generate::Scores;
@@ -124,6 +124,12 @@ fn tensors_of_two_devices_are_refused() {
     assert_eq!(
         try_dynamic_mask_attention(q, k, v, other.scores.unwrap(), options).unwrap_err(),
         AttentionError::Device { tensor }
+    );
+    let keys = |device| Tensor::<3, Int>::zeros([1, 1, 1], &device);
+    let ranges = KeyRanges::new(keys(Device::flex()), keys(Device::cpu()));
+    assert_eq!(
+        TilePlan::try_from_ranges(ranges, [3, 3], true).unwrap_err(),
+        AttentionError::RangesDevice
     );
 }
 

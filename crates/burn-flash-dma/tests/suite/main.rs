@@ -15,4 +15,5 @@ mod module;
 mod module_cached;
 #[cfg(feature = "ndarray")]
 mod ndarray;
+mod ranges;
 mod values;

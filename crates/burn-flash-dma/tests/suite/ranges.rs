@@ -1,0 +1,158 @@
+//! Ranges of keys: what they show, what is refused. Their plans are compared with those of masks in the workspace's
+//! `tests`.
+
+use crate::case::values;
+use burn::backend::Flex;
+use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
+use burn_flash_dma::masked::fallback;
+use burn_flash_dma::masked::ops::{MaskedAttentionOps, PlanTensors};
+use burn_flash_dma::{
+    AttentionError, AttentionMask, AttentionOptions, KeyRanges, PlanGeometry, TilePlan,
+    masked_attention, masked_attention_with_plan,
+};
+
+fn keys<const N: usize>(values: [i32; N], shape: [usize; 3], device: &Device) -> Tensor<3, Int> {
+    Tensor::from_data(
+        TensorData::new(values.to_vec(), shape),
+        (device, DType::I32),
+    )
+}
+
+fn ints<const D: usize>(tensor: Tensor<D, Int>) -> Vec<i64> {
+    tensor.into_data().iter().collect()
+}
+
+#[test]
+fn the_default_body_plans_as_the_engine_does() {
+    let device = Device::flex();
+    let column = |values: [i32; 6], shape: [usize; 4]| {
+        let data = TensorData::new(values[..shape.iter().product()].to_vec(), shape);
+        let tensor = Tensor::<4, Int>::from_data(data, (&device, DType::I32));
+        let tensor = tensor.expand([2, 1, 3, 1]);
+        tensor.try_into_primitive::<Flex>().unwrap()
+    };
+    for causal in [false, true] {
+        let geometry = PlanGeometry::new(&[2, 1, 3, 70], [3, 70], causal).unwrap();
+        for (first, end) in [
+            (
+                column([0, 65, 30, -9, i32::MIN, 1], [2, 1, 3, 1]),
+                column([70, 9, 40, 0, 0, 0], [1, 1, 3, 1]),
+            ),
+            (
+                column([5; 6], [1, 1, 1, 1]),
+                column([3, i32::MAX, 0, 0, 0, 0], [2, 1, 1, 1]),
+            ),
+        ] {
+            let read = |plan: PlanTensors<Flex>| {
+                let bits = Tensor::<5, Int>::from_primitive::<Flex>(plan.bits);
+                let counts = Tensor::<4, Int>::from_primitive::<Flex>(plan.counts);
+                assert_eq!(bits.dims(), geometry.bits_shape());
+                assert_eq!(counts.dims(), geometry.counts_shape());
+                (ints(bits), ints(counts))
+            };
+            let body = fallback::plan_ranges::<Flex>(first.clone(), end.clone(), geometry);
+            let engine = Flex::masked_attention_plan_ranges(first, end, geometry);
+            assert_eq!(read(body), read(engine));
+        }
+    }
+}
+
+/// Values and gradients, on a device that tracks.
+#[test]
+fn a_plan_of_ranges_serves_as_its_mask_does() {
+    let device = Device::flex().autodiff();
+    let normal = Distribution::Normal(0.0, 1.0);
+    let random = |heads| Tensor::<4>::random([1, heads, 90, 16], normal, &device).require_grad();
+    let (q, k, v) = (random(4), random(2), random(2));
+    let mask = AttentionMask::sliding_window([90, 90], 20, &device);
+    let ranges = KeyRanges::sliding_window([90, 90], 20, &device);
+    let plan = TilePlan::from_ranges(ranges, [90, 90], true);
+    let options = AttentionOptions::new();
+    let outs = [
+        masked_attention(q.clone(), k.clone(), v.clone(), Some(mask), None, options),
+        masked_attention_with_plan(q.clone(), k.clone(), v.clone(), &plan, None, options),
+    ];
+    let [by_mask, by_ranges] = outs.map(|out| {
+        let grads = (out.clone() * out.clone()).sum().backward();
+        let grads = [&q, &k, &v].map(|t| values(t.grad(&grads).unwrap()));
+        (values(out.inner()), grads)
+    });
+    assert!(by_mask == by_ranges);
+}
+
+#[test]
+fn any_integers_and_no_tokens_are_served() {
+    let device = Device::flex();
+    let long = |n: i64| {
+        let data = TensorData::new(vec![n], [1, 1, 1]);
+        Tensor::<3, Int>::from_data(data, (&device, DType::I64))
+    };
+    let plan = TilePlan::from_ranges(KeyRanges::new(long(-1 << 40), long(1 << 40)), [3, 5], false);
+    assert_eq!(ints(plan.counts().clone()), [15]);
+    let plan = TilePlan::from_ranges(KeyRanges::new(long(1 << 32), long(1 << 33)), [3, 5], false);
+    assert_eq!(ints(plan.counts().clone()), [0]);
+    for (batch, len, counts) in [(2, 1, vec![1, 1]), (2, 0, vec![]), (0, 5, vec![])] {
+        let ids = Tensor::<2, Int>::zeros([batch, len], &device);
+        let plan = TilePlan::from_ranges(KeyRanges::documents(ids), [len, len], true);
+        assert_eq!(plan.geometry().mask, [batch, 1, len, len]);
+        assert_eq!(ints(plan.counts().clone()), counts);
+    }
+}
+
+#[test]
+fn a_document_that_comes_back_is_another_one() {
+    let device = Device::flex();
+    let ids = Tensor::<2, Int>::from_data([[7, 7, 0, 7, 7]], &device);
+    let plan = TilePlan::from_ranges(KeyRanges::documents(ids), [5, 5], false);
+    // A word a query, of which the second is of no keys.
+    let rows = [0b00011, 0, 0b00011, 0, 0b00100, 0, 0b11000, 0, 0b11000, 0];
+    assert_eq!(ints(plan.bits().clone()), rows);
+    assert_eq!(ints(plan.counts().clone()), [9]);
+}
+
+#[test]
+fn bad_ranges_are_refused_by_tensor_and_axis() {
+    let device = Device::flex();
+    let refused = |first: [usize; 3], end: [usize; 3], lengths| {
+        let [first, end] = [first, end].map(|shape| Tensor::<3, Int>::zeros(shape, &device));
+        TilePlan::try_from_ranges(KeyRanges::new(first, end), lengths, true).unwrap_err()
+    };
+    for (first, end, text) in [
+        (
+            [1, 1, 4],
+            [1, 1, 5],
+            "first of the key ranges must have size 1 or 5 on axis 2, but has 4",
+        ),
+        (
+            [1, 2, 5],
+            [1, 3, 1],
+            "end of the key ranges must have size 1 or 2 on axis 1, but has 3",
+        ),
+    ] {
+        assert_eq!(refused(first, end, [5, 9]).to_string(), text);
+    }
+    let error = refused([1; 3], [1; 3], [5, 1 << 31]);
+    assert!(matches!(error, AttentionError::TooLarge { .. }));
+}
+
+#[test]
+#[should_panic(expected = "end of the key ranges must have size 1 or 5 on axis 2, but has 9")]
+fn the_plain_form_panics_with_the_text_of_the_error() {
+    let device = Device::flex();
+    let ranges = KeyRanges::new(
+        keys([0], [1, 1, 1], &device),
+        keys([9; 9], [1, 1, 9], &device),
+    );
+    let _ = TilePlan::from_ranges(ranges, [5, 9], true);
+}
+
+#[test]
+#[should_panic(expected = "ranges of shapes [1, 1, 2] and [1, 1, 3] do not broadcast on axis 2")]
+fn ranges_of_other_queries_do_not_meet() {
+    let device = Device::flex();
+    let _ = KeyRanges::sliding_window([2, 9], 4, &device).and(KeyRanges::sliding_window(
+        [3, 9],
+        4,
+        &device,
+    ));
+}
