@@ -83,7 +83,7 @@ fn main() {
     let mut rows = Vec::new();
     for case in chosen {
         client.memory_cleanup().expect("the device works");
-        let calls = Calls::new(&client, &case);
+        let mut calls = Calls::new(&client, &case);
         if !args.unchecked {
             calls.check(&client);
         }

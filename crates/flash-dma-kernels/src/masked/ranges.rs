@@ -14,8 +14,8 @@ pub(super) const QUERIES: usize = PlanGeometry::QUERY_BLOCK;
 ///
 /// `first` and `end` are `[batch, heads, queries, 1]` with any strides; query `i` sees `first <= j < end`. `bits` is
 /// the contiguous `[batch, heads, key_blocks, queries]` of pairs of words, `counts` the contiguous `[batch, heads,
-/// query_blocks, key_blocks]`. There may be one query for all. Blocks that causal masking hides from all of their 16
-/// queries are 0.
+/// query_blocks, key_blocks]`. There may be one query for all. Of blocks that causal masking hides from all of their 16
+/// queries no bits are written.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn ranges_kernel(
     first: &Tensor<i32>,
@@ -53,24 +53,28 @@ pub(super) fn ranges_kernel(
         let begin = max(first[from_first + slot * first.stride(2)], 0i32);
         let stop = clamp(end[from_end + slot * end.stride(2)], 0i32, k_len as i32);
         // One query for all is hidden from none.
-        let reach = select(queries == 1, k_len as i32, seen);
-        for n in 0..QUERIES {
-            let block = chunk * QUERIES + n;
-            if block < key_blocks {
-                let key = (block * 64) as i32;
+        let reach = select(queries == 1, k_len as i32, max(seen, 0i32)) as usize;
+        let first_block = chunk * QUERIES;
+        let last_block = min(first_block + QUERIES, reach.div_ceil(64usize));
+        let from = max(begin as usize, first_block * 64);
+        let to = min(stop as usize, (first_block + QUERIES) * 64);
+        if comptime!(one_key) {
+            let all = select(begin < stop, 0xFFFF_FFFFu32, 0u32);
+            bits[row * queries + slot] = Vector::<u32, Const<2>>::new(all);
+        } else if from < to {
+            for block in first_block..last_block {
                 let mut pair = Vector::<u32, Const<2>>::new(0u32);
-                if comptime!(one_key) {
-                    let all = select(begin < stop, 0xFFFF_FFFFu32, 0u32);
-                    pair = Vector::<u32, Const<2>>::new(all);
-                } else if key < reach {
-                    #[unroll]
-                    for w in 0..2usize {
-                        let from = key + comptime!(32 * w as i32);
-                        let word = first_bits(stop - from) & !first_bits(begin - from);
-                        pair.insert(w, word);
-                    }
+                #[unroll]
+                for w in 0..2usize {
+                    let key = (block * 64) as i32 + comptime!(32 * w as i32);
+                    pair.insert(w, first_bits(stop - key) & !first_bits(begin - key));
                 }
                 bits[(row * key_blocks + block) * queries + slot] = pair;
+            }
+        } else {
+            for block in first_block..last_block {
+                let at = (row * key_blocks + block) * queries + slot;
+                bits[at] = Vector::<u32, Const<2>>::new(0u32);
             }
         }
     }
@@ -78,21 +82,21 @@ pub(super) fn ranges_kernel(
     let block = chunk * QUERIES + slot % QUERIES;
     if block < key_blocks && query_block < query_blocks {
         let key = (block * 64) as i32;
+        let last = key + min(k_len as i32 - key, 64i32);
         let mut count = 0i32;
         if key < seen {
             for n in 0..QUERIES {
                 let query = query_block * QUERIES + n;
-                if query < q_len {
-                    let stored = min(query, queries - 1);
-                    let begin = max(first[from_first + stored * first.stride(2)], key);
-                    let mut stop = min(key + 64, k_len as i32);
-                    if comptime!(causal) {
-                        stop = min(stop, query as i32 + 1 + position_shift);
-                    }
-                    stop = min(stop, end[from_end + stored * end.stride(2)]);
-                    // In this order nothing overflows, whatever the tensors hold.
-                    count += max(stop, begin) - begin;
+                // Past the last query its range is read again, and not counted.
+                let stored = min(query, queries - 1);
+                let begin = max(first[from_first + stored * first.stride(2)], key);
+                let mut stop = min(end[from_end + stored * end.stride(2)], last);
+                stop = select(query < q_len, stop, 0i32);
+                if comptime!(causal) {
+                    stop = min(stop, query as i32 + 1 + position_shift);
                 }
+                // In this order nothing overflows, whatever the tensors hold.
+                count += max(stop, begin) - begin;
             }
         }
         counts[(row * query_blocks + query_block) * key_blocks + block] = count as u32;

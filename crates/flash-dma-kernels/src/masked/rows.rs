@@ -45,8 +45,8 @@ impl RowsBlueprint {
 ///
 /// `mask` is `[batch, heads, queries, keys]` seen as 32-bit words: its strides are in words, multiples of 4 on the
 /// first three axes, and `keys` is a multiple of 32 elements. `bits` is the contiguous `[batch, heads, key_blocks,
-/// queries]` of pairs of words, `counts` the contiguous `[batch, heads, query_blocks, key_blocks]`. Blocks that
-/// causal masking hides from all 16 queries are 0 without a look at the mask.
+/// queries]` of pairs of words, `counts` the contiguous `[batch, heads, query_blocks, key_blocks]`. Of blocks that
+/// causal masking hides from all 16 queries nothing is read, and no bits are written.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn rows_kernel(
     mask: &Tensor<Vector<u32, Const<4>>>,
@@ -73,14 +73,15 @@ pub(super) fn rows_kernel(
     let first_block = group * comptime!(bp.blocks());
     let first_key = (first_block + unit / 2) * 64 + unit % 2 * 32;
 
-    let mut visible = first_key < k_len;
+    // One past the last key block that some query sees.
+    let mut seen_blocks = key_blocks as i32;
     if comptime!(bp.causal) {
-        let last = (first_query + queries - 1) as i32 + position_shift;
-        visible = visible && ((first_block + unit / 2) * 64) as i32 <= last;
+        let position = (first_query + queries - 1) as i32 + position_shift;
+        seen_blocks = min(seen_blocks, select(position < 0, 0i32, position / 64 + 1));
     }
     let at = unit / 2 * STRIDE + unit % 2;
     let mut count = 0u32;
-    if visible {
+    if first_key < k_len && ((first_block + unit / 2) as i32) < seen_blocks {
         let heads = counts.shape(1);
         let base = row / heads * mask.stride(0)
             + row % heads * mask.stride(1)
@@ -142,7 +143,7 @@ pub(super) fn rows_kernel(
     for part in 0..comptime!(QUERIES / 2) {
         let item = part * bp.units + unit;
         let (block, query) = (item / QUERIES, item % QUERIES);
-        if first_block + block < key_blocks && query < queries {
+        if ((first_block + block) as i32) < seen_blocks && query < queries {
             let from = block * STRIDE + 2 * query;
             let mut pair = Vector::<u32, Const<2>>::new(words[from]);
             pair.insert(1usize, words[from + 1]);
