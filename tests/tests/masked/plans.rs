@@ -6,9 +6,9 @@ use flash_dma_problem::PlanGeometry;
 use flash_dma_reference::Rng;
 use flash_dma_tests::engines::{Backend, Burn};
 use flash_dma_tests::masked::plans::{Keys, Plan, PlanEngine, RawMask, read};
-use flash_dma_tests::{every_burn, masked_engines};
+use flash_dma_tests::{every_burn, every_engine};
 
-masked_engines!(
+every_engine!(
     masks_of_whole_words,
     masks_of_any_shape,
     ranges_of_any_shape,
