@@ -8,7 +8,7 @@ use burn::tensor::{Bool, Int, Tensor, TensorData};
 use burn_flash_dma::{AttentionMask, KeyRanges, TilePlan};
 use flash_dma_cpu::BroadcastView;
 use flash_dma_kernels::MaskBits;
-use flash_dma_problem::{PlanGeometry, contiguous_strides};
+use flash_dma_problem::{AttentionError, PlanGeometry, contiguous_strides};
 
 /// The bits and counts of a plan, contiguous.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +45,16 @@ pub trait PlanEngine: Engine {
     fn plan(&self, geometry: &PlanGeometry, mask: &RawMask) -> Plan;
 
     /// The plan of ranges of keys.
-    fn plan_ranges(&self, geometry: &PlanGeometry, first: &Keys, end: &Keys) -> Plan;
+    ///
+    /// # Errors
+    ///
+    /// If the engine refuses.
+    fn plan_ranges(
+        &self,
+        geometry: &PlanGeometry,
+        first: &Keys,
+        end: &Keys,
+    ) -> Result<Plan, AttentionError>;
 }
 
 impl Plan {
@@ -135,18 +144,16 @@ fn laid_out<T: Copy + Default>(shape: [usize; 4], mask: &RawMask, of: impl Fn(u8
     values
 }
 
-/// The shape and strides of ranges, broadcast to a geometry's mask with one key.
+/// The shape and strides of ranges, of which axes of size 1 are broadcast to a geometry's mask with one key.
 fn columns(geometry: &PlanGeometry, keys: &Keys) -> ([usize; 4], [usize; 4]) {
-    let [batch, heads, queries, _] = geometry.mask;
-    let strides: Vec<usize> = contiguous_strides(&keys.shape).collect();
-    let step = |axis: usize| {
-        if keys.shape[axis] == 1 {
-            0
-        } else {
-            strides[axis]
+    let (mut shape, mut strides) = (geometry.mask, [0; 4]);
+    shape[3] = 1;
+    for (axis, stride) in contiguous_strides(&keys.shape).enumerate() {
+        if keys.shape[axis] != 1 {
+            (shape[axis], strides[axis]) = (keys.shape[axis], stride);
         }
-    };
-    ([batch, heads, queries, 1], [step(0), step(1), step(2), 1])
+    }
+    (shape, strides)
 }
 
 impl PlanEngine for Cpu {
@@ -170,7 +177,12 @@ impl PlanEngine for Cpu {
         plan
     }
 
-    fn plan_ranges(&self, geometry: &PlanGeometry, first: &Keys, end: &Keys) -> Plan {
+    fn plan_ranges(
+        &self,
+        geometry: &PlanGeometry,
+        first: &Keys,
+        end: &Keys,
+    ) -> Result<Plan, AttentionError> {
         let [first, end] = [first, end].map(|keys| {
             let (shape, strides) = columns(geometry, keys);
             BroadcastView {
@@ -181,14 +193,17 @@ impl PlanEngine for Cpu {
         });
         let mut plan = Plan::zeros(geometry);
         plan.bits.fill(u32::MAX);
-        flash_dma_cpu::plan_ranges(geometry, first, end, &mut plan.bits, &mut plan.counts)
-            .expect("a good plan");
-        plan
+        flash_dma_cpu::plan_ranges(geometry, first, end, &mut plan.bits, &mut plan.counts)?;
+        Ok(plan)
     }
 }
 
 impl<T: Target> Kernels<T> {
-    fn planned(&self, geometry: &PlanGeometry, run: impl FnOnce(MaskBits)) -> Plan {
+    fn planned(
+        &self,
+        geometry: &PlanGeometry,
+        run: impl FnOnce(MaskBits) -> Result<(), AttentionError>,
+    ) -> Result<Plan, AttentionError> {
         let zeros = Plan::zeros(geometry);
         let place = |words: &[u32], shape: &[usize]| {
             let wrong: Vec<i32> = words.iter().map(|_| 0x5555_5555).collect();
@@ -198,15 +213,15 @@ impl<T: Target> Kernels<T> {
             bits: place(&zeros.bits, &geometry.bits_shape()),
             counts: place(&zeros.counts, &geometry.counts_shape()),
         };
-        run(plan.clone());
+        run(plan.clone())?;
         let read = |tensor, len| match len {
             0 => Vec::new(),
             _ => bytemuck::cast_slice(&self.read_bytes(tensor))[..len].to_vec(),
         };
-        Plan {
+        Ok(Plan {
             bits: read(&plan.bits, zeros.bits.len()),
             counts: read(&plan.counts, zeros.counts.len()),
-        }
+        })
     }
 }
 
@@ -219,8 +234,8 @@ impl<T: Target> PlanEngine for Kernels<T> {
             self.planned(geometry, |plan| {
                 let hidden = mask.hidden;
                 flash_dma_kernels::plan(&self.client, geometry, mask_tensor, size, hidden, plan)
-                    .expect("a good plan");
             })
+            .expect("a good plan")
         };
         let narrow = plan(&laid_out(geometry.mask, mask, |x| x), 1);
         let words = laid_out(geometry.mask, mask, |x| u32::from(x) << 17);
@@ -228,7 +243,12 @@ impl<T: Target> PlanEngine for Kernels<T> {
         narrow
     }
 
-    fn plan_ranges(&self, geometry: &PlanGeometry, first: &Keys, end: &Keys) -> Plan {
+    fn plan_ranges(
+        &self,
+        geometry: &PlanGeometry,
+        first: &Keys,
+        end: &Keys,
+    ) -> Result<Plan, AttentionError> {
         let [first, end] = [first, end].map(|keys| {
             let (shape, strides) = columns(geometry, keys);
             binding(
@@ -239,7 +259,6 @@ impl<T: Target> PlanEngine for Kernels<T> {
         });
         self.planned(geometry, |plan| {
             flash_dma_kernels::plan_ranges(&self.client, geometry, first, end, plan)
-                .expect("a good plan");
         })
     }
 }
@@ -277,13 +296,22 @@ impl<B: Backend> PlanEngine for Burn<B> {
         read(&TilePlan::new(mask, lengths, geometry.causal))
     }
 
-    fn plan_ranges(&self, geometry: &PlanGeometry, first: &Keys, end: &Keys) -> Plan {
+    fn plan_ranges(
+        &self,
+        geometry: &PlanGeometry,
+        first: &Keys,
+        end: &Keys,
+    ) -> Result<Plan, AttentionError> {
         let [first, end] = [first, end].map(|keys| {
             let data = TensorData::new(keys.values.clone(), keys.shape);
             Tensor::<3, Int>::from_data(data, &self.device)
         });
         let lengths = [geometry.q_len, geometry.k_len];
         let ranges = KeyRanges::new(first, end);
-        read(&TilePlan::from_ranges(ranges, lengths, geometry.causal))
+        Ok(read(&TilePlan::try_from_ranges(
+            ranges,
+            lengths,
+            geometry.causal,
+        )?))
     }
 }

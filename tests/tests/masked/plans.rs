@@ -2,17 +2,18 @@
 
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_flash_dma::{AttentionMask, KeyRanges, TilePlan};
-use flash_dma_problem::PlanGeometry;
+use flash_dma_problem::{AttentionError, PlanGeometry, TensorName};
 use flash_dma_reference::Rng;
 use flash_dma_tests::engines::{Backend, Burn};
 use flash_dma_tests::masked::plans::{Keys, Plan, PlanEngine, RawMask, read};
-use flash_dma_tests::{every_burn, every_engine};
+use flash_dma_tests::{every_burn, every_engine, raw_engines};
 
 every_engine!(
     masks_of_whole_words,
     masks_of_any_shape,
     ranges_of_any_shape,
 );
+raw_engines!(ranges_that_do_not_fit);
 every_burn!(builders_of_ranges_and_masks_agree, runs_of_many_tokens);
 
 /// Random bytes, of which half are 0, in blocks that are empty, full or mixed.
@@ -130,7 +131,7 @@ fn ranges_of_any_shape<E: PlanEngine>(engine: &E) {
                     (at(&first, index)..at(&end, index)).contains(&(index[3] as i64))
                 });
                 let plan = engine.plan_ranges(&geometry, &first, &end);
-                let plan = plan.specified(&geometry);
+                let plan = plan.expect("good ranges").specified(&geometry);
                 assert_eq!(
                     plan.counts, expected.counts,
                     "{first:?} {end:?} {geometry:?}"
@@ -139,6 +140,46 @@ fn ranges_of_any_shape<E: PlanEngine>(engine: &E) {
             }
         }
     }
+}
+
+/// Another size on each axis, too few numbers, and a mask that has not all keys.
+fn ranges_that_do_not_fit<E: PlanEngine>(engine: &E) {
+    let good = Keys {
+        shape: [2, 3, 5],
+        values: vec![0; 30],
+    };
+    let geometry = PlanGeometry::new(&[2, 3, 5, 70], [5, 70], true).unwrap();
+    let (first, end) = (TensorName::FirstKeys, TensorName::EndKeys);
+    for axis in 0..3 {
+        let mut other = good.clone();
+        other.shape[axis] += 1;
+        other.values.resize(100, 0);
+        let error = |tensor| {
+            Err(AttentionError::Shape {
+                tensor,
+                axis,
+                expected: good.shape[axis],
+                actual: other.shape[axis],
+            })
+        };
+        assert_eq!(engine.plan_ranges(&geometry, &other, &good), error(first));
+        assert_eq!(engine.plan_ranges(&geometry, &good, &other), error(end));
+    }
+    let mut short = good.clone();
+    short.values.truncate(29);
+    let error = engine.plan_ranges(&geometry, &short, &good).unwrap_err();
+    assert!(matches!(error, AttentionError::Buffer { tensor, .. } if tensor == first));
+    let one_key = PlanGeometry::new(&[2, 3, 5, 1], [5, 70], true).unwrap();
+    let tensor = TensorName::Mask;
+    assert_eq!(
+        engine.plan_ranges(&one_key, &good, &good),
+        Err(AttentionError::Shape {
+            tensor,
+            axis: 3,
+            expected: 70,
+            actual: 1
+        })
+    );
 }
 
 /// Each builder of ranges beside the builder of masks of the same name.

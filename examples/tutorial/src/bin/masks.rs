@@ -1,7 +1,7 @@
 //! The masks of the book, and attention under one of them with a bias that is learned.
 
 use burn::tensor::{Device, Distribution, Int, Tensor};
-use burn_flash_dma::{AttentionMask, AttentionOptions, BlockRule, TilePlan};
+use burn_flash_dma::{AttentionMask, AttentionOptions, BlockRule, KeyRanges, TilePlan};
 
 /// Pairs that a mask shows.
 fn pairs(mask: &AttentionMask) -> i64 {
@@ -83,4 +83,21 @@ fn main() {
     let counts: Vec<i64> = counts.iter().collect();
     let empty = counts.iter().filter(|&&count| count == 0).count();
     println!("{} of {} blocks are empty", empty, counts.len());
+
+    // ANCHOR: ranges
+    // Documents of 100 tokens, in which each token sees the last 30: two numbers a query.
+    let device = Device::flex();
+    let ids = Tensor::<1, Int>::arange(0..256, &device).div_scalar(100);
+    let ids = ids.reshape([1, 256]);
+    let ranges =
+        KeyRanges::documents(ids.clone()).and(KeyRanges::sliding_window([256, 256], 30, &device));
+    let plan = TilePlan::from_ranges(ranges, [256, 256], true);
+
+    // What the same keys cost as a mask: 256 times 256.
+    let mask =
+        AttentionMask::documents(ids).and(AttentionMask::sliding_window([256, 256], 30, &device));
+    let same = TilePlan::new(mask, [256, 256], true);
+    // ANCHOR_END: ranges
+    let [plan, same] = [plan, same].map(|plan| plan.counts().clone().into_data());
+    assert_eq!(plan, same);
 }
