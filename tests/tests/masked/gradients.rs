@@ -79,7 +79,7 @@ fn gradients_of_biases_alone<E: MaskedEngine>(engine: &E) {
     }
 }
 
-/// A mask for every query head: the heads of a group stream different queries past the same keys.
+/// A mask or a bias for every query head: the heads of a group stream different queries past the same keys.
 fn gradients_where_heads_see_different_keys<E: MaskedEngine>(engine: &E) {
     for case in problems::<E>() {
         let [batch, q_heads, _, q_len, k_len, _] = case.sizes;
@@ -91,6 +91,10 @@ fn gradients_where_heads_see_different_keys<E: MaskedEngine>(engine: &E) {
         ] {
             case.clone().mask(mask, pattern).check(engine);
         }
+        let bias = case.bias([batch, q_heads, 1, k_len]);
+        bias.check(engine);
+        let mask = [1, q_heads, q_len, k_len];
+        bias.mask(mask, Pattern::Window(80)).check(engine);
     }
 }
 

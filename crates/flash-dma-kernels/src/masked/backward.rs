@@ -23,7 +23,7 @@ const BINDINGS: u32 = 13;
 ///
 /// Runs asynchronously on the client's stream, on the engine of [`masked_backward_engine`]. Memory beside the arguments:
 /// a few f32 a query row; on the tensor cores also two lists of the active tiles of the mask, and
-/// `4 * batch * kv_heads * k_len` bytes if there is a bias.
+/// four bytes a key of every head that has a bias.
 ///
 /// # Errors
 ///
@@ -42,8 +42,8 @@ pub fn masked_backward(
 
 /// The engine that [`masked_backward`] runs on: [`Engine::Wgmma`] where
 /// [`masked_forward_engine`](crate::masked_forward_engine) names it, the head dimension is 64 or 128, `out` and `grad_out`
-/// have rows that begin at multiples of 16 bytes, `q` and `grad_out` none that repeat themselves by a stride of
-/// 0, and the query heads of a group share a bias; [`Engine::Portable`] for everything else.
+/// have rows that begin at multiples of 16 bytes, and `q` and `grad_out` none that repeat themselves by a stride of 0;
+/// [`Engine::Portable`] for everything else.
 /// [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE) leaves engines out.
 #[must_use]
 pub fn masked_backward_engine(
@@ -194,11 +194,20 @@ fn launch_wgmma(
         steps,
         capacity,
     };
-    // The kernel sums over the queries and heads of a group; sequences and kv heads that share a bias are added behind it.
+    // The kernel sums over the queries, and over the heads of a group if they share a bias; sequences and heads that
+    // share one beyond that are added behind it.
+    let heads = if blueprints.dkdv.bias_heads {
+        p.q_heads
+    } else {
+        p.kv_heads
+    };
     let parts = match problem.bias {
-        Some(_) => scratch(client, p.scores_shape()),
+        Some(_) => scratch(client, [p.batch, heads, p.k_len]),
         None => scratch(client, [1]),
     };
+    if blueprints.dkdv.bias_heads {
+        fill(client, &parts, 0.0, f32::elem_type_native());
+    }
     launch_masked(
         client,
         p,

@@ -11,8 +11,8 @@ use flash_dma_problem::MaskedProblem;
 /// The steps of the dk/dv kernel under a mask: for each tile of keys the query tiles that see some of it, of each group
 /// of heads that share a tile.
 ///
-/// A list holds first the steps whose queries see all the keys, then the others, both in the order of the queries. Heads that
-/// see the same share a list: there is one for each kv head of the mask, or for all.
+/// A list holds first the steps whose queries see all the keys, then the others, both head by head in the order of the
+/// queries. Heads that see the same share a list: there is one for each kv head of the mask, or for all.
 #[derive(Clone, Debug)]
 pub(super) struct QueryLists {
     /// `[batch, kv heads, key tiles, capacity]` of the mask, u32: the query tile, and in the lower [`HEAD_BITS`] bits which
@@ -48,7 +48,8 @@ pub(super) fn query_lists(
     let (keys, queries) = (blueprint.keys(), blueprint.queries());
     let tiles = p.k_len.div_ceil(keys);
     let head_groups = p.group() / blueprint.heads;
-    let capacity = p.q_len.div_ceil(queries) * head_groups;
+    // Room for the steps twice: those that see some keys wait for the number of those that see all.
+    let capacity = 2 * p.q_len.div_ceil(queries) * head_groups;
     // Rows of the mask of a list: one, or one for each head of the group.
     let list_heads = heads.min(p.kv_heads);
     let rows_each = heads / list_heads;
@@ -68,14 +69,14 @@ pub(super) fn query_lists(
             counts.clone().into_tensor_arg(),
             items,
             tiles,
-            queries,
-            keys,
             head_groups,
             rows_each,
             p.q_len,
             p.k_len,
             bit_blocks as u32,
             bit_queries as u32,
+            queries,
+            keys,
             team,
         );
     }
@@ -98,14 +99,14 @@ fn query_list_kernel(
     totals: &mut Tensor<u32>,
     items: usize,
     tiles: usize,
-    queries: usize,
-    keys: usize,
     head_groups: usize,
     rows_each: usize,
     q_len: usize,
     k_len: usize,
     bit_blocks: u32,
     bit_queries: u32,
+    #[comptime] queries: usize,
+    #[comptime] keys: usize,
     #[comptime] team: Team,
 ) {
     let item = CUBE_POS;
@@ -125,53 +126,105 @@ fn query_list_kernel(
         totals[7] = step(bit_queries, 1u32);
     }
     let member = Member::this(team);
-    let (query_blocks, blocks) = (counts.shape(2), counts.shape(3));
     let (tile, list_row) = (item % tiles, item / tiles);
-    let steps = q_len.div_ceil(queries) * head_groups;
-    let first_block = tile * keys / 64;
-    let end_block = min(tile * keys + keys, k_len).div_ceil(64usize);
-    let mut written = 0usize;
-    for partial in 0..2usize {
-        let mut start = 0usize;
-        while start < steps {
-            let own = start + member.lane;
-            let (query_tile, heads) = (own / head_groups, own % head_groups);
-            let mut sum = 0u32;
-            let mut pairs = 0u32;
-            if own < steps {
-                let row = list_row * rows_each + min(heads, rows_each - 1);
-                let first = query_tile * queries;
-                let last = min(first + queries, q_len);
-                for query_block in first / 16..last.div_ceil(16usize) {
-                    let rows = min(q_len - query_block * 16, 16usize);
-                    for block in first_block..end_block {
-                        sum += counts[(row * query_blocks + query_block) * blocks + block];
-                        pairs += (rows * min(k_len - block * 64, 64usize)) as u32;
-                    }
-                }
-                // Rows behind the last query see nothing.
-                if first + queries > q_len {
-                    pairs += 1u32;
-                }
-            }
-            // Two comparisons: not every code generator compares booleans.
-            let mut wanted = sum == pairs && sum > 0;
-            if partial == 1 {
-                wanted = sum != pairs && sum > 0;
-            }
-            let bits = ballot(wanted, team);
-            let before = sum_up_to(u32::cast_from(wanted), &member, team) as usize;
-            if wanted {
-                list[item * steps + written + before - 1] =
-                    ((query_tile << HEAD_BITS) | heads) as u32;
-            }
-            written += bits.count_ones() as usize;
-            start += comptime!(team.lanes);
+    let query_tiles = q_len.div_ceil(queries);
+    let steps = query_tiles * head_groups;
+    let mut whole = 0usize;
+    let mut partial = 0usize;
+    let mut start = 0usize;
+    while start < steps {
+        // Several at once, so that their reads overlap.
+        let mut kinds = Array::<u32>::new(AT_ONCE);
+        #[unroll]
+        for n in 0..AT_ONCE {
+            let own = start + comptime!(n * team.lanes) + member.lane;
+            let (heads, query_tile) = (own / query_tiles, own % query_tiles);
+            let row = list_row * rows_each + min(heads, rows_each - 1);
+            let kind = kind_of(counts, row, tile, query_tile, k_len, queries, keys);
+            kinds[n] = select(own < steps, kind, EMPTY);
         }
-        if member.lane == 0 {
-            totals[comptime!(HEADER) + item * 2 + partial] = written as u32;
+        #[unroll]
+        for n in 0..AT_ONCE {
+            let own = start + comptime!(n * team.lanes) + member.lane;
+            let (heads, query_tile) = (own / query_tiles, own % query_tiles);
+            let entry = ((query_tile << HEAD_BITS) | heads) as u32;
+            let is_whole = kinds[n] == WHOLE;
+            let is_partial = kinds[n] == PARTIAL;
+            let before = sum_up_to(u32::cast_from(is_whole), &member, team) as usize;
+            if is_whole {
+                list[item * steps * 2 + whole + before - 1] = entry;
+            }
+            whole += ballot(is_whole, team).count_ones() as usize;
+            let before = sum_up_to(u32::cast_from(is_partial), &member, team) as usize;
+            if is_partial {
+                list[item * steps * 2 + steps + partial + before - 1] = entry;
+            }
+            partial += ballot(is_partial, team).count_ones() as usize;
+        }
+        start += comptime!(AT_ONCE * team.lanes);
+    }
+    // Behind the whole steps, now that their number is known.
+    sync_cube();
+    let mut at = member.lane;
+    while at < partial {
+        list[item * steps * 2 + whole + at] = list[item * steps * 2 + steps + at];
+        at += comptime!(team.lanes);
+    }
+    if member.lane == 0 {
+        totals[HEADER + item * 2] = whole as u32;
+        totals[HEADER + item * 2 + 1] = (whole + partial) as u32;
+    }
+}
+
+/// Steps that a lane looks at together.
+const AT_ONCE: usize = 4;
+
+/// Whether the queries of a tile see none, all or some of the keys of another.
+const EMPTY: u32 = 0;
+const WHOLE: u32 = 1;
+const PARTIAL: u32 = 2;
+
+/// Which of these a query tile is, by the counts of row `row` of the mask.
+#[cube]
+fn kind_of(
+    counts: &Tensor<u32>,
+    row: usize,
+    tile: usize,
+    query_tile: usize,
+    k_len: usize,
+    #[comptime] queries: usize,
+    #[comptime] keys: usize,
+) -> u32 {
+    let (query_blocks, blocks) = (counts.shape(2), counts.shape(3));
+    let mut sum = 0u32;
+    let mut pairs = 0u32;
+    #[unroll]
+    for q in 0..comptime!(queries.div_ceil(16)) {
+        // A tile may be a part of a block: then a whole block of it tells.
+        let query_block = query_tile * queries / 16 + q;
+        // Rows behind the last query see nothing: they make the tile partial.
+        pairs += comptime!(16 * keys as u32);
+        #[unroll]
+        for b in 0..comptime!(keys / 64) {
+            let block = tile * comptime!(keys / 64) + b;
+            let there = query_block < query_blocks && block < blocks;
+            let from = (row * query_blocks + min(query_block, query_blocks - 1)) * blocks
+                + min(block, blocks - 1);
+            sum += select(there, counts[from], 0u32);
+            // Keys behind the last see everything.
+            let end = min((block + 1) * 64, k_len);
+            let missing = (block + 1) * 64 - max(end, block * 64);
+            pairs -= missing as u32 * 16u32;
         }
     }
+    let mut kind = EMPTY.runtime();
+    if sum > 0 {
+        kind = PARTIAL;
+    }
+    if sum == pairs && sum > 0 {
+        kind = WHOLE;
+    }
+    kind
 }
 
 /// How far apart the entries of an axis of `size` are: 0 broadcasts.
@@ -180,8 +233,8 @@ fn step(size: u32, each: u32) -> u32 {
     select(size == 1, 0u32, each)
 }
 
-/// Sums the gradients of the biases of all kv heads, contiguous `[batch, kv_heads, k_len]`, over the sequences and heads
-/// that share a bias, in a fixed order, to `grad`, contiguous `[batch | 1, kv_heads | 1, 1, k_len]`.
+/// Sums the gradients of the biases of all heads, contiguous `[batch, heads, k_len]`, over the sequences and heads that
+/// share a bias, in a fixed order, to `grad`, contiguous `[batch | 1, heads | 1, 1, k_len]`.
 pub(super) fn sum_heads(client: &Client, parts: &TensorBinding, grad: &TensorBinding) {
     let items = grad.shape.iter().product();
     let (count, dim) = one_unit_each(client, items);
@@ -206,17 +259,128 @@ fn sum_heads_kernel(parts: &Tensor<f32>, grad: &mut Tensor<f32>, items: usize) {
     if at >= items {
         terminate!();
     }
-    let (batches, kv_heads, k_len) = (parts.shape(0), parts.shape(1), parts.shape(2));
+    let (batches, heads, k_len) = (parts.shape(0), parts.shape(1), parts.shape(2));
     let (own_batches, own_heads) = (grad.shape(0), grad.shape(1));
     let (key, row) = (at % k_len, at / k_len);
     let (own_head, own_batch) = (row % own_heads, row / own_heads);
     let mut sum = 0.0f32;
     for batch in 0..batches / own_batches {
-        for head in 0..kv_heads / own_heads {
+        for head in 0..heads / own_heads {
             // One of the two numbers is 0 on each axis.
-            let from = (own_batch + batch) * kv_heads + own_head + head;
+            let from = (own_batch + batch) * heads + own_head + head;
             sum += parts[from * k_len + key];
         }
     }
     grad[at] = sum;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::forward::mma::Instruction;
+    use crate::testing::{client, read_u32, strided};
+    use crate::{AttentionOptions, ElementType};
+    use flash_dma_reference::Rng;
+
+    fn blueprint(fragments: usize, heads: usize) -> DkdvBlueprint {
+        DkdvBlueprint {
+            instruction: Instruction::Wgmma,
+            element: ElementType::Bf16,
+            head_dim: 64,
+            role_warps: 4,
+            fragments,
+            rows: 64,
+            stages: 4,
+            heads,
+            causal: false,
+            sparse: false,
+            masked: true,
+            biased: false,
+            bias_heads: false,
+            softcap: false,
+            shared_keys: false,
+            parts: false,
+        }
+    }
+
+    /// Lists of random counts, of which many blocks are empty and many full.
+    #[test]
+    fn lists_hold_the_steps_that_see_keys_and_the_whole_ones_first() {
+        let client = client();
+        for (n, (mask_heads, heads, fragments)) in [(1, 4, 2), (2, 4, 1), (8, 1, 2), (8, 1, 1)]
+            .into_iter()
+            .enumerate()
+        {
+            let (q_len, k_len, group) = (150 + n, 333, 4);
+            let (q, kv) = ([2, 8, q_len, 64], [2, 2, k_len, 64]);
+            let mask = [2, mask_heads, q_len, k_len];
+            let problem = MaskedProblem::new(
+                &q,
+                &kv,
+                &kv,
+                Some(&mask),
+                None,
+                ElementType::Bf16,
+                &AttentionOptions::new().with_causal(false),
+            )
+            .unwrap();
+            let geometry = problem.plan.unwrap();
+            let shape = geometry.counts_shape();
+            let [_, _, query_blocks, key_blocks] = shape;
+            let mut rng = Rng::new(n as u64);
+            let counts: Vec<u32> = (0..shape.iter().product())
+                .map(|at: usize| {
+                    let pairs = geometry.pairs(at / key_blocks % query_blocks, at % key_blocks);
+                    [0, pairs, pairs, pairs / 2][rng.below(4)] as u32
+                })
+                .collect();
+            let contiguous: Vec<usize> = crate::contiguous_strides(&shape).collect();
+            let tensor = strided(&client, &counts, &shape, &contiguous);
+            let plan = MaskBits {
+                bits: tensor.clone(),
+                counts: tensor,
+            };
+            let blueprint = blueprint(fragments, heads);
+            let lists = query_lists(&client, &problem, &plan, blueprint);
+            let (list, totals) = (
+                read_u32(&client, lists.list),
+                read_u32(&client, lists.counts),
+            );
+            let (keys, queries) = (blueprint.keys(), blueprint.queries());
+            let (tiles, list_heads) = (k_len.div_ceil(keys), mask_heads.min(2));
+            for item in 0..2 * list_heads * tiles {
+                let (row, tile) = (item / tiles, item % tiles);
+                let mut expected = [Vec::new(), Vec::new()];
+                for head in 0..group / heads {
+                    let row = row * (mask_heads / list_heads) + head % (mask_heads / list_heads);
+                    for query_tile in 0..q_len.div_ceil(queries) {
+                        let (first, end) = (query_tile * queries, (query_tile + 1) * queries);
+                        let mut seen = 0;
+                        let mut pairs = 0;
+                        for i in first / 16..end.min(q_len).div_ceil(16) {
+                            for j in tile * keys / 64..((tile + 1) * keys).min(k_len).div_ceil(64) {
+                                seen += counts[(row * query_blocks + i) * key_blocks + j] as usize;
+                                pairs += geometry.pairs(i, j);
+                            }
+                        }
+                        let some = usize::from(seen < pairs || end > q_len);
+                        if seen > 0 {
+                            expected[some].push((query_tile << HEAD_BITS | head) as u32);
+                        }
+                    }
+                }
+                let at = HEADER + item * 2;
+                let whole = expected[0].len();
+                let expected = expected.concat();
+                let total = expected.len();
+                assert_eq!(
+                    totals[at..at + 2],
+                    [whole as u32, total as u32],
+                    "{n} {item}"
+                );
+                let from = item * lists.capacity;
+                assert_eq!(list[from..from + total], expected, "{n} {item}");
+            }
+        }
+    }
 }

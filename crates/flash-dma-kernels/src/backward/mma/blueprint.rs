@@ -59,6 +59,8 @@ pub(crate) struct DkdvBlueprint {
     pub masked: bool,
     /// Keys carry a bias that all queries share. `wgmma` only.
     pub biased: bool,
+    /// Every query head has biases of its own.
+    pub bias_heads: bool,
     /// Whether the scaled product is capped.
     pub softcap: bool,
     /// Whether several cubes add to one key's gradients: then into f32 sums, by atomics.
@@ -96,7 +98,7 @@ impl MmaBlueprints {
     }
 
     /// The configuration for a problem with a mask or a bias on `wgmma`, or `None` if it does not serve it: as
-    /// [`choose_wgmma`](Self::choose_wgmma), with biases that all queries and the heads of a group share.
+    /// [`choose_wgmma`](Self::choose_wgmma), with biases that all queries share.
     pub(crate) fn choose_masked(
         problem: &MaskedProblem,
         properties: &DeviceProperties,
@@ -205,6 +207,7 @@ impl DkdvBlueprint {
                     sparse: problem.has_scores,
                     masked: false,
                     biased: false,
+                    bias_heads: false,
                     softcap: problem.softcap.is_some(),
                     shared_keys: false,
                     parts: false,
@@ -219,21 +222,23 @@ impl DkdvBlueprint {
         Self::choose_wgmma_heads(problem, max_shared, 32)
     }
 
-    /// [`choose_wgmma`](Self::choose_wgmma) for masks and biases. Heads that see different queries have tiles apart.
+    /// [`choose_wgmma`](Self::choose_wgmma) for masks and biases. Heads of other masks or biases have
+    /// tiles apart.
     fn choose_masked(problem: &MaskedProblem, max_shared: usize) -> Option<Self> {
         let p = &problem.attention;
-        let shared = |shape: [usize; 4]| problem.heads_each(shape[1]) >= p.group();
+        let apart = |shape: [usize; 4]| problem.heads_each(shape[1]) < p.group();
+        let bias_heads = problem.bias.is_some_and(apart);
         let most = match problem.plan {
-            Some(plan) if !shared(plan.mask) => 1,
+            Some(plan) if apart(plan.mask) => 1,
+            _ if bias_heads => 1,
             _ => 32,
         };
-        Self::choose_wgmma_heads(p, max_shared, most)
-            .filter(|_| problem.bias.is_none_or(shared))
-            .map(|blueprint| Self {
-                masked: problem.plan.is_some(),
-                biased: problem.bias.is_some(),
-                ..blueprint
-            })
+        Self::choose_wgmma_heads(p, max_shared, most).map(|blueprint| Self {
+            masked: problem.plan.is_some(),
+            biased: problem.bias.is_some(),
+            bias_heads,
+            ..blueprint
+        })
     }
 
     /// [`choose_wgmma`](Self::choose_wgmma) with at most `most` heads a tile.
@@ -257,6 +262,7 @@ impl DkdvBlueprint {
             sparse: problem.has_scores,
             masked: false,
             biased: false,
+            bias_heads: false,
             softcap: problem.softcap.is_some(),
             shared_keys: false,
             parts: false,

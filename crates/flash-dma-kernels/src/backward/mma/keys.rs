@@ -1,6 +1,7 @@
 //! The keys of a key tile, and which queries they are attended to by.
 
 use super::blueprint::DkdvBlueprint;
+use super::mask::KeyMask;
 use super::queries::Range;
 use cubecl::prelude::*;
 
@@ -17,6 +18,16 @@ pub(in crate::backward) struct OwnKey {
     pub first: i32,
     pub end: i32,
     pub score: f32,
+}
+
+#[cube]
+impl OwnKey {
+    /// Gives it its bias for head `head` of the group.
+    pub(in crate::backward) fn bias(&mut self, mask: &KeyMask, head: usize) {
+        if self.valid {
+            self.score = mask.bias(head, self.key);
+        }
+    }
 }
 
 /// The key of slot `slot` of the tile; a slot past the last key is seen by no query, but does not narrow

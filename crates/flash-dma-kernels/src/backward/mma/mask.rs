@@ -3,7 +3,7 @@
 //! With `bp.masked` the arguments of the kernel mean: `list` the steps of each key tile, as `masked::query_lists` writes them;
 //! `counts` a header of [`HEADER`] words and behind it two words a list, the number of steps that see the
 //! keys whole, which come first, and of all; `intervals` the bits of the plan, a pair of words for a query and a key
-//! block. There is one chunk, of all queries. With `bp.biased` `scores` is a bias `[batch | 1, kv_heads | 1, 1, k_len]`.
+//! block. There is one chunk, of all queries. With `bp.biased` `scores` is a bias `[batch | 1, heads, 1, k_len]`.
 
 use super::blueprint::DkdvBlueprint;
 use crate::tile::mma::{global_address, read_ahead, uniform, uniform_address};
@@ -20,7 +20,7 @@ pub(crate) const HEAD_BITS: usize = 8;
 
 const KEY_BLOCK: usize = PlanGeometry::KEY_BLOCK;
 
-/// The words of the bits that sixteen neighbouring keys lie in, the first of them a multiple of 16.
+/// Where the bits and biases of sixteen neighbouring keys lie, the first of them a multiple of 16.
 #[derive(CubeType, Clone, Copy)]
 pub(in crate::backward) struct KeyMask {
     /// Where the word of query 0 lies, of the first head of the group.
@@ -28,33 +28,51 @@ pub(in crate::backward) struct KeyMask {
     /// Bytes from head to head of the group, words from query to query.
     head_step: u64,
     query_step: u32,
+    /// Where the bias of the first key lies, of the first head of the group, and bytes from head to head: of heads that
+    /// have biases of their own.
+    bias: u64,
+    bias_step: u64,
     /// The first key.
     first: usize,
 }
 
 #[cube]
 impl KeyMask {
-    /// That of no mask, which is not read.
+    /// That of no mask and no bias, which is not read.
     pub(in crate::backward) fn none() -> KeyMask {
         KeyMask {
             words: 0u64,
             head_step: 0u64,
             query_step: 0u32,
+            bias: 0u64,
+            bias_step: 0u64,
             first: 0usize,
         }
     }
 
-    /// Of the keys from `first` on; not read unless `bp.masked`.
+    /// Of the keys from `first` on of kv head `kv_head`, which `group` heads share. The bits are not read unless
+    /// `bp.masked`, the biases not unless `bp.bias_heads`.
     pub(in crate::backward) fn new(
+        scores: &Tensor<f32>,
         counts: &[u32],
         bits: &[Vector<u32, Const<2>>],
         batch: usize,
         kv_head: usize,
+        group: usize,
         first: usize,
         k_len: usize,
         #[comptime] bp: DkdvBlueprint,
     ) -> KeyMask {
         let mut mask = KeyMask::none();
+        mask.first = uniform(first);
+        if comptime!(bp.bias_heads) {
+            // An axis of size 1 is broadcast, whatever its stride.
+            let at = min(batch, scores.shape(0) - 1) * scores.stride(0)
+                + kv_head * group * scores.stride(1)
+                + min(first, k_len - 1);
+            mask.bias = uniform_address(global_address(&scores[at..at + 1]));
+            mask.bias_step = uniform_address(scores.stride(1) as u64 * 4);
+        }
         if comptime!(bp.masked) {
             let row = batch * counts[2] as usize + kv_head * counts[3] as usize;
             let block = min(first, k_len - 1) / KEY_BLOCK;
@@ -64,9 +82,16 @@ impl KeyMask {
             );
             mask.head_step = uniform_address(counts[4] as u64 * counts[5] as u64 * 8);
             mask.query_step = uniform(counts[7] as usize * 2) as u32;
-            mask.first = uniform(first);
         }
         mask
+    }
+
+    /// The bias of key `key` for head `head` of the group.
+    pub(in crate::backward) fn bias(&self, head: usize, key: usize) -> f32 {
+        f32::reinterpret(read_ahead(
+            self.bias + head as u64 * self.bias_step,
+            (key - self.first) as u32,
+        ))
     }
 
     /// The word of a query of head `head` of the group.

@@ -86,6 +86,10 @@ pub(in crate::backward) fn repair_key<E: Float, O: Float>(
         for head in 0..q.shape(1) / k.shape(1) {
             for query in own.first as usize..own.end as usize {
                 let row = rows.row + head * rows.len + query;
+                let mut key_score = own.score;
+                if comptime!(bp.bias_heads) {
+                    key_score = mask.bias(head, own.key);
+                }
                 let row_lse = lse[row];
                 // With a softcap the row sum does not tell of Q.
                 let mut broken = comptime!(bp.softcap) || !is_finite(delta[row]);
@@ -103,6 +107,7 @@ pub(in crate::backward) fn repair_key<E: Float, O: Float>(
                             k,
                             grad_out,
                             own,
+                            key_score,
                             k_rows,
                             q_row,
                             o_row,
@@ -118,6 +123,7 @@ pub(in crate::backward) fn repair_key<E: Float, O: Float>(
                             k,
                             q,
                             own,
+                            key_score,
                             k_rows,
                             q_row,
                             q_row,
@@ -145,6 +151,7 @@ fn add_not_finite<E: Float, O: Float>(
     k: &Tensor<Chunk<E>>,
     rows: &Tensor<Chunk<E>>,
     own: &OwnKey,
+    key_score: f32,
     k_rows: &RowAddress,
     q_row: usize,
     row: usize,
@@ -166,7 +173,7 @@ fn add_not_finite<E: Float, O: Float>(
                 product += f32::cast_from(a.extract(e)) * f32::cast_from(b.extract(e));
             }
         }
-        let x = logit_scale.apply(product, own.score, bp.softcap);
+        let x = logit_scale.apply(product, key_score, bp.softcap);
         weight = exp_of(x, -lse * comptime!(core::f32::consts::LOG2_E));
     }
     for c in 0..chunks {

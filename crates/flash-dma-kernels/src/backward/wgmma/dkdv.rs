@@ -1,6 +1,6 @@
 //! The gradients of k, v and the scores on Hopper's tensor cores: key tiles stream the queries of a chunk.
 
-use super::output::{write_row, write_score, zero_not_finite};
+use super::output::{add_scores, write_row, write_score, zero_not_finite};
 use super::queries::{StepCopies, Tiles, step_at};
 use super::steps::Steps;
 use super::weights::{StepWeights, step_weights};
@@ -95,13 +95,13 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
         tiles.end[unit] = own.end;
     }
     let mut score_row = batch * scores.stride(0) + kv_head * scores.stride(1);
-    if comptime!(bp.biased) {
+    if comptime!(bp.biased && !bp.bias_heads) {
         // An axis of size 1 is broadcast, whatever its stride.
         score_row = min(batch, scores.shape(0) - 1) * scores.stride(0)
             + min(kv_head, scores.shape(1) - 1) * scores.stride(1);
     }
     let slot0 = warp * 16 + lane / 4;
-    let key0 = own_key(
+    let mut key0 = own_key(
         slot0,
         start,
         count,
@@ -115,10 +115,10 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
         k_len,
         chunk_first,
         chunk_end,
-        comptime!(bp.sparse || bp.biased),
+        comptime!(bp.sparse || bp.biased && !bp.bias_heads),
         bp,
     );
-    let key1 = own_key(
+    let mut key1 = own_key(
         slot0 + 8,
         start,
         count,
@@ -132,7 +132,7 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
         k_len,
         chunk_first,
         chunk_end,
-        comptime!(bp.sparse || bp.biased),
+        comptime!(bp.sparse || bp.biased && !bp.bias_heads),
         bp,
     );
     sync_cube();
@@ -154,7 +154,15 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
         Steps::of_range(&range, group, bp)
     };
     let first_key = start + warp * 16;
-    let mask = KeyMask::new(counts, intervals, batch, kv_head, first_key, k_len, bp);
+    let mask = KeyMask::new(
+        scores, counts, intervals, batch, kv_head, group, first_key, k_len, bp,
+    );
+    // The head whose biases the keys have.
+    let mut head = steps.present(bp).head;
+    if comptime!(bp.bias_heads) {
+        key0.bias(&mask, head);
+        key1.bias(&mask, head);
+    }
 
     let rows = QueryRows::new::<E>(q, grad_out, batch, kv_head, group);
     let logit_scale = LogitScale::new(scale, softcap, bp.softcap);
@@ -214,6 +222,16 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
         sync_cube();
         for turn in 0..steps.count {
             let stage = turn % stages;
+            if comptime!(bp.bias_heads) {
+                let next = steps.present(bp).head;
+                if next != head {
+                    let row = (batch * q_heads + rows.head + head) * k_len;
+                    add_scores(&mut weights, &key0, &key1, grad_scores, row);
+                    head = next;
+                    key0.bias(&mask, head);
+                    key1.bias(&mask, head);
+                }
+            }
             let words = steps.seen(turn, &mask, q_len, bp);
             let q_tile = copies.queries(stage, bp);
             let o_tile = copies.grad_out(stage, bp);
@@ -334,7 +352,10 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
         write_row::<O, NO>(grad_v, &dv, at, 1.0f32, 1usize, bp);
         write_row::<O, NO>(grad_k, &dk, at, scale, 1usize, bp);
     }
-    if comptime!(bp.sparse || bp.biased) {
+    if comptime!(bp.bias_heads) {
+        let row = (batch * q_heads + rows.head + head) * k_len;
+        add_scores(&mut weights, &key0, &key1, grad_scores, row);
+    } else if comptime!(bp.sparse || bp.biased) {
         let dz0 = quad_sum(weights.dz0);
         let dz1 = quad_sum(weights.dz1);
         if quad == 0 {

@@ -1,8 +1,9 @@
 //! Where the gradients of keys go.
 
-use crate::backward::mma::{DkdvBlueprint, add_to};
+use super::weights::StepWeights;
+use crate::backward::mma::{DkdvBlueprint, OwnKey, add_to};
 use crate::tile::is_finite;
-use crate::tile::mma::{Chunk, value};
+use crate::tile::mma::{Chunk, quad_sum, value};
 use cubecl::prelude::*;
 
 /// Zeroes the elements of a stage of queries or output gradients that are not finite.
@@ -64,6 +65,31 @@ pub(super) fn write_score(grad: &mut [f32], at: usize, sum: f32, #[comptime] bp:
         add_to(&mut grad[at..at + 1], sum);
     } else {
         grad[at] = sum;
+    }
+}
+
+/// Adds the score gradients of this lane's two keys to those of the row that begins at `row`, which no other cube adds to, and
+/// begins anew.
+#[cube]
+pub(super) fn add_scores<NP: Size>(
+    weights: &mut StepWeights<NP>,
+    key0: &OwnKey,
+    key1: &OwnKey,
+    grad: &mut [f32],
+    row: usize,
+) {
+    let dz0 = quad_sum(weights.dz0);
+    let dz1 = quad_sum(weights.dz1);
+    weights.dz0 = 0.0f32;
+    weights.dz1 = 0.0f32;
+    let quad = UNIT_POS_X % 4;
+    if quad == 0 {
+        if key0.valid {
+            grad[row + key0.key] += dz0;
+        }
+        if key1.valid {
+            grad[row + key1.key] += dz1;
+        }
     }
 }
 

@@ -13,15 +13,16 @@ const LEN: usize = 32 << 10;
 pub(super) fn all() -> Vec<Case> {
     use ElementType::{Bf16, F32};
     let mut cases = Vec::new();
-    for (name, head_dim, element, mask, bias) in [
-        ("masked-bf16-d128", 128, Bf16, true, true),
-        ("masked-bf16-d64", 64, Bf16, true, true),
-        ("masked-bf16-d128-no-bias", 128, Bf16, true, false),
-        ("masked-bf16-d128-no-mask", 128, Bf16, false, true),
-        ("masked-f32-d128", 128, F32, true, true),
+    for (name, head_dim, element, heads, mask, bias) in [
+        ("masked-bf16-d128", 128, Bf16, HEADS, true, true),
+        ("masked-bf16-d64", 64, Bf16, HEADS, true, true),
+        ("masked-bf16-d128-no-bias", 128, Bf16, HEADS, true, false),
+        ("masked-bf16-d128-no-mask", 128, Bf16, HEADS, false, true),
+        ("masked-bf16-d128-heads", 128, Bf16, 4 * HEADS, true, true),
+        ("masked-f32-d128", 128, F32, HEADS, true, true),
     ] {
         cases.push(case(name.into(), move |client| {
-            run(client, head_dim, element, mask, bias);
+            run(client, head_dim, element, heads, mask, bias);
         }));
     }
     // What a mask's shape and elements, and ranges instead of it, are packed by.
@@ -53,9 +54,17 @@ fn planned(client: &Client, len: usize, size: usize, ranges: bool) {
     }
 }
 
-fn run(client: &Client, head_dim: usize, element: ElementType, mask: bool, bias: bool) {
+/// Mask and bias have `heads` heads.
+fn run(
+    client: &Client,
+    head_dim: usize,
+    element: ElementType,
+    heads: usize,
+    mask: bool,
+    bias: bool,
+) {
     let (q, kv) = ([1, 4 * HEADS, LEN, head_dim], [1, HEADS, LEN, head_dim]);
-    let (mask_shape, bias_shape) = ([1, HEADS, LEN, LEN], [1, HEADS, 1, LEN]);
+    let (mask_shape, bias_shape) = ([1, heads, LEN, LEN], [1, heads, 1, LEN]);
     let problem = MaskedProblem::new(
         &q,
         &kv,
