@@ -1,8 +1,8 @@
 //! The gradients of k, v and the scores: key tiles stream the queries that attend to them.
 
 use crate::tile::{
-    Blueprint, LANES, Row4, Slots, accumulate, accumulate_selected, load_rows, logit, logit_slope,
-    position, products, store_row,
+    Blueprint, LANES, Pairs, PairsExpand, Row4, Slots, TileRows, accumulate, accumulate_selected,
+    load_rows, load_tile, logit, logit_slope, position, products, store_row,
 };
 use cubecl::prelude::*;
 
@@ -182,36 +182,28 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
             slots.set_query(row, at);
             row += comptime!(bp.units());
         }
-        let q_base = batch * q.stride(0) + head * q.stride(1);
-        load_rows::<F, N>(
+        let queries = TileRows {
+            batch,
+            head,
+            first: tile_start,
+            end: q_len,
+        };
+        load_tile::<F, N>(
             q,
-            q_base,
-            q.stride(2),
-            keys,
-            0usize,
-            tile_start,
-            q_len,
+            &queries,
             &mut q_rows,
             &mut not_finite,
             slot,
             inner_rows,
-            false,
             bp,
         );
-        let grad_base = batch * grad_out.stride(0) + head * grad_out.stride(1);
-        load_rows::<F, N>(
+        load_tile::<F, N>(
             grad_out,
-            grad_base,
-            grad_out.stride(2),
-            keys,
-            0usize,
-            tile_start,
-            q_len,
+            &queries,
             &mut grad_rows,
             &mut not_finite,
             slot,
             inner_rows,
-            false,
             bp,
         );
         sync_cube();
@@ -254,8 +246,8 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
             accumulate(&mut v_acc, &p_weights, &grad_rows, bp);
             accumulate(&mut k_acc, &ds_weights, &q_rows, bp);
         } else {
-            accumulate_selected(&mut v_acc, &p_weights, &grad_rows, &slots, bp);
-            accumulate_selected(&mut k_acc, &ds_weights, &q_rows, &slots, bp);
+            accumulate_selected::<Slots>(&mut v_acc, &p_weights, &grad_rows, &slots, bp);
+            accumulate_selected::<Slots>(&mut k_acc, &ds_weights, &q_rows, &slots, bp);
         }
     }
 

@@ -1,8 +1,8 @@
 //! The gradient of q: query tiles stream the keys they attend to.
 
 use crate::tile::{
-    Blueprint, LANES, Row4, Slots, TileKeys, accumulate, accumulate_selected, load_rows, logit,
-    logit_slope, position, products, store_row,
+    Blueprint, LANES, Pairs, PairsExpand, Row4, Slots, TileKeys, TileRows, accumulate,
+    accumulate_selected, load_tile, logit, logit_slope, position, products, store_tile,
 };
 use cubecl::prelude::*;
 
@@ -99,36 +99,28 @@ pub(crate) fn dq_kernel<F: Float, N: Size>(
         k_len,
         bp,
     );
-    let q_base = batch * q.stride(0) + head * q.stride(1);
-    load_rows::<F, N>(
+    let queries = TileRows {
+        batch,
+        head,
+        first: first_query,
+        end: q_len,
+    };
+    load_tile::<F, N>(
         q,
-        q_base,
-        q.stride(2),
-        list,
-        0usize,
-        first_query,
-        q_len,
+        &queries,
         &mut q_rows,
         &mut not_finite,
         2usize,
         outer_rows,
-        false,
         bp,
     );
-    let grad_base = batch * grad_out.stride(0) + head * grad_out.stride(1);
-    load_rows::<F, N>(
+    load_tile::<F, N>(
         grad_out,
-        grad_base,
-        grad_out.stride(2),
-        list,
-        0usize,
-        first_query,
-        q_len,
+        &queries,
         &mut grad_rows,
         &mut not_finite,
         2usize,
         outer_rows,
-        false,
         bp,
     );
 
@@ -187,20 +179,9 @@ pub(crate) fn dq_kernel<F: Float, N: Size>(
         if not_finite[slot] == 0u32 {
             accumulate(&mut acc, &weights, &k_rows, bp);
         } else {
-            accumulate_selected(&mut acc, &weights, &k_rows, &slots, bp);
+            accumulate_selected::<Slots>(&mut acc, &weights, &k_rows, &slots, bp);
         }
     }
 
-    #[unroll(bp.unroll())]
-    for o in 0..comptime!(bp.micro.outer) {
-        let query = first_query + y + o * units_y;
-        if query < q_len {
-            let base = ((batch * q.shape(1) + head) * q_len + query) * comptime!(bp.head_dim);
-            #[unroll(bp.unroll())]
-            for c in 0..comptime!(bp.unit_vectors()) {
-                let n = o * comptime!(bp.unit_vectors()) + c;
-                store_row::<F, N>(grad_q, base, x + c * units_x, acc[n], bp);
-            }
-        }
-    }
+    store_tile::<F, N>(grad_q, &queries, q.shape(1), &acc, bp);
 }

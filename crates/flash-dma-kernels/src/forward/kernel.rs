@@ -1,8 +1,6 @@
 //! The forward kernel: online softmax over the key tiles of one query tile.
 
-use crate::tile::{
-    Blueprint, OnlineSoftmax, Row4, Slots, TileKeys, load_rows, position, store_row,
-};
+use crate::tile::{Blueprint, OnlineSoftmax, Row4, Slots, TileKeys, TileRows, load_tile, position};
 use cubecl::prelude::*;
 
 /// One cube owns the query tile `first_tile + CUBE_POS_X` of query head `CUBE_POS_Y` of sequence
@@ -35,8 +33,6 @@ pub(crate) fn forward_kernel<F: Float, N: Size>(
     #[comptime] bp: Blueprint,
     #[define(F)] _element: ElemType,
 ) {
-    let (x, y) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
-    let (units_x, units_y) = comptime!((bp.micro.units_x, bp.micro.units_y));
     let (outer_rows, inner_rows) = comptime!((bp.outer_rows(), bp.inner_rows()));
     let (q_len, k_len) = (q.shape(2), k.shape(2));
     let (batch, head) = (CUBE_POS_Z as usize, CUBE_POS_Y as usize);
@@ -72,20 +68,19 @@ pub(crate) fn forward_kernel<F: Float, N: Size>(
         k_len,
         bp,
     );
-    let q_base = batch * q.stride(0) + head * q.stride(1);
-    load_rows::<F, N>(
+    let queries = TileRows {
+        batch,
+        head,
+        first: first_query,
+        end: q_len,
+    };
+    load_tile::<F, N>(
         q,
-        q_base,
-        q.stride(2),
-        list,
-        0usize,
-        first_query,
-        q_len,
+        &queries,
         &mut q_rows,
         &mut not_finite,
         2usize,
         outer_rows,
-        false,
         bp,
     );
 
@@ -131,19 +126,5 @@ pub(crate) fn forward_kernel<F: Float, N: Size>(
     }
 
     softmax.finish(bp);
-    #[unroll(bp.unroll())]
-    for o in 0..comptime!(bp.micro.outer) {
-        let query = first_query + y + o * units_y;
-        if query < q_len {
-            let base = batch * out.stride(0) + head * out.stride(1) + query * out.stride(2);
-            #[unroll(bp.unroll())]
-            for c in 0..comptime!(bp.unit_vectors()) {
-                let n = o * comptime!(bp.unit_vectors()) + c;
-                store_row::<F, N>(out, base, x + c * units_x, softmax.acc[n], bp);
-            }
-            if x == 0 {
-                lse[(batch * q.shape(1) + head) * q_len + query] = softmax.row_max[o];
-            }
-        }
-    }
+    softmax.store::<F, N>(out, lse, &queries, q.shape(1), bp);
 }

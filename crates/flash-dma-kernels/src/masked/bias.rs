@@ -1,8 +1,8 @@
 //! The portable kernel of the gradient of a bias, in its own shape.
 
 use super::dkdv::load_queries;
-use super::seen::{BiasRow, broadcast_row, is_active, sees};
-use crate::tile::{Blueprint, Row4, load_rows, logit, products};
+use super::seen::{BiasRow, Seen, broadcast_row, is_active};
+use crate::tile::{Blueprint, Pairs, PairsExpand, Row4, TileRows, load_tile, logit, products};
 use cubecl::prelude::*;
 
 /// One cube owns the tile of keys `CUBE_POS_X` and of queries `CUBE_POS_Y` of the bias's head `CUBE_POS_Z`, counted
@@ -42,7 +42,7 @@ pub(super) fn bias_kernel<F: Float, N: Size>(
     let heads_each = q_heads / bias_heads;
     let batches_each = batches / bias_batches;
 
-    let mut seen = Shared::<[u32]>::new_slice(inner_rows);
+    let mut seen = Seen::new(inner_rows, true);
     let mut not_finite = Shared::<[u32]>::new_slice(3usize);
     let mut row_lse = Shared::<[f32]>::new_slice(inner_rows);
     let mut row_delta = Shared::<[f32]>::new_slice(inner_rows);
@@ -87,34 +87,28 @@ pub(super) fn bias_kernel<F: Float, N: Size>(
             mask_row = broadcast_row(bits.shape(0), bits.shape(1), batch, head, q_heads);
         }
         sync_cube();
-        load_rows::<F, N>(
+        let keys = TileRows {
+            batch,
+            head: kv_head,
+            first: first_key,
+            end: k_len,
+        };
+        load_tile::<F, N>(
             k,
-            batch * k.stride(0) + kv_head * k.stride(1),
-            k.stride(2),
-            bits,
-            0usize,
-            first_key,
-            k_len,
+            &keys,
             &mut k_rows,
             &mut not_finite,
             2usize,
             outer_rows,
-            false,
             bp,
         );
-        load_rows::<F, N>(
+        load_tile::<F, N>(
             v,
-            batch * v.stride(0) + kv_head * v.stride(1),
-            v.stride(2),
-            bits,
-            0usize,
-            first_key,
-            k_len,
+            &keys,
             &mut v_rows,
             &mut not_finite,
             2usize,
             outer_rows,
-            false,
             bp,
         );
         for tile in first_query_tile..first_query_tile + query_tiles {
@@ -154,7 +148,7 @@ pub(super) fn bias_kernel<F: Float, N: Size>(
                     for i in 0..comptime!(bp.micro.inner) {
                         let inner = x + i * units_x;
                         let n = o * comptime!(bp.micro.inner) + i;
-                        if sees(&seen, outer, inner, true) {
+                        if seen.selected(outer, inner) {
                             let z =
                                 bias_row.read(bias, first_query + inner, first_key + outer, true);
                             let value = logit(s[n], scale, softcap, bp);

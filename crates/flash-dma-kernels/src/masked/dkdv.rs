@@ -1,8 +1,9 @@
 //! The portable kernel of the gradients of k and v: key tiles stream the query tiles that see them.
 
-use super::seen::{BiasRow, accumulate_seen, broadcast_row, is_active, seen_keys, sees};
+use super::seen::{BiasRow, Seen, broadcast_row, is_active, seen_keys};
 use crate::tile::{
-    Blueprint, LANES, Row4, accumulate, load_rows, logit, logit_slope, products, store_row,
+    Blueprint, LANES, Pairs, PairsExpand, Row4, TileRows, accumulate, accumulate_selected,
+    load_tile, logit, logit_slope, products, store_tile,
 };
 use cubecl::prelude::*;
 
@@ -37,7 +38,7 @@ pub(super) fn dkdv_kernel<F: Float, N: Size>(
     let group = q_heads / k.shape(1);
     let first_key = CUBE_POS_X as usize * outer_rows;
 
-    let mut seen = Shared::<[u32]>::new_slice(inner_rows);
+    let mut seen = Seen::new(inner_rows, true);
     let mut not_finite = Shared::<[u32]>::new_slice(3usize);
     let mut row_lse = Shared::<[f32]>::new_slice(inner_rows);
     let mut row_delta = Shared::<[f32]>::new_slice(inner_rows);
@@ -67,34 +68,28 @@ pub(super) fn dkdv_kernel<F: Float, N: Size>(
         not_finite[0] = 0u32;
         not_finite[1] = 0u32;
     }
-    load_rows::<F, N>(
+    let keys = TileRows {
+        batch,
+        head: kv_head,
+        first: first_key,
+        end: k_len,
+    };
+    load_tile::<F, N>(
         k,
-        batch * k.stride(0) + kv_head * k.stride(1),
-        k.stride(2),
-        bits,
-        0usize,
-        first_key,
-        k_len,
+        &keys,
         &mut k_rows,
         &mut not_finite,
         2usize,
         outer_rows,
-        false,
         bp,
     );
-    load_rows::<F, N>(
+    load_tile::<F, N>(
         v,
-        batch * v.stride(0) + kv_head * v.stride(1),
-        v.stride(2),
-        bits,
-        0usize,
-        first_key,
-        k_len,
+        &keys,
         &mut v_rows,
         &mut not_finite,
         2usize,
         outer_rows,
-        false,
         bp,
     );
     sync_cube();
@@ -154,7 +149,7 @@ pub(super) fn dkdv_kernel<F: Float, N: Size>(
                     for e in 0..LANES {
                         let n = o * comptime!(bp.micro.inner) + part * LANES + e;
                         let inner = x + (part * LANES + e) * units_x;
-                        if sees(&seen, outer, inner, true) {
+                        if seen.selected(outer, inner) {
                             let z =
                                 bias_row.read(bias, first_query + inner, first_key + outer, biased);
                             let value = logit(s[n], scale, softcap, bp);
@@ -175,27 +170,15 @@ pub(super) fn dkdv_kernel<F: Float, N: Size>(
                 accumulate(&mut v_acc, &p_weights, &grad_rows, bp);
                 accumulate(&mut k_acc, &ds_weights, &q_rows, bp);
             } else {
-                accumulate_seen(&mut v_acc, &p_weights, &grad_rows, &seen, true, bp);
-                accumulate_seen(&mut k_acc, &ds_weights, &q_rows, &seen, true, bp);
+                accumulate_selected::<Seen>(&mut v_acc, &p_weights, &grad_rows, &seen, bp);
+                accumulate_selected::<Seen>(&mut k_acc, &ds_weights, &q_rows, &seen, bp);
             }
             slot = 1 - slot;
         }
     }
 
-    #[unroll(bp.unroll())]
-    for o in 0..comptime!(bp.micro.outer) {
-        let key = first_key + y + o * units_y;
-        if key < k_len {
-            let row = (batch * k.shape(1) + kv_head) * k_len + key;
-            #[unroll(bp.unroll())]
-            for c in 0..comptime!(bp.unit_vectors()) {
-                let n = o * comptime!(bp.unit_vectors()) + c;
-                let base = row * comptime!(bp.head_dim);
-                store_row::<F, N>(grad_k, base, x + c * units_x, k_acc[n], bp);
-                store_row::<F, N>(grad_v, base, x + c * units_x, v_acc[n], bp);
-            }
-        }
-    }
+    store_tile::<F, N>(grad_k, &keys, k.shape(1), &k_acc, bp);
+    store_tile::<F, N>(grad_v, &keys, k.shape(1), &v_acc, bp);
 }
 
 /// The first tile of queries that causal masking lets see key `first_key`; at most their number.
@@ -233,7 +216,7 @@ pub(super) fn load_queries<F: Float, N: Size>(
     grad_rows: &mut Shared<[Row4]>,
     row_lse: &mut Shared<[f32]>,
     row_delta: &mut Shared<[f32]>,
-    seen: &mut Shared<[u32]>,
+    seen: &mut Seen,
     not_finite: &mut Shared<[u32]>,
     slot: usize,
     #[comptime] masked: bool,
@@ -256,37 +239,15 @@ pub(super) fn load_queries<F: Float, N: Size>(
                 );
             }
         }
-        seen[row] = word;
+        seen.words[row] = word;
         row += comptime!(bp.units());
     }
-    load_rows::<F, N>(
-        q,
-        batch * q.stride(0) + head * q.stride(1),
-        q.stride(2),
-        bits,
-        0usize,
-        first_query,
-        q_len,
-        q_rows,
-        not_finite,
-        slot,
-        rows,
-        false,
-        bp,
-    );
-    load_rows::<F, N>(
-        grad_out,
-        batch * grad_out.stride(0) + head * grad_out.stride(1),
-        grad_out.stride(2),
-        bits,
-        0usize,
-        first_query,
-        q_len,
-        grad_rows,
-        not_finite,
-        slot,
-        rows,
-        false,
-        bp,
-    );
+    let queries = TileRows {
+        batch,
+        head,
+        first: first_query,
+        end: q_len,
+    };
+    load_tile::<F, N>(q, &queries, q_rows, not_finite, slot, rows, bp);
+    load_tile::<F, N>(grad_out, &queries, grad_rows, not_finite, slot, rows, bp);
 }

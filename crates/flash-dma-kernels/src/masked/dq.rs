@@ -1,9 +1,9 @@
 //! The portable kernel of the gradient of q: query tiles stream the key tiles they see.
 
-use super::seen::{BiasRow, accumulate_seen, broadcast_row, is_active, seen_keys, sees};
+use super::seen::{BiasRow, Seen, broadcast_row, is_active, seen_keys};
 use crate::tile::{
-    Blueprint, LANES, Row4, accumulate, load_rows, logit, logit_slope, position, products,
-    store_row,
+    Blueprint, LANES, Pairs, PairsExpand, Row4, TileRows, accumulate, accumulate_selected,
+    load_tile, logit, logit_slope, position, products, store_tile,
 };
 use cubecl::prelude::*;
 
@@ -43,7 +43,7 @@ pub(super) fn dq_kernel<F: Float, N: Size>(
     }
     let bias_row = BiasRow::new(bias, batch, head, q_heads, biased);
 
-    let mut seen = Shared::<[u32]>::new_slice(outer_rows);
+    let mut seen = Seen::new(outer_rows, false);
     let mut not_finite = Shared::<[u32]>::new_slice(3usize);
     let mut row_lse = Shared::<[f32]>::new_slice(outer_rows);
     let mut row_delta = Shared::<[f32]>::new_slice(outer_rows);
@@ -80,34 +80,28 @@ pub(super) fn dq_kernel<F: Float, N: Size>(
         }
         row += comptime!(bp.units());
     }
-    load_rows::<F, N>(
+    let queries = TileRows {
+        batch,
+        head,
+        first: first_query,
+        end: q_len,
+    };
+    load_tile::<F, N>(
         q,
-        batch * q.stride(0) + head * q.stride(1),
-        q.stride(2),
-        bits,
-        0usize,
-        first_query,
-        q_len,
+        &queries,
         &mut q_rows,
         &mut not_finite,
         2usize,
         outer_rows,
-        false,
         bp,
     );
-    load_rows::<F, N>(
+    load_tile::<F, N>(
         grad_out,
-        batch * grad_out.stride(0) + head * grad_out.stride(1),
-        grad_out.stride(2),
-        bits,
-        0usize,
-        first_query,
-        q_len,
+        &queries,
         &mut grad_rows,
         &mut not_finite,
         2usize,
         outer_rows,
-        false,
         bp,
     );
     sync_cube();
@@ -134,39 +128,17 @@ pub(super) fn dq_kernel<F: Float, N: Size>(
                         bp.causal,
                     );
                 }
-                seen[row] = word;
+                seen.words[row] = word;
                 row += comptime!(bp.units());
             }
-            load_rows::<F, N>(
-                k,
-                batch * k.stride(0) + kv_head * k.stride(1),
-                k.stride(2),
-                bits,
-                0usize,
-                first_key,
-                k_len,
-                &mut k_rows,
-                &mut not_finite,
-                slot,
-                inner_rows,
-                false,
-                bp,
-            );
-            load_rows::<F, N>(
-                v,
-                batch * v.stride(0) + kv_head * v.stride(1),
-                v.stride(2),
-                bits,
-                0usize,
-                first_key,
-                k_len,
-                &mut v_rows,
-                &mut not_finite,
-                slot,
-                inner_rows,
-                false,
-                bp,
-            );
+            let keys = TileRows {
+                batch,
+                head: kv_head,
+                first: first_key,
+                end: k_len,
+            };
+            load_tile::<F, N>(k, &keys, &mut k_rows, &mut not_finite, slot, inner_rows, bp);
+            load_tile::<F, N>(v, &keys, &mut v_rows, &mut not_finite, slot, inner_rows, bp);
             sync_cube();
             if UNIT_POS == 0 {
                 not_finite[1 - slot] = 0u32;
@@ -184,7 +156,7 @@ pub(super) fn dq_kernel<F: Float, N: Size>(
                     for e in 0..LANES {
                         let n = o * comptime!(bp.micro.inner) + part * LANES + e;
                         let inner = x + (part * LANES + e) * units_x;
-                        if sees(&seen, outer, inner, false) {
+                        if seen.selected(outer, inner) {
                             let z =
                                 bias_row.read(bias, first_query + outer, first_key + inner, biased);
                             let value = logit(s[n], scale, softcap, bp);
@@ -202,22 +174,11 @@ pub(super) fn dq_kernel<F: Float, N: Size>(
             if not_finite[slot] == 0u32 {
                 accumulate(&mut acc, &weights, &k_rows, bp);
             } else {
-                accumulate_seen(&mut acc, &weights, &k_rows, &seen, false, bp);
+                accumulate_selected::<Seen>(&mut acc, &weights, &k_rows, &seen, bp);
             }
             slot = 1 - slot;
         }
     }
 
-    #[unroll(bp.unroll())]
-    for o in 0..comptime!(bp.micro.outer) {
-        let query = first_query + y + o * units_y;
-        if query < q_len {
-            let base = ((batch * q_heads + head) * q_len + query) * comptime!(bp.head_dim);
-            #[unroll(bp.unroll())]
-            for c in 0..comptime!(bp.unit_vectors()) {
-                let n = o * comptime!(bp.unit_vectors()) + c;
-                store_row::<F, N>(grad_q, base, x + c * units_x, acc[n], bp);
-            }
-        }
-    }
+    store_tile::<F, N>(grad_q, &queries, q_heads, &acc, bp);
 }

@@ -1,6 +1,6 @@
 //! What a row sees of a few keys, as bits, and sums over what it sees.
 
-use crate::tile::{Blueprint, LANES, Row4};
+use crate::tile::{Pairs, PairsExpand};
 use cubecl::prelude::*;
 
 /// The keys `first..first + 32` that causal masking and the end of the keys leave to a query, a bit each.
@@ -151,57 +151,34 @@ impl BiasRow {
     }
 }
 
-/// [`accumulate`](crate::tile::accumulate) over the seen pairs alone, in the same order and thus with the same
-/// rounding, for inner rows with NaN or infinities. `seen` has a word a query: the outer rows, or the inner ones if
-/// `keys_outer`.
+/// What each query of a tile sees of a tile of keys, a word a query, in shared memory.
+#[derive(CubeType)]
+pub(super) struct Seen {
+    pub words: Shared<[u32]>,
+    /// Whether the keys are the outer rows.
+    #[cube(comptime)]
+    keys_outer: bool,
+}
+
 #[cube]
-pub(super) fn accumulate_seen(
-    acc: &mut Array<Row4>,
-    weights: &Shared<[Row4]>,
-    inner: &Shared<[Row4]>,
-    seen: &Shared<[u32]>,
-    #[comptime] keys_outer: bool,
-    #[comptime] bp: Blueprint,
-) {
-    let (x, y) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
-    let units_x = comptime!(bp.micro.units_x);
-    let parts = comptime!(bp.weight_vectors());
-    for column in 0..comptime!(units_x * parts) {
-        let first = column / parts + column % parts * comptime!(LANES * units_x);
-        #[unroll]
-        for e in 0..LANES {
-            let row = first + comptime!(e * units_x);
-            #[unroll(bp.unroll())]
-            for o in 0..comptime!(bp.micro.outer) {
-                let outer = y + o * comptime!(bp.micro.units_y);
-                if sees(seen, outer, row, keys_outer) {
-                    let at = outer * comptime!(bp.weight_stride()) + column;
-                    let weight = Row4::new(weights[at].extract(e));
-                    #[unroll(bp.unroll())]
-                    for c in 0..comptime!(bp.unit_vectors()) {
-                        let n = o * comptime!(bp.unit_vectors()) + c;
-                        acc[n] +=
-                            inner[row * comptime!(bp.row_stride()) + x + c * units_x] * weight;
-                    }
-                }
-            }
+impl Seen {
+    /// Room for the queries of a tile.
+    pub(super) fn new(#[comptime] queries: usize, #[comptime] keys_outer: bool) -> Seen {
+        Seen {
+            words: Shared::<[u32]>::new_slice(queries),
+            keys_outer,
         }
     }
 }
 
-/// Whether the query of a pair of rows sees its key.
 #[cube]
-pub(super) fn sees(
-    seen: &Shared<[u32]>,
-    outer: usize,
-    inner: usize,
-    #[comptime] keys_outer: bool,
-) -> bool {
-    let mut query = outer;
-    let mut key = inner;
-    if comptime!(keys_outer) {
-        query = inner;
-        key = outer;
+impl Pairs for Seen {
+    fn selected(&self, outer: usize, inner: usize) -> bool {
+        let (mut query, mut key) = (outer, inner);
+        if comptime!(self.keys_outer) {
+            query = inner;
+            key = outer;
+        }
+        (self.words[query] >> key as u32) & 1u32 == 1u32
     }
-    (seen[query] >> key as u32) & 1u32 == 1u32
 }

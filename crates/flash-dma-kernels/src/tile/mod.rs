@@ -31,8 +31,10 @@ pub(crate) use check::{
 pub(crate) use fill::fill;
 pub(crate) use finite::{NO_NUMBER, exponent_bits, is_finite};
 pub(crate) use keys::TileKeys;
-pub(crate) use memory::{Row4, is_finite4, load_rows, load_vector, store_row};
+pub(crate) use memory::{
+    Row4, TileRows, is_finite4, load_rows, load_tile, load_vector, store_row, store_tile,
+};
 pub(crate) use product::{accumulate, accumulate_selected, products};
 pub(crate) use slices::{Slice, for_each_slice};
 pub(crate) use softmax::OnlineSoftmax;
-pub(crate) use visibility::{Slots, logit, logit_slope, position};
+pub(crate) use visibility::{Pairs, PairsExpand, Slots, logit, logit_slope, position};

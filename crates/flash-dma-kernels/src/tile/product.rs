@@ -2,7 +2,7 @@
 
 use super::blueprint::{Blueprint, LANES};
 use super::memory::Row4;
-use super::visibility::Slots;
+use super::visibility::{Pairs, PairsExpand};
 use cubecl::prelude::*;
 
 /// `out[o, i] = outer row y + o * units_y . inner row x + i * units_x`.
@@ -86,11 +86,11 @@ pub(crate) fn accumulate(
 /// the slow form for inner rows with NaN or infinities, which must not reach an outer row that does
 /// not select them.
 #[cube]
-pub(crate) fn accumulate_selected(
+pub(crate) fn accumulate_selected<P: Pairs>(
     acc: &mut Array<Row4>,
     weights: &Shared<[Row4]>,
     inner: &Shared<[Row4]>,
-    slots: &Slots,
+    pairs: &P,
     #[comptime] bp: Blueprint,
 ) {
     let (x, y) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
@@ -104,7 +104,7 @@ pub(crate) fn accumulate_selected(
             #[unroll(bp.unroll())]
             for o in 0..comptime!(bp.micro.outer) {
                 let outer = y + o * comptime!(bp.micro.units_y);
-                if slots.selected(outer, row) {
+                if pairs.selected(outer, row) {
                     let at = outer * comptime!(bp.weight_stride()) + column;
                     let weight = Row4::new(weights[at].extract(e));
                     #[unroll(bp.unroll())]

@@ -1,16 +1,16 @@
 //! Online softmax over the inner tiles that stream past an outer tile.
 
 use super::blueprint::{Blueprint, LANES};
-use super::memory::Row4;
+use super::memory::{Row4, TileRows, store_tile};
 use super::product::{accumulate, accumulate_selected, products};
-use super::visibility::{Slots, logit};
+use super::visibility::{Pairs, PairsExpand, Slots, logit};
 use cubecl::prelude::*;
 
 /// What a unit holds of its outer rows, in registers but for what the units share.
 #[derive(CubeType)]
 pub(crate) struct OnlineSoftmax {
-    /// Products of the tile at hand, then probabilities.
-    s: Array<f32>,
+    /// Products of the tile at hand, then logits.
+    pub s: Array<f32>,
     /// The output, `unit_vectors` an outer row: relative to the running maximum until [`finish`](Self::finish).
     pub acc: Array<Row4>,
     /// The running maximum of each outer row; finished, its LSE.
@@ -73,7 +73,6 @@ impl OnlineSoftmax {
         #[unroll(bp.unroll())]
         for o in 0..comptime!(bp.micro.outer) {
             let outer = y + o * units_y;
-            let mut unit_max = f32::new(f32::NEG_INFINITY);
             #[unroll(bp.unroll())]
             for i in 0..comptime!(bp.micro.inner) {
                 let inner = x + i * units_x;
@@ -83,9 +82,30 @@ impl OnlineSoftmax {
                     value = logit(self.s[n], scale, softcap, bp) + key_scores[inner];
                 }
                 self.s[n] = value;
-                unit_max = max(unit_max, value);
             }
-            self.partial[outer * units_x + x] = unit_max;
+        }
+        self.take::<Slots>(v_rows, slots, not_finite, flag, bp);
+    }
+
+    /// Takes in an inner tile of which [`s`](Self::s) holds the logits, −∞ where a pair is not selected.
+    pub(crate) fn take<P: Pairs>(
+        &mut self,
+        v_rows: &Shared<[Row4]>,
+        pairs: &P,
+        not_finite: &Shared<[u32]>,
+        flag: usize,
+        #[comptime] bp: Blueprint,
+    ) {
+        let (x, y) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
+        let (units_x, units_y) = comptime!((bp.micro.units_x, bp.micro.units_y));
+        #[unroll(bp.unroll())]
+        for o in 0..comptime!(bp.micro.outer) {
+            let mut unit_max = f32::new(f32::NEG_INFINITY);
+            #[unroll(bp.unroll())]
+            for i in 0..comptime!(bp.micro.inner) {
+                unit_max = max(unit_max, self.s[o * comptime!(bp.micro.inner) + i]);
+            }
+            self.partial[(y + o * units_y) * units_x + x] = unit_max;
         }
         sync_cube();
 
@@ -130,7 +150,7 @@ impl OnlineSoftmax {
         if not_finite[flag] == 0u32 {
             accumulate(&mut self.acc, &self.weights, v_rows, bp);
         } else {
-            accumulate_selected(&mut self.acc, &self.weights, v_rows, slots, bp);
+            accumulate_selected::<P>(&mut self.acc, &self.weights, v_rows, pairs, bp);
         }
     }
 
@@ -167,6 +187,26 @@ impl OnlineSoftmax {
                     value = self.acc[n] * Row4::new(inverse);
                 }
                 self.acc[n] = value;
+            }
+        }
+    }
+    /// Writes the finished rows to the contiguous `out` `[batch, heads, len, head_dim]` and their LSEs.
+    pub(crate) fn store<F: Float, N: Size>(
+        &self,
+        out: &mut Tensor<Vector<F, N>>,
+        lse: &mut Tensor<f32>,
+        to: &TileRows,
+        heads: usize,
+        #[comptime] bp: Blueprint,
+    ) {
+        store_tile::<F, N>(out, to, heads, &self.acc, bp);
+        if UNIT_POS_X == 0 {
+            #[unroll(bp.unroll())]
+            for o in 0..comptime!(bp.micro.outer) {
+                let row = to.first + UNIT_POS_Y as usize + o * comptime!(bp.micro.units_y);
+                if row < to.end {
+                    lse[(to.batch * heads + to.head) * to.end + row] = self.row_max[o];
+                }
             }
         }
     }

@@ -3,6 +3,13 @@
 use super::blueprint::Blueprint;
 use cubecl::prelude::*;
 
+/// Which pairs of an outer and an inner tile count.
+#[cube]
+pub(crate) trait Pairs {
+    /// Whether the pair of an outer and an inner row does.
+    fn selected(&self, outer: usize, inner: usize) -> bool;
+}
+
 /// What decides which pairs of an outer and an inner tile are selected, in shared memory.
 #[derive(CubeType)]
 pub(crate) struct Slots {
@@ -78,9 +85,11 @@ impl Slots {
         }
         (from, max(from, to))
     }
+}
 
-    /// Whether the pair of an outer and an inner row is selected.
-    pub(crate) fn selected(&self, outer: usize, inner: usize) -> bool {
+#[cube]
+impl Pairs for Slots {
+    fn selected(&self, outer: usize, inner: usize) -> bool {
         let (mut query, mut key) = (outer, inner);
         if comptime!(self.keys_outer) {
             query = inner;
