@@ -89,6 +89,12 @@ impl MaskedProblem {
         Ok(problem)
     }
 
+    /// Whether the bias is a number a key, the same for all queries.
+    #[must_use]
+    pub fn has_key_bias(&self) -> bool {
+        (self.bias).is_some_and(|shape| shape[2] == 1 && shape[3] == self.attention.k_len)
+    }
+
     /// Query heads that read one entry of axis 1 of a mask or bias of this many heads: all, those of a
     /// group, or one.
     #[must_use]

@@ -99,7 +99,7 @@ impl BackwardPlan {
         let (p, properties) = (&problem.attention, client.properties());
         let size = p.element.size();
         let served = || {
-            inputs.rows_are_chunks(size)
+            inputs.rows_are_chunks(problem)
                 && saved.rows_are_chunks(size)
                 && saved.takes_boxes(&inputs.q, size)
         };

@@ -107,8 +107,8 @@ fn forward_with(
 }
 
 /// The engine that [`masked_forward`] runs on: [`Engine::Wgmma`] for f16 and bf16 with a head dimension of 64, 128 or
-/// 256 on sm_90, rows that begin at multiples of 16 bytes and no bias but one that all queries share, with a
-/// contiguous last axis; [`Engine::Portable`] for everything else. [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE)
+/// 256 on sm_90, rows that begin at multiples of 16 bytes, and if all queries share a bias of keys, one that is
+/// contiguous along them; [`Engine::Portable`] for everything else. [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE)
 /// leaves engines out.
 #[must_use]
 pub fn masked_forward_engine(
@@ -154,7 +154,7 @@ impl ForwardPlan {
                 return Blueprint::choose(Pass::Forward, p, &properties.hardware)
                     .map(Self::Portable);
             }
-            Engine::Wgmma if inputs.rows_are_chunks(p.element.size()) => {
+            Engine::Wgmma if inputs.rows_are_chunks(problem) => {
                 MmaBlueprint::choose_masked(problem, properties)
             }
             _ => None,
@@ -237,10 +237,12 @@ impl MaskedInputs {
     }
 
     /// Whether rows begin where the tensor-core engines want them, and a bias lies as they read it.
-    pub(super) fn rows_are_chunks(&self, size: usize) -> bool {
+    pub(super) fn rows_are_chunks(&self, problem: &MaskedProblem) -> bool {
         let rows = [&self.q, &self.k, &self.v];
+        let size = problem.attention.element.size();
         rows.iter().all(|rows| rows_are_chunks(rows, size))
-            && (self.bias.as_ref()).is_none_or(|bias| bias.strides.last() == Some(&1))
+            && (self.bias.as_ref())
+                .is_none_or(|bias| !problem.has_key_bias() || bias.strides.last() == Some(&1))
     }
 
     /// What a tensor-core kernel with tiles of `queries` reads in the place of scores, intervals, lists and counts.
@@ -257,7 +259,9 @@ impl MaskedInputs {
         match (&self.plan, &problem.plan) {
             (Some(plan), Some(geometry)) => {
                 let element = problem.attention.element;
-                let lists = tile_lists(client, geometry, plan, queries, watched, element);
+                // Keys of a bias of pairs are a block's.
+                let gather = problem.bias.is_none() || problem.has_key_bias();
+                let lists = tile_lists(client, geometry, plan, queries, watched, element, gather);
                 [bias, plan.bits.clone(), lists.list, lists.counts]
             }
             _ => [bias, none(), none(), none()],

@@ -41,7 +41,7 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
-    fn new(geometry: &PlanGeometry, queries: usize) -> Self {
+    fn new(geometry: &PlanGeometry, queries: usize, gather: bool) -> Self {
         let [batch, heads, _, blocks] = geometry.counts_shape();
         let tiles = geometry.q_len.div_ceil(queries);
         Self {
@@ -49,7 +49,11 @@ impl Sizes {
             items: batch * heads * tiles,
             queries,
             blocks,
-            room: (geometry.k_len / GATHERED_PART).next_multiple_of(KEY_BLOCK),
+            room: if gather {
+                (geometry.k_len / GATHERED_PART).next_multiple_of(KEY_BLOCK)
+            } else {
+                0
+            },
         }
     }
 
@@ -61,7 +65,8 @@ impl Sizes {
 }
 
 /// Lists what tiles of `queries` queries see, in four launches. `watched` is k or v, `[batch, kv_heads, k_len, head_dim]`
-/// in chunks of 16 bytes, of which the header says whether all values are finite.
+/// in chunks of 16 bytes, of which the header says whether all values are finite. Without `gather` all lists are of
+/// blocks.
 ///
 /// Memory: about half of the bits of a plan that broadcasts no queries, and 16 bytes a tile and key block.
 pub(crate) fn tile_lists(
@@ -71,10 +76,11 @@ pub(crate) fn tile_lists(
     queries: usize,
     watched: &TensorBinding,
     element: ElementType,
+    gather: bool,
 ) -> TileLists {
     let [batch, heads, ..] = geometry.counts_shape();
     let [_, _, bit_blocks, bit_queries, _] = geometry.bits_shape();
-    let sizes = Sizes::new(geometry, queries);
+    let sizes = Sizes::new(geometry, queries, gather);
     let list = scratch(client, [batch, heads, sizes.tiles, sizes.capacity()]);
     let counts = scratch(client, [HEADER + sizes.items * TILE_WORDS]);
     let spans = scratch(client, [sizes.items * sizes.blocks, 4]);

@@ -13,16 +13,23 @@ const LEN: usize = 32 << 10;
 pub(super) fn all() -> Vec<Case> {
     use ElementType::{Bf16, F32};
     let mut cases = Vec::new();
-    for (name, head_dim, element, heads, mask, bias) in [
-        ("masked-bf16-d128", 128, Bf16, HEADS, true, true),
-        ("masked-bf16-d64", 64, Bf16, HEADS, true, true),
-        ("masked-bf16-d128-no-bias", 128, Bf16, HEADS, true, false),
-        ("masked-bf16-d128-no-mask", 128, Bf16, HEADS, false, true),
-        ("masked-bf16-d128-heads", 128, Bf16, 4 * HEADS, true, true),
-        ("masked-f32-d128", 128, F32, HEADS, true, true),
+    for (name, head_dim, element, mask, bias) in [
+        ("masked-bf16-d128", 128, Bf16, Some(HEADS), Some(1)),
+        ("masked-bf16-d64", 64, Bf16, Some(HEADS), Some(1)),
+        ("masked-bf16-d128-no-bias", 128, Bf16, Some(HEADS), None),
+        ("masked-bf16-d128-no-mask", 128, Bf16, None, Some(1)),
+        (
+            "masked-bf16-d128-heads",
+            128,
+            Bf16,
+            Some(4 * HEADS),
+            Some(1),
+        ),
+        ("masked-bf16-d128-pairs", 128, Bf16, Some(HEADS), Some(LEN)),
+        ("masked-f32-d128", 128, F32, Some(HEADS), Some(1)),
     ] {
         cases.push(case(name.into(), move |client| {
-            run(client, head_dim, element, heads, mask, bias);
+            run(client, head_dim, element, mask, bias);
         }));
     }
     // What a mask's shape and elements, and ranges instead of it, are packed by.
@@ -54,23 +61,23 @@ fn planned(client: &Client, len: usize, size: usize, ranges: bool) {
     }
 }
 
-/// Mask and bias have `heads` heads.
+/// With a mask of so many heads, and a bias of as many and so many queries.
 fn run(
     client: &Client,
     head_dim: usize,
     element: ElementType,
-    heads: usize,
-    mask: bool,
-    bias: bool,
+    mask: Option<usize>,
+    bias: Option<usize>,
 ) {
     let (q, kv) = ([1, 4 * HEADS, LEN, head_dim], [1, HEADS, LEN, head_dim]);
-    let (mask_shape, bias_shape) = ([1, heads, LEN, LEN], [1, heads, 1, LEN]);
+    let mask_shape = mask.map(|heads| [1, heads, LEN, LEN]);
+    let bias_shape = bias.map(|queries| [1, mask.unwrap_or(HEADS), queries, LEN]);
     let problem = MaskedProblem::new(
         &q,
         &kv,
         &kv,
-        mask.then_some(&mask_shape),
-        bias.then_some(&bias_shape),
+        mask_shape.as_ref().map(<[usize; 4]>::as_slice),
+        bias_shape.as_ref().map(<[usize; 4]>::as_slice),
         element,
         &AttentionOptions::new(),
     )
@@ -82,7 +89,7 @@ fn run(
             bits: tensor(client, geometry.bits_shape(), 4),
             counts: words(geometry.counts_shape()),
         };
-        let mask = tensor(client, mask_shape, 1);
+        let mask = tensor(client, geometry.mask, 1);
         plan(client, &geometry, mask, 1, false, bits.clone()).expect("a valid plan");
         bits
     });

@@ -40,6 +40,8 @@ pub(crate) struct MmaBlueprint {
     pub masked: bool,
     /// Keys carry a bias that all queries share.
     pub biased: bool,
+    /// Pairs of a query and a key carry a bias.
+    pub pairs: bool,
     /// Whether the scaled product is capped.
     pub softcap: bool,
     /// Several cubes share a query tile, each with a part of its keys.
@@ -103,6 +105,7 @@ impl MmaBlueprint {
             sparse: problem.has_scores,
             masked: false,
             biased: false,
+            pairs: false,
             softcap: problem.softcap.is_some(),
             split: false,
         };
@@ -161,6 +164,7 @@ impl MmaBlueprint {
             sparse: problem.has_scores,
             masked: false,
             biased: false,
+            pairs: false,
             softcap: problem.softcap.is_some(),
             split: false,
         };
@@ -180,8 +184,7 @@ impl MmaBlueprint {
     }
 
     /// The configuration for a problem with a mask or a bias on `wgmma`, or `None` if it does not serve it: as
-    /// [`choose_wgmma`](Self::choose_wgmma), and the bias is one that all queries share. A tile has rows of heads
-    /// that share mask and bias.
+    /// [`choose_wgmma`](Self::choose_wgmma). A tile has rows of heads that share mask and bias.
     pub(crate) fn choose_masked(
         problem: &MaskedProblem,
         properties: &DeviceProperties,
@@ -193,13 +196,13 @@ impl MmaBlueprint {
         } else {
             1
         };
-        let of_keys = |shape: [usize; 4]| shape[2] == 1 && shape[3] == problem.attention.k_len;
-        let served = problem.bias.is_none_or(of_keys);
+        let of_keys = problem.has_key_bias();
         Self::choose_wgmma_heads(&problem.attention, properties, most)
-            .filter(|blueprint| served && blueprint.key_tile == PlanGeometry::KEY_BLOCK)
+            .filter(|blueprint| blueprint.key_tile == PlanGeometry::KEY_BLOCK)
             .map(|blueprint| Self {
                 masked: problem.plan.is_some(),
-                biased: problem.bias.is_some(),
+                biased: of_keys,
+                pairs: problem.bias.is_some() && !of_keys,
                 ..blueprint
             })
             .filter(|blueprint| {

@@ -3,6 +3,7 @@
 use super::blueprint::MmaBlueprint;
 use super::logits::{LogitScale, SLACK, exp_of, score, sees};
 use super::mask::{BitCopies, MaskRows, score_row};
+use super::pairs::PairBias;
 use super::repair::add_not_finite;
 use super::rows::{CubeTile, TileKeys, TileRow, first_output_head};
 use super::stream::{KeyCopies, RowAddress, Stages, zero_not_finite};
@@ -309,6 +310,7 @@ pub(super) fn forward_mma_kernel<E: Float, O: Float>(
             (out_head + row.head) * q_len + row.query,
             full_tiles * key_tile,
             &mask,
+            &PairBias::new(scores, &cube, bp),
             &logit_scale,
             2usize,
             bp,

@@ -11,7 +11,7 @@
 //!   those that all its queries see first; or, gathered, a key each, again those that all see first, and from the
 //!   header's place on the bits of these slots, `[steps of 64 slots, queries, 2]`, causal masking included.
 //!
-//! With `bp.biased` `scores` is a bias `[batch | 1, heads, 1, k_len]`. Keys are copied a step of 64 slots at a time, so
+//! With `bp.biased` `scores` is a bias `[batch | 1, heads, 1, k_len]`, with `bp.pairs` any other. Keys are copied a step of 64 slots at a time, so
 //! key tiles are no longer than that.
 
 use super::blueprint::MmaBlueprint;
@@ -38,7 +38,7 @@ pub(crate) fn broadcast_row(tensor: &Tensor<u32>, own: &CubeTile) -> (usize, usi
 }
 
 #[cube]
-fn broadcast(batches: usize, heads: usize, own: &CubeTile) -> (usize, usize) {
+pub(super) fn broadcast(batches: usize, heads: usize, own: &CubeTile) -> (usize, usize) {
     let mut batch = own.batch;
     if batches == 1 {
         batch = 0usize;

@@ -5,6 +5,7 @@ mod kernel;
 mod launch;
 mod logits;
 mod mask;
+mod pairs;
 mod repair;
 mod rows;
 mod split;

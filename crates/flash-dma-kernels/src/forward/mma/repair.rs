@@ -9,6 +9,7 @@
 use super::blueprint::MmaBlueprint;
 use super::logits::{LogitScale, exp_of};
 use super::mask::{MaskRows, listed_key};
+use super::pairs::PairBias;
 use super::rows::{TileKeys, TileRow};
 use super::stream::RowAddress;
 use crate::tile::is_finite;
@@ -42,6 +43,7 @@ pub(super) fn add_not_finite<E: Float, O: Float, NQ: Size>(
     out_row: usize,
     from: usize,
     mask: &MaskRows,
+    bias: &PairBias,
     scale: &LogitScale,
     #[comptime] q_width: usize,
     #[comptime] bp: MmaBlueprint,
@@ -84,6 +86,9 @@ pub(super) fn add_not_finite<E: Float, O: Float, NQ: Size>(
                 let mut z = 0.0f32;
                 if comptime!(bp.sparse || bp.biased) {
                     z = scores[score_row + key];
+                }
+                if comptime!(bp.pairs) {
+                    z = bias.of(scores, row, key);
                 }
                 let x = scale.apply(product, z, bp.softcap);
                 let log2e = comptime!(core::f32::consts::LOG2_E);

@@ -149,6 +149,7 @@ mod tests {
             sparse: window.is_some(),
             masked: false,
             biased: false,
+            pairs: false,
             softcap: false,
             split: false,
         };

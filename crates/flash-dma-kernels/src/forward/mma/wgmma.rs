@@ -2,7 +2,8 @@
 
 use super::blueprint::MmaBlueprint;
 use super::logits::{LogitScale, SLACK, exp_of, hide_unseen, tile_logits};
-use super::mask::{BitCopies, MaskRows, hide_masked, score_row};
+use super::mask::{BitCopies, KEY_BLOCK, MaskRows, hide_masked, score_row};
+use super::pairs::PairBias;
 use super::repair::add_not_finite;
 use super::rows::{CubeTile, TileKeys, TileRow, copy_queries, first_output_head, write_row};
 use super::stream::{KeyCopies, RowAddress, Stages, zero_not_finite};
@@ -64,6 +65,7 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
     let v_rows = RowAddress::of::<E>(v, batch, kv_head).starting_at(keys.begin);
     let mask = MaskRows::new(list, counts, &cube, &keys, q_len, k_len, bp);
     let score_row = score_row(scores, &cube, bp);
+    let bias = PairBias::new(scores, &cube, bp);
     let logit_scale = LogitScale::new(scale, softcap, bp.softcap);
     let first_row = warp / 4 * comptime!(64 * bp.chunks());
     let own_queries = Panels::at::<E>(&queries[first_row..first_row + 1]);
@@ -172,6 +174,14 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
         // Logits, and the new maxima of the two rows. Boundary tiles are masked in a pass of
         // their own: a branch an element would keep the others from overlapping.
         let mut s = tile_logits::<E, NS>(&products, &stages, tile, &logit_scale, bp);
+        if comptime!(bp.pairs) {
+            let mut first = keys.begin + tile * key_tile;
+            if comptime!(bp.masked) {
+                // Not gathered: a step is a block.
+                first = list[keys.list + tile] as usize * KEY_BLOCK;
+            }
+            s = bias.add::<NS>(&s, scores, &row0, &row1, first, q_len, k_len, bp);
+        }
         if boundary {
             if comptime!(bp.masked) {
                 s = hide_masked::<NS>(&s, seen0, seen1, bp);
@@ -295,6 +305,7 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
             (out_head + row.head) * q_len + row.query,
             full_tiles * key_tile,
             &mask,
+            &bias,
             &logit_scale,
             8usize,
             bp,
