@@ -3,10 +3,11 @@
 use super::ops::{MaskedAttentionOps, MaskedGrads, Masking, OptionalPlan, PlanTensors};
 use crate::backends::{Pass, record};
 use crate::ops::{OptionalFloat, Saved};
-use burn::backend::AutodiffBackend;
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
+use burn::backend::{AutodiffBackend, TensorMetadata};
+use burn::tensor::DType;
 use flash_dma_problem::{MaskedProblem, PlanGeometry};
 
 impl<B: MaskedAttentionOps, C: CheckpointStrategy> MaskedAttentionOps for Autodiff<B, C> {
@@ -153,11 +154,16 @@ impl<B: MaskedAttentionOps, const N: usize> Pass<B, N> for Masked<B> {
         tracked: [bool; N],
     ) -> [Option<FloatTensor<B>>; N] {
         let ([q, k, v], masking) = self.unpack(inputs);
+        let bias_type = match &masking.bias {
+            OptionalFloat::None => DType::F32,
+            OptionalFloat::Some(bias) => bias.dtype(),
+        };
         let of_bias = tracked.get(3).is_some_and(|&tracked| tracked);
         let grads = B::masked_attention_backward(q, k, v, masking, saved, self.problem, of_bias);
         let bias = match grads.bias {
             OptionalFloat::None => None,
-            OptionalFloat::Some(t) => Some(t),
+            OptionalFloat::Some(t) if t.dtype() == bias_type => Some(t),
+            OptionalFloat::Some(t) => Some(B::float_cast(t, bias_type.into())),
         };
         let mut grads = [Some(grads.q), Some(grads.k), Some(grads.v), bias].into_iter();
         std::array::from_fn(|_| grads.next().flatten())

@@ -1,5 +1,6 @@
 //! Every CubeCL runtime, on the kernels.
 
+use super::bias::as_f32;
 use super::ops::{MaskedAttentionOps, MaskedGrads, Masking, OptionalPlan, PlanTensors};
 use crate::backends::cube::{addressable, empty, run};
 use crate::ops::{OptionalFloat, Saved};
@@ -135,7 +136,11 @@ fn inputs([q, k, v]: [CubeTensor; 3], masking: Masking<CubeBackend>) -> MaskedIn
         },
         bias: match masking.bias {
             OptionalFloat::None => None,
-            OptionalFloat::Some(bias) => Some(untile(bias).binding()),
+            OptionalFloat::Some(bias) => {
+                let bias = untile(bias);
+                let strides = bias.meta.strides().clone();
+                Some(as_f32::<CubeBackend>(bias, |axis| strides[axis] == 0).binding())
+            }
         },
     }
 }

@@ -174,6 +174,7 @@ fn logits<B: Backend>(
     let logits = match (masking.bias, problem.bias) {
         (OptionalFloat::Some(bias), Some(shape)) => {
             let [split, whole, flat] = head_shapes(problem, shape);
+            let bias = B::float_cast(bias, FloatDType::F32);
             let bias = B::float_expand(B::float_reshape(bias, split), whole);
             B::float_add(x, B::float_reshape(bias, flat))
         }

@@ -1,5 +1,6 @@
 //! Burn's Flex backend on the CPU engine.
 
+use super::bias::as_f32;
 use super::ops::{MaskedAttentionOps, MaskedGrads, Masking, OptionalPlan, PlanTensors};
 use crate::backends::flex::{Stored, addressable, buffer, contiguous, run, tensor, view};
 use crate::ops::{OptionalFloat, Saved};
@@ -106,7 +107,11 @@ impl Call {
             },
             bias: match masking.bias {
                 OptionalFloat::None => None,
-                OptionalFloat::Some(bias) => Some(forward_strides(bias)),
+                OptionalFloat::Some(bias) => {
+                    let bias = forward_strides(bias);
+                    let strides = bias.layout().strides().to_vec();
+                    Some(as_f32::<Flex>(bias, |axis| strides[axis] == 0))
+                }
             },
             problem,
         }

@@ -3,7 +3,7 @@
 use super::ops::{MaskedAttentionOps, Masking, OptionalPlan};
 use super::plan::{AttentionMask, TilePlan};
 use crate::ops::OptionalFloat;
-use crate::validate::{as_f32, expect, rows_element, same_device, supported};
+use crate::validate::{element_type, expect, rows_element, same_device, supported};
 use burn::backend::Dispatch;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::Tensor;
@@ -17,10 +17,10 @@ use flash_dma_problem::{AttentionError, AttentionOptions, MaskedProblem, TensorN
 /// | `q`, result | `[batch, q_heads, q_len, head_dim]` | f32, f16 or bf16 |
 /// | `k`, `v` | `[batch, kv_heads, k_len, head_dim]` | as `q` |
 /// | `mask` | `[batch \| 1, q_heads \| kv_heads \| 1, q_len \| 1, k_len \| 1]` | bool |
-/// | `bias` | as `mask`, another one of these shapes | f32 (f16 and bf16 are cast up) |
+/// | `bias` | as `mask`, another one of these shapes | f32, f16 or bf16, whatever that of `q` |
 ///
 /// Differentiable in `q`, `k`, `v` and `bias`, whichever are tracked; the gradient of the bias has its own
-/// shape and is accumulated in f32. A query that sees nothing gets zeros, and gives no gradients. The mask is
+/// shape and type and is accumulated in f32. A query that sees nothing gets zeros, and gives no gradients. The mask is
 /// cut into tiles first; to do so once for several calls, make a [`TilePlan`].
 ///
 /// ```
@@ -160,7 +160,7 @@ enum Mask<'a> {
 struct Call {
     rows: [Tensor<4>; 3],
     plan: Option<TilePlan>,
-    /// f32, and present exactly if the problem has a bias.
+    /// Present exactly if the problem has a bias.
     bias: Option<Tensor<4>>,
     problem: MaskedProblem,
 }
@@ -198,8 +198,8 @@ impl Call {
         }
         if let Some(bias) = &bias {
             same_device(&device, TensorName::Bias, bias.device())?;
+            element_type(TensorName::Bias, bias)?;
         }
-        let bias = (bias.map(|bias| as_f32(TensorName::Bias, bias))).transpose()?;
         // Nothing is computed before this line.
         let plan = match (mask, problem.plan) {
             (Some(Mask::Tensor(mask)), Some(geometry)) => {

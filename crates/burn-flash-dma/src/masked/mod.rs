@@ -2,6 +2,8 @@
 
 #[cfg(feature = "autodiff")]
 mod autodiff;
+#[cfg(any(feature = "cube", feature = "flex"))]
+mod bias;
 mod builders;
 #[cfg(feature = "cube")]
 mod cube;

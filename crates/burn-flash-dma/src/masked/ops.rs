@@ -42,7 +42,7 @@ pub struct Masking<B: Backend> {
     /// Present exactly if the problem has a plan.
     #[extension_type]
     pub plan: OptionalPlan<B>,
-    /// f32, in the shape that the problem says; present exactly if it has a bias.
+    /// f32, f16 or bf16, in the shape that the problem says; present exactly if it has a bias.
     #[extension_type]
     pub bias: OptionalFloat<B>,
 }

@@ -3,10 +3,11 @@
 
 use crate::case::{Case, ELEMENTS, Tensors, loss, values};
 use crate::values::{ints, oracle_intervals};
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{DType, Device, Distribution, Int, Tensor};
 use burn_flash_dma::{
     AttentionError, AttentionMask, AttentionOptions, ElementType, KeyRanges, TensorName, TilePlan,
-    masked_attention_with_plan, select, try_attention, try_dynamic_mask_attention,
+    masked_attention, masked_attention_with_plan, select, try_attention,
+    try_dynamic_mask_attention,
 };
 use flash_dma_reference::generate::Scores;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -174,6 +175,43 @@ fn masks_and_biases_through_fusion() {
         assert_eq!(cube.len(), flex.len());
         for (a, b) in cube.iter().zip(&flex) {
             assert!((a - b).abs() <= 1e-5 * size, "{a} {b}");
+        }
+    }
+}
+
+/// A bias of 16 bits is the f32 bias of the same numbers, repeated by strides of 0 or not.
+#[test]
+fn biases_of_16_bits() {
+    let _alone = alone();
+    let device = Device::cpu().autodiff();
+    let normal = Distribution::Normal(0.0, 1.0);
+    let random = |shape: [usize; 4]| Tensor::<4>::random(shape, normal, &device);
+    let (q, k, v) = (
+        random([1, 2, 9, 8]),
+        random([1, 1, 40, 8]),
+        random([1, 1, 40, 8]),
+    );
+    for (shape, wide) in [
+        ([1, 1, 1, 40], [1, 2, 9, 40]),
+        ([1, 2, 9, 40], [1, 2, 9, 40]),
+    ] {
+        let narrow = random(shape).cast(DType::BF16);
+        let [half, full] = [DType::BF16, DType::F32].map(|dtype| {
+            let bias = narrow.clone().cast(dtype).detach().require_grad();
+            let (q, k, v) = (q.clone(), k.clone(), v.clone());
+            let repeated = Some(bias.clone().expand(wide));
+            let out = masked_attention(q, k, v, None, repeated, AttentionOptions::new());
+            let grad = bias
+                .grad(&out.clone().powi_scalar(2).sum().backward())
+                .unwrap();
+            assert_eq!((grad.dims(), grad.dtype()), (shape, dtype));
+            (values(out.inner()), values(grad))
+        });
+        assert!(half.0 == full.0);
+        let size = full.1.iter().fold(0.0f64, |m, x| m.max(x.abs()));
+        for (half, full) in half.1.iter().zip(&full.1) {
+            // 18 roundings to 8 bits, of what is repeated.
+            assert!((half - full).abs() <= 18.0 * size / 256.0, "{half} {full}");
         }
     }
 }
