@@ -17,6 +17,28 @@ pub enum Pattern {
     Scattered(f64),
 }
 
+/// What is added to the logits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Bias {
+    /// Nothing.
+    None,
+    /// A number for every key of every kv head.
+    Keys,
+    /// A number for every pair, one for all heads.
+    Pairs,
+}
+
+impl Bias {
+    /// Its shape.
+    pub fn shape(self, kv_heads: usize, len: usize) -> Option<[usize; 4]> {
+        match self {
+            Self::None => None,
+            Self::Keys => Some([1, kv_heads, 1, len]),
+            Self::Pairs => Some([1, 1, len, len]),
+        }
+    }
+}
+
 /// One shape and mask: causal self-attention of one sequence, bf16.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
@@ -32,11 +54,11 @@ pub struct Case {
     pub head_dim: usize,
     /// The mask, one for all heads.
     pub pattern: Pattern,
-    /// Whether every key of every kv head has a bias.
-    pub bias: bool,
+    /// The bias.
+    pub bias: Bias,
 }
 
-const fn layer(name: &'static str, len: usize, pattern: Pattern, bias: bool) -> Case {
+const fn layer(name: &'static str, len: usize, pattern: Pattern, bias: Bias) -> Case {
     Case {
         name,
         q_heads: 32,
@@ -50,11 +72,22 @@ const fn layer(name: &'static str, len: usize, pattern: Pattern, bias: bool) -> 
 
 /// The targets of the project, and what they are measured against.
 pub const CASES: &[Case] = &[
-    layer("n8k-unmasked", 8192, Pattern::Unmasked, false),
-    layer("n8k-all-visible", 8192, Pattern::All, false),
-    layer("n8k-top2048-key-bias", 8192, Pattern::Top(2048), true),
-    layer("n8k-scattered25", 8192, Pattern::Scattered(0.25), false),
-    layer("n8k-window1024", 8192, Pattern::Window(1024), false),
-    layer("n32k-window1024", 32768, Pattern::Window(1024), false),
-    layer("n32k-documents2k", 32768, Pattern::Documents(2048), false),
+    layer("n8k-unmasked", 8192, Pattern::Unmasked, Bias::None),
+    layer("n8k-all-visible", 8192, Pattern::All, Bias::None),
+    layer("n8k-top2048-key-bias", 8192, Pattern::Top(2048), Bias::Keys),
+    layer("n8k-pair-bias", 8192, Pattern::Unmasked, Bias::Pairs),
+    layer(
+        "n8k-scattered25",
+        8192,
+        Pattern::Scattered(0.25),
+        Bias::None,
+    ),
+    layer("n8k-window1024", 8192, Pattern::Window(1024), Bias::None),
+    layer("n32k-window1024", 32768, Pattern::Window(1024), Bias::None),
+    layer(
+        "n32k-documents2k",
+        32768,
+        Pattern::Documents(2048),
+        Bias::None,
+    ),
 ];

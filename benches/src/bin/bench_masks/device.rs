@@ -55,13 +55,14 @@ impl Calls {
         let (len, dim) = (case.len, case.head_dim);
         let (q, kv) = ([1, case.q_heads, len, dim], [1, case.kv_heads, len, dim]);
         let masked = !matches!(case.pattern, Pattern::Unmasked);
-        let (mask_shape, bias_shape) = ([1, 1, len, len], [1, case.kv_heads, 1, len]);
+        let mask_shape = [1, 1, len, len];
+        let bias_shape = case.bias.shape(case.kv_heads, len);
         let problem = MaskedProblem::new(
             &q,
             &kv,
             &kv,
             masked.then_some(&mask_shape),
-            case.bias.then_some(&bias_shape),
+            bias_shape.as_ref().map(<[usize; 4]>::as_slice),
             ElementType::Bf16,
             &AttentionOptions::new(),
         )
@@ -74,9 +75,9 @@ impl Calls {
         };
         let rows = [random(&q), random(&kv), random(&kv)];
         let grad_out = random(&q);
-        let bias: Vec<f32> = (0..case.kv_heads * len)
-            .map(|_| rng.normal() as f32)
-            .collect();
+        // The best keys of a mask are taken from it, too.
+        let biases = bias_shape.map_or(len, |shape| shape.iter().product());
+        let bias: Vec<f32> = (0..biases).map(|_| rng.normal() as f32).collect();
         let upload = |values: &[bf16]| client.create_from_slice(bytemuck::cast_slice(values));
         let empty =
             |shape: &[usize], size: usize| client.empty(shape.iter().product::<usize>() * size);
@@ -104,9 +105,9 @@ impl Calls {
             k: binding(&kh, &kv),
             v: binding(&vh, &kv),
             plan: bits,
-            bias: (case.bias).then(|| {
+            bias: bias_shape.map(|shape| {
                 let handle = client.create_from_slice(bytemuck::cast_slice(&bias));
-                binding(&handle, &bias_shape)
+                binding(&handle, &shape)
             }),
         };
         let (out, lse) = (empty(&q, 2), empty(&q[..3], 4));
@@ -120,7 +121,7 @@ impl Calls {
             q: binding(&empty(&q, 2), &q),
             k: binding(&empty(&kv, 2), &kv),
             v: binding(&empty(&kv, 2), &kv),
-            bias: (case.bias).then(|| binding(&empty(&bias_shape, 4), &bias_shape)),
+            bias: bias_shape.map(|shape| binding(&empty(&shape, 4), &shape)),
         };
         Self {
             density: if masked {
@@ -131,7 +132,7 @@ impl Calls {
             problem,
             pattern: case.pattern,
             rows,
-            bias: if case.bias { bias } else { Vec::new() },
+            bias,
             mask,
             ranges,
             inputs,
@@ -256,7 +257,11 @@ impl Calls {
                 .map(|&j| {
                     let k = row(&self.rows[1], kv * len + j);
                     let dot: f64 = q.iter().zip(&k).map(|(a, b)| a * b).sum();
-                    let bias = self.bias.get(kv * len + j).copied().unwrap_or(0.0);
+                    let bias = match self.problem.bias {
+                        None => 0.0,
+                        Some([_, _, 1, _]) => self.bias[kv * len + j],
+                        Some(_) => self.bias[query * len + j],
+                    };
                     f64::from(p.scale) * dot + f64::from(bias)
                 })
                 .collect();
