@@ -49,8 +49,9 @@ pub struct MaskedCase {
     pub deviation: f64,
     /// Of the random numbers.
     pub seed: u64,
-    /// Seeds beside this one that the naive implementation's error is measured at: few pairs give it few elements
-    /// to be wrong at.
+    /// Seeds beside this one that the naive implementation's error is measured at. In 16 bits most of a gradient's
+    /// error comes from the rows of `out` that happen to be rounded worst: in a small tensor one seed tells little of
+    /// it, and an engine that is exact but for that rounding is at up to six times the error of one.
     pub yardsticks: u64,
 }
 
@@ -98,6 +99,7 @@ impl MaskedCase {
     #[must_use]
     pub fn element(mut self, element: ElementType) -> Self {
         self.element = element;
+        self.yardsticks = if element == ElementType::F32 { 0 } else { 3 };
         self
     }
 
@@ -179,6 +181,24 @@ impl MaskedCase {
         expected
     }
 
+    /// What is expected at the other seeds, under the mask of these inputs: measures of the naive implementation's error.
+    #[must_use]
+    pub fn others(&self, inputs: &MaskedInputs, grad_lse: bool) -> Vec<Expected> {
+        let seeds = (1..=self.yardsticks).map(|n| self.seed.wrapping_add(n << 32));
+        seeds
+            .map(|seed| self.at_seed(seed, inputs, grad_lse))
+            .collect()
+    }
+
+    fn at_seed(&self, seed: u64, inputs: &MaskedInputs, grad_lse: bool) -> Expected {
+        let mut case = self.clone();
+        case.seed = seed;
+        let mut other = case.inputs();
+        other.visible.clone_from(&inputs.visible);
+        let (grad_out, other_lse) = gradients(&other.problem, seed);
+        case.expected(&other, &grad_out, grad_lse.then_some(&other_lse[..]))
+    }
+
     /// Compares everything that the engine computes with the oracle.
     ///
     /// # Panics
@@ -218,18 +238,11 @@ impl MaskedCase {
             .into_iter()
             .flatten()
             .chain(bias);
+        let mut others = self.others(inputs, grad_lse.is_some());
         // NaN leaves few elements as well.
-        let first = u64::from(given.all(|x| x.is_finite()));
-        let others: Vec<Expected> = (first..=self.yardsticks)
-            .map(|n| {
-                let mut case = self.clone();
-                case.seed = case.seed.wrapping_add(n << 32);
-                let mut clean = case.inputs();
-                clean.visible.clone_from(&inputs.visible);
-                let (grad_out, clean_lse) = gradients(&clean.problem, case.seed);
-                case.expected(&clean, &grad_out, grad_lse.map(|_| &clean_lse[..]))
-            })
-            .collect();
+        if given.any(|x| !x.is_finite()) {
+            others.push(self.at_seed(self.seed, inputs, grad_lse.is_some()));
+        }
         let expected = self.expected(inputs, grad_out, grad_lse);
         self.check_expected(engine, inputs, (grad_out, grad_lse), &expected, &others);
     }

@@ -3,7 +3,7 @@
 use flash_dma_problem::ElementType::{Bf16, F16, F32};
 use flash_dma_reference::Rng;
 use flash_dma_tests::masked::{MaskedCase, MaskedEngine, Pattern};
-use flash_dma_tests::{Layout, every_engine};
+use flash_dma_tests::{Layout, Size, every_engine};
 
 every_engine!(random_problems);
 
@@ -20,9 +20,12 @@ fn one<T: Copy>(rng: &mut Rng, of: &[T]) -> T {
 }
 
 fn random_case<E: MaskedEngine>(seed: u64, rng: &mut Rng) -> MaskedCase {
-    // A new head dimension or type is a new kernel, which a slow device takes seconds for.
-    let dims = E::cases([8], [16, 24, 40, 64, 96], [64, 128, 128, 192, 256]);
-    let types = E::cases([F32], [F16, Bf16], [F16, Bf16]);
+    // A head dimension, a type, or an option that a kernel is compiled for takes a device seconds.
+    let (dims, types) = match E::SIZE {
+        Size::Small => (vec![8], vec![F32]),
+        Size::Medium => (vec![8, 16, 24, 40, 64, 96], vec![F32, F16, Bf16]),
+        Size::Large => (vec![64], vec![Bf16]),
+    };
     let longest = E::cases([90], [260], [700]).pop().unwrap_or(1);
     let (kv_heads, group) = (1 + rng.below(3), one(rng, &[1, 2, 3, 4, 7]));
     let lengths = [(); 2].map(|()| {
@@ -34,16 +37,14 @@ fn random_case<E: MaskedEngine>(seed: u64, rng: &mut Rng) -> MaskedCase {
     let mut case = MaskedCase::new([batch, q_heads, kv_heads, q_len, k_len, one(rng, &dims)])
         .element(one(rng, &types))
         .causal(one(rng, &[true, false]))
-        .layout(one(
-            rng,
-            &[Layout::Contiguous, Layout::Transposed, Layout::Padded],
-        ));
+        .layout(one(rng, &[Layout::Contiguous, Layout::Transposed]));
     case.seed = seed;
     case.yardsticks = 4;
     case.hidden = one(rng, &[true, false]);
     case.grad_lse = one(rng, &[true, false]);
     case.deviation = one(rng, &[1.0, 1.0, 0.1, 30.0]);
-    case.options.softcap = one(rng, &[None, None, Some(3.0), Some(50.0)]);
+    case.options.softcap =
+        one(rng, &[None, None, Some(3.0), Some(50.0)]).filter(|_| E::SIZE == Size::Medium);
     case.options.scale = one(rng, &[None, None, Some(0.3), Some(-0.2)]);
     case.options.deterministic = one(rng, &[true, false]);
     let shape = |rng: &mut Rng| {
