@@ -41,10 +41,9 @@ pub fn masked_backward(
 }
 
 /// The engine that [`masked_backward`] runs on: [`Engine::Wgmma`] where
-/// [`masked_forward_engine`](crate::masked_forward_engine) names it, the head dimension is 64 or 128 (but the gradient of
-/// a bias with a query axis, which a portable kernel takes), `out` and `grad_out`
+/// [`masked_forward_engine`](crate::masked_forward_engine) names it, the head dimension is 64 or 128, `out` and `grad_out`
 /// have rows that begin at multiples of 16 bytes, and `q` and `grad_out` none that repeat themselves by a stride of 0;
-/// [`Engine::Portable`] for everything else.
+/// [`Engine::Portable`] for everything else, and for the gradient of a bias that is not one number a key.
 /// [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE) leaves engines out.
 #[must_use]
 pub fn masked_backward_engine(
@@ -175,36 +174,28 @@ fn backward_with(
         }
         return Ok(());
     }
-    match plan {
-        BackwardPlan::Portable(blueprints) => {
-            let delta = launch_delta(client, p, &saved);
-            let pass = PortablePass {
-                client,
-                problem,
-                inputs: &inputs,
-                saved: &saved,
-                grads: &grads,
-                delta: &delta,
-                blueprints,
-            };
-            pass.launch_rows();
-            pass.launch_bias();
-        }
+    let all = matches!(plan, BackwardPlan::Portable(_));
+    let (delta, portable) = match plan {
+        BackwardPlan::Portable(blueprints) => (launch_delta(client, p, &saved), Some(blueprints)),
         BackwardPlan::Wgmma(blueprints, bias) => {
             let delta = launch_wgmma(client, problem, &inputs, &saved, &grads, blueprints);
-            if let Some(blueprints) = bias {
-                PortablePass {
-                    client,
-                    problem,
-                    inputs: &inputs,
-                    saved: &saved,
-                    grads: &grads,
-                    delta: &delta,
-                    blueprints,
-                }
-                .launch_bias();
-            }
+            (delta, bias)
         }
+    };
+    if let Some(blueprints) = portable {
+        let pass = PortablePass {
+            client,
+            problem,
+            inputs: &inputs,
+            saved: &saved,
+            grads: &grads,
+            delta: &delta,
+            blueprints,
+        };
+        if all {
+            pass.launch_rows();
+        }
+        pass.launch_bias();
     }
     Ok(())
 }
