@@ -10,6 +10,7 @@ every_engine!(
     biases_of_minus_infinity,
     options_and_types,
     the_softcap_comes_before_the_bias,
+    a_softcap_far_above_the_logits,
     gradients_of_the_lse,
 );
 
@@ -101,6 +102,21 @@ fn the_softcap_comes_before_the_bias<E: MaskedEngine>(engine: &E) {
             let bias = inputs.bias.as_mut().expect("the case has one");
             bias.values.iter_mut().for_each(|x| *x *= 4.0);
             case.check_inputs(engine, &inputs);
+        }
+    }
+}
+
+/// Then the hyperbolic tangent is nearly its argument, and has to be so to the last bits.
+fn a_softcap_far_above_the_logits<E: MaskedEngine>(engine: &E) {
+    for (element, dim) in kinds::<E>() {
+        for (softcap, deviation) in [(50.0, 0.1), (50.0, 1.0), (1000.0, 1.0)] {
+            let mut case = MaskedCase::new([1, 4, 2, 60, 11, dim])
+                .element(element)
+                .mask([1, 1, 60, 11], Pattern::Random(0.7))
+                .bias([1, 1, 1, 11]);
+            case.options.softcap = Some(softcap);
+            case.deviation = deviation;
+            case.check(engine);
         }
     }
 }

@@ -56,19 +56,23 @@ fn inputs(
 fn the_default_bodies_match_the_oracle_and_plan_as_the_engine_does() {
     let device = Device::flex();
     let [b, hq, hkv, nq, nk, _] = SIZES;
-    for (n, (mask, bias)) in [
-        ([b, hq, nq, nk], [b, hq, nq, nk]),
-        ([b, hkv, nq, nk], [1, 1, 1, nk]),
-        ([1, 1, nq, nk], [1, hkv, nq, nk]),
-        ([b, 1, 1, nk], [b, 1, nq, 1]),
-        ([1, hkv, nq, 1], [1, hq, 1, 1]),
-        ([1, 1, 1, 1], [b, hkv, 1, nk]),
-    ]
-    .into_iter()
-    .enumerate()
-    {
+    // Every shape that broadcasts, as mask and as bias, each beside two of the others.
+    let mut shapes = Vec::new();
+    for b in [1, b] {
+        for h in [1, hkv, hq] {
+            shapes.extend([[b, h, 1, 1], [b, h, 1, nk], [b, h, nq, 1], [b, h, nq, nk]]);
+        }
+    }
+    let pairs = (0..2 * shapes.len()).map(|n| {
+        let (mask, turn) = (n % shapes.len(), n / shapes.len());
+        (
+            shapes[mask],
+            shapes[(5 * mask + 3 + 8 * turn) % shapes.len()],
+        )
+    });
+    for (n, (mask, bias)) in pairs.enumerate() {
         let mut options = AttentionOptions::new().with_causal(n.is_multiple_of(2));
-        options.softcap = (n == 1).then_some(2.0);
+        options.softcap = (n % 5 == 1).then_some(2.0);
         let (problem, inputs) = inputs(mask, bias, &options);
         let p = problem.attention;
         let primitive = |x: &[f64], shape: [usize; 4]| {

@@ -173,8 +173,8 @@ mod tests {
         assert_eq!(
             sparse[sparse.len() - 9..],
             [
-                "delta_mma",
                 "live_keys",
+                "delta_mma",
                 "tile_keys",
                 "dq_wgmma",
                 "chunk_keys",
