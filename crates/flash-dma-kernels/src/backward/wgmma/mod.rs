@@ -3,7 +3,6 @@
 
 mod dkdv;
 mod dq;
-mod dq_weights;
 mod keys;
 mod output;
 mod queries;
