@@ -106,8 +106,8 @@ fn forward_with(
     Ok(())
 }
 
-/// The engine that [`masked_forward`] runs on: [`Engine::Wgmma`] for f16 and bf16 with a head dimension of 64, 128 or
-/// 256 on sm_90, rows that begin at multiples of 16 bytes, and if all queries share a bias of keys, one that is
+/// The engine that [`masked_forward`] runs on: [`Engine::Wgmma`] for f16 and bf16 with head dimensions from 32 to 256 in
+/// steps of 16 on sm_90, rows that begin at multiples of 16 bytes, and if all queries share a bias of keys, one that is
 /// contiguous along them; [`Engine::Portable`] for everything else. [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE)
 /// leaves engines out.
 #[must_use]
