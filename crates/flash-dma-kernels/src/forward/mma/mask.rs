@@ -11,8 +11,8 @@
 //!   those that all its queries see first; or, gathered, a key each, again those that all see first, and from the
 //!   header's place on the bits of these slots, `[steps of 64 slots, queries, 2]`, causal masking included.
 //!
-//! With `bp.biased` `scores` is a bias `[batch | 1, heads, 1, k_len]`, with `bp.pairs` any other. Keys are copied a step of 64 slots at a time, so
-//! key tiles are no longer than that.
+//! With `bp.biased` `scores` is a bias `[batch | 1, heads, 1, k_len]`, with `bp.pairs` any other. Keys are copied a step
+//! of 64 slots at a time, so key tiles are no longer than that.
 
 use super::blueprint::MmaBlueprint;
 use super::rows::{CubeTile, TileKeys, TileRow};
