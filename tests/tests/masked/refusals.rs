@@ -133,15 +133,7 @@ fn strides<E: MaskedEngine>(engine: &E) {
         engine,
         "a bias with a gap between the keys",
         |call| call.bias.as_mut().expect("the call has one").strides[3] = 2,
-        |e| {
-            matches!(
-                e,
-                Error::Buffer {
-                    tensor: Name::Bias,
-                    ..
-                }
-            )
-        },
+        is_buffer(Name::Bias),
     );
 }
 
@@ -151,7 +143,7 @@ fn short_buffers<E: MaskedEngine>(engine: &E) {
             engine,
             &format!("{name} cut off"),
             |call| of(call).values.truncate(20),
-            |e| matches!(e, Error::Buffer { tensor, .. } if *tensor == name),
+            is_buffer(name),
         );
     }
     let results = [
@@ -168,6 +160,11 @@ fn short_buffers<E: MaskedEngine>(engine: &E) {
         |call| call.missing = 1,
         |e| matches!(e, Error::Buffer { tensor, .. } if results.contains(tensor)),
     );
+}
+
+/// Whether an error says that a buffer of this name is too short, or there against the problem.
+fn is_buffer(name: Name) -> impl Fn(&Error) -> bool + Copy {
+    move |e| matches!(e, Error::Buffer { tensor, .. } if *tensor == name)
 }
 
 /// Masks that do not fit their own plan, and calls with a mask too many or too few.
@@ -198,34 +195,14 @@ fn masks<E: MaskedEngine>(engine: &E) {
                 .values
                 .truncate(20)
         },
-        &|e| {
-            matches!(
-                e,
-                Error::Buffer {
-                    tensor: Name::Mask,
-                    ..
-                }
-            )
-        },
+        &is_buffer(Name::Mask),
     );
-    refuses_mask("a plan cut off", &|call| call.missing = 1, &|e| {
-        matches!(
-            e,
-            Error::Buffer {
-                tensor: Name::Plan,
-                ..
-            }
-        )
-    });
-    let is_plan = |e: &Error| {
-        matches!(
-            e,
-            Error::Buffer {
-                tensor: Name::Plan,
-                ..
-            }
-        )
-    };
+    refuses_mask(
+        "a plan cut off",
+        &|call| call.missing = 1,
+        &is_buffer(Name::Plan),
+    );
+    let is_plan = is_buffer(Name::Plan);
     refuses(engine, "no mask", |call| call.mask = None, is_plan);
     refuses(
         engine,
@@ -236,15 +213,7 @@ fn masks<E: MaskedEngine>(engine: &E) {
 }
 
 fn biases<E: MaskedEngine>(engine: &E) {
-    let is_bias = |e: &Error| {
-        matches!(
-            e,
-            Error::Buffer {
-                tensor: Name::Bias,
-                ..
-            }
-        )
-    };
+    let is_bias = is_buffer(Name::Bias);
     refuses(engine, "no bias", |call| call.bias = None, is_bias);
     refuses(
         engine,
