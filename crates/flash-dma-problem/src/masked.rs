@@ -204,6 +204,24 @@ impl PlanGeometry {
         })
     }
 
+    /// Shape of the first keys and of the ends of ranges that stand for the mask: the mask's, with one key.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::Shape`] of the mask if it has not all keys.
+    pub fn ranges_shape(&self) -> Result<[usize; 4], AttentionError> {
+        let [batch, heads, queries, keys] = self.mask;
+        if keys != self.k_len {
+            return Err(AttentionError::Shape {
+                tensor: TensorName::Mask,
+                axis: 3,
+                expected: self.k_len,
+                actual: keys,
+            });
+        }
+        Ok([batch, heads, queries, 1])
+    }
+
     /// The geometry of a mask that shows each query a range of keys, whose first keys and ends (one past the
     /// last key) are `[batch | 1, heads | 1, q_len | 1]` each.
     ///

@@ -52,16 +52,7 @@ pub fn plan_ranges(
     bits: &mut [u32],
     counts: &mut [u32],
 ) -> Result<(), AttentionError> {
-    let [batch, heads, queries, keys] = geometry.mask;
-    if keys != geometry.k_len {
-        return Err(AttentionError::Shape {
-            tensor: TensorName::Mask,
-            axis: 3,
-            expected: geometry.k_len,
-            actual: keys,
-        });
-    }
-    let shape = [batch, heads, queries, 1];
+    let shape = geometry.ranges_shape()?;
     check::view(TensorName::FirstKeys, &first, &shape)?;
     check::view(TensorName::EndKeys, &end, &shape)?;
     crate::check::buffer(TensorName::Plan, bits, &geometry.bits_shape())?;

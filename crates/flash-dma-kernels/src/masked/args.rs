@@ -2,7 +2,7 @@
 
 use crate::tile::{Layout, check_tensor};
 use cubecl::prelude::TensorBinding;
-use flash_dma_problem::{AttentionError, MaskedProblem, TensorName, TensorSpec};
+use flash_dma_problem::{AttentionError, MaskedProblem, PlanGeometry, TensorName, TensorSpec};
 
 /// A mask as [`plan`](crate::plan()) wrote it; both contiguous, 32-bit integers.
 #[derive(Clone, Debug)]
@@ -82,20 +82,28 @@ pub(super) fn check_broadcast(
     Ok(())
 }
 
+impl MaskBits {
+    /// Checks both against a geometry.
+    pub(super) fn check(&self, geometry: &PlanGeometry) -> Result<(), AttentionError> {
+        let (bits, counts) = (geometry.bits_shape(), geometry.counts_shape());
+        let contiguous = Layout::Contiguous;
+        check_tensor(TensorName::Plan, &self.bits, &bits, 4, contiguous)?;
+        check_tensor(TensorName::Plan, &self.counts, &counts, 4, contiguous)
+    }
+}
+
 impl MaskedInputs {
     /// Checks every input against the problem.
     pub(super) fn check(&self, problem: &MaskedProblem) -> Result<(), AttentionError> {
         let p = &problem.attention;
         let (size, kv) = (p.element.size(), p.kv_shape());
-        let (strided, contiguous) = (Layout::Strided, Layout::Contiguous);
+        let strided = Layout::Strided;
         check_tensor(TensorName::Query, &self.q, &p.q_shape(), size, strided)?;
         check_tensor(TensorName::Key, &self.k, &kv, size, strided)?;
         check_tensor(TensorName::Value, &self.v, &kv, size, strided)?;
         match (&self.plan, &problem.plan) {
             (Some(plan), Some(geometry)) => {
-                let (bits, counts) = (geometry.bits_shape(), geometry.counts_shape());
-                check_tensor(TensorName::Plan, &plan.bits, &bits, 4, contiguous)?;
-                check_tensor(TensorName::Plan, &plan.counts, &counts, 4, contiguous)?;
+                plan.check(geometry)?;
             }
             (None, None) => {}
             (plan, geometry) => {

@@ -34,7 +34,7 @@ pub fn masked_forward(
     out: TensorBinding,
     lse: TensorBinding,
 ) -> Result<(), AttentionError> {
-    let plan = ForwardPlan::choose(client, problem, &inputs)?;
+    let (_, plan) = ForwardPlan::choose(client, problem, &inputs)?;
     forward_with(client, problem, inputs, out, lse, plan)
 }
 
@@ -116,10 +116,7 @@ pub fn masked_forward_engine(
     problem: &MaskedProblem,
     inputs: &MaskedInputs,
 ) -> Engine {
-    match ForwardPlan::choose(client, problem, inputs) {
-        Ok(ForwardPlan::Wgmma(_)) => Engine::Wgmma,
-        _ => Engine::Portable,
-    }
+    ForwardPlan::choose(client, problem, inputs).map_or(Engine::Portable, |(engine, _)| engine)
 }
 
 /// An engine and its configuration.
@@ -133,13 +130,8 @@ impl ForwardPlan {
         client: &Client,
         problem: &MaskedProblem,
         inputs: &MaskedInputs,
-    ) -> Result<Self, AttentionError> {
-        for &engine in Engine::tensor_cores()? {
-            if let Ok(plan) = Self::of(engine, client, problem, inputs) {
-                return Ok(plan);
-            }
-        }
-        Self::of(Engine::Portable, client, problem, inputs)
+    ) -> Result<(Engine, Self), AttentionError> {
+        Engine::first(|engine| Self::of(engine, client, problem, inputs))
     }
 
     fn of(

@@ -5,7 +5,7 @@ use super::pack::{count_kernel, pack_kernel};
 use super::ranges::{QUERIES, ranges_kernel};
 use super::rows::{RowsBlueprint, rows_kernel};
 use crate::scratch::{cubes, one_unit_each};
-use crate::tile::{Layout, address_type, check_tensor};
+use crate::tile::address_type;
 use cubecl::client::Client;
 use cubecl::ir::{ElemType, UIntKind};
 use cubecl::prelude::*;
@@ -41,7 +41,7 @@ pub fn plan(
         });
     }
     check_broadcast(TensorName::Mask, &mask, &geometry.mask, size)?;
-    check_plan(geometry, &plan)?;
+    plan.check(geometry)?;
     let units = cube_units(client, geometry);
     if units > 1 && is_rows(geometry, &mask, size) {
         let blueprint = RowsBlueprint {
@@ -72,19 +72,10 @@ pub fn plan_ranges(
     end: TensorBinding,
     plan: MaskBits,
 ) -> Result<(), AttentionError> {
-    let [batch, heads, queries, keys] = geometry.mask;
-    if keys != geometry.k_len {
-        return Err(AttentionError::Shape {
-            tensor: TensorName::Mask,
-            axis: 3,
-            expected: geometry.k_len,
-            actual: keys,
-        });
-    }
-    let shape = [batch, heads, queries, 1];
+    let shape @ [batch, heads, queries, _] = geometry.ranges_shape()?;
     check_broadcast(TensorName::FirstKeys, &first, &shape, 4)?;
     check_broadcast(TensorName::EndKeys, &end, &shape, 4)?;
-    check_plan(geometry, &plan)?;
+    plan.check(geometry)?;
     let [_, _, query_blocks, key_blocks] = geometry.counts_shape();
     // One query for all has bits even where there are no queries.
     let slots = query_blocks.max(1) * QUERIES;
@@ -114,22 +105,10 @@ pub fn plan_ranges(
             geometry.k_len,
             position_shift(geometry),
             geometry.causal,
-            keys == 1,
+            geometry.k_len == 1,
         );
     }
     Ok(())
-}
-
-fn check_plan(geometry: &PlanGeometry, plan: &MaskBits) -> Result<(), AttentionError> {
-    let (bits, counts) = (geometry.bits_shape(), geometry.counts_shape());
-    check_tensor(TensorName::Plan, &plan.bits, &bits, 4, Layout::Contiguous)?;
-    check_tensor(
-        TensorName::Plan,
-        &plan.counts,
-        &counts,
-        4,
-        Layout::Contiguous,
-    )
 }
 
 /// From a query's index to its position.
