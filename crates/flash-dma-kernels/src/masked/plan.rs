@@ -19,8 +19,8 @@ const UNITS: usize = 128;
 /// Writes the tile plan of a mask. `mask` has the geometry's shape, any strides, and elements of `size` bytes (1
 /// or 4); one that is not 0 shows its key, or hides it if `hidden`. `plan` is overwritten.
 ///
-/// A mask with all queries and a multiple of 32 keys is read once, in one launch; another one is packed and then
-/// counted.
+/// A mask with all queries and keys whose last axis is contiguous is read once, in one launch: fastest if it has a
+/// multiple of 32 keys. Another one is packed and then counted.
 ///
 /// # Errors
 ///
@@ -43,12 +43,13 @@ pub fn plan(
     check_broadcast(TensorName::Mask, &mask, &geometry.mask, size)?;
     plan.check(geometry)?;
     let units = cube_units(client, geometry);
-    if units > 1 && is_rows(geometry, &mask, size) {
+    if units > 1 && is_rows(geometry, &mask) {
         let blueprint = RowsBlueprint {
             units,
             size,
             hidden,
             causal: geometry.causal,
+            aligned: is_aligned(&mask, size),
         };
         pack_rows(client, geometry, mask, plan, blueprint);
     } else {
@@ -128,14 +129,21 @@ fn cube_units(client: &Client, geometry: &PlanGeometry) -> usize {
         .ilog2()
 }
 
-/// Whether a mask has a row for every query, of whole words, which begin at multiples of the vector.
-fn is_rows(geometry: &PlanGeometry, mask: &TensorBinding, size: usize) -> bool {
+/// Whether a mask has a row for every query and an element for every key, which lie together.
+fn is_rows(geometry: &PlanGeometry, mask: &TensorBinding) -> bool {
     let [_, _, queries, keys] = geometry.mask;
     let offset = mask.handle.offset_start.unwrap_or(0) as usize;
     queries == geometry.q_len
         && keys == geometry.k_len
-        && keys.is_multiple_of(32)
+        && keys > 1
         && mask.strides[3] == 1
+        && offset.is_multiple_of(4)
+}
+
+/// Whether the rows of such a mask are whole words of bits, and begin at multiples of the vector.
+fn is_aligned(mask: &TensorBinding, size: usize) -> bool {
+    let offset = mask.handle.offset_start.unwrap_or(0) as usize;
+    mask.shape[3].is_multiple_of(32)
         && offset.is_multiple_of(VECTOR)
         && (mask.strides[..3].iter().zip(&mask.shape[..3]))
             .all(|(stride, &len)| len <= 1 || (stride * size).is_multiple_of(VECTOR))
@@ -144,7 +152,7 @@ fn is_rows(geometry: &PlanGeometry, mask: &TensorBinding, size: usize) -> bool {
 fn pack_rows(
     client: &Client,
     geometry: &PlanGeometry,
-    mut mask: TensorBinding,
+    mask: TensorBinding,
     plan: MaskBits,
     blueprint: RowsBlueprint,
 ) {
@@ -155,20 +163,19 @@ fn pack_rows(
     }
     let address =
         address_type(&[&mask], blueprint.size).max(address_type(&[&plan.bits, &plan.counts], 4));
-    // The same bytes as 32-bit words. Only strides of axes of size 1 are rounded, which are not used.
-    for axis in 0..3 {
-        mask.strides[axis] = mask.strides[axis] * blueprint.size / 4;
-    }
-    mask.shape[3] = mask.shape[3] * blueprint.size / 4;
+    let reach = mask.shape.iter().zip(mask.strides.iter());
+    let last = reach.map(|(len, stride)| (len - 1) * stride).sum::<usize>();
+    let last_word = last * blueprint.size / 4;
     let dim = CubeDim::new_1d(blueprint.units as u32);
-    // SAFETY: cubes past the items return; the buffers were checked to hold what is indexed, and rows are whole
-    // vectors.
+    // SAFETY: cubes past the items return; the buffers were checked to hold what is indexed. Aligned rows are whole
+    // vectors; of others no word is read behind that of the last element, and buffers are whole words.
     unsafe {
         rows_kernel::launch_unchecked(
             client,
             cubes(client, items, dim),
             dim,
             address,
+            if blueprint.aligned { 4 } else { 1 },
             mask.into_tensor_arg(),
             plan.bits.into_tensor_arg(),
             plan.counts.into_tensor_arg(),
@@ -176,6 +183,7 @@ fn pack_rows(
             geometry.q_len,
             geometry.k_len,
             position_shift(geometry),
+            last_word,
             blueprint,
         );
     }

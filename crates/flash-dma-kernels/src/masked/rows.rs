@@ -20,6 +20,8 @@ pub(super) struct RowsBlueprint {
     pub hidden: bool,
     /// Causal masking on top.
     pub causal: bool,
+    /// Words of four, at multiples of which every 32 elements begin; else single words.
+    pub aligned: bool,
 }
 
 impl RowsBlueprint {
@@ -28,14 +30,22 @@ impl RowsBlueprint {
         self.units / 2
     }
 
-    /// Vectors of four words that hold 32 elements.
-    fn vectors(&self) -> usize {
-        2 * self.size
+    /// Reads that hold 32 elements. Those of a byte that begin anywhere lie in nine words.
+    fn reads(&self) -> usize {
+        match (self.aligned, self.size) {
+            (true, size) => 2 * size,
+            (false, 1) => 9,
+            (false, _) => 32,
+        }
     }
 
     /// Rows that a unit reads at once, so that the reads overlap.
     fn rows_at_once(&self) -> usize {
-        4 / self.size
+        match (self.aligned, self.size) {
+            (true, 1) => 4,
+            (false, 1) => 2,
+            _ => 1,
+        }
     }
 }
 
@@ -43,19 +53,20 @@ impl RowsBlueprint {
 /// cube's key block `u / 2` for every query, and sums what causal masking leaves of it; shared memory turns the words
 /// round, so that the reads are whole pieces of rows and the writes whole lines of bits.
 ///
-/// `mask` is `[batch, heads, queries, keys]` seen as 32-bit words: its strides are in words, multiples of 4 on the
-/// first three axes, and `keys` is a multiple of 32 elements. `bits` is the contiguous `[batch, heads, key_blocks,
+/// `mask` holds the 32-bit words, the last of them `last_word`, of elements `[batch, heads, queries, keys]` with a
+/// contiguous last axis, whose strides it has. `bits` is the contiguous `[batch, heads, key_blocks,
 /// queries]` of pairs of words, `counts` the contiguous `[batch, heads, query_blocks, key_blocks]`. Of blocks that
 /// causal masking hides from all 16 queries nothing is read, and no bits are written.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn rows_kernel(
-    mask: &Tensor<Vector<u32, Const<4>>>,
+pub(super) fn rows_kernel<N: Size>(
+    mask: &Tensor<Vector<u32, N>>,
     bits: &mut Tensor<Vector<u32, Const<2>>>,
     counts: &mut Tensor<u32>,
     cubes: usize,
     q_len: usize,
     k_len: usize,
     position_shift: i32,
+    last_word: usize,
     #[comptime] bp: RowsBlueprint,
 ) {
     if CUBE_POS >= cubes {
@@ -86,42 +97,63 @@ pub(super) fn rows_kernel(
         let base = row / heads * mask.stride(0)
             + row % heads * mask.stride(1)
             + first_query * mask.stride(2)
-            + first_key / comptime!(4 / bp.size);
+            + first_key;
         let step = mask.stride(2);
-        let vectors = comptime!(bp.vectors());
+        let reads = comptime!(bp.reads());
         let at_once = comptime!(bp.rows_at_once());
         for part in 0..comptime!(QUERIES / bp.rows_at_once()) {
             let mut loaded =
-                Array::<Vector<u32, Const<4>>>::new(comptime!(bp.rows_at_once() * bp.vectors()));
+                Array::<Vector<u32, N>>::new(comptime!(bp.rows_at_once() * bp.reads()));
             #[unroll]
             for r in 0..at_once {
                 // Past the last query its row is read again, and not counted.
-                let from = (base + min(part * at_once + r, queries - 1) * step) / 4;
+                let from = base + min(part * at_once + r, queries - 1) * step;
+                let first = from
+                    / comptime!(if bp.aligned {
+                        16 / bp.size
+                    } else {
+                        4 / bp.size
+                    });
                 #[unroll]
-                for v in 0..vectors {
-                    loaded[comptime!(r * vectors + v)] = mask[from + v];
+                for n in 0..reads {
+                    if comptime!(bp.aligned) {
+                        loaded[comptime!(r * reads + n)] = mask[first + n];
+                    } else {
+                        loaded[comptime!(r * reads + n)] = mask[min(first + n, last_word)];
+                    }
                 }
             }
             #[unroll]
             for r in 0..at_once {
                 let query = part * at_once + r;
+                let from = base + min(query, queries - 1) * step;
                 let mut word = 0u32;
                 #[unroll]
-                for v in 0..vectors {
-                    let vector = loaded[comptime!(r * vectors + v)];
-                    #[unroll]
-                    for e in 0..4usize {
-                        let element = vector.extract(e);
-                        let shift = comptime!(((4 * v + e) * 4 / bp.size) as u32);
-                        if comptime!(bp.size == 1) {
-                            word |= nonzero_bytes(element) << shift;
-                        } else {
-                            word |= u32::cast_from(element != 0u32) << shift;
+                for n in 0..comptime!(8 * bp.size) {
+                    let at = comptime!(if bp.aligned {
+                        (r * reads + n / 4, n % 4)
+                    } else {
+                        (r * reads + n, 0)
+                    });
+                    let mut element = loaded[comptime!(at.0)].extract(comptime!(at.1));
+                    if comptime!(bp.size == 1) {
+                        if comptime!(!bp.aligned) {
+                            // Four bytes that begin `from % 4` bytes behind a word; no shift by 32.
+                            let next = loaded[comptime!(r * reads + n + 1)].extract(0usize);
+                            let shift = (from % 4) as u32 * 8u32;
+                            element = (element >> shift) | ((next << (24u32 - shift)) << 8u32);
                         }
+                        word |= nonzero_bytes(element) << comptime!(4 * n as u32);
+                    } else {
+                        word |= u32::cast_from(element != 0u32) << comptime!(n as u32);
                     }
                 }
                 if comptime!(bp.hidden) {
                     word = !word;
+                }
+                if comptime!(!bp.aligned) {
+                    // Behind a row lies the next one.
+                    word &= first_bits((k_len - first_key) as i32);
                 }
                 words[at + 2 * query] = word;
                 let mut seen = select(query < queries, 32i32, 0i32);

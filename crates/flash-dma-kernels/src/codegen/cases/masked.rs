@@ -33,35 +33,38 @@ pub(super) fn all() -> Vec<Case> {
         }));
     }
     // What a mask's shape and elements, and ranges instead of it, are packed by.
-    for (name, len, size, ranges) in [
-        ("plan-rows", LEN, 1, false),
-        ("plan-rows-words", LEN, 4, false),
-        ("plan-any", LEN - 1, 1, false),
-        ("plan-ranges", LEN, 4, true),
+    for (name, queries, len, size) in [
+        ("plan-rows", LEN, LEN, 1),
+        ("plan-rows-words", LEN, LEN, 4),
+        ("plan-rows-odd", LEN - 1, LEN - 1, 1),
+        ("plan-rows-odd-words", LEN - 1, LEN - 1, 4),
+        ("plan-any", 1, LEN, 1),
     ] {
         cases.push(case(name.into(), move |client| {
-            planned(client, len, size, ranges);
+            let (geometry, bits) = planned(client, queries, len);
+            let mask = tensor(client, geometry.mask, size);
+            plan(client, &geometry, mask, size, false, bits).expect("a valid plan");
         }));
     }
+    cases.push(case("plan-ranges".into(), |client| {
+        let (geometry, bits) = planned(client, LEN, LEN);
+        let keys = || tensor(client, [1, 1, LEN, 1], 4);
+        plan_ranges(client, &geometry, keys(), keys(), bits).expect("valid ranges");
+    }));
     cases
 }
 
-fn planned(client: &Client, len: usize, size: usize, ranges: bool) {
-    let geometry = PlanGeometry::new(&[1, 1, len, len], [len; 2], true).expect("a valid geometry");
+/// A mask of `queries` rows, or of one for all, and room for its plan.
+fn planned(client: &Client, queries: usize, len: usize) -> (PlanGeometry, MaskBits) {
+    let geometry =
+        PlanGeometry::new(&[1, 1, queries, len], [len; 2], true).expect("a valid geometry");
     let bits = MaskBits {
         bits: tensor(client, geometry.bits_shape(), 4),
         counts: tensor(client, geometry.counts_shape(), 4),
     };
-    if ranges {
-        let keys = || tensor(client, [1, 1, len, 1], size);
-        plan_ranges(client, &geometry, keys(), keys(), bits).expect("valid ranges");
-    } else {
-        let mask = tensor(client, geometry.mask, size);
-        plan(client, &geometry, mask, size, false, bits).expect("a valid plan");
-    }
+    (geometry, bits)
 }
 
-/// With a mask of so many heads, and a bias of as many and so many queries.
 fn run(
     client: &Client,
     head_dim: usize,
