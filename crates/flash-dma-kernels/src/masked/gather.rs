@@ -1,45 +1,61 @@
 //! The rest of the [lists](super::lists): bits of gathered keys, the order of tiles, and a look at values.
 
 use super::args::MaskBits;
-use super::lists::Sizes;
+use super::lists::{PLANES, Sizes, TileLists};
 use crate::forward::mma::{HEADER, TILE_WORDS};
-use crate::scratch::{cubes, one_unit_each};
+use crate::scratch::cubes;
 use crate::team::{Member, Team, sum_of};
 use crate::tile::mma::Chunk;
-use crate::tile::{address_type, elem_type, is_finite};
+use crate::tile::{NO_NUMBER, address_type, elem_type, exponent_bits};
 use cubecl::client::Client;
-use cubecl::ir::AddressType;
 use cubecl::prelude::*;
 use flash_dma_problem::{ElementType, PlanGeometry};
 
 /// Cubes that share the bits of a tile.
 const PARTS: usize = 8;
 
-/// Units a cube: planes that each pack a part.
-const PLANES: usize = 8;
+/// Rows that a unit looks at.
+const ROWS: usize = 8;
 
-/// Packs the bits of all gathered lists, and gives tiles their turns.
-pub(super) fn launch_gather(
+/// Packs the bits of all gathered lists, gives tiles their turns, and marks in the header whether some value of
+/// `watched`, `[batch, heads, len, head_dim]`, is not finite.
+pub(super) fn finish_lists(
     client: &Client,
-    address: AddressType,
     geometry: &PlanGeometry,
     plan: &MaskBits,
-    [list, totals]: [&TensorBinding; 2],
+    watched: &TensorBinding,
+    element: ElementType,
+    lists: &TileLists,
     sizes: Sizes,
 ) {
     let [_, _, bit_blocks, bit_queries, _] = geometry.bits_shape();
+    let [batch, heads, len, head_dim] = watched.shape[..] else {
+        unreachable!("checked to have four axes")
+    };
+    let TileLists { list, counts } = lists;
     let team = Team::new(client, PLANES);
-    // SAFETY: cubes past the tiles return; the lists hold keys below `k_len`, and have room for their bits.
+    let chunks = head_dim / 8;
+    let looks = batch * heads * len.div_ceil(ROWS) * chunks;
+    let looking = looks.div_ceil(team.units());
+    let parts = if sizes.room > 0 { PARTS } else { 1 };
+    // SAFETY: units past the rows and cubes past the tiles return; the rows were checked to hold their shape; the lists
+    // hold keys below `k_len`, and have room for their bits.
     unsafe {
-        gather_kernel::launch_unchecked(
+        finish_kernel::launch_unchecked(
             client,
-            cubes(client, sizes.items * PARTS, team.cube_dim()),
+            cubes(client, looking + sizes.items * parts, team.cube_dim()),
             team.cube_dim(),
-            address,
+            address_type(&[watched], element.size())
+                .max(address_type(&[&plan.bits, list, counts], 4)),
+            watched.clone().into_tensor_arg(),
             plan.bits.clone().into_buffer_arg(),
             list.clone().into_buffer_arg(),
-            totals.clone().into_buffer_arg(),
+            counts.clone().into_buffer_arg(),
+            looks,
+            looking,
+            chunks,
             sizes.items,
+            parts,
             sizes.tiles,
             sizes.queries,
             sizes.capacity(),
@@ -50,19 +66,25 @@ pub(super) fn launch_gather(
             bit_queries,
             geometry.causal,
             team,
+            elem_type(element),
         );
     }
 }
 
-/// Cube `CUBE_POS` packs part `CUBE_POS % PARTS` of the bits of tile `CUBE_POS / PARTS`, if its keys are gathered: a
-/// unit a word of 32 slots of one query. `list` and `totals` are those of [`TileLists`](super::lists::TileLists), `bits`
-/// the plan's, as words. The first plane of the first part counts the tiles with longer lists: that is the tile's turn.
+/// The first `looking` cubes look at `rows`; cube `looking + n` packs part `n % parts` of the bits of tile `n / parts`, if
+/// its keys are gathered, and the first plane of the first part gives the tile its turn. `list` and `totals` are those of
+/// [`TileLists`], `bits` the plan's, as words.
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn gather_kernel(
+fn finish_kernel<E: Float>(
+    rows: &Tensor<Chunk<E>>,
     bits: &[u32],
     list: &mut [u32],
     totals: &mut [u32],
+    looks: usize,
+    looking: usize,
+    chunks: usize,
     items: usize,
+    parts: usize,
     tiles: usize,
     queries: usize,
     capacity: usize,
@@ -73,8 +95,16 @@ fn gather_kernel(
     bit_queries: usize,
     #[comptime] causal: bool,
     #[comptime] team: Team,
+    #[define(E)] _element: ElemType,
 ) {
-    let (item, part) = (CUBE_POS / PARTS, CUBE_POS % PARTS);
+    if CUBE_POS < looking {
+        let at = CUBE_POS * comptime!(team.units()) + UNIT_POS as usize;
+        if at < looks && !is_finite_chunk::<E>(rows, at, chunks) {
+            totals[2] = 1u32;
+        }
+        terminate!();
+    }
+    let (item, part) = ((CUBE_POS - looking) / parts, (CUBE_POS - looking) % parts);
     if item >= items {
         terminate!();
     }
@@ -83,6 +113,7 @@ fn gather_kernel(
     let slots = totals[at + 1];
     let member = Member::this(team);
     if part == 0 && member.plane == 0 {
+        // The number of tiles with longer lists.
         let first = HEADER + row * tiles * TILE_WORDS;
         let mut longer = 0u32;
         let mut other = member.lane;
@@ -110,6 +141,7 @@ fn gather_kernel(
         let keys = slots as usize;
         // Whole steps of two words.
         let words = keys.div_ceil(64usize) * 2;
+        // A unit a word of 32 slots of one query.
         let mut index = part * comptime!(team.units()) + UNIT_POS as usize;
         while index < words * queries {
             let (word, own) = (index / queries, index % queries);
@@ -132,71 +164,27 @@ fn gather_kernel(
                 }
             }
             list[begin + room + (word / 2 * queries + own) * 2 + word % 2] = packed;
-            index += comptime!(PARTS * team.units());
+            index += parts * comptime!(team.units());
         }
     }
 }
 
-/// Rows that a unit of [`mark_kernel`] looks at.
-const ROWS: usize = 8;
-
-/// Marks in the header of `totals` whether some value of `rows`, `[batch, heads, len, head_dim]`, is not finite.
-pub(super) fn mark_not_finite(
-    client: &Client,
-    rows: &TensorBinding,
-    element: ElementType,
-    totals: &TensorBinding,
-) {
-    let [batch, heads, len, head_dim] = rows.shape[..] else {
-        unreachable!("checked to have four axes")
-    };
-    let chunks = head_dim / 8;
-    let items = batch * heads * len.div_ceil(ROWS) * chunks;
-    let (grid, dim) = one_unit_each(client, items);
-    // SAFETY: units past the rows return; the rows were checked to hold their shape.
-    unsafe {
-        mark_kernel::launch_unchecked(
-            client,
-            grid,
-            dim,
-            address_type(&[rows], element.size()),
-            rows.clone().into_tensor_arg(),
-            totals.clone().into_buffer_arg(),
-            items,
-            chunks,
-            elem_type(element),
-        );
-    }
-}
-
-/// A unit looks at one chunk of [`ROWS`] rows of one head.
-#[cube(launch_unchecked, address_type = "dynamic")]
-fn mark_kernel<E: Float>(
-    rows: &Tensor<Chunk<E>>,
-    totals: &mut [u32],
-    items: usize,
-    chunks: usize,
-    #[define(E)] _element: ElemType,
-) {
-    let at = ABSOLUTE_POS;
-    if at >= items {
-        terminate!();
-    }
+/// Whether chunk `at % chunks` of the [`ROWS`] rows of group `at / chunks`, counted over all heads, is finite.
+#[cube]
+fn is_finite_chunk<E: Float>(rows: &Tensor<Chunk<E>>, at: usize, chunks: usize) -> bool {
     let (heads, len) = (rows.shape(1), rows.shape(2));
     let groups = len.div_ceil(ROWS);
     let (col, group, head) = (at % chunks, at / chunks % groups, at / chunks / groups);
     let base = (head / heads * rows.stride(0) + head % heads * rows.stride(1)) / 8 + col;
-    let mut finite = true;
+    let mut greatest = 0u32;
     #[unroll]
     for n in 0..ROWS {
         let row = min(group * ROWS + n, len - 1);
         let values = rows[base + row * rows.stride(2) / 8];
         #[unroll]
         for e in 0..8usize {
-            finite = finite && is_finite(f32::cast_from(values.extract(e)));
+            greatest = max(greatest, exponent_bits(f32::cast_from(values.extract(e))));
         }
     }
-    if !finite {
-        totals[2] = 1u32;
-    }
+    greatest != NO_NUMBER
 }

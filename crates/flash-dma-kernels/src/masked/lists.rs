@@ -1,10 +1,10 @@
 //! What a tile of queries sees, listed for the tensor-core kernels: key blocks, or single keys where that is shorter.
 
 use super::args::MaskBits;
-use super::gather::{launch_gather, mark_not_finite};
+use super::gather::finish_lists;
 use super::seen::prefix;
 use crate::forward::mma::{HEADER, KEY_BLOCK, TILE_WORDS};
-use crate::scratch::{address_type, cubes, one_unit_each, scratch};
+use crate::scratch::{address_type, cubes, scratch};
 use crate::team::{Member, Team, sum_of, sum_up_to};
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -16,6 +16,9 @@ const GATHERED_OF_4: u32 = 3;
 
 /// A gathered list has room for a part of all keys: one of so many.
 const GATHERED_PART: usize = 2;
+
+/// Planes that list a tile together, a stretch of blocks each.
+pub(super) const PLANES: usize = 8;
 
 /// What each query tile sees, for every row of the mask, as [`mask`](crate::forward::mma) says.
 #[derive(Clone, Debug)]
@@ -64,7 +67,7 @@ impl Sizes {
     }
 }
 
-/// Lists what tiles of `queries` queries see, in four launches. `watched` is k or v, `[batch, kv_heads, k_len, head_dim]`
+/// Lists what tiles of `queries` queries see, in two launches. `watched` is k or v, `[batch, kv_heads, k_len, head_dim]`
 /// in chunks of 16 bytes, of which the header says whether all values are finite. Without `gather` all lists are of
 /// blocks.
 ///
@@ -84,86 +87,216 @@ pub(crate) fn tile_lists(
     let list = scratch(client, [batch, heads, sizes.tiles, sizes.capacity()]);
     let counts = scratch(client, [HEADER + sizes.items * TILE_WORDS]);
     let spans = scratch(client, [sizes.items * sizes.blocks, 4]);
-    let address = address_type([&plan.bits, &plan.counts, &list, &counts, &spans]);
-    let (grid, dim) = one_unit_each(client, sizes.items * sizes.blocks);
-    // SAFETY: units past the blocks return; the plan was checked to have the geometry's shapes.
-    unsafe {
-        span_kernel::launch_unchecked(
-            client,
-            grid,
-            dim,
-            address,
-            plan.bits.clone().into_buffer_arg(),
-            plan.counts.clone().into_tensor_arg(),
-            spans.clone().into_buffer_arg(),
-            counts.clone().into_buffer_arg(),
-            sizes.items * sizes.blocks,
-            sizes.tiles,
-            queries,
-            geometry.q_len,
-            geometry.k_len,
-            bit_blocks,
-            bit_queries,
-            sizes.room,
-            geometry.causal,
-        );
-    }
-    let team = Team::new(client, 1);
-    // SAFETY: cubes past the tiles return; a list has room for every block, and for the keys that are gathered.
+    let team = Team::new(client, PLANES);
+    // SAFETY: cubes past the tiles return; a list has room for every block, and for the keys that are gathered; the
+    // plan was checked to have the geometry's shapes.
     unsafe {
         list_kernel::launch_unchecked(
             client,
             cubes(client, sizes.items, team.cube_dim()),
             team.cube_dim(),
-            address,
+            address_type([&plan.bits, &plan.counts, &list, &counts, &spans]),
+            plan.bits.clone().into_buffer_arg(),
+            plan.counts.clone().into_tensor_arg(),
             spans.into_buffer_arg(),
             list.clone().into_buffer_arg(),
             counts.clone().into_buffer_arg(),
             sizes.items,
-            sizes.blocks,
+            sizes.tiles,
+            queries,
             sizes.capacity(),
             sizes.room,
+            geometry.q_len,
+            geometry.k_len,
+            bit_blocks,
+            bit_queries,
+            geometry.causal,
             team,
         );
     }
-    launch_gather(client, address, geometry, plan, [&list, &counts], sizes);
-    mark_not_finite(client, watched, element, &counts);
-    TileLists { list, counts }
+    let lists = TileLists { list, counts };
+    finish_lists(client, geometry, plan, watched, element, &lists, sizes);
+    lists
 }
 
-/// A unit finds what the queries of one tile see of one key block: span `at` of `spans`, `[rows, tiles, blocks]`, has two
-/// words of the keys that some of them sees, and two of those that all see.
+/// A cube writes the list and the totals of one tile: tile `CUBE_POS % tiles` of row `CUBE_POS / tiles` of the mask. The
+/// list gets keys if they are few enough and fit into `room`, else blocks. Each plane owns a stretch of blocks, a lane one
+/// of them at a time.
 ///
-/// `bits` and `counts` are the plan's, the bits of `bit_blocks` blocks and `bit_queries` queries. The first unit writes
-/// the header of `totals`.
+/// `bits` and `counts` are the plan's, the bits of `bit_blocks` blocks and `bit_queries` queries; `list` and `totals` as in
+/// [`TileLists`], whose header the first unit writes. `spans`, `[rows, tiles, blocks]`, is scratch: of a tile and a block two
+/// words of the keys that some query sees, and two of those that all see.
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn span_kernel(
+fn list_kernel(
     bits: &[Vector<u32, Const<2>>],
     counts: &Tensor<u32>,
     spans: &mut [Vector<u32, Const<4>>],
+    list: &mut [u32],
     totals: &mut [u32],
     items: usize,
     tiles: usize,
     queries: usize,
+    capacity: usize,
+    room: usize,
     q_len: usize,
     k_len: usize,
     bit_blocks: usize,
     bit_queries: usize,
-    room: usize,
     #[comptime] causal: bool,
+    #[comptime] team: Team,
 ) {
-    let at = ABSOLUTE_POS;
-    if at >= items {
+    let item = CUBE_POS;
+    if item >= items {
         terminate!();
     }
-    if at == 0 {
+    if item == 0 && UNIT_POS == 0 {
         totals[0] = bit_blocks as u32;
         totals[1] = bit_queries as u32;
         totals[2] = 0u32;
         totals[3] = room as u32;
     }
+    let member = Member::this(team);
+    let blocks = counts.shape(3);
+    let own = item * blocks;
+    let stretch = blocks.div_ceil(comptime!(team.planes * team.lanes)) * comptime!(team.lanes);
+    let begin = member.plane * stretch;
+    let end = min(begin + stretch, blocks);
+
+    // Of this plane's stretch the blocks, and keys, of which some query sees something, and those that all see.
+    let mut sums = Shared::<[u32]>::new_slice(comptime!(team.planes * 4));
+    let mut found = Array::<u32>::new(4usize);
+    #[unroll]
+    for n in 0..4usize {
+        found[n] = 0u32;
+    }
+    let mut round = begin;
+    while round < end {
+        let block = round + member.lane;
+        if block < end {
+            let span = span_of(
+                bits,
+                counts,
+                item % tiles,
+                item / tiles,
+                block,
+                queries,
+                q_len,
+                k_len,
+                bit_blocks,
+                bit_queries,
+                causal,
+            );
+            spans[own + block] = span;
+            let some = span.extract(0usize).count_ones() + span.extract(1usize).count_ones();
+            let all = span.extract(2usize).count_ones() + span.extract(3usize).count_ones();
+            found[0] += u32::cast_from(some > 0);
+            found[1] += u32::cast_from(all == 64);
+            found[2] += some;
+            found[3] += all;
+        }
+        round += comptime!(team.lanes);
+    }
+    #[unroll]
+    for n in 0..4usize {
+        let sum = sum_of(found[n], team);
+        if member.lane == 0 {
+            sums[member.plane * 4 + n] = sum;
+        }
+    }
+    sync_cube();
+
+    // The same of all planes, and of those before this one.
+    let mut total = Array::<u32>::new(4usize);
+    let mut before = Array::<u32>::new(4usize);
+    #[unroll]
+    for n in 0..4usize {
+        total[n] = 0u32;
+        before[n] = 0u32;
+        for plane in 0..team.planes {
+            let sum = sums[plane * 4 + n];
+            total[n] += sum;
+            before[n] += select(plane < member.plane, sum, 0u32);
+        }
+    }
+    let gathered =
+        total[2] * 4 <= total[0] * comptime!(64 * GATHERED_OF_4) && total[2] <= room as u32;
+    if UNIT_POS == 0 {
+        let at = HEADER + item * TILE_WORDS;
+        totals[at] = select(gathered, total[3], total[1] * 64);
+        totals[at + 1] = select(gathered, total[2], total[0] * 64);
+        totals[at + 2] = u32::cast_from(gathered);
+    }
+
+    // What all queries see comes first, then the rest of what some see.
+    let some_before = select(gathered, before[2], before[0]);
+    let all_before = select(gathered, before[3], before[1]);
+    let mut to = Array::<usize>::new(2usize);
+    to[0] = item * capacity + all_before as usize;
+    to[1] = item * capacity
+        + (select(gathered, total[3], total[1]) + some_before - all_before) as usize;
+    let mut round = begin;
+    while round < end {
+        let block = round + member.lane;
+        let mut span = Vector::<u32, Const<4>>::new(0u32);
+        if block < end {
+            span = spans[own + block];
+        }
+        let whole = span.extract(2usize) & span.extract(3usize) == every();
+        #[unroll]
+        for rest in [false, true] {
+            let mut low = span.extract(2usize);
+            let mut high = span.extract(3usize);
+            if comptime!(rest) {
+                low = span.extract(0usize) & !low;
+                high = span.extract(1usize) & !high;
+            }
+            let mut count = low.count_ones() + high.count_ones();
+            if !gathered {
+                // A block is one entry.
+                let mut listed = whole;
+                if comptime!(rest) {
+                    listed = !whole && span.extract(0usize) | span.extract(1usize) != 0u32;
+                }
+                count = u32::cast_from(listed);
+            }
+            let next = comptime!(rest as usize);
+            let mut at = to[next] + (sum_up_to(count, &member, team) - count) as usize;
+            if gathered {
+                write_keys(list, at, block * 64, low);
+                at += low.count_ones() as usize;
+                write_keys(list, at, block * 64 + 32, high);
+            } else if count == 1u32 {
+                list[at] = block as u32;
+            }
+            to[next] += sum_of(count, team) as usize;
+        }
+        round += comptime!(team.lanes);
+    }
+}
+
+/// A word of ones.
+#[cube]
+fn every() -> u32 {
+    u32::new(comptime!(u32::MAX as i64))
+}
+
+/// What the queries of tile `tile` of row `row` of the mask see of a block: two words of the keys that some of them sees,
+/// and two of those that all see.
+#[cube]
+fn span_of(
+    bits: &[Vector<u32, Const<2>>],
+    counts: &Tensor<u32>,
+    tile: usize,
+    row: usize,
+    block: usize,
+    queries: usize,
+    q_len: usize,
+    k_len: usize,
+    bit_blocks: usize,
+    bit_queries: usize,
+    #[comptime] causal: bool,
+) -> Vector<u32, Const<4>> {
     let (query_blocks, blocks) = (counts.shape(2), counts.shape(3));
-    let (block, tile, row) = (at % blocks, at / blocks % tiles, at / blocks / tiles);
     let first = tile * queries;
     let last = min(first + queries, q_len);
     let keys = min(k_len - block * 64, 64usize);
@@ -173,14 +306,13 @@ fn span_kernel(
         sum += counts[(row * query_blocks + query_block) * blocks + block];
         pairs += (min(q_len - query_block * 16, 16usize) * keys) as u32;
     }
-    let every = u32::new(comptime!(u32::MAX as i64));
     let mut span = Vector::<u32, Const<4>>::new(0u32);
     // A last block of fewer keys is never whole: what lies behind it is tested away.
     if sum == pairs && keys == 64 {
-        span = Vector::new(every);
+        span = Vector::new(every());
     } else if sum > 0 {
-        span.insert(2usize, every);
-        span.insert(3usize, every);
+        span.insert(2usize, every());
+        span.insert(3usize, every());
         let mut base = row * bit_blocks * bit_queries;
         if bit_blocks > 1 {
             base += block * bit_queries;
@@ -210,133 +342,7 @@ fn span_kernel(
             next += 8;
         }
     }
-    spans[at] = span;
-}
-
-/// Blocks that a lane of [`list_kernel`] takes at once, whose spans it reads together.
-const LANE_BLOCKS: usize = 4;
-
-/// A plane writes the list and the totals of one tile: tile `CUBE_POS % tiles` of row `CUBE_POS / tiles` of the mask.
-/// `spans` are those of [`span_kernel`]; the list gets keys if they are few enough and fit into `room`, else blocks.
-#[cube(launch_unchecked, address_type = "dynamic")]
-fn list_kernel(
-    spans: &[Vector<u32, Const<4>>],
-    list: &mut [u32],
-    totals: &mut [u32],
-    items: usize,
-    blocks: usize,
-    capacity: usize,
-    room: usize,
-    #[comptime] team: Team,
-) {
-    let item = CUBE_POS;
-    if item >= items {
-        terminate!();
-    }
-    let member = Member::this(team);
-    let own = item * blocks;
-    // Blocks, and keys, of which some query sees something, and those that all queries see.
-    let mut some_blocks = 0u32;
-    let mut all_blocks = 0u32;
-    let mut some_keys = 0u32;
-    let mut all_keys = 0u32;
-    let mut start = member.lane * LANE_BLOCKS;
-    while start < blocks {
-        #[unroll]
-        for n in 0..LANE_BLOCKS {
-            let span = span_of(spans, own, start + n, blocks);
-            let some = span.extract(0usize).count_ones() + span.extract(1usize).count_ones();
-            let all = span.extract(2usize).count_ones() + span.extract(3usize).count_ones();
-            some_blocks += u32::cast_from(some > 0);
-            all_blocks += u32::cast_from(all == 64);
-            some_keys += some;
-            all_keys += all;
-        }
-        start += comptime!(team.lanes * LANE_BLOCKS);
-    }
-    some_blocks = sum_of(some_blocks, team);
-    all_blocks = sum_of(all_blocks, team);
-    some_keys = sum_of(some_keys, team);
-    all_keys = sum_of(all_keys, team);
-    let gathered =
-        some_keys * 4 <= some_blocks * comptime!(64 * GATHERED_OF_4) && some_keys <= room as u32;
-
-    let mut to = item * capacity;
-    // What all queries see comes first.
-    #[unroll]
-    for rest in [false, true] {
-        let mut round = 0usize;
-        while round < blocks {
-            let start = round + member.lane * LANE_BLOCKS;
-            let mut count = 0u32;
-            let mut low = Array::<u32>::new(LANE_BLOCKS);
-            let mut high = Array::<u32>::new(LANE_BLOCKS);
-            #[unroll]
-            for n in 0..LANE_BLOCKS {
-                let span = span_of(spans, own, start + n, blocks);
-                low[n] = wanted(span.extract(0usize), span.extract(2usize), rest);
-                high[n] = wanted(span.extract(1usize), span.extract(3usize), rest);
-                if !gathered {
-                    // A block is one entry.
-                    let all = span.extract(2usize).count_ones() + span.extract(3usize).count_ones();
-                    let mut listed = all == 64;
-                    if comptime!(rest) {
-                        listed = all < 64 && span.extract(0usize) | span.extract(1usize) > 0;
-                    }
-                    low[n] = u32::cast_from(listed);
-                    high[n] = 0u32;
-                }
-                count += low[n].count_ones() + high[n].count_ones();
-            }
-            let mut at = to + (sum_up_to(count, &member, team) - count) as usize;
-            #[unroll]
-            for n in 0..LANE_BLOCKS {
-                let block = start + n;
-                if gathered {
-                    write_keys(list, at, block * 64, low[n]);
-                    at += low[n].count_ones() as usize;
-                    write_keys(list, at, block * 64 + 32, high[n]);
-                    at += high[n].count_ones() as usize;
-                } else if low[n] == 1u32 {
-                    list[at] = block as u32;
-                    at += 1;
-                }
-            }
-            to += sum_of(count, team) as usize;
-            round += comptime!(team.lanes * LANE_BLOCKS);
-        }
-    }
-    if member.lane == 0 {
-        let at = HEADER + item * TILE_WORDS;
-        totals[at] = select(gathered, all_keys, all_blocks * 64);
-        totals[at + 1] = select(gathered, some_keys, some_blocks * 64);
-        totals[at + 2] = u32::cast_from(gathered);
-    }
-}
-
-/// The span of a block; nothing past the last.
-#[cube]
-fn span_of(
-    spans: &[Vector<u32, Const<4>>],
-    own: usize,
-    block: usize,
-    blocks: usize,
-) -> Vector<u32, Const<4>> {
-    let mut span = Vector::<u32, Const<4>>::new(0u32);
-    if block < blocks {
-        span = spans[own + block];
-    }
     span
-}
-
-/// The keys that all queries see, or the rest of those that some see.
-#[cube]
-fn wanted(some: u32, all: u32, #[comptime] rest: bool) -> u32 {
-    let mut keys = all;
-    if comptime!(rest) {
-        keys = some & !all;
-    }
-    keys
 }
 
 /// Writes the keys from `first` on whose bits are set, one after the other.

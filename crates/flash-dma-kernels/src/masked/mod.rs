@@ -20,6 +20,8 @@ mod query_lists;
 mod ranges;
 mod rows;
 mod seen;
+#[cfg(test)]
+mod tests;
 mod words;
 
 pub use args::{MaskBits, MaskedGradients, MaskedInputs};
