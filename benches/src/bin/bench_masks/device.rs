@@ -220,6 +220,13 @@ impl Calls {
             .expect("a valid call");
     }
 
+    /// Builds the plan and the outputs that the phases begin with.
+    pub fn prepare(&self, client: &Client) {
+        self.plan(client);
+        self.forward(client);
+        block_on(client.sync()).expect("the device works");
+    }
+
     /// Plans, both ways where there are two, and compares sampled rows of a forward pass with f64.
     ///
     /// # Panics
@@ -230,9 +237,7 @@ impl Calls {
             let plans = [Self::plan, Self::plan_ranges].map(|call| self.planned(client, call));
             assert!(plans[0] == plans[1], "{:?}: the plans differ", self.pattern);
         }
-        self.plan(client);
-        self.forward(client);
-        block_on(client.sync()).expect("the device works");
+        self.prepare(client);
         let read = |handle: &Handle| client.read_one(handle.clone()).expect("the launch failed");
         let (out, lse) = (read(&self.out), read(&self.lse));
         let out: &[bf16] = bytemuck::cast_slice(&out);
