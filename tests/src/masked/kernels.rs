@@ -6,6 +6,23 @@ use crate::{Outputs, Refused};
 use flash_dma_kernels::{self as engine, MaskBits};
 use flash_dma_problem::{AttentionError, ElementType};
 
+/// Whether the engine `mma` says that it serves a call: elements of 16 bits, head dimensions in steps of 32, rows that begin
+/// at multiples of 16 bytes, and a bias of keys that is contiguous.
+fn suits_mma(call: &MaskedCall) -> bool {
+    let p = &call.problem.attention;
+    let mut axes = [&call.q, &call.k, &call.v].into_iter().flat_map(|rows| {
+        let axes = rows.shape.iter().zip(&rows.strides);
+        axes.take(3)
+    });
+    let aligned = axes.all(|(&len, &stride)| len <= 1 || stride % 8 == 0);
+    let bias = call.bias.as_ref();
+    let contiguous = bias.is_none_or(|bias| bias.strides.last() == Some(&1));
+    p.element != ElementType::F32
+        && p.head_dim % 32 == 0
+        && aligned
+        && (contiguous || !call.problem.has_key_bias())
+}
+
 impl<T: Target> Kernels<T> {
     /// The plan of the call's mask, its buffers `missing` elements short.
     fn plan(
@@ -44,16 +61,26 @@ impl<T: Target> Kernels<T> {
         }
     }
 
-    /// Runs a pass on the engine that this target forces. What that one does not serve is for the one that the kernels
-    /// choose, but for `wgmma` where the device has it: its tests are about what it serves.
+    /// Whether the engine that this target forces must serve a call: all of the tests of `wgmma` where the device has it,
+    /// and what `mma` says it serves.
+    fn must_serve(&self, call: &MaskedCall) -> bool {
+        let fingerprint = &self.client.properties().identity.fingerprint;
+        let version = fingerprint.strip_prefix("ptx_sm").map(str::parse::<u32>);
+        match (T::ENGINE, version) {
+            (Some(engine::Engine::Wgmma), Some(Ok(version))) => version == 90,
+            (Some(engine::Engine::Mma), Some(Ok(version))) => version >= 80 && suits_mma(call),
+            _ => false,
+        }
+    }
+
+    /// Runs a pass on the engine that this target forces. What that one does not serve, and need not, is for the one that
+    /// the kernels choose.
     fn on_engine(
-        &self,
+        must_serve: bool,
         run: impl Fn(Option<engine::Engine>) -> Result<(), AttentionError>,
     ) -> Result<(), AttentionError> {
-        let fingerprint = self.client.properties().identity.fingerprint.as_str();
-        let fixed = T::ENGINE == Some(engine::Engine::Wgmma) && fingerprint == "ptx_sm90";
         match T::ENGINE.map(|engine| run(Some(engine))) {
-            Some(Err(AttentionError::Unsupported { .. })) if !fixed => run(None),
+            Some(Err(AttentionError::Unsupported { .. })) if !must_serve => run(None),
             Some(result) => result,
             None => run(None),
         }
@@ -69,7 +96,7 @@ impl<T: Target> Kernels<T> {
         let out = self.output(&p.q_shape(), p.element, missing);
         let lse = self.output(&p.lse_shape(), ElementType::F32, missing);
         let client = &self.client;
-        let result = self.on_engine(|forced| {
+        let result = Self::on_engine(self.must_serve(call), |forced| {
             let (inputs, o, l) = (inputs.clone(), out.binding(), lse.binding());
             match forced {
                 Some(forced) => engine::masked_forward_on(forced, client, problem, inputs, o, l),
@@ -130,7 +157,9 @@ impl<T: Target> MaskedEngine for Kernels<T> {
             bias: bias.as_ref().map(Output::binding),
         };
         let client = &self.client;
-        let result = self.on_engine(|forced| {
+        // No gradients on `mma`.
+        let must_serve = T::ENGINE != Some(engine::Engine::Mma) && self.must_serve(call);
+        let result = Self::on_engine(must_serve, |forced| {
             let (inputs, saved, grads) = (inputs.clone(), saved.clone(), grads.clone());
             match forced {
                 Some(forced) => {

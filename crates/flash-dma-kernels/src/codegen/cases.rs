@@ -3,6 +3,7 @@
 mod decoding;
 mod masked;
 
+use super::cuda::Gpu;
 use crate::lists::{QueryTiles, live_keys, tile_key_lists};
 use crate::{
     AttentionOptions, ElementType, Engine, Gradients, Inputs, Problem, Saved, Selection,
@@ -16,6 +17,8 @@ use flash_dma_problem::contiguous_strides;
 pub(super) struct Case {
     /// Names the variants it adds.
     pub name: String,
+    /// The devices to make it on.
+    pub gpus: &'static [Gpu],
     /// Makes the call.
     pub run: Box<dyn Fn(&Client)>,
 }
@@ -219,6 +222,7 @@ impl Attention {
 fn case(name: String, run: impl Fn(&Client) + 'static) -> Case {
     Case {
         name,
+        gpus: Gpu::USUAL,
         run: Box::new(run),
     }
 }

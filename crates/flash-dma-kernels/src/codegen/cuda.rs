@@ -31,17 +31,34 @@ pub(super) enum Gpu {
     H200,
     /// Ampere, the oldest with `cp.async` and `mma` of bf16.
     A100,
+    /// Ada: the least shared memory.
+    Rtx4090,
+    /// Blackwell, for servers and for desks.
+    B200,
+    Rtx5090,
 }
 
 impl Gpu {
     /// All, the one that names shared variants first.
-    pub const ALL: [Self; 2] = [Self::H200, Self::A100];
+    pub const ALL: [Self; 5] = [
+        Self::H200,
+        Self::A100,
+        Self::Rtx4090,
+        Self::B200,
+        Self::Rtx5090,
+    ];
+
+    /// Those that between them launch nearly every variant.
+    pub const USUAL: &'static [Self] = &[Self::H200, Self::A100];
 
     /// What NVRTC and ptxas compile for.
     pub fn arch(self) -> &'static str {
         match self {
             Self::H200 => "sm_90a",
             Self::A100 => "sm_80",
+            Self::Rtx4090 => "sm_89",
+            Self::B200 => "sm_100",
+            Self::Rtx5090 => "sm_120",
         }
     }
 }
@@ -51,6 +68,9 @@ pub(super) fn device_properties(gpu: Gpu) -> DeviceProperties {
     let (version, memory, shared, multiprocessors) = match gpu {
         Gpu::H200 => (90, 140 << 30, 227 << 10, 132),
         Gpu::A100 => (80, 80 << 30, 163 << 10, 108),
+        Gpu::Rtx4090 => (89, 24 << 30, 99 << 10, 128),
+        Gpu::B200 => (100, 180 << 30, 227 << 10, 148),
+        Gpu::Rtx5090 => (120, 32 << 30, 99 << 10, 170),
     };
     let arch = CudaArchitecture {
         version,
@@ -96,7 +116,7 @@ pub(super) fn device_properties(gpu: Gpu) -> DeviceProperties {
         features.matmul.stmatrix.insert(ElemType::Float(kind));
     }
     features.copy_async = true;
-    features.cube_cluster = gpu == Gpu::H200;
+    features.cube_cluster = version >= 90;
     features.memory_reinterpret = true;
     features.alignment = true;
     features.device_memory_scope = true;

@@ -48,6 +48,9 @@ fn variants(cases: fn() -> Vec<cases::Case>) -> Vec<Variant> {
     for gpu in Gpu::ALL {
         let client = recorder::client(gpu);
         for case in cases() {
+            if !case.gpus.contains(&gpu) {
+                continue;
+            }
             for kernel in recorder::record(&client, |client| (case.run)(client)) {
                 let mut code = kernel.id();
                 let mut name = format!("{}.{}", case.name, kernel_name(code.type_name()));

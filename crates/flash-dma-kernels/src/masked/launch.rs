@@ -4,7 +4,7 @@ use super::args::MaskedInputs;
 use super::forward::forward_kernel;
 use super::lists::tile_lists;
 use crate::Engine;
-use crate::forward::mma::{self, MmaBlueprint, rows_are_chunks};
+use crate::forward::mma::{self, Instruction, MmaBlueprint, rows_are_chunks};
 use crate::tile::{
     Blueprint, Layout, Pass, Slice, address_type, check_device, check_tensor, elem_type, fill,
     vector_size,
@@ -77,7 +77,7 @@ fn forward_with(
     let tiles = p.q_len.div_ceil(engine.queries());
     let cubes = match &engine {
         ForwardPlan::Portable(_) => [tiles, p.q_heads, p.batch],
-        ForwardPlan::Wgmma(blueprint) => [tiles, p.batch * p.q_heads / blueprint.heads, 1],
+        ForwardPlan::Mma(blueprint) => [tiles, p.batch * p.q_heads / blueprint.heads, 1],
     };
     check_device(client, p, BINDINGS, cubes)?;
     if p.batch * p.q_len == 0 {
@@ -92,7 +92,7 @@ fn forward_with(
         ForwardPlan::Portable(blueprint) => {
             launch_portable(client, problem, inputs, &out, &lse, tiles, blueprint);
         }
-        ForwardPlan::Wgmma(blueprint) => {
+        ForwardPlan::Mma(blueprint) => {
             let selection = inputs.listed(client, problem, blueprint.queries(), &inputs.v);
             let slice = Slice {
                 selection,
@@ -106,10 +106,10 @@ fn forward_with(
     Ok(())
 }
 
-/// The engine that [`masked_forward`] runs on: [`Engine::Wgmma`] for f16 and bf16 with head dimensions from 32 to 256 in
-/// steps of 16 on sm_90, rows that begin at multiples of 16 bytes, and if all queries share a bias of keys, one that is
-/// contiguous along them; [`Engine::Portable`] for everything else. [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE)
-/// leaves engines out.
+/// The engine that [`masked_forward`] runs on: the first of [`Engine::Wgmma`], [`Engine::Mma`] and [`Engine::Portable`]
+/// that serves the problem and that [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE) does not leave out. The tensor-core
+/// engines serve what they serve without a mask, and if all queries share a bias of keys, one that is contiguous along
+/// them.
 #[must_use]
 pub fn masked_forward_engine(
     client: &Client,
@@ -122,7 +122,7 @@ pub fn masked_forward_engine(
 /// An engine and its configuration.
 enum ForwardPlan {
     Portable(Blueprint),
-    Wgmma(MmaBlueprint),
+    Mma(MmaBlueprint),
 }
 
 impl ForwardPlan {
@@ -141,30 +141,30 @@ impl ForwardPlan {
         inputs: &MaskedInputs,
     ) -> Result<Self, AttentionError> {
         let (p, properties) = (&problem.attention, client.properties());
-        match engine {
+        let instruction = match engine {
             Engine::Portable => {
                 return Blueprint::choose(Pass::Forward, p, &properties.hardware)
                     .map(Self::Portable);
             }
-            Engine::Wgmma if inputs.rows_are_chunks(problem) => {
-                MmaBlueprint::choose_masked(problem, properties)
-            }
-            _ => None,
-        }
-        .map(Self::Wgmma)
-        .ok_or_else(|| AttentionError::Unsupported {
-            what: format!(
-                "masks and biases on the {engine:?} engine for {} of head dimension {}",
-                p.element, p.head_dim
-            ),
-        })
+            Engine::Mma => Instruction::Mma,
+            Engine::Wgmma => Instruction::Wgmma,
+        };
+        MmaBlueprint::choose_masked(instruction, problem, properties)
+            .filter(|_| inputs.rows_are_chunks(problem))
+            .map(Self::Mma)
+            .ok_or_else(|| AttentionError::Unsupported {
+                what: format!(
+                    "masks and biases on the {engine:?} engine for {} of head dimension {}",
+                    p.element, p.head_dim
+                ),
+            })
     }
 
     /// Queries a tile.
     fn queries(&self) -> usize {
         match self {
             Self::Portable(blueprint) => blueprint.outer_rows(),
-            Self::Wgmma(blueprint) => blueprint.queries(),
+            Self::Mma(blueprint) => blueprint.queries(),
         }
     }
 }

@@ -26,6 +26,7 @@ pub const BOUNDS: Bounds = Bounds {
 fn shared_limit(arch: &str) -> u32 {
     match arch {
         "sm_80" => 163 * 1024,
+        "sm_89" | "sm_120" => 99 * 1024,
         _ => 227 * 1024,
     }
 }

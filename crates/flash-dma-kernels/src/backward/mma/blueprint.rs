@@ -104,7 +104,8 @@ impl MmaBlueprints {
         properties: &DeviceProperties,
     ) -> Option<Self> {
         let p = &problem.attention;
-        let tile = MmaBlueprint::choose_masked(problem, properties).filter(|tile| !tile.pairs)?;
+        let tile = MmaBlueprint::choose_masked(Instruction::Wgmma, problem, properties)
+            .filter(|tile| !tile.pairs)?;
         let shared = properties.hardware.max_shared_memory_size;
         let dq = DqBlueprint::choose_wgmma(tile, shared)?;
         let dkdv = DkdvBlueprint::choose_masked(problem, shared)?;

@@ -1,5 +1,6 @@
 //! Plans, masks and biases.
 
+use super::super::cuda::Gpu;
 use super::{Case, HEADS, case, tensor};
 use crate::{
     AttentionOptions, ElementType, Engine, MaskBits, MaskedGradients, MaskedInputs, MaskedProblem,
@@ -29,7 +30,8 @@ pub(super) fn all() -> Vec<Case> {
         ("masked-f32-d128", 128, F32, Some(HEADS), Some(1)),
     ] {
         cases.push(case(name.into(), move |client| {
-            run(client, head_dim, element, mask, bias);
+            let engines = [Engine::Portable, Engine::Wgmma];
+            run(client, head_dim, element, mask, bias, &engines);
         }));
     }
     // What a mask's shape and elements, and ranges instead of it, are packed by.
@@ -51,7 +53,29 @@ pub(super) fn all() -> Vec<Case> {
         let keys = || tensor(client, [1, 1, LEN, 1], 4);
         plan_ranges(client, &geometry, keys(), keys(), bits).expect("valid ranges");
     }));
+    cases.extend(on_mma());
     cases
+}
+
+/// Masks and biases where there is no `wgmma`, on each kind of device with other limits.
+fn on_mma() -> impl Iterator<Item = Case> {
+    use ElementType::Bf16;
+    [
+        ("masked-mma-d128", 128, Some(HEADS), Some(1)),
+        ("masked-mma-d64", 64, Some(HEADS), Some(1)),
+        ("masked-mma-d256", 256, Some(HEADS), Some(1)),
+        ("masked-mma-d128-no-bias", 128, Some(HEADS), None),
+        ("masked-mma-d128-no-mask", 128, None, Some(1)),
+        ("masked-mma-d128-heads", 128, Some(4 * HEADS), Some(1)),
+        ("masked-mma-d128-pairs", 128, Some(HEADS), Some(LEN)),
+    ]
+    .map(|(name, head_dim, mask, bias)| Case {
+        gpus: &Gpu::ALL,
+        ..case(name.into(), move |client| {
+            run(client, head_dim, Bf16, mask, bias, &[Engine::Mma]);
+        })
+    })
+    .into_iter()
 }
 
 /// A mask of `queries` rows, or of one for all, and room for its plan.
@@ -71,6 +95,7 @@ fn run(
     element: ElementType,
     mask: Option<usize>,
     bias: Option<usize>,
+    engines: &[Engine],
 ) {
     let (q, kv) = ([1, 4 * HEADS, LEN, head_dim], [1, HEADS, LEN, head_dim]);
     let mask_shape = mask.map(|heads| [1, heads, LEN, LEN]);
@@ -116,7 +141,7 @@ fn run(
         v: rows(kv),
         bias: problem.bias.map(words),
     };
-    for engine in [Engine::Portable, Engine::Wgmma] {
+    for &engine in engines {
         // Refused where the engine does not serve the problem.
         let (out, lse) = (saved.out.clone(), saved.lse.clone());
         let _ = masked_forward_on(engine, client, &problem, inputs.clone(), out, lse);

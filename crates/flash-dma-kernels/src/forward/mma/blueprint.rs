@@ -4,7 +4,7 @@ use crate::tile::elem_type;
 use cubecl::CubeDim;
 use cubecl::ir::features::MmaConfig;
 use cubecl::prelude::*;
-use flash_dma_problem::{ElementType, MaskedProblem, PlanGeometry, Problem};
+use flash_dma_problem::{ElementType, MaskedProblem, Problem};
 
 /// The tensor cores' instruction of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -70,6 +70,15 @@ impl MmaBlueprint {
     /// for the registers of `head_dim > 128`. Four warps serve problems that would leave
     /// multiprocessors idle with eight.
     pub(crate) fn choose(problem: &Problem, properties: &DeviceProperties) -> Option<Self> {
+        Self::choose_mma_heads(problem, properties, 64)?.fitting(properties)
+    }
+
+    /// [`choose`](Self::choose) with at most `most` heads a tile, and stages that may not fit.
+    fn choose_mma_heads(
+        problem: &Problem,
+        properties: &DeviceProperties,
+        most: usize,
+    ) -> Option<Self> {
         let element = elem_type(problem.element);
         let instruction = MmaConfig {
             a_type: element,
@@ -88,18 +97,15 @@ impl MmaBlueprint {
             return None;
         }
         let group = problem.group();
-        let heads = (1..=group.min(64)).rfind(|n| group.is_multiple_of(*n))?;
-        let (key_tile, stages) = match problem.head_dim {
-            ..=128 => (64, 3),
-            _ => (32, 3),
-        };
+        let heads = (1..=group.min(most)).rfind(|n| group.is_multiple_of(*n))?;
+        let key_tile = if problem.head_dim <= 128 { 64 } else { 32 };
         let with = |warps| Self {
             instruction: Instruction::Mma,
             element: problem.element,
             head_dim: problem.head_dim,
             warps,
             key_tile,
-            stages,
+            stages: 3,
             heads,
             causal: problem.causal,
             sparse: problem.has_scores,
@@ -121,8 +127,7 @@ impl MmaBlueprint {
         } else {
             full
         };
-        (blueprint.shared_bytes() <= properties.hardware.max_shared_memory_size)
-            .then_some(blueprint)
+        Some(blueprint)
     }
 
     /// The configuration for `problem` on `wgmma`, or `None` if it does not serve it: f16 and bf16 on
@@ -183,9 +188,11 @@ impl MmaBlueprint {
             })
     }
 
-    /// The configuration for a problem with a mask or a bias on `wgmma`, or `None` if it does not serve it: as
-    /// [`choose_wgmma`](Self::choose_wgmma). A tile has rows of heads that share mask and bias.
+    /// The configuration for a problem with a mask or a bias on an instruction, or `None` if it does not serve it: as
+    /// [`choose`](Self::choose) and [`choose_wgmma`](Self::choose_wgmma). A tile has rows of heads that share mask and
+    /// bias.
     pub(crate) fn choose_masked(
+        instruction: Instruction,
         problem: &MaskedProblem,
         properties: &DeviceProperties,
     ) -> Option<Self> {
@@ -197,17 +204,25 @@ impl MmaBlueprint {
             1
         };
         let of_keys = problem.has_key_bias();
-        Self::choose_wgmma_heads(&problem.attention, properties, most)
-            .filter(|blueprint| blueprint.key_tile == PlanGeometry::KEY_BLOCK)
-            .map(|blueprint| Self {
-                masked: problem.plan.is_some(),
-                biased: of_keys,
-                pairs: problem.bias.is_some() && !of_keys,
-                ..blueprint
-            })
-            .filter(|blueprint| {
-                blueprint.shared_bytes() <= properties.hardware.max_shared_memory_size
-            })
+        let blueprint = match instruction {
+            Instruction::Mma => Self::choose_mma_heads(&problem.attention, properties, most),
+            Instruction::Wgmma => Self::choose_wgmma_heads(&problem.attention, properties, most),
+        }?;
+        Self {
+            masked: problem.plan.is_some(),
+            biased: of_keys,
+            pairs: problem.bias.is_some() && !of_keys,
+            ..blueprint
+        }
+        .fitting(properties)
+    }
+
+    /// With as many stages as fit, of which two are the least.
+    fn fitting(self, properties: &DeviceProperties) -> Option<Self> {
+        let most = properties.hardware.max_shared_memory_size;
+        let with = |stages| Self { stages, ..self };
+        let mut all = (2..=self.stages).rev().map(with);
+        all.find(|blueprint| blueprint.shared_bytes() <= most)
     }
 
     /// Shared memory of a cube: keys, values, scores and intervals of every stage, the mark of

@@ -1,15 +1,15 @@
 //! Forward attention on tensor cores: `mma.sync` over key tiles that `cp.async` gathers.
 
 use super::blueprint::MmaBlueprint;
-use super::logits::{LogitScale, SLACK, exp_of, score, sees};
+use super::logits::{LogitScale, SLACK, exp_of, score, sees, visible_logits};
 use super::mask::{BitCopies, MaskRows, score_row};
 use super::pairs::PairBias;
 use super::repair::add_not_finite;
 use super::rows::{CubeTile, TileKeys, TileRow, first_output_head};
 use super::stream::{KeyCopies, RowAddress, Stages, zero_not_finite};
 use crate::tile::mma::{
-    Chunk, any_lane, commit_copies, multiply_pair, quad_max, quad_sum, scale_rows, set, swizzle,
-    wait_copies, zeros,
+    Chunk, any_lane, commit_copies, gathered, multiply_pair, quad_max, quad_sum, scale_rows, set,
+    set_all, swizzle, wait_copies, zeros,
 };
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::*;
@@ -30,7 +30,8 @@ use cubecl::prelude::*;
 /// | `out` | contiguous `[batch, q_heads, q_len, head_dim]`, overwritten |
 /// | `lse` | contiguous `[batch, q_heads, q_len]`, overwritten |
 ///
-/// Without `bp.sparse` the scores, intervals, list and counts are never read.
+/// Without `bp.sparse` the scores, intervals, list and counts are never read; with `bp.masked`, `bp.biased` or `bp.pairs`
+/// they are what [`mask`](super::mask) says.
 ///
 /// If `bp.split`, `CUBE_COUNT_Z` cubes share a tile. Each owns a part of its key tiles and writes the output
 /// and LSE of that part to `out[CUBE_POS_Z]` and `lse[CUBE_POS_Z]`, outputs as above with parts as a first
@@ -61,7 +62,7 @@ pub(super) fn forward_mma_kernel<E: Float, O: Float>(
     let (q_heads, q_len) = (q.shape(1), q.shape(2));
     let (kv_heads, k_len) = (k.shape(1), k.shape(2));
 
-    let cube = CubeTile::new(q_heads, kv_heads, first_tile, cubes, bp);
+    let cube = CubeTile::new(q_heads, kv_heads, first_tile, cubes, bp).planned(list, counts, bp);
     let (batch, tile, first_head) = (cube.batch, cube.tile, cube.first_head);
     let (kv_head, kv_row) = (cube.kv_head, cube.kv_row);
     let keys = TileKeys::new(list, counts, &cube, q_len, k_len, bp).part(bp);
@@ -74,6 +75,7 @@ pub(super) fn forward_mma_kernel<E: Float, O: Float>(
     let size!(NA) = def.vector_size(MatrixIdent::A);
     let size!(NB) = def.vector_size(MatrixIdent::B);
     let size!(NC) = def.vector_size(MatrixIdent::Accumulator);
+    let size!(NS) = comptime!(bp.key_tile / 2);
 
     let mut q_rows = Sequence::<Array<Vector<E, NA>>>::new();
     let at0 = (batch * q.stride(0) + row0.head * q.stride(1) + row0.query * q.stride(2)) / 2 + quad;
@@ -106,6 +108,7 @@ pub(super) fn forward_mma_kernel<E: Float, O: Float>(
     let v_rows = RowAddress::of::<E>(v, batch, kv_head).starting_at(keys.begin);
     let mask = MaskRows::new(list, counts, &cube, &keys, q_len, k_len, bp);
     let score_row = score_row(scores, &cube, bp);
+    let bias = PairBias::new(scores, &cube, bp);
     let logit_scale = LogitScale::new(scale, softcap, bp.softcap);
 
     let mut acc = zeros::<NC>(chunks);
@@ -127,9 +130,11 @@ pub(super) fn forward_mma_kernel<E: Float, O: Float>(
             // This unit's part of the tile has landed; behind the barrier, every unit's has, and every
             // warp is done with the stage that is filled next.
             wait_copies(comptime!(bp.stages as u32 - 2));
-            if turn - ahead >= full_tiles
-                && zero_not_finite::<E>(&mut stages.v, turn - ahead, true, bp)
-            {
+            let mut careful = turn - ahead >= full_tiles;
+            if comptime!(bp.masked) {
+                careful = careful && mask.careful;
+            }
+            if careful && zero_not_finite::<E>(&mut stages.v, turn - ahead, true, bp) {
                 mark[0] = 1u32;
             }
             sync_cube();
@@ -175,28 +180,68 @@ pub(super) fn forward_mma_kernel<E: Float, O: Float>(
             // Logits, and the new maxima of the two rows.
             let mut new0 = max0;
             let mut new1 = max1;
-            #[unroll]
-            for n in 0..comptime!(bp.key_tile / 8) {
-                let mut upper = s[n][0];
-                let mut lower = s[n][1];
-                #[unroll]
-                for e in 0..2usize {
-                    let col = comptime!(n * 8 + e) + quad * 2;
-                    let z = score::<E>(&stages, tile, col, bp);
-                    let mut x0 = logit_scale.apply(upper.extract(e), z, bp.softcap);
-                    let mut x1 = logit_scale.apply(lower.extract(e), z, bp.softcap);
+            if comptime!(bp.masked || bp.biased || bp.pairs) {
+                let mut seen0 = Vector::<u32, Const<2>>::new(0u32);
+                let mut seen1 = Vector::<u32, Const<2>>::new(0u32);
+                if comptime!(bp.masked) {
+                    // Those of a whole tile were not copied.
                     if boundary {
-                        let none = f32::new(f32::NEG_INFINITY);
-                        x0 = select(sees::<E>(&row0, &stages, tile, col, k_len, bp), x0, none);
-                        x1 = select(sees::<E>(&row1, &stages, tile, col, k_len, bp), x1, none);
+                        seen0 = mask.words::<E>(&stages, &row0, tile, bp);
+                        seen1 = mask.words::<E>(&stages, &row1, tile, bp);
                     }
-                    new0 = max(new0, x0);
-                    new1 = max(new1, x1);
-                    upper.insert(e, x0);
-                    lower.insert(e, x1);
                 }
-                set(&mut s[n], 0usize, upper);
-                set(&mut s[n], 1usize, lower);
+                let products = gathered::<NC, NS>(&s, comptime!(bp.key_tile / 8));
+                let logits = visible_logits::<E, NS>(
+                    &products,
+                    &stages,
+                    scores,
+                    list,
+                    &keys,
+                    tile,
+                    &row0,
+                    &row1,
+                    seen0,
+                    seen1,
+                    boundary,
+                    &logit_scale,
+                    &bias,
+                    q_len,
+                    k_len,
+                    bp,
+                );
+                #[unroll]
+                for n in 0..comptime!(bp.key_tile / 8) {
+                    #[unroll]
+                    for e in 0..2usize {
+                        new0 = max(new0, logits.extract(comptime!(n * 4 + e)));
+                        new1 = max(new1, logits.extract(comptime!(n * 4 + 2 + e)));
+                    }
+                }
+                set_all::<NC, NS>(&mut s, &logits, comptime!(bp.key_tile / 8));
+            } else {
+                #[unroll]
+                for n in 0..comptime!(bp.key_tile / 8) {
+                    let mut upper = s[n][0];
+                    let mut lower = s[n][1];
+                    #[unroll]
+                    for e in 0..2usize {
+                        let col = comptime!(n * 8 + e) + quad * 2;
+                        let z = score::<E>(&stages, tile, col, bp);
+                        let mut x0 = logit_scale.apply(upper.extract(e), z, bp.softcap);
+                        let mut x1 = logit_scale.apply(lower.extract(e), z, bp.softcap);
+                        if boundary {
+                            let none = f32::new(f32::NEG_INFINITY);
+                            x0 = select(sees::<E>(&row0, &stages, tile, col, k_len, bp), x0, none);
+                            x1 = select(sees::<E>(&row1, &stages, tile, col, k_len, bp), x1, none);
+                        }
+                        new0 = max(new0, x0);
+                        new1 = max(new1, x1);
+                        upper.insert(e, x0);
+                        lower.insert(e, x1);
+                    }
+                    set(&mut s[n], 0usize, upper);
+                    set(&mut s[n], 1usize, lower);
+                }
             }
             new0 = quad_max(new0);
             new1 = quad_max(new1);
@@ -310,7 +355,7 @@ pub(super) fn forward_mma_kernel<E: Float, O: Float>(
             (out_head + row.head) * q_len + row.query,
             full_tiles * key_tile,
             &mask,
-            &PairBias::new(scores, &cube, bp),
+            &bias,
             &logit_scale,
             2usize,
             bp,

@@ -1,7 +1,9 @@
 //! Logits, and which of them a query sees.
 
 use super::blueprint::MmaBlueprint;
-use super::rows::TileRow;
+use super::mask::{KEY_BLOCK, hide_masked, step_of};
+use super::pairs::PairBias;
+use super::rows::{TileKeys, TileRow};
 use super::stream::Stages;
 use crate::tile::mma::{ex2, reciprocal};
 use cubecl::prelude::*;
@@ -143,10 +145,56 @@ pub(crate) fn score<E: Float>(
     z
 }
 
-/// The logits of an accumulator of `wgmma`: 64 rows by the key tile's columns, of which this lane holds
-/// columns `8 n + 2 quad` and the next of its two rows, at `4 n` and `4 n + 2`.
+/// The logits of key tile `tile` of a list, of its products, as of [`tile_logits`], with what [`bp.pairs`](MmaBlueprint)
+/// adds to them; on a `boundary` tile with -inf where a row does not see a key. With `bp.masked` `seen0` and `seen1` are
+/// the words of the two rows.
+///
+/// Boundary tiles are masked in a pass of their own: a branch an element would keep the others from overlapping.
 #[cube]
-pub(super) fn tile_logits<E: Float, N: Size>(
+pub(super) fn visible_logits<E: Float, N: Size>(
+    products: &Vector<f32, N>,
+    stages: &Stages<E>,
+    scores: &Tensor<f32>,
+    list: &Tensor<u32>,
+    keys: &TileKeys,
+    tile: usize,
+    row0: &TileRow,
+    row1: &TileRow,
+    seen0: Vector<u32, Const<2>>,
+    seen1: Vector<u32, Const<2>>,
+    boundary: bool,
+    scale: &LogitScale,
+    bias: &PairBias,
+    q_len: usize,
+    k_len: usize,
+    #[comptime] bp: MmaBlueprint,
+) -> Vector<f32, N> {
+    let mut s = tile_logits::<E, N>(products, stages, tile, scale, bp);
+    if comptime!(bp.pairs) {
+        let mut first = keys.begin + tile * comptime!(bp.key_tile);
+        if comptime!(bp.masked) {
+            // Not gathered: a step is a block.
+            first = list[keys.list + step_of(tile, bp)] as usize * KEY_BLOCK;
+            if comptime!(bp.key_tile < KEY_BLOCK) {
+                first += tile * comptime!(bp.key_tile) % KEY_BLOCK;
+            }
+        }
+        s = bias.add::<N>(&s, scores, row0, row1, first, q_len, k_len, bp);
+    }
+    if boundary {
+        if comptime!(bp.masked) {
+            s = hide_masked::<N>(&s, seen0, seen1, bp);
+        } else {
+            s = hide_unseen::<E, N>(&s, row0, row1, stages, tile, k_len, bp);
+        }
+    }
+    s
+}
+
+/// The logits of an accumulator: the rows of a warp by the key tile's columns, of which this lane holds columns
+/// `8 n + 2 quad` and the next of its two rows, at `4 n` and `4 n + 2`.
+#[cube]
+fn tile_logits<E: Float, N: Size>(
     products: &Vector<f32, N>,
     stages: &Stages<E>,
     tile: usize,
@@ -172,7 +220,7 @@ pub(super) fn tile_logits<E: Float, N: Size>(
 
 /// [`tile_logits`] with -inf where a row does not see a key.
 #[cube]
-pub(super) fn hide_unseen<E: Float, N: Size>(
+fn hide_unseen<E: Float, N: Size>(
     logits: &Vector<f32, N>,
     row0: &TileRow,
     row1: &TileRow,

@@ -11,8 +11,8 @@
 //!   those that all its queries see first; or, gathered, a key each, again those that all see first, and from the
 //!   header's place on the bits of these slots, `[steps of 64 slots, queries, 2]`, causal masking included.
 //!
-//! With `bp.biased` `scores` is a bias `[batch | 1, heads, 1, k_len]`, with `bp.pairs` any other. Keys are copied a step
-//! of 64 slots at a time, so key tiles are no longer than that.
+//! With `bp.biased` `scores` is a bias `[batch | 1, heads, 1, k_len]`, with `bp.pairs` any other. A key tile is a step of 64
+//! slots, or one of its halves.
 
 use super::blueprint::MmaBlueprint;
 use super::rows::{CubeTile, TileKeys, TileRow};
@@ -127,16 +127,16 @@ impl MaskRows {
         rows
     }
 
-    /// What a row sees of step `step`, a bit a slot, from what [`KeyCopies`](super::stream::KeyCopies) brought; causal
-    /// masking included.
+    /// What a row sees of key tile `tile`, a bit a slot, from what [`KeyCopies`](super::stream::KeyCopies) brought; causal
+    /// masking included. Of half a step the first word.
     pub(crate) fn words<E: Float>(
         &self,
         stages: &Stages<E>,
         row: &TileRow,
-        step: usize,
+        tile: usize,
         #[comptime] bp: MmaBlueprint,
     ) -> Vector<u32, Const<2>> {
-        let stage = step % comptime!(bp.stages) * comptime!(bp.interval_slots());
+        let stage = tile % comptime!(bp.stages) * comptime!(bp.interval_slots());
         let mut seen = stages.intervals[stage + row.query - self.first_query];
         if !self.gathered {
             let block = stages.intervals[stage + comptime!(bp.queries())].extract(0usize);
@@ -144,6 +144,10 @@ impl MaskRows {
             if block * 64 + 64 > self.first_end {
                 seen = until(seen, row, block as usize);
             }
+        }
+        if comptime!(bp.key_tile < KEY_BLOCK) {
+            let half = select(tile % 2 == 1, seen.extract(1usize), seen.extract(0usize));
+            seen.insert(0usize, half);
         }
         seen
     }
@@ -239,17 +243,19 @@ impl BitCopies {
         copies
     }
 
-    /// Starts the copies of step `step`, of key block `block` if keys are not gathered, unless all queries see all of it.
+    /// Starts the copies of the step of key tile `tile`, of key block `block` if keys are not gathered, unless all queries
+    /// see all of it.
     pub(crate) fn start(
         &self,
         keys: &TileKeys,
-        step: usize,
+        tile: usize,
         block: u32,
         #[comptime] bp: MmaBlueprint,
     ) {
         let unit = UNIT_POS;
+        let step = step_of(tile, bp);
         if step >= keys.full / KEY_BLOCK && unit < comptime!(bp.queries() as u32) {
-            let stage = (step % comptime!(bp.stages)) as u32;
+            let stage = (tile % comptime!(bp.stages)) as u32;
             let place = self.stages + stage * comptime!((bp.interval_slots() * 8) as u32);
             let at = select(keys.gathered, step as u32, block);
             copy_pair(self.first, at, self.step, place + unit * 8);
@@ -260,6 +266,12 @@ impl BitCopies {
             }
         }
     }
+}
+
+/// The step that key tile `tile` is a part of.
+#[cube]
+pub(super) fn step_of(tile: usize, #[comptime] bp: MmaBlueprint) -> usize {
+    tile / comptime!(KEY_BLOCK / bp.key_tile)
 }
 
 /// Whether this lane sees column `first + 2 * quad` of a key block, of which `seen` are its row's words.
@@ -293,8 +305,8 @@ pub(crate) fn listed_key(list: &Tensor<u32>, keys: &TileKeys, slot: usize) -> us
     select(keys.gathered, entry, entry * KEY_BLOCK + slot % KEY_BLOCK)
 }
 
-/// The logits of an accumulator of `wgmma` (see [`tile_logits`](super::logits::tile_logits)) with -inf where the two
-/// rows of this lane do not see a key.
+/// The logits of an accumulator (see [`tile_logits`](super::logits::tile_logits)) with -inf where the two rows of this
+/// lane do not see a key.
 #[cube]
 pub(super) fn hide_masked<N: Size>(
     logits: &Vector<f32, N>,

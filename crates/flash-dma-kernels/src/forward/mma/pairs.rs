@@ -45,7 +45,7 @@ impl PairBias {
         scores[self.base + row.query * self.query_step + key * self.key_step]
     }
 
-    /// The logits of an accumulator of `wgmma` (see [`tile_logits`](super::logits::tile_logits)), whose first column is key
+    /// The logits of an accumulator (see [`tile_logits`](super::logits::tile_logits)), whose first column is key
     /// `first`, with the biases of this lane's two rows. Columns and rows past the last get that one's, and are not used.
     pub(crate) fn add<N: Size>(
         &self,

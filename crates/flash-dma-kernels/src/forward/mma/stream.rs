@@ -177,11 +177,14 @@ impl KeyCopies {
         }
     }
 
-    /// Turns the block of the next tile into its keys, if they are not listed one by one; past the last key that key
-    /// again.
-    fn resolve(&mut self, #[comptime] bp: MmaBlueprint) {
+    /// Turns the block of the next tile, `tile`, into its keys, if they are not listed one by one; past the last key that
+    /// key again.
+    fn resolve(&mut self, tile: usize, #[comptime] bp: MmaBlueprint) {
         if !self.gathered {
-            let first = self.next[0] * comptime!(KEY_BLOCK as u32);
+            let mut first = self.next[0] * comptime!(KEY_BLOCK as u32);
+            if comptime!(bp.key_tile < KEY_BLOCK) {
+                first += (tile * comptime!(bp.key_tile) % KEY_BLOCK) as u32;
+            }
             #[unroll]
             for c in 0..comptime!(bp.copies()) {
                 let own = copied_chunk(c, comptime!(bp.units()), comptime!(bp.chunks()));
@@ -213,7 +216,7 @@ impl KeyCopies {
         let column = copied_chunk(0usize, units, chunks).col;
         if comptime!(bp.masked) {
             self.bits.start(keys, tile, self.next[0], bp);
-            self.resolve(bp);
+            self.resolve(tile, bp);
         }
         #[unroll]
         for c in 0..comptime!(bp.copies()) {

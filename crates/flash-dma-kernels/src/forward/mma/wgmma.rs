@@ -1,8 +1,8 @@
 //! Forward attention on Hopper's tensor cores: `wgmma` over key tiles that `cp.async` gathers.
 
 use super::blueprint::MmaBlueprint;
-use super::logits::{LogitScale, SLACK, exp_of, hide_unseen, tile_logits};
-use super::mask::{BitCopies, KEY_BLOCK, MaskRows, hide_masked, score_row};
+use super::logits::{LogitScale, SLACK, exp_of, visible_logits};
+use super::mask::{BitCopies, MaskRows, score_row};
 use super::pairs::PairBias;
 use super::repair::add_not_finite;
 use super::rows::{CubeTile, TileKeys, TileRow, copy_queries, first_output_head, write_row};
@@ -171,24 +171,25 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
                 ring.arrive_empty((tile - 1) % comptime!(bp.stages));
             }
         }
-        // Logits, and the new maxima of the two rows. Boundary tiles are masked in a pass of
-        // their own: a branch an element would keep the others from overlapping.
-        let mut s = tile_logits::<E, NS>(&products, &stages, tile, &logit_scale, bp);
-        if comptime!(bp.pairs) {
-            let mut first = keys.begin + tile * key_tile;
-            if comptime!(bp.masked) {
-                // Not gathered: a step is a block.
-                first = list[keys.list + tile] as usize * KEY_BLOCK;
-            }
-            s = bias.add::<NS>(&s, scores, &row0, &row1, first, q_len, k_len, bp);
-        }
-        if boundary {
-            if comptime!(bp.masked) {
-                s = hide_masked::<NS>(&s, seen0, seen1, bp);
-            } else {
-                s = hide_unseen::<E, NS>(&s, &row0, &row1, &stages, tile, k_len, bp);
-            }
-        }
+        // Logits, and the new maxima of the two rows.
+        let s = visible_logits::<E, NS>(
+            &products,
+            &stages,
+            scores,
+            list,
+            &keys,
+            tile,
+            &row0,
+            &row1,
+            seen0,
+            seen1,
+            boundary,
+            &logit_scale,
+            &bias,
+            q_len,
+            k_len,
+            bp,
+        );
         let mut new0 = max0;
         let mut new1 = max1;
         #[unroll]

@@ -50,6 +50,49 @@ pub(crate) fn set<N: Size>(
     fragment[register] = value;
 }
 
+/// What this lane holds of `count` accumulators side by side, as `wgmma` has it: of accumulator `n` the two columns of the
+/// upper row at `4 n`, those of the lower at `4 n + 2`.
+#[cube]
+pub(crate) fn gathered<NC: Size, N: Size>(
+    all: &Accumulators<NC>,
+    #[comptime] count: usize,
+) -> Vector<f32, N> {
+    let mut values = Vector::<f32, N>::new(0.0f32);
+    #[unroll]
+    for n in 0..count {
+        #[unroll]
+        for register in 0..2usize {
+            let pair = all[n][register];
+            #[unroll]
+            for e in 0..2usize {
+                values.insert(comptime!(n * 4 + register * 2 + e), pair.extract(e));
+            }
+        }
+    }
+    values
+}
+
+/// Sets `count` accumulators to `values`, which are as of [`gathered`].
+#[cube]
+pub(crate) fn set_all<NC: Size, N: Size>(
+    all: &mut Accumulators<NC>,
+    values: &Vector<f32, N>,
+    #[comptime] count: usize,
+) {
+    #[unroll]
+    for n in 0..count {
+        #[unroll]
+        for register in 0..2usize {
+            let mut pair = Vector::<f32, NC>::new(0.0f32);
+            #[unroll]
+            for e in 0..2usize {
+                pair.insert(e, values.extract(comptime!(n * 4 + register * 2 + e)));
+            }
+            set(&mut all[n], register, pair);
+        }
+    }
+}
+
 /// Multiplies the two rows of every accumulator by a factor each.
 #[cube]
 pub(crate) fn scale_rows<N: Size>(

@@ -7,7 +7,7 @@ mod ptx;
 
 pub(crate) use copies::copied_chunk;
 pub(crate) use fragment::{
-    Chunk, multiply_pair, quad_max, quad_sum, scale_rows, set, swizzle, zeros,
+    Chunk, gathered, multiply_pair, quad_max, quad_sum, scale_rows, set, set_all, swizzle, zeros,
 };
 pub(crate) use product::{LanePlace, Shape, load_a, multiply, shared_address};
 pub(crate) use ptx::{
