@@ -116,11 +116,18 @@ fn finish_kernel<E: Float>(
         // The number of tiles with longer lists.
         let first = HEADER + row * tiles * TILE_WORDS;
         let mut longer = 0u32;
-        let mut other = member.lane;
-        while other < tiles {
-            let others = totals[first + other * TILE_WORDS + 1];
-            longer += u32::cast_from(others > slots || (others == slots && other > tile));
-            other += comptime!(team.lanes);
+        let mut next = member.lane;
+        while next < tiles {
+            // Several at once: their loads wait together.
+            #[unroll]
+            for n in 0..8usize {
+                let other = next + comptime!(n * team.lanes);
+                let others = totals[first + min(other, tiles - 1) * TILE_WORDS + 1];
+                // Of as many slots the later tile comes first.
+                let bar = slots + u32::cast_from(other <= tile);
+                longer += select(other < tiles, u32::cast_from(others >= bar), 0u32);
+            }
+            next += comptime!(8 * team.lanes);
         }
         let turn = sum_of(longer, team) as usize;
         if member.lane == 0 {
@@ -151,10 +158,10 @@ fn finish_kernel<E: Float>(
                 end = query as i32 + 1 + k_len as i32 - q_len as i32;
             }
             let mut packed = 0u32;
-            for quarter in 0..4usize {
+            for half in 0..2usize {
                 #[unroll]
-                for n in 0..8usize {
-                    let bit = quarter * 8 + n;
+                for n in 0..16usize {
+                    let bit = half * 16 + n;
                     let slot = word * 32 + bit;
                     let key = list[begin + min(slot, keys - 1)] as usize;
                     let from = (base + key / 64 * block_step + query * query_step) * 2;

@@ -302,9 +302,19 @@ fn span_of(
     let keys = min(k_len - block * 64, 64usize);
     let mut sum = 0u32;
     let mut pairs = 0u32;
-    for query_block in first / 16..last.div_ceil(16usize) {
-        sum += counts[(row * query_blocks + query_block) * blocks + block];
-        pairs += (min(q_len - query_block * 16, 16usize) * keys) as u32;
+    let query_end = last.div_ceil(16usize);
+    let mut next = first / 16;
+    while next < query_end {
+        // Several at once: their loads wait together.
+        #[unroll]
+        for n in 0..4usize {
+            let query_block = min(next + n, query_end - 1);
+            let count = counts[(row * query_blocks + query_block) * blocks + block];
+            let rows = min(q_len - query_block * 16, 16usize);
+            sum += select(next + n < query_end, count, 0u32);
+            pairs += select(next + n < query_end, (rows * keys) as u32, 0u32);
+        }
+        next += 4;
     }
     let mut span = Vector::<u32, Const<4>>::new(0u32);
     // A last block of fewer keys is never whole: what lies behind it is tested away.
@@ -319,9 +329,9 @@ fn span_of(
         }
         let mut next = first;
         while next < last {
-            // Several at once: their loads wait together. The last query again changes nothing.
+            // The last query again changes nothing.
             #[unroll]
-            for n in 0..8usize {
+            for n in 0..16usize {
                 let query = min(next + n, last - 1);
                 let mut stored = query;
                 if bit_queries == 1 {
@@ -339,7 +349,7 @@ fn span_of(
                     );
                 }
             }
-            next += 8;
+            next += 16;
         }
     }
     span

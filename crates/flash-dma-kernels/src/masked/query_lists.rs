@@ -1,9 +1,10 @@
 //! Which query tiles see a tile of keys.
 
 use super::args::MaskBits;
+use super::lists::PLANES;
 use crate::backward::mma::{DkdvBlueprint, HEAD_BITS, HEADER};
 use crate::scratch::{address_type, cubes, one_unit_each, scratch};
-use crate::team::{Member, Team, ballot, sum_up_to};
+use crate::team::{Member, Team, ballot};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::MaskedProblem;
@@ -48,15 +49,14 @@ pub(super) fn query_lists(
     let (keys, queries) = (blueprint.keys(), blueprint.queries());
     let tiles = p.k_len.div_ceil(keys);
     let head_groups = p.group() / blueprint.heads;
-    // Room for the steps twice: those that see some keys wait for the number of those that see all.
-    let capacity = 2 * p.q_len.div_ceil(queries) * head_groups;
+    let capacity = p.q_len.div_ceil(queries) * head_groups;
     // Rows of the mask of a list: one, or one for each head of the group.
     let list_heads = heads.min(p.kv_heads);
     let rows_each = heads / list_heads;
     let items = batch * list_heads * tiles;
     let list = scratch(client, [batch, list_heads, tiles, capacity]);
     let counts = scratch(client, [HEADER + items * 2]);
-    let team = Team::new(client, 1);
+    let team = Team::new(client, PLANES);
     // SAFETY: cubes past the tiles return; a list has an entry for every step, and the plan was checked.
     unsafe {
         query_list_kernel::launch_unchecked(
@@ -129,50 +129,73 @@ fn query_list_kernel(
     let (tile, list_row) = (item % tiles, item / tiles);
     let query_tiles = q_len.div_ceil(queries);
     let steps = query_tiles * head_groups;
+    // A plane owns a stretch of steps.
+    let round = comptime!(AT_ONCE * team.lanes);
+    let stretch = steps.div_ceil(round * team.planes) * round;
+    let begin = min(member.plane * stretch, steps);
+    let end = min(begin + stretch, steps);
+    let mut found = Shared::<[u32]>::new_slice(comptime!(team.planes * 2));
     let mut whole = 0usize;
     let mut partial = 0usize;
-    let mut start = 0usize;
-    while start < steps {
-        // Several at once, so that their reads overlap.
-        let mut kinds = Array::<u32>::new(AT_ONCE);
-        #[unroll]
-        for n in 0..AT_ONCE {
-            let own = start + comptime!(n * team.lanes) + member.lane;
-            let (heads, query_tile) = (own / query_tiles, own % query_tiles);
-            let row = list_row * rows_each + min(heads, rows_each - 1);
-            let kind = kind_of(counts, row, tile, query_tile, k_len, queries, keys);
-            kinds[n] = select(own < steps, kind, EMPTY);
-        }
-        #[unroll]
-        for n in 0..AT_ONCE {
-            let own = start + comptime!(n * team.lanes) + member.lane;
-            let (heads, query_tile) = (own / query_tiles, own % query_tiles);
-            let entry = ((query_tile << HEAD_BITS) | heads) as u32;
-            let is_whole = kinds[n] == WHOLE;
-            let is_partial = kinds[n] == PARTIAL;
-            let before = sum_up_to(u32::cast_from(is_whole), &member, team) as usize;
-            if is_whole {
-                list[item * steps * 2 + whole + before - 1] = entry;
+    // Steps are counted, then written behind those of the planes before, and the partial ones behind all whole ones.
+    #[unroll]
+    for writes in [false, true] {
+        let mut start = begin;
+        while start < end {
+            // Several at once, so that their reads overlap.
+            let mut kinds = Array::<u32>::new(AT_ONCE);
+            #[unroll]
+            for n in 0..AT_ONCE {
+                let own = start + comptime!(n * team.lanes) + member.lane;
+                let (heads, query_tile) = (own / query_tiles, own % query_tiles);
+                let row = list_row * rows_each + min(heads, rows_each - 1);
+                let kind = kind_of(counts, row, tile, query_tile, k_len, queries, keys);
+                kinds[n] = select(own < steps, kind, EMPTY);
             }
-            whole += ballot(is_whole, team).count_ones() as usize;
-            let before = sum_up_to(u32::cast_from(is_partial), &member, team) as usize;
-            if is_partial {
-                list[item * steps * 2 + steps + partial + before - 1] = entry;
+            #[unroll]
+            for n in 0..AT_ONCE {
+                let is_whole = kinds[n] == WHOLE;
+                let is_partial = kinds[n] == PARTIAL;
+                let whole_lanes = ballot(is_whole, team);
+                let partial_lanes = ballot(is_partial, team);
+                if comptime!(writes) {
+                    let own = start + comptime!(n * team.lanes) + member.lane;
+                    let (heads, query_tile) = (own / query_tiles, own % query_tiles);
+                    let before = select(is_whole, whole_lanes, partial_lanes) & member.before;
+                    let to = select(is_whole, whole, partial) + before.count_ones() as usize;
+                    if kinds[n] != EMPTY {
+                        list[item * steps + to] = ((query_tile << HEAD_BITS) | heads) as u32;
+                    }
+                }
+                whole += whole_lanes.count_ones() as usize;
+                partial += partial_lanes.count_ones() as usize;
             }
-            partial += ballot(is_partial, team).count_ones() as usize;
+            start += round;
         }
-        start += comptime!(AT_ONCE * team.lanes);
-    }
-    // Behind the whole steps, now that their number is known.
-    sync_cube();
-    let mut at = member.lane;
-    while at < partial {
-        list[item * steps * 2 + whole + at] = list[item * steps * 2 + steps + at];
-        at += comptime!(team.lanes);
-    }
-    if member.lane == 0 {
-        totals[HEADER + item * 2] = whole as u32;
-        totals[HEADER + item * 2 + 1] = (whole + partial) as u32;
+        if comptime!(!writes) {
+            if member.lane == 0 {
+                found[member.plane * 2] = whole as u32;
+                found[member.plane * 2 + 1] = partial as u32;
+            }
+            sync_cube();
+            let mut all_whole = 0usize;
+            let mut all_partial = 0usize;
+            whole = 0usize;
+            partial = 0usize;
+            for plane in 0..team.planes {
+                let these = found[plane * 2] as usize;
+                let those = found[plane * 2 + 1] as usize;
+                all_whole += these;
+                all_partial += those;
+                whole += select(plane < member.plane, these, 0usize);
+                partial += select(plane < member.plane, those, 0usize);
+            }
+            partial += all_whole;
+            if UNIT_POS == 0 {
+                totals[HEADER + item * 2] = all_whole as u32;
+                totals[HEADER + item * 2 + 1] = (all_whole + all_partial) as u32;
+            }
+        }
     }
 }
 
