@@ -10,6 +10,7 @@ wgmma_engines!(
     gradients_of_groups_and_softcaps,
     gradients_of_biases_alone,
     gradients_where_heads_see_different_keys,
+    gradients_of_biases_of_pairs,
     gradients_of_rows_that_see_nothing,
     what_is_not_finite_stays_with_what_sees_it,
     infinite_biases_hide_keys,
@@ -95,6 +96,34 @@ fn gradients_where_heads_see_different_keys<E: MaskedEngine>(engine: &E) {
         bias.check(engine);
         let mask = [1, q_heads, q_len, k_len];
         bias.mask(mask, Pattern::Window(80)).check(engine);
+    }
+}
+
+/// Biases that differ from query to query, or are the same for all keys, with and without lists of tiles.
+fn gradients_of_biases_of_pairs<E: MaskedEngine>(engine: &E) {
+    for case in problems::<E>() {
+        let [batch, q_heads, kv_heads, q_len, k_len, dim] = case.sizes;
+        let mask = Some(([1, 1, q_len, k_len], Pattern::Window(80)));
+        let heads = Some(([batch, q_heads, q_len, k_len], Pattern::Random(0.5)));
+        for (mask, bias) in [
+            (None, [batch, kv_heads, q_len, k_len]),
+            (None, [1, 1, q_len, 1]),
+            (mask, [1, q_heads, q_len, k_len]),
+            (mask, [1, 1, 1, 1]),
+            (heads, [batch, 1, q_len, k_len]),
+        ] {
+            let mut case = case.clone().bias(bias);
+            case.mask = mask;
+            case.check(engine);
+            let mut inputs = case.inputs();
+            let (key, query) = (k_len / 3 * dim, q_len / 2 * dim);
+            inputs.k[key + 3] = f64::NAN;
+            inputs.q[query..query + dim].fill(f64::INFINITY);
+            let bias = inputs.bias.as_mut().expect("the case has one");
+            let last = bias.values.len() - 1;
+            bias.values[last] = f64::NEG_INFINITY;
+            case.check_inputs(engine, &inputs);
+        }
     }
 }
 

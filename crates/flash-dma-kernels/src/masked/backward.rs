@@ -43,7 +43,7 @@ pub fn masked_backward(
 /// The engine that [`masked_backward`] runs on: [`Engine::Wgmma`] where
 /// [`masked_forward_engine`](crate::masked_forward_engine) names it, the head dimension is 64 or 128, `out` and `grad_out`
 /// have rows that begin at multiples of 16 bytes, and `q` and `grad_out` none that repeat themselves by a stride of 0;
-/// [`Engine::Portable`] for everything else.
+/// [`Engine::Portable`] for everything else, and for the gradient of a bias that is not one number a key.
 /// [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE) leaves engines out.
 #[must_use]
 pub fn masked_backward_engine(
@@ -76,7 +76,8 @@ pub fn masked_backward_on(
 /// An engine and its configurations.
 enum BackwardPlan {
     Portable(Blueprints),
-    Wgmma(MmaBlueprints),
+    /// And that of the portable kernel of the gradient of a bias that is not one of keys.
+    Wgmma(MmaBlueprints, Option<Blueprints>),
 }
 
 impl BackwardPlan {
@@ -111,20 +112,31 @@ impl BackwardPlan {
                 .filter(|blueprints| lists_fit(problem, blueprints.dkdv)),
             _ => None,
         }
-        .map(Self::Wgmma)
+        .map(|blueprints| {
+            let of_pairs = blueprints.dkdv.pairs;
+            let bias = of_pairs.then(|| Blueprints::choose(p, &properties.hardware));
+            bias.transpose().map(|bias| Self::Wgmma(blueprints, bias))
+        })
         .ok_or_else(|| AttentionError::Unsupported {
             what: format!(
                 "gradients under masks and biases on the {engine:?} engine for {} of head dimension {}",
                 p.element, p.head_dim
             ),
-        })
+        })?
     }
 
     /// Cubes along each axis of the largest grids.
     fn cubes(&self, problem: &MaskedProblem) -> [usize; 3] {
         let p = &problem.attention;
         match self {
-            Self::Wgmma(blueprints) => blueprints.cubes(p),
+            Self::Wgmma(blueprints, portable) => {
+                let [x, y, z] = blueprints.cubes(p);
+                let [bias_x, bias_y, bias_z] = match (portable, problem.bias) {
+                    (Some(portable), Some(bias)) => bias_cubes(bias, portable.dkdv),
+                    _ => [1; 3],
+                };
+                [x.max(bias_x), y.max(bias_y), z.max(bias_z)]
+            }
             Self::Portable(Blueprints { dq, dkdv }) => {
                 let tiles = p.q_len.div_ceil(dq.outer_rows());
                 let key_tiles = p.k_len.div_ceil(dkdv.outer_rows());
@@ -162,17 +174,33 @@ fn backward_with(
         }
         return Ok(());
     }
-    match plan {
-        BackwardPlan::Portable(blueprints) => {
-            launch_portable(client, problem, &inputs, &saved, &grads, blueprints);
+    let all = matches!(plan, BackwardPlan::Portable(_));
+    let (delta, portable) = match plan {
+        BackwardPlan::Portable(blueprints) => (launch_delta(client, p, &saved), Some(blueprints)),
+        BackwardPlan::Wgmma(blueprints, bias) => {
+            let delta = launch_wgmma(client, problem, &inputs, &saved, &grads, blueprints);
+            (delta, bias)
         }
-        BackwardPlan::Wgmma(blueprints) => {
-            launch_wgmma(client, problem, &inputs, &saved, &grads, blueprints);
+    };
+    if let Some(blueprints) = portable {
+        let pass = PortablePass {
+            client,
+            problem,
+            inputs: &inputs,
+            saved: &saved,
+            grads: &grads,
+            delta: &delta,
+            blueprints,
+        };
+        if all {
+            pass.launch_rows();
         }
+        pass.launch_bias();
     }
     Ok(())
 }
 
+/// Returns the row sums.
 fn launch_wgmma(
     client: &Client,
     problem: &MaskedProblem,
@@ -180,7 +208,7 @@ fn launch_wgmma(
     saved: &Saved,
     grads: &MaskedGradients,
     blueprints: MmaBlueprints,
-) {
+) -> TensorBinding {
     let p = &problem.attention;
     let (steps, capacity) = match &inputs.plan {
         Some(plan) => {
@@ -201,14 +229,16 @@ fn launch_wgmma(
     } else {
         p.kv_heads
     };
-    let parts = match problem.bias {
-        Some(_) => scratch(client, [p.batch, heads, p.k_len]),
-        None => scratch(client, [1]),
+    let of_keys = blueprints.dkdv.biased;
+    let parts = if of_keys {
+        scratch(client, [p.batch, heads, p.k_len])
+    } else {
+        scratch(client, [1])
     };
     if blueprints.dkdv.bias_heads {
         fill(client, &parts, 0.0, f32::elem_type_native());
     }
-    launch_masked(
+    let delta = launch_masked(
         client,
         p,
         [&inputs.q, &inputs.k, &inputs.v],
@@ -218,9 +248,10 @@ fn launch_wgmma(
         parts.clone(),
         blueprints,
     );
-    if let Some(bias) = &grads.bias {
+    if let Some(bias) = grads.bias.as_ref().filter(|_| of_keys) {
         sum_heads(client, &parts, bias);
     }
+    delta
 }
 
 /// Cubes of [`bias_kernel`]: tiles of keys, tiles of queries, heads of all sequences.
@@ -232,54 +263,51 @@ fn bias_cubes([batch, heads, queries, keys]: [usize; 4], blueprint: Blueprint) -
     ]
 }
 
-fn launch_portable(
-    client: &Client,
-    problem: &MaskedProblem,
-    inputs: &MaskedInputs,
-    saved: &Saved,
-    grads: &MaskedGradients,
-    Blueprints { dq, dkdv }: Blueprints,
-) {
-    let p = &problem.attention;
-    let (size, masked) = (p.element.size(), problem.plan.is_some());
-    let delta = launch_delta(client, p, saved);
-    let Words { bits, counts, bias } = inputs.words();
-    let MaskedInputs { q, k, v, .. } = inputs;
-    let grad_out = &saved.grad_out;
-    let typed = [q, k, v, grad_out, &grads.q, &grads.k, &grads.v];
-    let words = [&bits, &counts, &bias, &delta];
-    let address = address_type(&typed, size).max(address_type(&words, 4)).max(
-        grads
-            .bias
-            .as_ref()
-            .map_or(address_type(&words, 4), |bias| address_type(&[bias], 4)),
-    );
-    let vector = vector_size(&typed, size);
-    // One list of arguments: the kernels read the same.
-    macro_rules! launch {
-    ($kernel:ident, $cubes:expr, $blueprint:expr, [$($grad:expr),*], $($option:expr),*) => {{
+/// The portable kernels of a checked, non-empty problem.
+struct PortablePass<'a> {
+    client: &'a Client,
+    problem: &'a MaskedProblem,
+    inputs: &'a MaskedInputs,
+    saved: &'a Saved,
+    grads: &'a MaskedGradients,
+    /// The row sums.
+    delta: &'a TensorBinding,
+    blueprints: Blueprints,
+}
+
+/// Launches a kernel of a [`PortablePass`]: one list of arguments, for all read the same.
+macro_rules! launch {
+    ($pass:ident, $kernel:ident, $cubes:expr, $blueprint:expr, [$($grad:expr),*], $($option:expr),*) => {{
+        let &PortablePass { problem, inputs, saved, grads, delta, .. } = $pass;
+        let p = &problem.attention;
+        let size = p.element.size();
+        let Words { bits, counts, bias } = inputs.words();
+        let MaskedInputs { q, k, v, .. } = inputs;
+        let typed = [q, k, v, &saved.grad_out, &grads.q, &grads.k, &grads.v];
+        let grad_bias = grads.bias.as_ref().unwrap_or(delta);
+        let words = [&bits, &counts, &bias, delta, grad_bias];
         let [x, y, z] = $cubes;
         // SAFETY: every buffer was checked to hold the shape and strides that the kernel indexes by.
         unsafe {
             $kernel::launch_unchecked(
-                client,
+                $pass.client,
                 CubeCount::Static(x as u32, y as u32, z as u32),
                 $blueprint.cube_dim(),
-                address,
-                vector,
+                address_type(&typed, size).max(address_type(&words, 4)),
+                vector_size(&typed, size),
                 q.clone().into_tensor_arg(),
                 k.clone().into_tensor_arg(),
                 v.clone().into_tensor_arg(),
-                grad_out.clone().into_tensor_arg(),
+                saved.grad_out.clone().into_tensor_arg(),
                 saved.lse.clone().into_tensor_arg(),
                 delta.clone().into_tensor_arg(),
-                bits.clone().into_tensor_arg(),
-                counts.clone().into_tensor_arg(),
-                bias.clone().into_tensor_arg(),
+                bits.into_tensor_arg(),
+                counts.into_tensor_arg(),
+                bias.into_tensor_arg(),
                 $($grad.clone().into_tensor_arg(),)*
                 p.scale,
                 p.softcap.unwrap_or(1.0),
-                masked,
+                problem.plan.is_some(),
                 $($option,)*
                 $blueprint,
                 elem_type(p.element),
@@ -287,20 +315,26 @@ fn launch_portable(
         }
     }};
 }
-    let biased = problem.bias.is_some();
-    let tiles = [p.q_len.div_ceil(dq.outer_rows()), p.q_heads, p.batch];
-    launch!(dq_kernel, tiles, dq, [grads.q], biased);
-    let tiles = [p.k_len.div_ceil(dkdv.outer_rows()), p.kv_heads, p.batch];
-    launch!(dkdv_kernel, tiles, dkdv, [grads.k, grads.v], biased);
-    if let (Some(grad), Some(shape)) = (&grads.bias, problem.bias) {
-        let (queries, keys) = (shape[2] == 1, shape[3] == 1);
-        launch!(
-            bias_kernel,
-            bias_cubes(shape, dkdv),
-            dkdv,
-            [grad],
-            queries,
-            keys
-        );
+
+impl PortablePass<'_> {
+    /// The gradients of q, k and v.
+    fn launch_rows(&self) {
+        let p = &self.problem.attention;
+        let (Blueprints { dq, dkdv }, grads) = (self.blueprints, self.grads);
+        let biased = self.problem.bias.is_some();
+        let tiles = [p.q_len.div_ceil(dq.outer_rows()), p.q_heads, p.batch];
+        launch!(self, dq_kernel, tiles, dq, [grads.q], biased);
+        let tiles = [p.k_len.div_ceil(dkdv.outer_rows()), p.kv_heads, p.batch];
+        launch!(self, dkdv_kernel, tiles, dkdv, [grads.k, grads.v], biased);
+    }
+
+    /// The gradient of the bias, if it is wanted.
+    fn launch_bias(&self) {
+        let dkdv = self.blueprints.dkdv;
+        if let (Some(grad), Some(shape)) = (&self.grads.bias, self.problem.bias) {
+            let (cubes, [queries, keys]) =
+                (bias_cubes(shape, dkdv), [shape[2] == 1, shape[3] == 1]);
+            launch!(self, bias_kernel, cubes, dkdv, [grad], queries, keys);
+        }
     }
 }

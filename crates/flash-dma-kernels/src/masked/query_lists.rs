@@ -320,6 +320,7 @@ mod tests {
             masked: true,
             biased: false,
             bias_heads: false,
+            pairs: false,
             softcap: false,
             shared_keys: false,
             parts: false,

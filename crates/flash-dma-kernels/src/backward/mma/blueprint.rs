@@ -61,6 +61,8 @@ pub(crate) struct DkdvBlueprint {
     pub biased: bool,
     /// Every query head has biases of its own.
     pub bias_heads: bool,
+    /// Pairs of a query and a key carry a bias, whose gradient this kernel does not compute. `wgmma` only.
+    pub pairs: bool,
     /// Whether the scaled product is capped.
     pub softcap: bool,
     /// Whether several cubes add to one key's gradients: then into f32 sums, by atomics.
@@ -98,14 +100,13 @@ impl MmaBlueprints {
     }
 
     /// The configuration for a problem with a mask or a bias on `wgmma`, or `None` if it does not serve it: as
-    /// [`choose_wgmma`](Self::choose_wgmma), with biases that all queries share.
+    /// [`choose_wgmma`](Self::choose_wgmma).
     pub(crate) fn choose_masked(
         problem: &MaskedProblem,
         properties: &DeviceProperties,
     ) -> Option<Self> {
         let p = &problem.attention;
-        let tile = MmaBlueprint::choose_masked(Instruction::Wgmma, problem, properties)
-            .filter(|tile| !tile.pairs)?;
+        let tile = MmaBlueprint::choose_masked(Instruction::Wgmma, problem, properties)?;
         let shared = properties.hardware.max_shared_memory_size;
         let dq = DqBlueprint::choose_wgmma(tile, shared)?;
         let dkdv = DkdvBlueprint::choose_masked(problem, shared)?;
@@ -209,6 +210,7 @@ impl DkdvBlueprint {
                     masked: false,
                     biased: false,
                     bias_heads: false,
+                    pairs: false,
                     softcap: problem.softcap.is_some(),
                     shared_keys: false,
                     parts: false,
@@ -228,16 +230,18 @@ impl DkdvBlueprint {
     fn choose_masked(problem: &MaskedProblem, max_shared: usize) -> Option<Self> {
         let p = &problem.attention;
         let apart = |shape: [usize; 4]| problem.heads_each(shape[1]) < p.group();
-        let bias_heads = problem.bias.is_some_and(apart);
-        let most = match problem.plan {
-            Some(plan) if apart(plan.mask) => 1,
-            _ if bias_heads => 1,
-            _ => 32,
+        let shapes = [problem.plan.map(|plan| plan.mask), problem.bias];
+        let most = if shapes.into_iter().flatten().any(apart) {
+            1
+        } else {
+            32
         };
+        let of_keys = problem.has_key_bias();
         Self::choose_wgmma_heads(p, max_shared, most).map(|blueprint| Self {
             masked: problem.plan.is_some(),
-            biased: problem.bias.is_some(),
-            bias_heads,
+            biased: of_keys,
+            bias_heads: of_keys && problem.bias.is_some_and(apart),
+            pairs: problem.bias.is_some() && !of_keys,
             ..blueprint
         })
     }
@@ -264,6 +268,7 @@ impl DkdvBlueprint {
             masked: false,
             biased: false,
             bias_heads: false,
+            pairs: false,
             softcap: problem.softcap.is_some(),
             shared_keys: false,
             parts: false,

@@ -24,9 +24,12 @@ pub(in crate::backward) struct OwnKey {
 impl OwnKey {
     /// Gives it its bias for head `head` of the group.
     pub(in crate::backward) fn bias(&mut self, mask: &KeyMask, head: usize) {
-        if self.valid {
-            self.score = mask.bias(head, self.key);
-        }
+        self.score = mask.bias(head, 0usize, self.behind(mask));
+    }
+
+    /// How far it is behind the first key of `mask`, among whose keys it is; 0 if it is no key.
+    pub(in crate::backward) fn behind(&self, mask: &KeyMask) -> usize {
+        select(self.valid, self.key - mask.first, 0usize)
     }
 }
 

@@ -28,12 +28,14 @@ pub(in crate::backward) struct KeyMask {
     /// Bytes from head to head of the group, words from query to query.
     head_step: u64,
     query_step: u32,
-    /// Where the bias of the first key lies, of the first head of the group, and bytes from head to head: of heads that
-    /// have biases of their own.
+    /// Where the bias of the first key and of query 0 lies, of the first head of the group; bytes from head to head and
+    /// from query to query, words from key to key: if they differ from head to head or from query to query.
     bias: u64,
-    bias_step: u64,
+    bias_head: u64,
+    bias_query: u64,
+    bias_key: u32,
     /// The first key.
-    first: usize,
+    pub(super) first: usize,
 }
 
 #[cube]
@@ -45,19 +47,22 @@ impl KeyMask {
             head_step: 0u64,
             query_step: 0u32,
             bias: 0u64,
-            bias_step: 0u64,
+            bias_head: 0u64,
+            bias_query: 0u64,
+            bias_key: 0u32,
             first: 0usize,
         }
     }
 
-    /// Of the keys from `first` on of kv head `kv_head`, which `group` heads share. The bits are not read unless
-    /// `bp.masked`, the biases not unless `bp.bias_heads`.
+    /// Of the keys from `first` on of kv head `kv_head`, which `group` of `q_heads` heads share. The bits are not read unless
+    /// `bp.masked`, the biases not unless `bp.bias_heads` or `bp.pairs`.
     pub(in crate::backward) fn new(
         scores: &Tensor<f32>,
         counts: &[u32],
         bits: &[Vector<u32, Const<2>>],
         batch: usize,
         kv_head: usize,
+        q_heads: usize,
         group: usize,
         first: usize,
         k_len: usize,
@@ -65,13 +70,25 @@ impl KeyMask {
     ) -> KeyMask {
         let mut mask = KeyMask::none();
         mask.first = uniform(first);
-        if comptime!(bp.bias_heads) {
+        if comptime!(bp.bias_heads || bp.pairs) {
             // An axis of size 1 is broadcast, whatever its stride.
-            let at = min(batch, scores.shape(0) - 1) * scores.stride(0)
-                + kv_head * group * scores.stride(1)
-                + min(first, k_len - 1);
+            let mut at = min(batch, scores.shape(0) - 1) * scores.stride(0);
+            let heads = scores.shape(1);
+            let kv_heads = q_heads / group;
+            if heads > kv_heads || heads == q_heads {
+                at += kv_head * group * scores.stride(1);
+                mask.bias_head = uniform_address(scores.stride(1) as u64 * 4);
+            } else {
+                at += min(kv_head, heads - 1) * scores.stride(1);
+            }
+            if scores.shape(2) > 1 {
+                mask.bias_query = uniform_address(scores.stride(2) as u64 * 4);
+            }
+            if scores.shape(3) > 1 {
+                mask.bias_key = uniform(scores.stride(3)) as u32;
+                at += min(first, k_len - 1) * scores.stride(3);
+            }
             mask.bias = uniform_address(global_address(&scores[at..at + 1]));
-            mask.bias_step = uniform_address(scores.stride(1) as u64 * 4);
         }
         if comptime!(bp.masked) {
             let row = batch * counts[2] as usize + kv_head * counts[3] as usize;
@@ -86,11 +103,11 @@ impl KeyMask {
         mask
     }
 
-    /// The bias of key `key` for head `head` of the group.
-    pub(in crate::backward) fn bias(&self, head: usize, key: usize) -> f32 {
+    /// The bias of a query of head `head` of the group and a key, `key` behind the first.
+    pub(in crate::backward) fn bias(&self, head: usize, query: usize, key: usize) -> f32 {
         f32::reinterpret(read_ahead(
-            self.bias + head as u64 * self.bias_step,
-            (key - self.first) as u32,
+            self.bias + head as u64 * self.bias_head + query as u64 * self.bias_query,
+            key as u32 * self.bias_key,
         ))
     }
 

@@ -22,7 +22,8 @@ pub(crate) struct MaskLists {
 /// Launches dq and dk/dv of a checked, non-empty problem whose rows begin at multiples of 16 bytes, on `wgmma`.
 ///
 /// `rows` are q, k and v, `grads` their gradients; `grad_bias`, contiguous `[batch, kv_heads, k_len]`, f32, is
-/// overwritten if the blueprints have a bias.
+/// overwritten if the blueprints have a bias of keys, or added to if every query head has one: `[batch, q_heads, k_len]`.
+/// Returns the row sums, `[batch, q_heads, q_len]`, f32.
 pub(crate) fn launch_masked(
     client: &Client,
     problem: &Problem,
@@ -32,7 +33,7 @@ pub(crate) fn launch_masked(
     grads: [&TensorBinding; 3],
     grad_bias: TensorBinding,
     blueprints: MmaBlueprints,
-) {
+) -> TensorBinding {
     let pass = MmaPass::new(client, problem, rows, saved, blueprints);
     let [bias, bits, ..] = lists.blocks.clone();
     let slice = Slice {
@@ -54,4 +55,5 @@ pub(crate) fn launch_masked(
     };
     let grads = [grad_k.clone(), grad_v.clone(), grad_bias];
     pass.launch_dkdv(keys, grads, elem_type(problem.element), blueprints);
+    pass.delta()
 }

@@ -101,6 +101,11 @@ impl<'a> MmaPass<'a> {
         }
     }
 
+    /// The row sums, `[batch, q_heads, q_len]`, f32.
+    pub(super) fn delta(&self) -> TensorBinding {
+        self.sums.delta.clone()
+    }
+
     /// One launch of the dq kernel: what `slice` holds, which with a mask or a bias is as
     /// [`mask`](crate::forward::mma) says.
     pub(super) fn launch_dq(&self, slice: Slice, grad_q: &TensorBinding, blueprint: DqBlueprint) {

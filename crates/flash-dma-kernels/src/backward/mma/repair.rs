@@ -87,8 +87,8 @@ pub(in crate::backward) fn repair_key<E: Float, O: Float>(
             for query in own.first as usize..own.end as usize {
                 let row = rows.row + head * rows.len + query;
                 let mut key_score = own.score;
-                if comptime!(bp.bias_heads) {
-                    key_score = mask.bias(head, own.key);
+                if comptime!(bp.bias_heads || bp.pairs) {
+                    key_score = mask.bias(head, query, own.behind(mask));
                 }
                 let row_lse = lse[row];
                 // With a softcap the row sum does not tell of Q.

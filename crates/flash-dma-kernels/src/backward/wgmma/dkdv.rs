@@ -155,7 +155,7 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
     };
     let first_key = start + warp * 16;
     let mask = KeyMask::new(
-        scores, counts, intervals, batch, kv_head, group, first_key, k_len, bp,
+        scores, counts, intervals, batch, kv_head, q_heads, group, first_key, k_len, bp,
     );
     // The head whose biases the keys have.
     let mut head = steps.present(bp).head;
@@ -263,7 +263,8 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
                 }
                 steps.advance_coming(bp);
             }
-            let query = steps.present(bp).tile * comptime!(bp.queries());
+            let present = steps.present(bp);
+            let query = present.tile * comptime!(bp.queries());
             let step = step_at::<E>(stage, query, steps.is_whole(turn, bp), &tiles, bp);
             let mut seen = 0u32;
             if comptime!(bp.masked) {
@@ -293,6 +294,9 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
                     stage,
                     &step,
                     seen,
+                    &mask,
+                    present.head,
+                    q_len,
                     &logit_scale,
                     true,
                     bp,
@@ -308,6 +312,9 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
                     stage,
                     &step,
                     seen,
+                    &mask,
+                    present.head,
+                    q_len,
                     &logit_scale,
                     false,
                     bp,

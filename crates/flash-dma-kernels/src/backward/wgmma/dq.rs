@@ -1,16 +1,15 @@
 //! The gradient of q on Hopper's tensor cores: query tiles stream the keys they attend to.
 
+use super::dq_weights::{LaneRow, gradients};
 use super::keys::KeyBoxes;
 use crate::forward::mma::{
-    BitCopies, CubeTile, KeyCopies, LogitScale, MaskRows, MmaBlueprint, RowAddress, Stages,
-    TileKeys, TileRow, copy_queries, is_set, listed_key, score, score_row, sees, write_row,
+    BitCopies, CubeTile, KEY_BLOCK, KeyCopies, LogitScale, MaskRows, MmaBlueprint, PairBias,
+    RowAddress, Stages, TileKeys, TileRow, copy_queries, listed_key, score_row, write_row,
     zero_not_finite,
 };
 use crate::tile::is_finite;
 use crate::tile::mma::{Chunk, commit_copies, wait_copies};
-use crate::tile::wgmma::{
-    Panels, Ring, Turns, finish, finish_but, pack, publish, start_nt, start_pv,
-};
+use crate::tile::wgmma::{Panels, Ring, Turns, finish, finish_but, publish, start_nt, start_pv};
 use cubecl::prelude::*;
 
 /// `dq_mma_kernel` with `wgmma`: the same cube, buffers and order. A
@@ -79,6 +78,7 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
     let k_rows = RowAddress::of::<E>(k, batch, kv_head);
     let v_rows = RowAddress::of::<E>(v, batch, kv_head);
     let score_row = score_row(scores, &cube, bp);
+    let bias = PairBias::new(scores, &cube, bp);
     let logit_scale = LogitScale::new(scale, softcap, bp.softcap);
     let own = warp / 4 * comptime!(64 * bp.chunks());
     let q_panels = Panels::at::<E>(&q_tile[own..own + 1]);
@@ -224,6 +224,11 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
                 seen1 = mask.words::<E>(&stages, &row1, tile, bp);
             }
         }
+        let mut first_key = keys.begin + tile * key_tile;
+        if comptime!(bp.pairs && bp.masked) {
+            // Not gathered: a step is a block.
+            first_key = list[keys.list + tile] as usize * KEY_BLOCK;
+        }
         let s = finish_but::<NS>(s, 1usize, comptime!(bp.key_tile / 2));
         // The code of boundary tiles apart: a branch an element would keep the others from
         // overlapping.
@@ -241,6 +246,10 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
                 tile,
                 k_len,
                 &logit_scale,
+                &bias,
+                scores,
+                first_key,
+                q_len,
                 true,
                 bp,
             )
@@ -258,6 +267,10 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
                 tile,
                 k_len,
                 &logit_scale,
+                &bias,
+                scores,
+                first_key,
+                q_len,
                 false,
                 bp,
             )
@@ -345,86 +358,4 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
             }
         }
     }
-}
-
-/// What a lane knows of a row of the query tile that it holds elements of.
-#[derive(CubeType, Clone, Copy)]
-struct LaneRow {
-    /// `-log2(e) * lse`.
-    reference: f32,
-    /// Its row sum.
-    delta: f32,
-}
-
-/// dS of a key tile, rounded, as an A operand, of S and of dP, which is under way: P is computed meanwhile. This
-/// lane holds elements of two rows. On a `boundary` tile zero where a row does not see a key; if `bp.masked`, the words
-/// of the rows say which they see.
-#[cube]
-fn gradients<E: Float, NS: Size, NP: Size>(
-    s: &Vector<f32, NS>,
-    dp: Vector<f32, NS>,
-    row0: &TileRow,
-    row1: &TileRow,
-    upper: &LaneRow,
-    lower: &LaneRow,
-    seen0: Vector<u32, Const<2>>,
-    seen1: Vector<u32, Const<2>>,
-    stages: &Stages<E>,
-    tile: usize,
-    k_len: usize,
-    logit_scale: &LogitScale,
-    #[comptime] boundary: bool,
-    #[comptime] bp: MmaBlueprint,
-) -> Vector<u32, NP> {
-    let quad = UNIT_POS_X as usize % 4;
-    // P, times the softcap's slope.
-    let mut p = Vector::<f32, NS>::new(0.0f32);
-    #[unroll]
-    for n in 0..comptime!(bp.key_tile / 8) {
-        #[unroll]
-        for e in 0..2usize {
-            let z = score::<E>(stages, tile, comptime!(n * 8 + e) + quad * 2, bp);
-            let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
-            let (capped, scored) = comptime!((bp.softcap, bp.sparse || bp.biased));
-            let mut p0 = logit_scale.weight(s.extract(at0), z, upper.reference, capped, scored);
-            let mut p1 = logit_scale.weight(s.extract(at1), z, lower.reference, capped, scored);
-            if comptime!(bp.softcap) {
-                let x0 = logit_scale.apply(s.extract(at0), 0.0f32, bp.softcap);
-                let x1 = logit_scale.apply(s.extract(at1), 0.0f32, bp.softcap);
-                p0 *= logit_scale.slope(x0, bp.softcap);
-                p1 *= logit_scale.slope(x1, bp.softcap);
-            }
-            p.insert(at0, p0);
-            p.insert(at1, p1);
-        }
-    }
-    let dp = finish::<NS>(dp, comptime!(bp.key_tile / 2));
-    let mut packed = Vector::<u32, NP>::new(0u32);
-    #[unroll]
-    for n in 0..comptime!(bp.key_tile / 8) {
-        let mut ds = Vector::<f32, Const<4>>::new(0.0f32);
-        #[unroll]
-        for e in 0..2usize {
-            let col = comptime!(n * 8 + e) + quad * 2;
-            let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
-            let mut ds0 = p.extract(at0) * (dp.extract(at0) - upper.delta);
-            let mut ds1 = p.extract(at1) * (dp.extract(at1) - lower.delta);
-            if comptime!(boundary && bp.masked) {
-                ds0 = select(is_set(seen0, comptime!(n * 8 + e)), ds0, 0.0f32);
-                ds1 = select(is_set(seen1, comptime!(n * 8 + e)), ds1, 0.0f32);
-            } else if comptime!(boundary) {
-                ds0 = select(sees::<E>(row0, stages, tile, col, k_len, bp), ds0, 0.0f32);
-                ds1 = select(sees::<E>(row1, stages, tile, col, k_len, bp), ds1, 0.0f32);
-            }
-            ds.insert(e, ds0);
-            ds.insert(comptime!(2 + e), ds1);
-        }
-        #[unroll]
-        for half in 0..2usize {
-            let (x, y) = comptime!((half * 2, half * 2 + 1));
-            let pair = pack(ds.extract(x), ds.extract(y), comptime!(bp.element));
-            packed.insert(comptime!(n * 2 + half), pair);
-        }
-    }
-    packed
 }

@@ -3,6 +3,7 @@
 
 mod dkdv;
 mod dq;
+mod dq_weights;
 mod keys;
 mod output;
 mod queries;

@@ -2,7 +2,7 @@
 
 use super::queries::{Tiles, query_of};
 use super::steps::seen_pair;
-use crate::backward::mma::{DkdvBlueprint, OwnKey, Step};
+use crate::backward::mma::{DkdvBlueprint, KeyMask, OwnKey, Step};
 use crate::forward::mma::LogitScale;
 use crate::tile::wgmma::{finish, pack};
 use cubecl::prelude::*;
@@ -20,7 +20,7 @@ pub(super) struct StepWeights<NP: Size> {
 
 /// Sets the weights to those of a step, of `S^T` and of `dP^T`, which is under way: P is computed meanwhile. On a
 /// `boundary` step those of pairs that are not selected are zero; if `bp.masked`, `seen` says which are, as
-/// [`SeenWords::pack`](super::steps::SeenWords::pack) has it.
+/// [`SeenWords::pack`](super::steps::SeenWords::pack) has it. `head` is the first of the step's in the group.
 #[cube]
 pub(super) fn step_weights<E: Float, NS: Size, NP: Size>(
     weights: &mut StepWeights<NP>,
@@ -32,12 +32,16 @@ pub(super) fn step_weights<E: Float, NS: Size, NP: Size>(
     stage: usize,
     step: &Step,
     seen: u32,
+    mask: &KeyMask,
+    head: usize,
+    q_len: usize,
     logit_scale: &LogitScale,
     #[comptime] boundary: bool,
     #[comptime] bp: DkdvBlueprint,
 ) {
     let quad = UNIT_POS_X as usize % 4;
     let rows = stage * comptime!(bp.rows / 2) + quad;
+    let bias = PairBiases::read(mask, key0, key1, head, step.query, q_len, bp);
     let mut exact = Vector::<f32, NS>::new(0.0f32);
     #[unroll]
     for n in 0..comptime!(bp.rows / 8) {
@@ -51,9 +55,13 @@ pub(super) fn step_weights<E: Float, NS: Size, NP: Size>(
             let row = comptime!(n * 8 + e) + quad * 2;
             let reference = pair.extract(comptime!(2 * e));
             let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
-            let (capped, scored) = comptime!((bp.softcap, bp.sparse || bp.biased));
-            let mut p0 = logit_scale.weight(s.extract(at0), key0.score, reference, capped, scored);
-            let mut p1 = logit_scale.weight(s.extract(at1), key1.score, reference, capped, scored);
+            let (capped, scored) = comptime!((bp.softcap, bp.sparse || bp.biased || bp.pairs));
+            let (z0, z1) = (
+                bias.of(key0, n, e, false, bp),
+                bias.of(key1, n, e, true, bp),
+            );
+            let mut p0 = logit_scale.weight(s.extract(at0), z0, reference, capped, scored);
+            let mut p1 = logit_scale.weight(s.extract(at1), z1, reference, capped, scored);
             if comptime!(boundary) {
                 let keep = selected(key0, key1, reference, row, step, seen_here, e, bp);
                 p0 = select(keep.first, p0, 0.0f32);
@@ -149,5 +157,63 @@ fn selected(
             first: key0.first <= query && query < key0.end,
             second: key1.first <= query && query < key1.end,
         }
+    }
+}
+
+/// The biases of the pairs of this lane's two keys and its columns of a step; `bp.pairs` only.
+#[derive(CubeType)]
+struct PairBiases {
+    /// Of each of the tile's queries that the lane has columns of, in the order of the columns, for both keys.
+    values: Array<f32>,
+}
+
+/// Eights of the rows of a step's tile that are different queries; the heads of the tile repeat them.
+fn eights(bp: DkdvBlueprint) -> usize {
+    (bp.queries() / 8).max(1)
+}
+
+#[cube]
+impl PairBiases {
+    fn read(
+        mask: &KeyMask,
+        key0: &OwnKey,
+        key1: &OwnKey,
+        head: usize,
+        first: usize,
+        q_len: usize,
+        #[comptime] bp: DkdvBlueprint,
+    ) -> PairBiases {
+        let mut values = Array::<f32>::new(comptime!(if bp.pairs { 4 * eights(bp) } else { 1 }));
+        if comptime!(bp.pairs) {
+            let (behind0, behind1) = (key0.behind(mask), key1.behind(mask));
+            #[unroll]
+            for n in 0..comptime!(eights(bp)) {
+                #[unroll]
+                for e in 0..2usize {
+                    let row = comptime!(n * 8 + e) + UNIT_POS_X as usize % 4 * 2;
+                    let query = min(first + row % comptime!(bp.queries()), q_len - 1);
+                    values[comptime!(n * 4 + e * 2)] = mask.bias(head, query, behind0);
+                    values[comptime!(n * 4 + e * 2 + 1)] = mask.bias(head, query, behind1);
+                }
+            }
+        }
+        PairBiases { values }
+    }
+
+    /// That of a key, the `lower` one or the other, and element `e` of its columns of the `n`-th eight rows; without
+    /// `bp.pairs` its score.
+    fn of(
+        &self,
+        key: &OwnKey,
+        #[comptime] n: usize,
+        #[comptime] e: usize,
+        #[comptime] lower: bool,
+        #[comptime] bp: DkdvBlueprint,
+    ) -> f32 {
+        let mut z = key.score;
+        if comptime!(bp.pairs) {
+            z = self.values[comptime!(n % eights(bp) * 4 + e * 2 + lower as usize)];
+        }
+        z
     }
 }

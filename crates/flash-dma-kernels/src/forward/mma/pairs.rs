@@ -42,7 +42,12 @@ impl PairBias {
 
     /// The bias of a row and a key.
     pub(crate) fn of(&self, scores: &Tensor<f32>, row: &TileRow, key: usize) -> f32 {
-        scores[self.base + row.query * self.query_step + key * self.key_step]
+        self.at(scores, row.query, key)
+    }
+
+    /// The bias of a query and a key.
+    pub(crate) fn at(&self, scores: &Tensor<f32>, query: usize, key: usize) -> f32 {
+        scores[self.base + query * self.query_step + key * self.key_step]
     }
 
     /// The logits of an accumulator (see [`tile_logits`](super::logits::tile_logits)), whose first column is key
