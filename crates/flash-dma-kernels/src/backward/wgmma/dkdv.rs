@@ -265,6 +265,11 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
             }
             let present = steps.present(bp);
             let query = present.tile * comptime!(bp.queries());
+            let mut step_head = 0usize;
+            if comptime!(bp.pairs) {
+                // A copy: `present` names the cursor's own variables, which move on before the biases are read.
+                step_head = present.head;
+            }
             let step = step_at::<E>(stage, query, steps.is_whole(turn, bp), &tiles, bp);
             let mut seen = 0u32;
             if comptime!(bp.masked) {
@@ -295,7 +300,7 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
                     &step,
                     seen,
                     &mask,
-                    present.head,
+                    step_head,
                     q_len,
                     &logit_scale,
                     true,
@@ -313,7 +318,7 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
                     &step,
                     seen,
                     &mask,
-                    present.head,
+                    step_head,
                     q_len,
                     &logit_scale,
                     false,
