@@ -11,6 +11,12 @@ wgmma_engines!(
     gradients_of_biases_alone,
     gradients_where_heads_see_different_keys,
     gradients_of_biases_of_pairs,
+    gradients_of_biases_of_queries_alone,
+    gradients_of_every_broadcast_of_a_bias_of_pairs,
+    gradients_of_every_broadcast_under_masks,
+    gradients_of_biases_of_pairs_and_softcaps,
+    gradients_of_biases_of_pairs_of_many_keys,
+    what_is_not_finite_stays_with_its_pairs,
     gradients_of_rows_that_see_nothing,
     what_is_not_finite_stays_with_what_sees_it,
     infinite_biases_hide_keys,
@@ -99,30 +105,138 @@ fn gradients_where_heads_see_different_keys<E: MaskedEngine>(engine: &E) {
     }
 }
 
-/// Biases that differ from query to query, or are the same for all keys, with and without lists of tiles.
+/// Biases that differ from query to query, with and without lists of tiles.
 fn gradients_of_biases_of_pairs<E: MaskedEngine>(engine: &E) {
     for case in problems::<E>() {
-        let [batch, q_heads, kv_heads, q_len, k_len, dim] = case.sizes;
-        let mask = Some(([1, 1, q_len, k_len], Pattern::Window(80)));
+        let [batch, q_heads, kv_heads, q_len, k_len, _] = case.sizes;
+        let window = Some(([1, 1, q_len, k_len], Pattern::Window(80)));
         let heads = Some(([batch, q_heads, q_len, k_len], Pattern::Random(0.5)));
         for (mask, bias) in [
             (None, [batch, kv_heads, q_len, k_len]),
-            (None, [1, 1, q_len, 1]),
-            (mask, [1, q_heads, q_len, k_len]),
-            (mask, [1, 1, 1, 1]),
+            (window, [1, q_heads, q_len, k_len]),
             (heads, [batch, 1, q_len, k_len]),
         ] {
             let mut case = case.clone().bias(bias);
             case.mask = mask;
             case.check(engine);
-            let mut inputs = case.inputs();
-            let (key, query) = (k_len / 3 * dim, q_len / 2 * dim);
-            inputs.k[key + 3] = f64::NAN;
-            inputs.q[query..query + dim].fill(f64::INFINITY);
-            let bias = inputs.bias.as_mut().expect("the case has one");
-            let last = bias.values.len() - 1;
-            bias.values[last] = f64::NEG_INFINITY;
-            case.check_inputs(engine, &inputs);
+        }
+    }
+}
+
+/// Biases that are the same for all keys, and one number.
+fn gradients_of_biases_of_queries_alone<E: MaskedEngine>(engine: &E) {
+    for case in problems::<E>().into_iter().take(3) {
+        let [_, _, _, q_len, k_len, _] = case.sizes;
+        case.clone().bias([1, 1, q_len, 1]).check(engine);
+        let case = case.mask([1, 1, q_len, k_len], Pattern::Window(80));
+        case.bias([1, 1, 1, 1]).check(engine);
+    }
+}
+
+/// Each way a bias of pairs broadcasts over sequences and heads.
+fn biases_of_pairs([batch, q_heads, kv_heads, q_len, k_len, _]: [usize; 6]) -> Vec<[usize; 4]> {
+    let heads = [1, kv_heads, q_heads];
+    let shapes = [1, batch].map(|batch| heads.map(|heads| [batch, heads, q_len, k_len]));
+    shapes.into_iter().flatten().collect()
+}
+
+/// Groups of heads, several tiles of queries and of keys, lengths off every tile, more queries than keys.
+fn groups<E: MaskedEngine>() -> Vec<MaskedCase> {
+    let sizes = E::cases(
+        [[2, 4, 2, 20, 30, 64]],
+        [[2, 4, 2, 150, 200, 64]],
+        [[2, 4, 2, 301, 270, 64], [2, 3, 3, 130, 517, 64]],
+    );
+    let case = |sizes| MaskedCase::new(sizes).element(Bf16).causal(true);
+    sizes.into_iter().map(case).collect()
+}
+
+fn gradients_of_every_broadcast_of_a_bias_of_pairs<E: MaskedEngine>(engine: &E) {
+    for case in groups::<E>() {
+        for bias in biases_of_pairs(case.sizes) {
+            case.clone().bias(bias).check(engine);
+        }
+    }
+}
+
+/// Masks that broadcast as the bias does not, whose tiles are empty, whole and partial.
+fn gradients_of_every_broadcast_under_masks<E: MaskedEngine>(engine: &E) {
+    for case in groups::<E>() {
+        let [batch, q_heads, kv_heads, q_len, k_len, _] = case.sizes;
+        for (n, bias) in biases_of_pairs(case.sizes).into_iter().enumerate() {
+            for (m, (mask, pattern)) in [
+                ([1, 1, q_len, k_len], Pattern::Window(60)),
+                ([batch, kv_heads, q_len, k_len], Pattern::Tiles(128, 128)),
+                ([batch, q_heads, q_len, k_len], Pattern::Random(0.5)),
+                ([1, q_heads, 1, k_len], Pattern::Random(0.7)),
+                ([batch, kv_heads, q_len, 1], Pattern::Random(0.7)),
+                ([batch, 1, q_len, k_len], Pattern::Nothing),
+            ]
+            .into_iter()
+            .enumerate()
+            {
+                if (n + m) % 2 == 0 {
+                    case.clone().bias(bias).mask(mask, pattern).check(engine);
+                }
+            }
+        }
+    }
+}
+
+fn gradients_of_biases_of_pairs_and_softcaps<E: MaskedEngine>(engine: &E) {
+    for (n, sizes) in E::cases([], [[1, 4, 2, 140, 150, 64]], [[1, 16, 1, 200, 129, 128]])
+        .into_iter()
+        .enumerate()
+    {
+        let [_, q_heads, _, q_len, k_len, _] = sizes;
+        let mut case = MaskedCase::new(sizes).element([F16, Bf16][n % 2]);
+        case.options.softcap = Some(4.0);
+        case.clone().bias([1, 1, q_len, k_len]).check(engine);
+        let case = case.mask([1, 1, q_len, k_len], Pattern::Random(0.5));
+        case.bias([1, q_heads, q_len, k_len]).check(engine);
+    }
+}
+
+/// More key tiles than a cube has for itself.
+fn gradients_of_biases_of_pairs_of_many_keys<E: MaskedEngine>(engine: &E) {
+    for sizes in E::cases([], [], [[1, 16, 16, 17, 8450, 64]]) {
+        let [_, heads, _, q_len, k_len, _] = sizes;
+        let case = MaskedCase::new(sizes).element(Bf16).causal(true);
+        let case = case.bias([1, heads, q_len, k_len]);
+        case.check(engine);
+        case.mask([1, 1, q_len, k_len], Pattern::Window(300))
+            .check(engine);
+    }
+}
+
+/// NaN and infinities of each input, and biases of −∞: in one pair, and in whole rows.
+fn what_is_not_finite_stays_with_its_pairs<E: MaskedEngine>(engine: &E) {
+    for case in groups::<E>().into_iter().take(2) {
+        let [_, _, kv_heads, q_len, k_len, dim] = case.sizes;
+        for masked in [false, true] {
+            let mut case = case.clone().bias([1, kv_heads, q_len, k_len]);
+            case.mask = masked.then_some(([1, 1, q_len, k_len], Pattern::Window(75)));
+            for (n, bad) in [f64::NAN, f64::INFINITY].into_iter().enumerate() {
+                for target in 0..5 {
+                    let mut inputs = case.inputs();
+                    let (mut grad_out, grad_lse) = case.gradients(&inputs);
+                    let (key, query) = ((k_len / 2 + 5 * n) * dim, (q_len / 2 + n) * dim);
+                    match target {
+                        0 => inputs.k[key..key + 3].fill(bad),
+                        1 => inputs.v[key..key + dim].fill(bad),
+                        2 => inputs.q[query..query + dim].fill(bad),
+                        3 => grad_out[query + 2..query + 9].fill(bad),
+                        _ => {
+                            let bias = inputs.bias.as_mut().expect("the case has one");
+                            bias.values[q_len / 2 * k_len + 1] = f64::NAN;
+                            let row = (q_len - 3) * k_len;
+                            bias.values[row..row + k_len].fill(f64::NEG_INFINITY);
+                            *bias.values.last_mut().expect("an element") = f64::NEG_INFINITY;
+                        }
+                    }
+                    case.check_gradients(engine, &inputs, &grad_out, grad_lse.as_deref());
+                }
+            }
         }
     }
 }

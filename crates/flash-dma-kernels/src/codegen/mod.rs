@@ -193,6 +193,11 @@ mod tests {
             ["delta_mma", "dq_wgmma", "dkdv_wgmma"]
         );
         assert_eq!(dense[..3], ["forward", "forward_mma", "forward_wgmma"]);
+        let pairs = launches("masked-bf16-d128-pairs-no-mask");
+        assert_eq!(
+            pairs[pairs.len() - 4..],
+            ["delta_mma", "dq_wgmma", "dkdv_wgmma", "bias_wgmma"]
+        );
         let few = launches("bf16-d128-few-dense");
         assert_eq!(
             few,

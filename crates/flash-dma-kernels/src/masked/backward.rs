@@ -6,9 +6,10 @@ use super::dkdv::dkdv_kernel;
 use super::dq::dq_kernel;
 use super::launch::Words;
 use super::query_lists::{lists_fit, query_lists, sum_heads};
-use crate::backward::mma::{MaskLists, MmaBlueprints, launch_masked};
+use crate::backward::mma::{BiasBlueprint, BiasGradient, MaskLists, MmaBlueprints, launch_masked};
 use crate::backward::{Blueprints, launch_delta};
 use crate::scratch::scratch;
+use crate::tile::wgmma::takes_boxes;
 use crate::tile::{Blueprint, address_type, check_device, elem_type, fill, vector_size};
 use crate::{Engine, Saved};
 use cubecl::client::Client;
@@ -76,8 +77,38 @@ pub fn masked_backward_on(
 /// An engine and its configurations.
 enum BackwardPlan {
     Portable(Blueprints),
-    /// And that of the portable kernel of the gradient of a bias that is not one of keys.
-    Wgmma(MmaBlueprints, Option<Blueprints>),
+    /// And what computes the gradient of a bias that is not one of keys.
+    Wgmma(MmaBlueprints, Option<BiasPlan>),
+}
+
+/// A kernel of the gradient of a bias alone.
+enum BiasPlan {
+    Portable(Blueprints),
+    Wgmma(BiasBlueprint),
+}
+
+impl BiasPlan {
+    fn choose(
+        client: &Client,
+        problem: &MaskedProblem,
+        inputs: &MaskedInputs,
+    ) -> Result<Self, AttentionError> {
+        let (p, properties) = (&problem.attention, client.properties());
+        let boxed = [&inputs.k, &inputs.v].map(|rows| takes_boxes(rows, p.element.size()));
+        match BiasBlueprint::choose(problem, properties) {
+            Some(blueprint) if boxed == [true; 2] => Ok(Self::Wgmma(blueprint)),
+            _ => Blueprints::choose(p, &properties.hardware).map(Self::Portable),
+        }
+    }
+
+    /// Cubes along each axis of the largest grid.
+    fn cubes(&self, problem: &MaskedProblem) -> [usize; 3] {
+        match (self, problem.bias) {
+            (Self::Portable(blueprints), Some(bias)) => bias_cubes(bias, blueprints.dkdv),
+            (Self::Wgmma(_), Some(bias)) => BiasBlueprint::most_cubes(bias),
+            (_, None) => [1; 3],
+        }
+    }
 }
 
 impl BackwardPlan {
@@ -114,7 +145,7 @@ impl BackwardPlan {
         }
         .map(|blueprints| {
             let of_pairs = blueprints.dkdv.pairs;
-            let bias = of_pairs.then(|| Blueprints::choose(p, &properties.hardware));
+            let bias = of_pairs.then(|| BiasPlan::choose(client, problem, inputs));
             bias.transpose().map(|bias| Self::Wgmma(blueprints, bias))
         })
         .ok_or_else(|| AttentionError::Unsupported {
@@ -129,12 +160,10 @@ impl BackwardPlan {
     fn cubes(&self, problem: &MaskedProblem) -> [usize; 3] {
         let p = &problem.attention;
         match self {
-            Self::Wgmma(blueprints, portable) => {
+            Self::Wgmma(blueprints, bias) => {
                 let [x, y, z] = blueprints.cubes(p);
-                let [bias_x, bias_y, bias_z] = match (portable, problem.bias) {
-                    (Some(portable), Some(bias)) => bias_cubes(bias, portable.dkdv),
-                    _ => [1; 3],
-                };
+                let [bias_x, bias_y, bias_z] =
+                    (bias.as_ref()).map_or([1; 3], |bias| bias.cubes(problem));
                 [x.max(bias_x), y.max(bias_y), z.max(bias_z)]
             }
             Self::Portable(Blueprints { dq, dkdv }) => {
@@ -178,8 +207,13 @@ fn backward_with(
     let (delta, portable) = match plan {
         BackwardPlan::Portable(blueprints) => (launch_delta(client, p, &saved), Some(blueprints)),
         BackwardPlan::Wgmma(blueprints, bias) => {
-            let delta = launch_wgmma(client, problem, &inputs, &saved, &grads, blueprints);
-            (delta, bias)
+            let (portable, bias) = match bias {
+                Some(BiasPlan::Portable(blueprints)) => (Some(blueprints), None),
+                Some(BiasPlan::Wgmma(blueprint)) => (None, Some(blueprint)),
+                None => (None, None),
+            };
+            let delta = launch_wgmma(client, problem, &inputs, &saved, &grads, blueprints, bias);
+            (delta, portable)
         }
     };
     if let Some(blueprints) = portable {
@@ -208,6 +242,7 @@ fn launch_wgmma(
     saved: &Saved,
     grads: &MaskedGradients,
     blueprints: MmaBlueprints,
+    bias: Option<BiasBlueprint>,
 ) -> TensorBinding {
     let p = &problem.attention;
     let (steps, capacity) = match &inputs.plan {
@@ -238,14 +273,24 @@ fn launch_wgmma(
     if blueprints.dkdv.bias_heads {
         fill(client, &parts, 0.0, f32::elem_type_native());
     }
+    let words = inputs.words();
+    let of_pairs = (grads.bias.as_ref().zip(bias)).map(|(grad, blueprint)| {
+        let gradient = BiasGradient {
+            bias: &words.bias,
+            plan: [words.bits, words.counts],
+            grad,
+        };
+        (gradient, blueprint)
+    });
     let delta = launch_masked(
         client,
-        p,
+        problem,
         [&inputs.q, &inputs.k, &inputs.v],
         saved,
         lists,
         [&grads.q, &grads.k, &grads.v],
         parts.clone(),
+        of_pairs,
         blueprints,
     );
     if let Some(bias) = grads.bias.as_ref().filter(|_| of_keys) {

@@ -1,12 +1,13 @@
 //! Host side of the tensor-core backward pass under a mask and a bias.
 
+use super::bias::{BiasBlueprint, BiasGradient};
 use super::blueprint::MmaBlueprints;
 use super::pass::{KeyLists, MmaPass};
 use crate::Saved;
 use crate::tile::{Slice, elem_type};
 use cubecl::client::Client;
 use cubecl::prelude::*;
-use flash_dma_problem::Problem;
+use flash_dma_problem::MaskedProblem;
 
 /// What the kernels read in the place of scores, intervals, lists and counts. What the problem lacks is any buffer.
 pub(crate) struct MaskLists {
@@ -19,27 +20,29 @@ pub(crate) struct MaskLists {
     pub capacity: usize,
 }
 
-/// Launches dq and dk/dv of a checked, non-empty problem whose rows begin at multiples of 16 bytes, on `wgmma`.
+/// Launches dq and dk/dv, and the gradient `of_pairs` of a bias, of a checked, non-empty problem whose rows begin at multiples of 16 bytes, on `wgmma`.
 ///
 /// `rows` are q, k and v, `grads` their gradients; `grad_bias`, contiguous `[batch, kv_heads, k_len]`, f32, is
 /// overwritten if the blueprints have a bias of keys, or added to if every query head has one: `[batch, q_heads, k_len]`.
 /// Returns the row sums, `[batch, q_heads, q_len]`, f32.
 pub(crate) fn launch_masked(
     client: &Client,
-    problem: &Problem,
+    problem: &MaskedProblem,
     rows: [&TensorBinding; 3],
     saved: &Saved,
     lists: MaskLists,
     grads: [&TensorBinding; 3],
     grad_bias: TensorBinding,
+    of_pairs: Option<(BiasGradient, BiasBlueprint)>,
     blueprints: MmaBlueprints,
 ) -> TensorBinding {
-    let pass = MmaPass::new(client, problem, rows, saved, blueprints);
+    let p = &problem.attention;
+    let pass = MmaPass::new(client, p, rows, saved, blueprints);
     let [bias, bits, ..] = lists.blocks.clone();
     let slice = Slice {
         selection: lists.blocks,
         first_tile: 0,
-        tiles: problem.q_len.div_ceil(blueprints.dq.tile.queries()),
+        tiles: p.q_len.div_ceil(blueprints.dq.tile.queries()),
     };
     let [grad_q, grad_k, grad_v] = grads;
     pass.launch_dq(slice, grad_q, blueprints.dq);
@@ -51,9 +54,12 @@ pub(crate) fn launch_masked(
         counts,
         capacity: lists.capacity,
         chunks: 1,
-        slots: problem.k_len.div_ceil(blueprints.dkdv.keys()),
+        slots: p.k_len.div_ceil(blueprints.dkdv.keys()),
     };
     let grads = [grad_k.clone(), grad_v.clone(), grad_bias];
-    pass.launch_dkdv(keys, grads, elem_type(problem.element), blueprints);
+    pass.launch_dkdv(keys, grads, elem_type(p.element), blueprints);
+    if let Some((bias, blueprint)) = of_pairs {
+        pass.launch_bias(problem, bias, blueprint);
+    }
     pass.delta()
 }

@@ -4,6 +4,7 @@
 //! [`dq`] owns query tiles and streams the keys of their lists; [`dkdv`] owns key tiles within chunks of
 //! queries ([`chunks`]) and streams the queries. Neither needs atomics for dq.
 
+mod bias;
 mod blueprint;
 mod chunks;
 mod delta;
@@ -24,6 +25,7 @@ mod roles;
 mod sums;
 mod weights;
 
+pub(crate) use bias::{BiasBlueprint, BiasGradient};
 pub(crate) use blueprint::{DkdvBlueprint, MmaBlueprints};
 pub(super) use keys::{OwnKey, own_key, query_range};
 pub(crate) use launch::launch;

@@ -101,6 +101,11 @@ impl<'a> MmaPass<'a> {
         }
     }
 
+    /// What becomes of every query row, in boxes; `wgmma` only.
+    pub(super) fn boxed_rows(&self) -> &TensorBinding {
+        self.sums.rows.as_ref().expect("wgmma asked for them")
+    }
+
     /// The row sums, `[batch, q_heads, q_len]`, f32.
     pub(super) fn delta(&self) -> TensorBinding {
         self.sums.delta.clone()
@@ -226,8 +231,7 @@ impl<'a> MmaPass<'a> {
                 let (heads, queries) = (blueprint.heads, blueprint.queries());
                 let [q_boxes, o_boxes] = [&q, &self.saved.grad_out]
                     .map(|tensor| boxes_of(tensor, problem.element, heads, queries));
-                let rows = self.sums.rows.as_ref().expect("wgmma asked for them");
-                let row_boxes = word_boxes_of(rows, heads, 2 * queries);
+                let row_boxes = word_boxes_of(self.boxed_rows(), heads, 2 * queries);
                 launch!(dkdv_wgmma_kernel, blueprint, q_boxes, o_boxes, row_boxes)
             }
         }

@@ -27,6 +27,8 @@ pub(super) fn all() -> Vec<Case> {
             Some(1),
         ),
         ("masked-bf16-d128-pairs", 128, Bf16, Some(HEADS), Some(LEN)),
+        ("masked-bf16-d128-pairs-no-mask", 128, Bf16, None, Some(LEN)),
+        ("masked-bf16-d64-pairs", 64, Bf16, Some(HEADS), Some(LEN)),
         ("masked-f32-d128", 128, F32, Some(HEADS), Some(1)),
     ] {
         cases.push(case(name.into(), move |client| {

@@ -186,7 +186,11 @@ impl MaskRows {
 
 /// What causal masking leaves of a row's bits of key block `block`.
 #[cube]
-fn until(words: Vector<u32, Const<2>>, row: &TileRow, block: usize) -> Vector<u32, Const<2>> {
+pub(crate) fn until(
+    words: Vector<u32, Const<2>>,
+    row: &TileRow,
+    block: usize,
+) -> Vector<u32, Const<2>> {
     let end = row.position + 1 - (block * KEY_BLOCK) as i32;
     let mut seen = Vector::<u32, Const<2>>::new(0u32);
     seen.insert(0usize, words.extract(0usize) & prefix(end));

@@ -29,13 +29,26 @@ impl PairBias {
         };
         if comptime!(bp.pairs) {
             let (batch, head) = broadcast(scores.shape(0), scores.shape(1), own);
-            bias.base = batch * scores.stride(0) + head * scores.stride(1);
-            if scores.shape(2) > 1 {
-                bias.query_step = scores.stride(2);
-            }
-            if scores.shape(3) > 1 {
-                bias.key_step = scores.stride(3);
-            }
+            let row = PairBias::row(scores, batch, head);
+            bias.base = row.base;
+            bias.query_step = row.query_step;
+            bias.key_step = row.key_step;
+        }
+        bias
+    }
+
+    /// Of head `head` of sequence `batch` of `scores` itself.
+    pub(crate) fn row(scores: &Tensor<f32>, batch: usize, head: usize) -> PairBias {
+        let mut bias = PairBias {
+            base: batch * scores.stride(0) + head * scores.stride(1),
+            query_step: 0usize,
+            key_step: 0usize,
+        };
+        if scores.shape(2) > 1 {
+            bias.query_step = scores.stride(2);
+        }
+        if scores.shape(3) > 1 {
+            bias.key_step = scores.stride(3);
         }
         bias
     }

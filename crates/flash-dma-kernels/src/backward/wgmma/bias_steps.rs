@@ -1,0 +1,217 @@
+//! The steps of a cube of the kernel of the gradient of a bias: which heads and keys it multiplies, and what its
+//! queries see of them.
+
+use crate::backward::mma::BiasBlueprint;
+use crate::forward::mma::{TileRow, until};
+use crate::tile::mma::any_lane;
+use cubecl::prelude::*;
+use flash_dma_problem::PlanGeometry;
+
+const QUERY_BLOCK: usize = PlanGeometry::QUERY_BLOCK;
+const KEY_BLOCK: usize = PlanGeometry::KEY_BLOCK;
+
+/// Sizes of the problem.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Sizes {
+    pub batches: usize,
+    pub q_heads: usize,
+    pub kv_heads: usize,
+    pub q_len: usize,
+    pub k_len: usize,
+}
+
+/// The steps of a cube: of each of its key tiles, all heads of all sequences that share a row of the bias, one after
+/// the other. Those of which the queries see nothing are left out.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct BiasSteps {
+    /// Key tiles, of which the last ones may have no step: `first..end`.
+    pub first: usize,
+    pub end: usize,
+    /// Steps of all key tiles that causal masking leaves.
+    pub total: usize,
+    /// Steps of a key tile, and those of one sequence.
+    each: usize,
+    heads_each: usize,
+    /// Of step 0.
+    batch: usize,
+    head: usize,
+    /// The first query of the tile.
+    pub first_query: usize,
+    sizes: Sizes,
+    /// Key blocks and queries of the bits.
+    bit_blocks: usize,
+    bit_queries: usize,
+}
+
+/// A step with something to see.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Found {
+    /// The step; the number of steps or more if there is none.
+    pub at: usize,
+    /// Whether the mask shows its queries all of its keys, causal masking included; without a mask true.
+    pub whole: bool,
+}
+
+/// What the queries of a tile see of a key tile by a plan: something, and all.
+#[derive(CubeType, Clone, Copy)]
+struct Visibility {
+    some: bool,
+    whole: bool,
+}
+
+/// One step.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct BiasStep {
+    pub key_tile: usize,
+    pub batch: usize,
+    pub head: usize,
+    pub kv_head: usize,
+}
+
+#[cube]
+impl BiasSteps {
+    /// Those of cube `[run of key tiles, query tile from the last on, row of the bias]`, the runs of `run` tiles, the bias
+    /// of `bias_batches` sequences and `bias_heads` heads.
+    pub(super) fn new(
+        sizes: &Sizes,
+        bias_batches: usize,
+        bias_heads: usize,
+        bit_blocks: usize,
+        bit_queries: usize,
+        run: usize,
+        #[comptime] bp: BiasBlueprint,
+    ) -> BiasSteps {
+        let keys = comptime!(BiasBlueprint::KEYS);
+        let row = CUBE_POS_Z as usize;
+        let heads_each = sizes.q_heads / bias_heads;
+        let each = sizes.batches / bias_batches * heads_each;
+        // The last queries see the most: they start first.
+        let queries = comptime!(BiasBlueprint::QUERIES);
+        let first_query = (sizes.q_len.div_ceil(queries) - 1 - CUBE_POS_Y as usize) * queries;
+        let first = CUBE_POS_X as usize * run;
+        let end = min(first + run, sizes.k_len.div_ceil(keys));
+        let mut visible = sizes.k_len;
+        if comptime!(bp.causal) {
+            let seen = min(first_query + queries, sizes.q_len) as i32 + sizes.k_len as i32
+                - sizes.q_len as i32;
+            visible = max(seen, 0i32) as usize;
+        }
+        let visible = max(min(visible.div_ceil(keys), end), first);
+        BiasSteps {
+            first,
+            end,
+            total: (visible - first) * each,
+            each,
+            heads_each,
+            batch: row / bias_heads,
+            head: row % bias_heads * heads_each,
+            first_query,
+            sizes: Sizes {
+                batches: sizes.batches,
+                q_heads: sizes.q_heads,
+                kv_heads: sizes.kv_heads,
+                q_len: sizes.q_len,
+                k_len: sizes.k_len,
+            },
+            bit_blocks,
+            bit_queries,
+        }
+    }
+
+    /// Step `at`.
+    pub(super) fn step(&self, at: usize) -> BiasStep {
+        let of_tile = at % self.each;
+        let head = self.head + of_tile % self.heads_each;
+        BiasStep {
+            key_tile: self.first + at / self.each,
+            batch: self.batch + of_tile / self.heads_each,
+            head,
+            kv_head: head / (self.sizes.q_heads / self.sizes.kv_heads),
+        }
+    }
+
+    /// The key tile of step `at`; `end` or one behind it if there is none.
+    pub(super) fn key_tile(&self, at: usize) -> usize {
+        select(at < self.total, self.first + at / self.each, self.end)
+    }
+
+    /// Step `at` by the plan's `counts`. All lanes of a warp call it.
+    fn visibility(&self, counts: &Tensor<u32>, at: usize) -> Visibility {
+        let step = self.step(at);
+        let row = self.mask_row(counts, &step);
+        let (query_blocks, key_blocks) = (counts.shape(2), counts.shape(3));
+        let keys = comptime!(BiasBlueprint::KEYS / KEY_BLOCK);
+        let lane = UNIT_POS_X as usize;
+        let query_block = self.first_query / QUERY_BLOCK + lane / keys;
+        let key_block = step.key_tile * keys + lane % keys;
+        let mut some = false;
+        let mut hidden = false;
+        if lane < comptime!(BiasBlueprint::QUERIES / QUERY_BLOCK * BiasBlueprint::KEYS / KEY_BLOCK)
+            && query_block < query_blocks
+            && key_block < key_blocks
+        {
+            let queries = min(self.sizes.q_len - query_block * QUERY_BLOCK, QUERY_BLOCK);
+            let keys = min(self.sizes.k_len - key_block * KEY_BLOCK, KEY_BLOCK);
+            let count = counts[(row * query_blocks + query_block) * key_blocks + key_block];
+            some = count > 0;
+            hidden = count < (queries * keys) as u32;
+        }
+        Visibility {
+            some: any_lane(some),
+            whole: !any_lane(hidden),
+        }
+    }
+
+    fn mask_row(&self, counts: &Tensor<u32>, step: &BiasStep) -> usize {
+        let heads = counts.shape(1);
+        let mut row = step.head / (self.sizes.q_heads / heads);
+        if counts.shape(0) > 1 {
+            row += step.batch * heads;
+        }
+        row
+    }
+
+    /// The first step from `from` on of which the queries see something.
+    pub(super) fn find(
+        &self,
+        counts: &Tensor<u32>,
+        from: usize,
+        #[comptime] bp: BiasBlueprint,
+    ) -> Found {
+        let mut at = from;
+        let mut whole = true;
+        if comptime!(bp.masked) {
+            let mut searching = at < self.total;
+            while searching {
+                let visibility = self.visibility(counts, at);
+                whole = visibility.whole;
+                searching = false;
+                if !visibility.some {
+                    at += 1;
+                    searching = at < self.total;
+                }
+            }
+        }
+        Found { at, whole }
+    }
+
+    /// What a row sees of key block `block`, a bit a key; `bits` are the plan's.
+    pub(super) fn seen(
+        &self,
+        bits: &[Vector<u32, Const<2>>],
+        counts: &Tensor<u32>,
+        step: &BiasStep,
+        row: &TileRow,
+        block: usize,
+        #[comptime] bp: BiasBlueprint,
+    ) -> Vector<u32, Const<2>> {
+        let mut words = Vector::<u32, Const<2>>::new(u32::new(comptime!(u32::MAX as i64)));
+        if comptime!(bp.masked) {
+            // Rows past the last query and keys past the last get that one's, and are not used.
+            let base = self.mask_row(counts, step) * self.bit_blocks;
+            let block = base + min(block, self.bit_blocks - 1);
+            words = bits[block * self.bit_queries + min(row.query, self.bit_queries - 1)];
+        }
+        until(words, row, block)
+    }
+}
