@@ -44,7 +44,8 @@ pub fn masked_backward(
 /// The engine that [`masked_backward`] runs on: [`Engine::Wgmma`] where
 /// [`masked_forward_engine`](crate::masked_forward_engine) names it, the head dimension is 64 or 128, `out` and `grad_out`
 /// have rows that begin at multiples of 16 bytes, and `q` and `grad_out` none that repeat themselves by a stride of 0;
-/// [`Engine::Portable`] for everything else, and for the gradient of a bias that is not one number a key.
+/// [`Engine::Portable`] for everything else. On [`Engine::Wgmma`] the portable kernel computes one gradient: that of a bias
+/// that is the same for all keys, or has all queries and keys where `k` or `v` repeat rows by a stride of 0.
 /// [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE) leaves engines out.
 #[must_use]
 pub fn masked_backward_engine(
