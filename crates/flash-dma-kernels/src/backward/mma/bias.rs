@@ -128,7 +128,9 @@ impl MmaPass<'_> {
         let [x, y, z] = BiasBlueprint::cubes_of(shape, run);
         let BiasGradient { bias, plan, grad } = tensors;
         let [bits, counts] = plan;
-        let [_, _, blocks, queries, _] = problem.plan.map_or([1; 5], |plan| plan.bits_shape());
+        let [mask_batches, mask_heads, blocks, queries, _] =
+            problem.plan.map_or([1; 5], |plan| plan.bits_shape());
+        let heads_each = problem.heads_each(shape[1]);
         let [q, k, v] = self.rows;
         let boxes = |tensor| boxes_of(tensor, p.element, 1, BiasBlueprint::HALF);
         // SAFETY: the buffers were checked to hold the shapes and strides that the kernel indexes by.
@@ -140,7 +142,7 @@ impl MmaPass<'_> {
                 address_type(&[bias, &bits, &counts, grad], 4),
                 bias.clone().into_tensor_arg(),
                 bits.into_buffer_arg(),
-                counts.into_tensor_arg(),
+                counts.into_buffer_arg(),
                 grad.clone().into_buffer_arg(),
                 p.scale,
                 p.softcap.unwrap_or(1.0),
@@ -149,11 +151,18 @@ impl MmaPass<'_> {
                 boxes(k),
                 boxes(v),
                 word_boxes_of(self.boxed_rows(), 1, 2 * BiasBlueprint::QUERIES),
-                p.batch as u32,
-                p.q_heads as u32,
-                p.kv_heads as u32,
                 p.q_len as u32,
                 p.k_len as u32,
+                p.group() as u32,
+                shape[1] as u32,
+                heads_each as u32,
+                (p.batch / shape[0] * heads_each) as u32,
+                problem.heads_each(mask_heads) as u32,
+                if mask_batches > 1 {
+                    mask_heads as u32
+                } else {
+                    0
+                },
                 blocks as u32,
                 queries as u32,
                 run as u32,

@@ -23,7 +23,7 @@ use cubecl::prelude::*;
 pub(in crate::backward) fn bias_wgmma_kernel<E: Float>(
     bias: &Tensor<f32>,
     bits: &[Vector<u32, Const<2>>],
-    counts: &Tensor<u32>,
+    counts: &[u32],
     grad_bias: &mut [f32],
     scale: f32,
     softcap: f32,
@@ -32,11 +32,14 @@ pub(in crate::backward) fn bias_wgmma_kernel<E: Float>(
     k_boxes: &TensorMap<E, Tiled>,
     v_boxes: &TensorMap<E, Tiled>,
     row_boxes: &TensorMap<f32, Tiled>,
-    batches: u32,
-    q_heads: u32,
-    kv_heads: u32,
     q_len: u32,
     k_len: u32,
+    group: u32,
+    bias_heads: u32,
+    heads_each: u32,
+    steps_each: u32,
+    mask_heads_each: u32,
+    mask_batch: u32,
     bit_blocks: u32,
     bit_queries: u32,
     run: u32,
@@ -48,32 +51,32 @@ pub(in crate::backward) fn bias_wgmma_kernel<E: Float>(
     let (lane, warp) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
     let first_unit = UNIT_POS == 0;
     let sizes = Sizes {
-        batches: batches as usize,
-        q_heads: q_heads as usize,
-        kv_heads: kv_heads as usize,
         q_len: q_len as usize,
         k_len: k_len as usize,
+        group: group as usize,
+        bias_heads: bias_heads as usize,
+        heads_each: heads_each as usize,
+        steps_each: steps_each as usize,
+        mask_heads_each: mask_heads_each as usize,
+        mask_batch: mask_batch as usize,
+        bit_blocks: bit_blocks as usize,
+        bit_queries: bit_queries as usize,
     };
-    let (bias_batches, bias_heads) = (bias.shape(0), bias.shape(1));
-    let steps = BiasSteps::new(
-        &sizes,
-        bias_batches,
-        bias_heads,
-        bit_blocks as usize,
-        bit_queries as usize,
-        run as usize,
-        bp,
-    );
+    let steps = BiasSteps::new(sizes, run as usize, bp);
     let tiles = BiasTiles::<E>::new(bp);
     let copies = BiasCopies::new::<E>(&tiles, q_boxes, o_boxes, row_boxes, k_boxes, v_boxes);
     let turns = Turns::new();
     let logit_scale = LogitScale::new(scale, softcap, bp.softcap);
     let bias_row = CUBE_POS_Z as usize;
-    let pairs = PairBias::row(bias, bias_row / bias_heads, bias_row % bias_heads);
+    let pairs = PairBias::row(
+        bias,
+        bias_row / steps.sizes.bias_heads,
+        bias_row % steps.sizes.bias_heads,
+    );
 
     let slot0 = warp * 16 + lane / 4;
-    let row0 = tile_row(steps.first_query + slot0, &sizes, bp);
-    let row1 = tile_row(steps.first_query + slot0 + 8, &sizes, bp);
+    let row0 = tile_row(steps.first_query + slot0, &steps.sizes, bp);
+    let row1 = tile_row(steps.first_query + slot0 + 8, &steps.sizes, bp);
 
     let found = steps.find(counts, 0usize, bp);
     let mut now = found.at;
@@ -95,8 +98,8 @@ pub(in crate::backward) fn bias_wgmma_kernel<E: Float>(
         let mut sum1 = Vector::<f32, N>::new(0.0f32);
         if steps.key_tile(now) == key_tile {
             // The same for all steps of the tile.
-            let z0 = tile_bias::<N>(bias, &pairs, &row0, &row1, first_key, &sizes);
-            let z1 = tile_bias::<N>(bias, &pairs, &row0, &row1, first_key + half, &sizes);
+            let z0 = tile_bias::<N>(bias, &pairs, &row0, &row1, first_key, &steps.sizes);
+            let z1 = tile_bias::<N>(bias, &pairs, &row0, &row1, first_key + half, &steps.sizes);
             while steps.key_tile(now) == key_tile {
                 let step = steps.step(now);
                 copies.wait_rows(row_turn);
@@ -138,7 +141,6 @@ pub(in crate::backward) fn bias_wgmma_kernel<E: Float>(
                     dp,
                     z0,
                     bits,
-                    counts,
                     &steps,
                     &step,
                     first_key,
@@ -173,7 +175,6 @@ pub(in crate::backward) fn bias_wgmma_kernel<E: Float>(
                     dp,
                     z1,
                     bits,
-                    counts,
                     &steps,
                     &step,
                     first_key + half,
@@ -198,7 +199,15 @@ pub(in crate::backward) fn bias_wgmma_kernel<E: Float>(
                 whole = coming.whole;
             }
         }
-        write_half::<N>(grad_bias, sum0, bias_row, &row0, &row1, first_key, &sizes);
+        write_half::<N>(
+            grad_bias,
+            sum0,
+            bias_row,
+            &row0,
+            &row1,
+            first_key,
+            &steps.sizes,
+        );
         write_half::<N>(
             grad_bias,
             sum1,
@@ -206,7 +215,7 @@ pub(in crate::backward) fn bias_wgmma_kernel<E: Float>(
             &row0,
             &row1,
             first_key + half,
-            &sizes,
+            &steps.sizes,
         );
     }
 }
@@ -270,7 +279,6 @@ fn add_half<N: Size>(
     dp: Vector<f32, N>,
     z: Vector<f32, N>,
     bits: &[Vector<u32, Const<2>>],
-    counts: &Tensor<u32>,
     steps: &BiasSteps,
     step: &BiasStep,
     first: usize,
@@ -297,10 +305,10 @@ fn add_half<N: Size>(
         let mut seen0 = nothing;
         let mut seen1 = nothing;
         if !empty0 {
-            seen0 = steps.seen(bits, counts, step, row0, block, bp);
+            seen0 = steps.seen(bits, step, row0, block, bp);
         }
         if !empty1 {
-            seen1 = steps.seen(bits, counts, step, row1, block, bp);
+            seen1 = steps.seen(bits, step, row1, block, bp);
         }
         sums::<N>(
             &sum,

@@ -10,14 +10,23 @@ use flash_dma_problem::PlanGeometry;
 const QUERY_BLOCK: usize = PlanGeometry::QUERY_BLOCK;
 const KEY_BLOCK: usize = PlanGeometry::KEY_BLOCK;
 
-/// Sizes of the problem.
+/// Sizes of the problem, as scalars of the kernel.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Sizes {
-    pub batches: usize,
-    pub q_heads: usize,
-    pub kv_heads: usize,
     pub q_len: usize,
     pub k_len: usize,
+    /// Query heads of a kv head.
+    pub group: usize,
+    /// Heads of the bias, query heads that read each of them, and these of all sequences that do.
+    pub bias_heads: usize,
+    pub heads_each: usize,
+    pub steps_each: usize,
+    /// Query heads that read one of the mask, and its rows from sequence to sequence: 0 broadcasts.
+    pub mask_heads_each: usize,
+    pub mask_batch: usize,
+    /// Key blocks and queries of the mask's bits.
+    pub bit_blocks: usize,
+    pub bit_queries: usize,
 }
 
 /// The steps of a cube: of each of its key tiles, all heads of all sequences that share a row of the bias, one after
@@ -29,18 +38,12 @@ pub(super) struct BiasSteps {
     pub end: usize,
     /// Steps of all key tiles that causal masking leaves.
     pub total: usize,
-    /// Steps of a key tile, and those of one sequence.
-    each: usize,
-    heads_each: usize,
     /// Of step 0.
     batch: usize,
     head: usize,
     /// The first query of the tile.
     pub first_query: usize,
-    sizes: Sizes,
-    /// Key blocks and queries of the bits.
-    bit_blocks: usize,
-    bit_queries: usize,
+    pub sizes: Sizes,
 }
 
 /// A step with something to see.
@@ -70,21 +73,10 @@ pub(super) struct BiasStep {
 
 #[cube]
 impl BiasSteps {
-    /// Those of cube `[run of key tiles, query tile from the last on, row of the bias]`, the runs of `run` tiles, the bias
-    /// of `bias_batches` sequences and `bias_heads` heads.
-    pub(super) fn new(
-        sizes: &Sizes,
-        bias_batches: usize,
-        bias_heads: usize,
-        bit_blocks: usize,
-        bit_queries: usize,
-        run: usize,
-        #[comptime] bp: BiasBlueprint,
-    ) -> BiasSteps {
+    /// Those of cube `[run of key tiles, query tile from the last on, row of the bias]`, the runs of `run` tiles.
+    pub(super) fn new(sizes: Sizes, run: usize, #[comptime] bp: BiasBlueprint) -> BiasSteps {
         let keys = comptime!(BiasBlueprint::KEYS);
         let row = CUBE_POS_Z as usize;
-        let heads_each = sizes.q_heads / bias_heads;
-        let each = sizes.batches / bias_batches * heads_each;
         // The last queries see the most: they start first.
         let queries = comptime!(BiasBlueprint::QUERIES);
         let first_query = (sizes.q_len.div_ceil(queries) - 1 - CUBE_POS_Y as usize) * queries;
@@ -92,54 +84,48 @@ impl BiasSteps {
         let end = min(first + run, sizes.k_len.div_ceil(keys));
         let mut visible = sizes.k_len;
         if comptime!(bp.causal) {
-            let seen = min(first_query + queries, sizes.q_len) as i32 + sizes.k_len as i32
-                - sizes.q_len as i32;
-            visible = max(seen, 0i32) as usize;
+            let last = min(first_query + queries, sizes.q_len) as i32;
+            visible = max(last + sizes.k_len as i32 - sizes.q_len as i32, 0i32) as usize;
         }
         let visible = max(min(visible.div_ceil(keys), end), first);
         BiasSteps {
             first,
             end,
-            total: (visible - first) * each,
-            each,
-            heads_each,
-            batch: row / bias_heads,
-            head: row % bias_heads * heads_each,
+            total: (visible - first) * sizes.steps_each,
+            batch: row / sizes.bias_heads,
+            head: row % sizes.bias_heads * sizes.heads_each,
             first_query,
-            sizes: Sizes {
-                batches: sizes.batches,
-                q_heads: sizes.q_heads,
-                kv_heads: sizes.kv_heads,
-                q_len: sizes.q_len,
-                k_len: sizes.k_len,
-            },
-            bit_blocks,
-            bit_queries,
+            sizes,
         }
     }
 
     /// Step `at`.
     pub(super) fn step(&self, at: usize) -> BiasStep {
-        let of_tile = at % self.each;
-        let head = self.head + of_tile % self.heads_each;
+        let of_tile = at % self.sizes.steps_each;
+        let head = self.head + of_tile % self.sizes.heads_each;
         BiasStep {
-            key_tile: self.first + at / self.each,
-            batch: self.batch + of_tile / self.heads_each,
+            key_tile: self.first + at / self.sizes.steps_each,
+            batch: self.batch + of_tile / self.sizes.heads_each,
             head,
-            kv_head: head / (self.sizes.q_heads / self.sizes.kv_heads),
+            kv_head: head / self.sizes.group,
         }
     }
 
     /// The key tile of step `at`; `end` or one behind it if there is none.
     pub(super) fn key_tile(&self, at: usize) -> usize {
-        select(at < self.total, self.first + at / self.each, self.end)
+        select(
+            at < self.total,
+            self.first + at / self.sizes.steps_each,
+            self.end,
+        )
     }
 
     /// Step `at` by the plan's `counts`. All lanes of a warp call it.
-    fn visibility(&self, counts: &Tensor<u32>, at: usize) -> Visibility {
+    fn visibility(&self, counts: &[u32], at: usize) -> Visibility {
         let step = self.step(at);
-        let row = self.mask_row(counts, &step);
-        let (query_blocks, key_blocks) = (counts.shape(2), counts.shape(3));
+        let row = self.mask_row(&step);
+        let query_blocks = self.sizes.q_len.div_ceil(QUERY_BLOCK);
+        let key_blocks = self.sizes.k_len.div_ceil(KEY_BLOCK);
         let keys = comptime!(BiasBlueprint::KEYS / KEY_BLOCK);
         let lane = UNIT_POS_X as usize;
         let query_block = self.first_query / QUERY_BLOCK + lane / keys;
@@ -162,22 +148,13 @@ impl BiasSteps {
         }
     }
 
-    fn mask_row(&self, counts: &Tensor<u32>, step: &BiasStep) -> usize {
-        let heads = counts.shape(1);
-        let mut row = step.head / (self.sizes.q_heads / heads);
-        if counts.shape(0) > 1 {
-            row += step.batch * heads;
-        }
-        row
+    /// The row of the mask that a step reads.
+    fn mask_row(&self, step: &BiasStep) -> usize {
+        step.head / self.sizes.mask_heads_each + step.batch * self.sizes.mask_batch
     }
 
     /// The first step from `from` on of which the queries see something.
-    pub(super) fn find(
-        &self,
-        counts: &Tensor<u32>,
-        from: usize,
-        #[comptime] bp: BiasBlueprint,
-    ) -> Found {
+    pub(super) fn find(&self, counts: &[u32], from: usize, #[comptime] bp: BiasBlueprint) -> Found {
         let mut at = from;
         let mut whole = true;
         if comptime!(bp.masked) {
@@ -199,7 +176,6 @@ impl BiasSteps {
     pub(super) fn seen(
         &self,
         bits: &[Vector<u32, Const<2>>],
-        counts: &Tensor<u32>,
         step: &BiasStep,
         row: &TileRow,
         block: usize,
@@ -208,9 +184,9 @@ impl BiasSteps {
         let mut words = Vector::<u32, Const<2>>::new(u32::new(comptime!(u32::MAX as i64)));
         if comptime!(bp.masked) {
             // Rows past the last query and keys past the last get that one's, and are not used.
-            let base = self.mask_row(counts, step) * self.bit_blocks;
-            let block = base + min(block, self.bit_blocks - 1);
-            words = bits[block * self.bit_queries + min(row.query, self.bit_queries - 1)];
+            let (blocks, queries) = (self.sizes.bit_blocks, self.sizes.bit_queries);
+            let block = self.mask_row(step) * blocks + min(block, blocks - 1);
+            words = bits[block * queries + min(row.query, queries - 1)];
         }
         until(words, row, block)
     }
