@@ -32,10 +32,10 @@ macro_rules! raw_engines {
     ($($test:ident),* $(,)?) => { $crate::tests_on! { [cpu kernels] $($test)* } };
 }
 
-/// As [`raw_engines!`], for problems that `wgmma` serves: that engine and no other, and what it is compared with.
+/// As [`raw_engines!`], for problems that the tensor-core engines serve: each of them, and what they are compared with.
 #[macro_export]
-macro_rules! wgmma_engines {
-    ($($test:ident),* $(,)?) => { $crate::tests_on! { [cpu wgmma] $($test)* } };
+macro_rules! tensor_core_engines {
+    ($($test:ident),* $(,)?) => { $crate::tests_on! { [cpu tensor_cores] $($test)* } };
 }
 
 /// As [`every_engine!`], for the kernels alone: `fn test<T: Target>(kernels: &Kernels<T>)`.
@@ -111,9 +111,10 @@ macro_rules! engines_of {
         $crate::$each!($with [feature = "wgpu"] kernels_wgpu = KernelsOnWgpu);
         $crate::engines_of!($each $with $($set)*);
     };
-    ($each:ident $with:tt wgmma $($set:ident)*) => {
+    ($each:ident $with:tt tensor_cores $($set:ident)*) => {
         $crate::$each!($with [feature = "cpu"] kernels_cpu = KernelsOnCpu);
         $crate::$each!($with [feature = "cuda"] kernels_cuda_wgmma = KernelsOnCudaWgmma);
+        $crate::$each!($with [feature = "cuda"] kernels_cuda_mma = KernelsOnCudaMma);
         $crate::$each!($with [feature = "cuda"] kernels_cuda_portable = KernelsOnCudaPortable);
         $crate::engines_of!($each $with $($set)*);
     };

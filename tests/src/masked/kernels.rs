@@ -7,20 +7,23 @@ use flash_dma_kernels::{self as engine, MaskBits};
 use flash_dma_problem::{AttentionError, ElementType};
 
 /// Whether the engine `mma` says that it serves a call: elements of 16 bits, head dimensions in steps of 32, rows that begin
-/// at multiples of 16 bytes, and a bias of keys that is contiguous.
-fn suits_mma(call: &MaskedCall) -> bool {
+/// at multiples of 16 bytes, and a bias of keys that is contiguous; of gradients, no other bias.
+fn suits_mma(call: &MaskedCall, gradients: bool) -> bool {
     let p = &call.problem.attention;
-    let mut axes = [&call.q, &call.k, &call.v].into_iter().flat_map(|rows| {
-        let axes = rows.shape.iter().zip(&rows.strides);
-        axes.take(3)
+    let mut axes = [&call.q, &call.k, &call.v, &call.grad_out]
+        .into_iter()
+        .flat_map(|rows| rows.shape.iter().zip(&rows.strides).take(3));
+    let bias = call.bias.as_ref().is_none_or(|bias| {
+        let contiguous = bias.strides.last() == Some(&1);
+        match call.problem.has_key_bias() {
+            true => contiguous,
+            false => !gradients,
+        }
     });
-    let aligned = axes.all(|(&len, &stride)| len <= 1 || stride % 8 == 0);
-    let bias = call.bias.as_ref();
-    let contiguous = bias.is_none_or(|bias| bias.strides.last() == Some(&1));
     p.element != ElementType::F32
         && p.head_dim % 32 == 0
-        && aligned
-        && (contiguous || !call.problem.has_key_bias())
+        && axes.all(|(&len, &stride)| len <= 1 || stride % 8 == 0)
+        && bias
 }
 
 impl<T: Target> Kernels<T> {
@@ -63,12 +66,14 @@ impl<T: Target> Kernels<T> {
 
     /// Whether the engine that this target forces must serve a call: all of the tests of `wgmma` where the device has it,
     /// and what `mma` says it serves.
-    fn must_serve(&self, call: &MaskedCall) -> bool {
+    fn must_serve(&self, call: &MaskedCall, gradients: bool) -> bool {
         let fingerprint = &self.client.properties().identity.fingerprint;
         let version = fingerprint.strip_prefix("ptx_sm").map(str::parse::<u32>);
         match (T::ENGINE, version) {
             (Some(engine::Engine::Wgmma), Some(Ok(version))) => version == 90,
-            (Some(engine::Engine::Mma), Some(Ok(version))) => version >= 80 && suits_mma(call),
+            (Some(engine::Engine::Mma), Some(Ok(version))) => {
+                version >= 80 && suits_mma(call, gradients)
+            }
             _ => false,
         }
     }
@@ -96,7 +101,7 @@ impl<T: Target> Kernels<T> {
         let out = self.output(&p.q_shape(), p.element, missing);
         let lse = self.output(&p.lse_shape(), ElementType::F32, missing);
         let client = &self.client;
-        let result = Self::on_engine(self.must_serve(call), |forced| {
+        let result = Self::on_engine(self.must_serve(call, false), |forced| {
             let (inputs, o, l) = (inputs.clone(), out.binding(), lse.binding());
             match forced {
                 Some(forced) => engine::masked_forward_on(forced, client, problem, inputs, o, l),
@@ -157,9 +162,7 @@ impl<T: Target> MaskedEngine for Kernels<T> {
             bias: bias.as_ref().map(Output::binding),
         };
         let client = &self.client;
-        // No gradients on `mma`.
-        let must_serve = T::ENGINE != Some(engine::Engine::Mma) && self.must_serve(call);
-        let result = Self::on_engine(must_serve, |forced| {
+        let result = Self::on_engine(self.must_serve(call, true), |forced| {
             let (inputs, saved, grads) = (inputs.clone(), saved.clone(), grads.clone());
             match forced {
                 Some(forced) => {

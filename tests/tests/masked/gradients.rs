@@ -3,9 +3,9 @@
 
 use flash_dma_problem::ElementType::{Bf16, F16};
 use flash_dma_tests::masked::{MaskedCase, MaskedEngine, Pattern};
-use flash_dma_tests::wgmma_engines;
+use flash_dma_tests::tensor_core_engines;
 
-wgmma_engines!(
+tensor_core_engines!(
     gradients_of_masks_and_key_biases,
     gradients_of_groups_and_softcaps,
     gradients_of_biases_alone,

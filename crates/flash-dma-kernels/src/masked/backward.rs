@@ -8,6 +8,7 @@ use super::launch::Words;
 use super::query_lists::{lists_fit, query_lists, sum_heads};
 use crate::backward::mma::{BiasBlueprint, BiasGradient, MaskLists, MmaBlueprints, launch_masked};
 use crate::backward::{Blueprints, launch_delta};
+use crate::forward::mma::Instruction;
 use crate::scratch::scratch;
 use crate::tile::wgmma::takes_boxes;
 use crate::tile::{Blueprint, address_type, check_device, elem_type, fill, vector_size};
@@ -41,10 +42,11 @@ pub fn masked_backward(
     backward_with(client, problem, inputs, saved, grads, plan)
 }
 
-/// The engine that [`masked_backward`] runs on: [`Engine::Wgmma`] where
-/// [`masked_forward_engine`](crate::masked_forward_engine) names it, the head dimension is 64 or 128, `out` and `grad_out`
-/// have rows that begin at multiples of 16 bytes, and `q` and `grad_out` none that repeat themselves by a stride of 0;
-/// [`Engine::Portable`] for everything else. On [`Engine::Wgmma`] the portable kernel computes one gradient: that of a bias
+/// The engine that [`masked_backward`] runs on: the first of [`Engine::Wgmma`], [`Engine::Mma`] and [`Engine::Portable`]
+/// that serves the problem. The tensor-core engines serve what they serve [forward](crate::masked_forward_engine) if `out` and
+/// `grad_out`, too, have rows that begin at multiples of 16 bytes: [`Engine::Wgmma`] where the head dimension is 64 or 128 and
+/// no rows of `q` and `grad_out` repeat themselves by a stride of 0, [`Engine::Mma`] where all queries share the bias, as far
+/// as the device has the shared memory (99 KiB suffice for head dimensions up to 128). On [`Engine::Wgmma`] the portable kernel computes one gradient: that of a bias
 /// that is the same for all keys, or has all queries and keys where `k` or `v` repeat rows by a stride of 0.
 /// [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE) leaves engines out.
 #[must_use]
@@ -79,7 +81,7 @@ pub fn masked_backward_on(
 enum BackwardPlan {
     Portable(Blueprints),
     /// And what computes the gradient of a bias that is not one of keys.
-    Wgmma(MmaBlueprints, Option<BiasPlan>),
+    Mma(MmaBlueprints, Option<BiasPlan>),
 }
 
 /// A kernel of the gradient of a bias alone.
@@ -131,24 +133,23 @@ impl BackwardPlan {
     ) -> Result<Self, AttentionError> {
         let (p, properties) = (&problem.attention, client.properties());
         let size = p.element.size();
-        let served = || {
-            inputs.rows_are_chunks(problem)
-                && saved.rows_are_chunks(size)
-                && saved.takes_boxes(&inputs.q, size)
-        };
-        match engine {
+        let instruction = match engine {
             Engine::Portable => {
                 return Blueprints::choose(p, &properties.hardware).map(Self::Portable);
             }
-            Engine::Wgmma if served() => MmaBlueprints::choose_masked(problem, properties)
-                .filter(|blueprints| lists_fit(problem, blueprints.dkdv)),
-            _ => None,
-        }
-        .map(|blueprints| {
-            let of_pairs = blueprints.dkdv.pairs;
-            let bias = of_pairs.then(|| BiasPlan::choose(client, problem, inputs));
-            bias.transpose().map(|bias| Self::Wgmma(blueprints, bias))
-        })
+            Engine::Mma => Instruction::Mma,
+            Engine::Wgmma => Instruction::Wgmma,
+        };
+        let served = inputs.rows_are_chunks(problem)
+            && saved.rows_are_chunks(size)
+            && (instruction == Instruction::Mma || saved.takes_boxes(&inputs.q, size));
+        MmaBlueprints::choose_masked(instruction, problem, properties)
+            .filter(|blueprints| served && lists_fit(problem, blueprints.dkdv))
+            .map(|blueprints| {
+                let of_pairs = blueprints.dkdv.pairs;
+                let bias = of_pairs.then(|| BiasPlan::choose(client, problem, inputs));
+                bias.transpose().map(|bias| Self::Mma(blueprints, bias))
+            })
         .ok_or_else(|| AttentionError::Unsupported {
             what: format!(
                 "gradients under masks and biases on the {engine:?} engine for {} of head dimension {}",
@@ -161,7 +162,7 @@ impl BackwardPlan {
     fn cubes(&self, problem: &MaskedProblem) -> [usize; 3] {
         let p = &problem.attention;
         match self {
-            Self::Wgmma(blueprints, bias) => {
+            Self::Mma(blueprints, bias) => {
                 let [x, y, z] = blueprints.cubes(p);
                 let [bias_x, bias_y, bias_z] =
                     (bias.as_ref()).map_or([1; 3], |bias| bias.cubes(problem));
@@ -207,13 +208,13 @@ fn backward_with(
     let all = matches!(plan, BackwardPlan::Portable(_));
     let (delta, portable) = match plan {
         BackwardPlan::Portable(blueprints) => (launch_delta(client, p, &saved), Some(blueprints)),
-        BackwardPlan::Wgmma(blueprints, bias) => {
+        BackwardPlan::Mma(blueprints, bias) => {
             let (portable, bias) = match bias {
                 Some(BiasPlan::Portable(blueprints)) => (Some(blueprints), None),
                 Some(BiasPlan::Wgmma(blueprint)) => (None, Some(blueprint)),
                 None => (None, None),
             };
-            let delta = launch_wgmma(client, problem, &inputs, &saved, &grads, blueprints, bias);
+            let delta = launch_mma(client, problem, &inputs, &saved, &grads, blueprints, bias);
             (delta, portable)
         }
     };
@@ -236,7 +237,7 @@ fn backward_with(
 }
 
 /// Returns the row sums.
-fn launch_wgmma(
+fn launch_mma(
     client: &Client,
     problem: &MaskedProblem,
     inputs: &MaskedInputs,

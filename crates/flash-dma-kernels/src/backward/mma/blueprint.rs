@@ -55,9 +55,9 @@ pub(crate) struct DkdvBlueprint {
     pub causal: bool,
     /// Keys come from lists, carry a score and are attended to on an interval.
     pub sparse: bool,
-    /// Query tiles come from the lists of a tile plan. `wgmma` only.
+    /// Query tiles come from the lists of a tile plan.
     pub masked: bool,
-    /// Keys carry a bias that all queries share. `wgmma` only.
+    /// Keys carry a bias that all queries share.
     pub biased: bool,
     /// Every query head has biases of its own.
     pub bias_heads: bool,
@@ -99,19 +99,28 @@ impl MmaBlueprints {
         Some(Self { dq, dkdv, chunk }.spread(problem, properties))
     }
 
-    /// The configuration for a problem with a mask or a bias on `wgmma`, or `None` if it does not serve it: as
-    /// [`choose_wgmma`](Self::choose_wgmma).
+    /// The configuration for a problem with a mask or a bias on an instruction, or `None` if it does not serve it: as
+    /// [`choose`](Self::choose) and [`choose_wgmma`](Self::choose_wgmma). `mma` serves biases that all queries share.
     pub(crate) fn choose_masked(
+        instruction: Instruction,
         problem: &MaskedProblem,
         properties: &DeviceProperties,
     ) -> Option<Self> {
         let p = &problem.attention;
-        let tile = MmaBlueprint::choose_masked(Instruction::Wgmma, problem, properties)?;
+        let tile = MmaBlueprint::choose_masked(instruction, problem, properties)
+            .filter(|tile| !tile.pairs || instruction == Instruction::Wgmma)?;
         let shared = properties.hardware.max_shared_memory_size;
-        let dq = DqBlueprint::choose_wgmma(tile, shared)?;
-        let dkdv = DkdvBlueprint::choose_masked(problem, shared)?;
+        let dq = match instruction {
+            Instruction::Mma => DqBlueprint::choose(tile, shared),
+            Instruction::Wgmma => DqBlueprint::choose_wgmma(tile, shared),
+        }?;
+        let dkdv = DkdvBlueprint::choose_masked(instruction, problem, shared)?;
         let (dkdv, chunk) = dkdv.with_chunks(p);
-        Some(Self { dq, dkdv, chunk }.spread(p, properties))
+        let all = Self { dq, dkdv, chunk };
+        Some(match instruction {
+            Instruction::Mma => all,
+            Instruction::Wgmma => all.spread(p, properties),
+        })
     }
 
     /// With key tiles of 64 keys if those of 128 are too few for the device.
@@ -181,9 +190,15 @@ impl DqBlueprint {
     /// Q and dO, and keys, values, scores and intervals of every stage.
     fn shared_bytes(&self) -> usize {
         let row = 2 * self.tile.head_dim;
-        let key = 2 * row + 4 + 8;
-        2 * self.tile.tile_rows() * row + self.tile.stages * self.tile.key_tile * key + 6 * 128
+        let stage = self.tile.key_tile * (2 * row + 4) + 8 * self.tile.interval_slots();
+        2 * self.tile.tile_rows() * row + self.tile.stages * stage + 6 * 128
     }
+}
+
+/// As many heads of a group, at most `most`, as leave a tile of 16, 32 or 64 rows a power of two queries.
+fn whole_heads(group: usize, most: usize) -> Option<usize> {
+    let mut all = [32, 16, 8, 4, 2, 1].into_iter();
+    all.find(|&n| n <= most && group.is_multiple_of(n))
 }
 
 impl DkdvBlueprint {
@@ -191,11 +206,21 @@ impl DkdvBlueprint {
     /// registers a lane, its products with a query tile `fragments * rows / 2`.
     fn choose(problem: &Problem, max_shared: usize) -> Option<Self> {
         let group = problem.group();
+        Self::choose_heads(problem, max_shared, |rows| {
+            (1..=group.min(rows)).rfind(|n| group.is_multiple_of(*n))
+        })
+    }
+
+    /// [`choose`](Self::choose) with tiles of so many heads of their rows.
+    fn choose_heads(
+        problem: &Problem,
+        max_shared: usize,
+        heads: impl Fn(usize) -> Option<usize>,
+    ) -> Option<Self> {
         [(4, 2, 64), (4, 2, 32), (4, 1, 64), (4, 1, 32), (4, 1, 16)]
             .into_iter()
             .filter(|(_, fragments, _)| fragments * problem.head_dim <= 256)
             .filter_map(|(role_warps, fragments, rows)| {
-                let heads = (1..=group.min(rows)).rfind(|n| group.is_multiple_of(*n))?;
                 Some(Self {
                     instruction: Instruction::Mma,
                     element: problem.element,
@@ -204,7 +229,7 @@ impl DkdvBlueprint {
                     fragments,
                     rows,
                     stages: 3,
-                    heads,
+                    heads: heads(rows)?,
                     causal: problem.causal,
                     sparse: problem.has_scores,
                     masked: false,
@@ -227,7 +252,11 @@ impl DkdvBlueprint {
 
     /// [`choose_wgmma`](Self::choose_wgmma) for masks and biases. Heads of other masks or biases have
     /// tiles apart.
-    fn choose_masked(problem: &MaskedProblem, max_shared: usize) -> Option<Self> {
+    fn choose_masked(
+        instruction: Instruction,
+        problem: &MaskedProblem,
+        max_shared: usize,
+    ) -> Option<Self> {
         let p = &problem.attention;
         let apart = |shape: [usize; 4]| problem.heads_each(shape[1]) < p.group();
         let shapes = [problem.plan.map(|plan| plan.mask), problem.bias];
@@ -237,7 +266,13 @@ impl DkdvBlueprint {
             32
         };
         let of_keys = problem.has_key_bias();
-        Self::choose_wgmma_heads(p, max_shared, most).map(|blueprint| Self {
+        let blueprint = match instruction {
+            Instruction::Mma => Self::choose_heads(p, max_shared, |rows| {
+                whole_heads(p.group(), most.min(rows / 2))
+            }),
+            Instruction::Wgmma => Self::choose_wgmma_heads(p, max_shared, most),
+        };
+        blueprint.map(|blueprint| Self {
             masked: problem.plan.is_some(),
             biased: of_keys,
             bias_heads: of_keys && problem.bias.is_some_and(apart),
@@ -249,11 +284,8 @@ impl DkdvBlueprint {
     /// [`choose_wgmma`](Self::choose_wgmma) with at most `most` heads a tile.
     fn choose_wgmma_heads(problem: &Problem, max_shared: usize, most: usize) -> Option<Self> {
         let rows = 64;
-        // Boxes of whole query tiles: as many heads as leave each a multiple of two queries.
-        let group = problem.group();
-        let heads = [32, 16, 8, 4, 2, 1]
-            .into_iter()
-            .find(|&n| n <= most && group.is_multiple_of(n))?;
+        // Boxes of whole query tiles.
+        let heads = whole_heads(problem.group(), most.min(rows / 2))?;
         Some(Self {
             instruction: Instruction::Wgmma,
             element: problem.element,

@@ -1,12 +1,12 @@
 //! The gradients of k, v and the scores on tensor cores: key tiles stream the queries of a chunk.
 
 use super::blueprint::DkdvBlueprint;
-use super::keys::{own_key, query_range};
-use super::mask::KeyMask;
-use super::queries::{Cursor, QueryRows, Tiles, copy_step};
-use super::repair::repair_key;
+use super::keys::{own_key, query_range, score_row};
+use super::mask::{KeyMask, StepList};
+use super::output::{BiasKeys, key_of, repair_keys, row_of, slot_of, write_rows};
+use super::queries::{Cursor, QueryRows, Range, Tiles, copy_step};
 use super::roles::stream_queries;
-use super::sums::{add_pair, add_to};
+use super::sums::add_to;
 use crate::forward::mma::{LogitScale, RowAddress};
 use crate::tile::mma::{Chunk, commit_copies, quad_sum, swizzle};
 use cubecl::prelude::barrier::copy_async;
@@ -28,7 +28,7 @@ use cubecl::prelude::*;
 /// | `grad_scores` | contiguous `[batch, kv_heads, k_len]`, likewise; sparse only |
 ///
 /// Without `bp.sparse` the keys of every chunk are all keys in order, and the scores, intervals, list and
-/// counts are never read.
+/// counts are never read; with `bp.masked` or `bp.biased` they are what [`mask`](super::mask) says.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn dkdv_mma_kernel<E: Float, O: Float>(
     q: &Tensor<Chunk<E>>,
@@ -77,7 +77,7 @@ pub(super) fn dkdv_mma_kernel<E: Float, O: Float>(
 
     let list_row = item * capacity as usize + start;
     let mut tiles = Tiles::<E>::new(bp);
-    if unit < comptime!(bp.keys()) {
+    if comptime!(!bp.masked) && unit < comptime!(bp.keys()) {
         let own = own_key(
             unit,
             start,
@@ -100,16 +100,38 @@ pub(super) fn dkdv_mma_kernel<E: Float, O: Float>(
     }
     sync_cube();
 
-    let range = query_range(
-        &tiles.first,
-        &tiles.end,
-        start,
-        count,
-        chunk_first,
-        chunk_end,
-        bp,
-    );
-    let steps = range.tiles * (group / comptime!(bp.heads));
+    let range = if comptime!(bp.masked) {
+        Range::none()
+    } else {
+        query_range(
+            &tiles.first,
+            &tiles.end,
+            start,
+            count,
+            chunk_first,
+            chunk_end,
+            bp,
+        )
+    };
+    let mut steps = range.tiles * (group / comptime!(bp.heads));
+    let step_list = if comptime!(bp.masked) {
+        let (tiles, capacity) = (slots as usize, capacity as usize);
+        let tile = CUBE_POS_X as usize % tiles;
+        StepList::new(list, counts, batch, kv_head, tile, tiles, capacity)
+    } else {
+        StepList::none()
+    };
+    if comptime!(bp.masked) {
+        steps = step_list.total;
+    }
+    let mask = if comptime!(bp.masked || bp.bias_heads) {
+        let first = start + warp % comptime!(bp.role_warps) * comptime!(bp.warp_keys());
+        KeyMask::new(
+            scores, counts, intervals, batch, kv_head, q_heads, group, first, k_len, bp,
+        )
+    } else {
+        KeyMask::none()
+    };
 
     let rows = QueryRows::new::<E>(q, grad_out, batch, kv_head, group);
     let size!(NS) = comptime!(bp.products().values());
@@ -153,22 +175,25 @@ pub(super) fn dkdv_mma_kernel<E: Float, O: Float>(
             lse,
             delta,
             &rows,
-            &Cursor::first(&range),
+            &Cursor::first_of(&step_list, &range, bp),
             0usize,
             &mut tiles,
             bp,
         );
         commit_copies();
         let mut s = Array::<Vector<f32, NS>>::new(comptime!(bp.rows / 16 / bp.products().blocks));
+        let bias_keys = BiasKeys {
+            start,
+            count,
+            row: (batch * q_heads + rows.head) * k_len,
+        };
         let mut key_scores = Array::<f32>::new(comptime!(bp.fragments * 2));
-        let score_row = batch * scores.stride(0) + kv_head * scores.stride(1);
+        let score_row = score_row(scores, batch, kv_head, bp);
         #[unroll]
         for n in 0..comptime!(bp.fragments * 2) {
-            let slot = warp % comptime!(bp.role_warps) * comptime!(bp.warp_keys())
-                + comptime!(n * 8)
-                + lane / 4;
+            let slot = slot_of(n, bp);
             key_scores[n] = 0.0f32;
-            if comptime!(bp.sparse) && start + slot < count {
+            if comptime!(bp.sparse || bp.biased && !bp.bias_heads) && start + slot < count {
                 key_scores[n] = scores[score_row + key_of(list, list_row, start, slot, bp)];
             }
         }
@@ -180,13 +205,17 @@ pub(super) fn dkdv_mma_kernel<E: Float, O: Float>(
                 delta,
                 &rows,
                 &range,
+                &step_list,
                 steps,
+                &mask,
+                &bias_keys,
                 &logit_scale,
-                &key_scores,
+                &mut key_scores,
                 &mut tiles,
                 &mut s,
                 &mut acc,
                 &mut score_sums,
+                grad_scores,
                 true,
                 bp,
             );
@@ -198,13 +227,17 @@ pub(super) fn dkdv_mma_kernel<E: Float, O: Float>(
                 delta,
                 &rows,
                 &range,
+                &step_list,
                 steps,
+                &mask,
+                &bias_keys,
                 &logit_scale,
-                &key_scores,
+                &mut key_scores,
                 &mut tiles,
                 &mut s,
                 &mut acc,
                 &mut score_sums,
+                grad_scores,
                 false,
                 bp,
             );
@@ -242,6 +275,7 @@ pub(super) fn dkdv_mma_kernel<E: Float, O: Float>(
                 batch,
                 kv_head,
                 &rows,
+                &mask,
                 &logit_scale,
                 grad_v,
                 true,
@@ -278,19 +312,18 @@ pub(super) fn dkdv_mma_kernel<E: Float, O: Float>(
                 batch,
                 kv_head,
                 &rows,
+                &mask,
                 &logit_scale,
                 grad_k,
                 false,
                 bp,
             );
         }
-        if comptime!(bp.sparse) {
+        if comptime!(bp.sparse || bp.biased && !bp.bias_heads) {
             #[unroll]
             for n in 0..comptime!(bp.fragments * 2) {
                 let sum = quad_sum(score_sums[n]);
-                let slot = warp % comptime!(bp.role_warps) * comptime!(bp.warp_keys())
-                    + comptime!(n * 8)
-                    + lane / 4;
+                let slot = slot_of(n, bp);
                 if lane % 4 == 0 && slot < left {
                     let at = row_of(list, list_row, start, slot, kv_row * k_len, bp);
                     if comptime!(bp.shared_keys) {
@@ -301,150 +334,5 @@ pub(super) fn dkdv_mma_kernel<E: Float, O: Float>(
                 }
             }
         }
-    }
-}
-
-/// The index of the key in slot `slot` of the tile that begins at key `start` of the list's row, which is
-/// at `list_row`.
-#[cube]
-fn key_of(
-    list: &[u32],
-    list_row: usize,
-    start: usize,
-    slot: usize,
-    #[comptime] bp: DkdvBlueprint,
-) -> usize {
-    let mut key = start + slot;
-    if comptime!(bp.sparse) {
-        key = list[list_row + slot] as usize;
-    }
-    key
-}
-
-/// The row of the gradients of the key in slot `slot`; `first_row` is that of the head's first key.
-#[cube]
-fn row_of(
-    list: &[u32],
-    list_row: usize,
-    start: usize,
-    slot: usize,
-    first_row: usize,
-    #[comptime] bp: DkdvBlueprint,
-) -> usize {
-    let mut row = list_row + slot;
-    if comptime!(!bp.parts) {
-        row = first_row + key_of(list, list_row, start, slot, bp);
-    }
-    row
-}
-
-/// Writes or adds `factor` times the accumulated rows of this warp's first `left` keys.
-#[cube]
-fn write_rows<O: Float, NO: Size>(
-    list: &[u32],
-    list_row: usize,
-    start: usize,
-    acc: &Array<Vector<f32, NO>>,
-    grad: &mut [Vector<O, Const<2>>],
-    factor: f32,
-    first_row: usize,
-    left: usize,
-    #[comptime] bp: DkdvBlueprint,
-) {
-    let (lane, warp) = (
-        UNIT_POS_X as usize,
-        UNIT_POS_Y as usize % comptime!(bp.role_warps),
-    );
-    #[unroll]
-    for m in 0..comptime!(bp.fragments) {
-        #[unroll]
-        for lower in 0..2usize {
-            let slot = warp * comptime!(bp.warp_keys()) + comptime!(m * 16 + lower * 8) + lane / 4;
-            if slot < left {
-                let row =
-                    row_of(list, list_row, start, slot, first_row, bp) * comptime!(bp.head_dim / 2);
-                #[unroll]
-                for c in 0..comptime!(bp.chunks()) {
-                    let at = row + comptime!(c * 4) + lane % 4;
-                    let (index, first) = comptime!(bp.sums().place(m, c));
-                    let x = acc[index].extract(comptime!(first + lower * 2)) * factor;
-                    let y = acc[index].extract(comptime!(first + lower * 2 + 1)) * factor;
-                    if comptime!(bp.shared_keys) {
-                        add_pair::<O>(&mut grad[at..at + 1], x, y);
-                    } else {
-                        let mut pair = Vector::<f32, Const<2>>::new(x);
-                        pair.insert(1usize, y);
-                        grad[at] = Vector::cast_from(pair);
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// What the rows of broken steps add to the gradients of this warp's keys, once they are written: to dV in
-/// the first role, to dK in the second.
-#[cube]
-fn repair_keys<E: Float, O: Float>(
-    q: &Tensor<Chunk<E>>,
-    k: &Tensor<Chunk<E>>,
-    grad_out: &Tensor<Chunk<E>>,
-    lse: &[f32],
-    delta: &[f32],
-    scores: &Tensor<f32>,
-    intervals: &[Vector<u32, Const<2>>],
-    list: &[u32],
-    list_row: usize,
-    start: usize,
-    count: usize,
-    chunk_first: i32,
-    chunk_end: i32,
-    batch: usize,
-    kv_head: usize,
-    rows: &QueryRows,
-    logit_scale: &LogitScale,
-    grad: &mut [Vector<O, Const<2>>],
-    #[comptime] first_role: bool,
-    #[comptime] bp: DkdvBlueprint,
-) {
-    let k_rows = RowAddress::of::<E>(k, batch, kv_head);
-    let (kv_row, k_len) = (batch * k.shape(1) + kv_head, k.shape(2));
-    let score_row = batch * scores.stride(0) + kv_head * scores.stride(1);
-    for n in 0..comptime!(bp.fragments * 2) {
-        let slot = UNIT_POS_Y as usize % comptime!(bp.role_warps) * comptime!(bp.warp_keys())
-            + n * 8
-            + UNIT_POS_X as usize / 4;
-        let own = own_key(
-            slot,
-            start,
-            count,
-            list,
-            list_row,
-            scores,
-            score_row,
-            intervals,
-            kv_row * k_len,
-            rows.len,
-            k_len,
-            chunk_first,
-            chunk_end,
-            comptime!(bp.sparse),
-            bp,
-        );
-        repair_key::<E, O>(
-            q,
-            k,
-            grad_out,
-            lse,
-            delta,
-            &own,
-            &k_rows,
-            rows,
-            &KeyMask::none(),
-            logit_scale,
-            grad,
-            first_role,
-            bp,
-        );
     }
 }

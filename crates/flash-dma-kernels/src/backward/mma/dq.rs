@@ -5,6 +5,7 @@ use super::dq_tile::{LaneRows, Operands, add_tile};
 use super::repair::mark_not_finite;
 use crate::forward::mma::{
     BitCopies, CubeTile, KeyCopies, LogitScale, MaskRows, RowAddress, Stages, TileKeys, TileRow,
+    score_row,
 };
 use crate::tile::mma::{
     Chunk, LanePlace, commit_copies, load_a, shared_address, swizzle, wait_copies,
@@ -26,7 +27,8 @@ use cubecl::prelude::*;
 /// | `lse`, `delta` | contiguous `[batch, q_heads, q_len]` |
 /// | `grad_q` | contiguous `[batch, q_heads, q_len, head_dim]`, overwritten |
 ///
-/// Without scores the scores, intervals, list and counts are never read.
+/// Without scores the scores, intervals, list and counts are never read; with a mask or a bias they are what
+/// [`mask`](crate::forward::mma) says.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn dq_mma_kernel<E: Float>(
     q: &Tensor<Chunk<E>>,
@@ -55,7 +57,8 @@ pub(super) fn dq_mma_kernel<E: Float>(
     let (q_heads, q_len) = (q.shape(1), q.shape(2));
     let (kv_heads, k_len) = (k.shape(1), k.shape(2));
 
-    let cube = CubeTile::new(q_heads, kv_heads, first_tile, cubes, tile_bp);
+    let cube =
+        CubeTile::new(q_heads, kv_heads, first_tile, cubes, tile_bp).planned(list, counts, tile_bp);
     let (batch, tile, first_head) = (cube.batch, cube.tile, cube.first_head);
     let (kv_head, kv_row) = (cube.kv_head, cube.kv_row);
     let keys = TileKeys::new(list, counts, &cube, q_len, k_len, tile_bp);
@@ -63,7 +66,7 @@ pub(super) fn dq_mma_kernel<E: Float>(
     let mut stages = Stages::<E>::new(tile_bp);
     let k_rows = RowAddress::of::<E>(k, batch, kv_head);
     let v_rows = RowAddress::of::<E>(v, batch, kv_head);
-    let score_row = batch * scores.stride(0) + kv_head * scores.stride(1);
+    let score_row = score_row(scores, &cube, tile_bp);
     let logit_scale = LogitScale::new(scale, softcap, tile_bp.softcap);
 
     let full_tiles = keys.full / key_tile;
@@ -198,6 +201,7 @@ pub(super) fn dq_mma_kernel<E: Float>(
                     &stages,
                     tile,
                     &rows,
+                    &mask,
                     k_len,
                     &operands,
                     &logit_scale,
@@ -210,6 +214,7 @@ pub(super) fn dq_mma_kernel<E: Float>(
                     &stages,
                     tile,
                     &rows,
+                    &mask,
                     k_len,
                     &operands,
                     &logit_scale,
@@ -256,9 +261,11 @@ pub(super) fn dq_mma_kernel<E: Float>(
                 &rows.upper,
                 &keys,
                 &k_rows,
+                &mask,
                 intervals_row,
                 to0,
                 from,
+                q_len,
                 k_len,
                 tile_bp,
             );
@@ -272,9 +279,11 @@ pub(super) fn dq_mma_kernel<E: Float>(
                 &rows.lower,
                 &keys,
                 &k_rows,
+                &mask,
                 intervals_row,
                 to1,
                 from,
+                q_len,
                 k_len,
                 tile_bp,
             );

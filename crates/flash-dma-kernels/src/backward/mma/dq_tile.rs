@@ -1,7 +1,9 @@
 //! What one tile of keys gives to dQ.
 
 use super::blueprint::{DQ_BLOCK, DqBlueprint};
-use crate::forward::mma::{LogitScale, Stages, TileRow, exp_of, score, sees};
+use crate::forward::mma::{
+    KEY_BLOCK, LogitScale, MaskRows, Stages, TileRow, exp_of, is_set, score, sees,
+};
 use crate::tile::mma::{LanePlace, Shape, load_a, multiply};
 use crate::tile::wgmma::pack;
 use crate::tile::{NO_NUMBER, exponent_bits};
@@ -37,7 +39,7 @@ pub(super) struct Operands<NA: Size> {
 }
 
 /// Adds what the keys of tile `tile` give to dQ (`head_dim / 32` accumulators of 32 columns). Without
-/// `boundary` every row selects every key; with it, returns whether all keys are finite, as far as this
+/// `boundary` every row selects every key; with it, `mask` says which if there is one, and returns whether all keys are finite, as far as this
 /// warp can tell: elements of a key that are not add nothing, which is left to
 /// [`mark_not_finite`](super::repair::mark_not_finite).
 #[cube]
@@ -45,6 +47,7 @@ pub(super) fn add_tile<E: Float, N: Size, NA: Size>(
     stages: &Stages<E>,
     tile: usize,
     rows: &LaneRows,
+    mask: &MaskRows,
     k_len: usize,
     operands: &Operands<NA>,
     logit_scale: &LogitScale,
@@ -68,6 +71,13 @@ pub(super) fn add_tile<E: Float, N: Size, NA: Size>(
     let quad = UNIT_POS_X as usize % 4;
     let stage = (tile % comptime!(tile_bp.stages) * key_tile) as u32 * row_bytes;
     let mut all_finite = true;
+    // The words of the two rows.
+    let mut seen0 = Vector::<u32, Const<2>>::new(0u32);
+    let mut seen1 = Vector::<u32, Const<2>>::new(0u32);
+    if comptime!(boundary && tile_bp.masked) {
+        seen0 = mask.words::<E>(stages, &rows.upper, tile, tile_bp);
+        seen1 = mask.words::<E>(stages, &rows.lower, tile, tile_bp);
+    }
     // One body of the boundary's code, which is long and rare, is enough.
     #[unroll(!boundary)]
     for block in 0..comptime!(key_tile / DQ_BLOCK) {
@@ -92,16 +102,30 @@ pub(super) fn add_tile<E: Float, N: Size, NA: Size>(
             }
         }
 
-        // A key with an element that is not finite makes its logits so, in every row.
         let mut finite = true;
-        if comptime!(boundary) {
-            let mut exponent = 0u32;
-            #[unroll]
-            for n in 0..comptime!(DQ_BLOCK / 2) {
-                exponent = max(exponent, exponent_bits(s.extract(n)));
+        if comptime!(boundary && tile_bp.masked) {
+            if mask.careful {
+                finite = keys_are_finite::<N>(&s);
             }
-            finite = plane_all(exponent != NO_NUMBER);
+        } else if comptime!(boundary) {
+            finite = keys_are_finite::<N>(&s);
+        }
+        if comptime!(boundary) {
             all_finite = all_finite && finite;
+        }
+        // Of this block.
+        let mut own0 = seen0;
+        let mut own1 = seen1;
+        if comptime!(boundary && tile_bp.masked && key_tile == KEY_BLOCK) {
+            let second = block * DQ_BLOCK >= 32;
+            own0.insert(
+                0usize,
+                select(second, seen0.extract(1usize), seen0.extract(0usize)),
+            );
+            own1.insert(
+                0usize,
+                select(second, seen1.extract(1usize), seen1.extract(0usize)),
+            );
         }
 
         // dS, 16 keys at a time, and dQ += dS K.
@@ -127,11 +151,21 @@ pub(super) fn add_tile<E: Float, N: Size, NA: Size>(
                     let x1 = logit_scale.apply(s1, z, tile_bp.softcap);
                     let mut ds0 = exp_of(x0, rows.reference0) * (dp0 - rows.delta0);
                     let mut ds1 = exp_of(x1, rows.reference1) * (dp1 - rows.delta1);
-                    if comptime!(tile_bp.softcap) {
+                    if comptime!(tile_bp.softcap && tile_bp.biased) {
+                        // A bias may be infinite.
+                        let capped0 = logit_scale.apply(s0, 0.0f32, tile_bp.softcap);
+                        let capped1 = logit_scale.apply(s1, 0.0f32, tile_bp.softcap);
+                        ds0 *= logit_scale.slope(capped0, tile_bp.softcap);
+                        ds1 *= logit_scale.slope(capped1, tile_bp.softcap);
+                    } else if comptime!(tile_bp.softcap) {
                         ds0 *= logit_scale.slope(x0 - z, tile_bp.softcap);
                         ds1 *= logit_scale.slope(x1 - z, tile_bp.softcap);
                     }
-                    if comptime!(boundary) {
+                    if comptime!(boundary && tile_bp.masked) {
+                        let column = comptime!(n * 16 + half * 8 + e);
+                        ds0 = select(is_set(own0, column), ds0, 0.0f32);
+                        ds1 = select(is_set(own1, column), ds1, 0.0f32);
+                    } else if comptime!(boundary) {
                         let see0 = sees::<E>(&rows.upper, stages, tile, col, k_len, tile_bp);
                         let see1 = sees::<E>(&rows.lower, stages, tile, col, k_len, tile_bp);
                         ds0 = select(see0, ds0, 0.0f32);
@@ -161,6 +195,18 @@ pub(super) fn add_tile<E: Float, N: Size, NA: Size>(
         }
     }
     all_finite
+}
+
+/// Whether all keys of a block of logits' products are finite: one with an element that is not makes its products so, in
+/// every row.
+#[cube]
+fn keys_are_finite<N: Size>(products: &Vector<f32, N>) -> bool {
+    let mut exponent = 0u32;
+    #[unroll]
+    for n in 0..comptime!(DQ_BLOCK / 2) {
+        exponent = max(exponent, exponent_bits(products.extract(n)));
+    }
+    plane_all(exponent != NO_NUMBER)
 }
 
 /// `acc += ds * K` over the 16 keys whose rows begin at address `keys`.

@@ -93,6 +93,23 @@ pub(in crate::backward) fn own_key(
     own
 }
 
+/// Where the scores of the keys of a kv head begin, or the biases that its query heads share.
+#[cube]
+pub(in crate::backward) fn score_row(
+    scores: &Tensor<f32>,
+    batch: usize,
+    kv_head: usize,
+    #[comptime] bp: DkdvBlueprint,
+) -> usize {
+    let mut row = batch * scores.stride(0) + kv_head * scores.stride(1);
+    if comptime!(bp.biased && !bp.bias_heads) {
+        // An axis of size 1 is broadcast, whatever its stride.
+        row = min(batch, scores.shape(0) - 1) * scores.stride(0)
+            + min(kv_head, scores.shape(1) - 1) * scores.stride(1);
+    }
+    row
+}
+
 /// The query tiles of a key tile whose first queries and ends are in shared memory.
 #[cube]
 pub(in crate::backward) fn query_range(

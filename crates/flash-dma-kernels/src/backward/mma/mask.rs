@@ -20,7 +20,7 @@ pub(crate) const HEAD_BITS: usize = 8;
 
 const KEY_BLOCK: usize = PlanGeometry::KEY_BLOCK;
 
-/// Where the bits and biases of sixteen neighbouring keys lie, the first of them a multiple of 16.
+/// Where the bits and biases of sixteen neighbouring keys lie, the first of them a multiple of 16; or of 32.
 #[derive(CubeType, Clone, Copy)]
 pub(in crate::backward) struct KeyMask {
     /// Where the word of query 0 lies, of the first head of the group.
@@ -119,23 +119,25 @@ impl KeyMask {
         )
     }
 
-    /// Of a query's word the bits of the keys, the first the lowest, without those that causal masking hides; 0 if it
-    /// is no query.
+    /// Of a query's word the bits of sixteen keys, those `further` behind the first, the first of them the lowest, without
+    /// those that causal masking hides; 0 if it is no query.
     pub(in crate::backward) fn keys(
         &self,
         word: u32,
         query: usize,
         q_len: usize,
         k_len: usize,
+        #[comptime] further: usize,
         #[comptime] bp: DkdvBlueprint,
     ) -> u32 {
+        let first = self.first + further;
         let mut end = k_len as i32;
         if comptime!(bp.causal) {
             end += query as i32 + 1 - q_len as i32;
         }
-        let count = max(min(end - self.first as i32, 16i32), 0i32);
+        let count = max(min(end - first as i32, 16i32), 0i32);
         let prefix = (1u32 << count as u32) - 1u32;
-        let seen = (word >> (self.first % 32) as u32) & prefix;
+        let seen = (word >> (first % 32) as u32) & prefix;
         select(query < q_len, seen, 0u32)
     }
 }

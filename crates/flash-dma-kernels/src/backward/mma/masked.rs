@@ -20,7 +20,8 @@ pub(crate) struct MaskLists {
     pub capacity: usize,
 }
 
-/// Launches dq and dk/dv, and the gradient `of_pairs` of a bias, of a checked, non-empty problem whose rows begin at multiples of 16 bytes, on `wgmma`.
+/// Launches dq and dk/dv, and on `wgmma` the gradient `of_pairs` of a bias, of a checked, non-empty problem whose rows begin
+/// at multiples of 16 bytes.
 ///
 /// `rows` are q, k and v, `grads` their gradients; `grad_bias`, contiguous `[batch, kv_heads, k_len]`, f32, is
 /// overwritten if the blueprints have a bias of keys, or added to if every query head has one: `[batch, q_heads, k_len]`.

@@ -1,7 +1,7 @@
 //! The shared memory of the dk/dv kernel: its key tile, and the query tiles that stream past it.
 
 use super::blueprint::DkdvBlueprint;
-use super::mask::HEAD_BITS;
+use super::mask::{HEAD_BITS, StepList};
 use crate::tile::is_finite;
 use crate::tile::mma::{Chunk, copied_chunk, copy_or_zero, swizzle};
 use cubecl::prelude::*;
@@ -145,6 +145,19 @@ impl Cursor {
         }
     }
 
+    /// The first step of a list if `bp.masked`, else of a range.
+    pub(super) fn first_of(
+        list: &StepList,
+        range: &Range,
+        #[comptime] bp: DkdvBlueprint,
+    ) -> Cursor {
+        if comptime!(bp.masked) {
+            Cursor::listed(list.entry(0usize), bp)
+        } else {
+            Cursor::first(range)
+        }
+    }
+
     /// The step of an entry of a [`StepList`](super::mask::StepList).
     pub(in crate::backward) fn listed(entry: u32, #[comptime] bp: DkdvBlueprint) -> Cursor {
         Cursor {
@@ -176,10 +189,11 @@ pub(in crate::backward) struct Step {
 
 #[cube]
 impl Step {
-    /// Step `step`, which begins at query `query` and whose tile is in its stage.
+    /// Step `step` of a list if `bp.masked`, else of a range, which begins at query `query` and whose tile is in its stage.
     pub(super) fn at<E: Float>(
         step: usize,
         query: usize,
+        list: &StepList,
         range: &Range,
         tiles: &Tiles<E>,
         #[comptime] bp: DkdvBlueprint,
@@ -195,10 +209,21 @@ impl Step {
             row += 32;
         }
         let empty = plane_any(empty);
-        let whole = comptime!(bp.rows == bp.queries() * bp.heads)
-            && range.full_from <= query as i32
-            && (query + comptime!(bp.queries())) as i32 <= range.full_to;
+        let whole = if comptime!(bp.masked) {
+            step < list.whole
+        } else {
+            comptime!(bp.rows == bp.queries() * bp.heads)
+                && range.full_from <= query as i32
+                && (query + comptime!(bp.queries())) as i32 <= range.full_to
+        };
         let boundary = !whole || empty;
+        let mut unknown = empty;
+        if comptime!(bp.masked) {
+            // Queries that see nothing are common there, such as are not finite are not.
+            if empty {
+                unknown = plane_any(!all_finite::<E>(&tiles.q, step % comptime!(bp.stages), bp));
+            }
+        }
         if comptime!(bp.softcap) {
             // A capped logit does not tell of an infinite query.
             if boundary {
@@ -208,7 +233,7 @@ impl Step {
         Step {
             query,
             boundary,
-            broken: boundary && (empty || plane_any(broken)),
+            broken: boundary && (unknown || plane_any(broken)),
         }
     }
 }

@@ -12,7 +12,9 @@ use super::keys::OwnKey;
 use super::mask::KeyMask;
 use super::queries::QueryRows;
 use super::sums::add_pair;
-use crate::forward::mma::{LogitScale, MmaBlueprint, RowAddress, TileKeys, TileRow, exp_of};
+use crate::forward::mma::{
+    LogitScale, MaskRows, MmaBlueprint, RowAddress, SlotKey, TileKeys, TileRow, exp_of,
+};
 use crate::tile::is_finite;
 use crate::tile::mma::Chunk;
 use cubecl::prelude::*;
@@ -29,25 +31,31 @@ pub(super) fn mark_not_finite<E: Float>(
     row: &TileRow,
     keys: &TileKeys,
     k_rows: &RowAddress,
+    mask: &MaskRows,
     interval_row: usize,
     grad_row: usize,
     from: usize,
+    q_len: usize,
     k_len: usize,
     #[comptime] bp: MmaBlueprint,
 ) {
     let chunks = comptime!(bp.chunks());
     let quad = UNIT_POS_X as usize % 4;
     for slot in from..keys.total {
-        let mut key = slot;
-        let mut first = slot as i32;
-        let mut end = k_len as i32;
-        if comptime!(bp.sparse) {
-            key = list[keys.list + slot] as usize;
-            let interval = intervals[interval_row + key];
-            first = interval.extract(0usize) as i32;
-            end = interval.extract(1usize) as i32;
-        }
-        if first <= row.position && row.position < end {
+        let listed = SlotKey::new(
+            slot,
+            k_len as i32,
+            row,
+            keys,
+            intervals,
+            list,
+            mask,
+            interval_row,
+            q_len,
+            bp,
+        );
+        let key = listed.key;
+        if listed.first <= row.position && row.position < listed.end {
             for c in 0..chunks {
                 let pair = pick::<E>(k[k_rows.base + key * k_rows.stride + c], quad);
                 let at = grad_row * comptime!(bp.head_dim / 2) + c * 4 + quad;

@@ -8,7 +8,10 @@
 //! from accumulators into A fragments in registers.
 
 use super::blueprint::DkdvBlueprint;
+use super::mask::{KeyMask, StepList};
+use super::output::BiasKeys;
 use super::queries::{Cursor, QueryRows, Range, Step, Tiles, copy_step};
+use super::seen::SeenWords;
 use super::weights::{probabilities, score_gradients};
 use crate::forward::mma::LogitScale;
 use crate::tile::mma::{
@@ -63,12 +66,12 @@ impl Operands {
     }
 }
 
-/// Streams the queries of `range`, whose first tile is under way together with the keys. Returns whether
-/// some step was broken.
+/// Streams the queries of `range`, or if `bp.masked` those of `list`, whose first tile is under way together with the keys.
+/// Returns whether some step was broken.
 ///
 /// `s` takes the products with a query tile, `acc` dV in the first role, dK without its scale in the
 /// second: accumulators as of [`DkdvBlueprint::products`] and [`DkdvBlueprint::sums`]. `score_sums` takes the
-/// second role's dz of the two rows of every fragment.
+/// second role's dz of the two rows of every fragment, which with `bp.bias_heads` it adds to `grad_scores`.
 #[cube]
 pub(super) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
     q: &Tensor<Chunk<E>>,
@@ -77,44 +80,96 @@ pub(super) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
     delta: &[f32],
     rows: &QueryRows,
     range: &Range,
+    list: &StepList,
     steps: usize,
+    mask: &KeyMask,
+    keys: &BiasKeys,
     logit_scale: &LogitScale,
-    key_scores: &Array<f32>,
+    key_scores: &mut Array<f32>,
     tiles: &mut Tiles<E>,
     s: &mut Array<Vector<f32, NS>>,
     acc: &mut Array<Vector<f32, NO>>,
     score_sums: &mut Array<f32>,
+    grad_scores: &mut [f32],
     #[comptime] first_role: bool,
     #[comptime] bp: DkdvBlueprint,
 ) -> bool {
     let operands = Operands::new::<E>(&*tiles, first_role, bp);
     let mut any_broken = false;
-    let mut next = Cursor::first(range);
-    // The first query of the turn before.
+    let mut next = Cursor::first_of(list, range, bp);
+    // The entry of the turn behind it, read a turn ahead.
+    let mut entry = 0u32;
+    if comptime!(bp.masked) {
+        entry = list.entry(1usize);
+    }
+    // The first query and the head of the turn before.
     let mut last_query = 0usize;
+    let mut last_head = next.head;
+    // The head whose biases the keys have.
+    let mut biased_head = next.head;
+    if comptime!(bp.bias_heads && (first_role || bp.softcap)) {
+        keys.load(key_scores, mask, biased_head, bp);
+    }
     for turn in 0..steps + 1 {
         let query = next.tile * comptime!(bp.queries());
+        // Copies: the cursor moves on.
+        let mut head = 0usize;
+        if comptime!(bp.masked || bp.bias_heads) {
+            head = next.head;
+        }
+        // The keys' bits come while the products are made.
+        let words = if comptime!(first_role && bp.masked) {
+            SeenWords::read(mask, head, query, turn < list.whole, rows.len, bp)
+        } else {
+            SeenWords::none()
+        };
         // This unit's part of the tile has landed; behind the barrier, every unit's has, the first
         // role's probabilities of the tile before are there, and nobody needs the stage that is filled
         // next.
         wait_copies(0u32);
         sync_cube();
         if turn + 1 < steps {
-            next.advance(range, bp);
+            if comptime!(bp.masked) {
+                let step = Cursor::listed(entry, bp);
+                next.tile = step.tile;
+                next.head = step.head;
+                entry = list.entry(turn + 2);
+            } else {
+                next.advance(range, bp);
+            }
             copy_step::<E>(q, grad_out, lse, delta, rows, &next, turn + 1, tiles, bp);
         }
         commit_copies();
         if comptime!(first_role) {
             if turn < steps {
                 products::<NS, NA>(turn, &operands, s, bp);
-                let at = Step::at::<E>(turn, query, range, &*tiles, bp);
+                let at = Step::at::<E>(turn, query, list, range, &*tiles, bp);
                 any_broken = any_broken || at.broken;
+                let mut seen = Array::<u32>::new(comptime!(bp.fragments));
+                if comptime!(bp.masked) {
+                    // Else nobody asks.
+                    if at.boundary {
+                        #[unroll]
+                        for m in 0..comptime!(bp.fragments) {
+                            let further = comptime!(16 * m);
+                            seen[m] = words.pack(query, mask, rows.len, keys.count, further, bp);
+                        }
+                    }
+                }
+                if comptime!(bp.bias_heads) {
+                    // Steps come head by head.
+                    if head != biased_head {
+                        biased_head = head;
+                        keys.load(key_scores, mask, head, bp);
+                    }
+                }
                 accumulate::<E, NS, NO, NA>(
                     turn,
                     &at,
                     &operands,
                     logit_scale,
-                    key_scores,
+                    &*key_scores,
+                    &seen,
                     tiles,
                     &*s,
                     acc,
@@ -125,14 +180,27 @@ pub(super) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
             }
         } else {
             if turn > 0 {
-                let at = Step::at::<E>(turn - 1, last_query, range, &*tiles, bp);
+                let at = Step::at::<E>(turn - 1, last_query, list, range, &*tiles, bp);
                 any_broken = any_broken || at.broken;
+                if comptime!(bp.bias_heads) {
+                    // The sums are of one head.
+                    if last_head != biased_head {
+                        keys.add(score_sums, grad_scores, biased_head, bp);
+                        biased_head = last_head;
+                        if comptime!(bp.softcap) {
+                            keys.load(key_scores, mask, last_head, bp);
+                        }
+                    }
+                }
+                // The first role's weights say what is selected.
+                let seen = Array::<u32>::new(comptime!(bp.fragments));
                 accumulate::<E, NS, NO, NA>(
                     turn - 1,
                     &at,
                     &operands,
                     logit_scale,
-                    key_scores,
+                    &*key_scores,
+                    &seen,
                     tiles,
                     &*s,
                     acc,
@@ -146,6 +214,10 @@ pub(super) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
             }
         }
         last_query = query;
+        last_head = head;
+    }
+    if comptime!(bp.bias_heads && !first_role) {
+        keys.add(score_sums, grad_scores, biased_head, bp);
     }
     any_broken
 }
@@ -185,6 +257,7 @@ fn accumulate<E: Float, NS: Size, NO: Size, NA: Size>(
     operands: &Operands,
     logit_scale: &LogitScale,
     key_scores: &Array<f32>,
+    seen: &Array<u32>,
     tiles: &mut Tiles<E>,
     s: &Array<Vector<f32, NS>>,
     acc: &mut Array<Vector<f32, NO>>,
@@ -200,6 +273,7 @@ fn accumulate<E: Float, NS: Size, NO: Size, NA: Size>(
             operands,
             logit_scale,
             key_scores,
+            seen,
             tiles,
             s,
             acc,
@@ -215,6 +289,7 @@ fn accumulate<E: Float, NS: Size, NO: Size, NA: Size>(
             operands,
             logit_scale,
             key_scores,
+            seen,
             tiles,
             s,
             acc,
@@ -233,6 +308,7 @@ fn accumulate_step<E: Float, NS: Size, NO: Size, NA: Size>(
     operands: &Operands,
     logit_scale: &LogitScale,
     key_scores: &Array<f32>,
+    seen: &Array<u32>,
     tiles: &mut Tiles<E>,
     s: &Array<Vector<f32, NS>>,
     acc: &mut Array<Vector<f32, NO>>,
@@ -248,7 +324,7 @@ fn accumulate_step<E: Float, NS: Size, NO: Size, NA: Size>(
     });
     // First and end of the queries that attend to the keys of this lane.
     let mut bounds = Array::<i32>::new(comptime!(bp.fragments * 4));
-    if comptime!(boundary && first_role) {
+    if comptime!(boundary && first_role && !bp.masked) {
         let key = UNIT_POS_Y as usize % comptime!(bp.role_warps) * comptime!(bp.warp_keys())
             + UNIT_POS_X as usize / 4;
         #[unroll]
@@ -274,6 +350,7 @@ fn accumulate_step<E: Float, NS: Size, NO: Size, NA: Size>(
                     tiles,
                     s,
                     &bounds,
+                    seen,
                     column,
                     boundary,
                     bp,

@@ -2,12 +2,20 @@
 
 use super::blueprint::DkdvBlueprint;
 use super::queries::{Step, Tiles, query_of};
+use super::seen::seen_pair;
 use crate::forward::mma::{LogitScale, exp_of};
 use crate::tile::wgmma::pack;
 use cubecl::prelude::*;
 
 /// What a pair's weight says that is not selected.
 const NOT_SELECTED: f32 = -1.0;
+
+/// Which of a lane's two queries select a key.
+#[derive(CubeType, Clone, Copy)]
+struct Keep {
+    first: bool,
+    second: bool,
+}
 
 /// Where this lane's weights of eight query rows are, `8 n ..` of fragment `m`, for step `step`.
 #[cube]
@@ -22,7 +30,9 @@ fn weight_place(
     (warp * comptime!(bp.fragments * (bp.rows / 8)) + comptime!(m * (bp.rows / 8) + n)) * 32 + lane
 }
 
-/// The probabilities of the query rows `8 n ..`: to shared memory, and as one half of the A fragments `a`.
+/// The probabilities of the query rows `8 n ..`: to shared memory, and as one half of the A fragments `a`. On a `boundary`
+/// step `bounds` says which pairs are selected, or if `bp.masked` `seen`: of each fragment what
+/// [`SeenWords::pack`](super::seen::SeenWords::pack) has.
 #[cube]
 pub(super) fn probabilities<E: Float, NS: Size, NA: Size>(
     a: Vector<u32, NA>,
@@ -33,6 +43,7 @@ pub(super) fn probabilities<E: Float, NS: Size, NA: Size>(
     tiles: &mut Tiles<E>,
     s: &Array<Vector<f32, NS>>,
     bounds: &Array<i32>,
+    seen: &Array<u32>,
     #[comptime] n: usize,
     #[comptime] boundary: bool,
     #[comptime] bp: DkdvBlueprint,
@@ -45,7 +56,7 @@ pub(super) fn probabilities<E: Float, NS: Size, NA: Size>(
     let reference1 = -tiles.lse[stage * comptime!(bp.rows) + row + 1] * log2e;
     let mut query0 = 0i32;
     let mut query1 = 0i32;
-    if comptime!(boundary) {
+    if comptime!(boundary && !bp.masked) {
         query0 = query_of::<E>(&*tiles, row, stage, at, bp);
         query1 = query_of::<E>(&*tiles, row + 1, stage, at, bp);
     }
@@ -53,10 +64,14 @@ pub(super) fn probabilities<E: Float, NS: Size, NA: Size>(
     for m in 0..comptime!(bp.fragments) {
         let (index, first) = comptime!(bp.products().place(m, n));
         let mut weights = Vector::<f32, Const<4>>::new(0.0f32);
+        let mut seen_here = 0u32;
+        if comptime!(boundary && bp.masked) {
+            seen_here = seen_pair(seen[m], n, bp);
+        }
         #[unroll]
         for lower in 0..2usize {
             let mut z = 0.0f32;
-            if comptime!(bp.sparse) {
+            if comptime!(bp.sparse || bp.biased) {
                 z = key_scores[comptime!(m * 2 + lower)];
             }
             let s0: f32 = s[index].extract(comptime!(first + lower * 2));
@@ -65,16 +80,28 @@ pub(super) fn probabilities<E: Float, NS: Size, NA: Size>(
             let mut p1 = exp_of(logit_scale.apply(s1, z, bp.softcap), reference1);
             if comptime!(boundary) {
                 let none = f32::new(NOT_SELECTED);
-                let (first, end) = (
-                    bounds[comptime!(m * 4 + lower * 2)],
-                    bounds[comptime!(m * 4 + lower * 2 + 1)],
-                );
-                let keep0 = first <= query0 && query0 < end;
-                let keep1 = first <= query1 && query1 < end;
-                weights.insert(comptime!(lower * 2), select(keep0, p0, none));
-                weights.insert(comptime!(lower * 2 + 1), select(keep1, p1, none));
-                p0 = select(keep0, p0, 0.0f32);
-                p1 = select(keep1, p1, 0.0f32);
+                let keep = if comptime!(bp.masked) {
+                    // A query that sees nothing has an LSE of -inf.
+                    let infinite = f32::new(f32::INFINITY);
+                    let own = comptime!(1u32 << (8 * lower));
+                    Keep {
+                        first: reference0 != infinite && seen_here & own != 0u32,
+                        second: reference1 != infinite && seen_here & comptime!(own << 16) != 0u32,
+                    }
+                } else {
+                    let (first, end) = (
+                        bounds[comptime!(m * 4 + lower * 2)],
+                        bounds[comptime!(m * 4 + lower * 2 + 1)],
+                    );
+                    Keep {
+                        first: first <= query0 && query0 < end,
+                        second: first <= query1 && query1 < end,
+                    }
+                };
+                weights.insert(comptime!(lower * 2), select(keep.first, p0, none));
+                weights.insert(comptime!(lower * 2 + 1), select(keep.second, p1, none));
+                p0 = select(keep.first, p0, 0.0f32);
+                p1 = select(keep.second, p1, 0.0f32);
             } else {
                 weights.insert(comptime!(lower * 2), p0);
                 weights.insert(comptime!(lower * 2 + 1), p1);
@@ -126,7 +153,7 @@ pub(super) fn score_gradients<E: Float, NS: Size, NA: Size>(
                 if comptime!(bp.softcap) {
                     // The capped product again: what the probability's logarithm says of it.
                     let mut x = p.ln() + tiles.lse[first_row + e];
-                    if comptime!(bp.sparse) {
+                    if comptime!(bp.sparse || bp.biased) {
                         x -= key_scores[comptime!(m * 2 + lower)];
                     }
                     let slope = logit_scale.slope(x, bp.softcap);

@@ -5,7 +5,7 @@ use super::queries::{StepCopies, Tiles, step_at};
 use super::steps::Steps;
 use super::weights::{StepWeights, step_weights};
 use crate::backward::mma::{
-    DkdvBlueprint, KeyMask, QueryRows, StepList, own_key, query_range, repair_key,
+    DkdvBlueprint, KeyMask, QueryRows, StepList, own_key, query_range, repair_key, score_row,
 };
 use crate::forward::mma::{LogitScale, RowAddress};
 use crate::tile::mma::{Chunk, commit_copies, quad_sum, wait_copies};
@@ -94,12 +94,7 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
         tiles.first[unit] = own.first;
         tiles.end[unit] = own.end;
     }
-    let mut score_row = batch * scores.stride(0) + kv_head * scores.stride(1);
-    if comptime!(bp.biased && !bp.bias_heads) {
-        // An axis of size 1 is broadcast, whatever its stride.
-        score_row = min(batch, scores.shape(0) - 1) * scores.stride(0)
-            + min(kv_head, scores.shape(1) - 1) * scores.stride(1);
-    }
+    let score_row = score_row(scores, batch, kv_head, bp);
     let slot0 = warp * 16 + lane / 4;
     let mut key0 = own_key(
         slot0,
@@ -275,7 +270,7 @@ pub(in crate::backward) fn dkdv_wgmma_kernel<E: Float, O: Float>(
             if comptime!(bp.masked) {
                 // Behind the products: the words have come meanwhile.
                 if step.boundary {
-                    seen = words.pack(query, &mask, q_len, k_len, bp);
+                    seen = words.pack(query, &mask, q_len, k_len, 0usize, bp);
                 }
             }
             steps.advance_present(turn, bp);

@@ -1,7 +1,7 @@
 //! The steps of a cube of the dk/dv kernel: which queries it streams, and which of its keys they see.
 
-use crate::backward::mma::{Cursor, DkdvBlueprint, KeyMask, Range, StepList};
-use crate::tile::mma::{shuffle, uniform};
+use crate::backward::mma::{Cursor, DkdvBlueprint, KeyMask, Range, SeenWords, StepList};
+use crate::tile::mma::uniform;
 use cubecl::prelude::*;
 
 /// The steps of a cube in order: a range's tiles for one group of heads after the other, or those of a list.
@@ -119,62 +119,18 @@ impl Steps {
         q_len: usize,
         #[comptime] bp: DkdvBlueprint,
     ) -> SeenWords {
-        let all = u32::new(comptime!(u32::MAX as i64));
-        let mut words = SeenWords {
-            even: all,
-            odd: all,
-        };
+        let mut whole = true;
         if comptime!(bp.masked) {
-            // Those of a whole tile are all set.
-            if turn >= self.list.whole {
-                let step = self.present(bp);
-                let first = own_query(step.tile * comptime!(bp.queries()), bp);
-                words.even = mask.word(step.head, min(first, q_len - 1));
-                words.odd = mask.word(step.head, min(first + 1, q_len - 1));
-            }
+            whole = turn < self.list.whole;
         }
-        words
+        let step = self.present(bp);
+        SeenWords::read(
+            mask,
+            step.head,
+            step.tile * comptime!(bp.queries()),
+            whole,
+            q_len,
+            bp,
+        )
     }
-}
-
-/// The first of the two neighbouring queries whose words this lane reads, of a step that begins at query `step`.
-#[cube]
-fn own_query(step: usize, #[comptime] bp: DkdvBlueprint) -> usize {
-    step + UNIT_POS_X as usize * 2 % comptime!(bp.queries())
-}
-
-/// The words of the mask of two neighbouring queries of a step's tile: lane `l` has those of queries `2 l` and
-/// `2 l + 1`, modulo the tile.
-#[derive(CubeType, Clone, Copy)]
-pub(super) struct SeenWords {
-    even: u32,
-    odd: u32,
-}
-
-#[cube]
-impl SeenWords {
-    /// Bit `k + 16 e`: whether query `2 l + e` of the step that begins at query `step` sees key `k` of the warp's
-    /// sixteen.
-    pub(super) fn pack(
-        &self,
-        step: usize,
-        mask: &KeyMask,
-        q_len: usize,
-        k_len: usize,
-        #[comptime] bp: DkdvBlueprint,
-    ) -> u32 {
-        let first = own_query(step, bp);
-        let even = mask.keys(self.even, first, q_len, k_len, bp);
-        let odd = mask.keys(self.odd, first + 1, q_len, k_len, bp);
-        even | (odd << 16)
-    }
-}
-
-/// Of the `n`-th eight rows of a step's tile, those two that this lane holds columns of: bit `16 e` says whether row
-/// `8 n + 2 quad + e` sees the lane's first key, bit `16 e + 8` its second.
-#[cube]
-pub(super) fn seen_pair(packed: u32, #[comptime] n: usize, #[comptime] bp: DkdvBlueprint) -> u32 {
-    let lane = UNIT_POS_X;
-    let pair = (lane % 4 + comptime!(n as u32 * 4)) % comptime!(bp.queries() as u32 / 2);
-    shuffle(packed, pair) >> (lane / 4)
 }

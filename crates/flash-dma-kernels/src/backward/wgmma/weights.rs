@@ -1,8 +1,7 @@
 //! P and dS of a step of the dk/dv kernel.
 
 use super::queries::{Tiles, query_of};
-use super::steps::seen_pair;
-use crate::backward::mma::{DkdvBlueprint, KeyMask, OwnKey, Step};
+use crate::backward::mma::{DkdvBlueprint, KeyMask, OwnKey, Step, seen_pair};
 use crate::forward::mma::LogitScale;
 use crate::tile::wgmma::{finish, pack};
 use cubecl::prelude::*;
@@ -20,7 +19,7 @@ pub(super) struct StepWeights<NP: Size> {
 
 /// Sets the weights to those of a step, of `S^T` and of `dP^T`, which is under way: P is computed meanwhile. On a
 /// `boundary` step those of pairs that are not selected are zero; if `bp.masked`, `seen` says which are, as
-/// [`SeenWords::pack`](super::steps::SeenWords::pack) has it. `head` is the first of the step's in the group.
+/// [`SeenWords::pack`](crate::backward::mma::SeenWords::pack) has it. `head` is the first of the step's in the group.
 #[cube]
 pub(super) fn step_weights<E: Float, NS: Size, NP: Size>(
     weights: &mut StepWeights<NP>,

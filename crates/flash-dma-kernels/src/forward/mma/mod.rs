@@ -19,5 +19,6 @@ pub(crate) use mask::{
     BitCopies, HEADER, KEY_BLOCK, MaskRows, TILE_WORDS, is_set, listed_key, score_row, until,
 };
 pub(crate) use pairs::PairBias;
+pub(crate) use repair::SlotKey;
 pub(crate) use rows::{CubeTile, TileKeys, TileRow, copy_queries, write_row};
 pub(crate) use stream::{KeyCopies, RowAddress, Stages, zero_not_finite};

@@ -16,6 +16,50 @@ use crate::tile::is_finite;
 use crate::tile::mma::Chunk;
 use cubecl::prelude::*;
 
+/// A key of a tile, and at which positions a row that has one of them sees it: from what lies in global memory.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct SlotKey {
+    pub key: usize,
+    pub first: i32,
+    pub end: i32,
+}
+
+#[cube]
+impl SlotKey {
+    /// That of slot `slot`, of keys that are seen until `end` if there is neither a list nor a mask. Positions count keys
+    /// from `keys.begin`, as the key does.
+    pub(crate) fn new(
+        slot: usize,
+        end: i32,
+        row: &TileRow,
+        keys: &TileKeys,
+        intervals: &[Vector<u32, Const<2>>],
+        list: &Tensor<u32>,
+        mask: &MaskRows,
+        interval_row: usize,
+        q_len: usize,
+        #[comptime] bp: MmaBlueprint,
+    ) -> SlotKey {
+        let mut key = slot;
+        let mut first = slot as i32;
+        let mut end = end;
+        if comptime!(bp.sparse) {
+            key = list[keys.list + slot] as usize;
+            let interval = intervals[interval_row + key];
+            first = interval.extract(0usize) as i32;
+            end = interval.extract(1usize) as i32;
+        } else if comptime!(bp.masked) {
+            key = listed_key(list, keys, slot);
+            // What it sees lies before the end of the keys, and of causal masking.
+            first = i32::new(comptime!(i32::MIN as i64));
+            if !mask.sees(intervals, list, row, slot, q_len, bp) {
+                end = first;
+            }
+        }
+        SlotKey { key, first, end }
+    }
+}
+
 /// Adds `p v` of every element `v` that is not finite, of the keys from slot `from` on, to the output of
 /// the one row that this unit owns. The row's `out` and `lse` must be written and visible. Row and addresses
 /// count keys from `keys.begin`.
@@ -50,23 +94,20 @@ pub(super) fn add_not_finite<E: Float, O: Float, NQ: Size>(
 ) {
     let chunks = comptime!(bp.chunks());
     for slot in from..keys.total {
-        let mut key = slot;
-        let mut first = slot as i32;
-        let mut end = i32::new(comptime!(i32::MAX as i64));
-        if comptime!(bp.sparse) {
-            key = list[keys.list + slot] as usize;
-            let interval = intervals[interval_row + key];
-            first = interval.extract(0usize) as i32;
-            end = interval.extract(1usize) as i32;
-        } else if comptime!(bp.masked) {
-            key = listed_key(list, keys, slot);
-            // What it sees lies before the end of the keys, and of causal masking.
-            first = i32::new(comptime!(i32::MIN as i64));
-            if !mask.sees(intervals, list, row, slot, q.shape(2), bp) {
-                end = first;
-            }
-        }
-        if row.valid && first <= row.position && row.position < end {
+        let listed = SlotKey::new(
+            slot,
+            i32::new(comptime!(i32::MAX as i64)),
+            row,
+            keys,
+            intervals,
+            list,
+            mask,
+            interval_row,
+            q.shape(2),
+            bp,
+        );
+        let key = listed.key;
+        if row.valid && listed.first <= row.position && row.position < listed.end {
             let mut finite = true;
             for c in 0..chunks {
                 let values = v[v_rows.base + key * v_rows.stride + c];

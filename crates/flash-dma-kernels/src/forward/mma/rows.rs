@@ -56,18 +56,27 @@ impl CubeTile {
         counts: &Tensor<u32>,
         #[comptime] bp: MmaBlueprint,
     ) -> CubeTile {
-        let mut tile = self.tile;
         if comptime!(bp.masked) {
-            tile = counts[tile_counts(list, self, CUBE_POS_X as usize) + 3] as usize;
-        }
-        CubeTile {
-            batch: self.batch,
-            q_heads: self.q_heads,
-            first_head: self.first_head,
-            kv_head: self.kv_head,
-            kv_row: self.kv_row,
-            tile,
-            local: self.local,
+            let turn = tile_counts(list, self, CUBE_POS_X as usize) + 3;
+            CubeTile {
+                batch: self.batch,
+                q_heads: self.q_heads,
+                first_head: self.first_head,
+                kv_head: self.kv_head,
+                kv_row: self.kv_row,
+                tile: counts[turn] as usize,
+                local: self.local,
+            }
+        } else {
+            CubeTile {
+                batch: self.batch,
+                q_heads: self.q_heads,
+                first_head: self.first_head,
+                kv_head: self.kv_head,
+                kv_row: self.kv_row,
+                tile: self.tile,
+                local: self.local,
+            }
         }
     }
 }
