@@ -4,7 +4,7 @@ use super::dq_weights::{LaneRow, gradients};
 use super::keys::KeyBoxes;
 use crate::forward::mma::{
     BitCopies, CubeTile, KEY_BLOCK, KeyCopies, LogitScale, MaskRows, MmaBlueprint, PairBias,
-    RowAddress, Stages, TileKeys, TileRow, copy_queries, listed_key, score_row, write_row,
+    RowAddress, SlotKey, Stages, TileKeys, TileRow, copy_queries, score_row, write_row,
     zero_not_finite,
 };
 use crate::tile::is_finite;
@@ -318,23 +318,20 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
         if row.valid && lse[to] != none {
             let mut slot = full_tiles * key_tile;
             while slot < keys.total {
-                let mut key = slot;
-                let mut first = slot as i32;
-                let mut end = k_len as i32;
-                if comptime!(bp.sparse) {
-                    key = list[keys.list + slot] as usize;
-                    let interval = intervals[kv_row * k_len + key];
-                    first = interval.extract(0usize) as i32;
-                    end = interval.extract(1usize) as i32;
-                } else if comptime!(bp.masked) {
-                    key = listed_key(list, &keys, slot);
-                    // What it sees lies before the end of the keys, and of causal masking.
-                    first = i32::new(comptime!(i32::MIN as i64));
-                    if !mask.sees(intervals, list, &row, slot, q_len, bp) {
-                        end = first;
-                    }
-                }
-                if first <= row.position && row.position < end {
+                let listed = SlotKey::new(
+                    slot,
+                    k_len as i32,
+                    &row,
+                    &keys,
+                    intervals,
+                    list,
+                    &mask,
+                    kv_row * k_len,
+                    q_len,
+                    bp,
+                );
+                let key = listed.key;
+                if listed.first <= row.position && row.position < listed.end {
                     for c in 0..chunks {
                         let values = k[k_rows.base + key * k_rows.stride + c];
                         #[unroll]

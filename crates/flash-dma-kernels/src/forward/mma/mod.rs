@@ -16,7 +16,7 @@ pub(crate) use blueprint::{Instruction, MmaBlueprint, has_wgmma};
 pub(crate) use launch::{launch, launch_slice, rows_are_chunks};
 pub(crate) use logits::{LogitScale, exp_of, score, sees};
 pub(crate) use mask::{
-    BitCopies, HEADER, KEY_BLOCK, MaskRows, TILE_WORDS, is_set, listed_key, score_row, until,
+    BitCopies, HEADER, KEY_BLOCK, MaskRows, TILE_WORDS, is_set, score_row, until,
 };
 pub(crate) use pairs::PairBias;
 pub(crate) use repair::SlotKey;
