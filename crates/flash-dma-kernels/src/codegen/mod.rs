@@ -155,6 +155,22 @@ mod tests {
         assert_eq!(launches("lists"), 2 + 1 + 1);
     }
 
+    /// Where there is no `wgmma` masks take `mma`, whatever shared memory the device has.
+    #[test]
+    fn every_device_takes_tensor_cores_under_masks() {
+        for gpu in Gpu::ALL {
+            for name in ["masked-mma-d64", "masked-mma-d128"] {
+                let case = cases::all().into_iter().find(|case| case.name == name);
+                let run = case.expect("a case").run;
+                let kernels = recorder::record(&recorder::client(gpu), |client| run(client));
+                for kernel in ["forward_mma", "dq_mma", "dkdv_mma"] {
+                    let mut names = kernels.iter().map(|k| kernel_name(k.id().type_name()));
+                    assert!(names.any(|name| name == kernel), "{gpu:?} {name} {kernel}");
+                }
+            }
+        }
+    }
+
     /// A case calls the engines in turn: portable, mma, wgmma, first forward, then backward.
     #[test]
     fn a_pass_takes_the_launches_that_the_notes_say() {
