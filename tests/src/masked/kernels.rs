@@ -21,8 +21,8 @@ fn suits_mma(call: &MaskedCall, gradients: bool) -> bool {
         }
     });
     p.element != ElementType::F32
-        && p.head_dim % 32 == 0
-        && axes.all(|(&len, &stride)| len <= 1 || stride % 8 == 0)
+        && p.head_dim.is_multiple_of(32)
+        && axes.all(|(&len, &stride)| len <= 1 || stride.is_multiple_of(8))
         && bias
 }
 
