@@ -180,7 +180,7 @@ pub(super) fn forward_mma_kernel<E: Float, O: Float>(
             // Logits, and the new maxima of the two rows.
             let mut new0 = max0;
             let mut new1 = max1;
-            if comptime!(bp.masked || bp.biased || bp.pairs) {
+            if comptime!(bp.hides_apart()) {
                 let mut seen0 = Vector::<u32, Const<2>>::new(0u32);
                 let mut seen1 = Vector::<u32, Const<2>>::new(0u32);
                 if comptime!(bp.masked) {
