@@ -26,15 +26,18 @@ pub enum Bias {
     Keys,
     /// A number for every pair, one for all heads.
     Pairs,
+    /// A number for every pair and every head of `q`.
+    HeadPairs,
 }
 
 impl Bias {
     /// Its shape.
-    pub fn shape(self, kv_heads: usize, len: usize) -> Option<[usize; 4]> {
+    pub fn shape(self, q_heads: usize, kv_heads: usize, len: usize) -> Option<[usize; 4]> {
         match self {
             Self::None => None,
             Self::Keys => Some([1, kv_heads, 1, len]),
             Self::Pairs => Some([1, 1, len, len]),
+            Self::HeadPairs => Some([1, q_heads, len, len]),
         }
     }
 }
@@ -76,6 +79,18 @@ pub const CASES: &[Case] = &[
     layer("n8k-all-visible", 8192, Pattern::All, Bias::None),
     layer("n8k-top2048-key-bias", 8192, Pattern::Top(2048), Bias::Keys),
     layer("n8k-pair-bias", 8192, Pattern::Unmasked, Bias::Pairs),
+    layer(
+        "n8k-window1024-pair-bias",
+        8192,
+        Pattern::Window(1024),
+        Bias::Pairs,
+    ),
+    layer(
+        "n2k-head-pair-bias",
+        2048,
+        Pattern::Unmasked,
+        Bias::HeadPairs,
+    ),
     layer(
         "n8k-scattered25",
         8192,

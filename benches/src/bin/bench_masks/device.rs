@@ -56,7 +56,7 @@ impl Calls {
         let (q, kv) = ([1, case.q_heads, len, dim], [1, case.kv_heads, len, dim]);
         let masked = !matches!(case.pattern, Pattern::Unmasked);
         let mask_shape = [1, 1, len, len];
-        let bias_shape = case.bias.shape(case.kv_heads, len);
+        let bias_shape = case.bias.shape(case.q_heads, case.kv_heads, len);
         let problem = MaskedProblem::new(
             &q,
             &kv,
@@ -265,7 +265,9 @@ impl Calls {
                     let bias = match self.problem.bias {
                         None => 0.0,
                         Some([_, _, 1, _]) => self.bias[kv * len + j],
-                        Some(_) => self.bias[query * len + j],
+                        Some([_, heads, _, _]) => {
+                            self.bias[(head / (p.q_heads / heads) * len + query) * len + j]
+                        }
                     };
                     f64::from(p.scale) * dot + f64::from(bias)
                 })

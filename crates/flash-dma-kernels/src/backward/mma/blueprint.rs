@@ -159,10 +159,11 @@ impl DqBlueprint {
 
     /// At most three warpgroups, of 168 registers: dQ and two products take 128 at a head dimension of
     /// 128. Three stages, so that a warpgroup may be ahead of another; Q and dO leave no room for a fourth.
+    /// Biases of pairs, on their way while the products are, take 32 more: two warpgroups.
     fn choose_wgmma(tile: MmaBlueprint, max_shared: usize) -> Option<Self> {
         Some(Self {
             tile: MmaBlueprint {
-                warps: tile.warps.min(12),
+                warps: tile.warps.min(if tile.pairs { 8 } else { 12 }),
                 key_tile: 64,
                 stages: 3,
                 ..tile

@@ -98,8 +98,24 @@ pub(in crate::backward) fn bias_wgmma_kernel<E: Float>(
         let mut sum1 = Vector::<f32, N>::new(0.0f32);
         if steps.key_tile(now) == key_tile {
             // The same for all steps of the tile.
-            let z0 = tile_bias::<N>(bias, &pairs, &row0, &row1, first_key, &steps.sizes);
-            let z1 = tile_bias::<N>(bias, &pairs, &row0, &row1, first_key + half, &steps.sizes);
+            let z0 = pairs.tile::<N>(
+                bias,
+                &row0,
+                &row1,
+                first_key,
+                steps.sizes.q_len,
+                steps.sizes.k_len,
+                half,
+            );
+            let z1 = pairs.tile::<N>(
+                bias,
+                &row0,
+                &row1,
+                first_key + half,
+                steps.sizes.q_len,
+                steps.sizes.k_len,
+                half,
+            );
             while steps.key_tile(now) == key_tile {
                 let step = steps.step(now);
                 copies.wait_rows(row_turn);
@@ -241,33 +257,6 @@ fn lane_row(words: Vector<f32, Const<2>>) -> LaneRow {
         reference: words.extract(0usize),
         delta: words.extract(1usize),
     }
-}
-
-/// The biases of this lane's two rows and its columns of 64 keys from `first` on, as an accumulator of `wgmma` has them.
-/// Columns and rows past the last get that one's, and are not used.
-#[cube]
-fn tile_bias<N: Size>(
-    bias: &Tensor<f32>,
-    pairs: &PairBias,
-    row0: &TileRow,
-    row1: &TileRow,
-    first: usize,
-    sizes: &Sizes,
-) -> Vector<f32, N> {
-    let query0 = min(row0.query, sizes.q_len - 1);
-    let query1 = min(row1.query, sizes.q_len - 1);
-    let own = first + UNIT_POS_X as usize % 4 * 2;
-    let mut z = Vector::<f32, N>::new(0.0f32);
-    #[unroll]
-    for n in 0..comptime!(BiasBlueprint::HALF / 8) {
-        #[unroll]
-        for e in 0..2usize {
-            let key = min(own + comptime!(n * 8 + e), sizes.k_len - 1);
-            z.insert(comptime!(n * 4 + e), pairs.at(bias, query0, key));
-            z.insert(comptime!(n * 4 + 2 + e), pairs.at(bias, query1, key));
-        }
-    }
-    z
 }
 
 /// `sum` and dS of 64 keys from `first` on, of S and of dP, which is under way; zero is added where a row does not see a

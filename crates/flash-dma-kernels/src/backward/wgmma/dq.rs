@@ -224,10 +224,15 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
                 seen1 = mask.words::<E>(&stages, &row1, tile, bp);
             }
         }
-        let mut first_key = keys.begin + tile * key_tile;
-        if comptime!(bp.pairs && bp.masked) {
-            // Not gathered: a step is a block.
-            first_key = list[keys.list + tile] as usize * KEY_BLOCK;
+        let mut z = Vector::<f32, NS>::new(0.0f32);
+        if comptime!(bp.pairs) {
+            let mut first_key = keys.begin + tile * key_tile;
+            if comptime!(bp.masked) {
+                // Not gathered: a step is a block.
+                first_key = list[keys.list + tile] as usize * KEY_BLOCK;
+            }
+            // On their way as well.
+            z = bias.tile::<NS>(scores, &row0, &row1, first_key, q_len, k_len, key_tile);
         }
         let s = finish_but::<NS>(s, 1usize, comptime!(bp.key_tile / 2));
         // The code of boundary tiles apart: a branch an element would keep the others from
@@ -246,10 +251,7 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
                 tile,
                 k_len,
                 &logit_scale,
-                &bias,
-                scores,
-                first_key,
-                q_len,
+                &z,
                 true,
                 bp,
             )
@@ -267,10 +269,7 @@ pub(in crate::backward) fn dq_wgmma_kernel<E: Float>(
                 tile,
                 k_len,
                 &logit_scale,
-                &bias,
-                scores,
-                first_key,
-                q_len,
+                &z,
                 false,
                 bp,
             )

@@ -1,8 +1,6 @@
 //! dS of a key tile of the dq kernel.
 
-use crate::forward::mma::{
-    LogitScale, MmaBlueprint, PairBias, Stages, TileRow, is_set, score, sees,
-};
+use crate::forward::mma::{LogitScale, MmaBlueprint, Stages, TileRow, is_set, score, sees};
 use crate::tile::wgmma::{finish, pack};
 use cubecl::prelude::*;
 
@@ -16,8 +14,8 @@ pub(super) struct LaneRow {
 }
 
 /// dS of a key tile, rounded, as an A operand, of S and of dP, which is under way: P is computed meanwhile. This
-/// lane holds elements of two rows. On a `boundary` tile zero where a row does not see a key; if `bp.masked`, the words
-/// of the rows say which they see.
+/// lane holds elements of two rows; if `bp.pairs`, `bias` has their biases. On a `boundary` tile zero where a row does not
+/// see a key; if `bp.masked`, the words of the rows say which they see.
 #[cube]
 pub(super) fn gradients<E: Float, NS: Size, NP: Size>(
     s: &Vector<f32, NS>,
@@ -32,10 +30,7 @@ pub(super) fn gradients<E: Float, NS: Size, NP: Size>(
     tile: usize,
     k_len: usize,
     logit_scale: &LogitScale,
-    bias: &PairBias,
-    scores: &Tensor<f32>,
-    first_key: usize,
-    q_len: usize,
+    bias: &Vector<f32, NS>,
     #[comptime] boundary: bool,
     #[comptime] bp: MmaBlueprint,
 ) -> Vector<u32, NP> {
@@ -52,10 +47,8 @@ pub(super) fn gradients<E: Float, NS: Size, NP: Size>(
             let mut z0 = z;
             let mut z1 = z;
             if comptime!(bp.pairs) {
-                // Columns and rows past the last get that one's, and are not used.
-                let key = min(first_key + comptime!(n * 8 + e) + quad * 2, k_len - 1);
-                z0 = bias.at(scores, min(row0.query, q_len - 1), key);
-                z1 = bias.at(scores, min(row1.query, q_len - 1), key);
+                z0 = bias.extract(at0);
+                z1 = bias.extract(at1);
             }
             let mut p0 = logit_scale.weight(s.extract(at0), z0, upper.reference, capped, scored);
             let mut p1 = logit_scale.weight(s.extract(at1), z1, lower.reference, capped, scored);

@@ -63,8 +63,36 @@ impl PairBias {
         scores[self.base + query * self.query_step + key * self.key_step]
     }
 
+    /// Those of an accumulator of `wgmma` (see [`tile_logits`](super::logits::tile_logits)) whose `keys` columns begin at key
+    /// `first`: of this lane's two rows. Columns and rows past the last get that one's, and are not used.
+    pub(crate) fn tile<N: Size>(
+        &self,
+        scores: &Tensor<f32>,
+        row0: &TileRow,
+        row1: &TileRow,
+        first: usize,
+        q_len: usize,
+        k_len: usize,
+        #[comptime] keys: usize,
+    ) -> Vector<f32, N> {
+        let from0 = self.base + min(row0.query, q_len - 1) * self.query_step;
+        let from1 = self.base + min(row1.query, q_len - 1) * self.query_step;
+        let own = first + UNIT_POS_X as usize % 4 * 2;
+        let mut z = Vector::<f32, N>::new(0.0f32);
+        #[unroll]
+        for n in 0..comptime!(keys / 8) {
+            #[unroll]
+            for e in 0..2usize {
+                let key = min(own + comptime!(n * 8 + e), k_len - 1) * self.key_step;
+                z.insert(comptime!(n * 4 + e), scores[from0 + key]);
+                z.insert(comptime!(n * 4 + 2 + e), scores[from1 + key]);
+            }
+        }
+        z
+    }
+
     /// The logits of an accumulator (see [`tile_logits`](super::logits::tile_logits)), whose first column is key
-    /// `first`, with the biases of this lane's two rows. Columns and rows past the last get that one's, and are not used.
+    /// `first`, with the biases of [`tile`](Self::tile).
     pub(crate) fn add<N: Size>(
         &self,
         logits: &Vector<f32, N>,
@@ -76,19 +104,20 @@ impl PairBias {
         k_len: usize,
         #[comptime] bp: MmaBlueprint,
     ) -> Vector<f32, N> {
-        let from0 = self.base + min(row0.query, q_len - 1) * self.query_step;
-        let from1 = self.base + min(row1.query, q_len - 1) * self.query_step;
-        let own = first + UNIT_POS_X as usize % 4 * 2;
+        // All of them before the first is needed: their loads wait together.
+        let z = self.tile::<N>(
+            scores,
+            row0,
+            row1,
+            first,
+            q_len,
+            k_len,
+            comptime!(bp.key_tile),
+        );
         let mut sums = Vector::<f32, N>::new(0.0f32);
         #[unroll]
-        for n in 0..comptime!(bp.key_tile / 8) {
-            #[unroll]
-            for e in 0..2usize {
-                let key = min(own + comptime!(n * 8 + e), k_len - 1) * self.key_step;
-                let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
-                sums.insert(at0, logits.extract(at0) + scores[from0 + key]);
-                sums.insert(at1, logits.extract(at1) + scores[from1 + key]);
-            }
+        for n in 0..comptime!(bp.key_tile / 2) {
+            sums.insert(n, logits.extract(n) + z.extract(n));
         }
         sums
     }
