@@ -168,40 +168,31 @@ impl BiasCopies {
             &self.row_ring,
             stage,
         );
-        let half = comptime!(BiasBlueprint::HALF);
         #[unroll]
         for group in 0..2usize {
             let behind = (stage * comptime!(2 * half_chunks(bp))) as u32
                 + comptime!((group * half_chunks(bp)) as u32);
-            let row = first + comptime!(group * half);
-            let to = Panels {
-                address: self.q + behind,
-            };
+            let row = first + comptime!(group * BiasBlueprint::HALF);
             let ring = &self.row_ring;
-            copy_boxes(
+            copy_half(
                 self.q_map,
                 batch,
                 head,
                 row,
-                &to,
+                self.q + behind,
                 ring,
                 stage,
-                half,
-                comptime!(bp.head_dim),
+                bp,
             );
-            let to = Panels {
-                address: self.grad_out + behind,
-            };
-            copy_boxes(
+            copy_half(
                 self.o_map,
                 batch,
                 head,
                 row,
-                &to,
+                self.grad_out + behind,
                 ring,
                 stage,
-                half,
-                comptime!(bp.head_dim),
+                bp,
             );
         }
     }
@@ -221,37 +212,33 @@ impl BiasCopies {
         if turn >= stages {
             self.key_ring.wait_empty(stage, turn / stages - 1);
         }
-        let half = comptime!(BiasBlueprint::HALF);
         let ring = &self.key_ring;
         ring.arrive_expecting(
             stage,
             comptime!((BiasBlueprint::HALF * 4 * bp.head_dim) as u32),
         );
-        let to = self.keys(turn, bp);
-        copy_boxes(
-            self.k_map,
-            batch,
-            kv_head,
-            first,
-            &to,
-            ring,
-            stage,
-            half,
-            comptime!(bp.head_dim),
-        );
-        let to = self.values(turn, bp);
-        copy_boxes(
-            self.v_map,
-            batch,
-            kv_head,
-            first,
-            &to,
-            ring,
-            stage,
-            half,
-            comptime!(bp.head_dim),
-        );
+        let k = self.keys(turn, bp).address;
+        copy_half(self.k_map, batch, kv_head, first, k, ring, stage, bp);
+        let v = self.values(turn, bp).address;
+        copy_half(self.v_map, batch, kv_head, first, v, ring, stage, bp);
     }
+}
+
+/// Starts the copy of 64 rows from `row` on to `address`, as [`copy_boxes`].
+#[cube]
+fn copy_half(
+    map: u64,
+    batch: usize,
+    head: usize,
+    row: usize,
+    address: u32,
+    ring: &Ring,
+    stage: usize,
+    #[comptime] bp: BiasBlueprint,
+) {
+    let (rows, columns) = comptime!((BiasBlueprint::HALF, bp.head_dim));
+    let to = Panels { address };
+    copy_boxes(map, batch, head, row, &to, ring, stage, rows, columns);
 }
 
 const ROW_STAGES: usize = BiasBlueprint::ROW_STAGES;
