@@ -2,6 +2,7 @@
 //! is not finite in them.
 
 use flash_dma_problem::ElementType::{Bf16, F16};
+use flash_dma_reference::masked::MaskedInputs;
 use flash_dma_tests::masked::{MaskedCase, MaskedEngine, Pattern};
 use flash_dma_tests::tensor_core_engines;
 
@@ -209,10 +210,29 @@ fn gradients_of_biases_of_pairs_of_many_keys<E: MaskedEngine>(engine: &E) {
     }
 }
 
+/// Puts `bad` into k, v, q or the gradient of `out`, by `target`, at the `n`-th place in the middle.
+fn spoil(
+    case: &MaskedCase,
+    inputs: &mut MaskedInputs,
+    grad_out: &mut [f64],
+    target: usize,
+    n: usize,
+    bad: f64,
+) {
+    let [_, _, _, q_len, k_len, dim] = case.sizes;
+    let (key, query) = ((k_len / 2 + 5 * n) * dim, (q_len / 2 + n) * dim);
+    match target {
+        0 => inputs.k[key..key + 3].fill(bad),
+        1 => inputs.v[key..key + dim].fill(bad),
+        2 => inputs.q[query..query + dim].fill(bad),
+        _ => grad_out[query + 2..query + 9].fill(bad),
+    }
+}
+
 /// NaN and infinities of each input, and biases of −∞: in one pair, and in whole rows.
 fn what_is_not_finite_stays_with_its_pairs<E: MaskedEngine>(engine: &E) {
     for case in groups::<E>().into_iter().take(2) {
-        let [_, _, kv_heads, q_len, k_len, dim] = case.sizes;
+        let [_, _, kv_heads, q_len, k_len, _] = case.sizes;
         for masked in [false, true] {
             let mut case = case.clone().bias([1, kv_heads, q_len, k_len]);
             case.mask = masked.then_some(([1, 1, q_len, k_len], Pattern::Window(75)));
@@ -220,19 +240,14 @@ fn what_is_not_finite_stays_with_its_pairs<E: MaskedEngine>(engine: &E) {
                 for target in 0..5 {
                     let mut inputs = case.inputs();
                     let (mut grad_out, grad_lse) = case.gradients(&inputs);
-                    let (key, query) = ((k_len / 2 + 5 * n) * dim, (q_len / 2 + n) * dim);
-                    match target {
-                        0 => inputs.k[key..key + 3].fill(bad),
-                        1 => inputs.v[key..key + dim].fill(bad),
-                        2 => inputs.q[query..query + dim].fill(bad),
-                        3 => grad_out[query + 2..query + 9].fill(bad),
-                        _ => {
-                            let bias = inputs.bias.as_mut().expect("the case has one");
-                            bias.values[q_len / 2 * k_len + 1] = f64::NAN;
-                            let row = (q_len - 3) * k_len;
-                            bias.values[row..row + k_len].fill(f64::NEG_INFINITY);
-                            *bias.values.last_mut().expect("an element") = f64::NEG_INFINITY;
-                        }
+                    if target < 4 {
+                        spoil(&case, &mut inputs, &mut grad_out, target, n, bad);
+                    } else {
+                        let bias = inputs.bias.as_mut().expect("the case has one");
+                        bias.values[q_len / 2 * k_len + 1] = f64::NAN;
+                        let row = (q_len - 3) * k_len;
+                        bias.values[row..row + k_len].fill(f64::NEG_INFINITY);
+                        *bias.values.last_mut().expect("an element") = f64::NEG_INFINITY;
                     }
                     case.check_gradients(engine, &inputs, &grad_out, grad_lse.as_deref());
                 }
@@ -278,7 +293,7 @@ fn gradients_of_rows_that_see_nothing<E: MaskedEngine>(engine: &E) {
 /// NaN and infinities of each input, which some queries see and others do not, in tiles of both kinds.
 fn what_is_not_finite_stays_with_what_sees_it<E: MaskedEngine>(engine: &E) {
     for case in problems::<E>().into_iter().take(2) {
-        let [_, q_heads, _, q_len, k_len, dim] = case.sizes;
+        let [_, q_heads, _, q_len, k_len, _] = case.sizes;
         for mask_heads in [1, q_heads] {
             let mask = [1, mask_heads, q_len, k_len];
             let case = case.clone().mask(mask, Pattern::Window(75));
@@ -287,13 +302,7 @@ fn what_is_not_finite_stays_with_what_sees_it<E: MaskedEngine>(engine: &E) {
                 for target in 0..4 {
                     let mut inputs = case.inputs();
                     let (mut grad_out, grad_lse) = case.gradients(&inputs);
-                    let (key, query) = ((k_len / 2 + 5 * n) * dim, (q_len / 2 + n) * dim);
-                    match target {
-                        0 => inputs.k[key..key + 3].fill(bad),
-                        1 => inputs.v[key..key + dim].fill(bad),
-                        2 => inputs.q[query..query + dim].fill(bad),
-                        _ => grad_out[query + 2..query + 9].fill(bad),
-                    }
+                    spoil(&case, &mut inputs, &mut grad_out, target, n, bad);
                     case.check_gradients(engine, &inputs, &grad_out, grad_lse.as_deref());
                 }
             }
