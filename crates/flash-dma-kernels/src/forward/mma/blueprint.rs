@@ -138,10 +138,10 @@ impl MmaBlueprint {
     /// products under way, four of 128 registers, three of 168 or two of 255. Problems of few cubes
     /// take as many as waste least of the last round of multiprocessors.
     pub(crate) fn choose_wgmma(problem: &Problem, properties: &DeviceProperties) -> Option<Self> {
-        Self::choose_wgmma_heads(problem, properties, 64)
+        Self::choose_wgmma_heads(problem, properties, 64)?.fitting(properties)
     }
 
-    /// [`choose_wgmma`](Self::choose_wgmma) with at most `most` heads a tile.
+    /// [`choose_wgmma`](Self::choose_wgmma) with at most `most` heads a tile, and stages that may not fit.
     fn choose_wgmma_heads(
         problem: &Problem,
         properties: &DeviceProperties,
@@ -182,9 +182,6 @@ impl MmaBlueprint {
             .min_by_key(|cube| match cube.cubes(problem).div_ceil(processors) {
                 rounds @ ..4 => rounds * cube.warps,
                 _ => 0,
-            })
-            .filter(|blueprint| {
-                blueprint.shared_bytes() <= properties.hardware.max_shared_memory_size
             })
     }
 
