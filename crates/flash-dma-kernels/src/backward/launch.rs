@@ -141,12 +141,7 @@ impl Plan {
             }
             _ => None,
         };
-        plan.ok_or_else(|| AttentionError::Unsupported {
-            what: format!(
-                "the backward pass on the {engine:?} engine for {} of head dimension {}",
-                problem.element, problem.head_dim
-            ),
-        })
+        plan.ok_or_else(|| engine.refusal("the backward pass on ", problem))
     }
 
     /// Cubes along each axis.

@@ -1,7 +1,7 @@
 //! Host side of the forward pass.
 
 use super::kernel::forward_kernel;
-use super::mma::{self, MmaBlueprint};
+use super::mma::{self, Instruction, MmaBlueprint};
 use crate::Inputs;
 use crate::lists::{LiveKeys, QueryTiles, live_keys};
 use crate::tile::{
@@ -57,6 +57,25 @@ impl Engine {
             }
         }
         Ok((Self::Portable, of(Self::Portable)?))
+    }
+
+    /// The instruction of its products; none of single units.
+    pub(crate) fn instruction(self) -> Option<Instruction> {
+        match self {
+            Self::Portable => None,
+            Self::Mma => Some(Instruction::Mma),
+            Self::Wgmma => Some(Instruction::Wgmma),
+        }
+    }
+
+    /// That it does not serve a problem; `what` is what it should do, up to and with "on ".
+    pub(crate) fn refusal(self, what: &str, problem: &Problem) -> AttentionError {
+        AttentionError::Unsupported {
+            what: format!(
+                "{what}the {self:?} engine for {} of head dimension {}",
+                problem.element, problem.head_dim
+            ),
+        }
     }
 }
 
@@ -180,12 +199,7 @@ impl Plan {
                 blueprint.split(problem, processors, hardware.max_shared_memory_size);
             Self::Mma(blueprint, parts)
         })
-        .ok_or_else(|| AttentionError::Unsupported {
-            what: format!(
-                "the {engine:?} engine for {} of head dimension {}",
-                problem.element, problem.head_dim
-            ),
-        })
+        .ok_or_else(|| engine.refusal("", problem))
     }
 
     fn tuned(self, tuning: Tuning) -> Result<Self, AttentionError> {

@@ -133,12 +133,8 @@ impl BackwardPlan {
     ) -> Result<Self, AttentionError> {
         let (p, properties) = (&problem.attention, client.properties());
         let size = p.element.size();
-        let instruction = match engine {
-            Engine::Portable => {
-                return Blueprints::choose(p, &properties.hardware).map(Self::Portable);
-            }
-            Engine::Mma => Instruction::Mma,
-            Engine::Wgmma => Instruction::Wgmma,
+        let Some(instruction) = engine.instruction() else {
+            return Blueprints::choose(p, &properties.hardware).map(Self::Portable);
         };
         let served = inputs.rows_are_chunks(problem)
             && saved.rows_are_chunks(size)
@@ -150,12 +146,7 @@ impl BackwardPlan {
                 let bias = of_pairs.then(|| BiasPlan::choose(client, problem, inputs));
                 bias.transpose().map(|bias| Self::Mma(blueprints, bias))
             })
-        .ok_or_else(|| AttentionError::Unsupported {
-            what: format!(
-                "gradients under masks and biases on the {engine:?} engine for {} of head dimension {}",
-                p.element, p.head_dim
-            ),
-        })?
+            .ok_or_else(|| engine.refusal("gradients under masks and biases on ", p))?
     }
 
     /// Cubes along each axis of the largest grids.
@@ -205,33 +196,33 @@ fn backward_with(
         }
         return Ok(());
     }
-    let all = matches!(plan, BackwardPlan::Portable(_));
-    let (delta, portable) = match plan {
-        BackwardPlan::Portable(blueprints) => (launch_delta(client, p, &saved), Some(blueprints)),
-        BackwardPlan::Mma(blueprints, bias) => {
-            let (portable, bias) = match bias {
-                Some(BiasPlan::Portable(blueprints)) => (Some(blueprints), None),
-                Some(BiasPlan::Wgmma(blueprint)) => (None, Some(blueprint)),
-                None => (None, None),
-            };
-            let delta = launch_mma(client, problem, &inputs, &saved, &grads, blueprints, bias);
-            (delta, portable)
-        }
+    let portable = |delta: TensorBinding, blueprints| PortablePass {
+        client,
+        problem,
+        inputs: &inputs,
+        saved: &saved,
+        grads: &grads,
+        delta,
+        blueprints,
     };
-    if let Some(blueprints) = portable {
-        let pass = PortablePass {
-            client,
-            problem,
-            inputs: &inputs,
-            saved: &saved,
-            grads: &grads,
-            delta: &delta,
-            blueprints,
-        };
-        if all {
+    match plan {
+        BackwardPlan::Portable(blueprints) => {
+            let pass = portable(launch_delta(client, p, &saved), blueprints);
             pass.launch_rows();
+            pass.launch_bias();
         }
-        pass.launch_bias();
+        BackwardPlan::Mma(blueprints, bias) => {
+            let of_pairs = match &bias {
+                Some(BiasPlan::Wgmma(blueprint)) => Some(*blueprint),
+                _ => None,
+            };
+            let delta = launch_mma(
+                client, problem, &inputs, &saved, &grads, blueprints, of_pairs,
+            );
+            if let Some(BiasPlan::Portable(blueprints)) = bias {
+                portable(delta, blueprints).launch_bias();
+            }
+        }
     }
     Ok(())
 }
@@ -318,14 +309,14 @@ struct PortablePass<'a> {
     saved: &'a Saved,
     grads: &'a MaskedGradients,
     /// The row sums.
-    delta: &'a TensorBinding,
+    delta: TensorBinding,
     blueprints: Blueprints,
 }
 
 /// Launches a kernel of a [`PortablePass`]: one list of arguments, for all read the same.
 macro_rules! launch {
     ($pass:ident, $kernel:ident, $cubes:expr, $blueprint:expr, [$($grad:expr),*], $($option:expr),*) => {{
-        let &PortablePass { problem, inputs, saved, grads, delta, .. } = $pass;
+        let &PortablePass { problem, inputs, saved, grads, ref delta, .. } = $pass;
         let p = &problem.attention;
         let size = p.element.size();
         let Words { bits, counts, bias } = inputs.words();

@@ -4,7 +4,7 @@ use super::args::MaskedInputs;
 use super::forward::forward_kernel;
 use super::lists::tile_lists;
 use crate::Engine;
-use crate::forward::mma::{self, Instruction, MmaBlueprint, rows_are_chunks};
+use crate::forward::mma::{self, MmaBlueprint, rows_are_chunks};
 use crate::tile::{
     Blueprint, Layout, Pass, Slice, address_type, check_device, check_tensor, elem_type, fill,
     vector_size,
@@ -141,23 +141,13 @@ impl ForwardPlan {
         inputs: &MaskedInputs,
     ) -> Result<Self, AttentionError> {
         let (p, properties) = (&problem.attention, client.properties());
-        let instruction = match engine {
-            Engine::Portable => {
-                return Blueprint::choose(Pass::Forward, p, &properties.hardware)
-                    .map(Self::Portable);
-            }
-            Engine::Mma => Instruction::Mma,
-            Engine::Wgmma => Instruction::Wgmma,
+        let Some(instruction) = engine.instruction() else {
+            return Blueprint::choose(Pass::Forward, p, &properties.hardware).map(Self::Portable);
         };
         MmaBlueprint::choose_masked(instruction, problem, properties)
             .filter(|_| inputs.rows_are_chunks(problem))
             .map(Self::Mma)
-            .ok_or_else(|| AttentionError::Unsupported {
-                what: format!(
-                    "masks and biases on the {engine:?} engine for {} of head dimension {}",
-                    p.element, p.head_dim
-                ),
-            })
+            .ok_or_else(|| engine.refusal("masks and biases on ", p))
     }
 
     /// Queries a tile.
