@@ -15,11 +15,11 @@ use cubecl::prelude::*;
 /// | `q`, `grad_out`, `k`, `v` | `[batch, heads, len, head_dim]`, any strides with a contiguous last axis |
 /// | `lse`, `delta` | contiguous `[batch, q_heads, q_len]` |
 /// | `scores` | `[batch, kv_heads, k_len]`, any strides |
-/// | `keys`, `ends`, `counts` | the live keys in the order of [`by_death`](super::order::by_death) |
-/// | `grad_k`, `grad_v` | contiguous `[batch, kv_heads, k_len, head_dim]`, live keys overwritten |
-/// | `grad_scores` | contiguous `[batch, kv_heads, k_len]`, live keys overwritten |
+/// | `keys`, `ends`, `counts` | see [`OrderedKeys`](super::order::OrderedKeys) |
+/// | `grad_k`, `grad_v` | contiguous `[batch, kv_heads, k_len, head_dim]`, the listed keys overwritten |
+/// | `grad_scores` | contiguous `[batch, kv_heads, k_len]`, the listed keys overwritten |
 ///
-/// Without `bp.sparse` every key is live, in order; the scores, keys, ends and counts are never read
+/// Without `bp.sparse` every key is listed, in order; the scores, keys, ends and counts are never read
 /// and `grad_scores` is never written.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn dkdv_kernel<F: Float, N: Size>(
@@ -53,7 +53,7 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
     let mut list_base = 0usize;
     if comptime!(bp.sparse) {
         count = counts[kv_row] as usize;
-        list_base = kv_row * k_len;
+        list_base = kv_row * keys.stride(0);
     }
     if start >= count {
         terminate!();

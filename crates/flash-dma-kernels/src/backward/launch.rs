@@ -212,9 +212,8 @@ fn launch_portable(
         live: live.as_ref(),
     };
     let tiles = QueryTiles::new(problem, blueprints.dq.outer_rows());
-    let key_tiles = problem.k_len.div_ceil(blueprints.dkdv.outer_rows());
     pass.launch_dq(grads, &tiles, blueprints.dq);
-    pass.launch_dkdv(grads, key_tiles, blueprints.dkdv);
+    pass.launch_dkdv(grads, blueprints.dkdv);
 }
 
 /// Zeroes the gradients of k, v and the scores.
@@ -360,16 +359,20 @@ impl BackwardPass<'_> {
         });
     }
 
-    fn launch_dkdv(&self, grads: &Gradients, key_tiles: usize, blueprint: Blueprint) {
+    fn launch_dkdv(&self, grads: &Gradients, blueprint: Blueprint) {
         let (client, problem) = (self.client, self.problem);
         let size = problem.element.size();
         let Inputs { q, k, v, selection } = self.inputs.clone();
-        let live = self.live.map(|live| by_death(client, problem, live));
         // Without scores the kernel reads none of the lists and writes no gradient of scores.
-        let [keys, ends, counts] = match live {
-            Some(live) => [live.keys, live.ends, live.counts],
-            None => [(); 3].map(|()| q.clone()),
+        let ([keys, ends, counts], listed) = match self.live {
+            Some(live) => {
+                let ordered = by_death(client, problem, live);
+                let lists = [ordered.keys, ordered.ends, ordered.counts];
+                (lists, ordered.capacity)
+            }
+            None => ([(); 3].map(|()| q.clone()), problem.k_len),
         };
+        let key_tiles = listed.div_ceil(blueprint.outer_rows());
         let scores = selection.map_or_else(|| q.clone(), |selection| selection.scores);
         let grad_scores = (grads.scores.clone()).unwrap_or_else(|| scratch(client, [1]));
         let typed = [&q, &k, &v, &self.saved.grad_out, &grads.k, &grads.v];

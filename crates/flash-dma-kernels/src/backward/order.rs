@@ -5,7 +5,7 @@
 //! tiles of neighbours by index would spend most of their work on keys already dead
 //! (`docs/kernel-notes.md` has the shares).
 
-use crate::lists::LiveKeys;
+use crate::lists::{LiveKeys, most_keys};
 use crate::scratch::{address_type, scratch};
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -13,6 +13,21 @@ use flash_dma_problem::Problem;
 
 /// Classes of deaths.
 const CLASSES: usize = 64;
+
+/// The keys that some query attends to, for each of the `batch * kv_heads` rows, in an order that makes
+/// neighbours die together.
+#[derive(Clone, Debug)]
+pub(crate) struct OrderedKeys {
+    /// Contiguous `[batch * kv_heads, capacity]`, u32: their indices by descending class of death, then
+    /// ascending; past the count undefined.
+    pub keys: TensorBinding,
+    /// The same: the end of the interval of each entry of `keys`.
+    pub ends: TensorBinding,
+    /// Contiguous `[batch * kv_heads]`, u32, at most `capacity`.
+    pub counts: TensorBinding,
+    /// The most keys of a row.
+    pub capacity: usize,
+}
 
 /// Positions a class spans: half a window, as keys die that much apart anyway, unless the classes would
 /// not cover all positions.
@@ -27,27 +42,30 @@ fn class_of(end: u32, width: u32) -> usize {
     comptime!(CLASSES - 1) - min((end - 1u32) / width, comptime!(CLASSES as u32 - 1)) as usize
 }
 
-/// A stable counting sort of the live keys of a row by descending class of death: one cube a row, a
-/// segment of the keys a unit.
+/// A stable counting sort, by descending class of death, of those live keys of a row that die after the
+/// position `from`: one cube a row, a segment of the keys a unit.
 ///
 /// | buffer | layout |
 /// |---|---|
-/// | `keys`, `ends`, `counts` | see [`LiveKeys`] |
-/// | `ordered_keys`, `ordered_ends` | as `keys` and `ends`, overwritten up to the row's count |
+/// | `keys`, `ends`, `live` | see [`LiveKeys`] |
+/// | `ordered_keys`, `ordered_ends`, `counts` | see [`OrderedKeys`], overwritten |
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn order_kernel(
     keys: &Tensor<u32>,
     ends: &Tensor<u32>,
-    counts: &Tensor<u32>,
+    live: &Tensor<u32>,
     ordered_keys: &mut Tensor<u32>,
     ordered_ends: &mut Tensor<u32>,
+    counts: &mut Tensor<u32>,
+    from: u32,
     class_width: u32,
     #[comptime] units: usize,
 ) {
     let row = CUBE_POS_X as usize;
     let unit = UNIT_POS as usize;
     let base = row * keys.stride(0);
-    let count = counts[row] as usize;
+    let capacity = ordered_keys.stride(0);
+    let count = live[row] as usize;
     let segment = count.div_ceil(units);
     let start = min(unit * segment, count);
     let end = min(start + segment, count);
@@ -59,8 +77,10 @@ fn order_kernel(
         slots[class * units + unit] = 0u32;
     }
     for n in start..end {
-        let class = class_of(ends[base + n], class_width);
-        slots[class * units + unit] += 1u32;
+        let death = ends[base + n];
+        if death > from {
+            slots[class_of(death, class_width) * units + unit] += 1u32;
+        }
     }
     sync_cube();
     let mut class = unit;
@@ -84,44 +104,58 @@ fn order_kernel(
             slots[class * units + other] = next;
             next += here;
         }
+        if class == comptime!(CLASSES - 1) {
+            counts[row] = min(next, capacity as u32);
+        }
         class += units;
     }
     sync_cube();
     for n in start..end {
-        let (key, end) = (keys[base + n], ends[base + n]);
-        let slot = class_of(end, class_width) * units + unit;
-        let to = base + slots[slot] as usize;
-        slots[slot] += 1u32;
-        ordered_keys[to] = key;
-        ordered_ends[to] = end;
+        let (key, death) = (keys[base + n], ends[base + n]);
+        if death > from {
+            let slot = class_of(death, class_width) * units + unit;
+            let place = slots[slot] as usize;
+            slots[slot] += 1u32;
+            if place < capacity {
+                ordered_keys[row * capacity + place] = key;
+                ordered_ends[row * capacity + place] = death;
+            }
+        }
     }
 }
 
-/// The live keys, those of each row ordered by descending class of death, then by index.
-pub(crate) fn by_death(client: &Client, problem: &Problem, live: &LiveKeys) -> LiveKeys {
+/// Orders the keys that the queries of `problem` attend to. Keys that died before the first query are not among
+/// them: their number is not bounded by the window.
+pub(crate) fn by_death(client: &Client, problem: &Problem, live: &LiveKeys) -> OrderedKeys {
     let serial = client.properties().hardware.plane_size_max <= 1;
     by_death_with(client, problem, live, if serial { 1 } else { 32 })
 }
 
-fn by_death_with(client: &Client, problem: &Problem, live: &LiveKeys, units: usize) -> LiveKeys {
+fn by_death_with(client: &Client, problem: &Problem, live: &LiveKeys, units: usize) -> OrderedKeys {
     let rows = problem.batch * problem.kv_heads;
-    let ordered = LiveKeys {
-        keys: scratch(client, [rows, problem.k_len]),
-        ends: scratch(client, [rows, problem.k_len]),
-        counts: live.counts.clone(),
+    let capacity = most_keys(problem, problem.q_len);
+    let ordered = OrderedKeys {
+        keys: scratch(client, [rows, capacity]),
+        ends: scratch(client, [rows, capacity]),
+        counts: scratch(client, [rows]),
+        capacity,
     };
-    // SAFETY: a row's counts add up to at most its `k_len` entries, where all accesses stay.
+    // Positions before key 0 see nothing.
+    let from = problem.position(0).max(0) as u32;
+    // SAFETY: a row's live keys are at most `k_len`; the kernel writes only below `capacity`.
     unsafe {
         order_kernel::launch_unchecked(
             client,
             CubeCount::Static(rows as u32, 1, 1),
             CubeDim::new_1d(units as u32),
-            address_type([&live.keys]),
+            address_type([&live.keys, &ordered.keys]),
             live.keys.clone().into_tensor_arg(),
             live.ends.clone().into_tensor_arg(),
             live.counts.clone().into_tensor_arg(),
             ordered.keys.clone().into_tensor_arg(),
             ordered.ends.clone().into_tensor_arg(),
+            ordered.counts.clone().into_tensor_arg(),
+            from,
             class_width(problem) as u32,
             units,
         );
@@ -132,49 +166,72 @@ fn by_death_with(client: &Client, problem: &Problem, live: &LiveKeys, units: usi
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{client, read_u32, strided};
-    use flash_dma_problem::{AttentionOptions, ElementType};
-    use flash_dma_reference::Rng;
+    use crate::Selection;
+    use crate::lists::live_keys;
+    use crate::testing::{client, read_u32, strided, zeros};
+    use flash_dma_problem::{AttentionOptions, ElementType, Interval};
+    use flash_dma_reference::{Rng, select::intervals};
 
-    #[test]
-    fn keys_are_ordered_by_death_and_stay_in_order_within_a_class() {
-        let (client, n) = (client(), 203);
-        let k = [1, 2, n, 8];
-        let options = AttentionOptions::new().with_keep_window(30);
-        let p = Problem::new(&k, &k, &k, Some(&k[..3]), ElementType::F32, &options).unwrap();
+    /// Two rows of `k_len` keys and a window of 30.
+    fn check(q_len: usize, k_len: usize, causal: bool) {
+        let client = client();
+        let options = AttentionOptions::new()
+            .with_keep_window(30)
+            .with_causal(causal);
+        let (q, k) = ([1, 2, q_len, 8], [1, 2, k_len, 8]);
+        let p = Problem::new(&q, &k, &k, Some(&k[..3]), ElementType::F32, &options).unwrap();
         let mut rng = Rng::new(5);
-        let counts = [n as u32, 57];
-        let keys: Vec<u32> = (0..2).flat_map(|_| 0..n as u32).collect();
-        let ends: Vec<u32> = (keys.iter())
-            .map(|&key| key + 1 + rng.below(n - key as usize) as u32)
+        let rows: Vec<Vec<Interval>> = (0..2)
+            .map(|_| {
+                let scores: Vec<f64> = (0..k_len).map(|_| rng.normal()).collect();
+                intervals(&scores, p.window)
+            })
             .collect();
-        let upload = |values: &[u32], shape: &[usize]| {
-            strided(
+        let words: Vec<u32> = (rows.iter().flatten())
+            .flat_map(|i| [i.first, i.end])
+            .collect();
+        let selection = Selection {
+            scores: zeros(&client, &k[..3]),
+            intervals: strided(
                 &client,
-                values,
-                shape,
-                &[*shape.last().unwrap(), 1][2 - shape.len()..],
-            )
+                &words,
+                &[1, 2, k_len, 2],
+                &[4 * k_len, 2 * k_len, 2, 1],
+            ),
         };
-        let live = LiveKeys {
-            keys: upload(&keys, &[2, n]),
-            ends: upload(&ends, &[2, n]),
-            counts: upload(&counts, &[2]),
-        };
+        let live = live_keys(&client, &p, &selection);
+        let width = class_width(&p) as u32;
         for units in [1, 4] {
             let ordered = by_death_with(&client, &p, &live, units);
-            let actual = [ordered.keys, ordered.ends].map(|t| read_u32(&client, t));
-            for row in 0..2 {
-                let mut expected: Vec<(u32, u32)> = (0..counts[row] as usize)
-                    .map(|at| (keys[row * n + at], ends[row * n + at]))
-                    .collect();
-                // Half a window wide, the last first.
-                expected.sort_by_key(|&(_, end)| core::cmp::Reverse((end - 1) / 15));
-                for (at, &(key, end)) in expected.iter().enumerate() {
-                    let got = [actual[0][row * n + at], actual[1][row * n + at]];
-                    assert_eq!(got, [key, end], "row {row}, {units} units, entry {at}");
+            let capacity = ordered.capacity;
+            let [keys, ends, counts] =
+                [ordered.keys, ordered.ends, ordered.counts].map(|t| read_u32(&client, t));
+            for (row, intervals) in rows.iter().enumerate() {
+                let attended = |i: &&Interval| (0..q_len).any(|at| i.contains(p.position(at)));
+                let mut expected: Vec<&Interval> = intervals.iter().filter(attended).collect();
+                expected.sort_by_key(|i| core::cmp::Reverse((i.end - 1) / width));
+                assert_eq!(counts[row] as usize, expected.len(), "row {row}");
+                for (at, interval) in expected.iter().enumerate() {
+                    let got = [keys[row * capacity + at], ends[row * capacity + at]];
+                    let wanted = [interval.first, interval.end];
+                    assert_eq!(got, wanted, "row {row}, {units} units, entry {at}");
                 }
             }
         }
+    }
+
+    #[test]
+    fn keys_are_ordered_by_death_and_stay_in_order_within_a_class() {
+        check(203, 203, true);
+        check(250, 203, true);
+    }
+
+    /// Their number is bounded by the window and the queries, that of all live keys is not.
+    #[test]
+    fn keys_that_die_before_the_first_query_are_not_listed() {
+        check(1, 203, true);
+        check(7, 203, true);
+        check(203, 203, false);
+        check(7, 203, false);
     }
 }

@@ -18,7 +18,7 @@ use cubecl::prelude::TensorBinding;
 use flash_dma_problem::Problem;
 use std::ops::Range;
 
-pub(crate) use tiles::QueryTiles;
+pub(crate) use tiles::{QueryTiles, most_keys};
 
 /// The keys that at least one position attends to, for each of the `batch * kv_heads` rows.
 #[derive(Clone, Debug)]

@@ -24,26 +24,30 @@ pub(crate) struct QueryTiles {
     pub count: usize,
     /// Key lists that the tiles read.
     pub lists: usize,
-    /// The most keys that one tile can attend to, at least 1: `window` at its first position and one
-    /// newborn at each other.
+    /// The most keys that one tile can attend to, at least 1.
     pub capacity: usize,
+}
+
+/// The most keys that `queries` consecutive queries attend to: the window at the first one's position, and with
+/// causal masking one newborn at each other.
+pub(crate) fn most_keys(problem: &Problem, queries: usize) -> usize {
+    let newborn = if problem.causal {
+        queries.saturating_sub(1)
+    } else {
+        0
+    };
+    problem.window.saturating_add(newborn).min(problem.k_len)
 }
 
 impl QueryTiles {
     /// Cuts the queries of `problem` into tiles of `size`, which must not be 0.
     pub(crate) fn new(problem: &Problem, size: usize) -> Self {
         let count = problem.q_len.div_ceil(size);
-        let positions = if problem.causal { size } else { 1 };
-        let newest = positions - 1;
-        let capacity = problem
-            .window
-            .saturating_add(newest)
-            .clamp(1, problem.k_len.max(1));
         Self {
             size,
             count,
             lists: if problem.causal { count } else { count.min(1) },
-            capacity,
+            capacity: most_keys(problem, size).max(1),
         }
     }
 

@@ -5,7 +5,7 @@
 //! that live through it; then those born in it, the earliest birth first. Any cut of this order into
 //! tiles then wastes little.
 
-use crate::lists::LiveKeys;
+use crate::lists::{LiveKeys, most_keys};
 use crate::scratch::{address_type, scratch};
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -187,13 +187,6 @@ fn chunk_keys_kernel(
     }
 }
 
-/// The most keys that one chunk can attend to: `window` at its first position and one newborn at each
-/// other.
-pub(super) fn capacity(problem: &Problem, chunk: usize) -> usize {
-    let newborn = if problem.causal { chunk - 1 } else { 0 };
-    problem.window.saturating_add(newborn).min(problem.k_len)
-}
-
 /// Lists the keys of every chunk of `chunk` queries, in one launch. `chunks` and the rows must fit the
 /// device's cube counts.
 pub(super) fn chunk_keys(
@@ -217,7 +210,7 @@ fn chunk_keys_with(
         problem.batch * problem.kv_heads,
         problem.q_len.div_ceil(chunk),
     );
-    let capacity = capacity(problem, chunk);
+    let capacity = most_keys(problem, chunk);
     let out = ChunkKeys {
         keys: scratch(client, [rows, chunks, capacity]),
         counts: scratch(client, [rows, chunks]),

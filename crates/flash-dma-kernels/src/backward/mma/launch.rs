@@ -1,12 +1,12 @@
 //! Host side of the tensor-core backward pass.
 
 use super::blueprint::MmaBlueprints;
-use super::chunks::{ChunkKeys, capacity, chunk_keys};
+use super::chunks::{ChunkKeys, chunk_keys};
 use super::gather::KeyParts;
 use super::key_sums::KeySums;
 use super::pass::{KeyLists, MmaPass};
 use crate::backward::order::by_death;
-use crate::lists::{LiveKeys, QueryTiles, live_keys};
+use crate::lists::{LiveKeys, QueryTiles, live_keys, most_keys};
 use crate::scratch::scratch;
 use crate::tile::{elem_type, fill, for_each_slice};
 use crate::{Gradients, Inputs, Saved};
@@ -40,7 +40,7 @@ impl MmaBlueprints {
     /// The most key tiles of a chunk.
     pub(super) fn slots(&self, problem: &Problem) -> usize {
         let keys = if problem.has_scores {
-            capacity(problem, self.chunk)
+            most_keys(problem, self.chunk)
         } else {
             problem.k_len
         };
@@ -99,7 +99,7 @@ impl SelectedPass<'_> {
                     starts: ordered.counts.clone(),
                     keys: ordered.keys,
                     counts: ordered.counts,
-                    capacity: problem.k_len,
+                    capacity: ordered.capacity,
                 }
             }
         }
@@ -158,7 +158,8 @@ impl SelectedPass<'_> {
             counts: keys.counts.clone(),
             capacity: keys.capacity,
             chunks: blueprints.chunks(problem),
-            slots: blueprints.slots(problem),
+            // As many as the lists may fill: a bound taken from elsewhere would drop keys unseen.
+            slots: keys.capacity.div_ceil(blueprints.dkdv.keys()),
         };
         self.pass.launch_dkdv(lists, grads, output, blueprints);
     }
