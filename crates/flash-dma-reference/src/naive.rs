@@ -8,6 +8,7 @@
 use crate::attention::Inputs;
 use crate::round::round_f32;
 use crate::rows::{Pairs, Tensors};
+use core::array;
 
 /// `out` and `lse` of the naive implementation.
 #[derive(Clone, Debug)]
@@ -63,6 +64,26 @@ fn dot(a: &[f64], b: &[f64]) -> f32 {
     a.iter().zip(b).map(|(&x, &y)| x as f32 * y as f32).sum()
 }
 
+/// The [`dot`] of `a` with the row of each key. Eight at once: the terms of one sum wait for each other.
+fn dots<'a>(
+    a: &[f64],
+    keys: &[(usize, f64)],
+    row: impl Fn(usize) -> &'a [f64],
+) -> impl Iterator<Item = f32> {
+    keys.chunks(8).flat_map(move |keys| {
+        let rows: [&[f64]; 8] = array::from_fn(|n| row(keys[n.min(keys.len() - 1)].0));
+        let rows = rows.map(|row| &row[..a.len()]);
+        // As an empty sum of floating-point numbers is.
+        let mut sums = [-0.0f32; 8];
+        for (d, &x) in a.iter().enumerate() {
+            for (sum, row) in sums.iter_mut().zip(rows) {
+                *sum += x as f32 * row[d] as f32;
+            }
+        }
+        sums.into_iter().take(keys.len())
+    })
+}
+
 /// Probabilities (f32), softcap slopes and LSE of one row; `None` if nothing is attended.
 fn softmax(
     t: &Tensors,
@@ -73,8 +94,9 @@ fn softmax(
 ) -> Option<(Vec<f32>, Vec<f32>, f32)> {
     let mut slopes = Vec::new();
     let mut p: Vec<f32> = Vec::new();
-    for &(j, bias) in keys {
-        let x = t.problem.scale * dot(q, t.row(t.k, t.k_row(b, h, j)));
+    let products = dots(q, keys, |j| t.row(t.k, t.k_row(b, h, j)));
+    for (&(_, bias), product) in keys.iter().zip(products) {
+        let x = t.problem.scale * product;
         let (capped, slope) = match t.problem.softcap {
             None => (x, 1.0),
             Some(cap) => {
@@ -146,17 +168,21 @@ pub(crate) fn backward(
             continue;
         };
         let mean = dot(dout, t.row(&out, row)) - grad_lse.map_or(0.0, |g| g[row] as f32);
-        for (n, &(j, _)) in keys.iter().enumerate() {
+        let dq = &mut dq[row * dim..(row + 1) * dim];
+        let dp = dots(dout, &keys, |j| t.row(t.v, t.k_row(b, h, j)));
+        for ((n, &(j, _)), dp) in keys.iter().enumerate().zip(dp) {
             let key = t.k_row(b, h, j);
-            let (k, v) = (t.row(t.k, key), t.row(t.v, key));
-            let ds = p[n] * (dot(dout, v) - mean);
+            let ds = p[n] * (dp - mean);
             sink(b, h, i, j, ds);
             let (ds, p) = (round_f32(ds * slopes[n], element), round_f32(p[n], element));
-            for d in 0..dim {
-                dq[row * dim + d] += scale * (ds * k[d] as f32);
-                dk[key * dim + d] += scale * (ds * q[d] as f32);
-                dv[key * dim + d] += p * dout[d] as f32;
-            }
+            let add = |to: &mut [f32], factor: f32, weight: f32, from: &[f64]| {
+                for (to, &x) in to.iter_mut().zip(from) {
+                    *to += factor * (weight * x as f32);
+                }
+            };
+            add(dq, scale, ds, t.row(t.k, key));
+            add(&mut dk[key * dim..(key + 1) * dim], scale, ds, q);
+            add(&mut dv[key * dim..(key + 1) * dim], 1.0, p, dout);
         }
     }
     let [q, k, v] = [dq, dk, dv].map(|x| widen(x, t));
