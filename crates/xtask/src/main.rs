@@ -28,8 +28,10 @@ Usage: cargo xtask <command>
                    and compare registers, spills, shared memory and tensor-core instructions with
                    docs/codegen.tsv and docs/codegen-spills.tsv. --bless rewrites the former. With
                    prefixes, only variants whose names begin so.
-  gpu-pack [..]    Build tests, benchmarks and examples for CUDA into gpu-pack/flash-dma-gpu.tar.xz, for
-                   a machine with a GPU and without Rust. Options go to cargo's build.
+  gpu-pack [--only NAME,..] [--tuned] [..]
+                   Build tests, bench, interop, raw-kernels, train-text and endless, or only those named, for
+                   CUDA into gpu-pack/flash-dma-gpu.tar.xz, for a machine with a GPU and without Rust. --tuned
+                   builds with autotune, as Burn's users do. Other options go to cargo's build.
   bench-report [..]
                    Join the rows of bench-results/ with the peers' and write the tables and plots of
                    the README and the book.

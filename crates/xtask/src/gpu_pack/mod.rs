@@ -9,19 +9,104 @@ use crate::setup;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Instant;
 
-/// What is packed, and the features it is built with.
-const PACKAGES: [(&str, &[&str]); 6] = [
-    ("flash-dma-tests", &["cuda", "fusion"]),
-    ("flash-dma-benches", &["cuda"]),
-    ("interop", &["cuda", "fusion"]),
-    ("raw-kernels", &["cuda"]),
-    ("train-text", &["cuda", "fusion"]),
-    ("endless", &["cuda", "fusion"]),
+/// A package whose binaries and integration tests are packed.
+#[derive(Debug)]
+struct Part {
+    /// As `--only` names it.
+    name: &'static str,
+    package: &'static str,
+    /// Whether it calls the library through Burn, or the kernels alone.
+    burn: bool,
+}
+
+const fn part(name: &'static str, package: &'static str, burn: bool) -> Part {
+    Part {
+        name,
+        package,
+        burn,
+    }
+}
+
+const PARTS: [Part; 6] = [
+    part("tests", "flash-dma-tests", true),
+    part("bench", "flash-dma-benches", false),
+    part("interop", "interop", true),
+    part("raw-kernels", "raw-kernels", false),
+    part("train-text", "train-text", true),
+    part("endless", "endless", true),
 ];
 
-/// The archive's one directory, and its name.
-const NAME: &str = "flash-dma-gpu";
+/// The features an archive is built with, and its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Flavour {
+    /// Without autotune: every process is ready within seconds.
+    Lean,
+    /// With Burn's default features for CUDA, as its users build.
+    Tuned,
+}
+
+impl Flavour {
+    /// The archive's one directory.
+    fn directory(self) -> &'static str {
+        match self {
+            Self::Lean => "flash-dma-gpu",
+            Self::Tuned => "flash-dma-gpu-tuned",
+        }
+    }
+
+    fn features(self, part: &Part) -> &'static [&'static str] {
+        match (self, part.burn) {
+            (_, false) => &["cuda"],
+            (Self::Lean, true) => &["cuda", "fusion", "persistence"],
+            (Self::Tuned, true) => &["cuda", "fusion", "persistence", "autotune"],
+        }
+    }
+}
+
+/// What one call packs.
+#[derive(Debug)]
+struct Request {
+    parts: Vec<&'static Part>,
+    flavour: Flavour,
+    /// What cargo's build gets.
+    cargo: Vec<String>,
+}
+
+impl Request {
+    /// Reads `[--only NAME,..] [--tuned]`; what else there is goes to cargo.
+    fn parse(options: &[String]) -> Result<Self> {
+        let mut request = Self {
+            parts: PARTS.iter().collect(),
+            flavour: Flavour::Lean,
+            cargo: Vec::new(),
+        };
+        let mut options = options.iter();
+        while let Some(option) = options.next() {
+            match option.as_str() {
+                "--tuned" => request.flavour = Flavour::Tuned,
+                "--only" => {
+                    let names = options.next().ok_or("--only needs names")?;
+                    let part = |name| {
+                        let known = PARTS.iter().find(|part| part.name == name);
+                        known.ok_or_else(|| {
+                            let known: Vec<_> = PARTS.iter().map(|part| part.name).collect();
+                            format!("nothing to pack is called `{name}`, only {known:?}")
+                        })
+                    };
+                    request.parts = names.split(',').map(part).collect::<Result<_>>()?;
+                }
+                other => request.cargo.push(other.into()),
+            }
+        }
+        Ok(request)
+    }
+
+    fn packs(&self, name: &str) -> bool {
+        self.parts.iter().any(|part| part.name == name)
+    }
+}
 
 /// Limit of the archive, so that it can be carried anywhere.
 const MAX_MEGABYTES: f64 = 60.0;
@@ -38,16 +123,19 @@ const SYSTEM_LIBRARIES: [&str; 8] = [
     "libgcc_s.so",
 ];
 
-/// Builds and writes the archive. The options go to cargo, such as `--config profile.gpu.opt-level=1`.
+/// Builds and writes the archive. `--only tests,bench` packs only what these packages build, `--tuned` builds with
+/// autotune; other options go to cargo, such as `--config profile.gpu.opt-level=1`.
 ///
 /// # Errors
-/// When something does not build, or the archive is too large.
+/// When nothing is known by a name, something does not build, or the archive is too large.
 pub fn run(options: &[String]) -> Result {
+    let request = Request::parse(options)?;
     setup::run(setup::Needs::BUILD)?;
-    let binaries = build(options)?;
+    let binaries = build(&request)?;
 
     let out = root().join("gpu-pack");
-    let dir = out.join(NAME);
+    let name = request.flavour.directory();
+    let dir = out.join(name);
     if dir.exists() {
         std::fs::remove_dir_all(&dir)
             .map_err(|e| format!("cannot clear {}: {e}", dir.display()))?;
@@ -62,27 +150,37 @@ pub fn run(options: &[String]) -> Result {
     let script = dir.join("run.sh");
     write_file(&script, include_str!("run.sh"))?;
     make_executable(&script)?;
-    for script in ["examples/interop/torch_cases.py", "benches/roof.py"] {
+    let scripts = [
+        ("interop", "examples/interop/torch_cases.py"),
+        ("bench", "benches/roof.py"),
+    ];
+    for (_, script) in scripts.iter().filter(|(part, _)| request.packs(part)) {
         let script = root().join(script);
         let name = script.file_name().expect("a file");
         copy(&script, &dir.join(name))?;
     }
     write_file(&dir.join("COMMIT"), commit())?;
 
-    let archive = out.join(format!("{NAME}.tar.xz"));
+    let archive = out.join(format!("{name}.tar.xz"));
     println!("gpu-pack: compressing {} binaries", binaries.len());
+    let start = Instant::now();
     let mut tar = Command::new("tar");
-    // Most of each binary is the LLVM and the Burn of the one before: the window spans three, the smallest
-    // come first, which know no Burn, and no filter for jumps makes equal code differ.
-    tar.env("XZ_OPT", "-T1 --lzma2=preset=4,dict=512MiB");
+    // Most of each binary is the LLVM and the Burn of the one before: the window spans the last, the smallest come
+    // first, which know no Burn, and no filter for jumps makes equal code differ. Higher presets take many times as
+    // long for a few per cent.
+    tar.env("XZ_OPT", "-T1 --lzma2=preset=1,dict=256MiB");
     tar.arg("-C").arg(&out).arg("-cJf").arg(&archive);
     run_command(tar.args(by_size(&dir)?))?;
     let bytes = std::fs::metadata(&archive)
         .map_err(|e| format!("{}: {e}", archive.display()))?
         .len();
     let megabytes = bytes as f64 / 1e6;
-    println!("gpu-pack: {} ({megabytes:.1} MB)", archive.display());
-    println!("gpu-pack: on the GPU machine: tar xf {NAME}.tar.xz && {NAME}/run.sh tests");
+    let seconds = start.elapsed().as_secs();
+    println!(
+        "gpu-pack: {} ({megabytes:.1} MB, compressed in {seconds} s)",
+        archive.display()
+    );
+    println!("gpu-pack: on the GPU machine: tar xf {name}.tar.xz && {name}/run.sh");
     if megabytes > MAX_MEGABYTES {
         return Err(format!("the archive is larger than {MAX_MEGABYTES} MB"));
     }
@@ -90,31 +188,33 @@ pub fn run(options: &[String]) -> Result {
 }
 
 /// Builds the binaries and the integration test; returns their names in the archive and paths.
-fn build(options: &[String]) -> Result<BTreeMap<String, PathBuf>> {
-    let features: Vec<String> = PACKAGES
-        .iter()
-        .flat_map(|(package, features)| features.iter().map(move |f| format!("{package}/{f}")))
+fn build(request: &Request) -> Result<BTreeMap<String, PathBuf>> {
+    let features: Vec<String> = (request.parts.iter())
+        .flat_map(|part| {
+            let features = request.flavour.features(part).iter();
+            features.map(|feature| format!("{}/{feature}", part.package))
+        })
         .collect();
-    let mut build = cargo(["build", "--profile", "gpu", "--bins", "--test", "*"]);
+    let mut build = cargo(["build", "--profile", "gpu", "--bins"]);
+    if request.packs("tests") {
+        // The suite, not what the examples test of themselves.
+        build.args(["--test", "main"]);
+    }
     build.args([
         "--no-default-features",
         "--message-format",
         "json-render-diagnostics",
     ]);
     build.args(["--features", &features.join(",")]);
-    build.args(
-        PACKAGES
-            .iter()
-            .flat_map(|(package, _)| ["--package", package]),
-    );
-    build.args(options);
-    println!("gpu-pack: building {} packages", PACKAGES.len());
+    build.args((request.parts.iter()).flat_map(|part| ["--package", part.package]));
+    build.args(&request.cargo);
+    println!("gpu-pack: building {} packages", request.parts.len());
 
     let messages = read(&mut build)?;
     let mut binaries: BTreeMap<_, _> = messages.lines().filter_map(executable).collect();
     // It works on the repository, which stays here.
     binaries.remove("bench-report");
-    if !binaries.contains_key("tests") {
+    if request.packs("tests") && !binaries.contains_key("tests") {
         return Err(format!("cargo built no test, only {:?}", binaries.keys()));
     }
     Ok(binaries)
@@ -211,6 +311,24 @@ fn make_executable(path: &Path) -> Result {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn requests_name_parts_and_hand_the_rest_to_cargo() {
+        let parse = |line: &str| {
+            let options: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+            Request::parse(&options)
+        };
+        let all = parse("").unwrap();
+        assert_eq!((all.parts.len(), all.flavour), (6, Flavour::Lean));
+        let some = parse("--only tests,bench --tuned --timings").unwrap();
+        let names: Vec<_> = some.parts.iter().map(|part| part.name).collect();
+        assert_eq!(names, ["tests", "bench"]);
+        assert_eq!(some.flavour, Flavour::Tuned);
+        assert_eq!(some.cargo, ["--timings"]);
+        assert!(some.packs("bench") && !some.packs("interop"));
+        assert!(parse("--only").is_err());
+        assert!(parse("--only test").unwrap_err().contains("tests"));
+    }
 
     #[test]
     fn executables_are_read_from_cargo_messages() {
