@@ -17,6 +17,7 @@ every_engine!(
     plain_attention,
     softcap_and_scale,
     great_logits,
+    great_capped_logits,
     full_attention,
 );
 
@@ -167,20 +168,23 @@ fn softcap_and_scale<E: Engine>(engine: &E) {
 
 /// Logits in the thousands: their exponential is far past every type.
 fn great_logits<E: Engine>(engine: &E) {
-    for element in TYPES {
-        for (len, dim) in E::cases([(40, 16)], [(113, 64)], [(1023, 128)]) {
-            Case::new(len, len)
-                .dim(dim)
-                .deviation(30.0)
-                .element(element)
-                .check(engine);
-            let capped = Case::new(len, len)
-                .dim(dim)
-                .deviation(30.0)
-                .element(element);
-            capped.options(|o| o.with_softcap(30.0)).check(engine);
-        }
-    }
+    great::<E>().for_each(|case| case.check(engine));
+}
+
+fn great_capped_logits<E: Engine>(engine: &E) {
+    let capped = great::<E>().map(|case| case.options(|o| o.with_softcap(30.0)));
+    capped.for_each(|case| case.check(engine));
+}
+
+fn great<E: Engine>() -> impl Iterator<Item = Case> {
+    let shapes = E::cases([(40, 16)], [(113, 64)], [(1023, 128)]);
+    shapes.into_iter().flat_map(|(len, dim)| {
+        let case = Case::new(len, len).dim(dim).deviation(30.0);
+        TYPES.map(|element| Case {
+            batch: 1,
+            ..case.clone().element(element)
+        })
+    })
 }
 
 /// Every query sees all keys, so selects the same.
