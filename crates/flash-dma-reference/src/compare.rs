@@ -74,6 +74,8 @@ pub struct Report {
     pub error: f64,
     /// Its bound.
     pub bound: f64,
+    /// Its index; empty if every element is exact.
+    pub index: Vec<usize>,
 }
 
 /// The worst element of a tensor that failed.
@@ -215,8 +217,9 @@ fn check(
         ratio: 0.0,
         error: 0.0,
         bound: 0.0,
+        index: Vec::new(),
     };
-    let (mut worst_at, mut failed) = (0, 0);
+    let (mut worst_at, mut failed) = (None, 0);
     for (at, (&actual, &value)) in actual.iter().zip(&exact.values).enumerate() {
         let error = (actual - value).abs();
         let allowed = match exact.magnitude[at] {
@@ -239,17 +242,20 @@ fn check(
                 ratio,
                 error,
                 bound: allowed,
+                index: Vec::new(),
             };
-            worst_at = at;
+            worst_at = Some(at);
         }
     }
     if failed > 0 {
-        return Err(failure(Some(worst_at), worst.bound, failed));
+        return Err(failure(worst_at, worst.bound, failed));
     }
+    worst.index = worst_at.map_or(Vec::new(), |at| unravel(at, shape));
     Ok(worst)
 }
 
-fn unravel(mut at: usize, shape: &[usize]) -> Vec<usize> {
+/// The index of a flat offset.
+pub(crate) fn unravel(mut at: usize, shape: &[usize]) -> Vec<usize> {
     let mut index: Vec<usize> = shape
         .iter()
         .rev()

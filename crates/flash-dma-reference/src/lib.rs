@@ -11,6 +11,7 @@
 //! - [`zoh`]: the scores of Dynamic Mask Attention from the values;
 //! - [`Inputs::naive_forward`] and [`Inputs::naive_backward`]: a same-dtype unfused implementation,
 //!   whose error is the yardstick for an engine's;
+//! - [`sampled`]: rows of outputs and gradients of problems too large to compute whole;
 //! - [`generate`]: seeded inputs; [`round`]: to the element types;
 //! - [`compare`]: the tolerance rule, with a report of the worst element.
 //!
@@ -25,6 +26,7 @@ mod naive;
 mod rng;
 pub mod round;
 mod rows;
+pub mod sampled;
 pub mod select;
 pub mod zoh;
 

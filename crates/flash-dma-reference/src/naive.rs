@@ -60,7 +60,7 @@ impl Inputs {
     }
 }
 
-fn dot(a: &[f64], b: &[f64]) -> f32 {
+pub(crate) fn dot(a: &[f64], b: &[f64]) -> f32 {
     a.iter().zip(b).map(|(&x, &y)| x as f32 * y as f32).sum()
 }
 
@@ -84,6 +84,15 @@ fn dots<'a>(
     })
 }
 
+/// As `rows::soft_cap`, in f32.
+pub(crate) fn soft_cap(x: f32, cap: Option<f32>) -> (f32, f32) {
+    let Some(cap) = cap else {
+        return (x, 1.0);
+    };
+    let tanh = (x / cap).tanh();
+    (cap * tanh, 1.0 - tanh * tanh)
+}
+
 /// Probabilities (f32), softcap slopes and LSE of one row; `None` if nothing is attended.
 fn softmax(
     t: &Tensors,
@@ -96,14 +105,7 @@ fn softmax(
     let mut p: Vec<f32> = Vec::new();
     let products = dots(q, keys, |j| t.row(t.k, t.k_row(b, h, j)));
     for (&(_, bias), product) in keys.iter().zip(products) {
-        let x = t.problem.scale * product;
-        let (capped, slope) = match t.problem.softcap {
-            None => (x, 1.0),
-            Some(cap) => {
-                let tanh = (x / cap).tanh();
-                (cap * tanh, 1.0 - tanh * tanh)
-            }
-        };
+        let (capped, slope) = soft_cap(t.problem.scale * product, t.problem.softcap);
         p.push(capped + bias as f32);
         slopes.push(slope);
     }

@@ -46,7 +46,7 @@ impl<'a> Tensors<'a> {
 
 /// The dot product of two rows, and that of their absolute values. Eight sums at once: the order is free at this
 /// precision, and a processor adds them side by side.
-fn dot(a: &[f64], b: &[f64]) -> (f64, f64) {
+pub(crate) fn dot(a: &[f64], b: &[f64]) -> (f64, f64) {
     let mut sums = [[0.0; 8]; 2];
     // Head dimensions are multiples of 8.
     for (a, b) in a.as_chunks::<8>().0.iter().zip(b.as_chunks::<8>().0) {
@@ -57,6 +57,15 @@ fn dot(a: &[f64], b: &[f64]) -> (f64, f64) {
     }
     let [dot, abs] = sums.map(|sums| sums.iter().sum());
     (dot, abs)
+}
+
+/// The capped product and the slope of the cap there.
+pub(crate) fn soft_cap(x: f64, cap: Option<f32>) -> (f64, f64) {
+    let Some(cap) = cap.map(f64::from) else {
+        return (x, 1.0);
+    };
+    let tanh = (x / cap).tanh();
+    (cap * tanh, 1.0 - tanh * tanh)
 }
 
 /// One row's softmax.
@@ -83,13 +92,7 @@ fn softmax(t: &Tensors, q: &[f64], h: usize, b: usize, keys: &[(usize, f64)]) ->
         if size.is_finite() {
             spread = spread.max(size);
         }
-        let (capped, slope) = match t.problem.softcap {
-            None => (x, 1.0),
-            Some(cap) => {
-                let tanh = (x / f64::from(cap)).tanh();
-                (f64::from(cap) * tanh, 1.0 - tanh * tanh)
-            }
-        };
+        let (capped, slope) = soft_cap(x, t.problem.softcap);
         logits.push(capped + bias);
         cap_slope.push(slope);
     }

@@ -1,0 +1,353 @@
+//! The oracle on a sample, for problems whose tensors are too large to compute whole.
+//!
+//! Nothing here has a copy of a tensor: [`Source`] reads single rows through closures, so that a buffer of many
+//! gigabytes in bf16 stays one. Two samples, which do not miss the same faults:
+//!
+//! - [`Source::rows`] picks query rows and gives their outputs, LSE and `dq` by definition, and the gradients of *every*
+//!   key **if the gradients of `out` and `lse` are zero in all other rows** (and what is in these is finite: 0 times NaN
+//!   is NaN). Run a backward pass with such gradients: `dq` in other rows and everything of keys that the sample does not
+//!   touch must be exactly zero ([`first_nonzero`] looks). It shares nothing with the pass that it checks. It does not
+//!   see a fault that needs many rows with gradients: a contribution of an unsampled query that is lost or counted
+//!   twice, or an accuracy lost in a long sum.
+//! - [`Source::keys`] picks keys of one kv head and sums their gradients over every query that attends to them, from the
+//!   `out` and `lse` that the forward pass has saved, as a backward pass does. It sees lost queries at those keys. It
+//!   does not see a wrong `out` or `lse` (their sampled rows do), nor what happens to other keys.
+//!
+//! The cost is about `rows · window · head_dim` and `keys · queries · head_dim` multiplications, beside a sort of the
+//! scores of each sampled head.
+
+mod choose;
+mod keys;
+mod parallel;
+
+pub use choose::{attended_keys, spread};
+pub use keys::SampledKeys;
+
+use crate::compare::{self, Exact, Failure, Report};
+use crate::rows::{self, Pairs, Tensors};
+use crate::{naive, select};
+use flash_dma_problem::{ElementType, Problem};
+use std::collections::BTreeMap;
+
+/// Fills a slice with the row of that number, counted over all leading axes of a contiguous tensor.
+pub type ReadRow<'a> = &'a (dyn Fn(usize, &mut [f64]) + Sync);
+
+/// The rows of a contiguous tensor in memory, for [`ReadRow`].
+pub fn reader<T: Copy + Into<f64> + Sync>(
+    values: &[T],
+) -> impl Fn(usize, &mut [f64]) + Sync + use<'_, T> {
+    |row, into| {
+        let at = row * into.len();
+        let values = &values[at..at + into.len()];
+        for (x, &value) in into.iter_mut().zip(values) {
+            *x = value.into();
+        }
+    }
+}
+
+/// The inputs of one problem, a row at a time. Values must be exactly those that the engine gets.
+#[derive(Clone, Copy)]
+pub struct Source<'a> {
+    /// Sizes and options.
+    pub problem: Problem,
+    /// Rows of `[batch, q_heads, q_len, head_dim]`.
+    pub q: ReadRow<'a>,
+    /// Rows of `[batch, kv_heads, k_len, head_dim]`.
+    pub k: ReadRow<'a>,
+    /// Rows of `[batch, kv_heads, k_len, head_dim]`.
+    pub v: ReadRow<'a>,
+    /// `[batch, kv_heads, k_len]`; given exactly if the problem has scores.
+    pub scores: Option<&'a [f32]>,
+    /// Rows of `[batch, q_heads, q_len, head_dim]`.
+    pub grad_out: ReadRow<'a>,
+    /// `[batch, q_heads, q_len]`; `None` is zero.
+    pub grad_lse: Option<&'a [f32]>,
+}
+
+/// Some rows of a tensor: what they must be, and what the naive implementation makes of them.
+#[derive(Clone, Debug)]
+pub struct Sampled {
+    /// The numbers of the rows, ascending, over all leading axes of the tensor.
+    pub rows: Vec<usize>,
+    /// Elements of a row.
+    pub width: usize,
+    /// The rows in f64, one after another.
+    pub exact: Exact,
+    /// The rows of the naive implementation.
+    pub naive: Vec<f64>,
+}
+
+/// What a sample of query rows of one kv head determines.
+#[derive(Clone, Debug)]
+pub struct SampledRows {
+    /// `out` of the sampled rows.
+    pub out: Sampled,
+    /// `lse` of the sampled rows, one element wide.
+    pub lse: Sampled,
+    /// `dq` of the sampled rows.
+    pub q: Sampled,
+    /// `dk` of the keys that the sampled rows attend to, if no other row has a gradient.
+    pub k: Sampled,
+    /// `dv`, as `k`.
+    pub v: Sampled,
+    /// `dscores`, as `k`, one element wide; given exactly if the problem has scores.
+    pub scores: Option<Sampled>,
+}
+
+impl Sampled {
+    /// Compares an engine's rows by the rule of [`compare`](mod@compare); `shape` is that of the whole tensor, and the
+    /// indices of the report and of the failure are in it.
+    ///
+    /// # Errors
+    ///
+    /// The worst element, if one is out of bounds.
+    pub fn compare(
+        &self,
+        name: &str,
+        shape: &[usize],
+        actual: ReadRow,
+        element: ElementType,
+        factor: f64,
+    ) -> Result<Report, Failure> {
+        let (rows, actual) = ([self.rows.len(), self.width], self.read(actual));
+        let (exact, naive) = (&self.exact, &self.naive);
+        let result = compare::compare(name, &rows, &actual, exact, naive, element, factor);
+        self.at_home(shape, result)
+    }
+
+    /// As [`compare`](Self::compare), by the rule for an LSE.
+    ///
+    /// # Errors
+    ///
+    /// As [`compare`](Self::compare).
+    pub fn compare_lse(&self, shape: &[usize], actual: ReadRow) -> Result<Report, Failure> {
+        let actual = self.read(actual);
+        let rows = [self.rows.len(), self.width];
+        let result = compare::compare_lse(&rows, &actual, &self.exact);
+        self.at_home(shape, result)
+    }
+
+    fn read(&self, actual: ReadRow) -> Vec<f64> {
+        let mut values = vec![0.0; self.rows.len() * self.width];
+        for (&row, into) in self.rows.iter().zip(values.chunks_exact_mut(self.width)) {
+            actual(row, into);
+        }
+        values
+    }
+
+    fn at_home(&self, shape: &[usize], result: Result<Report, Failure>) -> Result<Report, Failure> {
+        let index = |index: &[usize]| match index {
+            &[row, column] => compare::unravel(self.rows[row] * self.width + column, shape),
+            _ => Vec::new(),
+        };
+        match result {
+            Ok(report) => Ok(Report {
+                index: index(&report.index),
+                ..report
+            }),
+            Err(failure) => Err(Failure {
+                index: index(&failure.index),
+                shape: shape.into(),
+                ..failure
+            }),
+        }
+    }
+}
+
+/// The first row beside `rows` (ascending) of the first `len` that has an element other than zero, with its values.
+#[must_use]
+pub fn first_nonzero(
+    actual: ReadRow,
+    len: usize,
+    width: usize,
+    rows: &[usize],
+) -> Option<(usize, Vec<f64>)> {
+    let chunk = len.div_ceil(1024).max(1);
+    let found = parallel::map(len.div_ceil(chunk), |n| {
+        let mut values = vec![0.0; width];
+        let mut numbers = n * chunk..len.min((n + 1) * chunk);
+        let row = numbers.find(|row| {
+            rows.binary_search(row).is_err() && {
+                actual(*row, &mut values);
+                values.iter().any(|&x| x != 0.0)
+            }
+        })?;
+        Some((row, values))
+    });
+    found.into_iter().flatten().next()
+}
+
+impl Source<'_> {
+    /// Everything that the query rows of these numbers determine, one entry per kv head that has any, in ascending
+    /// order. A row's number counts over batch, query head and query.
+    ///
+    /// # Panics
+    ///
+    /// If a row is not one of the problem's, or `scores` or `grad_lse` do not have the problem's shape.
+    #[must_use]
+    pub fn rows(&self, rows: &[usize]) -> Vec<SampledRows> {
+        self.check();
+        let mut heads: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for &row in rows {
+            heads.entry(self.kv_head(row)).or_default().push(row);
+        }
+        let heads: Vec<_> = heads.into_iter().collect();
+        parallel::map(heads.len(), |n| {
+            let (head, rows) = &heads[n];
+            let mut rows = rows.clone();
+            rows.sort_unstable();
+            rows.dedup();
+            Part::new(self, *head, rows).solve()
+        })
+    }
+
+    /// The kv head, counted over the batch, that a query row reads.
+    fn kv_head(&self, row: usize) -> usize {
+        let p = &self.problem;
+        let head = row / p.q_len;
+        assert!(
+            head < p.batch * p.q_heads,
+            "row {row} is not in the problem"
+        );
+        head / p.group()
+    }
+
+    fn check(&self) {
+        let p = &self.problem;
+        assert_eq!(p.has_scores, self.scores.is_some(), "scores");
+        if let Some(scores) = self.scores {
+            assert_eq!(scores.len(), p.batch * p.kv_heads * p.k_len, "scores");
+        }
+        if let Some(grad_lse) = self.grad_lse {
+            assert_eq!(grad_lse.len(), p.batch * p.q_heads * p.q_len, "grad_lse");
+        }
+    }
+
+    /// The scores of a kv head in f64; `None` without scores.
+    fn head_scores(&self, head: usize) -> Option<Vec<f64>> {
+        let len = self.problem.k_len;
+        let scores = &self.scores?[head * len..(head + 1) * len];
+        Some(scores.iter().copied().map(f64::from).collect())
+    }
+
+    fn read(&self, tensor: ReadRow, rows: impl ExactSizeIterator<Item = usize>) -> Vec<f64> {
+        let dim = self.problem.head_dim;
+        let mut values = vec![0.0; rows.len() * dim];
+        for (row, into) in rows.zip(values.chunks_exact_mut(dim)) {
+            tensor(row, into);
+        }
+        values
+    }
+}
+
+/// The sampled rows of one kv head with the keys that they attend to, gathered: a small problem of one head, with
+/// which keys a row attends to written down.
+struct Part {
+    problem: Problem,
+    rows: Vec<usize>,
+    /// Row numbers in `k`.
+    keys: Vec<usize>,
+    pairs: Vec<Vec<(usize, f64)>>,
+    q: Vec<f64>,
+    k: Vec<f64>,
+    v: Vec<f64>,
+    grad_out: Vec<f64>,
+    grad_lse: Option<Vec<f64>>,
+}
+
+impl Pairs for Part {
+    fn row(&self, _: usize, _: usize, i: usize, keys: &mut Vec<(usize, f64)>) {
+        keys.clone_from(&self.pairs[i]);
+    }
+}
+
+impl Part {
+    fn new(source: &Source, head: usize, rows: Vec<usize>) -> Self {
+        let p = &source.problem;
+        let scores = source.head_scores(head);
+        let ranked = scores.as_deref().map(select::ranked);
+        let mut pairs: Vec<Vec<(usize, f64)>> = Vec::new();
+        for row in &rows {
+            let position = p.position(row % p.q_len);
+            let keys = match (&ranked, &scores) {
+                (Some(ranked), Some(scores)) => select::take(ranked, p.window, position)
+                    .into_iter()
+                    .map(|j| (j, scores[j]))
+                    .collect(),
+                _ => (0..p.k_len)
+                    .filter(|&j| j as i64 <= position)
+                    .map(|j| (j, 0.0))
+                    .collect(),
+            };
+            pairs.push(keys);
+        }
+        let mut keys: Vec<usize> = pairs.iter().flatten().map(|&(j, _)| j).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        for (j, _) in pairs.iter_mut().flatten() {
+            *j = keys.binary_search(j).expect("every pair's key is listed");
+        }
+        keys.iter_mut().for_each(|j| *j += head * p.k_len);
+        let mut problem = *p;
+        (problem.batch, problem.q_heads, problem.kv_heads) = (1, 1, 1);
+        (problem.q_len, problem.k_len) = (rows.len(), keys.len());
+        let read = |tensor, rows: &[usize]| source.read(tensor, rows.iter().copied());
+        Self {
+            problem,
+            q: read(source.q, &rows),
+            k: read(source.k, &keys),
+            v: read(source.v, &keys),
+            grad_out: read(source.grad_out, &rows),
+            grad_lse: source
+                .grad_lse
+                .map(|g| rows.iter().map(|&row| f64::from(g[row])).collect()),
+            rows,
+            keys,
+            pairs,
+        }
+    }
+
+    fn solve(&self) -> SampledRows {
+        let tensors = Tensors {
+            problem: &self.problem,
+            q: &self.q,
+            k: &self.k,
+            v: &self.v,
+        };
+        let grad_lse = self.grad_lse.as_deref();
+        let (out, lse) = rows::forward(&tensors, self);
+        let mut scores = Exact::zeros(self.keys.len());
+        let [dq, dk, dv] = rows::backward(
+            &tensors,
+            self,
+            &self.grad_out,
+            grad_lse,
+            |_, _, _, j, ds, size| scores.add(j, ds, size),
+        );
+        let naive = naive::forward(&tensors, self);
+        let mut naive_scores = vec![0.0f32; self.keys.len()];
+        let naive_grads = naive::backward(
+            &tensors,
+            self,
+            &self.grad_out,
+            grad_lse,
+            |_, _, _, j, ds| naive_scores[j] += ds,
+        );
+        let sampled = |rows: &Vec<usize>, width, exact, naive| Sampled {
+            rows: rows.clone(),
+            width,
+            exact,
+            naive,
+        };
+        let dim = self.problem.head_dim;
+        let naive_scores = naive_scores.into_iter().map(f64::from).collect();
+        SampledRows {
+            out: sampled(&self.rows, dim, out, naive.out),
+            lse: sampled(&self.rows, 1, lse, naive.lse),
+            q: sampled(&self.rows, dim, dq, naive_grads.q),
+            k: sampled(&self.keys, dim, dk, naive_grads.k),
+            v: sampled(&self.keys, dim, dv, naive_grads.v),
+            scores: (self.problem.has_scores).then(|| sampled(&self.keys, 1, scores, naive_scores)),
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! The gradients of chosen keys from every query that attends to them, given what the forward pass saved.
+
+use super::{ReadRow, Sampled, Source, parallel};
+use crate::compare::Exact;
+use crate::naive;
+use crate::round::round_f32;
+use crate::rows;
+use flash_dma_problem::{Interval, Problem};
+
+/// The most pieces that the queries are cut into, and the fewest queries of a piece. They are part of the order of a
+/// sum, so they do not depend on the machine.
+const PIECES: usize = 256;
+const PIECE: usize = 256;
+
+/// Gradients of some keys of one kv head.
+#[derive(Clone, Debug)]
+pub struct SampledKeys {
+    /// `dk` of the keys.
+    pub k: Sampled,
+    /// `dv` of the keys.
+    pub v: Sampled,
+    /// `dscores` of the keys, one element wide; given exactly if the problem has scores.
+    pub scores: Option<Sampled>,
+}
+
+impl Source<'_> {
+    /// The gradients of `keys` (ascending indices in kv head `head`, which counts over the batch) of a backward pass
+    /// that is given `out` (rows of `[batch, q_heads, q_len, head_dim]`) and `lse` (`[batch, q_heads, q_len]`, read as
+    /// rows of one element), whatever they are: an engine's, which are compared elsewhere. A pair's probability is
+    /// `exp(logit − lse)`, and the mean of dL/dp under it is `grad_out · out`.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such head or key, or `scores` or `grad_lse` do not have the problem's shape.
+    #[must_use]
+    pub fn keys(&self, head: usize, keys: &[usize], out: ReadRow, lse: ReadRow) -> SampledKeys {
+        self.check();
+        let p = &self.problem;
+        let intervals = self.intervals(head);
+        let keys: Vec<Key> = (keys.iter())
+            .map(|&j| Key::new(self, head, j, intervals[j]))
+            .collect();
+        let queries = p.group() * p.q_len;
+        let piece = queries.div_ceil(PIECES).max(PIECE);
+        let sums = parallel::map(queries.div_ceil(piece), |n| {
+            let mut sums = Sums::zeros(keys.len(), p.head_dim);
+            for query in n * piece..queries.min((n + 1) * piece) {
+                sums.add_query(self, &keys, head * queries + query, out, lse);
+            }
+            sums
+        });
+        let mut total = Sums::zeros(keys.len(), p.head_dim);
+        sums.iter().for_each(|sums| total.add(sums));
+        total.finish(p, keys.iter().map(|key| key.row).collect())
+    }
+}
+
+/// A key with its rows.
+struct Key {
+    /// Row number in `k`.
+    row: usize,
+    interval: Interval,
+    k: Vec<f64>,
+    v: Vec<f64>,
+    score: f64,
+}
+
+impl Key {
+    fn new(source: &Source, head: usize, j: usize, interval: Interval) -> Self {
+        let row = head * source.problem.k_len + j;
+        Self {
+            row,
+            interval,
+            k: source.read(source.k, std::iter::once(row)),
+            v: source.read(source.v, std::iter::once(row)),
+            score: source.scores.map_or(0.0, |scores| f64::from(scores[row])),
+        }
+    }
+
+    fn attended(&self, position: i64) -> bool {
+        i64::from(self.interval.first) <= position && position < i64::from(self.interval.end)
+    }
+}
+
+/// The gradients of the keys over some queries: exact, and of the naive implementation in f32.
+struct Sums {
+    k: Exact,
+    v: Exact,
+    scores: Exact,
+    naive_k: Vec<f32>,
+    naive_v: Vec<f32>,
+    naive_scores: Vec<f32>,
+}
+
+/// A query row and what belongs to it.
+struct Query {
+    q: Vec<f64>,
+    grad_out: Vec<f64>,
+    lse: f64,
+    grad_lse: f64,
+    /// `grad_out · out`, the sum of the absolute values of its terms, and the naive form of it.
+    delta: (f64, f64),
+    naive_delta: f32,
+}
+
+impl Sums {
+    fn zeros(keys: usize, dim: usize) -> Self {
+        Self {
+            k: Exact::zeros(keys * dim),
+            v: Exact::zeros(keys * dim),
+            scores: Exact::zeros(keys),
+            naive_k: vec![0.0; keys * dim],
+            naive_v: vec![0.0; keys * dim],
+            naive_scores: vec![0.0; keys],
+        }
+    }
+
+    fn add_query(&mut self, source: &Source, keys: &[Key], row: usize, out: ReadRow, lse: ReadRow) {
+        let p = &source.problem;
+        let position = p.position(row % p.q_len);
+        let mut attended = (keys.iter().enumerate())
+            .filter(|(_, key)| key.attended(position))
+            .peekable();
+        // An LSE of −∞ is that of a row in which every logit is −∞: it gives nothing.
+        let mut row_lse = [0.0];
+        lse(row, &mut row_lse);
+        let [lse] = row_lse;
+        if attended.peek().is_none() || lse == f64::NEG_INFINITY {
+            return;
+        }
+        let read = |tensor| source.read(tensor, std::iter::once(row));
+        let (grad_out, out) = (read(source.grad_out), read(out));
+        let query = Query {
+            q: read(source.q),
+            lse,
+            grad_lse: source.grad_lse.map_or(0.0, |g| f64::from(g[row])),
+            delta: rows::dot(&grad_out, &out),
+            naive_delta: naive::dot(&grad_out, &out),
+            grad_out,
+        };
+        for (n, key) in attended {
+            self.add_pair(p, n, key, &query);
+            self.add_naive_pair(p, n, key, &query);
+        }
+    }
+
+    fn add_pair(&mut self, p: &Problem, n: usize, key: &Key, query: &Query) {
+        let (dim, scale) = (p.head_dim, f64::from(p.scale));
+        let (product, product_abs) = rows::dot(&query.q, &key.k);
+        let x = scale * product;
+        let (capped, slope) = rows::soft_cap(x, p.softcap);
+        let prob = (capped + key.score - query.lse).exp();
+        // The LSE is given, so a probability is only as wrong as its own logit and the difference.
+        let size = 1.0 + scale.abs() * product_abs + key.score.abs() + query.lse.abs();
+        let size = if size.is_finite() { size } else { 1.0 };
+        let (dp, dp_abs) = rows::dot(&query.grad_out, &key.v);
+        let ds = prob * (dp - query.delta.0 + query.grad_lse);
+        let ds_size = size * prob * (dp_abs + query.delta.1 + query.grad_lse.abs());
+        self.scores.add(n, ds, ds_size);
+        let (raw, raw_size) = (scale * ds * slope, scale.abs() * ds_size);
+        self.k.add_row(n * dim, raw, raw_size, &query.q);
+        self.v.add_row(n * dim, prob, size * prob, &query.grad_out);
+    }
+
+    /// As `naive::backward` does it.
+    fn add_naive_pair(&mut self, p: &Problem, n: usize, key: &Key, query: &Query) {
+        let (dim, element, scale) = (p.head_dim, p.element, p.scale);
+        let x = scale * naive::dot(&query.q, &key.k);
+        let (capped, slope) = naive::soft_cap(x, p.softcap);
+        let prob = (capped + key.score as f32 - query.lse as f32).exp();
+        let mean = query.naive_delta - query.grad_lse as f32;
+        let ds = prob * (naive::dot(&query.grad_out, &key.v) - mean);
+        self.naive_scores[n] += ds;
+        let (ds, prob) = (round_f32(ds * slope, element), round_f32(prob, element));
+        for d in 0..dim {
+            self.naive_k[n * dim + d] += scale * (ds * query.q[d] as f32);
+            self.naive_v[n * dim + d] += prob * query.grad_out[d] as f32;
+        }
+    }
+
+    fn add(&mut self, other: &Self) {
+        let exact = [&mut self.k, &mut self.v, &mut self.scores];
+        for (sum, x) in exact.into_iter().zip([&other.k, &other.v, &other.scores]) {
+            let terms = x.values.iter().chain(&x.magnitude);
+            let sums = sum.values.iter_mut().chain(&mut sum.magnitude);
+            sums.zip(terms).for_each(|(sum, x)| *sum += x);
+        }
+        let naive = [
+            (&mut self.naive_k, &other.naive_k),
+            (&mut self.naive_v, &other.naive_v),
+            (&mut self.naive_scores, &other.naive_scores),
+        ];
+        for (sum, x) in naive {
+            sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
+        }
+    }
+
+    fn finish(self, p: &Problem, rows: Vec<usize>) -> SampledKeys {
+        let sampled = |width, exact, naive: Vec<f32>, round: bool| Sampled {
+            rows: rows.clone(),
+            width,
+            exact,
+            naive: naive
+                .into_iter()
+                .map(|x| f64::from(if round { round_f32(x, p.element) } else { x }))
+                .collect(),
+        };
+        SampledKeys {
+            k: sampled(p.head_dim, self.k, self.naive_k, true),
+            v: sampled(p.head_dim, self.v, self.naive_v, true),
+            scores: (p.has_scores).then(|| sampled(1, self.scores, self.naive_scores, false)),
+        }
+    }
+}
