@@ -49,6 +49,7 @@
 //! | `ndarray` | Burn's NdArray backend, on the default bodies ([`fallback`]): `O(N^2)` |
 //! | `autodiff` | gradients of q, k, v, the scores and the LSE, one fused backward pass |
 //! | `fusion` | lazy execution among fused operations (CubeCL's runtimes) |
+//! | `testing` | [`testing`]: checks of gradients and causality for your tests |
 //! | `autotune` | Burn's autotune, for its own operations |
 //!
 //! With autodiff the graph keeps the inputs, the output, the LSE and two integers a key; with Burn's
@@ -72,6 +73,8 @@ pub mod nn;
 )]
 pub mod ops;
 mod selection;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod validate;
 mod zoh;
 

@@ -77,7 +77,7 @@ pub struct Sampled {
     pub naive: Vec<f64>,
 }
 
-/// What a sample of query rows of one kv head determines.
+/// What a sample of query rows determines.
 #[derive(Clone, Debug)]
 pub struct SampledRows {
     /// `out` of the sampled rows.
@@ -95,6 +95,32 @@ pub struct SampledRows {
 }
 
 impl Sampled {
+    fn empty(width: usize) -> Self {
+        Self {
+            rows: Vec::new(),
+            width,
+            exact: Exact::zeros(0),
+            naive: Vec::new(),
+        }
+    }
+
+    /// Adds the rows of another sample of the tensor, whose numbers are all greater.
+    ///
+    /// # Panics
+    ///
+    /// If they are not, or the rows have another width.
+    pub fn append(&mut self, mut other: Self) {
+        assert_eq!(self.width, other.width, "width");
+        assert!(
+            self.rows.last() < other.rows.first() || other.rows.is_empty(),
+            "the order of the rows"
+        );
+        self.rows.append(&mut other.rows);
+        self.exact.values.append(&mut other.exact.values);
+        self.exact.magnitude.append(&mut other.exact.magnitude);
+        self.naive.append(&mut other.naive);
+    }
+
     /// Compares an engine's rows by the rule of [`compare`](mod@compare); `shape` is that of the whole tensor, and the
     /// indices of the report and of the failure are in it.
     ///
@@ -178,27 +204,47 @@ pub fn first_nonzero(
 }
 
 impl Source<'_> {
-    /// Everything that the query rows of these numbers determine, one entry per kv head that has any, in ascending
-    /// order. A row's number counts over batch, query head and query.
+    /// Everything that the query rows of these numbers determine. A row's number counts over batch, query head and
+    /// query.
     ///
     /// # Panics
     ///
     /// If a row is not one of the problem's, or `scores` or `grad_lse` do not have the problem's shape.
     #[must_use]
-    pub fn rows(&self, rows: &[usize]) -> Vec<SampledRows> {
+    pub fn rows(&self, rows: &[usize]) -> SampledRows {
         self.check();
         let mut heads: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for &row in rows {
             heads.entry(self.kv_head(row)).or_default().push(row);
         }
         let heads: Vec<_> = heads.into_iter().collect();
-        parallel::map(heads.len(), |n| {
+        let parts = parallel::map(heads.len(), |n| {
             let (head, rows) = &heads[n];
             let mut rows = rows.clone();
             rows.sort_unstable();
             rows.dedup();
             Part::new(self, *head, rows).solve()
-        })
+        });
+        let (dim, has_scores) = (self.problem.head_dim, self.problem.has_scores);
+        let mut all = SampledRows {
+            out: Sampled::empty(dim),
+            lse: Sampled::empty(1),
+            q: Sampled::empty(dim),
+            k: Sampled::empty(dim),
+            v: Sampled::empty(dim),
+            scores: has_scores.then(|| Sampled::empty(1)),
+        };
+        for part in parts {
+            all.out.append(part.out);
+            all.lse.append(part.lse);
+            all.q.append(part.q);
+            all.k.append(part.k);
+            all.v.append(part.v);
+            if let (Some(all), Some(part)) = (&mut all.scores, part.scores) {
+                all.append(part);
+            }
+        }
+        all
     }
 
     /// The kv head, counted over the batch, that a query row reads.

@@ -144,27 +144,21 @@ fn sampled_rows_and_the_keys_they_touch_are_those_of_the_whole_oracle() {
             let rows = source.choose_rows(3, 5, &mut Rng::new(n as u64));
             let grads = case.backward_of(&rows);
             let sampled = source.rows(&rows);
-            let found: Vec<usize> = sampled.iter().flat_map(|s| s.out.rows.clone()).collect();
-            assert_eq!(found, rows, "case {n}");
-            for s in &sampled {
-                assert_rows("out", &s.out, &whole.out);
-                assert_rows("lse", &s.lse, &whole.lse);
-                assert_rows("dq", &s.q, &grads.q);
-                if case.has_nan() {
-                    // A row without a gradient of its own spreads it all the same.
-                    continue;
-                }
-                assert_rows("dk", &s.k, &grads.k);
-                assert_rows("dv", &s.v, &grads.v);
-                assert_eq!(s.scores.is_some(), grads.scores.is_some());
-                if let (Some(s), Some(whole)) = (&s.scores, &grads.scores) {
-                    assert_rows("dscores", s, whole);
-                }
-            }
+            assert_eq!(sampled.out.rows, rows, "case {n}");
+            assert_rows("out", &sampled.out, &whole.out);
+            assert_rows("lse", &sampled.lse, &whole.lse);
+            assert_rows("dq", &sampled.q, &grads.q);
             if case.has_nan() {
+                // A row without a gradient of its own spreads NaN all the same.
                 return;
             }
-            let keys: Vec<usize> = sampled.iter().flat_map(|s| s.k.rows.clone()).collect();
+            assert_rows("dk", &sampled.k, &grads.k);
+            assert_rows("dv", &sampled.v, &grads.v);
+            assert_eq!(sampled.scores.is_some(), grads.scores.is_some());
+            if let (Some(s), Some(whole)) = (&sampled.scores, &grads.scores) {
+                assert_rows("dscores", s, whole);
+            }
+            let keys = &sampled.k.rows;
             let elsewhere = |values: &[f64], rows: &[usize], width| {
                 first_nonzero(&reader(values), values.len() / width, width, rows)
             };
@@ -212,7 +206,7 @@ fn the_naive_error_of_a_sample_is_of_the_size_of_the_whole_one() {
         let naive_grads = case.inputs.naive_backward(&case.grad_out, Some(&grad_lse));
         case.with_source(|source| {
             let rows = spread(600, 60, &mut Rng::new(1));
-            let sampled = &source.rows(&rows)[0];
+            let sampled = source.rows(&rows);
             let (out, lse) = (reader(&naive.out), reader(&naive.lse));
             let keys = attended_keys(&source.intervals(0), 40, &mut Rng::new(1));
             let keys = source.keys(0, &keys, &out, &lse);
@@ -250,16 +244,9 @@ fn a_spoiled_element_is_named_by_its_index_in_the_whole_tensor() {
     out[125 * 16 + 9] += 0.01;
     let shape = case.inputs.problem.q_shape();
     case.with_source(|source| {
-        let mut failures = Vec::new();
-        for sample in source.rows(&rows) {
-            let result = sample
-                .out
-                .compare("out", &shape, &reader(&out), ElementType::F32, OUTPUT);
-            failures.extend(result.err());
-        }
-        let [failure] = &failures[..] else {
-            panic!("{failures:?}");
-        };
+        let sampled = source.rows(&rows).out;
+        let result = sampled.compare("out", &shape, &reader(&out), ElementType::F32, OUTPUT);
+        let failure = result.unwrap_err();
         assert_eq!(failure.index, [1, 0, 5, 9]);
         assert_eq!(failure.shape, shape);
         assert!((failure.actual - failure.exact - 0.01).abs() < 1e-9);

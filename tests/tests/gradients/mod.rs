@@ -1,5 +1,7 @@
 //! What gradients promise beyond being right, which every case of `contract` checks.
 
+mod self_check;
+
 use flash_dma_problem::ElementType;
 use flash_dma_reference::generate::{self, Scores};
 use flash_dma_reference::select;

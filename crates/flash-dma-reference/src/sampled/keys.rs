@@ -23,6 +23,21 @@ pub struct SampledKeys {
     pub scores: Option<Sampled>,
 }
 
+impl SampledKeys {
+    /// Adds the keys of a later kv head: a comparison by the naive error wants many.
+    ///
+    /// # Panics
+    ///
+    /// If the head is not a later one.
+    pub fn append(&mut self, later: Self) {
+        self.k.append(later.k);
+        self.v.append(later.v);
+        if let (Some(scores), Some(later)) = (&mut self.scores, later.scores) {
+            scores.append(later);
+        }
+    }
+}
+
 impl Source<'_> {
     /// The gradients of `keys` (ascending indices in kv head `head`, which counts over the batch) of a backward pass
     /// that is given `out` (rows of `[batch, q_heads, q_len, head_dim]`) and `lse` (`[batch, q_heads, q_len]`, read as

@@ -1,0 +1,336 @@
+//! What was read against the oracle.
+
+use super::data::{Data, Values};
+use super::{Checked, Sample};
+use flash_dma_problem::{ElementType, Problem, TensorName};
+use flash_dma_reference::compare::{GRADIENT, OUTPUT};
+use flash_dma_reference::sampled::{
+    Sampled, SampledKeys, SampledRows, attended_keys, first_nonzero, spread,
+};
+use flash_dma_reference::{Failure, Report, Rng};
+
+/// kv heads whose keys are sampled.
+const KEY_HEADS: usize = 2;
+
+/// The gradients of the inputs.
+pub struct Gradients {
+    pub q: Values,
+    pub k: Values,
+    pub v: Values,
+    pub scores: Option<Values>,
+}
+
+/// What the passes gave.
+pub struct Results {
+    pub out: Values,
+    pub lse: Values,
+    /// With gradients of the outputs in every row.
+    pub whole: Gradients,
+    /// With gradients of the outputs in the sampled rows.
+    pub of_rows: Gradients,
+}
+
+/// What they should have given.
+pub struct Expected {
+    rows: SampledRows,
+    keys: SampledKeys,
+}
+
+impl Expected {
+    pub fn new(data: &Data, rows: &[usize], keys: usize, results: &Results) -> Self {
+        let p = &data.problem;
+        let mut rng = Rng::new(data.seed);
+        let out = |row: usize, into: &mut [f64]| results.out.row(row, into);
+        let lse = |row: usize, into: &mut [f64]| results.lse.row(row, into);
+        data.with_source(|source| {
+            let heads = spread(p.batch * p.kv_heads, KEY_HEADS, &mut rng).into_iter();
+            let sampled = heads.map(|head| {
+                let keys = attended_keys(&source.intervals(head), keys, &mut rng);
+                source.keys(head, &keys, &out, &lse)
+            });
+            let keys = sampled.reduce(|mut all, later| {
+                all.append(later);
+                all
+            });
+            Self {
+                rows: source.rows(rows),
+                keys: keys.expect("a problem that is not empty has a head"),
+            }
+        })
+    }
+
+    /// Every comparison that passed, and those that failed, the worst first.
+    pub fn compare(
+        &self,
+        p: &Problem,
+        results: &Results,
+    ) -> (Vec<Checked>, Vec<(Sample, Failure)>) {
+        use TensorName::{GradKey, GradQuery, GradScores, GradValue, Lse, Out};
+        let mut log = Log::default();
+        let Results {
+            out,
+            lse,
+            whole,
+            of_rows,
+        } = results;
+        let (q, kv, scores) = (p.q_shape(), p.kv_shape(), p.scores_shape());
+        let (sample, rows) = (Sample::Rows, &self.rows);
+        log.add(part(p, Out, sample, &q), &rows.out, out, OUTPUT);
+        log.add(part(p, Lse, sample, &p.lse_shape()), &rows.lse, lse, OUTPUT);
+        log.add(part(p, GradQuery, sample, &q), &rows.q, &whole.q, GRADIENT);
+        let (sample, keys) = (Sample::Keys, &self.keys);
+        log.add(part(p, GradKey, sample, &kv), &keys.k, &whole.k, GRADIENT);
+        log.add(part(p, GradValue, sample, &kv), &keys.v, &whole.v, GRADIENT);
+        if let (Some(exact), Some(actual)) = (&keys.scores, &whole.scores) {
+            log.add(
+                part(p, GradScores, sample, &scores),
+                exact,
+                actual,
+                GRADIENT,
+            );
+        }
+        let sample = Sample::OfRows;
+        log.add_all(part(p, GradQuery, sample, &q), &rows.q, &of_rows.q);
+        log.add_all(part(p, GradKey, sample, &kv), &rows.k, &of_rows.k);
+        log.add_all(part(p, GradValue, sample, &kv), &rows.v, &of_rows.v);
+        if let (Some(exact), Some(actual)) = (&rows.scores, &of_rows.scores) {
+            log.add_all(part(p, GradScores, sample, &scores), exact, actual);
+        }
+        log.finish()
+    }
+}
+
+/// Which part of which tensor a comparison is of.
+#[derive(Clone, Copy)]
+struct Part<'a> {
+    tensor: TensorName,
+    sample: Sample,
+    shape: &'a [usize],
+    element: ElementType,
+}
+
+fn part<'a>(p: &Problem, tensor: TensorName, sample: Sample, shape: &'a [usize]) -> Part<'a> {
+    // LSE and the gradient of scores are f32 always.
+    let element = match shape.len() {
+        4 => p.element,
+        _ => ElementType::F32,
+    };
+    Part {
+        tensor,
+        sample,
+        shape,
+        element,
+    }
+}
+
+#[derive(Default)]
+struct Log {
+    checked: Vec<Checked>,
+    failures: Vec<(Sample, Failure)>,
+}
+
+impl Log {
+    fn add(&mut self, part: Part, exact: &Sampled, actual: &Values, factor: f64) {
+        let Part {
+            tensor,
+            shape,
+            element,
+            ..
+        } = part;
+        let actual = |row: usize, into: &mut [f64]| actual.row(row, into);
+        let result = match tensor {
+            TensorName::Lse => exact.compare_lse(shape, &actual),
+            _ => exact.compare(&tensor.to_string(), shape, &actual, element, factor),
+        };
+        self.note(part, exact.rows.len(), result);
+    }
+
+    /// A gradient of which all of the rows beside the sampled ones are zero.
+    fn add_all(&mut self, part: Part, exact: &Sampled, actual: &Values) {
+        self.add(part, exact, actual, GRADIENT);
+        let len = part.shape.iter().product::<usize>() / exact.width;
+        let actual = |row: usize, into: &mut [f64]| actual.row(row, into);
+        let Some((row, values)) = first_nonzero(&actual, len, exact.width, &exact.rows) else {
+            return;
+        };
+        let column = values.iter().position(|&x| x != 0.0).unwrap_or(0);
+        let mut at = row * exact.width + column;
+        let mut index = part.shape.to_vec();
+        for i in index.iter_mut().rev() {
+            let size = *i;
+            *i = at % size;
+            at /= size;
+        }
+        let failure = Failure {
+            name: part.tensor.to_string(),
+            shape: part.shape.into(),
+            index,
+            actual: values[column],
+            exact: 0.0,
+            bound: 0.0,
+            failed: values.iter().filter(|&&x| x != 0.0).count(),
+            len: values.len(),
+        };
+        self.failures.push((part.sample, failure));
+    }
+
+    fn note(&mut self, part: Part, rows: usize, result: Result<Report, Failure>) {
+        let Part { tensor, sample, .. } = part;
+        match result {
+            Ok(worst) => self.checked.push(Checked {
+                tensor,
+                sample,
+                rows,
+                worst,
+            }),
+            Err(failure) => self.failures.push((sample, failure)),
+        }
+    }
+
+    fn finish(mut self) -> (Vec<Checked>, Vec<(Sample, Failure)>) {
+        // What is beyond any bound comes first: NaN, or something where nothing belongs.
+        let ratio = |failure: &Failure| {
+            let ratio = (failure.actual - failure.exact).abs() / failure.bound;
+            if ratio.is_nan() { f64::INFINITY } else { ratio }
+        };
+        self.failures
+            .sort_by(|(_, a), (_, b)| ratio(b).total_cmp(&ratio(a)));
+        (self.checked, self.failures)
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+    use crate::AttentionOptions;
+    use crate::testing::gradients::passes;
+    use burn::tensor::{Device, f16};
+
+    /// f16, 5 queries after 45 keys, 3 query heads on each kv head.
+    fn small() -> Problem {
+        let (q, kv) = ([2, 6, 5, 16], [2, 2, 50, 16]);
+        let options = AttentionOptions::new().with_keep_window(9);
+        Problem::new(&q, &kv, &kv, Some(&kv[..3]), ElementType::F16, &options).unwrap()
+    }
+
+    fn results(data: &Data, rows: &[usize]) -> Results {
+        let device = Device::flex().autodiff();
+        let (out, lse, whole) = passes(data, &device, None).unwrap();
+        let (_, _, of_rows) = passes(data, &device, Some(rows)).unwrap();
+        Results {
+            out,
+            lse,
+            whole,
+            of_rows,
+        }
+    }
+
+    /// The failures after an element was spoiled, and where it was.
+    fn failures(
+        spoil: impl FnOnce(&mut Results, &Expected) -> usize,
+    ) -> (usize, Vec<(Sample, Failure)>) {
+        let data = Data::new(&small(), 3);
+        let rows = data.choose_rows(8, 4);
+        let mut results = results(&data, &rows);
+        let expected = Expected::new(&data, &rows, 12, &results);
+        assert!(expected.compare(&data.problem, &results).1.is_empty());
+        let at = spoil(&mut results, &expected);
+        (at, expected.compare(&data.problem, &results).1)
+    }
+
+    fn add(values: &mut Values, at: usize, error: f32) {
+        match values {
+            Values::F32(values) => values[at] += error,
+            Values::F16(values) => values[at] = f16::from_f32(values[at].to_f32() + error),
+            Values::Bf16(_) => unreachable!("the problem is f16"),
+        }
+    }
+
+    fn flat(index: &[usize], shape: &[usize]) -> usize {
+        index.iter().zip(shape).fold(0, |at, (i, n)| at * n + i)
+    }
+
+    /// Spoils one element of a sampled row, and expects that alone to be named.
+    fn names(
+        tensor: TensorName,
+        sample: Sample,
+        of: impl FnOnce(&Expected) -> &Sampled,
+        values: impl FnOnce(&mut Results) -> &mut Values,
+    ) {
+        let (at, failures) = failures(|results, expected| {
+            let sampled = of(expected);
+            let at = sampled.rows[sampled.rows.len() / 2] * sampled.width + sampled.width / 2;
+            add(values(results), at, 0.5);
+            at
+        });
+        let [(found, failure)] = &failures[..] else {
+            panic!("{tensor}: {failures:?}");
+        };
+        assert_eq!((*found, &failure.name), (sample, &tensor.to_string()));
+        assert_eq!(flat(&failure.index, &failure.shape), at, "{failure}");
+        assert_eq!(failure.failed, 1);
+    }
+
+    #[test]
+    fn a_spoiled_element_of_each_tensor_is_named() {
+        use TensorName::{GradKey, GradQuery, GradScores, GradValue, Lse, Out};
+        names(Out, Sample::Rows, |e| &e.rows.out, |r| &mut r.out);
+        names(Lse, Sample::Rows, |e| &e.rows.lse, |r| &mut r.lse);
+        names(GradQuery, Sample::Rows, |e| &e.rows.q, |r| &mut r.whole.q);
+        names(GradKey, Sample::Keys, |e| &e.keys.k, |r| &mut r.whole.k);
+        names(GradValue, Sample::Keys, |e| &e.keys.v, |r| &mut r.whole.v);
+        names(
+            GradScores,
+            Sample::Keys,
+            |e| e.keys.scores.as_ref().unwrap(),
+            |r| r.whole.scores.as_mut().unwrap(),
+        );
+        names(
+            GradQuery,
+            Sample::OfRows,
+            |e| &e.rows.q,
+            |r| &mut r.of_rows.q,
+        );
+        names(GradKey, Sample::OfRows, |e| &e.rows.k, |r| &mut r.of_rows.k);
+        names(
+            GradValue,
+            Sample::OfRows,
+            |e| &e.rows.v,
+            |r| &mut r.of_rows.v,
+        );
+        names(
+            GradScores,
+            Sample::OfRows,
+            |e| e.rows.scores.as_ref().unwrap(),
+            |r| r.of_rows.scores.as_mut().unwrap(),
+        );
+    }
+
+    #[test]
+    fn what_is_written_where_nothing_belongs_is_named() {
+        let (at, failures) = failures(|results, expected| {
+            let row = (0..200).find(|row| expected.rows.k.rows.binary_search(row).is_err());
+            let at = row.expect("the window leaves keys out") * 16 + 3;
+            add(&mut results.of_rows.k, at, 1e-3);
+            at
+        });
+        let [(sample, failure)] = &failures[..] else {
+            panic!("{failures:?}");
+        };
+        assert_eq!(*sample, Sample::OfRows);
+        assert_eq!(failure.name, "the gradient of k");
+        assert_eq!(flat(&failure.index, &failure.shape), at);
+    }
+
+    #[test]
+    fn the_worst_failure_comes_first() {
+        let (_, failures) = failures(|results, expected| {
+            add(&mut results.out, expected.rows.out.rows[1] * 16, 0.1);
+            add(&mut results.whole.q, expected.rows.q.rows[2] * 16, f32::NAN);
+            add(&mut results.whole.v, expected.keys.v.rows[3] * 16, 100.0);
+            0
+        });
+        let names: Vec<&str> = failures.iter().map(|(_, f)| f.name.as_str()).collect();
+        assert_eq!(names, ["the gradient of q", "the gradient of v", "out"]);
+    }
+}
