@@ -1,0 +1,170 @@
+//! `cargo xtask test`: everything that must hold before a change is merged.
+
+mod programs;
+
+use crate::process::{Result, cargo, run as run_command, switch};
+use crate::{codegen, setup, tidy};
+use std::time::{Duration, Instant};
+
+struct Step {
+    name: &'static str,
+    run: fn() -> Result,
+    /// Whether it builds CubeCL, which takes what the step [`SETUP`] provides.
+    builds: bool,
+    /// Whether `--fast` leaves it out.
+    slow: bool,
+}
+
+const SETUP: &str = "setup";
+
+/// Every step selects the whole workspace with its default features, so that the dependencies are resolved
+/// one way: clippy and the documentation share one set of their metadata, tests and code generation one
+/// set of their libraries.
+const STEPS: [Step; 7] = [
+    Step {
+        name: SETUP,
+        run: || setup::run(setup::Needs::ALL),
+        builds: false,
+        slow: false,
+    },
+    Step {
+        name: "format",
+        run: || run_command(&mut cargo(["fmt", "--all", "--check"])),
+        builds: false,
+        slow: false,
+    },
+    Step {
+        name: "house rules",
+        run: tidy::run,
+        builds: false,
+        slow: false,
+    },
+    Step {
+        name: "clippy",
+        run: || {
+            let args = [
+                "clippy",
+                "--workspace",
+                "--all-targets",
+                "--",
+                "-D",
+                "warnings",
+            ];
+            run_command(&mut cargo(args))
+        },
+        builds: true,
+        slow: false,
+    },
+    Step {
+        name: "tests",
+        run: || programs::run(&mut cargo(["test", "--workspace", "--no-fail-fast"])),
+        builds: true,
+        slow: false,
+    },
+    Step {
+        name: "documentation",
+        run: || {
+            let mut doc = cargo(["doc", "--workspace", "--no-deps"]);
+            run_command(doc.env("RUSTDOCFLAGS", "-D warnings"))
+        },
+        builds: true,
+        slow: true,
+    },
+    Step {
+        name: "generated code",
+        run: || codegen::run(&[]),
+        builds: true,
+        slow: true,
+    },
+];
+
+/// Runs the steps, the rest of them after a failure, too, and prints what each took.
+///
+/// # Errors
+/// What failed: every step, and every test by its name.
+pub fn run(options: &[String]) -> Result {
+    let fast = switch(options, "--fast")?;
+    let steps: Vec<&Step> = STEPS.iter().filter(|step| !(fast && step.slow)).collect();
+    run_steps(&steps)
+}
+
+fn run_steps(steps: &[&Step]) -> Result {
+    let mut times: Vec<(&str, Duration)> = Vec::new();
+    let mut failures: Vec<String> = Vec::new();
+    let mut set_up = true;
+    for step in steps {
+        let name = step.name;
+        if step.builds && !set_up {
+            failures.push(format!("step `{name}`: not run without `{SETUP}`"));
+            continue;
+        }
+        println!("\n==> {name}");
+        let start = Instant::now();
+        let outcome = (step.run)();
+        times.push((name, start.elapsed()));
+        if let Err(e) = outcome {
+            // Now as well as at the end: what comes in between may take long.
+            eprintln!("error: step `{name}`: {e}");
+            failures.push(format!("step `{name}`: {e}"));
+            set_up &= name != SETUP;
+        }
+    }
+
+    println!("\n==> times");
+    for (name, time) in &times {
+        println!("{name:<16} {:7.1} s", time.as_secs_f64());
+    }
+    let total: Duration = times.iter().map(|(_, time)| *time).sum();
+    println!("{:<16} {:7.1} s", "total", total.as_secs_f64());
+    if failures.is_empty() {
+        println!("\nall {} steps passed", steps.len());
+        return Ok(());
+    }
+    Err(format!(
+        "{} of {} steps failed\n\n{}",
+        failures.len(),
+        steps.len(),
+        failures.join("\n\n")
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(name: &'static str, builds: bool, run: fn() -> Result) -> Step {
+        Step {
+            name,
+            run,
+            builds,
+            slow: false,
+        }
+    }
+
+    #[test]
+    fn steps_after_a_failure_run_and_every_failure_is_told() {
+        let steps = [
+            step(SETUP, false, || Ok(())),
+            step("one", true, || Err("1 is wrong".into())),
+            step("two", true, || Ok(())),
+            step("three", true, || Err("3 is wrong".into())),
+        ];
+        let error = run_steps(&steps.each_ref()).unwrap_err();
+        let expected = "2 of 4 steps failed\n\nstep `one`: 1 is wrong\n\nstep `three`: 3 is wrong";
+        assert_eq!(error, expected);
+        assert_eq!(run_steps(&[&steps[0], &steps[2]]), Ok(()));
+    }
+
+    #[test]
+    fn what_builds_is_not_run_without_its_libraries() {
+        let steps = [
+            step(SETUP, false, || Err("no network".into())),
+            step("format", false, || Err("a line is too long".into())),
+            step("clippy", true, || panic!("cannot be built")),
+        ];
+        let error = run_steps(&steps.each_ref()).unwrap_err();
+        let expected = "3 of 3 steps failed\n\nstep `setup`: no network\n\nstep `format`: a line is too long\n\n\
+                        step `clippy`: not run without `setup`";
+        assert_eq!(error, expected);
+    }
+}

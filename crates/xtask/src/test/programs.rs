@@ -1,0 +1,368 @@
+//! What test programs print, read while it passes through to the terminal.
+
+use crate::process::{Result, shown};
+use std::fmt::{self, Display, Formatter};
+use std::io::{BufRead, BufReader, IsTerminal, PipeReader, Write};
+use std::process::{Child, Command, Stdio};
+
+/// Runs `cargo test` with its output on the terminal.
+///
+/// # Errors
+/// When it cannot be started or fails: the text names each test that failed.
+pub fn run(command: &mut Command) -> Result {
+    if std::io::stdout().is_terminal() {
+        command.env("CARGO_TERM_COLOR", "always");
+    }
+    run_to(command, std::io::stdout())
+}
+
+fn run_to(command: &mut Command, terminal: impl Write) -> Result {
+    let mut summary = Summary::default();
+    let status = start(command)
+        .and_then(|(mut child, output)| {
+            pass_on(BufReader::new(output), terminal, &mut summary)?;
+            child.wait()
+        })
+        .map_err(|e| format!("cannot run {}: {e}", shown(command)))?;
+    println!("\n{}", summary.totals());
+    if status.success() {
+        Ok(())
+    } else {
+        Err(format!("{} failed: {status}{summary}", shown(command)))
+    }
+}
+
+/// Starts a command with one pipe for both its streams: what cargo says about a program stays before and after what the
+/// program says.
+fn start(command: &mut Command) -> std::io::Result<(Child, PipeReader)> {
+    let (reader, writer) = std::io::pipe()?;
+    let child = command.stdout(writer.try_clone()?).stderr(writer).spawn()?;
+    // The command keeps its ends of the pipe, which would never be closed.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    Ok((child, reader))
+}
+
+/// Copies line by line, and reads each.
+fn pass_on(
+    mut from: impl BufRead,
+    mut to: impl Write,
+    summary: &mut Summary,
+) -> std::io::Result<()> {
+    let mut line = Vec::new();
+    while from.read_until(b'\n', &mut line)? > 0 {
+        to.write_all(&line)?;
+        to.flush()?;
+        summary.read(&without_colors(&String::from_utf8_lossy(&line)));
+        line.clear();
+    }
+    Ok(())
+}
+
+/// What the programs so far came to.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    passed: usize,
+    failed: usize,
+    ignored: usize,
+    programs: usize,
+    /// Each with its failed tests.
+    failures: Vec<Failure>,
+    /// The program that runs, and what it has said.
+    current: Current,
+}
+
+/// A test program that failed.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Failure {
+    program: String,
+    /// The tests it says failed; none if it ended before it could say so.
+    tests: Vec<String>,
+    /// The options that run it alone, e.g. `-p flash-dma-cpu --lib`.
+    rerun: String,
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Current {
+    program: String,
+    /// The names below the last `failures:`, while nothing else has come.
+    list: Option<Vec<String>>,
+    /// The names when the program gave its results; `None` before.
+    result: Option<Vec<String>>,
+}
+
+impl Summary {
+    /// Takes the next line, without its colors.
+    fn read(&mut self, line: &str) {
+        let line = line.trim_end();
+        if let Some(program) = program(line) {
+            self.programs += 1;
+            self.current = Current {
+                program,
+                ..Current::default()
+            };
+        } else if let Some(rest) = line.strip_prefix("test result: ") {
+            self.count(rest);
+            // Documentation tests have more than one result.
+            let failed = self.current.list.take().unwrap_or_default();
+            self.current.result.get_or_insert_default().extend(failed);
+        } else if let Some(rerun) = rerun(line) {
+            let current = std::mem::take(&mut self.current);
+            self.failures.push(Failure {
+                program: current.program,
+                tests: current.result.unwrap_or_default(),
+                rerun,
+            });
+        } else if line == "failures:" {
+            // There are two: the first is followed by what the tests printed, the last by their names.
+            self.current.list = Some(Vec::new());
+        } else if let Some(list) = &mut self.current.list {
+            match line.strip_prefix("    ") {
+                Some(name) => list.push(name.to_owned()),
+                None if line.is_empty() => {}
+                None => self.current.list = None,
+            }
+        }
+    }
+
+    fn count(&mut self, result: &str) {
+        let (_, counts) = result.split_once(". ").unwrap_or_default();
+        for count in counts.split("; ") {
+            let Some((number, kind)) = count.split_once(' ') else {
+                continue;
+            };
+            let number: usize = number.parse().unwrap_or(0);
+            match kind {
+                "passed" => self.passed += number,
+                "failed" => self.failed += number,
+                "ignored" => self.ignored += number,
+                _ => {}
+            }
+        }
+    }
+
+    /// All programs in one line.
+    fn totals(&self) -> String {
+        let Self {
+            passed,
+            failed,
+            ignored,
+            programs,
+            ..
+        } = self;
+        format!("{programs} test programs: {passed} passed, {failed} failed, {ignored} ignored")
+    }
+}
+
+impl Display for Summary {
+    /// One line per failed test, below its program.
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        for failure in &self.failures {
+            let Failure {
+                program,
+                tests,
+                rerun,
+            } = failure;
+            write!(f, "\n{program} (cargo test {rerun})")?;
+            if tests.is_empty() {
+                write!(f, "\n    ended before it gave a result")?;
+            }
+            for test in tests {
+                write!(f, "\n    {test}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The program that cargo says it runs now.
+fn program(line: &str) -> Option<String> {
+    let line = line.trim_start();
+    if let Some(name) = line.strip_prefix("Doc-tests ") {
+        return Some(format!("doc tests of {name}"));
+    }
+    let (source, path) = line
+        .strip_prefix("Running ")?
+        .strip_suffix(')')?
+        .split_once(" (")?;
+    let file = path.rsplit(['/', '\\']).next()?;
+    let name = file.rsplit_once('-').map_or(file, |(name, _hash)| name);
+    Some(match source.strip_prefix("unittests ") {
+        Some(source) => format!("unit tests of {name}, {source}"),
+        None => format!("{name}, {source}"),
+    })
+}
+
+/// The options with which cargo says that the program which just failed runs again.
+fn rerun(line: &str) -> Option<String> {
+    let rest = line
+        .strip_prefix("error: test failed, to rerun pass `")
+        .or_else(|| line.strip_prefix("error: doctest failed, to rerun pass `"))?;
+    Some(rest.strip_suffix('`')?.to_owned())
+}
+
+/// A line without the escape sequences that color it.
+fn without_colors(line: &str) -> String {
+    let mut parts = line.split("\u{1b}[");
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |text, part| {
+        let colored = part.split_once('m').map_or(part, |(_codes, rest)| rest);
+        text + colored
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(output: &str) -> Summary {
+        let mut summary = Summary::default();
+        let mut shown = Vec::new();
+        pass_on(output.as_bytes(), &mut shown, &mut summary).unwrap();
+        assert_eq!(String::from_utf8(shown).unwrap(), output);
+        summary
+    }
+
+    const FAILED: &str = "\
+   Compiling one v0.1.0 (/one)
+    Finished `test` profile [unoptimized] target(s) in 1.50s
+     Running unittests src/lib.rs (/target/debug/deps/one_crate-0123456789abcdef)
+
+running 4 tests
+test fine ... ok
+test left ... ignored
+test deep::wrong ... skipped: bf16 on kernels_wgpu
+FAILED
+test worse ... FAILED
+
+failures:
+
+---- deep::wrong stdout ----
+failures:
+    not a test
+but what one printed
+
+---- worse stdout ----
+    nor this
+
+failures:
+    deep::wrong
+    worse
+
+test result: FAILED. 1 passed; 2 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.01s
+
+error: test failed, to rerun pass `-p one --lib`
+";
+
+    const PASSED: &str = "\
+     Running tests/main.rs (target/debug/deps/main-0123456789abcdef)
+
+running 2 tests
+test a ... ok
+test b ... ok
+
+test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 3 filtered out; finished in 0.01s
+
+";
+
+    const DIED: &str = "\
+     Running tests/suite/main.rs (target/debug/deps/suite-0123456789abcdef)
+
+running 2 tests
+test a ... ok
+error: test failed, to rerun pass `-p two --test suite`
+
+Caused by:
+  process didn't exit successfully: `/target/debug/deps/suite-0123456789abcdef` (signal: 6, SIGABRT)
+";
+
+    const DOCUMENTATION: &str = "\
+   Doc-tests one
+
+running 1 test
+test src/lib.rs - apart (line 9) ... FAILED
+
+failures:
+
+failures:
+    src/lib.rs - apart (line 9)
+
+test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.01s
+
+
+running 1 test
+test src/lib.rs - call (line 3) ... FAILED
+
+failures:
+
+---- src/lib.rs - call (line 3) stdout ----
+error: expected `;`
+
+failures:
+    src/lib.rs - call (line 3)
+
+test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.01s
+
+error: doctest failed, to rerun pass `-p one --doc`
+error: 3 targets failed:
+    `-p one --lib`
+    `-p two --test suite`
+    `-p one --doc`
+";
+
+    #[test]
+    fn every_failed_test_of_every_program_is_named() {
+        let summary = read(&[FAILED, PASSED, DIED, DOCUMENTATION].concat());
+        let expected = "
+unit tests of one_crate, src/lib.rs (cargo test -p one --lib)
+    deep::wrong
+    worse
+suite, tests/suite/main.rs (cargo test -p two --test suite)
+    ended before it gave a result
+doc tests of one (cargo test -p one --doc)
+    src/lib.rs - apart (line 9)
+    src/lib.rs - call (line 3)";
+        assert_eq!(summary.to_string(), expected);
+        assert_eq!(
+            summary.totals(),
+            "4 test programs: 3 passed, 4 failed, 1 ignored"
+        );
+    }
+
+    #[test]
+    fn programs_that_pass_are_counted_alone() {
+        let summary = read(&[PASSED, PASSED].concat());
+        assert_eq!(summary.to_string(), "");
+        assert_eq!(
+            summary.totals(),
+            "2 test programs: 4 passed, 0 failed, 0 ignored"
+        );
+    }
+
+    #[test]
+    fn colors_make_no_difference() {
+        let plain = read(FAILED);
+        let colored = FAILED
+            .replace("     Running", "\u{1b}[1m\u{1b}[92m     Running\u{1b}[0m")
+            .replace("error: ", "\u{1b}[1m\u{1b}[91merror\u{1b}[0m: ")
+            .replace("FAILED", "\u{1b}[31mFAILED\u{1b}[0m");
+        assert_eq!(read(&colored), plain);
+    }
+
+    #[test]
+    fn a_program_runs_to_its_end_and_says_what_failed() {
+        let mut shell = Command::new("sh");
+        let script = "printf '%s\\n' '     Running tests/a.rs (deps/a-1)' >&2; echo failures:; echo '    x::y'; echo; \
+                      echo 'test result: FAILED. 0 passed; 1 failed; 0 ignored'; \
+                      echo 'error: test failed, to rerun pass `--test a`' >&2; exit 3";
+        let mut terminal = Vec::new();
+        let error = run_to(shell.args(["-c", script]), &mut terminal).unwrap_err();
+        let end = "failed: exit status: 3\na, tests/a.rs (cargo test --test a)\n    x::y";
+        assert!(error.ends_with(end), "{error}");
+        let terminal = String::from_utf8(terminal).unwrap();
+        assert!(terminal.starts_with("     Running tests/a.rs (deps/a-1)\nfailures:\n"));
+        assert!(terminal.ends_with("to rerun pass `--test a`\n"));
+
+        let fine = run_to(Command::new("sh").args(["-c", "echo fine"]), Vec::new());
+        assert_eq!(fine, Ok(()));
+    }
+}
