@@ -5,6 +5,7 @@ mod args;
 mod backward;
 #[cfg(feature = "codegen")]
 pub mod codegen;
+mod cpu;
 mod decode;
 mod forward;
 mod lists;

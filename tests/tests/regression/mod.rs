@@ -3,8 +3,16 @@
 use flash_dma_problem::ElementType::{Bf16, F16};
 use flash_dma_tests::{Case, Engine, Layout, every_engine, raw_engines};
 
-raw_engines!(empty_tensors_were_refused_for_their_strides);
+raw_engines!(
+    empty_tensors_were_refused_for_their_strides,
+    bf16_was_not_compiled_for_a_cpu_without_instructions_for_it,
+);
 every_engine!(gradients_of_keys_were_lost_where_few_queries_see_them);
+
+/// On CubeCL's CPU runtime, x86-64 without AVX512-BF16: "Symbols not found: [ __truncsfbf2 ]".
+fn bf16_was_not_compiled_for_a_cpu_without_instructions_for_it<E: Engine>(engine: &E) {
+    Case::new(5, 17).element(Bf16).check(engine);
+}
 
 /// Allocators differ in the strides they give a tensor without elements, and none is ever used.
 fn empty_tensors_were_refused_for_their_strides<E: Engine>(engine: &E) {

@@ -1,6 +1,7 @@
 //! What a call must satisfy before anything is launched.
 
 use crate::args::{Inputs, Selection};
+use crate::cpu;
 use cubecl::client::Client;
 use cubecl::ir::{AddressType, ElemType, FloatKind};
 use cubecl::prelude::TensorBinding;
@@ -103,12 +104,14 @@ impl Selection {
 
 /// Checks that the device has the element type.
 pub(crate) fn check_type(client: &Client, element: ElementType) -> Result<(), AttentionError> {
-    if client.properties().supports_type(elem_type(element)) {
-        return Ok(());
+    let unsupported = |what| Err(AttentionError::Unsupported { what });
+    if !client.properties().supports_type(elem_type(element)) {
+        return unsupported(format!("tensors of {element}"));
     }
-    Err(AttentionError::Unsupported {
-        what: format!("tensors of {element}"),
-    })
+    if element == ElementType::Bf16 && !cpu::rounds_to_bf16(client) {
+        return unsupported(cpu::NO_ROUNDING.into());
+    }
+    Ok(())
 }
 
 /// Checks what all attention kernels need of the device, for a kernel with `bindings` buffers.
