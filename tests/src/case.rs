@@ -237,7 +237,9 @@ impl Case {
     }
 }
 
-fn expected(inputs: &Inputs, grad_out: &[f64], grad_lse: Option<&[f64]>) -> Expected {
+/// What these inputs and gradients should give.
+#[must_use]
+pub fn expected(inputs: &Inputs, grad_out: &[f64], grad_lse: Option<&[f64]>) -> Expected {
     let p = &inputs.problem;
     let mut expected = Expected::new(p, inputs.forward(), &inputs.naive_forward());
     let exact = inputs.backward(grad_out, grad_lse);

@@ -1,11 +1,12 @@
 //! Sequences that the kernels decode, and their comparison with one pass over all of it.
 
-use crate::engines::{Kernels, Target};
+use crate::engines::kernels::ran;
+use crate::engines::{Kernels, Pass, Target};
 use crate::{Layout, Raw};
 use cubecl::prelude::TensorBinding;
 use flash_dma_kernels::{
     Cache, CacheShape, DecodeTuning, Engine, Pages, Slots, Tokens, append, append_pages,
-    chunk_keys, decode_engine, decode_tuned, forward, select,
+    chunk_keys, decode_engine, decode_tuned, forward, forward_engine, select,
 };
 use flash_dma_problem::{AttentionError, AttentionOptions, ElementType, Problem};
 use flash_dma_reference::compare::{OUTPUT, compare, compare_lse};
@@ -314,6 +315,7 @@ impl<'a, T: Target> Held<'a, T> {
             Some(forced) if choice != Engine::Portable => forced,
             _ => choice,
         };
+        ran(Pass::Decode, engine);
         let cache = self.cache.clone();
         let result = decode_tuned(
             engine, s.tuning, client, &problem, query, cache, tokens, o, l,
@@ -370,9 +372,26 @@ impl<'a, T: Target> Held<'a, T> {
         };
         let out = kernels.output(&q, s.element, 0);
         let lse = kernels.output(&q[..3], F32, 0);
+        ran(Pass::Decode, forward_engine(client, &attention, &given));
         forward(client, &attention, given, out.binding(), lse.binding()).expect("a good case");
         self.append(all, to);
         (kernels.read(&out), kernels.read(&lse))
+    }
+
+    /// The positions of the keys in the slots, ascending, of each sequence and head; nothing with pages.
+    #[must_use]
+    pub fn live(&self) -> Option<Vec<Vec<usize>>> {
+        let (Cache::Slots(slots), Some(window)) = (&self.cache, self.sequence.window) else {
+            return None;
+        };
+        let row = |slots: &[i32]| {
+            let held = slots.iter().filter(|&&x| x >= 0);
+            let mut live: Vec<usize> = held.map(|&x| x as usize).collect();
+            live.sort_unstable();
+            live
+        };
+        let position = self.read_words(&slots.position);
+        Some(position.chunks(window).map(row).collect())
     }
 
     /// Compares the live sets with the oracle's selection; nothing with pages.
@@ -381,25 +400,17 @@ impl<'a, T: Target> Held<'a, T> {
     ///
     /// If they differ.
     pub fn check_live(&self, all: &Inputs) {
-        let (Cache::Slots(slots), Some(window)) = (&self.cache, self.sequence.window) else {
+        let (Cache::Slots(slots), Some(live)) = (&self.cache, self.live()) else {
             return;
         };
-        let len = self.sequence.len;
-        let position = self.read_words(&slots.position);
+        let sequence = self.sequence;
         let scores = all.scores.as_ref().expect("slots have scores");
-        for (row, slots) in position.chunks(window).enumerate() {
-            let mut live: Vec<usize> = (slots.iter().filter(|&&x| x >= 0))
-                .map(|&x| x as usize)
-                .collect();
-            live.sort_unstable();
-            let head = &scores[row * len..row * len + self.held];
+        for (row, live) in live.iter().enumerate() {
+            let head = &scores[row * sequence.len..row * sequence.len + self.held];
+            let window = sequence.window.expect("slots");
             let want = oracle::selected(head, window, self.held as i64 - 1);
-            assert!(
-                live == want,
-                "row {row} after {} of {:?}",
-                self.held,
-                self.sequence
-            );
+            let held = self.held;
+            assert!(*live == want, "row {row} after {held} of {sequence:?}");
         }
         let seen = self.read_words(&slots.seen);
         assert!(seen.iter().all(|&n| n as usize == self.held));

@@ -3,15 +3,18 @@
 //! test of every engine in the build.
 //!
 //! The engines follow the features: the CPU engine always; the kernels on `cpu`, `cuda`, `wgpu`; Burn
-//! on `flex`, `cpu`, `cuda`, `wgpu`. `--no-default-features --features cuda` is the GPU suite.
+//! on `flex`, `cpu`, `cuda`, `wgpu`. `--no-default-features --features cuda` is the GPU suite. Without any feature there is
+//! the CPU engine alone, which the [fuzzer](fuzz) runs then.
 #![warn(missing_docs)]
 
 pub mod call;
 pub mod case;
+#[cfg(feature = "devices")]
 pub mod decoding;
 pub mod engine;
 pub mod engines;
 pub mod expected;
+pub mod fuzz;
 pub mod masked;
 
 pub use call::{Call, Layout, Raw};

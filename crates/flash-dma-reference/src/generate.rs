@@ -24,13 +24,17 @@ pub enum Scores {
     Decreasing,
     /// Rising with the index under noise: a soft sliding window.
     Recency,
+    /// Falling with the index under noise: few of the later keys are ever selected.
+    Fading,
+    /// Normal times 1000, of either sign: one key takes nearly all of a row's weight.
+    Large,
     /// Blocks of 32 keys alternate between high and low, so whole key tiles are inactive.
     Blocks,
 }
 
 impl Scores {
     /// Every kind.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::Normal,
         Self::Ties,
         Self::AllEqual,
@@ -40,6 +44,8 @@ impl Scores {
         Self::Increasing,
         Self::Decreasing,
         Self::Recency,
+        Self::Fading,
+        Self::Large,
         Self::Blocks,
     ];
 
@@ -77,6 +83,12 @@ impl Scores {
                     *z = f64::from((*z + 4.0 * j as f64 / len as f64) as f32);
                 }
             }
+            Self::Fading => {
+                for (j, z) in z.iter_mut().enumerate() {
+                    *z = f64::from((*z - 4.0 * j as f64 / len as f64) as f32);
+                }
+            }
+            Self::Large => z.iter_mut().for_each(|z| *z = f64::from((1e3 * *z) as f32)),
             Self::Blocks => {
                 for (j, z) in z.iter_mut().enumerate() {
                     let level = if (j / 32).is_multiple_of(2) {

@@ -1,6 +1,6 @@
 //! `flash-dma-kernels` through a CubeCL client, without Burn.
 
-use super::{Host, SENTINEL, narrow};
+use super::{Host, Pass, SENTINEL, narrow};
 use crate::{Call, Engine, Gradients, Outputs, Raw, Refused, Size};
 use cubecl::client::Client;
 use cubecl::ir::{ElemType, FloatKind};
@@ -86,6 +86,16 @@ impl Output {
     pub(crate) fn len(&self) -> usize {
         self.shape.iter().product()
     }
+}
+
+/// Notes which engine of the kernels serves a pass.
+pub(crate) fn ran(pass: Pass, engine: engine::Engine) {
+    let name = match engine {
+        engine::Engine::Portable => "portable",
+        engine::Engine::Mma => "mma",
+        engine::Engine::Wgmma => "wgmma",
+    };
+    super::note(pass, name);
 }
 
 impl<T: Target> Kernels<T> {
@@ -174,11 +184,11 @@ impl<T: Target> Kernels<T> {
         let inputs = self.inputs(call);
         let (client, o, l) = (&self.client, out.binding(), lse.binding());
         let choice = engine::forward_engine(client, p, &inputs);
-        let result = match T::ENGINE {
-            Some(forced) if choice != engine::Engine::Portable => {
-                engine::forward_on(forced, client, p, inputs, o, l)
-            }
-            _ => engine::forward(client, p, inputs, o, l),
+        let forced = T::ENGINE.filter(|_| choice != engine::Engine::Portable);
+        ran(Pass::Forward, forced.unwrap_or(choice));
+        let result = match forced {
+            Some(forced) => engine::forward_on(forced, client, p, inputs, o, l),
+            None => engine::forward(client, p, inputs, o, l),
         };
         match result {
             Ok(()) => Ok((out, lse)),
@@ -335,11 +345,11 @@ impl<T: Target> Engine for Kernels<T> {
             scores: scores.as_ref().map(Output::binding),
         };
         let choice = engine::backward_engine(client, p, &inputs, &saved);
-        let result = match T::ENGINE {
-            Some(forced) if choice != engine::Engine::Portable => {
-                engine::backward_on(forced, client, p, inputs, saved, gradients)
-            }
-            _ => engine::backward(client, p, inputs, saved, gradients),
+        let forced = T::ENGINE.filter(|_| choice != engine::Engine::Portable);
+        ran(Pass::Backward, forced.unwrap_or(choice));
+        let result = match forced {
+            Some(forced) => engine::backward_on(forced, client, p, inputs, saved, gradients),
+            None => engine::backward(client, p, inputs, saved, gradients),
         };
         if let Err(error) = result {
             let all: Vec<&Output> = [&q, &k, &v].into_iter().chain(&scores).collect();

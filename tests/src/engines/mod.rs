@@ -1,7 +1,9 @@
 //! The engines of this build.
 
+#[cfg(feature = "devices")]
 pub(crate) mod burn;
 pub(crate) mod cpu;
+#[cfg(feature = "devices")]
 pub(crate) mod kernels;
 
 #[cfg(feature = "cpu")]
@@ -12,17 +14,55 @@ pub use burn::BurnOnCuda;
 pub use burn::BurnOnFlex;
 #[cfg(feature = "wgpu")]
 pub use burn::BurnOnWgpu;
+#[cfg(feature = "devices")]
 pub use burn::{Backend, Burn};
 pub use cpu::Cpu;
 #[cfg(feature = "cpu")]
 pub use kernels::KernelsOnCpu;
 #[cfg(feature = "wgpu")]
 pub use kernels::KernelsOnWgpu;
+#[cfg(feature = "devices")]
 pub use kernels::{Kernels, Target};
 #[cfg(feature = "cuda")]
 pub use kernels::{KernelsOnCuda, KernelsOnCudaMma, KernelsOnCudaPortable, KernelsOnCudaWgmma};
 
+use core::cell::RefCell;
 use half::{bf16, f16};
+
+/// What an engine computes at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Pass {
+    /// Selection and the forward pass.
+    Forward,
+    /// The backward pass.
+    Backward,
+    /// The forward pass under a mask or bias.
+    MaskedForward,
+    /// The backward pass under a mask or bias.
+    MaskedBackward,
+    /// A step over a cache.
+    Decode,
+}
+
+thread_local! {
+    static NOTES: RefCell<Vec<(Pass, &'static str)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Notes what serves a pass on this thread, where an engine has several ways.
+#[cfg(feature = "devices")]
+pub(crate) fn note(pass: Pass, by: &'static str) {
+    NOTES.with_borrow_mut(|notes| {
+        if !notes.contains(&(pass, by)) {
+            notes.push((pass, by));
+        }
+    });
+}
+
+/// What has served the passes on this thread since this was asked last; nothing of engines that have one way.
+#[must_use]
+pub fn take_notes() -> Vec<(Pass, &'static str)> {
+    NOTES.take()
+}
 
 /// An element type on the host.
 pub(crate) trait Host: Copy + PartialEq + bytemuck::Pod {

@@ -4,7 +4,7 @@ use super::{MaskedCall, MaskedEngine};
 use crate::Layout;
 use crate::engine::skip;
 use crate::expected::Expected;
-use flash_dma_problem::{AttentionOptions, ElementType};
+use flash_dma_problem::{AttentionOptions, ElementType, Problem};
 use flash_dma_reference::Rng;
 use flash_dma_reference::generate::{gradients, normal};
 use flash_dma_reference::masked::{Broadcast, MaskedInputs};
@@ -110,6 +110,29 @@ impl MaskedCase {
         self
     }
 
+    /// Sizes and options.
+    ///
+    /// # Panics
+    ///
+    /// If the shapes do not fit.
+    #[must_use]
+    pub fn problem(&self) -> Problem {
+        let [batch, q_heads, kv_heads, q_len, k_len, dim] = self.sizes;
+        let (q, kv) = ([batch, q_heads, q_len, dim], [batch, kv_heads, k_len, dim]);
+        crate::problem(q, kv, false, self.element, &self.options)
+    }
+
+    /// The mask.
+    pub(crate) fn visible(&self, rng: &mut Rng) -> Option<Broadcast<bool>> {
+        let (shape, pattern) = self.mask?;
+        let rows = 0..shape[..3].iter().product();
+        let values = rows.flat_map(|row: usize| pattern.row(row % shape[2].max(1), shape, rng));
+        Some(Broadcast {
+            shape,
+            values: values.collect(),
+        })
+    }
+
     /// The random inputs.
     ///
     /// # Panics
@@ -117,9 +140,8 @@ impl MaskedCase {
     /// If the shapes do not fit.
     #[must_use]
     pub fn inputs(&self) -> MaskedInputs {
-        let [batch, q_heads, kv_heads, q_len, k_len, dim] = self.sizes;
-        let (q, kv) = ([batch, q_heads, q_len, dim], [batch, kv_heads, k_len, dim]);
-        let problem = crate::problem(q, kv, false, self.element, &self.options);
+        let problem = self.problem();
+        let (q, kv) = (problem.q_shape(), problem.kv_shape());
         let mut rng = Rng::new(self.seed);
         let size = |shape: &[usize; 4]| shape.iter().product::<usize>();
         let mut draw = |shape| normal(size(shape), self.deviation, self.element, &mut rng);
@@ -128,12 +150,7 @@ impl MaskedCase {
             shape,
             values: normal(size(&shape), 1.0, ElementType::F32, &mut rng),
         });
-        let visible = self.mask.map(|(shape, pattern)| Broadcast {
-            shape,
-            values: (0..shape[0] * shape[1] * shape[2])
-                .flat_map(|row| pattern.row(row % shape[2].max(1), shape, &mut rng))
-                .collect(),
-        });
+        let visible = self.visible(&mut rng);
         MaskedInputs {
             problem,
             q,

@@ -1,7 +1,8 @@
 //! `flash-dma-kernels` through a CubeCL client, without Burn.
 
 use super::{MaskedCall, MaskedEngine, MaskedGradients};
-use crate::engines::kernels::{Kernels, Output, Target, binding, bytes_of, contiguous};
+use crate::engines::Pass;
+use crate::engines::kernels::{Kernels, Output, Target, binding, bytes_of, contiguous, ran};
 use crate::{Outputs, Refused};
 use flash_dma_kernels::{self as engine, MaskBits};
 use flash_dma_problem::{AttentionError, ElementType};
@@ -79,16 +80,22 @@ impl<T: Target> Kernels<T> {
     }
 
     /// Runs a pass on the engine that this target forces. What that one does not serve, and need not, is for the one that
-    /// the kernels choose.
+    /// the kernels choose, which is `choice`.
     fn on_engine(
+        pass: Pass,
+        choice: engine::Engine,
         must_serve: bool,
         run: impl Fn(Option<engine::Engine>) -> Result<(), AttentionError>,
     ) -> Result<(), AttentionError> {
-        match T::ENGINE.map(|engine| run(Some(engine))) {
-            Some(Err(AttentionError::Unsupported { .. })) if !must_serve => run(None),
-            Some(result) => result,
-            None => run(None),
-        }
+        let (served, result) = match T::ENGINE.map(|engine| (engine, run(Some(engine)))) {
+            Some((_, Err(AttentionError::Unsupported { .. }))) if !must_serve => {
+                (choice, run(None))
+            }
+            Some(forced) => forced,
+            None => (choice, run(None)),
+        };
+        ran(pass, served);
+        result
     }
 
     fn run_masked(
@@ -101,7 +108,9 @@ impl<T: Target> Kernels<T> {
         let out = self.output(&p.q_shape(), p.element, missing);
         let lse = self.output(&p.lse_shape(), ElementType::F32, missing);
         let client = &self.client;
-        let result = Self::on_engine(self.must_serve(call, false), |forced| {
+        let choice = engine::masked_forward_engine(client, problem, &inputs);
+        let must_serve = self.must_serve(call, false);
+        let result = Self::on_engine(Pass::MaskedForward, choice, must_serve, |forced| {
             let (inputs, o, l) = (inputs.clone(), out.binding(), lse.binding());
             match forced {
                 Some(forced) => engine::masked_forward_on(forced, client, problem, inputs, o, l),
@@ -162,7 +171,9 @@ impl<T: Target> MaskedEngine for Kernels<T> {
             bias: bias.as_ref().map(Output::binding),
         };
         let client = &self.client;
-        let result = Self::on_engine(self.must_serve(call, true), |forced| {
+        let choice = engine::masked_backward_engine(client, problem, &inputs, &saved);
+        let must_serve = self.must_serve(call, true);
+        let result = Self::on_engine(Pass::MaskedBackward, choice, must_serve, |forced| {
             let (inputs, saved, grads) = (inputs.clone(), saved.clone(), grads.clone());
             match forced {
                 Some(forced) => {

@@ -1,9 +1,12 @@
 //! Attention under masks and biases: its calls, its cases, and the engines.
 
+#[cfg(feature = "devices")]
 mod burn;
 mod case;
 mod cpu;
+#[cfg(feature = "devices")]
 mod kernels;
+#[cfg(feature = "devices")]
 pub mod plans;
 
 pub use case::{MaskedCase, Pattern, top_of_bias};

@@ -1,0 +1,286 @@
+//! `fuzz --engine NAME`: random problems on an engine of the build, against the oracle.
+
+use flash_dma_tests::engine::shared;
+use flash_dma_tests::engines;
+use flash_dma_tests::fuzz::{
+    self, Failure, Fuzzed, Limits, Outcome, Palette, Profile, Record, Spec, regression_test, shrunk,
+};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+const HELP: &str = "\
+Usage: fuzz --engine NAME [..]
+
+  --engine NAME        What computes, of the list below.
+  --minutes M          The longest time (default 1).
+  --problems N         The most problems (default: no limit but the time).
+  --seed S             Of the problems (default 1).
+  --threads T          Host threads (default: one for each core).
+  --variants N         Combinations that kernels are compiled for (default: by engine); 0 for no bound.
+  --effort X           Factor on the size of the problems (default 1).
+  --elements A,B       Element types, of f32, f16 and bf16 (default: all that the device has).
+  --failures N         Failures that end the run (default 1).
+  --no-shrink          Leave failures as they are.
+  --record FILE        Write what was seen as JSON.
+  --require-cells N    Fail if a pass has seen fewer problems in an element type.
+  --problem LINE       Run this problem alone.
+  --list N             Print the first N problems, and run none.
+";
+
+/// What was asked for.
+struct Options {
+    engine: String,
+    minutes: f64,
+    problems: u64,
+    seed: u64,
+    threads: usize,
+    variants: Option<usize>,
+    effort: f64,
+    elements: Option<Vec<String>>,
+    failures: usize,
+    shrink: bool,
+    record: Option<String>,
+    require_cells: u64,
+    problem: Option<String>,
+    list: Option<u64>,
+}
+
+/// The engines of the build.
+type Entry = (&'static str, fn(&Options) -> Result<bool, String>);
+
+const ENGINES: &[Entry] = &[
+    ("cpu", on::<engines::Cpu>),
+    #[cfg(feature = "cpu")]
+    ("kernels-cpu", on::<engines::KernelsOnCpu>),
+    #[cfg(feature = "cuda")]
+    ("cuda", on::<engines::KernelsOnCuda>),
+    #[cfg(feature = "cuda")]
+    ("cuda-mma", on::<engines::KernelsOnCudaMma>),
+    #[cfg(feature = "cuda")]
+    ("cuda-wgmma", on::<engines::KernelsOnCudaWgmma>),
+    #[cfg(feature = "cuda")]
+    ("cuda-portable", on::<engines::KernelsOnCudaPortable>),
+    #[cfg(feature = "wgpu")]
+    ("wgpu", on::<engines::KernelsOnWgpu>),
+    #[cfg(feature = "flex")]
+    ("burn-flex", on::<engines::BurnOnFlex>),
+    #[cfg(feature = "cuda")]
+    ("burn-cuda", on::<engines::BurnOnCuda>),
+];
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    if args.is_empty() || args.iter().any(|arg| arg == "--help") {
+        let names: Vec<&str> = ENGINES.iter().map(|(name, _)| *name).collect();
+        print!("{HELP}\nEngines of this build: {}\n", names.join(", "));
+        return ExitCode::SUCCESS;
+    }
+    match Options::parse(&args).and_then(|options| run(&options)) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(message) => {
+            eprintln!("error: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: &Options) -> Result<bool, String> {
+    let engine = ENGINES.iter().find(|(name, _)| *name == options.engine);
+    let (_, run) = engine.ok_or_else(|| {
+        let names: Vec<&str> = ENGINES.iter().map(|(name, _)| *name).collect();
+        let (name, names) = (&options.engine, names.join(", "));
+        format!("this build has no engine `{name}`, only {names}")
+    })?;
+    run(options)
+}
+
+impl Options {
+    fn parse(args: &[String]) -> Result<Self, String> {
+        let mut options = Self {
+            engine: String::new(),
+            minutes: 1.0,
+            problems: u64::MAX,
+            seed: 1,
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            variants: None,
+            effort: 1.0,
+            elements: None,
+            failures: 1,
+            shrink: true,
+            record: None,
+            require_cells: 0,
+            problem: None,
+            list: None,
+        };
+        let mut args = args.iter();
+        while let Some(name) = args.next() {
+            if name == "--no-shrink" {
+                options.shrink = false;
+                continue;
+            }
+            let value = args
+                .next()
+                .ok_or_else(|| format!("`{name}` wants a value"))?;
+            match name.as_str() {
+                "--engine" => options.engine.clone_from(value),
+                "--minutes" => options.minutes = number(name, value)?,
+                "--problems" => options.problems = number(name, value)?,
+                "--seed" => options.seed = number(name, value)?,
+                "--threads" => options.threads = number(name, value)?,
+                "--variants" => options.variants = Some(number(name, value)?),
+                "--effort" => options.effort = number(name, value)?,
+                "--elements" => {
+                    options.elements = Some(value.split(',').map(str::to_owned).collect());
+                }
+                "--failures" => options.failures = number(name, value)?,
+                "--record" => options.record = Some(value.clone()),
+                "--require-cells" => options.require_cells = number(name, value)?,
+                "--problem" => options.problem = Some(value.clone()),
+                "--list" => options.list = Some(number(name, value)?),
+                _ => return Err(format!("unknown option `{name}`\n\n{HELP}")),
+            }
+        }
+        let minutes = options.minutes;
+        // A hundred years: what passes it is no duration.
+        if !(0.0..=5e7).contains(&minutes) {
+            return Err(format!("{minutes} minutes"));
+        }
+        Ok(options)
+    }
+}
+
+fn number<T: core::str::FromStr>(name: &str, value: &str) -> Result<T, String> {
+    value
+        .parse()
+        .map_err(|_| format!("`{name}` wants a number, not `{value}`"))
+}
+
+/// Runs on one engine; whether nothing was wrong.
+fn on<E: Fuzzed>(options: &Options) -> Result<bool, String> {
+    let engine = shared::<E>();
+    let mut profile = Profile::of(engine);
+    if let Some(names) = &options.elements {
+        profile
+            .elements
+            .retain(|element| names.contains(&element.to_string()));
+    }
+    if profile.elements.is_empty() {
+        return Err(format!("{} has none of the element types", options.engine));
+    }
+    profile.variants = options.variants.unwrap_or(profile.variants);
+    profile.effort = options.effort;
+    let palette = Palette::new(profile.clone(), options.seed);
+    if let Some(count) = options.list {
+        (0..count).for_each(|number| println!("{}", palette.draw(number)));
+        return Ok(true);
+    }
+    // Of what a problem panics with one line is printed, below.
+    std::panic::set_hook(Box::new(|_| {}));
+    if let Some(line) = &options.problem {
+        return Ok(single(engine, options, &line.parse()?));
+    }
+    let limits = Limits {
+        problems: options.problems,
+        time: Duration::from_secs_f64(60.0 * options.minutes),
+        failures: options.failures,
+        threads: options.threads,
+        progress: 10,
+    };
+    let start = Instant::now();
+    let (record, failures) = fuzz::fuzz(engine, &palette, &limits);
+    let seconds = start.elapsed().as_secs_f64();
+    println!(
+        "\n{} with seed {}, {seconds:.0} s",
+        options.engine, options.seed
+    );
+    print!("{record}");
+    if let Some(path) = &options.record {
+        write(path, options, &profile, &record, seconds)?;
+    }
+    for failure in &failures {
+        say(options, failure);
+    }
+    if let (Some(first), true) = (failures.first(), options.shrink) {
+        shrink(engine, options, &first.spec);
+    }
+    let wanting = record.wanting(options.require_cells, &profile.elements, profile.decodes);
+    if options.require_cells > 0 && !wanting.is_empty() {
+        println!(
+            "fewer than {}: {}",
+            options.require_cells,
+            wanting.join("; ")
+        );
+        return Ok(false);
+    }
+    if record.counted() == 0 {
+        println!("no problem counted");
+        return Ok(false);
+    }
+    Ok(failures.is_empty())
+}
+
+/// Runs one problem.
+fn single<E: Fuzzed>(engine: &E, options: &Options, spec: &Spec) -> bool {
+    match fuzz::run(engine, spec) {
+        Outcome::Passed(passed) => {
+            println!("right: {spec}\n{passed:?}");
+            true
+        }
+        Outcome::Skipped(why) => {
+            println!("does not count: {why}");
+            false
+        }
+        Outcome::Failed(what) => {
+            let spec = spec.clone();
+            say(
+                options,
+                &Failure {
+                    spec: spec.clone(),
+                    what,
+                },
+            );
+            if options.shrink {
+                shrink(engine, options, &spec);
+            }
+            false
+        }
+    }
+}
+
+fn say(options: &Options, failure: &Failure) {
+    let Failure { spec, what } = failure;
+    println!(
+        "WRONG: fuzz --engine {} --problem '{spec}'\n{what}",
+        options.engine
+    );
+}
+
+fn shrink<E: Fuzzed>(engine: &E, options: &Options, spec: &Spec) {
+    match shrunk(engine, spec) {
+        None => println!("It passes when it is run again."),
+        Some(failure) => {
+            println!("\nshrunk:");
+            say(options, &failure);
+            println!("\n{}", regression_test(&failure.spec));
+        }
+    }
+}
+
+fn write(
+    path: &str,
+    options: &Options,
+    profile: &Profile,
+    record: &Record,
+    seconds: f64,
+) -> Result<(), String> {
+    let json = record.json(&[
+        ("engine", options.engine.clone().into()),
+        ("seed", options.seed.into()),
+        ("seconds", seconds.round().into()),
+        ("threads", options.threads.into()),
+        ("variants", profile.variants.into()),
+        ("effort", profile.effort.into()),
+    ]);
+    std::fs::write(path, format!("{json:#}\n")).map_err(|error| format!("{path}: {error}"))
+}

@@ -1,0 +1,91 @@
+//! Decoding a problem's tokens over a cache, in its pieces.
+
+use super::spec::{Decoding, Spec};
+use crate::engines::Cpu;
+use crate::{Engine, Outputs};
+use core::ops::Range;
+use flash_dma_problem::Problem;
+use flash_dma_reference::Inputs;
+
+#[cfg(feature = "devices")]
+mod burn;
+mod cpu;
+#[cfg(feature = "devices")]
+mod kernels;
+
+/// What a step gave.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// The tokens it was given.
+    pub tokens: Range<usize>,
+    /// Their outputs.
+    pub outputs: Outputs,
+    /// The positions of the keys that the cache then holds, ascending, for each sequence and head; a cache of slots
+    /// has them.
+    pub live: Option<Vec<Vec<usize>>>,
+}
+
+/// An engine that may decode.
+pub trait Decoder: Engine {
+    /// Whether it does.
+    fn decodes(&self) -> bool;
+
+    /// Appends the prefill to an empty cache and takes the steps.
+    ///
+    /// # Errors
+    ///
+    /// If the engine refuses.
+    fn decode(&self, spec: &Spec, decoding: &Decoding, all: &Inputs) -> Result<Vec<Step>, String>;
+}
+
+impl Decoder for Cpu {
+    fn decodes(&self) -> bool {
+        true
+    }
+
+    fn decode(&self, spec: &Spec, decoding: &Decoding, all: &Inputs) -> Result<Vec<Step>, String> {
+        cpu::decode(spec, decoding, all)
+    }
+}
+
+/// The tokens of `range` of contiguous `[rows, len, width]`.
+pub(super) fn tokens(values: &[f64], len: usize, width: usize, range: &Range<usize>) -> Vec<f64> {
+    let rows = values.chunks_exact(len * width);
+    rows.flat_map(|row| &row[range.start * width..range.end * width])
+        .copied()
+        .collect()
+}
+
+/// What a step of these tokens must give: the last rows of one pass over everything up to its end.
+///
+/// # Panics
+///
+/// If the spec is none of a problem.
+#[must_use]
+pub fn prefix(spec: &Spec, all: &Inputs, step: &Range<usize>) -> Inputs {
+    let (p, len, dim) = (&all.problem, spec.k_len, spec.head_dim);
+    let q = [p.batch, p.q_heads, step.len(), dim];
+    let k = [p.batch, p.kv_heads, step.end, dim];
+    let scores = p.has_scores.then_some(&k[..3]);
+    let problem = Problem::new(&q, &k, &k, scores, p.element, &spec.options());
+    let held = 0..step.end;
+    Inputs {
+        problem: problem.expect("a part of a problem is one"),
+        q: tokens(&all.q, len, dim, step),
+        k: tokens(&all.k, len, dim, &held),
+        v: tokens(&all.v, len, dim, &held),
+        scores: (all.scores.as_ref()).map(|z| tokens(z, len, 1, &held)),
+    }
+}
+
+/// The ranges of tokens of the steps.
+pub(super) fn steps(decoding: &Decoding) -> impl Iterator<Item = Range<usize>> {
+    decoding
+        .pieces
+        .iter()
+        .scan(decoding.prefill, |held, piece| {
+            let from = *held;
+            *held += piece;
+            Some(from..*held)
+        })
+}

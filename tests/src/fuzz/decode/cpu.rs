@@ -1,0 +1,238 @@
+//! `flash-dma-cpu`.
+
+use super::{Step, steps, tokens};
+use crate::engines::cpu::view;
+use crate::engines::{Host, narrow, sentinels, widen};
+use crate::fuzz::spec::{Decoding, MAX_STEP, Spec, Store};
+use crate::{Outputs, Raw};
+use core::ops::Range;
+use flash_dma_cpu::cache::{self, Cache, Pages, Slots, SlotsRef};
+use flash_dma_cpu::{self as engine, Element, View};
+use flash_dma_problem::{AttentionError, CacheShape, ElementType, Interval, Problem};
+use flash_dma_reference::Inputs;
+use half::{bf16, f16};
+
+/// [`Decoder::decode`](super::Decoder::decode) of the engine.
+pub(super) fn decode(spec: &Spec, decoding: &Decoding, all: &Inputs) -> Result<Vec<Step>, String> {
+    let steps = match spec.element {
+        ElementType::F32 => run::<f32>(spec, decoding, all),
+        ElementType::F16 => run::<f16>(spec, decoding, all),
+        ElementType::Bf16 => run::<bf16>(spec, decoding, all),
+    };
+    steps.map_err(|error| error.to_string())
+}
+
+fn run<E: Host + Element>(
+    spec: &Spec,
+    decoding: &Decoding,
+    all: &Inputs,
+) -> Result<Vec<Step>, AttentionError> {
+    let mut held = Held::<E>::new(spec, decoding)?;
+    if decoding.prefill > 0 {
+        held.append(&Part::new(spec, all, 0..decoding.prefill))?;
+    }
+    let step = |tokens: Range<usize>| {
+        let part = Part::new(spec, all, tokens.clone());
+        let (out, lse) = match tokens.len() > MAX_STEP && decoding.window().is_some() {
+            true => held.chunk(&part)?,
+            false => held.decode(&part)?,
+        };
+        let outputs = Outputs {
+            out: widen(&out),
+            lse: widen(&lse),
+        };
+        let live = decoding.window().map(|window| held.live(window));
+        Ok(Step {
+            tokens,
+            outputs,
+            live,
+        })
+    };
+    steps(decoding).map(step).collect()
+}
+
+/// Tokens of every sequence.
+struct Part<E> {
+    tokens: Range<usize>,
+    rows: [Raw; 3],
+    typed: [Vec<E>; 3],
+    scores: Option<Vec<f32>>,
+    kv: [usize; 4],
+}
+
+impl<E: Host> Part<E> {
+    fn new(spec: &Spec, all: &Inputs, range: Range<usize>) -> Self {
+        let (len, dim) = (spec.k_len, spec.head_dim);
+        let kv = [spec.batch, spec.kv_heads, range.len(), dim];
+        let q = [spec.batch, spec.q_heads(), range.len(), dim];
+        let layout = spec.places[Spec::Q].layout();
+        let place = |values: &[f64], shape: [usize; 4]| {
+            let part = tokens(values, len, dim, &range);
+            Raw::new(&part, &shape, spec.element, layout)
+        };
+        let rows = [place(&all.q, q), place(&all.k, kv), place(&all.v, kv)];
+        Self {
+            typed: [0, 1, 2].map(|n| narrow(&rows[n].values)),
+            rows,
+            scores: (all.scores.as_ref()).map(|z| narrow(&tokens(z, len, 1, &range))),
+            tokens: range,
+            kv,
+        }
+    }
+
+    fn view(&self, n: usize) -> View<'_, E, 4> {
+        view(&self.rows[n], &self.typed[n])
+    }
+
+    fn tokens(&self) -> cache::Tokens<'_, E> {
+        let [batch, heads, len, _] = self.kv;
+        cache::Tokens {
+            k: self.view(1),
+            v: self.view(2),
+            scores: (self.scores.as_ref()).map(|z| View::contiguous(z, [batch, heads, len])),
+        }
+    }
+
+    fn scores_shape(&self) -> Option<&[usize]> {
+        self.scores.as_ref().map(|_| &self.kv[..3])
+    }
+}
+
+/// A cache, with rows of NaN where nothing is.
+struct Held<'a, E> {
+    spec: &'a Spec,
+    shape: CacheShape,
+    k: Vec<E>,
+    v: Vec<E>,
+    score: Vec<f32>,
+    /// Positions of slots, or the table of pages.
+    index: Vec<i32>,
+    /// Tokens of each sequence.
+    seen: Vec<i32>,
+}
+
+impl<'a, E: Host + Element> Held<'a, E> {
+    fn new(spec: &'a Spec, decoding: &Decoding) -> Result<Self, AttentionError> {
+        let (batch, heads, dim) = (spec.batch, spec.kv_heads, spec.head_dim);
+        let (shape, index) = match decoding.storage {
+            Store::Slots(window) => {
+                let shape = CacheShape::slots(batch, heads, window, dim, spec.element)?;
+                (shape, vec![-1; batch * heads * window])
+            }
+            Store::Pages { page_len, scored } => {
+                let max_pages = spec.k_len.div_ceil(page_len).max(1);
+                let pages = max_pages * batch + 1;
+                let sizes = [pages, page_len, max_pages];
+                let mut shape = CacheShape::pages(batch, heads, sizes, dim, spec.element)?;
+                if scored {
+                    shape = shape.with_scores();
+                }
+                // In turns and from the last page on.
+                let page = |n: usize| pages - 1 - n % max_pages * batch - n / max_pages;
+                let table = (0..batch * max_pages).map(|n| page(n) as i32);
+                (shape, table.collect())
+            }
+        };
+        let rows = shape.kv_shape().iter().product::<usize>();
+        let nothing = match decoding.storage {
+            Store::Slots(_) => f32::NEG_INFINITY,
+            Store::Pages { .. } => f32::NAN,
+        };
+        Ok(Self {
+            spec,
+            shape,
+            k: vec![E::from_f64(f64::NAN); rows],
+            v: vec![E::from_f64(f64::NAN); rows],
+            score: vec![nothing; rows / dim],
+            index,
+            seen: vec![0; batch],
+        })
+    }
+
+    fn cache(&mut self) -> Cache<'_, E> {
+        match self.shape.storage {
+            flash_dma_problem::Storage::Slots { .. } => Cache::Slots(Slots {
+                k: &mut self.k,
+                v: &mut self.v,
+                score: &mut self.score,
+                position: &mut self.index,
+                seen: &mut self.seen,
+            }),
+            _ => Cache::Pages(Pages {
+                k: &mut self.k,
+                v: &mut self.v,
+                scores: self.shape.has_scores().then_some(&mut self.score[..]),
+                table: &self.index,
+                lengths: &mut self.seen,
+            }),
+        }
+    }
+
+    fn append(&mut self, part: &Part<E>) -> Result<(), AttentionError> {
+        let (kv, element) = (&part.kv, self.spec.element);
+        let held = part.tokens.start;
+        let problem = (self.shape).append(kv, kv, part.scores_shape(), element, held)?;
+        cache::append(&problem, self.cache(), part.tokens())
+    }
+
+    fn decode(&mut self, part: &Part<E>) -> Result<(Vec<E>, Vec<f32>), AttentionError> {
+        let (kv, element) = (&part.kv, self.spec.element);
+        let (q, held, options) = (part.view(0), part.tokens.start, self.spec.options());
+        let scores = part.scores_shape();
+        let problem = (self.shape).decode(&q.shape, kv, kv, scores, element, held, &options)?;
+        let mut out = sentinels(problem.q_shape().iter().product());
+        let mut lse = sentinels(problem.lse_shape().iter().product());
+        let (cache, tokens) = (self.cache(), part.tokens());
+        cache::decode(&problem, q, cache, tokens, &mut out, &mut lse)?;
+        Ok((out, lse))
+    }
+
+    /// The forward pass over what the slots hold and the tokens, which are appended then.
+    fn chunk(&mut self, part: &Part<E>) -> Result<(Vec<E>, Vec<f32>), AttentionError> {
+        let (spec, kv, options) = (self.spec, part.kv, self.spec.options());
+        let held = part.tokens.start;
+        let append = (self.shape).append(&kv, &kv, part.scores_shape(), spec.element, held)?;
+        let window = self.shape.capacity();
+        let keys = [kv[0], kv[1], window + kv[2], kv[3]];
+        let [mut k, mut v] = [(); 2].map(|()| sentinels(keys.iter().product()));
+        let mut z = sentinels(keys[..3].iter().product());
+        let slots = SlotsRef {
+            k: &self.k,
+            v: &self.v,
+            score: &self.score,
+            position: &self.index,
+        };
+        cache::chunk_keys(&append, slots, part.tokens(), &mut k, &mut v, &mut z)?;
+
+        let mut intervals = vec![Interval { first: 0, end: 0 }; z.len()];
+        let scores = View::contiguous(&z, [keys[0], keys[1], keys[2]]);
+        engine::select(scores, window, &mut intervals)?;
+        let q = part.view(0);
+        let scored = Some(&keys[..3]);
+        let problem = Problem::new(&q.shape, &keys, &keys, scored, spec.element, &options)?;
+        let mut out = sentinels(problem.q_shape().iter().product());
+        let mut lse = sentinels(problem.lse_shape().iter().product());
+        let inputs = engine::Inputs {
+            q,
+            k: View::contiguous(&k, keys),
+            v: View::contiguous(&v, keys),
+            selection: Some(engine::Selection {
+                scores,
+                intervals: &intervals,
+            }),
+        };
+        engine::forward(&problem, inputs, &mut out, &mut lse)?;
+        self.append(part)?;
+        Ok((out, lse))
+    }
+
+    fn live(&self, window: usize) -> Vec<Vec<usize>> {
+        let row = |slots: &[i32]| {
+            let held = slots.iter().filter(|&&position| position >= 0);
+            let mut live: Vec<usize> = held.map(|&position| position as usize).collect();
+            live.sort_unstable();
+            live
+        };
+        self.index.chunks_exact(window).map(row).collect()
+    }
+}

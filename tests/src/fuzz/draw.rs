@@ -1,0 +1,468 @@
+//! Random problems over everything that the contract allows, as many as a device compiles kernels for and as large as
+//! the oracle computes in milliseconds.
+
+use super::run::Fuzzed;
+use super::spec::{Axes, Decoding, Heads, MAX_STEP, Place, Spec, Store, What};
+use crate::Size;
+use crate::masked::Pattern;
+use flash_dma_problem::ElementType::{self, Bf16, F16, F32};
+use flash_dma_reference::Rng;
+use flash_dma_reference::generate::Scores;
+
+/// What problems are drawn for.
+#[derive(Clone, Debug)]
+pub struct Profile {
+    /// Element types.
+    pub elements: Vec<ElementType>,
+    /// Combinations of what kernels are compiled for; 0 draws them anew for each problem.
+    pub variants: usize,
+    /// Whether caches are among the problems.
+    pub decodes: bool,
+    /// Factor on the time that a problem may take the oracle: 1 is a few milliseconds.
+    pub effort: f64,
+    /// Of the engine.
+    pub size: Size,
+}
+
+impl Profile {
+    /// That of an engine.
+    #[must_use]
+    pub fn of<E: Fuzzed>(engine: &E) -> Self {
+        let elements = [F32, F16, Bf16].into_iter();
+        Self {
+            elements: elements.filter(|&e| engine.supports(e)).collect(),
+            variants: match E::SIZE {
+                Size::Small => 30,
+                // Nothing is compiled.
+                Size::Medium => 0,
+                Size::Large => 120,
+            },
+            decodes: engine.decodes(),
+            effort: 1.0,
+            size: E::SIZE,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Plain,
+    Scored,
+    Masked,
+    Decoded,
+}
+
+/// What kernels are compiled for.
+#[derive(Clone, Copy, Debug)]
+struct Variant {
+    kind: Kind,
+    element: ElementType,
+    head_dim: usize,
+    group: usize,
+    causal: bool,
+    softcap: Option<f32>,
+    deterministic: bool,
+    /// Whether every row begins at a multiple of 16 bytes, where the head dimension lets it.
+    aligned: bool,
+}
+
+/// The variants of a run, from its seed, and the problems within them.
+#[derive(Clone, Debug)]
+pub struct Palette {
+    profile: Profile,
+    seed: u64,
+    variants: Vec<Variant>,
+}
+
+/// The operations in their shares, of ten.
+const KINDS: [Kind; 10] = [
+    Kind::Scored,
+    Kind::Masked,
+    Kind::Scored,
+    Kind::Decoded,
+    Kind::Scored,
+    Kind::Plain,
+    Kind::Scored,
+    Kind::Masked,
+    Kind::Scored,
+    Kind::Masked,
+];
+
+impl Palette {
+    /// The palette of a seed.
+    #[must_use]
+    pub fn new(profile: Profile, seed: u64) -> Self {
+        let mut rng = Rng::new(seed);
+        let variants = (0..profile.variants).map(|n| {
+            // Every operation meets every type.
+            let element = profile.elements[(n + n / KINDS.len()) % profile.elements.len()];
+            variant(&mut rng, &profile, KINDS[n % KINDS.len()], element)
+        });
+        Self {
+            variants: variants.collect(),
+            profile,
+            seed,
+        }
+    }
+
+    /// The problem of a number.
+    #[must_use]
+    pub fn draw(&self, number: u64) -> Spec {
+        // Not the generator's own step: the numbers of one problem would be those of the next, one later.
+        let mut rng = Rng::new(self.seed ^ (number + 1).wrapping_mul(0xd134_2543_de82_ef95));
+        let rng = &mut rng;
+        let variant = if self.variants.is_empty() {
+            let (kind, element) = (one(rng, &KINDS), one(rng, &self.profile.elements));
+            variant(rng, &self.profile, kind, element)
+        } else {
+            one(rng, &self.variants)
+        };
+        let most = match self.profile.size {
+            Size::Small => 4e4,
+            Size::Medium | Size::Large => 2.5e5,
+        };
+        // Many small problems, and a few that take as long as all of them.
+        let times = match rng.below(32) {
+            0 => 20.0,
+            1..=5 => 4.0,
+            _ => 1.0,
+        };
+        problem(rng, &variant, (self.profile.effort * times * most) as usize)
+    }
+}
+
+/// One of some values.
+fn one<T: Copy>(rng: &mut Rng, of: &[T]) -> T {
+    of[rng.below(of.len())]
+}
+
+fn chance(rng: &mut Rng, one_in: usize) -> bool {
+    rng.below(one_in) == 0
+}
+
+/// One of some sizes, or its neighbour.
+fn around(rng: &mut Rng, of: &[usize]) -> usize {
+    (one(rng, of) + rng.below(3)).saturating_sub(1).max(1)
+}
+
+fn variant(rng: &mut Rng, profile: &Profile, kind: Kind, element: ElementType) -> Variant {
+    let kind = match kind {
+        Kind::Decoded if !profile.decodes => Kind::Scored,
+        kind => kind,
+    };
+    let head_dim = match (profile.size, rng.below(3)) {
+        (Size::Small, _) => one(rng, &[8, 16, 24, 32, 40, 64]),
+        // What the tensor-core engines serve, and what they do not.
+        (_, 0) => one(rng, &[64, 128]),
+        (_, 1) => one(rng, &[16, 32, 64, 96, 128, 192, 256]),
+        _ => 8 * (1 + rng.below(32)),
+    };
+    Variant {
+        kind,
+        element,
+        head_dim,
+        group: one(rng, &[1, 1, 2, 3, 4, 4, 5, 6, 7, 8]),
+        causal: matches!(kind, Kind::Decoded) || rng.below(3) > 0,
+        softcap: one(rng, &[None, None, None, Some(3.0), Some(30.0)]),
+        deterministic: chance(rng, 4),
+        aligned: rng.below(5) > 0,
+    }
+}
+
+fn problem(rng: &mut Rng, variant: &Variant, budget: usize) -> Spec {
+    let mut k_len = keys(rng);
+    let mut q_len = queries(rng, k_len);
+    if chance(rng, 100) {
+        *one_of(rng, [&mut q_len, &mut k_len]) = 0;
+    }
+    let deviations: &[f64] = match variant.element {
+        // Greater ones pass the greatest number more often than not.
+        F16 => &[1.0, 1.0, 1.0, 1.0, 0.1, 8.0, 30.0],
+        F32 | Bf16 => &[1.0, 1.0, 1.0, 1.0, 0.1, 30.0],
+    };
+    let mut spec = Spec {
+        what: What::Plain,
+        element: variant.element,
+        batch: one(rng, &[1, 1, 2, 3]),
+        kv_heads: one(rng, &[1, 1, 2, 3]),
+        group: variant.group,
+        q_len,
+        k_len,
+        head_dim: variant.head_dim,
+        causal: variant.causal,
+        scale: one(rng, &[None, None, None, Some(1.0), Some(0.3), Some(-0.2)]),
+        softcap: variant.softcap,
+        deterministic: variant.deterministic,
+        grad_lse: rng.below(2) == 0,
+        deviation: one(rng, deviations),
+        places: places(rng, variant.aligned),
+        seed: rng.next_u64() >> 32,
+    };
+    spec.what = match variant.kind {
+        Kind::Plain => What::Plain,
+        Kind::Scored => What::Scored {
+            window: window(rng, &spec),
+            scores: scores(rng),
+        },
+        Kind::Masked => masked(rng, &spec),
+        Kind::Decoded => decoded(rng),
+    };
+    if let What::Decoded(_) = spec.what {
+        // What a cache has no say in; its tokens lie in one way.
+        (spec.causal, spec.deterministic, spec.grad_lse) = (true, false, false);
+        let place = one(rng, &[Place::Contiguous, Place::Transposed, Place::Padded]);
+        spec.places = [Place::Contiguous; 6];
+        spec.places[Spec::Q] = if variant.aligned {
+            Place::Transposed
+        } else {
+            place
+        };
+    }
+    let mut spec = spec.with_lengths();
+    fit(rng, &mut spec, budget);
+    spec
+}
+
+fn one_of<'a, T>(rng: &mut Rng, of: [&'a mut T; 2]) -> &'a mut T {
+    let [a, b] = of;
+    if rng.below(2) == 0 { a } else { b }
+}
+
+/// More than half of all problems have 1024 keys or more.
+fn keys(rng: &mut Rng) -> usize {
+    match rng.below(20) {
+        0 => 1 + rng.below(20),
+        1..=3 => 1 + rng.below(300),
+        4..=6 => around(rng, &[16, 32, 48, 64, 96, 128, 192, 256, 512]),
+        7 => 300 + rng.below(724),
+        8..=14 => 1024 + rng.below(1000),
+        15..=18 => around(rng, &[1025, 1088, 1152, 1280, 1536, 1773, 2048, 2304]),
+        _ => around(rng, &[3072, 4096]),
+    }
+}
+
+/// Far fewer queries than keys, as many, or more.
+fn queries(rng: &mut Rng, k_len: usize) -> usize {
+    match rng.below(20) {
+        0..=2 => 1 + rng.below(8),
+        3..=5 => 1 + rng.below(64),
+        6..=8 => around(rng, &[4, 8, 16, 32, 64, 128, 256]),
+        9..=12 => k_len,
+        13..=14 => around(rng, &[512, 1024, 1088, 2048]),
+        15..=16 => k_len + 1 + rng.below(300),
+        _ => 1 + rng.below(k_len),
+    }
+}
+
+/// Around tiles, chunks and lengths.
+fn window(rng: &mut Rng, spec: &Spec) -> Option<usize> {
+    let k_len = spec.k_len.max(1);
+    let long = k_len >= 1024 && rng.below(3) > 0;
+    Some(match rng.below(20) {
+        0 => return None,
+        1 => 1 + rng.below(k_len),
+        2 => around(rng, &[k_len]),
+        3 => around(rng, &[spec.q_len]),
+        4 => k_len / 3 + 1,
+        5..=9 if long => 193 + rng.below(k_len - 193),
+        10..=19 if long => around(rng, &[200, 256, 512, 728, 1024]),
+        5..=6 => around(rng, &[1]),
+        _ => around(rng, &[8, 16, 32, 64, 96, 128, 256, 1024]),
+    })
+}
+
+fn scores(rng: &mut Rng) -> Scores {
+    match rng.below(3) {
+        0 => Scores::Normal,
+        // Nothing is attended there; that is quickly tested.
+        _ => match one(rng, &Scores::ALL) {
+            Scores::AllPadded if rng.below(3) > 0 => Scores::Padded,
+            kind => kind,
+        },
+    }
+}
+
+fn places(rng: &mut Rng, aligned: bool) -> [Place; 6] {
+    let all = match rng.below(10) {
+        0..=3 => Some(Place::Contiguous),
+        4..=5 => Some(Place::Transposed),
+        6 if !aligned => Some(Place::Padded),
+        _ => None,
+    };
+    let mut places = [Place::Contiguous; 6].map(|_| {
+        all.unwrap_or_else(|| match rng.below(10) {
+            0..=3 => Place::Contiguous,
+            4..=5 => Place::Transposed,
+            6 => Place::Batch,
+            7 => Place::Heads,
+            8 if chance(rng, 3) => Place::Tokens,
+            _ if aligned => Place::Contiguous,
+            _ => Place::Padded,
+        })
+    });
+    // The keys of a score lie side by side.
+    if places[Spec::SCORES] == Place::Tokens {
+        places[Spec::SCORES] = Place::Contiguous;
+    }
+    places
+}
+
+fn axes(rng: &mut Rng) -> Axes {
+    Axes {
+        batch: rng.below(2) == 0,
+        heads: one(rng, &[Heads::One, Heads::Kv, Heads::Query]),
+        queries: rng.below(3) > 0,
+        keys: rng.below(5) > 0,
+    }
+}
+
+fn masked(rng: &mut Rng, spec: &Spec) -> What {
+    let kept = 1 + rng.below(spec.k_len.max(1));
+    let pattern = match rng.below(9) {
+        0 => Pattern::Random(0.02),
+        1 => Pattern::Random(0.5),
+        2 => Pattern::Random(0.98),
+        3 => Pattern::Tiles(1 + rng.below(130), 1 + rng.below(130)),
+        4 => Pattern::Tiles(16 << rng.below(4), 32 << rng.below(3)),
+        5 => Pattern::Top(around(rng, &[kept, 16, 64, 128])),
+        6 => Pattern::Window(around(rng, &[kept, 16, 64, 128])),
+        7 => Pattern::Columns(one(rng, &[2, 3, 16, 64])),
+        _ if chance(rng, 6) => Pattern::Nothing,
+        _ => Pattern::Window(64 + rng.below(1000)),
+    };
+    let mask = (rng.below(5) > 0).then(|| (axes(rng), pattern));
+    What::Masked {
+        mask,
+        bias: (rng.below(4) > 0).then(|| (axes(rng), chance(rng, 3))),
+        hidden: mask.is_some() && rng.below(2) == 0,
+    }
+}
+
+fn decoded(rng: &mut Rng) -> What {
+    let prefill = match rng.below(10) {
+        0..=1 => 0,
+        2 => 1 + rng.below(64),
+        3 => around(rng, &[16, 32, 64, 128, 256]),
+        4..=7 => 1024 + rng.below(600),
+        _ => around(rng, &[1025, 1088, 1536, 2048]),
+    };
+    let storage = match rng.below(5) {
+        0..=2 => Store::Slots(match rng.below(4) {
+            0 => around(rng, &[1, 16, 32, 64, 128]),
+            1 => 1 + rng.below(100),
+            2 => around(rng, &[256, 512, 1024]),
+            _ => 193 + rng.below(400),
+        }),
+        n => Store::Pages {
+            page_len: one(rng, &[1, 3, 16, 16, 32, 64, 64, 128]),
+            scored: n == 3,
+        },
+    };
+    let mut piece = || match rng.below(12) {
+        0..=5 => 1,
+        6..=7 => 2 + rng.below(4),
+        8..=9 => 1 + rng.below(MAX_STEP),
+        10 => MAX_STEP,
+        // A chunk, over slots; pages have none.
+        _ => match storage {
+            Store::Slots(_) => MAX_STEP + 1 + rng.below(80),
+            Store::Pages { .. } => MAX_STEP - 1,
+        },
+    };
+    let pieces: Vec<usize> = [(); 6].map(|()| piece()).into();
+    let count = 1 + rng.below(pieces.len());
+    What::Decoded(Decoding {
+        storage,
+        scores: scores(rng),
+        prefill,
+        pieces: pieces[..count].to_vec(),
+    })
+}
+
+/// About how many multiplications the oracle takes for a problem, or what takes as long.
+#[must_use]
+pub fn work(spec: &Spec) -> usize {
+    let (heads, dim) = (spec.batch * spec.q_heads(), spec.head_dim + 24);
+    let visible = |i: usize| match spec.causal {
+        true => (i + 1 + spec.k_len)
+            .saturating_sub(spec.q_len)
+            .min(spec.k_len),
+        false => spec.k_len,
+    };
+    let rows = || (0..spec.q_len).map(visible);
+    match &spec.what {
+        What::Plain => heads * dim * rows().sum::<usize>(),
+        What::Scored { window, .. } => {
+            let window = window.unwrap_or(usize::MAX);
+            // To find the selection of a row, and to attend to it.
+            heads * rows().map(|n| n + n.min(window) * dim).sum::<usize>()
+        }
+        What::Masked { mask, .. } => {
+            let share = match mask.map(|(_, pattern)| pattern) {
+                None => 1.0,
+                Some(Pattern::Random(density)) => density,
+                Some(Pattern::Tiles(..)) => 0.5,
+                Some(Pattern::Nothing) => 0.0,
+                Some(Pattern::Columns(every)) => 1.0 / every as f64,
+                Some(Pattern::Top(w) | Pattern::Window(w)) => {
+                    (w as f64 / spec.k_len.max(1) as f64).min(1.0)
+                }
+            };
+            let pairs = heads * rows().sum::<usize>();
+            16 * pairs + (share * (pairs * dim) as f64) as usize
+        }
+        What::Decoded(decoding) => {
+            let window = decoding.window().unwrap_or(usize::MAX);
+            let step = |step: core::ops::Range<usize>| {
+                let copied = spec.batch * spec.kv_heads * step.end * (40 + spec.head_dim);
+                copied + heads * step.len() * step.end.min(window) * dim / 2
+            };
+            super::decode::steps(decoding).map(step).sum()
+        }
+    }
+}
+
+/// Makes a problem smaller until it is within the budget.
+fn fit(rng: &mut Rng, spec: &mut Spec, budget: usize) {
+    let (same_lengths, narrow) = (spec.q_len == spec.k_len, rng.below(4) > 0);
+    loop {
+        let work = work(spec);
+        if work <= budget {
+            return;
+        }
+        let fewer = |n: usize| (n * budget / work).max(n / 3).max(1);
+        if spec.batch > 1 {
+            spec.batch -= 1;
+            continue;
+        }
+        if spec.kv_heads > 1 {
+            spec.kv_heads -= 1;
+            continue;
+        }
+        let (q_len, k_len) = (&mut spec.q_len, &mut spec.k_len);
+        match &mut spec.what {
+            What::Scored {
+                window: Some(window),
+                ..
+            } if same_lengths && narrow && *window > 48 => {
+                *window = fewer(*window).max(32);
+            }
+            What::Decoded(decoding) => {
+                if decoding.pieces.len() > 1 {
+                    decoding.pieces.pop();
+                } else if decoding.pieces[0] > 1 {
+                    decoding.pieces[0] /= 2;
+                } else if decoding.prefill > 0 {
+                    decoding.prefill /= 2;
+                } else {
+                    return;
+                }
+                *k_len = decoding.prefill + decoding.pieces.iter().sum::<usize>();
+                *q_len = *k_len;
+            }
+            _ if *q_len > 1 => *q_len = fewer(*q_len),
+            _ if *k_len > 1 => *k_len /= 2,
+            _ => return,
+        }
+    }
+}

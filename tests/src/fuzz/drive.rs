@@ -1,0 +1,123 @@
+//! Many problems, on as many threads.
+
+use super::draw::Palette;
+use super::record::{Failure, Record};
+use super::run::{Fuzzed, Outcome, run};
+use super::shrink::shrink;
+use super::spec::Spec;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long a failure may be shrunk.
+const SHRINKING: Duration = Duration::from_secs(60);
+
+/// How many problems, and how.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// The most problems.
+    pub problems: u64,
+    /// The longest time.
+    pub time: Duration,
+    /// Failures that end the run.
+    pub failures: usize,
+    /// Threads.
+    pub threads: usize,
+    /// Seconds between two lines of progress; 0 for none.
+    pub progress: u64,
+}
+
+/// Draws problems and runs them, until the first of the limits.
+pub fn fuzz<E: Fuzzed>(engine: &E, palette: &Palette, limits: &Limits) -> (Record, Vec<Failure>) {
+    let start = Instant::now();
+    let (next, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    let failures: Mutex<Vec<Failure>> = Mutex::default();
+    let lock = || {
+        failures
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+    };
+    let worker = |thread: usize| {
+        let mut record = Record::default();
+        let mut said = start;
+        while !stop.load(Ordering::Relaxed) && start.elapsed() < limits.time {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            if number >= limits.problems {
+                break;
+            }
+            let spec = palette.draw(number);
+            let outcome = run(engine, &spec);
+            record.add(&spec, &outcome);
+            if let Outcome::Failed(what) = outcome {
+                let mut failures = lock();
+                failures.push(Failure { spec, what });
+                if failures.len() >= limits.failures {
+                    stop.store(true, Ordering::Relaxed);
+                }
+            }
+            let wait = Duration::from_secs(limits.progress);
+            if thread == 0 && limits.progress > 0 && said.elapsed() >= wait {
+                said = Instant::now();
+                let (seconds, failed) = (start.elapsed().as_secs(), lock().len());
+                eprintln!("{} problems, {failed} wrong, {seconds} s", number + 1);
+            }
+        }
+        record
+    };
+    let record = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..limits.threads.max(1))
+            .map(|thread| scope.spawn(move || worker(thread)))
+            .collect();
+        let mut record = Record::default();
+        for thread in threads {
+            // A panic in a problem is caught there.
+            record.join(thread.join().expect("a thread of the fuzzer"));
+        }
+        record
+    });
+    (
+        record,
+        failures
+            .into_inner()
+            .unwrap_or_else(|poisoned| poisoned.into_inner()),
+    )
+}
+
+/// The smallest problem that fails as one does, and what is wrong with it; `None` if that one passes when it is run again.
+pub fn shrunk<E: Fuzzed>(engine: &E, spec: &Spec) -> Option<Failure> {
+    let failure = |spec: &Spec| match run(engine, spec) {
+        Outcome::Failed(what) => Some(what),
+        Outcome::Passed(_) | Outcome::Skipped(_) => None,
+    };
+    failure(spec)?;
+    let spec = shrink(spec, SHRINKING, |spec| failure(spec).is_some());
+    let what = failure(&spec)?;
+    Some(Failure { spec, what })
+}
+
+/// Runs the problem of a line of text: what a regression test calls.
+///
+/// # Panics
+///
+/// If the line is none, or with what is wrong.
+pub fn assert_line<E: Fuzzed>(engine: &E, line: &str) {
+    let spec: Spec = line
+        .parse()
+        .unwrap_or_else(|error| panic!("{line}: {error}"));
+    match run(engine, &spec) {
+        Outcome::Failed(what) => panic!("{} at {spec}:\n{what}", E::NAME),
+        Outcome::Skipped(why) => crate::engine::skip::<E>(&format!("{spec}: {why}")),
+        Outcome::Passed(_) => {}
+    }
+}
+
+/// A regression test of a failure.
+#[must_use]
+pub fn regression_test(spec: &Spec) -> String {
+    let text = spec.to_string();
+    format!(
+        "raw_engines!(NAME_WHAT_WENT_WRONG);\n\n\
+         fn NAME_WHAT_WENT_WRONG<E: Fuzzed>(engine: &E) {{\n    \
+         fuzz::assert_line(engine, \"{text}\");\n}}"
+    )
+}

@@ -1,0 +1,246 @@
+//! The numbers of a problem, from its seed.
+//!
+//! Rows are pieces of one table of normal numbers: a problem with thousands of keys would take longer to draw number by
+//! number than to compute.
+
+use super::spec::{Spec, What};
+use crate::case::expected;
+use crate::expected::Expected;
+use crate::masked::{MaskedCall, MaskedCase};
+use crate::{Call, Layout, problem};
+use flash_dma_problem::ElementType;
+use flash_dma_reference::generate::Scores;
+use flash_dma_reference::masked::{Broadcast, MaskedInputs};
+use flash_dma_reference::round::round;
+use flash_dma_reference::{Inputs, Rng};
+use std::sync::OnceLock;
+
+/// Seeds at which the naive implementation's error is measured, beside the problem's own, before a number counts as
+/// wrong. The tolerance is a multiple of that implementation's greatest error in a tensor. Of a small tensor one seed
+/// gives a handful of roundings, and among thousands of problems some have been lucky in all of them.
+pub const YARDSTICKS: u64 = 8;
+
+/// Numbers of the table.
+const TABLE: usize = 1 << 18;
+
+/// Normal numbers, each of them an f32.
+fn table() -> &'static [f64] {
+    static NUMBERS: OnceLock<Vec<f64>> = OnceLock::new();
+    NUMBERS.get_or_init(|| {
+        let mut rng = Rng::new(0x7461_626c_65);
+        (0..TABLE).map(|_| f64::from(rng.normal() as f32)).collect()
+    })
+}
+
+/// Rows of normal numbers of a type.
+fn rows(count: usize, width: usize, spread: f64, element: ElementType, rng: &mut Rng) -> Vec<f64> {
+    let mut values = Vec::with_capacity(count * width);
+    for _ in 0..count {
+        let from = rng.below(TABLE - width);
+        let row = &table()[from..from + width];
+        values.extend(row.iter().map(|x| round(spread * x, element)));
+    }
+    values
+}
+
+/// The seeds of the yardsticks.
+fn other_seeds(spec: &Spec) -> impl Iterator<Item = u64> {
+    (1..=YARDSTICKS).map(|n| spec.seed.wrapping_add(n << 32))
+}
+
+/// q, k, v and the gradients.
+struct Rows {
+    tensors: [Vec<f64>; 4],
+    grad_lse: Option<Vec<f64>>,
+}
+
+impl Rows {
+    /// Of a seed; the values repeat as their places ask for.
+    fn new(spec: &Spec, rng: &mut Rng) -> Self {
+        let (dim, e) = (spec.head_dim, spec.element);
+        let q = [spec.batch, spec.q_heads(), spec.q_len, dim];
+        let kv = [spec.batch, spec.kv_heads, spec.k_len, dim];
+        let mut draw = |place: usize, shape: [usize; 4], spread| {
+            let count = shape[..3].iter().product();
+            let mut values = rows(count, dim, spread, e, rng);
+            spec.places[place].repeat(&mut values, &shape);
+            values
+        };
+        let tensors = [
+            draw(Spec::Q, q, spec.deviation),
+            draw(Spec::K, kv, spec.deviation),
+            draw(Spec::V, kv, spec.deviation),
+            draw(Spec::GRAD_OUT, q, 1.0),
+        ];
+        let count = q[..3].iter().product();
+        let grad_lse = rows(count, 1, 1.0, ElementType::F32, rng);
+        Self {
+            tensors,
+            grad_lse: spec.grad_lse.then_some(grad_lse),
+        }
+    }
+}
+
+/// A problem with scores, or without scores and mask.
+pub(super) struct Drawn {
+    pub(super) inputs: Inputs,
+    grad_out: Vec<f64>,
+    grad_lse: Option<Vec<f64>>,
+}
+
+impl Drawn {
+    /// The problem.
+    pub(super) fn new(spec: &Spec) -> Self {
+        Self::at(spec, spec.seed, spec.scores())
+    }
+
+    fn at(spec: &Spec, seed: u64, scores: Option<Scores>) -> Self {
+        let q = [spec.batch, spec.q_heads(), spec.q_len, spec.head_dim];
+        let kv = [spec.batch, spec.kv_heads, spec.k_len, spec.head_dim];
+        let problem = problem(q, kv, scores.is_some(), spec.element, &spec.options());
+        let mut rng = Rng::new(seed);
+        let Rows { tensors, grad_lse } = Rows::new(spec, &mut rng);
+        let scores = scores.map(|kind| {
+            let heads = 0..spec.batch * spec.kv_heads;
+            let mut scores: Vec<f64> = heads
+                .flat_map(|_| kind.head(spec.k_len, &mut rng))
+                .collect();
+            spec.places[Spec::SCORES].repeat(&mut scores, &kv[..3]);
+            scores
+        });
+        let [q, k, v, grad_out] = tensors;
+        let inputs = Inputs {
+            problem,
+            q,
+            k,
+            v,
+            scores,
+        };
+        Self {
+            inputs,
+            grad_out,
+            grad_lse,
+        }
+    }
+
+    /// Problems of the same kind; without NaN, which leaves few elements to measure by.
+    pub(super) fn others(spec: &Spec) -> impl Iterator<Item = Self> {
+        let scores = spec.scores().map(|kind| match kind {
+            Scores::Nan => Scores::Normal,
+            kind => kind,
+        });
+        other_seeds(spec).map(move |seed| Self::at(spec, seed, scores))
+    }
+
+    pub(super) fn expected(&self) -> Expected {
+        expected(&self.inputs, &self.grad_out, self.grad_lse.as_deref())
+    }
+
+    /// The call, without the intervals.
+    pub(super) fn call(&self, spec: &Spec) -> Call {
+        let grads = (&self.grad_out[..], self.grad_lse.as_deref());
+        let mut call = Call::new(&self.inputs, Layout::Contiguous, grads);
+        for (place, raw) in [
+            (Spec::Q, &mut call.q),
+            (Spec::K, &mut call.k),
+            (Spec::V, &mut call.v),
+            (Spec::GRAD_OUT, &mut call.grad_out),
+        ] {
+            spec.places[place].place(raw);
+        }
+        if let Some(raw) = &mut call.scores {
+            spec.places[Spec::SCORES].place(raw);
+        }
+        call.layout = spec.places[Spec::GRAD_OUT].layout();
+        call
+    }
+}
+
+/// A problem under a mask or bias.
+pub(super) struct DrawnMasked {
+    pub(super) inputs: MaskedInputs,
+    case: MaskedCase,
+    grad_out: Vec<f64>,
+    grad_lse: Option<Vec<f64>>,
+}
+
+impl DrawnMasked {
+    /// The problem.
+    pub(super) fn new(spec: &Spec) -> Self {
+        Self::at(spec, spec.seed, None)
+    }
+
+    /// Under a mask that is known already, if there is one.
+    fn at(spec: &Spec, seed: u64, known: Option<&Broadcast<bool>>) -> Self {
+        let mut rng = Rng::new(seed);
+        let Rows { tensors, grad_lse } = Rows::new(spec, &mut rng);
+        let case = spec.masked_case();
+        let visible = known.cloned().or_else(|| {
+            let mut mask = case.visible(&mut rng)?;
+            spec.places[Spec::MASK].repeat(&mut mask.values, &mask.shape);
+            Some(mask)
+        });
+        let bias = case.bias.map(|shape| {
+            let count = shape[..3].iter().product();
+            let mut values = match shape[3] {
+                n if n < TABLE => rows(count, n, 1.0, ElementType::F32, &mut rng),
+                n => panic!("a bias of {n} keys"),
+            };
+            if let What::Masked {
+                bias: Some((_, true)),
+                ..
+            } = spec.what
+            {
+                let hidden = values.iter_mut().filter(|_| rng.below(10) == 0);
+                hidden.for_each(|x| *x = f64::NEG_INFINITY);
+            }
+            spec.places[Spec::SCORES].repeat(&mut values, &shape);
+            Broadcast { shape, values }
+        });
+        let [q, k, v, grad_out] = tensors;
+        let inputs = MaskedInputs {
+            problem: case.problem(),
+            q,
+            k,
+            v,
+            visible,
+            bias,
+        };
+        Self {
+            inputs,
+            case,
+            grad_out,
+            grad_lse,
+        }
+    }
+
+    /// Problems of the same kind under the same mask.
+    pub(super) fn others(&self, spec: &Spec) -> Vec<Expected> {
+        other_seeds(spec)
+            .map(|seed| Self::at(spec, seed, self.inputs.visible.as_ref()).expected())
+            .collect()
+    }
+
+    pub(super) fn expected(&self) -> Expected {
+        let grad_lse = self.grad_lse.as_deref();
+        self.case.expected(&self.inputs, &self.grad_out, grad_lse)
+    }
+
+    pub(super) fn call(&self, spec: &Spec) -> MaskedCall {
+        let grads = (&self.grad_out[..], self.grad_lse.as_deref());
+        let mut call = MaskedCall::new(&self.inputs, Layout::Contiguous, self.case.hidden, grads);
+        for (place, raw) in [
+            (Spec::Q, Some(&mut call.q)),
+            (Spec::K, Some(&mut call.k)),
+            (Spec::V, Some(&mut call.v)),
+            (Spec::GRAD_OUT, Some(&mut call.grad_out)),
+            (Spec::SCORES, call.bias.as_mut()),
+            (Spec::MASK, call.mask.as_mut()),
+        ] {
+            if let Some(raw) = raw {
+                spec.places[place].place(raw);
+            }
+        }
+        call
+    }
+}

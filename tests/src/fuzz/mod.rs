@@ -1,0 +1,23 @@
+//! Random problems over everything that the contract allows, each compared with the oracle in every output.
+//!
+//! A problem is a [`Spec`], one line of text. A [`Palette`] draws them from a seed; [`run`] computes one on an engine;
+//! [`fuzz`] does so for many; [`shrunk`] makes one that fails as small as it can. `cargo xtask fuzz` is the command.
+
+mod decode;
+mod draw;
+mod drive;
+mod inputs;
+mod record;
+mod run;
+mod shrink;
+mod spec;
+mod text;
+
+pub use decode::{Decoder, Step};
+pub use draw::{Palette, Profile, work};
+pub use drive::{Limits, assert_line, fuzz, regression_test, shrunk};
+pub use inputs::YARDSTICKS;
+pub use record::{Cell, Failure, Record};
+pub use run::{Fuzzed, Outcome, Passed, run};
+pub use shrink::shrink;
+pub use spec::{Axes, Decoding, Heads, MAX_STEP, Place, Spec, Store, What};

@@ -1,0 +1,168 @@
+//! What a run has seen, by engine, type and pass.
+
+use super::run::{Outcome, Passed, passes};
+use super::spec::{Spec, What};
+use crate::engines::Pass;
+use core::fmt;
+use flash_dma_problem::ElementType;
+use std::collections::BTreeMap;
+
+/// What a run has seen.
+#[derive(Clone, Debug, Default)]
+pub struct Record {
+    /// Problems all of whose outputs were compared and right.
+    pub passed: u64,
+    /// Of these, how many have 1024 keys or more, of which those attended fill four tiles of 64 or more.
+    pub long: u64,
+    /// Of these, how many were right by further yardsticks only.
+    pub looked_twice: u64,
+    /// Problems that failed.
+    pub failed: u64,
+    /// Problems that do not count, by the reason.
+    pub skipped: BTreeMap<&'static str, u64>,
+    /// Problems that passed, by pass, what served it (empty if the engine has one way) and element type.
+    pub cells: BTreeMap<Cell, u64>,
+}
+
+/// A pass, what served it, and the name of the element type.
+pub type Cell = (Pass, &'static str, String);
+
+/// A problem that failed.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// The problem.
+    pub spec: Spec,
+    /// What is wrong.
+    pub what: String,
+}
+
+impl Record {
+    /// Adds a problem.
+    pub fn add(&mut self, spec: &Spec, outcome: &Outcome) {
+        match outcome {
+            Outcome::Failed(_) => self.failed += 1,
+            Outcome::Skipped(why) => *self.skipped.entry(why).or_default() += 1,
+            Outcome::Passed(Passed {
+                passes,
+                is_long,
+                looked_twice,
+            }) => {
+                self.passed += 1;
+                self.long += u64::from(*is_long);
+                self.looked_twice += u64::from(*looked_twice);
+                for &(pass, by) in passes {
+                    let cell = (pass, by, spec.element.to_string());
+                    *self.cells.entry(cell).or_default() += 1;
+                }
+            }
+        }
+    }
+
+    /// Adds what another has seen.
+    pub fn join(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.long += other.long;
+        self.looked_twice += other.looked_twice;
+        self.failed += other.failed;
+        for (why, count) in other.skipped {
+            *self.skipped.entry(why).or_default() += count;
+        }
+        for (cell, count) in other.cells {
+            *self.cells.entry(cell).or_default() += count;
+        }
+    }
+
+    /// Problems that counted.
+    #[must_use]
+    pub fn counted(&self) -> u64 {
+        self.passed + self.failed
+    }
+
+    /// The share of long problems, of those that passed.
+    #[must_use]
+    pub fn long_share(&self) -> f64 {
+        self.long as f64 / self.passed.max(1) as f64
+    }
+
+    /// The cells with fewer problems than asked for: those that were seen, and those of the types and the operations
+    /// that the engine has.
+    #[must_use]
+    pub fn wanting(&self, least: u64, elements: &[ElementType], decodes: bool) -> Vec<String> {
+        let few = |(pass, by, element): &Cell, count| format!("{pass:?} {by} {element}: {count}");
+        let mut wanting: Vec<String> = (self.cells.iter())
+            .filter(|&(_, &count)| count < least)
+            .map(|(cell, count)| few(cell, *count))
+            .collect();
+        let attention = passes(&What::Plain).iter();
+        let masked = [Pass::MaskedForward, Pass::MaskedBackward];
+        let decode = decodes.then_some(Pass::Decode);
+        for &pass in attention.chain(&masked).chain(&decode) {
+            for element in elements.iter().map(ToString::to_string) {
+                if !self
+                    .cells
+                    .keys()
+                    .any(|cell| cell.0 == pass && cell.2 == element)
+                {
+                    wanting.push(few(&(pass, "", element), 0));
+                }
+            }
+        }
+        wanting
+    }
+
+    /// The record as JSON, with what the run was.
+    #[must_use]
+    pub fn json(&self, run: &[(&str, serde_json::Value)]) -> serde_json::Value {
+        let cell = |((pass, by, element), count): (&Cell, &u64)| {
+            serde_json::json!({
+                "pass": format!("{pass:?}"),
+                "served_by": by,
+                "element": element,
+                "problems": count,
+            })
+        };
+        let mut json = serde_json::json!({
+            "problems": self.counted(),
+            "wrong": self.failed,
+            "long": self.long,
+            "long_share": self.long_share(),
+            "further_yardsticks": self.looked_twice,
+            "not_counted": self.skipped,
+            "cells": self.cells.iter().map(cell).collect::<Vec<_>>(),
+        });
+        for (name, value) in run {
+            json[*name] = value.clone();
+        }
+        json
+    }
+}
+
+impl fmt::Display for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{:<16} {:<10} {:<5} {:>9}",
+            "pass", "served by", "type", "problems"
+        )?;
+        for ((pass, by, element), count) in &self.cells {
+            writeln!(
+                f,
+                "{:<16} {by:<10} {element:<5} {count:>9}",
+                format!("{pass:?}")
+            )?;
+        }
+        writeln!(
+            f,
+            "{} problems, {} wrong; {:.1} % with 1024 keys or more over four tiles or more; {} right by further \
+             yardsticks",
+            self.counted(),
+            self.failed,
+            100.0 * self.long_share(),
+            self.looked_twice
+        )?;
+        for (why, count) in &self.skipped {
+            writeln!(f, "not counted: {count}, {why}")?;
+        }
+        Ok(())
+    }
+}

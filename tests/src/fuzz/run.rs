@@ -1,0 +1,318 @@
+//! One problem on an engine, every output of it compared with the oracle.
+
+use super::decode::{Decoder, prefix};
+use super::inputs::{Drawn, DrawnMasked};
+use super::spec::{Decoding, Spec, What};
+use crate::engines::{Pass, take_notes};
+use crate::expected::Expected;
+use crate::masked::MaskedEngine;
+use crate::{Engine, Refused};
+use flash_dma_problem::{Interval, Problem};
+use flash_dma_reference::masked::MaskedInputs;
+use flash_dma_reference::{Inputs, select};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Keys of a tile, and the tiles of a long problem.
+const LONG: [usize; 3] = [1024, 64, 4];
+
+/// An engine that the fuzzer runs.
+pub trait Fuzzed: MaskedEngine + Decoder {}
+
+impl<E: MaskedEngine + Decoder> Fuzzed for E {}
+
+/// What came of a problem.
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    /// Every output is right.
+    Passed(Passed),
+    /// The engine or the element type does not have it; why.
+    Skipped(&'static str),
+    /// An output is wrong, or the engine refused or panicked.
+    Failed(String),
+}
+
+/// A problem all of whose outputs are right.
+#[derive(Clone, Debug)]
+pub struct Passed {
+    /// The passes that ran, and what served them where the engine has several ways.
+    pub passes: Vec<(Pass, &'static str)>,
+    /// Whether there are 1024 keys or more and those attended fill four tiles of 64 or more.
+    pub is_long: bool,
+    /// Whether the naive implementation's error had to be measured at [`YARDSTICKS`](super::YARDSTICKS) further seeds.
+    pub looked_twice: bool,
+}
+
+/// What is known of a problem that passed.
+#[derive(Default)]
+struct Seen {
+    tiles: usize,
+    looked_twice: bool,
+}
+
+/// `None` is a problem whose results its element type does not have.
+type Checked = Result<Option<Seen>, String>;
+
+/// Computes a problem and compares everything.
+pub fn run<E: Fuzzed>(engine: &E, spec: &Spec) -> Outcome {
+    if !engine.supports(spec.element) {
+        return Outcome::Skipped("the device does not have the element type");
+    }
+    if matches!(spec.what, What::Decoded(_)) && !engine.decodes() {
+        return Outcome::Skipped("the engine does not decode");
+    }
+    drop(take_notes());
+    let checked = catch_unwind(AssertUnwindSafe(|| match &spec.what {
+        What::Plain | What::Scored { .. } => attention(engine, spec),
+        What::Masked { .. } => masked(engine, spec),
+        What::Decoded(decoding) => decoded(engine, spec, decoding),
+    }));
+    let notes = take_notes();
+    match checked {
+        Err(panic) => Outcome::Failed(format!("panicked: {}", message(&*panic))),
+        Ok(Err(failure)) => Outcome::Failed(failure),
+        Ok(Ok(None)) => Outcome::Skipped("results past the greatest number of the element type"),
+        Ok(Ok(Some(seen))) => {
+            let [keys, _, tiles] = LONG;
+            Outcome::Passed(Passed {
+                passes: served(spec, &notes),
+                is_long: spec.k_len >= keys && seen.tiles >= tiles,
+                looked_twice: seen.looked_twice,
+            })
+        }
+    }
+}
+
+/// The passes of a problem.
+#[must_use]
+pub fn passes(what: &What) -> &'static [Pass] {
+    match what {
+        What::Plain | What::Scored { .. } => &[Pass::Forward, Pass::Backward],
+        What::Masked { .. } => &[Pass::MaskedForward, Pass::MaskedBackward],
+        What::Decoded(_) => &[Pass::Decode],
+    }
+}
+
+fn served(spec: &Spec, notes: &[(Pass, &'static str)]) -> Vec<(Pass, &'static str)> {
+    let of = |&pass: &Pass| {
+        let noted: Vec<_> = notes
+            .iter()
+            .copied()
+            .filter(|note| note.0 == pass)
+            .collect();
+        if noted.is_empty() {
+            vec![(pass, "")]
+        } else {
+            noted
+        }
+    };
+    passes(&spec.what).iter().flat_map(of).collect()
+}
+
+fn message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "without a message".into())
+}
+
+fn refused(refused: Refused) -> String {
+    format!("refused: {}", refused.error)
+}
+
+fn tiles(keys: usize) -> usize {
+    keys.div_ceil(LONG[1])
+}
+
+fn attention<E: Engine>(engine: &E, spec: &Spec) -> Checked {
+    let drawn = Drawn::new(spec);
+    let p = drawn.inputs.problem;
+    let expected = drawn.expected();
+    if expected.exceeds_its_type() {
+        return Ok(None);
+    }
+    let mut call = drawn.call(spec);
+    let mut live = (p.position(p.q_len.saturating_sub(1)) + 1).clamp(0, p.k_len as i64) as usize;
+    if let (Some(raw), Some(scores)) = (&call.scores, &drawn.inputs.scores) {
+        let intervals = engine.select(raw, p.window).map_err(refused)?;
+        check_selection(&p, scores, &intervals)?;
+        live = most_live(&p, &intervals);
+        call.intervals = Some(intervals);
+    }
+    let (outputs, grads) = engine.backward(&call).map_err(refused)?;
+    if grads.scores.is_some() != p.has_scores {
+        return Err("dscores is given exactly if there are scores".into());
+    }
+    let gradients: Vec<&[f64]> = [&grads.q, &grads.k, &grads.v]
+        .into_iter()
+        .chain(&grads.scores)
+        .map(|grad| &grad[..])
+        .collect();
+    let looked_twice = twice(
+        |others| expected.compare(others, &outputs, &gradients),
+        || Drawn::others(spec).map(|other| other.expected()).collect(),
+    )?;
+    Ok(Some(Seen {
+        tiles: tiles(live),
+        looked_twice,
+    }))
+}
+
+/// Compares by the problem's own yardstick, and by further ones before the verdict; whether it took these.
+fn twice(
+    compare: impl Fn(&[Expected]) -> Result<(), String>,
+    others: impl FnOnce() -> Vec<Expected>,
+) -> Result<bool, String> {
+    match compare(&[]) {
+        Ok(()) => Ok(false),
+        Err(_) => compare(&others()).map(|()| true),
+    }
+}
+
+/// The intervals must be those of the definition, exactly.
+fn check_selection(p: &Problem, scores: &[f64], intervals: &[Interval]) -> Result<(), String> {
+    if intervals.len() != scores.len() {
+        return Err(format!(
+            "{} intervals of {} keys",
+            intervals.len(),
+            scores.len()
+        ));
+    }
+    for row in 0..p.batch * p.kv_heads {
+        let of_row = row * p.k_len..(row + 1) * p.k_len;
+        let (head, actual) = (&scores[of_row.clone()], &intervals[of_row]);
+        // The definition takes time that grows with the square of the length.
+        let exact = match p.k_len {
+            0..=256 => select::intervals(head, p.window),
+            _ => select::intervals_by_heap(head, p.window),
+        };
+        if let Some(key) = (0..p.k_len).find(|&key| actual[key] != exact[key]) {
+            let (actual, exact) = (actual[key], exact[key]);
+            return Err(format!(
+                "selection: key {key} of head {row} has {actual:?} instead of {exact:?}"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The most keys of a head that some query attends to.
+fn most_live(p: &Problem, intervals: &[Interval]) -> usize {
+    if p.q_len * p.k_len == 0 {
+        return 0;
+    }
+    let (from, to) = (p.position(0), p.position(p.q_len - 1));
+    let is_live =
+        |i: &&Interval| i64::from(i.first) <= to && i64::from(i.end) > from && i.first < i.end;
+    let heads = intervals.chunks_exact(p.k_len);
+    heads
+        .map(|head| head.iter().filter(is_live).count())
+        .max()
+        .unwrap_or(0)
+}
+
+fn masked<E: MaskedEngine>(engine: &E, spec: &Spec) -> Checked {
+    let drawn = DrawnMasked::new(spec);
+    let expected = drawn.expected();
+    if expected.exceeds_its_type() {
+        return Ok(None);
+    }
+    let (outputs, grads) = engine.masked(&drawn.call(spec)).map_err(refused)?;
+    if grads.bias.is_some() != drawn.inputs.bias.is_some() {
+        return Err("dbias is given exactly if there is a bias".into());
+    }
+    let gradients: Vec<&[f64]> = [&grads.q, &grads.k, &grads.v]
+        .into_iter()
+        .chain(&grads.bias)
+        .map(|grad| &grad[..])
+        .collect();
+    let looked_twice = twice(
+        |others| expected.compare(others, &outputs, &gradients),
+        || drawn.others(spec),
+    )?;
+    Ok(Some(Seen {
+        tiles: visible_tiles(&drawn.inputs),
+        looked_twice,
+    }))
+}
+
+/// Blocks of 64 keys in which some query sees one.
+fn visible_tiles(inputs: &MaskedInputs) -> usize {
+    let p = &inputs.problem;
+    let seen = (p.position(p.q_len.saturating_sub(1)) + 1).clamp(0, p.k_len as i64) as usize;
+    let Some(mask) = &inputs.visible else {
+        return tiles(seen);
+    };
+    let keys = mask.shape[3];
+    if keys <= 1 {
+        return if mask.values.contains(&true) {
+            tiles(seen)
+        } else {
+            0
+        };
+    }
+    let block = |n: usize| n * LONG[1]..((n + 1) * LONG[1]).min(seen);
+    let rows = || mask.values.chunks_exact(keys);
+    (0..tiles(seen))
+        .filter(|&n| rows().any(|row| row[block(n)].contains(&true)))
+        .count()
+}
+
+fn decoded<E: Decoder>(engine: &E, spec: &Spec, decoding: &Decoding) -> Checked {
+    let all = Drawn::new(spec).inputs;
+    let steps = engine.decode(spec, decoding, &all)?;
+    if !steps
+        .iter()
+        .map(|step| step.tokens.clone())
+        .eq(super::decode::steps(decoding))
+    {
+        return Err("the steps are those of the pieces".into());
+    }
+    let mut seen = Seen::default();
+    let expect =
+        |inputs: &Inputs| Expected::new(&inputs.problem, inputs.forward(), &inputs.naive_forward());
+    for step in &steps {
+        let prefix = |all: &Inputs| expect(&prefix(spec, all, &step.tokens));
+        let expected = prefix(&all);
+        let looked_twice = twice(
+            |others| expected.compare(others, &step.outputs, &[]),
+            || {
+                Drawn::others(spec)
+                    .map(|other| prefix(&other.inputs))
+                    .collect()
+            },
+        )
+        .map_err(|failure| format!("tokens {:?}: {failure}", step.tokens))?;
+        seen.looked_twice |= looked_twice;
+        let keys = match (decoding.window(), &all.scores) {
+            (Some(window), Some(scores)) => {
+                let live = step
+                    .live
+                    .as_ref()
+                    .ok_or("a cache of slots knows what it holds")?;
+                check_live(scores, spec.k_len, step.tokens.end, window, live)?;
+                live.iter().map(Vec::len).max().unwrap_or(0)
+            }
+            _ => step.tokens.end,
+        };
+        seen.tiles = seen.tiles.max(tiles(keys));
+    }
+    Ok(Some(seen))
+}
+
+/// What slots hold after `held` tokens must be the selection, exactly.
+fn check_live(
+    scores: &[f64],
+    len: usize,
+    held: usize,
+    window: usize,
+    live: &[Vec<usize>],
+) -> Result<(), String> {
+    for (row, (scores, live)) in scores.chunks_exact(len).zip(live).enumerate() {
+        let want = select::selected(&scores[..held], window, held as i64 - 1);
+        if *live != want {
+            return Err(format!(
+                "selection: head {row} holds {live:?} after {held}, not {want:?}"
+            ));
+        }
+    }
+    Ok(())
+}

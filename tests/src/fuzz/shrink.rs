@@ -1,0 +1,185 @@
+//! The smallest problem that still fails.
+
+use super::spec::{Decoding, Place, Spec, Store, What};
+use crate::masked::Pattern;
+use flash_dma_problem::ElementType;
+use flash_dma_reference::generate::Scores;
+use std::time::{Duration, Instant};
+
+/// Makes a problem simpler for as long as it `fails`, within the time.
+pub fn shrink(spec: &Spec, limit: Duration, mut fails: impl FnMut(&Spec) -> bool) -> Spec {
+    let start = Instant::now();
+    let mut least = spec.clone();
+    loop {
+        let mut found = None;
+        for simpler in simpler(&least) {
+            if start.elapsed() > limit {
+                return least;
+            }
+            if fails(&simpler) {
+                found = Some(simpler);
+                break;
+            }
+        }
+        match found {
+            Some(simpler) => least = simpler,
+            None => return least,
+        }
+    }
+}
+
+/// Problems that are simpler in one thing, those that save most first.
+fn simpler(spec: &Spec) -> Vec<Spec> {
+    let mut all: Vec<Spec> = Vec::new();
+    let mut with = |change: &dyn Fn(&mut Spec)| {
+        let mut simpler = spec.clone();
+        change(&mut simpler);
+        let simpler = simpler.with_lengths();
+        if simpler != *spec && !all.contains(&simpler) {
+            all.push(simpler);
+        }
+    };
+    for n in less(spec.batch) {
+        with(&|s| s.batch = n);
+    }
+    for n in less(spec.kv_heads) {
+        with(&|s| s.kv_heads = n);
+    }
+    for n in less(spec.group) {
+        with(&|s| s.group = n);
+    }
+    if !matches!(spec.what, What::Decoded(_)) {
+        for n in less(spec.q_len) {
+            with(&|s| s.q_len = n);
+            if spec.q_len == spec.k_len {
+                with(&|s| (s.q_len, s.k_len) = (n, n));
+            }
+        }
+        for n in less(spec.k_len) {
+            with(&|s| s.k_len = n);
+        }
+        // What is left of a causal problem without keys at its front.
+        let both = spec.q_len.min(spec.k_len).saturating_sub(1);
+        for n in [both / 2, 1].into_iter().filter(|&n| n <= both) {
+            with(&|s| (s.q_len, s.k_len) = (s.q_len - n, s.k_len - n));
+        }
+    }
+    for n in less(spec.head_dim / 8) {
+        with(&|s| s.head_dim = 8 * n);
+    }
+    with(&|s| s.places = [Place::Contiguous; 6]);
+    for place in 0..spec.places.len() {
+        with(&|s| s.places[place] = Place::Contiguous);
+    }
+    with(&|s| s.scale = None);
+    with(&|s| s.softcap = None);
+    with(&|s| s.deterministic = false);
+    with(&|s| s.grad_lse = false);
+    with(&|s| s.deviation = 1.0);
+    with(&|s| s.element = ElementType::F32);
+    match &spec.what {
+        What::Plain => {}
+        What::Scored { window, scores } => {
+            let scored =
+                |window, scores| move |s: &mut Spec| s.what = What::Scored { window, scores };
+            with(&|s| s.what = What::Plain);
+            with(&scored(None, *scores));
+            for n in less(window.unwrap_or(1)) {
+                with(&scored(Some(n), *scores));
+            }
+            with(&scored(*window, Scores::Normal));
+            with(&scored(*window, Scores::AllEqual));
+        }
+        What::Masked { mask, bias, hidden } => {
+            let masked = |mask, bias, hidden| {
+                move |s: &mut Spec| s.what = What::Masked { mask, bias, hidden }
+            };
+            with(&masked(None, *bias, false));
+            with(&masked(*mask, None, *hidden));
+            with(&masked(*mask, *bias, false));
+            with(&masked(*mask, bias.map(|(axes, _)| (axes, false)), *hidden));
+            if let Some((axes, _)) = mask {
+                with(&masked(Some((*axes, Pattern::Random(0.5))), *bias, *hidden));
+            }
+            for axis in 0..4 {
+                with(&masked(
+                    mask.map(|(axes, p)| (axes.without(axis), p)),
+                    *bias,
+                    *hidden,
+                ));
+                with(&masked(
+                    *mask,
+                    bias.map(|(axes, p)| (axes.without(axis), p)),
+                    *hidden,
+                ));
+            }
+        }
+        What::Decoded(decoding) => {
+            for simpler in simpler_decoding(decoding) {
+                with(&|s| s.what = What::Decoded(simpler.clone()));
+            }
+        }
+    }
+    all
+}
+
+/// Lesser numbers, the least first, but not below 1.
+fn less(n: usize) -> Vec<usize> {
+    let mut less = vec![
+        1,
+        n / 4,
+        n / 2,
+        n - n / 4,
+        n.saturating_sub(8),
+        n.saturating_sub(1),
+    ];
+    less.retain(|&m| m > 0 && m < n);
+    less.sort_unstable();
+    less.dedup();
+    less
+}
+
+fn simpler_decoding(decoding: &Decoding) -> Vec<Decoding> {
+    let mut all = Vec::new();
+    let mut with = |change: &dyn Fn(&mut Decoding)| {
+        let mut simpler = decoding.clone();
+        change(&mut simpler);
+        if simpler != *decoding && !simpler.pieces.is_empty() {
+            all.push(simpler);
+        }
+    };
+    with(&|d| d.prefill = 0);
+    for n in less(decoding.prefill) {
+        with(&|d| d.prefill = n);
+    }
+    with(&|d| d.pieces.truncate(1));
+    with(&|d| d.pieces.truncate(d.pieces.len() - 1));
+    for n in 0..decoding.pieces.len() {
+        with(&|d| {
+            d.pieces.remove(n);
+        });
+        for piece in less(decoding.pieces[n]) {
+            with(&|d| d.pieces[n] = piece);
+        }
+    }
+    match decoding.storage {
+        Store::Slots(window) => {
+            for n in less(window) {
+                with(&|d| d.storage = Store::Slots(n));
+            }
+        }
+        Store::Pages { page_len, scored } => {
+            with(&|d| {
+                d.storage = Store::Pages {
+                    page_len,
+                    scored: false,
+                }
+            });
+            for page_len in less(page_len) {
+                with(&|d| d.storage = Store::Pages { page_len, scored });
+            }
+        }
+    }
+    with(&|d| d.scores = Scores::Normal);
+    all
+}

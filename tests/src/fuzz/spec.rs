@@ -1,0 +1,336 @@
+//! A problem as a value: everything that it takes to compute it again, in one line of text.
+
+use crate::masked::{MaskedCase, Pattern};
+use crate::{Layout, Raw};
+use flash_dma_problem::{AttentionOptions, ElementType};
+use flash_dma_reference::generate::Scores;
+
+/// One problem. Its [`Display`](core::fmt::Display) form is one line that parses back to it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Spec {
+    /// Which operation.
+    pub what: What,
+    /// Element type of q, k, v.
+    pub element: ElementType,
+    /// Sequences.
+    pub batch: usize,
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Query heads to a key/value head.
+    pub group: usize,
+    /// Queries; of a cache its tokens, as [`k_len`](Self::k_len).
+    pub q_len: usize,
+    /// Keys.
+    pub k_len: usize,
+    /// Elements a row.
+    pub head_dim: usize,
+    /// Causal masking.
+    pub causal: bool,
+    /// Factor on `q . k`, if it is not the default.
+    pub scale: Option<f32>,
+    /// Cap of the logits.
+    pub softcap: Option<f32>,
+    /// Whether bit-equal repeats are asked for.
+    pub deterministic: bool,
+    /// Whether the LSE has a gradient as well.
+    pub grad_lse: bool,
+    /// Standard deviation of q, k and v.
+    pub deviation: f64,
+    /// Where q, k, v, the gradient of `out`, the scores or the bias, and the mask lie.
+    pub places: [Place; 6],
+    /// Of the random numbers.
+    pub seed: u64,
+}
+
+/// The operations.
+#[derive(Clone, Debug, PartialEq)]
+pub enum What {
+    /// Attention without scores.
+    Plain,
+    /// Dynamic-mask attention.
+    Scored {
+        /// Keys that each query keeps; `None` keeps all.
+        window: Option<usize>,
+        /// Of the scores.
+        scores: Scores,
+    },
+    /// Attention under a mask, a bias, both or neither.
+    Masked {
+        /// The axes of the mask and what it looks like.
+        mask: Option<(Axes, Pattern)>,
+        /// The axes of the bias, and whether some of it is −∞.
+        bias: Option<(Axes, bool)>,
+        /// Whether the mask is passed as what it hides.
+        hidden: bool,
+    },
+    /// Decoding over a cache.
+    Decoded(Decoding),
+}
+
+/// The pieces in which a cache gets its tokens.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Decoding {
+    /// Slots or pages.
+    pub storage: Store,
+    /// Of the scores, where the cache has some.
+    pub scores: Scores,
+    /// Tokens that are appended before the first step.
+    pub prefill: usize,
+    /// Tokens of each step. One of more than [`MAX_STEP`] is a chunk: a forward pass over what the slots hold and the
+    /// tokens, which are appended then.
+    pub pieces: Vec<usize>,
+}
+
+/// The most tokens of a decode step.
+pub const MAX_STEP: usize = flash_dma_problem::MAX_DECODE_TOKENS;
+
+/// What a cache keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Store {
+    /// As many keys of each head.
+    Slots(usize),
+    /// All keys.
+    Pages {
+        /// Tokens a page.
+        page_len: usize,
+        /// Whether keys carry scores.
+        scored: bool,
+    },
+}
+
+/// Which axes of `[batch, heads, queries, keys]` a mask or bias has; along the others it is broadcast.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Axes {
+    /// A row for each sequence.
+    pub batch: bool,
+    /// A row for which heads.
+    pub heads: Heads,
+    /// A row for each query.
+    pub queries: bool,
+    /// An entry for each key.
+    pub keys: bool,
+}
+
+/// The heads that a mask or bias tells apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heads {
+    /// None.
+    One,
+    /// Key/value heads.
+    Kv,
+    /// Query heads.
+    Query,
+}
+
+/// Where a tensor lies: its layout, and along which axis its values repeat with a stride of 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Row after row.
+    Contiguous,
+    /// Token by token.
+    Transposed,
+    /// With a gap between rows.
+    Padded,
+    /// One sequence is read for all.
+    Batch,
+    /// One head is read for all.
+    Heads,
+    /// One token is read for all.
+    Tokens,
+}
+
+impl Place {
+    /// The layout of the buffer, repeated axes aside.
+    #[must_use]
+    pub fn layout(self) -> Layout {
+        match self {
+            Self::Transposed => Layout::Transposed,
+            Self::Padded => Layout::Padded,
+            _ => Layout::Contiguous,
+        }
+    }
+
+    /// The axis of stride 0.
+    fn axis(self) -> Option<usize> {
+        match self {
+            Self::Batch => Some(0),
+            Self::Heads => Some(1),
+            Self::Tokens => Some(2),
+            _ => None,
+        }
+    }
+
+    /// Lays a contiguous tensor out, of which the values [`repeat`](Self::repeat) as the place has them.
+    pub fn place(self, raw: &mut Raw) {
+        if self == Self::Contiguous {
+            return;
+        }
+        let shape = raw.shape.clone();
+        let Some(axis) = self.axis().filter(|&axis| shape[axis] > 1) else {
+            *raw = Raw::new(&raw.values, &shape, raw.element, self.layout());
+            return;
+        };
+        let inner: usize = shape[axis + 1..].iter().product();
+        let rows = raw.values.chunks_exact((shape[axis] * inner).max(1));
+        let once: Vec<f64> = rows.flat_map(|rows| &rows[..inner]).copied().collect();
+        let mut stored = shape.clone();
+        stored[axis] = 1;
+        *raw = Raw::new(&once, &stored, raw.element, Layout::Contiguous);
+        raw.shape = shape;
+        raw.strides[axis] = 0;
+    }
+
+    /// Makes values of `shape` repeat as the place asks for.
+    pub fn repeat<T: Copy>(self, values: &mut [T], shape: &[usize]) {
+        let Some(axis) = self.axis() else {
+            return;
+        };
+        let inner: usize = shape[axis + 1..].iter().product();
+        let size = shape[axis] * inner;
+        if size > 0 {
+            for rows in values.chunks_exact_mut(size) {
+                let (first, others) = rows.split_at_mut(inner);
+                for other in others.chunks_exact_mut(inner) {
+                    other.copy_from_slice(first);
+                }
+            }
+        }
+    }
+}
+
+impl Spec {
+    /// The place of q, in [`places`](Self::places).
+    pub const Q: usize = 0;
+    /// The place of k.
+    pub const K: usize = 1;
+    /// The place of v.
+    pub const V: usize = 2;
+    /// The place of the gradient of `out`, and of `out` where it is passed back.
+    pub const GRAD_OUT: usize = 3;
+    /// The place of the scores or of the bias.
+    pub const SCORES: usize = 4;
+    /// The place of the mask.
+    pub const MASK: usize = 5;
+
+    /// Query heads.
+    #[must_use]
+    pub fn q_heads(&self) -> usize {
+        self.kv_heads * self.group
+    }
+
+    /// The window of the scores or the slots.
+    #[must_use]
+    pub fn window(&self) -> Option<usize> {
+        match &self.what {
+            What::Scored { window, .. } => *window,
+            What::Decoded(decoding) => decoding.window(),
+            _ => None,
+        }
+    }
+
+    /// The options.
+    #[must_use]
+    pub fn options(&self) -> AttentionOptions {
+        AttentionOptions {
+            keep_window: self.window(),
+            causal: self.causal,
+            scale: self.scale,
+            softcap: self.softcap,
+            deterministic: self.deterministic,
+        }
+    }
+
+    /// The kind of the scores, if there are scores.
+    #[must_use]
+    pub fn scores(&self) -> Option<Scores> {
+        match &self.what {
+            What::Scored { scores, .. } => Some(*scores),
+            What::Decoded(decoding) if decoding.scored() => Some(decoding.scores),
+            _ => None,
+        }
+    }
+
+    /// The case of a problem under a mask or bias.
+    #[must_use]
+    pub fn masked_case(&self) -> MaskedCase {
+        let (q_heads, kv_heads) = (self.q_heads(), self.kv_heads);
+        let sizes = [
+            self.batch,
+            q_heads,
+            kv_heads,
+            self.q_len,
+            self.k_len,
+            self.head_dim,
+        ];
+        let mut case = MaskedCase::new(sizes);
+        case.element = self.element;
+        case.options = self.options();
+        if let What::Masked { mask, bias, hidden } = &self.what {
+            case.mask = mask.map(|(axes, pattern)| (axes.shape(self), pattern));
+            case.bias = bias.map(|(axes, _)| axes.shape(self));
+            case.hidden = *hidden;
+        }
+        case.grad_lse = self.grad_lse;
+        case.deviation = self.deviation;
+        case.seed = self.seed;
+        case
+    }
+
+    /// The same with lengths that follow from the pieces of a cache.
+    #[must_use]
+    pub fn with_lengths(mut self) -> Self {
+        if let What::Decoded(decoding) = &self.what {
+            self.k_len = decoding.prefill + decoding.pieces.iter().sum::<usize>();
+            self.q_len = self.k_len;
+        }
+        self
+    }
+}
+
+impl Decoding {
+    /// Slots a head.
+    #[must_use]
+    pub fn window(&self) -> Option<usize> {
+        match self.storage {
+            Store::Slots(window) => Some(window),
+            Store::Pages { .. } => None,
+        }
+    }
+
+    /// Whether keys have scores.
+    #[must_use]
+    pub fn scored(&self) -> bool {
+        !matches!(self.storage, Store::Pages { scored: false, .. })
+    }
+}
+
+impl Axes {
+    /// The same, broadcast along an axis more.
+    #[must_use]
+    pub fn without(mut self, axis: usize) -> Self {
+        match axis {
+            0 => self.batch = false,
+            1 => self.heads = Heads::One,
+            2 => self.queries = false,
+            _ => self.keys = false,
+        }
+        self
+    }
+
+    /// The shape for a problem.
+    #[must_use]
+    pub fn shape(self, spec: &Spec) -> [usize; 4] {
+        let of = |has: bool, size| if has { size } else { 1 };
+        let heads = match self.heads {
+            Heads::One => 1,
+            Heads::Kv => spec.kv_heads,
+            Heads::Query => spec.q_heads(),
+        };
+        [
+            of(self.batch, spec.batch),
+            heads,
+            of(self.queries, spec.q_len),
+            of(self.keys, spec.k_len),
+        ]
+    }
+}
