@@ -4,5 +4,6 @@ mod contract;
 mod decode;
 mod gradients;
 mod masked;
+mod memory;
 mod properties;
 mod regression;

@@ -32,6 +32,7 @@
 //! - [`flash_dma_attention`]: attention with scores computed from the values, `dt_proj` and `a`;
 //! - [`dynamic_mask_attention`]: attention with scores of any origin; [`attention`]: without scores;
 //! - [`cache`]: decoding, in memory that does not grow with the context;
+//! - [`memory`]: what a call takes of a device, and the longest sequence that fits;
 //! - [`select`]: the selection by itself, to look at or to share between calls;
 //! - [`ops::DynamicMaskOps`]: the operations below the `Tensor` API, for a backend of your own.
 //!
@@ -65,6 +66,7 @@ pub mod cache;
 pub mod fallback;
 mod functions;
 pub mod masked;
+pub mod memory;
 pub mod nn;
 // A build without a backend dispatches to nothing, so nothing reads what is passed.
 #[cfg_attr(

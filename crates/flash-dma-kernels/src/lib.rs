@@ -10,6 +10,8 @@ mod decode;
 mod forward;
 mod lists;
 mod masked;
+mod peak;
+mod planning;
 mod scratch;
 mod select;
 mod team;
@@ -18,27 +20,36 @@ mod testing;
 mod tile;
 
 pub use args::{Gradients, Inputs, Saved, Selection};
-pub use backward::{backward, backward_engine, backward_on};
+pub use backward::{
+    backward, backward_engine, backward_on, backward_workspace, backward_workspace_on,
+};
 pub use decode::{
     Cache, Pages, Slots, Tokens, append, append_pages, chunk_keys, decode, decode_engine,
-    decode_on, decode_pages,
+    decode_on, decode_pages, decode_workspace, decode_workspace_on,
 };
 #[doc(hidden)]
 pub use decode::{DecodeTuning, decode_tuned};
 pub use flash_dma_problem::{
     AppendProblem, AttentionError, AttentionOptions, CacheShape, DecodeProblem, ElementType,
-    MaskedProblem, PlanGeometry, Problem, Storage, contiguous_strides,
+    MaskedProblem, PlanGeometry, Problem, Storage, contiguous_strides, memory::Passes,
 };
-pub use forward::{ENGINE_VARIABLE, Engine, forward, forward_engine, forward_on};
+pub use forward::{
+    ENGINE_VARIABLE, Engine, forward, forward_engine, forward_on, forward_workspace,
+    forward_workspace_on,
+};
 #[doc(hidden)]
 pub use forward::{Tuning, forward_tuned};
 #[doc(hidden)]
 pub use lists::list_all;
 pub use masked::{
     MaskBits, MaskedGradients, MaskedInputs, masked_backward, masked_backward_engine,
-    masked_backward_on, masked_forward, masked_forward_engine, masked_forward_on, plan,
-    plan_ranges,
+    masked_backward_on, masked_backward_workspace, masked_backward_workspace_on, masked_forward,
+    masked_forward_engine, masked_forward_on, masked_forward_workspace,
+    masked_forward_workspace_on, plan, plan_ranges,
 };
-pub use select::select;
+#[doc(hidden)]
+pub use peak::{Peak, peak_of};
+pub use planning::{largest_batch, longest, required_bytes};
+pub use select::{select, select_workspace};
 #[doc(hidden)]
 pub use tile::wgmma::products_alone;

@@ -1,5 +1,6 @@
 //! Scratch buffers and launches of one unit an item, as selection and key lists use them.
 
+use crate::peak;
 use cubecl::CubeDim;
 use cubecl::calculate_cube_count_elemwise;
 use cubecl::client::Client;
@@ -11,10 +12,15 @@ use flash_dma_problem::contiguous_strides;
 /// can always be bound.
 pub(crate) fn scratch<const R: usize>(client: &Client, shape: [usize; R]) -> TensorBinding {
     let strides = contiguous_strides(&shape).collect();
-    let words = shape.iter().product::<usize>().max(1);
-    let handle = client.empty(words * size_of::<u32>());
+    let handle = client.empty(bytes(shape));
+    peak::observe(client, &handle, bytes(shape));
     // SAFETY: the buffer holds the product of the shape, and the strides are those of that shape.
     unsafe { TensorBinding::from_raw_parts(handle, strides, shape.into()) }
+}
+
+/// What [`scratch`] requests for a shape, in bytes: the workspaces of the passes are sums of it.
+pub(crate) fn bytes<const R: usize>(shape: [usize; R]) -> usize {
+    shape.iter().product::<usize>().max(1) * size_of::<u32>()
 }
 
 /// The smallest address type that indexes every one of `buffers`, all of 32-bit elements.

@@ -1,6 +1,7 @@
 //! What every engine of flash-dma agrees on, and nothing else: the shapes and options of a
 //! dynamic-mask attention problem ([`Problem`], [`AttentionOptions`]), the rules that make one valid
-//! ([`AttentionError`]), what a selection is ([`Interval`]) and what a problem costs ([`cost`]).
+//! ([`AttentionError`]), what a selection is ([`Interval`]), what a problem costs ([`cost`]) and what fits a memory
+//! ([`memory`]).
 //!
 //! No framework, no allocation, no arithmetic on tensors. The CPU engine, the CubeCL kernels, the
 //! Burn extension and the benchmarks all depend on this crate and re-export what their users need.
@@ -26,6 +27,7 @@ pub mod cost;
 mod error;
 mod interval;
 mod masked;
+pub mod memory;
 mod options;
 mod problem;
 

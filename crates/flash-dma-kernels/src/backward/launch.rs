@@ -4,15 +4,16 @@ use super::delta::delta_kernel;
 use super::dkdv::dkdv_kernel;
 use super::dq::dq_kernel;
 use super::mma::{self, MmaBlueprints};
-use super::order::by_death;
+use super::order::{OrderedKeys, by_death};
+use super::workspace::no_scores_bytes;
 use crate::Engine;
 use crate::forward::mma::rows_are_chunks;
 use crate::lists::{LiveKeys, QueryTiles, live_keys};
-use crate::scratch::{one_unit_each, scratch};
+use crate::scratch::{bytes, one_unit_each, scratch};
 use crate::tile::wgmma::takes_boxes;
 use crate::tile::{
     Blueprint, Layout, Pass, address_type, check_device, check_tensor, elem_type, fill,
-    for_each_slice, vector_size,
+    for_each_slice, slice_bytes, vector_size,
 };
 use crate::{Gradients, Inputs, Saved};
 use cubecl::client::Client;
@@ -39,6 +40,13 @@ impl Blueprints {
             dq: Blueprint::choose(Pass::GradQuery, problem, hardware)?,
             dkdv: Blueprint::choose(Pass::GradKeyValue, problem, hardware)?,
         })
+    }
+
+    /// The bytes of the buffers that [`launch_portable`] holds at once at most.
+    pub(super) fn workspace(&self, problem: &Problem) -> usize {
+        let dkdv = OrderedKeys::bytes(problem) + no_scores_bytes(problem);
+        let dq = slice_bytes(problem, self.dq.outer_rows());
+        LiveKeys::bytes(problem) + bytes(problem.lse_shape()) + dq.max(dkdv)
     }
 }
 
@@ -111,7 +119,7 @@ pub(crate) enum Plan {
 
 impl Plan {
     /// The first engine that serves the problem, by the rule of [`backward_engine`].
-    fn choose(
+    pub(super) fn choose(
         client: &Client,
         problem: &Problem,
         inputs: &Inputs,
@@ -120,7 +128,7 @@ impl Plan {
         Engine::first(|engine| Self::of(engine, client, problem, inputs, saved))
     }
 
-    fn of(
+    pub(super) fn of(
         engine: Engine,
         client: &Client,
         problem: &Problem,
@@ -142,6 +150,11 @@ impl Plan {
             _ => None,
         };
         plan.ok_or_else(|| engine.refusal("the backward pass on ", problem))
+    }
+
+    /// Checks what the kernels need of the device.
+    pub(super) fn check(&self, client: &Client, problem: &Problem) -> Result<(), AttentionError> {
+        check_device(client, problem, BINDINGS, self.cubes(problem))
     }
 
     /// Cubes along each axis.
@@ -169,7 +182,7 @@ pub(crate) fn backward_with(
     inputs.check(problem)?;
     saved.check(problem)?;
     grads.check(problem)?;
-    check_device(client, problem, BINDINGS, plan.cubes(problem))?;
+    plan.check(client, problem)?;
     if problem.q_len == 0 || problem.k_len == 0 {
         zero(client, problem, &grads);
         fill(client, &grads.q, 0.0, elem_type(problem.element));

@@ -10,6 +10,8 @@ mod order;
 #[cfg(test)]
 mod tests;
 mod wgmma;
+mod workspace;
 
 pub(crate) use launch::{Blueprints, launch_delta};
 pub use launch::{backward, backward_engine, backward_on};
+pub use workspace::{backward_workspace, backward_workspace_on};

@@ -6,7 +6,7 @@
 //! (`docs/kernel-notes.md` has the shares).
 
 use crate::lists::{LiveKeys, most_keys};
-use crate::scratch::{address_type, scratch};
+use crate::scratch::{address_type, bytes, scratch};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::Problem;
@@ -124,6 +124,23 @@ fn order_kernel(
     }
 }
 
+impl OrderedKeys {
+    /// The shapes of `keys` and `ends`, and of `counts`.
+    fn shapes(problem: &Problem) -> ([usize; 2], [usize; 1]) {
+        let rows = problem.batch * problem.kv_heads;
+        ([rows, most_keys(problem, problem.q_len)], [rows])
+    }
+
+    /// The bytes of the buffers that [`by_death`] allocates; 0 without scores.
+    pub(crate) fn bytes(problem: &Problem) -> usize {
+        if !problem.has_scores {
+            return 0;
+        }
+        let (keys, counts) = Self::shapes(problem);
+        2 * bytes(keys) + bytes(counts)
+    }
+}
+
 /// Orders the keys that the queries of `problem` attend to. Keys that died before the first query are not among
 /// them: their number is not bounded by the window.
 pub(crate) fn by_death(client: &Client, problem: &Problem, live: &LiveKeys) -> OrderedKeys {
@@ -133,11 +150,12 @@ pub(crate) fn by_death(client: &Client, problem: &Problem, live: &LiveKeys) -> O
 
 fn by_death_with(client: &Client, problem: &Problem, live: &LiveKeys, units: usize) -> OrderedKeys {
     let rows = problem.batch * problem.kv_heads;
-    let capacity = most_keys(problem, problem.q_len);
+    let (keys, counts) = OrderedKeys::shapes(problem);
+    let [_, capacity] = keys;
     let ordered = OrderedKeys {
-        keys: scratch(client, [rows, capacity]),
-        ends: scratch(client, [rows, capacity]),
-        counts: scratch(client, [rows]),
+        keys: scratch(client, keys),
+        ends: scratch(client, keys),
+        counts: scratch(client, counts),
         capacity,
     };
     // Positions before key 0 see nothing.

@@ -236,7 +236,11 @@ fn selected(client: &Client, k_len: usize, window: usize) -> Selection {
 }
 
 /// A contiguous tensor of undefined content.
-fn tensor<const R: usize>(client: &Client, shape: [usize; R], elem_size: usize) -> TensorBinding {
+pub(super) fn tensor<const R: usize>(
+    client: &Client,
+    shape: [usize; R],
+    elem_size: usize,
+) -> TensorBinding {
     let strides = contiguous_strides(&shape).collect();
     let handle = client.empty(shape.iter().product::<usize>() * elem_size);
     // SAFETY: the buffer holds the product of the shape, and the strides are those of that shape.

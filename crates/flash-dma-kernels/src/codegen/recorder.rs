@@ -44,6 +44,8 @@ pub(super) fn record(client: &Client, run: impl FnOnce(&Client)) -> Vec<Box<dyn 
 
 struct Recorder {
     utilities: Arc<ServerUtilities>,
+    /// The buffers that someone uses: as a pool does, they count until nobody else does.
+    buffers: Vec<ManagedMemoryHandle>,
 }
 
 impl std::fmt::Debug for Recorder {
@@ -64,6 +66,7 @@ impl DeviceService for Recorder {
         );
         Self {
             utilities: Arc::new(utilities),
+            buffers: Vec::new(),
         }
     }
 
@@ -77,10 +80,12 @@ impl ServerCommunication for Recorder {}
 impl Server for Recorder {
     fn initialize_memory(
         &mut self,
-        _memory: ManagedMemoryHandle,
+        memory: ManagedMemoryHandle,
         _size: u64,
         _stream_id: StreamId,
     ) -> Result<(), ServerError> {
+        self.buffers.retain(|buffer| !buffer.is_free());
+        self.buffers.push(memory);
         Ok(())
     }
 

@@ -75,6 +75,11 @@ fn rows(problem: &AppendProblem) -> usize {
     problem.cache.batch * problem.cache.kv_heads
 }
 
+/// The shape of what [`plan`] returns.
+pub(super) fn moves_shape(problem: &AppendProblem) -> [usize; 3] {
+    [rows(problem), problem.tokens, ENTRY]
+}
+
 /// The moves of up to [`MAX_DECODE_TOKENS`] tokens, `[rows, tokens, ENTRY]`: an entry each.
 pub(super) fn plan(
     client: &Client,
@@ -83,7 +88,7 @@ pub(super) fn plan(
     tokens: &Tokens,
 ) -> TensorBinding {
     let rows = rows(problem);
-    let moves = scratch(client, [rows, problem.tokens, ENTRY]);
+    let moves = scratch(client, moves_shape(problem));
     let scores = tokens.scores.clone().expect("slots have scores");
     let team = Team::new(client, PLAN_PLANES);
     // SAFETY: cubes past the rows return; the tensors were checked to hold their shapes and strides.

@@ -186,7 +186,7 @@ pub(super) enum Plan {
 }
 
 impl Plan {
-    fn choose(
+    pub(super) fn choose(
         client: &Client,
         problem: &DecodeProblem,
         q: &TensorBinding,
@@ -201,7 +201,7 @@ impl Plan {
         of(Engine::Portable)
     }
 
-    fn of(
+    pub(super) fn of(
         engine: Engine,
         client: &Client,
         problem: &DecodeProblem,
@@ -272,11 +272,21 @@ impl Plan {
     }
 
     /// Parts of the keys.
-    fn parts(&self) -> usize {
+    pub(super) fn parts(&self) -> usize {
         match self {
             Self::Portable(_, parts) => *parts,
             Self::Mma(_, grid) => grid.parts(),
         }
+    }
+
+    /// Checks what the kernels need of the device.
+    pub(super) fn check(
+        &self,
+        client: &Client,
+        problem: &DecodeProblem,
+    ) -> Result<(), AttentionError> {
+        check_type(client, problem.append.cache.element)?;
+        check_grid(client, BINDINGS, self.cubes(problem))
     }
 
     /// Cubes along each axis.
@@ -303,11 +313,16 @@ fn parts(capacity: usize, cubes: usize, hardware: &HardwareProperties) -> usize 
         .max(1)
 }
 
+/// The shapes of the outputs and of the LSE of so many parts of the keys.
+pub(super) fn part_shapes(problem: &DecodeProblem, parts: usize) -> ([usize; 5], [usize; 4]) {
+    let [batch, heads, len, dim] = problem.q_shape();
+    ([parts, batch, heads, len, dim], [parts, batch, heads, len])
+}
+
 impl Step {
-    fn check(&self, client: &Client, problem: &DecodeProblem) -> Result<(), AttentionError> {
+    fn check(&self, problem: &DecodeProblem) -> Result<(), AttentionError> {
         let cache = &problem.append.cache;
         problem.check_tokens()?;
-        check_type(client, cache.element)?;
         match &self.cache {
             Cache::Slots(slots) => slots.check(cache)?,
             Cache::Pages(pages) => pages.check(cache)?,
@@ -327,9 +342,9 @@ impl Step {
         problem: &DecodeProblem,
         plan: Plan,
     ) -> Result<(), AttentionError> {
-        self.check(client, problem)?;
+        self.check(problem)?;
         let append = &problem.append;
-        check_grid(client, BINDINGS, plan.cubes(problem))?;
+        plan.check(client, problem)?;
         if append.cache.batch * append.tokens == 0 {
             return Ok(());
         }
@@ -337,10 +352,10 @@ impl Step {
             Cache::Slots(slots) => Some(plan_moves(client, append, slots, &self.tokens)),
             Cache::Pages(_) => None,
         };
-        let [batch, heads, len, dim] = problem.q_shape();
         let parts = plan.parts();
-        let part_out = scratch(client, [parts, batch, heads, len, dim]);
-        let part_lse = scratch(client, [parts, batch, heads, len]);
+        let (out_shape, lse_shape) = part_shapes(problem, parts);
+        let part_out = scratch(client, out_shape);
+        let part_lse = scratch(client, lse_shape);
         self.launch(client, problem, plan, moves.as_ref(), &part_out, &part_lse);
         let outputs = Outputs {
             parts,

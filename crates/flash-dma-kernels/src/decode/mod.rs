@@ -29,8 +29,10 @@ mod mma;
 mod plan;
 #[cfg(test)]
 mod tests;
+mod workspace;
 
 pub use append::{append, append_pages};
 pub use args::{Cache, Pages, Slots, Tokens};
 pub use chunk::chunk_keys;
 pub use launch::{DecodeTuning, decode, decode_engine, decode_on, decode_pages, decode_tuned};
+pub use workspace::{decode_workspace, decode_workspace_on};

@@ -6,7 +6,7 @@ use crate::Inputs;
 use crate::lists::{LiveKeys, QueryTiles, live_keys};
 use crate::tile::{
     Blueprint, Layout, Pass, address_type, check_device, check_tensor, elem_type, fill,
-    for_each_slice, vector_size,
+    for_each_slice, slice_bytes, vector_size,
 };
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -129,6 +129,41 @@ pub fn forward_on(
     forward_with(client, problem, inputs, out, lse, plan)
 }
 
+/// The bytes that [`forward`] needs on the device beside its arguments, known before it is called: the buffers that it
+/// holds at once at most, each as it is requested. With scores these are lists of keys; where keys are split, their parts.
+///
+/// A buffer is free for the next request on the stream once the launches that use it are enqueued, so calls one after
+/// the other need as much as the greatest of them. The client's pool rounds sizes up and keeps what it has.
+///
+/// # Errors
+///
+/// As [`forward`], but for what concerns the buffers of the tensors, of which only the strides are looked at.
+pub fn forward_workspace(
+    client: &Client,
+    problem: &Problem,
+    inputs: &Inputs,
+) -> Result<usize, AttentionError> {
+    let (_, plan) = Plan::choose(client, problem, inputs)?;
+    plan.check(client, problem)?;
+    Ok(plan.workspace(problem))
+}
+
+/// The bytes that [`forward_on`] needs, as [`forward_workspace`] counts them.
+///
+/// # Errors
+///
+/// As [`forward_workspace`]; further [`AttentionError::Unsupported`] if the engine does not serve the problem.
+pub fn forward_workspace_on(
+    engine: Engine,
+    client: &Client,
+    problem: &Problem,
+    inputs: &Inputs,
+) -> Result<usize, AttentionError> {
+    let plan = Plan::of(engine, client, problem, inputs)?;
+    plan.check(client, problem)?;
+    Ok(plan.workspace(problem))
+}
+
 /// What tests and benchmarks fix of what [`forward_on`] chooses by rule for the tensor-core engines.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -226,6 +261,24 @@ impl Plan {
         }
     }
 
+    /// The bytes of the buffers that a pass holds at once at most.
+    fn workspace(&self, problem: &Problem) -> usize {
+        if problem.batch * problem.q_len * problem.k_len == 0 {
+            return 0;
+        }
+        let live = LiveKeys::bytes(problem);
+        live + match self {
+            Self::Portable(_) => slice_bytes(problem, self.queries()),
+            Self::Mma(blueprint, parts) => mma::workspace(problem, *blueprint, *parts),
+        }
+    }
+
+    /// Checks what the kernels need of the device.
+    fn check(&self, client: &Client, problem: &Problem) -> Result<(), AttentionError> {
+        let tiles = problem.q_len.div_ceil(self.queries());
+        check_device(client, problem, BINDINGS, self.cubes(tiles, problem))
+    }
+
     /// Cubes along each axis, given those along the first.
     fn cubes(&self, tiles: usize, problem: &Problem) -> [usize; 3] {
         match self {
@@ -263,8 +316,7 @@ pub(crate) fn forward_with(
         4,
         Layout::Contiguous,
     )?;
-    let tiles = QueryTiles::new(problem, plan.queries());
-    check_device(client, problem, BINDINGS, plan.cubes(tiles.count, problem))?;
+    plan.check(client, problem)?;
     if problem.batch * problem.q_len == 0 {
         return Ok(());
     }
@@ -273,6 +325,7 @@ pub(crate) fn forward_with(
         fill(client, &lse, f32::NEG_INFINITY, f32::elem_type_native());
         return Ok(());
     }
+    let tiles = QueryTiles::new(problem, plan.queries());
     let live = (inputs.selection.as_ref()).map(|selection| live_keys(client, problem, selection));
     let live = live.as_ref();
     match plan {

@@ -26,10 +26,11 @@ pub(super) fn live_keys(
     team: Team,
 ) -> LiveKeys {
     let (rows, n) = (problem.batch * problem.kv_heads, problem.k_len);
+    let (keys, counts) = LiveKeys::shapes(problem);
     let out = LiveKeys {
-        keys: scratch(client, [rows, n]),
-        ends: scratch(client, [rows, n]),
-        counts: scratch(client, [rows]),
+        keys: scratch(client, keys),
+        ends: scratch(client, keys),
+        counts: scratch(client, counts),
     };
     if rows == 0 {
         return out;
@@ -64,9 +65,10 @@ pub(super) fn tile_key_lists(
     team: Team,
 ) -> TileKeyLists {
     let (rows, n) = (problem.batch * problem.kv_heads, problem.k_len);
+    let [keys, counts] = TileKeyLists::shapes(problem, tiles, slice.len());
     let lists = TileKeyLists {
-        keys: scratch(client, [rows, slice.len(), tiles.capacity]),
-        counts: scratch(client, [rows, slice.len(), 2]),
+        keys: scratch(client, keys),
+        counts: scratch(client, counts),
         slice: slice.clone(),
     };
     if rows * slice.len() == 0 {

@@ -12,6 +12,7 @@ mod tile_keys;
 mod tiles;
 
 use crate::Selection;
+use crate::scratch::bytes;
 use crate::team::Team;
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
@@ -32,6 +33,23 @@ pub(crate) struct LiveKeys {
     pub counts: TensorBinding,
 }
 
+impl LiveKeys {
+    /// The shapes of `keys` and `ends`, and of `counts`.
+    fn shapes(problem: &Problem) -> ([usize; 2], [usize; 1]) {
+        let rows = problem.batch * problem.kv_heads;
+        ([rows, problem.k_len], [rows])
+    }
+
+    /// The bytes of the buffers that [`live_keys`] allocates; 0 without scores.
+    pub(crate) fn bytes(problem: &Problem) -> usize {
+        if !problem.has_scores {
+            return 0;
+        }
+        let (keys, counts) = Self::shapes(problem);
+        2 * bytes(keys) + bytes(counts)
+    }
+}
+
 /// The keys of a slice of query tiles, for each of the `batch * kv_heads` rows.
 ///
 /// A tile's list holds first the keys that every query of the tile attends to (*full* keys), then
@@ -47,6 +65,24 @@ pub(crate) struct TileKeyLists {
     pub counts: TensorBinding,
     /// The tiles of the problem that are listed; axis 1 of both buffers counts from its start.
     pub slice: Range<usize>,
+}
+
+impl TileKeyLists {
+    /// The shapes of `keys` and `counts` for so many of the tiles.
+    fn shapes(problem: &Problem, tiles: &QueryTiles, listed: usize) -> [[usize; 3]; 2] {
+        let rows = problem.batch * problem.kv_heads;
+        [[rows, listed, tiles.capacity], [rows, listed, 2]]
+    }
+
+    /// The bytes of the buffers that [`tile_key_lists`] allocates for the largest of the slices, which share them.
+    pub(crate) fn bytes(problem: &Problem, tiles: &QueryTiles) -> usize {
+        let slices = tiles.slices(problem.batch * problem.kv_heads);
+        let of = |slice: Range<usize>| Self::shapes(problem, tiles, slice.len()).map(bytes);
+        slices
+            .map(|slice| of(slice).iter().sum())
+            .max()
+            .unwrap_or(0)
+    }
 }
 
 /// Lists the live keys of every row, in one launch.

@@ -4,18 +4,21 @@ use super::args::{MaskedGradients, MaskedInputs};
 use super::bias::bias_kernel;
 use super::dkdv::dkdv_kernel;
 use super::dq::dq_kernel;
-use super::launch::Words;
-use super::query_lists::{lists_fit, query_lists, sum_heads};
-use crate::backward::mma::{BiasBlueprint, BiasGradient, MaskLists, MmaBlueprints, launch_masked};
+use super::launch::{Words, listed_bytes};
+use super::query_lists::{QueryLists, lists_fit, query_lists, sum_heads};
+use crate::backward::mma::{
+    BiasBlueprint, BiasGradient, DkdvBlueprint, MaskLists, MmaBlueprints, launch_masked,
+    row_sums_bytes,
+};
 use crate::backward::{Blueprints, launch_delta};
 use crate::forward::mma::Instruction;
-use crate::scratch::scratch;
+use crate::scratch::{bytes, scratch};
 use crate::tile::wgmma::takes_boxes;
 use crate::tile::{Blueprint, address_type, check_device, elem_type, fill, vector_size};
 use crate::{Engine, Saved};
 use cubecl::client::Client;
 use cubecl::prelude::*;
-use flash_dma_problem::{AttentionError, MaskedProblem};
+use flash_dma_problem::{AttentionError, MaskedProblem, Problem};
 
 /// Buffers of the kernels with the most.
 const BINDINGS: u32 = 13;
@@ -75,6 +78,40 @@ pub fn masked_backward_on(
 ) -> Result<(), AttentionError> {
     let plan = BackwardPlan::of(engine, client, problem, &inputs, &saved)?;
     backward_with(client, problem, inputs, saved, grads, plan)
+}
+
+/// The bytes that [`masked_backward`] needs on the device beside its arguments, known before it is called: the buffers
+/// that it holds at once at most, each as it is requested, if the gradient of the bias is wanted or not.
+///
+/// # Errors
+///
+/// As [`masked_backward`], but for what concerns the buffers of the tensors, of which only the strides are looked at.
+pub fn masked_backward_workspace(
+    client: &Client,
+    problem: &MaskedProblem,
+    inputs: &MaskedInputs,
+    saved: &Saved,
+) -> Result<usize, AttentionError> {
+    let (_, plan) = BackwardPlan::choose(client, problem, inputs, saved)?;
+    check_device(client, &problem.attention, BINDINGS, plan.cubes(problem))?;
+    Ok(plan.workspace(problem))
+}
+
+/// The bytes that [`masked_backward_on`] needs, as [`masked_backward_workspace`] counts them.
+///
+/// # Errors
+///
+/// As [`masked_backward_workspace`]; further [`AttentionError::Unsupported`] if the engine does not serve the problem.
+pub fn masked_backward_workspace_on(
+    engine: Engine,
+    client: &Client,
+    problem: &MaskedProblem,
+    inputs: &MaskedInputs,
+    saved: &Saved,
+) -> Result<usize, AttentionError> {
+    let plan = BackwardPlan::of(engine, client, problem, inputs, saved)?;
+    check_device(client, &problem.attention, BINDINGS, plan.cubes(problem))?;
+    Ok(plan.workspace(problem))
 }
 
 /// An engine and its configurations.
@@ -147,6 +184,24 @@ impl BackwardPlan {
                 bias.transpose().map(|bias| Self::Mma(blueprints, bias))
             })
             .ok_or_else(|| engine.refusal("gradients under masks and biases on ", p))?
+    }
+
+    /// The bytes of the buffers that a pass holds at once at most.
+    fn workspace(&self, problem: &MaskedProblem) -> usize {
+        let p = &problem.attention;
+        if p.batch * p.q_len * p.k_len == 0 {
+            return 0;
+        }
+        let Self::Mma(blueprints, _) = self else {
+            return bytes(p.lse_shape());
+        };
+        let steps = match problem.plan {
+            Some(_) => QueryLists::bytes(problem, blueprints.dkdv),
+            None => 0,
+        };
+        let [lists, making] = listed_bytes(problem, blueprints.dq.tile.queries());
+        let sums = bytes(bias_parts(p, blueprints.dkdv)) + row_sums_bytes(p, *blueprints);
+        steps + lists + making.max(sums)
     }
 
     /// Cubes along each axis of the largest grids.
@@ -250,19 +305,8 @@ fn launch_mma(
         steps,
         capacity,
     };
-    // The kernel sums over the queries, and over the heads of a group if they share a bias; sequences and heads that
-    // share one beyond that are added behind it.
-    let heads = if blueprints.dkdv.bias_heads {
-        p.q_heads
-    } else {
-        p.kv_heads
-    };
     let of_keys = blueprints.dkdv.biased;
-    let parts = if of_keys {
-        scratch(client, [p.batch, heads, p.k_len])
-    } else {
-        scratch(client, [1])
-    };
+    let parts = scratch(client, bias_parts(p, blueprints.dkdv));
     if blueprints.dkdv.bias_heads {
         fill(client, &parts, 0.0, f32::elem_type_native());
     }
@@ -290,6 +334,16 @@ fn launch_mma(
         sum_heads(client, &parts, bias);
     }
     delta
+}
+
+/// The shape of the gradients of the biases of keys before sequences and heads that share one are added up; one word
+/// without them. The kernel sums over the queries, and over the heads of a group if they share a bias.
+fn bias_parts(p: &Problem, blueprint: DkdvBlueprint) -> [usize; 3] {
+    match (blueprint.biased, blueprint.bias_heads) {
+        (false, _) => [1; 3],
+        (true, false) => [p.batch, p.kv_heads, p.k_len],
+        (true, true) => [p.batch, p.q_heads, p.k_len],
+    }
 }
 
 /// Cubes of [`bias_kernel`]: tiles of keys, tiles of queries, heads of all sequences.

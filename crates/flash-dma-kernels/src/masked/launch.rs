@@ -2,7 +2,7 @@
 
 use super::args::MaskedInputs;
 use super::forward::forward_kernel;
-use super::lists::tile_lists;
+use super::lists::{TileLists, tile_lists};
 use crate::Engine;
 use crate::forward::mma::{self, MmaBlueprint, rows_are_chunks};
 use crate::tile::{
@@ -11,7 +11,7 @@ use crate::tile::{
 };
 use cubecl::client::Client;
 use cubecl::prelude::*;
-use flash_dma_problem::{AttentionError, MaskedProblem, TensorName};
+use flash_dma_problem::{AttentionError, MaskedProblem, PlanGeometry, TensorName};
 
 /// Buffers of [`forward_kernel`] and of the tensor-core kernels.
 const BINDINGS: u32 = 9;
@@ -55,6 +55,39 @@ pub fn masked_forward_on(
     forward_with(client, problem, inputs, out, lse, plan)
 }
 
+/// The bytes that [`masked_forward`] needs on the device beside its arguments, known before it is called: the buffers
+/// that it holds at once at most, each as it is requested. On the tensor cores these are lists of what the plan shows
+/// each tile of queries; [`Engine::Portable`] needs none.
+///
+/// # Errors
+///
+/// As [`masked_forward`], but for what concerns the buffers of the tensors, of which only the strides are looked at.
+pub fn masked_forward_workspace(
+    client: &Client,
+    problem: &MaskedProblem,
+    inputs: &MaskedInputs,
+) -> Result<usize, AttentionError> {
+    let (_, plan) = ForwardPlan::choose(client, problem, inputs)?;
+    plan.check(client, problem)?;
+    Ok(plan.workspace(problem))
+}
+
+/// The bytes that [`masked_forward_on`] needs, as [`masked_forward_workspace`] counts them.
+///
+/// # Errors
+///
+/// As [`masked_forward_workspace`]; further [`AttentionError::Unsupported`] if the engine does not serve the problem.
+pub fn masked_forward_workspace_on(
+    engine: Engine,
+    client: &Client,
+    problem: &MaskedProblem,
+    inputs: &MaskedInputs,
+) -> Result<usize, AttentionError> {
+    let plan = ForwardPlan::of(engine, client, problem, inputs)?;
+    plan.check(client, problem)?;
+    Ok(plan.workspace(problem))
+}
+
 fn forward_with(
     client: &Client,
     problem: &MaskedProblem,
@@ -74,12 +107,7 @@ fn forward_with(
         Layout::Contiguous,
     )?;
     check_tensor(TensorName::Lse, &lse, &p.lse_shape(), 4, Layout::Contiguous)?;
-    let tiles = p.q_len.div_ceil(engine.queries());
-    let cubes = match &engine {
-        ForwardPlan::Portable(_) => [tiles, p.q_heads, p.batch],
-        ForwardPlan::Mma(blueprint) => [tiles, p.batch * p.q_heads / blueprint.heads, 1],
-    };
-    check_device(client, p, BINDINGS, cubes)?;
+    engine.check(client, problem)?;
     if p.batch * p.q_len == 0 {
         return Ok(());
     }
@@ -88,6 +116,7 @@ fn forward_with(
         fill(client, &lse, f32::NEG_INFINITY, f32::elem_type_native());
         return Ok(());
     }
+    let tiles = p.q_len.div_ceil(engine.queries());
     match engine {
         ForwardPlan::Portable(blueprint) => {
             launch_portable(client, problem, inputs, &out, &lse, tiles, blueprint);
@@ -150,6 +179,28 @@ impl ForwardPlan {
             .ok_or_else(|| engine.refusal("masks and biases on ", p))
     }
 
+    /// The bytes of the buffers that a pass holds at once at most.
+    fn workspace(&self, problem: &MaskedProblem) -> usize {
+        let p = &problem.attention;
+        match self {
+            Self::Mma(blueprint) if p.batch * p.q_len * p.k_len > 0 => {
+                listed_bytes(problem, blueprint.queries()).iter().sum()
+            }
+            _ => 0,
+        }
+    }
+
+    /// Checks what the kernels need of the device.
+    fn check(&self, client: &Client, problem: &MaskedProblem) -> Result<(), AttentionError> {
+        let p = &problem.attention;
+        let tiles = p.q_len.div_ceil(self.queries());
+        let cubes = match self {
+            Self::Portable(_) => [tiles, p.q_heads, p.batch],
+            Self::Mma(blueprint) => [tiles, p.batch * p.q_heads / blueprint.heads, 1],
+        };
+        check_device(client, p, BINDINGS, cubes)
+    }
+
     /// Queries a tile.
     fn queries(&self) -> usize {
         match self {
@@ -207,6 +258,17 @@ pub(super) struct Words {
     pub bias: TensorBinding,
 }
 
+/// Whether lists may hold single keys: those of a bias of pairs are a block's.
+fn gathers(problem: &MaskedProblem) -> bool {
+    problem.bias.is_none() || problem.has_key_bias()
+}
+
+/// The bytes of what [`MaskedInputs::listed`] returns for tiles of `queries` queries, and of what is needed to make it.
+pub(super) fn listed_bytes(problem: &MaskedProblem, queries: usize) -> [usize; 2] {
+    let of = |geometry: PlanGeometry| TileLists::bytes(&geometry, queries, gathers(problem));
+    problem.plan.map_or([0; 2], of)
+}
+
 impl MaskedInputs {
     pub(super) fn words(&self) -> Words {
         let none = || self.q.clone();
@@ -241,8 +303,7 @@ impl MaskedInputs {
         match (&self.plan, &problem.plan) {
             (Some(plan), Some(geometry)) => {
                 let element = problem.attention.element;
-                // Keys of a bias of pairs are a block's.
-                let gather = problem.bias.is_none() || problem.has_key_bias();
+                let gather = gathers(problem);
                 let lists = tile_lists(client, geometry, plan, queries, watched, element, gather);
                 [bias, plan.bits.clone(), lists.list, lists.counts]
             }

@@ -4,7 +4,7 @@ use super::args::MaskBits;
 use super::gather::finish_lists;
 use super::seen::prefix;
 use crate::forward::mma::{HEADER, KEY_BLOCK, TILE_WORDS};
-use crate::scratch::{address_type, cubes, scratch};
+use crate::scratch::{address_type, bytes, cubes, scratch};
 use crate::team::{Member, Team, sum_of, sum_up_to};
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -43,6 +43,17 @@ pub(super) struct Sizes {
     pub room: usize,
 }
 
+impl TileLists {
+    /// The bytes of the lists for tiles of `queries` queries, and of what is needed to make them.
+    pub(crate) fn bytes(geometry: &PlanGeometry, queries: usize, gather: bool) -> [usize; 2] {
+        let sizes = Sizes::new(geometry, queries, gather);
+        [
+            bytes(sizes.list(geometry)) + bytes(sizes.counts()),
+            bytes(sizes.spans()),
+        ]
+    }
+}
+
 impl Sizes {
     fn new(geometry: &PlanGeometry, queries: usize, gather: bool) -> Self {
         let [batch, heads, _, blocks] = geometry.counts_shape();
@@ -58,6 +69,22 @@ impl Sizes {
                 0
             },
         }
+    }
+
+    /// The shape of [`TileLists::list`].
+    fn list(&self, geometry: &PlanGeometry) -> [usize; 4] {
+        let [batch, heads, ..] = geometry.counts_shape();
+        [batch, heads, self.tiles, self.capacity()]
+    }
+
+    /// The shape of [`TileLists::counts`].
+    fn counts(&self) -> [usize; 1] {
+        [HEADER + self.items * TILE_WORDS]
+    }
+
+    /// What some and what all queries of a tile see of each block: two words each.
+    fn spans(&self) -> [usize; 2] {
+        [self.items * self.blocks, 4]
     }
 
     /// Words of a list: blocks, or keys and their bits, which are read in pairs.
@@ -81,12 +108,11 @@ pub(crate) fn tile_lists(
     element: ElementType,
     gather: bool,
 ) -> TileLists {
-    let [batch, heads, ..] = geometry.counts_shape();
     let [_, _, bit_blocks, bit_queries, _] = geometry.bits_shape();
     let sizes = Sizes::new(geometry, queries, gather);
-    let list = scratch(client, [batch, heads, sizes.tiles, sizes.capacity()]);
-    let counts = scratch(client, [HEADER + sizes.items * TILE_WORDS]);
-    let spans = scratch(client, [sizes.items * sizes.blocks, 4]);
+    let list = scratch(client, sizes.list(geometry));
+    let counts = scratch(client, sizes.counts());
+    let spans = scratch(client, sizes.spans());
     let team = Team::new(client, PLANES);
     // SAFETY: cubes past the tiles return; a list has room for every block, and for the keys that are gathered; the
     // plan was checked to have the geometry's shapes.

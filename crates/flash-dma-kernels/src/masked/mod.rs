@@ -25,6 +25,12 @@ mod tests;
 mod words;
 
 pub use args::{MaskBits, MaskedGradients, MaskedInputs};
-pub use backward::{masked_backward, masked_backward_engine, masked_backward_on};
-pub use launch::{masked_forward, masked_forward_engine, masked_forward_on};
+pub use backward::{
+    masked_backward, masked_backward_engine, masked_backward_on, masked_backward_workspace,
+    masked_backward_workspace_on,
+};
+pub use launch::{
+    masked_forward, masked_forward_engine, masked_forward_on, masked_forward_workspace,
+    masked_forward_workspace_on,
+};
 pub use plan::{plan, plan_ranges};

@@ -3,7 +3,7 @@
 use super::args::MaskBits;
 use super::lists::PLANES;
 use crate::backward::mma::{DkdvBlueprint, HEAD_BITS, HEADER};
-use crate::scratch::{address_type, cubes, one_unit_each, scratch};
+use crate::scratch::{address_type, bytes, cubes, one_unit_each, scratch};
 use crate::team::{Member, Team, ballot};
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -25,6 +25,27 @@ pub(super) struct QueryLists {
     pub capacity: usize,
 }
 
+impl QueryLists {
+    /// The shapes of `list` and `counts` of a problem with a mask.
+    fn shapes(problem: &MaskedProblem, blueprint: DkdvBlueprint) -> ([usize; 4], [usize; 1]) {
+        let geometry = problem.plan.expect("there is a mask");
+        let p = &problem.attention;
+        let [batch, heads, ..] = geometry.counts_shape();
+        let tiles = p.k_len.div_ceil(blueprint.keys());
+        let capacity = p.q_len.div_ceil(blueprint.queries()) * (p.group() / blueprint.heads);
+        // Rows of the mask of a list: one, or one for each head of the group.
+        let list_heads = heads.min(p.kv_heads);
+        let items = batch * list_heads * tiles;
+        ([batch, list_heads, tiles, capacity], [HEADER + items * 2])
+    }
+
+    /// The bytes of the buffers that [`query_lists`] allocates.
+    pub(super) fn bytes(problem: &MaskedProblem, blueprint: DkdvBlueprint) -> usize {
+        let (list, counts) = Self::shapes(problem, blueprint);
+        bytes(list) + bytes(counts)
+    }
+}
+
 /// Of a step's entry the bits that are left for the query tile.
 const TILE_BITS: usize = 32 - HEAD_BITS;
 
@@ -44,18 +65,16 @@ pub(super) fn query_lists(
 ) -> QueryLists {
     let geometry = problem.plan.expect("there is a mask");
     let p = &problem.attention;
-    let [batch, heads, ..] = geometry.counts_shape();
+    let [_, heads, ..] = geometry.counts_shape();
     let [_, _, bit_blocks, bit_queries, _] = geometry.bits_shape();
     let (keys, queries) = (blueprint.keys(), blueprint.queries());
-    let tiles = p.k_len.div_ceil(keys);
     let head_groups = p.group() / blueprint.heads;
-    let capacity = p.q_len.div_ceil(queries) * head_groups;
-    // Rows of the mask of a list: one, or one for each head of the group.
-    let list_heads = heads.min(p.kv_heads);
+    let (list_shape, counts_shape) = QueryLists::shapes(problem, blueprint);
+    let [batch, list_heads, tiles, capacity] = list_shape;
     let rows_each = heads / list_heads;
     let items = batch * list_heads * tiles;
-    let list = scratch(client, [batch, list_heads, tiles, capacity]);
-    let counts = scratch(client, [HEADER + items * 2]);
+    let list = scratch(client, list_shape);
+    let counts = scratch(client, counts_shape);
     let team = Team::new(client, PLANES);
     // SAFETY: cubes past the tiles return; a list has an entry for every step, and the plan was checked.
     unsafe {

@@ -2,7 +2,7 @@
 
 use super::evictions::evictions_kernel;
 use super::thresholds::{MAX_KEYS, THRESHOLD, thresholds_kernel};
-use crate::scratch::{address_type, cubes, scratch};
+use crate::scratch::{address_type, bytes, cubes, scratch};
 use crate::team::Team;
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -54,6 +54,18 @@ impl BlocksBlueprint {
     }
 }
 
+impl BlocksBlueprint {
+    /// The shape of the thresholds at the edges of the blocks of `rows` of `n` keys.
+    fn thresholds(&self, rows: usize, n: usize) -> [usize; 3] {
+        [rows, n.div_ceil(self.block) + 1, THRESHOLD]
+    }
+
+    /// The bytes of the buffers that [`launch`] allocates.
+    pub(super) fn workspace(&self, rows: usize, n: usize) -> usize {
+        bytes(self.thresholds(rows, n))
+    }
+}
+
 /// Keys of a row beyond which the sort is faster.
 const LONGEST: usize = 512 << 10;
 const _: () = assert!(LONGEST <= MAX_KEYS);
@@ -75,7 +87,7 @@ pub(super) fn launch(
 ) {
     let (rows, n) = (scores.shape[0] * scores.shape[1], scores.shape[2]);
     let blocks = n.div_ceil(blueprint.block);
-    let thresholds = scratch(client, [rows, blocks + 1, THRESHOLD]);
+    let thresholds = scratch(client, blueprint.thresholds(rows, n));
     let aligned = n.is_multiple_of(4)
         && scores.strides[..2].iter().all(|s| s.is_multiple_of(4))
         && scores

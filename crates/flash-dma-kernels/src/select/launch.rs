@@ -6,13 +6,17 @@ use super::quantile::{
     start_queries_kernel, write_intervals_kernel,
 };
 use super::sort::{BLOCK, merge_blocks_kernel, sort_blocks_kernel};
-use crate::scratch::{address_type, one_unit_each, scratch};
+use crate::scratch::{address_type, bytes, one_unit_each, scratch};
 use cubecl::client::Client;
 use cubecl::ir::AddressType;
 use cubecl::prelude::TensorBinding;
 
 /// The most bits of a digit. More would save levels but count more values than they skip.
 const MAX_WIDTH: u32 = 4;
+
+/// Words a key of a selection by sorting: order and sort key twice each, and three words of query state, all held to its
+/// end.
+const SORT_WORDS: usize = 7;
 
 /// Sizes that every launch of one selection shares.
 struct Selecting<'a> {
@@ -58,6 +62,20 @@ pub(super) fn launch(
     };
     let ranked = selecting.sort(scores);
     selecting.find_ends(ranked, window, intervals);
+}
+
+/// The bytes of the buffers that [`launch`] allocates for `rows` of `n` keys, at its peak.
+pub(super) fn workspace(client: &Client, rows: usize, n: usize, window: usize) -> usize {
+    if rows * n == 0 || window >= n {
+        return 0;
+    }
+    if let Some(blueprint) = BlocksBlueprint::choose(client, rows, n) {
+        return blueprint.workspace(rows, n);
+    }
+    let tables = digit_widths(index_bits(n))
+        .map(|width| digit_tables(rows, n, width).map(bytes).iter().sum())
+        .max();
+    SORT_WORDS * bytes([rows, n]) + tables.unwrap_or(0)
 }
 
 fn keep_all(
@@ -215,10 +233,9 @@ impl Selecting<'_> {
         shift: u32,
         width: u32,
     ) -> (TensorBinding, TensorBinding) {
-        let (values, span_count) = (1usize << width, self.n.div_ceil(SPAN as usize));
-        let chunks = span_count * (SPAN / CHUNK) as usize;
-        let in_span = scratch(self.client, [self.rows, chunks, values]);
-        let spans = scratch(self.client, [self.rows, span_count, values]);
+        let [in_span, spans] = digit_tables(self.rows, self.n, width);
+        let [_, span_count, values] = spans;
+        let [in_span, spans] = [in_span, spans].map(|shape| scratch(self.client, shape));
         let (count, dim) = one_unit_each(self.client, self.rows * span_count * values);
         // SAFETY: units past `rows * span_count * values` return; reads end at `n`.
         unsafe {
@@ -252,6 +269,13 @@ impl Selecting<'_> {
         }
         (in_span, spans)
     }
+}
+
+/// The shapes of the counts of the digits of a level, within spans and over spans.
+fn digit_tables(rows: usize, n: usize, width: u32) -> [[usize; 3]; 2] {
+    let (values, spans) = (1 << width, n.div_ceil(SPAN as usize));
+    let chunks = spans * (SPAN / CHUNK) as usize;
+    [[rows, chunks, values], [rows, spans, values]]
 }
 
 /// Bits of the indices `0..n`.

@@ -92,6 +92,17 @@ pub fn select(
     Ok(())
 }
 
+/// The bytes that [`select`] needs on the device beside its arguments, known before it is called, for scores
+/// `[batch, kv_heads, k_len]`: the buffers that it holds at once at most, each as it is requested.
+#[must_use]
+pub fn select_workspace(
+    client: &Client,
+    [batch, heads, k_len]: [usize; 3],
+    window: usize,
+) -> usize {
+    launch::workspace(client, batch * heads, k_len, window)
+}
+
 /// Checks the shape, the last axis and that the buffer of 32-bit elements is long enough.
 fn check(
     binding: &TensorBinding,

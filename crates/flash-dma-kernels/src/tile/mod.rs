@@ -35,6 +35,6 @@ pub(crate) use memory::{
     Row4, TileRows, is_finite4, load_rows, load_tile, load_vector, store_row, store_tile,
 };
 pub(crate) use product::{accumulate, accumulate_selected, products};
-pub(crate) use slices::{Slice, for_each_slice};
+pub(crate) use slices::{Slice, for_each_slice, slice_bytes};
 pub(crate) use softmax::OnlineSoftmax;
 pub(crate) use visibility::{Pairs, PairsExpand, Slots, logit, logit_slope, position};

@@ -2,7 +2,7 @@
 //! for sparse attention.
 
 use crate::Inputs;
-use crate::lists::{LiveKeys, QueryTiles, tile_key_lists};
+use crate::lists::{LiveKeys, QueryTiles, TileKeyLists, tile_key_lists};
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 use flash_dma_problem::Problem;
@@ -15,6 +15,14 @@ pub(crate) struct Slice {
     pub first_tile: usize,
     /// Query tiles, the size of the grid along x.
     pub tiles: usize,
+}
+
+/// The bytes of the buffers that [`for_each_slice`] holds at once, for tiles of `queries` queries.
+pub(crate) fn slice_bytes(problem: &Problem, queries: usize) -> usize {
+    if !problem.has_scores {
+        return 0;
+    }
+    TileKeyLists::bytes(problem, &QueryTiles::new(problem, queries))
 }
 
 /// Calls `launch` for each slice of query tiles.

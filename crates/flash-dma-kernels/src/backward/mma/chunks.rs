@@ -6,7 +6,7 @@
 //! tiles then wastes little.
 
 use crate::lists::{LiveKeys, most_keys};
-use crate::scratch::{address_type, scratch};
+use crate::scratch::{address_type, bytes, scratch};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::Problem;
@@ -30,6 +30,22 @@ pub(super) struct ChunkKeys {
     pub starts: TensorBinding,
     /// The most keys of a chunk.
     pub capacity: usize,
+}
+
+impl ChunkKeys {
+    /// The shapes of `keys`, `counts` and `starts` for chunks of `chunk` queries.
+    fn shapes(problem: &Problem, chunk: usize) -> ([usize; 3], [usize; 2], [usize; 3]) {
+        let rows = problem.batch * problem.kv_heads;
+        let chunks = problem.q_len.div_ceil(chunk);
+        let keys = [rows, chunks, most_keys(problem, chunk)];
+        (keys, [rows, chunks], [rows, chunks, STARTS])
+    }
+
+    /// The bytes of the buffers that [`chunk_keys`] allocates.
+    pub(super) fn bytes(problem: &Problem, chunk: usize) -> usize {
+        let (keys, counts, starts) = Self::shapes(problem, chunk);
+        bytes(keys) + bytes(counts) + bytes(starts)
+    }
 }
 
 /// The class of the key with interval `first .. end` of positions in the chunk of queries
@@ -206,15 +222,12 @@ fn chunk_keys_with(
     chunk: usize,
     units: usize,
 ) -> ChunkKeys {
-    let (rows, chunks) = (
-        problem.batch * problem.kv_heads,
-        problem.q_len.div_ceil(chunk),
-    );
-    let capacity = most_keys(problem, chunk);
+    let (lists, counts, starts) = ChunkKeys::shapes(problem, chunk);
+    let [rows, chunks, capacity] = lists;
     let out = ChunkKeys {
-        keys: scratch(client, [rows, chunks, capacity]),
-        counts: scratch(client, [rows, chunks]),
-        starts: scratch(client, [rows, chunks, STARTS]),
+        keys: scratch(client, lists),
+        counts: scratch(client, counts),
+        starts: scratch(client, starts),
         capacity,
     };
     // SAFETY: a row's live keys are at most `k_len`; the kernel writes only below `capacity`.

@@ -1,7 +1,7 @@
 //! The gradients of keys from the parts that each chunk of queries gave them, in a fixed order.
 
 use super::chunks::{ChunkKeys, STARTS, class_of, class_width};
-use crate::scratch::{address_type, scratch};
+use crate::scratch::{address_type, bytes, scratch};
 use crate::tile::elem_type;
 use crate::tile::mma::shuffle;
 use crate::{Gradients, Selection};
@@ -154,15 +154,25 @@ fn gather_keys_kernel<E: Float>(
 }
 
 impl KeyParts {
+    /// The shapes of `k` and `v`, and of `scores`.
+    fn shapes(problem: &Problem, chunks: usize, capacity: usize) -> ([usize; 4], [usize; 3]) {
+        let rows = problem.batch * problem.kv_heads;
+        let keys = [rows, chunks, capacity];
+        ([rows, chunks, capacity, problem.head_dim], keys)
+    }
+
+    /// The bytes of the buffers that [`new`](Self::new) allocates.
+    pub(super) fn bytes(problem: &Problem, chunks: usize, capacity: usize) -> usize {
+        let (rows, scores) = Self::shapes(problem, chunks, capacity);
+        2 * bytes(rows) + bytes(scores)
+    }
+
     /// Room for the parts of every chunk's keys.
     pub(super) fn new(client: &Client, problem: &Problem, chunks: usize, capacity: usize) -> Self {
-        let rows = problem.batch * problem.kv_heads;
-        let [k, v] = [(); 2].map(|()| scratch(client, [rows, chunks, capacity, problem.head_dim]));
-        Self {
-            k,
-            v,
-            scores: scratch(client, [rows, chunks, capacity]),
-        }
+        let (rows, scores) = Self::shapes(problem, chunks, capacity);
+        let [k, v] = [rows; 2].map(|shape| scratch(client, shape));
+        let scores = scratch(client, scores);
+        Self { k, v, scores }
     }
 
     /// Adds the parts up into the gradients of k, v and the scores: all of them are overwritten.

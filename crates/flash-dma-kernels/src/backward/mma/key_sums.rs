@@ -1,7 +1,7 @@
 //! Host side of the sums that several cubes add to.
 
 use super::sums::{clear_sums_kernel, round_sums_kernel};
-use crate::scratch::{one_unit_each, scratch};
+use crate::scratch::{bytes, one_unit_each, scratch};
 use crate::tile::{address_type, elem_type};
 use crate::{Gradients, Selection};
 use cubecl::client::Client;
@@ -49,6 +49,11 @@ impl<'a> KeySums<'a> {
             );
         }
         sums
+    }
+
+    /// The bytes of the buffers that [`new`](Self::new) allocates.
+    pub(super) fn bytes(problem: &Problem) -> usize {
+        2 * bytes(problem.kv_shape())
     }
 
     /// Vectors of four sums of each tensor.

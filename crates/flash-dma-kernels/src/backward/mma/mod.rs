@@ -26,6 +26,7 @@ mod roles;
 mod seen;
 mod sums;
 mod weights;
+mod workspace;
 
 pub(crate) use bias::{BiasBlueprint, BiasGradient};
 pub(crate) use blueprint::{DkdvBlueprint, MmaBlueprints};
@@ -34,6 +35,7 @@ pub(crate) use launch::launch;
 pub(crate) use mask::{HEAD_BITS, HEADER};
 pub(super) use mask::{KeyMask, StepList};
 pub(crate) use masked::{MaskLists, launch_masked};
+pub(crate) use pass::row_sums_bytes;
 pub(super) use queries::{Cursor, QueryRows, Range, Step};
 pub(super) use repair::repair_key;
 pub(super) use seen::{SeenWords, seen_pair};

@@ -7,7 +7,7 @@ use super::dq::dq_mma_kernel;
 use crate::Saved;
 use crate::backward::wgmma::{dkdv_wgmma_kernel, dq_wgmma_kernel};
 use crate::forward::mma::Instruction;
-use crate::scratch::scratch;
+use crate::scratch::{bytes, scratch};
 use crate::tile::wgmma::{boxes_of, takes_boxes, word_boxes_of};
 use crate::tile::{Slice, address_type, elem_type};
 use cubecl::client::Client;
@@ -46,12 +46,26 @@ struct RowSums {
     rows: Option<TensorBinding>,
 }
 
+/// The shape of the buffer of [`RowSums::rows`].
+fn boxed_shape(problem: &Problem) -> [usize; 3] {
+    let [batch, heads, len] = problem.lse_shape();
+    [batch, heads, 2 * len.next_multiple_of(2)]
+}
+
+/// The bytes of the row sums of a pass.
+pub(crate) fn row_sums_bytes(problem: &Problem, blueprints: MmaBlueprints) -> usize {
+    let boxed = match blueprints.dkdv.instruction {
+        Instruction::Mma => 0,
+        Instruction::Wgmma => bytes(boxed_shape(problem)),
+    };
+    bytes(problem.lse_shape()) + boxed
+}
+
 /// The row sums in new buffers.
 fn launch_delta(client: &Client, problem: &Problem, saved: &Saved, for_boxes: bool) -> RowSums {
     let delta = scratch(client, problem.lse_shape());
-    let [batch, heads, len] = problem.lse_shape();
     let all: usize = problem.lse_shape().iter().product();
-    let rows = for_boxes.then(|| scratch(client, [batch, heads, 2 * len.next_multiple_of(2)]));
+    let rows = for_boxes.then(|| scratch(client, boxed_shape(problem)));
     let typed = [&saved.out, &saved.grad_out];
     let grad_lse = saved.grad_lse.as_ref().unwrap_or(&saved.lse);
     let to = rows.as_ref().unwrap_or(&delta);
@@ -76,7 +90,7 @@ fn launch_delta(client: &Client, problem: &Problem, saved: &Saved, for_boxes: bo
     }
     let rows = rows.map(|mut rows| {
         // What lies behind the last query is no row: the accelerator puts zeros there.
-        rows.shape[2] = 2 * len;
+        rows.shape[2] = 2 * problem.q_len;
         rows
     });
     RowSums { delta, rows }

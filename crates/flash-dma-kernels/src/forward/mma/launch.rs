@@ -6,8 +6,8 @@ use super::wgmma::forward_wgmma_kernel;
 use crate::Inputs;
 use crate::forward::merge::merge;
 use crate::lists::{LiveKeys, QueryTiles};
-use crate::scratch::scratch;
-use crate::tile::{Slice, address_type, elem_type, for_each_slice};
+use crate::scratch::{bytes, scratch};
+use crate::tile::{Slice, address_type, elem_type, for_each_slice, slice_bytes};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::Problem;
@@ -61,14 +61,31 @@ pub(crate) fn launch(
         );
     };
     if blueprint.split {
-        let [batch, heads, len, dim] = problem.q_shape();
-        let part_out = scratch(client, [parts, batch, heads, len, dim]);
-        let part_lse = scratch(client, [parts, batch, heads, len]);
+        let (out_shape, lse_shape) = part_shapes(problem, parts);
+        let part_out = scratch(client, out_shape);
+        let part_lse = scratch(client, lse_shape);
         run(&part_out, &part_lse);
         merge(client, problem, parts, [part_out, part_lse], out, lse);
     } else {
         run(out, lse);
     }
+}
+
+/// The shapes of the outputs and of the LSE of so many parts of the keys.
+fn part_shapes(problem: &Problem, parts: usize) -> ([usize; 5], [usize; 4]) {
+    let [batch, heads, len, dim] = problem.q_shape();
+    ([parts, batch, heads, len, dim], [parts, batch, heads, len])
+}
+
+/// The bytes of the buffers that [`launch`] holds at once, beside the lists of live keys.
+pub(crate) fn workspace(problem: &Problem, blueprint: MmaBlueprint, parts: usize) -> usize {
+    let (out, lse) = part_shapes(problem, parts);
+    let of_parts = if blueprint.split {
+        bytes(out) + bytes(lse)
+    } else {
+        0
+    };
+    of_parts + slice_bytes(problem, blueprint.queries())
 }
 
 /// The part of [`launch`] in front of the merging: `out` (f32 if the blueprint is split) and `lse` have the parts as

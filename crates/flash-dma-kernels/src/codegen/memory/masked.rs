@@ -1,0 +1,208 @@
+//! What masked passes and decode steps request.
+
+use super::{ENGINES, Gpu, recorder};
+use crate::codegen::cases::tensor;
+use crate::{
+    AttentionError, AttentionOptions, Cache, CacheShape, ElementType, Engine, MaskBits,
+    MaskedGradients, MaskedInputs, MaskedProblem, Pages, Saved, Slots, Storage, Tokens, decode_on,
+    decode_workspace_on, masked_backward_on, masked_backward_workspace_on, masked_forward_on,
+    masked_forward_workspace_on, peak_of,
+};
+use cubecl::client::Client;
+
+const HEADS: usize = 8;
+
+/// The bytes that a call said it needs; `None` if its engine does not serve the problem.
+fn served(said: Result<usize, AttentionError>) -> Option<usize> {
+    match said {
+        Ok(bytes) => Some(bytes),
+        Err(AttentionError::Unsupported { .. }) => None,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// A problem of `HEADS` kv heads and 4 query heads each, with the shapes of a mask and of a bias.
+fn masked_problem(
+    [q_len, k_len]: [usize; 2],
+    mask: Option<[usize; 4]>,
+    bias: Option<[usize; 4]>,
+) -> MaskedProblem {
+    let (q, kv) = ([2, 4 * HEADS, q_len, 128], [2, HEADS, k_len, 128]);
+    let [mask, bias] = [&mask, &bias].map(|shape| shape.as_ref().map(<[usize; 4]>::as_slice));
+    let options = AttentionOptions::new();
+    MaskedProblem::new(&q, &kv, &kv, mask, bias, ElementType::Bf16, &options)
+        .expect("a valid problem")
+}
+
+/// What both passes requested, and what they said they would.
+fn masked_passes(
+    client: &Client,
+    problem: &MaskedProblem,
+    engine: Engine,
+) -> [Option<[usize; 2]>; 2] {
+    let p = &problem.attention;
+    let words = |shape| tensor(client, shape, 4);
+    let [q, out, grad_out, grad_q] = [(); 4].map(|()| tensor(client, p.q_shape(), 2));
+    let [k, v, grad_k, grad_v] = [(); 4].map(|()| tensor(client, p.kv_shape(), 2));
+    let lse = tensor(client, p.lse_shape(), 4);
+    let plan = problem.plan.map(|geometry| MaskBits {
+        bits: tensor(client, geometry.bits_shape(), 4),
+        counts: words(geometry.counts_shape()),
+    });
+    let bias = problem.bias.map(words);
+    let inputs = MaskedInputs {
+        q,
+        k,
+        v,
+        plan,
+        bias,
+    };
+    let saved = Saved {
+        out: out.clone(),
+        lse: lse.clone(),
+        grad_out,
+        grad_lse: None,
+    };
+    let grads = MaskedGradients {
+        q: grad_q,
+        k: grad_k,
+        v: grad_v,
+        bias: problem.bias.map(words),
+    };
+    let forward = served(masked_forward_workspace_on(
+        engine, client, problem, &inputs,
+    ));
+    let forward = forward.map(|said| {
+        let inputs = inputs.clone();
+        let peak = peak_of(client, || {
+            masked_forward_on(engine, client, problem, inputs, out, lse).expect("a valid call");
+        });
+        [peak.requested, said]
+    });
+    let said = masked_backward_workspace_on(engine, client, problem, &inputs, &saved);
+    let backward = served(said).map(|said| {
+        let peak = peak_of(client, || {
+            masked_backward_on(engine, client, problem, inputs, saved, grads)
+                .expect("a valid call");
+        });
+        [peak.requested, said]
+    });
+    [forward, backward]
+}
+
+/// Masks and biases of every broadcast that the lists tell apart, and short and empty problems.
+#[test]
+fn a_masked_pass_requests_the_workspace_it_says() {
+    const N: usize = 8 << 10;
+    let problems = [
+        masked_problem([N; 2], Some([1, HEADS, N, N]), None),
+        masked_problem([N; 2], Some([2, 1, N, N]), Some([1, 1, 1, N])),
+        masked_problem([N; 2], Some([1, 4 * HEADS, N, N]), Some([2, HEADS, 1, N])),
+        masked_problem([N; 2], Some([1, 1, 1, N]), Some([1, 4 * HEADS, 1, N])),
+        masked_problem([N; 2], None, Some([2, 4 * HEADS, 1, N])),
+        masked_problem([N; 2], Some([1, 1, N, N]), Some([1, HEADS, N, N])),
+        masked_problem([N; 2], None, Some([1, 1, N, N])),
+        masked_problem([33, 1773], Some([2, HEADS, 33, 1773]), None),
+        masked_problem([1773, 33], Some([1, 1, 1773, 1]), Some([1, 1, 1773, 1])),
+        masked_problem([0, 9], Some([1, 1, 1, 9]), None),
+        masked_problem([9, 0], None, None),
+    ];
+    for gpu in [Gpu::H200, Gpu::A100] {
+        let client = recorder::client(gpu);
+        let mut compared = [[0; 2]; 3];
+        recorder::record(&client, |client| {
+            for problem in &problems {
+                for (engine, compared) in ENGINES.into_iter().zip(&mut compared) {
+                    let passes = masked_passes(client, problem, engine);
+                    for (pass, n) in ["forward", "backward"].into_iter().zip(0..2) {
+                        let Some([requested, said]) = passes[n] else {
+                            continue;
+                        };
+                        assert_eq!(requested, said, "{pass}, {engine:?}, {gpu:?}, {problem:?}");
+                        compared[n] += 1;
+                    }
+                }
+            }
+        });
+        let all = problems.len();
+        // The gradient of a bias that not all queries share is none of `mma`'s.
+        let wgmma = if gpu == Gpu::H200 { [all; 2] } else { [0; 2] };
+        assert_eq!(compared, [[all; 2], [all, all - 3], wgmma], "{gpu:?}");
+    }
+}
+
+/// The cache of a shape with 2 sequences, and `tokens` new ones of each.
+fn step(client: &Client, shape: CacheShape, tokens: usize, engine: Engine) -> Option<[usize; 2]> {
+    let (q, new) = ([2, 4 * HEADS, tokens, 128], [2, HEADS, tokens, 128]);
+    let scored = shape.has_scores();
+    let slots = match shape.storage {
+        Storage::Slots { window } => Some(window),
+        _ => None,
+    };
+    let options = AttentionOptions {
+        keep_window: slots,
+        ..AttentionOptions::new()
+    };
+    let scores = scored.then_some(&new[..3]);
+    let problem = shape
+        .decode(&q, &new, &new, scores, shape.element, 0, &options)
+        .expect("a valid step");
+    let kv = shape.kv_shape();
+    let rows = || tensor(client, kv, 2);
+    let cache = match shape.storage {
+        Storage::Pages { max_pages, .. } => Cache::Pages(Pages {
+            k: rows(),
+            v: rows(),
+            scores: scored.then(|| tensor(client, [kv[0], kv[1], kv[2]], 4)),
+            table: tensor(client, [2, max_pages], 4),
+            lengths: tensor(client, [2], 4),
+        }),
+        _ => {
+            let window = slots.expect("slots have a window");
+            let words = || tensor(client, [2, HEADS, window], 4);
+            Cache::Slots(Slots {
+                k: rows(),
+                v: rows(),
+                score: words(),
+                position: words(),
+                seen: tensor(client, [2], 4),
+            })
+        }
+    };
+    let tokens = Tokens {
+        k: tensor(client, new, 2),
+        v: tensor(client, new, 2),
+        scores: scored.then(|| tensor(client, [2, HEADS, tokens], 4)),
+    };
+    let [q, out] = [(); 2].map(|()| tensor(client, q, 2));
+    let lse = tensor(client, problem.lse_shape(), 4);
+    served(decode_workspace_on(engine, client, &problem, &q, &tokens)).map(|said| {
+        let peak = peak_of(client, || {
+            decode_on(engine, client, &problem, q, cache, tokens, out, lse).expect("a valid step");
+        });
+        [peak.requested, said]
+    })
+}
+
+#[test]
+fn a_decode_step_requests_the_workspace_it_says() {
+    let pages = || CacheShape::pages(2, HEADS, [64, 256, 32], 128, ElementType::Bf16).unwrap();
+    let shapes = [
+        CacheShape::slots(2, HEADS, 2048, 128, ElementType::Bf16).unwrap(),
+        CacheShape::slots(2, HEADS, 7, 128, ElementType::Bf16).unwrap(),
+        pages(),
+        pages().with_scores(),
+    ];
+    for gpu in [Gpu::H200, Gpu::A100] {
+        let client = recorder::client(gpu);
+        recorder::record(&client, |client| {
+            for (shape, tokens) in shapes.iter().flat_map(|shape| [(shape, 1), (shape, 16)]) {
+                for engine in [Engine::Portable, Engine::Mma] {
+                    let sizes = step(client, *shape, tokens, engine);
+                    let [requested, said] = sizes.expect("served");
+                    assert_eq!(requested, said, "{engine:?}, {gpu:?}, {tokens}, {shape:?}");
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,325 @@
+//! What the passes request of every device's memory, and how many kernels they compile, without a GPU: on devices that
+//! record both. Buffers take no memory here, so problems may be as large as they like.
+
+mod masked;
+
+use super::cases::tensor;
+use super::cuda::Gpu;
+use super::{kernel_name, recorder};
+use crate::{
+    AttentionError, AttentionOptions, ElementType, Engine, Gradients, Inputs, Passes, Problem,
+    Saved, Selection, backward, backward_on, backward_workspace_on, forward, forward_on,
+    forward_workspace_on, largest_batch, longest, peak_of, required_bytes, select,
+    select_workspace,
+};
+use cubecl::client::Client;
+use cubecl_runtime::id::KernelId;
+use flash_dma_problem::memory::tensor_bytes;
+use std::collections::{BTreeMap, HashSet};
+
+const ENGINES: [Engine; 3] = [Engine::Portable, Engine::Mma, Engine::Wgmma];
+
+/// One sequence of 8 kv heads, and 4 query heads each.
+fn problem(lengths: [usize; 2], head_dim: usize, options: Option<AttentionOptions>) -> Problem {
+    problem_of(1, [8, 4], lengths, head_dim, options)
+}
+
+/// `options` come with scores.
+fn problem_of(
+    batch: usize,
+    [kv_heads, group]: [usize; 2],
+    [q_len, k_len]: [usize; 2],
+    head_dim: usize,
+    options: Option<AttentionOptions>,
+) -> Problem {
+    let q = [batch, kv_heads * group, q_len, head_dim];
+    let kv = [batch, kv_heads, k_len, head_dim];
+    let scores = options.map(|_| &kv[..3]);
+    let options = options.unwrap_or_default();
+    Problem::new(&q, &kv, &kv, scores, ElementType::Bf16, &options).expect("a valid problem")
+}
+
+fn window(keys: usize) -> Option<AttentionOptions> {
+    Some(AttentionOptions::new().with_keep_window(keys))
+}
+
+/// The tensors of a problem, contiguous.
+struct Tensors {
+    inputs: Inputs,
+    saved: Saved,
+    grads: Gradients,
+}
+
+impl Tensors {
+    fn new(client: &Client, p: &Problem) -> Self {
+        let size = p.element.size();
+        let [q, out, grad_out, grad_q] = [(); 4].map(|()| tensor(client, p.q_shape(), size));
+        let [k, v, grad_k, grad_v] = [(); 4].map(|()| tensor(client, p.kv_shape(), size));
+        let words = || tensor(client, p.scores_shape(), 4);
+        let selection = p.has_scores.then(|| Selection {
+            scores: words(),
+            intervals: tensor(client, p.intervals_shape(), 4),
+        });
+        let lse = tensor(client, p.lse_shape(), 4);
+        Self {
+            inputs: Inputs { q, k, v, selection },
+            saved: Saved {
+                out,
+                lse: lse.clone(),
+                grad_out,
+                grad_lse: Some(lse),
+            },
+            grads: Gradients {
+                q: grad_q,
+                k: grad_k,
+                v: grad_v,
+                scores: p.has_scores.then(words),
+            },
+        }
+    }
+
+    /// What the selection requested, and what it said it would.
+    fn select(&self, client: &Client, p: &Problem) -> Option<[usize; 2]> {
+        let selection = self.inputs.selection.clone()?;
+        let said = select_workspace(client, p.scores_shape(), p.window);
+        let peak = peak_of(client, || {
+            select(client, selection.scores, p.window, selection.intervals).expect("a selection");
+        });
+        Some([peak.requested, said])
+    }
+
+    /// What both passes requested on an engine, and what they said they would; `None` if it does not serve the problem.
+    fn passes(&self, client: &Client, p: &Problem, engine: Engine) -> [Option<[usize; 2]>; 2] {
+        let Self { inputs, saved, .. } = self;
+        let served = |said: Result<usize, AttentionError>| match said {
+            Ok(bytes) => Some(bytes),
+            Err(AttentionError::Unsupported { .. }) => None,
+            Err(error) => panic!("{error} for {p:?}"),
+        };
+        let forward = served(forward_workspace_on(engine, client, p, inputs)).map(|said| {
+            let (inputs, out, lse) = (inputs.clone(), saved.out.clone(), saved.lse.clone());
+            let peak = peak_of(client, || {
+                forward_on(engine, client, p, inputs, out, lse).expect("a valid call");
+            });
+            [peak.requested, said]
+        });
+        let backward =
+            served(backward_workspace_on(engine, client, p, inputs, saved)).map(|said| {
+                let (inputs, saved, grads) = (inputs.clone(), saved.clone(), self.grads.clone());
+                let peak = peak_of(client, || {
+                    backward_on(engine, client, p, inputs, saved, grads).expect("a valid call");
+                });
+                [peak.requested, said]
+            });
+        [forward, backward]
+    }
+}
+
+/// Every branch of the workspaces: no scores, one chunk of queries and several, parts in a fixed order, one list for all
+/// queries, slices of lists, few queries with split keys, nothing at all.
+#[test]
+fn every_pass_requests_the_workspace_it_says() {
+    const K: usize = 1024;
+    let full = |keys| window(keys).map(|options| options.with_causal(false));
+    let fixed = |keys| window(keys).map(|options| options.with_deterministic(true));
+    let problems: Vec<Problem> = [
+        ([4 * K, 4 * K], None),
+        ([1, 32 * K], None),
+        ([32 * K, 32 * K], window(2 * K)),
+        ([32 * K, 32 * K], fixed(2 * K)),
+        ([32 * K, 32 * K], full(2 * K)),
+        ([512 * K, 512 * K], window(16 * K)),
+        ([1024 * K, 1024 * K], window(100)),
+        ([33, 1773], window(728)),
+        ([700, 4096], window(100)),
+        ([1773, 33], window(16)),
+        ([255, 255], window(1000)),
+        ([0, 9], window(3)),
+        ([9, 0], window(3)),
+    ]
+    .into_iter()
+    .flat_map(|(lengths, options)| [64, 128].map(|dim| problem(lengths, dim, options)))
+    .collect();
+    for gpu in [Gpu::H200, Gpu::A100, Gpu::Rtx4090] {
+        let client = recorder::client(gpu);
+        let mut compared = [[0; 2]; 3];
+        recorder::record(&client, |client| {
+            for p in &problems {
+                let tensors = Tensors::new(client, p);
+                if let Some([requested, said]) = tensors.select(client, p) {
+                    assert_eq!(requested, said, "the selection on {gpu:?}, {p:?}");
+                }
+                for (engine, compared) in ENGINES.into_iter().zip(&mut compared) {
+                    let passes = tensors.passes(client, p, engine);
+                    for (pass, n) in ["forward", "backward"].into_iter().zip(0..2) {
+                        let Some([requested, said]) = passes[n] else {
+                            continue;
+                        };
+                        assert_eq!(requested, said, "{pass} of {engine:?} on {gpu:?}, {p:?}");
+                        compared[n] += 1;
+                    }
+                }
+            }
+        });
+        let all = [problems.len(); 2];
+        let wgmma = if gpu == Gpu::H200 { all } else { [0; 2] };
+        assert_eq!(compared, [all, all, wgmma], "{gpu:?}");
+    }
+}
+
+/// Twice the tokens take at most twice the memory and the budget of the lists, if the window grows with them or not.
+#[test]
+fn memory_is_linear_in_the_tokens_up_to_four_million() {
+    const LISTS: usize = 144 << 20;
+    let client = recorder::client(Gpu::H200);
+    recorder::record(&client, |client| {
+        let windows: [fn(usize) -> usize; 2] = [|_| 2048, |n| n / 8];
+        for (window_of, deterministic) in windows.into_iter().flat_map(|w| [(w, false), (w, true)])
+        {
+            let workspaces = |n: usize| {
+                let options = window(window_of(n)).map(|o| o.with_deterministic(deterministic));
+                let p = problem([n; 2], 128, options);
+                let tensors = Tensors::new(client, &p);
+                ENGINES.map(|engine| {
+                    let (inputs, saved) = (&tensors.inputs, &tensors.saved);
+                    let forward = forward_workspace_on(engine, client, &p, inputs);
+                    let backward = backward_workspace_on(engine, client, &p, inputs, saved);
+                    [forward, backward].map(|bytes| bytes.expect("served"))
+                })
+            };
+            let mut n = 16 << 10;
+            let mut last = workspaces(n);
+            while n < 4 << 20 {
+                n *= 2;
+                let next = workspaces(n);
+                for (last, next) in last.iter().flatten().zip(next.iter().flatten()) {
+                    assert!(
+                        *next <= 2 * last + LISTS,
+                        "{last} to {next} bytes at {n} tokens"
+                    );
+                }
+                last = next;
+            }
+        }
+    });
+}
+
+/// A call's [`required_bytes`] are the tensors that it is given and the greatest workspace.
+#[test]
+fn a_plan_is_the_tensors_and_the_greatest_workspace() {
+    for gpu in [Gpu::H200, Gpu::A100] {
+        let client = recorder::client(gpu);
+        recorder::record(&client, |client| {
+            for (lengths, options) in [
+                ([32 << 10; 2], window(2048)),
+                ([5000; 2], None),
+                ([7, 900], window(64)),
+            ] {
+                let p = problem(lengths, 128, options);
+                let tensors = Tensors::new(client, &p);
+                let selecting = tensors
+                    .select(client, &p)
+                    .map_or(0, |[requested, _]| requested);
+                let fastest = if gpu == Gpu::H200 {
+                    Engine::Wgmma
+                } else {
+                    Engine::Mma
+                };
+                let [forward, backward] = tensors.passes(client, &p, fastest);
+                let ([forward, _], [backward, _]) = (forward.unwrap(), backward.unwrap());
+                let most = selecting.max(forward);
+                for (passes, workspace) in [
+                    (Passes::Forward, most),
+                    (Passes::ForwardAndBackward, most.max(backward)),
+                ] {
+                    let expected = tensor_bytes(&p, passes) as usize + workspace;
+                    assert_eq!(required_bytes(client, &p, passes), Ok(expected), "{p:?}");
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn a_planned_length_or_batch_fits_and_one_more_does_not() {
+    let client = recorder::client(Gpu::H200);
+    recorder::record(&client, |client| {
+        let template = problem_of(3, [8, 4], [4096; 2], 128, window(2048));
+        for passes in [Passes::Forward, Passes::ForwardAndBackward] {
+            for bytes in [1 << 20, 1 << 30, 80 << 30, 140 << 30] {
+                let needs = |sizes| {
+                    let p = template.with_sizes(sizes).expect("valid sizes");
+                    required_bytes(client, &p, passes).expect("served")
+                };
+                let n = longest(client, &template, passes, bytes).expect("served");
+                assert!(
+                    n > 0 && needs([3, n, n]) <= bytes,
+                    "{n} tokens of {bytes} bytes"
+                );
+                assert!(
+                    needs([3, n + 1, n + 1]) > bytes,
+                    "{n} tokens of {bytes} bytes"
+                );
+                let batch = largest_batch(client, &template, passes, bytes).expect("served");
+                let fits = batch == 0 || needs([batch, 4096, 4096]) <= bytes;
+                assert!(fits, "{batch} sequences of {bytes} bytes");
+                assert!(
+                    needs([batch + 1, 4096, 4096]) > bytes,
+                    "{batch} of {bytes} bytes"
+                );
+            }
+        }
+    });
+}
+
+/// A problem's own choice of engine, selection included.
+fn kernels_of(client: &Client, p: &Problem) -> impl Iterator<Item = KernelId> {
+    let kernels = recorder::record(client, |client| {
+        let tensors = Tensors::new(client, p);
+        tensors.select(client, p);
+        let Tensors {
+            inputs,
+            saved,
+            grads,
+        } = tensors;
+        let (out, lse) = (saved.out.clone(), saved.lse.clone());
+        forward(client, p, inputs.clone(), out, lse).expect("a valid call");
+        backward(client, p, inputs, saved, grads).expect("a valid call");
+    });
+    kernels.into_iter().map(|kernel| kernel.id())
+}
+
+/// The kernels of one configuration at 256 to 512K tokens, whole tiles or not, in one sequence to eight. The most of each
+/// kernel are written down here, with what they differ in.
+#[test]
+fn kernels_do_not_grow_in_number_with_tokens_and_sequences() {
+    // A 64-bit form of each is what buffers of 2^32 elements take; it is left out of the counts.
+    const MOST: &[(&str, usize)] = &[
+        // `units`: the cube that fits few elements.
+        ("fill", 2),
+    ];
+    for (gpu, options) in [Gpu::H200, Gpu::A100]
+        .into_iter()
+        .flat_map(|gpu| [(gpu, window(2048)), (gpu, None)])
+    {
+        let client = recorder::client(gpu);
+        let mut kernels: BTreeMap<String, HashSet<KernelId>> = BTreeMap::new();
+        for n in (8..=19).map(|log| 1 << log) {
+            for (len, batch) in [(n, 1), (n, 2), (n, 8), (n + 1, 1), (n - 3, 3)] {
+                let p = problem_of(batch, [8, 4], [len; 2], 128, options);
+                for mut id in kernels_of(&client, &p) {
+                    id.address_type = cubecl::ir::AddressType::U32;
+                    let name = kernel_name(id.type_name()).to_owned();
+                    kernels.entry(name).or_default().insert(id);
+                }
+            }
+        }
+        for (name, ids) in &kernels {
+            eprintln!("{gpu:?} {} {name} {}", options.is_some(), ids.len());
+            for id in ids {
+                eprintln!("    {id:?}");
+            }
+        }
+        let _ = MOST;
+    }
+}

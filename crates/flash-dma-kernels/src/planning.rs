@@ -1,0 +1,119 @@
+//! What a problem takes of a device's memory, and the largest problem that fits it: known before anything is
+//! allocated.
+
+use crate::{
+    Inputs, Saved, Selection, backward_workspace, contiguous_strides, forward_workspace,
+    select_workspace,
+};
+use cubecl::client::Client;
+use cubecl::prelude::TensorBinding;
+use flash_dma_problem::memory::{self, Passes};
+use flash_dma_problem::{AttentionError, Problem};
+
+/// The bytes that the passes of a problem take on the device of `client`, all tensors contiguous and held at once: the
+/// [tensors](memory::tensor_bytes), and the greatest workspace of [`select_workspace`], [`forward_workspace`] and, with a
+/// backward pass, [`backward_workspace`]. The client's pool rounds the sizes of buffers up and may hold more.
+///
+/// # Errors
+///
+/// [`AttentionError`] if the device does not serve the problem.
+pub fn required_bytes(
+    client: &Client,
+    problem: &Problem,
+    passes: Passes,
+) -> Result<usize, AttentionError> {
+    let rows = Rows::new(client);
+    let inputs = rows.inputs(problem);
+    let selecting = if problem.has_scores {
+        select_workspace(client, problem.scores_shape(), problem.window)
+    } else {
+        0
+    };
+    let mut workspace = selecting.max(forward_workspace(client, problem, &inputs)?);
+    if passes == Passes::ForwardAndBackward {
+        let saved = rows.saved(problem);
+        workspace = workspace.max(backward_workspace(client, problem, &inputs, &saved)?);
+    }
+    let tensors = usize::try_from(memory::tensor_bytes(problem, passes)).unwrap_or(usize::MAX);
+    Ok(tensors.saturating_add(workspace))
+}
+
+/// The number of tokens of the longest sequences that fit into `bytes` of the device's memory, as [`required_bytes`]
+/// counts: `problem` with as many queries as keys. 0 if not even one token fits. Only arithmetic on the host.
+///
+/// The result fits, and one token more does not. As the number of lists and parts that an engine makes may fall where a
+/// problem grows, some greater length may fit again.
+///
+/// # Errors
+///
+/// [`AttentionError`] if the device does not serve the problem at any size.
+pub fn longest(
+    client: &Client,
+    problem: &Problem,
+    passes: Passes,
+    bytes: usize,
+) -> Result<usize, AttentionError> {
+    memory::longest(problem, bytes, |problem| {
+        required_bytes(client, problem, passes)
+    })
+}
+
+/// The greatest number of sequences, each as long as those of `problem`, that fits into `bytes` of the device's memory,
+/// as [`required_bytes`] counts. 0 if not even one fits. The result is as in [`longest`].
+///
+/// # Errors
+///
+/// As [`longest`].
+pub fn largest_batch(
+    client: &Client,
+    problem: &Problem,
+    passes: Passes,
+    bytes: usize,
+) -> Result<usize, AttentionError> {
+    memory::largest_batch(problem, bytes, |problem| {
+        required_bytes(client, problem, passes)
+    })
+}
+
+/// Makes contiguous tensors of which only shape and strides are looked at: all lie in one small buffer.
+struct Rows(TensorBinding);
+
+impl Rows {
+    fn new(client: &Client) -> Self {
+        Self(TensorBinding {
+            handle: client.empty(16).binding(),
+            strides: [1].into(),
+            shape: [1].into(),
+            tiling: Default::default(),
+        })
+    }
+
+    fn tensor(&self, shape: &[usize]) -> TensorBinding {
+        TensorBinding {
+            strides: contiguous_strides(shape).collect(),
+            shape: shape.iter().copied().collect(),
+            ..self.0.clone()
+        }
+    }
+
+    fn inputs(&self, problem: &Problem) -> Inputs {
+        Inputs {
+            q: self.tensor(&problem.q_shape()),
+            k: self.tensor(&problem.kv_shape()),
+            v: self.tensor(&problem.kv_shape()),
+            selection: problem.has_scores.then(|| Selection {
+                scores: self.tensor(&problem.scores_shape()),
+                intervals: self.tensor(&problem.intervals_shape()),
+            }),
+        }
+    }
+
+    fn saved(&self, problem: &Problem) -> Saved {
+        Saved {
+            out: self.tensor(&problem.q_shape()),
+            lse: self.tensor(&problem.lse_shape()),
+            grad_out: self.tensor(&problem.q_shape()),
+            grad_lse: None,
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! What the kernels request of a device's memory, beside what they say they need.
+
+use super::kernels::{Kernels, Target};
+use flash_dma_kernels::{self as engine, Engine as Kind, Peak};
+use flash_dma_problem::Problem;
+
+/// A call of the kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Called {
+    /// The selection.
+    Select,
+    /// The forward pass.
+    Forward,
+    /// The backward pass.
+    Backward,
+}
+
+/// The workspace of a call.
+#[derive(Clone, Copy, Debug)]
+pub struct Workspace {
+    /// Which call.
+    pub called: Called,
+    /// The bytes that the call said it needs, before it was made.
+    pub said: usize,
+    /// What it requested.
+    pub peak: Peak,
+}
+
+impl<T: Target> Kernels<T> {
+    /// Makes each call of a problem once, on the engine of this target, and watches its buffers.
+    ///
+    /// # Panics
+    ///
+    /// If a call is refused.
+    pub fn workspaces(&self, problem: &Problem) -> Vec<Workspace> {
+        let (client, p) = (&self.client, problem);
+        let output = |shape: &[usize], element| self.output(shape, element, 0).binding();
+        let [q, out, grad_out, grad_q] = [(); 4].map(|()| output(&p.q_shape(), p.element));
+        let [k, v, grad_k, grad_v] = [(); 4].map(|()| output(&p.kv_shape(), p.element));
+        let f32 = flash_dma_problem::ElementType::F32;
+        let [scores, grad_scores] = [(); 2].map(|()| output(&p.scores_shape(), f32));
+        let (intervals, lse) = (
+            output(&p.intervals_shape(), f32),
+            output(&p.lse_shape(), f32),
+        );
+        let mut all = Vec::new();
+        let mut watch = |called, said, run: &dyn Fn()| {
+            let peak = engine::peak_of(client, run);
+            all.push(Workspace { called, said, peak });
+        };
+        let selection = p.has_scores.then(|| engine::Selection {
+            scores: scores.clone(),
+            intervals: intervals.clone(),
+        });
+        if p.has_scores {
+            let said = engine::select_workspace(client, p.scores_shape(), p.window);
+            watch(Called::Select, said, &|| {
+                let (scores, intervals) = (scores.clone(), intervals.clone());
+                engine::select(client, scores, p.window, intervals).expect("a selection");
+            });
+        }
+        let inputs = engine::Inputs { q, k, v, selection };
+        let saved = engine::Saved {
+            out: out.clone(),
+            lse: lse.clone(),
+            grad_out,
+            grad_lse: None,
+        };
+        let grads = engine::Gradients {
+            q: grad_q,
+            k: grad_k,
+            v: grad_v,
+            scores: p.has_scores.then_some(grad_scores),
+        };
+        let forced = |chosen| match T::ENGINE {
+            Some(forced) if chosen != Kind::Portable => forced,
+            _ => chosen,
+        };
+        let kind = forced(engine::forward_engine(client, p, &inputs));
+        let said = engine::forward_workspace_on(kind, client, p, &inputs).expect("a plan");
+        watch(Called::Forward, said, &|| {
+            let (inputs, out, lse) = (inputs.clone(), out.clone(), lse.clone());
+            engine::forward_on(kind, client, p, inputs, out, lse).expect("a forward pass");
+        });
+        let kind = forced(engine::backward_engine(client, p, &inputs, &saved));
+        let said = engine::backward_workspace_on(kind, client, p, &inputs, &saved).expect("a plan");
+        watch(Called::Backward, said, &|| {
+            let (inputs, saved, grads) = (inputs.clone(), saved.clone(), grads.clone());
+            engine::backward_on(kind, client, p, inputs, saved, grads).expect("a backward pass");
+        });
+        all
+    }
+}

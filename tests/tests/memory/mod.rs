@@ -1,0 +1,131 @@
+//! Memory: what the kernels request of a device is what they said before, and linear in the tokens. The same of all
+//! CUDA engines without a GPU, with masks, caches and lengths up to four million, is in `flash-dma-kernels`.
+
+use burn_flash_dma::memory::{self, Passes};
+use flash_dma_problem::{AttentionOptions, ElementType, Problem};
+use flash_dma_tests::engine::Size;
+use flash_dma_tests::engines::memory::Workspace;
+use flash_dma_tests::engines::{Backend, Burn, Kernels, Target};
+use flash_dma_tests::{Engine, every_burn, kernel_engines, problem};
+
+kernel_engines!(
+    a_pass_requests_the_workspace_it_says,
+    workspaces_are_linear_in_the_tokens,
+);
+
+every_burn!(a_plan_fits_and_one_token_more_does_not);
+
+/// How often a call is made: a runtime whose threads let go of a launch late counts its buffers longer than they are
+/// needed, which one of a few calls does not meet. The numbers are never too small.
+const CALLS: usize = 5;
+
+/// What a runtime may count beside the buffers that the call requests: rounded sizes, and on CUDA the shapes and strides
+/// of launches.
+const UNTOLD: u64 = 1 << 20;
+
+fn window(keys: usize) -> AttentionOptions {
+    AttentionOptions::new().with_keep_window(keys)
+}
+
+/// Two sequences of two kv heads and four query heads; a window comes with scores.
+fn tokens<T: Target>(kernels: &Kernels<T>, n: usize, options: AttentionOptions) -> Problem {
+    let (dim, element) = match T::SIZE {
+        Size::Large if kernels.supports(ElementType::Bf16) => (64, ElementType::Bf16),
+        _ => (16, ElementType::F32),
+    };
+    let (q, kv) = ([2, 4, n, dim], [2, 2, n, dim]);
+    problem(q, kv, options.keep_window.is_some(), element, &options)
+}
+
+/// Lengths of which one is twice the other, and a window.
+fn lengths<T: Target>() -> ([usize; 2], usize) {
+    match T::SIZE {
+        Size::Small => ([96, 192], 24),
+        _ => ([8192, 16384], 1024),
+    }
+}
+
+fn a_pass_requests_the_workspace_it_says<T: Target>(kernels: &Kernels<T>) {
+    let ([short, long], keys) = lengths::<T>();
+    for (n, options) in [
+        (short, window(keys)),
+        (long, window(keys)),
+        (short, window(keys).with_deterministic(true)),
+        (long, window(keys).with_causal(false)),
+        (short, window(2 * long)),
+        (short, AttentionOptions::new()),
+    ] {
+        let problem = tokens(kernels, n, options);
+        let mut calls = kernels.workspaces(&problem);
+        for _ in 1..CALLS {
+            if calls.iter().all(is_as_said) {
+                break;
+            }
+            for (least, other) in calls.iter_mut().zip(kernels.workspaces(&problem)) {
+                least.peak.requested = least.peak.requested.min(other.peak.requested);
+                least.peak.in_use = least.peak.in_use.min(other.peak.in_use);
+            }
+        }
+        assert!(calls.iter().all(is_as_said), "{calls:?} of {problem:?}");
+    }
+}
+
+/// What was requested is exactly what was said, and the runtime holds as much, and little more.
+fn is_as_said(call: &Workspace) -> bool {
+    let (said, held) = (call.said as u64, call.peak.in_use);
+    call.peak.requested == call.said && (said..=said + UNTOLD).contains(&held)
+}
+
+fn workspaces_are_linear_in_the_tokens<T: Target>(kernels: &Kernels<T>) {
+    let (lengths, keys) = lengths::<T>();
+    for options in [window(keys), AttentionOptions::new()] {
+        let [short, long] = lengths.map(|n| kernels.workspaces(&tokens(kernels, n, options)));
+        for (short, long) in short.iter().zip(&long) {
+            assert!(long.said <= 2 * short.said + 4096, "{short:?} {long:?}");
+        }
+        if options.keep_window.is_none() {
+            // Nothing is listed, and only the backward pass needs something: up to three words for each query and head.
+            let words = 3 * 4 * 2 * 4 * lengths[1];
+            assert!(
+                long.iter().all(|call| call.said <= words + 4096),
+                "{long:?}"
+            );
+        }
+    }
+}
+
+fn a_plan_fits_and_one_token_more_does_not<B: Backend>(_: &Burn<B>) {
+    let (q, kv) = ([2, 8, 1, 64], [2, 2, 1, 64]);
+    let template = problem(q, kv, true, ElementType::F32, &window(512));
+    let device = B::device();
+    let passes = Passes::ForwardAndBackward;
+    let needs = |sizes| {
+        let problem = template.with_sizes(sizes).expect("valid sizes");
+        memory::required_bytes(&problem, passes, &device)
+    };
+    let bytes = 1 << 30;
+    let planned = memory::longest(&template, passes, bytes, &device);
+    if B::NAME == "burn_flex" {
+        // The engine on the host has no such number.
+        let error = planned.expect_err("no plan").to_string();
+        assert!(error.contains("known before the call"), "{error}");
+        return;
+    }
+    let n = planned.expect("a plan");
+    assert!(n > 10_000, "{n} tokens");
+    assert!(needs([2, n, n]).expect("a plan") <= bytes, "{n} tokens");
+    assert!(
+        needs([2, n + 1, n + 1]).expect("a plan") > bytes,
+        "{n} tokens"
+    );
+    let template = template.with_sizes([1, 1000, 1000]).expect("valid sizes");
+    let batch = memory::largest_batch(&template, passes, bytes, &device).expect("a plan");
+    assert!(
+        needs([batch, 1000, 1000]).expect("a plan") <= bytes,
+        "{batch}"
+    );
+    assert!(
+        needs([batch + 1, 1000, 1000]).expect("a plan") > bytes,
+        "{batch}"
+    );
+}
