@@ -15,6 +15,8 @@ pub mod engine;
 pub mod engines;
 pub mod expected;
 pub mod fuzz;
+#[cfg(feature = "devices")]
+pub mod large;
 pub mod masked;
 
 pub use call::{Call, Layout, Raw};

@@ -35,7 +35,7 @@ pub struct Kernels<T> {
 pub(crate) struct Output {
     pub(crate) handle: Handle,
     pub(crate) shape: Vec<usize>,
-    element: ElementType,
+    pub(crate) element: ElementType,
 }
 
 pub(crate) fn bytes_of(values: &[f64], element: ElementType) -> Vec<u8> {

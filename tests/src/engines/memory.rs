@@ -27,6 +27,15 @@ pub struct Workspace {
 }
 
 impl<T: Target> Kernels<T> {
+    /// The engine for a problem that the library would compute on `chosen`: that of this target, if it has to do with
+    /// tensor cores.
+    pub(crate) fn forced(chosen: Kind) -> Kind {
+        match T::ENGINE {
+            Some(forced) if chosen != Kind::Portable => forced,
+            _ => chosen,
+        }
+    }
+
     /// Makes each call of a problem once, on the engine of this target, and watches its buffers.
     ///
     /// # Panics
@@ -72,17 +81,13 @@ impl<T: Target> Kernels<T> {
             v: grad_v,
             scores: p.has_scores.then_some(grad_scores),
         };
-        let forced = |chosen| match T::ENGINE {
-            Some(forced) if chosen != Kind::Portable => forced,
-            _ => chosen,
-        };
-        let kind = forced(engine::forward_engine(client, p, &inputs));
+        let kind = Self::forced(engine::forward_engine(client, p, &inputs));
         let said = engine::forward_workspace_on(kind, client, p, &inputs).expect("a plan");
         watch(Called::Forward, said, &|| {
             let (inputs, out, lse) = (inputs.clone(), out.clone(), lse.clone());
             engine::forward_on(kind, client, p, inputs, out, lse).expect("a forward pass");
         });
-        let kind = forced(engine::backward_engine(client, p, &inputs, &saved));
+        let kind = Self::forced(engine::backward_engine(client, p, &inputs, &saved));
         let said = engine::backward_workspace_on(kind, client, p, &inputs, &saved).expect("a plan");
         watch(Called::Backward, said, &|| {
             let (inputs, saved, grads) = (inputs.clone(), saved.clone(), grads.clone());

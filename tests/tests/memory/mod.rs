@@ -1,6 +1,8 @@
 //! Memory: what the kernels request of a device is what they said before, and linear in the tokens. The same of all
 //! CUDA engines without a GPU, with masks, caches and lengths up to four million, is in `flash-dma-kernels`.
 
+mod large;
+
 use burn_flash_dma::memory::{self, Passes};
 use flash_dma_problem::{AttentionOptions, ElementType, Problem};
 use flash_dma_tests::engine::Size;

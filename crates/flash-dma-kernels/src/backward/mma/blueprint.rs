@@ -321,7 +321,8 @@ impl DkdvBlueprint {
             return (self, all);
         }
         let target = problem.window.max(MIN_CHUNK);
-        let chunk = (target.min(problem.q_len).div_ceil(tile) * tile).min(all);
+        // One tile at least, where there are no queries, too.
+        let chunk = (target.min(problem.q_len.max(1)).div_ceil(tile) * tile).min(all);
         let several = chunk < all;
         (
             Self {
