@@ -5,6 +5,7 @@ pub(crate) mod burn;
 pub(crate) mod cpu;
 #[cfg(feature = "devices")]
 pub(crate) mod kernels;
+#[cfg(feature = "devices")]
 pub mod memory;
 
 #[cfg(feature = "cpu")]
