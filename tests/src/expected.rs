@@ -1,10 +1,13 @@
-//! What a call should give by the oracle, and the comparison with what an engine gave.
+//! What a call should give by the oracle, and the comparison with what an engine gave: with the oracle, or of two
+//! ways to compute the same.
 
 use crate::Outputs;
 use core::fmt;
 use flash_dma_problem::{ElementType, Problem};
-use flash_dma_reference::compare::{GRADIENT, OUTPUT, compare_by, compare_lse, naive_error};
-use flash_dma_reference::round::round;
+use flash_dma_reference::compare::{
+    ARITHMETIC, GRADIENT, OUTPUT, compare_by, compare_lse, naive_error,
+};
+use flash_dma_reference::round::{epsilon, round};
 use flash_dma_reference::{Exact, Forward, NaiveForward};
 
 /// One tensor of a result.
@@ -25,6 +28,7 @@ pub struct Expected {
     tensors: Vec<Tensor>,
     lse_shape: [usize; 3],
     lse: Exact,
+    k_len: usize,
 }
 
 impl Expected {
@@ -43,7 +47,19 @@ impl Expected {
             tensors: vec![out],
             lse_shape: problem.lse_shape(),
             lse: exact.lse,
+            k_len: problem.k_len,
         }
+    }
+
+    /// Measures the naive implementation's error at other inputs of the same kind, too: few rows tell little of it.
+    #[must_use]
+    pub fn with_yardsticks(mut self, others: impl IntoIterator<Item = Self>) -> Self {
+        for other in others {
+            for (tensor, other) in self.tensors.iter_mut().zip(other.tensors) {
+                tensor.naive_error = tensor.naive_error.max(other.naive_error);
+            }
+        }
+        self
     }
 
     /// Adds a gradient.
@@ -135,4 +151,126 @@ impl Expected {
             tensor.exact.values.iter().any(past)
         })
     }
+
+    /// Compares what two calls gave that differ in what should not matter, in the rows for which `kept` holds: rows of
+    /// the last axis, or elements of the LSE and of the scores' gradient. They may differ by the tolerance of the tensor;
+    /// the LSE, by two units in the last place of what it is the sum of, the greatest logit and the logarithm of a sum.
+    ///
+    /// # Panics
+    ///
+    /// With `what`, and the worst element, if they differ by more.
+    pub fn check_same(
+        &self,
+        name: &str,
+        first: &[f64],
+        second: &[f64],
+        kept: impl Fn(usize) -> bool,
+        what: impl fmt::Display,
+    ) {
+        let width = self.width(name);
+        let keep = |x: &[f64]| -> Vec<f64> {
+            let kept = |(at, &x)| if kept(at / width) { x } else { 0.0 };
+            x.iter().enumerate().map(kept).collect()
+        };
+        let (first, second) = (keep(first), keep(second));
+        let result = if name == "lse" {
+            // Half of the two units for each: the greatest logit is at most the LSE and this logarithm.
+            let sum = (self.k_len.max(1) as f64).ln();
+            let terms = first.iter().map(|x| (x.abs() + 2.0 * sum) / ARITHMETIC);
+            let magnitude = terms.zip(&self.lse.magnitude).map(zero_where_untouched);
+            let exact = Exact {
+                magnitude: magnitude.collect(),
+                values: first,
+            };
+            compare_lse(&self.lse_shape, &second, &exact)
+        } else {
+            let tensor = self.tensor(name);
+            let exact = Exact {
+                values: first,
+                magnitude: tensor.exact.magnitude.clone(),
+            };
+            let (error, element) = (tensor.naive_error, tensor.element);
+            compare_by(
+                name,
+                &tensor.shape,
+                &second,
+                &exact,
+                error,
+                element,
+                tensor.factor,
+            )
+        };
+        if let Err(failure) = result {
+            panic!("{what}: {failure}");
+        }
+    }
+
+    /// Compares a gradient with the sum of those of the parts of its call. Each call may miss its own by the tolerance
+    /// of the tensor.
+    ///
+    /// # Panics
+    ///
+    /// With `what`, and the worst element, if they differ by more.
+    pub fn check_sum(
+        &self,
+        name: &str,
+        whole: &[f64],
+        parts: &[Vec<f64>],
+        what: impl fmt::Display,
+    ) {
+        let tensor = self.tensor(name);
+        let calls = parts.len() as f64 + 1.0;
+        let mut sum = vec![0.0; whole.len()];
+        // A part is rounded to a type of its own size, which may cancel in the sum.
+        let mut rounded = vec![0.0; whole.len()];
+        for part in parts {
+            assert_eq!(part.len(), whole.len(), "{name}");
+            for (at, x) in part.iter().enumerate() {
+                sum[at] += x;
+                rounded[at] += x.abs();
+            }
+        }
+        let (unit, arithmetic) = (
+            epsilon(tensor.element),
+            ARITHMETIC * f64::from(f32::EPSILON),
+        );
+        let terms = (tensor.exact.magnitude.iter().zip(&rounded))
+            .map(|(magnitude, rounded)| calls * magnitude + unit / arithmetic * rounded);
+        let magnitude = terms.zip(&tensor.exact.magnitude).map(zero_where_untouched);
+        let exact = Exact {
+            values: whole.to_vec(),
+            magnitude: magnitude.collect(),
+        };
+        let (error, element) = (calls * tensor.naive_error, tensor.element);
+        compare_by(
+            name,
+            &tensor.shape,
+            &sum,
+            &exact,
+            error,
+            element,
+            tensor.factor,
+        )
+        .unwrap_or_else(|failure| panic!("{what}: {failure}"));
+    }
+
+    fn tensor(&self, name: &str) -> &Tensor {
+        let named = self.tensors.iter().find(|tensor| tensor.name == name);
+        named.unwrap_or_else(|| panic!("no {name} is expected"))
+    }
+
+    fn width(&self, name: &str) -> usize {
+        match name {
+            "lse" => 1,
+            _ => match self.tensor(name).shape[..] {
+                [_, _, _, width] => width,
+                _ => 1,
+            },
+        }
+    }
+}
+
+/// A magnitude, unless no pair contributes to its element: that one is exact.
+fn zero_where_untouched((magnitude, oracle): (f64, &f64)) -> f64 {
+    if *oracle == 0.0 { 0.0 } else { magnitude }
 }

@@ -1,19 +1,26 @@
-//! What holds between two calls.
+//! Laws: what holds between two calls, whatever they compute.
+
+mod causality;
+mod equalities;
+mod masked_causality;
+mod masked_suffixes;
+mod repeats;
+mod sequences;
+mod suffixes;
+mod unselected;
 
 use flash_dma_problem::ElementType;
-use flash_dma_reference::generate::{self, Scores};
-use flash_dma_reference::{Inputs, select};
-use flash_dma_tests::{Case, Engine, Gradients, Layout, Outputs, Size, every_engine};
+use flash_dma_reference::generate::{self, normal};
+use flash_dma_reference::{Inputs, Rng};
+use flash_dma_tests::engine::skip;
+use flash_dma_tests::masked::{MaskedCall, MaskedEngine};
+use flash_dma_tests::{Call, Engine, Gradients, Layout, Outputs};
 
-every_engine!(
-    repeats_are_bit_equal,
-    layouts_are_bit_equal,
-    corrupted_keys_touch_only_their_rows,
-    a_window_of_all_keys_is_a_key_bias,
-    permuted_keys_of_full_attention,
-    split_keys_merge_by_their_lse,
-    a_constant_on_the_scores_moves_the_lse,
-);
+/// Gradients of `out` and of the LSE.
+type Grads = (Vec<f64>, Vec<f64>);
+
+/// Everything that a call gives, by name.
+type Results = Vec<(&'static str, Vec<f64>)>;
 
 fn run<E: Engine>(engine: &E, inputs: &Inputs, layout: Layout) -> (Outputs, Gradients) {
     let (grad_out, grad_lse) = generate::gradients(&inputs.problem, 1);
@@ -21,205 +28,101 @@ fn run<E: Engine>(engine: &E, inputs: &Inputs, layout: Layout) -> (Outputs, Grad
     engine.backward(&call).expect("a good case")
 }
 
+/// The call of these inputs, contiguous, with the engine's own selection.
+fn call<E: Engine>(engine: &E, inputs: &Inputs, grads: &Grads) -> Call {
+    engine.call(inputs, Layout::Contiguous, (&grads.0, Some(&grads.1)))
+}
+
+fn results<E: Engine>(engine: &E, call: &Call) -> Results {
+    let (outputs, grads) = engine.backward(call).expect("a good case");
+    let named = [
+        ("out", outputs.out),
+        ("lse", outputs.lse),
+        ("dq", grads.q),
+        ("dk", grads.k),
+        ("dv", grads.v),
+    ];
+    let scores = grads.scores.map(|scores| ("dscores", scores));
+    named.into_iter().chain(scores).collect()
+}
+
+fn masked_results<E: MaskedEngine>(engine: &E, call: &MaskedCall) -> Results {
+    let (outputs, grads) = engine.masked(call).expect("a good case");
+    let named = [
+        ("out", outputs.out),
+        ("lse", outputs.lse),
+        ("dq", grads.q),
+        ("dk", grads.k),
+        ("dv", grads.v),
+    ];
+    let bias = grads.bias.map(|bias| ("dbias", bias));
+    named.into_iter().chain(bias).collect()
+}
+
 /// The bits of everything, NaN included.
 fn bits((outputs, grads): &(Outputs, Gradients)) -> Vec<Vec<u64>> {
     [&outputs.out, &outputs.lse, &grads.q, &grads.k, &grads.v]
         .into_iter()
         .chain(&grads.scores)
-        .map(|x| x.iter().map(|x| x.to_bits()).collect())
+        .map(|x| bits_of(x))
         .collect()
 }
 
-fn close(name: &str, a: &[f64], b: &[f64], tolerance: f64) {
-    assert_eq!(a.len(), b.len(), "{name}");
-    for (at, (a, b)) in a.iter().zip(b).enumerate() {
-        assert!(
-            a == b || (a - b).abs() <= tolerance,
-            "{name}[{at}]: {a} {b}"
-        );
-    }
+fn bits_of(values: &[f64]) -> Vec<u64> {
+    values.iter().map(|x| x.to_bits()).collect()
 }
 
-/// Selection, lists, forward and backward: 50 times on a GPU, where units race.
-fn repeats_are_bit_equal<E: Engine>(engine: &E) {
-    let case = |len| Case::new(len, len).heads(4, 2);
-    let tensor_cores = case(1000).dim(64).element(ElementType::Bf16);
-    for case in E::cases([case(50)], [case(400)], [tensor_cores]) {
-        for case in [case.clone(), case.plain()] {
-            let case = case.options(|o| o.with_deterministic(true));
-            let inputs = case.inputs();
-            let first = bits(&run(engine, &inputs, Layout::Contiguous));
-            for _ in 0..if E::SIZE == Size::Large { 50 } else { 3 } {
-                assert!(
-                    first == bits(&run(engine, &inputs, Layout::Contiguous)),
-                    "another result of {case:?}"
-                );
-            }
+/// The cases whose element type the device has; the others are named as skipped.
+fn supported<E: Engine, C>(
+    engine: &E,
+    cases: Vec<C>,
+    element: impl Fn(&C) -> ElementType,
+) -> Vec<C> {
+    let has = |case: &C| {
+        let has = engine.supports(element(case));
+        if !has {
+            skip::<E>(&format!("{}", element(case)));
         }
-    }
-}
-
-fn layouts_are_bit_equal<E: Engine>(engine: &E) {
-    let inputs = Case::new(40, 55).heads(4, 2).inputs();
-    let contiguous = bits(&run(engine, &inputs, Layout::Contiguous));
-    assert!(contiguous == bits(&run(engine, &inputs, Layout::Transposed)));
-}
-
-/// Rows that do not select the corrupted keys keep every bit, and rows that do become NaN.
-fn corrupted_keys_touch_only_their_rows<E: Engine>(engine: &E) {
-    let case = Case::new(64, 64).heads(2, 2).window(4);
-    let mut inputs = case.inputs();
-    let clean = run(engine, &inputs, Layout::Contiguous).0;
-    let corrupted = [2, 11, 30, 31, 47];
-    for row in 0..4 {
-        for key in corrupted {
-            let at = (row * 64 + key) * case.head_dim;
-            inputs.k[at..at + case.head_dim].fill(f64::NAN);
-            inputs.v[at..at + case.head_dim].fill(-f64::INFINITY);
-        }
-    }
-    let dirty = run(engine, &inputs, Layout::Contiguous).0;
-    let scores = inputs.scores.as_ref().expect("the case has scores");
-    let mut kept = 0;
-    for row in 0..4 * 64 {
-        let selected = select::selected(&scores[row / 64 * 64..][..64], 4, (row % 64) as i64);
-        let out = row * case.head_dim..(row + 1) * case.head_dim;
-        if selected.iter().any(|j| corrupted.contains(j)) {
-            assert!(dirty.lse[row].is_nan(), "row {row}");
-            assert!(dirty.out[out].iter().all(|x| x.is_nan()), "row {row}");
-        } else {
-            kept += 1;
-            assert_eq!(dirty.lse[row], clean.lse[row], "row {row}");
-            assert_eq!(dirty.out[out.clone()], clean.out[out], "row {row}");
-        }
-    }
-    assert!((20..236).contains(&kept), "{kept} rows tell little");
-}
-
-/// Scores of zero with every key kept are plain attention.
-fn a_window_of_all_keys_is_a_key_bias<E: Engine>(engine: &E) {
-    for case in [Case::new(40, 50), Case::new(40, 50).full()] {
-        let mut scored = case.clone().window(50).inputs();
-        scored
-            .scores
-            .as_mut()
-            .expect("the case has scores")
-            .fill(0.0);
-        let plain = case.plain().problem();
-        let plain = Inputs {
-            problem: plain,
-            scores: None,
-            ..scored.clone()
-        };
-        let (a, b) = (
-            run(engine, &scored, Layout::Contiguous),
-            run(engine, &plain, Layout::Contiguous),
-        );
-        close("out", &a.0.out, &b.0.out, 2e-6);
-        close("lse", &a.0.lse, &b.0.lse, 4e-6);
-        close("dq", &a.1.q, &b.1.q, 1e-5);
-        close("dk", &a.1.k, &b.1.k, 1e-5);
-        close("dv", &a.1.v, &b.1.v, 1e-5);
-    }
-}
-
-/// Without causal masking the order of the keys means nothing, so long as no scores tie.
-fn permuted_keys_of_full_attention<E: Engine>(engine: &E) {
-    let case = Case::new(30, 60).full().heads(2, 2).window(13);
-    let inputs = case.inputs();
-    let (len, dim) = (60, case.head_dim);
-    // 7 and 60 have no common factor.
-    let from = |key: usize| (7 * key + 3) % len;
-    let permute = |x: &[f64], size: usize| -> Vec<f64> {
-        (0..x.len() / size)
-            .flat_map(|row| {
-                let at = (row / len * len + from(row % len)) * size;
-                x[at..at + size].to_vec()
-            })
-            .collect()
+        has
     };
-    let permuted = Inputs {
-        k: permute(&inputs.k, dim),
-        v: permute(&inputs.v, dim),
-        scores: inputs.scores.as_ref().map(|z| permute(z, 1)),
-        ..inputs.clone()
-    };
-    let (a, b) = (
-        run(engine, &inputs, Layout::Contiguous),
-        run(engine, &permuted, Layout::Contiguous),
-    );
-    close("out", &a.0.out, &b.0.out, 2e-6);
-    close("lse", &a.0.lse, &b.0.lse, 4e-6);
-    close("dq", &a.1.q, &b.1.q, 1e-5);
-    close("dk", &permute(&a.1.k, dim), &b.1.k, 1e-5);
-    close("dv", &permute(&a.1.v, dim), &b.1.v, 1e-5);
-    let scores = [&a, &b].map(|x| x.1.scores.clone().expect("the case has scores"));
-    close("dscores", &permute(&scores[0], 1), &scores[1], 1e-5);
+    cases.into_iter().filter(has).collect()
 }
 
-/// `out = sum_s exp(lse_s - lse) out_s` over the parts of the keys.
-fn split_keys_merge_by_their_lse<E: Engine>(engine: &E) {
-    let case = Case::new(20, 90)
-        .full()
-        .heads(1, 1)
-        .window(90)
-        .scores(Scores::Normal);
-    let (whole, dim) = (case.inputs(), case.head_dim);
-    let parts = [0..31, 31..32, 32..90].map(|keys: std::ops::Range<usize>| {
-        let take = |x: &[f64], size: usize| -> Vec<f64> {
-            let heads = x.chunks(90 * size);
-            heads
-                .flat_map(|head| head[keys.start * size..keys.end * size].to_vec())
-                .collect()
-        };
-        let part = Inputs {
-            problem: Case::new(20, keys.len())
-                .full()
-                .heads(1, 1)
-                .window(90)
-                .problem(),
-            q: whole.q.clone(),
-            k: take(&whole.k, dim),
-            v: take(&whole.v, dim),
-            scores: whole.scores.as_ref().map(|z| take(z, 1)),
-        };
-        run(engine, &part, Layout::Contiguous).0
-    });
-    let whole = run(engine, &whole, Layout::Contiguous).0;
-    for row in 0..whole.lse.len() {
-        let lse = parts.iter().map(|p| p.lse[row].exp()).sum::<f64>().ln();
-        close("lse", &[lse], &[whole.lse[row]], 2e-6);
-        for d in 0..dim {
-            let at = row * dim + d;
-            let out: f64 = parts
-                .iter()
-                .map(|p| (p.lse[row] - lse).exp() * p.out[at])
-                .sum();
-            close("out", &[out], &[whole.out[at]], 2e-6);
+/// What may be written over elements that should not matter.
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    /// One value.
+    Filled(f64),
+    /// Other random numbers.
+    Drawn,
+}
+
+impl Change {
+    /// The great ones are infinite in f16.
+    const ALL: [Self; 4] = [
+        Self::Filled(f64::NAN),
+        Self::Filled(1e30),
+        Self::Filled(-1e30),
+        Self::Drawn,
+    ];
+
+    fn write(self, values: &mut [f64], element: ElementType, rng: &mut Rng) {
+        match self {
+            Self::Filled(value) => values.fill(value),
+            Self::Drawn => values.copy_from_slice(&normal(values.len(), 3.0, element, rng)),
         }
     }
-}
 
-/// The softmax does not see it, nor does the selection.
-fn a_constant_on_the_scores_moves_the_lse<E: Engine>(engine: &E) {
-    for element in E::cases([ElementType::F32], [ElementType::Bf16], []) {
-        // Scores of few digits, so that the sums are exact.
-        let case = Case::new(40, 50).scores(Scores::Ties).element(element);
-        let inputs = case.inputs();
-        let mut moved = inputs.clone();
-        let scores = moved.scores.as_mut().expect("the case has scores");
-        scores.iter_mut().for_each(|z| *z += 8.0);
-        let (a, b) = (
-            run(engine, &inputs, Layout::Contiguous),
-            run(engine, &moved, Layout::Contiguous),
-        );
-        let moved: Vec<f64> = a.0.lse.iter().map(|x| x + 8.0).collect();
-        close("lse", &moved, &b.0.lse, 1e-5);
-        let tolerance = if element == ElementType::F32 {
-            1e-5
-        } else {
-            2e-2
-        };
-        close("out", &a.0.out, &b.0.out, tolerance);
+    /// Writes over the rows `from..` of each head of `[heads, len, width]`.
+    fn write_from(
+        self,
+        values: &mut [f64],
+        [len, width, from]: [usize; 3],
+        element: ElementType,
+        rng: &mut Rng,
+    ) {
+        for head in values.chunks_mut(len * width) {
+            self.write(&mut head[from * width..], element, rng);
+        }
     }
 }

@@ -1,0 +1,104 @@
+//! Causality under masks and biases: neither the future's keys and values nor what masks and biases say of them reach
+//! a row.
+
+use super::causality::cuts;
+use super::{Change, masked_results, supported};
+use flash_dma_problem::ElementType::{Bf16, F16, F32};
+use flash_dma_reference::Rng;
+use flash_dma_reference::masked::MaskedInputs;
+use flash_dma_tests::every_engine;
+use flash_dma_tests::masked::{MaskedCall, MaskedCase, MaskedEngine, Pattern};
+
+every_engine!(
+    the_future_of_a_key_bias_changes_no_row,
+    the_future_of_a_bias_of_pairs_changes_no_row,
+);
+
+fn problems<E: MaskedEngine>(engine: &E) -> Vec<MaskedCase> {
+    let case = |sizes, element| MaskedCase::new(sizes).element(element).causal(true);
+    let cases = E::cases(
+        [case([1, 2, 1, 40, 55, 8], F32)],
+        [
+            case([1, 4, 2, 130, 200, 64], Bf16),
+            case([2, 3, 3, 150, 140, 40], F32),
+        ],
+        [
+            case([1, 4, 2, 333, 700, 128], F16),
+            case([2, 6, 2, 640, 640, 64], Bf16),
+        ],
+    );
+    supported(engine, cases, |case| case.element)
+}
+
+/// Writes over everything from a position on, and shows all of it.
+fn change(
+    inputs: &mut MaskedInputs,
+    grad_out: &mut [f64],
+    change: Change,
+    cut: usize,
+    rng: &mut Rng,
+) {
+    let p = inputs.problem;
+    let (dim, element) = (p.head_dim, p.element);
+    let keys = [p.k_len, dim, cut];
+    change.write_from(&mut inputs.k, keys, element, rng);
+    change.write_from(&mut inputs.v, keys, element, rng);
+    let bias = inputs.bias.as_mut().expect("the case has one");
+    change.write_from(&mut bias.values, [p.k_len, 1, cut], F32, rng);
+    if let Some(mask) = &mut inputs.visible {
+        let rows = mask.values.chunks_mut(p.k_len);
+        rows.for_each(|row| row[cut..].fill(true));
+    }
+    let first = (0..p.q_len).find(|&i| p.position(i) >= cut as i64);
+    let queries = [p.q_len, dim, first.unwrap_or(p.q_len)];
+    change.write_from(&mut inputs.q, queries, element, rng);
+    change.write_from(grad_out, queries, element, rng);
+}
+
+fn holds<E: MaskedEngine>(engine: &E, case: &MaskedCase) {
+    let inputs = case.inputs();
+    let p = inputs.problem;
+    let (grad_out, grad_lse) = case.gradients(&inputs);
+    let run = |inputs: &_, grad_out: &[f64]| {
+        let grads = (grad_out, grad_lse.as_deref());
+        masked_results(engine, &MaskedCall::new(inputs, case.layout, false, grads))
+    };
+    let clean = run(&inputs, &grad_out);
+    let expected = case.expected(&inputs, &grad_out, grad_lse.as_deref());
+    let mut rng = Rng::new(case.seed);
+    for (n, future) in Change::ALL.into_iter().enumerate() {
+        let cut = cuts(p.q_len, p.k_len)[n % 3];
+        let what = format!("{}, {future:?} from {cut} on, {case:?}", E::NAME);
+        let (mut dirty, mut dirty_out) = (inputs.clone(), grad_out.clone());
+        change(&mut dirty, &mut dirty_out, future, cut, &mut rng);
+        let dirty = run(&dirty, &dirty_out);
+        let past = |row: usize| p.position(row % p.q_len) < cut as i64;
+        for ((name, clean), (_, dirty)) in clean.iter().zip(&dirty).take(3) {
+            expected.check_same(name, clean, dirty, past, &what);
+        }
+        // The change is one.
+        assert!(clean[0] != dirty[0], "{what}");
+    }
+}
+
+fn the_future_of_a_key_bias_changes_no_row<E: MaskedEngine>(engine: &E) {
+    for case in problems(engine) {
+        let [batch, _, kv_heads, q_len, k_len, _] = case.sizes;
+        let case = case.bias([batch, kv_heads, 1, k_len]);
+        holds(engine, &case);
+        let mask = [1, kv_heads, q_len, k_len];
+        holds(engine, &case.mask(mask, Pattern::Random(0.5)));
+    }
+}
+
+fn the_future_of_a_bias_of_pairs_changes_no_row<E: MaskedEngine>(engine: &E) {
+    for case in problems(engine) {
+        let [_, q_heads, _, q_len, k_len, _] = case.sizes;
+        let case = case.bias([1, q_heads, q_len, k_len]);
+        holds(engine, &case);
+        holds(
+            engine,
+            &case.mask([1, 1, q_len, k_len], Pattern::Window(70)),
+        );
+    }
+}

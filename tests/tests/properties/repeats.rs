@@ -1,0 +1,32 @@
+//! The same call gives the same bits, however often and however its tensors lie.
+
+use super::{bits, run};
+use flash_dma_problem::ElementType;
+use flash_dma_tests::{Case, Engine, Layout, Size, every_engine};
+
+every_engine!(repeats_are_bit_equal, layouts_are_bit_equal);
+
+/// Selection, lists, forward and backward: 50 times on a GPU, where units race.
+fn repeats_are_bit_equal<E: Engine>(engine: &E) {
+    let case = |len| Case::new(len, len).heads(4, 2);
+    let tensor_cores = case(1000).dim(64).element(ElementType::Bf16);
+    for case in E::cases([case(50)], [case(400)], [tensor_cores]) {
+        for case in [case.clone(), case.plain()] {
+            let case = case.options(|o| o.with_deterministic(true));
+            let inputs = case.inputs();
+            let first = bits(&run(engine, &inputs, Layout::Contiguous));
+            for _ in 0..if E::SIZE == Size::Large { 50 } else { 3 } {
+                assert!(
+                    first == bits(&run(engine, &inputs, Layout::Contiguous)),
+                    "another result of {case:?}"
+                );
+            }
+        }
+    }
+}
+
+fn layouts_are_bit_equal<E: Engine>(engine: &E) {
+    let inputs = Case::new(40, 55).heads(4, 2).inputs();
+    let contiguous = bits(&run(engine, &inputs, Layout::Contiguous));
+    assert!(contiguous == bits(&run(engine, &inputs, Layout::Transposed)));
+}

@@ -1,0 +1,162 @@
+//! One sequence of a batch does not know the others, nor one kv head with its queries the other heads: whatever they
+//! hold, every bit of its results stays, where sums are made in a fixed order.
+
+use super::{Change, Results, bits_of, call, masked_results, results, supported};
+use flash_dma_problem::ElementType::{self, Bf16, F16, F32};
+use flash_dma_reference::Rng;
+use flash_dma_reference::generate;
+use flash_dma_tests::masked::{MaskedCall, MaskedCase, MaskedEngine, Pattern};
+use flash_dma_tests::{Case, Engine, every_engine};
+
+every_engine!(
+    sequences_do_not_know_each_other,
+    heads_do_not_know_each_other,
+    sequences_under_masks_do_not_know_each_other,
+    heads_under_masks_do_not_know_each_other,
+);
+
+fn problems<E: Engine>(engine: &E) -> Vec<Case> {
+    let case = |batch, q_len, k_len, dim, element: ElementType| {
+        let case = Case::new(q_len, k_len).dim(dim).element(element);
+        let case = case.options(|o| o.with_deterministic(true));
+        Case { batch, ..case }
+    };
+    let cases = E::cases(
+        [case(2, 30, 45, 16, F32).heads(2, 2)],
+        [
+            case(3, 100, 130, 64, Bf16).heads(4, 2),
+            case(2, 140, 90, 32, F16).heads(6, 2),
+        ],
+        [
+            case(3, 1000, 1000, 64, F16).heads(4, 2),
+            case(2, 3, 1773, 128, Bf16).heads(12, 3).window(728),
+        ],
+    );
+    supported(engine, cases, |case| case.element)
+}
+
+/// Part `n` of `parts` equal ones: sequences and heads are the outer axes of every tensor.
+fn part<T>(values: &mut [T], n: usize, parts: usize) -> &mut [T] {
+    let size = values.len() / parts;
+    &mut values[n * size..(n + 1) * size]
+}
+
+/// Bit for bit the same but in part `changed`, where `out` is another.
+fn assert_apart(clean: &Results, dirty: &Results, changed: usize, parts: usize, what: &str) {
+    for ((name, clean), (_, dirty)) in clean.iter().zip(dirty) {
+        let (mut clean, mut dirty) = (bits_of(clean), bits_of(dirty));
+        for n in 0..parts {
+            let same = part(&mut clean, n, parts) == part(&mut dirty, n, parts);
+            if n != changed {
+                assert!(same, "{what}: {name} of part {n} of {parts} is another");
+            } else if *name == "out" {
+                assert!(!same, "{what}: the change is none");
+            }
+        }
+    }
+}
+
+fn are_apart<E: Engine>(engine: &E, case: &Case, parts: usize) {
+    let inputs = case.inputs();
+    let grads = generate::gradients(&inputs.problem, case.seed);
+    let clean = results(engine, &call(engine, &inputs, &grads));
+    let (element, mut rng) = (case.element, Rng::new(case.seed));
+    for (n, change) in Change::ALL.into_iter().enumerate() {
+        let changed = (n + 1) % parts;
+        let (mut dirty, mut grads) = (inputs.clone(), grads.clone());
+        for values in [&mut dirty.q, &mut dirty.k, &mut dirty.v, &mut grads.0] {
+            change.write(part(values, changed, parts), element, &mut rng);
+        }
+        for values in dirty.scores.iter_mut().chain([&mut grads.1]) {
+            change.write(part(values, changed, parts), F32, &mut rng);
+        }
+        let dirty = results(engine, &call(engine, &dirty, &grads));
+        let what = format!("{}, {change:?} in part {changed} of {case:?}", E::NAME);
+        assert_apart(&clean, &dirty, changed, parts, &what);
+    }
+}
+
+fn sequences_do_not_know_each_other<E: Engine>(engine: &E) {
+    for case in problems(engine) {
+        are_apart(engine, &case, case.batch);
+        are_apart(engine, &case.clone().plain(), case.batch);
+    }
+}
+
+/// A kv head and the query heads that read it, of each sequence.
+fn heads_do_not_know_each_other<E: Engine>(engine: &E) {
+    for case in problems(engine) {
+        let parts = case.batch * case.kv_heads;
+        are_apart(engine, &case, parts);
+        are_apart(engine, &case.plain(), parts);
+    }
+}
+
+/// With a mask of kv heads and a bias of keys or of pairs.
+fn masked_problems<E: MaskedEngine>(engine: &E) -> Vec<MaskedCase> {
+    let case = |sizes: [usize; 6], element, pairs| {
+        let [batch, q_heads, kv_heads, q_len, k_len, _] = sizes;
+        let case = MaskedCase::new(sizes).element(element).causal(true);
+        let case = case.mask([batch, kv_heads, q_len, k_len], Pattern::Random(0.5));
+        let mut case = match pairs {
+            true => case.bias([batch, q_heads, q_len, k_len]),
+            false => case.bias([batch, kv_heads, 1, k_len]),
+        };
+        case.options.deterministic = true;
+        case
+    };
+    let cases = E::cases(
+        [case([2, 2, 2, 30, 45, 8], F32, false)],
+        [
+            case([2, 4, 2, 100, 130, 64], Bf16, false),
+            case([2, 4, 2, 70, 90, 64], F16, true),
+        ],
+        [
+            case([3, 4, 2, 300, 330, 128], Bf16, false),
+            case([2, 6, 2, 130, 200, 64], Bf16, true),
+        ],
+    );
+    supported(engine, cases, |case| case.element)
+}
+
+fn masked_are_apart<E: MaskedEngine>(engine: &E, case: &MaskedCase, parts: usize) {
+    let inputs = case.inputs();
+    let (grad_out, grad_lse) = case.gradients(&inputs);
+    let run = |inputs: &_, grad_out: &[f64], grad_lse: Option<&[f64]>| {
+        let call = MaskedCall::new(inputs, case.layout, false, (grad_out, grad_lse));
+        masked_results(engine, &call)
+    };
+    let clean = run(&inputs, &grad_out, grad_lse.as_deref());
+    let mut rng = Rng::new(case.seed);
+    for (n, change) in Change::ALL.into_iter().enumerate() {
+        let changed = (n + 1) % parts;
+        let mut dirty = inputs.clone();
+        let (mut dirty_out, mut dirty_lse) = (grad_out.clone(), grad_lse.clone());
+        for values in [&mut dirty.q, &mut dirty.k, &mut dirty.v, &mut dirty_out] {
+            change.write(part(values, changed, parts), case.element, &mut rng);
+        }
+        let bias = dirty.bias.as_mut().map(|bias| &mut bias.values);
+        for values in bias.into_iter().chain(&mut dirty_lse) {
+            change.write(part(values, changed, parts), F32, &mut rng);
+        }
+        let mask = dirty.visible.as_mut().expect("the case has one");
+        for shown in part(&mut mask.values, changed, parts) {
+            *shown = n % 2 == 0 || !*shown;
+        }
+        let dirty = run(&dirty, &dirty_out, dirty_lse.as_deref());
+        let what = format!("{}, {change:?} in part {changed} of {case:?}", E::NAME);
+        assert_apart(&clean, &dirty, changed, parts, &what);
+    }
+}
+
+fn sequences_under_masks_do_not_know_each_other<E: MaskedEngine>(engine: &E) {
+    for case in masked_problems(engine) {
+        masked_are_apart(engine, &case, case.sizes[0]);
+    }
+}
+
+fn heads_under_masks_do_not_know_each_other<E: MaskedEngine>(engine: &E) {
+    for case in masked_problems(engine) {
+        masked_are_apart(engine, &case, case.sizes[0] * case.sizes[2]);
+    }
+}

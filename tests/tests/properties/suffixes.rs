@@ -1,0 +1,263 @@
+//! Queries are rows: those at the end of a sequence give the tail of the pass over all of it, and the gradients of a
+//! sequence in pieces add up to those of the whole. So are decoding, chunked prefill and recomputed blocks right.
+
+use super::{Grads, Results, call, results};
+use flash_dma_problem::ElementType::{Bf16, F16, F32};
+use flash_dma_reference::Inputs;
+use flash_dma_reference::generate::{self, Scores};
+use flash_dma_tests::engine::skip;
+use flash_dma_tests::{Case, Engine, case, every_engine};
+use std::ops::Range;
+
+every_engine!(
+    a_suffix_of_queries_is_the_tail_of_the_pass,
+    a_suffix_of_queries_is_the_tail_of_full_attention,
+    a_suffix_of_queries_is_the_tail_without_scores,
+    gradients_of_pieces_add_up_to_those_of_the_whole,
+    gradients_of_pieces_add_up_without_scores,
+);
+
+/// A sequence of as many tokens, of which the window keeps some; the batch and its heads.
+fn sequence(len: usize, window: usize, batch: usize, heads: [usize; 2]) -> Case {
+    let case = Case::new(len, len).window(window).heads(heads[0], heads[1]);
+    Case { batch, ..case }
+}
+
+/// The rows `range` of each head of `[heads, len, width]`.
+pub(super) fn rows(values: &[f64], len: usize, width: usize, range: Range<usize>) -> Vec<f64> {
+    let heads = values.chunks(len * width);
+    let range = range.start * width..range.end * width;
+    heads
+        .flat_map(|head| head[range.clone()].to_vec())
+        .collect()
+}
+
+/// The other way round: `values` as the rows `range` of each head, zeros elsewhere.
+pub(super) fn placed(values: &[f64], len: usize, width: usize, range: Range<usize>) -> Vec<f64> {
+    let heads = values.chunks(range.len() * width);
+    let head = |part: &[f64]| {
+        let mut head = vec![0.0; len * width];
+        head[range.start * width..range.end * width].copy_from_slice(part);
+        head
+    };
+    heads.flat_map(head).collect()
+}
+
+/// The queries `range` over the keys up to `k_len`, aligned bottom-right as they are in the whole.
+fn piece(case: &Case, whole: &Inputs, queries: Range<usize>, k_len: usize) -> Inputs {
+    let (len, dim) = (case.k_len, case.head_dim);
+    let part = Case {
+        q_len: queries.len(),
+        k_len,
+        ..case.clone()
+    };
+    Inputs {
+        problem: part.problem(),
+        q: rows(&whole.q, len, dim, queries),
+        k: rows(&whole.k, len, dim, 0..k_len),
+        v: rows(&whole.v, len, dim, 0..k_len),
+        scores: (whole.scores.as_ref()).map(|z| rows(z, len, 1, 0..k_len)),
+    }
+}
+
+fn of_rows(case: &Case, grads: &Grads, queries: Range<usize>) -> Grads {
+    let (len, dim) = (case.q_len, case.head_dim);
+    let lse = rows(&grads.1, len, 1, queries.clone());
+    (rows(&grads.0, len, dim, queries), lse)
+}
+
+fn run<E: Engine>(engine: &E, inputs: &Inputs, grads: &Grads) -> Results {
+    results(engine, &call(engine, inputs, grads))
+}
+
+/// The last queries with all keys, and their gradients.
+fn tail_of(case: &Case, suffix: usize) -> (Inputs, Grads) {
+    let (queries, whole) = (case.k_len - suffix..case.k_len, case.inputs());
+    let grads = generate::gradients(&whole.problem, case.seed);
+    let grads = of_rows(case, &grads, queries.clone());
+    (piece(case, &whole, queries, case.k_len), grads)
+}
+
+/// The last queries alone, and the whole pass with no gradient of the others: the same rows, and the same gradients of
+/// all keys.
+fn is_the_tail<E: Engine>(engine: &E, case: &Case, suffix: usize) {
+    if !engine.supports(case.element) {
+        return skip::<E>(&format!("{}", case.element));
+    }
+    let (len, dim) = (case.k_len, case.head_dim);
+    let queries = len - suffix..len;
+    let whole = case.inputs();
+    let (tail, grads) = tail_of(case, suffix);
+    let zeros_before = (
+        placed(&grads.0, len, dim, queries.clone()),
+        placed(&grads.1, len, 1, queries.clone()),
+    );
+    let expected = case::expected(&tail, &grads.0, Some(&grads.1));
+    let others = if case.element == F32 { 0 } else { 3 };
+    let expected = expected.with_yardsticks((1..=others).map(|n| {
+        let seed = case.seed.wrapping_add(n << 32);
+        let (tail, grads) = tail_of(
+            &Case {
+                seed,
+                ..case.clone()
+            },
+            suffix,
+        );
+        case::expected(&tail, &grads.0, Some(&grads.1))
+    }));
+    let whole = run(engine, &whole, &zeros_before);
+    let tail = run(engine, &tail, &grads);
+    for ((name, whole), (_, tail)) in whole.iter().zip(&tail) {
+        let whole = match *name {
+            "out" | "dq" => rows(whole, len, dim, queries.clone()),
+            "lse" => rows(whole, len, 1, queries.clone()),
+            _ => whole.clone(),
+        };
+        let what = format!("{}, the last {suffix} queries of {case:?}", E::NAME);
+        expected.check_same(name, &whole, tail, |_| true, what);
+    }
+}
+
+/// Few queries over many keys, of which the window keeps some: the gradients of most keys are zero, and those of the
+/// rest come from few rows.
+fn suffixes<E: Engine>() -> Vec<(Case, Vec<usize>)> {
+    E::cases(
+        [(sequence(50, 18, 2, [2, 1]), vec![1, 7, 30])],
+        [
+            (sequence(300, 110, 1, [4, 2]).dim(64), vec![3, 200]),
+            (
+                sequence(333, 100, 2, [3, 1]).dim(64).element(Bf16),
+                vec![1, 64, 150],
+            ),
+            (
+                sequence(290, 250, 1, [2, 2]).dim(128).element(F16),
+                vec![3, 65],
+            ),
+        ],
+        [
+            (
+                sequence(1773, 728, 2, [12, 3]).dim(64).element(F16),
+                vec![1, 3, 64],
+            ),
+            (
+                sequence(1773, 728, 1, [1, 1]).dim(128).element(Bf16),
+                vec![3, 65, 700],
+            ),
+            (
+                sequence(2500, 100, 1, [4, 2]).dim(64).element(Bf16),
+                vec![7, 130],
+            ),
+            (
+                sequence(4096, 1500, 1, [2, 1]).dim(128).element(F16),
+                vec![16, 300],
+            ),
+        ],
+    )
+}
+
+fn a_suffix_of_queries_is_the_tail_of_the_pass<E: Engine>(engine: &E) {
+    for (case, suffixes) in suffixes::<E>() {
+        for suffix in suffixes {
+            is_the_tail(engine, &case, suffix);
+        }
+    }
+}
+
+/// All queries stand at the last key, and select the same.
+fn a_suffix_of_queries_is_the_tail_of_full_attention<E: Engine>(engine: &E) {
+    for (case, suffixes) in suffixes::<E>() {
+        for suffix in suffixes {
+            is_the_tail(engine, &case.clone().full(), suffix);
+        }
+    }
+}
+
+fn a_suffix_of_queries_is_the_tail_without_scores<E: Engine>(engine: &E) {
+    for (case, suffixes) in suffixes::<E>() {
+        for suffix in suffixes {
+            is_the_tail(engine, &case.clone().plain(), suffix);
+            is_the_tail(engine, &case.clone().plain().full(), suffix);
+        }
+    }
+}
+
+/// Pieces that end at each of `cuts` and at the end, each with the keys up to its own end: their rows follow each
+/// other, and their gradients of a key add up.
+fn adds_up<E: Engine>(engine: &E, case: &Case, cuts: &[usize]) {
+    if !engine.supports(case.element) {
+        return skip::<E>(&format!("{}", case.element));
+    }
+    let (len, dim, inputs) = (case.k_len, case.head_dim, case.inputs());
+    let grads = generate::gradients(&inputs.problem, case.seed);
+    let expected = case::expected(&inputs, &grads.0, Some(&grads.1));
+    let whole = run(engine, &inputs, &grads);
+    let mut parts = vec![Vec::new(); whole.len()];
+    let mut begin = 0;
+    for &end in cuts.iter().chain([&len]) {
+        let queries = begin..end;
+        let part = piece(case, &inputs, queries.clone(), end);
+        let part = run(engine, &part, &of_rows(case, &grads, queries.clone()));
+        for (parts, (name, part)) in parts.iter_mut().zip(part) {
+            parts.push(match name {
+                "out" | "dq" => placed(&part, len, dim, queries.clone()),
+                "lse" => placed(&part, len, 1, queries.clone()),
+                "dscores" => placed(&part, len, 1, 0..end),
+                _ => placed(&part, len, dim, 0..end),
+            });
+        }
+        begin = end;
+    }
+    for ((name, whole), parts) in whole.iter().zip(&parts) {
+        let what = format!("{} in pieces cut at {cuts:?}, {case:?}", E::NAME);
+        match *name {
+            "dk" | "dv" | "dscores" => expected.check_sum(name, whole, parts, what),
+            _ => {
+                let sum = |at| parts.iter().map(|part| part[at]).sum();
+                let rows: Vec<f64> = (0..whole.len()).map(sum).collect();
+                expected.check_same(name, whole, &rows, |_| true, what);
+            }
+        }
+    }
+}
+
+/// Long pieces and short ones.
+fn pieces<E: Engine>() -> Vec<(Case, Vec<usize>)> {
+    let long = [1773 - 767, 1773 - 67, 1773 - 3];
+    E::cases(
+        [(sequence(40, 15, 1, [2, 1]), vec![27, 37])],
+        [
+            (sequence(300, 110, 1, [4, 2]).dim(64), vec![33, 233, 297]),
+            (
+                sequence(333, 100, 2, [3, 1]).dim(64).element(Bf16),
+                vec![180, 332],
+            ),
+            (
+                sequence(290, 60, 1, [2, 2]).dim(128).element(F16),
+                vec![64, 128, 285],
+            ),
+        ],
+        [
+            (
+                sequence(1773, 728, 1, [4, 2]).dim(64).element(F16),
+                long.into(),
+            ),
+            (
+                sequence(1773, 728, 2, [1, 1]).dim(128).element(Bf16),
+                long.into(),
+            ),
+        ],
+    )
+}
+
+fn gradients_of_pieces_add_up_to_those_of_the_whole<E: Engine>(engine: &E) {
+    for (case, cuts) in pieces::<E>() {
+        adds_up(engine, &case, &cuts);
+        adds_up(engine, &case.scores(Scores::Recency), &cuts);
+    }
+}
+
+fn gradients_of_pieces_add_up_without_scores<E: Engine>(engine: &E) {
+    for (case, cuts) in pieces::<E>() {
+        adds_up(engine, &case.plain(), &cuts);
+    }
+}
