@@ -1,7 +1,6 @@
 //! The results of every kind of problem, against the oracle, and what is refused.
 
 mod bad_input;
-mod decoding;
 mod empty;
 mod nan;
 mod results;

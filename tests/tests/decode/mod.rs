@@ -4,3 +4,4 @@ mod pages;
 mod refusals;
 mod sequences;
 mod slots;
+mod steps;

@@ -1,158 +1,40 @@
-//! What gradients promise beyond being right, which every case of `contract` checks.
+//! Gradients: against the oracle where masks and biases make kernels of their own, and what they promise beyond that.
 
+mod hidden;
+mod masks;
+mod pairs;
+mod selections;
 mod self_check;
 
-use flash_dma_problem::ElementType;
-use flash_dma_reference::generate::{self, Scores};
-use flash_dma_reference::select;
-use flash_dma_tests::{Case, Engine, Gradients, Layout, every_engine};
+use flash_dma_problem::ElementType::{Bf16, F16};
+use flash_dma_tests::masked::{MaskedCase, MaskedEngine};
 
-every_engine!(
-    of_out_alone,
-    of_lse_alone,
-    scores_gather_their_group,
-    unselected_keys_have_none,
-    central_differences,
-);
-
-/// The gradients of a case's own inputs.
-fn gradients<E: Engine>(engine: &E, case: &Case, of_out: f64, of_lse: f64) -> Gradients {
-    let inputs = case.inputs();
-    let (mut grad_out, mut grad_lse) = generate::gradients(&inputs.problem, case.seed);
-    grad_out.iter_mut().for_each(|g| *g *= of_out);
-    grad_lse.iter_mut().for_each(|g| *g *= of_lse);
-    let call = engine.call(&inputs, case.layout, (&grad_out, Some(&grad_lse)));
-    engine.backward(&call).expect("a good case").1
-}
-
-fn of_out_alone<E: Engine>(engine: &E) {
-    let case = Case {
-        grad_lse: false,
-        ..Case::new(37, 50)
+/// Lengths off every tile, fewer than a tile and several of both passes, with the option of causal masking: each problem
+/// is one variant of the kernels, which take longer to compile than to run.
+fn problems<E: MaskedEngine>() -> Vec<MaskedCase> {
+    let sizes = E::cases(
+        [[1, 2, 1, 33, 100, 64]],
+        [[1, 4, 1, 150, 200, 64], [2, 2, 2, 100, 130, 128]],
+        [
+            [1, 4, 2, 129, 200, 128],
+            [1, 8, 1, 333, 330, 64],
+            [2, 6, 2, 70, 257, 128],
+        ],
+    );
+    let case = |(n, sizes): (usize, [usize; 6])| {
+        let case = MaskedCase::new(sizes).element([Bf16, F16][n % 2]);
+        case.causal(n != 1)
     };
-    case.check(engine);
-    // An absent gradient is a gradient of zeros.
-    let inputs = case.inputs();
-    let (grad_out, _) = generate::gradients(&inputs.problem, case.seed);
-    let call = engine.call(&inputs, case.layout, (&grad_out, None));
-    let absent = engine.backward(&call).expect("a good case").1;
-    let zeros = gradients(engine, &case, 1.0, 0.0);
-    assert_eq!((absent.q, absent.k, absent.v), (zeros.q, zeros.k, zeros.v));
-    assert_eq!(absent.scores, zeros.scores);
+    sizes.into_iter().enumerate().map(case).collect()
 }
 
-/// The LSE does not read the values.
-fn of_lse_alone<E: Engine>(engine: &E) {
-    let case = Case::new(37, 50);
-    let inputs = case.inputs();
-    let (_, grad_lse) = generate::gradients(&inputs.problem, case.seed);
-    let grad_out = vec![0.0; inputs.q.len()];
-    case.check_gradients(engine, &inputs, &grad_out, Some(&grad_lse));
-    let grads = gradients(engine, &case, 0.0, 1.0);
-    assert!(grads.v.iter().all(|&x| x == 0.0));
-    assert!(grads.q.iter().any(|&x| x != 0.0));
-}
-
-/// With one query head repeated over its group, the group's gradients are that head's times the
-/// number of heads.
-fn scores_gather_their_group<E: Engine>(engine: &E) {
-    let one = Case::new(30, 30).heads(1, 1);
-    let four = Case::new(30, 30).heads(4, 1);
-    let (small, mut large) = (one.inputs(), four.inputs());
-    let (head, batch) = (30 * 16, 2);
-    let (small_dout, _) = generate::gradients(&small.problem, 1);
-    let mut large_dout = vec![0.0; large.q.len()];
-    for row in 0..batch * 4 {
-        let from = row / 4 * head..(row / 4 + 1) * head;
-        large.q[row * head..(row + 1) * head].copy_from_slice(&small.q[from.clone()]);
-        large_dout[row * head..(row + 1) * head].copy_from_slice(&small_dout[from]);
-    }
-    (large.k, large.v, large.scores) = (small.k.clone(), small.v.clone(), small.scores.clone());
-    let run = |inputs, dout: &[f64]| {
-        let call = engine.call(inputs, Layout::Contiguous, (dout, None));
-        engine.backward(&call).expect("a good case").1
-    };
-    let (small, large) = (run(&small, &small_dout), run(&large, &large_dout));
-    let pairs = [(small.k, large.k), (small.v, large.v)];
-    let scores = small.scores.into_iter().zip(large.scores);
-    for (one, four) in pairs.into_iter().chain(scores) {
-        let size = one.iter().fold(0.0, |m: f64, x| m.max(x.abs()));
-        for (one, four) in one.iter().zip(&four) {
-            assert!((4.0 * one - four).abs() <= 1e-5 * size, "{one} {four}");
-        }
-    }
-}
-
-/// Exactly zero, in every type, whatever the keys hold.
-fn unselected_keys_have_none<E: Engine>(engine: &E) {
-    for element in [ElementType::F32, ElementType::F16, ElementType::Bf16] {
-        let case = Case::new(60, 60)
-            .window(5)
-            .scores(Scores::Padded)
-            .element(element);
-        let mut inputs = case.inputs();
-        let (dim, len) = (case.head_dim, case.k_len);
-        let scores = inputs.scores.as_ref().expect("the case has scores");
-        let never: Vec<usize> = scores
-            .chunks(len)
-            .flat_map(|head| select::intervals(head, 5))
-            .enumerate()
-            .filter_map(|(row, interval)| interval.is_empty().then_some(row))
-            .collect();
-        assert!(never.len() > 40, "{}", never.len());
-        for &row in &never {
-            inputs.k[row * dim..(row + 1) * dim].fill(f64::NAN);
-            inputs.v[row * dim..(row + 1) * dim].fill(f64::INFINITY);
-        }
-        case.check_inputs(engine, &inputs);
-        let (grad_out, grad_lse) = generate::gradients(&inputs.problem, 1);
-        let call = engine.call(&inputs, case.layout, (&grad_out, Some(&grad_lse)));
-        let grads = engine.backward(&call).expect("a good case").1;
-        for row in never {
-            let row_of = |x: &[f64]| x[row * dim..(row + 1) * dim].iter().all(|&x| x == 0.0);
-            assert!(row_of(&grads.k) && row_of(&grads.v), "row {row}");
-            assert_eq!(grads.scores.as_ref().expect("scored")[row], 0.0);
-        }
-    }
-}
-
-/// The engine's own outputs, moved along its own gradient: independent of the oracle.
-fn central_differences<E: Engine>(engine: &E) {
-    let case = Case::new(12, 15).window(6).options(|o| o.with_softcap(3.0));
-    let inputs = case.inputs();
-    let (grad_out, grad_lse) = generate::gradients(&inputs.problem, case.seed);
-    let grads = gradients(engine, &case, 1.0, 1.0);
-    let gradient_of = |which: usize| match which {
-        0 => &grads.q,
-        1 => &grads.k,
-        2 => &grads.v,
-        _ => grads.scores.as_ref().expect("the case has scores"),
-    };
-    for which in 0..4 {
-        let direction = gradient_of(which);
-        let norm = direction.iter().map(|g| g * g).sum::<f64>().sqrt();
-        // The selection is a constant, so it is made of the scores as they were.
-        let moved = |step: f64| {
-            let mut call = engine.call(&inputs, case.layout, (&grad_out, None));
-            let target = match which {
-                0 => &mut call.q,
-                1 => &mut call.k,
-                2 => &mut call.v,
-                _ => call.scores.as_mut().expect("the case has scores"),
-            };
-            for (x, g) in target.values.iter_mut().zip(direction) {
-                *x += step * g / norm;
-            }
-            let outputs = engine.forward(&call).expect("a good case");
-            let weigh = |x: &[f64], w: &[f64]| x.iter().zip(w).map(|(x, w)| x * w).sum::<f64>();
-            weigh(&outputs.out, &grad_out) + weigh(&outputs.lse, &grad_lse)
-        };
-        let step = 0.02;
-        let slope = (moved(step) - moved(-step)) / (2.0 * step);
-        // f32 sums of some hundred terms over 0.04, and the cube of the step.
-        assert!(
-            (slope - norm).abs() <= 2e-3 * norm,
-            "{which}: {slope} {norm}"
-        );
-    }
+/// Groups of heads, several tiles of queries and of keys, lengths off every tile, more queries than keys.
+fn groups<E: MaskedEngine>() -> Vec<MaskedCase> {
+    let sizes = E::cases(
+        [[2, 4, 2, 20, 30, 64]],
+        [[2, 4, 2, 150, 200, 64]],
+        [[2, 4, 2, 301, 270, 64], [2, 3, 3, 130, 517, 64]],
+    );
+    let case = |sizes| MaskedCase::new(sizes).element(Bf16).causal(true);
+    sizes.into_iter().map(case).collect()
 }

@@ -2,7 +2,6 @@
 
 mod broadcasts;
 mod burn;
-mod gradients;
 mod grid;
 mod not_finite;
 mod plans;

@@ -1,4 +1,4 @@
-//! Decoding over caches, against one pass over everything: on every engine of the kernels.
+//! Steps, chunks and live sets on every engine of the kernels, without Burn.
 
 use flash_dma_kernels::DecodeTuning;
 use flash_dma_problem::ElementType::{Bf16, F16, F32};
