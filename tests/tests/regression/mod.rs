@@ -1,4 +1,30 @@
 //! One test for each defect that was found, named after what went wrong.
+//!
+//! What the documents record, and the test that would show it again; where that is not here, it is beside the others of
+//! its kind, and runs on the engines that had the defect:
+//!
+//! | recorded in | defect or trap | test |
+//! |---|---|---|
+//! | `docs/kernel-notes.md`, Found on the way; `f10465e` | a test for NaN by a product with zero was folded away: NaN of keys that a row does not select reached it, on tensor cores | `contract::tensor_cores::inputs_that_are_not_finite`, `properties::unselected` |
+//! | … | a vector of 96 values does not compile: head dimension 192 | `contract::tensor_cores::wide_heads_in_f16` |
+//! | … | gradients of scores beyond their bound where one key dominates every row, at N 3000 (rounding; bits are compared there) | `contract::tensor_cores::deterministic` |
+//! | …, decoding, Measured; `6fc8acb` | a new token of pages with scores got a score of 0, on tensor cores | `decode::steps::groups_and_steps`, `decode::steps::kinds_of_scores` |
+//! | …, Gradients under masks; `f8b8ad9`, `1759c9a` | dk and dv under a bias with a query axis and no mask: the head was the cursor's variable | `regression::tensor_cores`, `gradients::pairs::of_biases_of_pairs` |
+//! | `bench-results/h200/suite.md`; `96f67e8` | the LSE 4.0e-6 off at a softcap of 50 | `regression::tensor_cores`, `masked::rows::a_softcap_far_above_the_logits` |
+//! | …, before: `7c0ef9f` | an infinite query under a softcap, whose logits are finite, changed dk of keys that do not see it | `contract::tensor_cores::capped_infinite_query` |
+//! | `ffc6f02` | a NaN elsewhere changed bits of a row, with several units a cube | `properties::unselected::corrupted_keys_touch_only_their_rows` |
+//! | `ff1f8e7` | empty tensors were refused for their strides | `regression::empty_tensors_were_refused_for_their_strides` |
+//! | `dff2d74` | gradients of keys stayed 0 where few queries see them, on tensor cores | `regression::gradients_of_keys_were_lost_where_few_queries_see_them`, `properties::suffixes` |
+//! | `fbd1260` | bf16 on CubeCL's CPU runtime without AVX512-BF16 | `regression::bf16_was_not_compiled_for_a_cpu_without_instructions_for_it` |
+//! | `48fe0dd`, `2ce30ac` | rotary positions in the layer's or the device's 16-bit type | `positions_may_pass_the_rotary_table` of `burn-flash-dma`, `train_tests` of `train-text` |
+//! | `4d8ae1e` | Cargo's variables of `xtask` rebuilt CubeCL | `cargo_is_not_told_about_this_package` of `xtask` |
+//! | `docs/upstream.md`, A checked copy …; `4265c78` | a length of 64 bits in `cp.async`, refused by ptxas where addresses are long | `codegen::upstream` of `flash-dma-kernels`, and the code-generation gate, which found it |
+//! | …, Barriers disappear | copies that nobody waits for, on CubeCL's CPU runtime | `regression::runtimes` |
+//! | CubeCL's pitched allocations | rows that do not follow each other | `regression::tensor_cores`, `contract::results::layouts` |
+//! | `docs/upstream.md`, the others | each limit as a kernel of a few lines | `codegen::upstream` of `flash-dma-kernels` |
+
+mod runtimes;
+mod tensor_cores;
 
 use flash_dma_problem::ElementType::{Bf16, F16};
 use flash_dma_tests::{Case, Engine, Layout, every_engine, raw_engines};
