@@ -5,6 +5,8 @@ mod builders;
 mod cache;
 mod cache_fallback;
 mod case;
+#[cfg(feature = "testing")]
+mod causal;
 #[cfg(all(feature = "cpu", feature = "fusion"))]
 mod cube;
 mod errors;

@@ -1,0 +1,384 @@
+//! Whether an output of a model depends on later tokens.
+
+use burn::tensor::{DType, Int, Tensor, TensorReadError};
+use core::fmt;
+use thiserror::Error;
+
+/// What the tokens from a position on are changed to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Change {
+    /// The features of the tokens in reverse order, times -1.5, plus 0.25.
+    Other,
+    /// One number: ±1e30, in f16 ±6e4.
+    Features(f32),
+    /// One token: the least and the greatest that the input holds.
+    Token(i64),
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Other => f.write_str("to other features"),
+            Self::Features(x) => write!(f, "to features of {x:e}"),
+            Self::Token(token) => write!(f, "to token {token}"),
+        }
+    }
+}
+
+/// An output that depends on a later token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Leak {
+    /// The position from which on the input was changed: the first one tried that shows the leak.
+    pub position: usize,
+    /// What the input was changed to.
+    pub change: Change,
+    /// The first position whose output changed; before `position`.
+    pub first: usize,
+    /// Index of the output's element that changed most.
+    pub index: Vec<usize>,
+    /// That element before the change.
+    pub before: f64,
+    /// That element after the change.
+    pub after: f64,
+    /// By how much it might have changed.
+    pub allowed: f64,
+    /// Elements before `position` that changed by more than is allowed.
+    pub changed: usize,
+    /// Elements before `position`.
+    pub len: usize,
+}
+
+impl fmt::Display for Leak {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            position,
+            change,
+            first,
+            index,
+            before,
+            after,
+            allowed,
+            changed,
+            len,
+        } = self;
+        write!(
+            f,
+            "the output at position {first} depends on later tokens: with the input changed from position {position} \
+             on ({change}), {changed} of {len} earlier elements of the output change, most of all {index:?}: \
+             {after:e} instead of {before:e} (difference {:e}, allowed {allowed:e})",
+            (after - before).abs()
+        )
+    }
+}
+
+/// Why [`try_assert_causal`] refuses a model or an input.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum CausalError {
+    /// An output depends on later tokens.
+    #[error("{0}")]
+    Leak(Leak),
+    /// There is no earlier or no later token.
+    #[error("a check for causality needs a sequence and 2 tokens at least, not {batch} and {len}")]
+    Short {
+        /// Sequences of the input.
+        batch: usize,
+        /// Tokens of a sequence.
+        len: usize,
+    },
+    /// Tokens are changed to others of the input, and there are none.
+    #[error(
+        "a check for causality needs an input of two different tokens at least, and all are {token}"
+    )]
+    OneToken {
+        /// The only token.
+        token: i64,
+    },
+    /// The output is not one row for each token.
+    #[error(
+        "the output has shape {output:?} instead of [{batch}, {len}, ..]: a row for each token"
+    )]
+    Shape {
+        /// Shape of the output.
+        output: Vec<usize>,
+        /// Sequences of the input.
+        batch: usize,
+        /// Tokens of a sequence.
+        len: usize,
+    },
+    /// The model may ignore what it is given, so the check has shown nothing.
+    #[error(
+        "no change of the input changed any element of the output: does the model read its argument?"
+    )]
+    Blind,
+    /// The device failed.
+    #[error("the output cannot be read: {reason}")]
+    Read {
+        /// What the backend says.
+        reason: String,
+    },
+}
+
+impl From<TensorReadError> for CausalError {
+    fn from(error: TensorReadError) -> Self {
+        Self::Read {
+            reason: error.to_string(),
+        }
+    }
+}
+
+/// What a check that passed has seen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CausalReport {
+    /// The positions from which on the input was changed.
+    pub positions: Vec<usize>,
+    /// Changes that were tried at each position.
+    pub changes: Vec<Change>,
+    /// The greatest change of an earlier output, over the greatest absolute value of the earlier outputs; at most the
+    /// tolerance.
+    pub worst: f64,
+}
+
+mod sealed {
+    pub trait Sealed {}
+
+    impl Sealed for super::Tensor<3> {}
+    impl Sealed for super::Tensor<2, super::Int> {}
+}
+
+/// What a model may be given: features `[batch, len, features]` as floats, or tokens `[batch, len]` as integers.
+pub trait CausalInput: Clone + sealed::Sealed {
+    /// Batch and length.
+    #[doc(hidden)]
+    fn sizes(&self) -> [usize; 2];
+
+    /// Inputs of the same shape that differ in every token, or as nearly so as tokens can.
+    #[doc(hidden)]
+    fn variants(&self) -> Result<Vec<(Change, Self)>, CausalError>;
+
+    /// The first `position` tokens of this input and the others of `late`.
+    #[doc(hidden)]
+    fn until(&self, position: usize, late: &Self) -> Self;
+}
+
+impl CausalInput for Tensor<3> {
+    fn sizes(&self) -> [usize; 2] {
+        let [batch, len, _] = self.dims();
+        [batch, len]
+    }
+
+    fn variants(&self) -> Result<Vec<(Change, Self)>, CausalError> {
+        let huge = if self.dtype() == DType::F16 {
+            6e4
+        } else {
+            1e30
+        };
+        let filled = |x: f32| (Change::Features(x), self.full_like(x));
+        let other = self.clone().flip([1]).mul_scalar(-1.5).add_scalar(0.25);
+        Ok(vec![(Change::Other, other), filled(huge), filled(-huge)])
+    }
+
+    fn until(&self, position: usize, late: &Self) -> Self {
+        let rest = self.dims()[1] - position;
+        let late = late.clone().narrow(1, position, rest);
+        Self::cat(vec![self.clone().narrow(1, 0, position), late], 1)
+    }
+}
+
+impl CausalInput for Tensor<2, Int> {
+    fn sizes(&self) -> [usize; 2] {
+        self.dims()
+    }
+
+    fn variants(&self) -> Result<Vec<(Change, Self)>, CausalError> {
+        let tokens = self.try_to_vec_as::<i64>()?;
+        let least = tokens.iter().copied().min().unwrap_or(0);
+        let greatest = tokens.iter().copied().max().unwrap_or(0);
+        if least == greatest {
+            return Err(CausalError::OneToken { token: least });
+        }
+        let filled = |token: i64| (Change::Token(token), self.full_like(token));
+        Ok(vec![filled(least), filled(greatest)])
+    }
+
+    fn until(&self, position: usize, late: &Self) -> Self {
+        let rest = self.dims()[1] - position;
+        let late = late.clone().narrow(1, position, rest);
+        Self::cat(vec![self.clone().narrow(1, 0, position), late], 1)
+    }
+}
+
+/// Asserts that no output of a model depends on later tokens: changes `input` from each of several positions on, to
+/// other values and to huge ones, and compares the outputs before.
+///
+/// `model` takes `[batch, len, features]` of floats or `[batch, len]` of tokens and returns `[batch, len, ..]`. It must
+/// give the same output for the same input, so without dropout. Tokens are changed to the least and the greatest one of
+/// `input`. `tolerance` is relative to the greatest absolute value of the outputs that are compared: a few units of
+/// rounding, say 1e-5 in f32 and 2e-2 in bf16, since an attention kernel may sum the earlier keys of a tile of queries
+/// in another order. An output that is NaN must stay NaN, and one that is not must not become it: a mask that multiplies
+/// later tokens by zero, or that subtracts a number from their logits, fails at the huge values.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use burn_flash_dma::nn::DynamicMaskAttentionConfig;
+/// use burn_flash_dma::testing::assert_causal;
+///
+/// let device = Device::flex();
+/// let layer = DynamicMaskAttentionConfig::new(32, 4)
+///     .with_keep_window(Some(8))
+///     .init(&device);
+/// let x = Tensor::<3>::random([2, 40, 32], Distribution::Normal(0.0, 1.0), &device);
+/// assert_causal(|x| layer.forward(x), x, 1e-5);
+/// # }
+/// ```
+///
+/// # Panics
+///
+/// Where [`try_assert_causal`] returns an error, with its text: it names the first position at which the model leaks,
+/// and the element that changes most.
+#[track_caller]
+pub fn assert_causal<I: CausalInput, const D: usize>(
+    model: impl Fn(I) -> Tensor<D>,
+    input: I,
+    tolerance: f64,
+) {
+    if let Err(error) = try_assert_causal(model, input, tolerance) {
+        panic!("{error}");
+    }
+}
+
+/// As [`assert_causal`].
+///
+/// # Errors
+///
+/// [`CausalError::Leak`] of the first position at which the model leaks; another [`CausalError`] if the input or the
+/// output cannot show whether it does.
+pub fn try_assert_causal<I: CausalInput, const D: usize>(
+    model: impl Fn(I) -> Tensor<D>,
+    input: I,
+    tolerance: f64,
+) -> Result<CausalReport, CausalError> {
+    let [batch, len] = input.sizes();
+    if batch == 0 || len < 2 {
+        return Err(CausalError::Short { batch, len });
+    }
+    let run = |input: I| -> Result<Output, CausalError> {
+        let output = model(input);
+        let shape = output.dims();
+        if D < 2 || shape[..2] != [batch, len] {
+            let output = shape.to_vec();
+            return Err(CausalError::Shape { output, batch, len });
+        }
+        Ok(Output {
+            values: output.try_to_vec_as::<f32>()?,
+            shape: shape.to_vec(),
+        })
+    };
+    let variants = input.variants()?;
+    let clean = run(input.clone())?;
+    let mut report = CausalReport {
+        positions: positions(len),
+        changes: variants.iter().map(|(change, _)| *change).collect(),
+        worst: 0.0,
+    };
+    let mut reads = false;
+    for &position in &report.positions {
+        for (change, late) in &variants {
+            let changed = run(input.until(position, late))?;
+            let ratio = clean.compare(&changed, position, *change, tolerance)?;
+            report.worst = report.worst.max(ratio);
+            reads |= !clean.equals(&changed);
+        }
+    }
+    if reads {
+        Ok(report)
+    } else {
+        Err(CausalError::Blind)
+    }
+}
+
+/// The second token, the last, the ends of the quarters, and beside a tile of queries.
+fn positions(len: usize) -> Vec<usize> {
+    let mut positions = vec![1, len / 4, 63, 64, len / 2, 3 * len / 4, len - 1];
+    positions.retain(|position| (1..len).contains(position));
+    positions.sort_unstable();
+    positions.dedup();
+    positions
+}
+
+/// What a model gave: `[batch, len, ..]`.
+struct Output {
+    values: Vec<f32>,
+    shape: Vec<usize>,
+}
+
+impl Output {
+    /// The greatest change of a row before `position`, over the greatest absolute value there.
+    fn compare(
+        &self,
+        other: &Self,
+        position: usize,
+        change: Change,
+        tolerance: f64,
+    ) -> Result<f64, CausalError> {
+        let (len, width) = (self.shape[1], self.shape[2..].iter().product::<usize>());
+        let token = |at: usize| at / width % len;
+        let earlier = || (0..self.values.len()).filter(|&at| token(at) < position);
+        let size = |at: usize| f64::from(self.values[at].abs());
+        let finite = earlier().map(size).filter(|size| size.is_finite());
+        let scale = finite.fold(0.0, f64::max);
+        let error = |at: usize| {
+            let (before, after) = (self.values[at], other.values[at]);
+            if before == after || (before.is_nan() && after.is_nan()) {
+                return 0.0;
+            }
+            let error = (f64::from(before) - f64::from(after)).abs();
+            // A number that becomes NaN changes by more than any other.
+            if error.is_nan() { f64::INFINITY } else { error }
+        };
+        let allowed = tolerance * scale;
+        let worst = earlier().max_by(|&a, &b| error(a).total_cmp(&error(b)));
+        let failed: Vec<usize> = earlier().filter(|&at| error(at) > allowed).collect();
+        let Some((worst, first)) = worst.zip(failed.iter().map(|&at| token(at)).min()) else {
+            let greatest = worst.map_or(0.0, error);
+            return Ok(if greatest == 0.0 {
+                0.0
+            } else {
+                greatest / scale
+            });
+        };
+        Err(CausalError::Leak(Leak {
+            position,
+            change,
+            first,
+            index: self.index(worst),
+            before: self.values[worst].into(),
+            after: other.values[worst].into(),
+            allowed,
+            changed: failed.len(),
+            len: earlier().count(),
+        }))
+    }
+
+    fn equals(&self, other: &Self) -> bool {
+        let bits = |x: &f32| x.to_bits();
+        self.values
+            .iter()
+            .map(bits)
+            .eq(other.values.iter().map(bits))
+    }
+
+    fn index(&self, mut at: usize) -> Vec<usize> {
+        let axes = self.shape.iter().rev();
+        let mut index: Vec<usize> = axes
+            .map(|&size| {
+                let index = at % size;
+                at /= size;
+                index
+            })
+            .collect();
+        index.reverse();
+        index
+    }
+}
