@@ -1,6 +1,6 @@
 //! What masked passes and decode steps request.
 
-use super::{ENGINES, Gpu, recorder};
+use super::{Compiled, ENGINES, Gpu, recorder};
 use crate::codegen::cases::tensor;
 use crate::{
     AttentionError, AttentionOptions, Cache, CacheShape, ElementType, Engine, MaskBits,
@@ -204,5 +204,59 @@ fn a_decode_step_requests_the_workspace_it_says() {
                 }
             }
         });
+    }
+}
+
+/// Masks and biases of 256 to 32K tokens.
+#[test]
+fn kernels_do_not_grow_in_number_under_masks() {
+    let most = [
+        // Sizes of cubes, the least for few queries.
+        ("forward_wgmma", 3),
+        ("forward_mma", 2),
+        ("dq_wgmma", 3),
+        ("dq_mma", 2),
+        // Key tiles of 64 keys where those of 128 are few.
+        ("dkdv_wgmma", 2),
+        ("query_list", 2),
+        // A smaller cube for few elements.
+        ("sum_heads", 2),
+    ];
+    for gpu in [Gpu::H200, Gpu::A100] {
+        let client = recorder::client(gpu);
+        let engine = match gpu {
+            Gpu::H200 => Engine::Wgmma,
+            _ => Engine::Mma,
+        };
+        let mut compiled = Compiled::default();
+        for n in (8..=15).map(|log| 1 << log) {
+            for len in [n, n + 1, n - 3] {
+                let problem =
+                    masked_problem([len; 2], Some([2, 1, len, len]), Some([1, 1, 1, len]));
+                compiled.add(&client, |client| {
+                    let passes = masked_passes(client, &problem, engine);
+                    assert!(passes.iter().all(Option::is_some), "{problem:?}");
+                });
+            }
+        }
+        compiled.check(&most, &format!("{gpu:?}"));
+    }
+}
+
+/// Slots of 16 to 64K keys.
+#[test]
+fn kernels_of_a_decode_step_do_not_grow_in_number_with_the_cache() {
+    // The units of a merge follow the parts of the keys: 128 to 1024, a power of two.
+    let most = [("finish_slots", 4)];
+    for gpu in [Gpu::H200, Gpu::A100] {
+        let client = recorder::client(gpu);
+        let mut compiled = Compiled::default();
+        for window in (4..=16).map(|log| 1 << log) {
+            let shape = CacheShape::slots(2, HEADS, window, 128, ElementType::Bf16).unwrap();
+            compiled.add(&client, |client| {
+                step(client, shape, 1, Engine::Mma).expect("served");
+            });
+        }
+        compiled.check(&most, &format!("{gpu:?}"));
     }
 }
