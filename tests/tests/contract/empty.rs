@@ -24,9 +24,13 @@ fn no_keys<E: Engine>(engine: &E) {
     }
 }
 
-/// Nothing, and zero gradients of keys and scores.
+/// Nothing, and zero gradients of keys and scores, also where tensor cores serve the problem.
 fn no_queries<E: Engine>(engine: &E) {
-    for case in [Case::new(0, 9), Case::new(0, 9).full()] {
+    let of_tensor_cores = Case::new(0, 9).dim(64).element(ElementType::F16);
+    for case in [Case::new(0, 9), Case::new(0, 9).full(), of_tensor_cores] {
+        if !engine.supports(case.element) {
+            continue;
+        }
         case.check(engine);
         let inputs = case.inputs();
         let call = engine.call(&inputs, Layout::Contiguous, (&[], Some(&[])));
