@@ -57,11 +57,17 @@ impl Raw {
             size *= (shape[axis] + gap).max(1);
         }
         let mut placed = vec![f64::NAN; size];
-        let mut index = vec![0; rank];
-        for &value in values {
+        // Row by row; those of one element if the elements of a row are one.
+        let width = match strides.last() {
+            Some(1) => shape[rank - 1],
+            _ => 1,
+        };
+        let outer = if width > 1 { rank - 1 } else { rank };
+        let mut index = vec![0; outer];
+        for row in values.chunks_exact(width.max(1)) {
             let at: usize = index.iter().zip(&strides).map(|(i, s)| i * s).sum();
-            placed[at] = value;
-            for axis in (0..rank).rev() {
+            placed[at..at + row.len()].copy_from_slice(row);
+            for axis in (0..outer).rev() {
                 index[axis] += 1;
                 if index[axis] < shape[axis] {
                     break;

@@ -146,10 +146,10 @@ impl Expected {
     /// nothing.
     #[must_use]
     pub fn exceeds_its_type(&self) -> bool {
-        self.tensors.iter().any(|tensor| {
-            let past = |x: &f64| x.is_finite() && round(1.01 * x, tensor.element).is_infinite();
-            tensor.exact.values.iter().any(past)
-        })
+        // The other types reach as far as f32, in which everything is computed.
+        let narrow = (self.tensors.iter()).filter(|tensor| tensor.element == ElementType::F16);
+        let past = |x: &f64| x.is_finite() && round(1.01 * x, ElementType::F16).is_infinite();
+        narrow.flat_map(|tensor| &tensor.exact.values).any(past)
     }
 
     /// Compares what two calls gave that differ in what should not matter, in the rows for which `kept` holds: rows of

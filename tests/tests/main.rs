@@ -2,6 +2,7 @@
 
 mod contract;
 mod decode;
+mod fuzz;
 mod gradients;
 mod masked;
 mod memory;

@@ -10,8 +10,8 @@
 //! naive implementation is right by luck: with one key, say, its probability is exactly 1 and its
 //! error 0, yet an engine must round its result and may sum in another order. They come from how the
 //! number is made (what is added and cancels), element by element, so they do not grow where an
-//! element is small for another reason. NaN and ±∞ must be where f64 has them, and an element that no
-//! pair contributes to must be exactly 0.
+//! element is small for another reason. An error below [`UNDERFLOW`] is none. NaN and ±∞ must be where
+//! f64 has them, and an element that no pair contributes to must be exactly 0.
 
 use crate::round::epsilon;
 use core::fmt;
@@ -20,6 +20,10 @@ use flash_dma_problem::ElementType;
 /// Epsilons of f32 arithmetic granted per magnitude: the first-order bounds of a dot product, an
 /// exponential, a division and a sum of rounded terms of random sign stay below it together.
 pub const ARITHMETIC: f64 = 4.0;
+
+/// What vanishes in f32: a probability below 1e-38 is 0 there, and with it what it contributes to a gradient, which is
+/// that times the other factors of a term. No other number of a problem is as small.
+pub const UNDERFLOW: f64 = 1e-30;
 
 /// Factor on the naive implementation's error for outputs.
 pub const OUTPUT: f64 = 2.0;
@@ -224,7 +228,7 @@ fn check(
         let error = (actual - value).abs();
         let allowed = match exact.magnitude[at] {
             0.0 => 0.0,
-            magnitude => bound(value, magnitude),
+            magnitude => bound(value, magnitude) + UNDERFLOW,
         };
         let ratio = if !value.is_finite() {
             let same = actual == value || (actual.is_nan() && value.is_nan());

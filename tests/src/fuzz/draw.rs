@@ -152,6 +152,8 @@ fn variant(rng: &mut Rng, profile: &Profile, kind: Kind, element: ElementType) -
     };
     let head_dim = match (profile.size, rng.below(3)) {
         (Size::Small, _) => one(rng, &[8, 16, 24, 32, 40, 64]),
+        // The oracle takes as long for the keys of one row of 256 as for those of eight.
+        (Size::Medium, 0 | 1) => one(rng, &[8, 16, 16, 24, 32, 32, 40, 48, 64]),
         // What the tensor-core engines serve, and what they do not.
         (_, 0) => one(rng, &[64, 128]),
         (_, 1) => one(rng, &[16, 32, 64, 96, 128, 192, 256]),
@@ -228,14 +230,14 @@ fn one_of<'a, T>(rng: &mut Rng, of: [&'a mut T; 2]) -> &'a mut T {
     if rng.below(2) == 0 { a } else { b }
 }
 
-/// More than half of all problems have 1024 keys or more.
+/// Two of three problems have 1024 keys or more.
 fn keys(rng: &mut Rng) -> usize {
     match rng.below(20) {
         0 => 1 + rng.below(20),
-        1..=3 => 1 + rng.below(300),
-        4..=6 => around(rng, &[16, 32, 48, 64, 96, 128, 192, 256, 512]),
-        7 => 300 + rng.below(724),
-        8..=14 => 1024 + rng.below(1000),
+        1..=2 => 1 + rng.below(300),
+        3..=5 => around(rng, &[16, 32, 48, 64, 96, 128, 192, 256, 512]),
+        6 => 300 + rng.below(724),
+        7..=14 => 1024 + rng.below(600),
         15..=18 => around(rng, &[1025, 1088, 1152, 1280, 1536, 1773, 2048, 2304]),
         _ => around(rng, &[3072, 4096]),
     }
@@ -257,7 +259,7 @@ fn queries(rng: &mut Rng, k_len: usize) -> usize {
 /// Around tiles, chunks and lengths.
 fn window(rng: &mut Rng, spec: &Spec) -> Option<usize> {
     let k_len = spec.k_len.max(1);
-    let long = k_len >= 1024 && rng.below(3) > 0;
+    let long = k_len >= 1024 && rng.below(5) > 0;
     Some(match rng.below(20) {
         0 => return None,
         1 => 1 + rng.below(k_len),
@@ -371,9 +373,13 @@ fn decoded(rng: &mut Rng) -> What {
     };
     let pieces: Vec<usize> = [(); 6].map(|()| piece()).into();
     let count = 1 + rng.below(pieces.len());
+    let scores = match storage {
+        Store::Pages { scored: false, .. } => Scores::Normal,
+        _ => scores(rng),
+    };
     What::Decoded(Decoding {
         storage,
-        scores: scores(rng),
+        scores,
         prefill,
         pieces: pieces[..count].to_vec(),
     })
@@ -424,7 +430,16 @@ pub fn work(spec: &Spec) -> usize {
 
 /// Makes a problem smaller until it is within the budget.
 fn fit(rng: &mut Rng, spec: &mut Spec, budget: usize) {
-    let (same_lengths, narrow) = (spec.q_len == spec.k_len, rng.below(4) > 0);
+    let same_lengths = spec.q_len == spec.k_len;
+    let (narrow, together) = (rng.below(4) > 0, rng.below(2) == 0);
+    // What grows with the keys alone, and is little beside the rest in a problem of few keys.
+    let keys = 16 * spec.k_len * spec.head_dim;
+    while spec.batch * spec.kv_heads > 1 && spec.batch * spec.kv_heads * keys > 8 * budget {
+        match spec.batch {
+            1 => spec.kv_heads -= 1,
+            _ => spec.batch -= 1,
+        }
+    }
     loop {
         let work = work(spec);
         if work <= budget {
@@ -459,6 +474,11 @@ fn fit(rng: &mut Rng, spec: &mut Spec, budget: usize) {
                 }
                 *k_len = decoding.prefill + decoding.pieces.iter().sum::<usize>();
                 *q_len = *k_len;
+            }
+            _ if same_lengths && together && *q_len > 16 => {
+                let root = (budget as f64 / work as f64).sqrt().clamp(0.5, 0.99);
+                *q_len = (*q_len as f64 * root) as usize;
+                *k_len = *q_len;
             }
             _ if *q_len > 1 => *q_len = fewer(*q_len),
             _ if *k_len > 1 => *k_len /= 2,

@@ -11,6 +11,8 @@ mod record;
 mod run;
 mod shrink;
 mod spec;
+#[cfg(test)]
+mod tests;
 mod text;
 
 pub use decode::{Decoder, Step};

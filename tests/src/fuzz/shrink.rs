@@ -170,10 +170,11 @@ fn simpler_decoding(decoding: &Decoding) -> Vec<Decoding> {
         }
         Store::Pages { page_len, scored } => {
             with(&|d| {
+                d.scores = Scores::Normal;
                 d.storage = Store::Pages {
                     page_len,
                     scored: false,
-                }
+                };
             });
             for page_len in less(page_len) {
                 with(&|d| d.storage = Store::Pages { page_len, scored });

@@ -1,0 +1,317 @@
+//! What the fuzzer draws, what it finds in engines with a defect, and what it says of that.
+
+use super::{
+    Decoder, Decoding, Limits, Outcome, Palette, Profile, Record, Spec, Step, What, fuzz,
+    regression_test, run, shrunk,
+};
+use crate::engines::Cpu;
+use crate::masked::{MaskedCall, MaskedEngine, MaskedGradients};
+use crate::{Call, Engine, Gradients, Outputs, Raw, Refused, Size};
+use flash_dma_problem::{AttentionError, ElementType, Interval};
+use flash_dma_reference::Inputs;
+use std::time::Duration;
+
+fn limits(problems: u64) -> Limits {
+    Limits {
+        problems,
+        time: Duration::from_secs(3600),
+        failures: 1,
+        threads: 2,
+        progress: 0,
+    }
+}
+
+fn palette(variants: usize, seed: u64) -> Palette {
+    let profile = Profile {
+        variants,
+        ..Profile::of(&Cpu)
+    };
+    Palette::new(profile, seed)
+}
+
+#[test]
+fn a_problem_is_the_line_that_it_prints() {
+    let palette = palette(0, 3);
+    for number in 0..3000 {
+        let spec = palette.draw(number);
+        let line = spec.to_string();
+        assert_eq!(line.parse().as_ref(), Ok(&spec), "{line}");
+    }
+}
+
+#[test]
+fn a_line_that_is_no_problem_is_refused() {
+    let good = "scored f16 b=2 kv=3 g=4 q=3 k=1773 d=64 causal window=728 scores=Normal seed=1";
+    assert!(good.parse::<Spec>().is_ok());
+    for (from, to) in [
+        ("scored", "scores"),
+        ("f16", "f64"),
+        (" q=3", ""),
+        ("window=728", "window=many"),
+        ("scores=Normal", "scores=normal"),
+        ("causal", "causal full"),
+        ("causal", ""),
+        ("seed=1", "seed=1 colour=red"),
+        ("seed=1", "seed=1 lay=cccc"),
+    ] {
+        let bad = good.replacen(from, to, 1);
+        assert!(bad.parse::<Spec>().is_err(), "{bad}");
+    }
+}
+
+/// The same numbers, whatever runs beside and before.
+#[test]
+fn a_number_of_a_seed_is_one_problem() {
+    let draw = |seed, number| palette(0, seed).draw(number).to_string();
+    assert_eq!(draw(1, 5), draw(1, 5));
+    assert_ne!(draw(1, 5), draw(1, 6));
+    assert_ne!(draw(1, 5), draw(2, 5));
+}
+
+/// What the contract allows is in the distribution, the shapes of the defect of few queries under a window among it.
+#[test]
+fn problems_are_of_every_kind() {
+    let palette = palette(0, 7);
+    let specs: Vec<Spec> = (0..4000).map(|number| palette.draw(number)).collect();
+    let share = |name: &str, least: f64, is: &dyn Fn(&Spec) -> bool| {
+        let found = specs.iter().filter(|spec| is(spec)).count() as f64 / specs.len() as f64;
+        assert!(found >= least, "{name}: {found:.3}, less than {least}");
+    };
+    let pruning = |s: &Spec| s.window().is_some_and(|window| window < s.k_len);
+    share("long", 0.4, &|s| s.k_len >= 1024);
+    share("few queries, pruned", 0.05, &|s| {
+        pruning(s) && s.k_len >= 700 && s.q_len <= 64 && s.window() >= Some(100)
+    });
+    share("one position, pruned", 0.02, &|s| {
+        pruning(s) && !s.causal && s.q_len <= s.window().unwrap_or(0).max(1024)
+    });
+    share("as many queries as keys", 0.05, &|s| {
+        s.q_len == s.k_len && !matches!(s.what, What::Decoded(_))
+    });
+    share("more queries than keys", 0.05, &|s| s.q_len > s.k_len);
+    share("no queries or keys", 0.003, &|s| s.q_len * s.k_len == 0);
+    for group in 1..=8 {
+        share("a group", 0.03, &|s| s.group == group);
+    }
+    for dim in 1..=32 {
+        share("a head dimension", 0.004, &|s| s.head_dim == 8 * dim);
+    }
+    for element in [ElementType::F32, ElementType::F16, ElementType::Bf16] {
+        share("a type", 0.3, &|s| s.element == element);
+    }
+    for place in ['c', 't', 'p', 'b', 'h', 'n'] {
+        share("a place", 0.02, &|s| {
+            let line = s.to_string();
+            let layout = line.split(" lay=").nth(1).unwrap_or("c");
+            layout.split(' ').next().unwrap_or("").contains(place)
+        });
+    }
+    for word in [
+        "scored", "plain", "masked", "decoded", "slots=", "pages=", "hidden", "padded", "det",
+        "cap=", "scale=", "dev=30", "dev=0.1", "lse",
+    ] {
+        share(word, 0.02, &|s| s.to_string().contains(word));
+    }
+    for kind in flash_dma_reference::generate::Scores::ALL {
+        share("scores", 0.01, &|s| s.scores() == Some(kind));
+    }
+}
+
+/// A run of a device draws as many variants as it compiles kernels for, and many shapes of each.
+#[test]
+fn a_palette_has_its_number_of_variants() {
+    let palette = palette(40, 9);
+    let mut seen = std::collections::HashSet::new();
+    for number in 0..4000 {
+        let spec = palette.draw(number);
+        let kind = core::mem::discriminant(&spec.what);
+        let cap = spec.softcap.map(f32::to_bits);
+        seen.insert((
+            kind,
+            spec.element,
+            spec.head_dim,
+            spec.group,
+            spec.causal,
+            cap,
+        ));
+    }
+    assert!(seen.len() <= 40, "{}", seen.len());
+    assert!(seen.len() >= 35, "{}", seen.len());
+}
+
+/// What an engine is made to do wrong.
+#[derive(Clone, Copy)]
+enum Defect {
+    /// One element of dk.
+    KeyGradient,
+    /// The gradients of keys that are attended after the first 64.
+    Tile,
+    /// Causal masking.
+    Causal,
+    /// The bias of the last key.
+    Bias,
+    /// What a step finds in the cache.
+    Decode,
+    /// It panics, of many keys.
+    Panics,
+    /// It refuses, of many queries.
+    Refuses,
+}
+
+/// The CPU engine with a defect.
+struct Defective(Defect);
+
+impl Engine for Defective {
+    const NAME: &'static str = "defective";
+    const SIZE: Size = Size::Medium;
+
+    fn new() -> Self {
+        Self(Defect::KeyGradient)
+    }
+
+    fn supports(&self, element: ElementType) -> bool {
+        Cpu.supports(element)
+    }
+
+    fn select(&self, scores: &Raw, window: usize) -> Result<Vec<Interval>, Refused> {
+        Cpu.select(scores, window)
+    }
+
+    fn forward(&self, call: &Call) -> Result<Outputs, Refused> {
+        Cpu.forward(call)
+    }
+
+    fn backward(&self, call: &Call) -> Result<(Outputs, Gradients), Refused> {
+        let mut call = call.clone();
+        if let Defect::Causal = self.0 {
+            call.problem.causal = false;
+        }
+        if let Defect::Panics = self.0 {
+            assert!(call.problem.k_len < 100, "a panic of the engine");
+        }
+        if matches!(self.0, Defect::Refuses) && call.problem.q_len >= 20 {
+            return Err(Refused {
+                error: AttentionError::ZeroWindow,
+                written: false,
+            });
+        }
+        let (outputs, mut grads) = Cpu.backward(&call)?;
+        let dim = call.problem.head_dim;
+        match (self.0, grads.k.last_mut()) {
+            (Defect::KeyGradient, Some(last)) => *last += 1.0,
+            (Defect::Tile, _) => grads.v.iter_mut().skip(64 * dim).for_each(|x| *x *= 1.5),
+            _ => {}
+        }
+        Ok((outputs, grads))
+    }
+}
+
+impl MaskedEngine for Defective {
+    fn counts(&self, call: &MaskedCall) -> Result<Vec<u32>, Refused> {
+        Cpu.counts(call)
+    }
+
+    fn masked_forward(&self, call: &MaskedCall) -> Result<Outputs, Refused> {
+        Cpu.masked_forward(call)
+    }
+
+    fn masked(&self, call: &MaskedCall) -> Result<(Outputs, MaskedGradients), Refused> {
+        let mut call = call.clone();
+        if let (Defect::Bias, Some(last)) =
+            (self.0, call.bias.as_mut().and_then(|b| b.values.last_mut()))
+        {
+            *last += 2.0;
+        }
+        Cpu.masked(&call)
+    }
+}
+
+impl Decoder for Defective {
+    fn decodes(&self) -> bool {
+        true
+    }
+
+    fn decode(&self, spec: &Spec, decoding: &Decoding, all: &Inputs) -> Result<Vec<Step>, String> {
+        let mut steps = Cpu.decode(spec, decoding, all)?;
+        if let (Defect::Decode, [_, .., last]) = (self.0, &mut steps[..]) {
+            last.outputs.lse.iter_mut().for_each(|x| *x += 0.01);
+        }
+        Ok(steps)
+    }
+}
+
+/// The first problem of 500 that fails, and what it is shrunk to.
+fn found(defect: Defect) -> (Record, Spec) {
+    let engine = Defective(defect);
+    let (record, failures) = fuzz(&engine, &palette(0, 11), &limits(500));
+    let first = failures.first().expect("the defect is found");
+    let least = shrunk(&engine, &first.spec).expect("it fails again");
+    let again = least.spec.to_string().parse().expect("a line");
+    assert!(
+        matches!(run(&engine, &again), Outcome::Failed(_)),
+        "{again}"
+    );
+    assert!(matches!(run(&Cpu, &again), Outcome::Passed(_)), "{again}");
+    assert!(regression_test(&again).contains(&again.to_string()));
+    (record, least.spec)
+}
+
+#[test]
+fn one_wrong_element_is_found_and_shrunk() {
+    let (record, least) = found(Defect::KeyGradient);
+    assert!(record.counted() < 50, "{record}");
+    let size = least.batch * least.kv_heads * least.q_len * least.k_len;
+    assert!(size == 1 && least.head_dim == 8, "{least}");
+}
+
+#[test]
+fn a_wrong_second_tile_is_shrunk_to_two_tiles() {
+    let (_, least) = found(Defect::Tile);
+    assert!(least.batch * least.kv_heads * least.k_len <= 66, "{least}");
+}
+
+#[test]
+fn a_forgotten_causal_mask_is_found_and_shrunk() {
+    let (record, least) = found(Defect::Causal);
+    assert!(record.counted() < 50, "{record}");
+    assert!(least.causal && least.k_len <= 2, "{least}");
+}
+
+#[test]
+fn a_wrong_bias_is_found_and_shrunk() {
+    let (record, least) = found(Defect::Bias);
+    assert!(record.counted() < 100, "{record}");
+    assert!(
+        matches!(least.what, What::Masked { mask: None, .. }),
+        "{least}"
+    );
+}
+
+#[test]
+fn a_wrong_step_is_found_and_shrunk() {
+    let (_, least) = found(Defect::Decode);
+    assert_eq!(least.k_len, 2, "{least}");
+}
+
+#[test]
+fn a_panic_is_a_failure() {
+    let (_, least) = found(Defect::Panics);
+    assert_eq!(least.k_len, 100, "{least}");
+}
+
+#[test]
+fn a_refusal_is_a_failure() {
+    let (_, least) = found(Defect::Refuses);
+    assert_eq!(least.q_len, 20, "{least}");
+}
+
+#[test]
+fn cells_with_few_problems_are_named() {
+    let (record, _) = fuzz(&Cpu, &palette(0, 1), &limits(5));
+    let elements = [ElementType::F32, ElementType::F16, ElementType::Bf16];
+    assert!(!record.wanting(50, &elements, true).is_empty());
+    assert!(Record::default().wanting(1, &elements, true).len() == 15);
+    let json = record.json(&[("engine", "cpu".into())]);
+    assert_eq!((&json["problems"], &json["wrong"]), (&5.into(), &0.into()));
+    assert_eq!(json["engine"], "cpu");
+}

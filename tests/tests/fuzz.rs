@@ -1,0 +1,30 @@
+//! The fuzzer with a fixed seed. What it finds in engines with a defect stands beside it.
+
+use flash_dma_tests::fuzz::{Fuzzed, Limits, Palette, Profile, fuzz};
+use flash_dma_tests::{Size, raw_engines};
+use std::time::Duration;
+
+raw_engines!(a_fixed_seed_finds_nothing);
+
+fn a_fixed_seed_finds_nothing<E: Fuzzed>(engine: &E) {
+    let mut profile = Profile::of(engine);
+    // A device compiles for each variant, and CI has two minutes.
+    let (variants, problems) = match E::SIZE {
+        Size::Small => (6, 30),
+        Size::Medium => (0, 300),
+        Size::Large => (12, 300),
+    };
+    profile.variants = variants;
+    let limits = Limits {
+        problems,
+        time: Duration::from_secs(3600),
+        failures: 1,
+        threads: 2,
+        progress: 0,
+    };
+    let (record, failures) = fuzz(engine, &Palette::new(profile, 20), &limits);
+    if let Some(failure) = failures.first() {
+        panic!("{} at {}:\n{}", E::NAME, failure.spec, failure.what);
+    }
+    assert!(record.counted() * 10 > problems * 9, "{record}");
+}
