@@ -2,20 +2,22 @@
 //! that computes dynamic-mask attention, one comparison with the oracle, and the macro that makes a
 //! test of every engine in the build.
 //!
-//! The engines follow the features: the CPU engine always; the kernels on `cpu`, `cuda`, `wgpu`; Burn
-//! on `flex`, `cpu`, `cuda`, `wgpu`. `--no-default-features --features cuda` is the GPU suite. Without any feature there is
-//! the CPU engine alone, which the [fuzzer](fuzz) runs then.
+//! The engines follow the features: the CPU engine always; the kernels on `cpu`, `cuda`, `wgpu` (through WGSL) or
+//! `vulkan` (through SPIR-V); Burn on `flex`, `cpu`, `cuda`, and under `burn` on `wgpu`.
+//! `--no-default-features --features cuda` is the GPU suite, `--no-default-features --features vulkan` that of the
+//! kernels on Vulkan. Without any feature there is the CPU engine
+//! alone, which the [fuzzer](fuzz) runs then.
 #![warn(missing_docs)]
 
 pub mod call;
 pub mod case;
-#[cfg(feature = "devices")]
+#[cfg(feature = "kernels")]
 pub mod decoding;
 pub mod engine;
 pub mod engines;
 pub mod expected;
 pub mod fuzz;
-#[cfg(feature = "devices")]
+#[cfg(feature = "kernels")]
 pub mod large;
 pub mod masked;
 
@@ -113,7 +115,8 @@ macro_rules! engines_of {
         $crate::$each!($with [feature = "cuda"] kernels_cuda = KernelsOnCuda);
         $crate::$each!($with [feature = "cuda"] kernels_cuda_mma = KernelsOnCudaMma);
         $crate::$each!($with [feature = "cuda"] kernels_cuda_portable = KernelsOnCudaPortable);
-        $crate::$each!($with [feature = "wgpu"] kernels_wgpu = KernelsOnWgpu);
+        $crate::$each!($with [all(feature = "wgpu", not(feature = "vulkan"))] kernels_wgpu = KernelsOnWgpu);
+        $crate::$each!($with [feature = "vulkan"] kernels_vulkan = KernelsOnVulkan);
         $crate::engines_of!($each $with $($set)*);
     };
     ($each:ident $with:tt tensor_cores $($set:ident)*) => {
@@ -126,7 +129,7 @@ macro_rules! engines_of {
     ($each:ident $with:tt burn $($set:ident)*) => {
         $crate::$each!($with [feature = "flex"] burn_flex = BurnOnFlex);
         $crate::$each!($with [feature = "cuda"] burn_cuda = BurnOnCuda);
-        $crate::$each!($with [feature = "wgpu"] burn_wgpu = BurnOnWgpu);
+        $crate::$each!($with [all(feature = "burn", feature = "wgpu")] burn_wgpu = BurnOnWgpu);
         $crate::engines_of!($each $with $($set)*);
     };
     ($each:ident $with:tt burn_cpu $($set:ident)*) => {

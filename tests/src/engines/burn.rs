@@ -286,6 +286,6 @@ backend!(
     WgpuBackend,
     BurnOnWgpu,
     "burn_wgpu",
-    Large,
+    Small,
     Device::wgpu(Default::default())
 );

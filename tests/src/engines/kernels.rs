@@ -435,11 +435,21 @@ target!(
     cubecl::Device::cuda(0),
     engine::Engine::Portable
 );
+// Small: the driver may be a CPU's.
+#[cfg(not(feature = "vulkan"))]
 target!(
     "wgpu",
     WgpuTarget,
     KernelsOnWgpu,
     "kernels_wgpu",
-    Large,
+    Small,
     cubecl::Device::wgpu(Default::default())
+);
+target!(
+    "vulkan",
+    VulkanTarget,
+    KernelsOnVulkan,
+    "kernels_vulkan",
+    Small,
+    cubecl::Device::vulkan(Default::default())
 );

@@ -1,11 +1,11 @@
 //! The engines of this build.
 
-#[cfg(feature = "devices")]
+#[cfg(feature = "burn")]
 pub(crate) mod burn;
 pub(crate) mod cpu;
-#[cfg(feature = "devices")]
+#[cfg(feature = "kernels")]
 pub(crate) mod kernels;
-#[cfg(feature = "devices")]
+#[cfg(feature = "kernels")]
 pub mod memory;
 
 #[cfg(feature = "cpu")]
@@ -14,16 +14,18 @@ pub use burn::BurnOnCpu;
 pub use burn::BurnOnCuda;
 #[cfg(feature = "flex")]
 pub use burn::BurnOnFlex;
-#[cfg(feature = "wgpu")]
+#[cfg(all(feature = "burn", feature = "wgpu"))]
 pub use burn::BurnOnWgpu;
-#[cfg(feature = "devices")]
+#[cfg(feature = "burn")]
 pub use burn::{Backend, Burn};
 pub use cpu::Cpu;
 #[cfg(feature = "cpu")]
 pub use kernels::KernelsOnCpu;
-#[cfg(feature = "wgpu")]
+#[cfg(feature = "vulkan")]
+pub use kernels::KernelsOnVulkan;
+#[cfg(all(feature = "wgpu", not(feature = "vulkan")))]
 pub use kernels::KernelsOnWgpu;
-#[cfg(feature = "devices")]
+#[cfg(feature = "kernels")]
 pub use kernels::{Kernels, Target};
 #[cfg(feature = "cuda")]
 pub use kernels::{KernelsOnCuda, KernelsOnCudaMma, KernelsOnCudaPortable, KernelsOnCudaWgmma};
@@ -51,7 +53,7 @@ thread_local! {
 }
 
 /// Notes what serves a pass on this thread, where an engine has several ways.
-#[cfg(feature = "devices")]
+#[cfg(feature = "kernels")]
 pub(crate) fn note(pass: Pass, by: &'static str) {
     NOTES.with_borrow_mut(|notes| {
         if !notes.contains(&(pass, by)) {

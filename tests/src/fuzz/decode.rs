@@ -7,10 +7,10 @@ use core::ops::Range;
 use flash_dma_problem::Problem;
 use flash_dma_reference::Inputs;
 
-#[cfg(feature = "devices")]
+#[cfg(feature = "kernels")]
 mod burn;
 mod cpu;
-#[cfg(feature = "devices")]
+#[cfg(feature = "kernels")]
 mod kernels;
 
 /// What a step gave.

@@ -1,13 +1,14 @@
 //! `burn-flash-dma` through `Tensor`s and autodiff.
 
+use super::plans::{Keys, Plan, PlanEngine, RawMask, laid_out};
 use super::{MaskedCall, MaskedEngine, MaskedGradients};
 use crate::engines::burn::{Backend, Burn, download, tensor, upload, upload_bool};
 use crate::{Outputs, Refused};
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 use burn_flash_dma::{
-    AttentionMask, TilePlan, masked_attention_with_plan, try_masked_attention_with_lse,
+    AttentionMask, KeyRanges, TilePlan, masked_attention_with_plan, try_masked_attention_with_lse,
 };
-use flash_dma_problem::{AttentionError, ElementType};
+use flash_dma_problem::{AttentionError, ElementType, PlanGeometry};
 
 /// The tensors of a call.
 struct Tensors {
@@ -158,5 +159,58 @@ impl<B: Backend> Burn<B> {
             let out = masked_attention_with_plan(q, k, v, &plan, bias.clone(), call.options());
             download(out)
         })
+    }
+}
+
+/// What a plan on Burn holds.
+#[must_use]
+pub fn read(plan: &TilePlan) -> Plan {
+    let words = |data: TensorData| data.iter::<i32>().map(|n| n as u32).collect();
+    Plan {
+        bits: words(plan.bits().clone().into_data()),
+        counts: words(plan.counts().clone().into_data()),
+    }
+}
+
+impl<B: Backend> PlanEngine for Burn<B> {
+    fn plan(&self, geometry: &PlanGeometry, mask: &RawMask) -> Plan {
+        let [b, h, q, k] = geometry.mask;
+        let values = laid_out(geometry.mask, mask, |x| x != 0);
+        let shape = if mask.transposed {
+            [b, h, k, q]
+        } else {
+            geometry.mask
+        };
+        let tensor = Tensor::<4, Bool>::from_data(TensorData::new(values, shape), &self.device);
+        let tensor = if mask.transposed {
+            tensor.swap_dims(2, 3)
+        } else {
+            tensor
+        };
+        let mask = match mask.hidden {
+            true => AttentionMask::hidden(tensor),
+            false => AttentionMask::visible(tensor),
+        };
+        let lengths = [geometry.q_len, geometry.k_len];
+        read(&TilePlan::new(mask, lengths, geometry.causal))
+    }
+
+    fn plan_ranges(
+        &self,
+        geometry: &PlanGeometry,
+        first: &Keys,
+        end: &Keys,
+    ) -> Result<Plan, AttentionError> {
+        let [first, end] = [first, end].map(|keys| {
+            let data = TensorData::new(keys.values.clone(), keys.shape);
+            Tensor::<3, Int>::from_data(data, &self.device)
+        });
+        let lengths = [geometry.q_len, geometry.k_len];
+        let ranges = KeyRanges::new(first, end);
+        Ok(read(&TilePlan::try_from_ranges(
+            ranges,
+            lengths,
+            geometry.causal,
+        )?))
     }
 }

@@ -1,12 +1,12 @@
 //! Attention under masks and biases: its calls, its cases, and the engines.
 
-#[cfg(feature = "devices")]
+#[cfg(feature = "burn")]
 mod burn;
 mod case;
 mod cpu;
-#[cfg(feature = "devices")]
+#[cfg(feature = "kernels")]
 mod kernels;
-#[cfg(feature = "devices")]
+#[cfg(feature = "kernels")]
 pub mod plans;
 
 pub use case::{MaskedCase, Pattern, top_of_bias};

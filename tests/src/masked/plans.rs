@@ -2,13 +2,13 @@
 
 use crate::Engine;
 use crate::engines::Cpu;
-use crate::engines::burn::{Backend, Burn};
 use crate::engines::kernels::{Kernels, Target, binding};
-use burn::tensor::{Bool, Int, Tensor, TensorData};
-use burn_flash_dma::{AttentionMask, KeyRanges, TilePlan};
 use flash_dma_cpu::BroadcastView;
 use flash_dma_kernels::MaskBits;
 use flash_dma_problem::{AttentionError, PlanGeometry, contiguous_strides};
+
+#[cfg(feature = "burn")]
+pub use super::burn::read;
 
 /// The bits and counts of a plan, contiguous.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,7 +132,11 @@ fn strides(shape: [usize; 4], transposed: bool) -> [usize; 4] {
 }
 
 /// The values of a mask as they lie in memory.
-fn laid_out<T: Copy + Default>(shape: [usize; 4], mask: &RawMask, of: impl Fn(u8) -> T) -> Vec<T> {
+pub(super) fn laid_out<T: Copy + Default>(
+    shape: [usize; 4],
+    mask: &RawMask,
+    of: impl Fn(u8) -> T,
+) -> Vec<T> {
     let strides = strides(shape, mask.transposed);
     let mut values = vec![T::default(); mask.values.len()];
     for (n, &value) in mask.values.iter().enumerate() {
@@ -260,58 +264,5 @@ impl<T: Target> PlanEngine for Kernels<T> {
         self.planned(geometry, |plan| {
             flash_dma_kernels::plan_ranges(&self.client, geometry, first, end, plan)
         })
-    }
-}
-
-/// What a plan on Burn holds.
-#[must_use]
-pub fn read(plan: &TilePlan) -> Plan {
-    let words = |data: TensorData| data.iter::<i32>().map(|n| n as u32).collect();
-    Plan {
-        bits: words(plan.bits().clone().into_data()),
-        counts: words(plan.counts().clone().into_data()),
-    }
-}
-
-impl<B: Backend> PlanEngine for Burn<B> {
-    fn plan(&self, geometry: &PlanGeometry, mask: &RawMask) -> Plan {
-        let [b, h, q, k] = geometry.mask;
-        let values = laid_out(geometry.mask, mask, |x| x != 0);
-        let shape = if mask.transposed {
-            [b, h, k, q]
-        } else {
-            geometry.mask
-        };
-        let tensor = Tensor::<4, Bool>::from_data(TensorData::new(values, shape), &self.device);
-        let tensor = if mask.transposed {
-            tensor.swap_dims(2, 3)
-        } else {
-            tensor
-        };
-        let mask = match mask.hidden {
-            true => AttentionMask::hidden(tensor),
-            false => AttentionMask::visible(tensor),
-        };
-        let lengths = [geometry.q_len, geometry.k_len];
-        read(&TilePlan::new(mask, lengths, geometry.causal))
-    }
-
-    fn plan_ranges(
-        &self,
-        geometry: &PlanGeometry,
-        first: &Keys,
-        end: &Keys,
-    ) -> Result<Plan, AttentionError> {
-        let [first, end] = [first, end].map(|keys| {
-            let data = TensorData::new(keys.values.clone(), keys.shape);
-            Tensor::<3, Int>::from_data(data, &self.device)
-        });
-        let lengths = [geometry.q_len, geometry.k_len];
-        let ranges = KeyRanges::new(first, end);
-        Ok(read(&TilePlan::try_from_ranges(
-            ranges,
-            lengths,
-            geometry.causal,
-        )?))
     }
 }

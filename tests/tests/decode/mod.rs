@@ -1,7 +1,11 @@
 //! Decoding through a cache equals a pass over everything, for every prefix and whatever the pieces.
 
+#[cfg(feature = "burn")]
 mod pages;
+#[cfg(feature = "burn")]
 mod refusals;
+#[cfg(feature = "burn")]
 mod sequences;
+#[cfg(feature = "burn")]
 mod slots;
 mod steps;

@@ -4,6 +4,7 @@ mod hidden;
 mod masks;
 mod pairs;
 mod selections;
+#[cfg(feature = "burn")]
 mod self_check;
 
 use flash_dma_problem::ElementType::{Bf16, F16};

@@ -1,6 +1,7 @@
 //! Attention under masks and biases, against the oracle.
 
 mod broadcasts;
+#[cfg(feature = "burn")]
 mod burn;
 mod grid;
 mod not_finite;

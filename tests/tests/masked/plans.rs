@@ -1,12 +1,9 @@
 //! Tile plans of masks and of ranges of keys, bit by bit.
 
-use burn::tensor::{Int, Tensor, TensorData};
-use burn_flash_dma::{AttentionMask, KeyRanges, TilePlan};
 use flash_dma_problem::{AttentionError, PlanGeometry, TensorName};
 use flash_dma_reference::Rng;
-use flash_dma_tests::engines::{Backend, Burn};
-use flash_dma_tests::masked::plans::{Keys, Plan, PlanEngine, RawMask, read};
-use flash_dma_tests::{every_burn, every_engine, raw_engines};
+use flash_dma_tests::masked::plans::{Keys, Plan, PlanEngine, RawMask};
+use flash_dma_tests::{every_engine, raw_engines};
 
 every_engine!(
     masks_of_whole_words,
@@ -14,7 +11,6 @@ every_engine!(
     ranges_of_any_shape,
 );
 raw_engines!(ranges_that_do_not_fit);
-every_burn!(builders_of_ranges_and_masks_agree, runs_of_many_tokens);
 
 /// Random bytes, of which half are 0, in blocks that are empty, full or mixed.
 fn mask(shape: [usize; 4], seed: u64, hidden: bool, transposed: bool) -> RawMask {
@@ -180,81 +176,4 @@ fn ranges_that_do_not_fit<E: PlanEngine>(engine: &E) {
             actual: 1
         })
     );
-}
-
-/// Each builder of ranges beside the builder of masks of the same name.
-fn builders_of_ranges_and_masks_agree<B: Backend>(burn: &Burn<B>) {
-    let device = burn.device();
-    let same = |mask: AttentionMask, ranges: KeyRanges, lengths: [usize; 2]| {
-        for causal in [false, true] {
-            let (mask, ranges) = (mask.clone(), ranges.clone());
-            let mask = TilePlan::new(mask, lengths, causal);
-            let ranges = TilePlan::from_ranges(ranges, lengths, causal);
-            let geometry = *ranges.geometry();
-            assert_eq!(mask.geometry(), &geometry);
-            let [mask, ranges] = [&mask, &ranges].map(|plan| read(plan).specified(&geometry));
-            assert_eq!(mask, ranges, "{geometry:?}");
-        }
-    };
-    for lengths in [[19, 70], [70, 19], [40, 40]] {
-        for window in [0, 1, 7, 65, usize::MAX] {
-            same(
-                AttentionMask::sliding_window(lengths, window, device),
-                KeyRanges::sliding_window(lengths, window, device),
-                lengths,
-            );
-        }
-        let padding = Tensor::<1, Int>::from_data([0, 11, lengths[1] as i32], device);
-        same(
-            AttentionMask::padding(padding.clone(), lengths[1]),
-            KeyRanges::padding(padding),
-            lengths,
-        );
-    }
-    for len in [1, 2, 9, 75] {
-        let ids: Vec<i32> = (0..3 * len as i32)
-            .map(|n| [n % len as i32 / 7, n % len as i32, 4][n as usize / len])
-            .collect();
-        let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [3, len]), device);
-        let lengths = [len, len];
-        let masks = || AttentionMask::documents(ids.clone());
-        let ranges = || KeyRanges::documents(ids.clone());
-        same(masks(), ranges(), lengths);
-        // Both at once, and in both orders.
-        let window = AttentionMask::sliding_window(lengths, 5, device);
-        let near = KeyRanges::sliding_window(lengths, 5, device);
-        same(
-            masks().and(window.clone()),
-            ranges().and(near.clone()),
-            lengths,
-        );
-        same(window.and(masks()), near.and(ranges()), lengths);
-    }
-}
-
-/// Documents of which the running maximum takes several pieces, and one whose id comes back.
-fn runs_of_many_tokens<B: Backend>(burn: &Burn<B>) {
-    let len = 700;
-    let mut rng = Rng::new(3);
-    let mut id = 0;
-    let ids: Vec<i32> = (0..2 * len)
-        .map(|n| {
-            if n % len == 0 || rng.below(150) == 0 {
-                id = (id + 1) % 3;
-            }
-            id
-        })
-        .collect();
-    let tensor = Tensor::<2, Int>::from_data(TensorData::new(ids.clone(), [2, len]), burn.device());
-    let plan = TilePlan::from_ranges(KeyRanges::documents(tensor), [len, len], true);
-    let mut runs = vec![0; 2 * len];
-    for n in 1..2 * len {
-        let same = n % len > 0 && ids[n] == ids[n - 1];
-        runs[n] = runs[n - 1] + usize::from(!same);
-    }
-    let geometry = plan.geometry();
-    let expected = Plan::expected(geometry, |[b, _, i, j]| {
-        runs[b * len + i] == runs[b * len + j]
-    });
-    assert!(read(&plan).specified(geometry) == expected);
 }
