@@ -2,7 +2,7 @@
 
 use crate::tile::{
     Blueprint, LANES, Pairs, PairsExpand, Row4, Slots, TileRows, accumulate, accumulate_selected,
-    load_rows, load_tile, logit, logit_slope, position, products, store_row,
+    load_rows, load_tile, logit, logit_slope, negative_infinity, position, products, store_row,
 };
 use cubecl::prelude::*;
 
@@ -175,7 +175,7 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
                 row_lse[row] = lse[n];
                 row_delta[row] = delta[n];
                 // A row that attends to nothing has no gradients, whatever its logits.
-                if lse[n] == f32::new(f32::NEG_INFINITY) {
+                if lse[n] == negative_infinity() {
                     at = i32::new(-1);
                 }
             }

@@ -2,7 +2,8 @@
 
 use crate::tile::{
     Blueprint, LANES, Pairs, PairsExpand, Row4, Slots, TileKeys, TileRows, accumulate,
-    accumulate_selected, load_tile, logit, logit_slope, position, products, store_tile,
+    accumulate_selected, load_tile, logit, logit_slope, negative_infinity, position, products,
+    store_tile,
 };
 use cubecl::prelude::*;
 
@@ -83,7 +84,7 @@ pub(crate) fn dq_kernel<F: Float, N: Size>(
             row_lse[row] = lse[n];
             row_delta[row] = delta[n];
             // A row that attends to nothing has no gradients, whatever its logits.
-            if lse[n] == f32::new(f32::NEG_INFINITY) {
+            if lse[n] == negative_infinity() {
                 at = i32::new(-1);
             }
         }

@@ -2,7 +2,9 @@
 
 use super::args::{Slots, Tokens};
 use crate::scratch::{one_unit_each, scratch};
-use crate::tile::{Layout, address_type, check_tensor, check_type, elem_type, vector_size};
+use crate::tile::{
+    Layout, address_type, check_tensor, check_type, elem_type, negative_infinity, vector_size,
+};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::{AppendProblem, AttentionError, TensorName};
@@ -64,7 +66,7 @@ fn gather_kernel<E: Numeric, N: Size>(
         let (batch, head) = (row / heads, row % heads);
         let mut key = Vector::<E, N>::new(E::from_int(0));
         let mut value = Vector::<E, N>::new(E::from_int(0));
-        let mut own = f32::new(f32::NEG_INFINITY);
+        let mut own = negative_infinity();
         if n < window {
             let slot = order[row * window + n];
             if slot != comptime!(EMPTY) {

@@ -1,7 +1,7 @@
 //! The keys of a decode step: what the cache holds, and behind it the new tokens.
 
 use super::commit::{ENTRY, NONE};
-use crate::tile::{Blueprint, Row4, Slots, is_finite4, load_vector};
+use crate::tile::{Blueprint, Row4, Slots, is_finite4, load_vector, negative_infinity};
 use cubecl::prelude::*;
 
 /// What is fixed when the portable kernel is compiled.
@@ -133,7 +133,7 @@ impl StepKeys {
                 end = first;
             }
         }
-        if score == f32::new(f32::NEG_INFINITY) {
+        if score == negative_infinity() {
             end = first;
         }
         end

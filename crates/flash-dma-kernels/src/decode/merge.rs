@@ -1,5 +1,6 @@
 //! Puts the outputs of the parts of the keys together.
 
+use crate::tile::negative_infinity;
 use cubecl::prelude::*;
 
 /// Parts that a unit reads at once.
@@ -30,7 +31,7 @@ pub(super) fn merge_row<E: Float>(
     #[comptime] units: usize,
 ) {
     let unit = UNIT_POS as usize;
-    let none = f32::new(f32::NEG_INFINITY);
+    let none = negative_infinity();
     let mut shared = Shared::<[f32]>::new_slice(units);
 
     let mut greatest = none;

@@ -3,7 +3,7 @@
 use super::seen::{BiasRow, Seen, broadcast_row, is_active, seen_keys};
 use crate::tile::{
     Blueprint, LANES, Pairs, PairsExpand, Row4, TileRows, accumulate, accumulate_selected,
-    load_tile, logit, logit_slope, products, store_tile,
+    load_tile, logit, logit_slope, negative_infinity, products, store_tile,
 };
 use cubecl::prelude::*;
 
@@ -233,7 +233,7 @@ pub(super) fn load_queries<F: Float, N: Size>(
             row_lse[row] = lse[n];
             row_delta[row] = delta[n];
             // A row that sees nothing has no gradients, whatever its logits.
-            if lse[n] != f32::new(f32::NEG_INFINITY) {
+            if lse[n] != negative_infinity() {
                 word = seen_keys(
                     bits, mask_row, query, first_key, q_len, k_len, masked, bp.causal,
                 );

@@ -3,7 +3,7 @@
 use super::seen::{BiasRow, Seen, broadcast_row, is_active, seen_keys};
 use crate::tile::{
     Blueprint, LANES, Pairs, PairsExpand, Row4, TileRows, accumulate, accumulate_selected,
-    load_tile, logit, logit_slope, position, products, store_tile,
+    load_tile, logit, logit_slope, negative_infinity, position, products, store_tile,
 };
 use cubecl::prelude::*;
 
@@ -72,7 +72,7 @@ pub(super) fn dq_kernel<F: Float, N: Size>(
     let mut row = UNIT_POS as usize;
     while row < outer_rows {
         // A row that sees nothing has no gradients, whatever its logits.
-        row_lse[row] = f32::new(f32::NEG_INFINITY);
+        row_lse[row] = negative_infinity();
         if first_query + row < q_len {
             let n = (batch * q_heads + head) * q_len + first_query + row;
             row_lse[row] = lse[n];
@@ -116,7 +116,7 @@ pub(super) fn dq_kernel<F: Float, N: Size>(
             let mut row = UNIT_POS as usize;
             while row < outer_rows {
                 let mut word = 0u32;
-                if row_lse[row] != f32::new(f32::NEG_INFINITY) {
+                if row_lse[row] != negative_infinity() {
                     word = seen_keys(
                         bits,
                         mask_row,

@@ -2,8 +2,8 @@
 
 use super::seen::{BiasRow, Seen, broadcast_row, is_active, seen_keys};
 use crate::tile::{
-    Blueprint, OnlineSoftmax, Pairs, PairsExpand, Row4, TileRows, load_tile, logit, position,
-    products,
+    Blueprint, OnlineSoftmax, Pairs, PairsExpand, Row4, TileRows, load_tile, logit,
+    negative_infinity, position, products,
 };
 use cubecl::prelude::*;
 
@@ -114,7 +114,7 @@ pub(super) fn forward_kernel<F: Float, N: Size>(
                 for i in 0..comptime!(bp.micro.inner) {
                     let inner = x + i * units_x;
                     let n = o * comptime!(bp.micro.inner) + i;
-                    let mut value = f32::new(f32::NEG_INFINITY);
+                    let mut value = negative_infinity();
                     if seen.selected(outer, inner) {
                         let z = bias_row.read(bias, first_query + outer, first_key + inner, biased);
                         value = logit(softmax.s[n], scale, softcap, bp) + z;

@@ -3,6 +3,7 @@
 use crate::args::{Inputs, Selection};
 use crate::cpu;
 use cubecl::client::Client;
+use cubecl::ir::features::TypeUsage;
 use cubecl::ir::{AddressType, ElemType, FloatKind};
 use cubecl::prelude::TensorBinding;
 use flash_dma_problem::{AttentionError, ElementType, Problem, TensorName, TensorSpec};
@@ -102,10 +103,13 @@ impl Selection {
     }
 }
 
-/// Checks that the device has the element type.
+/// Checks that the device stores and converts the element type.
 pub(crate) fn check_type(client: &Client, element: ElementType) -> Result<(), AttentionError> {
     let unsupported = |what| Err(AttentionError::Unsupported { what });
-    if !client.properties().supports_type(elem_type(element)) {
+    // Some devices convert a type that their buffers cannot hold.
+    let used = TypeUsage::Buffer | TypeUsage::Conversion;
+    let usage = client.properties().type_usage(elem_type(element));
+    if !usage.is_superset(used) {
         return unsupported(format!("tensors of {element}"));
     }
     if element == ElementType::Bf16 && !cpu::rounds_to_bf16(client) {

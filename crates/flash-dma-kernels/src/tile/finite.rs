@@ -16,3 +16,9 @@ pub(crate) fn exponent_bits(x: f32) -> u32 {
 pub(crate) fn is_finite(x: f32) -> bool {
     exponent_bits(x) != NO_NUMBER
 }
+
+/// −∞. It is made from its bits because CubeCL prints the constant as `-Inf`, which WGSL has no name for.
+#[cube]
+pub(crate) fn negative_infinity() -> f32 {
+    f32::reinterpret(u32::new(comptime!(0xff80_0000i64)))
+}

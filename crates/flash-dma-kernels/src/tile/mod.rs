@@ -29,7 +29,7 @@ pub(crate) use check::{
     vector_size,
 };
 pub(crate) use fill::fill;
-pub(crate) use finite::{NO_NUMBER, exponent_bits, is_finite};
+pub(crate) use finite::{NO_NUMBER, exponent_bits, is_finite, negative_infinity};
 pub(crate) use keys::TileKeys;
 pub(crate) use memory::{
     Row4, TileRows, is_finite4, load_rows, load_tile, load_vector, store_row, store_tile,

@@ -1,6 +1,7 @@
 //! Online softmax over the inner tiles that stream past an outer tile.
 
 use super::blueprint::{Blueprint, LANES};
+use super::finite::negative_infinity;
 use super::memory::{Row4, TileRows, store_tile};
 use super::product::{accumulate, accumulate_selected, products};
 use super::visibility::{Pairs, PairsExpand, Slots, logit};
@@ -32,7 +33,7 @@ impl OnlineSoftmax {
         let mut row_sum = Array::<f32>::new(comptime!(bp.micro.outer));
         #[unroll(bp.unroll())]
         for o in 0..comptime!(bp.micro.outer) {
-            row_max[o] = f32::new(f32::NEG_INFINITY);
+            row_max[o] = negative_infinity();
             row_sum[o] = 0.0f32;
         }
         #[unroll(bp.unroll())]
@@ -77,7 +78,7 @@ impl OnlineSoftmax {
             for i in 0..comptime!(bp.micro.inner) {
                 let inner = x + i * units_x;
                 let n = o * comptime!(bp.micro.inner) + i;
-                let mut value = f32::new(f32::NEG_INFINITY);
+                let mut value = negative_infinity();
                 if slots.selected(outer, inner) {
                     value = logit(self.s[n], scale, softcap, bp) + key_scores[inner];
                 }
@@ -100,7 +101,7 @@ impl OnlineSoftmax {
         let (units_x, units_y) = comptime!((bp.micro.units_x, bp.micro.units_y));
         #[unroll(bp.unroll())]
         for o in 0..comptime!(bp.micro.outer) {
-            let mut unit_max = f32::new(f32::NEG_INFINITY);
+            let mut unit_max = negative_infinity();
             #[unroll(bp.unroll())]
             for i in 0..comptime!(bp.micro.inner) {
                 unit_max = max(unit_max, self.s[o * comptime!(bp.micro.inner) + i]);
@@ -120,7 +121,7 @@ impl OnlineSoftmax {
             self.row_max[o] = new_max;
             // While a row has seen no finite logit, -inf - -inf would make NaN.
             let mut shift = new_max;
-            if new_max == f32::new(f32::NEG_INFINITY) {
+            if new_max == negative_infinity() {
                 shift = 0.0f32;
             }
             let rescale = (old_max - shift).exp();
@@ -176,7 +177,7 @@ impl OnlineSoftmax {
             let mut row_lse = self.row_max[o] + sum.ln();
             if sum == 0.0f32 {
                 inverse = 0.0f32;
-                row_lse = f32::new(f32::NEG_INFINITY);
+                row_lse = negative_infinity();
             }
             self.row_max[o] = row_lse;
             #[unroll(bp.unroll())]
