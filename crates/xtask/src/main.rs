@@ -11,6 +11,7 @@ mod process;
 mod setup;
 mod test;
 mod tidy;
+mod vulkan;
 
 use std::process::ExitCode;
 
@@ -21,6 +22,10 @@ Usage: cargo xtask <command>
                    backend). Needs Rust and a C compiler, nothing else.
   test [--fast]    All checks: setup, format, house rules, clippy, tests, documentation, generated
                    CUDA code. --fast leaves out the last two.
+  test-vulkan [--spirv]
+                   The kernels' tests on Vulkan, through wgpu and WGSL: on Mesa's driver for CPUs, which
+                   is installed if there is no driver. --spirv compiles them as the feature `vulkan`
+                   does, for a driver that takes it.
   setup            Provide LLVM's libraries for CubeCL, a C++ compiler and Python. `test`, `codegen`
                    and `gpu-pack` do this first.
   codegen [--bless] [PREFIX..]
@@ -50,6 +55,7 @@ fn main() -> ExitCode {
         "setup" => process::no_options(options).and_then(|()| setup::run(setup::Needs::ALL)),
         "demo" => demo::run(options),
         "test" => test::run(options),
+        "test-vulkan" => vulkan::run(options),
         "codegen" => codegen::run(options),
         "gpu-pack" => gpu_pack::run(options),
         "bench-report" => bench_report::run(options),

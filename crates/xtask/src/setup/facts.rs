@@ -1,7 +1,7 @@
 //! What the machine has.
 
 use super::Needs;
-use super::plan::{DISTRIBUTION, Facts, Prefix};
+use super::plan::{DISTRIBUTION, Facts, Prefix, Rights};
 use crate::process::{Result, read_file, root, try_output};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::path::{Path, PathBuf};
@@ -22,16 +22,13 @@ pub fn gather(needs: Needs) -> Result<Facts> {
         .join(format!("tracel/tracel-llvm-{bundle_version}"));
 
     let state = prefix_state(&prefix);
-    let apt = runs("apt-get", &["--version"]);
     Ok(Facts {
         release_reachable: state == Prefix::Absent && reachable(&release_url(&bundle_version)),
         state,
         prefix,
         bundle_version,
-        apt,
-        root: id() == Some(0),
-        sudo: apt && runs("sudo", &["-n", "true"]),
-        missing_packages: missing_packages(),
+        rights: rights(),
+        missing_packages: missing(&super::plan::LLVM_PACKAGES),
         cxx: cxx_works(),
         python: !needs.python || runs("python3", &["-c", "import venv, ensurepip"]),
     })
@@ -123,15 +120,24 @@ fn reachable(url: &str) -> bool {
         .is_ok_and(|mut found| found.any(|a| TcpStream::connect_timeout(&a, timeout).is_ok()))
 }
 
-fn missing_packages() -> Vec<&'static str> {
+/// Whether this user may install packages, and how.
+pub fn rights() -> Rights {
+    let apt = runs("apt-get", &["--version"]);
+    Rights {
+        apt,
+        root: id() == Some(0),
+        sudo: apt && runs("sudo", &["-n", "true"]),
+    }
+}
+
+/// Those of the packages that are not installed.
+pub fn missing(packages: &[&'static str]) -> Vec<&'static str> {
     let installed = |package: &&str| {
         try_output("dpkg-query", &["-W", "-f=${Status}", package])
             .is_some_and(|o| o.stdout.ends_with(b" installed"))
     };
-    super::plan::LLVM_PACKAGES
-        .into_iter()
-        .filter(|package| !installed(package))
-        .collect()
+    let packages = packages.iter().copied();
+    packages.filter(|package| !installed(package)).collect()
 }
 
 /// Whether there is C++: LLVM is written in it, and so is a part of `cubecl-llvm`.
@@ -149,6 +155,20 @@ fn cxx_works() -> bool {
             "/dev/null",
         ],
     )
+}
+
+/// Whether there are a loader of Vulkan and the description of a driver.
+pub fn has_vulkan() -> bool {
+    let libraries = try_output("ldconfig", &["-p"])
+        .or_else(|| try_output("/sbin/ldconfig", &["-p"]))
+        .is_some_and(|o| String::from_utf8_lossy(&o.stdout).contains("libvulkan.so.1"));
+    let described = |dir: &&str| {
+        std::fs::read_dir(dir).is_ok_and(|mut files| {
+            files.any(|file| file.is_ok_and(|f| f.path().extension().is_some_and(|e| e == "json")))
+        })
+    };
+    let dirs = ["/etc/vulkan/icd.d", "/usr/share/vulkan/icd.d"];
+    libraries && dirs.iter().any(described)
 }
 
 fn id() -> Option<u32> {

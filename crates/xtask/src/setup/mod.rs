@@ -71,6 +71,24 @@ pub fn run(needs: Needs) -> Result {
     Ok(())
 }
 
+/// Provides a loader of Vulkan and a driver that runs on the CPU, unless there are a loader and a driver.
+///
+/// # Errors
+/// When they are missing and cannot be installed from here: the text gives the commands.
+pub fn vulkan() -> Result {
+    if facts::has_vulkan() {
+        println!("setup: there is a Vulkan driver; nothing to do");
+        return Ok(());
+    }
+    let packages = facts::missing(&VULKAN_PACKAGES);
+    let privilege = facts::rights().to_install(&packages)?;
+    println!("setup: installing {}", packages.join(" "));
+    install(&packages, privilege)
+}
+
+/// The loader, and Mesa's drivers: lavapipe among them, which needs no GPU.
+const VULKAN_PACKAGES: [&str; 2] = ["libvulkan1", "mesa-vulkan-drivers"];
+
 fn install(packages: &[&str], privilege: Privilege) -> Result {
     let apt = |args: &[&str]| {
         let mut command = match privilege {

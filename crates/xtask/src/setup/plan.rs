@@ -31,6 +31,13 @@ pub struct Facts {
     pub cxx: bool,
     /// Whether Python with `venv` is installed, or not needed.
     pub python: bool,
+    /// What may be installed.
+    pub rights: Rights,
+}
+
+/// Whether this user may install packages, and how.
+#[derive(Clone, Copy, Debug)]
+pub struct Rights {
     /// Whether `apt-get` exists.
     pub apt: bool,
     /// Whether this is root.
@@ -104,7 +111,7 @@ pub fn plan(facts: &Facts) -> Result<Plan, String> {
         }
     };
     let mut packages = match facts.state {
-        Prefix::Wrapper if !facts.apt => Vec::new(), // not Debian: package names say nothing
+        Prefix::Wrapper if !facts.rights.apt => Vec::new(), // not Debian: package names say nothing
         _ if llvm == Llvm::Distribution => facts.missing_packages.clone(),
         Prefix::Wrapper => facts.missing_packages.clone(),
         _ => Vec::new(),
@@ -116,26 +123,31 @@ pub fn plan(facts: &Facts) -> Result<Plan, String> {
         packages.push("python3-venv");
     }
 
-    let privilege = match (facts.apt, facts.root, facts.sudo) {
-        (true, true, _) => Privilege::Root,
-        (true, false, true) => Privilege::Sudo,
-        // Nothing to install: it does not matter.
-        _ if packages.is_empty() => Privilege::Root,
-        (true, false, false) => {
-            return Err(format!(
-                "this is not root, and sudo wants a password. {}",
-                manual(&packages)
-            ));
-        }
-        (false, ..) => {
-            return Err(format!("there is no apt-get here. {}", manual(&packages)));
-        }
-    };
     Ok(Plan {
         llvm,
+        privilege: facts.rights.to_install(&packages)?,
         packages,
-        privilege,
     })
+}
+
+impl Rights {
+    /// How to install the packages.
+    ///
+    /// # Errors
+    /// When there are any and they cannot be installed from here, with the commands to type.
+    pub fn to_install(self, packages: &[&str]) -> Result<Privilege, String> {
+        match (self.apt, self.root, self.sudo) {
+            (true, true, _) => Ok(Privilege::Root),
+            (true, false, true) => Ok(Privilege::Sudo),
+            // Nothing to install: it does not matter.
+            _ if packages.is_empty() => Ok(Privilege::Root),
+            (true, false, false) => Err(format!(
+                "this is not root, and sudo wants a password. {}",
+                manual(packages)
+            )),
+            (false, ..) => Err(format!("there is no apt-get here. {}", manual(packages))),
+        }
+    }
 }
 
 /// The commands that install packages by hand.
@@ -169,18 +181,25 @@ mod tests {
             missing_packages: LLVM_PACKAGES.to_vec(),
             cxx: true,
             python: true,
-            apt: true,
-            root: true,
-            sudo: false,
+            rights: ROOT,
         }
     }
+
+    const ROOT: Rights = Rights {
+        apt: true,
+        root: true,
+        sudo: false,
+    };
+    const USER: Rights = Rights {
+        root: false,
+        ..ROOT
+    };
 
     #[test]
     fn a_complete_prefix_is_kept_whatever_else_is_missing() {
         let facts = Facts {
             state: Prefix::Complete,
-            root: false,
-            apt: false,
+            rights: Rights { apt: false, ..USER },
             ..fresh()
         };
         let plan = plan(&facts).unwrap();
@@ -191,7 +210,7 @@ mod tests {
     fn the_release_comes_before_the_distribution() {
         let facts = Facts {
             release_reachable: true,
-            root: false,
+            rights: USER,
             ..fresh()
         };
         let plan = plan(&facts).unwrap();
@@ -213,8 +232,7 @@ mod tests {
         assert_eq!(plan(&facts), Ok(expected));
 
         let facts = Facts {
-            root: false,
-            sudo: true,
+            rights: Rights { sudo: true, ..USER },
             ..fresh()
         };
         assert_eq!(plan(&facts).unwrap().privilege, Privilege::Sudo);
@@ -224,7 +242,7 @@ mod tests {
     fn installed_packages_need_no_privilege() {
         let facts = Facts {
             missing_packages: vec![],
-            root: false,
+            rights: USER,
             ..fresh()
         };
         let plan = plan(&facts).unwrap();
@@ -234,7 +252,7 @@ mod tests {
     #[test]
     fn what_cannot_be_installed_is_told_with_its_commands() {
         let facts = Facts {
-            root: false,
+            rights: USER,
             python: false,
             ..fresh()
         };
@@ -249,7 +267,7 @@ mod tests {
         assert!(text.contains("apt.llvm.org"), "{text}");
 
         let text = plan(&Facts {
-            apt: false,
+            rights: Rights { apt: false, ..ROOT },
             ..fresh()
         })
         .unwrap_err();
@@ -283,7 +301,7 @@ mod tests {
         );
 
         let without = plan(&Facts {
-            apt: false,
+            rights: Rights { apt: false, ..ROOT },
             ..facts
         })
         .unwrap();

@@ -2,6 +2,8 @@
 
 mod programs;
 
+pub use programs::run as run_programs;
+
 use crate::process::{Result, cargo, run as run_command, switch};
 use crate::{codegen, setup, tidy};
 use std::time::{Duration, Instant};

@@ -1,0 +1,23 @@
+//! `cargo xtask test-vulkan`: the kernels' tests through wgpu.
+
+use crate::process::{Result, cargo, switch, target_dir};
+use crate::{setup, test};
+
+/// Runs every test of the kernels on Vulkan, through WGSL, or with `--spirv` through CubeCL's own SPIR-V: without Burn and
+/// LLVM, so in a folder of its own.
+///
+/// # Errors
+/// What failed: every test by its name.
+pub fn run(options: &[String]) -> Result {
+    let (feature, engine) = match switch(options, "--spirv")? {
+        true => ("vulkan", "kernels_vulkan"),
+        false => ("wgpu", "kernels_wgpu"),
+    };
+    setup::vulkan()?;
+    let mut tests = cargo(["test", "--package", "flash-dma-tests", "--test", "main"]);
+    tests
+        .args(["--no-default-features", "--features", feature])
+        .args(["--", engine])
+        .env("CARGO_TARGET_DIR", target_dir().join("vulkan"));
+    test::run_programs(&mut tests)
+}
