@@ -2,6 +2,7 @@
 
 mod contract;
 mod decode;
+mod faults;
 mod fuzz;
 mod gradients;
 mod masked;

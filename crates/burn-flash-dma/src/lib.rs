@@ -55,7 +55,14 @@
 //!
 //! With autodiff the graph keeps the inputs, the output, the LSE and two integers a key; with Burn's
 //! gradient checkpointing it recomputes inputs that are cheap to recompute. Second derivatives are
-//! not provided.
+//! refused ([`AttentionError::SecondOrder`]).
+//!
+//! # Faults
+//!
+//! If a device runs out of memory, or refuses a kernel, reading a result is an error that names the operation (as
+//! [`AttentionError::DeviceFailed`] says it); without fusion the call panics with that text. Nothing half-written is
+//! ever returned, and a smaller problem runs in the same process. A step over a [`cache`] reports by the name of its
+//! kernel, and leaves a cache that is to be reset or dropped: some of its tokens may be missing.
 #![warn(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // Burn has announced NdArray's removal; while it is there it is served.

@@ -7,6 +7,7 @@ mod backward;
 pub mod codegen;
 mod cpu;
 mod decode;
+mod faults;
 mod forward;
 mod lists;
 mod masked;
@@ -29,6 +30,7 @@ pub use decode::{
 };
 #[doc(hidden)]
 pub use decode::{DecodeTuning, decode_tuned};
+pub use faults::check;
 pub use flash_dma_problem::{
     AppendProblem, AttentionError, AttentionOptions, CacheShape, DecodeProblem, ElementType,
     MaskedProblem, PlanGeometry, Problem, Storage, contiguous_strides, memory::Passes,

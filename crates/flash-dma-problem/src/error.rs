@@ -293,6 +293,51 @@ pub enum AttentionError {
         /// What it lacks.
         what: String,
     },
+    /// The device has failed while it computed: memory ran out, a kernel did not compile or was refused, or a fault has
+    /// ended its context. What the operation writes is not to be used; unless the context has ended, the next operation
+    /// runs.
+    #[error("{operation} failed on the device: {reason}")]
+    DeviceFailed {
+        /// Which operation.
+        operation: &'static str,
+        /// What the runtime says.
+        reason: String,
+    },
+    /// A backward pass whose gradients are to be differentiated again.
+    #[error(
+        "{tensor} is tracked by autodiff in a backward pass, but there are no second derivatives"
+    )]
+    SecondOrder {
+        /// Which tensor.
+        tensor: TensorName,
+    },
+}
+
+/// The names of the variants, by a match that the compiler keeps complete.
+macro_rules! kinds {
+    ($($kind:ident)*) => {
+        impl AttentionError {
+            /// The name of every variant: a table of tests is complete if it has them all.
+            #[doc(hidden)]
+            pub const KINDS: &[&str] = &[$(stringify!($kind)),*];
+
+            /// The name of the variant.
+            #[doc(hidden)]
+            #[must_use]
+            pub fn kind(&self) -> &'static str {
+                match self {
+                    $(Self::$kind { .. } => stringify!($kind),)*
+                }
+            }
+        }
+    };
+}
+
+kinds! {
+    Rank Shape Broadcast PlanCausal BiasGradient HeadRatio HeadDim ElementType Device RangesDevice Strides Buffer
+    ZeroWindow WindowWithoutScores IntervalsWindow ScoresWithoutIntervals ScoresGradient Scale Softcap Positions
+    PagesFull EmptyPages CacheScores CacheWindow CacheNotCausal PagesUsed Sequence Tracked Record TooLarge Unsupported
+    DeviceFailed SecondOrder
 }
 
 impl AttentionError {

@@ -99,6 +99,12 @@ pub(crate) fn ran(pass: Pass, engine: engine::Engine) {
 }
 
 impl<T: Target> Kernels<T> {
+    /// The client of its device.
+    #[must_use]
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
     pub(crate) fn buffer(&self, bytes: &[u8]) -> Handle {
         // A runtime may have no buffer of no bytes; nothing is read from this one.
         self.client

@@ -18,12 +18,8 @@ impl DynamicMaskOps for CubeBackend {
         shape.push(2);
         let intervals = empty(&scores, shape, DType::I32);
         let output = intervals.clone().binding();
-        run(flash_dma_kernels::select(
-            &client,
-            addressable(scores),
-            window,
-            output,
-        ));
+        let result = flash_dma_kernels::select(&client, addressable(scores), window, output);
+        run_checked("the selection of keys", [&intervals], result);
         intervals
     }
 
@@ -37,13 +33,14 @@ impl DynamicMaskOps for CubeBackend {
         let client = q.client.clone();
         let out = empty(&q, problem.q_shape(), q.dtype);
         let lse = empty(&q, problem.lse_shape(), DType::F32);
-        run(flash_dma_kernels::forward(
+        let result = flash_dma_kernels::forward(
             &client,
             &problem,
             inputs(q, k, v, selection),
             out.clone().binding(),
             lse.clone().binding(),
-        ));
+        );
+        run_checked("attention's forward pass", [&out, &lse], result);
         (out, lse)
     }
 
@@ -62,7 +59,7 @@ impl DynamicMaskOps for CubeBackend {
         let grad_scores = problem
             .has_scores
             .then(|| empty(&q, problem.scores_shape(), DType::F32));
-        run(flash_dma_kernels::backward(
+        let result = flash_dma_kernels::backward(
             &client,
             &problem,
             inputs(q, k, v, selection),
@@ -81,7 +78,9 @@ impl DynamicMaskOps for CubeBackend {
                 v: grad_v.clone().binding(),
                 scores: grad_scores.clone().map(CubeTensor::binding),
             },
-        ));
+        );
+        let results = [&grad_q, &grad_k, &grad_v].into_iter().chain(&grad_scores);
+        run_checked("attention's backward pass", results, result);
         AttentionGrads {
             q: grad_q,
             k: grad_k,
@@ -114,7 +113,29 @@ fn inputs(
     }
 }
 
-/// The functions on `Tensor` have validated the call.
+/// The functions on `Tensor` have validated the call, so what fails is the device; it fails by name. What is known once
+/// the kernels are queued: memory that ran out, kernels that did not compile or were refused.
+///
+/// # Panics
+///
+/// With the text of [`AttentionError::DeviceFailed`]. Under fusion that is an error of every read of the results.
+pub(crate) fn run_checked<'a>(
+    operation: &'static str,
+    results: impl IntoIterator<Item = &'a CubeTensor>,
+    result: Result<(), AttentionError>,
+) {
+    let mut results = results.into_iter().peekable();
+    let client = results
+        .peek()
+        .expect("an operation has a result")
+        .client
+        .clone();
+    let handles = results.map(|tensor| &tensor.handle);
+    run(result.and_then(|()| flash_dma_kernels::check(&client, operation, handles)));
+}
+
+/// As [`run_checked`], for a step over a cache: it waits for nothing, not even for the kernels to be queued, so a device
+/// that fails is reported by the read of what the step gives.
 pub(crate) fn run(result: Result<(), AttentionError>) {
     result.unwrap_or_else(|error| panic!("{error}"));
 }

@@ -2,7 +2,7 @@
 
 use super::bias::as_f32;
 use super::ops::{MaskedAttentionOps, MaskedGrads, Masking, OptionalPlan, PlanTensors};
-use crate::backends::cube::{addressable, empty, run};
+use crate::backends::cube::{addressable, empty, run_checked};
 use crate::ops::{OptionalFloat, Saved};
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::tensor::DType;
@@ -21,9 +21,8 @@ impl MaskedAttentionOps for CubeBackend {
         let size = mask.dtype.size();
         let (tensors, plan) = plan_buffers(&mask, &geometry);
         let mask = untile(mask).binding();
-        run(flash_dma_kernels::plan(
-            &client, &geometry, mask, size, hidden, plan,
-        ));
+        let result = flash_dma_kernels::plan(&client, &geometry, mask, size, hidden, plan);
+        run_checked("the tile plan", [&tensors.bits, &tensors.counts], result);
         tensors
     }
 
@@ -35,9 +34,8 @@ impl MaskedAttentionOps for CubeBackend {
         let client = first.client.clone();
         let (tensors, plan) = plan_buffers(&first, &geometry);
         let [first, end] = [first, end].map(|keys| untile(keys).binding());
-        run(flash_dma_kernels::plan_ranges(
-            &client, &geometry, first, end, plan,
-        ));
+        let result = flash_dma_kernels::plan_ranges(&client, &geometry, first, end, plan);
+        run_checked("the tile plan", [&tensors.bits, &tensors.counts], result);
         tensors
     }
 
@@ -51,13 +49,14 @@ impl MaskedAttentionOps for CubeBackend {
         let (client, p) = (q.client.clone(), problem.attention);
         let out = empty(&q, p.q_shape(), q.dtype);
         let lse = empty(&q, p.lse_shape(), DType::F32);
-        run(flash_dma_kernels::masked_forward(
+        let result = flash_dma_kernels::masked_forward(
             &client,
             &problem,
             inputs([q, k, v], masking),
             out.clone().binding(),
             lse.clone().binding(),
-        ));
+        );
+        run_checked("masked attention's forward pass", [&out, &lse], result);
         (out, lse)
     }
 
@@ -76,7 +75,7 @@ impl MaskedAttentionOps for CubeBackend {
         let grad_v = empty(&q, p.kv_shape(), q.dtype);
         let grad_bias =
             (problem.bias.filter(|_| bias_gradient)).map(|shape| empty(&q, shape, DType::F32));
-        run(flash_dma_kernels::masked_backward(
+        let result = flash_dma_kernels::masked_backward(
             &client,
             &problem,
             inputs([q, k, v], masking),
@@ -95,7 +94,9 @@ impl MaskedAttentionOps for CubeBackend {
                 v: grad_v.clone().binding(),
                 bias: grad_bias.clone().map(CubeTensor::binding),
             },
-        ));
+        );
+        let results = [&grad_q, &grad_k, &grad_v].into_iter().chain(&grad_bias);
+        run_checked("masked attention's backward pass", results, result);
         MaskedGrads {
             q: grad_q,
             k: grad_k,

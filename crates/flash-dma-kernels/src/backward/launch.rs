@@ -337,39 +337,48 @@ impl BackwardPass<'_> {
     fn launch_dq(&self, grads: &Gradients, tiles: &QueryTiles, blueprint: Blueprint) {
         let (client, problem, inputs) = (self.client, self.problem, self.inputs);
         let size = problem.element.size();
-        for_each_slice(client, problem, inputs, self.live, tiles, |slice| {
-            let Inputs { q, k, v, .. } = inputs.clone();
-            let [scores, intervals, list, counts] = slice.selection;
-            let typed = [&q, &k, &v, &self.saved.grad_out, &grads.q];
-            let words = [&scores, &intervals, &list, &counts, self.delta];
-            let (heads, batch) = (problem.q_heads as u32, problem.batch as u32);
-            // SAFETY: every buffer was checked to hold the shape and strides that are indexed by.
-            unsafe {
-                dq_kernel::launch_unchecked(
-                    client,
-                    CubeCount::Static(slice.tiles as u32, heads, batch),
-                    blueprint.cube_dim(),
-                    address_type(&typed, size).max(address_type(&words, 4)),
-                    vector_size(&typed, size),
-                    q.into_tensor_arg(),
-                    k.into_tensor_arg(),
-                    v.into_tensor_arg(),
-                    self.saved.grad_out.clone().into_tensor_arg(),
-                    self.saved.lse.clone().into_tensor_arg(),
-                    self.delta.clone().into_tensor_arg(),
-                    scores.into_tensor_arg(),
-                    intervals.into_tensor_arg(),
-                    list.into_tensor_arg(),
-                    counts.into_tensor_arg(),
-                    grads.q.clone().into_tensor_arg(),
-                    problem.scale,
-                    problem.softcap.unwrap_or(1.0),
-                    slice.first_tile,
-                    blueprint,
-                    elem_type(problem.element),
-                );
-            }
-        });
+        let results = [&grads.q];
+        for_each_slice(
+            client,
+            problem,
+            inputs,
+            self.live,
+            tiles,
+            &results,
+            |slice| {
+                let Inputs { q, k, v, .. } = inputs.clone();
+                let [scores, intervals, list, counts] = slice.selection;
+                let typed = [&q, &k, &v, &self.saved.grad_out, &grads.q];
+                let words = [&scores, &intervals, &list, &counts, self.delta];
+                let (heads, batch) = (problem.q_heads as u32, problem.batch as u32);
+                // SAFETY: every buffer was checked to hold the shape and strides that are indexed by.
+                unsafe {
+                    dq_kernel::launch_unchecked(
+                        client,
+                        CubeCount::Static(slice.tiles as u32, heads, batch),
+                        blueprint.cube_dim(),
+                        address_type(&typed, size).max(address_type(&words, 4)),
+                        vector_size(&typed, size),
+                        q.into_tensor_arg(),
+                        k.into_tensor_arg(),
+                        v.into_tensor_arg(),
+                        self.saved.grad_out.clone().into_tensor_arg(),
+                        self.saved.lse.clone().into_tensor_arg(),
+                        self.delta.clone().into_tensor_arg(),
+                        scores.into_tensor_arg(),
+                        intervals.into_tensor_arg(),
+                        list.into_tensor_arg(),
+                        counts.into_tensor_arg(),
+                        grads.q.clone().into_tensor_arg(),
+                        problem.scale,
+                        problem.softcap.unwrap_or(1.0),
+                        slice.first_tile,
+                        blueprint,
+                        elem_type(problem.element),
+                    );
+                }
+            },
+        );
     }
 
     fn launch_dkdv(&self, grads: &Gradients, blueprint: Blueprint) {

@@ -354,7 +354,8 @@ fn launch_portable(
     blueprint: Blueprint,
 ) {
     let size = problem.element.size();
-    for_each_slice(client, problem, inputs, live, tiles, |slice| {
+    let results = [out, lse];
+    for_each_slice(client, problem, inputs, live, tiles, &results, |slice| {
         let Inputs { q, k, v, .. } = inputs.clone();
         let [scores, intervals, list, counts] = slice.selection;
         let typed = [&q, &k, &v, out];

@@ -2,6 +2,7 @@
 //! for sparse attention.
 
 use crate::Inputs;
+use crate::faults::Seal;
 use crate::lists::{LiveKeys, QueryTiles, TileKeyLists, tile_key_lists};
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
@@ -25,13 +26,15 @@ pub(crate) fn slice_bytes(problem: &Problem, queries: usize) -> usize {
     TileKeyLists::bytes(problem, &QueryTiles::new(problem, queries))
 }
 
-/// Calls `launch` for each slice of query tiles.
+/// Calls `launch` for each slice of query tiles. It writes a part of every one of `results` each time; where a slice
+/// fails, they carry the failure whatever later slices write.
 pub(crate) fn for_each_slice(
     client: &Client,
     problem: &Problem,
     inputs: &Inputs,
     live: Option<&LiveKeys>,
     tiles: &QueryTiles,
+    results: &[&TensorBinding],
     mut launch: impl FnMut(Slice),
 ) {
     let (Some(selection), Some(live)) = (&inputs.selection, live) else {
@@ -41,7 +44,9 @@ pub(crate) fn for_each_slice(
             tiles: tiles.count,
         });
     };
-    for slice in tiles.slices(problem.batch * problem.kv_heads) {
+    let slices: Vec<_> = tiles.slices(problem.batch * problem.kv_heads).collect();
+    let seal = (slices.len() > 1).then(|| Seal::new(client));
+    for slice in slices {
         let lists = tile_key_lists(client, problem, live, tiles, slice);
         launch(Slice {
             selection: [
@@ -58,5 +63,11 @@ pub(crate) fn for_each_slice(
                 tiles.count
             },
         });
+        if let Some(seal) = &seal {
+            results.iter().for_each(|result| seal.note(result));
+        }
+    }
+    if let Some(seal) = seal {
+        results.iter().for_each(|result| seal.close(result));
     }
 }

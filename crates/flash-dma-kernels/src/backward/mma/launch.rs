@@ -65,9 +65,18 @@ pub(crate) fn launch(
         live: live.as_ref(),
     };
     let tiles = QueryTiles::new(problem, blueprints.dq.tile.queries());
-    for_each_slice(client, problem, inputs, pass.live, &tiles, |slice| {
-        pass.pass.launch_dq(slice, &grads.q, blueprints.dq);
-    });
+    let results = [&grads.q];
+    for_each_slice(
+        client,
+        problem,
+        inputs,
+        pass.live,
+        &tiles,
+        &results,
+        |slice| {
+            pass.pass.launch_dq(slice, &grads.q, blueprints.dq);
+        },
+    );
     pass.launch_dkdv(grads, blueprints);
 }
 

@@ -101,7 +101,8 @@ fn launch_parts(
     blueprint: MmaBlueprint,
     parts: usize,
 ) {
-    for_each_slice(client, problem, inputs, live, tiles, |slice| {
+    let results = [out, lse];
+    for_each_slice(client, problem, inputs, live, tiles, &results, |slice| {
         let Inputs { q, k, v, .. } = inputs.clone();
         launch_slice(
             client,

@@ -1,0 +1,112 @@
+use super::*;
+use crate::testing::{client, read_u32};
+
+/// Does not compile on any runtime.
+#[cube(launch_unchecked)]
+fn broken_kernel(out: &mut [u32]) {
+    let x: u32;
+    gpu_asm!("this.is.no.instruction {};", out(_) x, options(nomem));
+    out[ABSOLUTE_POS] = x;
+}
+
+#[cube(launch_unchecked)]
+fn second_half_kernel(out: &mut [u32]) {
+    out[4 + ABSOLUTE_POS] = 7;
+}
+
+fn launch_broken(client: &Client, out: &TensorBinding) {
+    // SAFETY: it never runs.
+    unsafe {
+        broken_kernel::launch_unchecked(
+            client,
+            CubeCount::Static(1, 1, 1),
+            CubeDim::new_1d(4),
+            out.clone().into_buffer_arg(),
+        );
+    }
+}
+
+fn launch_second_half(client: &Client, out: &TensorBinding) {
+    // SAFETY: `out` has 8 elements.
+    unsafe {
+        second_half_kernel::launch_unchecked(
+            client,
+            CubeCount::Static(1, 1, 1),
+            CubeDim::new_1d(4),
+            out.clone().into_buffer_arg(),
+        );
+    }
+}
+
+/// Eight words and their handle.
+fn result(client: &Client) -> (Handle, TensorBinding) {
+    let handle = client.create_from_slice(u32::as_bytes(&[0; 8]));
+    // SAFETY: the buffer holds the eight words of the shape.
+    let tensor =
+        unsafe { TensorBinding::from_raw_parts(handle.clone(), [1].into(), [8usize].into()) };
+    (handle, tensor)
+}
+
+#[test]
+fn a_kernel_that_does_not_compile_fails_by_the_name_of_its_operation() {
+    let client = client();
+    let (handle, out) = result(&client);
+    launch_broken(&client, &out);
+    let error = check(&client, "this test", [&handle]).unwrap_err();
+    let AttentionError::DeviceFailed { operation, reason } = &error else {
+        panic!("{error:?}");
+    };
+    assert_eq!(*operation, "this test");
+    assert!(
+        error
+            .to_string()
+            .starts_with("this test failed on the device: ")
+    );
+    assert!(!reason.is_empty());
+    assert!(client.read_one(handle).is_err());
+    let (handle, out) = result(&client);
+    launch_second_half(&client, &out);
+    assert_eq!(check(&client, "this test", [&handle]), Ok(()));
+    assert_eq!(read_u32(&client, out), [0, 0, 0, 0, 7, 7, 7, 7]);
+}
+
+/// Why there is a seal. If this fails, CubeCL has learned it and the seal can go.
+#[test]
+fn a_failure_is_forgotten_when_another_part_is_written() {
+    let client = client();
+    let (handle, out) = result(&client);
+    launch_broken(&client, &out);
+    launch_second_half(&client, &out);
+    assert_eq!(check(&client, "this test", [&handle]), Ok(()));
+}
+
+#[test]
+fn a_sealed_result_remembers_the_part_that_failed() {
+    let client = client();
+    for broken in 0..3 {
+        let (handle, out) = result(&client);
+        let seal = Seal::new(&client);
+        for part in 0..3 {
+            if part == broken {
+                launch_broken(&client, &out);
+            } else {
+                launch_second_half(&client, &out);
+            }
+            seal.note(&out);
+        }
+        seal.close(&out);
+        assert!(check(&client, "this test", [&handle]).is_err(), "{broken}");
+    }
+}
+
+#[test]
+fn a_seal_changes_nothing_of_a_result_that_was_written() {
+    let client = client();
+    let (handle, out) = result(&client);
+    let seal = Seal::new(&client);
+    launch_second_half(&client, &out);
+    seal.note(&out);
+    seal.close(&out);
+    assert_eq!(check(&client, "this test", [&handle]), Ok(()));
+    assert_eq!(read_u32(&client, out), [0, 0, 0, 0, 7, 7, 7, 7]);
+}

@@ -1,0 +1,50 @@
+//! Through Burn: the error is that of the read, and has the operation's name.
+
+use burn::tensor::{DType, Tensor};
+use burn_flash_dma::{AttentionOptions, attention};
+use flash_dma_tests::Case;
+use flash_dma_tests::engines::{Backend, Burn};
+use flash_dma_tests::on_burn_cpu;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+on_burn_cpu!(memory_that_runs_out);
+
+#[cfg(feature = "cuda")]
+mod burn_cuda {
+    #[test]
+    fn memory_that_runs_out() {
+        super::memory_that_runs_out(flash_dma_tests::engine::shared::<
+            flash_dma_tests::engines::BurnOnCuda,
+        >());
+    }
+}
+
+/// The text of a panic or of a failed read.
+fn failure(call: impl FnOnce() -> Tensor<4>) -> String {
+    // Without fusion the call panics; with it, the read fails.
+    match catch_unwind(AssertUnwindSafe(|| call().try_into_data())) {
+        Ok(result) => result.expect_err("a pebibyte was read").to_string(),
+        Err(panic) => match panic.downcast::<String>() {
+            Ok(text) => *text,
+            Err(_) => panic!("a panic without a text"),
+        },
+    }
+}
+
+fn memory_that_runs_out<B: Backend>(burn: &Burn<B>) {
+    let device = burn.device();
+    let row = || Tensor::<4>::ones([1, 1, 1, 256], (device, DType::F32));
+    let text = failure(|| {
+        let q = row().expand([1, 1 << 10, 1 << 30, 256]);
+        attention(q, row(), row(), AttentionOptions::new())
+    });
+    assert!(
+        text.contains("attention's forward pass failed on the device"),
+        "{text}"
+    );
+    let small = Case {
+        batch: 1,
+        ..Case::new(5, 7).heads(1, 1)
+    };
+    small.check(burn);
+}
