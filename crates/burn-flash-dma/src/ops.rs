@@ -113,7 +113,9 @@ pub trait DynamicMaskOps: Backend {
         Self::dynamic_mask_forward(q, k, v, selection, problem)
     }
 
-    /// The gradients of the inputs. First order only: under autodiff the results are constants.
+    /// The gradients of the inputs. First order only: autodiff panics with the text of
+    /// [`AttentionError::SecondOrder`](crate::AttentionError::SecondOrder) if it tracks q, k, v, the scores or a
+    /// gradient.
     #[fusion(meta = backward_meta)]
     fn dynamic_mask_backward(
         q: FloatTensor<Self>,

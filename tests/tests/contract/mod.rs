@@ -2,6 +2,8 @@
 
 mod bad_input;
 mod empty;
+#[cfg(all(feature = "flex", feature = "cpu"))]
+mod every_error;
 mod nan;
 mod results;
 mod selection;

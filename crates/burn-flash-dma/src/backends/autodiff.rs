@@ -6,7 +6,7 @@ use burn::backend::AutodiffBackend;
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use flash_dma_problem::Problem;
+use flash_dma_problem::{AttentionError, Problem, TensorName};
 
 impl<B: DynamicMaskOps, C: CheckpointStrategy> DynamicMaskOps for Autodiff<B, C> {
     fn dynamic_mask_select(scores: FloatTensor<Self>, window: usize) -> IntTensor<Self> {
@@ -74,6 +74,20 @@ impl<B: DynamicMaskOps, C: CheckpointStrategy> DynamicMaskOps for Autodiff<B, C>
         saved: Saved<Self>,
         problem: Problem,
     ) -> AttentionGrads<Self> {
+        first_order([
+            (TensorName::Query, q.is_tracked()),
+            (TensorName::Key, k.is_tracked()),
+            (TensorName::Value, v.is_tracked()),
+            (
+                TensorName::Scores,
+                matches!(&selection, Selection::Scored { scores, .. } if scores.is_tracked()),
+            ),
+            (TensorName::GradOut, saved.grad_out.is_tracked()),
+            (
+                TensorName::GradLse,
+                matches!(&saved.grad_lse, OptionalFloat::Some(t) if t.is_tracked()),
+            ),
+        ]);
         let selection = match selection {
             Selection::All => Selection::All,
             Selection::Scored { scores, intervals } => Selection::Scored {
@@ -107,6 +121,17 @@ impl<B: DynamicMaskOps, C: CheckpointStrategy> DynamicMaskOps for Autodiff<B, C>
                 OptionalFloat::Some(t) => OptionalFloat::Some(Self::from_inner(t)),
             },
         }
+    }
+}
+
+/// Refuses tracked tensors in a backward pass: its results are constants, so a second derivative would be silently zero.
+///
+/// # Panics
+///
+/// With the text of [`AttentionError::SecondOrder`].
+pub(crate) fn first_order<const N: usize>(tensors: [(TensorName, bool); N]) {
+    if let Some((tensor, _)) = tensors.into_iter().find(|&(_, tracked)| tracked) {
+        panic!("{}", AttentionError::SecondOrder { tensor });
     }
 }
 

@@ -14,6 +14,8 @@ mod flex_cache;
 mod node;
 
 #[cfg(feature = "autodiff")]
+pub(crate) use autodiff::first_order;
+#[cfg(feature = "autodiff")]
 pub(crate) use node::{Pass, record};
 
 /// No engine of its own: the default bodies.

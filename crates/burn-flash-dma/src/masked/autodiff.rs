@@ -1,14 +1,14 @@
 //! The gradients: one fused backward pass for whichever of q, k, v and bias are tracked.
 
 use super::ops::{MaskedAttentionOps, MaskedGrads, Masking, OptionalPlan, PlanTensors};
-use crate::backends::{Pass, record};
+use crate::backends::{Pass, first_order, record};
 use crate::ops::{OptionalFloat, Saved};
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{AutodiffBackend, TensorMetadata};
 use burn::tensor::DType;
-use flash_dma_problem::{MaskedProblem, PlanGeometry};
+use flash_dma_problem::{MaskedProblem, PlanGeometry, TensorName};
 
 impl<B: MaskedAttentionOps, C: CheckpointStrategy> MaskedAttentionOps for Autodiff<B, C> {
     fn masked_attention_plan(
@@ -58,6 +58,16 @@ impl<B: MaskedAttentionOps, C: CheckpointStrategy> MaskedAttentionOps for Autodi
         problem: MaskedProblem,
         bias_gradient: bool,
     ) -> MaskedGrads<Self> {
+        let tracked =
+            |t: &OptionalFloat<Self>| matches!(t, OptionalFloat::Some(t) if t.is_tracked());
+        first_order([
+            (TensorName::Query, q.is_tracked()),
+            (TensorName::Key, k.is_tracked()),
+            (TensorName::Value, v.is_tracked()),
+            (TensorName::Bias, tracked(&masking.bias)),
+            (TensorName::GradOut, saved.grad_out.is_tracked()),
+            (TensorName::GradLse, tracked(&saved.grad_lse)),
+        ]);
         let inner = |t: OptionalFloat<Self>| match t {
             OptionalFloat::None => OptionalFloat::None,
             OptionalFloat::Some(t) => OptionalFloat::Some(t.into_primitive()),

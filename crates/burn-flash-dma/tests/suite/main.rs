@@ -18,4 +18,5 @@ mod module_cached;
 #[cfg(feature = "ndarray")]
 mod ndarray;
 mod ranges;
+mod second_order;
 mod values;
