@@ -264,3 +264,62 @@ fn half_precision_buffers_are_read_as_they_are() {
     reader(&values)(1, &mut row);
     assert_eq!(row, [1.0, 1.25, 1.5, 1.75]);
 }
+
+/// Nothing is allocated in the size of the problem but the scores, so 2³² elements at half a million tokens take a
+/// moment. With q = 0 a row is the mean of its values under the softmax of its scores.
+#[test]
+fn a_problem_past_2_to_the_31_elements_is_sampled_in_a_moment() {
+    const LEN: usize = 1 << 19;
+    // Four query heads read each of 16 kv heads.
+    let (q, k) = ([2, 64, LEN, 64], [2, 16, LEN, 64]);
+    let options = AttentionOptions::new().with_keep_window(64);
+    let problem = Problem::new(&q, &k, &k, Some(&k[..3]), ElementType::Bf16, &options).unwrap();
+    let mut rng = Rng::new(5);
+    let scores: Vec<f32> = (0..32 * LEN).map(|_| rng.normal() as f32).collect();
+    let zero = |_: usize, into: &mut [f64]| into.fill(0.0);
+    let one = |_: usize, into: &mut [f64]| into.fill(1.0);
+    let index = |row: usize, into: &mut [f64]| into.fill((row % LEN) as f64 / LEN as f64);
+    let source = Source {
+        problem,
+        q: &zero,
+        k: &one,
+        v: &index,
+        scores: Some(&scores),
+        grad_out: &one,
+        grad_lse: None,
+    };
+    let rows = source.choose_rows(2, 3, &mut rng);
+    assert!(rows.iter().any(|&row| row * 64 > 1 << 31), "{rows:?}");
+    let sampled = source.rows(&rows);
+    let head = |row: usize| &scores[row / LEN / 4 * LEN..][..LEN];
+    let softmax = |row: usize| -> Vec<(usize, f64)> {
+        let z: Vec<f64> = head(row).iter().copied().map(f64::from).collect();
+        let keys = flash_dma_reference::select::selected(&z, 64, (row % LEN) as i64);
+        let sum: f64 = keys.iter().map(|&j| z[j].exp()).sum();
+        keys.into_iter().map(|j| (j, z[j].exp() / sum)).collect()
+    };
+    for (n, &row) in rows.iter().enumerate() {
+        let mean: f64 = softmax(row)
+            .iter()
+            .map(|&(j, p)| p * j as f64 / LEN as f64)
+            .sum();
+        assert!(
+            (sampled.out.exact.values[n * 64] - mean).abs() < 1e-12,
+            "row {row}"
+        );
+    }
+    // dv of a key is the sum of its probabilities. The best key of the last sequence stays once it is there.
+    let last = head(2 * 64 * LEN - 1);
+    let best = (0..LEN)
+        .max_by(|&a, &b| last[a].total_cmp(&last[b]))
+        .unwrap();
+    let lse = |row: usize, into: &mut [f64]| into[0] = if row < 124 * LEN { 0.0 } else { 40.0 };
+    let dv = source.keys(31, &[best], &zero, &lse).v;
+    let expected = (4 * (LEN - best)) as f64 * (f64::from(last[best]) - 40.0).exp();
+    assert_eq!(dv.rows, [31 * LEN + best]);
+    assert!(
+        (dv.exact.values[63] / expected - 1.0).abs() < 1e-9,
+        "{}",
+        dv.exact.values[63]
+    );
+}
