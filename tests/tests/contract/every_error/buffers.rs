@@ -1,0 +1,135 @@
+//! Calls of the engines below Burn, which take buffers.
+
+use super::calls::causal;
+use burn_flash_dma::{AttentionError, ElementType, MaskedProblem, Problem};
+use flash_dma_cpu::{self as cpu, Interval, MaskedGradients, MaskedInputs, View};
+
+pub fn select_view(strides: [usize; 3], len: usize) -> Result<(), AttentionError> {
+    let data = vec![0.0; len];
+    let view = View {
+        data: &data,
+        shape: [2, 2, 7],
+        strides,
+    };
+    let mut intervals = [Interval { first: 0, end: 0 }; 28];
+    cpu::select(view, 3, &mut intervals)
+}
+
+/// A backward pass of the CPU engine over one key, with or without the scores and their gradient.
+pub fn backward(scores: bool, gradient: bool) -> Result<(), AttentionError> {
+    let shape = [1, 1, 1, 8];
+    let options = causal();
+    let problem = Problem::new(
+        &shape,
+        &shape,
+        &shape,
+        Some(&shape[..3]),
+        ElementType::F32,
+        &options,
+    )?;
+    let (row, one) = ([0.0f32; 8], [0.0f32]);
+    let rows = View::contiguous(&row, shape);
+    let intervals = [Interval { first: 0, end: 1 }];
+    let inputs = cpu::Inputs {
+        q: rows,
+        k: rows,
+        v: rows,
+        selection: scores.then_some(cpu::Selection {
+            scores: View::contiguous(&one, [1, 1, 1]),
+            intervals: &intervals,
+        }),
+    };
+    let saved = cpu::Saved {
+        out: rows,
+        lse: &one,
+        grad_out: rows,
+        grad_lse: None,
+    };
+    let (mut q, mut k, mut v, mut z) = (row, row, row, one);
+    let grads = cpu::Gradients {
+        q: &mut q,
+        k: &mut k,
+        v: &mut v,
+        scores: gradient.then_some(&mut z),
+    };
+    cpu::backward(&problem, inputs, saved, grads)
+}
+
+pub fn a_gradient_of_no_bias() -> Result<(), AttentionError> {
+    let shape = [1, 1, 1, 8];
+    let problem = MaskedProblem::new(
+        &shape,
+        &shape,
+        &shape,
+        None,
+        None,
+        ElementType::F32,
+        &causal(),
+    )?;
+    let (row, one) = ([0.0f32; 8], [0.0f32]);
+    let rows = View::contiguous(&row, shape);
+    let inputs = MaskedInputs {
+        q: rows,
+        k: rows,
+        v: rows,
+        bits: None,
+        bias: None,
+    };
+    let saved = cpu::Saved {
+        out: rows,
+        lse: &one,
+        grad_out: rows,
+        grad_lse: None,
+    };
+    let (mut q, mut k, mut v, mut bias) = (row, row, row, one);
+    let grads = MaskedGradients {
+        q: &mut q,
+        k: &mut k,
+        v: &mut v,
+        bias: Some(&mut bias),
+    };
+    cpu::masked_backward(&problem, inputs, saved, grads)
+}
+
+/// The kernels on CubeCL's CPU runtime.
+mod kernels {
+    use super::{AttentionError, ElementType, Problem, causal};
+    use cubecl::prelude::TensorBinding;
+    use cubecl::server::Handle;
+    use flash_dma_kernels as engine;
+
+    pub fn run(engine: engine::Engine) -> Result<(), AttentionError> {
+        let client = cubecl::Device::cpu().expect("the build has it").client();
+        let shape = [1, 1, 1, 8];
+        let problem = Problem::new(&shape, &shape, &shape, None, ElementType::F32, &causal())?;
+        let rows = |handle: &Handle| binding(handle, &[8, 8, 8, 1], &shape);
+        let q = rows(&client.create_from_slice(&[0; 32]));
+        let inputs = engine::Inputs {
+            q: q.clone(),
+            k: q.clone(),
+            v: q,
+            selection: None,
+        };
+        let [out, lse] = [(); 2].map(|()| client.empty(32));
+        let to = (rows(&out), binding(&lse, &[1, 1, 1], &[1, 1, 1]));
+        engine::forward_on(engine, &client, &problem, inputs, to.0, to.1)?;
+        // Memory that nothing has ever written.
+        let unwritten = client.empty(1 << 60);
+        engine::check(&client, "this test", [&out, &lse])?;
+        engine::check(&client, "this test", [&unwritten])
+    }
+
+    fn binding(handle: &Handle, strides: &[usize], shape: &[usize]) -> TensorBinding {
+        let (strides, shape) = (strides.iter().copied(), shape.iter().copied());
+        // SAFETY: the buffers have eight elements, and no shape has more.
+        unsafe { TensorBinding::from_raw_parts(handle.clone(), strides.collect(), shape.collect()) }
+    }
+}
+
+pub fn wgmma_on_a_cpu() -> Result<(), AttentionError> {
+    kernels::run(flash_dma_kernels::Engine::Wgmma)
+}
+
+pub fn failed_launch() -> Result<(), AttentionError> {
+    kernels::run(flash_dma_kernels::Engine::Portable)
+}

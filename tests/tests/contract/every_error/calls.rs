@@ -1,0 +1,246 @@
+//! Good calls through Burn, to be spoiled.
+
+use burn::backend::Dispatch;
+use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
+use burn_flash_dma::cache::{
+    DynamicMaskCache, DynamicMaskCacheConfig, PagedCache, PagedCacheConfig,
+};
+use burn_flash_dma::ops::{DynamicMaskOps, OptionalFloat, Saved, Selection};
+use burn_flash_dma::{
+    AttentionError, AttentionMask, AttentionOptions, ElementType, KeyRanges, Problem, TilePlan,
+    select, try_attention, try_dynamic_mask_attention, try_dynamic_mask_attention_with_intervals,
+    try_masked_attention, try_masked_attention_with_plan,
+};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// The shape of k and v.
+pub const KV: [usize; 4] = [2, 2, 7, 8];
+
+pub fn here() -> Device {
+    Device::flex()
+}
+
+pub fn tracking() -> Device {
+    here().autodiff()
+}
+
+pub fn causal() -> AttentionOptions {
+    AttentionOptions::new()
+}
+
+pub fn zeros<const D: usize>(shape: [usize; D]) -> Tensor<D> {
+    Tensor::zeros(shape, &here())
+}
+
+/// On another device.
+pub fn elsewhere<const D: usize>(shape: [usize; D]) -> Tensor<D> {
+    let values = vec![0.0f32; shape.iter().product()];
+    Tensor::from_data(TensorData::new(values, shape), &Device::cpu())
+}
+
+pub fn shows(shape: [usize; 4]) -> AttentionMask {
+    let values = vec![true; shape.iter().product()];
+    AttentionMask::visible(Tensor::<4, Bool>::from_data(
+        TensorData::new(values, shape),
+        &here(),
+    ))
+}
+
+/// A good call of 5 queries over 7 keys, to be spoiled.
+pub struct Call {
+    pub q: Tensor<4>,
+    pub k: Tensor<4>,
+    pub v: Tensor<4>,
+    pub scores: Tensor<3>,
+    pub mask: Option<AttentionMask>,
+    pub bias: Option<Tensor<4>>,
+    pub options: AttentionOptions,
+}
+
+impl Call {
+    fn spoiled(spoil: impl FnOnce(&mut Self)) -> Self {
+        let mut call = Self {
+            q: zeros([2, 4, 5, 8]),
+            k: zeros(KV),
+            v: zeros(KV),
+            scores: zeros([2, 2, 7]),
+            mask: None,
+            bias: None,
+            options: causal(),
+        };
+        spoil(&mut call);
+        call
+    }
+
+    /// Broadcast, so that they take no memory.
+    pub fn past_every_address(&mut self) {
+        let most = 1 << 30;
+        self.q = zeros([1, 4, 1, 8]).expand([most, 4, most, 8]);
+        self.k = zeros([1, 2, 7, 8]).expand([most, 2, 7, 8]);
+        self.v = self.k.clone();
+        self.scores = zeros([1, 2, 7]).expand([most, 2, 7]);
+    }
+
+    pub fn all_of_dim(&mut self, dim: usize) {
+        self.q = zeros([2, 4, 5, dim]);
+        self.k = zeros([2, 2, 7, dim]);
+        self.v = self.k.clone();
+    }
+}
+
+pub fn dense(spoil: impl FnOnce(&mut Call)) -> Result<(), AttentionError> {
+    let c = Call::spoiled(spoil);
+    try_attention(c.q, c.k, c.v, c.options).map(drop)
+}
+
+pub fn dynamic(spoil: impl FnOnce(&mut Call)) -> Result<(), AttentionError> {
+    let c = Call::spoiled(spoil);
+    try_dynamic_mask_attention(c.q, c.k, c.v, c.scores, c.options).map(drop)
+}
+
+pub fn with_intervals(window: usize, spoil: impl FnOnce(&mut Call)) -> Result<(), AttentionError> {
+    let c = Call::spoiled(spoil);
+    let intervals = select(c.scores.clone(), window);
+    try_dynamic_mask_attention_with_intervals(c.q, c.k, c.v, c.scores, &intervals, c.options)
+        .map(drop)
+}
+
+pub fn masked(spoil: impl FnOnce(&mut Call)) -> Result<(), AttentionError> {
+    let c = Call::spoiled(spoil);
+    try_masked_attention(c.q, c.k, c.v, c.mask, c.bias, c.options).map(drop)
+}
+
+pub fn with_plan(causal: bool) -> Result<(), AttentionError> {
+    let c = Call::spoiled(|_| {});
+    let plan = TilePlan::new(shows([1, 1, 5, 7]), [5, 7], causal);
+    try_masked_attention_with_plan(c.q, c.k, c.v, &plan, None, c.options).map(drop)
+}
+
+pub fn ranges_on_two_devices() -> Result<(), AttentionError> {
+    let keys = |device: &Device| {
+        Tensor::<3, Int>::from_data(TensorData::new(vec![0i32; 5], [1, 1, 5]), device)
+    };
+    let ranges = KeyRanges::new(keys(&here()), keys(&Device::cpu()));
+    TilePlan::try_from_ranges(ranges, [5, 7], true).map(drop)
+}
+
+/// A panic with the text of the error, from the operations below the functions that validate.
+pub fn second_order(scores: Option<Tensor<3>>) -> Result<(), AttentionError> {
+    let shape = [1, 1, 4, 8];
+    let problem = Problem::new(
+        &shape,
+        &shape,
+        &shape,
+        scores.as_ref().map(|_| &shape[..3]),
+        ElementType::F32,
+        &causal(),
+    )?;
+    let constant = || Tensor::<4>::zeros(shape, &tracking()).into_dispatch();
+    let selection = match scores {
+        None => Selection::All,
+        Some(scores) => Selection::Scored {
+            intervals: select(scores.clone(), 4).into_tensor().into_dispatch(),
+            scores: Tensor::from_inner(scores).into_dispatch(),
+        },
+    };
+    let saved = Saved {
+        out: constant(),
+        lse: Tensor::<3>::zeros([1, 1, 4], &tracking()).into_dispatch(),
+        grad_out: Tensor::<4>::zeros(shape, &tracking())
+            .require_grad()
+            .into_dispatch(),
+        grad_lse: OptionalFloat::None,
+    };
+    let (q, k, v) = (constant(), constant(), constant());
+    let panic = catch_unwind(AssertUnwindSafe(|| {
+        Dispatch::dynamic_mask_backward(q, k, v, selection, saved, problem)
+    }));
+    let Err(panic) = panic else { return Ok(()) };
+    let tensor = burn_flash_dma::TensorName::GradOut;
+    let error = AttentionError::SecondOrder { tensor };
+    assert_eq!(panic.downcast_ref::<String>(), Some(&error.to_string()));
+    Err(error)
+}
+
+/// A good step of 3 tokens, to be spoiled.
+pub struct Step {
+    pub q: Tensor<4>,
+    pub k: Tensor<4>,
+    pub v: Tensor<4>,
+    pub scores: Tensor<3>,
+    pub scored: bool,
+}
+
+impl Step {
+    fn spoiled(spoil: impl FnOnce(&mut Self)) -> Self {
+        let mut step = Self {
+            q: zeros([2, 4, 3, 8]),
+            k: zeros([2, 2, 3, 8]),
+            v: zeros([2, 2, 3, 8]),
+            scores: zeros([2, 2, 3]),
+            scored: false,
+        };
+        spoil(&mut step);
+        step
+    }
+
+    pub fn all_of_len(&mut self, len: usize) {
+        self.q = zeros([2, 4, len, 8]);
+        self.k = zeros([2, 2, len, 8]);
+        self.v = self.k.clone();
+    }
+}
+
+pub fn slots(
+    head_dim: usize,
+    spoil: impl FnOnce(&mut AttentionOptions),
+) -> Result<DynamicMaskCache, AttentionError> {
+    let mut options = causal().with_keep_window(4);
+    spoil(&mut options);
+    DynamicMaskCacheConfig::new(2, 2, head_dim, options).try_init(&here())
+}
+
+pub fn step(spoil: impl FnOnce(&mut Step)) -> Result<(), AttentionError> {
+    let s = Step::spoiled(spoil);
+    slots(8, |_| {})?
+        .try_step(s.q, s.k, s.v, s.scores)
+        .map(drop)
+}
+
+/// Pages of 4 tokens: 3 are there, and a sequence may have 2.
+pub fn pages(spoil: impl FnOnce(&mut PagedCacheConfig)) -> Result<PagedCache, AttentionError> {
+    let mut config = PagedCacheConfig::new(2, 2, 8, 8)
+        .with_page_len(4)
+        .with_pages(3)
+        .with_grow_by(0);
+    spoil(&mut config);
+    config.try_init(&here())
+}
+
+pub fn page_step(spoil: impl FnOnce(&mut Step)) -> Result<(), AttentionError> {
+    let s = Step::spoiled(spoil);
+    let scores = s.scored.then_some(s.scores);
+    pages(|_| {})?.try_step(s.q, s.k, s.v, scores).map(drop)
+}
+
+/// The record of an empty cache, changed.
+pub fn reloaded(
+    change: impl FnOnce(&mut serde_json::Value),
+) -> Result<DynamicMaskCache, AttentionError> {
+    let mut record = serde_json::to_value(slots(8, |_| {})?.to_record_sync()).unwrap();
+    change(&mut record);
+    let record = serde_json::from_value(record).unwrap();
+    DynamicMaskCache::try_from_record(record, &here())
+}
+
+pub fn past_the_last_position() -> Result<(), AttentionError> {
+    let near = [i32::MAX - 2; 2].iter().flat_map(|n| n.to_le_bytes());
+    let near = serde_json::to_value(near.collect::<Vec<u8>>()).unwrap();
+    let mut cache = reloaded(|record| record["seen"]["bytes"] = near)?;
+    let s = Step::spoiled(|_| {});
+    cache.try_step(s.q, s.k, s.v, s.scores).map(drop)
+}
+
+pub fn a_record_of_another_shape() -> Result<(), AttentionError> {
+    reloaded(|record| record["score"] = record["seen"].clone()).map(drop)
+}

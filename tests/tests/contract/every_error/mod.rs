@@ -1,0 +1,197 @@
+//! Every variant of `AttentionError`, provoked through the public API: one table, which is complete or fails.
+
+mod buffers;
+mod calls;
+
+use buffers::{a_gradient_of_no_bias, backward, failed_launch, select_view, wgmma_on_a_cpu};
+use burn::tensor::{DType, Tensor};
+use burn_flash_dma::cache::PagedCacheConfig;
+use burn_flash_dma::{AttentionError, ElementType, Problem, try_select};
+use calls::{
+    Call, KV, a_record_of_another_shape, causal, dense, dynamic, elsewhere, here, masked,
+    page_step, pages, past_the_last_position, ranges_on_two_devices, second_order, shows, slots,
+    step, tracking, with_intervals, with_plan, zeros,
+};
+use std::collections::BTreeSet;
+
+/// What is called, what it must refuse with, and the call.
+type Row = (Operation, &'static str, fn() -> Result<(), AttentionError>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Operation {
+    Dense,
+    Dynamic,
+    Masked,
+    Slots,
+    Pages,
+    /// The engines' own functions, which take buffers.
+    Buffers,
+}
+use Operation::{Buffers, Dense, Dynamic, Masked, Pages, Slots};
+
+const TABLE: &[Row] = &[
+    (Dense, "Shape", || dense(|c| c.k = zeros([3, 2, 7, 8]))),
+    (Dense, "HeadRatio", || dense(|c| c.q = zeros([2, 3, 5, 8]))),
+    (Dense, "HeadDim", || dense(|c| c.all_of_dim(12))),
+    (Dense, "ElementType", || {
+        dense(|c| c.k = c.k.clone().cast(DType::F16))
+    }),
+    (Dense, "Device", || dense(|c| c.v = elsewhere([2, 2, 7, 8]))),
+    (Dense, "WindowWithoutScores", || {
+        dense(|c| c.options.keep_window = Some(2))
+    }),
+    (Dense, "Scale", || {
+        dense(|c| c.options.scale = Some(f32::INFINITY))
+    }),
+    (Dense, "Softcap", || {
+        dense(|c| c.options.softcap = Some(0.0))
+    }),
+    (Dense, "TooLarge", || dense(Call::past_every_address)),
+    (Dense, "SecondOrder", || second_order(None)),
+    (Dynamic, "Shape", || {
+        dynamic(|c| c.scores = zeros([2, 4, 7]))
+    }),
+    (Dynamic, "HeadRatio", || {
+        dynamic(|c| c.q = zeros([2, 3, 5, 8]))
+    }),
+    (Dynamic, "HeadDim", || dynamic(|c| c.all_of_dim(264))),
+    (Dynamic, "ElementType", || {
+        dynamic(|c| c.scores = c.scores.clone().cast(DType::F64))
+    }),
+    (Dynamic, "Device", || {
+        dynamic(|c| c.scores = elsewhere([2, 2, 7]))
+    }),
+    (Dynamic, "ZeroWindow", || {
+        dynamic(|c| c.options.keep_window = Some(0))
+    }),
+    (Dynamic, "ZeroWindow", || {
+        try_select(zeros([2, 2, 7]), 0).map(drop)
+    }),
+    (Dynamic, "IntervalsWindow", || {
+        with_intervals(3, |c| c.options.keep_window = Some(4))
+    }),
+    (Dynamic, "Scale", || {
+        dynamic(|c| c.options.scale = Some(f32::NAN))
+    }),
+    (Dynamic, "Softcap", || {
+        dynamic(|c| c.options.softcap = Some(-1.0))
+    }),
+    (Dynamic, "TooLarge", || dynamic(Call::past_every_address)),
+    (Dynamic, "SecondOrder", || {
+        second_order(Some(zeros([1, 1, 4])))
+    }),
+    (Masked, "Shape", || masked(|c| c.v = zeros([2, 2, 6, 8]))),
+    (Masked, "HeadRatio", || {
+        masked(|c| c.q = zeros([2, 3, 5, 8]))
+    }),
+    (Masked, "HeadDim", || masked(|c| c.all_of_dim(12))),
+    (Masked, "ElementType", || {
+        masked(|c| c.bias = Some(zeros([1, 1, 5, 7]).cast(DType::F64)))
+    }),
+    (Masked, "Device", || {
+        masked(|c| c.bias = Some(elsewhere([1, 1, 5, 7])))
+    }),
+    (Masked, "Broadcast", || {
+        masked(|c| c.bias = Some(zeros([1, 3, 5, 7])))
+    }),
+    (Masked, "Broadcast", || {
+        masked(|c| c.mask = Some(shows([1, 1, 4, 7])))
+    }),
+    (Masked, "PlanCausal", || with_plan(false)),
+    (Masked, "RangesDevice", ranges_on_two_devices),
+    (Masked, "WindowWithoutScores", || {
+        masked(|c| c.options.keep_window = Some(2))
+    }),
+    (Masked, "Scale", || {
+        masked(|c| c.options.scale = Some(f32::NAN))
+    }),
+    (Masked, "Softcap", || {
+        masked(|c| c.options.softcap = Some(f32::INFINITY))
+    }),
+    (Masked, "TooLarge", || masked(Call::past_every_address)),
+    (Slots, "Shape", || step(|c| c.v = zeros([2, 2, 4, 8]))),
+    (Slots, "HeadRatio", || step(|c| c.q = zeros([2, 3, 3, 8]))),
+    (Slots, "HeadDim", || slots(12, |_| {}).map(drop)),
+    (Slots, "ElementType", || {
+        step(|c| c.q = c.q.clone().cast(DType::F16))
+    }),
+    (Slots, "Device", || step(|c| c.k = elsewhere([2, 2, 3, 8]))),
+    (Slots, "ZeroWindow", || {
+        slots(8, |o| o.keep_window = Some(0)).map(drop)
+    }),
+    (Slots, "Scale", || {
+        slots(8, |o| o.scale = Some(f32::NAN)).map(drop)
+    }),
+    (Slots, "Softcap", || {
+        slots(8, |o| o.softcap = Some(-1.0)).map(drop)
+    }),
+    (Slots, "CacheWindow", || {
+        slots(8, |o| o.keep_window = None).map(drop)
+    }),
+    (Slots, "CacheNotCausal", || {
+        slots(8, |o| o.causal = false).map(drop)
+    }),
+    (Slots, "Sequence", || slots(8, |_| {})?.try_reorder(&[0, 2])),
+    (Slots, "Tracked", || {
+        step(|c| c.k = Tensor::zeros([2, 2, 3, 8], &tracking()).require_grad())
+    }),
+    (Slots, "Positions", past_the_last_position),
+    (Slots, "Record", a_record_of_another_shape),
+    (Slots, "TooLarge", || {
+        slots(8, |o| o.keep_window = Some(1 << 40)).map(drop)
+    }),
+    (Pages, "Shape", || page_step(|c| c.q = zeros([2, 4, 2, 8]))),
+    (Pages, "HeadRatio", || {
+        page_step(|c| c.q = zeros([2, 3, 3, 8]))
+    }),
+    (Pages, "ElementType", || {
+        page_step(|c| c.v = c.v.clone().cast(DType::F16))
+    }),
+    (Pages, "Device", || {
+        page_step(|c| c.v = elsewhere([2, 2, 3, 8]))
+    }),
+    (Pages, "Tracked", || {
+        page_step(|c| c.v = Tensor::zeros([2, 2, 3, 8], &tracking()).require_grad())
+    }),
+    (Pages, "HeadDim", || {
+        PagedCacheConfig::new(2, 2, 12, 8)
+            .try_init(&here())
+            .map(drop)
+    }),
+    (Pages, "EmptyPages", || pages(|c| c.page_len = 0).map(drop)),
+    (Pages, "CacheWindow", || {
+        pages(|c| c.options.keep_window = Some(4)).map(drop)
+    }),
+    (Pages, "CacheNotCausal", || {
+        pages(|c| c.options.causal = false).map(drop)
+    }),
+    (Pages, "CacheScores", || page_step(|c| c.scored = true)),
+    (Pages, "PagesFull", || page_step(|c| c.all_of_len(9))),
+    (Pages, "PagesUsed", || page_step(|c| c.all_of_len(8))),
+    (Pages, "Sequence", || pages(|_| {})?.try_reorder(&[0, 7])),
+    (Buffers, "Rank", || {
+        Problem::new(&[2, 4, 8], &KV, &KV, None, ElementType::F32, &causal()).map(drop)
+    }),
+    (Buffers, "Strides", || select_view([14, 7, 2], 28)),
+    (Buffers, "Buffer", || select_view([14, 7, 1], 20)),
+    (Buffers, "ScoresWithoutIntervals", || backward(false, true)),
+    (Buffers, "ScoresGradient", || backward(true, false)),
+    (Buffers, "BiasGradient", a_gradient_of_no_bias),
+    (Buffers, "Unsupported", wgmma_on_a_cpu),
+    (Buffers, "DeviceFailed", failed_launch),
+];
+
+#[test]
+fn every_refusal_has_its_error() {
+    let mut provoked = BTreeSet::new();
+    for (row, (operation, kind, call)) in TABLE.iter().enumerate() {
+        match call() {
+            Err(error) => assert_eq!(error.kind(), *kind, "row {row}, {operation:?}: {error}"),
+            Ok(()) => panic!("row {row}: {operation:?} took what {kind} refuses"),
+        }
+        provoked.insert(*kind);
+    }
+    let all: BTreeSet<&str> = AttentionError::KINDS.iter().copied().collect();
+    let missing: Vec<_> = all.difference(&provoked).collect();
+    assert!(missing.is_empty(), "no call of the table gives {missing:?}");
+}
