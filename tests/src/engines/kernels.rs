@@ -94,6 +94,7 @@ pub(crate) fn ran(pass: Pass, engine: engine::Engine) {
         engine::Engine::Portable => "portable",
         engine::Engine::Mma => "mma",
         engine::Engine::Wgmma => "wgmma",
+        other => unreachable!("{other:?} has no name here"),
     };
     super::note(pass, name);
 }
