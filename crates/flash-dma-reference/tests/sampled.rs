@@ -163,10 +163,10 @@ fn sampled_rows_and_the_keys_they_touch_are_those_of_the_whole_oracle() {
                 first_nonzero(&reader(values), values.len() / width, width, rows)
             };
             assert_eq!(elsewhere(&grads.q.values, &rows, 16), None, "case {n}");
-            assert_eq!(elsewhere(&grads.k.values, &keys, 16), None, "case {n}");
-            assert_eq!(elsewhere(&grads.v.values, &keys, 16), None, "case {n}");
+            assert_eq!(elsewhere(&grads.k.values, keys, 16), None, "case {n}");
+            assert_eq!(elsewhere(&grads.v.values, keys, 16), None, "case {n}");
             if let Some(scores) = &grads.scores {
-                assert_eq!(elsewhere(&scores.values, &keys, 1), None, "case {n}");
+                assert_eq!(elsewhere(&scores.values, keys, 1), None, "case {n}");
             }
         });
     }
