@@ -149,8 +149,8 @@ fn list(failures: &[(Sample, Failure)]) -> String {
 /// The tolerance is that of the project's own tests: 2 times the error of a plain implementation in the same element
 /// type on these inputs, 3 times for gradients, and a bound of f32 arithmetic for `lse`.
 ///
-/// Memory on the host is about the size of the outputs and gradients. Time is about `queries · window · head_dim`
-/// multiplications of each sampled row and key, on every core: seconds at a length of half a million.
+/// Memory on the host is about the size of the outputs and gradients. Time is some `window · head_dim` multiplications
+/// for each sampled row and `queries · head_dim` for each sampled key, on every core, beside the passes themselves.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GradientCheck {
     problem: Problem,
