@@ -233,7 +233,8 @@ pub(super) fn load_queries<F: Float, N: Size>(
             row_lse[row] = lse[n];
             row_delta[row] = delta[n];
             // A row that sees nothing has no gradients, whatever its logits.
-            if lse[n] != negative_infinity() {
+            let sees_nothing = lse[n] == negative_infinity();
+            if !sees_nothing {
                 word = seen_keys(
                     bits, mask_row, query, first_key, q_len, k_len, masked, bp.causal,
                 );

@@ -183,9 +183,10 @@ impl OnlineSoftmax {
             #[unroll(bp.unroll())]
             for c in 0..comptime!(bp.unit_vectors()) {
                 let n = o * comptime!(bp.unit_vectors()) + c;
-                let mut value = Row4::new(0.0f32);
-                if sum != 0.0f32 {
-                    value = self.acc[n] * Row4::new(inverse);
+                let mut value = self.acc[n] * Row4::new(inverse);
+                // Not the other way round: wgpu's `!=` is false of NaN, which must stay.
+                if sum == 0.0f32 {
+                    value = Row4::new(0.0f32);
                 }
                 self.acc[n] = value;
             }
