@@ -6,6 +6,7 @@ mod bench_report;
 mod book;
 mod codegen;
 mod demo;
+mod fuzz;
 mod gpu_pack;
 mod process;
 mod setup;
@@ -33,6 +34,10 @@ Usage: cargo xtask <command>
                    and compare registers, spills, shared memory and tensor-core instructions with
                    docs/codegen.tsv and docs/codegen-spills.tsv. --bless rewrites the former. With
                    prefixes, only variants whose names begin so.
+  fuzz --engine NAME [--minutes M] [--problems N] [--seed S] [..]
+                   Random problems on one engine (cpu, kernels-cpu, burn-flex, cuda, cuda-mma, cuda-wgmma,
+                   cuda-portable, burn-cuda, wgpu), every output compared with the oracle; one that fails
+                   is shrunk. --help lists all options.
   gpu-pack [--only NAME,..] [--tuned] [..]
                    Build tests, bench, interop, raw-kernels, train-text and endless, or only those named, for
                    CUDA into gpu-pack/flash-dma-gpu.tar.xz, for a machine with a GPU and without Rust. --tuned
@@ -57,6 +62,7 @@ fn main() -> ExitCode {
         "test" => test::run(options),
         "test-vulkan" => vulkan::run(options),
         "codegen" => codegen::run(options),
+        "fuzz" => fuzz::run(options),
         "gpu-pack" => gpu_pack::run(options),
         "bench-report" => bench_report::run(options),
         "tidy" => process::no_options(options).and_then(|()| tidy::run()),
