@@ -177,3 +177,32 @@ pub(crate) fn address_type(tensors: &[&TensorBinding], size: usize) -> AddressTy
     let each = tensors.iter().map(|t| t.required_address_type(size));
     each.max().unwrap_or(AddressType::U32)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{client, strided};
+
+    #[test]
+    fn the_stride_of_an_axis_of_one_element_does_not_matter() {
+        let client = client();
+        let check = |strides: [usize; 4], layout| {
+            let shape = [2, 1, 3, 4];
+            let tensor = strided(&client, &[0.5f32; 24], &shape, &strides);
+            check_tensor(TensorName::Out, &tensor, &shape, 4, layout)
+        };
+        for layout in [Layout::Contiguous, Layout::Strided] {
+            assert_eq!(check([12, 12, 4, 1], layout), Ok(()));
+            assert_eq!(check([12, 7, 4, 1], layout), Ok(()));
+        }
+        assert_eq!(check([16, 16, 5, 1], Layout::Strided), Ok(()));
+        let strides = vec![16, 16, 5, 1];
+        assert_eq!(
+            check([16, 16, 5, 1], Layout::Contiguous),
+            Err(AttentionError::Strides {
+                tensor: TensorName::Out,
+                strides
+            })
+        );
+    }
+}
