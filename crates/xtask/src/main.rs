@@ -8,6 +8,7 @@ mod codegen;
 mod demo;
 mod fuzz;
 mod gpu_pack;
+mod mutants;
 mod process;
 mod setup;
 mod test;
@@ -42,6 +43,10 @@ Usage: cargo xtask <command>
                    Build tests, bench, interop, raw-kernels, train-text and endless, or only those named, for
                    CUDA into gpu-pack/flash-dma-gpu.tar.xz, for a machine with a GPU and without Rust. --tuned
                    builds with autotune, as Burn's users do. Other options go to cargo's build.
+  mutants [--list] [--cuda] [--record FILE] [NAMES..]
+                   Break the code in one place after the other, as tests/mutants.txt says, and name the
+                   test that notices; --record writes the outcome as a table. --cuda builds those of the
+                   tensor-core kernels into gpu-pack/mutants/ instead.
   bench-report [..]
                    Join the rows of bench-results/ with the peers' and write the tables and plots of
                    the README and the book.
@@ -64,6 +69,7 @@ fn main() -> ExitCode {
         "codegen" => codegen::run(options),
         "fuzz" => fuzz::run(options),
         "gpu-pack" => gpu_pack::run(options),
+        "mutants" => mutants::run(options),
         "bench-report" => bench_report::run(options),
         "tidy" => process::no_options(options).and_then(|()| tidy::run()),
         "book" => book::run(options),

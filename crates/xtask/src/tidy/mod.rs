@@ -2,6 +2,7 @@
 
 mod links;
 
+use crate::mutants;
 use crate::process::{Result, read_file, root};
 use std::path::{Path, PathBuf};
 
@@ -15,7 +16,7 @@ const MAX_LINES: usize = 450;
 pub fn run() -> Result {
     let root = root();
     let files = files(&root)?;
-    let mut faults = Vec::new();
+    let mut faults = mutants::faults(&root);
     for path in &files {
         let name = path
             .strip_prefix(&root)
