@@ -210,6 +210,30 @@ fn a_plan_serves_as_its_mask_does_and_both_polarities_agree() {
     }
 }
 
+/// Masks of both polarities may be wrong together: what a query is shown tells them apart.
+#[test]
+fn a_query_that_is_shown_one_key_has_its_value() {
+    let device = Device::flex();
+    let [q, k, v] = rows(&device);
+    let [batch, q_heads, kv_heads, q_len, k_len, dim] = SIZES;
+    let first = Tensor::<1, Int>::arange(0..k_len as i64, &device).equal_elem(0);
+    let first = first.reshape([1, 1, 1, k_len]);
+    let value = values(v.clone());
+    for mask in [
+        AttentionMask::visible(first.clone()),
+        AttentionMask::hidden(first.bool_not()),
+    ] {
+        let options = AttentionOptions::new();
+        let out = masked_attention(q.clone(), k.clone(), v.clone(), Some(mask), None, options);
+        for (row, out) in values(out).chunks(dim).enumerate() {
+            let (sequence, head) = (row / q_len / q_heads, row / q_len % q_heads);
+            let kv_head = sequence * kv_heads + head / (q_heads / kv_heads);
+            assert_eq!(out, &value[kv_head * k_len * dim..][..dim], "row {row}");
+        }
+        assert_eq!(value.len(), batch * kv_heads * k_len * dim);
+    }
+}
+
 /// A bias of 16 bits or with strides of 0 is read as what it means, and has a gradient of its own shape and type.
 #[test]
 fn a_bias_may_be_all_that_is_trained() {
