@@ -2,7 +2,8 @@
 //! element from their indices, and again on the host for the rows that the oracle reads.
 
 use crate::engine::skip;
-use crate::engines::kernels::{Kernels, Output, Target, contiguous};
+use crate::engines::buffers::{Output, contiguous};
+use crate::engines::kernels::{Kernels, Target};
 use cubecl::prelude::*;
 use flash_dma_kernels as engine;
 use flash_dma_problem::{ElementType, Problem, memory::Passes};

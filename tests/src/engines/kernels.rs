@@ -1,14 +1,14 @@
 //! `flash-dma-kernels` through a CubeCL client, without Burn.
 
-use super::{Host, Pass, SENTINEL, narrow};
+use super::buffers::{Output, binding, bytes_of, contiguous, values_of};
+use super::{Pass, SENTINEL};
 use crate::{Call, Engine, Gradients, Outputs, Raw, Refused, Size};
 use cubecl::client::Client;
 use cubecl::ir::{ElemType, FloatKind};
 use cubecl::prelude::TensorBinding;
 use cubecl::server::{CopyDescriptor, Handle};
 use flash_dma_kernels as engine;
-use flash_dma_problem::{AttentionError, ElementType, Interval, contiguous_strides};
-use half::{bf16, f16};
+use flash_dma_problem::{AttentionError, ElementType, Interval};
 use std::marker::PhantomData;
 
 /// A runtime and its device.
@@ -29,63 +29,6 @@ pub trait Target: Send + Sync + 'static {
 pub struct Kernels<T> {
     pub(crate) client: Client,
     target: PhantomData<T>,
-}
-
-/// A result's buffer.
-pub(crate) struct Output {
-    pub(crate) handle: Handle,
-    pub(crate) shape: Vec<usize>,
-    pub(crate) element: ElementType,
-}
-
-pub(crate) fn bytes_of(values: &[f64], element: ElementType) -> Vec<u8> {
-    fn cast<E: Host>(values: &[f64]) -> Vec<u8> {
-        bytemuck::cast_slice(&narrow::<E>(values)).to_vec()
-    }
-    match element {
-        ElementType::F32 => cast::<f32>(values),
-        ElementType::F16 => cast::<f16>(values),
-        ElementType::Bf16 => cast::<bf16>(values),
-    }
-}
-
-fn values_of(bytes: &[u8], element: ElementType) -> Vec<f64> {
-    fn cast<E: Host>(bytes: &[u8]) -> Vec<f64> {
-        let values = bytes.chunks_exact(size_of::<E>());
-        values
-            .map(|x| bytemuck::pod_read_unaligned::<E>(x).to_f64())
-            .collect()
-    }
-    match element {
-        ElementType::F32 => cast::<f32>(bytes),
-        ElementType::F16 => cast::<f16>(bytes),
-        ElementType::Bf16 => cast::<bf16>(bytes),
-    }
-}
-
-pub(crate) fn contiguous(handle: &Handle, shape: &[usize]) -> TensorBinding {
-    let strides: Vec<usize> = contiguous_strides(shape).collect();
-    binding(handle, shape, &strides)
-}
-
-pub(crate) fn binding(handle: &Handle, shape: &[usize], strides: &[usize]) -> TensorBinding {
-    TensorBinding {
-        handle: handle.clone().binding(),
-        strides: strides.iter().copied().collect(),
-        shape: shape.iter().copied().collect(),
-        tiling: Default::default(),
-    }
-}
-
-impl Output {
-    pub(crate) fn binding(&self) -> TensorBinding {
-        contiguous(&self.handle, &self.shape)
-    }
-
-    /// Elements.
-    pub(crate) fn len(&self) -> usize {
-        self.shape.iter().product()
-    }
 }
 
 /// Notes which engine of the kernels serves a pass.

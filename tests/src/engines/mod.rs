@@ -1,5 +1,7 @@
 //! The engines of this build.
 
+#[cfg(feature = "kernels")]
+pub(crate) mod buffers;
 #[cfg(feature = "burn")]
 pub(crate) mod burn;
 pub(crate) mod cpu;

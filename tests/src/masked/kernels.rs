@@ -2,7 +2,8 @@
 
 use super::{MaskedCall, MaskedEngine, MaskedGradients};
 use crate::engines::Pass;
-use crate::engines::kernels::{Kernels, Output, Target, binding, bytes_of, contiguous, ran};
+use crate::engines::buffers::{Output, binding, bytes_of, contiguous};
+use crate::engines::kernels::{Kernels, Target, ran};
 use crate::{Outputs, Refused};
 use flash_dma_kernels::{self as engine, MaskBits};
 use flash_dma_problem::{AttentionError, ElementType};

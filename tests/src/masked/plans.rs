@@ -2,7 +2,8 @@
 
 use crate::Engine;
 use crate::engines::Cpu;
-use crate::engines::kernels::{Kernels, Target, binding};
+use crate::engines::buffers::binding;
+use crate::engines::kernels::{Kernels, Target};
 use flash_dma_cpu::BroadcastView;
 use flash_dma_kernels::MaskBits;
 use flash_dma_problem::{AttentionError, PlanGeometry, contiguous_strides};

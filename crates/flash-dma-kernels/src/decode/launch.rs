@@ -6,6 +6,7 @@ use super::finish::{Outputs, finish_pages, finish_slots};
 use super::kernel::decode_kernel;
 use super::keys::DecodeBlueprint;
 use super::mma::{DecodeMmaBlueprint, PartGrid, decode_mma_kernel};
+use super::parts::{part_shapes, parts};
 use crate::Engine;
 use crate::forward::mma::rows_are_chunks;
 use crate::scratch::scratch;
@@ -19,9 +20,6 @@ use flash_dma_problem::{AttentionError, DecodeProblem, Storage, TensorName};
 
 /// Buffers of the kernel of a step that has the most, [`finish_slots`]'s.
 const BINDINGS: u32 = 13;
-
-/// Keys that are worth a cube of their own.
-const LEAST_KEYS: usize = 64;
 
 /// A decode step over a cache of slots: writes `out` (`[batch, q_heads, tokens, head_dim]`, the cache's element type)
 /// and `lse` (`[batch, q_heads, tokens]`, f32, natural logarithm), both contiguous and overwritten, and appends the
@@ -301,22 +299,6 @@ impl Plan {
             Self::Mma(_, grid) => grid.cube_count(),
         }
     }
-}
-
-/// Parts of the keys of every kv head for the portable engine: enough that `cubes` of one part each become four a
-/// multiprocessor, but none of less than [`LEAST_KEYS`] keys. They follow from what the cache has room for, not from
-/// what it holds, so that the launches of a step never change.
-fn parts(capacity: usize, cubes: usize, hardware: &HardwareProperties) -> usize {
-    let processors = hardware.num_streaming_multiprocessors.unwrap_or(1) as usize;
-    (4 * processors / cubes.max(1))
-        .min(capacity.div_ceil(LEAST_KEYS))
-        .max(1)
-}
-
-/// The shapes of the outputs and of the LSE of so many parts of the keys.
-pub(super) fn part_shapes(problem: &DecodeProblem, parts: usize) -> ([usize; 5], [usize; 4]) {
-    let [batch, heads, len, dim] = problem.q_shape();
-    ([parts, batch, heads, len, dim], [parts, batch, heads, len])
 }
 
 impl Step {

@@ -26,6 +26,7 @@ mod keys;
 mod launch;
 mod merge;
 mod mma;
+mod parts;
 mod plan;
 #[cfg(test)]
 mod tests;

@@ -2,7 +2,8 @@
 
 use super::append::moves_shape;
 use super::args::Tokens;
-use super::launch::{DecodeTuning, Plan, part_shapes};
+use super::launch::{DecodeTuning, Plan};
+use super::parts::part_shapes;
 use crate::Engine;
 use crate::scratch::bytes;
 use cubecl::client::Client;
