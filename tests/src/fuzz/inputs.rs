@@ -17,8 +17,9 @@ use std::sync::OnceLock;
 
 /// Seeds at which the naive implementation's error is measured, beside the problem's own, before a number counts as
 /// wrong. The tolerance is a multiple of that implementation's greatest error in a tensor. Of a small tensor one seed
-/// gives a handful of roundings, and among thousands of problems some have been lucky in all of them.
-pub const YARDSTICKS: u64 = 8;
+/// gives a handful of roundings, and among thousands of problems some have been lucky in all of them: with 8 seeds 2 of
+/// 22 683 problems were, bf16 of few queries, by one element each, that f32 and f16 gave right.
+pub const YARDSTICKS: u64 = 32;
 
 /// Numbers of the table.
 const TABLE: usize = 1 << 18;

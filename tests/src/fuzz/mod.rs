@@ -6,6 +6,7 @@
 mod decode;
 mod draw;
 mod drive;
+mod fit;
 mod inputs;
 mod record;
 mod run;
@@ -16,8 +17,9 @@ mod tests;
 mod text;
 
 pub use decode::{Decoder, Step};
-pub use draw::{Palette, Profile, work};
+pub use draw::{Palette, Profile};
 pub use drive::{Limits, assert_line, fuzz, regression_test, shrunk};
+pub use fit::work;
 pub use inputs::YARDSTICKS;
 pub use record::{Cell, Failure, Record};
 pub use run::{Fuzzed, Outcome, Passed, run};

@@ -1,0 +1,107 @@
+//! How long a problem takes the oracle, and making it short enough.
+
+use super::spec::{Spec, What};
+use crate::masked::Pattern;
+use flash_dma_reference::Rng;
+
+/// About how many multiplications the oracle takes for a problem, or what takes as long.
+#[must_use]
+pub fn work(spec: &Spec) -> usize {
+    let (heads, dim) = (spec.batch * spec.q_heads(), spec.head_dim + 24);
+    let visible = |i: usize| match spec.causal {
+        true => (i + 1 + spec.k_len)
+            .saturating_sub(spec.q_len)
+            .min(spec.k_len),
+        false => spec.k_len,
+    };
+    let rows = || (0..spec.q_len).map(visible);
+    match &spec.what {
+        What::Plain => heads * dim * rows().sum::<usize>(),
+        What::Scored { window, .. } => {
+            let window = window.unwrap_or(usize::MAX);
+            // To find the selection of a row, and to attend to it.
+            heads * rows().map(|n| n + n.min(window) * dim).sum::<usize>()
+        }
+        What::Masked { mask, .. } => {
+            let share = match mask.map(|(_, pattern)| pattern) {
+                None => 1.0,
+                Some(Pattern::Random(density)) => density,
+                Some(Pattern::Tiles(..)) => 0.5,
+                Some(Pattern::Nothing) => 0.0,
+                Some(Pattern::Columns(every)) => 1.0 / every as f64,
+                Some(Pattern::Top(w) | Pattern::Window(w)) => {
+                    (w as f64 / spec.k_len.max(1) as f64).min(1.0)
+                }
+            };
+            let pairs = heads * rows().sum::<usize>();
+            16 * pairs + (share * (pairs * dim) as f64) as usize
+        }
+        What::Decoded(decoding) => {
+            let window = decoding.window().unwrap_or(usize::MAX);
+            let step = |step: core::ops::Range<usize>| {
+                let copied = spec.batch * spec.kv_heads * step.end * (40 + spec.head_dim);
+                copied + heads * step.len() * step.end.min(window) * dim / 2
+            };
+            super::decode::steps(decoding).map(step).sum()
+        }
+    }
+}
+
+/// Makes a problem smaller until it is within the budget.
+pub(super) fn fit(rng: &mut Rng, spec: &mut Spec, budget: usize) {
+    let same_lengths = spec.q_len == spec.k_len;
+    let (narrow, together) = (rng.below(4) > 0, rng.below(2) == 0);
+    // What grows with the keys alone, and is little beside the rest in a problem of few keys.
+    let keys = 16 * spec.k_len * spec.head_dim;
+    while spec.batch * spec.kv_heads > 1 && spec.batch * spec.kv_heads * keys > 8 * budget {
+        match spec.batch {
+            1 => spec.kv_heads -= 1,
+            _ => spec.batch -= 1,
+        }
+    }
+    loop {
+        let work = work(spec);
+        if work <= budget {
+            return;
+        }
+        let fewer = |n: usize| (n * budget / work).max(n / 3).max(1);
+        if spec.batch > 1 {
+            spec.batch -= 1;
+            continue;
+        }
+        if spec.kv_heads > 1 {
+            spec.kv_heads -= 1;
+            continue;
+        }
+        let (q_len, k_len) = (&mut spec.q_len, &mut spec.k_len);
+        match &mut spec.what {
+            What::Scored {
+                window: Some(window),
+                ..
+            } if same_lengths && narrow && *window > 48 => {
+                *window = fewer(*window).max(32);
+            }
+            What::Decoded(decoding) => {
+                if decoding.pieces.len() > 1 {
+                    decoding.pieces.pop();
+                } else if decoding.pieces[0] > 1 {
+                    decoding.pieces[0] /= 2;
+                } else if decoding.prefill > 0 {
+                    decoding.prefill /= 2;
+                } else {
+                    return;
+                }
+                *k_len = decoding.prefill + decoding.pieces.iter().sum::<usize>();
+                *q_len = *k_len;
+            }
+            _ if same_lengths && together && *q_len > 16 => {
+                let root = (budget as f64 / work as f64).sqrt().clamp(0.5, 0.99);
+                *q_len = (*q_len as f64 * root) as usize;
+                *k_len = *q_len;
+            }
+            _ if *q_len > 1 => *q_len = fewer(*q_len),
+            _ if *k_len > 1 => *k_len /= 2,
+            _ => return,
+        }
+    }
+}
