@@ -2,7 +2,9 @@
 //! small ones, which show that the samples see what is wrong.
 
 use super::window;
-use flash_dma_problem::{AttentionOptions, ElementType, Problem};
+#[cfg(feature = "cuda")]
+use flash_dma_problem::Problem;
+use flash_dma_problem::{AttentionOptions, ElementType};
 use flash_dma_tests::engine::Size;
 use flash_dma_tests::engines::{Kernels, Target};
 use flash_dma_tests::large::check_pattern;

@@ -14,7 +14,6 @@ use crate::tile::{
     Blueprint, Layout, address_type, check_grid, check_tensor, check_type, elem_type, vector_size,
 };
 use cubecl::client::Client;
-use cubecl::ir::HardwareProperties;
 use cubecl::prelude::*;
 use flash_dma_problem::{AttentionError, DecodeProblem, Storage, TensorName};
 
