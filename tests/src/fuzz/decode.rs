@@ -7,7 +7,7 @@ use core::ops::Range;
 use flash_dma_problem::Problem;
 use flash_dma_reference::Inputs;
 
-#[cfg(feature = "kernels")]
+#[cfg(feature = "burn")]
 mod burn;
 mod cpu;
 #[cfg(feature = "kernels")]

@@ -50,6 +50,7 @@ pub fn work(spec: &Spec) -> usize {
 /// Makes a problem smaller until it is within the budget.
 pub(super) fn fit(rng: &mut Rng, spec: &mut Spec, budget: usize) {
     let same_lengths = spec.q_len == spec.k_len;
+    let more_queries = spec.q_len > spec.k_len;
     let (narrow, together) = (rng.below(4) > 0, rng.below(2) == 0);
     // What grows with the keys alone, and is little beside the rest in a problem of few keys.
     let keys = 16 * spec.k_len * spec.head_dim;
@@ -98,6 +99,10 @@ pub(super) fn fit(rng: &mut Rng, spec: &mut Spec, budget: usize) {
                 let root = (budget as f64 / work as f64).sqrt().clamp(0.5, 0.99);
                 *q_len = (*q_len as f64 * root) as usize;
                 *k_len = *q_len;
+            }
+            _ if more_queries && (2..1024).contains(k_len) => {
+                *k_len = fewer(*k_len);
+                *q_len = (*q_len).min(4 * *k_len);
             }
             _ if *q_len > 1 => *q_len = fewer(*q_len),
             _ if *k_len > 1 => *k_len /= 2,
