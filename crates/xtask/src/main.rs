@@ -37,7 +37,7 @@ Usage: cargo xtask <command>
                    prefixes, only variants whose names begin so.
   fuzz --engine NAME [--minutes M] [--problems N] [--seed S] [..]
                    Random problems on one engine (cpu, kernels-cpu, burn-flex, cuda, cuda-mma, cuda-wgmma,
-                   cuda-portable, burn-cuda, wgpu), every output compared with the oracle; one that fails
+                   cuda-portable, burn-cuda, wgpu, vulkan), every output compared with the oracle; one that fails
                    is shrunk. --help lists all options.
   gpu-pack [--only NAME,..] [--tuned] [..]
                    Build tests, bench, interop, raw-kernels, train-text and endless, or only those named, for

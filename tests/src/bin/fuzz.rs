@@ -60,8 +60,10 @@ const ENGINES: &[Entry] = &[
     ("cuda-wgmma", on::<engines::KernelsOnCudaWgmma>),
     #[cfg(feature = "cuda")]
     ("cuda-portable", on::<engines::KernelsOnCudaPortable>),
-    #[cfg(feature = "wgpu")]
+    #[cfg(all(feature = "wgpu", not(feature = "vulkan")))]
     ("wgpu", on::<engines::KernelsOnWgpu>),
+    #[cfg(feature = "vulkan")]
+    ("vulkan", on::<engines::KernelsOnVulkan>),
     #[cfg(feature = "flex")]
     ("burn-flex", on::<engines::BurnOnFlex>),
     #[cfg(feature = "cuda")]

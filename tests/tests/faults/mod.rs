@@ -2,6 +2,7 @@
 //! right.
 #![cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
 
+#[cfg(feature = "burn")]
 mod burn;
 
 use cubecl::prelude::*;
