@@ -8,7 +8,7 @@ use cubecl::ir::{ElemType, FloatKind};
 use cubecl::prelude::TensorBinding;
 use cubecl::server::{CopyDescriptor, Handle};
 use flash_dma_kernels as engine;
-use flash_dma_problem::{AttentionError, ElementType, Interval};
+use flash_dma_problem::{AttentionError, ElementType, Interval, Problem};
 use std::marker::PhantomData;
 
 /// A runtime and its device.
@@ -29,6 +29,19 @@ pub trait Target: Send + Sync + 'static {
 pub struct Kernels<T> {
     pub(crate) client: Client,
     target: PhantomData<T>,
+}
+
+/// The engine that a pass runs on: the one that the target forces where it must serve such a problem, else the one that the
+/// kernels choose.
+fn engine_of<T: Target>(choice: engine::Engine, p: &Problem) -> engine::Engine {
+    use engine::Engine::{Mma, Portable, Wgmma};
+    match T::ENGINE {
+        Some(Portable) => Portable,
+        // Of what tensor cores serve, `mma` takes head dimensions in steps of 32.
+        Some(Mma) if choice != Portable && p.head_dim.is_multiple_of(32) => Mma,
+        Some(Wgmma) if choice == Wgmma => Wgmma,
+        _ => choice,
+    }
 }
 
 /// Notes which engine of the kernels serves a pass.
@@ -134,11 +147,12 @@ impl<T: Target> Kernels<T> {
         let inputs = self.inputs(call);
         let (client, o, l) = (&self.client, out.binding(), lse.binding());
         let choice = engine::forward_engine(client, p, &inputs);
-        let forced = T::ENGINE.filter(|_| choice != engine::Engine::Portable);
-        ran(Pass::Forward, forced.unwrap_or(choice));
-        let result = match forced {
-            Some(forced) => engine::forward_on(forced, client, p, inputs, o, l),
-            None => engine::forward(client, p, inputs, o, l),
+        let serves = engine_of::<T>(choice, p);
+        ran(Pass::Forward, serves);
+        let result = if serves == choice {
+            engine::forward(client, p, inputs, o, l)
+        } else {
+            engine::forward_on(serves, client, p, inputs, o, l)
         };
         match result {
             Ok(()) => Ok((out, lse)),
@@ -295,11 +309,12 @@ impl<T: Target> Engine for Kernels<T> {
             scores: scores.as_ref().map(Output::binding),
         };
         let choice = engine::backward_engine(client, p, &inputs, &saved);
-        let forced = T::ENGINE.filter(|_| choice != engine::Engine::Portable);
-        ran(Pass::Backward, forced.unwrap_or(choice));
-        let result = match forced {
-            Some(forced) => engine::backward_on(forced, client, p, inputs, saved, gradients),
-            None => engine::backward(client, p, inputs, saved, gradients),
+        let serves = engine_of::<T>(choice, p);
+        ran(Pass::Backward, serves);
+        let result = if serves == choice {
+            engine::backward(client, p, inputs, saved, gradients)
+        } else {
+            engine::backward_on(serves, client, p, inputs, saved, gradients)
         };
         if let Err(error) = result {
             let all: Vec<&Output> = [&q, &k, &v].into_iter().chain(&scores).collect();

@@ -28,6 +28,18 @@ fn suits_mma(call: &MaskedCall, gradients: bool) -> bool {
         && bias
 }
 
+/// Whether the engine `wgmma` says that it serves both passes of a call: what `mma` serves of these head dimensions, with
+/// rows that do not repeat themselves, and any bias of pairs.
+fn suits_wgmma(call: &MaskedCall) -> bool {
+    let p = &call.problem.attention;
+    let mut boxes = [&call.q, &call.grad_out]
+        .into_iter()
+        .flat_map(|rows| rows.shape.iter().zip(&rows.strides).take(3));
+    [64, 128].contains(&p.head_dim)
+        && boxes.all(|(&len, &stride)| len <= 1 || stride > 0)
+        && suits_mma(call, false)
+}
+
 impl<T: Target> Kernels<T> {
     /// The plan of the call's mask, its buffers `missing` elements short.
     fn plan(
@@ -66,13 +78,12 @@ impl<T: Target> Kernels<T> {
         }
     }
 
-    /// Whether the engine that this target forces must serve a call: all of the tests of `wgmma` where the device has it,
-    /// and what `mma` says it serves.
+    /// Whether the engine that this target forces must serve a call: what it says it serves, where the device has it.
     fn must_serve(&self, call: &MaskedCall, gradients: bool) -> bool {
         let fingerprint = &self.client.properties().identity.fingerprint;
         let version = fingerprint.strip_prefix("ptx_sm").map(str::parse::<u32>);
         match (T::ENGINE, version) {
-            (Some(engine::Engine::Wgmma), Some(Ok(version))) => version == 90,
+            (Some(engine::Engine::Wgmma), Some(Ok(version))) => version == 90 && suits_wgmma(call),
             (Some(engine::Engine::Mma), Some(Ok(version))) => {
                 version >= 80 && suits_mma(call, gradients)
             }
