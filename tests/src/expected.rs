@@ -205,6 +205,26 @@ impl Expected {
         }
     }
 
+    /// Compares one tensor with the oracle.
+    ///
+    /// # Panics
+    ///
+    /// With `what`, and the worst element, if it is wrong.
+    pub fn check_one(&self, name: &str, actual: &[f64], what: impl fmt::Display) {
+        let Tensor {
+            shape,
+            element,
+            factor,
+            exact,
+            naive_error,
+            ..
+        } = self.tensor(name);
+        let result = compare_by(name, shape, actual, exact, *naive_error, *element, *factor);
+        if let Err(failure) = result {
+            panic!("{what}: {failure}");
+        }
+    }
+
     /// Compares a gradient with the sum of those of the parts of its call. Each call may miss its own by the tolerance
     /// of the tensor.
     ///

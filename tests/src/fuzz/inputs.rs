@@ -28,7 +28,7 @@ const TABLE: usize = 1 << 18;
 fn table() -> &'static [f64] {
     static NUMBERS: OnceLock<Vec<f64>> = OnceLock::new();
     NUMBERS.get_or_init(|| {
-        let mut rng = Rng::new(0x7461_626c_65);
+        let mut rng = Rng::new(0x0074_6162_6c65);
         (0..TABLE).map(|_| f64::from(rng.normal() as f32)).collect()
     })
 }

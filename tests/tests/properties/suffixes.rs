@@ -114,7 +114,13 @@ fn is_the_tail<E: Engine>(engine: &E, case: &Case, suffix: usize) {
             _ => whole.clone(),
         };
         let what = format!("{}, the last {suffix} queries of {case:?}", E::NAME);
-        expected.check_same(name, &whole, tail, |_| true, what);
+        if matches!(*name, "out" | "lse") {
+            expected.check_same(name, &whole, tail, |_| true, what);
+        } else {
+            // The rounding of `out`, which may differ, is in every gradient: each is held to the oracle.
+            expected.check_one(name, &whole, format!("{what}, of the whole"));
+            expected.check_one(name, tail, what);
+        }
     }
 }
 
