@@ -146,25 +146,12 @@ fn attention<E: Engine>(engine: &E, spec: &Spec) -> Checked {
         .chain(&grads.scores)
         .map(|grad| &grad[..])
         .collect();
-    let looked_twice = twice(
-        |others| expected.compare(others, &outputs, &gradients),
-        || Drawn::others(spec).map(|other| other.expected()).collect(),
-    )?;
+    let others = || Drawn::others(spec).map(|other| other.expected()).collect();
+    let looked_twice = expected.compare(others, &outputs, &gradients)?;
     Ok(Some(Seen {
         tiles: tiles(live),
         looked_twice,
     }))
-}
-
-/// Compares by the problem's own yardstick, and by further ones before the verdict; whether it took these.
-fn twice(
-    compare: impl Fn(&[Expected]) -> Result<(), String>,
-    others: impl FnOnce() -> Vec<Expected>,
-) -> Result<bool, String> {
-    match compare(&[]) {
-        Ok(()) => Ok(false),
-        Err(_) => compare(&others()).map(|()| true),
-    }
 }
 
 /// The intervals must be those of the definition, exactly.
@@ -224,10 +211,7 @@ fn masked<E: MaskedEngine>(engine: &E, spec: &Spec) -> Checked {
         .chain(&grads.bias)
         .map(|grad| &grad[..])
         .collect();
-    let looked_twice = twice(
-        |others| expected.compare(others, &outputs, &gradients),
-        || drawn.others(spec),
-    )?;
+    let looked_twice = expected.compare(|| drawn.others(spec), &outputs, &gradients)?;
     Ok(Some(Seen {
         tiles: visible_tiles(&drawn.inputs),
         looked_twice,
@@ -272,15 +256,13 @@ fn decoded<E: Decoder>(engine: &E, spec: &Spec, decoding: &Decoding) -> Checked 
     for step in &steps {
         let prefix = |all: &Inputs| expect(&prefix(spec, all, &step.tokens));
         let expected = prefix(&all);
-        let looked_twice = twice(
-            |others| expected.compare(others, &step.outputs, &[]),
-            || {
-                Drawn::others(spec)
-                    .map(|other| prefix(&other.inputs))
-                    .collect()
-            },
-        )
-        .map_err(|failure| format!("tokens {:?}: {failure}", step.tokens))?;
+        let others = || {
+            Drawn::others(spec)
+                .map(|other| prefix(&other.inputs))
+                .collect()
+        };
+        let looked_twice = (expected.compare(others, &step.outputs, &[]))
+            .map_err(|failure| format!("tokens {:?}: {failure}", step.tokens))?;
         seen.looked_twice |= looked_twice;
         let keys = match (decoding.window(), &all.scores) {
             (Some(window), Some(scores)) => {
