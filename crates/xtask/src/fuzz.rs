@@ -39,7 +39,7 @@ const CUDA: Build = Build {
         "flash-dma-tests",
         "--no-default-features",
         "--features",
-        "cuda,fusion",
+        "cuda,fusion,persistence",
     ],
     folder: "gpu",
     llvm: true,

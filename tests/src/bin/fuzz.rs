@@ -3,9 +3,11 @@
 use flash_dma_tests::engine::shared;
 use flash_dma_tests::engines;
 use flash_dma_tests::fuzz::{
-    self, Failure, Fuzzed, Limits, Outcome, Palette, Profile, Record, Spec, regression_test, shrunk,
+    self, Failure, Fuzzed, Limits, Outcome, Palette, Profile, Record, Share, Spec, regression_test,
+    shrunk,
 };
-use std::process::ExitCode;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 const HELP: &str = "\
@@ -15,16 +17,19 @@ Usage: fuzz --engine NAME [..]
   --minutes M          The longest time (default 1).
   --problems N         The most problems (default: no limit but the time).
   --seed S             Of the problems (default 1).
-  --threads T          Host threads (default: one for each core).
+  --threads T          Host threads of a process (default: one for each core).
+  --processes P        Processes beside each other: a device compiles for one process at a time, and each of these
+                       compiles the kernels of its own variants (default 1).
   --variants N         Combinations that kernels are compiled for (default: by engine); 0 for no bound.
   --effort X           Factor on the size of the problems (default 1).
   --elements A,B       Element types, of f32, f16 and bf16 (default: all that the device has).
-  --failures N         Failures that end the run (default 1).
+  --failures N         Failures that end a process (default 1).
   --no-shrink          Leave failures as they are.
   --record FILE        Write what was seen as JSON.
   --require-cells N    Fail if a pass has seen fewer problems in an element type.
   --problem LINE       Run this problem alone.
   --list N             Print the first N problems, and run none.
+  --share K/P          Of P processes' problems those of number K, from 0: what --processes starts.
 ";
 
 /// What was asked for.
@@ -34,6 +39,8 @@ struct Options {
     problems: u64,
     seed: u64,
     threads: usize,
+    processes: usize,
+    share: Share,
     variants: Option<usize>,
     effort: f64,
     elements: Option<Vec<String>>,
@@ -105,6 +112,8 @@ impl Options {
             problems: u64::MAX,
             seed: 1,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
+            processes: 1,
+            share: Share::ALL,
             variants: None,
             effort: 1.0,
             elements: None,
@@ -130,6 +139,8 @@ impl Options {
                 "--problems" => options.problems = number(name, value)?,
                 "--seed" => options.seed = number(name, value)?,
                 "--threads" => options.threads = number(name, value)?,
+                "--processes" => options.processes = number(name, value)?,
+                "--share" => options.share = share(value)?,
                 "--variants" => options.variants = Some(number(name, value)?),
                 "--effort" => options.effort = number(name, value)?,
                 "--elements" => {
@@ -158,6 +169,50 @@ fn number<T: core::str::FromStr>(name: &str, value: &str) -> Result<T, String> {
         .map_err(|_| format!("`{name}` wants a number, not `{value}`"))
 }
 
+fn share(value: &str) -> Result<Share, String> {
+    let parts = value.split_once('/');
+    let numbers = parts.and_then(|(k, p)| Some((k.parse().ok()?, p.parse().ok()?)));
+    match numbers {
+        Some((process, processes)) if process < processes => Ok(Share { process, processes }),
+        _ => Err(format!("`--share` wants K/P with K below P, not `{value}`")),
+    }
+}
+
+/// Starts the processes of a run, and joins what they have seen.
+fn in_processes(options: &Options) -> Result<Record, String> {
+    let program = std::env::current_exe().map_err(|error| error.to_string())?;
+    let record = |process: usize| -> PathBuf {
+        let name = format!("fuzz-{}-{process}.json", std::process::id());
+        std::env::temp_dir().join(name)
+    };
+    let children = (0..options.processes).map(|process| {
+        let share = format!("{process}/{}", options.processes);
+        let mut child = Command::new(&program);
+        // Of an option that is given twice the last counts.
+        child.args(std::env::args().skip(1));
+        child.args(["--processes", "1", "--require-cells", "0"]);
+        child
+            .args(["--share", &share])
+            .arg("--record")
+            .arg(record(process));
+        child.spawn().map_err(|error| error.to_string())
+    });
+    let children: Vec<_> = children.collect::<Result<_, _>>()?;
+    let mut joined = Record::default();
+    for (process, mut child) in children.into_iter().enumerate() {
+        child.wait().map_err(|error| error.to_string())?;
+        let path = record(process);
+        let read = |path: &PathBuf| -> Option<Record> {
+            Record::of_json(&serde_json::from_str(&std::fs::read_to_string(path).ok()?).ok()?)
+        };
+        let seen = read(&path);
+        joined.join(seen.ok_or(format!("process {process} ended without a record"))?);
+        // It lies where the system clears up.
+        let _ = std::fs::remove_file(path);
+    }
+    Ok(joined)
+}
+
 /// Runs on one engine; whether nothing was wrong.
 fn on<E: Fuzzed>(options: &Options) -> Result<bool, String> {
     let engine = shared::<E>();
@@ -184,21 +239,28 @@ fn on<E: Fuzzed>(options: &Options) -> Result<bool, String> {
     }
     let limits = Limits {
         problems: options.problems,
+        share: options.share,
         time: Duration::from_secs_f64(60.0 * options.minutes),
         failures: options.failures,
         threads: options.threads,
-        progress: 10,
+        progress: if options.share.process == 0 { 10 } else { 0 },
     };
-    let start = Instant::now();
-    let (record, failures) = fuzz::fuzz(engine, &palette, &limits);
-    let seconds = start.elapsed().as_secs_f64();
-    println!(
-        "\n{} with seed {}, {seconds:.0} s",
-        options.engine, options.seed
-    );
-    print!("{record}");
+    let begin = Instant::now();
+    let (record, failures) = match options.processes {
+        0 | 1 => fuzz::fuzz(engine, &palette, &limits),
+        // They print their failures themselves.
+        _ => (in_processes(options)?, Vec::new()),
+    };
+    let seconds = begin.elapsed().as_secs_f64();
     if let Some(path) = &options.record {
         write(path, options, &profile, &record, seconds)?;
+    }
+    if options.share == Share::ALL {
+        println!(
+            "\n{} with seed {}, {seconds:.0} s",
+            options.engine, options.seed
+        );
+        print!("{record}");
     }
     for failure in &failures {
         say(options, failure);
@@ -215,11 +277,11 @@ fn on<E: Fuzzed>(options: &Options) -> Result<bool, String> {
         );
         return Ok(false);
     }
-    if record.counted() == 0 {
+    if record.counted() == 0 && options.share == Share::ALL {
         println!("no problem counted");
         return Ok(false);
     }
-    Ok(failures.is_empty())
+    Ok(record.failed == 0)
 }
 
 /// Runs one problem.
@@ -280,6 +342,7 @@ fn write(
         ("engine", options.engine.clone().into()),
         ("seed", options.seed.into()),
         ("seconds", seconds.round().into()),
+        ("processes", options.processes.into()),
         ("threads", options.threads.into()),
         ("variants", profile.variants.into()),
         ("effort", profile.effort.into()),

@@ -50,6 +50,17 @@ pub enum Pass {
     Decode,
 }
 
+impl Pass {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::Forward,
+        Self::Backward,
+        Self::MaskedForward,
+        Self::MaskedBackward,
+        Self::Decode,
+    ];
+}
+
 thread_local! {
     static NOTES: RefCell<Vec<(Pass, &'static str)>> = const { RefCell::new(Vec::new()) };
 }

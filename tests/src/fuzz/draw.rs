@@ -106,6 +106,20 @@ impl Palette {
         }
     }
 
+    /// Every variant has as many problems as another.
+    fn variant_of(&self, number: u64) -> usize {
+        number as usize % self.variants.len()
+    }
+
+    /// Which of so many processes runs the problem of a number: each compiles the kernels of its own variants.
+    #[must_use]
+    pub fn process_of(&self, number: u64, processes: usize) -> usize {
+        match self.variants.len() {
+            0 => number as usize % processes,
+            _ => self.variant_of(number) % processes,
+        }
+    }
+
     /// The problem of a number.
     #[must_use]
     pub fn draw(&self, number: u64) -> Spec {
@@ -116,7 +130,7 @@ impl Palette {
             let (kind, element) = (one(rng, &KINDS), one(rng, &self.profile.elements));
             variant(rng, &self.profile, kind, element)
         } else {
-            one(rng, &self.variants)
+            self.variants[self.variant_of(number)]
         };
         let most = match self.profile.size {
             Size::Small => 4e4,

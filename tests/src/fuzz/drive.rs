@@ -9,14 +9,33 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+/// The problems of one process of several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Which process, from 0.
+    pub process: usize,
+    /// Of how many.
+    pub processes: usize,
+}
+
+impl Share {
+    /// All problems.
+    pub const ALL: Self = Self {
+        process: 0,
+        processes: 1,
+    };
+}
+
 /// How long a failure may be shrunk.
 const SHRINKING: Duration = Duration::from_secs(60);
 
 /// How many problems, and how.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// The most problems.
+    /// The most problems, of all processes together.
     pub problems: u64,
+    /// Of these, those that are run here.
+    pub share: Share,
     /// The longest time.
     pub time: Duration,
     /// Failures that end the run.
@@ -44,6 +63,10 @@ pub fn fuzz<E: Fuzzed>(engine: &E, palette: &Palette, limits: &Limits) -> (Recor
             let number = next.fetch_add(1, Ordering::Relaxed);
             if number >= limits.problems {
                 break;
+            }
+            let Share { process, processes } = limits.share;
+            if palette.process_of(number, processes) != process {
+                continue;
             }
             let spec = palette.draw(number);
             let outcome = run(engine, &spec);

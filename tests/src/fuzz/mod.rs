@@ -18,7 +18,7 @@ mod text;
 
 pub use decode::{Decoder, Step};
 pub use draw::{Palette, Profile};
-pub use drive::{Limits, assert_line, fuzz, regression_test, shrunk};
+pub use drive::{Limits, Share, assert_line, fuzz, regression_test, shrunk};
 pub use fit::work;
 pub use inputs::YARDSTICKS;
 pub use record::{Cell, Failure, Record};

@@ -19,13 +19,13 @@ pub struct Record {
     /// Problems that failed.
     pub failed: u64,
     /// Problems that do not count, by the reason.
-    pub skipped: BTreeMap<&'static str, u64>,
+    pub skipped: BTreeMap<String, u64>,
     /// Problems that passed, by pass, what served it (empty if the engine has one way) and element type.
     pub cells: BTreeMap<Cell, u64>,
 }
 
 /// A pass, what served it, and the name of the element type.
-pub type Cell = (Pass, &'static str, String);
+pub type Cell = (Pass, String, String);
 
 /// A problem that failed.
 #[derive(Clone, Debug)]
@@ -41,7 +41,7 @@ impl Record {
     pub fn add(&mut self, spec: &Spec, outcome: &Outcome) {
         match outcome {
             Outcome::Failed(_) => self.failed += 1,
-            Outcome::Skipped(why) => *self.skipped.entry(why).or_default() += 1,
+            Outcome::Skipped(why) => *self.skipped.entry((*why).into()).or_default() += 1,
             Outcome::Passed(Passed {
                 passes,
                 is_long,
@@ -51,7 +51,7 @@ impl Record {
                 self.long += u64::from(*is_long);
                 self.looked_twice += u64::from(*looked_twice);
                 for &(pass, by) in passes {
-                    let cell = (pass, by, spec.element.to_string());
+                    let cell = (pass, by.into(), spec.element.to_string());
                     *self.cells.entry(cell).or_default() += 1;
                 }
             }
@@ -103,11 +103,37 @@ impl Record {
                     .keys()
                     .any(|cell| cell.0 == pass && cell.2 == element)
                 {
-                    wanting.push(few(&(pass, "", element), 0));
+                    wanting.push(few(&(pass, String::new(), element), 0));
                 }
             }
         }
         wanting
+    }
+
+    /// The record that was written as [`json`](Self::json); `None` if it is none.
+    #[must_use]
+    pub fn of_json(json: &serde_json::Value) -> Option<Self> {
+        let count = |name: &str| json[name].as_u64();
+        let failed = count("wrong")?;
+        let skipped = json["not_counted"].as_object()?.iter();
+        let cells = json["cells"].as_array()?.iter().map(|cell| {
+            let text = |name: &str| cell[name].as_str();
+            let pass = Pass::ALL
+                .iter()
+                .find(|pass| text("pass") == Some(&format!("{pass:?}")))?;
+            let cell_of = (*pass, text("served_by")?.into(), text("element")?.into());
+            Some((cell_of, cell["problems"].as_u64()?))
+        });
+        Some(Self {
+            passed: count("problems")? - failed,
+            long: count("long")?,
+            looked_twice: count("further_yardsticks")?,
+            failed,
+            skipped: skipped
+                .map(|(why, count)| Some((why.clone(), count.as_u64()?)))
+                .collect::<Option<_>>()?,
+            cells: cells.collect::<Option<_>>()?,
+        })
     }
 
     /// The record as JSON, with what the run was.

@@ -1,7 +1,7 @@
 //! What the fuzzer draws, what it finds in engines with a defect, and what it says of that.
 
 use super::{
-    Decoder, Decoding, Limits, Outcome, Palette, Profile, Record, Spec, Step, What, fuzz,
+    Decoder, Decoding, Limits, Outcome, Palette, Profile, Record, Share, Spec, Step, What, fuzz,
     regression_test, run, shrunk,
 };
 use crate::engines::Cpu;
@@ -15,6 +15,7 @@ use std::time::Duration;
 fn limits(problems: u64) -> Limits {
     Limits {
         problems,
+        share: Share::ALL,
         time: Duration::from_secs(3600),
         failures: 1,
         threads: 2,
@@ -310,6 +311,32 @@ fn a_panic_is_a_failure() {
 fn a_refusal_is_a_failure() {
     let (_, least) = found(Defect::Refuses);
     assert_eq!(least.q_len, 20, "{least}");
+}
+
+#[test]
+fn processes_share_the_problems_and_join_their_records() {
+    for variants in [0, 6] {
+        let palette = palette(variants, 3);
+        let shares = (0..4).map(|process| Share {
+            process,
+            processes: 4,
+        });
+        let run = |share| {
+            let limits = Limits {
+                share,
+                ..limits(40)
+            };
+            let (record, _) = fuzz(&Cpu, &palette, &limits);
+            Record::of_json(&record.json(&[])).expect("a record")
+        };
+        let mut joined = Record::default();
+        for record in shares.map(run) {
+            assert!(record.counted() > 0 && record.counted() < 40, "{record}");
+            joined.join(record);
+        }
+        let whole = run(Share::ALL);
+        assert_eq!(joined.to_string(), whole.to_string());
+    }
 }
 
 #[test]
