@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
 # Runs what `cargo xtask gpu-pack` built, on a machine with an NVIDIA GPU and without Rust.
 #
-#   ./run.sh [tests [FILTER..]]   the suite on CUDA, a process per test; ends with "N passed, N failed, N unknown"
+#   ./run.sh [tests [FILTER..]]   the suite on CUDA; ends with "N passed, N failed, N unknown"
 #   ./run.sh PROGRAM [options]    a benchmark or an example: what is in bin/
 #
 # CUDA_PATH is the toolkit, which CubeCL takes NVRTC and its headers from; /usr/local/cuda if unset.
-# JOBS tests run at once, one per core if unset, each for SECONDS_EACH seconds at most, 180 if unset. What is
-# compiled is kept in cache/ and shared by all processes. LOGS keeps each test's output, and times.tsv.
+# JOBS processes run at once, one per core if unset, each up to four tests of one file on one engine. SECONDS_EACH is
+# the longest time of a test, 180 if unset. What is compiled is kept in cache/ and shared by all processes. LOGS keeps
+# what the processes print, and times.tsv.
 set -uo pipefail
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-usage() { sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+usage() { sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
 
 export CUDA_PATH="${CUDA_PATH:-/usr/local/cuda}"
 export LD_LIBRARY_PATH="$CUDA_PATH/lib64:$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
@@ -33,38 +34,87 @@ if [ "$program" != tests ]; then
     exec "$here/bin/$program" "$@"
 fi
 
-# CubeCL looks for its configuration from the working directory upwards.
+# CubeCL looks for its configuration from the working directory upwards. Its records of each compilation would be
+# written beside the kernels, under the lock that all processes share.
 cd "$here" || exit 2
-printf '[compilation]\ncache = true\n\n[environment]\npath = { directory = "%s/cache" }\n' "$here" >cubecl.toml
+cat >cubecl.toml <<TOML
+[compilation]
+cache = true
+logger = { level = "basic", stderr = true }
+
+[environment]
+path = { directory = "$here/cache" }
+records = { level = "off" }
+TOML
 
 echo "commit $(cat COMMIT), $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1)"
 logs="${LOGS:-$(mktemp -d)}"
 mkdir -p "$logs"
 bin/tests --list --format terse "$@" | sed -n 's/: test$//p' >"$logs/all" || exit 2
+: >"$logs/times.tsv"
 start="$(date +%s)"
 
-one() {
-    local name="$1" begin status result
-    begin="$(date +%s.%N)"
-    timeout "${SECONDS_EACH:-180}" bin/tests --exact "$name" --test-threads 1 >"$logs/${name//::/.}.log" 2>&1
-    status=$?
-    # A test that was cut off, or whose process ended in another way, has shown nothing.
-    case "$status" in 0) result=passed ;; 101) result=failed ;; *) result=unknown ;; esac
-    printf '%s\t%.1f\t%s\t%s\n' "$result" "$(echo "$(date +%s.%N) $begin" | awk '{ print $1 - $2 }')" "$status" "$name" >>"$logs/times.tsv"
-    if [ "$result" != passed ]; then
-        echo "$result (status $status): $name"
-        grep -v '^$' "$logs/${name//::/.}.log" | tail -n 12 | cut -c 1-300
+# A line a process: the tests of one file on one engine share most of their kernels, and a process waits seconds for
+# its context beside others. First come the engines whose kernels another one runs as well, so that it finds them
+# compiled: `mma` takes the portable ones for what it does not serve, the own choice those of all, and Burn the same. A
+# test of faults or of memory is alone in its process.
+units() {
+    awk -F:: -v OFS=:: '{
+        engine = $NF
+        stage = engine ~ /portable$/ ? 1 : engine ~ /mma$/ ? 2 : engine ~ /^burn/ ? 4 : 3
+        alone = $1 == "faults" || $1 == "memory"
+        print stage "\t" (alone ? $0 : $1 "::" $2 " " engine) "\t" $0
+    }' | sort -s -k1,2 | awk -F'\t' '
+        $2 != unit || tests == 4 { if (NR > 1) print line; line = ""; tests = 0; unit = $2 }
+        { line = line (tests ? " " : "") $3; tests++ }
+        END { if (NR) print line }'
+}
+
+# Runs tests in one process. Those of which it says nothing, as it was ended before, run again, alone.
+unit() {
+    local log="$logs/${1//::/.}.log" begin="$EPOCHREALTIME" now line name tenths rest=()
+    timeout "$((${SECONDS_EACH:-180} * $#))" bin/tests --exact "$@" --include-ignored --test-threads 1 2>"${log%.log}.err" |
+        while IFS= read -r line; do
+            printf '%s\n' "$line" >>"$log"
+            case "$line" in
+                "test "*" ... ok") result=passed ;;
+                "test "*" ... FAILED") result=failed ;;
+                *) continue ;;
+            esac
+            now="$EPOCHREALTIME" name="${line#test }"
+            tenths=$(((${now/./} - ${begin/./}) / 100000))
+            printf '%s\t%d.%d\t%s\n' "$result" $((tenths / 10)) $((tenths % 10)) "${name% ... *}" >>"$logs/times.tsv"
+            begin="$now"
+        done
+    for name in "$@"; do
+        if grep -qxF "test $name ... FAILED" "$log"; then
+            echo "failed: $name"
+            awk -v begin="---- $name stdout ----" '$0 == begin { on = 1; next } /^----|^failures:/ { on = 0 } on && NF' "$log" |
+                head -n 12 | cut -c 1-300
+        elif ! grep -qxF "test $name ... ok" "$log"; then
+            rest+=("$name")
+        fi
+    done
+    if [ "$#" -gt 1 ]; then
+        for name in "${rest[@]}"; do unit "$name"; done
+    elif [ "${#rest[@]}" -eq 1 ]; then
+        # A test that was cut off, or whose process ended in another way, has shown nothing.
+        printf 'unknown\t%d\t%s\n' $(((${EPOCHREALTIME/./} - ${begin/./}) / 1000000)) "$1" >>"$logs/times.tsv"
+        echo "unknown: $1"
+        tail -n 12 "${log%.log}.err" | cut -c 1-300
     fi
 }
-export -f one
+export -f unit
 export logs
-: >"$logs/times.tsv"
-xargs -a "$logs/all" -P "${JOBS:-$(nproc)}" -I '{}' bash -c 'one "$1"' _ '{}'
+units <"$logs/all" >"$logs/units"
+# shellcheck disable=SC2016
+xargs -a "$logs/units" -P "${JOBS:-$(nproc)}" -I '{}' bash -c 'read -ra names <<<"$1"; unit "${names[@]}"' _ '{}'
 
 count() { grep -c "^$1" "$logs/times.tsv"; }
-grep -h '^skipped: ' "$logs"/*.log 2>/dev/null | sort | uniq -c
+grep -h '^skipped: ' "$logs"/*.err 2>/dev/null | sort | uniq -c
 echo "slowest:"
 sort -t"$(printf '\t')" -k2,2 -rn "$logs/times.tsv" | head -n 8
-echo "$(wc -l <"$logs/all") tests in $(($(date +%s) - start)) s, ${JOBS:-$(nproc)} at once"
+compiled="$(grep -h '^\[Compiling kernel\]' "$logs"/*.err 2>/dev/null | wc -l)"
+echo "$(wc -l <"$logs/all") tests in $(($(date +%s) - start)) s, ${JOBS:-$(nproc)} processes at once, $compiled kernels compiled"
 echo "$(count passed) passed, $(count failed) failed, $(count unknown) unknown"
 [ "$(count passed)" -eq "$(wc -l <"$logs/all")" ]
