@@ -44,7 +44,11 @@ fn random_case<E: MaskedEngine>(seed: u64, rng: &mut Rng) -> MaskedCase {
         Size::Large => (vec![64], vec![Bf16]),
     };
     let longest = E::cases([90], [260], [700]).pop().unwrap_or(1);
-    let (kv_heads, group) = (1 + rng.below(3), one(rng, &[1, 2, 3, 4, 7]));
+    let groups: &[usize] = match E::SIZE {
+        Size::Small | Size::Medium => &[1, 2, 3, 4, 7],
+        Size::Large => &[1, 4, 7],
+    };
+    let (kv_heads, group) = (1 + rng.below(3), one(rng, groups));
     let lengths = [(); 2].map(|()| {
         let most = one(rng, &[1, 20, 100, longest]);
         1 + rng.below(most)
