@@ -15,29 +15,44 @@
 //! | `ffc6f02` | a NaN elsewhere changed bits of a row, with several units a cube | `properties::unselected::corrupted_keys_touch_only_their_rows` |
 //! | `ff1f8e7` | empty tensors were refused for their strides | `regression::empty_tensors_were_refused_for_their_strides` |
 //! | `dff2d74` | gradients of keys stayed 0 where few queries see them, on tensor cores | `regression::gradients_of_keys_were_lost_where_few_queries_see_them`, `properties::suffixes` |
+//! | `bench-results/h200/fuzz.json` | the LSE drifted by the rounding of a reference for each token of a step, at logits in the thousands, on tensor cores | `regression::steps_drifted_at_great_logits` |
 //! | `fbd1260` | bf16 on CubeCL's CPU runtime without AVX512-BF16 | `regression::bf16_was_not_compiled_for_a_cpu_without_instructions_for_it` |
 //! | `48fe0dd`, `2ce30ac` | rotary positions in the layer's or the device's 16-bit type | `positions_may_pass_the_rotary_table` of `burn-flash-dma`, `train_tests` of `train-text` |
 //! | `4d8ae1e` | Cargo's variables of `xtask` rebuilt CubeCL | `cargo_is_not_told_about_this_package` of `xtask` |
 //! | `docs/upstream.md`, A checked copy …; `4265c78` | a length of 64 bits in `cp.async`, refused by ptxas where addresses are long | `codegen::upstream` of `flash-dma-kernels`, and the code-generation gate, which found it |
 //! | …, Barriers disappear | copies that nobody waits for, on CubeCL's CPU runtime | `regression::runtimes` |
-//! | CubeCL's pitched allocations | rows that do not follow each other | `regression::tensor_cores`, `contract::results::layouts` |
+//! | CubeCL's pitched allocations | rows that do not follow each other | `regression::tensor_cores`, `contract::results::padded` |
 //! | `docs/upstream.md`, the others | each limit as a kernel of a few lines | `codegen::upstream` of `flash-dma-kernels` |
 
 mod runtimes;
 mod tensor_cores;
 
 use flash_dma_problem::ElementType::{Bf16, F16};
+use flash_dma_tests::fuzz::{self, Fuzzed};
 use flash_dma_tests::{Case, Engine, Layout, every_engine, raw_engines};
 
 raw_engines!(
     empty_tensors_were_refused_for_their_strides,
     bf16_was_not_compiled_for_a_cpu_without_instructions_for_it,
+    steps_drifted_at_great_logits,
 );
 every_engine!(gradients_of_keys_were_lost_where_few_queries_see_them);
 
 /// On CubeCL's CPU runtime, x86-64 without AVX512-BF16: "Symbols not found: [ __truncsfbf2 ]".
 fn bf16_was_not_compiled_for_a_cpu_without_instructions_for_it<E: Engine>(engine: &E) {
     Case::new(5, 17).element(Bf16).check(engine);
+}
+
+/// On tensor cores a sum was rescaled for every token of a step, also where the maximum stayed: by the exponential of a
+/// logit against its own rounded product, 1 + 1e-4 instead of 1.
+fn steps_drifted_at_great_logits<E: Fuzzed>(engine: &E) {
+    for line in [
+        "decoded f16 b=2 kv=3 g=1 d=96 causal slots=127 scores=Large prefill=0 pieces=1+16+1+5 lay=tccccc seed=1900348768",
+        "decoded bf16 b=2 kv=3 g=1 d=64 causal slots=255 scores=Large prefill=0 pieces=16 scale=1 lay=tccccc seed=1088787733",
+        "decoded bf16 b=1 kv=2 g=4 d=32 causal slots=16 scores=Large prefill=0 pieces=16+1+1+1+1 scale=0.3 cap=3 lay=tccccc seed=897210379",
+    ] {
+        fuzz::assert_line(engine, line);
+    }
 }
 
 /// Allocators differ in the strides they give a tensor without elements, and none is ever used.

@@ -3,7 +3,7 @@
 use super::blueprint::{DecodeMmaBlueprint, ROWS};
 use super::newcomers::attend_newcomers;
 use super::stream::{Held, NextTile, WarpStages, start_copies};
-use crate::forward::mma::{LogitScale, exp_of};
+use crate::forward::mma::{LogitScale, exp_of, rescale_to};
 use crate::tile::mma::{
     Chunk, LanePlace, any_lane, commit_copies, multiply, quad_max, quad_sum, wait_copies,
 };
@@ -235,8 +235,8 @@ fn attend_held<E: Float>(
             new1 = quad_max(new1);
             if any_lane(new0 > max0 + SLACK || new1 > max1 + SLACK) {
                 // A row that has seen no key yet rescales zeros, by any finite factor.
-                let rescale0 = exp_of(max0, select(new0 == none, 0.0f32, -new0 * log2e));
-                let rescale1 = exp_of(max1, select(new1 == none, 0.0f32, -new1 * log2e));
+                let rescale0 = rescale_to(max0, new0);
+                let rescale1 = rescale_to(max1, new1);
                 max0 = new0;
                 max1 = new1;
                 sum0 *= rescale0;

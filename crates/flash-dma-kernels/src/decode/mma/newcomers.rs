@@ -4,7 +4,7 @@ use super::blueprint::{CHUNK, DecodeMmaBlueprint, ROWS};
 use super::kernel::{StepRow, out_row, q_at};
 use super::stream::Held;
 use crate::decode::commit::{ENTRY, NONE};
-use crate::forward::mma::{LogitScale, exp_of};
+use crate::forward::mma::{LogitScale, exp_of, rescale_to};
 use crate::tile::mma::{Chunk, shuffle_xor};
 use cubecl::prelude::*;
 
@@ -143,7 +143,7 @@ pub(super) fn attend_newcomers<E: Float>(
             let x = select(sees, logit_scale.apply(dot, z, bp.softcap), none);
             let new = max(greatest, x);
             let reference = select(new == none, 0.0f32, -new * log2e);
-            let rescale = exp_of(greatest, reference);
+            let rescale = rescale_to(greatest, new);
             let p = select(sees, exp_of(x, reference), 0.0f32);
             greatest = new;
             sum = sum * rescale + p;

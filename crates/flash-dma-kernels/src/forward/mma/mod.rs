@@ -14,7 +14,7 @@ mod wgmma;
 
 pub(crate) use blueprint::{Instruction, MmaBlueprint, has_wgmma};
 pub(crate) use launch::{launch, launch_slice, rows_are_chunks, workspace};
-pub(crate) use logits::{LogitScale, exp_of, score, sees};
+pub(crate) use logits::{LogitScale, exp_of, rescale_to, score, sees};
 pub(crate) use mask::{
     BitCopies, HEADER, KEY_BLOCK, MaskRows, TILE_WORDS, is_set, score_row, until,
 };

@@ -1,7 +1,7 @@
 //! Forward attention on Hopper's tensor cores: `wgmma` over key tiles that `cp.async` gathers.
 
 use super::blueprint::MmaBlueprint;
-use super::logits::{LogitScale, SLACK, exp_of, visible_logits};
+use super::logits::{LogitScale, SLACK, exp_of, rescale_to, visible_logits};
 use super::mask::{BitCopies, MaskRows, score_row};
 use super::pairs::PairBias;
 use super::repair::add_not_finite;
@@ -205,8 +205,8 @@ pub(super) fn forward_wgmma_kernel<E: Float, O: Float>(
         new1 = quad_max(new1);
         if any_lane(new0 > max0 + SLACK || new1 > max1 + SLACK) {
             // A row that has seen no key yet rescales zeros, by any finite factor.
-            let rescale0 = exp_of(max0, select(new0 == none, 0.0f32, -new0 * log2e));
-            let rescale1 = exp_of(max1, select(new1 == none, 0.0f32, -new1 * log2e));
+            let rescale0 = rescale_to(max0, new0);
+            let rescale1 = rescale_to(max1, new1);
             max0 = new0;
             max1 = new1;
             sum0 *= rescale0;
