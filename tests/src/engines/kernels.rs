@@ -4,7 +4,8 @@ use super::buffers::{Output, binding, bytes_of, contiguous, values_of};
 use super::{Pass, SENTINEL};
 use crate::{Call, Engine, Gradients, Outputs, Raw, Refused, Size};
 use cubecl::client::Client;
-use cubecl::ir::{ElemType, FloatKind};
+use cubecl::ir::features::TypeUsage;
+use cubecl::ir::{ElemType, FloatKind, UIntKind};
 use cubecl::prelude::TensorBinding;
 use cubecl::server::{CopyDescriptor, Handle};
 use flash_dma_kernels as engine;
@@ -66,6 +67,13 @@ impl<T: Target> Kernels<T> {
         // A runtime may have no buffer of no bytes; nothing is read from this one.
         self.client
             .create_from_slice(if bytes.is_empty() { &[0; 16] } else { bytes })
+    }
+
+    /// Whether the device has buffers of bytes: WGSL has none.
+    pub(crate) fn stores_bytes(&self) -> bool {
+        let byte = ElemType::UInt(UIntKind::U8);
+        let usage = self.client.properties().type_usage(byte);
+        usage.contains(TypeUsage::Buffer)
     }
 
     /// A contiguous tensor of integers.

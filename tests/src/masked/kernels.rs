@@ -57,8 +57,22 @@ impl<T: Target> Kernels<T> {
             bits: bits.binding(),
             counts: counts.binding(),
         };
-        let mask = binding(&self.buffer(&bytes), &mask.shape, &mask.strides);
-        match engine::plan(&self.client, &geometry, mask, 1, call.hidden, plan.clone()) {
+        let (buffer, size) = if self.stores_bytes() {
+            (self.buffer(&bytes), 1)
+        } else {
+            let words: Vec<u32> = bytes.iter().map(|&x| x.into()).collect();
+            (self.buffer(bytemuck::cast_slice(&words)), 4)
+        };
+        let mask = binding(&buffer, &mask.shape, &mask.strides);
+        let result = engine::plan(
+            &self.client,
+            &geometry,
+            mask,
+            size,
+            call.hidden,
+            plan.clone(),
+        );
+        match result {
             Ok(()) => Ok(Some((plan, counts))),
             Err(error) => Err(Refused {
                 error,

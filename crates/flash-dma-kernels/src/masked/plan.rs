@@ -7,6 +7,7 @@ use super::rows::{RowsBlueprint, rows_kernel};
 use crate::scratch::{cubes, one_unit_each};
 use crate::tile::address_type;
 use cubecl::client::Client;
+use cubecl::ir::features::TypeUsage;
 use cubecl::ir::{ElemType, UIntKind};
 use cubecl::prelude::*;
 use flash_dma_problem::{AttentionError, PlanGeometry, TensorName};
@@ -24,7 +25,8 @@ const UNITS: usize = 128;
 ///
 /// # Errors
 ///
-/// [`AttentionError`] if a tensor does not fit the geometry. Nothing is launched then.
+/// [`AttentionError`] if a tensor does not fit the geometry, or the mask has elements of one byte, no such rows, and the
+/// device no buffers of bytes (WGSL has none). Nothing is launched then.
 pub fn plan(
     client: &Client,
     geometry: &PlanGeometry,
@@ -43,7 +45,13 @@ pub fn plan(
     check_broadcast(TensorName::Mask, &mask, &geometry.mask, size)?;
     plan.check(geometry)?;
     let units = cube_units(client, geometry);
-    if units > 1 && is_rows(geometry, &mask) {
+    let of_rows = units > 1 && is_rows(geometry, &mask);
+    if size == 1 && !of_rows && !stores_bytes(client) {
+        return Err(AttentionError::Unsupported {
+            what: "masks of bytes whose rows are not whole".into(),
+        });
+    }
+    if of_rows {
         let blueprint = RowsBlueprint {
             units,
             size,
@@ -110,6 +118,12 @@ pub fn plan_ranges(
         );
     }
     Ok(())
+}
+
+fn stores_bytes(client: &Client) -> bool {
+    let byte = ElemType::UInt(UIntKind::U8);
+    let usage = client.properties().type_usage(byte);
+    usage.contains(TypeUsage::Buffer)
 }
 
 /// From a query's index to its position.
