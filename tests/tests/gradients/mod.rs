@@ -8,6 +8,7 @@ mod selections;
 mod self_check;
 
 use flash_dma_problem::ElementType::{Bf16, F16};
+use flash_dma_tests::Size;
 use flash_dma_tests::masked::{MaskedCase, MaskedEngine};
 
 /// Lengths off every tile, fewer than a tile and several of both passes, with the option of causal masking: each problem
@@ -27,6 +28,15 @@ fn problems<E: MaskedEngine>() -> Vec<MaskedCase> {
         case.causal(n != 1)
     };
     sizes.into_iter().enumerate().map(case).collect()
+}
+
+/// Every second of them, from one on, where a device compiles for each.
+fn half_of_problems<E: MaskedEngine>(first: usize) -> impl Iterator<Item = MaskedCase> {
+    let step = if E::SIZE < Size::Large { 1 } else { 2 };
+    problems::<E>()
+        .into_iter()
+        .skip(first * (step - 1))
+        .step_by(step)
 }
 
 /// Groups of heads, several tiles of queries and of keys, lengths off every tile, more queries than keys.

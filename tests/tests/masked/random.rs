@@ -5,28 +5,53 @@ use flash_dma_reference::Rng;
 use flash_dma_tests::masked::{MaskedCase, MaskedEngine, Pattern};
 use flash_dma_tests::{Layout, Size, every_engine};
 
-every_engine!(first_quarter, second_quarter, third_quarter, fourth_quarter);
+every_engine!(
+    first_part,
+    second_part,
+    third_part,
+    fourth_part,
+    fifth_part,
+    sixth_part,
+    seventh_part,
+    eighth_part,
+);
 
-fn first_quarter<E: MaskedEngine>(engine: &E) {
-    quarter(engine, 0);
+fn first_part<E: MaskedEngine>(engine: &E) {
+    part(engine, 0);
 }
 
-fn second_quarter<E: MaskedEngine>(engine: &E) {
-    quarter(engine, 1);
+fn second_part<E: MaskedEngine>(engine: &E) {
+    part(engine, 1);
 }
 
-fn third_quarter<E: MaskedEngine>(engine: &E) {
-    quarter(engine, 2);
+fn third_part<E: MaskedEngine>(engine: &E) {
+    part(engine, 2);
 }
 
-fn fourth_quarter<E: MaskedEngine>(engine: &E) {
-    quarter(engine, 3);
+fn fourth_part<E: MaskedEngine>(engine: &E) {
+    part(engine, 3);
 }
 
-/// Every fourth problem: a device compiles minutes of kernels for all of them, and tests run side by side.
-fn quarter<E: MaskedEngine>(engine: &E, first: u64) {
-    let problems = E::cases([4], [56], [240]).iter().sum();
-    for seed in (first..problems).step_by(4) {
+fn fifth_part<E: MaskedEngine>(engine: &E) {
+    part(engine, 4);
+}
+
+fn sixth_part<E: MaskedEngine>(engine: &E) {
+    part(engine, 5);
+}
+
+fn seventh_part<E: MaskedEngine>(engine: &E) {
+    part(engine, 6);
+}
+
+fn eighth_part<E: MaskedEngine>(engine: &E) {
+    part(engine, 7);
+}
+
+/// Every eighth problem: a device compiles minutes of kernels for all of them, and tests run side by side.
+fn part<E: MaskedEngine>(engine: &E, first: u64) {
+    let problems = E::cases([8], [56], [240]).iter().sum();
+    for seed in (first..problems).step_by(8) {
         check(engine, seed);
     }
 }

@@ -108,7 +108,7 @@ fn keys_far_apart<E: MaskedEngine>(engine: &E) {
         [[1, 2, 1, 70, 500, 64]],
         [[2, 8, 2, 150, 700, 128], [1, 4, 4, 300, 900, 64]],
     );
-    for sizes in problems {
+    for (n, sizes) in problems.into_iter().enumerate() {
         let [batch, q_heads, kv_heads, q_len, k_len, dim] = sizes;
         for (m, (mask, every)) in [
             ([1, 1, q_len, k_len], 3),
@@ -119,6 +119,9 @@ fn keys_far_apart<E: MaskedEngine>(engine: &E) {
         .into_iter()
         .enumerate()
         {
+            if E::SIZE == Size::Large && !(n + m).is_multiple_of(2) {
+                continue;
+            }
             let mut case = MaskedCase::new(sizes)
                 .mask(mask, Pattern::Columns(every))
                 .element(ElementType::Bf16);

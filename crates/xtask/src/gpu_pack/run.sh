@@ -34,13 +34,16 @@ if [ "$program" != tests ]; then
     exec "$here/bin/$program" "$@"
 fi
 
+logs="${LOGS:-$(mktemp -d)}"
+mkdir -p "$logs"
+logs="$(realpath "$logs")"
 # CubeCL looks for its configuration from the working directory upwards. Its records of each compilation would be
 # written beside the kernels, under the lock that all processes share.
 cd "$here" || exit 2
 cat >cubecl.toml <<TOML
 [compilation]
 cache = true
-logger = { level = "basic", stderr = true }
+logger = { level = "basic", file = "$logs/compiled" }
 
 [environment]
 path = { directory = "$here/cache" }
@@ -48,8 +51,6 @@ records = { level = "off" }
 TOML
 
 echo "commit $(cat COMMIT), $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1)"
-logs="${LOGS:-$(mktemp -d)}"
-mkdir -p "$logs"
 bin/tests --list --format terse "$@" | sed -n 's/: test$//p' >"$logs/all" || exit 2
 : >"$logs/times.tsv"
 start="$(date +%s)"
@@ -64,7 +65,7 @@ units() {
         stage = engine ~ /portable$/ ? 1 : engine ~ /mma$/ ? 2 : engine ~ /^burn/ ? 4 : 3
         alone = $1 == "faults" || $1 == "memory"
         print stage "\t" (alone ? $0 : $1 "::" $2 " " engine) "\t" $0
-    }' | sort -s -k1,2 | awk -F'\t' '
+    }' | sort -s -t "$(printf '\t')" -k1,1 -k2,2 | awk -F'\t' '
         $2 != unit || tests == 4 { if (NR > 1) print line; line = ""; tests = 0; unit = $2 }
         { line = line (tests ? " " : "") $3; tests++ }
         END { if (NR) print line }'
@@ -114,7 +115,7 @@ count() { grep -c "^$1" "$logs/times.tsv"; }
 grep -h '^skipped: ' "$logs"/*.err 2>/dev/null | sort | uniq -c
 echo "slowest:"
 sort -t"$(printf '\t')" -k2,2 -rn "$logs/times.tsv" | head -n 8
-compiled="$(grep -h '^\[Compiling kernel\]' "$logs"/*.err 2>/dev/null | wc -l)"
-echo "$(wc -l <"$logs/all") tests in $(($(date +%s) - start)) s, ${JOBS:-$(nproc)} processes at once, $compiled kernels compiled"
+compiled="$(grep -c 'Compiling kernel' "$logs/compiled" 2>/dev/null)"
+echo "$(wc -l <"$logs/all") tests in $(($(date +%s) - start)) s, ${JOBS:-$(nproc)} processes at once, ${compiled:-0} kernels compiled"
 echo "$(count passed) passed, $(count failed) failed, $(count unknown) unknown"
 [ "$(count passed)" -eq "$(wc -l <"$logs/all")" ]
