@@ -21,6 +21,12 @@ use flash_dma_problem::ElementType;
 /// exponential, a division and a sum of rounded terms of random sign stay below it together.
 pub const ARITHMETIC: f64 = 4.0;
 
+/// Products of 16-bit elements that [`ARITHMETIC`] covers on tensor cores. They add 16 products at a time to an f32 sum
+/// and cut off what does not fit instead of rounding it (M. Fasi, N. Higham, M. Mikaitis, S. Pranesh, "Numerical
+/// behavior of NVIDIA tensor cores", 2021): up to an epsilon each time, all towards zero. Of longer rows the magnitude
+/// of a product counts as often as they have such parts.
+pub const CUT_OFF: usize = 64;
+
 /// What vanishes in f32: a probability below 1e-38 is 0 there, and with it what it contributes to a gradient, which is
 /// that times the other factors of a term. No other number of a problem is as small.
 pub const UNDERFLOW: f64 = 1e-30;

@@ -1,7 +1,7 @@
 //! Attention over explicit pairs: the one place where a row's softmax and its gradients are written.
 
-use crate::compare::Exact;
-use flash_dma_problem::Problem;
+use crate::compare::{CUT_OFF, Exact};
+use flash_dma_problem::{ElementType, Problem};
 
 /// Which keys a query attends to, and what is added to their logits.
 pub(crate) trait Pairs {
@@ -74,8 +74,8 @@ struct Softmax {
     p: Vec<f64>,
     cap_slope: Vec<f64>,
     lse: f64,
-    /// 1 + the greatest sum of absolute terms of a logit: f32 arithmetic gets a probability wrong by
-    /// about this many epsilons. Infinite terms do not count: what they make is rounded nowhere (a logit
+    /// 1 + the greatest sum of absolute terms of a logit, those of a product as often as [`CUT_OFF`] says: f32 arithmetic
+    /// gets a probability wrong by about this many epsilons. Infinite terms do not count: what they make is rounded nowhere (a logit
     /// of −∞ has probability exactly 0, a capped one is the cap, and +∞ makes the row NaN).
     spread: f64,
 }
@@ -84,11 +84,15 @@ struct Softmax {
 fn softmax(t: &Tensors, q: &[f64], h: usize, b: usize, keys: &[(usize, f64)]) -> Option<Softmax> {
     let (scale, mut spread) = (f64::from(t.problem.scale), 1.0f64);
     let (mut logits, mut cap_slope) = (Vec::new(), Vec::new());
+    let parts = match t.problem.element {
+        ElementType::F32 => 1.0,
+        ElementType::F16 | ElementType::Bf16 => (q.len() as f64 / CUT_OFF as f64).max(1.0),
+    };
     for &(j, bias) in keys {
         let k = t.row(t.k, t.k_row(b, h, j));
         let (product, product_abs) = dot(q, k);
         let x = scale * product;
-        let size = 1.0 + scale.abs() * product_abs + bias.abs();
+        let size = 1.0 + parts * scale.abs() * product_abs + bias.abs();
         if size.is_finite() {
             spread = spread.max(size);
         }
