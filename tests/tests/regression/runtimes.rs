@@ -1,12 +1,21 @@
 //! Traps of CubeCL's runtimes that the kernels go around.
 
+use cubecl::ir::{ElemType, FloatKind};
+use cubecl::prelude::*;
 use flash_dma_kernels::{Engine as Kind, Tuning};
 use flash_dma_problem::AttentionError;
 use flash_dma_problem::ElementType::{Bf16, F16};
+use flash_dma_reference::Rng;
+use flash_dma_reference::round::round;
+use flash_dma_tests::engine::skip;
 use flash_dma_tests::engines::{Kernels, Target};
 use flash_dma_tests::{Case, Engine, kernel_engines};
+use half::{bf16, f16};
 
-kernel_engines!(barriers_were_erased_where_there_are_none);
+kernel_engines!(
+    barriers_were_erased_where_there_are_none,
+    casts_round_to_nearest,
+);
 
 /// `docs/upstream.md`, "Barriers disappear, others do not compile": on CubeCL's CPU runtime a kernel that waits for a
 /// copy does not wait, and its results are wrong without an error. So a runtime without asynchronous copies refuses the
@@ -30,6 +39,53 @@ fn barriers_were_erased_where_there_are_none<T: Target>(kernels: &Kernels<T>) {
                 }
                 Err(error) => panic!("{engine:?} on {}: {error}", T::NAME),
             }
+        }
+    }
+}
+
+#[cube(launch_unchecked)]
+fn cast_kernel<E: Numeric>(x: &[f32], y: &mut [E], #[define(E)] _element: ElemType) {
+    if ABSOLUTE_POS < x.len() {
+        y[ABSOLUTE_POS] = E::cast_from(x[ABSOLUTE_POS]);
+    }
+}
+
+/// A runtime leaves the rounding of a cast to its driver; one that cut off would double the error of every result.
+fn casts_round_to_nearest<T: Target>(kernels: &Kernels<T>) {
+    let (client, mut rng) = (kernels.client(), Rng::new(1));
+    let mut values: Vec<f32> = (0..1000).map(|_| rng.normal() as f32).collect();
+    // Ties, to even: below and above.
+    values.extend([1.0 + 2f32.powi(-8), 1.0 + 3.0 * 2f32.powi(-8)]);
+    values.extend([1.0 + 2f32.powi(-11), 1.0 + 3.0 * 2f32.powi(-11)]);
+    for (element, kind) in [(F16, FloatKind::F16), (Bf16, FloatKind::BF16)] {
+        if !kernels.supports(element) {
+            skip::<Kernels<T>>(&format!("{element}"));
+            continue;
+        }
+        let x = client.create_from_slice(f32::as_bytes(&values));
+        let y = client.empty(2 * values.len());
+        // SAFETY: units past the values do nothing.
+        unsafe {
+            cast_kernel::launch_unchecked(
+                client,
+                CubeCount::Static(values.len().div_ceil(32) as u32, 1, 1),
+                CubeDim::new_1d(32),
+                BufferArg::from_raw_parts(x, values.len()),
+                BufferArg::from_raw_parts(y.clone(), values.len()),
+                ElemType::Float(kind),
+            );
+        }
+        let bytes = client.read_one(y).expect("the cast ran");
+        let words: Vec<u16> = bytes
+            .chunks_exact(2)
+            .map(|b| u16::from_le_bytes([b[0], b[1]]))
+            .collect();
+        for (x, bits) in values.iter().zip(words) {
+            let y = match element {
+                F16 => f16::from_bits(bits).to_f64(),
+                _ => bf16::from_bits(bits).to_f64(),
+            };
+            assert_eq!(y, round(f64::from(*x), element), "{x:e} as {element}");
         }
     }
 }
