@@ -12,7 +12,7 @@ fn a_fixed_seed_finds_nothing<E: Fuzzed>(engine: &E) {
     let (variants, problems) = match E::SIZE {
         Size::Small => (6, 30),
         Size::Medium => (0, 300),
-        Size::Large => (2, 40),
+        Size::Large => (2, 12),
     };
     profile.variants = variants;
     let limits = Limits {

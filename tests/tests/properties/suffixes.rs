@@ -167,6 +167,12 @@ fn suffixes<E: Engine>() -> Vec<(Case, Vec<usize>)> {
     cases
 }
 
+/// The first of them, where a device compiles for each.
+fn few_suffixes<E: Engine>() -> impl Iterator<Item = (Case, Vec<usize>)> {
+    let few = if E::SIZE == Size::Large { 3 } else { 4 };
+    suffixes::<E>().into_iter().take(few)
+}
+
 fn a_suffix_of_queries_is_the_tail_of_the_pass<E: Engine>(engine: &E) {
     for (case, suffixes) in suffixes::<E>() {
         for suffix in suffixes {
@@ -185,7 +191,7 @@ fn a_suffix_of_queries_is_the_tail_of_full_attention<E: Engine>(engine: &E) {
 }
 
 fn a_suffix_of_queries_is_the_tail_without_scores<E: Engine>(engine: &E) {
-    for (case, suffixes) in suffixes::<E>() {
+    for (case, suffixes) in few_suffixes::<E>() {
         for suffix in suffixes {
             is_the_tail(engine, &case.clone().plain(), suffix);
         }
@@ -193,7 +199,7 @@ fn a_suffix_of_queries_is_the_tail_without_scores<E: Engine>(engine: &E) {
 }
 
 fn a_suffix_of_queries_is_the_tail_of_full_attention_without_scores<E: Engine>(engine: &E) {
-    for (case, suffixes) in suffixes::<E>() {
+    for (case, suffixes) in few_suffixes::<E>() {
         for suffix in suffixes {
             is_the_tail(engine, &case.clone().plain().full(), suffix);
         }

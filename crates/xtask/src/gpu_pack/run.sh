@@ -5,9 +5,9 @@
 #   ./run.sh PROGRAM [options]    a benchmark or an example: what is in bin/
 #
 # CUDA_PATH is the toolkit, which CubeCL takes NVRTC and its headers from; /usr/local/cuda if unset.
-# JOBS processes run at once, one per core if unset, each up to four tests of one file on one engine. SECONDS_EACH is
-# the longest time of a test, 180 if unset. What is compiled is kept in cache/ and shared by all processes. LOGS keeps
-# what the processes print, and times.tsv.
+# JOBS processes run at once, on all GPUs in turn, each up to six tests of one file on one engine: five to four cores if
+# unset, as a process waits for its context first. SECONDS_EACH is the longest time of a test, 180 if unset. What is
+# compiled is kept in cache/ and shared by all processes. LOGS keeps what the processes print, and times.tsv.
 set -uo pipefail
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -66,7 +66,7 @@ units() {
         alone = $1 == "faults" || $1 == "memory"
         print stage "\t" (alone ? $0 : $1 "::" $2 " " engine) "\t" $0
     }' | sort -s -t "$(printf '\t')" -k1,1 -k2,2 | awk -F'\t' '
-        $2 != unit || tests == 4 { if (NR > 1) print line; line = ""; tests = 0; unit = $2 }
+        $2 != unit || tests == 6 { if (NR > 1) print line; line = ""; tests = 0; unit = $2 }
         { line = line (tests ? " " : "") $3; tests++ }
         END { if (NR) print line }'
 }
@@ -74,6 +74,7 @@ units() {
 # Runs tests in one process. Those of which it says nothing, as it was ended before, run again, alone.
 unit() {
     local log="$logs/${1//::/.}.log" begin="$EPOCHREALTIME" now line name tenths rest=()
+    export CUDA_VISIBLE_DEVICES="${devices[$((SLOT % ${#devices[@]}))]}"
     timeout "$((${SECONDS_EACH:-180} * $#))" bin/tests --exact "$@" --include-ignored --test-threads 1 2>"${log%.log}.err" |
         while IFS= read -r line; do
             printf '%s\n' "$line" >>"$log"
@@ -108,14 +109,21 @@ unit() {
 export -f unit
 export logs
 units <"$logs/all" >"$logs/units"
+# Arrays are not exported.
+all_devices="${CUDA_VISIBLE_DEVICES:-$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | paste -sd,)}"
+export all_devices
+jobs="${JOBS:-$(($(nproc) * 5 / 4))}"
 # shellcheck disable=SC2016
-xargs -a "$logs/units" -P "${JOBS:-$(nproc)}" -I '{}' bash -c 'read -ra names <<<"$1"; unit "${names[@]}"' _ '{}'
+xargs -a "$logs/units" -P "$jobs" --process-slot-var=SLOT -I '{}' bash -c '
+    IFS=, read -ra devices <<<"${all_devices:-0}"
+    read -ra names <<<"$1"
+    unit "${names[@]}"' _ '{}'
 
 count() { grep -c "^$1" "$logs/times.tsv"; }
 grep -h '^skipped: ' "$logs"/*.err 2>/dev/null | sort | uniq -c
 echo "slowest:"
 sort -t"$(printf '\t')" -k2,2 -rn "$logs/times.tsv" | head -n 8
 compiled="$(grep -c 'Compiling kernel' "$logs/compiled" 2>/dev/null)"
-echo "$(wc -l <"$logs/all") tests in $(($(date +%s) - start)) s, ${JOBS:-$(nproc)} processes at once, ${compiled:-0} kernels compiled"
+echo "$(wc -l <"$logs/all") tests in $(($(date +%s) - start)) s, $jobs processes at once, ${compiled:-0} kernels compiled"
 echo "$(count passed) passed, $(count failed) failed, $(count unknown) unknown"
 [ "$(count passed)" -eq "$(wc -l <"$logs/all")" ]
