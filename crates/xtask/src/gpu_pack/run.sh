@@ -5,13 +5,14 @@
 #   ./run.sh PROGRAM [options]    a benchmark or an example: what is in bin/
 #
 # CUDA_PATH is the toolkit, which CubeCL takes NVRTC and its headers from; /usr/local/cuda if unset.
-# JOBS processes run at once, on all GPUs in turn, each up to six tests of one file on one engine: five to four cores if
-# unset, as a process waits for its context first. SECONDS_EACH is the longest time of a test, 180 if unset. What is
-# compiled is kept in cache/ and shared by all processes. LOGS keeps what the processes print, and times.tsv.
+# JOBS processes run at once, on all GPUs in turn: five to four cores if unset, as a process waits for its context first.
+# Each runs up to TESTS_EACH tests of one file on one engine, 6 if unset; with many cores fewer are better. SECONDS_EACH
+# is the longest time of a test, 180 if unset. What is compiled is kept in cache/ and shared by all processes. LOGS
+# keeps what the processes print, and times.tsv.
 set -uo pipefail
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-usage() { sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+usage() { sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
 
 export CUDA_PATH="${CUDA_PATH:-/usr/local/cuda}"
 export LD_LIBRARY_PATH="$CUDA_PATH/lib64:$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
@@ -65,8 +66,8 @@ units() {
         stage = engine ~ /portable$/ ? 1 : engine ~ /mma$/ ? 2 : engine ~ /^burn/ ? 4 : 3
         alone = $1 == "faults" || $1 == "memory"
         print stage "\t" (alone ? $0 : $1 "::" $2 " " engine) "\t" $0
-    }' | sort -s -t "$(printf '\t')" -k1,1 -k2,2 | awk -F'\t' '
-        $2 != unit || tests == 6 { if (NR > 1) print line; line = ""; tests = 0; unit = $2 }
+    }' | sort -s -t "$(printf '\t')" -k1,1 -k2,2 | awk -F'\t' -v each="${TESTS_EACH:-6}" '
+        $2 != unit || tests == each { if (NR > 1) print line; line = ""; tests = 0; unit = $2 }
         { line = line (tests ? " " : "") $3; tests++ }
         END { if (NR) print line }'
 }
