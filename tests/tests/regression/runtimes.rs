@@ -50,8 +50,12 @@ fn cast_kernel<E: Numeric>(x: &[f32], y: &mut [E], #[define(E)] _element: ElemTy
     }
 }
 
-/// A runtime leaves the rounding of a cast to its driver; one that cut off would double the error of every result.
+/// A cast that cut off would double the error of every result.
 fn casts_round_to_nearest<T: Target>(kernels: &Kernels<T>) {
+    if T::NAME == "kernels_vulkan" {
+        // `docs/upstream.md`, "Casts round as the driver likes": on an H200 they do not round to nearest.
+        return skip::<Kernels<T>>("the rounding of casts");
+    }
     let (client, mut rng) = (kernels.client(), Rng::new(1));
     let mut values: Vec<f32> = (0..1000).map(|_| rng.normal() as f32).collect();
     // Ties, to even: below and above.

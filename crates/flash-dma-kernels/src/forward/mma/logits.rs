@@ -87,14 +87,15 @@ pub(crate) fn exp_of(x: f32, scaled: f32) -> f32 {
     ex2(fma(x, comptime!(core::f32::consts::LOG2_E), scaled))
 }
 
-/// What takes sums of `exp(x - old)` to the reference `new`, which is not less. It is exactly 1 where both are the same
-/// number: as `exp_of(old, -log2(e) * new)` it would be off by the rounding of the product, 1e-4 at logits of 2000, once
-/// for every tile. Before a row has seen a key its reference is −∞ and its sums are 0.
+/// What takes sums of `exp(x - old)` to the reference `new`, which is not less. Exactly 1 where both are the same number:
+/// the exponential of a number against its own rounded product is off by that rounding, 1e-4 at logits of 2000, and
+/// sums are rescaled again and again.
 #[cube]
 pub(crate) fn rescale_to(old: f32, new: f32) -> f32 {
     let none = f32::new(f32::NEG_INFINITY);
-    let factor = ex2((old - new) * comptime!(core::f32::consts::LOG2_E));
-    select(new == none, 0.0f32, factor)
+    let reference = -new * comptime!(core::f32::consts::LOG2_E);
+    let factor = exp_of(old, select(new == none, 0.0f32, reference));
+    select(old == new, 1.0f32, factor)
 }
 
 /// `tanh(x) = 1 - 2 / (1 + e^(2x))` by the special-function unit, whose absolute error is a few 1e-7; near 0, where most
