@@ -115,16 +115,16 @@ impl Expected {
         outputs: &Outputs,
         gradients: &[&[f64]],
     ) -> Result<bool, String> {
-        let Err(failures) = self.compare_by(&[], outputs, gradients) else {
+        let Err(failures) = self.compare_with(&[], outputs, gradients) else {
             return Ok(false);
         };
         match others() {
             others if others.is_empty() => Err(failures),
-            others => (self.compare_by(&others, outputs, gradients)).map(|()| true),
+            others => (self.compare_with(&others, outputs, gradients)).map(|()| true),
         }
     }
 
-    fn compare_by(
+    fn compare_with(
         &self,
         others: &[Self],
         outputs: &Outputs,

@@ -129,18 +129,17 @@ impl Drawn {
     /// Problems of the same probabilities; without NaN, which leaves few elements to measure by.
     pub(super) fn others(spec: &Spec) -> impl Iterator<Item = Self> {
         let own = Self::new(spec).inputs;
-        let scores = spec.scores();
+        let (scores, clean) = match spec.scores() {
+            Some(Scores::Nan) => (Some(Scores::Normal), false),
+            scores => (scores, true),
+        };
         other_seeds(spec).map(move |seed| {
-            let mut other = match scores {
-                Some(Scores::Nan) => Self::at(spec, seed, Some(Scores::Normal)),
-                scores => {
-                    let mut other = Self::at(spec, seed, scores);
-                    other.inputs.scores.clone_from(&own.scores);
-                    other
-                }
-            };
+            let mut other = Self::at(spec, seed, scores);
             other.inputs.q.clone_from(&own.q);
             other.inputs.k.clone_from(&own.k);
+            if clean {
+                other.inputs.scores.clone_from(&own.scores);
+            }
             other
         })
     }

@@ -5,48 +5,28 @@ use flash_dma_reference::Rng;
 use flash_dma_tests::masked::{MaskedCase, MaskedEngine, Pattern};
 use flash_dma_tests::{Layout, Size, every_engine};
 
-every_engine!(
-    first_part,
-    second_part,
-    third_part,
-    fourth_part,
-    fifth_part,
-    sixth_part,
-    seventh_part,
-    eighth_part,
+macro_rules! parts {
+    ($($name:ident: $first:literal,)*) => {
+        every_engine!($($name),*);
+
+        $(
+            fn $name<E: MaskedEngine>(engine: &E) {
+                part(engine, $first);
+            }
+        )*
+    };
+}
+
+parts!(
+    first_part: 0,
+    second_part: 1,
+    third_part: 2,
+    fourth_part: 3,
+    fifth_part: 4,
+    sixth_part: 5,
+    seventh_part: 6,
+    eighth_part: 7,
 );
-
-fn first_part<E: MaskedEngine>(engine: &E) {
-    part(engine, 0);
-}
-
-fn second_part<E: MaskedEngine>(engine: &E) {
-    part(engine, 1);
-}
-
-fn third_part<E: MaskedEngine>(engine: &E) {
-    part(engine, 2);
-}
-
-fn fourth_part<E: MaskedEngine>(engine: &E) {
-    part(engine, 3);
-}
-
-fn fifth_part<E: MaskedEngine>(engine: &E) {
-    part(engine, 4);
-}
-
-fn sixth_part<E: MaskedEngine>(engine: &E) {
-    part(engine, 5);
-}
-
-fn seventh_part<E: MaskedEngine>(engine: &E) {
-    part(engine, 6);
-}
-
-fn eighth_part<E: MaskedEngine>(engine: &E) {
-    part(engine, 7);
-}
 
 /// Every eighth problem: a device compiles minutes of kernels for all of them, and tests run side by side.
 fn part<E: MaskedEngine>(engine: &E, first: u64) {

@@ -119,6 +119,7 @@ fn keys_far_apart<E: MaskedEngine>(engine: &E) {
         .into_iter()
         .enumerate()
         {
+            // A GPU compiles for each.
             if E::SIZE == Size::Large && !(n + m).is_multiple_of(2) {
                 continue;
             }
