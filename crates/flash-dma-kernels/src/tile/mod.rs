@@ -37,4 +37,6 @@ pub(crate) use memory::{
 pub(crate) use product::{accumulate, accumulate_selected, products};
 pub(crate) use slices::{Slice, for_each_slice, slice_bytes};
 pub(crate) use softmax::OnlineSoftmax;
-pub(crate) use visibility::{Pairs, PairsExpand, Slots, logit, logit_slope, position};
+pub(crate) use visibility::{
+    Pairs, PairsExpand, Slots, TANH_SERIES_BELOW, logit, logit_slope, position, tanh_near_zero,
+};

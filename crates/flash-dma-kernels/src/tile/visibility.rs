@@ -118,9 +118,29 @@ pub(crate) fn position(query: usize, q_len: usize, k_len: usize, #[comptime] cau
 pub(crate) fn logit(product: f32, scale: f32, softcap: f32, #[comptime] bp: Blueprint) -> f32 {
     let mut x = product * scale;
     if comptime!(bp.softcap) {
-        x = softcap * (x / softcap).tanh();
+        let t = x / softcap;
+        let square = t * t;
+        // Drivers' `tanh` may have an absolute error, as that of Mesa's for CPUs does.
+        let near = tanh_near_zero(t, square);
+        x = softcap * select(square < TANH_SERIES_BELOW, near, t.tanh());
     }
     x
+}
+
+/// The squares for which [`tanh_near_zero`] is exact to rounding.
+pub(crate) const TANH_SERIES_BELOW: f32 = 1.0 / 16.0;
+
+/// `tanh(x)` by its series, for `square = x * x` below [`TANH_SERIES_BELOW`]; the next term is 2e-9 of a number below 1/4.
+#[cube]
+pub(crate) fn tanh_near_zero(x: f32, square: f32) -> f32 {
+    let mut series = fma(
+        square,
+        comptime!(62.0f32 / 2835.0),
+        comptime!(-17.0f32 / 315.0),
+    );
+    series = fma(series, square, comptime!(2.0f32 / 15.0));
+    series = fma(series, square, comptime!(-1.0f32 / 3.0));
+    fma(series * square, x, x)
 }
 
 /// The derivative of [`logit`] by `product`, from its value.

@@ -6,6 +6,7 @@ use super::pairs::PairBias;
 use super::rows::{TileKeys, TileRow};
 use super::stream::Stages;
 use crate::tile::mma::{ex2, reciprocal};
+use crate::tile::{TANH_SERIES_BELOW, tanh_near_zero};
 use cubecl::prelude::*;
 
 /// How far the maximum of a row may rise above the reference of its probabilities before the row is
@@ -106,16 +107,8 @@ fn tanh(x: f32) -> f32 {
     let e = ex2(x * comptime!(2.0 * core::f32::consts::LOG2_E));
     let far = fma(-2.0f32, reciprocal(1.0f32 + e), 1.0f32);
     let square = x * x;
-    // Its next term is 2e-9 of a number below 1/4.
-    let mut series = fma(
-        square,
-        comptime!(62.0f32 / 2835.0),
-        comptime!(-17.0f32 / 315.0),
-    );
-    series = fma(series, square, comptime!(2.0f32 / 15.0));
-    series = fma(series, square, comptime!(-1.0f32 / 3.0));
-    let near = fma(series * square, x, x);
-    select(square < comptime!(1.0f32 / 16.0), near, far)
+    let near = tanh_near_zero(x, square);
+    select(square < TANH_SERIES_BELOW, near, far)
 }
 
 /// Whether the query of `row` attends to slot `col` of key tile `tile`.
