@@ -6,6 +6,7 @@ use burn_flash_dma::cache::{DynamicMaskCache, DynamicMaskCacheConfig};
 use flash_dma_problem::ElementType::{self, Bf16, F16, F32};
 use flash_dma_reference::Rng;
 use flash_dma_reference::generate::Scores;
+use flash_dma_tests::engine::skip;
 use flash_dma_tests::engines::{Backend, Burn};
 use flash_dma_tests::{Engine, every_burn};
 
@@ -13,7 +14,9 @@ every_burn!(
     one_token_at_a_time,
     pieces_of_any_size,
     beams_and_resets,
-    options_and_types,
+    options_in_f32,
+    options_in_f16,
+    options_in_bf16,
     a_prompt_in_chunks_or_at_once,
 );
 
@@ -124,28 +127,38 @@ fn beams_and_resets<B: Backend>(burn: &Burn<B>) {
     }
 }
 
-fn options_and_types<B: Backend>(burn: &Burn<B>) {
-    for element in Burn::<B>::cases([Bf16], [F16, F32], []) {
-        if !burn.supports(element) {
-            continue;
-        }
-        for (q_heads, kv_heads, dim) in Burn::<B>::cases(
-            [(2, 1, 32)],
-            [(6, 2, 8), (3, 3, 40)],
-            [(32, 8, 128), (8, 1, 64), (4, 2, 256)],
-        ) {
-            let shape = Shape {
-                q_heads,
-                kv_heads,
-                dim,
-                element,
-            };
-            let options = window(12).with_softcap(3.0).with_scale(0.4);
-            for options in Burn::<B>::cases([options], [window(30)], []) {
-                let mut decoder = Decoder::new(burn, shape, 2, Scores::Recency, options);
-                for count in Burn::<B>::cases([20, 2], [1, 16, 5, 1, 1, 40, 7, 1], [300, 1, 1, 4]) {
-                    decoder.step(count);
-                }
+fn options_in_f32<B: Backend>(burn: &Burn<B>) {
+    options(burn, F32);
+}
+
+fn options_in_f16<B: Backend>(burn: &Burn<B>) {
+    options(burn, F16);
+}
+
+fn options_in_bf16<B: Backend>(burn: &Burn<B>) {
+    options(burn, Bf16);
+}
+
+fn options<B: Backend>(burn: &Burn<B>, element: ElementType) {
+    if !burn.supports(element) {
+        return skip::<Burn<B>>(&format!("{element}"));
+    }
+    for (q_heads, kv_heads, dim) in Burn::<B>::cases(
+        [(2, 1, 32)],
+        [(6, 2, 8), (3, 3, 40)],
+        [(32, 8, 128), (8, 1, 64), (4, 2, 256)],
+    ) {
+        let shape = Shape {
+            q_heads,
+            kv_heads,
+            dim,
+            element,
+        };
+        let options = window(12).with_softcap(3.0).with_scale(0.4);
+        for options in Burn::<B>::cases([options], [window(30)], []) {
+            let mut decoder = Decoder::new(burn, shape, 2, Scores::Recency, options);
+            for count in Burn::<B>::cases([20, 2], [1, 16, 5, 1, 1, 40, 7, 1], [300, 1, 1, 4]) {
+                decoder.step(count);
             }
         }
     }

@@ -10,6 +10,7 @@ use flash_dma_tests::{Engine, Layout};
 
 flash_dma_tests::kernel_engines!(
     head_dims,
+    head_dims_without_a_window,
     groups_and_steps,
     kinds_of_scores,
     options_and_layouts,
@@ -27,18 +28,24 @@ fn types<T: Target>(kernels: &Kernels<T>) -> Vec<ElementType> {
 }
 
 fn head_dims<T: Target>(kernels: &Kernels<T>) {
+    of_each_dim(kernels, Some(21));
+}
+
+fn head_dims_without_a_window<T: Target>(kernels: &Kernels<T>) {
+    of_each_dim(kernels, None);
+}
+
+fn of_each_dim<T: Target>(kernels: &Kernels<T>, window: Option<usize>) {
     for dim in Kernels::<T>::cases([32], [], [40, 64, 96, 128, 192, 256]) {
         for element in types(kernels) {
-            for window in [Some(21), None] {
-                let sequence = Sequence {
-                    head_dim: dim,
-                    element,
-                    pieces: vec![1, 1, 3],
-                    every: 7,
-                    ..Sequence::new(70, window)
-                };
-                sequence.check(kernels);
-            }
+            let sequence = Sequence {
+                head_dim: dim,
+                element,
+                pieces: vec![1, 1, 3],
+                every: 7,
+                ..Sequence::new(70, window)
+            };
+            sequence.check(kernels);
         }
     }
 }

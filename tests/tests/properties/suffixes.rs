@@ -181,10 +181,10 @@ fn a_suffix_of_queries_is_the_tail_of_the_pass<E: Engine>(engine: &E) {
     }
 }
 
-/// All queries stand at the last key, and select the same.
+/// All queries stand at the last key, and select the same, so that two suffixes of each will do.
 fn a_suffix_of_queries_is_the_tail_of_full_attention<E: Engine>(engine: &E) {
     for (case, suffixes) in suffixes::<E>() {
-        for suffix in suffixes {
+        for suffix in suffixes.into_iter().take(2) {
             is_the_tail(engine, &case.clone().full(), suffix);
         }
     }

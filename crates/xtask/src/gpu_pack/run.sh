@@ -6,7 +6,7 @@
 #
 # CUDA_PATH is the toolkit, which CubeCL takes NVRTC and its headers from; /usr/local/cuda if unset.
 # JOBS processes run at once, on all GPUs in turn: five to four cores if unset, as a process waits for its context first.
-# Each runs up to TESTS_EACH tests of one file on one engine, 6 if unset; with many cores fewer are better. SECONDS_EACH
+# Each runs up to TESTS_EACH tests of one file on one engine, 4 if unset. SECONDS_EACH
 # is the longest time of a test, 180 if unset. What is compiled is kept in cache/ and shared by all processes. LOGS
 # keeps what the processes print, and times.tsv.
 set -uo pipefail
@@ -58,15 +58,20 @@ start="$(date +%s)"
 
 # A line a process: the tests of one file on one engine share most of their kernels, and a process waits seconds for
 # its context beside others. First come the engines whose kernels another one runs as well, so that it finds them
-# compiled: `mma` takes the portable ones for what it does not serve, the own choice those of all, and Burn the same. A
-# test of faults or of memory is alone in its process.
+# compiled: `mma` takes the portable ones for what it does not serve, the own choice those of all, and Burn the same.
+# Of these the file with the most tests comes first, so that the last processes end together. A test of faults or of
+# memory is alone in its process.
 units() {
     awk -F:: -v OFS=:: '{
         engine = $NF
         stage = engine ~ /portable$/ ? 1 : engine ~ /mma$/ ? 2 : engine ~ /^burn/ ? 4 : 3
         alone = $1 == "faults" || $1 == "memory"
-        print stage "\t" (alone ? $0 : $1 "::" $2 " " engine) "\t" $0
-    }' | sort -s -t "$(printf '\t')" -k1,1 -k2,2 | awk -F'\t' -v each="${TESTS_EACH:-6}" '
+        unit = alone ? $0 : $1 "::" $2 " " engine
+        tests[unit]++
+        lines[NR] = stage "\t" unit "\t" $0
+    }
+    END { for (n = 1; n <= NR; n++) { split(lines[n], of, "\t"); print lines[n] "\t" tests[of[2]] } }' |
+        sort -s -t "$(printf '\t')" -k1,1 -k4,4rn -k2,2 | awk -F'\t' -v each="${TESTS_EACH:-4}" '
         $2 != unit || tests == each { if (NR > 1) print line; line = ""; tests = 0; unit = $2 }
         { line = line (tests ? " " : "") $3; tests++ }
         END { if (NR) print line }'
