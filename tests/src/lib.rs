@@ -45,6 +45,13 @@ macro_rules! tensor_core_engines {
     ($($test:ident),* $(,)?) => { $crate::tests_on! { [cpu tensor_cores] $($test)* } };
 }
 
+/// As [`raw_engines!`], for what makes the kernels of tensor cores differ: without the portable ones where a device has
+/// others, as these have no such tiles and take as long to compile.
+#[macro_export]
+macro_rules! matrix_engines {
+    ($($test:ident),* $(,)?) => { $crate::tests_on! { [cpu matrix] $($test)* } };
+}
+
 /// As [`every_engine!`], for the kernels alone: `fn test<T: Target>(kernels: &Kernels<T>)`.
 #[macro_export]
 macro_rules! kernel_engines {
@@ -111,10 +118,13 @@ macro_rules! engines_of {
         $crate::engines_of!($each $with $($set)*);
     };
     ($each:ident $with:tt kernels $($set:ident)*) => {
+        $crate::$each!($with [feature = "cuda"] kernels_cuda_portable = KernelsOnCudaPortable);
+        $crate::engines_of!($each $with matrix $($set)*);
+    };
+    ($each:ident $with:tt matrix $($set:ident)*) => {
         $crate::$each!($with [feature = "cpu"] kernels_cpu = KernelsOnCpu);
         $crate::$each!($with [feature = "cuda"] kernels_cuda = KernelsOnCuda);
         $crate::$each!($with [feature = "cuda"] kernels_cuda_mma = KernelsOnCudaMma);
-        $crate::$each!($with [feature = "cuda"] kernels_cuda_portable = KernelsOnCudaPortable);
         $crate::$each!($with [all(feature = "wgpu", not(feature = "vulkan"))] kernels_wgpu = KernelsOnWgpu);
         $crate::$each!($with [feature = "vulkan"] kernels_vulkan = KernelsOnVulkan);
         $crate::engines_of!($each $with $($set)*);

@@ -5,9 +5,9 @@ use flash_dma_problem::ElementType::{self, Bf16, F16};
 use flash_dma_reference::generate::{self, Scores};
 use flash_dma_tests::case::expected;
 use flash_dma_tests::engine::skip;
-use flash_dma_tests::{Case, Engine, every_engine};
+use flash_dma_tests::{Case, Engine, matrix_engines};
 
-every_engine!(
+matrix_engines!(
     narrow_heads_in_f16,
     narrow_heads_in_bf16,
     wide_heads_in_f16,

@@ -5,7 +5,7 @@ use super::kinds;
 use flash_dma_problem::ElementType;
 use flash_dma_reference::masked::{Broadcast, MaskedInputs};
 use flash_dma_tests::masked::{MaskedCase, MaskedEngine, Pattern};
-use flash_dma_tests::{Layout, Size, every_engine};
+use flash_dma_tests::{Layout, Size, every_engine, matrix_engines};
 
 every_engine!(
     without_groups,
@@ -13,10 +13,10 @@ every_engine!(
     groups_of_four,
     one_kv_head,
     one_alone,
-    on_tensor_cores,
     strides_of_zero,
     layouts,
 );
+matrix_engines!(on_tensor_cores, of_groups_on_tensor_cores);
 
 fn without_groups<E: MaskedEngine>(engine: &E) {
     every_pair(engine, [2, 3, 3]);
@@ -84,16 +84,20 @@ fn one_alone<E: MaskedEngine>(engine: &E) {
     }
 }
 
-/// As the pairs, in a type and a head dimension of the tensor-core engines, over several tiles.
+/// As the pairs, in a type and a head dimension of the tensor-core engines, over several tiles: on a GPU every pair.
 fn on_tensor_cores<E: MaskedEngine>(engine: &E) {
-    for (n, [q_heads, kv_heads, dim]) in E::cases(
-        [],
-        [[4, 2, 64]],
-        [[4, 4, 64], [8, 2, 64], [4, 1, 64], [4, 2, 128]],
-    )
-    .into_iter()
-    .enumerate()
-    {
+    pairs_on_tensor_cores(engine, E::cases([], [[4, 2, 64]], []), false);
+    pairs_on_tensor_cores(engine, E::cases([], [], [[4, 4, 64]]), true);
+}
+
+/// Each shape of a mask beside one other of a bias.
+fn of_groups_on_tensor_cores<E: MaskedEngine>(engine: &E) {
+    let heads = E::cases([], [[4, 1, 64]], [[8, 2, 64], [4, 2, 128]]);
+    pairs_on_tensor_cores(engine, heads, false);
+}
+
+fn pairs_on_tensor_cores<E: MaskedEngine>(engine: &E, heads: Vec<[usize; 3]>, all: bool) {
+    for (n, [q_heads, kv_heads, dim]) in heads.into_iter().enumerate() {
         let sizes = [2, q_heads, kv_heads, 35, 140, dim];
         let element = if dim == 64 {
             ElementType::Bf16
@@ -103,8 +107,6 @@ fn on_tensor_cores<E: MaskedEngine>(engine: &E) {
         let shapes = shapes(sizes);
         for (m, &mask) in shapes.iter().enumerate() {
             for (b, &bias) in shapes.iter().enumerate() {
-                // On a GPU every pair of one kind of group; of the others each shape beside one other.
-                let all = E::SIZE == Size::Large && n == 0;
                 if !all && b != (5 * m + 3 + n) % shapes.len() {
                     continue;
                 }

@@ -2,14 +2,11 @@
 
 use super::kinds;
 use flash_dma_problem::ElementType;
-use flash_dma_tests::every_engine;
 use flash_dma_tests::masked::{MaskedCall, MaskedCase, MaskedEngine, Pattern};
+use flash_dma_tests::{every_engine, matrix_engines};
 
-every_engine!(
-    hidden_pairs_leave_no_trace,
-    not_finite_on_tensor_cores,
-    not_finite_where_nobody_looks,
-);
+every_engine!(hidden_pairs_leave_no_trace, not_finite_where_nobody_looks);
+matrix_engines!(not_finite_on_tensor_cores);
 
 const BAD: [f64; 3] = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY];
 

@@ -3,9 +3,9 @@
 
 use flash_dma_problem::ElementType;
 use flash_dma_tests::masked::{MaskedCase, MaskedEngine, Pattern};
-use flash_dma_tests::{Size, every_engine};
+use flash_dma_tests::{Size, matrix_engines};
 
-every_engine!(
+matrix_engines!(
     any_keys_of_each_kv_head,
     tiles,
     a_window,
@@ -15,6 +15,7 @@ every_engine!(
     nothing,
     a_bias_alone,
     keys_far_apart,
+    wide_keys_far_apart,
 );
 
 fn any_keys_of_each_kv_head<E: MaskedEngine>(engine: &E) {
@@ -106,8 +107,19 @@ fn keys_far_apart<E: MaskedEngine>(engine: &E) {
     let problems = E::cases(
         [[1, 2, 1, 33, 200, 64]],
         [[1, 2, 1, 70, 500, 64]],
-        [[2, 8, 2, 150, 700, 128], [1, 4, 4, 300, 900, 64]],
+        [[1, 4, 4, 300, 900, 64]],
     );
+    far_apart(engine, problems);
+}
+
+fn wide_keys_far_apart<E: MaskedEngine>(engine: &E) {
+    far_apart(
+        engine,
+        E::cases([], [[2, 8, 2, 70, 300, 128]], [[2, 8, 2, 150, 700, 128]]),
+    );
+}
+
+fn far_apart<E: MaskedEngine>(engine: &E, problems: Vec<[usize; 6]>) {
     for (n, sizes) in problems.into_iter().enumerate() {
         let [batch, q_heads, kv_heads, q_len, k_len, dim] = sizes;
         for (m, (mask, every)) in [

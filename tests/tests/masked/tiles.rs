@@ -1,16 +1,20 @@
 //! Tiles: lengths off every tile, tiles that are empty, full and partial, and their counts.
 
 use flash_dma_problem::{ElementType, PlanGeometry};
-use flash_dma_tests::every_engine;
 use flash_dma_tests::masked::{MaskedCase, MaskedEngine, Pattern};
+use flash_dma_tests::{every_engine, matrix_engines};
 
 every_engine!(
     odd_lengths_and_both_polarities,
-    odd_lengths_on_tensor_cores,
     empty_and_active_tiles_alternate,
-    tiles_alternate_on_tensor_cores,
     counts_are_exact,
     no_keys_and_no_queries,
+);
+matrix_engines!(
+    odd_lengths_on_tensor_cores,
+    odd_lengths_of_wide_heads,
+    tiles_alternate_on_tensor_cores,
+    tiles_alternate_in_wide_heads,
 );
 
 const ODD: [usize; 6] = [1, 17, 113, 239, 257, 1023];
@@ -33,22 +37,28 @@ fn odd_lengths_and_both_polarities<E: MaskedEngine>(engine: &E) {
 }
 
 fn odd_lengths_on_tensor_cores<E: MaskedEngine>(engine: &E) {
+    odd_lengths(engine, ElementType::Bf16, 64, 4);
+}
+
+fn odd_lengths_of_wide_heads<E: MaskedEngine>(engine: &E) {
+    odd_lengths(engine, ElementType::F16, 128, 2);
+}
+
+fn odd_lengths<E: MaskedEngine>(engine: &E, element: ElementType, dim: usize, group: usize) {
     let all = ODD
         .into_iter()
         .flat_map(|q_len| ODD.map(|k_len| (q_len, k_len)));
     let medium = [(17, 113), (239, 257), (257, 113), (113, 1023)];
     for (n, (q_len, k_len)) in E::cases([], medium, all).into_iter().enumerate() {
-        for (element, dim, group) in [(ElementType::Bf16, 64, 4), (ElementType::F16, 128, 2)] {
-            let bias = [[1, 1, 1, k_len], [1, group, q_len, k_len]][n % 2];
-            let causal = n % 3 > 0;
-            let mut case = MaskedCase::new([1, group, 1, q_len, k_len, dim])
-                .element(element)
-                .mask([1, 1, q_len, k_len], Pattern::Random(0.3))
-                .causal(causal)
-                .bias(bias);
-            case.hidden = n.is_multiple_of(3);
-            case.check(engine);
-        }
+        let bias = [[1, 1, 1, k_len], [1, group, q_len, k_len]][n % 2];
+        let causal = n % 3 > 0;
+        let mut case = MaskedCase::new([1, group, 1, q_len, k_len, dim])
+            .element(element)
+            .mask([1, 1, q_len, k_len], Pattern::Random(0.3))
+            .causal(causal)
+            .bias(bias);
+        case.hidden = n.is_multiple_of(3);
+        case.check(engine);
     }
 }
 
@@ -81,18 +91,18 @@ fn empty_and_active_tiles_alternate<E: MaskedEngine>(engine: &E) {
 }
 
 fn tiles_alternate_on_tensor_cores<E: MaskedEngine>(engine: &E) {
-    let sizes = E::cases(
-        [],
-        [[1, 2, 1, 200, 300, 64]],
-        [[2, 4, 1, 500, 500, 64], [1, 8, 2, 300, 700, 128]],
-    );
+    let sizes = E::cases([], [[1, 2, 1, 200, 300, 64]], [[2, 4, 1, 500, 500, 64]]);
+    tiles_alternate(engine, sizes, ElementType::Bf16);
+}
+
+fn tiles_alternate_in_wide_heads<E: MaskedEngine>(engine: &E) {
+    let sizes = E::cases([], [[1, 4, 2, 100, 200, 128]], [[1, 8, 2, 300, 700, 128]]);
+    tiles_alternate(engine, sizes, ElementType::F16);
+}
+
+fn tiles_alternate<E: MaskedEngine>(engine: &E, sizes: Vec<[usize; 6]>, element: ElementType) {
     for sizes in sizes {
-        let [batch, _, heads, q_len, k_len, dim] = sizes;
-        let element = if dim == 64 {
-            ElementType::Bf16
-        } else {
-            ElementType::F16
-        };
+        let [batch, _, heads, q_len, k_len, _] = sizes;
         for pattern in PATTERNS {
             let case = MaskedCase::new(sizes)
                 .element(element)
