@@ -22,22 +22,31 @@ use table::{Manifest, Table};
 /// Compiles CUDA C++ by NVRTC through ctypes.
 const DRIVER: &str = include_str!("nvrtc.py");
 
-/// Runs the command; `--bless` rewrites the committed table. Other arguments are the beginnings of the
-/// variants' names that it is about.
+/// Runs the command; `--bless` rewrites the committed table. `--sources` compiles nothing and prints a hash of each
+/// variant's source, to show that a change of the kernels' Rust leaves their CUDA as it is. Other arguments are the
+/// beginnings of the variants' names that it is about.
 ///
 /// # Errors
 /// When a variant does not compile, breaks a rule, or needs more than the committed table allows.
 pub fn run(options: &[String]) -> Result {
     let (switches, prefixes): (Vec<_>, Vec<_>) =
         options.iter().cloned().partition(|o| o.starts_with("--"));
-    let bless = switch(&switches, "--bless")?;
+    let sources = switches == ["--sources"];
+    let bless = !sources && switch(&switches, "--bless")?;
     setup::run(setup::Needs::ALL)?;
 
     let out = target_dir().join("codegen");
     generate(&out, &prefixes)?;
     let python = wheels::provide(&target_dir())?;
     let manifest = Manifest::parse(&read_file(&out.join("manifest.tsv"))?)?;
-    let table = compile(&python, &out, &manifest)?;
+    let script = out.join("nvrtc.py");
+    write_file(&script, DRIVER)?;
+    if sources {
+        let names = manifest.variants.iter().map(|variant| &variant.name);
+        let mut driver = Command::new(python);
+        return run_command(driver.arg(&script).arg("--sources").arg(&out).args(names));
+    }
+    let table = compile(&python, &script, &out, &manifest)?;
     print!("{}", table.pretty());
 
     let spills = Spills::parse(&read_file(&root().join("docs/codegen-spills.tsv"))?)?;
@@ -87,9 +96,7 @@ fn generate(out: &Path, prefixes: &[String]) -> Result {
     run_command(generator.arg(out).args(prefixes).current_dir(root()))
 }
 
-fn compile(python: &Path, out: &Path, manifest: &Manifest) -> Result<Table> {
-    let script = out.join("nvrtc.py");
-    write_file(&script, DRIVER)?;
+fn compile(python: &Path, script: &Path, out: &Path, manifest: &Manifest) -> Result<Table> {
     let jobs: Vec<String> = manifest
         .variants
         .iter()
@@ -101,6 +108,6 @@ fn compile(python: &Path, out: &Path, manifest: &Manifest) -> Result<Table> {
         manifest.variants.len(),
         jobs.len()
     );
-    let rows = read(Command::new(python).arg(&script).arg(out).args(jobs))?;
+    let rows = read(Command::new(python).arg(script).arg(out).args(jobs))?;
     Table::compiled(&rows, manifest)
 }

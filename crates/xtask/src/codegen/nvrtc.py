@@ -1,12 +1,14 @@
 """Compile CUDA C++ as CubeCL and the driver do, without a GPU.
 
     python nvrtc.py DIR VARIANT:ARCH...
+    python nvrtc.py --sources DIR VARIANT...
 
 DIR/VARIANT.cu goes through NVRTC to PTX and through ptxas to machine code. One row a job on standard output,
 tab-separated: variant, arch, registers, spill stores, spill loads, stack, static shared memory (bytes),
 `mma` and `wgmma` instructions (in the PTX: no wheel has a disassembler).
 The toolkit is that of the wheels installed beside this Python. What was compiled before is read from
-DIR-cache, by a hash of the source and of everything that compiles it.
+DIR-cache, by a hash of the source and of everything that compiles it. With --sources nothing is compiled: a row is a
+variant and the hash of its source, as far as CubeCL writes the same one in every run.
 """
 
 import ctypes
@@ -35,9 +37,11 @@ def load_nvrtc():
 
 
 def canonical(source):
-    """The source with its values numbered in the order they appear: CubeCL's own numbers vary between runs, and
-    nothing of the compiler's work shall depend on them. A modifier of PTX as `.v2` is no value."""
+    """The source with its values numbered in the order they appear, and without the hash of the kernel's name: CubeCL's
+    own numbers vary between runs, the hash with the kernel's Rust path, and nothing of the compiler's work shall depend
+    on them. A modifier of PTX as `.v2` is no value."""
     names = {}
+    source = re.sub(r"(__global__ [^;{]*?\b\w+)_[0-9a-f]{8}(?=\()", r"\1", source)
     return re.sub(r"(?<!\.)\bv\d+", lambda name: names.setdefault(name[0], f"w{len(names)}"), source)
 
 
@@ -109,7 +113,15 @@ def compile_one(job):
         return job, None, str(error)
 
 
+def print_sources(folder, names):
+    for name in names:
+        source = canonical((folder / f"{name}.cu").read_text())
+        print(name, hashlib.sha256(source.encode()).hexdigest()[:16], sep="\t")
+
+
 def main():
+    if sys.argv[1] == "--sources":
+        return print_sources(pathlib.Path(sys.argv[2]), sys.argv[3:])
     folder = pathlib.Path(sys.argv[1])
     jobs = [(folder, *argument.rsplit(":", 1)) for argument in sys.argv[2:]]
     ptxas = NVIDIA / "cuda_nvcc/bin/ptxas"
