@@ -1,10 +1,11 @@
 //! What a problem takes of a device's memory, and the largest problem that fits it: known before anything is
 //! allocated.
 
-use crate::{
-    Inputs, Saved, Selection, backward_workspace, contiguous_strides, forward_workspace,
-    select_workspace,
-};
+use crate::args::{Inputs, Saved, Selection};
+use crate::backward::workspace::backward_workspace;
+use crate::contiguous_strides;
+use crate::forward::launch::forward_workspace;
+use crate::select::select_workspace;
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 use flash_dma_problem::memory::{self, Passes};

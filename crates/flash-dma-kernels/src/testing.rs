@@ -5,6 +5,8 @@ use cubecl::prelude::*;
 use cubecl::server::CopyDescriptor;
 use flash_dma_problem::contiguous_strides;
 
+pub(crate) mod placement;
+
 /// The client of cubecl-cpu.
 pub(crate) fn client() -> Client {
     cubecl::Device::cpu()

@@ -1,43 +1,70 @@
 //! The row sums that the softmax's gradient subtracts.
 
+use crate::matrix::fragment::Chunk;
+use crate::matrix::ptx::shuffle_xor;
 use cubecl::prelude::*;
 
-/// `delta = sum over d of grad_out * out, minus grad_lse`: one unit a query row.
+/// Lanes that share a row: they read 128 neighbouring bytes at once.
+pub(crate) const ROW_LANES: usize = 8;
+/// Rows of a cube of 256 units.
+pub(crate) const CUBE_ROWS: usize = 256 / ROW_LANES;
+
+/// `delta = sum over d of grad_out * out, minus grad_lse`: eight lanes a query row.
 ///
-/// `out` and `grad_out` are `[batch, q_heads, q_len, head_dim]` with any strides and a contiguous last
-/// axis; `grad_lse` (read if `has_grad_lse`) and `delta` are contiguous `[batch, q_heads, q_len]`.
+/// `out` and `grad_out` are `[batch, q_heads, q_len, head_dim]`, strides and begin in steps of 16 bytes;
+/// `grad_lse` (read if `has_grad_lse`), `lse` and `delta` (overwritten) are contiguous `[batch, q_heads, q_len]`. If
+/// `for_boxes`, `rows`, `[batch, q_heads, q_len rounded up to an even number]`, is overwritten too: `-log2(e) lse` and
+/// `delta` side by side.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(crate) fn delta_kernel<F: Float, N: Size>(
-    out: &Tensor<Vector<F, N>>,
-    grad_out: &Tensor<Vector<F, N>>,
-    grad_lse: &Tensor<f32>,
-    delta: &mut Tensor<f32>,
+pub(crate) fn delta_mma_kernel<E: Float>(
+    out: &Tensor<Chunk<E>>,
+    grad_out: &Tensor<Chunk<E>>,
+    grad_lse: &[f32],
+    lse: &[f32],
+    delta: &mut [f32],
+    rows: &mut [Vector<f32, Const<2>>],
     #[comptime] head_dim: usize,
     #[comptime] has_grad_lse: bool,
-    #[define(F)] _element: ElemType,
+    #[comptime] for_boxes: bool,
+    #[define(E)] _element: ElemType,
 ) {
-    let row = ABSOLUTE_POS;
+    let chunks = comptime!(head_dim / 8);
+    let lane = UNIT_POS as usize % ROW_LANES;
+    let row = CUBE_POS_X as usize * CUBE_ROWS + UNIT_POS as usize / ROW_LANES;
     let (heads, q_len) = (out.shape(1), out.shape(2));
-    if row >= out.shape(0) * heads * q_len {
-        terminate!();
-    }
-    let size = out.vector_size().comptime();
-    let (query, head, batch) = (row % q_len, row / q_len % heads, row / q_len / heads);
-    let at = (batch * out.stride(0) + head * out.stride(1) + query * out.stride(2)) / size;
-    let grad_at =
-        (batch * grad_out.stride(0) + head * grad_out.stride(1) + query * grad_out.stride(2))
-            / size;
+    let valid = row < out.shape(0) * heads * q_len;
     let mut sum = 0.0f32;
-    for vector in 0..comptime!(head_dim / size) {
-        let o = out[at + vector];
-        let g = grad_out[grad_at + vector];
+    if valid {
+        let (query, head, batch) = (row % q_len, row / q_len % heads, row / q_len / heads);
+        let at = (batch * out.stride(0) + head * out.stride(1) + query * out.stride(2)) / 8;
+        let grad_at =
+            (batch * grad_out.stride(0) + head * grad_out.stride(1) + query * grad_out.stride(2))
+                / 8;
         #[unroll]
-        for e in 0..size {
-            sum += f32::cast_from(o.extract(e)) * f32::cast_from(g.extract(e));
+        for step in 0..comptime!(chunks.div_ceil(ROW_LANES)) {
+            let chunk = lane + step * ROW_LANES;
+            if chunk < chunks {
+                let o = Vector::<f32, Const<8>>::cast_from(out[at + chunk]);
+                let g = Vector::<f32, Const<8>>::cast_from(grad_out[grad_at + chunk]);
+                #[unroll]
+                for e in 0..8usize {
+                    sum += o.extract(e) * g.extract(e);
+                }
+            }
         }
     }
-    if comptime!(has_grad_lse) {
-        sum -= grad_lse[row];
+    sum += shuffle_xor(sum, 4u32);
+    sum += shuffle_xor(sum, 2u32);
+    sum += shuffle_xor(sum, 1u32);
+    if valid && lane == 0 {
+        if comptime!(has_grad_lse) {
+            sum -= grad_lse[row];
+        }
+        delta[row] = sum;
+        if comptime!(for_boxes) {
+            let mut pair = Vector::<f32, Const<2>>::new(sum);
+            pair.insert(0usize, -lse[row] * comptime!(core::f32::consts::LOG2_E));
+            rows[row / q_len * (q_len.div_ceil(2) * 2) + row % q_len] = pair;
+        }
     }
-    delta[row] = sum;
 }

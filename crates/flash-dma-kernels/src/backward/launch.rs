@@ -1,21 +1,25 @@
 //! Host side of the backward pass.
 
-use super::delta::delta_kernel;
-use super::dkdv::dkdv_kernel;
-use super::dq::dq_kernel;
-use super::mma::{self, MmaBlueprints};
-use super::order::{OrderedKeys, by_death};
-use super::workspace::no_scores_bytes;
-use crate::Engine;
-use crate::forward::mma::rows_are_chunks;
-use crate::lists::{LiveKeys, QueryTiles, live_keys};
-use crate::scratch::{bytes, one_unit_each, scratch};
-use crate::tile::wgmma::takes_boxes;
-use crate::tile::{
-    Blueprint, Layout, Pass, address_type, check_device, check_tensor, elem_type, fill,
-    for_each_slice, slice_bytes, vector_size,
+use crate::args::{Gradients, Inputs, Saved};
+use crate::backward::blueprint::MmaBlueprints;
+use crate::backward::matrix;
+use crate::backward::workspace::no_scores_bytes;
+use crate::forward::launch::Engine;
+use crate::forward::matrix::rows_are_chunks;
+use crate::host::check::{
+    Layout, address_type, check_device, check_tensor, elem_type, vector_size,
 };
-use crate::{Gradients, Inputs, Saved};
+use crate::host::fill::fill;
+use crate::host::scratch::{bytes, one_unit_each, scratch};
+use crate::matrix::wgmma::boxes::takes_boxes;
+use crate::pattern::intervals::order::{OrderedKeys, by_death};
+use crate::pattern::intervals::slices::{for_each_slice, slice_bytes};
+use crate::pattern::intervals::tiles::QueryTiles;
+use crate::pattern::intervals::{LiveKeys, live_keys};
+use crate::portable::blueprint::{Blueprint, Pass};
+use crate::portable::delta::delta_kernel;
+use crate::portable::dkdv::dkdv_kernel;
+use crate::portable::dq::dq_kernel;
 use cubecl::client::Client;
 use cubecl::ir::HardwareProperties;
 use cubecl::prelude::*;
@@ -43,7 +47,7 @@ impl Blueprints {
     }
 
     /// The bytes of the buffers that [`launch_portable`] holds at once at most.
-    pub(super) fn workspace(&self, problem: &Problem) -> usize {
+    pub(crate) fn workspace(&self, problem: &Problem) -> usize {
         let dkdv = OrderedKeys::bytes(problem) + no_scores_bytes(problem);
         let dq = slice_bytes(problem, self.dq.outer_rows());
         LiveKeys::bytes(problem) + bytes(problem.lse_shape()) + dq.max(dkdv)
@@ -65,7 +69,7 @@ impl Blueprints {
 ///
 /// [`AttentionError`] if a tensor does not fit the problem, `selection` and the gradient of the scores
 /// are not given exactly if the problem has scores, the device lacks what the kernels need, or
-/// [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE) names no engine. Nothing is launched then.
+/// [`ENGINE_VARIABLE`](crate::forward::launch::ENGINE_VARIABLE) names no engine. Nothing is launched then.
 pub fn backward(
     client: &Client,
     problem: &Problem,
@@ -82,7 +86,7 @@ pub fn backward(
 /// on sm_80 and newer, both rows of `q`, `k`, `v`, `out` and
 /// `grad_out` that begin at multiples of 16 bytes ([`Engine::Wgmma`]: and none of `q` and `grad_out` that repeat
 /// themselves by a stride of 0); [`Engine::Portable`] everything. The environment
-/// variable [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE) leaves engines out.
+/// variable [`ENGINE_VARIABLE`](crate::forward::launch::ENGINE_VARIABLE) leaves engines out.
 #[must_use]
 pub fn backward_engine(
     client: &Client,
@@ -119,7 +123,7 @@ pub(crate) enum Plan {
 
 impl Plan {
     /// The first engine that serves the problem, by the rule of [`backward_engine`].
-    pub(super) fn choose(
+    pub(crate) fn choose(
         client: &Client,
         problem: &Problem,
         inputs: &Inputs,
@@ -128,7 +132,7 @@ impl Plan {
         Engine::first(|engine| Self::of(engine, client, problem, inputs, saved))
     }
 
-    pub(super) fn of(
+    pub(crate) fn of(
         engine: Engine,
         client: &Client,
         problem: &Problem,
@@ -153,7 +157,7 @@ impl Plan {
     }
 
     /// Checks what the kernels need of the device.
-    pub(super) fn check(&self, client: &Client, problem: &Problem) -> Result<(), AttentionError> {
+    pub(crate) fn check(&self, client: &Client, problem: &Problem) -> Result<(), AttentionError> {
         check_device(client, problem, BINDINGS, self.cubes(problem))
     }
 
@@ -196,7 +200,7 @@ pub(crate) fn backward_with(
             launch_portable(client, problem, &inputs, &saved, &grads, blueprints);
         }
         Plan::Mma(blueprints) => {
-            mma::launch(client, problem, &inputs, &saved, &grads, blueprints);
+            matrix::launch::launch(client, problem, &inputs, &saved, &grads, blueprints);
         }
     }
     Ok(())

@@ -1,17 +1,19 @@
 //! The backward pass: row sums, then dq (query-outer) and dk, dv, dscores (key-outer), each recomputing
-//! the probabilities from the LSE. The portable kernels are here; those for tensor cores in [`mma`].
+//! the probabilities from the LSE.
+//!
+//! On tensor cores [`dq`] owns query tiles and streams the keys of their lists; [`dkdv`] owns key tiles within chunks
+//! of queries and streams the queries. Neither needs atomics for dq.
 
-mod delta;
-mod dkdv;
-mod dq;
-mod launch;
-pub(crate) mod mma;
-mod order;
+pub(crate) mod bias;
+pub(crate) mod blueprint;
+pub(crate) mod delta;
+pub(crate) mod dkdv;
+pub(crate) mod dq;
+pub(crate) mod finite;
+pub(crate) mod launch;
+pub(crate) mod masked;
+pub(crate) mod matrix;
+pub(crate) mod repair;
 #[cfg(test)]
 mod tests;
-mod wgmma;
-mod workspace;
-
-pub(crate) use launch::{Blueprints, launch_delta};
-pub use launch::{backward, backward_engine, backward_on};
-pub use workspace::{backward_workspace, backward_workspace_on};
+pub(crate) mod workspace;

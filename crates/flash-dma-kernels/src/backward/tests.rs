@@ -1,9 +1,9 @@
 //! The backward kernels against the oracle, on cubecl-cpu.
 
-use super::launch::{Blueprints, Plan, backward, backward_with};
-use crate::tile::testing::{Output, Placement, client, problem, upload, upload_inputs};
-use crate::tile::{Blueprint, Micro, micro};
-use crate::{Gradients, Saved};
+use crate::args::{Gradients, Saved};
+use crate::backward::launch::{Blueprints, Plan, backward, backward_with};
+use crate::portable::blueprint::{Blueprint, Micro, micro};
+use crate::testing::placement::{Output, Placement, client, problem, upload, upload_inputs};
 use cubecl::client::Client;
 use flash_dma_problem::{AttentionError, AttentionOptions, ElementType, Problem};
 use flash_dma_reference::compare::{Exact, GRADIENT, compare};

@@ -1,8 +1,9 @@
 //! What the backward pass needs on the device beside its arguments.
 
-use super::launch::Plan;
-use crate::scratch::bytes;
-use crate::{Engine, Inputs, Saved};
+use crate::args::{Inputs, Saved};
+use crate::backward::launch::Plan;
+use crate::forward::launch::Engine;
+use crate::host::scratch::bytes;
 use cubecl::client::Client;
 use flash_dma_problem::{AttentionError, Problem};
 
@@ -28,7 +29,7 @@ pub fn backward_workspace(
     Ok(plan.workspace(problem))
 }
 
-/// The bytes that [`backward_on`](crate::backward_on) needs, as [`backward_workspace`] counts them.
+/// The bytes that [`backward_on`](crate::backward::launch::backward_on) needs, as [`backward_workspace`] counts them.
 ///
 /// # Errors
 ///
@@ -59,6 +60,6 @@ impl Plan {
 }
 
 /// What stands for the gradient of the scores where there is none.
-pub(super) fn no_scores_bytes(problem: &Problem) -> usize {
+pub(crate) fn no_scores_bytes(problem: &Problem) -> usize {
     if problem.has_scores { 0 } else { bytes([1]) }
 }

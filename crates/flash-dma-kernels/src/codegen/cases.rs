@@ -3,18 +3,20 @@
 mod decoding;
 mod masked;
 
-use super::cuda::Gpu;
-use crate::lists::{QueryTiles, live_keys, tile_key_lists};
-use crate::{
-    AttentionOptions, ElementType, Engine, Gradients, Inputs, Problem, Saved, Selection,
-    backward_on, forward_on, select,
-};
+use crate::args::{Gradients, Inputs, Saved, Selection};
+use crate::backward::launch::backward_on;
+use crate::codegen::cuda::Gpu;
+use crate::forward::launch::{Engine, forward_on};
+use crate::pattern::intervals::tiles::QueryTiles;
+use crate::pattern::intervals::{live_keys, tile_key_lists};
+use crate::select;
+use crate::{AttentionOptions, ElementType, Problem};
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 use flash_dma_problem::contiguous_strides;
 
 /// A call of the library.
-pub(super) struct Case {
+pub(crate) struct Case {
     /// Names the variants it adds.
     pub name: String,
     /// The devices to make it on.
@@ -31,7 +33,7 @@ const SORTED_K_LEN: usize = 1 << 20;
 /// Keys of problems whose buffers pass 32-bit indices.
 const LONG_K_LEN: usize = 512 << 20;
 
-pub(super) fn all() -> Vec<Case> {
+pub(crate) fn all() -> Vec<Case> {
     let mut cases = selection();
     cases.extend(attention());
     cases.extend(decoding::all());
@@ -40,7 +42,7 @@ pub(super) fn all() -> Vec<Case> {
 }
 
 /// Selection and key lists, with 32 and 64 bit addresses.
-pub(super) fn selection() -> Vec<Case> {
+pub(crate) fn selection() -> Vec<Case> {
     let mut cases = vec![case("select-long".into(), |client| {
         selected(client, SORTED_K_LEN, 2048);
     })];
@@ -236,7 +238,7 @@ fn selected(client: &Client, k_len: usize, window: usize) -> Selection {
 }
 
 /// A contiguous tensor of undefined content.
-pub(super) fn tensor<const R: usize>(
+pub(crate) fn tensor<const R: usize>(
     client: &Client,
     shape: [usize; R],
     elem_size: usize,

@@ -17,7 +17,7 @@ use cubecl_cpp::shared::{
 use cubecl_cpp::target::Cuda;
 
 /// CUDA C++ of one kernel.
-pub(super) struct Source {
+pub(crate) struct Source {
     /// The translation unit, as CubeCL hands it to NVRTC.
     pub text: String,
     /// Dynamic shared memory that a launch reserves, in bytes.
@@ -26,7 +26,7 @@ pub(super) struct Source {
 
 /// A device that kernels are chosen for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Gpu {
+pub(crate) enum Gpu {
     /// Hopper: `wgmma`, the most shared memory.
     H200,
     /// Ampere, the oldest with `cp.async` and `mma` of bf16.
@@ -64,7 +64,7 @@ impl Gpu {
 }
 
 /// The device as `cubecl-cuda` describes it to the code that chooses kernels.
-pub(super) fn device_properties(gpu: Gpu) -> DeviceProperties {
+pub(crate) fn device_properties(gpu: Gpu) -> DeviceProperties {
     let (version, memory, shared, multiprocessors) = match gpu {
         Gpu::H200 => (90, 140 << 30, 227 << 10, 132),
         Gpu::A100 => (80, 80 << 30, 163 << 10, 108),
@@ -129,7 +129,7 @@ pub(super) fn device_properties(gpu: Gpu) -> DeviceProperties {
 }
 
 /// Generates the kernel's CUDA C++ with the options that `cubecl-cuda` uses on sm_80 and later.
-pub(super) fn generate(kernel: &dyn CubeKernel) -> Result<Source, String> {
+pub(crate) fn generate(kernel: &dyn CubeKernel) -> Result<Source, String> {
     let options = CompilationOptions {
         warp_size: 32,
         supports_features: CppSupportedFeatures {

@@ -12,8 +12,8 @@ mod recorder;
 #[cfg(test)]
 mod upstream;
 
+use crate::codegen::cuda::Gpu;
 use cubecl::CubeKernel;
-use cuda::Gpu;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::path::Path;

@@ -1,6 +1,7 @@
 //! A CubeCL server that records kernels instead of running them, with the properties of a CUDA device.
 
-use super::cuda::{self, Gpu};
+use crate::codegen::cuda;
+use crate::codegen::cuda::Gpu;
 use cubecl::CubeKernel;
 use cubecl::client::Client;
 use cubecl::prelude::CubeCount;
@@ -28,13 +29,13 @@ use std::sync::{Arc, Mutex};
 static LAUNCHED: Mutex<Vec<Box<dyn CubeKernel>>> = Mutex::new(Vec::new());
 
 /// The client of the recorder that stands for a device; buffers take no memory and hold nothing.
-pub(super) fn client(gpu: Gpu) -> Client {
+pub(crate) fn client(gpu: Gpu) -> Client {
     let index = Gpu::ALL.iter().position(|other| *other == gpu);
     Client::load::<Recorder>(DeviceId::new(0, index.expect("all are listed") as u16))
 }
 
 /// The kernels that `run` launches, in order. One recording at a time.
-pub(super) fn record(client: &Client, run: impl FnOnce(&Client)) -> Vec<Box<dyn CubeKernel>> {
+pub(crate) fn record(client: &Client, run: impl FnOnce(&Client)) -> Vec<Box<dyn CubeKernel>> {
     static RECORDING: Mutex<()> = Mutex::new(());
     let _alone = RECORDING.lock().expect("no recording panics");
     run(client);

@@ -1,12 +1,12 @@
 //! Host side of appending.
 
-use super::args::{Pages, Slots, Tokens};
-use super::choose::choose_kernel;
-use super::commit::{ENTRY, commit_kernel, lengthen_kernel, write_pages_kernel};
-use super::plan::plan_kernel;
-use crate::scratch::{cubes, one_unit_each, scratch};
+use crate::decode::args::{Pages, Slots, Tokens};
+use crate::decode::choose::choose_kernel;
+use crate::decode::commit::{ENTRY, commit_kernel, lengthen_kernel, write_pages_kernel};
+use crate::decode::plan::plan_kernel;
+use crate::host::check::{address_type, check_type, elem_type, vector_size};
+use crate::host::scratch::{cubes, one_unit_each, scratch};
 use crate::team::Team;
-use crate::tile::{address_type, check_type, elem_type, vector_size};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::{AppendProblem, AttentionError, MAX_DECODE_TOKENS, Storage};
@@ -76,12 +76,12 @@ fn rows(problem: &AppendProblem) -> usize {
 }
 
 /// The shape of what [`plan`] returns.
-pub(super) fn moves_shape(problem: &AppendProblem) -> [usize; 3] {
+pub(crate) fn moves_shape(problem: &AppendProblem) -> [usize; 3] {
     [rows(problem), problem.tokens, ENTRY]
 }
 
 /// The moves of up to [`MAX_DECODE_TOKENS`] tokens, `[rows, tokens, ENTRY]`: an entry each.
-pub(super) fn plan(
+pub(crate) fn plan(
     client: &Client,
     problem: &AppendProblem,
     slots: &Slots,

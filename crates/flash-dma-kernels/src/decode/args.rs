@@ -1,6 +1,6 @@
 //! The tensors of a cache and of the tokens that it gets.
 
-use crate::tile::{Layout, check_tensor};
+use crate::host::check::{Layout, check_tensor};
 use cubecl::prelude::TensorBinding;
 use flash_dma_problem::{AppendProblem, AttentionError, CacheShape, Storage, TensorName};
 
@@ -58,7 +58,7 @@ pub struct Tokens {
 }
 
 impl Slots {
-    pub(super) fn check(&self, cache: &CacheShape) -> Result<(), AttentionError> {
+    pub(crate) fn check(&self, cache: &CacheShape) -> Result<(), AttentionError> {
         let Storage::Slots { .. } = cache.storage else {
             return Err(other_storage("slots where the problem has pages"));
         };
@@ -79,7 +79,7 @@ impl Slots {
 }
 
 impl Pages {
-    pub(super) fn check(&self, cache: &CacheShape) -> Result<(), AttentionError> {
+    pub(crate) fn check(&self, cache: &CacheShape) -> Result<(), AttentionError> {
         let Storage::Pages { max_pages, .. } = cache.storage else {
             return Err(other_storage("pages where the problem has slots"));
         };
@@ -101,7 +101,7 @@ impl Pages {
 }
 
 impl Tokens {
-    pub(super) fn check(&self, problem: &AppendProblem) -> Result<(), AttentionError> {
+    pub(crate) fn check(&self, problem: &AppendProblem) -> Result<(), AttentionError> {
         let (size, kv) = (problem.cache.element.size(), problem.kv_shape());
         let strided = Layout::Strided;
         check_tensor(TensorName::Key, &self.k, &kv, size, strided)?;

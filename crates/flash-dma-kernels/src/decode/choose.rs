@@ -1,7 +1,8 @@
 //! Which of many tokens take which slots: the `window` best of slots and tokens, by a radix selection.
 
-use super::commit::{ENTRY, NONE};
-use crate::select::{BINS, DIGIT, NEVER, count, find_digit, shared_address, sort_key};
+use crate::decode::commit::{ENTRY, NONE};
+use crate::select::digits::{BINS, DIGIT, count, find_digit, shared_address};
+use crate::select::sort::{NEVER, sort_key};
 use crate::team::{Member, Team, sum_up_to};
 use cubecl::prelude::*;
 
@@ -58,7 +59,7 @@ struct Union {
 /// | `new_scores` | `[batch, kv_heads, tokens]`, last axis contiguous |
 /// | `moves` | contiguous `[batch * kv_heads, entries]` of [entries](super::commit), overwritten; the lesser of `tokens` and `window` are enough |
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn choose_kernel(
+pub(crate) fn choose_kernel(
     score: &[f32],
     position: &[i32],
     seen: &[i32],

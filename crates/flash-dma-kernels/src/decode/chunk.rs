@@ -1,10 +1,9 @@
 //! The keys of a chunk of a long sequence: what the cache holds, in order, and the chunk's own.
 
-use super::args::{Slots, Tokens};
-use crate::scratch::{one_unit_each, scratch};
-use crate::tile::{
-    Layout, address_type, check_tensor, check_type, elem_type, negative_infinity, vector_size,
-};
+use crate::decode::args::{Slots, Tokens};
+use crate::finite::negative_infinity;
+use crate::host::check::{Layout, address_type, check_tensor, check_type, elem_type, vector_size};
+use crate::host::scratch::{one_unit_each, scratch};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::{AppendProblem, AttentionError, TensorName};

@@ -4,10 +4,10 @@ use cubecl::prelude::*;
 
 /// Words of an entry of a list of moves: the slot, the token that takes it, and the token's position. A token of
 /// [`NONE`] is no move.
-pub(super) const ENTRY: usize = 3;
+pub(crate) const ENTRY: usize = 3;
 
 /// No slot, or no token.
-pub(super) const NONE: i32 = -1;
+pub(crate) const NONE: i32 = -1;
 
 /// Writes rows, scores and positions of the tokens of `moves` into their slots, and counts all `tokens` as seen.
 ///
@@ -23,7 +23,7 @@ pub(super) const NONE: i32 = -1;
 /// | `score`, `position` | contiguous `[batch, kv_heads, window]`, likewise |
 /// | `seen` | `[batch]`, `tokens` are added |
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn commit_kernel<E: Numeric, N: Size>(
+pub(crate) fn commit_kernel<E: Numeric, N: Size>(
     new_k: &Tensor<Vector<E, N>>,
     new_v: &Tensor<Vector<E, N>>,
     new_scores: &Tensor<f32>,
@@ -52,7 +52,7 @@ pub(super) fn commit_kernel<E: Numeric, N: Size>(
 
 /// Vector `vector` of entry `entry` of row `row`, as in [`commit_kernel`].
 #[cube]
-pub(super) fn commit_vector<E: Numeric, N: Size>(
+pub(crate) fn commit_vector<E: Numeric, N: Size>(
     new_k: &Tensor<Vector<E, N>>,
     new_v: &Tensor<Vector<E, N>>,
     new_scores: &Tensor<f32>,
@@ -113,7 +113,7 @@ pub(super) fn commit_vector<E: Numeric, N: Size>(
 /// | `new_scores` | if `scored`: `[batch, kv_heads, tokens]`, last axis contiguous |
 /// | `scores` | if `scored`: contiguous `[pages, kv_heads, page_len]`, those of the new rows are overwritten |
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn write_pages_kernel<E: Numeric, N: Size>(
+pub(crate) fn write_pages_kernel<E: Numeric, N: Size>(
     new_k: &Tensor<Vector<E, N>>,
     new_v: &Tensor<Vector<E, N>>,
     table: &[i32],
@@ -152,7 +152,7 @@ pub(super) fn write_pages_kernel<E: Numeric, N: Size>(
 
 /// Vector `vector` of token `token` of row `row`, as in [`write_pages_kernel`]; `held` is the length of its sequence.
 #[cube]
-pub(super) fn write_page_vector<E: Numeric, N: Size>(
+pub(crate) fn write_page_vector<E: Numeric, N: Size>(
     new_k: &Tensor<Vector<E, N>>,
     new_v: &Tensor<Vector<E, N>>,
     table: &[i32],
@@ -186,7 +186,7 @@ pub(super) fn write_page_vector<E: Numeric, N: Size>(
 
 /// Adds `tokens` to the length of every sequence; one unit each.
 #[cube(launch_unchecked)]
-pub(super) fn lengthen_kernel(lengths: &mut [i32], batch: u32, tokens: u32) {
+pub(crate) fn lengthen_kernel(lengths: &mut [i32], batch: u32, tokens: u32) {
     if ABSOLUTE_POS < batch as usize {
         lengths[ABSOLUTE_POS] += tokens as i32;
     }

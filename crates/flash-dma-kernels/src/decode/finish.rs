@@ -1,11 +1,11 @@
 //! The end of a decode step: the parts of the keys put together, and the new rows written into the cache, in one
 //! launch.
 
-use super::args::{Pages, Slots, Tokens};
-use super::commit::{commit_vector, write_page_vector};
-use super::merge::merge_row;
-use crate::scratch::{cubes, scratch};
-use crate::tile::{address_type, elem_type, vector_size};
+use crate::decode::args::{Pages, Slots, Tokens};
+use crate::decode::commit::{commit_vector, write_page_vector};
+use crate::decode::merge::merge_row;
+use crate::host::check::{address_type, elem_type, vector_size};
+use crate::host::scratch::{cubes, scratch};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::{DecodeProblem, Storage};
@@ -146,7 +146,7 @@ fn units(client: &Client, parts: usize, pairs: usize) -> usize {
 
 /// What both kinds of cache have in common: the parts, `[parts, rows, head_dim]` and `[parts, rows]` in f32, and the
 /// outputs, all contiguous.
-pub(super) struct Outputs {
+pub(crate) struct Outputs {
     pub parts: usize,
     pub part_out: TensorBinding,
     pub part_lse: TensorBinding,
@@ -155,7 +155,7 @@ pub(super) struct Outputs {
 }
 
 /// Merges the parts, carries out `moves` (one entry a token), and counts the tokens as seen.
-pub(super) fn finish_slots(
+pub(crate) fn finish_slots(
     client: &Client,
     problem: &DecodeProblem,
     outputs: Outputs,
@@ -203,7 +203,7 @@ pub(super) fn finish_slots(
 }
 
 /// Merges the parts, writes the tokens into the pages and adds them to the lengths.
-pub(super) fn finish_pages(
+pub(crate) fn finish_pages(
     client: &Client,
     problem: &DecodeProblem,
     outputs: Outputs,

@@ -1,7 +1,9 @@
 //! The portable kernel of a decode step: online softmax over the keys of a kv head.
 
-use super::keys::{DecodeBlueprint, StepKeys};
-use crate::tile::{OnlineSoftmax, Row4, Slots, load_vector, store_row};
+use crate::decode::keys::{DecodeBlueprint, StepKeys};
+use crate::portable::memory::{Row4, load_vector, store_row};
+use crate::portable::softmax::OnlineSoftmax;
+use crate::portable::visibility::Slots;
 use cubecl::prelude::*;
 
 /// Part `CUBE_POS_X` of `CUBE_COUNT_X` of the keys of kv head `CUBE_POS_Y`, counted over all sequences, for the
@@ -22,7 +24,7 @@ use cubecl::prelude::*;
 ///
 /// What is said of slots is not read with pages, and conversely; scores are read if `bp.tile.sparse`.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn decode_kernel<F: Float, N: Size>(
+pub(crate) fn decode_kernel<F: Float, N: Size>(
     q: &Tensor<Vector<F, N>>,
     k: &Tensor<Vector<F, N>>,
     v: &Tensor<Vector<F, N>>,

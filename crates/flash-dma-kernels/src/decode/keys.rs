@@ -1,12 +1,15 @@
 //! The keys of a decode step: what the cache holds, and behind it the new tokens.
 
-use super::commit::{ENTRY, NONE};
-use crate::tile::{Blueprint, Row4, Slots, is_finite4, load_vector, negative_infinity};
+use crate::decode::commit::{ENTRY, NONE};
+use crate::finite::negative_infinity;
+use crate::portable::blueprint::Blueprint;
+use crate::portable::memory::{Row4, is_finite4, load_vector};
+use crate::portable::visibility::Slots;
 use cubecl::prelude::*;
 
 /// What is fixed when the portable kernel is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct DecodeBlueprint {
+pub(crate) struct DecodeBlueprint {
     /// The query rows of a kv head are the outer rows, keys the inner ones.
     pub tile: Blueprint,
     /// The cache has pages, not slots.
@@ -16,7 +19,7 @@ pub(super) struct DecodeBlueprint {
 /// The keys of one (sequence, kv head): `0..held` in the cache, then one for each new token. Times are those of the
 /// step's queries: query `t` is the one of token `t`.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct StepKeys {
+pub(crate) struct StepKeys {
     pub batch: usize,
     pub head: usize,
     /// Keys that the cache has room for (slots) or holds (pages).
@@ -35,7 +38,7 @@ pub(super) struct StepKeys {
 impl StepKeys {
     /// Those of `CUBE_POS_Y`, which counts kv heads over all sequences. `places` is the plan of slots or the table of
     /// pages.
-    pub(super) fn of_cube<F: CubePrimitive>(
+    pub(crate) fn of_cube<F: CubePrimitive>(
         k: &Tensor<F>,
         new_k: &Tensor<F>,
         lengths: &[i32],
@@ -68,7 +71,7 @@ impl StepKeys {
     }
 
     /// The row of a key of the cache, counted over all of it.
-    pub(super) fn cached(&self, places: &[i32], key: usize, #[comptime] paged: bool) -> usize {
+    pub(crate) fn cached(&self, places: &[i32], key: usize, #[comptime] paged: bool) -> usize {
         let mut row = self.row + key;
         if comptime!(paged) {
             let page = places[self.places + key / self.page_len] as usize;
@@ -78,12 +81,12 @@ impl StepKeys {
     }
 
     /// The first element of a token's row.
-    pub(super) fn new_row<F: CubePrimitive>(&self, rows: &Tensor<F>, token: usize) -> usize {
+    pub(crate) fn new_row<F: CubePrimitive>(&self, rows: &Tensor<F>, token: usize) -> usize {
         self.batch * rows.stride(0) + self.head * rows.stride(1) + token * rows.stride(2)
     }
 
     /// The first token from `from` on that takes `slot`; the number of tokens if none does.
-    pub(super) fn taken_at(&self, places: &[i32], slot: i32, from: usize) -> usize {
+    pub(crate) fn taken_at(&self, places: &[i32], slot: i32, from: usize) -> usize {
         let mut at = self.tokens;
         for other in from..self.tokens {
             if at == self.tokens && places[self.places + other * ENTRY] == slot {
@@ -94,7 +97,7 @@ impl StepKeys {
     }
 
     /// The score of a key.
-    pub(super) fn score(
+    pub(crate) fn score(
         &self,
         score: &[f32],
         new_scores: &Tensor<f32>,
@@ -112,7 +115,7 @@ impl StepKeys {
 
     /// One past the last query that attends to a key that is attended from `first` on: the one of the token that
     /// evicts it. `first` if the key is never attended.
-    pub(super) fn end(
+    pub(crate) fn end(
         &self,
         places: &[i32],
         key: usize,
@@ -142,7 +145,7 @@ impl StepKeys {
     /// Loads rows, scores and intervals of the keys `start..start + inner_rows`; of those at or past `stop`, zeros
     /// that no query attends to. All units cooperate; the caller synchronises. `not_finite[flag]` is set to 1 if any
     /// element is NaN or infinite.
-    pub(super) fn load<F: Float, N: Size>(
+    pub(crate) fn load<F: Float, N: Size>(
         &self,
         k: &Tensor<Vector<F, N>>,
         v: &Tensor<Vector<F, N>>,

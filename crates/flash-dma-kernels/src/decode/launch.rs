@@ -1,18 +1,20 @@
 //! Host side of a decode step.
 
-use super::append::plan as plan_moves;
-use super::args::{Cache, Pages, Slots, Tokens};
-use super::finish::{Outputs, finish_pages, finish_slots};
-use super::kernel::decode_kernel;
-use super::keys::DecodeBlueprint;
-use super::mma::{DecodeMmaBlueprint, PartGrid, decode_mma_kernel};
-use super::parts::{part_shapes, parts};
-use crate::Engine;
-use crate::forward::mma::rows_are_chunks;
-use crate::scratch::scratch;
-use crate::tile::{
-    Blueprint, Layout, address_type, check_grid, check_tensor, check_type, elem_type, vector_size,
+use crate::decode::append::plan as plan_moves;
+use crate::decode::args::{Cache, Pages, Slots, Tokens};
+use crate::decode::finish::{Outputs, finish_pages, finish_slots};
+use crate::decode::kernel::decode_kernel;
+use crate::decode::keys::DecodeBlueprint;
+use crate::decode::mma::blueprint::{DecodeMmaBlueprint, PartGrid};
+use crate::decode::mma::kernel::decode_mma_kernel;
+use crate::decode::parts::{part_shapes, parts};
+use crate::forward::launch::Engine;
+use crate::forward::matrix::rows_are_chunks;
+use crate::host::check::{
+    Layout, address_type, check_grid, check_tensor, check_type, elem_type, vector_size,
 };
+use crate::host::scratch::scratch;
+use crate::portable::blueprint::Blueprint;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::{AttentionError, DecodeProblem, Storage, TensorName};
@@ -108,7 +110,7 @@ pub fn decode_on(
 }
 
 /// The engine that [`decode`] and [`decode_pages`] run on: [`Engine::Mma`] if it serves the problem and
-/// [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE) does not leave it out, else [`Engine::Portable`].
+/// [`ENGINE_VARIABLE`](crate::forward::launch::ENGINE_VARIABLE) does not leave it out, else [`Engine::Portable`].
 #[must_use]
 pub fn decode_engine(
     client: &Client,
@@ -166,7 +168,7 @@ pub fn decode_tuned(
 
 /// The tensors of a step.
 #[derive(Clone, Debug)]
-pub(super) struct Step {
+pub(crate) struct Step {
     pub q: TensorBinding,
     pub cache: Cache,
     pub tokens: Tokens,
@@ -176,14 +178,14 @@ pub(super) struct Step {
 
 /// An engine, its configuration and its cubes.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Plan {
+pub(crate) enum Plan {
     /// Into how many parts the keys are split.
     Portable(DecodeBlueprint, usize),
     Mma(DecodeMmaBlueprint, PartGrid),
 }
 
 impl Plan {
-    pub(super) fn choose(
+    pub(crate) fn choose(
         client: &Client,
         problem: &DecodeProblem,
         q: &TensorBinding,
@@ -198,7 +200,7 @@ impl Plan {
         of(Engine::Portable)
     }
 
-    pub(super) fn of(
+    pub(crate) fn of(
         engine: Engine,
         client: &Client,
         problem: &DecodeProblem,
@@ -269,7 +271,7 @@ impl Plan {
     }
 
     /// Parts of the keys.
-    pub(super) fn parts(&self) -> usize {
+    pub(crate) fn parts(&self) -> usize {
         match self {
             Self::Portable(_, parts) => *parts,
             Self::Mma(_, grid) => grid.parts(),
@@ -277,7 +279,7 @@ impl Plan {
     }
 
     /// Checks what the kernels need of the device.
-    pub(super) fn check(
+    pub(crate) fn check(
         &self,
         client: &Client,
         problem: &DecodeProblem,
@@ -317,7 +319,7 @@ impl Step {
     }
 
     /// Checks and launches.
-    pub(super) fn run(
+    pub(crate) fn run(
         self,
         client: &Client,
         problem: &DecodeProblem,

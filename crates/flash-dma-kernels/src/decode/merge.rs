@@ -1,6 +1,6 @@
 //! Puts the outputs of the parts of the keys together.
 
-use crate::tile::negative_infinity;
+use crate::finite::negative_infinity;
 use cubecl::prelude::*;
 
 /// Parts that a unit reads at once.
@@ -19,7 +19,7 @@ const READS: usize = 4;
 /// | `out` | contiguous `[rows, 2 * pairs]`, overwritten |
 /// | `lse` | contiguous `[rows]`, overwritten |
 #[cube]
-pub(super) fn merge_row<E: Float>(
+pub(crate) fn merge_row<E: Float>(
     part_out: &[Vector<f32, Const<2>>],
     part_lse: &[f32],
     out: &mut [Vector<E, Const<2>>],

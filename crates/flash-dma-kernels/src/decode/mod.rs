@@ -15,25 +15,19 @@
 //! More tokens at once (a prefill) are appended by [`choose`], a radix selection of the `window` best of slots
 //! and tokens.
 
-mod append;
-mod args;
-mod choose;
-mod chunk;
-mod commit;
-mod finish;
-mod kernel;
-mod keys;
-mod launch;
-mod merge;
-mod mma;
-mod parts;
-mod plan;
+pub(crate) mod append;
+pub(crate) mod args;
+pub(crate) mod choose;
+pub(crate) mod chunk;
+pub(crate) mod commit;
+pub(crate) mod finish;
+pub(crate) mod kernel;
+pub(crate) mod keys;
+pub(crate) mod launch;
+pub(crate) mod merge;
+pub(crate) mod mma;
+pub(crate) mod parts;
+pub(crate) mod plan;
 #[cfg(test)]
 mod tests;
-mod workspace;
-
-pub use append::{append, append_pages};
-pub use args::{Cache, Pages, Slots, Tokens};
-pub use chunk::chunk_keys;
-pub use launch::{DecodeTuning, decode, decode_engine, decode_on, decode_pages, decode_tuned};
-pub use workspace::{decode_workspace, decode_workspace_on};
+pub(crate) mod workspace;

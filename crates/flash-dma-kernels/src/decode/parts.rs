@@ -9,7 +9,7 @@ const LEAST_KEYS: usize = 64;
 /// Parts of the keys of every kv head for the portable engine: enough that `cubes` of one part each become four a
 /// multiprocessor, but none of less than [`LEAST_KEYS`] keys. They follow from what the cache has room for, not from
 /// what it holds, so that the launches of a step never change.
-pub(super) fn parts(capacity: usize, cubes: usize, hardware: &HardwareProperties) -> usize {
+pub(crate) fn parts(capacity: usize, cubes: usize, hardware: &HardwareProperties) -> usize {
     let processors = hardware.num_streaming_multiprocessors.unwrap_or(1) as usize;
     (4 * processors / cubes.max(1))
         .min(capacity.div_ceil(LEAST_KEYS))
@@ -17,7 +17,7 @@ pub(super) fn parts(capacity: usize, cubes: usize, hardware: &HardwareProperties
 }
 
 /// The shapes of the outputs and of the LSE of so many parts of the keys.
-pub(super) fn part_shapes(problem: &DecodeProblem, parts: usize) -> ([usize; 5], [usize; 4]) {
+pub(crate) fn part_shapes(problem: &DecodeProblem, parts: usize) -> ([usize; 5], [usize; 4]) {
     let [batch, heads, len, dim] = problem.q_shape();
     ([parts, batch, heads, len, dim], [parts, batch, heads, len])
 }

@@ -1,7 +1,7 @@
 //! Which slots a few tokens take, one token after the other.
 
-use super::commit::{ENTRY, NONE};
-use crate::select::sort_key;
+use crate::decode::commit::{ENTRY, NONE};
+use crate::select::sort::sort_key;
 use crate::team::Team;
 use cubecl::prelude::*;
 
@@ -9,7 +9,7 @@ use cubecl::prelude::*;
 const READS: usize = 8;
 
 /// The worst slots of the units, in shared memory. Worse is a lesser sort key or, between equal keys, a greater
-/// position; an empty slot, of sort key [`NEVER`](crate::select::NEVER), is worse than any key.
+/// position; an empty slot, of sort key [`NEVER`](crate::select::sort::NEVER), is worse than any key.
 #[derive(CubeType)]
 struct Candidates {
     /// Each unit's own.
@@ -65,7 +65,7 @@ impl Candidates {
 /// | `new_scores` | `[batch, kv_heads, tokens]`, last axis contiguous |
 /// | `moves` | contiguous `[batch * kv_heads, tokens]` of [entries](super::commit), overwritten |
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn plan_kernel(
+pub(crate) fn plan_kernel(
     score: &[f32],
     position: &[i32],
     seen: &[i32],

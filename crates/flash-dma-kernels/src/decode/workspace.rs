@@ -1,16 +1,16 @@
 //! What a decode step needs on the device beside its arguments.
 
-use super::append::moves_shape;
-use super::args::Tokens;
-use super::launch::{DecodeTuning, Plan};
-use super::parts::part_shapes;
-use crate::Engine;
-use crate::scratch::bytes;
+use crate::decode::append::moves_shape;
+use crate::decode::args::Tokens;
+use crate::decode::launch::{DecodeTuning, Plan};
+use crate::decode::parts::part_shapes;
+use crate::forward::launch::Engine;
+use crate::host::scratch::bytes;
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 use flash_dma_problem::{AttentionError, DecodeProblem, Storage};
 
-/// The bytes that [`decode`](crate::decode()) or [`decode_pages`](crate::decode_pages) needs on the device beside its
+/// The bytes that [`decode`](crate::decode()) or [`decode_pages`](crate::decode::launch::decode_pages) needs on the device beside its
 /// arguments, known before it is called: the buffers that it holds at once, each as it is requested. They follow from
 /// what the cache has room for, not from what it holds.
 ///
@@ -29,7 +29,7 @@ pub fn decode_workspace(
     Ok(plan.workspace(problem))
 }
 
-/// The bytes that [`decode_on`](crate::decode_on) needs, as [`decode_workspace`] counts them.
+/// The bytes that [`decode_on`](crate::decode::launch::decode_on) needs, as [`decode_workspace`] counts them.
 ///
 /// # Errors
 ///

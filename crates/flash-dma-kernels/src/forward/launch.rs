@@ -1,13 +1,17 @@
 //! Host side of the forward pass.
 
-use super::kernel::forward_kernel;
-use super::mma::{self, Instruction, MmaBlueprint};
-use crate::Inputs;
-use crate::lists::{LiveKeys, QueryTiles, live_keys};
-use crate::tile::{
-    Blueprint, Layout, Pass, address_type, check_device, check_tensor, elem_type, fill,
-    for_each_slice, slice_bytes, vector_size,
+use crate::args::Inputs;
+use crate::forward::matrix;
+use crate::host::check::{
+    Layout, address_type, check_device, check_tensor, elem_type, vector_size,
 };
+use crate::host::fill::fill;
+use crate::matrix::blueprint::{Instruction, MmaBlueprint};
+use crate::pattern::intervals::slices::{for_each_slice, slice_bytes};
+use crate::pattern::intervals::tiles::QueryTiles;
+use crate::pattern::intervals::{LiveKeys, live_keys};
+use crate::portable::blueprint::{Blueprint, Pass};
+use crate::portable::forward::forward_kernel;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::{AttentionError, Problem, TensorName};
@@ -269,7 +273,7 @@ impl Plan {
         let live = LiveKeys::bytes(problem);
         live + match self {
             Self::Portable(_) => slice_bytes(problem, self.queries()),
-            Self::Mma(blueprint, parts) => mma::workspace(problem, *blueprint, *parts),
+            Self::Mma(blueprint, parts) => matrix::workspace(problem, *blueprint, *parts),
         }
     }
 
@@ -335,7 +339,7 @@ pub(crate) fn forward_with(
             );
         }
         Plan::Mma(blueprint, parts) => {
-            mma::launch(
+            matrix::launch(
                 client, problem, &inputs, live, &tiles, &out, &lse, blueprint, parts,
             );
         }

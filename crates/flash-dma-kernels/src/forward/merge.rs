@@ -1,7 +1,7 @@
 //! Puts the outputs of parts of the keys together.
 
-use crate::scratch::one_unit_each;
-use crate::tile::{address_type, elem_type};
+use crate::host::check::{address_type, elem_type};
+use crate::host::scratch::one_unit_each;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::Problem;
@@ -61,7 +61,7 @@ fn merge_kernel<E: Float>(
 /// Combines `parts` outputs of the queries of `problem`, `part_out` (`[parts, batch, q_heads, q_len, head_dim]`)
 /// and `part_lse` (`[parts, batch, q_heads, q_len]`), into `out` and `lse`. The head dimension must be even;
 /// all buffers are contiguous, the first two and `lse` f32.
-pub(super) fn merge(
+pub(crate) fn merge(
     client: &Client,
     problem: &Problem,
     parts: usize,

@@ -1,13 +1,11 @@
-//! The forward pass.
+//! The forward pass: the choice of the engine, the slices of a pass, and the tensor-core kernels.
 
-mod kernel;
-mod launch;
-mod merge;
+pub(crate) mod launch;
+pub(crate) mod masked;
+pub(crate) mod matrix;
+pub(crate) mod merge;
 pub(crate) mod mma;
+pub(crate) mod split;
 #[cfg(test)]
 mod tests;
-
-pub use launch::{
-    ENGINE_VARIABLE, Engine, Tuning, forward, forward_engine, forward_on, forward_tuned,
-    forward_workspace, forward_workspace_on,
-};
+pub(crate) mod wgmma;

@@ -1,9 +1,9 @@
 //! The forward kernel against the oracle, on cubecl-cpu.
 
-use super::launch::{Plan, forward, forward_with};
-use super::merge::merge;
-use crate::tile::testing::{Output, Placement, client, problem, upload_inputs};
-use crate::tile::{Blueprint, micro};
+use crate::forward::launch::{Plan, forward, forward_with};
+use crate::forward::merge::merge;
+use crate::portable::blueprint::{Blueprint, micro};
+use crate::testing::placement::{Output, Placement, client, problem, upload_inputs};
 use flash_dma_problem::{AttentionError, AttentionOptions, ElementType, Problem};
 use flash_dma_reference::compare::{OUTPUT, compare, compare_lse};
 use flash_dma_reference::generate::{Scores, inputs};
@@ -192,7 +192,7 @@ fn merged_parts_are_weighted_by_their_lse() {
         out[12 * dim..][..dim].fill(f64::NAN);
         out[15 * dim + 3] = f64::NAN;
         let upload = |values: &[f64], shape: &[usize]| {
-            crate::tile::testing::upload(&client, values, shape, F32, Placement::Contiguous)
+            crate::testing::placement::upload(&client, values, shape, F32, Placement::Contiguous)
         };
         let given = [
             upload(&out, &[parts * 2, 3, 5, 8]),
@@ -258,7 +258,7 @@ fn what_does_not_fit_is_refused_before_anything_is_written() {
     let inputs = inputs(p, Scores::Normal, 1.0, 0);
     let lse = Output::new(&client, &p.lse_shape(), F32);
     let out = Output::new(&client, &p.q_shape(), F32);
-    let run = |change: &dyn Fn(&mut crate::Inputs)| {
+    let run = |change: &dyn Fn(&mut crate::args::Inputs)| {
         let mut given = upload_inputs(&client, &inputs, Placement::Contiguous);
         change(&mut given);
         forward(&client, &p, given, out.binding(), lse.binding()).unwrap_err()

@@ -1,15 +1,15 @@
 //! Host side of the selection by blocks of positions: two launches.
 
-use super::evictions::evictions_kernel;
-use super::thresholds::{MAX_KEYS, THRESHOLD, thresholds_kernel};
-use crate::scratch::{address_type, bytes, cubes, scratch};
+use crate::host::scratch::{address_type, bytes, cubes, scratch};
+use crate::select::evictions::evictions_kernel;
+use crate::select::thresholds::{MAX_KEYS, THRESHOLD, thresholds_kernel};
 use crate::team::Team;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
 /// What is fixed when the kernels are compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct BlocksBlueprint {
+pub(crate) struct BlocksBlueprint {
     /// The units of a cube; a power of two.
     pub team: Team,
     /// Positions a block; a multiple of 32.
@@ -22,7 +22,7 @@ impl BlocksBlueprint {
     /// The configuration for `rows` of `n` keys, or `None` where sorting serves better: on runtimes
     /// whose units are threads of a processor, and for rows so long that the keys before every edge
     /// are more work than a sort.
-    pub(super) fn choose(client: &Client, rows: usize, n: usize) -> Option<Self> {
+    pub(crate) fn choose(client: &Client, rows: usize, n: usize) -> Option<Self> {
         let properties = client.properties();
         let hardware = &properties.hardware;
         if hardware.plane_size_max <= 1 || n > LONGEST {
@@ -61,7 +61,7 @@ impl BlocksBlueprint {
     }
 
     /// The bytes of the buffers that [`launch`] allocates.
-    pub(super) fn workspace(&self, rows: usize, n: usize) -> usize {
+    pub(crate) fn workspace(&self, rows: usize, n: usize) -> usize {
         bytes(self.thresholds(rows, n))
     }
 }
@@ -78,7 +78,7 @@ const VECTOR_BYTES: u64 = 16;
 
 /// Launches the selection of checked `scores` `[batch, kv_heads, n]`, not empty, into `intervals`; `window`
 /// is less than `n`, and `n` at most [`MAX_KEYS`].
-pub(super) fn launch(
+pub(crate) fn launch(
     client: &Client,
     scores: TensorBinding,
     window: usize,

@@ -1,8 +1,8 @@
 //! The kernel that writes the intervals, given the thresholds at the edges of blocks of positions.
 
-use super::blocks::BlocksBlueprint;
-use super::sort::{NEVER, sort_key};
-use super::thresholds::{READS, Threshold, row_start};
+use crate::select::blocks::BlocksBlueprint;
+use crate::select::sort::{NEVER, sort_key};
+use crate::select::thresholds::{READS, Threshold, row_start};
 use cubecl::prelude::*;
 
 /// Newborns that are compared with a key before it asks whether they were enough.
@@ -35,7 +35,7 @@ struct Keys {
 /// [`thresholds_kernel`](super::thresholds::thresholds_kernel), which made `thresholds`; `intervals` is
 /// contiguous `[rows, n, 2]`, overwritten.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn evictions_kernel<S: Size>(
+pub(crate) fn evictions_kernel<S: Size>(
     scores: &Tensor<Vector<f32, S>>,
     thresholds: &[u32],
     intervals: &mut [u32],

@@ -1,12 +1,13 @@
 //! Host side: which kernels run, in which order, on which buffers.
 
-use super::blocks::{self, BlocksBlueprint};
-use super::quantile::{
+use crate::host::scratch::{address_type, bytes, one_unit_each, scratch};
+use crate::select::blocks;
+use crate::select::blocks::BlocksBlueprint;
+use crate::select::quantile::{
     CHUNK, SPAN, count_digits_kernel, descend_kernel, keep_all_kernel, scan_spans_kernel,
     start_queries_kernel, write_intervals_kernel,
 };
-use super::sort::{BLOCK, merge_blocks_kernel, sort_blocks_kernel};
-use crate::scratch::{address_type, bytes, one_unit_each, scratch};
+use crate::select::sort::{BLOCK, merge_blocks_kernel, sort_blocks_kernel};
 use cubecl::client::Client;
 use cubecl::ir::AddressType;
 use cubecl::prelude::TensorBinding;
@@ -38,7 +39,7 @@ struct Ranked {
 }
 
 /// Launches the selection of checked `scores` `[batch, kv_heads, n]` into `intervals`.
-pub(super) fn launch(
+pub(crate) fn launch(
     client: &Client,
     scores: TensorBinding,
     window: usize,
@@ -65,7 +66,7 @@ pub(super) fn launch(
 }
 
 /// The bytes of the buffers that [`launch`] allocates for `rows` of `n` keys, at its peak.
-pub(super) fn workspace(client: &Client, rows: usize, n: usize, window: usize) -> usize {
+pub(crate) fn workspace(client: &Client, rows: usize, n: usize, window: usize) -> usize {
     if rows * n == 0 || window >= n {
         return 0;
     }

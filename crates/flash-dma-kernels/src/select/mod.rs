@@ -27,18 +27,15 @@
 //!
 //! Neither waits for the host, and a window that evicts nothing takes one launch.
 
-mod blocks;
-mod digits;
-mod evictions;
-mod launch;
-mod quantile;
-mod sort;
+pub(crate) mod blocks;
+pub(crate) mod digits;
+pub(crate) mod evictions;
+pub(crate) mod launch;
+pub(crate) mod quantile;
+pub(crate) mod sort;
 #[cfg(test)]
 mod tests;
-mod thresholds;
-
-pub(crate) use digits::{BINS, DIGIT, count, find_digit, shared_address};
-pub(crate) use sort::{NEVER, sort_key};
+pub(crate) mod thresholds;
 
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;

@@ -7,13 +7,13 @@
 //! below. The tree is built one level at a time and every query descends as it is built, so only two
 //! levels exist at a time. A level's digit is the lowest `width` bits of `index >> shift`.
 
-use super::sort::NEVER;
+use crate::select::sort::NEVER;
 use cubecl::prelude::*;
 
 /// Elements whose digits are counted together; also the size of the nodes at which the descent ends.
-pub(super) const CHUNK: u32 = 64;
+pub(crate) const CHUNK: u32 = 64;
 /// Elements one unit of [`count_digits_kernel`] counts.
-pub(super) const SPAN: u32 = 16 * CHUNK;
+pub(crate) const SPAN: u32 = 16 * CHUNK;
 
 /// Counts, for every digit value `d`, the elements of digit at most `d`.
 ///
@@ -21,7 +21,7 @@ pub(super) const SPAN: u32 = 16 * CHUNK;
 /// `in_span` `[rows, spans * SPAN / CHUNK, 1 << width]` with the counts from the start of the span to
 /// the start of the chunk, and `spans_out` `[rows, spans, 1 << width]` with those of the whole span.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn count_digits_kernel(
+pub(crate) fn count_digits_kernel(
     sequence: &[u32],
     in_span: &mut [u32],
     spans_out: &mut [u32],
@@ -57,7 +57,7 @@ pub(super) fn count_digits_kernel(
 /// Turns the counts of spans, `[rows, spans, values]`, into those from the start of the row to the
 /// start of the span, in place. One unit a (row, digit value).
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn scan_spans_kernel(spans: &mut [u32], rows: u32, span_count: u32, values: u32) {
+pub(crate) fn scan_spans_kernel(spans: &mut [u32], rows: u32, span_count: u32, values: u32) {
     let row = ABSOLUTE_POS / values as usize;
     if row < rows as usize {
         let value = ABSOLUTE_POS % values as usize;
@@ -91,7 +91,7 @@ fn counted(
 /// Starts the queries: the key of rank `r` looks for the `window`-th smallest of its `r` better
 /// indices. One unit a rank; contiguous `[rows, n]` buffers, overwritten.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn start_queries_kernel(
+pub(crate) fn start_queries_kernel(
     nodes: &mut [u32],
     candidates: &mut [u32],
     wanted: &mut [u32],
@@ -116,7 +116,7 @@ pub(super) fn start_queries_kernel(
 /// the node's first (`candidates`; 0 where there is nothing to find), and which of them by index it
 /// looks for, from 1 (`wanted`).
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn descend_kernel(
+pub(crate) fn descend_kernel(
     sequence: &[u32],
     in_span: &[u32],
     spans: &[u32],
@@ -197,7 +197,7 @@ pub(super) fn descend_kernel(
 /// queries' state are contiguous `[rows, n]`; `bits` are those below the nodes' digits. Overwrites
 /// `intervals`, contiguous `[rows, n, 2]`.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn write_intervals_kernel(
+pub(crate) fn write_intervals_kernel(
     order: &[u32],
     keys: &[u32],
     sequence: &[u32],
@@ -250,7 +250,7 @@ pub(super) fn write_intervals_kernel(
 /// One unit a key; `scores` `[batch, kv_heads, n]` of any strides with a contiguous last axis;
 /// `intervals` contiguous `[batch, kv_heads, n, 2]`, overwritten.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn keep_all_kernel(scores: &Tensor<f32>, intervals: &mut [u32], rows: u32, n: u32) {
+pub(crate) fn keep_all_kernel(scores: &Tensor<f32>, intervals: &mut [u32], rows: u32, n: u32) {
     let row = ABSOLUTE_POS / n as usize;
     if row < rows as usize {
         let key = (ABSOLUTE_POS % n as usize) as u32;

@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 /// Keys a unit of [`sort_blocks_kernel`] looks at.
-pub(super) const BLOCK: u32 = 32;
+pub(crate) const BLOCK: u32 = 32;
 
 /// Sort key of a score that is never attended to (−∞).
 pub(crate) const NEVER: u32 = 0;
@@ -37,7 +37,7 @@ pub(crate) fn sort_key(score: f32) -> u32 {
 /// `keys` and `order` are contiguous `[batch * kv_heads, n]`, overwritten with the sort keys and the
 /// key indices.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn sort_blocks_kernel(
+pub(crate) fn sort_blocks_kernel(
     scores: &Tensor<f32>,
     keys: &mut [u32],
     order: &mut [u32],
@@ -71,7 +71,7 @@ pub(super) fn sort_blocks_kernel(
 /// Blocks hold contiguous index ranges, so a tie goes to the key of the left block. One unit a key;
 /// all buffers are contiguous `[rows, n]`, those `_out` are overwritten.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn merge_blocks_kernel(
+pub(crate) fn merge_blocks_kernel(
     keys: &[u32],
     order: &[u32],
     keys_out: &mut [u32],

@@ -1,6 +1,7 @@
-use super::blocks::{self, BlocksBlueprint};
-use super::select;
 use crate::AttentionError;
+use crate::select::blocks;
+use crate::select::blocks::BlocksBlueprint;
+use crate::select::select;
 use crate::team::Team;
 use crate::testing::{client, read_u32, strided, zeros};
 use flash_dma_problem::{Interval, TensorName};

@@ -1,21 +1,21 @@
 //! The kernel that finds which keys are attended at the beginning of every block of positions.
 
-use super::blocks::BlocksBlueprint;
-use super::digits::{BINS, DIGIT, count, find_digit, shared_address};
-use super::sort::{NEVER, sort_key};
+use crate::select::blocks::BlocksBlueprint;
+use crate::select::digits::{BINS, DIGIT, count, find_digit, shared_address};
+use crate::select::sort::{NEVER, sort_key};
 use cubecl::prelude::*;
 
 /// Vectors of scores that a unit reads before it looks at the first of them, so that the reads overlap.
-pub(super) const READS: usize = 4;
+pub(crate) const READS: usize = 4;
 
 /// Words of a threshold: sort key, index, live keys.
-pub(super) const THRESHOLD: usize = 3;
+pub(crate) const THRESHOLD: usize = 3;
 /// Keys a row may have: two digits of index.
-pub(super) const MAX_KEYS: usize = 1 << (2 * DIGIT);
+pub(crate) const MAX_KEYS: usize = 1 << (2 * DIGIT);
 
 /// The worst of the `window` best among the keys before an edge between blocks.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct Threshold {
+pub(crate) struct Threshold {
     /// Its sort key; [`NEVER`] if fewer than `window` of those keys are ever attended to.
     pub key: u32,
     /// Its index: keys of the same score that come later are not attended to.
@@ -26,7 +26,7 @@ pub(super) struct Threshold {
 
 #[cube]
 impl Threshold {
-    pub(super) fn read(thresholds: &[u32], row_edge: usize) -> Threshold {
+    pub(crate) fn read(thresholds: &[u32], row_edge: usize) -> Threshold {
         let at = row_edge * THRESHOLD;
         Threshold {
             key: thresholds[at],
@@ -36,7 +36,7 @@ impl Threshold {
     }
 
     /// Whether a key, which must not be [`NEVER`], is the threshold or better.
-    pub(super) fn keeps(&self, key: u32, index: u32) -> bool {
+    pub(crate) fn keeps(&self, key: u32, index: u32) -> bool {
         key > self.key || (key == self.key && index <= self.last)
     }
 }
@@ -47,7 +47,7 @@ impl Threshold {
 /// One cube a (row, edge). `scores` is `[batch, kv_heads, n]` with any strides and a contiguous last axis,
 /// of vectors that divide `n` and `block`; `thresholds` is `[rows, edges]` of [`Threshold`], overwritten.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn thresholds_kernel<S: Size>(
+pub(crate) fn thresholds_kernel<S: Size>(
     scores: &Tensor<Vector<f32, S>>,
     thresholds: &mut [u32],
     rows: u32,
@@ -128,7 +128,7 @@ pub(super) fn thresholds_kernel<S: Size>(
 
 /// The first vector of a row of scores.
 #[cube]
-pub(super) fn row_start<S: Size>(scores: &Tensor<Vector<f32, S>>, row: usize) -> usize {
+pub(crate) fn row_start<S: Size>(scores: &Tensor<Vector<f32, S>>, row: usize) -> usize {
     let size = scores.vector_size().comptime();
     let heads = scores.shape(1);
     ((row / heads) * scores.stride(0) + (row % heads) * scores.stride(1)) / size

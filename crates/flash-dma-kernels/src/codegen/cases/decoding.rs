@@ -1,10 +1,13 @@
 //! Appending to caches and decode steps.
 
-use super::{Case, HEADS, case, tensor};
-use crate::{
-    AttentionOptions, Cache, CacheShape, ElementType, Engine, Pages, Slots, Storage, Tokens,
-    append, append_pages, chunk_keys, decode_on,
-};
+use crate::codegen::cases::{Case, HEADS, case, tensor};
+use crate::decode::append::append;
+use crate::decode::append::append_pages;
+use crate::decode::args::{Cache, Pages, Slots, Tokens};
+use crate::decode::chunk::chunk_keys;
+use crate::decode::launch::decode_on;
+use crate::forward::launch::Engine;
+use crate::{AttentionOptions, CacheShape, ElementType, Storage};
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 
@@ -12,7 +15,7 @@ use cubecl::prelude::TensorBinding;
 const WINDOW: usize = 2048;
 const PAGE: usize = 256;
 
-pub(super) fn all() -> Vec<Case> {
+pub(crate) fn all() -> Vec<Case> {
     use ElementType::{Bf16, F16, F32};
     let mut cases = Vec::new();
     for (element, head_dim, paged) in [

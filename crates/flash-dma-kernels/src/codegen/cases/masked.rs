@@ -1,17 +1,21 @@
 //! Plans, masks and biases.
 
-use super::super::cuda::Gpu;
-use super::{Case, HEADS, case, tensor};
-use crate::{
-    AttentionOptions, ElementType, Engine, MaskBits, MaskedGradients, MaskedInputs, MaskedProblem,
-    PlanGeometry, Saved, masked_backward_on, masked_forward_on, plan, plan_ranges,
-};
+use crate::args::Saved;
+use crate::backward::masked::masked_backward_on;
+use crate::codegen::cases::{Case, HEADS, case, tensor};
+use crate::codegen::cuda::Gpu;
+use crate::forward::launch::Engine;
+use crate::forward::masked::masked_forward_on;
+use crate::pattern::mask::args::{MaskBits, MaskedGradients, MaskedInputs};
+use crate::pattern::mask::plan::plan;
+use crate::pattern::mask::plan::plan_ranges;
+use crate::{AttentionOptions, ElementType, MaskedProblem, PlanGeometry};
 use cubecl::client::Client;
 
 /// Lengths of a problem.
 const LEN: usize = 32 << 10;
 
-pub(super) fn all() -> Vec<Case> {
+pub(crate) fn all() -> Vec<Case> {
     use ElementType::{Bf16, F32};
     let mut cases = Vec::new();
     for (name, head_dim, element, mask, bias) in [

@@ -1,13 +1,17 @@
 //! What masked passes and decode steps request.
 
-use super::{Compiled, ENGINES, Gpu, recorder};
+use crate::args::Saved;
+use crate::backward::masked::{masked_backward_on, masked_backward_workspace_on};
 use crate::codegen::cases::tensor;
-use crate::{
-    AttentionError, AttentionOptions, Cache, CacheShape, ElementType, Engine, MaskBits,
-    MaskedGradients, MaskedInputs, MaskedProblem, Pages, Saved, Slots, Storage, Tokens, decode_on,
-    decode_workspace_on, masked_backward_on, masked_backward_workspace_on, masked_forward_on,
-    masked_forward_workspace_on, peak_of,
-};
+use crate::codegen::memory::{Compiled, ENGINES, Gpu, recorder};
+use crate::decode::args::{Cache, Pages, Slots, Tokens};
+use crate::decode::launch::decode_on;
+use crate::decode::workspace::decode_workspace_on;
+use crate::forward::launch::Engine;
+use crate::forward::masked::{masked_forward_on, masked_forward_workspace_on};
+use crate::host::peak::peak_of;
+use crate::pattern::mask::args::{MaskBits, MaskedGradients, MaskedInputs};
+use crate::{AttentionError, AttentionOptions, CacheShape, ElementType, MaskedProblem, Storage};
 use cubecl::client::Client;
 
 const HEADS: usize = 8;

@@ -3,15 +3,21 @@
 
 mod masked;
 
-use super::cases::tensor;
-use super::cuda::Gpu;
-use super::{kernel_name, recorder};
-use crate::{
-    AttentionError, AttentionOptions, ElementType, Engine, Gradients, Inputs, Passes, Problem,
-    Saved, Selection, backward, backward_on, backward_workspace_on, forward, forward_on,
-    forward_workspace_on, largest_batch, longest, peak_of, required_bytes, select,
-    select_workspace,
-};
+use crate::args::{Gradients, Inputs, Saved, Selection};
+use crate::backward;
+use crate::backward::launch::backward_on;
+use crate::backward::workspace::backward_workspace_on;
+use crate::codegen::cases::tensor;
+use crate::codegen::cuda::Gpu;
+use crate::codegen::kernel_name;
+use crate::codegen::recorder;
+use crate::forward;
+use crate::forward::launch::{Engine, forward_on, forward_workspace_on};
+use crate::host::peak::peak_of;
+use crate::planning::{largest_batch, longest, required_bytes};
+use crate::select;
+use crate::select::select_workspace;
+use crate::{AttentionError, AttentionOptions, ElementType, Passes, Problem};
 use cubecl::client::Client;
 use cubecl::ir::AddressType;
 use cubecl_runtime::id::KernelId;

@@ -1,7 +1,7 @@
 //! The comptime configuration of the tensor-core decode kernel, and the rule that chooses it.
 
-use crate::tile::elem_type;
-use crate::tile::mma::Shape;
+use crate::host::check::elem_type;
+use crate::matrix::mma::product::Shape;
 use cubecl::CubeDim;
 use cubecl::ir::features::MmaConfig;
 use cubecl::ir::{DeviceProperties, HardwareProperties};
@@ -9,10 +9,10 @@ use cubecl::prelude::*;
 use flash_dma_problem::{DecodeProblem, ElementType, Storage};
 
 /// Rows of a fragment.
-pub(super) const ROWS: usize = 16;
+pub(crate) const ROWS: usize = 16;
 
 /// Elements of a 16-byte chunk.
-pub(super) const CHUNK: usize = 8;
+pub(crate) const CHUNK: usize = 8;
 
 /// Key tiles that are worth a warp of their own.
 const LEAST_TILES: usize = 4;
@@ -94,17 +94,17 @@ impl DecodeMmaBlueprint {
     }
 
     /// Chunks of a stage.
-    pub(super) fn stage_chunks(&self) -> usize {
+    pub(crate) fn stage_chunks(&self) -> usize {
         self.key_tile * self.chunks()
     }
 
     /// Chunks that a lane copies of a tile of keys, and of values.
-    pub(super) fn copies(&self) -> usize {
+    pub(crate) fn copies(&self) -> usize {
         self.stage_chunks() / 32
     }
 
     /// `Q K^T`: 16 rows by a tile of keys.
-    pub(super) fn scores_shape(&self) -> Shape {
+    pub(crate) fn scores_shape(&self) -> Shape {
         Shape {
             element: self.element,
             fragments: 1,
@@ -117,7 +117,7 @@ impl DecodeMmaBlueprint {
     }
 
     /// `P V`: 16 rows by 32 columns, over 16 keys.
-    pub(super) fn output_shape(&self) -> Shape {
+    pub(crate) fn output_shape(&self) -> Shape {
         Shape {
             blocks: 2,
             transposed: true,

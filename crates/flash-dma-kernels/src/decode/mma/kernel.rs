@@ -1,13 +1,13 @@
 //! The tensor-core kernel of a decode step.
 
-use super::blueprint::{DecodeMmaBlueprint, ROWS};
-use super::newcomers::attend_newcomers;
-use super::stream::{Held, NextTile, WarpStages, start_copies};
-use crate::forward::mma::{LogitScale, exp_of, rescale_to};
-use crate::tile::mma::{
-    Chunk, LanePlace, any_lane, commit_copies, multiply, quad_max, quad_sum, wait_copies,
-};
-use crate::tile::wgmma::pack;
+use crate::decode::mma::blueprint::{DecodeMmaBlueprint, ROWS};
+use crate::decode::mma::newcomers::attend_newcomers;
+use crate::decode::mma::stream::{Held, NextTile, WarpStages, start_copies};
+use crate::matrix::fragment::{Chunk, quad_max, quad_sum};
+use crate::matrix::logits::{LogitScale, exp_of, rescale_to};
+use crate::matrix::mma::product::{LanePlace, multiply};
+use crate::matrix::ptx::{any_lane, commit_copies, wait_copies};
+use crate::matrix::wgmma::product::pack;
 use cubecl::prelude::*;
 
 /// How far the maximum of a row may rise above the reference of its probabilities before the row is rescaled, as in
@@ -16,7 +16,7 @@ const SLACK: f32 = 5.5;
 
 /// A query row of a tile: row `r` of a kv head is head `r % group` of token `r / group`.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct StepRow {
+pub(crate) struct StepRow {
     pub token: usize,
     /// Among the query heads of a sequence.
     pub head: usize,
@@ -26,7 +26,7 @@ pub(super) struct StepRow {
 #[cube]
 impl StepRow {
     /// Row `r` of the 16 of `CUBE_POS_Z`; one that is none is row 0.
-    pub(super) fn new(r: usize, held: &Held, group: usize) -> StepRow {
+    pub(crate) fn new(r: usize, held: &Held, group: usize) -> StepRow {
         let row = CUBE_POS_Z as usize * ROWS + r;
         let valid = row < group * held.tokens;
         let at = select(valid, row, 0);
@@ -317,13 +317,13 @@ fn attend_held<E: Float>(
 
 /// Where a row of `q` begins, in pairs.
 #[cube]
-pub(super) fn q_at<E: Float>(q: &Tensor<Vector<E, Const<2>>>, held: &Held, row: &StepRow) -> usize {
+pub(crate) fn q_at<E: Float>(q: &Tensor<Vector<E, Const<2>>>, held: &Held, row: &StepRow) -> usize {
     (held.batch * q.stride(0) + row.head * q.stride(1) + row.token * q.stride(2)) / 2
 }
 
 /// The row of the outputs of part `part`.
 #[cube]
-pub(super) fn out_row<E: Float>(
+pub(crate) fn out_row<E: Float>(
     q: &Tensor<Vector<E, Const<2>>>,
     held: &Held,
     row: &StepRow,

@@ -8,10 +8,7 @@
 //! visibility: [`kernel`]. The few keys that only some rows attend to, the new tokens and the slots they take, are
 //! one part more, computed by selection: [`newcomers`].
 
-mod blueprint;
-mod kernel;
-mod newcomers;
-mod stream;
-
-pub(super) use blueprint::{DecodeMmaBlueprint, PartGrid};
-pub(super) use kernel::decode_mma_kernel;
+pub(crate) mod blueprint;
+pub(crate) mod kernel;
+pub(crate) mod newcomers;
+pub(crate) mod stream;

@@ -1,11 +1,12 @@
 //! The keys of a step that only some of its rows attend to: the new tokens, and the slots that they take.
 
-use super::blueprint::{CHUNK, DecodeMmaBlueprint, ROWS};
-use super::kernel::{StepRow, out_row, q_at};
-use super::stream::Held;
 use crate::decode::commit::{ENTRY, NONE};
-use crate::forward::mma::{LogitScale, exp_of, rescale_to};
-use crate::tile::mma::{Chunk, shuffle_xor};
+use crate::decode::mma::blueprint::{CHUNK, DecodeMmaBlueprint, ROWS};
+use crate::decode::mma::kernel::{StepRow, out_row, q_at};
+use crate::decode::mma::stream::Held;
+use crate::matrix::fragment::Chunk;
+use crate::matrix::logits::{LogitScale, exp_of, rescale_to};
+use crate::matrix::ptx::shuffle_xor;
 use cubecl::prelude::*;
 
 /// Part 0 of the keys: each new token, from its own query on until a later token takes its slot, and the key that
@@ -13,7 +14,7 @@ use cubecl::prelude::*;
 ///
 /// `2 * warps` neighbouring units own a row, each some of its chunks.
 #[cube]
-pub(super) fn attend_newcomers<E: Float>(
+pub(crate) fn attend_newcomers<E: Float>(
     q: &Tensor<Vector<E, Const<2>>>,
     k: &Tensor<Chunk<E>>,
     v: &Tensor<Chunk<E>>,

@@ -1,13 +1,15 @@
 //! The keys of a warp, copied into its own stages ahead of their use.
 
-use super::blueprint::{CHUNK, DecodeMmaBlueprint};
 use crate::decode::commit::ENTRY;
-use crate::tile::mma::{Chunk, copy_or_zero, shared_address, shuffle, swizzle, value};
+use crate::decode::mma::blueprint::{CHUNK, DecodeMmaBlueprint};
+use crate::matrix::fragment::{Chunk, swizzle};
+use crate::matrix::mma::product::shared_address;
+use crate::matrix::ptx::{copy_or_zero, shuffle, value};
 use cubecl::prelude::*;
 
 /// The stages of a cube in shared memory, each warp's its own.
 #[derive(CubeType)]
-pub(super) struct WarpStages<E: Float> {
+pub(crate) struct WarpStages<E: Float> {
     /// `[warps, stages, key_tile, chunks]`, chunks placed by [`swizzle`].
     k: Shared<[Chunk<E>]>,
     /// `[warps, stages, key_tile, chunks]`, chunks placed by [`swizzle`].
@@ -18,7 +20,7 @@ pub(super) struct WarpStages<E: Float> {
 
 #[cube]
 impl<E: Float> WarpStages<E> {
-    pub(super) fn new(#[comptime] bp: DecodeMmaBlueprint) -> WarpStages<E> {
+    pub(crate) fn new(#[comptime] bp: DecodeMmaBlueprint) -> WarpStages<E> {
         let tiles = comptime!(bp.warps * bp.stages);
         let chunks = comptime!(bp.warps * bp.stages * bp.stage_chunks());
         WarpStages::<E> {
@@ -29,19 +31,19 @@ impl<E: Float> WarpStages<E> {
     }
 
     /// The address of stage `stage` of this warp in the keys.
-    pub(super) fn k_address(&self, stage: usize, #[comptime] bp: DecodeMmaBlueprint) -> u32 {
+    pub(crate) fn k_address(&self, stage: usize, #[comptime] bp: DecodeMmaBlueprint) -> u32 {
         let first = own_stage(stage, bp) * comptime!(bp.stage_chunks());
         shared_address(&self.k[first..first + 1])
     }
 
     /// The address of stage `stage` of this warp in the values.
-    pub(super) fn v_address(&self, stage: usize, #[comptime] bp: DecodeMmaBlueprint) -> u32 {
+    pub(crate) fn v_address(&self, stage: usize, #[comptime] bp: DecodeMmaBlueprint) -> u32 {
         let first = own_stage(stage, bp) * comptime!(bp.stage_chunks());
         shared_address(&self.v[first..first + 1])
     }
 
     /// The score of key `col` of stage `stage` of this warp.
-    pub(super) fn score(
+    pub(crate) fn score(
         &self,
         stage: usize,
         col: usize,
@@ -58,7 +60,7 @@ fn own_stage(stage: usize, #[comptime] bp: DecodeMmaBlueprint) -> usize {
 
 /// What the cache of one (sequence, kv head) holds.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct Held {
+pub(crate) struct Held {
     pub batch: usize,
     pub head: usize,
     /// Keys of the cache: its slots, or what its pages hold.
@@ -75,7 +77,7 @@ pub(super) struct Held {
 #[cube]
 impl Held {
     /// Of `CUBE_POS_X`, which counts kv heads over all sequences.
-    pub(super) fn of_cube<E: Float>(
+    pub(crate) fn of_cube<E: Float>(
         k: &Tensor<Chunk<E>>,
         new_k: &Tensor<Chunk<E>>,
         lengths: &[i32],
@@ -107,7 +109,7 @@ impl Held {
     }
 
     /// The row of slot `slot`; of the head in all of `k`, and of the scores.
-    pub(super) fn slot_row(&self, slot: usize) -> usize {
+    pub(crate) fn slot_row(&self, slot: usize) -> usize {
         self.row + slot
     }
 
@@ -127,7 +129,7 @@ impl Held {
     }
 
     /// The first key tile of part `part` of `parts`.
-    pub(super) fn tiles_of(
+    pub(crate) fn tiles_of(
         &self,
         part: usize,
         parts: usize,
@@ -141,7 +143,7 @@ impl Held {
 
 /// What a lane knows of a tile before it starts its copies, read a tile ahead so that the copies do not wait.
 #[derive(CubeType)]
-pub(super) struct NextTile {
+pub(crate) struct NextTile {
     /// If `bp.scored`: the score of the tile's key `lane`.
     score: f32,
     /// Pages: the tile's page. Slots: unused.
@@ -152,7 +154,7 @@ pub(super) struct NextTile {
 
 #[cube]
 impl NextTile {
-    pub(super) fn new(held: &Held, places: &[i32], #[comptime] bp: DecodeMmaBlueprint) -> NextTile {
+    pub(crate) fn new(held: &Held, places: &[i32], #[comptime] bp: DecodeMmaBlueprint) -> NextTile {
         let lane = UNIT_POS_X as usize;
         let mut taken = i32::new(-1);
         if comptime!(!bp.paged) && lane < held.tokens {
@@ -166,7 +168,7 @@ impl NextTile {
     }
 
     /// Reads what it has to know of tile `tile`.
-    pub(super) fn read<E: Float>(
+    pub(crate) fn read<E: Float>(
         &mut self,
         k: &Tensor<Chunk<E>>,
         score: &[f32],
@@ -193,7 +195,7 @@ impl NextTile {
 /// Starts the copies of tile `tile` into stage `stage` of this warp. Keys that are not there, or that not all rows of the
 /// step attend to, become zeros of score −∞.
 #[cube]
-pub(super) fn start_copies<E: Float>(
+pub(crate) fn start_copies<E: Float>(
     k: &Tensor<Chunk<E>>,
     v: &Tensor<Chunk<E>>,
     held: &Held,

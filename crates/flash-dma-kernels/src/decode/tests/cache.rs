@@ -1,8 +1,11 @@
 //! What appending leaves in a cache.
 
-use super::{SlotCache, Words};
-use crate::tile::testing::{Placement, client, upload};
-use crate::{Pages, Slots, Tokens, append, append_pages, chunk_keys};
+use crate::decode::append::append;
+use crate::decode::append::append_pages;
+use crate::decode::args::{Pages, Slots, Tokens};
+use crate::decode::chunk::chunk_keys;
+use crate::decode::tests::{SlotCache, Words};
+use crate::testing::placement::{Placement, client, upload};
 use cubecl::client::Client;
 use flash_dma_problem::{AppendProblem, AttentionError, CacheShape, ElementType};
 use flash_dma_reference::generate::Scores;

@@ -3,7 +3,7 @@
 mod cache;
 mod step;
 
-use crate::{Pages, Slots};
+use crate::decode::args::{Pages, Slots};
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 use cubecl::server::Handle;

@@ -1,0 +1,428 @@
+//! The comptime configurations of the tensor-core backward kernels, and the rules that choose them.
+
+use crate::matrix::blueprint::{Instruction, MmaBlueprint};
+use crate::matrix::mma::product::Shape;
+use cubecl::CubeDim;
+use cubecl::prelude::*;
+use flash_dma_problem::{ElementType, MaskedProblem, Problem};
+
+/// Both large kernels and the chunks of queries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct MmaBlueprints {
+    pub dq: DqBlueprint,
+    pub dkdv: DkdvBlueprint,
+    /// Queries of a chunk, a multiple of `dkdv.queries()`.
+    pub chunk: usize,
+}
+
+/// What is fixed when the dq kernel is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct DqBlueprint {
+    /// Query tile and key stream, as in the forward pass.
+    pub tile: MmaBlueprint,
+    /// Whether the rows of Q and dO stay in registers; else their fragments are loaded for each use.
+    pub resident: bool,
+}
+
+/// Keys whose logits and gradients a warp of the dq kernel holds at once.
+pub(crate) const DQ_BLOCK: usize = 32;
+
+/// Head dimensions up to this leave registers for the fragments of Q and dO.
+const RESIDENT_DIM: usize = 128;
+
+/// What is fixed when the dk/dv kernel is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct DkdvBlueprint {
+    /// The matrix instruction.
+    pub instruction: Instruction,
+    /// The element type; f16 or bf16.
+    pub element: ElementType,
+    /// Elements a row; a multiple of 32.
+    pub head_dim: usize,
+    /// Warps of each of the two roles.
+    pub role_warps: usize,
+    /// Groups of 16 keys that a warp owns with `mma`; warpgroups of 64 keys each with `wgmma`.
+    pub fragments: usize,
+    /// Rows of a query tile; the last may belong to no query.
+    pub rows: usize,
+    /// Query tiles in shared memory. `mma`: the one whose probabilities are made, the one before it whose
+    /// keys' gradients are, and the one under way. `wgmma`: the one in use, one that a warpgroup may be
+    /// behind, and two under way.
+    pub stages: usize,
+    /// Query heads of one kv head that share the rows of a tile.
+    pub heads: usize,
+    /// Bottom-right aligned causal masking.
+    pub causal: bool,
+    /// Keys come from lists, carry a score and are attended to on an interval.
+    pub sparse: bool,
+    /// Query tiles come from the lists of a tile plan.
+    pub masked: bool,
+    /// Keys carry a bias that all queries share.
+    pub biased: bool,
+    /// Every query head has biases of its own.
+    pub bias_heads: bool,
+    /// Pairs of a query and a key carry a bias, whose gradient this kernel does not compute. `wgmma` only.
+    pub pairs: bool,
+    /// Whether the scaled product is capped.
+    pub softcap: bool,
+    /// Whether several cubes add to one key's gradients: then into f32 sums, by atomics.
+    pub shared_keys: bool,
+    /// Whether every chunk has rows of its own for its keys' gradients, in f32 and in the order of its
+    /// list.
+    pub parts: bool,
+}
+
+/// Wider heads leave `wgmma` too few registers and too little shared memory.
+const WGMMA_DIMS: [usize; 2] = [64, 128];
+
+/// Queries of the shortest chunk: shorter ones would flush the keys' gradients too often.
+const MIN_CHUNK: usize = 1024;
+
+impl MmaBlueprints {
+    /// The configuration for `problem`, or `None` if this engine does not serve it.
+    pub(crate) fn choose(problem: &Problem, properties: &DeviceProperties) -> Option<Self> {
+        let tile = MmaBlueprint::choose(problem, properties)?;
+        let shared = properties.hardware.max_shared_memory_size;
+        let dq = DqBlueprint::choose(tile, shared)?;
+        let dkdv = DkdvBlueprint::choose(problem, shared)?;
+        let (dkdv, chunk) = dkdv.with_chunks(problem);
+        Some(Self { dq, dkdv, chunk })
+    }
+
+    /// The configuration for `problem` on `wgmma`, or `None` if it does not serve it.
+    pub(crate) fn choose_wgmma(problem: &Problem, properties: &DeviceProperties) -> Option<Self> {
+        let tile = MmaBlueprint::choose_wgmma(problem, properties)?;
+        let shared = properties.hardware.max_shared_memory_size;
+        let dq = DqBlueprint::choose_wgmma(tile, shared)?;
+        let dkdv = DkdvBlueprint::choose_wgmma(problem, shared)?;
+        let (dkdv, chunk) = dkdv.with_chunks(problem);
+        Some(Self { dq, dkdv, chunk }.spread(problem, properties))
+    }
+
+    /// The configuration for a problem with a mask or a bias on an instruction, or `None` if it does not serve it: as
+    /// [`choose`](Self::choose) and [`choose_wgmma`](Self::choose_wgmma). `mma` serves biases that all queries share.
+    pub(crate) fn choose_masked(
+        instruction: Instruction,
+        problem: &MaskedProblem,
+        properties: &DeviceProperties,
+    ) -> Option<Self> {
+        let p = &problem.attention;
+        let tile = MmaBlueprint::choose_masked(instruction, problem, properties)
+            .filter(|tile| !tile.pairs || instruction == Instruction::Wgmma)?;
+        let shared = properties.hardware.max_shared_memory_size;
+        let dq = match instruction {
+            Instruction::Mma => DqBlueprint::choose(tile, shared),
+            Instruction::Wgmma => DqBlueprint::choose_wgmma(tile, shared),
+        }?;
+        let dkdv = DkdvBlueprint::choose_masked(instruction, problem, shared)?;
+        let (dkdv, chunk) = dkdv.with_chunks(p);
+        let all = Self { dq, dkdv, chunk };
+        Some(match instruction {
+            Instruction::Mma => all,
+            Instruction::Wgmma => all.spread(p, properties),
+        })
+    }
+
+    /// With key tiles of 64 keys if those of 128 are too few for the device.
+    fn spread(self, problem: &Problem, properties: &DeviceProperties) -> Self {
+        let mut all = self;
+        let processors = properties
+            .hardware
+            .num_streaming_multiprocessors
+            .unwrap_or(1) as usize;
+        if all.key_tiles(problem) < 4 * processors {
+            all.dkdv.fragments = 1;
+        }
+        all
+    }
+}
+
+impl DqBlueprint {
+    /// The largest tiles that fit: more queries share what is gathered, then 64 keys keep the tensor cores
+    /// busy between two barriers. A third stage was measured 6 % slower at a head dimension of 128.
+    fn choose(tile: MmaBlueprint, max_shared: usize) -> Option<Self> {
+        [tile.warps, 4]
+            .into_iter()
+            .flat_map(|warps| {
+                [64, 32].map(|key_tile| Self {
+                    tile: MmaBlueprint {
+                        warps: warps.min(tile.warps),
+                        key_tile,
+                        stages: 2,
+                        ..tile
+                    },
+                    resident: tile.head_dim <= RESIDENT_DIM,
+                })
+            })
+            .find(|blueprint| blueprint.shared_bytes() <= max_shared)
+    }
+
+    /// At most three warpgroups, of 168 registers: dQ and two products take 128 at a head dimension of
+    /// 128. Three stages, so that a warpgroup may be ahead of another; Q and dO leave no room for a fourth.
+    /// Biases of pairs, on their way while the products are, take 32 more: two warpgroups.
+    fn choose_wgmma(tile: MmaBlueprint, max_shared: usize) -> Option<Self> {
+        Some(Self {
+            tile: MmaBlueprint {
+                warps: tile.warps.min(if tile.pairs { 8 } else { 12 }),
+                key_tile: 64,
+                stages: 3,
+                ..tile
+            },
+            resident: false,
+        })
+        .filter(|blueprint| {
+            WGMMA_DIMS.contains(&tile.head_dim) && blueprint.shared_bytes() + 4096 <= max_shared
+        })
+    }
+
+    /// The products of a warp's rows with [`DQ_BLOCK`] keys.
+    pub(crate) fn products(&self) -> Shape {
+        Shape {
+            element: self.tile.element,
+            fragments: 1,
+            blocks: DQ_BLOCK / 16,
+            columns: self.tile.head_dim,
+            transposed: false,
+            column: 0,
+            cleaned: false,
+        }
+    }
+
+    /// Q and dO, and keys, values, scores and intervals of every stage.
+    fn shared_bytes(&self) -> usize {
+        let row = 2 * self.tile.head_dim;
+        let stage = self.tile.key_tile * (2 * row + 4) + 8 * self.tile.interval_slots();
+        2 * self.tile.tile_rows() * row + self.tile.stages * stage + 6 * 128
+    }
+}
+
+/// As many heads of a group, at most `most`, as leave a tile of 16, 32 or 64 rows a power of two queries.
+fn whole_heads(group: usize, most: usize) -> Option<usize> {
+    let mut all = [32, 16, 8, 4, 2, 1].into_iter();
+    all.find(|&n| n <= most && group.is_multiple_of(n))
+}
+
+impl DkdvBlueprint {
+    /// The largest tiles that fit. A warp's accumulators of dk or dv take `fragments * head_dim / 2`
+    /// registers a lane, its products with a query tile `fragments * rows / 2`.
+    fn choose(problem: &Problem, max_shared: usize) -> Option<Self> {
+        let group = problem.group();
+        Self::choose_heads(problem, max_shared, |rows| {
+            (1..=group.min(rows)).rfind(|n| group.is_multiple_of(*n))
+        })
+    }
+
+    /// [`choose`](Self::choose) with tiles of so many heads of their rows.
+    fn choose_heads(
+        problem: &Problem,
+        max_shared: usize,
+        heads: impl Fn(usize) -> Option<usize>,
+    ) -> Option<Self> {
+        [(4, 2, 64), (4, 2, 32), (4, 1, 64), (4, 1, 32), (4, 1, 16)]
+            .into_iter()
+            .filter(|(_, fragments, _)| fragments * problem.head_dim <= 256)
+            .filter_map(|(role_warps, fragments, rows)| {
+                Some(Self {
+                    instruction: Instruction::Mma,
+                    element: problem.element,
+                    head_dim: problem.head_dim,
+                    role_warps,
+                    fragments,
+                    rows,
+                    stages: 3,
+                    heads: heads(rows)?,
+                    causal: problem.causal,
+                    sparse: problem.has_scores,
+                    masked: false,
+                    biased: false,
+                    bias_heads: false,
+                    pairs: false,
+                    softcap: problem.softcap.is_some(),
+                    shared_keys: false,
+                    parts: false,
+                })
+            })
+            .find(|blueprint| blueprint.shared_bytes() <= max_shared)
+    }
+
+    /// Two warpgroups of 255 registers: dK, dV and two products with a query tile take 192 at a head
+    /// dimension of 128. One serves problems with few key tiles, see [`MmaBlueprints::choose_wgmma`].
+    fn choose_wgmma(problem: &Problem, max_shared: usize) -> Option<Self> {
+        Self::choose_wgmma_heads(problem, max_shared, 32)
+    }
+
+    /// [`choose_wgmma`](Self::choose_wgmma) for masks and biases. Heads of other masks or biases have
+    /// tiles apart.
+    fn choose_masked(
+        instruction: Instruction,
+        problem: &MaskedProblem,
+        max_shared: usize,
+    ) -> Option<Self> {
+        let p = &problem.attention;
+        let apart = |shape: [usize; 4]| problem.heads_each(shape[1]) < p.group();
+        let shapes = [problem.plan.map(|plan| plan.mask), problem.bias];
+        let most = if shapes.into_iter().flatten().any(apart) {
+            1
+        } else {
+            32
+        };
+        let of_keys = problem.has_key_bias();
+        let blueprint = match instruction {
+            Instruction::Mma => Self::choose_heads(p, max_shared, |rows| {
+                whole_heads(p.group(), most.min(rows / 2))
+            }),
+            Instruction::Wgmma => Self::choose_wgmma_heads(p, max_shared, most),
+        };
+        blueprint.map(|blueprint| Self {
+            masked: problem.plan.is_some(),
+            biased: of_keys,
+            bias_heads: of_keys && problem.bias.is_some_and(apart),
+            pairs: problem.bias.is_some() && !of_keys,
+            ..blueprint
+        })
+    }
+
+    /// [`choose_wgmma`](Self::choose_wgmma) with at most `most` heads a tile.
+    fn choose_wgmma_heads(problem: &Problem, max_shared: usize, most: usize) -> Option<Self> {
+        let rows = 64;
+        // Boxes of whole query tiles.
+        let heads = whole_heads(problem.group(), most.min(rows / 2))?;
+        Some(Self {
+            instruction: Instruction::Wgmma,
+            element: problem.element,
+            head_dim: problem.head_dim,
+            role_warps: 4,
+            fragments: 2,
+            rows,
+            stages: 4,
+            heads,
+            causal: problem.causal,
+            sparse: problem.has_scores,
+            masked: false,
+            biased: false,
+            bias_heads: false,
+            pairs: false,
+            softcap: problem.softcap.is_some(),
+            shared_keys: false,
+            parts: false,
+        })
+        .filter(|blueprint| {
+            WGMMA_DIMS.contains(&problem.head_dim) && blueprint.shared_bytes() + 4096 <= max_shared
+        })
+    }
+
+    /// Cuts the queries into chunks of about a window. Without scores a key is attended to by a
+    /// contiguous range of queries to the end, one chunk. What several chunks give one key is added up by
+    /// atomics, or where a fixed order is asked for written apart.
+    fn with_chunks(self, problem: &Problem) -> (Self, usize) {
+        let tile = self.queries();
+        let all = problem.q_len.div_ceil(tile).max(1) * tile;
+        if !problem.has_scores {
+            return (self, all);
+        }
+        let target = problem.window.max(MIN_CHUNK);
+        // One tile at least, where there are no queries, too.
+        let chunk = (target.min(problem.q_len.max(1)).div_ceil(tile) * tile).min(all);
+        let several = chunk < all;
+        (
+            Self {
+                shared_keys: several && !problem.deterministic,
+                parts: several && problem.deterministic,
+                ..self
+            },
+            chunk,
+        )
+    }
+
+    /// The products of a warp's keys with a query tile: the tile's rows are their columns.
+    pub(crate) fn products(&self) -> Shape {
+        Shape {
+            element: self.element,
+            fragments: self.fragments,
+            blocks: (self.rows / 16).min(2),
+            columns: self.head_dim,
+            transposed: false,
+            column: 0,
+            cleaned: false,
+        }
+    }
+
+    /// The sums over a query tile: the columns of its rows are theirs.
+    pub(crate) fn sums(&self) -> Shape {
+        Shape {
+            blocks: 2,
+            transposed: true,
+            ..self.products()
+        }
+    }
+
+    /// Bytes of a stage of queries or output gradients.
+    pub(crate) fn stage_bytes(&self) -> u32 {
+        (2 * self.rows * self.head_dim) as u32
+    }
+
+    /// Shared memory of a cube: keys and values, queries and output gradients of every stage, two
+    /// tiles of probabilities, and the words of rows and keys.
+    fn shared_bytes(&self) -> usize {
+        let row = 2 * self.head_dim;
+        let words = |count: usize| (4 * count).next_multiple_of(128);
+        2 * self.keys() * row
+            + self.stages * 2 * self.rows * row
+            + 16 * self.weights()
+            + 2 * (words(self.keys()) + words(self.stages * self.rows))
+    }
+
+    /// Vectors of four probabilities that one role hands the other: two query tiles of them.
+    pub(crate) fn weights(&self) -> usize {
+        match self.instruction {
+            Instruction::Mma => 2 * self.keys() * self.rows / 4,
+            Instruction::Wgmma => 1,
+        }
+    }
+
+    /// Keys of a tile.
+    pub(crate) fn keys(&self) -> usize {
+        self.role_warps * self.warp_keys()
+    }
+
+    /// Keys of a warp.
+    pub(crate) fn warp_keys(&self) -> usize {
+        16 * self.fragments
+    }
+
+    /// Queries of a tile.
+    pub(crate) fn queries(&self) -> usize {
+        self.rows / self.heads
+    }
+
+    /// 16-byte chunks of a row.
+    pub(crate) fn chunks(&self) -> usize {
+        self.head_dim / 8
+    }
+
+    /// Units a cube.
+    pub(crate) fn units(&self) -> usize {
+        32 * self.warps()
+    }
+
+    /// Warps a cube.
+    pub(crate) fn warps(&self) -> usize {
+        match self.instruction {
+            Instruction::Mma => 2 * self.role_warps,
+            Instruction::Wgmma => 4 * self.fragments,
+        }
+    }
+
+    /// Alignment of tiles in shared memory.
+    pub(crate) fn alignment(&self) -> usize {
+        match self.instruction {
+            Instruction::Mma => 128,
+            Instruction::Wgmma => 1024,
+        }
+    }
+
+    /// The units as CubeCL lays them out: lanes along x, warps along y.
+    pub(crate) fn cube_dim(&self) -> CubeDim {
+        CubeDim::new_2d(32, self.warps() as u32)
+    }
+}

@@ -1,0 +1,346 @@
+//! The gradients of k, v and the scores on tensor cores: key tiles stream the queries of a chunk.
+
+pub(crate) mod output;
+pub(crate) mod roles;
+pub(crate) mod weights;
+
+use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::mma::output::{
+    BiasKeys, key_of, repair_keys, row_of, slot_of, write_rows,
+};
+use crate::backward::dkdv::mma::roles::stream_queries;
+use crate::backward::dkdv::shared::keys::{own_key, query_range, score_row};
+use crate::backward::dkdv::shared::mask::{KeyMask, StepList};
+use crate::backward::dkdv::shared::queries::{Cursor, QueryRows, Range, Tiles, copy_step};
+use crate::backward::dkdv::shared::sums::add_to;
+use crate::matrix::fragment::{Chunk, quad_sum, swizzle};
+use crate::matrix::key_stream::RowAddress;
+use crate::matrix::logits::LogitScale;
+use crate::matrix::ptx::commit_copies;
+use cubecl::prelude::barrier::copy_async;
+use cubecl::prelude::*;
+
+/// One cube owns one key tile of one chunk of queries: tile `CUBE_POS_X % slots` of chunk
+/// `CUBE_POS_X / slots % chunks` of kv head `CUBE_POS_X / slots / chunks`, counted over all sequences. It
+/// streams the queries of the chunk that attend to its keys, of every head of the group, and holds dK,
+/// dV and dz of its keys in registers, see [`roles`](super::roles).
+///
+/// | buffer | layout |
+/// |---|---|
+/// | `q`, `grad_out`, `k`, `v` | `[batch, heads, len, head_dim]`, strides and begin in steps of 16 bytes |
+/// | `lse`, `delta` | contiguous `[batch, q_heads, q_len]` |
+/// | `scores` | `[batch, kv_heads, k_len]`, last axis contiguous |
+/// | `intervals` | contiguous `[batch, kv_heads, k_len]`, pairs of first and end |
+/// | `list`, `counts` | the keys of each chunk, see [`ChunkKeys`](super::chunks::ChunkKeys) |
+/// | `grad_k`, `grad_v` | contiguous `[batch, kv_heads, k_len, head_dim]`: the tile's keys are overwritten, or with `bp.shared_keys` added to; with `bp.parts` see [`KeyParts`](super::gather::KeyParts) |
+/// | `grad_scores` | contiguous `[batch, kv_heads, k_len]`, likewise; sparse only |
+///
+/// Without `bp.sparse` the keys of every chunk are all keys in order, and the scores, intervals, list and
+/// counts are never read; with `bp.masked` or `bp.biased` they are what [`mask`](super::mask) says.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
+    q: &Tensor<Chunk<E>>,
+    k: &Tensor<Chunk<E>>,
+    v: &Tensor<Chunk<E>>,
+    grad_out: &Tensor<Chunk<E>>,
+    lse: &[f32],
+    delta: &[f32],
+    scores: &Tensor<f32>,
+    intervals: &[Vector<u32, Const<2>>],
+    list: &[u32],
+    counts: &[u32],
+    grad_k: &mut [Vector<O, Const<2>>],
+    grad_v: &mut [Vector<O, Const<2>>],
+    grad_scores: &mut [f32],
+    scale: f32,
+    softcap: f32,
+    chunk: u32,
+    chunk_count: u32,
+    slots: u32,
+    capacity: u32,
+    #[comptime] bp: DkdvBlueprint,
+    #[define(E)] _element: ElemType,
+    #[define(O)] _output: ElemType,
+) {
+    let chunks = comptime!(bp.chunks());
+    let (lane, warp) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
+    let unit = UNIT_POS as usize;
+    let (q_heads, q_len) = (q.shape(1), q.shape(2));
+    let (kv_heads, k_len) = (k.shape(1), k.shape(2));
+    let group = q_heads / kv_heads;
+
+    let item = CUBE_POS_X as usize / slots as usize;
+    let kv_row = item / chunk_count as usize;
+    let (batch, kv_head) = (kv_row / kv_heads, kv_row % kv_heads);
+    let start = CUBE_POS_X as usize % slots as usize * comptime!(bp.keys());
+    let chunk_first = (item % chunk_count as usize * chunk as usize) as i32;
+    let chunk_end = min(chunk_first + chunk as i32, q_len as i32);
+    let mut count = k_len;
+    if comptime!(bp.sparse) {
+        count = counts[item] as usize;
+    }
+    if start >= count {
+        terminate!();
+    }
+
+    let list_row = item * capacity as usize + start;
+    let mut tiles = Tiles::<E>::new(bp);
+    if comptime!(!bp.masked) && unit < comptime!(bp.keys()) {
+        let own = own_key(
+            unit,
+            start,
+            count,
+            list,
+            list_row,
+            scores,
+            0usize,
+            intervals,
+            kv_row * k_len,
+            q_len,
+            k_len,
+            chunk_first,
+            chunk_end,
+            false,
+            bp,
+        );
+        tiles.first[unit] = own.first;
+        tiles.end[unit] = own.end;
+    }
+    sync_cube();
+
+    let range = if comptime!(bp.masked) {
+        Range::none()
+    } else {
+        query_range(
+            &tiles.first,
+            &tiles.end,
+            start,
+            count,
+            chunk_first,
+            chunk_end,
+            bp,
+        )
+    };
+    let mut steps = range.tiles * (group / comptime!(bp.heads));
+    let step_list = if comptime!(bp.masked) {
+        let (tiles, capacity) = (slots as usize, capacity as usize);
+        let tile = CUBE_POS_X as usize % tiles;
+        StepList::new(list, counts, batch, kv_head, tile, tiles, capacity)
+    } else {
+        StepList::none()
+    };
+    if comptime!(bp.masked) {
+        steps = step_list.total;
+    }
+    let mask = if comptime!(bp.masked || bp.bias_heads) {
+        let first = start + warp % comptime!(bp.role_warps) * comptime!(bp.warp_keys());
+        KeyMask::new(
+            scores, counts, intervals, batch, kv_head, q_heads, group, first, k_len, bp,
+        )
+    } else {
+        KeyMask::none()
+    };
+
+    let rows = QueryRows::new::<E>(q, grad_out, batch, kv_head, group);
+    let size!(NS) = comptime!(bp.products().values());
+    let size!(NO) = comptime!(bp.sums().values());
+    let size!(NA) = comptime!(4 * bp.fragments);
+    let logit_scale = LogitScale::new(scale, softcap, bp.softcap);
+    let mut acc = Array::<Vector<f32, NO>>::new(comptime!(bp.head_dim / 32));
+    #[unroll]
+    for c in 0..comptime!(bp.head_dim / 32) {
+        acc[c] = Vector::new(0.0f32);
+    }
+    let mut score_sums = Array::<f32>::new(comptime!(bp.fragments * 2));
+    #[unroll]
+    for n in 0..comptime!(bp.fragments * 2) {
+        score_sums[n] = 0.0f32;
+    }
+    let mut any_broken = false;
+
+    if steps > 0 {
+        let k_rows = RowAddress::of::<E>(k, batch, kv_head);
+        let v_rows = RowAddress::of::<E>(v, batch, kv_head);
+        let mut at = unit;
+        while at < comptime!(bp.keys() * bp.chunks()) {
+            let (row, col) = (at / chunks, at % chunks);
+            let place = swizzle(row, col, chunks);
+            if start + row < count {
+                let key = key_of(list, list_row, start, row, bp);
+                let from = k_rows.base + key * k_rows.stride + col;
+                copy_async(&k[from..from + 1], &mut tiles.k[place..place + 1], 8u32);
+                let from = v_rows.base + key * v_rows.stride + col;
+                copy_async(&v[from..from + 1], &mut tiles.v[place..place + 1], 8u32);
+            } else {
+                tiles.k[place] = Vector::new(E::from_int(0));
+                tiles.v[place] = Vector::new(E::from_int(0));
+            }
+            at += comptime!(bp.units());
+        }
+        copy_step::<E>(
+            q,
+            grad_out,
+            lse,
+            delta,
+            &rows,
+            &Cursor::first_of(&step_list, &range, bp),
+            0usize,
+            &mut tiles,
+            bp,
+        );
+        commit_copies();
+        let mut s = Array::<Vector<f32, NS>>::new(comptime!(bp.rows / 16 / bp.products().blocks));
+        let bias_keys = BiasKeys {
+            start,
+            count,
+            row: (batch * q_heads + rows.head) * k_len,
+        };
+        let mut key_scores = Array::<f32>::new(comptime!(bp.fragments * 2));
+        let score_row = score_row(scores, batch, kv_head, bp);
+        #[unroll]
+        for n in 0..comptime!(bp.fragments * 2) {
+            let slot = slot_of(n, bp);
+            key_scores[n] = 0.0f32;
+            if comptime!(bp.sparse || bp.biased && !bp.bias_heads) && start + slot < count {
+                key_scores[n] = scores[score_row + key_of(list, list_row, start, slot, bp)];
+            }
+        }
+        if warp < comptime!(bp.role_warps) {
+            any_broken = stream_queries::<E, NS, NO, NA>(
+                q,
+                grad_out,
+                lse,
+                delta,
+                &rows,
+                &range,
+                &step_list,
+                steps,
+                &mask,
+                &bias_keys,
+                &logit_scale,
+                &mut key_scores,
+                &mut tiles,
+                &mut s,
+                &mut acc,
+                &mut score_sums,
+                grad_scores,
+                true,
+                bp,
+            );
+        } else {
+            any_broken = stream_queries::<E, NS, NO, NA>(
+                q,
+                grad_out,
+                lse,
+                delta,
+                &rows,
+                &range,
+                &step_list,
+                steps,
+                &mask,
+                &bias_keys,
+                &logit_scale,
+                &mut key_scores,
+                &mut tiles,
+                &mut s,
+                &mut acc,
+                &mut score_sums,
+                grad_scores,
+                false,
+                bp,
+            );
+        }
+    }
+
+    let left = count - start;
+    if warp < comptime!(bp.role_warps) {
+        write_rows::<O, NO>(
+            list,
+            list_row,
+            start,
+            &acc,
+            grad_v,
+            1.0f32,
+            kv_row * k_len,
+            left,
+            bp,
+        );
+        if any_broken {
+            repair_keys::<E, O>(
+                q,
+                k,
+                grad_out,
+                lse,
+                delta,
+                scores,
+                intervals,
+                list,
+                list_row,
+                start,
+                count,
+                chunk_first,
+                chunk_end,
+                batch,
+                kv_head,
+                &rows,
+                &mask,
+                &logit_scale,
+                grad_v,
+                true,
+                bp,
+            );
+        }
+    } else {
+        write_rows::<O, NO>(
+            list,
+            list_row,
+            start,
+            &acc,
+            grad_k,
+            scale,
+            kv_row * k_len,
+            left,
+            bp,
+        );
+        if any_broken {
+            repair_keys::<E, O>(
+                q,
+                k,
+                grad_out,
+                lse,
+                delta,
+                scores,
+                intervals,
+                list,
+                list_row,
+                start,
+                count,
+                chunk_first,
+                chunk_end,
+                batch,
+                kv_head,
+                &rows,
+                &mask,
+                &logit_scale,
+                grad_k,
+                false,
+                bp,
+            );
+        }
+        if comptime!(bp.sparse || bp.biased && !bp.bias_heads) {
+            #[unroll]
+            for n in 0..comptime!(bp.fragments * 2) {
+                let sum = quad_sum(score_sums[n]);
+                let slot = slot_of(n, bp);
+                if lane % 4 == 0 && slot < left {
+                    let at = row_of(list, list_row, start, slot, kv_row * k_len, bp);
+                    if comptime!(bp.shared_keys) {
+                        add_to(&mut grad_scores[at..at + 1], sum);
+                    } else {
+                        grad_scores[at] = sum;
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! The weights of pairs: probabilities, and gradients of the logits.
+
+use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::shared::queries::{Step, Tiles, query_of};
+use crate::backward::dkdv::shared::seen::seen_pair;
+use crate::matrix::logits::{LogitScale, exp_of};
+use crate::matrix::wgmma::product::pack;
+use cubecl::prelude::*;
+
+/// What a pair's weight says that is not selected.
+const NOT_SELECTED: f32 = -1.0;
+
+/// Which of a lane's two queries select a key.
+#[derive(CubeType, Clone, Copy)]
+struct Keep {
+    first: bool,
+    second: bool,
+}
+
+/// Where this lane's weights of eight query rows are, `8 n ..` of fragment `m`, for step `step`.
+#[cube]
+fn weight_place(
+    step: usize,
+    #[comptime] n: usize,
+    #[comptime] m: usize,
+    #[comptime] bp: DkdvBlueprint,
+) -> usize {
+    let lane = UNIT_POS_X as usize;
+    let warp = step % 2 * comptime!(bp.role_warps) + UNIT_POS_Y as usize % comptime!(bp.role_warps);
+    (warp * comptime!(bp.fragments * (bp.rows / 8)) + comptime!(m * (bp.rows / 8) + n)) * 32 + lane
+}
+
+/// The probabilities of the query rows `8 n ..`: to shared memory, and as one half of the A fragments `a`. On a `boundary`
+/// step `bounds` says which pairs are selected, or if `bp.masked` `seen`: of each fragment what
+/// [`SeenWords::pack`](super::seen::SeenWords::pack) has.
+#[cube]
+pub(crate) fn probabilities<E: Float, NS: Size, NA: Size>(
+    a: Vector<u32, NA>,
+    step: usize,
+    at: &Step,
+    logit_scale: &LogitScale,
+    key_scores: &Array<f32>,
+    tiles: &mut Tiles<E>,
+    s: &Array<Vector<f32, NS>>,
+    bounds: &Array<i32>,
+    seen: &Array<u32>,
+    #[comptime] n: usize,
+    #[comptime] boundary: bool,
+    #[comptime] bp: DkdvBlueprint,
+) -> Vector<u32, NA> {
+    let mut a = a;
+    let stage = step % comptime!(bp.stages);
+    let row = comptime!(n * 8) + UNIT_POS_X as usize % 4 * 2;
+    let log2e = comptime!(core::f32::consts::LOG2_E);
+    let reference0 = -tiles.lse[stage * comptime!(bp.rows) + row] * log2e;
+    let reference1 = -tiles.lse[stage * comptime!(bp.rows) + row + 1] * log2e;
+    let mut query0 = 0i32;
+    let mut query1 = 0i32;
+    if comptime!(boundary && !bp.masked) {
+        query0 = query_of::<E>(&*tiles, row, stage, at, bp);
+        query1 = query_of::<E>(&*tiles, row + 1, stage, at, bp);
+    }
+    #[unroll]
+    for m in 0..comptime!(bp.fragments) {
+        let (index, first) = comptime!(bp.products().place(m, n));
+        let mut weights = Vector::<f32, Const<4>>::new(0.0f32);
+        let mut seen_here = 0u32;
+        if comptime!(boundary && bp.masked) {
+            seen_here = seen_pair(seen[m], n, bp);
+        }
+        #[unroll]
+        for lower in 0..2usize {
+            let mut z = 0.0f32;
+            if comptime!(bp.sparse || bp.biased) {
+                z = key_scores[comptime!(m * 2 + lower)];
+            }
+            let s0: f32 = s[index].extract(comptime!(first + lower * 2));
+            let s1: f32 = s[index].extract(comptime!(first + lower * 2 + 1));
+            let mut p0 = exp_of(logit_scale.apply(s0, z, bp.softcap), reference0);
+            let mut p1 = exp_of(logit_scale.apply(s1, z, bp.softcap), reference1);
+            if comptime!(boundary) {
+                let none = f32::new(NOT_SELECTED);
+                let keep = if comptime!(bp.masked) {
+                    // A query that sees nothing has an LSE of -inf.
+                    let infinite = f32::new(f32::INFINITY);
+                    let own = comptime!(1u32 << (8 * lower));
+                    Keep {
+                        first: reference0 != infinite && seen_here & own != 0u32,
+                        second: reference1 != infinite && seen_here & comptime!(own << 16) != 0u32,
+                    }
+                } else {
+                    let (first, end) = (
+                        bounds[comptime!(m * 4 + lower * 2)],
+                        bounds[comptime!(m * 4 + lower * 2 + 1)],
+                    );
+                    Keep {
+                        first: first <= query0 && query0 < end,
+                        second: first <= query1 && query1 < end,
+                    }
+                };
+                weights.insert(comptime!(lower * 2), select(keep.first, p0, none));
+                weights.insert(comptime!(lower * 2 + 1), select(keep.second, p1, none));
+                p0 = select(keep.first, p0, 0.0f32);
+                p1 = select(keep.second, p1, 0.0f32);
+            } else {
+                weights.insert(comptime!(lower * 2), p0);
+                weights.insert(comptime!(lower * 2 + 1), p1);
+            }
+            a.insert(
+                comptime!(m * 4 + n % 2 * 2 + lower),
+                pack(p0, p1, comptime!(bp.element)),
+            );
+        }
+        tiles.weights[weight_place(step, n, m, bp)] = weights;
+    }
+    a
+}
+
+/// The gradients of the logits' products of the query rows `8 n ..`, as one half of the A fragments `a`.
+#[cube]
+pub(crate) fn score_gradients<E: Float, NS: Size, NA: Size>(
+    a: Vector<u32, NA>,
+    step: usize,
+    logit_scale: &LogitScale,
+    key_scores: &Array<f32>,
+    tiles: &Tiles<E>,
+    dp: &Array<Vector<f32, NS>>,
+    score_sums: &mut Array<f32>,
+    #[comptime] n: usize,
+    #[comptime] boundary: bool,
+    #[comptime] bp: DkdvBlueprint,
+) -> Vector<u32, NA> {
+    let mut a = a;
+    let first_row = step % comptime!(bp.stages) * comptime!(bp.rows)
+        + comptime!(n * 8)
+        + UNIT_POS_X as usize % 4 * 2;
+    #[unroll]
+    for m in 0..comptime!(bp.fragments) {
+        let (index, first) = comptime!(bp.products().place(m, n));
+        let weights = tiles.weights[weight_place(step, n, m, bp)];
+        #[unroll]
+        for lower in 0..2usize {
+            let mut values = Vector::<f32, Const<2>>::new(0.0f32);
+            #[unroll]
+            for e in 0..2usize {
+                let p = weights.extract(comptime!(lower * 2 + e));
+                let dp: f32 = dp[index].extract(comptime!(first + lower * 2 + e));
+                let mut ds = p * (dp - tiles.delta[first_row + e]);
+                if comptime!(boundary) {
+                    ds = select(p < 0.0f32, 0.0f32, ds);
+                }
+                score_sums[comptime!(m * 2 + lower)] += ds;
+                if comptime!(bp.softcap) {
+                    // The capped product again: what the probability's logarithm says of it.
+                    let mut x = p.ln() + tiles.lse[first_row + e];
+                    if comptime!(bp.sparse || bp.biased) {
+                        x -= key_scores[comptime!(m * 2 + lower)];
+                    }
+                    let slope = logit_scale.slope(x, bp.softcap);
+                    // Whatever is lost to underflow has no gradient.
+                    ds *= select(p <= 0.0f32, 1.0f32, slope);
+                }
+                values.insert(e, ds);
+            }
+            a.insert(
+                comptime!(m * 4 + n % 2 * 2 + lower),
+                pack(
+                    values.extract(0usize),
+                    values.extract(1usize),
+                    comptime!(bp.element),
+                ),
+            );
+        }
+    }
+    a
+}

@@ -1,0 +1,6 @@
+//! dK, dV and the gradients of scores on tensor cores: a cube owns a key tile within a chunk of queries, and streams
+//! the queries.
+
+pub(crate) mod mma;
+pub(crate) mod shared;
+pub(crate) mod wgmma;

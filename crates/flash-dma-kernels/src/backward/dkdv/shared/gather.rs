@@ -1,0 +1,219 @@
+//! The gradients of keys from the parts that each chunk of queries gave them, in a fixed order.
+
+use crate::args::{Gradients, Selection};
+use crate::host::check::elem_type;
+use crate::host::scratch::{address_type, bytes, scratch};
+use crate::matrix::ptx::shuffle;
+use crate::pattern::intervals::chunks::{ChunkKeys, STARTS, class_of, class_width};
+use cubecl::client::Client;
+use cubecl::prelude::*;
+use flash_dma_problem::Problem;
+
+/// Keys of a cube, a plane each.
+const CUBE_KEYS: usize = 8;
+
+/// The parts of all chunks in f32: each key of a chunk's list has a row.
+#[derive(Clone, Debug)]
+pub(crate) struct KeyParts {
+    /// Contiguous `[batch * kv_heads, chunks, capacity, head_dim]`.
+    pub k: TensorBinding,
+    /// The same.
+    pub v: TensorBinding,
+    /// Contiguous `[batch * kv_heads, chunks, capacity]`.
+    pub scores: TensorBinding,
+}
+
+/// One plane owns a key: it looks the key up in the lists of the chunks that it lives in, a chunk a lane,
+/// and adds the parts up in the order of the chunks.
+///
+/// | buffer | layout |
+/// |---|---|
+/// | `parts_k`, `parts_v`, `parts_z` | see [`KeyParts`] |
+/// | `intervals` | contiguous `[batch, kv_heads, k_len]`, pairs of first and end |
+/// | `list`, `starts` | see [`ChunkKeys`] |
+/// | `grad_k`, `grad_v` | contiguous `[batch, kv_heads, k_len, head_dim]`, overwritten |
+/// | `grad_scores` | contiguous `[batch, kv_heads, k_len]`, overwritten |
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn gather_keys_kernel<E: Float>(
+    parts_k: &[Vector<f32, Const<4>>],
+    parts_v: &[Vector<f32, Const<4>>],
+    parts_z: &[f32],
+    intervals: &[Vector<u32, Const<2>>],
+    list: &[u32],
+    starts: &[u32],
+    grad_k: &mut [Vector<E, Const<4>>],
+    grad_v: &mut [Vector<E, Const<4>>],
+    grad_scores: &mut [f32],
+    q_len: u32,
+    k_len: u32,
+    chunk: u32,
+    chunks: u32,
+    capacity: u32,
+    #[comptime] head_dim: usize,
+    #[comptime] causal: bool,
+    #[define(E)] _element: ElemType,
+) {
+    let row = CUBE_POS_Y as usize;
+    let key = CUBE_POS_X * comptime!(CUBE_KEYS as u32) + UNIT_POS_Y;
+    let lane = UNIT_POS_X;
+    if key >= k_len {
+        terminate!();
+    }
+    let at = row * k_len as usize + key as usize;
+    let interval = intervals[at];
+    let (first, end) = (interval.extract(0usize), interval.extract(1usize));
+    let shift = q_len as i32 - k_len as i32;
+    let width = class_width(chunk);
+    let mut from = 0i32;
+    let mut to = q_len as i32;
+    if comptime!(causal) {
+        from = max(first as i32 + shift, from);
+        to = min(end as i32 + shift, to);
+    } else if end < k_len {
+        // All queries stand at the last key.
+        to = from;
+    }
+    let mut first_chunk = 0u32;
+    let mut last_chunk = 0u32;
+    if from < to {
+        first_chunk = from as u32 / chunk;
+        last_chunk = (to as u32 - 1) / chunk + 1;
+    }
+
+    let vectors = comptime!(head_dim.div_ceil(128));
+    let mut dk = Array::<Vector<f32, Const<4>>>::new(vectors);
+    let mut dv = Array::<Vector<f32, Const<4>>>::new(vectors);
+    #[unroll]
+    for n in 0..vectors {
+        dk[n] = Vector::new(0.0f32);
+        dv[n] = Vector::new(0.0f32);
+    }
+    let mut dz = 0.0f32;
+    let mut block = first_chunk;
+    while block < last_chunk {
+        // The key's row in the parts of chunk `block + lane`.
+        let own = block + lane;
+        let mut part = 0u32;
+        if own < last_chunk {
+            let chunk_first = (own * chunk) as i32;
+            let chunk_end = min(own * chunk + chunk, q_len) as i32;
+            let class = class_of(
+                first,
+                end,
+                chunk_first,
+                chunk_end,
+                width,
+                shift,
+                k_len,
+                causal,
+            );
+            let item = row * chunks as usize + own as usize;
+            let base = item * capacity as usize;
+            let class_at = item * STARTS + class;
+            let mut low = starts[class_at];
+            let mut high = starts[class_at + 1];
+            // The keys of a class ascend.
+            while low + 1 < high {
+                let middle = (low + high) / 2;
+                if list[base + middle as usize] <= key {
+                    low = middle;
+                } else {
+                    high = middle;
+                }
+            }
+            part = own * capacity + low;
+        }
+        let here = min(last_chunk - block, 32u32);
+        for n in 0..here {
+            let part = row * chunks as usize * capacity as usize + shuffle(part, n) as usize;
+            #[unroll]
+            for v in 0..vectors {
+                let column = lane as usize + comptime!(v * 32);
+                if column < comptime!(head_dim / 4) {
+                    let from = part * comptime!(head_dim / 4) + column;
+                    dk[v] += parts_k[from];
+                    dv[v] += parts_v[from];
+                }
+            }
+            dz += parts_z[part];
+        }
+        block += 32u32;
+    }
+    #[unroll]
+    for v in 0..vectors {
+        let column = lane as usize + comptime!(v * 32);
+        if column < comptime!(head_dim / 4) {
+            let to = at * comptime!(head_dim / 4) + column;
+            grad_k[to] = Vector::cast_from(dk[v]);
+            grad_v[to] = Vector::cast_from(dv[v]);
+        }
+    }
+    if lane == 0 {
+        grad_scores[at] = dz;
+    }
+}
+
+impl KeyParts {
+    /// The shapes of `k` and `v`, and of `scores`.
+    fn shapes(problem: &Problem, chunks: usize, capacity: usize) -> ([usize; 4], [usize; 3]) {
+        let rows = problem.batch * problem.kv_heads;
+        let keys = [rows, chunks, capacity];
+        ([rows, chunks, capacity, problem.head_dim], keys)
+    }
+
+    /// The bytes of the buffers that [`new`](Self::new) allocates.
+    pub(crate) fn bytes(problem: &Problem, chunks: usize, capacity: usize) -> usize {
+        let (rows, scores) = Self::shapes(problem, chunks, capacity);
+        2 * bytes(rows) + bytes(scores)
+    }
+
+    /// Room for the parts of every chunk's keys.
+    pub(crate) fn new(client: &Client, problem: &Problem, chunks: usize, capacity: usize) -> Self {
+        let (rows, scores) = Self::shapes(problem, chunks, capacity);
+        let [k, v] = [rows; 2].map(|shape| scratch(client, shape));
+        let scores = scratch(client, scores);
+        Self { k, v, scores }
+    }
+
+    /// Adds the parts up into the gradients of k, v and the scores: all of them are overwritten.
+    pub(crate) fn gather(
+        self,
+        client: &Client,
+        problem: &Problem,
+        selection: &Selection,
+        keys: &ChunkKeys,
+        chunk: usize,
+        grads: &Gradients,
+    ) {
+        let rows = problem.batch * problem.kv_heads;
+        let scores = grads.scores.clone().expect("chunks come with scores");
+        let address = address_type([&self.k, &keys.keys, &selection.intervals, &grads.k]);
+        // SAFETY: cubes past the keys return; a key that lives in a chunk is in its list, whose parts are
+        // below `capacity`.
+        unsafe {
+            gather_keys_kernel::launch_unchecked(
+                client,
+                CubeCount::Static(problem.k_len.div_ceil(CUBE_KEYS) as u32, rows as u32, 1),
+                CubeDim::new_2d(32, CUBE_KEYS as u32),
+                address,
+                self.k.into_buffer_arg(),
+                self.v.into_buffer_arg(),
+                self.scores.into_buffer_arg(),
+                selection.intervals.clone().into_buffer_arg(),
+                keys.keys.clone().into_buffer_arg(),
+                keys.starts.clone().into_buffer_arg(),
+                grads.k.clone().into_buffer_arg(),
+                grads.v.clone().into_buffer_arg(),
+                scores.into_buffer_arg(),
+                problem.q_len as u32,
+                problem.k_len as u32,
+                chunk as u32,
+                problem.q_len.div_ceil(chunk) as u32,
+                keys.capacity as u32,
+                problem.head_dim,
+                problem.causal,
+                elem_type(problem.element),
+            );
+        }
+    }
+}

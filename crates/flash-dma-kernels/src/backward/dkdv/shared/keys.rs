@@ -1,0 +1,152 @@
+//! The keys of a key tile, and which queries they are attended to by.
+
+use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::shared::mask::KeyMask;
+use crate::backward::dkdv::shared::queries::Range;
+use cubecl::prelude::*;
+
+/// A key of the tile.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct OwnKey {
+    /// Whether the slot holds a key.
+    pub valid: bool,
+    /// Its index in the head.
+    pub key: usize,
+    /// Its row of the gradients.
+    pub row: usize,
+    /// Its queries in the chunk.
+    pub first: i32,
+    pub end: i32,
+    pub score: f32,
+}
+
+#[cube]
+impl OwnKey {
+    /// Gives it its bias for head `head` of the group.
+    pub(crate) fn bias(&mut self, mask: &KeyMask, head: usize) {
+        self.score = mask.bias(head, 0usize, self.behind(mask));
+    }
+
+    /// How far it is behind the first key of `mask`, among whose keys it is; 0 if it is no key.
+    pub(crate) fn behind(&self, mask: &KeyMask) -> usize {
+        select(self.valid, self.key - mask.first, 0usize)
+    }
+}
+
+/// The key of slot `slot` of the tile; a slot past the last key is seen by no query, but does not narrow
+/// the queries that all keys share.
+#[cube]
+pub(crate) fn own_key(
+    slot: usize,
+    start: usize,
+    count: usize,
+    list: &[u32],
+    list_row: usize,
+    scores: &Tensor<f32>,
+    score_row: usize,
+    intervals: &[Vector<u32, Const<2>>],
+    interval_row: usize,
+    q_len: usize,
+    k_len: usize,
+    chunk_first: i32,
+    chunk_end: i32,
+    #[comptime] scored: bool,
+    #[comptime] bp: DkdvBlueprint,
+) -> OwnKey {
+    let mut own = OwnKey {
+        valid: start + slot < count,
+        key: 0usize,
+        row: 0usize,
+        first: 0i32,
+        end: i32::new(comptime!(i32::MAX as i64)),
+        score: 0.0f32,
+    };
+    if own.valid {
+        // Positions first, then queries.
+        own.key = start + slot;
+        let mut first = own.key as i32;
+        let mut end = k_len as i32;
+        if comptime!(bp.sparse) {
+            own.key = list[list_row + slot] as usize;
+            let interval = intervals[interval_row + own.key];
+            first = interval.extract(0usize) as i32;
+            end = interval.extract(1usize) as i32;
+        }
+        own.row = interval_row + own.key;
+        if comptime!(bp.parts) {
+            own.row = list_row + slot;
+        }
+        if comptime!(scored) {
+            own.score = scores[score_row + own.key];
+        }
+        if comptime!(bp.causal) {
+            first += q_len as i32 - k_len as i32;
+            end += q_len as i32 - k_len as i32;
+        } else {
+            // All queries stand at the last key.
+            end = select(end >= k_len as i32, q_len as i32, 0i32);
+            first = 0i32;
+        }
+        own.first = max(first, chunk_first);
+        own.end = min(end, chunk_end);
+    }
+    own
+}
+
+/// Where the scores of the keys of a kv head begin, or the biases that its query heads share.
+#[cube]
+pub(crate) fn score_row(
+    scores: &Tensor<f32>,
+    batch: usize,
+    kv_head: usize,
+    #[comptime] bp: DkdvBlueprint,
+) -> usize {
+    let mut row = batch * scores.stride(0) + kv_head * scores.stride(1);
+    if comptime!(bp.biased && !bp.bias_heads) {
+        // An axis of size 1 is broadcast, whatever its stride.
+        row = min(batch, scores.shape(0) - 1) * scores.stride(0)
+            + min(kv_head, scores.shape(1) - 1) * scores.stride(1);
+    }
+    row
+}
+
+/// The query tiles of a key tile whose first queries and ends are in shared memory.
+#[cube]
+pub(crate) fn query_range(
+    firsts: &Shared<[i32]>,
+    ends: &Shared<[i32]>,
+    start: usize,
+    count: usize,
+    chunk_first: i32,
+    chunk_end: i32,
+    #[comptime] bp: DkdvBlueprint,
+) -> Range {
+    let mut any_from = chunk_end;
+    let mut any_to = chunk_first;
+    let mut full_from = chunk_first;
+    let mut full_to = chunk_end;
+    let mut slot = UNIT_POS_X as usize;
+    while slot < comptime!(bp.keys()) {
+        if start + slot < count {
+            let (first, end) = (firsts[slot], ends[slot]);
+            any_from = min(any_from, first);
+            any_to = max(any_to, end);
+            full_from = max(full_from, first);
+            full_to = min(full_to, end);
+        }
+        slot += 32;
+    }
+    any_from = plane_min(any_from);
+    any_to = plane_max(any_to);
+    let queries = comptime!(bp.queries());
+    let mut range = Range {
+        first: any_from as usize / queries,
+        tiles: 0usize,
+        full_from: plane_max(full_from),
+        full_to: plane_min(full_to),
+    };
+    if any_from < any_to {
+        range.tiles = (any_to as usize).div_ceil(queries) - range.first;
+    }
+    range
+}

@@ -1,0 +1,190 @@
+//! A tile plan as the dk/dv kernel reads it.
+//!
+//! With `bp.masked` the arguments of the kernel mean: `list` the steps of each key tile, as `masked::query_lists` writes them;
+//! `counts` a header of [`HEADER`] words and behind it two words a list, the number of steps that see the
+//! keys whole, which come first, and of all; `intervals` the bits of the plan, a pair of words for a query and a key
+//! block. There is one chunk, of all queries. With `bp.biased` `scores` is a bias `[batch | 1, heads, 1, k_len]`.
+
+use crate::backward::blueprint::DkdvBlueprint;
+use crate::matrix::ptx::{global_address, read_ahead, uniform, uniform_address};
+use cubecl::prelude::*;
+use flash_dma_problem::PlanGeometry;
+
+/// Words in front of the counts, steps of 0 where an axis broadcasts: in lists, from sequence to sequence and from kv
+/// head to kv head; in rows of the mask the same and from query head to query head of a group; in pairs of words from
+/// row to row of the mask, from key block to key block and from query to query.
+pub(crate) const HEADER: usize = 8;
+
+/// Bits of an entry of a list below the query tile: which heads of the group, in tiles' worth.
+pub(crate) const HEAD_BITS: usize = 8;
+
+const KEY_BLOCK: usize = PlanGeometry::KEY_BLOCK;
+
+/// Where the bits and biases of sixteen neighbouring keys lie, the first of them a multiple of 16; or of 32.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct KeyMask {
+    /// Where the word of query 0 lies, of the first head of the group.
+    words: u64,
+    /// Bytes from head to head of the group, words from query to query.
+    head_step: u64,
+    query_step: u32,
+    /// Where the bias of the first key and of query 0 lies, of the first head of the group; bytes from head to head and
+    /// from query to query, words from key to key: if they differ from head to head or from query to query.
+    bias: u64,
+    bias_head: u64,
+    bias_query: u64,
+    bias_key: u32,
+    /// The first key.
+    pub(crate) first: usize,
+}
+
+#[cube]
+impl KeyMask {
+    /// That of no mask and no bias, which is not read.
+    pub(crate) fn none() -> KeyMask {
+        KeyMask {
+            words: 0u64,
+            head_step: 0u64,
+            query_step: 0u32,
+            bias: 0u64,
+            bias_head: 0u64,
+            bias_query: 0u64,
+            bias_key: 0u32,
+            first: 0usize,
+        }
+    }
+
+    /// Of the keys from `first` on of kv head `kv_head`, which `group` of `q_heads` heads share. The bits are not read unless
+    /// `bp.masked`, the biases not unless `bp.bias_heads` or `bp.pairs`.
+    pub(crate) fn new(
+        scores: &Tensor<f32>,
+        counts: &[u32],
+        bits: &[Vector<u32, Const<2>>],
+        batch: usize,
+        kv_head: usize,
+        q_heads: usize,
+        group: usize,
+        first: usize,
+        k_len: usize,
+        #[comptime] bp: DkdvBlueprint,
+    ) -> KeyMask {
+        let mut mask = KeyMask::none();
+        mask.first = uniform(first);
+        if comptime!(bp.bias_heads || bp.pairs) {
+            // An axis of size 1 is broadcast, whatever its stride.
+            let mut at = min(batch, scores.shape(0) - 1) * scores.stride(0);
+            let heads = scores.shape(1);
+            let kv_heads = q_heads / group;
+            if heads > kv_heads || heads == q_heads {
+                at += kv_head * group * scores.stride(1);
+                mask.bias_head = uniform_address(scores.stride(1) as u64 * 4);
+            } else {
+                at += min(kv_head, heads - 1) * scores.stride(1);
+            }
+            if scores.shape(2) > 1 {
+                mask.bias_query = uniform_address(scores.stride(2) as u64 * 4);
+            }
+            if scores.shape(3) > 1 {
+                mask.bias_key = uniform(scores.stride(3)) as u32;
+                at += min(first, k_len - 1) * scores.stride(3);
+            }
+            mask.bias = uniform_address(global_address(&scores[at..at + 1]));
+        }
+        if comptime!(bp.masked) {
+            let row = batch * counts[2] as usize + kv_head * counts[3] as usize;
+            let block = min(first, k_len - 1) / KEY_BLOCK;
+            let pair = row * counts[5] as usize + block * counts[6] as usize;
+            mask.words = uniform_address(
+                global_address(&bits[pair..pair + 1]) + (first / 32 % 2 * 4) as u64,
+            );
+            mask.head_step = uniform_address(counts[4] as u64 * counts[5] as u64 * 8);
+            mask.query_step = uniform(counts[7] as usize * 2) as u32;
+        }
+        mask
+    }
+
+    /// The bias of a query of head `head` of the group and a key, `key` behind the first.
+    pub(crate) fn bias(&self, head: usize, query: usize, key: usize) -> f32 {
+        f32::reinterpret(read_ahead(
+            self.bias + head as u64 * self.bias_head + query as u64 * self.bias_query,
+            key as u32 * self.bias_key,
+        ))
+    }
+
+    /// The word of a query of head `head` of the group.
+    pub(crate) fn word(&self, head: usize, query: usize) -> u32 {
+        read_ahead(
+            self.words + head as u64 * self.head_step,
+            query as u32 * self.query_step,
+        )
+    }
+
+    /// Of a query's word the bits of sixteen keys, those `further` behind the first, the first of them the lowest, without
+    /// those that causal masking hides; 0 if it is no query.
+    pub(crate) fn keys(
+        &self,
+        word: u32,
+        query: usize,
+        q_len: usize,
+        k_len: usize,
+        #[comptime] further: usize,
+        #[comptime] bp: DkdvBlueprint,
+    ) -> u32 {
+        let first = self.first + further;
+        let mut end = k_len as i32;
+        if comptime!(bp.causal) {
+            end += query as i32 + 1 - q_len as i32;
+        }
+        let count = max(min(end - first as i32, 16i32), 0i32);
+        let prefix = (1u32 << count as u32) - 1u32;
+        let seen = (word >> (first % 32) as u32) & prefix;
+        select(query < q_len, seen, 0u32)
+    }
+}
+
+/// The list of a cube's steps.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct StepList {
+    /// Where it begins.
+    first: u64,
+    /// Steps that see all keys; they come first.
+    pub whole: usize,
+    pub total: usize,
+}
+
+#[cube]
+impl StepList {
+    /// No list, which is not read.
+    pub(crate) fn none() -> StepList {
+        StepList {
+            first: 0u64,
+            whole: 0usize,
+            total: 0usize,
+        }
+    }
+
+    /// That of key tile `tile` of `tiles`, of at most `capacity` steps.
+    pub(crate) fn new(
+        list: &[u32],
+        counts: &[u32],
+        batch: usize,
+        kv_head: usize,
+        tile: usize,
+        tiles: usize,
+        capacity: usize,
+    ) -> StepList {
+        let row = batch * counts[0] as usize + kv_head * counts[1] as usize;
+        let at = row * tiles + tile;
+        let begin = at * capacity;
+        StepList {
+            first: uniform_address(global_address(&list[begin..begin + 1])),
+            whole: uniform(counts[HEADER + at * 2] as usize),
+            total: uniform(counts[HEADER + at * 2 + 1] as usize),
+        }
+    }
+
+    /// Entry `index`, or the last one if it comes before; there must be one.
+    pub(crate) fn entry(&self, index: usize) -> u32 {
+        read_ahead(self.first, min(index, self.total - 1) as u32)
+    }
+}

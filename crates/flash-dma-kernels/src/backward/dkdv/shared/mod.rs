@@ -1,0 +1,9 @@
+//! What both engines share: a key tile's keys and mask, its query stream, and the sums over chunks of queries.
+
+pub(crate) mod gather;
+pub(crate) mod key_sums;
+pub(crate) mod keys;
+pub(crate) mod mask;
+pub(crate) mod queries;
+pub(crate) mod seen;
+pub(crate) mod sums;

@@ -1,0 +1,78 @@
+//! Sums in f32 that several cubes add to, and what becomes of them.
+
+use crate::matrix::ptx::value;
+use cubecl::prelude::*;
+
+/// Adds to the f32 that `to` begins with, in global memory. The order of such additions is not fixed.
+#[cube]
+pub(crate) fn add_to(to: &mut [f32], x: f32) {
+    let p = unsafe { to.as_ptr_unchecked() };
+    gpu_asm!(
+        "{{ .reg .u64 g; cvta.to.global.u64 g, {p}; red.relaxed.gpu.global.add.f32 [g], {x}; }}",
+        p = mem_inout(_) p,
+        x = in(_) value::<f32>(x),
+        options(explicit_mem)
+    );
+}
+
+/// Adds to both elements of the pair of f32 that `to` begins with, likewise.
+#[cube]
+pub(crate) fn add_pair<O: Float>(to: &mut [Vector<O, Const<2>>], x: f32, y: f32) {
+    let p = unsafe { to.as_ptr_unchecked() };
+    gpu_asm!(
+        "{{ .reg .u64 g; cvta.to.global.u64 g, {p}; red.relaxed.gpu.global.add.f32 [g], {x}; red.relaxed.gpu.global.add.f32 [g+4], {y}; }}",
+        p = mem_inout(_) p,
+        x = in(_) value::<f32>(x),
+        y = in(_) value::<f32>(y),
+        options(explicit_mem)
+    );
+}
+
+/// Whether any position attends to the key of `interval`.
+#[cube]
+fn lives(interval: Vector<u32, Const<2>>) -> bool {
+    interval.extract(0usize) < interval.extract(1usize)
+}
+
+/// Zeroes the sums of the keys that some position attends to: one unit four elements of `sums_k` and the same of
+/// `sums_v`, contiguous `[batch, kv_heads, k_len, head_dim]`. What lies at the other keys stays undefined.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(crate) fn clear_sums_kernel(
+    intervals: &[Vector<u32, Const<2>>],
+    sums_k: &mut [Vector<f32, Const<4>>],
+    sums_v: &mut [Vector<f32, Const<4>>],
+    vectors: usize,
+    #[comptime] head_dim: usize,
+) {
+    let at = ABSOLUTE_POS;
+    if at < vectors && lives(intervals[at / comptime!(head_dim / 4)]) {
+        sums_k[at] = Vector::new(0.0f32);
+        sums_v[at] = Vector::new(0.0f32);
+    }
+}
+
+/// Rounds the sums of both tensors to the gradients' type; zeros for the keys that nothing attends to. Layout and
+/// units as in [`clear_sums_kernel`]; the gradients are overwritten.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(crate) fn round_sums_kernel<E: Float>(
+    intervals: &[Vector<u32, Const<2>>],
+    sums_k: &[Vector<f32, Const<4>>],
+    sums_v: &[Vector<f32, Const<4>>],
+    grad_k: &mut [Vector<E, Const<4>>],
+    grad_v: &mut [Vector<E, Const<4>>],
+    vectors: usize,
+    #[comptime] head_dim: usize,
+    #[define(E)] _element: ElemType,
+) {
+    let at = ABSOLUTE_POS;
+    if at < vectors {
+        let mut k = Vector::<f32, Const<4>>::new(0.0f32);
+        let mut v = Vector::<f32, Const<4>>::new(0.0f32);
+        if lives(intervals[at / comptime!(head_dim / 4)]) {
+            k = sums_k[at];
+            v = sums_v[at];
+        }
+        grad_k[at] = Vector::cast_from(k);
+        grad_v[at] = Vector::cast_from(v);
+    }
+}

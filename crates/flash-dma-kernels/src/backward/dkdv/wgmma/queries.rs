@@ -1,0 +1,233 @@
+//! The shared memory of the dk/dv kernel: its key tile, and the query tiles that stream past it as boxes.
+
+use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::shared::queries::{Cursor, QueryRows, Step};
+use crate::finite::{NO_NUMBER, exponent_bits, is_finite};
+use crate::matrix::fragment::Chunk;
+use crate::matrix::mma::product::shared_address;
+use crate::matrix::ptx::{any_lane, uniform};
+use crate::matrix::wgmma::boxes::{copy_boxes, copy_words};
+use crate::matrix::wgmma::panel::Panels;
+use crate::matrix::wgmma::ring::Ring;
+use cubecl::prelude::*;
+use cubecl_cpp::cuda::ptx::tensor_map_address;
+
+/// What the warpgroups of a cube share.
+#[derive(CubeType)]
+pub(crate) struct Tiles<E: Float> {
+    /// `[warpgroups, head_dim / 64, 64 keys, 64]`, panels.
+    pub k: Shared<[Chunk<E>]>,
+    /// `[warpgroups, head_dim / 64, 64 keys, 64]`, panels.
+    pub v: Shared<[Chunk<E>]>,
+    /// `[stages, head_dim / 64, rows, 64]`, panels; rows past the last query are zero.
+    pub q: Shared<[Chunk<E>]>,
+    /// `[stages, head_dim / 64, rows, 64]`, panels; rows past the last query are zero.
+    pub grad_out: Shared<[Chunk<E>]>,
+    /// `[stages, rows / 2]`, of two rows each `-log2(e)` times the LSE and the row sum.
+    pub rows: Shared<[Vector<f32, Const<4>>]>,
+    /// `[keys]`: first query of the chunk that attends to the key; 0 past the last key.
+    pub first: Shared<[i32]>,
+    /// `[keys]`: one past the last query of the chunk that does.
+    pub end: Shared<[i32]>,
+}
+
+#[cube]
+impl<E: Float> Tiles<E> {
+    pub(crate) fn new(#[comptime] bp: DkdvBlueprint) -> Tiles<E> {
+        let keys = comptime!(bp.keys());
+        let key_chunks = comptime!(bp.keys() * bp.chunks());
+        let chunks = comptime!(bp.stages * bp.rows * bp.chunks());
+        Tiles::<E> {
+            k: Shared::<[Chunk<E>]>::new_aligned_slice(key_chunks, 1024usize),
+            v: Shared::<[Chunk<E>]>::new_aligned_slice(key_chunks, 1024usize),
+            q: Shared::<[Chunk<E>]>::new_aligned_slice(chunks, 1024usize),
+            grad_out: Shared::<[Chunk<E>]>::new_aligned_slice(chunks, 1024usize),
+            rows: Shared::<[Vector<f32, Const<4>>]>::new_aligned_slice(
+                comptime!(bp.stages * bp.rows / 2),
+                128usize,
+            ),
+            first: Shared::<[i32]>::new_aligned_slice(keys, 128usize),
+            end: Shared::<[i32]>::new_aligned_slice(keys, 128usize),
+        }
+    }
+}
+
+/// How a step's queries, output gradients and rows are copied.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct StepCopies {
+    /// Where the tensor maps lie.
+    q: u64,
+    grad_out: u64,
+    rows: u64,
+    /// The first stage of each: as of [`Panels`], and in bytes.
+    q_panels: u32,
+    o_panels: u32,
+    places: u32,
+    /// The sequence, and the first head of the group.
+    batch: usize,
+    head: usize,
+}
+
+#[cube]
+impl StepCopies {
+    pub(crate) fn new<E: Float>(
+        q: &TensorMap<E, Tiled>,
+        grad_out: &TensorMap<E, Tiled>,
+        rows: &TensorMap<f32, Tiled>,
+        tiles: &Tiles<E>,
+        batch: usize,
+        queries: &QueryRows,
+    ) -> StepCopies {
+        StepCopies {
+            q: tensor_map_address::<E, Tiled>(q),
+            grad_out: tensor_map_address::<E, Tiled>(grad_out),
+            rows: tensor_map_address::<f32, Tiled>(rows),
+            q_panels: Panels::at::<E>(&tiles.q[0..1]).address,
+            o_panels: Panels::at::<E>(&tiles.grad_out[0..1]).address,
+            places: uniform(shared_address(&tiles.rows[0..1]) as usize) as u32,
+            batch,
+            head: queries.head,
+        }
+    }
+
+    /// The queries in `stage`.
+    pub(crate) fn queries(&self, stage: usize, #[comptime] bp: DkdvBlueprint) -> Panels {
+        Panels {
+            address: self.q_panels + stage as u32 * comptime!((bp.rows * bp.chunks()) as u32),
+        }
+    }
+
+    /// The output gradients in `stage`.
+    pub(crate) fn grad_out(&self, stage: usize, #[comptime] bp: DkdvBlueprint) -> Panels {
+        Panels {
+            address: self.o_panels + stage as u32 * comptime!((bp.rows * bp.chunks()) as u32),
+        }
+    }
+
+    /// Starts the copies of step `step`, at `cursor`, into its stage. One unit calls it.
+    pub(crate) fn start(
+        &self,
+        ring: &Ring,
+        cursor: &Cursor,
+        step: usize,
+        #[comptime] bp: DkdvBlueprint,
+    ) {
+        let stage = step % comptime!(bp.stages);
+        let query = cursor.tile * comptime!(bp.queries());
+        let head = self.head + cursor.head;
+        ring.arrive_expecting(stage, comptime!(2 * bp.stage_bytes() + 8 * bp.rows as u32));
+        copy_words(
+            self.rows,
+            self.batch,
+            head,
+            2 * query,
+            self.places + stage as u32 * comptime!(8 * bp.rows as u32),
+            ring,
+            stage,
+        );
+        copy_boxes(
+            self.q,
+            self.batch,
+            head,
+            query,
+            &self.queries(stage, bp),
+            ring,
+            stage,
+            comptime!(bp.rows),
+            comptime!(bp.head_dim),
+        );
+        copy_boxes(
+            self.grad_out,
+            self.batch,
+            head,
+            query,
+            &self.grad_out(stage, bp),
+            ring,
+            stage,
+            comptime!(bp.rows),
+            comptime!(bp.head_dim),
+        );
+    }
+}
+
+/// The step that begins at query `query` and whose tile is in `stage`; `whole` if its queries see all keys.
+#[cube]
+pub(crate) fn step_at<E: Float>(
+    stage: usize,
+    query: usize,
+    whole: bool,
+    tiles: &Tiles<E>,
+    #[comptime] bp: DkdvBlueprint,
+) -> Step {
+    // This lane's two rows of 64.
+    let rows = tiles.rows[stage * comptime!(bp.rows / 2) + UNIT_POS_X as usize];
+    let bits = max(
+        max(
+            exponent_bits(rows.extract(0usize)),
+            exponent_bits(rows.extract(1usize)),
+        ),
+        max(
+            exponent_bits(rows.extract(2usize)),
+            exponent_bits(rows.extract(3usize)),
+        ),
+    );
+    let mut boundary = !whole;
+    let mut broken = false;
+    // Seldom: elements of Q or dO that are not finite make the row sum so, or the LSE -inf.
+    if any_lane(bits == NO_NUMBER) {
+        let none = f32::new(f32::INFINITY);
+        let empty = any_lane(rows.extract(0usize) == none || rows.extract(2usize) == none);
+        boundary = boundary || empty;
+        let mut unknown = empty;
+        if comptime!(bp.masked) {
+            // Queries that see nothing are common there, such as are not finite are not.
+            unknown = empty && any_lane(!all_finite::<E>(&tiles.q, stage, bp));
+        }
+        broken = boundary
+            && (unknown
+                || any_lane(!is_finite(rows.extract(1usize)) || !is_finite(rows.extract(3usize))));
+    }
+    if comptime!(bp.softcap) {
+        // A capped logit does not tell of an infinite query.
+        if boundary {
+            broken = broken || any_lane(!all_finite::<E>(&tiles.q, stage, bp));
+        }
+    }
+    Step {
+        query,
+        boundary,
+        broken,
+    }
+}
+
+/// Whether this lane's share of the rows of `stage` is finite.
+#[cube]
+fn all_finite<E: Float>(
+    rows: &Shared<[Chunk<E>]>,
+    stage: usize,
+    #[comptime] bp: DkdvBlueprint,
+) -> bool {
+    let mut at = UNIT_POS_X as usize;
+    let mut finite = true;
+    while at < comptime!(bp.rows * bp.chunks()) {
+        let values = rows[stage * comptime!(bp.rows * bp.chunks()) + at];
+        #[unroll]
+        for e in 0..8usize {
+            finite = finite && is_finite(f32::cast_from(values.extract(e)));
+        }
+        at += 32;
+    }
+    finite
+}
+
+/// The query of row `row` of a step's tile, which has the given reference; -1 if it attends to nothing.
+#[cube]
+pub(crate) fn query_of(
+    reference: f32,
+    row: usize,
+    step: &Step,
+    #[comptime] bp: DkdvBlueprint,
+) -> i32 {
+    let query = (step.query + row % comptime!(bp.queries())) as i32;
+    select(reference != f32::new(f32::INFINITY), query, i32::new(-1))
+}

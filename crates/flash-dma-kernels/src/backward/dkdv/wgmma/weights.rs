@@ -1,0 +1,222 @@
+//! P and dS of a step of the dk/dv kernel.
+
+use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::shared::keys::OwnKey;
+use crate::backward::dkdv::shared::mask::KeyMask;
+use crate::backward::dkdv::shared::queries::Step;
+use crate::backward::dkdv::shared::seen::seen_pair;
+use crate::backward::dkdv::wgmma::queries::{Tiles, query_of};
+use crate::matrix::logits::LogitScale;
+use crate::matrix::wgmma::product::{finish, pack};
+use cubecl::prelude::*;
+
+/// What the products of a step are weighted with: a warpgroup's 64 keys are rows, the query tile's rows columns.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct StepWeights<NP: Size> {
+    /// `P^T` and `dS^T`, rounded, as A operands.
+    pub p: Vector<u32, NP>,
+    pub ds: Vector<u32, NP>,
+    /// What this lane holds of the score gradients of its two keys: sums over the steps.
+    pub dz0: f32,
+    pub dz1: f32,
+}
+
+/// Sets the weights to those of a step, of `S^T` and of `dP^T`, which is under way: P is computed meanwhile. On a
+/// `boundary` step those of pairs that are not selected are zero; if `bp.masked`, `seen` says which are, as
+/// [`SeenWords::pack`](crate::backward::dkdv::shared::seen::SeenWords::pack) has it. `head` is the first of the step's in the group.
+#[cube]
+pub(crate) fn step_weights<E: Float, NS: Size, NP: Size>(
+    weights: &mut StepWeights<NP>,
+    s: &Vector<f32, NS>,
+    dp: Vector<f32, NS>,
+    key0: &OwnKey,
+    key1: &OwnKey,
+    tiles: &Tiles<E>,
+    stage: usize,
+    step: &Step,
+    seen: u32,
+    mask: &KeyMask,
+    head: usize,
+    q_len: usize,
+    logit_scale: &LogitScale,
+    #[comptime] boundary: bool,
+    #[comptime] bp: DkdvBlueprint,
+) {
+    let quad = UNIT_POS_X as usize % 4;
+    let rows = stage * comptime!(bp.rows / 2) + quad;
+    let bias = PairBiases::read(mask, key0, key1, head, step.query, q_len, bp);
+    let mut exact = Vector::<f32, NS>::new(0.0f32);
+    #[unroll]
+    for n in 0..comptime!(bp.rows / 8) {
+        let pair = tiles.rows[rows + comptime!(n * 4)];
+        let mut seen_here = 0u32;
+        if comptime!(boundary && bp.masked) {
+            seen_here = seen_pair(seen, n, bp);
+        }
+        #[unroll]
+        for e in 0..2usize {
+            let row = comptime!(n * 8 + e) + quad * 2;
+            let reference = pair.extract(comptime!(2 * e));
+            let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
+            let (capped, scored) = comptime!((bp.softcap, bp.sparse || bp.biased || bp.pairs));
+            let (z0, z1) = (
+                bias.of(key0, n, e, false, bp),
+                bias.of(key1, n, e, true, bp),
+            );
+            let mut p0 = logit_scale.weight(s.extract(at0), z0, reference, capped, scored);
+            let mut p1 = logit_scale.weight(s.extract(at1), z1, reference, capped, scored);
+            if comptime!(boundary) {
+                let keep = selected(key0, key1, reference, row, step, seen_here, e, bp);
+                p0 = select(keep.first, p0, 0.0f32);
+                p1 = select(keep.second, p1, 0.0f32);
+            }
+            exact.insert(at0, p0);
+            exact.insert(at1, p1);
+        }
+    }
+    let dp = finish::<NS>(dp, comptime!(bp.rows / 2));
+    let mut p = Vector::<u32, NP>::new(0u32);
+    let mut ds = Vector::<u32, NP>::new(0u32);
+    let mut dz0 = 0.0f32;
+    let mut dz1 = 0.0f32;
+    #[unroll]
+    for n in 0..comptime!(bp.rows / 8) {
+        let pair = tiles.rows[rows + comptime!(n * 4)];
+        let mut seen_here = 0u32;
+        if comptime!(boundary && bp.masked) {
+            seen_here = seen_pair(seen, n, bp);
+        }
+        let mut dss = Vector::<f32, Const<4>>::new(0.0f32);
+        #[unroll]
+        for e in 0..2usize {
+            let row = comptime!(n * 8 + e) + quad * 2;
+            let row_delta = pair.extract(comptime!(2 * e + 1));
+            let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
+            let mut ds0 = exact.extract(at0) * (dp.extract(at0) - row_delta);
+            let mut ds1 = exact.extract(at1) * (dp.extract(at1) - row_delta);
+            if comptime!(boundary) {
+                // A pair that is not selected has a probability of 0, but may have a dP that is not finite.
+                let reference = pair.extract(comptime!(2 * e));
+                let keep = selected(key0, key1, reference, row, step, seen_here, e, bp);
+                ds0 = select(keep.first, ds0, 0.0f32);
+                ds1 = select(keep.second, ds1, 0.0f32);
+            }
+            dz0 += ds0;
+            dz1 += ds1;
+            if comptime!(bp.softcap) {
+                let x0 = logit_scale.apply(s.extract(at0), 0.0f32, bp.softcap);
+                let x1 = logit_scale.apply(s.extract(at1), 0.0f32, bp.softcap);
+                ds0 *= logit_scale.slope(x0, bp.softcap);
+                ds1 *= logit_scale.slope(x1, bp.softcap);
+            }
+            dss.insert(e, ds0);
+            dss.insert(comptime!(2 + e), ds1);
+        }
+        #[unroll]
+        for half in 0..2usize {
+            let (x, y) = comptime!((half * 2, half * 2 + 1));
+            let (px, py) = comptime!((n * 4 + half * 2, n * 4 + half * 2 + 1));
+            let pair = pack(exact.extract(px), exact.extract(py), comptime!(bp.element));
+            p.insert(comptime!(n * 2 + half), pair);
+            let pair = pack(dss.extract(x), dss.extract(y), comptime!(bp.element));
+            ds.insert(comptime!(n * 2 + half), pair);
+        }
+    }
+    weights.p = p;
+    weights.ds = ds;
+    weights.dz0 += dz0;
+    weights.dz1 += dz1;
+}
+
+/// Whether this lane's two keys are selected by a query.
+#[derive(CubeType, Clone, Copy)]
+struct Selected {
+    first: bool,
+    second: bool,
+}
+
+/// Whether row `row` of a step's tile, of this reference, selects the two keys; `seen` is that of
+/// [`seen_pair`], in which it has bit `16 e`.
+#[cube]
+fn selected(
+    key0: &OwnKey,
+    key1: &OwnKey,
+    reference: f32,
+    row: usize,
+    step: &Step,
+    seen: u32,
+    #[comptime] e: usize,
+    #[comptime] bp: DkdvBlueprint,
+) -> Selected {
+    if comptime!(bp.masked) {
+        let any = reference != f32::new(f32::INFINITY);
+        Selected {
+            first: any && seen & comptime!(1u32 << (16 * e)) != 0u32,
+            second: any && seen & comptime!(256u32 << (16 * e)) != 0u32,
+        }
+    } else {
+        let query = query_of(reference, row, step, bp);
+        Selected {
+            first: key0.first <= query && query < key0.end,
+            second: key1.first <= query && query < key1.end,
+        }
+    }
+}
+
+/// The biases of the pairs of this lane's two keys and its columns of a step; `bp.pairs` only.
+#[derive(CubeType)]
+struct PairBiases {
+    /// Of each of the tile's queries that the lane has columns of, in the order of the columns, for both keys.
+    values: Array<f32>,
+}
+
+/// Eights of the rows of a step's tile that are different queries; the heads of the tile repeat them.
+fn eights(bp: DkdvBlueprint) -> usize {
+    (bp.queries() / 8).max(1)
+}
+
+#[cube]
+impl PairBiases {
+    fn read(
+        mask: &KeyMask,
+        key0: &OwnKey,
+        key1: &OwnKey,
+        head: usize,
+        first: usize,
+        q_len: usize,
+        #[comptime] bp: DkdvBlueprint,
+    ) -> PairBiases {
+        let mut values = Array::<f32>::new(comptime!(if bp.pairs { 4 * eights(bp) } else { 1 }));
+        if comptime!(bp.pairs) {
+            let (behind0, behind1) = (key0.behind(mask), key1.behind(mask));
+            #[unroll]
+            for n in 0..comptime!(eights(bp)) {
+                #[unroll]
+                for e in 0..2usize {
+                    let row = comptime!(n * 8 + e) + UNIT_POS_X as usize % 4 * 2;
+                    let query = min(first + row % comptime!(bp.queries()), q_len - 1);
+                    values[comptime!(n * 4 + e * 2)] = mask.bias(head, query, behind0);
+                    values[comptime!(n * 4 + e * 2 + 1)] = mask.bias(head, query, behind1);
+                }
+            }
+        }
+        PairBiases { values }
+    }
+
+    /// That of a key, the `lower` one or the other, and element `e` of its columns of the `n`-th eight rows; without
+    /// `bp.pairs` its score.
+    fn of(
+        &self,
+        key: &OwnKey,
+        #[comptime] n: usize,
+        #[comptime] e: usize,
+        #[comptime] lower: bool,
+        #[comptime] bp: DkdvBlueprint,
+    ) -> f32 {
+        let mut z = key.score;
+        if comptime!(bp.pairs) {
+            z = self.values[comptime!(n % eights(bp) * 4 + e * 2 + lower as usize)];
+        }
+        z
+    }
+}

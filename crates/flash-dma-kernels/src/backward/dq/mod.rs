@@ -1,0 +1,7 @@
+//! dQ on tensor cores: a cube owns a query tile and streams the keys of its list.
+
+pub(crate) mod key_boxes;
+pub(crate) mod mma;
+pub(crate) mod tile;
+pub(crate) mod weights;
+pub(crate) mod wgmma;

@@ -1,0 +1,227 @@
+//! What one tile of keys gives to dQ.
+
+use crate::backward::blueprint::{DQ_BLOCK, DqBlueprint};
+use crate::finite::{NO_NUMBER, exponent_bits};
+use crate::matrix::key_stream::Stages;
+use crate::matrix::logits::{LogitScale, exp_of, score, sees};
+use crate::matrix::mask::{KEY_BLOCK, MaskRows, is_set};
+use crate::matrix::mma::product::{LanePlace, Shape, load_a, multiply};
+use crate::matrix::query_tile::TileRow;
+use crate::matrix::wgmma::product::pack;
+use cubecl::prelude::*;
+
+/// The two rows of a fragment that this lane holds parts of.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct LaneRows {
+    pub upper: TileRow,
+    pub lower: TileRow,
+    /// `-log2(e)` times the LSE.
+    pub reference0: f32,
+    pub reference1: f32,
+    pub delta0: f32,
+    pub delta1: f32,
+}
+
+/// What the products of a warp read, by address in shared memory.
+#[derive(CubeType)]
+pub(crate) struct Operands<NA: Size> {
+    /// The warp's 16 rows of Q and dO.
+    pub q: u32,
+    pub o: u32,
+    /// Their fragments, one a step of 16 columns; only with `bp.resident`.
+    pub q_rows: Sequence<Vector<u32, NA>>,
+    pub o_rows: Sequence<Vector<u32, NA>>,
+    /// The stages of keys and values.
+    pub k: u32,
+    pub v: u32,
+    /// This lane's part in the addresses of fragments.
+    pub rows: LanePlace,
+    pub columns: LanePlace,
+}
+
+/// Adds what the keys of tile `tile` give to dQ (`head_dim / 32` accumulators of 32 columns). Without
+/// `boundary` every row selects every key; with it, `mask` says which if there is one, and returns whether all keys are finite, as far as this
+/// warp can tell: elements of a key that are not add nothing, which is left to
+/// [`mark_not_finite`](super::repair::mark_not_finite).
+#[cube]
+pub(crate) fn add_tile<E: Float, N: Size, NA: Size>(
+    stages: &Stages<E>,
+    tile: usize,
+    rows: &LaneRows,
+    mask: &MaskRows,
+    k_len: usize,
+    operands: &Operands<NA>,
+    logit_scale: &LogitScale,
+    acc: &mut Array<Vector<f32, N>>,
+    #[comptime] boundary: bool,
+    #[comptime] bp: DqBlueprint,
+) -> bool {
+    let tile_bp = comptime!(bp.tile);
+    let (head_dim, key_tile) = comptime!((tile_bp.head_dim, tile_bp.key_tile));
+    let steps = comptime!(head_dim / 16);
+    let row_bytes = comptime!(2 * tile_bp.head_dim as u32);
+    let shape = comptime!(bp.products());
+    let by_rows = comptime!(Shape {
+        transposed: true,
+        ..shape
+    });
+    let by_finite_rows = comptime!(Shape {
+        cleaned: true,
+        ..by_rows
+    });
+    let quad = UNIT_POS_X as usize % 4;
+    let stage = (tile % comptime!(tile_bp.stages) * key_tile) as u32 * row_bytes;
+    let mut all_finite = true;
+    // The words of the two rows.
+    let mut seen0 = Vector::<u32, Const<2>>::new(0u32);
+    let mut seen1 = Vector::<u32, Const<2>>::new(0u32);
+    if comptime!(boundary && tile_bp.masked) {
+        seen0 = mask.words::<E>(stages, &rows.upper, tile, tile_bp);
+        seen1 = mask.words::<E>(stages, &rows.lower, tile, tile_bp);
+    }
+    // One body of the boundary's code, which is long and rare, is enough.
+    #[unroll(!boundary)]
+    for block in 0..comptime!(key_tile / DQ_BLOCK) {
+        let first = block * DQ_BLOCK;
+        let begin = stage + first as u32 * row_bytes;
+        let (k_keys, v_keys) = (operands.k + begin, operands.v + begin);
+        // S = Q K^T and dP = dO V^T: 16 rows by a block of keys a warp.
+        let mut s = Vector::<f32, N>::new(0.0f32);
+        let mut dp = Vector::<f32, N>::new(0.0f32);
+        #[unroll]
+        for c in 0..steps {
+            let shape = comptime!(shape.at(16 * c));
+            if comptime!(bp.resident) {
+                let (q_rows, o_rows) = (operands.q_rows[c], operands.o_rows[c]);
+                s = multiply::<N, NA>(s, q_rows, k_keys, &operands.columns, shape);
+                dp = multiply::<N, NA>(dp, o_rows, v_keys, &operands.columns, shape);
+            } else {
+                let q_rows = load_a::<NA>(operands.q, &operands.rows, shape);
+                let o_rows = load_a::<NA>(operands.o, &operands.rows, shape);
+                s = multiply::<N, NA>(s, q_rows, k_keys, &operands.columns, shape);
+                dp = multiply::<N, NA>(dp, o_rows, v_keys, &operands.columns, shape);
+            }
+        }
+
+        let mut finite = true;
+        if comptime!(boundary && tile_bp.masked) {
+            if mask.careful {
+                finite = keys_are_finite::<N>(&s);
+            }
+        } else if comptime!(boundary) {
+            finite = keys_are_finite::<N>(&s);
+        }
+        if comptime!(boundary) {
+            all_finite = all_finite && finite;
+        }
+        // Of this block.
+        let mut own0 = seen0;
+        let mut own1 = seen1;
+        if comptime!(boundary && tile_bp.masked && key_tile == KEY_BLOCK) {
+            let second = block * DQ_BLOCK >= 32;
+            own0.insert(
+                0usize,
+                select(second, seen0.extract(1usize), seen0.extract(0usize)),
+            );
+            own1.insert(
+                0usize,
+                select(second, seen1.extract(1usize), seen1.extract(0usize)),
+            );
+        }
+
+        // dS, 16 keys at a time, and dQ += dS K.
+        #[unroll]
+        for n in 0..comptime!(DQ_BLOCK / 16) {
+            let mut ds = Vector::<u32, NA>::new(0u32);
+            #[unroll]
+            for half in 0..2usize {
+                let at = comptime!(n * 8 + half * 4);
+                let mut upper = Vector::<f32, Const<2>>::new(0.0f32);
+                let mut lower = Vector::<f32, Const<2>>::new(0.0f32);
+                #[unroll]
+                for e in 0..2usize {
+                    let col = first + comptime!(n * 16 + half * 8 + e) + quad * 2;
+                    let z = score::<E>(stages, tile, col, tile_bp);
+                    let (s0, s1) = (
+                        s.extract(comptime!(at + e)),
+                        s.extract(comptime!(at + 2 + e)),
+                    );
+                    let dp0: f32 = dp.extract(comptime!(at + e));
+                    let dp1: f32 = dp.extract(comptime!(at + 2 + e));
+                    let x0 = logit_scale.apply(s0, z, tile_bp.softcap);
+                    let x1 = logit_scale.apply(s1, z, tile_bp.softcap);
+                    let mut ds0 = exp_of(x0, rows.reference0) * (dp0 - rows.delta0);
+                    let mut ds1 = exp_of(x1, rows.reference1) * (dp1 - rows.delta1);
+                    if comptime!(tile_bp.softcap && tile_bp.biased) {
+                        // A bias may be infinite.
+                        let capped0 = logit_scale.apply(s0, 0.0f32, tile_bp.softcap);
+                        let capped1 = logit_scale.apply(s1, 0.0f32, tile_bp.softcap);
+                        ds0 *= logit_scale.slope(capped0, tile_bp.softcap);
+                        ds1 *= logit_scale.slope(capped1, tile_bp.softcap);
+                    } else if comptime!(tile_bp.softcap) {
+                        ds0 *= logit_scale.slope(x0 - z, tile_bp.softcap);
+                        ds1 *= logit_scale.slope(x1 - z, tile_bp.softcap);
+                    }
+                    if comptime!(boundary && tile_bp.masked) {
+                        let column = comptime!(n * 16 + half * 8 + e);
+                        ds0 = select(is_set(own0, column), ds0, 0.0f32);
+                        ds1 = select(is_set(own1, column), ds1, 0.0f32);
+                    } else if comptime!(boundary) {
+                        let see0 = sees::<E>(&rows.upper, stages, tile, col, k_len, tile_bp);
+                        let see1 = sees::<E>(&rows.lower, stages, tile, col, k_len, tile_bp);
+                        ds0 = select(see0, ds0, 0.0f32);
+                        ds1 = select(see1, ds1, 0.0f32);
+                    }
+                    upper.insert(e, ds0);
+                    lower.insert(e, ds1);
+                }
+                let (x, y) = (upper.extract(0usize), upper.extract(1usize));
+                ds.insert(comptime!(half * 2), pack(x, y, comptime!(tile_bp.element)));
+                let (x, y) = (lower.extract(0usize), lower.extract(1usize));
+                ds.insert(
+                    comptime!(half * 2 + 1),
+                    pack(x, y, comptime!(tile_bp.element)),
+                );
+            }
+            let keys = k_keys + comptime!(n as u32 * 16 * row_bytes);
+            if comptime!(boundary) {
+                if finite {
+                    add_rows::<N, NA>(acc, ds, keys, operands, by_rows);
+                } else {
+                    add_rows::<N, NA>(acc, ds, keys, operands, by_finite_rows);
+                }
+            } else {
+                add_rows::<N, NA>(acc, ds, keys, operands, by_rows);
+            }
+        }
+    }
+    all_finite
+}
+
+/// Whether all keys of a block of logits' products are finite: one with an element that is not makes its products so, in
+/// every row.
+#[cube]
+fn keys_are_finite<N: Size>(products: &Vector<f32, N>) -> bool {
+    let mut exponent = 0u32;
+    #[unroll]
+    for n in 0..comptime!(DQ_BLOCK / 2) {
+        exponent = max(exponent, exponent_bits(products.extract(n)));
+    }
+    plane_all(exponent != NO_NUMBER)
+}
+
+/// `acc += ds * K` over the 16 keys whose rows begin at address `keys`.
+#[cube]
+fn add_rows<N: Size, NA: Size>(
+    acc: &mut Array<Vector<f32, N>>,
+    ds: Vector<u32, NA>,
+    keys: u32,
+    operands: &Operands<NA>,
+    #[comptime] shape: Shape,
+) {
+    #[unroll]
+    for c in 0..comptime!(shape.columns / 32) {
+        let shape = comptime!(shape.at(32 * c));
+        acc[c] = multiply::<N, NA>(acc[c], ds, keys, &operands.rows, shape);
+    }
+}

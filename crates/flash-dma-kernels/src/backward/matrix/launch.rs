@@ -1,0 +1,178 @@
+//! Host side of the tensor-core backward pass.
+
+use crate::args::{Gradients, Inputs, Saved};
+use crate::backward::blueprint::MmaBlueprints;
+use crate::backward::dkdv::shared::gather::KeyParts;
+use crate::backward::dkdv::shared::key_sums::KeySums;
+use crate::backward::matrix::pass::{KeyLists, MmaPass};
+use crate::host::check::elem_type;
+use crate::host::fill::fill;
+use crate::host::scratch::scratch;
+use crate::pattern::intervals::chunks::{ChunkKeys, chunk_keys};
+use crate::pattern::intervals::order::by_death;
+use crate::pattern::intervals::slices::for_each_slice;
+use crate::pattern::intervals::tiles::{QueryTiles, most_keys};
+use crate::pattern::intervals::{LiveKeys, live_keys};
+use cubecl::client::Client;
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+use flash_dma_problem::Problem;
+
+impl MmaBlueprints {
+    /// Cubes along each axis of the largest grids: query tiles by heads, and key tiles.
+    pub(crate) fn cubes(&self, problem: &Problem) -> [usize; 3] {
+        let query_tiles = problem.q_len.div_ceil(self.dq.tile.queries());
+        let head_groups = problem.batch * problem.q_heads / self.dq.tile.heads;
+        [
+            query_tiles.max(self.key_tiles(problem)),
+            head_groups.max(problem.batch * problem.kv_heads),
+            1,
+        ]
+    }
+
+    /// The most key tiles of all chunks and heads.
+    pub(crate) fn key_tiles(&self, problem: &Problem) -> usize {
+        self.slots(problem) * self.chunks(problem) * problem.batch * problem.kv_heads
+    }
+
+    /// Chunks of queries.
+    pub(crate) fn chunks(&self, problem: &Problem) -> usize {
+        problem.q_len.div_ceil(self.chunk)
+    }
+
+    /// The most key tiles of a chunk.
+    pub(crate) fn slots(&self, problem: &Problem) -> usize {
+        let keys = if problem.has_scores {
+            most_keys(problem, self.chunk)
+        } else {
+            problem.k_len
+        };
+        keys.div_ceil(self.dkdv.keys())
+    }
+}
+
+/// Launches the backward pass of a checked, non-empty problem whose rows begin at multiples of 16 bytes.
+pub(crate) fn launch(
+    client: &Client,
+    problem: &Problem,
+    inputs: &Inputs,
+    saved: &Saved,
+    grads: &Gradients,
+    blueprints: MmaBlueprints,
+) {
+    let live = (inputs.selection.as_ref()).map(|selection| live_keys(client, problem, selection));
+    let rows = [&inputs.q, &inputs.k, &inputs.v];
+    let pass = SelectedPass {
+        pass: MmaPass::new(client, problem, rows, saved, blueprints),
+        inputs,
+        live: live.as_ref(),
+    };
+    let tiles = QueryTiles::new(problem, blueprints.dq.tile.queries());
+    let results = [&grads.q];
+    for_each_slice(
+        client,
+        problem,
+        inputs,
+        pass.live,
+        &tiles,
+        &results,
+        |slice| {
+            pass.pass.launch_dq(slice, &grads.q, blueprints.dq);
+        },
+    );
+    pass.launch_dkdv(grads, blueprints);
+}
+
+/// A backward pass over the keys that the scores select, or over all.
+struct SelectedPass<'a> {
+    pass: MmaPass<'a>,
+    inputs: &'a Inputs,
+    live: Option<&'a LiveKeys>,
+}
+
+impl SelectedPass<'_> {
+    /// The keys of each chunk; without scores buffers that are never read.
+    fn chunk_keys(&self, blueprints: MmaBlueprints) -> ChunkKeys {
+        let (client, problem) = (self.pass.client, self.pass.problem);
+        match self.live {
+            None => ChunkKeys {
+                keys: self.inputs.q.clone(),
+                counts: self.inputs.q.clone(),
+                starts: self.inputs.q.clone(),
+                capacity: problem.k_len,
+            },
+            Some(live) if blueprints.chunks(problem) > 1 => {
+                chunk_keys(client, problem, live, blueprints.chunk)
+            }
+            // Over whole lives, neighbours are those that die together.
+            Some(live) => {
+                let ordered = by_death(client, problem, live);
+                ChunkKeys {
+                    starts: ordered.counts.clone(),
+                    keys: ordered.keys,
+                    counts: ordered.counts,
+                    capacity: ordered.capacity,
+                }
+            }
+        }
+    }
+
+    fn launch_dkdv(&self, grads: &Gradients, blueprints: MmaBlueprints) {
+        let (client, problem, blueprint) = (self.pass.client, self.pass.problem, blueprints.dkdv);
+        let (element, words) = (elem_type(problem.element), f32::elem_type_native());
+        let keys = self.chunk_keys(blueprints);
+        if blueprint.parts {
+            let parts = KeyParts::new(client, problem, blueprints.chunks(problem), keys.capacity);
+            let to = [&parts.k, &parts.v, &parts.scores].map(Clone::clone);
+            self.launch_kernel(&keys, to, words, blueprints);
+            let selection = self.inputs.selection.as_ref();
+            let selection = selection.expect("chunks come with scores");
+            parts.gather(client, problem, selection, &keys, blueprints.chunk, grads);
+            return;
+        }
+        let scores = (grads.scores.clone()).unwrap_or_else(|| scratch(client, [1]));
+        if problem.has_scores {
+            fill(client, &scores, 0.0, words);
+        }
+        // Several cubes add to f32 sums; one alone writes the gradients, and visits no key that no query
+        // attends to.
+        if blueprint.shared_keys {
+            let sums = KeySums::new(client, problem, &self.inputs.selection);
+            let to = [sums.k.clone(), sums.v.clone(), scores];
+            self.launch_kernel(&keys, to, words, blueprints);
+            sums.round(grads);
+            return;
+        }
+        if problem.has_scores {
+            fill(client, &grads.k, 0.0, element);
+            fill(client, &grads.v, 0.0, element);
+        }
+        let to = [grads.k.clone(), grads.v.clone(), scores];
+        self.launch_kernel(&keys, to, element, blueprints);
+    }
+
+    fn launch_kernel(
+        &self,
+        keys: &ChunkKeys,
+        grads: [TensorBinding; 3],
+        output: ElemType,
+        blueprints: MmaBlueprints,
+    ) {
+        let problem = self.pass.problem;
+        let (scores, intervals) = match self.inputs.selection.clone() {
+            Some(selection) => (selection.scores, selection.intervals),
+            None => (self.inputs.q.clone(), self.inputs.q.clone()),
+        };
+        let lists = KeyLists {
+            scores,
+            intervals,
+            list: keys.keys.clone(),
+            counts: keys.counts.clone(),
+            capacity: keys.capacity,
+            chunks: blueprints.chunks(problem),
+            // As many as the lists may fill: a bound taken from elsewhere would drop keys unseen.
+            slots: keys.capacity.div_ceil(blueprints.dkdv.keys()),
+        };
+        self.pass.launch_dkdv(lists, grads, output, blueprints);
+    }
+}

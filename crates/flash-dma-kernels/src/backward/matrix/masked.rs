@@ -1,0 +1,67 @@
+//! Host side of the tensor-core backward pass under a mask and a bias.
+
+use crate::args::Saved;
+use crate::backward::bias::launch::{BiasBlueprint, BiasGradient};
+use crate::backward::blueprint::MmaBlueprints;
+use crate::backward::matrix::pass::{KeyLists, MmaPass};
+use crate::host::check::elem_type;
+use crate::pattern::intervals::slices::Slice;
+use cubecl::client::Client;
+use cubecl::prelude::*;
+use flash_dma_problem::MaskedProblem;
+
+/// What the kernels read in the place of scores, intervals, lists and counts. What the problem lacks is any buffer.
+pub(crate) struct MaskLists {
+    /// A bias of keys, the bits of the plan, and the key blocks of the tiles of the dq kernel, as
+    /// [`mask`](crate::forward::mma) says.
+    pub blocks: [TensorBinding; 4],
+    /// The steps of the key tiles of the dk/dv kernel, as [`mask`](super::mask) says.
+    pub steps: [TensorBinding; 2],
+    /// Entries that a list of `steps` has room for.
+    pub capacity: usize,
+}
+
+/// Launches dq and dk/dv, and on `wgmma` the gradient `of_pairs` of a bias, of a checked, non-empty problem whose rows begin
+/// at multiples of 16 bytes.
+///
+/// `rows` are q, k and v, `grads` their gradients; `grad_bias`, contiguous `[batch, kv_heads, k_len]`, f32, is
+/// overwritten if the blueprints have a bias of keys, or added to if every query head has one: `[batch, q_heads, k_len]`.
+/// Returns the row sums, `[batch, q_heads, q_len]`, f32.
+pub(crate) fn launch_masked(
+    client: &Client,
+    problem: &MaskedProblem,
+    rows: [&TensorBinding; 3],
+    saved: &Saved,
+    lists: MaskLists,
+    grads: [&TensorBinding; 3],
+    grad_bias: TensorBinding,
+    of_pairs: Option<(BiasGradient, BiasBlueprint)>,
+    blueprints: MmaBlueprints,
+) -> TensorBinding {
+    let p = &problem.attention;
+    let pass = MmaPass::new(client, p, rows, saved, blueprints);
+    let [bias, bits, ..] = lists.blocks.clone();
+    let slice = Slice {
+        selection: lists.blocks,
+        first_tile: 0,
+        tiles: p.q_len.div_ceil(blueprints.dq.tile.queries()),
+    };
+    let [grad_q, grad_k, grad_v] = grads;
+    pass.launch_dq(slice, grad_q, blueprints.dq);
+    let [list, counts] = lists.steps;
+    let keys = KeyLists {
+        scores: bias,
+        intervals: bits,
+        list,
+        counts,
+        capacity: lists.capacity,
+        chunks: 1,
+        slots: p.k_len.div_ceil(blueprints.dkdv.keys()),
+    };
+    let grads = [grad_k.clone(), grad_v.clone(), grad_bias];
+    pass.launch_dkdv(keys, grads, elem_type(p.element), blueprints);
+    if let Some((bias, blueprint)) = of_pairs {
+        pass.launch_bias(problem, bias, blueprint);
+    }
+    pass.delta()
+}

@@ -1,0 +1,255 @@
+//! The launches of the large kernels on tensor cores, and of the row sums in front of them.
+
+use crate::args::Saved;
+use crate::backward::blueprint::{DqBlueprint, MmaBlueprints};
+use crate::backward::delta::{CUBE_ROWS, delta_mma_kernel};
+use crate::backward::dkdv::mma::dkdv_mma_kernel;
+use crate::backward::dkdv::wgmma::dkdv_wgmma_kernel;
+use crate::backward::dq::mma::dq_mma_kernel;
+use crate::backward::dq::wgmma::dq_wgmma_kernel;
+use crate::host::check::{address_type, elem_type};
+use crate::host::scratch::{bytes, scratch};
+use crate::matrix::blueprint::Instruction;
+use crate::matrix::wgmma::boxes::{boxes_of, takes_boxes, word_boxes_of};
+use crate::pattern::intervals::slices::Slice;
+use cubecl::client::Client;
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+use flash_dma_problem::Problem;
+
+/// What the kernels of a backward pass read.
+pub(crate) struct MmaPass<'a> {
+    pub client: &'a Client,
+    pub problem: &'a Problem,
+    /// q, k and v.
+    pub rows: [&'a TensorBinding; 3],
+    pub saved: &'a Saved,
+    sums: RowSums,
+}
+
+/// The keys of the dk/dv kernel: a list a cube and its counts, of `capacity` entries, of `chunks` chunks of queries with
+/// `slots` key tiles each; without lists any buffers.
+pub(crate) struct KeyLists {
+    pub scores: TensorBinding,
+    pub intervals: TensorBinding,
+    pub list: TensorBinding,
+    pub counts: TensorBinding,
+    pub capacity: usize,
+    pub chunks: usize,
+    pub slots: usize,
+}
+
+/// What becomes of every query row before its gradients.
+struct RowSums {
+    /// `[batch, q_heads, q_len]`, f32.
+    delta: TensorBinding,
+    /// `[batch, q_heads, 2 q_len]`, f32: `-log2(e) lse` and `delta` of every query; heads begin at multiples of 16 bytes.
+    /// `wgmma` only.
+    rows: Option<TensorBinding>,
+}
+
+/// The shape of the buffer of [`RowSums::rows`].
+fn boxed_shape(problem: &Problem) -> [usize; 3] {
+    let [batch, heads, len] = problem.lse_shape();
+    [batch, heads, 2 * len.next_multiple_of(2)]
+}
+
+/// The bytes of the row sums of a pass.
+pub(crate) fn row_sums_bytes(problem: &Problem, blueprints: MmaBlueprints) -> usize {
+    let boxed = match blueprints.dkdv.instruction {
+        Instruction::Mma => 0,
+        Instruction::Wgmma => bytes(boxed_shape(problem)),
+    };
+    bytes(problem.lse_shape()) + boxed
+}
+
+/// The row sums in new buffers.
+fn launch_delta(client: &Client, problem: &Problem, saved: &Saved, for_boxes: bool) -> RowSums {
+    let delta = scratch(client, problem.lse_shape());
+    let all: usize = problem.lse_shape().iter().product();
+    let rows = for_boxes.then(|| scratch(client, boxed_shape(problem)));
+    let typed = [&saved.out, &saved.grad_out];
+    let grad_lse = saved.grad_lse.as_ref().unwrap_or(&saved.lse);
+    let to = rows.as_ref().unwrap_or(&delta);
+    // SAFETY: rows past the last are not read; the buffers were checked to hold what is indexed.
+    unsafe {
+        delta_mma_kernel::launch_unchecked(
+            client,
+            CubeCount::Static(all.div_ceil(CUBE_ROWS) as u32, 1, 1),
+            CubeDim::new_1d(256),
+            address_type(&typed, problem.element.size()).max(address_type(&[&delta, to], 4)),
+            saved.out.clone().into_tensor_arg(),
+            saved.grad_out.clone().into_tensor_arg(),
+            grad_lse.clone().into_buffer_arg(),
+            saved.lse.clone().into_buffer_arg(),
+            delta.clone().into_buffer_arg(),
+            to.clone().into_buffer_arg(),
+            problem.head_dim,
+            saved.grad_lse.is_some(),
+            for_boxes,
+            elem_type(problem.element),
+        );
+    }
+    let rows = rows.map(|mut rows| {
+        // What lies behind the last query is no row: the accelerator puts zeros there.
+        rows.shape[2] = 2 * problem.q_len;
+        rows
+    });
+    RowSums { delta, rows }
+}
+
+impl<'a> MmaPass<'a> {
+    /// Launches the row sums. Boxes of them are for the `wgmma` kernels.
+    pub(crate) fn new(
+        client: &'a Client,
+        problem: &'a Problem,
+        rows: [&'a TensorBinding; 3],
+        saved: &'a Saved,
+        blueprints: MmaBlueprints,
+    ) -> Self {
+        let for_boxes = blueprints.dkdv.instruction == Instruction::Wgmma;
+        Self {
+            client,
+            problem,
+            rows,
+            saved,
+            sums: launch_delta(client, problem, saved, for_boxes),
+        }
+    }
+
+    /// What becomes of every query row, in boxes; `wgmma` only.
+    pub(crate) fn boxed_rows(&self) -> &TensorBinding {
+        self.sums.rows.as_ref().expect("wgmma asked for them")
+    }
+
+    /// The row sums, `[batch, q_heads, q_len]`, f32.
+    pub(crate) fn delta(&self) -> TensorBinding {
+        self.sums.delta.clone()
+    }
+
+    /// One launch of the dq kernel: what `slice` holds, which with a mask or a bias is as
+    /// [`mask`](crate::forward::mma) says.
+    pub(crate) fn launch_dq(&self, slice: Slice, grad_q: &TensorBinding, blueprint: DqBlueprint) {
+        let (client, problem, tile) = (self.client, self.problem, blueprint.tile);
+        let size = problem.element.size();
+        let head_groups = (problem.batch * problem.q_heads / tile.heads) as u32;
+        let [q, k, v] = self.rows.map(Clone::clone);
+        let [scores, intervals, list, counts] = slice.selection;
+        let typed = [&q, &k, &v, &self.saved.grad_out, grad_q];
+        let words = [&scores, &intervals, &list, &counts, &self.sums.delta];
+        let address = address_type(&typed, size).max(address_type(&words, 4));
+        // One list of arguments: the kernels take the same.
+        macro_rules! launch {
+    ($kernel:ident, $blueprint:expr $(, $maps:expr)* $(; $boxes:expr)?) => {
+        // SAFETY: the buffers were checked to hold the shapes and strides that the kernels index by, and
+        // the lists hold keys below `k_len` or blocks of the plan.
+        unsafe {
+            $kernel::launch_unchecked(
+                        client,
+                        CubeCount::Static(slice.tiles as u32, head_groups, 1),
+                        tile.cube_dim(),
+                        address,
+                        q.into_tensor_arg(),
+                        k.into_tensor_arg(),
+                        v.into_tensor_arg(),
+                        self.saved.grad_out.clone().into_tensor_arg(),
+                        scores.into_tensor_arg(),
+                        intervals.into_buffer_arg(),
+                        list.into_tensor_arg(),
+                        counts.into_tensor_arg(),
+                        self.saved.lse.clone().into_buffer_arg(),
+                        self.sums.delta.clone().into_buffer_arg(),
+                        grad_q.clone().into_buffer_arg(),
+                        problem.scale,
+                        problem.softcap.unwrap_or(1.0),
+                        $($maps,)*
+                        slice.first_tile as u32,
+                        slice.tiles as u32,
+                        $($boxes,)?
+                        $blueprint,
+                        elem_type(problem.element),
+            )
+        }
+    };
+}
+        match tile.instruction {
+            Instruction::Mma => launch!(dq_mma_kernel, blueprint),
+            Instruction::Wgmma => {
+                // Keys that lie side by side: one unit copies them for all.
+                let listed = problem.has_scores || tile.masked || tile.biased;
+                let boxes = !listed && takes_boxes(&k, size) && takes_boxes(&v, size);
+                let [k_boxes, v_boxes] = [&k, &v]
+                    .map(|rows| boxes.then(|| boxes_of(rows, problem.element, 1, tile.key_tile)));
+                launch!(dq_wgmma_kernel, tile, k_boxes.into(), v_boxes.into(); boxes)
+            }
+        }
+    }
+
+    /// One launch of the dk/dv kernel, which writes or adds to gradients of `output` elements of k, v and of the scores
+    /// or biases of the kv heads.
+    pub(crate) fn launch_dkdv(
+        &self,
+        keys: KeyLists,
+        grads: [TensorBinding; 3],
+        output: ElemType,
+        blueprints: MmaBlueprints,
+    ) {
+        let (client, problem, blueprint) = (self.client, self.problem, blueprints.dkdv);
+        let [q, k, v] = self.rows.map(Clone::clone);
+        let [grad_k, grad_v, grad_scores] = grads;
+        let rows = problem.batch * problem.kv_heads;
+        let typed = [&q, &k, &v, &self.saved.grad_out];
+        let words = [&keys.scores, &keys.intervals, &keys.list, &self.sums.delta];
+        let address = address_type(&typed, problem.element.size())
+            .max(address_type(&words, 4))
+            .max(address_type(&[&grad_k], output.size()));
+        // One list of arguments: the kernels take the same.
+        macro_rules! launch {
+    ($kernel:ident, $blueprint:expr $(, $boxes:expr)*) => {
+        // SAFETY: the buffers were checked to hold the shapes and strides that the kernels index by, and
+        // the lists hold keys below `k_len` or steps of the problem.
+        unsafe {
+            $kernel::launch_unchecked(
+                    client,
+                    CubeCount::Static((keys.slots * keys.chunks * rows) as u32, 1, 1),
+                    blueprint.cube_dim(),
+                    address,
+                    q.into_tensor_arg(),
+                    k.into_tensor_arg(),
+                    v.into_tensor_arg(),
+                    self.saved.grad_out.clone().into_tensor_arg(),
+                    self.saved.lse.clone().into_buffer_arg(),
+                    self.sums.delta.clone().into_buffer_arg(),
+                    keys.scores.into_tensor_arg(),
+                    keys.intervals.into_buffer_arg(),
+                    keys.list.into_buffer_arg(),
+                    keys.counts.into_buffer_arg(),
+                    grad_k.into_buffer_arg(),
+                    grad_v.into_buffer_arg(),
+                    grad_scores.into_buffer_arg(),
+                    problem.scale,
+                    problem.softcap.unwrap_or(1.0),
+                    $($boxes,)*
+                    blueprints.chunk as u32,
+                    keys.chunks as u32,
+                    keys.slots as u32,
+                    keys.capacity as u32,
+                    $blueprint,
+                    elem_type(problem.element),
+                    output,
+            )
+        }
+    };
+}
+        match blueprint.instruction {
+            Instruction::Mma => launch!(dkdv_mma_kernel, blueprint),
+            Instruction::Wgmma => {
+                let (heads, queries) = (blueprint.heads, blueprint.queries());
+                let [q_boxes, o_boxes] = [&q, &self.saved.grad_out]
+                    .map(|tensor| boxes_of(tensor, problem.element, heads, queries));
+                let row_boxes = word_boxes_of(self.boxed_rows(), heads, 2 * queries);
+                launch!(dkdv_wgmma_kernel, blueprint, q_boxes, o_boxes, row_boxes)
+            }
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! What a backward pass on tensor cores needs beside its arguments.
+
+use crate::backward::blueprint::MmaBlueprints;
+use crate::backward::dkdv::shared::gather::KeyParts;
+use crate::backward::dkdv::shared::key_sums::KeySums;
+use crate::backward::matrix::pass::row_sums_bytes;
+use crate::backward::workspace::no_scores_bytes;
+use crate::pattern::intervals::LiveKeys;
+use crate::pattern::intervals::chunks::ChunkKeys;
+use crate::pattern::intervals::order::OrderedKeys;
+use crate::pattern::intervals::slices::slice_bytes;
+use crate::pattern::intervals::tiles::most_keys;
+use flash_dma_problem::Problem;
+
+impl MmaBlueprints {
+    /// The bytes of the buffers that [`launch`](super::launch()) holds at once at most.
+    pub(crate) fn workspace(&self, problem: &Problem) -> usize {
+        // Live keys and row sums to the end; the lists of dq are gone when those of dk and dv are made.
+        let dq = slice_bytes(problem, self.dq.tile.queries());
+        LiveKeys::bytes(problem) + row_sums_bytes(problem, *self) + dq.max(self.key_bytes(problem))
+    }
+
+    /// The keys of each chunk, and what several chunks give one key.
+    fn key_bytes(&self, problem: &Problem) -> usize {
+        let (dkdv, chunks) = (self.dkdv, self.chunks(problem));
+        let listed = match chunks {
+            _ if !problem.has_scores => no_scores_bytes(problem),
+            1 => OrderedKeys::bytes(problem),
+            _ => ChunkKeys::bytes(problem, self.chunk),
+        };
+        listed
+            + match (dkdv.parts, dkdv.shared_keys) {
+                (true, _) => KeyParts::bytes(problem, chunks, most_keys(problem, self.chunk)),
+                (false, true) => KeySums::bytes(problem),
+                (false, false) => 0,
+            }
+    }
+}

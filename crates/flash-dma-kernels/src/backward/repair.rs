@@ -1,0 +1,207 @@
+//! What rows with NaN or infinite elements add to the gradients, on tiles where some pairs are not
+//! selected.
+//!
+//! A product over a tile multiplies such a row by the zero weights of the pairs that are not selected,
+//! too, and `0 * NaN` is NaN. There the products take such elements for zero, and what they add to the
+//! selected pairs is added here, in memory, after the gradients are written: a lane to the elements that
+//! it has written. Rare, hence simple: everything is read from global memory again.
+
+use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::shared::keys::OwnKey;
+use crate::backward::dkdv::shared::mask::KeyMask;
+use crate::backward::dkdv::shared::queries::QueryRows;
+use crate::backward::dkdv::shared::sums::add_pair;
+use crate::backward::finite::pick;
+use crate::finite::is_finite;
+use crate::matrix::blueprint::MmaBlueprint;
+use crate::matrix::fragment::Chunk;
+use crate::matrix::key_stream::RowAddress;
+use crate::matrix::logits::{LogitScale, exp_of};
+use crate::matrix::mask::MaskRows;
+use crate::matrix::query_tile::{TileKeys, TileRow};
+use crate::matrix::repair::SlotKey;
+use cubecl::prelude::*;
+
+/// dQ of one row becomes NaN in the elements where a key that it selects is not finite: such a key's logit
+/// is not finite, hence dS is zero or NaN. Looks at the keys from slot `from` on; `grad_row` is the row's
+/// index in `grad_q`.
+#[cube]
+pub(crate) fn mark_not_finite<E: Float>(
+    k: &Tensor<Chunk<E>>,
+    intervals: &[Vector<u32, Const<2>>],
+    list: &Tensor<u32>,
+    grad_q: &mut [Vector<E, Const<2>>],
+    row: &TileRow,
+    keys: &TileKeys,
+    k_rows: &RowAddress,
+    mask: &MaskRows,
+    interval_row: usize,
+    grad_row: usize,
+    from: usize,
+    q_len: usize,
+    k_len: usize,
+    #[comptime] bp: MmaBlueprint,
+) {
+    let chunks = comptime!(bp.chunks());
+    let quad = UNIT_POS_X as usize % 4;
+    for slot in from..keys.total {
+        let listed = SlotKey::new(
+            slot,
+            k_len as i32,
+            row,
+            keys,
+            intervals,
+            list,
+            mask,
+            interval_row,
+            q_len,
+            bp,
+        );
+        let key = listed.key;
+        if listed.first <= row.position && row.position < listed.end {
+            for c in 0..chunks {
+                let pair = pick::<E>(k[k_rows.base + key * k_rows.stride + c], quad);
+                let at = grad_row * comptime!(bp.head_dim / 2) + c * 4 + quad;
+                #[unroll]
+                for e in 0..2usize {
+                    if !is_finite(pair.extract(e)) {
+                        let mut values = grad_q[at];
+                        values.insert(e, E::cast_from(f32::new(f32::NAN)));
+                        grad_q[at] = values;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What the rows of `rows` (dO for dV, Q for dK) that are not finite add to the gradient of the key `own`,
+/// over the queries that attend to it, see [`add_not_finite`]. `mask` is that of keys among which it is.
+#[cube]
+pub(crate) fn repair_key<E: Float, O: Float>(
+    q: &Tensor<Chunk<E>>,
+    k: &Tensor<Chunk<E>>,
+    grad_out: &Tensor<Chunk<E>>,
+    lse: &[f32],
+    delta: &[f32],
+    own: &OwnKey,
+    k_rows: &RowAddress,
+    rows: &QueryRows,
+    mask: &KeyMask,
+    logit_scale: &LogitScale,
+    grad: &mut [Vector<O, Const<2>>],
+    #[comptime] of_values: bool,
+    #[comptime] bp: DkdvBlueprint,
+) {
+    if own.valid && own.first < own.end {
+        for head in 0..q.shape(1) / k.shape(1) {
+            for query in own.first as usize..own.end as usize {
+                let row = rows.row + head * rows.len + query;
+                let mut key_score = own.score;
+                if comptime!(bp.bias_heads || bp.pairs) {
+                    key_score = mask.bias(head, query, own.behind(mask));
+                }
+                let row_lse = lse[row];
+                // With a softcap the row sum does not tell of Q.
+                let mut broken = comptime!(bp.softcap) || !is_finite(delta[row]);
+                if comptime!(bp.masked) {
+                    // Only the rows of LSE -inf can have a Q that the row sum does not tell of.
+                    let word = mask.word(head, query) >> (own.key % 32) as u32;
+                    broken = broken && word & 1u32 == 1u32;
+                }
+                if broken && row_lse != f32::new(f32::NEG_INFINITY) {
+                    let q_row = rows.q + (rows.head + head) * rows.q_head + query * rows.q_row;
+                    let o_row = rows.o + (rows.head + head) * rows.o_head + query * rows.o_row;
+                    if comptime!(of_values) {
+                        add_not_finite::<E, O>(
+                            q,
+                            k,
+                            grad_out,
+                            own,
+                            key_score,
+                            k_rows,
+                            q_row,
+                            o_row,
+                            row_lse,
+                            logit_scale,
+                            grad,
+                            true,
+                            bp,
+                        );
+                    } else {
+                        add_not_finite::<E, O>(
+                            q,
+                            k,
+                            q,
+                            own,
+                            key_score,
+                            k_rows,
+                            q_row,
+                            q_row,
+                            row_lse,
+                            logit_scale,
+                            grad,
+                            false,
+                            bp,
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Adds to the gradient of one key what the elements of one query's row that are not finite contribute: to
+/// dV those of dO by the pair's probability. To dK those of Q add NaN: such a query's logits are not finite,
+/// or capped and without slope.
+///
+/// `row` is the row's begin in `rows` (dO for dV, Q for dK), `q_row` that of Q.
+#[cube]
+fn add_not_finite<E: Float, O: Float>(
+    q: &Tensor<Chunk<E>>,
+    k: &Tensor<Chunk<E>>,
+    rows: &Tensor<Chunk<E>>,
+    own: &OwnKey,
+    key_score: f32,
+    k_rows: &RowAddress,
+    q_row: usize,
+    row: usize,
+    lse: f32,
+    logit_scale: &LogitScale,
+    grad: &mut [Vector<O, Const<2>>],
+    #[comptime] of_values: bool,
+    #[comptime] bp: DkdvBlueprint,
+) {
+    let chunks = comptime!(bp.chunks());
+    let quad = UNIT_POS_X as usize % 4;
+    let mut weight = f32::new(f32::NAN);
+    if comptime!(of_values) {
+        let mut product = 0.0f32;
+        for c in 0..chunks {
+            let (a, b) = (q[q_row + c], k[k_rows.base + own.key * k_rows.stride + c]);
+            #[unroll]
+            for e in 0..8usize {
+                product += f32::cast_from(a.extract(e)) * f32::cast_from(b.extract(e));
+            }
+        }
+        let x = logit_scale.apply(product, key_score, bp.softcap);
+        weight = exp_of(x, -lse * comptime!(core::f32::consts::LOG2_E));
+    }
+    for c in 0..chunks {
+        let pair = pick::<E>(rows[row + c], quad);
+        let at = own.row * comptime!(bp.head_dim / 2) + c * 4 + quad;
+        let (x, y) = (pair.extract(0usize), pair.extract(1usize));
+        if !is_finite(x) || !is_finite(y) {
+            let more_x = select(is_finite(x), 0.0f32, x * weight);
+            let more_y = select(is_finite(y), 0.0f32, y * weight);
+            if comptime!(bp.shared_keys) {
+                add_pair::<O>(&mut grad[at..at + 1], more_x, more_y);
+            } else {
+                let mut sum = Vector::<f32, Const<2>>::cast_from(grad[at]);
+                sum.insert(0usize, sum.extract(0usize) + more_x);
+                sum.insert(1usize, sum.extract(1usize) + more_y);
+                grad[at] = Vector::cast_from(sum);
+            }
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! Host side of the forward pass.
+
+use crate::forward::launch::Engine;
+use crate::forward::matrix;
+use crate::forward::matrix::rows_are_chunks;
+use crate::host::check::{
+    Layout, address_type, check_device, check_tensor, elem_type, vector_size,
+};
+use crate::host::fill::fill;
+use crate::matrix::blueprint::MmaBlueprint;
+use crate::pattern::intervals::slices::Slice;
+use crate::pattern::mask::args::MaskedInputs;
+use crate::pattern::mask::tile_lists::{TileLists, tile_lists};
+use crate::portable::blueprint::{Blueprint, Pass};
+use crate::portable::masked::forward::forward_kernel;
+use cubecl::client::Client;
+use cubecl::prelude::*;
+use flash_dma_problem::{AttentionError, MaskedProblem, PlanGeometry, TensorName};
+
+/// Buffers of [`forward_kernel`] and of the tensor-core kernels.
+const BINDINGS: u32 = 9;
+
+/// Attention of every query over the keys it sees: writes `out` (`[batch, q_heads, q_len, head_dim]`, the
+/// problem's element type) and `lse` (`[batch, q_heads, q_len]`, f32, natural logarithm), both contiguous and
+/// overwritten. A query that sees nothing gets zeros and −∞.
+///
+/// Runs asynchronously on the client's stream, on the engine of [`masked_forward_engine`]. Blocks of the plan that
+/// a query tile does not see are skipped, those that it sees whole are not tested.
+///
+/// # Errors
+///
+/// [`AttentionError`] if a tensor does not fit the problem or the device lacks what the kernel needs. Nothing is
+/// launched then.
+pub fn masked_forward(
+    client: &Client,
+    problem: &MaskedProblem,
+    inputs: MaskedInputs,
+    out: TensorBinding,
+    lse: TensorBinding,
+) -> Result<(), AttentionError> {
+    let (_, plan) = ForwardPlan::choose(client, problem, &inputs)?;
+    forward_with(client, problem, inputs, out, lse, plan)
+}
+
+/// [`masked_forward`] on a given engine.
+///
+/// # Errors
+///
+/// As [`masked_forward`]; further [`AttentionError::Unsupported`] if the engine does not serve the problem.
+pub fn masked_forward_on(
+    engine: Engine,
+    client: &Client,
+    problem: &MaskedProblem,
+    inputs: MaskedInputs,
+    out: TensorBinding,
+    lse: TensorBinding,
+) -> Result<(), AttentionError> {
+    let plan = ForwardPlan::of(engine, client, problem, &inputs)?;
+    forward_with(client, problem, inputs, out, lse, plan)
+}
+
+/// The bytes that [`masked_forward`] needs on the device beside its arguments, known before it is called: the buffers
+/// that it holds at once at most, each as it is requested. On the tensor cores these are lists of what the plan shows
+/// each tile of queries; [`Engine::Portable`] needs none.
+///
+/// # Errors
+///
+/// As [`masked_forward`], but for what concerns the buffers of the tensors, of which only the strides are looked at.
+pub fn masked_forward_workspace(
+    client: &Client,
+    problem: &MaskedProblem,
+    inputs: &MaskedInputs,
+) -> Result<usize, AttentionError> {
+    let (_, plan) = ForwardPlan::choose(client, problem, inputs)?;
+    plan.check(client, problem)?;
+    Ok(plan.workspace(problem))
+}
+
+/// The bytes that [`masked_forward_on`] needs, as [`masked_forward_workspace`] counts them.
+///
+/// # Errors
+///
+/// As [`masked_forward_workspace`]; further [`AttentionError::Unsupported`] if the engine does not serve the problem.
+pub fn masked_forward_workspace_on(
+    engine: Engine,
+    client: &Client,
+    problem: &MaskedProblem,
+    inputs: &MaskedInputs,
+) -> Result<usize, AttentionError> {
+    let plan = ForwardPlan::of(engine, client, problem, inputs)?;
+    plan.check(client, problem)?;
+    Ok(plan.workspace(problem))
+}
+
+fn forward_with(
+    client: &Client,
+    problem: &MaskedProblem,
+    inputs: MaskedInputs,
+    out: TensorBinding,
+    lse: TensorBinding,
+    engine: ForwardPlan,
+) -> Result<(), AttentionError> {
+    let p = &problem.attention;
+    let size = p.element.size();
+    inputs.check(problem)?;
+    check_tensor(
+        TensorName::Out,
+        &out,
+        &p.q_shape(),
+        size,
+        Layout::Contiguous,
+    )?;
+    check_tensor(TensorName::Lse, &lse, &p.lse_shape(), 4, Layout::Contiguous)?;
+    engine.check(client, problem)?;
+    if p.batch * p.q_len == 0 {
+        return Ok(());
+    }
+    if p.k_len == 0 {
+        fill(client, &out, 0.0, elem_type(p.element));
+        fill(client, &lse, f32::NEG_INFINITY, f32::elem_type_native());
+        return Ok(());
+    }
+    let tiles = p.q_len.div_ceil(engine.queries());
+    match engine {
+        ForwardPlan::Portable(blueprint) => {
+            launch_portable(client, problem, inputs, &out, &lse, tiles, blueprint);
+        }
+        ForwardPlan::Mma(blueprint) => {
+            let selection = inputs.listed(client, problem, blueprint.queries(), &inputs.v);
+            let slice = Slice {
+                selection,
+                first_tile: 0,
+                tiles,
+            };
+            let rows = [inputs.q, inputs.k, inputs.v];
+            matrix::launch_slice(client, p, rows, slice, &out, &lse, blueprint, 1);
+        }
+    }
+    Ok(())
+}
+
+/// The engine that [`masked_forward`] runs on: the first of [`Engine::Wgmma`], [`Engine::Mma`] and [`Engine::Portable`]
+/// that serves the problem and that [`ENGINE_VARIABLE`](crate::forward::launch::ENGINE_VARIABLE) does not leave out. The tensor-core
+/// engines serve what they serve without a mask, and if all queries share a bias of keys, one that is contiguous along
+/// them.
+#[must_use]
+pub fn masked_forward_engine(
+    client: &Client,
+    problem: &MaskedProblem,
+    inputs: &MaskedInputs,
+) -> Engine {
+    ForwardPlan::choose(client, problem, inputs).map_or(Engine::Portable, |(engine, _)| engine)
+}
+
+/// An engine and its configuration.
+enum ForwardPlan {
+    Portable(Blueprint),
+    Mma(MmaBlueprint),
+}
+
+impl ForwardPlan {
+    fn choose(
+        client: &Client,
+        problem: &MaskedProblem,
+        inputs: &MaskedInputs,
+    ) -> Result<(Engine, Self), AttentionError> {
+        Engine::first(|engine| Self::of(engine, client, problem, inputs))
+    }
+
+    fn of(
+        engine: Engine,
+        client: &Client,
+        problem: &MaskedProblem,
+        inputs: &MaskedInputs,
+    ) -> Result<Self, AttentionError> {
+        let (p, properties) = (&problem.attention, client.properties());
+        let Some(instruction) = engine.instruction() else {
+            return Blueprint::choose(Pass::Forward, p, &properties.hardware).map(Self::Portable);
+        };
+        MmaBlueprint::choose_masked(instruction, problem, properties)
+            .filter(|_| inputs.rows_are_chunks(problem))
+            .map(Self::Mma)
+            .ok_or_else(|| engine.refusal("masks and biases on ", p))
+    }
+
+    /// The bytes of the buffers that a pass holds at once at most.
+    fn workspace(&self, problem: &MaskedProblem) -> usize {
+        let p = &problem.attention;
+        match self {
+            Self::Mma(blueprint) if p.batch * p.q_len * p.k_len > 0 => {
+                listed_bytes(problem, blueprint.queries()).iter().sum()
+            }
+            _ => 0,
+        }
+    }
+
+    /// Checks what the kernels need of the device.
+    fn check(&self, client: &Client, problem: &MaskedProblem) -> Result<(), AttentionError> {
+        let p = &problem.attention;
+        let tiles = p.q_len.div_ceil(self.queries());
+        let cubes = match self {
+            Self::Portable(_) => [tiles, p.q_heads, p.batch],
+            Self::Mma(blueprint) => [tiles, p.batch * p.q_heads / blueprint.heads, 1],
+        };
+        check_device(client, p, BINDINGS, cubes)
+    }
+
+    /// Queries a tile.
+    fn queries(&self) -> usize {
+        match self {
+            Self::Portable(blueprint) => blueprint.outer_rows(),
+            Self::Mma(blueprint) => blueprint.queries(),
+        }
+    }
+}
+
+fn launch_portable(
+    client: &Client,
+    problem: &MaskedProblem,
+    inputs: MaskedInputs,
+    out: &TensorBinding,
+    lse: &TensorBinding,
+    tiles: usize,
+    blueprint: Blueprint,
+) {
+    let p = &problem.attention;
+    let size = p.element.size();
+    let Words { bits, counts, bias } = inputs.words();
+    let MaskedInputs { q, k, v, .. } = inputs;
+    let typed = [&q, &k, &v, out];
+    let words = [&bits, &counts, &bias, lse];
+    // SAFETY: every buffer was checked to hold the shape and strides that the kernel indexes by.
+    unsafe {
+        forward_kernel::launch_unchecked(
+            client,
+            CubeCount::Static(tiles as u32, p.q_heads as u32, p.batch as u32),
+            blueprint.cube_dim(),
+            address_type(&typed, size).max(address_type(&words, 4)),
+            vector_size(&typed, size),
+            q.into_tensor_arg(),
+            k.into_tensor_arg(),
+            v.into_tensor_arg(),
+            bits.into_tensor_arg(),
+            counts.into_tensor_arg(),
+            bias.into_tensor_arg(),
+            out.clone().into_tensor_arg(),
+            lse.clone().into_tensor_arg(),
+            p.scale,
+            p.softcap.unwrap_or(1.0),
+            problem.plan.is_some(),
+            problem.bias.is_some(),
+            blueprint,
+            elem_type(p.element),
+        );
+    }
+}
+
+/// What the kernels read beside q, k and v. What the problem lacks is any buffer, never read.
+pub(crate) struct Words {
+    pub bits: TensorBinding,
+    pub counts: TensorBinding,
+    pub bias: TensorBinding,
+}
+
+/// Whether lists may hold single keys: those of a bias of pairs are a block's.
+fn gathers(problem: &MaskedProblem) -> bool {
+    problem.bias.is_none() || problem.has_key_bias()
+}
+
+/// The bytes of what [`MaskedInputs::listed`] returns for tiles of `queries` queries, and of what is needed to make it.
+pub(crate) fn listed_bytes(problem: &MaskedProblem, queries: usize) -> [usize; 2] {
+    let of = |geometry: PlanGeometry| TileLists::bytes(&geometry, queries, gathers(problem));
+    problem.plan.map_or([0; 2], of)
+}
+
+impl MaskedInputs {
+    pub(crate) fn words(&self) -> Words {
+        let none = || self.q.clone();
+        let plan = self.plan.as_ref();
+        Words {
+            bits: plan.map_or_else(none, |plan| plan.bits.clone()),
+            counts: plan.map_or_else(none, |plan| plan.counts.clone()),
+            bias: self.bias.clone().unwrap_or_else(none),
+        }
+    }
+
+    /// Whether rows begin where the tensor-core engines want them, and a bias lies as they read it.
+    pub(crate) fn rows_are_chunks(&self, problem: &MaskedProblem) -> bool {
+        let rows = [&self.q, &self.k, &self.v];
+        let size = problem.attention.element.size();
+        rows.iter().all(|rows| rows_are_chunks(rows, size))
+            && (self.bias.as_ref())
+                .is_none_or(|bias| !problem.has_key_bias() || bias.strides.last() == Some(&1))
+    }
+
+    /// What a tensor-core kernel with tiles of `queries` reads in the place of scores, intervals, lists and counts.
+    /// `watched` is k or v, whichever the kernel multiplies with weights that may be zero.
+    pub(crate) fn listed(
+        &self,
+        client: &Client,
+        problem: &MaskedProblem,
+        queries: usize,
+        watched: &TensorBinding,
+    ) -> [TensorBinding; 4] {
+        let none = || self.q.clone();
+        let bias = self.bias.clone().unwrap_or_else(none);
+        match (&self.plan, &problem.plan) {
+            (Some(plan), Some(geometry)) => {
+                let element = problem.attention.element;
+                let gather = gathers(problem);
+                let lists = tile_lists(client, geometry, plan, queries, watched, element, gather);
+                [bias, plan.bits.clone(), lists.list, lists.counts]
+            }
+            _ => [bias, none(), none(), none()],
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! Host side of the tensor-core forward pass.
+
+use crate::args::Inputs;
+use crate::forward::merge::merge;
+use crate::forward::mma::forward_mma_kernel;
+use crate::forward::wgmma::forward_wgmma_kernel;
+use crate::host::check::{address_type, elem_type};
+use crate::host::scratch::{bytes, scratch};
+use crate::matrix::blueprint::{Instruction, MmaBlueprint};
+use crate::pattern::intervals::LiveKeys;
+use crate::pattern::intervals::slices::{Slice, for_each_slice, slice_bytes};
+use crate::pattern::intervals::tiles::QueryTiles;
+use cubecl::client::Client;
+use cubecl::prelude::*;
+use flash_dma_problem::Problem;
+
+/// Bytes that copies and `ldmatrix` move at once: rows must begin at a multiple of them.
+const CHUNK_BYTES: usize = 16;
+
+impl Inputs {
+    /// Whether every row of the inputs begins at a multiple of 16 bytes.
+    pub(crate) fn rows_are_chunks(&self, element_size: usize) -> bool {
+        [&self.q, &self.k, &self.v]
+            .iter()
+            .all(|tensor| rows_are_chunks(tensor, element_size))
+    }
+}
+
+/// Whether every row of a tensor of four axes begins at a multiple of 16 bytes, and the distance of two fits 32 bits.
+pub(crate) fn rows_are_chunks(tensor: &TensorBinding, element_size: usize) -> bool {
+    let begin = tensor.handle.offset_start.unwrap_or(0) as usize;
+    tensor.strides.len() == 4
+        && begin.is_multiple_of(CHUNK_BYTES)
+        && tensor.strides[..3]
+            .iter()
+            .zip(&tensor.shape[..3])
+            .all(|(&stride, &len)| len <= 1 || (stride * element_size).is_multiple_of(CHUNK_BYTES))
+        && (tensor.shape[2] <= 1 || u32::try_from(tensor.strides[2] * element_size).is_ok())
+}
+
+/// Launches the forward pass of a checked, non-empty problem whose inputs satisfy
+/// [`Inputs::rows_are_chunks`]: one launch without scores, with them 2 a slice of query tiles, and one more
+/// to merge if the blueprint is split into `parts`.
+/// `live` lists the live keys if there are scores; `tiles` are of the blueprint's size.
+///
+/// Splitting takes `4 * parts * (head_dim + 1)` bytes of the client's pool for a row of the output. As
+/// [`MmaBlueprint::split`] counts the parts, that is at most the rows of the tiles that the device holds at
+/// once: 35 MB on 132 multiprocessors.
+pub(crate) fn launch(
+    client: &Client,
+    problem: &Problem,
+    inputs: &Inputs,
+    live: Option<&LiveKeys>,
+    tiles: &QueryTiles,
+    out: &TensorBinding,
+    lse: &TensorBinding,
+    blueprint: MmaBlueprint,
+    parts: usize,
+) {
+    let run = |out: &TensorBinding, lse: &TensorBinding| {
+        launch_parts(
+            client, problem, inputs, live, tiles, out, lse, blueprint, parts,
+        );
+    };
+    if blueprint.split {
+        let (out_shape, lse_shape) = part_shapes(problem, parts);
+        let part_out = scratch(client, out_shape);
+        let part_lse = scratch(client, lse_shape);
+        run(&part_out, &part_lse);
+        merge(client, problem, parts, [part_out, part_lse], out, lse);
+    } else {
+        run(out, lse);
+    }
+}
+
+/// The shapes of the outputs and of the LSE of so many parts of the keys.
+fn part_shapes(problem: &Problem, parts: usize) -> ([usize; 5], [usize; 4]) {
+    let [batch, heads, len, dim] = problem.q_shape();
+    ([parts, batch, heads, len, dim], [parts, batch, heads, len])
+}
+
+/// The bytes of the buffers that [`launch`] holds at once, beside the lists of live keys.
+pub(crate) fn workspace(problem: &Problem, blueprint: MmaBlueprint, parts: usize) -> usize {
+    let (out, lse) = part_shapes(problem, parts);
+    let of_parts = if blueprint.split {
+        bytes(out) + bytes(lse)
+    } else {
+        0
+    };
+    of_parts + slice_bytes(problem, blueprint.queries())
+}
+
+/// The part of [`launch`] in front of the merging: `out` (f32 if the blueprint is split) and `lse` have the parts as
+/// a first axis.
+fn launch_parts(
+    client: &Client,
+    problem: &Problem,
+    inputs: &Inputs,
+    live: Option<&LiveKeys>,
+    tiles: &QueryTiles,
+    out: &TensorBinding,
+    lse: &TensorBinding,
+    blueprint: MmaBlueprint,
+    parts: usize,
+) {
+    let results = [out, lse];
+    for_each_slice(client, problem, inputs, live, tiles, &results, |slice| {
+        let Inputs { q, k, v, .. } = inputs.clone();
+        launch_slice(
+            client,
+            problem,
+            [q, k, v],
+            slice,
+            out,
+            lse,
+            blueprint,
+            parts,
+        );
+    });
+}
+
+/// One launch of the kernel of a blueprint, with q, k and v as `rows`. With a mask or a bias the slice's selection
+/// is what [`mask`](super::mask) says.
+pub(crate) fn launch_slice(
+    client: &Client,
+    problem: &Problem,
+    [q, k, v]: [TensorBinding; 3],
+    slice: Slice,
+    out: &TensorBinding,
+    lse: &TensorBinding,
+    blueprint: MmaBlueprint,
+    parts: usize,
+) {
+    let output = if blueprint.split {
+        f32::elem_type_native()
+    } else {
+        elem_type(problem.element)
+    };
+    let head_groups = (problem.batch * problem.q_heads / blueprint.heads) as u32;
+    let [scores, intervals, list, counts] = slice.selection;
+    let words = [&scores, &intervals, &list, &counts, lse];
+    let address = address_type(&[&q, &k, &v], problem.element.size())
+        .max(address_type(&words, 4))
+        .max(address_type(&[out], output.size()));
+    // One list of arguments: the kernels take the same.
+    macro_rules! launch {
+    ($kernel:ident, $blueprint:expr) => {
+        // SAFETY: the buffers were checked to hold the shapes and strides that the kernels index by, and
+        // the lists hold keys below `k_len`.
+        unsafe {
+            $kernel::launch_unchecked(
+                    client,
+                    CubeCount::Static(slice.tiles as u32, head_groups, parts as u32),
+                    blueprint.cube_dim(),
+                    address,
+                    q.into_tensor_arg(),
+                    k.into_tensor_arg(),
+                    v.into_tensor_arg(),
+                    scores.into_tensor_arg(),
+                    intervals.into_buffer_arg(),
+                    list.into_tensor_arg(),
+                    counts.into_tensor_arg(),
+                    out.clone().into_buffer_arg(),
+                    lse.clone().into_buffer_arg(),
+                    problem.scale,
+                    problem.softcap.unwrap_or(1.0),
+                    slice.first_tile as u32,
+                    slice.tiles as u32,
+                    $blueprint,
+                    elem_type(problem.element),
+                    output,
+            )
+        }
+    };
+}
+    match blueprint.instruction {
+        Instruction::Mma => launch!(forward_mma_kernel, blueprint),
+        Instruction::Wgmma => launch!(forward_wgmma_kernel, blueprint),
+    }
+}

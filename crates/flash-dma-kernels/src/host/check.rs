@@ -1,0 +1,208 @@
+//! What a call must satisfy before anything is launched.
+
+use crate::args::{Inputs, Selection};
+use crate::host::cpu;
+use cubecl::client::Client;
+use cubecl::ir::features::TypeUsage;
+use cubecl::ir::{AddressType, ElemType, FloatKind};
+use cubecl::prelude::TensorBinding;
+use flash_dma_problem::{AttentionError, ElementType, Problem, TensorName, TensorSpec};
+
+/// The CubeCL type of an element type.
+pub(crate) fn elem_type(element: ElementType) -> ElemType {
+    ElemType::Float(match element {
+        ElementType::F32 => FloatKind::F32,
+        ElementType::F16 => FloatKind::F16,
+        ElementType::Bf16 => FloatKind::BF16,
+    })
+}
+
+/// How a tensor may lie in its buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// Any strides with a contiguous last axis.
+    Strided,
+    /// Row-major without gaps.
+    Contiguous,
+}
+
+/// Checks shape, strides and buffer of a tensor whose elements have `size` bytes.
+pub(crate) fn check_tensor(
+    name: TensorName,
+    tensor: &TensorBinding,
+    shape: &[usize],
+    size: usize,
+    layout: Layout,
+) -> Result<(), AttentionError> {
+    let spec = TensorSpec {
+        name,
+        shape: &tensor.shape[..],
+        strides: &tensor.strides[..],
+    };
+    spec.check(shape)?;
+    let mut dense = 1;
+    // The strides of an empty tensor are never used, and allocators differ in them.
+    let contiguous = shape.contains(&0)
+        || (0..shape.len()).rev().all(|axis| {
+            let fits = shape[axis] == 1 || spec.strides[axis] == dense;
+            dense *= shape[axis];
+            fits
+        });
+    if layout == Layout::Contiguous && !contiguous {
+        return Err(AttentionError::Strides {
+            tensor: name,
+            strides: spec.strides.to_vec(),
+        });
+    }
+    let needed = spec.required_len().unwrap_or(usize::MAX);
+    let actual = tensor.handle.size_in_used() as usize / size;
+    if needed > actual {
+        return Err(AttentionError::Buffer {
+            tensor: name,
+            needed,
+            actual,
+        });
+    }
+    Ok(())
+}
+
+impl Inputs {
+    /// Checks every input against the problem.
+    pub(crate) fn check(&self, problem: &Problem) -> Result<(), AttentionError> {
+        let (size, kv) = (problem.element.size(), problem.kv_shape());
+        let strided = Layout::Strided;
+        check_tensor(
+            TensorName::Query,
+            &self.q,
+            &problem.q_shape(),
+            size,
+            strided,
+        )?;
+        check_tensor(TensorName::Key, &self.k, &kv, size, strided)?;
+        check_tensor(TensorName::Value, &self.v, &kv, size, strided)?;
+        match &self.selection {
+            Some(selection) if problem.has_scores => selection.check(problem),
+            None if !problem.has_scores => Ok(()),
+            _ => Err(AttentionError::ScoresWithoutIntervals),
+        }
+    }
+}
+
+impl Selection {
+    fn check(&self, problem: &Problem) -> Result<(), AttentionError> {
+        let shape = problem.scores_shape();
+        check_tensor(TensorName::Scores, &self.scores, &shape, 4, Layout::Strided)?;
+        let shape = problem.intervals_shape();
+        check_tensor(
+            TensorName::Intervals,
+            &self.intervals,
+            &shape,
+            4,
+            Layout::Contiguous,
+        )
+    }
+}
+
+/// Checks that the device stores and converts the element type.
+pub(crate) fn check_type(client: &Client, element: ElementType) -> Result<(), AttentionError> {
+    let unsupported = |what| Err(AttentionError::Unsupported { what });
+    // Some devices convert a type that their buffers cannot hold.
+    let used = TypeUsage::Buffer | TypeUsage::Conversion;
+    let usage = client.properties().type_usage(elem_type(element));
+    if !usage.is_superset(used) {
+        return unsupported(format!("tensors of {element}"));
+    }
+    if element == ElementType::Bf16 && !cpu::rounds_to_bf16(client) {
+        return unsupported(cpu::NO_ROUNDING.into());
+    }
+    Ok(())
+}
+
+/// Checks what all attention kernels need of the device, for a kernel with `bindings` buffers.
+pub(crate) fn check_device(
+    client: &Client,
+    problem: &Problem,
+    bindings: u32,
+    cubes: [usize; 3],
+) -> Result<(), AttentionError> {
+    check_type(client, problem.element)?;
+    check_grid(client, bindings, cubes)
+}
+
+/// Checks the number of buffers of a kernel and of its cubes: tiles, heads, sequences.
+pub(crate) fn check_grid(
+    client: &Client,
+    bindings: u32,
+    cubes: [usize; 3],
+) -> Result<(), AttentionError> {
+    let properties = client.properties();
+    // One more than the kernel's own: shapes and strides take a buffer on some runtimes.
+    let limit = properties.hardware.max_bindings;
+    if bindings + 1 > limit {
+        return Err(AttentionError::Unsupported {
+            what: format!("{} buffers a kernel: its limit is {limit}", bindings + 1),
+        });
+    }
+    let (x, y, z) = properties.hardware.max_cube_count;
+    for (what, size, limit) in [
+        ("the number of tiles", cubes[0], x),
+        ("the number of heads", cubes[1], y),
+        ("the number of sequences", cubes[2], z),
+    ] {
+        if size > limit as usize {
+            return Err(AttentionError::TooLarge {
+                what,
+                size,
+                limit: limit as usize,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// The widest vector in which all of `tensors` (elements of `size` bytes) can be read: rows must begin
+/// at a multiple of it.
+pub(crate) fn vector_size(tensors: &[&TensorBinding], size: usize) -> usize {
+    let aligned = tensors.iter().all(|tensor| {
+        let outer = tensor.strides.len() - 1;
+        let offset = tensor.handle.offset_start.unwrap_or(0) as usize;
+        tensor.strides[..outer].iter().all(|s| s.is_multiple_of(4))
+            && offset.is_multiple_of(4 * size)
+    });
+    if aligned { 4 } else { 1 }
+}
+
+/// The address type that reaches every element (of `size` bytes) of `tensors`.
+pub(crate) fn address_type(tensors: &[&TensorBinding], size: usize) -> AddressType {
+    let each = tensors.iter().map(|t| t.required_address_type(size));
+    each.max().unwrap_or(AddressType::U32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{client, strided};
+
+    #[test]
+    fn the_stride_of_an_axis_of_one_element_does_not_matter() {
+        let client = client();
+        let check = |strides: [usize; 4], layout| {
+            let shape = [2, 1, 3, 4];
+            let tensor = strided(&client, &[0.5f32; 24], &shape, &strides);
+            check_tensor(TensorName::Out, &tensor, &shape, 4, layout)
+        };
+        for layout in [Layout::Contiguous, Layout::Strided] {
+            assert_eq!(check([12, 12, 4, 1], layout), Ok(()));
+            assert_eq!(check([12, 7, 4, 1], layout), Ok(()));
+        }
+        assert_eq!(check([16, 16, 5, 1], Layout::Strided), Ok(()));
+        let strides = vec![16, 16, 5, 1];
+        assert_eq!(
+            check([16, 16, 5, 1], Layout::Contiguous),
+            Err(AttentionError::Strides {
+                tensor: TensorName::Out,
+                strides
+            })
+        );
+    }
+}

@@ -1,0 +1,299 @@
+//! The comptime configuration of the tensor-core forward kernel, and the rule that chooses it.
+
+use crate::host::check::elem_type;
+use cubecl::CubeDim;
+use cubecl::ir::features::MmaConfig;
+use cubecl::prelude::*;
+use flash_dma_problem::{ElementType, MaskedProblem, Problem};
+
+/// The tensor cores' instruction of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Instruction {
+    /// `mma.sync`: a warp multiplies 16 rows, operands in registers. sm_80 and newer.
+    Mma,
+    /// `wgmma`: four warps multiply 64 rows, operands in shared memory. sm_90 alone.
+    Wgmma,
+}
+
+/// What is fixed when the kernel is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct MmaBlueprint {
+    /// The matrix instruction.
+    pub instruction: Instruction,
+    /// The element type; f16 or bf16.
+    pub element: ElementType,
+    /// Elements a row; a multiple of 32, with `wgmma` of 16.
+    pub head_dim: usize,
+    /// Warps a cube; each owns 16 rows of the query tile.
+    pub warps: usize,
+    /// Keys a tile; a multiple of 16.
+    pub key_tile: usize,
+    /// Key tiles copied ahead, and the one in use.
+    pub stages: usize,
+    /// Query heads of one kv head that share the rows of a tile.
+    pub heads: usize,
+    /// Bottom-right aligned causal masking.
+    pub causal: bool,
+    /// Keys come from lists, carry a score and are attended to on an interval.
+    pub sparse: bool,
+    /// Keys come in blocks of a tile plan.
+    pub masked: bool,
+    /// Keys carry a bias that all queries share.
+    pub biased: bool,
+    /// Pairs of a query and a key carry a bias.
+    pub pairs: bool,
+    /// Whether the scaled product is capped.
+    pub softcap: bool,
+    /// Several cubes share a query tile, each with a part of its keys.
+    pub split: bool,
+}
+
+/// How CubeCL names the devices that have `wgmma`: the instruction came with sm_90 and left with it.
+const WGMMA_DEVICE: &str = "ptx_sm90";
+
+/// Whether a device has `wgmma`.
+pub(crate) fn has_wgmma(properties: &DeviceProperties) -> bool {
+    properties.identity.fingerprint == WGMMA_DEVICE
+}
+
+/// Positions, strides and the copies are right for these only: the swizzle is closed for rows of whole
+/// 64 bytes, and the products take 16 columns at a time.
+const HEAD_DIM_STEP: usize = 32;
+
+impl MmaBlueprint {
+    /// The configuration for `problem`, or `None` if this engine does not serve it: f16 and bf16 on a
+    /// device with `mma.sync` and `cp.async` (sm_80 and newer through the C++ generator), head
+    /// dimensions in steps of 32.
+    ///
+    /// A warp holds `16 x head_dim` of Q and of O in registers, so eight warps of 255 registers fill a
+    /// multiprocessor; 64 keys a tile keep its tensor cores busy between two barriers, and 32 leave room
+    /// for the registers of `head_dim > 128`. Four warps serve problems that would leave
+    /// multiprocessors idle with eight.
+    pub(crate) fn choose(problem: &Problem, properties: &DeviceProperties) -> Option<Self> {
+        Self::choose_mma_heads(problem, properties, 64)?.fitting(properties)
+    }
+
+    /// [`choose`](Self::choose) with at most `most` heads a tile, and stages that may not fit.
+    fn choose_mma_heads(
+        problem: &Problem,
+        properties: &DeviceProperties,
+        most: usize,
+    ) -> Option<Self> {
+        let element = elem_type(problem.element);
+        let instruction = MmaConfig {
+            a_type: element,
+            b_type: element,
+            cd_type: f32::elem_type_native(),
+            m: 16,
+            n: 8,
+            k: 16,
+        };
+        let served = problem.element != ElementType::F32
+            && problem.head_dim.is_multiple_of(HEAD_DIM_STEP)
+            && properties.features.matmul.mma.contains(&instruction)
+            && properties.features.matmul.ldmatrix.contains(&element)
+            && properties.features.copy_async;
+        if !served {
+            return None;
+        }
+        let group = problem.group();
+        let heads = (1..=group.min(most)).rfind(|n| group.is_multiple_of(*n))?;
+        let key_tile = if problem.head_dim <= 128 { 64 } else { 32 };
+        let with = |warps| Self {
+            instruction: Instruction::Mma,
+            element: problem.element,
+            head_dim: problem.head_dim,
+            warps,
+            key_tile,
+            stages: 3,
+            heads,
+            causal: problem.causal,
+            sparse: problem.has_scores,
+            masked: false,
+            biased: false,
+            pairs: false,
+            softcap: problem.softcap.is_some(),
+            split: false,
+        };
+        let full = with(8);
+        let cubes =
+            problem.q_len.div_ceil(full.queries()) * problem.batch * problem.q_heads / heads;
+        let processors = properties
+            .hardware
+            .num_streaming_multiprocessors
+            .unwrap_or(1);
+        let blueprint = if cubes < processors as usize {
+            with(4)
+        } else {
+            full
+        };
+        Some(blueprint)
+    }
+
+    /// The configuration for `problem` on `wgmma`, or `None` if it does not serve it: f16 and bf16 on
+    /// sm_90, head dimensions from 32 on in steps of 16.
+    ///
+    /// The warpgroups of a cube share every key that is copied, and while one is busy with its softmax
+    /// the tensor cores serve the others: as many as leave each the registers of an output and two
+    /// products under way, four of 128 registers, three of 168 or two of 255. Problems of few cubes
+    /// take as many as waste least of the last round of multiprocessors.
+    pub(crate) fn choose_wgmma(problem: &Problem, properties: &DeviceProperties) -> Option<Self> {
+        Self::choose_wgmma_heads(problem, properties, 64)?.fitting(properties)
+    }
+
+    /// [`choose_wgmma`](Self::choose_wgmma) with at most `most` heads a tile, and stages that may not fit.
+    fn choose_wgmma_heads(
+        problem: &Problem,
+        properties: &DeviceProperties,
+        most: usize,
+    ) -> Option<Self> {
+        let served = problem.element != ElementType::F32
+            && problem.head_dim >= 32
+            && problem.head_dim.is_multiple_of(16)
+            && properties.features.copy_async
+            && has_wgmma(properties);
+        if !served {
+            return None;
+        }
+        let group = problem.group();
+        let heads = (1..=group.min(most)).rfind(|n| group.is_multiple_of(*n))?;
+        let smallest = Self {
+            instruction: Instruction::Wgmma,
+            element: problem.element,
+            head_dim: problem.head_dim,
+            warps: 4,
+            key_tile: 64,
+            stages: if problem.head_dim <= 128 { 4 } else { 2 },
+            heads,
+            causal: problem.causal,
+            sparse: problem.has_scores,
+            masked: false,
+            biased: false,
+            pairs: false,
+            softcap: problem.softcap.is_some(),
+            split: false,
+        };
+        let processors = properties
+            .hardware
+            .num_streaming_multiprocessors
+            .unwrap_or(1) as usize;
+        (smallest.sizes().iter())
+            .map(|&warps| Self { warps, ..smallest })
+            .min_by_key(|cube| match cube.cubes(problem).div_ceil(processors) {
+                rounds @ ..4 => rounds * cube.warps,
+                _ => 0,
+            })
+    }
+
+    /// The configuration for a problem with a mask or a bias on an instruction, or `None` if it does not serve it: as
+    /// [`choose`](Self::choose) and [`choose_wgmma`](Self::choose_wgmma). A tile has rows of heads that share mask and
+    /// bias.
+    pub(crate) fn choose_masked(
+        instruction: Instruction,
+        problem: &MaskedProblem,
+        properties: &DeviceProperties,
+    ) -> Option<Self> {
+        let shapes = [problem.plan.map(|plan| plan.mask), problem.bias];
+        let shared = |shape: &[usize; 4]| problem.heads_each(shape[1]) >= problem.attention.group();
+        let most = if shapes.iter().flatten().all(shared) {
+            64
+        } else {
+            1
+        };
+        let of_keys = problem.has_key_bias();
+        let blueprint = match instruction {
+            Instruction::Mma => Self::choose_mma_heads(&problem.attention, properties, most),
+            Instruction::Wgmma => Self::choose_wgmma_heads(&problem.attention, properties, most),
+        }?;
+        Self {
+            masked: problem.plan.is_some(),
+            biased: of_keys,
+            pairs: problem.bias.is_some() && !of_keys,
+            ..blueprint
+        }
+        .fitting(properties)
+    }
+
+    /// With as many stages as fit, of which two are the least.
+    fn fitting(self, properties: &DeviceProperties) -> Option<Self> {
+        let most = properties.hardware.max_shared_memory_size;
+        let with = |stages| Self { stages, ..self };
+        let mut all = (2..=self.stages).rev().map(with);
+        all.find(|blueprint| blueprint.shared_bytes() <= most)
+    }
+
+    /// Whether the `mma` kernel hides what rows do not see of a boundary tile in a pass behind its logits, not in a branch at
+    /// each of them. That is 7 % faster at a head dimension of 128, and was not at 64 with lists of keys.
+    pub(crate) fn hides_apart(&self) -> bool {
+        !self.sparse || self.head_dim >= 128
+    }
+
+    /// Shared memory of a cube: keys, values, scores and intervals of every stage, the mark of
+    /// values that are not finite, and the queries if they do not stay in registers.
+    pub(crate) fn shared_bytes(&self) -> usize {
+        let key = 2 * 16 * self.chunks() + 4;
+        let queries = match self.instruction {
+            Instruction::Mma => 0,
+            Instruction::Wgmma => self.tile_rows() * self.head_dim * 2,
+        };
+        self.stages * (self.key_tile * key + self.interval_slots() * 8) + queries + 4 * 1024
+    }
+
+    /// Intervals of a stage in shared memory, or what lies in their place.
+    pub(crate) fn interval_slots(&self) -> usize {
+        if self.masked {
+            self.queries() + 1
+        } else {
+            self.key_tile
+        }
+    }
+
+    /// Rows of a tile; the last may belong to no query.
+    pub(crate) fn tile_rows(&self) -> usize {
+        self.warps * 16
+    }
+
+    /// Queries of a tile.
+    pub(crate) fn queries(&self) -> usize {
+        self.tile_rows() / self.heads
+    }
+
+    /// 16-byte chunks of a row.
+    pub(crate) fn chunks(&self) -> usize {
+        self.head_dim / 8
+    }
+
+    /// Elements of the vector in which a lane of `wgmma` holds its part of an output: CubeCL aligns a vector to its
+    /// length, which must be a power of two; those behind the last column are never used.
+    pub(crate) fn output_elements(&self) -> usize {
+        (self.head_dim / 2).next_power_of_two()
+    }
+
+    /// Units a cube.
+    pub(crate) fn units(&self) -> usize {
+        self.warps * 32
+    }
+
+    /// Rows a unit copies of a key tile: one chunk of each of them.
+    pub(crate) fn copies(&self) -> usize {
+        (self.key_tile * self.chunks()).div_ceil(self.units())
+    }
+
+    /// Whether all chunks that a unit copies of a tile lie in one column, whole groups of eight rows apart.
+    pub(crate) fn regular_copies(&self) -> bool {
+        self.instruction == Instruction::Wgmma && self.units().is_multiple_of(8 * self.chunks())
+    }
+
+    /// Alignment of a stage in shared memory.
+    pub(crate) fn alignment(&self) -> usize {
+        match self.instruction {
+            Instruction::Mma => 128,
+            Instruction::Wgmma => 1024,
+        }
+    }
+
+    /// The units as CubeCL lays them out: lanes along x, warps along y.
+    pub(crate) fn cube_dim(&self) -> CubeDim {
+        CubeDim::new_2d(32, self.warps as u32)
+    }
+}

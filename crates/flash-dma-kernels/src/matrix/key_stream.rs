@@ -1,0 +1,360 @@
+//! The keys of a query tile, copied into shared memory ahead of their use.
+
+use crate::finite::is_finite;
+use crate::matrix::blueprint::{Instruction, MmaBlueprint};
+use crate::matrix::copies::copied_chunk;
+use crate::matrix::fragment::{Chunk, swizzle};
+use crate::matrix::mask::{BitCopies, KEY_BLOCK};
+use crate::matrix::mma::product::shared_address;
+use crate::matrix::ptx::{copy_of_row, copy_or_zero, global_address, read_ahead, uniform};
+use crate::matrix::query_tile::TileKeys;
+use crate::matrix::wgmma::panel::{panel_place, panel_width};
+use crate::matrix::wgmma::ring::Ring;
+use cubecl::prelude::*;
+
+/// The stages of a cube in shared memory.
+#[derive(CubeType)]
+pub(crate) struct Stages<E: Float> {
+    /// `[stages, key_tile, chunks]`, chunks placed by [`place_of`].
+    pub k: Shared<[Chunk<E>]>,
+    /// `[stages, key_tile, chunks]`, chunks placed by [`place_of`].
+    pub v: Shared<[Chunk<E>]>,
+    /// `[stages, key_tile]`; sparse and biased only.
+    pub scores: Shared<[f32]>,
+    /// `[stages, key_tile]`, first and end, if sparse; slots past the last key are empty intervals. `[stages, queries + 1]`
+    /// if masked: the bits of each query, and the key block.
+    pub intervals: Shared<[Vector<u32, Const<2>>]>,
+}
+
+#[cube]
+impl<E: Float> Stages<E> {
+    pub(crate) fn new(#[comptime] bp: MmaBlueprint) -> Stages<E> {
+        let slots = comptime!(bp.stages * bp.key_tile);
+        let intervals = comptime!(bp.stages * bp.interval_slots());
+        let chunks = comptime!(bp.stages * bp.key_tile * bp.chunks());
+        Stages::<E> {
+            k: Shared::<[Chunk<E>]>::new_aligned_slice(chunks, comptime!(bp.alignment())),
+            v: Shared::<[Chunk<E>]>::new_aligned_slice(chunks, comptime!(bp.alignment())),
+            scores: Shared::<[f32]>::new_aligned_slice(slots, 128usize),
+            intervals: Shared::<[Vector<u32, Const<2>>]>::new_aligned_slice(intervals, 128usize),
+        }
+    }
+}
+
+/// Where chunk `col` of row `row` lies in a stage.
+#[cube]
+pub(crate) fn place_of(row: usize, col: usize, #[comptime] bp: MmaBlueprint) -> usize {
+    match comptime!(bp.instruction) {
+        Instruction::Mma => swizzle(row, col, comptime!(bp.chunks())),
+        Instruction::Wgmma => panel_place(row, col, comptime!(bp.key_tile), comptime!(bp.chunks())),
+    }
+}
+
+/// Where the rows of one kv head begin, in chunks, and how far apart they are.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct RowAddress {
+    pub base: usize,
+    pub stride: usize,
+}
+
+#[cube]
+impl RowAddress {
+    pub(crate) fn of<E: Float>(
+        tensor: &Tensor<Chunk<E>>,
+        batch: usize,
+        kv_head: usize,
+    ) -> RowAddress {
+        RowAddress {
+            base: (batch * tensor.stride(0) + kv_head * tensor.stride(1)) / 8,
+            stride: tensor.stride(2) / 8,
+        }
+    }
+
+    /// The rows from key `begin` on.
+    pub(crate) fn starting_at(&self, begin: usize) -> RowAddress {
+        RowAddress {
+            base: self.base + begin * self.stride,
+            stride: self.stride,
+        }
+    }
+}
+
+/// The copies of a cube's key tiles, as this unit takes part in them.
+#[derive(CubeType)]
+pub(crate) struct KeyCopies {
+    /// Where the column of its first chunk begins in K and V, and their bytes from row to row.
+    k: u64,
+    v: u64,
+    k_stride: u32,
+    v_stride: u32,
+    /// Where the list begins; sparse only.
+    list: u64,
+    /// Of the stages in shared memory.
+    k_stages: u32,
+    v_stages: u32,
+    /// Place of its first chunk in a stage, in bytes.
+    own: u32,
+    /// The last key of the head; masked only.
+    last: u32,
+    /// Whether the list of a tile plan has single keys; masked only.
+    gathered: bool,
+    /// Of what the queries see; masked only.
+    bits: BitCopies,
+    /// The keys it copies of the next tile, `bp.copies()` of them, and one whose score and interval it copies: read a tile
+    /// ahead of their use, so that the copies do not wait. Of a tile plan's blocks, the first is the block of that tile.
+    next: Array<u32>,
+}
+
+#[cube]
+impl KeyCopies {
+    pub(crate) fn new<E: Float>(
+        k: &Tensor<Chunk<E>>,
+        v: &Tensor<Chunk<E>>,
+        list: &Tensor<u32>,
+        k_rows: &RowAddress,
+        v_rows: &RowAddress,
+        keys: &TileKeys,
+        bits: BitCopies,
+        stages: &Stages<E>,
+        #[comptime] bp: MmaBlueprint,
+    ) -> KeyCopies {
+        let own = copied_chunk(0usize, comptime!(bp.units()), comptime!(bp.chunks()));
+        let (k_first, v_first) = (k_rows.base + own.col, v_rows.base + own.col);
+        let mut next = Array::<u32>::new(comptime!(bp.copies() + 1));
+        let mut first = 0u64;
+        if comptime!(bp.sparse || bp.masked) {
+            first = global_address(&list[keys.list..keys.list + 1]);
+        }
+        #[unroll]
+        for c in 0..comptime!(bp.copies() + 1) {
+            next[c] = 0u32;
+        }
+        let mut copies = KeyCopies {
+            k: global_address(&k[k_first..k_first + 1]),
+            v: global_address(&v[v_first..v_first + 1]),
+            // The host checks that 32 bits hold them.
+            k_stride: k_rows.stride as u32 * 16,
+            v_stride: v_rows.stride as u32 * 16,
+            list: first,
+            k_stages: uniform(shared_address(&stages.k[0..1]) as usize) as u32,
+            v_stages: uniform(shared_address(&stages.v[0..1]) as usize) as u32,
+            own: place_of(own.row, own.col, bp) as u32 * 16,
+            last: k.shape(2) as u32 - 1,
+            gathered: keys.gathered,
+            bits,
+            next,
+        };
+        if keys.total > 0 {
+            copies.read(keys, 0usize, bp);
+        }
+        copies
+    }
+
+    /// Reads the keys of tile `tile` from the list.
+    fn read(&mut self, keys: &TileKeys, tile: usize, #[comptime] bp: MmaBlueprint) {
+        if comptime!(bp.sparse) {
+            self.read_keys(keys, tile, bp);
+        } else if comptime!(bp.masked) {
+            if self.gathered {
+                self.read_keys(keys, tile, bp);
+            } else {
+                let slot = within(tile * comptime!(bp.key_tile), keys);
+                self.next[0] = read_ahead(self.list, (slot / KEY_BLOCK) as u32);
+            }
+        }
+    }
+
+    fn read_keys(&mut self, keys: &TileKeys, tile: usize, #[comptime] bp: MmaBlueprint) {
+        let first = tile * comptime!(bp.key_tile);
+        #[unroll]
+        for c in 0..comptime!(bp.copies()) {
+            let own = copied_chunk(c, comptime!(bp.units()), comptime!(bp.chunks()));
+            self.next[c] = read_ahead(self.list, within(first + own.row, keys) as u32);
+        }
+        let unit = UNIT_POS as usize;
+        if unit < comptime!(bp.key_tile) {
+            self.next[comptime!(bp.copies())] =
+                read_ahead(self.list, within(first + unit, keys) as u32);
+        }
+    }
+
+    /// Turns the block of the next tile, `tile`, into its keys, if they are not listed one by one; past the last key that
+    /// key again.
+    fn resolve(&mut self, tile: usize, #[comptime] bp: MmaBlueprint) {
+        if !self.gathered {
+            let mut first = self.next[0] * comptime!(KEY_BLOCK as u32);
+            if comptime!(bp.key_tile < KEY_BLOCK) {
+                first += (tile * comptime!(bp.key_tile) % KEY_BLOCK) as u32;
+            }
+            #[unroll]
+            for c in 0..comptime!(bp.copies()) {
+                let own = copied_chunk(c, comptime!(bp.units()), comptime!(bp.chunks()));
+                self.next[c] = min(first + own.row as u32, self.last);
+            }
+            if comptime!(bp.biased) {
+                self.next[comptime!(bp.copies())] = min(first + UNIT_POS, self.last);
+            }
+        }
+    }
+
+    /// Starts the copies of tile `tile`, which has keys, into its stage, and reads the keys of the tile behind it; tiles
+    /// come in order. Slots past the last key get that key again, which no query is let see there.
+    pub(crate) fn start<E: Float>(
+        &mut self,
+        scores: &Tensor<f32>,
+        intervals: &[Vector<u32, Const<2>>],
+        score_row: usize,
+        interval_row: usize,
+        keys: &TileKeys,
+        tile: usize,
+        stages: &mut Stages<E>,
+        #[comptime] bp: MmaBlueprint,
+    ) {
+        let key_tile = comptime!(bp.key_tile);
+        let (units, chunks) = comptime!((bp.units(), bp.chunks()));
+        let stage = tile % comptime!(bp.stages);
+        let begin = stage as u32 * comptime!((bp.key_tile * bp.chunks() * 16) as u32);
+        let column = copied_chunk(0usize, units, chunks).col;
+        if comptime!(bp.masked) {
+            self.bits.start(keys, tile, self.next[0], bp);
+            self.resolve(tile, bp);
+        }
+        #[unroll]
+        for c in 0..comptime!(bp.copies()) {
+            let chunk = copied_chunk(c, units, chunks);
+            let mut key = self.next[c];
+            if comptime!(!bp.sparse && !bp.masked) {
+                key = within(tile * key_tile + chunk.row, keys) as u32;
+            }
+            // Whole groups of eight rows further on in the same column: the same swizzle.
+            let mut place =
+                self.own + comptime!((c * units / chunks * 2 * panel_width(8 * chunks)) as u32);
+            let (mut k, mut v) = (self.k, self.v);
+            if comptime!(!bp.regular_copies()) {
+                place = place_of(chunk.row, chunk.col, bp) as u32 * 16;
+                let further = (chunk.col as i32 - column as i32) as i64 * 16;
+                k = (k as i64 + further) as u64;
+                v = (v as i64 + further) as u64;
+            }
+            if comptime!((c + 1) * units <= bp.key_tile * chunks) || chunk.row < key_tile {
+                copy_of_row(k, key, self.k_stride, self.k_stages + begin + place);
+                copy_of_row(v, key, self.v_stride, self.v_stages + begin + place);
+            }
+        }
+        if comptime!(bp.sparse) {
+            let unit = UNIT_POS as usize;
+            if unit < key_tile {
+                let place = stage * key_tile + unit;
+                let there = tile * key_tile + unit < keys.total;
+                let key = self.next[comptime!(bp.copies())] as usize;
+                let from = score_row + key;
+                copy_or_zero(
+                    &scores[from..from + 1],
+                    &mut stages.scores[place..place + 1],
+                    there,
+                    4u32,
+                );
+                let from = interval_row + key;
+                copy_or_zero(
+                    &intervals[from..from + 1],
+                    &mut stages.intervals[place..place + 1],
+                    there,
+                    8u32,
+                );
+            }
+        } else if comptime!(bp.biased) {
+            let unit = UNIT_POS as usize;
+            if unit < key_tile {
+                let place = stage * key_tile + unit;
+                let mut key = self.next[comptime!(bp.copies())] as usize;
+                if comptime!(!bp.masked) {
+                    key = within(tile * key_tile + unit, keys);
+                }
+                let from = score_row + key;
+                copy_or_zero(
+                    &scores[from..from + 1],
+                    &mut stages.scores[place..place + 1],
+                    true,
+                    4u32,
+                );
+            }
+        }
+        self.read(keys, tile + 1, bp);
+    }
+
+    /// [`start`](Self::start) as soon as the stage of a ring is empty; it is full when all units' copies have landed.
+    pub(crate) fn fill<E: Float>(
+        &mut self,
+        ring: &Ring,
+        scores: &Tensor<f32>,
+        intervals: &[Vector<u32, Const<2>>],
+        score_row: usize,
+        interval_row: usize,
+        keys: &TileKeys,
+        tile: usize,
+        stages: &mut Stages<E>,
+        #[comptime] bp: MmaBlueprint,
+    ) {
+        let stage = tile % comptime!(bp.stages);
+        // How often the stage has been filled before.
+        let turn = tile / comptime!(bp.stages);
+        if turn > 0 {
+            ring.wait_empty(stage, turn - 1);
+        }
+        self.start::<E>(
+            scores,
+            intervals,
+            score_row,
+            interval_row,
+            keys,
+            tile,
+            stages,
+            bp,
+        );
+        ring.arrive_copied(stage);
+    }
+}
+
+/// The last slot that holds a key, or `slot` if it comes before.
+#[cube]
+fn within(slot: usize, keys: &TileKeys) -> usize {
+    min(slot, max(keys.total, 1usize) - 1)
+}
+
+/// Zeroes the elements of tile `tile` in `rows`, one of the buffers of [`Stages`], that are not finite,
+/// and says whether there are some: on a tile that some row does not see whole, `0 * NaN` would leak them
+/// into that row. This unit looks at what it copied itself, which must have landed; without `zero` it
+/// only looks.
+#[cube]
+pub(crate) fn zero_not_finite<E: Float>(
+    rows: &mut Shared<[Chunk<E>]>,
+    tile: usize,
+    #[comptime] zero: bool,
+    #[comptime] bp: MmaBlueprint,
+) -> bool {
+    let base = tile % comptime!(bp.stages) * comptime!(bp.key_tile * bp.chunks());
+    let mut any = false;
+    #[unroll]
+    for c in 0..comptime!(bp.copies()) {
+        let own = copied_chunk(c, comptime!(bp.units()), comptime!(bp.chunks()));
+        if own.row < comptime!(bp.key_tile) {
+            let place = base + place_of(own.row, own.col, bp);
+            let mut values = rows[place];
+            let mut finite = true;
+            #[unroll]
+            for e in 0..8usize {
+                if !is_finite(f32::cast_from(values.extract(e))) {
+                    finite = false;
+                    values.insert(e, E::from_int(0));
+                }
+            }
+            if !finite {
+                any = true;
+                if comptime!(zero) {
+                    rows[place] = values;
+                }
+            }
+        }
+    }
+    any
+}

@@ -1,0 +1,260 @@
+//! Logits, and which of them a query sees.
+
+use crate::matrix::blueprint::MmaBlueprint;
+use crate::matrix::key_stream::Stages;
+use crate::matrix::mask::{KEY_BLOCK, hide_masked, step_of};
+use crate::matrix::pair_bias::PairBias;
+use crate::matrix::ptx::{ex2, reciprocal};
+use crate::matrix::query_tile::{TileKeys, TileRow};
+use crate::portable::visibility::{TANH_SERIES_BELOW, tanh_near_zero};
+use cubecl::prelude::*;
+
+/// How far the maximum of a row may rise above the reference of its probabilities before the row is
+/// rescaled: `e^5.5` is 245, far from any overflow, and most tiles need no rescaling.
+pub(crate) const SLACK: f32 = 5.5;
+
+/// Factors of a logit.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct LogitScale {
+    /// On the product: `scale`; with a softcap `c`, `scale / c`.
+    pub inner: f32,
+    /// With a softcap: `c`, and `1 / c`.
+    pub outer: f32,
+    pub inverse: f32,
+}
+
+#[cube]
+impl LogitScale {
+    pub(crate) fn new(scale: f32, softcap: f32, #[comptime] capped: bool) -> LogitScale {
+        let mut inner = scale;
+        let mut inverse = 1.0f32;
+        if comptime!(capped) {
+            inner = scale / softcap;
+            inverse = 1.0f32 / softcap;
+        }
+        LogitScale {
+            inner,
+            outer: softcap,
+            inverse,
+        }
+    }
+
+    /// The logit of a product and a score, natural units.
+    pub(crate) fn apply(&self, product: f32, score: f32, #[comptime] capped: bool) -> f32 {
+        if comptime!(capped) {
+            fma(self.outer, tanh(product * self.inner), score)
+        } else {
+            fma(product, self.inner, score)
+        }
+    }
+
+    /// `exp(logit - reference)` of a product and a score, `scaled` as in [`exp_of`]; without a score in one
+    /// multiply-add less.
+    pub(crate) fn weight(
+        &self,
+        product: f32,
+        score: f32,
+        scaled: f32,
+        #[comptime] capped: bool,
+        #[comptime] scored: bool,
+    ) -> f32 {
+        let mut exponent = fma(
+            product,
+            self.inner * comptime!(core::f32::consts::LOG2_E),
+            scaled,
+        );
+        if comptime!(capped || scored) {
+            let x = self.apply(product, score, capped);
+            exponent = fma(x, comptime!(core::f32::consts::LOG2_E), scaled);
+        }
+        ex2(exponent)
+    }
+
+    /// The derivative of the logit by `scale * product`, from the logit without its score.
+    pub(crate) fn slope(&self, logit: f32, #[comptime] capped: bool) -> f32 {
+        let mut slope = 1.0f32;
+        if comptime!(capped) {
+            let t = logit * self.inverse;
+            slope = fma(-t, t, 1.0f32);
+        }
+        slope
+    }
+}
+
+/// `exp(x - reference)` by one multiply-add and one special-function instruction; `scaled` is
+/// `-log2(e) * reference`.
+#[cube]
+pub(crate) fn exp_of(x: f32, scaled: f32) -> f32 {
+    ex2(fma(x, comptime!(core::f32::consts::LOG2_E), scaled))
+}
+
+/// What takes sums of `exp(x - old)` to the reference `new`, which is not less. Exactly 1 where both are the same number:
+/// the exponential of a number against its own rounded product is off by that rounding, 1e-4 at logits of 2000, and
+/// sums are rescaled again and again.
+#[cube]
+pub(crate) fn rescale_to(old: f32, new: f32) -> f32 {
+    let none = f32::new(f32::NEG_INFINITY);
+    let reference = -new * comptime!(core::f32::consts::LOG2_E);
+    let factor = exp_of(old, select(new == none, 0.0f32, reference));
+    select(old == new, 1.0f32, factor)
+}
+
+/// `tanh(x) = 1 - 2 / (1 + e^(2x))` by the special-function unit, whose absolute error is a few 1e-7; near 0, where most
+/// capped logits lie and that would be a large part of them, by the series. The `tanh.approx` instruction's error, 5e-4,
+/// would show in the logits.
+#[cube]
+fn tanh(x: f32) -> f32 {
+    let e = ex2(x * comptime!(2.0 * core::f32::consts::LOG2_E));
+    let far = fma(-2.0f32, reciprocal(1.0f32 + e), 1.0f32);
+    let square = x * x;
+    let near = tanh_near_zero(x, square);
+    select(square < TANH_SERIES_BELOW, near, far)
+}
+
+/// Whether the query of `row` attends to slot `col` of key tile `tile`.
+#[cube]
+pub(crate) fn sees<E: Float>(
+    row: &TileRow,
+    stages: &Stages<E>,
+    tile: usize,
+    col: usize,
+    k_len: usize,
+    #[comptime] bp: MmaBlueprint,
+) -> bool {
+    // Key `n` is visible from position `n` on: to all positions if there is no causal mask.
+    let mut first = (tile * comptime!(bp.key_tile) + col) as i32;
+    let mut end = k_len as i32;
+    if comptime!(bp.sparse) {
+        let stage = tile % comptime!(bp.stages);
+        let interval = stages.intervals[stage * comptime!(bp.key_tile) + col];
+        first = interval.extract(0usize) as i32;
+        end = interval.extract(1usize) as i32;
+    }
+    first <= row.position && row.position < end
+}
+
+/// The score or bias of slot `col` of key tile `tile`; 0 without.
+#[cube]
+pub(crate) fn score<E: Float>(
+    stages: &Stages<E>,
+    tile: usize,
+    col: usize,
+    #[comptime] bp: MmaBlueprint,
+) -> f32 {
+    let mut z = 0.0f32;
+    if comptime!(bp.sparse || bp.biased) {
+        let stage = tile % comptime!(bp.stages);
+        z = stages.scores[stage * comptime!(bp.key_tile) + col];
+    }
+    z
+}
+
+/// The logits of key tile `tile` of a list, of its products, as of [`tile_logits`], with what [`bp.pairs`](MmaBlueprint)
+/// adds to them; on a `boundary` tile with -inf where a row does not see a key. With `bp.masked` `seen0` and `seen1` are
+/// the words of the two rows.
+///
+/// Boundary tiles are masked in a pass of their own: a branch an element would keep the others from overlapping.
+#[cube]
+pub(crate) fn visible_logits<E: Float, N: Size>(
+    products: &Vector<f32, N>,
+    stages: &Stages<E>,
+    scores: &Tensor<f32>,
+    list: &Tensor<u32>,
+    keys: &TileKeys,
+    tile: usize,
+    row0: &TileRow,
+    row1: &TileRow,
+    seen0: Vector<u32, Const<2>>,
+    seen1: Vector<u32, Const<2>>,
+    boundary: bool,
+    scale: &LogitScale,
+    bias: &PairBias,
+    q_len: usize,
+    k_len: usize,
+    #[comptime] bp: MmaBlueprint,
+) -> Vector<f32, N> {
+    let mut s = tile_logits::<E, N>(products, stages, tile, scale, bp);
+    if comptime!(bp.pairs) {
+        let mut first = keys.begin + tile * comptime!(bp.key_tile);
+        if comptime!(bp.masked) {
+            // Not gathered: a step is a block.
+            first = list[keys.list + step_of(tile, bp)] as usize * KEY_BLOCK;
+            if comptime!(bp.key_tile < KEY_BLOCK) {
+                first += tile * comptime!(bp.key_tile) % KEY_BLOCK;
+            }
+        }
+        s = bias.add::<N>(&s, scores, row0, row1, first, q_len, k_len, bp);
+    }
+    if boundary {
+        if comptime!(bp.masked) {
+            s = hide_masked::<N>(&s, seen0, seen1, bp);
+        } else {
+            s = hide_unseen::<E, N>(&s, row0, row1, stages, tile, k_len, bp);
+        }
+    }
+    s
+}
+
+/// The logits of an accumulator: the rows of a warp by the key tile's columns, of which this lane holds columns
+/// `8 n + 2 quad` and the next of its two rows, at `4 n` and `4 n + 2`.
+#[cube]
+fn tile_logits<E: Float, N: Size>(
+    products: &Vector<f32, N>,
+    stages: &Stages<E>,
+    tile: usize,
+    scale: &LogitScale,
+    #[comptime] bp: MmaBlueprint,
+) -> Vector<f32, N> {
+    let quad = UNIT_POS_X as usize % 4;
+    let mut logits = Vector::<f32, N>::new(0.0f32);
+    #[unroll]
+    for n in 0..comptime!(bp.key_tile / 8) {
+        #[unroll]
+        for e in 0..2usize {
+            let z = score::<E>(stages, tile, comptime!(n * 8 + e) + quad * 2, bp);
+            #[unroll]
+            for row in 0..2usize {
+                let at = comptime!(n * 4 + row * 2 + e);
+                logits.insert(at, scale.apply(products.extract(at), z, bp.softcap));
+            }
+        }
+    }
+    logits
+}
+
+/// [`tile_logits`] with -inf where a row does not see a key.
+#[cube]
+fn hide_unseen<E: Float, N: Size>(
+    logits: &Vector<f32, N>,
+    row0: &TileRow,
+    row1: &TileRow,
+    stages: &Stages<E>,
+    tile: usize,
+    k_len: usize,
+    #[comptime] bp: MmaBlueprint,
+) -> Vector<f32, N> {
+    let quad = UNIT_POS_X as usize % 4;
+    let none = f32::new(f32::NEG_INFINITY);
+    let mut hidden = Vector::<f32, N>::new(0.0f32);
+    #[unroll]
+    for n in 0..comptime!(bp.key_tile / 8) {
+        #[unroll]
+        for e in 0..2usize {
+            let col = comptime!(n * 8 + e) + quad * 2;
+            let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
+            let x0 = select(
+                sees::<E>(row0, stages, tile, col, k_len, bp),
+                logits.extract(at0),
+                none,
+            );
+            let x1 = select(
+                sees::<E>(row1, stages, tile, col, k_len, bp),
+                logits.extract(at1),
+                none,
+            );
+            hidden.insert(at0, x0);
+            hidden.insert(at1, x1);
+        }
+    }
+    hidden
+}

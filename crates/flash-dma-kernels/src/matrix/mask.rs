@@ -1,0 +1,341 @@
+//! A tile plan as the tensor-core kernels read it.
+//!
+//! With `bp.masked` the arguments of the kernels mean:
+//!
+//! - `intervals`: the bits of the plan, a pair of words for a query and a key block.
+//! - `counts`: [`HEADER`] words, the key blocks and the queries of the bits, 1 if a watched value is not finite, and
+//!   where the gathered bits begin in a list; behind them `[mask batch, mask heads, tiles, TILE_WORDS]`: the slots that
+//!   all queries of a tile see, all its slots, 1 if they are gathered, and the tile whose list is the so many-th
+//!   longest.
+//! - `list` `[mask batch, mask heads, tiles, capacity]`: what a tile's slots hold. Either key blocks of 64 slots each,
+//!   those that all its queries see first; or, gathered, a key each, again those that all see first, and from the
+//!   header's place on the bits of these slots, `[steps of 64 slots, queries, 2]`, causal masking included.
+//!
+//! With `bp.biased` `scores` is a bias `[batch | 1, heads, 1, k_len]`, with `bp.pairs` any other. A key tile is a step of 64
+//! slots, or one of its halves.
+
+use crate::matrix::blueprint::MmaBlueprint;
+use crate::matrix::key_stream::Stages;
+use crate::matrix::mma::product::shared_address;
+use crate::matrix::ptx::{copy_pair, copy_word, global_address};
+use crate::matrix::query_tile::{CubeTile, TileKeys, TileRow};
+use cubecl::prelude::*;
+use flash_dma_problem::PlanGeometry;
+
+/// Words in front of the counts.
+pub(crate) const HEADER: usize = 4;
+
+/// Words of a tile in the counts.
+pub(crate) const TILE_WORDS: usize = 4;
+
+/// Keys of a block.
+pub(crate) const KEY_BLOCK: usize = PlanGeometry::KEY_BLOCK;
+
+/// The row of a mask or bias, whose first two axes are those of `tensor`, that the heads of a cube read: its
+/// sequence and its head.
+#[cube]
+pub(crate) fn broadcast_row(tensor: &Tensor<u32>, own: &CubeTile) -> (usize, usize) {
+    broadcast(tensor.shape(0), tensor.shape(1), own)
+}
+
+#[cube]
+pub(crate) fn broadcast(batches: usize, heads: usize, own: &CubeTile) -> (usize, usize) {
+    let mut batch = own.batch;
+    if batches == 1 {
+        batch = 0usize;
+    }
+    (batch, own.first_head / (own.q_heads / heads))
+}
+
+/// Where the biases of the keys of a cube begin in `scores`; those of its kv head without a bias.
+#[cube]
+pub(crate) fn score_row(
+    scores: &Tensor<f32>,
+    own: &CubeTile,
+    #[comptime] bp: MmaBlueprint,
+) -> usize {
+    let mut batch = own.batch;
+    let mut head = own.kv_head;
+    if comptime!(bp.biased) {
+        (batch, head) = broadcast(scores.shape(0), scores.shape(1), own);
+    }
+    batch * scores.stride(0) + head * scores.stride(1)
+}
+
+/// Where the counts of tile `tile` of a cube's heads lie.
+#[cube]
+pub(crate) fn tile_counts(list: &Tensor<u32>, own: &CubeTile, tile: usize) -> usize {
+    let (batch, head) = broadcast_row(list, own);
+    let tile = (batch * list.shape(1) + head) * list.shape(2) + tile;
+    HEADER + tile * TILE_WORDS
+}
+
+/// Where the bits of the rows of a cube lie. Steps of 0 broadcast.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct MaskRows {
+    base: usize,
+    block_step: usize,
+    query_step: usize,
+    /// Where the blocks begin in the list, or if gathered the bits; and the first query of the tile.
+    list: usize,
+    first_query: usize,
+    /// The first key that the first query of the tile does not see by its position.
+    first_end: u32,
+    gathered: bool,
+    /// Whether a step that some row does not see whole may hold values that are not finite.
+    pub careful: bool,
+}
+
+#[cube]
+impl MaskRows {
+    /// Not read unless `bp.masked`, but for `careful`.
+    pub(crate) fn new(
+        list: &Tensor<u32>,
+        counts: &Tensor<u32>,
+        own: &CubeTile,
+        keys: &TileKeys,
+        q_len: usize,
+        k_len: usize,
+        #[comptime] bp: MmaBlueprint,
+    ) -> MaskRows {
+        let mut rows = MaskRows {
+            base: 0usize,
+            block_step: 0usize,
+            query_step: 0usize,
+            list: keys.list,
+            first_query: own.tile * comptime!(bp.queries()),
+            first_end: 0u32,
+            gathered: keys.gathered,
+            careful: true,
+        };
+        if comptime!(bp.masked) {
+            let (blocks, queries) = (counts[0] as usize, counts[1] as usize);
+            let (batch, head) = broadcast_row(list, own);
+            rows.base = (batch * list.shape(1) + head) * blocks * queries;
+            if blocks > 1 {
+                rows.block_step = queries;
+            }
+            if queries > 1 {
+                rows.query_step = 1usize;
+            }
+            if keys.gathered {
+                rows.list += counts[3] as usize;
+            }
+            rows.careful = counts[2] == 1u32;
+            let first = TileRow::new(0usize, own.tile, own.first_head, q_len, k_len, bp);
+            rows.first_end = max(first.position + 1, 0i32) as u32;
+        }
+        rows
+    }
+
+    /// What a row sees of key tile `tile`, a bit a slot, from what [`KeyCopies`](super::stream::KeyCopies) brought; causal
+    /// masking included. Of half a step the first word.
+    pub(crate) fn words<E: Float>(
+        &self,
+        stages: &Stages<E>,
+        row: &TileRow,
+        tile: usize,
+        #[comptime] bp: MmaBlueprint,
+    ) -> Vector<u32, Const<2>> {
+        let stage = tile % comptime!(bp.stages) * comptime!(bp.interval_slots());
+        let mut seen = stages.intervals[stage + row.query - self.first_query];
+        if !self.gathered {
+            let block = stages.intervals[stage + comptime!(bp.queries())].extract(0usize);
+            // Most blocks lie before the end of what any query of the tile may see.
+            if block * 64 + 64 > self.first_end {
+                seen = until(seen, row, block as usize);
+            }
+        }
+        if comptime!(bp.key_tile < KEY_BLOCK) {
+            let half = select(tile % 2 == 1, seen.extract(1usize), seen.extract(0usize));
+            seen.insert(0usize, half);
+        }
+        seen
+    }
+
+    /// Whether a row sees a slot, from what lies in global memory.
+    pub(crate) fn sees(
+        &self,
+        bits: &[Vector<u32, Const<2>>],
+        list: &Tensor<u32>,
+        row: &TileRow,
+        slot: usize,
+        q_len: usize,
+        #[comptime] bp: MmaBlueprint,
+    ) -> bool {
+        let step = slot / KEY_BLOCK;
+        let mut seen = Vector::<u32, Const<2>>::new(0u32);
+        if self.gathered {
+            let at =
+                self.list + (step * comptime!(bp.queries()) + row.query - self.first_query) * 2;
+            seen.insert(0usize, list[at]);
+            seen.insert(1usize, list[at + 1]);
+        } else {
+            let block = list[self.list + step] as usize;
+            let query = min(row.query, q_len - 1);
+            let words = bits[self.base + block * self.block_step + query * self.query_step];
+            seen = until(words, row, block);
+        }
+        let word = select(
+            slot % KEY_BLOCK >= 32,
+            seen.extract(1usize),
+            seen.extract(0usize),
+        );
+        (word >> (slot % 32) as u32) & 1u32 == 1u32
+    }
+}
+
+/// What causal masking leaves of a row's bits of key block `block`.
+#[cube]
+pub(crate) fn until(
+    words: Vector<u32, Const<2>>,
+    row: &TileRow,
+    block: usize,
+) -> Vector<u32, Const<2>> {
+    let end = row.position + 1 - (block * KEY_BLOCK) as i32;
+    let mut seen = Vector::<u32, Const<2>>::new(0u32);
+    seen.insert(0usize, words.extract(0usize) & prefix(end));
+    seen.insert(1usize, words.extract(1usize) & prefix(end - 32));
+    seen
+}
+
+/// The copies of the bits of a cube's steps, as this unit takes part in them: those of one query.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct BitCopies {
+    /// The pair of words of step or block 0, and the bytes from one to the next.
+    first: u64,
+    step: u32,
+    /// Where the list begins.
+    list: u64,
+    /// Of the stages in shared memory.
+    stages: u32,
+}
+
+#[cube]
+impl BitCopies {
+    /// Copies nothing unless `bp.masked`.
+    pub(crate) fn new<E: Float>(
+        bits: &[Vector<u32, Const<2>>],
+        list: &Tensor<u32>,
+        mask: &MaskRows,
+        keys: &TileKeys,
+        stages: &Stages<E>,
+        q_len: usize,
+        #[comptime] bp: MmaBlueprint,
+    ) -> BitCopies {
+        let mut copies = BitCopies {
+            first: 0u64,
+            step: 0u32,
+            list: 0u64,
+            stages: 0u32,
+        };
+        if comptime!(bp.masked) {
+            let unit = UNIT_POS as usize;
+            if mask.gathered {
+                let first = mask.list + unit * 2;
+                copies.first = global_address(&list[first..first + 1]);
+                copies.step = comptime!((bp.queries() * 8) as u32);
+            } else {
+                // A row past the last query reads that query's, and writes nothing.
+                let query = min(mask.first_query + unit, q_len - 1);
+                let first = mask.base + query * mask.query_step;
+                copies.first = global_address(&bits[first..first + 1]);
+                copies.step = mask.block_step as u32 * 8;
+            }
+            copies.list = global_address(&list[keys.list..keys.list + 1]);
+            copies.stages = shared_address(&stages.intervals[0..1]);
+        }
+        copies
+    }
+
+    /// Starts the copies of the step of key tile `tile`, of key block `block` if keys are not gathered, unless all queries
+    /// see all of it.
+    pub(crate) fn start(
+        &self,
+        keys: &TileKeys,
+        tile: usize,
+        block: u32,
+        #[comptime] bp: MmaBlueprint,
+    ) {
+        let unit = UNIT_POS;
+        let step = step_of(tile, bp);
+        if step >= keys.full / KEY_BLOCK && unit < comptime!(bp.queries() as u32) {
+            let stage = (tile % comptime!(bp.stages)) as u32;
+            let place = self.stages + stage * comptime!((bp.interval_slots() * 8) as u32);
+            let at = select(keys.gathered, step as u32, block);
+            copy_pair(self.first, at, self.step, place + unit * 8);
+            if unit == 0 {
+                // Where keys are gathered it is not read.
+                let to = place + comptime!((bp.queries() * 8) as u32);
+                copy_word(self.list, step as u32, to);
+            }
+        }
+    }
+}
+
+/// The step that key tile `tile` is a part of.
+#[cube]
+pub(crate) fn step_of(tile: usize, #[comptime] bp: MmaBlueprint) -> usize {
+    tile / comptime!(KEY_BLOCK / bp.key_tile)
+}
+
+/// Whether this lane sees column `first + 2 * quad` of a key block, of which `seen` are its row's words.
+#[cube]
+pub(crate) fn is_set(seen: Vector<u32, Const<2>>, #[comptime] first: usize) -> bool {
+    // Of this lane's columns only the constant part is left.
+    let own = seen.extract(comptime!(first / 32)) >> (UNIT_POS_X % 4 * 2);
+    own & comptime!(1u32 << (first % 32)) != 0u32
+}
+
+/// The lower `count` bits, of at most 32.
+#[cube]
+fn prefix(count: i32) -> u32 {
+    let shift = (32 - max(min(count, 32i32), 0i32)) as u32;
+    // A shift by 32 is none on some hardware.
+    select(
+        count <= 0,
+        0u32,
+        u32::new(comptime!(u32::MAX as i64)) >> min(shift, 31u32),
+    )
+}
+
+/// The key of slot `slot` of a list; past the last key of a last block.
+#[cube]
+pub(crate) fn listed_key(list: &Tensor<u32>, keys: &TileKeys, slot: usize) -> usize {
+    let mut place = keys.list + slot / KEY_BLOCK;
+    if keys.gathered {
+        place = keys.list + slot;
+    }
+    let entry = list[place] as usize;
+    select(keys.gathered, entry, entry * KEY_BLOCK + slot % KEY_BLOCK)
+}
+
+/// The logits of an accumulator (see [`tile_logits`](super::logits::tile_logits)) with -inf where the two rows of this
+/// lane do not see a key.
+#[cube]
+pub(crate) fn hide_masked<N: Size>(
+    logits: &Vector<f32, N>,
+    seen0: Vector<u32, Const<2>>,
+    seen1: Vector<u32, Const<2>>,
+    #[comptime] bp: MmaBlueprint,
+) -> Vector<f32, N> {
+    let none = f32::new(f32::NEG_INFINITY);
+    let mut hidden = Vector::<f32, N>::new(0.0f32);
+    #[unroll]
+    for n in 0..comptime!(bp.key_tile / 8) {
+        #[unroll]
+        for e in 0..2usize {
+            let column = comptime!(n * 8 + e);
+            let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
+            hidden.insert(
+                at0,
+                select(is_set(seen0, column), logits.extract(at0), none),
+            );
+            hidden.insert(
+                at1,
+                select(is_set(seen1, column), logits.extract(at1), none),
+            );
+        }
+    }
+    hidden
+}

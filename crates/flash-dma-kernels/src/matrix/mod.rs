@@ -1,0 +1,17 @@
+//! What the kernels of both tensor-core engines share: copies, fragments, query tiles, key streams, logits and repairs.
+//!
+//! [`mma`] and [`wgmma`] hold what the engines differ in: products, and for `wgmma` the ring of stages and the boxes of
+//! the tensor copy unit.
+
+pub(crate) mod blueprint;
+pub(crate) mod copies;
+pub(crate) mod fragment;
+pub(crate) mod key_stream;
+pub(crate) mod logits;
+pub(crate) mod mask;
+pub(crate) mod mma;
+pub(crate) mod pair_bias;
+pub(crate) mod ptx;
+pub(crate) mod query_tile;
+pub(crate) mod repair;
+pub(crate) mod wgmma;

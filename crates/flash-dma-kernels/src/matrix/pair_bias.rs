@@ -1,0 +1,124 @@
+//! Biases that differ from query to query, or are the same for all keys: read from global memory where they are added.
+
+use crate::matrix::blueprint::MmaBlueprint;
+use crate::matrix::mask::broadcast;
+use crate::matrix::query_tile::{CubeTile, TileRow};
+use cubecl::prelude::*;
+
+/// Where the biases of a cube's pairs lie: that of a query and a key `query * query_step + key * key_step` behind
+/// `base`. Steps of 0 broadcast.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct PairBias {
+    base: usize,
+    query_step: usize,
+    key_step: usize,
+}
+
+#[cube]
+impl PairBias {
+    /// Of `scores`, a bias `[batch | 1, heads, q_len | 1, k_len | 1]` with any strides. Not read unless `bp.pairs`.
+    pub(crate) fn new(
+        scores: &Tensor<f32>,
+        own: &CubeTile,
+        #[comptime] bp: MmaBlueprint,
+    ) -> PairBias {
+        let mut bias = PairBias {
+            base: 0usize,
+            query_step: 0usize,
+            key_step: 0usize,
+        };
+        if comptime!(bp.pairs) {
+            let (batch, head) = broadcast(scores.shape(0), scores.shape(1), own);
+            let row = PairBias::row(scores, batch, head);
+            bias.base = row.base;
+            bias.query_step = row.query_step;
+            bias.key_step = row.key_step;
+        }
+        bias
+    }
+
+    /// Of head `head` of sequence `batch` of `scores` itself.
+    pub(crate) fn row(scores: &Tensor<f32>, batch: usize, head: usize) -> PairBias {
+        let mut bias = PairBias {
+            base: batch * scores.stride(0) + head * scores.stride(1),
+            query_step: 0usize,
+            key_step: 0usize,
+        };
+        if scores.shape(2) > 1 {
+            bias.query_step = scores.stride(2);
+        }
+        if scores.shape(3) > 1 {
+            bias.key_step = scores.stride(3);
+        }
+        bias
+    }
+
+    /// The bias of a row and a key.
+    pub(crate) fn of(&self, scores: &Tensor<f32>, row: &TileRow, key: usize) -> f32 {
+        self.at(scores, row.query, key)
+    }
+
+    /// The bias of a query and a key.
+    pub(crate) fn at(&self, scores: &Tensor<f32>, query: usize, key: usize) -> f32 {
+        scores[self.base + query * self.query_step + key * self.key_step]
+    }
+
+    /// Those of an accumulator of `wgmma` (see [`tile_logits`](super::logits::tile_logits)) whose `keys` columns begin at key
+    /// `first`: of this lane's two rows. Columns and rows past the last get that one's, and are not used.
+    pub(crate) fn tile<N: Size>(
+        &self,
+        scores: &Tensor<f32>,
+        row0: &TileRow,
+        row1: &TileRow,
+        first: usize,
+        q_len: usize,
+        k_len: usize,
+        #[comptime] keys: usize,
+    ) -> Vector<f32, N> {
+        let from0 = self.base + min(row0.query, q_len - 1) * self.query_step;
+        let from1 = self.base + min(row1.query, q_len - 1) * self.query_step;
+        let own = first + UNIT_POS_X as usize % 4 * 2;
+        let mut z = Vector::<f32, N>::new(0.0f32);
+        #[unroll]
+        for n in 0..comptime!(keys / 8) {
+            #[unroll]
+            for e in 0..2usize {
+                let key = min(own + comptime!(n * 8 + e), k_len - 1) * self.key_step;
+                z.insert(comptime!(n * 4 + e), scores[from0 + key]);
+                z.insert(comptime!(n * 4 + 2 + e), scores[from1 + key]);
+            }
+        }
+        z
+    }
+
+    /// The logits of an accumulator (see [`tile_logits`](super::logits::tile_logits)), whose first column is key
+    /// `first`, with the biases of [`tile`](Self::tile).
+    pub(crate) fn add<N: Size>(
+        &self,
+        logits: &Vector<f32, N>,
+        scores: &Tensor<f32>,
+        row0: &TileRow,
+        row1: &TileRow,
+        first: usize,
+        q_len: usize,
+        k_len: usize,
+        #[comptime] bp: MmaBlueprint,
+    ) -> Vector<f32, N> {
+        // All of them before the first is needed: their loads wait together.
+        let z = self.tile::<N>(
+            scores,
+            row0,
+            row1,
+            first,
+            q_len,
+            k_len,
+            comptime!(bp.key_tile),
+        );
+        let mut sums = Vector::<f32, N>::new(0.0f32);
+        #[unroll]
+        for n in 0..comptime!(bp.key_tile / 2) {
+            sums.insert(n, logits.extract(n) + z.extract(n));
+        }
+        sums
+    }
+}

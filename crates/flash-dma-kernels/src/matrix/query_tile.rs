@@ -1,0 +1,296 @@
+//! Which queries the rows of a tile are, how they come to shared memory and how a warpgroup's go back.
+
+use crate::matrix::blueprint::MmaBlueprint;
+use crate::matrix::copies::copied_chunk;
+use crate::matrix::fragment::Chunk;
+use crate::matrix::mask::{broadcast_row, tile_counts};
+use crate::matrix::ptx::copy_or_zero;
+use crate::matrix::wgmma::panel::group_place;
+use cubecl::prelude::*;
+
+/// Which query tile a cube of the query-outer kernels owns, and of which heads: tile
+/// `first_tile + CUBE_COUNT_X - 1 - CUBE_POS_X`, of the heads from `CUBE_POS_Y * bp.heads` on, counted over all
+/// sequences. The last tiles see the most keys: they start first.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct CubeTile {
+    /// The sequence.
+    pub batch: usize,
+    /// Query heads of a sequence.
+    pub q_heads: usize,
+    /// The first head of the tile's rows, in the sequence.
+    pub first_head: usize,
+    /// Their kv head, in the sequence and over all sequences.
+    pub kv_head: usize,
+    pub kv_row: usize,
+    /// The query tile, and which of the launched ones it is.
+    pub tile: usize,
+    pub local: usize,
+}
+
+#[cube]
+impl CubeTile {
+    pub(crate) fn new(
+        q_heads: usize,
+        kv_heads: usize,
+        first_tile: u32,
+        cubes: u32,
+        #[comptime] bp: MmaBlueprint,
+    ) -> CubeTile {
+        let head = CUBE_POS_Y as usize * comptime!(bp.heads);
+        let batch = head / q_heads;
+        let kv_head = head % q_heads / (q_heads / kv_heads);
+        let local = cubes as usize - 1 - CUBE_POS_X as usize;
+        CubeTile {
+            batch,
+            q_heads,
+            first_head: head % q_heads,
+            kv_head,
+            kv_row: batch * kv_heads + kv_head,
+            tile: first_tile as usize + local,
+            local,
+        }
+    }
+
+    /// The same cube with the tile that its turn gets: if `bp.masked`, those of the longest lists start first.
+    pub(crate) fn planned(
+        &self,
+        list: &Tensor<u32>,
+        counts: &Tensor<u32>,
+        #[comptime] bp: MmaBlueprint,
+    ) -> CubeTile {
+        if comptime!(bp.masked) {
+            let turn = tile_counts(list, self, CUBE_POS_X as usize) + 3;
+            CubeTile {
+                batch: self.batch,
+                q_heads: self.q_heads,
+                first_head: self.first_head,
+                kv_head: self.kv_head,
+                kv_row: self.kv_row,
+                tile: counts[turn] as usize,
+                local: self.local,
+            }
+        } else {
+            CubeTile {
+                batch: self.batch,
+                q_heads: self.q_heads,
+                first_head: self.first_head,
+                kv_head: self.kv_head,
+                kv_row: self.kv_row,
+                tile: self.tile,
+                local: self.local,
+            }
+        }
+    }
+}
+
+/// One row of a query tile, as its quad of lanes sees it.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct TileRow {
+    /// Whether the row is a query at all.
+    pub valid: bool,
+    /// The query's index in its head.
+    pub query: usize,
+    /// The query's head among all heads of `q`.
+    pub head: usize,
+    /// The index of the last key it may see, negative if it sees none.
+    pub position: i32,
+}
+
+#[cube]
+impl TileRow {
+    /// Row `row` of tile `tile` of the heads `first_head..`: query `row / heads` of head `row % heads`.
+    pub(crate) fn new(
+        row: usize,
+        tile: usize,
+        first_head: usize,
+        q_len: usize,
+        k_len: usize,
+        #[comptime] bp: MmaBlueprint,
+    ) -> TileRow {
+        let heads = comptime!(bp.heads);
+        let query = tile * comptime!(bp.queries()) + row / heads;
+        let mut position = k_len as i32 - 1;
+        if comptime!(bp.causal) {
+            position += query as i32 + 1 - q_len as i32;
+        }
+        TileRow {
+            valid: row < comptime!(bp.queries() * bp.heads) && query < q_len,
+            query,
+            head: first_head + row % heads,
+            position,
+        }
+    }
+
+    /// The same row where keys count from key `begin`.
+    pub(crate) fn starting_at(&self, begin: usize) -> TileRow {
+        TileRow {
+            valid: self.valid,
+            query: self.query,
+            head: self.head,
+            position: self.position - begin as i32,
+        }
+    }
+}
+
+/// The keys of one query tile: its list if `bp.sparse`, the listed blocks if `bp.masked`, else the keys `begin..begin + total`.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct TileKeys {
+    /// Begin of the list.
+    pub list: usize,
+    /// The key of slot 0; 0 if the keys are listed.
+    pub begin: usize,
+    /// Keys that every query of the tile attends to; they come first.
+    pub full: usize,
+    /// All keys.
+    pub total: usize,
+    /// Whether a tile plan's list has single keys, not blocks of them.
+    pub gathered: bool,
+}
+
+#[cube]
+impl TileKeys {
+    /// The keys of the tile that the cube owns.
+    pub(crate) fn new(
+        list: &Tensor<u32>,
+        counts: &Tensor<u32>,
+        own: &CubeTile,
+        q_len: usize,
+        k_len: usize,
+        #[comptime] bp: MmaBlueprint,
+    ) -> TileKeys {
+        // Without causal masking one list serves all tiles.
+        let mut place = 0usize;
+        if comptime!(bp.causal) {
+            place = own.local;
+        }
+        let mut base = 0usize;
+        let mut full = k_len;
+        let mut total = k_len;
+        let mut gathered = false;
+        if comptime!(bp.sparse) {
+            base = own.kv_row * list.stride(0) + place * list.stride(1);
+            let at = own.kv_row * counts.stride(0) + place * counts.stride(1);
+            full = counts[at] as usize;
+            total = counts[at + 1] as usize;
+        } else if comptime!(bp.masked) {
+            let (batch, head) = broadcast_row(list, own);
+            base = batch * list.stride(0) + head * list.stride(1) + own.tile * list.stride(2);
+            let at = tile_counts(list, own, own.tile);
+            full = counts[at] as usize;
+            total = counts[at + 1] as usize;
+            gathered = counts[at + 2] == 1u32;
+        } else if comptime!(bp.causal) {
+            let first = own.tile * comptime!(bp.queries());
+            let last = min(first + comptime!(bp.queries()), q_len);
+            let seen = k_len as i32 - q_len as i32;
+            full = max(seen + first as i32 + 1, 0i32) as usize;
+            total = max(seen + last as i32, 0i32) as usize;
+        }
+        TileKeys {
+            list: base,
+            begin: 0usize,
+            full,
+            total,
+            gathered,
+        }
+    }
+
+    /// Those that the cube owns of these keys: all of them, or if `bp.split` part `CUBE_POS_Z` of
+    /// `CUBE_COUNT_Z`, whole key tiles and as many in each part as they allow. Their slots count from 0.
+    pub(crate) fn part(&self, #[comptime] bp: MmaBlueprint) -> TileKeys {
+        let mut part = TileKeys {
+            list: self.list,
+            begin: self.begin,
+            full: self.full,
+            total: self.total,
+            gathered: self.gathered,
+        };
+        if comptime!(bp.split) {
+            let key_tile = comptime!(bp.key_tile);
+            let (index, count) = (CUBE_POS_Z as usize, CUBE_COUNT_Z as usize);
+            let tiles = self.total.div_ceil(key_tile);
+            let from = tiles * index / count * key_tile;
+            let to = min(tiles * (index + 1) / count * key_tile, self.total);
+            if comptime!(bp.sparse) {
+                part.list += from;
+            } else {
+                part.begin = from;
+            }
+            part.full = max(min(self.full, to), from) - from;
+            part.total = to - from;
+        }
+        part
+    }
+}
+
+/// The place of the first head of sequence `batch` among the heads of the outputs. If `bp.split`, each part of
+/// the keys has outputs of its own, one part after the other.
+#[cube]
+pub(crate) fn first_output_head(
+    batch: usize,
+    batches: usize,
+    q_heads: usize,
+    #[comptime] bp: MmaBlueprint,
+) -> usize {
+    let mut sequence = batch;
+    if comptime!(bp.split) {
+        sequence += CUBE_POS_Z as usize * batches;
+    }
+    sequence * q_heads
+}
+
+/// Starts the copies of a query tile's rows of `rows`, `[batch, q_heads, q_len, head_dim]`, to `tile`,
+/// `[warpgroups, head_dim / 64, 64 rows, 64]`; those that are no query become zeros.
+#[cube]
+pub(crate) fn copy_queries<E: Float>(
+    rows: &Tensor<Chunk<E>>,
+    tile: &mut Shared<[Chunk<E>]>,
+    batch: usize,
+    query_tile: usize,
+    first_head: usize,
+    q_len: usize,
+    k_len: usize,
+    #[comptime] bp: MmaBlueprint,
+) {
+    let chunks = comptime!(bp.chunks());
+    #[unroll]
+    for c in 0..comptime!(bp.tile_rows() * bp.chunks() / bp.units()) {
+        let own = copied_chunk(c, comptime!(bp.units()), chunks);
+        let owner = TileRow::new(own.row, query_tile, first_head, q_len, k_len, bp);
+        let to = group_place(own.row, own.col, chunks);
+        let from =
+            (batch * rows.stride(0) + owner.head * rows.stride(1) + owner.query * rows.stride(2))
+                / 8
+                + own.col;
+        copy_or_zero(
+            &rows[from..from + 1],
+            &mut tile[to..to + 1],
+            owner.valid,
+            16u32,
+        );
+    }
+}
+
+/// Writes `factor` times one of the two rows that this lane holds elements of in an accumulator of `wgmma`: the `lower`
+/// one or the other, from pair `at` on; zeros if it is `empty`.
+#[cube]
+pub(crate) fn write_row<O: Float, N: Size>(
+    to: &mut [Vector<O, Const<2>>],
+    acc: &Vector<f32, N>,
+    at: usize,
+    factor: f32,
+    empty: bool,
+    #[comptime] lower: usize,
+    #[comptime] bp: MmaBlueprint,
+) {
+    #[unroll]
+    for c in 0..comptime!(bp.chunks()) {
+        let mut pair = Vector::<f32, Const<2>>::new(0.0f32);
+        #[unroll]
+        for e in 0..2usize {
+            let x: f32 = acc.extract(comptime!(c * 4 + lower * 2 + e));
+            pair.insert(e, select(empty, 0.0f32, x * factor));
+        }
+        to[at + comptime!(c * 4)] = Vector::cast_from(pair);
+    }
+}

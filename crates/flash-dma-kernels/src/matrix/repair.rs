@@ -1,0 +1,169 @@
+//! NaN and infinite values of boundary keys.
+//!
+//! A product over a tile multiplies the value of a key that a row does not select by a probability of
+//! zero, and `0 * NaN` is NaN: it would leak into rows that never attend to the key. On boundary tiles
+//! [`zero_not_finite`](super::stream::zero_not_finite) therefore zeroes such elements. Here they are
+//! added to the rows that do select their key, after the outputs are written. Full tiles need none of
+//! this: there every row selects every key.
+
+use crate::finite::is_finite;
+use crate::matrix::blueprint::MmaBlueprint;
+use crate::matrix::fragment::Chunk;
+use crate::matrix::key_stream::RowAddress;
+use crate::matrix::logits::{LogitScale, exp_of};
+use crate::matrix::mask::{MaskRows, listed_key};
+use crate::matrix::pair_bias::PairBias;
+use crate::matrix::query_tile::{TileKeys, TileRow};
+use cubecl::prelude::*;
+
+/// A key of a tile, and at which positions a row that has one of them sees it: from what lies in global memory.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct SlotKey {
+    pub key: usize,
+    pub first: i32,
+    pub end: i32,
+}
+
+#[cube]
+impl SlotKey {
+    /// That of slot `slot`, of keys that are seen until `end` if there is neither a list nor a mask. Positions count keys
+    /// from `keys.begin`, as the key does.
+    pub(crate) fn new(
+        slot: usize,
+        end: i32,
+        row: &TileRow,
+        keys: &TileKeys,
+        intervals: &[Vector<u32, Const<2>>],
+        list: &Tensor<u32>,
+        mask: &MaskRows,
+        interval_row: usize,
+        q_len: usize,
+        #[comptime] bp: MmaBlueprint,
+    ) -> SlotKey {
+        let mut key = slot;
+        let mut first = slot as i32;
+        let mut end = end;
+        if comptime!(bp.sparse) {
+            key = list[keys.list + slot] as usize;
+            let interval = intervals[interval_row + key];
+            first = interval.extract(0usize) as i32;
+            end = interval.extract(1usize) as i32;
+        } else if comptime!(bp.masked) {
+            key = listed_key(list, keys, slot);
+            // What it sees lies before the end of the keys, and of causal masking.
+            first = i32::new(comptime!(i32::MIN as i64));
+            if !mask.sees(intervals, list, row, slot, q_len, bp) {
+                end = first;
+            }
+        }
+        SlotKey { key, first, end }
+    }
+}
+
+/// Adds `p v` of every element `v` that is not finite, of the keys from slot `from` on, to the output of
+/// the one row that this unit owns. The row's `out` and `lse` must be written and visible. Row and addresses
+/// count keys from `keys.begin`.
+///
+/// `q_row` is the row's begin in `q`, whose vectors hold `q_width` elements.
+///
+/// Rare, hence simple: a unit walks all keys and reads everything from global memory again.
+#[cube]
+pub(crate) fn add_not_finite<E: Float, O: Float, NQ: Size>(
+    q: &Tensor<Vector<E, NQ>>,
+    k: &Tensor<Chunk<E>>,
+    v: &Tensor<Chunk<E>>,
+    scores: &Tensor<f32>,
+    intervals: &[Vector<u32, Const<2>>],
+    list: &Tensor<u32>,
+    out: &mut [Vector<O, Const<2>>],
+    lse: &mut [f32],
+    row: &TileRow,
+    keys: &TileKeys,
+    k_rows: &RowAddress,
+    v_rows: &RowAddress,
+    q_row: usize,
+    score_row: usize,
+    interval_row: usize,
+    out_row: usize,
+    from: usize,
+    mask: &MaskRows,
+    bias: &PairBias,
+    scale: &LogitScale,
+    #[comptime] q_width: usize,
+    #[comptime] bp: MmaBlueprint,
+) {
+    let chunks = comptime!(bp.chunks());
+    for slot in from..keys.total {
+        let listed = SlotKey::new(
+            slot,
+            i32::new(comptime!(i32::MAX as i64)),
+            row,
+            keys,
+            intervals,
+            list,
+            mask,
+            interval_row,
+            q.shape(2),
+            bp,
+        );
+        let key = listed.key;
+        if row.valid && listed.first <= row.position && row.position < listed.end {
+            let mut finite = true;
+            for c in 0..chunks {
+                let values = v[v_rows.base + key * v_rows.stride + c];
+                finite = finite && are_finite::<E>(values);
+            }
+            if !finite {
+                let mut product = 0.0f32;
+                for c in 0..chunks {
+                    let b = k[k_rows.base + key * k_rows.stride + c];
+                    #[unroll]
+                    for e in 0..8usize {
+                        let a = q[q_row + c * comptime!(8 / q_width) + comptime!(e / q_width)];
+                        let a = f32::cast_from(a.extract(comptime!(e % q_width)));
+                        product += a * f32::cast_from(b.extract(e));
+                    }
+                }
+                let mut z = 0.0f32;
+                if comptime!(bp.sparse || bp.biased) {
+                    z = scores[score_row + key];
+                }
+                if comptime!(bp.pairs) {
+                    z = bias.of(scores, row, key);
+                }
+                let x = scale.apply(product, z, bp.softcap);
+                let log2e = comptime!(core::f32::consts::LOG2_E);
+                let p = exp_of(x, -lse[out_row] * log2e);
+                for c in 0..chunks {
+                    let values = v[v_rows.base + key * v_rows.stride + c];
+                    #[unroll]
+                    for pair in 0..4usize {
+                        let at = out_row * comptime!(bp.head_dim / 2) + c * 4 + pair;
+                        let mut sums = out[at];
+                        #[unroll]
+                        for e in 0..2usize {
+                            let value = f32::cast_from(values.extract(comptime!(pair * 2 + e)));
+                            if !is_finite(value) {
+                                sums.insert(
+                                    e,
+                                    O::cast_from(f32::cast_from(sums.extract(e)) + p * value),
+                                );
+                            }
+                        }
+                        out[at] = sums;
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cube]
+fn are_finite<E: Float>(values: Chunk<E>) -> bool {
+    let mut finite = true;
+    #[unroll]
+    for e in 0..8usize {
+        finite = finite && is_finite(f32::cast_from(values.extract(e)));
+    }
+    finite
+}

@@ -1,0 +1,195 @@
+//! The products, and the conversion of an accumulator to an A operand.
+
+use crate::matrix::ptx::value;
+use crate::matrix::wgmma::panel::{Panels, panel_width};
+use cubecl::prelude::*;
+use flash_dma_problem::ElementType;
+use std::fmt::Write as _;
+
+/// A step of 16 along the columns of a panel, in 16-byte units.
+const COLUMN_STEP: usize = 2;
+
+/// The upper word of the descriptor of a panel `width` elements wide: the swizzle of 128, 64 or 32 bytes, and the distance
+/// of groups of eight rows in 16-byte units.
+fn upper_word(width: usize) -> u32 {
+    let swizzle = match width {
+        64 => 1,
+        32 => 2,
+        _ => 3,
+    };
+    swizzle << 30 | width as u32
+}
+
+/// PTX's name of the element type.
+fn ptx_type(element: ElementType) -> &'static str {
+    match element {
+        ElementType::F16 => "f16",
+        ElementType::Bf16 => "bf16",
+        ElementType::F32 => panic!("the wgmma engine multiplies 16-bit types"),
+    }
+}
+
+/// `$0[64, n] = A[64, depth] B[n, depth]^T`; `$1` and `$2` are the addresses of A and B, both panels.
+fn nt_asm(element: ElementType, n: usize, depth: usize) -> String {
+    let ty = ptx_type(element);
+    let width = panel_width(depth);
+    let upper = upper_word(width);
+    let mut s = format!(
+        "{{ .reg .pred p; .reg .b32 h; .reg .b32 a, b; .reg .b64 da, db; mov.b32 h, {upper};\n\
+         wgmma.fence.sync.aligned;\n"
+    );
+    for step in 0..depth / 16 {
+        let (panel, inner) = (step * 16 / width, step * 16 % width / 16);
+        let a = panel * 64 * width / 8 + inner * COLUMN_STEP;
+        let b = panel * n * width / 8 + inner * COLUMN_STEP;
+        let set = if step == 0 {
+            "setp.ne.b32 p, 0, 0;"
+        } else {
+            "setp.eq.b32 p, 0, 0;"
+        };
+        write!(
+            s,
+            "add.u32 a, $1, {a}; add.u32 b, $2, {b}; mov.b64 da, {{a, h}}; mov.b64 db, {{b, h}}; {set}\n\
+             wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{ty}.{ty} $0, da, db, p, 1, 1, 0, 0;\n"
+        )
+        .expect("a string takes everything");
+    }
+    s += "wgmma.commit_group.sync.aligned; }";
+    s
+}
+
+/// Waits until at most `under_way` products are, and then moves the `n` registers of `$1` to `$0`: the moves
+/// cost nothing, but bind what follows.
+fn finish_asm(n: usize, under_way: usize) -> String {
+    let mut s = format!("wgmma.wait_group.sync.aligned {under_way};\n");
+    for i in 0..n {
+        write!(s, "mov.b32 %{i}, %{};", n + i).expect("a string takes everything");
+    }
+    s
+}
+
+/// What the product `started` came to: waits for all that this warpgroup has started.
+#[cube]
+pub(crate) fn finish<N: Size>(started: Vector<f32, N>, #[comptime] n: usize) -> Vector<f32, N> {
+    finish_but::<N>(started, 0usize, n)
+}
+
+/// What the product `started` came to: waits for all that this warpgroup has started but the last `under_way`.
+#[cube]
+pub(crate) fn finish_but<N: Size>(
+    started: Vector<f32, N>,
+    #[comptime] under_way: usize,
+    #[comptime] n: usize,
+) -> Vector<f32, N> {
+    let body = comptime!(finish_asm(n, under_way));
+    let out: Vector<f32, N>;
+    gpu_asm!(
+        "{body} // {} {}",
+        out(_) out,
+        in(_) value::<Vector<f32, N>>(started),
+        body = const body,
+        options(explicit_mem, reads_address_space shared)
+    );
+    out
+}
+
+/// Starts `A B^T` of 64 rows of panels `a` and the `n` rows of panels `b`, both `depth` columns wide.
+#[cube]
+pub(crate) fn start_nt<N: Size>(
+    a: &Panels,
+    b: &Panels,
+    #[comptime] element: ElementType,
+    #[comptime] n: usize,
+    #[comptime] depth: usize,
+) -> Vector<f32, N> {
+    let body = comptime!(nt_asm(element, n, depth));
+    let out: Vector<f32, N>;
+    gpu_asm!(
+        "{body} // {} {} {}",
+        out(_) out,
+        in(_) value::<u32>(a.address),
+        in(_) value::<u32>(b.address),
+        body = const body,
+        options(explicit_mem, reads_address_space shared)
+    );
+    out
+}
+
+/// `$0[64, n] = $1 + A[64, rows] B[rows, n]`; A is the registers of `$2`, `$3` the address of B's panels. `$0` and `$1`
+/// are vectors of `r` registers, of which the first `n / 2` are used.
+fn pv_asm(element: ElementType, n: usize, rows: usize, r: usize) -> String {
+    let ty = ptx_type(element);
+    let width = panel_width(n);
+    let upper = upper_word(width);
+    // The next panel holds the next columns.
+    let lead = (rows * width / 8) << 16;
+    let mut s = format!(
+        "{{ .reg .pred p; .reg .b32 h, b; .reg .b64 db; mov.b32 h, {upper}; setp.eq.b32 p, 0, 0;\n"
+    );
+    for i in 0..r {
+        write!(s, "mov.f32 %{i}, %{};", r + i).expect("a string takes everything");
+    }
+    s += "\nwgmma.fence.sync.aligned;\n";
+    let out: Vec<_> = (0..n / 2).map(|i| format!("%{i}")).collect();
+    let out = out.join(", ");
+    for step in 0..rows / 16 {
+        let [a0, a1, a2, a3] = [0, 1, 2, 3].map(|i| 2 * r + 4 * step + i);
+        write!(
+            s,
+            "add.u32 b, $3, {}; or.b32 b, b, {lead}; mov.b64 db, {{b, h}};\n\
+             wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{ty}.{ty} {{{out}}}, \
+             {{%{a0}, %{a1}, %{a2}, %{a3}}}, db, p, 1, 1, 1;\n",
+            step * 16 * width / 8
+        )
+        .expect("a string takes everything");
+    }
+    s += "wgmma.commit_group.sync.aligned; // $0 $1 $2\n}";
+    s
+}
+
+/// Starts `acc + A B`: A is 64 rows of `rows` values in registers, see [`pack`], B the panels `b` of `rows` rows
+/// and `n` columns. A lane's part of an accumulator is the first `n / 2` elements of its vector.
+#[cube]
+pub(crate) fn start_pv<N: Size, NA: Size>(
+    acc: Vector<f32, N>,
+    a: Vector<u32, NA>,
+    b: &Panels,
+    #[comptime] element: ElementType,
+    #[comptime] n: usize,
+    #[comptime] rows: usize,
+) -> Vector<f32, N> {
+    let registers = N::value();
+    let body = comptime!(pv_asm(element, n, rows, registers));
+    let out: Vector<f32, N>;
+    gpu_asm!(
+        "{body} // {} {} {} {}",
+        out(_) out,
+        in(_) value::<Vector<f32, N>>(acc),
+        in(_) value::<Vector<u32, NA>>(a),
+        in(_) value::<u32>(b.address),
+        body = const body,
+        options(explicit_mem, reads_address_space shared)
+    );
+    out
+}
+
+fn pack_asm(element: ElementType) -> String {
+    format!("cvt.rn.{}x2.f32 ", ptx_type(element))
+}
+
+/// Two values of an accumulator, rounded, as one register of an A operand: of 16 columns it holds
+/// `[4j, 4j + 1], [4j + 2, 4j + 3], [4j + 4, 4j + 5], [4j + 6, 4j + 7]` of the accumulator.
+#[cube]
+pub(crate) fn pack(first: f32, second: f32, #[comptime] element: ElementType) -> u32 {
+    let body = comptime!(pack_asm(element));
+    let out: u32;
+    gpu_asm!(
+        "{body} {}, {}, {};",
+        out(_) out,
+        in(_) value::<f32>(second),
+        in(_) value::<f32>(first),
+        body = const body,
+        options(pure, nomem)
+    );
+    out
+}

@@ -1,0 +1,348 @@
+//! The keys of each chunk of queries, in an order that makes neighbours live together.
+//!
+//! A key tile streams the queries from the first birth to the last death among its keys, clipped to the
+//! chunk. In the chunk's order come first the keys that die in it, the earliest death first; then those
+//! that live through it; then those born in it, the earliest birth first. Any cut of this order into
+//! tiles then wastes little.
+
+use crate::host::scratch::{address_type, bytes, scratch};
+use crate::pattern::intervals::LiveKeys;
+use crate::pattern::intervals::tiles::most_keys;
+use cubecl::client::Client;
+use cubecl::prelude::*;
+use flash_dma_problem::Problem;
+
+/// Classes of deaths, and of births, in a chunk.
+const CLASSES: usize = 32;
+/// The classes of a chunk's keys: deaths, the whole chunk, births.
+const ALL_CLASSES: usize = 2 * CLASSES + 1;
+/// Words a chunk of [`ChunkKeys::starts`].
+pub(crate) const STARTS: usize = ALL_CLASSES + 1;
+
+/// The keys that some query of a chunk attends to.
+#[derive(Clone, Debug)]
+pub(crate) struct ChunkKeys {
+    /// Contiguous `[batch * kv_heads, chunks, capacity]`, u32; past the count undefined.
+    pub keys: TensorBinding,
+    /// Contiguous `[batch * kv_heads, chunks]`, u32, at most `capacity`.
+    pub counts: TensorBinding,
+    /// Contiguous `[batch * kv_heads, chunks, STARTS]`, u32: where each class of keys begins in its chunk's list, and
+    /// last the count. Within a class the keys ascend.
+    pub starts: TensorBinding,
+    /// The most keys of a chunk.
+    pub capacity: usize,
+}
+
+impl ChunkKeys {
+    /// The shapes of `keys`, `counts` and `starts` for chunks of `chunk` queries.
+    fn shapes(problem: &Problem, chunk: usize) -> ([usize; 3], [usize; 2], [usize; 3]) {
+        let rows = problem.batch * problem.kv_heads;
+        let chunks = problem.q_len.div_ceil(chunk);
+        let keys = [rows, chunks, most_keys(problem, chunk)];
+        (keys, [rows, chunks], [rows, chunks, STARTS])
+    }
+
+    /// The bytes of the buffers that [`chunk_keys`] allocates.
+    pub(crate) fn bytes(problem: &Problem, chunk: usize) -> usize {
+        let (keys, counts, starts) = Self::shapes(problem, chunk);
+        bytes(keys) + bytes(counts) + bytes(starts)
+    }
+}
+
+/// The class of the key with interval `first .. end` of positions in the chunk of queries
+/// `chunk_first .. chunk_end`; [`ALL_CLASSES`] if none of them attends to it. `shift` takes a position to
+/// its query.
+#[cube]
+pub(crate) fn class_of(
+    first: u32,
+    end: u32,
+    chunk_first: i32,
+    chunk_end: i32,
+    width: i32,
+    shift: i32,
+    k_len: u32,
+    #[comptime] causal: bool,
+) -> usize {
+    let mut from = chunk_first;
+    let mut to = chunk_end;
+    if comptime!(causal) {
+        from = max(from, first as i32 + shift);
+        to = min(to, end as i32 + shift);
+    } else if end < k_len {
+        // All queries stand at the last key.
+        to = from;
+    }
+    let mut class = ALL_CLASSES.runtime();
+    if from < to {
+        class = CLASSES.runtime();
+        if from > chunk_first {
+            class = comptime!(CLASSES + 1)
+                + min((from - chunk_first) / width, comptime!(CLASSES as i32 - 1)) as usize;
+        } else if to < chunk_end {
+            class = min(
+                (to - 1 - chunk_first) / width,
+                comptime!(CLASSES as i32 - 1),
+            ) as usize;
+        }
+    }
+    class
+}
+
+/// Queries of a class of deaths or births.
+#[cube]
+pub(crate) fn class_width(chunk: u32) -> i32 {
+    chunk.div_ceil(comptime!(CLASSES as u32)) as i32
+}
+
+/// A stable counting sort of the live keys of a chunk by class: one cube a chunk (x) and row (y), a
+/// segment of the row's live keys a unit.
+///
+/// | buffer | layout |
+/// |---|---|
+/// | `keys`, `ends`, `live` | see [`LiveKeys`] |
+/// | `list`, `counts`, `starts` | see [`ChunkKeys`], overwritten |
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn chunk_keys_kernel(
+    keys: &[u32],
+    ends: &[u32],
+    live: &[u32],
+    list: &mut [u32],
+    counts: &mut [u32],
+    starts: &mut [u32],
+    q_len: u32,
+    k_len: u32,
+    chunk: u32,
+    capacity: u32,
+    #[comptime] causal: bool,
+    #[comptime] units: usize,
+) {
+    let row = CUBE_POS_Y as usize;
+    let unit = UNIT_POS as usize;
+    let base = row * k_len as usize;
+    let count = live[row] as usize;
+    let segment = count.div_ceil(units);
+    let start = min(unit * segment, count);
+    let end = min(start + segment, count);
+    let chunk_first = (CUBE_POS_X * chunk) as i32;
+    let chunk_end = min(CUBE_POS_X * chunk + chunk, q_len) as i32;
+    let width = class_width(chunk);
+    let shift = q_len as i32 - k_len as i32;
+
+    // Of each class and unit: the number of keys, then where its next key goes.
+    let mut slots = Shared::<[u32]>::new_slice(comptime!(ALL_CLASSES * units));
+    let mut totals = Shared::<[u32]>::new_slice(ALL_CLASSES);
+    for class in 0..ALL_CLASSES {
+        slots[class * units + unit] = 0u32;
+    }
+    for n in start..end {
+        let (first, end) = (keys[base + n], ends[base + n]);
+        let class = class_of(
+            first,
+            end,
+            chunk_first,
+            chunk_end,
+            width,
+            shift,
+            k_len,
+            causal,
+        );
+        if class < ALL_CLASSES {
+            slots[class * units + unit] += 1u32;
+        }
+    }
+    sync_cube();
+    let mut class = unit;
+    while class < ALL_CLASSES {
+        let mut total = 0u32;
+        for other in 0..units {
+            total += slots[class * units + other];
+        }
+        totals[class] = total;
+        class += units;
+    }
+    sync_cube();
+    let mut class = unit;
+    while class < ALL_CLASSES {
+        let mut next = 0u32;
+        for before in 0..class {
+            next += totals[before];
+        }
+        let item = row * CUBE_COUNT_X as usize + CUBE_POS_X as usize;
+        starts[item * STARTS + class] = min(next, capacity);
+        for other in 0..units {
+            let here = slots[class * units + other];
+            slots[class * units + other] = next;
+            next += here;
+        }
+        if class == comptime!(ALL_CLASSES - 1) {
+            counts[item] = min(next, capacity);
+            starts[item * STARTS + class + 1] = min(next, capacity);
+        }
+        class += units;
+    }
+    sync_cube();
+    let to = (row * CUBE_COUNT_X as usize + CUBE_POS_X as usize) * capacity as usize;
+    for n in start..end {
+        let (first, end) = (keys[base + n], ends[base + n]);
+        let class = class_of(
+            first,
+            end,
+            chunk_first,
+            chunk_end,
+            width,
+            shift,
+            k_len,
+            causal,
+        );
+        if class < ALL_CLASSES {
+            let slot = class * units + unit;
+            if slots[slot] < capacity {
+                list[to + slots[slot] as usize] = first;
+            }
+            slots[slot] += 1u32;
+        }
+    }
+}
+
+/// Lists the keys of every chunk of `chunk` queries, in one launch. `chunks` and the rows must fit the
+/// device's cube counts.
+pub(crate) fn chunk_keys(
+    client: &Client,
+    problem: &Problem,
+    live: &LiveKeys,
+    chunk: usize,
+) -> ChunkKeys {
+    let serial = client.properties().hardware.plane_size_max <= 1;
+    chunk_keys_with(client, problem, live, chunk, if serial { 2 } else { 128 })
+}
+
+fn chunk_keys_with(
+    client: &Client,
+    problem: &Problem,
+    live: &LiveKeys,
+    chunk: usize,
+    units: usize,
+) -> ChunkKeys {
+    let (lists, counts, starts) = ChunkKeys::shapes(problem, chunk);
+    let [rows, chunks, capacity] = lists;
+    let out = ChunkKeys {
+        keys: scratch(client, lists),
+        counts: scratch(client, counts),
+        starts: scratch(client, starts),
+        capacity,
+    };
+    // SAFETY: a row's live keys are at most `k_len`; the kernel writes only below `capacity`.
+    unsafe {
+        chunk_keys_kernel::launch_unchecked(
+            client,
+            CubeCount::Static(chunks as u32, rows as u32, 1),
+            CubeDim::new_1d(units as u32),
+            address_type([&live.keys, &out.keys]),
+            live.keys.clone().into_buffer_arg(),
+            live.ends.clone().into_buffer_arg(),
+            live.counts.clone().into_buffer_arg(),
+            out.keys.clone().into_buffer_arg(),
+            out.counts.clone().into_buffer_arg(),
+            out.starts.clone().into_buffer_arg(),
+            problem.q_len as u32,
+            problem.k_len as u32,
+            chunk as u32,
+            capacity as u32,
+            problem.causal,
+            units,
+        );
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::Selection;
+    use crate::pattern::intervals::live_keys;
+    use crate::testing::{client, read_u32, strided, zeros};
+    use flash_dma_problem::{AttentionOptions, ElementType, Interval};
+    use flash_dma_reference::{Rng, select::intervals};
+
+    /// The queries of a chunk that attend to a key.
+    fn attended(p: &Problem, interval: &Interval, chunk: std::ops::Range<usize>) -> Vec<usize> {
+        chunk
+            .filter(|&query| interval.contains(p.position(query)))
+            .collect()
+    }
+
+    fn check(q_len: usize, k_len: usize, window: usize, causal: bool, chunk: usize) {
+        let client = client();
+        let options = AttentionOptions::new()
+            .with_keep_window(window)
+            .with_causal(causal);
+        let (q, k) = ([1, 2, q_len, 8], [1, 2, k_len, 8]);
+        let p = Problem::new(&q, &k, &k, Some(&k[..3]), ElementType::F32, &options).unwrap();
+        let mut rng = Rng::new(3);
+        let rows: Vec<Vec<Interval>> = (0..2)
+            .map(|_| {
+                let scores: Vec<f64> = (0..k_len).map(|_| rng.normal()).collect();
+                intervals(&scores, p.window)
+            })
+            .collect();
+        let words: Vec<u32> = rows
+            .iter()
+            .flatten()
+            .flat_map(|i| [i.first, i.end])
+            .collect();
+        let selection = Selection {
+            scores: zeros(&client, &k[..3]),
+            intervals: strided(
+                &client,
+                &words,
+                &[1, 2, k_len, 2],
+                &[4 * k_len, 2 * k_len, 2, 1],
+            ),
+        };
+        let live = live_keys(&client, &p, &selection);
+        for units in [1, 4] {
+            let lists = chunk_keys_with(&client, &p, &live, chunk, units);
+            let [keys, counts, starts] =
+                [lists.keys, lists.counts, lists.starts].map(|words| read_u32(&client, words));
+            let chunks = q_len.div_ceil(chunk);
+            for (row, n) in (0..2).flat_map(|row| (0..chunks).map(move |n| (row, n))) {
+                let queries = n * chunk..((n + 1) * chunk).min(q_len);
+                let list = row * chunks + n;
+                let listed = &keys[list * lists.capacity..][..counts[list] as usize];
+                let mut expected: Vec<u32> = (rows[row].iter().enumerate())
+                    .filter(|(_, i)| !attended(&p, i, queries.clone()).is_empty())
+                    .map(|(key, _)| key as u32)
+                    .collect();
+                // Deaths, lives, births; the times within a class differ by less than its width.
+                let width = chunk.div_ceil(CLASSES);
+                let place = |&key: &u32| {
+                    let seen = attended(&p, &rows[row][key as usize], queries.clone());
+                    let (first, last) = (seen[0], seen[seen.len() - 1]);
+                    match (first > queries.start, last + 1 < queries.end) {
+                        (true, _) => (2, (first - queries.start) / width),
+                        (false, true) => (0, (last - queries.start) / width),
+                        (false, false) => (1, 0),
+                    }
+                };
+                expected.sort_by_key(place);
+                assert_eq!(listed, expected, "row {row}, chunk {n}, {units} units");
+                let starts = &starts[list * STARTS..][..STARTS];
+                assert_eq!((starts[0], starts[STARTS - 1]), (0, counts[list]));
+                for class in starts.windows(2) {
+                    let keys = &listed[class[0] as usize..class[1] as usize];
+                    assert!(keys.is_sorted(), "row {row}, chunk {n}: {keys:?}");
+                    assert!(keys.iter().all(|key| place(key) == place(&keys[0])));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_chunk_lists_its_keys_by_death_and_birth() {
+        check(200, 200, 20, true, 64);
+        check(150, 200, 30, true, 50);
+        check(200, 150, 30, true, 48);
+        check(100, 150, 30, false, 48);
+        check(70, 70, 70, true, 70);
+    }
+}

@@ -1,0 +1,122 @@
+//! Which keys a tile of work touches: compact lists made from the intervals, on the device.
+//!
+//! [`live_keys`] drops the keys that no position attends to; [`tile_key_lists`] lists, for every
+//! query tile, the keys that some query of the tile attends to. Neither reads anything back to the
+//! host, so every buffer is sized for the worst case that the window allows.
+
+pub(crate) mod chunks;
+pub(crate) mod launch;
+pub(crate) mod live;
+pub(crate) mod order;
+pub(crate) mod slices;
+#[cfg(test)]
+mod tests;
+pub(crate) mod tile_keys;
+pub(crate) mod tiles;
+
+use crate::args::Selection;
+use crate::host::scratch::bytes;
+use crate::team::Team;
+use cubecl::client::Client;
+use cubecl::prelude::TensorBinding;
+use flash_dma_problem::Problem;
+use std::ops::Range;
+use tiles::QueryTiles;
+
+/// The keys that at least one position attends to, for each of the `batch * kv_heads` rows.
+#[derive(Clone, Debug)]
+pub(crate) struct LiveKeys {
+    /// Contiguous `[batch * kv_heads, k_len]`, u32: the indices of the live keys, ascending; past the
+    /// count undefined. A key's interval begins at its own index.
+    pub keys: TensorBinding,
+    /// Contiguous `[batch * kv_heads, k_len]`, u32: the end of the interval of each entry of `keys`.
+    pub ends: TensorBinding,
+    /// Contiguous `[batch * kv_heads]`, u32: how many keys of the row are live.
+    pub counts: TensorBinding,
+}
+
+impl LiveKeys {
+    /// The shapes of `keys` and `ends`, and of `counts`.
+    fn shapes(problem: &Problem) -> ([usize; 2], [usize; 1]) {
+        let rows = problem.batch * problem.kv_heads;
+        ([rows, problem.k_len], [rows])
+    }
+
+    /// The bytes of the buffers that [`live_keys`] allocates; 0 without scores.
+    pub(crate) fn bytes(problem: &Problem) -> usize {
+        if !problem.has_scores {
+            return 0;
+        }
+        let (keys, counts) = Self::shapes(problem);
+        2 * bytes(keys) + bytes(counts)
+    }
+}
+
+/// The keys of a slice of query tiles, for each of the `batch * kv_heads` rows.
+///
+/// A tile's list holds first the keys that every query of the tile attends to (*full* keys), then
+/// those that only some do (*boundary* keys), both by ascending index. Only boundary keys need the
+/// interval test.
+#[derive(Clone, Debug)]
+pub(crate) struct TileKeyLists {
+    /// Contiguous `[batch * kv_heads, slice.len(), capacity]`, u32: key indices, with
+    /// [`QueryTiles::capacity`] entries a list; past the total undefined.
+    pub keys: TensorBinding,
+    /// Contiguous `[batch * kv_heads, slice.len(), 2]`, u32: the number of full keys, and of all keys.
+    /// `full <= total <= capacity` whatever the intervals hold.
+    pub counts: TensorBinding,
+    /// The tiles of the problem that are listed; axis 1 of both buffers counts from its start.
+    pub slice: Range<usize>,
+}
+
+impl TileKeyLists {
+    /// The shapes of `keys` and `counts` for so many of the tiles.
+    fn shapes(problem: &Problem, tiles: &QueryTiles, listed: usize) -> [[usize; 3]; 2] {
+        let rows = problem.batch * problem.kv_heads;
+        [[rows, listed, tiles.capacity], [rows, listed, 2]]
+    }
+
+    /// The bytes of the buffers that [`tile_key_lists`] allocates for the largest of the slices, which share them.
+    pub(crate) fn bytes(problem: &Problem, tiles: &QueryTiles) -> usize {
+        let slices = tiles.slices(problem.batch * problem.kv_heads);
+        let of = |slice: Range<usize>| Self::shapes(problem, tiles, slice.len()).map(bytes);
+        slices
+            .map(|slice| of(slice).iter().sum())
+            .max()
+            .unwrap_or(0)
+    }
+}
+
+/// Lists the live keys of every row, in one launch.
+///
+/// The intervals must be those of [`select`](crate::select()) for `problem`. Whatever they hold,
+/// nothing is read or written out of bounds.
+pub(crate) fn live_keys(client: &Client, problem: &Problem, selection: &Selection) -> LiveKeys {
+    let team = Team::new(client, launch::ROW_PLANES);
+    launch::live_keys(client, problem, selection, team)
+}
+
+/// Lists the keys of the query tiles in `slice`, one of [`QueryTiles::slices`], in one launch.
+pub(crate) fn tile_key_lists(
+    client: &Client,
+    problem: &Problem,
+    live: &LiveKeys,
+    tiles: &QueryTiles,
+    slice: Range<usize>,
+) -> TileKeyLists {
+    let rows = problem.batch * problem.kv_heads;
+    let team = Team::new(client, launch::tile_planes(rows * slice.len()));
+    launch::tile_key_lists(client, problem, live, tiles, slice, team)
+}
+
+/// Makes and drops the lists of [`forward`](crate::forward()) in tiles of `queries`, for benchmarks: what
+/// a forward pass launches beside its attention kernel. `problem` must have scores, and `selection` must
+/// fit it.
+#[doc(hidden)]
+pub fn list_all(client: &Client, problem: &Problem, selection: &Selection, queries: usize) {
+    let live = live_keys(client, problem, selection);
+    let tiles = QueryTiles::new(problem, queries);
+    for slice in tiles.slices(problem.batch * problem.kv_heads) {
+        tile_key_lists(client, problem, &live, &tiles, slice);
+    }
+}

@@ -1,0 +1,198 @@
+use crate::args::Selection;
+use crate::pattern::intervals::launch;
+use crate::pattern::intervals::tiles::QueryTiles;
+use crate::pattern::intervals::{live_keys, tile_key_lists};
+use crate::team::Team;
+use crate::testing::{client, read_u32, strided, zeros};
+use crate::{AttentionOptions, ElementType, Problem};
+use flash_dma_problem::Interval;
+use flash_dma_reference::generate::Scores;
+use flash_dma_reference::{Rng, select::intervals};
+
+fn problem(heads: usize, q_len: usize, k_len: usize, window: usize, causal: bool) -> Problem {
+    let options = AttentionOptions::new()
+        .with_keep_window(window)
+        .with_causal(causal);
+    let (q, k) = ([1, heads, q_len, 8], [1, heads, k_len, 8]);
+    Problem::new(&q, &k, &k, Some(&k[..3]), ElementType::F32, &options).unwrap()
+}
+
+/// The intervals of `rows` as the selection of a call; the scores are not read by the lists.
+fn selection(rows: &[Vec<Interval>]) -> Selection {
+    let client = client();
+    let n = rows[0].len();
+    let mut words: Vec<u32> = rows
+        .iter()
+        .flatten()
+        .flat_map(|i| [i.first, i.end])
+        .collect();
+    words.push(0); // An empty buffer cannot be made.
+    let shape = [1, rows.len(), n, 2];
+    Selection {
+        scores: zeros(&client, &shape[..3]),
+        intervals: strided(&client, &words, &shape, &[rows.len() * n * 2, n * 2, 2, 1]),
+    }
+}
+
+/// Makes all lists, slice by slice, and compares them with their definition.
+fn check(problem: &Problem, rows: &[Vec<Interval>], tile_size: usize, slices: usize) {
+    check_team(problem, rows, tile_size, slices, Team::new(&client(), 1));
+}
+
+/// [`check`] with cubes of several planes.
+fn check_team(
+    problem: &Problem,
+    rows: &[Vec<Interval>],
+    tile_size: usize,
+    slices: usize,
+    team: Team,
+) {
+    let client = client();
+    let live = launch::live_keys(&client, problem, &selection(rows), team);
+    let n = problem.k_len;
+    let [keys, ends, counts] =
+        [&live.keys, &live.ends, &live.counts].map(|b| read_u32(&client, b.clone()));
+    for (r, row) in rows.iter().enumerate() {
+        let expected: Vec<Interval> = row.iter().copied().filter(|i| !i.is_empty()).collect();
+        let len = counts[r] as usize;
+        let actual: Vec<Interval> = (0..len)
+            .map(|i| Interval {
+                first: keys[r * n + i],
+                end: ends[r * n + i],
+            })
+            .collect();
+        assert_eq!(actual, expected, "live keys of row {r}");
+    }
+
+    let tiles = QueryTiles::new(problem, tile_size);
+    let step = tiles.lists.div_ceil(slices).max(1);
+    for start in (0..tiles.lists).step_by(step) {
+        let slice = start..(start + step).min(tiles.lists);
+        let lists = launch::tile_key_lists(&client, problem, &live, &tiles, slice.clone(), team);
+        assert_eq!(lists.slice, slice);
+        let keys = read_u32(&client, lists.keys);
+        let counts = read_u32(&client, lists.counts);
+        for (r, row) in rows.iter().enumerate() {
+            for tile in slice.clone() {
+                let queries = if problem.causal {
+                    tile * tile_size..((tile + 1) * tile_size).min(problem.q_len)
+                } else {
+                    0..problem.q_len
+                };
+                let seen_by = |i: &Interval| {
+                    queries
+                        .clone()
+                        .filter(|&q| i.contains(problem.position(q)))
+                        .count()
+                };
+                let listed = |all: bool| {
+                    row.iter()
+                        .filter(|i| match seen_by(i) {
+                            0 => false,
+                            some => (some == queries.len()) == all,
+                        })
+                        .map(|i| i.first)
+                        .collect::<Vec<_>>()
+                };
+                let list = r * slice.len() + tile - slice.start;
+                let [full, total] = [counts[list * 2], counts[list * 2 + 1]].map(|c| c as usize);
+                let list = &keys[list * tiles.capacity..][..total];
+                let what = format!("row {r}, tile {tile} of {tile_size}, {problem:?}");
+                assert_eq!(list[..full], listed(true), "full keys of {what}");
+                assert_eq!(list[full..], listed(false), "boundary keys of {what}");
+            }
+        }
+    }
+}
+
+fn rows(heads: usize, n: usize, window: usize, seed: u64) -> Vec<Vec<Interval>> {
+    let mut rng = Rng::new(seed);
+    (0..heads)
+        .map(|h| Scores::ALL[h % Scores::ALL.len()].head(n, &mut rng))
+        .map(|scores| intervals(&scores, window))
+        .collect()
+}
+
+#[test]
+fn lists_hold_exactly_the_keys_of_each_tile() {
+    for (q_len, k_len) in [
+        (1, 1),
+        (17, 17),
+        (5, 40),
+        (129, 129),
+        (300, 300),
+        (100, 290),
+    ] {
+        for window in [1, 3, 16, k_len] {
+            let heads = Scores::ALL.len();
+            let rows = rows(heads, k_len, window, (q_len * k_len + window) as u64);
+            for causal in [true, false] {
+                let problem = problem(heads, q_len, k_len, window, causal);
+                for tile_size in [1, 16, 64] {
+                    check(&problem, &rows, tile_size, 1);
+                }
+                check(&problem, &rows, 7, 3);
+            }
+        }
+    }
+}
+
+#[test]
+fn planes_share_a_list() {
+    // Several rounds of entries that wait, and tiles that leave planes without work.
+    let team = Team {
+        lanes: 1,
+        planes: 3,
+    };
+    let rows = rows(3, 150, 120, 9);
+    for causal in [true, false] {
+        check_team(&problem(3, 130, 150, 120, causal), &rows, 16, 2, team);
+    }
+}
+
+#[test]
+fn queries_before_the_first_key_have_empty_lists() {
+    for (q_len, k_len) in [(40, 9), (20, 1), (33, 32)] {
+        let rows = rows(4, k_len, 3, q_len as u64);
+        for causal in [true, false] {
+            check(&problem(4, q_len, k_len, 3, causal), &rows, 8, 2);
+        }
+    }
+}
+
+#[test]
+fn no_keys_and_no_queries_make_empty_lists() {
+    for causal in [true, false] {
+        check(&problem(2, 20, 0, 3, causal), &[vec![], vec![]], 8, 1);
+        check(&problem(2, 0, 20, 3, causal), &rows(2, 20, 3, 1), 8, 1);
+    }
+}
+
+#[test]
+fn foreign_intervals_do_not_write_past_the_capacity() {
+    // Every key lives for ever: far more than the window of 2 allows.
+    let n = 50;
+    let row: Vec<_> = (0..n as u32)
+        .map(|first| Interval {
+            first,
+            end: u32::MAX >> 1,
+        })
+        .collect();
+    let problem = problem(2, n, n, 2, true);
+    let client = client();
+    let live = live_keys(&client, &problem, &selection(&[row.clone(), row]));
+    let tiles = QueryTiles::new(&problem, 4);
+    let lists = tile_key_lists(&client, &problem, &live, &tiles, 0..tiles.lists);
+    let counts = read_u32(&client, lists.counts);
+    assert_eq!(tiles.capacity, 5);
+    // Tile 0 has one full key and three boundary keys; all others overflow.
+    for row in counts.chunks(tiles.lists * 2) {
+        assert_eq!(row[..2], [1, 4]);
+        assert!(row[2..].iter().all(|&c| c == 5));
+    }
+    let keys = read_u32(&client, lists.keys);
+    let last_of_row_0 = (tiles.lists - 1) * tiles.capacity;
+    assert_eq!(keys[last_of_row_0..][..5], [0, 1, 2, 3, 4]);
+    let first_of_row_1 = tiles.lists * tiles.capacity;
+    assert_eq!(keys[first_of_row_1..][..4], [0, 1, 2, 3]);
+}

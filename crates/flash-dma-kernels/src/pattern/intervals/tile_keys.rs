@@ -1,0 +1,242 @@
+//! The kernel that lists the keys of every query tile from the live keys.
+
+use crate::team::{Member, Team, ballot};
+use cubecl::prelude::*;
+
+/// Entries that a lane reads before it looks at the first of them, so that the reads overlap.
+const READS: usize = 8;
+/// Waiting entries that a lane looks at in one turn.
+const PICKS: usize = 4;
+
+/// What is fixed when the kernel is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct TileKeysBlueprint {
+    /// A plane for every tile of a cube.
+    pub team: Team,
+    /// Entries of the live list that wait in shared memory; a multiple of `step`.
+    pub waiting: usize,
+    /// Boundary keys of a tile that wait in shared memory. Intervals of a selection make at most one
+    /// newborn and one death a position.
+    pub boundary: usize,
+}
+
+impl TileKeysBlueprint {
+    pub(crate) fn new(team: Team, tile_size: usize) -> Self {
+        let mut bp = Self {
+            team,
+            waiting: 0,
+            boundary: (2 * tile_size).next_power_of_two().max(64),
+        };
+        bp.waiting = 2 * bp.step();
+        bp
+    }
+
+    /// Entries that a cube reads between two barriers.
+    pub(crate) fn step(&self) -> usize {
+        READS * self.team.lanes * self.team.planes
+    }
+}
+
+/// The positions of one query tile's first and last query, or those of a group of tiles; negative
+/// where a query sees no key.
+#[derive(CubeType, Clone, Copy)]
+struct Positions {
+    first: i32,
+    last: i32,
+}
+
+#[cube]
+impl Positions {
+    /// Of the tiles `tile..=last_tile`; `offset` is the position of query 0.
+    fn new(tile: u32, last_tile: u32, tile_size: u32, q_len: u32, offset: i32) -> Positions {
+        let end = min((last_tile + 1u32) * tile_size, q_len);
+        Positions {
+            first: (tile * tile_size) as i32 + offset,
+            last: (end - 1u32) as i32 + offset,
+        }
+    }
+
+    /// Whether a query attends to the key: its interval meets the positions.
+    fn meets(&self, key: u32, end: u32) -> bool {
+        key as i32 <= self.last && end as i32 > self.first
+    }
+
+    /// Whether every query attends to the key.
+    fn is_within(&self, key: u32, end: u32) -> bool {
+        key as i32 <= self.first && end as i32 > self.last
+    }
+}
+
+/// Writes the lists: the full keys, then the boundary keys, each ascending, never past `capacity`.
+///
+/// A cube owns a group of `planes` consecutive tiles of a row, one a plane. It reads the live list once,
+/// up to the group's last position; the entries that any of the group's positions attends to wait in
+/// shared memory, where each plane picks its tile's. Full keys go straight to the list, boundary keys
+/// wait until the number of full keys is known.
+///
+/// | buffer | layout |
+/// |---|---|
+/// | `keys`, `ends`, `live` | see [`LiveKeys`](super::LiveKeys) |
+/// | `lists` | `[rows, tiles, capacity]`, overwritten up to the total |
+/// | `counts` | `[rows, tiles, 2]`, overwritten: full keys, all keys |
+///
+/// The tiles are those from `first_tile` on.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(crate) fn tile_keys_kernel(
+    keys: &[u32],
+    ends: &[u32],
+    live: &[u32],
+    lists: &mut [u32],
+    counts: &mut [u32],
+    rows: u32,
+    n: u32,
+    first_tile: u32,
+    tiles: u32,
+    tile_size: u32,
+    q_len: u32,
+    offset: i32,
+    capacity: u32,
+    #[comptime] bp: TileKeysBlueprint,
+) {
+    let team = comptime!(bp.team);
+    let planes = comptime!(team.planes as u32);
+    let groups = tiles.div_ceil(planes);
+    let row = CUBE_POS / groups as usize;
+    if row < rows as usize {
+        let member = Member::this(team);
+        let base = row * n as usize;
+        // The last tiles see the most keys: they go first.
+        let group = groups - 1u32 - (CUBE_POS % groups as usize) as u32;
+        let local = group * planes + member.plane as u32;
+        let group_end = min(group * planes + planes, tiles);
+        let tile = first_tile + min(local, tiles - 1u32);
+        let at = Positions::new(tile, tile, tile_size, q_len, offset);
+        let group_at = Positions::new(
+            first_tile + group * planes,
+            first_tile + group_end - 1u32,
+            tile_size,
+            q_len,
+            offset,
+        );
+
+        let mut waiting =
+            Shared::<[Vector<u32, Const<2>>]>::new_aligned_slice(bp.waiting, 128usize);
+        let mut boundary_keys = Shared::<[u32]>::new_slice(comptime!(bp.boundary * team.planes));
+        // Of two steps in turn: a plane may be a step ahead of one that still reads.
+        let mut stepped = Shared::<[u32]>::new_slice(comptime!(2 * team.planes));
+
+        let list = (row * tiles as usize + local as usize) * capacity as usize;
+        let boundary_base = member.plane * comptime!(bp.boundary);
+        let mut full = 0u32;
+        let mut boundary = 0u32;
+        let mut filled = 0u32;
+        let mut parity = 0usize;
+        let mut next = 0u32;
+        let live_count = live[row];
+        let mut more = live_count > 0u32;
+        if more {
+            more = keys[base] as i32 <= group_at.last;
+        }
+        while more {
+            let own = next + comptime!((READS * team.lanes) as u32) * member.plane as u32;
+            let mut entries = Array::<Vector<u32, Const<2>>>::new(READS);
+            let mut meets = Array::<bool>::new(READS);
+            let mut bits = Array::<u32>::new(READS);
+            let mut own_count = 0u32;
+            #[unroll]
+            for r in 0..READS {
+                let i = own + comptime!((r * team.lanes) as u32) + member.lane as u32;
+                let from = base + min(i, live_count - 1u32) as usize;
+                let mut entry = Vector::<u32, Const<2>>::new(keys[from]);
+                // Past the list: a life that ended before the first position.
+                entry.insert(1usize, select(i < live_count, ends[from], 0u32));
+                entries[r] = entry;
+            }
+            #[unroll]
+            for r in 0..READS {
+                let (key, end) = (entries[r].extract(0usize), entries[r].extract(1usize));
+                meets[r] = end > key && group_at.meets(key, end);
+                bits[r] = ballot(meets[r], team);
+                own_count += bits[r].count_ones();
+            }
+            if member.lane == 0 {
+                stepped[parity * team.planes + member.plane] = own_count;
+            }
+            sync_cube();
+            let mut place = filled;
+            #[unroll]
+            for plane in 0..team.planes {
+                let other = stepped[parity * team.planes + plane];
+                filled += other;
+                place += select(plane < member.plane, other, 0u32);
+            }
+            #[unroll]
+            for r in 0..READS {
+                if meets[r] {
+                    waiting[(place + (bits[r] & member.before).count_ones()) as usize] = entries[r];
+                }
+                place += bits[r].count_ones();
+            }
+            parity = 1usize - parity;
+            next += comptime!(bp.step() as u32);
+            more = next < live_count;
+            if more {
+                more = keys[base + next as usize] as i32 <= group_at.last;
+            }
+
+            if !more || filled > comptime!((bp.waiting - bp.step()) as u32) {
+                sync_cube();
+                if local < tiles {
+                    let mut turn = 0u32;
+                    while turn < filled {
+                        let mut picked = Array::<Vector<u32, Const<2>>>::new(PICKS);
+                        #[unroll]
+                        for p in 0..PICKS {
+                            let i = turn + comptime!((p * team.lanes) as u32) + member.lane as u32;
+                            picked[p] = waiting[min(i, filled - 1u32) as usize];
+                        }
+                        #[unroll]
+                        for p in 0..PICKS {
+                            let i = turn + comptime!((p * team.lanes) as u32) + member.lane as u32;
+                            let (key, end) = (picked[p].extract(0usize), picked[p].extract(1usize));
+                            let is_here = i < filled && at.meets(key, end);
+                            let is_full = is_here && at.is_within(key, end);
+                            let is_boundary = is_here && !is_full;
+                            let full_bits = ballot(is_full, team);
+                            let boundary_bits = ballot(is_boundary, team);
+                            let place = full + (full_bits & member.before).count_ones();
+                            if is_full && place < capacity {
+                                lists[list + place as usize] = key;
+                            }
+                            full += full_bits.count_ones();
+                            let place = boundary + (boundary_bits & member.before).count_ones();
+                            if is_boundary && place < comptime!(bp.boundary as u32) {
+                                boundary_keys[boundary_base + place as usize] = key;
+                            }
+                            boundary += boundary_bits.count_ones();
+                        }
+                        turn += comptime!((PICKS * team.lanes) as u32);
+                    }
+                }
+                filled = 0u32;
+                sync_cube();
+            }
+        }
+
+        if local < tiles {
+            full = min(full, capacity);
+            boundary = min(boundary, comptime!(bp.boundary as u32));
+            let total = min(full + boundary, capacity);
+            let mut i = member.lane as u32;
+            while full + i < total {
+                lists[list + (full + i) as usize] = boundary_keys[boundary_base + i as usize];
+                i += comptime!(team.lanes as u32);
+            }
+            if member.lane == 0 {
+                let to = (row * tiles as usize + local as usize) * 2;
+                counts[to] = full;
+                counts[to + 1] = total;
+            }
+        }
+    }
+}

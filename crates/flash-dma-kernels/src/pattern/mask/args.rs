@@ -1,0 +1,148 @@
+//! The tensors of a masked call, and their checks.
+
+use crate::host::check::{Layout, check_tensor};
+use cubecl::prelude::TensorBinding;
+use flash_dma_problem::{AttentionError, MaskedProblem, PlanGeometry, TensorName, TensorSpec};
+
+/// A mask as [`plan`](crate::pattern::mask::plan()) wrote it; both contiguous, 32-bit integers.
+#[derive(Clone, Debug)]
+pub struct MaskBits {
+    /// [`PlanGeometry::bits_shape`](flash_dma_problem::PlanGeometry::bits_shape).
+    pub bits: TensorBinding,
+    /// [`PlanGeometry::counts_shape`](flash_dma_problem::PlanGeometry::counts_shape).
+    pub counts: TensorBinding,
+}
+
+/// The inputs of attention under a mask and a bias, shaped as the problem says.
+#[derive(Clone, Debug)]
+pub struct MaskedInputs {
+    /// `[batch, q_heads, q_len, head_dim]`, the problem's element type.
+    pub q: TensorBinding,
+    /// `[batch, kv_heads, k_len, head_dim]`, the problem's element type.
+    pub k: TensorBinding,
+    /// `[batch, kv_heads, k_len, head_dim]`, the problem's element type.
+    pub v: TensorBinding,
+    /// Given exactly if the problem has a plan.
+    pub plan: Option<MaskBits>,
+    /// f32, any strides on any axis; given exactly if the problem has a bias.
+    pub bias: Option<TensorBinding>,
+}
+
+/// Where the masked backward pass writes; contiguous and overwritten.
+#[derive(Clone, Debug)]
+pub struct MaskedGradients {
+    /// `[batch, q_heads, q_len, head_dim]`, the problem's element type.
+    pub q: TensorBinding,
+    /// `[batch, kv_heads, k_len, head_dim]`, the problem's element type.
+    pub k: TensorBinding,
+    /// `[batch, kv_heads, k_len, head_dim]`, the problem's element type.
+    pub v: TensorBinding,
+    /// f32, in the bias's own shape, if there is a bias; `None` does not compute it.
+    pub bias: Option<TensorBinding>,
+}
+
+/// Checks shape and reach of a tensor with free strides, whose elements have `size` bytes.
+pub(crate) fn check_broadcast(
+    name: TensorName,
+    tensor: &TensorBinding,
+    expected: &[usize; 4],
+    size: usize,
+) -> Result<(), AttentionError> {
+    if tensor.shape.len() != 4 {
+        return Err(AttentionError::Rank {
+            tensor: name,
+            expected: 4,
+            actual: tensor.shape.len(),
+        });
+    }
+    for (axis, (&actual, &expected)) in tensor.shape.iter().zip(expected).enumerate() {
+        if actual != expected {
+            return Err(AttentionError::Shape {
+                tensor: name,
+                axis,
+                expected,
+                actual,
+            });
+        }
+    }
+    let spec = TensorSpec {
+        name,
+        shape: &tensor.shape[..],
+        strides: &tensor.strides[..],
+    };
+    let needed = spec.required_len().unwrap_or(usize::MAX);
+    let actual = tensor.handle.size_in_used() as usize / size;
+    if needed > actual {
+        return Err(AttentionError::Buffer {
+            tensor: name,
+            needed,
+            actual,
+        });
+    }
+    Ok(())
+}
+
+impl MaskBits {
+    /// Checks both against a geometry.
+    pub(crate) fn check(&self, geometry: &PlanGeometry) -> Result<(), AttentionError> {
+        let (bits, counts) = (geometry.bits_shape(), geometry.counts_shape());
+        let contiguous = Layout::Contiguous;
+        check_tensor(TensorName::Plan, &self.bits, &bits, 4, contiguous)?;
+        check_tensor(TensorName::Plan, &self.counts, &counts, 4, contiguous)
+    }
+}
+
+impl MaskedInputs {
+    /// Checks every input against the problem.
+    pub(crate) fn check(&self, problem: &MaskedProblem) -> Result<(), AttentionError> {
+        let p = &problem.attention;
+        let (size, kv) = (p.element.size(), p.kv_shape());
+        let strided = Layout::Strided;
+        check_tensor(TensorName::Query, &self.q, &p.q_shape(), size, strided)?;
+        check_tensor(TensorName::Key, &self.k, &kv, size, strided)?;
+        check_tensor(TensorName::Value, &self.v, &kv, size, strided)?;
+        match (&self.plan, &problem.plan) {
+            (Some(plan), Some(geometry)) => {
+                plan.check(geometry)?;
+            }
+            (None, None) => {}
+            (plan, geometry) => {
+                return Err(AttentionError::Buffer {
+                    tensor: TensorName::Plan,
+                    needed: geometry.map_or(0, |plan| plan.bits_shape().iter().product()),
+                    actual: plan
+                        .as_ref()
+                        .map_or(0, |plan| plan.bits.shape.iter().product()),
+                });
+            }
+        }
+        match (&self.bias, &problem.bias) {
+            (Some(bias), Some(shape)) => check_broadcast(TensorName::Bias, bias, shape, 4),
+            (None, None) => Ok(()),
+            (bias, shape) => Err(AttentionError::Buffer {
+                tensor: TensorName::Bias,
+                needed: shape.map_or(0, |shape| shape.iter().product()),
+                actual: bias.as_ref().map_or(0, |bias| bias.shape.iter().product()),
+            }),
+        }
+    }
+}
+
+impl MaskedGradients {
+    /// Checks every output against the problem.
+    pub(crate) fn check(&self, problem: &MaskedProblem) -> Result<(), AttentionError> {
+        let p = &problem.attention;
+        let (size, kv, contiguous) = (p.element.size(), p.kv_shape(), Layout::Contiguous);
+        let q = p.q_shape();
+        check_tensor(TensorName::GradQuery, &self.q, &q, size, contiguous)?;
+        check_tensor(TensorName::GradKey, &self.k, &kv, size, contiguous)?;
+        check_tensor(TensorName::GradValue, &self.v, &kv, size, contiguous)?;
+        match (&self.bias, &problem.bias) {
+            (Some(bias), Some(shape)) => {
+                check_tensor(TensorName::GradBias, bias, shape, 4, contiguous)
+            }
+            (Some(_), None) => Err(AttentionError::BiasGradient),
+            (None, _) => Ok(()),
+        }
+    }
+}

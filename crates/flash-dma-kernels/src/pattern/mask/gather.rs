@@ -1,0 +1,198 @@
+//! The rest of the [lists](super::lists): bits of gathered keys, the order of tiles, and a look at values.
+
+use crate::finite::{NO_NUMBER, exponent_bits};
+use crate::host::check::{address_type, elem_type};
+use crate::host::scratch::cubes;
+use crate::matrix::fragment::Chunk;
+use crate::matrix::mask::{HEADER, TILE_WORDS};
+use crate::pattern::mask::args::MaskBits;
+use crate::pattern::mask::tile_lists::{PLANES, Sizes, TileLists};
+use crate::team::{Member, Team, sum_of};
+use cubecl::client::Client;
+use cubecl::prelude::*;
+use flash_dma_problem::{ElementType, PlanGeometry};
+
+/// Cubes that share the bits of a tile.
+const PARTS: usize = 8;
+
+/// Rows that a unit looks at.
+const ROWS: usize = 8;
+
+/// Packs the bits of all gathered lists, gives tiles their turns, and marks in the header whether some value of
+/// `watched`, `[batch, heads, len, head_dim]`, is not finite.
+pub(crate) fn finish_lists(
+    client: &Client,
+    geometry: &PlanGeometry,
+    plan: &MaskBits,
+    watched: &TensorBinding,
+    element: ElementType,
+    lists: &TileLists,
+    sizes: Sizes,
+) {
+    let [_, _, bit_blocks, bit_queries, _] = geometry.bits_shape();
+    let [batch, heads, len, head_dim] = watched.shape[..] else {
+        unreachable!("checked to have four axes")
+    };
+    let TileLists { list, counts } = lists;
+    let team = Team::new(client, PLANES);
+    let chunks = head_dim / 8;
+    let looks = batch * heads * len.div_ceil(ROWS) * chunks;
+    let looking = looks.div_ceil(team.units());
+    let parts = if sizes.room > 0 { PARTS } else { 1 };
+    // SAFETY: units past the rows and cubes past the tiles return; the rows were checked to hold their shape; the lists
+    // hold keys below `k_len`, and have room for their bits.
+    unsafe {
+        finish_kernel::launch_unchecked(
+            client,
+            cubes(client, looking + sizes.items * parts, team.cube_dim()),
+            team.cube_dim(),
+            address_type(&[watched], element.size())
+                .max(address_type(&[&plan.bits, list, counts], 4)),
+            watched.clone().into_tensor_arg(),
+            plan.bits.clone().into_buffer_arg(),
+            list.clone().into_buffer_arg(),
+            counts.clone().into_buffer_arg(),
+            looks,
+            looking,
+            chunks,
+            sizes.items,
+            parts,
+            sizes.tiles,
+            sizes.queries,
+            sizes.capacity(),
+            sizes.room,
+            geometry.q_len,
+            geometry.k_len,
+            bit_blocks,
+            bit_queries,
+            geometry.causal,
+            team,
+            elem_type(element),
+        );
+    }
+}
+
+/// The first `looking` cubes look at `rows`; cube `looking + n` packs part `n % parts` of the bits of tile `n / parts`, if
+/// its keys are gathered, and the first plane of the first part gives the tile its turn. `list` and `totals` are those of
+/// [`TileLists`], `bits` the plan's, as words.
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn finish_kernel<E: Float>(
+    rows: &Tensor<Chunk<E>>,
+    bits: &[u32],
+    list: &mut [u32],
+    totals: &mut [u32],
+    looks: usize,
+    looking: usize,
+    chunks: usize,
+    items: usize,
+    parts: usize,
+    tiles: usize,
+    queries: usize,
+    capacity: usize,
+    room: usize,
+    q_len: usize,
+    k_len: usize,
+    bit_blocks: usize,
+    bit_queries: usize,
+    #[comptime] causal: bool,
+    #[comptime] team: Team,
+    #[define(E)] _element: ElemType,
+) {
+    if CUBE_POS < looking {
+        let at = CUBE_POS * comptime!(team.units()) + UNIT_POS as usize;
+        if at < looks && !is_finite_chunk::<E>(rows, at, chunks) {
+            totals[2] = 1u32;
+        }
+        terminate!();
+    }
+    let (item, part) = ((CUBE_POS - looking) / parts, (CUBE_POS - looking) % parts);
+    if item >= items {
+        terminate!();
+    }
+    let (row, tile) = (item / tiles, item % tiles);
+    let at = HEADER + item * TILE_WORDS;
+    let slots = totals[at + 1];
+    let member = Member::this(team);
+    if part == 0 && member.plane == 0 {
+        // The number of tiles with longer lists.
+        let first = HEADER + row * tiles * TILE_WORDS;
+        let mut longer = 0u32;
+        let mut next = member.lane;
+        while next < tiles {
+            // Several at once: their loads wait together.
+            #[unroll]
+            for n in 0..8usize {
+                let other = next + comptime!(n * team.lanes);
+                let others = totals[first + min(other, tiles - 1) * TILE_WORDS + 1];
+                // Of as many slots the later tile comes first.
+                let bar = slots + u32::cast_from(other <= tile);
+                longer += select(other < tiles, u32::cast_from(others >= bar), 0u32);
+            }
+            next += comptime!(8 * team.lanes);
+        }
+        let turn = sum_of(longer, team) as usize;
+        if member.lane == 0 {
+            totals[first + turn * TILE_WORDS + 3] = tile as u32;
+        }
+    }
+    if totals[at + 2] == 1u32 {
+        let begin = item * capacity;
+        let base = row * bit_blocks * bit_queries;
+        let mut block_step = 0usize;
+        let mut query_step = 0usize;
+        if bit_blocks > 1 {
+            block_step = bit_queries;
+        }
+        if bit_queries > 1 {
+            query_step = 1usize;
+        }
+        let keys = slots as usize;
+        // Whole steps of two words.
+        let words = keys.div_ceil(64usize) * 2;
+        // A unit a word of 32 slots of one query.
+        let mut index = part * comptime!(team.units()) + UNIT_POS as usize;
+        while index < words * queries {
+            let (word, own) = (index / queries, index % queries);
+            let query = min(tile * queries + own, q_len - 1);
+            let mut end = k_len as i32;
+            if comptime!(causal) {
+                end = query as i32 + 1 + k_len as i32 - q_len as i32;
+            }
+            let mut packed = 0u32;
+            for half in 0..2usize {
+                #[unroll]
+                for n in 0..16usize {
+                    let bit = half * 16 + n;
+                    let slot = word * 32 + bit;
+                    let key = list[begin + min(slot, keys - 1)] as usize;
+                    let from = (base + key / 64 * block_step + query * query_step) * 2;
+                    let seen = bits[from + key % 64 / 32] >> (key % 32) as u32;
+                    let there = slot < keys && (key as i32) < end;
+                    packed |= select(there, seen & 1u32, 0u32) << bit as u32;
+                }
+            }
+            list[begin + room + (word / 2 * queries + own) * 2 + word % 2] = packed;
+            index += parts * comptime!(team.units());
+        }
+    }
+}
+
+/// Whether chunk `at % chunks` of the [`ROWS`] rows of group `at / chunks`, counted over all heads, is finite.
+#[cube]
+fn is_finite_chunk<E: Float>(rows: &Tensor<Chunk<E>>, at: usize, chunks: usize) -> bool {
+    let (heads, len) = (rows.shape(1), rows.shape(2));
+    let groups = len.div_ceil(ROWS);
+    let (col, group, head) = (at % chunks, at / chunks % groups, at / chunks / groups);
+    let base = (head / heads * rows.stride(0) + head % heads * rows.stride(1)) / 8 + col;
+    let mut greatest = 0u32;
+    #[unroll]
+    for n in 0..ROWS {
+        let row = min(group * ROWS + n, len - 1);
+        let values = rows[base + row * rows.stride(2) / 8];
+        #[unroll]
+        for e in 0..8usize {
+            greatest = max(greatest, exponent_bits(f32::cast_from(values.extract(e))));
+        }
+    }
+    greatest != NO_NUMBER
+}

@@ -1,0 +1,17 @@
+//! Arbitrary masks: bits, counts of visible pairs per block, and the lists of keys or queries that are left.
+//!
+//! [`plan`](plan::plan) packs a mask into bits and counts the visible pairs of its blocks, and
+//! [`plan_ranges`](plan::plan_ranges) does so for ranges of keys without a mask; the attention kernels skip the blocks
+//! that count nothing.
+
+pub(crate) mod args;
+pub(crate) mod gather;
+pub(crate) mod pack;
+pub(crate) mod pack_rows;
+pub(crate) mod plan;
+pub(crate) mod query_lists;
+pub(crate) mod ranges;
+#[cfg(test)]
+mod tests;
+pub(crate) mod tile_lists;
+pub(crate) mod words;

@@ -1,0 +1,263 @@
+//! Host side of tile plans.
+
+use crate::host::check::address_type;
+use crate::host::scratch::{cubes, one_unit_each};
+use crate::pattern::mask::args::{MaskBits, check_broadcast};
+use crate::pattern::mask::pack::{count_kernel, pack_kernel};
+use crate::pattern::mask::pack_rows::{RowsBlueprint, rows_kernel};
+use crate::pattern::mask::ranges::{QUERIES, ranges_kernel};
+use cubecl::client::Client;
+use cubecl::ir::features::TypeUsage;
+use cubecl::ir::{ElemType, UIntKind};
+use cubecl::prelude::*;
+use flash_dma_problem::{AttentionError, PlanGeometry, TensorName};
+
+/// Bytes that are read at once where the mask allows it.
+const VECTOR: usize = 16;
+/// Units of a cube that packs rows, at most: 4096 keys.
+const UNITS: usize = 128;
+
+/// Writes the tile plan of a mask. `mask` has the geometry's shape, any strides, and elements of `size` bytes (1
+/// or 4); one that is not 0 shows its key, or hides it if `hidden`. `plan` is overwritten.
+///
+/// A mask with all queries and keys whose last axis is contiguous is read once, in one launch: fastest if it has a
+/// multiple of 32 keys. Another one is packed and then counted.
+///
+/// # Errors
+///
+/// [`AttentionError`] if a tensor does not fit the geometry, or the mask has elements of one byte, no such rows, and the
+/// device no buffers of bytes (WGSL has none). Nothing is launched then.
+pub fn plan(
+    client: &Client,
+    geometry: &PlanGeometry,
+    mask: TensorBinding,
+    size: usize,
+    hidden: bool,
+    plan: MaskBits,
+) -> Result<(), AttentionError> {
+    if size != 1 && size != 4 {
+        return Err(AttentionError::ElementType {
+            tensor: TensorName::Mask,
+            expected: "of 1 or 4 bytes".into(),
+            actual: format!("of {size}"),
+        });
+    }
+    check_broadcast(TensorName::Mask, &mask, &geometry.mask, size)?;
+    plan.check(geometry)?;
+    let units = cube_units(client, geometry);
+    let of_rows = units > 1 && is_rows(geometry, &mask);
+    if size == 1 && !of_rows && !stores_bytes(client) {
+        return Err(AttentionError::Unsupported {
+            what: "masks of bytes whose rows are not whole".into(),
+        });
+    }
+    if of_rows {
+        let blueprint = RowsBlueprint {
+            units,
+            size,
+            hidden,
+            causal: geometry.causal,
+            aligned: is_aligned(&mask, size),
+        };
+        pack_rows(client, geometry, mask, plan, blueprint);
+    } else {
+        pack_any(client, geometry, mask, size, hidden, plan);
+    }
+    Ok(())
+}
+
+/// Writes the tile plan of the mask that shows query `i` the keys `first <= j < end`, in one launch. `first` and `end`
+/// are 32-bit signed integers `[batch, heads, q_len | 1, 1]` with any strides: the geometry's mask with one key. `plan`
+/// is overwritten.
+///
+/// # Errors
+///
+/// [`AttentionError`] if a tensor does not fit the geometry, or the geometry's mask has not all keys. Nothing is
+/// launched then.
+pub fn plan_ranges(
+    client: &Client,
+    geometry: &PlanGeometry,
+    first: TensorBinding,
+    end: TensorBinding,
+    plan: MaskBits,
+) -> Result<(), AttentionError> {
+    let shape @ [batch, heads, queries, _] = geometry.ranges_shape()?;
+    check_broadcast(TensorName::FirstKeys, &first, &shape, 4)?;
+    check_broadcast(TensorName::EndKeys, &end, &shape, 4)?;
+    plan.check(geometry)?;
+    let [_, _, query_blocks, key_blocks] = geometry.counts_shape();
+    // One query for all has bits even where there are no queries.
+    let slots = query_blocks.max(1) * QUERIES;
+    let items = match queries {
+        0 => 0,
+        _ => batch * heads * key_blocks.div_ceil(QUERIES) * slots,
+    };
+    if items == 0 {
+        return Ok(());
+    }
+    let (count, dim) = one_unit_each(client, items);
+    let address = address_type(&[&first, &end, &plan.bits, &plan.counts], 4);
+    // SAFETY: units past the items return; the buffers were checked to hold what is indexed.
+    unsafe {
+        ranges_kernel::launch_unchecked(
+            client,
+            count,
+            dim,
+            address,
+            first.into_tensor_arg(),
+            end.into_tensor_arg(),
+            plan.bits.into_tensor_arg(),
+            plan.counts.into_tensor_arg(),
+            items,
+            slots,
+            geometry.q_len,
+            geometry.k_len,
+            position_shift(geometry),
+            geometry.causal,
+            geometry.k_len == 1,
+        );
+    }
+    Ok(())
+}
+
+fn stores_bytes(client: &Client) -> bool {
+    let byte = ElemType::UInt(UIntKind::U8);
+    let usage = client.properties().type_usage(byte);
+    usage.contains(TypeUsage::Buffer)
+}
+
+/// From a query's index to its position.
+fn position_shift(geometry: &PlanGeometry) -> i32 {
+    // Both are at most i32::MAX.
+    (geometry.k_len as i64 - geometry.q_len as i64) as i32
+}
+
+/// Units of a cube that packs rows: a power of two, two a key block; 1 where cubes cannot have two.
+fn cube_units(client: &Client, geometry: &PlanGeometry) -> usize {
+    let most = client.properties().hardware.max_units_per_cube as usize;
+    let wanted = 2 * geometry.k_len.div_ceil(PlanGeometry::KEY_BLOCK);
+    1 << most
+        .min(UNITS)
+        .min(wanted.next_power_of_two())
+        .max(1)
+        .ilog2()
+}
+
+/// Whether a mask has a row for every query and an element for every key, which lie together.
+fn is_rows(geometry: &PlanGeometry, mask: &TensorBinding) -> bool {
+    let [_, _, queries, keys] = geometry.mask;
+    let offset = mask.handle.offset_start.unwrap_or(0) as usize;
+    queries == geometry.q_len
+        && keys == geometry.k_len
+        && keys > 1
+        && mask.strides[3] == 1
+        && offset.is_multiple_of(4)
+}
+
+/// Whether the rows of such a mask are whole words of bits, and begin at multiples of the vector.
+fn is_aligned(mask: &TensorBinding, size: usize) -> bool {
+    let offset = mask.handle.offset_start.unwrap_or(0) as usize;
+    mask.shape[3].is_multiple_of(32)
+        && offset.is_multiple_of(VECTOR)
+        && (mask.strides[..3].iter().zip(&mask.shape[..3]))
+            .all(|(stride, &len)| len <= 1 || (stride * size).is_multiple_of(VECTOR))
+}
+
+fn pack_rows(
+    client: &Client,
+    geometry: &PlanGeometry,
+    mask: TensorBinding,
+    plan: MaskBits,
+    blueprint: RowsBlueprint,
+) {
+    let [batch, heads, query_blocks, key_blocks] = geometry.counts_shape();
+    let items = batch * heads * query_blocks * key_blocks.div_ceil(blueprint.blocks());
+    if items == 0 {
+        return;
+    }
+    let address =
+        address_type(&[&mask], blueprint.size).max(address_type(&[&plan.bits, &plan.counts], 4));
+    let reach = mask.shape.iter().zip(mask.strides.iter());
+    let last = reach.map(|(len, stride)| (len - 1) * stride).sum::<usize>();
+    let last_word = last * blueprint.size / 4;
+    let dim = CubeDim::new_1d(blueprint.units as u32);
+    // SAFETY: cubes past the items return; the buffers were checked to hold what is indexed. Aligned rows are whole
+    // vectors; of others no word is read behind that of the last element, and buffers are whole words.
+    unsafe {
+        rows_kernel::launch_unchecked(
+            client,
+            cubes(client, items, dim),
+            dim,
+            address,
+            if blueprint.aligned { 4 } else { 1 },
+            mask.into_tensor_arg(),
+            plan.bits.into_tensor_arg(),
+            plan.counts.into_tensor_arg(),
+            items,
+            geometry.q_len,
+            geometry.k_len,
+            position_shift(geometry),
+            last_word,
+            blueprint,
+        );
+    }
+}
+
+/// A mask of any shape and strides, in two launches.
+fn pack_any(
+    client: &Client,
+    geometry: &PlanGeometry,
+    mask: TensorBinding,
+    size: usize,
+    hidden: bool,
+    plan: MaskBits,
+) {
+    let MaskBits { bits, counts } = plan;
+    let words: usize = geometry.bits_shape().iter().product();
+    let items: usize = geometry.counts_shape().iter().product();
+    let address = address_type(&[&mask], size).max(address_type(&[&bits, &counts], 4));
+    let element = ElemType::UInt(if size == 1 {
+        UIntKind::U8
+    } else {
+        UIntKind::U32
+    });
+    if words > 0 {
+        let (count, dim) = one_unit_each(client, words);
+        // SAFETY: units past the words return; the buffers were checked to hold what is indexed.
+        unsafe {
+            pack_kernel::launch_unchecked(
+                client,
+                count,
+                dim,
+                address,
+                mask.into_tensor_arg(),
+                bits.clone().into_tensor_arg(),
+                words,
+                position_shift(geometry),
+                hidden,
+                // Only a mask with a row for each query has words that causal masking hides.
+                geometry.causal && geometry.mask[2] == geometry.q_len,
+                geometry.mask[3] == 1,
+                element,
+            );
+        }
+    }
+    if items > 0 {
+        let (count, dim) = one_unit_each(client, items);
+        // SAFETY: as above.
+        unsafe {
+            count_kernel::launch_unchecked(
+                client,
+                count,
+                dim,
+                address,
+                bits.into_tensor_arg(),
+                counts.into_tensor_arg(),
+                items,
+                geometry.q_len,
+                geometry.k_len,
+                geometry.causal,
+            );
+        }
+    }
+}

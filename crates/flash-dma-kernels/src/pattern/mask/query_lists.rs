@@ -1,0 +1,430 @@
+//! Which query tiles see a tile of keys.
+
+use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::shared::mask::{HEAD_BITS, HEADER};
+use crate::host::scratch::{address_type, bytes, cubes, one_unit_each, scratch};
+use crate::pattern::mask::args::MaskBits;
+use crate::pattern::mask::tile_lists::PLANES;
+use crate::team::{Member, Team, ballot};
+use cubecl::client::Client;
+use cubecl::prelude::*;
+use flash_dma_problem::MaskedProblem;
+
+/// The steps of the dk/dv kernel under a mask: for each tile of keys the query tiles that see some of it, of each group
+/// of heads that share a tile.
+///
+/// A list holds first the steps whose queries see all the keys, then the others, both head by head in the order of the
+/// queries. Heads that see the same share a list: there is one for each kv head of the mask, or for all.
+#[derive(Clone, Debug)]
+pub(crate) struct QueryLists {
+    /// `[batch, kv heads, key tiles, capacity]` of the mask, u32: the query tile, and in the lower [`HEAD_BITS`] bits which
+    /// heads of the group; past the total undefined.
+    pub list: TensorBinding,
+    /// [`HEADER`] words, then `[batch, kv heads, key tiles, 2]`, u32: the number of whole steps, and of all.
+    pub counts: TensorBinding,
+    /// Entries a list.
+    pub capacity: usize,
+}
+
+impl QueryLists {
+    /// The shapes of `list` and `counts` of a problem with a mask.
+    fn shapes(problem: &MaskedProblem, blueprint: DkdvBlueprint) -> ([usize; 4], [usize; 1]) {
+        let geometry = problem.plan.expect("there is a mask");
+        let p = &problem.attention;
+        let [batch, heads, ..] = geometry.counts_shape();
+        let tiles = p.k_len.div_ceil(blueprint.keys());
+        let capacity = p.q_len.div_ceil(blueprint.queries()) * (p.group() / blueprint.heads);
+        // Rows of the mask of a list: one, or one for each head of the group.
+        let list_heads = heads.min(p.kv_heads);
+        let items = batch * list_heads * tiles;
+        ([batch, list_heads, tiles, capacity], [HEADER + items * 2])
+    }
+
+    /// The bytes of the buffers that [`query_lists`] allocates.
+    pub(crate) fn bytes(problem: &MaskedProblem, blueprint: DkdvBlueprint) -> usize {
+        let (list, counts) = Self::shapes(problem, blueprint);
+        bytes(list) + bytes(counts)
+    }
+}
+
+/// Of a step's entry the bits that are left for the query tile.
+const TILE_BITS: usize = 32 - HEAD_BITS;
+
+/// Whether [`query_lists`] can write the steps of a problem.
+pub(crate) fn lists_fit(problem: &MaskedProblem, blueprint: DkdvBlueprint) -> bool {
+    let p = &problem.attention;
+    p.q_len.div_ceil(blueprint.queries()) < 1 << TILE_BITS
+        && p.group() / blueprint.heads <= 1 << HEAD_BITS
+}
+
+/// Lists the steps of a problem with a mask, in one launch.
+pub(crate) fn query_lists(
+    client: &Client,
+    problem: &MaskedProblem,
+    plan: &MaskBits,
+    blueprint: DkdvBlueprint,
+) -> QueryLists {
+    let geometry = problem.plan.expect("there is a mask");
+    let p = &problem.attention;
+    let [_, heads, ..] = geometry.counts_shape();
+    let [_, _, bit_blocks, bit_queries, _] = geometry.bits_shape();
+    let (keys, queries) = (blueprint.keys(), blueprint.queries());
+    let head_groups = p.group() / blueprint.heads;
+    let (list_shape, counts_shape) = QueryLists::shapes(problem, blueprint);
+    let [batch, list_heads, tiles, capacity] = list_shape;
+    let rows_each = heads / list_heads;
+    let items = batch * list_heads * tiles;
+    let list = scratch(client, list_shape);
+    let counts = scratch(client, counts_shape);
+    let team = Team::new(client, PLANES);
+    // SAFETY: cubes past the tiles return; a list has an entry for every step, and the plan was checked.
+    unsafe {
+        query_list_kernel::launch_unchecked(
+            client,
+            cubes(client, items, team.cube_dim()),
+            team.cube_dim(),
+            address_type([&plan.counts, &list, &counts]),
+            plan.counts.clone().into_tensor_arg(),
+            list.clone().into_tensor_arg(),
+            counts.clone().into_tensor_arg(),
+            items,
+            tiles,
+            head_groups,
+            rows_each,
+            p.q_len,
+            p.k_len,
+            bit_blocks as u32,
+            bit_queries as u32,
+            queries,
+            keys,
+            team,
+        );
+    }
+    QueryLists {
+        list,
+        counts,
+        capacity,
+    }
+}
+
+/// A cube lists the steps of one tile of keys: tile `CUBE_POS % tiles` of list row `CUBE_POS / tiles`, which has
+/// `rows_each` rows of the mask, one for all `head_groups` groups of heads or one for each. The first cube writes the
+/// header.
+///
+/// `counts` is the plan's `[batch, heads, query_blocks, key_blocks]`; `list` and `totals` as in [`QueryLists`].
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn query_list_kernel(
+    counts: &Tensor<u32>,
+    list: &mut Tensor<u32>,
+    totals: &mut Tensor<u32>,
+    items: usize,
+    tiles: usize,
+    head_groups: usize,
+    rows_each: usize,
+    q_len: usize,
+    k_len: usize,
+    bit_blocks: u32,
+    bit_queries: u32,
+    #[comptime] queries: usize,
+    #[comptime] keys: usize,
+    #[comptime] team: Team,
+) {
+    let item = CUBE_POS;
+    if item >= items {
+        terminate!();
+    }
+    if item == 0 && UNIT_POS == 0 {
+        let (batches, heads) = (counts.shape(0) as u32, counts.shape(1) as u32);
+        let rows_each = rows_each as u32;
+        totals[0] = step(batches, heads / rows_each);
+        totals[1] = step(heads / rows_each, 1u32);
+        totals[2] = step(batches, heads);
+        totals[3] = step(heads / rows_each, rows_each);
+        totals[4] = step(rows_each, 1u32);
+        totals[5] = bit_blocks * bit_queries;
+        totals[6] = step(bit_blocks, bit_queries);
+        totals[7] = step(bit_queries, 1u32);
+    }
+    let member = Member::this(team);
+    let (tile, list_row) = (item % tiles, item / tiles);
+    let query_tiles = q_len.div_ceil(queries);
+    let steps = query_tiles * head_groups;
+    // A plane owns a stretch of steps.
+    let round = comptime!(AT_ONCE * team.lanes);
+    let stretch = steps.div_ceil(round * team.planes) * round;
+    let begin = min(member.plane * stretch, steps);
+    let end = min(begin + stretch, steps);
+    let mut found = Shared::<[u32]>::new_slice(comptime!(team.planes * 2));
+    let mut whole = 0usize;
+    let mut partial = 0usize;
+    // Steps are counted, then written behind those of the planes before, and the partial ones behind all whole ones.
+    #[unroll]
+    for writes in [false, true] {
+        let mut start = begin;
+        while start < end {
+            // Several at once, so that their reads overlap.
+            let mut kinds = Array::<u32>::new(AT_ONCE);
+            #[unroll]
+            for n in 0..AT_ONCE {
+                let own = start + comptime!(n * team.lanes) + member.lane;
+                let (heads, query_tile) = (own / query_tiles, own % query_tiles);
+                let row = list_row * rows_each + min(heads, rows_each - 1);
+                let kind = kind_of(counts, row, tile, query_tile, k_len, queries, keys);
+                kinds[n] = select(own < steps, kind, EMPTY);
+            }
+            #[unroll]
+            for n in 0..AT_ONCE {
+                let is_whole = kinds[n] == WHOLE;
+                let is_partial = kinds[n] == PARTIAL;
+                let whole_lanes = ballot(is_whole, team);
+                let partial_lanes = ballot(is_partial, team);
+                if comptime!(writes) {
+                    let own = start + comptime!(n * team.lanes) + member.lane;
+                    let (heads, query_tile) = (own / query_tiles, own % query_tiles);
+                    let before = select(is_whole, whole_lanes, partial_lanes) & member.before;
+                    let to = select(is_whole, whole, partial) + before.count_ones() as usize;
+                    if kinds[n] != EMPTY {
+                        list[item * steps + to] = ((query_tile << HEAD_BITS) | heads) as u32;
+                    }
+                }
+                whole += whole_lanes.count_ones() as usize;
+                partial += partial_lanes.count_ones() as usize;
+            }
+            start += round;
+        }
+        if comptime!(!writes) {
+            if member.lane == 0 {
+                found[member.plane * 2] = whole as u32;
+                found[member.plane * 2 + 1] = partial as u32;
+            }
+            sync_cube();
+            let mut all_whole = 0usize;
+            let mut all_partial = 0usize;
+            whole = 0usize;
+            partial = 0usize;
+            for plane in 0..team.planes {
+                let these = found[plane * 2] as usize;
+                let those = found[plane * 2 + 1] as usize;
+                all_whole += these;
+                all_partial += those;
+                whole += select(plane < member.plane, these, 0usize);
+                partial += select(plane < member.plane, those, 0usize);
+            }
+            partial += all_whole;
+            if UNIT_POS == 0 {
+                totals[HEADER + item * 2] = all_whole as u32;
+                totals[HEADER + item * 2 + 1] = (all_whole + all_partial) as u32;
+            }
+        }
+    }
+}
+
+/// Steps that a lane looks at together.
+const AT_ONCE: usize = 4;
+
+/// Whether the queries of a tile see none, all or some of the keys of another.
+const EMPTY: u32 = 0;
+const WHOLE: u32 = 1;
+const PARTIAL: u32 = 2;
+
+/// Which of these a query tile is, by the counts of row `row` of the mask.
+#[cube]
+fn kind_of(
+    counts: &Tensor<u32>,
+    row: usize,
+    tile: usize,
+    query_tile: usize,
+    k_len: usize,
+    #[comptime] queries: usize,
+    #[comptime] keys: usize,
+) -> u32 {
+    let (query_blocks, blocks) = (counts.shape(2), counts.shape(3));
+    let mut sum = 0u32;
+    let mut pairs = 0u32;
+    #[unroll]
+    for q in 0..comptime!(queries.div_ceil(16)) {
+        // A tile may be a part of a block: then a whole block of it tells.
+        let query_block = query_tile * queries / 16 + q;
+        // Rows behind the last query see nothing: they make the tile partial.
+        pairs += comptime!(16 * keys as u32);
+        #[unroll]
+        for b in 0..comptime!(keys / 64) {
+            let block = tile * comptime!(keys / 64) + b;
+            let there = query_block < query_blocks && block < blocks;
+            let from = (row * query_blocks + min(query_block, query_blocks - 1)) * blocks
+                + min(block, blocks - 1);
+            sum += select(there, counts[from], 0u32);
+            // Keys behind the last see everything.
+            let end = min((block + 1) * 64, k_len);
+            let missing = (block + 1) * 64 - max(end, block * 64);
+            pairs -= missing as u32 * 16u32;
+        }
+    }
+    let mut kind = EMPTY.runtime();
+    if sum > 0 {
+        kind = PARTIAL;
+    }
+    if sum == pairs && sum > 0 {
+        kind = WHOLE;
+    }
+    kind
+}
+
+/// How far apart the entries of an axis of `size` are: 0 broadcasts.
+#[cube]
+fn step(size: u32, each: u32) -> u32 {
+    select(size == 1, 0u32, each)
+}
+
+/// Sums the gradients of the biases of all heads, contiguous `[batch, heads, k_len]`, over the sequences and heads that
+/// share a bias, in a fixed order, to `grad`, contiguous `[batch | 1, heads | 1, 1, k_len]`.
+pub(crate) fn sum_heads(client: &Client, parts: &TensorBinding, grad: &TensorBinding) {
+    let items = grad.shape.iter().product();
+    let (count, dim) = one_unit_each(client, items);
+    // SAFETY: units past the elements return; both buffers hold their shapes, of which those of `grad` divide.
+    unsafe {
+        sum_heads_kernel::launch_unchecked(
+            client,
+            count,
+            dim,
+            address_type([parts, grad]),
+            parts.clone().into_tensor_arg(),
+            grad.clone().into_tensor_arg(),
+            items,
+        );
+    }
+}
+
+/// Buffers as in [`sum_heads`]: one unit an element of `grad`, which is overwritten.
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn sum_heads_kernel(parts: &Tensor<f32>, grad: &mut Tensor<f32>, items: usize) {
+    let at = ABSOLUTE_POS;
+    if at >= items {
+        terminate!();
+    }
+    let (batches, heads, k_len) = (parts.shape(0), parts.shape(1), parts.shape(2));
+    let (own_batches, own_heads) = (grad.shape(0), grad.shape(1));
+    let (key, row) = (at % k_len, at / k_len);
+    let (own_head, own_batch) = (row % own_heads, row / own_heads);
+    let mut sum = 0.0f32;
+    for batch in 0..batches / own_batches {
+        for head in 0..heads / own_heads {
+            // One of the two numbers is 0 on each axis.
+            let from = (own_batch + batch) * heads + own_head + head;
+            sum += parts[from * k_len + key];
+        }
+    }
+    grad[at] = sum;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::matrix::blueprint::Instruction;
+    use crate::testing::{client, read_u32, strided};
+    use crate::{AttentionOptions, ElementType};
+    use flash_dma_reference::Rng;
+
+    fn blueprint(fragments: usize, heads: usize) -> DkdvBlueprint {
+        DkdvBlueprint {
+            instruction: Instruction::Wgmma,
+            element: ElementType::Bf16,
+            head_dim: 64,
+            role_warps: 4,
+            fragments,
+            rows: 64,
+            stages: 4,
+            heads,
+            causal: false,
+            sparse: false,
+            masked: true,
+            biased: false,
+            bias_heads: false,
+            pairs: false,
+            softcap: false,
+            shared_keys: false,
+            parts: false,
+        }
+    }
+
+    /// Lists of random counts, of which many blocks are empty and many full.
+    #[test]
+    fn lists_hold_the_steps_that_see_keys_and_the_whole_ones_first() {
+        let client = client();
+        for (n, (mask_heads, heads, fragments)) in [(1, 4, 2), (2, 4, 1), (8, 1, 2), (8, 1, 1)]
+            .into_iter()
+            .enumerate()
+        {
+            let (q_len, k_len, group) = (150 + n, 333, 4);
+            let (q, kv) = ([2, 8, q_len, 64], [2, 2, k_len, 64]);
+            let mask = [2, mask_heads, q_len, k_len];
+            let problem = MaskedProblem::new(
+                &q,
+                &kv,
+                &kv,
+                Some(&mask),
+                None,
+                ElementType::Bf16,
+                &AttentionOptions::new().with_causal(false),
+            )
+            .unwrap();
+            let geometry = problem.plan.unwrap();
+            let shape = geometry.counts_shape();
+            let [_, _, query_blocks, key_blocks] = shape;
+            let mut rng = Rng::new(n as u64);
+            let counts: Vec<u32> = (0..shape.iter().product())
+                .map(|at: usize| {
+                    let pairs = geometry.pairs(at / key_blocks % query_blocks, at % key_blocks);
+                    [0, pairs, pairs, pairs / 2][rng.below(4)] as u32
+                })
+                .collect();
+            let contiguous: Vec<usize> = crate::contiguous_strides(&shape).collect();
+            let tensor = strided(&client, &counts, &shape, &contiguous);
+            let plan = MaskBits {
+                bits: tensor.clone(),
+                counts: tensor,
+            };
+            let blueprint = blueprint(fragments, heads);
+            let lists = query_lists(&client, &problem, &plan, blueprint);
+            let (list, totals) = (
+                read_u32(&client, lists.list),
+                read_u32(&client, lists.counts),
+            );
+            let (keys, queries) = (blueprint.keys(), blueprint.queries());
+            let (tiles, list_heads) = (k_len.div_ceil(keys), mask_heads.min(2));
+            for item in 0..2 * list_heads * tiles {
+                let (row, tile) = (item / tiles, item % tiles);
+                let mut expected = [Vec::new(), Vec::new()];
+                for head in 0..group / heads {
+                    let row = row * (mask_heads / list_heads) + head % (mask_heads / list_heads);
+                    for query_tile in 0..q_len.div_ceil(queries) {
+                        let (first, end) = (query_tile * queries, (query_tile + 1) * queries);
+                        let mut seen = 0;
+                        let mut pairs = 0;
+                        for i in first / 16..end.min(q_len).div_ceil(16) {
+                            for j in tile * keys / 64..((tile + 1) * keys).min(k_len).div_ceil(64) {
+                                seen += counts[(row * query_blocks + i) * key_blocks + j] as usize;
+                                pairs += geometry.pairs(i, j);
+                            }
+                        }
+                        let some = usize::from(seen < pairs || end > q_len);
+                        if seen > 0 {
+                            expected[some].push((query_tile << HEAD_BITS | head) as u32);
+                        }
+                    }
+                }
+                let at = HEADER + item * 2;
+                let whole = expected[0].len();
+                let expected = expected.concat();
+                let total = expected.len();
+                assert_eq!(
+                    totals[at..at + 2],
+                    [whole as u32, total as u32],
+                    "{n} {item}"
+                );
+                let from = item * lists.capacity;
+                assert_eq!(list[from..from + total], expected, "{n} {item}");
+            }
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! From a range of keys a query to a tile plan.
+
+use crate::pattern::mask::words::first_bits;
+use cubecl::prelude::*;
+use flash_dma_problem::PlanGeometry;
+
+/// Queries of a block, and the key blocks whose bits a unit writes: as many, so that the units of a block of
+/// queries count one of these blocks each.
+pub(crate) const QUERIES: usize = PlanGeometry::QUERY_BLOCK;
+
+/// Writes the bits of one query and 16 key blocks, and the count of one block a unit; neighbouring units have
+/// neighbouring queries. Unit `at` is query `at % slots`, where `slots` is a multiple of 16, of the key blocks from
+/// `16 * (at / slots % chunks)` on.
+///
+/// `first` and `end` are `[batch, heads, queries, 1]` with any strides; query `i` sees `first <= j < end`. `bits` is
+/// the contiguous `[batch, heads, key_blocks, queries]` of pairs of words, `counts` the contiguous `[batch, heads,
+/// query_blocks, key_blocks]`. There may be one query for all. Of blocks that causal masking hides from all of their 16
+/// queries no bits are written.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(crate) fn ranges_kernel(
+    first: &Tensor<i32>,
+    end: &Tensor<i32>,
+    bits: &mut Tensor<Vector<u32, Const<2>>>,
+    counts: &mut Tensor<u32>,
+    items: usize,
+    slots: usize,
+    q_len: usize,
+    k_len: usize,
+    position_shift: i32,
+    #[comptime] causal: bool,
+    #[comptime] one_key: bool,
+) {
+    let at = ABSOLUTE_POS;
+    if at >= items {
+        terminate!();
+    }
+    let (heads, query_blocks, key_blocks) = (counts.shape(1), counts.shape(2), counts.shape(3));
+    let chunks = key_blocks.div_ceil(QUERIES);
+    let (slot, chunk, row) = (at % slots, at / slots % chunks, at / slots / chunks);
+    let (batch, head) = (row / heads, row % heads);
+    let from_first = batch * first.stride(0) + head * first.stride(1);
+    let from_end = batch * end.stride(0) + head * end.stride(1);
+    let queries = first.shape(2);
+    let query_block = slot / QUERIES;
+    // One past the last key that some query of the block sees.
+    let mut seen = k_len as i32;
+    if comptime!(causal) {
+        let last = min((query_block + 1) * QUERIES, q_len) as i32;
+        seen = min(seen, last + position_shift);
+    }
+
+    if slot < queries {
+        let begin = max(first[from_first + slot * first.stride(2)], 0i32);
+        let stop = clamp(end[from_end + slot * end.stride(2)], 0i32, k_len as i32);
+        // One query for all is hidden from none.
+        let reach = select(queries == 1, k_len as i32, max(seen, 0i32)) as usize;
+        let first_block = chunk * QUERIES;
+        let last_block = min(first_block + QUERIES, reach.div_ceil(64usize));
+        let from = max(begin as usize, first_block * 64);
+        let to = min(stop as usize, (first_block + QUERIES) * 64);
+        if comptime!(one_key) {
+            let all = select(begin < stop, 0xFFFF_FFFFu32, 0u32);
+            bits[row * queries + slot] = Vector::<u32, Const<2>>::new(all);
+        } else if from < to {
+            for block in first_block..last_block {
+                let mut pair = Vector::<u32, Const<2>>::new(0u32);
+                #[unroll]
+                for w in 0..2usize {
+                    let key = (block * 64) as i32 + comptime!(32 * w as i32);
+                    pair.insert(w, first_bits(stop - key) & !first_bits(begin - key));
+                }
+                bits[(row * key_blocks + block) * queries + slot] = pair;
+            }
+        } else {
+            for block in first_block..last_block {
+                let at = (row * key_blocks + block) * queries + slot;
+                bits[at] = Vector::<u32, Const<2>>::new(0u32);
+            }
+        }
+    }
+
+    let block = chunk * QUERIES + slot % QUERIES;
+    if block < key_blocks && query_block < query_blocks {
+        let key = (block * 64) as i32;
+        let last = key + min(k_len as i32 - key, 64i32);
+        let mut count = 0i32;
+        if key < seen {
+            for n in 0..QUERIES {
+                let query = query_block * QUERIES + n;
+                // Past the last query its range is read again, and not counted.
+                let stored = min(query, queries - 1);
+                let begin = max(first[from_first + stored * first.stride(2)], key);
+                let mut stop = min(end[from_end + stored * end.stride(2)], last);
+                stop = select(query < q_len, stop, 0i32);
+                if comptime!(causal) {
+                    stop = min(stop, query as i32 + 1 + position_shift);
+                }
+                // In this order nothing overflows, whatever the tensors hold.
+                count += max(stop, begin) - begin;
+            }
+        }
+        counts[(row * query_blocks + query_block) * key_blocks + block] = count as u32;
+    }
+}

@@ -1,0 +1,247 @@
+//! The lists of the tensor-core forward and dq kernels, held to sets of keys.
+
+use crate::matrix::mask::{HEADER, KEY_BLOCK, TILE_WORDS};
+use crate::pattern::mask::args::MaskBits;
+use crate::pattern::mask::plan::plan;
+use crate::pattern::mask::tile_lists::tile_lists;
+use crate::testing::{client, read_u32, strided, zeros};
+use flash_dma_problem::{ElementType, PlanGeometry, contiguous_strides};
+use flash_dma_reference::Rng;
+
+/// A mask, and how it is drawn.
+struct Case {
+    mask: [usize; 4],
+    lengths: [usize; 2],
+    causal: bool,
+    /// Queries a tile.
+    queries: usize,
+    gather: bool,
+    /// Whether row `row` of the mask shows key `key` to query `query`.
+    shows: fn(&mut Rng, usize, usize) -> bool,
+    /// Where a value that is not finite stands.
+    broken: Option<usize>,
+}
+
+/// What a tile sees: keys of every query, and the list that follows.
+struct Expected {
+    entries: Vec<u32>,
+    full: usize,
+    total: usize,
+    gathered: bool,
+}
+
+impl Case {
+    fn stride(&self, axis: usize) -> usize {
+        let own: usize = self.mask[axis + 1..].iter().product();
+        if self.mask[axis] == 1 { 0 } else { own }
+    }
+
+    /// Whether the mask, causal masking included, shows a key.
+    fn sees(&self, visible: &[u32], row: usize, query: usize, key: usize) -> bool {
+        let [q_len, k_len] = self.lengths;
+        let at = row * self.mask[2] * self.mask[3] + query * self.stride(2) + key * self.stride(3);
+        visible[at] != 0 && (!self.causal || key + q_len <= query + k_len)
+    }
+
+    fn expected(&self, visible: &[u32], row: usize, tile: usize) -> Expected {
+        let [q_len, k_len] = self.lengths;
+        let queries = tile * self.queries..((tile + 1) * self.queries).min(q_len);
+        let count = |key: usize| {
+            let of = queries.clone();
+            of.filter(|&query| self.sees(visible, row, query, key))
+                .count()
+        };
+        let (mut all, mut some) = (Vec::new(), Vec::new());
+        for key in 0..k_len {
+            match count(key) {
+                0 => {}
+                n if n == queries.len() => all.push(key as u32),
+                _ => some.push(key as u32),
+            }
+        }
+        let keys = all.len() + some.len();
+        let whole = |block: &u32| {
+            let of = |key: &&u32| *key / KEY_BLOCK as u32 == *block;
+            all.iter().filter(of).count() == KEY_BLOCK
+        };
+        let mut blocks: Vec<u32> = (all.iter().chain(&some))
+            .map(|key| key / KEY_BLOCK as u32)
+            .collect();
+        blocks.sort_unstable();
+        blocks.dedup();
+        let room = (k_len / 2).next_multiple_of(KEY_BLOCK);
+        if self.gather && keys * 4 <= blocks.len() * KEY_BLOCK * 3 && keys <= room {
+            return Expected {
+                full: all.len(),
+                total: keys,
+                entries: [all, some].concat(),
+                gathered: true,
+            };
+        }
+        let (full, partial): (Vec<u32>, Vec<u32>) = blocks.into_iter().partition(whole);
+        Expected {
+            full: full.len() * KEY_BLOCK,
+            total: (full.len() + partial.len()) * KEY_BLOCK,
+            entries: [full, partial].concat(),
+            gathered: false,
+        }
+    }
+
+    fn check(&self, name: &str) {
+        let client = client();
+        let [q_len, k_len] = self.lengths;
+        let mut rng = Rng::new(7);
+        let [batch, heads, mask_queries, mask_keys] = self.mask;
+        let visible: Vec<u32> = (0..self.mask.iter().product())
+            .map(|at| {
+                let (query, key) = (at / mask_keys % mask_queries, at % mask_keys);
+                u32::from((self.shows)(&mut rng, query, key))
+            })
+            .collect();
+        let geometry = PlanGeometry::new(&self.mask, self.lengths, self.causal).unwrap();
+        let bits = MaskBits {
+            bits: zeros(&client, &geometry.bits_shape()),
+            counts: zeros(&client, &geometry.counts_shape()),
+        };
+        let dense: Vec<usize> = contiguous_strides(&self.mask).collect();
+        let mask = strided(&client, &visible, &self.mask, &dense);
+        plan(&client, &geometry, mask, 4, false, bits.clone()).unwrap();
+        let shape = [1, 2, k_len, 16];
+        let mut values = vec![1.0f32; shape.iter().product()];
+        if let Some(at) = self.broken {
+            values[at] = f32::NAN;
+        }
+        let dense: Vec<usize> = contiguous_strides(&shape).collect();
+        let watched = strided(&client, &values, &shape, &dense);
+        let lists = tile_lists(
+            &client,
+            &geometry,
+            &bits,
+            self.queries,
+            &watched,
+            ElementType::F32,
+            self.gather,
+        );
+        let [.., tiles, capacity] = lists.list.shape[..] else {
+            unreachable!()
+        };
+        let (list, totals) = (
+            read_u32(&client, lists.list),
+            read_u32(&client, lists.counts),
+        );
+        assert_eq!(totals[2], u32::from(self.broken.is_some()), "{name}");
+        let room = totals[3] as usize;
+        for row in 0..batch * heads {
+            let all: Vec<Expected> = (0..tiles)
+                .map(|tile| self.expected(&visible, row, tile))
+                .collect();
+            let mut turns: Vec<usize> = (0..tiles).collect();
+            turns.sort_by_key(|&tile| (all[tile].total, tile));
+            turns.reverse();
+            for (tile, expected) in all.iter().enumerate() {
+                let item = row * tiles + tile;
+                let at = HEADER + item * TILE_WORDS;
+                let words = [
+                    expected.full,
+                    expected.total,
+                    usize::from(expected.gathered),
+                    turns[tile],
+                ];
+                assert_eq!(
+                    totals[at..at + TILE_WORDS],
+                    words.map(|word| word as u32),
+                    "{name} {item}"
+                );
+                let own = &list[item * capacity..][..capacity];
+                let entries = &expected.entries;
+                assert_eq!(&own[..entries.len()], entries, "{name} {item}");
+                if !expected.gathered {
+                    continue;
+                }
+                for slot in 0..entries.len().next_multiple_of(KEY_BLOCK) {
+                    for n in 0..self.queries {
+                        let query = (tile * self.queries + n).min(q_len - 1);
+                        let word = room + (slot / 64 * self.queries + n) * 2 + slot / 32 % 2;
+                        let seen = (entries.get(slot))
+                            .is_some_and(|&key| self.sees(&visible, row, query, key as usize));
+                        assert_eq!(
+                            own[word] >> (slot % 32) & 1,
+                            u32::from(seen),
+                            "{name} {item} slot {slot} query {n}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn often(rng: &mut Rng, _: usize, _: usize) -> bool {
+    rng.below(8) > 0
+}
+
+fn seldom(rng: &mut Rng, _: usize, _: usize) -> bool {
+    rng.below(40) == 0
+}
+
+fn window(_: &mut Rng, query: usize, key: usize) -> bool {
+    key <= query && query < key + 100
+}
+
+/// Every fifth key, which are gathered, and later too many for that: a stretch of whole blocks besides.
+fn columns(_: &mut Rng, query: usize, key: usize) -> bool {
+    key.is_multiple_of(5) || query > 200 && (64..320).contains(&key)
+}
+
+#[test]
+fn lists_hold_the_blocks_or_keys_that_tiles_see() {
+    let base = Case {
+        mask: [1, 2, 300, 421],
+        lengths: [300, 421],
+        causal: false,
+        queries: 48,
+        gather: true,
+        shows: often,
+        broken: None,
+    };
+    base.check("often");
+    let causal = Case {
+        causal: true,
+        shows: seldom,
+        broken: Some(9000),
+        ..base
+    };
+    causal.check("seldom, causal");
+    Case {
+        gather: false,
+        ..causal
+    }
+    .check("blocks alone");
+    Case {
+        queries: 32,
+        shows: window,
+        broken: Some(2 * 421 * 16 - 1),
+        ..base
+    }
+    .check("window");
+    Case {
+        shows: columns,
+        ..base
+    }
+    .check("columns");
+    Case {
+        mask: [2, 1, 1, 421],
+        shows: seldom,
+        causal: true,
+        ..base
+    }
+    .check("of keys");
+    Case {
+        mask: [2, 1, 300, 1],
+        shows: often,
+        causal: true,
+        queries: 64,
+        ..base
+    }
+    .check("of queries");
+}

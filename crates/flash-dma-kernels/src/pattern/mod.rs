@@ -1,0 +1,6 @@
+//! Which keys each query attends to, as the lists and bits that kernels stream.
+//!
+//! [`intervals`] turns the interval of every key into lists; [`mask`] does so for an arbitrary mask.
+
+pub(crate) mod intervals;
+pub(crate) mod mask;

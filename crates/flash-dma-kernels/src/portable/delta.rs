@@ -1,0 +1,43 @@
+//! The row sums that the softmax's gradient subtracts.
+
+use cubecl::prelude::*;
+
+/// `delta = sum over d of grad_out * out, minus grad_lse`: one unit a query row.
+///
+/// `out` and `grad_out` are `[batch, q_heads, q_len, head_dim]` with any strides and a contiguous last
+/// axis; `grad_lse` (read if `has_grad_lse`) and `delta` are contiguous `[batch, q_heads, q_len]`.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(crate) fn delta_kernel<F: Float, N: Size>(
+    out: &Tensor<Vector<F, N>>,
+    grad_out: &Tensor<Vector<F, N>>,
+    grad_lse: &Tensor<f32>,
+    delta: &mut Tensor<f32>,
+    #[comptime] head_dim: usize,
+    #[comptime] has_grad_lse: bool,
+    #[define(F)] _element: ElemType,
+) {
+    let row = ABSOLUTE_POS;
+    let (heads, q_len) = (out.shape(1), out.shape(2));
+    if row >= out.shape(0) * heads * q_len {
+        terminate!();
+    }
+    let size = out.vector_size().comptime();
+    let (query, head, batch) = (row % q_len, row / q_len % heads, row / q_len / heads);
+    let at = (batch * out.stride(0) + head * out.stride(1) + query * out.stride(2)) / size;
+    let grad_at =
+        (batch * grad_out.stride(0) + head * grad_out.stride(1) + query * grad_out.stride(2))
+            / size;
+    let mut sum = 0.0f32;
+    for vector in 0..comptime!(head_dim / size) {
+        let o = out[at + vector];
+        let g = grad_out[grad_at + vector];
+        #[unroll]
+        for e in 0..size {
+            sum += f32::cast_from(o.extract(e)) * f32::cast_from(g.extract(e));
+        }
+    }
+    if comptime!(has_grad_lse) {
+        sum -= grad_lse[row];
+    }
+    delta[row] = sum;
+}

@@ -1,0 +1,19 @@
+//! The portable kernels, which run on every CubeCL runtime.
+//!
+//! All attention kernels here have one shape. A cube *owns* an outer tile (queries in forward and dq,
+//! keys in dk/dv), keeps its rows in shared memory and its results in registers, and *streams* inner
+//! tiles past it (keys there, queries here). Unit `(x, y)` of a cube of `units_x * units_y` holds the
+//! outer rows `y + o * units_y` and the inner rows `x + i * units_x`: neighbouring units read
+//! neighbouring rows, which a padded row stride spreads over the banks of shared memory.
+
+pub(crate) mod blueprint;
+pub(crate) mod delta;
+pub(crate) mod dkdv;
+pub(crate) mod dq;
+pub(crate) mod forward;
+pub(crate) mod keys;
+pub(crate) mod masked;
+pub(crate) mod memory;
+pub(crate) mod product;
+pub(crate) mod softmax;
+pub(crate) mod visibility;

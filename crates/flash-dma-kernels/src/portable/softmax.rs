@@ -1,0 +1,215 @@
+//! Online softmax over the inner tiles that stream past an outer tile.
+
+use crate::finite::negative_infinity;
+use crate::portable::blueprint::{Blueprint, LANES};
+use crate::portable::memory::{Row4, TileRows, store_tile};
+use crate::portable::product::{accumulate, accumulate_selected, products};
+use crate::portable::visibility::{Pairs, PairsExpand, Slots, logit};
+use cubecl::prelude::*;
+
+/// What a unit holds of its outer rows, in registers but for what the units share.
+#[derive(CubeType)]
+pub(crate) struct OnlineSoftmax {
+    /// Products of the tile at hand, then logits.
+    pub s: Array<f32>,
+    /// The output, `unit_vectors` an outer row: relative to the running maximum until [`finish`](Self::finish).
+    pub acc: Array<Row4>,
+    /// The running maximum of each outer row; finished, its LSE.
+    pub row_max: Array<f32>,
+    /// This unit's part of each row's sum.
+    row_sum: Array<f32>,
+    /// In shared memory: what the units along x know of each outer row, `[outer_rows, units_x]`.
+    partial: Shared<[f32]>,
+    /// In shared memory: the probabilities of the tile at hand, as [`accumulate`] reads them.
+    weights: Shared<[Row4]>,
+}
+
+#[cube]
+impl OnlineSoftmax {
+    /// Before the first tile.
+    pub(crate) fn new(#[comptime] bp: Blueprint) -> OnlineSoftmax {
+        let mut acc = Array::<Row4>::new(comptime!(bp.micro.outer * bp.unit_vectors()));
+        let mut row_max = Array::<f32>::new(comptime!(bp.micro.outer));
+        let mut row_sum = Array::<f32>::new(comptime!(bp.micro.outer));
+        #[unroll(bp.unroll())]
+        for o in 0..comptime!(bp.micro.outer) {
+            row_max[o] = negative_infinity();
+            row_sum[o] = 0.0f32;
+        }
+        #[unroll(bp.unroll())]
+        for n in 0..comptime!(bp.micro.outer * bp.unit_vectors()) {
+            acc[n] = Row4::new(0.0f32);
+        }
+        OnlineSoftmax {
+            s: Array::<f32>::new(comptime!(bp.micro.outer * bp.micro.inner)),
+            acc,
+            row_max,
+            row_sum,
+            partial: Shared::<[f32]>::new_slice(comptime!(bp.outer_rows() * bp.micro.units_x)),
+            weights: Shared::<[Row4]>::new_aligned_slice(
+                comptime!(bp.outer_rows() * bp.weight_stride()),
+                16usize,
+            ),
+        }
+    }
+
+    /// Takes in the inner tile `k_rows`, `v_rows`, which must have been synchronised; the caller synchronises
+    /// before it loads another tile. `not_finite[flag]` says whether the tile holds NaN or infinities.
+    pub(crate) fn attend(
+        &mut self,
+        q_rows: &Shared<[Row4]>,
+        k_rows: &Shared<[Row4]>,
+        v_rows: &Shared<[Row4]>,
+        key_scores: &Shared<[f32]>,
+        slots: &Slots,
+        not_finite: &Shared<[u32]>,
+        flag: usize,
+        scale: f32,
+        softcap: f32,
+        #[comptime] bp: Blueprint,
+    ) {
+        let (x, y) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
+        let (units_x, units_y) = comptime!((bp.micro.units_x, bp.micro.units_y));
+        products(q_rows, k_rows, &mut self.s, bp);
+        #[unroll(bp.unroll())]
+        for o in 0..comptime!(bp.micro.outer) {
+            let outer = y + o * units_y;
+            #[unroll(bp.unroll())]
+            for i in 0..comptime!(bp.micro.inner) {
+                let inner = x + i * units_x;
+                let n = o * comptime!(bp.micro.inner) + i;
+                let mut value = negative_infinity();
+                if slots.selected(outer, inner) {
+                    value = logit(self.s[n], scale, softcap, bp) + key_scores[inner];
+                }
+                self.s[n] = value;
+            }
+        }
+        self.take::<Slots>(v_rows, slots, not_finite, flag, bp);
+    }
+
+    /// Takes in an inner tile of which [`s`](Self::s) holds the logits, −∞ where a pair is not selected.
+    pub(crate) fn take<P: Pairs>(
+        &mut self,
+        v_rows: &Shared<[Row4]>,
+        pairs: &P,
+        not_finite: &Shared<[u32]>,
+        flag: usize,
+        #[comptime] bp: Blueprint,
+    ) {
+        let (x, y) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
+        let (units_x, units_y) = comptime!((bp.micro.units_x, bp.micro.units_y));
+        #[unroll(bp.unroll())]
+        for o in 0..comptime!(bp.micro.outer) {
+            let mut unit_max = negative_infinity();
+            #[unroll(bp.unroll())]
+            for i in 0..comptime!(bp.micro.inner) {
+                unit_max = max(unit_max, self.s[o * comptime!(bp.micro.inner) + i]);
+            }
+            self.partial[(y + o * units_y) * units_x + x] = unit_max;
+        }
+        sync_cube();
+
+        #[unroll(bp.unroll())]
+        for o in 0..comptime!(bp.micro.outer) {
+            let outer = y + o * units_y;
+            let old_max = self.row_max[o];
+            let mut new_max = old_max;
+            for unit in 0..units_x {
+                new_max = max(new_max, self.partial[outer * units_x + unit]);
+            }
+            self.row_max[o] = new_max;
+            // While a row has seen no finite logit, -inf - -inf would make NaN.
+            let mut shift = new_max;
+            if new_max == negative_infinity() {
+                shift = 0.0f32;
+            }
+            let rescale = (old_max - shift).exp();
+            let mut sum = self.row_sum[o] * rescale;
+            #[unroll(bp.unroll())]
+            for part in 0..comptime!(bp.weight_vectors()) {
+                let mut weight = Row4::new(0.0f32);
+                #[unroll]
+                for e in 0..LANES {
+                    let at = o * comptime!(bp.micro.inner) + part * LANES + e;
+                    let p = (self.s[at] - shift).exp();
+                    sum += p;
+                    weight.insert(e, p);
+                }
+                let column = x * comptime!(bp.weight_vectors()) + part;
+                self.weights[outer * comptime!(bp.weight_stride()) + column] = weight;
+            }
+            self.row_sum[o] = sum;
+            #[unroll(bp.unroll())]
+            for c in 0..comptime!(bp.unit_vectors()) {
+                let n = o * comptime!(bp.unit_vectors()) + c;
+                self.acc[n] *= Row4::new(rescale);
+            }
+        }
+        sync_cube();
+
+        if not_finite[flag] == 0u32 {
+            accumulate(&mut self.acc, &self.weights, v_rows, bp);
+        } else {
+            accumulate_selected::<P>(&mut self.acc, &self.weights, v_rows, pairs, bp);
+        }
+    }
+
+    /// Divides the output by the sums and makes the maxima LSEs: zeros and −∞ where nothing was selected.
+    /// Synchronises.
+    pub(crate) fn finish(&mut self, #[comptime] bp: Blueprint) {
+        let (x, y) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
+        let (units_x, units_y) = comptime!((bp.micro.units_x, bp.micro.units_y));
+        // The maxima are not read any more once the last tile's weights are written.
+        #[unroll(bp.unroll())]
+        for o in 0..comptime!(bp.micro.outer) {
+            self.partial[(y + o * units_y) * units_x + x] = self.row_sum[o];
+        }
+        sync_cube();
+        #[unroll(bp.unroll())]
+        for o in 0..comptime!(bp.micro.outer) {
+            let outer = y + o * units_y;
+            let mut sum = 0.0f32;
+            for unit in 0..units_x {
+                sum += self.partial[outer * units_x + unit];
+            }
+            let mut inverse = 1.0f32 / sum;
+            let mut row_lse = self.row_max[o] + sum.ln();
+            if sum == 0.0f32 {
+                inverse = 0.0f32;
+                row_lse = negative_infinity();
+            }
+            self.row_max[o] = row_lse;
+            #[unroll(bp.unroll())]
+            for c in 0..comptime!(bp.unit_vectors()) {
+                let n = o * comptime!(bp.unit_vectors()) + c;
+                let mut value = self.acc[n] * Row4::new(inverse);
+                // Not the other way round: wgpu's `!=` is false of NaN, which must stay.
+                if sum == 0.0f32 {
+                    value = Row4::new(0.0f32);
+                }
+                self.acc[n] = value;
+            }
+        }
+    }
+    /// Writes the finished rows to the contiguous `out` `[batch, heads, len, head_dim]` and their LSEs.
+    pub(crate) fn store<F: Float, N: Size>(
+        &self,
+        out: &mut Tensor<Vector<F, N>>,
+        lse: &mut Tensor<f32>,
+        to: &TileRows,
+        heads: usize,
+        #[comptime] bp: Blueprint,
+    ) {
+        store_tile::<F, N>(out, to, heads, &self.acc, bp);
+        if UNIT_POS_X == 0 {
+            #[unroll(bp.unroll())]
+            for o in 0..comptime!(bp.micro.outer) {
+                let row = to.first + UNIT_POS_Y as usize + o * comptime!(bp.micro.units_y);
+                if row < to.end {
+                    lse[(to.batch * heads + to.head) * to.end + row] = self.row_max[o];
+                }
+            }
+        }
+    }
+}
