@@ -9,6 +9,7 @@ mod decode;
 mod finite;
 mod forward;
 mod host;
+mod math;
 mod matrix;
 mod pattern;
 mod planning;
@@ -17,6 +18,7 @@ mod select;
 mod team;
 #[cfg(test)]
 mod testing;
+mod vectors;
 
 pub use args::{Gradients, Inputs, Saved, Selection};
 pub use backward::launch::{backward, backward_engine, backward_on};
@@ -36,16 +38,16 @@ pub use flash_dma_problem::{
     AppendProblem, AttentionError, AttentionOptions, CacheShape, DecodeProblem, ElementType,
     MaskedProblem, PlanGeometry, Problem, Storage, contiguous_strides, memory::Passes,
 };
-pub use forward::launch::{
-    ENGINE_VARIABLE, Engine, forward, forward_engine, forward_on, forward_workspace,
-    forward_workspace_on,
-};
 #[doc(hidden)]
 pub use forward::launch::{Tuning, forward_tuned};
+pub use forward::launch::{
+    forward, forward_engine, forward_on, forward_workspace, forward_workspace_on,
+};
 pub use forward::masked::{
     masked_forward, masked_forward_engine, masked_forward_on, masked_forward_workspace,
     masked_forward_workspace_on,
 };
+pub use host::engine::{ENGINE_VARIABLE, Engine};
 pub use host::faults::check;
 #[doc(hidden)]
 pub use host::peak::{Peak, peak_of};

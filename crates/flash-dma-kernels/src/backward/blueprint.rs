@@ -1,7 +1,9 @@
 //! The comptime configurations of the tensor-core backward kernels, and the rules that choose them.
 
-use crate::matrix::blueprint::{Instruction, MmaBlueprint};
+use crate::host::engine::Instruction;
+use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::mma::product::Shape;
+use crate::pattern::mask::query_lists::StepShape;
 use cubecl::CubeDim;
 use cubecl::prelude::*;
 use flash_dma_problem::{ElementType, MaskedProblem, Problem};
@@ -393,6 +395,15 @@ impl DkdvBlueprint {
     /// Queries of a tile.
     pub(crate) fn queries(&self) -> usize {
         self.rows / self.heads
+    }
+
+    /// What a step multiplies, as the lists of steps need it.
+    pub(crate) fn step_shape(&self) -> StepShape {
+        StepShape {
+            keys: self.keys(),
+            queries: self.queries(),
+            heads: self.heads,
+        }
     }
 
     /// 16-byte chunks of a row.

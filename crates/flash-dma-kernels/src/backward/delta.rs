@@ -1,7 +1,7 @@
 //! The row sums that the softmax's gradient subtracts.
 
-use crate::matrix::fragment::Chunk;
 use crate::matrix::ptx::shuffle_xor;
+use crate::vectors::Chunk;
 use cubecl::prelude::*;
 
 /// Lanes that share a row: they read 128 neighbouring bytes at once.

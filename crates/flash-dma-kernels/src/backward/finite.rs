@@ -1,6 +1,6 @@
 //! One lane's part of a chunk.
 
-use crate::matrix::fragment::Chunk;
+use crate::vectors::Chunk;
 use cubecl::prelude::*;
 
 /// Elements `2 quad` and `2 quad + 1` of a chunk. An index known only at run time would move the chunk

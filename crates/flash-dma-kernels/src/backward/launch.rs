@@ -3,12 +3,10 @@
 use crate::args::{Gradients, Inputs, Saved};
 use crate::backward::blueprint::MmaBlueprints;
 use crate::backward::matrix;
-use crate::backward::workspace::no_scores_bytes;
-use crate::forward::launch::Engine;
-use crate::forward::matrix::rows_are_chunks;
 use crate::host::check::{
-    Layout, address_type, check_device, check_tensor, elem_type, vector_size,
+    Layout, address_type, check_device, check_tensor, elem_type, rows_are_chunks, vector_size,
 };
+use crate::host::engine::Engine;
 use crate::host::fill::fill;
 use crate::host::scratch::{bytes, one_unit_each, scratch};
 use crate::matrix::wgmma::boxes::takes_boxes;
@@ -69,7 +67,7 @@ impl Blueprints {
 ///
 /// [`AttentionError`] if a tensor does not fit the problem, `selection` and the gradient of the scores
 /// are not given exactly if the problem has scores, the device lacks what the kernels need, or
-/// [`ENGINE_VARIABLE`](crate::forward::launch::ENGINE_VARIABLE) names no engine. Nothing is launched then.
+/// [`ENGINE_VARIABLE`](crate::host::engine::ENGINE_VARIABLE) names no engine. Nothing is launched then.
 pub fn backward(
     client: &Client,
     problem: &Problem,
@@ -86,7 +84,7 @@ pub fn backward(
 /// on sm_80 and newer, both rows of `q`, `k`, `v`, `out` and
 /// `grad_out` that begin at multiples of 16 bytes ([`Engine::Wgmma`]: and none of `q` and `grad_out` that repeat
 /// themselves by a stride of 0); [`Engine::Portable`] everything. The environment
-/// variable [`ENGINE_VARIABLE`](crate::forward::launch::ENGINE_VARIABLE) leaves engines out.
+/// variable [`ENGINE_VARIABLE`](crate::host::engine::ENGINE_VARIABLE) leaves engines out.
 #[must_use]
 pub fn backward_engine(
     client: &Client,
@@ -435,4 +433,9 @@ impl BackwardPass<'_> {
             );
         }
     }
+}
+
+/// What stands for the gradient of the scores where there is none.
+pub(crate) fn no_scores_bytes(problem: &Problem) -> usize {
+    if problem.has_scores { 0 } else { bytes([1]) }
 }

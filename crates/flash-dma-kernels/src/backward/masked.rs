@@ -1,19 +1,19 @@
 //! Host side of the backward pass.
 
 use crate::args::Saved;
-use crate::backward::bias::launch::{BiasBlueprint, BiasGradient};
+use crate::backward::bias::blueprint::BiasBlueprint;
+use crate::backward::bias::launch::BiasGradient;
 use crate::backward::blueprint::{DkdvBlueprint, MmaBlueprints};
 use crate::backward::launch::{Blueprints, launch_delta};
 use crate::backward::matrix::masked::{MaskLists, launch_masked};
 use crate::backward::matrix::pass::row_sums_bytes;
-use crate::forward::launch::Engine;
-use crate::forward::masked::{Words, listed_bytes};
 use crate::host::check::{address_type, check_device, elem_type, vector_size};
+use crate::host::engine::{Engine, Instruction};
 use crate::host::fill::fill;
 use crate::host::scratch::{bytes, scratch};
-use crate::matrix::blueprint::Instruction;
 use crate::matrix::wgmma::boxes::takes_boxes;
 use crate::pattern::mask::args::{MaskedGradients, MaskedInputs};
+use crate::pattern::mask::listed::{Words, listed_bytes};
 use crate::pattern::mask::query_lists::{QueryLists, lists_fit, query_lists, sum_heads};
 use crate::portable::blueprint::Blueprint;
 use crate::portable::masked::bias::bias_kernel;
@@ -36,7 +36,7 @@ const BINDINGS: u32 = 13;
 /// # Errors
 ///
 /// [`AttentionError`] if a tensor does not fit the problem, the device lacks what the kernels need, or
-/// [`ENGINE_VARIABLE`](crate::forward::launch::ENGINE_VARIABLE) names no engine. Nothing is launched then.
+/// [`ENGINE_VARIABLE`](crate::host::engine::ENGINE_VARIABLE) names no engine. Nothing is launched then.
 pub fn masked_backward(
     client: &Client,
     problem: &MaskedProblem,
@@ -54,7 +54,7 @@ pub fn masked_backward(
 /// no rows of `q` and `grad_out` repeat themselves by a stride of 0, [`Engine::Mma`] where all queries share the bias, as far
 /// as the device has the shared memory (99 KiB suffice for head dimensions up to 128). On [`Engine::Wgmma`] the portable kernel computes one gradient: that of a bias
 /// that is the same for all keys, or has all queries and keys where `k` or `v` repeat rows by a stride of 0.
-/// [`ENGINE_VARIABLE`](crate::forward::launch::ENGINE_VARIABLE) leaves engines out.
+/// [`ENGINE_VARIABLE`](crate::host::engine::ENGINE_VARIABLE) leaves engines out.
 #[must_use]
 pub fn masked_backward_engine(
     client: &Client,
@@ -180,7 +180,7 @@ impl BackwardPlan {
             && saved.rows_are_chunks(size)
             && (instruction == Instruction::Mma || saved.takes_boxes(&inputs.q, size));
         MmaBlueprints::choose_masked(instruction, problem, properties)
-            .filter(|blueprints| served && lists_fit(problem, blueprints.dkdv))
+            .filter(|blueprints| served && lists_fit(problem, blueprints.dkdv.step_shape()))
             .map(|blueprints| {
                 let of_pairs = blueprints.dkdv.pairs;
                 let bias = of_pairs.then(|| BiasPlan::choose(client, problem, inputs));
@@ -199,7 +199,7 @@ impl BackwardPlan {
             return bytes(p.lse_shape());
         };
         let steps = match problem.plan {
-            Some(_) => QueryLists::bytes(problem, blueprints.dkdv),
+            Some(_) => QueryLists::bytes(problem, blueprints.dkdv.step_shape()),
             None => 0,
         };
         let [lists, making] = listed_bytes(problem, blueprints.dq.tile.queries());
@@ -298,7 +298,7 @@ fn launch_mma(
     let p = &problem.attention;
     let (steps, capacity) = match &inputs.plan {
         Some(plan) => {
-            let lists = query_lists(client, problem, plan, blueprints.dkdv);
+            let lists = query_lists(client, problem, plan, blueprints.dkdv.step_shape());
             ([lists.list, lists.counts], lists.capacity)
         }
         None => ([inputs.q.clone(), inputs.q.clone()], p.k_len),

@@ -14,12 +14,13 @@ use crate::backward::dkdv::shared::sums::add_pair;
 use crate::backward::finite::pick;
 use crate::finite::is_finite;
 use crate::matrix::blueprint::MmaBlueprint;
-use crate::matrix::fragment::Chunk;
-use crate::matrix::key_stream::RowAddress;
 use crate::matrix::logits::{LogitScale, exp_of};
 use crate::matrix::mask::MaskRows;
-use crate::matrix::query_tile::{TileKeys, TileRow};
+use crate::matrix::query_tile::TileRow;
 use crate::matrix::repair::SlotKey;
+use crate::matrix::stages::RowAddress;
+use crate::matrix::tile_keys::TileKeys;
+use crate::vectors::Chunk;
 use cubecl::prelude::*;
 
 /// dQ of one row becomes NaN in the elements where a key that it selects is not finite: such a key's logit

@@ -2,8 +2,7 @@
 
 use crate::args::{Inputs, Saved};
 use crate::backward::launch::Plan;
-use crate::forward::launch::Engine;
-use crate::host::scratch::bytes;
+use crate::host::engine::Engine;
 use cubecl::client::Client;
 use flash_dma_problem::{AttentionError, Problem};
 
@@ -57,9 +56,4 @@ impl Plan {
             Self::Mma(blueprints) => blueprints.workspace(problem),
         }
     }
-}
-
-/// What stands for the gradient of the scores where there is none.
-pub(crate) fn no_scores_bytes(problem: &Problem) -> usize {
-    if problem.has_scores { 0 } else { bytes([1]) }
 }

@@ -1,12 +1,11 @@
 //! The CUDA device that kernels are recorded for, and their CUDA C++.
 
-use cubecl::Compiler;
 use cubecl::ir::features::{Plane, TypeUsage};
 use cubecl::ir::{
     DeviceIdentity, DeviceProperties, ElemType, FloatKind, HardwareProperties,
     MemoryDeviceProperties, OpaqueType, VectorSize,
 };
-use cubecl::{CubeKernel, define_kernel};
+use cubecl::{Compiler, CubeKernel, define_kernel};
 use cubecl_cpp::cuda::arch::CudaArchitecture;
 use cubecl_cpp::cuda::mma::CudaCmmaCompiler;
 use cubecl_cpp::cuda::supported_mma_combinations;

@@ -2,9 +2,8 @@
 //! of it; `docs/upstream.md` tells what they cost. A test that fails brings good news: the limit is gone, and
 //! with it the reason for the work-around that the document names.
 
-use crate::codegen::cuda;
 use crate::codegen::cuda::Gpu;
-use crate::codegen::recorder;
+use crate::codegen::{cuda, recorder};
 use crate::host::scratch::scratch;
 use cubecl::CubeDim;
 use cubecl::client::Client;

@@ -57,7 +57,7 @@ struct Union {
 /// | `score`, `position` | the cache's, contiguous `[batch, kv_heads, window]` |
 /// | `seen` | `[batch]` |
 /// | `new_scores` | `[batch, kv_heads, tokens]`, last axis contiguous |
-/// | `moves` | contiguous `[batch * kv_heads, entries]` of [entries](super::commit), overwritten; the lesser of `tokens` and `window` are enough |
+/// | `moves` | contiguous `[batch * kv_heads, entries]` of [entries](crate::decode::commit), overwritten; the lesser of `tokens` and `window` are enough |
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn choose_kernel(
     score: &[f32],

@@ -97,7 +97,7 @@ fn gather_kernel<E: Numeric, N: Size>(
 ///
 /// Selected with the cache's window, and attended to causally by the chunk's queries (`q_len = tokens`), they give
 /// each query exactly what one pass over the whole sequence would, as no evicted key returns. Then
-/// [`append`](super::append()) the chunk. Two launches, asynchronously.
+/// [`append`](crate::append()) the chunk. Two launches, asynchronously.
 ///
 /// # Errors
 ///

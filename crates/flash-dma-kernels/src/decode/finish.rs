@@ -15,7 +15,7 @@ const LEAST_UNITS: usize = 128;
 const MOST_UNITS: usize = 1024;
 
 /// The first `rows` cubes merge a row of the outputs each ([`merge_row`]), those behind write the tokens of one
-/// (sequence, kv head) each ([`commit_kernel`](super::commit::commit_kernel)), with entries of one token each.
+/// (sequence, kv head) each ([`commit_kernel`](crate::decode::commit::commit_kernel)), with entries of one token each.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn finish_slots_kernel<E: Float, N: Size>(
     part_out: &[Vector<f32, Const<2>>],
@@ -71,7 +71,7 @@ fn finish_slots_kernel<E: Float, N: Size>(
 }
 
 /// As [`finish_slots_kernel`]; the cubes behind the rows write the tokens of one sequence each
-/// ([`write_pages_kernel`](super::commit::write_pages_kernel)), and then its length.
+/// ([`write_pages_kernel`](crate::decode::commit::write_pages_kernel)), and then its length.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn finish_pages_kernel<E: Float, N: Size>(
     part_out: &[Vector<f32, Const<2>>],

@@ -8,11 +8,11 @@ use crate::decode::keys::DecodeBlueprint;
 use crate::decode::mma::blueprint::{DecodeMmaBlueprint, PartGrid};
 use crate::decode::mma::kernel::decode_mma_kernel;
 use crate::decode::parts::{part_shapes, parts};
-use crate::forward::launch::Engine;
-use crate::forward::matrix::rows_are_chunks;
 use crate::host::check::{
-    Layout, address_type, check_grid, check_tensor, check_type, elem_type, vector_size,
+    Layout, address_type, check_grid, check_tensor, check_type, elem_type, rows_are_chunks,
+    vector_size,
 };
+use crate::host::engine::Engine;
 use crate::host::scratch::scratch;
 use crate::portable::blueprint::Blueprint;
 use cubecl::client::Client;
@@ -110,7 +110,7 @@ pub fn decode_on(
 }
 
 /// The engine that [`decode`] and [`decode_pages`] run on: [`Engine::Mma`] if it serves the problem and
-/// [`ENGINE_VARIABLE`](crate::forward::launch::ENGINE_VARIABLE) does not leave it out, else [`Engine::Portable`].
+/// [`ENGINE_VARIABLE`](crate::host::engine::ENGINE_VARIABLE) does not leave it out, else [`Engine::Portable`].
 #[must_use]
 pub fn decode_engine(
     client: &Client,

@@ -63,7 +63,7 @@ impl Candidates {
 /// | `score`, `position` | the cache's, contiguous `[batch, kv_heads, window]` |
 /// | `seen` | `[batch]` |
 /// | `new_scores` | `[batch, kv_heads, tokens]`, last axis contiguous |
-/// | `moves` | contiguous `[batch * kv_heads, tokens]` of [entries](super::commit), overwritten |
+/// | `moves` | contiguous `[batch * kv_heads, tokens]` of [entries](crate::decode::commit), overwritten |
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn plan_kernel(
     score: &[f32],

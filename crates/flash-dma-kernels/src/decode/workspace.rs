@@ -4,7 +4,7 @@ use crate::decode::append::moves_shape;
 use crate::decode::args::Tokens;
 use crate::decode::launch::{DecodeTuning, Plan};
 use crate::decode::parts::part_shapes;
-use crate::forward::launch::Engine;
+use crate::host::engine::Engine;
 use crate::host::scratch::bytes;
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;

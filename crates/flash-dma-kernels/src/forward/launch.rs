@@ -5,8 +5,9 @@ use crate::forward::matrix;
 use crate::host::check::{
     Layout, address_type, check_device, check_tensor, elem_type, vector_size,
 };
+use crate::host::engine::Engine;
 use crate::host::fill::fill;
-use crate::matrix::blueprint::{Instruction, MmaBlueprint};
+use crate::matrix::blueprint::MmaBlueprint;
 use crate::pattern::intervals::slices::{for_each_slice, slice_bytes};
 use crate::pattern::intervals::tiles::QueryTiles;
 use crate::pattern::intervals::{LiveKeys, live_keys};
@@ -18,70 +19,6 @@ use flash_dma_problem::{AttentionError, Problem, TensorName};
 
 /// Buffers of [`forward_kernel`].
 const BINDINGS: u32 = 9;
-
-/// The matrix engine of a forward pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Engine {
-    /// Register tiles of single units: every device, element type and head dimension.
-    Portable,
-    /// `mma.sync` on tensor cores: f16 and bf16, head dimensions in steps of 32, rows that begin at
-    /// multiples of 16 bytes, on CUDA devices of sm_80 and newer.
-    Mma,
-    /// `wgmma` on tensor cores: f16 and bf16, head dimensions from 32 on in steps of 16, rows that
-    /// begin at multiples of 16 bytes, on CUDA devices of sm_90.
-    Wgmma,
-}
-
-/// The environment variable that holds the choice of engines down, for comparisons: `portable` leaves the
-/// tensor cores out, `mma` the `wgmma` engine, in both passes of the whole process. Read at every call.
-pub const ENGINE_VARIABLE: &str = "FLASH_DMA_ENGINE";
-
-impl Engine {
-    /// The engines to try before [`Engine::Portable`], the fastest first: all but those that
-    /// [`ENGINE_VARIABLE`] leaves out.
-    pub(crate) fn tensor_cores() -> Result<&'static [Self], AttentionError> {
-        match std::env::var(ENGINE_VARIABLE).as_deref() {
-            Err(_) | Ok("" | "wgmma") => Ok(&[Engine::Wgmma, Engine::Mma]),
-            Ok("mma") => Ok(&[Engine::Mma]),
-            Ok("portable") => Ok(&[]),
-            Ok(other) => Err(AttentionError::Unsupported {
-                what: format!("{ENGINE_VARIABLE}={other} (portable, mma or wgmma)"),
-            }),
-        }
-    }
-
-    /// The first engine that `of` has a plan for, and that plan; that for [`Engine::Portable`] is the last.
-    pub(crate) fn first<P>(
-        of: impl Fn(Self) -> Result<P, AttentionError>,
-    ) -> Result<(Self, P), AttentionError> {
-        for &engine in Self::tensor_cores()? {
-            if let Ok(plan) = of(engine) {
-                return Ok((engine, plan));
-            }
-        }
-        Ok((Self::Portable, of(Self::Portable)?))
-    }
-
-    /// The instruction of its products; none of single units.
-    pub(crate) fn instruction(self) -> Option<Instruction> {
-        match self {
-            Self::Portable => None,
-            Self::Mma => Some(Instruction::Mma),
-            Self::Wgmma => Some(Instruction::Wgmma),
-        }
-    }
-
-    /// That it does not serve a problem; `what` is what it should do, up to and with "on ".
-    pub(crate) fn refusal(self, what: &str, problem: &Problem) -> AttentionError {
-        AttentionError::Unsupported {
-            what: format!(
-                "{what}the {self:?} engine for {} of head dimension {}",
-                problem.element, problem.head_dim
-            ),
-        }
-    }
-}
 
 /// Attention of every query over its selected keys: writes `out` (`[batch, q_heads, q_len, head_dim]`,
 /// the problem's element type) and `lse` (`[batch, q_heads, q_len]`, f32, natural logarithm), both
@@ -96,7 +33,7 @@ impl Engine {
 /// # Errors
 ///
 /// [`AttentionError`] if a tensor does not fit the problem, `selection` is not given exactly if the
-/// problem has scores, the device lacks what the kernel needs, or [`ENGINE_VARIABLE`] names no engine.
+/// problem has scores, the device lacks what the kernel needs, or [`ENGINE_VARIABLE`](crate::host::engine::ENGINE_VARIABLE) names no engine.
 /// Nothing is launched then.
 pub fn forward(
     client: &Client,
@@ -110,7 +47,7 @@ pub fn forward(
 }
 
 /// The engine that [`forward`] runs on: the first of [`Engine::Wgmma`], [`Engine::Mma`] and
-/// [`Engine::Portable`] that serves the problem and that [`ENGINE_VARIABLE`] does not leave out.
+/// [`Engine::Portable`] that serves the problem and that [`ENGINE_VARIABLE`](crate::host::engine::ENGINE_VARIABLE) does not leave out.
 #[must_use]
 pub fn forward_engine(client: &Client, problem: &Problem, inputs: &Inputs) -> Engine {
     Plan::choose(client, problem, inputs).map_or(Engine::Portable, |(engine, _)| engine)

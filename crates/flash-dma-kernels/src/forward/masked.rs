@@ -1,21 +1,20 @@
 //! Host side of the forward pass.
 
-use crate::forward::launch::Engine;
 use crate::forward::matrix;
-use crate::forward::matrix::rows_are_chunks;
 use crate::host::check::{
     Layout, address_type, check_device, check_tensor, elem_type, vector_size,
 };
+use crate::host::engine::Engine;
 use crate::host::fill::fill;
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::pattern::intervals::slices::Slice;
 use crate::pattern::mask::args::MaskedInputs;
-use crate::pattern::mask::tile_lists::{TileLists, tile_lists};
+use crate::pattern::mask::listed::{Words, listed_bytes};
 use crate::portable::blueprint::{Blueprint, Pass};
 use crate::portable::masked::forward::forward_kernel;
 use cubecl::client::Client;
 use cubecl::prelude::*;
-use flash_dma_problem::{AttentionError, MaskedProblem, PlanGeometry, TensorName};
+use flash_dma_problem::{AttentionError, MaskedProblem, TensorName};
 
 /// Buffers of [`forward_kernel`] and of the tensor-core kernels.
 const BINDINGS: u32 = 9;
@@ -140,7 +139,7 @@ fn forward_with(
 }
 
 /// The engine that [`masked_forward`] runs on: the first of [`Engine::Wgmma`], [`Engine::Mma`] and [`Engine::Portable`]
-/// that serves the problem and that [`ENGINE_VARIABLE`](crate::forward::launch::ENGINE_VARIABLE) does not leave out. The tensor-core
+/// that serves the problem and that [`ENGINE_VARIABLE`](crate::host::engine::ENGINE_VARIABLE) does not leave out. The tensor-core
 /// engines serve what they serve without a mask, and if all queries share a bias of keys, one that is contiguous along
 /// them.
 #[must_use]
@@ -252,66 +251,5 @@ fn launch_portable(
             blueprint,
             elem_type(p.element),
         );
-    }
-}
-
-/// What the kernels read beside q, k and v. What the problem lacks is any buffer, never read.
-pub(crate) struct Words {
-    pub bits: TensorBinding,
-    pub counts: TensorBinding,
-    pub bias: TensorBinding,
-}
-
-/// Whether lists may hold single keys: those of a bias of pairs are a block's.
-fn gathers(problem: &MaskedProblem) -> bool {
-    problem.bias.is_none() || problem.has_key_bias()
-}
-
-/// The bytes of what [`MaskedInputs::listed`] returns for tiles of `queries` queries, and of what is needed to make it.
-pub(crate) fn listed_bytes(problem: &MaskedProblem, queries: usize) -> [usize; 2] {
-    let of = |geometry: PlanGeometry| TileLists::bytes(&geometry, queries, gathers(problem));
-    problem.plan.map_or([0; 2], of)
-}
-
-impl MaskedInputs {
-    pub(crate) fn words(&self) -> Words {
-        let none = || self.q.clone();
-        let plan = self.plan.as_ref();
-        Words {
-            bits: plan.map_or_else(none, |plan| plan.bits.clone()),
-            counts: plan.map_or_else(none, |plan| plan.counts.clone()),
-            bias: self.bias.clone().unwrap_or_else(none),
-        }
-    }
-
-    /// Whether rows begin where the tensor-core engines want them, and a bias lies as they read it.
-    pub(crate) fn rows_are_chunks(&self, problem: &MaskedProblem) -> bool {
-        let rows = [&self.q, &self.k, &self.v];
-        let size = problem.attention.element.size();
-        rows.iter().all(|rows| rows_are_chunks(rows, size))
-            && (self.bias.as_ref())
-                .is_none_or(|bias| !problem.has_key_bias() || bias.strides.last() == Some(&1))
-    }
-
-    /// What a tensor-core kernel with tiles of `queries` reads in the place of scores, intervals, lists and counts.
-    /// `watched` is k or v, whichever the kernel multiplies with weights that may be zero.
-    pub(crate) fn listed(
-        &self,
-        client: &Client,
-        problem: &MaskedProblem,
-        queries: usize,
-        watched: &TensorBinding,
-    ) -> [TensorBinding; 4] {
-        let none = || self.q.clone();
-        let bias = self.bias.clone().unwrap_or_else(none);
-        match (&self.plan, &problem.plan) {
-            (Some(plan), Some(geometry)) => {
-                let element = problem.attention.element;
-                let gather = gathers(problem);
-                let lists = tile_lists(client, geometry, plan, queries, watched, element, gather);
-                [bias, plan.bits.clone(), lists.list, lists.counts]
-            }
-            _ => [bias, none(), none(), none()],
-        }
     }
 }

@@ -5,38 +5,15 @@ use crate::forward::merge::merge;
 use crate::forward::mma::forward_mma_kernel;
 use crate::forward::wgmma::forward_wgmma_kernel;
 use crate::host::check::{address_type, elem_type};
+use crate::host::engine::Instruction;
 use crate::host::scratch::{bytes, scratch};
-use crate::matrix::blueprint::{Instruction, MmaBlueprint};
+use crate::matrix::blueprint::MmaBlueprint;
 use crate::pattern::intervals::LiveKeys;
 use crate::pattern::intervals::slices::{Slice, for_each_slice, slice_bytes};
 use crate::pattern::intervals::tiles::QueryTiles;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::Problem;
-
-/// Bytes that copies and `ldmatrix` move at once: rows must begin at a multiple of them.
-const CHUNK_BYTES: usize = 16;
-
-impl Inputs {
-    /// Whether every row of the inputs begins at a multiple of 16 bytes.
-    pub(crate) fn rows_are_chunks(&self, element_size: usize) -> bool {
-        [&self.q, &self.k, &self.v]
-            .iter()
-            .all(|tensor| rows_are_chunks(tensor, element_size))
-    }
-}
-
-/// Whether every row of a tensor of four axes begins at a multiple of 16 bytes, and the distance of two fits 32 bits.
-pub(crate) fn rows_are_chunks(tensor: &TensorBinding, element_size: usize) -> bool {
-    let begin = tensor.handle.offset_start.unwrap_or(0) as usize;
-    tensor.strides.len() == 4
-        && begin.is_multiple_of(CHUNK_BYTES)
-        && tensor.strides[..3]
-            .iter()
-            .zip(&tensor.shape[..3])
-            .all(|(&stride, &len)| len <= 1 || (stride * element_size).is_multiple_of(CHUNK_BYTES))
-        && (tensor.shape[2] <= 1 || u32::try_from(tensor.strides[2] * element_size).is_ok())
-}
 
 /// Launches the forward pass of a checked, non-empty problem whose inputs satisfy
 /// [`Inputs::rows_are_chunks`]: one launch without scores, with them 2 a slice of query tiles, and one more
@@ -120,7 +97,7 @@ fn launch_parts(
 }
 
 /// One launch of the kernel of a blueprint, with q, k and v as `rows`. With a mask or a bias the slice's selection
-/// is what [`mask`](super::mask) says.
+/// is what [`mask`](crate::matrix::mask) says.
 pub(crate) fn launch_slice(
     client: &Client,
     problem: &Problem,

@@ -2,15 +2,18 @@
 
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::fragment::{
-    Chunk, gathered, multiply_pair, quad_max, quad_sum, scale_rows, set, set_all, swizzle, zeros,
+    gathered, multiply_pair, quad_max, quad_sum, scale_rows, set, set_all, swizzle, zeros,
 };
-use crate::matrix::key_stream::{KeyCopies, RowAddress, Stages, zero_not_finite};
+use crate::matrix::key_stream::KeyCopies;
 use crate::matrix::logits::{LogitScale, SLACK, exp_of, rescale_to, score, sees, visible_logits};
-use crate::matrix::mask::{BitCopies, MaskRows, score_row};
+use crate::matrix::mask::{BitCopies, MaskRows};
 use crate::matrix::pair_bias::PairBias;
 use crate::matrix::ptx::{any_lane, commit_copies, wait_copies};
-use crate::matrix::query_tile::{CubeTile, TileKeys, TileRow, first_output_head};
-use crate::matrix::repair::add_not_finite;
+use crate::matrix::query_tile::{CubeTile, TileRow, first_output_head, score_row};
+use crate::matrix::repair::{add_not_finite, zero_not_finite};
+use crate::matrix::stages::{RowAddress, Stages};
+use crate::matrix::tile_keys::TileKeys;
+use crate::vectors::Chunk;
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::*;
 
@@ -31,7 +34,7 @@ use cubecl::prelude::*;
 /// | `lse` | contiguous `[batch, q_heads, q_len]`, overwritten |
 ///
 /// Without `bp.sparse` the scores, intervals, list and counts are never read; with `bp.masked`, `bp.biased` or `bp.pairs`
-/// they are what [`mask`](super::mask) says.
+/// they are what [`mask`](crate::matrix::mask) says.
 ///
 /// If `bp.split`, `CUBE_COUNT_Z` cubes share a tile. Each owns a part of its key tiles and writes the output
 /// and LSE of that part to `out[CUBE_POS_Z]` and `lse[CUBE_POS_Z]`, outputs as above with parts as a first

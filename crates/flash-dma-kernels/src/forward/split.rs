@@ -1,6 +1,7 @@
 //! Into how many parts the keys of a query tile are split, so that few tiles fill a device, too.
 
-use crate::matrix::blueprint::{Instruction, MmaBlueprint};
+use crate::host::engine::Instruction;
+use crate::matrix::blueprint::MmaBlueprint;
 use crate::pattern::intervals::tiles::QueryTiles;
 use flash_dma_problem::Problem;
 

@@ -1,22 +1,25 @@
 //! Forward attention on Hopper's tensor cores: `wgmma` over key tiles that `cp.async` gathers.
 
 use crate::matrix::blueprint::MmaBlueprint;
-use crate::matrix::fragment::{Chunk, quad_max, quad_sum};
-use crate::matrix::key_stream::{KeyCopies, RowAddress, Stages, zero_not_finite};
+use crate::matrix::fragment::{pack, quad_max, quad_sum};
+use crate::matrix::key_stream::KeyCopies;
 use crate::matrix::logits::{LogitScale, SLACK, exp_of, rescale_to, visible_logits};
-use crate::matrix::mask::{BitCopies, MaskRows, score_row};
+use crate::matrix::mask::{BitCopies, MaskRows};
 use crate::matrix::pair_bias::PairBias;
 use crate::matrix::ptx::any_lane;
 use crate::matrix::query_tile::{
-    CubeTile, TileKeys, TileRow, copy_queries, first_output_head, write_row,
+    CubeTile, TileRow, copy_queries, first_output_head, score_row, write_row,
 };
-use crate::matrix::repair::add_not_finite;
+use crate::matrix::repair::{add_not_finite, zero_not_finite};
+use crate::matrix::stages::{RowAddress, Stages};
+use crate::matrix::tile_keys::TileKeys;
 use crate::matrix::wgmma::panel::{Panels, publish};
-use crate::matrix::wgmma::product::{finish, pack, start_nt, start_pv};
+use crate::matrix::wgmma::product::{finish, start_nt, start_pv};
 use crate::matrix::wgmma::ring::{Ring, Turns};
+use crate::vectors::Chunk;
 use cubecl::prelude::*;
 
-/// [`forward_mma_kernel`](super::kernel::forward_mma_kernel) with `wgmma`: the same cube, buffers and
+/// [`forward_mma_kernel`](crate::forward::mma::forward_mma_kernel) with `wgmma`: the same cube, buffers and
 /// order. A warpgroup owns 64 rows of the query tile: their queries lie in shared memory, their logits,
 /// probabilities and output in its registers.
 ///

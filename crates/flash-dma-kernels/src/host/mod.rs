@@ -2,6 +2,7 @@
 
 pub(crate) mod check;
 pub(crate) mod cpu;
+pub(crate) mod engine;
 pub(crate) mod faults;
 pub(crate) mod fill;
 pub(crate) mod peak;

@@ -1,11 +1,10 @@
 //! Scratch buffers and launches of one unit an item, as selection and key lists use them.
 
 use crate::host::peak;
-use cubecl::CubeDim;
-use cubecl::calculate_cube_count_elemwise;
 use cubecl::client::Client;
 use cubecl::ir::AddressType;
 use cubecl::prelude::{CubeCount, TensorBinding};
+use cubecl::{CubeDim, calculate_cube_count_elemwise};
 use flash_dma_problem::contiguous_strides;
 
 /// A new contiguous u32 buffer of undefined content. Empty shapes get one word, so that the buffer

@@ -1,19 +1,11 @@
 //! The comptime configuration of the tensor-core forward kernel, and the rule that chooses it.
 
 use crate::host::check::elem_type;
+use crate::host::engine::Instruction;
 use cubecl::CubeDim;
 use cubecl::ir::features::MmaConfig;
 use cubecl::prelude::*;
 use flash_dma_problem::{ElementType, MaskedProblem, Problem};
-
-/// The tensor cores' instruction of a kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Instruction {
-    /// `mma.sync`: a warp multiplies 16 rows, operands in registers. sm_80 and newer.
-    Mma,
-    /// `wgmma`: four warps multiply 64 rows, operands in shared memory. sm_90 alone.
-    Wgmma,
-}
 
 /// What is fixed when the kernel is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -4,12 +4,11 @@
 //! `2t, 2t + 1` (register 0) and the same of row `g + 8` (register 1). A row lies in the four lanes of a
 //! quad. Two accumulators of adjacent columns are, converted, the A fragment `[16, 16]`.
 
-use crate::matrix::ptx::shuffle_xor;
+use crate::matrix::ptx::{ptx_type, shuffle_xor, value};
+use crate::vectors::Chunk;
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::*;
-
-/// 16 bytes of a 16-bit type: what a copy moves and `ldmatrix` reads a row of.
-pub(crate) type Chunk<E> = Vector<E, Const<8>>;
+use flash_dma_problem::ElementType;
 
 /// Accumulators of 16 rows by 8 columns each.
 pub(crate) type Accumulators<N> = Sequence<Array<Vector<f32, N>>>;
@@ -148,4 +147,25 @@ pub(crate) fn quad_max(x: f32) -> f32 {
 pub(crate) fn quad_sum(x: f32) -> f32 {
     let pair = x + shuffle_xor(x, 1u32);
     pair + shuffle_xor(pair, 2u32)
+}
+
+fn pack_asm(element: ElementType) -> String {
+    format!("cvt.rn.{}x2.f32 ", ptx_type(element))
+}
+
+/// Two values of an accumulator, rounded, as one register of an A operand: of 16 columns it holds
+/// `[4j, 4j + 1], [4j + 2, 4j + 3], [4j + 4, 4j + 5], [4j + 6, 4j + 7]` of the accumulator.
+#[cube]
+pub(crate) fn pack(first: f32, second: f32, #[comptime] element: ElementType) -> u32 {
+    let body = comptime!(pack_asm(element));
+    let out: u32;
+    gpu_asm!(
+        "{body} {}, {}, {};",
+        out(_) out,
+        in(_) value::<f32>(second),
+        in(_) value::<f32>(first),
+        body = const body,
+        options(pure, nomem)
+    );
+    out
 }

@@ -1,83 +1,18 @@
 //! The keys of a query tile, copied into shared memory ahead of their use.
 
-use crate::finite::is_finite;
-use crate::matrix::blueprint::{Instruction, MmaBlueprint};
+use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::copies::copied_chunk;
-use crate::matrix::fragment::{Chunk, swizzle};
-use crate::matrix::mask::{BitCopies, KEY_BLOCK};
-use crate::matrix::mma::product::shared_address;
-use crate::matrix::ptx::{copy_of_row, copy_or_zero, global_address, read_ahead, uniform};
-use crate::matrix::query_tile::TileKeys;
-use crate::matrix::wgmma::panel::{panel_place, panel_width};
+use crate::matrix::mask::BitCopies;
+use crate::matrix::ptx::{
+    copy_of_row, copy_or_zero, global_address, read_ahead, shared_address, uniform,
+};
+use crate::matrix::stages::{RowAddress, Stages, place_of};
+use crate::matrix::tile_keys::TileKeys;
+use crate::matrix::wgmma::panel::panel_width;
 use crate::matrix::wgmma::ring::Ring;
+use crate::pattern::layout::KEY_BLOCK;
+use crate::vectors::Chunk;
 use cubecl::prelude::*;
-
-/// The stages of a cube in shared memory.
-#[derive(CubeType)]
-pub(crate) struct Stages<E: Float> {
-    /// `[stages, key_tile, chunks]`, chunks placed by [`place_of`].
-    pub k: Shared<[Chunk<E>]>,
-    /// `[stages, key_tile, chunks]`, chunks placed by [`place_of`].
-    pub v: Shared<[Chunk<E>]>,
-    /// `[stages, key_tile]`; sparse and biased only.
-    pub scores: Shared<[f32]>,
-    /// `[stages, key_tile]`, first and end, if sparse; slots past the last key are empty intervals. `[stages, queries + 1]`
-    /// if masked: the bits of each query, and the key block.
-    pub intervals: Shared<[Vector<u32, Const<2>>]>,
-}
-
-#[cube]
-impl<E: Float> Stages<E> {
-    pub(crate) fn new(#[comptime] bp: MmaBlueprint) -> Stages<E> {
-        let slots = comptime!(bp.stages * bp.key_tile);
-        let intervals = comptime!(bp.stages * bp.interval_slots());
-        let chunks = comptime!(bp.stages * bp.key_tile * bp.chunks());
-        Stages::<E> {
-            k: Shared::<[Chunk<E>]>::new_aligned_slice(chunks, comptime!(bp.alignment())),
-            v: Shared::<[Chunk<E>]>::new_aligned_slice(chunks, comptime!(bp.alignment())),
-            scores: Shared::<[f32]>::new_aligned_slice(slots, 128usize),
-            intervals: Shared::<[Vector<u32, Const<2>>]>::new_aligned_slice(intervals, 128usize),
-        }
-    }
-}
-
-/// Where chunk `col` of row `row` lies in a stage.
-#[cube]
-pub(crate) fn place_of(row: usize, col: usize, #[comptime] bp: MmaBlueprint) -> usize {
-    match comptime!(bp.instruction) {
-        Instruction::Mma => swizzle(row, col, comptime!(bp.chunks())),
-        Instruction::Wgmma => panel_place(row, col, comptime!(bp.key_tile), comptime!(bp.chunks())),
-    }
-}
-
-/// Where the rows of one kv head begin, in chunks, and how far apart they are.
-#[derive(CubeType, Clone, Copy)]
-pub(crate) struct RowAddress {
-    pub base: usize,
-    pub stride: usize,
-}
-
-#[cube]
-impl RowAddress {
-    pub(crate) fn of<E: Float>(
-        tensor: &Tensor<Chunk<E>>,
-        batch: usize,
-        kv_head: usize,
-    ) -> RowAddress {
-        RowAddress {
-            base: (batch * tensor.stride(0) + kv_head * tensor.stride(1)) / 8,
-            stride: tensor.stride(2) / 8,
-        }
-    }
-
-    /// The rows from key `begin` on.
-    pub(crate) fn starting_at(&self, begin: usize) -> RowAddress {
-        RowAddress {
-            base: self.base + begin * self.stride,
-            stride: self.stride,
-        }
-    }
-}
 
 /// The copies of a cube's key tiles, as this unit takes part in them.
 #[derive(CubeType)]
@@ -319,42 +254,4 @@ impl KeyCopies {
 #[cube]
 fn within(slot: usize, keys: &TileKeys) -> usize {
     min(slot, max(keys.total, 1usize) - 1)
-}
-
-/// Zeroes the elements of tile `tile` in `rows`, one of the buffers of [`Stages`], that are not finite,
-/// and says whether there are some: on a tile that some row does not see whole, `0 * NaN` would leak them
-/// into that row. This unit looks at what it copied itself, which must have landed; without `zero` it
-/// only looks.
-#[cube]
-pub(crate) fn zero_not_finite<E: Float>(
-    rows: &mut Shared<[Chunk<E>]>,
-    tile: usize,
-    #[comptime] zero: bool,
-    #[comptime] bp: MmaBlueprint,
-) -> bool {
-    let base = tile % comptime!(bp.stages) * comptime!(bp.key_tile * bp.chunks());
-    let mut any = false;
-    #[unroll]
-    for c in 0..comptime!(bp.copies()) {
-        let own = copied_chunk(c, comptime!(bp.units()), comptime!(bp.chunks()));
-        if own.row < comptime!(bp.key_tile) {
-            let place = base + place_of(own.row, own.col, bp);
-            let mut values = rows[place];
-            let mut finite = true;
-            #[unroll]
-            for e in 0..8usize {
-                if !is_finite(f32::cast_from(values.extract(e))) {
-                    finite = false;
-                    values.insert(e, E::from_int(0));
-                }
-            }
-            if !finite {
-                any = true;
-                if comptime!(zero) {
-                    rows[place] = values;
-                }
-            }
-        }
-    }
-    any
 }

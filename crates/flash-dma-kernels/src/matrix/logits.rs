@@ -1,12 +1,14 @@
 //! Logits, and which of them a query sees.
 
+use crate::math::{TANH_SERIES_BELOW, tanh_near_zero};
 use crate::matrix::blueprint::MmaBlueprint;
-use crate::matrix::key_stream::Stages;
-use crate::matrix::mask::{KEY_BLOCK, hide_masked, step_of};
+use crate::matrix::mask::{hide_masked, step_of};
 use crate::matrix::pair_bias::PairBias;
 use crate::matrix::ptx::{ex2, reciprocal};
-use crate::matrix::query_tile::{TileKeys, TileRow};
-use crate::portable::visibility::{TANH_SERIES_BELOW, tanh_near_zero};
+use crate::matrix::query_tile::TileRow;
+use crate::matrix::stages::Stages;
+use crate::matrix::tile_keys::TileKeys;
+use crate::pattern::layout::KEY_BLOCK;
 use cubecl::prelude::*;
 
 /// How far the maximum of a row may rise above the reference of its probabilities before the row is

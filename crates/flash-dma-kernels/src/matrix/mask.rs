@@ -3,8 +3,8 @@
 //! With `bp.masked` the arguments of the kernels mean:
 //!
 //! - `intervals`: the bits of the plan, a pair of words for a query and a key block.
-//! - `counts`: [`HEADER`] words, the key blocks and the queries of the bits, 1 if a watched value is not finite, and
-//!   where the gathered bits begin in a list; behind them `[mask batch, mask heads, tiles, TILE_WORDS]`: the slots that
+//! - `counts`: [`TILE_LIST_HEADER`](crate::pattern::layout::TILE_LIST_HEADER) words, the key blocks and the queries of the bits, 1 if a watched value is not finite, and
+//!   where the gathered bits begin in a list; behind them `[mask batch, mask heads, tiles, TILE_LIST_WORDS]`: the slots that
 //!   all queries of a tile see, all its slots, 1 if they are gathered, and the tile whose list is the so many-th
 //!   longest.
 //! - `list` `[mask batch, mask heads, tiles, capacity]`: what a tile's slots hold. Either key blocks of 64 slots each,
@@ -15,60 +15,12 @@
 //! slots, or one of its halves.
 
 use crate::matrix::blueprint::MmaBlueprint;
-use crate::matrix::key_stream::Stages;
-use crate::matrix::mma::product::shared_address;
-use crate::matrix::ptx::{copy_pair, copy_word, global_address};
-use crate::matrix::query_tile::{CubeTile, TileKeys, TileRow};
+use crate::matrix::ptx::{copy_pair, copy_word, global_address, shared_address};
+use crate::matrix::query_tile::{CubeTile, TileRow, broadcast_row};
+use crate::matrix::stages::Stages;
+use crate::matrix::tile_keys::TileKeys;
+use crate::pattern::layout::KEY_BLOCK;
 use cubecl::prelude::*;
-use flash_dma_problem::PlanGeometry;
-
-/// Words in front of the counts.
-pub(crate) const HEADER: usize = 4;
-
-/// Words of a tile in the counts.
-pub(crate) const TILE_WORDS: usize = 4;
-
-/// Keys of a block.
-pub(crate) const KEY_BLOCK: usize = PlanGeometry::KEY_BLOCK;
-
-/// The row of a mask or bias, whose first two axes are those of `tensor`, that the heads of a cube read: its
-/// sequence and its head.
-#[cube]
-pub(crate) fn broadcast_row(tensor: &Tensor<u32>, own: &CubeTile) -> (usize, usize) {
-    broadcast(tensor.shape(0), tensor.shape(1), own)
-}
-
-#[cube]
-pub(crate) fn broadcast(batches: usize, heads: usize, own: &CubeTile) -> (usize, usize) {
-    let mut batch = own.batch;
-    if batches == 1 {
-        batch = 0usize;
-    }
-    (batch, own.first_head / (own.q_heads / heads))
-}
-
-/// Where the biases of the keys of a cube begin in `scores`; those of its kv head without a bias.
-#[cube]
-pub(crate) fn score_row(
-    scores: &Tensor<f32>,
-    own: &CubeTile,
-    #[comptime] bp: MmaBlueprint,
-) -> usize {
-    let mut batch = own.batch;
-    let mut head = own.kv_head;
-    if comptime!(bp.biased) {
-        (batch, head) = broadcast(scores.shape(0), scores.shape(1), own);
-    }
-    batch * scores.stride(0) + head * scores.stride(1)
-}
-
-/// Where the counts of tile `tile` of a cube's heads lie.
-#[cube]
-pub(crate) fn tile_counts(list: &Tensor<u32>, own: &CubeTile, tile: usize) -> usize {
-    let (batch, head) = broadcast_row(list, own);
-    let tile = (batch * list.shape(1) + head) * list.shape(2) + tile;
-    HEADER + tile * TILE_WORDS
-}
 
 /// Where the bits of the rows of a cube lie. Steps of 0 broadcast.
 #[derive(CubeType, Clone, Copy)]
@@ -128,7 +80,7 @@ impl MaskRows {
         rows
     }
 
-    /// What a row sees of key tile `tile`, a bit a slot, from what [`KeyCopies`](super::stream::KeyCopies) brought; causal
+    /// What a row sees of key tile `tile`, a bit a slot, from what [`KeyCopies`](crate::matrix::key_stream::KeyCopies) brought; causal
     /// masking included. Of half a step the first word.
     pub(crate) fn words<E: Float>(
         &self,
@@ -299,18 +251,7 @@ fn prefix(count: i32) -> u32 {
     )
 }
 
-/// The key of slot `slot` of a list; past the last key of a last block.
-#[cube]
-pub(crate) fn listed_key(list: &Tensor<u32>, keys: &TileKeys, slot: usize) -> usize {
-    let mut place = keys.list + slot / KEY_BLOCK;
-    if keys.gathered {
-        place = keys.list + slot;
-    }
-    let entry = list[place] as usize;
-    select(keys.gathered, entry, entry * KEY_BLOCK + slot % KEY_BLOCK)
-}
-
-/// The logits of an accumulator (see [`tile_logits`](super::logits::tile_logits)) with -inf where the two rows of this
+/// The logits of an accumulator (see [`tile_logits`](crate::matrix::logits::tile_logits)) with -inf where the two rows of this
 /// lane do not see a key.
 #[cube]
 pub(crate) fn hide_masked<N: Size>(

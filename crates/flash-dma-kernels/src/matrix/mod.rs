@@ -14,4 +14,6 @@ pub(crate) mod pair_bias;
 pub(crate) mod ptx;
 pub(crate) mod query_tile;
 pub(crate) mod repair;
+pub(crate) mod stages;
+pub(crate) mod tile_keys;
 pub(crate) mod wgmma;

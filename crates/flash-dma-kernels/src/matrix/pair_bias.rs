@@ -1,8 +1,7 @@
 //! Biases that differ from query to query, or are the same for all keys: read from global memory where they are added.
 
 use crate::matrix::blueprint::MmaBlueprint;
-use crate::matrix::mask::broadcast;
-use crate::matrix::query_tile::{CubeTile, TileRow};
+use crate::matrix::query_tile::{CubeTile, TileRow, broadcast};
 use cubecl::prelude::*;
 
 /// Where the biases of a cube's pairs lie: that of a query and a key `query * query_step + key * key_step` behind
@@ -63,7 +62,7 @@ impl PairBias {
         scores[self.base + query * self.query_step + key * self.key_step]
     }
 
-    /// Those of an accumulator of `wgmma` (see [`tile_logits`](super::logits::tile_logits)) whose `keys` columns begin at key
+    /// Those of an accumulator of `wgmma` (see [`tile_logits`](crate::matrix::logits::tile_logits)) whose `keys` columns begin at key
     /// `first`: of this lane's two rows. Columns and rows past the last get that one's, and are not used.
     pub(crate) fn tile<N: Size>(
         &self,
@@ -91,7 +90,7 @@ impl PairBias {
         z
     }
 
-    /// The logits of an accumulator (see [`tile_logits`](super::logits::tile_logits)), whose first column is key
+    /// The logits of an accumulator (see [`tile_logits`](crate::matrix::logits::tile_logits)), whose first column is key
     /// `first`, with the biases of [`tile`](Self::tile).
     pub(crate) fn add<N: Size>(
         &self,

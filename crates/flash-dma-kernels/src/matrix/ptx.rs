@@ -3,6 +3,7 @@
 use cubecl::intrinsic;
 use cubecl::ir::dialect::barrier::CopyAsyncOp;
 use cubecl::prelude::*;
+use flash_dma_problem::ElementType;
 
 /// Reads a variable into a register: a `let mut` passed to `in(_)` directly passes its address.
 #[cube]
@@ -172,4 +173,26 @@ pub(crate) fn any_lane(x: bool) -> bool {
         options(nomem)
     );
     out != 0u32
+}
+
+/// The address in shared memory of the first of `elements`, in bytes.
+#[cube]
+pub(crate) fn shared_address<T: CubePrimitive>(elements: &[T]) -> u32 {
+    let address: u32;
+    gpu_asm!(
+        "{{ .reg .u64 t; cvta.to.shared.u64 t, {p}; cvt.u32.u64 {o}, t; }}",
+        p = in(_) unsafe { elements.as_ptr_unchecked() },
+        o = out(_) address,
+        options(pure, nomem)
+    );
+    address
+}
+
+/// PTX's name of the element type.
+pub(crate) fn ptx_type(element: ElementType) -> &'static str {
+    match element {
+        ElementType::F16 => "f16",
+        ElementType::Bf16 => "bf16",
+        ElementType::F32 => panic!("the wgmma engine multiplies 16-bit types"),
+    }
 }

@@ -2,18 +2,20 @@
 //!
 //! A product over a tile multiplies the value of a key that a row does not select by a probability of
 //! zero, and `0 * NaN` is NaN: it would leak into rows that never attend to the key. On boundary tiles
-//! [`zero_not_finite`](super::stream::zero_not_finite) therefore zeroes such elements. Here they are
+//! [`zero_not_finite`] therefore zeroes such elements. Here they are
 //! added to the rows that do select their key, after the outputs are written. Full tiles need none of
 //! this: there every row selects every key.
 
 use crate::finite::is_finite;
 use crate::matrix::blueprint::MmaBlueprint;
-use crate::matrix::fragment::Chunk;
-use crate::matrix::key_stream::RowAddress;
+use crate::matrix::copies::copied_chunk;
 use crate::matrix::logits::{LogitScale, exp_of};
-use crate::matrix::mask::{MaskRows, listed_key};
+use crate::matrix::mask::MaskRows;
 use crate::matrix::pair_bias::PairBias;
-use crate::matrix::query_tile::{TileKeys, TileRow};
+use crate::matrix::query_tile::TileRow;
+use crate::matrix::stages::{RowAddress, place_of};
+use crate::matrix::tile_keys::{TileKeys, listed_key};
+use crate::vectors::Chunk;
 use cubecl::prelude::*;
 
 /// A key of a tile, and at which positions a row that has one of them sees it: from what lies in global memory.
@@ -166,4 +168,42 @@ fn are_finite<E: Float>(values: Chunk<E>) -> bool {
         finite = finite && is_finite(f32::cast_from(values.extract(e)));
     }
     finite
+}
+
+/// Zeroes the elements of tile `tile` in `rows`, one of the buffers of [`Stages`](crate::matrix::stages::Stages), that are not finite,
+/// and says whether there are some: on a tile that some row does not see whole, `0 * NaN` would leak them
+/// into that row. This unit looks at what it copied itself, which must have landed; without `zero` it
+/// only looks.
+#[cube]
+pub(crate) fn zero_not_finite<E: Float>(
+    rows: &mut Shared<[Chunk<E>]>,
+    tile: usize,
+    #[comptime] zero: bool,
+    #[comptime] bp: MmaBlueprint,
+) -> bool {
+    let base = tile % comptime!(bp.stages) * comptime!(bp.key_tile * bp.chunks());
+    let mut any = false;
+    #[unroll]
+    for c in 0..comptime!(bp.copies()) {
+        let own = copied_chunk(c, comptime!(bp.units()), comptime!(bp.chunks()));
+        if own.row < comptime!(bp.key_tile) {
+            let place = base + place_of(own.row, own.col, bp);
+            let mut values = rows[place];
+            let mut finite = true;
+            #[unroll]
+            for e in 0..8usize {
+                if !is_finite(f32::cast_from(values.extract(e))) {
+                    finite = false;
+                    values.insert(e, E::from_int(0));
+                }
+            }
+            if !finite {
+                any = true;
+                if comptime!(zero) {
+                    rows[place] = values;
+                }
+            }
+        }
+    }
+    any
 }

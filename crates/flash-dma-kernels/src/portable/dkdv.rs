@@ -1,10 +1,11 @@
 //! The gradients of k, v and the scores: key tiles stream the queries that attend to them.
 
 use crate::finite::negative_infinity;
+use crate::pattern::position::position;
 use crate::portable::blueprint::{Blueprint, LANES};
 use crate::portable::memory::{Row4, TileRows, load_rows, load_tile, store_row};
 use crate::portable::product::{accumulate, accumulate_selected, products};
-use crate::portable::visibility::{Pairs, PairsExpand, Slots, logit, logit_slope, position};
+use crate::portable::visibility::{Pairs, PairsExpand, Slots, logit, logit_slope};
 use cubecl::prelude::*;
 
 /// One cube owns the key tile `CUBE_POS_X` of kv head `CUBE_POS_Y` of sequence `CUBE_POS_Z`: it streams,
@@ -16,7 +17,7 @@ use cubecl::prelude::*;
 /// | `q`, `grad_out`, `k`, `v` | `[batch, heads, len, head_dim]`, any strides with a contiguous last axis |
 /// | `lse`, `delta` | contiguous `[batch, q_heads, q_len]` |
 /// | `scores` | `[batch, kv_heads, k_len]`, any strides |
-/// | `keys`, `ends`, `counts` | see [`OrderedKeys`](super::order::OrderedKeys) |
+/// | `keys`, `ends`, `counts` | see [`OrderedKeys`](crate::pattern::intervals::order::OrderedKeys) |
 /// | `grad_k`, `grad_v` | contiguous `[batch, kv_heads, k_len, head_dim]`, the listed keys overwritten |
 /// | `grad_scores` | contiguous `[batch, kv_heads, k_len]`, the listed keys overwritten |
 ///

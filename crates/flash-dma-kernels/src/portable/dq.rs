@@ -1,11 +1,12 @@
 //! The gradient of q: query tiles stream the keys they attend to.
 
 use crate::finite::negative_infinity;
+use crate::pattern::position::position;
 use crate::portable::blueprint::{Blueprint, LANES};
 use crate::portable::keys::TileKeys;
 use crate::portable::memory::{Row4, TileRows, load_tile, store_tile};
 use crate::portable::product::{accumulate, accumulate_selected, products};
-use crate::portable::visibility::{Pairs, PairsExpand, Slots, logit, logit_slope, position};
+use crate::portable::visibility::{Pairs, PairsExpand, Slots, logit, logit_slope};
 use cubecl::prelude::*;
 
 /// One cube owns the query tile `first_tile + CUBE_POS_X` of query head `CUBE_POS_Y` of sequence

@@ -1,10 +1,11 @@
 //! The forward kernel: online softmax over the key tiles of one query tile.
 
+use crate::pattern::position::position;
 use crate::portable::blueprint::Blueprint;
 use crate::portable::keys::TileKeys;
 use crate::portable::memory::{Row4, TileRows, load_tile};
 use crate::portable::softmax::OnlineSoftmax;
-use crate::portable::visibility::{Slots, position};
+use crate::portable::visibility::Slots;
 use cubecl::prelude::*;
 
 /// One cube owns the query tile `first_tile + CUBE_POS_X` of query head `CUBE_POS_Y` of sequence

@@ -1,8 +1,9 @@
 //! The keys that a query tile attends to, streamed tile by tile.
 
+use crate::pattern::position::position;
 use crate::portable::blueprint::Blueprint;
 use crate::portable::memory::{Row4, load_rows};
-use crate::portable::visibility::{Slots, position};
+use crate::portable::visibility::Slots;
 use cubecl::prelude::*;
 
 /// Where the keys of one query tile are: in its list if `bp.sparse`, else the keys `0..total`.

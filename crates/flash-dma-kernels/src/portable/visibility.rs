@@ -1,5 +1,6 @@
 //! Which pairs of a tile are selected, and their logits.
 
+use crate::math::{TANH_SERIES_BELOW, tanh_near_zero};
 use crate::portable::blueprint::Blueprint;
 use cubecl::prelude::*;
 
@@ -100,19 +101,6 @@ impl Pairs for Slots {
     }
 }
 
-/// The position of query `query`: the index of the last key it may see; -1 past the last query.
-#[cube]
-pub(crate) fn position(query: usize, q_len: usize, k_len: usize, #[comptime] causal: bool) -> i32 {
-    let mut at = i32::new(-1);
-    if query < q_len {
-        at = k_len as i32 - 1;
-        if comptime!(causal) {
-            at += query as i32 + 1 - q_len as i32;
-        }
-    }
-    at
-}
-
 /// The scaled, and maybe capped, product of a query and a key.
 #[cube]
 pub(crate) fn logit(product: f32, scale: f32, softcap: f32, #[comptime] bp: Blueprint) -> f32 {
@@ -125,22 +113,6 @@ pub(crate) fn logit(product: f32, scale: f32, softcap: f32, #[comptime] bp: Blue
         x = softcap * select(square < TANH_SERIES_BELOW, near, t.tanh());
     }
     x
-}
-
-/// The squares for which [`tanh_near_zero`] is exact to rounding.
-pub(crate) const TANH_SERIES_BELOW: f32 = 1.0 / 16.0;
-
-/// `tanh(x)` by its series, for `square = x * x` below [`TANH_SERIES_BELOW`]; the next term is 2e-9 of a number below 1/4.
-#[cube]
-pub(crate) fn tanh_near_zero(x: f32, square: f32) -> f32 {
-    let mut series = fma(
-        square,
-        comptime!(62.0f32 / 2835.0),
-        comptime!(-17.0f32 / 315.0),
-    );
-    series = fma(series, square, comptime!(2.0f32 / 15.0));
-    series = fma(series, square, comptime!(-1.0f32 / 3.0));
-    fma(series * square, x, x)
 }
 
 /// The derivative of [`logit`] by `product`, from its value.

@@ -1,22 +1,12 @@
 //! Host side of the selection by blocks of positions: two launches.
 
 use crate::host::scratch::{address_type, bytes, cubes, scratch};
+use crate::select::blueprint::BlocksBlueprint;
 use crate::select::evictions::evictions_kernel;
 use crate::select::thresholds::{MAX_KEYS, THRESHOLD, thresholds_kernel};
 use crate::team::Team;
 use cubecl::client::Client;
 use cubecl::prelude::*;
-
-/// What is fixed when the kernels are compiled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct BlocksBlueprint {
-    /// The units of a cube; a power of two.
-    pub team: Team,
-    /// Positions a block; a multiple of 32.
-    pub block: usize,
-    /// Whether kernels may hold PTX: on CUDA, through the C++ generator.
-    pub ptx: bool,
-}
 
 impl BlocksBlueprint {
     /// The configuration for `rows` of `n` keys, or `None` where sorting serves better: on runtimes
@@ -68,6 +58,7 @@ impl BlocksBlueprint {
 
 /// Keys of a row beyond which the sort is faster.
 const LONGEST: usize = 512 << 10;
+
 const _: () = assert!(LONGEST <= MAX_KEYS);
 
 /// Planes a cube: two cubes and more share a multiprocessor, so that one counts while another searches.

@@ -1,6 +1,6 @@
 //! The kernel that writes the intervals, given the thresholds at the edges of blocks of positions.
 
-use crate::select::blocks::BlocksBlueprint;
+use crate::select::blueprint::BlocksBlueprint;
 use crate::select::sort::{NEVER, sort_key};
 use crate::select::thresholds::{READS, Threshold, row_start};
 use cubecl::prelude::*;
@@ -32,7 +32,7 @@ struct Keys {
 /// them counts the better newborns in order of position.
 ///
 /// One cube a (row, block). `scores` is as in
-/// [`thresholds_kernel`](super::thresholds::thresholds_kernel), which made `thresholds`; `intervals` is
+/// [`thresholds_kernel`](crate::select::thresholds::thresholds_kernel), which made `thresholds`; `intervals` is
 /// contiguous `[rows, n, 2]`, overwritten.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn evictions_kernel<S: Size>(

@@ -2,7 +2,7 @@
 
 use crate::host::scratch::{address_type, bytes, one_unit_each, scratch};
 use crate::select::blocks;
-use crate::select::blocks::BlocksBlueprint;
+use crate::select::blueprint::BlocksBlueprint;
 use crate::select::quantile::{
     CHUNK, SPAN, count_digits_kernel, descend_kernel, keep_all_kernel, scan_spans_kernel,
     start_queries_kernel, write_intervals_kernel,

@@ -28,6 +28,7 @@
 //! Neither waits for the host, and a window that evicts nothing takes one launch.
 
 pub(crate) mod blocks;
+pub(crate) mod blueprint;
 pub(crate) mod digits;
 pub(crate) mod evictions;
 pub(crate) mod launch;

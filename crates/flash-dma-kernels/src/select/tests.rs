@@ -1,7 +1,6 @@
 use crate::AttentionError;
-use crate::select::blocks;
-use crate::select::blocks::BlocksBlueprint;
-use crate::select::select;
+use crate::select::blueprint::BlocksBlueprint;
+use crate::select::{blocks, select};
 use crate::team::Team;
 use crate::testing::{client, read_u32, strided, zeros};
 use flash_dma_problem::{Interval, TensorName};

@@ -1,6 +1,6 @@
 //! The kernel that finds which keys are attended at the beginning of every block of positions.
 
-use crate::select::blocks::BlocksBlueprint;
+use crate::select::blueprint::BlocksBlueprint;
 use crate::select::digits::{BINS, DIGIT, count, find_digit, shared_address};
 use crate::select::sort::{NEVER, sort_key};
 use cubecl::prelude::*;

@@ -1,6 +1,6 @@
 //! The gradient of a bias of pairs on Hopper's tensor cores.
 
-use crate::backward::bias::launch::BiasBlueprint;
+use crate::backward::bias::blueprint::BiasBlueprint;
 use crate::backward::bias::steps::{BiasStep, BiasSteps, Sizes};
 use crate::backward::bias::tiles::{BiasCopies, BiasTiles, row_stage};
 use crate::backward::dq::weights::LaneRow;

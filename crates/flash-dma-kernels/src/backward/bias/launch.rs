@@ -1,28 +1,13 @@
 //! Host side of the gradient of a bias of pairs on `wgmma`.
 
+use crate::backward::bias::blueprint::BiasBlueprint;
 use crate::backward::bias::kernel::bias_wgmma_kernel;
 use crate::backward::matrix::pass::MmaPass;
 use crate::host::check::{address_type, elem_type};
-use crate::matrix::blueprint::has_wgmma;
 use crate::matrix::wgmma::boxes::{boxes_of, word_boxes_of};
 use cubecl::CubeDim;
 use cubecl::prelude::*;
-use flash_dma_problem::{ElementType, MaskedProblem};
-
-/// What is fixed when the kernel of the gradient of a bias is compiled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct BiasBlueprint {
-    /// The element type; f16 or bf16.
-    pub element: ElementType,
-    /// Elements a row; 64 or 128.
-    pub head_dim: usize,
-    /// Bottom-right aligned causal masking.
-    pub causal: bool,
-    /// What the queries see is a tile plan's.
-    pub masked: bool,
-    /// Whether the scaled product is capped.
-    pub softcap: bool,
-}
+use flash_dma_problem::MaskedProblem;
 
 /// A bias of pairs, what the queries see, and where the gradient goes.
 pub(crate) struct BiasGradient<'a> {
@@ -32,83 +17,6 @@ pub(crate) struct BiasGradient<'a> {
     pub plan: [TensorBinding; 2],
     /// f32, contiguous, the shape of `bias`; overwritten.
     pub grad: &'a TensorBinding,
-}
-
-/// Steps of a cube that make its first copies small beside the rest.
-const STEPS: usize = 16;
-
-/// Cubes a multiprocessor that even out what they see.
-const CUBES: usize = 4;
-
-impl BiasBlueprint {
-    /// Queries of a tile: 64 for each of two warpgroups.
-    pub(crate) const QUERIES: usize = 128;
-    /// Keys of a tile.
-    pub(crate) const KEYS: usize = 128;
-    /// Keys that are multiplied, and copied, at a time.
-    pub(crate) const HALF: usize = 64;
-    /// Query tiles in shared memory: the one in use, and one under way.
-    pub(crate) const ROW_STAGES: usize = 2;
-    /// Halves of key tiles in shared memory: both of the one in use, and one under way.
-    pub(crate) const KEY_STAGES: usize = 3;
-    /// Warps a cube.
-    pub(crate) const WARPS: usize = 8;
-
-    /// The configuration for `problem`, or `None` if the kernel does not serve it: a bias with all queries and keys, of a
-    /// problem whose other gradients `wgmma` computes.
-    pub(crate) fn choose(problem: &MaskedProblem, properties: &DeviceProperties) -> Option<Self> {
-        let p = &problem.attention;
-        let of_pairs = |shape: [usize; 4]| shape[2] == p.q_len && shape[3] == p.k_len;
-        let served = problem.bias.is_some_and(of_pairs)
-            && has_wgmma(properties)
-            && p.element != ElementType::F32
-            && [64, 128].contains(&p.head_dim);
-        let blueprint = Self {
-            element: p.element,
-            head_dim: p.head_dim,
-            causal: p.causal,
-            masked: problem.plan.is_some(),
-            softcap: p.softcap.is_some(),
-        };
-        (served && blueprint.shared_bytes() <= properties.hardware.max_shared_memory_size)
-            .then_some(blueprint)
-    }
-
-    /// Query tiles and output gradients with their row sums, keys and values, and barriers.
-    fn shared_bytes(&self) -> usize {
-        let row = 4 * self.head_dim;
-        Self::ROW_STAGES * Self::QUERIES * (row + 8) + Self::KEY_STAGES * Self::HALF * row + 256
-    }
-
-    /// 16-byte chunks of a row.
-    pub(crate) fn chunks(&self) -> usize {
-        self.head_dim / 8
-    }
-
-    /// Key tiles of a cube, one after the other: as many as have [`STEPS`] steps, or fewer where cubes would be few.
-    fn run(problem: &MaskedProblem, shape: [usize; 4], processors: usize) -> usize {
-        let p = &problem.attention;
-        let steps = p.batch / shape[0] * problem.heads_each(shape[1]);
-        let mut run = STEPS.div_ceil(steps);
-        while run > 1 && Self::cubes_of(shape, run).iter().product::<usize>() < CUBES * processors {
-            run /= 2;
-        }
-        run
-    }
-
-    /// Cubes for runs of `run` key tiles: runs, query tiles, rows of the bias.
-    fn cubes_of([batch, heads, queries, keys]: [usize; 4], run: usize) -> [usize; 3] {
-        [
-            keys.div_ceil(Self::KEYS).div_ceil(run),
-            queries.div_ceil(Self::QUERIES),
-            batch * heads,
-        ]
-    }
-
-    /// Cubes for a bias of this shape at most.
-    pub(crate) fn most_cubes(shape: [usize; 4]) -> [usize; 3] {
-        Self::cubes_of(shape, 1)
-    }
 }
 
 impl MmaPass<'_> {

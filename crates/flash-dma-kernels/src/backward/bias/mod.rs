@@ -1,5 +1,6 @@
 //! The gradient of a bias with a query axis, on `wgmma`.
 
+pub(crate) mod blueprint;
 pub(crate) mod kernel;
 pub(crate) mod launch;
 pub(crate) mod steps;

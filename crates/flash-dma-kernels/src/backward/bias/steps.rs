@@ -1,7 +1,7 @@
 //! The steps of a cube of the kernel of the gradient of a bias: which heads and keys it multiplies, and what its
 //! queries see of them.
 
-use crate::backward::bias::launch::BiasBlueprint;
+use crate::backward::bias::blueprint::BiasBlueprint;
 use crate::matrix::mask::until;
 use crate::matrix::ptx::any_lane;
 use crate::matrix::query_tile::TileRow;

@@ -1,12 +1,11 @@
 //! The shared memory of the kernel of the gradient of a bias, and the copies to it.
 
-use crate::backward::bias::launch::BiasBlueprint;
-use crate::matrix::fragment::Chunk;
-use crate::matrix::mma::product::shared_address;
-use crate::matrix::ptx::uniform;
+use crate::backward::bias::blueprint::BiasBlueprint;
+use crate::matrix::ptx::{shared_address, uniform};
 use crate::matrix::wgmma::boxes::{copy_boxes, copy_words};
 use crate::matrix::wgmma::panel::Panels;
 use crate::matrix::wgmma::ring::Ring;
+use crate::vectors::Chunk;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::tensor_map_address;
 

@@ -13,17 +13,18 @@ use crate::backward::dkdv::shared::keys::{own_key, query_range, score_row};
 use crate::backward::dkdv::shared::mask::{KeyMask, StepList};
 use crate::backward::dkdv::shared::queries::{Cursor, QueryRows, Range, Tiles, copy_step};
 use crate::backward::dkdv::shared::sums::add_to;
-use crate::matrix::fragment::{Chunk, quad_sum, swizzle};
-use crate::matrix::key_stream::RowAddress;
+use crate::matrix::fragment::{quad_sum, swizzle};
 use crate::matrix::logits::LogitScale;
 use crate::matrix::ptx::commit_copies;
+use crate::matrix::stages::RowAddress;
+use crate::vectors::Chunk;
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
 /// One cube owns one key tile of one chunk of queries: tile `CUBE_POS_X % slots` of chunk
 /// `CUBE_POS_X / slots % chunks` of kv head `CUBE_POS_X / slots / chunks`, counted over all sequences. It
 /// streams the queries of the chunk that attend to its keys, of every head of the group, and holds dK,
-/// dV and dz of its keys in registers, see [`roles`](super::roles).
+/// dV and dz of its keys in registers, see [`roles`].
 ///
 /// | buffer | layout |
 /// |---|---|
@@ -31,12 +32,12 @@ use cubecl::prelude::*;
 /// | `lse`, `delta` | contiguous `[batch, q_heads, q_len]` |
 /// | `scores` | `[batch, kv_heads, k_len]`, last axis contiguous |
 /// | `intervals` | contiguous `[batch, kv_heads, k_len]`, pairs of first and end |
-/// | `list`, `counts` | the keys of each chunk, see [`ChunkKeys`](super::chunks::ChunkKeys) |
-/// | `grad_k`, `grad_v` | contiguous `[batch, kv_heads, k_len, head_dim]`: the tile's keys are overwritten, or with `bp.shared_keys` added to; with `bp.parts` see [`KeyParts`](super::gather::KeyParts) |
+/// | `list`, `counts` | the keys of each chunk, see [`ChunkKeys`](crate::pattern::intervals::chunks::ChunkKeys) |
+/// | `grad_k`, `grad_v` | contiguous `[batch, kv_heads, k_len, head_dim]`: the tile's keys are overwritten, or with `bp.shared_keys` added to; with `bp.parts` see [`KeyParts`](crate::backward::dkdv::shared::gather::KeyParts) |
 /// | `grad_scores` | contiguous `[batch, kv_heads, k_len]`, likewise; sparse only |
 ///
 /// Without `bp.sparse` the keys of every chunk are all keys in order, and the scores, intervals, list and
-/// counts are never read; with `bp.masked` or `bp.biased` they are what [`mask`](super::mask) says.
+/// counts are never read; with `bp.masked` or `bp.biased` they are what [`mask`](crate::backward::dkdv::shared::mask) says.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
     q: &Tensor<Chunk<E>>,

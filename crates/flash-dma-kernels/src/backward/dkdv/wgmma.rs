@@ -14,13 +14,14 @@ use crate::backward::dkdv::wgmma::queries::{StepCopies, Tiles, step_at};
 use crate::backward::dkdv::wgmma::steps::Steps;
 use crate::backward::dkdv::wgmma::weights::{StepWeights, step_weights};
 use crate::backward::repair::repair_key;
-use crate::matrix::fragment::{Chunk, quad_sum};
-use crate::matrix::key_stream::RowAddress;
+use crate::matrix::fragment::quad_sum;
 use crate::matrix::logits::LogitScale;
 use crate::matrix::ptx::{commit_copies, wait_copies};
+use crate::matrix::stages::RowAddress;
 use crate::matrix::wgmma::panel::{Panels, group_place, publish};
 use crate::matrix::wgmma::product::{finish, finish_but, start_nt, start_pv};
 use crate::matrix::wgmma::ring::{Ring, Turns};
+use crate::vectors::Chunk;
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 

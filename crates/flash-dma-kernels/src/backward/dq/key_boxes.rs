@@ -1,8 +1,8 @@
 //! Key tiles of dense attention as boxes: one unit copies for all.
 
 use crate::matrix::blueprint::MmaBlueprint;
-use crate::matrix::key_stream::Stages;
-use crate::matrix::query_tile::TileKeys;
+use crate::matrix::stages::Stages;
+use crate::matrix::tile_keys::TileKeys;
 use crate::matrix::wgmma::boxes::{copy_boxes, map_address};
 use crate::matrix::wgmma::panel::Panels;
 use crate::matrix::wgmma::ring::Ring;

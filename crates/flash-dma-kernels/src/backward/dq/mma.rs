@@ -3,13 +3,16 @@
 use crate::backward::blueprint::DqBlueprint;
 use crate::backward::dq::tile::{LaneRows, Operands, add_tile};
 use crate::backward::repair::mark_not_finite;
-use crate::matrix::fragment::{Chunk, swizzle};
-use crate::matrix::key_stream::{KeyCopies, RowAddress, Stages};
+use crate::matrix::fragment::swizzle;
+use crate::matrix::key_stream::KeyCopies;
 use crate::matrix::logits::LogitScale;
-use crate::matrix::mask::{BitCopies, MaskRows, score_row};
-use crate::matrix::mma::product::{LanePlace, load_a, shared_address};
-use crate::matrix::ptx::{commit_copies, wait_copies};
-use crate::matrix::query_tile::{CubeTile, TileKeys, TileRow};
+use crate::matrix::mask::{BitCopies, MaskRows};
+use crate::matrix::mma::product::{LanePlace, load_a};
+use crate::matrix::ptx::{commit_copies, shared_address, wait_copies};
+use crate::matrix::query_tile::{CubeTile, TileRow, score_row};
+use crate::matrix::stages::{RowAddress, Stages};
+use crate::matrix::tile_keys::TileKeys;
+use crate::vectors::Chunk;
 use cubecl::prelude::*;
 
 /// One cube owns one query tile of the heads that share a kv head: the tile

@@ -2,12 +2,13 @@
 
 use crate::backward::blueprint::{DQ_BLOCK, DqBlueprint};
 use crate::finite::{NO_NUMBER, exponent_bits};
-use crate::matrix::key_stream::Stages;
+use crate::matrix::fragment::pack;
 use crate::matrix::logits::{LogitScale, exp_of, score, sees};
-use crate::matrix::mask::{KEY_BLOCK, MaskRows, is_set};
+use crate::matrix::mask::{MaskRows, is_set};
 use crate::matrix::mma::product::{LanePlace, Shape, load_a, multiply};
 use crate::matrix::query_tile::TileRow;
-use crate::matrix::wgmma::product::pack;
+use crate::matrix::stages::Stages;
+use crate::pattern::layout::KEY_BLOCK;
 use cubecl::prelude::*;
 
 /// The two rows of a fragment that this lane holds parts of.
@@ -42,7 +43,7 @@ pub(crate) struct Operands<NA: Size> {
 /// Adds what the keys of tile `tile` give to dQ (`head_dim / 32` accumulators of 32 columns). Without
 /// `boundary` every row selects every key; with it, `mask` says which if there is one, and returns whether all keys are finite, as far as this
 /// warp can tell: elements of a key that are not add nothing, which is left to
-/// [`mark_not_finite`](super::repair::mark_not_finite).
+/// [`mark_not_finite`](crate::backward::repair::mark_not_finite).
 #[cube]
 pub(crate) fn add_tile<E: Float, N: Size, NA: Size>(
     stages: &Stages<E>,

@@ -1,11 +1,12 @@
 //! dS of a key tile of the dq kernel.
 
 use crate::matrix::blueprint::MmaBlueprint;
-use crate::matrix::key_stream::Stages;
+use crate::matrix::fragment::pack;
 use crate::matrix::logits::{LogitScale, score, sees};
 use crate::matrix::mask::is_set;
 use crate::matrix::query_tile::TileRow;
-use crate::matrix::wgmma::product::{finish, pack};
+use crate::matrix::stages::Stages;
+use crate::matrix::wgmma::product::finish;
 use cubecl::prelude::*;
 
 /// What a lane knows of a row of the query tile that it holds elements of.

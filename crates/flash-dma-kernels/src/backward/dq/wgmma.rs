@@ -4,17 +4,20 @@ use crate::backward::dq::key_boxes::KeyBoxes;
 use crate::backward::dq::weights::{LaneRow, gradients};
 use crate::finite::is_finite;
 use crate::matrix::blueprint::MmaBlueprint;
-use crate::matrix::fragment::Chunk;
-use crate::matrix::key_stream::{KeyCopies, RowAddress, Stages, zero_not_finite};
+use crate::matrix::key_stream::KeyCopies;
 use crate::matrix::logits::LogitScale;
-use crate::matrix::mask::{BitCopies, KEY_BLOCK, MaskRows, score_row};
+use crate::matrix::mask::{BitCopies, MaskRows};
 use crate::matrix::pair_bias::PairBias;
 use crate::matrix::ptx::{commit_copies, wait_copies};
-use crate::matrix::query_tile::{CubeTile, TileKeys, TileRow, copy_queries, write_row};
-use crate::matrix::repair::SlotKey;
+use crate::matrix::query_tile::{CubeTile, TileRow, copy_queries, score_row, write_row};
+use crate::matrix::repair::{SlotKey, zero_not_finite};
+use crate::matrix::stages::{RowAddress, Stages};
+use crate::matrix::tile_keys::TileKeys;
 use crate::matrix::wgmma::panel::{Panels, publish};
 use crate::matrix::wgmma::product::{finish, finish_but, start_nt, start_pv};
 use crate::matrix::wgmma::ring::{Ring, Turns};
+use crate::pattern::layout::KEY_BLOCK;
+use crate::vectors::Chunk;
 use cubecl::prelude::*;
 
 /// `dq_mma_kernel` with `wgmma`: the same cube, buffers and order. A

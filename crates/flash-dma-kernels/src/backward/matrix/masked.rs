@@ -1,7 +1,8 @@
 //! Host side of the tensor-core backward pass under a mask and a bias.
 
 use crate::args::Saved;
-use crate::backward::bias::launch::{BiasBlueprint, BiasGradient};
+use crate::backward::bias::blueprint::BiasBlueprint;
+use crate::backward::bias::launch::BiasGradient;
 use crate::backward::blueprint::MmaBlueprints;
 use crate::backward::matrix::pass::{KeyLists, MmaPass};
 use crate::host::check::elem_type;
@@ -15,7 +16,7 @@ pub(crate) struct MaskLists {
     /// A bias of keys, the bits of the plan, and the key blocks of the tiles of the dq kernel, as
     /// [`mask`](crate::forward::mma) says.
     pub blocks: [TensorBinding; 4],
-    /// The steps of the key tiles of the dk/dv kernel, as [`mask`](super::mask) says.
+    /// The steps of the key tiles of the dk/dv kernel, as [`mask`](crate::backward::dkdv::shared::mask) says.
     pub steps: [TensorBinding; 2],
     /// Entries that a list of `steps` has room for.
     pub capacity: usize,

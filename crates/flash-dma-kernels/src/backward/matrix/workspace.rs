@@ -3,8 +3,8 @@
 use crate::backward::blueprint::MmaBlueprints;
 use crate::backward::dkdv::shared::gather::KeyParts;
 use crate::backward::dkdv::shared::key_sums::KeySums;
+use crate::backward::launch::no_scores_bytes;
 use crate::backward::matrix::pass::row_sums_bytes;
-use crate::backward::workspace::no_scores_bytes;
 use crate::pattern::intervals::LiveKeys;
 use crate::pattern::intervals::chunks::ChunkKeys;
 use crate::pattern::intervals::order::OrderedKeys;
@@ -13,7 +13,7 @@ use crate::pattern::intervals::tiles::most_keys;
 use flash_dma_problem::Problem;
 
 impl MmaBlueprints {
-    /// The bytes of the buffers that [`launch`](super::launch()) holds at once at most.
+    /// The bytes of the buffers that [`launch`](crate::backward::matrix::launch::launch()) holds at once at most.
     pub(crate) fn workspace(&self, problem: &Problem) -> usize {
         // Live keys and row sums to the end; the lists of dq are gone when those of dk and dv are made.
         let dq = slice_bytes(problem, self.dq.tile.queries());

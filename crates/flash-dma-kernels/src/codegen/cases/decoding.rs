@@ -1,12 +1,11 @@
 //! Appending to caches and decode steps.
 
 use crate::codegen::cases::{Case, HEADS, case, tensor};
-use crate::decode::append::append;
-use crate::decode::append::append_pages;
+use crate::decode::append::{append, append_pages};
 use crate::decode::args::{Cache, Pages, Slots, Tokens};
 use crate::decode::chunk::chunk_keys;
 use crate::decode::launch::decode_on;
-use crate::forward::launch::Engine;
+use crate::host::engine::Engine;
 use crate::{AttentionOptions, CacheShape, ElementType, Storage};
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;

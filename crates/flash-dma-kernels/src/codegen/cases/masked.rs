@@ -4,11 +4,10 @@ use crate::args::Saved;
 use crate::backward::masked::masked_backward_on;
 use crate::codegen::cases::{Case, HEADS, case, tensor};
 use crate::codegen::cuda::Gpu;
-use crate::forward::launch::Engine;
 use crate::forward::masked::masked_forward_on;
+use crate::host::engine::Engine;
 use crate::pattern::mask::args::{MaskBits, MaskedGradients, MaskedInputs};
-use crate::pattern::mask::plan::plan;
-use crate::pattern::mask::plan::plan_ranges;
+use crate::pattern::mask::plan::{plan, plan_ranges};
 use crate::{AttentionOptions, ElementType, MaskedProblem, PlanGeometry};
 use cubecl::client::Client;
 

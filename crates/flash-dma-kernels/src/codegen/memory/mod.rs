@@ -4,20 +4,19 @@
 mod masked;
 
 use crate::args::{Gradients, Inputs, Saved, Selection};
-use crate::backward;
 use crate::backward::launch::backward_on;
 use crate::backward::workspace::backward_workspace_on;
 use crate::codegen::cases::tensor;
 use crate::codegen::cuda::Gpu;
-use crate::codegen::kernel_name;
-use crate::codegen::recorder;
-use crate::forward;
-use crate::forward::launch::{Engine, forward_on, forward_workspace_on};
+use crate::codegen::{kernel_name, recorder};
+use crate::forward::launch::{forward_on, forward_workspace_on};
+use crate::host::engine::Engine;
 use crate::host::peak::peak_of;
 use crate::planning::{largest_batch, longest, required_bytes};
-use crate::select;
 use crate::select::select_workspace;
-use crate::{AttentionError, AttentionOptions, ElementType, Passes, Problem};
+use crate::{
+    AttentionError, AttentionOptions, ElementType, Passes, Problem, backward, forward, select,
+};
 use cubecl::client::Client;
 use cubecl::ir::AddressType;
 use cubecl_runtime::id::KernelId;

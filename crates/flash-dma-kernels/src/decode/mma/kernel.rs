@@ -1,42 +1,19 @@
 //! The tensor-core kernel of a decode step.
 
-use crate::decode::mma::blueprint::{DecodeMmaBlueprint, ROWS};
+use crate::decode::mma::blueprint::DecodeMmaBlueprint;
 use crate::decode::mma::newcomers::attend_newcomers;
+use crate::decode::mma::rows::{StepRow, out_row, q_at};
 use crate::decode::mma::stream::{Held, NextTile, WarpStages, start_copies};
-use crate::matrix::fragment::{Chunk, quad_max, quad_sum};
+use crate::matrix::fragment::{pack, quad_max, quad_sum};
 use crate::matrix::logits::{LogitScale, exp_of, rescale_to};
 use crate::matrix::mma::product::{LanePlace, multiply};
 use crate::matrix::ptx::{any_lane, commit_copies, wait_copies};
-use crate::matrix::wgmma::product::pack;
+use crate::vectors::Chunk;
 use cubecl::prelude::*;
 
 /// How far the maximum of a row may rise above the reference of its probabilities before the row is rescaled, as in
 /// the forward pass: `e^5.5` is far from any overflow.
 const SLACK: f32 = 5.5;
-
-/// A query row of a tile: row `r` of a kv head is head `r % group` of token `r / group`.
-#[derive(CubeType, Clone, Copy)]
-pub(crate) struct StepRow {
-    pub token: usize,
-    /// Among the query heads of a sequence.
-    pub head: usize,
-    pub valid: bool,
-}
-
-#[cube]
-impl StepRow {
-    /// Row `r` of the 16 of `CUBE_POS_Z`; one that is none is row 0.
-    pub(crate) fn new(r: usize, held: &Held, group: usize) -> StepRow {
-        let row = CUBE_POS_Z as usize * ROWS + r;
-        let valid = row < group * held.tokens;
-        let at = select(valid, row, 0);
-        StepRow {
-            token: at / group,
-            head: held.head * group + at % group,
-            valid,
-        }
-    }
-}
 
 /// Attention over the keys of kv head `CUBE_POS_X`, counted over all sequences, of the 16 query rows `CUBE_POS_Z`. The
 /// cubes `CUBE_POS_Y = 0` own the newcomers; of the others every warp owns a part of what the cache held
@@ -313,23 +290,6 @@ fn attend_held<E: Float>(
             lse[to1] = select(empty1, none, max1 + sum1.ln());
         }
     }
-}
-
-/// Where a row of `q` begins, in pairs.
-#[cube]
-pub(crate) fn q_at<E: Float>(q: &Tensor<Vector<E, Const<2>>>, held: &Held, row: &StepRow) -> usize {
-    (held.batch * q.stride(0) + row.head * q.stride(1) + row.token * q.stride(2)) / 2
-}
-
-/// The row of the outputs of part `part`.
-#[cube]
-pub(crate) fn out_row<E: Float>(
-    q: &Tensor<Vector<E, Const<2>>>,
-    held: &Held,
-    row: &StepRow,
-    part: usize,
-) -> usize {
-    ((part * q.shape(0) + held.batch) * q.shape(1) + row.head) * held.tokens + row.token
 }
 
 /// The two rows of an accumulator times a factor each.

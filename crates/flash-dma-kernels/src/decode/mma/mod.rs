@@ -11,4 +11,5 @@
 pub(crate) mod blueprint;
 pub(crate) mod kernel;
 pub(crate) mod newcomers;
+pub(crate) mod rows;
 pub(crate) mod stream;

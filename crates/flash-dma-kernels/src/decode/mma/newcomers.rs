@@ -2,11 +2,11 @@
 
 use crate::decode::commit::{ENTRY, NONE};
 use crate::decode::mma::blueprint::{CHUNK, DecodeMmaBlueprint, ROWS};
-use crate::decode::mma::kernel::{StepRow, out_row, q_at};
+use crate::decode::mma::rows::{StepRow, out_row, q_at};
 use crate::decode::mma::stream::Held;
-use crate::matrix::fragment::Chunk;
 use crate::matrix::logits::{LogitScale, exp_of, rescale_to};
 use crate::matrix::ptx::shuffle_xor;
+use crate::vectors::Chunk;
 use cubecl::prelude::*;
 
 /// Part 0 of the keys: each new token, from its own query on until a later token takes its slot, and the key that

@@ -2,9 +2,9 @@
 
 use crate::decode::commit::ENTRY;
 use crate::decode::mma::blueprint::{CHUNK, DecodeMmaBlueprint};
-use crate::matrix::fragment::{Chunk, swizzle};
-use crate::matrix::mma::product::shared_address;
-use crate::matrix::ptx::{copy_or_zero, shuffle, value};
+use crate::matrix::fragment::swizzle;
+use crate::matrix::ptx::{copy_or_zero, shared_address, shuffle, value};
+use crate::vectors::Chunk;
 use cubecl::prelude::*;
 
 /// The stages of a cube in shared memory, each warp's its own.

@@ -1,7 +1,6 @@
 //! What appending leaves in a cache.
 
-use crate::decode::append::append;
-use crate::decode::append::append_pages;
+use crate::decode::append::{append, append_pages};
 use crate::decode::args::{Pages, Slots, Tokens};
 use crate::decode::chunk::chunk_keys;
 use crate::decode::tests::{SlotCache, Words};

@@ -1,15 +1,13 @@
 //! Decode steps against the last rows of the oracle's forward pass.
 
-use crate::DecodeProblem;
-use crate::decode;
 use crate::decode::args::{Cache, Tokens};
 use crate::decode::keys::DecodeBlueprint;
-use crate::decode::launch::{DecodeTuning, decode_pages, decode_tuned};
-use crate::decode::launch::{Plan, Step};
+use crate::decode::launch::{DecodeTuning, Plan, Step, decode_pages, decode_tuned};
 use crate::decode::tests::{PageCache, SlotCache};
-use crate::forward::launch::Engine;
+use crate::host::engine::Engine;
 use crate::portable::blueprint::{Blueprint, Micro, micro};
 use crate::testing::placement::{Output, Placement, client, upload};
+use crate::{DecodeProblem, decode};
 use cubecl::client::Client;
 use flash_dma_problem::{AttentionError, AttentionOptions, CacheShape, ElementType, Problem};
 use flash_dma_reference::compare::{OUTPUT, compare, compare_lse};

@@ -64,7 +64,7 @@ impl Shape {
 }
 
 /// A lane's part in the address of a fragment of a tile whose chunks are placed by
-/// [`swizzle`](super::swizzle), in bytes.
+/// [`swizzle`](crate::matrix::fragment::swizzle), in bytes.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct LanePlace {
     row: u32,
@@ -87,7 +87,7 @@ impl LanePlace {
 }
 
 #[cube]
-fn place(row: u32, chunk: u32, #[comptime] chunks: usize) -> LanePlace {
+pub(crate) fn place(row: u32, chunk: u32, #[comptime] chunks: usize) -> LanePlace {
     let mut twist = row % 8;
     if comptime!(!chunks.is_multiple_of(8)) {
         twist = row / 2 % 4;
@@ -96,19 +96,6 @@ fn place(row: u32, chunk: u32, #[comptime] chunks: usize) -> LanePlace {
         row: row * comptime!(chunks as u32 * 16),
         twist: (chunk ^ twist) * 16,
     }
-}
-
-/// The address in shared memory of the first of `elements`, in bytes.
-#[cube]
-pub(crate) fn shared_address<T: CubePrimitive>(elements: &[T]) -> u32 {
-    let address: u32;
-    gpu_asm!(
-        "{{ .reg .u64 t; cvta.to.shared.u64 t, {p}; cvt.u32.u64 {o}, t; }}",
-        p = in(_) unsafe { elements.as_ptr_unchecked() },
-        o = out(_) address,
-        options(pure, nomem)
-    );
-    address
 }
 
 /// The A fragments of the rows that begin at address `tile`, at [`LanePlace::rows`]; a multiple of eight rows

@@ -1,11 +1,12 @@
 //! Every form of product by itself, for tests: the kernels use them in no other way.
 
 use crate::host::check::elem_type;
-use crate::matrix::fragment::Chunk;
+use crate::matrix::fragment::pack;
 use crate::matrix::wgmma::boxes::{boxes_of, copy_boxes, map_address, takes_boxes};
 use crate::matrix::wgmma::panel::{Panels, panel_place, publish};
-use crate::matrix::wgmma::product::{finish, finish_but, pack, start_nt, start_pv};
+use crate::matrix::wgmma::product::{finish, finish_but, start_nt, start_pv};
 use crate::matrix::wgmma::ring::Ring;
+use crate::vectors::Chunk;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::{AttentionError, ElementType};

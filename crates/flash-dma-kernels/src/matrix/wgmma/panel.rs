@@ -1,8 +1,7 @@
 //! Shared-memory tiles as `wgmma` reads them.
 
-use crate::matrix::fragment::Chunk;
-use crate::matrix::mma::product::shared_address;
-use crate::matrix::ptx::uniform;
+use crate::matrix::ptx::{shared_address, uniform};
+use crate::vectors::Chunk;
 use cubecl::prelude::*;
 
 /// Elements a row of the panels that a tile of `columns` columns, a multiple of 16, consists of.

@@ -1,6 +1,6 @@
 //! The products, and the conversion of an accumulator to an A operand.
 
-use crate::matrix::ptx::value;
+use crate::matrix::ptx::{ptx_type, value};
 use crate::matrix::wgmma::panel::{Panels, panel_width};
 use cubecl::prelude::*;
 use flash_dma_problem::ElementType;
@@ -18,15 +18,6 @@ fn upper_word(width: usize) -> u32 {
         _ => 3,
     };
     swizzle << 30 | width as u32
-}
-
-/// PTX's name of the element type.
-fn ptx_type(element: ElementType) -> &'static str {
-    match element {
-        ElementType::F16 => "f16",
-        ElementType::Bf16 => "bf16",
-        ElementType::F32 => panic!("the wgmma engine multiplies 16-bit types"),
-    }
 }
 
 /// `$0[64, n] = A[64, depth] B[n, depth]^T`; `$1` and `$2` are the addresses of A and B, both panels.
@@ -147,7 +138,7 @@ fn pv_asm(element: ElementType, n: usize, rows: usize, r: usize) -> String {
     s
 }
 
-/// Starts `acc + A B`: A is 64 rows of `rows` values in registers, see [`pack`], B the panels `b` of `rows` rows
+/// Starts `acc + A B`: A is 64 rows of `rows` values in registers, see [`pack`](crate::matrix::fragment::pack), B the panels `b` of `rows` rows
 /// and `n` columns. A lane's part of an accumulator is the first `n / 2` elements of its vector.
 #[cube]
 pub(crate) fn start_pv<N: Size, NA: Size>(
@@ -169,27 +160,6 @@ pub(crate) fn start_pv<N: Size, NA: Size>(
         in(_) value::<u32>(b.address),
         body = const body,
         options(explicit_mem, reads_address_space shared)
-    );
-    out
-}
-
-fn pack_asm(element: ElementType) -> String {
-    format!("cvt.rn.{}x2.f32 ", ptx_type(element))
-}
-
-/// Two values of an accumulator, rounded, as one register of an A operand: of 16 columns it holds
-/// `[4j, 4j + 1], [4j + 2, 4j + 3], [4j + 4, 4j + 5], [4j + 6, 4j + 7]` of the accumulator.
-#[cube]
-pub(crate) fn pack(first: f32, second: f32, #[comptime] element: ElementType) -> u32 {
-    let body = comptime!(pack_asm(element));
-    let out: u32;
-    gpu_asm!(
-        "{body} {}, {}, {};",
-        out(_) out,
-        in(_) value::<f32>(second),
-        in(_) value::<f32>(first),
-        body = const body,
-        options(pure, nomem)
     );
     out
 }

@@ -1,7 +1,6 @@
 //! The barriers of a ring of stages in shared memory.
 
-use crate::matrix::mma::product::shared_address;
-use crate::matrix::ptx::{uniform, value};
+use crate::matrix::ptx::{shared_address, uniform, value};
 use crate::matrix::wgmma::panel::publish;
 use cubecl::prelude::*;
 

@@ -1,7 +1,6 @@
 use crate::args::Selection;
-use crate::pattern::intervals::launch;
 use crate::pattern::intervals::tiles::QueryTiles;
-use crate::pattern::intervals::{live_keys, tile_key_lists};
+use crate::pattern::intervals::{launch, live_keys, tile_key_lists};
 use crate::team::Team;
 use crate::testing::{client, read_u32, strided, zeros};
 use crate::{AttentionOptions, ElementType, Problem};

@@ -76,7 +76,7 @@ impl Positions {
 ///
 /// | buffer | layout |
 /// |---|---|
-/// | `keys`, `ends`, `live` | see [`LiveKeys`](super::LiveKeys) |
+/// | `keys`, `ends`, `live` | see [`LiveKeys`](crate::pattern::intervals::LiveKeys) |
 /// | `lists` | `[rows, tiles, capacity]`, overwritten up to the total |
 /// | `counts` | `[rows, tiles, 2]`, overwritten: full keys, all keys |
 ///

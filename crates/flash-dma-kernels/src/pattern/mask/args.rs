@@ -4,7 +4,7 @@ use crate::host::check::{Layout, check_tensor};
 use cubecl::prelude::TensorBinding;
 use flash_dma_problem::{AttentionError, MaskedProblem, PlanGeometry, TensorName, TensorSpec};
 
-/// A mask as [`plan`](crate::pattern::mask::plan()) wrote it; both contiguous, 32-bit integers.
+/// A mask as [`plan`](crate::plan()) wrote it; both contiguous, 32-bit integers.
 #[derive(Clone, Debug)]
 pub struct MaskBits {
     /// [`PlanGeometry::bits_shape`](flash_dma_problem::PlanGeometry::bits_shape).

@@ -1,13 +1,13 @@
-//! The rest of the [lists](super::lists): bits of gathered keys, the order of tiles, and a look at values.
+//! The rest of the [lists](crate::pattern::mask::tile_lists): bits of gathered keys, the order of tiles, and a look at values.
 
 use crate::finite::{NO_NUMBER, exponent_bits};
 use crate::host::check::{address_type, elem_type};
 use crate::host::scratch::cubes;
-use crate::matrix::fragment::Chunk;
-use crate::matrix::mask::{HEADER, TILE_WORDS};
+use crate::pattern::layout::{TILE_LIST_HEADER, TILE_LIST_WORDS};
 use crate::pattern::mask::args::MaskBits;
-use crate::pattern::mask::tile_lists::{PLANES, Sizes, TileLists};
+use crate::pattern::mask::sizes::{PLANES, Sizes, TileLists};
 use crate::team::{Member, Team, sum_of};
+use crate::vectors::Chunk;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::{ElementType, PlanGeometry};
@@ -110,12 +110,12 @@ fn finish_kernel<E: Float>(
         terminate!();
     }
     let (row, tile) = (item / tiles, item % tiles);
-    let at = HEADER + item * TILE_WORDS;
+    let at = TILE_LIST_HEADER + item * TILE_LIST_WORDS;
     let slots = totals[at + 1];
     let member = Member::this(team);
     if part == 0 && member.plane == 0 {
         // The number of tiles with longer lists.
-        let first = HEADER + row * tiles * TILE_WORDS;
+        let first = TILE_LIST_HEADER + row * tiles * TILE_LIST_WORDS;
         let mut longer = 0u32;
         let mut next = member.lane;
         while next < tiles {
@@ -123,7 +123,7 @@ fn finish_kernel<E: Float>(
             #[unroll]
             for n in 0..8usize {
                 let other = next + comptime!(n * team.lanes);
-                let others = totals[first + min(other, tiles - 1) * TILE_WORDS + 1];
+                let others = totals[first + min(other, tiles - 1) * TILE_LIST_WORDS + 1];
                 // Of as many slots the later tile comes first.
                 let bar = slots + u32::cast_from(other <= tile);
                 longer += select(other < tiles, u32::cast_from(others >= bar), 0u32);
@@ -132,7 +132,7 @@ fn finish_kernel<E: Float>(
         }
         let turn = sum_of(longer, team) as usize;
         if member.lane == 0 {
-            totals[first + turn * TILE_WORDS + 3] = tile as u32;
+            totals[first + turn * TILE_LIST_WORDS + 3] = tile as u32;
         }
     }
     if totals[at + 2] == 1u32 {

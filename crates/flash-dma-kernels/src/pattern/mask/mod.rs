@@ -6,11 +6,13 @@
 
 pub(crate) mod args;
 pub(crate) mod gather;
+pub(crate) mod listed;
 pub(crate) mod pack;
 pub(crate) mod pack_rows;
 pub(crate) mod plan;
 pub(crate) mod query_lists;
 pub(crate) mod ranges;
+pub(crate) mod sizes;
 #[cfg(test)]
 mod tests;
 pub(crate) mod tile_lists;

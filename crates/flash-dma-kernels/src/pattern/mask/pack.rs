@@ -1,6 +1,6 @@
 //! From a mask of any shape and strides to its tile plan: bits, then counts.
 
-use crate::portable::masked::seen::prefix;
+use crate::pattern::position::prefix;
 use cubecl::prelude::*;
 
 /// Writes one word of bits a unit: unit `at` writes word `at` of the contiguous `bits`

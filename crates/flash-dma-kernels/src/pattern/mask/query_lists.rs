@@ -1,10 +1,9 @@
 //! Which query tiles see a tile of keys.
 
-use crate::backward::blueprint::DkdvBlueprint;
-use crate::backward::dkdv::shared::mask::{HEAD_BITS, HEADER};
 use crate::host::scratch::{address_type, bytes, cubes, one_unit_each, scratch};
+use crate::pattern::layout::{HEAD_BITS, QUERY_LIST_HEADER};
 use crate::pattern::mask::args::MaskBits;
-use crate::pattern::mask::tile_lists::PLANES;
+use crate::pattern::mask::sizes::PLANES;
 use crate::team::{Member, Team, ballot};
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -20,29 +19,43 @@ pub(crate) struct QueryLists {
     /// `[batch, kv heads, key tiles, capacity]` of the mask, u32: the query tile, and in the lower [`HEAD_BITS`] bits which
     /// heads of the group; past the total undefined.
     pub list: TensorBinding,
-    /// [`HEADER`] words, then `[batch, kv heads, key tiles, 2]`, u32: the number of whole steps, and of all.
+    /// [`QUERY_LIST_HEADER`] words, then `[batch, kv heads, key tiles, 2]`, u32: the number of whole steps, and of all.
     pub counts: TensorBinding,
     /// Entries a list.
     pub capacity: usize,
 }
 
+/// What a step of the dk/dv kernel multiplies.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepShape {
+    /// Keys of a key tile.
+    pub keys: usize,
+    /// Queries of a query tile.
+    pub queries: usize,
+    /// Query heads of one kv head that share a tile.
+    pub heads: usize,
+}
+
 impl QueryLists {
     /// The shapes of `list` and `counts` of a problem with a mask.
-    fn shapes(problem: &MaskedProblem, blueprint: DkdvBlueprint) -> ([usize; 4], [usize; 1]) {
+    fn shapes(problem: &MaskedProblem, step: StepShape) -> ([usize; 4], [usize; 1]) {
         let geometry = problem.plan.expect("there is a mask");
         let p = &problem.attention;
         let [batch, heads, ..] = geometry.counts_shape();
-        let tiles = p.k_len.div_ceil(blueprint.keys());
-        let capacity = p.q_len.div_ceil(blueprint.queries()) * (p.group() / blueprint.heads);
+        let tiles = p.k_len.div_ceil(step.keys);
+        let capacity = p.q_len.div_ceil(step.queries) * (p.group() / step.heads);
         // Rows of the mask of a list: one, or one for each head of the group.
         let list_heads = heads.min(p.kv_heads);
         let items = batch * list_heads * tiles;
-        ([batch, list_heads, tiles, capacity], [HEADER + items * 2])
+        (
+            [batch, list_heads, tiles, capacity],
+            [QUERY_LIST_HEADER + items * 2],
+        )
     }
 
     /// The bytes of the buffers that [`query_lists`] allocates.
-    pub(crate) fn bytes(problem: &MaskedProblem, blueprint: DkdvBlueprint) -> usize {
-        let (list, counts) = Self::shapes(problem, blueprint);
+    pub(crate) fn bytes(problem: &MaskedProblem, step: StepShape) -> usize {
+        let (list, counts) = Self::shapes(problem, step);
         bytes(list) + bytes(counts)
     }
 }
@@ -51,10 +64,9 @@ impl QueryLists {
 const TILE_BITS: usize = 32 - HEAD_BITS;
 
 /// Whether [`query_lists`] can write the steps of a problem.
-pub(crate) fn lists_fit(problem: &MaskedProblem, blueprint: DkdvBlueprint) -> bool {
+pub(crate) fn lists_fit(problem: &MaskedProblem, step: StepShape) -> bool {
     let p = &problem.attention;
-    p.q_len.div_ceil(blueprint.queries()) < 1 << TILE_BITS
-        && p.group() / blueprint.heads <= 1 << HEAD_BITS
+    p.q_len.div_ceil(step.queries) < 1 << TILE_BITS && p.group() / step.heads <= 1 << HEAD_BITS
 }
 
 /// Lists the steps of a problem with a mask, in one launch.
@@ -62,15 +74,15 @@ pub(crate) fn query_lists(
     client: &Client,
     problem: &MaskedProblem,
     plan: &MaskBits,
-    blueprint: DkdvBlueprint,
+    step: StepShape,
 ) -> QueryLists {
     let geometry = problem.plan.expect("there is a mask");
     let p = &problem.attention;
     let [_, heads, ..] = geometry.counts_shape();
     let [_, _, bit_blocks, bit_queries, _] = geometry.bits_shape();
-    let (keys, queries) = (blueprint.keys(), blueprint.queries());
-    let head_groups = p.group() / blueprint.heads;
-    let (list_shape, counts_shape) = QueryLists::shapes(problem, blueprint);
+    let (keys, queries) = (step.keys, step.queries);
+    let head_groups = p.group() / step.heads;
+    let (list_shape, counts_shape) = QueryLists::shapes(problem, step);
     let [batch, list_heads, tiles, capacity] = list_shape;
     let rows_each = heads / list_heads;
     let items = batch * list_heads * tiles;
@@ -212,8 +224,8 @@ fn query_list_kernel(
             }
             partial += all_whole;
             if UNIT_POS == 0 {
-                totals[HEADER + item * 2] = all_whole as u32;
-                totals[HEADER + item * 2 + 1] = (all_whole + all_partial) as u32;
+                totals[QUERY_LIST_HEADER + item * 2] = all_whole as u32;
+                totals[QUERY_LIST_HEADER + item * 2 + 1] = (all_whole + all_partial) as u32;
             }
         }
     }
@@ -320,32 +332,9 @@ fn sum_heads_kernel(parts: &Tensor<f32>, grad: &mut Tensor<f32>, items: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::matrix::blueprint::Instruction;
     use crate::testing::{client, read_u32, strided};
     use crate::{AttentionOptions, ElementType};
     use flash_dma_reference::Rng;
-
-    fn blueprint(fragments: usize, heads: usize) -> DkdvBlueprint {
-        DkdvBlueprint {
-            instruction: Instruction::Wgmma,
-            element: ElementType::Bf16,
-            head_dim: 64,
-            role_warps: 4,
-            fragments,
-            rows: 64,
-            stages: 4,
-            heads,
-            causal: false,
-            sparse: false,
-            masked: true,
-            biased: false,
-            bias_heads: false,
-            pairs: false,
-            softcap: false,
-            shared_keys: false,
-            parts: false,
-        }
-    }
 
     /// Lists of random counts, of which many blocks are empty and many full.
     #[test]
@@ -384,13 +373,17 @@ mod tests {
                 bits: tensor.clone(),
                 counts: tensor,
             };
-            let blueprint = blueprint(fragments, heads);
-            let lists = query_lists(&client, &problem, &plan, blueprint);
+            let step = StepShape {
+                keys: 64 * fragments,
+                queries: 64 / heads,
+                heads,
+            };
+            let lists = query_lists(&client, &problem, &plan, step);
             let (list, totals) = (
                 read_u32(&client, lists.list),
                 read_u32(&client, lists.counts),
             );
-            let (keys, queries) = (blueprint.keys(), blueprint.queries());
+            let (keys, queries) = (step.keys, step.queries);
             let (tiles, list_heads) = (k_len.div_ceil(keys), mask_heads.min(2));
             for item in 0..2 * list_heads * tiles {
                 let (row, tile) = (item / tiles, item % tiles);
@@ -413,7 +406,7 @@ mod tests {
                         }
                     }
                 }
-                let at = HEADER + item * 2;
+                let at = QUERY_LIST_HEADER + item * 2;
                 let whole = expected[0].len();
                 let expected = expected.concat();
                 let total = expected.len();

@@ -1,6 +1,6 @@
 //! The lists of the tensor-core forward and dq kernels, held to sets of keys.
 
-use crate::matrix::mask::{HEADER, KEY_BLOCK, TILE_WORDS};
+use crate::pattern::layout::{KEY_BLOCK, TILE_LIST_HEADER, TILE_LIST_WORDS};
 use crate::pattern::mask::args::MaskBits;
 use crate::pattern::mask::plan::plan;
 use crate::pattern::mask::tile_lists::tile_lists;
@@ -140,7 +140,7 @@ impl Case {
             turns.reverse();
             for (tile, expected) in all.iter().enumerate() {
                 let item = row * tiles + tile;
-                let at = HEADER + item * TILE_WORDS;
+                let at = TILE_LIST_HEADER + item * TILE_LIST_WORDS;
                 let words = [
                     expected.full,
                     expected.total,
@@ -148,7 +148,7 @@ impl Case {
                     turns[tile],
                 ];
                 assert_eq!(
-                    totals[at..at + TILE_WORDS],
+                    totals[at..at + TILE_LIST_WORDS],
                     words.map(|word| word as u32),
                     "{name} {item}"
                 );

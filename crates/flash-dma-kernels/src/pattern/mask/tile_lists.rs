@@ -1,10 +1,11 @@
 //! What a tile of queries sees, listed for the tensor-core kernels: key blocks, or single keys where that is shorter.
 
-use crate::host::scratch::{address_type, bytes, cubes, scratch};
-use crate::matrix::mask::{HEADER, KEY_BLOCK, TILE_WORDS};
+use crate::host::scratch::{address_type, cubes, scratch};
+use crate::pattern::layout::{TILE_LIST_HEADER, TILE_LIST_WORDS};
 use crate::pattern::mask::args::MaskBits;
 use crate::pattern::mask::gather::finish_lists;
-use crate::portable::masked::seen::prefix;
+use crate::pattern::mask::sizes::{PLANES, Sizes, TileLists};
+use crate::pattern::position::prefix;
 use crate::team::{Member, Team, sum_of, sum_up_to};
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -13,86 +14,6 @@ use flash_dma_problem::{ElementType, PlanGeometry};
 /// Keys are gathered one by one if a tile's queries together see at most so many of 4 keys of the blocks that they see
 /// something of: a step of gathered keys costs a little more than one of a block, and the bits are packed anew.
 const GATHERED_OF_4: u32 = 3;
-
-/// A gathered list has room for a part of all keys: one of so many.
-const GATHERED_PART: usize = 2;
-
-/// Planes that list a tile together, a stretch of blocks each.
-pub(crate) const PLANES: usize = 8;
-
-/// What each query tile sees, for every row of the mask, as [`mask`](crate::forward::mma) says.
-#[derive(Clone, Debug)]
-pub(crate) struct TileLists {
-    /// `[batch, heads, tiles, capacity]` of the mask, u32; past a list's end undefined.
-    pub list: TensorBinding,
-    /// [`HEADER`] words, then `[batch, heads, tiles, TILE_WORDS]`, u32.
-    pub counts: TensorBinding,
-}
-
-/// Sizes of the lists of one call.
-#[derive(Clone, Copy)]
-pub(crate) struct Sizes {
-    /// Tiles of a row of the mask, and of all rows.
-    pub tiles: usize,
-    pub items: usize,
-    /// Queries of a tile.
-    pub queries: usize,
-    /// Key blocks.
-    pub blocks: usize,
-    /// Keys that a gathered list has room for, in whole steps: where its bits begin.
-    pub room: usize,
-}
-
-impl TileLists {
-    /// The bytes of the lists for tiles of `queries` queries, and of what is needed to make them.
-    pub(crate) fn bytes(geometry: &PlanGeometry, queries: usize, gather: bool) -> [usize; 2] {
-        let sizes = Sizes::new(geometry, queries, gather);
-        [
-            bytes(sizes.list(geometry)) + bytes(sizes.counts()),
-            bytes(sizes.spans()),
-        ]
-    }
-}
-
-impl Sizes {
-    fn new(geometry: &PlanGeometry, queries: usize, gather: bool) -> Self {
-        let [batch, heads, _, blocks] = geometry.counts_shape();
-        let tiles = geometry.q_len.div_ceil(queries);
-        Self {
-            tiles,
-            items: batch * heads * tiles,
-            queries,
-            blocks,
-            room: if gather {
-                (geometry.k_len / GATHERED_PART).next_multiple_of(KEY_BLOCK)
-            } else {
-                0
-            },
-        }
-    }
-
-    /// The shape of [`TileLists::list`].
-    fn list(&self, geometry: &PlanGeometry) -> [usize; 4] {
-        let [batch, heads, ..] = geometry.counts_shape();
-        [batch, heads, self.tiles, self.capacity()]
-    }
-
-    /// The shape of [`TileLists::counts`].
-    fn counts(&self) -> [usize; 1] {
-        [HEADER + self.items * TILE_WORDS]
-    }
-
-    /// What some and what all queries of a tile see of each block: two words each.
-    fn spans(&self) -> [usize; 2] {
-        [self.items * self.blocks, 4]
-    }
-
-    /// Words of a list: blocks, or keys and their bits, which are read in pairs.
-    pub(crate) fn capacity(&self) -> usize {
-        let gathered = self.room + self.room / 32 * self.queries;
-        self.blocks.max(gathered).next_multiple_of(2)
-    }
-}
 
 /// Lists what tiles of `queries` queries see, in two launches. `watched` is k or v, `[batch, kv_heads, k_len, head_dim]`
 /// in chunks of 16 bytes, of which the header says whether all values are finite. Without `gather` all lists are of
@@ -247,7 +168,7 @@ fn list_kernel(
     let gathered =
         total[2] * 4 <= total[0] * comptime!(64 * GATHERED_OF_4) && total[2] <= room as u32;
     if UNIT_POS == 0 {
-        let at = HEADER + item * TILE_WORDS;
+        let at = TILE_LIST_HEADER + item * TILE_LIST_WORDS;
         totals[at] = select(gathered, total[3], total[1] * 64);
         totals[at + 1] = select(gathered, total[2], total[0] * 64);
         totals[at + 2] = u32::cast_from(gathered);

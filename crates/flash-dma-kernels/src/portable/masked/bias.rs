@@ -11,7 +11,7 @@ use cubecl::prelude::*;
 /// One cube owns the tile of keys `CUBE_POS_X` and of queries `CUBE_POS_Y` of the bias's head `CUBE_POS_Z`, counted
 /// over its sequences: every pair that reads one of its elements, in all the heads, sequences, queries and keys that
 /// the bias broadcasts to, is summed in f32 in the registers of this cube, in a fixed order. It writes its elements
-/// of the contiguous `grad_bias`, which has the shape of `bias`. Inputs as [`dq_kernel`](super::dq::dq_kernel)'s.
+/// of the contiguous `grad_bias`, which has the shape of `bias`. Inputs as [`dq_kernel`](crate::portable::masked::dq::dq_kernel)'s.
 ///
 /// It costs two matrix products a pair more than the gradients of k and v, and needs neither atomics nor memory.
 #[cube(launch_unchecked, address_type = "dynamic")]

@@ -10,7 +10,7 @@ use cubecl::prelude::*;
 
 /// One cube owns the key tile `CUBE_POS_X` of kv head `CUBE_POS_Y` of sequence `CUBE_POS_Z`: it streams the
 /// queries of every head of the group and writes its rows of the contiguous `grad_k` and `grad_v`. Inputs as
-/// [`dq_kernel`](super::dq::dq_kernel)'s.
+/// [`dq_kernel`](crate::portable::masked::dq::dq_kernel)'s.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn dkdv_kernel<F: Float, N: Size>(
     q: &Tensor<Vector<F, N>>,

@@ -1,15 +1,16 @@
 //! The portable kernel of the gradient of q: query tiles stream the key tiles they see.
 
 use crate::finite::negative_infinity;
+use crate::pattern::position::position;
 use crate::portable::blueprint::{Blueprint, LANES};
 use crate::portable::masked::seen::{BiasRow, Seen, broadcast_row, is_active, seen_keys};
 use crate::portable::memory::{Row4, TileRows, load_tile, store_tile};
 use crate::portable::product::{accumulate, accumulate_selected, products};
-use crate::portable::visibility::{Pairs, PairsExpand, logit, logit_slope, position};
+use crate::portable::visibility::{Pairs, PairsExpand, logit, logit_slope};
 use cubecl::prelude::*;
 
 /// One cube owns the query tile `CUBE_POS_X` of query head `CUBE_POS_Y` of sequence `CUBE_POS_Z`, and writes its
-/// rows of the contiguous `grad_q`. Inputs as [`forward_kernel`](super::forward::forward_kernel)'s; `grad_out` as
+/// rows of the contiguous `grad_q`. Inputs as [`forward_kernel`](crate::portable::masked::forward::forward_kernel)'s; `grad_out` as
 /// `q`; `lse` and `delta` contiguous `[batch, q_heads, q_len]`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn dq_kernel<F: Float, N: Size>(

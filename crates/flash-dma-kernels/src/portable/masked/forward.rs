@@ -1,12 +1,13 @@
 //! The portable forward kernel: online softmax over the key tiles that one query tile sees.
 
 use crate::finite::negative_infinity;
+use crate::pattern::position::position;
 use crate::portable::blueprint::Blueprint;
 use crate::portable::masked::seen::{BiasRow, Seen, broadcast_row, is_active, seen_keys};
 use crate::portable::memory::{Row4, TileRows, load_tile};
 use crate::portable::product::products;
 use crate::portable::softmax::OnlineSoftmax;
-use crate::portable::visibility::{Pairs, PairsExpand, logit, position};
+use crate::portable::visibility::{Pairs, PairsExpand, logit};
 use cubecl::prelude::*;
 
 /// One cube owns the query tile `CUBE_POS_X` of query head `CUBE_POS_Y` of sequence `CUBE_POS_Z` and writes

@@ -1,30 +1,8 @@
 //! What a row sees of a few keys, as bits, and sums over what it sees.
 
+use crate::pattern::position::prefix;
 use crate::portable::visibility::{Pairs, PairsExpand};
 use cubecl::prelude::*;
-
-/// The keys `first..first + 32` that causal masking and the end of the keys leave to a query, a bit each.
-#[cube]
-pub(crate) fn prefix(
-    first: usize,
-    query: usize,
-    q_len: usize,
-    k_len: usize,
-    #[comptime] causal: bool,
-) -> u32 {
-    let mut end = k_len as i32;
-    if comptime!(causal) {
-        end = query as i32 + 1 + k_len as i32 - q_len as i32;
-    }
-    let count = end - first as i32;
-    let mut bits = 0u32;
-    if count >= 32 {
-        bits = u32::new(comptime!(u32::MAX as i64));
-    } else if count > 0 {
-        bits = (1u32 << count as u32) - 1u32;
-    }
-    bits
-}
 
 /// The keys from `first` on that a query sees, a bit each, up to the next multiple of 32; 0 past the last
 /// query. `row` is the row of the plan's batches and heads; `bits` are read if `masked`.

@@ -6,9 +6,10 @@ use crate::backward::dkdv::shared::mask::KeyMask;
 use crate::backward::dkdv::shared::queries::QueryRows;
 use crate::backward::dkdv::shared::sums::add_pair;
 use crate::backward::repair::repair_key;
-use crate::matrix::fragment::{Chunk, quad_sum};
-use crate::matrix::key_stream::RowAddress;
+use crate::matrix::fragment::quad_sum;
 use crate::matrix::logits::LogitScale;
+use crate::matrix::stages::RowAddress;
+use crate::vectors::Chunk;
 use cubecl::prelude::*;
 
 /// The keys of a cube that have biases for every query head.

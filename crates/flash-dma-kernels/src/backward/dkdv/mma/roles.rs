@@ -13,10 +13,10 @@ use crate::backward::dkdv::mma::weights::{probabilities, score_gradients};
 use crate::backward::dkdv::shared::mask::{KeyMask, StepList};
 use crate::backward::dkdv::shared::queries::{Cursor, QueryRows, Range, Step, Tiles, copy_step};
 use crate::backward::dkdv::shared::seen::SeenWords;
-use crate::matrix::fragment::Chunk;
 use crate::matrix::logits::LogitScale;
-use crate::matrix::mma::product::{LanePlace, Shape, load_a, multiply, shared_address};
-use crate::matrix::ptx::{commit_copies, wait_copies};
+use crate::matrix::mma::product::{LanePlace, Shape, load_a, multiply};
+use crate::matrix::ptx::{commit_copies, shared_address, wait_copies};
+use crate::vectors::Chunk;
 use cubecl::prelude::*;
 
 /// What the products of a warp read, by address in shared memory.

@@ -3,8 +3,8 @@
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::queries::{Step, Tiles, query_of};
 use crate::backward::dkdv::shared::seen::seen_pair;
+use crate::matrix::fragment::pack;
 use crate::matrix::logits::{LogitScale, exp_of};
-use crate::matrix::wgmma::product::pack;
 use cubecl::prelude::*;
 
 /// What a pair's weight says that is not selected.
@@ -32,7 +32,7 @@ fn weight_place(
 
 /// The probabilities of the query rows `8 n ..`: to shared memory, and as one half of the A fragments `a`. On a `boundary`
 /// step `bounds` says which pairs are selected, or if `bp.masked` `seen`: of each fragment what
-/// [`SeenWords::pack`](super::seen::SeenWords::pack) has.
+/// [`SeenWords::pack`](crate::backward::dkdv::shared::seen::SeenWords::pack) has.
 #[cube]
 pub(crate) fn probabilities<E: Float, NS: Size, NA: Size>(
     a: Vector<u32, NA>,

@@ -1,22 +1,15 @@
 //! A tile plan as the dk/dv kernel reads it.
 //!
 //! With `bp.masked` the arguments of the kernel mean: `list` the steps of each key tile, as `masked::query_lists` writes them;
-//! `counts` a header of [`HEADER`] words and behind it two words a list, the number of steps that see the
+//! `counts` a header of [`QUERY_LIST_HEADER`] words and behind it two words a list, the number of steps that see the
 //! keys whole, which come first, and of all; `intervals` the bits of the plan, a pair of words for a query and a key
 //! block. There is one chunk, of all queries. With `bp.biased` `scores` is a bias `[batch | 1, heads, 1, k_len]`.
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::matrix::ptx::{global_address, read_ahead, uniform, uniform_address};
+use crate::pattern::layout::QUERY_LIST_HEADER;
 use cubecl::prelude::*;
 use flash_dma_problem::PlanGeometry;
-
-/// Words in front of the counts, steps of 0 where an axis broadcasts: in lists, from sequence to sequence and from kv
-/// head to kv head; in rows of the mask the same and from query head to query head of a group; in pairs of words from
-/// row to row of the mask, from key block to key block and from query to query.
-pub(crate) const HEADER: usize = 8;
-
-/// Bits of an entry of a list below the query tile: which heads of the group, in tiles' worth.
-pub(crate) const HEAD_BITS: usize = 8;
 
 const KEY_BLOCK: usize = PlanGeometry::KEY_BLOCK;
 
@@ -178,8 +171,8 @@ impl StepList {
         let begin = at * capacity;
         StepList {
             first: uniform_address(global_address(&list[begin..begin + 1])),
-            whole: uniform(counts[HEADER + at * 2] as usize),
-            total: uniform(counts[HEADER + at * 2 + 1] as usize),
+            whole: uniform(counts[QUERY_LIST_HEADER + at * 2] as usize),
+            total: uniform(counts[QUERY_LIST_HEADER + at * 2 + 1] as usize),
         }
     }
 

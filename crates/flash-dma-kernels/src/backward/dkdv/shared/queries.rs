@@ -1,11 +1,13 @@
 //! The shared memory of the dk/dv kernel: its key tile, and the query tiles that stream past it.
 
 use crate::backward::blueprint::DkdvBlueprint;
-use crate::backward::dkdv::shared::mask::{HEAD_BITS, StepList};
+use crate::backward::dkdv::shared::mask::StepList;
 use crate::finite::is_finite;
 use crate::matrix::copies::copied_chunk;
-use crate::matrix::fragment::{Chunk, swizzle};
+use crate::matrix::fragment::swizzle;
 use crate::matrix::ptx::copy_or_zero;
+use crate::pattern::layout::HEAD_BITS;
+use crate::vectors::Chunk;
 use cubecl::prelude::*;
 
 /// What the warps of a cube of `mma` share.
@@ -160,7 +162,7 @@ impl Cursor {
         }
     }
 
-    /// The step of an entry of a [`StepList`](super::mask::StepList).
+    /// The step of an entry of a [`StepList`].
     pub(crate) fn listed(entry: u32, #[comptime] bp: DkdvBlueprint) -> Cursor {
         Cursor {
             tile: (entry >> comptime!(HEAD_BITS as u32)) as usize,

@@ -5,8 +5,9 @@ use crate::backward::dkdv::shared::keys::OwnKey;
 use crate::backward::dkdv::shared::sums::add_to;
 use crate::backward::dkdv::wgmma::weights::StepWeights;
 use crate::finite::is_finite;
-use crate::matrix::fragment::{Chunk, quad_sum};
+use crate::matrix::fragment::quad_sum;
 use crate::matrix::ptx::value;
+use crate::vectors::Chunk;
 use cubecl::prelude::*;
 
 /// Zeroes the elements of a stage of queries or output gradients that are not finite.

@@ -3,12 +3,11 @@
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::queries::{Cursor, QueryRows, Step};
 use crate::finite::{NO_NUMBER, exponent_bits, is_finite};
-use crate::matrix::fragment::Chunk;
-use crate::matrix::mma::product::shared_address;
-use crate::matrix::ptx::{any_lane, uniform};
+use crate::matrix::ptx::{any_lane, shared_address, uniform};
 use crate::matrix::wgmma::boxes::{copy_boxes, copy_words};
 use crate::matrix::wgmma::panel::Panels;
 use crate::matrix::wgmma::ring::Ring;
+use crate::vectors::Chunk;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::tensor_map_address;
 

@@ -6,8 +6,9 @@ use crate::backward::dkdv::shared::mask::KeyMask;
 use crate::backward::dkdv::shared::queries::Step;
 use crate::backward::dkdv::shared::seen::seen_pair;
 use crate::backward::dkdv::wgmma::queries::{Tiles, query_of};
+use crate::matrix::fragment::pack;
 use crate::matrix::logits::LogitScale;
-use crate::matrix::wgmma::product::{finish, pack};
+use crate::matrix::wgmma::product::finish;
 use cubecl::prelude::*;
 
 /// What the products of a step are weighted with: a warpgroup's 64 keys are rows, the query tile's rows columns.

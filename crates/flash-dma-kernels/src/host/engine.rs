@@ -1,0 +1,76 @@
+//! The matrix engines, and which of them to try.
+
+use flash_dma_problem::{AttentionError, Problem};
+
+/// The matrix engine of a forward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Engine {
+    /// Register tiles of single units: every device, element type and head dimension.
+    Portable,
+    /// `mma.sync` on tensor cores: f16 and bf16, head dimensions in steps of 32, rows that begin at
+    /// multiples of 16 bytes, on CUDA devices of sm_80 and newer.
+    Mma,
+    /// `wgmma` on tensor cores: f16 and bf16, head dimensions from 32 on in steps of 16, rows that
+    /// begin at multiples of 16 bytes, on CUDA devices of sm_90.
+    Wgmma,
+}
+
+/// The environment variable that holds the choice of engines down, for comparisons: `portable` leaves the
+/// tensor cores out, `mma` the `wgmma` engine, in both passes of the whole process. Read at every call.
+pub const ENGINE_VARIABLE: &str = "FLASH_DMA_ENGINE";
+
+impl Engine {
+    /// The engines to try before [`Engine::Portable`], the fastest first: all but those that
+    /// [`ENGINE_VARIABLE`] leaves out.
+    pub(crate) fn tensor_cores() -> Result<&'static [Self], AttentionError> {
+        match std::env::var(ENGINE_VARIABLE).as_deref() {
+            Err(_) | Ok("" | "wgmma") => Ok(&[Engine::Wgmma, Engine::Mma]),
+            Ok("mma") => Ok(&[Engine::Mma]),
+            Ok("portable") => Ok(&[]),
+            Ok(other) => Err(AttentionError::Unsupported {
+                what: format!("{ENGINE_VARIABLE}={other} (portable, mma or wgmma)"),
+            }),
+        }
+    }
+
+    /// The first engine that `of` has a plan for, and that plan; that for [`Engine::Portable`] is the last.
+    pub(crate) fn first<P>(
+        of: impl Fn(Self) -> Result<P, AttentionError>,
+    ) -> Result<(Self, P), AttentionError> {
+        for &engine in Self::tensor_cores()? {
+            if let Ok(plan) = of(engine) {
+                return Ok((engine, plan));
+            }
+        }
+        Ok((Self::Portable, of(Self::Portable)?))
+    }
+
+    /// The instruction of its products; none of single units.
+    pub(crate) fn instruction(self) -> Option<Instruction> {
+        match self {
+            Self::Portable => None,
+            Self::Mma => Some(Instruction::Mma),
+            Self::Wgmma => Some(Instruction::Wgmma),
+        }
+    }
+
+    /// That it does not serve a problem; `what` is what it should do, up to and with "on ".
+    pub(crate) fn refusal(self, what: &str, problem: &Problem) -> AttentionError {
+        AttentionError::Unsupported {
+            what: format!(
+                "{what}the {self:?} engine for {} of head dimension {}",
+                problem.element, problem.head_dim
+            ),
+        }
+    }
+}
+
+/// The tensor cores' instruction of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Instruction {
+    /// `mma.sync`: a warp multiplies 16 rows, operands in registers. sm_80 and newer.
+    Mma,
+    /// `wgmma`: four warps multiply 64 rows, operands in shared memory. sm_90 alone.
+    Wgmma,
+}

@@ -1,0 +1,108 @@
+//! The keys of a query tile: where its list begins and how many keys it has.
+
+use crate::matrix::blueprint::MmaBlueprint;
+use crate::matrix::query_tile::{CubeTile, broadcast_row, tile_counts};
+use crate::pattern::layout::KEY_BLOCK;
+use cubecl::prelude::*;
+
+/// The keys of one query tile: its list if `bp.sparse`, the listed blocks if `bp.masked`, else the keys `begin..begin + total`.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct TileKeys {
+    /// Begin of the list.
+    pub list: usize,
+    /// The key of slot 0; 0 if the keys are listed.
+    pub begin: usize,
+    /// Keys that every query of the tile attends to; they come first.
+    pub full: usize,
+    /// All keys.
+    pub total: usize,
+    /// Whether a tile plan's list has single keys, not blocks of them.
+    pub gathered: bool,
+}
+
+#[cube]
+impl TileKeys {
+    /// The keys of the tile that the cube owns.
+    pub(crate) fn new(
+        list: &Tensor<u32>,
+        counts: &Tensor<u32>,
+        own: &CubeTile,
+        q_len: usize,
+        k_len: usize,
+        #[comptime] bp: MmaBlueprint,
+    ) -> TileKeys {
+        // Without causal masking one list serves all tiles.
+        let mut place = 0usize;
+        if comptime!(bp.causal) {
+            place = own.local;
+        }
+        let mut base = 0usize;
+        let mut full = k_len;
+        let mut total = k_len;
+        let mut gathered = false;
+        if comptime!(bp.sparse) {
+            base = own.kv_row * list.stride(0) + place * list.stride(1);
+            let at = own.kv_row * counts.stride(0) + place * counts.stride(1);
+            full = counts[at] as usize;
+            total = counts[at + 1] as usize;
+        } else if comptime!(bp.masked) {
+            let (batch, head) = broadcast_row(list, own);
+            base = batch * list.stride(0) + head * list.stride(1) + own.tile * list.stride(2);
+            let at = tile_counts(list, own, own.tile);
+            full = counts[at] as usize;
+            total = counts[at + 1] as usize;
+            gathered = counts[at + 2] == 1u32;
+        } else if comptime!(bp.causal) {
+            let first = own.tile * comptime!(bp.queries());
+            let last = min(first + comptime!(bp.queries()), q_len);
+            let seen = k_len as i32 - q_len as i32;
+            full = max(seen + first as i32 + 1, 0i32) as usize;
+            total = max(seen + last as i32, 0i32) as usize;
+        }
+        TileKeys {
+            list: base,
+            begin: 0usize,
+            full,
+            total,
+            gathered,
+        }
+    }
+
+    /// Those that the cube owns of these keys: all of them, or if `bp.split` part `CUBE_POS_Z` of
+    /// `CUBE_COUNT_Z`, whole key tiles and as many in each part as they allow. Their slots count from 0.
+    pub(crate) fn part(&self, #[comptime] bp: MmaBlueprint) -> TileKeys {
+        let mut part = TileKeys {
+            list: self.list,
+            begin: self.begin,
+            full: self.full,
+            total: self.total,
+            gathered: self.gathered,
+        };
+        if comptime!(bp.split) {
+            let key_tile = comptime!(bp.key_tile);
+            let (index, count) = (CUBE_POS_Z as usize, CUBE_COUNT_Z as usize);
+            let tiles = self.total.div_ceil(key_tile);
+            let from = tiles * index / count * key_tile;
+            let to = min(tiles * (index + 1) / count * key_tile, self.total);
+            if comptime!(bp.sparse) {
+                part.list += from;
+            } else {
+                part.begin = from;
+            }
+            part.full = max(min(self.full, to), from) - from;
+            part.total = to - from;
+        }
+        part
+    }
+}
+
+/// The key of slot `slot` of a list; past the last key of a last block.
+#[cube]
+pub(crate) fn listed_key(list: &Tensor<u32>, keys: &TileKeys, slot: usize) -> usize {
+    let mut place = keys.list + slot / KEY_BLOCK;
+    if keys.gathered {
+        place = keys.list + slot;
+    }
+    let entry = list[place] as usize;
+    select(keys.gathered, entry, entry * KEY_BLOCK + slot % KEY_BLOCK)
+}

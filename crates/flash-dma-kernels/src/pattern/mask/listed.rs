@@ -1,0 +1,70 @@
+//! What kernels read of a mask and a bias.
+
+use crate::host::check::rows_are_chunks;
+use crate::pattern::mask::args::MaskedInputs;
+use crate::pattern::mask::sizes::TileLists;
+use crate::pattern::mask::tile_lists::tile_lists;
+use cubecl::client::Client;
+use cubecl::prelude::*;
+use flash_dma_problem::{MaskedProblem, PlanGeometry};
+
+/// What the kernels read beside q, k and v. What the problem lacks is any buffer, never read.
+pub(crate) struct Words {
+    pub bits: TensorBinding,
+    pub counts: TensorBinding,
+    pub bias: TensorBinding,
+}
+
+/// Whether lists may hold single keys: those of a bias of pairs are a block's.
+pub(crate) fn gathers(problem: &MaskedProblem) -> bool {
+    problem.bias.is_none() || problem.has_key_bias()
+}
+
+/// The bytes of what [`MaskedInputs::listed`] returns for tiles of `queries` queries, and of what is needed to make it.
+pub(crate) fn listed_bytes(problem: &MaskedProblem, queries: usize) -> [usize; 2] {
+    let of = |geometry: PlanGeometry| TileLists::bytes(&geometry, queries, gathers(problem));
+    problem.plan.map_or([0; 2], of)
+}
+
+impl MaskedInputs {
+    pub(crate) fn words(&self) -> Words {
+        let none = || self.q.clone();
+        let plan = self.plan.as_ref();
+        Words {
+            bits: plan.map_or_else(none, |plan| plan.bits.clone()),
+            counts: plan.map_or_else(none, |plan| plan.counts.clone()),
+            bias: self.bias.clone().unwrap_or_else(none),
+        }
+    }
+
+    /// Whether rows begin where the tensor-core engines want them, and a bias lies as they read it.
+    pub(crate) fn rows_are_chunks(&self, problem: &MaskedProblem) -> bool {
+        let rows = [&self.q, &self.k, &self.v];
+        let size = problem.attention.element.size();
+        rows.iter().all(|rows| rows_are_chunks(rows, size))
+            && (self.bias.as_ref())
+                .is_none_or(|bias| !problem.has_key_bias() || bias.strides.last() == Some(&1))
+    }
+
+    /// What a tensor-core kernel with tiles of `queries` reads in the place of scores, intervals, lists and counts.
+    /// `watched` is k or v, whichever the kernel multiplies with weights that may be zero.
+    pub(crate) fn listed(
+        &self,
+        client: &Client,
+        problem: &MaskedProblem,
+        queries: usize,
+        watched: &TensorBinding,
+    ) -> [TensorBinding; 4] {
+        let none = || self.q.clone();
+        let bias = self.bias.clone().unwrap_or_else(none);
+        match (&self.plan, &problem.plan) {
+            (Some(plan), Some(geometry)) => {
+                let element = problem.attention.element;
+                let gather = gathers(problem);
+                let lists = tile_lists(client, geometry, plan, queries, watched, element, gather);
+                [bias, plan.bits.clone(), lists.list, lists.counts]
+            }
+            _ => [bias, none(), none(), none()],
+        }
+    }
+}

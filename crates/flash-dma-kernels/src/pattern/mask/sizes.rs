@@ -1,0 +1,86 @@
+//! What the lists of tiles take.
+
+use crate::host::scratch::bytes;
+use crate::pattern::layout::{KEY_BLOCK, TILE_LIST_HEADER, TILE_LIST_WORDS};
+use cubecl::prelude::*;
+use flash_dma_problem::PlanGeometry;
+
+/// Planes that list a tile together, a stretch of blocks each.
+pub(crate) const PLANES: usize = 8;
+
+/// What each query tile sees, for every row of the mask, as [`mask`](crate::forward::mma) says.
+#[derive(Clone, Debug)]
+pub(crate) struct TileLists {
+    /// `[batch, heads, tiles, capacity]` of the mask, u32; past a list's end undefined.
+    pub list: TensorBinding,
+    /// [`TILE_LIST_HEADER`] words, then `[batch, heads, tiles, TILE_LIST_WORDS]`, u32.
+    pub counts: TensorBinding,
+}
+
+/// Sizes of the lists of one call.
+#[derive(Clone, Copy)]
+pub(crate) struct Sizes {
+    /// Tiles of a row of the mask, and of all rows.
+    pub tiles: usize,
+    pub items: usize,
+    /// Queries of a tile.
+    pub queries: usize,
+    /// Key blocks.
+    pub blocks: usize,
+    /// Keys that a gathered list has room for, in whole steps: where its bits begin.
+    pub room: usize,
+}
+
+impl TileLists {
+    /// The bytes of the lists for tiles of `queries` queries, and of what is needed to make them.
+    pub(crate) fn bytes(geometry: &PlanGeometry, queries: usize, gather: bool) -> [usize; 2] {
+        let sizes = Sizes::new(geometry, queries, gather);
+        [
+            bytes(sizes.list(geometry)) + bytes(sizes.counts()),
+            bytes(sizes.spans()),
+        ]
+    }
+}
+
+impl Sizes {
+    pub(crate) fn new(geometry: &PlanGeometry, queries: usize, gather: bool) -> Self {
+        let [batch, heads, _, blocks] = geometry.counts_shape();
+        let tiles = geometry.q_len.div_ceil(queries);
+        Self {
+            tiles,
+            items: batch * heads * tiles,
+            queries,
+            blocks,
+            room: if gather {
+                (geometry.k_len / GATHERED_PART).next_multiple_of(KEY_BLOCK)
+            } else {
+                0
+            },
+        }
+    }
+
+    /// The shape of [`TileLists::list`].
+    pub(crate) fn list(&self, geometry: &PlanGeometry) -> [usize; 4] {
+        let [batch, heads, ..] = geometry.counts_shape();
+        [batch, heads, self.tiles, self.capacity()]
+    }
+
+    /// The shape of [`TileLists::counts`].
+    pub(crate) fn counts(&self) -> [usize; 1] {
+        [TILE_LIST_HEADER + self.items * TILE_LIST_WORDS]
+    }
+
+    /// What some and what all queries of a tile see of each block: two words each.
+    pub(crate) fn spans(&self) -> [usize; 2] {
+        [self.items * self.blocks, 4]
+    }
+
+    /// Words of a list: blocks, or keys and their bits, which are read in pairs.
+    pub(crate) fn capacity(&self) -> usize {
+        let gathered = self.room + self.room / 32 * self.queries;
+        self.blocks.max(gathered).next_multiple_of(2)
+    }
+}
+
+/// A gathered list has room for a part of all keys: one of so many.
+pub(crate) const GATHERED_PART: usize = 2;
