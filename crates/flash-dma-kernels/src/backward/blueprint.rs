@@ -3,6 +3,7 @@
 use crate::host::engine::Instruction;
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::mma::product::Shape;
+use crate::pattern::kind::{Bias, Pattern};
 use crate::pattern::mask::query_lists::StepShape;
 use cubecl::CubeDim;
 use cubecl::prelude::*;
@@ -55,16 +56,9 @@ pub(crate) struct DkdvBlueprint {
     pub heads: usize,
     /// Bottom-right aligned causal masking.
     pub causal: bool,
-    /// Keys come from lists, carry a score and are attended to on an interval.
-    pub sparse: bool,
-    /// Query tiles come from the lists of a tile plan.
-    pub masked: bool,
-    /// Keys carry a bias that all queries share.
-    pub biased: bool,
-    /// Every query head has biases of its own.
-    pub bias_heads: bool,
-    /// Pairs of a query and a key carry a bias, whose gradient this kernel does not compute. `wgmma` only.
-    pub pairs: bool,
+    /// The keys that it owns, and their biases. The gradient of a bias of pairs, which `wgmma` alone reads, is another
+    /// kernel's.
+    pub pattern: Pattern,
     /// Whether the scaled product is capped.
     pub softcap: bool,
     /// Whether several cubes add to one key's gradients: then into f32 sums, by atomics.
@@ -110,7 +104,7 @@ impl MmaBlueprints {
     ) -> Option<Self> {
         let p = &problem.attention;
         let tile = MmaBlueprint::choose_masked(instruction, problem, properties)
-            .filter(|tile| !tile.pairs || instruction == Instruction::Wgmma)?;
+            .filter(|tile| !tile.pattern.has_pair_bias() || instruction == Instruction::Wgmma)?;
         let shared = properties.hardware.max_shared_memory_size;
         let dq = match instruction {
             Instruction::Mma => DqBlueprint::choose(tile, shared),
@@ -165,7 +159,9 @@ impl DqBlueprint {
     fn choose_wgmma(tile: MmaBlueprint, max_shared: usize) -> Option<Self> {
         Some(Self {
             tile: MmaBlueprint {
-                warps: tile.warps.min(if tile.pairs { 8 } else { 12 }),
+                warps: tile
+                    .warps
+                    .min(if tile.pattern.has_pair_bias() { 8 } else { 12 }),
                 key_tile: 64,
                 stages: 3,
                 ..tile
@@ -234,11 +230,7 @@ impl DkdvBlueprint {
                     stages: 3,
                     heads: heads(rows)?,
                     causal: problem.causal,
-                    sparse: problem.has_scores,
-                    masked: false,
-                    biased: false,
-                    bias_heads: false,
-                    pairs: false,
+                    pattern: Pattern::scored(problem),
                     softcap: problem.softcap.is_some(),
                     shared_keys: false,
                     parts: false,
@@ -268,7 +260,10 @@ impl DkdvBlueprint {
         } else {
             32
         };
-        let of_keys = problem.has_key_bias();
+        let bias = match Bias::of(problem) {
+            Bias::Key if problem.bias.is_some_and(apart) => Bias::HeadKey,
+            bias => bias,
+        };
         let blueprint = match instruction {
             Instruction::Mma => Self::choose_heads(p, max_shared, |rows| {
                 whole_heads(p.group(), most.min(rows / 2))
@@ -276,10 +271,7 @@ impl DkdvBlueprint {
             Instruction::Wgmma => Self::choose_wgmma_heads(p, max_shared, most),
         };
         blueprint.map(|blueprint| Self {
-            masked: problem.plan.is_some(),
-            biased: of_keys,
-            bias_heads: of_keys && problem.bias.is_some_and(apart),
-            pairs: problem.bias.is_some() && !of_keys,
+            pattern: Pattern::masked(problem, bias),
             ..blueprint
         })
     }
@@ -299,11 +291,7 @@ impl DkdvBlueprint {
             stages: 4,
             heads,
             causal: problem.causal,
-            sparse: problem.has_scores,
-            masked: false,
-            biased: false,
-            bias_heads: false,
-            pairs: false,
+            pattern: Pattern::scored(problem),
             softcap: problem.softcap.is_some(),
             shared_keys: false,
             parts: false,

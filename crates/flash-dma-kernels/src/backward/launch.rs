@@ -14,6 +14,7 @@ use crate::pattern::intervals::order::{OrderedKeys, by_death};
 use crate::pattern::intervals::slices::{for_each_slice, slice_bytes};
 use crate::pattern::intervals::tiles::QueryTiles;
 use crate::pattern::intervals::{LiveKeys, live_keys};
+use crate::pattern::kind::{Bias, Pattern};
 use crate::portable::blueprint::{Blueprint, Pass};
 use crate::portable::delta::delta_kernel;
 use crate::portable::dkdv::dkdv_kernel;
@@ -21,7 +22,7 @@ use crate::portable::dq::dq_kernel;
 use cubecl::client::Client;
 use cubecl::ir::HardwareProperties;
 use cubecl::prelude::*;
-use flash_dma_problem::{AttentionError, Problem, TensorName};
+use flash_dma_problem::{AttentionError, MaskedProblem, Problem, TensorName};
 
 /// Buffers of [`dkdv_kernel`], the kernel with the most.
 const BINDINGS: u32 = 13;
@@ -41,6 +42,19 @@ impl Blueprints {
         Ok(Self {
             dq: Blueprint::choose(Pass::GradQuery, problem, hardware)?,
             dkdv: Blueprint::choose(Pass::GradKeyValue, problem, hardware)?,
+        })
+    }
+
+    /// As [`choose`](Self::choose) for a mask and a bias.
+    pub(crate) fn choose_masked(
+        problem: &MaskedProblem,
+        hardware: &HardwareProperties,
+    ) -> Result<Self, AttentionError> {
+        let pattern = Pattern::masked(problem, Bias::strided(problem));
+        let Self { dq, dkdv } = Self::choose(&problem.attention, hardware)?;
+        Ok(Self {
+            dq: dq.with_pattern(pattern),
+            dkdv: dkdv.with_pattern(pattern),
         })
     }
 

@@ -140,7 +140,7 @@ impl BiasPlan {
         let boxed = [&inputs.k, &inputs.v].map(|rows| takes_boxes(rows, p.element.size()));
         match BiasBlueprint::choose(problem, properties) {
             Some(blueprint) if boxed == [true; 2] => Ok(Self::Wgmma(blueprint)),
-            _ => Blueprints::choose(p, &properties.hardware).map(Self::Portable),
+            _ => Blueprints::choose_masked(problem, &properties.hardware).map(Self::Portable),
         }
     }
 
@@ -174,7 +174,7 @@ impl BackwardPlan {
         let (p, properties) = (&problem.attention, client.properties());
         let size = p.element.size();
         let Some(instruction) = engine.instruction() else {
-            return Blueprints::choose(p, &properties.hardware).map(Self::Portable);
+            return Blueprints::choose_masked(problem, &properties.hardware).map(Self::Portable);
         };
         let served = inputs.rows_are_chunks(problem)
             && saved.rows_are_chunks(size)
@@ -182,7 +182,7 @@ impl BackwardPlan {
         MmaBlueprints::choose_masked(instruction, problem, properties)
             .filter(|blueprints| served && lists_fit(problem, blueprints.dkdv.step_shape()))
             .map(|blueprints| {
-                let of_pairs = blueprints.dkdv.pairs;
+                let of_pairs = blueprints.dkdv.pattern.has_pair_bias();
                 let bias = of_pairs.then(|| BiasPlan::choose(client, problem, inputs));
                 bias.transpose().map(|bias| Self::Mma(blueprints, bias))
             })
@@ -308,9 +308,9 @@ fn launch_mma(
         steps,
         capacity,
     };
-    let of_keys = blueprints.dkdv.biased;
+    let of_keys = blueprints.dkdv.pattern.has_key_bias();
     let parts = scratch(client, bias_parts(p, blueprints.dkdv));
-    if blueprints.dkdv.bias_heads {
+    if blueprints.dkdv.pattern.has_head_bias() {
         fill(client, &parts, 0.0, f32::elem_type_native());
     }
     let words = inputs.words();
@@ -342,7 +342,10 @@ fn launch_mma(
 /// The shape of the gradients of the biases of keys before sequences and heads that share one are added up; one word
 /// without them. The kernel sums over the queries, and over the heads of a group if they share a bias.
 fn bias_parts(p: &Problem, blueprint: DkdvBlueprint) -> [usize; 3] {
-    match (blueprint.biased, blueprint.bias_heads) {
+    match (
+        blueprint.pattern.has_key_bias(),
+        blueprint.pattern.has_head_bias(),
+    ) {
         (false, _) => [1; 3],
         (true, false) => [p.batch, p.kv_heads, p.k_len],
         (true, true) => [p.batch, p.q_heads, p.k_len],
@@ -402,7 +405,6 @@ macro_rules! launch {
                 $($grad.clone().into_tensor_arg(),)*
                 p.scale,
                 p.softcap.unwrap_or(1.0),
-                problem.plan.is_some(),
                 $($option,)*
                 $blueprint,
                 elem_type(p.element),
@@ -416,11 +418,10 @@ impl PortablePass<'_> {
     fn launch_rows(&self) {
         let p = &self.problem.attention;
         let (Blueprints { dq, dkdv }, grads) = (self.blueprints, self.grads);
-        let biased = self.problem.bias.is_some();
         let tiles = [p.q_len.div_ceil(dq.outer_rows()), p.q_heads, p.batch];
-        launch!(self, dq_kernel, tiles, dq, [grads.q], biased);
+        launch!(self, dq_kernel, tiles, dq, [grads.q],);
         let tiles = [p.k_len.div_ceil(dkdv.outer_rows()), p.kv_heads, p.batch];
-        launch!(self, dkdv_kernel, tiles, dkdv, [grads.k, grads.v], biased);
+        launch!(self, dkdv_kernel, tiles, dkdv, [grads.k, grads.v],);
     }
 
     /// The gradient of the bias, if it is wanted.

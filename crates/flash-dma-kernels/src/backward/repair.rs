@@ -99,13 +99,13 @@ pub(crate) fn repair_key<E: Float, O: Float>(
             for query in own.first as usize..own.end as usize {
                 let row = rows.row + head * rows.len + query;
                 let mut key_score = own.score;
-                if comptime!(bp.bias_heads || bp.pairs) {
+                if comptime!(bp.pattern.has_head_bias() || bp.pattern.has_pair_bias()) {
                     key_score = mask.bias(head, query, own.behind(mask));
                 }
                 let row_lse = lse[row];
                 // With a softcap the row sum does not tell of Q.
                 let mut broken = comptime!(bp.softcap) || !is_finite(delta[row]);
-                if comptime!(bp.masked) {
+                if comptime!(bp.pattern.is_planned()) {
                     // Only the rows of LSE -inf can have a Q that the row sum does not tell of.
                     let word = mask.word(head, query) >> (own.key % 32) as u32;
                     broken = broken && word & 1u32 == 1u32;

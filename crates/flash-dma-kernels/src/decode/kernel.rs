@@ -22,7 +22,7 @@ use cubecl::prelude::*;
 /// | `out` | contiguous `[parts, batch, q_heads, tokens, head_dim]`, f32, overwritten |
 /// | `lse` | contiguous `[parts, batch, q_heads, tokens]`, overwritten |
 ///
-/// What is said of slots is not read with pages, and conversely; scores are read if `bp.tile.sparse`.
+/// What is said of slots is not read with pages, and conversely; scores are read if `bp.tile.pattern.has_intervals()`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn decode_kernel<F: Float, N: Size>(
     q: &Tensor<Vector<F, N>>,

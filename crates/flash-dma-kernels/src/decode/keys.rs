@@ -176,7 +176,7 @@ impl StepKeys {
                 if key >= self.held {
                     first = key - self.held;
                 }
-                if comptime!(tile.sparse) {
+                if comptime!(tile.pattern.has_intervals()) {
                     value = self.score(score, new_scores, places, key, paged);
                 }
                 end = self.end(places, key, first, value, paged);

@@ -14,6 +14,7 @@ use crate::host::check::{
 };
 use crate::host::engine::Engine;
 use crate::host::scratch::scratch;
+use crate::pattern::kind::Pattern;
 use crate::portable::blueprint::Blueprint;
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -237,8 +238,9 @@ impl Plan {
     ) -> Result<Self, AttentionError> {
         let hardware = &client.properties().hardware;
         let cache = problem.append.cache;
-        let (sparse, softcap) = (cache.has_scores(), problem.softcap.is_some());
-        let tile = Blueprint::choose_rows(rows, cache.head_dim, sparse, softcap, hardware)?;
+        let pattern = Pattern::scored_if(cache.has_scores());
+        let softcap = problem.softcap.is_some();
+        let tile = Blueprint::choose_rows(rows, cache.head_dim, pattern, softcap, hardware)?;
         let blueprint = DecodeBlueprint {
             tile,
             paged: matches!(cache.storage, Storage::Pages { .. }),

@@ -8,6 +8,7 @@ use crate::host::engine::Engine;
 use crate::host::fill::fill;
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::pattern::intervals::slices::Slice;
+use crate::pattern::kind::{Bias, Pattern};
 use crate::pattern::mask::args::MaskedInputs;
 use crate::pattern::mask::listed::{Words, listed_bytes};
 use crate::portable::blueprint::{Blueprint, Pass};
@@ -174,7 +175,9 @@ impl ForwardPlan {
     ) -> Result<Self, AttentionError> {
         let (p, properties) = (&problem.attention, client.properties());
         let Some(instruction) = engine.instruction() else {
-            return Blueprint::choose(Pass::Forward, p, &properties.hardware).map(Self::Portable);
+            let pattern = Pattern::masked(problem, Bias::strided(problem));
+            return Blueprint::choose(Pass::Forward, p, &properties.hardware)
+                .map(|blueprint| Self::Portable(blueprint.with_pattern(pattern)));
         };
         MmaBlueprint::choose_masked(instruction, problem, properties)
             .filter(|_| inputs.rows_are_chunks(problem))
@@ -246,8 +249,6 @@ fn launch_portable(
             lse.clone().into_tensor_arg(),
             p.scale,
             p.softcap.unwrap_or(1.0),
-            problem.plan.is_some(),
-            problem.bias.is_some(),
             blueprint,
             elem_type(p.element),
         );

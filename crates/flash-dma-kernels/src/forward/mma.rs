@@ -33,7 +33,7 @@ use cubecl::prelude::*;
 /// | `out` | contiguous `[batch, q_heads, q_len, head_dim]`, overwritten |
 /// | `lse` | contiguous `[batch, q_heads, q_len]`, overwritten |
 ///
-/// Without `bp.sparse` the scores, intervals, list and counts are never read; with `bp.masked`, `bp.biased` or `bp.pairs`
+/// Without `bp.pattern.has_intervals()` the scores, intervals, list and counts are never read; with `bp.pattern.is_planned()`, `bp.pattern.has_key_bias()` or `bp.pattern.has_pair_bias()`
 /// they are what [`mask`](crate::matrix::mask) says.
 ///
 /// If `bp.split`, `CUBE_COUNT_Z` cubes share a tile. Each owns a part of its key tiles and writes the output
@@ -134,7 +134,7 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
             // warp is done with the stage that is filled next.
             wait_copies(comptime!(bp.stages as u32 - 2));
             let mut careful = turn - ahead >= full_tiles;
-            if comptime!(bp.masked) {
+            if comptime!(bp.pattern.is_planned()) {
                 careful = careful && mask.careful;
             }
             if careful && zero_not_finite::<E>(&mut stages.v, turn - ahead, true, bp) {
@@ -186,7 +186,7 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
             if comptime!(bp.hides_apart()) {
                 let mut seen0 = Vector::<u32, Const<2>>::new(0u32);
                 let mut seen1 = Vector::<u32, Const<2>>::new(0u32);
-                if comptime!(bp.masked) {
+                if comptime!(bp.pattern.is_planned()) {
                     // Those of a whole tile were not copied.
                     if boundary {
                         seen0 = mask.words::<E>(&stages, &row0, tile, bp);

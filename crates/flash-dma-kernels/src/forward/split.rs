@@ -100,7 +100,7 @@ impl MmaBlueprint {
     /// Key tiles of the longest and of a mean query tile.
     fn key_tiles(&self, problem: &Problem) -> (usize, usize) {
         let tiles = |keys: usize| keys.div_ceil(self.key_tile);
-        if self.sparse {
+        if self.pattern.has_intervals() {
             let most = tiles(QueryTiles::new(problem, self.queries()).capacity);
             return (most, most);
         }
@@ -115,6 +115,7 @@ impl MmaBlueprint {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pattern::kind::Pattern;
     use flash_dma_problem::{AttentionOptions, ElementType};
 
     const PROCESSORS: usize = 132;
@@ -147,10 +148,7 @@ mod tests {
             },
             heads: heads / kv_heads,
             causal: true,
-            sparse: window.is_some(),
-            masked: false,
-            biased: false,
-            pairs: false,
+            pattern: Pattern::scored_if(window.is_some()),
             softcap: false,
             split: false,
         };

@@ -130,7 +130,7 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
         ring.wait_full(slot, tile / comptime!(bp.stages));
         publish();
         let mut careful = boundary;
-        if comptime!(bp.masked) {
+        if comptime!(bp.pattern.is_planned()) {
             careful = boundary && mask.careful;
         }
         if careful {
@@ -165,7 +165,7 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
         }
         let mut seen0 = Vector::<u32, Const<2>>::new(0u32);
         let mut seen1 = Vector::<u32, Const<2>>::new(0u32);
-        if comptime!(bp.masked) {
+        if comptime!(bp.pattern.is_planned()) {
             // On their way while the tensor cores multiply.
             if boundary {
                 seen0 = mask.words::<E>(&stages, &row0, tile, bp);

@@ -2,6 +2,7 @@
 
 use crate::host::check::elem_type;
 use crate::host::engine::Instruction;
+use crate::pattern::kind::{Bias, Pattern};
 use cubecl::CubeDim;
 use cubecl::ir::features::MmaConfig;
 use cubecl::prelude::*;
@@ -26,14 +27,8 @@ pub(crate) struct MmaBlueprint {
     pub heads: usize,
     /// Bottom-right aligned causal masking.
     pub causal: bool,
-    /// Keys come from lists, carry a score and are attended to on an interval.
-    pub sparse: bool,
-    /// Keys come in blocks of a tile plan.
-    pub masked: bool,
-    /// Keys carry a bias that all queries share.
-    pub biased: bool,
-    /// Pairs of a query and a key carry a bias.
-    pub pairs: bool,
+    /// The keys that it reads, and their biases.
+    pub pattern: Pattern,
     /// Whether the scaled product is capped.
     pub softcap: bool,
     /// Several cubes share a query tile, each with a part of its keys.
@@ -100,10 +95,7 @@ impl MmaBlueprint {
             stages: 3,
             heads,
             causal: problem.causal,
-            sparse: problem.has_scores,
-            masked: false,
-            biased: false,
-            pairs: false,
+            pattern: Pattern::scored(problem),
             softcap: problem.softcap.is_some(),
             split: false,
         };
@@ -158,10 +150,7 @@ impl MmaBlueprint {
             stages: if problem.head_dim <= 128 { 4 } else { 2 },
             heads,
             causal: problem.causal,
-            sparse: problem.has_scores,
-            masked: false,
-            biased: false,
-            pairs: false,
+            pattern: Pattern::scored(problem),
             softcap: problem.softcap.is_some(),
             split: false,
         };
@@ -192,15 +181,12 @@ impl MmaBlueprint {
         } else {
             1
         };
-        let of_keys = problem.has_key_bias();
         let blueprint = match instruction {
             Instruction::Mma => Self::choose_mma_heads(&problem.attention, properties, most),
             Instruction::Wgmma => Self::choose_wgmma_heads(&problem.attention, properties, most),
         }?;
         Self {
-            masked: problem.plan.is_some(),
-            biased: of_keys,
-            pairs: problem.bias.is_some() && !of_keys,
+            pattern: Pattern::masked(problem, Bias::of(problem)),
             ..blueprint
         }
         .fitting(properties)
@@ -217,7 +203,7 @@ impl MmaBlueprint {
     /// Whether the `mma` kernel hides what rows do not see of a boundary tile in a pass behind its logits, not in a branch at
     /// each of them. That is 7 % faster at a head dimension of 128, and was not at 64 with lists of keys.
     pub(crate) fn hides_apart(&self) -> bool {
-        !self.sparse || self.head_dim >= 128
+        !self.pattern.has_intervals() || self.head_dim >= 128
     }
 
     /// Shared memory of a cube: keys, values, scores and intervals of every stage, the mark of
@@ -233,7 +219,7 @@ impl MmaBlueprint {
 
     /// Intervals of a stage in shared memory, or what lies in their place.
     pub(crate) fn interval_slots(&self) -> usize {
-        if self.masked {
+        if self.pattern.is_planned() {
             self.queries() + 1
         } else {
             self.key_tile

@@ -57,7 +57,7 @@ impl KeyCopies {
         let (k_first, v_first) = (k_rows.base + own.col, v_rows.base + own.col);
         let mut next = Array::<u32>::new(comptime!(bp.copies() + 1));
         let mut first = 0u64;
-        if comptime!(bp.sparse || bp.masked) {
+        if comptime!(bp.pattern.has_intervals() || bp.pattern.is_planned()) {
             first = global_address(&list[keys.list..keys.list + 1]);
         }
         #[unroll]
@@ -87,9 +87,9 @@ impl KeyCopies {
 
     /// Reads the keys of tile `tile` from the list.
     fn read(&mut self, keys: &TileKeys, tile: usize, #[comptime] bp: MmaBlueprint) {
-        if comptime!(bp.sparse) {
+        if comptime!(bp.pattern.has_intervals()) {
             self.read_keys(keys, tile, bp);
-        } else if comptime!(bp.masked) {
+        } else if comptime!(bp.pattern.is_planned()) {
             if self.gathered {
                 self.read_keys(keys, tile, bp);
             } else {
@@ -126,7 +126,7 @@ impl KeyCopies {
                 let own = copied_chunk(c, comptime!(bp.units()), comptime!(bp.chunks()));
                 self.next[c] = min(first + own.row as u32, self.last);
             }
-            if comptime!(bp.biased) {
+            if comptime!(bp.pattern.has_key_bias()) {
                 self.next[comptime!(bp.copies())] = min(first + UNIT_POS, self.last);
             }
         }
@@ -150,7 +150,7 @@ impl KeyCopies {
         let stage = tile % comptime!(bp.stages);
         let begin = stage as u32 * comptime!((bp.key_tile * bp.chunks() * 16) as u32);
         let column = copied_chunk(0usize, units, chunks).col;
-        if comptime!(bp.masked) {
+        if comptime!(bp.pattern.is_planned()) {
             self.bits.start(keys, tile, self.next[0], bp);
             self.resolve(tile, bp);
         }
@@ -158,7 +158,7 @@ impl KeyCopies {
         for c in 0..comptime!(bp.copies()) {
             let chunk = copied_chunk(c, units, chunks);
             let mut key = self.next[c];
-            if comptime!(!bp.sparse && !bp.masked) {
+            if comptime!(!bp.pattern.has_intervals() && !bp.pattern.is_planned()) {
                 key = within(tile * key_tile + chunk.row, keys) as u32;
             }
             // Whole groups of eight rows further on in the same column: the same swizzle.
@@ -176,7 +176,7 @@ impl KeyCopies {
                 copy_of_row(v, key, self.v_stride, self.v_stages + begin + place);
             }
         }
-        if comptime!(bp.sparse) {
+        if comptime!(bp.pattern.has_intervals()) {
             let unit = UNIT_POS as usize;
             if unit < key_tile {
                 let place = stage * key_tile + unit;
@@ -197,12 +197,12 @@ impl KeyCopies {
                     8u32,
                 );
             }
-        } else if comptime!(bp.biased) {
+        } else if comptime!(bp.pattern.has_key_bias()) {
             let unit = UNIT_POS as usize;
             if unit < key_tile {
                 let place = stage * key_tile + unit;
                 let mut key = self.next[comptime!(bp.copies())] as usize;
-                if comptime!(!bp.masked) {
+                if comptime!(!bp.pattern.is_planned()) {
                     key = within(tile * key_tile + unit, keys);
                 }
                 let from = score_row + key;

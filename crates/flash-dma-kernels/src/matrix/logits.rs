@@ -126,7 +126,7 @@ pub(crate) fn sees<E: Float>(
     // Key `n` is visible from position `n` on: to all positions if there is no causal mask.
     let mut first = (tile * comptime!(bp.key_tile) + col) as i32;
     let mut end = k_len as i32;
-    if comptime!(bp.sparse) {
+    if comptime!(bp.pattern.has_intervals()) {
         let stage = tile % comptime!(bp.stages);
         let interval = stages.intervals[stage * comptime!(bp.key_tile) + col];
         first = interval.extract(0usize) as i32;
@@ -144,15 +144,15 @@ pub(crate) fn score<E: Float>(
     #[comptime] bp: MmaBlueprint,
 ) -> f32 {
     let mut z = 0.0f32;
-    if comptime!(bp.sparse || bp.biased) {
+    if comptime!(bp.pattern.has_intervals() || bp.pattern.has_key_bias()) {
         let stage = tile % comptime!(bp.stages);
         z = stages.scores[stage * comptime!(bp.key_tile) + col];
     }
     z
 }
 
-/// The logits of key tile `tile` of a list, of its products, as of [`tile_logits`], with what [`bp.pairs`](MmaBlueprint)
-/// adds to them; on a `boundary` tile with -inf where a row does not see a key. With `bp.masked` `seen0` and `seen1` are
+/// The logits of key tile `tile` of a list, of its products, as of [`tile_logits`], with what [`bp.pattern.has_pair_bias()`](MmaBlueprint)
+/// adds to them; on a `boundary` tile with -inf where a row does not see a key. With `bp.pattern.is_planned()` `seen0` and `seen1` are
 /// the words of the two rows.
 ///
 /// Boundary tiles are masked in a pass of their own: a branch an element would keep the others from overlapping.
@@ -176,9 +176,9 @@ pub(crate) fn visible_logits<E: Float, N: Size>(
     #[comptime] bp: MmaBlueprint,
 ) -> Vector<f32, N> {
     let mut s = tile_logits::<E, N>(products, stages, tile, scale, bp);
-    if comptime!(bp.pairs) {
+    if comptime!(bp.pattern.has_pair_bias()) {
         let mut first = keys.begin + tile * comptime!(bp.key_tile);
-        if comptime!(bp.masked) {
+        if comptime!(bp.pattern.is_planned()) {
             // Not gathered: a step is a block.
             first = list[keys.list + step_of(tile, bp)] as usize * KEY_BLOCK;
             if comptime!(bp.key_tile < KEY_BLOCK) {
@@ -188,7 +188,7 @@ pub(crate) fn visible_logits<E: Float, N: Size>(
         s = bias.add::<N>(&s, scores, row0, row1, first, q_len, k_len, bp);
     }
     if boundary {
-        if comptime!(bp.masked) {
+        if comptime!(bp.pattern.is_planned()) {
             s = hide_masked::<N>(&s, seen0, seen1, bp);
         } else {
             s = hide_unseen::<E, N>(&s, row0, row1, stages, tile, k_len, bp);

@@ -1,6 +1,6 @@
 //! A tile plan as the tensor-core kernels read it.
 //!
-//! With `bp.masked` the arguments of the kernels mean:
+//! With `bp.pattern.is_planned()` the arguments of the kernels mean:
 //!
 //! - `intervals`: the bits of the plan, a pair of words for a query and a key block.
 //! - `counts`: [`TILE_LIST_HEADER`](crate::pattern::layout::TILE_LIST_HEADER) words, the key blocks and the queries of the bits, 1 if a watched value is not finite, and
@@ -11,7 +11,7 @@
 //!   those that all its queries see first; or, gathered, a key each, again those that all see first, and from the
 //!   header's place on the bits of these slots, `[steps of 64 slots, queries, 2]`, causal masking included.
 //!
-//! With `bp.biased` `scores` is a bias `[batch | 1, heads, 1, k_len]`, with `bp.pairs` any other. A key tile is a step of 64
+//! With `bp.pattern.has_key_bias()` `scores` is a bias `[batch | 1, heads, 1, k_len]`, with `bp.pattern.has_pair_bias()` any other. A key tile is a step of 64
 //! slots, or one of its halves.
 
 use crate::matrix::blueprint::MmaBlueprint;
@@ -40,7 +40,7 @@ pub(crate) struct MaskRows {
 
 #[cube]
 impl MaskRows {
-    /// Not read unless `bp.masked`, but for `careful`.
+    /// Not read unless `bp.pattern.is_planned()`, but for `careful`.
     pub(crate) fn new(
         list: &Tensor<u32>,
         counts: &Tensor<u32>,
@@ -60,7 +60,7 @@ impl MaskRows {
             gathered: keys.gathered,
             careful: true,
         };
-        if comptime!(bp.masked) {
+        if comptime!(bp.pattern.is_planned()) {
             let (blocks, queries) = (counts[0] as usize, counts[1] as usize);
             let (batch, head) = broadcast_row(list, own);
             rows.base = (batch * list.shape(1) + head) * blocks * queries;
@@ -165,7 +165,7 @@ pub(crate) struct BitCopies {
 
 #[cube]
 impl BitCopies {
-    /// Copies nothing unless `bp.masked`.
+    /// Copies nothing unless `bp.pattern.is_planned()`.
     pub(crate) fn new<E: Float>(
         bits: &[Vector<u32, Const<2>>],
         list: &Tensor<u32>,
@@ -181,7 +181,7 @@ impl BitCopies {
             list: 0u64,
             stages: 0u32,
         };
-        if comptime!(bp.masked) {
+        if comptime!(bp.pattern.is_planned()) {
             let unit = UNIT_POS as usize;
             if mask.gathered {
                 let first = mask.list + unit * 2;

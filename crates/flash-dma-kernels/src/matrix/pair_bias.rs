@@ -15,7 +15,7 @@ pub(crate) struct PairBias {
 
 #[cube]
 impl PairBias {
-    /// Of `scores`, a bias `[batch | 1, heads, q_len | 1, k_len | 1]` with any strides. Not read unless `bp.pairs`.
+    /// Of `scores`, a bias `[batch | 1, heads, q_len | 1, k_len | 1]` with any strides. Not read unless `bp.pattern.has_pair_bias()`.
     pub(crate) fn new(
         scores: &Tensor<f32>,
         own: &CubeTile,
@@ -26,7 +26,7 @@ impl PairBias {
             query_step: 0usize,
             key_step: 0usize,
         };
-        if comptime!(bp.pairs) {
+        if comptime!(bp.pattern.has_pair_bias()) {
             let (batch, head) = broadcast(scores.shape(0), scores.shape(1), own);
             let row = PairBias::row(scores, batch, head);
             bias.base = row.base;

@@ -51,14 +51,14 @@ impl CubeTile {
         }
     }
 
-    /// The same cube with the tile that its turn gets: if `bp.masked`, those of the longest lists start first.
+    /// The same cube with the tile that its turn gets: if `bp.pattern.is_planned()`, those of the longest lists start first.
     pub(crate) fn planned(
         &self,
         list: &Tensor<u32>,
         counts: &Tensor<u32>,
         #[comptime] bp: MmaBlueprint,
     ) -> CubeTile {
-        if comptime!(bp.masked) {
+        if comptime!(bp.pattern.is_planned()) {
             let turn = tile_counts(list, self, CUBE_POS_X as usize) + 3;
             CubeTile {
                 batch: self.batch,
@@ -229,7 +229,7 @@ pub(crate) fn score_row(
 ) -> usize {
     let mut batch = own.batch;
     let mut head = own.kv_head;
-    if comptime!(bp.biased) {
+    if comptime!(bp.pattern.has_key_bias()) {
         (batch, head) = broadcast(scores.shape(0), scores.shape(1), own);
     }
     batch * scores.stride(0) + head * scores.stride(1)

@@ -45,12 +45,12 @@ impl SlotKey {
         let mut key = slot;
         let mut first = slot as i32;
         let mut end = end;
-        if comptime!(bp.sparse) {
+        if comptime!(bp.pattern.has_intervals()) {
             key = list[keys.list + slot] as usize;
             let interval = intervals[interval_row + key];
             first = interval.extract(0usize) as i32;
             end = interval.extract(1usize) as i32;
-        } else if comptime!(bp.masked) {
+        } else if comptime!(bp.pattern.is_planned()) {
             key = listed_key(list, keys, slot);
             // What it sees lies before the end of the keys, and of causal masking.
             first = i32::new(comptime!(i32::MIN as i64));
@@ -127,10 +127,10 @@ pub(crate) fn add_not_finite<E: Float, O: Float, NQ: Size>(
                     }
                 }
                 let mut z = 0.0f32;
-                if comptime!(bp.sparse || bp.biased) {
+                if comptime!(bp.pattern.has_intervals() || bp.pattern.has_key_bias()) {
                     z = scores[score_row + key];
                 }
-                if comptime!(bp.pairs) {
+                if comptime!(bp.pattern.has_pair_bias()) {
                     z = bias.of(scores, row, key);
                 }
                 let x = scale.apply(product, z, bp.softcap);

@@ -5,7 +5,7 @@ use crate::matrix::query_tile::{CubeTile, broadcast_row, tile_counts};
 use crate::pattern::layout::KEY_BLOCK;
 use cubecl::prelude::*;
 
-/// The keys of one query tile: its list if `bp.sparse`, the listed blocks if `bp.masked`, else the keys `begin..begin + total`.
+/// The keys of one query tile: its list if `bp.pattern.has_intervals()`, the listed blocks if `bp.pattern.is_planned()`, else the keys `begin..begin + total`.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct TileKeys {
     /// Begin of the list.
@@ -40,12 +40,12 @@ impl TileKeys {
         let mut full = k_len;
         let mut total = k_len;
         let mut gathered = false;
-        if comptime!(bp.sparse) {
+        if comptime!(bp.pattern.has_intervals()) {
             base = own.kv_row * list.stride(0) + place * list.stride(1);
             let at = own.kv_row * counts.stride(0) + place * counts.stride(1);
             full = counts[at] as usize;
             total = counts[at + 1] as usize;
-        } else if comptime!(bp.masked) {
+        } else if comptime!(bp.pattern.is_planned()) {
             let (batch, head) = broadcast_row(list, own);
             base = batch * list.stride(0) + head * list.stride(1) + own.tile * list.stride(2);
             let at = tile_counts(list, own, own.tile);
@@ -84,7 +84,7 @@ impl TileKeys {
             let tiles = self.total.div_ceil(key_tile);
             let from = tiles * index / count * key_tile;
             let to = min(tiles * (index + 1) / count * key_tile, self.total);
-            if comptime!(bp.sparse) {
+            if comptime!(bp.pattern.has_intervals()) {
                 part.list += from;
             } else {
                 part.begin = from;

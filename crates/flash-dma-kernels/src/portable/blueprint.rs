@@ -1,5 +1,6 @@
 //! The comptime configuration of the attention kernels, and the rule that chooses it.
 
+use crate::pattern::kind::Pattern;
 use cubecl::CubeDim;
 use cubecl::ir::HardwareProperties;
 use flash_dma_problem::{AttentionError, Problem};
@@ -73,8 +74,8 @@ pub(crate) struct Blueprint {
     pub micro: Micro,
     /// Elements a row, a multiple of 8.
     pub head_dim: usize,
-    /// Keys come from lists, carry a score, and are attended to on an interval.
-    pub sparse: bool,
+    /// The keys that it reads, and their biases.
+    pub pattern: Pattern,
     /// Bottom-right aligned causal masking.
     pub causal: bool,
     /// Whether the scaled product is capped.
@@ -118,7 +119,7 @@ impl Blueprint {
     pub(crate) fn choose_rows(
         rows: usize,
         head_dim: usize,
-        sparse: bool,
+        pattern: Pattern,
         softcap: bool,
         hardware: &HardwareProperties,
     ) -> Result<Self, AttentionError> {
@@ -129,7 +130,7 @@ impl Blueprint {
         let with = |&micro: &Micro| Self {
             micro,
             head_dim,
-            sparse,
+            pattern,
             causal: true,
             softcap,
         };
@@ -150,10 +151,15 @@ impl Blueprint {
         Self {
             micro,
             head_dim: problem.head_dim,
-            sparse: problem.has_scores,
+            pattern: Pattern::scored(problem),
             causal: problem.causal,
             softcap: problem.softcap.is_some(),
         }
+    }
+
+    /// The same kernel for other keys and biases.
+    pub(crate) fn with_pattern(self, pattern: Pattern) -> Self {
+        Self { pattern, ..self }
     }
 
     /// Units a cube.

@@ -21,7 +21,7 @@ use cubecl::prelude::*;
 /// | `grad_k`, `grad_v` | contiguous `[batch, kv_heads, k_len, head_dim]`, the listed keys overwritten |
 /// | `grad_scores` | contiguous `[batch, kv_heads, k_len]`, the listed keys overwritten |
 ///
-/// Without `bp.sparse` every key is listed, in order; the scores, keys, ends and counts are never read
+/// Without `bp.pattern.has_intervals()` every key is listed, in order; the scores, keys, ends and counts are never read
 /// and `grad_scores` is never written.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn dkdv_kernel<F: Float, N: Size>(
@@ -53,7 +53,7 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
     let start = CUBE_POS_X as usize * outer_rows;
     let mut count = k_len;
     let mut list_base = 0usize;
-    if comptime!(bp.sparse) {
+    if comptime!(bp.pattern.has_intervals()) {
         count = counts[kv_row] as usize;
         list_base = kv_row * keys.stride(0);
     }
@@ -108,7 +108,7 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
         let mut score = 0.0f32;
         if n < count {
             end = k_len as i32;
-            if comptime!(bp.sparse) {
+            if comptime!(bp.pattern.has_intervals()) {
                 let key = keys[list_base + n];
                 first = key as i32;
                 end = ends[list_base + n] as i32;
@@ -136,7 +136,7 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
         &mut not_finite,
         2usize,
         outer_rows,
-        bp.sparse,
+        bp.pattern.has_intervals(),
         bp,
     );
     let v_base = batch * v.stride(0) + kv_head * v.stride(1);
@@ -152,7 +152,7 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
         &mut not_finite,
         2usize,
         outer_rows,
-        bp.sparse,
+        bp.pattern.has_intervals(),
         bp,
     );
     sync_cube();
@@ -263,7 +263,7 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
         let outer = y + o * units_y;
         if start + outer < count {
             let mut key = start + outer;
-            if comptime!(bp.sparse) {
+            if comptime!(bp.pattern.has_intervals()) {
                 key = keys[list_base + key] as usize;
                 if x == 0 {
                     let mut sum = 0.0f32;

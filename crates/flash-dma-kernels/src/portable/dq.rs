@@ -21,7 +21,7 @@ use cubecl::prelude::*;
 /// | `list`, `counts` | key lists of the launched tiles, see [`TileKeyLists`](crate::pattern::intervals::TileKeyLists) |
 /// | `grad_q` | contiguous `[batch, q_heads, q_len, head_dim]`, overwritten |
 ///
-/// Without `bp.sparse` the scores, intervals, list and counts are never read.
+/// Without `bp.pattern.has_intervals()` the scores, intervals, list and counts are never read.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn dq_kernel<F: Float, N: Size>(
     q: &Tensor<Vector<F, N>>,

@@ -20,7 +20,7 @@ use cubecl::prelude::*;
 /// | `out` | contiguous `[batch, q_heads, q_len, head_dim]`, overwritten |
 /// | `lse` | contiguous `[batch, q_heads, q_len]`, overwritten |
 ///
-/// Without `bp.sparse` the scores, intervals, list and counts are never read.
+/// Without `bp.pattern.has_intervals()` the scores, intervals, list and counts are never read.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn forward_kernel<F: Float, N: Size>(
     q: &Tensor<Vector<F, N>>,

@@ -6,7 +6,7 @@ use crate::portable::memory::{Row4, load_rows};
 use crate::portable::visibility::Slots;
 use cubecl::prelude::*;
 
-/// Where the keys of one query tile are: in its list if `bp.sparse`, else the keys `0..total`.
+/// Where the keys of one query tile are: in its list if `bp.pattern.has_intervals()`, else the keys `0..total`.
 #[derive(CubeType)]
 pub(crate) struct TileKeys {
     /// First element of the list.
@@ -34,7 +34,7 @@ impl TileKeys {
         let mut base = 0usize;
         let mut full = 0usize;
         let mut total = 0usize;
-        if comptime!(bp.sparse) {
+        if comptime!(bp.pattern.has_intervals()) {
             let mut tile = 0usize;
             if comptime!(bp.causal) {
                 tile = CUBE_POS_X as usize;
@@ -85,7 +85,7 @@ impl TileKeys {
             let mut score = 0.0f32;
             if n < self.total {
                 end = i32::new(i32::MAX as i64);
-                if comptime!(bp.sparse) {
+                if comptime!(bp.pattern.has_intervals()) {
                     let key = list[self.base + n] as usize;
                     score = scores[batch * scores.stride(0)
                         + kv_head * scores.stride(1)
@@ -123,7 +123,7 @@ impl TileKeys {
             not_finite,
             slot,
             rows,
-            bp.sparse,
+            bp.pattern.has_intervals(),
             bp,
         );
         load_rows::<F, N>(
@@ -138,7 +138,7 @@ impl TileKeys {
             not_finite,
             slot,
             rows,
-            bp.sparse,
+            bp.pattern.has_intervals(),
             bp,
         );
     }

@@ -1,6 +1,7 @@
 //! The configuration of the kernel of a bias with a query axis.
 
 use crate::matrix::blueprint::has_wgmma;
+use crate::pattern::kind::{Bias, Pattern};
 use cubecl::prelude::*;
 use flash_dma_problem::{ElementType, MaskedProblem};
 
@@ -13,8 +14,8 @@ pub(crate) struct BiasBlueprint {
     pub head_dim: usize,
     /// Bottom-right aligned causal masking.
     pub causal: bool,
-    /// What the queries see is a tile plan's.
-    pub masked: bool,
+    /// All keys or those of a tile plan, with a bias of pairs.
+    pub pattern: Pattern,
     /// Whether the scaled product is capped.
     pub softcap: bool,
 }
@@ -46,7 +47,7 @@ impl BiasBlueprint {
             element: p.element,
             head_dim: p.head_dim,
             causal: p.causal,
-            masked: problem.plan.is_some(),
+            pattern: Pattern::masked(problem, Bias::Pair),
             softcap: p.softcap.is_some(),
         };
         (served && blueprint.shared_bytes() <= properties.hardware.max_shared_memory_size)

@@ -20,7 +20,7 @@ use cubecl::prelude::*;
 /// where they differ from one step to the next, as boxes that one unit copies.
 ///
 /// `bias` `[batch | 1, heads, q_len, k_len]`, any strides; `grad_bias` its shape, contiguous, overwritten. `bits`, of
-/// `bit_blocks` key blocks and `bit_queries` queries, and `counts` are the plan's, read if `bp.masked`. The boxes: of
+/// `bit_blocks` key blocks and `bit_queries` queries, and `counts` are the plan's, read if `bp.pattern.is_planned()`. The boxes: of
 /// `q` and its gradients `[1, 1, 64, 64]`, of `k` and `v` likewise, of the rows 128 pairs of `-log2(e) lse` and the row
 /// sum.
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -287,7 +287,7 @@ fn add_half<N: Size>(
     let none = f32::new(f32::INFINITY);
     let (empty0, empty1) = (upper.reference == none, lower.reference == none);
     let mut boundary = !whole || any_lane(empty0 || empty1);
-    if comptime!(bp.causal && !bp.masked) {
+    if comptime!(bp.causal && !bp.pattern.is_planned()) {
         let last = (first + comptime!(BiasBlueprint::HALF - 1)) as i32;
         boundary = boundary || any_lane(last > row0.position);
     }

@@ -158,7 +158,7 @@ impl BiasSteps {
     pub(crate) fn find(&self, counts: &[u32], from: usize, #[comptime] bp: BiasBlueprint) -> Found {
         let mut at = from;
         let mut whole = true;
-        if comptime!(bp.masked) {
+        if comptime!(bp.pattern.is_planned()) {
             let mut searching = at < self.total;
             while searching {
                 let visibility = self.visibility(counts, at);
@@ -183,7 +183,7 @@ impl BiasSteps {
         #[comptime] bp: BiasBlueprint,
     ) -> Vector<u32, Const<2>> {
         let mut words = Vector::<u32, Const<2>>::new(u32::new(comptime!(u32::MAX as i64)));
-        if comptime!(bp.masked) {
+        if comptime!(bp.pattern.is_planned()) {
             // Rows past the last query and keys past the last get that one's, and are not used.
             let (blocks, queries) = (self.sizes.bit_blocks, self.sizes.bit_queries);
             let block = self.mask_row(step) * blocks + min(block, blocks - 1);

@@ -36,8 +36,8 @@ use cubecl::prelude::*;
 /// | `grad_k`, `grad_v` | contiguous `[batch, kv_heads, k_len, head_dim]`: the tile's keys are overwritten, or with `bp.shared_keys` added to; with `bp.parts` see [`KeyParts`](crate::backward::dkdv::shared::gather::KeyParts) |
 /// | `grad_scores` | contiguous `[batch, kv_heads, k_len]`, likewise; sparse only |
 ///
-/// Without `bp.sparse` the keys of every chunk are all keys in order, and the scores, intervals, list and
-/// counts are never read; with `bp.masked` or `bp.biased` they are what [`mask`](crate::backward::dkdv::shared::mask) says.
+/// Without `bp.pattern.has_intervals()` the keys of every chunk are all keys in order, and the scores, intervals, list and
+/// counts are never read; with `bp.pattern.is_planned()` or `bp.pattern.has_key_bias()` they are what [`mask`](crate::backward::dkdv::shared::mask) says.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
     q: &Tensor<Chunk<E>>,
@@ -77,7 +77,7 @@ pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
     let chunk_first = (item % chunk_count as usize * chunk as usize) as i32;
     let chunk_end = min(chunk_first + chunk as i32, q_len as i32);
     let mut count = k_len;
-    if comptime!(bp.sparse) {
+    if comptime!(bp.pattern.has_intervals()) {
         count = counts[item] as usize;
     }
     if start >= count {
@@ -86,7 +86,7 @@ pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
 
     let list_row = item * capacity as usize + start;
     let mut tiles = Tiles::<E>::new(bp);
-    if comptime!(!bp.masked) && unit < comptime!(bp.keys()) {
+    if comptime!(!bp.pattern.is_planned()) && unit < comptime!(bp.keys()) {
         let own = own_key(
             unit,
             start,
@@ -109,7 +109,7 @@ pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
     }
     sync_cube();
 
-    let range = if comptime!(bp.masked) {
+    let range = if comptime!(bp.pattern.is_planned()) {
         Range::none()
     } else {
         query_range(
@@ -123,17 +123,17 @@ pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
         )
     };
     let mut steps = range.tiles * (group / comptime!(bp.heads));
-    let step_list = if comptime!(bp.masked) {
+    let step_list = if comptime!(bp.pattern.is_planned()) {
         let (tiles, capacity) = (slots as usize, capacity as usize);
         let tile = CUBE_POS_X as usize % tiles;
         StepList::new(list, counts, batch, kv_head, tile, tiles, capacity)
     } else {
         StepList::none()
     };
-    if comptime!(bp.masked) {
+    if comptime!(bp.pattern.is_planned()) {
         steps = step_list.total;
     }
-    let mask = if comptime!(bp.masked || bp.bias_heads) {
+    let mask = if comptime!(bp.pattern.is_planned() || bp.pattern.has_head_bias()) {
         let first = start + warp % comptime!(bp.role_warps) * comptime!(bp.warp_keys());
         KeyMask::new(
             scores, counts, intervals, batch, kv_head, q_heads, group, first, k_len, bp,
@@ -202,7 +202,11 @@ pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
         for n in 0..comptime!(bp.fragments * 2) {
             let slot = slot_of(n, bp);
             key_scores[n] = 0.0f32;
-            if comptime!(bp.sparse || bp.biased && !bp.bias_heads) && start + slot < count {
+            if comptime!(
+                bp.pattern.has_intervals()
+                    || bp.pattern.has_key_bias() && !bp.pattern.has_head_bias()
+            ) && start + slot < count
+            {
                 key_scores[n] = scores[score_row + key_of(list, list_row, start, slot, bp)];
             }
         }
@@ -328,7 +332,9 @@ pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
                 bp,
             );
         }
-        if comptime!(bp.sparse || bp.biased && !bp.bias_heads) {
+        if comptime!(
+            bp.pattern.has_intervals() || bp.pattern.has_key_bias() && !bp.pattern.has_head_bias()
+        ) {
             #[unroll]
             for n in 0..comptime!(bp.fragments * 2) {
                 let sum = quad_sum(score_sums[n]);

@@ -74,7 +74,7 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
     let chunk_first = (item % chunk_count as usize * chunk as usize) as i32;
     let chunk_end = min(chunk_first + chunk as i32, q_len as i32);
     let mut count = k_len;
-    if comptime!(bp.sparse) {
+    if comptime!(bp.pattern.has_intervals()) {
         count = counts[item] as usize;
     }
     if start >= count {
@@ -83,7 +83,7 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
 
     let list_row = item * capacity as usize + start;
     let mut tiles = Tiles::<E>::new(bp);
-    if comptime!(!bp.masked) && unit < comptime!(bp.keys()) {
+    if comptime!(!bp.pattern.is_planned()) && unit < comptime!(bp.keys()) {
         let own = own_key(
             unit,
             start,
@@ -120,7 +120,9 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
         k_len,
         chunk_first,
         chunk_end,
-        comptime!(bp.sparse || bp.biased && !bp.bias_heads),
+        comptime!(
+            bp.pattern.has_intervals() || bp.pattern.has_key_bias() && !bp.pattern.has_head_bias()
+        ),
         bp,
     );
     let mut key1 = own_key(
@@ -137,11 +139,13 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
         k_len,
         chunk_first,
         chunk_end,
-        comptime!(bp.sparse || bp.biased && !bp.bias_heads),
+        comptime!(
+            bp.pattern.has_intervals() || bp.pattern.has_key_bias() && !bp.pattern.has_head_bias()
+        ),
         bp,
     );
     sync_cube();
-    let mut steps = if comptime!(bp.masked) {
+    let mut steps = if comptime!(bp.pattern.is_planned()) {
         let (tiles, capacity) = (slots as usize, capacity as usize);
         let tile = CUBE_POS_X as usize % tiles;
         let list = StepList::new(list, counts, batch, kv_head, tile, tiles, capacity);
@@ -164,7 +168,7 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
     );
     // The head whose biases the keys have.
     let mut head = steps.present(bp).head;
-    if comptime!(bp.bias_heads) {
+    if comptime!(bp.pattern.has_head_bias()) {
         key0.bias(&mask, head);
         key1.bias(&mask, head);
     }
@@ -190,7 +194,7 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
             let place = group_place(row, col, chunks);
             if start + row < count {
                 let mut key = start + row;
-                if comptime!(bp.sparse) {
+                if comptime!(bp.pattern.has_intervals()) {
                     key = list[list_row + row] as usize;
                 }
                 let from = k_rows.base + key * k_rows.stride + col;
@@ -227,7 +231,7 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
         sync_cube();
         for turn in 0..steps.count {
             let stage = turn % stages;
-            if comptime!(bp.bias_heads) {
+            if comptime!(bp.pattern.has_head_bias()) {
                 let next = steps.present(bp).head;
                 if next != head {
                     let row = (batch * q_heads + rows.head + head) * k_len;
@@ -271,13 +275,13 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
             let present = steps.present(bp);
             let query = present.tile * comptime!(bp.queries());
             let mut step_head = 0usize;
-            if comptime!(bp.pairs) {
+            if comptime!(bp.pattern.has_pair_bias()) {
                 // A copy: `present` names the cursor's own variables, which move on before the biases are read.
                 step_head = present.head;
             }
             let step = step_at::<E>(stage, query, steps.is_whole(turn, bp), &tiles, bp);
             let mut seen = 0u32;
-            if comptime!(bp.masked) {
+            if comptime!(bp.pattern.is_planned()) {
                 // Behind the products: the words have come meanwhile.
                 if step.boundary {
                     seen = words.pack(query, &mask, q_len, k_len, 0usize, bp);
@@ -369,10 +373,10 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
         write_row::<O, NO>(grad_v, &dv, at, 1.0f32, 1usize, bp);
         write_row::<O, NO>(grad_k, &dk, at, scale, 1usize, bp);
     }
-    if comptime!(bp.bias_heads) {
+    if comptime!(bp.pattern.has_head_bias()) {
         let row = (batch * q_heads + rows.head + head) * k_len;
         add_scores(&mut weights, &key0, &key1, grad_scores, row);
-    } else if comptime!(bp.sparse || bp.biased) {
+    } else if comptime!(bp.pattern.has_intervals() || bp.pattern.has_key_bias()) {
         let dz0 = quad_sum(weights.dz0);
         let dz1 = quad_sum(weights.dz1);
         if quad == 0 {

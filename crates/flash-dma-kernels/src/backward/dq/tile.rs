@@ -76,7 +76,7 @@ pub(crate) fn add_tile<E: Float, N: Size, NA: Size>(
     // The words of the two rows.
     let mut seen0 = Vector::<u32, Const<2>>::new(0u32);
     let mut seen1 = Vector::<u32, Const<2>>::new(0u32);
-    if comptime!(boundary && tile_bp.masked) {
+    if comptime!(boundary && tile_bp.pattern.is_planned()) {
         seen0 = mask.words::<E>(stages, &rows.upper, tile, tile_bp);
         seen1 = mask.words::<E>(stages, &rows.lower, tile, tile_bp);
     }
@@ -105,7 +105,7 @@ pub(crate) fn add_tile<E: Float, N: Size, NA: Size>(
         }
 
         let mut finite = true;
-        if comptime!(boundary && tile_bp.masked) {
+        if comptime!(boundary && tile_bp.pattern.is_planned()) {
             if mask.careful {
                 finite = keys_are_finite::<N>(&s);
             }
@@ -118,7 +118,7 @@ pub(crate) fn add_tile<E: Float, N: Size, NA: Size>(
         // Of this block.
         let mut own0 = seen0;
         let mut own1 = seen1;
-        if comptime!(boundary && tile_bp.masked && key_tile == KEY_BLOCK) {
+        if comptime!(boundary && tile_bp.pattern.is_planned() && key_tile == KEY_BLOCK) {
             let second = block * DQ_BLOCK >= 32;
             own0.insert(
                 0usize,
@@ -153,7 +153,7 @@ pub(crate) fn add_tile<E: Float, N: Size, NA: Size>(
                     let x1 = logit_scale.apply(s1, z, tile_bp.softcap);
                     let mut ds0 = exp_of(x0, rows.reference0) * (dp0 - rows.delta0);
                     let mut ds1 = exp_of(x1, rows.reference1) * (dp1 - rows.delta1);
-                    if comptime!(tile_bp.softcap && tile_bp.biased) {
+                    if comptime!(tile_bp.softcap && tile_bp.pattern.has_key_bias()) {
                         // A bias may be infinite.
                         let capped0 = logit_scale.apply(s0, 0.0f32, tile_bp.softcap);
                         let capped1 = logit_scale.apply(s1, 0.0f32, tile_bp.softcap);
@@ -163,7 +163,7 @@ pub(crate) fn add_tile<E: Float, N: Size, NA: Size>(
                         ds0 *= logit_scale.slope(x0 - z, tile_bp.softcap);
                         ds1 *= logit_scale.slope(x1 - z, tile_bp.softcap);
                     }
-                    if comptime!(boundary && tile_bp.masked) {
+                    if comptime!(boundary && tile_bp.pattern.is_planned()) {
                         let column = comptime!(n * 16 + half * 8 + e);
                         ds0 = select(is_set(own0, column), ds0, 0.0f32);
                         ds1 = select(is_set(own1, column), ds1, 0.0f32);

@@ -19,8 +19,8 @@ pub(crate) struct LaneRow {
 }
 
 /// dS of a key tile, rounded, as an A operand, of S and of dP, which is under way: P is computed meanwhile. This
-/// lane holds elements of two rows; if `bp.pairs`, `bias` has their biases. On a `boundary` tile zero where a row does not
-/// see a key; if `bp.masked`, the words of the rows say which they see.
+/// lane holds elements of two rows; if `bp.pattern.has_pair_bias()`, `bias` has their biases. On a `boundary` tile zero where a row does not
+/// see a key; if `bp.pattern.is_planned()`, the words of the rows say which they see.
 #[cube]
 pub(crate) fn gradients<E: Float, NS: Size, NP: Size>(
     s: &Vector<f32, NS>,
@@ -48,10 +48,15 @@ pub(crate) fn gradients<E: Float, NS: Size, NP: Size>(
         for e in 0..2usize {
             let z = score::<E>(stages, tile, comptime!(n * 8 + e) + quad * 2, bp);
             let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
-            let (capped, scored) = comptime!((bp.softcap, bp.sparse || bp.biased || bp.pairs));
+            let (capped, scored) = comptime!((
+                bp.softcap,
+                bp.pattern.has_intervals()
+                    || bp.pattern.has_key_bias()
+                    || bp.pattern.has_pair_bias()
+            ));
             let mut z0 = z;
             let mut z1 = z;
-            if comptime!(bp.pairs) {
+            if comptime!(bp.pattern.has_pair_bias()) {
                 z0 = bias.extract(at0);
                 z1 = bias.extract(at1);
             }
@@ -78,7 +83,7 @@ pub(crate) fn gradients<E: Float, NS: Size, NP: Size>(
             let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
             let mut ds0 = p.extract(at0) * (dp.extract(at0) - upper.delta);
             let mut ds1 = p.extract(at1) * (dp.extract(at1) - lower.delta);
-            if comptime!(boundary && bp.masked) {
+            if comptime!(boundary && bp.pattern.is_planned()) {
                 ds0 = select(is_set(seen0, comptime!(n * 8 + e)), ds0, 0.0f32);
                 ds1 = select(is_set(seen1, comptime!(n * 8 + e)), ds1, 0.0f32);
             } else if comptime!(boundary) {

@@ -172,7 +172,7 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
         ring.wait_full(stage, tile / comptime!(bp.stages));
         publish();
         let mut careful = boundary;
-        if comptime!(bp.masked) {
+        if comptime!(bp.pattern.is_planned()) {
             careful = boundary && mask.careful;
         }
         if careful {
@@ -225,7 +225,7 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
         }
         let mut seen0 = Vector::<u32, Const<2>>::new(0u32);
         let mut seen1 = Vector::<u32, Const<2>>::new(0u32);
-        if comptime!(bp.masked) {
+        if comptime!(bp.pattern.is_planned()) {
             // On their way while the tensor cores multiply.
             if boundary {
                 seen0 = mask.words::<E>(&stages, &row0, tile, bp);
@@ -233,9 +233,9 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
             }
         }
         let mut z = Vector::<f32, NS>::new(0.0f32);
-        if comptime!(bp.pairs) {
+        if comptime!(bp.pattern.has_pair_bias()) {
             let mut first_key = keys.begin + tile * key_tile;
-            if comptime!(bp.masked) {
+            if comptime!(bp.pattern.is_planned()) {
                 // Not gathered: a step is a block.
                 first_key = list[keys.list + tile] as usize * KEY_BLOCK;
             }

@@ -176,7 +176,8 @@ impl<'a> MmaPass<'a> {
             Instruction::Mma => launch!(dq_mma_kernel, blueprint),
             Instruction::Wgmma => {
                 // Keys that lie side by side: one unit copies them for all.
-                let listed = problem.has_scores || tile.masked || tile.biased;
+                let listed =
+                    problem.has_scores || tile.pattern.is_planned() || tile.pattern.has_key_bias();
                 let boxes = !listed && takes_boxes(&k, size) && takes_boxes(&v, size);
                 let [k_boxes, v_boxes] = [&k, &v]
                     .map(|rows| boxes.then(|| boxes_of(rows, problem.element, 1, tile.key_tile)));

@@ -28,7 +28,6 @@ pub(crate) fn bias_kernel<F: Float, N: Size>(
     grad_bias: &mut Tensor<f32>,
     scale: f32,
     softcap: f32,
-    #[comptime] masked: bool,
     #[comptime] whole_queries: bool,
     #[comptime] whole_keys: bool,
     #[comptime] bp: Blueprint,
@@ -84,9 +83,9 @@ pub(crate) fn bias_kernel<F: Float, N: Size>(
         let head = own_head * heads_each + step / key_tiles % heads_each;
         let first_key = (first_key_tile + step % key_tiles) * outer_rows;
         let kv_head = head / group;
-        let bias_row = BiasRow::new(bias, batch, head, q_heads, true);
+        let bias_row = BiasRow::new(bias, batch, head, q_heads, bp);
         let mut mask_row = 0usize;
-        if comptime!(masked) {
+        if comptime!(bp.pattern.is_planned()) {
             mask_row = broadcast_row(bits.shape(0), bits.shape(1), batch, head, q_heads);
         }
         sync_cube();
@@ -117,7 +116,7 @@ pub(crate) fn bias_kernel<F: Float, N: Size>(
         for tile in first_query_tile..first_query_tile + query_tiles {
             let first_query = tile * inner_rows;
             let end_query = min(first_query + inner_rows, q_len);
-            if is_active(counts, mask_row, first_query, end_query, first_key, masked) {
+            if is_active(counts, mask_row, first_query, end_query, first_key, bp) {
                 sync_cube();
                 load_queries::<F, N>(
                     q,
@@ -138,7 +137,6 @@ pub(crate) fn bias_kernel<F: Float, N: Size>(
                     &mut seen,
                     &mut not_finite,
                     2usize,
-                    masked,
                     bp,
                 );
                 sync_cube();
@@ -152,8 +150,7 @@ pub(crate) fn bias_kernel<F: Float, N: Size>(
                         let inner = x + i * units_x;
                         let n = o * comptime!(bp.micro.inner) + i;
                         if seen.selected(outer, inner) {
-                            let z =
-                                bias_row.read(bias, first_query + inner, first_key + outer, true);
+                            let z = bias_row.read(bias, first_query + inner, first_key + outer, bp);
                             let value = logit(s[n], scale, softcap, bp);
                             let p = (value + z - row_lse[inner]).exp();
                             acc[n] += p * (dp[n] - row_delta[inner]);

@@ -26,8 +26,6 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
     grad_v: &mut Tensor<Vector<F, N>>,
     scale: f32,
     softcap: f32,
-    #[comptime] masked: bool,
-    #[comptime] biased: bool,
     #[comptime] bp: Blueprint,
     #[define(F)] _element: ElemType,
 ) {
@@ -104,11 +102,11 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
         let first_query = (first_tile + step % (tiles - first_tile)) * inner_rows;
         let end_query = min(first_query + inner_rows, q_len);
         let mut mask_row = 0usize;
-        if comptime!(masked) {
+        if comptime!(bp.pattern.is_planned()) {
             mask_row = broadcast_row(bits.shape(0), bits.shape(1), batch, head, q_heads);
         }
-        if is_active(counts, mask_row, first_query, end_query, first_key, masked) {
-            let bias_row = BiasRow::new(bias, batch, head, q_heads, biased);
+        if is_active(counts, mask_row, first_query, end_query, first_key, bp) {
+            let bias_row = BiasRow::new(bias, batch, head, q_heads, bp);
             sync_cube();
             load_queries::<F, N>(
                 q,
@@ -129,7 +127,6 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
                 &mut seen,
                 &mut not_finite,
                 slot,
-                masked,
                 bp,
             );
             sync_cube();
@@ -151,8 +148,7 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
                         let n = o * comptime!(bp.micro.inner) + part * LANES + e;
                         let inner = x + (part * LANES + e) * units_x;
                         if seen.selected(outer, inner) {
-                            let z =
-                                bias_row.read(bias, first_query + inner, first_key + outer, biased);
+                            let z = bias_row.read(bias, first_query + inner, first_key + outer, bp);
                             let value = logit(s[n], scale, softcap, bp);
                             let p = (value + z - row_lse[inner]).exp();
                             let ds = p * (dp[n] - row_delta[inner]);
@@ -220,7 +216,6 @@ pub(crate) fn load_queries<F: Float, N: Size>(
     seen: &mut Seen,
     not_finite: &mut Shared<[u32]>,
     slot: usize,
-    #[comptime] masked: bool,
     #[comptime] bp: Blueprint,
 ) {
     let rows = comptime!(bp.inner_rows());
@@ -236,9 +231,7 @@ pub(crate) fn load_queries<F: Float, N: Size>(
             // A row that sees nothing has no gradients, whatever its logits.
             let sees_nothing = lse[n] == negative_infinity();
             if !sees_nothing {
-                word = seen_keys(
-                    bits, mask_row, query, first_key, q_len, k_len, masked, bp.causal,
-                );
+                word = seen_keys(bits, mask_row, query, first_key, q_len, k_len, bp);
             }
         }
         seen.words[row] = word;

@@ -26,8 +26,6 @@ pub(crate) fn dq_kernel<F: Float, N: Size>(
     grad_q: &mut Tensor<Vector<F, N>>,
     scale: f32,
     softcap: f32,
-    #[comptime] masked: bool,
-    #[comptime] biased: bool,
     #[comptime] bp: Blueprint,
     #[define(F)] _element: ElemType,
 ) {
@@ -40,10 +38,10 @@ pub(crate) fn dq_kernel<F: Float, N: Size>(
     let first_query = CUBE_POS_X as usize * outer_rows;
     let end_query = min(first_query + outer_rows, q_len);
     let mut mask_row = 0usize;
-    if comptime!(masked) {
+    if comptime!(bp.pattern.is_planned()) {
         mask_row = broadcast_row(bits.shape(0), bits.shape(1), batch, head, q_heads);
     }
-    let bias_row = BiasRow::new(bias, batch, head, q_heads, biased);
+    let bias_row = BiasRow::new(bias, batch, head, q_heads, bp);
 
     let mut seen = Seen::new(outer_rows, false);
     let mut not_finite = Shared::<[u32]>::new_slice(3usize);
@@ -113,7 +111,7 @@ pub(crate) fn dq_kernel<F: Float, N: Size>(
     let mut slot = 0usize;
     for tile in 0..total.div_ceil(inner_rows) {
         let first_key = tile * inner_rows;
-        if is_active(counts, mask_row, first_query, end_query, first_key, masked) {
+        if is_active(counts, mask_row, first_query, end_query, first_key, bp) {
             sync_cube();
             let mut row = UNIT_POS as usize;
             while row < outer_rows {
@@ -128,8 +126,7 @@ pub(crate) fn dq_kernel<F: Float, N: Size>(
                         first_key,
                         q_len,
                         k_len,
-                        masked,
-                        bp.causal,
+                        bp,
                     );
                 }
                 seen.words[row] = word;
@@ -161,8 +158,7 @@ pub(crate) fn dq_kernel<F: Float, N: Size>(
                         let n = o * comptime!(bp.micro.inner) + part * LANES + e;
                         let inner = x + (part * LANES + e) * units_x;
                         if seen.selected(outer, inner) {
-                            let z =
-                                bias_row.read(bias, first_query + outer, first_key + inner, biased);
+                            let z = bias_row.read(bias, first_query + outer, first_key + inner, bp);
                             let value = logit(s[n], scale, softcap, bp);
                             let p = (value + z - row_lse[outer]).exp();
                             let ds = p * (dp[n] - row_delta[outer]);

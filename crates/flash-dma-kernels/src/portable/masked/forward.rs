@@ -16,8 +16,8 @@ use cubecl::prelude::*;
 /// | buffer | layout |
 /// |---|---|
 /// | `q`, `k`, `v` | `[batch, heads, len, head_dim]`, any strides with a contiguous last axis |
-/// | `bits`, `counts` | a tile plan, see [`PlanGeometry`](flash_dma_problem::PlanGeometry); read if `masked` |
-/// | `bias` | broadcasts to the logits, any strides; read if `biased` |
+/// | `bits`, `counts` | a tile plan, see [`PlanGeometry`](flash_dma_problem::PlanGeometry); read if `bp.pattern` is planned |
+/// | `bias` | broadcasts to the logits, any strides; read if `bp.pattern` has a bias of pairs |
 /// | `out` | contiguous `[batch, q_heads, q_len, head_dim]`, overwritten |
 /// | `lse` | contiguous `[batch, q_heads, q_len]`, overwritten |
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -32,8 +32,6 @@ pub(crate) fn forward_kernel<F: Float, N: Size>(
     lse: &mut Tensor<f32>,
     scale: f32,
     softcap: f32,
-    #[comptime] masked: bool,
-    #[comptime] biased: bool,
     #[comptime] bp: Blueprint,
     #[define(F)] _element: ElemType,
 ) {
@@ -46,10 +44,10 @@ pub(crate) fn forward_kernel<F: Float, N: Size>(
     let first_query = CUBE_POS_X as usize * outer_rows;
     let end_query = min(first_query + outer_rows, q_len);
     let mut mask_row = 0usize;
-    if comptime!(masked) {
+    if comptime!(bp.pattern.is_planned()) {
         mask_row = broadcast_row(bits.shape(0), bits.shape(1), batch, head, q_heads);
     }
-    let bias_row = BiasRow::new(bias, batch, head, q_heads, biased);
+    let bias_row = BiasRow::new(bias, batch, head, q_heads, bp);
 
     let mut seen = Seen::new(outer_rows, false);
     let mut not_finite = Shared::<[u32]>::new_slice(3usize);
@@ -86,14 +84,12 @@ pub(crate) fn forward_kernel<F: Float, N: Size>(
     let mut slot = 0usize;
     for tile in 0..total.div_ceil(inner_rows) {
         let first_key = tile * inner_rows;
-        if is_active(counts, mask_row, first_query, end_query, first_key, masked) {
+        if is_active(counts, mask_row, first_query, end_query, first_key, bp) {
             sync_cube();
             let mut row = UNIT_POS as usize;
             while row < outer_rows {
                 let query = first_query + row;
-                seen.words[row] = seen_keys(
-                    bits, mask_row, query, first_key, q_len, k_len, masked, bp.causal,
-                );
+                seen.words[row] = seen_keys(bits, mask_row, query, first_key, q_len, k_len, bp);
                 row += comptime!(bp.units());
             }
             let keys = TileRows {
@@ -119,7 +115,7 @@ pub(crate) fn forward_kernel<F: Float, N: Size>(
                     let n = o * comptime!(bp.micro.inner) + i;
                     let mut value = negative_infinity();
                     if seen.selected(outer, inner) {
-                        let z = bias_row.read(bias, first_query + outer, first_key + inner, biased);
+                        let z = bias_row.read(bias, first_query + outer, first_key + inner, bp);
                         value = logit(softmax.s[n], scale, softcap, bp) + z;
                     }
                     softmax.s[n] = value;

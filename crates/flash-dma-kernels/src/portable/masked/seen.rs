@@ -1,11 +1,12 @@
 //! What a row sees of a few keys, as bits, and sums over what it sees.
 
 use crate::pattern::position::prefix;
+use crate::portable::blueprint::Blueprint;
 use crate::portable::visibility::{Pairs, PairsExpand};
 use cubecl::prelude::*;
 
 /// The keys from `first` on that a query sees, a bit each, up to the next multiple of 32; 0 past the last
-/// query. `row` is the row of the plan's batches and heads; `bits` are read if `masked`.
+/// query. `row` is the row of the plan's batches and heads; `bits` are read if the pattern is planned.
 #[cube]
 pub(crate) fn seen_keys(
     bits: &Tensor<u32>,
@@ -14,13 +15,12 @@ pub(crate) fn seen_keys(
     first: usize,
     q_len: usize,
     k_len: usize,
-    #[comptime] masked: bool,
-    #[comptime] causal: bool,
+    #[comptime] bp: Blueprint,
 ) -> u32 {
     let mut seen = 0u32;
     if query < q_len {
-        seen = prefix(first, query, q_len, k_len, causal);
-        if comptime!(masked) {
+        seen = prefix(first, query, q_len, k_len, bp.causal);
+        if comptime!(bp.pattern.is_planned()) {
             let (blocks, queries) = (bits.shape(2), bits.shape(3));
             let mut block = first / 64;
             if blocks == 1 {
@@ -45,10 +45,10 @@ pub(crate) fn is_active(
     first_query: usize,
     end_query: usize,
     first_key: usize,
-    #[comptime] masked: bool,
+    #[comptime] bp: Blueprint,
 ) -> bool {
     let mut sum = 1u32;
-    if comptime!(masked) {
+    if comptime!(bp.pattern.is_planned()) {
         sum = 0u32;
         let (query_blocks, key_blocks) = (counts.shape(2), counts.shape(3));
         for block in first_query / 16..end_query.div_ceil(16usize) {
@@ -85,20 +85,20 @@ pub(crate) struct BiasRow {
 
 #[cube]
 impl BiasRow {
-    /// Not read unless `biased`.
+    /// Not read without a bias.
     pub(crate) fn new(
         bias: &Tensor<f32>,
         batch: usize,
         head: usize,
         q_heads: usize,
-        #[comptime] biased: bool,
+        #[comptime] bp: Blueprint,
     ) -> BiasRow {
         let mut row = BiasRow {
             base: 0usize,
             query_step: 0usize,
             key_step: 0usize,
         };
-        if comptime!(biased) {
+        if comptime!(bp.pattern.has_pair_bias()) {
             row.base = head / (q_heads / bias.shape(1)) * bias.stride(1);
             if bias.shape(0) > 1 {
                 row.base += batch * bias.stride(0);
@@ -119,10 +119,10 @@ impl BiasRow {
         bias: &Tensor<f32>,
         query: usize,
         key: usize,
-        #[comptime] biased: bool,
+        #[comptime] bp: Blueprint,
     ) -> f32 {
         let mut value = 0.0f32;
-        if comptime!(biased) {
+        if comptime!(bp.pattern.has_pair_bias()) {
             value = bias[self.base + query * self.query_step + key * self.key_step];
         }
         value

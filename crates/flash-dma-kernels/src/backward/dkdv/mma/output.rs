@@ -80,7 +80,7 @@ pub(crate) fn key_of(
     #[comptime] bp: DkdvBlueprint,
 ) -> usize {
     let mut key = start + slot;
-    if comptime!(bp.sparse) {
+    if comptime!(bp.pattern.has_intervals()) {
         key = list[list_row + slot] as usize;
     }
     key
@@ -194,7 +194,10 @@ pub(crate) fn repair_keys<E: Float, O: Float>(
             k_len,
             chunk_first,
             chunk_end,
-            comptime!(bp.sparse || bp.biased && !bp.bias_heads),
+            comptime!(
+                bp.pattern.has_intervals()
+                    || bp.pattern.has_key_bias() && !bp.pattern.has_head_bias()
+            ),
             bp,
         );
         repair_key::<E, O>(

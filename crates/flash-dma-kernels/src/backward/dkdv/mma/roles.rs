@@ -66,12 +66,12 @@ impl Operands {
     }
 }
 
-/// Streams the queries of `range`, or if `bp.masked` those of `list`, whose first tile is under way together with the keys.
+/// Streams the queries of `range`, or if `bp.pattern.is_planned()` those of `list`, whose first tile is under way together with the keys.
 /// Returns whether some step was broken.
 ///
 /// `s` takes the products with a query tile, `acc` dV in the first role, dK without its scale in the
 /// second: accumulators as of [`DkdvBlueprint::products`] and [`DkdvBlueprint::sums`]. `score_sums` takes the
-/// second role's dz of the two rows of every fragment, which with `bp.bias_heads` it adds to `grad_scores`.
+/// second role's dz of the two rows of every fragment, which with `bp.pattern.has_head_bias()` it adds to `grad_scores`.
 #[cube]
 pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
     q: &Tensor<Chunk<E>>,
@@ -99,7 +99,7 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
     let mut next = Cursor::first_of(list, range, bp);
     // The entry of the turn behind it, read a turn ahead.
     let mut entry = 0u32;
-    if comptime!(bp.masked) {
+    if comptime!(bp.pattern.is_planned()) {
         entry = list.entry(1usize);
     }
     // The first query and the head of the turn before.
@@ -107,18 +107,18 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
     let mut last_head = next.head;
     // The head whose biases the keys have.
     let mut biased_head = next.head;
-    if comptime!(bp.bias_heads && (first_role || bp.softcap)) {
+    if comptime!(bp.pattern.has_head_bias() && (first_role || bp.softcap)) {
         keys.load(key_scores, mask, biased_head, bp);
     }
     for turn in 0..steps + 1 {
         let query = next.tile * comptime!(bp.queries());
         // Copies: the cursor moves on.
         let mut head = 0usize;
-        if comptime!(bp.masked || bp.bias_heads) {
+        if comptime!(bp.pattern.is_planned() || bp.pattern.has_head_bias()) {
             head = next.head;
         }
         // The keys' bits come while the products are made.
-        let words = if comptime!(first_role && bp.masked) {
+        let words = if comptime!(first_role && bp.pattern.is_planned()) {
             SeenWords::read(mask, head, query, turn < list.whole, rows.len, bp)
         } else {
             SeenWords::none()
@@ -129,7 +129,7 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
         wait_copies(0u32);
         sync_cube();
         if turn + 1 < steps {
-            if comptime!(bp.masked) {
+            if comptime!(bp.pattern.is_planned()) {
                 let step = Cursor::listed(entry, bp);
                 next.tile = step.tile;
                 next.head = step.head;
@@ -146,7 +146,7 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
                 let at = Step::at::<E>(turn, query, list, range, &*tiles, bp);
                 any_broken = any_broken || at.broken;
                 let mut seen = Array::<u32>::new(comptime!(bp.fragments));
-                if comptime!(bp.masked) {
+                if comptime!(bp.pattern.is_planned()) {
                     // Else nobody asks.
                     if at.boundary {
                         #[unroll]
@@ -156,7 +156,7 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
                         }
                     }
                 }
-                if comptime!(bp.bias_heads) {
+                if comptime!(bp.pattern.has_head_bias()) {
                     // Steps come head by head.
                     if head != biased_head {
                         biased_head = head;
@@ -182,7 +182,7 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
             if turn > 0 {
                 let at = Step::at::<E>(turn - 1, last_query, list, range, &*tiles, bp);
                 any_broken = any_broken || at.broken;
-                if comptime!(bp.bias_heads) {
+                if comptime!(bp.pattern.has_head_bias()) {
                     // The sums are of one head.
                     if last_head != biased_head {
                         keys.add(score_sums, grad_scores, biased_head, bp);
@@ -216,7 +216,7 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
         last_query = query;
         last_head = head;
     }
-    if comptime!(bp.bias_heads && !first_role) {
+    if comptime!(bp.pattern.has_head_bias() && !first_role) {
         keys.add(score_sums, grad_scores, biased_head, bp);
     }
     any_broken
@@ -324,7 +324,7 @@ fn accumulate_step<E: Float, NS: Size, NO: Size, NA: Size>(
     });
     // First and end of the queries that attend to the keys of this lane.
     let mut bounds = Array::<i32>::new(comptime!(bp.fragments * 4));
-    if comptime!(boundary && first_role && !bp.masked) {
+    if comptime!(boundary && first_role && !bp.pattern.is_planned()) {
         let key = UNIT_POS_Y as usize % comptime!(bp.role_warps) * comptime!(bp.warp_keys())
             + UNIT_POS_X as usize / 4;
         #[unroll]

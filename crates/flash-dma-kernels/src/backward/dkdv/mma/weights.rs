@@ -31,7 +31,7 @@ fn weight_place(
 }
 
 /// The probabilities of the query rows `8 n ..`: to shared memory, and as one half of the A fragments `a`. On a `boundary`
-/// step `bounds` says which pairs are selected, or if `bp.masked` `seen`: of each fragment what
+/// step `bounds` says which pairs are selected, or if `bp.pattern.is_planned()` `seen`: of each fragment what
 /// [`SeenWords::pack`](crate::backward::dkdv::shared::seen::SeenWords::pack) has.
 #[cube]
 pub(crate) fn probabilities<E: Float, NS: Size, NA: Size>(
@@ -56,7 +56,7 @@ pub(crate) fn probabilities<E: Float, NS: Size, NA: Size>(
     let reference1 = -tiles.lse[stage * comptime!(bp.rows) + row + 1] * log2e;
     let mut query0 = 0i32;
     let mut query1 = 0i32;
-    if comptime!(boundary && !bp.masked) {
+    if comptime!(boundary && !bp.pattern.is_planned()) {
         query0 = query_of::<E>(&*tiles, row, stage, at, bp);
         query1 = query_of::<E>(&*tiles, row + 1, stage, at, bp);
     }
@@ -65,13 +65,13 @@ pub(crate) fn probabilities<E: Float, NS: Size, NA: Size>(
         let (index, first) = comptime!(bp.products().place(m, n));
         let mut weights = Vector::<f32, Const<4>>::new(0.0f32);
         let mut seen_here = 0u32;
-        if comptime!(boundary && bp.masked) {
+        if comptime!(boundary && bp.pattern.is_planned()) {
             seen_here = seen_pair(seen[m], n, bp);
         }
         #[unroll]
         for lower in 0..2usize {
             let mut z = 0.0f32;
-            if comptime!(bp.sparse || bp.biased) {
+            if comptime!(bp.pattern.has_intervals() || bp.pattern.has_key_bias()) {
                 z = key_scores[comptime!(m * 2 + lower)];
             }
             let s0: f32 = s[index].extract(comptime!(first + lower * 2));
@@ -80,7 +80,7 @@ pub(crate) fn probabilities<E: Float, NS: Size, NA: Size>(
             let mut p1 = exp_of(logit_scale.apply(s1, z, bp.softcap), reference1);
             if comptime!(boundary) {
                 let none = f32::new(NOT_SELECTED);
-                let keep = if comptime!(bp.masked) {
+                let keep = if comptime!(bp.pattern.is_planned()) {
                     // A query that sees nothing has an LSE of -inf.
                     let infinite = f32::new(f32::INFINITY);
                     let own = comptime!(1u32 << (8 * lower));
@@ -153,7 +153,7 @@ pub(crate) fn score_gradients<E: Float, NS: Size, NA: Size>(
                 if comptime!(bp.softcap) {
                     // The capped product again: what the probability's logarithm says of it.
                     let mut x = p.ln() + tiles.lse[first_row + e];
-                    if comptime!(bp.sparse || bp.biased) {
+                    if comptime!(bp.pattern.has_intervals() || bp.pattern.has_key_bias()) {
                         x -= key_scores[comptime!(m * 2 + lower)];
                     }
                     let slope = logit_scale.slope(x, bp.softcap);

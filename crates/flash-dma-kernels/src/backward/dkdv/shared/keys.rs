@@ -66,7 +66,7 @@ pub(crate) fn own_key(
         own.key = start + slot;
         let mut first = own.key as i32;
         let mut end = k_len as i32;
-        if comptime!(bp.sparse) {
+        if comptime!(bp.pattern.has_intervals()) {
             own.key = list[list_row + slot] as usize;
             let interval = intervals[interval_row + own.key];
             first = interval.extract(0usize) as i32;
@@ -102,7 +102,7 @@ pub(crate) fn score_row(
     #[comptime] bp: DkdvBlueprint,
 ) -> usize {
     let mut row = batch * scores.stride(0) + kv_head * scores.stride(1);
-    if comptime!(bp.biased && !bp.bias_heads) {
+    if comptime!(bp.pattern.has_key_bias() && !bp.pattern.has_head_bias()) {
         // An axis of size 1 is broadcast, whatever its stride.
         row = min(batch, scores.shape(0) - 1) * scores.stride(0)
             + min(kv_head, scores.shape(1) - 1) * scores.stride(1);

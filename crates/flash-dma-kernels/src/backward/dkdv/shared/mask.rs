@@ -1,9 +1,9 @@
 //! A tile plan as the dk/dv kernel reads it.
 //!
-//! With `bp.masked` the arguments of the kernel mean: `list` the steps of each key tile, as `masked::query_lists` writes them;
+//! With `bp.pattern.is_planned()` the arguments of the kernel mean: `list` the steps of each key tile, as `masked::query_lists` writes them;
 //! `counts` a header of [`QUERY_LIST_HEADER`] words and behind it two words a list, the number of steps that see the
 //! keys whole, which come first, and of all; `intervals` the bits of the plan, a pair of words for a query and a key
-//! block. There is one chunk, of all queries. With `bp.biased` `scores` is a bias `[batch | 1, heads, 1, k_len]`.
+//! block. There is one chunk, of all queries. With `bp.pattern.has_key_bias()` `scores` is a bias `[batch | 1, heads, 1, k_len]`.
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::matrix::ptx::{global_address, read_ahead, uniform, uniform_address};
@@ -48,7 +48,7 @@ impl KeyMask {
     }
 
     /// Of the keys from `first` on of kv head `kv_head`, which `group` of `q_heads` heads share. The bits are not read unless
-    /// `bp.masked`, the biases not unless `bp.bias_heads` or `bp.pairs`.
+    /// `bp.pattern.is_planned()`, the biases not unless `bp.pattern.has_head_bias()` or `bp.pattern.has_pair_bias()`.
     pub(crate) fn new(
         scores: &Tensor<f32>,
         counts: &[u32],
@@ -63,7 +63,7 @@ impl KeyMask {
     ) -> KeyMask {
         let mut mask = KeyMask::none();
         mask.first = uniform(first);
-        if comptime!(bp.bias_heads || bp.pairs) {
+        if comptime!(bp.pattern.has_head_bias() || bp.pattern.has_pair_bias()) {
             // An axis of size 1 is broadcast, whatever its stride.
             let mut at = min(batch, scores.shape(0) - 1) * scores.stride(0);
             let heads = scores.shape(1);
@@ -83,7 +83,7 @@ impl KeyMask {
             }
             mask.bias = uniform_address(global_address(&scores[at..at + 1]));
         }
-        if comptime!(bp.masked) {
+        if comptime!(bp.pattern.is_planned()) {
             let row = batch * counts[2] as usize + kv_head * counts[3] as usize;
             let block = min(first, k_len - 1) / KEY_BLOCK;
             let pair = row * counts[5] as usize + block * counts[6] as usize;

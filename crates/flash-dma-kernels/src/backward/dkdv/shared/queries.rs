@@ -149,13 +149,13 @@ impl Cursor {
         }
     }
 
-    /// The first step of a list if `bp.masked`, else of a range.
+    /// The first step of a list if `bp.pattern.is_planned()`, else of a range.
     pub(crate) fn first_of(
         list: &StepList,
         range: &Range,
         #[comptime] bp: DkdvBlueprint,
     ) -> Cursor {
-        if comptime!(bp.masked) {
+        if comptime!(bp.pattern.is_planned()) {
             Cursor::listed(list.entry(0usize), bp)
         } else {
             Cursor::first(range)
@@ -193,7 +193,7 @@ pub(crate) struct Step {
 
 #[cube]
 impl Step {
-    /// Step `step` of a list if `bp.masked`, else of a range, which begins at query `query` and whose tile is in its stage.
+    /// Step `step` of a list if `bp.pattern.is_planned()`, else of a range, which begins at query `query` and whose tile is in its stage.
     pub(crate) fn at<E: Float>(
         step: usize,
         query: usize,
@@ -213,7 +213,7 @@ impl Step {
             row += 32;
         }
         let empty = plane_any(empty);
-        let whole = if comptime!(bp.masked) {
+        let whole = if comptime!(bp.pattern.is_planned()) {
             step < list.whole
         } else {
             comptime!(bp.rows == bp.queries() * bp.heads)
@@ -222,7 +222,7 @@ impl Step {
         };
         let boundary = !whole || empty;
         let mut unknown = empty;
-        if comptime!(bp.masked) {
+        if comptime!(bp.pattern.is_planned()) {
             // Queries that see nothing are common there, such as are not finite are not.
             if empty {
                 unknown = plane_any(!all_finite::<E>(&tiles.q, step % comptime!(bp.stages), bp));

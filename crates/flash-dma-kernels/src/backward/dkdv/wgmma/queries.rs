@@ -178,7 +178,7 @@ pub(crate) fn step_at<E: Float>(
         let empty = any_lane(rows.extract(0usize) == none || rows.extract(2usize) == none);
         boundary = boundary || empty;
         let mut unknown = empty;
-        if comptime!(bp.masked) {
+        if comptime!(bp.pattern.is_planned()) {
             // Queries that see nothing are common there, such as are not finite are not.
             unknown = empty && any_lane(!all_finite::<E>(&tiles.q, stage, bp));
         }

@@ -64,7 +64,7 @@ impl Steps {
 
     /// The step whose copies start next, at turn `turn`.
     pub(crate) fn coming(&self, turn: usize, #[comptime] bp: DkdvBlueprint) -> Cursor {
-        if comptime!(bp.masked) {
+        if comptime!(bp.pattern.is_planned()) {
             Cursor::listed(self.list.entry(turn), bp)
         } else {
             Cursor {
@@ -76,14 +76,14 @@ impl Steps {
 
     /// Moves on from it.
     pub(crate) fn advance_coming(&mut self, #[comptime] bp: DkdvBlueprint) {
-        if comptime!(!bp.masked) {
+        if comptime!(!bp.pattern.is_planned()) {
             self.coming.advance(&self.range, bp);
         }
     }
 
     /// The step in use.
     pub(crate) fn present(&self, #[comptime] bp: DkdvBlueprint) -> Cursor {
-        if comptime!(bp.masked) {
+        if comptime!(bp.pattern.is_planned()) {
             Cursor::listed(self.entry, bp)
         } else {
             Cursor {
@@ -95,7 +95,7 @@ impl Steps {
 
     /// Moves on from it; `turn` is its turn.
     pub(crate) fn advance_present(&mut self, turn: usize, #[comptime] bp: DkdvBlueprint) {
-        if comptime!(bp.masked) {
+        if comptime!(bp.pattern.is_planned()) {
             self.entry = self.next;
             self.next = self.list.entry(turn + 2);
         } else {
@@ -108,7 +108,7 @@ impl Steps {
         let query = self.present(bp).tile * comptime!(bp.queries());
         let mut whole = self.range.full_from <= query as i32
             && (query + comptime!(bp.queries())) as i32 <= self.range.full_to;
-        if comptime!(bp.masked) {
+        if comptime!(bp.pattern.is_planned()) {
             whole = turn < self.list.whole;
         }
         whole
@@ -123,7 +123,7 @@ impl Steps {
         #[comptime] bp: DkdvBlueprint,
     ) -> SeenWords {
         let mut whole = true;
-        if comptime!(bp.masked) {
+        if comptime!(bp.pattern.is_planned()) {
             whole = turn < self.list.whole;
         }
         let step = self.present(bp);

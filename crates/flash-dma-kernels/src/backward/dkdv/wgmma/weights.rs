@@ -23,7 +23,7 @@ pub(crate) struct StepWeights<NP: Size> {
 }
 
 /// Sets the weights to those of a step, of `S^T` and of `dP^T`, which is under way: P is computed meanwhile. On a
-/// `boundary` step those of pairs that are not selected are zero; if `bp.masked`, `seen` says which are, as
+/// `boundary` step those of pairs that are not selected are zero; if `bp.pattern.is_planned()`, `seen` says which are, as
 /// [`SeenWords::pack`](crate::backward::dkdv::shared::seen::SeenWords::pack) has it. `head` is the first of the step's in the group.
 #[cube]
 pub(crate) fn step_weights<E: Float, NS: Size, NP: Size>(
@@ -51,7 +51,7 @@ pub(crate) fn step_weights<E: Float, NS: Size, NP: Size>(
     for n in 0..comptime!(bp.rows / 8) {
         let pair = tiles.rows[rows + comptime!(n * 4)];
         let mut seen_here = 0u32;
-        if comptime!(boundary && bp.masked) {
+        if comptime!(boundary && bp.pattern.is_planned()) {
             seen_here = seen_pair(seen, n, bp);
         }
         #[unroll]
@@ -59,7 +59,12 @@ pub(crate) fn step_weights<E: Float, NS: Size, NP: Size>(
             let row = comptime!(n * 8 + e) + quad * 2;
             let reference = pair.extract(comptime!(2 * e));
             let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
-            let (capped, scored) = comptime!((bp.softcap, bp.sparse || bp.biased || bp.pairs));
+            let (capped, scored) = comptime!((
+                bp.softcap,
+                bp.pattern.has_intervals()
+                    || bp.pattern.has_key_bias()
+                    || bp.pattern.has_pair_bias()
+            ));
             let (z0, z1) = (
                 bias.of(key0, n, e, false, bp),
                 bias.of(key1, n, e, true, bp),
@@ -84,7 +89,7 @@ pub(crate) fn step_weights<E: Float, NS: Size, NP: Size>(
     for n in 0..comptime!(bp.rows / 8) {
         let pair = tiles.rows[rows + comptime!(n * 4)];
         let mut seen_here = 0u32;
-        if comptime!(boundary && bp.masked) {
+        if comptime!(boundary && bp.pattern.is_planned()) {
             seen_here = seen_pair(seen, n, bp);
         }
         let mut dss = Vector::<f32, Const<4>>::new(0.0f32);
@@ -149,7 +154,7 @@ fn selected(
     #[comptime] e: usize,
     #[comptime] bp: DkdvBlueprint,
 ) -> Selected {
-    if comptime!(bp.masked) {
+    if comptime!(bp.pattern.is_planned()) {
         let any = reference != f32::new(f32::INFINITY);
         Selected {
             first: any && seen & comptime!(1u32 << (16 * e)) != 0u32,
@@ -164,7 +169,7 @@ fn selected(
     }
 }
 
-/// The biases of the pairs of this lane's two keys and its columns of a step; `bp.pairs` only.
+/// The biases of the pairs of this lane's two keys and its columns of a step; `bp.pattern.has_pair_bias()` only.
 #[derive(CubeType)]
 struct PairBiases {
     /// Of each of the tile's queries that the lane has columns of, in the order of the columns, for both keys.
@@ -187,8 +192,12 @@ impl PairBiases {
         q_len: usize,
         #[comptime] bp: DkdvBlueprint,
     ) -> PairBiases {
-        let mut values = Array::<f32>::new(comptime!(if bp.pairs { 4 * eights(bp) } else { 1 }));
-        if comptime!(bp.pairs) {
+        let mut values = Array::<f32>::new(comptime!(if bp.pattern.has_pair_bias() {
+            4 * eights(bp)
+        } else {
+            1
+        }));
+        if comptime!(bp.pattern.has_pair_bias()) {
             let (behind0, behind1) = (key0.behind(mask), key1.behind(mask));
             #[unroll]
             for n in 0..comptime!(eights(bp)) {
@@ -205,7 +214,7 @@ impl PairBiases {
     }
 
     /// That of a key, the `lower` one or the other, and element `e` of its columns of the `n`-th eight rows; without
-    /// `bp.pairs` its score.
+    /// `bp.pattern.has_pair_bias()` its score.
     fn of(
         &self,
         key: &OwnKey,
@@ -215,7 +224,7 @@ impl PairBiases {
         #[comptime] bp: DkdvBlueprint,
     ) -> f32 {
         let mut z = key.score;
-        if comptime!(bp.pairs) {
+        if comptime!(bp.pattern.has_pair_bias()) {
             z = self.values[comptime!(n % eights(bp) * 4 + e * 2 + lower as usize)];
         }
         z

@@ -1,0 +1,104 @@
+//! Which keys a kernel's queries attend to and what is added to their logits, fixed when the kernel is compiled.
+
+use flash_dma_problem::{MaskedProblem, Problem};
+
+/// The keys that a kernel reads, and their biases: one variant for each combination that exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Pattern {
+    /// All keys; under causal masking, those up to the query's position.
+    All(Bias),
+    /// Each key on its interval of positions, from lists. Its score is a bias that the heads of a group share.
+    Intervals,
+    /// What a tile plan leaves of an arbitrary mask.
+    Planned(Bias),
+}
+
+/// What is added to the logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Bias {
+    /// Nothing.
+    None,
+    /// A number per key, which all queries share. Where only dk and dv tell them apart, also one per key and query head.
+    Key,
+    /// A number per key and query head, whose gradients several heads of a group must not share.
+    HeadKey,
+    /// A number per query and key, broadcast on any axis.
+    Pair,
+}
+
+impl Pattern {
+    /// Of the operation on scores.
+    pub(crate) fn scored(problem: &Problem) -> Self {
+        Self::scored_if(problem.has_scores)
+    }
+
+    /// Of keys with scores, or of all keys.
+    pub(crate) fn scored_if(has_scores: bool) -> Self {
+        if has_scores {
+            Self::Intervals
+        } else {
+            Self::All(Bias::None)
+        }
+    }
+
+    /// Of the operation on a mask and a bias.
+    pub(crate) fn masked(problem: &MaskedProblem, bias: Bias) -> Self {
+        if problem.plan.is_some() {
+            Self::Planned(bias)
+        } else {
+            Self::All(bias)
+        }
+    }
+
+    /// Whether keys come from lists of intervals.
+    pub(crate) fn has_intervals(self) -> bool {
+        self == Self::Intervals
+    }
+
+    /// Whether keys come from a tile plan.
+    pub(crate) fn is_planned(self) -> bool {
+        matches!(self, Self::Planned(_))
+    }
+
+    /// What is added to the logits beside the score of an interval.
+    pub(crate) fn bias(self) -> Bias {
+        match self {
+            Self::All(bias) | Self::Planned(bias) => bias,
+            Self::Intervals => Bias::None,
+        }
+    }
+
+    /// Whether keys carry a bias, other than the score of an interval, that all queries share.
+    pub(crate) fn has_key_bias(self) -> bool {
+        matches!(self.bias(), Bias::Key | Bias::HeadKey)
+    }
+
+    /// Whether the query heads of a group have biases of their own for a key.
+    pub(crate) fn has_head_bias(self) -> bool {
+        self.bias() == Bias::HeadKey
+    }
+
+    /// Whether pairs of a query and a key carry a bias.
+    pub(crate) fn has_pair_bias(self) -> bool {
+        self.bias() == Bias::Pair
+    }
+}
+
+impl Bias {
+    /// How the tensor-core kernels read the bias of a problem.
+    pub(crate) fn of(problem: &MaskedProblem) -> Self {
+        match problem.bias {
+            None => Self::None,
+            Some(_) if problem.has_key_bias() => Self::Key,
+            Some(_) => Self::Pair,
+        }
+    }
+
+    /// How the portable kernels read it: by its strides, whatever its shape.
+    pub(crate) fn strided(problem: &MaskedProblem) -> Self {
+        match problem.bias {
+            None => Self::None,
+            Some(_) => Self::Pair,
+        }
+    }
+}
