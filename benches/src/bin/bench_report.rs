@@ -5,12 +5,10 @@
 //! ```
 
 use clap::Parser;
-use flash_dma_benches::report::{Chart, Peers, Report, Series, replace_section};
+use flash_dma_benches::report::{Chart, Peers, Point, Report, Series, replace_section};
 use flash_dma_benches::roof::Roof;
 use flash_dma_benches::rows::{Phase, Row};
-use flash_dma_benches::workloads::Workload;
-use flash_dma_problem::ElementType;
-use flash_dma_reference::generate::Scores;
+use flash_dma_benches::workloads::{Workload, find};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -77,7 +75,7 @@ fn run(args: &Args) -> Result<(), String> {
         ("forward-by-window", by_window(&report), 2.0),
         ("roofline", roofline(&report, roof.as_ref()), 10.0),
     ] {
-        if let Some(svg) = chart.svg(base) {
+        if let Some(svg) = chart.svg(base)? {
             write(&args.plots.join(format!("{name}.svg")), &svg)?;
         }
     }
@@ -85,39 +83,47 @@ fn run(args: &Args) -> Result<(), String> {
     section(&args.page, &report.full())
 }
 
-/// A layer of the table's large family: 32 query heads of 128.
+/// The family of the plots: causal layers of 32 query heads and 8 key/value heads of 128, bf16, one sequence.
 fn is_layer(w: &Workload) -> bool {
-    w.name.starts_with("layer") && w.element == ElementType::Bf16 && w.scores == Scores::Normal
+    find("layer-n32k-w2048").is_some_and(|layer| w.is_family(layer))
 }
 
 fn time(report: &Report, w: &Workload, phase: Phase) -> Option<f64> {
     report.best(w, phase).map(|row| row.ms.median)
 }
 
+/// A line through the layers that `place` gives an x.
+fn line(
+    report: &Report,
+    phase: Phase,
+    name: &str,
+    place: impl Fn(&Workload) -> Option<usize>,
+    ms: impl Fn(&Workload) -> Option<f64>,
+) -> Series {
+    let layers = report.workloads(phase).filter(|w| is_layer(w));
+    let point = |w: &Workload| {
+        let (x, y) = (place(w)? as f64, ms(w)?);
+        let name = w.name.into();
+        Some(Point { x, y, name })
+    };
+    Series {
+        name: name.into(),
+        points: layers.filter_map(point).collect(),
+        line: true,
+    }
+}
+
 /// Time over the length, ours and the peers'.
 fn by_length(report: &Report, phase: Phase) -> Chart {
-    let measured = |window: Option<usize>| -> Vec<&'static Workload> {
-        report
-            .phase(phase)
-            .map(|(w, _)| w)
-            .filter(|w| is_layer(w) && w.window == window)
-            .collect()
+    let with = |window| move |w: &Workload| (w.window == window).then_some(w.len);
+    let ours = |name, window| {
+        let ms = |w: &Workload| time(report, w, phase);
+        line(report, phase, name, with(window), ms)
     };
-    let ours = |name: &str, window| Series {
-        name: name.into(),
-        points: measured(window)
-            .into_iter()
-            .filter_map(|w| Some((w.len as f64, time(report, w, phase)?)))
-            .collect(),
-        line: true,
-    };
-    let peer = |name: &str, key: &str| Series {
-        name: name.into(),
-        points: measured(Some(2048))
-            .into_iter()
-            .filter_map(|w| Some((w.len as f64, report.dense(w, key, phase)?)))
-            .collect(),
-        line: true,
+    // Dense attention has no window: the shapes of these rows, each once.
+    let peer = |name, key| {
+        let ms = |w: &Workload| report.dense(w, key, phase);
+        line(report, phase, name, with(Some(2048)), ms)
     };
     let (title, what) = match phase {
         Phase::Backward => ("Backward", ""),
@@ -138,17 +144,10 @@ fn by_length(report: &Report, phase: Phase) -> Chart {
 
 /// Time over the window at 32K keys.
 fn by_window(report: &Report) -> Chart {
-    let series = |name: &str, phase| {
-        let at = report.phase(phase).map(|(w, _)| w);
-        let at = at.filter(|w| is_layer(w) && w.len == 32768);
-        let point = |w: &Workload| Some((w.window? as f64, time(report, w, phase)?));
-        let mut points: Vec<(f64, f64)> = at.filter_map(point).collect();
-        points.sort_by(|a, b| a.0.total_cmp(&b.0));
-        Series {
-            name: name.into(),
-            points,
-            line: true,
-        }
+    let series = |name, phase| {
+        let place = |w: &Workload| w.window.filter(|_| w.len == 32768);
+        let ms = |w: &Workload| time(report, w, phase);
+        line(report, phase, name, place, ms)
     };
     Chart {
         title: "N 32K, H 32/8, D 128, bf16, causal".into(),
@@ -164,13 +163,15 @@ fn by_window(report: &Report) -> Chart {
 
 /// Rate over operations a byte, and what the device allows.
 fn roofline(report: &Report, roof: Option<&Roof>) -> Chart {
-    let points = |phase: Phase, sparse: bool| -> Vec<(f64, f64)> {
+    let points = |phase: Phase, sparse: bool| -> Vec<Point> {
         let rows = report
             .phase(phase)
             .filter(|(w, _)| w.window.is_some() == sparse);
         rows.filter_map(|(w, row)| {
             let flops = phase.flops(&w.problem().ok()?)? as f64;
-            Some((flops / row.bytes? as f64, row.tflops?))
+            let (x, y) = (flops / row.bytes? as f64, row.tflops?);
+            let name = w.name.into();
+            Some(Point { x, y, name })
         })
         .collect()
     };
@@ -191,15 +192,20 @@ fn roofline(report: &Report, roof: Option<&Roof>) -> Chart {
     if let Some(roof) = roof {
         let ridge = roof.bf16_tflops * 1e3 / roof.copy_gbs;
         let all = series.iter().flat_map(|s| &s.points);
-        let end = all.map(|p| p.0).fold(2.0 * ridge, f64::max);
+        let end = all.map(|p| p.x).fold(2.0 * ridge, f64::max);
         let start = ridge / 4.0;
+        let corners = [
+            (start, start * roof.copy_gbs / 1e3),
+            (ridge, roof.bf16_tflops),
+            (end, roof.bf16_tflops),
+        ];
+        let corner = |(x, y)| {
+            let name = "roof.json".into();
+            Point { x, y, name }
+        };
         series.push(Series {
             name: "measured roof, bf16".into(),
-            points: vec![
-                (start, start * roof.copy_gbs / 1e3),
-                (ridge, roof.bf16_tflops),
-                (end, roof.bf16_tflops),
-            ],
+            points: corners.map(corner).to_vec(),
             line: true,
         });
     }

@@ -6,6 +6,6 @@ mod chart;
 mod join;
 mod markdown;
 
-pub use chart::{Chart, Series};
+pub use chart::{Chart, Point, Series};
 pub use join::{Peer, Peers, Report};
 pub use markdown::replace_section;
