@@ -1,18 +1,20 @@
-//! Joins measured rows with a peers' file into the README's and the book's tables and plots.
+//! Joins measured rows with the peers' files into the book's tables and plots, and eight of them into the README.
 //!
 //! ```text
 //! cargo xtask bench-report
 //! ```
 
 use clap::Parser;
-use flash_dma_benches::report::{Chart, Peers, Point, Report, Series, replace_section};
+use flash_dma_benches::report::{
+    Chart, Others, Peers, Point, Report, Series, highlights, replace_section,
+};
 use flash_dma_benches::roof::Roof;
 use flash_dma_benches::rows::{Phase, Row};
 use flash_dma_benches::workloads::{Workload, find};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Writes tables and plots of measured rows into the README and the book.
+/// Writes tables and plots of measured rows into the book, and eight rows into the README.
 #[derive(Parser)]
 struct Args {
     /// Folder of one device's measurements: `peers.jsonl`, `roof.json` and files of rows.
@@ -26,7 +28,10 @@ struct Args {
         default_value = "portable-f32.json,portable-bf16.json,mma.json,wgmma.json"
     )]
     rows: Vec<PathBuf>,
-    /// Gets the short table between its marks.
+    /// Folder of the CPU's measurements.
+    #[arg(long, default_value = "bench-results/cpu")]
+    cpu: PathBuf,
+    /// Gets the few rows of a newcomer's table between its marks.
     #[arg(long, default_value = "README.md")]
     readme: PathBuf,
     /// Gets all tables between its marks.
@@ -79,8 +84,9 @@ fn run(args: &Args) -> Result<(), String> {
             write(&args.plots.join(format!("{name}.svg")), &svg)?;
         }
     }
-    section(&args.readme, &report.summary())?;
-    section(&args.page, &report.full())
+    let others = Others::read(&args.results, &args.cpu)?;
+    section(&args.readme, &highlights(&report, &others)?)?;
+    section(&args.page, &(report.full() + "\n" + &others.tables()))
 }
 
 /// The family of the plots: causal layers of 32 query heads and 8 key/value heads of 128, bf16, one sequence.
@@ -151,7 +157,7 @@ fn by_window(report: &Report) -> Chart {
     };
     Chart {
         title: "N 32K, H 32/8, D 128, bf16, causal".into(),
-        x: "keys a query keeps".into(),
+        x: "keys per query".into(),
         y: "ms".into(),
         series: vec![
             series("selection", Phase::Select),
@@ -161,7 +167,7 @@ fn by_window(report: &Report) -> Chart {
     }
 }
 
-/// Rate over operations a byte, and what the device allows.
+/// Rate over operations per byte, and what the device allows.
 fn roofline(report: &Report, roof: Option<&Roof>) -> Chart {
     let points = |phase: Phase, sparse: bool| -> Vec<Point> {
         let rows = report
@@ -211,7 +217,7 @@ fn roofline(report: &Report, roof: Option<&Roof>) -> Chart {
     }
     Chart {
         title: "Useful rate over arithmetic intensity".into(),
-        x: "operations a byte (active pairs, one pass over the tensors)".into(),
+        x: "operations per byte (active pairs, one pass over the tensors)".into(),
         y: "TFLOP/s on active pairs".into(),
         series,
     }
