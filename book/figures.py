@@ -76,7 +76,7 @@ def number(z):
 
 
 def draw_intervals():
-    """Positions down, keys across: the attention mask, one bar a key."""
+    """Positions down, keys across: the attention mask, one bar per key."""
     cell, left, top, n = 30, 62, 78, len(SCORES)
     svg = Svg("intervals", left + n * cell + 30, top + n * cell + 66, "Each key is attended on one interval of positions")
     svg.text(left + n * cell / 2, 20, "key j", 14)
@@ -105,6 +105,31 @@ def draw_intervals():
     svg.text(left + 260, y, "visible", 12, "start")
     svg.text(left, y + 24, f"N = {n} keys, window w = {WINDOW}: every row holds at most {WINDOW} bars.", 12, "start")
     svg.write()
+
+
+def draw_landing():
+    """The README's figure: a few keys down, queries across, one bar per key."""
+    scores, window, cell, left, top = [0.5, 0.2, 0.9, 0.3, 0.6, 0.1, 0.7, 0.4], 2, 34, 120, 52
+    n, spans = len(scores), intervals(scores, window)
+    svg = Svg("one-interval", left + n * cell + 170, top + n * 26 + 40, "Each key is attended on one interval of queries")
+    svg.text(left + n * cell / 2, 20, "queries, in order", 13)
+    for p in range(n):
+        svg.text(left + (p + 0.5) * cell, 42, p, 11, fill=GREY)
+    for j, (first, end) in enumerate(spans):
+        y = top + j * 26
+        svg.rect(left + j * cell, y, (n - j) * cell, 26, PALE)
+        svg.text(left - 10, y + 18, f"key {j}, score {number(scores[j])}", 12, "end")
+        what = f"queries {first} to {end - 1}" if end > first + 1 else f"query {first}" if end > first else "never attended"
+        if end > first:
+            svg.rect(left + first * cell + 3, y + 5, (end - first) * cell - 6, 16, BLUE, extra='rx="5"')
+        else:
+            svg.circle(left + (j + 0.5) * cell, y + 13, 5)
+        svg.text(left + n * cell + 10, y + 18, what, 12, "start")
+    grid = "".join(f"M{left + i * cell} {top}v{n * 26}" for i in range(n + 1)) + "".join(f"M{left} {top + i * 26}h{n * cell}" for i in range(n + 1))
+    svg.path(grid, "#cbd2d9", 0.5)
+    svg.text(left, top + n * 26 + 24, f"window w = {window}: each query keeps the {window} best of the keys it sees", 12, "start")
+    svg.write()
+    return spans
 
 
 def draw_population():
@@ -181,7 +206,7 @@ def draw_backward():
     cell, left, top, n = 26, 92, 64, len(SCORES)
     spans = intervals(SCORES, WINDOW)
     live = [j for j, (f, e) in enumerate(spans) if e > f]
-    svg = Svg("backward", left + n * cell + 190, top + len(live) * cell + 54, "The backward pass: one range of queries a key")
+    svg = Svg("backward", left + n * cell + 190, top + len(live) * cell + 54, "The backward pass: one range of queries per key")
     svg.text(left + n * cell / 2, 20, "query position", 13)
     svg.text(20, top + len(live) * cell / 2, "live keys", 13, extra=f'transform="rotate(-90 20 {top + len(live) * cell / 2})"')
     for p in range(n):
@@ -268,6 +293,7 @@ def draw_plan():
 if __name__ == "__main__":
     OUT.mkdir(parents=True, exist_ok=True)
     draw_intervals()
+    print("the README's intervals", draw_landing())
     draw_query_tile()
     draw_backward()
     draw_plan()

@@ -1,20 +1,20 @@
-//! Joins measured rows with a peers' file into the README's and the book's tables and plots.
+//! Joins measured rows with the peers' files into the book's tables and plots, and eight of them into the README.
 //!
 //! ```text
 //! cargo xtask bench-report
 //! ```
 
 use clap::Parser;
-use flash_dma_benches::report::{Chart, Peers, Report, Series, replace_section};
+use flash_dma_benches::report::{
+    Chart, Others, Peers, Point, Report, Series, highlights, replace_section,
+};
 use flash_dma_benches::roof::Roof;
 use flash_dma_benches::rows::{Phase, Row};
-use flash_dma_benches::workloads::Workload;
-use flash_dma_problem::ElementType;
-use flash_dma_reference::generate::Scores;
+use flash_dma_benches::workloads::{Workload, find};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Writes tables and plots of measured rows into the README and the book.
+/// Writes tables and plots of measured rows into the book, and eight rows into the README.
 #[derive(Parser)]
 struct Args {
     /// Folder of one device's measurements: `peers.jsonl`, `roof.json` and files of rows.
@@ -28,7 +28,10 @@ struct Args {
         default_value = "portable-f32.json,portable-bf16.json,mma.json,wgmma.json"
     )]
     rows: Vec<PathBuf>,
-    /// Gets the short table between its marks.
+    /// Folder of the CPU's measurements.
+    #[arg(long, default_value = "bench-results/cpu")]
+    cpu: PathBuf,
+    /// Gets the few rows of a newcomer's table between its marks.
     #[arg(long, default_value = "README.md")]
     readme: PathBuf,
     /// Gets all tables between its marks.
@@ -77,47 +80,56 @@ fn run(args: &Args) -> Result<(), String> {
         ("forward-by-window", by_window(&report), 2.0),
         ("roofline", roofline(&report, roof.as_ref()), 10.0),
     ] {
-        if let Some(svg) = chart.svg(base) {
+        if let Some(svg) = chart.svg(base)? {
             write(&args.plots.join(format!("{name}.svg")), &svg)?;
         }
     }
-    section(&args.readme, &report.summary())?;
-    section(&args.page, &report.full())
+    let others = Others::read(&args.results, &args.cpu)?;
+    section(&args.readme, &highlights(&report, &others)?)?;
+    section(&args.page, &(report.full() + "\n" + &others.tables()))
 }
 
-/// A layer of the table's large family: 32 query heads of 128.
+/// The family of the plots: causal layers of 32 query heads and 8 key/value heads of 128, bf16, one sequence.
 fn is_layer(w: &Workload) -> bool {
-    w.name.starts_with("layer") && w.element == ElementType::Bf16 && w.scores == Scores::Normal
+    find("layer-n32k-w2048").is_some_and(|layer| w.is_family(layer))
 }
 
 fn time(report: &Report, w: &Workload, phase: Phase) -> Option<f64> {
     report.best(w, phase).map(|row| row.ms.median)
 }
 
+/// A line through the layers that `place` gives an x.
+fn line(
+    report: &Report,
+    phase: Phase,
+    name: &str,
+    place: impl Fn(&Workload) -> Option<usize>,
+    ms: impl Fn(&Workload) -> Option<f64>,
+) -> Series {
+    let layers = report.workloads(phase).filter(|w| is_layer(w));
+    let point = |w: &Workload| {
+        let (x, y) = (place(w)? as f64, ms(w)?);
+        let name = w.name.into();
+        Some(Point { x, y, name })
+    };
+    Series {
+        name: name.into(),
+        points: layers.filter_map(point).collect(),
+        line: true,
+    }
+}
+
 /// Time over the length, ours and the peers'.
 fn by_length(report: &Report, phase: Phase) -> Chart {
-    let measured = |window: Option<usize>| -> Vec<&'static Workload> {
-        report
-            .phase(phase)
-            .map(|(w, _)| w)
-            .filter(|w| is_layer(w) && w.window == window)
-            .collect()
+    let with = |window| move |w: &Workload| (w.window == window).then_some(w.len);
+    let ours = |name, window| {
+        let ms = |w: &Workload| time(report, w, phase);
+        line(report, phase, name, with(window), ms)
     };
-    let ours = |name: &str, window| Series {
-        name: name.into(),
-        points: measured(window)
-            .into_iter()
-            .filter_map(|w| Some((w.len as f64, time(report, w, phase)?)))
-            .collect(),
-        line: true,
-    };
-    let peer = |name: &str, key: &str| Series {
-        name: name.into(),
-        points: measured(Some(2048))
-            .into_iter()
-            .filter_map(|w| Some((w.len as f64, report.dense(w, key, phase)?)))
-            .collect(),
-        line: true,
+    // Dense attention has no window: the shapes of these rows, each once.
+    let peer = |name, key| {
+        let ms = |w: &Workload| report.dense(w, key, phase);
+        line(report, phase, name, with(Some(2048)), ms)
     };
     let (title, what) = match phase {
         Phase::Backward => ("Backward", ""),
@@ -138,21 +150,14 @@ fn by_length(report: &Report, phase: Phase) -> Chart {
 
 /// Time over the window at 32K keys.
 fn by_window(report: &Report) -> Chart {
-    let series = |name: &str, phase| {
-        let at = report.phase(phase).map(|(w, _)| w);
-        let at = at.filter(|w| is_layer(w) && w.len == 32768);
-        let point = |w: &Workload| Some((w.window? as f64, time(report, w, phase)?));
-        let mut points: Vec<(f64, f64)> = at.filter_map(point).collect();
-        points.sort_by(|a, b| a.0.total_cmp(&b.0));
-        Series {
-            name: name.into(),
-            points,
-            line: true,
-        }
+    let series = |name, phase| {
+        let place = |w: &Workload| w.window.filter(|_| w.len == 32768);
+        let ms = |w: &Workload| time(report, w, phase);
+        line(report, phase, name, place, ms)
     };
     Chart {
         title: "N 32K, H 32/8, D 128, bf16, causal".into(),
-        x: "keys a query keeps".into(),
+        x: "keys per query".into(),
         y: "ms".into(),
         series: vec![
             series("selection", Phase::Select),
@@ -162,15 +167,17 @@ fn by_window(report: &Report) -> Chart {
     }
 }
 
-/// Rate over operations a byte, and what the device allows.
+/// Rate over operations per byte, and what the device allows.
 fn roofline(report: &Report, roof: Option<&Roof>) -> Chart {
-    let points = |phase: Phase, sparse: bool| -> Vec<(f64, f64)> {
+    let points = |phase: Phase, sparse: bool| -> Vec<Point> {
         let rows = report
             .phase(phase)
             .filter(|(w, _)| w.window.is_some() == sparse);
         rows.filter_map(|(w, row)| {
             let flops = phase.flops(&w.problem().ok()?)? as f64;
-            Some((flops / row.bytes? as f64, row.tflops?))
+            let (x, y) = (flops / row.bytes? as f64, row.tflops?);
+            let name = w.name.into();
+            Some(Point { x, y, name })
         })
         .collect()
     };
@@ -191,21 +198,26 @@ fn roofline(report: &Report, roof: Option<&Roof>) -> Chart {
     if let Some(roof) = roof {
         let ridge = roof.bf16_tflops * 1e3 / roof.copy_gbs;
         let all = series.iter().flat_map(|s| &s.points);
-        let end = all.map(|p| p.0).fold(2.0 * ridge, f64::max);
+        let end = all.map(|p| p.x).fold(2.0 * ridge, f64::max);
         let start = ridge / 4.0;
+        let corners = [
+            (start, start * roof.copy_gbs / 1e3),
+            (ridge, roof.bf16_tflops),
+            (end, roof.bf16_tflops),
+        ];
+        let corner = |(x, y)| {
+            let name = "roof.json".into();
+            Point { x, y, name }
+        };
         series.push(Series {
             name: "measured roof, bf16".into(),
-            points: vec![
-                (start, start * roof.copy_gbs / 1e3),
-                (ridge, roof.bf16_tflops),
-                (end, roof.bf16_tflops),
-            ],
+            points: corners.map(corner).to_vec(),
             line: true,
         });
     }
     Chart {
         title: "Useful rate over arithmetic intensity".into(),
-        x: "operations a byte (active pairs, one pass over the tensors)".into(),
+        x: "operations per byte (active pairs, one pass over the tensors)".into(),
         y: "TFLOP/s on active pairs".into(),
         series,
     }

@@ -13,15 +13,45 @@ const COLOURS: [&str; 6] = [
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#000000",
 ];
 
+/// One measurement in a plot.
+#[derive(Clone, Debug)]
+pub struct Point {
+    /// Positive.
+    pub x: f64,
+    /// Positive.
+    pub y: f64,
+    /// What was measured, for errors.
+    pub name: String,
+}
+
 /// One line of points.
 #[derive(Clone, Debug)]
 pub struct Series {
     /// For the legend.
     pub name: String,
-    /// Positive numbers, drawn in this order.
-    pub points: Vec<(f64, f64)>,
-    /// Joined by a line; otherwise points alone.
+    /// In any order; a line has at most one at each `x`.
+    pub points: Vec<Point>,
+    /// Joined by a line from left to right; otherwise points alone.
     pub line: bool,
+}
+
+impl Series {
+    /// The points from left to right.
+    ///
+    /// # Errors
+    ///
+    /// The names of two points of a line at the same `x`: the series mixes what should be told apart.
+    fn sorted(&self) -> Result<Vec<&Point>, String> {
+        let mut points: Vec<&Point> = self.points.iter().collect();
+        points.sort_by(|a, b| a.x.total_cmp(&b.x));
+        match points.windows(2).find(|pair| pair[0].x == pair[1].x) {
+            Some([a, b]) if self.line => Err(format!(
+                "the series `{}` has two points at {}: {} ({}) and {} ({})",
+                self.name, a.x, a.name, a.y, b.name, b.y
+            )),
+            _ => Ok(points),
+        }
+    }
 }
 
 /// A plot.
@@ -84,17 +114,24 @@ impl Axis {
 
 impl Chart {
     /// The plot as SVG, or `None` if there is no point. Numbers on the x axis are powers of `base`.
-    #[must_use]
-    pub fn svg(&self, base: f64) -> Option<String> {
-        let drawn: Vec<&Series> = self
-            .series
-            .iter()
-            .filter(|s| !s.points.is_empty())
-            .collect();
-        let points = || drawn.iter().flat_map(|s| s.points.iter());
-        points().next()?;
-        let x = Axis::new(points().map(|p| p.0), LEFT, WIDTH - RIGHT);
-        let y = Axis::new(points().map(|p| p.1), HEIGHT - BOTTOM, TOP);
+    ///
+    /// # Errors
+    ///
+    /// When a line has two points at the same `x`.
+    pub fn svg(&self, base: f64) -> Result<Option<String>, String> {
+        let mut drawn: Vec<(&Series, Vec<&Point>)> = Vec::new();
+        for series in self.series.iter().filter(|s| !s.points.is_empty()) {
+            let points = series
+                .sorted()
+                .map_err(|e| format!("the plot `{}`: {e}", self.title))?;
+            drawn.push((series, points));
+        }
+        if drawn.is_empty() {
+            return Ok(None);
+        }
+        let points = || drawn.iter().flat_map(|(_, points)| points);
+        let x = Axis::new(points().map(|p| p.x), LEFT, WIDTH - RIGHT);
+        let y = Axis::new(points().map(|p| p.y), HEIGHT - BOTTOM, TOP);
         let mut svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
              font-family=\"sans-serif\" font-size=\"12\">\n\
@@ -116,13 +153,9 @@ impl Chart {
             (y.from + y.to) / 2.0,
             escaped(&self.y),
         );
-        for (n, series) in drawn.iter().enumerate() {
+        for (n, (series, points)) in drawn.iter().enumerate() {
             let colour = COLOURS[n % COLOURS.len()];
-            let at: Vec<(f64, f64)> = series
-                .points
-                .iter()
-                .map(|p| (x.at(p.0), y.at(p.1)))
-                .collect();
+            let at: Vec<(f64, f64)> = points.iter().map(|p| (x.at(p.x), y.at(p.y))).collect();
             if series.line {
                 let path: Vec<String> = at.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
                 let _ = writeln!(
@@ -148,7 +181,7 @@ impl Chart {
             );
         }
         svg += "</svg>\n";
-        Some(svg)
+        Ok(Some(svg))
     }
 }
 
@@ -208,14 +241,19 @@ fn escaped(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn chart(points: Vec<(f64, f64)>) -> Chart {
+    fn chart(points: &[(f64, f64)]) -> Chart {
+        let points = points.iter().enumerate().map(|(n, &(x, y))| Point {
+            x,
+            y,
+            name: format!("row-{n}"),
+        });
         Chart {
             title: "a < b".into(),
             x: "N".into(),
             y: "ms".into(),
             series: vec![Series {
                 name: "ours".into(),
-                points,
+                points: points.collect(),
                 line: true,
             }],
         }
@@ -223,7 +261,28 @@ mod tests {
 
     #[test]
     fn nothing_is_drawn_of_nothing() {
-        assert_eq!(chart(vec![]).svg(2.0), None);
+        assert_eq!(chart(&[]).svg(2.0), Ok(None));
+    }
+
+    #[test]
+    fn a_line_with_two_points_at_one_length_is_refused_and_both_are_named() {
+        let mut mixed = chart(&[(16384.0, 4.04), (4096.0, 0.316), (16384.0, 2.6)]);
+        assert_eq!(
+            mixed.svg(2.0).unwrap_err(),
+            "the plot `a < b`: the series `ours` has two points at 16384: row-0 (4.04) and row-2 (2.6)"
+        );
+        // Points that no line joins may lie above one another.
+        mixed.series[0].line = false;
+        assert!(mixed.svg(2.0).unwrap().is_some());
+    }
+
+    #[test]
+    fn a_line_runs_from_left_to_right() {
+        let ordered = chart(&[(1.0, 2.0), (2.0, 3.0), (4.0, 1.0)]).svg(2.0);
+        assert_eq!(
+            chart(&[(4.0, 1.0), (1.0, 2.0), (2.0, 3.0)]).svg(2.0),
+            ordered
+        );
     }
 
     #[test]
@@ -236,7 +295,8 @@ mod tests {
 
     #[test]
     fn every_point_and_power_of_two_is_there() {
-        let svg = chart(vec![(4096.0, 0.3), (32768.0, 7.7)]).svg(2.0).unwrap();
+        let svg = chart(&[(4096.0, 0.3), (32768.0, 7.7)]);
+        let svg = svg.svg(2.0).unwrap().unwrap();
         // Two points and the legend's.
         assert_eq!(svg.matches("<circle").count(), 3);
         for text in [">4K<", ">8K<", ">32K<", "a &lt; b", ">1<"] {

@@ -116,6 +116,13 @@ impl Report {
         rows.map(|(workload, row)| (*workload, row))
     }
 
+    /// The workloads that were measured in a phase, each once, however many engines served it.
+    pub fn workloads(&self, phase: Phase) -> impl Iterator<Item = &'static Workload> {
+        let measured =
+            move |w: &&'static Workload| self.phase(phase).any(|(o, _)| o.name == w.name);
+        WORKLOADS.iter().filter(measured)
+    }
+
     /// The fastest engine's row of a workload.
     #[must_use]
     pub fn best(&self, workload: &Workload, phase: Phase) -> Option<&Row> {
@@ -203,6 +210,8 @@ mod tests {
         ];
         let report = Report::new(rows, Peers::default(), None);
         assert_eq!(report.phase(Phase::Forward).count(), 2);
+        assert_eq!(report.workloads(Phase::Forward).count(), 1);
+        assert_eq!(report.workloads(Phase::Backward).count(), 0);
         let best = report.best(find("layer-n4k-dense").unwrap(), Phase::Forward);
         assert_eq!(best.unwrap().engine, "portable");
         assert_eq!(best.unwrap().peak_mib, Some(4.0));

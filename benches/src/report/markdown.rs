@@ -20,8 +20,7 @@ below 1 means that ours is faster.
 
 impl Report {
     /// The short tables: ours against the dense peers, with independent scores.
-    #[must_use]
-    pub fn summary(&self) -> String {
+    fn summary(&self) -> String {
         let forward = self.beside_peers("Forward", &[Phase::EndToEnd]);
         let backward = self.beside_peers("Backward", &[Phase::Backward]);
         format!("{NOTE}\n{forward}{backward}{}", self.sources())
@@ -50,7 +49,7 @@ impl Report {
             let _ = write!(text, "| {what} | {engine} | {} |", ms(time));
             for peer in peers {
                 let _ = match peer {
-                    Some(peer) => write!(text, " {} ({:.2}×) |", ms(peer), time / peer),
+                    Some(peer) => write!(text, " {} |", times_theirs((time, peer))),
                     None => write!(text, " – |"),
                 };
             }
@@ -62,7 +61,7 @@ impl Report {
         text + "\n"
     }
 
-    /// Every row.
+    /// Every row of `bench`.
     #[must_use]
     pub fn full(&self) -> String {
         let mut text = self.summary();
@@ -154,8 +153,18 @@ fn described(w: &Workload) -> String {
     )
 }
 
+/// `0.622 / 0.985 (0.63×)`: our time, a peer's, and their quotient.
+pub(super) fn beside((ours, theirs): (f64, f64)) -> String {
+    format!("{} / {}", ms(ours), times_theirs((ours, theirs)))
+}
+
+/// `0.985 (0.63×)`: a peer's time, and ours over it.
+pub(super) fn times_theirs((ours, theirs): (f64, f64)) -> String {
+    format!("{} ({:.2}×)", ms(theirs), ours / theirs)
+}
+
 /// Three significant digits.
-fn ms(x: f64) -> String {
+pub(super) fn ms(x: f64) -> String {
     let digits = (2 - x.abs().max(1e-9).log10().floor() as i32).clamp(0, 4);
     format!("{x:.0$}", digits as usize)
 }

@@ -1,11 +1,17 @@
-//! From rows to tables and plots: what `cargo xtask bench-report` writes into the README and the book.
+//! From rows to tables and plots: what `cargo xtask bench-report` writes into the book and the README.
 //!
-//! Nothing is left out on the way: cases that lose against a peer are rows like the others.
+//! The book gets every row, the README eight; cases that lose against a peer are rows like the others.
 
+mod cases;
 mod chart;
+mod highlights;
 mod join;
 mod markdown;
+mod others;
+mod tables;
 
-pub use chart::{Chart, Series};
+pub use chart::{Chart, Point, Series};
+pub use highlights::highlights;
 pub use join::{Peer, Peers, Report};
 pub use markdown::replace_section;
+pub use others::Others;

@@ -48,8 +48,8 @@ Usage: cargo xtask <command>
                    test that notices; --record writes the outcome as a table. --cuda builds those of the
                    tensor-core kernels into gpu-pack/mutants/ instead.
   bench-report [..]
-                   Join the rows of bench-results/ with the peers' and write the tables and plots of
-                   the README and the book.
+                   Join the rows of bench-results/ with the peers' and write the book's tables and
+                   plots, and the README's eight rows.
   tidy             The house rules: file length, leftovers, documentation lints, links.
   book [--open]    Build the book with mdBook.
   help             This text.
