@@ -5,11 +5,11 @@
 //!
 //! | recorded in | defect or trap | test |
 //! |---|---|---|
-//! | `docs/kernel-notes.md`, Found on the way; `f10465e` | a test for NaN by a product with zero was folded away: NaN of keys that a row does not select reached it, on tensor cores | `contract::tensor_cores::inputs_that_are_not_finite`, `properties::unselected` |
+//! | `docs/kernels/lessons.md`; `f10465e` | a test for NaN by a product with zero was folded away: NaN of keys that a row does not select reached it, on tensor cores | `contract::tensor_cores::inputs_that_are_not_finite`, `properties::unselected` |
 //! | … | a vector of 96 values does not compile: head dimension 192 | `contract::tensor_cores::wide_heads_in_f16` |
 //! | … | gradients of scores beyond their bound where one key dominates every row, at N 3000 (rounding; bits are compared there) | `contract::tensor_cores::deterministic` |
-//! | …, decoding, Measured; `6fc8acb` | a new token of pages with scores got a score of 0, on tensor cores | `decode::steps::groups_and_steps`, `decode::steps::kinds_of_scores` |
-//! | …, Gradients under masks; `f8b8ad9`, `1759c9a` | dk and dv under a bias with a query axis and no mask: the head was the cursor's variable | `regression::tensor_cores`, `gradients::pairs::of_biases_of_pairs` |
+//! | `docs/kernels/decoding.md`; `6fc8acb` | a new token of pages with scores got a score of 0, on tensor cores | `decode::steps::groups_and_steps`, `decode::steps::kinds_of_scores` |
+//! | `docs/kernels/masks.md`; `f8b8ad9`, `1759c9a` | dk and dv under a bias with a query axis and no mask: the head was the cursor's variable | `regression::tensor_cores`, `gradients::pairs::of_biases_of_pairs` |
 //! | `bench-results/h200/suite.md`; `96f67e8` | the LSE 4.0e-6 off at a softcap of 50 | `regression::tensor_cores`, `masked::rows::a_softcap_far_above_the_logits` |
 //! | …, before: `7c0ef9f` | an infinite query under a softcap, whose logits are finite, changed dk of keys that do not see it | `contract::tensor_cores::capped_infinite_query` |
 //! | `ffc6f02` | a NaN elsewhere changed bits of a row, with several units a cube | `properties::unselected::corrupted_keys_touch_only_their_rows` |

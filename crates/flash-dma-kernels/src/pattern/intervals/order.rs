@@ -3,7 +3,7 @@
 //! A key tile runs over the queries from its first birth to its last death, so keys born together that
 //! die together belong together. With independent scores most keys die soon and a few live for ever:
 //! tiles of neighbours by index would spend most of their work on keys already dead
-//! (`docs/kernel-notes.md` has the shares).
+//! (`docs/kernels/portable.md` has the shares).
 
 use crate::host::scratch::{address_type, bytes, scratch};
 use crate::pattern::intervals::LiveKeys;
