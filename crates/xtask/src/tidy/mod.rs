@@ -6,9 +6,6 @@ use crate::mutants;
 use crate::process::{Result, read_file, root};
 use std::path::{Path, PathBuf};
 
-/// Lines of a Rust file beyond which it wants splitting.
-const MAX_LINES: usize = 450;
-
 /// Checks the rules.
 ///
 /// # Errors
@@ -42,12 +39,6 @@ pub fn run() -> Result {
 
 /// What is wrong with a Rust file.
 fn source_faults(name: &str, text: &str, faults: &mut Vec<String>) {
-    let lines = text.lines().count();
-    if lines > MAX_LINES {
-        faults.push(format!(
-            "{name}: {lines} lines, more than {MAX_LINES}: split it by concept"
-        ));
-    }
     for (number, line) in text.lines().enumerate() {
         let code = line.split("//").next().unwrap_or_default();
         // Written in parts, so that this file passes.
@@ -102,11 +93,5 @@ mod tests {
         let leftover = ["fn a() { to", "do!() } // to", "do!() in a comment"].concat();
         source_faults("a.rs", &format!("\n{leftover}\n"), &mut faults);
         assert_eq!(faults, [["a.rs:2: to", "do!(..)"].concat()]);
-
-        faults.clear();
-        source_faults("b.rs", &"x\n".repeat(MAX_LINES), &mut faults);
-        assert!(faults.is_empty());
-        source_faults("b.rs", &"x\n".repeat(MAX_LINES + 1), &mut faults);
-        assert_eq!(faults.len(), 1);
     }
 }
