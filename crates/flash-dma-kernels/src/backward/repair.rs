@@ -13,6 +13,7 @@ use crate::backward::dkdv::shared::queries::QueryRows;
 use crate::backward::dkdv::shared::sums::add_pair;
 use crate::backward::finite::pick;
 use crate::finite::is_finite;
+use crate::matrix::args::{KeySource, Operands};
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::logits::{LogitScale, exp_of};
 use crate::matrix::mask::MaskRows;
@@ -27,10 +28,9 @@ use cubecl::prelude::*;
 /// is not finite, hence dS is zero or NaN. Looks at the keys from slot `from` on; `grad_row` is the row's
 /// index in `grad_q`.
 #[cube]
-pub(crate) fn mark_not_finite<E: Float>(
-    k: &Tensor<Chunk<E>>,
-    intervals: &[Vector<u32, Const<2>>],
-    list: &Tensor<u32>,
+pub(crate) fn mark_not_finite<E: Float, NQ: Size>(
+    operands: &Operands<E, NQ>,
+    source: &KeySource,
     grad_q: &mut [Vector<E, Const<2>>],
     row: &TileRow,
     keys: &TileKeys,
@@ -51,8 +51,7 @@ pub(crate) fn mark_not_finite<E: Float>(
             k_len as i32,
             row,
             keys,
-            intervals,
-            list,
+            source,
             mask,
             interval_row,
             q_len,
@@ -61,7 +60,7 @@ pub(crate) fn mark_not_finite<E: Float>(
         let key = listed.key;
         if listed.first <= row.position && row.position < listed.end {
             for c in 0..chunks {
-                let pair = pick::<E>(k[k_rows.base + key * k_rows.stride + c], quad);
+                let pair = pick::<E>(operands.k[k_rows.base + key * k_rows.stride + c], quad);
                 let at = grad_row * comptime!(bp.head_dim / 2) + c * 4 + quad;
                 #[unroll]
                 for e in 0..2usize {

@@ -7,6 +7,7 @@ use crate::forward::wgmma::forward_wgmma_kernel;
 use crate::host::check::{address_type, elem_type};
 use crate::host::engine::Instruction;
 use crate::host::scratch::{bytes, scratch};
+use crate::matrix::args::{KeySourceLaunch, OperandsLaunch};
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::pattern::intervals::LiveKeys;
 use crate::pattern::intervals::slices::{Slice, for_each_slice, slice_bytes};
@@ -130,13 +131,17 @@ pub(crate) fn launch_slice(
                     CubeCount::Static(slice.tiles as u32, head_groups, parts as u32),
                     blueprint.cube_dim(),
                     address,
-                    q.into_tensor_arg(),
-                    k.into_tensor_arg(),
-                    v.into_tensor_arg(),
-                    scores.into_tensor_arg(),
-                    intervals.into_buffer_arg(),
-                    list.into_tensor_arg(),
-                    counts.into_tensor_arg(),
+                    OperandsLaunch::new(
+                        q.into_tensor_arg(),
+                        k.into_tensor_arg(),
+                        v.into_tensor_arg(),
+                    ),
+                    KeySourceLaunch::new(
+                        scores.into_tensor_arg(),
+                        intervals.into_buffer_arg(),
+                        list.into_tensor_arg(),
+                        counts.into_tensor_arg(),
+                    ),
                     out.clone().into_buffer_arg(),
                     lse.clone().into_buffer_arg(),
                     problem.scale,

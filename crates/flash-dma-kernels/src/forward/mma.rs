@@ -1,5 +1,6 @@
 //! Forward attention on tensor cores: `mma.sync` over key tiles that `cp.async` gathers.
 
+use crate::matrix::args::{KeySource, Operands};
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::fragment::{
     gathered, multiply_pair, quad_max, quad_sum, scale_rows, set, set_all, swizzle, zeros,
@@ -13,7 +14,6 @@ use crate::matrix::query_tile::{CubeTile, TileRow, first_output_head, score_row}
 use crate::matrix::repair::{add_not_finite, zero_not_finite};
 use crate::matrix::stages::{RowAddress, Stages};
 use crate::matrix::tile_keys::TileKeys;
-use crate::vectors::Chunk;
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::*;
 
@@ -25,11 +25,11 @@ use cubecl::prelude::*;
 ///
 /// | buffer | layout |
 /// |---|---|
-/// | `q` | `[batch, q_heads, q_len, head_dim]`, strides in steps of 2 elements |
-/// | `k`, `v` | `[batch, kv_heads, k_len, head_dim]`, strides and begin in steps of 16 bytes |
-/// | `scores` | `[batch, kv_heads, k_len]`, last axis contiguous |
-/// | `intervals` | contiguous `[batch, kv_heads, k_len]`, pairs of first and end |
-/// | `list`, `counts` | key lists of the launched tiles, see [`TileKeyLists`](crate::pattern::intervals::TileKeyLists) |
+/// | `operands.q` | `[batch, q_heads, q_len, head_dim]`, strides in steps of 2 elements |
+/// | `operands.k`, `operands.v` | `[batch, kv_heads, k_len, head_dim]`, strides and begin in steps of 16 bytes |
+/// | `source.scores` | `[batch, kv_heads, k_len]`, last axis contiguous |
+/// | `source.intervals` | contiguous `[batch, kv_heads, k_len]`, pairs of first and end |
+/// | `source.list`, `source.counts` | key lists of the launched tiles, see [`TileKeyLists`](crate::pattern::intervals::TileKeyLists) |
 /// | `out` | contiguous `[batch, q_heads, q_len, head_dim]`, overwritten |
 /// | `lse` | contiguous `[batch, q_heads, q_len]`, overwritten |
 ///
@@ -41,13 +41,8 @@ use cubecl::prelude::*;
 /// axis, for [`merge`](crate::forward::merge) to combine.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
-    q: &Tensor<Vector<E, Const<2>>>,
-    k: &Tensor<Chunk<E>>,
-    v: &Tensor<Chunk<E>>,
-    scores: &Tensor<f32>,
-    intervals: &[Vector<u32, Const<2>>],
-    list: &Tensor<u32>,
-    counts: &Tensor<u32>,
+    operands: &Operands<E, Const<2>>,
+    source: &KeySource,
     out: &mut [Vector<O, Const<2>>],
     lse: &mut [f32],
     scale: f32,
@@ -62,13 +57,17 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
     let key_tile = comptime!(bp.key_tile);
     let (lane, warp) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
     let quad = lane % 4;
-    let (q_heads, q_len) = (q.shape(1), q.shape(2));
-    let (kv_heads, k_len) = (k.shape(1), k.shape(2));
+    let (q_heads, q_len) = (operands.q.shape(1), operands.q.shape(2));
+    let (kv_heads, k_len) = (operands.k.shape(1), operands.k.shape(2));
 
-    let cube = CubeTile::new(q_heads, kv_heads, first_tile, cubes, bp).planned(list, counts, bp);
+    let cube = CubeTile::new(q_heads, kv_heads, first_tile, cubes, bp).planned(
+        &source.list,
+        &source.counts,
+        bp,
+    );
     let (batch, tile, first_head) = (cube.batch, cube.tile, cube.first_head);
     let (kv_head, kv_row) = (cube.kv_head, cube.kv_row);
-    let keys = TileKeys::new(list, counts, &cube, q_len, k_len, bp).part(bp);
+    let keys = TileKeys::new(&source.list, &source.counts, &cube, q_len, k_len, bp).part(bp);
     let upper_row = warp * 16 + lane / 4;
     let row0 = TileRow::new(upper_row, tile, first_head, q_len, k_len, bp).starting_at(keys.begin);
     let row1 =
@@ -81,8 +80,16 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
     let size!(NS) = comptime!(bp.key_tile / 2);
 
     let mut q_rows = Sequence::<Array<Vector<E, NA>>>::new();
-    let at0 = (batch * q.stride(0) + row0.head * q.stride(1) + row0.query * q.stride(2)) / 2 + quad;
-    let at1 = (batch * q.stride(0) + row1.head * q.stride(1) + row1.query * q.stride(2)) / 2 + quad;
+    let at0 = (batch * operands.q.stride(0)
+        + row0.head * operands.q.stride(1)
+        + row0.query * operands.q.stride(2))
+        / 2
+        + quad;
+    let at1 = (batch * operands.q.stride(0)
+        + row1.head * operands.q.stride(1)
+        + row1.query * operands.q.stride(2))
+        / 2
+        + quad;
     #[unroll]
     for c in 0..comptime!(bp.chunks() / 2) {
         let mut a = Array::<Vector<E, NA>>::new(4usize);
@@ -91,10 +98,10 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
             let mut upper = Vector::<E, Const<2>>::new(E::from_int(0));
             let mut lower = Vector::<E, Const<2>>::new(E::from_int(0));
             if row0.valid {
-                upper = q[at0 + comptime!(c * 8 + half * 4)];
+                upper = operands.q[at0 + comptime!(c * 8 + half * 4)];
             }
             if row1.valid {
-                lower = q[at1 + comptime!(c * 8 + half * 4)];
+                lower = operands.q[at1 + comptime!(c * 8 + half * 4)];
             }
             a[comptime!(half * 2)] = Vector::cast_from(upper);
             a[comptime!(half * 2 + 1)] = Vector::cast_from(lower);
@@ -107,11 +114,11 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
     if UNIT_POS == 0 {
         mark[0] = 0u32;
     }
-    let k_rows = RowAddress::of::<E>(k, batch, kv_head).starting_at(keys.begin);
-    let v_rows = RowAddress::of::<E>(v, batch, kv_head).starting_at(keys.begin);
-    let mask = MaskRows::new(list, counts, &cube, &keys, q_len, k_len, bp);
-    let score_row = score_row(scores, &cube, bp);
-    let bias = PairBias::new(scores, &cube, bp);
+    let k_rows = RowAddress::of::<E>(&operands.k, batch, kv_head).starting_at(keys.begin);
+    let v_rows = RowAddress::of::<E>(&operands.v, batch, kv_head).starting_at(keys.begin);
+    let mask = MaskRows::new(&source.list, &source.counts, &cube, &keys, q_len, k_len, bp);
+    let score_row = score_row(&source.scores, &cube, bp);
+    let bias = PairBias::new(&source.scores, &cube, bp);
     let logit_scale = LogitScale::new(scale, softcap, bp.softcap);
 
     let mut acc = zeros::<NC>(chunks);
@@ -123,8 +130,17 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
     let log2e = comptime!(core::f32::consts::LOG2_E);
     let full_tiles = keys.full / key_tile;
     let tiles = keys.total.div_ceil(key_tile);
-    let bits = BitCopies::new::<E>(intervals, list, &mask, &keys, &stages, q_len, bp);
-    let mut copies = KeyCopies::new::<E>(k, v, list, &k_rows, &v_rows, &keys, bits, &stages, bp);
+    let bits = BitCopies::new::<E>(
+        &source.intervals,
+        &source.list,
+        &mask,
+        &keys,
+        &stages,
+        q_len,
+        bp,
+    );
+    let mut copies =
+        KeyCopies::new::<E, Const<2>>(operands, source, &k_rows, &v_rows, &keys, bits, &stages, bp);
     // Copies run `stages - 1` turns ahead of the products. Every turn closes one group of copies, an
     // empty one past the end, so that the number of groups under way says which tile has landed.
     let ahead = comptime!(bp.stages - 1);
@@ -144,8 +160,7 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
         }
         if turn < tiles {
             copies.start::<E>(
-                scores,
-                intervals,
+                source,
                 score_row,
                 kv_row * k_len,
                 &keys,
@@ -197,8 +212,7 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
                 let logits = visible_logits::<E, NS>(
                     &products,
                     &stages,
-                    scores,
-                    list,
+                    source,
                     &keys,
                     tile,
                     &row0,
@@ -312,7 +326,7 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
         chunks,
     );
     let none = f32::new(f32::NEG_INFINITY);
-    let out_head = first_output_head(batch, q.shape(0), q_heads, bp);
+    let out_head = first_output_head(batch, operands.q.shape(0), q_heads, bp);
     let to0 = (out_head + row0.head) * q_len + row0.query;
     let to1 = (out_head + row1.head) * q_len + row1.query;
     #[unroll]
@@ -338,14 +352,13 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
     if mark[0] == 1u32 && (UNIT_POS as usize) < comptime!(bp.tile_rows()) {
         let row = TileRow::new(UNIT_POS as usize, tile, first_head, q_len, k_len, bp)
             .starting_at(keys.begin);
-        let q_row = (batch * q.stride(0) + row.head * q.stride(1) + row.query * q.stride(2)) / 2;
+        let q_row = (batch * operands.q.stride(0)
+            + row.head * operands.q.stride(1)
+            + row.query * operands.q.stride(2))
+            / 2;
         add_not_finite::<E, O, Const<2>>(
-            q,
-            k,
-            v,
-            scores,
-            intervals,
-            list,
+            operands,
+            source,
             out,
             lse,
             &row,

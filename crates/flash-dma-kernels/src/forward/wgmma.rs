@@ -1,5 +1,6 @@
 //! Forward attention on Hopper's tensor cores: `wgmma` over key tiles that `cp.async` gathers.
 
+use crate::matrix::args::{KeySource, Operands};
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::fragment::{pack, quad_max, quad_sum};
 use crate::matrix::key_stream::KeyCopies;
@@ -28,13 +29,8 @@ use cubecl::prelude::*;
 /// product with V of the tile before; softmax; start the product with V.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
-    q: &Tensor<Chunk<E>>,
-    k: &Tensor<Chunk<E>>,
-    v: &Tensor<Chunk<E>>,
-    scores: &Tensor<f32>,
-    intervals: &[Vector<u32, Const<2>>],
-    list: &Tensor<u32>,
-    counts: &Tensor<u32>,
+    operands: &Operands<E, Const<8>>,
+    source: &KeySource,
     out: &mut [Vector<O, Const<2>>],
     lse: &mut [f32],
     scale: f32,
@@ -51,29 +47,42 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
     let key_tile = comptime!(bp.key_tile);
     let (lane, warp) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
     let quad = lane % 4;
-    let (q_heads, q_len) = (q.shape(1), q.shape(2));
-    let (kv_heads, k_len) = (k.shape(1), k.shape(2));
+    let (q_heads, q_len) = (operands.q.shape(1), operands.q.shape(2));
+    let (kv_heads, k_len) = (operands.k.shape(1), operands.k.shape(2));
 
-    let cube = CubeTile::new(q_heads, kv_heads, first_tile, cubes, bp).planned(list, counts, bp);
+    let cube = CubeTile::new(q_heads, kv_heads, first_tile, cubes, bp).planned(
+        &source.list,
+        &source.counts,
+        bp,
+    );
     let (batch, tile, first_head) = (cube.batch, cube.tile, cube.first_head);
     let (kv_head, kv_row) = (cube.kv_head, cube.kv_row);
-    let keys = TileKeys::new(list, counts, &cube, q_len, k_len, bp).part(bp);
+    let keys = TileKeys::new(&source.list, &source.counts, &cube, q_len, k_len, bp).part(bp);
 
     // The queries, `[warpgroups, head_dim / 64, 64 rows, 64]`.
     let mut queries =
         Shared::<[Chunk<E>]>::new_aligned_slice(comptime!(bp.tile_rows() * bp.chunks()), 1024usize);
-    copy_queries::<E>(q, &mut queries, batch, tile, first_head, q_len, k_len, bp);
+    copy_queries::<E>(
+        &operands.q,
+        &mut queries,
+        batch,
+        tile,
+        first_head,
+        q_len,
+        k_len,
+        bp,
+    );
 
     let mut stages = Stages::<E>::new(bp);
     let mut mark = Shared::<[u32]>::new_slice(1usize);
     if UNIT_POS == 0 {
         mark[0] = 0u32;
     }
-    let k_rows = RowAddress::of::<E>(k, batch, kv_head).starting_at(keys.begin);
-    let v_rows = RowAddress::of::<E>(v, batch, kv_head).starting_at(keys.begin);
-    let mask = MaskRows::new(list, counts, &cube, &keys, q_len, k_len, bp);
-    let score_row = score_row(scores, &cube, bp);
-    let bias = PairBias::new(scores, &cube, bp);
+    let k_rows = RowAddress::of::<E>(&operands.k, batch, kv_head).starting_at(keys.begin);
+    let v_rows = RowAddress::of::<E>(&operands.v, batch, kv_head).starting_at(keys.begin);
+    let mask = MaskRows::new(&source.list, &source.counts, &cube, &keys, q_len, k_len, bp);
+    let score_row = score_row(&source.scores, &cube, bp);
+    let bias = PairBias::new(&source.scores, &cube, bp);
     let logit_scale = LogitScale::new(scale, softcap, bp.softcap);
     let first_row = warp / 4 * comptime!(64 * bp.chunks());
     let own_queries = Panels::at::<E>(&queries[first_row..first_row + 1]);
@@ -99,8 +108,17 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
         comptime!(bp.units()),
         comptime!(bp.units()),
     );
-    let bits = BitCopies::new::<E>(intervals, list, &mask, &keys, &stages, q_len, bp);
-    let mut copies = KeyCopies::new::<E>(k, v, list, &k_rows, &v_rows, &keys, bits, &stages, bp);
+    let bits = BitCopies::new::<E>(
+        &source.intervals,
+        &source.list,
+        &mask,
+        &keys,
+        &stages,
+        q_len,
+        bp,
+    );
+    let mut copies =
+        KeyCopies::new::<E, Const<8>>(operands, source, &k_rows, &v_rows, &keys, bits, &stages, bp);
     // A stage is filled again `lag` tiles behind its use: two let a product with V stay under way until
     // the next tile's logits are there.
     let lag = comptime!(if bp.stages == 2 { 1usize } else { 2 });
@@ -110,8 +128,7 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
         if tile < tiles {
             copies.fill::<E>(
                 &ring,
-                scores,
-                intervals,
+                source,
                 score_row,
                 kv_row * k_len,
                 &keys,
@@ -153,8 +170,7 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
         if tile + ahead < tiles {
             copies.fill::<E>(
                 &ring,
-                scores,
-                intervals,
+                source,
                 score_row,
                 kv_row * k_len,
                 &keys,
@@ -183,8 +199,7 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
         let s = visible_logits::<E, NS>(
             &products,
             &stages,
-            scores,
-            list,
+            source,
             &keys,
             tile,
             &row0,
@@ -271,7 +286,7 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
     let factor0 = 1.0f32 / sum0;
     let factor1 = 1.0f32 / sum1;
     let none = f32::new(f32::NEG_INFINITY);
-    let out_head = first_output_head(batch, q.shape(0), q_heads, bp);
+    let out_head = first_output_head(batch, operands.q.shape(0), q_heads, bp);
     let to0 = (out_head + row0.head) * q_len + row0.query;
     let to1 = (out_head + row1.head) * q_len + row1.query;
     if row0.valid {
@@ -294,14 +309,13 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
     if mark[0] == 1u32 && (UNIT_POS as usize) < comptime!(bp.tile_rows()) {
         let row = TileRow::new(UNIT_POS as usize, tile, first_head, q_len, k_len, bp)
             .starting_at(keys.begin);
-        let q_row = (batch * q.stride(0) + row.head * q.stride(1) + row.query * q.stride(2)) / 8;
+        let q_row = (batch * operands.q.stride(0)
+            + row.head * operands.q.stride(1)
+            + row.query * operands.q.stride(2))
+            / 8;
         add_not_finite::<E, O, Const<8>>(
-            q,
-            k,
-            v,
-            scores,
-            intervals,
-            list,
+            operands,
+            source,
             out,
             lse,
             &row,

@@ -1,5 +1,6 @@
 //! The keys of a query tile, copied into shared memory ahead of their use.
 
+use crate::matrix::args::{KeySource, Operands};
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::copies::copied_chunk;
 use crate::matrix::mask::BitCopies;
@@ -11,7 +12,6 @@ use crate::matrix::tile_keys::TileKeys;
 use crate::matrix::wgmma::panel::panel_width;
 use crate::matrix::wgmma::ring::Ring;
 use crate::pattern::layout::KEY_BLOCK;
-use crate::vectors::Chunk;
 use cubecl::prelude::*;
 
 /// The copies of a cube's key tiles, as this unit takes part in them.
@@ -42,10 +42,9 @@ pub(crate) struct KeyCopies {
 
 #[cube]
 impl KeyCopies {
-    pub(crate) fn new<E: Float>(
-        k: &Tensor<Chunk<E>>,
-        v: &Tensor<Chunk<E>>,
-        list: &Tensor<u32>,
+    pub(crate) fn new<E: Float, NQ: Size>(
+        operands: &Operands<E, NQ>,
+        source: &KeySource,
         k_rows: &RowAddress,
         v_rows: &RowAddress,
         keys: &TileKeys,
@@ -58,15 +57,15 @@ impl KeyCopies {
         let mut next = Array::<u32>::new(comptime!(bp.copies() + 1));
         let mut first = 0u64;
         if comptime!(bp.pattern.has_intervals() || bp.pattern.is_planned()) {
-            first = global_address(&list[keys.list..keys.list + 1]);
+            first = global_address(&source.list[keys.list..keys.list + 1]);
         }
         #[unroll]
         for c in 0..comptime!(bp.copies() + 1) {
             next[c] = 0u32;
         }
         let mut copies = KeyCopies {
-            k: global_address(&k[k_first..k_first + 1]),
-            v: global_address(&v[v_first..v_first + 1]),
+            k: global_address(&operands.k[k_first..k_first + 1]),
+            v: global_address(&operands.v[v_first..v_first + 1]),
             // The host checks that 32 bits hold them.
             k_stride: k_rows.stride as u32 * 16,
             v_stride: v_rows.stride as u32 * 16,
@@ -74,7 +73,7 @@ impl KeyCopies {
             k_stages: uniform(shared_address(&stages.k[0..1]) as usize) as u32,
             v_stages: uniform(shared_address(&stages.v[0..1]) as usize) as u32,
             own: place_of(own.row, own.col, bp) as u32 * 16,
-            last: k.shape(2) as u32 - 1,
+            last: operands.k.shape(2) as u32 - 1,
             gathered: keys.gathered,
             bits,
             next,
@@ -136,8 +135,7 @@ impl KeyCopies {
     /// come in order. Slots past the last key get that key again, which no query is let see there.
     pub(crate) fn start<E: Float>(
         &mut self,
-        scores: &Tensor<f32>,
-        intervals: &[Vector<u32, Const<2>>],
+        source: &KeySource,
         score_row: usize,
         interval_row: usize,
         keys: &TileKeys,
@@ -184,14 +182,14 @@ impl KeyCopies {
                 let key = self.next[comptime!(bp.copies())] as usize;
                 let from = score_row + key;
                 copy_or_zero(
-                    &scores[from..from + 1],
+                    &source.scores[from..from + 1],
                     &mut stages.scores[place..place + 1],
                     there,
                     4u32,
                 );
                 let from = interval_row + key;
                 copy_or_zero(
-                    &intervals[from..from + 1],
+                    &source.intervals[from..from + 1],
                     &mut stages.intervals[place..place + 1],
                     there,
                     8u32,
@@ -207,7 +205,7 @@ impl KeyCopies {
                 }
                 let from = score_row + key;
                 copy_or_zero(
-                    &scores[from..from + 1],
+                    &source.scores[from..from + 1],
                     &mut stages.scores[place..place + 1],
                     true,
                     4u32,
@@ -221,8 +219,7 @@ impl KeyCopies {
     pub(crate) fn fill<E: Float>(
         &mut self,
         ring: &Ring,
-        scores: &Tensor<f32>,
-        intervals: &[Vector<u32, Const<2>>],
+        source: &KeySource,
         score_row: usize,
         interval_row: usize,
         keys: &TileKeys,
@@ -236,16 +233,7 @@ impl KeyCopies {
         if turn > 0 {
             ring.wait_empty(stage, turn - 1);
         }
-        self.start::<E>(
-            scores,
-            intervals,
-            score_row,
-            interval_row,
-            keys,
-            tile,
-            stages,
-            bp,
-        );
+        self.start::<E>(source, score_row, interval_row, keys, tile, stages, bp);
         ring.arrive_copied(stage);
     }
 }

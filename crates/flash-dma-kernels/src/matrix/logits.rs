@@ -1,6 +1,7 @@
 //! Logits, and which of them a query sees.
 
 use crate::math::{TANH_SERIES_BELOW, tanh_near_zero};
+use crate::matrix::args::KeySource;
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::mask::{hide_masked, step_of};
 use crate::matrix::pair_bias::PairBias;
@@ -160,8 +161,7 @@ pub(crate) fn score<E: Float>(
 pub(crate) fn visible_logits<E: Float, N: Size>(
     products: &Vector<f32, N>,
     stages: &Stages<E>,
-    scores: &Tensor<f32>,
-    list: &Tensor<u32>,
+    source: &KeySource,
     keys: &TileKeys,
     tile: usize,
     row0: &TileRow,
@@ -180,12 +180,12 @@ pub(crate) fn visible_logits<E: Float, N: Size>(
         let mut first = keys.begin + tile * comptime!(bp.key_tile);
         if comptime!(bp.pattern.is_planned()) {
             // Not gathered: a step is a block.
-            first = list[keys.list + step_of(tile, bp)] as usize * KEY_BLOCK;
+            first = source.list[keys.list + step_of(tile, bp)] as usize * KEY_BLOCK;
             if comptime!(bp.key_tile < KEY_BLOCK) {
                 first += tile * comptime!(bp.key_tile) % KEY_BLOCK;
             }
         }
-        s = bias.add::<N>(&s, scores, row0, row1, first, q_len, k_len, bp);
+        s = bias.add::<N>(&s, &source.scores, row0, row1, first, q_len, k_len, bp);
     }
     if boundary {
         if comptime!(bp.pattern.is_planned()) {

@@ -3,6 +3,7 @@
 //! [`mma`] and [`wgmma`] hold what the engines differ in: products, and for `wgmma` the ring of stages and the boxes of
 //! the tensor copy unit.
 
+pub(crate) mod args;
 pub(crate) mod blueprint;
 pub(crate) mod copies;
 pub(crate) mod fragment;

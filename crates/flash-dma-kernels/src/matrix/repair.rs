@@ -7,6 +7,7 @@
 //! this: there every row selects every key.
 
 use crate::finite::is_finite;
+use crate::matrix::args::{KeySource, Operands};
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::copies::copied_chunk;
 use crate::matrix::logits::{LogitScale, exp_of};
@@ -35,8 +36,7 @@ impl SlotKey {
         end: i32,
         row: &TileRow,
         keys: &TileKeys,
-        intervals: &[Vector<u32, Const<2>>],
-        list: &Tensor<u32>,
+        source: &KeySource,
         mask: &MaskRows,
         interval_row: usize,
         q_len: usize,
@@ -46,15 +46,15 @@ impl SlotKey {
         let mut first = slot as i32;
         let mut end = end;
         if comptime!(bp.pattern.has_intervals()) {
-            key = list[keys.list + slot] as usize;
-            let interval = intervals[interval_row + key];
+            key = source.list[keys.list + slot] as usize;
+            let interval = source.intervals[interval_row + key];
             first = interval.extract(0usize) as i32;
             end = interval.extract(1usize) as i32;
         } else if comptime!(bp.pattern.is_planned()) {
-            key = listed_key(list, keys, slot);
+            key = listed_key(&source.list, keys, slot);
             // What it sees lies before the end of the keys, and of causal masking.
             first = i32::new(comptime!(i32::MIN as i64));
-            if !mask.sees(intervals, list, row, slot, q_len, bp) {
+            if !mask.sees(&source.intervals, &source.list, row, slot, q_len, bp) {
                 end = first;
             }
         }
@@ -71,12 +71,8 @@ impl SlotKey {
 /// Rare, hence simple: a unit walks all keys and reads everything from global memory again.
 #[cube]
 pub(crate) fn add_not_finite<E: Float, O: Float, NQ: Size>(
-    q: &Tensor<Vector<E, NQ>>,
-    k: &Tensor<Chunk<E>>,
-    v: &Tensor<Chunk<E>>,
-    scores: &Tensor<f32>,
-    intervals: &[Vector<u32, Const<2>>],
-    list: &Tensor<u32>,
+    operands: &Operands<E, NQ>,
+    source: &KeySource,
     out: &mut [Vector<O, Const<2>>],
     lse: &mut [f32],
     row: &TileRow,
@@ -101,43 +97,43 @@ pub(crate) fn add_not_finite<E: Float, O: Float, NQ: Size>(
             i32::new(comptime!(i32::MAX as i64)),
             row,
             keys,
-            intervals,
-            list,
+            source,
             mask,
             interval_row,
-            q.shape(2),
+            operands.q.shape(2),
             bp,
         );
         let key = listed.key;
         if row.valid && listed.first <= row.position && row.position < listed.end {
             let mut finite = true;
             for c in 0..chunks {
-                let values = v[v_rows.base + key * v_rows.stride + c];
+                let values = operands.v[v_rows.base + key * v_rows.stride + c];
                 finite = finite && are_finite::<E>(values);
             }
             if !finite {
                 let mut product = 0.0f32;
                 for c in 0..chunks {
-                    let b = k[k_rows.base + key * k_rows.stride + c];
+                    let b = operands.k[k_rows.base + key * k_rows.stride + c];
                     #[unroll]
                     for e in 0..8usize {
-                        let a = q[q_row + c * comptime!(8 / q_width) + comptime!(e / q_width)];
+                        let a =
+                            operands.q[q_row + c * comptime!(8 / q_width) + comptime!(e / q_width)];
                         let a = f32::cast_from(a.extract(comptime!(e % q_width)));
                         product += a * f32::cast_from(b.extract(e));
                     }
                 }
                 let mut z = 0.0f32;
                 if comptime!(bp.pattern.has_intervals() || bp.pattern.has_key_bias()) {
-                    z = scores[score_row + key];
+                    z = source.scores[score_row + key];
                 }
                 if comptime!(bp.pattern.has_pair_bias()) {
-                    z = bias.of(scores, row, key);
+                    z = bias.of(&source.scores, row, key);
                 }
                 let x = scale.apply(product, z, bp.softcap);
                 let log2e = comptime!(core::f32::consts::LOG2_E);
                 let p = exp_of(x, -lse[out_row] * log2e);
                 for c in 0..chunks {
-                    let values = v[v_rows.base + key * v_rows.stride + c];
+                    let values = operands.v[v_rows.base + key * v_rows.stride + c];
                     #[unroll]
                     for pair in 0..4usize {
                         let at = out_row * comptime!(bp.head_dim / 2) + c * 4 + pair;

@@ -1,8 +1,9 @@
 //! The gradient of q on tensor cores: query tiles stream the keys they attend to.
 
 use crate::backward::blueprint::DqBlueprint;
-use crate::backward::dq::tile::{LaneRows, Operands, add_tile};
+use crate::backward::dq::tile::{LaneRows, TileOperands, add_tile};
 use crate::backward::repair::mark_not_finite;
+use crate::matrix::args::{KeySource, Operands};
 use crate::matrix::fragment::swizzle;
 use crate::matrix::key_stream::KeyCopies;
 use crate::matrix::logits::LogitScale;
@@ -22,11 +23,11 @@ use cubecl::prelude::*;
 ///
 /// | buffer | layout |
 /// |---|---|
-/// | `q`, `grad_out` | `[batch, q_heads, q_len, head_dim]`, strides and begin in steps of 16 bytes |
-/// | `k`, `v` | `[batch, kv_heads, k_len, head_dim]`, strides and begin in steps of 16 bytes |
-/// | `scores` | `[batch, kv_heads, k_len]`, last axis contiguous |
-/// | `intervals` | contiguous `[batch, kv_heads, k_len]`, pairs of first and end |
-/// | `list`, `counts` | key lists of the launched tiles, see [`TileKeyLists`](crate::pattern::intervals::TileKeyLists) |
+/// | `operands.q`, `grad_out` | `[batch, q_heads, q_len, head_dim]`, strides and begin in steps of 16 bytes |
+/// | `operands.k`, `operands.v` | `[batch, kv_heads, k_len, head_dim]`, strides and begin in steps of 16 bytes |
+/// | `source.scores` | `[batch, kv_heads, k_len]`, last axis contiguous |
+/// | `source.intervals` | contiguous `[batch, kv_heads, k_len]`, pairs of first and end |
+/// | `source.list`, `source.counts` | key lists of the launched tiles, see [`TileKeyLists`](crate::pattern::intervals::TileKeyLists) |
 /// | `lse`, `delta` | contiguous `[batch, q_heads, q_len]` |
 /// | `grad_q` | contiguous `[batch, q_heads, q_len, head_dim]`, overwritten |
 ///
@@ -34,14 +35,9 @@ use cubecl::prelude::*;
 /// [`mask`](crate::forward::mma) says.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn dq_mma_kernel<E: Float>(
-    q: &Tensor<Chunk<E>>,
-    k: &Tensor<Chunk<E>>,
-    v: &Tensor<Chunk<E>>,
+    operands: &Operands<E, Const<8>>,
     grad_out: &Tensor<Chunk<E>>,
-    scores: &Tensor<f32>,
-    intervals: &[Vector<u32, Const<2>>],
-    list: &Tensor<u32>,
-    counts: &Tensor<u32>,
+    source: &KeySource,
     lse: &[f32],
     delta: &[f32],
     grad_q: &mut [Vector<E, Const<2>>],
@@ -57,27 +53,47 @@ pub(crate) fn dq_mma_kernel<E: Float>(
     let key_tile = comptime!(tile_bp.key_tile);
     let (lane, warp) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
     let quad = lane % 4;
-    let (q_heads, q_len) = (q.shape(1), q.shape(2));
-    let (kv_heads, k_len) = (k.shape(1), k.shape(2));
+    let (q_heads, q_len) = (operands.q.shape(1), operands.q.shape(2));
+    let (kv_heads, k_len) = (operands.k.shape(1), operands.k.shape(2));
 
-    let cube =
-        CubeTile::new(q_heads, kv_heads, first_tile, cubes, tile_bp).planned(list, counts, tile_bp);
+    let cube = CubeTile::new(q_heads, kv_heads, first_tile, cubes, tile_bp).planned(
+        &source.list,
+        &source.counts,
+        tile_bp,
+    );
     let (batch, tile, first_head) = (cube.batch, cube.tile, cube.first_head);
     let (kv_head, kv_row) = (cube.kv_head, cube.kv_row);
-    let keys = TileKeys::new(list, counts, &cube, q_len, k_len, tile_bp);
+    let keys = TileKeys::new(&source.list, &source.counts, &cube, q_len, k_len, tile_bp);
 
     let mut stages = Stages::<E>::new(tile_bp);
-    let k_rows = RowAddress::of::<E>(k, batch, kv_head);
-    let v_rows = RowAddress::of::<E>(v, batch, kv_head);
-    let score_row = score_row(scores, &cube, tile_bp);
+    let k_rows = RowAddress::of::<E>(&operands.k, batch, kv_head);
+    let v_rows = RowAddress::of::<E>(&operands.v, batch, kv_head);
+    let score_row = score_row(&source.scores, &cube, tile_bp);
     let logit_scale = LogitScale::new(scale, softcap, tile_bp.softcap);
 
     let full_tiles = keys.full / key_tile;
     let tiles = keys.total.div_ceil(key_tile);
-    let mask = MaskRows::new(list, counts, &cube, &keys, q_len, k_len, tile_bp);
-    let bits = BitCopies::new::<E>(intervals, list, &mask, &keys, &stages, q_len, tile_bp);
-    let mut copies =
-        KeyCopies::new::<E>(k, v, list, &k_rows, &v_rows, &keys, bits, &stages, tile_bp);
+    let mask = MaskRows::new(
+        &source.list,
+        &source.counts,
+        &cube,
+        &keys,
+        q_len,
+        k_len,
+        tile_bp,
+    );
+    let bits = BitCopies::new::<E>(
+        &source.intervals,
+        &source.list,
+        &mask,
+        &keys,
+        &stages,
+        q_len,
+        tile_bp,
+    );
+    let mut copies = KeyCopies::new::<E, Const<8>>(
+        operands, source, &k_rows, &v_rows, &keys, bits, &stages, tile_bp,
+    );
 
     // The rows of Q and dO; those that are no query are zero.
     let tile_rows = comptime!(tile_bp.tile_rows());
@@ -90,8 +106,11 @@ pub(crate) fn dq_mma_kernel<E: Float>(
         let mut q_chunk = Vector::new(E::from_int(0));
         let mut o_chunk = Vector::new(E::from_int(0));
         if row.valid {
-            q_chunk =
-                q[(batch * q.stride(0) + row.head * q.stride(1) + row.query * q.stride(2)) / 8 + c];
+            q_chunk = operands.q[(batch * operands.q.stride(0)
+                + row.head * operands.q.stride(1)
+                + row.query * operands.q.stride(2))
+                / 8
+                + c];
             o_chunk = grad_out[(batch * grad_out.stride(0)
                 + row.head * grad_out.stride(1)
                 + row.query * grad_out.stride(2))
@@ -155,7 +174,7 @@ pub(crate) fn dq_mma_kernel<E: Float>(
             ));
         }
     }
-    let operands = Operands::<NA> {
+    let tile_operands = TileOperands::<NA> {
         q: q_address,
         o: o_address,
         q_rows,
@@ -184,8 +203,7 @@ pub(crate) fn dq_mma_kernel<E: Float>(
         }
         if turn < tiles {
             copies.start::<E>(
-                scores,
-                intervals,
+                source,
                 score_row,
                 kv_row * k_len,
                 &keys,
@@ -206,7 +224,7 @@ pub(crate) fn dq_mma_kernel<E: Float>(
                     &rows,
                     &mask,
                     k_len,
-                    &operands,
+                    &tile_operands,
                     &logit_scale,
                     &mut acc,
                     false,
@@ -219,7 +237,7 @@ pub(crate) fn dq_mma_kernel<E: Float>(
                     &rows,
                     &mask,
                     k_len,
-                    &operands,
+                    &tile_operands,
                     &logit_scale,
                     &mut acc,
                     true,
@@ -256,10 +274,9 @@ pub(crate) fn dq_mma_kernel<E: Float>(
         let from = full_tiles * key_tile;
         let intervals_row = kv_row * k_len;
         if rows.upper.valid && lse0 != none {
-            mark_not_finite::<E>(
-                k,
-                intervals,
-                list,
+            mark_not_finite::<E, Const<8>>(
+                operands,
+                source,
                 grad_q,
                 &rows.upper,
                 &keys,
@@ -274,10 +291,9 @@ pub(crate) fn dq_mma_kernel<E: Float>(
             );
         }
         if rows.lower.valid && lse1 != none {
-            mark_not_finite::<E>(
-                k,
-                intervals,
-                list,
+            mark_not_finite::<E, Const<8>>(
+                operands,
+                source,
                 grad_q,
                 &rows.lower,
                 &keys,

@@ -25,7 +25,7 @@ pub(crate) struct LaneRows {
 
 /// What the products of a warp read, by address in shared memory.
 #[derive(CubeType)]
-pub(crate) struct Operands<NA: Size> {
+pub(crate) struct TileOperands<NA: Size> {
     /// The warp's 16 rows of Q and dO.
     pub q: u32,
     pub o: u32,
@@ -51,7 +51,7 @@ pub(crate) fn add_tile<E: Float, N: Size, NA: Size>(
     rows: &LaneRows,
     mask: &MaskRows,
     k_len: usize,
-    operands: &Operands<NA>,
+    operands: &TileOperands<NA>,
     logit_scale: &LogitScale,
     acc: &mut Array<Vector<f32, N>>,
     #[comptime] boundary: bool,
@@ -217,7 +217,7 @@ fn add_rows<N: Size, NA: Size>(
     acc: &mut Array<Vector<f32, N>>,
     ds: Vector<u32, NA>,
     keys: u32,
-    operands: &Operands<NA>,
+    operands: &TileOperands<NA>,
     #[comptime] shape: Shape,
 ) {
     #[unroll]

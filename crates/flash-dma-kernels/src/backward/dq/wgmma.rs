@@ -3,6 +3,7 @@
 use crate::backward::dq::key_boxes::KeyBoxes;
 use crate::backward::dq::weights::{LaneRow, gradients};
 use crate::finite::is_finite;
+use crate::matrix::args::{KeySource, Operands};
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::key_stream::KeyCopies;
 use crate::matrix::logits::LogitScale;
@@ -25,14 +26,9 @@ use cubecl::prelude::*;
 /// dQ in its registers.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn dq_wgmma_kernel<E: Float>(
-    q: &Tensor<Chunk<E>>,
-    k: &Tensor<Chunk<E>>,
-    v: &Tensor<Chunk<E>>,
+    operands: &Operands<E, Const<8>>,
     grad_out: &Tensor<Chunk<E>>,
-    scores: &Tensor<f32>,
-    intervals: &[Vector<u32, Const<2>>],
-    list: &Tensor<u32>,
-    counts: &Tensor<u32>,
+    source: &KeySource,
     lse: &[f32],
     delta: &[f32],
     grad_q: &mut [Vector<E, Const<2>>],
@@ -53,19 +49,32 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
     let key_tile = comptime!(bp.key_tile);
     let (lane, warp) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
     let quad = lane % 4;
-    let (q_heads, q_len) = (q.shape(1), q.shape(2));
-    let (kv_heads, k_len) = (k.shape(1), k.shape(2));
+    let (q_heads, q_len) = (operands.q.shape(1), operands.q.shape(2));
+    let (kv_heads, k_len) = (operands.k.shape(1), operands.k.shape(2));
 
-    let cube = CubeTile::new(q_heads, kv_heads, first_tile, cubes, bp).planned(list, counts, bp);
+    let cube = CubeTile::new(q_heads, kv_heads, first_tile, cubes, bp).planned(
+        &source.list,
+        &source.counts,
+        bp,
+    );
     let (batch, tile, first_head) = (cube.batch, cube.tile, cube.first_head);
     let (kv_head, kv_row) = (cube.kv_head, cube.kv_row);
-    let keys = TileKeys::new(list, counts, &cube, q_len, k_len, bp);
+    let keys = TileKeys::new(&source.list, &source.counts, &cube, q_len, k_len, bp);
 
     // The rows of Q and dO, `[warpgroups, head_dim / 64, 64 rows, 64]`; those that are no query are zero.
     let tile_chunks = comptime!(bp.tile_rows() * bp.chunks());
     let mut q_tile = Shared::<[Chunk<E>]>::new_aligned_slice(tile_chunks, 1024usize);
     let mut o_tile = Shared::<[Chunk<E>]>::new_aligned_slice(tile_chunks, 1024usize);
-    copy_queries::<E>(q, &mut q_tile, batch, tile, first_head, q_len, k_len, bp);
+    copy_queries::<E>(
+        &operands.q,
+        &mut q_tile,
+        batch,
+        tile,
+        first_head,
+        q_len,
+        k_len,
+        bp,
+    );
     copy_queries::<E>(
         grad_out,
         &mut o_tile,
@@ -83,10 +92,10 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
     if (UNIT_POS as usize) < comptime!(bp.stages) {
         marks[UNIT_POS as usize] = 0u32;
     }
-    let k_rows = RowAddress::of::<E>(k, batch, kv_head);
-    let v_rows = RowAddress::of::<E>(v, batch, kv_head);
-    let score_row = score_row(scores, &cube, bp);
-    let bias = PairBias::new(scores, &cube, bp);
+    let k_rows = RowAddress::of::<E>(&operands.k, batch, kv_head);
+    let v_rows = RowAddress::of::<E>(&operands.v, batch, kv_head);
+    let score_row = score_row(&source.scores, &cube, bp);
+    let bias = PairBias::new(&source.scores, &cube, bp);
     let logit_scale = LogitScale::new(scale, softcap, bp.softcap);
     let own = warp / 4 * comptime!(64 * bp.chunks());
     let q_panels = Panels::at::<E>(&q_tile[own..own + 1]);
@@ -123,9 +132,18 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
 
     let full_tiles = keys.full / key_tile;
     let tiles = keys.total.div_ceil(key_tile);
-    let mask = MaskRows::new(list, counts, &cube, &keys, q_len, k_len, bp);
-    let bits = BitCopies::new::<E>(intervals, list, &mask, &keys, &stages, q_len, bp);
-    let mut copies = KeyCopies::new::<E>(k, v, list, &k_rows, &v_rows, &keys, bits, &stages, bp);
+    let mask = MaskRows::new(&source.list, &source.counts, &cube, &keys, q_len, k_len, bp);
+    let bits = BitCopies::new::<E>(
+        &source.intervals,
+        &source.list,
+        &mask,
+        &keys,
+        &stages,
+        q_len,
+        bp,
+    );
+    let mut copies =
+        KeyCopies::new::<E, Const<8>>(operands, source, &k_rows, &v_rows, &keys, bits, &stages, bp);
     let key_boxes = KeyBoxes::new::<E>(k_boxes, v_boxes, &stages, batch, kv_head, &keys);
     let mut acc = Vector::<f32, NO>::new(0.0f32);
     let ahead = comptime!(bp.stages - 1);
@@ -145,8 +163,7 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
             } else {
                 copies.fill::<E>(
                     &ring,
-                    scores,
-                    intervals,
+                    source,
                     score_row,
                     kv_row * k_len,
                     &keys,
@@ -212,8 +229,7 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
             } else {
                 copies.fill::<E>(
                     &ring,
-                    scores,
-                    intervals,
+                    source,
                     score_row,
                     kv_row * k_len,
                     &keys,
@@ -237,10 +253,18 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
             let mut first_key = keys.begin + tile * key_tile;
             if comptime!(bp.pattern.is_planned()) {
                 // Not gathered: a step is a block.
-                first_key = list[keys.list + tile] as usize * KEY_BLOCK;
+                first_key = source.list[keys.list + tile] as usize * KEY_BLOCK;
             }
             // On their way as well.
-            z = bias.tile::<NS>(scores, &row0, &row1, first_key, q_len, k_len, key_tile);
+            z = bias.tile::<NS>(
+                &source.scores,
+                &row0,
+                &row1,
+                first_key,
+                q_len,
+                k_len,
+                key_tile,
+            );
         }
         let s = finish_but::<NS>(s, 1usize, comptime!(bp.key_tile / 2));
         // The code of boundary tiles apart: a branch an element would keep the others from
@@ -330,8 +354,7 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
                     k_len as i32,
                     &row,
                     &keys,
-                    intervals,
-                    list,
+                    source,
                     &mask,
                     kv_row * k_len,
                     q_len,
@@ -340,7 +363,7 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
                 let key = listed.key;
                 if listed.first <= row.position && row.position < listed.end {
                     for c in 0..chunks {
-                        let values = k[k_rows.base + key * k_rows.stride + c];
+                        let values = operands.k[k_rows.base + key * k_rows.stride + c];
                         #[unroll]
                         for pair in 0..4usize {
                             let at = to * comptime!(bp.head_dim / 2) + c * 4 + pair;

@@ -10,6 +10,7 @@ use crate::backward::dq::wgmma::dq_wgmma_kernel;
 use crate::host::check::{address_type, elem_type};
 use crate::host::engine::Instruction;
 use crate::host::scratch::{bytes, scratch};
+use crate::matrix::args::{KeySourceLaunch, OperandsLaunch};
 use crate::matrix::wgmma::boxes::{boxes_of, takes_boxes, word_boxes_of};
 use crate::pattern::intervals::slices::Slice;
 use cubecl::client::Client;
@@ -149,14 +150,18 @@ impl<'a> MmaPass<'a> {
                         CubeCount::Static(slice.tiles as u32, head_groups, 1),
                         tile.cube_dim(),
                         address,
-                        q.into_tensor_arg(),
-                        k.into_tensor_arg(),
-                        v.into_tensor_arg(),
+                        OperandsLaunch::new(
+                            q.into_tensor_arg(),
+                            k.into_tensor_arg(),
+                            v.into_tensor_arg(),
+                        ),
                         self.saved.grad_out.clone().into_tensor_arg(),
-                        scores.into_tensor_arg(),
-                        intervals.into_buffer_arg(),
-                        list.into_tensor_arg(),
-                        counts.into_tensor_arg(),
+                        KeySourceLaunch::new(
+                            scores.into_tensor_arg(),
+                            intervals.into_buffer_arg(),
+                            list.into_tensor_arg(),
+                            counts.into_tensor_arg(),
+                        ),
                         self.saved.lse.clone().into_buffer_arg(),
                         self.sums.delta.clone().into_buffer_arg(),
                         grad_q.clone().into_buffer_arg(),
