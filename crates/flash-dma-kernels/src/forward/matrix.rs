@@ -7,7 +7,9 @@ use crate::forward::wgmma::forward_wgmma_kernel;
 use crate::host::check::{address_type, elem_type};
 use crate::host::engine::Instruction;
 use crate::host::scratch::{bytes, scratch};
-use crate::matrix::args::{KeySourceLaunch, OperandsLaunch};
+use crate::matrix::args::{
+    KeySourceLaunch, LaunchedTilesLaunch, OperandsLaunch, OutputsLaunch, ScalingLaunch,
+};
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::pattern::intervals::LiveKeys;
 use crate::pattern::intervals::slices::{Slice, for_each_slice, slice_bytes};
@@ -142,12 +144,9 @@ pub(crate) fn launch_slice(
                         list.into_tensor_arg(),
                         counts.into_tensor_arg(),
                     ),
-                    out.clone().into_buffer_arg(),
-                    lse.clone().into_buffer_arg(),
-                    problem.scale,
-                    problem.softcap.unwrap_or(1.0),
-                    slice.first_tile as u32,
-                    slice.tiles as u32,
+                    OutputsLaunch::new(out.clone().into_buffer_arg(), lse.clone().into_buffer_arg()),
+                    ScalingLaunch::new(problem.scale, problem.softcap.unwrap_or(1.0)),
+                    LaunchedTilesLaunch::new(slice.first_tile as u32, slice.tiles as u32),
                     $blueprint,
                     elem_type(problem.element),
                     output,

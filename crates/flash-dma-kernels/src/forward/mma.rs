@@ -1,6 +1,6 @@
 //! Forward attention on tensor cores: `mma.sync` over key tiles that `cp.async` gathers.
 
-use crate::matrix::args::{KeySource, Operands};
+use crate::matrix::args::{KeySource, LaunchedTiles, Operands, Outputs, Scaling};
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::fragment::{
     gathered, multiply_pair, quad_max, quad_sum, scale_rows, set, set_all, swizzle, zeros,
@@ -30,8 +30,8 @@ use cubecl::prelude::*;
 /// | `source.scores` | `[batch, kv_heads, k_len]`, last axis contiguous |
 /// | `source.intervals` | contiguous `[batch, kv_heads, k_len]`, pairs of first and end |
 /// | `source.list`, `source.counts` | key lists of the launched tiles, see [`TileKeyLists`](crate::pattern::intervals::TileKeyLists) |
-/// | `out` | contiguous `[batch, q_heads, q_len, head_dim]`, overwritten |
-/// | `lse` | contiguous `[batch, q_heads, q_len]`, overwritten |
+/// | `outputs.out` | contiguous `[batch, q_heads, q_len, head_dim]`, overwritten |
+/// | `outputs.lse` | contiguous `[batch, q_heads, q_len]`, overwritten |
 ///
 /// Without `bp.pattern.has_intervals()` the scores, intervals, list and counts are never read; with `bp.pattern.is_planned()`, `bp.pattern.has_key_bias()` or `bp.pattern.has_pair_bias()`
 /// they are what [`mask`](crate::matrix::mask) says.
@@ -43,12 +43,9 @@ use cubecl::prelude::*;
 pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
     operands: &Operands<E, Const<2>>,
     source: &KeySource,
-    out: &mut [Vector<O, Const<2>>],
-    lse: &mut [f32],
-    scale: f32,
-    softcap: f32,
-    first_tile: u32,
-    cubes: u32,
+    outputs: &mut Outputs<O>,
+    scaling: &Scaling,
+    tiles_of: &LaunchedTiles,
     #[comptime] bp: MmaBlueprint,
     #[define(E)] _element: ElemType,
     #[define(O)] _output: ElemType,
@@ -60,7 +57,7 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
     let (q_heads, q_len) = (operands.q.shape(1), operands.q.shape(2));
     let (kv_heads, k_len) = (operands.k.shape(1), operands.k.shape(2));
 
-    let cube = CubeTile::new(q_heads, kv_heads, first_tile, cubes, bp).planned(
+    let cube = CubeTile::new(q_heads, kv_heads, tiles_of.first, tiles_of.count, bp).planned(
         &source.list,
         &source.counts,
         bp,
@@ -119,7 +116,7 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
     let mask = MaskRows::new(&source.list, &source.counts, &cube, &keys, q_len, k_len, bp);
     let score_row = score_row(&source.scores, &cube, bp);
     let bias = PairBias::new(&source.scores, &cube, bp);
-    let logit_scale = LogitScale::new(scale, softcap, bp.softcap);
+    let logit_scale = LogitScale::new(scaling.scale, scaling.softcap, bp.softcap);
 
     let mut acc = zeros::<NC>(chunks);
     let mut max0 = f32::new(f32::NEG_INFINITY);
@@ -332,20 +329,20 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
     #[unroll]
     for c in 0..chunks {
         if row0.valid {
-            out[to0 * comptime!(bp.head_dim / 2) + comptime!(c * 4) + quad] =
+            outputs.out[to0 * comptime!(bp.head_dim / 2) + comptime!(c * 4) + quad] =
                 Vector::cast_from(acc[c][0]);
         }
         if row1.valid {
-            out[to1 * comptime!(bp.head_dim / 2) + comptime!(c * 4) + quad] =
+            outputs.out[to1 * comptime!(bp.head_dim / 2) + comptime!(c * 4) + quad] =
                 Vector::cast_from(acc[c][1]);
         }
     }
     if quad == 0 {
         if row0.valid {
-            lse[to0] = select(empty0, none, max0 + sum0.ln());
+            outputs.lse[to0] = select(empty0, none, max0 + sum0.ln());
         }
         if row1.valid {
-            lse[to1] = select(empty1, none, max1 + sum1.ln());
+            outputs.lse[to1] = select(empty1, none, max1 + sum1.ln());
         }
     }
     sync_cube();
@@ -359,8 +356,7 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
         add_not_finite::<E, O, Const<2>>(
             operands,
             source,
-            out,
-            lse,
+            outputs,
             &row,
             &keys,
             &k_rows,

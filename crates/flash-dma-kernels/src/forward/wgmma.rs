@@ -1,6 +1,6 @@
 //! Forward attention on Hopper's tensor cores: `wgmma` over key tiles that `cp.async` gathers.
 
-use crate::matrix::args::{KeySource, Operands};
+use crate::matrix::args::{KeySource, LaunchedTiles, Operands, Outputs, Scaling};
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::fragment::{pack, quad_max, quad_sum};
 use crate::matrix::key_stream::KeyCopies;
@@ -31,12 +31,9 @@ use cubecl::prelude::*;
 pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
     operands: &Operands<E, Const<8>>,
     source: &KeySource,
-    out: &mut [Vector<O, Const<2>>],
-    lse: &mut [f32],
-    scale: f32,
-    softcap: f32,
-    first_tile: u32,
-    cubes: u32,
+    outputs: &mut Outputs<O>,
+    scaling: &Scaling,
+    tiles_of: &LaunchedTiles,
     #[comptime] bp: MmaBlueprint,
     #[define(E)] _element: ElemType,
     #[define(O)] _output: ElemType,
@@ -50,7 +47,7 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
     let (q_heads, q_len) = (operands.q.shape(1), operands.q.shape(2));
     let (kv_heads, k_len) = (operands.k.shape(1), operands.k.shape(2));
 
-    let cube = CubeTile::new(q_heads, kv_heads, first_tile, cubes, bp).planned(
+    let cube = CubeTile::new(q_heads, kv_heads, tiles_of.first, tiles_of.count, bp).planned(
         &source.list,
         &source.counts,
         bp,
@@ -83,7 +80,7 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
     let mask = MaskRows::new(&source.list, &source.counts, &cube, &keys, q_len, k_len, bp);
     let score_row = score_row(&source.scores, &cube, bp);
     let bias = PairBias::new(&source.scores, &cube, bp);
-    let logit_scale = LogitScale::new(scale, softcap, bp.softcap);
+    let logit_scale = LogitScale::new(scaling.scale, scaling.softcap, bp.softcap);
     let first_row = warp / 4 * comptime!(64 * bp.chunks());
     let own_queries = Panels::at::<E>(&queries[first_row..first_row + 1]);
     let k_panels = Panels::at::<E>(&stages.k[0..1]);
@@ -291,18 +288,18 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
     let to1 = (out_head + row1.head) * q_len + row1.query;
     if row0.valid {
         let at = to0 * comptime!(bp.head_dim / 2) + quad;
-        write_row::<O, NO>(out, &acc, at, factor0, empty0, 0usize, bp);
+        write_row::<O, NO>(&mut outputs.out, &acc, at, factor0, empty0, 0usize, bp);
     }
     if row1.valid {
         let at = to1 * comptime!(bp.head_dim / 2) + quad;
-        write_row::<O, NO>(out, &acc, at, factor1, empty1, 1usize, bp);
+        write_row::<O, NO>(&mut outputs.out, &acc, at, factor1, empty1, 1usize, bp);
     }
     if quad == 0 {
         if row0.valid {
-            lse[to0] = select(empty0, none, max0 + sum0.ln());
+            outputs.lse[to0] = select(empty0, none, max0 + sum0.ln());
         }
         if row1.valid {
-            lse[to1] = select(empty1, none, max1 + sum1.ln());
+            outputs.lse[to1] = select(empty1, none, max1 + sum1.ln());
         }
     }
     sync_cube();
@@ -316,8 +313,7 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
         add_not_finite::<E, O, Const<8>>(
             operands,
             source,
-            out,
-            lse,
+            outputs,
             &row,
             &keys,
             &k_rows,

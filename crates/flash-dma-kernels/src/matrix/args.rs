@@ -27,3 +27,38 @@ pub(crate) struct KeySource {
     /// How many keys each list has.
     pub counts: OwnedTensor<u32>,
 }
+
+/// What a forward kernel writes. Both are overwritten.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct Outputs<O: Float> {
+    /// Contiguous `[batch, q_heads, q_len, head_dim]`.
+    pub out: Box<[Vector<O, Const<2>>]>,
+    /// Contiguous `[batch, q_heads, q_len]`.
+    pub lse: Box<[f32]>,
+}
+
+/// What the forward pass left per query row, and the row sums of the backward pass.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct SavedRows {
+    /// Contiguous `[batch, q_heads, q_len]`.
+    pub lse: Box<[f32]>,
+    /// Contiguous `[batch, q_heads, q_len]`.
+    pub delta: Box<[f32]>,
+}
+
+/// From products to logits.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct Scaling {
+    pub scale: f32,
+    /// Not read without a softcap.
+    pub softcap: f32,
+}
+
+/// The query tiles of a launch.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct LaunchedTiles {
+    /// The first.
+    pub first: u32,
+    /// Their number, `CUBE_COUNT_X`.
+    pub count: u32,
+}

@@ -7,7 +7,7 @@
 //! this: there every row selects every key.
 
 use crate::finite::is_finite;
-use crate::matrix::args::{KeySource, Operands};
+use crate::matrix::args::{KeySource, Operands, Outputs};
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::copies::copied_chunk;
 use crate::matrix::logits::{LogitScale, exp_of};
@@ -73,8 +73,7 @@ impl SlotKey {
 pub(crate) fn add_not_finite<E: Float, O: Float, NQ: Size>(
     operands: &Operands<E, NQ>,
     source: &KeySource,
-    out: &mut [Vector<O, Const<2>>],
-    lse: &mut [f32],
+    outputs: &mut Outputs<O>,
     row: &TileRow,
     keys: &TileKeys,
     k_rows: &RowAddress,
@@ -131,13 +130,13 @@ pub(crate) fn add_not_finite<E: Float, O: Float, NQ: Size>(
                 }
                 let x = scale.apply(product, z, bp.softcap);
                 let log2e = comptime!(core::f32::consts::LOG2_E);
-                let p = exp_of(x, -lse[out_row] * log2e);
+                let p = exp_of(x, -outputs.lse[out_row] * log2e);
                 for c in 0..chunks {
                     let values = operands.v[v_rows.base + key * v_rows.stride + c];
                     #[unroll]
                     for pair in 0..4usize {
                         let at = out_row * comptime!(bp.head_dim / 2) + c * 4 + pair;
-                        let mut sums = out[at];
+                        let mut sums = outputs.out[at];
                         #[unroll]
                         for e in 0..2usize {
                             let value = f32::cast_from(values.extract(comptime!(pair * 2 + e)));
@@ -148,7 +147,7 @@ pub(crate) fn add_not_finite<E: Float, O: Float, NQ: Size>(
                                 );
                             }
                         }
-                        out[at] = sums;
+                        outputs.out[at] = sums;
                     }
                 }
             }

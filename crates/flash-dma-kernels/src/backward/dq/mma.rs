@@ -3,7 +3,7 @@
 use crate::backward::blueprint::DqBlueprint;
 use crate::backward::dq::tile::{LaneRows, TileOperands, add_tile};
 use crate::backward::repair::mark_not_finite;
-use crate::matrix::args::{KeySource, Operands};
+use crate::matrix::args::{KeySource, LaunchedTiles, Operands, SavedRows, Scaling};
 use crate::matrix::fragment::swizzle;
 use crate::matrix::key_stream::KeyCopies;
 use crate::matrix::logits::LogitScale;
@@ -28,7 +28,7 @@ use cubecl::prelude::*;
 /// | `source.scores` | `[batch, kv_heads, k_len]`, last axis contiguous |
 /// | `source.intervals` | contiguous `[batch, kv_heads, k_len]`, pairs of first and end |
 /// | `source.list`, `source.counts` | key lists of the launched tiles, see [`TileKeyLists`](crate::pattern::intervals::TileKeyLists) |
-/// | `lse`, `delta` | contiguous `[batch, q_heads, q_len]` |
+/// | `saved.lse`, `saved.delta` | contiguous `[batch, q_heads, q_len]` |
 /// | `grad_q` | contiguous `[batch, q_heads, q_len, head_dim]`, overwritten |
 ///
 /// Without scores the scores, intervals, list and counts are never read; with a mask or a bias they are what
@@ -38,13 +38,10 @@ pub(crate) fn dq_mma_kernel<E: Float>(
     operands: &Operands<E, Const<8>>,
     grad_out: &Tensor<Chunk<E>>,
     source: &KeySource,
-    lse: &[f32],
-    delta: &[f32],
+    saved: &SavedRows,
     grad_q: &mut [Vector<E, Const<2>>],
-    scale: f32,
-    softcap: f32,
-    first_tile: u32,
-    cubes: u32,
+    scaling: &Scaling,
+    tiles_of: &LaunchedTiles,
     #[comptime] bp: DqBlueprint,
     #[define(E)] _element: ElemType,
 ) {
@@ -56,7 +53,7 @@ pub(crate) fn dq_mma_kernel<E: Float>(
     let (q_heads, q_len) = (operands.q.shape(1), operands.q.shape(2));
     let (kv_heads, k_len) = (operands.k.shape(1), operands.k.shape(2));
 
-    let cube = CubeTile::new(q_heads, kv_heads, first_tile, cubes, tile_bp).planned(
+    let cube = CubeTile::new(q_heads, kv_heads, tiles_of.first, tiles_of.count, tile_bp).planned(
         &source.list,
         &source.counts,
         tile_bp,
@@ -69,7 +66,7 @@ pub(crate) fn dq_mma_kernel<E: Float>(
     let k_rows = RowAddress::of::<E>(&operands.k, batch, kv_head);
     let v_rows = RowAddress::of::<E>(&operands.v, batch, kv_head);
     let score_row = score_row(&source.scores, &cube, tile_bp);
-    let logit_scale = LogitScale::new(scale, softcap, tile_bp.softcap);
+    let logit_scale = LogitScale::new(scaling.scale, scaling.softcap, tile_bp.softcap);
 
     let full_tiles = keys.full / key_tile;
     let tiles = keys.total.div_ceil(key_tile);
@@ -133,12 +130,12 @@ pub(crate) fn dq_mma_kernel<E: Float>(
     let mut delta0 = 0.0f32;
     let mut delta1 = 0.0f32;
     if row0.valid {
-        lse0 = lse[to0];
-        delta0 = delta[to0];
+        lse0 = saved.lse[to0];
+        delta0 = saved.delta[to0];
     }
     if row1.valid {
-        lse1 = lse[to1];
-        delta1 = delta[to1];
+        lse1 = saved.lse[to1];
+        delta1 = saved.delta[to1];
     }
     let log2e = comptime!(core::f32::consts::LOG2_E);
     let rows = LaneRows {
@@ -259,8 +256,8 @@ pub(crate) fn dq_mma_kernel<E: Float>(
         for e in 0..2usize {
             let x0: f32 = acc[comptime!(c / 4)].extract(comptime!(c % 4 * 4 + e));
             let x1: f32 = acc[comptime!(c / 4)].extract(comptime!(c % 4 * 4 + 2 + e));
-            upper.insert(e, select(lse0 == none, 0.0f32, x0 * scale));
-            lower.insert(e, select(lse1 == none, 0.0f32, x1 * scale));
+            upper.insert(e, select(lse0 == none, 0.0f32, x0 * scaling.scale));
+            lower.insert(e, select(lse1 == none, 0.0f32, x1 * scaling.scale));
         }
         if rows.upper.valid {
             grad_q[to0 * comptime!(tile_bp.head_dim / 2) + at] = Vector::cast_from(upper);

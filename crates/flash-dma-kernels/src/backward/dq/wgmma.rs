@@ -3,7 +3,7 @@
 use crate::backward::dq::key_boxes::KeyBoxes;
 use crate::backward::dq::weights::{LaneRow, gradients};
 use crate::finite::is_finite;
-use crate::matrix::args::{KeySource, Operands};
+use crate::matrix::args::{KeySource, LaunchedTiles, Operands, SavedRows, Scaling};
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::key_stream::KeyCopies;
 use crate::matrix::logits::LogitScale;
@@ -29,15 +29,12 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
     operands: &Operands<E, Const<8>>,
     grad_out: &Tensor<Chunk<E>>,
     source: &KeySource,
-    lse: &[f32],
-    delta: &[f32],
+    saved: &SavedRows,
     grad_q: &mut [Vector<E, Const<2>>],
-    scale: f32,
-    softcap: f32,
+    scaling: &Scaling,
     k_boxes: &ComptimeOption<TensorMap<E, Tiled>>,
     v_boxes: &ComptimeOption<TensorMap<E, Tiled>>,
-    first_tile: u32,
-    cubes: u32,
+    tiles_of: &LaunchedTiles,
     #[comptime] boxes: bool,
     #[comptime] bp: MmaBlueprint,
     #[define(E)] _element: ElemType,
@@ -52,7 +49,7 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
     let (q_heads, q_len) = (operands.q.shape(1), operands.q.shape(2));
     let (kv_heads, k_len) = (operands.k.shape(1), operands.k.shape(2));
 
-    let cube = CubeTile::new(q_heads, kv_heads, first_tile, cubes, bp).planned(
+    let cube = CubeTile::new(q_heads, kv_heads, tiles_of.first, tiles_of.count, bp).planned(
         &source.list,
         &source.counts,
         bp,
@@ -96,7 +93,7 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
     let v_rows = RowAddress::of::<E>(&operands.v, batch, kv_head);
     let score_row = score_row(&source.scores, &cube, bp);
     let bias = PairBias::new(&source.scores, &cube, bp);
-    let logit_scale = LogitScale::new(scale, softcap, bp.softcap);
+    let logit_scale = LogitScale::new(scaling.scale, scaling.softcap, bp.softcap);
     let own = warp / 4 * comptime!(64 * bp.chunks());
     let q_panels = Panels::at::<E>(&q_tile[own..own + 1]);
     let o_panels = Panels::at::<E>(&o_tile[own..own + 1]);
@@ -113,12 +110,12 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
     let mut delta0 = 0.0f32;
     let mut delta1 = 0.0f32;
     if row0.valid {
-        lse0 = lse[to0];
-        delta0 = delta[to0];
+        lse0 = saved.lse[to0];
+        delta0 = saved.delta[to0];
     }
     if row1.valid {
-        lse1 = lse[to1];
-        delta1 = delta[to1];
+        lse1 = saved.lse[to1];
+        delta1 = saved.delta[to1];
     }
     let log2e = comptime!(core::f32::consts::LOG2_E);
     let upper = LaneRow {
@@ -331,11 +328,11 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
     let empty1 = lower.reference == f32::new(f32::INFINITY);
     if row0.valid {
         let at = to0 * comptime!(bp.head_dim / 2) + quad;
-        write_row::<E, NO>(grad_q, &acc, at, scale, empty0, 0usize, bp);
+        write_row::<E, NO>(grad_q, &acc, at, scaling.scale, empty0, 0usize, bp);
     }
     if row1.valid {
         let at = to1 * comptime!(bp.head_dim / 2) + quad;
-        write_row::<E, NO>(grad_q, &acc, at, scale, empty1, 1usize, bp);
+        write_row::<E, NO>(grad_q, &acc, at, scaling.scale, empty1, 1usize, bp);
     }
 
     sync_cube();
@@ -346,7 +343,7 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
     if marked && (UNIT_POS as usize) < comptime!(bp.tile_rows()) {
         let row = TileRow::new(UNIT_POS as usize, tile, first_head, q_len, k_len, bp);
         let to = (batch * q_heads + row.head) * q_len + row.query;
-        if row.valid && lse[to] != none {
+        if row.valid && saved.lse[to] != none {
             let mut slot = full_tiles * key_tile;
             while slot < keys.total {
                 let listed = SlotKey::new(

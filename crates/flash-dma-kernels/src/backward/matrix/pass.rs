@@ -10,7 +10,9 @@ use crate::backward::dq::wgmma::dq_wgmma_kernel;
 use crate::host::check::{address_type, elem_type};
 use crate::host::engine::Instruction;
 use crate::host::scratch::{bytes, scratch};
-use crate::matrix::args::{KeySourceLaunch, OperandsLaunch};
+use crate::matrix::args::{
+    KeySourceLaunch, LaunchedTilesLaunch, OperandsLaunch, SavedRowsLaunch, ScalingLaunch,
+};
 use crate::matrix::wgmma::boxes::{boxes_of, takes_boxes, word_boxes_of};
 use crate::pattern::intervals::slices::Slice;
 use cubecl::client::Client;
@@ -162,14 +164,14 @@ impl<'a> MmaPass<'a> {
                             list.into_tensor_arg(),
                             counts.into_tensor_arg(),
                         ),
-                        self.saved.lse.clone().into_buffer_arg(),
-                        self.sums.delta.clone().into_buffer_arg(),
+                        SavedRowsLaunch::new(
+                            self.saved.lse.clone().into_buffer_arg(),
+                            self.sums.delta.clone().into_buffer_arg(),
+                        ),
                         grad_q.clone().into_buffer_arg(),
-                        problem.scale,
-                        problem.softcap.unwrap_or(1.0),
+                        ScalingLaunch::new(problem.scale, problem.softcap.unwrap_or(1.0)),
                         $($maps,)*
-                        slice.first_tile as u32,
-                        slice.tiles as u32,
+                        LaunchedTilesLaunch::new(slice.first_tile as u32, slice.tiles as u32),
                         $($boxes,)?
                         $blueprint,
                         elem_type(problem.element),
