@@ -72,7 +72,7 @@ mod backends;
 pub mod cache;
 pub mod fallback;
 mod functions;
-pub mod masked;
+mod mask;
 pub mod memory;
 pub mod nn;
 // A build without a backend dispatches to nothing, so nothing reads what is passed.
@@ -81,29 +81,27 @@ pub mod nn;
     allow(unused_variables)
 )]
 pub mod ops;
-mod selection;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod validate;
-mod zoh;
 
 pub use flash_dma_problem::{
     AttentionError, AttentionOptions, ElementType, Interval, MaskedProblem, PlanGeometry, Problem,
     TensorName, cost,
 };
-pub use functions::{
+pub use functions::attention::{
     attention, attention_with_lse, dynamic_mask_attention, dynamic_mask_attention_with_intervals,
     dynamic_mask_attention_with_lse, flash_dma_attention, try_attention, try_attention_with_lse,
     try_dynamic_mask_attention, try_dynamic_mask_attention_with_intervals,
     try_dynamic_mask_attention_with_lse, try_flash_dma_attention,
 };
-pub use masked::{
-    AttentionMask, BlockRule, KeyRanges, TilePlan, masked_attention, masked_attention_with_lse,
-    masked_attention_with_plan, try_masked_attention, try_masked_attention_with_lse,
-    try_masked_attention_with_plan,
+pub use functions::masked::{
+    masked_attention, masked_attention_with_lse, masked_attention_with_plan, try_masked_attention,
+    try_masked_attention_with_lse, try_masked_attention_with_plan,
 };
-pub use selection::{Intervals, select, try_select};
-pub use zoh::{try_zoh_scores, zoh_scores};
+pub use functions::selection::{Intervals, select, try_select};
+pub use functions::zoh::{try_zoh_scores, zoh_scores};
+pub use mask::{AttentionMask, BlockRule, KeyRanges, TilePlan};
 
 /// The README's example, compiled and run with the documentation tests.
 #[cfg(all(doctest, feature = "flex", feature = "autodiff"))]

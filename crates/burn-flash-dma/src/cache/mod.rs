@@ -19,13 +19,6 @@
 
 mod config;
 mod either;
-pub mod fallback;
-// A build without a backend dispatches to nothing, so nothing reads what is passed.
-#[cfg_attr(
-    not(any(feature = "cube", feature = "flex", feature = "ndarray")),
-    allow(unused_variables)
-)]
-pub mod ops;
 mod paged;
 mod pool;
 mod record;

@@ -1,11 +1,11 @@
 //! The cache that keeps every key.
 
 use super::PagedCacheConfig;
-use super::fallback::attend_pages;
-use super::ops::{CacheOps, PageMap, PageTensors};
 use super::pool::PagePool;
 use super::tokens::{NewTokens, check_sequences, check_support, plain};
+use crate::fallback::cache::attend_pages;
 use crate::ops::OptionalFloat;
+use crate::ops::cache::{CacheOps, PageMap, PageTensors};
 use crate::validate::expect;
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};

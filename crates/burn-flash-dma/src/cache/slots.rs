@@ -1,9 +1,9 @@
 //! The cache of constant size.
 
 use super::DynamicMaskCacheConfig;
-use super::fallback::{forward_problem, present};
-use super::ops::{CacheOps, ChunkKeys, SlotTensors};
 use super::tokens::{NewTokens, check_sequences, check_support, plain};
+use crate::fallback::cache::{forward_problem, present};
+use crate::ops::cache::{CacheOps, ChunkKeys, SlotTensors};
 use crate::ops::{DynamicMaskOps, Selection};
 use crate::validate::expect;
 use burn::backend::Dispatch;

@@ -1,7 +1,7 @@
 //! The checks of a call on a cache that need Burn's types.
 
-use super::ops::TokenTensors;
 use crate::ops::OptionalFloat;
+use crate::ops::cache::TokenTensors;
 use crate::validate::{element_type, same_device};
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
@@ -33,7 +33,7 @@ impl NewTokens {
                 None => None,
                 Some(scores) => {
                     let scores = plain(device, TensorName::Scores, scores, None)?;
-                    Some(crate::selection::scores_as_f32(scores)?)
+                    Some(crate::functions::selection::scores_as_f32(scores)?)
                 }
             },
         })

@@ -3,8 +3,8 @@
 use super::DynamicMaskAttention;
 use super::rope::rotate;
 use crate::cache::{AttentionCache, DynamicMaskCacheConfig, PagedCacheConfig};
+use crate::functions::zoh::try_zoh_scores;
 use crate::validate::expect;
-use crate::zoh::try_zoh_scores;
 use burn::nn::RotaryEncoding;
 use burn::tensor::{Device, Tensor};
 use flash_dma_problem::AttentionError;

@@ -4,8 +4,8 @@
 use crate::case::{dtype, tensor, values};
 use burn::backend::Flex;
 use burn::tensor::{Bool, DType, Device, Distribution, Int, Tensor, TensorData};
-use burn_flash_dma::masked::fallback;
-use burn_flash_dma::masked::ops::{MaskedAttentionOps, Masking, OptionalPlan, PlanTensors};
+use burn_flash_dma::fallback::masked as fallback;
+use burn_flash_dma::ops::{MaskedAttentionOps, Masking, OptionalPlan, PlanTensors};
 use burn_flash_dma::ops::{OptionalFloat, Saved};
 use burn_flash_dma::{
     AttentionError, AttentionMask, AttentionOptions, ElementType, MaskedProblem, TensorName,

@@ -4,8 +4,8 @@
 use crate::case::values;
 use burn::backend::Flex;
 use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
-use burn_flash_dma::masked::fallback;
-use burn_flash_dma::masked::ops::{MaskedAttentionOps, PlanTensors};
+use burn_flash_dma::fallback::masked as fallback;
+use burn_flash_dma::ops::{MaskedAttentionOps, PlanTensors};
 use burn_flash_dma::{
     AttentionError, AttentionMask, AttentionOptions, KeyRanges, PlanGeometry, TilePlan,
     masked_attention, masked_attention_with_plan,

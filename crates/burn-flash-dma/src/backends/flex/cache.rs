@@ -1,11 +1,11 @@
 //! Caches on the CPU engine: written in place where nothing else shares a tensor's storage.
 
-use super::flex::{Stored, addressable, buffer, run, tensor, view};
-use crate::cache::ops::{
+use super::attention::{Stored, addressable, buffer, run, tensor, view};
+use crate::ops::OptionalFloat;
+use crate::ops::cache::{
     CacheOps, ChunkKeys, DecodedPages, DecodedSlots, PageMap, PageTensors, SlotTensors,
     TokenTensors,
 };
-use crate::ops::OptionalFloat;
 use burn::backend::Flex;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, bf16, f16};

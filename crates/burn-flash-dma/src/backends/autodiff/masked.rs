@@ -1,7 +1,8 @@
 //! The gradients: one fused backward pass for whichever of q, k, v and bias are tracked.
 
-use super::ops::{MaskedAttentionOps, MaskedGrads, Masking, OptionalPlan, PlanTensors};
-use crate::backends::{Pass, first_order, record};
+use super::attention::first_order;
+use super::node::{Pass, record};
+use crate::ops::masked::{MaskedAttentionOps, MaskedGrads, Masking, OptionalPlan, PlanTensors};
 use crate::ops::{OptionalFloat, Saved};
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;

@@ -1,9 +1,9 @@
 //! The operations as a backend extension: what an engine implements, below the `Tensor` API.
 
-use super::fallback;
-use crate::ops::{OptionalFloat, Saved};
+use super::attention::{OptionalFloat, Saved};
 #[cfg(feature = "fusion")]
-use crate::ops::{OptionalFloatMetadata, SavedMetadata};
+use super::attention::{OptionalFloatMetadata, SavedMetadata};
+use crate::fallback::masked as fallback;
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType, backend_extension};
 #[cfg(feature = "fusion")]

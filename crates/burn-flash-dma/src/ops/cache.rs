@@ -1,7 +1,7 @@
 //! The operations of a cache as a backend extension: what an engine implements, below the `Tensor` API.
 
-use super::fallback;
-use crate::ops::{DynamicMaskOps, OptionalFloat};
+use super::attention::{DynamicMaskOps, OptionalFloat};
+use crate::fallback::cache as fallback;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType, backend_extension};
 #[cfg(feature = "fusion")]
@@ -105,7 +105,7 @@ pub struct DecodedPages<B: Backend> {
 
 /// Appending to a cache and attention over it.
 ///
-/// Most users want [`DynamicMaskCache`](super::DynamicMaskCache) and [`PagedCache`](super::PagedCache),
+/// Most users want [`DynamicMaskCache`](crate::cache::DynamicMaskCache) and [`PagedCache`](crate::cache::PagedCache),
 /// which validate; these operations rely on it. A cache goes in and comes out: an engine that finds its
 /// tensors unshared writes them in place and returns them. For inference only: no implementation for
 /// autodiff, tensors must be without.

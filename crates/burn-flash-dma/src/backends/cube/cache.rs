@@ -1,11 +1,11 @@
 //! Caches on every CubeCL runtime: the kernels write in place what nothing else shares.
 
-use super::cube::{addressable, empty, run};
-use crate::cache::ops::{
+use super::attention::{addressable, empty, run};
+use crate::ops::OptionalFloat;
+use crate::ops::cache::{
     CacheOps, ChunkKeys, DecodedPages, DecodedSlots, PageMap, PageTensors, SlotTensors,
     TokenTensors,
 };
-use crate::ops::OptionalFloat;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::DType;
 use burn_cubecl::kernel::into_contiguous;

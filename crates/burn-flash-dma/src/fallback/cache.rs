@@ -1,16 +1,16 @@
 //! The operations of a cache in plain Burn operations: for backends without an engine. Each copies the cache.
 
-use super::ops::{
+use super::attention::bool_dtype;
+use crate::ops::cache::{
     ChunkKeys, DecodedPages, DecodedSlots, PageMap, PageTensors, SlotTensors, TokenTensors,
 };
-use crate::fallback::bool_dtype;
 use crate::ops::{DynamicMaskOps, OptionalFloat, Selection};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{IntDType, Shape, Slice};
 use flash_dma_problem::{AppendProblem, AttentionOptions, CacheShape, DecodeProblem, Problem};
 
-/// See [`CacheOps::cache_append_slots`](super::ops::CacheOps::cache_append_slots). Selects over the slots and
+/// See [`CacheOps::cache_append_slots`](crate::ops::CacheOps::cache_append_slots). Selects over the slots and
 /// the tokens, and keeps the keys that are attended at the last position.
 pub fn append_slots<B: DynamicMaskOps>(
     slots: SlotTensors<B>,
@@ -66,7 +66,7 @@ pub fn append_slots<B: DynamicMaskOps>(
     }
 }
 
-/// See [`CacheOps::cache_decode_slots`](super::ops::CacheOps::cache_decode_slots).
+/// See [`CacheOps::cache_decode_slots`](crate::ops::CacheOps::cache_decode_slots).
 pub fn decode_slots<B: DynamicMaskOps>(
     q: FloatTensor<B>,
     slots: SlotTensors<B>,
@@ -96,7 +96,7 @@ pub fn decode_slots<B: DynamicMaskOps>(
     }
 }
 
-/// See [`CacheOps::cache_chunk_keys`](super::ops::CacheOps::cache_chunk_keys).
+/// See [`CacheOps::cache_chunk_keys`](crate::ops::CacheOps::cache_chunk_keys).
 pub fn chunk_keys<B: Backend>(
     slots: SlotTensors<B>,
     tokens: TokenTensors<B>,
@@ -112,7 +112,7 @@ pub fn chunk_keys<B: Backend>(
     }
 }
 
-/// See [`CacheOps::cache_append_pages`](super::ops::CacheOps::cache_append_pages). One assignment a page.
+/// See [`CacheOps::cache_append_pages`](crate::ops::CacheOps::cache_append_pages). One assignment a page.
 pub fn append_pages<B: Backend>(
     pages: PageTensors<B>,
     tokens: TokenTensors<B>,
@@ -157,7 +157,7 @@ pub fn append_pages<B: Backend>(
     }
 }
 
-/// See [`CacheOps::cache_decode_pages`](super::ops::CacheOps::cache_decode_pages). Gathers the pages of each
+/// See [`CacheOps::cache_decode_pages`](crate::ops::CacheOps::cache_decode_pages). Gathers the pages of each
 /// sequence. Serves any number of tokens.
 pub fn decode_pages<B: DynamicMaskOps>(
     q: FloatTensor<B>,

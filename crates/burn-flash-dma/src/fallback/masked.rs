@@ -1,8 +1,10 @@
 //! Attention under masks and biases in plain Burn operations: for backends without an engine, and a third
 //! opinion in the tests. `O(q_len * k_len)` memory and time; everything is computed in f32.
 
-use super::ops::{MaskedGrads, Masking, OptionalPlan, PlanTensors};
-use crate::fallback::{Logits, attend, bool_dtype, gradients, positions_and_keys, products, zeros};
+use super::attention::{
+    Logits, attend, bool_dtype, gradients, positions_and_keys, products, zeros,
+};
+use crate::ops::masked::{MaskedGrads, Masking, OptionalPlan, PlanTensors};
 use crate::ops::{OptionalFloat, Saved};
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
@@ -14,7 +16,7 @@ const WORD: usize = 32;
 const KEYS: usize = PlanGeometry::KEY_BLOCK;
 const QUERIES: usize = PlanGeometry::QUERY_BLOCK;
 
-/// See [`MaskedAttentionOps::masked_attention_plan`](super::ops::MaskedAttentionOps::masked_attention_plan).
+/// See [`MaskedAttentionOps::masked_attention_plan`](crate::ops::MaskedAttentionOps::masked_attention_plan).
 pub fn plan<B: Backend>(
     mask: BoolTensor<B>,
     hidden: bool,
@@ -77,7 +79,7 @@ pub fn plan<B: Backend>(
     PlanTensors { bits, counts }
 }
 
-/// See [`MaskedAttentionOps::masked_attention_plan_ranges`](super::ops::MaskedAttentionOps::masked_attention_plan_ranges).
+/// See [`MaskedAttentionOps::masked_attention_plan_ranges`](crate::ops::MaskedAttentionOps::masked_attention_plan_ranges).
 pub fn plan_ranges<B: Backend>(
     first: IntTensor<B>,
     end: IntTensor<B>,
@@ -98,7 +100,7 @@ pub fn plan_ranges<B: Backend>(
     )
 }
 
-/// See [`MaskedAttentionOps::masked_attention_forward`](super::ops::MaskedAttentionOps::masked_attention_forward).
+/// See [`MaskedAttentionOps::masked_attention_forward`](crate::ops::MaskedAttentionOps::masked_attention_forward).
 pub fn forward<B: Backend>(
     q: FloatTensor<B>,
     k: FloatTensor<B>,
@@ -121,7 +123,7 @@ pub fn forward<B: Backend>(
     attend::<B>(logits::<B>(q, k, masking, &problem), v, element, p)
 }
 
-/// See [`MaskedAttentionOps::masked_attention_backward`](super::ops::MaskedAttentionOps::masked_attention_backward).
+/// See [`MaskedAttentionOps::masked_attention_backward`](crate::ops::MaskedAttentionOps::masked_attention_backward).
 pub fn backward<B: Backend>(
     q: FloatTensor<B>,
     k: FloatTensor<B>,

@@ -1,6 +1,6 @@
 //! The operations as a backend extension: what an engine implements, below the `Tensor` API.
 
-use crate::fallback;
+use crate::fallback::attention as fallback;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType, backend_extension};
 #[cfg(feature = "fusion")]

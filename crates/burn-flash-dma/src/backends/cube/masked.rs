@@ -1,8 +1,8 @@
 //! Every CubeCL runtime, on the kernels.
 
-use super::bias::as_f32;
-use super::ops::{MaskedAttentionOps, MaskedGrads, Masking, OptionalPlan, PlanTensors};
-use crate::backends::cube::{addressable, empty, run_checked};
+use super::attention::{addressable, empty, run_checked};
+use crate::backends::bias::as_f32;
+use crate::ops::masked::{MaskedAttentionOps, MaskedGrads, Masking, OptionalPlan, PlanTensors};
 use crate::ops::{OptionalFloat, Saved};
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::tensor::DType;

@@ -1,7 +1,7 @@
 //! Masks of either polarity, and the tiles that they are cut into.
 
-use super::ops::{MaskedAttentionOps, OptionalPlan, PlanTensors};
 use super::ranges::KeyRanges;
+use crate::ops::masked::{MaskedAttentionOps, OptionalPlan, PlanTensors};
 use crate::validate::{expect, same_device};
 use burn::backend::Dispatch;
 use burn::tensor::{Bool, Device, Int, Tensor};
@@ -148,7 +148,7 @@ impl TilePlan {
     }
 
     /// The plan of a mask of a geometry's shape.
-    pub(super) fn of(mask: AttentionMask, geometry: PlanGeometry) -> Self {
+    pub(crate) fn of(mask: AttentionMask, geometry: PlanGeometry) -> Self {
         let tensors =
             Dispatch::masked_attention_plan(mask.tensor.into_dispatch(), mask.hidden, geometry);
         Self::from_tensors(tensors, geometry)
@@ -181,11 +181,11 @@ impl TilePlan {
         &self.bits
     }
 
-    pub(super) fn check_device(&self, device: &Device) -> Result<(), AttentionError> {
+    pub(crate) fn check_device(&self, device: &Device) -> Result<(), AttentionError> {
         same_device(device, TensorName::Plan, self.counts.device())
     }
 
-    pub(super) fn into_dispatch(self) -> OptionalPlan<Dispatch> {
+    pub(crate) fn into_dispatch(self) -> OptionalPlan<Dispatch> {
         OptionalPlan::Some {
             bits: self.bits.into_dispatch(),
             counts: self.counts.into_dispatch(),

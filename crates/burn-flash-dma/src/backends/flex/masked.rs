@@ -1,8 +1,8 @@
 //! Burn's Flex backend on the CPU engine.
 
-use super::bias::as_f32;
-use super::ops::{MaskedAttentionOps, MaskedGrads, Masking, OptionalPlan, PlanTensors};
-use crate::backends::flex::{Stored, addressable, buffer, contiguous, run, tensor, view};
+use super::attention::{Stored, addressable, buffer, contiguous, run, tensor, view};
+use crate::backends::bias::as_f32;
+use crate::ops::masked::{MaskedAttentionOps, MaskedGrads, Masking, OptionalPlan, PlanTensors};
 use crate::ops::{OptionalFloat, Saved};
 use burn::backend::Flex;
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};

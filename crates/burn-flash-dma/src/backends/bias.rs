@@ -6,7 +6,7 @@ use burn::tensor::{DType, FloatDType, Slice};
 
 /// A bias as f32. Axes that it `repeats`, by a stride of 0, are cast once and repeated again: Burn's own cast writes
 /// out what a tensor repeats.
-pub(super) fn as_f32<B: Backend>(
+pub(crate) fn as_f32<B: Backend>(
     bias: FloatTensor<B>,
     repeats: impl Fn(usize) -> bool,
 ) -> FloatTensor<B> {

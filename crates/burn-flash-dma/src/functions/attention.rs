@@ -1,9 +1,9 @@
 //! The operations as functions on `Tensor`: validation, then one dispatch.
 
+use super::selection::{Intervals, scores_as_f32, try_select};
+use super::zoh::try_zoh_scores;
 use crate::ops::{DynamicMaskOps, Selection};
-use crate::selection::{Intervals, scores_as_f32, try_select};
 use crate::validate::{expect, rows_element, same_device, supported};
-use crate::zoh::try_zoh_scores;
 use burn::backend::Dispatch;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::Tensor;

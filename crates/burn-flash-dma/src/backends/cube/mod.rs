@@ -1,0 +1,5 @@
+//! Every CubeCL runtime, on the kernels.
+
+mod attention;
+mod cache;
+mod masked;

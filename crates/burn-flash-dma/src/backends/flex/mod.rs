@@ -1,0 +1,5 @@
+//! Burn's Flex backend on the CPU engine.
+
+mod attention;
+mod cache;
+mod masked;

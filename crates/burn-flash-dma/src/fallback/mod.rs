@@ -1,0 +1,5 @@
+//! The operations in plain Burn operations: for backends without an engine.
+
+pub mod attention;
+pub mod cache;
+pub mod masked;
