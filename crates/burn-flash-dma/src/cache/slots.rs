@@ -3,8 +3,9 @@
 use super::DynamicMaskCacheConfig;
 use super::tokens::{NewTokens, check_sequences, check_support, plain};
 use crate::fallback::cache::{forward_problem, present};
-use crate::ops::cache::{CacheOps, ChunkKeys, SlotTensors};
-use crate::ops::{DynamicMaskOps, Selection};
+use crate::ops::attention::DynamicMaskOps;
+use crate::ops::cache::CacheOps;
+use crate::ops::types::{ChunkKeys, Selection, SlotTensors};
 use crate::validate::expect;
 use burn::backend::Dispatch;
 use burn::backend::tensor::FloatTensor;

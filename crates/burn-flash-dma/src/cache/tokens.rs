@@ -1,7 +1,6 @@
 //! The checks of a call on a cache that need Burn's types.
 
-use crate::ops::OptionalFloat;
-use crate::ops::cache::TokenTensors;
+use crate::ops::types::{OptionalFloat, TokenTensors};
 use crate::validate::{element_type, same_device};
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, FloatDType, Tensor};

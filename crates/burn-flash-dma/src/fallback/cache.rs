@@ -1,10 +1,11 @@
-//! The operations of a cache in plain Burn operations: for backends without an engine. Each copies the cache.
+//! Caches: [`CacheOps`](crate::ops::CacheOps). Each operation copies the cache.
 
-use super::attention::bool_dtype;
-use crate::ops::cache::{
-    ChunkKeys, DecodedPages, DecodedSlots, PageMap, PageTensors, SlotTensors, TokenTensors,
+use super::tensors::bool_dtype;
+use crate::ops::attention::DynamicMaskOps;
+use crate::ops::types::{
+    ChunkKeys, DecodedPages, DecodedSlots, OptionalFloat, PageMap, PageTensors, Selection,
+    SlotTensors, TokenTensors,
 };
-use crate::ops::{DynamicMaskOps, OptionalFloat, Selection};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{IntDType, Shape, Slice};
@@ -112,7 +113,7 @@ pub fn chunk_keys<B: Backend>(
     }
 }
 
-/// See [`CacheOps::cache_append_pages`](crate::ops::CacheOps::cache_append_pages). One assignment a page.
+/// See [`CacheOps::cache_append_pages`](crate::ops::CacheOps::cache_append_pages). One assignment per page.
 pub fn append_pages<B: Backend>(
     pages: PageTensors<B>,
     tokens: TokenTensors<B>,
@@ -221,7 +222,7 @@ pub(crate) fn attend_pages<B: DynamicMaskOps>(
     (B::float_cat(outs, 0), B::float_cat(lses, 0))
 }
 
-/// The problem of attention over `len` keys a head, the last of which are those of the queries.
+/// The problem of attention over `len` keys per head, the last of which are those of the queries.
 pub(crate) fn forward_problem(
     cache: &CacheShape,
     q: [usize; 4],

@@ -1,11 +1,8 @@
-//! Attention under masks and biases in plain Burn operations: for backends without an engine, and a third
-//! opinion in the tests. `O(q_len * k_len)` memory and time; everything is computed in f32.
+//! Attention under masks and biases: [`MaskedAttentionOps`](crate::ops::MaskedAttentionOps).
 
-use super::attention::{
-    Logits, attend, bool_dtype, gradients, positions_and_keys, products, zeros,
-};
-use crate::ops::masked::{MaskedGrads, Masking, OptionalPlan, PlanTensors};
-use crate::ops::{OptionalFloat, Saved};
+use super::logits::{Logits, attend, attend_nothing, gradients, is_empty, products};
+use super::tensors::{bool_dtype, positions_and_keys, zeros};
+use crate::ops::types::{MaskedGrads, Masking, OptionalFloat, OptionalPlan, PlanTensors, Saved};
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, IntDType, Shape, Slice};
@@ -111,14 +108,8 @@ pub fn forward<B: Backend>(
     let p = &problem.attention;
     let element: FloatDType = q.dtype().into();
     let device = q.device();
-    if p.k_len == 0 || p.q_len == 0 || p.batch == 0 {
-        let lse = B::float_full(
-            Shape::new(p.lse_shape()),
-            f32::NEG_INFINITY.into(),
-            &device,
-            FloatDType::F32,
-        );
-        return (zeros::<B>(p.q_shape(), &device, element), lse);
+    if is_empty(p) {
+        return attend_nothing::<B>(&device, element, p);
     }
     attend::<B>(logits::<B>(q, k, masking, &problem), v, element, p)
 }
@@ -137,8 +128,7 @@ pub fn backward<B: Backend>(
     let element: FloatDType = q.dtype().into();
     let device = q.device();
     let bias = problem.bias.filter(|_| bias_gradient);
-    let empty = p.k_len == 0 || p.q_len == 0 || p.batch == 0;
-    let ([q, k, v], grad_bias) = if empty {
+    let ([q, k, v], grad_bias) = if is_empty(p) {
         let zeros = |shape: [usize; 4]| zeros::<B>(shape, &device, element);
         let grads = [p.q_shape(), p.kv_shape(), p.kv_shape()].map(zeros);
         (

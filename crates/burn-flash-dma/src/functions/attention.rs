@@ -2,7 +2,8 @@
 
 use super::selection::{Intervals, scores_as_f32, try_select};
 use super::zoh::try_zoh_scores;
-use crate::ops::{DynamicMaskOps, Selection};
+use crate::ops::attention::DynamicMaskOps;
+use crate::ops::types::Selection;
 use crate::validate::{expect, rows_element, same_device, supported};
 use burn::backend::Dispatch;
 use burn::backend::tensor::FloatTensor;

@@ -1,8 +1,8 @@
 //! Attention under masks and biases as functions on `Tensor`: validation, then one dispatch.
 
 use crate::mask::{AttentionMask, TilePlan};
-use crate::ops::OptionalFloat;
-use crate::ops::masked::{MaskedAttentionOps, Masking, OptionalPlan};
+use crate::ops::masked::MaskedAttentionOps;
+use crate::ops::types::{Masking, OptionalFloat, OptionalPlan};
 use crate::validate::{element_type, expect, rows_element, same_device, supported};
 use burn::backend::Dispatch;
 use burn::backend::tensor::FloatTensor;

@@ -1,6 +1,6 @@
 //! The selection: from scores to the interval of queries that attends to each key.
 
-use crate::ops::DynamicMaskOps;
+use crate::ops::attention::DynamicMaskOps;
 use crate::validate::{as_f32, expect, same_device};
 use burn::backend::Dispatch;
 use burn::tensor::{Device, Int, Tensor};

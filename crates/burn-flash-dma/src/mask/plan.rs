@@ -1,7 +1,8 @@
 //! Masks of either polarity, and the tiles that they are cut into.
 
 use super::ranges::KeyRanges;
-use crate::ops::masked::{MaskedAttentionOps, OptionalPlan, PlanTensors};
+use crate::ops::masked::MaskedAttentionOps;
+use crate::ops::types::{OptionalPlan, PlanTensors};
 use crate::validate::{expect, same_device};
 use burn::backend::Dispatch;
 use burn::tensor::{Bool, Device, Int, Tensor};

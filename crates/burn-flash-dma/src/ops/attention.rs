@@ -1,66 +1,16 @@
-//! The operations as a backend extension: what an engine implements, below the `Tensor` API.
+//! Dynamic-mask attention.
 
+use super::types::{AttentionGrads, Saved, Selection};
+#[cfg(feature = "fusion")]
+use super::types::{
+    AttentionGradsMetadata, OptionalFloatMetadata, SavedMetadata, SelectionMetadata,
+};
 use crate::fallback::attention as fallback;
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{Backend, ExtensionType, backend_extension};
+use burn::backend::{Backend, backend_extension};
 #[cfg(feature = "fusion")]
 use burn::{backend::fusion::custom::TensorSpec, tensor::DType};
 use flash_dma_problem::Problem;
-
-/// What the keys are selected and weighted by.
-#[derive(ExtensionType, Debug)]
-#[extension_type(fusion: cfg(feature = "fusion"))]
-pub enum Selection<B: Backend> {
-    /// Plain attention: no score is added and every visible key is attended.
-    All,
-    /// Every logit gets its key's score; a key is attended inside its interval.
-    Scored {
-        /// `[batch, kv_heads, k_len]`, f32.
-        scores: FloatTensor<B>,
-        /// `[batch, kv_heads, k_len, 2]`, i32: what [`DynamicMaskOps::dynamic_mask_select`] made of the scores.
-        intervals: IntTensor<B>,
-    },
-}
-
-/// A tensor that may be absent (an `Option` of a tensor cannot cross the dispatch boundary).
-#[derive(ExtensionType, Debug)]
-#[extension_type(fusion: cfg(feature = "fusion"))]
-pub enum OptionalFloat<B: Backend> {
-    /// Absent.
-    None,
-    /// Present.
-    Some(FloatTensor<B>),
-}
-
-/// What the backward pass needs of the forward pass, and the incoming gradients.
-#[derive(ExtensionType, Debug)]
-#[extension_type(fusion: cfg(feature = "fusion"))]
-pub struct Saved<B: Backend> {
-    /// `[batch, q_heads, q_len, head_dim]`, the element type of `q`.
-    pub out: FloatTensor<B>,
-    /// `[batch, q_heads, q_len]`, f32.
-    pub lse: FloatTensor<B>,
-    /// `[batch, q_heads, q_len, head_dim]`, the element type of `q`.
-    pub grad_out: FloatTensor<B>,
-    /// `[batch, q_heads, q_len]`, f32; absent means zero.
-    #[extension_type]
-    pub grad_lse: OptionalFloat<B>,
-}
-
-/// The gradients of the inputs.
-#[derive(ExtensionType, Debug)]
-#[extension_type(fusion: cfg(feature = "fusion"))]
-pub struct AttentionGrads<B: Backend> {
-    /// `[batch, q_heads, q_len, head_dim]`, the element type of `q`.
-    pub q: FloatTensor<B>,
-    /// `[batch, kv_heads, k_len, head_dim]`, the element type of `q`.
-    pub k: FloatTensor<B>,
-    /// `[batch, kv_heads, k_len, head_dim]`, the element type of `q`.
-    pub v: FloatTensor<B>,
-    /// `[batch, kv_heads, k_len]`, f32; present exactly if the selection has scores.
-    #[extension_type]
-    pub scores: OptionalFloat<B>,
-}
 
 /// Selection, forward and backward of dynamic-mask attention.
 ///

@@ -1,66 +1,16 @@
-//! The operations as a backend extension: what an engine implements, below the `Tensor` API.
+//! Attention under a mask and a bias.
 
-use super::attention::{OptionalFloat, Saved};
+use super::types::{MaskedGrads, Masking, PlanTensors, Saved};
 #[cfg(feature = "fusion")]
-use super::attention::{OptionalFloatMetadata, SavedMetadata};
+use super::types::{
+    MaskedGradsMetadata, MaskingMetadata, OptionalFloatMetadata, PlanTensorsMetadata, SavedMetadata,
+};
 use crate::fallback::masked as fallback;
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
-use burn::backend::{Backend, ExtensionType, backend_extension};
+use burn::backend::{Backend, backend_extension};
 #[cfg(feature = "fusion")]
 use burn::{backend::fusion::custom::TensorSpec, tensor::DType};
 use flash_dma_problem::{MaskedProblem, PlanGeometry};
-
-/// A mask, cut into tiles: see [`PlanGeometry`] for both layouts.
-#[derive(ExtensionType, Debug)]
-#[extension_type(fusion: cfg(feature = "fusion"))]
-pub struct PlanTensors<B: Backend> {
-    /// `[batch, heads, key_blocks, queries, 2]`, i32: a bit a pair.
-    pub bits: IntTensor<B>,
-    /// `[batch, heads, query_blocks, key_blocks]`, i32: the visible pairs of each block.
-    pub counts: IntTensor<B>,
-}
-
-/// Which keys a query sees, causal masking aside.
-#[derive(ExtensionType, Debug)]
-#[extension_type(fusion: cfg(feature = "fusion"))]
-pub enum OptionalPlan<B: Backend> {
-    /// All.
-    None,
-    /// Those of a mask.
-    Some {
-        /// As [`PlanTensors::bits`].
-        bits: IntTensor<B>,
-        /// As [`PlanTensors::counts`].
-        counts: IntTensor<B>,
-    },
-}
-
-/// The mask and the bias of a call.
-#[derive(ExtensionType, Debug)]
-#[extension_type(fusion: cfg(feature = "fusion"))]
-pub struct Masking<B: Backend> {
-    /// Present exactly if the problem has a plan.
-    #[extension_type]
-    pub plan: OptionalPlan<B>,
-    /// f32, f16 or bf16, in the shape that the problem says; present exactly if it has a bias.
-    #[extension_type]
-    pub bias: OptionalFloat<B>,
-}
-
-/// The gradients of the inputs.
-#[derive(ExtensionType, Debug)]
-#[extension_type(fusion: cfg(feature = "fusion"))]
-pub struct MaskedGrads<B: Backend> {
-    /// `[batch, q_heads, q_len, head_dim]`, the element type of `q`.
-    pub q: FloatTensor<B>,
-    /// `[batch, kv_heads, k_len, head_dim]`, the element type of `q`.
-    pub k: FloatTensor<B>,
-    /// `[batch, kv_heads, k_len, head_dim]`, the element type of `q`.
-    pub v: FloatTensor<B>,
-    /// f32, in the bias's own shape; present exactly if it was asked for.
-    #[extension_type]
-    pub bias: OptionalFloat<B>,
-}
 
 /// Tile plans, forward and backward of attention under a mask and a bias.
 ///

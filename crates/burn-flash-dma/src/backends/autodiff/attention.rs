@@ -1,7 +1,8 @@
 //! The gradients: one fused backward pass for whichever of q, k, v and scores are tracked.
 
 use super::node::{Pass, record};
-use crate::ops::{AttentionGrads, DynamicMaskOps, OptionalFloat, Saved, Selection};
+use crate::ops::attention::DynamicMaskOps;
+use crate::ops::types::{AttentionGrads, OptionalFloat, Saved, Selection};
 use burn::backend::AutodiffBackend;
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;

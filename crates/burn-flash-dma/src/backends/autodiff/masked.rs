@@ -2,8 +2,8 @@
 
 use super::attention::first_order;
 use super::node::{Pass, record};
-use crate::ops::masked::{MaskedAttentionOps, MaskedGrads, Masking, OptionalPlan, PlanTensors};
-use crate::ops::{OptionalFloat, Saved};
+use crate::ops::masked::MaskedAttentionOps;
+use crate::ops::types::{MaskedGrads, Masking, OptionalFloat, OptionalPlan, PlanTensors, Saved};
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};

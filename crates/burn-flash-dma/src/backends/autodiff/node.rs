@@ -1,6 +1,6 @@
 //! The node of an attention pass in the autodiff graph.
 
-use crate::ops::{OptionalFloat, Saved};
+use crate::ops::types::{OptionalFloat, Saved};
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};

@@ -1,6 +1,7 @@
 //! Every CubeCL runtime, on the kernels: strided bindings in, contiguous tensors out.
 
-use crate::ops::{AttentionGrads, DynamicMaskOps, OptionalFloat, Saved, Selection};
+use crate::ops::attention::DynamicMaskOps;
+use crate::ops::types::{AttentionGrads, OptionalFloat, Saved, Selection};
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::tensor::{DType, Shape};

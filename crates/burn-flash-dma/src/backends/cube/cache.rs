@@ -1,9 +1,9 @@
 //! Caches on every CubeCL runtime: the kernels write in place what nothing else shares.
 
 use super::attention::{addressable, empty, run};
-use crate::ops::OptionalFloat;
-use crate::ops::cache::{
-    CacheOps, ChunkKeys, DecodedPages, DecodedSlots, PageMap, PageTensors, SlotTensors,
+use crate::ops::cache::CacheOps;
+use crate::ops::types::{
+    ChunkKeys, DecodedPages, DecodedSlots, OptionalFloat, PageMap, PageTensors, SlotTensors,
     TokenTensors,
 };
 use burn::backend::tensor::FloatTensor;

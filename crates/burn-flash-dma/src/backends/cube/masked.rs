@@ -2,8 +2,8 @@
 
 use super::attention::{addressable, empty, run_checked};
 use crate::backends::bias::as_f32;
-use crate::ops::masked::{MaskedAttentionOps, MaskedGrads, Masking, OptionalPlan, PlanTensors};
-use crate::ops::{OptionalFloat, Saved};
+use crate::ops::masked::MaskedAttentionOps;
+use crate::ops::types::{MaskedGrads, Masking, OptionalFloat, OptionalPlan, PlanTensors, Saved};
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::tensor::DType;
 use burn_cubecl::kernel::{into_contiguous, untile};

@@ -1,7 +1,8 @@
 //! Burn's Flex backend on the CPU engine: strided views in, contiguous tensors out, no copies but
 //! of what the engine cannot address (a reversed axis, or a last axis that is not contiguous).
 
-use crate::ops::{AttentionGrads, DynamicMaskOps, OptionalFloat, Saved, Selection};
+use crate::ops::attention::DynamicMaskOps;
+use crate::ops::types::{AttentionGrads, OptionalFloat, Saved, Selection};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Element as BurnElement, Flex, TensorMetadata};
 use burn::tensor::{Bytes, DType, Shape, bf16, f16};

@@ -1,9 +1,9 @@
 //! Caches on the CPU engine: written in place where nothing else shares a tensor's storage.
 
 use super::attention::{Stored, addressable, buffer, run, tensor, view};
-use crate::ops::OptionalFloat;
-use crate::ops::cache::{
-    CacheOps, ChunkKeys, DecodedPages, DecodedSlots, PageMap, PageTensors, SlotTensors,
+use crate::ops::cache::CacheOps;
+use crate::ops::types::{
+    ChunkKeys, DecodedPages, DecodedSlots, OptionalFloat, PageMap, PageTensors, SlotTensors,
     TokenTensors,
 };
 use burn::backend::Flex;

@@ -2,8 +2,8 @@
 
 use super::attention::{Stored, addressable, buffer, contiguous, run, tensor, view};
 use crate::backends::bias::as_f32;
-use crate::ops::masked::{MaskedAttentionOps, MaskedGrads, Masking, OptionalPlan, PlanTensors};
-use crate::ops::{OptionalFloat, Saved};
+use crate::ops::masked::MaskedAttentionOps;
+use crate::ops::types::{MaskedGrads, Masking, OptionalFloat, OptionalPlan, PlanTensors, Saved};
 use burn::backend::Flex;
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::tensor::{DType, bf16, f16};
