@@ -59,6 +59,12 @@ pub(crate) fn as_f32<const D: usize>(
     })
 }
 
+/// Scores are f32. The 16-bit types are cast up, which keeps their order and their gradient; f64
+/// would be rounded, which could make two keys tie, and is refused.
+pub(crate) fn scores_as_f32(scores: Tensor<3>) -> Result<Tensor<3>, AttentionError> {
+    as_f32(TensorName::Scores, scores)
+}
+
 /// Whether a tensor's device is that of the others; a tracked and an untracked tensor of one device
 /// may meet.
 pub(crate) fn same_device(

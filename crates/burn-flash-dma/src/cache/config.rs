@@ -1,13 +1,11 @@
 //! The configurations of the caches.
 
 use super::tokens::cache_element;
-use super::{DynamicMaskCache, PagedCache};
-use crate::validate::expect;
 use burn::config::Config;
-use burn::tensor::{Device, FloatDType};
+use burn::tensor::FloatDType;
 use flash_dma_problem::{AttentionError, AttentionOptions, CacheShape};
 
-/// Sizes and options of a [`DynamicMaskCache`].
+/// Sizes and options of a [`DynamicMaskCache`](super::DynamicMaskCache).
 ///
 /// ```
 /// # use burn_flash_dma::{AttentionOptions, cache::DynamicMaskCacheConfig};
@@ -32,25 +30,6 @@ pub struct DynamicMaskCacheConfig {
 }
 
 impl DynamicMaskCacheConfig {
-    /// The empty cache.
-    ///
-    /// # Panics
-    ///
-    /// Where [`try_init`](Self::try_init) returns an error, with its text.
-    #[must_use]
-    pub fn init(&self, device: &Device) -> DynamicMaskCache {
-        expect(self.try_init(device))
-    }
-
-    /// As [`init`](Self::init).
-    ///
-    /// # Errors
-    ///
-    /// [`AttentionError`] if the sizes, the element type or the options are refused, or there is no window.
-    pub fn try_init(&self, device: &Device) -> Result<DynamicMaskCache, AttentionError> {
-        DynamicMaskCache::try_new(self, device)
-    }
-
     /// Bytes of the cache on its device: `batch * kv_heads * keep_window * (2 * head_dim * size + 8)`, and 4 a
     /// sequence.
     ///
@@ -78,7 +57,7 @@ impl DynamicMaskCacheConfig {
     }
 }
 
-/// Sizes and options of a [`PagedCache`].
+/// Sizes and options of a [`PagedCache`](super::PagedCache).
 ///
 /// ```
 /// # use burn_flash_dma::{AttentionOptions, cache::PagedCacheConfig};
@@ -121,25 +100,6 @@ pub struct PagedCacheConfig {
 }
 
 impl PagedCacheConfig {
-    /// The empty cache.
-    ///
-    /// # Panics
-    ///
-    /// Where [`try_init`](Self::try_init) returns an error, with its text.
-    #[must_use]
-    pub fn init(&self, device: &Device) -> PagedCache {
-        expect(self.try_init(device))
-    }
-
-    /// As [`init`](Self::init).
-    ///
-    /// # Errors
-    ///
-    /// [`AttentionError`] if the sizes, the element type or the options are refused.
-    pub fn try_init(&self, device: &Device) -> Result<PagedCache, AttentionError> {
-        PagedCache::try_new(self, device)
-    }
-
     /// Pages that a sequence may have.
     pub(crate) fn max_pages(&self) -> usize {
         self.max_len.div_ceil(self.page_len.max(1))

@@ -1,6 +1,7 @@
 //! The cache of a layer, whichever kind it is.
 
-use super::{DynamicMaskCache, PagedCache};
+use super::paged::PagedCache;
+use super::slots::DynamicMaskCache;
 use crate::validate::expect;
 use burn::tensor::{Device, Tensor};
 use flash_dma_problem::AttentionError;

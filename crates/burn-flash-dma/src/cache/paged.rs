@@ -1,6 +1,6 @@
 //! The cache that keeps every key.
 
-use super::PagedCacheConfig;
+use super::config::PagedCacheConfig;
 use super::pool::PagePool;
 use super::tokens::{NewTokens, check_sequences, check_support, plain};
 use crate::fallback::cache::attend_pages;
@@ -37,6 +37,27 @@ pub(crate) struct State {
     pub(crate) scores: Option<Tensor<3>>,
     table: Tensor<2, Int>,
     lengths: Tensor<1, Int>,
+}
+
+impl PagedCacheConfig {
+    /// The empty cache.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_init`](Self::try_init) returns an error, with its text.
+    #[must_use]
+    pub fn init(&self, device: &Device) -> PagedCache {
+        expect(self.try_init(device))
+    }
+
+    /// As [`init`](Self::init).
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError`] if the sizes, the element type or the options are refused.
+    pub fn try_init(&self, device: &Device) -> Result<PagedCache, AttentionError> {
+        PagedCache::try_new(self, device)
+    }
 }
 
 impl PagedCache {

@@ -1,8 +1,9 @@
 //! Saving and restoring a cache: as a serde value, or as a Burn record.
 
+use super::config::{DynamicMaskCacheConfig, PagedCacheConfig};
+use super::paged::PagedCache;
 use super::pool::PagePool;
-use super::slots::State;
-use super::{DynamicMaskCache, DynamicMaskCacheConfig, PagedCache, PagedCacheConfig};
+use super::slots::{DynamicMaskCache, State};
 use burn::module::{Module, Param};
 use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};

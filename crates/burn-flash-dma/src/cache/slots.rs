@@ -1,6 +1,6 @@
 //! The cache of constant size.
 
-use super::DynamicMaskCacheConfig;
+use super::config::DynamicMaskCacheConfig;
 use super::tokens::{NewTokens, check_sequences, check_support, plain};
 use crate::fallback::cache::{forward_problem, present};
 use crate::ops::attention::DynamicMaskOps;
@@ -41,6 +41,27 @@ pub(crate) struct State {
     pub(crate) score: Tensor<3>,
     pub(crate) position: Tensor<3, Int>,
     pub(crate) seen: Tensor<1, Int>,
+}
+
+impl DynamicMaskCacheConfig {
+    /// The empty cache.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_init`](Self::try_init) returns an error, with its text.
+    #[must_use]
+    pub fn init(&self, device: &Device) -> DynamicMaskCache {
+        expect(self.try_init(device))
+    }
+
+    /// As [`init`](Self::init).
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError`] if the sizes, the element type or the options are refused, or there is no window.
+    pub fn try_init(&self, device: &Device) -> Result<DynamicMaskCache, AttentionError> {
+        DynamicMaskCache::try_new(self, device)
+    }
 }
 
 impl DynamicMaskCache {

@@ -1,7 +1,7 @@
 //! The checks of a call on a cache that need Burn's types.
 
 use crate::ops::types::{OptionalFloat, TokenTensors};
-use crate::validate::{element_type, same_device};
+use crate::validate::{element_type, same_device, scores_as_f32};
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use flash_dma_problem::{
@@ -32,7 +32,7 @@ impl NewTokens {
                 None => None,
                 Some(scores) => {
                     let scores = plain(device, TensorName::Scores, scores, None)?;
-                    Some(crate::functions::selection::scores_as_f32(scores)?)
+                    Some(scores_as_f32(scores)?)
                 }
             },
         })

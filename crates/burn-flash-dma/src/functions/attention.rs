@@ -1,10 +1,10 @@
 //! The operations as functions on `Tensor`: validation, then one dispatch.
 
-use super::selection::{Intervals, scores_as_f32, try_select};
+use super::selection::{Intervals, try_select};
 use super::zoh::try_zoh_scores;
 use crate::ops::attention::DynamicMaskOps;
 use crate::ops::types::Selection;
-use crate::validate::{expect, rows_element, same_device, supported};
+use crate::validate::{expect, rows_element, same_device, scores_as_f32, supported};
 use burn::backend::Dispatch;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::Tensor;

@@ -1,6 +1,7 @@
 //! Attention under masks and biases as functions on `Tensor`: validation, then one dispatch.
 
-use crate::mask::{AttentionMask, TilePlan};
+use crate::mask::plan::TilePlan;
+use crate::mask::polarity::AttentionMask;
 use crate::ops::masked::MaskedAttentionOps;
 use crate::ops::types::{Masking, OptionalFloat, OptionalPlan};
 use crate::validate::{element_type, expect, rows_element, same_device, supported};

@@ -1,7 +1,7 @@
 //! The selection: from scores to the interval of queries that attends to each key.
 
 use crate::ops::attention::DynamicMaskOps;
-use crate::validate::{as_f32, expect, same_device};
+use crate::validate::{expect, same_device, scores_as_f32};
 use burn::backend::Dispatch;
 use burn::tensor::{Device, Int, Tensor};
 use flash_dma_problem::{AttentionError, AttentionOptions, Problem, TensorName, TensorSpec};
@@ -101,10 +101,4 @@ pub fn try_select(scores: Tensor<3>, window: usize) -> Result<Intervals, Attenti
         tensor: Tensor::from_dispatch(intervals),
         window,
     })
-}
-
-/// Scores are f32. The 16-bit types are cast up, which keeps their order and their gradient; f64
-/// would be rounded, which could make two keys tie, and is refused.
-pub(crate) fn scores_as_f32(scores: Tensor<3>) -> Result<Tensor<3>, AttentionError> {
-    as_f32(TensorName::Scores, scores)
 }

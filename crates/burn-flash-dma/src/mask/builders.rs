@@ -1,6 +1,7 @@
 //! Masks made of lengths, windows, documents and biases.
 
-use super::plan::AttentionMask;
+use super::broadcast::broadcast_shape;
+use super::polarity::AttentionMask;
 use burn::tensor::{Bool, Device, Int, Tensor};
 
 /// When a block of keys is shown, see [`AttentionMask::in_key_blocks`].
@@ -165,28 +166,6 @@ impl AttentionMask {
         let shape = broadcast_shape(a.dims(), b.dims(), "masks");
         [a, b].map(|mask| mask.into_visible().expand(shape))
     }
-}
-
-/// The shape that two shapes broadcast to.
-///
-/// # Panics
-///
-/// If there is none; `what` are their tensors.
-pub(super) fn broadcast_shape<const D: usize>(
-    a: [usize; D],
-    b: [usize; D],
-    what: &str,
-) -> [usize; D] {
-    std::array::from_fn(|axis| match (a[axis], b[axis]) {
-        (1, n) | (n, 1) => n,
-        (n, m) => {
-            assert_eq!(
-                n, m,
-                "{what} of shapes {a:?} and {b:?} do not broadcast on axis {axis}"
-            );
-            n
-        }
-    })
 }
 
 /// How far a key lies behind the last that its query sees, `[1, 1, q_len, k_len]`: negative ahead of it.

@@ -1,9 +1,12 @@
 //! Masks, and the forms that they are cut into.
 
-pub(crate) mod builders;
+mod broadcast;
+mod builders;
 pub(crate) mod plan;
-pub(crate) mod ranges;
+pub(crate) mod polarity;
+mod ranges;
 
 pub use builders::BlockRule;
-pub use plan::{AttentionMask, TilePlan};
+pub use plan::TilePlan;
+pub use polarity::AttentionMask;
 pub use ranges::KeyRanges;

@@ -1,62 +1,13 @@
-//! Masks of either polarity, and the tiles that they are cut into.
+//! The tiles that a mask is cut into.
 
+use super::polarity::AttentionMask;
 use super::ranges::KeyRanges;
 use crate::ops::masked::MaskedAttentionOps;
 use crate::ops::types::{OptionalPlan, PlanTensors};
 use crate::validate::{expect, same_device};
 use burn::backend::Dispatch;
-use burn::tensor::{Bool, Device, Int, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 use flash_dma_problem::{AttentionError, PlanGeometry, TensorName};
-
-/// A mask `[batch | 1, q_heads | kv_heads | 1, q_len | 1, k_len | 1]` that says what its `true` means.
-///
-/// Burn's own `attention` hides where its mask is `true`, other libraries show there; here the constructor
-/// names it.
-#[derive(Clone, Debug)]
-pub struct AttentionMask {
-    tensor: Tensor<4, Bool>,
-    hidden: bool,
-}
-
-impl AttentionMask {
-    /// A query sees a key where the tensor is `true`.
-    #[must_use]
-    pub fn visible(tensor: Tensor<4, Bool>) -> Self {
-        Self {
-            tensor,
-            hidden: false,
-        }
-    }
-
-    /// A query does not see a key where the tensor is `true`.
-    #[must_use]
-    pub fn hidden(tensor: Tensor<4, Bool>) -> Self {
-        Self {
-            tensor,
-            hidden: true,
-        }
-    }
-
-    /// Where a query sees a key.
-    #[must_use]
-    pub fn into_visible(self) -> Tensor<4, Bool> {
-        if self.hidden {
-            self.tensor.bool_not()
-        } else {
-            self.tensor
-        }
-    }
-
-    /// Shape of the tensor.
-    #[must_use]
-    pub fn dims(&self) -> [usize; 4] {
-        self.tensor.dims()
-    }
-
-    pub(crate) fn device(&self) -> Device {
-        self.tensor.device()
-    }
-}
 
 /// A mask in the form that attention reads: a bit a pair, and for each block of 16 queries and 64 keys how many
 /// pairs of it are visible, so that empty blocks are skipped and full ones not tested.
@@ -150,8 +101,8 @@ impl TilePlan {
 
     /// The plan of a mask of a geometry's shape.
     pub(crate) fn of(mask: AttentionMask, geometry: PlanGeometry) -> Self {
-        let tensors =
-            Dispatch::masked_attention_plan(mask.tensor.into_dispatch(), mask.hidden, geometry);
+        let (mask, hidden) = mask.into_parts();
+        let tensors = Dispatch::masked_attention_plan(mask.into_dispatch(), hidden, geometry);
         Self::from_tensors(tensors, geometry)
     }
 

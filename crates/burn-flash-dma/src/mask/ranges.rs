@@ -1,6 +1,6 @@
 //! One range of keys a query: what windows, documents and padding show, without a mask.
 
-use super::builders::broadcast_shape;
+use super::broadcast::broadcast_shape;
 use burn::tensor::{Bool, DType, Device, Int, Tensor};
 use flash_dma_problem::{AttentionError, PlanGeometry};
 

@@ -1,6 +1,6 @@
 //! The attention layer over a cache.
 
-use super::DynamicMaskAttention;
+use super::attention::DynamicMaskAttention;
 use super::rope::rotate;
 use crate::cache::{AttentionCache, DynamicMaskCacheConfig, PagedCacheConfig};
 use crate::functions::zoh::try_zoh_scores;

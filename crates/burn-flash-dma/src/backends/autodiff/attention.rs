@@ -1,13 +1,13 @@
 //! The gradients: one fused backward pass for whichever of q, k, v and scores are tracked.
 
-use super::node::{Pass, record};
+use super::node::{Pass, first_order, record};
 use crate::ops::attention::DynamicMaskOps;
 use crate::ops::types::{AttentionGrads, OptionalFloat, Saved, Selection};
 use burn::backend::AutodiffBackend;
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use flash_dma_problem::{AttentionError, Problem, TensorName};
+use flash_dma_problem::{Problem, TensorName};
 
 impl<B: DynamicMaskOps, C: CheckpointStrategy> DynamicMaskOps for Autodiff<B, C> {
     fn dynamic_mask_select(scores: FloatTensor<Self>, window: usize) -> IntTensor<Self> {
@@ -122,17 +122,6 @@ impl<B: DynamicMaskOps, C: CheckpointStrategy> DynamicMaskOps for Autodiff<B, C>
                 OptionalFloat::Some(t) => OptionalFloat::Some(Self::from_inner(t)),
             },
         }
-    }
-}
-
-/// Refuses tracked tensors in a backward pass: its results are constants, so a second derivative would be silently zero.
-///
-/// # Panics
-///
-/// With the text of [`AttentionError::SecondOrder`].
-pub(crate) fn first_order<const N: usize>(tensors: [(TensorName, bool); N]) {
-    if let Some((tensor, _)) = tensors.into_iter().find(|&(_, tracked)| tracked) {
-        panic!("{}", AttentionError::SecondOrder { tensor });
     }
 }
 

@@ -1,7 +1,6 @@
 //! The gradients: one fused backward pass for whichever of q, k, v and bias are tracked.
 
-use super::attention::first_order;
-use super::node::{Pass, record};
+use super::node::{Pass, first_order, record};
 use crate::ops::masked::MaskedAttentionOps;
 use crate::ops::types::{MaskedGrads, Masking, OptionalFloat, OptionalPlan, PlanTensors, Saved};
 use burn::backend::autodiff::Autodiff;

@@ -7,6 +7,7 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::autodiff::{Autodiff, NodeId};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{AutodiffBackend, Backend, TensorMetadata};
+use flash_dma_problem::{AttentionError, TensorName};
 use std::fmt::Debug;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex};
@@ -160,4 +161,15 @@ impl<B: Backend> Backward<B, 1> for OutNode {
 
 fn zeros_like<B: Backend>(tensor: &FloatTensor<B>) -> FloatTensor<B> {
     B::float_zeros(tensor.shape(), &tensor.device(), tensor.dtype().into())
+}
+
+/// Refuses tracked tensors in a backward pass: its results are constants, so a second derivative would be silently zero.
+///
+/// # Panics
+///
+/// With the text of [`AttentionError::SecondOrder`].
+pub(crate) fn first_order<const N: usize>(tensors: [(TensorName, bool); N]) {
+    if let Some((tensor, _)) = tensors.into_iter().find(|&(_, tracked)| tracked) {
+        panic!("{}", AttentionError::SecondOrder { tensor });
+    }
 }

@@ -1,6 +1,6 @@
 //! Caches on every CubeCL runtime: the kernels write in place what nothing else shares.
 
-use super::attention::{addressable, empty, run};
+use super::tensors::{addressable, empty, run};
 use crate::ops::cache::CacheOps;
 use crate::ops::types::{
     ChunkKeys, DecodedPages, DecodedSlots, OptionalFloat, PageMap, PageTensors, SlotTensors,

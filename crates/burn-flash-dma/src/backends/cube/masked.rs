@@ -1,6 +1,6 @@
 //! Every CubeCL runtime, on the kernels.
 
-use super::attention::{addressable, empty, run_checked};
+use super::tensors::{addressable, empty, run_checked};
 use crate::backends::bias::as_f32;
 use crate::ops::masked::MaskedAttentionOps;
 use crate::ops::types::{MaskedGrads, Masking, OptionalFloat, OptionalPlan, PlanTensors, Saved};

@@ -1,14 +1,15 @@
 //! Burn's Flex backend on the CPU engine: strided views in, contiguous tensors out, no copies but
 //! of what the engine cannot address (a reversed axis, or a last axis that is not contiguous).
 
+use super::tensors::{Stored, addressable, buffer, contiguous, run, tensor, view};
 use crate::ops::attention::DynamicMaskOps;
 use crate::ops::types::{AttentionGrads, OptionalFloat, Saved, Selection};
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{Element as BurnElement, Flex, TensorMetadata};
-use burn::tensor::{Bytes, DType, Shape, bf16, f16};
-use burn_flex::{FlexTensor, Layout};
-use flash_dma_cpu::{Element, Gradients, Inputs, View};
-use flash_dma_problem::{AttentionError, Interval, Problem};
+use burn::backend::{Flex, TensorMetadata};
+use burn::tensor::{DType, bf16, f16};
+use burn_flex::FlexTensor;
+use flash_dma_cpu::{Element, Gradients, Inputs};
+use flash_dma_problem::{Interval, Problem};
 
 impl DynamicMaskOps for Flex {
     fn dynamic_mask_select(scores: FloatTensor<Self>, window: usize) -> IntTensor<Self> {
@@ -66,10 +67,6 @@ struct Call {
     selection: Option<(FlexTensor, Vec<Interval>)>,
     problem: Problem,
 }
-
-/// What a tensor may hold here.
-pub(crate) trait Stored: BurnElement + bytemuck::Pod + Default {}
-impl<T: BurnElement + bytemuck::Pod + Default> Stored for T {}
 
 impl Call {
     fn new(
@@ -173,48 +170,4 @@ impl Call {
             },
         }
     }
-}
-
-/// The functions on `Tensor` have validated the call.
-pub(crate) fn run(result: Result<(), AttentionError>) {
-    result.unwrap_or_else(|error| panic!("{error}"));
-}
-
-/// A tensor with non-negative strides and a contiguous last axis.
-pub(crate) fn addressable(tensor: FlexTensor) -> FlexTensor {
-    let layout = tensor.layout();
-    let last_is_contiguous = match (layout.shape().last(), layout.strides().last()) {
-        (Some(&size), Some(&stride)) => size <= 1 || stride == 1,
-        _ => true,
-    };
-    if last_is_contiguous && layout.strides().iter().all(|&s| s >= 0) {
-        tensor
-    } else {
-        tensor.to_contiguous()
-    }
-}
-
-pub(crate) fn view<E: Stored, const R: usize>(tensor: &FlexTensor) -> View<'_, E, R> {
-    let layout = tensor.layout();
-    let strides: Vec<usize> = layout.strides().iter().map(|&s| s as usize).collect();
-    View {
-        data: &tensor.storage::<E>()[layout.start_offset()..],
-        shape: layout.shape().dims(),
-        strides: strides
-            .try_into()
-            .expect("a tensor has a stride for each axis"),
-    }
-}
-
-pub(crate) fn contiguous<E: Stored>(tensor: &FlexTensor) -> &[E] {
-    tensor.as_slice().expect("the tensor was made contiguous")
-}
-
-pub(crate) fn buffer<E: Stored, const R: usize>(shape: [usize; R]) -> Vec<E> {
-    vec![E::default(); shape.iter().product()]
-}
-
-pub(crate) fn tensor<E: Stored>(values: Vec<E>, shape: impl Into<Shape>) -> FlexTensor {
-    let layout = Layout::contiguous(shape.into());
-    FlexTensor::new(Bytes::from_elems(values), layout, E::dtype())
 }

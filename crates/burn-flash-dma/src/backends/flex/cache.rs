@@ -1,6 +1,6 @@
 //! Caches on the CPU engine: written in place where nothing else shares a tensor's storage.
 
-use super::attention::{Stored, addressable, buffer, run, tensor, view};
+use super::tensors::{Stored, addressable, buffer, run, tensor, view};
 use crate::ops::cache::CacheOps;
 use crate::ops::types::{
     ChunkKeys, DecodedPages, DecodedSlots, OptionalFloat, PageMap, PageTensors, SlotTensors,

@@ -1,6 +1,6 @@
 //! Burn's Flex backend on the CPU engine.
 
-use super::attention::{Stored, addressable, buffer, contiguous, run, tensor, view};
+use super::tensors::{Stored, addressable, buffer, contiguous, run, tensor, view};
 use crate::backends::bias::as_f32;
 use crate::ops::masked::MaskedAttentionOps;
 use crate::ops::types::{MaskedGrads, Masking, OptionalFloat, OptionalPlan, PlanTensors, Saved};

@@ -3,3 +3,4 @@
 mod attention;
 mod cache;
 mod masked;
+mod tensors;
