@@ -31,6 +31,9 @@
 //! - [`nn::DynamicMaskAttention`]: a self-attention layer that learns its scores;
 //! - [`flash_dma_attention`]: attention with scores computed from the values, `dt_proj` and `a`;
 //! - [`dynamic_mask_attention`]: attention with scores of any origin; [`attention`]: without scores;
+//! - [`masked_attention`]: attention under any mask and bias;
+//! - [`Attention`] and [`MaskedAttention`]: the same with the LSE beside the output, and with a selection or a mask
+//!   that several calls share;
 //! - [`cache`]: decoding, in memory that does not grow with the context;
 //! - [`memory`]: what a call takes of a device, and the longest sequence that fits;
 //! - [`select`]: the selection by itself, to look at or to share between calls;
@@ -89,17 +92,14 @@ pub use flash_dma_problem::{
     AttentionError, AttentionOptions, ElementType, Interval, MaskedProblem, PlanGeometry, Problem,
     TensorName, cost,
 };
-pub use functions::attention::{
-    attention, attention_with_lse, dynamic_mask_attention, dynamic_mask_attention_with_intervals,
-    dynamic_mask_attention_with_lse, flash_dma_attention, try_attention, try_attention_with_lse,
-    try_dynamic_mask_attention, try_dynamic_mask_attention_with_intervals,
-    try_dynamic_mask_attention_with_lse, try_flash_dma_attention,
-};
-pub use functions::masked::{
-    masked_attention, masked_attention_with_lse, masked_attention_with_plan, try_masked_attention,
-    try_masked_attention_with_lse, try_masked_attention_with_plan,
-};
+pub use functions::attention::Attention;
+pub use functions::masked::MaskedAttention;
 pub use functions::selection::{Intervals, select, try_select};
+pub use functions::shorthand::{
+    attention, dynamic_mask_attention, flash_dma_attention, masked_attention, try_attention,
+    try_dynamic_mask_attention, try_flash_dma_attention, try_masked_attention,
+};
+pub use functions::state;
 pub use functions::zoh::{try_zoh_scores, zoh_scores};
 pub use mask::{AttentionMask, BlockRule, KeyRanges, TilePlan};
 

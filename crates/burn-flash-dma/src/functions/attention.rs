@@ -1,7 +1,7 @@
-//! The operations as functions on `Tensor`: validation, then one dispatch.
+//! Dynamic-mask and plain attention: validation, then one dispatch.
 
 use super::selection::{Intervals, try_select};
-use super::zoh::try_zoh_scores;
+use super::state::{AllKeys, ScoredKeys};
 use crate::ops::attention::DynamicMaskOps;
 use crate::ops::types::Selection;
 use crate::validate::{expect, rows_element, same_device, scores_as_f32, supported};
@@ -9,222 +9,164 @@ use burn::backend::Dispatch;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::Tensor;
 use flash_dma_problem::{AttentionError, AttentionOptions, Problem, TensorName};
+use std::marker::PhantomData;
 
-/// Dynamic-mask attention: every query attends to the `options.keep_window` keys of greatest score
-/// among those it may see, and each logit gets its key's score.
-///
-/// `out_i = sum_j softmax_j(softcap(scale * q_i . k_j) + scores_j) v_j` over the selected keys `j`.
+/// A call of attention, with scores or without: everything that [`attention`](crate::attention()) and
+/// [`dynamic_mask_attention`](crate::dynamic_mask_attention()) offer, in any combination.
 ///
 /// | tensor | shape | type |
 /// |---|---|---|
-/// | `q`, result | `[batch, q_heads, q_len, head_dim]` | f32, f16 or bf16 |
+/// | `q`, output | `[batch, q_heads, q_len, head_dim]` | f32, f16 or bf16 |
 /// | `k`, `v` | `[batch, kv_heads, k_len, head_dim]` | as `q` |
-/// | `scores` | `[batch, kv_heads, k_len]` | f32 (f16 and bf16 are cast up) |
+/// | scores | `[batch, kv_heads, k_len]` | f32 (f16 and bf16 are cast up) |
+/// | LSE | `[batch, q_heads, q_len]` | f32 |
 ///
-/// Differentiable in `q`, `k`, `v` and `scores`, whichever are tracked; the selection itself is a
-/// constant. Strided inputs (`[batch, len, heads, head_dim]` data through a `swap_dims`) are read in
-/// place. A score of −∞ hides its key (padding); a query that sees nothing gets zeros.
+/// `q_heads` is a multiple of `kv_heads`. Without scores every visible key is attended; with them the
+/// `options.keep_window` keys of greatest score, and each logit gets its key's score:
+/// `out_i = sum_j softmax_j(softcap(scale * q_i . k_j) + scores_j) v_j` over the selected keys `j`.
 ///
-/// # Panics
+/// ```
+/// # #[cfg(all(feature = "flex", feature = "autodiff"))] {
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use burn_flash_dma::{Attention, AttentionOptions, select};
 ///
-/// Where [`try_dynamic_mask_attention`] returns an error, with its text.
-#[must_use]
-pub fn dynamic_mask_attention(
-    q: Tensor<4>,
-    k: Tensor<4>,
-    v: Tensor<4>,
-    scores: Tensor<3>,
+/// let device = Device::flex().autodiff();
+/// let normal = Distribution::Normal(0.0, 1.0);
+/// let q = Tensor::<4>::random([1, 4, 100, 32], normal, &device);
+/// let k = Tensor::<4>::random([1, 2, 100, 32], normal, &device);
+/// let v = Tensor::<4>::random([1, 2, 100, 32], normal, &device);
+/// let scores = Tensor::<3>::random([1, 2, 100], normal, &device).require_grad();
+///
+/// // One selection for two layers. The LSE is differentiable, too.
+/// let intervals = select(scores.clone(), 16);
+/// let layer = |q| Attention::new(q, k.clone(), v.clone()).scores(scores.clone()).intervals(&intervals);
+/// let hidden = layer(q).forward();
+/// let (out, lse) = layer(hidden).options(AttentionOptions::new().with_softcap(20.0)).forward_with_lse();
+/// assert_eq!((out.dims(), lse.dims()), ([1, 4, 100, 32], [1, 4, 100]));
+/// let grads = (out.sum() + lse.sum()).backward();
+/// assert!(scores.grad(&grads).is_some());
+/// # }
+/// ```
+///
+/// Intervals without scores do not compile, nor do masks ([`MaskedAttention`](crate::MaskedAttention) takes those):
+///
+/// ```compile_fail
+/// # fn intervals_alone(q: burn::tensor::Tensor<4>, intervals: &burn_flash_dma::Intervals) {
+/// burn_flash_dma::Attention::new(q.clone(), q.clone(), q).intervals(intervals);
+/// # }
+/// ```
+///
+/// Differentiable in `q`, `k`, `v` and the scores, whichever are tracked; the selection itself is a constant. Strided
+/// inputs (`[batch, len, heads, head_dim]` data through a `swap_dims`) are read in place. A score of −∞ hides its key
+/// (padding); a query that sees nothing gets zeros.
+#[derive(Clone, Debug)]
+#[must_use = "nothing is computed before `forward`"]
+pub struct Attention<S = AllKeys> {
+    rows: [Tensor<4>; 3],
+    /// Present exactly in the state `ScoredKeys`.
+    scores: Option<Tensor<3>>,
+    intervals: Option<Intervals>,
     options: AttentionOptions,
-) -> Tensor<4> {
-    expect(try_dynamic_mask_attention(q, k, v, scores, options))
+    state: PhantomData<S>,
 }
 
-/// As [`dynamic_mask_attention`].
-///
-/// # Errors
-///
-/// [`AttentionError`] if the shapes, element types, devices or options do not fit; nothing is
-/// computed then.
-pub fn try_dynamic_mask_attention(
-    q: Tensor<4>,
-    k: Tensor<4>,
-    v: Tensor<4>,
-    scores: Tensor<3>,
-    options: AttentionOptions,
-) -> Result<Tensor<4>, AttentionError> {
-    Call::new(q, k, v, Some(scores), options)?.out(None)
+impl Attention {
+    /// Attention of `q` over `k` and `v`, with [`AttentionOptions::new`].
+    pub fn new(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Self {
+        Self {
+            rows: [q, k, v],
+            scores: None,
+            intervals: None,
+            options: AttentionOptions::new(),
+            state: PhantomData,
+        }
+    }
+
+    /// The importance of each key, `[batch, kv_heads, k_len]`: what ranks the keys, and is added to their logits.
+    pub fn scores(self, scores: Tensor<3>) -> Attention<ScoredKeys> {
+        Attention {
+            rows: self.rows,
+            scores: Some(scores),
+            intervals: None,
+            options: self.options,
+            state: PhantomData,
+        }
+    }
 }
 
-/// As [`dynamic_mask_attention`], with the LSE of the logits beside the output: `[batch, q_heads,
-/// q_len]`, f32, natural logarithm, −∞ where nothing is attended. Both are differentiable.
-///
-/// # Panics
-///
-/// Where [`try_dynamic_mask_attention_with_lse`] returns an error, with its text.
-#[must_use]
-pub fn dynamic_mask_attention_with_lse(
-    q: Tensor<4>,
-    k: Tensor<4>,
-    v: Tensor<4>,
-    scores: Tensor<3>,
-    options: AttentionOptions,
-) -> (Tensor<4>, Tensor<3>) {
-    expect(try_dynamic_mask_attention_with_lse(
-        q, k, v, scores, options,
-    ))
+impl Attention<ScoredKeys> {
+    /// A selection that [`select`](crate::select()) has made before, from these or other scores: several calls may
+    /// share one. `options.keep_window` must be `None` or the window of the intervals.
+    pub fn intervals(mut self, intervals: &Intervals) -> Self {
+        self.intervals = Some(intervals.clone());
+        self
+    }
 }
 
-/// As [`dynamic_mask_attention_with_lse`].
-///
-/// # Errors
-///
-/// As [`try_dynamic_mask_attention`].
-pub fn try_dynamic_mask_attention_with_lse(
-    q: Tensor<4>,
-    k: Tensor<4>,
-    v: Tensor<4>,
-    scores: Tensor<3>,
-    options: AttentionOptions,
-) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
-    Call::new(q, k, v, Some(scores), options)?.out_and_lse()
-}
+impl<S> Attention<S> {
+    /// Window, causal masking, scale, softcap and determinism. Without scores `keep_window` must be `None`.
+    pub fn options(mut self, options: AttentionOptions) -> Self {
+        self.options = options;
+        self
+    }
 
-/// As [`dynamic_mask_attention`] with a selection made before by [`select`](crate::select()), from
-/// these or other scores: several calls may share one. `options.keep_window` must be `None` or the
-/// window of the intervals.
-///
-/// # Panics
-///
-/// Where [`try_dynamic_mask_attention_with_intervals`] returns an error, with its text.
-#[must_use]
-pub fn dynamic_mask_attention_with_intervals(
-    q: Tensor<4>,
-    k: Tensor<4>,
-    v: Tensor<4>,
-    scores: Tensor<3>,
-    intervals: &Intervals,
-    options: AttentionOptions,
-) -> Tensor<4> {
-    expect(try_dynamic_mask_attention_with_intervals(
-        q, k, v, scores, intervals, options,
-    ))
-}
+    /// The output, `[batch, q_heads, q_len, head_dim]` in the type of `q`.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_forward`](Self::try_forward) returns an error, with its text.
+    #[must_use]
+    pub fn forward(self) -> Tensor<4> {
+        expect(self.try_forward())
+    }
 
-/// As [`dynamic_mask_attention_with_intervals`].
-///
-/// # Errors
-///
-/// As [`try_dynamic_mask_attention`]; further if the intervals have another shape, device or window.
-pub fn try_dynamic_mask_attention_with_intervals(
-    q: Tensor<4>,
-    k: Tensor<4>,
-    v: Tensor<4>,
-    scores: Tensor<3>,
-    intervals: &Intervals,
-    options: AttentionOptions,
-) -> Result<Tensor<4>, AttentionError> {
-    let options = intervals.resolve_window(options)?;
-    let call = Call::new(q, k, v, Some(scores), options)?;
-    intervals.check(&call.problem, &call.q.device())?;
-    call.out(Some(intervals))
-}
+    /// As [`forward`](Self::forward).
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError`] if the shapes, element types, devices or options do not fit, or the intervals have another
+    /// shape, device or window; nothing is computed then.
+    pub fn try_forward(self) -> Result<Tensor<4>, AttentionError> {
+        let (out, _) = self.run(Dispatch::dynamic_mask_forward)?;
+        Ok(out)
+    }
 
-/// Plain attention without scores: every visible key is attended. Shapes, types, strides and
-/// gradients as in [`dynamic_mask_attention`]; `options.keep_window` must be `None`.
-///
-/// # Panics
-///
-/// Where [`try_attention`] returns an error, with its text.
-#[must_use]
-pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOptions) -> Tensor<4> {
-    expect(try_attention(q, k, v, options))
-}
+    /// The output, and the LSE of the logits: `[batch, q_heads, q_len]`, f32, natural logarithm, −∞ where nothing is
+    /// attended. Both are differentiable.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_forward_with_lse`](Self::try_forward_with_lse) returns an error, with its text.
+    #[must_use]
+    pub fn forward_with_lse(self) -> (Tensor<4>, Tensor<3>) {
+        expect(self.try_forward_with_lse())
+    }
 
-/// As [`attention`].
-///
-/// # Errors
-///
-/// As [`try_dynamic_mask_attention`].
-pub fn try_attention(
-    q: Tensor<4>,
-    k: Tensor<4>,
-    v: Tensor<4>,
-    options: AttentionOptions,
-) -> Result<Tensor<4>, AttentionError> {
-    Call::new(q, k, v, None, options)?.out(None)
-}
+    /// As [`forward_with_lse`](Self::forward_with_lse).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_forward`](Self::try_forward).
+    pub fn try_forward_with_lse(self) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
+        self.run(Dispatch::dynamic_mask_forward_with_lse)
+    }
 
-/// As [`attention`], with the LSE as in [`dynamic_mask_attention_with_lse`].
-///
-/// # Panics
-///
-/// Where [`try_attention_with_lse`] returns an error, with its text.
-#[must_use]
-pub fn attention_with_lse(
-    q: Tensor<4>,
-    k: Tensor<4>,
-    v: Tensor<4>,
-    options: AttentionOptions,
-) -> (Tensor<4>, Tensor<3>) {
-    expect(try_attention_with_lse(q, k, v, options))
-}
-
-/// As [`attention_with_lse`].
-///
-/// # Errors
-///
-/// As [`try_dynamic_mask_attention`].
-pub fn try_attention_with_lse(
-    q: Tensor<4>,
-    k: Tensor<4>,
-    v: Tensor<4>,
-    options: AttentionOptions,
-) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
-    Call::new(q, k, v, None, options)?.out_and_lse()
-}
-
-/// Dynamic-mask attention from its learned parameters: [`zoh_scores`](crate::zoh_scores()) of `v`,
-/// then [`dynamic_mask_attention`]. `v` has two gradient paths.
-///
-/// `dt_proj` is `[kv_heads, kv_heads * head_dim]`, `a` `[kv_heads]`.
-///
-/// # Panics
-///
-/// Where [`try_flash_dma_attention`] returns an error, with its text.
-#[must_use]
-pub fn flash_dma_attention(
-    q: Tensor<4>,
-    k: Tensor<4>,
-    v: Tensor<4>,
-    dt_proj: Tensor<2>,
-    a: Tensor<1>,
-    options: AttentionOptions,
-) -> Tensor<4> {
-    expect(try_flash_dma_attention(q, k, v, dt_proj, a, options))
-}
-
-/// As [`flash_dma_attention`].
-///
-/// # Errors
-///
-/// As [`try_dynamic_mask_attention`] and [`try_zoh_scores`](crate::try_zoh_scores()).
-pub fn try_flash_dma_attention(
-    q: Tensor<4>,
-    k: Tensor<4>,
-    v: Tensor<4>,
-    dt_proj: Tensor<2>,
-    a: Tensor<1>,
-    options: AttentionOptions,
-) -> Result<Tensor<4>, AttentionError> {
-    let scores = try_zoh_scores(v.clone(), dt_proj, a)?;
-    try_dynamic_mask_attention(q, k, v, scores, options)
+    fn run(self, operation: Operation) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
+        let options = match &self.intervals {
+            None => self.options,
+            Some(intervals) => intervals.resolve_window(self.options)?,
+        };
+        let call = Call::new(self.rows, self.scores, options)?;
+        if let Some(intervals) = &self.intervals {
+            intervals.check(&call.problem, &call.rows[0].device())?;
+        }
+        call.run(self.intervals, operation)
+    }
 }
 
 /// A validated call.
 struct Call {
-    q: Tensor<4>,
-    k: Tensor<4>,
-    v: Tensor<4>,
+    rows: [Tensor<4>; 3],
     /// f32, and present exactly if the problem has scores.
     scores: Option<Tensor<3>>,
     problem: Problem,
@@ -232,13 +174,10 @@ struct Call {
 
 impl Call {
     fn new(
-        q: Tensor<4>,
-        k: Tensor<4>,
-        v: Tensor<4>,
+        rows: [Tensor<4>; 3],
         scores: Option<Tensor<3>>,
         options: AttentionOptions,
     ) -> Result<Self, AttentionError> {
-        let rows = [q, k, v];
         let element = rows_element(&rows)?;
         let scores_shape = scores.as_ref().map(Tensor::dims);
         let problem = Problem::new(
@@ -253,27 +192,24 @@ impl Call {
         if let Some(scores) = &scores {
             same_device(&device, TensorName::Scores, scores.device())?;
         }
-        let scores = scores.map(scores_as_f32).transpose()?;
-        let [q, k, v] = rows;
         Ok(Self {
-            q,
-            k,
-            v,
-            scores,
+            rows,
+            scores: scores.map(scores_as_f32).transpose()?,
             problem,
         })
     }
 
+    /// Makes the intervals unless they are given.
     fn run(
         self,
-        intervals: Option<&Intervals>,
+        intervals: Option<Intervals>,
         operation: Operation,
     ) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
         let selection = match self.scores {
             None => Selection::<Dispatch>::All,
             Some(scores) => {
                 let intervals = match intervals {
-                    Some(intervals) => intervals.clone(),
+                    Some(intervals) => intervals,
                     None => try_select(scores.clone(), self.problem.window)?,
                 };
                 Selection::Scored {
@@ -282,23 +218,9 @@ impl Call {
                 }
             }
         };
-        let (out, lse) = operation(
-            self.q.into_dispatch(),
-            self.k.into_dispatch(),
-            self.v.into_dispatch(),
-            selection,
-            self.problem,
-        );
+        let [q, k, v] = self.rows.map(Tensor::into_dispatch);
+        let (out, lse) = operation(q, k, v, selection, self.problem);
         Ok((Tensor::from_dispatch(out), Tensor::from_dispatch(lse)))
-    }
-
-    fn out(self, intervals: Option<&Intervals>) -> Result<Tensor<4>, AttentionError> {
-        let (out, _) = self.run(intervals, Dispatch::dynamic_mask_forward)?;
-        Ok(out)
-    }
-
-    fn out_and_lse(self) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
-        self.run(None, Dispatch::dynamic_mask_forward_with_lse)
     }
 }
 

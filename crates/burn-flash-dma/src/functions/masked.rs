@@ -1,5 +1,6 @@
-//! Attention under masks and biases as functions on `Tensor`: validation, then one dispatch.
+//! Attention under masks and biases: validation, then one dispatch.
 
+use super::state::{Masked, NoMask};
 use crate::mask::plan::TilePlan;
 use crate::mask::polarity::AttentionMask;
 use crate::ops::masked::MaskedAttentionOps;
@@ -9,152 +10,169 @@ use burn::backend::Dispatch;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::Tensor;
 use flash_dma_problem::{AttentionError, AttentionOptions, MaskedProblem, TensorName};
+use std::marker::PhantomData;
 
-/// Attention under a mask and a bias: `out_i = sum_j softmax_j(softcap(scale * q_i . k_j) + bias_ij) v_j` over
-/// the keys `j` that the mask shows to query `i`, and causal masking if the options ask for it.
+/// A call of attention under a mask and a bias: everything that [`masked_attention`](crate::masked_attention()) offers,
+/// and the LSE and plans, in any combination.
 ///
 /// | tensor | shape | type |
 /// |---|---|---|
-/// | `q`, result | `[batch, q_heads, q_len, head_dim]` | f32, f16 or bf16 |
+/// | `q`, output | `[batch, q_heads, q_len, head_dim]` | f32, f16 or bf16 |
 /// | `k`, `v` | `[batch, kv_heads, k_len, head_dim]` | as `q` |
-/// | `mask` | `[batch \| 1, q_heads \| kv_heads \| 1, q_len \| 1, k_len \| 1]` | bool |
-/// | `bias` | as `mask`, another one of these shapes | f32, f16 or bf16, whatever that of `q` |
+/// | mask | `[batch \| 1, q_heads \| kv_heads \| 1, q_len \| 1, k_len \| 1]` | bool |
+/// | bias | as the mask, another one of these shapes | f32, f16 or bf16, whatever that of `q` |
+/// | LSE | `[batch, q_heads, q_len]` | f32 |
 ///
-/// Differentiable in `q`, `k`, `v` and `bias`, whichever are tracked; the gradient of the bias has its own
-/// shape and type and is accumulated in f32. A query that sees nothing gets zeros, and gives no gradients. The mask is
-/// cut into tiles first; to do so once for several calls, make a [`TilePlan`].
+/// `out_i = sum_j softmax_j(softcap(scale * q_i . k_j) + bias_ij) v_j` over the keys `j` that the mask shows to query
+/// `i`, and causal masking if the options ask for it. A mask and a plan of one are alternatives; intervals and scores are
+/// those of [`Attention`](crate::Attention).
 ///
 /// ```
-/// # #[cfg(all(feature = "flex", feature = "autodiff"))] {
+/// # #[cfg(feature = "flex")] {
 /// use burn::tensor::{Device, Distribution, Tensor};
-/// use burn_flash_dma::{AttentionMask, AttentionOptions, masked_attention};
+/// use burn_flash_dma::{AttentionOptions, KeyRanges, MaskedAttention, TilePlan};
 ///
-/// let device = Device::flex().autodiff();
+/// let device = Device::flex();
 /// let normal = Distribution::Normal(0.0, 1.0);
 /// let q = Tensor::<4>::random([1, 4, 100, 32], normal, &device);
 /// let k = Tensor::<4>::random([1, 2, 100, 32], normal, &device);
 /// let v = Tensor::<4>::random([1, 2, 100, 32], normal, &device);
-/// // One number a key and kv head, and no key attends to the last ten.
-/// let bias = Tensor::<4>::random([1, 2, 1, 100], normal, &device).require_grad();
-/// let padding = Tensor::<1, burn::tensor::Int>::arange(0..100, &device).greater_equal_elem(90);
+/// let bias = Tensor::<4>::random([1, 4, 1, 100], normal, &device);
 ///
-/// let mask = AttentionMask::hidden(padding.reshape([1, 1, 1, 100]));
-/// let out = masked_attention(q, k, v, Some(mask), Some(bias.clone()), AttentionOptions::new());
-/// let grads = out.sum().backward();
-/// assert_eq!(bias.grad(&grads).unwrap().dims(), [1, 2, 1, 100]);
+/// // One plan of a sliding window for two layers.
+/// let window = KeyRanges::sliding_window([100, 100], 20, &device);
+/// let plan = TilePlan::from_ranges(window, [100, 100], true);
+/// let hidden = MaskedAttention::new(q, k.clone(), v.clone()).plan(&plan).bias(bias).forward();
+/// let (out, lse) = MaskedAttention::new(hidden, k, v)
+///     .plan(&plan)
+///     .options(AttentionOptions::new().with_softcap(20.0))
+///     .forward_with_lse();
+/// assert_eq!((out.dims(), lse.dims()), ([1, 4, 100, 32], [1, 4, 100]));
 /// # }
 /// ```
 ///
-/// # Panics
+/// A mask beside a plan does not compile:
 ///
-/// Where [`try_masked_attention`] returns an error, with its text.
-#[must_use]
-pub fn masked_attention(
-    q: Tensor<4>,
-    k: Tensor<4>,
-    v: Tensor<4>,
-    mask: Option<AttentionMask>,
+/// ```compile_fail
+/// # use burn_flash_dma::{AttentionMask, MaskedAttention, TilePlan};
+/// # fn two_masks(q: burn::tensor::Tensor<4>, plan: &TilePlan, mask: AttentionMask) {
+/// MaskedAttention::new(q.clone(), q.clone(), q).plan(plan).mask(mask);
+/// # }
+/// ```
+///
+/// Differentiable in `q`, `k`, `v` and the bias, whichever are tracked; the gradient of the bias has its own shape and
+/// type and is accumulated in f32. A query that sees nothing gets zeros, and gives no gradients.
+#[derive(Clone, Debug)]
+#[must_use = "nothing is computed before `forward`"]
+pub struct MaskedAttention<M = NoMask> {
+    rows: [Tensor<4>; 3],
+    mask: Option<Mask>,
     bias: Option<Tensor<4>>,
     options: AttentionOptions,
-) -> Tensor<4> {
-    expect(try_masked_attention(q, k, v, mask, bias, options))
+    state: PhantomData<M>,
 }
 
-/// As [`masked_attention`].
-///
-/// # Errors
-///
-/// [`AttentionError`] if the shapes, element types, devices or options do not fit; nothing is computed then.
-pub fn try_masked_attention(
-    q: Tensor<4>,
-    k: Tensor<4>,
-    v: Tensor<4>,
-    mask: Option<AttentionMask>,
-    bias: Option<Tensor<4>>,
-    options: AttentionOptions,
-) -> Result<Tensor<4>, AttentionError> {
-    let (out, _) = Call::new([q, k, v], mask.as_ref().map(Mask::Tensor), bias, options)?
-        .run(Dispatch::masked_attention_forward);
-    Ok(out)
+impl MaskedAttention {
+    /// Attention of `q` over `k` and `v`, with [`AttentionOptions::new`].
+    pub fn new(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Self {
+        Self {
+            rows: [q, k, v],
+            mask: None,
+            bias: None,
+            options: AttentionOptions::new(),
+            state: PhantomData,
+        }
+    }
+
+    /// Which keys each query sees: an [`AttentionMask`], or an `Option` of one. The call cuts it into tiles.
+    pub fn mask(self, mask: impl Into<Option<AttentionMask>>) -> MaskedAttention<Masked> {
+        self.masked(mask.into().map(Mask::Tensor))
+    }
+
+    /// Which keys each query sees: a mask that was cut into tiles before, for lengths and causal masking as in this
+    /// call.
+    pub fn plan(self, plan: &TilePlan) -> MaskedAttention<Masked> {
+        self.masked(Some(Mask::Plan(plan.clone())))
+    }
+
+    fn masked(self, mask: Option<Mask>) -> MaskedAttention<Masked> {
+        MaskedAttention {
+            rows: self.rows,
+            mask,
+            bias: self.bias,
+            options: self.options,
+            state: PhantomData,
+        }
+    }
 }
 
-/// As [`masked_attention`], with the LSE of the logits beside the output: `[batch, q_heads, q_len]`, f32,
-/// natural logarithm, −∞ where nothing is seen. Both are differentiable.
-///
-/// # Panics
-///
-/// Where [`try_masked_attention_with_lse`] returns an error, with its text.
-#[must_use]
-pub fn masked_attention_with_lse(
-    q: Tensor<4>,
-    k: Tensor<4>,
-    v: Tensor<4>,
-    mask: Option<AttentionMask>,
-    bias: Option<Tensor<4>>,
-    options: AttentionOptions,
-) -> (Tensor<4>, Tensor<3>) {
-    expect(try_masked_attention_with_lse(q, k, v, mask, bias, options))
-}
+impl<M> MaskedAttention<M> {
+    /// What is added to the logits: a tensor, or an `Option` of one.
+    pub fn bias(mut self, bias: impl Into<Option<Tensor<4>>>) -> Self {
+        self.bias = bias.into();
+        self
+    }
 
-/// As [`masked_attention_with_lse`].
-///
-/// # Errors
-///
-/// As [`try_masked_attention`].
-pub fn try_masked_attention_with_lse(
-    q: Tensor<4>,
-    k: Tensor<4>,
-    v: Tensor<4>,
-    mask: Option<AttentionMask>,
-    bias: Option<Tensor<4>>,
-    options: AttentionOptions,
-) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
-    let call = Call::new([q, k, v], mask.as_ref().map(Mask::Tensor), bias, options)?;
-    Ok(call.run(Dispatch::masked_attention_forward_with_lse))
-}
+    /// Causal masking, scale, softcap and determinism. `keep_window` must be `None`.
+    pub fn options(mut self, options: AttentionOptions) -> Self {
+        self.options = options;
+        self
+    }
 
-/// As [`masked_attention`] with a mask that was cut into tiles before, for lengths and causal masking as in
-/// this call.
-///
-/// # Panics
-///
-/// Where [`try_masked_attention_with_plan`] returns an error, with its text.
-#[must_use]
-pub fn masked_attention_with_plan(
-    q: Tensor<4>,
-    k: Tensor<4>,
-    v: Tensor<4>,
-    plan: &TilePlan,
-    bias: Option<Tensor<4>>,
-    options: AttentionOptions,
-) -> Tensor<4> {
-    expect(try_masked_attention_with_plan(q, k, v, plan, bias, options))
-}
+    /// The output, `[batch, q_heads, q_len, head_dim]` in the type of `q`.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_forward`](Self::try_forward) returns an error, with its text.
+    #[must_use]
+    pub fn forward(self) -> Tensor<4> {
+        expect(self.try_forward())
+    }
 
-/// As [`masked_attention_with_plan`].
-///
-/// # Errors
-///
-/// As [`try_masked_attention`]; further if the plan is of other lengths, of another causal masking, or on
-/// another device.
-pub fn try_masked_attention_with_plan(
-    q: Tensor<4>,
-    k: Tensor<4>,
-    v: Tensor<4>,
-    plan: &TilePlan,
-    bias: Option<Tensor<4>>,
-    options: AttentionOptions,
-) -> Result<Tensor<4>, AttentionError> {
-    let mask = Some(Mask::Plan(plan));
-    let (out, _) =
-        Call::new([q, k, v], mask, bias, options)?.run(Dispatch::masked_attention_forward);
-    Ok(out)
+    /// As [`forward`](Self::forward).
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError`] if the shapes, element types, devices or options do not fit, or the plan is of other lengths,
+    /// of another causal masking, or on another device; nothing is computed then.
+    pub fn try_forward(self) -> Result<Tensor<4>, AttentionError> {
+        let (out, _) = self.call()?.run(Dispatch::masked_attention_forward);
+        Ok(out)
+    }
+
+    /// The output, and the LSE of the logits: `[batch, q_heads, q_len]`, f32, natural logarithm, −∞ where nothing is
+    /// seen. Both are differentiable.
+    ///
+    /// # Panics
+    ///
+    /// Where [`try_forward_with_lse`](Self::try_forward_with_lse) returns an error, with its text.
+    #[must_use]
+    pub fn forward_with_lse(self) -> (Tensor<4>, Tensor<3>) {
+        expect(self.try_forward_with_lse())
+    }
+
+    /// As [`forward_with_lse`](Self::forward_with_lse).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_forward`](Self::try_forward).
+    pub fn try_forward_with_lse(self) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
+        let call = self.call()?;
+        Ok(call.run(Dispatch::masked_attention_forward_with_lse))
+    }
+
+    fn call(self) -> Result<Call, AttentionError> {
+        Call::new(self.rows, self.mask, self.bias, self.options)
+    }
 }
 
 /// A mask in either form.
-enum Mask<'a> {
-    Tensor(&'a AttentionMask),
-    Plan(&'a TilePlan),
+// There is one per call, which moves it a few times.
+#[allow(clippy::large_enum_variant)]
+#[derive(Clone, Debug)]
+enum Mask {
+    Tensor(AttentionMask),
+    Plan(TilePlan),
 }
 
 /// A validated call.
@@ -169,7 +187,7 @@ struct Call {
 impl Call {
     fn new(
         rows: [Tensor<4>; 3],
-        mask: Option<Mask<'_>>,
+        mask: Option<Mask>,
         bias: Option<Tensor<4>>,
         options: AttentionOptions,
     ) -> Result<Self, AttentionError> {
@@ -203,10 +221,8 @@ impl Call {
         }
         // Nothing is computed before this line.
         let plan = match (mask, problem.plan) {
-            (Some(Mask::Tensor(mask)), Some(geometry)) => {
-                Some(TilePlan::of(mask.clone(), geometry))
-            }
-            (Some(Mask::Plan(plan)), _) => Some(plan.clone()),
+            (Some(Mask::Tensor(mask)), Some(geometry)) => Some(TilePlan::of(mask, geometry)),
+            (Some(Mask::Plan(plan)), _) => Some(plan),
             _ => None,
         };
         Ok(Self {

@@ -14,7 +14,7 @@ use flash_dma_problem::{AttentionError, PlanGeometry, TensorName};
 ///
 /// A plan is an eighth of its mask in size and needs the mask no more. It serves forward and backward, and
 /// every layer with the same mask: build it once, and pass it to
-/// [`masked_attention_with_plan`](crate::masked_attention_with_plan). Its lengths and causal masking are fixed;
+/// [`MaskedAttention::plan`](crate::MaskedAttention::plan). Its lengths and causal masking are fixed;
 /// axes that the mask broadcasts stay broadcast.
 ///
 /// Where each query sees one range of keys, as under a sliding window, [`from_ranges`](Self::from_ranges) makes the

@@ -1,6 +1,6 @@
 //! The attention layer of Dynamic Mask Attention.
 
-use crate::functions::attention::flash_dma_attention;
+use crate::functions::shorthand::flash_dma_attention;
 use crate::nn::rope::rotate;
 use crate::validate::expect;
 use burn::config::Config;

@@ -2,7 +2,7 @@
 
 use super::data::{Data, Values, read};
 use super::report::GradientError;
-use crate::functions::attention::{try_attention_with_lse, try_dynamic_mask_attention_with_lse};
+use crate::functions::attention::Attention;
 use burn::tensor::{DType, Device, Tensor};
 use flash_dma_problem::{AttentionOptions, TensorName};
 
@@ -40,10 +40,10 @@ pub fn passes(
         softcap: p.softcap,
         deterministic: p.deterministic,
     };
-    let inputs = (q.clone(), k.clone(), v.clone());
+    let attention = Attention::new(q.clone(), k.clone(), v.clone()).options(options);
     let (out, lse) = match scores.clone() {
-        Some(z) => try_dynamic_mask_attention_with_lse(inputs.0, inputs.1, inputs.2, z, options),
-        None => try_attention_with_lse(inputs.0, inputs.1, inputs.2, options),
+        Some(z) => attention.scores(z).try_forward_with_lse(),
+        None => attention.try_forward_with_lse(),
     }?;
     // The sums may overflow the element type; their gradients do not.
     let weighted = (out.clone() * data.grad_out(device, only))
