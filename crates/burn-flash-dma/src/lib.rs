@@ -9,11 +9,11 @@
 //!
 //! let device = Device::flex().autodiff();
 //! let normal = Distribution::Normal(0.0, 1.0);
-//! // 4 query heads share 2 key/value heads; 100 tokens of 32 features a head.
+//! // 4 query heads share 2 key/value heads; 100 tokens of 32 features per head.
 //! let q = Tensor::<4>::random([1, 4, 100, 32], normal, &device).require_grad();
 //! let k = Tensor::<4>::random([1, 2, 100, 32], normal, &device);
 //! let v = Tensor::<4>::random([1, 2, 100, 32], normal, &device);
-//! // How important each key is, whoever asks.
+//! // The importance of each key, the same for every query.
 //! let scores = Tensor::<3>::random([1, 2, 100], normal, &device).require_grad();
 //!
 //! // Causal, and each query keeps the 16 highest scored keys it may see.
@@ -30,21 +30,21 @@
 //!
 //! - [`nn::DynamicMaskAttention`]: a self-attention layer that learns its scores;
 //! - [`flash_dma_attention`]: attention with scores computed from the values, `dt_proj` and `a`;
-//! - [`dynamic_mask_attention`]: attention with scores of any origin; [`attention`]: without scores;
+//! - [`dynamic_mask_attention`]: attention with any scores; [`attention`]: without scores;
 //! - [`masked_attention`]: attention under any mask and bias;
 //! - [`Attention`] and [`MaskedAttention`]: the same with the LSE beside the output, and with a selection or a mask
 //!   that several calls share;
 //! - [`cache`]: decoding, in memory that does not grow with the context;
 //! - [`memory`]: what a call takes of a device, and the longest sequence that fits;
-//! - [`select`]: the selection by itself, to look at or to share between calls;
-//! - [`ops::DynamicMaskOps`]: the operations below the `Tensor` API, for a backend of your own.
+//! - [`select`]: the selection alone, to look at or to share between calls;
+//! - [`ops::DynamicMaskOps`]: the operations below the `Tensor` API, to implement for your own backend.
 //!
 //! Each function has a `try_` form that returns an [`AttentionError`] where the plain one panics
 //! with the same text. Everything is validated before anything is computed.
 //!
 //! # Engines and features
 //!
-//! No backend is on by default; the features mirror Burn's.
+//! No backend is enabled by default; the features mirror Burn's.
 //!
 //! | feature | what it adds |
 //! |---|---|
@@ -56,7 +56,7 @@
 //! | `testing` | [`testing`]: checks of gradients and causality for your tests |
 //! | `autotune` | Burn's autotune, for its own operations |
 //!
-//! With autodiff the graph keeps the inputs, the output, the LSE and two integers a key; with Burn's
+//! With autodiff the graph keeps the inputs, the output, the LSE and two integers per key; with Burn's
 //! gradient checkpointing it recomputes inputs that are cheap to recompute. Second derivatives are
 //! refused ([`AttentionError::SecondOrder`]).
 //!
@@ -68,7 +68,7 @@
 //! kernel, and leaves a cache that is to be reset or dropped: some of its tokens may be missing.
 #![warn(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// Burn has announced NdArray's removal; while it is there it is served.
+// Burn has announced NdArray's removal; it is supported for as long as Burn has it.
 #![cfg_attr(feature = "ndarray", allow(deprecated))]
 
 mod backends;

@@ -1,4 +1,4 @@
-//! What attention takes of a device's memory, and the largest problem that fits it: known before anything is
+//! The device memory that attention needs, and the largest problem that fits into it, known before anything is
 //! allocated.
 //!
 //! ```
@@ -21,7 +21,7 @@
 //!
 //! All numbers are of one attention call: its tensors, contiguous and held at once, and what the engine needs beside
 //! them. Between the passes of one call autodiff keeps the [tensors of the forward pass](tensor_bytes): `q`, `k`, `v`, the
-//! scores, two integers a key, `out` and the LSE. The inputs among them are the graph's own; with other operations in between, or
+//! scores, two integers per key, `out` and the LSE. The inputs among them are the graph's own; with other operations in between, or
 //! gradient checkpointing, they may be shared or recomputed.
 
 pub use flash_dma_problem::memory::{Passes, tensor_bytes};
@@ -60,7 +60,7 @@ pub fn required_bytes(
 ///
 /// # Errors
 ///
-/// As [`required_bytes`].
+/// Those of [`required_bytes`].
 pub fn longest(
     problem: &Problem,
     passes: Passes,
@@ -81,7 +81,7 @@ pub fn longest(
 ///
 /// # Errors
 ///
-/// As [`required_bytes`].
+/// Those of [`required_bytes`].
 pub fn largest_batch(
     problem: &Problem,
     passes: Passes,

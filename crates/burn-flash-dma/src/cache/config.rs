@@ -22,7 +22,7 @@ pub struct DynamicMaskCacheConfig {
     pub kv_heads: usize,
     /// Features of a head, a multiple of 8 up to 256.
     pub head_dim: usize,
-    /// As for attention. `keep_window` is the number of slots a head; `causal` must be true.
+    /// As for attention. `keep_window` is the number of slots per head; `causal` must be true.
     pub options: AttentionOptions,
     /// Element type of k and v: f32, f16 or bf16. Default: f32.
     #[config(default = "FloatDType::F32")]
@@ -35,7 +35,7 @@ impl DynamicMaskCacheConfig {
     ///
     /// # Errors
     ///
-    /// As [`try_init`](Self::try_init).
+    /// Those of [`try_init`](Self::try_init).
     pub fn bytes(&self) -> Result<usize, AttentionError> {
         Ok(self.shape()?.bytes())
     }

@@ -51,7 +51,7 @@ impl AttentionCache {
     ///
     /// # Panics
     ///
-    /// Where [`try_step`](Self::try_step) returns an error, with its text.
+    /// If [`try_step`](Self::try_step) returns an error, with that error's text.
     #[must_use]
     pub fn step(
         &mut self,
@@ -63,11 +63,11 @@ impl AttentionCache {
         expect(self.try_step(q, k, v, scores))
     }
 
-    /// As [`step`](Self::step).
+    /// Like [`step`](Self::step), but returns the error.
     ///
     /// # Errors
     ///
-    /// As [`DynamicMaskCache::try_step`] and [`PagedCache::try_step`].
+    /// Those of [`DynamicMaskCache::try_step`] and [`PagedCache::try_step`].
     pub fn try_step(
         &mut self,
         q: Tensor<4>,
@@ -106,16 +106,16 @@ impl AttentionCache {
     ///
     /// # Panics
     ///
-    /// Where [`try_reorder`](Self::try_reorder) returns an error, with its text.
+    /// If [`try_reorder`](Self::try_reorder) returns an error, with that error's text.
     pub fn reorder(&mut self, indices: &[usize]) {
         expect(self.try_reorder(indices));
     }
 
-    /// As [`reorder`](Self::reorder).
+    /// Like [`reorder`](Self::reorder), but returns the error.
     ///
     /// # Errors
     ///
-    /// As [`DynamicMaskCache::try_reorder`] and [`PagedCache::try_reorder`].
+    /// Those of [`DynamicMaskCache::try_reorder`] and [`PagedCache::try_reorder`].
     pub fn try_reorder(&mut self, indices: &[usize]) -> Result<(), AttentionError> {
         match self {
             Self::DynamicMask(cache) => cache.try_reorder(indices),
@@ -144,7 +144,7 @@ impl AttentionCache {
         }
     }
 
-    /// Where the tensors are.
+    /// The device that holds the tensors.
     #[must_use]
     pub fn device(&self) -> &Device {
         match self {

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! A step equals the last rows of attention over everything the sequence has been given, whatever the
-//! pieces it came in. Nothing in this module waits for the device, except what is called `_sync`.
+//! pieces it came in. Nothing in this module waits for the device, except the functions whose names end in `_sync`.
 //!
 //! For inference only: a tensor that autodiff tracks is refused (`model.valid()`, or
 //! [`Tensor::inner`](burn::tensor::Tensor::inner)).

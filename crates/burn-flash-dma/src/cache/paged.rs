@@ -44,13 +44,13 @@ impl PagedCacheConfig {
     ///
     /// # Panics
     ///
-    /// Where [`try_init`](Self::try_init) returns an error, with its text.
+    /// If [`try_init`](Self::try_init) returns an error, with that error's text.
     #[must_use]
     pub fn init(&self, device: &Device) -> PagedCache {
         expect(self.try_init(device))
     }
 
-    /// As [`init`](Self::init).
+    /// Like [`init`](Self::init), but returns the error.
     ///
     /// # Errors
     ///
@@ -65,17 +65,17 @@ impl PagedCache {
     ///
     /// # Panics
     ///
-    /// Where [`try_new`](Self::try_new) returns an error, with its text.
+    /// If [`try_new`](Self::try_new) returns an error, with that error's text.
     #[must_use]
     pub fn new(config: &PagedCacheConfig, device: &Device) -> Self {
         expect(Self::try_new(config, device))
     }
 
-    /// As [`new`](Self::new).
+    /// Like [`new`](Self::new), but returns the error.
     ///
     /// # Errors
     ///
-    /// As [`PagedCacheConfig::try_init`].
+    /// Those of [`PagedCacheConfig::try_init`].
     pub fn try_new(config: &PagedCacheConfig, device: &Device) -> Result<Self, AttentionError> {
         // A pool of no pages would be a tensor of no elements, which backends differ on.
         let pages = config.pages.max(1);
@@ -134,7 +134,7 @@ impl PagedCache {
     ///
     /// # Panics
     ///
-    /// Where [`try_step`](Self::try_step) returns an error, with its text.
+    /// If [`try_step`](Self::try_step) returns an error, with that error's text.
     #[must_use]
     pub fn step(
         &mut self,
@@ -146,7 +146,7 @@ impl PagedCache {
         expect(self.try_step(q, k, v, scores))
     }
 
-    /// As [`step`](Self::step).
+    /// Like [`step`](Self::step), but returns the error.
     ///
     /// # Errors
     ///
@@ -167,7 +167,7 @@ impl PagedCache {
     ///
     /// # Errors
     ///
-    /// As [`try_step`](Self::try_step).
+    /// Those of [`try_step`](Self::try_step).
     pub fn try_step_with_lse(
         &mut self,
         q: Tensor<4>,
@@ -204,16 +204,16 @@ impl PagedCache {
     ///
     /// # Panics
     ///
-    /// Where [`try_append`](Self::try_append) returns an error, with its text.
+    /// If [`try_append`](Self::try_append) returns an error, with that error's text.
     pub fn append(&mut self, k: Tensor<4>, v: Tensor<4>, scores: Option<Tensor<3>>) {
         expect(self.try_append(k, v, scores));
     }
 
-    /// As [`append`](Self::append).
+    /// Like [`append`](Self::append), but returns the error.
     ///
     /// # Errors
     ///
-    /// As [`try_step`](Self::try_step).
+    /// Those of [`try_step`](Self::try_step).
     pub fn try_append(
         &mut self,
         k: Tensor<4>,
@@ -235,12 +235,12 @@ impl PagedCache {
     ///
     /// # Panics
     ///
-    /// Where [`try_reorder`](Self::try_reorder) returns an error, with its text.
+    /// If [`try_reorder`](Self::try_reorder) returns an error, with that error's text.
     pub fn reorder(&mut self, indices: &[usize]) {
         expect(self.try_reorder(indices));
     }
 
-    /// As [`reorder`](Self::reorder).
+    /// Like [`reorder`](Self::reorder), but returns the error.
     ///
     /// # Errors
     ///
@@ -294,7 +294,7 @@ impl PagedCache {
         &self.lengths
     }
 
-    /// What it was made with.
+    /// The configuration that the cache was made with.
     #[must_use]
     pub fn config(&self) -> &PagedCacheConfig {
         &self.config
@@ -306,7 +306,7 @@ impl PagedCache {
         self.shape.bytes()
     }
 
-    /// Where the tensors are.
+    /// The device that holds the tensors.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device

@@ -1,4 +1,4 @@
-//! Who has which page: kept on the host, so no step waits for the device.
+//! The pages that each sequence owns, kept on the host so that no step waits for the device.
 
 use flash_dma_problem::AttentionError;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ pub(crate) struct PagePool {
     free: Vec<i32>,
 }
 
-/// What [`PagePool::reorder`] asks to be done with the pages' contents: page `i` becomes a copy of page
+/// The copies that [`PagePool::reorder`] asks for: page `i` becomes a copy of page
 /// `source[i]`. `None` where tables alone change.
 pub(crate) type Copies = Option<Vec<i32>>;
 
@@ -51,7 +51,7 @@ impl PagePool {
             .sum()
     }
 
-    /// How many pages the pool must grow by for `tokens` more tokens a sequence, in steps of `grow_by`.
+    /// How many pages the pool must grow by for `tokens` more tokens per sequence, in steps of `grow_by`.
     pub(crate) fn growth(
         &self,
         lengths: &[usize],

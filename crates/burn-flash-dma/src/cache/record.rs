@@ -158,7 +158,7 @@ impl DynamicMaskCache {
         }
     }
 
-    /// What this cache would be made with.
+    /// The configuration that makes a cache like this one.
     fn config(&self) -> DynamicMaskCacheConfig {
         let shape = self.shape();
         let dtype = self.state().k.dtype().into();

@@ -48,13 +48,13 @@ impl DynamicMaskCacheConfig {
     ///
     /// # Panics
     ///
-    /// Where [`try_init`](Self::try_init) returns an error, with its text.
+    /// If [`try_init`](Self::try_init) returns an error, with that error's text.
     #[must_use]
     pub fn init(&self, device: &Device) -> DynamicMaskCache {
         expect(self.try_init(device))
     }
 
-    /// As [`init`](Self::init).
+    /// Like [`init`](Self::init), but returns the error.
     ///
     /// # Errors
     ///
@@ -69,17 +69,17 @@ impl DynamicMaskCache {
     ///
     /// # Panics
     ///
-    /// Where [`try_new`](Self::try_new) returns an error, with its text.
+    /// If [`try_new`](Self::try_new) returns an error, with that error's text.
     #[must_use]
     pub fn new(config: &DynamicMaskCacheConfig, device: &Device) -> Self {
         expect(Self::try_new(config, device))
     }
 
-    /// As [`new`](Self::new).
+    /// Like [`new`](Self::new), but returns the error.
     ///
     /// # Errors
     ///
-    /// As [`DynamicMaskCacheConfig::try_init`].
+    /// Those of [`DynamicMaskCacheConfig::try_init`].
     pub fn try_new(
         config: &DynamicMaskCacheConfig,
         device: &Device,
@@ -116,7 +116,7 @@ impl DynamicMaskCache {
     ///
     /// # Panics
     ///
-    /// Where [`try_step`](Self::try_step) returns an error, with its text.
+    /// If [`try_step`](Self::try_step) returns an error, with that error's text.
     #[must_use]
     pub fn step(
         &mut self,
@@ -128,7 +128,7 @@ impl DynamicMaskCache {
         expect(self.try_step(q, k, v, scores))
     }
 
-    /// As [`step`](Self::step).
+    /// Like [`step`](Self::step), but returns the error.
     ///
     /// # Errors
     ///
@@ -148,7 +148,7 @@ impl DynamicMaskCache {
     ///
     /// # Errors
     ///
-    /// As [`try_step`](Self::try_step).
+    /// Those of [`try_step`](Self::try_step).
     pub fn try_step_with_lse(
         &mut self,
         q: Tensor<4>,
@@ -207,16 +207,16 @@ impl DynamicMaskCache {
     ///
     /// # Panics
     ///
-    /// Where [`try_append`](Self::try_append) returns an error, with its text.
+    /// If [`try_append`](Self::try_append) returns an error, with that error's text.
     pub fn append(&mut self, k: Tensor<4>, v: Tensor<4>, scores: Tensor<3>) {
         expect(self.try_append(k, v, scores));
     }
 
-    /// As [`append`](Self::append).
+    /// Like [`append`](Self::append), but returns the error.
     ///
     /// # Errors
     ///
-    /// As [`try_step`](Self::try_step).
+    /// Those of [`try_step`](Self::try_step).
     pub fn try_append(
         &mut self,
         k: Tensor<4>,
@@ -235,12 +235,12 @@ impl DynamicMaskCache {
     ///
     /// # Panics
     ///
-    /// Where [`try_reorder`](Self::try_reorder) returns an error, with its text.
+    /// If [`try_reorder`](Self::try_reorder) returns an error, with that error's text.
     pub fn reorder(&mut self, indices: &[usize]) {
         expect(self.try_reorder(indices));
     }
 
-    /// As [`reorder`](Self::reorder).
+    /// Like [`reorder`](Self::reorder), but returns the error.
     ///
     /// # Errors
     ///
@@ -313,7 +313,7 @@ impl DynamicMaskCache {
         self.shape.bytes()
     }
 
-    /// Where the tensors are.
+    /// The device that holds the tensors.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device

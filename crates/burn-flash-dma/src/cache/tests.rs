@@ -70,7 +70,7 @@ fn flex_writes_in_place() {
     pages_stay(&Device::flex(), flex_place);
 }
 
-/// Where the memory of a fused tensor is described: another description is another allocation.
+/// The address of the description of a fused tensor's memory: another description is another allocation.
 #[cfg(all(feature = "cpu", feature = "fusion"))]
 fn fused_place(tensor: Tensor<4>) -> usize {
     use burn::backend::fusion::Fusion;

@@ -82,7 +82,7 @@ impl Attention {
         }
     }
 
-    /// The importance of each key, `[batch, kv_heads, k_len]`: what ranks the keys, and is added to their logits.
+    /// The importance of each key, `[batch, kv_heads, k_len]`: it ranks the keys and is added to their logits.
     pub fn scores(self, scores: Tensor<3>) -> Attention<ScoredKeys> {
         Attention {
             rows: self.rows,
@@ -114,13 +114,13 @@ impl<S> Attention<S> {
     ///
     /// # Panics
     ///
-    /// Where [`try_forward`](Self::try_forward) returns an error, with its text.
+    /// If [`try_forward`](Self::try_forward) returns an error, with that error's text.
     #[must_use]
     pub fn forward(self) -> Tensor<4> {
         expect(self.try_forward())
     }
 
-    /// As [`forward`](Self::forward).
+    /// Like [`forward`](Self::forward), but returns the error.
     ///
     /// # Errors
     ///
@@ -136,17 +136,17 @@ impl<S> Attention<S> {
     ///
     /// # Panics
     ///
-    /// Where [`try_forward_with_lse`](Self::try_forward_with_lse) returns an error, with its text.
+    /// If [`try_forward_with_lse`](Self::try_forward_with_lse) returns an error, with that error's text.
     #[must_use]
     pub fn forward_with_lse(self) -> (Tensor<4>, Tensor<3>) {
         expect(self.try_forward_with_lse())
     }
 
-    /// As [`forward_with_lse`](Self::forward_with_lse).
+    /// Like [`forward_with_lse`](Self::forward_with_lse), but returns the error.
     ///
     /// # Errors
     ///
-    /// As [`try_forward`](Self::try_forward).
+    /// Those of [`try_forward`](Self::try_forward).
     pub fn try_forward_with_lse(self) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
         self.run(Dispatch::dynamic_mask_forward_with_lse)
     }

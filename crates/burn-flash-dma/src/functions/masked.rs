@@ -107,7 +107,7 @@ impl MaskedAttention {
 }
 
 impl<M> MaskedAttention<M> {
-    /// What is added to the logits: a tensor, or an `Option` of one.
+    /// The bias that is added to the logits: a tensor, or an `Option` of one.
     pub fn bias(mut self, bias: impl Into<Option<Tensor<4>>>) -> Self {
         self.bias = bias.into();
         self
@@ -123,13 +123,13 @@ impl<M> MaskedAttention<M> {
     ///
     /// # Panics
     ///
-    /// Where [`try_forward`](Self::try_forward) returns an error, with its text.
+    /// If [`try_forward`](Self::try_forward) returns an error, with that error's text.
     #[must_use]
     pub fn forward(self) -> Tensor<4> {
         expect(self.try_forward())
     }
 
-    /// As [`forward`](Self::forward).
+    /// Like [`forward`](Self::forward), but returns the error.
     ///
     /// # Errors
     ///
@@ -145,17 +145,17 @@ impl<M> MaskedAttention<M> {
     ///
     /// # Panics
     ///
-    /// Where [`try_forward_with_lse`](Self::try_forward_with_lse) returns an error, with its text.
+    /// If [`try_forward_with_lse`](Self::try_forward_with_lse) returns an error, with that error's text.
     #[must_use]
     pub fn forward_with_lse(self) -> (Tensor<4>, Tensor<3>) {
         expect(self.try_forward_with_lse())
     }
 
-    /// As [`forward_with_lse`](Self::forward_with_lse).
+    /// Like [`forward_with_lse`](Self::forward_with_lse), but returns the error.
     ///
     /// # Errors
     ///
-    /// As [`try_forward`](Self::try_forward).
+    /// Those of [`try_forward`](Self::try_forward).
     pub fn try_forward_with_lse(self) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
         let call = self.call()?;
         Ok(call.run(Dispatch::masked_attention_forward_with_lse))

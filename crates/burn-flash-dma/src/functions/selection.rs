@@ -63,7 +63,7 @@ impl Intervals {
     }
 }
 
-/// Which keys the `window` highest scored visible keys of each query are, as an interval a key.
+/// Which keys the `window` highest scored visible keys of each query are, as one interval per key.
 ///
 /// `scores` is `[batch, kv_heads, k_len]`, f32 (f16 and bf16 are cast up). Exact for any window:
 /// the greater score first, then the lower index; NaN below every number; −∞ never. `window >=
@@ -71,13 +71,13 @@ impl Intervals {
 ///
 /// # Panics
 ///
-/// Where [`try_select`] returns an error, with its text.
+/// If [`try_select`] returns an error, with that error's text.
 #[must_use]
 pub fn select(scores: Tensor<3>, window: usize) -> Intervals {
     expect(try_select(scores, window))
 }
 
-/// As [`select`].
+/// Like [`select`], but returns the error.
 ///
 /// # Errors
 ///

@@ -19,7 +19,7 @@ use flash_dma_problem::{AttentionError, AttentionOptions};
 /// | `k`, `v` | `[batch, kv_heads, k_len, head_dim]` | as `q` |
 /// | `scores` | `[batch, kv_heads, k_len]` | f32 (f16 and bf16 are cast up) |
 ///
-/// Differentiable in `q`, `k`, `v` and `scores`, whichever are tracked; the selection itself is a
+/// Differentiable in `q`, `k`, `v` and `scores`, whichever are tracked; the selection is a
 /// constant. Strided inputs (`[batch, len, heads, head_dim]` data through a `swap_dims`) are read in
 /// place. A score of −∞ hides its key (padding); a query that sees nothing gets zeros.
 ///
@@ -27,7 +27,7 @@ use flash_dma_problem::{AttentionError, AttentionOptions};
 ///
 /// # Panics
 ///
-/// Where [`try_dynamic_mask_attention`] returns an error, with its text.
+/// If [`try_dynamic_mask_attention`] returns an error, with that error's text.
 #[must_use]
 pub fn dynamic_mask_attention(
     q: Tensor<4>,
@@ -39,7 +39,7 @@ pub fn dynamic_mask_attention(
     expect(try_dynamic_mask_attention(q, k, v, scores, options))
 }
 
-/// As [`dynamic_mask_attention`].
+/// Like [`dynamic_mask_attention`], but returns the error.
 ///
 /// # Errors
 ///
@@ -61,17 +61,17 @@ pub fn try_dynamic_mask_attention(
 ///
 /// # Panics
 ///
-/// Where [`try_attention`] returns an error, with its text.
+/// If [`try_attention`] returns an error, with that error's text.
 #[must_use]
 pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOptions) -> Tensor<4> {
     expect(try_attention(q, k, v, options))
 }
 
-/// As [`attention`].
+/// Like [`attention`], but returns the error.
 ///
 /// # Errors
 ///
-/// As [`try_dynamic_mask_attention`].
+/// Those of [`try_dynamic_mask_attention`].
 pub fn try_attention(
     q: Tensor<4>,
     k: Tensor<4>,
@@ -88,7 +88,7 @@ pub fn try_attention(
 ///
 /// # Panics
 ///
-/// Where [`try_flash_dma_attention`] returns an error, with its text.
+/// If [`try_flash_dma_attention`] returns an error, with that error's text.
 #[must_use]
 pub fn flash_dma_attention(
     q: Tensor<4>,
@@ -101,11 +101,11 @@ pub fn flash_dma_attention(
     expect(try_flash_dma_attention(q, k, v, dt_proj, a, options))
 }
 
-/// As [`flash_dma_attention`].
+/// Like [`flash_dma_attention`], but returns the error.
 ///
 /// # Errors
 ///
-/// As [`try_dynamic_mask_attention`] and [`try_zoh_scores`](crate::try_zoh_scores()).
+/// Those of [`try_dynamic_mask_attention`] and [`try_zoh_scores`](crate::try_zoh_scores()).
 pub fn try_flash_dma_attention(
     q: Tensor<4>,
     k: Tensor<4>,
@@ -156,7 +156,7 @@ pub fn try_flash_dma_attention(
 ///
 /// # Panics
 ///
-/// Where [`try_masked_attention`] returns an error, with its text.
+/// If [`try_masked_attention`] returns an error, with that error's text.
 #[must_use]
 pub fn masked_attention(
     q: Tensor<4>,
@@ -169,7 +169,7 @@ pub fn masked_attention(
     expect(try_masked_attention(q, k, v, mask, bias, options))
 }
 
-/// As [`masked_attention`].
+/// Like [`masked_attention`], but returns the error.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! What a builder has been given so far, as a type: combinations that mean nothing cannot be written.
+//! The states of the builders, as types, so that combinations without a meaning do not compile.
 //!
 //! | builder | without | with |
 //! |---|---|---|

@@ -13,13 +13,13 @@ use flash_dma_problem::{AttentionError, TensorName, TensorSpec};
 ///
 /// # Panics
 ///
-/// Where [`try_zoh_scores`] returns an error, with its text.
+/// If [`try_zoh_scores`] returns an error, with that error's text.
 #[must_use]
 pub fn zoh_scores(values: Tensor<4>, dt_proj: Tensor<2>, a: Tensor<1>) -> Tensor<3> {
     expect(try_zoh_scores(values, dt_proj, a))
 }
 
-/// As [`zoh_scores`].
+/// Like [`zoh_scores`], but returns the error.
 ///
 /// # Errors
 ///

@@ -9,7 +9,7 @@ use burn::backend::Dispatch;
 use burn::tensor::{Device, Int, Tensor};
 use flash_dma_problem::{AttentionError, PlanGeometry, TensorName};
 
-/// A mask in the form that attention reads: a bit a pair, and for each block of 16 queries and 64 keys how many
+/// A mask in the form that attention reads: one bit per pair, and for each block of 16 queries and 64 keys how many
 /// pairs of it are visible, so that empty blocks are skipped and full ones not tested.
 ///
 /// A plan is an eighth of its mask in size and needs the mask no more. It serves forward and backward, and
@@ -32,13 +32,13 @@ impl TilePlan {
     ///
     /// # Panics
     ///
-    /// Where [`try_new`](Self::try_new) returns an error, with its text.
+    /// If [`try_new`](Self::try_new) returns an error, with that error's text.
     #[must_use]
     pub fn new(mask: AttentionMask, lengths: [usize; 2], causal: bool) -> Self {
         expect(Self::try_new(mask, lengths, causal))
     }
 
-    /// As [`new`](Self::new).
+    /// Like [`new`](Self::new), but returns the error.
     ///
     /// # Errors
     ///
@@ -76,13 +76,13 @@ impl TilePlan {
     ///
     /// # Panics
     ///
-    /// Where [`try_from_ranges`](Self::try_from_ranges) returns an error, with its text.
+    /// If [`try_from_ranges`](Self::try_from_ranges) returns an error, with that error's text.
     #[must_use]
     pub fn from_ranges(ranges: KeyRanges, lengths: [usize; 2], causal: bool) -> Self {
         expect(Self::try_from_ranges(ranges, lengths, causal))
     }
 
-    /// As [`from_ranges`](Self::from_ranges).
+    /// Like [`from_ranges`](Self::from_ranges), but returns the error.
     ///
     /// # Errors
     ///
@@ -114,7 +114,7 @@ impl TilePlan {
         }
     }
 
-    /// What the plan is of.
+    /// The shapes, lengths and causal masking that the plan was made for.
     #[must_use]
     pub fn geometry(&self) -> &PlanGeometry {
         &self.geometry
@@ -127,7 +127,7 @@ impl TilePlan {
         &self.counts
     }
 
-    /// A bit a pair, `[batch, heads, key_blocks, queries, 2]` as [`PlanGeometry`] says.
+    /// One bit per pair, `[batch, heads, key_blocks, queries, 2]` as [`PlanGeometry`] says.
     #[must_use]
     pub fn bits(&self) -> &Tensor<5, Int> {
         &self.bits

@@ -1,4 +1,4 @@
-//! One range of keys a query: what windows, documents and padding show, without a mask.
+//! One range of keys per query: windows, documents and padding without a mask.
 
 use super::broadcast::broadcast_shape;
 use burn::tensor::{Bool, DType, Device, Int, Tensor};

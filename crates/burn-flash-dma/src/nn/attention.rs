@@ -112,13 +112,13 @@ impl DynamicMaskAttentionConfig {
     ///
     /// # Panics
     ///
-    /// Where [`try_init`](Self::try_init) returns an error, with its text.
+    /// If [`try_init`](Self::try_init) returns an error, with that error's text.
     #[must_use]
     pub fn init(&self, device: &Device) -> DynamicMaskAttention {
         expect(self.try_init(device))
     }
 
-    /// As [`init`](Self::init).
+    /// Like [`init`](Self::init), but returns the error.
     ///
     /// # Errors
     ///

@@ -14,17 +14,17 @@ const TABLE_TOKENS: usize = 1 << 20;
 
 impl DynamicMaskAttention {
     /// An empty cache for `batch` sequences, on the device and in the element type of the parameters: of constant
-    /// size if the layer has a keep window, else of pages that grow, for up to 2^20 tokens a sequence.
+    /// size if the layer has a keep window, else of pages that grow, for up to 2^20 tokens per sequence.
     ///
     /// # Panics
     ///
-    /// Where [`try_init_cache`](Self::try_init_cache) returns an error, with its text.
+    /// If [`try_init_cache`](Self::try_init_cache) returns an error, with that error's text.
     #[must_use]
     pub fn init_cache(&self, batch: usize) -> AttentionCache {
         expect(self.try_init_cache(batch))
     }
 
-    /// As [`init_cache`](Self::init_cache).
+    /// Like [`init_cache`](Self::init_cache), but returns the error.
     ///
     /// # Errors
     ///
@@ -54,18 +54,18 @@ impl DynamicMaskAttention {
     ///
     /// # Panics
     ///
-    /// Where [`try_forward_cached`](Self::try_forward_cached) returns an error, with its text, or if the last axis
+    /// If [`try_forward_cached`](Self::try_forward_cached) returns an error, with that error's text, or if the last axis
     /// is not `d_model`.
     #[must_use]
     pub fn forward_cached(&self, x: Tensor<3>, cache: &mut AttentionCache) -> Tensor<3> {
         expect(self.try_forward_cached(x, cache))
     }
 
-    /// As [`forward_cached`](Self::forward_cached).
+    /// Like [`forward_cached`](Self::forward_cached), but returns the error.
     ///
     /// # Errors
     ///
-    /// As [`AttentionCache::try_step`], for example if the parameters are tracked by autodiff. The cache is
+    /// Those of [`AttentionCache::try_step`], for example if the parameters are tracked by autodiff. The cache is
     /// unchanged then.
     pub fn try_forward_cached(
         &self,

@@ -1,4 +1,4 @@
-//! The operations as a backend extension: what an engine implements, below the `Tensor` API.
+//! The operations as a backend extension: the traits that an engine implements, below the `Tensor` API.
 //!
 //! | trait | operations |
 //! |---|---|

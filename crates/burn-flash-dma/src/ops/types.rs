@@ -1,10 +1,10 @@
-//! What the operations take and give beside plain tensors.
+//! The structures that the operations take and return beside plain tensors.
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType};
 use std::sync::Arc;
 
-/// What the keys are selected and weighted by.
+/// The keys that are attended, and the scores that weight them.
 #[derive(ExtensionType, Debug)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub enum Selection<B: Backend> {
@@ -29,7 +29,7 @@ pub enum OptionalFloat<B: Backend> {
     Some(FloatTensor<B>),
 }
 
-/// What the backward pass needs of the forward pass, and the incoming gradients.
+/// The results of the forward pass that the backward pass needs, and the incoming gradients.
 #[derive(ExtensionType, Debug)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub struct Saved<B: Backend> {
@@ -63,13 +63,13 @@ pub struct AttentionGrads<B: Backend> {
 #[derive(ExtensionType, Debug)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub struct PlanTensors<B: Backend> {
-    /// `[batch, heads, key_blocks, queries, 2]`, i32: a bit a pair.
+    /// `[batch, heads, key_blocks, queries, 2]`, i32: one bit per pair.
     pub bits: IntTensor<B>,
     /// `[batch, heads, query_blocks, key_blocks]`, i32: the visible pairs of each block.
     pub counts: IntTensor<B>,
 }
 
-/// Which keys a query sees, causal masking aside.
+/// The keys that a mask shows to each query, before causal masking.
 #[derive(ExtensionType, Debug)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub enum OptionalPlan<B: Backend> {
@@ -145,7 +145,7 @@ pub struct PageTensors<B: Backend> {
     pub lengths: IntTensor<B>,
 }
 
-/// What the host knows of pages: the same as their `table` and `lengths`.
+/// The host's copy of the `table` and `lengths` of pages.
 #[derive(Clone, Debug)]
 pub struct PageMap {
     /// The pages of each sequence in order, those of the new tokens included.
@@ -179,7 +179,7 @@ pub struct ChunkKeys<B: Backend> {
     pub scores: FloatTensor<B>,
 }
 
-/// What a decode step over slots gives.
+/// The results of a decode step over slots.
 #[derive(ExtensionType, Debug)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub struct DecodedSlots<B: Backend> {
@@ -192,7 +192,7 @@ pub struct DecodedSlots<B: Backend> {
     pub slots: SlotTensors<B>,
 }
 
-/// What a decode step over pages gives.
+/// The results of a decode step over pages.
 #[derive(ExtensionType, Debug)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub struct DecodedPages<B: Backend> {

@@ -76,7 +76,7 @@ pub(crate) fn record<B: Backend, C: CheckpointStrategy, P: Pass<B, N>, const N: 
 /// The gradient of `out`, on its way from one node to the other.
 type Slot<B> = Arc<Mutex<Option<FloatTensor<B>>>>;
 
-/// What the backward pass keeps.
+/// The state that the backward pass keeps.
 #[derive(Clone, Debug)]
 struct State<B: Backend, P, const N: usize> {
     /// The checkpointed parents.
@@ -139,7 +139,7 @@ impl<B: Backend, P: Pass<B, N>, const N: usize> Backward<B, N> for AttentionNode
 struct OutNode;
 
 impl<B: Backend> Backward<B, 1> for OutNode {
-    /// Where the gradient goes, and the `lse` for the shape of its zeros.
+    /// The slot for the gradient, and the `lse` for the shape of its zeros.
     type State = (Slot<B>, FloatTensor<B>);
 
     fn backward(

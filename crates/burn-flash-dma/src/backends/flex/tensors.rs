@@ -6,7 +6,7 @@ use burn_flex::{FlexTensor, Layout};
 use flash_dma_cpu::View;
 use flash_dma_problem::AttentionError;
 
-/// What a tensor may hold here.
+/// An element type of tensors here.
 pub(crate) trait Stored: BurnElement + bytemuck::Pod + Default {}
 impl<T: BurnElement + bytemuck::Pod + Default> Stored for T {}
 

@@ -54,7 +54,7 @@ pub struct GradientCheck {
 ///
 /// # Panics
 ///
-/// Where [`try_check_gradients`] returns an error, with its text.
+/// If [`try_check_gradients`] returns an error, with that error's text.
 pub fn check_gradients(problem: &Problem, device: &Device) -> GradientReport {
     match try_check_gradients(problem, device) {
         Ok(report) => report,
@@ -107,7 +107,7 @@ impl GradientCheck {
     ///
     /// # Errors
     ///
-    /// As [`try_check_gradients`].
+    /// Those of [`try_check_gradients`].
     pub fn run(&self, device: &Device) -> Result<GradientReport, GradientError> {
         let p = &self.problem;
         if p.batch == 0 || p.q_len == 0 || p.k_len == 0 {

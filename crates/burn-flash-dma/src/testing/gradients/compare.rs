@@ -1,4 +1,4 @@
-//! What was read against the oracle.
+//! The comparison of results with the oracle.
 
 use super::data::{Data, Values};
 use super::passes::Results;
@@ -13,7 +13,7 @@ use flash_dma_reference::{Failure, Report, Rng};
 /// kv heads whose keys are sampled.
 const KEY_HEADS: usize = 2;
 
-/// What they should have given.
+/// The expected results.
 pub struct Expected {
     rows: SampledRows,
     keys: SampledKeys,

@@ -14,7 +14,7 @@ pub struct Gradients {
     pub scores: Option<Values>,
 }
 
-/// What the passes gave.
+/// The results of both passes.
 pub struct Results {
     pub out: Values,
     pub lse: Values,

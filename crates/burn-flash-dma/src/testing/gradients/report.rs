@@ -1,4 +1,4 @@
-//! What a check has found.
+//! The findings of a check.
 
 use core::fmt;
 use flash_dma_problem::{AttentionError, TensorName};
@@ -26,7 +26,7 @@ impl fmt::Display for Sample {
     }
 }
 
-/// What one comparison of a tensor has found.
+/// The finding of one comparison of a tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Checked {
     /// Which tensor.
@@ -39,7 +39,7 @@ pub struct Checked {
     pub worst: Report,
 }
 
-/// What a check that passed has seen.
+/// The findings of a check that passed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GradientReport {
     /// The seed of inputs and samples.
@@ -102,7 +102,7 @@ pub enum GradientError {
     Read {
         /// The first tensor that could not be read.
         tensor: TensorName,
-        /// What the backend says.
+        /// The backend's message.
         reason: String,
     },
     /// A tensor got no gradient at all.
