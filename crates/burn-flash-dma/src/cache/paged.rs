@@ -39,6 +39,16 @@ pub(crate) struct State {
     lengths: Tensor<1, Int>,
 }
 
+/// The pages of a cache, and which sequence has which.
+pub(crate) struct Contents {
+    pub(crate) k: Tensor<4>,
+    pub(crate) v: Tensor<4>,
+    pub(crate) scores: Option<Tensor<3>>,
+    pub(crate) pool: PagePool,
+    /// The tokens that each sequence holds.
+    pub(crate) lengths: Vec<usize>,
+}
+
 impl PagedCacheConfig {
     /// The empty cache.
     ///
@@ -90,40 +100,36 @@ impl PagedCache {
             .scored
             .then(|| Tensor::zeros([pages, heads, page_len], (&device, DType::F32)));
         let (k, v) = (rows(), rows());
-        Ok(Self::restored(
-            config.clone(),
-            &device,
-            [k, v],
+        let contents = Contents {
+            k,
+            v,
             scores,
             pool,
             lengths,
-            shape,
-        ))
+        };
+        Ok(Self::restored(config.clone(), shape, &device, contents))
     }
 
     /// A cache of these contents, which are not checked.
     pub(crate) fn restored(
         config: PagedCacheConfig,
-        device: &Device,
-        [k, v]: [Tensor<4>; 2],
-        scores: Option<Tensor<3>>,
-        pool: PagePool,
-        lengths: Vec<usize>,
         shape: CacheShape,
+        device: &Device,
+        contents: Contents,
     ) -> Self {
         let state = State {
-            k,
-            v,
-            scores,
-            table: table_tensor(&pool, config.max_pages(), device),
-            lengths: lengths_tensor(&lengths, device),
+            k: contents.k,
+            v: contents.v,
+            scores: contents.scores,
+            table: table_tensor(&contents.pool, config.max_pages(), device),
+            lengths: lengths_tensor(&contents.lengths, device),
         };
         Self {
             config,
             shape,
             device: device.clone(),
-            lengths,
-            pool,
+            lengths: contents.lengths,
+            pool: contents.pool,
             state: Some(state),
         }
     }
@@ -383,10 +389,7 @@ impl PagedCache {
         PageTensors {
             k: state.k.into_dispatch(),
             v: state.v.into_dispatch(),
-            scores: match state.scores {
-                None => OptionalFloat::None,
-                Some(scores) => OptionalFloat::Some(scores.into_dispatch()),
-            },
+            scores: OptionalFloat::from_option(state.scores.map(|scores| scores.into_dispatch())),
             table: state.table.into_dispatch(),
             lengths: state.lengths.into_dispatch(),
         }
@@ -396,10 +399,7 @@ impl PagedCache {
         self.state = Some(State {
             k: Tensor::from_dispatch(pages.k),
             v: Tensor::from_dispatch(pages.v),
-            scores: match pages.scores {
-                OptionalFloat::None => None,
-                OptionalFloat::Some(scores) => Some(Tensor::from_dispatch(scores)),
-            },
+            scores: pages.scores.into_option().map(Tensor::from_dispatch),
             table: Tensor::from_dispatch(pages.table),
             lengths: Tensor::from_dispatch(pages.lengths),
         });

@@ -1,7 +1,7 @@
 //! Saving and restoring a cache: as a serde value, or as a Burn record.
 
 use super::config::{DynamicMaskCacheConfig, PagedCacheConfig};
-use super::paged::PagedCache;
+use super::paged::{Contents, PagedCache};
 use super::pool::PagePool;
 use super::slots::{DynamicMaskCache, State};
 use burn::module::{Module, Param};
@@ -225,15 +225,14 @@ impl PagedCache {
         };
         check_table(&config, record.pages, &record.table, &record.lengths)?;
         let pool = PagePool::restored(config.page_len, record.pages, record.table);
-        Ok(Self::restored(
-            config,
-            &place,
-            [k, v],
+        let contents = Contents {
+            k,
+            v,
             scores,
             pool,
-            record.lengths,
-            shape,
-        ))
+            lengths: record.lengths,
+        };
+        Ok(Self::restored(config, shape, &place, contents))
     }
 }
 

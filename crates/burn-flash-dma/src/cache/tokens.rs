@@ -71,10 +71,7 @@ impl NewTokens {
         TokenTensors {
             k: self.k.into_dispatch(),
             v: self.v.into_dispatch(),
-            scores: match self.scores {
-                None => OptionalFloat::None,
-                Some(scores) => OptionalFloat::Some(scores.into_dispatch()),
-            },
+            scores: OptionalFloat::from_option(self.scores.map(|scores| scores.into_dispatch())),
         }
     }
 }

@@ -145,10 +145,7 @@ pub fn backward<B: Backend>(
         q,
         k,
         v,
-        bias: match grad_bias {
-            None => OptionalFloat::None,
-            Some(t) => OptionalFloat::Some(t),
-        },
+        bias: OptionalFloat::from_option(grad_bias),
     }
 }
 

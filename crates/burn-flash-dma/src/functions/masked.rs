@@ -240,10 +240,7 @@ impl Call {
                 None => OptionalPlan::<Dispatch>::None,
                 Some(plan) => plan.into_dispatch(),
             },
-            bias: match self.bias {
-                None => OptionalFloat::<Dispatch>::None,
-                Some(bias) => OptionalFloat::Some(bias.into_dispatch()),
-            },
+            bias: OptionalFloat::from_option(self.bias.map(|bias| bias.into_dispatch())),
         };
         let (out, lse) = operation(q, k, v, masking, self.problem);
         (Tensor::from_dispatch(out), Tensor::from_dispatch(lse))

@@ -29,6 +29,30 @@ pub enum OptionalFloat<B: Backend> {
     Some(FloatTensor<B>),
 }
 
+impl<B: Backend> OptionalFloat<B> {
+    pub(crate) fn from_option(tensor: Option<FloatTensor<B>>) -> Self {
+        match tensor {
+            None => Self::None,
+            Some(tensor) => Self::Some(tensor),
+        }
+    }
+
+    pub(crate) fn into_option(self) -> Option<FloatTensor<B>> {
+        match self {
+            Self::None => None,
+            Self::Some(tensor) => Some(tensor),
+        }
+    }
+
+    /// The tensor after `f`, perhaps of another backend.
+    pub(crate) fn map<T: Backend>(
+        self,
+        f: impl FnOnce(FloatTensor<B>) -> FloatTensor<T>,
+    ) -> OptionalFloat<T> {
+        OptionalFloat::from_option(self.into_option().map(f))
+    }
+}
+
 /// The results of the forward pass that the backward pass needs, and the incoming gradients.
 #[derive(ExtensionType, Debug)]
 #[extension_type(fusion: cfg(feature = "fusion"))]

@@ -22,23 +22,7 @@ impl<B: DynamicMaskOps, C: CheckpointStrategy> DynamicMaskOps for Autodiff<B, C>
         selection: Selection<Self>,
         problem: Problem,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        match selection {
-            Selection::All => record::<B, C, _, 3>(
-                [q, k, v],
-                Selected {
-                    intervals: None,
-                    problem,
-                },
-                false,
-            ),
-            Selection::Scored { scores, intervals } => {
-                let pass = Selected {
-                    intervals: Some(intervals),
-                    problem,
-                };
-                record::<B, C, _, 4>([q, k, v, scores], pass, false)
-            }
-        }
+        run::<B, C>([q, k, v], selection, problem, false)
     }
 
     fn dynamic_mask_forward_with_lse(
@@ -48,23 +32,7 @@ impl<B: DynamicMaskOps, C: CheckpointStrategy> DynamicMaskOps for Autodiff<B, C>
         selection: Selection<Self>,
         problem: Problem,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        match selection {
-            Selection::All => record::<B, C, _, 3>(
-                [q, k, v],
-                Selected {
-                    intervals: None,
-                    problem,
-                },
-                true,
-            ),
-            Selection::Scored { scores, intervals } => {
-                let pass = Selected {
-                    intervals: Some(intervals),
-                    problem,
-                };
-                record::<B, C, _, 4>([q, k, v, scores], pass, true)
-            }
-        }
+        run::<B, C>([q, k, v], selection, problem, true)
     }
 
     fn dynamic_mask_backward(
@@ -100,10 +68,7 @@ impl<B: DynamicMaskOps, C: CheckpointStrategy> DynamicMaskOps for Autodiff<B, C>
             out: saved.out.into_primitive(),
             lse: saved.lse.into_primitive(),
             grad_out: saved.grad_out.into_primitive(),
-            grad_lse: match saved.grad_lse {
-                OptionalFloat::None => OptionalFloat::None,
-                OptionalFloat::Some(t) => OptionalFloat::Some(t.into_primitive()),
-            },
+            grad_lse: saved.grad_lse.map(|t| t.into_primitive()),
         };
         let grads = B::dynamic_mask_backward(
             q.into_primitive(),
@@ -117,10 +82,30 @@ impl<B: DynamicMaskOps, C: CheckpointStrategy> DynamicMaskOps for Autodiff<B, C>
             q: Self::from_inner(grads.q),
             k: Self::from_inner(grads.k),
             v: Self::from_inner(grads.v),
-            scores: match grads.scores {
-                OptionalFloat::None => OptionalFloat::None,
-                OptionalFloat::Some(t) => OptionalFloat::Some(Self::from_inner(t)),
-            },
+            scores: grads.scores.map(Self::from_inner),
+        }
+    }
+}
+
+/// A tensor of the graph.
+type Recorded<B, C> = FloatTensor<Autodiff<B, C>>;
+
+fn run<B: DynamicMaskOps, C: CheckpointStrategy>(
+    [q, k, v]: [Recorded<B, C>; 3],
+    selection: Selection<Autodiff<B, C>>,
+    problem: Problem,
+    differentiable_lse: bool,
+) -> (Recorded<B, C>, Recorded<B, C>) {
+    match selection {
+        Selection::All => {
+            let intervals = None;
+            let pass = Selected { intervals, problem };
+            record::<B, C, _, 3>([q, k, v], pass, differentiable_lse)
+        }
+        Selection::Scored { scores, intervals } => {
+            let intervals = Some(intervals);
+            let pass = Selected { intervals, problem };
+            record::<B, C, _, 4>([q, k, v, scores], pass, differentiable_lse)
         }
     }
 }
@@ -146,10 +131,7 @@ impl<B: DynamicMaskOps, const N: usize> Pass<B, N> for Selected<B> {
     ) -> [Option<FloatTensor<B>>; N] {
         let (q, k, v, selection) = unpack(inputs, self.intervals);
         let grads = B::dynamic_mask_backward(q, k, v, selection, saved, self.problem);
-        let scores = match grads.scores {
-            OptionalFloat::None => None,
-            OptionalFloat::Some(t) => Some(t),
-        };
+        let scores = grads.scores.into_option();
         let mut grads = [Some(grads.q), Some(grads.k), Some(grads.v), scores].into_iter();
         std::array::from_fn(|_| grads.next().flatten())
     }

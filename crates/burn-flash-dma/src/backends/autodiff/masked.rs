@@ -68,10 +68,7 @@ impl<B: MaskedAttentionOps, C: CheckpointStrategy> MaskedAttentionOps for Autodi
             (TensorName::GradOut, saved.grad_out.is_tracked()),
             (TensorName::GradLse, tracked(&saved.grad_lse)),
         ]);
-        let inner = |t: OptionalFloat<Self>| match t {
-            OptionalFloat::None => OptionalFloat::None,
-            OptionalFloat::Some(t) => OptionalFloat::Some(t.into_primitive()),
-        };
+        let inner = |t: OptionalFloat<Self>| t.map(|t| t.into_primitive());
         let masking = Masking {
             plan: match masking.plan {
                 OptionalPlan::None => OptionalPlan::None,
@@ -91,10 +88,7 @@ impl<B: MaskedAttentionOps, C: CheckpointStrategy> MaskedAttentionOps for Autodi
             q: Self::from_inner(grads.q),
             k: Self::from_inner(grads.k),
             v: Self::from_inner(grads.v),
-            bias: match grads.bias {
-                OptionalFloat::None => OptionalFloat::None,
-                OptionalFloat::Some(t) => OptionalFloat::Some(Self::from_inner(t)),
-            },
+            bias: grads.bias.map(Self::from_inner),
         }
     }
 }
@@ -142,10 +136,7 @@ impl<B: MaskedAttentionOps> Masked<B> {
                 None => OptionalPlan::None,
                 Some((bits, counts)) => OptionalPlan::Some { bits, counts },
             },
-            bias: match inputs.next() {
-                None => OptionalFloat::None,
-                Some(bias) => OptionalFloat::Some(bias),
-            },
+            bias: OptionalFloat::from_option(inputs.next()),
         };
         (rows, masking)
     }

@@ -36,7 +36,7 @@ impl DynamicMaskOps for CubeBackend {
         let result = flash_dma_kernels::forward(
             &client,
             &problem,
-            inputs(q, k, v, selection),
+            inputs([q, k, v], selection),
             out.clone().binding(),
             lse.clone().binding(),
         );
@@ -62,15 +62,15 @@ impl DynamicMaskOps for CubeBackend {
         let result = flash_dma_kernels::backward(
             &client,
             &problem,
-            inputs(q, k, v, selection),
+            inputs([q, k, v], selection),
             flash_dma_kernels::Saved {
                 out: addressable(saved.out),
                 lse: into_contiguous(saved.lse).binding(),
                 grad_out: addressable(saved.grad_out),
-                grad_lse: match saved.grad_lse {
-                    OptionalFloat::None => None,
-                    OptionalFloat::Some(t) => Some(into_contiguous(t).binding()),
-                },
+                grad_lse: saved
+                    .grad_lse
+                    .into_option()
+                    .map(|t| into_contiguous(t).binding()),
             },
             Gradients {
                 q: grad_q.clone().binding(),
@@ -85,20 +85,12 @@ impl DynamicMaskOps for CubeBackend {
             q: grad_q,
             k: grad_k,
             v: grad_v,
-            scores: match grad_scores {
-                None => OptionalFloat::None,
-                Some(t) => OptionalFloat::Some(t),
-            },
+            scores: OptionalFloat::from_option(grad_scores),
         }
     }
 }
 
-fn inputs(
-    q: CubeTensor,
-    k: CubeTensor,
-    v: CubeTensor,
-    selection: Selection<CubeBackend>,
-) -> Inputs {
+fn inputs([q, k, v]: [CubeTensor; 3], selection: Selection<CubeBackend>) -> Inputs {
     Inputs {
         q: addressable(q),
         k: addressable(k),

@@ -149,10 +149,7 @@ fn own_pages(pages: PageTensors<CubeBackend>) -> PageTensors<CubeBackend> {
     PageTensors {
         k: own(pages.k),
         v: own(pages.v),
-        scores: match pages.scores {
-            OptionalFloat::None => OptionalFloat::None,
-            OptionalFloat::Some(scores) => OptionalFloat::Some(own(scores)),
-        },
+        scores: pages.scores.map(own),
         table: into_contiguous(pages.table),
         lengths: own(pages.lengths),
     }
@@ -185,9 +182,6 @@ fn token_bindings(tokens: TokenTensors<CubeBackend>) -> Tokens {
     Tokens {
         k: addressable(tokens.k),
         v: addressable(tokens.v),
-        scores: match tokens.scores {
-            OptionalFloat::None => None,
-            OptionalFloat::Some(scores) => Some(addressable(scores)),
-        },
+        scores: tokens.scores.into_option().map(addressable),
     }
 }

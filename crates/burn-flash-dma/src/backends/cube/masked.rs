@@ -83,10 +83,10 @@ impl MaskedAttentionOps for CubeBackend {
                 out: addressable(saved.out),
                 lse: into_contiguous(saved.lse).binding(),
                 grad_out: addressable(saved.grad_out),
-                grad_lse: match saved.grad_lse {
-                    OptionalFloat::None => None,
-                    OptionalFloat::Some(t) => Some(into_contiguous(t).binding()),
-                },
+                grad_lse: saved
+                    .grad_lse
+                    .into_option()
+                    .map(|t| into_contiguous(t).binding()),
             },
             MaskedGradients {
                 q: grad_q.clone().binding(),
@@ -101,10 +101,7 @@ impl MaskedAttentionOps for CubeBackend {
             q: grad_q,
             k: grad_k,
             v: grad_v,
-            bias: match grad_bias {
-                None => OptionalFloat::None,
-                Some(t) => OptionalFloat::Some(t),
-            },
+            bias: OptionalFloat::from_option(grad_bias),
         }
     }
 }

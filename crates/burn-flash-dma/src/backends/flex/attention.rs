@@ -32,8 +32,8 @@ impl DynamicMaskOps for Flex {
         selection: Selection<Self>,
         problem: Problem,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let call = Call::new(q, k, v, selection, problem);
-        match call.q.dtype() {
+        let call = Call::new([q, k, v], selection, problem);
+        match call.rows[0].dtype() {
             DType::F32 => call.forward::<f32>(),
             DType::F16 => call.forward::<f16>(),
             DType::BF16 => call.forward::<bf16>(),
@@ -49,8 +49,8 @@ impl DynamicMaskOps for Flex {
         saved: Saved<Self>,
         problem: Problem,
     ) -> AttentionGrads<Self> {
-        let call = Call::new(q, k, v, selection, problem);
-        match call.q.dtype() {
+        let call = Call::new([q, k, v], selection, problem);
+        match call.rows[0].dtype() {
             DType::F32 => call.backward::<f32>(saved),
             DType::F16 => call.backward::<f16>(saved),
             DType::BF16 => call.backward::<bf16>(saved),
@@ -61,21 +61,13 @@ impl DynamicMaskOps for Flex {
 
 /// The tensors of a call in a form the engine can address.
 struct Call {
-    q: FlexTensor,
-    k: FlexTensor,
-    v: FlexTensor,
+    rows: [FlexTensor; 3],
     selection: Option<(FlexTensor, Vec<Interval>)>,
     problem: Problem,
 }
 
 impl Call {
-    fn new(
-        q: FlexTensor,
-        k: FlexTensor,
-        v: FlexTensor,
-        selection: Selection<Flex>,
-        problem: Problem,
-    ) -> Self {
+    fn new(rows: [FlexTensor; 3], selection: Selection<Flex>, problem: Problem) -> Self {
         let selection = match selection {
             Selection::All => None,
             Selection::Scored { scores, intervals } => {
@@ -92,19 +84,18 @@ impl Call {
             }
         };
         Self {
-            q: addressable(q),
-            k: addressable(k),
-            v: addressable(v),
+            rows: rows.map(addressable),
             selection,
             problem,
         }
     }
 
     fn inputs<E: Element + Stored>(&self) -> Inputs<'_, E> {
+        let [q, k, v] = self.rows.each_ref().map(view);
         Inputs {
-            q: view(&self.q),
-            k: view(&self.k),
-            v: view(&self.v),
+            q,
+            k,
+            v,
             selection: self.selection.as_ref().map(|(scores, intervals)| {
                 flash_dma_cpu::Selection {
                     scores: view(scores),
@@ -134,10 +125,7 @@ impl Call {
         let problem = &self.problem;
         let (out, grad_out) = (addressable(saved.out), addressable(saved.grad_out));
         let lse = saved.lse.to_contiguous();
-        let grad_lse = match saved.grad_lse {
-            OptionalFloat::None => None,
-            OptionalFloat::Some(t) => Some(t.to_contiguous()),
-        };
+        let grad_lse = saved.grad_lse.into_option().map(|t| t.to_contiguous());
         let mut q = buffer::<E, 4>(problem.q_shape());
         let mut k = buffer::<E, 4>(problem.kv_shape());
         let mut v = buffer::<E, 4>(problem.kv_shape());
@@ -164,10 +152,9 @@ impl Call {
             q: tensor(q, problem.q_shape()),
             k: tensor(k, problem.kv_shape()),
             v: tensor(v, problem.kv_shape()),
-            scores: match scores {
-                None => OptionalFloat::None,
-                Some(scores) => OptionalFloat::Some(tensor(scores, problem.scores_shape())),
-            },
+            scores: OptionalFloat::from_option(
+                scores.map(|scores| tensor(scores, problem.scores_shape())),
+            ),
         }
     }
 }

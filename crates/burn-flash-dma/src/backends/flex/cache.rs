@@ -183,10 +183,7 @@ impl NewTokens {
         Self {
             k: addressable(tokens.k),
             v: addressable(tokens.v),
-            scores: match tokens.scores {
-                OptionalFloat::None => None,
-                OptionalFloat::Some(scores) => Some(addressable(scores)),
-            },
+            scores: tokens.scores.into_option().map(addressable),
         }
     }
 
@@ -226,10 +223,7 @@ fn whole_pages(pages: PageTensors<Flex>) -> PageTensors<Flex> {
     PageTensors {
         k: whole(pages.k),
         v: whole(pages.v),
-        scores: match pages.scores {
-            OptionalFloat::None => OptionalFloat::None,
-            OptionalFloat::Some(scores) => OptionalFloat::Some(whole(scores)),
-        },
+        scores: pages.scores.map(whole),
         table: whole(pages.table),
         lengths: whole(pages.lengths),
     }

@@ -150,10 +150,7 @@ impl Call {
         let p = &self.problem.attention;
         let (out, grad_out) = (addressable(saved.out), addressable(saved.grad_out));
         let lse = saved.lse.to_contiguous();
-        let grad_lse = match saved.grad_lse {
-            OptionalFloat::None => None,
-            OptionalFloat::Some(t) => Some(t.to_contiguous()),
-        };
+        let grad_lse = saved.grad_lse.into_option().map(|t| t.to_contiguous());
         let mut q = buffer::<E, 4>(p.q_shape());
         let mut k = buffer::<E, 4>(p.kv_shape());
         let mut v = buffer::<E, 4>(p.kv_shape());
