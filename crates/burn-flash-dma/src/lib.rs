@@ -35,25 +35,25 @@
 //! - [`Attention`] and [`MaskedAttention`]: the same with the LSE beside the output, and with a selection or a mask
 //!   that several calls share;
 //! - [`cache`]: decoding, in memory that does not grow with the context;
-//! - [`memory`]: what a call takes of a device, and the longest sequence that fits;
+//! - [`memory`]: the device memory that a call needs, and the longest sequence that fits;
 //! - [`select`]: the selection alone, to look at or to share between calls;
-//! - [`ops::DynamicMaskOps`]: the operations below the `Tensor` API, to implement for your own backend.
+//! - [`ops`]: the operations below the `Tensor` API, to implement for your own backend.
 //!
-//! Each function has a `try_` form that returns an [`AttentionError`] where the plain one panics
-//! with the same text. Everything is validated before anything is computed.
+//! Each function has a `try_` form that returns an [`AttentionError`] where the plain form panics
+//! with the same text. All arguments are validated before anything is computed.
 //!
 //! # Engines and features
 //!
 //! No backend is enabled by default; the features mirror Burn's.
 //!
-//! | feature | what it adds |
+//! | feature | enables |
 //! |---|---|
 //! | `flex` | Burn's Flex backend on the CPU engine `flash-dma-cpu`: no GPU, no LLVM |
 //! | `cpu`, `cuda`, `wgpu`, `vulkan`, `metal`, `rocm` | CubeCL's runtimes, on the kernels of `flash-dma-kernels` |
 //! | `ndarray` | Burn's NdArray backend, on the default bodies ([`fallback`]): `O(N^2)` |
 //! | `autodiff` | gradients of q, k, v, the scores and the LSE, one fused backward pass |
 //! | `fusion` | lazy execution among fused operations (CubeCL's runtimes) |
-//! | `testing` | [`testing`]: checks of gradients and causality for your tests |
+//! | `testing` | [`testing`]: checks of gradients and causality for your own tests |
 //! | `autotune` | Burn's autotune, for its own operations |
 //!
 //! With autodiff the graph keeps the inputs, the output, the LSE and two integers per key; with Burn's
@@ -62,10 +62,10 @@
 //!
 //! # Faults
 //!
-//! If a device runs out of memory, or refuses a kernel, reading a result is an error that names the operation (as
-//! [`AttentionError::DeviceFailed`] says it); without fusion the call panics with that text. Nothing half-written is
-//! ever returned, and a smaller problem runs in the same process. A step over a [`cache`] reports by the name of its
-//! kernel, and leaves a cache that is to be reset or dropped: some of its tokens may be missing.
+//! If a device runs out of memory or refuses a kernel, reading a result is an error that names the operation (the text of
+//! [`AttentionError::DeviceFailed`]); without fusion the call panics with that text. Nothing half-written is
+//! ever returned, and a smaller problem runs in the same process. A failed step over a [`cache`] names its
+//! kernel instead, and leaves a cache that must be reset or dropped: some of its tokens may be missing.
 #![warn(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // Burn has announced NdArray's removal; it is supported for as long as Burn has it.
@@ -78,7 +78,7 @@ mod functions;
 mod mask;
 pub mod memory;
 pub mod nn;
-// A build without a backend dispatches to nothing, so nothing reads what is passed.
+// A build without a backend dispatches to nothing, so the arguments are not read.
 #[cfg_attr(
     not(any(feature = "cube", feature = "flex", feature = "ndarray")),
     allow(unused_variables)

@@ -1,11 +1,11 @@
-//! Biases of 16 bits.
+//! Biases of 16 bits, for engines that read f32.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Slice};
 
-/// A bias as f32. Axes that it `repeats`, by a stride of 0, are cast once and repeated again: Burn's own cast writes
-/// out what a tensor repeats.
+/// A bias as f32. Axes that it `repeats`, by a stride of 0, are cast once and repeated again: Burn's own cast would
+/// write out the repetitions.
 pub(crate) fn as_f32<B: Backend>(
     bias: FloatTensor<B>,
     repeats: impl Fn(usize) -> bool,

@@ -1,4 +1,4 @@
-//! Dense logits, and what both attention operations make of them: outputs, LSE and gradients.
+//! Dense logits, and the outputs, LSE and gradients that both attention operations compute from them.
 
 use super::tensors::{bool_dtype, to_f32, zeros};
 use crate::ops::types::{OptionalFloat, Saved};
@@ -121,7 +121,7 @@ impl<B: Backend> Logits<B> {
     }
 }
 
-/// The scaled, and maybe capped, products `[batch, kv_heads, group * q_len, k_len]`, and with a cap their `tanh`.
+/// The scaled and possibly capped products `[batch, kv_heads, group * q_len, k_len]`, and with a cap their `tanh`.
 pub(crate) fn products<B: Backend>(
     q: FloatTensor<B>,
     k: FloatTensor<B>,
@@ -141,8 +141,8 @@ pub(crate) fn products<B: Backend>(
 
 /// `weights . values` over the selected pairs only.
 ///
-/// The weights of the other pairs are zero, but `0 * NaN` is NaN, and what an unselected row holds
-/// must not be seen. So the product is taken over the finite values, and what the others contribute
+/// The weights of the other pairs are zero, but `0 * NaN` is NaN, and the contents of an unselected row
+/// must not matter. So the product is taken over the finite values, and the contribution of the others
 /// is worked out from counts: an infinity of the sign of its product, or NaN where signs meet, the
 /// weight is zero, or the value is NaN.
 fn masked_matmul<B: Backend>(
@@ -195,7 +195,7 @@ fn grouped<B: Backend>(tensor: FloatTensor<B>, p: &Problem) -> FloatTensor<B> {
     B::float_reshape(tensor, Shape::new(shape))
 }
 
-/// Whether a problem has no pair of a query and a key.
+/// Whether a problem has no pair of a query and a key, so that nothing is attended.
 pub(crate) fn is_empty(problem: &Problem) -> bool {
     problem.k_len == 0 || problem.q_len == 0 || problem.batch == 0
 }

@@ -6,7 +6,7 @@ use burn::backend::Dispatch;
 use burn::tensor::{Device, Int, Tensor};
 use flash_dma_problem::{AttentionError, AttentionOptions, Problem, TensorName, TensorSpec};
 
-/// For each key the positions of the queries that attend to it: what [`select`] makes of scores.
+/// The positions of the queries that attend to each key: the selection that [`select`] makes from scores.
 ///
 /// A query's position is the index of the last key it may see, so one selection serves causal and
 /// full attention, any number of queries, and any tensors with as many keys (see
@@ -24,7 +24,7 @@ impl Intervals {
         &self.tensor
     }
 
-    /// As [`tensor`](Self::tensor), without a clone.
+    /// The same as [`tensor`](Self::tensor), by value.
     #[must_use]
     pub fn into_tensor(self) -> Tensor<4, Int> {
         self.tensor
@@ -55,7 +55,7 @@ impl Intervals {
         let spec = TensorSpec {
             name: TensorName::Intervals,
             shape: &shape,
-            // Strides are the engine's affair.
+            // The engine checks the strides.
             strides: &[1; 4],
         };
         spec.check(&problem.intervals_shape())?;
@@ -63,7 +63,7 @@ impl Intervals {
     }
 }
 
-/// Which keys the `window` highest scored visible keys of each query are, as one interval per key.
+/// Selects the `window` highest scored visible keys of each query, as one interval per key.
 ///
 /// `scores` is `[batch, kv_heads, k_len]`, f32 (f16 and bf16 are cast up). Exact for any window:
 /// the greater score first, then the lower index; NaN below every number; −∞ never. `window >=

@@ -4,7 +4,7 @@
 ///
 /// # Panics
 ///
-/// If there is none; `what` are their tensors.
+/// If there is no such shape; `what` names the tensors in the message.
 pub(super) fn broadcast_shape<const D: usize>(
     a: [usize; D],
     b: [usize; D],

@@ -4,12 +4,12 @@ use super::broadcast::broadcast_shape;
 use super::polarity::AttentionMask;
 use burn::tensor::{Bool, Device, Int, Tensor};
 
-/// When a block of keys is shown, see [`AttentionMask::in_key_blocks`].
+/// The rule by which [`AttentionMask::in_key_blocks`] shows or hides a block of keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BlockRule {
-    /// If the query sees some key of it: shows more, never less.
+    /// Show the block if the query sees any of its keys. Never hides a visible key.
     Any,
-    /// If the query sees more than half of its keys: may hide keys that were seen.
+    /// Show the block if the query sees more than half of its keys. May hide visible keys.
     Majority,
 }
 
@@ -29,7 +29,7 @@ impl AttentionMask {
         Self::visible(distance.greater_equal_elem(0).bool_and(near))
     }
 
-    /// Padding behind sequences of the given `lengths` `[batch]`: `[batch, 1, 1, k_len]`, of which sequence `b` shows
+    /// Padding behind sequences of the given `lengths` `[batch]`: `[batch, 1, 1, k_len]`. Sequence `b` shows
     /// the keys `j < lengths[b]`.
     #[must_use]
     pub fn padding(lengths: Tensor<1, Int>, k_len: usize) -> Self {
@@ -40,8 +40,8 @@ impl AttentionMask {
         Self::visible(keys.lower(lengths.reshape([batch, 1, 1, 1]).expand(shape)))
     }
 
-    /// Packed sequences: `documents` `[batch, len]` says which document each token is of, and a token sees those of
-    /// its own, `[batch, 1, len, len]`.
+    /// Packed sequences: `documents` `[batch, len]` holds the document of each token, and a token sees the tokens of
+    /// its own document: `[batch, 1, len, len]`.
     #[must_use]
     pub fn documents(documents: Tensor<2, Int>) -> Self {
         let [batch, len] = documents.dims();
@@ -51,16 +51,16 @@ impl AttentionMask {
         Self::visible(queries.equal(keys))
     }
 
-    /// Where a bias is greater than `threshold`, in the bias's shape. NaN is not.
+    /// Shows the pairs whose bias is greater than `threshold`, in the shape of the bias. A NaN bias hides its pair.
     #[must_use]
     pub fn above(bias: Tensor<4>, threshold: f32) -> Self {
         Self::visible(bias.greater_elem(threshold))
     }
 
     /// The `window` keys of greatest bias of each query, exactly: `[batch, heads, q_len, k_len]` for a bias
-    /// `[batch, heads, q_len | 1, k_len]`. A tie goes to the lower index; −∞ and NaN are never among them.
+    /// `[batch, heads, q_len | 1, k_len]`. A tie goes to the lower index; a bias of −∞ or NaN is never kept.
     ///
-    /// With `among`, only the keys count that it shows, so a query may keep fewer than `window`.
+    /// With `among`, only the keys that it shows are candidates, so a query may keep fewer than `window`.
     ///
     /// # Panics
     ///
@@ -97,7 +97,7 @@ impl AttentionMask {
     }
 
     /// The mask with blocks of `block` keys, aligned to multiples of it, shown or hidden as a whole: fewer blocks are
-    /// partial, so more are skipped. With a block of 64, as long as those of a [`TilePlan`](crate::TilePlan), none is.
+    /// partial, so more are skipped. A block of 64, as in a [`TilePlan`](crate::TilePlan), leaves none partial.
     ///
     /// # Panics
     ///
@@ -140,7 +140,7 @@ impl AttentionMask {
         Self::visible(shown)
     }
 
-    /// What both masks show; axes of size 1 broadcast.
+    /// The pairs that both masks show; axes of size 1 broadcast.
     ///
     /// # Panics
     ///
@@ -151,7 +151,7 @@ impl AttentionMask {
         Self::visible(a.bool_and(b))
     }
 
-    /// What one of the masks shows; axes of size 1 broadcast.
+    /// The pairs that at least one of the masks shows; axes of size 1 broadcast.
     ///
     /// # Panics
     ///
@@ -168,7 +168,7 @@ impl AttentionMask {
     }
 }
 
-/// How far a key lies behind the last that its query sees, `[1, 1, q_len, k_len]`: negative ahead of it.
+/// The distance of each key from the last one that its query sees, `[1, 1, q_len, k_len]`: negative for later keys.
 fn distance([q_len, k_len]: [usize; 2], device: &Device) -> Tensor<4, Int> {
     let shape = [1, 1, q_len, k_len];
     let range = |len: usize| Tensor::<1, Int>::arange(0..len as i64, device);

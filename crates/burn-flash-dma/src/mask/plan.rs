@@ -10,9 +10,9 @@ use burn::tensor::{Device, Int, Tensor};
 use flash_dma_problem::{AttentionError, PlanGeometry, TensorName};
 
 /// A mask in the form that attention reads: one bit per pair, and for each block of 16 queries and 64 keys how many
-/// pairs of it are visible, so that empty blocks are skipped and full ones not tested.
+/// pairs of it are visible, so that empty blocks are skipped and full ones are not tested.
 ///
-/// A plan is an eighth of its mask in size and needs the mask no more. It serves forward and backward, and
+/// A plan is an eighth of its mask in size and does not need the mask any more. It serves forward and backward, and
 /// every layer with the same mask: build it once, and pass it to
 /// [`MaskedAttention::plan`](crate::MaskedAttention::plan). Its lengths and causal masking are fixed;
 /// axes that the mask broadcasts stay broadcast.

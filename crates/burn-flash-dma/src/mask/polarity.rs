@@ -2,10 +2,10 @@
 
 use burn::tensor::{Bool, Device, Tensor};
 
-/// A mask `[batch | 1, q_heads | kv_heads | 1, q_len | 1, k_len | 1]` that says what its `true` means.
+/// A mask `[batch | 1, q_heads | kv_heads | 1, q_len | 1, k_len | 1]` that states what its `true` means.
 ///
 /// Burn's own `attention` hides where its mask is `true`, other libraries show there; here the constructor
-/// names it.
+/// says which.
 #[derive(Clone, Debug)]
 pub struct AttentionMask {
     tensor: Tensor<4, Bool>,
@@ -13,7 +13,7 @@ pub struct AttentionMask {
 }
 
 impl AttentionMask {
-    /// A query sees a key where the tensor is `true`.
+    /// A mask that shows a key to a query where the tensor is `true`.
     #[must_use]
     pub fn visible(tensor: Tensor<4, Bool>) -> Self {
         Self {
@@ -22,7 +22,7 @@ impl AttentionMask {
         }
     }
 
-    /// A query does not see a key where the tensor is `true`.
+    /// A mask that hides a key from a query where the tensor is `true`.
     #[must_use]
     pub fn hidden(tensor: Tensor<4, Bool>) -> Self {
         Self {
@@ -31,7 +31,7 @@ impl AttentionMask {
         }
     }
 
-    /// Where a query sees a key.
+    /// The mask as a tensor that is `true` where a query sees a key.
     #[must_use]
     pub fn into_visible(self) -> Tensor<4, Bool> {
         if self.hidden {
@@ -41,7 +41,7 @@ impl AttentionMask {
         }
     }
 
-    /// Shape of the tensor.
+    /// The shape of the mask.
     #[must_use]
     pub fn dims(&self) -> [usize; 4] {
         self.tensor.dims()

@@ -4,8 +4,8 @@ use super::broadcast::broadcast_shape;
 use burn::tensor::{Bool, DType, Device, Int, Tensor};
 use flash_dma_problem::{AttentionError, PlanGeometry};
 
-/// Which keys each query sees, where these are one range: query `i` sees the keys `first <= j < end`, and none if
-/// `end <= first`. A [`TilePlan`](crate::TilePlan) is made of it with O(q_len) numbers, where the mask has
+/// The keys that each query sees, if they are one range: query `i` sees the keys `first <= j < end`, and none if
+/// `end <= first`. A [`TilePlan`](crate::TilePlan) is made of O(q_len) numbers, where a mask has
 /// `q_len * k_len`.
 ///
 /// The constructors have the names of those of [`AttentionMask`](crate::AttentionMask), and show the same keys.
@@ -19,8 +19,8 @@ pub struct KeyRanges {
 const PIECE: usize = 256;
 
 impl KeyRanges {
-    /// The keys from `first` to before `end`, both `[batch | 1, q_heads | kv_heads | 1, q_len | 1]` of any integers.
-    /// What reaches past the keys is cut off.
+    /// The keys from `first` to before `end`, both `[batch | 1, q_heads | kv_heads | 1, q_len | 1]` of any integer type.
+    /// A range that reaches past the keys is cut off.
     ///
     /// The shapes are checked by [`TilePlan::try_from_ranges`](crate::TilePlan::try_from_ranges), which knows the
     /// lengths.
@@ -50,12 +50,11 @@ impl KeyRanges {
         Self::new(Tensor::zeros([1, 1, 1], &end.device()), end)
     }
 
-    /// Packed sequences, `[batch, 1, len]`: `documents` `[batch, len]` says which document each token is of, and a
-    /// token sees the run of tokens of the same document that it stands in.
+    /// Packed sequences, `[batch, 1, len]`: `documents` `[batch, len]` holds the document of each token, and a
+    /// token sees the run of tokens of the same document around it.
     ///
-    /// That is what [`AttentionMask::documents`](crate::AttentionMask::documents) shows as long as the tokens of a
-    /// document stand together, as those of ascending ids do. A document whose id comes back after another one is
-    /// two here.
+    /// The same as [`AttentionMask::documents`](crate::AttentionMask::documents) if the tokens of each document are
+    /// contiguous, as with ascending ids. A document whose id comes back after another one counts as two here.
     #[must_use]
     pub fn documents(documents: Tensor<2, Int>) -> Self {
         let [batch, len] = documents.dims();
@@ -102,7 +101,7 @@ impl KeyRanges {
         }
     }
 
-    /// The geometry of the mask.
+    /// The geometry of the plan.
     pub(super) fn geometry(
         &self,
         lengths: [usize; 2],

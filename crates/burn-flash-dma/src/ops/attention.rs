@@ -14,7 +14,7 @@ use flash_dma_problem::Problem;
 
 /// Selection, forward and backward of dynamic-mask attention.
 ///
-/// Most users want the functions on `Tensor` at the root of the crate: they validate, and these
+/// Most users want [`Attention`](crate::Attention) and the functions at the root of the crate: they validate, and these
 /// operations rely on it. `problem` must describe the tensors that are passed; an engine that finds
 /// otherwise panics with the text of its [`AttentionError`](crate::AttentionError).
 ///
@@ -50,7 +50,7 @@ pub trait DynamicMaskOps: Backend {
         fallback::forward::<Self>(q, k, v, selection, problem)
     }
 
-    /// As [`dynamic_mask_forward`](Self::dynamic_mask_forward), with an `lse` that is
+    /// The same as [`dynamic_mask_forward`](Self::dynamic_mask_forward), but with an `lse` that is
     /// differentiable under autodiff.
     #[fusion(default)]
     fn dynamic_mask_forward_with_lse(

@@ -20,8 +20,8 @@ use flash_dma_problem::{AppendProblem, DecodeProblem};
 ///
 /// Most users want [`DynamicMaskCache`](crate::cache::DynamicMaskCache) and [`PagedCache`](crate::cache::PagedCache),
 /// which validate; these operations rely on it. A cache goes in and comes out: an engine that finds its
-/// tensors unshared writes them in place and returns them. For inference only: no implementation for
-/// autodiff, tensors must be without.
+/// tensors unshared writes them in place and returns them. For inference only: autodiff does not
+/// implement them, and its tensors are refused.
 ///
 /// The default bodies are plain Burn operations: exact to the same contract on any backend, but each copies
 /// the cache, sorts, and may wait for the device.
@@ -32,7 +32,7 @@ use flash_dma_problem::{AppendProblem, DecodeProblem};
     Fusion: cfg(feature = "fusion"),
 )]
 pub trait CacheOps: DynamicMaskOps {
-    /// The slots with the `window` best keys of those they held and the tokens.
+    /// The slots with the `window` best keys of the old ones and the tokens.
     #[fusion(meta = append_slots_meta)]
     fn cache_append_slots(
         #[extension_type] slots: SlotTensors<Self>,

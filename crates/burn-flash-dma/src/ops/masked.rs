@@ -14,8 +14,7 @@ use flash_dma_problem::{MaskedProblem, PlanGeometry};
 
 /// Tile plans, forward and backward of attention under a mask and a bias.
 ///
-/// Most users want the functions on `Tensor` at the root of the crate: they validate, and these operations
-/// rely on it. The default bodies are plain Burn operations with `O(q_len * k_len)` memory and time; a backend
+/// Most users want [`MaskedAttention`](crate::MaskedAttention): it validates, and these operations rely on it. The default bodies are plain Burn operations with `O(q_len * k_len)` memory and time; a backend
 /// without an engine of its own needs only `impl MaskedAttentionOps for MyBackend {}`.
 #[backend_extension(
     Cube: cfg(feature = "cube"),
@@ -25,7 +24,7 @@ use flash_dma_problem::{MaskedProblem, PlanGeometry};
     Fusion: cfg(feature = "fusion"),
 )]
 pub trait MaskedAttentionOps: Backend {
-    /// The tile plan of a mask of the geometry's shape, whose `true` hides a key if `hidden`, else shows it.
+    /// The tile plan of a mask in the geometry's shape, whose `true` hides a key if `hidden` and shows it otherwise.
     #[fusion(meta = plan_meta)]
     fn masked_attention_plan(
         mask: BoolTensor<Self>,
@@ -59,7 +58,7 @@ pub trait MaskedAttentionOps: Backend {
         fallback::forward::<Self>(q, k, v, masking, problem)
     }
 
-    /// As [`masked_attention_forward`](Self::masked_attention_forward), with an `lse` that is differentiable
+    /// The same as [`masked_attention_forward`](Self::masked_attention_forward), but with an `lse` that is differentiable
     /// under autodiff.
     #[fusion(default)]
     fn masked_attention_forward_with_lse(
@@ -72,8 +71,8 @@ pub trait MaskedAttentionOps: Backend {
         Self::masked_attention_forward(q, k, v, masking, problem)
     }
 
-    /// The gradients of the inputs, that of the bias only if `bias_gradient`. First order only: under
-    /// autodiff the results are constants.
+    /// The gradients of the inputs; the bias has one only if `bias_gradient`. First order only: autodiff panics with the
+    /// text of [`AttentionError::SecondOrder`](crate::AttentionError::SecondOrder) if it tracks an input or a gradient.
     #[fusion(meta = backward_meta)]
     fn masked_attention_backward(
         q: FloatTensor<Self>,

@@ -97,9 +97,9 @@ pub struct PlanTensors<B: Backend> {
 #[derive(ExtensionType, Debug)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub enum OptionalPlan<B: Backend> {
-    /// All.
+    /// All keys.
     None,
-    /// Those of a mask.
+    /// The keys of a mask.
     Some {
         /// As [`PlanTensors::bits`].
         bits: IntTensor<B>,
@@ -130,13 +130,13 @@ pub struct MaskedGrads<B: Backend> {
     pub k: FloatTensor<B>,
     /// `[batch, kv_heads, k_len, head_dim]`, the element type of `q`.
     pub v: FloatTensor<B>,
-    /// f32, in the bias's own shape; present exactly if it was asked for.
+    /// f32, in the bias's own shape; present exactly if it was requested.
     #[extension_type]
     pub bias: OptionalFloat<B>,
 }
 
-/// The tensors of a cache of slots. The slots of a head are in no order; in an empty one the score is −∞,
-/// the position −1, and what its rows hold is never used.
+/// The tensors of a cache of slots. The slots of a head are in no order; an empty one has the score −∞
+/// and the position −1, and its rows are never used.
 #[derive(ExtensionType, Debug)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub struct SlotTensors<B: Backend> {
@@ -146,9 +146,9 @@ pub struct SlotTensors<B: Backend> {
     pub v: FloatTensor<B>,
     /// `[batch, kv_heads, window]`, f32.
     pub score: FloatTensor<B>,
-    /// `[batch, kv_heads, window]`, i32: where in its sequence a key is.
+    /// `[batch, kv_heads, window]`, i32: the position of the key in its sequence.
     pub position: IntTensor<B>,
-    /// `[batch]`, i32: the tokens that each sequence has been given.
+    /// `[batch]`, i32: the number of tokens that each sequence has been given.
     pub seen: IntTensor<B>,
 }
 
@@ -165,7 +165,7 @@ pub struct PageTensors<B: Backend> {
     pub scores: OptionalFloat<B>,
     /// `[batch, max_pages]`, i32: the pages of each sequence in order.
     pub table: IntTensor<B>,
-    /// `[batch]`, i32: the tokens that each sequence holds.
+    /// `[batch]`, i32: the number of tokens that each sequence holds.
     pub lengths: IntTensor<B>,
 }
 

@@ -1,4 +1,4 @@
-//! Caches on every CubeCL runtime: the kernels write in place what nothing else shares.
+//! Caches on every CubeCL runtime: the kernels write tensors in place that nothing else shares.
 
 use super::tensors::{addressable, empty, run};
 use crate::ops::cache::CacheOps;
@@ -134,7 +134,7 @@ fn own_slots(slots: SlotTensors<CubeBackend>) -> SlotTensors<CubeBackend> {
     }
 }
 
-/// For reading.
+/// Contiguous tensors, for reading only: they may be shared.
 fn contiguous_slots(slots: SlotTensors<CubeBackend>) -> SlotTensors<CubeBackend> {
     SlotTensors {
         k: into_contiguous(slots.k),

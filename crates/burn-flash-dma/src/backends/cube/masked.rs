@@ -1,4 +1,4 @@
-//! Every CubeCL runtime, on the kernels.
+//! Masks and biases on every CubeCL runtime.
 
 use super::tensors::{addressable, empty, run_checked};
 use crate::backends::bias::as_f32;
@@ -106,7 +106,7 @@ impl MaskedAttentionOps for CubeBackend {
     }
 }
 
-/// The tensors of a plan beside `like`, and what the kernels write to.
+/// The tensors of a plan on the device of `like`, and the bindings through which the kernels write them.
 fn plan_buffers(
     like: &CubeTensor,
     geometry: &PlanGeometry,

@@ -1,4 +1,4 @@
-//! Tensors as the kernels take them, and what becomes of a failure.
+//! Tensors as the kernels take them, and the report of a failure.
 
 use burn::tensor::{DType, Shape};
 use burn_cubecl::kernel::{into_contiguous, untile};
@@ -7,12 +7,12 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::TensorBinding;
 use flash_dma_problem::AttentionError;
 
-/// The functions on `Tensor` have validated the call, so what fails is the device; it fails by name. What is known once
-/// the kernels are queued: memory that ran out, kernels that did not compile or were refused.
+/// The functions on `Tensor` have validated the call, so only the device can fail; the error names the operation. Known once
+/// the kernels are queued are exhausted memory, and kernels that did not compile or were refused.
 ///
 /// # Panics
 ///
-/// With the text of [`AttentionError::DeviceFailed`]. Under fusion that is an error of every read of the results.
+/// With the text of [`AttentionError::DeviceFailed`]. Under fusion every read of the results is that error.
 pub(crate) fn run_checked<'a>(
     operation: &'static str,
     results: impl IntoIterator<Item = &'a CubeTensor>,
@@ -28,13 +28,13 @@ pub(crate) fn run_checked<'a>(
     run(result.and_then(|()| flash_dma_kernels::check(&client, operation, handles)));
 }
 
-/// As [`run_checked`], for a step over a cache: it waits for nothing, not even for the kernels to be queued, so a device
-/// that fails is reported by the read of what the step gives.
+/// The same for a step over a cache, without a check: it waits for nothing, not even for the kernels to be queued, so the
+/// read of a step's result reports a device that failed.
 pub(crate) fn run(result: Result<(), AttentionError>) {
     result.unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// Any strides but those of a last axis that is not contiguous, and of storage tiles: these copy.
+/// The binding of a tensor with any strides; a last axis that is not contiguous, or storage in tiles, is copied first.
 pub(crate) fn addressable(tensor: CubeTensor) -> TensorBinding {
     let tensor = untile(tensor);
     let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
@@ -49,7 +49,7 @@ pub(crate) fn addressable(tensor: CubeTensor) -> TensorBinding {
     }
 }
 
-/// A contiguous tensor beside `like`. (The plain allocation may pad its rows.)
+/// A contiguous tensor on the device of `like`. (Burn's plain allocation may pad rows.)
 pub(crate) fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
     let (client, device) = (like.client.clone(), like.device.clone());
     empty_device_contiguous_dtype(client, device, shape.into(), dtype)

@@ -1,5 +1,5 @@
-//! Burn's Flex backend on the CPU engine: strided views in, contiguous tensors out, no copies but
-//! of what the engine cannot address (a reversed axis, or a last axis that is not contiguous).
+//! Burn's Flex backend on the CPU engine: strided views in, contiguous tensors out, copied only if
+//! the engine cannot address them (a reversed axis, or a last axis that is not contiguous).
 
 use super::tensors::{Stored, addressable, buffer, contiguous, run, tensor, view};
 use crate::ops::attention::DynamicMaskOps;

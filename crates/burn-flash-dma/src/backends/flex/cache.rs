@@ -196,7 +196,7 @@ impl NewTokens {
     }
 }
 
-/// A tensor whose storage is its elements in order, and nothing else.
+/// The tensor with storage that holds its elements in order and nothing else.
 fn whole(tensor: FlexTensor) -> FlexTensor {
     let bytes = tensor.layout().num_elements() * tensor.dtype().size();
     if tensor.is_contiguous()
@@ -233,7 +233,7 @@ fn elements<E: Stored>(tensor: &FlexTensor) -> &[E] {
     tensor.storage()
 }
 
-/// Shared storage is copied here, once; unshared storage is what the engine writes.
+/// Shared storage is copied here, once; the engine writes unshared storage.
 fn slots_mut<E: Stored>(slots: &mut SlotTensors<Flex>) -> Slots<'_, E> {
     Slots {
         k: slots.k.storage_mut(),

@@ -1,4 +1,4 @@
-//! Burn's Flex backend on the CPU engine.
+//! Masks and biases on the CPU engine.
 
 use super::tensors::{Stored, addressable, buffer, contiguous, run, tensor, view};
 use crate::backends::bias::as_f32;
