@@ -1,4 +1,4 @@
-//! The cache of a layer, whichever kind it is.
+//! The cache of a layer, of either kind.
 
 use super::paged::PagedCache;
 use super::slots::DynamicMaskCache;
@@ -46,7 +46,7 @@ impl From<PagedCache> for AttentionCache {
 }
 
 impl AttentionCache {
-    /// Attention of new tokens over the cache and each other, and their append: see
+    /// Attends from new tokens to the cache and to each other, and appends them: see
     /// [`DynamicMaskCache::step`]. `scores` are given exactly if the cache has scores.
     ///
     /// # Panics
@@ -93,7 +93,7 @@ impl AttentionCache {
         }
     }
 
-    /// The tokens that each sequence has been given, which is the position of its next one.
+    /// The number of tokens that each sequence has been given, which is the position of its next token.
     #[must_use]
     pub fn lengths(&self) -> &[usize] {
         match self {
@@ -102,7 +102,7 @@ impl AttentionCache {
         }
     }
 
-    /// Makes sequence `i` what sequence `indices[i]` was: see [`DynamicMaskCache::reorder`].
+    /// Replaces sequence `i` by sequence `indices[i]`: see [`DynamicMaskCache::reorder`].
     ///
     /// # Panics
     ///
@@ -135,7 +135,7 @@ impl AttentionCache {
         }
     }
 
-    /// Bytes on the device.
+    /// The size in bytes on the device.
     #[must_use]
     pub fn bytes(&self) -> usize {
         match self {

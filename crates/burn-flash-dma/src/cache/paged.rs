@@ -22,7 +22,7 @@ pub struct PagedCache {
     config: PagedCacheConfig,
     shape: CacheShape,
     device: Device,
-    /// The tokens that each sequence holds: what the device's `lengths` holds, too.
+    /// The number of tokens that each sequence holds: the host's copy of the device's `lengths`.
     lengths: Vec<usize>,
     pool: PagePool,
     /// Absent only while an operation has it.
@@ -39,7 +39,7 @@ pub(crate) struct State {
     lengths: Tensor<1, Int>,
 }
 
-/// The pages of a cache, and which sequence has which.
+/// The contents of a pool, and the pages that each sequence owns.
 pub(crate) struct Contents {
     pub(crate) k: Tensor<4>,
     pub(crate) v: Tensor<4>,
@@ -87,7 +87,7 @@ impl PagedCache {
     ///
     /// Those of [`PagedCacheConfig::try_init`].
     pub fn try_new(config: &PagedCacheConfig, device: &Device) -> Result<Self, AttentionError> {
-        // A pool of no pages would be a tensor of no elements, which backends differ on.
+        // A pool without pages would be a tensor without elements, on which backends differ.
         let pages = config.pages.max(1);
         let shape = config.shape(pages)?;
         check_support(device, config.dtype)?;
@@ -134,7 +134,7 @@ impl PagedCache {
         }
     }
 
-    /// Attention of new tokens over everything before them and each other, and their append. Shapes as in
+    /// Attends from new tokens to everything before them and to each other, and appends them. Shapes as in
     /// [`DynamicMaskCache::step`](super::DynamicMaskCache::step); `scores` are given exactly if the
     /// configuration says so.
     ///
@@ -169,7 +169,7 @@ impl PagedCache {
         Ok(self.try_step_with_lse(q, k, v, scores)?.0)
     }
 
-    /// As [`try_step`](Self::try_step), with the LSE of the logits: `[batch, q_heads, tokens]`, f32.
+    /// The output of [`try_step`](Self::try_step), and the LSE of the logits: `[batch, q_heads, tokens]`, f32.
     ///
     /// # Errors
     ///
@@ -206,7 +206,7 @@ impl PagedCache {
         Ok((Tensor::from_dispatch(out), Tensor::from_dispatch(lse)))
     }
 
-    /// Takes tokens in without attending.
+    /// Appends tokens without attending.
     ///
     /// # Panics
     ///
@@ -236,8 +236,8 @@ impl PagedCache {
         Ok(())
     }
 
-    /// Makes sequence `i` what sequence `indices[i]` was. There may be fewer or more indices than sequences.
-    /// A permutation moves tables; a sequence that is wanted more than once is copied, which copies the pool.
+    /// Replaces sequence `i` by sequence `indices[i]`. There may be fewer or more indices than sequences.
+    /// A permutation moves tables; an index that occurs more than once copies its sequence, and with it the pool.
     ///
     /// # Panics
     ///
@@ -250,7 +250,7 @@ impl PagedCache {
     ///
     /// # Errors
     ///
-    /// [`AttentionError::Sequence`] if an index is not that of a sequence, or [`AttentionError::PagesUsed`] if
+    /// [`AttentionError::Sequence`] if there is no sequence of an index, or [`AttentionError::PagesUsed`] if
     /// the pool has too few pages for the copies and does not grow. The cache is unchanged then.
     pub fn try_reorder(&mut self, indices: &[usize]) -> Result<(), AttentionError> {
         check_sequences(indices, self.config.batch)?;
@@ -279,7 +279,7 @@ impl PagedCache {
         Ok(())
     }
 
-    /// Empties one sequence and takes its pages back.
+    /// Empties one sequence and returns its pages to the pool.
     ///
     /// # Panics
     ///
@@ -294,7 +294,7 @@ impl PagedCache {
         self.upload_table();
     }
 
-    /// The tokens that each sequence holds. Known on the host.
+    /// The number of tokens that each sequence holds. Known on the host.
     #[must_use]
     pub fn lengths(&self) -> &[usize] {
         &self.lengths
@@ -306,7 +306,7 @@ impl PagedCache {
         &self.config
     }
 
-    /// Bytes on the device: the whole pool, used or not.
+    /// The size in bytes on the device: the whole pool, used or not.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.shape.bytes()
@@ -407,7 +407,7 @@ impl PagedCache {
     }
 }
 
-/// `[batch, max_pages]`; what no sequence uses is 0.
+/// The page table, `[batch, max_pages]`; unused entries are 0.
 fn table_tensor(pool: &PagePool, max_pages: usize, device: &Device) -> Tensor<2, Int> {
     let row = |pages: &Vec<i32>| {
         let mut row = pages.clone();

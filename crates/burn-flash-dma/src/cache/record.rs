@@ -10,7 +10,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use flash_dma_problem::AttentionError;
 use serde::{Deserialize, Serialize};
 
-/// A saved [`DynamicMaskCache`]: any serde format takes it.
+/// A saved [`DynamicMaskCache`] for any serde format.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DynamicMaskCacheRecord {
     config: DynamicMaskCacheConfig,
@@ -21,7 +21,7 @@ pub struct DynamicMaskCacheRecord {
     seen: TensorData,
 }
 
-/// A saved [`PagedCache`]: any serde format takes it.
+/// A saved [`PagedCache`] for any serde format.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PagedCacheRecord {
     config: PagedCacheConfig,
@@ -56,7 +56,7 @@ impl From<State> for SlotParams {
 }
 
 impl DynamicMaskCache {
-    /// Everything of the cache, to be saved. Waits for the device.
+    /// The whole cache, to be saved. Waits for the device.
     ///
     /// # Panics
     ///
@@ -78,7 +78,7 @@ impl DynamicMaskCache {
     ///
     /// # Errors
     ///
-    /// [`AttentionError::Record`] if the record's parts do not fit each other, or as
+    /// [`AttentionError::Record`] if the record's parts do not fit each other, or those of
     /// [`try_new`](Self::try_new).
     pub fn try_from_record(
         record: DynamicMaskCacheRecord,
@@ -105,7 +105,7 @@ impl DynamicMaskCache {
         empty.with_state(state, &lengths)
     }
 
-    /// Everything of the cache but its configuration as a Burn record, to be saved beside a model's. Waits for
+    /// The contents of the cache, without its configuration, as a Burn record to be saved beside a model's. Waits for
     /// the device.
     #[must_use]
     pub fn to_module_record_sync(&self) -> ModuleRecord {
@@ -174,7 +174,7 @@ impl DynamicMaskCache {
 }
 
 impl PagedCache {
-    /// Everything of the cache, to be saved. Waits for the device.
+    /// The whole cache, to be saved. Waits for the device.
     ///
     /// # Panics
     ///
@@ -197,7 +197,7 @@ impl PagedCache {
     ///
     /// # Errors
     ///
-    /// [`AttentionError::Record`] if the record's parts do not fit each other, or as
+    /// [`AttentionError::Record`] if the record's parts do not fit each other, or those of
     /// [`try_new`](Self::try_new).
     pub fn try_from_record(
         record: PagedCacheRecord,

@@ -15,10 +15,10 @@ use flash_dma_problem::{
 };
 
 /// The `keep_window` keys of greatest score of each sequence and key/value head, of everything the sequence has
-/// been given: all that dynamic-mask attention will ever look at again.
+/// been given: no other key will ever be attended to again.
 ///
-/// Memory is taken when the cache is made and does not grow with the context. Tokens replace what they
-/// evict in place, as long as no clone shares the tensors. A key is stored with its position, which
+/// Memory is allocated when the cache is made and does not grow with the context. Tokens replace the keys that
+/// they evict in place, as long as no clone shares the tensors. A key is stored with its position, which
 /// decides ties: the lower one wins, as in [`select`](crate::select()).
 ///
 /// See the [module](super) for an example.
@@ -27,7 +27,7 @@ pub struct DynamicMaskCache {
     shape: CacheShape,
     options: AttentionOptions,
     device: Device,
-    /// The tokens that each sequence has been given: what the device's `seen` holds, too.
+    /// The number of tokens that each sequence has been given: the host's copy of the device's `seen`.
     lengths: Vec<usize>,
     /// Absent only while an operation has it.
     state: Option<State>,
@@ -106,7 +106,7 @@ impl DynamicMaskCache {
         })
     }
 
-    /// Attention of new tokens over the cache and each other, and their append: `q` `[batch, q_heads, tokens,
+    /// Attends from new tokens to the cache and to each other, and appends them: `q` `[batch, q_heads, tokens,
     /// head_dim]` to the same, the last rows of attention over everything the sequences have been given.
     ///
     /// `k` and `v` are `[batch, kv_heads, tokens, head_dim]`, `scores` `[batch, kv_heads, tokens]`, f32 (f16 and
@@ -144,7 +144,7 @@ impl DynamicMaskCache {
         Ok(self.try_step_with_lse(q, k, v, scores)?.0)
     }
 
-    /// As [`try_step`](Self::try_step), with the LSE of the logits: `[batch, q_heads, tokens]`, f32.
+    /// The output of [`try_step`](Self::try_step), and the LSE of the logits: `[batch, q_heads, tokens]`, f32.
     ///
     /// # Errors
     ///
@@ -203,7 +203,7 @@ impl DynamicMaskCache {
         attended
     }
 
-    /// Takes tokens in without attending: `k`, `v` and `scores` as in [`step`](Self::step), any number of them.
+    /// Appends tokens without attending: `k`, `v` and `scores` as in [`step`](Self::step), any number of them.
     ///
     /// # Panics
     ///
@@ -230,7 +230,7 @@ impl DynamicMaskCache {
         Ok(())
     }
 
-    /// Makes sequence `i` what sequence `indices[i]` was: a permutation, or the beams that survive. There may be
+    /// Replaces sequence `i` by sequence `indices[i]`: a permutation, or the beams that survive. There may be
     /// fewer or more indices than sequences. Copies the cache.
     ///
     /// # Panics
@@ -244,7 +244,7 @@ impl DynamicMaskCache {
     ///
     /// # Errors
     ///
-    /// [`AttentionError::Sequence`] if an index is not that of a sequence; [`AttentionError::TooLarge`] for more
+    /// [`AttentionError::Sequence`] if there is no sequence of an index; [`AttentionError::TooLarge`] for more
     /// sequences than can be addressed. The cache is unchanged then.
     pub fn try_reorder(&mut self, indices: &[usize]) -> Result<(), AttentionError> {
         let [batch, heads, window, dim] = self.shape.kv_shape();
@@ -289,13 +289,13 @@ impl DynamicMaskCache {
         self.lengths[sequence] = 0;
     }
 
-    /// The tokens that each sequence has been given, which is the position of its next one. Known on the host.
+    /// The number of tokens that each sequence has been given, which is the position of its next token. Known on the host.
     #[must_use]
     pub fn lengths(&self) -> &[usize] {
         &self.lengths
     }
 
-    /// Keys that a head keeps.
+    /// The number of keys that each head keeps.
     #[must_use]
     pub fn window(&self) -> usize {
         self.shape.capacity()
@@ -307,7 +307,7 @@ impl DynamicMaskCache {
         self.options
     }
 
-    /// Bytes on the device, which do not change with the context.
+    /// The size in bytes on the device, which does not change with the context.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.shape.bytes()

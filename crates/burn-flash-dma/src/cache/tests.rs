@@ -1,4 +1,4 @@
-//! That a step writes its cache in place: no test outside can see where a tensor lies.
+//! A step writes its cache in place: tests outside the crate cannot see where a tensor lies.
 
 #![cfg(any(feature = "flex", all(feature = "cpu", feature = "fusion")))]
 

@@ -9,7 +9,7 @@ use burn::nn::RotaryEncoding;
 use burn::tensor::{Device, Tensor};
 use flash_dma_problem::AttentionError;
 
-/// Tokens of a sequence that [`DynamicMaskAttention::init_cache`] makes room for in a page table.
+/// Tokens per sequence for which [`DynamicMaskAttention::init_cache`] makes room in a page table.
 const TABLE_TOKENS: usize = 1 << 20;
 
 impl DynamicMaskAttention {
@@ -28,7 +28,7 @@ impl DynamicMaskAttention {
     ///
     /// # Errors
     ///
-    /// [`AttentionError::CacheNotCausal`] if the layer is not causal, or as
+    /// [`AttentionError::CacheNotCausal`] if the layer is not causal, or those of
     /// [`DynamicMaskCacheConfig::try_init`] and [`PagedCacheConfig::try_init`].
     pub fn try_init_cache(&self, batch: usize) -> Result<AttentionCache, AttentionError> {
         let weight = self.k_proj.weight.val();
@@ -45,8 +45,8 @@ impl DynamicMaskAttention {
         Ok(config.try_init(&device)?.into())
     }
 
-    /// The layer on new tokens of sequences whose earlier tokens the cache has been given: `[batch, len, d_model]` to
-    /// the same, equal to the last `len` rows of [`forward`](Self::forward) over everything. The tokens are
+    /// The layer on new tokens of sequences whose earlier tokens are in the cache: `[batch, len, d_model]` to
+    /// the same shape, equal to the last `len` rows of [`forward`](Self::forward) over everything. The tokens are
     /// appended: a prompt, a chunk of one, or one token at a time.
     ///
     /// Each sequence goes on at its own position, which the cache knows, so rotated keys stay right when others

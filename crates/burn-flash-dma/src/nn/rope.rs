@@ -22,8 +22,8 @@ pub(super) fn rotate(rope: &RotaryEncoding, tensor: Tensor<4>, start: usize) -> 
     rotated.cast(dtype)
 }
 
-/// `[len, head_dim, 2]`: cosine and sine of each position's angle, twice a pair of features, as the table has
-/// them.
+/// `[len, head_dim, 2]`: cosine and sine of each position's angle, twice per pair of features, as in the
+/// table.
 fn frequencies(rope: &RotaryEncoding, start: usize, len: usize) -> Tensor<3> {
     let device = rope.theta.device();
     let [pairs] = rope.theta.dims();

@@ -1,4 +1,4 @@
-//! Whether an output of a model depends on later tokens.
+//! A check that no output of a model depends on later tokens.
 
 use burn::tensor::{DType, Int, Tensor, TensorReadError};
 use core::fmt;
@@ -40,7 +40,7 @@ pub struct Leak {
     pub before: f64,
     /// That element after the change.
     pub after: f64,
-    /// By how much it might have changed.
+    /// The change that is allowed.
     pub allowed: f64,
     /// Elements before `position` that changed by more than is allowed.
     pub changed: usize,
@@ -71,7 +71,7 @@ impl fmt::Display for Leak {
     }
 }
 
-/// Why [`try_assert_causal`] refuses a model or an input.
+/// The reasons for which [`try_assert_causal`] refuses a model or an input.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum CausalError {
@@ -212,7 +212,7 @@ impl CausalInput for Tensor<2, Int> {
 /// other values and to huge ones, and compares the outputs before.
 ///
 /// `model` takes `[batch, len, features]` of floats or `[batch, len]` of tokens and returns `[batch, len, ..]`. It must
-/// give the same output for the same input, so without dropout. Tokens are changed to the least and the greatest one of
+/// give the same output for the same input, so it must not use dropout. Tokens are changed to the least and the greatest one of
 /// `input`. `tolerance` is relative to the greatest absolute value of the outputs that are compared: a few units of
 /// rounding, say 1e-5 in f32 and 2e-2 in bf16, since an attention kernel may sum the earlier keys of a tile of queries
 /// in another order. An output that is NaN must stay NaN, and one that is not must not become it: a mask that multiplies

@@ -1,4 +1,4 @@
-//! Whether outputs and gradients agree with f64 on the caller's own shapes, element type and device.
+//! A check that outputs and gradients agree with f64 on the caller's own shapes, element type and device.
 
 mod check;
 mod compare;

@@ -87,7 +87,7 @@ impl fmt::Display for GradientReport {
     }
 }
 
-/// Why [`try_check_gradients`](super::try_check_gradients) fails.
+/// The reasons for which [`try_check_gradients`](super::try_check_gradients) fails.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GradientError {
