@@ -45,6 +45,7 @@ impl<B: Backend> OptionalFloat<B> {
     }
 
     /// The tensor after `f`, perhaps of another backend.
+    #[cfg(any(feature = "autodiff", feature = "cube", feature = "flex"))]
     pub(crate) fn map<T: Backend>(
         self,
         f: impl FnOnce(FloatTensor<B>) -> FloatTensor<T>,
