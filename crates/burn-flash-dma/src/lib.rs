@@ -9,11 +9,11 @@
 //!
 //! let device = Device::flex().autodiff();
 //! let normal = Distribution::Normal(0.0, 1.0);
-//! // 4 query heads share 2 key/value heads; 100 tokens of 32 features a head.
+//! // 4 query heads share 2 key/value heads; 100 tokens of 32 features per head.
 //! let q = Tensor::<4>::random([1, 4, 100, 32], normal, &device).require_grad();
 //! let k = Tensor::<4>::random([1, 2, 100, 32], normal, &device);
 //! let v = Tensor::<4>::random([1, 2, 100, 32], normal, &device);
-//! // How important each key is, whoever asks.
+//! // The importance of each key, the same for every query.
 //! let scores = Tensor::<3>::random([1, 2, 100], normal, &device).require_grad();
 //!
 //! // Causal, and each query keeps the 16 highest scored keys it may see.
@@ -30,80 +30,78 @@
 //!
 //! - [`nn::DynamicMaskAttention`]: a self-attention layer that learns its scores;
 //! - [`flash_dma_attention`]: attention with scores computed from the values, `dt_proj` and `a`;
-//! - [`dynamic_mask_attention`]: attention with scores of any origin; [`attention`]: without scores;
+//! - [`dynamic_mask_attention`]: attention with any scores; [`attention`]: without scores;
+//! - [`masked_attention`]: attention under any mask and bias;
+//! - [`Attention`] and [`MaskedAttention`]: the same with the LSE beside the output, and with a selection or a mask
+//!   that several calls share;
 //! - [`cache`]: decoding, in memory that does not grow with the context;
-//! - [`memory`]: what a call takes of a device, and the longest sequence that fits;
-//! - [`select`]: the selection by itself, to look at or to share between calls;
-//! - [`ops::DynamicMaskOps`]: the operations below the `Tensor` API, for a backend of your own.
+//! - [`memory`]: the device memory that a call needs, and the longest sequence that fits;
+//! - [`select`]: the selection alone, to look at or to share between calls;
+//! - [`ops`]: the operations below the `Tensor` API, to implement for your own backend.
 //!
-//! Each function has a `try_` form that returns an [`AttentionError`] where the plain one panics
-//! with the same text. Everything is validated before anything is computed.
+//! Each function has a `try_` form that returns an [`AttentionError`] where the plain form panics
+//! with the same text. All arguments are validated before anything is computed.
 //!
 //! # Engines and features
 //!
-//! No backend is on by default; the features mirror Burn's.
+//! No backend is enabled by default; the features mirror Burn's.
 //!
-//! | feature | what it adds |
+//! | feature | enables |
 //! |---|---|
 //! | `flex` | Burn's Flex backend on the CPU engine `flash-dma-cpu`: no GPU, no LLVM |
 //! | `cpu`, `cuda`, `wgpu`, `vulkan`, `metal`, `rocm` | CubeCL's runtimes, on the kernels of `flash-dma-kernels` |
 //! | `ndarray` | Burn's NdArray backend, on the default bodies ([`fallback`]): `O(N^2)` |
 //! | `autodiff` | gradients of q, k, v, the scores and the LSE, one fused backward pass |
 //! | `fusion` | lazy execution among fused operations (CubeCL's runtimes) |
-//! | `testing` | [`testing`]: checks of gradients and causality for your tests |
+//! | `testing` | [`testing`]: checks of gradients and causality for your own tests |
 //! | `autotune` | Burn's autotune, for its own operations |
 //!
-//! With autodiff the graph keeps the inputs, the output, the LSE and two integers a key; with Burn's
+//! With autodiff the graph keeps the inputs, the output, the LSE and two integers per key; with Burn's
 //! gradient checkpointing it recomputes inputs that are cheap to recompute. Second derivatives are
 //! refused ([`AttentionError::SecondOrder`]).
 //!
 //! # Faults
 //!
-//! If a device runs out of memory, or refuses a kernel, reading a result is an error that names the operation (as
-//! [`AttentionError::DeviceFailed`] says it); without fusion the call panics with that text. Nothing half-written is
-//! ever returned, and a smaller problem runs in the same process. A step over a [`cache`] reports by the name of its
-//! kernel, and leaves a cache that is to be reset or dropped: some of its tokens may be missing.
+//! If a device runs out of memory or refuses a kernel, reading a result is an error that names the operation (the text of
+//! [`AttentionError::DeviceFailed`]); without fusion the call panics with that text. Nothing half-written is
+//! ever returned, and a smaller problem runs in the same process. A failed step over a [`cache`] names its
+//! kernel instead, and leaves a cache that must be reset or dropped: some of its tokens may be missing.
 #![warn(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// Burn has announced NdArray's removal; while it is there it is served.
+// Burn has announced NdArray's removal; it is supported for as long as Burn has it.
 #![cfg_attr(feature = "ndarray", allow(deprecated))]
 
 mod backends;
 pub mod cache;
 pub mod fallback;
 mod functions;
-pub mod masked;
+mod mask;
 pub mod memory;
 pub mod nn;
-// A build without a backend dispatches to nothing, so nothing reads what is passed.
+// A build without a backend dispatches to nothing, so the arguments are not read.
 #[cfg_attr(
     not(any(feature = "cube", feature = "flex", feature = "ndarray")),
     allow(unused_variables)
 )]
 pub mod ops;
-mod selection;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod validate;
-mod zoh;
 
 pub use flash_dma_problem::{
     AttentionError, AttentionOptions, ElementType, Interval, MaskedProblem, PlanGeometry, Problem,
     TensorName, cost,
 };
-pub use functions::{
-    attention, attention_with_lse, dynamic_mask_attention, dynamic_mask_attention_with_intervals,
-    dynamic_mask_attention_with_lse, flash_dma_attention, try_attention, try_attention_with_lse,
-    try_dynamic_mask_attention, try_dynamic_mask_attention_with_intervals,
-    try_dynamic_mask_attention_with_lse, try_flash_dma_attention,
+pub use functions::attention::Attention;
+pub use functions::masked::MaskedAttention;
+pub use functions::selection::{Intervals, select, try_select};
+pub use functions::shorthand::{
+    attention, dynamic_mask_attention, flash_dma_attention, masked_attention, try_attention,
+    try_dynamic_mask_attention, try_flash_dma_attention, try_masked_attention,
 };
-pub use masked::{
-    AttentionMask, BlockRule, KeyRanges, TilePlan, masked_attention, masked_attention_with_lse,
-    masked_attention_with_plan, try_masked_attention, try_masked_attention_with_lse,
-    try_masked_attention_with_plan,
-};
-pub use selection::{Intervals, select, try_select};
-pub use zoh::{try_zoh_scores, zoh_scores};
+pub use functions::state;
+pub use functions::zoh::{try_zoh_scores, zoh_scores};
+pub use mask::{AttentionMask, BlockRule, KeyRanges, TilePlan};
 
 /// The README's example, compiled and run with the documentation tests.
 #[cfg(all(doctest, feature = "flex", feature = "autodiff"))]

@@ -1,4 +1,4 @@
-//! What attention takes of a device's memory, and the largest problem that fits it: known before anything is
+//! The device memory that attention needs, and the largest problem that fits into it, known before anything is
 //! allocated.
 //!
 //! ```
@@ -7,7 +7,7 @@
 //! use burn_flash_dma::memory::{Passes, longest};
 //! use burn_flash_dma::{AttentionOptions, ElementType, Problem};
 //!
-//! // 16 query heads of 64 features over 4 kv heads; the lengths are what is sought.
+//! // 16 query heads of 64 features over 4 kv heads; the lengths are to be found.
 //! let (q, kv) = ([1, 16, 1, 64], [1, 4, 1, 64]);
 //! let options = AttentionOptions::new().with_keep_window(1024);
 //! let layer = Problem::new(&q, &kv, &kv, Some(&kv[..3]), ElementType::F32, &options)?;
@@ -19,9 +19,8 @@
 //! # Ok::<(), burn_flash_dma::AttentionError>(())
 //! ```
 //!
-//! All numbers are of one attention call: its tensors, contiguous and held at once, and what the engine needs beside
-//! them. Between the passes of one call autodiff keeps the [tensors of the forward pass](tensor_bytes): `q`, `k`, `v`, the
-//! scores, two integers a key, `out` and the LSE. The inputs among them are the graph's own; with other operations in between, or
+//! All numbers are for one attention call: its tensors, contiguous and held at once, and the workspace of the engine. Between the passes of one call autodiff keeps the [tensors of the forward pass](tensor_bytes): `q`, `k`, `v`, the
+//! scores, two integers per key, `out` and the LSE. The inputs among them are the graph's own; with other operations in between, or
 //! gradient checkpointing, they may be shared or recomputed.
 
 pub use flash_dma_problem::memory::{Passes, tensor_bytes};
@@ -31,12 +30,12 @@ use burn::backend::DispatchDevice;
 use burn::tensor::Device;
 use flash_dma_problem::{AttentionError, Problem};
 
-/// The bytes that the passes of a problem take on a device: its [tensors](tensor_bytes), and the most that the engine
-/// needs beside them for the selection or a pass. A backend's pool rounds the sizes of buffers up and may hold more.
+/// The bytes that the passes of a problem need on a device: its [tensors](tensor_bytes), and the largest workspace of
+/// the selection or a pass. A backend's pool rounds the sizes of buffers up and may hold more.
 ///
 /// # Errors
 ///
-/// [`AttentionError::Unsupported`] if the device is none of CubeCL's: other engines have no such number. Any other error with
+/// [`AttentionError::Unsupported`] if the device is not one of CubeCL's: other engines have no such number. Any other error with
 /// which attention would refuse the problem there.
 pub fn required_bytes(
     problem: &Problem,
@@ -55,12 +54,12 @@ pub fn required_bytes(
 /// The number of tokens of the longest sequences that fit into `bytes` of a device's memory, as [`required_bytes`]
 /// counts: `problem` with as many queries as keys. 0 if not even one token fits. Only arithmetic on the host.
 ///
-/// The result fits, and one token more does not. As the number of lists and parts that an engine makes may fall where a
-/// problem grows, some greater length may fit again.
+/// The result fits, and one token more does not. An engine may make fewer lists and parts of a larger
+/// problem, so some greater length may fit again.
 ///
 /// # Errors
 ///
-/// As [`required_bytes`].
+/// Those of [`required_bytes`].
 pub fn longest(
     problem: &Problem,
     passes: Passes,
@@ -81,7 +80,7 @@ pub fn longest(
 ///
 /// # Errors
 ///
-/// As [`required_bytes`].
+/// Those of [`required_bytes`].
 pub fn largest_batch(
     problem: &Problem,
     passes: Passes,

@@ -1,4 +1,4 @@
-//! Checks that need Burn's types; those of shapes and options are [`Problem`](crate::Problem)'s.
+//! Checks that need Burn's types; [`Problem`](crate::Problem) checks shapes and options.
 
 use burn::tensor::{DType, Device, Tensor};
 use flash_dma_problem::{AttentionError, ElementType, TensorName};
@@ -20,7 +20,7 @@ pub(crate) fn element_type<const D: usize>(
     }
 }
 
-/// The element type of q, k and v, which is one.
+/// The one element type of q, k and v.
 pub(crate) fn rows_element(rows: &[Tensor<4>; 3]) -> Result<ElementType, AttentionError> {
     let names = [TensorName::Query, TensorName::Key, TensorName::Value];
     let element = element_type(names[0], &rows[0])?;
@@ -33,7 +33,7 @@ pub(crate) fn rows_element(rows: &[Tensor<4>; 3]) -> Result<ElementType, Attenti
     Ok(element)
 }
 
-/// The device of q, which k and v are on, too, and which computes on their element type.
+/// The one device of q, k and v; refused if it does not compute in their element type.
 pub(crate) fn supported(
     rows: &[Tensor<4>; 3],
     element: ElementType,
@@ -59,8 +59,13 @@ pub(crate) fn as_f32<const D: usize>(
     })
 }
 
-/// Whether a tensor's device is that of the others; a tracked and an untracked tensor of one device
-/// may meet.
+/// Scores are f32. The 16-bit types are cast up, which keeps their order and their gradient; f64
+/// would be rounded, which could make two keys tie, and is refused.
+pub(crate) fn scores_as_f32(scores: Tensor<3>) -> Result<Tensor<3>, AttentionError> {
+    as_f32(TensorName::Scores, scores)
+}
+
+/// Refuses a tensor of another device; tracked and untracked tensors of one device may be mixed.
 pub(crate) fn same_device(
     expected: &Device,
     name: TensorName,

@@ -4,9 +4,7 @@ use std::time::{Duration, Instant};
 
 use burn::prelude::*;
 use burn::tensor::FloatDType;
-use burn_flash_dma::{
-    AttentionOptions, try_attention_with_lse, try_dynamic_mask_attention_with_lse, try_select,
-};
+use burn_flash_dma::{Attention, AttentionOptions, try_select};
 
 use crate::case::Case;
 use crate::error::Error;
@@ -121,10 +119,10 @@ impl Inputs {
         sync(device)?;
 
         let begun = Instant::now();
-        let (tq, tk, tv) = (q.clone(), k.clone(), v.clone());
+        let attention = Attention::new(q.clone(), k.clone(), v.clone()).options(self.options);
         let (out, lse) = match scores.clone() {
-            Some(scores) => try_dynamic_mask_attention_with_lse(tq, tk, tv, scores, self.options)?,
-            None => try_attention_with_lse(tq, tk, tv, self.options)?,
+            Some(scores) => attention.scores(scores).try_forward_with_lse()?,
+            None => attention.try_forward_with_lse()?,
         };
         sync(device)?;
         let forward = begun.elapsed();

@@ -3,7 +3,7 @@
 use crate::{Call, Engine, Gradients, Outputs, Raw, Refused, Size};
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, DType, Device, Tensor, TensorData};
-use burn_flash_dma as engine;
+use burn_flash_dma::{Attention, try_select};
 use flash_dma_problem::{AttentionOptions, ElementType, Interval};
 use std::marker::PhantomData;
 
@@ -149,9 +149,10 @@ impl Tensors {
             deterministic: p.deterministic,
         };
         let (q, k, v) = (self.q.clone(), self.k.clone(), self.v.clone());
+        let attention = Attention::new(q, k, v).options(options);
         match self.scores.clone() {
-            None => engine::try_attention_with_lse(q, k, v, options),
-            Some(z) => engine::try_dynamic_mask_attention_with_lse(q, k, v, z, options),
+            None => attention.try_forward_with_lse(),
+            Some(z) => attention.scores(z).try_forward_with_lse(),
         }
         .map_err(|error| Refused {
             error,
@@ -177,7 +178,7 @@ impl<B: Backend> Engine for Burn<B> {
 
     fn select(&self, scores: &Raw, window: usize) -> Result<Vec<Interval>, Refused> {
         let intervals =
-            engine::try_select(upload(scores, &self.device), window).map_err(|error| Refused {
+            try_select(upload(scores, &self.device), window).map_err(|error| Refused {
                 error,
                 written: false,
             })?;

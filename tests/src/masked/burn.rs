@@ -5,9 +5,7 @@ use super::{MaskedCall, MaskedEngine, MaskedGradients};
 use crate::engines::burn::{Backend, Burn, download, tensor, upload, upload_bool};
 use crate::{Outputs, Refused};
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
-use burn_flash_dma::{
-    AttentionMask, KeyRanges, TilePlan, masked_attention_with_plan, try_masked_attention_with_lse,
-};
+use burn_flash_dma::{AttentionMask, KeyRanges, MaskedAttention, TilePlan};
 use flash_dma_problem::{AttentionError, ElementType, PlanGeometry};
 
 /// The tensors of a call.
@@ -44,8 +42,12 @@ impl Tensors {
 
     fn attend(&self, call: &MaskedCall) -> Result<(Tensor<4>, Tensor<3>), Refused> {
         let [q, k, v] = [&self.q, &self.k, &self.v].map(Tensor::clone);
-        let (mask, bias) = (self.mask.clone(), self.bias.clone());
-        try_masked_attention_with_lse(q, k, v, mask, bias, call.options()).map_err(refused)
+        MaskedAttention::new(q, k, v)
+            .mask(self.mask.clone())
+            .bias(self.bias.clone())
+            .options(call.options())
+            .try_forward_with_lse()
+            .map_err(refused)
     }
 }
 
@@ -156,8 +158,8 @@ impl<B: Backend> Burn<B> {
         let plan = TilePlan::new(mask.expect("there is a mask"), [p.q_len, p.k_len], p.causal);
         [(); 2].map(|()| {
             let (q, k, v) = (q.clone(), k.clone(), v.clone());
-            let out = masked_attention_with_plan(q, k, v, &plan, bias.clone(), call.options());
-            download(out)
+            let attention = MaskedAttention::new(q, k, v).plan(&plan).bias(bias.clone());
+            download(attention.options(call.options()).forward())
         })
     }
 }

@@ -345,9 +345,7 @@ fn shapes_that_do_not_broadcast<B: flash_dma_tests::engines::Backend>(
 #[test]
 fn tensors_of_two_devices_are_refused() {
     use burn::tensor::{Bool, Device, Tensor};
-    use burn_flash_dma::{
-        AttentionMask, TilePlan, try_masked_attention, try_masked_attention_with_plan,
-    };
+    use burn_flash_dma::{AttentionMask, MaskedAttention, TilePlan, try_masked_attention};
     let (here, there) = (Device::flex(), Device::cpu());
     let rows = |device| {
         [[1, 2, 5, 8], [1, 1, 7, 8], [1, 1, 7, 8]].map(|shape| Tensor::<4>::zeros(shape, device))
@@ -371,7 +369,8 @@ fn tensors_of_two_devices_are_refused() {
         is(Name::Bias, result.unwrap_err());
         let [q, k, v] = rows(device);
         let plan = TilePlan::new(mask(other), [5, 7], true);
-        let result = try_masked_attention_with_plan(q, k, v, &plan, None, options);
+        let attention = MaskedAttention::new(q, k, v).plan(&plan);
+        let result = attention.options(options).try_forward();
         is(Name::Plan, result.unwrap_err());
     }
 }

@@ -1,13 +1,11 @@
 //! The configurations of the caches.
 
 use super::tokens::cache_element;
-use super::{DynamicMaskCache, PagedCache};
-use crate::validate::expect;
 use burn::config::Config;
-use burn::tensor::{Device, FloatDType};
+use burn::tensor::FloatDType;
 use flash_dma_problem::{AttentionError, AttentionOptions, CacheShape};
 
-/// Sizes and options of a [`DynamicMaskCache`].
+/// Sizes and options of a [`DynamicMaskCache`](super::DynamicMaskCache).
 ///
 /// ```
 /// # use burn_flash_dma::{AttentionOptions, cache::DynamicMaskCacheConfig};
@@ -18,13 +16,13 @@ use flash_dma_problem::{AttentionError, AttentionOptions, CacheShape};
 /// ```
 #[derive(Config, Debug)]
 pub struct DynamicMaskCacheConfig {
-    /// Sequences.
+    /// Number of sequences.
     pub batch: usize,
-    /// Heads of k and v.
+    /// Number of key/value heads.
     pub kv_heads: usize,
-    /// Features of a head, a multiple of 8 up to 256.
+    /// Features per head, a multiple of 8 up to 256.
     pub head_dim: usize,
-    /// As for attention. `keep_window` is the number of slots a head; `causal` must be true.
+    /// The options of attention. `keep_window` is the number of slots per head; `causal` must be true.
     pub options: AttentionOptions,
     /// Element type of k and v: f32, f16 or bf16. Default: f32.
     #[config(default = "FloatDType::F32")]
@@ -32,31 +30,12 @@ pub struct DynamicMaskCacheConfig {
 }
 
 impl DynamicMaskCacheConfig {
-    /// The empty cache.
-    ///
-    /// # Panics
-    ///
-    /// Where [`try_init`](Self::try_init) returns an error, with its text.
-    #[must_use]
-    pub fn init(&self, device: &Device) -> DynamicMaskCache {
-        expect(self.try_init(device))
-    }
-
-    /// As [`init`](Self::init).
-    ///
-    /// # Errors
-    ///
-    /// [`AttentionError`] if the sizes, the element type or the options are refused, or there is no window.
-    pub fn try_init(&self, device: &Device) -> Result<DynamicMaskCache, AttentionError> {
-        DynamicMaskCache::try_new(self, device)
-    }
-
-    /// Bytes of the cache on its device: `batch * kv_heads * keep_window * (2 * head_dim * size + 8)`, and 4 a
+    /// Bytes of the cache on its device: `batch * kv_heads * keep_window * (2 * head_dim * size + 8)`, and 4 per
     /// sequence.
     ///
     /// # Errors
     ///
-    /// As [`try_init`](Self::try_init).
+    /// Those of [`try_init`](Self::try_init).
     pub fn bytes(&self) -> Result<usize, AttentionError> {
         Ok(self.shape()?.bytes())
     }
@@ -71,14 +50,14 @@ impl DynamicMaskCacheConfig {
         };
         let (batch, heads, dim) = (self.batch, self.kv_heads, self.head_dim);
         let shape = CacheShape::slots(batch, heads, window, dim, element)?;
-        // The options of attention by the rules of a step without tokens.
+        // A step without tokens checks the options of attention.
         let kv = [batch, heads, 0, dim];
         shape.decode(&kv, &kv, &kv, Some(&kv[..3]), element, 0, &self.options)?;
         Ok(shape)
     }
 }
 
-/// Sizes and options of a [`PagedCache`].
+/// Sizes and options of a [`PagedCache`](super::PagedCache).
 ///
 /// ```
 /// # use burn_flash_dma::{AttentionOptions, cache::PagedCacheConfig};
@@ -91,25 +70,25 @@ impl DynamicMaskCacheConfig {
 /// ```
 #[derive(Config, Debug)]
 pub struct PagedCacheConfig {
-    /// Sequences.
+    /// Number of sequences.
     pub batch: usize,
-    /// Heads of k and v.
+    /// Number of key/value heads.
     pub kv_heads: usize,
-    /// Features of a head, a multiple of 8 up to 256.
+    /// Features per head, a multiple of 8 up to 256.
     pub head_dim: usize,
-    /// The most tokens of a sequence: what the page table has room for, in whole pages.
+    /// The greatest number of tokens per sequence: the room in the page table, in whole pages.
     pub max_len: usize,
-    /// Tokens of a page. Default: 64. Multiples of 16 suit the matrix engines.
+    /// Tokens per page. Default: 64. Multiples of 16 suit the matrix engines.
     #[config(default = 64)]
     pub page_len: usize,
-    /// Pages of all sequences that are taken when the cache is made. Default: 0.
+    /// Pages, for all sequences together, that are allocated when the cache is made. Default: 0.
     #[config(default = 0)]
     pub pages: usize,
-    /// Pages by which the pool grows where it has too few; 0 refuses the tokens instead. Default: 64. Growing
+    /// Pages by which the pool grows when it has too few; with 0 the tokens are refused instead. Default: 64. Growing
     /// copies the pool.
     #[config(default = 64)]
     pub grow_by: usize,
-    /// As for attention. `keep_window` must be `None` and `causal` true.
+    /// The options of attention. `keep_window` must be `None` and `causal` true.
     #[config(default = "AttentionOptions::new()")]
     pub options: AttentionOptions,
     /// Whether each key has a score that is added to its logits. Default: false.
@@ -121,26 +100,7 @@ pub struct PagedCacheConfig {
 }
 
 impl PagedCacheConfig {
-    /// The empty cache.
-    ///
-    /// # Panics
-    ///
-    /// Where [`try_init`](Self::try_init) returns an error, with its text.
-    #[must_use]
-    pub fn init(&self, device: &Device) -> PagedCache {
-        expect(self.try_init(device))
-    }
-
-    /// As [`init`](Self::init).
-    ///
-    /// # Errors
-    ///
-    /// [`AttentionError`] if the sizes, the element type or the options are refused.
-    pub fn try_init(&self, device: &Device) -> Result<PagedCache, AttentionError> {
-        PagedCache::try_new(self, device)
-    }
-
-    /// Pages that a sequence may have.
+    /// The greatest number of pages per sequence.
     pub(crate) fn max_pages(&self) -> usize {
         self.max_len.div_ceil(self.page_len.max(1))
     }

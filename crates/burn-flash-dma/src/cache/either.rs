@@ -1,6 +1,7 @@
-//! The cache of a layer, whichever kind it is.
+//! The cache of a layer, of either kind.
 
-use super::{DynamicMaskCache, PagedCache};
+use super::paged::PagedCache;
+use super::slots::DynamicMaskCache;
 use crate::validate::expect;
 use burn::tensor::{Device, Tensor};
 use flash_dma_problem::AttentionError;
@@ -45,12 +46,12 @@ impl From<PagedCache> for AttentionCache {
 }
 
 impl AttentionCache {
-    /// Attention of new tokens over the cache and each other, and their append: see
+    /// Attends from new tokens to the cache and to each other, and appends them: see
     /// [`DynamicMaskCache::step`]. `scores` are given exactly if the cache has scores.
     ///
     /// # Panics
     ///
-    /// Where [`try_step`](Self::try_step) returns an error, with its text.
+    /// If [`try_step`](Self::try_step) returns an error, with that error's text.
     #[must_use]
     pub fn step(
         &mut self,
@@ -62,11 +63,11 @@ impl AttentionCache {
         expect(self.try_step(q, k, v, scores))
     }
 
-    /// As [`step`](Self::step).
+    /// Like [`step`](Self::step), but returns the error.
     ///
     /// # Errors
     ///
-    /// As [`DynamicMaskCache::try_step`] and [`PagedCache::try_step`].
+    /// Those of [`DynamicMaskCache::try_step`] and [`PagedCache::try_step`].
     pub fn try_step(
         &mut self,
         q: Tensor<4>,
@@ -92,7 +93,7 @@ impl AttentionCache {
         }
     }
 
-    /// The tokens that each sequence has been given, which is the position of its next one.
+    /// The number of tokens that each sequence has been given, which is the position of its next token.
     #[must_use]
     pub fn lengths(&self) -> &[usize] {
         match self {
@@ -101,20 +102,20 @@ impl AttentionCache {
         }
     }
 
-    /// Makes sequence `i` what sequence `indices[i]` was: see [`DynamicMaskCache::reorder`].
+    /// Replaces sequence `i` by sequence `indices[i]`: see [`DynamicMaskCache::reorder`].
     ///
     /// # Panics
     ///
-    /// Where [`try_reorder`](Self::try_reorder) returns an error, with its text.
+    /// If [`try_reorder`](Self::try_reorder) returns an error, with that error's text.
     pub fn reorder(&mut self, indices: &[usize]) {
         expect(self.try_reorder(indices));
     }
 
-    /// As [`reorder`](Self::reorder).
+    /// Like [`reorder`](Self::reorder), but returns the error.
     ///
     /// # Errors
     ///
-    /// As [`DynamicMaskCache::try_reorder`] and [`PagedCache::try_reorder`].
+    /// Those of [`DynamicMaskCache::try_reorder`] and [`PagedCache::try_reorder`].
     pub fn try_reorder(&mut self, indices: &[usize]) -> Result<(), AttentionError> {
         match self {
             Self::DynamicMask(cache) => cache.try_reorder(indices),
@@ -134,7 +135,7 @@ impl AttentionCache {
         }
     }
 
-    /// Bytes on the device.
+    /// The size in bytes on the device.
     #[must_use]
     pub fn bytes(&self) -> usize {
         match self {
@@ -143,7 +144,7 @@ impl AttentionCache {
         }
     }
 
-    /// Where the tensors are.
+    /// The device that holds the tensors.
     #[must_use]
     pub fn device(&self) -> &Device {
         match self {

@@ -1,8 +1,8 @@
-//! Caches of keys and values, for decoding: what a model keeps between the tokens it generates.
+//! Caches of keys and values for decoding: the memory of a model between the tokens that it generates.
 //!
 //! An evicted key never returns, so decoding under dynamic-mask attention needs only the `keep_window` keys of
 //! greatest score of each key/value head, however long the context: [`DynamicMaskCache`] holds exactly these,
-//! in memory that is taken once. Where every key is kept ([`dense`](PagedCache)) the cache grows by whole pages.
+//! in memory that is allocated once. A [`PagedCache`] keeps every key and grows by whole pages.
 //! [`AttentionCache`] is either, so a model can be written once.
 //!
 //! ```
@@ -11,21 +11,14 @@
 //! # }
 //! ```
 //!
-//! A step equals the last rows of attention over everything the sequence has been given, whatever the
-//! pieces it came in. Nothing in this module waits for the device, except what is called `_sync`.
+//! A step equals the last rows of attention over everything that the sequence has been given, in whatever
+//! pieces. Nothing in this module waits for the device, except the functions whose names end in `_sync`.
 //!
 //! For inference only: a tensor that autodiff tracks is refused (`model.valid()`, or
 //! [`Tensor::inner`](burn::tensor::Tensor::inner)).
 
 mod config;
 mod either;
-pub mod fallback;
-// A build without a backend dispatches to nothing, so nothing reads what is passed.
-#[cfg_attr(
-    not(any(feature = "cube", feature = "flex", feature = "ndarray")),
-    allow(unused_variables)
-)]
-pub mod ops;
 mod paged;
 mod pool;
 mod record;

@@ -1,11 +1,11 @@
 //! The cache that keeps every key.
 
-use super::PagedCacheConfig;
-use super::fallback::attend_pages;
-use super::ops::{CacheOps, PageMap, PageTensors};
+use super::config::PagedCacheConfig;
 use super::pool::PagePool;
 use super::tokens::{NewTokens, check_sequences, check_support, plain};
-use crate::ops::OptionalFloat;
+use crate::fallback::cache::attend_pages;
+use crate::ops::cache::CacheOps;
+use crate::ops::types::{OptionalFloat, PageMap, PageTensors};
 use crate::validate::expect;
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
@@ -22,7 +22,7 @@ pub struct PagedCache {
     config: PagedCacheConfig,
     shape: CacheShape,
     device: Device,
-    /// The tokens that each sequence holds: what the device's `lengths` holds, too.
+    /// The number of tokens that each sequence holds: the host's copy of the device's `lengths`.
     lengths: Vec<usize>,
     pool: PagePool,
     /// Absent only while an operation has it.
@@ -39,24 +39,55 @@ pub(crate) struct State {
     lengths: Tensor<1, Int>,
 }
 
+/// The contents of a pool, and the pages that each sequence owns.
+pub(crate) struct Contents {
+    pub(crate) k: Tensor<4>,
+    pub(crate) v: Tensor<4>,
+    pub(crate) scores: Option<Tensor<3>>,
+    pub(crate) pool: PagePool,
+    /// The tokens that each sequence holds.
+    pub(crate) lengths: Vec<usize>,
+}
+
+impl PagedCacheConfig {
+    /// The empty cache.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_init`](Self::try_init) returns an error, with that error's text.
+    #[must_use]
+    pub fn init(&self, device: &Device) -> PagedCache {
+        expect(self.try_init(device))
+    }
+
+    /// Like [`init`](Self::init), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError`] if the sizes, the element type or the options are refused.
+    pub fn try_init(&self, device: &Device) -> Result<PagedCache, AttentionError> {
+        PagedCache::try_new(self, device)
+    }
+}
+
 impl PagedCache {
     /// An empty cache.
     ///
     /// # Panics
     ///
-    /// Where [`try_new`](Self::try_new) returns an error, with its text.
+    /// If [`try_new`](Self::try_new) returns an error, with that error's text.
     #[must_use]
     pub fn new(config: &PagedCacheConfig, device: &Device) -> Self {
         expect(Self::try_new(config, device))
     }
 
-    /// As [`new`](Self::new).
+    /// Like [`new`](Self::new), but returns the error.
     ///
     /// # Errors
     ///
-    /// As [`PagedCacheConfig::try_init`].
+    /// Those of [`PagedCacheConfig::try_init`].
     pub fn try_new(config: &PagedCacheConfig, device: &Device) -> Result<Self, AttentionError> {
-        // A pool of no pages would be a tensor of no elements, which backends differ on.
+        // A pool without pages would be a tensor without elements, on which backends differ.
         let pages = config.pages.max(1);
         let shape = config.shape(pages)?;
         check_support(device, config.dtype)?;
@@ -69,51 +100,47 @@ impl PagedCache {
             .scored
             .then(|| Tensor::zeros([pages, heads, page_len], (&device, DType::F32)));
         let (k, v) = (rows(), rows());
-        Ok(Self::restored(
-            config.clone(),
-            &device,
-            [k, v],
+        let contents = Contents {
+            k,
+            v,
             scores,
             pool,
             lengths,
-            shape,
-        ))
+        };
+        Ok(Self::restored(config.clone(), shape, &device, contents))
     }
 
     /// A cache of these contents, which are not checked.
     pub(crate) fn restored(
         config: PagedCacheConfig,
-        device: &Device,
-        [k, v]: [Tensor<4>; 2],
-        scores: Option<Tensor<3>>,
-        pool: PagePool,
-        lengths: Vec<usize>,
         shape: CacheShape,
+        device: &Device,
+        contents: Contents,
     ) -> Self {
         let state = State {
-            k,
-            v,
-            scores,
-            table: table_tensor(&pool, config.max_pages(), device),
-            lengths: lengths_tensor(&lengths, device),
+            k: contents.k,
+            v: contents.v,
+            scores: contents.scores,
+            table: table_tensor(&contents.pool, config.max_pages(), device),
+            lengths: lengths_tensor(&contents.lengths, device),
         };
         Self {
             config,
             shape,
             device: device.clone(),
-            lengths,
-            pool,
+            lengths: contents.lengths,
+            pool: contents.pool,
             state: Some(state),
         }
     }
 
-    /// Attention of new tokens over everything before them and each other, and their append. Shapes as in
+    /// Attends from new tokens to everything before them and to each other, and appends them. Shapes as in
     /// [`DynamicMaskCache::step`](super::DynamicMaskCache::step); `scores` are given exactly if the
     /// configuration says so.
     ///
     /// # Panics
     ///
-    /// Where [`try_step`](Self::try_step) returns an error, with its text.
+    /// If [`try_step`](Self::try_step) returns an error, with that error's text.
     #[must_use]
     pub fn step(
         &mut self,
@@ -125,7 +152,7 @@ impl PagedCache {
         expect(self.try_step(q, k, v, scores))
     }
 
-    /// As [`step`](Self::step).
+    /// Like [`step`](Self::step), but returns the error.
     ///
     /// # Errors
     ///
@@ -142,11 +169,11 @@ impl PagedCache {
         Ok(self.try_step_with_lse(q, k, v, scores)?.0)
     }
 
-    /// As [`try_step`](Self::try_step), with the LSE of the logits: `[batch, q_heads, tokens]`, f32.
+    /// The output of [`try_step`](Self::try_step), and the LSE of the logits: `[batch, q_heads, tokens]`, f32.
     ///
     /// # Errors
     ///
-    /// As [`try_step`](Self::try_step).
+    /// Those of [`try_step`](Self::try_step).
     pub fn try_step_with_lse(
         &mut self,
         q: Tensor<4>,
@@ -179,20 +206,20 @@ impl PagedCache {
         Ok((Tensor::from_dispatch(out), Tensor::from_dispatch(lse)))
     }
 
-    /// Takes tokens in without attending.
+    /// Appends tokens without attending.
     ///
     /// # Panics
     ///
-    /// Where [`try_append`](Self::try_append) returns an error, with its text.
+    /// If [`try_append`](Self::try_append) returns an error, with that error's text.
     pub fn append(&mut self, k: Tensor<4>, v: Tensor<4>, scores: Option<Tensor<3>>) {
         expect(self.try_append(k, v, scores));
     }
 
-    /// As [`append`](Self::append).
+    /// Like [`append`](Self::append), but returns the error.
     ///
     /// # Errors
     ///
-    /// As [`try_step`](Self::try_step).
+    /// Those of [`try_step`](Self::try_step).
     pub fn try_append(
         &mut self,
         k: Tensor<4>,
@@ -209,21 +236,21 @@ impl PagedCache {
         Ok(())
     }
 
-    /// Makes sequence `i` what sequence `indices[i]` was. There may be fewer or more indices than sequences.
-    /// A permutation moves tables; a sequence that is wanted more than once is copied, which copies the pool.
+    /// Replaces sequence `i` by sequence `indices[i]`. There may be fewer or more indices than sequences.
+    /// A permutation moves tables; an index that occurs more than once copies its sequence, and with it the pool.
     ///
     /// # Panics
     ///
-    /// Where [`try_reorder`](Self::try_reorder) returns an error, with its text.
+    /// If [`try_reorder`](Self::try_reorder) returns an error, with that error's text.
     pub fn reorder(&mut self, indices: &[usize]) {
         expect(self.try_reorder(indices));
     }
 
-    /// As [`reorder`](Self::reorder).
+    /// Like [`reorder`](Self::reorder), but returns the error.
     ///
     /// # Errors
     ///
-    /// [`AttentionError::Sequence`] if an index is not that of a sequence, or [`AttentionError::PagesUsed`] if
+    /// [`AttentionError::Sequence`] if there is no sequence of an index, or [`AttentionError::PagesUsed`] if
     /// the pool has too few pages for the copies and does not grow. The cache is unchanged then.
     pub fn try_reorder(&mut self, indices: &[usize]) -> Result<(), AttentionError> {
         check_sequences(indices, self.config.batch)?;
@@ -252,7 +279,7 @@ impl PagedCache {
         Ok(())
     }
 
-    /// Empties one sequence and takes its pages back.
+    /// Empties one sequence and returns its pages to the pool.
     ///
     /// # Panics
     ///
@@ -267,25 +294,25 @@ impl PagedCache {
         self.upload_table();
     }
 
-    /// The tokens that each sequence holds. Known on the host.
+    /// The number of tokens that each sequence holds. Known on the host.
     #[must_use]
     pub fn lengths(&self) -> &[usize] {
         &self.lengths
     }
 
-    /// What it was made with.
+    /// The configuration that the cache was made with.
     #[must_use]
     pub fn config(&self) -> &PagedCacheConfig {
         &self.config
     }
 
-    /// Bytes on the device: the whole pool, used or not.
+    /// The size in bytes on the device: the whole pool, used or not.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.shape.bytes()
     }
 
-    /// Where the tensors are.
+    /// The device that holds the tensors.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
@@ -362,10 +389,7 @@ impl PagedCache {
         PageTensors {
             k: state.k.into_dispatch(),
             v: state.v.into_dispatch(),
-            scores: match state.scores {
-                None => OptionalFloat::None,
-                Some(scores) => OptionalFloat::Some(scores.into_dispatch()),
-            },
+            scores: OptionalFloat::from_option(state.scores.map(|scores| scores.into_dispatch())),
             table: state.table.into_dispatch(),
             lengths: state.lengths.into_dispatch(),
         }
@@ -375,10 +399,7 @@ impl PagedCache {
         self.state = Some(State {
             k: Tensor::from_dispatch(pages.k),
             v: Tensor::from_dispatch(pages.v),
-            scores: match pages.scores {
-                OptionalFloat::None => None,
-                OptionalFloat::Some(scores) => Some(Tensor::from_dispatch(scores)),
-            },
+            scores: pages.scores.into_option().map(Tensor::from_dispatch),
             table: Tensor::from_dispatch(pages.table),
             lengths: Tensor::from_dispatch(pages.lengths),
         });
@@ -386,7 +407,7 @@ impl PagedCache {
     }
 }
 
-/// `[batch, max_pages]`; what no sequence uses is 0.
+/// The page table, `[batch, max_pages]`; unused entries are 0.
 fn table_tensor(pool: &PagePool, max_pages: usize, device: &Device) -> Tensor<2, Int> {
     let row = |pages: &Vec<i32>| {
         let mut row = pages.clone();

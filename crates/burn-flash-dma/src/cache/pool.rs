@@ -1,4 +1,4 @@
-//! Who has which page: kept on the host, so no step waits for the device.
+//! The pages that each sequence owns, kept on the host so that no step waits for the device.
 
 use flash_dma_problem::AttentionError;
 use std::sync::Arc;
@@ -10,11 +10,11 @@ pub(crate) struct PagePool {
     pages: usize,
     /// The pages of each sequence in order.
     pub(crate) table: Arc<Vec<Vec<i32>>>,
-    /// Pages that nobody has; the last is given out next.
+    /// Pages without an owner; the last is given out next.
     free: Vec<i32>,
 }
 
-/// What [`PagePool::reorder`] asks to be done with the pages' contents: page `i` becomes a copy of page
+/// The copies that [`PagePool::reorder`] asks for: page `i` becomes a copy of page
 /// `source[i]`. `None` where tables alone change.
 pub(crate) type Copies = Option<Vec<i32>>;
 
@@ -51,7 +51,7 @@ impl PagePool {
             .sum()
     }
 
-    /// How many pages the pool must grow by for `tokens` more tokens a sequence, in steps of `grow_by`.
+    /// The number of pages by which the pool must grow for `tokens` more tokens per sequence, in steps of `grow_by`.
     pub(crate) fn growth(
         &self,
         lengths: &[usize],
@@ -79,7 +79,7 @@ impl PagePool {
         self.free = free;
     }
 
-    /// Gives the sequences the pages for `tokens` more tokens each; whether a table changed. The pool must
+    /// Gives each sequence the pages for `tokens` more tokens, and returns whether a table changed. The pool must
     /// have grown enough.
     pub(crate) fn allocate(&mut self, lengths: &[usize], tokens: usize) -> bool {
         if self.lacking(lengths, tokens) == 0 {
@@ -120,7 +120,7 @@ impl PagePool {
         }
     }
 
-    /// Makes sequence `i` what `indices[i]` was. The first to want a sequence gets its pages, the others
+    /// Replaces sequence `i` by sequence `indices[i]`. The first taker of a sequence gets its pages, the others
     /// copies.
     pub(crate) fn reorder(&mut self, indices: &[usize]) -> Copies {
         let old = std::mem::take(Arc::make_mut(&mut self.table));

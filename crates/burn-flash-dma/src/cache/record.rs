@@ -1,15 +1,16 @@
 //! Saving and restoring a cache: as a serde value, or as a Burn record.
 
+use super::config::{DynamicMaskCacheConfig, PagedCacheConfig};
+use super::paged::{Contents, PagedCache};
 use super::pool::PagePool;
-use super::slots::State;
-use super::{DynamicMaskCache, DynamicMaskCacheConfig, PagedCache, PagedCacheConfig};
+use super::slots::{DynamicMaskCache, State};
 use burn::module::{Module, Param};
 use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use flash_dma_problem::AttentionError;
 use serde::{Deserialize, Serialize};
 
-/// A saved [`DynamicMaskCache`]: any serde format takes it.
+/// A saved [`DynamicMaskCache`] for any serde format.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DynamicMaskCacheRecord {
     config: DynamicMaskCacheConfig,
@@ -20,7 +21,7 @@ pub struct DynamicMaskCacheRecord {
     seen: TensorData,
 }
 
-/// A saved [`PagedCache`]: any serde format takes it.
+/// A saved [`PagedCache`] for any serde format.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PagedCacheRecord {
     config: PagedCacheConfig,
@@ -55,7 +56,7 @@ impl From<State> for SlotParams {
 }
 
 impl DynamicMaskCache {
-    /// Everything of the cache, to be saved. Waits for the device.
+    /// The whole cache, to be saved. Waits for the device.
     ///
     /// # Panics
     ///
@@ -77,7 +78,7 @@ impl DynamicMaskCache {
     ///
     /// # Errors
     ///
-    /// [`AttentionError::Record`] if the record's parts do not fit each other, or as
+    /// [`AttentionError::Record`] if the record's parts do not fit each other, or those of
     /// [`try_new`](Self::try_new).
     pub fn try_from_record(
         record: DynamicMaskCacheRecord,
@@ -104,7 +105,7 @@ impl DynamicMaskCache {
         empty.with_state(state, &lengths)
     }
 
-    /// Everything of the cache but its configuration as a Burn record, to be saved beside a model's. Waits for
+    /// The contents of the cache, without its configuration, as a Burn record to be saved beside a model's. Waits for
     /// the device.
     #[must_use]
     pub fn to_module_record_sync(&self) -> ModuleRecord {
@@ -157,7 +158,7 @@ impl DynamicMaskCache {
         }
     }
 
-    /// What this cache would be made with.
+    /// The configuration that makes a cache like this one.
     fn config(&self) -> DynamicMaskCacheConfig {
         let shape = self.shape();
         let dtype = self.state().k.dtype().into();
@@ -173,7 +174,7 @@ impl DynamicMaskCache {
 }
 
 impl PagedCache {
-    /// Everything of the cache, to be saved. Waits for the device.
+    /// The whole cache, to be saved. Waits for the device.
     ///
     /// # Panics
     ///
@@ -196,7 +197,7 @@ impl PagedCache {
     ///
     /// # Errors
     ///
-    /// [`AttentionError::Record`] if the record's parts do not fit each other, or as
+    /// [`AttentionError::Record`] if the record's parts do not fit each other, or those of
     /// [`try_new`](Self::try_new).
     pub fn try_from_record(
         record: PagedCacheRecord,
@@ -224,15 +225,14 @@ impl PagedCache {
         };
         check_table(&config, record.pages, &record.table, &record.lengths)?;
         let pool = PagePool::restored(config.page_len, record.pages, record.table);
-        Ok(Self::restored(
-            config,
-            &place,
-            [k, v],
+        let contents = Contents {
+            k,
+            v,
             scores,
             pool,
-            record.lengths,
-            shape,
-        ))
+            lengths: record.lengths,
+        };
+        Ok(Self::restored(config, shape, &place, contents))
     }
 }
 

@@ -1,10 +1,11 @@
 //! The cache of constant size.
 
-use super::DynamicMaskCacheConfig;
-use super::fallback::{forward_problem, present};
-use super::ops::{CacheOps, ChunkKeys, SlotTensors};
+use super::config::DynamicMaskCacheConfig;
 use super::tokens::{NewTokens, check_sequences, check_support, plain};
-use crate::ops::{DynamicMaskOps, Selection};
+use crate::fallback::cache::{forward_problem, present};
+use crate::ops::attention::DynamicMaskOps;
+use crate::ops::cache::CacheOps;
+use crate::ops::types::{ChunkKeys, Selection, SlotTensors};
 use crate::validate::expect;
 use burn::backend::Dispatch;
 use burn::backend::tensor::FloatTensor;
@@ -14,10 +15,10 @@ use flash_dma_problem::{
 };
 
 /// The `keep_window` keys of greatest score of each sequence and key/value head, of everything the sequence has
-/// been given: all that dynamic-mask attention will ever look at again.
+/// been given: no other key will ever be attended to again.
 ///
-/// Memory is taken when the cache is made and does not grow with the context. Tokens replace what they
-/// evict in place, as long as no clone shares the tensors. A key is stored with its position, which
+/// Memory is allocated when the cache is made and does not grow with the context. Tokens replace the keys that
+/// they evict in place, as long as no clone shares the tensors. A key is stored with its position, which
 /// decides ties: the lower one wins, as in [`select`](crate::select()).
 ///
 /// See the [module](super) for an example.
@@ -26,7 +27,7 @@ pub struct DynamicMaskCache {
     shape: CacheShape,
     options: AttentionOptions,
     device: Device,
-    /// The tokens that each sequence has been given: what the device's `seen` holds, too.
+    /// The number of tokens that each sequence has been given: the host's copy of the device's `seen`.
     lengths: Vec<usize>,
     /// Absent only while an operation has it.
     state: Option<State>,
@@ -42,22 +43,43 @@ pub(crate) struct State {
     pub(crate) seen: Tensor<1, Int>,
 }
 
+impl DynamicMaskCacheConfig {
+    /// The empty cache.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_init`](Self::try_init) returns an error, with that error's text.
+    #[must_use]
+    pub fn init(&self, device: &Device) -> DynamicMaskCache {
+        expect(self.try_init(device))
+    }
+
+    /// Like [`init`](Self::init), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError`] if the sizes, the element type or the options are refused, or there is no window.
+    pub fn try_init(&self, device: &Device) -> Result<DynamicMaskCache, AttentionError> {
+        DynamicMaskCache::try_new(self, device)
+    }
+}
+
 impl DynamicMaskCache {
     /// An empty cache.
     ///
     /// # Panics
     ///
-    /// Where [`try_new`](Self::try_new) returns an error, with its text.
+    /// If [`try_new`](Self::try_new) returns an error, with that error's text.
     #[must_use]
     pub fn new(config: &DynamicMaskCacheConfig, device: &Device) -> Self {
         expect(Self::try_new(config, device))
     }
 
-    /// As [`new`](Self::new).
+    /// Like [`new`](Self::new), but returns the error.
     ///
     /// # Errors
     ///
-    /// As [`DynamicMaskCacheConfig::try_init`].
+    /// Those of [`DynamicMaskCacheConfig::try_init`].
     pub fn try_new(
         config: &DynamicMaskCacheConfig,
         device: &Device,
@@ -84,7 +106,7 @@ impl DynamicMaskCache {
         })
     }
 
-    /// Attention of new tokens over the cache and each other, and their append: `q` `[batch, q_heads, tokens,
+    /// Attends from new tokens to the cache and to each other, and appends them: `q` `[batch, q_heads, tokens,
     /// head_dim]` to the same, the last rows of attention over everything the sequences have been given.
     ///
     /// `k` and `v` are `[batch, kv_heads, tokens, head_dim]`, `scores` `[batch, kv_heads, tokens]`, f32 (f16 and
@@ -94,7 +116,7 @@ impl DynamicMaskCache {
     ///
     /// # Panics
     ///
-    /// Where [`try_step`](Self::try_step) returns an error, with its text.
+    /// If [`try_step`](Self::try_step) returns an error, with that error's text.
     #[must_use]
     pub fn step(
         &mut self,
@@ -106,7 +128,7 @@ impl DynamicMaskCache {
         expect(self.try_step(q, k, v, scores))
     }
 
-    /// As [`step`](Self::step).
+    /// Like [`step`](Self::step), but returns the error.
     ///
     /// # Errors
     ///
@@ -122,11 +144,11 @@ impl DynamicMaskCache {
         Ok(self.try_step_with_lse(q, k, v, scores)?.0)
     }
 
-    /// As [`try_step`](Self::try_step), with the LSE of the logits: `[batch, q_heads, tokens]`, f32.
+    /// The output of [`try_step`](Self::try_step), and the LSE of the logits: `[batch, q_heads, tokens]`, f32.
     ///
     /// # Errors
     ///
-    /// As [`try_step`](Self::try_step).
+    /// Those of [`try_step`](Self::try_step).
     pub fn try_step_with_lse(
         &mut self,
         q: Tensor<4>,
@@ -181,20 +203,20 @@ impl DynamicMaskCache {
         attended
     }
 
-    /// Takes tokens in without attending: `k`, `v` and `scores` as in [`step`](Self::step), any number of them.
+    /// Appends tokens without attending: `k`, `v` and `scores` as in [`step`](Self::step), any number of them.
     ///
     /// # Panics
     ///
-    /// Where [`try_append`](Self::try_append) returns an error, with its text.
+    /// If [`try_append`](Self::try_append) returns an error, with that error's text.
     pub fn append(&mut self, k: Tensor<4>, v: Tensor<4>, scores: Tensor<3>) {
         expect(self.try_append(k, v, scores));
     }
 
-    /// As [`append`](Self::append).
+    /// Like [`append`](Self::append), but returns the error.
     ///
     /// # Errors
     ///
-    /// As [`try_step`](Self::try_step).
+    /// Those of [`try_step`](Self::try_step).
     pub fn try_append(
         &mut self,
         k: Tensor<4>,
@@ -208,21 +230,21 @@ impl DynamicMaskCache {
         Ok(())
     }
 
-    /// Makes sequence `i` what sequence `indices[i]` was: a permutation, or the beams that survive. There may be
+    /// Replaces sequence `i` by sequence `indices[i]`: a permutation, or the beams that survive. There may be
     /// fewer or more indices than sequences. Copies the cache.
     ///
     /// # Panics
     ///
-    /// Where [`try_reorder`](Self::try_reorder) returns an error, with its text.
+    /// If [`try_reorder`](Self::try_reorder) returns an error, with that error's text.
     pub fn reorder(&mut self, indices: &[usize]) {
         expect(self.try_reorder(indices));
     }
 
-    /// As [`reorder`](Self::reorder).
+    /// Like [`reorder`](Self::reorder), but returns the error.
     ///
     /// # Errors
     ///
-    /// [`AttentionError::Sequence`] if an index is not that of a sequence; [`AttentionError::TooLarge`] for more
+    /// [`AttentionError::Sequence`] if there is no sequence of an index; [`AttentionError::TooLarge`] for more
     /// sequences than can be addressed. The cache is unchanged then.
     pub fn try_reorder(&mut self, indices: &[usize]) -> Result<(), AttentionError> {
         let [batch, heads, window, dim] = self.shape.kv_shape();
@@ -267,13 +289,13 @@ impl DynamicMaskCache {
         self.lengths[sequence] = 0;
     }
 
-    /// The tokens that each sequence has been given, which is the position of its next one. Known on the host.
+    /// The number of tokens that each sequence has been given, which is the position of its next token. Known on the host.
     #[must_use]
     pub fn lengths(&self) -> &[usize] {
         &self.lengths
     }
 
-    /// Keys that a head keeps.
+    /// The number of keys that each head keeps.
     #[must_use]
     pub fn window(&self) -> usize {
         self.shape.capacity()
@@ -285,13 +307,13 @@ impl DynamicMaskCache {
         self.options
     }
 
-    /// Bytes on the device, which do not change with the context.
+    /// The size in bytes on the device, which does not change with the context.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.shape.bytes()
     }
 
-    /// Where the tensors are.
+    /// The device that holds the tensors.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device

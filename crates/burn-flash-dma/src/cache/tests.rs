@@ -1,4 +1,4 @@
-//! That a step writes its cache in place: no test outside can see where a tensor lies.
+//! A step writes its cache in place: tests outside the crate cannot see where a tensor lies.
 
 #![cfg(any(feature = "flex", all(feature = "cpu", feature = "fusion")))]
 
@@ -70,7 +70,7 @@ fn flex_writes_in_place() {
     pages_stay(&Device::flex(), flex_place);
 }
 
-/// Where the memory of a fused tensor is described: another description is another allocation.
+/// The address of the description of a fused tensor's memory: another description is another allocation.
 #[cfg(all(feature = "cpu", feature = "fusion"))]
 fn fused_place(tensor: Tensor<4>) -> usize {
     use burn::backend::fusion::Fusion;

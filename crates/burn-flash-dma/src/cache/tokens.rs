@@ -1,8 +1,7 @@
 //! The checks of a call on a cache that need Burn's types.
 
-use super::ops::TokenTensors;
-use crate::ops::OptionalFloat;
-use crate::validate::{element_type, same_device};
+use crate::ops::types::{OptionalFloat, TokenTensors};
+use crate::validate::{element_type, same_device, scores_as_f32};
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use flash_dma_problem::{
@@ -33,7 +32,7 @@ impl NewTokens {
                 None => None,
                 Some(scores) => {
                     let scores = plain(device, TensorName::Scores, scores, None)?;
-                    Some(crate::selection::scores_as_f32(scores)?)
+                    Some(scores_as_f32(scores)?)
                 }
             },
         })
@@ -72,10 +71,7 @@ impl NewTokens {
         TokenTensors {
             k: self.k.into_dispatch(),
             v: self.v.into_dispatch(),
-            scores: match self.scores {
-                None => OptionalFloat::None,
-                Some(scores) => OptionalFloat::Some(scores.into_dispatch()),
-            },
+            scores: OptionalFloat::from_option(self.scores.map(|scores| scores.into_dispatch())),
         }
     }
 }

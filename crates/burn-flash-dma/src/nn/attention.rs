@@ -1,6 +1,6 @@
 //! The attention layer of Dynamic Mask Attention.
 
-use crate::functions::flash_dma_attention;
+use crate::functions::shorthand::flash_dma_attention;
 use crate::nn::rope::rotate;
 use crate::validate::expect;
 use burn::config::Config;
@@ -23,15 +23,15 @@ use flash_dma_problem::{AttentionError, AttentionOptions, ElementType, Problem};
 /// ```
 #[derive(Config, Debug)]
 pub struct DynamicMaskAttentionConfig {
-    /// Features of a token.
+    /// Features per token.
     pub d_model: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub n_heads: usize,
-    /// Key/value heads, a divisor of `n_heads`. Default: `n_heads`.
+    /// Number of key/value heads, a divisor of `n_heads`. Default: `n_heads`.
     pub n_kv_heads: Option<usize>,
-    /// Features of a head, a multiple of 8 up to 256. Default: `d_model / n_heads`.
+    /// Features per head, a multiple of 8 up to 256. Default: `d_model / n_heads`.
     pub head_dim: Option<usize>,
-    /// How many keys each query keeps. Default: all, that is dense attention with a key bias.
+    /// Number of keys that each query keeps. Default: all, that is dense attention with a bias per key.
     pub keep_window: Option<usize>,
     /// Whether a query sees only the keys up to itself. Default: true.
     #[config(default = true)]
@@ -65,7 +65,7 @@ pub struct DynamicMaskAttentionConfig {
 /// with standard deviation 0.02: the scores differ from the first step and both parameters learn;
 /// the heads start with different strengths; and a negative `a` bounds a score to (0, 1) whatever the
 /// values are, so that training starts near plain attention and the exponential cannot overflow.
-/// The sign says nothing lasting: `dt_proj` may turn the ranking around, and `a` is free to
+/// The initial sign does not last: `dt_proj` may reverse the ranking, and `a` is free to
 /// become positive.
 #[derive(Module, Debug)]
 pub struct DynamicMaskAttention {
@@ -77,16 +77,16 @@ pub struct DynamicMaskAttention {
     pub v_proj: Linear,
     /// `[n_heads * head_dim, d_model]`.
     pub o_proj: Linear,
-    /// From the values of a token to the step of each key/value head: `[n_kv_heads, n_kv_heads *
+    /// Projects the values of a token to the step of each key/value head: `[n_kv_heads, n_kv_heads *
     /// head_dim]`.
     pub dt_proj: Param<Tensor<2>>,
     /// The decay of each key/value head: `[n_kv_heads]`.
     pub a: Param<Tensor<1>>,
-    /// Over the features of a head of q.
+    /// Normalises the features of each head of q.
     pub q_norm: Option<RmsNorm>,
-    /// Over the features of a head of k.
+    /// Normalises the features of each head of k.
     pub k_norm: Option<RmsNorm>,
-    /// Of q and k.
+    /// Rotary encoding of q and k.
     pub rope: Option<RotaryEncoding>,
     n_heads: usize,
     n_kv_heads: usize,
@@ -96,13 +96,13 @@ pub struct DynamicMaskAttention {
 }
 
 impl DynamicMaskAttentionConfig {
-    /// Features of a head, given or derived.
+    /// Features per head, given or derived.
     #[must_use]
     pub fn resolved_head_dim(&self) -> usize {
         self.head_dim.unwrap_or(self.d_model / self.n_heads.max(1))
     }
 
-    /// Key/value heads, given or derived.
+    /// Number of key/value heads, given or derived.
     #[must_use]
     pub fn resolved_kv_heads(&self) -> usize {
         self.n_kv_heads.unwrap_or(self.n_heads)
@@ -112,13 +112,13 @@ impl DynamicMaskAttentionConfig {
     ///
     /// # Panics
     ///
-    /// Where [`try_init`](Self::try_init) returns an error, with its text.
+    /// If [`try_init`](Self::try_init) returns an error, with that error's text.
     #[must_use]
     pub fn init(&self, device: &Device) -> DynamicMaskAttention {
         expect(self.try_init(device))
     }
 
-    /// As [`init`](Self::init).
+    /// Like [`init`](Self::init), but returns the error.
     ///
     /// # Errors
     ///
@@ -177,7 +177,7 @@ impl DynamicMaskAttentionConfig {
 }
 
 impl DynamicMaskAttention {
-    /// `[batch, len, d_model]` to the same.
+    /// Attention over a sequence: `[batch, len, d_model]` to the same shape.
     ///
     /// # Panics
     ///

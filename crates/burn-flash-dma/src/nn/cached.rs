@@ -1,34 +1,34 @@
 //! The attention layer over a cache.
 
-use super::DynamicMaskAttention;
+use super::attention::DynamicMaskAttention;
 use super::rope::rotate;
 use crate::cache::{AttentionCache, DynamicMaskCacheConfig, PagedCacheConfig};
+use crate::functions::zoh::try_zoh_scores;
 use crate::validate::expect;
-use crate::zoh::try_zoh_scores;
 use burn::nn::RotaryEncoding;
 use burn::tensor::{Device, Tensor};
 use flash_dma_problem::AttentionError;
 
-/// Tokens of a sequence that [`DynamicMaskAttention::init_cache`] makes room for in a page table.
+/// Tokens per sequence for which [`DynamicMaskAttention::init_cache`] makes room in a page table.
 const TABLE_TOKENS: usize = 1 << 20;
 
 impl DynamicMaskAttention {
     /// An empty cache for `batch` sequences, on the device and in the element type of the parameters: of constant
-    /// size if the layer has a keep window, else of pages that grow, for up to 2^20 tokens a sequence.
+    /// size if the layer has a keep window, else of pages that grow, for up to 2^20 tokens per sequence.
     ///
     /// # Panics
     ///
-    /// Where [`try_init_cache`](Self::try_init_cache) returns an error, with its text.
+    /// If [`try_init_cache`](Self::try_init_cache) returns an error, with that error's text.
     #[must_use]
     pub fn init_cache(&self, batch: usize) -> AttentionCache {
         expect(self.try_init_cache(batch))
     }
 
-    /// As [`init_cache`](Self::init_cache).
+    /// Like [`init_cache`](Self::init_cache), but returns the error.
     ///
     /// # Errors
     ///
-    /// [`AttentionError::CacheNotCausal`] if the layer is not causal, or as
+    /// [`AttentionError::CacheNotCausal`] if the layer is not causal, or those of
     /// [`DynamicMaskCacheConfig::try_init`] and [`PagedCacheConfig::try_init`].
     pub fn try_init_cache(&self, batch: usize) -> Result<AttentionCache, AttentionError> {
         let weight = self.k_proj.weight.val();
@@ -45,8 +45,8 @@ impl DynamicMaskAttention {
         Ok(config.try_init(&device)?.into())
     }
 
-    /// The layer on new tokens of sequences whose earlier tokens the cache has been given: `[batch, len, d_model]` to
-    /// the same, equal to the last `len` rows of [`forward`](Self::forward) over everything. The tokens are
+    /// The layer on new tokens of sequences whose earlier tokens are in the cache: `[batch, len, d_model]` to
+    /// the same shape, equal to the last `len` rows of [`forward`](Self::forward) over everything. The tokens are
     /// appended: a prompt, a chunk of one, or one token at a time.
     ///
     /// Each sequence goes on at its own position, which the cache knows, so rotated keys stay right when others
@@ -54,18 +54,18 @@ impl DynamicMaskAttention {
     ///
     /// # Panics
     ///
-    /// Where [`try_forward_cached`](Self::try_forward_cached) returns an error, with its text, or if the last axis
+    /// If [`try_forward_cached`](Self::try_forward_cached) returns an error, with that error's text, or if the last axis
     /// is not `d_model`.
     #[must_use]
     pub fn forward_cached(&self, x: Tensor<3>, cache: &mut AttentionCache) -> Tensor<3> {
         expect(self.try_forward_cached(x, cache))
     }
 
-    /// As [`forward_cached`](Self::forward_cached).
+    /// Like [`forward_cached`](Self::forward_cached), but returns the error.
     ///
     /// # Errors
     ///
-    /// As [`AttentionCache::try_step`], for example if the parameters are tracked by autodiff. The cache is
+    /// Those of [`AttentionCache::try_step`], for example if the parameters are tracked by autodiff. The cache is
     /// unchanged then.
     pub fn try_forward_cached(
         &self,

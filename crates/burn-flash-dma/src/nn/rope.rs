@@ -5,7 +5,7 @@ use burn::tensor::{DType, FloatDType, Int, Tensor};
 
 /// Rotates `[batch, heads, len, head_dim]` as the positions `start..start + len`.
 ///
-/// The table of `rope` serves the positions it has; past them the same angles are computed for the call.
+/// Positions within the table of `rope` are read from it; past its end the same angles are computed for the call.
 pub(super) fn rotate(rope: &RotaryEncoding, tensor: Tensor<4>, start: usize) -> Tensor<4> {
     let [_, _, len, _] = tensor.dims();
     let [table, _, _] = rope.freq_complex.dims();
@@ -22,8 +22,8 @@ pub(super) fn rotate(rope: &RotaryEncoding, tensor: Tensor<4>, start: usize) -> 
     rotated.cast(dtype)
 }
 
-/// `[len, head_dim, 2]`: cosine and sine of each position's angle, twice a pair of features, as the table has
-/// them.
+/// `[len, head_dim, 2]`: cosine and sine of each position's angle, twice per pair of features, as in the
+/// table.
 fn frequencies(rope: &RotaryEncoding, start: usize, len: usize) -> Tensor<3> {
     let device = rope.theta.device();
     let [pairs] = rope.theta.dims();

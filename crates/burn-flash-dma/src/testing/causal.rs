@@ -1,10 +1,10 @@
-//! Whether an output of a model depends on later tokens.
+//! A check that no output of a model depends on later tokens.
 
 use burn::tensor::{DType, Int, Tensor, TensorReadError};
 use core::fmt;
 use thiserror::Error;
 
-/// What the tokens from a position on are changed to.
+/// The values that replace the tokens from a position on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Change {
     /// The features of the tokens in reverse order, times -1.5, plus 0.25.
@@ -30,7 +30,7 @@ impl fmt::Display for Change {
 pub struct Leak {
     /// The position from which on the input was changed: the first one tried that shows the leak.
     pub position: usize,
-    /// What the input was changed to.
+    /// The values that replaced the input.
     pub change: Change,
     /// The first position whose output changed; before `position`.
     pub first: usize,
@@ -40,7 +40,7 @@ pub struct Leak {
     pub before: f64,
     /// That element after the change.
     pub after: f64,
-    /// By how much it might have changed.
+    /// The change that is allowed.
     pub allowed: f64,
     /// Elements before `position` that changed by more than is allowed.
     pub changed: usize,
@@ -71,7 +71,7 @@ impl fmt::Display for Leak {
     }
 }
 
-/// Why [`try_assert_causal`] refuses a model or an input.
+/// The reasons for which [`try_assert_causal`] refuses a model or an input.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum CausalError {
@@ -114,7 +114,7 @@ pub enum CausalError {
     /// The device failed.
     #[error("the output cannot be read: {reason}")]
     Read {
-        /// What the backend says.
+        /// The backend's message.
         reason: String,
     },
 }
@@ -127,7 +127,7 @@ impl From<TensorReadError> for CausalError {
     }
 }
 
-/// What a check that passed has seen.
+/// The findings of a check that passed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CausalReport {
     /// The positions from which on the input was changed.
@@ -146,7 +146,7 @@ mod sealed {
     impl Sealed for super::Tensor<2, super::Int> {}
 }
 
-/// What a model may be given: features `[batch, len, features]` as floats, or tokens `[batch, len]` as integers.
+/// The inputs that a model may take: features `[batch, len, features]` as floats, or tokens `[batch, len]` as integers.
 pub trait CausalInput: Clone + sealed::Sealed {
     /// Batch and length.
     #[doc(hidden)]
@@ -212,7 +212,7 @@ impl CausalInput for Tensor<2, Int> {
 /// other values and to huge ones, and compares the outputs before.
 ///
 /// `model` takes `[batch, len, features]` of floats or `[batch, len]` of tokens and returns `[batch, len, ..]`. It must
-/// give the same output for the same input, so without dropout. Tokens are changed to the least and the greatest one of
+/// give the same output for the same input, so it must not use dropout. Tokens are changed to the least and the greatest one of
 /// `input`. `tolerance` is relative to the greatest absolute value of the outputs that are compared: a few units of
 /// rounding, say 1e-5 in f32 and 2e-2 in bf16, since an attention kernel may sum the earlier keys of a tile of queries
 /// in another order. An output that is NaN must stay NaN, and one that is not must not become it: a mask that multiplies
@@ -235,7 +235,7 @@ impl CausalInput for Tensor<2, Int> {
 ///
 /// # Panics
 ///
-/// Where [`try_assert_causal`] returns an error, with its text: it names the first position at which the model leaks,
+/// If [`try_assert_causal`] returns an error, with that error's text: it names the first position at which the model leaks,
 /// and the element that changes most.
 #[track_caller]
 pub fn assert_causal<I: CausalInput, const D: usize>(
@@ -248,7 +248,7 @@ pub fn assert_causal<I: CausalInput, const D: usize>(
     }
 }
 
-/// As [`assert_causal`].
+/// Like [`assert_causal`], but returns the error.
 ///
 /// # Errors
 ///
@@ -307,7 +307,7 @@ fn positions(len: usize) -> Vec<usize> {
     positions
 }
 
-/// What a model gave: `[batch, len, ..]`.
+/// The output of a model, `[batch, len, ..]`.
 struct Output {
     values: Vec<f32>,
     shape: Vec<usize>,

@@ -1,4 +1,4 @@
-//! Checks for the tests of a model that is built on this crate; behind the feature `testing`, which belongs into
+//! Checks for the tests of a model built on this crate; behind the feature `testing`, which belongs in
 //! `[dev-dependencies]`.
 //!
 //! - [`assert_causal`]: no output of a model depends on later tokens;

@@ -3,11 +3,11 @@
 use crate::case::values;
 use burn::backend::Flex;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_flash_dma::cache::fallback;
-use burn_flash_dma::cache::ops::{
+use burn_flash_dma::fallback::cache as fallback;
+use burn_flash_dma::ops::OptionalFloat;
+use burn_flash_dma::ops::{
     CacheOps, DecodedPages, DecodedSlots, PageMap, PageTensors, SlotTensors, TokenTensors,
 };
-use burn_flash_dma::ops::OptionalFloat;
 use burn_flash_dma::{AttentionOptions, ElementType};
 use flash_dma_problem::CacheShape;
 use flash_dma_reference::Rng;

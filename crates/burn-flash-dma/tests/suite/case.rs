@@ -1,7 +1,7 @@
 //! A problem with its inputs and the oracle's answers, and what every test does with one.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_flash_dma::{AttentionOptions, ElementType, Problem};
+use burn_flash_dma::{Attention, AttentionOptions, ElementType, Problem};
 use flash_dma_reference::compare::{compare, compare_lse};
 use flash_dma_reference::generate::{self, Scores};
 use flash_dma_reference::{Backward, Forward, Inputs};
@@ -179,9 +179,10 @@ impl Tensors {
 
     pub fn attend_with_lse(&self, options: AttentionOptions) -> (Tensor<4>, Tensor<3>) {
         let Self { q, k, v, scores } = self.clone();
+        let attention = Attention::new(q, k, v).options(options);
         match scores {
-            None => burn_flash_dma::attention_with_lse(q, k, v, options),
-            Some(z) => burn_flash_dma::dynamic_mask_attention_with_lse(q, k, v, z, options),
+            None => attention.forward_with_lse(),
+            Some(z) => attention.scores(z).forward_with_lse(),
         }
     }
 }

@@ -5,9 +5,8 @@ use crate::case::{Case, ELEMENTS, Tensors, loss, values};
 use crate::values::{ints, oracle_intervals};
 use burn::tensor::{DType, Device, Distribution, Int, Tensor};
 use burn_flash_dma::{
-    AttentionError, AttentionMask, AttentionOptions, ElementType, KeyRanges, TensorName, TilePlan,
-    masked_attention, masked_attention_with_plan, select, try_attention,
-    try_dynamic_mask_attention,
+    AttentionError, AttentionMask, AttentionOptions, ElementType, KeyRanges, MaskedAttention,
+    TensorName, TilePlan, masked_attention, select, try_attention, try_dynamic_mask_attention,
 };
 use flash_dma_reference::generate::Scores;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -156,14 +155,11 @@ fn masks_and_biases_through_fusion() {
         let plan = TilePlan::new(mask, [19, 70], true);
         let wide = (bias.clone() * 2.0).expand([1, 2, 19, 70]);
         let options = AttentionOptions::new();
-        let out = masked_attention_with_plan(
-            q.clone() * 2.0,
-            k.clone(),
-            v.clone(),
-            &plan,
-            Some(wide),
-            options,
-        );
+        let out = MaskedAttention::new(q.clone() * 2.0, k.clone(), v.clone())
+            .plan(&plan)
+            .bias(wide)
+            .options(options)
+            .forward();
         let grads = (out.clone() * out.clone()).sum().backward();
         let counts = plan.counts().clone().into_data_as::<i32>();
         let mut all = vec![values(out.inner()), counts.iter::<f64>().collect()];

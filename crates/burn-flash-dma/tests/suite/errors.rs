@@ -2,9 +2,8 @@
 
 use burn::tensor::{DType, Device, Tensor};
 use burn_flash_dma::{
-    AttentionError, AttentionOptions, TensorName, dynamic_mask_attention, select, try_attention,
-    try_dynamic_mask_attention, try_dynamic_mask_attention_with_intervals,
-    try_dynamic_mask_attention_with_lse, try_flash_dma_attention, try_select, try_zoh_scores,
+    Attention, AttentionError, AttentionOptions, TensorName, dynamic_mask_attention, select,
+    try_attention, try_dynamic_mask_attention, try_flash_dma_attention, try_select, try_zoh_scores,
 };
 
 fn zeros<const D: usize>(shape: [usize; D]) -> Tensor<D> {
@@ -23,7 +22,8 @@ fn attend(
     );
     let mut scores = zeros([2, 2, 7]);
     change(&mut q, &mut k, &mut v, &mut scores);
-    try_dynamic_mask_attention_with_lse(q.clone(), k.clone(), v.clone(), scores.clone(), options)
+    let with_lse = Attention::new(q.clone(), k.clone(), v.clone()).scores(scores.clone());
+    (with_lse.options(options).try_forward_with_lse())
         .map(drop)
         .inspect_err(|error| {
             let out = try_dynamic_mask_attention(q, k, v, scores, options);
@@ -123,14 +123,12 @@ fn wrong_options_are_refused() {
 fn intervals_of_another_problem_are_refused() {
     let options = AttentionOptions::new();
     let attend = |scores: [usize; 3], options| {
-        try_dynamic_mask_attention_with_intervals(
-            zeros([2, 4, 5, 8]),
-            zeros([2, 2, 7, 8]),
-            zeros([2, 2, 7, 8]),
-            zeros([2, 2, 7]),
-            &select(zeros(scores), 3),
-            options,
-        )
+        let kv = || zeros([2, 2, 7, 8]);
+        Attention::new(zeros([2, 4, 5, 8]), kv(), kv())
+            .scores(zeros([2, 2, 7]))
+            .intervals(&select(zeros(scores), 3))
+            .options(options)
+            .try_forward()
     };
     assert!(attend([2, 2, 7], options).is_ok());
     assert!(attend([2, 2, 7], options.with_keep_window(3)).is_ok());

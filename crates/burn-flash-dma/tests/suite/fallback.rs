@@ -4,8 +4,9 @@ use crate::case::{Case, ELEMENTS, Gradients, Tensors, cases, values};
 use crate::values::{ints, oracle_intervals};
 use burn::backend::Flex;
 use burn::tensor::{Device, Int, Tensor};
+use burn_flash_dma::fallback::attention as fallback;
 use burn_flash_dma::ops::{DynamicMaskOps, OptionalFloat, Saved, Selection};
-use burn_flash_dma::{AttentionOptions, ElementType, fallback};
+use burn_flash_dma::{AttentionOptions, ElementType};
 use flash_dma_reference::compare::{GRADIENT, OUTPUT, compare, compare_lse};
 use flash_dma_reference::{Rng, generate::Scores};
 

@@ -4,13 +4,12 @@
 use crate::case::{dtype, tensor, values};
 use burn::backend::Flex;
 use burn::tensor::{Bool, DType, Device, Distribution, Int, Tensor, TensorData};
-use burn_flash_dma::masked::fallback;
-use burn_flash_dma::masked::ops::{MaskedAttentionOps, Masking, OptionalPlan, PlanTensors};
+use burn_flash_dma::fallback::masked as fallback;
+use burn_flash_dma::ops::{MaskedAttentionOps, Masking, OptionalPlan, PlanTensors};
 use burn_flash_dma::ops::{OptionalFloat, Saved};
 use burn_flash_dma::{
-    AttentionError, AttentionMask, AttentionOptions, ElementType, MaskedProblem, TensorName,
-    TilePlan, masked_attention, masked_attention_with_lse, masked_attention_with_plan,
-    try_masked_attention, try_masked_attention_with_plan,
+    AttentionError, AttentionMask, AttentionOptions, ElementType, MaskedAttention, MaskedProblem,
+    TensorName, TilePlan, masked_attention, try_masked_attention,
 };
 use flash_dma_reference::Rng;
 use flash_dma_reference::compare::{GRADIENT, OUTPUT, compare, compare_lse};
@@ -203,10 +202,18 @@ fn a_plan_serves_as_its_mask_does_and_both_polarities_agree() {
         hidden.clone().into_visible().into_data(),
         mask.clone().into_data()
     );
+    let attention = || MaskedAttention::new(q.clone(), k.clone(), v.clone()).options(options);
+    let (_, visible_lse) = attention().mask(hidden.clone()).forward_with_lse();
+    let visible_lse = values(visible_lse);
     let plan = TilePlan::new(hidden, [19, 70], true);
     for _ in 0..2 {
-        let out = masked_attention_with_plan(q.clone(), k.clone(), v.clone(), &plan, None, options);
-        assert_eq!(values(out), visible);
+        let planned = attention().plan(&plan);
+        assert_eq!(values(planned.clone().forward()), visible);
+        let (out, lse) = planned.forward_with_lse();
+        assert_eq!(
+            (values(out), values(lse)),
+            (visible.clone(), visible_lse.clone())
+        );
     }
 }
 
@@ -247,7 +254,8 @@ fn a_bias_may_be_all_that_is_trained() {
         let options = AttentionOptions::new();
         let attend = |bias| {
             let (q, k, v) = (q.clone(), k.clone(), v.clone());
-            masked_attention_with_lse(q, k, v, None, Some(bias), options)
+            let attention = MaskedAttention::new(q, k, v).bias(bias);
+            attention.options(options).forward_with_lse()
         };
         let (out, lse) = attend(bias.clone());
         let (same, _) = attend(expanded.clone());
@@ -337,7 +345,8 @@ fn bad_input_is_refused_by_tensor_and_axis() {
     let planned = |lengths: [usize; 2], causal| {
         let mask = AttentionMask::visible(shown([1, 1, lengths[0], lengths[1]], &device));
         let plan = TilePlan::new(mask, lengths, causal);
-        try_masked_attention_with_plan(q.clone(), k.clone(), v.clone(), &plan, None, options)
+        let attention = MaskedAttention::new(q.clone(), k.clone(), v.clone()).plan(&plan);
+        attention.options(options).try_forward()
     };
     assert!(planned([19, 70], true).is_ok());
     assert_eq!(

@@ -4,11 +4,11 @@
 use crate::case::values;
 use burn::backend::Flex;
 use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
-use burn_flash_dma::masked::fallback;
-use burn_flash_dma::masked::ops::{MaskedAttentionOps, PlanTensors};
+use burn_flash_dma::fallback::masked as fallback;
+use burn_flash_dma::ops::{MaskedAttentionOps, PlanTensors};
 use burn_flash_dma::{
-    AttentionError, AttentionMask, AttentionOptions, KeyRanges, PlanGeometry, TilePlan,
-    masked_attention, masked_attention_with_plan,
+    AttentionError, AttentionMask, AttentionOptions, KeyRanges, MaskedAttention, PlanGeometry,
+    TilePlan, masked_attention,
 };
 
 fn keys<const N: usize>(values: [i32; N], shape: [usize; 3], device: &Device) -> Tensor<3, Int> {
@@ -70,7 +70,10 @@ fn a_plan_of_ranges_serves_as_its_mask_does() {
     let options = AttentionOptions::new();
     let outs = [
         masked_attention(q.clone(), k.clone(), v.clone(), Some(mask), None, options),
-        masked_attention_with_plan(q.clone(), k.clone(), v.clone(), &plan, None, options),
+        MaskedAttention::new(q.clone(), k.clone(), v.clone())
+            .plan(&plan)
+            .options(options)
+            .forward(),
     ];
     let [by_mask, by_ranges] = outs.map(|out| {
         let grads = (out.clone() * out.clone()).sum().backward();

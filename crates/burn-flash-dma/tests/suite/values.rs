@@ -3,8 +3,7 @@
 use crate::case::{Case, ELEMENTS, Tensors, cases, tensor, values};
 use burn::tensor::{Device, Int, Tensor};
 use burn_flash_dma::{
-    AttentionOptions, ElementType, dynamic_mask_attention, dynamic_mask_attention_with_intervals,
-    select, zoh_scores,
+    Attention, AttentionOptions, ElementType, dynamic_mask_attention, select, zoh_scores,
 };
 use flash_dma_reference::{Rng, generate::Scores, generate::normal, zoh::Zoh};
 
@@ -76,25 +75,24 @@ fn intervals_match_the_oracle_and_serve_several_calls() {
                 oracle_intervals(&case, window)
             );
             for options in [options, options.with_causal(false)] {
-                let own = dynamic_mask_attention(
-                    q.clone(),
-                    k.clone(),
-                    v.clone(),
-                    scores.clone(),
-                    options,
-                );
-                let shared = dynamic_mask_attention_with_intervals(
-                    q.clone(),
-                    k.clone(),
-                    v.clone(),
-                    scores.clone(),
-                    &intervals,
-                    options,
-                );
+                let (qkv, scores) = ((q.clone(), k.clone(), v.clone()), scores.clone());
+                let own = dynamic_mask_attention(qkv.0, qkv.1, qkv.2, scores.clone(), options);
+                let scored = Attention::new(q.clone(), k.clone(), v.clone()).scores(scores);
+                let scored = scored.options(options);
+                let (_, own_lse) = scored.clone().forward_with_lse();
+                let shared = scored.intervals(&intervals);
+                let (out, lse) = shared.clone().forward_with_lse();
                 // NaN rows compare by their bits.
-                let bits =
-                    |t: Tensor<4>| values(t).into_iter().map(f64::to_bits).collect::<Vec<_>>();
-                assert_eq!(bits(own), bits(shared), "{}", case.name);
+                let bits = |values: Vec<f64>| values.into_iter().map(f64::to_bits).collect();
+                let bits: [Vec<u64>; 5] = [
+                    bits(values(own)),
+                    bits(values(shared.forward())),
+                    bits(values(out)),
+                    bits(values(own_lse)),
+                    bits(values(lse)),
+                ];
+                assert!(bits[0] == bits[1] && bits[0] == bits[2], "{}", case.name);
+                assert_eq!(bits[3], bits[4], "{}", case.name);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! The masks of the book, and attention under one of them with a bias that is learned.
 
 use burn::tensor::{Device, Distribution, Int, Tensor};
-use burn_flash_dma::{AttentionMask, AttentionOptions, BlockRule, KeyRanges, TilePlan};
+use burn_flash_dma::{AttentionMask, BlockRule, KeyRanges, MaskedAttention, TilePlan};
 
 /// Pairs that a mask shows.
 fn pairs(mask: &AttentionMask) -> i64 {
@@ -66,14 +66,10 @@ fn main() {
     let plan = TilePlan::new(mask, [256, 256], true);
     let mut x = q;
     for _layer in 0..2 {
-        x = burn_flash_dma::masked_attention_with_plan(
-            x,
-            k.clone(),
-            v.clone(),
-            &plan,
-            Some(bias.clone()),
-            AttentionOptions::new(),
-        );
+        x = MaskedAttention::new(x, k.clone(), v.clone())
+            .plan(&plan)
+            .bias(bias.clone())
+            .forward();
     }
     let grads = x.sum().backward();
     let grad = bias.grad(&grads).expect("the bias is tracked");

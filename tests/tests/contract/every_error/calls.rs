@@ -7,9 +7,9 @@ use burn_flash_dma::cache::{
 };
 use burn_flash_dma::ops::{DynamicMaskOps, OptionalFloat, Saved, Selection};
 use burn_flash_dma::{
-    AttentionError, AttentionMask, AttentionOptions, ElementType, KeyRanges, Problem, TilePlan,
-    select, try_attention, try_dynamic_mask_attention, try_dynamic_mask_attention_with_intervals,
-    try_masked_attention, try_masked_attention_with_plan,
+    Attention, AttentionError, AttentionMask, AttentionOptions, ElementType, KeyRanges,
+    MaskedAttention, Problem, TilePlan, select, try_attention, try_dynamic_mask_attention,
+    try_masked_attention,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -101,8 +101,9 @@ pub fn dynamic(spoil: impl FnOnce(&mut Call)) -> Result<(), AttentionError> {
 pub fn with_intervals(window: usize, spoil: impl FnOnce(&mut Call)) -> Result<(), AttentionError> {
     let c = Call::spoiled(spoil);
     let intervals = select(c.scores.clone(), window);
-    try_dynamic_mask_attention_with_intervals(c.q, c.k, c.v, c.scores, &intervals, c.options)
-        .map(drop)
+    let attention = Attention::new(c.q, c.k, c.v).scores(c.scores);
+    let attention = attention.intervals(&intervals).options(c.options);
+    attention.try_forward().map(drop)
 }
 
 pub fn masked(spoil: impl FnOnce(&mut Call)) -> Result<(), AttentionError> {
@@ -113,7 +114,8 @@ pub fn masked(spoil: impl FnOnce(&mut Call)) -> Result<(), AttentionError> {
 pub fn with_plan(causal: bool) -> Result<(), AttentionError> {
     let c = Call::spoiled(|_| {});
     let plan = TilePlan::new(shows([1, 1, 5, 7]), [5, 7], causal);
-    try_masked_attention_with_plan(c.q, c.k, c.v, &plan, None, c.options).map(drop)
+    let attention = MaskedAttention::new(c.q, c.k, c.v).plan(&plan);
+    attention.options(c.options).try_forward().map(drop)
 }
 
 pub fn ranges_on_two_devices() -> Result<(), AttentionError> {

@@ -1,7 +1,8 @@
-//! What was read against the oracle.
+//! The comparison of results with the oracle.
 
 use super::data::{Data, Values};
-use super::{Checked, Sample};
+use super::passes::Results;
+use super::report::{Checked, Sample};
 use flash_dma_problem::{ElementType, Problem, TensorName};
 use flash_dma_reference::compare::{GRADIENT, OUTPUT};
 use flash_dma_reference::sampled::{
@@ -12,25 +13,7 @@ use flash_dma_reference::{Failure, Report, Rng};
 /// kv heads whose keys are sampled.
 const KEY_HEADS: usize = 2;
 
-/// The gradients of the inputs.
-pub struct Gradients {
-    pub q: Values,
-    pub k: Values,
-    pub v: Values,
-    pub scores: Option<Values>,
-}
-
-/// What the passes gave.
-pub struct Results {
-    pub out: Values,
-    pub lse: Values,
-    /// With gradients of the outputs in every row.
-    pub whole: Gradients,
-    /// With gradients of the outputs in the sampled rows.
-    pub of_rows: Gradients,
-}
-
-/// What they should have given.
+/// The expected results.
 pub struct Expected {
     rows: SampledRows,
     keys: SampledKeys,
@@ -203,7 +186,7 @@ impl Log {
 mod tests {
     use super::*;
     use crate::AttentionOptions;
-    use crate::testing::gradients::passes;
+    use crate::testing::gradients::passes::passes;
     use burn::tensor::{Device, f16};
 
     /// f16, 5 queries after 45 keys, 3 query heads on each kv head.

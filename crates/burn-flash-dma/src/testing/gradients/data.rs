@@ -1,6 +1,6 @@
 //! Random inputs as a function of the row, so that no copy of them stays on the host, and what is read back.
 
-use super::GradientError;
+use super::report::GradientError;
 use burn::tensor::{Device, Element, Tensor, TensorData, bf16, f16};
 use flash_dma_problem::{ElementType, Problem, TensorName};
 use flash_dma_reference::sampled::{ReadRow, Source, reader};

@@ -1,0 +1,155 @@
+//! The gradients: one fused backward pass for whichever of q, k, v and scores are tracked.
+
+use super::node::{Pass, first_order, record};
+use crate::ops::attention::DynamicMaskOps;
+use crate::ops::types::{AttentionGrads, OptionalFloat, Saved, Selection};
+use burn::backend::AutodiffBackend;
+use burn::backend::autodiff::Autodiff;
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use flash_dma_problem::{Problem, TensorName};
+
+impl<B: DynamicMaskOps, C: CheckpointStrategy> DynamicMaskOps for Autodiff<B, C> {
+    fn dynamic_mask_select(scores: FloatTensor<Self>, window: usize) -> IntTensor<Self> {
+        // The selection is a constant.
+        B::dynamic_mask_select(scores.into_primitive(), window)
+    }
+
+    fn dynamic_mask_forward(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        selection: Selection<Self>,
+        problem: Problem,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        run::<B, C>([q, k, v], selection, problem, false)
+    }
+
+    fn dynamic_mask_forward_with_lse(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        selection: Selection<Self>,
+        problem: Problem,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        run::<B, C>([q, k, v], selection, problem, true)
+    }
+
+    fn dynamic_mask_backward(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        selection: Selection<Self>,
+        saved: Saved<Self>,
+        problem: Problem,
+    ) -> AttentionGrads<Self> {
+        first_order([
+            (TensorName::Query, q.is_tracked()),
+            (TensorName::Key, k.is_tracked()),
+            (TensorName::Value, v.is_tracked()),
+            (
+                TensorName::Scores,
+                matches!(&selection, Selection::Scored { scores, .. } if scores.is_tracked()),
+            ),
+            (TensorName::GradOut, saved.grad_out.is_tracked()),
+            (
+                TensorName::GradLse,
+                matches!(&saved.grad_lse, OptionalFloat::Some(t) if t.is_tracked()),
+            ),
+        ]);
+        let selection = match selection {
+            Selection::All => Selection::All,
+            Selection::Scored { scores, intervals } => Selection::Scored {
+                scores: scores.into_primitive(),
+                intervals,
+            },
+        };
+        let saved = Saved {
+            out: saved.out.into_primitive(),
+            lse: saved.lse.into_primitive(),
+            grad_out: saved.grad_out.into_primitive(),
+            grad_lse: saved.grad_lse.map(|t| t.into_primitive()),
+        };
+        let grads = B::dynamic_mask_backward(
+            q.into_primitive(),
+            k.into_primitive(),
+            v.into_primitive(),
+            selection,
+            saved,
+            problem,
+        );
+        AttentionGrads {
+            q: Self::from_inner(grads.q),
+            k: Self::from_inner(grads.k),
+            v: Self::from_inner(grads.v),
+            scores: grads.scores.map(Self::from_inner),
+        }
+    }
+}
+
+/// A tensor of the graph.
+type Recorded<B, C> = FloatTensor<Autodiff<B, C>>;
+
+fn run<B: DynamicMaskOps, C: CheckpointStrategy>(
+    [q, k, v]: [Recorded<B, C>; 3],
+    selection: Selection<Autodiff<B, C>>,
+    problem: Problem,
+    differentiable_lse: bool,
+) -> (Recorded<B, C>, Recorded<B, C>) {
+    match selection {
+        Selection::All => {
+            let intervals = None;
+            let pass = Selected { intervals, problem };
+            record::<B, C, _, 3>([q, k, v], pass, differentiable_lse)
+        }
+        Selection::Scored { scores, intervals } => {
+            let intervals = Some(intervals);
+            let pass = Selected { intervals, problem };
+            record::<B, C, _, 4>([q, k, v, scores], pass, differentiable_lse)
+        }
+    }
+}
+
+/// Dynamic-mask attention of q, k, v and, with intervals, the scores.
+#[derive(Clone, Debug)]
+struct Selected<B: DynamicMaskOps> {
+    intervals: Option<IntTensor<B>>,
+    problem: Problem,
+}
+
+impl<B: DynamicMaskOps, const N: usize> Pass<B, N> for Selected<B> {
+    fn forward(&self, inputs: [FloatTensor<B>; N]) -> (FloatTensor<B>, FloatTensor<B>) {
+        let (q, k, v, selection) = unpack(inputs, self.intervals.clone());
+        B::dynamic_mask_forward(q, k, v, selection, self.problem)
+    }
+
+    fn backward(
+        self,
+        inputs: [FloatTensor<B>; N],
+        saved: Saved<B>,
+        _tracked: [bool; N],
+    ) -> [Option<FloatTensor<B>>; N] {
+        let (q, k, v, selection) = unpack(inputs, self.intervals);
+        let grads = B::dynamic_mask_backward(q, k, v, selection, saved, self.problem);
+        let scores = grads.scores.into_option();
+        let mut grads = [Some(grads.q), Some(grads.k), Some(grads.v), scores].into_iter();
+        std::array::from_fn(|_| grads.next().flatten())
+    }
+}
+
+fn unpack<B: DynamicMaskOps, const N: usize>(
+    inputs: [FloatTensor<B>; N],
+    intervals: Option<IntTensor<B>>,
+) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>, Selection<B>) {
+    let mut inputs = inputs.into_iter();
+    let mut next = || inputs.next().expect("q, k, v and, with intervals, scores");
+    let (q, k, v) = (next(), next(), next());
+    let selection = match intervals {
+        None => Selection::All,
+        Some(intervals) => Selection::Scored {
+            scores: next(),
+            intervals,
+        },
+    };
+    (q, k, v, selection)
+}

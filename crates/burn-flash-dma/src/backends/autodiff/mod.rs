@@ -1,0 +1,5 @@
+//! The gradients: one node of the autodiff graph per pass.
+
+mod attention;
+mod masked;
+mod node;

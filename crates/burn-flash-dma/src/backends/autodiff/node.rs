@@ -1,0 +1,175 @@
+//! The node of an attention pass in the autodiff graph.
+
+use crate::ops::types::{OptionalFloat, Saved};
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::autodiff::{Autodiff, NodeId};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{AutodiffBackend, Backend, TensorMetadata};
+use flash_dma_problem::{AttentionError, TensorName};
+use std::fmt::Debug;
+use std::marker::PhantomData;
+use std::sync::{Arc, Mutex};
+
+/// An attention pass of `N` tensors and what it keeps beside them.
+pub(crate) trait Pass<B: Backend, const N: usize>:
+    Clone + Debug + Send + Sync + 'static
+{
+    /// The output and the LSE.
+    fn forward(&self, inputs: [FloatTensor<B>; N]) -> (FloatTensor<B>, FloatTensor<B>);
+
+    /// The gradients of the inputs; `tracked` says whose are wanted.
+    fn backward(
+        self,
+        inputs: [FloatTensor<B>; N],
+        saved: Saved<B>,
+        tracked: [bool; N],
+    ) -> [Option<FloatTensor<B>>; N];
+}
+
+/// A tensor of the graph.
+type Recorded<B, C> = FloatTensor<Autodiff<B, C>>;
+
+/// The forward pass, recorded.
+///
+/// Burn's graph has no node with two outputs. Where `lse` must be differentiable it is the node
+/// with the inputs as parents, and `out` a node on top of it, whose backward step runs first and
+/// leaves its gradient in a slot that both share. So there is still one backward pass.
+pub(crate) fn record<B: Backend, C: CheckpointStrategy, P: Pass<B, N>, const N: usize>(
+    inputs: [Recorded<B, C>; N],
+    pass: P,
+    differentiable_lse: bool,
+) -> (Recorded<B, C>, Recorded<B, C>) {
+    let nodes = inputs.each_ref().map(|t| t.node());
+    let node = AttentionNode::<P>(PhantomData);
+    match node.prepare::<C>(nodes).compute_bound().stateful() {
+        OpsKind::UnTracked(prep) => {
+            let (out, lse) = pass.forward(inputs.map(|t| t.into_primitive()));
+            (prep.finish(out), Autodiff::<B, C>::from_inner(lse))
+        }
+        OpsKind::Tracked(mut prep) => {
+            let checkpoints = inputs.each_ref().map(|t| prep.checkpoint(t));
+            let (out, lse) = pass.forward(inputs.map(|t| t.into_primitive()));
+            let slot = differentiable_lse.then(Slot::<B>::default);
+            let state = State {
+                inputs: checkpoints,
+                pass,
+                out: out.clone(),
+                lse: lse.clone(),
+                grad_out: slot.clone(),
+            };
+            let Some(slot) = slot else {
+                return (prep.finish(state, out), Autodiff::<B, C>::from_inner(lse));
+            };
+            let tracked_lse = prep.finish(state, lse.clone());
+            let prep = OutNode.prepare::<C>([tracked_lse.node()]);
+            let out = match prep.compute_bound().stateful() {
+                OpsKind::Tracked(prep) => prep.finish((slot, lse), out),
+                OpsKind::UnTracked(prep) => prep.finish(out),
+            };
+            (out, tracked_lse)
+        }
+    }
+}
+
+/// The gradient of `out`, on its way from one node to the other.
+type Slot<B> = Arc<Mutex<Option<FloatTensor<B>>>>;
+
+/// The state that the backward pass keeps.
+#[derive(Clone, Debug)]
+struct State<B: Backend, P, const N: usize> {
+    /// The checkpointed parents.
+    inputs: [NodeId; N],
+    pass: P,
+    out: FloatTensor<B>,
+    lse: FloatTensor<B>,
+    /// Present if the node's own gradient is that of `lse`, and not that of `out`.
+    grad_out: Option<Slot<B>>,
+}
+
+/// The node whose parents are the inputs. It runs the backward pass.
+#[derive(Debug)]
+struct AttentionNode<P>(PhantomData<P>);
+
+impl<B: Backend, P: Pass<B, N>, const N: usize> Backward<B, N> for AttentionNode<P> {
+    type State = State<B, P, N>;
+
+    fn backward(
+        self,
+        ops: Ops<Self::State, N>,
+        grads: &mut Gradients,
+        checkpointer: &mut Checkpointer,
+    ) {
+        let grad = grads.consume::<B>(&ops.node);
+        let state = ops.state;
+        let (grad_out, grad_lse) = match state.grad_out {
+            None => (grad, OptionalFloat::None),
+            Some(slot) => {
+                let grad_out = slot
+                    .lock()
+                    .expect("no step panics with the lock held")
+                    .take();
+                // The loss may depend on `lse` alone: then the node of `out` never ran.
+                let grad_out = grad_out.unwrap_or_else(|| zeros_like::<B>(&state.out));
+                (grad_out, OptionalFloat::Some(grad))
+            }
+        };
+        let inputs = state
+            .inputs
+            .map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
+        let saved = Saved {
+            out: state.out,
+            lse: state.lse,
+            grad_out,
+            grad_lse,
+        };
+        let tracked = ops.parents.each_ref().map(Option::is_some);
+        let results = state.pass.backward(inputs, saved, tracked);
+        for (parent, grad) in ops.parents.into_iter().zip(results) {
+            if let (Some(parent), Some(grad)) = (parent, grad) {
+                grads.register::<B>(parent.id, grad);
+            }
+        }
+    }
+}
+
+/// The node of `out` on top of a differentiable `lse`: hands its gradient over.
+#[derive(Debug)]
+struct OutNode;
+
+impl<B: Backend> Backward<B, 1> for OutNode {
+    /// The slot for the gradient, and the `lse` for the shape of its zeros.
+    type State = (Slot<B>, FloatTensor<B>);
+
+    fn backward(
+        self,
+        ops: Ops<Self::State, 1>,
+        grads: &mut Gradients,
+        _checkpointer: &mut Checkpointer,
+    ) {
+        let grad = grads.consume::<B>(&ops.node);
+        let (slot, lse) = ops.state;
+        *slot.lock().expect("no step panics with the lock held") = Some(grad);
+        let [parent] = ops.parents;
+        if let Some(parent) = parent {
+            // The parent's step runs next and must find a gradient, whatever the loss uses.
+            grads.register::<B>(parent.id, zeros_like::<B>(&lse));
+        }
+    }
+}
+
+fn zeros_like<B: Backend>(tensor: &FloatTensor<B>) -> FloatTensor<B> {
+    B::float_zeros(tensor.shape(), &tensor.device(), tensor.dtype().into())
+}
+
+/// Refuses tracked tensors in a backward pass: its results are constants, so a second derivative would be silently zero.
+///
+/// # Panics
+///
+/// With the text of [`AttentionError::SecondOrder`].
+pub(crate) fn first_order<const N: usize>(tensors: [(TensorName, bool); N]) {
+    if let Some((tensor, _)) = tensors.into_iter().find(|&(_, tracked)| tracked) {
+        panic!("{}", AttentionError::SecondOrder { tensor });
+    }
+}

@@ -1,0 +1,106 @@
+//! Every CubeCL runtime, on the kernels: strided bindings in, contiguous tensors out.
+
+use super::tensors::{addressable, empty, run_checked};
+use crate::ops::attention::DynamicMaskOps;
+use crate::ops::types::{AttentionGrads, OptionalFloat, Saved, Selection};
+use burn::backend::TensorMetadata;
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::tensor::DType;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+use flash_dma_kernels::{Gradients, Inputs};
+use flash_dma_problem::Problem;
+
+impl DynamicMaskOps for CubeBackend {
+    fn dynamic_mask_select(scores: FloatTensor<Self>, window: usize) -> IntTensor<Self> {
+        let client = scores.client.clone();
+        let mut shape = scores.shape();
+        shape.push(2);
+        let intervals = empty(&scores, shape, DType::I32);
+        let output = intervals.clone().binding();
+        let result = flash_dma_kernels::select(&client, addressable(scores), window, output);
+        run_checked("the selection of keys", [&intervals], result);
+        intervals
+    }
+
+    fn dynamic_mask_forward(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        selection: Selection<Self>,
+        problem: Problem,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let client = q.client.clone();
+        let out = empty(&q, problem.q_shape(), q.dtype);
+        let lse = empty(&q, problem.lse_shape(), DType::F32);
+        let result = flash_dma_kernels::forward(
+            &client,
+            &problem,
+            inputs([q, k, v], selection),
+            out.clone().binding(),
+            lse.clone().binding(),
+        );
+        run_checked("attention's forward pass", [&out, &lse], result);
+        (out, lse)
+    }
+
+    fn dynamic_mask_backward(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        selection: Selection<Self>,
+        saved: Saved<Self>,
+        problem: Problem,
+    ) -> AttentionGrads<Self> {
+        let client = q.client.clone();
+        let grad_q = empty(&q, problem.q_shape(), q.dtype);
+        let grad_k = empty(&q, problem.kv_shape(), q.dtype);
+        let grad_v = empty(&q, problem.kv_shape(), q.dtype);
+        let grad_scores = problem
+            .has_scores
+            .then(|| empty(&q, problem.scores_shape(), DType::F32));
+        let result = flash_dma_kernels::backward(
+            &client,
+            &problem,
+            inputs([q, k, v], selection),
+            flash_dma_kernels::Saved {
+                out: addressable(saved.out),
+                lse: into_contiguous(saved.lse).binding(),
+                grad_out: addressable(saved.grad_out),
+                grad_lse: saved
+                    .grad_lse
+                    .into_option()
+                    .map(|t| into_contiguous(t).binding()),
+            },
+            Gradients {
+                q: grad_q.clone().binding(),
+                k: grad_k.clone().binding(),
+                v: grad_v.clone().binding(),
+                scores: grad_scores.clone().map(CubeTensor::binding),
+            },
+        );
+        let results = [&grad_q, &grad_k, &grad_v].into_iter().chain(&grad_scores);
+        run_checked("attention's backward pass", results, result);
+        AttentionGrads {
+            q: grad_q,
+            k: grad_k,
+            v: grad_v,
+            scores: OptionalFloat::from_option(grad_scores),
+        }
+    }
+}
+
+fn inputs([q, k, v]: [CubeTensor; 3], selection: Selection<CubeBackend>) -> Inputs {
+    Inputs {
+        q: addressable(q),
+        k: addressable(k),
+        v: addressable(v),
+        selection: match selection {
+            Selection::All => None,
+            Selection::Scored { scores, intervals } => Some(flash_dma_kernels::Selection {
+                scores: addressable(scores),
+                intervals: into_contiguous(intervals).binding(),
+            }),
+        },
+    }
+}

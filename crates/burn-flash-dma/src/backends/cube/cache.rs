@@ -1,0 +1,187 @@
+//! Caches on every CubeCL runtime: the kernels write tensors in place that nothing else shares.
+
+use super::tensors::{addressable, empty, run};
+use crate::ops::cache::CacheOps;
+use crate::ops::types::{
+    ChunkKeys, DecodedPages, DecodedSlots, OptionalFloat, PageMap, PageTensors, SlotTensors,
+    TokenTensors,
+};
+use burn::backend::tensor::FloatTensor;
+use burn::tensor::DType;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+use flash_dma_kernels::{Pages, Slots, Tokens};
+use flash_dma_problem::{AppendProblem, DecodeProblem};
+
+impl CacheOps for CubeBackend {
+    fn cache_append_slots(
+        slots: SlotTensors<Self>,
+        tokens: TokenTensors<Self>,
+        problem: AppendProblem,
+    ) -> SlotTensors<Self> {
+        let client = slots.k.client.clone();
+        let slots = own_slots(slots);
+        let (bindings, tokens) = (slot_bindings(&slots), token_bindings(tokens));
+        run(flash_dma_kernels::append(
+            &client, &problem, bindings, tokens,
+        ));
+        slots
+    }
+
+    fn cache_decode_slots(
+        q: FloatTensor<Self>,
+        slots: SlotTensors<Self>,
+        tokens: TokenTensors<Self>,
+        problem: DecodeProblem,
+    ) -> DecodedSlots<Self> {
+        let client = q.client.clone();
+        let slots = own_slots(slots);
+        let out = empty(&q, problem.q_shape(), q.dtype);
+        let lse = empty(&q, problem.lse_shape(), DType::F32);
+        run(flash_dma_kernels::decode(
+            &client,
+            &problem,
+            addressable(q),
+            slot_bindings(&slots),
+            token_bindings(tokens),
+            out.clone().binding(),
+            lse.clone().binding(),
+        ));
+        DecodedSlots { out, lse, slots }
+    }
+
+    fn cache_chunk_keys(
+        slots: SlotTensors<Self>,
+        tokens: TokenTensors<Self>,
+        problem: AppendProblem,
+    ) -> ChunkKeys<Self> {
+        let client = slots.k.client.clone();
+        let slots = contiguous_slots(slots);
+        let [batch, heads, window, dim] = problem.cache.kv_shape();
+        let len = window + problem.tokens;
+        let rows = [batch, heads, len, dim];
+        let k = empty(&slots.k, rows, slots.k.dtype);
+        let v = empty(&slots.k, rows, slots.k.dtype);
+        let scores = empty(&slots.k, [batch, heads, len], DType::F32);
+        run(flash_dma_kernels::chunk_keys(
+            &client,
+            &problem,
+            slot_bindings(&slots),
+            token_bindings(tokens),
+            k.clone().binding(),
+            v.clone().binding(),
+            scores.clone().binding(),
+        ));
+        ChunkKeys { k, v, scores }
+    }
+
+    fn cache_append_pages(
+        pages: PageTensors<Self>,
+        tokens: TokenTensors<Self>,
+        _map: PageMap,
+        problem: AppendProblem,
+    ) -> PageTensors<Self> {
+        let client = pages.k.client.clone();
+        let pages = own_pages(pages);
+        let (bindings, tokens) = (page_bindings(&pages), token_bindings(tokens));
+        run(flash_dma_kernels::append_pages(
+            &client, &problem, bindings, tokens,
+        ));
+        pages
+    }
+
+    fn cache_decode_pages(
+        q: FloatTensor<Self>,
+        pages: PageTensors<Self>,
+        tokens: TokenTensors<Self>,
+        _map: PageMap,
+        problem: DecodeProblem,
+    ) -> DecodedPages<Self> {
+        let client = q.client.clone();
+        let pages = own_pages(pages);
+        let out = empty(&q, problem.q_shape(), q.dtype);
+        let lse = empty(&q, problem.lse_shape(), DType::F32);
+        run(flash_dma_kernels::decode_pages(
+            &client,
+            &problem,
+            addressable(q),
+            page_bindings(&pages),
+            token_bindings(tokens),
+            out.clone().binding(),
+            lse.clone().binding(),
+        ));
+        DecodedPages { out, lse, pages }
+    }
+}
+
+/// A contiguous tensor that nothing else shares: the same, unless it is shared or padded.
+fn own(tensor: CubeTensor) -> CubeTensor {
+    let tensor = into_contiguous(tensor);
+    if tensor.can_mut() {
+        tensor
+    } else {
+        into_contiguous(tensor.copy())
+    }
+}
+
+fn own_slots(slots: SlotTensors<CubeBackend>) -> SlotTensors<CubeBackend> {
+    SlotTensors {
+        k: own(slots.k),
+        v: own(slots.v),
+        score: own(slots.score),
+        position: own(slots.position),
+        seen: own(slots.seen),
+    }
+}
+
+/// Contiguous tensors, for reading only: they may be shared.
+fn contiguous_slots(slots: SlotTensors<CubeBackend>) -> SlotTensors<CubeBackend> {
+    SlotTensors {
+        k: into_contiguous(slots.k),
+        v: into_contiguous(slots.v),
+        score: into_contiguous(slots.score),
+        position: into_contiguous(slots.position),
+        seen: into_contiguous(slots.seen),
+    }
+}
+
+fn own_pages(pages: PageTensors<CubeBackend>) -> PageTensors<CubeBackend> {
+    PageTensors {
+        k: own(pages.k),
+        v: own(pages.v),
+        scores: pages.scores.map(own),
+        table: into_contiguous(pages.table),
+        lengths: own(pages.lengths),
+    }
+}
+
+fn slot_bindings(slots: &SlotTensors<CubeBackend>) -> Slots {
+    Slots {
+        k: slots.k.clone().binding(),
+        v: slots.v.clone().binding(),
+        score: slots.score.clone().binding(),
+        position: slots.position.clone().binding(),
+        seen: slots.seen.clone().binding(),
+    }
+}
+
+fn page_bindings(pages: &PageTensors<CubeBackend>) -> Pages {
+    Pages {
+        k: pages.k.clone().binding(),
+        v: pages.v.clone().binding(),
+        scores: match &pages.scores {
+            OptionalFloat::None => None,
+            OptionalFloat::Some(scores) => Some(scores.clone().binding()),
+        },
+        table: pages.table.clone().binding(),
+        lengths: pages.lengths.clone().binding(),
+    }
+}
+
+fn token_bindings(tokens: TokenTensors<CubeBackend>) -> Tokens {
+    Tokens {
+        k: addressable(tokens.k),
+        v: addressable(tokens.v),
+        scores: tokens.scores.into_option().map(addressable),
+    }
+}

@@ -1,0 +1,144 @@
+//! Masks and biases on every CubeCL runtime.
+
+use super::tensors::{addressable, empty, run_checked};
+use crate::backends::bias::as_f32;
+use crate::ops::masked::MaskedAttentionOps;
+use crate::ops::types::{MaskedGrads, Masking, OptionalFloat, OptionalPlan, PlanTensors, Saved};
+use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
+use burn::tensor::DType;
+use burn_cubecl::kernel::{into_contiguous, untile};
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+use flash_dma_kernels::{MaskBits, MaskedGradients, MaskedInputs};
+use flash_dma_problem::{MaskedProblem, PlanGeometry};
+
+impl MaskedAttentionOps for CubeBackend {
+    fn masked_attention_plan(
+        mask: BoolTensor<Self>,
+        hidden: bool,
+        geometry: PlanGeometry,
+    ) -> PlanTensors<Self> {
+        let client = mask.client.clone();
+        let size = mask.dtype.size();
+        let (tensors, plan) = plan_buffers(&mask, &geometry);
+        let mask = untile(mask).binding();
+        let result = flash_dma_kernels::plan(&client, &geometry, mask, size, hidden, plan);
+        run_checked("the tile plan", [&tensors.bits, &tensors.counts], result);
+        tensors
+    }
+
+    fn masked_attention_plan_ranges(
+        first: IntTensor<Self>,
+        end: IntTensor<Self>,
+        geometry: PlanGeometry,
+    ) -> PlanTensors<Self> {
+        let client = first.client.clone();
+        let (tensors, plan) = plan_buffers(&first, &geometry);
+        let [first, end] = [first, end].map(|keys| untile(keys).binding());
+        let result = flash_dma_kernels::plan_ranges(&client, &geometry, first, end, plan);
+        run_checked("the tile plan", [&tensors.bits, &tensors.counts], result);
+        tensors
+    }
+
+    fn masked_attention_forward(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        masking: Masking<Self>,
+        problem: MaskedProblem,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (client, p) = (q.client.clone(), problem.attention);
+        let out = empty(&q, p.q_shape(), q.dtype);
+        let lse = empty(&q, p.lse_shape(), DType::F32);
+        let result = flash_dma_kernels::masked_forward(
+            &client,
+            &problem,
+            inputs([q, k, v], masking),
+            out.clone().binding(),
+            lse.clone().binding(),
+        );
+        run_checked("masked attention's forward pass", [&out, &lse], result);
+        (out, lse)
+    }
+
+    fn masked_attention_backward(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        masking: Masking<Self>,
+        saved: Saved<Self>,
+        problem: MaskedProblem,
+        bias_gradient: bool,
+    ) -> MaskedGrads<Self> {
+        let (client, p) = (q.client.clone(), problem.attention);
+        let grad_q = empty(&q, p.q_shape(), q.dtype);
+        let grad_k = empty(&q, p.kv_shape(), q.dtype);
+        let grad_v = empty(&q, p.kv_shape(), q.dtype);
+        let grad_bias =
+            (problem.bias.filter(|_| bias_gradient)).map(|shape| empty(&q, shape, DType::F32));
+        let result = flash_dma_kernels::masked_backward(
+            &client,
+            &problem,
+            inputs([q, k, v], masking),
+            flash_dma_kernels::Saved {
+                out: addressable(saved.out),
+                lse: into_contiguous(saved.lse).binding(),
+                grad_out: addressable(saved.grad_out),
+                grad_lse: saved
+                    .grad_lse
+                    .into_option()
+                    .map(|t| into_contiguous(t).binding()),
+            },
+            MaskedGradients {
+                q: grad_q.clone().binding(),
+                k: grad_k.clone().binding(),
+                v: grad_v.clone().binding(),
+                bias: grad_bias.clone().map(CubeTensor::binding),
+            },
+        );
+        let results = [&grad_q, &grad_k, &grad_v].into_iter().chain(&grad_bias);
+        run_checked("masked attention's backward pass", results, result);
+        MaskedGrads {
+            q: grad_q,
+            k: grad_k,
+            v: grad_v,
+            bias: OptionalFloat::from_option(grad_bias),
+        }
+    }
+}
+
+/// The tensors of a plan on the device of `like`, and the bindings through which the kernels write them.
+fn plan_buffers(
+    like: &CubeTensor,
+    geometry: &PlanGeometry,
+) -> (PlanTensors<CubeBackend>, MaskBits) {
+    let bits = empty(like, geometry.bits_shape(), DType::I32);
+    let counts = empty(like, geometry.counts_shape(), DType::I32);
+    let plan = MaskBits {
+        bits: bits.clone().binding(),
+        counts: counts.clone().binding(),
+    };
+    (PlanTensors { bits, counts }, plan)
+}
+
+fn inputs([q, k, v]: [CubeTensor; 3], masking: Masking<CubeBackend>) -> MaskedInputs {
+    MaskedInputs {
+        q: addressable(q),
+        k: addressable(k),
+        v: addressable(v),
+        plan: match masking.plan {
+            OptionalPlan::None => None,
+            OptionalPlan::Some { bits, counts } => Some(MaskBits {
+                bits: into_contiguous(bits).binding(),
+                counts: into_contiguous(counts).binding(),
+            }),
+        },
+        bias: match masking.bias {
+            OptionalFloat::None => None,
+            OptionalFloat::Some(bias) => {
+                let bias = untile(bias);
+                let strides = bias.meta.strides().clone();
+                Some(as_f32::<CubeBackend>(bias, |axis| strides[axis] == 0).binding())
+            }
+        },
+    }
+}

@@ -1,0 +1,6 @@
+//! Every CubeCL runtime, on the kernels.
+
+mod attention;
+mod cache;
+mod masked;
+mod tensors;

@@ -1,0 +1,56 @@
+//! Tensors as the kernels take them, and the report of a failure.
+
+use burn::tensor::{DType, Shape};
+use burn_cubecl::kernel::{into_contiguous, untile};
+use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::TensorBinding;
+use flash_dma_problem::AttentionError;
+
+/// The functions on `Tensor` have validated the call, so only the device can fail; the error names the operation. Known once
+/// the kernels are queued are exhausted memory, and kernels that did not compile or were refused.
+///
+/// # Panics
+///
+/// With the text of [`AttentionError::DeviceFailed`]. Under fusion every read of the results is that error.
+pub(crate) fn run_checked<'a>(
+    operation: &'static str,
+    results: impl IntoIterator<Item = &'a CubeTensor>,
+    result: Result<(), AttentionError>,
+) {
+    let mut results = results.into_iter().peekable();
+    let client = results
+        .peek()
+        .expect("an operation has a result")
+        .client
+        .clone();
+    let handles = results.map(|tensor| &tensor.handle);
+    run(result.and_then(|()| flash_dma_kernels::check(&client, operation, handles)));
+}
+
+/// The same for a step over a cache, without a check: it waits for nothing, not even for the kernels to be queued, so the
+/// read of a step's result reports a device that failed.
+pub(crate) fn run(result: Result<(), AttentionError>) {
+    result.unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// The binding of a tensor with any strides; a last axis that is not contiguous, or storage in tiles, is copied first.
+pub(crate) fn addressable(tensor: CubeTensor) -> TensorBinding {
+    let tensor = untile(tensor);
+    let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
+    let contiguous = match (shape.last(), strides.last()) {
+        (Some(&size), Some(&stride)) => size <= 1 || stride == 1,
+        _ => true,
+    };
+    if contiguous {
+        tensor.binding()
+    } else {
+        into_contiguous(tensor).binding()
+    }
+}
+
+/// A contiguous tensor on the device of `like`. (Burn's plain allocation may pad rows.)
+pub(crate) fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
+    let (client, device) = (like.client.clone(), like.device.clone());
+    empty_device_contiguous_dtype(client, device, shape.into(), dtype)
+}

@@ -1,0 +1,160 @@
+//! Burn's Flex backend on the CPU engine: strided views in, contiguous tensors out, copied only if
+//! the engine cannot address them (a reversed axis, or a last axis that is not contiguous).
+
+use super::tensors::{Stored, addressable, buffer, contiguous, run, tensor, view};
+use crate::ops::attention::DynamicMaskOps;
+use crate::ops::types::{AttentionGrads, OptionalFloat, Saved, Selection};
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Flex, TensorMetadata};
+use burn::tensor::{DType, bf16, f16};
+use burn_flex::FlexTensor;
+use flash_dma_cpu::{Element, Gradients, Inputs};
+use flash_dma_problem::{Interval, Problem};
+
+impl DynamicMaskOps for Flex {
+    fn dynamic_mask_select(scores: FloatTensor<Self>, window: usize) -> IntTensor<Self> {
+        let scores = addressable(scores);
+        let mut intervals = vec![Interval { first: 0, end: 0 }; scores.shape().num_elements()];
+        run(flash_dma_cpu::select(view(&scores), window, &mut intervals));
+        let mut shape = scores.shape().to_vec();
+        shape.push(2);
+        let values = intervals
+            .iter()
+            .flat_map(|i| [i.first as i32, i.end as i32])
+            .collect();
+        tensor::<i32>(values, shape)
+    }
+
+    fn dynamic_mask_forward(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        selection: Selection<Self>,
+        problem: Problem,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let call = Call::new([q, k, v], selection, problem);
+        match call.rows[0].dtype() {
+            DType::F32 => call.forward::<f32>(),
+            DType::F16 => call.forward::<f16>(),
+            DType::BF16 => call.forward::<bf16>(),
+            other => panic!("q must be f32, f16 or bf16, but is {other:?}"),
+        }
+    }
+
+    fn dynamic_mask_backward(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        selection: Selection<Self>,
+        saved: Saved<Self>,
+        problem: Problem,
+    ) -> AttentionGrads<Self> {
+        let call = Call::new([q, k, v], selection, problem);
+        match call.rows[0].dtype() {
+            DType::F32 => call.backward::<f32>(saved),
+            DType::F16 => call.backward::<f16>(saved),
+            DType::BF16 => call.backward::<bf16>(saved),
+            other => panic!("q must be f32, f16 or bf16, but is {other:?}"),
+        }
+    }
+}
+
+/// The tensors of a call in a form the engine can address.
+struct Call {
+    rows: [FlexTensor; 3],
+    selection: Option<(FlexTensor, Vec<Interval>)>,
+    problem: Problem,
+}
+
+impl Call {
+    fn new(rows: [FlexTensor; 3], selection: Selection<Flex>, problem: Problem) -> Self {
+        let selection = match selection {
+            Selection::All => None,
+            Selection::Scored { scores, intervals } => {
+                let intervals = intervals.to_contiguous();
+                let values: &[i32] = contiguous(&intervals);
+                let intervals = values
+                    .chunks_exact(2)
+                    .map(|pair| Interval {
+                        first: pair[0] as u32,
+                        end: pair[1] as u32,
+                    })
+                    .collect();
+                Some((addressable(scores), intervals))
+            }
+        };
+        Self {
+            rows: rows.map(addressable),
+            selection,
+            problem,
+        }
+    }
+
+    fn inputs<E: Element + Stored>(&self) -> Inputs<'_, E> {
+        let [q, k, v] = self.rows.each_ref().map(view);
+        Inputs {
+            q,
+            k,
+            v,
+            selection: self.selection.as_ref().map(|(scores, intervals)| {
+                flash_dma_cpu::Selection {
+                    scores: view(scores),
+                    intervals,
+                }
+            }),
+        }
+    }
+
+    fn forward<E: Element + Stored>(self) -> (FlexTensor, FlexTensor) {
+        let problem = &self.problem;
+        let mut out = buffer::<E, 4>(problem.q_shape());
+        let mut lse = buffer::<f32, 3>(problem.lse_shape());
+        run(flash_dma_cpu::forward(
+            problem,
+            self.inputs(),
+            &mut out,
+            &mut lse,
+        ));
+        (
+            tensor(out, problem.q_shape()),
+            tensor(lse, problem.lse_shape()),
+        )
+    }
+
+    fn backward<E: Element + Stored>(self, saved: Saved<Flex>) -> AttentionGrads<Flex> {
+        let problem = &self.problem;
+        let (out, grad_out) = (addressable(saved.out), addressable(saved.grad_out));
+        let lse = saved.lse.to_contiguous();
+        let grad_lse = saved.grad_lse.into_option().map(|t| t.to_contiguous());
+        let mut q = buffer::<E, 4>(problem.q_shape());
+        let mut k = buffer::<E, 4>(problem.kv_shape());
+        let mut v = buffer::<E, 4>(problem.kv_shape());
+        let mut scores = problem
+            .has_scores
+            .then(|| buffer::<f32, 3>(problem.scores_shape()));
+        run(flash_dma_cpu::backward(
+            problem,
+            self.inputs(),
+            flash_dma_cpu::Saved {
+                out: view(&out),
+                lse: contiguous(&lse),
+                grad_out: view(&grad_out),
+                grad_lse: grad_lse.as_ref().map(contiguous),
+            },
+            Gradients {
+                q: &mut q,
+                k: &mut k,
+                v: &mut v,
+                scores: scores.as_deref_mut(),
+            },
+        ));
+        AttentionGrads {
+            q: tensor(q, problem.q_shape()),
+            k: tensor(k, problem.kv_shape()),
+            v: tensor(v, problem.kv_shape()),
+            scores: OptionalFloat::from_option(
+                scores.map(|scores| tensor(scores, problem.scores_shape())),
+            ),
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! Caches on the CPU engine: written in place where nothing else shares a tensor's storage.
+
+use super::tensors::{Stored, addressable, buffer, run, tensor, view};
+use crate::ops::cache::CacheOps;
+use crate::ops::types::{
+    ChunkKeys, DecodedPages, DecodedSlots, OptionalFloat, PageMap, PageTensors, SlotTensors,
+    TokenTensors,
+};
+use burn::backend::Flex;
+use burn::backend::tensor::FloatTensor;
+use burn::tensor::{DType, bf16, f16};
+use burn_flex::FlexTensor;
+use flash_dma_cpu::Element;
+use flash_dma_cpu::cache::{self, Cache, Pages, Slots, Tokens};
+use flash_dma_problem::{AppendProblem, DecodeProblem};
+
+/// Calls a generic function with the element type of the cache.
+macro_rules! by_element {
+    ($dtype:expr, $call:ident($($argument:expr),*)) => {
+        match $dtype {
+            DType::F32 => $call::<f32>($($argument),*),
+            DType::F16 => $call::<f16>($($argument),*),
+            DType::BF16 => $call::<bf16>($($argument),*),
+            other => panic!("k must be f32, f16 or bf16, but is {other:?}"),
+        }
+    };
+}
+
+impl CacheOps for Flex {
+    fn cache_append_slots(
+        slots: SlotTensors<Self>,
+        tokens: TokenTensors<Self>,
+        problem: AppendProblem,
+    ) -> SlotTensors<Self> {
+        let (mut slots, tokens) = (whole_slots(slots), NewTokens::new(tokens));
+        by_element!(slots.k.dtype(), append_slots(&mut slots, &tokens, &problem));
+        slots
+    }
+
+    fn cache_decode_slots(
+        q: FloatTensor<Self>,
+        slots: SlotTensors<Self>,
+        tokens: TokenTensors<Self>,
+        problem: DecodeProblem,
+    ) -> DecodedSlots<Self> {
+        let (mut slots, tokens) = (whole_slots(slots), NewTokens::new(tokens));
+        let (dtype, q) = (q.dtype(), addressable(q));
+        let (out, lse) = by_element!(dtype, decode_slots(&q, &mut slots, &tokens, &problem));
+        DecodedSlots { out, lse, slots }
+    }
+
+    fn cache_chunk_keys(
+        slots: SlotTensors<Self>,
+        tokens: TokenTensors<Self>,
+        problem: AppendProblem,
+    ) -> ChunkKeys<Self> {
+        let (slots, tokens) = (whole_slots(slots), NewTokens::new(tokens));
+        by_element!(slots.k.dtype(), chunk_keys(&slots, &tokens, &problem))
+    }
+
+    fn cache_append_pages(
+        pages: PageTensors<Self>,
+        tokens: TokenTensors<Self>,
+        _map: PageMap,
+        problem: AppendProblem,
+    ) -> PageTensors<Self> {
+        let (mut pages, tokens) = (whole_pages(pages), NewTokens::new(tokens));
+        by_element!(pages.k.dtype(), append_pages(&mut pages, &tokens, &problem));
+        pages
+    }
+
+    fn cache_decode_pages(
+        q: FloatTensor<Self>,
+        pages: PageTensors<Self>,
+        tokens: TokenTensors<Self>,
+        _map: PageMap,
+        problem: DecodeProblem,
+    ) -> DecodedPages<Self> {
+        let (mut pages, tokens) = (whole_pages(pages), NewTokens::new(tokens));
+        let (dtype, q) = (q.dtype(), addressable(q));
+        let (out, lse) = by_element!(dtype, decode_pages(&q, &mut pages, &tokens, &problem));
+        DecodedPages { out, lse, pages }
+    }
+}
+
+fn append_slots<E: Element + Stored>(
+    slots: &mut SlotTensors<Flex>,
+    tokens: &NewTokens,
+    problem: &AppendProblem,
+) {
+    let cache = Cache::Slots(slots_mut::<E>(slots));
+    run(cache::append(problem, cache, tokens.view()));
+}
+
+fn decode_slots<E: Element + Stored>(
+    q: &FlexTensor,
+    slots: &mut SlotTensors<Flex>,
+    tokens: &NewTokens,
+    problem: &DecodeProblem,
+) -> (FlexTensor, FlexTensor) {
+    decode(q, Cache::Slots(slots_mut::<E>(slots)), tokens, problem)
+}
+
+fn append_pages<E: Element + Stored>(
+    pages: &mut PageTensors<Flex>,
+    tokens: &NewTokens,
+    problem: &AppendProblem,
+) {
+    let cache = Cache::Pages(pages_mut::<E>(pages));
+    run(cache::append(problem, cache, tokens.view()));
+}
+
+fn decode_pages<E: Element + Stored>(
+    q: &FlexTensor,
+    pages: &mut PageTensors<Flex>,
+    tokens: &NewTokens,
+    problem: &DecodeProblem,
+) -> (FlexTensor, FlexTensor) {
+    decode(q, Cache::Pages(pages_mut::<E>(pages)), tokens, problem)
+}
+
+fn decode<E: Element + Stored>(
+    q: &FlexTensor,
+    cache: Cache<'_, E>,
+    tokens: &NewTokens,
+    problem: &DecodeProblem,
+) -> (FlexTensor, FlexTensor) {
+    let mut out = buffer::<E, 4>(problem.q_shape());
+    let mut lse = buffer::<f32, 3>(problem.lse_shape());
+    run(cache::decode(
+        problem,
+        view(q),
+        cache,
+        tokens.view(),
+        &mut out,
+        &mut lse,
+    ));
+    (
+        tensor(out, problem.q_shape()),
+        tensor(lse, problem.lse_shape()),
+    )
+}
+
+fn chunk_keys<E: Element + Stored>(
+    slots: &SlotTensors<Flex>,
+    tokens: &NewTokens,
+    problem: &AppendProblem,
+) -> ChunkKeys<Flex> {
+    let [batch, heads, window, dim] = problem.cache.kv_shape();
+    let len = window + problem.tokens;
+    let mut k = buffer::<E, 4>([batch, heads, len, dim]);
+    let mut v = k.clone();
+    let mut scores = buffer::<f32, 3>([batch, heads, len]);
+    run(cache::chunk_keys(
+        problem,
+        cache::SlotsRef {
+            k: elements(&slots.k),
+            v: elements(&slots.v),
+            score: elements(&slots.score),
+            position: elements(&slots.position),
+        },
+        tokens.view(),
+        &mut k,
+        &mut v,
+        &mut scores,
+    ));
+    ChunkKeys {
+        k: tensor(k, [batch, heads, len, dim]),
+        v: tensor(v, [batch, heads, len, dim]),
+        scores: tensor(scores, [batch, heads, len]),
+    }
+}
+
+/// Tokens in a form that the engine can address.
+struct NewTokens {
+    k: FlexTensor,
+    v: FlexTensor,
+    scores: Option<FlexTensor>,
+}
+
+impl NewTokens {
+    fn new(tokens: TokenTensors<Flex>) -> Self {
+        Self {
+            k: addressable(tokens.k),
+            v: addressable(tokens.v),
+            scores: tokens.scores.into_option().map(addressable),
+        }
+    }
+
+    fn view<E: Element + Stored>(&self) -> Tokens<'_, E> {
+        Tokens {
+            k: view(&self.k),
+            v: view(&self.v),
+            scores: self.scores.as_ref().map(view),
+        }
+    }
+}
+
+/// The tensor with storage that holds its elements in order and nothing else.
+fn whole(tensor: FlexTensor) -> FlexTensor {
+    let bytes = tensor.layout().num_elements() * tensor.dtype().size();
+    if tensor.is_contiguous()
+        && tensor.layout().start_offset() == 0
+        && tensor.bytes().len() == bytes
+    {
+        tensor
+    } else {
+        tensor.to_contiguous()
+    }
+}
+
+fn whole_slots(slots: SlotTensors<Flex>) -> SlotTensors<Flex> {
+    SlotTensors {
+        k: whole(slots.k),
+        v: whole(slots.v),
+        score: whole(slots.score),
+        position: whole(slots.position),
+        seen: whole(slots.seen),
+    }
+}
+
+fn whole_pages(pages: PageTensors<Flex>) -> PageTensors<Flex> {
+    PageTensors {
+        k: whole(pages.k),
+        v: whole(pages.v),
+        scores: pages.scores.map(whole),
+        table: whole(pages.table),
+        lengths: whole(pages.lengths),
+    }
+}
+
+fn elements<E: Stored>(tensor: &FlexTensor) -> &[E] {
+    tensor.storage()
+}
+
+/// Shared storage is copied here, once; the engine writes unshared storage.
+fn slots_mut<E: Stored>(slots: &mut SlotTensors<Flex>) -> Slots<'_, E> {
+    Slots {
+        k: slots.k.storage_mut(),
+        v: slots.v.storage_mut(),
+        score: slots.score.storage_mut(),
+        position: slots.position.storage_mut(),
+        seen: slots.seen.storage_mut(),
+    }
+}
+
+fn pages_mut<E: Stored>(pages: &mut PageTensors<Flex>) -> Pages<'_, E> {
+    Pages {
+        k: pages.k.storage_mut(),
+        v: pages.v.storage_mut(),
+        scores: match &mut pages.scores {
+            OptionalFloat::None => None,
+            OptionalFloat::Some(scores) => Some(scores.storage_mut()),
+        },
+        table: elements(&pages.table),
+        lengths: pages.lengths.storage_mut(),
+    }
+}

@@ -1,0 +1,206 @@
+//! Masks and biases on the CPU engine.
+
+use super::tensors::{Stored, addressable, buffer, contiguous, run, tensor, view};
+use crate::backends::bias::as_f32;
+use crate::ops::masked::MaskedAttentionOps;
+use crate::ops::types::{MaskedGrads, Masking, OptionalFloat, OptionalPlan, PlanTensors, Saved};
+use burn::backend::Flex;
+use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
+use burn::tensor::{DType, bf16, f16};
+use burn_flex::FlexTensor;
+use flash_dma_cpu::{BroadcastView, Element, MaskedGradients, MaskedInputs};
+use flash_dma_problem::{MaskedProblem, PlanGeometry};
+
+impl MaskedAttentionOps for Flex {
+    fn masked_attention_plan(
+        mask: BoolTensor<Self>,
+        hidden: bool,
+        geometry: PlanGeometry,
+    ) -> PlanTensors<Self> {
+        let mask = forward_strides(mask);
+        let mut bits = buffer::<i32, 5>(geometry.bits_shape());
+        let mut counts = buffer::<i32, 4>(geometry.counts_shape());
+        run(flash_dma_cpu::plan(
+            &geometry,
+            broadcast_view::<u8>(&mask),
+            hidden,
+            bytemuck::cast_slice_mut(&mut bits),
+            bytemuck::cast_slice_mut(&mut counts),
+        ));
+        PlanTensors {
+            bits: tensor(bits, geometry.bits_shape()),
+            counts: tensor(counts, geometry.counts_shape()),
+        }
+    }
+
+    fn masked_attention_plan_ranges(
+        first: IntTensor<Self>,
+        end: IntTensor<Self>,
+        geometry: PlanGeometry,
+    ) -> PlanTensors<Self> {
+        let [first, end] = [first, end].map(forward_strides);
+        let mut bits = buffer::<i32, 5>(geometry.bits_shape());
+        let mut counts = buffer::<i32, 4>(geometry.counts_shape());
+        run(flash_dma_cpu::plan_ranges(
+            &geometry,
+            broadcast_view::<i32>(&first),
+            broadcast_view::<i32>(&end),
+            bytemuck::cast_slice_mut(&mut bits),
+            bytemuck::cast_slice_mut(&mut counts),
+        ));
+        PlanTensors {
+            bits: tensor(bits, geometry.bits_shape()),
+            counts: tensor(counts, geometry.counts_shape()),
+        }
+    }
+
+    fn masked_attention_forward(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        masking: Masking<Self>,
+        problem: MaskedProblem,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let call = Call::new([q, k, v], masking, problem);
+        match call.rows[0].dtype() {
+            DType::F32 => call.forward::<f32>(),
+            DType::F16 => call.forward::<f16>(),
+            DType::BF16 => call.forward::<bf16>(),
+            other => panic!("q must be f32, f16 or bf16, but is {other:?}"),
+        }
+    }
+
+    fn masked_attention_backward(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        masking: Masking<Self>,
+        saved: Saved<Self>,
+        problem: MaskedProblem,
+        bias_gradient: bool,
+    ) -> MaskedGrads<Self> {
+        let call = Call::new([q, k, v], masking, problem);
+        match call.rows[0].dtype() {
+            DType::F32 => call.backward::<f32>(saved, bias_gradient),
+            DType::F16 => call.backward::<f16>(saved, bias_gradient),
+            DType::BF16 => call.backward::<bf16>(saved, bias_gradient),
+            other => panic!("q must be f32, f16 or bf16, but is {other:?}"),
+        }
+    }
+}
+
+/// The tensors of a call in a form the engine can address.
+struct Call {
+    rows: [FlexTensor; 3],
+    bits: Option<FlexTensor>,
+    bias: Option<FlexTensor>,
+    problem: MaskedProblem,
+}
+
+impl Call {
+    fn new(rows: [FlexTensor; 3], masking: Masking<Flex>, problem: MaskedProblem) -> Self {
+        Self {
+            rows: rows.map(addressable),
+            bits: match masking.plan {
+                OptionalPlan::None => None,
+                OptionalPlan::Some { bits, .. } => Some(bits.to_contiguous()),
+            },
+            bias: match masking.bias {
+                OptionalFloat::None => None,
+                OptionalFloat::Some(bias) => {
+                    let bias = forward_strides(bias);
+                    let strides = bias.layout().strides().to_vec();
+                    Some(as_f32::<Flex>(bias, |axis| strides[axis] == 0))
+                }
+            },
+            problem,
+        }
+    }
+
+    fn inputs<E: Element + Stored>(&self) -> MaskedInputs<'_, E> {
+        let [q, k, v] = self.rows.each_ref().map(view);
+        MaskedInputs {
+            q,
+            k,
+            v,
+            bits: (self.bits.as_ref()).map(|bits| bytemuck::cast_slice(contiguous::<i32>(bits))),
+            bias: self.bias.as_ref().map(broadcast_view),
+        }
+    }
+
+    fn forward<E: Element + Stored>(self) -> (FlexTensor, FlexTensor) {
+        let p = &self.problem.attention;
+        let mut out = buffer::<E, 4>(p.q_shape());
+        let mut lse = buffer::<f32, 3>(p.lse_shape());
+        let inputs = self.inputs();
+        run(flash_dma_cpu::masked_forward(
+            &self.problem,
+            inputs,
+            &mut out,
+            &mut lse,
+        ));
+        (tensor(out, p.q_shape()), tensor(lse, p.lse_shape()))
+    }
+
+    fn backward<E: Element + Stored>(
+        self,
+        saved: Saved<Flex>,
+        bias_gradient: bool,
+    ) -> MaskedGrads<Flex> {
+        let p = &self.problem.attention;
+        let (out, grad_out) = (addressable(saved.out), addressable(saved.grad_out));
+        let lse = saved.lse.to_contiguous();
+        let grad_lse = saved.grad_lse.into_option().map(|t| t.to_contiguous());
+        let mut q = buffer::<E, 4>(p.q_shape());
+        let mut k = buffer::<E, 4>(p.kv_shape());
+        let mut v = buffer::<E, 4>(p.kv_shape());
+        let shape = self.problem.bias.filter(|_| bias_gradient);
+        let mut bias = shape.map(buffer::<f32, 4>);
+        run(flash_dma_cpu::masked_backward(
+            &self.problem,
+            self.inputs(),
+            flash_dma_cpu::Saved {
+                out: view(&out),
+                lse: contiguous(&lse),
+                grad_out: view(&grad_out),
+                grad_lse: grad_lse.as_ref().map(contiguous),
+            },
+            MaskedGradients {
+                q: &mut q,
+                k: &mut k,
+                v: &mut v,
+                bias: bias.as_deref_mut(),
+            },
+        ));
+        MaskedGrads {
+            q: tensor(q, p.q_shape()),
+            k: tensor(k, p.kv_shape()),
+            v: tensor(v, p.kv_shape()),
+            bias: match bias.zip(shape) {
+                None => OptionalFloat::None,
+                Some((bias, shape)) => OptionalFloat::Some(tensor(bias, shape)),
+            },
+        }
+    }
+}
+
+/// A tensor without negative strides.
+fn forward_strides(tensor: FlexTensor) -> FlexTensor {
+    if tensor.layout().strides().iter().all(|&s| s >= 0) {
+        tensor
+    } else {
+        tensor.to_contiguous()
+    }
+}
+
+fn broadcast_view<E: Stored>(tensor: &FlexTensor) -> BroadcastView<'_, E> {
+    let layout = tensor.layout();
+    let strides: Vec<usize> = layout.strides().iter().map(|&s| s as usize).collect();
+    BroadcastView {
+        data: &tensor.storage::<E>()[layout.start_offset()..],
+        shape: layout.shape().dims(),
+        strides: strides
+            .try_into()
+            .expect("a tensor has a stride for each axis"),
+    }
+}

@@ -1,0 +1,6 @@
+//! Burn's Flex backend on the CPU engine.
+
+mod attention;
+mod cache;
+mod masked;
+mod tensors;

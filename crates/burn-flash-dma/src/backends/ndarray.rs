@@ -1,0 +1,10 @@
+//! Burn's NdArray backend has no engine of its own: the default bodies.
+
+use crate::ops::attention::DynamicMaskOps;
+use crate::ops::cache::CacheOps;
+use crate::ops::masked::MaskedAttentionOps;
+use burn::backend::NdArray;
+
+impl DynamicMaskOps for NdArray {}
+impl MaskedAttentionOps for NdArray {}
+impl CacheOps for NdArray {}

@@ -1,0 +1,173 @@
+//! Dynamic-mask attention: [`DynamicMaskOps`](crate::ops::DynamicMaskOps).
+
+use super::logits::{Logits, attend, attend_nothing, gradients, is_empty, products};
+use super::tensors::{axis_pair, bool_dtype, positions_and_keys, zeros};
+use crate::ops::types::{AttentionGrads, OptionalFloat, Saved, Selection};
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::{FloatDType, IntDType, Shape};
+use flash_dma_problem::Problem;
+
+/// See [`DynamicMaskOps::dynamic_mask_select`](crate::ops::DynamicMaskOps::dynamic_mask_select).
+/// Compares every key with every other: `O(k_len^2)`.
+pub fn select<B: Backend>(scores: FloatTensor<B>, window: usize) -> IntTensor<B> {
+    let dims: [usize; 3] = scores.shape().dims();
+    let [batch, heads, len] = dims;
+    let device = scores.device();
+    let bools = bool_dtype::<B>(&device);
+    // Axis 2 holds the other key i, axis 3 the key j.
+    let square = Shape::new([batch, heads, len, len]);
+    let other = |t: FloatTensor<B>| {
+        B::float_expand(
+            B::float_reshape(t, Shape::new([batch, heads, len, 1])),
+            square.clone(),
+        )
+    };
+    let own = |t: FloatTensor<B>| {
+        B::float_expand(
+            B::float_reshape(t, Shape::new([batch, heads, 1, len])),
+            square.clone(),
+        )
+    };
+    let (z_i, z_j) = (other(scores.clone()), own(scores.clone()));
+    let nan_i = B::float_is_nan(z_i.clone(), bools);
+    let nan_j = B::float_is_nan(z_j.clone(), bools);
+    let index = B::int_arange(0..len as i64, &device, IntDType::I32);
+    let (i, j) = axis_pair::<B>(index.clone(), index.clone(), square.clone());
+    let earlier = B::int_lower(i, j, bools);
+
+    let greater = B::float_greater(z_i.clone(), z_j.clone(), bools);
+    let equal = B::bool_or(
+        B::float_equal(z_i.clone(), z_j, bools),
+        B::bool_and(nan_i.clone(), nan_j.clone()),
+    );
+    let above_nan = B::bool_and(nan_j, B::bool_not(nan_i));
+    let better = B::bool_or(B::bool_or(greater, above_nan), B::bool_and(equal, earlier));
+    // A score of -inf takes no slot of any window.
+    let padding = B::float_equal_elem(z_i, f32::NEG_INFINITY.into(), bools);
+    let better = B::bool_and(better, B::bool_not(padding));
+
+    // `end` is the index of the window-th better key: the number of prefixes with fewer.
+    let seen = B::int_cumsum(B::bool_into_int(better, IntDType::I32), 2);
+    let limit = i64::try_from(window.min(len + 1)).expect("a length fits i64");
+    let fewer = B::int_lower_elem(seen, limit.into(), bools);
+    let end = B::int_sum_dim(B::bool_into_int(fewer, IntDType::I32), 2);
+    let end = B::int_reshape(end, Shape::new(dims));
+
+    let first = B::int_expand(
+        B::int_reshape(index, Shape::new([1, 1, len])),
+        Shape::new(dims),
+    );
+    let padding = B::float_equal_elem(scores, f32::NEG_INFINITY.into(), bools);
+    let dead = B::bool_or(padding, B::int_lower(end.clone(), first.clone(), bools));
+    let end = B::int_mask_where(end, dead, first.clone());
+    let pair = [first, end].map(|t| B::int_reshape(t, Shape::new([batch, heads, len, 1])));
+    B::int_cat(pair.into(), 3)
+}
+
+/// See [`DynamicMaskOps::dynamic_mask_forward`](crate::ops::DynamicMaskOps::dynamic_mask_forward).
+pub fn forward<B: Backend>(
+    q: FloatTensor<B>,
+    k: FloatTensor<B>,
+    v: FloatTensor<B>,
+    selection: Selection<B>,
+    problem: Problem,
+) -> (FloatTensor<B>, FloatTensor<B>) {
+    let element: FloatDType = q.dtype().into();
+    let device = q.device();
+    if is_empty(&problem) {
+        return attend_nothing::<B>(&device, element, &problem);
+    }
+    let logits = logits::<B>(q, k, selection, &problem);
+    attend::<B>(logits, v, element, &problem)
+}
+
+/// See [`DynamicMaskOps::dynamic_mask_backward`](crate::ops::DynamicMaskOps::dynamic_mask_backward).
+pub fn backward<B: Backend>(
+    q: FloatTensor<B>,
+    k: FloatTensor<B>,
+    v: FloatTensor<B>,
+    selection: Selection<B>,
+    saved: Saved<B>,
+    problem: Problem,
+) -> AttentionGrads<B> {
+    let element: FloatDType = q.dtype().into();
+    let device = q.device();
+    if is_empty(&problem) {
+        let zeros = |shape: [usize; 4]| zeros::<B>(shape, &device, element);
+        return AttentionGrads {
+            q: zeros(problem.q_shape()),
+            k: zeros(problem.kv_shape()),
+            v: zeros(problem.kv_shape()),
+            scores: match selection {
+                Selection::All => OptionalFloat::None,
+                Selection::Scored { .. } => OptionalFloat::Some(self::zeros::<B>(
+                    problem.scores_shape(),
+                    &device,
+                    FloatDType::F32,
+                )),
+            },
+        };
+    }
+    let has_scores = matches!(selection, Selection::Scored { .. });
+    let logits = logits::<B>(q.clone(), k.clone(), selection, &problem);
+    let ([q, k, v], grad_logits) = gradients::<B>(logits, [q, k, v], saved, &problem);
+    AttentionGrads {
+        q,
+        k,
+        v,
+        scores: if has_scores {
+            let sum = B::float_sum_dim(grad_logits, 2);
+            OptionalFloat::Some(B::float_reshape(sum, Shape::new(problem.scores_shape())))
+        } else {
+            OptionalFloat::None
+        },
+    }
+}
+
+/// The dense logits, scores added, and which of them are selected.
+fn logits<B: Backend>(
+    q: FloatTensor<B>,
+    k: FloatTensor<B>,
+    selection: Selection<B>,
+    p: &Problem,
+) -> Logits<B> {
+    let device = q.device();
+    let bools = bool_dtype::<B>(&device);
+    let (x, tanh) = products::<B>(q, k, p);
+    let square = Shape::new([p.batch, p.kv_heads, p.q_len, p.k_len]);
+    let (position, key) =
+        positions_and_keys::<B>([p.q_len, p.k_len], p.causal, &device, square.clone());
+    let visible = B::int_lower_equal(key, position.clone(), bools);
+    let (logits, selected) = match selection {
+        Selection::All => (x, visible),
+        Selection::Scored { scores, intervals } => {
+            let row = Shape::new([p.batch, p.kv_heads, 1, p.k_len]);
+            let bound = |index: usize| {
+                let mut slices = vec![burn::tensor::Slice::full(); 3];
+                slices.push((index..index + 1).into());
+                let bound = B::int_reshape(B::int_slice(intervals.clone(), &slices), row.clone());
+                B::int_expand(bound, square.clone())
+            };
+            let inside = B::bool_and(
+                B::int_lower_equal(bound(0), position.clone(), bools),
+                B::int_lower(position, bound(1), bools),
+            );
+            let scores = B::float_reshape(scores, row.clone());
+            // `first` is the key's index, so the interval implies that the key is visible.
+            (B::float_add(x, scores), inside)
+        }
+    };
+    // Every head of the group has the same mask.
+    let group = Shape::new([p.batch, p.kv_heads, p.group(), p.q_len, p.k_len]);
+    let selected = B::bool_reshape(
+        selected,
+        Shape::new([p.batch, p.kv_heads, 1, p.q_len, p.k_len]),
+    );
+    let selected = B::bool_reshape(B::bool_expand(selected, group), logits.shape());
+    Logits {
+        logits,
+        selected,
+        tanh,
+    }
+}

@@ -1,0 +1,234 @@
+//! Dynamic-mask and plain attention: validation, then one dispatch.
+
+use super::selection::{Intervals, try_select};
+use super::state::{AllKeys, ScoredKeys};
+use crate::ops::attention::DynamicMaskOps;
+use crate::ops::types::Selection;
+use crate::validate::{expect, rows_element, same_device, scores_as_f32, supported};
+use burn::backend::Dispatch;
+use burn::backend::tensor::FloatTensor;
+use burn::tensor::Tensor;
+use flash_dma_problem::{AttentionError, AttentionOptions, Problem, TensorName};
+use std::marker::PhantomData;
+
+/// A call of attention, with scores or without: everything that [`attention`](crate::attention()) and
+/// [`dynamic_mask_attention`](crate::dynamic_mask_attention()) offer, in any combination.
+///
+/// | tensor | shape | type |
+/// |---|---|---|
+/// | `q`, output | `[batch, q_heads, q_len, head_dim]` | f32, f16 or bf16 |
+/// | `k`, `v` | `[batch, kv_heads, k_len, head_dim]` | as `q` |
+/// | scores | `[batch, kv_heads, k_len]` | f32 (f16 and bf16 are cast up) |
+/// | LSE | `[batch, q_heads, q_len]` | f32 |
+///
+/// `q_heads` is a multiple of `kv_heads`. Without scores every visible key is attended; with them the
+/// `options.keep_window` keys of greatest score, and each logit gets its key's score:
+/// `out_i = sum_j softmax_j(softcap(scale * q_i . k_j) + scores_j) v_j` over the selected keys `j`.
+///
+/// ```
+/// # #[cfg(all(feature = "flex", feature = "autodiff"))] {
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use burn_flash_dma::{Attention, AttentionOptions, select};
+///
+/// let device = Device::flex().autodiff();
+/// let normal = Distribution::Normal(0.0, 1.0);
+/// let q = Tensor::<4>::random([1, 4, 100, 32], normal, &device);
+/// let k = Tensor::<4>::random([1, 2, 100, 32], normal, &device);
+/// let v = Tensor::<4>::random([1, 2, 100, 32], normal, &device);
+/// let scores = Tensor::<3>::random([1, 2, 100], normal, &device).require_grad();
+///
+/// // One selection for two layers. The LSE is differentiable, too.
+/// let intervals = select(scores.clone(), 16);
+/// let layer = |q| Attention::new(q, k.clone(), v.clone()).scores(scores.clone()).intervals(&intervals);
+/// let hidden = layer(q).forward();
+/// let (out, lse) = layer(hidden).options(AttentionOptions::new().with_softcap(20.0)).forward_with_lse();
+/// assert_eq!((out.dims(), lse.dims()), ([1, 4, 100, 32], [1, 4, 100]));
+/// let grads = (out.sum() + lse.sum()).backward();
+/// assert!(scores.grad(&grads).is_some());
+/// # }
+/// ```
+///
+/// Intervals without scores do not compile, nor do masks ([`MaskedAttention`](crate::MaskedAttention) takes those):
+///
+/// ```compile_fail
+/// # fn intervals_alone(q: burn::tensor::Tensor<4>, intervals: &burn_flash_dma::Intervals) {
+/// burn_flash_dma::Attention::new(q.clone(), q.clone(), q).intervals(intervals);
+/// # }
+/// ```
+///
+/// Differentiable in `q`, `k`, `v` and the scores, whichever are tracked; the selection itself is a constant. Strided
+/// inputs (`[batch, len, heads, head_dim]` data through a `swap_dims`) are read in place. A score of −∞ hides its key
+/// (padding); a query that sees nothing gets zeros.
+#[derive(Clone, Debug)]
+#[must_use = "nothing is computed before `forward`"]
+pub struct Attention<S = AllKeys> {
+    rows: [Tensor<4>; 3],
+    /// Present exactly in the state `ScoredKeys`.
+    scores: Option<Tensor<3>>,
+    intervals: Option<Intervals>,
+    options: AttentionOptions,
+    state: PhantomData<S>,
+}
+
+impl Attention {
+    /// Attention of `q` over `k` and `v`, with [`AttentionOptions::new`].
+    pub fn new(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Self {
+        Self {
+            rows: [q, k, v],
+            scores: None,
+            intervals: None,
+            options: AttentionOptions::new(),
+            state: PhantomData,
+        }
+    }
+
+    /// The importance of each key, `[batch, kv_heads, k_len]`: it ranks the keys and is added to their logits.
+    pub fn scores(self, scores: Tensor<3>) -> Attention<ScoredKeys> {
+        Attention {
+            rows: self.rows,
+            scores: Some(scores),
+            intervals: None,
+            options: self.options,
+            state: PhantomData,
+        }
+    }
+}
+
+impl Attention<ScoredKeys> {
+    /// A selection that [`select`](crate::select()) has made before, from these or other scores: several calls may
+    /// share one. `options.keep_window` must be `None` or the window of the intervals.
+    pub fn intervals(mut self, intervals: &Intervals) -> Self {
+        self.intervals = Some(intervals.clone());
+        self
+    }
+}
+
+impl<S> Attention<S> {
+    /// Window, causal masking, scale, softcap and determinism. Without scores `keep_window` must be `None`.
+    pub fn options(mut self, options: AttentionOptions) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// The output, `[batch, q_heads, q_len, head_dim]` in the type of `q`.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_forward`](Self::try_forward) returns an error, with that error's text.
+    #[must_use]
+    pub fn forward(self) -> Tensor<4> {
+        expect(self.try_forward())
+    }
+
+    /// Like [`forward`](Self::forward), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError`] if the shapes, element types, devices or options do not fit, or the intervals have another
+    /// shape, device or window; nothing is computed then.
+    pub fn try_forward(self) -> Result<Tensor<4>, AttentionError> {
+        let (out, _) = self.run(Dispatch::dynamic_mask_forward)?;
+        Ok(out)
+    }
+
+    /// The output, and the LSE of the logits: `[batch, q_heads, q_len]`, f32, natural logarithm, −∞ where nothing is
+    /// attended. Both are differentiable.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_forward_with_lse`](Self::try_forward_with_lse) returns an error, with that error's text.
+    #[must_use]
+    pub fn forward_with_lse(self) -> (Tensor<4>, Tensor<3>) {
+        expect(self.try_forward_with_lse())
+    }
+
+    /// Like [`forward_with_lse`](Self::forward_with_lse), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`try_forward`](Self::try_forward).
+    pub fn try_forward_with_lse(self) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
+        self.run(Dispatch::dynamic_mask_forward_with_lse)
+    }
+
+    fn run(self, operation: Operation) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
+        let options = match &self.intervals {
+            None => self.options,
+            Some(intervals) => intervals.resolve_window(self.options)?,
+        };
+        let call = Call::new(self.rows, self.scores, options)?;
+        if let Some(intervals) = &self.intervals {
+            intervals.check(&call.problem, &call.rows[0].device())?;
+        }
+        call.run(self.intervals, operation)
+    }
+}
+
+/// A validated call.
+struct Call {
+    rows: [Tensor<4>; 3],
+    /// f32, and present exactly if the problem has scores.
+    scores: Option<Tensor<3>>,
+    problem: Problem,
+}
+
+impl Call {
+    fn new(
+        rows: [Tensor<4>; 3],
+        scores: Option<Tensor<3>>,
+        options: AttentionOptions,
+    ) -> Result<Self, AttentionError> {
+        let element = rows_element(&rows)?;
+        let scores_shape = scores.as_ref().map(Tensor::dims);
+        let problem = Problem::new(
+            &rows[0].dims(),
+            &rows[1].dims(),
+            &rows[2].dims(),
+            scores_shape.as_ref().map(<[usize; 3]>::as_slice),
+            element,
+            &options,
+        )?;
+        let device = supported(&rows, element)?;
+        if let Some(scores) = &scores {
+            same_device(&device, TensorName::Scores, scores.device())?;
+        }
+        Ok(Self {
+            rows,
+            scores: scores.map(scores_as_f32).transpose()?,
+            problem,
+        })
+    }
+
+    /// Makes the intervals unless they are given.
+    fn run(
+        self,
+        intervals: Option<Intervals>,
+        operation: Operation,
+    ) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
+        let selection = match self.scores {
+            None => Selection::<Dispatch>::All,
+            Some(scores) => {
+                let intervals = match intervals {
+                    Some(intervals) => intervals,
+                    None => try_select(scores.clone(), self.problem.window)?,
+                };
+                Selection::Scored {
+                    scores: scores.into_dispatch(),
+                    intervals: intervals.into_tensor().into_dispatch(),
+                }
+            }
+        };
+        let [q, k, v] = self.rows.map(Tensor::into_dispatch);
+        let (out, lse) = operation(q, k, v, selection, self.problem);
+        Ok((Tensor::from_dispatch(out), Tensor::from_dispatch(lse)))
+    }
+}
+
+/// One of the two forward operations.
+type Operation = fn(
+    FloatTensor<Dispatch>,
+    FloatTensor<Dispatch>,
+    FloatTensor<Dispatch>,
+    Selection<Dispatch>,
+    Problem,
+) -> (FloatTensor<Dispatch>, FloatTensor<Dispatch>);

@@ -1,0 +1,257 @@
+//! Attention under masks and biases: validation, then one dispatch.
+
+use super::state::{Masked, NoMask};
+use crate::mask::plan::TilePlan;
+use crate::mask::polarity::AttentionMask;
+use crate::ops::masked::MaskedAttentionOps;
+use crate::ops::types::{Masking, OptionalFloat, OptionalPlan};
+use crate::validate::{element_type, expect, rows_element, same_device, supported};
+use burn::backend::Dispatch;
+use burn::backend::tensor::FloatTensor;
+use burn::tensor::Tensor;
+use flash_dma_problem::{AttentionError, AttentionOptions, MaskedProblem, TensorName};
+use std::marker::PhantomData;
+
+/// A call of attention under a mask and a bias: everything that [`masked_attention`](crate::masked_attention()) offers,
+/// and the LSE and plans, in any combination.
+///
+/// | tensor | shape | type |
+/// |---|---|---|
+/// | `q`, output | `[batch, q_heads, q_len, head_dim]` | f32, f16 or bf16 |
+/// | `k`, `v` | `[batch, kv_heads, k_len, head_dim]` | as `q` |
+/// | mask | `[batch \| 1, q_heads \| kv_heads \| 1, q_len \| 1, k_len \| 1]` | bool |
+/// | bias | as the mask, another one of these shapes | f32, f16 or bf16, whatever that of `q` |
+/// | LSE | `[batch, q_heads, q_len]` | f32 |
+///
+/// `out_i = sum_j softmax_j(softcap(scale * q_i . k_j) + bias_ij) v_j` over the keys `j` that the mask shows to query
+/// `i`, and causal masking if the options ask for it. A mask and a plan of one are alternatives; intervals and scores are
+/// those of [`Attention`](crate::Attention).
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use burn_flash_dma::{AttentionOptions, KeyRanges, MaskedAttention, TilePlan};
+///
+/// let device = Device::flex();
+/// let normal = Distribution::Normal(0.0, 1.0);
+/// let q = Tensor::<4>::random([1, 4, 100, 32], normal, &device);
+/// let k = Tensor::<4>::random([1, 2, 100, 32], normal, &device);
+/// let v = Tensor::<4>::random([1, 2, 100, 32], normal, &device);
+/// let bias = Tensor::<4>::random([1, 4, 1, 100], normal, &device);
+///
+/// // One plan of a sliding window for two layers.
+/// let window = KeyRanges::sliding_window([100, 100], 20, &device);
+/// let plan = TilePlan::from_ranges(window, [100, 100], true);
+/// let hidden = MaskedAttention::new(q, k.clone(), v.clone()).plan(&plan).bias(bias).forward();
+/// let (out, lse) = MaskedAttention::new(hidden, k, v)
+///     .plan(&plan)
+///     .options(AttentionOptions::new().with_softcap(20.0))
+///     .forward_with_lse();
+/// assert_eq!((out.dims(), lse.dims()), ([1, 4, 100, 32], [1, 4, 100]));
+/// # }
+/// ```
+///
+/// A mask beside a plan does not compile:
+///
+/// ```compile_fail
+/// # use burn_flash_dma::{AttentionMask, MaskedAttention, TilePlan};
+/// # fn two_masks(q: burn::tensor::Tensor<4>, plan: &TilePlan, mask: AttentionMask) {
+/// MaskedAttention::new(q.clone(), q.clone(), q).plan(plan).mask(mask);
+/// # }
+/// ```
+///
+/// Differentiable in `q`, `k`, `v` and the bias, whichever are tracked; the gradient of the bias has its own shape and
+/// type and is accumulated in f32. A query that sees nothing gets zeros, and gives no gradients.
+#[derive(Clone, Debug)]
+#[must_use = "nothing is computed before `forward`"]
+pub struct MaskedAttention<M = NoMask> {
+    rows: [Tensor<4>; 3],
+    mask: Option<Mask>,
+    bias: Option<Tensor<4>>,
+    options: AttentionOptions,
+    state: PhantomData<M>,
+}
+
+impl MaskedAttention {
+    /// Attention of `q` over `k` and `v`, with [`AttentionOptions::new`].
+    pub fn new(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Self {
+        Self {
+            rows: [q, k, v],
+            mask: None,
+            bias: None,
+            options: AttentionOptions::new(),
+            state: PhantomData,
+        }
+    }
+
+    /// Which keys each query sees: an [`AttentionMask`], or an `Option` of one. The call cuts it into tiles.
+    pub fn mask(self, mask: impl Into<Option<AttentionMask>>) -> MaskedAttention<Masked> {
+        self.masked(mask.into().map(Mask::Tensor))
+    }
+
+    /// Which keys each query sees: a mask that was cut into tiles before, for lengths and causal masking as in this
+    /// call.
+    pub fn plan(self, plan: &TilePlan) -> MaskedAttention<Masked> {
+        self.masked(Some(Mask::Plan(plan.clone())))
+    }
+
+    fn masked(self, mask: Option<Mask>) -> MaskedAttention<Masked> {
+        MaskedAttention {
+            rows: self.rows,
+            mask,
+            bias: self.bias,
+            options: self.options,
+            state: PhantomData,
+        }
+    }
+}
+
+impl<M> MaskedAttention<M> {
+    /// The bias that is added to the logits: a tensor, or an `Option` of one.
+    pub fn bias(mut self, bias: impl Into<Option<Tensor<4>>>) -> Self {
+        self.bias = bias.into();
+        self
+    }
+
+    /// Causal masking, scale, softcap and determinism. `keep_window` must be `None`.
+    pub fn options(mut self, options: AttentionOptions) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// The output, `[batch, q_heads, q_len, head_dim]` in the type of `q`.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_forward`](Self::try_forward) returns an error, with that error's text.
+    #[must_use]
+    pub fn forward(self) -> Tensor<4> {
+        expect(self.try_forward())
+    }
+
+    /// Like [`forward`](Self::forward), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError`] if the shapes, element types, devices or options do not fit, or the plan is of other lengths,
+    /// of another causal masking, or on another device; nothing is computed then.
+    pub fn try_forward(self) -> Result<Tensor<4>, AttentionError> {
+        let (out, _) = self.call()?.run(Dispatch::masked_attention_forward);
+        Ok(out)
+    }
+
+    /// The output, and the LSE of the logits: `[batch, q_heads, q_len]`, f32, natural logarithm, −∞ where nothing is
+    /// seen. Both are differentiable.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_forward_with_lse`](Self::try_forward_with_lse) returns an error, with that error's text.
+    #[must_use]
+    pub fn forward_with_lse(self) -> (Tensor<4>, Tensor<3>) {
+        expect(self.try_forward_with_lse())
+    }
+
+    /// Like [`forward_with_lse`](Self::forward_with_lse), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`try_forward`](Self::try_forward).
+    pub fn try_forward_with_lse(self) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
+        let call = self.call()?;
+        Ok(call.run(Dispatch::masked_attention_forward_with_lse))
+    }
+
+    fn call(self) -> Result<Call, AttentionError> {
+        Call::new(self.rows, self.mask, self.bias, self.options)
+    }
+}
+
+/// A mask in either form.
+// There is one per call, which moves it a few times.
+#[allow(clippy::large_enum_variant)]
+#[derive(Clone, Debug)]
+enum Mask {
+    Tensor(AttentionMask),
+    Plan(TilePlan),
+}
+
+/// A validated call.
+struct Call {
+    rows: [Tensor<4>; 3],
+    plan: Option<TilePlan>,
+    /// Present exactly if the problem has a bias.
+    bias: Option<Tensor<4>>,
+    problem: MaskedProblem,
+}
+
+impl Call {
+    fn new(
+        rows: [Tensor<4>; 3],
+        mask: Option<Mask>,
+        bias: Option<Tensor<4>>,
+        options: AttentionOptions,
+    ) -> Result<Self, AttentionError> {
+        let element = rows_element(&rows)?;
+        let [q, k, v] = rows.each_ref().map(|t| t.dims());
+        let bias_shape = bias.as_ref().map(|bias| bias.dims());
+        let bias_shape = bias_shape.as_ref().map(<[usize; 4]>::as_slice);
+        let problem = match &mask {
+            Some(Mask::Plan(plan)) => {
+                let plan = plan.geometry();
+                MaskedProblem::with_plan(&q, &k, &v, plan, bias_shape, element, &options)?
+            }
+            mask => {
+                let mask_shape = match mask {
+                    Some(Mask::Tensor(mask)) => Some(mask.dims()),
+                    _ => None,
+                };
+                let mask_shape = mask_shape.as_ref().map(<[usize; 4]>::as_slice);
+                MaskedProblem::new(&q, &k, &v, mask_shape, bias_shape, element, &options)?
+            }
+        };
+        let device = supported(&rows, element)?;
+        match &mask {
+            Some(Mask::Tensor(mask)) => same_device(&device, TensorName::Mask, mask.device())?,
+            Some(Mask::Plan(plan)) => plan.check_device(&device)?,
+            None => {}
+        }
+        if let Some(bias) = &bias {
+            same_device(&device, TensorName::Bias, bias.device())?;
+            element_type(TensorName::Bias, bias)?;
+        }
+        // Nothing is computed before this line.
+        let plan = match (mask, problem.plan) {
+            (Some(Mask::Tensor(mask)), Some(geometry)) => Some(TilePlan::of(mask, geometry)),
+            (Some(Mask::Plan(plan)), _) => Some(plan),
+            _ => None,
+        };
+        Ok(Self {
+            rows,
+            plan,
+            bias,
+            problem,
+        })
+    }
+
+    fn run(self, operation: Operation) -> (Tensor<4>, Tensor<3>) {
+        let [q, k, v] = self.rows.map(Tensor::into_dispatch);
+        let masking = Masking {
+            plan: match self.plan {
+                None => OptionalPlan::<Dispatch>::None,
+                Some(plan) => plan.into_dispatch(),
+            },
+            bias: OptionalFloat::from_option(self.bias.map(|bias| bias.into_dispatch())),
+        };
+        let (out, lse) = operation(q, k, v, masking, self.problem);
+        (Tensor::from_dispatch(out), Tensor::from_dispatch(lse))
+    }
+}
+
+/// One of the two forward operations.
+type Operation = fn(
+    FloatTensor<Dispatch>,
+    FloatTensor<Dispatch>,
+    FloatTensor<Dispatch>,
+    Masking<Dispatch>,
+    MaskedProblem,
+) -> (FloatTensor<Dispatch>, FloatTensor<Dispatch>);

@@ -1,0 +1,8 @@
+//! The functions on `Tensor`: builders, and shorthands of them.
+
+pub(crate) mod attention;
+pub(crate) mod masked;
+pub(crate) mod selection;
+pub(crate) mod shorthand;
+pub mod state;
+pub(crate) mod zoh;

@@ -1,0 +1,104 @@
+//! The selection: from scores to the interval of queries that attends to each key.
+
+use crate::ops::attention::DynamicMaskOps;
+use crate::validate::{expect, same_device, scores_as_f32};
+use burn::backend::Dispatch;
+use burn::tensor::{Device, Int, Tensor};
+use flash_dma_problem::{AttentionError, AttentionOptions, Problem, TensorName, TensorSpec};
+
+/// The positions of the queries that attend to each key: the selection that [`select`] makes from scores.
+///
+/// A query's position is the index of the last key it may see, so one selection serves causal and
+/// full attention, any number of queries, and any tensors with as many keys (see
+/// [`Interval`](crate::Interval)). It is a constant to autodiff.
+#[derive(Clone, Debug)]
+pub struct Intervals {
+    tensor: Tensor<4, Int>,
+    window: usize,
+}
+
+impl Intervals {
+    /// The intervals, `[batch, kv_heads, k_len, 2]` i32: first position and one past the last.
+    #[must_use]
+    pub fn tensor(&self) -> &Tensor<4, Int> {
+        &self.tensor
+    }
+
+    /// The same as [`tensor`](Self::tensor), by value.
+    #[must_use]
+    pub fn into_tensor(self) -> Tensor<4, Int> {
+        self.tensor
+    }
+
+    /// How many keys each query keeps.
+    #[must_use]
+    pub fn window(&self) -> usize {
+        self.window
+    }
+
+    /// The options with this window, if they do not ask for another one.
+    pub(crate) fn resolve_window(
+        &self,
+        options: AttentionOptions,
+    ) -> Result<AttentionOptions, AttentionError> {
+        match options.keep_window {
+            Some(window) if window != self.window => Err(AttentionError::IntervalsWindow {
+                intervals: self.window,
+                options: window,
+            }),
+            _ => Ok(options.with_keep_window(self.window)),
+        }
+    }
+
+    pub(crate) fn check(&self, problem: &Problem, device: &Device) -> Result<(), AttentionError> {
+        let shape = self.tensor.dims();
+        let spec = TensorSpec {
+            name: TensorName::Intervals,
+            shape: &shape,
+            // The engine checks the strides.
+            strides: &[1; 4],
+        };
+        spec.check(&problem.intervals_shape())?;
+        same_device(device, TensorName::Intervals, self.tensor.device())
+    }
+}
+
+/// Selects the `window` highest scored visible keys of each query, as one interval per key.
+///
+/// `scores` is `[batch, kv_heads, k_len]`, f32 (f16 and bf16 are cast up). Exact for any window:
+/// the greater score first, then the lower index; NaN below every number; −∞ never. `window >=
+/// k_len` keeps every key.
+///
+/// # Panics
+///
+/// If [`try_select`] returns an error, with that error's text.
+#[must_use]
+pub fn select(scores: Tensor<3>, window: usize) -> Intervals {
+    expect(try_select(scores, window))
+}
+
+/// Like [`select`], but returns the error.
+///
+/// # Errors
+///
+/// [`AttentionError::ZeroWindow`], [`AttentionError::ElementType`] or [`AttentionError::TooLarge`].
+pub fn try_select(scores: Tensor<3>, window: usize) -> Result<Intervals, AttentionError> {
+    if window == 0 {
+        return Err(AttentionError::ZeroWindow);
+    }
+    let scores = scores_as_f32(scores)?;
+    let [_, _, len] = scores.dims();
+    let limit = i32::MAX as usize;
+    if len > limit {
+        return Err(AttentionError::TooLarge {
+            what: "the number of keys",
+            size: len,
+            limit,
+        });
+    }
+    let intervals = Dispatch::dynamic_mask_select(scores.into_dispatch(), window);
+    Ok(Intervals {
+        tensor: Tensor::from_dispatch(intervals),
+        window,
+    })
+}

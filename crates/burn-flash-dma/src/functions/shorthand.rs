@@ -1,0 +1,187 @@
+//! The calls that most models need, as functions: each is one of the builders with its usual parts.
+
+use super::attention::Attention;
+use super::masked::MaskedAttention;
+use super::zoh::try_zoh_scores;
+use crate::mask::polarity::AttentionMask;
+use crate::validate::expect;
+use burn::tensor::Tensor;
+use flash_dma_problem::{AttentionError, AttentionOptions};
+
+/// Dynamic-mask attention: every query attends to the `options.keep_window` keys of greatest score
+/// among those it may see, and each logit gets its key's score.
+///
+/// `out_i = sum_j softmax_j(softcap(scale * q_i . k_j) + scores_j) v_j` over the selected keys `j`.
+///
+/// | tensor | shape | type |
+/// |---|---|---|
+/// | `q`, result | `[batch, q_heads, q_len, head_dim]` | f32, f16 or bf16 |
+/// | `k`, `v` | `[batch, kv_heads, k_len, head_dim]` | as `q` |
+/// | `scores` | `[batch, kv_heads, k_len]` | f32 (f16 and bf16 are cast up) |
+///
+/// Differentiable in `q`, `k`, `v` and `scores`, whichever are tracked; the selection is a
+/// constant. Strided inputs (`[batch, len, heads, head_dim]` data through a `swap_dims`) are read in
+/// place. A score of −∞ hides its key (padding); a query that sees nothing gets zeros.
+///
+/// [`Attention`] gives the LSE beside the output, and takes intervals that were selected before.
+///
+/// # Panics
+///
+/// If [`try_dynamic_mask_attention`] returns an error, with that error's text.
+#[must_use]
+pub fn dynamic_mask_attention(
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    scores: Tensor<3>,
+    options: AttentionOptions,
+) -> Tensor<4> {
+    expect(try_dynamic_mask_attention(q, k, v, scores, options))
+}
+
+/// Like [`dynamic_mask_attention`], but returns the error.
+///
+/// # Errors
+///
+/// [`AttentionError`] if the shapes, element types, devices or options do not fit; nothing is
+/// computed then.
+pub fn try_dynamic_mask_attention(
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    scores: Tensor<3>,
+    options: AttentionOptions,
+) -> Result<Tensor<4>, AttentionError> {
+    let attention = Attention::new(q, k, v).scores(scores);
+    attention.options(options).try_forward()
+}
+
+/// Plain attention without scores: every visible key is attended. Shapes, types, strides and
+/// gradients as in [`dynamic_mask_attention`]; `options.keep_window` must be `None`.
+///
+/// # Panics
+///
+/// If [`try_attention`] returns an error, with that error's text.
+#[must_use]
+pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOptions) -> Tensor<4> {
+    expect(try_attention(q, k, v, options))
+}
+
+/// Like [`attention`], but returns the error.
+///
+/// # Errors
+///
+/// Those of [`try_dynamic_mask_attention`].
+pub fn try_attention(
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    options: AttentionOptions,
+) -> Result<Tensor<4>, AttentionError> {
+    Attention::new(q, k, v).options(options).try_forward()
+}
+
+/// Dynamic-mask attention from its learned parameters: [`zoh_scores`](crate::zoh_scores()) of `v`,
+/// then [`dynamic_mask_attention`]. `v` has two gradient paths.
+///
+/// `dt_proj` is `[kv_heads, kv_heads * head_dim]`, `a` `[kv_heads]`.
+///
+/// # Panics
+///
+/// If [`try_flash_dma_attention`] returns an error, with that error's text.
+#[must_use]
+pub fn flash_dma_attention(
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    dt_proj: Tensor<2>,
+    a: Tensor<1>,
+    options: AttentionOptions,
+) -> Tensor<4> {
+    expect(try_flash_dma_attention(q, k, v, dt_proj, a, options))
+}
+
+/// Like [`flash_dma_attention`], but returns the error.
+///
+/// # Errors
+///
+/// Those of [`try_dynamic_mask_attention`] and [`try_zoh_scores`](crate::try_zoh_scores()).
+pub fn try_flash_dma_attention(
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    dt_proj: Tensor<2>,
+    a: Tensor<1>,
+    options: AttentionOptions,
+) -> Result<Tensor<4>, AttentionError> {
+    let scores = try_zoh_scores(v.clone(), dt_proj, a)?;
+    try_dynamic_mask_attention(q, k, v, scores, options)
+}
+
+/// Attention under a mask and a bias: `out_i = sum_j softmax_j(softcap(scale * q_i . k_j) + bias_ij) v_j` over
+/// the keys `j` that the mask shows to query `i`, and causal masking if the options ask for it.
+///
+/// | tensor | shape | type |
+/// |---|---|---|
+/// | `q`, result | `[batch, q_heads, q_len, head_dim]` | f32, f16 or bf16 |
+/// | `k`, `v` | `[batch, kv_heads, k_len, head_dim]` | as `q` |
+/// | `mask` | `[batch \| 1, q_heads \| kv_heads \| 1, q_len \| 1, k_len \| 1]` | bool |
+/// | `bias` | as `mask`, another one of these shapes | f32, f16 or bf16, whatever that of `q` |
+///
+/// Differentiable in `q`, `k`, `v` and `bias`, whichever are tracked; the gradient of the bias has its own
+/// shape and type and is accumulated in f32. A query that sees nothing gets zeros, and gives no gradients. The mask is
+/// cut into tiles first; to do so once for several calls, make a [`TilePlan`](crate::TilePlan) and pass it to
+/// [`MaskedAttention::plan`].
+///
+/// ```
+/// # #[cfg(all(feature = "flex", feature = "autodiff"))] {
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use burn_flash_dma::{AttentionMask, AttentionOptions, masked_attention};
+///
+/// let device = Device::flex().autodiff();
+/// let normal = Distribution::Normal(0.0, 1.0);
+/// let q = Tensor::<4>::random([1, 4, 100, 32], normal, &device);
+/// let k = Tensor::<4>::random([1, 2, 100, 32], normal, &device);
+/// let v = Tensor::<4>::random([1, 2, 100, 32], normal, &device);
+/// // One number per key and kv head, and no key attends to the last ten.
+/// let bias = Tensor::<4>::random([1, 2, 1, 100], normal, &device).require_grad();
+/// let padding = Tensor::<1, burn::tensor::Int>::arange(0..100, &device).greater_equal_elem(90);
+///
+/// let mask = AttentionMask::hidden(padding.reshape([1, 1, 1, 100]));
+/// let out = masked_attention(q, k, v, Some(mask), Some(bias.clone()), AttentionOptions::new());
+/// let grads = out.sum().backward();
+/// assert_eq!(bias.grad(&grads).unwrap().dims(), [1, 2, 1, 100]);
+/// # }
+/// ```
+///
+/// # Panics
+///
+/// If [`try_masked_attention`] returns an error, with that error's text.
+#[must_use]
+pub fn masked_attention(
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    mask: Option<AttentionMask>,
+    bias: Option<Tensor<4>>,
+    options: AttentionOptions,
+) -> Tensor<4> {
+    expect(try_masked_attention(q, k, v, mask, bias, options))
+}
+
+/// Like [`masked_attention`], but returns the error.
+///
+/// # Errors
+///
+/// [`AttentionError`] if the shapes, element types, devices or options do not fit; nothing is computed then.
+pub fn try_masked_attention(
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    mask: Option<AttentionMask>,
+    bias: Option<Tensor<4>>,
+    options: AttentionOptions,
+) -> Result<Tensor<4>, AttentionError> {
+    let attention = MaskedAttention::new(q, k, v).mask(mask).bias(bias);
+    attention.options(options).try_forward()
+}

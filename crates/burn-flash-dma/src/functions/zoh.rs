@@ -1,0 +1,57 @@
+//! The scores of Dynamic Mask Attention, computed from the values.
+
+use crate::validate::{as_f32, expect, same_device};
+use burn::tensor::{Tensor, activation::softplus};
+use flash_dma_problem::{AttentionError, TensorName, TensorSpec};
+
+/// The importance of each key from its value: `exp(a * softplus(values . dt_projᵀ))`, where the
+/// values of a token's heads are concatenated.
+///
+/// `values` is `[batch, kv_heads, k_len, head_dim]`, `dt_proj` `[kv_heads, kv_heads * head_dim]`, `a`
+/// `[kv_heads]`; the result is `[batch, kv_heads, k_len]`, f32 whatever the inputs are, since the
+/// selection ranks the keys by it. Plain Burn operations: differentiable in all three.
+///
+/// # Panics
+///
+/// If [`try_zoh_scores`] returns an error, with that error's text.
+#[must_use]
+pub fn zoh_scores(values: Tensor<4>, dt_proj: Tensor<2>, a: Tensor<1>) -> Tensor<3> {
+    expect(try_zoh_scores(values, dt_proj, a))
+}
+
+/// Like [`zoh_scores`], but returns the error.
+///
+/// # Errors
+///
+/// [`AttentionError`] if the shapes do not fit, a tensor is not f32, f16 or bf16, or the tensors are
+/// on different devices.
+pub fn try_zoh_scores(
+    values: Tensor<4>,
+    dt_proj: Tensor<2>,
+    a: Tensor<1>,
+) -> Result<Tensor<3>, AttentionError> {
+    let [batch, heads, len, head_dim] = values.dims();
+    let width = heads * head_dim;
+    check(TensorName::DtProjection, &dt_proj.dims(), &[heads, width])?;
+    check(TensorName::Decay, &a.dims(), &[heads])?;
+    let device = values.device();
+    same_device(&device, TensorName::DtProjection, dt_proj.device())?;
+    same_device(&device, TensorName::Decay, a.device())?;
+    let values = as_f32(TensorName::Value, values)?;
+    let dt_proj = as_f32(TensorName::DtProjection, dt_proj)?;
+    let a = as_f32(TensorName::Decay, a)?;
+
+    let tokens = values.swap_dims(1, 2).reshape([batch * len, width]);
+    let dt = tokens.matmul(dt_proj.transpose());
+    let scores = (softplus(dt, 1.0) * a.unsqueeze()).exp();
+    Ok(scores.reshape([batch, len, heads]).swap_dims(1, 2))
+}
+
+fn check(name: TensorName, shape: &[usize], expected: &[usize]) -> Result<(), AttentionError> {
+    let spec = TensorSpec {
+        name,
+        shape,
+        strides: &vec![1; shape.len()],
+    };
+    spec.check(expected)
+}

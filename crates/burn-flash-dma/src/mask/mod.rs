@@ -1,0 +1,12 @@
+//! Masks, and the forms that they are cut into.
+
+mod broadcast;
+mod builders;
+pub(crate) mod plan;
+pub(crate) mod polarity;
+mod ranges;
+
+pub use builders::BlockRule;
+pub use plan::TilePlan;
+pub use polarity::AttentionMask;
+pub use ranges::KeyRanges;

@@ -1,0 +1,146 @@
+//! The tiles that a mask is cut into.
+
+use super::polarity::AttentionMask;
+use super::ranges::KeyRanges;
+use crate::ops::masked::MaskedAttentionOps;
+use crate::ops::types::{OptionalPlan, PlanTensors};
+use crate::validate::{expect, same_device};
+use burn::backend::Dispatch;
+use burn::tensor::{Device, Int, Tensor};
+use flash_dma_problem::{AttentionError, PlanGeometry, TensorName};
+
+/// A mask in the form that attention reads: one bit per pair, and for each block of 16 queries and 64 keys how many
+/// pairs of it are visible, so that empty blocks are skipped and full ones are not tested.
+///
+/// A plan is an eighth of its mask in size and does not need the mask any more. It serves forward and backward, and
+/// every layer with the same mask: build it once, and pass it to
+/// [`MaskedAttention::plan`](crate::MaskedAttention::plan). Its lengths and causal masking are fixed;
+/// axes that the mask broadcasts stay broadcast.
+///
+/// Where each query sees one range of keys, as under a sliding window, [`from_ranges`](Self::from_ranges) makes the
+/// plan without any mask.
+#[derive(Clone, Debug)]
+pub struct TilePlan {
+    bits: Tensor<5, Int>,
+    counts: Tensor<4, Int>,
+    geometry: PlanGeometry,
+}
+
+impl TilePlan {
+    /// The plan of a mask for `lengths = [q_len, k_len]`, with bottom-right aligned causal masking on top of it
+    /// if `causal`.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_new`](Self::try_new) returns an error, with that error's text.
+    #[must_use]
+    pub fn new(mask: AttentionMask, lengths: [usize; 2], causal: bool) -> Self {
+        expect(Self::try_new(mask, lengths, causal))
+    }
+
+    /// Like [`new`](Self::new), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::Broadcast`] if the mask does not broadcast to the lengths, or
+    /// [`AttentionError::TooLarge`].
+    pub fn try_new(
+        mask: AttentionMask,
+        lengths: [usize; 2],
+        causal: bool,
+    ) -> Result<Self, AttentionError> {
+        let geometry = PlanGeometry::new(&mask.dims(), lengths, causal)?;
+        Ok(Self::of(mask, geometry))
+    }
+
+    /// The plan of the mask that shows each query its range of keys, for `lengths = [q_len, k_len]`, with
+    /// bottom-right aligned causal masking on top of it if `causal`. No tensor of `q_len` times `k_len` elements is
+    /// made, but for the bits.
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// use burn::tensor::{Device, Int, Tensor};
+    /// use burn_flash_dma::{AttentionMask, KeyRanges, TilePlan};
+    ///
+    /// let device = Device::flex();
+    /// let ids = Tensor::<2, Int>::from_data([[0, 0, 0, 0, 1, 1, 1, 2, 2, 2]], &device);
+    /// // A window of 3 within documents, which may be shown by a mask, too.
+    /// let ranges = KeyRanges::documents(ids.clone()).and(KeyRanges::sliding_window([10, 10], 3, &device));
+    /// let mask = AttentionMask::documents(ids).and(AttentionMask::sliding_window([10, 10], 3, &device));
+    ///
+    /// let plan = TilePlan::from_ranges(ranges, [10, 10], true);
+    /// let same = TilePlan::new(mask, [10, 10], true);
+    /// assert_eq!(plan.counts().clone().into_data(), same.counts().clone().into_data());
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// If [`try_from_ranges`](Self::try_from_ranges) returns an error, with that error's text.
+    #[must_use]
+    pub fn from_ranges(ranges: KeyRanges, lengths: [usize; 2], causal: bool) -> Self {
+        expect(Self::try_from_ranges(ranges, lengths, causal))
+    }
+
+    /// Like [`from_ranges`](Self::from_ranges), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::Broadcast`] if the ranges do not broadcast to each other or to the queries,
+    /// [`AttentionError::RangesDevice`], or [`AttentionError::TooLarge`].
+    pub fn try_from_ranges(
+        ranges: KeyRanges,
+        lengths: [usize; 2],
+        causal: bool,
+    ) -> Result<Self, AttentionError> {
+        let geometry = ranges.geometry(lengths, causal)?;
+        let [first, end] = ranges.into_columns(&geometry).map(Tensor::into_dispatch);
+        let tensors = Dispatch::masked_attention_plan_ranges(first, end, geometry);
+        Ok(Self::from_tensors(tensors, geometry))
+    }
+
+    /// The plan of a mask of a geometry's shape.
+    pub(crate) fn of(mask: AttentionMask, geometry: PlanGeometry) -> Self {
+        let (mask, hidden) = mask.into_parts();
+        let tensors = Dispatch::masked_attention_plan(mask.into_dispatch(), hidden, geometry);
+        Self::from_tensors(tensors, geometry)
+    }
+
+    fn from_tensors(tensors: PlanTensors<Dispatch>, geometry: PlanGeometry) -> Self {
+        Self {
+            bits: Tensor::from_dispatch(tensors.bits),
+            counts: Tensor::from_dispatch(tensors.counts),
+            geometry,
+        }
+    }
+
+    /// The shapes, lengths and causal masking that the plan was made for.
+    #[must_use]
+    pub fn geometry(&self) -> &PlanGeometry {
+        &self.geometry
+    }
+
+    /// How many pairs of each block are visible, `[batch, heads, q_len / 16, k_len / 64]` (rounded up):
+    /// 0 is an empty block, [`PlanGeometry::pairs`] a full one.
+    #[must_use]
+    pub fn counts(&self) -> &Tensor<4, Int> {
+        &self.counts
+    }
+
+    /// One bit per pair, `[batch, heads, key_blocks, queries, 2]` as [`PlanGeometry`] says.
+    #[must_use]
+    pub fn bits(&self) -> &Tensor<5, Int> {
+        &self.bits
+    }
+
+    pub(crate) fn check_device(&self, device: &Device) -> Result<(), AttentionError> {
+        same_device(device, TensorName::Plan, self.counts.device())
+    }
+
+    pub(crate) fn into_dispatch(self) -> OptionalPlan<Dispatch> {
+        OptionalPlan::Some {
+            bits: self.bits.into_dispatch(),
+            counts: self.counts.into_dispatch(),
+        }
+    }
+}

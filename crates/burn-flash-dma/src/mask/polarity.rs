@@ -1,0 +1,58 @@
+//! Masks of either polarity.
+
+use burn::tensor::{Bool, Device, Tensor};
+
+/// A mask `[batch | 1, q_heads | kv_heads | 1, q_len | 1, k_len | 1]` that states what its `true` means.
+///
+/// Burn's own `attention` hides where its mask is `true`, other libraries show there; here the constructor
+/// says which.
+#[derive(Clone, Debug)]
+pub struct AttentionMask {
+    tensor: Tensor<4, Bool>,
+    hidden: bool,
+}
+
+impl AttentionMask {
+    /// A mask that shows a key to a query where the tensor is `true`.
+    #[must_use]
+    pub fn visible(tensor: Tensor<4, Bool>) -> Self {
+        Self {
+            tensor,
+            hidden: false,
+        }
+    }
+
+    /// A mask that hides a key from a query where the tensor is `true`.
+    #[must_use]
+    pub fn hidden(tensor: Tensor<4, Bool>) -> Self {
+        Self {
+            tensor,
+            hidden: true,
+        }
+    }
+
+    /// The mask as a tensor that is `true` where a query sees a key.
+    #[must_use]
+    pub fn into_visible(self) -> Tensor<4, Bool> {
+        if self.hidden {
+            self.tensor.bool_not()
+        } else {
+            self.tensor
+        }
+    }
+
+    /// The shape of the mask.
+    #[must_use]
+    pub fn dims(&self) -> [usize; 4] {
+        self.tensor.dims()
+    }
+
+    pub(crate) fn device(&self) -> Device {
+        self.tensor.device()
+    }
+
+    /// The tensor, and whether its `true` hides.
+    pub(super) fn into_parts(self) -> (Tensor<4, Bool>, bool) {
+        (self.tensor, self.hidden)
+    }
+}

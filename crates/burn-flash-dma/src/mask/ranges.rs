@@ -1,0 +1,171 @@
+//! One range of keys per query: windows, documents and padding without a mask.
+
+use super::broadcast::broadcast_shape;
+use burn::tensor::{Bool, DType, Device, Int, Tensor};
+use flash_dma_problem::{AttentionError, PlanGeometry};
+
+/// The keys that each query sees, if they are one range: query `i` sees the keys `first <= j < end`, and none if
+/// `end <= first`. A [`TilePlan`](crate::TilePlan) is made of O(q_len) numbers, where a mask has
+/// `q_len * k_len`.
+///
+/// The constructors have the names of those of [`AttentionMask`](crate::AttentionMask), and show the same keys.
+#[derive(Clone, Debug)]
+pub struct KeyRanges {
+    first: Tensor<3, Int>,
+    end: Tensor<3, Int>,
+}
+
+/// Elements of a piece of a running maximum.
+const PIECE: usize = 256;
+
+impl KeyRanges {
+    /// The keys from `first` to before `end`, both `[batch | 1, q_heads | kv_heads | 1, q_len | 1]` of any integer type.
+    /// A range that reaches past the keys is cut off.
+    ///
+    /// The shapes are checked by [`TilePlan::try_from_ranges`](crate::TilePlan::try_from_ranges), which knows the
+    /// lengths.
+    #[must_use]
+    pub fn new(first: Tensor<3, Int>, end: Tensor<3, Int>) -> Self {
+        let [first, end] = [first, end].map(saturate);
+        Self { first, end }
+    }
+
+    /// A sliding window, `[1, 1, q_len]`: query `i` sees the `window` keys up to `i + k_len - q_len`.
+    #[must_use]
+    pub fn sliding_window([q_len, k_len]: [usize; 2], window: usize, device: &Device) -> Self {
+        let shift = k_len as i64 - q_len as i64;
+        let queries = Tensor::<1, Int>::arange(0..q_len as i64, device).reshape([1, 1, q_len]);
+        let end = queries.add_scalar(shift + 1);
+        let window = i32::try_from(window).unwrap_or(i32::MAX);
+        // A range that ends before the first key is empty wherever it begins; so nothing passes 32 bits.
+        let first = end.clone().clamp_min(0).sub_scalar(window);
+        Self::new(first, end)
+    }
+
+    /// Padding behind sequences of the given `lengths` `[batch]`, `[batch, 1, 1]`: sequence `b` shows the keys
+    /// `j < lengths[b]`.
+    #[must_use]
+    pub fn padding(lengths: Tensor<1, Int>) -> Self {
+        let end = lengths.reshape([-1, 1, 1]);
+        Self::new(Tensor::zeros([1, 1, 1], &end.device()), end)
+    }
+
+    /// Packed sequences, `[batch, 1, len]`: `documents` `[batch, len]` holds the document of each token, and a
+    /// token sees the run of tokens of the same document around it.
+    ///
+    /// The same as [`AttentionMask::documents`](crate::AttentionMask::documents) if the tokens of each document are
+    /// contiguous, as with ascending ids. A document whose id comes back after another one counts as two here.
+    #[must_use]
+    pub fn documents(documents: Tensor<2, Int>) -> Self {
+        let [batch, len] = documents.dims();
+        let device = documents.device();
+        if batch == 0 || len < 2 {
+            let first = Tensor::zeros([batch, 1, len], &device);
+            return Self::new(first.clone(), first.add_scalar(1));
+        }
+        let at = |from: usize, to: usize| {
+            let range = Tensor::<1, Int>::arange(from as i64..to as i64, &device);
+            range.reshape([1, to - from]).expand([batch, to - from])
+        };
+        // Whether another document begins behind each token but the last.
+        let changes: Tensor<2, Bool> =
+            (documents.clone().narrow(1, 0, len - 1)).not_equal(documents.narrow(1, 1, len - 1));
+        let zeros = at(0, 1);
+        let first = at(1, len).mask_fill(changes.clone().bool_not(), 0);
+        let first = running_max(Tensor::cat(vec![zeros.clone(), first], 1));
+        // Seen from behind, ends are firsts: how many tokens stand behind the end of a run.
+        let behind = at(1, len).mul_scalar(-1).add_scalar(len as i64);
+        let behind = behind.mask_fill(changes.bool_not(), 0);
+        let behind = running_max(Tensor::cat(vec![behind, zeros], 1).flip([1])).flip([1]);
+        let end = behind.mul_scalar(-1).add_scalar(len as i64);
+        let [first, end] = [first, end].map(|keys| keys.reshape([batch, 1, len]));
+        Self::new(first, end)
+    }
+
+    /// The keys that both show; axes of size 1 broadcast.
+    ///
+    /// # Panics
+    ///
+    /// If the shapes do not broadcast to one.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        let pair = |a: Tensor<3, Int>, b: Tensor<3, Int>| {
+            let shape = broadcast_shape(a.dims(), b.dims(), "ranges");
+            [a, b].map(|keys| expand(keys, shape))
+        };
+        let [a, b] = pair(self.first, other.first);
+        let [c, d] = pair(self.end, other.end);
+        Self {
+            first: a.max_pair(b),
+            end: c.min_pair(d),
+        }
+    }
+
+    /// The geometry of the plan.
+    pub(super) fn geometry(
+        &self,
+        lengths: [usize; 2],
+        causal: bool,
+    ) -> Result<PlanGeometry, AttentionError> {
+        let (first, end) = (self.first.dims(), self.end.dims());
+        let geometry = PlanGeometry::of_ranges(&first, &end, lengths, causal)?;
+        let devices = [&self.first, &self.end].map(|keys| keys.device().without_autodiff());
+        if devices[0] != devices[1] {
+            return Err(AttentionError::RangesDevice);
+        }
+        Ok(geometry)
+    }
+
+    /// First and end in the shape of the geometry's mask with one key.
+    pub(super) fn into_columns(self, geometry: &PlanGeometry) -> [Tensor<4, Int>; 2] {
+        let [batch, heads, queries, _] = geometry.mask;
+        [self.first, self.end].map(|keys| {
+            let [b, h, q] = keys.dims();
+            expand(keys.reshape([b, h, q, 1]), [batch, heads, queries, 1])
+        })
+    }
+}
+
+/// Burn expands to no axis of size 0.
+fn expand<const D: usize>(keys: Tensor<D, Int>, shape: [usize; D]) -> Tensor<D, Int> {
+    if shape.contains(&0) {
+        Tensor::zeros(shape, (&keys.device(), keys.dtype()))
+    } else {
+        keys.expand(shape)
+    }
+}
+
+/// The same numbers as i32, the nearest where they do not fit.
+fn saturate(keys: Tensor<3, Int>) -> Tensor<3, Int> {
+    let (least, most) = (i64::from(i32::MIN), i64::from(i32::MAX));
+    match keys.dtype() {
+        DType::I32 => keys,
+        DType::I64 => keys.clamp(least, most).cast(DType::I32),
+        DType::U32 | DType::U64 => keys.clamp_max(most).cast(DType::I32),
+        _ => keys.cast(DType::I32),
+    }
+}
+
+/// The maximum of each element, none of which is negative, and those before it on the second axis. Burn's own reads
+/// all of these for each element, so it is only asked for pieces.
+fn running_max(values: Tensor<2, Int>) -> Tensor<2, Int> {
+    let [batch, len] = values.dims();
+    if len <= PIECE {
+        return values.cummax(1);
+    }
+    let pieces = len.div_ceil(PIECE);
+    let options = (&values.device(), values.dtype());
+    let mut padded = vec![values];
+    if pieces * PIECE > len {
+        padded.push(Tensor::zeros([batch, pieces * PIECE - len], options));
+    }
+    let shape = [batch, pieces, PIECE];
+    let within = Tensor::cat(padded, 1).reshape(shape).cummax(2);
+    let last = within.clone().narrow(2, PIECE - 1, 1);
+    let up_to = running_max(last.reshape([batch, pieces]));
+    let first = Tensor::zeros([batch, 1], options);
+    let before = Tensor::cat(vec![first, up_to.narrow(1, 0, pieces - 1)], 1);
+    let before = before.reshape([batch, pieces, 1]).expand(shape);
+    let all: Tensor<2, Int> = within.max_pair(before).reshape([batch, pieces * PIECE]);
+    all.narrow(1, 0, len)
+}

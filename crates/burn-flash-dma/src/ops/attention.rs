@@ -1,0 +1,123 @@
+//! Dynamic-mask attention.
+
+use super::types::{AttentionGrads, Saved, Selection};
+#[cfg(feature = "fusion")]
+use super::types::{
+    AttentionGradsMetadata, OptionalFloatMetadata, SavedMetadata, SelectionMetadata,
+};
+use crate::fallback::attention as fallback;
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, backend_extension};
+#[cfg(feature = "fusion")]
+use burn::{backend::fusion::custom::TensorSpec, tensor::DType};
+use flash_dma_problem::Problem;
+
+/// Selection, forward and backward of dynamic-mask attention.
+///
+/// Most users want [`Attention`](crate::Attention) and the functions at the root of the crate: they validate, and these
+/// operations rely on it. `problem` must describe the tensors that are passed; an engine that finds
+/// otherwise panics with the text of its [`AttentionError`](crate::AttentionError).
+///
+/// The default bodies are plain Burn operations (the crate's `fallback`): exact to the same contract
+/// on any backend, but with `O(q_len * k_len)` memory and time. A backend without an engine of its
+/// own needs only `impl DynamicMaskOps for MyBackend {}`.
+#[backend_extension(
+    Cube: cfg(feature = "cube"),
+    Flex: cfg(feature = "flex"),
+    NdArray: cfg(feature = "ndarray"),
+    Autodiff: cfg(feature = "autodiff"),
+    Fusion: cfg(feature = "fusion"),
+)]
+pub trait DynamicMaskOps: Backend {
+    /// The interval of each key: scores `[batch, kv_heads, k_len]` (f32) to i32
+    /// `[batch, kv_heads, k_len, 2]`, the first position that attends to the key and one past the
+    /// last (see [`Interval`](crate::Interval)).
+    #[fusion(meta = select_meta)]
+    fn dynamic_mask_select(scores: FloatTensor<Self>, window: usize) -> IntTensor<Self> {
+        fallback::select::<Self>(scores, window)
+    }
+
+    /// `out` `[batch, q_heads, q_len, head_dim]` in the type of `q` and `lse`
+    /// `[batch, q_heads, q_len]` in f32. Under autodiff `lse` is a constant.
+    #[fusion(meta = forward_meta)]
+    fn dynamic_mask_forward(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        #[extension_type] selection: Selection<Self>,
+        problem: Problem,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        fallback::forward::<Self>(q, k, v, selection, problem)
+    }
+
+    /// The same as [`dynamic_mask_forward`](Self::dynamic_mask_forward), but with an `lse` that is
+    /// differentiable under autodiff.
+    #[fusion(default)]
+    fn dynamic_mask_forward_with_lse(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        #[extension_type] selection: Selection<Self>,
+        problem: Problem,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        Self::dynamic_mask_forward(q, k, v, selection, problem)
+    }
+
+    /// The gradients of the inputs. First order only: autodiff panics with the text of
+    /// [`AttentionError::SecondOrder`](crate::AttentionError::SecondOrder) if it tracks q, k, v, the scores or a
+    /// gradient.
+    #[fusion(meta = backward_meta)]
+    fn dynamic_mask_backward(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        #[extension_type] selection: Selection<Self>,
+        #[extension_type] saved: Saved<Self>,
+        problem: Problem,
+    ) -> AttentionGrads<Self> {
+        fallback::backward::<Self>(q, k, v, selection, saved, problem)
+    }
+}
+
+// Shapes under fusion are taken from here and never compared with what the engine returns.
+
+#[cfg(feature = "fusion")]
+fn select_meta(scores: &TensorSpec, _window: &usize) -> TensorSpec {
+    let mut shape = scores.shape.to_vec();
+    shape.push(2);
+    TensorSpec::new(shape.into(), DType::I32)
+}
+
+#[cfg(feature = "fusion")]
+fn forward_meta(
+    q: &TensorSpec,
+    _k: &TensorSpec,
+    _v: &TensorSpec,
+    _selection: &SelectionMetadata,
+    problem: &Problem,
+) -> (TensorSpec, TensorSpec) {
+    (
+        q.clone(),
+        TensorSpec::new(problem.lse_shape().into(), DType::F32),
+    )
+}
+
+#[cfg(feature = "fusion")]
+fn backward_meta(
+    q: &TensorSpec,
+    k: &TensorSpec,
+    v: &TensorSpec,
+    selection: &SelectionMetadata,
+    _saved: &SavedMetadata,
+    _problem: &Problem,
+) -> AttentionGradsMetadata {
+    AttentionGradsMetadata {
+        q: q.clone(),
+        k: k.clone(),
+        v: v.clone(),
+        scores: match selection {
+            SelectionMetadata::All => OptionalFloatMetadata::None,
+            SelectionMetadata::Scored { scores, .. } => OptionalFloatMetadata::Some(scores.clone()),
+        },
+    }
+}

@@ -1,0 +1,162 @@
+//! Appending to a cache, and attention over it.
+
+use super::attention::DynamicMaskOps;
+use super::types::{
+    ChunkKeys, DecodedPages, DecodedSlots, PageMap, PageTensors, SlotTensors, TokenTensors,
+};
+#[cfg(feature = "fusion")]
+use super::types::{
+    ChunkKeysMetadata, DecodedPagesMetadata, DecodedSlotsMetadata, PageTensorsMetadata,
+    SlotTensorsMetadata, TokenTensorsMetadata,
+};
+use crate::fallback::cache as fallback;
+use burn::backend::backend_extension;
+use burn::backend::tensor::FloatTensor;
+#[cfg(feature = "fusion")]
+use burn::{backend::fusion::custom::TensorSpec, tensor::DType};
+use flash_dma_problem::{AppendProblem, DecodeProblem};
+
+/// Appending to a cache and attention over it.
+///
+/// Most users want [`DynamicMaskCache`](crate::cache::DynamicMaskCache) and [`PagedCache`](crate::cache::PagedCache),
+/// which validate; these operations rely on it. A cache goes in and comes out: an engine that finds its
+/// tensors unshared writes them in place and returns them. For inference only: autodiff does not
+/// implement them, and its tensors are refused.
+///
+/// The default bodies are plain Burn operations: exact to the same contract on any backend, but each copies
+/// the cache, sorts, and may wait for the device.
+#[backend_extension(
+    Cube: cfg(feature = "cube"),
+    Flex: cfg(feature = "flex"),
+    NdArray: cfg(feature = "ndarray"),
+    Fusion: cfg(feature = "fusion"),
+)]
+pub trait CacheOps: DynamicMaskOps {
+    /// The slots with the `window` best keys of the old ones and the tokens.
+    #[fusion(meta = append_slots_meta)]
+    fn cache_append_slots(
+        #[extension_type] slots: SlotTensors<Self>,
+        #[extension_type] tokens: TokenTensors<Self>,
+        problem: AppendProblem,
+    ) -> SlotTensors<Self> {
+        fallback::append_slots::<Self>(slots, tokens, problem)
+    }
+
+    /// One step of up to [`MAX_DECODE_TOKENS`](flash_dma_problem::MAX_DECODE_TOKENS) tokens: query `t` attends
+    /// over what the slots would hold if the tokens up to and with `t` were appended one at a time.
+    #[fusion(meta = decode_slots_meta)]
+    fn cache_decode_slots(
+        q: FloatTensor<Self>,
+        #[extension_type] slots: SlotTensors<Self>,
+        #[extension_type] tokens: TokenTensors<Self>,
+        problem: DecodeProblem,
+    ) -> DecodedSlots<Self> {
+        fallback::decode_slots::<Self>(q, slots, tokens, problem)
+    }
+
+    /// The keys that the tokens of a chunk may attend to, in order of position: selection and causal
+    /// attention over them equal one pass over everything before.
+    #[fusion(meta = chunk_keys_meta)]
+    fn cache_chunk_keys(
+        #[extension_type] slots: SlotTensors<Self>,
+        #[extension_type] tokens: TokenTensors<Self>,
+        problem: AppendProblem,
+    ) -> ChunkKeys<Self> {
+        fallback::chunk_keys::<Self>(slots, tokens, problem)
+    }
+
+    /// The pages with the tokens behind those of each sequence.
+    #[fusion(meta = append_pages_meta)]
+    fn cache_append_pages(
+        #[extension_type] pages: PageTensors<Self>,
+        #[extension_type] tokens: TokenTensors<Self>,
+        map: PageMap,
+        problem: AppendProblem,
+    ) -> PageTensors<Self> {
+        fallback::append_pages::<Self>(pages, tokens, map, problem)
+    }
+
+    /// One step of up to [`MAX_DECODE_TOKENS`](flash_dma_problem::MAX_DECODE_TOKENS) tokens, each attending over
+    /// everything up to itself.
+    #[fusion(meta = decode_pages_meta)]
+    fn cache_decode_pages(
+        q: FloatTensor<Self>,
+        #[extension_type] pages: PageTensors<Self>,
+        #[extension_type] tokens: TokenTensors<Self>,
+        map: PageMap,
+        problem: DecodeProblem,
+    ) -> DecodedPages<Self> {
+        fallback::decode_pages::<Self>(q, pages, tokens, map, problem)
+    }
+}
+
+// Shapes under fusion are taken from here and never compared with what the engine returns.
+
+#[cfg(feature = "fusion")]
+fn append_slots_meta(
+    slots: &SlotTensorsMetadata,
+    _tokens: &TokenTensorsMetadata,
+    _problem: &AppendProblem,
+) -> SlotTensorsMetadata {
+    slots.clone()
+}
+
+#[cfg(feature = "fusion")]
+fn decode_slots_meta(
+    q: &TensorSpec,
+    slots: &SlotTensorsMetadata,
+    _tokens: &TokenTensorsMetadata,
+    problem: &DecodeProblem,
+) -> DecodedSlotsMetadata {
+    DecodedSlotsMetadata {
+        out: q.clone(),
+        lse: lse(problem),
+        slots: slots.clone(),
+    }
+}
+
+#[cfg(feature = "fusion")]
+fn chunk_keys_meta(
+    slots: &SlotTensorsMetadata,
+    _tokens: &TokenTensorsMetadata,
+    problem: &AppendProblem,
+) -> ChunkKeysMetadata {
+    let [batch, heads, window, dim] = problem.cache.kv_shape();
+    let len = window + problem.tokens;
+    let rows = TensorSpec::new([batch, heads, len, dim].into(), slots.k.dtype);
+    ChunkKeysMetadata {
+        k: rows.clone(),
+        v: rows,
+        scores: TensorSpec::new([batch, heads, len].into(), DType::F32),
+    }
+}
+
+#[cfg(feature = "fusion")]
+fn append_pages_meta(
+    pages: &PageTensorsMetadata,
+    _tokens: &TokenTensorsMetadata,
+    _map: &PageMap,
+    _problem: &AppendProblem,
+) -> PageTensorsMetadata {
+    pages.clone()
+}
+
+#[cfg(feature = "fusion")]
+fn decode_pages_meta(
+    q: &TensorSpec,
+    pages: &PageTensorsMetadata,
+    _tokens: &TokenTensorsMetadata,
+    _map: &PageMap,
+    problem: &DecodeProblem,
+) -> DecodedPagesMetadata {
+    DecodedPagesMetadata {
+        out: q.clone(),
+        lse: lse(problem),
+        pages: pages.clone(),
+    }
+}
+
+#[cfg(feature = "fusion")]
+fn lse(problem: &DecodeProblem) -> TensorSpec {
+    TensorSpec::new(problem.lse_shape().into(), DType::F32)
+}

@@ -1,0 +1,145 @@
+//! Attention under a mask and a bias.
+
+use super::types::{MaskedGrads, Masking, PlanTensors, Saved};
+#[cfg(feature = "fusion")]
+use super::types::{
+    MaskedGradsMetadata, MaskingMetadata, OptionalFloatMetadata, PlanTensorsMetadata, SavedMetadata,
+};
+use crate::fallback::masked as fallback;
+use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
+use burn::backend::{Backend, backend_extension};
+#[cfg(feature = "fusion")]
+use burn::{backend::fusion::custom::TensorSpec, tensor::DType};
+use flash_dma_problem::{MaskedProblem, PlanGeometry};
+
+/// Tile plans, forward and backward of attention under a mask and a bias.
+///
+/// Most users want [`MaskedAttention`](crate::MaskedAttention): it validates, and these operations rely on it. The default bodies are plain Burn operations with `O(q_len * k_len)` memory and time; a backend
+/// without an engine of its own needs only `impl MaskedAttentionOps for MyBackend {}`.
+#[backend_extension(
+    Cube: cfg(feature = "cube"),
+    Flex: cfg(feature = "flex"),
+    NdArray: cfg(feature = "ndarray"),
+    Autodiff: cfg(feature = "autodiff"),
+    Fusion: cfg(feature = "fusion"),
+)]
+pub trait MaskedAttentionOps: Backend {
+    /// The tile plan of a mask in the geometry's shape, whose `true` hides a key if `hidden` and shows it otherwise.
+    #[fusion(meta = plan_meta)]
+    fn masked_attention_plan(
+        mask: BoolTensor<Self>,
+        hidden: bool,
+        geometry: PlanGeometry,
+    ) -> PlanTensors<Self> {
+        fallback::plan::<Self>(mask, hidden, geometry)
+    }
+
+    /// The tile plan of the mask of a geometry that shows query `i` the keys `first <= j < end`, both i32
+    /// `[batch, heads, q_len | 1, 1]`: the geometry's mask, which has all keys, with one.
+    #[fusion(meta = plan_ranges_meta)]
+    fn masked_attention_plan_ranges(
+        first: IntTensor<Self>,
+        end: IntTensor<Self>,
+        geometry: PlanGeometry,
+    ) -> PlanTensors<Self> {
+        fallback::plan_ranges::<Self>(first, end, geometry)
+    }
+
+    /// `out` `[batch, q_heads, q_len, head_dim]` in the type of `q` and `lse` `[batch, q_heads, q_len]` in
+    /// f32. Under autodiff `lse` is a constant.
+    #[fusion(meta = forward_meta)]
+    fn masked_attention_forward(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        #[extension_type] masking: Masking<Self>,
+        problem: MaskedProblem,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        fallback::forward::<Self>(q, k, v, masking, problem)
+    }
+
+    /// The same as [`masked_attention_forward`](Self::masked_attention_forward), but with an `lse` that is differentiable
+    /// under autodiff.
+    #[fusion(default)]
+    fn masked_attention_forward_with_lse(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        #[extension_type] masking: Masking<Self>,
+        problem: MaskedProblem,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        Self::masked_attention_forward(q, k, v, masking, problem)
+    }
+
+    /// The gradients of the inputs; the bias has one only if `bias_gradient`. First order only: autodiff panics with the
+    /// text of [`AttentionError::SecondOrder`](crate::AttentionError::SecondOrder) if it tracks an input or a gradient.
+    #[fusion(meta = backward_meta)]
+    fn masked_attention_backward(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        #[extension_type] masking: Masking<Self>,
+        #[extension_type] saved: Saved<Self>,
+        problem: MaskedProblem,
+        bias_gradient: bool,
+    ) -> MaskedGrads<Self> {
+        fallback::backward::<Self>(q, k, v, masking, saved, problem, bias_gradient)
+    }
+}
+
+// Shapes under fusion are taken from here and never compared with what the engine returns.
+
+#[cfg(feature = "fusion")]
+fn plan_meta(_mask: &TensorSpec, _hidden: &bool, geometry: &PlanGeometry) -> PlanTensorsMetadata {
+    plan_specs(geometry)
+}
+
+#[cfg(feature = "fusion")]
+fn plan_ranges_meta(
+    _first: &TensorSpec,
+    _end: &TensorSpec,
+    geometry: &PlanGeometry,
+) -> PlanTensorsMetadata {
+    plan_specs(geometry)
+}
+
+#[cfg(feature = "fusion")]
+fn plan_specs(geometry: &PlanGeometry) -> PlanTensorsMetadata {
+    PlanTensorsMetadata {
+        bits: TensorSpec::new(geometry.bits_shape().into(), DType::I32),
+        counts: TensorSpec::new(geometry.counts_shape().into(), DType::I32),
+    }
+}
+
+#[cfg(feature = "fusion")]
+fn forward_meta(
+    q: &TensorSpec,
+    _k: &TensorSpec,
+    _v: &TensorSpec,
+    _masking: &MaskingMetadata,
+    problem: &MaskedProblem,
+) -> (TensorSpec, TensorSpec) {
+    let lse = problem.attention.lse_shape();
+    (q.clone(), TensorSpec::new(lse.into(), DType::F32))
+}
+
+#[cfg(feature = "fusion")]
+fn backward_meta(
+    q: &TensorSpec,
+    k: &TensorSpec,
+    v: &TensorSpec,
+    _masking: &MaskingMetadata,
+    _saved: &SavedMetadata,
+    problem: &MaskedProblem,
+    bias_gradient: &bool,
+) -> MaskedGradsMetadata {
+    MaskedGradsMetadata {
+        q: q.clone(),
+        k: k.clone(),
+        v: v.clone(),
+        bias: match problem.bias.filter(|_| *bias_gradient) {
+            None => OptionalFloatMetadata::None,
+            Some(shape) => OptionalFloatMetadata::Some(TensorSpec::new(shape.into(), DType::F32)),
+        },
+    }
+}

@@ -1,0 +1,17 @@
+//! The operations as a backend extension: the traits that an engine implements, below the `Tensor` API.
+//!
+//! | trait | operations |
+//! |---|---|
+//! | [`DynamicMaskOps`] | selection, forward and backward of dynamic-mask attention |
+//! | [`MaskedAttentionOps`] | tile plans, forward and backward of attention under a mask and a bias |
+//! | [`CacheOps`] | appending to a cache, and attention over it |
+
+pub(crate) mod attention;
+pub(crate) mod cache;
+pub(crate) mod masked;
+pub(crate) mod types;
+
+pub use attention::DynamicMaskOps;
+pub use cache::CacheOps;
+pub use masked::MaskedAttentionOps;
+pub use types::*;

@@ -1,0 +1,231 @@
+//! The structures that the operations take and return beside plain tensors.
+
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, ExtensionType};
+use std::sync::Arc;
+
+/// The keys that are attended, and the scores that weight them.
+#[derive(ExtensionType, Debug)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub enum Selection<B: Backend> {
+    /// Plain attention: no score is added and every visible key is attended.
+    All,
+    /// Every logit gets its key's score; a key is attended inside its interval.
+    Scored {
+        /// `[batch, kv_heads, k_len]`, f32.
+        scores: FloatTensor<B>,
+        /// `[batch, kv_heads, k_len, 2]`, i32: what [`DynamicMaskOps::dynamic_mask_select`](crate::ops::DynamicMaskOps::dynamic_mask_select) made of the scores.
+        intervals: IntTensor<B>,
+    },
+}
+
+/// A tensor that may be absent (an `Option` of a tensor cannot cross the dispatch boundary).
+#[derive(ExtensionType, Debug)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub enum OptionalFloat<B: Backend> {
+    /// Absent.
+    None,
+    /// Present.
+    Some(FloatTensor<B>),
+}
+
+impl<B: Backend> OptionalFloat<B> {
+    pub(crate) fn from_option(tensor: Option<FloatTensor<B>>) -> Self {
+        match tensor {
+            None => Self::None,
+            Some(tensor) => Self::Some(tensor),
+        }
+    }
+
+    pub(crate) fn into_option(self) -> Option<FloatTensor<B>> {
+        match self {
+            Self::None => None,
+            Self::Some(tensor) => Some(tensor),
+        }
+    }
+
+    /// The tensor after `f`, perhaps of another backend.
+    #[cfg(any(feature = "autodiff", feature = "cube", feature = "flex"))]
+    pub(crate) fn map<T: Backend>(
+        self,
+        f: impl FnOnce(FloatTensor<B>) -> FloatTensor<T>,
+    ) -> OptionalFloat<T> {
+        OptionalFloat::from_option(self.into_option().map(f))
+    }
+}
+
+/// The results of the forward pass that the backward pass needs, and the incoming gradients.
+#[derive(ExtensionType, Debug)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct Saved<B: Backend> {
+    /// `[batch, q_heads, q_len, head_dim]`, the element type of `q`.
+    pub out: FloatTensor<B>,
+    /// `[batch, q_heads, q_len]`, f32.
+    pub lse: FloatTensor<B>,
+    /// `[batch, q_heads, q_len, head_dim]`, the element type of `q`.
+    pub grad_out: FloatTensor<B>,
+    /// `[batch, q_heads, q_len]`, f32; absent means zero.
+    #[extension_type]
+    pub grad_lse: OptionalFloat<B>,
+}
+
+/// The gradients of the inputs of dynamic-mask attention.
+#[derive(ExtensionType, Debug)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct AttentionGrads<B: Backend> {
+    /// `[batch, q_heads, q_len, head_dim]`, the element type of `q`.
+    pub q: FloatTensor<B>,
+    /// `[batch, kv_heads, k_len, head_dim]`, the element type of `q`.
+    pub k: FloatTensor<B>,
+    /// `[batch, kv_heads, k_len, head_dim]`, the element type of `q`.
+    pub v: FloatTensor<B>,
+    /// `[batch, kv_heads, k_len]`, f32; present exactly if the selection has scores.
+    #[extension_type]
+    pub scores: OptionalFloat<B>,
+}
+
+/// A mask, cut into tiles: see [`PlanGeometry`](crate::PlanGeometry) for both layouts.
+#[derive(ExtensionType, Debug)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct PlanTensors<B: Backend> {
+    /// `[batch, heads, key_blocks, queries, 2]`, i32: one bit per pair.
+    pub bits: IntTensor<B>,
+    /// `[batch, heads, query_blocks, key_blocks]`, i32: the visible pairs of each block.
+    pub counts: IntTensor<B>,
+}
+
+/// The keys that a mask shows to each query, before causal masking.
+#[derive(ExtensionType, Debug)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub enum OptionalPlan<B: Backend> {
+    /// All keys.
+    None,
+    /// The keys of a mask.
+    Some {
+        /// As [`PlanTensors::bits`].
+        bits: IntTensor<B>,
+        /// As [`PlanTensors::counts`].
+        counts: IntTensor<B>,
+    },
+}
+
+/// The mask and the bias of a call.
+#[derive(ExtensionType, Debug)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct Masking<B: Backend> {
+    /// Present exactly if the problem has a plan.
+    #[extension_type]
+    pub plan: OptionalPlan<B>,
+    /// f32, f16 or bf16, in the shape that the problem says; present exactly if it has a bias.
+    #[extension_type]
+    pub bias: OptionalFloat<B>,
+}
+
+/// The gradients of the inputs of attention under a mask and a bias.
+#[derive(ExtensionType, Debug)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct MaskedGrads<B: Backend> {
+    /// `[batch, q_heads, q_len, head_dim]`, the element type of `q`.
+    pub q: FloatTensor<B>,
+    /// `[batch, kv_heads, k_len, head_dim]`, the element type of `q`.
+    pub k: FloatTensor<B>,
+    /// `[batch, kv_heads, k_len, head_dim]`, the element type of `q`.
+    pub v: FloatTensor<B>,
+    /// f32, in the bias's own shape; present exactly if it was requested.
+    #[extension_type]
+    pub bias: OptionalFloat<B>,
+}
+
+/// The tensors of a cache of slots. The slots of a head are in no order; an empty one has the score −∞
+/// and the position −1, and its rows are never used.
+#[derive(ExtensionType, Debug)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct SlotTensors<B: Backend> {
+    /// `[batch, kv_heads, window, head_dim]`.
+    pub k: FloatTensor<B>,
+    /// `[batch, kv_heads, window, head_dim]`.
+    pub v: FloatTensor<B>,
+    /// `[batch, kv_heads, window]`, f32.
+    pub score: FloatTensor<B>,
+    /// `[batch, kv_heads, window]`, i32: the position of the key in its sequence.
+    pub position: IntTensor<B>,
+    /// `[batch]`, i32: the number of tokens that each sequence has been given.
+    pub seen: IntTensor<B>,
+}
+
+/// The tensors of a cache of pages.
+#[derive(ExtensionType, Debug)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct PageTensors<B: Backend> {
+    /// `[pages, kv_heads, page_len, head_dim]`.
+    pub k: FloatTensor<B>,
+    /// `[pages, kv_heads, page_len, head_dim]`.
+    pub v: FloatTensor<B>,
+    /// `[pages, kv_heads, page_len]`, f32; present exactly if the keys have scores.
+    #[extension_type]
+    pub scores: OptionalFloat<B>,
+    /// `[batch, max_pages]`, i32: the pages of each sequence in order.
+    pub table: IntTensor<B>,
+    /// `[batch]`, i32: the number of tokens that each sequence holds.
+    pub lengths: IntTensor<B>,
+}
+
+/// The host's copy of the `table` and `lengths` of pages.
+#[derive(Clone, Debug)]
+pub struct PageMap {
+    /// The pages of each sequence in order, those of the new tokens included.
+    pub table: Arc<Vec<Vec<i32>>>,
+    /// The tokens that each sequence held before the call.
+    pub lengths: Vec<usize>,
+}
+
+/// New tokens of every sequence.
+#[derive(ExtensionType, Debug)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct TokenTensors<B: Backend> {
+    /// `[batch, kv_heads, tokens, head_dim]`, the element type of the cache.
+    pub k: FloatTensor<B>,
+    /// `[batch, kv_heads, tokens, head_dim]`, the element type of the cache.
+    pub v: FloatTensor<B>,
+    /// `[batch, kv_heads, tokens]`, f32; present exactly if the cache has scores.
+    #[extension_type]
+    pub scores: OptionalFloat<B>,
+}
+
+/// Keys in order of position: those of the slots, the empty ones first, and the new tokens behind them.
+#[derive(ExtensionType, Debug)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct ChunkKeys<B: Backend> {
+    /// `[batch, kv_heads, window + tokens, head_dim]`.
+    pub k: FloatTensor<B>,
+    /// `[batch, kv_heads, window + tokens, head_dim]`.
+    pub v: FloatTensor<B>,
+    /// `[batch, kv_heads, window + tokens]`, f32; −∞ in an empty slot.
+    pub scores: FloatTensor<B>,
+}
+
+/// The results of a decode step over slots.
+#[derive(ExtensionType, Debug)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct DecodedSlots<B: Backend> {
+    /// `[batch, q_heads, tokens, head_dim]`.
+    pub out: FloatTensor<B>,
+    /// `[batch, q_heads, tokens]`, f32.
+    pub lse: FloatTensor<B>,
+    /// The cache with the tokens in it.
+    #[extension_type]
+    pub slots: SlotTensors<B>,
+}
+
+/// The results of a decode step over pages.
+#[derive(ExtensionType, Debug)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct DecodedPages<B: Backend> {
+    /// `[batch, q_heads, tokens, head_dim]`.
+    pub out: FloatTensor<B>,
+    /// `[batch, q_heads, tokens]`, f32.
+    pub lse: FloatTensor<B>,
+    /// The cache with the tokens in it.
+    #[extension_type]
+    pub pages: PageTensors<B>,
+}

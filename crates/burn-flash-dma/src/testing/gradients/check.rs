@@ -1,0 +1,140 @@
+//! Inputs, passes and comparison in one.
+
+use super::compare::Expected;
+use super::data::Data;
+use super::passes::{Results, passes};
+use super::report::{GradientError, GradientReport};
+use burn::tensor::Device;
+use flash_dma_problem::Problem;
+
+/// A check of outputs and gradients against f64, and how large its samples are.
+///
+/// Inputs are drawn from the seed: q, k, v, scores and the gradients of out and lse with mean 0 and standard deviation
+/// 1. Two backward passes are run through the crate's functions on tensors, under autodiff:
+///
+/// 1. with gradients in every row. `out`, `lse` and `dq` are compared at sampled queries; `dk`, `dv` and `dscores` at
+///    sampled keys, summed over every query from the `out` and `lse` that were read;
+/// 2. with gradients in the sampled rows only. Then `dq`, `dk`, `dv` and `dscores` are known *everywhere*, exactly zero
+///    for the most part.
+///
+/// The first sees a query that is lost in a long sum at the sampled keys, the second what is written where nothing
+/// belongs. A wrong row of `out` that was not sampled goes unseen: take another seed.
+///
+/// The tolerance is that of the project's own tests: 2 times the error of a plain implementation in the same element
+/// type on these inputs, 3 times for gradients, and a bound of f32 arithmetic for `lse`.
+///
+/// Memory on the host is about the size of the outputs and gradients. Time is some `window · head_dim` multiplications
+/// for each sampled row and `queries · head_dim` for each sampled key, on every core, beside the passes themselves.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GradientCheck {
+    problem: Problem,
+    seed: u64,
+    heads: usize,
+    rows: usize,
+    keys: usize,
+}
+
+/// [`try_check_gradients`] for a test.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::Device;
+/// use burn_flash_dma::testing::check_gradients;
+/// use burn_flash_dma::{AttentionOptions, ElementType, Problem};
+///
+/// // 4 query heads share 2 kv heads; 7 queries after 293 cached keys.
+/// let (q, kv) = ([1, 4, 7, 64], [1, 2, 300, 64]);
+/// let options = AttentionOptions::new().with_keep_window(50);
+/// let problem = Problem::new(&q, &kv, &kv, Some(&kv[..3]), ElementType::F32, &options)?;
+/// let report = check_gradients(&problem, &Device::flex());
+/// println!("{report}");
+/// # }
+/// # Ok::<(), burn_flash_dma::AttentionError>(())
+/// ```
+///
+/// # Panics
+///
+/// If [`try_check_gradients`] returns an error, with that error's text.
+pub fn check_gradients(problem: &Problem, device: &Device) -> GradientReport {
+    match try_check_gradients(problem, device) {
+        Ok(report) => report,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Runs a [`GradientCheck`] of default size on the problem's shapes, element type and options. Autodiff is added to the
+/// device unless it has it.
+///
+/// # Errors
+///
+/// [`GradientError`]: the problem is refused or empty, the device fails, or an element is out of bounds.
+pub fn try_check_gradients(
+    problem: &Problem,
+    device: &Device,
+) -> Result<GradientReport, GradientError> {
+    GradientCheck::new(problem).run(device)
+}
+
+impl GradientCheck {
+    /// Seed 0; 8 query rows of each of 8 kv heads; 32 keys of each of 2 kv heads.
+    #[must_use]
+    pub fn new(problem: &Problem) -> Self {
+        Self {
+            problem: *problem,
+            seed: 0,
+            heads: 8,
+            rows: 8,
+            keys: 32,
+        }
+    }
+
+    /// Other inputs and another sample.
+    #[must_use]
+    pub fn with_seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// Samples `rows` query rows and `keys` keys of each sampled kv head. At least two: the first and the last row are
+    /// always in.
+    #[must_use]
+    pub fn with_samples(mut self, rows: usize, keys: usize) -> Self {
+        (self.rows, self.keys) = (rows.max(2), keys.max(2));
+        self
+    }
+
+    /// Runs the check.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`try_check_gradients`].
+    pub fn run(&self, device: &Device) -> Result<GradientReport, GradientError> {
+        let p = &self.problem;
+        if p.batch == 0 || p.q_len == 0 || p.k_len == 0 {
+            return Err(GradientError::Empty);
+        }
+        let data = Data::new(p, self.seed);
+        let device = device.clone().autodiff();
+        let rows = data.choose_rows(self.heads, self.rows);
+        let (out, lse, whole) = passes(&data, &device, None)?;
+        let (_, _, of_rows) = passes(&data, &device, Some(&rows))?;
+        let results = Results {
+            out,
+            lse,
+            whole,
+            of_rows,
+        };
+        let expected = Expected::new(&data, &rows, self.keys, &results);
+        let (checked, failures) = expected.compare(p, &results);
+        match failures.is_empty() {
+            true => Ok(GradientReport {
+                seed: self.seed,
+                checked,
+            }),
+            false => Err(GradientError::Wrong {
+                seed: self.seed,
+                failures,
+            }),
+        }
+    }
+}
