@@ -39,22 +39,21 @@
 #![warn(missing_docs)]
 
 mod args;
-mod backward;
+mod attention;
 pub mod cache;
 mod check;
 mod element;
-mod forward;
 mod gemm;
 mod keys;
-mod lists;
 mod masked;
-mod schedule;
+mod masked_args;
+mod masked_check;
 mod scratch;
 mod select;
 mod simd;
-mod softmax;
 #[cfg(test)]
 mod tests;
+mod tile_plan;
 mod view;
 
 pub use args::{Gradients, Inputs, Saved, Selection};
@@ -127,7 +126,7 @@ pub fn forward<E: Element>(
     check::inputs(problem, &inputs)?;
     check::buffer(TensorName::Out, out, &problem.q_shape())?;
     check::buffer(TensorName::Lse, lse, &problem.lse_shape())?;
-    forward::forward(problem, &inputs.q, &inputs, out, lse);
+    attention::forward::forward(problem, &inputs.q, &inputs, out, lse);
     Ok(())
 }
 
@@ -151,6 +150,6 @@ pub fn backward<E: Element>(
     check::inputs(problem, &inputs)?;
     check::saved(problem, &saved)?;
     check::gradients(problem, &grads)?;
-    backward::backward(problem, &inputs, &saved, grads);
+    attention::backward::backward(problem, &inputs, &saved, grads);
     Ok(())
 }

@@ -2,9 +2,9 @@
 
 use crate::Element;
 use crate::Problem;
-use crate::keys::KeySource;
-use crate::lists::{RangeKeys, TileKeys};
-use crate::masked::{MaskedKeys, TileBlocks};
+use crate::keys::intervals::{RangeKeys, TileKeys};
+use crate::keys::planned::{MaskedKeys, TileBlocks};
+use crate::keys::source::KeySource;
 use crate::simd::LANES;
 use std::cell::RefCell;
 

@@ -1,10 +1,11 @@
 //! Attention over a cache: the forward pass on keys where they lie.
 
 use super::pages::place;
-use super::slots::EMPTY;
+use super::placement::EMPTY;
 use super::{Pages, SlotsRef, Tokens};
-use crate::keys::KeySource;
-use crate::{Element, View, forward};
+use crate::attention::forward;
+use crate::keys::source::KeySource;
+use crate::{Element, View};
 use flash_dma_problem::{
     AppendProblem, AttentionError, AttentionOptions, CacheShape, DecodeProblem, Interval, Problem,
 };

@@ -3,7 +3,7 @@
 mod attend;
 mod check;
 mod pages;
-mod slots;
+mod placement;
 #[cfg(test)]
 mod tests;
 
@@ -13,8 +13,8 @@ use attend::{PageKeys, SlotKeys};
 use flash_dma_problem::{
     AppendProblem, AttentionError, DecodeProblem, Interval, Storage, TensorName,
 };
+use placement::Plan;
 use rayon::prelude::*;
-use slots::Plan;
 
 /// The tensors of a cache: contiguous, in the shapes of its [`Storage`].
 #[derive(Debug)]
@@ -233,7 +233,7 @@ impl Plans {
             .enumerate()
             .for_each(|(row, ((((k, v), score), position), token))| {
                 let [batch, head] = [row / cache.kv_heads, row % cache.kv_heads];
-                for (slot, token) in slots::changes(token) {
+                for (slot, token) in placement::changes(token) {
                     let at = slot * dim..(slot + 1) * dim;
                     k[at.clone()].copy_from_slice(tokens.k.row(batch, head, token));
                     v[at].copy_from_slice(tokens.v.row(batch, head, token));

@@ -70,7 +70,7 @@ impl State {
             k: vec![f32::NAN; rows * dim],
             v: vec![f32::NAN; rows * dim],
             score: vec![f32::NEG_INFINITY; rows],
-            position: vec![slots::EMPTY; rows],
+            position: vec![placement::EMPTY; rows],
             seen: vec![0; batch],
         }
     }
@@ -181,7 +181,7 @@ fn step(
 
 fn live(state: &State, row: usize, window: usize) -> Vec<usize> {
     let slots = &state.position[row * window..(row + 1) * window];
-    let mut live: Vec<usize> = (slots.iter().filter(|&&p| p != slots::EMPTY))
+    let mut live: Vec<usize> = (slots.iter().filter(|&&p| p != placement::EMPTY))
         .map(|&p| p as usize)
         .collect();
     live.sort_unstable();
@@ -289,7 +289,7 @@ fn a_refused_call_leaves_the_cache_as_it_was() {
         "the cached positions needs 8 elements, but its buffer has 7"
     );
     assert!(state.k.iter().all(|x| x.is_nan()) && state.seen == [0]);
-    assert!(state.position.iter().all(|&p| p == slots::EMPTY));
+    assert!(state.position.iter().all(|&p| p == placement::EMPTY));
 
     let shape = CacheShape::pages(1, 2, [2, 4, 2], DIM, ElementType::F32).unwrap();
     let problem = shape.append(&kv, &kv, None, ElementType::F32, 0).unwrap();

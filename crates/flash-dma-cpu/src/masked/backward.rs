@@ -1,25 +1,25 @@
 //! The backward pass: one pass over the query tiles, recomputing the probabilities from the LSE.
 //!
-//! As in [`crate::backward`], a task is a chunk of the queries of one key/value head and keeps f32 gradients
+//! As in [`crate::attention::backward`], a task is a chunk of the queries of one key/value head and keeps f32 gradients
 //! of the keys, and of the biases of its rows.
 
-use super::args::{MaskedGradients, MaskedInputs};
 use super::forward::blocks_at_once;
-use super::plan::Bits;
 use super::softmax::GradientBlock;
-use super::tile::MaskedKeys;
-use crate::backward::{Partial, add_scaled, load_gradient_tile, reduce};
+use crate::attention::backward::{Partial, add_scaled, load_gradient_tile, reduce};
+use crate::attention::schedule::{backward_chunks, query_tile, split_rows};
 use crate::gemm::{Matrix, product};
-use crate::lists::RangeKeys;
-use crate::schedule::{backward_chunks, query_tile, split_rows};
+use crate::keys::intervals::RangeKeys;
+use crate::keys::planned::MaskedKeys;
+use crate::masked_args::{MaskedGradients, MaskedInputs};
 use crate::scratch::{Scratch, is_finite, with_scratch};
 use crate::simd::run;
+use crate::tile_plan::pack::Bits;
 use crate::{Element, MaskedProblem, PlanGeometry, Saved};
 use rayon::prelude::*;
 use std::ops::Range;
 
 /// The whole pass, on checked arguments.
-pub(super) fn backward<E: Element>(
+pub(crate) fn backward<E: Element>(
     problem: &MaskedProblem,
     inputs: &MaskedInputs<'_, E>,
     saved: &Saved<'_, E>,
@@ -320,5 +320,5 @@ fn zero_spoilt_rows(rows: usize, dim: usize, scratch: &mut Scratch) -> Vec<usize
     if scratch.masked_blocks.blocks.iter().all(|(_, full)| *full) {
         return Vec::new();
     }
-    crate::backward::copy_finite_rows(rows, dim, scratch)
+    crate::attention::backward::copy_finite_rows(rows, dim, scratch)
 }

@@ -1,21 +1,21 @@
 //! The forward pass: online softmax over the key blocks that a query tile sees.
 
-use super::args::MaskedInputs;
-use super::plan::Bits;
 use super::softmax::SoftmaxBlock;
-use super::tile::{MaskedKeys, TileBlocks};
-use crate::forward::{finish_tile, load_queries};
+use crate::attention::forward::{finish_tile, load_queries};
+use crate::attention::schedule::{forward_chunks, key_block, query_tile, split_rows};
 use crate::gemm::{Matrix, product};
-use crate::schedule::{forward_chunks, key_block, query_tile, split_rows};
+use crate::keys::planned::{MaskedKeys, TileBlocks};
+use crate::masked_args::MaskedInputs;
 use crate::scratch::{Scratch, is_finite, with_scratch};
 use crate::simd::run;
+use crate::tile_plan::pack::Bits;
 use crate::{Element, MaskedProblem, PlanGeometry};
 use rayon::prelude::*;
 use std::ops::Range;
 
 /// The whole pass, on checked arguments. One task is a chunk of the queries of one key/value head, with all
 /// query heads of its group; it owns their rows of `out` and `lse`.
-pub(super) fn forward<E: Element>(
+pub(crate) fn forward<E: Element>(
     problem: &MaskedProblem,
     inputs: &MaskedInputs<'_, E>,
     out: &mut [E],
@@ -46,7 +46,7 @@ pub(super) fn forward<E: Element>(
 }
 
 /// Key blocks that are gathered at once.
-pub(super) fn blocks_at_once(problem: &MaskedProblem) -> usize {
+pub(crate) fn blocks_at_once(problem: &MaskedProblem) -> usize {
     key_block(&problem.attention) / PlanGeometry::KEY_BLOCK
 }
 

@@ -1,22 +1,22 @@
-//! The loops over a block of logits. As in [`crate::softmax`], with what a row sees as bits: hidden pairs are
+//! The loops over a block of logits. As in [`crate::attention::softmax`], with what a row sees as bits: hidden pairs are
 //! replaced, never multiplied.
 
-use super::tile::{MaskedKeys, TileBlocks};
+use crate::keys::planned::{MaskedKeys, TileBlocks};
 use crate::simd::{LANES, Loop, exp, tanh};
 
 /// One block of the online softmax.
-pub(super) struct SoftmaxBlock<'a> {
+pub(crate) struct SoftmaxBlock<'a> {
     /// `[rows, columns]`: scaled products in, `exp(logit - max)` out, 0 where hidden.
-    pub(super) p: &'a mut [f32],
-    pub(super) keys: &'a MaskedKeys,
-    pub(super) seen: &'a TileBlocks,
-    pub(super) softcap: Option<f32>,
+    pub(crate) p: &'a mut [f32],
+    pub(crate) keys: &'a MaskedKeys,
+    pub(crate) seen: &'a TileBlocks,
+    pub(crate) softcap: Option<f32>,
     /// `[rows]`: greatest logit so far, -inf at first.
-    pub(super) max: &'a mut [f32],
+    pub(crate) max: &'a mut [f32],
     /// `[rows]`: sum of `exp(logit - max)` so far.
-    pub(super) sum: &'a mut [f32],
+    pub(crate) sum: &'a mut [f32],
     /// `[rows, head_dim]`: sum of `exp(logit - max) v` so far.
-    pub(super) acc: &'a mut [f32],
+    pub(crate) acc: &'a mut [f32],
 }
 
 impl Loop for SoftmaxBlock<'_> {
@@ -77,20 +77,20 @@ impl Loop for SoftmaxBlock<'_> {
 }
 
 /// One block of the softmax gradient.
-pub(super) struct GradientBlock<'a> {
+pub(crate) struct GradientBlock<'a> {
     /// `[rows, columns]`: scaled products in, probabilities out, 0 where hidden.
-    pub(super) p: &'a mut [f32],
+    pub(crate) p: &'a mut [f32],
     /// `[rows, columns]`: gradients of the probabilities in, of the scaled products out.
-    pub(super) ds: &'a mut [f32],
+    pub(crate) ds: &'a mut [f32],
     /// `[rows, columns]`: gradients of the logits, so of the biases; overwritten.
-    pub(super) dlogit: &'a mut [f32],
-    pub(super) keys: &'a MaskedKeys,
-    pub(super) seen: &'a TileBlocks,
-    pub(super) softcap: Option<f32>,
+    pub(crate) dlogit: &'a mut [f32],
+    pub(crate) keys: &'a MaskedKeys,
+    pub(crate) seen: &'a TileBlocks,
+    pub(crate) softcap: Option<f32>,
     /// `[rows]`: -inf for a row that sees nothing.
-    pub(super) lse: &'a [f32],
+    pub(crate) lse: &'a [f32],
     /// `[rows]`: `sum(grad_out * out) - grad_lse`.
-    pub(super) delta: &'a [f32],
+    pub(crate) delta: &'a [f32],
 }
 
 impl Loop for GradientBlock<'_> {

@@ -26,7 +26,7 @@ impl<'a, T> BroadcastView<'a, T> {
     }
 
     /// The stride of an axis; 0 if it broadcasts.
-    pub(super) fn step(&self, axis: usize) -> usize {
+    pub(crate) fn step(&self, axis: usize) -> usize {
         if self.shape[axis] == 1 {
             0
         } else {

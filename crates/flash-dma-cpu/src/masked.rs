@@ -1,17 +1,14 @@
 //! Attention under an arbitrary mask and bias: [`plan`](plan()), [`plan_ranges`], [`masked_forward`],
 //! [`masked_backward`].
 
-mod args;
 mod backward;
-mod check;
 mod forward;
-mod plan;
 mod softmax;
-mod tile;
 
-pub(crate) use tile::{MaskedKeys, TileBlocks};
+use crate::masked_check as check;
+use crate::tile_plan::pack as plan;
 
-pub use args::{BroadcastView, MaskedGradients, MaskedInputs};
+pub use crate::masked_args::{BroadcastView, MaskedGradients, MaskedInputs};
 
 use crate::{AttentionError, Element, MaskedProblem, PlanGeometry, Saved};
 use flash_dma_problem::TensorName;

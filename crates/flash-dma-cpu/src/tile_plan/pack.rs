@@ -1,6 +1,6 @@
 //! Masks to tile plans, and what a tile of queries reads of one.
 
-use super::args::BroadcastView;
+use crate::masked_args::BroadcastView;
 use crate::{MaskedProblem, PlanGeometry};
 use rayon::prelude::*;
 
@@ -8,7 +8,7 @@ use rayon::prelude::*;
 const WORD: usize = u32::BITS as usize;
 
 /// Packs the mask: a task is the rows of one key block.
-pub(super) fn pack(
+pub(crate) fn pack(
     geometry: &PlanGeometry,
     mask: &BroadcastView<'_, u8>,
     hidden: bool,
@@ -39,7 +39,7 @@ pub(super) fn pack(
 }
 
 /// Writes the bits of ranges of keys: a task is the rows of one key block.
-pub(super) fn pack_ranges(
+pub(crate) fn pack_ranges(
     geometry: &PlanGeometry,
     [first, end]: [&BroadcastView<'_, i32>; 2],
     bits: &mut [u32],
@@ -76,7 +76,7 @@ fn lowest(count: usize) -> u32 {
 }
 
 /// Counts the visible pairs of every block.
-pub(super) fn count(geometry: &PlanGeometry, bits: &[u32], counts: &mut [u32]) {
+pub(crate) fn count(geometry: &PlanGeometry, bits: &[u32], counts: &mut [u32]) {
     let [_, _, query_blocks, key_blocks] = geometry.counts_shape();
     if counts.is_empty() {
         return;
@@ -97,7 +97,7 @@ pub(super) fn count(geometry: &PlanGeometry, bits: &[u32], counts: &mut [u32]) {
 
 /// Reads the bits of a plan, causal masking and the end of the keys included.
 #[derive(Clone, Copy)]
-pub(super) struct Bits<'a> {
+pub(crate) struct Bits<'a> {
     bits: &'a [u32],
     /// Blocks and queries of the stored bits.
     blocks: usize,
@@ -121,7 +121,7 @@ impl<'a> Bits<'a> {
     }
 
     /// The bits of a problem; without a mask those of its causal masking.
-    pub(super) fn of(problem: &MaskedProblem, bits: Option<&'a [u32]>) -> Self {
+    pub(crate) fn of(problem: &MaskedProblem, bits: Option<&'a [u32]>) -> Self {
         let p = &problem.attention;
         match (&problem.plan, bits) {
             (Some(plan), Some(bits)) => Self::new(plan, bits),
@@ -137,7 +137,7 @@ impl<'a> Bits<'a> {
     }
 
     /// The two words of a query and a key block, of row `row` of the plan's batches and heads.
-    pub(super) fn words(&self, row: usize, query: usize, block: usize) -> [u32; 2] {
+    pub(crate) fn words(&self, row: usize, query: usize, block: usize) -> [u32; 2] {
         let block_of_bits = if self.blocks == 1 { 0 } else { block };
         let query_of_bits = if self.queries == 1 { 0 } else { query };
         let at = ((row * self.blocks + block_of_bits) * self.queries + query_of_bits) * 2;
@@ -156,7 +156,7 @@ impl<'a> Bits<'a> {
 }
 
 /// The row of a mask or bias of `shape` for a batch and a query head, counted over its batches and heads.
-pub(super) fn row_of(
+pub(crate) fn row_of(
     problem: &MaskedProblem,
     shape: &[usize; 4],
     batch: usize,

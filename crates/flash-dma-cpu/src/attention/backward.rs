@@ -4,13 +4,13 @@
 //! and keeps f32 gradients of the keys it touches; a second step adds those of a head's chunks, in
 //! order, so the result does not depend on the threads.
 
-use crate::forward::{keys_of, load_queries};
+use crate::attention::forward::{keys_of, load_queries};
+use crate::attention::schedule::{backward_chunks, key_block, query_tile, split_rows};
+use crate::attention::softmax::GradientBlock;
 use crate::gemm::{Matrix, product};
-use crate::lists::RangeKeys;
-use crate::schedule::{backward_chunks, key_block, query_tile, split_rows};
+use crate::keys::intervals::RangeKeys;
 use crate::scratch::{KeyBlock, Scratch, is_finite, with_scratch};
 use crate::simd::run;
-use crate::softmax::GradientBlock;
 use crate::{Element, Gradients, Inputs, Problem, Saved, View};
 use rayon::prelude::*;
 use std::ops::Range;

@@ -1,12 +1,12 @@
 //! The forward pass: online softmax over gathered blocks of keys.
 
+use crate::attention::schedule::{forward_chunks, key_block, query_tile, split_rows};
+use crate::attention::softmax::SoftmaxBlock;
 use crate::gemm::{Matrix, product};
-use crate::keys::KeySource;
-use crate::lists::RangeKeys;
-use crate::schedule::{forward_chunks, key_block, query_tile, split_rows};
+use crate::keys::intervals::RangeKeys;
+use crate::keys::source::KeySource;
 use crate::scratch::{Buffer, KeyBlock, Scratch, is_finite, with_scratch};
 use crate::simd::run;
-use crate::softmax::SoftmaxBlock;
 use crate::{Element, Problem, View};
 use rayon::prelude::*;
 use std::ops::Range;

@@ -1,9 +1,9 @@
 //! The keys of a query tile: which blocks it sees, and a few of them gathered.
 
-use super::args::{BroadcastView, MaskedInputs};
-use super::plan::{Bits, row_of};
+use crate::masked_args::{BroadcastView, MaskedInputs};
 use crate::scratch::Buffer;
 use crate::simd::LANES;
+use crate::tile_plan::pack::{Bits, row_of};
 use crate::{Element, MaskedProblem, PlanGeometry};
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ const WORDS: usize = PlanGeometry::KEY_BLOCK / u32::BITS as usize;
 #[derive(Default)]
 pub(crate) struct TileBlocks {
     /// The key blocks that some row sees something of, ascending, and whether every row sees them whole.
-    pub(super) blocks: Vec<(usize, bool)>,
+    pub(crate) blocks: Vec<(usize, bool)>,
     /// `[blocks, rows, 2]`: the bits.
     words: Vec<[u32; WORDS]>,
     rows: usize,
@@ -22,7 +22,7 @@ pub(crate) struct TileBlocks {
 
 impl TileBlocks {
     /// Looks at the bits of the queries `tile` of a key/value head.
-    pub(super) fn look(
+    pub(crate) fn look(
         &mut self,
         problem: &MaskedProblem,
         bits: &Bits<'_>,
@@ -59,7 +59,7 @@ impl TileBlocks {
     }
 
     /// Whether `row` sees column `column` of the gathered blocks from `first` on.
-    pub(super) fn sees(&self, first: usize, row: usize, column: usize) -> bool {
+    pub(crate) fn sees(&self, first: usize, row: usize, column: usize) -> bool {
         let block = first + column / PlanGeometry::KEY_BLOCK;
         let at = column % PlanGeometry::KEY_BLOCK;
         self.words[block * self.rows + row][at / 32] >> (at % 32) & 1 == 1
@@ -67,7 +67,7 @@ impl TileBlocks {
 
     /// The bits of [`LANES`] columns of the blocks from `first` on.
     #[inline(always)]
-    pub(super) fn lanes(&self, first: usize, row: usize, lane_block: usize) -> u32 {
+    pub(crate) fn lanes(&self, first: usize, row: usize, lane_block: usize) -> u32 {
         let column = lane_block * LANES;
         let block = first + column / PlanGeometry::KEY_BLOCK;
         let at = column % PlanGeometry::KEY_BLOCK;
@@ -80,25 +80,25 @@ impl TileBlocks {
 #[derive(Default)]
 pub(crate) struct MaskedKeys {
     /// The first of the tile's blocks.
-    pub(super) first: usize,
+    pub(crate) first: usize,
     /// The key ranges, one a block; all but the last are whole.
-    pub(super) keys: Vec<Range<usize>>,
+    pub(crate) keys: Vec<Range<usize>>,
     /// Keys, and keys padded.
-    pub(super) len: usize,
-    pub(super) columns: usize,
+    pub(crate) len: usize,
+    pub(crate) columns: usize,
     /// Whether every row sees every one of the keys.
-    pub(super) full: bool,
+    pub(crate) full: bool,
     /// `[columns, head_dim]`.
-    pub(super) k: Buffer,
-    pub(super) v: Buffer,
+    pub(crate) k: Buffer,
+    pub(crate) v: Buffer,
     /// `[rows, columns]`, or `[columns]` if `one_bias`.
-    pub(super) bias: Buffer,
-    pub(super) one_bias: bool,
+    pub(crate) bias: Buffer,
+    pub(crate) one_bias: bool,
 }
 
 impl MaskedKeys {
     /// Gathers the blocks `blocks` of a tile.
-    pub(super) fn gather<E: Element>(
+    pub(crate) fn gather<E: Element>(
         &mut self,
         problem: &MaskedProblem,
         inputs: &MaskedInputs<'_, E>,
@@ -167,7 +167,7 @@ impl MaskedKeys {
 
     /// The biases of a row.
     #[inline(always)]
-    pub(super) fn bias_of(&self, row: usize) -> &[f32] {
+    pub(crate) fn bias_of(&self, row: usize) -> &[f32] {
         let row = if self.one_bias { 0 } else { row };
         &self.bias.read((row + 1) * self.columns)[row * self.columns..]
     }

@@ -1,12 +1,12 @@
 //! The checks of a masked call, before anything is computed or written.
 
-use super::args::{BroadcastView, MaskedGradients, MaskedInputs};
 use crate::check::{buffer, view as row_view};
+use crate::masked_args::{BroadcastView, MaskedGradients, MaskedInputs};
 use crate::{AttentionError, Element, MaskedProblem};
 use flash_dma_problem::{TensorName, TensorSpec};
 
 /// Checks the shape and the reach of a view; its strides are free.
-pub(super) fn view<T>(
+pub(crate) fn view<T>(
     name: TensorName,
     view: &BroadcastView<'_, T>,
     expected: &[usize; 4],
@@ -37,7 +37,7 @@ pub(super) fn view<T>(
     Ok(())
 }
 
-pub(super) fn inputs<E: Element>(
+pub(crate) fn inputs<E: Element>(
     problem: &MaskedProblem,
     inputs: &MaskedInputs<'_, E>,
 ) -> Result<(), AttentionError> {
@@ -67,7 +67,7 @@ pub(super) fn inputs<E: Element>(
     }
 }
 
-pub(super) fn gradients<E: Element>(
+pub(crate) fn gradients<E: Element>(
     problem: &MaskedProblem,
     grads: &MaskedGradients<'_, E>,
 ) -> Result<(), AttentionError> {

@@ -1,0 +1,3 @@
+//! Tile plans of masks.
+
+pub(crate) mod pack;
