@@ -88,6 +88,27 @@ pub(crate) fn tanh<const FUSED: bool>(x: f32) -> f32 {
     if a < 0.625 { small } else { large }
 }
 
+/// Whether every element is a finite number.
+pub(crate) fn is_finite(row: &[f32]) -> bool {
+    // 0 times anything finite is 0, times anything else NaN; the sum vectorises, a search does not.
+    let mut sums = [0.0f32; LANES];
+    let (chunks, rest) = row.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (sum, x) in sums.iter_mut().zip(chunk) {
+            *sum += x * 0.0;
+        }
+    }
+    sums.iter().sum::<f32>() + rest.iter().map(|x| x * 0.0).sum::<f32>() == 0.0
+}
+
+/// `target += factor * source`, over the length of `target`.
+#[inline]
+pub(crate) fn add_scaled(target: &mut [f32], factor: f32, source: &[f32]) {
+    for (target, source) in target.iter_mut().zip(source) {
+        *target += factor * source;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,393 +4,373 @@
 //! and keeps f32 gradients of the keys it touches; a second step adds those of a head's chunks, in
 //! order, so the result does not depend on the threads.
 
-use crate::attention::forward::{keys_of, load_queries};
-use crate::attention::schedule::{backward_chunks, key_block, query_tile, split_rows};
-use crate::attention::softmax::GradientBlock;
-use crate::gemm::{Matrix, product};
-use crate::keys::intervals::RangeKeys;
-use crate::scratch::{KeyBlock, Scratch, is_finite, with_scratch};
-use crate::simd::run;
-use crate::{Element, Gradients, Inputs, Problem, Saved, View};
+use super::bias_gradient::{
+    AllLogits, BiasGradient, BiasSums, ColumnSums, LogitGradients, NoLogits,
+};
+use super::key_gradient::{KeyGradients, KeyOutputs, reduce};
+use super::operands::Operands;
+use super::schedule::{Chunks, key_block, query_tile};
+use super::softmax::GradientBlock;
+use crate::args::Saved;
+use crate::element::Element;
+use crate::gemm::{Matrix, Product};
+use crate::keys::block::{BlockBuffers, KeyBlock};
+use crate::keys::source::KeyRows;
+use crate::keys::tile::TileKeys;
+use crate::queries::QueryRows;
+use crate::scratch::Buffer;
+use crate::simd::{add_scaled, is_finite, run};
+use flash_dma_problem::Problem;
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Keys of a task of the second step.
-const REDUCED_KEYS: usize = 256;
+/// Where the pass writes; every slice is contiguous and overwritten.
+pub(crate) struct Targets<'a, E> {
+    pub(crate) q: &'a mut [E],
+    pub(crate) k: &'a mut [E],
+    pub(crate) v: &'a mut [E],
+    pub(crate) bias: BiasGradient<'a>,
+}
 
 /// The whole pass, on checked arguments.
-pub(crate) fn backward<E: Element>(
-    problem: &Problem,
-    inputs: &Inputs<'_, E>,
+pub(crate) fn backward<E: Element, R: KeyRows<E>>(
+    operands: &Operands<'_, E, R>,
     saved: &Saved<'_, E>,
-    grads: Gradients<'_, E>,
+    targets: Targets<'_, E>,
 ) {
-    let bounds = backward_chunks(problem);
-    let chunks = bounds.len() - 1;
-    let partials: Vec<Partial> = split_rows(grads.q, problem, &bounds, problem.head_dim)
-        .into_par_iter()
+    let problem = operands.problem;
+    let chunks = Chunks::backward(problem);
+    let mut dbias = targets.bias;
+    dbias.clear();
+    let mut tasks: Vec<_> = (chunks.split(targets.q, problem.head_dim).into_iter())
         .enumerate()
-        .with_max_len(1)
-        .map(|(task, mut dq)| {
-            let (head, chunk) = (task / chunks, task % chunks);
-            let head = [head / problem.kv_heads, head % problem.kv_heads];
-            let queries = bounds[chunk]..bounds[chunk + 1];
-            let mut pass = ChunkPass {
-                problem,
-                inputs,
-                saved,
-                head,
-                partial: Partial::new(keys_of(problem, inputs, head, &queries), problem.head_dim),
-            };
-            with_scratch(|scratch| pass.run(queries, &mut dq, scratch));
-            pass.partial
-        })
         .collect();
-    reduce(problem, &partials, chunks, grads.k, grads.v, grads.scores);
+    let at_once = dbias.tasks_at_once(problem, tasks.len(), chunks.per_head());
+    let mut partials = Vec::new();
+    while !tasks.is_empty() {
+        let rest = tasks.split_off(at_once.min(tasks.len()));
+        let done: Vec<(KeyGradients, BiasSums)> = (tasks.into_par_iter())
+            .with_max_len(1)
+            .map(|(task, dq)| {
+                let chunk = chunks.rows(task);
+                ChunkPass::new(operands, saved, &chunk, &dbias).run(&chunk, dq)
+            })
+            .collect();
+        for (partial, sums) in done {
+            let head = partials.len() / chunks.per_head();
+            dbias.add(problem, head, &sums, &partial.index);
+            partials.push(partial);
+        }
+        tasks = rest;
+    }
+    let outputs = KeyOutputs {
+        dk: targets.k,
+        dv: targets.v,
+        k_len: problem.k_len,
+        head_dim: problem.head_dim,
+    };
+    reduce(&partials, chunks.per_head(), outputs);
 }
 
-/// Gradients of the keys that one chunk of queries touches, a row a slot.
-pub(crate) struct Partial {
-    keys: RangeKeys,
-    pub(crate) dk: Vec<f32>,
-    pub(crate) dv: Vec<f32>,
-    dz: Vec<f32>,
+/// One task.
+struct ChunkPass<'a, E, R> {
+    operands: &'a Operands<'a, E, R>,
+    saved: &'a Saved<'a, E>,
+    keys: TileKeys<'a>,
+    tile: GradientTile,
+    pairs: PairGradients,
+    /// `[columns, head_dim]`: what one block adds to the gradients of K and V.
+    block_dk: Buffer,
+    block_dv: Buffer,
+    /// What is kept of one block's gradients of the logits.
+    logits: Buffer,
+    /// `[entries, head_dim]`: the gradients of the chunk's keys.
+    dk: Vec<f32>,
+    dv: Vec<f32>,
+    dbias: BiasSums,
 }
 
-impl Partial {
-    pub(crate) fn new(keys: RangeKeys, dim: usize) -> Self {
-        let len = keys.len();
+impl<'a, E: Element, R: KeyRows<E>> ChunkPass<'a, E, R> {
+    fn new(
+        operands: &'a Operands<'a, E, R>,
+        saved: &'a Saved<'a, E>,
+        chunk: &QueryRows,
+        dbias: &BiasGradient<'_>,
+    ) -> Self {
+        let problem = operands.problem;
+        let keys = TileKeys::new(&operands.keys.source, problem, chunk);
+        let count = keys.list().index.len();
         Self {
+            operands,
+            saved,
             keys,
-            dk: vec![0.0; len * dim],
-            dv: vec![0.0; len * dim],
-            dz: vec![0.0; len],
+            tile: GradientTile::default(),
+            pairs: PairGradients::default(),
+            block_dk: Buffer::default(),
+            block_dv: Buffer::default(),
+            logits: Buffer::default(),
+            dk: vec![0.0; count * problem.head_dim],
+            dv: vec![0.0; count * problem.head_dim],
+            dbias: dbias.of_chunk(chunk, count),
         }
     }
-}
 
-struct ChunkPass<'a, E> {
-    problem: &'a Problem,
-    inputs: &'a Inputs<'a, E>,
-    saved: &'a Saved<'a, E>,
-    /// Batch and key/value head.
-    head: [usize; 2],
-    partial: Partial,
-}
-
-impl<E: Element> ChunkPass<'_, E> {
-    fn run(&mut self, queries: Range<usize>, dq: &mut [&mut [E]], scratch: &mut Scratch) {
-        let dim = self.problem.head_dim;
-        scratch.tile.restart();
-        for first in queries.clone().step_by(query_tile(self.problem)) {
-            let tile = first..queries.end.min(first + query_tile(self.problem));
-            let rows = self.problem.group() * tile.len();
-            let problem = self.problem;
-            load_gradient_tile(
-                problem,
-                &self.inputs.q,
-                self.saved,
-                self.head,
-                &tile,
-                scratch,
-            );
-            scratch.acc.get(rows * dim).fill(0.0);
-            let (first, last) = (
-                self.problem.position(tile.start),
-                self.problem.position(tile.end - 1),
-            );
-            scratch.tile.advance(&self.partial.keys, first, last);
-            // In a product over rows, rows with NaN or infinity would reach the boundary keys that they do
-            // not attend to, as `0 * NaN`: copies without them are made for those products, and they are
-            // added on their own.
-            let spoilt = if scratch.tile.full == scratch.tile.slots.len() {
-                Vec::new()
+    /// Writes the gradient of the chunk's queries, a slice for each head of the group, and returns the others.
+    fn run(mut self, chunk: &QueryRows, mut dq: Vec<&mut [E]>) -> (KeyGradients, BiasSums) {
+        let problem = self.operands.problem;
+        let mut buffers = BlockBuffers::default();
+        for rows in chunk.tiles(query_tile(problem)) {
+            self.keys.advance(&rows);
+            self.tile.load(self.operands, self.saved, &rows);
+            if self.keys.is_full() {
+                self.tile.non_finite.clear();
             } else {
-                copy_finite_rows(rows, dim, scratch)
-            };
-            let count = scratch.tile.slots.len();
-            for start in (0..count).step_by(key_block(self.problem)) {
-                let places = start..count.min(start + key_block(self.problem));
-                self.block(tile.len(), places, &spoilt, scratch);
+                self.tile.copy_finite_rows(&rows, problem.head_dim);
             }
-            let lse = scratch.max.read(rows);
-            for (r, row) in scratch
-                .acc
-                .get(rows * dim)
-                .chunks_exact_mut(dim)
-                .enumerate()
-            {
-                if lse[r] == f32::NEG_INFINITY {
-                    row.fill(0.0);
-                }
-                let i = tile.start - queries.start + r % tile.len();
-                E::round(row, &mut dq[r / tile.len()][i * dim..(i + 1) * dim]);
+            for places in self.keys.blocks(key_block(problem)) {
+                self.block(&rows, places, &mut buffers);
             }
+            let first = rows.queries.start - chunk.queries.start;
+            self.tile.write(&rows, problem.head_dim, first, &mut dq);
         }
+        let partial = KeyGradients {
+            index: self.keys.into_index(),
+            dk: self.dk,
+            dv: self.dv,
+        };
+        (partial, self.dbias)
     }
 
     /// Adds what the pairs of one key block contribute to every gradient.
-    fn block(
-        &mut self,
-        queries: usize,
-        places: Range<usize>,
-        spoilt: &[usize],
-        scratch: &mut Scratch,
-    ) {
-        let (problem, dim) = (self.problem, self.problem.head_dim);
-        let rows = problem.group() * queries;
-        let Scratch {
-            tile,
-            block,
-            q,
-            acc,
-            p,
-            max,
-            sum,
-            grad_out,
-            ds,
-            dk,
-            dv,
-            dz,
-            finite_q,
-            finite_grad_out,
-            ..
-        } = scratch;
-        let keys = &self.partial.keys;
-        block.gather(problem, self.inputs, self.head, keys, tile, places.clone());
-        let columns = block.columns;
-        let (q, grad_out) = (q.read(rows * dim), grad_out.read(rows * dim));
-        let acc = acc.get(rows * dim);
-        let (p, ds) = (p.get(rows * columns), ds.get(rows * columns));
-        let (dk, dv) = (dk.get(columns * dim), dv.get(columns * dim));
-        let dz = dz.get(columns);
-        let columns_by_dim = |rows| Matrix::rows(rows, dim).transposed();
-        let (k, v) = (block.k.read(columns * dim), block.v.read(columns * dim));
-        product(
-            [rows, columns, dim],
-            p,
-            false,
-            problem.scale,
-            Matrix::rows(q, dim),
-            columns_by_dim(k),
-        );
-        product(
-            [rows, columns, dim],
-            ds,
-            false,
-            1.0,
-            Matrix::rows(grad_out, dim),
-            columns_by_dim(v),
-        );
-        run(GradientBlock {
-            p,
-            ds,
-            block,
-            queries,
-            softcap: problem.softcap,
-            lse: max.read(rows),
-            delta: sum.read(rows),
-            dz,
-        });
-        let (finite_q, finite_grad_out) = if spoilt.is_empty() {
-            (q, grad_out)
-        } else {
-            (finite_q.read(rows * dim), finite_grad_out.read(rows * dim))
-        };
-        product(
-            [columns, dim, rows],
-            dv,
-            false,
-            1.0,
-            Matrix::rows(p, columns).transposed(),
-            Matrix::rows(finite_grad_out, dim),
-        );
-        product(
-            [columns, dim, rows],
-            dk,
-            false,
-            problem.scale,
-            Matrix::rows(ds, columns).transposed(),
-            Matrix::rows(finite_q, dim),
-        );
-        for &r in spoilt {
-            for column in (0..block.len).filter(|&c| block.attends(r % queries, c)) {
-                let pair = r * columns + column;
-                let row = column * dim..(column + 1) * dim;
-                add_scaled(&mut dv[row.clone()], p[pair], &grad_out[r * dim..]);
-                add_scaled(&mut dk[row], problem.scale * ds[pair], &q[r * dim..]);
+    fn block(&mut self, rows: &QueryRows, places: Range<usize>, buffers: &mut BlockBuffers) {
+        let (problem, keys) = (self.operands.problem, &self.operands.keys);
+        let dim = problem.head_dim;
+        let mut block = buffers.gather(keys, rows, &self.keys, places, dim);
+        let (tile, pairs) = (&mut self.tile, &mut self.pairs);
+        pairs.multiply(problem, tile, &block);
+        match &mut self.dbias {
+            BiasSums::Ignored => pairs.differentiate(problem, tile, &block, NoLogits),
+            BiasSums::PerKey(sums) => {
+                let dz = self.logits.get(block.columns);
+                pairs.differentiate(problem, tile, &block, ColumnSums::new(dz));
+                for (column, &entry) in block.entries.iter().enumerate() {
+                    sums[entry as usize] += dz[column];
+                }
+            }
+            BiasSums::Broadcast(sums) => {
+                let dlogit = self.logits.get(tile.rows * block.columns);
+                pairs.differentiate(problem, tile, &block, AllLogits::new(dlogit));
+                sums.add(rows, &block, dlogit);
             }
         }
-        add_key_products(problem, block, queries, ds, acc);
-        for (column, &slot) in tile.slots[places].iter().enumerate() {
-            let (slot, row) = (slot as usize, column * dim..(column + 1) * dim);
-            let sum = slot * dim..(slot + 1) * dim;
-            add_scaled(&mut self.partial.dk[sum.clone()], 1.0, &dk[row.clone()]);
-            add_scaled(&mut self.partial.dv[sum], 1.0, &dv[row]);
-            self.partial.dz[slot] += dz[column];
+        let dk = self.block_dk.get(block.columns * dim);
+        let dv = self.block_dv.get(block.columns * dim);
+        pairs.write_key_gradients(problem, tile, &block, [dk, dv]);
+        for (column, &entry) in block.entries.iter().enumerate() {
+            let row = column * dim..(column + 1) * dim;
+            let sum = entry as usize * dim..(entry as usize + 1) * dim;
+            add_scaled(&mut self.dk[sum.clone()], 1.0, &dk[row.clone()]);
+            add_scaled(&mut self.dv[sum], 1.0, &dv[row]);
         }
+        pairs.add_query_gradients(problem, &mut block, tile);
     }
 }
 
-/// Loads q, the gradient of the output, the LSE and `delta` of a tile, row `h * tile.len() + i`
-/// being query `i` of head `h` of the group. A row that attends to nothing is loaded as zeros.
-pub(crate) fn load_gradient_tile<E: Element>(
-    problem: &Problem,
-    query: &View<'_, E, 4>,
-    saved: &Saved<'_, E>,
-    head: [usize; 2],
-    tile: &Range<usize>,
-    scratch: &mut Scratch,
-) {
-    let (dim, group) = (problem.head_dim, problem.group());
-    let rows = group * tile.len();
-    load_queries(problem, query, head, tile, &mut scratch.q);
-    load_queries(problem, &saved.grad_out, head, tile, &mut scratch.grad_out);
-    load_queries(problem, &saved.out, head, tile, &mut scratch.acc);
-    let q = scratch.q.get(rows * dim);
-    let grad_out = scratch.grad_out.get(rows * dim);
-    let out = scratch.acc.read(rows * dim);
-    let (lse, delta) = (scratch.max.get(rows), scratch.sum.get(rows));
-    for r in 0..rows {
-        let h = head[1] * group + r / tile.len();
-        let i = tile.start + r % tile.len();
-        let at = (head[0] * problem.q_heads + h) * problem.q_len + i;
-        let row = r * dim..(r + 1) * dim;
-        lse[r] = saved.lse[at];
-        if lse[r] == f32::NEG_INFINITY {
-            q[row.clone()].fill(0.0);
-            grad_out[row].fill(0.0);
-            delta[r] = 0.0;
-            continue;
-        }
-        let dot: f32 = (grad_out[row.clone()].iter().zip(&out[row]))
-            .map(|(g, o)| g * o)
-            .sum();
-        delta[r] = dot - saved.grad_lse.map_or(0.0, |grad| grad[at]);
-    }
+/// The rows of one tile of queries.
+#[derive(Default)]
+struct GradientTile {
+    rows: usize,
+    /// `[rows, head_dim]`: queries.
+    q: Buffer,
+    /// `[rows, head_dim]`: gradient of the output.
+    grad_out: Buffer,
+    /// `[rows, head_dim]`: the output at first, then the gradient of q.
+    dq: Buffer,
+    /// `[rows]`.
+    lse: Buffer,
+    /// `[rows]`: `sum(grad_out * out) - grad_lse`.
+    delta: Buffer,
+    /// Rows of q or of the gradient of the output that hold NaN or infinity.
+    non_finite: Vec<usize>,
+    /// If there are some: both with zeros in those rows.
+    finite_q: Buffer,
+    finite_grad_out: Buffer,
 }
 
-/// Rows of q or of the gradient of the output that hold NaN or infinity. If there are some, copies of both
-/// with zeros for them are left in the scratch memory.
-pub(crate) fn copy_finite_rows(rows: usize, dim: usize, scratch: &mut Scratch) -> Vec<usize> {
-    let (q, grad_out) = (
-        scratch.q.read(rows * dim),
-        scratch.grad_out.read(rows * dim),
-    );
-    let spoilt: Vec<usize> = (0..rows)
-        .filter(|r| {
+impl GradientTile {
+    /// Loads a tile; the gradient of q is zero. A row that attends to nothing is loaded as zeros.
+    fn load<E: Element, R>(
+        &mut self,
+        operands: &Operands<'_, E, R>,
+        saved: &Saved<'_, E>,
+        rows: &QueryRows,
+    ) {
+        let problem = operands.problem;
+        let dim = problem.head_dim;
+        self.rows = rows.len();
+        rows.widen(&operands.q, &mut self.q);
+        rows.widen(&saved.grad_out, &mut self.grad_out);
+        rows.widen(&saved.out, &mut self.dq);
+        let q = self.q.get(rows.len() * dim);
+        let grad_out = self.grad_out.get(rows.len() * dim);
+        let out = self.dq.get(rows.len() * dim);
+        let (lse, delta) = (self.lse.get(rows.len()), self.delta.get(rows.len()));
+        for r in 0..rows.len() {
+            let head = rows.kv_head.batch * problem.q_heads + rows.q_head(r);
+            let at = head * problem.q_len + rows.query(r);
+            let row = r * dim..(r + 1) * dim;
+            lse[r] = saved.lse[at];
+            if lse[r] == f32::NEG_INFINITY {
+                q[row.clone()].fill(0.0);
+                grad_out[row].fill(0.0);
+                delta[r] = 0.0;
+                continue;
+            }
+            let dot: f32 = (grad_out[row.clone()].iter().zip(&out[row]))
+                .map(|(g, o)| g * o)
+                .sum();
+            delta[r] = dot - saved.grad_lse.map_or(0.0, |grad| grad[at]);
+        }
+        out.fill(0.0);
+    }
+
+    /// Makes the copies without NaN and infinity. In a product over rows, rows with them would reach the boundary keys
+    /// that they do not attend to, as `0 * NaN`: the copies are multiplied, and those rows are added on their own.
+    fn copy_finite_rows(&mut self, rows: &QueryRows, dim: usize) {
+        let len = rows.len() * dim;
+        let (q, grad_out) = (self.q.read(len), self.grad_out.read(len));
+        self.non_finite.clear();
+        self.non_finite.extend((0..rows.len()).filter(|r| {
             let row = r * dim..(r + 1) * dim;
             !is_finite(&q[row.clone()]) || !is_finite(&grad_out[row])
-        })
-        .collect();
-    if !spoilt.is_empty() {
-        let finite_q = scratch.finite_q.get(rows * dim);
-        let finite_grad_out = scratch.finite_grad_out.get(rows * dim);
+        }));
+        if self.non_finite.is_empty() {
+            return;
+        }
+        let (finite_q, finite_grad_out) = (self.finite_q.get(len), self.finite_grad_out.get(len));
         finite_q.copy_from_slice(q);
         finite_grad_out.copy_from_slice(grad_out);
-        for r in &spoilt {
+        for r in &self.non_finite {
             finite_q[r * dim..(r + 1) * dim].fill(0.0);
             finite_grad_out[r * dim..(r + 1) * dim].fill(0.0);
         }
     }
-    spoilt
-}
 
-/// `dq += scale * ds k`, the boundary keys with NaN or infinity each on its own: in the matrix
-/// product they would reach queries that do not attend to them.
-fn add_key_products(
-    problem: &Problem,
-    block: &mut KeyBlock,
-    queries: usize,
-    ds: &[f32],
-    dq: &mut [f32],
-) {
-    let (dim, columns) = (problem.head_dim, block.columns);
-    for column in block.boundary() {
-        let row = column * dim..(column + 1) * dim;
-        if is_finite(&block.k.read(columns * dim)[row.clone()]) {
-            continue;
-        }
-        let key = block.k.read(columns * dim)[row.clone()].to_vec();
-        for (r, dq) in dq.chunks_exact_mut(dim).enumerate() {
-            if block.attends(r % queries, column) {
-                add_scaled(dq, problem.scale * ds[r * columns + column], &key);
+    /// Writes the gradient of q; `first` is the tile's first query, counted from the start of the chunk.
+    fn write<E: Element>(
+        &mut self,
+        rows: &QueryRows,
+        dim: usize,
+        first: usize,
+        target: &mut [&mut [E]],
+    ) {
+        let lse = self.lse.read(rows.len());
+        let dq = self.dq.get(rows.len() * dim);
+        for (r, row) in dq.chunks_exact_mut(dim).enumerate() {
+            if lse[r] == f32::NEG_INFINITY {
+                row.fill(0.0);
             }
+            let i = first + r % rows.queries.len();
+            E::round(row, &mut target[rows.member(r)][i * dim..(i + 1) * dim]);
         }
-        block.k.get(columns * dim)[row].fill(0.0);
-    }
-    product(
-        [ds.len() / columns, dim, columns],
-        dq,
-        true,
-        problem.scale,
-        Matrix::rows(ds, columns),
-        Matrix::rows(block.k.read(columns * dim), dim),
-    );
-}
-
-/// `target += factor * source`, over the length of `target`.
-#[inline]
-pub(crate) fn add_scaled(target: &mut [f32], factor: f32, source: &[f32]) {
-    for (target, source) in target.iter_mut().zip(source) {
-        *target += factor * source;
     }
 }
 
-/// Adds the chunks of each key/value head in order and writes the gradients of the keys; a key that
-/// no chunk touched gets zeros.
-pub(crate) fn reduce<E: Element>(
-    problem: &Problem,
-    partials: &[Partial],
-    chunks: usize,
-    dk: &mut [E],
-    dv: &mut [E],
-    dz: Option<&mut [f32]>,
-) {
-    let (dim, k_len) = (problem.head_dim, problem.k_len);
-    if k_len == 0 {
-        return;
+/// The pairs of a tile's rows and a block's keys.
+#[derive(Default)]
+struct PairGradients {
+    /// `[rows, columns]`: scaled products, then probabilities.
+    p: Buffer,
+    /// `[rows, columns]`: gradient of the probabilities, then of the scaled products.
+    ds: Buffer,
+}
+
+impl PairGradients {
+    /// The scaled products, and the gradients of the probabilities.
+    fn multiply(&mut self, problem: &Problem, tile: &GradientTile, block: &KeyBlock<'_>) {
+        let (dim, len) = (problem.head_dim, tile.rows * block.columns);
+        let rows = |buffer| Matrix::rows(Buffer::read(buffer, tile.rows * dim), dim);
+        let (k, v) = (Matrix::rows(block.k, dim), Matrix::rows(block.v, dim));
+        Product::scaled(problem.scale, rows(&tile.q), k.transposed()).write_to(self.p.get(len));
+        Product::new(rows(&tile.grad_out), v.transposed()).write_to(self.ds.get(len));
     }
-    let mut tasks = Vec::new();
-    let heads = (dk.chunks_exact_mut(k_len * dim)).zip(dv.chunks_exact_mut(k_len * dim));
-    for (head, (dk, dv)) in heads.enumerate() {
-        let partials = &partials[head * chunks..(head + 1) * chunks];
-        let keys = REDUCED_KEYS * dim;
-        for (n, (dk, dv)) in dk.chunks_mut(keys).zip(dv.chunks_mut(keys)).enumerate() {
-            tasks.push((partials, n * REDUCED_KEYS, dk, dv));
-        }
+
+    /// The probabilities, and the gradients of the scaled products.
+    fn differentiate(
+        &mut self,
+        problem: &Problem,
+        tile: &GradientTile,
+        block: &KeyBlock<'_>,
+        logits: impl LogitGradients,
+    ) {
+        let len = tile.rows * block.columns;
+        run(GradientBlock {
+            p: self.p.get(len),
+            ds: self.ds.get(len),
+            block,
+            softcap: problem.softcap,
+            lse: tile.lse.read(tile.rows),
+            delta: tile.delta.read(tile.rows),
+            logits,
+        });
     }
-    tasks.into_par_iter().for_each(|(partials, first, dk, dv)| {
-        let keys = first..first + dk.len() / dim;
-        let mut sum = vec![0.0; dk.len()];
-        let mut reduce = |target: &mut [E], rows: fn(&Partial) -> &[f32]| {
-            sum.fill(0.0);
-            for partial in partials {
-                let slots = slots_of(partial, &keys);
-                let rows = rows(partial)[slots.start * dim..slots.end * dim].chunks_exact(dim);
-                for (&key, row) in partial.keys.index[slots].iter().zip(rows) {
-                    add_scaled(&mut sum[(key as usize - first) * dim..][..dim], 1.0, row);
-                }
-            }
-            E::round(&sum, target);
+
+    /// What the block adds to the gradients of K and V.
+    fn write_key_gradients(
+        &self,
+        problem: &Problem,
+        tile: &GradientTile,
+        block: &KeyBlock<'_>,
+        [dk, dv]: [&mut [f32]; 2],
+    ) {
+        let (dim, columns) = (problem.head_dim, block.columns);
+        let p = self.p.read(tile.rows * columns);
+        let ds = self.ds.read(tile.rows * columns);
+        let q = tile.q.read(tile.rows * dim);
+        let grad_out = tile.grad_out.read(tile.rows * dim);
+        let (finite_q, finite_grad_out) = if tile.non_finite.is_empty() {
+            (q, grad_out)
+        } else {
+            let len = tile.rows * dim;
+            (tile.finite_q.read(len), tile.finite_grad_out.read(len))
         };
-        reduce(dk, |partial| &partial.dk);
-        reduce(dv, |partial| &partial.dv);
-    });
-    if let Some(dz) = dz {
-        for (head, dz) in dz.chunks_exact_mut(k_len).enumerate() {
-            dz.fill(0.0);
-            for partial in &partials[head * chunks..(head + 1) * chunks] {
-                for (&key, x) in partial.keys.index.iter().zip(&partial.dz) {
-                    dz[key as usize] += x;
-                }
+        let by_key = |pairs| Matrix::rows(pairs, columns).transposed();
+        Product::new(by_key(p), Matrix::rows(finite_grad_out, dim)).write_to(dv);
+        Product::scaled(problem.scale, by_key(ds), Matrix::rows(finite_q, dim)).write_to(dk);
+        for &r in &tile.non_finite {
+            for column in (0..block.len()).filter(|&column| block.attends(r, column)) {
+                let (pair, row) = (r * columns + column, column * dim..(column + 1) * dim);
+                add_scaled(&mut dv[row.clone()], p[pair], &grad_out[r * dim..]);
+                add_scaled(&mut dk[row], problem.scale * ds[pair], &q[r * dim..]);
             }
         }
     }
-}
 
-/// The slots of the keys of a range.
-fn slots_of(partial: &Partial, keys: &Range<usize>) -> Range<usize> {
-    let slot = |key: usize| (partial.keys.index).partition_point(|&index| (index as usize) < key);
-    slot(keys.start)..slot(keys.end)
+    /// `dq += scale * ds k`, the boundary keys with NaN or infinity each on its own: in the matrix
+    /// product they would reach queries that do not attend to them.
+    fn add_query_gradients(
+        &self,
+        problem: &Problem,
+        block: &mut KeyBlock<'_>,
+        tile: &mut GradientTile,
+    ) {
+        let (dim, columns) = (problem.head_dim, block.columns);
+        let ds = self.ds.read(tile.rows * columns);
+        let dq = tile.dq.get(tile.rows * dim);
+        for column in block.boundary() {
+            let row = column * dim..(column + 1) * dim;
+            if is_finite(&block.k[row.clone()]) {
+                continue;
+            }
+            let key = block.k[row.clone()].to_vec();
+            for (r, dq) in dq.chunks_exact_mut(dim).enumerate() {
+                if block.attends(r, column) {
+                    add_scaled(dq, problem.scale * ds[r * columns + column], &key);
+                }
+            }
+            block.k[row].fill(0.0);
+        }
+        let (ds, k) = (Matrix::rows(ds, columns), Matrix::rows(block.k, dim));
+        Product::scaled(problem.scale, ds, k).add_to(dq);
+    }
 }

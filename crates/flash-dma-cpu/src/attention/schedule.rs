@@ -1,6 +1,8 @@
 //! How a problem is cut into tasks and tiles. The cut depends on the problem only, never on the
 //! number of threads, so results are bit-equal on any machine with the same instruction set.
 
+use crate::position::Positions;
+use crate::queries::{KvHead, QueryRows};
 use flash_dma_problem::Problem;
 
 /// The most chunks a head's queries are cut into for the forward pass.
@@ -19,67 +21,91 @@ pub(crate) fn query_tile(problem: &Problem) -> usize {
     wanted.min(useful.next_power_of_two())
 }
 
-/// Keys of a block: the gathered rows of K and V stay in the L2 cache. A multiple of the SIMD lanes.
+/// Keys of a block: the gathered rows of K and V stay in the L2 cache.
 pub(crate) fn key_block(problem: &Problem) -> usize {
     (16384 / problem.head_dim).clamp(128, 256)
 }
 
-/// Bounds of the query chunks of the forward pass: whole tiles, none empty.
-pub(crate) fn forward_chunks(problem: &Problem) -> Vec<usize> {
-    let tile = query_tile(problem);
-    let tiles = problem.q_len.div_ceil(tile);
-    let step = tiles.div_ceil(FORWARD_CHUNKS).max(1) * tile;
-    let mut bounds: Vec<usize> = (0..problem.q_len).step_by(step).collect();
-    bounds.push(problem.q_len);
-    bounds
+/// The chunks that the queries of every key/value head are cut into. A task is one chunk of one head.
+pub(crate) struct Chunks<'a> {
+    problem: &'a Problem,
+    /// Where the chunks begin, and the end of the last: whole tiles, none empty.
+    bounds: Vec<usize>,
 }
 
-/// Bounds of the query chunks of the backward pass: whole tiles, of about equal work.
-pub(crate) fn backward_chunks(problem: &Problem) -> Vec<usize> {
-    let tile = query_tile(problem);
-    let heads = (problem.batch * problem.kv_heads).max(1);
-    let chunks = BACKWARD_TASKS.div_ceil(heads).clamp(1, BACKWARD_CHUNKS) as u128;
-    let work = |query: usize| -> u128 {
-        let visible = (problem.position(query) + 1).max(0) as usize;
-        visible.min(problem.window).max(1) as u128
-    };
-    let starts = || (0..problem.q_len).step_by(tile);
-    let total: u128 = starts().map(work).sum();
-    let mut bounds = vec![0];
-    let mut done = 0;
-    for start in starts() {
-        // A new chunk begins where the work so far passes the next share of the total.
-        if start > 0 && done * chunks >= total * bounds.len() as u128 {
-            bounds.push(start);
-        }
-        done += work(start);
-    }
-    if problem.q_len > 0 {
+impl<'a> Chunks<'a> {
+    /// Chunks of equal length.
+    pub(crate) fn forward(problem: &'a Problem) -> Self {
+        let tile = query_tile(problem);
+        let tiles = problem.q_len.div_ceil(tile);
+        let step = tiles.div_ceil(FORWARD_CHUNKS).max(1) * tile;
+        let mut bounds: Vec<usize> = (0..problem.q_len).step_by(step).collect();
         bounds.push(problem.q_len);
+        Self { problem, bounds }
     }
-    bounds
-}
 
-/// Cuts a `[heads, rows, width]` buffer into one list of slices a task: task `(kv head, chunk)` gets
-/// the rows of that chunk of each head of the group.
-pub(crate) fn split_rows<'a, T>(
-    mut buffer: &'a mut [T],
-    problem: &Problem,
-    bounds: &[usize],
-    width: usize,
-) -> Vec<Vec<&'a mut [T]>> {
-    let chunks = bounds.len() - 1;
-    let mut tasks: Vec<Vec<&mut [T]>> = Vec::new();
-    tasks.resize_with(problem.batch * problem.kv_heads * chunks, Vec::new);
-    for head in 0..problem.batch * problem.q_heads {
-        for chunk in 0..chunks {
-            let rows = bounds[chunk + 1] - bounds[chunk];
-            let (slice, rest) = buffer.split_at_mut(rows * width);
-            tasks[head / problem.group() * chunks + chunk].push(slice);
-            buffer = rest;
+    /// Chunks of about equal work.
+    pub(crate) fn backward(problem: &'a Problem) -> Self {
+        let tile = query_tile(problem);
+        let heads = (problem.batch * problem.kv_heads).max(1);
+        let chunks = BACKWARD_TASKS.div_ceil(heads).clamp(1, BACKWARD_CHUNKS) as u128;
+        let positions = Positions::from(problem);
+        let work = |query: usize| positions.visible(query).min(problem.window).max(1) as u128;
+        let starts = || (0..problem.q_len).step_by(tile);
+        let total: u128 = starts().map(work).sum();
+        let mut bounds = vec![0];
+        let mut done = 0;
+        for start in starts() {
+            // A new chunk begins where the work so far passes the next share of the total.
+            if start > 0 && done * chunks >= total * bounds.len() as u128 {
+                bounds.push(start);
+            }
+            done += work(start);
+        }
+        if problem.q_len > 0 {
+            bounds.push(problem.q_len);
+        }
+        Self { problem, bounds }
+    }
+
+    /// Chunks per key/value head.
+    pub(crate) fn per_head(&self) -> usize {
+        self.bounds.len() - 1
+    }
+
+    /// The rows of a task.
+    pub(crate) fn rows(&self, task: usize) -> QueryRows {
+        let (head, chunk) = (task / self.per_head(), task % self.per_head());
+        QueryRows {
+            kv_head: KvHead {
+                batch: head / self.problem.kv_heads,
+                head: head % self.problem.kv_heads,
+            },
+            group: self.problem.group(),
+            queries: self.bounds[chunk]..self.bounds[chunk + 1],
         }
     }
-    tasks
+
+    /// Cuts a `[batch, q_heads, q_len, width]` buffer into the tasks' rows, a slice for each head of the group.
+    pub(crate) fn split<'b, T>(
+        &self,
+        mut buffer: &'b mut [T],
+        width: usize,
+    ) -> Vec<Vec<&'b mut [T]>> {
+        let problem = self.problem;
+        let chunks = self.per_head();
+        let mut tasks: Vec<Vec<&mut [T]>> = Vec::new();
+        tasks.resize_with(problem.batch * problem.kv_heads * chunks, Vec::new);
+        for head in 0..problem.batch * problem.q_heads {
+            for chunk in 0..chunks {
+                let rows = self.bounds[chunk + 1] - self.bounds[chunk];
+                let (slice, rest) = buffer.split_at_mut(rows * width);
+                tasks[head / problem.group() * chunks + chunk].push(slice);
+                buffer = rest;
+            }
+        }
+        tasks
+    }
 }
 
 #[cfg(test)]
@@ -112,9 +138,9 @@ mod tests {
                         &options,
                     )
                     .unwrap();
-                    for (bounds, most) in [
-                        (forward_chunks(&p), FORWARD_CHUNKS),
-                        (backward_chunks(&p), BACKWARD_CHUNKS),
+                    for (Chunks { bounds, .. }, most) in [
+                        (Chunks::forward(&p), FORWARD_CHUNKS),
+                        (Chunks::backward(&p), BACKWARD_CHUNKS),
                     ] {
                         assert_eq!((bounds[0], *bounds.last().unwrap()), (0, q_len));
                         assert!(bounds.windows(2).all(|b| b[0] < b[1]));

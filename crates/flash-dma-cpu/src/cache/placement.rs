@@ -8,11 +8,20 @@ use std::collections::BinaryHeap;
 /// The position of a slot that holds no key.
 pub(crate) const EMPTY: i32 = -1;
 
-/// In [`Plan::token`]: the slot keeps what it holds.
+/// In [`Placement::token`]: the slot keeps what it holds.
 const KEEP: u32 = u32::MAX;
 
+/// The keys that the slots of one head hold before an append.
+#[derive(Clone, Copy)]
+pub(crate) struct HeldKeys<'a> {
+    /// `[window]`.
+    pub(crate) scores: &'a [f32],
+    /// `[window]`: [`EMPTY`] in an empty slot.
+    pub(crate) positions: &'a [i32],
+}
+
 /// The outcome of an append for one head.
-pub(crate) struct Plan<'a> {
+pub(crate) struct Placement<'a> {
     /// `[window]`: the new token that each slot holds in the end, or [`KEEP`].
     pub(crate) token: &'a mut [u32],
     /// `[window + tokens]`: when each slot's old key and each new token is attended. Position
@@ -21,18 +30,13 @@ pub(crate) struct Plan<'a> {
     pub(crate) intervals: &'a mut [Interval],
 }
 
-impl Plan<'_> {
-    /// Takes the tokens in one by one. `scores` and `positions` are the slots', `tokens` the scores of
-    /// the new tokens, whose first is at `position` of its sequence.
+impl Placement<'_> {
+    /// Takes the tokens in one by one. `tokens` are the scores of the new tokens, whose first is at `position` of its
+    /// sequence.
     ///
-    /// O(window) for one token; the window and log window a token for many.
-    pub(crate) fn make(
-        &mut self,
-        scores: &[f32],
-        positions: &[i32],
-        tokens: &[f32],
-        position: usize,
-    ) {
+    /// O(window) for one token; for many O(window), and O(log window) per token.
+    pub(crate) fn make(&mut self, held: HeldKeys<'_>, tokens: &[f32], position: usize) {
+        let HeldKeys { scores, positions } = held;
         let window = scores.len();
         let end = (window + tokens.len()) as u32;
         self.token.fill(KEEP);
@@ -40,14 +44,14 @@ impl Plan<'_> {
             let occupied = positions[slot] != EMPTY;
             *interval = interval_of(slot, if occupied { end } else { slot as u32 });
         }
-        let mut slots = Slots::new(scores, positions, tokens.len());
+        let mut qualities = Qualities::new(held, tokens.len());
         for (j, &score) in tokens.iter().enumerate() {
             let key = window + j;
             self.intervals[key] = interval_of(key, key as u32);
             if score == f32::NEG_INFINITY {
                 continue;
             }
-            let Some(slot) = slots.insert(quality(score, position + j)) else {
+            let Some(slot) = qualities.insert(quality(score, position + j)) else {
                 continue;
             };
             let evicted = match self.token[slot] {
@@ -63,7 +67,7 @@ impl Plan<'_> {
     }
 }
 
-/// The slots whose key changes by a [`Plan::token`], each with the token it gets.
+/// The slots whose key changes by a [`Placement::token`], each with the token it gets.
 pub(crate) fn changes(token: &[u32]) -> impl Iterator<Item = (usize, usize)> {
     (token.iter().enumerate())
         .filter(|&(_, &token)| token != KEEP)
@@ -71,7 +75,7 @@ pub(crate) fn changes(token: &[u32]) -> impl Iterator<Item = (usize, usize)> {
 }
 
 /// The qualities of the keys in the slots.
-enum Slots {
+enum Qualities {
     /// For a single token: nothing but a search.
     Search {
         empty: Option<usize>,
@@ -84,8 +88,8 @@ enum Slots {
     },
 }
 
-impl Slots {
-    fn new(scores: &[f32], positions: &[i32], tokens: usize) -> Self {
+impl Qualities {
+    fn new(HeldKeys { scores, positions }: HeldKeys<'_>, tokens: usize) -> Self {
         let quality = |slot: usize| quality(scores[slot], positions[slot] as usize);
         let slots = 0..scores.len();
         if tokens <= 1 {
@@ -168,11 +172,15 @@ mod tests {
                 let before = positions.clone();
                 let mut token = vec![7; window];
                 let mut intervals = vec![Interval { first: 9, end: 9 }; window + n];
-                let mut plan = Plan {
+                let mut placement = Placement {
                     token: &mut token,
                     intervals: &mut intervals,
                 };
-                plan.make(&scores, &positions, &tokens, done);
+                let held = HeldKeys {
+                    scores: &scores,
+                    positions: &positions,
+                };
+                placement.make(held, &tokens, done);
                 for (slot, token) in changes(&token) {
                     scores[slot] = tokens[token];
                     positions[slot] = (done + token) as i32;

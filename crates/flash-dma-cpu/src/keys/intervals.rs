@@ -1,99 +1,90 @@
-//! Which keys a tile of queries attends to.
+//! Which keys a tile attends to by their intervals: those of all its queries first, then the boundary keys.
 
+use super::list::KeyList;
+use crate::position::Span;
 use flash_dma_problem::Interval;
+use std::ops::Range;
 
-/// The keys that at least one position of a range attends to, in index order. A key of this list is
-/// named by its *slot*, its place in the list.
-pub(crate) struct RangeKeys {
-    /// Index of each key: also the first position that attends to it.
-    pub(crate) index: Vec<u32>,
-    /// One past the last position that attends to each key.
+/// The keys of a chunk of queries, listed tile by tile. A key enters once and leaves once, so the lists of a whole
+/// chunk cost its keys plus what the tiles attend to.
+pub(crate) struct IntervalLists {
+    pub(crate) keys: KeyList,
+    /// One past the last position that attends to each entry; the first is the key's index.
     end: Vec<u32>,
+    /// Entries that were born and are not evicted, in index order.
+    alive: Vec<u32>,
+    /// The first entry that was not born yet.
+    next: usize,
+    /// How many of the tile's keys every query attends to: they come first. Each part is in index order.
+    pub(crate) full: usize,
+    /// For each boundary key, so each further one, the queries `start..end` of the tile that attend to it.
+    queries: Vec<(i32, i32)>,
 }
 
-impl RangeKeys {
-    /// The keys of the positions `first..=last`. Without intervals a key is attended from its own
-    /// position on.
-    pub(crate) fn new(intervals: Option<&[Interval]>, k_len: usize, first: i64, last: i64) -> Self {
-        let visible = (last + 1).clamp(0, k_len as i64) as usize;
-        match intervals {
-            None => Self {
-                index: (0..visible as u32).collect(),
-                end: vec![k_len as u32; visible],
-            },
+impl IntervalLists {
+    /// The keys that at least one position of a chunk attends to. Without intervals a key is attended from its
+    /// own position on.
+    pub(crate) fn new(intervals: Option<&[Interval]>, k_len: usize, chunk: Span) -> Self {
+        let visible = (chunk.last + 1).clamp(0, k_len as i64) as usize;
+        let (index, end) = match intervals {
+            None => ((0..visible as u32).collect(), vec![k_len as u32; visible]),
             Some(intervals) => {
-                let first = first.max(0) as u32;
-                let (mut index, mut end) = (Vec::new(), Vec::new());
-                for (j, interval) in intervals[..visible].iter().enumerate() {
-                    if interval.end > first.max(j as u32) {
-                        index.push(j as u32);
-                        end.push(interval.end);
-                    }
-                }
-                Self { index, end }
+                let first = chunk.first.max(0) as u32;
+                (intervals[..visible].iter().enumerate())
+                    .filter(|(j, interval)| interval.end > first.max(*j as u32))
+                    .map(|(j, interval)| (j as u32, interval.end))
+                    .unzip()
             }
+        };
+        Self {
+            keys: KeyList {
+                index,
+                entries: Vec::new(),
+            },
+            end,
+            alive: Vec::new(),
+            next: 0,
+            full: 0,
+            queries: Vec::new(),
         }
     }
 
-    /// Number of slots.
-    pub(crate) fn len(&self) -> usize {
-        self.index.len()
-    }
-}
-
-/// The keys of one query tile, carried from tile to tile: a key enters once and leaves once, so the
-/// lists of a whole range cost its keys plus what the tiles attend to.
-#[derive(Default)]
-pub(crate) struct TileKeys {
-    /// Slots of the keys that were born and are not evicted, in index order.
-    alive: Vec<u32>,
-    /// The first slot that was not born yet.
-    next: usize,
-    /// Slots the tile attends to: first those every query attends to, then the boundary keys; each
-    /// part in index order.
-    pub(crate) slots: Vec<u32>,
-    /// How many slots every query of the tile attends to.
-    pub(crate) full: usize,
-    /// For each boundary key the queries `start..end` of the tile that attend to it.
-    pub(crate) queries: Vec<(i32, i32)>,
-}
-
-impl TileKeys {
-    /// Starts over, before the first tile of a range.
-    pub(crate) fn restart(&mut self) {
-        self.alive.clear();
-        self.next = 0;
-    }
-
-    /// Lists the keys of the positions `first..=last`, which must not go back.
-    pub(crate) fn advance(&mut self, keys: &RangeKeys, first: i64, last: i64) {
-        let in_view = |slot: u32| i64::from(keys.end[slot as usize]) > first;
-        self.alive.retain(|&slot| in_view(slot));
-        while self.next < keys.len() && i64::from(keys.index[self.next]) <= last {
+    /// Lists the keys of a tile, whose positions must not go back.
+    pub(crate) fn advance(&mut self, Span { first, last }: Span) {
+        let KeyList { index, entries } = &mut self.keys;
+        let end = &self.end;
+        let in_view = |entry: u32| i64::from(end[entry as usize]) > first;
+        self.alive.retain(|&entry| in_view(entry));
+        while self.next < index.len() && i64::from(index[self.next]) <= last {
             if in_view(self.next as u32) {
                 self.alive.push(self.next as u32);
             }
             self.next += 1;
         }
-        self.slots.clear();
+        entries.clear();
         self.queries.clear();
-        let span = |slot: u32| {
-            let (birth, end) = (keys.index[slot as usize], keys.end[slot as usize]);
+        let life = |entry: u32| {
+            let (birth, end) = (index[entry as usize], end[entry as usize]);
             (i64::from(birth), i64::from(end))
         };
-        let is_full = |slot: u32| {
-            let (birth, end) = span(slot);
+        let is_full = |entry: u32| {
+            let (birth, end) = life(entry);
             birth <= first && end > last
         };
-        self.slots
-            .extend(self.alive.iter().copied().filter(|&slot| is_full(slot)));
-        self.full = self.slots.len();
-        for &slot in self.alive.iter().filter(|&&slot| !is_full(slot)) {
-            let (birth, end) = span(slot);
+        entries.extend(self.alive.iter().copied().filter(|&entry| is_full(entry)));
+        self.full = entries.len();
+        for &entry in self.alive.iter().filter(|&&entry| !is_full(entry)) {
+            let (birth, end) = life(entry);
             let query = |position: i64| (position - first).clamp(0, last - first + 1) as i32;
-            self.slots.push(slot);
+            entries.push(entry);
             self.queries.push((query(birth), query(end)));
         }
+    }
+
+    /// The queries of the tile that attend to its boundary keys among `places`.
+    pub(crate) fn boundary(&self, places: &Range<usize>) -> &[(i32, i32)] {
+        let boundary = |place: usize| place.max(self.full) - self.full;
+        &self.queries[boundary(places.start)..boundary(places.end)]
     }
 }
 
@@ -111,21 +102,25 @@ mod tests {
             })
             .collect();
         for (start, stop, step) in [(-5i64, 40i64, 7), (0, 40, 1), (12, 33, 16), (-9, -2, 4)] {
-            let keys = RangeKeys::new(Some(&intervals), k_len, start, stop - 1);
-            let mut tile = TileKeys::default();
+            let chunk = Span {
+                first: start,
+                last: stop - 1,
+            };
+            let mut lists = IntervalLists::new(Some(&intervals), k_len, chunk);
             let mut first = start;
             while first < stop {
                 let last = (first + step).min(stop) - 1;
-                tile.advance(&keys, first, last);
+                lists.advance(Span { first, last });
+                let KeyList { index, entries } = &lists.keys;
                 let mut pairs = Vec::new();
-                for (place, &slot) in tile.slots.iter().enumerate() {
-                    let (from, to) = match place.checked_sub(tile.full) {
-                        None => (0, (last - first + 1) as i32),
-                        Some(boundary) => tile.queries[boundary],
+                for (place, &entry) in entries.iter().enumerate() {
+                    let (from, to) = match lists.boundary(&(place..place + 1)) {
+                        [] => (0, (last - first + 1) as i32),
+                        queries => queries[0],
                     };
                     assert!(from < to, "a listed key has a query");
                     for i in from..to {
-                        pairs.push((first + i64::from(i), keys.index[slot as usize] as usize));
+                        pairs.push((first + i64::from(i), index[entry as usize] as usize));
                     }
                 }
                 pairs.sort_unstable();

@@ -1,43 +1,81 @@
-//! Where a pass reads its keys.
+//! Where a pass takes its keys from.
 
-use crate::{Element, Inputs};
-use flash_dma_problem::Interval;
+use super::bias::Bias;
+use crate::args::{Inputs, MaskedInputs, Selection};
+use crate::element::Element;
+use crate::queries::KvHead;
+use crate::tile_plan::bits::MaskBits;
+use crate::view::View;
+use flash_dma_problem::{Interval, MaskedProblem, Problem};
 
-/// The keys of a problem, wherever they lie: `head` is a sequence and a key/value head, `key` an index
-/// below the problem's `k_len`.
-pub(crate) trait KeySource<E>: Sync {
-    /// The row of k.
-    fn key(&self, head: [usize; 2], key: usize) -> &[E];
+/// The rows of K and V, wherever they lie. `key` is an index below the problem's `k_len`.
+pub(crate) trait KeyRows<E>: Sync {
+    /// The row of K.
+    fn key(&self, head: KvHead, key: usize) -> &[E];
 
-    /// The row of v.
-    fn value(&self, head: [usize; 2], key: usize) -> &[E];
-
-    /// What is added to the key's logits: 0 without scores.
-    fn score(&self, head: [usize; 2], key: usize) -> f32;
-
-    /// The intervals of all keys of the head. `None`: attended from the key's own position on.
-    fn intervals(&self, head: [usize; 2]) -> Option<&[Interval]>;
+    /// The row of V.
+    fn value(&self, head: KvHead, key: usize) -> &[E];
 }
 
-impl<E: Element> KeySource<E> for Inputs<'_, E> {
+/// Which keys a query attends to.
+#[derive(Clone, Copy)]
+pub(crate) enum KeySource<'a> {
+    /// All up to the query's position.
+    All,
+    /// Those whose interval contains the query's position; contiguous `[batch, kv_heads, k_len]`.
+    Intervals(&'a [Interval]),
+    /// Those that a mask's tile plan shows, up to the query's position.
+    Planned(MaskBits<'a>),
+}
+
+/// The keys of a pass.
+#[derive(Clone, Copy)]
+pub(crate) struct Keys<'a, R> {
+    pub(crate) rows: R,
+    pub(crate) source: KeySource<'a>,
+    /// `None` adds nothing to the logits.
+    pub(crate) bias: Option<Bias<'a>>,
+}
+
+/// K and V as tensors.
+#[derive(Clone, Copy)]
+pub(crate) struct KeyTensors<'a, E> {
+    k: View<'a, E, 4>,
+    v: View<'a, E, 4>,
+}
+
+impl<E: Element> KeyRows<E> for KeyTensors<'_, E> {
     #[inline]
-    fn key(&self, [batch, head]: [usize; 2], key: usize) -> &[E] {
+    fn key(&self, KvHead { batch, head }: KvHead, key: usize) -> &[E] {
         self.k.row(batch, head, key)
     }
 
     #[inline]
-    fn value(&self, [batch, head]: [usize; 2], key: usize) -> &[E] {
+    fn value(&self, KvHead { batch, head }: KvHead, key: usize) -> &[E] {
         self.v.row(batch, head, key)
     }
+}
 
-    #[inline]
-    fn score(&self, [batch, head]: [usize; 2], key: usize) -> f32 {
-        (self.selection).map_or(0.0, |s| s.scores.row(batch, head)[key])
+impl<'a, E: Element> Keys<'a, KeyTensors<'a, E>> {
+    pub(crate) fn scored(problem: &Problem, inputs: &Inputs<'a, E>) -> Self {
+        let (k, v) = (inputs.k, inputs.v);
+        Self {
+            rows: KeyTensors { k, v },
+            source: match inputs.selection {
+                None => KeySource::All,
+                Some(Selection { intervals, .. }) => KeySource::Intervals(intervals),
+            },
+            bias: (inputs.selection).map(|s| Bias::of_scores(&s.scores, problem.group())),
+        }
     }
 
-    fn intervals(&self, [batch, head]: [usize; 2]) -> Option<&[Interval]> {
-        let [_, heads, len] = self.selection?.scores.shape;
-        let row = (batch * heads + head) * len;
-        Some(&self.selection?.intervals[row..row + len])
+    pub(crate) fn masked(problem: &MaskedProblem, inputs: &MaskedInputs<'a, E>) -> Self {
+        let (k, v) = (inputs.k, inputs.v);
+        let bias = |bias| Bias::of_tensor(bias, problem.heads_each(bias.shape[1]));
+        Self {
+            rows: KeyTensors { k, v },
+            source: KeySource::Planned(MaskBits::new(problem, inputs.bits)),
+            bias: inputs.bias.as_ref().map(bias),
+        }
     }
 }

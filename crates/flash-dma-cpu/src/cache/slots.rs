@@ -1,0 +1,163 @@
+//! Slots: what an append does to them, and attention over them and the new tokens.
+
+use super::forward_problem::{Outputs, forward_problem};
+use super::placement::{HeldKeys, Placement, changes};
+use super::tensors::{Slots, Tokens};
+use crate::attention::forward::forward;
+use crate::attention::operands::Operands;
+use crate::element::Element;
+use crate::keys::bias::Bias;
+use crate::keys::source::{KeyRows, KeySource, Keys};
+use crate::queries::KvHead;
+use crate::view::View;
+use flash_dma_problem::{AppendProblem, AttentionError, CacheShape, DecodeProblem, Interval};
+use rayon::prelude::*;
+
+/// What an append does to every head.
+pub(crate) struct Placements {
+    /// `[batch, kv_heads, window]`, see [`Placement`].
+    token: Vec<u32>,
+    /// `[batch, kv_heads, window + tokens]`, see [`Placement`].
+    pub(crate) intervals: Vec<Interval>,
+}
+
+impl Placements {
+    pub(crate) fn new<E: Element>(
+        problem: &AppendProblem,
+        slots: &Slots<'_, E>,
+        tokens: &Tokens<'_, E>,
+    ) -> Self {
+        let (cache, window) = (problem.cache, problem.cache.capacity());
+        let heads = cache.batch * cache.kv_heads;
+        let len = window + problem.tokens;
+        let mut placements = Self {
+            token: vec![0; heads * window],
+            intervals: vec![Interval { first: 0, end: 0 }; heads * len],
+        };
+        let scores = tokens.scores.expect("checked: slots have scores");
+        (placements.token.par_chunks_exact_mut(window))
+            .zip(placements.intervals.par_chunks_exact_mut(len))
+            .enumerate()
+            .for_each(|(row, (token, intervals))| {
+                let of_row = row * window..(row + 1) * window;
+                let [batch, head] = [row / cache.kv_heads, row % cache.kv_heads];
+                let held = HeldKeys {
+                    scores: &slots.score[of_row.clone()],
+                    positions: &slots.position[of_row],
+                };
+                let first = slots.seen[batch] as usize;
+                Placement { token, intervals }.make(held, scores.row(batch, head), first);
+            });
+        placements
+    }
+
+    /// Writes the tokens into the slots they get.
+    pub(crate) fn commit<E: Element>(
+        &self,
+        problem: &AppendProblem,
+        slots: &mut Slots<'_, E>,
+        tokens: &Tokens<'_, E>,
+    ) {
+        let (cache, window) = (problem.cache, problem.cache.capacity());
+        let dim = cache.head_dim;
+        let scores = tokens.scores.expect("checked: slots have scores");
+        let seen = &slots.seen;
+        (slots.k.par_chunks_exact_mut(window * dim))
+            .zip(slots.v.par_chunks_exact_mut(window * dim))
+            .zip(slots.score.par_chunks_exact_mut(window))
+            .zip(slots.position.par_chunks_exact_mut(window))
+            .zip(self.token.par_chunks_exact(window))
+            .enumerate()
+            .for_each(|(row, ((((k, v), score), position), token))| {
+                let [batch, head] = [row / cache.kv_heads, row % cache.kv_heads];
+                for (slot, token) in changes(token) {
+                    let at = slot * dim..(slot + 1) * dim;
+                    k[at.clone()].copy_from_slice(tokens.k.row(batch, head, token));
+                    v[at].copy_from_slice(tokens.v.row(batch, head, token));
+                    score[slot] = scores.row(batch, head)[token];
+                    position[slot] = seen[batch] + token as i32;
+                }
+            });
+        for seen in slots.seen.iter_mut() {
+            *seen += problem.tokens as i32;
+        }
+    }
+}
+
+/// The keys that the slots held before an append, slot by slot, and the new tokens behind them.
+struct SlotRows<'a, E> {
+    shape: CacheShape,
+    k: &'a [E],
+    v: &'a [E],
+    tokens: Tokens<'a, E>,
+}
+
+impl<E> SlotRows<'_, E> {
+    /// The row of a slot, or the token.
+    #[inline]
+    fn place(&self, KvHead { batch, head }: KvHead, key: usize) -> Result<usize, usize> {
+        let window = self.shape.capacity();
+        match key.checked_sub(window) {
+            None => Ok((batch * self.shape.kv_heads + head) * window + key),
+            Some(token) => Err(token),
+        }
+    }
+}
+
+impl<E: Element> KeyRows<E> for SlotRows<'_, E> {
+    #[inline]
+    fn key(&self, head: KvHead, key: usize) -> &[E] {
+        let dim = self.shape.head_dim;
+        match self.place(head, key) {
+            Ok(row) => &self.k[row * dim..(row + 1) * dim],
+            Err(token) => self.tokens.k.row(head.batch, head.head, token),
+        }
+    }
+
+    #[inline]
+    fn value(&self, head: KvHead, key: usize) -> &[E] {
+        let dim = self.shape.head_dim;
+        match self.place(head, key) {
+            Ok(row) => &self.v[row * dim..(row + 1) * dim],
+            Err(token) => self.tokens.v.row(head.batch, head.head, token),
+        }
+    }
+}
+
+/// Attention of the tokens over the slots and each other, by the intervals of their placements.
+pub(crate) fn attend<E: Element>(
+    problem: &DecodeProblem,
+    q: &View<'_, E, 4>,
+    slots: &Slots<'_, E>,
+    tokens: &Tokens<'_, E>,
+    intervals: &[Interval],
+    outputs: Outputs<'_, E>,
+) -> Result<(), AttentionError> {
+    let shape = problem.append.cache;
+    let window = shape.capacity();
+    let len = window + problem.append.tokens;
+    let new = tokens.scores.expect("checked: slots have scores");
+    let mut scores = Vec::with_capacity(intervals.len());
+    for (row, held) in slots.score.chunks_exact(window).enumerate() {
+        scores.extend_from_slice(held);
+        scores.extend_from_slice(new.row(row / shape.kv_heads, row % shape.kv_heads));
+    }
+    let problem = forward_problem(problem, problem.q_shape(), len, Some(window))?;
+    let scores = View::contiguous(&scores, problem.scores_shape());
+    let operands = Operands {
+        problem: &problem,
+        q: *q,
+        keys: Keys {
+            rows: SlotRows {
+                shape,
+                k: slots.k,
+                v: slots.v,
+                tokens: *tokens,
+            },
+            source: KeySource::Intervals(intervals),
+            bias: Some(Bias::of_scores(&scores, problem.group())),
+        },
+    };
+    forward(&operands, outputs.out, outputs.lse);
+    Ok(())
+}
