@@ -1,14 +1,14 @@
-//! What the passes read and write.
+//! The tensors of the passes.
 
 use crate::view::{BroadcastView, View};
 use flash_dma_problem::Interval;
 
-/// What the keys are selected and weighted by.
+/// The scores and the keys they select.
 #[derive(Clone, Copy, Debug)]
 pub struct Selection<'a> {
     /// `[batch, kv_heads, k_len]`; the score of a key is added to its logits.
     pub scores: View<'a, f32, 3>,
-    /// The intervals [`select`](crate::select) made of the scores, contiguous
+    /// The intervals [`select`](crate::select()) made of the scores, contiguous
     /// `[batch, kv_heads, k_len]`.
     pub intervals: &'a [Interval],
 }
@@ -26,7 +26,7 @@ pub struct Inputs<'a, E> {
     pub selection: Option<Selection<'a>>,
 }
 
-/// What the backward pass needs of the forward pass, and the incoming gradients.
+/// The results of the forward pass that the backward pass needs, and the incoming gradients.
 #[derive(Clone, Copy, Debug)]
 pub struct Saved<'a, E> {
     /// `[batch, q_heads, q_len, head_dim]`, as the forward pass wrote it.

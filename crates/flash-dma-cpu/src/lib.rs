@@ -1,7 +1,7 @@
 //! Dynamic-mask attention on slices: selection, forward and backward on the CPU, framework-free.
 //!
-//! Each query attends to the `window` keys of greatest score among those it may see. [`select`] turns
-//! scores into one [`Interval`] a key; [`forward`] and [`backward`] attend by those intervals in
+//! Each query attends to the `window` keys of greatest score among those it may see. [`select`](select())
+//! turns scores into one [`Interval`] per key; [`forward`] and [`backward`] attend by those intervals in
 //! O(q_len · window) time and memory linear in the lengths. Shapes, options and the checks of a
 //! problem are those of [`Problem`]; buffers are slices with strides ([`View`]).
 //!

@@ -82,8 +82,8 @@ pub fn masked_forward<E: Element>(
 /// The gradients of [`masked_forward`] for q, k, v and the bias, that of the bias in its own shape: f32 sums
 /// over every axis it broadcasts, in a fixed order.
 ///
-/// Beside the outputs the pass holds f32 gradients of the keys for at most 8 chunks of queries a head, and of
-/// the bias once more (without its query axis: once a chunk).
+/// Beside the outputs the pass holds f32 gradients of the keys for at most 8 chunks of queries per head, and of
+/// the bias once more (without its query axis: once per chunk).
 ///
 /// # Errors
 ///

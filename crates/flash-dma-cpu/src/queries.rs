@@ -46,12 +46,17 @@ impl QueryRows {
 
     /// The head of a row, among the query heads of the sequence.
     pub(crate) fn q_head(&self, row: usize) -> usize {
-        self.kv_head.head * self.group + row / self.queries.len()
+        self.kv_head.head * self.group + self.member(row)
     }
 
     /// The query of a row.
     pub(crate) fn query(&self, row: usize) -> usize {
         self.queries.start + row % self.queries.len()
+    }
+
+    /// The head of a row among those of the group, and its query counted from the start of the chunk.
+    pub(crate) fn place_in(&self, chunk: &Self, row: usize) -> (usize, usize) {
+        (self.member(row), self.query(row) - chunk.queries.start)
     }
 
     /// These rows of a tensor, widened to f32.

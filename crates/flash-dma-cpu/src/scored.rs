@@ -18,7 +18,7 @@ use flash_dma_problem::{AttentionError, Interval, Problem};
 /// `scores` is `[batch, kv_heads, k_len]`, `intervals` the same, contiguous, and overwritten. A tie
 /// goes to the lower index, NaN ranks below every number, a key of score −∞ is never attended and
 /// takes no place. The intervals depend on the scores and the window only
-/// ([`Interval`]). O(k_len · log window) time a row; rows run in parallel.
+/// ([`Interval`]). O(k_len · log window) time per row; rows run in parallel.
 ///
 /// # Errors
 ///
@@ -64,7 +64,7 @@ pub fn forward<E: Element>(
 /// `grads.k`, `grads.v` and `grads.scores` sum over the query heads of a group. A query that attends
 /// to nothing and a key that nothing attends to have gradients of exactly 0, whatever they hold.
 /// Beside the outputs the pass holds f32 gradients of the keys that each of at most 8 chunks of
-/// queries a head touches: memory linear in the lengths.
+/// queries per head touches: memory linear in the lengths.
 ///
 /// # Errors
 ///

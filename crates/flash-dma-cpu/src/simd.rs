@@ -1,4 +1,4 @@
-//! Vectorised loops: one copy for each instruction set, chosen at run time, and the elementary
+//! Vectorised loops: one copy per instruction set, chosen at run time, and the elementary
 //! functions they are made of.
 
 use pulp::{Arch, Simd, WithSimd};
@@ -9,7 +9,7 @@ pub(crate) const LANES: usize = 16;
 /// A loop that is compiled once for each instruction set. Everything it calls must be inlined into
 /// it, else that part keeps the baseline's instructions.
 pub(crate) trait Loop {
-    /// What the loop returns.
+    /// The result of the loop.
     type Output;
 
     /// The loop. `FUSED` says that the instruction set has a fused multiply-add.

@@ -79,10 +79,10 @@ struct ChunkPass<'a, E, R> {
     keys: TileKeys<'a>,
     tile: GradientTile,
     pairs: PairGradients,
-    /// `[columns, head_dim]`: what one block adds to the gradients of K and V.
+    /// `[columns, head_dim]`: one block's gradients of K and V.
     block_dk: Buffer,
     block_dv: Buffer,
-    /// What is kept of one block's gradients of the logits.
+    /// The gradients of one block's logits, or their sums over the rows.
     logits: Buffer,
     /// `[entries, head_dim]`: the gradients of the chunk's keys.
     dk: Vec<f32>,
@@ -130,8 +130,7 @@ impl<'a, E: Element, R: KeyRows<E>> ChunkPass<'a, E, R> {
             for places in self.keys.blocks(key_block(problem)) {
                 self.block(&rows, places, &mut buffers);
             }
-            let first = rows.queries.start - chunk.queries.start;
-            self.tile.write(&rows, problem.head_dim, first, &mut dq);
+            self.tile.write(&rows, chunk, problem.head_dim, &mut dq);
         }
         let partial = KeyGradients {
             index: self.keys.into_index(),
@@ -141,7 +140,7 @@ impl<'a, E: Element, R: KeyRows<E>> ChunkPass<'a, E, R> {
         (partial, self.dbias)
     }
 
-    /// Adds what the pairs of one key block contribute to every gradient.
+    /// Adds the contributions of one key block's pairs to every gradient.
     fn block(&mut self, rows: &QueryRows, places: Range<usize>, buffers: &mut BlockBuffers) {
         let (problem, keys) = (self.operands.problem, &self.operands.keys);
         let dim = problem.head_dim;
@@ -256,12 +255,12 @@ impl GradientTile {
         }
     }
 
-    /// Writes the gradient of q; `first` is the tile's first query, counted from the start of the chunk.
+    /// Writes the gradient of q.
     fn write<E: Element>(
         &mut self,
         rows: &QueryRows,
+        chunk: &QueryRows,
         dim: usize,
-        first: usize,
         target: &mut [&mut [E]],
     ) {
         let lse = self.lse.read(rows.len());
@@ -270,8 +269,8 @@ impl GradientTile {
             if lse[r] == f32::NEG_INFINITY {
                 row.fill(0.0);
             }
-            let i = first + r % rows.queries.len();
-            E::round(row, &mut target[rows.member(r)][i * dim..(i + 1) * dim]);
+            let (h, i) = rows.place_in(chunk, r);
+            E::round(row, &mut target[h][i * dim..(i + 1) * dim]);
         }
     }
 }
@@ -315,7 +314,7 @@ impl PairGradients {
         });
     }
 
-    /// What the block adds to the gradients of K and V.
+    /// Writes the block's gradients of K and V.
     fn write_key_gradients(
         &self,
         problem: &Problem,

@@ -1,4 +1,4 @@
-//! The gradient of what is added to the logits.
+//! The gradient of the scores or the bias.
 //!
 //! Scores and biases differ here. A score belongs to a key: its gradient is summed over the rows of a tile while the
 //! columns are in registers, and kept for the keys that a chunk touches only. A bias may broadcast along any axis, so
@@ -68,7 +68,7 @@ impl BiasGradient<'_> {
     }
 }
 
-/// What one chunk of queries adds to the gradient.
+/// One chunk's share of the gradient.
 pub(crate) enum BiasSums {
     Ignored,
     /// A number for each entry of the chunk's keys.
@@ -156,16 +156,16 @@ impl BroadcastSums {
     }
 }
 
-/// What a block's loop keeps of the gradients of the logits. A block's rows come in order, each with all columns.
+/// Takes the gradients of a block's logits. The rows come in order, each with all columns.
 pub(crate) trait LogitGradients {
-    /// Takes [`LANES`] columns of a row, the first of whose lanes is `row_lanes` over the whole block.
+    /// Takes [`LANES`] columns: group `lanes` of a row whose first group is number `row_lanes` of the block.
     fn add(&mut self, row_lanes: usize, lanes: usize, gradient: &[f32; LANES]);
 
-    /// Takes a row of zeros.
+    /// Takes row `row`, all of whose `lanes` groups are zero.
     fn clear_row(&mut self, row: usize, lanes: usize);
 }
 
-/// Nothing.
+/// Keeps nothing.
 pub(crate) struct NoLogits;
 
 impl LogitGradients for NoLogits {
@@ -176,7 +176,7 @@ impl LogitGradients for NoLogits {
     fn clear_row(&mut self, _: usize, _: usize) {}
 }
 
-/// `[columns]`: the sums over the rows.
+/// Keeps the sums over the rows, `[columns]`.
 pub(crate) struct ColumnSums<'a>(&'a mut [[f32; LANES]]);
 
 impl<'a> ColumnSums<'a> {
@@ -198,7 +198,7 @@ impl LogitGradients for ColumnSums<'_> {
     fn clear_row(&mut self, _: usize, _: usize) {}
 }
 
-/// `[rows, columns]`: each of them.
+/// Keeps each of them, `[rows, columns]`.
 pub(crate) struct AllLogits<'a>(&'a mut [[f32; LANES]]);
 
 impl<'a> AllLogits<'a> {

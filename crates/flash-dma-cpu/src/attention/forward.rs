@@ -13,7 +13,6 @@ use crate::scratch::Buffer;
 use crate::simd::{is_finite, run};
 use flash_dma_problem::Problem;
 use rayon::prelude::*;
-use std::ops::Range;
 
 /// The whole pass, on checked arguments. One task is a chunk of the queries of one key/value head,
 /// with all query heads of its group; it owns their rows of `out` and `lse`.
@@ -57,9 +56,7 @@ fn attend_chunk<E: Element, R: KeyRows<E>>(
             let block = buffers.gather(&operands.keys, &rows, &keys, places, problem.head_dim);
             tile.attend(problem, rows.len(), block);
         }
-        let first = rows.queries.start - chunk.queries.start;
-        let queries = first..first + rows.queries.len();
-        tile.write(&rows, problem.head_dim, queries, &mut outputs);
+        tile.write(&rows, chunk, problem.head_dim, &mut outputs);
     }
 }
 
@@ -112,19 +109,19 @@ impl OutputTile {
         }
     }
 
-    /// Normalises and writes the tile; `queries` counts from the start of the chunk.
+    /// Normalises and writes the tile.
     fn write<E: Element>(
         &mut self,
         rows: &QueryRows,
+        chunk: &QueryRows,
         dim: usize,
-        queries: Range<usize>,
         outputs: &mut ChunkOutputs<'_, E>,
     ) {
         let ChunkOutputs { out, lse } = outputs;
         let acc = self.acc.get(rows.len() * dim);
         let (max, sum) = (self.max.read(rows.len()), self.sum.read(rows.len()));
         for (r, acc) in acc.chunks_exact_mut(dim).enumerate() {
-            let (h, i) = (rows.member(r), queries.start + r % queries.len());
+            let (h, i) = rows.place_in(chunk, r);
             // A sum of exactly 0: nothing selected, or every selected logit is -inf.
             if sum[r] == 0.0 {
                 acc.fill(0.0);

@@ -1,4 +1,4 @@
-//! What both passes read.
+//! The inputs of both passes.
 
 use crate::keys::source::Keys;
 use crate::view::View;

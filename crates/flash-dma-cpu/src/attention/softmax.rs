@@ -105,7 +105,7 @@ pub(crate) struct GradientBlock<'a, L> {
     pub(crate) lse: &'a [f32],
     /// `[rows]`: `sum(grad_out * out) - grad_lse`.
     pub(crate) delta: &'a [f32],
-    /// What is kept of the gradients of the logits.
+    /// Takes the gradients of the logits.
     pub(crate) logits: L,
 }
 

@@ -23,7 +23,7 @@ use slots::Placements;
 /// Appends tokens to a cache, in place.
 ///
 /// Slots then hold the `window` best keys of everything their sequence has been given, by the order of
-/// [`select`](crate::select()): one token costs O(window) a head, many O(window + tokens · log window).
+/// [`select`](crate::select()): per head one token costs O(window), many cost O(window + tokens · log window).
 ///
 /// # Errors
 ///
@@ -80,7 +80,7 @@ pub fn decode<E: Element>(
     Ok(())
 }
 
-/// What a prefill attends over: writes `k` and `v` `[batch, kv_heads, window + tokens, head_dim]` and `scores`
+/// The keys that a prefill attends over: writes `k` and `v` `[batch, kv_heads, window + tokens, head_dim]` and `scores`
 /// `[batch, kv_heads, window + tokens]`, all contiguous: the slots in order of position, the empty ones first
 /// with zeros and a score of −∞, and the tokens behind them.
 ///

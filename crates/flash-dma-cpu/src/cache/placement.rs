@@ -1,4 +1,4 @@
-//! What new tokens do to the slots of one head: who enters, who is evicted, and when.
+//! Appending to the slots of one head: which tokens enter, which keys are evicted, and when.
 
 use crate::select::quality;
 use flash_dma_problem::Interval;

@@ -13,7 +13,7 @@ use crate::view::View;
 use flash_dma_problem::{AppendProblem, AttentionError, CacheShape, DecodeProblem, Interval};
 use rayon::prelude::*;
 
-/// What an append does to every head.
+/// The outcome of an append for every head.
 pub(crate) struct Placements {
     /// `[batch, kv_heads, window]`, see [`Placement`].
     token: Vec<u32>,

@@ -1,4 +1,4 @@
-//! What the calls read and write.
+//! The tensors of the calls.
 
 use crate::view::View;
 
@@ -26,7 +26,7 @@ pub struct Slots<'a, E> {
     pub seen: &'a mut [i32],
 }
 
-/// What of [`Slots`] is read to attend over them.
+/// The part of [`Slots`] that attention reads.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotsRef<'a, E> {
     /// As in [`Slots`].

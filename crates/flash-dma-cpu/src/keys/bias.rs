@@ -1,4 +1,4 @@
-//! What is added to the logits: one strided bias, whether it is the scores of the keys or a tensor that broadcasts.
+//! The bias of the logits: one strided tensor, be it the scores of the keys or a tensor that broadcasts.
 
 use crate::queries::QueryRows;
 use crate::view::{BroadcastView, View};

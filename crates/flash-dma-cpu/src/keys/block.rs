@@ -154,7 +154,7 @@ impl KeyBlock<'_> {
         self.visible.contains(self.row(row), column)
     }
 
-    /// What is added to the logits of a row.
+    /// The biases of a row.
     #[inline(always)]
     pub(crate) fn bias_of(&self, row: usize) -> &[[f32; LANES]] {
         let row = if self.one_bias { 0 } else { row };

@@ -1,4 +1,5 @@
-//! Which keys a tile attends to by their intervals: those of all its queries first, then the boundary keys.
+//! Lists of a tile's keys by their intervals: first the *full* keys, which all its queries attend to, then the
+//! *boundary* keys, which some do.
 
 use super::list::KeyList;
 use crate::position::Span;

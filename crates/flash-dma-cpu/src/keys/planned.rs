@@ -1,4 +1,4 @@
-//! Which keys a tile attends to by a mask's tile plan: whole blocks of keys, with a bit per pair.
+//! Lists of a tile's keys by a mask's tile plan: whole blocks of keys, with a bit per pair.
 
 use super::list::KeyList;
 use super::visibility::BitRows;

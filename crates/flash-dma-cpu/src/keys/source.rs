@@ -20,11 +20,11 @@ pub(crate) trait KeyRows<E>: Sync {
 /// Which keys a query attends to.
 #[derive(Clone, Copy)]
 pub(crate) enum KeySource<'a> {
-    /// All up to the query's position.
+    /// All keys up to the query's position.
     All,
-    /// Those whose interval contains the query's position; contiguous `[batch, kv_heads, k_len]`.
+    /// The keys whose interval contains the query's position; contiguous `[batch, kv_heads, k_len]`.
     Intervals(&'a [Interval]),
-    /// Those that a mask's tile plan shows, up to the query's position.
+    /// The keys that a mask's tile plan shows, up to the query's position.
     Planned(MaskBits<'a>),
 }
 

@@ -1,4 +1,4 @@
-//! What a tile plan's bits say of a query, causal masking and the end of the keys included.
+//! Reading a tile plan: the keys that a query sees, causal masking and the end of the keys included.
 
 use crate::position::Positions;
 use crate::queries::{KvHead, QueryRows};
