@@ -31,19 +31,25 @@ impl IntervalLists {
             None => ((0..visible as u32).collect(), vec![k_len as u32; visible]),
             Some(intervals) => {
                 let first = chunk.first.max(0) as u32;
-                (intervals[..visible].iter().enumerate())
-                    .filter(|(j, interval)| interval.end > first.max(*j as u32))
-                    .map(|(j, interval)| (j as u32, interval.end))
-                    .unzip()
+                let (mut index, mut end) = (Vec::new(), Vec::new());
+                for (j, interval) in intervals[..visible].iter().enumerate() {
+                    if interval.end > first.max(j as u32) {
+                        index.push(j as u32);
+                        end.push(interval.end);
+                    }
+                }
+                (index, end)
             }
         };
+        // At once: growing them would be felt where a chunk is the one query of a decode step.
+        let (alive, entries) = (
+            Vec::with_capacity(index.len()),
+            Vec::with_capacity(index.len()),
+        );
         Self {
-            keys: KeyList {
-                index,
-                entries: Vec::new(),
-            },
+            keys: KeyList { index, entries },
             end,
-            alive: Vec::new(),
+            alive,
             next: 0,
             full: 0,
             queries: Vec::new(),
