@@ -1,14 +1,14 @@
-//! What the passes read and write.
+//! The tensors of the passes.
 
-use crate::View;
+use crate::view::{BroadcastView, View};
 use flash_dma_problem::Interval;
 
-/// What the keys are selected and weighted by.
+/// The scores and the keys they select.
 #[derive(Clone, Copy, Debug)]
 pub struct Selection<'a> {
     /// `[batch, kv_heads, k_len]`; the score of a key is added to its logits.
     pub scores: View<'a, f32, 3>,
-    /// The intervals [`select`](crate::select) made of the scores, contiguous
+    /// The intervals [`select`](crate::select()) made of the scores, contiguous
     /// `[batch, kv_heads, k_len]`.
     pub intervals: &'a [Interval],
 }
@@ -26,7 +26,7 @@ pub struct Inputs<'a, E> {
     pub selection: Option<Selection<'a>>,
 }
 
-/// What the backward pass needs of the forward pass, and the incoming gradients.
+/// The results of the forward pass that the backward pass needs, and the incoming gradients.
 #[derive(Clone, Copy, Debug)]
 pub struct Saved<'a, E> {
     /// `[batch, q_heads, q_len, head_dim]`, as the forward pass wrote it.
@@ -50,4 +50,32 @@ pub struct Gradients<'a, E> {
     pub v: &'a mut [E],
     /// `[batch, kv_heads, k_len]`; given exactly if the problem has scores.
     pub scores: Option<&'a mut [f32]>,
+}
+
+/// The inputs of attention under a mask and a bias, shaped as the problem says.
+#[derive(Clone, Copy, Debug)]
+pub struct MaskedInputs<'a, E> {
+    /// `[batch, q_heads, q_len, head_dim]`.
+    pub q: View<'a, E, 4>,
+    /// `[batch, kv_heads, k_len, head_dim]`.
+    pub k: View<'a, E, 4>,
+    /// `[batch, kv_heads, k_len, head_dim]`.
+    pub v: View<'a, E, 4>,
+    /// The bits of the mask's tile plan, contiguous; given exactly if the problem has a plan.
+    pub bits: Option<&'a [u32]>,
+    /// Added to the logits after the softcap; given exactly if the problem has a bias.
+    pub bias: Option<BroadcastView<'a, f32>>,
+}
+
+/// Where the masked backward pass writes; every slice is contiguous and overwritten.
+#[derive(Debug)]
+pub struct MaskedGradients<'a, E> {
+    /// `[batch, q_heads, q_len, head_dim]`.
+    pub q: &'a mut [E],
+    /// `[batch, kv_heads, k_len, head_dim]`.
+    pub k: &'a mut [E],
+    /// `[batch, kv_heads, k_len, head_dim]`.
+    pub v: &'a mut [E],
+    /// In the bias's own shape, if there is a bias; `None` does not compute it.
+    pub bias: Option<&'a mut [f32]>,
 }

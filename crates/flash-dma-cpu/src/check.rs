@@ -1,37 +1,68 @@
-//! Every check of a call, before anything is computed or written.
+//! Every check of a call of the two operations, before anything is computed or written.
 
-use crate::{AttentionError, Element, Gradients, Inputs, Problem, Saved, View};
-use flash_dma_problem::{TensorName, TensorSpec};
+use crate::args::{Gradients, Inputs, MaskedGradients, MaskedInputs, Saved};
+use crate::element::Element;
+use crate::view::{BroadcastView, View};
+use flash_dma_problem::{
+    AttentionError, Interval, MaskedProblem, PlanGeometry, Problem, TensorName, TensorSpec,
+};
+
+type Checked = Result<(), AttentionError>;
 
 /// Checks the shape, the strides and the reach of a view.
 pub(crate) fn view<E, const R: usize>(
     name: TensorName,
     view: &View<'_, E, R>,
     expected: &[usize; R],
-) -> Result<(), AttentionError> {
+) -> Checked {
     let spec = TensorSpec {
         name,
         shape: &view.shape,
         strides: &view.strides,
     };
     spec.check(expected)?;
+    reach(&spec, view.data.len())
+}
+
+/// Checks the shape and the reach of a view; its strides are free.
+pub(crate) fn broadcast_view<T>(
+    name: TensorName,
+    view: &BroadcastView<'_, T>,
+    expected: &[usize; 4],
+) -> Checked {
+    for (axis, (&actual, &expected)) in view.shape.iter().zip(expected).enumerate() {
+        if actual != expected {
+            return Err(AttentionError::Shape {
+                tensor: name,
+                axis,
+                expected,
+                actual,
+            });
+        }
+    }
+    let spec = TensorSpec {
+        name,
+        shape: &view.shape,
+        strides: &view.strides,
+    };
+    reach(&spec, view.data.len())
+}
+
+/// Checks that a tensor's last element lies in its buffer of `actual` elements.
+fn reach(spec: &TensorSpec<'_>, actual: usize) -> Checked {
     let needed = spec.required_len().unwrap_or(usize::MAX);
-    if view.data.len() < needed {
+    if actual < needed {
         return Err(AttentionError::Buffer {
-            tensor: name,
+            tensor: spec.name,
             needed,
-            actual: view.data.len(),
+            actual,
         });
     }
     Ok(())
 }
 
 /// Checks that a contiguous buffer holds exactly the elements of `shape`.
-pub(crate) fn buffer<T>(
-    name: TensorName,
-    buffer: &[T],
-    shape: &[usize],
-) -> Result<(), AttentionError> {
+pub(crate) fn buffer<T>(name: TensorName, buffer: &[T], shape: &[usize]) -> Checked {
     let needed = shape
         .iter()
         .try_fold(1usize, |size, &n| size.checked_mul(n))
@@ -46,11 +77,72 @@ pub(crate) fn buffer<T>(
     Ok(())
 }
 
+/// Checks a selection.
+pub(crate) fn select(scores: &View<'_, f32, 3>, window: usize, intervals: &[Interval]) -> Checked {
+    if window == 0 {
+        return Err(AttentionError::ZeroWindow);
+    }
+    view(TensorName::Scores, scores, &scores.shape)?;
+    buffer(TensorName::Intervals, intervals, &scores.shape)?;
+    let (size, limit) = (scores.shape[2], i32::MAX as usize);
+    if size > limit {
+        return Err(AttentionError::TooLarge {
+            what: "the number of keys",
+            size,
+            limit,
+        });
+    }
+    Ok(())
+}
+
+/// Checks where a tile plan is written.
+pub(crate) fn plan(geometry: &PlanGeometry, bits: &[u32], counts: &[u32]) -> Checked {
+    buffer(TensorName::Plan, bits, &geometry.bits_shape())?;
+    buffer(TensorName::Plan, counts, &geometry.counts_shape())
+}
+
 /// Checks the inputs against the problem.
-pub(crate) fn inputs<E: Element>(
+pub(crate) fn inputs<E: Element>(problem: &Problem, inputs: &Inputs<'_, E>) -> Checked {
+    operands(problem, &inputs.q, &inputs.k, &inputs.v)?;
+    match &inputs.selection {
+        None if problem.has_scores => Err(AttentionError::ScoresWithoutIntervals),
+        Some(_) if !problem.has_scores => Err(AttentionError::ScoresWithoutIntervals),
+        None => Ok(()),
+        Some(selection) => {
+            let shape = problem.scores_shape();
+            view(TensorName::Scores, &selection.scores, &shape)?;
+            buffer(TensorName::Intervals, selection.intervals, &shape)
+        }
+    }
+}
+
+/// Checks the inputs under a mask against the problem.
+pub(crate) fn masked_inputs<E: Element>(
+    problem: &MaskedProblem,
+    inputs: &MaskedInputs<'_, E>,
+) -> Checked {
+    operands(&problem.attention, &inputs.q, &inputs.k, &inputs.v)?;
+    let no_mask: &[u32] = &[];
+    let shape = problem.plan.as_ref().map(|plan| plan.bits_shape());
+    let shape: &[usize] = shape.as_ref().map_or(&[0], |shape| shape);
+    buffer(TensorName::Plan, inputs.bits.unwrap_or(no_mask), shape)?;
+    match (&inputs.bias, &problem.bias) {
+        (Some(bias), Some(shape)) => broadcast_view(TensorName::Bias, bias, shape),
+        (None, None) => Ok(()),
+        (bias, shape) => Err(AttentionError::Buffer {
+            tensor: TensorName::Bias,
+            needed: shape.map_or(0, |shape| shape.iter().product()),
+            actual: bias.map_or(0, |bias| bias.data.len()),
+        }),
+    }
+}
+
+fn operands<E: Element>(
     problem: &Problem,
-    inputs: &Inputs<'_, E>,
-) -> Result<(), AttentionError> {
+    q: &View<'_, E, 4>,
+    k: &View<'_, E, 4>,
+    v: &View<'_, E, 4>,
+) -> Checked {
     if problem.element != E::TYPE {
         return Err(AttentionError::element_type(
             TensorName::Query,
@@ -58,33 +150,19 @@ pub(crate) fn inputs<E: Element>(
             E::TYPE,
         ));
     }
-    view(TensorName::Query, &inputs.q, &problem.q_shape())?;
-    view(TensorName::Key, &inputs.k, &problem.kv_shape())?;
-    view(TensorName::Value, &inputs.v, &problem.kv_shape())?;
-    match &inputs.selection {
-        None if problem.has_scores => Err(AttentionError::ScoresWithoutIntervals),
-        Some(_) if !problem.has_scores => Err(AttentionError::ScoresWithoutIntervals),
-        None => Ok(()),
-        Some(selection) => {
-            view(
-                TensorName::Scores,
-                &selection.scores,
-                &problem.scores_shape(),
-            )?;
-            buffer(
-                TensorName::Intervals,
-                selection.intervals,
-                &problem.scores_shape(),
-            )
-        }
-    }
+    view(TensorName::Query, q, &problem.q_shape())?;
+    view(TensorName::Key, k, &problem.kv_shape())?;
+    view(TensorName::Value, v, &problem.kv_shape())
+}
+
+/// Checks where the forward pass writes.
+pub(crate) fn outputs<E>(problem: &Problem, out: &[E], lse: &[f32]) -> Checked {
+    buffer(TensorName::Out, out, &problem.q_shape())?;
+    buffer(TensorName::Lse, lse, &problem.lse_shape())
 }
 
 /// Checks what the forward pass left and the incoming gradients.
-pub(crate) fn saved<E: Element>(
-    problem: &Problem,
-    saved: &Saved<'_, E>,
-) -> Result<(), AttentionError> {
+pub(crate) fn saved<E: Element>(problem: &Problem, saved: &Saved<'_, E>) -> Checked {
     view(TensorName::Out, &saved.out, &problem.q_shape())?;
     buffer(TensorName::Lse, saved.lse, &problem.lse_shape())?;
     view(TensorName::GradOut, &saved.grad_out, &problem.q_shape())?;
@@ -95,13 +173,8 @@ pub(crate) fn saved<E: Element>(
 }
 
 /// Checks where the backward pass writes.
-pub(crate) fn gradients<E: Element>(
-    problem: &Problem,
-    grads: &Gradients<'_, E>,
-) -> Result<(), AttentionError> {
-    buffer(TensorName::GradQuery, grads.q, &problem.q_shape())?;
-    buffer(TensorName::GradKey, grads.k, &problem.kv_shape())?;
-    buffer(TensorName::GradValue, grads.v, &problem.kv_shape())?;
+pub(crate) fn gradients<E: Element>(problem: &Problem, grads: &Gradients<'_, E>) -> Checked {
+    operand_gradients(problem, grads.q, grads.k, grads.v)?;
     match &grads.scores {
         Some(scores) if problem.has_scores => {
             buffer(TensorName::GradScores, scores, &problem.scores_shape())
@@ -109,4 +182,23 @@ pub(crate) fn gradients<E: Element>(
         None if !problem.has_scores => Ok(()),
         _ => Err(AttentionError::ScoresGradient),
     }
+}
+
+/// Checks where the backward pass under a mask writes.
+pub(crate) fn masked_gradients<E: Element>(
+    problem: &MaskedProblem,
+    grads: &MaskedGradients<'_, E>,
+) -> Checked {
+    operand_gradients(&problem.attention, grads.q, grads.k, grads.v)?;
+    match (&grads.bias, &problem.bias) {
+        (Some(bias), Some(shape)) => buffer(TensorName::GradBias, bias, shape),
+        (Some(_), None) => Err(AttentionError::BiasGradient),
+        (None, _) => Ok(()),
+    }
+}
+
+fn operand_gradients<E>(problem: &Problem, q: &[E], k: &[E], v: &[E]) -> Checked {
+    buffer(TensorName::GradQuery, q, &problem.q_shape())?;
+    buffer(TensorName::GradKey, k, &problem.kv_shape())?;
+    buffer(TensorName::GradValue, v, &problem.kv_shape())
 }

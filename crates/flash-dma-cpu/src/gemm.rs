@@ -2,19 +2,27 @@
 
 use gemm::Parallelism;
 
-/// A matrix in a slice: element `(r, c)` is `data[r * rows + c * columns]`.
+/// A matrix in a slice: element `(r, c)` is `data[r * row_stride + c * column_stride]`.
 #[derive(Clone, Copy)]
 pub(crate) struct Matrix<'a> {
     data: &'a [f32],
+    rows: usize,
+    columns: usize,
     row_stride: usize,
     column_stride: usize,
 }
 
 impl<'a> Matrix<'a> {
-    /// Rows of `width` contiguous elements.
+    /// All of a slice, as rows of `width` contiguous elements.
     pub(crate) fn rows(data: &'a [f32], width: usize) -> Self {
+        assert!(
+            width > 0 && data.len().is_multiple_of(width),
+            "a matrix has whole rows"
+        );
         Self {
             data,
+            rows: data.len() / width,
+            columns: width,
             row_stride: width,
             column_stride: 1,
         }
@@ -24,54 +32,85 @@ impl<'a> Matrix<'a> {
     pub(crate) fn transposed(self) -> Self {
         Self {
             data: self.data,
+            rows: self.columns,
+            columns: self.rows,
             row_stride: self.column_stride,
             column_stride: self.row_stride,
         }
     }
-
-    fn check(&self, rows: usize, columns: usize) {
-        let last = (rows - 1) * self.row_stride + (columns - 1) * self.column_stride;
-        assert!(last < self.data.len(), "a matrix passes its buffer");
-    }
 }
 
-/// `target = factor * left * right`, or `target += ..` if `accumulate`, with `target` of `m` rows of
-/// `n` contiguous elements, `left` of `m` by `k`, `right` of `k` by `n`.
-pub(crate) fn product(
-    [m, n, k]: [usize; 3],
-    target: &mut [f32],
-    accumulate: bool,
-    factor: f32,
-    left: Matrix<'_>,
-    right: Matrix<'_>,
-) {
-    assert!(m > 0 && n > 0 && k > 0 && target.len() >= m * n);
-    left.check(m, k);
-    right.check(k, n);
-    // SAFETY: the three matrices lie in their slices (checked above), and `target` is borrowed
-    // exclusively, so it overlaps neither operand.
-    unsafe {
-        gemm::gemm(
-            m,
-            n,
-            k,
-            target.as_mut_ptr(),
-            1,
-            n as isize,
-            accumulate,
-            left.data.as_ptr(),
-            left.column_stride as isize,
-            left.row_stride as isize,
-            right.data.as_ptr(),
-            right.column_stride as isize,
-            right.row_stride as isize,
-            1.0,
+/// A product of two matrices times a number, to be written to rows of contiguous elements.
+#[derive(Clone, Copy)]
+pub(crate) struct Product<'a> {
+    pub(crate) factor: f32,
+    pub(crate) left: Matrix<'a>,
+    pub(crate) right: Matrix<'a>,
+}
+
+impl<'a> Product<'a> {
+    pub(crate) fn new(left: Matrix<'a>, right: Matrix<'a>) -> Self {
+        Self {
+            factor: 1.0,
+            left,
+            right,
+        }
+    }
+
+    pub(crate) fn scaled(factor: f32, left: Matrix<'a>, right: Matrix<'a>) -> Self {
+        Self {
             factor,
-            false,
-            false,
-            false,
-            Parallelism::None,
-        );
+            left,
+            right,
+        }
+    }
+
+    /// `target = factor * left * right`; what `target` holds is not read.
+    pub(crate) fn write_to(self, target: &mut [f32]) {
+        self.run(target, false);
+    }
+
+    /// `target += factor * left * right`.
+    pub(crate) fn add_to(self, target: &mut [f32]) {
+        self.run(target, true);
+    }
+
+    fn run(self, target: &mut [f32], accumulate: bool) {
+        let Self {
+            factor,
+            left,
+            right,
+        } = self;
+        let [m, n, k] = [left.rows, right.columns, left.columns];
+        assert!(m > 0 && n > 0 && k > 0, "a product has elements");
+        assert_eq!(k, right.rows, "the inner sizes of a product agree");
+        assert_eq!(target.len(), m * n, "the target holds the product");
+        // SAFETY: the operands have exactly the elements of their slices (`Matrix` is only made by `rows`,
+        // which takes whole rows) and the target has `m` by `n`; `target` is borrowed exclusively, so it
+        // overlaps neither operand.
+        unsafe {
+            gemm::gemm(
+                m,
+                n,
+                k,
+                target.as_mut_ptr(),
+                1,
+                n as isize,
+                accumulate,
+                left.data.as_ptr(),
+                left.column_stride as isize,
+                left.row_stride as isize,
+                right.data.as_ptr(),
+                right.column_stride as isize,
+                right.row_stride as isize,
+                1.0,
+                factor,
+                false,
+                false,
+                false,
+                Parallelism::None,
+            );
+        }
     }
 }
 
@@ -106,8 +145,8 @@ mod tests {
                 };
                 // A fresh product must not read what the target holds.
                 let mut target = vec![f32::NAN; m * n];
-                product([m, n, k], &mut target, false, 2.0, left, right);
-                product([m, n, k], &mut target, true, 2.0, left, right);
+                Product::scaled(2.0, left, right).write_to(&mut target);
+                Product::scaled(2.0, left, right).add_to(&mut target);
                 for r in 0..m {
                     for c in 0..n {
                         assert_eq!(target[r * n + c], 2.0 * exact(r, c, ta, tb));

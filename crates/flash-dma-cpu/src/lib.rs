@@ -1,7 +1,7 @@
 //! Dynamic-mask attention on slices: selection, forward and backward on the CPU, framework-free.
 //!
-//! Each query attends to the `window` keys of greatest score among those it may see. [`select`] turns
-//! scores into one [`Interval`] a key; [`forward`] and [`backward`] attend by those intervals in
+//! Each query attends to the `window` keys of greatest score among those it may see. [`select`](select())
+//! turns scores into one [`Interval`] per key; [`forward`] and [`backward`] attend by those intervals in
 //! O(q_len · window) time and memory linear in the lengths. Shapes, options and the checks of a
 //! problem are those of [`Problem`]; buffers are slices with strides ([`View`]).
 //!
@@ -39,118 +39,30 @@
 #![warn(missing_docs)]
 
 mod args;
-mod backward;
+mod attention;
 pub mod cache;
 mod check;
 mod element;
-mod forward;
 mod gemm;
 mod keys;
-mod lists;
 mod masked;
-mod schedule;
+mod position;
+mod queries;
+mod scored;
 mod scratch;
 mod select;
 mod simd;
-mod softmax;
 #[cfg(test)]
 mod tests;
+mod tile_plan;
 mod view;
 
-pub use args::{Gradients, Inputs, Saved, Selection};
+pub use args::{Gradients, Inputs, MaskedGradients, MaskedInputs, Saved, Selection};
 pub use element::Element;
 pub use flash_dma_problem::{
     AppendProblem, AttentionError, AttentionOptions, CacheShape, DecodeProblem, ElementType,
     Interval, MaskedProblem, PlanGeometry, Problem,
 };
-pub use masked::{
-    BroadcastView, MaskedGradients, MaskedInputs, masked_backward, masked_forward, plan,
-    plan_ranges,
-};
-pub use view::View;
-
-use flash_dma_problem::TensorName;
-
-/// Writes which positions attend to each key: those at which it is among the `window` keys of
-/// greatest score that are visible.
-///
-/// `scores` is `[batch, kv_heads, k_len]`, `intervals` the same, contiguous, and overwritten. A tie
-/// goes to the lower index, NaN ranks below every number, a key of score −∞ is never attended and
-/// takes no place. The intervals depend on the scores and the window only
-/// ([`Interval`]). O(k_len · log window) time a row; rows run in parallel.
-///
-/// # Errors
-///
-/// [`AttentionError::ZeroWindow`], [`AttentionError::Strides`], [`AttentionError::Buffer`], or
-/// [`AttentionError::TooLarge`] for more than `i32::MAX` keys. Nothing is written then.
-pub fn select(
-    scores: View<'_, f32, 3>,
-    window: usize,
-    intervals: &mut [Interval],
-) -> Result<(), AttentionError> {
-    if window == 0 {
-        return Err(AttentionError::ZeroWindow);
-    }
-    let [_, heads, k_len] = scores.shape;
-    check::view(TensorName::Scores, &scores, &scores.shape)?;
-    check::buffer(TensorName::Intervals, intervals, &scores.shape)?;
-    let limit = i32::MAX as usize;
-    if k_len > limit {
-        return Err(AttentionError::TooLarge {
-            what: "the number of keys",
-            size: k_len,
-            limit,
-        });
-    }
-    let row = |row: usize| scores.row(row / heads, row % heads);
-    select::select_rows(row, k_len, window, intervals);
-    Ok(())
-}
-
-/// Attention: writes `out`, contiguous `[batch, q_heads, q_len, head_dim]`, and `lse`, contiguous
-/// `[batch, q_heads, q_len]`: the natural logarithm of each query's sum of exponentials.
-///
-/// Query `i` of head `h` attends to the keys whose interval contains its
-/// [position](Problem::position), with logits `softcap(scale · q·k) + score`. A query that attends to
-/// nothing, or to logits of −∞ only, gets zeros and an LSE of −∞. Arithmetic is f32.
-///
-/// # Errors
-///
-/// [`AttentionError`] if an argument does not fit the problem or its own shape. Nothing is written
-/// then.
-pub fn forward<E: Element>(
-    problem: &Problem,
-    inputs: Inputs<'_, E>,
-    out: &mut [E],
-    lse: &mut [f32],
-) -> Result<(), AttentionError> {
-    check::inputs(problem, &inputs)?;
-    check::buffer(TensorName::Out, out, &problem.q_shape())?;
-    check::buffer(TensorName::Lse, lse, &problem.lse_shape())?;
-    forward::forward(problem, &inputs.q, &inputs, out, lse);
-    Ok(())
-}
-
-/// The gradients of [`forward`] for q, k, v and the scores; the selection is a constant.
-///
-/// `grads.k`, `grads.v` and `grads.scores` sum over the query heads of a group. A query that attends
-/// to nothing and a key that nothing attends to have gradients of exactly 0, whatever they hold.
-/// Beside the outputs the pass holds f32 gradients of the keys that each of at most 8 chunks of
-/// queries a head touches: memory linear in the lengths.
-///
-/// # Errors
-///
-/// [`AttentionError`] if an argument does not fit the problem or its own shape. Nothing is written
-/// then.
-pub fn backward<E: Element>(
-    problem: &Problem,
-    inputs: Inputs<'_, E>,
-    saved: Saved<'_, E>,
-    grads: Gradients<'_, E>,
-) -> Result<(), AttentionError> {
-    check::inputs(problem, &inputs)?;
-    check::saved(problem, &saved)?;
-    check::gradients(problem, &grads)?;
-    backward::backward(problem, &inputs, &saved, grads);
-    Ok(())
-}
+pub use masked::{masked_backward, masked_forward, plan, plan_ranges};
+pub use scored::{backward, forward, select};
+pub use view::{BroadcastView, View};

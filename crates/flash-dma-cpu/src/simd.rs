@@ -1,4 +1,4 @@
-//! Vectorised loops: one copy for each instruction set, chosen at run time, and the elementary
+//! Vectorised loops: one copy per instruction set, chosen at run time, and the elementary
 //! functions they are made of.
 
 use pulp::{Arch, Simd, WithSimd};
@@ -9,7 +9,7 @@ pub(crate) const LANES: usize = 16;
 /// A loop that is compiled once for each instruction set. Everything it calls must be inlined into
 /// it, else that part keeps the baseline's instructions.
 pub(crate) trait Loop {
-    /// What the loop returns.
+    /// The result of the loop.
     type Output;
 
     /// The loop. `FUSED` says that the instruction set has a fused multiply-add.
@@ -86,6 +86,27 @@ pub(crate) fn tanh<const FUSED: bool>(x: f32) -> f32 {
     let small = mul_add::<FUSED>(p * u, x, x);
     let large = (1.0 - 2.0 / (exp::<FUSED>(a + a) + 1.0)).copysign(x);
     if a < 0.625 { small } else { large }
+}
+
+/// Whether every element is a finite number.
+pub(crate) fn is_finite(row: &[f32]) -> bool {
+    // 0 times anything finite is 0, times anything else NaN; the sum vectorises, a search does not.
+    let mut sums = [0.0f32; LANES];
+    let (chunks, rest) = row.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (sum, x) in sums.iter_mut().zip(chunk) {
+            *sum += x * 0.0;
+        }
+    }
+    sums.iter().sum::<f32>() + rest.iter().map(|x| x * 0.0).sum::<f32>() == 0.0
+}
+
+/// `target += factor * source`, over the length of `target`.
+#[inline]
+pub(crate) fn add_scaled(target: &mut [f32], factor: f32, source: &[f32]) {
+    for (target, source) in target.iter_mut().zip(source) {
+        *target += factor * source;
+    }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! A borrowed strided tensor.
+//! Borrowed strided tensors.
 
 use flash_dma_problem::contiguous_strides;
 
@@ -23,7 +23,7 @@ impl<'a, E, const R: usize> View<'a, E, R> {
         Self {
             data,
             shape,
-            strides: core::array::from_fn(|_| strides.next().expect("one stride an axis")),
+            strides: core::array::from_fn(|_| strides.next().expect("one stride per axis")),
         }
     }
 }
@@ -42,5 +42,37 @@ impl<'a, E> View<'a, E, 3> {
     pub(crate) fn row(&self, batch: usize, head: usize) -> &'a [E] {
         let start = batch * self.strides[0] + head * self.strides[1];
         &self.data[start..start + self.shape[2]]
+    }
+}
+
+/// A borrowed tensor that broadcasts: element `index` is `data[sum(index * strides)]`, with any stride on any
+/// axis, 0 included.
+#[derive(Clone, Copy, Debug)]
+pub struct BroadcastView<'a, T> {
+    /// The buffer; the element of index zero comes first.
+    pub data: &'a [T],
+    /// Size of each axis.
+    pub shape: [usize; 4],
+    /// Elements from one index to the next, for each axis.
+    pub strides: [usize; 4],
+}
+
+impl<'a, T> BroadcastView<'a, T> {
+    /// A view of a contiguous buffer.
+    pub fn contiguous(data: &'a [T], shape: [usize; 4]) -> Self {
+        let View { strides, .. } = View::contiguous(data, shape);
+        Self {
+            data,
+            shape,
+            strides,
+        }
+    }
+
+    /// The strides of the tensor this one is broadcast to: 0 on an axis of size 1.
+    pub(crate) fn steps(&self) -> [usize; 4] {
+        core::array::from_fn(|axis| match self.shape[axis] {
+            1 => 0,
+            _ => self.strides[axis],
+        })
     }
 }

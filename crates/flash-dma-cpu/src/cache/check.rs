@@ -1,8 +1,9 @@
 //! The checks of a decode call, before anything is computed or written.
 
-use super::{Cache, Pages, SlotsRef, Tokens};
+use super::tensors::{Cache, Pages, SlotsRef, Tokens};
 use crate::check::{buffer, view};
-use crate::{Element, View};
+use crate::element::Element;
+use crate::view::View;
 use flash_dma_problem::{
     AppendProblem, AttentionError, CacheShape, DecodeProblem, Storage, TensorName,
 };

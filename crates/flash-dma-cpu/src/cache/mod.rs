@@ -1,88 +1,29 @@
 //! Decoding: appending tokens to a cache, and attention of new tokens over it.
 
-mod attend;
 mod check;
+mod chunk;
+mod forward_problem;
 mod pages;
+mod placement;
 mod slots;
+mod tensors;
 #[cfg(test)]
 mod tests;
 
+pub use tensors::{Cache, Pages, Slots, SlotsRef, Tokens};
+
 use crate::check::buffer;
-use crate::{Element, View};
-use attend::{PageKeys, SlotKeys};
-use flash_dma_problem::{
-    AppendProblem, AttentionError, DecodeProblem, Interval, Storage, TensorName,
-};
-use rayon::prelude::*;
-use slots::Plan;
-
-/// The tensors of a cache: contiguous, in the shapes of its [`Storage`].
-#[derive(Debug)]
-pub enum Cache<'a, E> {
-    /// The best keys of each head.
-    Slots(Slots<'a, E>),
-    /// Every key.
-    Pages(Pages<'a, E>),
-}
-
-/// The tensors of [`Storage::Slots`].
-#[derive(Debug)]
-pub struct Slots<'a, E> {
-    /// `[batch, kv_heads, window, head_dim]`.
-    pub k: &'a mut [E],
-    /// `[batch, kv_heads, window, head_dim]`.
-    pub v: &'a mut [E],
-    /// `[batch, kv_heads, window]`; −∞ in an empty slot.
-    pub score: &'a mut [f32],
-    /// `[batch, kv_heads, window]`: where in its sequence the key is; −1 in an empty slot.
-    pub position: &'a mut [i32],
-    /// `[batch]`: the tokens each sequence has been given.
-    pub seen: &'a mut [i32],
-}
-
-/// What of [`Slots`] is read to attend over them.
-#[derive(Clone, Copy, Debug)]
-pub struct SlotsRef<'a, E> {
-    /// As in [`Slots`].
-    pub k: &'a [E],
-    /// As in [`Slots`].
-    pub v: &'a [E],
-    /// As in [`Slots`].
-    pub score: &'a [f32],
-    /// As in [`Slots`].
-    pub position: &'a [i32],
-}
-
-/// The tensors of [`Storage::Pages`].
-#[derive(Debug)]
-pub struct Pages<'a, E> {
-    /// `[pages, kv_heads, page_len, head_dim]`.
-    pub k: &'a mut [E],
-    /// `[pages, kv_heads, page_len, head_dim]`.
-    pub v: &'a mut [E],
-    /// `[pages, kv_heads, page_len]`, given exactly if the cache has scores; −∞ hides a key.
-    pub scores: Option<&'a mut [f32]>,
-    /// `[batch, max_pages]`: the pages of each sequence in order.
-    pub table: &'a [i32],
-    /// `[batch]`: the tokens each sequence holds.
-    pub lengths: &'a mut [i32],
-}
-
-/// New tokens of every sequence.
-#[derive(Clone, Copy, Debug)]
-pub struct Tokens<'a, E> {
-    /// `[batch, kv_heads, tokens, head_dim]`.
-    pub k: View<'a, E, 4>,
-    /// `[batch, kv_heads, tokens, head_dim]`.
-    pub v: View<'a, E, 4>,
-    /// `[batch, kv_heads, tokens]`, given exactly if the cache has scores: slots have.
-    pub scores: Option<View<'a, f32, 3>>,
-}
+use crate::element::Element;
+use crate::view::View;
+use chunk::ChunkKeys;
+use flash_dma_problem::{AppendProblem, AttentionError, DecodeProblem, TensorName};
+use forward_problem::Outputs;
+use slots::Placements;
 
 /// Appends tokens to a cache, in place.
 ///
 /// Slots then hold the `window` best keys of everything their sequence has been given, by the order of
-/// [`select`](crate::select()): one token costs O(window) a head, many O(window + tokens · log window).
+/// [`select`](crate::select()): per head one token costs O(window), many cost O(window + tokens · log window).
 ///
 /// # Errors
 ///
@@ -96,8 +37,8 @@ pub fn append<E: Element>(
     check::append(problem, &cache, &tokens)?;
     match cache {
         Cache::Slots(mut slots) => {
-            let plans = Plans::new(problem, &slots, &tokens);
-            plans.commit(problem, &mut slots, &tokens);
+            let placements = Placements::new(problem, &slots, &tokens);
+            placements.commit(problem, &mut slots, &tokens);
         }
         Cache::Pages(mut pages) => pages::append(problem, &mut pages, &tokens),
     }
@@ -124,30 +65,22 @@ pub fn decode<E: Element>(
     let append = &problem.append;
     check::append(append, &cache, &tokens)?;
     check::decode(problem, &q, out, lse)?;
+    let outputs = Outputs { out, lse };
     match cache {
         Cache::Slots(mut slots) => {
-            let plans = Plans::new(append, &slots, &tokens);
-            let keys = SlotKeys {
-                shape: append.cache,
-                tokens,
-                k: slots.k,
-                v: slots.v,
-                scores: slots.score,
-                intervals: &plans.intervals,
-            };
-            attend::slots(problem, &q, &keys, out, lse)?;
-            plans.commit(append, &mut slots, &tokens);
+            let placements = Placements::new(append, &slots, &tokens);
+            slots::attend(problem, &q, &slots, &tokens, &placements.intervals, outputs)?;
+            placements.commit(append, &mut slots, &tokens);
         }
         Cache::Pages(mut pages) => {
             pages::append(append, &mut pages, &tokens);
-            let keys = PageKeys::new(append.cache, &pages);
-            attend::pages(problem, &q, &keys, out, lse)?;
+            pages::attend(problem, &q, &pages, outputs)?;
         }
     }
     Ok(())
 }
 
-/// What a prefill attends over: writes `k` and `v` `[batch, kv_heads, window + tokens, head_dim]` and `scores`
+/// The keys that a prefill attends over: writes `k` and `v` `[batch, kv_heads, window + tokens, head_dim]` and `scores`
 /// `[batch, kv_heads, window + tokens]`, all contiguous: the slots in order of position, the empty ones first
 /// with zeros and a score of −∞, and the tokens behind them.
 ///
@@ -167,90 +100,11 @@ pub fn chunk_keys<E: Element>(
 ) -> Result<(), AttentionError> {
     check::slots(&problem.cache, &slots)?;
     check::tokens(problem, &tokens)?;
-    let len = window(problem) + problem.tokens;
+    let len = problem.cache.capacity() + problem.tokens;
     let [batch, heads, _, dim] = problem.kv_shape();
     buffer(TensorName::Key, k, &[batch, heads, len, dim])?;
     buffer(TensorName::Value, v, &[batch, heads, len, dim])?;
     buffer(TensorName::Scores, scores, &[batch, heads, len])?;
-    attend::gather(problem, &slots, &tokens, k, v, scores);
+    chunk::gather(problem, &slots, &tokens, ChunkKeys { k, v, scores });
     Ok(())
-}
-
-/// What an append does to every head.
-struct Plans {
-    /// `[batch, kv_heads, window]`, see [`Plan`].
-    token: Vec<u32>,
-    /// `[batch, kv_heads, window + tokens]`, see [`Plan`].
-    intervals: Vec<Interval>,
-}
-
-impl Plans {
-    fn new<E: Element>(
-        problem: &AppendProblem,
-        slots: &Slots<'_, E>,
-        tokens: &Tokens<'_, E>,
-    ) -> Self {
-        let (cache, window) = (problem.cache, window(problem));
-        let heads = cache.batch * cache.kv_heads;
-        let len = window + problem.tokens;
-        let mut plans = Self {
-            token: vec![0; heads * window],
-            intervals: vec![Interval { first: 0, end: 0 }; heads * len],
-        };
-        let scores = tokens.scores.expect("checked: slots have scores");
-        (plans.token.par_chunks_exact_mut(window))
-            .zip(plans.intervals.par_chunks_exact_mut(len))
-            .enumerate()
-            .for_each(|(row, (token, intervals))| {
-                let of_row = row * window..(row + 1) * window;
-                let [batch, head] = [row / cache.kv_heads, row % cache.kv_heads];
-                Plan { token, intervals }.make(
-                    &slots.score[of_row.clone()],
-                    &slots.position[of_row],
-                    scores.row(batch, head),
-                    slots.seen[batch] as usize,
-                );
-            });
-        plans
-    }
-
-    /// Writes the tokens into the slots they get.
-    fn commit<E: Element>(
-        &self,
-        problem: &AppendProblem,
-        slots: &mut Slots<'_, E>,
-        tokens: &Tokens<'_, E>,
-    ) {
-        let (cache, window) = (problem.cache, window(problem));
-        let dim = cache.head_dim;
-        let scores = tokens.scores.expect("checked: slots have scores");
-        let seen = &slots.seen;
-        (slots.k.par_chunks_exact_mut(window * dim))
-            .zip(slots.v.par_chunks_exact_mut(window * dim))
-            .zip(slots.score.par_chunks_exact_mut(window))
-            .zip(slots.position.par_chunks_exact_mut(window))
-            .zip(self.token.par_chunks_exact(window))
-            .enumerate()
-            .for_each(|(row, ((((k, v), score), position), token))| {
-                let [batch, head] = [row / cache.kv_heads, row % cache.kv_heads];
-                for (slot, token) in slots::changes(token) {
-                    let at = slot * dim..(slot + 1) * dim;
-                    k[at.clone()].copy_from_slice(tokens.k.row(batch, head, token));
-                    v[at].copy_from_slice(tokens.v.row(batch, head, token));
-                    score[slot] = scores.row(batch, head)[token];
-                    position[slot] = seen[batch] + token as i32;
-                }
-            });
-        for seen in slots.seen.iter_mut() {
-            *seen += problem.tokens as i32;
-        }
-    }
-}
-
-/// Slots of a head, by problems that were checked against slots.
-fn window(problem: &AppendProblem) -> usize {
-    match problem.cache.storage {
-        Storage::Slots { window } => window,
-        _ => unreachable!("checked: the cache has slots"),
-    }
 }

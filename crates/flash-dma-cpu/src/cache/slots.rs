@@ -1,206 +1,163 @@
-//! What new tokens do to the slots of one head: who enters, who is evicted, and when.
+//! Slots: what an append does to them, and attention over them and the new tokens.
 
-use crate::select::quality;
-use flash_dma_problem::Interval;
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use super::forward_problem::{Outputs, forward_problem};
+use super::placement::{HeldKeys, Placement, changes};
+use super::tensors::{Slots, Tokens};
+use crate::attention::forward::forward;
+use crate::attention::operands::Operands;
+use crate::element::Element;
+use crate::keys::bias::Bias;
+use crate::keys::source::{KeyRows, KeySource, Keys};
+use crate::queries::KvHead;
+use crate::view::View;
+use flash_dma_problem::{AppendProblem, AttentionError, CacheShape, DecodeProblem, Interval};
+use rayon::prelude::*;
 
-/// The position of a slot that holds no key.
-pub(crate) const EMPTY: i32 = -1;
-
-/// In [`Plan::token`]: the slot keeps what it holds.
-const KEEP: u32 = u32::MAX;
-
-/// The outcome of an append for one head.
-pub(crate) struct Plan<'a> {
-    /// `[window]`: the new token that each slot holds in the end, or [`KEEP`].
-    pub(crate) token: &'a mut [u32],
-    /// `[window + tokens]`: when each slot's old key and each new token is attended. Position
-    /// `window + i` is that of token `i`: the coordinates of a sequence of the old keys, slot by slot,
-    /// and the tokens behind them.
-    pub(crate) intervals: &'a mut [Interval],
+/// The outcome of an append for every head.
+pub(crate) struct Placements {
+    /// `[batch, kv_heads, window]`, see [`Placement`].
+    token: Vec<u32>,
+    /// `[batch, kv_heads, window + tokens]`, see [`Placement`].
+    pub(crate) intervals: Vec<Interval>,
 }
 
-impl Plan<'_> {
-    /// Takes the tokens in one by one. `scores` and `positions` are the slots', `tokens` the scores of
-    /// the new tokens, whose first is at `position` of its sequence.
-    ///
-    /// O(window) for one token; the window and log window a token for many.
-    pub(crate) fn make(
-        &mut self,
-        scores: &[f32],
-        positions: &[i32],
-        tokens: &[f32],
-        position: usize,
-    ) {
-        let window = scores.len();
-        let end = (window + tokens.len()) as u32;
-        self.token.fill(KEEP);
-        for (slot, interval) in self.intervals[..window].iter_mut().enumerate() {
-            let occupied = positions[slot] != EMPTY;
-            *interval = interval_of(slot, if occupied { end } else { slot as u32 });
-        }
-        let mut slots = Slots::new(scores, positions, tokens.len());
-        for (j, &score) in tokens.iter().enumerate() {
-            let key = window + j;
-            self.intervals[key] = interval_of(key, key as u32);
-            if score == f32::NEG_INFINITY {
-                continue;
-            }
-            let Some(slot) = slots.insert(quality(score, position + j)) else {
-                continue;
-            };
-            let evicted = match self.token[slot] {
-                KEEP => slot,
-                token => window + token as usize,
-            };
-            if !self.intervals[evicted].is_empty() {
-                self.intervals[evicted].end = key as u32;
-            }
-            self.intervals[key].end = end;
-            self.token[slot] = j as u32;
-        }
-    }
-}
-
-/// The slots whose key changes by a [`Plan::token`], each with the token it gets.
-pub(crate) fn changes(token: &[u32]) -> impl Iterator<Item = (usize, usize)> {
-    (token.iter().enumerate())
-        .filter(|&(_, &token)| token != KEEP)
-        .map(|(slot, &token)| (slot, token as usize))
-}
-
-/// The qualities of the keys in the slots.
-enum Slots {
-    /// For a single token: nothing but a search.
-    Search {
-        empty: Option<usize>,
-        worst: (u64, usize),
-    },
-    /// For many: the empty slots, the last first, and the occupied ones with the worst key on top.
-    Heap {
-        empty: Vec<usize>,
-        occupied: BinaryHeap<Reverse<(u64, usize)>>,
-    },
-}
-
-impl Slots {
-    fn new(scores: &[f32], positions: &[i32], tokens: usize) -> Self {
-        let quality = |slot: usize| quality(scores[slot], positions[slot] as usize);
-        let slots = 0..scores.len();
-        if tokens <= 1 {
-            let empty = slots.clone().find(|&slot| positions[slot] == EMPTY);
-            let worst = match empty {
-                Some(_) => (0, 0),
-                None => slots
-                    .map(|slot| (quality(slot), slot))
-                    .min()
-                    .unwrap_or((0, 0)),
-            };
-            return Self::Search { empty, worst };
-        }
-        let (mut empty, mut occupied) = (Vec::new(), Vec::with_capacity(scores.len()));
-        for slot in slots.rev() {
-            if positions[slot] == EMPTY {
-                empty.push(slot);
-            } else {
-                occupied.push(Reverse((quality(slot), slot)));
-            }
-        }
-        Self::Heap {
-            empty,
-            occupied: occupied.into(),
-        }
-    }
-
-    /// The slot that a key of this quality gets: an empty one, else that of the worst key if the new one
-    /// is better.
-    fn insert(&mut self, quality: u64) -> Option<usize> {
-        match self {
-            Self::Search { empty, worst } => {
-                empty.or_else(|| (worst.0 < quality).then_some(worst.1))
-            }
-            Self::Heap { empty, occupied } => {
-                if let Some(slot) = empty.pop() {
-                    occupied.push(Reverse((quality, slot)));
-                    return Some(slot);
-                }
-                let mut worst = occupied.peek_mut()?;
-                if worst.0.0 >= quality {
-                    return None;
-                }
-                let slot = worst.0.1;
-                *worst = Reverse((quality, slot));
-                Some(slot)
-            }
-        }
-    }
-}
-
-fn interval_of(key: usize, end: u32) -> Interval {
-    Interval {
-        first: key as u32,
-        end,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use flash_dma_reference::select::selected;
-    use flash_dma_reference::{Rng, generate::Scores};
-
-    /// After any split of a sequence into appends the slots hold the selected keys, and the intervals
-    /// of each append are the selections of its tokens.
-    #[test]
-    fn slots_hold_what_is_selected_after_every_append() {
-        let mut rng = Rng::new(3);
-        for case in 0..200 {
-            let kind = Scores::ALL[case % Scores::ALL.len()];
-            let len = 1 + rng.below(90);
-            let window = 1 + rng.below(30);
-            let head = kind.head(len, &mut rng);
-            let (mut scores, mut positions) = (vec![f32::NAN; window], vec![EMPTY; window]);
-            let mut done = 0;
-            while done < len {
-                let n = (1 + rng.below(7)).min(len - done);
-                let tokens: Vec<f32> = head[done..done + n].iter().map(|&z| z as f32).collect();
-                let before = positions.clone();
-                let mut token = vec![7; window];
-                let mut intervals = vec![Interval { first: 9, end: 9 }; window + n];
-                let mut plan = Plan {
-                    token: &mut token,
-                    intervals: &mut intervals,
+impl Placements {
+    pub(crate) fn new<E: Element>(
+        problem: &AppendProblem,
+        slots: &Slots<'_, E>,
+        tokens: &Tokens<'_, E>,
+    ) -> Self {
+        let (cache, window) = (problem.cache, problem.cache.capacity());
+        let heads = cache.batch * cache.kv_heads;
+        let len = window + problem.tokens;
+        let mut placements = Self {
+            token: vec![0; heads * window],
+            intervals: vec![Interval { first: 0, end: 0 }; heads * len],
+        };
+        let scores = tokens.scores.expect("checked: slots have scores");
+        (placements.token.par_chunks_exact_mut(window))
+            .zip(placements.intervals.par_chunks_exact_mut(len))
+            .enumerate()
+            .for_each(|(row, (token, intervals))| {
+                let of_row = row * window..(row + 1) * window;
+                let [batch, head] = [row / cache.kv_heads, row % cache.kv_heads];
+                let held = HeldKeys {
+                    scores: &slots.score[of_row.clone()],
+                    positions: &slots.position[of_row],
                 };
-                plan.make(&scores, &positions, &tokens, done);
-                for (slot, token) in changes(&token) {
-                    scores[slot] = tokens[token];
-                    positions[slot] = (done + token) as i32;
+                let first = slots.seen[batch] as usize;
+                Placement { token, intervals }.make(held, scores.row(batch, head), first);
+            });
+        placements
+    }
+
+    /// Writes the tokens into the slots they get.
+    pub(crate) fn commit<E: Element>(
+        &self,
+        problem: &AppendProblem,
+        slots: &mut Slots<'_, E>,
+        tokens: &Tokens<'_, E>,
+    ) {
+        let (cache, window) = (problem.cache, problem.cache.capacity());
+        let dim = cache.head_dim;
+        let scores = tokens.scores.expect("checked: slots have scores");
+        let seen = &slots.seen;
+        (slots.k.par_chunks_exact_mut(window * dim))
+            .zip(slots.v.par_chunks_exact_mut(window * dim))
+            .zip(slots.score.par_chunks_exact_mut(window))
+            .zip(slots.position.par_chunks_exact_mut(window))
+            .zip(self.token.par_chunks_exact(window))
+            .enumerate()
+            .for_each(|(row, ((((k, v), score), position), token))| {
+                let [batch, head] = [row / cache.kv_heads, row % cache.kv_heads];
+                for (slot, token) in changes(token) {
+                    let at = slot * dim..(slot + 1) * dim;
+                    k[at.clone()].copy_from_slice(tokens.k.row(batch, head, token));
+                    v[at].copy_from_slice(tokens.v.row(batch, head, token));
+                    score[slot] = scores.row(batch, head)[token];
+                    position[slot] = seen[batch] + token as i32;
                 }
-                for i in 0..n {
-                    let mut attended: Vec<usize> = (0..window + n)
-                        .filter(|&key| intervals[key].contains((window + i) as i64))
-                        .map(|key| match key.checked_sub(window) {
-                            Some(token) => done + token,
-                            None => before[key] as usize,
-                        })
-                        .collect();
-                    attended.sort_unstable();
-                    let expected = selected(&head, window, (done + i) as i64);
-                    assert_eq!(
-                        attended,
-                        expected,
-                        "{kind:?} window {window} position {}",
-                        done + i
-                    );
-                }
-                done += n;
-                let mut live: Vec<usize> = (positions.iter().filter(|&&p| p != EMPTY))
-                    .map(|&p| p as usize)
-                    .collect();
-                live.sort_unstable();
-                assert_eq!(live, selected(&head, window, done as i64 - 1), "{kind:?}");
-            }
+            });
+        for seen in slots.seen.iter_mut() {
+            *seen += problem.tokens as i32;
         }
     }
+}
+
+/// The keys that the slots held before an append, slot by slot, and the new tokens behind them.
+struct SlotRows<'a, E> {
+    shape: CacheShape,
+    k: &'a [E],
+    v: &'a [E],
+    tokens: Tokens<'a, E>,
+}
+
+impl<E> SlotRows<'_, E> {
+    /// The row of a slot, or the token.
+    #[inline]
+    fn place(&self, KvHead { batch, head }: KvHead, key: usize) -> Result<usize, usize> {
+        let window = self.shape.capacity();
+        match key.checked_sub(window) {
+            None => Ok((batch * self.shape.kv_heads + head) * window + key),
+            Some(token) => Err(token),
+        }
+    }
+}
+
+impl<E: Element> KeyRows<E> for SlotRows<'_, E> {
+    #[inline]
+    fn key(&self, head: KvHead, key: usize) -> &[E] {
+        let dim = self.shape.head_dim;
+        match self.place(head, key) {
+            Ok(row) => &self.k[row * dim..(row + 1) * dim],
+            Err(token) => self.tokens.k.row(head.batch, head.head, token),
+        }
+    }
+
+    #[inline]
+    fn value(&self, head: KvHead, key: usize) -> &[E] {
+        let dim = self.shape.head_dim;
+        match self.place(head, key) {
+            Ok(row) => &self.v[row * dim..(row + 1) * dim],
+            Err(token) => self.tokens.v.row(head.batch, head.head, token),
+        }
+    }
+}
+
+/// Attention of the tokens over the slots and each other, by the intervals of their placements.
+pub(crate) fn attend<E: Element>(
+    problem: &DecodeProblem,
+    q: &View<'_, E, 4>,
+    slots: &Slots<'_, E>,
+    tokens: &Tokens<'_, E>,
+    intervals: &[Interval],
+    outputs: Outputs<'_, E>,
+) -> Result<(), AttentionError> {
+    let shape = problem.append.cache;
+    let window = shape.capacity();
+    let len = window + problem.append.tokens;
+    let new = tokens.scores.expect("checked: slots have scores");
+    let mut scores = Vec::with_capacity(intervals.len());
+    for (row, held) in slots.score.chunks_exact(window).enumerate() {
+        scores.extend_from_slice(held);
+        scores.extend_from_slice(new.row(row / shape.kv_heads, row % shape.kv_heads));
+    }
+    let problem = forward_problem(problem, problem.q_shape(), len, Some(window))?;
+    let scores = View::contiguous(&scores, problem.scores_shape());
+    let operands = Operands {
+        problem: &problem,
+        q: *q,
+        keys: Keys {
+            rows: SlotRows {
+                shape,
+                k: slots.k,
+                v: slots.v,
+                tokens: *tokens,
+            },
+            source: KeySource::Intervals(intervals),
+            bias: Some(Bias::of_scores(&scores, problem.group())),
+        },
+    };
+    forward(&operands, outputs.out, outputs.lse);
+    Ok(())
 }

@@ -1,8 +1,9 @@
 //! Decoding against the oracle: whatever the appends are, a query gets what the last rows of a pass over
 //! everything would give it.
 
+use super::placement::EMPTY;
 use super::*;
-use crate::{AttentionOptions, CacheShape, ElementType, Problem};
+use crate::{AttentionOptions, CacheShape, ElementType, Interval, Problem};
 use flash_dma_reference::compare::{OUTPUT, compare, compare_lse};
 use flash_dma_reference::generate::{self, Scores};
 use flash_dma_reference::select::selected;
@@ -70,7 +71,7 @@ impl State {
             k: vec![f32::NAN; rows * dim],
             v: vec![f32::NAN; rows * dim],
             score: vec![f32::NEG_INFINITY; rows],
-            position: vec![slots::EMPTY; rows],
+            position: vec![EMPTY; rows],
             seen: vec![0; batch],
         }
     }
@@ -181,7 +182,7 @@ fn step(
 
 fn live(state: &State, row: usize, window: usize) -> Vec<usize> {
     let slots = &state.position[row * window..(row + 1) * window];
-    let mut live: Vec<usize> = (slots.iter().filter(|&&p| p != slots::EMPTY))
+    let mut live: Vec<usize> = (slots.iter().filter(|&&p| p != EMPTY))
         .map(|&p| p as usize)
         .collect();
     live.sort_unstable();
@@ -289,7 +290,7 @@ fn a_refused_call_leaves_the_cache_as_it_was() {
         "the cached positions needs 8 elements, but its buffer has 7"
     );
     assert!(state.k.iter().all(|x| x.is_nan()) && state.seen == [0]);
-    assert!(state.position.iter().all(|&p| p == slots::EMPTY));
+    assert!(state.position.iter().all(|&p| p == EMPTY));
 
     let shape = CacheShape::pages(1, 2, [2, 4, 2], DIM, ElementType::F32).unwrap();
     let problem = shape.append(&kv, &kv, None, ElementType::F32, 0).unwrap();

@@ -1,20 +1,17 @@
 //! Attention under an arbitrary mask and bias: [`plan`](plan()), [`plan_ranges`], [`masked_forward`],
 //! [`masked_backward`].
 
-mod args;
-mod backward;
-mod check;
-mod forward;
-mod plan;
-mod softmax;
-mod tile;
-
-pub(crate) use tile::{MaskedKeys, TileBlocks};
-
-pub use args::{BroadcastView, MaskedGradients, MaskedInputs};
-
-use crate::{AttentionError, Element, MaskedProblem, PlanGeometry, Saved};
-use flash_dma_problem::TensorName;
+use crate::args::{MaskedGradients, MaskedInputs, Saved};
+use crate::attention::backward::{Targets, backward as differentiate};
+use crate::attention::bias_gradient::BiasGradient;
+use crate::attention::forward::forward as attend;
+use crate::attention::operands::Operands;
+use crate::check;
+use crate::element::Element;
+use crate::keys::source::{KeyTensors, Keys};
+use crate::tile_plan::pack::{count, pack, pack_ranges};
+use crate::view::BroadcastView;
+use flash_dma_problem::{AttentionError, MaskedProblem, PlanGeometry, TensorName};
 
 /// Writes the tile plan of a mask: `bits` and `counts`, contiguous and overwritten, in the layout of
 /// [`PlanGeometry`]. `mask` has its shape and any strides; an element that is not 0 shows its key, or hides it
@@ -30,11 +27,10 @@ pub fn plan(
     bits: &mut [u32],
     counts: &mut [u32],
 ) -> Result<(), AttentionError> {
-    check::view(TensorName::Mask, &mask, &geometry.mask)?;
-    crate::check::buffer(TensorName::Plan, bits, &geometry.bits_shape())?;
-    crate::check::buffer(TensorName::Plan, counts, &geometry.counts_shape())?;
-    plan::pack(geometry, &mask, hidden, bits);
-    plan::count(geometry, bits, counts);
+    check::broadcast_view(TensorName::Mask, &mask, &geometry.mask)?;
+    check::plan(geometry, bits, counts)?;
+    pack(geometry, &mask, hidden, bits);
+    count(geometry, bits, counts);
     Ok(())
 }
 
@@ -53,12 +49,11 @@ pub fn plan_ranges(
     counts: &mut [u32],
 ) -> Result<(), AttentionError> {
     let shape = geometry.ranges_shape()?;
-    check::view(TensorName::FirstKeys, &first, &shape)?;
-    check::view(TensorName::EndKeys, &end, &shape)?;
-    crate::check::buffer(TensorName::Plan, bits, &geometry.bits_shape())?;
-    crate::check::buffer(TensorName::Plan, counts, &geometry.counts_shape())?;
-    plan::pack_ranges(geometry, [&first, &end], bits);
-    plan::count(geometry, bits, counts);
+    check::broadcast_view(TensorName::FirstKeys, &first, &shape)?;
+    check::broadcast_view(TensorName::EndKeys, &end, &shape)?;
+    check::plan(geometry, bits, counts)?;
+    pack_ranges(geometry, &first, &end, bits);
+    count(geometry, bits, counts);
     Ok(())
 }
 
@@ -78,19 +73,17 @@ pub fn masked_forward<E: Element>(
     out: &mut [E],
     lse: &mut [f32],
 ) -> Result<(), AttentionError> {
-    check::inputs(problem, &inputs)?;
-    let p = &problem.attention;
-    crate::check::buffer(TensorName::Out, out, &p.q_shape())?;
-    crate::check::buffer(TensorName::Lse, lse, &p.lse_shape())?;
-    forward::forward(problem, &inputs, out, lse);
+    check::masked_inputs(problem, &inputs)?;
+    check::outputs(&problem.attention, out, lse)?;
+    attend(&operands(problem, &inputs), out, lse);
     Ok(())
 }
 
 /// The gradients of [`masked_forward`] for q, k, v and the bias, that of the bias in its own shape: f32 sums
 /// over every axis it broadcasts, in a fixed order.
 ///
-/// Beside the outputs the pass holds f32 gradients of the keys for at most 8 chunks of queries a head, and of
-/// the bias once more (without its query axis: once a chunk).
+/// Beside the outputs the pass holds f32 gradients of the keys for at most 8 chunks of queries per head, and of
+/// the bias once more (without its query axis: once per chunk).
 ///
 /// # Errors
 ///
@@ -101,9 +94,34 @@ pub fn masked_backward<E: Element>(
     saved: Saved<'_, E>,
     grads: MaskedGradients<'_, E>,
 ) -> Result<(), AttentionError> {
-    check::inputs(problem, &inputs)?;
-    crate::check::saved(&problem.attention, &saved)?;
-    check::gradients(problem, &grads)?;
-    backward::backward(problem, &inputs, &saved, grads);
+    check::masked_inputs(problem, &inputs)?;
+    check::saved(&problem.attention, &saved)?;
+    check::masked_gradients(problem, &grads)?;
+    let bias = match (grads.bias, problem.bias) {
+        (Some(grad), Some(shape)) => BiasGradient::Bias {
+            grad,
+            shape,
+            heads_each: problem.heads_each(shape[1]),
+        },
+        _ => BiasGradient::Ignored,
+    };
+    let targets = Targets {
+        q: grads.q,
+        k: grads.k,
+        v: grads.v,
+        bias,
+    };
+    differentiate(&operands(problem, &inputs), &saved, targets);
     Ok(())
+}
+
+fn operands<'a, E: Element>(
+    problem: &'a MaskedProblem,
+    inputs: &MaskedInputs<'a, E>,
+) -> Operands<'a, E, KeyTensors<'a, E>> {
+    Operands {
+        problem: &problem.attention,
+        q: inputs.q,
+        keys: Keys::masked(problem, inputs),
+    }
 }

@@ -1,20 +1,19 @@
 //! The loops over a block of logits: online softmax forward, its gradient backward.
 //!
-//! A block is `[rows, columns]` with `columns` a multiple of [`LANES`]; row `r` is query
-//! `r % queries` of the tile. The columns from `tested` on hold pairs that are not selected: those are
-//! replaced, never multiplied, so nothing a key or a query holds leaks through them.
+//! A block is `[rows, columns]` with `columns` a multiple of [`LANES`]. The columns from `tested` on hold pairs that
+//! are not attended: those are replaced, never multiplied, so nothing a key or a query holds leaks through them.
 
-use crate::scratch::KeyBlock;
+use super::bias_gradient::LogitGradients;
+use crate::keys::block::KeyBlock;
+use crate::keys::visibility::{Visibility, VisibleLanes, VisiblePairs};
 use crate::simd::{LANES, Loop, exp, tanh};
 
 /// One block of the online softmax: turns scaled products into probabilities relative to the running
 /// maximum and rescales what the earlier blocks left.
 pub(crate) struct SoftmaxBlock<'a> {
-    /// `[rows, columns]`: scaled products in, `exp(logit - max)` out, 0 where not selected.
+    /// `[rows, columns]`: scaled products in, `exp(logit - max)` out, 0 where not attended.
     pub(crate) p: &'a mut [f32],
-    pub(crate) block: &'a KeyBlock,
-    /// Queries of the tile.
-    pub(crate) queries: usize,
+    pub(crate) block: &'a KeyBlock<'a>,
     pub(crate) softcap: Option<f32>,
     /// `[rows]`: greatest logit so far, -inf at first.
     pub(crate) max: &'a mut [f32],
@@ -29,14 +28,21 @@ impl Loop for SoftmaxBlock<'_> {
 
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
-        let columns = self.block.columns;
+        match self.block.visible {
+            Visibility::Queries(visible) => self.rows::<FUSED, _>(visible),
+            Visibility::Bits(visible) => self.rows::<FUSED, _>(visible),
+        }
+    }
+}
+
+impl SoftmaxBlock<'_> {
+    #[inline(always)]
+    fn rows<const FUSED: bool, V: VisiblePairs>(self, visible: V) {
         let dim = self.acc.len() / self.max.len();
-        let (z, _) = self.block.z.read(columns).as_chunks::<LANES>();
-        let (start, _) = self.block.start.as_chunks::<LANES>();
-        let (end, _) = self.block.end.as_chunks::<LANES>();
         let tested = self.block.tested / LANES;
-        for (r, row) in self.p.chunks_exact_mut(columns).enumerate() {
+        for (r, row) in self.p.chunks_exact_mut(self.block.columns).enumerate() {
             let (row, _) = row.as_chunks_mut::<LANES>();
+            let bias = self.block.bias_of(r);
             if let Some(cap) = self.softcap {
                 for x in row.as_flattened_mut() {
                     *x = cap * tanh::<FUSED>(*x / cap);
@@ -45,19 +51,18 @@ impl Loop for SoftmaxBlock<'_> {
             // A comparison with NaN is false: the maximum ignores NaN, the exponential does not.
             let mut maxima = [f32::NEG_INFINITY; LANES];
             let (inner, edge) = row.split_at_mut(tested);
-            for (x, z) in inner.iter_mut().zip(z) {
+            for (x, bias) in inner.iter_mut().zip(bias) {
                 for t in 0..LANES {
-                    x[t] += z[t];
+                    x[t] += bias[t];
                     maxima[t] = if x[t] > maxima[t] { x[t] } else { maxima[t] };
                 }
             }
-            let i = (r % self.queries) as i32;
-            for (c, x) in edge.iter_mut().enumerate() {
-                let (z, start, end) = (&z[tested + c], &start[tested + c], &end[tested + c]);
+            let at = self.block.row(r);
+            for (c, (x, bias)) in edge.iter_mut().zip(&bias[tested..]).enumerate() {
+                let visible = visible.lanes(at, tested + c);
                 for t in 0..LANES {
-                    let attends = (start[t] <= i) & (i < end[t]);
-                    x[t] = if attends {
-                        x[t] + z[t]
+                    x[t] = if visible.contains(t) {
+                        x[t] + bias[t]
                     } else {
                         f32::NEG_INFINITY
                     };
@@ -89,45 +94,44 @@ impl Loop for SoftmaxBlock<'_> {
 }
 
 /// One block of the softmax gradient.
-pub(crate) struct GradientBlock<'a> {
-    /// `[rows, columns]`: scaled products in, probabilities out, 0 where not selected.
+pub(crate) struct GradientBlock<'a, L> {
+    /// `[rows, columns]`: scaled products in, probabilities out, 0 where not attended.
     pub(crate) p: &'a mut [f32],
     /// `[rows, columns]`: gradients of the probabilities in, of the scaled products out.
     pub(crate) ds: &'a mut [f32],
-    pub(crate) block: &'a KeyBlock,
-    /// Queries of the tile.
-    pub(crate) queries: usize,
+    pub(crate) block: &'a KeyBlock<'a>,
     pub(crate) softcap: Option<f32>,
     /// `[rows]`: -inf for a row that attends to nothing.
     pub(crate) lse: &'a [f32],
     /// `[rows]`: `sum(grad_out * out) - grad_lse`.
     pub(crate) delta: &'a [f32],
-    /// `[columns]`: sums of the logits' gradients over the rows, overwritten.
-    pub(crate) dz: &'a mut [f32],
+    /// Takes the gradients of the logits.
+    pub(crate) logits: L,
 }
 
-impl Loop for GradientBlock<'_> {
+impl<L: LogitGradients> Loop for GradientBlock<'_, L> {
     type Output = ();
 
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
-        match self.softcap {
-            None => self.rows::<FUSED, false>(1.0),
-            Some(cap) => self.rows::<FUSED, true>(cap),
+        match (self.softcap, self.block.visible) {
+            (None, Visibility::Queries(visible)) => self.rows::<FUSED, false, _>(1.0, visible),
+            (None, Visibility::Bits(visible)) => self.rows::<FUSED, false, _>(1.0, visible),
+            (Some(cap), Visibility::Queries(visible)) => self.rows::<FUSED, true, _>(cap, visible),
+            (Some(cap), Visibility::Bits(visible)) => self.rows::<FUSED, true, _>(cap, visible),
         }
     }
 }
 
-impl GradientBlock<'_> {
+impl<L: LogitGradients> GradientBlock<'_, L> {
     #[inline(always)]
-    fn rows<const FUSED: bool, const CAPPED: bool>(self, cap: f32) {
+    fn rows<const FUSED: bool, const CAPPED: bool, V: VisiblePairs>(
+        mut self,
+        cap: f32,
+        visible: V,
+    ) {
         let columns = self.block.columns;
-        let (z, _) = self.block.z.read(columns).as_chunks::<LANES>();
-        let (start, _) = self.block.start.as_chunks::<LANES>();
-        let (end, _) = self.block.end.as_chunks::<LANES>();
-        let (dz, _) = self.dz.as_chunks_mut::<LANES>();
         let tested = self.block.tested / LANES;
-        dz.fill([0.0; LANES]);
         let blocks = self
             .p
             .chunks_exact_mut(columns)
@@ -137,13 +141,15 @@ impl GradientBlock<'_> {
             if lse == f32::NEG_INFINITY {
                 p.fill(0.0);
                 ds.fill(0.0);
+                self.logits.clear_row(r, columns / LANES);
                 continue;
             }
             let (p, _) = p.as_chunks_mut::<LANES>();
             let (ds, _) = ds.as_chunks_mut::<LANES>();
-            let i = (r % self.queries) as i32;
+            let bias = self.block.bias_of(r);
+            let at = self.block.row(r);
             for c in 0..p.len() {
-                let (p, ds, z, dz) = (&mut p[c], &mut ds[c], &z[c], &mut dz[c]);
+                let (p, ds, bias) = (&mut p[c], &mut ds[c], &bias[c]);
                 let mut logit_gradient = [0.0; LANES];
                 for t in 0..LANES {
                     let (product, slope) = if CAPPED {
@@ -152,7 +158,7 @@ impl GradientBlock<'_> {
                     } else {
                         (p[t], 1.0)
                     };
-                    p[t] = exp::<FUSED>(product + z[t] - lse);
+                    p[t] = exp::<FUSED>(product + bias[t] - lse);
                     logit_gradient[t] = p[t] * (ds[t] - delta);
                     ds[t] = if CAPPED {
                         logit_gradient[t] * slope
@@ -161,16 +167,15 @@ impl GradientBlock<'_> {
                     };
                 }
                 if c >= tested {
+                    let visible = visible.lanes(at, c);
                     for t in 0..LANES {
-                        let attends = (start[c][t] <= i) & (i < end[c][t]);
+                        let attends = visible.contains(t);
                         p[t] = if attends { p[t] } else { 0.0 };
                         ds[t] = if attends { ds[t] } else { 0.0 };
                         logit_gradient[t] = if attends { logit_gradient[t] } else { 0.0 };
                     }
                 }
-                for t in 0..LANES {
-                    dz[t] += logit_gradient[t];
-                }
+                self.logits.add(r * (columns / LANES), c, &logit_gradient);
             }
         }
     }

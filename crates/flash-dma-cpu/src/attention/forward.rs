@@ -1,0 +1,152 @@
+//! The forward pass: online softmax over gathered blocks of keys.
+
+use super::operands::Operands;
+use super::schedule::{Chunks, key_block, query_tile};
+use super::softmax::SoftmaxBlock;
+use crate::element::Element;
+use crate::gemm::{Matrix, Product};
+use crate::keys::block::{BlockBuffers, KeyBlock};
+use crate::keys::source::KeyRows;
+use crate::keys::tile::TileKeys;
+use crate::queries::QueryRows;
+use crate::scratch::Buffer;
+use crate::simd::{is_finite, run};
+use flash_dma_problem::Problem;
+use rayon::prelude::*;
+
+/// The whole pass, on checked arguments. One task is a chunk of the queries of one key/value head,
+/// with all query heads of its group; it owns their rows of `out` and `lse`.
+pub(crate) fn forward<E: Element, R: KeyRows<E>>(
+    operands: &Operands<'_, E, R>,
+    out: &mut [E],
+    lse: &mut [f32],
+) {
+    let problem = operands.problem;
+    let chunks = Chunks::forward(problem);
+    (chunks.split(out, problem.head_dim).into_par_iter())
+        .zip(chunks.split(lse, 1))
+        .enumerate()
+        .with_max_len(1)
+        .for_each(|(task, (out, lse))| {
+            let outputs = ChunkOutputs { out, lse };
+            attend_chunk(operands, &chunks.rows(task), outputs);
+        });
+}
+
+/// The rows of the outputs that a chunk owns, a slice for each head of the group.
+struct ChunkOutputs<'a, E> {
+    out: Vec<&'a mut [E]>,
+    lse: Vec<&'a mut [f32]>,
+}
+
+fn attend_chunk<E: Element, R: KeyRows<E>>(
+    operands: &Operands<'_, E, R>,
+    chunk: &QueryRows,
+    mut outputs: ChunkOutputs<'_, E>,
+) {
+    let problem = operands.problem;
+    let mut keys = TileKeys::new(&operands.keys.source, problem, chunk);
+    let mut buffers = BlockBuffers::default();
+    let mut tile = OutputTile::default();
+    for rows in chunk.tiles(query_tile(problem)) {
+        keys.advance(&rows);
+        rows.widen(&operands.q, &mut tile.q);
+        tile.clear(rows.len(), problem.head_dim);
+        for places in keys.blocks(key_block(problem)) {
+            let block = buffers.gather(&operands.keys, &rows, &keys, places, problem.head_dim);
+            tile.attend(problem, rows.len(), block);
+        }
+        tile.write(&rows, chunk, problem.head_dim, &mut outputs);
+    }
+}
+
+/// A tile's outputs while its keys come block by block.
+#[derive(Default)]
+struct OutputTile {
+    /// `[rows, head_dim]`: queries.
+    q: Buffer,
+    /// `[rows, head_dim]`: the outputs, not normalised.
+    acc: Buffer,
+    /// `[rows]`: running maximum of the logits.
+    max: Buffer,
+    /// `[rows]`: running sum of the exponentials.
+    sum: Buffer,
+    /// `[rows, columns]`: logits, then probabilities of one block.
+    p: Buffer,
+}
+
+impl OutputTile {
+    fn clear(&mut self, rows: usize, dim: usize) {
+        self.acc.get(rows * dim).fill(0.0);
+        self.max.get(rows).fill(f32::NEG_INFINITY);
+        self.sum.get(rows).fill(0.0);
+    }
+
+    fn attend(&mut self, problem: &Problem, rows: usize, mut block: KeyBlock<'_>) {
+        let (dim, columns) = (problem.head_dim, block.columns);
+        let acc = self.acc.get(rows * dim);
+        let p = self.p.get(rows * columns);
+        let non_finite = take_non_finite_values(&mut block, dim);
+        let q = Matrix::rows(self.q.read(rows * dim), dim);
+        let k = Matrix::rows(block.k, dim);
+        Product::scaled(problem.scale, q, k.transposed()).write_to(p);
+        run(SoftmaxBlock {
+            p,
+            block: &block,
+            softcap: problem.softcap,
+            max: self.max.get(rows),
+            sum: self.sum.get(rows),
+            acc,
+        });
+        Product::new(Matrix::rows(p, columns), Matrix::rows(block.v, dim)).add_to(acc);
+        for (column, value) in non_finite {
+            for r in (0..rows).filter(|&r| block.attends(r, column)) {
+                let p = p[r * columns + column];
+                for (acc, v) in acc[r * dim..(r + 1) * dim].iter_mut().zip(&value) {
+                    *acc += p * v;
+                }
+            }
+        }
+    }
+
+    /// Normalises and writes the tile.
+    fn write<E: Element>(
+        &mut self,
+        rows: &QueryRows,
+        chunk: &QueryRows,
+        dim: usize,
+        outputs: &mut ChunkOutputs<'_, E>,
+    ) {
+        let ChunkOutputs { out, lse } = outputs;
+        let acc = self.acc.get(rows.len() * dim);
+        let (max, sum) = (self.max.read(rows.len()), self.sum.read(rows.len()));
+        for (r, acc) in acc.chunks_exact_mut(dim).enumerate() {
+            let (h, i) = rows.place_in(chunk, r);
+            // A sum of exactly 0: nothing selected, or every selected logit is -inf.
+            if sum[r] == 0.0 {
+                acc.fill(0.0);
+                lse[h][i] = f32::NEG_INFINITY;
+            } else {
+                for x in acc.iter_mut() {
+                    *x /= sum[r];
+                }
+                lse[h][i] = max[r] + sum[r].ln();
+            }
+            E::round(acc, &mut out[h][i * dim..(i + 1) * dim]);
+        }
+    }
+}
+
+/// Takes the value rows with NaN or infinity out of the boundary columns: in the matrix product they
+/// would reach queries that do not attend to them, as `0 * NaN`. They are added on their own.
+fn take_non_finite_values(block: &mut KeyBlock<'_>, dim: usize) -> Vec<(usize, Vec<f32>)> {
+    let mut taken = Vec::new();
+    for column in block.boundary() {
+        let row = &mut block.v[column * dim..(column + 1) * dim];
+        if !is_finite(row) {
+            taken.push((column, row.to_vec()));
+            row.fill(0.0);
+        }
+    }
+    taken
+}

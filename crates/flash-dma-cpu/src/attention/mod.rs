@@ -1,0 +1,9 @@
+//! The passes over the queries, whatever says which keys they attend to.
+
+pub(crate) mod backward;
+pub(crate) mod bias_gradient;
+pub(crate) mod forward;
+pub(crate) mod key_gradient;
+pub(crate) mod operands;
+pub(crate) mod schedule;
+pub(crate) mod softmax;

@@ -1,0 +1,66 @@
+//! The tensors of the calls.
+
+use crate::view::View;
+
+/// The tensors of a cache: contiguous, in the shapes of its [`Storage`](flash_dma_problem::Storage).
+#[derive(Debug)]
+pub enum Cache<'a, E> {
+    /// The best keys of each head.
+    Slots(Slots<'a, E>),
+    /// Every key.
+    Pages(Pages<'a, E>),
+}
+
+/// The tensors of [`Storage::Slots`](flash_dma_problem::Storage::Slots).
+#[derive(Debug)]
+pub struct Slots<'a, E> {
+    /// `[batch, kv_heads, window, head_dim]`.
+    pub k: &'a mut [E],
+    /// `[batch, kv_heads, window, head_dim]`.
+    pub v: &'a mut [E],
+    /// `[batch, kv_heads, window]`; −∞ in an empty slot.
+    pub score: &'a mut [f32],
+    /// `[batch, kv_heads, window]`: where in its sequence the key is; −1 in an empty slot.
+    pub position: &'a mut [i32],
+    /// `[batch]`: the tokens each sequence has been given.
+    pub seen: &'a mut [i32],
+}
+
+/// The part of [`Slots`] that attention reads.
+#[derive(Clone, Copy, Debug)]
+pub struct SlotsRef<'a, E> {
+    /// As in [`Slots`].
+    pub k: &'a [E],
+    /// As in [`Slots`].
+    pub v: &'a [E],
+    /// As in [`Slots`].
+    pub score: &'a [f32],
+    /// As in [`Slots`].
+    pub position: &'a [i32],
+}
+
+/// The tensors of [`Storage::Pages`](flash_dma_problem::Storage::Pages).
+#[derive(Debug)]
+pub struct Pages<'a, E> {
+    /// `[pages, kv_heads, page_len, head_dim]`.
+    pub k: &'a mut [E],
+    /// `[pages, kv_heads, page_len, head_dim]`.
+    pub v: &'a mut [E],
+    /// `[pages, kv_heads, page_len]`, given exactly if the cache has scores; −∞ hides a key.
+    pub scores: Option<&'a mut [f32]>,
+    /// `[batch, max_pages]`: the pages of each sequence in order.
+    pub table: &'a [i32],
+    /// `[batch]`: the tokens each sequence holds.
+    pub lengths: &'a mut [i32],
+}
+
+/// New tokens of every sequence.
+#[derive(Clone, Copy, Debug)]
+pub struct Tokens<'a, E> {
+    /// `[batch, kv_heads, tokens, head_dim]`.
+    pub k: View<'a, E, 4>,
+    /// `[batch, kv_heads, tokens, head_dim]`.
+    pub v: View<'a, E, 4>,
+    /// `[batch, kv_heads, tokens]`, given exactly if the cache has scores: slots have.
+    pub scores: Option<View<'a, f32, 3>>,
+}

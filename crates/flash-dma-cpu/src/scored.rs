@@ -1,0 +1,103 @@
+//! Attention to the keys of greatest score: [`select`], [`forward`], [`backward`].
+
+use crate::args::{Gradients, Inputs, Saved};
+use crate::attention::backward::{Targets, backward as differentiate};
+use crate::attention::bias_gradient::BiasGradient;
+use crate::attention::forward::forward as attend;
+use crate::attention::operands::Operands;
+use crate::check;
+use crate::element::Element;
+use crate::keys::source::{KeyTensors, Keys};
+use crate::select::select_rows;
+use crate::view::View;
+use flash_dma_problem::{AttentionError, Interval, Problem};
+
+/// Writes which positions attend to each key: those at which it is among the `window` keys of
+/// greatest score that are visible.
+///
+/// `scores` is `[batch, kv_heads, k_len]`, `intervals` the same, contiguous, and overwritten. A tie
+/// goes to the lower index, NaN ranks below every number, a key of score −∞ is never attended and
+/// takes no place. The intervals depend on the scores and the window only
+/// ([`Interval`]). O(k_len · log window) time per row; rows run in parallel.
+///
+/// # Errors
+///
+/// [`AttentionError::ZeroWindow`], [`AttentionError::Strides`], [`AttentionError::Buffer`], or
+/// [`AttentionError::TooLarge`] for more than `i32::MAX` keys. Nothing is written then.
+pub fn select(
+    scores: View<'_, f32, 3>,
+    window: usize,
+    intervals: &mut [Interval],
+) -> Result<(), AttentionError> {
+    check::select(&scores, window, intervals)?;
+    let [_, heads, k_len] = scores.shape;
+    let row = |row: usize| scores.row(row / heads, row % heads);
+    select_rows(row, k_len, window, intervals);
+    Ok(())
+}
+
+/// Attention: writes `out`, contiguous `[batch, q_heads, q_len, head_dim]`, and `lse`, contiguous
+/// `[batch, q_heads, q_len]`: the natural logarithm of each query's sum of exponentials.
+///
+/// Query `i` of head `h` attends to the keys whose interval contains its
+/// [position](Problem::position), with logits `softcap(scale · q·k) + score`. A query that attends to
+/// nothing, or to logits of −∞ only, gets zeros and an LSE of −∞. Arithmetic is f32.
+///
+/// # Errors
+///
+/// [`AttentionError`] if an argument does not fit the problem or its own shape. Nothing is written
+/// then.
+pub fn forward<E: Element>(
+    problem: &Problem,
+    inputs: Inputs<'_, E>,
+    out: &mut [E],
+    lse: &mut [f32],
+) -> Result<(), AttentionError> {
+    check::inputs(problem, &inputs)?;
+    check::outputs(problem, out, lse)?;
+    attend(&operands(problem, &inputs), out, lse);
+    Ok(())
+}
+
+/// The gradients of [`forward`] for q, k, v and the scores; the selection is a constant.
+///
+/// `grads.k`, `grads.v` and `grads.scores` sum over the query heads of a group. A query that attends
+/// to nothing and a key that nothing attends to have gradients of exactly 0, whatever they hold.
+/// Beside the outputs the pass holds f32 gradients of the keys that each of at most 8 chunks of
+/// queries per head touches: memory linear in the lengths.
+///
+/// # Errors
+///
+/// [`AttentionError`] if an argument does not fit the problem or its own shape. Nothing is written
+/// then.
+pub fn backward<E: Element>(
+    problem: &Problem,
+    inputs: Inputs<'_, E>,
+    saved: Saved<'_, E>,
+    grads: Gradients<'_, E>,
+) -> Result<(), AttentionError> {
+    check::inputs(problem, &inputs)?;
+    check::saved(problem, &saved)?;
+    check::gradients(problem, &grads)?;
+    let targets = Targets {
+        q: grads.q,
+        k: grads.k,
+        v: grads.v,
+        bias: grads
+            .scores
+            .map_or(BiasGradient::Ignored, BiasGradient::Scores),
+    };
+    differentiate(&operands(problem, &inputs), &saved, targets);
+    Ok(())
+}
+
+fn operands<'a, E: Element>(
+    problem: &'a Problem,
+    inputs: &Inputs<'a, E>,
+) -> Operands<'a, E, KeyTensors<'a, E>> {
+    Operands {
+        problem,
+        q: inputs.q,
+        keys: Keys::scored(problem, inputs),
+    }
+}
