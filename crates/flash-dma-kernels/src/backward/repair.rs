@@ -7,6 +7,7 @@
 //! it has written. Rare, hence simple: everything is read from global memory again.
 
 use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::shared::args::BackwardInputs;
 use crate::backward::dkdv::shared::keys::OwnKey;
 use crate::backward::dkdv::shared::mask::KeyMask;
 use crate::backward::dkdv::shared::queries::QueryRows;
@@ -79,11 +80,7 @@ pub(crate) fn mark_not_finite<E: Float, NQ: Size>(
 /// over the queries that attend to it, see [`add_not_finite`]. `mask` is that of keys among which it is.
 #[cube]
 pub(crate) fn repair_key<E: Float, O: Float>(
-    q: &Tensor<Chunk<E>>,
-    k: &Tensor<Chunk<E>>,
-    grad_out: &Tensor<Chunk<E>>,
-    lse: &[f32],
-    delta: &[f32],
+    inputs: &BackwardInputs<E>,
     own: &OwnKey,
     k_rows: &RowAddress,
     rows: &QueryRows,
@@ -94,16 +91,16 @@ pub(crate) fn repair_key<E: Float, O: Float>(
     #[comptime] bp: DkdvBlueprint,
 ) {
     if own.valid && own.first < own.end {
-        for head in 0..q.shape(1) / k.shape(1) {
+        for head in 0..inputs.q.shape(1) / inputs.k.shape(1) {
             for query in own.first as usize..own.end as usize {
                 let row = rows.row + head * rows.len + query;
                 let mut key_score = own.score;
                 if comptime!(bp.pattern.has_head_bias() || bp.pattern.has_pair_bias()) {
                     key_score = mask.bias(head, query, own.behind(mask));
                 }
-                let row_lse = lse[row];
+                let row_lse = inputs.lse[row];
                 // With a softcap the row sum does not tell of Q.
-                let mut broken = comptime!(bp.softcap) || !is_finite(delta[row]);
+                let mut broken = comptime!(bp.softcap) || !is_finite(inputs.delta[row]);
                 if comptime!(bp.pattern.is_planned()) {
                     // Only the rows of LSE -inf can have a Q that the row sum does not tell of.
                     let word = mask.word(head, query) >> (own.key % 32) as u32;
@@ -114,9 +111,9 @@ pub(crate) fn repair_key<E: Float, O: Float>(
                     let o_row = rows.o + (rows.head + head) * rows.o_head + query * rows.o_row;
                     if comptime!(of_values) {
                         add_not_finite::<E, O>(
-                            q,
-                            k,
-                            grad_out,
+                            &inputs.q,
+                            &inputs.k,
+                            &inputs.grad_out,
                             own,
                             key_score,
                             k_rows,
@@ -130,9 +127,9 @@ pub(crate) fn repair_key<E: Float, O: Float>(
                         );
                     } else {
                         add_not_finite::<E, O>(
-                            q,
-                            k,
-                            q,
+                            &inputs.q,
+                            &inputs.k,
+                            &inputs.q,
                             own,
                             key_score,
                             k_rows,

@@ -9,15 +9,16 @@ use crate::backward::dkdv::mma::output::{
     BiasKeys, key_of, repair_keys, row_of, slot_of, write_rows,
 };
 use crate::backward::dkdv::mma::roles::stream_queries;
-use crate::backward::dkdv::shared::keys::{own_key, query_range, score_row};
+use crate::backward::dkdv::shared::args::{BackwardInputs, KeyGradients, KeyGrid, KeyTileSource};
+use crate::backward::dkdv::shared::keys::{ChunkTile, own_key, query_range, score_row};
 use crate::backward::dkdv::shared::mask::{KeyMask, StepList};
 use crate::backward::dkdv::shared::queries::{Cursor, QueryRows, Range, Tiles, copy_step};
 use crate::backward::dkdv::shared::sums::add_to;
+use crate::matrix::args::Scaling;
 use crate::matrix::fragment::{quad_sum, swizzle};
 use crate::matrix::logits::LogitScale;
 use crate::matrix::ptx::commit_copies;
 use crate::matrix::stages::RowAddress;
-use crate::vectors::Chunk;
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
@@ -28,37 +29,23 @@ use cubecl::prelude::*;
 ///
 /// | buffer | layout |
 /// |---|---|
-/// | `q`, `grad_out`, `k`, `v` | `[batch, heads, len, head_dim]`, strides and begin in steps of 16 bytes |
-/// | `lse`, `delta` | contiguous `[batch, q_heads, q_len]` |
-/// | `scores` | `[batch, kv_heads, k_len]`, last axis contiguous |
-/// | `intervals` | contiguous `[batch, kv_heads, k_len]`, pairs of first and end |
-/// | `list`, `counts` | the keys of each chunk, see [`ChunkKeys`](crate::pattern::intervals::chunks::ChunkKeys) |
-/// | `grad_k`, `grad_v` | contiguous `[batch, kv_heads, k_len, head_dim]`: the tile's keys are overwritten, or with `bp.shared_keys` added to; with `bp.parts` see [`KeyParts`](crate::backward::dkdv::shared::gather::KeyParts) |
-/// | `grad_scores` | contiguous `[batch, kv_heads, k_len]`, likewise; sparse only |
+/// | `inputs.q`, `inputs.grad_out`, `k`, `v` | `[batch, heads, len, head_dim]`, strides and begin in steps of 16 bytes |
+/// | `inputs.lse`, `inputs.delta` | contiguous `[batch, q_heads, q_len]` |
+/// | `source.scores` | `[batch, kv_heads, k_len]`, last axis contiguous |
+/// | `source.intervals` | contiguous `[batch, kv_heads, k_len]`, pairs of first and end |
+/// | `source.list`, `source.counts` | the keys of each chunk, see [`ChunkKeys`](crate::pattern::intervals::chunks::ChunkKeys) |
+/// | `grads.k`, `grads.v` | contiguous `[batch, kv_heads, k_len, head_dim]`: the tile's keys are overwritten, or with `bp.shared_keys` added to; with `bp.parts` see [`KeyParts`](crate::backward::dkdv::shared::gather::KeyParts) |
+/// | `grads.scores` | contiguous `[batch, kv_heads, k_len]`, likewise; sparse only |
 ///
 /// Without `bp.pattern.has_intervals()` the keys of every chunk are all keys in order, and the scores, intervals, list and
 /// counts are never read; with `bp.pattern.is_planned()` or `bp.pattern.has_key_bias()` they are what [`mask`](crate::backward::dkdv::shared::mask) says.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
-    q: &Tensor<Chunk<E>>,
-    k: &Tensor<Chunk<E>>,
-    v: &Tensor<Chunk<E>>,
-    grad_out: &Tensor<Chunk<E>>,
-    lse: &[f32],
-    delta: &[f32],
-    scores: &Tensor<f32>,
-    intervals: &[Vector<u32, Const<2>>],
-    list: &[u32],
-    counts: &[u32],
-    grad_k: &mut [Vector<O, Const<2>>],
-    grad_v: &mut [Vector<O, Const<2>>],
-    grad_scores: &mut [f32],
-    scale: f32,
-    softcap: f32,
-    chunk: u32,
-    chunk_count: u32,
-    slots: u32,
-    capacity: u32,
+    inputs: &BackwardInputs<E>,
+    source: &KeyTileSource,
+    grads: &mut KeyGradients<O>,
+    scaling: &Scaling,
+    grid: &KeyGrid,
     #[comptime] bp: DkdvBlueprint,
     #[define(E)] _element: ElemType,
     #[define(O)] _output: ElemType,
@@ -66,44 +53,38 @@ pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
     let chunks = comptime!(bp.chunks());
     let (lane, warp) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
     let unit = UNIT_POS as usize;
-    let (q_heads, q_len) = (q.shape(1), q.shape(2));
-    let (kv_heads, k_len) = (k.shape(1), k.shape(2));
+    let (q_heads, q_len) = (inputs.q.shape(1), inputs.q.shape(2));
+    let (kv_heads, k_len) = (inputs.k.shape(1), inputs.k.shape(2));
     let group = q_heads / kv_heads;
 
-    let item = CUBE_POS_X as usize / slots as usize;
-    let kv_row = item / chunk_count as usize;
+    let item = CUBE_POS_X as usize / grid.slots as usize;
+    let kv_row = item / grid.chunks as usize;
     let (batch, kv_head) = (kv_row / kv_heads, kv_row % kv_heads);
-    let start = CUBE_POS_X as usize % slots as usize * comptime!(bp.keys());
-    let chunk_first = (item % chunk_count as usize * chunk as usize) as i32;
-    let chunk_end = min(chunk_first + chunk as i32, q_len as i32);
+    let start = CUBE_POS_X as usize % grid.slots as usize * comptime!(bp.keys());
+    let chunk_first = (item % grid.chunks as usize * grid.chunk as usize) as i32;
+    let chunk_end = min(chunk_first + grid.chunk as i32, q_len as i32);
     let mut count = k_len;
     if comptime!(bp.pattern.has_intervals()) {
-        count = counts[item] as usize;
+        count = source.counts[item] as usize;
     }
     if start >= count {
         terminate!();
     }
 
-    let list_row = item * capacity as usize + start;
+    let list_row = item * grid.capacity as usize + start;
+    let place = ChunkTile {
+        start,
+        count,
+        list_row,
+        kv_row,
+        q_len,
+        k_len,
+        chunk_first,
+        chunk_end,
+    };
     let mut tiles = Tiles::<E>::new(bp);
     if comptime!(!bp.pattern.is_planned()) && unit < comptime!(bp.keys()) {
-        let own = own_key(
-            unit,
-            start,
-            count,
-            list,
-            list_row,
-            scores,
-            0usize,
-            intervals,
-            kv_row * k_len,
-            q_len,
-            k_len,
-            chunk_first,
-            chunk_end,
-            false,
-            bp,
-        );
+        let own = own_key(unit, &place, source, 0usize, false, bp);
         tiles.first[unit] = own.first;
         tiles.end[unit] = own.end;
     }
@@ -112,21 +93,21 @@ pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
     let range = if comptime!(bp.pattern.is_planned()) {
         Range::none()
     } else {
-        query_range(
-            &tiles.first,
-            &tiles.end,
-            start,
-            count,
-            chunk_first,
-            chunk_end,
-            bp,
-        )
+        query_range(&tiles.first, &tiles.end, &place, bp)
     };
     let mut steps = range.tiles * (group / comptime!(bp.heads));
     let step_list = if comptime!(bp.pattern.is_planned()) {
-        let (tiles, capacity) = (slots as usize, capacity as usize);
+        let (tiles, capacity) = (grid.slots as usize, grid.capacity as usize);
         let tile = CUBE_POS_X as usize % tiles;
-        StepList::new(list, counts, batch, kv_head, tile, tiles, capacity)
+        StepList::new(
+            &source.list,
+            &source.counts,
+            batch,
+            kv_head,
+            tile,
+            tiles,
+            capacity,
+        )
     } else {
         StepList::none()
     };
@@ -136,17 +117,26 @@ pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
     let mask = if comptime!(bp.pattern.is_planned() || bp.pattern.has_head_bias()) {
         let first = start + warp % comptime!(bp.role_warps) * comptime!(bp.warp_keys());
         KeyMask::new(
-            scores, counts, intervals, batch, kv_head, q_heads, group, first, k_len, bp,
+            &source.scores,
+            &source.counts,
+            &source.intervals,
+            batch,
+            kv_head,
+            q_heads,
+            group,
+            first,
+            k_len,
+            bp,
         )
     } else {
         KeyMask::none()
     };
 
-    let rows = QueryRows::new::<E>(q, grad_out, batch, kv_head, group);
+    let rows = QueryRows::new::<E>(&inputs.q, &inputs.grad_out, batch, kv_head, group);
     let size!(NS) = comptime!(bp.products().values());
     let size!(NO) = comptime!(bp.sums().values());
     let size!(NA) = comptime!(4 * bp.fragments);
-    let logit_scale = LogitScale::new(scale, softcap, bp.softcap);
+    let logit_scale = LogitScale::new(scaling.scale, scaling.softcap, bp.softcap);
     let mut acc = Array::<Vector<f32, NO>>::new(comptime!(bp.head_dim / 32));
     #[unroll]
     for c in 0..comptime!(bp.head_dim / 32) {
@@ -160,18 +150,26 @@ pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
     let mut any_broken = false;
 
     if steps > 0 {
-        let k_rows = RowAddress::of::<E>(k, batch, kv_head);
-        let v_rows = RowAddress::of::<E>(v, batch, kv_head);
+        let k_rows = RowAddress::of::<E>(&inputs.k, batch, kv_head);
+        let v_rows = RowAddress::of::<E>(&inputs.v, batch, kv_head);
         let mut at = unit;
         while at < comptime!(bp.keys() * bp.chunks()) {
             let (row, col) = (at / chunks, at % chunks);
             let place = swizzle(row, col, chunks);
             if start + row < count {
-                let key = key_of(list, list_row, start, row, bp);
+                let key = key_of(&source.list, list_row, start, row, bp);
                 let from = k_rows.base + key * k_rows.stride + col;
-                copy_async(&k[from..from + 1], &mut tiles.k[place..place + 1], 8u32);
+                copy_async(
+                    &inputs.k[from..from + 1],
+                    &mut tiles.k[place..place + 1],
+                    8u32,
+                );
                 let from = v_rows.base + key * v_rows.stride + col;
-                copy_async(&v[from..from + 1], &mut tiles.v[place..place + 1], 8u32);
+                copy_async(
+                    &inputs.v[from..from + 1],
+                    &mut tiles.v[place..place + 1],
+                    8u32,
+                );
             } else {
                 tiles.k[place] = Vector::new(E::from_int(0));
                 tiles.v[place] = Vector::new(E::from_int(0));
@@ -179,10 +177,7 @@ pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
             at += comptime!(bp.units());
         }
         copy_step::<E>(
-            q,
-            grad_out,
-            lse,
-            delta,
+            inputs,
             &rows,
             &Cursor::first_of(&step_list, &range, bp),
             0usize,
@@ -197,7 +192,7 @@ pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
             row: (batch * q_heads + rows.head) * k_len,
         };
         let mut key_scores = Array::<f32>::new(comptime!(bp.fragments * 2));
-        let score_row = score_row(scores, batch, kv_head, bp);
+        let score_row = score_row(&source.scores, batch, kv_head, bp);
         #[unroll]
         for n in 0..comptime!(bp.fragments * 2) {
             let slot = slot_of(n, bp);
@@ -207,15 +202,13 @@ pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
                     || bp.pattern.has_key_bias() && !bp.pattern.has_head_bias()
             ) && start + slot < count
             {
-                key_scores[n] = scores[score_row + key_of(list, list_row, start, slot, bp)];
+                key_scores[n] =
+                    source.scores[score_row + key_of(&source.list, list_row, start, slot, bp)];
             }
         }
         if warp < comptime!(bp.role_warps) {
             any_broken = stream_queries::<E, NS, NO, NA>(
-                q,
-                grad_out,
-                lse,
-                delta,
+                inputs,
                 &rows,
                 &range,
                 &step_list,
@@ -228,16 +221,13 @@ pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
                 &mut s,
                 &mut acc,
                 &mut score_sums,
-                grad_scores,
+                &mut grads.scores,
                 true,
                 bp,
             );
         } else {
             any_broken = stream_queries::<E, NS, NO, NA>(
-                q,
-                grad_out,
-                lse,
-                delta,
+                inputs,
                 &rows,
                 &range,
                 &step_list,
@@ -250,7 +240,7 @@ pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
                 &mut s,
                 &mut acc,
                 &mut score_sums,
-                grad_scores,
+                &mut grads.scores,
                 false,
                 bp,
             );
@@ -260,11 +250,11 @@ pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
     let left = count - start;
     if warp < comptime!(bp.role_warps) {
         write_rows::<O, NO>(
-            list,
+            &source.list,
             list_row,
             start,
             &acc,
-            grad_v,
+            &mut grads.v,
             1.0f32,
             kv_row * k_len,
             left,
@@ -272,62 +262,42 @@ pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
         );
         if any_broken {
             repair_keys::<E, O>(
-                q,
-                k,
-                grad_out,
-                lse,
-                delta,
-                scores,
-                intervals,
-                list,
-                list_row,
-                start,
-                count,
-                chunk_first,
-                chunk_end,
+                inputs,
+                source,
+                &place,
                 batch,
                 kv_head,
                 &rows,
                 &mask,
                 &logit_scale,
-                grad_v,
+                &mut grads.v,
                 true,
                 bp,
             );
         }
     } else {
         write_rows::<O, NO>(
-            list,
+            &source.list,
             list_row,
             start,
             &acc,
-            grad_k,
-            scale,
+            &mut grads.k,
+            scaling.scale,
             kv_row * k_len,
             left,
             bp,
         );
         if any_broken {
             repair_keys::<E, O>(
-                q,
-                k,
-                grad_out,
-                lse,
-                delta,
-                scores,
-                intervals,
-                list,
-                list_row,
-                start,
-                count,
-                chunk_first,
-                chunk_end,
+                inputs,
+                source,
+                &place,
                 batch,
                 kv_head,
                 &rows,
                 &mask,
                 &logit_scale,
-                grad_k,
+                &mut grads.k,
                 false,
                 bp,
             );
@@ -340,11 +310,11 @@ pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
                 let sum = quad_sum(score_sums[n]);
                 let slot = slot_of(n, bp);
                 if lane % 4 == 0 && slot < left {
-                    let at = row_of(list, list_row, start, slot, kv_row * k_len, bp);
+                    let at = row_of(&source.list, list_row, start, slot, kv_row * k_len, bp);
                     if comptime!(bp.shared_keys) {
-                        add_to(&mut grad_scores[at..at + 1], sum);
+                        add_to(&mut grads.scores[at..at + 1], sum);
                     } else {
-                        grad_scores[at] = sum;
+                        grads.scores[at] = sum;
                     }
                 }
             }

@@ -6,7 +6,10 @@ pub(crate) mod steps;
 pub(crate) mod weights;
 
 use crate::backward::blueprint::DkdvBlueprint;
-use crate::backward::dkdv::shared::keys::{own_key, query_range, score_row};
+use crate::backward::dkdv::shared::args::{
+    BackwardInputs, KeyGradients, KeyGrid, KeyTileSource, QueryBoxes,
+};
+use crate::backward::dkdv::shared::keys::{ChunkTile, own_key, query_range, score_row};
 use crate::backward::dkdv::shared::mask::{KeyMask, StepList};
 use crate::backward::dkdv::shared::queries::QueryRows;
 use crate::backward::dkdv::wgmma::output::{add_scores, write_row, write_score, zero_not_finite};
@@ -14,6 +17,7 @@ use crate::backward::dkdv::wgmma::queries::{StepCopies, Tiles, step_at};
 use crate::backward::dkdv::wgmma::steps::Steps;
 use crate::backward::dkdv::wgmma::weights::{StepWeights, step_weights};
 use crate::backward::repair::repair_key;
+use crate::matrix::args::Scaling;
 use crate::matrix::fragment::quad_sum;
 use crate::matrix::logits::LogitScale;
 use crate::matrix::ptx::{commit_copies, wait_copies};
@@ -21,7 +25,6 @@ use crate::matrix::stages::RowAddress;
 use crate::matrix::wgmma::panel::{Panels, group_place, publish};
 use crate::matrix::wgmma::product::{finish, finish_but, start_nt, start_pv};
 use crate::matrix::wgmma::ring::{Ring, Turns};
-use crate::vectors::Chunk;
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
@@ -30,28 +33,12 @@ use cubecl::prelude::*;
 /// products, so that `P^T` and `dS^T` turn from accumulators into A operands.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
-    q: &Tensor<Chunk<E>>,
-    k: &Tensor<Chunk<E>>,
-    v: &Tensor<Chunk<E>>,
-    grad_out: &Tensor<Chunk<E>>,
-    lse: &[f32],
-    delta: &[f32],
-    scores: &Tensor<f32>,
-    intervals: &[Vector<u32, Const<2>>],
-    list: &[u32],
-    counts: &[u32],
-    grad_k: &mut [Vector<O, Const<2>>],
-    grad_v: &mut [Vector<O, Const<2>>],
-    grad_scores: &mut [f32],
-    scale: f32,
-    softcap: f32,
-    q_boxes: &TensorMap<E, Tiled>,
-    o_boxes: &TensorMap<E, Tiled>,
-    row_boxes: &TensorMap<f32, Tiled>,
-    chunk: u32,
-    chunk_count: u32,
-    slots: u32,
-    capacity: u32,
+    inputs: &BackwardInputs<E>,
+    source: &KeyTileSource,
+    grads: &mut KeyGradients<O>,
+    scaling: &Scaling,
+    boxes: &QueryBoxes<E>,
+    grid: &KeyGrid,
     #[comptime] bp: DkdvBlueprint,
     #[define(E)] _element: ElemType,
     #[define(O)] _output: ElemType,
@@ -63,63 +50,48 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
     let (lane, warp) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
     let quad = lane % 4;
     let unit = UNIT_POS as usize;
-    let (q_heads, q_len) = (q.shape(1), q.shape(2));
-    let (kv_heads, k_len) = (k.shape(1), k.shape(2));
+    let (q_heads, q_len) = (inputs.q.shape(1), inputs.q.shape(2));
+    let (kv_heads, k_len) = (inputs.k.shape(1), inputs.k.shape(2));
     let group = q_heads / kv_heads;
 
-    let item = CUBE_POS_X as usize / slots as usize;
-    let kv_row = item / chunk_count as usize;
+    let item = CUBE_POS_X as usize / grid.slots as usize;
+    let kv_row = item / grid.chunks as usize;
     let (batch, kv_head) = (kv_row / kv_heads, kv_row % kv_heads);
-    let start = CUBE_POS_X as usize % slots as usize * comptime!(bp.keys());
-    let chunk_first = (item % chunk_count as usize * chunk as usize) as i32;
-    let chunk_end = min(chunk_first + chunk as i32, q_len as i32);
+    let start = CUBE_POS_X as usize % grid.slots as usize * comptime!(bp.keys());
+    let chunk_first = (item % grid.chunks as usize * grid.chunk as usize) as i32;
+    let chunk_end = min(chunk_first + grid.chunk as i32, q_len as i32);
     let mut count = k_len;
     if comptime!(bp.pattern.has_intervals()) {
-        count = counts[item] as usize;
+        count = source.counts[item] as usize;
     }
     if start >= count {
         terminate!();
     }
 
-    let list_row = item * capacity as usize + start;
-    let mut tiles = Tiles::<E>::new(bp);
-    if comptime!(!bp.pattern.is_planned()) && unit < comptime!(bp.keys()) {
-        let own = own_key(
-            unit,
-            start,
-            count,
-            list,
-            list_row,
-            scores,
-            0usize,
-            intervals,
-            kv_row * k_len,
-            q_len,
-            k_len,
-            chunk_first,
-            chunk_end,
-            false,
-            bp,
-        );
-        tiles.first[unit] = own.first;
-        tiles.end[unit] = own.end;
-    }
-    let score_row = score_row(scores, batch, kv_head, bp);
-    let slot0 = warp * 16 + lane / 4;
-    let mut key0 = own_key(
-        slot0,
+    let list_row = item * grid.capacity as usize + start;
+    let place = ChunkTile {
         start,
         count,
-        list,
         list_row,
-        scores,
-        score_row,
-        intervals,
-        kv_row * k_len,
+        kv_row,
         q_len,
         k_len,
         chunk_first,
         chunk_end,
+    };
+    let mut tiles = Tiles::<E>::new(bp);
+    if comptime!(!bp.pattern.is_planned()) && unit < comptime!(bp.keys()) {
+        let own = own_key(unit, &place, source, 0usize, false, bp);
+        tiles.first[unit] = own.first;
+        tiles.end[unit] = own.end;
+    }
+    let score_row = score_row(&source.scores, batch, kv_head, bp);
+    let slot0 = warp * 16 + lane / 4;
+    let mut key0 = own_key(
+        slot0,
+        &place,
+        source,
+        score_row,
         comptime!(
             bp.pattern.has_intervals() || bp.pattern.has_key_bias() && !bp.pattern.has_head_bias()
         ),
@@ -127,18 +99,9 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
     );
     let mut key1 = own_key(
         slot0 + 8,
-        start,
-        count,
-        list,
-        list_row,
-        scores,
+        &place,
+        source,
         score_row,
-        intervals,
-        kv_row * k_len,
-        q_len,
-        k_len,
-        chunk_first,
-        chunk_end,
         comptime!(
             bp.pattern.has_intervals() || bp.pattern.has_key_bias() && !bp.pattern.has_head_bias()
         ),
@@ -146,25 +109,34 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
     );
     sync_cube();
     let mut steps = if comptime!(bp.pattern.is_planned()) {
-        let (tiles, capacity) = (slots as usize, capacity as usize);
+        let (tiles, capacity) = (grid.slots as usize, grid.capacity as usize);
         let tile = CUBE_POS_X as usize % tiles;
-        let list = StepList::new(list, counts, batch, kv_head, tile, tiles, capacity);
+        let list = StepList::new(
+            &source.list,
+            &source.counts,
+            batch,
+            kv_head,
+            tile,
+            tiles,
+            capacity,
+        );
         Steps::listed(list)
     } else {
-        let range = query_range(
-            &tiles.first,
-            &tiles.end,
-            start,
-            count,
-            chunk_first,
-            chunk_end,
-            bp,
-        );
+        let range = query_range(&tiles.first, &tiles.end, &place, bp);
         Steps::of_range(&range, group, bp)
     };
     let first_key = start + warp * 16;
     let mask = KeyMask::new(
-        scores, counts, intervals, batch, kv_head, q_heads, group, first_key, k_len, bp,
+        &source.scores,
+        &source.counts,
+        &source.intervals,
+        batch,
+        kv_head,
+        q_heads,
+        group,
+        first_key,
+        k_len,
+        bp,
     );
     // The head whose biases the keys have.
     let mut head = steps.present(bp).head;
@@ -173,8 +145,8 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
         key1.bias(&mask, head);
     }
 
-    let rows = QueryRows::new::<E>(q, grad_out, batch, kv_head, group);
-    let logit_scale = LogitScale::new(scale, softcap, bp.softcap);
+    let rows = QueryRows::new::<E>(&inputs.q, &inputs.grad_out, batch, kv_head, group);
+    let logit_scale = LogitScale::new(scaling.scale, scaling.softcap, bp.softcap);
     let mut dv = Vector::<f32, NO>::new(0.0f32);
     let mut dk = Vector::<f32, NO>::new(0.0f32);
     let mut weights = StepWeights::<NP> {
@@ -186,8 +158,8 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
     let mut any_broken = false;
 
     if steps.count > 0 {
-        let k_rows = RowAddress::of::<E>(k, batch, kv_head);
-        let v_rows = RowAddress::of::<E>(v, batch, kv_head);
+        let k_rows = RowAddress::of::<E>(&inputs.k, batch, kv_head);
+        let v_rows = RowAddress::of::<E>(&inputs.v, batch, kv_head);
         let mut at = unit;
         while at < comptime!(bp.keys() * bp.chunks()) {
             let (row, col) = (at / chunks, at % chunks);
@@ -195,12 +167,20 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
             if start + row < count {
                 let mut key = start + row;
                 if comptime!(bp.pattern.has_intervals()) {
-                    key = list[list_row + row] as usize;
+                    key = source.list[list_row + row] as usize;
                 }
                 let from = k_rows.base + key * k_rows.stride + col;
-                copy_async(&k[from..from + 1], &mut tiles.k[place..place + 1], 8u32);
+                copy_async(
+                    &inputs.k[from..from + 1],
+                    &mut tiles.k[place..place + 1],
+                    8u32,
+                );
                 let from = v_rows.base + key * v_rows.stride + col;
-                copy_async(&v[from..from + 1], &mut tiles.v[place..place + 1], 8u32);
+                copy_async(
+                    &inputs.v[from..from + 1],
+                    &mut tiles.v[place..place + 1],
+                    8u32,
+                );
             } else {
                 tiles.k[place] = Vector::new(E::from_int(0));
                 tiles.v[place] = Vector::new(E::from_int(0));
@@ -210,7 +190,8 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
         let stages = comptime!(bp.stages);
         let ring = Ring::new(stages, 1usize, comptime!(bp.units()));
         let turns = Turns::new();
-        let copies = StepCopies::new::<E>(q_boxes, o_boxes, row_boxes, &tiles, batch, &rows);
+        let copies =
+            StepCopies::new::<E>(&boxes.q, &boxes.grad_out, &boxes.rows, &tiles, batch, &rows);
         let ahead = comptime!(bp.stages - 2);
         #[unroll]
         for turn in 0..ahead {
@@ -235,7 +216,7 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
                 let next = steps.present(bp).head;
                 if next != head {
                     let row = (batch * q_heads + rows.head + head) * k_len;
-                    add_scores(&mut weights, &key0, &key1, grad_scores, row);
+                    add_scores(&mut weights, &key0, &key1, &mut grads.scores, row);
                     head = next;
                     key0.bias(&mask, head);
                     key1.bias(&mask, head);
@@ -365,89 +346,73 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
     dk = finish::<NO>(dk, comptime!(bp.head_dim / 2));
     if key0.valid {
         let at = key0.row * comptime!(bp.head_dim / 2) + quad;
-        write_row::<O, NO>(grad_v, &dv, at, 1.0f32, 0usize, bp);
-        write_row::<O, NO>(grad_k, &dk, at, scale, 0usize, bp);
+        write_row::<O, NO>(&mut grads.v, &dv, at, 1.0f32, 0usize, bp);
+        write_row::<O, NO>(&mut grads.k, &dk, at, scaling.scale, 0usize, bp);
     }
     if key1.valid {
         let at = key1.row * comptime!(bp.head_dim / 2) + quad;
-        write_row::<O, NO>(grad_v, &dv, at, 1.0f32, 1usize, bp);
-        write_row::<O, NO>(grad_k, &dk, at, scale, 1usize, bp);
+        write_row::<O, NO>(&mut grads.v, &dv, at, 1.0f32, 1usize, bp);
+        write_row::<O, NO>(&mut grads.k, &dk, at, scaling.scale, 1usize, bp);
     }
     if comptime!(bp.pattern.has_head_bias()) {
         let row = (batch * q_heads + rows.head + head) * k_len;
-        add_scores(&mut weights, &key0, &key1, grad_scores, row);
+        add_scores(&mut weights, &key0, &key1, &mut grads.scores, row);
     } else if comptime!(bp.pattern.has_intervals() || bp.pattern.has_key_bias()) {
         let dz0 = quad_sum(weights.dz0);
         let dz1 = quad_sum(weights.dz1);
         if quad == 0 {
             if key0.valid {
-                write_score(grad_scores, key0.row, dz0, bp);
+                write_score(&mut grads.scores, key0.row, dz0, bp);
             }
             if key1.valid {
-                write_score(grad_scores, key1.row, dz1, bp);
+                write_score(&mut grads.scores, key1.row, dz1, bp);
             }
         }
     }
     if any_broken {
         // What the zeroed elements of dO and Q would have added.
-        let k_rows = RowAddress::of::<E>(k, batch, kv_head);
+        let k_rows = RowAddress::of::<E>(&inputs.k, batch, kv_head);
         repair_key::<E, O>(
-            q,
-            k,
-            grad_out,
-            lse,
-            delta,
+            inputs,
             &key0,
             &k_rows,
             &rows,
             &mask,
             &logit_scale,
-            grad_v,
+            &mut grads.v,
             true,
             bp,
         );
         repair_key::<E, O>(
-            q,
-            k,
-            grad_out,
-            lse,
-            delta,
+            inputs,
             &key0,
             &k_rows,
             &rows,
             &mask,
             &logit_scale,
-            grad_k,
+            &mut grads.k,
             false,
             bp,
         );
         repair_key::<E, O>(
-            q,
-            k,
-            grad_out,
-            lse,
-            delta,
+            inputs,
             &key1,
             &k_rows,
             &rows,
             &mask,
             &logit_scale,
-            grad_v,
+            &mut grads.v,
             true,
             bp,
         );
         repair_key::<E, O>(
-            q,
-            k,
-            grad_out,
-            lse,
-            delta,
+            inputs,
             &key1,
             &k_rows,
             &rows,
             &mask,
             &logit_scale,
-            grad_k,
+            &mut grads.k,
             false,
             bp,
         );

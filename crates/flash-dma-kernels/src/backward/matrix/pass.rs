@@ -4,6 +4,9 @@ use crate::args::Saved;
 use crate::backward::blueprint::{DqBlueprint, MmaBlueprints};
 use crate::backward::delta::{CUBE_ROWS, delta_mma_kernel};
 use crate::backward::dkdv::mma::dkdv_mma_kernel;
+use crate::backward::dkdv::shared::args::{
+    BackwardInputsLaunch, KeyGradientsLaunch, KeyGridLaunch, KeyTileSourceLaunch, QueryBoxesLaunch,
+};
 use crate::backward::dkdv::wgmma::dkdv_wgmma_kernel;
 use crate::backward::dq::mma::dq_mma_kernel;
 use crate::backward::dq::wgmma::dq_wgmma_kernel;
@@ -213,7 +216,7 @@ impl<'a> MmaPass<'a> {
             .max(address_type(&[&grad_k], output.size()));
         // One list of arguments: the kernels take the same.
         macro_rules! launch {
-    ($kernel:ident, $blueprint:expr $(, $boxes:expr)*) => {
+    ($kernel:ident, $blueprint:expr $(, $boxes:expr)?) => {
         // SAFETY: the buffers were checked to hold the shapes and strides that the kernels index by, and
         // the lists hold keys below `k_len` or steps of the problem.
         unsafe {
@@ -222,26 +225,33 @@ impl<'a> MmaPass<'a> {
                     CubeCount::Static((keys.slots * keys.chunks * rows) as u32, 1, 1),
                     blueprint.cube_dim(),
                     address,
-                    q.into_tensor_arg(),
-                    k.into_tensor_arg(),
-                    v.into_tensor_arg(),
-                    self.saved.grad_out.clone().into_tensor_arg(),
-                    self.saved.lse.clone().into_buffer_arg(),
-                    self.sums.delta.clone().into_buffer_arg(),
-                    keys.scores.into_tensor_arg(),
-                    keys.intervals.into_buffer_arg(),
-                    keys.list.into_buffer_arg(),
-                    keys.counts.into_buffer_arg(),
-                    grad_k.into_buffer_arg(),
-                    grad_v.into_buffer_arg(),
-                    grad_scores.into_buffer_arg(),
-                    problem.scale,
-                    problem.softcap.unwrap_or(1.0),
-                    $($boxes,)*
-                    blueprints.chunk as u32,
-                    keys.chunks as u32,
-                    keys.slots as u32,
-                    keys.capacity as u32,
+                    BackwardInputsLaunch::new(
+                        q.into_tensor_arg(),
+                        k.into_tensor_arg(),
+                        v.into_tensor_arg(),
+                        self.saved.grad_out.clone().into_tensor_arg(),
+                        self.saved.lse.clone().into_buffer_arg(),
+                        self.sums.delta.clone().into_buffer_arg(),
+                    ),
+                    KeyTileSourceLaunch::new(
+                        keys.scores.into_tensor_arg(),
+                        keys.intervals.into_buffer_arg(),
+                        keys.list.into_buffer_arg(),
+                        keys.counts.into_buffer_arg(),
+                    ),
+                    KeyGradientsLaunch::new(
+                        grad_k.into_buffer_arg(),
+                        grad_v.into_buffer_arg(),
+                        grad_scores.into_buffer_arg(),
+                    ),
+                    ScalingLaunch::new(problem.scale, problem.softcap.unwrap_or(1.0)),
+                    $($boxes,)?
+                    KeyGridLaunch::new(
+                        blueprints.chunk as u32,
+                        keys.chunks as u32,
+                        keys.slots as u32,
+                        keys.capacity as u32,
+                    ),
                     $blueprint,
                     elem_type(problem.element),
                     output,
@@ -256,7 +266,11 @@ impl<'a> MmaPass<'a> {
                 let [q_boxes, o_boxes] = [&q, &self.saved.grad_out]
                     .map(|tensor| boxes_of(tensor, problem.element, heads, queries));
                 let row_boxes = word_boxes_of(self.boxed_rows(), heads, 2 * queries);
-                launch!(dkdv_wgmma_kernel, blueprint, q_boxes, o_boxes, row_boxes)
+                launch!(
+                    dkdv_wgmma_kernel,
+                    blueprint,
+                    QueryBoxesLaunch::new(q_boxes, o_boxes, row_boxes)
+                )
             }
         }
     }

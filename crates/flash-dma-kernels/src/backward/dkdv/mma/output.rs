@@ -1,7 +1,8 @@
 //! Where the gradients of a cube's keys go.
 
 use crate::backward::blueprint::DkdvBlueprint;
-use crate::backward::dkdv::shared::keys::{own_key, score_row};
+use crate::backward::dkdv::shared::args::{BackwardInputs, KeyTileSource};
+use crate::backward::dkdv::shared::keys::{ChunkTile, own_key, score_row};
 use crate::backward::dkdv::shared::mask::KeyMask;
 use crate::backward::dkdv::shared::queries::QueryRows;
 use crate::backward::dkdv::shared::sums::add_pair;
@@ -9,7 +10,6 @@ use crate::backward::repair::repair_key;
 use crate::matrix::fragment::quad_sum;
 use crate::matrix::logits::LogitScale;
 use crate::matrix::stages::RowAddress;
-use crate::vectors::Chunk;
 use cubecl::prelude::*;
 
 /// The keys of a cube that have biases for every query head.
@@ -151,19 +151,9 @@ pub(crate) fn write_rows<O: Float, NO: Size>(
 /// the first role, to dK in the second.
 #[cube]
 pub(crate) fn repair_keys<E: Float, O: Float>(
-    q: &Tensor<Chunk<E>>,
-    k: &Tensor<Chunk<E>>,
-    grad_out: &Tensor<Chunk<E>>,
-    lse: &[f32],
-    delta: &[f32],
-    scores: &Tensor<f32>,
-    intervals: &[Vector<u32, Const<2>>],
-    list: &[u32],
-    list_row: usize,
-    start: usize,
-    count: usize,
-    chunk_first: i32,
-    chunk_end: i32,
+    inputs: &BackwardInputs<E>,
+    source: &KeyTileSource,
+    place: &ChunkTile,
     batch: usize,
     kv_head: usize,
     rows: &QueryRows,
@@ -173,27 +163,28 @@ pub(crate) fn repair_keys<E: Float, O: Float>(
     #[comptime] first_role: bool,
     #[comptime] bp: DkdvBlueprint,
 ) {
-    let k_rows = RowAddress::of::<E>(k, batch, kv_head);
-    let (kv_row, k_len) = (batch * k.shape(1) + kv_head, k.shape(2));
-    let score_row = score_row(scores, batch, kv_head, bp);
+    let k_rows = RowAddress::of::<E>(&inputs.k, batch, kv_head);
+    let (kv_row, k_len) = (batch * inputs.k.shape(1) + kv_head, inputs.k.shape(2));
+    let place = ChunkTile {
+        start: place.start,
+        count: place.count,
+        list_row: place.list_row,
+        kv_row,
+        q_len: rows.len,
+        k_len,
+        chunk_first: place.chunk_first,
+        chunk_end: place.chunk_end,
+    };
+    let score_row = score_row(&source.scores, batch, kv_head, bp);
     for n in 0..comptime!(bp.fragments * 2) {
         let slot = UNIT_POS_Y as usize % comptime!(bp.role_warps) * comptime!(bp.warp_keys())
             + n * 8
             + UNIT_POS_X as usize / 4;
         let own = own_key(
             slot,
-            start,
-            count,
-            list,
-            list_row,
-            scores,
+            &place,
+            source,
             score_row,
-            intervals,
-            kv_row * k_len,
-            rows.len,
-            k_len,
-            chunk_first,
-            chunk_end,
             comptime!(
                 bp.pattern.has_intervals()
                     || bp.pattern.has_key_bias() && !bp.pattern.has_head_bias()
@@ -201,11 +192,7 @@ pub(crate) fn repair_keys<E: Float, O: Float>(
             bp,
         );
         repair_key::<E, O>(
-            q,
-            k,
-            grad_out,
-            lse,
-            delta,
+            inputs,
             &own,
             &k_rows,
             rows,

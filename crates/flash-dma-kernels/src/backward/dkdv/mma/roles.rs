@@ -10,13 +10,13 @@
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::mma::output::BiasKeys;
 use crate::backward::dkdv::mma::weights::{probabilities, score_gradients};
+use crate::backward::dkdv::shared::args::BackwardInputs;
 use crate::backward::dkdv::shared::mask::{KeyMask, StepList};
 use crate::backward::dkdv::shared::queries::{Cursor, QueryRows, Range, Step, Tiles, copy_step};
 use crate::backward::dkdv::shared::seen::SeenWords;
 use crate::matrix::logits::LogitScale;
 use crate::matrix::mma::product::{LanePlace, Shape, load_a, multiply};
 use crate::matrix::ptx::{commit_copies, shared_address, wait_copies};
-use crate::vectors::Chunk;
 use cubecl::prelude::*;
 
 /// What the products of a warp read, by address in shared memory.
@@ -74,10 +74,7 @@ impl Operands {
 /// second role's dz of the two rows of every fragment, which with `bp.pattern.has_head_bias()` it adds to `grad_scores`.
 #[cube]
 pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
-    q: &Tensor<Chunk<E>>,
-    grad_out: &Tensor<Chunk<E>>,
-    lse: &[f32],
-    delta: &[f32],
+    inputs: &BackwardInputs<E>,
     rows: &QueryRows,
     range: &Range,
     list: &StepList,
@@ -137,7 +134,7 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
             } else {
                 next.advance(range, bp);
             }
-            copy_step::<E>(q, grad_out, lse, delta, rows, &next, turn + 1, tiles, bp);
+            copy_step::<E>(inputs, rows, &next, turn + 1, tiles, bp);
         }
         commit_copies();
         if comptime!(first_role) {

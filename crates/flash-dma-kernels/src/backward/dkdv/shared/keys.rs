@@ -1,6 +1,7 @@
 //! The keys of a key tile, and which queries they are attended to by.
 
 use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::shared::args::KeyTileSource;
 use crate::backward::dkdv::shared::mask::KeyMask;
 use crate::backward::dkdv::shared::queries::Range;
 use cubecl::prelude::*;
@@ -18,6 +19,23 @@ pub(crate) struct OwnKey {
     pub first: i32,
     pub end: i32,
     pub score: f32,
+}
+
+/// A cube's key tile, and its chunk of queries.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct ChunkTile {
+    /// The tile's first slot among those of the chunk, and how many keys the chunk has.
+    pub start: usize,
+    pub count: usize,
+    /// The tile's first entry in the list.
+    pub list_row: usize,
+    /// The kv head, counted over all sequences.
+    pub kv_row: usize,
+    pub q_len: usize,
+    pub k_len: usize,
+    /// The chunk's queries.
+    pub chunk_first: i32,
+    pub chunk_end: i32,
 }
 
 #[cube]
@@ -38,23 +56,15 @@ impl OwnKey {
 #[cube]
 pub(crate) fn own_key(
     slot: usize,
-    start: usize,
-    count: usize,
-    list: &[u32],
-    list_row: usize,
-    scores: &Tensor<f32>,
+    place: &ChunkTile,
+    source: &KeyTileSource,
     score_row: usize,
-    intervals: &[Vector<u32, Const<2>>],
-    interval_row: usize,
-    q_len: usize,
-    k_len: usize,
-    chunk_first: i32,
-    chunk_end: i32,
     #[comptime] scored: bool,
     #[comptime] bp: DkdvBlueprint,
 ) -> OwnKey {
+    let interval_row = place.kv_row * place.k_len;
     let mut own = OwnKey {
-        valid: start + slot < count,
+        valid: place.start + slot < place.count,
         key: 0usize,
         row: 0usize,
         first: 0i32,
@@ -63,32 +73,32 @@ pub(crate) fn own_key(
     };
     if own.valid {
         // Positions first, then queries.
-        own.key = start + slot;
+        own.key = place.start + slot;
         let mut first = own.key as i32;
-        let mut end = k_len as i32;
+        let mut end = place.k_len as i32;
         if comptime!(bp.pattern.has_intervals()) {
-            own.key = list[list_row + slot] as usize;
-            let interval = intervals[interval_row + own.key];
+            own.key = source.list[place.list_row + slot] as usize;
+            let interval = source.intervals[interval_row + own.key];
             first = interval.extract(0usize) as i32;
             end = interval.extract(1usize) as i32;
         }
         own.row = interval_row + own.key;
         if comptime!(bp.parts) {
-            own.row = list_row + slot;
+            own.row = place.list_row + slot;
         }
         if comptime!(scored) {
-            own.score = scores[score_row + own.key];
+            own.score = source.scores[score_row + own.key];
         }
         if comptime!(bp.causal) {
-            first += q_len as i32 - k_len as i32;
-            end += q_len as i32 - k_len as i32;
+            first += place.q_len as i32 - place.k_len as i32;
+            end += place.q_len as i32 - place.k_len as i32;
         } else {
             // All queries stand at the last key.
-            end = select(end >= k_len as i32, q_len as i32, 0i32);
+            end = select(end >= place.k_len as i32, place.q_len as i32, 0i32);
             first = 0i32;
         }
-        own.first = max(first, chunk_first);
-        own.end = min(end, chunk_end);
+        own.first = max(first, place.chunk_first);
+        own.end = min(end, place.chunk_end);
     }
     own
 }
@@ -115,19 +125,16 @@ pub(crate) fn score_row(
 pub(crate) fn query_range(
     firsts: &Shared<[i32]>,
     ends: &Shared<[i32]>,
-    start: usize,
-    count: usize,
-    chunk_first: i32,
-    chunk_end: i32,
+    place: &ChunkTile,
     #[comptime] bp: DkdvBlueprint,
 ) -> Range {
-    let mut any_from = chunk_end;
-    let mut any_to = chunk_first;
-    let mut full_from = chunk_first;
-    let mut full_to = chunk_end;
+    let mut any_from = place.chunk_end;
+    let mut any_to = place.chunk_first;
+    let mut full_from = place.chunk_first;
+    let mut full_to = place.chunk_end;
     let mut slot = UNIT_POS_X as usize;
     while slot < comptime!(bp.keys()) {
-        if start + slot < count {
+        if place.start + slot < place.count {
             let (first, end) = (firsts[slot], ends[slot]);
             any_from = min(any_from, first);
             any_to = max(any_to, end);

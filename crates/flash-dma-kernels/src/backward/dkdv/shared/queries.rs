@@ -1,6 +1,7 @@
 //! The shared memory of the dk/dv kernel: its key tile, and the query tiles that stream past it.
 
 use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::shared::args::BackwardInputs;
 use crate::backward::dkdv::shared::mask::StepList;
 use crate::finite::is_finite;
 use crate::matrix::copies::copied_chunk;
@@ -282,10 +283,7 @@ pub(crate) fn query_of<E: Float>(
 /// Starts the copies of step `step`, at `cursor`: queries, output gradients, LSE and row sums.
 #[cube]
 pub(crate) fn copy_step<E: Float>(
-    q: &Tensor<Chunk<E>>,
-    grad_out: &Tensor<Chunk<E>>,
-    lse: &[f32],
-    delta: &[f32],
+    inputs: &BackwardInputs<E>,
     rows: &QueryRows,
     cursor: &Cursor,
     step: usize,
@@ -311,14 +309,14 @@ pub(crate) fn copy_step<E: Float>(
             let there = row < comptime!(bp.queries() * bp.heads) && query < rows.len;
             let from = rows.q + head * rows.q_head + query * rows.q_row + col;
             copy_or_zero(
-                &q[from..from + 1],
+                &inputs.q[from..from + 1],
                 &mut tiles.q[place..place + 1],
                 there,
                 16u32,
             );
             let from = rows.o + head * rows.o_head + query * rows.o_row + col;
             copy_or_zero(
-                &grad_out[from..from + 1],
+                &inputs.grad_out[from..from + 1],
                 &mut tiles.grad_out[place..place + 1],
                 there,
                 16u32,
@@ -331,13 +329,13 @@ pub(crate) fn copy_step<E: Float>(
         let there = unit < comptime!(bp.queries() * bp.heads) && query < rows.len;
         let from = rows.row + (first_head + unit / queries) * rows.len + query;
         copy_or_zero(
-            &lse[from..from + 1],
+            &inputs.lse[from..from + 1],
             &mut tiles.lse[place..place + 1],
             there,
             4u32,
         );
         copy_or_zero(
-            &delta[from..from + 1],
+            &inputs.delta[from..from + 1],
             &mut tiles.delta[place..place + 1],
             there,
             4u32,
