@@ -1,7 +1,7 @@
 //! The tensors of a call. Inputs may have any strides with a contiguous last axis; outputs are
 //! contiguous and overwritten.
 
-use cubecl::prelude::TensorBinding;
+use cubecl::prelude::*;
 
 /// What the keys are selected and weighted by.
 #[derive(Clone, Debug)]
@@ -50,4 +50,12 @@ pub struct Gradients {
     pub v: TensorBinding,
     /// `[batch, kv_heads, k_len]`, f32; given exactly if the problem has scores.
     pub scores: Option<TensorBinding>,
+}
+
+/// From products to logits.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct Scaling {
+    pub scale: f32,
+    /// Not read without a softcap.
+    pub softcap: f32,
 }

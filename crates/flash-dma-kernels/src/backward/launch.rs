@@ -1,6 +1,6 @@
 //! Host side of the backward pass.
 
-use crate::args::{Gradients, Inputs, Saved};
+use crate::args::{Gradients, Inputs, Saved, ScalingLaunch};
 use crate::backward::blueprint::MmaBlueprints;
 use crate::backward::matrix;
 use crate::host::check::{
@@ -15,6 +15,9 @@ use crate::pattern::intervals::slices::{for_each_slice, slice_bytes};
 use crate::pattern::intervals::tiles::QueryTiles;
 use crate::pattern::intervals::{LiveKeys, live_keys};
 use crate::pattern::kind::{Bias, Pattern};
+use crate::portable::args::{
+    KeySourceLaunch, OperandsLaunch, OrderedSourceLaunch, SavedRowsLaunch,
+};
 use crate::portable::blueprint::{Blueprint, Pass};
 use crate::portable::delta::delta_kernel;
 use crate::portable::dkdv::dkdv_kernel;
@@ -375,19 +378,24 @@ impl BackwardPass<'_> {
                         blueprint.cube_dim(),
                         address_type(&typed, size).max(address_type(&words, 4)),
                         vector_size(&typed, size),
-                        q.into_tensor_arg(),
-                        k.into_tensor_arg(),
-                        v.into_tensor_arg(),
-                        self.saved.grad_out.clone().into_tensor_arg(),
-                        self.saved.lse.clone().into_tensor_arg(),
-                        self.delta.clone().into_tensor_arg(),
-                        scores.into_tensor_arg(),
-                        intervals.into_tensor_arg(),
-                        list.into_tensor_arg(),
-                        counts.into_tensor_arg(),
+                        OperandsLaunch::new(
+                            q.into_tensor_arg(),
+                            k.into_tensor_arg(),
+                            v.into_tensor_arg(),
+                        ),
+                        SavedRowsLaunch::new(
+                            self.saved.grad_out.clone().into_tensor_arg(),
+                            self.saved.lse.clone().into_tensor_arg(),
+                            self.delta.clone().into_tensor_arg(),
+                        ),
+                        KeySourceLaunch::new(
+                            scores.into_tensor_arg(),
+                            intervals.into_tensor_arg(),
+                            list.into_tensor_arg(),
+                            counts.into_tensor_arg(),
+                        ),
                         grads.q.clone().into_tensor_arg(),
-                        problem.scale,
-                        problem.softcap.unwrap_or(1.0),
+                        ScalingLaunch::new(problem.scale, problem.softcap.unwrap_or(1.0)),
                         slice.first_tile,
                         blueprint,
                         elem_type(problem.element),
@@ -427,21 +435,26 @@ impl BackwardPass<'_> {
                 blueprint.cube_dim(),
                 address_type(&typed, size).max(address_type(&words, 4)),
                 vector_size(&typed, size),
-                q.into_tensor_arg(),
-                k.into_tensor_arg(),
-                v.into_tensor_arg(),
-                self.saved.grad_out.clone().into_tensor_arg(),
-                self.saved.lse.clone().into_tensor_arg(),
-                self.delta.clone().into_tensor_arg(),
-                scores.into_tensor_arg(),
-                keys.into_tensor_arg(),
-                ends.into_tensor_arg(),
-                counts.into_tensor_arg(),
+                OperandsLaunch::new(
+                    q.into_tensor_arg(),
+                    k.into_tensor_arg(),
+                    v.into_tensor_arg(),
+                ),
+                SavedRowsLaunch::new(
+                    self.saved.grad_out.clone().into_tensor_arg(),
+                    self.saved.lse.clone().into_tensor_arg(),
+                    self.delta.clone().into_tensor_arg(),
+                ),
+                OrderedSourceLaunch::new(
+                    scores.into_tensor_arg(),
+                    keys.into_tensor_arg(),
+                    ends.into_tensor_arg(),
+                    counts.into_tensor_arg(),
+                ),
                 grads.k.clone().into_tensor_arg(),
                 grads.v.clone().into_tensor_arg(),
                 grad_scores.into_tensor_arg(),
-                problem.scale,
-                problem.softcap.unwrap_or(1.0),
+                ScalingLaunch::new(problem.scale, problem.softcap.unwrap_or(1.0)),
                 blueprint,
                 elem_type(problem.element),
             );

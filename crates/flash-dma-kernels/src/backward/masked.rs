@@ -1,6 +1,6 @@
 //! Host side of the backward pass.
 
-use crate::args::Saved;
+use crate::args::{Saved, ScalingLaunch};
 use crate::backward::bias::blueprint::BiasBlueprint;
 use crate::backward::bias::launch::BiasGradient;
 use crate::backward::blueprint::{DkdvBlueprint, MmaBlueprints};
@@ -15,6 +15,7 @@ use crate::matrix::wgmma::boxes::takes_boxes;
 use crate::pattern::mask::args::{MaskedGradients, MaskedInputs};
 use crate::pattern::mask::listed::{Words, listed_bytes};
 use crate::pattern::mask::query_lists::{QueryLists, lists_fit, query_lists, sum_heads};
+use crate::portable::args::{OperandsLaunch, PlanAndBiasLaunch, SavedRowsLaunch};
 use crate::portable::blueprint::Blueprint;
 use crate::portable::masked::bias::bias_kernel;
 use crate::portable::masked::dkdv::dkdv_kernel;
@@ -393,18 +394,26 @@ macro_rules! launch {
                 $blueprint.cube_dim(),
                 address_type(&typed, size).max(address_type(&words, 4)),
                 vector_size(&typed, size),
-                q.clone().into_tensor_arg(),
-                k.clone().into_tensor_arg(),
-                v.clone().into_tensor_arg(),
-                saved.grad_out.clone().into_tensor_arg(),
-                saved.lse.clone().into_tensor_arg(),
-                delta.clone().into_tensor_arg(),
-                bits.into_tensor_arg(),
-                counts.into_tensor_arg(),
-                bias.into_tensor_arg(),
+                OperandsLaunch::new(
+                    q.clone().into_tensor_arg(),
+                    k.clone().into_tensor_arg(),
+                    v.clone().into_tensor_arg(),
+                ),
+                SavedRowsLaunch::new(
+                    saved.grad_out.clone().into_tensor_arg(),
+                    saved.lse.clone().into_tensor_arg(),
+                    delta.clone().into_tensor_arg(),
+                ),
+                PlanAndBiasLaunch::new(
+                    bits.into_tensor_arg(),
+                    counts.into_tensor_arg(),
+                    bias.into_tensor_arg(),
+                ),
                 $($grad.clone().into_tensor_arg(),)*
-                p.scale,
-                p.softcap.unwrap_or(1.0),
+                ScalingLaunch::new(
+                    p.scale,
+                    p.softcap.unwrap_or(1.0),
+                ),
                 $($option,)*
                 $blueprint,
                 elem_type(p.element),

@@ -1,6 +1,6 @@
 //! Host side of the forward pass.
 
-use crate::args::Inputs;
+use crate::args::{Inputs, ScalingLaunch};
 use crate::forward::matrix;
 use crate::host::check::{
     Layout, address_type, check_device, check_tensor, elem_type, vector_size,
@@ -11,6 +11,7 @@ use crate::matrix::blueprint::MmaBlueprint;
 use crate::pattern::intervals::slices::{for_each_slice, slice_bytes};
 use crate::pattern::intervals::tiles::QueryTiles;
 use crate::pattern::intervals::{LiveKeys, live_keys};
+use crate::portable::args::{KeySourceLaunch, OperandsLaunch};
 use crate::portable::blueprint::{Blueprint, Pass};
 use crate::portable::forward::forward_kernel;
 use cubecl::client::Client;
@@ -313,17 +314,20 @@ fn launch_portable(
                 blueprint.cube_dim(),
                 address_type(&typed, size).max(address_type(&words, 4)),
                 vector_size(&typed, size),
-                q.into_tensor_arg(),
-                k.into_tensor_arg(),
-                v.into_tensor_arg(),
-                scores.into_tensor_arg(),
-                intervals.into_tensor_arg(),
-                list.into_tensor_arg(),
-                counts.into_tensor_arg(),
+                OperandsLaunch::new(
+                    q.into_tensor_arg(),
+                    k.into_tensor_arg(),
+                    v.into_tensor_arg(),
+                ),
+                KeySourceLaunch::new(
+                    scores.into_tensor_arg(),
+                    intervals.into_tensor_arg(),
+                    list.into_tensor_arg(),
+                    counts.into_tensor_arg(),
+                ),
                 out.clone().into_tensor_arg(),
                 lse.clone().into_tensor_arg(),
-                problem.scale,
-                problem.softcap.unwrap_or(1.0),
+                ScalingLaunch::new(problem.scale, problem.softcap.unwrap_or(1.0)),
                 slice.first_tile,
                 blueprint,
                 elem_type(problem.element),

@@ -1,5 +1,6 @@
 //! Host side of the forward pass.
 
+use crate::args::ScalingLaunch;
 use crate::forward::matrix;
 use crate::host::check::{
     Layout, address_type, check_device, check_tensor, elem_type, vector_size,
@@ -11,6 +12,7 @@ use crate::pattern::intervals::slices::Slice;
 use crate::pattern::kind::{Bias, Pattern};
 use crate::pattern::mask::args::MaskedInputs;
 use crate::pattern::mask::listed::{Words, listed_bytes};
+use crate::portable::args::{OperandsLaunch, PlanAndBiasLaunch};
 use crate::portable::blueprint::{Blueprint, Pass};
 use crate::portable::masked::forward::forward_kernel;
 use cubecl::client::Client;
@@ -239,16 +241,19 @@ fn launch_portable(
             blueprint.cube_dim(),
             address_type(&typed, size).max(address_type(&words, 4)),
             vector_size(&typed, size),
-            q.into_tensor_arg(),
-            k.into_tensor_arg(),
-            v.into_tensor_arg(),
-            bits.into_tensor_arg(),
-            counts.into_tensor_arg(),
-            bias.into_tensor_arg(),
+            OperandsLaunch::new(
+                q.into_tensor_arg(),
+                k.into_tensor_arg(),
+                v.into_tensor_arg(),
+            ),
+            PlanAndBiasLaunch::new(
+                bits.into_tensor_arg(),
+                counts.into_tensor_arg(),
+                bias.into_tensor_arg(),
+            ),
             out.clone().into_tensor_arg(),
             lse.clone().into_tensor_arg(),
-            p.scale,
-            p.softcap.unwrap_or(1.0),
+            ScalingLaunch::new(p.scale, p.softcap.unwrap_or(1.0)),
             blueprint,
             elem_type(p.element),
         );

@@ -1,15 +1,13 @@
 //! Host side of the tensor-core forward pass.
 
-use crate::args::Inputs;
+use crate::args::{Inputs, ScalingLaunch};
 use crate::forward::merge::merge;
 use crate::forward::mma::forward_mma_kernel;
 use crate::forward::wgmma::forward_wgmma_kernel;
 use crate::host::check::{address_type, elem_type};
 use crate::host::engine::Instruction;
 use crate::host::scratch::{bytes, scratch};
-use crate::matrix::args::{
-    KeySourceLaunch, LaunchedTilesLaunch, OperandsLaunch, OutputsLaunch, ScalingLaunch,
-};
+use crate::matrix::args::{KeySourceLaunch, LaunchedTilesLaunch, OperandsLaunch, OutputsLaunch};
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::pattern::intervals::LiveKeys;
 use crate::pattern::intervals::slices::{Slice, for_each_slice, slice_bytes};

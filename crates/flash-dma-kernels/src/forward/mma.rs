@@ -1,6 +1,7 @@
 //! Forward attention on tensor cores: `mma.sync` over key tiles that `cp.async` gathers.
 
-use crate::matrix::args::{KeySource, LaunchedTiles, Operands, Outputs, Scaling};
+use crate::args::Scaling;
+use crate::matrix::args::{KeySource, LaunchedTiles, Operands, Outputs};
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::fragment::{
     gathered, multiply_pair, quad_max, quad_sum, scale_rows, set, set_all, swizzle, zeros,

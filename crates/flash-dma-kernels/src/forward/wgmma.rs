@@ -1,6 +1,7 @@
 //! Forward attention on Hopper's tensor cores: `wgmma` over key tiles that `cp.async` gathers.
 
-use crate::matrix::args::{KeySource, LaunchedTiles, Operands, Outputs, Scaling};
+use crate::args::Scaling;
+use crate::matrix::args::{KeySource, LaunchedTiles, Operands, Outputs};
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::fragment::{pack, quad_max, quad_sum};
 use crate::matrix::key_stream::KeyCopies;

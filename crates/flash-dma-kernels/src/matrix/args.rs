@@ -46,14 +46,6 @@ pub(crate) struct SavedRows {
     pub delta: Box<[f32]>,
 }
 
-/// From products to logits.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct Scaling {
-    pub scale: f32,
-    /// Not read without a softcap.
-    pub softcap: f32,
-}
-
 /// The query tiles of a launch.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct LaunchedTiles {

@@ -1,7 +1,9 @@
 //! The gradients of k, v and the scores: key tiles stream the queries that attend to them.
 
+use crate::args::Scaling;
 use crate::finite::negative_infinity;
 use crate::pattern::position::position;
+use crate::portable::args::{Operands, OrderedSource, SavedRows};
 use crate::portable::blueprint::{Blueprint, LANES};
 use crate::portable::memory::{Row4, TileRows, load_rows, load_tile, store_row};
 use crate::portable::product::{accumulate, accumulate_selected, products};
@@ -25,37 +27,29 @@ use cubecl::prelude::*;
 /// and `grad_scores` is never written.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn dkdv_kernel<F: Float, N: Size>(
-    q: &Tensor<Vector<F, N>>,
-    k: &Tensor<Vector<F, N>>,
-    v: &Tensor<Vector<F, N>>,
-    grad_out: &Tensor<Vector<F, N>>,
-    lse: &Tensor<f32>,
-    delta: &Tensor<f32>,
-    scores: &Tensor<f32>,
-    keys: &Tensor<u32>,
-    ends: &Tensor<u32>,
-    counts: &Tensor<u32>,
+    operands: &Operands<F, N>,
+    saved: &SavedRows<F, N>,
+    source: &OrderedSource,
     grad_k: &mut Tensor<Vector<F, N>>,
     grad_v: &mut Tensor<Vector<F, N>>,
     grad_scores: &mut Tensor<f32>,
-    scale: f32,
-    softcap: f32,
+    scaling: &Scaling,
     #[comptime] bp: Blueprint,
     #[define(F)] _element: ElemType,
 ) {
     let (x, y) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
     let (units_x, units_y) = comptime!((bp.micro.units_x, bp.micro.units_y));
     let (outer_rows, inner_rows) = comptime!((bp.outer_rows(), bp.inner_rows()));
-    let (q_len, k_len) = (q.shape(2), k.shape(2));
+    let (q_len, k_len) = (operands.q.shape(2), operands.k.shape(2));
     let (batch, kv_head) = (CUBE_POS_Z as usize, CUBE_POS_Y as usize);
-    let kv_row = batch * k.shape(1) + kv_head;
-    let group = q.shape(1) / k.shape(1);
+    let kv_row = batch * operands.k.shape(1) + kv_head;
+    let group = operands.q.shape(1) / operands.k.shape(1);
     let start = CUBE_POS_X as usize * outer_rows;
     let mut count = k_len;
     let mut list_base = 0usize;
     if comptime!(bp.pattern.has_intervals()) {
-        count = counts[kv_row] as usize;
-        list_base = kv_row * keys.stride(0);
+        count = source.counts[kv_row] as usize;
+        list_base = kv_row * source.keys.stride(0);
     }
     if start >= count {
         terminate!();
@@ -109,12 +103,12 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
         if n < count {
             end = k_len as i32;
             if comptime!(bp.pattern.has_intervals()) {
-                let key = keys[list_base + n];
+                let key = source.keys[list_base + n];
                 first = key as i32;
-                end = ends[list_base + n] as i32;
-                score = scores[batch * scores.stride(0)
-                    + kv_head * scores.stride(1)
-                    + key as usize * scores.stride(2)];
+                end = source.ends[list_base + n] as i32;
+                score = source.scores[batch * source.scores.stride(0)
+                    + kv_head * source.scores.stride(1)
+                    + key as usize * source.scores.stride(2)];
             } else {
                 first = n as i32;
             }
@@ -123,12 +117,12 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
         key_scores[row] = score;
         row += comptime!(bp.units());
     }
-    let k_base = batch * k.stride(0) + kv_head * k.stride(1);
+    let k_base = batch * operands.k.stride(0) + kv_head * operands.k.stride(1);
     load_rows::<F, N>(
-        k,
+        &operands.k,
         k_base,
-        k.stride(2),
-        keys,
+        operands.k.stride(2),
+        &source.keys,
         list_base,
         start,
         count,
@@ -139,12 +133,12 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
         bp.pattern.has_intervals(),
         bp,
     );
-    let v_base = batch * v.stride(0) + kv_head * v.stride(1);
+    let v_base = batch * operands.v.stride(0) + kv_head * operands.v.stride(1);
     load_rows::<F, N>(
-        v,
+        &operands.v,
         v_base,
-        v.stride(2),
-        keys,
+        operands.v.stride(2),
+        &source.keys,
         list_base,
         start,
         count,
@@ -173,11 +167,11 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
             let query = tile_start + row;
             let mut at = position(query, q_len, k_len, bp.causal);
             if query < q_len {
-                let n = (batch * q.shape(1) + head) * q_len + query;
-                row_lse[row] = lse[n];
-                row_delta[row] = delta[n];
+                let n = (batch * operands.q.shape(1) + head) * q_len + query;
+                row_lse[row] = saved.lse[n];
+                row_delta[row] = saved.delta[n];
                 // A row that attends to nothing has no gradients, whatever its logits.
-                if lse[n] == negative_infinity() {
+                if saved.lse[n] == negative_infinity() {
                     at = i32::new(-1);
                 }
             }
@@ -191,7 +185,7 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
             end: q_len,
         };
         load_tile::<F, N>(
-            q,
+            &operands.q,
             &queries,
             &mut q_rows,
             &mut not_finite,
@@ -200,7 +194,7 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
             bp,
         );
         load_tile::<F, N>(
-            grad_out,
+            &saved.grad_out,
             &queries,
             &mut grad_rows,
             &mut not_finite,
@@ -228,12 +222,15 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
                     let n = o * comptime!(bp.micro.inner) + part * LANES + e;
                     let inner = x + (part * LANES + e) * units_x;
                     if slots.selected(outer, inner) {
-                        let value = logit(s[n], scale, softcap, bp);
+                        let value = logit(s[n], scaling.scale, scaling.softcap, bp);
                         let p = (value + key_scores[outer] - row_lse[inner]).exp();
                         let ds = p * (dp[n] - row_delta[inner]);
                         score_sum += ds;
                         p_weight.insert(e, p);
-                        ds_weight.insert(e, ds * logit_slope(value, scale, softcap, bp));
+                        ds_weight.insert(
+                            e,
+                            ds * logit_slope(value, scaling.scale, scaling.softcap, bp),
+                        );
                     }
                 }
                 let column = x * comptime!(bp.weight_vectors()) + part;
@@ -264,7 +261,7 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
         if start + outer < count {
             let mut key = start + outer;
             if comptime!(bp.pattern.has_intervals()) {
-                key = keys[list_base + key] as usize;
+                key = source.keys[list_base + key] as usize;
                 if x == 0 {
                     let mut sum = 0.0f32;
                     for unit in 0..units_x {

@@ -1,7 +1,9 @@
 //! The gradient of q: query tiles stream the keys they attend to.
 
+use crate::args::Scaling;
 use crate::finite::negative_infinity;
 use crate::pattern::position::position;
+use crate::portable::args::{KeySource, Operands, SavedRows};
 use crate::portable::blueprint::{Blueprint, LANES};
 use crate::portable::keys::TileKeys;
 use crate::portable::memory::{Row4, TileRows, load_tile, store_tile};
@@ -24,19 +26,11 @@ use cubecl::prelude::*;
 /// Without `bp.pattern.has_intervals()` the scores, intervals, list and counts are never read.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn dq_kernel<F: Float, N: Size>(
-    q: &Tensor<Vector<F, N>>,
-    k: &Tensor<Vector<F, N>>,
-    v: &Tensor<Vector<F, N>>,
-    grad_out: &Tensor<Vector<F, N>>,
-    lse: &Tensor<f32>,
-    delta: &Tensor<f32>,
-    scores: &Tensor<f32>,
-    intervals: &Tensor<u32>,
-    list: &Tensor<u32>,
-    counts: &Tensor<u32>,
+    operands: &Operands<F, N>,
+    saved: &SavedRows<F, N>,
+    source: &KeySource,
     grad_q: &mut Tensor<Vector<F, N>>,
-    scale: f32,
-    softcap: f32,
+    scaling: &Scaling,
     first_tile: usize,
     #[comptime] bp: Blueprint,
     #[define(F)] _element: ElemType,
@@ -44,9 +38,9 @@ pub(crate) fn dq_kernel<F: Float, N: Size>(
     let (x, y) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
     let (units_x, units_y) = comptime!((bp.micro.units_x, bp.micro.units_y));
     let (outer_rows, inner_rows) = comptime!((bp.outer_rows(), bp.inner_rows()));
-    let (q_len, k_len) = (q.shape(2), k.shape(2));
+    let (q_len, k_len) = (operands.q.shape(2), operands.k.shape(2));
     let (batch, head) = (CUBE_POS_Z as usize, CUBE_POS_Y as usize);
-    let kv_head = head / (q.shape(1) / k.shape(1));
+    let kv_head = head / (operands.q.shape(1) / operands.k.shape(1));
     let first_query = (first_tile + CUBE_POS_X as usize) * outer_rows;
 
     let mut slots = Slots::new(false, bp);
@@ -82,11 +76,11 @@ pub(crate) fn dq_kernel<F: Float, N: Size>(
         let query = first_query + row;
         let mut at = position(query, q_len, k_len, bp.causal);
         if query < q_len {
-            let n = (batch * q.shape(1) + head) * q_len + query;
-            row_lse[row] = lse[n];
-            row_delta[row] = delta[n];
+            let n = (batch * operands.q.shape(1) + head) * q_len + query;
+            row_lse[row] = saved.lse[n];
+            row_delta[row] = saved.delta[n];
             // A row that attends to nothing has no gradients, whatever its logits.
-            if lse[n] == negative_infinity() {
+            if saved.lse[n] == negative_infinity() {
                 at = i32::new(-1);
             }
         }
@@ -94,9 +88,9 @@ pub(crate) fn dq_kernel<F: Float, N: Size>(
         row += comptime!(bp.units());
     }
     let keys = TileKeys::of_query_tile(
-        list,
-        counts,
-        batch * k.shape(1) + kv_head,
+        &source.list,
+        &source.counts,
+        batch * operands.k.shape(1) + kv_head,
         first_query,
         q_len,
         k_len,
@@ -109,7 +103,7 @@ pub(crate) fn dq_kernel<F: Float, N: Size>(
         end: q_len,
     };
     load_tile::<F, N>(
-        q,
+        &operands.q,
         &queries,
         &mut q_rows,
         &mut not_finite,
@@ -118,7 +112,7 @@ pub(crate) fn dq_kernel<F: Float, N: Size>(
         bp,
     );
     load_tile::<F, N>(
-        grad_out,
+        &saved.grad_out,
         &queries,
         &mut grad_rows,
         &mut not_finite,
@@ -133,11 +127,11 @@ pub(crate) fn dq_kernel<F: Float, N: Size>(
         let slot = tile % 2;
         sync_cube();
         keys.load::<F, N>(
-            k,
-            v,
-            scores,
-            intervals,
-            list,
+            &operands.k,
+            &operands.v,
+            &source.scores,
+            &source.intervals,
+            &source.list,
             batch,
             kv_head,
             tile * inner_rows,
@@ -167,10 +161,13 @@ pub(crate) fn dq_kernel<F: Float, N: Size>(
                     let n = o * comptime!(bp.micro.inner) + part * LANES + e;
                     let inner = x + (part * LANES + e) * units_x;
                     if slots.selected(outer, inner) {
-                        let value = logit(s[n], scale, softcap, bp);
+                        let value = logit(s[n], scaling.scale, scaling.softcap, bp);
                         let p = (value + key_scores[inner] - row_lse[outer]).exp();
                         let ds = p * (dp[n] - row_delta[outer]);
-                        weight.insert(e, ds * logit_slope(value, scale, softcap, bp));
+                        weight.insert(
+                            e,
+                            ds * logit_slope(value, scaling.scale, scaling.softcap, bp),
+                        );
                     }
                 }
                 let column = x * comptime!(bp.weight_vectors()) + part;
@@ -186,5 +183,5 @@ pub(crate) fn dq_kernel<F: Float, N: Size>(
         }
     }
 
-    store_tile::<F, N>(grad_q, &queries, q.shape(1), &acc, bp);
+    store_tile::<F, N>(grad_q, &queries, operands.q.shape(1), &acc, bp);
 }

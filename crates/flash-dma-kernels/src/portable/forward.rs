@@ -1,6 +1,8 @@
 //! The forward kernel: online softmax over the key tiles of one query tile.
 
+use crate::args::Scaling;
 use crate::pattern::position::position;
+use crate::portable::args::{KeySource, Operands};
 use crate::portable::blueprint::Blueprint;
 use crate::portable::keys::TileKeys;
 use crate::portable::memory::{Row4, TileRows, load_tile};
@@ -23,25 +25,19 @@ use cubecl::prelude::*;
 /// Without `bp.pattern.has_intervals()` the scores, intervals, list and counts are never read.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn forward_kernel<F: Float, N: Size>(
-    q: &Tensor<Vector<F, N>>,
-    k: &Tensor<Vector<F, N>>,
-    v: &Tensor<Vector<F, N>>,
-    scores: &Tensor<f32>,
-    intervals: &Tensor<u32>,
-    list: &Tensor<u32>,
-    counts: &Tensor<u32>,
+    operands: &Operands<F, N>,
+    source: &KeySource,
     out: &mut Tensor<Vector<F, N>>,
     lse: &mut Tensor<f32>,
-    scale: f32,
-    softcap: f32,
+    scaling: &Scaling,
     first_tile: usize,
     #[comptime] bp: Blueprint,
     #[define(F)] _element: ElemType,
 ) {
     let (outer_rows, inner_rows) = comptime!((bp.outer_rows(), bp.inner_rows()));
-    let (q_len, k_len) = (q.shape(2), k.shape(2));
+    let (q_len, k_len) = (operands.q.shape(2), operands.k.shape(2));
     let (batch, head) = (CUBE_POS_Z as usize, CUBE_POS_Y as usize);
-    let kv_head = head / (q.shape(1) / k.shape(1));
+    let kv_head = head / (operands.q.shape(1) / operands.k.shape(1));
     let first_query = (first_tile + CUBE_POS_X as usize) * outer_rows;
 
     let mut slots = Slots::new(false, bp);
@@ -65,9 +61,9 @@ pub(crate) fn forward_kernel<F: Float, N: Size>(
         row += comptime!(bp.units());
     }
     let keys = TileKeys::of_query_tile(
-        list,
-        counts,
-        batch * k.shape(1) + kv_head,
+        &source.list,
+        &source.counts,
+        batch * operands.k.shape(1) + kv_head,
         first_query,
         q_len,
         k_len,
@@ -80,7 +76,7 @@ pub(crate) fn forward_kernel<F: Float, N: Size>(
         end: q_len,
     };
     load_tile::<F, N>(
-        q,
+        &operands.q,
         &queries,
         &mut q_rows,
         &mut not_finite,
@@ -95,11 +91,11 @@ pub(crate) fn forward_kernel<F: Float, N: Size>(
         let slot = tile % 2;
         sync_cube();
         keys.load::<F, N>(
-            k,
-            v,
-            scores,
-            intervals,
-            list,
+            &operands.k,
+            &operands.v,
+            &source.scores,
+            &source.intervals,
+            &source.list,
             batch,
             kv_head,
             tile * inner_rows,
@@ -124,12 +120,12 @@ pub(crate) fn forward_kernel<F: Float, N: Size>(
             &slots,
             &not_finite,
             slot,
-            scale,
-            softcap,
+            scaling.scale,
+            scaling.softcap,
             bp,
         );
     }
 
     softmax.finish(bp);
-    softmax.store::<F, N>(out, lse, &queries, q.shape(1), bp);
+    softmax.store::<F, N>(out, lse, &queries, operands.q.shape(1), bp);
 }

@@ -6,6 +6,7 @@
 //! outer rows `y + o * units_y` and the inner rows `x + i * units_x`: neighbouring units read
 //! neighbouring rows, which a padded row stride spreads over the banks of shared memory.
 
+pub(crate) mod args;
 pub(crate) mod blueprint;
 pub(crate) mod delta;
 pub(crate) mod dkdv;

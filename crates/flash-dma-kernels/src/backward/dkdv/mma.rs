@@ -4,6 +4,7 @@ pub(crate) mod output;
 pub(crate) mod roles;
 pub(crate) mod weights;
 
+use crate::args::Scaling;
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::mma::output::{
     BiasKeys, key_of, repair_keys, row_of, slot_of, write_rows,
@@ -14,7 +15,6 @@ use crate::backward::dkdv::shared::keys::{ChunkTile, own_key, query_range, score
 use crate::backward::dkdv::shared::mask::{KeyMask, StepList};
 use crate::backward::dkdv::shared::queries::{Cursor, QueryRows, Range, Tiles, copy_step};
 use crate::backward::dkdv::shared::sums::add_to;
-use crate::matrix::args::Scaling;
 use crate::matrix::fragment::{quad_sum, swizzle};
 use crate::matrix::logits::LogitScale;
 use crate::matrix::ptx::commit_copies;

@@ -5,6 +5,7 @@ pub(crate) mod queries;
 pub(crate) mod steps;
 pub(crate) mod weights;
 
+use crate::args::Scaling;
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::args::{
     BackwardInputs, KeyGradients, KeyGrid, KeyTileSource, QueryBoxes,
@@ -17,7 +18,6 @@ use crate::backward::dkdv::wgmma::queries::{StepCopies, Tiles, step_at};
 use crate::backward::dkdv::wgmma::steps::Steps;
 use crate::backward::dkdv::wgmma::weights::{StepWeights, step_weights};
 use crate::backward::repair::repair_key;
-use crate::matrix::args::Scaling;
 use crate::matrix::fragment::quad_sum;
 use crate::matrix::logits::LogitScale;
 use crate::matrix::ptx::{commit_copies, wait_copies};

@@ -1,9 +1,10 @@
 //! The gradient of q on tensor cores: query tiles stream the keys they attend to.
 
+use crate::args::Scaling;
 use crate::backward::blueprint::DqBlueprint;
 use crate::backward::dq::tile::{LaneRows, TileOperands, add_tile};
 use crate::backward::repair::mark_not_finite;
-use crate::matrix::args::{KeySource, LaunchedTiles, Operands, SavedRows, Scaling};
+use crate::matrix::args::{KeySource, LaunchedTiles, Operands, SavedRows};
 use crate::matrix::fragment::swizzle;
 use crate::matrix::key_stream::KeyCopies;
 use crate::matrix::logits::LogitScale;

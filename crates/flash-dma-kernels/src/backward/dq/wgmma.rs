@@ -1,9 +1,10 @@
 //! The gradient of q on Hopper's tensor cores: query tiles stream the keys they attend to.
 
+use crate::args::Scaling;
 use crate::backward::dq::key_boxes::KeyBoxes;
 use crate::backward::dq::weights::{LaneRow, gradients};
 use crate::finite::is_finite;
-use crate::matrix::args::{KeySource, LaunchedTiles, Operands, SavedRows, Scaling};
+use crate::matrix::args::{KeySource, LaunchedTiles, Operands, SavedRows};
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::key_stream::KeyCopies;
 use crate::matrix::logits::LogitScale;

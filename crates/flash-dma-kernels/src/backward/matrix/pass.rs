@@ -1,6 +1,6 @@
 //! The launches of the large kernels on tensor cores, and of the row sums in front of them.
 
-use crate::args::Saved;
+use crate::args::{Saved, ScalingLaunch};
 use crate::backward::blueprint::{DqBlueprint, MmaBlueprints};
 use crate::backward::delta::{CUBE_ROWS, delta_mma_kernel};
 use crate::backward::dkdv::mma::dkdv_mma_kernel;
@@ -13,9 +13,7 @@ use crate::backward::dq::wgmma::dq_wgmma_kernel;
 use crate::host::check::{address_type, elem_type};
 use crate::host::engine::Instruction;
 use crate::host::scratch::{bytes, scratch};
-use crate::matrix::args::{
-    KeySourceLaunch, LaunchedTilesLaunch, OperandsLaunch, SavedRowsLaunch, ScalingLaunch,
-};
+use crate::matrix::args::{KeySourceLaunch, LaunchedTilesLaunch, OperandsLaunch, SavedRowsLaunch};
 use crate::matrix::wgmma::boxes::{boxes_of, takes_boxes, word_boxes_of};
 use crate::pattern::intervals::slices::Slice;
 use cubecl::client::Client;

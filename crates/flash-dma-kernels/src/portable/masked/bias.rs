@@ -1,5 +1,7 @@
 //! The portable kernel of the gradient of a bias, in its own shape.
 
+use crate::args::Scaling;
+use crate::portable::args::{Operands, PlanAndBias, SavedRows};
 use crate::portable::blueprint::Blueprint;
 use crate::portable::masked::dkdv::load_queries;
 use crate::portable::masked::seen::{BiasRow, Seen, broadcast_row, is_active};
@@ -16,18 +18,11 @@ use cubecl::prelude::*;
 /// It costs two matrix products a pair more than the gradients of k and v, and needs neither atomics nor memory.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn bias_kernel<F: Float, N: Size>(
-    q: &Tensor<Vector<F, N>>,
-    k: &Tensor<Vector<F, N>>,
-    v: &Tensor<Vector<F, N>>,
-    grad_out: &Tensor<Vector<F, N>>,
-    lse: &Tensor<f32>,
-    delta: &Tensor<f32>,
-    bits: &Tensor<u32>,
-    counts: &Tensor<u32>,
-    bias: &Tensor<f32>,
+    operands: &Operands<F, N>,
+    saved: &SavedRows<F, N>,
+    plan: &PlanAndBias,
     grad_bias: &mut Tensor<f32>,
-    scale: f32,
-    softcap: f32,
+    scaling: &Scaling,
     #[comptime] whole_queries: bool,
     #[comptime] whole_keys: bool,
     #[comptime] bp: Blueprint,
@@ -36,9 +31,14 @@ pub(crate) fn bias_kernel<F: Float, N: Size>(
     let (x, y) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
     let (units_x, units_y) = comptime!((bp.micro.units_x, bp.micro.units_y));
     let (outer_rows, inner_rows) = comptime!((bp.outer_rows(), bp.inner_rows()));
-    let (batches, q_heads, q_len, k_len) = (q.shape(0), q.shape(1), q.shape(2), k.shape(2));
-    let group = q_heads / k.shape(1);
-    let (bias_batches, bias_heads) = (bias.shape(0), bias.shape(1));
+    let (batches, q_heads, q_len, k_len) = (
+        operands.q.shape(0),
+        operands.q.shape(1),
+        operands.q.shape(2),
+        operands.k.shape(2),
+    );
+    let group = q_heads / operands.k.shape(1);
+    let (bias_batches, bias_heads) = (plan.bias.shape(0), plan.bias.shape(1));
     let own = CUBE_POS_Z as usize;
     let (own_head, own_batch) = (own % bias_heads, own / bias_heads);
     let heads_each = q_heads / bias_heads;
@@ -83,10 +83,10 @@ pub(crate) fn bias_kernel<F: Float, N: Size>(
         let head = own_head * heads_each + step / key_tiles % heads_each;
         let first_key = (first_key_tile + step % key_tiles) * outer_rows;
         let kv_head = head / group;
-        let bias_row = BiasRow::new(bias, batch, head, q_heads, bp);
+        let bias_row = BiasRow::new(&plan.bias, batch, head, q_heads, bp);
         let mut mask_row = 0usize;
         if comptime!(bp.pattern.is_planned()) {
-            mask_row = broadcast_row(bits.shape(0), bits.shape(1), batch, head, q_heads);
+            mask_row = broadcast_row(plan.bits.shape(0), plan.bits.shape(1), batch, head, q_heads);
         }
         sync_cube();
         let keys = TileRows {
@@ -96,7 +96,7 @@ pub(crate) fn bias_kernel<F: Float, N: Size>(
             end: k_len,
         };
         load_tile::<F, N>(
-            k,
+            &operands.k,
             &keys,
             &mut k_rows,
             &mut not_finite,
@@ -105,7 +105,7 @@ pub(crate) fn bias_kernel<F: Float, N: Size>(
             bp,
         );
         load_tile::<F, N>(
-            v,
+            &operands.v,
             &keys,
             &mut v_rows,
             &mut not_finite,
@@ -116,14 +116,21 @@ pub(crate) fn bias_kernel<F: Float, N: Size>(
         for tile in first_query_tile..first_query_tile + query_tiles {
             let first_query = tile * inner_rows;
             let end_query = min(first_query + inner_rows, q_len);
-            if is_active(counts, mask_row, first_query, end_query, first_key, bp) {
+            if is_active(
+                &plan.counts,
+                mask_row,
+                first_query,
+                end_query,
+                first_key,
+                bp,
+            ) {
                 sync_cube();
                 load_queries::<F, N>(
-                    q,
-                    grad_out,
-                    lse,
-                    delta,
-                    bits,
+                    &operands.q,
+                    &saved.grad_out,
+                    &saved.lse,
+                    &saved.delta,
+                    &plan.bits,
                     batch,
                     head,
                     mask_row,
@@ -150,8 +157,13 @@ pub(crate) fn bias_kernel<F: Float, N: Size>(
                         let inner = x + i * units_x;
                         let n = o * comptime!(bp.micro.inner) + i;
                         if seen.selected(outer, inner) {
-                            let z = bias_row.read(bias, first_query + inner, first_key + outer, bp);
-                            let value = logit(s[n], scale, softcap, bp);
+                            let z = bias_row.read(
+                                &plan.bias,
+                                first_query + inner,
+                                first_key + outer,
+                                bp,
+                            );
+                            let value = logit(s[n], scaling.scale, scaling.softcap, bp);
                             let p = (value + z - row_lse[inner]).exp();
                             acc[n] += p * (dp[n] - row_delta[inner]);
                         }
@@ -186,8 +198,8 @@ pub(crate) fn bias_kernel<F: Float, N: Size>(
         }
         let to_key = first_key_tile * outer_rows + key;
         let to_query = first_query_tile * inner_rows + query;
-        if to_key < bias.shape(3) && to_query < bias.shape(2) {
-            grad_bias[(own * bias.shape(2) + to_query) * bias.shape(3) + to_key] = sum;
+        if to_key < plan.bias.shape(3) && to_query < plan.bias.shape(2) {
+            grad_bias[(own * plan.bias.shape(2) + to_query) * plan.bias.shape(3) + to_key] = sum;
         }
         item += comptime!(bp.units());
     }

@@ -1,6 +1,8 @@
 //! The portable kernel of the gradients of k and v: key tiles stream the query tiles that see them.
 
+use crate::args::Scaling;
 use crate::finite::negative_infinity;
+use crate::portable::args::{Operands, PlanAndBias, SavedRows};
 use crate::portable::blueprint::{Blueprint, LANES};
 use crate::portable::masked::seen::{BiasRow, Seen, broadcast_row, is_active, seen_keys};
 use crate::portable::memory::{Row4, TileRows, load_tile, store_tile};
@@ -13,28 +15,25 @@ use cubecl::prelude::*;
 /// [`dq_kernel`](crate::portable::masked::dq::dq_kernel)'s.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn dkdv_kernel<F: Float, N: Size>(
-    q: &Tensor<Vector<F, N>>,
-    k: &Tensor<Vector<F, N>>,
-    v: &Tensor<Vector<F, N>>,
-    grad_out: &Tensor<Vector<F, N>>,
-    lse: &Tensor<f32>,
-    delta: &Tensor<f32>,
-    bits: &Tensor<u32>,
-    counts: &Tensor<u32>,
-    bias: &Tensor<f32>,
+    operands: &Operands<F, N>,
+    saved: &SavedRows<F, N>,
+    plan: &PlanAndBias,
     grad_k: &mut Tensor<Vector<F, N>>,
     grad_v: &mut Tensor<Vector<F, N>>,
-    scale: f32,
-    softcap: f32,
+    scaling: &Scaling,
     #[comptime] bp: Blueprint,
     #[define(F)] _element: ElemType,
 ) {
     let (x, y) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
     let (units_x, units_y) = comptime!((bp.micro.units_x, bp.micro.units_y));
     let (outer_rows, inner_rows) = comptime!((bp.outer_rows(), bp.inner_rows()));
-    let (q_heads, q_len, k_len) = (q.shape(1), q.shape(2), k.shape(2));
+    let (q_heads, q_len, k_len) = (
+        operands.q.shape(1),
+        operands.q.shape(2),
+        operands.k.shape(2),
+    );
     let (batch, kv_head) = (CUBE_POS_Z as usize, CUBE_POS_Y as usize);
-    let group = q_heads / k.shape(1);
+    let group = q_heads / operands.k.shape(1);
     let first_key = CUBE_POS_X as usize * outer_rows;
 
     let mut seen = Seen::new(inner_rows, true);
@@ -74,7 +73,7 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
         end: k_len,
     };
     load_tile::<F, N>(
-        k,
+        &operands.k,
         &keys,
         &mut k_rows,
         &mut not_finite,
@@ -83,7 +82,7 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
         bp,
     );
     load_tile::<F, N>(
-        v,
+        &operands.v,
         &keys,
         &mut v_rows,
         &mut not_finite,
@@ -103,17 +102,24 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
         let end_query = min(first_query + inner_rows, q_len);
         let mut mask_row = 0usize;
         if comptime!(bp.pattern.is_planned()) {
-            mask_row = broadcast_row(bits.shape(0), bits.shape(1), batch, head, q_heads);
+            mask_row = broadcast_row(plan.bits.shape(0), plan.bits.shape(1), batch, head, q_heads);
         }
-        if is_active(counts, mask_row, first_query, end_query, first_key, bp) {
-            let bias_row = BiasRow::new(bias, batch, head, q_heads, bp);
+        if is_active(
+            &plan.counts,
+            mask_row,
+            first_query,
+            end_query,
+            first_key,
+            bp,
+        ) {
+            let bias_row = BiasRow::new(&plan.bias, batch, head, q_heads, bp);
             sync_cube();
             load_queries::<F, N>(
-                q,
-                grad_out,
-                lse,
-                delta,
-                bits,
+                &operands.q,
+                &saved.grad_out,
+                &saved.lse,
+                &saved.delta,
+                &plan.bits,
                 batch,
                 head,
                 mask_row,
@@ -148,12 +154,20 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
                         let n = o * comptime!(bp.micro.inner) + part * LANES + e;
                         let inner = x + (part * LANES + e) * units_x;
                         if seen.selected(outer, inner) {
-                            let z = bias_row.read(bias, first_query + inner, first_key + outer, bp);
-                            let value = logit(s[n], scale, softcap, bp);
+                            let z = bias_row.read(
+                                &plan.bias,
+                                first_query + inner,
+                                first_key + outer,
+                                bp,
+                            );
+                            let value = logit(s[n], scaling.scale, scaling.softcap, bp);
                             let p = (value + z - row_lse[inner]).exp();
                             let ds = p * (dp[n] - row_delta[inner]);
                             p_weight.insert(e, p);
-                            ds_weight.insert(e, ds * logit_slope(value, scale, softcap, bp));
+                            ds_weight.insert(
+                                e,
+                                ds * logit_slope(value, scaling.scale, scaling.softcap, bp),
+                            );
                         }
                     }
                     let column = x * comptime!(bp.weight_vectors()) + part;
@@ -174,8 +188,8 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
         }
     }
 
-    store_tile::<F, N>(grad_k, &keys, k.shape(1), &k_acc, bp);
-    store_tile::<F, N>(grad_v, &keys, k.shape(1), &v_acc, bp);
+    store_tile::<F, N>(grad_k, &keys, operands.k.shape(1), &k_acc, bp);
+    store_tile::<F, N>(grad_v, &keys, operands.k.shape(1), &v_acc, bp);
 }
 
 /// The first tile of queries that causal masking lets see key `first_key`; at most their number.

@@ -1,7 +1,9 @@
 //! The portable kernel of the gradient of q: query tiles stream the key tiles they see.
 
+use crate::args::Scaling;
 use crate::finite::negative_infinity;
 use crate::pattern::position::position;
+use crate::portable::args::{Operands, PlanAndBias, SavedRows};
 use crate::portable::blueprint::{Blueprint, LANES};
 use crate::portable::masked::seen::{BiasRow, Seen, broadcast_row, is_active, seen_keys};
 use crate::portable::memory::{Row4, TileRows, load_tile, store_tile};
@@ -14,34 +16,31 @@ use cubecl::prelude::*;
 /// `q`; `lse` and `delta` contiguous `[batch, q_heads, q_len]`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn dq_kernel<F: Float, N: Size>(
-    q: &Tensor<Vector<F, N>>,
-    k: &Tensor<Vector<F, N>>,
-    v: &Tensor<Vector<F, N>>,
-    grad_out: &Tensor<Vector<F, N>>,
-    lse: &Tensor<f32>,
-    delta: &Tensor<f32>,
-    bits: &Tensor<u32>,
-    counts: &Tensor<u32>,
-    bias: &Tensor<f32>,
+    operands: &Operands<F, N>,
+    saved: &SavedRows<F, N>,
+    plan: &PlanAndBias,
     grad_q: &mut Tensor<Vector<F, N>>,
-    scale: f32,
-    softcap: f32,
+    scaling: &Scaling,
     #[comptime] bp: Blueprint,
     #[define(F)] _element: ElemType,
 ) {
     let (x, y) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
     let (units_x, units_y) = comptime!((bp.micro.units_x, bp.micro.units_y));
     let (outer_rows, inner_rows) = comptime!((bp.outer_rows(), bp.inner_rows()));
-    let (q_heads, q_len, k_len) = (q.shape(1), q.shape(2), k.shape(2));
+    let (q_heads, q_len, k_len) = (
+        operands.q.shape(1),
+        operands.q.shape(2),
+        operands.k.shape(2),
+    );
     let (batch, head) = (CUBE_POS_Z as usize, CUBE_POS_Y as usize);
-    let kv_head = head / (q_heads / k.shape(1));
+    let kv_head = head / (q_heads / operands.k.shape(1));
     let first_query = CUBE_POS_X as usize * outer_rows;
     let end_query = min(first_query + outer_rows, q_len);
     let mut mask_row = 0usize;
     if comptime!(bp.pattern.is_planned()) {
-        mask_row = broadcast_row(bits.shape(0), bits.shape(1), batch, head, q_heads);
+        mask_row = broadcast_row(plan.bits.shape(0), plan.bits.shape(1), batch, head, q_heads);
     }
-    let bias_row = BiasRow::new(bias, batch, head, q_heads, bp);
+    let bias_row = BiasRow::new(&plan.bias, batch, head, q_heads, bp);
 
     let mut seen = Seen::new(outer_rows, false);
     let mut not_finite = Shared::<[u32]>::new_slice(3usize);
@@ -75,8 +74,8 @@ pub(crate) fn dq_kernel<F: Float, N: Size>(
         row_lse[row] = negative_infinity();
         if first_query + row < q_len {
             let n = (batch * q_heads + head) * q_len + first_query + row;
-            row_lse[row] = lse[n];
-            row_delta[row] = delta[n];
+            row_lse[row] = saved.lse[n];
+            row_delta[row] = saved.delta[n];
         }
         row += comptime!(bp.units());
     }
@@ -87,7 +86,7 @@ pub(crate) fn dq_kernel<F: Float, N: Size>(
         end: q_len,
     };
     load_tile::<F, N>(
-        q,
+        &operands.q,
         &queries,
         &mut q_rows,
         &mut not_finite,
@@ -96,7 +95,7 @@ pub(crate) fn dq_kernel<F: Float, N: Size>(
         bp,
     );
     load_tile::<F, N>(
-        grad_out,
+        &saved.grad_out,
         &queries,
         &mut grad_rows,
         &mut not_finite,
@@ -111,7 +110,14 @@ pub(crate) fn dq_kernel<F: Float, N: Size>(
     let mut slot = 0usize;
     for tile in 0..total.div_ceil(inner_rows) {
         let first_key = tile * inner_rows;
-        if is_active(counts, mask_row, first_query, end_query, first_key, bp) {
+        if is_active(
+            &plan.counts,
+            mask_row,
+            first_query,
+            end_query,
+            first_key,
+            bp,
+        ) {
             sync_cube();
             let mut row = UNIT_POS as usize;
             while row < outer_rows {
@@ -120,7 +126,7 @@ pub(crate) fn dq_kernel<F: Float, N: Size>(
                 let sees_nothing = row_lse[row] == negative_infinity();
                 if !sees_nothing {
                     word = seen_keys(
-                        bits,
+                        &plan.bits,
                         mask_row,
                         first_query + row,
                         first_key,
@@ -138,8 +144,24 @@ pub(crate) fn dq_kernel<F: Float, N: Size>(
                 first: first_key,
                 end: k_len,
             };
-            load_tile::<F, N>(k, &keys, &mut k_rows, &mut not_finite, slot, inner_rows, bp);
-            load_tile::<F, N>(v, &keys, &mut v_rows, &mut not_finite, slot, inner_rows, bp);
+            load_tile::<F, N>(
+                &operands.k,
+                &keys,
+                &mut k_rows,
+                &mut not_finite,
+                slot,
+                inner_rows,
+                bp,
+            );
+            load_tile::<F, N>(
+                &operands.v,
+                &keys,
+                &mut v_rows,
+                &mut not_finite,
+                slot,
+                inner_rows,
+                bp,
+            );
             sync_cube();
             if UNIT_POS == 0 {
                 not_finite[1 - slot] = 0u32;
@@ -158,11 +180,19 @@ pub(crate) fn dq_kernel<F: Float, N: Size>(
                         let n = o * comptime!(bp.micro.inner) + part * LANES + e;
                         let inner = x + (part * LANES + e) * units_x;
                         if seen.selected(outer, inner) {
-                            let z = bias_row.read(bias, first_query + outer, first_key + inner, bp);
-                            let value = logit(s[n], scale, softcap, bp);
+                            let z = bias_row.read(
+                                &plan.bias,
+                                first_query + outer,
+                                first_key + inner,
+                                bp,
+                            );
+                            let value = logit(s[n], scaling.scale, scaling.softcap, bp);
                             let p = (value + z - row_lse[outer]).exp();
                             let ds = p * (dp[n] - row_delta[outer]);
-                            weight.insert(e, ds * logit_slope(value, scale, softcap, bp));
+                            weight.insert(
+                                e,
+                                ds * logit_slope(value, scaling.scale, scaling.softcap, bp),
+                            );
                         }
                     }
                     let column = x * comptime!(bp.weight_vectors()) + part;
