@@ -7,7 +7,7 @@ use crate::{setup, test};
 /// LLVM, so in a folder of its own.
 ///
 /// # Errors
-/// What failed: every test by its name.
+/// The failures: every test by its name.
 pub fn run(options: &[String]) -> Result {
     let (feature, engine) = match switch(options, "--spirv")? {
         true => ("vulkan", "kernels_vulkan"),
