@@ -102,7 +102,7 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
     let mut row = UNIT_POS as usize;
     while row < outer_rows {
         let n = start + row;
-        // Past the end: an interval that no position is in.
+        // Past the end: an interval that contains no position.
         let mut first = k_len as i32;
         let mut end = 0i32;
         let mut score = 0.0f32;
@@ -165,7 +165,7 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
     for step in 0..tiles * group {
         let head = kv_head * group + step / tiles;
         let tile_start = first_query + step % tiles * inner_rows;
-        // Two flags take turns: this tile's is set by its load, the next one's cleared meanwhile.
+        // Two flags alternate: loading a tile sets this tile's flag while the next tile's is cleared.
         let slot = step % 2;
         sync_cube();
         let mut row = UNIT_POS as usize;
@@ -176,7 +176,7 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
                 let n = (batch * q.shape(1) + head) * q_len + query;
                 row_lse[row] = lse[n];
                 row_delta[row] = delta[n];
-                // A row that attends to nothing has no gradients, whatever its logits.
+                // A row that attends to nothing has no gradients, regardless of its logits.
                 if lse[n] == negative_infinity() {
                     at = i32::new(-1);
                 }

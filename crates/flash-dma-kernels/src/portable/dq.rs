@@ -85,7 +85,7 @@ pub(crate) fn dq_kernel<F: Float, N: Size>(
             let n = (batch * q.shape(1) + head) * q_len + query;
             row_lse[row] = lse[n];
             row_delta[row] = delta[n];
-            // A row that attends to nothing has no gradients, whatever its logits.
+            // A row that attends to nothing has no gradients, regardless of its logits.
             if lse[n] == negative_infinity() {
                 at = i32::new(-1);
             }
@@ -129,7 +129,7 @@ pub(crate) fn dq_kernel<F: Float, N: Size>(
 
     let tiles = keys.total.div_ceil(inner_rows);
     for tile in 0..tiles {
-        // Two flags take turns: this tile's is set by its load, the next one's cleared meanwhile.
+        // Two flags alternate: loading a tile sets this tile's flag while the next tile's is cleared.
         let slot = tile % 2;
         sync_cube();
         keys.load::<F, N>(
