@@ -21,14 +21,13 @@ use crate::vectors::Chunk;
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
-/// One cube owns one key tile of one chunk of queries: tile `CUBE_POS_X % slots` of chunk
-/// `CUBE_POS_X / slots % chunks` of kv head `CUBE_POS_X / slots / chunks`, counted over all sequences. It
-/// streams the queries of the chunk that attend to its keys, of every head of the group, and holds dK,
-/// dV and dz of its keys in registers, see [`roles`].
+/// One cube owns one key tile of one chunk of queries: tile `CUBE_POS_X % slots` of chunk `CUBE_POS_X / slots % chunks`
+/// of kv head `CUBE_POS_X / slots / chunks`, counted over all sequences. It streams the queries of the chunk that
+/// attend to its keys, of every head of the group, and holds dK, dV and dz of its keys in registers; see [`roles`].
 ///
 /// | buffer | layout |
 /// |---|---|
-/// | `q`, `grad_out`, `k`, `v` | `[batch, heads, len, head_dim]`, strides and begin in steps of 16 bytes |
+/// | `q`, `grad_out`, `k`, `v` | `[batch, heads, len, head_dim]`, strides and start at multiples of 16 bytes |
 /// | `lse`, `delta` | contiguous `[batch, q_heads, q_len]` |
 /// | `scores` | `[batch, kv_heads, k_len]`, last axis contiguous |
 /// | `intervals` | contiguous `[batch, kv_heads, k_len]`, pairs of first and end |
@@ -36,8 +35,9 @@ use cubecl::prelude::*;
 /// | `grad_k`, `grad_v` | contiguous `[batch, kv_heads, k_len, head_dim]`: the tile's keys are overwritten, or with `bp.shared_keys` added to; with `bp.parts` see [`KeyParts`](crate::backward::dkdv::shared::gather::KeyParts) |
 /// | `grad_scores` | contiguous `[batch, kv_heads, k_len]`, likewise; sparse only |
 ///
-/// Without `bp.pattern.has_intervals()` the keys of every chunk are all keys in order, and the scores, intervals, list and
-/// counts are never read; with `bp.pattern.is_planned()` or `bp.pattern.has_key_bias()` they are what [`mask`](crate::backward::dkdv::shared::mask) says.
+/// Without `bp.pattern.has_intervals()` every chunk has all keys in order, and the scores, intervals, list and counts
+/// are never read; with `bp.pattern.is_planned()` or `bp.pattern.has_key_bias()` they have the meaning described in
+/// [`mask`](crate::backward::dkdv::shared::mask).
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
     q: &Tensor<Chunk<E>>,

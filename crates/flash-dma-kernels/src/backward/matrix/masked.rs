@@ -11,14 +11,15 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::MaskedProblem;
 
-/// What the kernels read in the place of scores, intervals, lists and counts. What the problem lacks is any buffer.
+/// The buffers that the kernels read in place of scores, intervals, lists and counts. Those that the problem lacks are
+/// arbitrary buffers.
 pub(crate) struct MaskLists {
     /// A bias of keys, the bits of the plan, and the key blocks of the tiles of the dq kernel, as
     /// [`mask`](crate::forward::mma) says.
     pub blocks: [TensorBinding; 4],
     /// The steps of the key tiles of the dk/dv kernel, as [`mask`](crate::backward::dkdv::shared::mask) says.
     pub steps: [TensorBinding; 2],
-    /// Entries that a list of `steps` has room for.
+    /// Capacity of a list of `steps`, in entries.
     pub capacity: usize,
 }
 
