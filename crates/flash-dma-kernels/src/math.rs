@@ -1,4 +1,4 @@
-//! Functions that drivers compute with too large an error.
+//! Functions that drivers compute too inaccurately.
 
 use cubecl::prelude::*;
 

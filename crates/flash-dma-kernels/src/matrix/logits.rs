@@ -1,4 +1,4 @@
-//! Logits, and which of them a query sees.
+//! Logits and their visibility.
 
 use crate::math::{TANH_SERIES_BELOW, tanh_near_zero};
 use crate::matrix::blueprint::MmaBlueprint;
@@ -18,7 +18,7 @@ pub(crate) const SLACK: f32 = 5.5;
 /// Factors of a logit.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct LogitScale {
-    /// On the product: `scale`; with a softcap `c`, `scale / c`.
+    /// Factor of the product: `scale`; with a softcap `c`, `scale / c`.
     pub inner: f32,
     /// With a softcap: `c`, and `1 / c`.
     pub outer: f32,
@@ -90,9 +90,9 @@ pub(crate) fn exp_of(x: f32, scaled: f32) -> f32 {
     ex2(fma(x, comptime!(core::f32::consts::LOG2_E), scaled))
 }
 
-/// What takes sums of `exp(x - old)` to the reference `new`, which is not less. Exactly 1 where both are the same number:
-/// the exponential of a number against its own rounded product is off by that rounding, 1e-4 at logits of 2000, and
-/// sums are rescaled again and again.
+/// The factor that rescales sums of `exp(x - old)` to the reference `new`, which is not less than `old`. Exactly 1
+/// where both are the same number: the exponential of a number against its own rounded product is off by that rounding,
+/// 1e-4 at logits of 2000, and sums are rescaled again and again.
 #[cube]
 pub(crate) fn rescale_to(old: f32, new: f32) -> f32 {
     let none = f32::new(f32::NEG_INFINITY);
@@ -151,11 +151,12 @@ pub(crate) fn score<E: Float>(
     z
 }
 
-/// The logits of key tile `tile` of a list, of its products, as of [`tile_logits`], with what [`bp.pattern.has_pair_bias()`](MmaBlueprint)
-/// adds to them; on a `boundary` tile with -inf where a row does not see a key. With `bp.pattern.is_planned()` `seen0` and `seen1` are
-/// the words of the two rows.
+/// The logits of key tile `tile` of a list, from its products, in the layout of [`tile_logits`], plus the bias if
+/// [`bp.pattern.has_pair_bias()`](MmaBlueprint); on a `boundary` tile they are -inf where a row does not see a key.
+/// With `bp.pattern.is_planned()` `seen0` and `seen1` are the words of the two rows.
 ///
-/// Boundary tiles are masked in a pass of their own: a branch an element would keep the others from overlapping.
+/// Boundary tiles are masked in a separate pass: a branch per element would prevent the other instructions from
+/// overlapping.
 #[cube]
 pub(crate) fn visible_logits<E: Float, N: Size>(
     products: &Vector<f32, N>,
@@ -179,7 +180,7 @@ pub(crate) fn visible_logits<E: Float, N: Size>(
     if comptime!(bp.pattern.has_pair_bias()) {
         let mut first = keys.begin + tile * comptime!(bp.key_tile);
         if comptime!(bp.pattern.is_planned()) {
-            // Not gathered: a step is a block.
+            // Keys are not gathered, so a step is a block.
             first = list[keys.list + step_of(tile, bp)] as usize * KEY_BLOCK;
             if comptime!(bp.key_tile < KEY_BLOCK) {
                 first += tile * comptime!(bp.key_tile) % KEY_BLOCK;
@@ -198,7 +199,7 @@ pub(crate) fn visible_logits<E: Float, N: Size>(
 }
 
 /// The logits of an accumulator: the rows of a warp by the key tile's columns, of which this lane holds columns
-/// `8 n + 2 quad` and the next of its two rows, at `4 n` and `4 n + 2`.
+/// `8 n + 2 quad` and `8 n + 2 quad + 1` of its two rows, at `4 n` and `4 n + 2`.
 #[cube]
 fn tile_logits<E: Float, N: Size>(
     products: &Vector<f32, N>,

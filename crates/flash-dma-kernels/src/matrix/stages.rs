@@ -1,4 +1,4 @@
-//! The stages of keys and values in shared memory, and where their rows come from.
+//! The stages of keys and values in shared memory, and the sources of their rows.
 
 use crate::host::engine::Instruction;
 use crate::matrix::blueprint::MmaBlueprint;
@@ -36,7 +36,7 @@ impl<E: Float> Stages<E> {
     }
 }
 
-/// Where chunk `col` of row `row` lies in a stage.
+/// Offset of chunk `col` of row `row` in a stage.
 #[cube]
 pub(crate) fn place_of(row: usize, col: usize, #[comptime] bp: MmaBlueprint) -> usize {
     match comptime!(bp.instruction) {
@@ -45,7 +45,7 @@ pub(crate) fn place_of(row: usize, col: usize, #[comptime] bp: MmaBlueprint) -> 
     }
 }
 
-/// Where the rows of one kv head begin, in chunks, and how far apart they are.
+/// The start of the rows of one kv head, in chunks, and their stride.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct RowAddress {
     pub base: usize,
