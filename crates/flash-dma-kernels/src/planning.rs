@@ -12,8 +12,8 @@ use flash_dma_problem::memory::{self, Passes};
 use flash_dma_problem::{AttentionError, Problem};
 
 /// The bytes that the passes of a problem take on the device of `client`, all tensors contiguous and held at once: the
-/// [tensors](memory::tensor_bytes), and the greatest workspace of [`select_workspace`], [`forward_workspace`] and, with a
-/// backward pass, [`backward_workspace`]. The client's pool rounds the sizes of buffers up and may hold more.
+/// [tensors](memory::tensor_bytes), and the greatest workspace of [`select_workspace`], [`forward_workspace`] and, with
+/// a backward pass, [`backward_workspace`]. The client's pool rounds the sizes of buffers up and may hold more.
 ///
 /// # Errors
 ///

@@ -170,8 +170,8 @@ pub(crate) fn finish_slots(
     let typed = [&tokens.k, &tokens.v, &slots.k, &slots.v];
     let words = [&outputs.part_out, &outputs.part_lse, &scores, &slots.score];
     let address = address_type(&typed, cache.element.size()).max(address_type(&words, 4));
-    // SAFETY: cubes past the rows and heads do nothing; the parts hold `parts` times the rows of the outputs, moves hold
-    // slots and tokens of the problem, and the tensors were checked to hold their shapes and strides.
+    // SAFETY: cubes past the rows and heads do nothing; the parts hold `parts` times the rows of the outputs, moves
+    // hold slots and tokens of the problem, and the tensors were checked to hold their shapes and strides.
     unsafe {
         finish_slots_kernel::launch_unchecked(
             client,

@@ -101,9 +101,9 @@ pub(crate) fn rescale_to(old: f32, new: f32) -> f32 {
     select(old == new, 1.0f32, factor)
 }
 
-/// `tanh(x) = 1 - 2 / (1 + e^(2x))` by the special-function unit, whose absolute error is a few 1e-7; near 0, where most
-/// capped logits lie and that would be a large part of them, by the series. The `tanh.approx` instruction's error, 5e-4,
-/// would show in the logits.
+/// `tanh(x) = 1 - 2 / (1 + e^(2x))` by the special-function unit, whose absolute error is a few 1e-7; near 0, where
+/// most capped logits lie and that would be a large part of them, by the series. The `tanh.approx` instruction's error,
+/// 5e-4, would show in the logits.
 #[cube]
 fn tanh(x: f32) -> f32 {
     let e = ex2(x * comptime!(2.0 * core::f32::consts::LOG2_E));

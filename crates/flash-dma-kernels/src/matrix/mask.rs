@@ -201,8 +201,8 @@ impl BitCopies {
         copies
     }
 
-    /// Starts the copies of the step of key tile `tile`, of key block `block` if keys are not gathered, unless all queries
-    /// see all of it.
+    /// Starts the copies of the step of key tile `tile`, of key block `block` if keys are not gathered, unless all
+    /// queries see all of it.
     pub(crate) fn start(
         &self,
         keys: &TileKeys,
@@ -252,8 +252,8 @@ fn prefix(count: i32) -> u32 {
     )
 }
 
-/// The logits of an accumulator (see [`tile_logits`](crate::matrix::logits::tile_logits)) with -inf where the two rows of this
-/// lane do not see a key.
+/// The logits of an accumulator (see [`tile_logits`](crate::matrix::logits::tile_logits)) with -inf where the two rows
+/// of this lane do not see a key.
 #[cube]
 pub(crate) fn hide_masked<N: Size>(
     logits: &Vector<f32, N>,

@@ -92,8 +92,8 @@ impl PairBias {
         z
     }
 
-    /// The logits of an accumulator (see [`tile_logits`](crate::matrix::logits::tile_logits)), whose first column is key
-    /// `first`, with the biases of [`tile`](Self::tile).
+    /// The logits of an accumulator (see [`tile_logits`](crate::matrix::logits::tile_logits)), whose first column is
+    /// key `first`, with the biases of [`tile`](Self::tile).
     pub(crate) fn add<N: Size>(
         &self,
         logits: &Vector<f32, N>,

@@ -16,8 +16,8 @@ pub(crate) struct Stages<E: Float> {
     pub v: Shared<[Chunk<E>]>,
     /// `[stages, key_tile]`; sparse and biased only.
     pub scores: Shared<[f32]>,
-    /// `[stages, key_tile]`, first and end, if sparse; slots past the last key are empty intervals. `[stages, queries + 1]`
-    /// if masked: the bits of each query, and the key block.
+    /// `[stages, key_tile]`, first and end, if sparse; slots past the last key are empty intervals.
+    /// `[stages, queries + 1]` if masked: the bits of each query, and the key block.
     pub intervals: Shared<[Vector<u32, Const<2>>]>,
 }
 

@@ -5,7 +5,8 @@ use crate::matrix::query_tile::{CubeTile, broadcast_row, tile_counts};
 use crate::pattern::layout::KEY_BLOCK;
 use cubecl::prelude::*;
 
-/// The keys of one query tile: its list if `bp.pattern.has_intervals()`, the listed blocks if `bp.pattern.is_planned()`, else the keys `begin..begin + total`.
+/// The keys of one query tile: its list if `bp.pattern.has_intervals()`, the listed blocks if
+/// `bp.pattern.is_planned()`, otherwise the keys `begin..begin + total`.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct TileKeys {
     /// Offset of the list.

@@ -56,7 +56,7 @@ const PARALLEL: [Micro; 6] = [
 /// more than it saves, so a unit works alone.
 const SERIAL: [Micro; 3] = [micro(1, 1, 16, 16), micro(1, 1, 8, 8), micro(1, 1, 4, 4)];
 
-/// Choices for GPUs and the few query rows of a decode step, in order of the number of rows.
+/// Choices for GPUs and the few query rows of a decode step, in the order in which they are tried.
 const PARALLEL_ROWS: [Micro; 4] = [
     micro(8, 4, 1, 4),
     micro(8, 8, 1, 4),

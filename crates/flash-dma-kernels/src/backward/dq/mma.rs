@@ -31,7 +31,7 @@ use cubecl::prelude::*;
 /// | `grad_q` | contiguous `[batch, q_heads, q_len, head_dim]`, overwritten |
 ///
 /// Without scores the scores, intervals, list and counts are never read; with a mask or a bias they have the meaning
-/// described in [`mask`](crate::forward::mma).
+/// described in [`mask`](crate::matrix::mask).
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn dq_mma_kernel<E: Float>(
     q: &Tensor<Chunk<E>>,

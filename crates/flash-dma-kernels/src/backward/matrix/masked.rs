@@ -15,7 +15,7 @@ use flash_dma_problem::MaskedProblem;
 /// arbitrary buffers.
 pub(crate) struct MaskLists {
     /// A bias of keys, the bits of the plan, and the key blocks of the tiles of the dq kernel, as
-    /// [`mask`](crate::forward::mma) says.
+    /// [`mask`](crate::matrix::mask) says.
     pub blocks: [TensorBinding; 4],
     /// The steps of the key tiles of the dk/dv kernel, as [`mask`](crate::backward::dkdv::shared::mask) says.
     pub steps: [TensorBinding; 2],
@@ -23,12 +23,12 @@ pub(crate) struct MaskLists {
     pub capacity: usize,
 }
 
-/// Launches dq and dk/dv, and on `wgmma` the gradient `of_pairs` of a bias, of a checked, non-empty problem whose rows begin
-/// at multiples of 16 bytes.
+/// Launches dq and dk/dv, and on `wgmma` the gradient `of_pairs` of a bias, of a checked, non-empty problem whose rows
+/// begin at multiples of 16 bytes.
 ///
 /// `rows` are q, k and v, `grads` their gradients; `grad_bias`, contiguous `[batch, kv_heads, k_len]`, f32, is
-/// overwritten if the blueprints have a bias of keys, or added to if every query head has one: `[batch, q_heads, k_len]`.
-/// Returns the row sums, `[batch, q_heads, q_len]`, f32.
+/// overwritten if the blueprints have a bias of keys, or added to if every query head has one:
+/// `[batch, q_heads, k_len]`. Returns the row sums, `[batch, q_heads, q_len]`, f32.
 pub(crate) fn launch_masked(
     client: &Client,
     problem: &MaskedProblem,

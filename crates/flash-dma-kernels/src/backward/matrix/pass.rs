@@ -43,8 +43,8 @@ pub(crate) struct KeyLists {
 struct RowSums {
     /// `[batch, q_heads, q_len]`, f32.
     delta: TensorBinding,
-    /// `[batch, q_heads, 2 q_len]`, f32: `-log2(e) lse` and `delta` of every query; heads begin at multiples of 16 bytes.
-    /// `wgmma` only.
+    /// `[batch, q_heads, 2 q_len]`, f32: `-log2(e) lse` and `delta` of every query; heads begin at multiples of 16
+    /// bytes. `wgmma` only.
     rows: Option<TensorBinding>,
 }
 
@@ -128,7 +128,7 @@ impl<'a> MmaPass<'a> {
     }
 
     /// One launch of the dq kernel: its keys are those of `slice`, whose meaning with a mask or a bias is described in
-    /// [`mask`](crate::forward::mma).
+    /// [`mask`](crate::matrix::mask).
     pub(crate) fn launch_dq(&self, slice: Slice, grad_q: &TensorBinding, blueprint: DqBlueprint) {
         let (client, problem, tile) = (self.client, self.problem, blueprint.tile);
         let size = problem.element.size();

@@ -121,8 +121,8 @@ impl Tensors {
     }
 }
 
-/// Every branch of the workspaces: no scores, one chunk of queries and several, parts in a fixed order, one list for all
-/// queries, slices of lists, few queries with split keys, nothing at all.
+/// Every branch of the workspaces: no scores, one chunk of queries and several, parts in a fixed order, one list for
+/// all queries, slices of lists, few queries with split keys, nothing at all.
 #[test]
 fn every_pass_requests_the_workspace_it_says() {
     const K: usize = 1024;

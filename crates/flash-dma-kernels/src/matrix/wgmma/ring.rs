@@ -15,8 +15,8 @@ pub(crate) struct Ring {
 
 #[cube]
 impl Ring {
-    /// The barriers of `stages` stages: `fillers` units arrive at the full ones, `users` at the empty ones. All units of
-    /// the cube call it; it ends with a barrier of the cube.
+    /// The barriers of `stages` stages: `fillers` units arrive at the full ones, `users` at the empty ones. All units
+    /// of the cube call it; it ends with a barrier of the cube.
     pub(crate) fn new(
         #[comptime] stages: usize,
         #[comptime] fillers: usize,

@@ -21,7 +21,7 @@ pub(crate) const STARTS: usize = ALL_CLASSES + 1;
 /// The keys that some query of a chunk attends to.
 #[derive(Clone, Debug)]
 pub(crate) struct ChunkKeys {
-    /// Contiguous `[batch * kv_heads, chunks, capacity]`, u32; past the count undefined.
+    /// Contiguous `[batch * kv_heads, chunks, capacity]`, u32; undefined past the count.
     pub keys: TensorBinding,
     /// Contiguous `[batch * kv_heads, chunks]`, u32, at most `capacity`.
     pub counts: TensorBinding,

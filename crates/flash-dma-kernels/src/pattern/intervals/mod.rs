@@ -26,8 +26,8 @@ use tiles::QueryTiles;
 /// The keys that at least one position attends to, for each of the `batch * kv_heads` rows.
 #[derive(Clone, Debug)]
 pub(crate) struct LiveKeys {
-    /// Contiguous `[batch * kv_heads, k_len]`, u32: the indices of the live keys, ascending; past the
-    /// count undefined. A key's interval begins at its own index.
+    /// Contiguous `[batch * kv_heads, k_len]`, u32: the indices of the live keys, ascending; undefined past the count.
+    /// A key's interval begins at its own index.
     pub keys: TensorBinding,
     /// Contiguous `[batch * kv_heads, k_len]`, u32: the end of the interval of each entry of `keys`.
     pub ends: TensorBinding,
@@ -59,7 +59,7 @@ impl LiveKeys {
 #[derive(Clone, Debug)]
 pub(crate) struct TileKeyLists {
     /// Contiguous `[batch * kv_heads, slice.len(), capacity]`, u32: key indices, with [`QueryTiles::capacity`] entries
-    /// per list; past the total undefined.
+    /// per list; undefined past the total.
     pub keys: TensorBinding,
     /// Contiguous `[batch * kv_heads, slice.len(), 2]`, u32: the number of full keys, and of all keys.
     /// `full <= total <= capacity` whatever the intervals hold.

@@ -18,8 +18,8 @@ const CLASSES: usize = 64;
 /// neighbours die together.
 #[derive(Clone, Debug)]
 pub(crate) struct OrderedKeys {
-    /// Contiguous `[batch * kv_heads, capacity]`, u32: their indices by descending class of death, then
-    /// ascending; past the count undefined.
+    /// Contiguous `[batch * kv_heads, capacity]`, u32: their indices by descending class of death, then ascending;
+    /// undefined past the count.
     pub keys: TensorBinding,
     /// The same: the end of the interval of each entry of `keys`.
     pub ends: TensorBinding,
@@ -29,8 +29,8 @@ pub(crate) struct OrderedKeys {
     pub capacity: usize,
 }
 
-/// Positions that a class spans: half a window, because keys that share a tile differ by that much in their deaths
-/// anyway, unless the classes would not cover all positions.
+/// Positions that a class spans: half a window, because deaths are that far apart anyway, unless the classes would not
+/// cover all positions.
 fn class_width(problem: &Problem) -> usize {
     let half_window = problem.window.min(problem.k_len) / 2;
     half_window.max(problem.k_len.div_ceil(CLASSES)).max(1)

@@ -16,8 +16,8 @@ use flash_dma_problem::MaskedProblem;
 /// the queries. Heads that see the same keys share a list: there is one for each kv head of the mask, or for all.
 #[derive(Clone, Debug)]
 pub(crate) struct QueryLists {
-    /// `[batch, kv heads, key tiles, capacity]` of the mask, u32: the query tile, and in the lower [`HEAD_BITS`] bits which
-    /// heads of the group; past the total undefined.
+    /// `[batch, kv heads, key tiles, capacity]` of the mask, u32: the query tile, and in the lower [`HEAD_BITS`] bits
+    /// the index of the group of heads that share a tile; undefined past the total.
     pub list: TensorBinding,
     /// [`QUERY_LIST_HEADER`] words, then `[batch, kv heads, key tiles, 2]`, u32: the number of steps that see all keys,
     /// and of all steps.

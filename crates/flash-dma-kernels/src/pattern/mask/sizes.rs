@@ -8,7 +8,7 @@ use flash_dma_problem::PlanGeometry;
 /// Planes that list a tile together, one range of blocks each.
 pub(crate) const PLANES: usize = 8;
 
-/// The keys that each query tile sees, for every row of the mask, as described in [`mask`](crate::forward::mma).
+/// The keys that each query tile sees, for every row of the mask, as described in [`mask`](crate::matrix::mask).
 #[derive(Clone, Debug)]
 pub(crate) struct TileLists {
     /// `[batch, heads, tiles, capacity]` of the mask, u32; past a list's end undefined.
