@@ -26,9 +26,9 @@ pub enum Storage {
         /// Keys that a kv head keeps.
         window: usize,
     },
-    /// `k`, `v` `[pages, kv_heads, page_len, head_dim]`; if `scored`, `scores` (f32) `[pages, kv_heads, page_len]`, each
-    /// added to its key's logits, −∞ for a key that is never attended to; `table` `[batch, max_pages]` (i32), the pages of each
-    /// sequence in order; `lengths` `[batch]` (i32), the tokens each sequence holds.
+    /// `k`, `v` `[pages, kv_heads, page_len, head_dim]`; if `scored`, `scores` (f32) `[pages, kv_heads, page_len]`,
+    /// each added to its key's logits, −∞ for a key that is never attended to; `table` `[batch, max_pages]` (i32), the
+    /// pages of each sequence in order; `lengths` `[batch]` (i32), the tokens each sequence holds.
     Pages {
         /// Pages of all sequences.
         pages: usize,

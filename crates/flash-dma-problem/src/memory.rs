@@ -33,8 +33,8 @@ pub fn tensor_bytes(problem: &Problem, passes: Passes) -> u128 {
 /// not even one token fits.
 ///
 /// `required` says what a problem takes; one that is [too large](AttentionError::TooLarge) does not fit. The result
-/// fits, and one token more does not. Where `required` does not grow with every token, as an engine's workspace may not,
-/// some greater length may fit again.
+/// fits, and one token more does not. Where `required` does not grow with every token, as an engine's workspace may
+/// not, some greater length may fit again.
 ///
 /// # Errors
 ///
