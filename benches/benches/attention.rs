@@ -13,7 +13,7 @@ use flash_dma_benches::buffers::{Buffers, client, device_time, engine_name};
 use flash_dma_benches::workloads::{WORKLOADS, Workload};
 use std::time::Duration;
 
-/// The runtime asked for, else the first that is there.
+/// The requested runtime, otherwise the first available one.
 fn device() -> Client {
     let asked = std::env::var("FLASH_DMA_RUNTIME");
     let names: Vec<&str> = match &asked {

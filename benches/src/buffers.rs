@@ -20,11 +20,11 @@ use std::time::Duration;
 pub struct Buffers {
     /// Sizes and options.
     pub problem: Problem,
-    /// What serves the forward pass.
+    /// The engine of the forward pass.
     pub engine: Engine,
-    /// What is fixed of the forward engine's choices.
+    /// The fixed choices of the forward engine.
     pub tuning: Tuning,
-    /// What serves the backward pass.
+    /// The engine of the backward pass.
     pub backward_engine: Engine,
     q: Tensor,
     k: Tensor,
@@ -81,8 +81,8 @@ pub struct Host {
 }
 
 impl Buffers {
-    /// Random inputs, every head's scores of the given kind, and the engines of the two passes; by default
-    /// those that the passes choose.
+    /// Random inputs, every head's scores of the given kind, and the engines of the two passes; by default the engines
+    /// that the passes choose.
     #[must_use]
     pub fn new(
         client: &Client,
@@ -198,8 +198,8 @@ impl Buffers {
         }
     }
 
-    /// Launches the key lists of the forward pass alone, of tiles of 128 rows as the tensor-core engines
-    /// have them; nothing without scores.
+    /// Launches the key lists of the forward pass alone, for tiles of 128 rows, as in the tensor-core engines; nothing
+    /// without scores.
     pub fn lists(&self, client: &Client) {
         if let Some(selection) = self.inputs().selection {
             let queries = (128 / self.problem.group()).max(1);
@@ -211,7 +211,7 @@ impl Buffers {
     ///
     /// # Panics
     ///
-    /// If the engine does not serve the problem.
+    /// If the engine does not support the problem.
     pub fn forward(&self, client: &Client) {
         let (out, lse) = (self.out.binding(), self.lse.binding());
         let (engine, tuning) = (self.engine, self.tuning);
@@ -224,7 +224,7 @@ impl Buffers {
     ///
     /// # Panics
     ///
-    /// If the engine does not serve the problem.
+    /// If the engine does not support the problem.
     pub fn end_to_end(&self, client: &Client) {
         self.select(client);
         self.forward(client);
@@ -243,7 +243,7 @@ impl Buffers {
     ///
     /// # Panics
     ///
-    /// If the engine does not serve the problem.
+    /// If the engine does not support the problem.
     pub fn backward(&self, client: &Client) {
         self.launch_backward(client, &self.problem);
     }
@@ -252,7 +252,7 @@ impl Buffers {
     ///
     /// # Panics
     ///
-    /// If the engine does not serve the problem.
+    /// If the engine does not support the problem.
     pub fn backward_deterministic(&self, client: &Client) {
         let mut problem = self.problem;
         problem.deterministic = true;
@@ -280,8 +280,8 @@ pub fn engine_name(engine: Engine) -> &'static str {
     }
 }
 
-/// Normal values of the element type. A long run times little else: the cores of the host share the work, and
-/// the values depend on the seed alone.
+/// Normal values of the element type. Generating them would dominate a long run, so the cores of the host share the
+/// work; the values depend on the seed alone.
 fn normal(len: usize, seed: u64, element: ElementType) -> Vec<f32> {
     const CHUNK: usize = 1 << 20;
     let mut values = vec![0.0; len];

@@ -1,4 +1,4 @@
-//! The check before the clock: wrong kernels are not worth timing.
+//! The check before timing: wrong kernels are not worth timing.
 
 use crate::buffers::{Buffers, Host, decode, read, words};
 use cubecl::client::Client;
@@ -9,7 +9,7 @@ use flash_dma_reference::Rng;
 ///
 /// # Panics
 ///
-/// If one is wrong.
+/// If a result is wrong.
 pub fn check(client: &Client, buffers: &Buffers, host: &Host) {
     let p = &buffers.problem;
     let intervals: Option<Vec<Interval>> = buffers.scores.as_ref().map(|(_, intervals)| {

@@ -1,4 +1,4 @@
-//! Decode steps and appends: what is timed, and its device buffers.
+//! Decode steps and appends: the timed cases and their device buffers.
 
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
@@ -10,13 +10,13 @@ use flash_dma_kernels::{
 use flash_dma_problem::{AttentionOptions, ElementType, contiguous_strides};
 use flash_dma_reference::Rng;
 
-/// Tokens that fill a cache at once; a longer context gets the same rows again, with other scores.
+/// Tokens appended to a cache at once; a longer context repeats the same rows with other scores.
 const CHUNK: usize = 16 << 10;
 
-/// Tokens a page.
+/// Tokens per page.
 const PAGE: usize = 256;
 
-/// A cache, what it has been given, and the step that is timed.
+/// A cache, the tokens it holds, and the timed step.
 #[derive(Clone, Copy, Debug)]
 pub struct Decoding {
     /// Short name, the key of a row.
@@ -25,11 +25,11 @@ pub struct Decoding {
     pub batch: usize,
     /// Query heads, key/value heads.
     pub heads: [usize; 2],
-    /// Elements a row.
+    /// Elements per row.
     pub head_dim: usize,
-    /// Tokens that the cache has been given before.
+    /// Tokens that the cache has been given before the step.
     pub context: usize,
-    /// Slots a kv head; `None` keeps all keys, in pages.
+    /// Slots per kv head; `None` keeps all keys, in pages.
     pub window: Option<usize>,
     /// Tokens of a step.
     pub tokens: usize,
@@ -124,7 +124,7 @@ impl Tensor {
 
     /// Normal values in bf16.
     fn rows(client: &Client, shape: &[usize], rng: &mut Rng) -> Self {
-        // The values repeat: only their number takes time.
+        // The values repeat: drawing all of them would take too long.
         let some: Vec<u16> = (0..65_521)
             .map(|_| half::bf16::from_f64(rng.normal()).to_bits())
             .collect();
@@ -205,9 +205,9 @@ pub struct DecodeBuffers {
     pub case: Decoding,
     /// Sizes of the cache.
     pub shape: CacheShape,
-    /// What serves the steps.
+    /// The engine of the steps.
     pub engine: Engine,
-    /// What is fixed of its choices.
+    /// The fixed choices of the engine.
     pub tuning: DecodeTuning,
     step: DecodeProblem,
     prefill: AppendProblem,
@@ -247,7 +247,7 @@ impl DecodeBuffers {
             cache.push(Tensor::words(client, &kv[..3], |_| none));
             cache.push(Tensor::words(client, &kv[..3], |_| u32::MAX));
         } else {
-            // The pages of the sequences in turns.
+            // The pages of the sequences are interleaved.
             let page = |n: usize| (n % max_pages * batch + n / max_pages) as u32;
             cache.push(Tensor::words(client, &[batch, max_pages], page));
         }
@@ -337,11 +337,11 @@ impl DecodeBuffers {
         .expect("a valid case");
     }
 
-    /// A decode step. Pages do not grow without bound: [`rewind`](Self::rewind) before too many.
+    /// A decode step. Pages do not grow without bound: call [`rewind`](Self::rewind) before they are full.
     ///
     /// # Panics
     ///
-    /// If the engine does not serve it.
+    /// If the engine does not support it.
     pub fn step(&self, client: &Client) {
         self.step_on(self.engine, self.tuning, client);
     }
@@ -355,15 +355,15 @@ impl DecodeBuffers {
         .expect("an engine that serves the case");
     }
 
-    /// Lets pages hold the context again, and no more.
+    /// Resets the pages to hold only the context.
     pub fn rewind(&mut self, client: &Client) {
         if self.case.window.is_none() {
             self.set_held(client, self.case.context);
         }
     }
 
-    /// Compares the engine with the portable one, the step's tokens of slots with scores of −∞: they would change
-    /// the cache between the two. (What new tokens do is tested.)
+    /// Compares the engine with the portable one. With slots, the step's tokens have scores of −∞, because other tokens
+    /// would change the cache between the two runs. (The tests cover new tokens.)
     ///
     /// # Panics
     ///
@@ -396,7 +396,7 @@ impl DecodeBuffers {
         self.step.bytes(self.keys()) as u64
     }
 
-    /// Bytes of an append: the scores, the rows that stay, and where they are written; at most those of the window.
+    /// Bytes of an append: the scores, the rows that stay, and where they are written; at most the rows of the window.
     #[must_use]
     pub fn append_bytes(&self) -> u64 {
         let p = &self.prefill;
@@ -410,7 +410,7 @@ impl DecodeBuffers {
         (heads * (scores + 2 * rows * 2 * p.cache.head_dim * 2)) as u64
     }
 
-    /// Keys a kv head holds.
+    /// Keys that a kv head holds.
     #[must_use]
     pub fn keys(&self) -> usize {
         self.case

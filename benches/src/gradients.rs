@@ -1,4 +1,4 @@
-//! The check of the backward pass before the clock.
+//! The check of the backward pass before timing.
 
 use crate::buffers::{Buffers, Host, Tensor, decode, read, words};
 use cubecl::client::Client;
@@ -9,8 +9,8 @@ use flash_dma_reference::round::{epsilon, round_f32};
 /// Sampled rows of each gradient.
 const SAMPLES: usize = 8;
 
-/// What the gradients are made of, on the host. The forward pass has been checked: its LSE and output
-/// are taken as they are.
+/// The inputs of the gradients, on the host. The forward pass has been checked: its LSE and output are taken as they
+/// are.
 struct Pairs<'a> {
     buffers: &'a Buffers,
     host: &'a Host,
@@ -19,14 +19,14 @@ struct Pairs<'a> {
     lse: Vec<f32>,
 }
 
-/// One pair's part in the gradients.
+/// The contribution of one pair to the gradients.
 struct Pair {
     p: f64,
     ds: f64,
 }
 
-/// A sampled row as it is, as it should be, and as an implementation makes it that rounds its weights to
-/// the element type.
+/// A sampled row: the engine's, the exact one, and that of an implementation that rounds its weights to the element
+/// type.
 struct Sample {
     what: String,
     got: Vec<f64>,
@@ -39,7 +39,7 @@ struct Sample {
 ///
 /// # Panics
 ///
-/// If one is wrong.
+/// If a result is wrong.
 pub fn check_gradients(client: &Client, buffers: &Buffers, host: &Host) {
     let p = &buffers.problem;
     let f32_type = ElementType::F32;
@@ -93,7 +93,7 @@ pub fn check_gradients(client: &Client, buffers: &Buffers, host: &Host) {
     let (mut k_samples, mut v_samples, mut z_samples) = (Vec::new(), Vec::new(), Vec::new());
     for n in 0..SAMPLES {
         let kv = rng.below(p.batch * p.kv_heads);
-        // Every other key is one that some query attends to.
+        // Every second key is one that some query attends to.
         let mut key = rng.below(p.k_len);
         while n % 2 == 0 && !(0..p.q_len).any(|query| pairs.selected(kv, query, key)) {
             key = rng.below(p.k_len);
@@ -161,7 +161,7 @@ impl Pairs<'_> {
     }
 }
 
-/// A row that pairs add to, in f64 and as a naive implementation does.
+/// A row that pairs accumulate into, in f64 and as in a naive implementation.
 struct Sums {
     exact: Vec<f64>,
     naive: Vec<f32>,
@@ -198,7 +198,7 @@ fn compare(samples: &[Sample], element: ElementType) {
     let naive = errors.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
     for sample in samples {
         for (c, (got, want)) in sample.got.iter().zip(&sample.want).enumerate() {
-            // The arithmetic's own error, for tensors whose naive sums lose nothing.
+            // The error of the arithmetic itself, for tensors whose naive sums are exact.
             let allowed = 3.0 * naive + epsilon(element) * want.abs() + 1e-5;
             assert!(
                 (got - want).abs() <= allowed,

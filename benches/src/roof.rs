@@ -1,4 +1,4 @@
-//! What a device can do at most, measured: `benches/roof.py` times PyTorch's matrix product (cuBLAS) and copy.
+//! The measured peak rates of a device: `benches/roof.py` times PyTorch's matrix product (cuBLAS) and copy.
 
 use flash_dma_problem::ElementType;
 use serde::{Deserialize, Serialize};
@@ -51,7 +51,7 @@ mod tests {
             f32_tflops: 50.0,
             copy_gbs: 4000.0,
         };
-        // 1e12 operations at 500e12 a second; 4e9 bytes at 4e12 a second.
+        // 1e12 operations at 500e12 per second; 4e9 bytes at 4e12 per second.
         assert_eq!(roof.ms(ElementType::Bf16, 1e12, 4e6), 2.0);
         assert_eq!(roof.ms(ElementType::F32, 1e12, 4e6), 20.0);
         assert_eq!(roof.ms(ElementType::Bf16, 1e9, 4e9), 1.0);

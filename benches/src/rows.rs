@@ -6,7 +6,7 @@ use crate::workloads::Workload;
 use flash_dma_problem::{Problem, cost};
 use serde::{Deserialize, Serialize};
 
-/// What is timed.
+/// The timed cases and phases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
@@ -14,7 +14,7 @@ pub enum Phase {
     Cold,
     /// Scores to intervals.
     Select,
-    /// Intervals to the key lists of every query tile, which the forward pass makes for itself.
+    /// Intervals to the key lists of every query tile, which the forward pass builds itself.
     Lists,
     /// `out` and LSE, given the intervals.
     Forward,
@@ -27,7 +27,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// As in the rows.
+    /// The name used in the rows.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -70,9 +70,9 @@ impl Phase {
 pub struct Row {
     /// A name of the workload table.
     pub workload: String,
-    /// What was timed.
+    /// The timed phase.
     pub phase: Phase,
-    /// The engine that served it.
+    /// The engine that ran it.
     #[serde(default)]
     pub engine: String,
     /// Device time of whole public calls; host time where the phase is cold.
@@ -80,7 +80,7 @@ pub struct Row {
     /// Host time until a call has returned, in microseconds (median): checking and enqueueing, not waiting.
     #[serde(default)]
     pub host_us: Option<f64>,
-    /// Useful operations a second, on active pairs alone.
+    /// Useful operations per second, on active pairs alone.
     pub tflops: Option<f64>,
     /// Bytes of the phase if every input is read once and every output written once.
     #[serde(default)]
@@ -90,9 +90,9 @@ pub struct Row {
     pub roof_percent: Option<f64>,
     /// Inputs and outputs of all phases together.
     pub io_mib: f64,
-    /// Most memory the allocator held beyond them.
+    /// The most memory that the allocator held beyond them.
     pub workspace_mib: f64,
-    /// Both together: the peak of the workload's memory.
+    /// Sum of both: the peak of the workload's memory.
     #[serde(default)]
     pub peak_mib: Option<f64>,
     /// The device and the runtime.
@@ -102,7 +102,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// Fills in what follows from the workload's sizes: rows of older runs lack some of it.
+    /// Fills in the fields that follow from the workload's sizes, because rows of older runs lack some of them.
     pub fn complete(&mut self, workload: &Workload, roof: Option<&Roof>) {
         let Ok(problem) = workload.problem() else {
             return;
@@ -125,15 +125,15 @@ pub struct DecodeRow {
     pub workload: String,
     /// `decode` (attention and append), or `append`.
     pub phase: String,
-    /// The engine that served it, and what was fixed of its choices.
+    /// The engine that ran it, and its fixed choices.
     pub engine: String,
-    /// Device time of one call, in a row of calls.
+    /// Device time of one call, in a sequence of calls.
     pub ms: Millis,
     /// The same in a replayed graph of calls; only for `decode`.
     pub graph_ms: Option<Millis>,
     /// Host time until a call has returned, in microseconds (median).
     pub host_us: f64,
-    /// Keys a kv head holds.
+    /// Keys that a kv head holds.
     pub keys: usize,
     /// Bytes of a call if every row is read or written once.
     pub bytes: u64,

@@ -1,14 +1,14 @@
-//! How far the gradients of repeated calls lie apart.
+//! How much the gradients of repeated calls differ.
 
 use crate::buffers::{Buffers, Tensor, decode, read};
 use cubecl::client::Client;
 use flash_dma_problem::ElementType;
 use std::fmt;
 
-/// How far one gradient of repeated calls strays from the first call's.
+/// How far one gradient of repeated calls deviates from the first call's.
 #[derive(Clone, Copy, Debug)]
 pub struct Spread {
-    /// Which gradient.
+    /// The name of the gradient.
     pub name: &'static str,
     /// Calls compared with the first.
     pub repeats: usize,

@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 pub struct Millis {
     /// The middle value.
     pub median: f64,
-    /// The value a quarter of the sample lies below.
+    /// The lower quartile.
     pub q1: f64,
-    /// The value three quarters of the sample lie below.
+    /// The upper quartile.
     pub q3: f64,
     /// Number of values.
     pub runs: usize,

@@ -1,4 +1,4 @@
-//! The workload table of the project: what is timed, as data.
+//! The workload table of the project: the timed shapes, as data.
 
 use flash_dma_problem::{AttentionError, AttentionOptions, ElementType, Problem};
 use flash_dma_reference::generate::Scores;
@@ -14,17 +14,17 @@ pub struct Workload {
     pub q_heads: usize,
     /// Heads of `k` and `v`.
     pub kv_heads: usize,
-    /// Queries a head, those at the end of the keys.
+    /// Queries per head, aligned with the end of the keys.
     pub q_len: usize,
-    /// Keys a head.
+    /// Keys per head.
     pub len: usize,
-    /// Elements a row.
+    /// Elements per row.
     pub head_dim: usize,
     /// Keys each query keeps; `None` is dense attention without scores.
     pub window: Option<usize>,
     /// Element type of `q`, `k`, `v`.
     pub element: ElementType,
-    /// What the scores look like: they decide which keys live, and how long.
+    /// The kind of scores, which determines which keys live and for how long.
     pub scores: Scores,
 }
 
@@ -45,8 +45,8 @@ impl Workload {
         Problem::new(&q, &kv, &kv, scores, self.element, &options)
     }
 
-    /// Whether the two differ in nothing but the length and the window, so that their times belong into one
-    /// series of a plot.
+    /// Whether the two differ in nothing but the length and the window, so that their times belong in one series of a
+    /// plot.
     #[must_use]
     pub fn is_family(&self, other: &Self) -> bool {
         let key = |w: &Self| {

@@ -1,16 +1,16 @@
-//! One call of an engine, as plain data that a test may bend out of shape.
+//! One call of an engine, as plain data that a test may modify.
 
 use flash_dma_problem::{ElementType, Interval, Problem};
 use flash_dma_reference::Inputs;
 
-/// How a tensor lies in its buffer. What the shape does not reach is NaN.
+/// The layout of a tensor in its buffer. Elements that the shape does not reach are NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     /// Row after row.
     Contiguous,
     /// `[batch, len, heads, dim]` data (`[heads, batch, len]` for scores), seen through a transpose.
     Transposed,
-    /// One element between two rows, so no row but the first is aligned.
+    /// One element between two rows, so only the first row is aligned.
     Padded,
     /// Contiguous, but an axis along which the values repeat has a stride of 0.
     Broadcast,
@@ -25,7 +25,7 @@ pub struct Raw {
     pub strides: Vec<usize>,
     /// The buffer.
     pub values: Vec<f64>,
-    /// What an engine gets the values as.
+    /// The element type in which an engine gets the values.
     pub element: ElementType,
 }
 
@@ -57,7 +57,7 @@ impl Raw {
             size *= (shape[axis] + gap).max(1);
         }
         let mut placed = vec![f64::NAN; size];
-        // Row by row; those of one element if the elements of a row are one.
+        // Row by row; rows of one element if all elements of a row are equal.
         let width = match strides.last() {
             Some(1) => shape[rank - 1],
             _ => 1,
@@ -109,15 +109,15 @@ fn repetitions(values: &[f64], shape: &[usize]) -> Vec<bool> {
 pub struct Call {
     /// Sizes and options.
     pub problem: Problem,
-    /// As `q` of the problem.
+    /// `q` of the problem.
     pub q: Raw,
-    /// As `k` of the problem.
+    /// `k` of the problem.
     pub k: Raw,
-    /// As `v` of the problem.
+    /// `v` of the problem.
     pub v: Raw,
-    /// As the scores of the problem.
+    /// The scores of the problem.
     pub scores: Option<Raw>,
-    /// What the engine's selection made of the scores.
+    /// The result of the engine's selection on the scores.
     pub intervals: Option<Vec<Interval>>,
     /// The gradient of `out`.
     pub grad_out: Raw,
@@ -125,7 +125,7 @@ pub struct Call {
     pub grad_lse: Option<Vec<f64>>,
     /// Elements that the buffers of the results lack at their end.
     pub missing: usize,
-    /// How what is passed back from the forward to the backward pass lies.
+    /// The layout of the tensors passed from the forward to the backward pass.
     pub layout: Layout,
 }
 

@@ -1,4 +1,4 @@
-//! A case: what is computed, and its comparison with the oracle.
+//! A case: a computation, and its comparison with the oracle.
 
 use crate::engine::skip;
 use crate::expected::Expected;
@@ -21,7 +21,7 @@ pub struct Case {
     pub q_len: usize,
     /// Keys.
     pub k_len: usize,
-    /// Elements a row.
+    /// Elements per row.
     pub head_dim: usize,
     /// Element type.
     pub element: ElementType,
@@ -31,11 +31,11 @@ pub struct Case {
     pub scores: Option<Scores>,
     /// Standard deviation of `q`, `k` and `v`.
     pub deviation: f64,
-    /// How the tensors lie in memory.
+    /// The layout of the tensors in memory.
     pub layout: Layout,
     /// Whether the LSE has a gradient as well.
     pub grad_lse: bool,
-    /// Of the random numbers.
+    /// The seed of the random numbers.
     pub seed: u64,
 }
 
@@ -140,7 +140,7 @@ impl Case {
         self
     }
 
-    /// Sets how the tensors lie in memory.
+    /// Sets the layout of the tensors in memory.
     #[must_use]
     pub fn layout(mut self, layout: Layout) -> Self {
         self.layout = layout;
@@ -170,27 +170,27 @@ impl Case {
     ///
     /// # Panics
     ///
-    /// With the worst element of every tensor that is wrong.
+    /// If a tensor is wrong, with the worst element of each.
     pub fn check<E: Engine>(&self, engine: &E) {
         self.check_inputs(engine, &self.inputs());
     }
 
-    /// As [`Case::check`], with other inputs than the random ones.
+    /// As [`Case::check`], with the given inputs instead of random ones.
     ///
     /// # Panics
     ///
-    /// With the worst element of every tensor that is wrong.
+    /// If a tensor is wrong, with the worst element of each.
     pub fn check_inputs<E: Engine>(&self, engine: &E, inputs: &Inputs) {
         let (grad_out, grad_lse) = generate::gradients(&inputs.problem, self.seed);
         let grad_lse = self.grad_lse.then_some(&grad_lse[..]);
         self.check_gradients(engine, inputs, &grad_out, grad_lse);
     }
 
-    /// As [`Case::check_inputs`], with other gradients than the random ones.
+    /// As [`Case::check_inputs`], with the given gradients instead of random ones.
     ///
     /// # Panics
     ///
-    /// With the worst element of every tensor that is wrong.
+    /// If a tensor is wrong, with the worst element of each.
     pub fn check_gradients<E: Engine>(
         &self,
         engine: &E,
@@ -206,7 +206,7 @@ impl Case {
         let (outputs, grads) = engine.backward(&call).unwrap_or_else(|refused| {
             panic!("{} refuses {self:?}: {}", E::NAME, refused.error);
         });
-        // NaN leaves few elements to measure the naive implementation by.
+        // NaN leaves few elements for measuring the naive implementation's error.
         let mut given = [&inputs.q, &inputs.k, &inputs.v, grad_out]
             .into_iter()
             .flatten();
@@ -228,11 +228,11 @@ impl Case {
         expected(inputs, grad_out, grad_lse).check(clean, &outputs, &gradients, what);
     }
 
-    /// Compares what a forward pass of `inputs` gave with the oracle; `how` says which, for the failure.
+    /// Compares the results of a forward pass of `inputs` with the oracle; `how` identifies it in the failure.
     ///
     /// # Panics
     ///
-    /// With the worst element of every tensor that is wrong.
+    /// If a tensor is wrong, with the worst element of each.
     pub fn check_outputs(&self, inputs: &Inputs, outputs: &Outputs, how: &str) {
         let of = |x: &Inputs| Expected::new(&x.problem, x.forward(), &x.naive_forward());
         let clean = || vec![of(&self.inputs())];
@@ -240,7 +240,7 @@ impl Case {
     }
 }
 
-/// What these inputs and gradients should give.
+/// The expected results for these inputs and gradients.
 #[must_use]
 pub fn expected(inputs: &Inputs, grad_out: &[f64], grad_lse: Option<&[f64]>) -> Expected {
     let p = &inputs.problem;

@@ -1,4 +1,4 @@
-//! Sequences that the kernels decode, and their comparison with one pass over all of it.
+//! Sequences that the kernels decode, and their comparison with one pass over the whole sequence.
 
 use crate::engines::kernels::ran;
 use crate::engines::{Kernels, Pass, Target};
@@ -25,31 +25,31 @@ pub struct Sequence {
     pub heads: [usize; 2],
     /// Tokens.
     pub len: usize,
-    /// Elements a row.
+    /// Elements per row.
     pub head_dim: usize,
     /// Element type.
     pub element: ElementType,
-    /// Slots a kv head; `None` is a cache of pages.
+    /// Slots per kv head; `None` is a cache of pages.
     pub window: Option<usize>,
     /// Whether pages have scores.
     pub biased: bool,
-    /// Tokens a page.
+    /// Tokens per page.
     pub page_len: usize,
-    /// Of the scores.
+    /// The kind of scores.
     pub scores: Scores,
     /// Scale and softcap.
     pub options: AttentionOptions,
-    /// How the new tokens lie in memory.
+    /// The layout of the new tokens in memory.
     pub layout: Layout,
     /// Tokens that are appended before the first step.
     pub prefill: usize,
-    /// Tokens of the steps, in turns.
+    /// Tokens of the steps, cycled through.
     pub pieces: Vec<usize>,
-    /// Of how many steps one is compared; the last always is.
+    /// One in this many steps is compared; the last always is.
     pub every: usize,
-    /// What is fixed of the kernel's choices.
+    /// The fixed choices of the kernel.
     pub tuning: DecodeTuning,
-    /// Of the random numbers.
+    /// The seed of the random numbers.
     pub seed: u64,
 }
 
@@ -88,7 +88,7 @@ impl Sequence {
         }
     }
 
-    /// Everything that is decoded.
+    /// The inputs of the whole decoding.
     ///
     /// # Panics
     ///
@@ -102,7 +102,8 @@ impl Sequence {
         inputs(problem.expect("a good case"), self.scores, 1.0, self.seed)
     }
 
-    /// Decodes it and compares with the oracle: steps with the last rows of one pass, live sets with its selection.
+    /// Decodes the sequences and compares with the oracle: steps with the last rows of one pass, live sets with its
+    /// selection.
     ///
     /// # Panics
     ///
@@ -177,7 +178,7 @@ impl Sequence {
     }
 }
 
-/// A cache on the device and how many tokens it has been given.
+/// A cache on the device and the number of tokens that it has been given.
 pub struct Held<'a, T> {
     kernels: &'a Kernels<T>,
     sequence: &'a Sequence,
@@ -225,7 +226,7 @@ impl<'a, T: Target> Held<'a, T> {
                 seen: words(&[batch], vec![0; batch]),
             })
         } else {
-            // In turns and from the last page on.
+            // Alternating, from the last page on.
             let page = |n: usize| (pages - 1 - n % max_pages * batch - n / max_pages) as i32;
             Cache::Pages(Pages {
                 k: rows(),
@@ -322,7 +323,7 @@ impl<'a, T: Target> Held<'a, T> {
         );
         match result {
             Ok(()) => {}
-            // Sizes of the tensor-core kernel that this device or these pages do not have.
+            // Sizes of the tensor-core kernel that this device or these pages do not support.
             Err(AttentionError::Unsupported { what }) => panic!("unsupported: {what} for {s:?}"),
             Err(error) => panic!("{error} for {s:?}"),
         }
@@ -330,8 +331,8 @@ impl<'a, T: Target> Held<'a, T> {
         (self.kernels.read(&out), self.kernels.read(&lse))
     }
 
-    /// The chunk of tokens up to `to` over the slots and itself, by the forward pass over [`chunk_keys`]; appended
-    /// then.
+    /// The chunk of tokens up to `to` over the slots and itself, by the forward pass over [`chunk_keys`]; which is then
+    /// appended.
     ///
     /// # Panics
     ///

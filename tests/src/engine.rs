@@ -1,4 +1,4 @@
-//! What computes dynamic-mask attention, seen from its host.
+//! Implementations of dynamic-mask attention, as seen from the host.
 
 use crate::{Call, Layout, Raw};
 use flash_dma_problem::{AttentionError, ElementType, Interval};
@@ -11,7 +11,7 @@ use std::sync::Mutex;
 /// How large the cases of an engine may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Size {
-    /// An interpreter-like device: a few thousand pairs a call.
+    /// An interpreter-like device: a few thousand pairs per call.
     Small,
     /// A CPU at full speed.
     Medium,
@@ -19,7 +19,7 @@ pub enum Size {
     Large,
 }
 
-/// What the forward pass gives, contiguous.
+/// The results of the forward pass, contiguous.
 #[derive(Clone, Debug)]
 pub struct Outputs {
     /// `[batch, q_heads, q_len, head_dim]`.
@@ -28,7 +28,7 @@ pub struct Outputs {
     pub lse: Vec<f64>,
 }
 
-/// What the backward pass gives, contiguous.
+/// The results of the backward pass, contiguous.
 #[derive(Clone, Debug)]
 pub struct Gradients {
     /// `[batch, q_heads, q_len, head_dim]`.
@@ -44,23 +44,23 @@ pub struct Gradients {
 /// A call that was refused.
 #[derive(Clone, Debug)]
 pub struct Refused {
-    /// Why.
+    /// The reason.
     pub error: AttentionError,
-    /// Whether a result's buffer was written all the same.
+    /// Whether a result's buffer was written nevertheless.
     pub written: bool,
 }
 
 /// An implementation under test.
 pub trait Engine: Send + Sync + 'static {
-    /// As in the names of the tests.
+    /// Its name in the names of the tests.
     const NAME: &'static str;
-    /// What its cases are cut to.
+    /// The size that its cases are limited to.
     const SIZE: Size;
 
     /// The engine on its device.
     fn new() -> Self;
 
-    /// Whether its device computes on this type.
+    /// Whether its device supports this type.
     fn supports(&self, element: ElementType) -> bool;
 
     /// Scores to intervals.
@@ -84,7 +84,7 @@ pub trait Engine: Send + Sync + 'static {
     /// If the engine refuses.
     fn backward(&self, call: &Call) -> Result<(Outputs, Gradients), Refused>;
 
-    /// The cases that the device does in reasonable time: of each list as much as its size allows.
+    /// The cases that the device runs in reasonable time: as many of the lists as its size allows.
     fn cases<T>(
         small: impl IntoIterator<Item = T>,
         medium: impl IntoIterator<Item = T>,
@@ -127,7 +127,7 @@ pub fn shared<E: Engine>() -> &'static E {
     engine.downcast_ref().expect("stored under its own type")
 }
 
-/// Says what is not run, past the capture of test output.
+/// Reports a skipped test, bypassing the capture of test output.
 pub fn skip<E: Engine>(what: &str) {
     // A closed stderr is no reason to fail.
     let _ = writeln!(std::io::stderr(), "skipped: {what} on {}", E::NAME);

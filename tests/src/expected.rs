@@ -1,5 +1,5 @@
-//! What a call should give by the oracle, and the comparison with what an engine gave: with the oracle, or of two
-//! ways to compute the same.
+//! The results that the oracle expects of a call, and the comparisons: of an engine with the oracle, or of two ways to
+//! compute the same.
 
 use crate::Outputs;
 use core::fmt;
@@ -21,7 +21,7 @@ struct Tensor {
     naive_error: f64,
 }
 
-/// What a call should give.
+/// The expected results of a call.
 #[derive(Clone, Debug)]
 pub struct Expected {
     /// `out`, then the gradients in the order in which they were added.
@@ -51,7 +51,7 @@ impl Expected {
         }
     }
 
-    /// Measures the naive implementation's error at other inputs of the same kind, too: few rows tell little of it.
+    /// Measures the naive implementation's error at other inputs of the same kind, too: few rows are a poor measure.
     #[must_use]
     pub fn with_yardsticks(mut self, others: impl IntoIterator<Item = Self>) -> Self {
         for other in others {
@@ -81,9 +81,9 @@ impl Expected {
         });
     }
 
-    /// Compares outputs and gradients, these in the order in which they were added. NaN, or few pairs, leave few
-    /// elements to measure the naive implementation by: before the verdict, its errors at `others`, inputs of the same
-    /// kind, count, too. They take as long as what is expected, and most results are right without them.
+    /// Compares outputs and gradients, the latter in the order in which they were added. NaN, or few pairs, leave few
+    /// elements for measuring the naive implementation: before a failure is reported, its errors at `others`, inputs of
+    /// the same kind, count, too. They take as long as the expected results, and most results are right without them.
     ///
     /// # Panics
     ///
@@ -100,11 +100,11 @@ impl Expected {
         }
     }
 
-    /// As [`check`](Self::check), for those who go on: whether it took `others`.
+    /// As [`check`](Self::check), but without a panic; returns whether it needed `others`.
     ///
     /// # Errors
     ///
-    /// The worst element of every tensor that is wrong, a line each.
+    /// The worst element of every tensor that is wrong, one line each.
     ///
     /// # Panics
     ///
@@ -158,8 +158,8 @@ impl Expected {
         }
     }
 
-    /// Whether a finite element is, to a hundredth, past the greatest of its type: what an engine gives for it says
-    /// nothing.
+    /// Whether a finite element exceeds, within one per cent, the greatest of its type: an engine's result for it
+    /// proves nothing.
     #[must_use]
     pub fn exceeds_its_type(&self) -> bool {
         // The other types reach as far as f32, in which everything is computed.
@@ -168,9 +168,9 @@ impl Expected {
         narrow.flat_map(|tensor| &tensor.exact.values).any(past)
     }
 
-    /// Compares what two calls gave that differ in what should not matter, in the rows for which `kept` holds: rows of
-    /// the last axis, or elements of the LSE and of the scores' gradient. They may differ by the tolerance of the tensor;
-    /// the LSE, by two units in the last place of what it is the sum of, the greatest logit and the logarithm of a sum.
+    /// Compares the results of two calls that should agree, in the rows for which `kept` holds: rows of the last axis,
+    /// or elements of the LSE and of the scores' gradient. They may differ by the tolerance of the tensor; the LSE, by
+    /// two units in the last place of its terms, the greatest logit and the logarithm of a sum.
     ///
     /// # Panics
     ///
@@ -241,8 +241,8 @@ impl Expected {
         }
     }
 
-    /// Compares a gradient with the sum of those of the parts of its call. Each call may miss its own by the tolerance
-    /// of the tensor.
+    /// Compares a gradient with the sum of the gradients of the parts of its call. Each call may differ by the
+    /// tolerance of the tensor.
     ///
     /// # Panics
     ///
@@ -306,7 +306,7 @@ impl Expected {
     }
 }
 
-/// A magnitude, unless no pair contributes to its element: that one is exact.
+/// A magnitude, unless no pair contributes to its element: such an element is exact.
 fn zero_where_untouched((magnitude, oracle): (f64, &f64)) -> f64 {
     if *oracle == 0.0 { 0.0 } else { magnitude }
 }

@@ -13,12 +13,12 @@ use flash_dma_reference::sampled::{SampledKeys, Source, attended_keys, spread};
 use half::bf16;
 use std::ops::Range;
 
-/// KV heads of the sample, the first and the last among them, and query rows and keys of each.
+/// The number of kv heads in the sample, the first and the last among them, and of query rows and keys per head.
 const HEADS: usize = 4;
 const ROWS: usize = 24;
 const KEYS: usize = 24;
 
-/// Of the rows of q, k, v and dO, and of the scores.
+/// Seeds of the rows of q, k, v and dO, and of the scores.
 const SEEDS: [u32; 5] = [11, 12, 13, 14, 15];
 
 /// Factors of [`hash`]; odd.
@@ -66,7 +66,7 @@ fn fill_kernel<E: Float>(
     }
 }
 
-/// A row of what [`fill_kernel`] writes.
+/// A row as written by [`fill_kernel`].
 fn host_row(row: usize, seed: u32, into: &mut [f64]) {
     for (column, x) in into.iter_mut().enumerate() {
         let bits = host_hash(row as u32, column as u32, seed) >> 24;
@@ -74,7 +74,7 @@ fn host_row(row: usize, seed: u32, into: &mut [f64]) {
     }
 }
 
-/// The bytes of a contiguous tensor of f32 or bf16, as the device left them.
+/// The bytes of a contiguous tensor of f32 or bf16, as read from the device.
 struct Read {
     bytes: cubecl::bytes::Bytes,
     element: ElementType,
@@ -140,13 +140,13 @@ impl<T: Target> Kernels<T> {
         Read { bytes, element }
     }
 
-    /// Runs the selection and both passes of a problem of f32 or bf16 on the engine of this target, and compares sampled
-    /// rows of the outputs and of dq, and sampled keys of the other gradients, with f64. Skips what the device has no
-    /// memory for.
+    /// Runs the selection and both passes of a problem of f32 or bf16 on the engine of this target, and compares
+    /// sampled rows of the outputs and of dq, and sampled keys of the other gradients, with f64. Skips problems that
+    /// exceed the device's memory.
     ///
     /// # Panics
     ///
-    /// With the worst element of a tensor that is wrong.
+    /// If a tensor is wrong, with its worst element.
     pub fn check_sampled(&self, problem: &Problem) {
         let (client, p) = (&self.client, problem);
         let needed = engine::required_bytes(client, p, Passes::ForwardAndBackward);
@@ -256,7 +256,7 @@ impl<T: Target> Kernels<T> {
     }
 }
 
-/// What is wrong, a line each.
+/// The faults, one line each.
 #[derive(Default)]
 struct Worst(Vec<String>);
 

@@ -25,28 +25,29 @@ pub use call::{Call, Layout, Raw};
 pub use case::{Case, problem};
 pub use engine::{Engine, Gradients, Outputs, Refused, Size};
 
-/// Makes each named function `fn test<E: Engine>(engine: &E)` one test for every engine in the
-/// build: `contract::results::gqa::kernels_cpu`. Burn on CubeCL's CPU runtime compiles each of Burn's own
-/// operations for minutes, so it has only what [`on_burn_cpu!`] names.
+/// Makes each named function `fn test<E: Engine>(engine: &E)` one test for every engine in the build:
+/// `contract::results::gqa::kernels_cpu`. Burn on CubeCL's CPU runtime compiles each of Burn's own operations for
+/// minutes, so it only runs the tests that [`on_burn_cpu!`] names.
 #[macro_export]
 macro_rules! every_engine {
     ($($test:ident),* $(,)?) => { $crate::tests_on! { [cpu kernels burn] $($test)* } };
 }
 
-/// As [`every_engine!`], for the engines below Burn: those that take buffers as they are.
+/// As [`every_engine!`], for the engines below Burn: the engines that take buffers directly.
 #[macro_export]
 macro_rules! raw_engines {
     ($($test:ident),* $(,)?) => { $crate::tests_on! { [cpu kernels] $($test)* } };
 }
 
-/// As [`raw_engines!`], for problems that the tensor-core engines serve: each of them, and what they are compared with.
+/// As [`raw_engines!`], for problems that the tensor-core engines support: each of them, and the engines that they are
+/// compared with.
 #[macro_export]
 macro_rules! tensor_core_engines {
     ($($test:ident),* $(,)?) => { $crate::tests_on! { [cpu tensor_cores] $($test)* } };
 }
 
-/// As [`raw_engines!`], for what makes the kernels of tensor cores differ: without the portable ones where a device has
-/// others, as these have no such tiles and take as long to compile.
+/// As [`raw_engines!`], for cases specific to the tensor-core kernels: without the portable kernels if a device has
+/// others, because they lack such tiles and take as long to compile.
 #[macro_export]
 macro_rules! matrix_engines {
     ($($test:ident),* $(,)?) => { $crate::tests_on! { [cpu matrix] $($test)* } };
@@ -96,7 +97,7 @@ macro_rules! on_each_engine {
     };
 }
 
-/// One module a test, with a test for each engine of the sets.
+/// One module per test, with a test for each engine of the sets.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! tests_on {
@@ -108,7 +109,7 @@ macro_rules! tests_on {
     (@ $test:ident [$($set:ident)*]) => { $crate::engines_of! { engine_test [$test] $($set)* } };
 }
 
-/// Expands a macro of this file for each engine of the sets: the one list of engines there is.
+/// Expands a macro of this file for each engine of the sets: the only list of engines.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! engines_of {

@@ -1,4 +1,4 @@
-//! What every engine must do, on every engine of the build: see the crate's documentation.
+//! The contract, tested on every engine of the build: see the crate's documentation.
 
 mod contract;
 mod decode;

@@ -20,8 +20,7 @@ struct Args {
     /// Folder of one device's measurements: `peers.jsonl`, `roof.json` and files of rows.
     #[arg(long, default_value = "bench-results/h200")]
     results: PathBuf,
-    /// Files of rows in that folder; of two rows for the same workload,
-    /// phase and engine the later file's stays.
+    /// Files of rows in that folder; of two rows for the same workload, phase and engine, the later file's is kept.
     #[arg(
         long,
         value_delimiter = ',',
@@ -31,13 +30,13 @@ struct Args {
     /// Folder of the CPU's measurements.
     #[arg(long, default_value = "bench-results/cpu")]
     cpu: PathBuf,
-    /// Gets the few rows of a newcomer's table between its marks.
+    /// Receives the short table for newcomers between its marks.
     #[arg(long, default_value = "README.md")]
     readme: PathBuf,
-    /// Gets all tables between its marks.
+    /// Receives all tables between its marks.
     #[arg(long, default_value = "book/src/performance.md")]
     page: PathBuf,
-    /// Gets the plots.
+    /// Receives the plots.
     #[arg(long, default_value = "book/src/img")]
     plots: PathBuf,
 }
@@ -98,7 +97,7 @@ fn time(report: &Report, w: &Workload, phase: Phase) -> Option<f64> {
     report.best(w, phase).map(|row| row.ms.median)
 }
 
-/// A line through the layers that `place` gives an x.
+/// A line through the layers for which `place` returns an x.
 fn line(
     report: &Report,
     phase: Phase,
@@ -126,7 +125,7 @@ fn by_length(report: &Report, phase: Phase) -> Chart {
         let ms = |w: &Workload| time(report, w, phase);
         line(report, phase, name, with(window), ms)
     };
-    // Dense attention has no window: the shapes of these rows, each once.
+    // Dense attention has no window, so each shape of these rows occurs once.
     let peer = |name, key| {
         let ms = |w: &Workload| report.dense(w, key, phase);
         line(report, phase, name, with(Some(2048)), ms)

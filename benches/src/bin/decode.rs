@@ -1,4 +1,4 @@
-//! Times decode steps and appends on one device and writes one row a (case, phase).
+//! Times decode steps and appends on one device and writes one row per (case, phase).
 //!
 //! ```text
 //! cargo run --release -p flash-dma-benches --features cuda --bin decode -- --runtime cuda
@@ -23,13 +23,13 @@ struct Args {
     /// The runtime: cpu, cuda or wgpu, if compiled in.
     #[arg(long)]
     runtime: String,
-    /// Cases by name; all without this.
+    /// Cases by name; all of them by default.
     #[arg(long, value_delimiter = ',')]
     cases: Vec<String>,
-    /// Phases by name (decode, append); both without this.
+    /// Phases by name (decode, append); both by default.
     #[arg(long, value_delimiter = ',')]
     phases: Vec<String>,
-    /// Timed samples a phase.
+    /// Timed samples per phase.
     #[arg(long, default_value_t = 9)]
     runs: usize,
     /// Calls of a sample.
@@ -38,10 +38,10 @@ struct Args {
     /// Cubes that share the keys of a kv head; several are timed one after the other.
     #[arg(long, value_delimiter = ',')]
     cubes: Vec<usize>,
-    /// Warps, keys a tile and stages of the tensor-core kernel, as `4x16x3`; several likewise.
+    /// Warps, keys per tile and stages of the tensor-core kernel, as `4x16x3`; several likewise.
     #[arg(long, value_delimiter = ',')]
     sizes: Vec<String>,
-    /// Leave the graph out.
+    /// Skip the graph.
     #[arg(long)]
     no_graph: bool,
     /// Write the rows to this file as a JSON array.
@@ -75,7 +75,7 @@ fn fail(why: &str) -> ! {
 }
 
 impl Args {
-    /// Every combination of what is fixed; one that fixes nothing if nothing is.
+    /// Every combination of the fixed choices; a single one that fixes nothing if there are none.
     fn tunings(&self) -> Vec<DecodeTuning> {
         let sizes: Vec<[Option<usize>; 3]> = match &self.sizes[..] {
             [] => vec![[None; 3]],
@@ -108,7 +108,7 @@ fn size(text: &str) -> [usize; 3] {
         .unwrap_or_else(|| fail(&format!("no size `{text}`")))
 }
 
-/// `-8c-4x16x3`: what is fixed, as the end of an engine's name.
+/// `-8c-4x16x3`: the fixed choices, as a suffix of an engine's name.
 fn fixed(tuning: DecodeTuning) -> String {
     let cubes = tuning.cubes.map_or(String::new(), |n| format!("-{n}c"));
     let size = [tuning.warps, tuning.key_tile, tuning.stages].map(|n| n.map(|n| n.to_string()));
@@ -179,7 +179,7 @@ fn sync(client: &Client) {
     block_on(client.sync()).expect("the device works");
 }
 
-/// Device time of a call in a row of `calls`, and the host's time of one, in microseconds.
+/// Device time per call in a sequence of `calls`, and host time per call, in microseconds.
 fn time(
     client: &Client,
     buffers: &mut DecodeBuffers,
@@ -201,7 +201,7 @@ fn time(
         host.push(start.elapsed().as_secs_f64() * 1e3);
         sync(client);
     }
-    // The first of each is the warm-up.
+    // The first sample of each is the warm-up.
     let (device, host) = (device.split_off(1), host.split_off(1));
     (Millis::of(device), Millis::of(host).median * 1e3)
 }

@@ -1,6 +1,6 @@
-//! What the names of the cases of decoding and of masks mean, and which peers' rows belong beside them.
+//! The meaning of the decoding and mask cases' names, and the peers' rows that belong beside them.
 
-/// The cases of `decode.json`: name, description, and the peers' case of as many keys.
+/// The cases of `decode.json`: name, description, and the peers' case with the same number of keys.
 pub(super) const DECODINGS: [(&str, &str, &str); 15] = [
     (
         "layer-b8-w2048-c16k",

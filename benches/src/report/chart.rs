@@ -8,7 +8,7 @@ const LEFT: f64 = 70.0;
 const RIGHT: f64 = 200.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 60.0;
-/// Told apart without colour vision as well; a series beyond them begins again.
+/// Distinguishable without colour vision; further series reuse them from the start.
 const COLOURS: [&str; 6] = [
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#000000",
 ];
@@ -20,7 +20,7 @@ pub struct Point {
     pub x: f64,
     /// Positive.
     pub y: f64,
-    /// What was measured, for errors.
+    /// The name of the measurement, for errors.
     pub name: String,
 }
 
@@ -40,7 +40,7 @@ impl Series {
     ///
     /// # Errors
     ///
-    /// The names of two points of a line at the same `x`: the series mixes what should be told apart.
+    /// The names of two points of a line at the same `x`: the series mixes points that should be separate.
     fn sorted(&self) -> Result<Vec<&Point>, String> {
         let mut points: Vec<&Point> = self.points.iter().collect();
         points.sort_by(|a, b| a.x.total_cmp(&b.x));
@@ -67,7 +67,7 @@ pub struct Chart {
     pub series: Vec<Series>,
 }
 
-/// A logarithmic axis from a number to a number, in pixels.
+/// A logarithmic axis between two numbers, in pixels.
 struct Axis {
     low: f64,
     high: f64,
@@ -80,7 +80,7 @@ impl Axis {
         let (low, high) = values.fold((f64::INFINITY, 0.0f64), |(low, high), x| {
             (low.min(x), high.max(x))
         });
-        // Some air, so that no marker lies on the frame.
+        // Some margin, so that no marker lies on the frame.
         let (low, high) = (low / 1.25, high * 1.25);
         Self {
             low,
@@ -95,7 +95,7 @@ impl Axis {
         self.from + part * (self.to - self.from)
     }
 
-    /// Powers of `base` inside the axis, with halves in between if these are few.
+    /// Powers of `base` inside the axis, with halves in between if there are few of them.
     fn ticks(&self, base: f64) -> Vec<f64> {
         let between = |steps: &[f64]| {
             let first = (self.low.ln() / base.ln()).floor() as i32;

@@ -32,7 +32,7 @@ impl Peers {
     ///
     /// # Errors
     ///
-    /// The number and the defect of the first line that is no row.
+    /// The number and the defect of the first line that is not a row.
     pub fn parse(text: &str) -> Result<Self, String> {
         let lines = text.lines().enumerate();
         let rows = lines
@@ -43,8 +43,8 @@ impl Peers {
         Ok(Self(rows.collect::<Result<_, _>>()?))
     }
 
-    /// The time of a dense peer on the shape of a workload; peers are timed in bf16. Dense attention has no
-    /// window, so that of the peer's case does not matter.
+    /// The time of a dense peer on the shape of a workload; peers are timed in bf16. Dense attention has no window, so
+    /// the window of the peer's case does not matter.
     #[must_use]
     pub fn dense(&self, workload: &Workload, peer: &str, phase: Phase) -> Option<f64> {
         if workload.element != ElementType::Bf16 {
@@ -83,8 +83,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// Sorts rows into the order of the workload table. Of two rows for the same workload, phase and
-    /// engine the later one stays; one of no known workload is left out.
+    /// Sorts rows into the order of the workload table. Of two rows for the same workload, phase and engine, the later
+    /// one is kept; a row of an unknown workload is dropped.
     #[must_use]
     pub fn new(rows: Vec<Row>, peers: Peers, roof: Option<Roof>) -> Self {
         let mut sorted: Vec<(&'static Workload, Row)> = Vec::new();
@@ -116,7 +116,7 @@ impl Report {
         rows.map(|(workload, row)| (*workload, row))
     }
 
-    /// The workloads that were measured in a phase, each once, however many engines served it.
+    /// The workloads that were measured in a phase, each once, however many engines ran it.
     pub fn workloads(&self, phase: Phase) -> impl Iterator<Item = &'static Workload> {
         let measured =
             move |w: &&'static Workload| self.phase(phase).any(|(o, _)| o.name == w.name);

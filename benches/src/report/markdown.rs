@@ -1,4 +1,4 @@
-//! Tables, and where they are put.
+//! Tables, and their places in the documents.
 
 use super::join::Report;
 use crate::rows::Phase;
@@ -26,7 +26,7 @@ impl Report {
         format!("{NOTE}\n{forward}{backward}{}", self.sources())
     }
 
-    /// The sum of some phases' times beside the same of the dense peers, wherever there is a peer.
+    /// The sum of some phases' times beside the dense peers' sum, wherever there is a peer.
     fn beside_peers(&self, title: &str, phases: &[Phase]) -> String {
         let names: Vec<&str> = PEERS.iter().map(|(_, name)| *name).collect();
         let mut text = format!("| {title} | engine | ours | {} |\n", names.join(" | "));
@@ -131,7 +131,7 @@ impl Report {
     }
 }
 
-/// `N 32K, w 2048, H 32/8, D 128, bf16`, and what the scores look like if not independent.
+/// `N 32K, w 2048, H 32/8, D 128, bf16`, and the kind of scores if they are not independent.
 fn described(w: &Workload) -> String {
     let window = w.window.map_or("dense".into(), |w| format!("w {w}"));
     let n = match w.len {
@@ -169,7 +169,7 @@ pub(super) fn ms(x: f64) -> String {
     format!("{x:.0$}", digits as usize)
 }
 
-/// Replaces what stands between the marks `<!-- name -->` and `<!-- /name -->`.
+/// Replaces the text between the marks `<!-- name -->` and `<!-- /name -->`.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! What other programs than `bench` measured: decoding, masks and the CPU engine, each beside its peers.
+//! The measurements of programs other than `bench`: decoding, masks and the CPU engine, each beside its peers.
 
 use super::cases::{DECODINGS, MASKS};
 use crate::rows::DecodeRow;
@@ -14,7 +14,7 @@ struct DecodePeer {
     case: String,
     #[serde(default)]
     peer: String,
-    /// Of a call in a row of 20, as ours.
+    /// Time of one call in a sequence of 20, as for our rows.
     ms_row: Option<f64>,
 }
 
@@ -85,7 +85,7 @@ impl Others {
     ///
     /// # Errors
     ///
-    /// A file that is missing or is not what it should be, by name.
+    /// The name of a file that is missing or malformed.
     pub fn read(gpu: &Path, cpu: &Path) -> Result<Self, String> {
         Ok(Self {
             decode: json(&gpu.join("decode.json"))?,
@@ -119,7 +119,7 @@ impl Others {
         (peer, mask, _): (&str, &str, &str),
         phase: &str,
     ) -> Option<f64> {
-        // One of the scripts shortens the names of the phases.
+        // One of the scripts abbreviates the names of the phases.
         let short = if phase == "forward" { "fwd" } else { "bwd" };
         let is = |p: &&MaskPeer| {
             let same = p.len == len && p.peer == peer && p.mask == mask;
@@ -128,7 +128,7 @@ impl Others {
         self.mask_peers.iter().filter(is).find_map(|p| p.ms)
     }
 
-    /// The same, and its first peer's.
+    /// Our time and that of the first peer.
     pub(super) fn masked(&self, case: &str, phase: &str) -> Option<Pair> {
         let mask = MASKS.iter().find(|m| m.case == case)?;
         let theirs = self.mask_peer(mask.len, *mask.peers.first()?, phase)?;

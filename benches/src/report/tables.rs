@@ -118,7 +118,7 @@ impl Others {
     }
 }
 
-/// Where rows come from, each place once.
+/// The distinct origins of the rows.
 fn origin<'a>(rows: impl Iterator<Item = (&'a str, &'a str)>) -> String {
     let mut all: Vec<String> = rows
         .map(|(device, commit)| format!("{device}, commit {commit}"))

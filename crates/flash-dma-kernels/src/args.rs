@@ -3,13 +3,13 @@
 
 use cubecl::prelude::*;
 
-/// What the keys are selected and weighted by.
+/// The scores that select and bias the keys.
 #[derive(Clone, Debug)]
 pub struct Selection {
     /// `[batch, kv_heads, k_len]`, f32.
     pub scores: TensorBinding,
-    /// What [`select`](crate::select()) made of the scores: contiguous `[batch, kv_heads, k_len, 2]`,
-    /// 32-bit integers, first and end of each key's [`Interval`](flash_dma_problem::Interval).
+    /// The result of [`select`](crate::select()) on the scores: contiguous `[batch, kv_heads, k_len, 2]`, 32-bit
+    /// integers, first and end of each key's [`Interval`](flash_dma_problem::Interval).
     pub intervals: TensorBinding,
 }
 
@@ -26,7 +26,7 @@ pub struct Inputs {
     pub selection: Option<Selection>,
 }
 
-/// What the backward pass needs of the forward pass, and the incoming gradients.
+/// The results of the forward pass that the backward pass needs, and the incoming gradients.
 #[derive(Clone, Debug)]
 pub struct Saved {
     /// `[batch, q_heads, q_len, head_dim]`, the problem's element type.
@@ -39,7 +39,7 @@ pub struct Saved {
     pub grad_lse: Option<TensorBinding>,
 }
 
-/// Where the backward pass writes.
+/// The outputs of the backward pass.
 #[derive(Clone, Debug)]
 pub struct Gradients {
     /// `[batch, q_heads, q_len, head_dim]`, the problem's element type.

@@ -1,8 +1,8 @@
-//! NaN and infinities, told apart by their bits: the optimiser takes `x * 0` for 0.
+//! NaN and infinities, distinguished by their bits: the optimiser folds `x * 0` to 0.
 
 use cubecl::prelude::*;
 
-/// The exponent's bits of NaN and infinities, greater than those of any number.
+/// The exponent bits of NaN and infinities, greater than those of any finite number.
 pub(crate) const NO_NUMBER: u32 = 0x7f80_0000;
 
 /// The bits of the exponent.

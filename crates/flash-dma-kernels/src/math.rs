@@ -1,11 +1,12 @@
-//! Functions that drivers compute with too large an error.
+//! Functions that drivers compute too inaccurately.
 
 use cubecl::prelude::*;
 
 /// The squares for which [`tanh_near_zero`] is exact to rounding.
 pub(crate) const TANH_SERIES_BELOW: f32 = 1.0 / 16.0;
 
-/// `tanh(x)` by its series, for `square = x * x` below [`TANH_SERIES_BELOW`]; the next term is 2e-9 of a number below 1/4.
+/// `tanh(x)` by its series, for `square = x * x` below [`TANH_SERIES_BELOW`]; the next term is 2e-9 of a number below
+/// 1/4.
 #[cube]
 pub(crate) fn tanh_near_zero(x: f32, square: f32) -> f32 {
     let mut series = fma(

@@ -1,4 +1,4 @@
-//! What a problem takes of a device's memory, and the largest problem that fits it: known before anything is
+//! The device memory that a problem takes, and the largest problem that fits a device, known before anything is
 //! allocated.
 
 use crate::args::{Inputs, Saved, Selection};
@@ -12,12 +12,12 @@ use flash_dma_problem::memory::{self, Passes};
 use flash_dma_problem::{AttentionError, Problem};
 
 /// The bytes that the passes of a problem take on the device of `client`, all tensors contiguous and held at once: the
-/// [tensors](memory::tensor_bytes), and the greatest workspace of [`select_workspace`], [`forward_workspace`] and, with a
-/// backward pass, [`backward_workspace`]. The client's pool rounds the sizes of buffers up and may hold more.
+/// [tensors](memory::tensor_bytes), and the greatest workspace of [`select_workspace`], [`forward_workspace`] and, with
+/// a backward pass, [`backward_workspace`]. The client's pool rounds the sizes of buffers up and may hold more.
 ///
 /// # Errors
 ///
-/// [`AttentionError`] if the device does not serve the problem.
+/// [`AttentionError`] if the device does not support the problem.
 pub fn required_bytes(
     client: &Client,
     problem: &Problem,
@@ -40,14 +40,14 @@ pub fn required_bytes(
 }
 
 /// The number of tokens of the longest sequences that fit into `bytes` of the device's memory, as [`required_bytes`]
-/// counts: `problem` with as many queries as keys. 0 if not even one token fits. Only arithmetic on the host.
+/// counts: `problem` with as many queries as keys. 0 if not even one token fits. This is only arithmetic on the host.
 ///
-/// The result fits, and one token more does not. As the number of lists and parts that an engine makes may fall where a
-/// problem grows, some greater length may fit again.
+/// The result fits, and one token more does not. As the number of an engine's lists and parts may fall when a problem
+/// grows, some greater length may fit again.
 ///
 /// # Errors
 ///
-/// [`AttentionError`] if the device does not serve the problem at any size.
+/// [`AttentionError`] if the device does not support the problem at any size.
 pub fn longest(
     client: &Client,
     problem: &Problem,
@@ -76,7 +76,7 @@ pub fn largest_batch(
     })
 }
 
-/// Makes contiguous tensors of which only shape and strides are looked at: all lie in one small buffer.
+/// Makes contiguous tensors of which only shape and strides are used; all share one small buffer.
 struct Rows(TensorBinding);
 
 impl Rows {

@@ -11,16 +11,15 @@ const LANES: usize = 32;
 /// same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Team {
-    /// Units a plane: 32, or 1.
+    /// Units per plane: 32, or 1.
     pub lanes: usize,
-    /// Planes a cube.
+    /// Planes per cube.
     pub planes: usize,
 }
 
 impl Team {
-    /// `planes` planes if the device's have 32 lanes and cubes may have as many units. Else planes of
-    /// one unit: 16, to fill the planes of a GPU of another kind, or 1 where units are threads of a
-    /// processor.
+    /// `planes` planes if the device's have 32 lanes and cubes may have that many units. Otherwise planes of one unit:
+    /// 16, to fill the planes of a GPU of another kind, or 1 where units are threads of a processor.
     pub(crate) fn new(client: &Client, planes: usize) -> Self {
         let properties = client.properties();
         let hardware = &properties.hardware;
@@ -47,7 +46,7 @@ impl Team {
     }
 }
 
-/// Where a unit is in its team.
+/// The place of a unit in its team.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Member {
     pub plane: usize,
@@ -98,7 +97,7 @@ pub(crate) fn sum_of(value: u32, #[comptime] team: Team) -> u32 {
     sum
 }
 
-/// A bit for each lane of the plane: whether its `flag` is set. Every lane must take part.
+/// One bit per lane of the plane: whether its `flag` is set. Every lane must take part.
 #[cube]
 pub(crate) fn ballot(flag: bool, #[comptime] team: Team) -> u32 {
     let mut bits = u32::cast_from(flag);

@@ -1,4 +1,4 @@
-//! A cache of keys and values for decoding, and what is done with it, checked.
+//! A cache of keys and values for decoding, and the checked operations on it.
 //!
 //! A cache of **slots** holds the `window` best keys of every sequence and kv head, as an evicted key never
 //! returns: constant memory for any context. A cache of **pages** holds every key, in blocks that a table
@@ -13,28 +13,28 @@ pub const MAX_DECODE_TOKENS: usize = 16;
 /// The greatest number of tokens of a sequence: positions are signed 32-bit numbers.
 const MAX_POSITIONS: usize = i32::MAX as usize;
 
-/// Where a cache keeps its rows.
+/// The storage of a cache's rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Storage {
     /// `k`, `v` `[batch, kv_heads, window, head_dim]`; `score` (f32) and `position` (i32)
     /// `[batch, kv_heads, window]`; `seen` `[batch]` (i32), the tokens each sequence has been given.
     ///
-    /// In an empty slot the score is −∞ and the position −1; what its rows hold is never used. The slots of a
-    /// head are in no order.
+    /// In an empty slot the score is −∞ and the position −1; its rows are never used. The slots of a head are
+    /// unordered.
     Slots {
-        /// Keys a kv head keeps.
+        /// Keys that a kv head keeps.
         window: usize,
     },
-    /// `k`, `v` `[pages, kv_heads, page_len, head_dim]`; if `scored`, `scores` (f32) `[pages, kv_heads, page_len]`, each
-    /// added to its key's logits, −∞ for a key that is never attended to; `table` `[batch, max_pages]` (i32), the pages of each
-    /// sequence in order; `lengths` `[batch]` (i32), the tokens each sequence holds.
+    /// `k`, `v` `[pages, kv_heads, page_len, head_dim]`; if `scored`, `scores` (f32) `[pages, kv_heads, page_len]`,
+    /// each added to its key's logits, −∞ for a key that is never attended to; `table` `[batch, max_pages]` (i32), the
+    /// pages of each sequence in order; `lengths` `[batch]` (i32), the tokens each sequence holds.
     Pages {
         /// Pages of all sequences.
         pages: usize,
-        /// Tokens a page.
+        /// Tokens per page.
         page_len: usize,
-        /// Pages a sequence may have.
+        /// Pages that a sequence may have.
         max_pages: usize,
         /// Whether keys carry scores.
         scored: bool,
@@ -49,32 +49,32 @@ pub struct CacheShape {
     pub batch: usize,
     /// Heads of `k` and `v`.
     pub kv_heads: usize,
-    /// Elements a row, a multiple of 8 up to [`MAX_HEAD_DIM`].
+    /// Elements per row, a multiple of 8 up to [`MAX_HEAD_DIM`].
     pub head_dim: usize,
     /// Element type of `k` and `v`.
     pub element: ElementType,
-    /// Where the rows are.
+    /// The storage of the rows.
     pub storage: Storage,
 }
 
-/// Appending tokens to a cache: the cache, and how many tokens each of its sequences gets.
+/// Appending tokens to a cache: the cache, and the number of tokens for each of its sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AppendProblem {
     /// The cache.
     pub cache: CacheShape,
-    /// New tokens a sequence; 0 appends nothing.
+    /// New tokens per sequence; 0 appends nothing.
     pub tokens: usize,
 }
 
-/// A decode step: new tokens attend over what the cache holds and over each other, and are appended.
+/// A decode step: new tokens attend to the keys of the cache and to each other, and are appended.
 ///
-/// Query `t` of the step sees exactly what it would if the tokens were decoded one at a time: the keys of the
-/// cache and the new tokens up to and with its own, of a cache of slots the `window` best of these.
+/// Query `t` of the step sees exactly what it would if the tokens were decoded one at a time: the keys of the cache and
+/// the new tokens up to and including its own; with a cache of slots, the `window` best of these.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct DecodeProblem {
-    /// What is appended, and to what. `tokens` is the number of queries, too.
+    /// The tokens to append and the cache. `tokens` is also the number of queries.
     pub append: AppendProblem,
     /// Heads of `q` and `out`, a multiple of the cache's.
     pub q_heads: usize,
@@ -85,7 +85,7 @@ pub struct DecodeProblem {
 }
 
 impl CacheShape {
-    /// A cache of `window` slots a kv head.
+    /// A cache of `window` slots per kv head.
     ///
     /// # Errors
     ///
@@ -109,8 +109,7 @@ impl CacheShape {
     ///
     /// # Errors
     ///
-    /// [`AttentionError::EmptyPages`] if a page or a row of the table has no room, else as
-    /// [`slots`](Self::slots).
+    /// [`AttentionError::EmptyPages`] if a page or a row of the table has no room, otherwise as [`slots`](Self::slots).
     pub fn pages(
         batch: usize,
         kv_heads: usize,
@@ -130,7 +129,7 @@ impl CacheShape {
         Self::new(batch, kv_heads, head_dim, element, storage)
     }
 
-    /// The same with a score for each key, as slots always have: a key bias without a window.
+    /// The same cache with a score for each key, as slots always have: a key bias without a window.
     #[must_use]
     pub fn with_scores(mut self) -> Self {
         if let Storage::Pages { scored, .. } = &mut self.storage {
@@ -210,7 +209,7 @@ impl CacheShape {
         }
     }
 
-    /// Whether keys carry scores: those of slots do, those of pages if it was asked for.
+    /// Whether keys carry scores: keys in slots do, keys in pages if requested.
     #[must_use]
     pub fn has_scores(&self) -> bool {
         match self.storage {
@@ -240,14 +239,14 @@ impl CacheShape {
     /// Checks tokens that are to be appended: `k` and `v` `[batch, kv_heads, tokens, head_dim]` of the cache's
     /// element type, and `scores` `[batch, kv_heads, tokens]`, given exactly if its keys carry scores.
     ///
-    /// `held` is how many tokens the sequences have been given before, of those that differ the most.
+    /// `held` is the number of tokens that the sequences have been given before; if they differ, the greatest.
     ///
     /// # Errors
     ///
     /// [`AttentionError::ElementType`] if `element` is not the cache's, [`AttentionError::Rank`] or
-    /// [`AttentionError::Shape`] if a shape does not fit (another batch is axis 0),
-    /// [`AttentionError::CacheScores`], [`AttentionError::Positions`] if positions would pass 32 bits, or
-    /// [`AttentionError::PagesFull`] if the page table has no room.
+    /// [`AttentionError::Shape`] if a shape does not fit (another batch is axis 0), [`AttentionError::CacheScores`],
+    /// [`AttentionError::Positions`] if positions would exceed 32 bits, or [`AttentionError::PagesFull`] if the page
+    /// table has no room.
     pub fn append(
         &self,
         k: &[usize],
@@ -296,14 +295,13 @@ impl CacheShape {
         })
     }
 
-    /// Checks a decode step: `q` `[batch, q_heads, tokens, head_dim]` the rest as in
-    /// [`append`](Self::append).
+    /// Checks a decode step: `q` is `[batch, q_heads, tokens, head_dim]`, the rest as in [`append`](Self::append).
     ///
     /// # Errors
     ///
-    /// As [`append`](Self::append); [`AttentionError::HeadRatio`];
-    /// [`AttentionError::CacheWindow`] if `options` keep another window than the cache has slots, or any with
-    /// pages; [`AttentionError::CacheNotCausal`]; and those of the scale and the softcap.
+    /// As [`append`](Self::append); [`AttentionError::HeadRatio`]; [`AttentionError::CacheWindow`] if `options` keep
+    /// another window than the cache has slots, or any with pages; [`AttentionError::CacheNotCausal`]; and the errors
+    /// of the scale and the softcap.
     pub fn decode(
         &self,
         q: &[usize],
@@ -339,7 +337,7 @@ impl CacheShape {
     ///
     /// # Errors
     ///
-    /// [`AttentionError::CacheWindow`] if it is not the slots', or if there is one and the cache has pages.
+    /// [`AttentionError::CacheWindow`] if it is not the number of slots, or if there is one and the cache has pages.
     pub fn check_window(&self, keep_window: Option<usize>) -> Result<(), AttentionError> {
         let slots = match self.storage {
             Storage::Slots { window } => Some(window),
@@ -396,8 +394,8 @@ impl DecodeProblem {
         self.q_heads / self.append.cache.kv_heads
     }
 
-    /// Bytes of a step if every live key and value, and every query and output, is moved once; `keys` is what a
-    /// kv head holds.
+    /// Bytes of a step if every live key and value, and every query and output, is moved once; `keys` is the number of
+    /// keys in a kv head.
     #[must_use]
     pub fn bytes(&self, keys: usize) -> u128 {
         let AppendProblem { cache, tokens } = self.append;
@@ -408,7 +406,7 @@ impl DecodeProblem {
         (rows + cache.batch * self.q_heads * tokens * (2 * size + 4)) as u128
     }
 
-    /// Floating-point operations of a step over `keys` keys a kv head: two products of `head_dim` a pair.
+    /// Floating-point operations of a step over `keys` keys per kv head: two products of `head_dim` per pair.
     #[must_use]
     pub fn flops(&self, keys: usize) -> u128 {
         let [batch, heads, tokens, head_dim] = self.q_shape();

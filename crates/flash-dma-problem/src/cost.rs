@@ -1,7 +1,7 @@
-//! What a problem costs at least: exact pairs, floating-point operations and bytes.
+//! The least cost of a problem: exact pairs, floating-point operations and bytes.
 //!
-//! Useful work only. What an engine executes beyond it (partly filled tiles, recomputation beyond the
-//! algorithm's) is its own affair and is measured as the distance to these numbers.
+//! Only useful work counts. Additional work of an engine (partly filled tiles, recomputation beyond the algorithm's)
+//! shows as the distance to these numbers.
 
 use crate::Problem;
 
@@ -14,7 +14,7 @@ pub fn active_pairs(problem: &Problem) -> u128 {
     if !problem.causal {
         return heads * rows(problem.q_len as u128, problem.k_len as i64);
     }
-    // The visible keys grow by one a query: an arithmetic series up to the window, then a constant.
+    // The visible keys grow by one per query: an arithmetic series up to the window, then a constant.
     let (first, last) = (
         problem.position(0) + 1,
         problem.position(problem.q_len.max(1) - 1) + 1,
@@ -30,13 +30,13 @@ pub fn active_pairs(problem: &Problem) -> u128 {
     heads * (sum_to(last) - sum_to(first - 1))
 }
 
-/// Floating-point operations of the forward pass: two matrix products of `head_dim` a pair.
+/// Floating-point operations of the forward pass: two matrix products of `head_dim` per pair.
 #[must_use]
 pub fn forward_flops(problem: &Problem) -> u128 {
     4 * problem.head_dim as u128 * active_pairs(problem)
 }
 
-/// Floating-point operations of the backward pass: five matrix products of `head_dim` a pair.
+/// Floating-point operations of the backward pass: five matrix products of `head_dim` per pair.
 #[must_use]
 pub fn backward_flops(problem: &Problem) -> u128 {
     10 * problem.head_dim as u128 * active_pairs(problem)

@@ -1,4 +1,4 @@
-//! Why a call is refused. Every check runs on the host before anything is launched or written.
+//! The reasons for refusing a call. Every check runs on the host before anything is launched or written.
 
 use crate::ElementType;
 use core::fmt;
@@ -73,11 +73,11 @@ impl fmt::Display for TensorName {
     }
 }
 
-/// Why a problem is refused.
+/// The reason for refusing a problem.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AttentionError {
-    /// A tensor has another number of axes than its role asks for.
+    /// A tensor has a different number of axes than its role requires.
     #[error("{tensor} must have {expected} axes, but has {actual}")]
     Rank {
         /// Which tensor.
@@ -87,7 +87,7 @@ pub enum AttentionError {
         /// Number of axes it has.
         actual: usize,
     },
-    /// An axis has another size than the other tensors imply.
+    /// An axis has a different size than the other tensors imply.
     #[error("{tensor} must have size {expected} on axis {axis}, but has {actual}")]
     Shape {
         /// Which tensor.
@@ -109,12 +109,12 @@ pub enum AttentionError {
         tensor: TensorName,
         /// Which axis, from 0.
         axis: usize,
-        /// The sizes beside 1 that it may have.
+        /// The sizes other than 1 that it may have.
         sizes: Vec<usize>,
         /// The size it has.
         actual: usize,
     },
-    /// A tile plan was made with causal masking and the call is without, or the other way round.
+    /// A tile plan was made with causal masking and the call is without, or vice versa.
     #[error("the tile plan was made with causal = {plan}, but the options say {options}")]
     PlanCausal {
         /// Causal masking of the plan.
@@ -125,7 +125,7 @@ pub enum AttentionError {
     /// A buffer for the gradient of a bias without a bias.
     #[error("the gradient of the bias has a buffer, but there is no bias")]
     BiasGradient,
-    /// `q_heads` is no positive multiple of `kv_heads`.
+    /// `q_heads` is not a positive multiple of `kv_heads`.
     #[error("the {q_heads} query heads are no positive multiple of the {kv_heads} key/value heads")]
     HeadRatio {
         /// Heads of `q`.
@@ -139,7 +139,7 @@ pub enum AttentionError {
         /// The size of the last axis of `q`.
         head_dim: usize,
     },
-    /// A tensor has another element type than its role asks for.
+    /// A tensor has a different element type than its role requires.
     #[error("{tensor} must be {expected}, but is {actual}")]
     ElementType {
         /// Which tensor.
@@ -176,13 +176,13 @@ pub enum AttentionError {
         /// Elements that the buffer holds.
         actual: usize,
     },
-    /// A window of no keys.
+    /// A window of zero keys.
     #[error("the keep window must be at least 1")]
     ZeroWindow,
     /// A keep window was given but no scores to rank the keys by.
     #[error("a keep window needs scores to rank the keys by")]
     WindowWithoutScores,
-    /// The options ask for another window than the intervals were made with.
+    /// The options request a different window than the intervals were made with.
     #[error("the options keep {options} keys, but the intervals were selected for {intervals}")]
     IntervalsWindow {
         /// The window of the intervals.
@@ -208,7 +208,7 @@ pub enum AttentionError {
         /// The softcap that was given.
         softcap: f32,
     },
-    /// Positions would pass 32 bits.
+    /// Positions would exceed 32 bits.
     #[error(
         "the cache has been given {held} tokens: {tokens} more pass the greatest number of positions, {limit}"
     )]
@@ -217,7 +217,7 @@ pub enum AttentionError {
         held: usize,
         /// Tokens that are to be appended.
         tokens: usize,
-        /// The most a sequence may be given.
+        /// The most tokens that a sequence may be given.
         limit: usize,
     },
     /// The page table has no room for the tokens.
@@ -230,13 +230,13 @@ pub enum AttentionError {
         /// Tokens that a sequence has room for.
         capacity: usize,
     },
-    /// Pages of no tokens, or no pages for a sequence.
+    /// Pages of zero tokens, or zero pages per sequence.
     #[error("a page must hold at least one token, and a sequence at least one page")]
     EmptyPages,
-    /// Tokens without scores for a cache that has them, or the other way round.
+    /// Tokens without scores for a cache that has them, or vice versa.
     #[error("scores must be given exactly if the cache has them, as slots do")]
     CacheScores,
-    /// The options ask for another window than the cache keeps.
+    /// The options request a different window than the cache keeps.
     #[error("the options keep {options} keys, but the cache keeps {cache}")]
     CacheWindow {
         /// The keys that the cache keeps, in words.
@@ -263,7 +263,7 @@ pub enum AttentionError {
         /// Sequences of the cache.
         batch: usize,
     },
-    /// A tensor that autodiff tracks, where there are no gradients.
+    /// A tensor tracked by autodiff in an operation without gradients.
     #[error(
         "{tensor} is tracked by autodiff, but a cache has no gradients: use it without autodiff"
     )]
@@ -277,7 +277,7 @@ pub enum AttentionError {
         /// What does not fit.
         reason: String,
     },
-    /// A size passes what the engine can index.
+    /// A size exceeds what the engine can index.
     #[error("{what} is {size}, past the limit of {limit}")]
     TooLarge {
         /// Which size.
@@ -290,20 +290,20 @@ pub enum AttentionError {
     /// The device lacks what the engine needs.
     #[error("the device does not support {what}")]
     Unsupported {
-        /// What it lacks.
+        /// The missing feature.
         what: String,
     },
     /// The device has failed while it computed: memory ran out, a kernel did not compile or was refused, or a fault has
-    /// ended its context. What the operation writes is not to be used; unless the context has ended, the next operation
-    /// runs.
+    /// ended its context. The outputs of the operation must not be used; unless the context has ended, the next
+    /// operation runs.
     #[error("{operation} failed on the device: {reason}")]
     DeviceFailed {
         /// Which operation.
         operation: &'static str,
-        /// What the runtime says.
+        /// The message of the runtime.
         reason: String,
     },
-    /// A backward pass whose gradients are to be differentiated again.
+    /// A backward pass whose gradients would be differentiated again.
     #[error(
         "{tensor} is tracked by autodiff in a backward pass, but there are no second derivatives"
     )]
@@ -313,7 +313,7 @@ pub enum AttentionError {
     },
 }
 
-/// The names of the variants, by a match that the compiler keeps complete.
+/// The names of the variants, by a match that the compiler checks for completeness.
 macro_rules! kinds {
     ($($kind:ident)*) => {
         impl AttentionError {
@@ -352,7 +352,7 @@ impl AttentionError {
     }
 }
 
-/// `, 4 or 2`, without 1 and repetitions.
+/// `, 4 or 2`: the sizes without 1 and without repetitions.
 fn alternatives(sizes: &[usize]) -> String {
     let mut sizes = sizes.to_vec();
     sizes.retain(|&n| n != 1);

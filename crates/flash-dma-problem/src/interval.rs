@@ -2,10 +2,9 @@
 
 /// The positions at which queries attend to one key: `first <= position < end`.
 ///
-/// A query's *position* is the index of the last key it may see
-/// ([`Problem::position`](crate::Problem::position)): `i + k_len - q_len` under causal masking,
-/// `k_len - 1` otherwise. In these coordinates the selection depends only on the scores and the
-/// window, so one set of intervals serves causal and full attention and any number of queries.
+/// A query's *position* is the index of the last key it may see ([`Problem::position`](crate::Problem::position)):
+/// `i + k_len - q_len` under causal masking, `k_len - 1` otherwise. In these coordinates the selection depends only on
+/// the scores and the window, so one set of intervals is valid for causal and full attention and any number of queries.
 ///
 /// Scores do not depend on the query and the visible prefix only grows, so a key's rank only gets
 /// worse as the position advances: once evicted it never returns. A key `j` is visible from position

@@ -1,7 +1,6 @@
-//! What every engine of flash-dma agrees on, and nothing else: the shapes and options of a
-//! dynamic-mask attention problem ([`Problem`], [`AttentionOptions`]), the rules that make one valid
-//! ([`AttentionError`]), what a selection is ([`Interval`]), what a problem costs ([`cost`]) and what fits a memory
-//! ([`memory`]).
+//! The definitions that all engines of flash-dma share, and nothing else: the shapes and options of a dynamic-mask
+//! attention problem ([`Problem`], [`AttentionOptions`]), the rules that make one valid ([`AttentionError`]), the form
+//! of a selection ([`Interval`]), the cost of a problem ([`cost`]) and its memory ([`memory`]).
 //!
 //! No framework, no allocation, no arithmetic on tensors. The CPU engine, the CubeCL kernels, the
 //! Burn extension and the benchmarks all depend on this crate and re-export what their users need.

@@ -2,14 +2,14 @@
 
 use crate::{AttentionError, AttentionOptions, ElementType, Problem, TensorName};
 
-/// Sizes and options of one valid problem with a mask, a bias, both or neither. As a [`Problem`], it is
-/// only made by its checks.
+/// Sizes and options of one valid problem with a mask, a bias, both or neither. Like a [`Problem`], it can only be
+/// created through its checks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct MaskedProblem {
     /// The problem without mask and bias; it has no scores.
     pub attention: Problem,
-    /// The mask, as tiles; `None` if every key is visible that causal masking leaves.
+    /// The mask, as tiles; `None` if every key that causal masking leaves is visible.
     pub plan: Option<PlanGeometry>,
     /// Shape of the bias, which broadcasts to the logits; `None` adds nothing.
     pub bias: Option<[usize; 4]>,
@@ -21,7 +21,7 @@ impl MaskedProblem {
     ///
     /// # Errors
     ///
-    /// As [`Problem::new`]; further [`AttentionError::Broadcast`] and [`AttentionError::Rank`].
+    /// As [`Problem::new`], plus [`AttentionError::Broadcast`] and [`AttentionError::Rank`].
     pub fn new(
         q: &[usize],
         k: &[usize],
@@ -48,12 +48,12 @@ impl MaskedProblem {
         })
     }
 
-    /// As [`new`](Self::new), with a mask that was cut into tiles before.
+    /// As [`new`](Self::new), with a mask that has already been cut into tiles.
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new); further [`AttentionError::PlanCausal`], and [`AttentionError::Shape`] if the
-    /// plan is for other lengths.
+    /// As [`new`](Self::new), plus [`AttentionError::PlanCausal`], and [`AttentionError::Shape`] if the plan is for
+    /// other lengths.
     pub fn with_plan(
         q: &[usize],
         k: &[usize],
@@ -89,14 +89,14 @@ impl MaskedProblem {
         Ok(problem)
     }
 
-    /// Whether the bias is a number a key, the same for all queries.
+    /// Whether the bias is one number per key, the same for all queries.
     #[must_use]
     pub fn has_key_bias(&self) -> bool {
         (self.bias).is_some_and(|shape| shape[2] == 1 && shape[3] == self.attention.k_len)
     }
 
-    /// Query heads that read one entry of axis 1 of a mask or bias of this many heads: all, those of a
-    /// group, or one.
+    /// Query heads that read one entry of axis 1 of a mask or bias of this many heads: all heads, the heads of a group,
+    /// or one.
     #[must_use]
     pub fn heads_each(&self, heads: usize) -> usize {
         self.attention.q_heads / heads.max(1)
@@ -133,34 +133,34 @@ fn check_broadcast(
     Ok(shape)
 }
 
-/// What a mask's tiles are of: the shape of the mask, the lengths it is broadcast to, and the causal masking
-/// on top of it. A *tile plan* holds, for masks of this geometry:
+/// The geometry of a mask's tiles: the shape of the mask, the lengths it is broadcast to, and the causal masking on top
+/// of it. A *tile plan* holds, for masks of this geometry:
 ///
-/// - **bits** `[batch, heads, key_blocks, queries, 2]`, 32-bit integers: bit `c % 32` of word `c / 32` says
-///   whether a query sees key `64 * key_block + c`, causal masking aside. The first two axes are the mask's;
-///   an axis that the mask broadcasts has size 1 here, too, so nothing is materialised. Bits past the last
-///   key are 0, unless the mask has one key: then there is one key block, all of whose bits are the same.
-///   Bits of pairs that causal masking hides are unspecified, and an engine reads nothing to find them;
-/// - **counts** `[batch, heads, query_blocks, key_blocks]`, 32-bit integers: how many pairs of a block of 16
-///   queries and one of 64 keys are visible, causal masking included. 0 is an *empty* block, the number of
-///   its pairs a *full* one, which needs no test; every other one is *partial*.
+/// - **bits** `[batch, heads, key_blocks, queries, 2]`, 32-bit integers: bit `c % 32` of word `c / 32` says whether a
+///   query sees key `64 * key_block + c`, causal masking aside. The first two axes are the mask's; an axis that the
+///   mask broadcasts has size 1 here, too, so nothing is materialised. Bits past the last key are 0, unless the mask
+///   has one key: then there is one key block, all of whose bits are the same. Bits of pairs that causal masking hides
+///   are unspecified, so an engine need not read the mask for them;
+/// - **counts** `[batch, heads, query_blocks, key_blocks]`, 32-bit integers: the number of visible pairs in a block of
+///   16 queries and 64 keys, causal masking included. 0 is an *empty* block, the number of its pairs a *full* one,
+///   which needs no test; every other one is *partial*.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct PlanGeometry {
     /// Shape of the mask.
     pub mask: [usize; 4],
-    /// Queries a head.
+    /// Queries per head.
     pub q_len: usize,
-    /// Keys a head.
+    /// Keys per head.
     pub k_len: usize,
     /// Bottom-right aligned causal masking on top of the mask.
     pub causal: bool,
 }
 
 impl PlanGeometry {
-    /// Queries of a block.
+    /// Queries per block.
     pub const QUERY_BLOCK: usize = 16;
-    /// Keys of a block.
+    /// Keys per block.
     pub const KEY_BLOCK: usize = 64;
 
     /// The geometry of a mask `[batch, heads, q_len | 1, k_len | 1]` for `q_len` queries and `k_len` keys.
@@ -204,11 +204,11 @@ impl PlanGeometry {
         })
     }
 
-    /// Shape of the first keys and of the ends of ranges that stand for the mask: the mask's, with one key.
+    /// Shape of the first keys and of the ends of ranges that represent the mask: the mask's, with one key.
     ///
     /// # Errors
     ///
-    /// [`AttentionError::Shape`] of the mask if it has not all keys.
+    /// [`AttentionError::Shape`] of the mask if it does not have all keys.
     pub fn ranges_shape(&self) -> Result<[usize; 4], AttentionError> {
         let [batch, heads, queries, keys] = self.mask;
         if keys != self.k_len {
@@ -242,7 +242,7 @@ impl PlanGeometry {
                 actual: shape.len(),
             })?;
             for (axis, actual) in shape.into_iter().enumerate() {
-                // The queries' size is given; that of the other axes is what the first of the two says.
+                // The queries' size is given; the sizes of the other axes are taken from the first of the two.
                 let expected = if axis == 2 { q_len } else { mask[axis] };
                 if actual != 1 && actual != expected && (axis == 2 || expected != 1) {
                     return Err(AttentionError::Broadcast {
@@ -278,7 +278,7 @@ impl PlanGeometry {
         ]
     }
 
-    /// Pairs of one block; those at the ends of the lengths have fewer.
+    /// Pairs per block; blocks at the ends of the lengths have fewer.
     #[must_use]
     pub fn pairs(&self, query_block: usize, key_block: usize) -> usize {
         let rest = |len: usize, block: usize, size: usize| (len - block * size).min(size);

@@ -1,7 +1,7 @@
-//! What a problem takes of a memory, and the largest problem that fits it.
+//! The memory that a problem takes, and the largest problem that fits a given memory.
 //!
-//! The tensors of a call follow from its shapes; what an engine needs beside them only the engine knows. Each has its
-//! own `required_bytes`, and searches with [`longest`] and [`largest_batch`].
+//! The tensors of a call follow from its shapes; only the engine knows what it needs besides them. Each has its own
+//! `required_bytes`, and searches with [`longest`] and [`largest_batch`].
 
 use crate::{AttentionError, AttentionOptions, Problem, cost};
 
@@ -20,7 +20,7 @@ const MOST: usize = i32::MAX as usize;
 /// The bytes of the tensors of a problem: inputs, scores, intervals, `out` and `lse`, and with a backward pass the
 /// gradients of `out` and of the inputs.
 ///
-/// What a graph for gradients keeps between the passes is the tensors of [`Passes::Forward`].
+/// Between the passes, an autodiff graph keeps the tensors of [`Passes::Forward`].
 #[must_use]
 pub fn tensor_bytes(problem: &Problem, passes: Passes) -> u128 {
     match passes {
@@ -33,8 +33,8 @@ pub fn tensor_bytes(problem: &Problem, passes: Passes) -> u128 {
 /// not even one token fits.
 ///
 /// `required` says what a problem takes; one that is [too large](AttentionError::TooLarge) does not fit. The result
-/// fits, and one token more does not. Where `required` does not grow with every token, as an engine's workspace may not,
-/// some greater length may fit again.
+/// fits, and one token more does not. Where `required` does not grow with every token, as an engine's workspace may
+/// not, some greater length may fit again.
 ///
 /// # Errors
 ///
@@ -71,7 +71,7 @@ fn fits(
     required: impl Fn(&Problem) -> Result<usize, AttentionError>,
 ) -> Result<bool, AttentionError> {
     let problem = match problem.with_sizes(sizes) {
-        // An engine need not count what the tensors alone make too much.
+        // If the tensors alone are too large, the engine's requirement is not computed.
         Ok(problem) if tensor_bytes(&problem, Passes::Forward) > bytes as u128 => return Ok(false),
         other => other,
     };

@@ -1,4 +1,4 @@
-//! What a caller may choose.
+//! The options of a caller.
 
 /// The options of dynamic-mask attention. The default is causal, keeps every key, scales by
 /// `1/sqrt(head_dim)` and has no softcap.
@@ -12,8 +12,8 @@
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
 pub struct AttentionOptions {
-    /// How many keys each query keeps (the paper's `w`): the highest scored of those it may see.
-    /// `None` keeps all. Without scores it must be `None`.
+    /// How many keys each query keeps (the paper's `w`): the highest scored of the keys that it may see. `None` keeps
+    /// all. Without scores it must be `None`.
     pub keep_window: Option<usize>,
     /// Bottom-right aligned causal masking: query `i` sees the keys `j <= i + k_len - q_len`.
     pub causal: bool,
@@ -21,7 +21,7 @@ pub struct AttentionOptions {
     pub scale: Option<f32>,
     /// `c` of `c * tanh(x / c)`, applied to the scaled product before the score is added.
     pub softcap: Option<f32>,
-    /// Ask for bit-equal results over repeats. The portable and CPU engines always give them.
+    /// Request bit-equal results over repeats. The portable and CPU engines always produce them.
     pub deterministic: bool,
 }
 
@@ -72,7 +72,7 @@ impl AttentionOptions {
         self
     }
 
-    /// Asks for bit-equal results over repeats.
+    /// Requests bit-equal results over repeats.
     #[must_use]
     pub fn with_deterministic(mut self, deterministic: bool) -> Self {
         self.deterministic = deterministic;

@@ -9,7 +9,7 @@ pub const MAX_HEAD_DIM: usize = 256;
 /// The greatest length of a sequence: positions are signed 32-bit numbers.
 const MAX_LEN: usize = i32::MAX as usize;
 
-/// Element types of `q`, `k`, `v` and their gradients. Scores, LSE and arithmetic are f32 always.
+/// Element types of `q`, `k`, `v` and their gradients. Scores, LSE and arithmetic are always f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ElementType {
     /// 32-bit IEEE.
@@ -21,7 +21,7 @@ pub enum ElementType {
 }
 
 impl ElementType {
-    /// Bytes an element.
+    /// Bytes per element.
     #[must_use]
     pub fn size(self) -> usize {
         match self {
@@ -48,7 +48,7 @@ pub struct TensorSpec<'a> {
     pub name: TensorName,
     /// Size of each axis.
     pub shape: &'a [usize],
-    /// Elements from one index to the next, for each axis.
+    /// Stride of each axis, in elements.
     pub strides: &'a [usize],
 }
 
@@ -96,7 +96,7 @@ pub fn contiguous_strides(shape: &[usize]) -> impl ExactSizeIterator<Item = usiz
     })
 }
 
-/// Checks a shape against the one its role asks for.
+/// Checks a shape against the one that its role requires.
 pub(crate) fn check_shape(
     tensor: TensorName,
     actual: &[usize],
@@ -131,17 +131,17 @@ pub struct Problem {
     pub q_heads: usize,
     /// Heads of `k`, `v` and `scores`; divides `q_heads`.
     pub kv_heads: usize,
-    /// Queries a head; may be 0.
+    /// Queries per head; may be 0.
     pub q_len: usize,
-    /// Keys a head; may be 0.
+    /// Keys per head; may be 0.
     pub k_len: usize,
-    /// Elements a row, a multiple of 8 up to [`MAX_HEAD_DIM`].
+    /// Elements per row, a multiple of 8 up to [`MAX_HEAD_DIM`].
     pub head_dim: usize,
     /// Element type of `q`, `k`, `v`.
     pub element: ElementType,
     /// Whether a score is added to every logit and the keys are selected by it.
     pub has_scores: bool,
-    /// Keys each query keeps; `usize::MAX` where nothing was asked for.
+    /// Keys each query keeps; `usize::MAX` if none was requested.
     pub window: usize,
     /// Bottom-right aligned causal masking.
     pub causal: bool,
@@ -149,7 +149,7 @@ pub struct Problem {
     pub scale: f32,
     /// Cap of the scaled product.
     pub softcap: Option<f32>,
-    /// Bit-equal results over repeats were asked for.
+    /// Whether bit-equal results over repeats were requested.
     pub deterministic: bool,
 }
 
@@ -160,8 +160,8 @@ impl Problem {
     ///
     /// # Errors
     ///
-    /// Any variant of [`AttentionError`] that speaks of shapes, heads, sizes or options. Element
-    /// types, devices and strides are checked where they are known.
+    /// Any variant of [`AttentionError`] about shapes, heads, sizes or options. Element types, devices and strides are
+    /// checked where they are known.
     pub fn new(
         q: &[usize],
         k: &[usize],

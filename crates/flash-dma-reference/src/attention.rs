@@ -20,7 +20,7 @@ pub struct Inputs {
     pub scores: Option<Vec<f64>>,
 }
 
-/// What the forward pass gives.
+/// The results of the forward pass.
 #[derive(Clone, Debug)]
 pub struct Forward {
     /// `[batch, q_heads, q_len, head_dim]`.
@@ -29,7 +29,7 @@ pub struct Forward {
     pub lse: Exact,
 }
 
-/// What the backward pass gives.
+/// The results of the backward pass.
 #[derive(Clone, Debug)]
 pub struct Backward {
     /// `[batch, q_heads, q_len, head_dim]`.
@@ -42,7 +42,7 @@ pub struct Backward {
     pub scores: Option<Exact>,
 }
 
-/// The selected pairs: each head's keys in the order, and their scores.
+/// The selected pairs: each head's keys in rank order, and their scores.
 pub(crate) struct Selected<'a> {
     problem: &'a Problem,
     scores: Option<&'a [f64]>,
@@ -81,7 +81,7 @@ impl Inputs {
         Forward { out, lse }
     }
 
-    /// The gradients, from those of `out` (`[batch, q_heads, q_len, head_dim]`) and of the LSE
+    /// The gradients, from the gradients of `out` (`[batch, q_heads, q_len, head_dim]`) and of the LSE
     /// (`[batch, q_heads, q_len]`, `None` is zero).
     ///
     /// # Panics
@@ -124,7 +124,7 @@ impl Inputs {
         let heads = p.batch * p.kv_heads;
         let ranked = self.scores.iter().flat_map(|scores| {
             assert_eq!(scores.len(), heads * p.k_len, "scores");
-            // Heads without keys are heads all the same.
+            // Heads without keys still count as heads.
             (0..heads).map(|head| select::ranked(&scores[head * p.k_len..(head + 1) * p.k_len]))
         });
         Selected {

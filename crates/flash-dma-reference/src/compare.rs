@@ -1,4 +1,4 @@
-//! The tolerance rule, and what a failure says.
+//! The tolerance rule, and the report of a failure.
 //!
 //! An element passes if its error against f64 is at most
 //!
@@ -6,12 +6,12 @@
 //! > this tensor + one unit in the last place of the element itself + [`ARITHMETIC`] f32 epsilons of
 //! > the element's [magnitude](Exact::magnitude)
 //!
-//! with `factor` 2 for outputs and 3 for gradients. The last two terms are a floor for where the
-//! naive implementation is right by luck: with one key, say, its probability is exactly 1 and its
-//! error 0, yet an engine must round its result and may sum in another order. They come from how the
-//! number is made (what is added and cancels), element by element, so they do not grow where an
-//! element is small for another reason. An error below [`UNDERFLOW`] is none. NaN and ±∞ must be where
-//! f64 has them, and an element that no pair contributes to must be exactly 0.
+//! with `factor` 2 for outputs and 3 for gradients. The last two terms are a floor for cases where the naive
+//! implementation is right by luck: with one key, for example, its probability is exactly 1 and its error 0, yet an
+//! engine must round its result and may sum in another order. They follow from the computation of each element (its
+//! terms and their cancellation), so they do not grow where an element is small for another reason. An error below
+//! [`UNDERFLOW`] is ignored. NaN and ±∞ must be where f64 has them, and an element that no pair contributes to must be
+//! exactly 0.
 
 use crate::round::epsilon;
 use core::fmt;
@@ -23,12 +23,12 @@ pub const ARITHMETIC: f64 = 4.0;
 
 /// Products of 16-bit elements that [`ARITHMETIC`] covers on tensor cores. They add 16 products at a time to an f32 sum
 /// and cut off what does not fit instead of rounding it (M. Fasi, N. Higham, M. Mikaitis, S. Pranesh, "Numerical
-/// behavior of NVIDIA tensor cores", 2021): up to an epsilon each time, all towards zero. Of longer rows the magnitude
-/// of a product counts as often as they have such parts.
+/// behavior of NVIDIA tensor cores", 2021): up to an epsilon each time, all towards zero. For longer rows the magnitude
+/// of a product is counted once per such part.
 pub const CUT_OFF: usize = 64;
 
-/// What vanishes in f32: a probability below 1e-38 is 0 there, and with it what it contributes to a gradient, which is
-/// that times the other factors of a term. No other number of a problem is as small.
+/// Values that vanish in f32: a probability below 1e-38 is 0 there, and so is its contribution to a gradient, which is
+/// the probability times the other factors of a term. No other number of a problem is as small.
 pub const UNDERFLOW: f64 = 1e-30;
 
 /// Factor on the naive implementation's error for outputs.
@@ -37,14 +37,13 @@ pub const OUTPUT: f64 = 2.0;
 /// Factor on the naive implementation's error for gradients.
 pub const GRADIENT: f64 = 3.0;
 
-/// A tensor in f64 and how far f32 arithmetic must be allowed to miss it.
+/// A tensor in f64, and the error that f32 arithmetic must be allowed.
 #[derive(Clone, Debug)]
 pub struct Exact {
     /// The values.
     pub values: Vec<f64>,
-    /// For each element the sum of the absolute values of all the terms it is made of, those that
-    /// cancel included, times the sensitivity of its probabilities (1 + the size of the logits'
-    /// terms). 0 exactly if no pair contributes.
+    /// For each element the sum of the absolute values of all its terms, including terms that cancel, times the
+    /// sensitivity of its probabilities (1 + the size of the logits' terms). Exactly 0 if no pair contributes.
     pub magnitude: Vec<f64>,
 }
 
@@ -56,7 +55,7 @@ impl Exact {
         }
     }
 
-    /// Adds a pair's contribution; one that is 0 still marks the element as touched.
+    /// Adds a pair's contribution; a contribution of 0 still marks the element as touched.
     pub(crate) fn add(&mut self, at: usize, value: f64, magnitude: f64) {
         self.values[at] += value;
         self.magnitude[at] += magnitude + f64::MIN_POSITIVE;
@@ -147,7 +146,7 @@ pub fn naive_error(exact: &Exact, naive: &[f64]) -> f64 {
 ///
 /// # Errors
 ///
-/// The worst element, if one is out of bounds. A length other than the shape's fails as well.
+/// The worst element, if one is out of bounds. A length that does not match the shape fails as well.
 pub fn compare(
     name: &str,
     shape: &[usize],
@@ -168,8 +167,8 @@ pub fn compare(
     )
 }
 
-/// As [`compare()`], with the [`naive_error`] from elsewhere: a tensor that is NaN nearly everywhere
-/// has few elements to measure it by.
+/// As [`compare()`], with a given [`naive_error`]: a tensor that is NaN nearly everywhere has too few elements to
+/// measure it.
 ///
 /// # Errors
 ///
@@ -190,8 +189,8 @@ pub fn compare_by(
     })
 }
 
-/// Compares an LSE. It is f32 arithmetic on the given inputs whatever their type, so it gets no more
-/// than the arithmetic's own error: [`ARITHMETIC`] epsilons of the size of its logits' terms.
+/// Compares an LSE. It is f32 arithmetic on the given inputs regardless of their type, so it is only granted the error
+/// of the arithmetic itself: [`ARITHMETIC`] epsilons of the size of its logits' terms.
 ///
 /// # Errors
 ///

@@ -3,12 +3,12 @@
 use crate::{Inputs, Rng, round::round};
 use flash_dma_problem::{ElementType, Problem};
 
-/// What the scores of a head look like.
+/// The kind of a head's scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scores {
     /// Independent standard normal.
     Normal,
-    /// Of three values, zero with both signs among them.
+    /// Three distinct values, zero with both signs among them.
     Ties,
     /// One value.
     AllEqual,
@@ -20,7 +20,7 @@ pub enum Scores {
     Nan,
     /// Normal, sorted ascending: every new key is selected and evicts the oldest.
     Increasing,
-    /// Normal, sorted descending: the first keys stay for ever.
+    /// Normal, sorted descending: the first keys stay forever.
     Decreasing,
     /// Rising with the index under noise: a soft sliding window.
     Recency,

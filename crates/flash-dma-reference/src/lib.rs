@@ -1,9 +1,8 @@
 //! The oracle of flash-dma: what every engine must compute, in f64, by definition.
 //!
-//! Everything here is written from the semantics of the operation — sort the visible keys, keep the
-//! best, softmax over them — and shares no algorithm with the engines: no intervals inside the
-//! attention, no tiles, no online softmax. It visits selected pairs only, so that a NaN reaches
-//! exactly what it touches.
+//! Everything here is written from the semantics of the operation — sort the visible keys, keep the best, softmax over
+//! them — and shares no algorithm with the engines: no intervals inside the attention, no tiles, no online softmax. It
+//! visits selected pairs only, so that a NaN reaches exactly the elements that depend on it.
 //!
 //! - [`select`]: the keys each position attends to, by definition and (for long sequences) by a heap;
 //! - [`Inputs`]: dynamic-mask attention with its gradients;

@@ -6,8 +6,8 @@ use crate::{Forward, NaiveBackward, NaiveForward, naive};
 use flash_dma_problem::Problem;
 
 /// A tensor that broadcasts to `[batch, q_heads, q_len, k_len]`. Its shape is
-/// `[batch | 1, q_heads | kv_heads | 1, q_len | 1, k_len | 1]`; with `kv_heads` on the second axis a
-/// query head reads the entry of the kv head it reads.
+/// `[batch | 1, q_heads | kv_heads | 1, q_len | 1, k_len | 1]`; with `kv_heads` on the second axis a query head reads
+/// the entry of its kv head.
 #[derive(Clone, Debug)]
 pub struct Broadcast<T> {
     /// Size of each axis.
@@ -61,7 +61,7 @@ pub struct MaskedInputs {
     pub bias: Option<Broadcast<f64>>,
 }
 
-/// What the backward pass gives.
+/// The results of the backward pass.
 #[derive(Clone, Debug)]
 pub struct MaskedBackward {
     /// `[batch, q_heads, q_len, head_dim]`.
@@ -100,7 +100,7 @@ impl MaskedInputs {
         Forward { out, lse }
     }
 
-    /// The gradients, from those of `out` and of the LSE (`None` is zero).
+    /// The gradients, from the gradients of `out` and of the LSE (`None` is zero).
     ///
     /// # Panics
     ///

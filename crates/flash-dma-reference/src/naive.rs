@@ -1,9 +1,9 @@
-//! An unfused implementation in the element type: the error it makes is what an engine's is held to.
+//! An unfused implementation in the element type: its error is the yardstick for the engines.
 //!
-//! As a framework would compute it, tensor by tensor: products accumulate in f32, the probabilities
-//! and the logits' gradients are stored in the element type before the next product, and so are the
-//! results. Logits stay f32 (some frameworks round them, too; the yardstick is the better one). The
-//! mean of dL/dp under p is `dout . out` of the rounded output, as every engine has it.
+//! As a framework would compute it, tensor by tensor: products accumulate in f32, the probabilities and the logits'
+//! gradients are stored in the element type before the next product, and so are the results. Logits stay f32 (some
+//! frameworks round them, too; the yardstick is the more accurate choice). The mean of dL/dp under p is `dout . out` of
+//! the rounded output, as every engine has it.
 
 use crate::attention::Inputs;
 use crate::round::round_f32;
@@ -64,7 +64,7 @@ pub(crate) fn dot(a: &[f64], b: &[f64]) -> f32 {
     a.iter().zip(b).map(|(&x, &y)| x as f32 * y as f32).sum()
 }
 
-/// The [`dot`] of `a` with the row of each key. Eight at once: the terms of one sum wait for each other.
+/// The [`dot`] of `a` with the row of each key. Eight at once, because the terms of one sum depend on each other.
 fn dots<'a>(
     a: &[f64],
     keys: &[(usize, f64)],
@@ -73,7 +73,7 @@ fn dots<'a>(
     keys.chunks(8).flat_map(move |keys| {
         let rows: [&[f64]; 8] = array::from_fn(|n| row(keys[n.min(keys.len() - 1)].0));
         let rows = rows.map(|row| &row[..a.len()]);
-        // As an empty sum of floating-point numbers is.
+        // -0.0, like an empty sum of floating-point numbers.
         let mut sums = [-0.0f32; 8];
         for (d, &x) in a.iter().enumerate() {
             for (sum, row) in sums.iter_mut().zip(rows) {

@@ -1,4 +1,4 @@
-//! Rounding to the element types, so that the oracle sees exactly the numbers an engine sees.
+//! Rounding to the element types, so that the oracle sees exactly the numbers that an engine sees.
 
 use flash_dma_problem::ElementType;
 use half::{bf16, f16};

@@ -1,9 +1,9 @@
-//! Attention over explicit pairs: the one place where a row's softmax and its gradients are written.
+//! Attention over explicit pairs: the only implementation of a row's softmax and its gradients.
 
 use crate::compare::{CUT_OFF, Exact};
 use flash_dma_problem::{ElementType, Problem};
 
-/// Which keys a query attends to, and what is added to their logits.
+/// The keys that a query attends to, and their biases.
 pub(crate) trait Pairs {
     /// Fills `keys` with the attended keys of query `i` of query head `h`, and their biases.
     fn row(&self, b: usize, h: usize, i: usize, keys: &mut Vec<(usize, f64)>);
@@ -44,8 +44,8 @@ impl<'a> Tensors<'a> {
     }
 }
 
-/// The dot product of two rows, and that of their absolute values. Eight sums at once: the order is free at this
-/// precision, and a processor adds them side by side.
+/// The dot product of two rows, and that of their absolute values. Eight sums at once: the order does not matter at
+/// this precision, and a processor adds them in parallel.
 pub(crate) fn dot(a: &[f64], b: &[f64]) -> (f64, f64) {
     let mut sums = [[0.0; 8]; 2];
     // Head dimensions are multiples of 8.
@@ -74,9 +74,10 @@ struct Softmax {
     p: Vec<f64>,
     cap_slope: Vec<f64>,
     lse: f64,
-    /// 1 + the greatest sum of absolute terms of a logit, those of a product as often as [`CUT_OFF`] says: f32 arithmetic
-    /// gets a probability wrong by about this many epsilons. Infinite terms do not count: what they make is rounded nowhere (a logit
-    /// of −∞ has probability exactly 0, a capped one is the cap, and +∞ makes the row NaN).
+    /// 1 + the greatest sum of absolute terms of a logit, the terms of a product counted as often as [`CUT_OFF`] says:
+    /// f32 arithmetic gets a probability wrong by about this many epsilons. Infinite terms do not count, because their
+    /// results are not rounded (a logit of −∞ has probability exactly 0, a capped one is the cap, and +∞ makes the row
+    /// NaN).
     spread: f64,
 }
 
@@ -170,7 +171,7 @@ pub(crate) fn backward(
             let ds = prob * (dp[n].0 - mean + dlse);
             let ds_size = s.spread * prob * (dp[n].1 + mean_abs + dlse.abs());
             sink(b, h, i, j, ds, ds_size);
-            // The slope of the cap is 1 minus nearly 1 where it saturates: its error is absolute.
+            // Where the cap saturates, its slope is 1 minus nearly 1, so the error of the slope is absolute.
             let (raw, raw_size) = (scale * ds * s.cap_slope[n], scale.abs() * ds_size);
             dq.add_row(row * dim, raw, raw_size, t.row(t.k, key));
             dk.add_row(key * dim, raw, raw_size, q);

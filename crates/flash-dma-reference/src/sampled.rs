@@ -1,17 +1,17 @@
 //! The oracle on a sample, for problems whose tensors are too large to compute whole.
 //!
-//! Nothing here has a copy of a tensor: [`Source`] reads single rows through closures, so that a buffer of many
-//! gigabytes in bf16 stays one. Two samples, which do not miss the same faults:
+//! Nothing here copies a tensor: [`Source`] reads single rows through closures, so that a bf16 buffer of many gigabytes
+//! is never converted. There are two kinds of samples, which miss different faults:
 //!
-//! - [`Source::rows`] picks query rows and gives their outputs, LSE and `dq` by definition, and the gradients of *every*
-//!   key **if the gradients of `out` and `lse` are zero in all other rows** (and what is in these is finite: 0 times NaN
-//!   is NaN). Run a backward pass with such gradients: `dq` in other rows and everything of keys that the sample does not
-//!   touch must be exactly zero ([`first_nonzero`] looks). It shares nothing with the pass that it checks. It does not
-//!   see a fault that needs many rows with gradients: a contribution of an unsampled query that is lost or counted
-//!   twice, or an accuracy lost in a long sum.
-//! - [`Source::keys`] picks keys of one kv head and sums their gradients over every query that attends to them, from the
-//!   `out` and `lse` that the forward pass has saved, as a backward pass does. It sees lost queries at those keys. It
-//!   does not see a wrong `out` or `lse` (their sampled rows do), nor what happens to other keys.
+//! - [`Source::rows`] picks query rows and gives their outputs, LSE and `dq` by definition, and the gradients of
+//!   *every* key **if the gradients of `out` and `lse` are zero in all other rows** (whose content must be finite: 0
+//!   times NaN is NaN). Run a backward pass with such gradients: `dq` in other rows and everything of keys that the
+//!   sample does not touch must be exactly zero ([`first_nonzero`] looks). It shares nothing with the pass that it
+//!   checks. It does not see a fault that needs many rows with gradients: a contribution of an unsampled query that is
+//!   lost or counted twice, or an accuracy lost in a long sum.
+//! - [`Source::keys`] picks keys of one kv head and sums their gradients over every query that attends to them, from
+//!   the `out` and `lse` that the forward pass has saved, as a backward pass does. It sees lost queries at those keys.
+//!   It does not see a wrong `out` or `lse` (their sampled rows do), nor faults at other keys.
 //!
 //! The cost is about `rows · window · head_dim` and `keys · queries · head_dim` multiplications, beside a sort of the
 //! scores of each sampled head.
@@ -45,7 +45,7 @@ pub fn reader<T: Copy + Into<f64> + Sync>(
     }
 }
 
-/// The inputs of one problem, a row at a time. Values must be exactly those that the engine gets.
+/// The inputs of one problem, one row at a time. Values must be exactly those that the engine gets.
 #[derive(Clone, Copy)]
 pub struct Source<'a> {
     /// Sizes and options.
@@ -64,7 +64,7 @@ pub struct Source<'a> {
     pub grad_lse: Option<&'a [f32]>,
 }
 
-/// Some rows of a tensor: what they must be, and what the naive implementation makes of them.
+/// Some rows of a tensor: the exact values, and those of the naive implementation.
 #[derive(Clone, Debug)]
 pub struct Sampled {
     /// The numbers of the rows, ascending, over all leading axes of the tensor.
@@ -77,7 +77,7 @@ pub struct Sampled {
     pub naive: Vec<f64>,
 }
 
-/// What a sample of query rows determines.
+/// The results that a sample of query rows determines.
 #[derive(Clone, Debug)]
 pub struct SampledRows {
     /// `out` of the sampled rows.
@@ -180,7 +180,7 @@ impl Sampled {
     }
 }
 
-/// The first row beside `rows` (ascending) of the first `len` that has an element other than zero, with its values.
+/// The first row among the first `len`, other than `rows` (ascending), that has a nonzero element, with its values.
 #[must_use]
 pub fn first_nonzero(
     actual: ReadRow,
@@ -286,8 +286,8 @@ impl Source<'_> {
     }
 }
 
-/// The sampled rows of one kv head with the keys that they attend to, gathered: a small problem of one head, with
-/// which keys a row attends to written down.
+/// The sampled rows of one kv head with the keys that they attend to, gathered: a small problem of one head with
+/// explicit lists of the keys that each row attends to.
 struct Part {
     problem: Problem,
     rows: Vec<usize>,

@@ -1,4 +1,4 @@
-//! Which keys are attended, by definition.
+//! The attended keys, by definition.
 //!
 //! The order of keys: greater score first, a tie (`-0.0` and `0.0` tie) to the lower index, NaN below
 //! every number and among themselves by index. A score of −∞ is not in the order at all: its key is
@@ -29,8 +29,8 @@ pub fn ranked(scores: &[f64]) -> Vec<usize> {
     keys
 }
 
-/// The keys that a query at `position` attends to, ascending: of those it may see (`j <= position`)
-/// the first `window` of the order.
+/// The keys that a query at `position` attends to, ascending: the first `window` in the order of the keys that it may
+/// see (`j <= position`).
 #[must_use]
 pub fn selected(scores: &[f64], window: usize, position: i64) -> Vec<usize> {
     take(&ranked(scores), window, position)
@@ -49,8 +49,8 @@ pub fn take(ranked: &[usize], window: usize, position: i64) -> Vec<usize> {
 ///
 /// # Panics
 ///
-/// If a key's positions are not one run that starts at the key itself: then intervals could not
-/// represent the selection at all.
+/// If a key's positions are not one run that starts at the key itself, because intervals could then not represent the
+/// selection.
 #[must_use]
 pub fn intervals(scores: &[f64], window: usize) -> Vec<Interval> {
     let ranked = ranked(scores);

@@ -10,7 +10,7 @@ pub struct Zoh {
     pub heads: usize,
     /// Tokens.
     pub len: usize,
-    /// Elements a head of a token.
+    /// Elements per head of a token.
     pub head_dim: usize,
     /// `[batch, heads, len, head_dim]`.
     pub v: Vec<f64>,
@@ -51,7 +51,7 @@ impl Zoh {
         scores
     }
 
-    /// Gradients of the inputs from that of the scores, `[batch, heads, len]`.
+    /// Gradients of the inputs from the gradient of the scores, `[batch, heads, len]`.
     #[must_use]
     pub fn backward(&self, grad: &[f64]) -> ZohBackward {
         let scores = self.scores();

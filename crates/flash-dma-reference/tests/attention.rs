@@ -1,4 +1,4 @@
-//! The forward pass against cases known in closed form, and what NaN may touch.
+//! The forward pass against closed-form cases, and the propagation of NaN.
 
 use flash_dma_problem::{AttentionOptions, ElementType, Problem};
 use flash_dma_reference::generate::{self, Scores};
@@ -20,7 +20,7 @@ fn zero_queries_average_the_values_by_the_softmax_of_the_scores() {
         1,
     );
     inputs.q.fill(0.0);
-    // The weights of keys 0, 1, 2 are 1, 2, 3; the last query keeps the better two.
+    // The weights of keys 0, 1, 2 are 1, 2, 3; the last query keeps the two best.
     inputs.scores = Some(vec![0.0, 2f64.ln(), 3f64.ln()]);
     let forward = inputs.forward();
     let sums = [1.0f64, 3.0, 5.0];
@@ -71,7 +71,7 @@ fn nan_reaches_the_rows_that_select_its_key_and_no_other() {
         3,
     );
     inputs.scores = Some(vec![0.0, 1.0, 0.5]);
-    // Key 0 is selected by query 0 only, key 2 by none.
+    // Key 0 is selected only by query 0, key 2 by no query.
     inputs.k[..8].fill(f64::NAN);
     inputs.v[16..].fill(f64::NAN);
     let forward = inputs.forward();
@@ -267,7 +267,7 @@ fn no_keys_give_zeros_and_an_lse_of_minus_infinity() {
     }
 }
 
-/// Every bound stays a number, so that the comparison can be made.
+/// Every bound stays a number, so that the comparison is possible.
 #[test]
 fn an_infinite_logit_leaves_finite_magnitudes() {
     for (softcap, k) in [

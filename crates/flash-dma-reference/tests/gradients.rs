@@ -106,7 +106,7 @@ fn masked_gradients_equal_central_differences() {
                 let mut options = AttentionOptions::new().with_causal(causal);
                 options.softcap = softcap;
                 let problem = problem([heads, q_len, 8], [kv_heads, k_len], false, options);
-                // Every broadcast of the bias; the mask's differs from it.
+                // Every broadcast of the bias; the mask uses a different one.
                 let shape_of = |bits: usize| {
                     [
                         [1, 2][bits & 1],

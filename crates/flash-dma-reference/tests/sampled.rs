@@ -149,7 +149,7 @@ fn sampled_rows_and_the_keys_they_touch_are_those_of_the_whole_oracle() {
             assert_rows("lse", &sampled.lse, &whole.lse);
             assert_rows("dq", &sampled.q, &grads.q);
             if case.has_nan() {
-                // A row without a gradient of its own spreads NaN all the same.
+                // A row without a gradient of its own still spreads NaN.
                 return;
             }
             assert_rows("dk", &sampled.k, &grads.k);
@@ -219,7 +219,7 @@ fn the_naive_error_of_a_sample_is_of_the_size_of_the_whole_one() {
                 let ratio = naive_error(&sampled.exact, &sampled.naive) / error;
                 assert!((0.2..=1.5).contains(&ratio), "{element} {name}: {ratio}");
             }
-            // What the naive implementation makes of the whole passes against the sample.
+            // Compares the naive implementation's whole passes with its sample.
             let shape = case.inputs.problem.kv_shape();
             let k = keys
                 .k
@@ -265,8 +265,8 @@ fn half_precision_buffers_are_read_as_they_are() {
     assert_eq!(row, [1.0, 1.25, 1.5, 1.75]);
 }
 
-/// Nothing is allocated in the size of the problem but the scores, so 2³² elements at half a million tokens take a
-/// moment. With q = 0 a row is the mean of its values under the softmax of its scores.
+/// Only the scores are allocated in the size of the problem, so 2³² elements at half a million tokens take a moment.
+/// With q = 0 a row is the mean of its values under the softmax of its scores.
 #[test]
 fn a_problem_past_2_to_the_31_elements_is_sampled_in_a_moment() {
     const LEN: usize = 1 << 19;

@@ -1,4 +1,4 @@
-//! The two ways to the intervals agree, and the order is the one that is promised.
+//! Both ways to compute the intervals agree, and the order is the documented one.
 
 use flash_dma_problem::Interval;
 use flash_dma_reference::generate::Scores;

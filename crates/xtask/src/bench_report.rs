@@ -2,10 +2,10 @@
 
 use crate::process::{Result, cargo, run as run_command};
 
-/// Runs the program of the benches crate that does it; the options are that program's.
+/// Runs the benches crate's program for this; the options are that program's.
 ///
 /// # Errors
-/// When a file is missing or no row of measurements.
+/// When a file is missing or contains no rows of measurements.
 pub fn run(options: &[String]) -> Result {
     // Without features, so that neither Burn nor CubeCL is built.
     let mut report = cargo([

@@ -1,9 +1,9 @@
-//! `cargo xtask demo`: the main job at a size that a laptop's CPU finishes within minutes.
+//! `cargo xtask demo`: the main example at a size that a laptop's CPU finishes within minutes.
 
 use crate::process::{Result, cargo, run as run_command};
 use std::time::Instant;
 
-/// Builds and runs `examples/train-text` with its demo setting; further options are handed on.
+/// Builds and runs `examples/train-text` with its demo setting; further options are passed on.
 ///
 /// # Errors
 /// When the example cannot be built or fails.

@@ -1,10 +1,10 @@
-//! `cargo xtask fuzz`: random problems on one engine, every output of them compared with the oracle.
+//! `cargo xtask fuzz`: random problems on one engine, with every output compared with the oracle.
 
 use crate::process::{Result, cargo, run as run_command, target_dir};
 use crate::setup;
 use std::process::Command;
 
-/// How the fuzzer is built for an engine: cargo's arguments, and the folder of what it builds.
+/// How the fuzzer is built for an engine: cargo's arguments, and the output folder.
 struct Build {
     args: &'static [&'static str],
     folder: &'static str,
@@ -24,7 +24,7 @@ const ALONE: Build = Build {
     llvm: false,
 };
 
-/// What the tests are built of, so nothing is built that they do not need.
+/// The build of the tests, so that nothing else is built.
 const DEFAULT: Build = Build {
     args: &["--workspace"],
     folder: "debug",
@@ -59,7 +59,7 @@ const WGPU: Build = Build {
     llvm: true,
 };
 
-/// Builds the fuzzer with the engine that is asked for, and hands it the options.
+/// Builds the fuzzer with the requested engine, and passes the options on.
 ///
 /// # Errors
 /// When it does not build, or finds something.
@@ -78,7 +78,7 @@ fn build(options: &[String]) -> Build {
         "kernels-cpu" | "burn-flex" => DEFAULT,
         "wgpu" => WGPU,
         name if name.contains("cuda") => CUDA,
-        // The fuzzer itself refuses a name that nobody has.
+        // The fuzzer itself refuses an unknown name.
         _ => ALONE,
     }
 }

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// What a command returns: a message for the user when it fails.
+/// The result of a command: a message for the user when it fails.
 pub type Result<T = ()> = std::result::Result<T, String>;
 
 /// The repository's root directory.
@@ -17,7 +17,7 @@ pub fn root() -> PathBuf {
         .to_path_buf()
 }
 
-/// Where cargo puts what it builds.
+/// Cargo's output directory.
 pub fn target_dir() -> PathBuf {
     match std::env::var_os("CARGO_TARGET_DIR") {
         Some(dir) => root().join(dir),
@@ -27,9 +27,9 @@ pub fn target_dir() -> PathBuf {
 
 /// A `cargo` command in the root directory, with the cargo that started this program.
 ///
-/// `cargo run` describes this package in environment variables. Build scripts watch some of them (ring's
-/// does, and all of CubeCL is built after it): handed on, they would have everything built again whenever
-/// one changes between `cargo xtask` and plain cargo.
+/// `cargo run` describes this package in environment variables. Build scripts watch some of them (ring's does, and all
+/// of CubeCL is built after it): passed on, they would cause a full rebuild whenever one changes between `cargo xtask`
+/// and plain cargo.
 pub fn cargo<I: IntoIterator<Item = S>, S: AsRef<OsStr>>(args: I) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(args).current_dir(root());
@@ -115,7 +115,7 @@ pub fn switch(options: &[String], name: &str) -> Result<bool> {
     }
 }
 
-/// A command as one would type it.
+/// A command as typed in a shell.
 pub fn shown(command: &Command) -> String {
     let program = Path::new(command.get_program());
     let name = program

@@ -3,11 +3,11 @@
 use crate::process::{Result, cargo, switch, target_dir};
 use crate::{setup, test};
 
-/// Runs every test of the kernels on Vulkan, through WGSL, or with `--spirv` through CubeCL's own SPIR-V: without Burn and
-/// LLVM, so in a folder of its own.
+/// Runs every test of the kernels on Vulkan, through WGSL, or with `--spirv` through CubeCL's own SPIR-V: without Burn
+/// and LLVM, so in a folder of its own.
 ///
 /// # Errors
-/// What failed: every test by its name.
+/// The failures: every test by its name.
 pub fn run(options: &[String]) -> Result {
     let (feature, engine) = match switch(options, "--spirv")? {
         true => ("vulkan", "kernels_vulkan"),

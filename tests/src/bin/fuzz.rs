@@ -1,4 +1,4 @@
-//! `fuzz --engine NAME`: random problems on an engine of the build, against the oracle.
+//! `fuzz --engine NAME`: random problems on an engine of the build, compared with the oracle.
 
 use flash_dma_tests::engine::shared;
 use flash_dma_tests::engines;
@@ -32,7 +32,7 @@ Usage: fuzz --engine NAME [..]
   --share K/P          Of P processes' problems those of number K, from 0: what --processes starts.
 ";
 
-/// What was asked for.
+/// The requested options.
 struct Options {
     engine: String,
     minutes: f64,
@@ -155,7 +155,7 @@ impl Options {
             }
         }
         let minutes = options.minutes;
-        // A hundred years: what passes it is no duration.
+        // A hundred years: a greater value is not a valid duration.
         if !(0.0..=5e7).contains(&minutes) {
             return Err(format!("{minutes} minutes"));
         }
@@ -178,7 +178,7 @@ fn share(value: &str) -> Result<Share, String> {
     }
 }
 
-/// Starts the processes of a run, and joins what they have seen.
+/// Starts the processes of a run, and joins their records.
 fn in_processes(options: &Options) -> Result<Record, String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let record = |process: usize| -> PathBuf {
@@ -188,7 +188,7 @@ fn in_processes(options: &Options) -> Result<Record, String> {
     let children = (0..options.processes).map(|process| {
         let share = format!("{process}/{}", options.processes);
         let mut child = Command::new(&program);
-        // Of an option that is given twice the last counts.
+        // If an option is given twice, the last one counts.
         child.args(std::env::args().skip(1));
         child.args(["--processes", "1", "--require-cells", "0"]);
         child
@@ -207,13 +207,13 @@ fn in_processes(options: &Options) -> Result<Record, String> {
         };
         let seen = read(&path);
         joined.join(seen.ok_or(format!("process {process} ended without a record"))?);
-        // It lies where the system clears up.
+        // The file is in a directory that the system cleans up.
         let _ = std::fs::remove_file(path);
     }
     Ok(joined)
 }
 
-/// Runs on one engine; whether nothing was wrong.
+/// Runs on one engine; returns whether everything was right.
 fn on<E: Fuzzed>(options: &Options) -> Result<bool, String> {
     let engine = shared::<E>();
     let mut profile = Profile::of(engine);
@@ -232,7 +232,7 @@ fn on<E: Fuzzed>(options: &Options) -> Result<bool, String> {
         (0..count).for_each(|number| println!("{}", palette.draw(number)));
         return Ok(true);
     }
-    // Of what a problem panics with one line is printed, below.
+    // Only one line of a problem's panic is printed, below.
     std::panic::set_hook(Box::new(|_| {}));
     if let Some(line) = &options.problem {
         return Ok(single(engine, options, &line.parse()?));
@@ -248,7 +248,7 @@ fn on<E: Fuzzed>(options: &Options) -> Result<bool, String> {
     let begin = Instant::now();
     let (record, failures) = match options.processes {
         0 | 1 => fuzz::fuzz(engine, &palette, &limits),
-        // They print their failures themselves.
+        // The processes print their failures themselves.
         _ => (in_processes(options)?, Vec::new()),
     };
     let seconds = begin.elapsed().as_secs_f64();

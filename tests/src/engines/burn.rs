@@ -9,9 +9,9 @@ use std::marker::PhantomData;
 
 /// A Burn backend and its device.
 pub trait Backend: Send + Sync + 'static {
-    /// As in the names of the tests.
+    /// Its name in the names of the tests.
     const NAME: &'static str;
-    /// What its cases are cut to.
+    /// The size that its cases are limited to.
     const SIZE: Size;
 
     /// The device.
@@ -25,7 +25,7 @@ pub struct Burn<B> {
 }
 
 impl<B> Burn<B> {
-    /// Where its tensors are.
+    /// The device of its tensors.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
@@ -49,15 +49,15 @@ pub(crate) fn tensor<const R: usize>(
     Tensor::from_data(TensorData::new(values, shape), (device, dtype(element)))
 }
 
-/// The tensor as it lies: its buffer in the order of its strides, gaps included, then the views that
-/// make it the shape.
+/// The tensor in its memory layout: the buffer in the order of its strides, gaps included, then views that give it its
+/// shape.
 pub(crate) fn upload<const R: usize>(raw: &Raw, device: &Device) -> Tensor<R> {
     place(raw, |values, stored| {
         tensor(values, stored, raw.element, device)
     })
 }
 
-/// As [`upload`]: what is not 0 is `true`.
+/// As [`upload`]: nonzero values are `true`.
 pub(crate) fn upload_bool<const R: usize>(raw: &Raw, device: &Device) -> Tensor<R, Bool> {
     place(raw, |values, stored| {
         let values: Vec<bool> = values.iter().map(|&x| x != 0.0).collect();
@@ -208,7 +208,7 @@ impl<B: Backend> Engine for Burn<B> {
         let device = self.device.clone().autodiff();
         let tensors = Tensors::new(call, &device).tracked();
         let (out, lse) = tensors.forward(call)?;
-        // The gradients of this loss are the given ones, exactly: the cast up loses nothing.
+        // The gradients of this loss are the given ones, exactly: the upcast is lossless.
         let grad_out = upload::<4>(&call.grad_out, &device).cast(DType::F32);
         let mut loss = (out.clone().cast(DType::F32) * grad_out).sum();
         if let Some(grad_lse) = &call.grad_lse {

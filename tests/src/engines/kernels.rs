@@ -14,12 +14,12 @@ use std::marker::PhantomData;
 
 /// A runtime and its device.
 pub trait Target: Send + Sync + 'static {
-    /// As in the names of the tests.
+    /// Its name in the names of the tests.
     const NAME: &'static str;
-    /// What its cases are cut to.
+    /// The size that its cases are limited to.
     const SIZE: Size;
 
-    /// The matrix engine to force where the kernels have a choice; `None` leaves it to them.
+    /// The matrix engine to force where the kernels have a choice; `None` leaves the choice to them.
     const ENGINE: Option<engine::Engine> = None;
 
     /// The device.
@@ -32,20 +32,20 @@ pub struct Kernels<T> {
     target: PhantomData<T>,
 }
 
-/// The engine that a pass runs on: the one that the target forces where it must serve such a problem, else the one that the
-/// kernels choose.
+/// The engine that a pass runs on: the engine that the target forces if it must support such a problem, otherwise the
+/// one that the kernels choose.
 fn engine_of<T: Target>(choice: engine::Engine, p: &Problem) -> engine::Engine {
     use engine::Engine::{Mma, Portable, Wgmma};
     match T::ENGINE {
         Some(Portable) => Portable,
-        // Of what tensor cores serve, `mma` takes head dimensions in steps of 32.
+        // Of the problems that tensor cores support, `mma` takes head dimensions that are multiples of 32.
         Some(Mma) if choice != Portable && p.head_dim.is_multiple_of(32) => Mma,
         Some(Wgmma) if choice == Wgmma => Wgmma,
         _ => choice,
     }
 }
 
-/// Notes which engine of the kernels serves a pass.
+/// Records which engine of the kernels runs a pass.
 pub(crate) fn ran(pass: Pass, engine: engine::Engine) {
     let name = match engine {
         engine::Engine::Portable => "portable",
@@ -64,12 +64,12 @@ impl<T: Target> Kernels<T> {
     }
 
     pub(crate) fn buffer(&self, bytes: &[u8]) -> Handle {
-        // A runtime may have no buffer of no bytes; nothing is read from this one.
+        // A runtime may not support empty buffers; nothing is read from this one.
         self.client
             .create_from_slice(if bytes.is_empty() { &[0; 16] } else { bytes })
     }
 
-    /// Whether the device has buffers of bytes: WGSL has none.
+    /// Whether the device has byte buffers: WGSL has none.
     pub(crate) fn stores_bytes(&self) -> bool {
         let byte = ElemType::UInt(UIntKind::U8);
         let usage = self.client.properties().type_usage(byte);
@@ -81,7 +81,7 @@ impl<T: Target> Kernels<T> {
         contiguous(&self.buffer(bytemuck::cast_slice(values)), shape)
     }
 
-    /// What a contiguous tensor holds.
+    /// The content of a contiguous tensor.
     pub(crate) fn read_bytes(&self, tensor: &TensorBinding) -> Vec<u8> {
         let descriptor = CopyDescriptor {
             handle: tensor.handle.clone(),
@@ -196,7 +196,8 @@ impl<T: Target> Kernels<T> {
         })
     }
 
-    /// The products of `wgmma` by themselves, as [`products_alone`](engine::products_alone) gives them, of whole numbers.
+    /// The products of `wgmma` by themselves, as [`products_alone`](engine::products_alone) returns them, of whole
+    /// numbers.
     ///
     /// # Errors
     ///
@@ -408,7 +409,7 @@ target!(
     cubecl::Device::cuda(0),
     engine::Engine::Portable
 );
-// Small: the driver may be a CPU's.
+// Small, because the driver may run on a CPU.
 #[cfg(not(feature = "vulkan"))]
 target!(
     "wgpu",

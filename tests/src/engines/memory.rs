@@ -1,4 +1,4 @@
-//! What the kernels request of a device's memory, beside what they say they need.
+//! The device memory that the kernels request, and the memory that they announce.
 
 use super::kernels::{Kernels, Target};
 use flash_dma_kernels::{self as engine, Engine as Kind, Peak};
@@ -20,15 +20,15 @@ pub enum Called {
 pub struct Workspace {
     /// Which call.
     pub called: Called,
-    /// The bytes that the call said it needs, before it was made.
+    /// The bytes that the call announced before it was made.
     pub said: usize,
-    /// What it requested.
+    /// The bytes that it requested.
     pub peak: Peak,
 }
 
 impl<T: Target> Kernels<T> {
-    /// The engine for a problem that the library would compute on `chosen`: that of this target, if it has to do with
-    /// tensor cores.
+    /// The engine for a problem that the library would compute on `chosen`: the engine of this target if it uses tensor
+    /// cores.
     pub(crate) fn forced(chosen: Kind) -> Kind {
         match T::ENGINE {
             Some(forced) if chosen != Kind::Portable => forced,

@@ -35,7 +35,7 @@ pub use kernels::{KernelsOnCuda, KernelsOnCudaMma, KernelsOnCudaPortable, Kernel
 use core::cell::RefCell;
 use half::{bf16, f16};
 
-/// What an engine computes at a time.
+/// The passes of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Pass {
     /// Selection and the forward pass.
@@ -65,7 +65,7 @@ thread_local! {
     static NOTES: RefCell<Vec<(Pass, &'static str)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Notes what serves a pass on this thread, where an engine has several ways.
+/// Records what ran a pass on this thread, if an engine has several implementations.
 #[cfg(feature = "kernels")]
 pub(crate) fn note(pass: Pass, by: &'static str) {
     NOTES.with_borrow_mut(|notes| {
@@ -75,7 +75,7 @@ pub(crate) fn note(pass: Pass, by: &'static str) {
     });
 }
 
-/// What has served the passes on this thread since this was asked last; nothing of engines that have one way.
+/// What has run the passes on this thread since the last call; empty for engines with one implementation.
 #[must_use]
 pub fn take_notes() -> Vec<(Pass, &'static str)> {
     NOTES.take()
@@ -125,7 +125,7 @@ pub(crate) fn widen<E: Host>(values: &[E]) -> Vec<f64> {
     values.iter().map(|x| x.to_f64()).collect()
 }
 
-/// What the buffers of results hold before a call: exact in every type, and no result.
+/// The content of result buffers before a call: exact in every type, and never a result.
 const SENTINEL: f64 = -12345.0;
 
 pub(crate) fn sentinels<E: Host>(len: usize) -> Vec<E> {

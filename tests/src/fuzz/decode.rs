@@ -13,21 +13,21 @@ mod cpu;
 #[cfg(feature = "kernels")]
 mod kernels;
 
-/// What a step gave.
+/// The results of a step.
 #[derive(Clone, Debug)]
 pub struct Step {
-    /// The tokens it was given.
+    /// The tokens of the step.
     pub tokens: Range<usize>,
     /// Their outputs.
     pub outputs: Outputs,
-    /// The positions of the keys that the cache then holds, ascending, for each sequence and head; a cache of slots
-    /// has them.
+    /// The positions of the keys that the cache then holds, ascending, for each sequence and head; only for a cache of
+    /// slots.
     pub live: Option<Vec<Vec<usize>>>,
 }
 
 /// An engine that may decode.
 pub trait Decoder: Engine {
-    /// Whether it does.
+    /// Whether it decodes.
     fn decodes(&self) -> bool;
 
     /// Appends the prefill to an empty cache and takes the steps.
@@ -56,11 +56,11 @@ pub(super) fn tokens(values: &[f64], len: usize, width: usize, range: &Range<usi
         .collect()
 }
 
-/// What a step of these tokens must give: the last rows of one pass over everything up to its end.
+/// The expected results of a step of these tokens: the last rows of one pass over everything up to its end.
 ///
 /// # Panics
 ///
-/// If the spec is none of a problem.
+/// If the spec is not a valid problem.
 #[must_use]
 pub fn prefix(spec: &Spec, all: &Inputs, step: &Range<usize>) -> Inputs {
     let (p, len, dim) = (&all.problem, spec.k_len, spec.head_dim);

@@ -1,5 +1,5 @@
-//! Random problems over everything that the contract allows, as many as a device compiles kernels for and as large as
-//! the oracle computes in milliseconds.
+//! Random problems over everything that the contract allows, limited to the kernels that a device can compile and to
+//! sizes that the oracle computes in milliseconds.
 
 use super::fit::fit;
 use super::run::Fuzzed;
@@ -10,23 +10,23 @@ use flash_dma_problem::ElementType::{self, Bf16, F16, F32};
 use flash_dma_reference::Rng;
 use flash_dma_reference::generate::Scores;
 
-/// What problems are drawn for.
+/// The settings for which problems are drawn.
 #[derive(Clone, Debug)]
 pub struct Profile {
     /// Element types.
     pub elements: Vec<ElementType>,
-    /// Combinations of what kernels are compiled for; 0 draws them anew for each problem.
+    /// Number of kernel variants; 0 draws a new variant for each problem.
     pub variants: usize,
     /// Whether caches are among the problems.
     pub decodes: bool,
     /// Factor on the time that a problem may take the oracle: 1 is a few milliseconds.
     pub effort: f64,
-    /// Of the engine.
+    /// The size of the engine.
     pub size: Size,
 }
 
 impl Profile {
-    /// That of an engine.
+    /// The profile of an engine.
     #[must_use]
     pub fn of<E: Fuzzed>(engine: &E) -> Self {
         let elements = [F32, F16, Bf16].into_iter();
@@ -53,7 +53,7 @@ enum Kind {
     Decoded,
 }
 
-/// What kernels are compiled for.
+/// A combination that kernels are compiled for.
 #[derive(Clone, Copy, Debug)]
 struct Variant {
     kind: Kind,
@@ -75,7 +75,7 @@ pub struct Palette {
     variants: Vec<Variant>,
 }
 
-/// The operations in their shares, of ten.
+/// The operations by their share, in tenths.
 const KINDS: [Kind; 10] = [
     Kind::Scored,
     Kind::Masked,
@@ -106,12 +106,12 @@ impl Palette {
         }
     }
 
-    /// Every variant has as many problems as another.
+    /// Every variant has the same number of problems.
     fn variant_of(&self, number: u64) -> usize {
         number as usize % self.variants.len()
     }
 
-    /// Which of so many processes runs the problem of a number: each compiles the kernels of its own variants.
+    /// Which of the processes runs the problem with this number: each compiles the kernels of its own variants.
     #[must_use]
     pub fn process_of(&self, number: u64, processes: usize) -> usize {
         match self.variants.len() {
@@ -120,7 +120,7 @@ impl Palette {
         }
     }
 
-    /// The problem of a number.
+    /// The problem with this number.
     #[must_use]
     pub fn draw(&self, number: u64) -> Spec {
         // Not the generator's own step: the numbers of one problem would be those of the next, one later.
@@ -135,7 +135,7 @@ impl Palette {
         let most = match self.profile.size {
             Size::Small => 4e4,
             Size::Medium => 2.5e5,
-            // Its heads are wider: as many pairs take the oracle longer.
+            // Its heads are wider, so the oracle takes longer for the same number of pairs.
             Size::Large => 6e5,
         };
         // Many small problems, and a few that take as long as all of them.
@@ -148,7 +148,7 @@ impl Palette {
     }
 }
 
-/// One of some values.
+/// One of the given values.
 fn one<T: Copy>(rng: &mut Rng, of: &[T]) -> T {
     of[rng.below(of.len())]
 }
@@ -157,7 +157,7 @@ fn chance(rng: &mut Rng, one_in: usize) -> bool {
     rng.below(one_in) == 0
 }
 
-/// One of some sizes, or its neighbour.
+/// One of the given sizes, or its neighbour.
 fn around(rng: &mut Rng, of: &[usize]) -> usize {
     (one(rng, of) + rng.below(3)).saturating_sub(1).max(1)
 }
@@ -171,7 +171,7 @@ fn variant(rng: &mut Rng, profile: &Profile, kind: Kind, element: ElementType) -
         (Size::Small, _) => one(rng, &[8, 16, 24, 32, 40, 64]),
         // The oracle takes as long for the keys of one row of 256 as for those of eight.
         (Size::Medium, 0 | 1) => one(rng, &[8, 16, 16, 24, 32, 32, 40, 48, 64]),
-        // What the tensor-core engines serve, and what they do not.
+        // Head dimensions that the tensor-core engines support, and others that they do not.
         (_, 0) => one(rng, &[64, 128]),
         (_, 1) => one(rng, &[16, 32, 64, 96, 128, 192, 256]),
         _ => 8 * (1 + rng.below(32)),
@@ -195,7 +195,7 @@ fn problem(rng: &mut Rng, variant: &Variant, budget: usize) -> Spec {
         *one_of(rng, [&mut q_len, &mut k_len]) = 0;
     }
     let deviations: &[f64] = match variant.element {
-        // Greater ones pass the greatest number more often than not.
+        // Greater deviations overflow more often than not.
         F16 => &[1.0, 1.0, 1.0, 1.0, 0.1, 8.0, 30.0],
         F32 | Bf16 => &[1.0, 1.0, 1.0, 1.0, 0.1, 30.0],
     };
@@ -227,7 +227,7 @@ fn problem(rng: &mut Rng, variant: &Variant, budget: usize) -> Spec {
         Kind::Decoded => decoded(rng),
     };
     if let What::Decoded(_) = spec.what {
-        // What a cache has no say in; its tokens lie in one way.
+        // Options that do not apply to a cache; its tokens have one layout.
         (spec.causal, spec.deterministic, spec.grad_lse) = (true, false, false);
         let place = one(rng, &[Place::Contiguous, Place::Transposed, Place::Padded]);
         spec.places = [Place::Contiguous; 6];
@@ -293,7 +293,7 @@ fn window(rng: &mut Rng, spec: &Spec) -> Option<usize> {
 fn scores(rng: &mut Rng) -> Scores {
     match rng.below(3) {
         0 => Scores::Normal,
-        // Nothing is attended there; that is quickly tested.
+        // Nothing is attended with these scores, so a few problems suffice.
         _ => match one(rng, &Scores::ALL) {
             Scores::AllPadded if rng.below(3) > 0 => Scores::Padded,
             kind => kind,
@@ -319,7 +319,7 @@ fn places(rng: &mut Rng, aligned: bool) -> [Place; 6] {
             _ => Place::Padded,
         })
     });
-    // The keys of a score lie side by side.
+    // Scores must be contiguous along the keys.
     if places[Spec::SCORES] == Place::Tokens {
         places[Spec::SCORES] = Place::Contiguous;
     }
@@ -382,7 +382,7 @@ fn decoded(rng: &mut Rng) -> What {
         5..=6 => 2 + rng.below(4),
         7..=8 => 1 + rng.below(MAX_STEP),
         9 => MAX_STEP,
-        // A chunk, over slots; pages have none.
+        // A chunk, with slots; pages have no chunks.
         _ => match storage {
             Store::Slots(_) => MAX_STEP + 1 + rng.below(80),
             Store::Pages { .. } => MAX_STEP - 1,

@@ -1,4 +1,4 @@
-//! Many problems, on as many threads.
+//! Many problems, on many threads.
 
 use super::draw::Palette;
 use super::record::{Failure, Record};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 pub struct Share {
     /// Which process, from 0.
     pub process: usize,
-    /// Of how many.
+    /// The number of processes.
     pub processes: usize,
 }
 
@@ -26,7 +26,7 @@ impl Share {
     };
 }
 
-/// How long a failure may be shrunk.
+/// The longest time for shrinking a failure.
 const SHRINKING: Duration = Duration::from_secs(60);
 
 /// How many problems, and how.
@@ -34,7 +34,7 @@ const SHRINKING: Duration = Duration::from_secs(60);
 pub struct Limits {
     /// The most problems, of all processes together.
     pub problems: u64,
-    /// Of these, those that are run here.
+    /// The share of these that runs here.
     pub share: Share,
     /// The longest time.
     pub time: Duration,
@@ -106,7 +106,8 @@ pub fn fuzz<E: Fuzzed>(engine: &E, palette: &Palette, limits: &Limits) -> (Recor
     )
 }
 
-/// The smallest problem that fails as one does, and what is wrong with it; `None` if that one passes when it is run again.
+/// The smallest problem that fails as one does, and what is wrong with it; `None` if that one passes when it is run
+/// again.
 pub fn shrunk<E: Fuzzed>(engine: &E, spec: &Spec) -> Option<Failure> {
     let failure = |spec: &Spec| match run(engine, spec) {
         Outcome::Failed(what) => Some(what),
@@ -118,11 +119,11 @@ pub fn shrunk<E: Fuzzed>(engine: &E, spec: &Spec) -> Option<Failure> {
     Some(Failure { spec, what })
 }
 
-/// Runs the problem of a line of text: what a regression test calls.
+/// Runs the problem of a line of text: for regression tests.
 ///
 /// # Panics
 ///
-/// If the line is none, or with what is wrong.
+/// If the line is not a problem, or with the fault.
 pub fn assert_line<E: Fuzzed>(engine: &E, line: &str) {
     let spec: Spec = line
         .parse()

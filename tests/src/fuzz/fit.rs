@@ -4,7 +4,7 @@ use super::spec::{Spec, What};
 use crate::masked::Pattern;
 use flash_dma_reference::Rng;
 
-/// About how many multiplications the oracle takes for a problem, or what takes as long.
+/// About how many multiplications the oracle takes for a problem, or their equivalent in time.
 #[must_use]
 pub fn work(spec: &Spec) -> usize {
     let (heads, dim) = (spec.batch * spec.q_heads(), spec.head_dim + 24);
@@ -19,7 +19,7 @@ pub fn work(spec: &Spec) -> usize {
         What::Plain => heads * dim * rows().sum::<usize>(),
         What::Scored { window, .. } => {
             let window = window.unwrap_or(usize::MAX);
-            // To find the selection of a row, and to attend to it.
+            // Finding the selection of a row, and attending to it.
             heads * rows().map(|n| n + n.min(window) * dim).sum::<usize>()
         }
         What::Masked { mask, .. } => {
@@ -52,7 +52,7 @@ pub(super) fn fit(rng: &mut Rng, spec: &mut Spec, budget: usize) {
     let same_lengths = spec.q_len == spec.k_len;
     let more_queries = spec.q_len > spec.k_len;
     let (narrow, together) = (rng.below(4) > 0, rng.below(2) == 0);
-    // What grows with the keys alone, and is little beside the rest in a problem of few keys.
+    // The part that grows with the keys alone, which is negligible in a problem of few keys.
     let keys = 16 * spec.k_len * spec.head_dim;
     while spec.batch * spec.kv_heads > 1 && spec.batch * spec.kv_heads * keys > 8 * budget {
         match spec.batch {

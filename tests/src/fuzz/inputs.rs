@@ -16,14 +16,14 @@ use flash_dma_reference::{Inputs, Rng};
 use std::sync::OnceLock;
 
 /// Seeds at which the naive implementation's error is measured, beside the problem's own, before a number counts as
-/// wrong. The tolerance is a multiple of that implementation's greatest error in a tensor. Of a small tensor one seed
-/// gives a handful of roundings, and among thousands of problems some have been lucky in all of them. The other seeds
-/// draw v and the gradients alone: how much a rounding of `out` moves a gradient depends on the probabilities, which
-/// q, k and what is added to their products make. (With all inputs drawn anew 4 of 100 000 problems in bf16 were out of
+/// wrong. The tolerance is a multiple of that implementation's greatest error in a tensor. For a small tensor one seed
+/// yields a handful of roundings, and among thousands of problems some have been lucky in all of them. The other seeds
+/// draw v and the gradients alone: how much a rounding of `out` moves a gradient depends on the probabilities, which q,
+/// k and what is added to their products make. (With all inputs drawn anew 4 of 100 000 problems in bf16 were out of
 /// bounds, each by one element of a row that one key dominates, as it did at no other seed.)
 pub const YARDSTICKS: u64 = 32;
 
-/// Numbers of the table.
+/// Length of the table.
 const TABLE: usize = 1 << 18;
 
 /// Normal numbers, each of them an f32.
@@ -58,7 +58,7 @@ struct Rows {
 }
 
 impl Rows {
-    /// Of a seed; the values repeat as their places ask for.
+    /// The rows of a seed; the values repeat as their places require.
     fn new(spec: &Spec, rng: &mut Rng) -> Self {
         let (dim, e) = (spec.head_dim, spec.element);
         let q = [spec.batch, spec.q_heads(), spec.q_len, dim];
@@ -182,7 +182,7 @@ impl DrawnMasked {
         Self::at(spec, spec.seed, None)
     }
 
-    /// Under a mask that is known already, if there is one.
+    /// The problem, with the given mask if there is one.
     fn at(spec: &Spec, seed: u64, known: Option<&Broadcast<bool>>) -> Self {
         let mut rng = Rng::new(seed);
         let Rows { tensors, grad_lse } = Rows::new(spec, &mut rng);

@@ -1,4 +1,4 @@
-//! What a run has seen, by engine, type and pass.
+//! The record of a run, by engine, type and pass.
 
 use super::run::{Outcome, Passed, passes};
 use super::spec::{Spec, What};
@@ -7,24 +7,24 @@ use core::fmt;
 use flash_dma_problem::ElementType;
 use std::collections::BTreeMap;
 
-/// What a run has seen.
+/// The record of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Record {
     /// Problems all of whose outputs were compared and right.
     pub passed: u64,
-    /// Of these, how many have 1024 keys or more, of which those attended fill four tiles of 64 or more.
+    /// The number of these with 1024 keys or more, of which the attended keys fill four tiles of 64 or more.
     pub long: u64,
-    /// Of these, how many were right by further yardsticks only.
+    /// The number of these that were right only by further yardsticks.
     pub looked_twice: u64,
     /// Problems that failed.
     pub failed: u64,
-    /// Problems that do not count, by the reason.
+    /// Problems that do not count, by reason.
     pub skipped: BTreeMap<String, u64>,
-    /// Problems that passed, by pass, what served it (empty if the engine has one way) and element type.
+    /// Problems that passed, by pass, what ran it (empty if the engine has one implementation) and element type.
     pub cells: BTreeMap<Cell, u64>,
 }
 
-/// A pass, what served it, and the name of the element type.
+/// A pass, what ran it, and the name of the element type.
 pub type Cell = (Pass, String, String);
 
 /// A problem that failed.
@@ -32,7 +32,7 @@ pub type Cell = (Pass, String, String);
 pub struct Failure {
     /// The problem.
     pub spec: Spec,
-    /// What is wrong.
+    /// The fault.
     pub what: String,
 }
 
@@ -58,7 +58,7 @@ impl Record {
         }
     }
 
-    /// Adds what another has seen.
+    /// Adds another record.
     pub fn join(&mut self, other: Self) {
         self.passed += other.passed;
         self.long += other.long;
@@ -84,8 +84,8 @@ impl Record {
         self.long as f64 / self.passed.max(1) as f64
     }
 
-    /// The cells with fewer problems than asked for: those that were seen, and those of the types and the operations
-    /// that the engine has.
+    /// The cells with fewer problems than asked for: both the recorded cells and those of the types and operations that
+    /// the engine has.
     #[must_use]
     pub fn wanting(&self, least: u64, elements: &[ElementType], decodes: bool) -> Vec<String> {
         let few = |(pass, by, element): &Cell, count| format!("{pass:?} {by} {element}: {count}");
@@ -110,7 +110,7 @@ impl Record {
         wanting
     }
 
-    /// The record that was written as [`json`](Self::json); `None` if it is none.
+    /// The record that was written as [`json`](Self::json); `None` if it is malformed.
     #[must_use]
     pub fn of_json(json: &serde_json::Value) -> Option<Self> {
         let count = |name: &str| json[name].as_u64();
@@ -136,7 +136,7 @@ impl Record {
         })
     }
 
-    /// The record as JSON, with what the run was.
+    /// The record as JSON, with a description of the run.
     #[must_use]
     pub fn json(&self, run: &[(&str, serde_json::Value)]) -> serde_json::Value {
         let cell = |((pass, by, element), count): (&Cell, &u64)| {

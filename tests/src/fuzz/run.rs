@@ -20,12 +20,12 @@ pub trait Fuzzed: MaskedEngine + Decoder {}
 
 impl<E: MaskedEngine + Decoder> Fuzzed for E {}
 
-/// What came of a problem.
+/// The outcome of a problem.
 #[derive(Clone, Debug)]
 pub enum Outcome {
     /// Every output is right.
     Passed(Passed),
-    /// The engine or the element type does not have it; why.
+    /// The engine or the element type does not support it; the reason.
     Skipped(&'static str),
     /// An output is wrong, or the engine refused or panicked.
     Failed(String),
@@ -34,7 +34,7 @@ pub enum Outcome {
 /// A problem all of whose outputs are right.
 #[derive(Clone, Debug)]
 pub struct Passed {
-    /// The passes that ran, and what served them where the engine has several ways.
+    /// The passes that ran, and what ran them if the engine has several implementations.
     pub passes: Vec<(Pass, &'static str)>,
     /// Whether there are 1024 keys or more and those attended fill four tiles of 64 or more.
     pub is_long: bool,
@@ -42,14 +42,14 @@ pub struct Passed {
     pub looked_twice: bool,
 }
 
-/// What is known of a problem that passed.
+/// The facts about a problem that passed.
 #[derive(Default)]
 struct Seen {
     tiles: usize,
     looked_twice: bool,
 }
 
-/// `None` is a problem whose results its element type does not have.
+/// `None` is a problem whose results exceed its element type.
 type Checked = Result<Option<Seen>, String>;
 
 /// Computes a problem and compares everything.
@@ -280,7 +280,7 @@ fn decoded<E: Decoder>(engine: &E, spec: &Spec, decoding: &Decoding) -> Checked 
     Ok(Some(seen))
 }
 
-/// What slots hold after `held` tokens must be the selection, exactly.
+/// The content of slots after `held` tokens must be exactly the selection.
 fn check_live(
     scores: &[f64],
     len: usize,

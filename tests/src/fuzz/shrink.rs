@@ -28,7 +28,7 @@ pub fn shrink(spec: &Spec, limit: Duration, mut fails: impl FnMut(&Spec) -> bool
     }
 }
 
-/// Problems that are simpler in one thing, those that save most first.
+/// Problems that are simpler in one respect, those that save most first.
 fn simpler(spec: &Spec) -> Vec<Spec> {
     let mut all: Vec<Spec> = Vec::new();
     let mut with = |change: &dyn Fn(&mut Spec)| {
@@ -58,7 +58,7 @@ fn simpler(spec: &Spec) -> Vec<Spec> {
         for n in less(spec.k_len) {
             with(&|s| s.k_len = n);
         }
-        // What is left of a causal problem without keys at its front.
+        // The rest of a causal problem without the keys at its front.
         let both = spec.q_len.min(spec.k_len).saturating_sub(1);
         for n in [both / 2, 1].into_iter().filter(|&n| n <= both) {
             with(&|s| (s.q_len, s.k_len) = (s.q_len - n, s.k_len - n));
@@ -123,7 +123,7 @@ fn simpler(spec: &Spec) -> Vec<Spec> {
     all
 }
 
-/// Lesser numbers, the least first, but not below 1.
+/// Smaller numbers, the smallest first, but not below 1.
 fn less(n: usize) -> Vec<usize> {
     let mut less = vec![
         1,

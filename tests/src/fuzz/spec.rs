@@ -1,4 +1,4 @@
-//! A problem as a value: everything that it takes to compute it again, in one line of text.
+//! A problem as a value: everything that is needed to reproduce it, in one line of text.
 
 use crate::masked::{MaskedCase, Pattern};
 use crate::{Layout, Raw};
@@ -22,7 +22,7 @@ pub struct Spec {
     pub q_len: usize,
     /// Keys.
     pub k_len: usize,
-    /// Elements a row.
+    /// Elements per row.
     pub head_dim: usize,
     /// Causal masking.
     pub causal: bool,
@@ -38,7 +38,7 @@ pub struct Spec {
     pub deviation: f64,
     /// Where q, k, v, the gradient of `out`, the scores or the bias, and the mask lie.
     pub places: [Place; 6],
-    /// Of the random numbers.
+    /// The seed of the random numbers.
     pub seed: u64,
 }
 
@@ -51,16 +51,16 @@ pub enum What {
     Scored {
         /// Keys that each query keeps; `None` keeps all.
         window: Option<usize>,
-        /// Of the scores.
+        /// The kind of scores.
         scores: Scores,
     },
     /// Attention under a mask, a bias, both or neither.
     Masked {
-        /// The axes of the mask and what it looks like.
+        /// The axes and the pattern of the mask.
         mask: Option<(Axes, Pattern)>,
         /// The axes of the bias, and whether some of it is −∞.
         bias: Option<(Axes, bool)>,
-        /// Whether the mask is passed as what it hides.
+        /// Whether the mask is passed as the pairs that it hides.
         hidden: bool,
     },
     /// Decoding over a cache.
@@ -72,26 +72,26 @@ pub enum What {
 pub struct Decoding {
     /// Slots or pages.
     pub storage: Store,
-    /// Of the scores, where the cache has some.
+    /// The kind of scores, if the cache has any.
     pub scores: Scores,
     /// Tokens that are appended before the first step.
     pub prefill: usize,
     /// Tokens of each step. One of more than [`MAX_STEP`] is a chunk: a forward pass over what the slots hold and the
-    /// tokens, which are appended then.
+    /// tokens, which are then appended.
     pub pieces: Vec<usize>,
 }
 
 /// The most tokens of a decode step.
 pub const MAX_STEP: usize = flash_dma_problem::MAX_DECODE_TOKENS;
 
-/// What a cache keeps.
+/// The storage of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Store {
-    /// As many keys of each head.
+    /// This many keys of each head.
     Slots(usize),
     /// All keys.
     Pages {
-        /// Tokens a page.
+        /// Tokens per page.
         page_len: usize,
         /// Whether keys carry scores.
         scored: bool,
@@ -103,7 +103,7 @@ pub enum Store {
 pub struct Axes {
     /// A row for each sequence.
     pub batch: bool,
-    /// A row for which heads.
+    /// The heads with rows of their own.
     pub heads: Heads,
     /// A row for each query.
     pub queries: bool,
@@ -111,7 +111,7 @@ pub struct Axes {
     pub keys: bool,
 }
 
-/// The heads that a mask or bias tells apart.
+/// The heads that a mask or bias distinguishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heads {
     /// None.
@@ -160,7 +160,7 @@ impl Place {
         }
     }
 
-    /// Lays a contiguous tensor out, of which the values [`repeat`](Self::repeat) as the place has them.
+    /// Lays a contiguous tensor out, whose values [`repeat`](Self::repeat) as the place requires.
     pub fn place(self, raw: &mut Raw) {
         if self == Self::Contiguous {
             return;
@@ -180,7 +180,7 @@ impl Place {
         raw.strides[axis] = 0;
     }
 
-    /// Makes values of `shape` repeat as the place asks for.
+    /// Makes values of `shape` repeat as the place requires.
     pub fn repeat<T: Copy>(self, values: &mut [T], shape: &[usize]) {
         let Some(axis) = self.axis() else {
             return;
@@ -288,7 +288,7 @@ impl Spec {
 }
 
 impl Decoding {
-    /// Slots a head.
+    /// Slots per head.
     #[must_use]
     pub fn window(&self) -> Option<usize> {
         match self.storage {
@@ -305,7 +305,7 @@ impl Decoding {
 }
 
 impl Axes {
-    /// The same, broadcast along an axis more.
+    /// The same, broadcast along one more axis.
     #[must_use]
     pub fn without(mut self, axis: usize) -> Self {
         match axis {

@@ -1,4 +1,4 @@
-//! What the fuzzer draws, what it finds in engines with a defect, and what it says of that.
+//! Tests of the fuzzer's problems, of the defects that it finds, and of its reports.
 
 use super::{
     Decoder, Decoding, Limits, Outcome, Palette, Profile, Record, Share, Spec, Step, What, fuzz,
@@ -61,7 +61,7 @@ fn a_line_that_is_no_problem_is_refused() {
     }
 }
 
-/// The same numbers, whatever runs beside and before.
+/// The same numbers, regardless of other runs.
 #[test]
 fn a_number_of_a_seed_is_one_problem() {
     let draw = |seed, number| palette(0, seed).draw(number).to_string();
@@ -70,7 +70,8 @@ fn a_number_of_a_seed_is_one_problem() {
     assert_ne!(draw(1, 5), draw(2, 5));
 }
 
-/// What the contract allows is in the distribution, the shapes of the defect of few queries under a window among it.
+/// The distribution covers what the contract allows, including the shapes of the defect with few queries under a
+/// window.
 #[test]
 fn problems_are_of_every_kind() {
     let palette = palette(0, 7);
@@ -115,7 +116,7 @@ fn problems_are_of_every_kind() {
         share(word, 0.02, &|s| s.to_string().contains(word));
     }
     for kind in Scores::ALL {
-        // Problems without a key are drawn seldom.
+        // Problems without a key are rarely drawn.
         let least = if kind == Scores::AllPadded {
             0.003
         } else {
@@ -125,7 +126,7 @@ fn problems_are_of_every_kind() {
     }
 }
 
-/// A run of a device draws as many variants as it compiles kernels for, and many shapes of each.
+/// A run on a device draws its number of kernel variants, and many shapes of each.
 #[test]
 fn a_palette_has_its_number_of_variants() {
     let palette = palette(40, 9);
@@ -147,7 +148,7 @@ fn a_palette_has_its_number_of_variants() {
     assert!(seen.len() >= 35, "{}", seen.len());
 }
 
-/// What an engine is made to do wrong.
+/// The defect of an engine.
 #[derive(Clone, Copy)]
 enum Defect {
     /// One element of dk.
@@ -158,11 +159,11 @@ enum Defect {
     Causal,
     /// The bias of the last key.
     Bias,
-    /// What a step finds in the cache.
+    /// The cache's content in a step.
     Decode,
-    /// It panics, of many keys.
+    /// It panics for many keys.
     Panics,
-    /// It refuses, of many queries.
+    /// It refuses many queries.
     Refuses,
 }
 

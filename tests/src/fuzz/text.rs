@@ -1,4 +1,4 @@
-//! The line of text that is a problem.
+//! The text form of a problem: one line.
 
 use super::spec::{Axes, Decoding, Heads, Place, Spec, Store, What};
 use crate::masked::Pattern;
@@ -41,7 +41,7 @@ impl fmt::Display for Spec {
             }
             What::Masked { mask, bias, hidden } => {
                 if let Some((axes, pattern)) = mask {
-                    // Without the blank in `Tiles(16, 32)`.
+                    // Removes the blank in `Tiles(16, 32)`.
                     write!(
                         f,
                         " mask={axes}:{}",
@@ -109,7 +109,7 @@ impl fmt::Display for Axes {
     }
 }
 
-/// What a line must be told about.
+/// The parser of a line.
 struct Reader<'a> {
     pairs: Vec<(&'a str, &'a str)>,
 }

@@ -60,7 +60,7 @@ fn mask(call: &MaskedCall, device: &Device) -> Option<AttentionMask> {
     })
 }
 
-/// The gradients of this loss are the given ones, exactly: the cast up loses nothing.
+/// The gradients of this loss are the given ones, exactly: the upcast is lossless.
 fn loss(out: &Tensor<4>, lse: &Tensor<3>, call: &MaskedCall, device: &Device) -> Tensor<1> {
     let grad_out = upload::<4>(&call.grad_out, device).cast(DType::F32);
     let loss = (out.clone().cast(DType::F32) * grad_out).sum();
@@ -164,7 +164,7 @@ impl<B: Backend> Burn<B> {
     }
 }
 
-/// What a plan on Burn holds.
+/// The content of a plan on Burn.
 #[must_use]
 pub fn read(plan: &TilePlan) -> Plan {
     let words = |data: TensorData| data.iter::<i32>().map(|n| n as u32).collect();

@@ -9,12 +9,12 @@ use flash_dma_reference::Rng;
 use flash_dma_reference::generate::{gradients, normal};
 use flash_dma_reference::masked::{Broadcast, MaskedInputs};
 
-/// What a mask looks like.
+/// The pattern of a mask.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Pattern {
     /// Each entry visible with this probability.
     Random(f64),
-    /// Tiles of as many queries and keys are visible and hidden in turn, along both axes.
+    /// Tiles of this many queries and keys are alternately visible and hidden, along both axes.
     Tiles(usize, usize),
     /// Nothing is visible.
     Nothing,
@@ -22,36 +22,36 @@ pub enum Pattern {
     Top(usize),
     /// The `w` keys up to each query's position.
     Window(usize),
-    /// One of so many keys: every second of them to all queries, the others to most.
+    /// One in this many keys: every second of them visible to all queries, the others to most.
     Columns(usize),
 }
 
 /// One problem with random inputs.
 #[derive(Clone, Debug)]
 pub struct MaskedCase {
-    /// Batch, query heads, kv heads, queries, keys, elements a row.
+    /// Batch, query heads, kv heads, queries, keys, elements per row.
     pub sizes: [usize; 6],
     /// Element type of q, k, v.
     pub element: ElementType,
     /// Options, without a window.
     pub options: AttentionOptions,
-    /// Shape of the mask and what it looks like.
+    /// Shape and pattern of the mask.
     pub mask: Option<([usize; 4], Pattern)>,
     /// Shape of the bias.
     pub bias: Option<[usize; 4]>,
-    /// Whether the mask is passed as what it hides.
+    /// Whether the mask is passed as the pairs that it hides.
     pub hidden: bool,
-    /// How the tensors lie in memory.
+    /// The layout of the tensors in memory.
     pub layout: Layout,
     /// Whether the LSE has a gradient as well.
     pub grad_lse: bool,
     /// Standard deviation of `q`, `k` and `v`.
     pub deviation: f64,
-    /// Of the random numbers.
+    /// The seed of the random numbers.
     pub seed: u64,
-    /// Seeds beside this one that the naive implementation's error is measured at. In 16 bits most of a gradient's
-    /// error comes from the rows of `out` that happen to be rounded worst: in a small tensor one seed tells little of
-    /// it, and an engine that is exact but for that rounding is at up to six times the error of one.
+    /// Additional seeds at which the naive implementation's error is measured. In 16 bits most of a gradient's error
+    /// comes from the rows of `out` that happen to be rounded worst: in a small tensor one seed is a poor measure, and
+    /// an engine that is exact except for that rounding may have up to six times the error of one seed.
     pub yardsticks: u64,
 }
 
@@ -176,7 +176,7 @@ impl MaskedCase {
         MaskedCall::new(inputs, self.layout, self.hidden, grads)
     }
 
-    /// What these inputs and gradients should give.
+    /// The expected results for these inputs and gradients.
     #[must_use]
     pub fn expected(
         &self,
@@ -198,7 +198,8 @@ impl MaskedCase {
         expected
     }
 
-    /// What is expected at the other seeds, under the mask of these inputs: measures of the naive implementation's error.
+    /// The expected results at the other seeds, under the mask of these inputs: measures of the naive implementation's
+    /// error.
     #[must_use]
     pub fn others(&self, inputs: &MaskedInputs, grad_lse: bool) -> Vec<Expected> {
         let seeds = (1..=self.yardsticks).map(|n| self.seed.wrapping_add(n << 32));
@@ -220,26 +221,26 @@ impl MaskedCase {
     ///
     /// # Panics
     ///
-    /// With the worst element of every tensor that is wrong.
+    /// If a tensor is wrong, with the worst element of each.
     pub fn check<E: MaskedEngine>(&self, engine: &E) {
         self.check_inputs(engine, &self.inputs());
     }
 
-    /// As [`check`](Self::check), with other inputs than the random ones.
+    /// As [`check`](Self::check), with the given inputs instead of random ones.
     ///
     /// # Panics
     ///
-    /// With the worst element of every tensor that is wrong.
+    /// If a tensor is wrong, with the worst element of each.
     pub fn check_inputs<E: MaskedEngine>(&self, engine: &E, inputs: &MaskedInputs) {
         let (grad_out, grad_lse) = self.gradients(inputs);
         self.check_gradients(engine, inputs, &grad_out, grad_lse.as_deref());
     }
 
-    /// As [`check_inputs`](Self::check_inputs), with other gradients than the random ones.
+    /// As [`check_inputs`](Self::check_inputs), with the given gradients instead of random ones.
     ///
     /// # Panics
     ///
-    /// With the worst element of every tensor that is wrong.
+    /// If a tensor is wrong, with the worst element of each.
     pub fn check_gradients<E: MaskedEngine>(
         &self,
         engine: &E,
@@ -267,12 +268,12 @@ impl MaskedCase {
         self.check_expected(engine, inputs, (grad_out, grad_lse), &expected, others);
     }
 
-    /// As [`check_gradients`](Self::check_gradients), with what is expected: the oracle may take longer than all
-    /// engines together.
+    /// As [`check_gradients`](Self::check_gradients), with the expected results given: the oracle may take longer than
+    /// all engines together.
     ///
     /// # Panics
     ///
-    /// With the worst element of every tensor that is wrong.
+    /// If a tensor is wrong, with the worst element of each.
     pub fn check_expected<E: MaskedEngine>(
         &self,
         engine: &E,
@@ -304,7 +305,7 @@ impl MaskedCase {
 }
 
 impl Pattern {
-    /// Which keys a row of a mask of `shape` shows.
+    /// The keys that a row of a mask of `shape` shows.
     fn row(self, query: usize, shape: [usize; 4], rng: &mut Rng) -> Vec<bool> {
         let keys = shape[3];
         match self {
@@ -338,7 +339,7 @@ impl Pattern {
 ///
 /// # Panics
 ///
-/// If there is none, or it has not.
+/// If there is no bias, or it does not have all keys.
 #[must_use]
 pub fn top_of_bias(inputs: &MaskedInputs, window: usize) -> Broadcast<bool> {
     let p = &inputs.problem;

@@ -17,7 +17,7 @@ fn broadcast<'a, T>(raw: &Raw, data: &'a [T]) -> BroadcastView<'a, T> {
     }
 }
 
-/// The bits and counts of the call's mask, of `missing` words too few.
+/// The bits and counts of the call's mask, with `missing` words too few.
 fn plan(call: &MaskedCall, missing: usize) -> Result<Option<[Vec<u32>; 2]>, Refused> {
     let Some((bytes, mask)) = call.mask_bytes() else {
         return Ok(None);

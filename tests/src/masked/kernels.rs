@@ -8,8 +8,8 @@ use crate::{Outputs, Refused};
 use flash_dma_kernels::{self as engine, MaskBits};
 use flash_dma_problem::{AttentionError, ElementType};
 
-/// Whether the engine `mma` says that it serves a call: elements of 16 bits, head dimensions in steps of 32, rows that begin
-/// at multiples of 16 bytes, and a bias of keys that is contiguous; of gradients, no other bias.
+/// Whether the engine `mma` claims to support a call: elements of 16 bits, head dimensions that are multiples of 32,
+/// rows that begin at multiples of 16 bytes, and a bias of keys that is contiguous; of gradients, no other bias.
 fn suits_mma(call: &MaskedCall, gradients: bool) -> bool {
     let p = &call.problem.attention;
     let mut axes = [&call.q, &call.k, &call.v, &call.grad_out]
@@ -28,8 +28,8 @@ fn suits_mma(call: &MaskedCall, gradients: bool) -> bool {
         && bias
 }
 
-/// Whether the engine `wgmma` says that it serves both passes of a call: what `mma` serves of these head dimensions, with
-/// rows that do not repeat themselves, and any bias of pairs.
+/// Whether the engine `wgmma` claims to support both passes of a call: what `mma` supports of these head dimensions,
+/// with rows that do not repeat themselves, and any bias of pairs.
 fn suits_wgmma(call: &MaskedCall) -> bool {
     let p = &call.problem.attention;
     let mut boxes = [&call.q, &call.grad_out]
@@ -92,7 +92,8 @@ impl<T: Target> Kernels<T> {
         }
     }
 
-    /// Whether the engine that this target forces must serve a call: what it says it serves, where the device has it.
+    /// Whether the engine that this target forces must support a call: the calls that it claims to support, if the
+    /// device has it.
     fn must_serve(&self, call: &MaskedCall, gradients: bool) -> bool {
         let fingerprint = &self.client.properties().identity.fingerprint;
         let version = fingerprint.strip_prefix("ptx_sm").map(str::parse::<u32>);
@@ -105,8 +106,8 @@ impl<T: Target> Kernels<T> {
         }
     }
 
-    /// Runs a pass on the engine that this target forces. What that one does not serve, and need not, is for the one that
-    /// the kernels choose, which is `choice`.
+    /// Runs a pass on the engine that this target forces. Calls that it does not and need not support run on the engine
+    /// that the kernels choose, `choice`.
     fn on_engine(
         pass: Pass,
         choice: engine::Engine,

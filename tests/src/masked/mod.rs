@@ -15,7 +15,7 @@ use crate::{Engine, Layout, Outputs, Raw, Refused};
 use flash_dma_problem::{AttentionOptions, ElementType, MaskedProblem, PlanGeometry};
 use flash_dma_reference::masked::MaskedInputs;
 
-/// What the backward pass gives, contiguous.
+/// The results of the backward pass, contiguous.
 #[derive(Clone, Debug)]
 pub struct MaskedGradients {
     /// `[batch, q_heads, q_len, head_dim]`.
@@ -24,7 +24,7 @@ pub struct MaskedGradients {
     pub k: Vec<f64>,
     /// `[batch, kv_heads, k_len, head_dim]`.
     pub v: Vec<f64>,
-    /// In the bias's own shape; given exactly if the call has a bias and wants its gradient.
+    /// In the bias's own shape; given exactly if the call has a bias and requests its gradient.
     pub bias: Option<Vec<f64>>,
 }
 
@@ -33,21 +33,21 @@ pub struct MaskedGradients {
 pub struct MaskedCall {
     /// Sizes and options.
     pub problem: MaskedProblem,
-    /// As `q` of the problem.
+    /// `q` of the problem.
     pub q: Raw,
-    /// As `k` of the problem.
+    /// `k` of the problem.
     pub k: Raw,
-    /// As `v` of the problem.
+    /// `v` of the problem.
     pub v: Raw,
-    /// What is not 0 shows its key, or hides it if [`hidden`](Self::hidden).
+    /// A nonzero element shows its key, or hides it if [`hidden`](Self::hidden).
     pub mask: Option<Raw>,
-    /// Whether the mask is passed as what it hides.
+    /// Whether the mask is passed as the pairs that it hides.
     pub hidden: bool,
-    /// What the mask's plan is made for: the problem's, unless a test is about another one.
+    /// The geometry of the mask's plan: the problem's, unless a test uses a different one.
     pub plan: Option<PlanGeometry>,
     /// Added to the logits.
     pub bias: Option<Raw>,
-    /// Shape of the buffer for the gradient of the bias, if that is wanted.
+    /// Shape of the buffer for the gradient of the bias, if it is requested.
     pub grad_bias: Option<[usize; 4]>,
     /// The gradient of `out`.
     pub grad_out: Raw,
@@ -101,7 +101,7 @@ impl MaskedCall {
         options(&self.problem.attention)
     }
 
-    /// The mask as bytes, as it lies.
+    /// The mask as bytes, in its memory layout.
     pub(crate) fn mask_bytes(&self) -> Option<(Vec<u8>, &Raw)> {
         let mask = self.mask.as_ref()?;
         let bytes = mask.values.iter().map(|&x| u8::from(x != 0.0));

@@ -1,4 +1,4 @@
-//! Tile plans: what engines make them of, and what they must be.
+//! Tile plans: the inputs that engines make them from, and the expected results.
 
 use crate::Engine;
 use crate::engines::Cpu;
@@ -23,9 +23,9 @@ pub struct Plan {
 /// A mask as engines are given it.
 #[derive(Clone, Debug)]
 pub struct RawMask {
-    /// Of the mask's shape, row-major; not 0 is set.
+    /// The elements in the mask's shape, row-major; nonzero is set.
     pub values: Vec<u8>,
-    /// Whether what is set is hidden.
+    /// Whether set elements are hidden.
     pub hidden: bool,
     /// Whether the queries of a key lie together in memory, instead of the keys of a query.
     pub transposed: bool,
@@ -59,7 +59,7 @@ pub trait PlanEngine: Engine {
 }
 
 impl Plan {
-    /// What the plan must be of a mask, given as a function of an entry of its shape; bits that are unspecified are 0.
+    /// The expected plan of a mask, given as a function of an entry of its shape; bits that are unspecified are 0.
     #[must_use]
     pub fn expected(geometry: &PlanGeometry, visible: impl Fn([usize; 4]) -> bool) -> Self {
         let PlanGeometry {
@@ -102,7 +102,7 @@ impl Plan {
         }
     }
 
-    /// The plan with those bits as 0 that are unspecified.
+    /// The plan with its unspecified bits set to 0.
     #[must_use]
     pub fn specified(mut self, geometry: &PlanGeometry) -> Self {
         let [_, _, queries, keys] = geometry.mask;
@@ -132,7 +132,7 @@ fn strides(shape: [usize; 4], transposed: bool) -> [usize; 4] {
     [strides[0], strides[1], strides[queries], strides[keys]]
 }
 
-/// The values of a mask as they lie in memory.
+/// The values of a mask in their memory layout.
 pub(super) fn laid_out<T: Copy + Default>(
     shape: [usize; 4],
     mask: &RawMask,
@@ -231,8 +231,8 @@ impl<T: Target> Kernels<T> {
 }
 
 impl<T: Target> PlanEngine for Kernels<T> {
-    /// From elements of four bytes, and the same from one; where the device has none, those whose rows do not lie
-    /// together are refused.
+    /// Builds the plan from four-byte elements and again from one-byte elements; a device without byte buffers refuses
+    /// the latter if their rows are not contiguous.
     fn plan(&self, geometry: &PlanGeometry, mask: &RawMask) -> Plan {
         let strides = strides(geometry.mask, mask.transposed);
         let plan = |bytes: &[u8], size| {

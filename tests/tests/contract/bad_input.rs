@@ -1,4 +1,4 @@
-//! What does not fit is a typed error, and no result is written.
+//! A mismatch is a typed error, and no result is written.
 
 use flash_dma_problem::{AttentionError as Error, ElementType, TensorName as Name};
 use flash_dma_reference::generate;

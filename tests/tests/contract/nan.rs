@@ -1,5 +1,5 @@
-//! A NaN reaches exactly what it touches: the oracle visits selected pairs only, and the comparison
-//! wants NaN where it has NaN and numbers elsewhere.
+//! A NaN reaches exactly the results that depend on it: the oracle visits selected pairs only, and the comparison
+//! requires NaN where the oracle has NaN and numbers elsewhere.
 
 use flash_dma_problem::ElementType;
 use flash_dma_reference::generate::{self, Scores};
@@ -40,8 +40,8 @@ fn nan_in_queries<E: Engine>(engine: &E) {
     }
 }
 
-/// NaN in the gradient of one row of `out`, and of another row's LSE; a row that sees nothing may
-/// get NaN and gives nothing on.
+/// NaN in the gradient of one row of `out`, and of another row's LSE; a row that sees nothing may receive NaN and does
+/// not propagate it.
 fn nan_in_gradients<E: Engine>(engine: &E) {
     for element in TYPES {
         let case = Case::new(50, 40).window(4).element(element);
@@ -55,7 +55,7 @@ fn nan_in_gradients<E: Engine>(engine: &E) {
     }
 }
 
-/// +∞ ranks first, and whoever attends to it gets ∞ − ∞.
+/// +∞ ranks first, and a query that attends to it computes ∞ − ∞.
 fn infinite_scores<E: Engine>(engine: &E) {
     let case = Case::new(40, 40).window(4).scores(Scores::Increasing);
     let mut inputs = case.inputs();

@@ -52,7 +52,7 @@ fn fewer_queries_than_keys<E: Engine>(engine: &E) {
 }
 
 fn head_dims<E: Engine>(engine: &E) {
-    // A GPU compiles for each.
+    // A GPU compiles kernels for each.
     let few = |n: usize| E::SIZE < Size::Large || n.is_multiple_of(3);
     let rest = [16, 24, 32, 48, 72, 80, 96, 112, 136, 160, 192, 248];
     let rest = rest.into_iter().enumerate().filter(|&(n, _)| few(n));
@@ -177,7 +177,7 @@ fn softcap_and_scale<E: Engine>(engine: &E) {
     }
 }
 
-/// Logits in the thousands: their exponential is far past every type.
+/// Logits in the thousands: their exponential is far beyond every type.
 fn great_logits<E: Engine>(engine: &E) {
     great::<E>().for_each(|case| case.check(engine));
 }
@@ -189,7 +189,7 @@ fn great_capped_logits<E: Engine>(engine: &E) {
 
 fn great<E: Engine>() -> impl Iterator<Item = Case> {
     let shapes = E::cases([(40, 16)], [(113, 64)], [(1023, 128)]);
-    // A GPU compiles for each: it has the widest.
+    // A GPU compiles kernels for each, so it runs only the widest.
     let first = if E::SIZE == Size::Large { 2 } else { 0 };
     shapes.into_iter().skip(first).flat_map(|(len, dim)| {
         let case = Case::new(len, len).dim(dim).deviation(30.0);

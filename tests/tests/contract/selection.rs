@@ -44,7 +44,7 @@ fn check<E: Engine>(
 fn random_problems<E: Engine>(engine: &E) {
     let mut rng = Rng::new(11);
     let mut problems = 0;
-    // Many heads a call: what differs between the heads costs no launch.
+    // Many heads per call: differences between heads cost no launch.
     let calls = [
         ([5, 50, 1], 1),
         ([7, 60, 2], 1),

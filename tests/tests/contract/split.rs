@@ -1,6 +1,5 @@
-//! The forward pass with its keys in parts, on the engines that split them: what the whole gives, whatever the
-//! number of parts. Each test fixes that number, which the library chooses by the size of the problem and the
-//! device.
+//! The forward pass with its keys in parts, on the engines that split them: the result of the whole, for any number of
+//! parts. Each test fixes that number, which the library otherwise chooses by the size of the problem and the device.
 
 use flash_dma_kernels::{Engine as Kind, Tuning};
 use flash_dma_problem::ElementType::{Bf16, F16};

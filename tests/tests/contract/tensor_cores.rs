@@ -1,5 +1,5 @@
-//! What the tensor-core engines serve, f16 and bf16 with head dimensions in steps of 32, and what makes
-//! their kernels differ. Where there are no tensor cores the portable kernels compute the same.
+//! Problems of the tensor-core engines, f16 and bf16 with head dimensions that are multiples of 32, in all variants of
+//! their kernels. Without tensor cores the portable kernels compute the same problems.
 
 use flash_dma_problem::ElementType::{self, Bf16, F16};
 use flash_dma_reference::generate::{self, Scores};
@@ -136,7 +136,7 @@ fn options_in_bf16<E: Engine>(engine: &E) {
     options(engine, Bf16);
 }
 
-/// Keys that live over several chunks of queries, and few of them to a chunk.
+/// Keys that live over several chunks of queries, and few of them per chunk.
 fn chunks_of_queries<E: Engine>(engine: &E) {
     let large = [
         (2100, 100, 64, 2),
@@ -203,8 +203,8 @@ fn not_finite<E: Engine>(engine: &E, all: &[(f64, usize, bool)]) {
     }
 }
 
-/// A softcap makes the logits of an infinite query finite: nothing but its elements tells of it. The keys
-/// that it does not see keep every bit of their gradients.
+/// A softcap makes the logits of an infinite query finite: only its elements reveal it. The keys that it does not see
+/// keep every bit of their gradients.
 fn capped_infinite_query<E: Engine>(engine: &E) {
     if !engine.supports(Bf16) {
         return skip::<E>("bf16");
@@ -228,7 +228,7 @@ fn capped_infinite_query<E: Engine>(engine: &E) {
     }
 }
 
-/// The right result if a fixed order of sums is asked for, and the same bits every time.
+/// The right result if a fixed order of sums is requested, and the same bits every time.
 fn deterministic<E: Engine>(engine: &E) {
     if !engine.supports(Bf16) {
         return skip::<E>("bf16");

@@ -1,5 +1,5 @@
-//! The products of `wgmma`, each form by itself, against sums in f64. The operands are small whole numbers: every product
-//! and every sum is exact in f32, so results compare with `==`.
+//! The products of `wgmma`, each form by itself, against sums in f64. The operands are small whole numbers: every
+//! product and every sum is exact in f32, so results compare with `==`.
 
 use flash_dma_problem::ElementType::{Bf16, F16};
 use flash_dma_problem::{AttentionError, ElementType};
@@ -11,7 +11,7 @@ use flash_dma_tests::engines::KernelsOnCuda;
 /// Rows of both operands.
 const ROWS: usize = 64;
 
-/// Panels of 128, 64 and 32 bytes a row, alone and several: every head dimension that a kernel may have.
+/// Panels of 128, 64 and 32 bytes per row, alone and several: every head dimension that a kernel may have.
 #[test]
 fn columns_of_every_panel() {
     for columns in (16..=256).step_by(16) {

@@ -1,4 +1,4 @@
-//! Decoding through a cache equals a pass over everything, for every prefix and whatever the pieces.
+//! Decoding through a cache equals a pass over everything, for every prefix and any division into pieces.
 
 #[cfg(feature = "burn")]
 mod pages;

@@ -1,4 +1,4 @@
-//! What a cache refuses, and that it is then, bit for bit, what it was.
+//! The calls that a cache refuses, after which it is bit for bit unchanged.
 
 use burn::tensor::{DType, Device, Tensor};
 use burn_flash_dma::AttentionOptions;
@@ -102,7 +102,7 @@ fn tokens_for_slots<B: Backend>(burn: &Burn<B>) {
     let _ = cache.step(new.q, new.k, new.v, new.scores);
     let before = slots_bits(&cache);
     for (new, text) in unfit(device) {
-        // Many tokens are checked on another way.
+        // Many tokens take a different path of checks.
         for repeat in [1, 20] {
             let many = |x: Tensor<4>| x.repeat_dim(2, repeat);
             let (q, k, v) = (
@@ -130,7 +130,7 @@ fn tokens_for_slots<B: Backend>(burn: &Burn<B>) {
     assert_eq!(error, "there is no sequence 2: the cache has 2");
     assert_eq!(slots_bits(&cache), before);
 
-    // Near the greatest position: a saved cache says how far it is.
+    // Near the greatest position: a saved cache stores its position.
     let json = serde_json::to_value(cache.to_record_sync()).unwrap();
     let mut record = json.clone();
     let most = i32::MAX - 2;
@@ -183,7 +183,7 @@ fn tokens_for_pages<B: Backend>(burn: &Burn<B>) {
         error.to_string(),
         "scores must be given exactly if the cache has them, as slots do"
     );
-    // 3 tokens of each sequence are held. 3 more want a second page for both, and one is free.
+    // 3 tokens of each sequence are held. 3 more need a second page for both, and one is free.
     let error = step(&mut cache, New::tokens(device), false).unwrap_err();
     assert_eq!(error.to_string(), "2 pages are needed, but the pool has 1");
     assert_eq!(pages_bits(&cache), before);

@@ -1,4 +1,4 @@
-//! Sequences that grow token by token on the host, and what the oracle says of their last tokens.
+//! Sequences that grow token by token on the host, and the oracle's results for their last tokens.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use flash_dma_problem::{AttentionOptions, ElementType, Problem};
@@ -27,7 +27,7 @@ struct History {
 /// Sequences with the tokens they have been given.
 pub struct Sequences {
     pub shape: Shape,
-    /// Keys a query keeps; `None` keeps all.
+    /// Keys that a query keeps; `None` keeps all.
     window: Option<usize>,
     scored: bool,
     options: AttentionOptions,
@@ -59,7 +59,7 @@ pub fn dtype(element: ElementType) -> DType {
 }
 
 impl Sequences {
-    /// `kind` is of the scores; without it there are none.
+    /// `kind` is the kind of scores; without it there are none.
     pub fn new(
         shape: Shape,
         batch: usize,
@@ -167,7 +167,7 @@ impl Sequences {
         }
     }
 
-    /// Checks what a step gave the tokens that [`grow`](Self::grow) made last.
+    /// Checks the results of a step for the tokens that [`grow`](Self::grow) made last.
     pub fn check(&self, tokens: &Tokens, out: Tensor<4>, lse: Tensor<3>) {
         let Shape {
             q_heads,

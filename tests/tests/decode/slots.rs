@@ -100,7 +100,7 @@ fn pieces_of_any_size<B: Backend>(burn: &Burn<B>) {
     }
 }
 
-/// Sequences of different lengths, reordered, repeated, dropped and begun anew.
+/// Sequences of different lengths, reordered, repeated, dropped and restarted.
 fn beams_and_resets<B: Backend>(burn: &Burn<B>) {
     let mut rng = Rng::new(6);
     for kind in Burn::<B>::cases([Scores::Padded], [Scores::Ties], [Scores::Nan]) {

@@ -1,4 +1,4 @@
-//! Through Burn: the error is that of the read, and has the operation's name.
+//! Through Burn: the read returns the error, which has the operation's name.
 
 use burn::tensor::{DType, Tensor};
 use burn_flash_dma::{AttentionOptions, attention};

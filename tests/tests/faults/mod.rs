@@ -1,5 +1,4 @@
-//! What a failing device does to a call: an error that names the operation, nothing half-written, and the next call is
-//! right.
+//! Calls on a failing device: an error that names the operation, nothing half-written, and the next call is right.
 #![cfg(any(feature = "cpu", feature = "cuda", feature = "wgpu"))]
 
 #[cfg(feature = "burn")]
@@ -27,7 +26,7 @@ fn broken_kernel(out: &mut [f32]) {
     out[ABSOLUTE_POS] = x;
 }
 
-/// Does not compile where shaders have no bytes.
+/// Does not compile for shaders without byte types.
 #[cube(launch_unchecked)]
 fn bytes_kernel(out: &mut [u8]) {
     out[ABSOLUTE_POS] = 1u8;
@@ -49,7 +48,7 @@ fn wild_kernel(out: &mut [f32], at: usize) {
     out[at] = 1.0f32;
 }
 
-/// It ends the context of the process, so it is run alone, by its name.
+/// It destroys the context of the process, so it is run alone, by name.
 #[cfg(feature = "cuda")]
 #[test]
 #[ignore = "ends the CUDA context: run it in a process of its own"]
@@ -60,7 +59,7 @@ fn a_wild_write_ends_the_context_and_nothing_is_returned_after_it() {
     Case::new(9, 7).check(kernels);
     let good = client.create_from_slice(&[0; 64]);
     let wild = contiguous(&client.create_from_slice(&[0; 64]), &[16]);
-    // SAFETY: none; the fault is what is tested.
+    // SAFETY: none; the fault is the subject of the test.
     unsafe {
         wild_kernel::launch_unchecked(
             client,
@@ -74,7 +73,7 @@ fn a_wild_write_ends_the_context_and_nothing_is_returned_after_it() {
     let sync = cubecl::future::block_on(client.sync());
     let error = sync.expect_err("the write was illegal").to_string();
     assert!(error.contains("poisoned"), "{error}");
-    // Neither what was there before nor what a call would make.
+    // Neither existing buffers nor new calls work.
     assert!(client.read_one(good).is_err());
     let p = Case::new(9, 7).plain().problem();
     let [out, lse] = [&p.q_shape()[..], &p.lse_shape()].map(|s| client.empty(bytes_of(s)));
@@ -100,7 +99,7 @@ fn binding(handle: &Handle, shape: &[usize], strides: &[usize]) -> TensorBinding
     }
 }
 
-/// A row of ones that stands for every row of a tensor.
+/// A row of ones that represents every row of a tensor.
 fn broadcast(client: &cubecl::client::Client, shape: [usize; 4]) -> TensorBinding {
     let handle = client.create_from_slice(f32::as_bytes(&vec![1.0; shape[3]]));
     binding(&handle, &shape, &[0, 0, 0, 1])
@@ -111,7 +110,7 @@ fn contiguous(handle: &Handle, shape: &[usize]) -> TensorBinding {
     binding(handle, shape, &strides)
 }
 
-/// What is not to be used says so, by name.
+/// A result that must not be used reports so, by name.
 fn assert_failed(client: &cubecl::client::Client, operation: &'static str, results: &[&Handle]) {
     for result in results {
         let error = check(client, operation, [*result]).expect_err(operation);
@@ -145,7 +144,7 @@ fn huge() -> Problem {
     .unwrap()
 }
 
-/// The huge problem is launched and its results are not to be used; or it has more tiles than the device cubes (Vulkan's
+/// The huge problem is launched and its results must not be used; or it has more tiles than the device cubes (Vulkan's
 /// have 65535), and nothing is launched.
 fn assert_ran_out(
     client: &cubecl::client::Client,
@@ -255,7 +254,7 @@ fn an_input_whose_kernel_does_not_compile<T: Target>(kernels: &Kernels<T>) {
         // SAFETY: it never runs.
         unsafe {
             if T::NAME == "kernels_wgpu" {
-                // WGSL leaves assembly out.
+                // WGSL ignores assembly.
                 bytes_kernel::launch_unchecked(kernels.client(), count, dim, q);
             } else {
                 broken_kernel::launch_unchecked(kernels.client(), count, dim, q);

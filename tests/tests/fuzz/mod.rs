@@ -1,4 +1,4 @@
-//! The fuzzer with a fixed seed. What it finds in engines with a defect stands beside it.
+//! The fuzzer with a fixed seed. Its tests on defective engines are beside it.
 
 use flash_dma_tests::fuzz::{Fuzzed, Limits, Palette, Profile, Share, fuzz};
 use flash_dma_tests::{Size, raw_engines};

@@ -1,4 +1,5 @@
-//! Of what is hidden: rows that see nothing, biases of −∞, and NaN and infinities that stay with the pairs that see them.
+//! Gradients and hidden pairs: rows that see nothing, biases of −∞, and NaN and infinities that stay with the pairs
+//! that see them.
 
 use super::{groups, half_of_problems, problems};
 use flash_dma_reference::masked::MaskedInputs;

@@ -1,4 +1,5 @@
-//! Of masks and biases of keys, which the tensor cores serve: lists of tiles, whole tiles and partial ones.
+//! Gradients under masks and biases of keys, which the tensor cores support: lists of tiles, whole tiles and partial
+//! ones.
 
 use super::{half_of_problems, problems};
 use flash_dma_problem::ElementType::Bf16;

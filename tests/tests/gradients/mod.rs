@@ -1,4 +1,4 @@
-//! Gradients: against the oracle where masks and biases make kernels of their own, and what they promise beyond that.
+//! Gradients: compared with the oracle where masks and biases need separate kernels, and their further properties.
 
 mod hidden;
 mod masks;
@@ -11,8 +11,8 @@ use flash_dma_problem::ElementType::{Bf16, F16};
 use flash_dma_tests::Size;
 use flash_dma_tests::masked::{MaskedCase, MaskedEngine};
 
-/// Lengths off every tile, fewer than a tile and several of both passes, with the option of causal masking: each problem
-/// is one variant of the kernels, which take longer to compile than to run.
+/// Lengths off every tile, fewer than a tile and several of both passes, with the option of causal masking: each
+/// problem is one variant of the kernels, which take longer to compile than to run.
 fn problems<E: MaskedEngine>() -> Vec<MaskedCase> {
     let sizes = E::cases(
         [[1, 2, 1, 33, 100, 64]],
@@ -30,7 +30,7 @@ fn problems<E: MaskedEngine>() -> Vec<MaskedCase> {
     sizes.into_iter().enumerate().map(case).collect()
 }
 
-/// Every second of them, from one on, where a device compiles for each.
+/// Every second of them, starting at `first`, if a device compiles kernels for each.
 fn half_of_problems<E: MaskedEngine>(first: usize) -> impl Iterator<Item = MaskedCase> {
     let step = if E::SIZE < Size::Large { 1 } else { 2 };
     problems::<E>()

@@ -1,4 +1,4 @@
-//! Of biases that differ from query to query.
+//! Gradients of biases that differ from query to query.
 
 use super::{groups, half_of_problems, problems};
 use flash_dma_problem::ElementType::{Bf16, F16};

@@ -1,4 +1,4 @@
-//! Of dynamic-mask attention: what its gradients promise beyond being right, which every case of `contract` checks.
+//! Gradients of dynamic-mask attention: their properties besides correctness, which every case of `contract` checks.
 
 use flash_dma_problem::ElementType;
 use flash_dma_reference::generate::{self, Scores};

@@ -1,5 +1,5 @@
-//! What broadcasts: every shape of a mask beside every shape of a bias, for every kind of group, and tensors that
-//! repeat in memory by a stride of 0.
+//! Broadcasts: every shape of a mask with every shape of a bias, for every kind of group, and tensors that repeat in
+//! memory by a stride of 0.
 
 use super::kinds;
 use flash_dma_problem::ElementType;
@@ -49,7 +49,8 @@ fn shapes([batch, q_heads, kv_heads, q_len, k_len, _]: [usize; 6]) -> Vec<[usize
     shapes
 }
 
-/// Every shape of a mask beside every shape of a bias; on a slow device all pairs for one kv head, else each beside one other.
+/// Every shape of a mask beside every shape of a bias; on a slow device all pairs for one kv head, else each beside one
+/// other.
 fn every_pair<E: MaskedEngine>(engine: &E, [batch, q_heads, kv_heads]: [usize; 3]) {
     let sizes = [batch, q_heads, kv_heads, 19, 70, 8];
     let shapes = shapes(sizes);

@@ -1,5 +1,5 @@
-//! What is special to `burn-flash-dma`: training the bias alone, plans that serve several calls, and builders of masks and
-//! ranges.
+//! Tests specific to `burn-flash-dma`: training the bias alone, plans reused for several calls, and builders of masks
+//! and ranges.
 
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_flash_dma::{AttentionMask, KeyRanges, TilePlan};

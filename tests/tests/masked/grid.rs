@@ -1,7 +1,7 @@
-//! The grid of shapes of the reference's equivalence tests (1 sequence, 2 heads over 1, the 1024 keys of greatest bias),
-//! forward and backward, with the tolerance of this project in the place of its 95 % of the elements.
+//! The grid of shapes of the reference's equivalence tests (1 sequence, 2 heads over 1, the 1024 keys of greatest
+//! bias), forward and backward, with the tolerance of this project in the place of its 95 % of the elements.
 //!
-//! The oracle takes longer than all engines together, so it runs once a case for all of them.
+//! The oracle takes longer than all engines together, so it runs once per case for all of them.
 
 use core::cell::LazyCell;
 use flash_dma_problem::ElementType::{self, Bf16, F16};
@@ -57,8 +57,8 @@ grid!(
     dim_256: 256,
 );
 
-/// The lengths that an engine does in reasonable time. Where a device has a better engine its portable kernels, as many
-/// again to compile, are left to one head dimension.
+/// The lengths that an engine runs in reasonable time. If a device has a better engine, its portable kernels, which
+/// would double the compilation, run with one head dimension.
 fn lengths<E: MaskedEngine>(_: &E, dim: usize) -> Vec<usize> {
     if E::NAME == "kernels_cuda_portable" && dim != 64 {
         return Vec::new();
@@ -85,7 +85,7 @@ fn check(dim: usize, element: ElementType, causal: bool, lengths_here: &[usize])
             eprintln!("skipped: the grid at {len} tokens of {dim} elements");
             continue;
         }
-        // Either kind of bias beside either type and either masking: one a key, or one a pair.
+        // Either kind of bias beside either type and either masking: one value per key, or one per pair.
         let bias = match causal == (element == Bf16) {
             true => [1, 1, 1, len],
             false => [1, 1, len, len],

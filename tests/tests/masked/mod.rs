@@ -15,8 +15,8 @@ mod tiles;
 use flash_dma_problem::ElementType::{self, Bf16, F16, F32};
 use flash_dma_tests::masked::MaskedEngine;
 
-/// Element types with head dimensions: what the portable kernels serve, and the tensor-core engines where there are
-/// some. A device compiles kernels for longer than it runs them, so these tests share few of them.
+/// Element types with head dimensions: those of the portable kernels, and of the tensor-core engines if there are any.
+/// A device compiles kernels for longer than it runs them, so these tests share few of them.
 fn kinds<E: MaskedEngine>() -> Vec<(ElementType, usize)> {
     E::cases([(F32, 8)], [(Bf16, 64)], [(F16, 128)])
 }

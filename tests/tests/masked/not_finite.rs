@@ -101,7 +101,7 @@ fn not_finite_where_nobody_looks<E: MaskedEngine>(engine: &E) {
         }
         bias.values[17 * 150 + 70] = f64::INFINITY;
         case.check_gradients(engine, &inputs, &dirty_out, dirty_lse.as_deref());
-        // Nor does a bit of the result change.
+        // In addition, no bit of the result changes.
         let call = |inputs: &_, grads: (&[f64], Option<&[f64]>)| {
             let call = MaskedCall::new(inputs, case.layout, false, grads);
             engine.masked(&call).expect("a good case")

@@ -42,7 +42,8 @@ fn check_mask<E: PlanEngine>(engine: &E, geometry: &PlanGeometry, mask: &RawMask
     assert_eq!(plan.bits, expected.bits, "{geometry:?}");
 }
 
-/// What is packed and counted in one pass: a row a query, lengths off every block, and several cubes a row.
+/// Masks that are packed and counted in one pass: one row per query, lengths off every block, and several cubes per
+/// row.
 fn masks_of_whole_words<E: PlanEngine>(engine: &E) {
     let lengths = E::cases(
         [(1, 32), (19, 96), (70, 160)],
@@ -61,7 +62,7 @@ fn masks_of_whole_words<E: PlanEngine>(engine: &E) {
     }
 }
 
-/// What is not: broadcast axes, keys that are no whole words, rows that are not contiguous.
+/// Masks that are not: broadcast axes, keys that do not fill whole words, rows that are not contiguous.
 fn masks_of_any_shape<E: PlanEngine>(engine: &E) {
     let lengths = E::cases([(19, 70)], [(70, 19), (129, 200)], [(600, 1001)]);
     for (q_len, k_len) in lengths {
@@ -138,7 +139,7 @@ fn ranges_of_any_shape<E: PlanEngine>(engine: &E) {
     }
 }
 
-/// Another size on each axis, too few numbers, and a mask that has not all keys.
+/// Another size on each axis, too few numbers, and a mask that does not have all keys.
 fn ranges_that_do_not_fit<E: PlanEngine>(engine: &E) {
     let good = Keys {
         shape: [2, 3, 5],

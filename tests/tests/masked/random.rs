@@ -1,4 +1,5 @@
-//! Random problems: sizes, shapes of mask and bias, patterns, types, layouts, options, and elements that are not finite.
+//! Random problems: sizes, shapes of mask and bias, patterns, types, layouts, options, and elements that are not
+//! finite.
 
 use flash_dma_problem::ElementType::{Bf16, F16, F32};
 use flash_dma_reference::Rng;
@@ -36,7 +37,7 @@ fn part<E: MaskedEngine>(engine: &E, first: u64) {
     }
 }
 
-/// One of some values.
+/// One of the given values.
 fn one<T: Copy>(rng: &mut Rng, of: &[T]) -> T {
     of[rng.below(of.len())]
 }

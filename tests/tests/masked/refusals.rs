@@ -1,4 +1,4 @@
-//! What does not fit is a typed error that names the tensor and the axis, and no result is written.
+//! A mismatch is a typed error that names the tensor and the axis, and no result is written.
 
 use flash_dma_problem::{
     AttentionError as Error, AttentionOptions, ElementType, MaskedProblem, PlanGeometry,
@@ -128,7 +128,7 @@ fn strides<E: MaskedEngine>(engine: &E) {
             |e| matches!(e, Error::Strides { tensor, .. } if tensor == name),
         );
     }
-    // Those of a bias are free, but must end where its buffer does.
+    // The strides of a bias are free, but must stay within its buffer.
     refuses(
         engine,
         "a bias with a gap between the keys",
@@ -162,12 +162,12 @@ fn short_buffers<E: MaskedEngine>(engine: &E) {
     );
 }
 
-/// Whether an error says that a buffer of this name is too short, or there against the problem.
+/// Whether an error says that a buffer of this name is too short, or present against the problem.
 fn is_buffer(name: Name) -> impl Fn(&Error) -> bool + Copy {
     move |e| matches!(e, Error::Buffer { tensor, .. } if *tensor == name)
 }
 
-/// Masks that do not fit their own plan, and calls with a mask too many or too few.
+/// Masks that do not fit their own plan, and calls with a superfluous or a missing mask.
 fn masks<E: MaskedEngine>(engine: &E) {
     let refuses_mask =
         |what: &str, change: &dyn Fn(&mut MaskedCall), expected: &dyn Fn(&Error) -> bool| {
@@ -280,7 +280,7 @@ fn wrong_ranks<E: MaskedEngine>(engine: &E) {
     refused("a mask", E::NAME, engine.counts(&call).map(|_| ()), is_mask);
 }
 
-/// What an axis of a mask or a bias may be beside 1, by the shapes of the good call.
+/// The sizes other than 1 that an axis of a mask or a bias may have, by the shapes of the good call.
 const SIZES: [&[usize]; 4] = [&[2], &[4, 2], &[9], &[70]];
 
 /// The error of a shape that is off on one axis.

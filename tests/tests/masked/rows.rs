@@ -1,4 +1,4 @@
-//! What a row of logits is made of: the options, biases of −∞, and rows that see nothing.
+//! The components of a row of logits: the options, biases of −∞, and rows that see nothing.
 
 use super::kinds;
 use flash_dma_problem::ElementType;
@@ -106,7 +106,7 @@ fn the_softcap_comes_before_the_bias<E: MaskedEngine>(engine: &E) {
     }
 }
 
-/// Then the hyperbolic tangent is nearly its argument, and has to be so to the last bits.
+/// The hyperbolic tangent is then nearly its argument, and has to be accurate to the last bits.
 fn a_softcap_far_above_the_logits<E: MaskedEngine>(engine: &E) {
     for (element, dim) in kinds::<E>() {
         for (softcap, deviation) in [(50.0, 0.1), (50.0, 1.0), (1000.0, 1.0)] {

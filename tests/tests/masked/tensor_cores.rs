@@ -1,5 +1,5 @@
-//! What the tensor-core engines serve, and what makes their kernels differ. Where there are none the portable
-//! kernels compute the same.
+//! Problems of the tensor-core engines, in all variants of their kernels. Without tensor cores the portable kernels
+//! compute the same problems.
 
 use flash_dma_problem::ElementType;
 use flash_dma_tests::masked::{MaskedCase, MaskedEngine, Pattern};
@@ -75,7 +75,7 @@ fn nothing<E: MaskedEngine>(engine: &E) {
 fn a_bias_alone<E: MaskedEngine>(engine: &E) {
     for (n, (case, [.., k_len, _])) in problems::<E>(7).into_iter().enumerate() {
         for causal in [false, true] {
-            // A GPU compiles for each masking: it has one for each problem.
+            // A GPU compiles kernels for each masking, so it runs one of them for each problem.
             if E::SIZE < Size::Large || causal == n.is_multiple_of(2) {
                 let case = case.clone().bias([1, 1, 1, k_len]);
                 case.causal(causal).check(engine);
@@ -85,7 +85,7 @@ fn a_bias_alone<E: MaskedEngine>(engine: &E) {
 }
 
 /// Head dimensions, types and groups that the tensor-core engines take, off every tile. A GPU compiles for seconds for
-/// each, so it has two of them for each test, and each of them for some.
+/// each, so each test runs two of them there, and each of them runs in some test.
 fn problems<E: MaskedEngine>(test: usize) -> Vec<(MaskedCase, [usize; 6])> {
     let problems = E::cases(
         [[1, 2, 1, 33, 100, 64]],
@@ -131,7 +131,7 @@ fn far_apart<E: MaskedEngine>(engine: &E, problems: Vec<[usize; 6]>) {
         .into_iter()
         .enumerate()
         {
-            // A GPU compiles for each.
+            // A GPU compiles kernels for each.
             if E::SIZE == Size::Large && !(n + m).is_multiple_of(2) {
                 continue;
             }

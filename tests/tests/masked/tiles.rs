@@ -62,7 +62,7 @@ fn odd_lengths<E: MaskedEngine>(engine: &E, element: ElementType, dim: usize, gr
     }
 }
 
-/// Of the plan's blocks, of the tiles of the engines, and off both; windows, and a key a row.
+/// Tiles of the plan's block size, of the engines' tile size, and off both; windows, and one key per row.
 const PATTERNS: [Pattern; 8] = [
     Pattern::Tiles(16, 64),
     Pattern::Tiles(32, 64),

@@ -1,5 +1,5 @@
-//! Problems whose tensors pass 2^31 elements or whose sequences have half a million tokens, on sampled rows and keys; and
-//! small ones, which show that the samples see what is wrong.
+//! Problems whose tensors exceed 2^31 elements or whose sequences have half a million tokens, on sampled rows and keys;
+//! and small ones, which show that the samples detect faults.
 
 use super::window;
 #[cfg(feature = "cuda")]
@@ -62,7 +62,7 @@ fn bf16([batch, q_heads, kv_heads, len]: [usize; 4], options: AttentionOptions) 
     problem(q, kv, scores, ElementType::Bf16, &options)
 }
 
-/// Every tensor of rows passes 2^31 elements and 2^32 bytes, and so do the sums of the gradients of keys.
+/// Every tensor of rows exceeds 2^31 elements and 2^32 bytes, and so do the sums of the gradients of keys.
 #[cfg(feature = "cuda")]
 fn keys_and_queries_past_2_31_elements<T: Target>(kernels: &Kernels<T>) {
     kernels.check_sampled(&bf16([33, 8, 8, 64 << 10], window(2048)));

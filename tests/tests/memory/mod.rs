@@ -1,5 +1,5 @@
-//! Memory: what the kernels request of a device is what they said before, and linear in the tokens. The same of all
-//! CUDA engines without a GPU, with masks, caches and lengths up to four million, is in `flash-dma-kernels`.
+//! Memory: the kernels request exactly the bytes that they announce, and these are linear in the tokens. The same tests
+//! for all CUDA engines without a GPU, with masks, caches and lengths up to four million, are in `flash-dma-kernels`.
 
 mod large;
 #[cfg(feature = "burn")]
@@ -16,12 +16,12 @@ kernel_engines!(
     workspaces_are_linear_in_the_tokens,
 );
 
-/// How often a call is made at most: a runtime whose threads let go of a launch late counts its buffers longer than they
-/// are needed, which one of a few calls does not meet.
+/// The most repetitions of a call: a runtime whose threads release a launch late counts its buffers for too long, but
+/// this does not happen in every one of a few calls.
 const CALLS: usize = 5;
 
-/// What a runtime may count beside the buffers that the call requests: rounded sizes, and on CUDA the shapes and strides
-/// of launches.
+/// The bytes that a runtime may count besides the buffers that the call requests: rounded sizes, and on CUDA the shapes
+/// and strides of launches.
 const UNTOLD: u64 = 1 << 20;
 
 fn window(keys: usize) -> AttentionOptions {
@@ -72,7 +72,7 @@ fn a_pass_requests_the_workspace_it_says<T: Target>(kernels: &Kernels<T>) {
     }
 }
 
-/// What was requested is exactly what was said, and the runtime holds as much, and little more.
+/// The request equals the announced size exactly, and the runtime holds at least that much, and little more.
 fn is_as_said(call: &Workspace) -> bool {
     let (said, held) = (call.said as u64, call.peak.in_use);
     call.peak.requested == call.said && (said..=said + UNTOLD).contains(&held)

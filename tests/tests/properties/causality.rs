@@ -1,4 +1,4 @@
-//! Causality: what lies in the future of a query changes its row only within rounding, whatever it holds, and never
+//! Causality: what lies in the future of a query changes its row only within rounding, whatever its content, and never
 //! its selected set. Rounding may differ, because a tile of queries lists the keys of its latest one for all of them.
 
 use super::{Change, call, results, supported};
@@ -109,7 +109,7 @@ fn the_future_changes_no_row_without_scores<E: Engine>(engine: &E) {
     }
 }
 
-/// Of every kind of scores, in rows on both sides of where a device changes the method.
+/// Every kind of scores, in rows on both sides of where a device changes the method.
 fn the_future_changes_no_selection<E: Engine>(engine: &E) {
     let mut rng = Rng::new(17);
     for (len, window) in E::cases([(300, 40)], [(5000, 700)], [(100_000, 2048)]) {

@@ -1,5 +1,4 @@
-//! Causality under masks and biases: neither the future's keys and values nor what masks and biases say of them reach
-//! a row.
+//! Causality under masks and biases: neither future keys and values nor the masks and biases of these reach a row.
 
 use super::causality::cuts;
 use super::{Change, masked_results, supported};

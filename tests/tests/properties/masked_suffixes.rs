@@ -1,5 +1,5 @@
-//! The same of masks and biases: a suffix of the queries, with its rows of the mask and of the bias, gives the tail of
-//! the whole pass and its gradients.
+//! The same for masks and biases: a suffix of the queries, with its rows of the mask and of the bias, yields the tail
+//! of the whole pass and its gradients.
 
 use super::suffixes::{placed, rows};
 use super::{masked_results, supported};

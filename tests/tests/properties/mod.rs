@@ -1,4 +1,4 @@
-//! Laws: what holds between two calls, whatever they compute.
+//! Properties: relations between two calls that hold for any results.
 
 mod causality;
 mod equalities;
@@ -19,7 +19,7 @@ use flash_dma_tests::{Call, Engine, Gradients, Layout, Outputs};
 /// Gradients of `out` and of the LSE.
 type Grads = (Vec<f64>, Vec<f64>);
 
-/// Everything that a call gives, by name.
+/// All results of a call, by name.
 type Results = Vec<(&'static str, Vec<f64>)>;
 
 fn run<E: Engine>(engine: &E, inputs: &Inputs, layout: Layout) -> (Outputs, Gradients) {
@@ -88,7 +88,7 @@ fn supported<E: Engine, C>(
     cases.into_iter().filter(has).collect()
 }
 
-/// What may be written over elements that should not matter.
+/// Changes to elements that should not matter.
 #[derive(Clone, Copy, Debug)]
 enum Change {
     /// One value.

@@ -1,4 +1,4 @@
-//! The same call gives the same bits, however often and however its tensors lie.
+//! The same call produces the same bits, however often it runs and whatever the layout of its tensors.
 
 use super::{bits, run};
 use flash_dma_problem::ElementType;

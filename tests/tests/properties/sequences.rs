@@ -1,5 +1,5 @@
-//! One sequence of a batch does not know the others, nor one kv head with its queries the other heads: whatever they
-//! hold, every bit of its results stays, where sums are made in a fixed order.
+//! Sequences of a batch are independent, and so are the kv heads with their queries: whatever the others contain, every
+//! bit of the results stays the same if sums have a fixed order.
 
 use super::{Change, Results, bits_of, call, masked_results, results, supported};
 use flash_dma_problem::ElementType::{self, Bf16, F16, F32};
@@ -41,7 +41,7 @@ fn part<T>(values: &mut [T], n: usize, parts: usize) -> &mut [T] {
     &mut values[n * size..(n + 1) * size]
 }
 
-/// Bit for bit the same but in part `changed`, where `out` is another.
+/// Bit for bit the same except in part `changed`, where `out` differs.
 fn assert_apart(clean: &Results, dirty: &Results, changed: usize, parts: usize, what: &str) {
     for ((name, clean), (_, dirty)) in clean.iter().zip(dirty) {
         let (mut clean, mut dirty) = (bits_of(clean), bits_of(dirty));

@@ -1,5 +1,5 @@
-//! Queries are rows: those at the end of a sequence give the tail of the pass over all of it, and the gradients of a
-//! sequence in pieces add up to those of the whole. So are decoding, chunked prefill and recomputed blocks right.
+//! Queries are rows: the queries at the end of a sequence yield the tail of the pass over all of it, and the gradients
+//! of a sequence in pieces add up to those of the whole. So are decoding, chunked prefill and recomputed blocks right.
 
 use super::{Grads, Results, call, results};
 use flash_dma_problem::ElementType::{Bf16, F16, F32};
@@ -162,13 +162,13 @@ fn suffixes<E: Engine>() -> Vec<(Case, Vec<usize>)> {
         ],
     );
     if E::SIZE == Size::Large {
-        // A GPU compiles for each: the short ones in f32, and the long ones.
+        // A GPU compiles kernels for each: the short ones in f32, and the long ones.
         cases.drain(1..4);
     }
     cases
 }
 
-/// How many of them do where a device compiles for each.
+/// How many of them are enough if a device compiles kernels for each.
 fn few<E: Engine>() -> usize {
     if E::SIZE == Size::Large { 3 } else { 4 }
 }

@@ -1,4 +1,4 @@
-//! What a row does not select, it does not see: corrupting or permuting such keys changes nothing.
+//! A row does not depend on keys that it does not select: corrupting or permuting them changes nothing.
 
 use super::{Change, Grads, bits_of, call, results, run, supported};
 use flash_dma_problem::ElementType::{self, Bf16, F16, F32};

@@ -1,7 +1,7 @@
 //! One test for each defect that was found, named after what went wrong.
 //!
-//! What the documents record, and the test that would show it again; where that is not here, it is beside the others of
-//! its kind, and runs on the engines that had the defect:
+//! The defects that the documents record, and the test that would detect each again; a test that is not here is beside
+//! the others of its kind, and runs on the engines that had the defect:
 //!
 //! | recorded in | defect or trap | test |
 //! |---|---|---|

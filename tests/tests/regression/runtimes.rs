@@ -1,4 +1,4 @@
-//! Traps of CubeCL's runtimes that the kernels go around.
+//! Traps of CubeCL's runtimes that the kernels work around.
 
 use cubecl::ir::{ElemType, FloatKind};
 use cubecl::prelude::*;

@@ -27,9 +27,9 @@ fn small_logits_under_a_great_softcap_were_off_by_4e_6<E: Engine>(engine: &E) {
     }
 }
 
-/// `docs/kernels/masks.md`, "Ladder: biases of pairs", and `f8b8ad9`: in CubeCL a `let` names the variable of a struct's
-/// field and does not copy it, so dk/dv on `wgmma` added the next head's biases once the cursor had moved on. It
-/// showed without a mask, with several heads of a group and several steps.
+/// `docs/kernels/masks.md`, "Ladder: biases of pairs", and `f8b8ad9`: in CubeCL a `let` names the variable of a
+/// struct's field and does not copy it, so dk/dv on `wgmma` added the next head's biases once the cursor had moved on.
+/// It showed without a mask, with several heads of a group and several steps.
 fn a_step_read_the_biases_of_the_next_head<E: MaskedEngine>(engine: &E) {
     for (element, causal) in [(Bf16, false), (F16, true)] {
         let case = MaskedCase::new([1, 2, 1, 70, 70, 64])

@@ -1,4 +1,4 @@
-//! Times the CubeCL kernels on one device and writes one row a (workload, phase).
+//! Times the CubeCL kernels on one device and writes one row per (workload, phase).
 //!
 //! ```text
 //! cargo run --release -p flash-dma-benches --features cuda --bin bench -- --runtime cuda
@@ -29,17 +29,17 @@ struct Args {
     /// The runtime: cpu, cuda or wgpu, if compiled in.
     #[arg(long)]
     runtime: String,
-    /// Workloads by name; all without this.
+    /// Workloads by name; all of them by default.
     #[arg(long, value_delimiter = ',')]
     workloads: Vec<String>,
-    /// Phases by name (cold, select, lists, forward, end-to-end, backward,
-    /// backward-deterministic); all without this.
+    /// Phases by name (cold, select, lists, forward, end-to-end, backward, backward-deterministic); all of them by
+    /// default.
     #[arg(long, value_delimiter = ',')]
     phases: Vec<String>,
-    /// Timed calls a phase.
+    /// Timed calls per phase.
     #[arg(long, default_value_t = 9)]
     runs: usize,
-    /// The forward engine: portable, mma or wgmma; by default the one that `forward` chooses.
+    /// The forward engine: portable, mma or wgmma; by default the one that `forward` selects.
     #[arg(long)]
     engine: Option<String>,
     /// Warps of a cube of the forward engine; several are timed one after the other.
@@ -51,7 +51,7 @@ struct Args {
     /// The backward engine, likewise.
     #[arg(long)]
     backward_engine: Option<String>,
-    /// Repeat the backward pass this many times and print how far each gradient strays from the first.
+    /// Repeat the backward pass this many times and print how far each gradient deviates from the first.
     #[arg(long, default_value_t = 0)]
     repeats: usize,
     /// The device's measured roof, as `benches/roof.py` prints it.
@@ -122,7 +122,7 @@ fn main() {
 }
 
 impl Args {
-    /// Every combination of what is fixed; one that fixes nothing if nothing is.
+    /// Every combination of the fixed choices; a single one that fixes nothing if there are none.
     fn tunings(&self) -> Vec<Tuning> {
         fn each(values: &[usize]) -> Vec<Option<usize>> {
             match values {
@@ -136,7 +136,7 @@ impl Args {
     }
 }
 
-/// `-8w-4p`: what is fixed, as the end of an engine's name.
+/// `-8w-4p`: the fixed choices, as a suffix of an engine's name.
 fn fixed(tuning: Tuning) -> String {
     let part = |value: Option<usize>, unit| value.map_or(String::new(), |n| format!("-{n}{unit}"));
     part(tuning.warps, 'w') + &part(tuning.parts, 'p')
@@ -177,7 +177,7 @@ fn bench(
 /// A call of the library on the buffers.
 type Call = fn(&Buffers, &Client);
 
-/// Prints how far repeats of the backward pass lie apart, with and without a fixed order of sums.
+/// Prints how much repeats of the backward pass differ, with and without a fixed order of sums.
 fn print_spread(client: &Client, workload: &Workload, buffers: &Buffers, repeats: usize) {
     let calls: [(&str, Call); 2] = [
         ("default", Buffers::backward),

@@ -1,32 +1,32 @@
-//! What is timed.
+//! The timed cases and phases.
 
 /// Which keys `j <= i` query `i` sees.
 #[derive(Clone, Copy, Debug)]
 pub enum Pattern {
-    /// All: no mask is passed.
+    /// All keys: no mask is passed.
     Unmasked,
-    /// All, by a mask.
+    /// All keys, through a mask.
     All,
-    /// Those less than so many behind.
+    /// The keys less than this many positions before the query.
     Window(usize),
-    /// Those of the same document of this length.
+    /// The keys of the same document, of this length.
     Documents(usize),
     /// The `w` of greatest bias among those that causal masking leaves.
     Top(usize),
-    /// Each with this probability.
+    /// Each key with this probability.
     Scattered(f64),
 }
 
-/// What is added to the logits.
+/// The bias added to the logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Bias {
     /// Nothing.
     None,
-    /// A number for every key of every kv head.
+    /// One value per key of every kv head.
     Keys,
-    /// A number for every pair, one for all heads.
+    /// One value per pair, shared by all heads.
     Pairs,
-    /// A number for every pair and every head of `q`.
+    /// One value per pair and head of `q`.
     HeadPairs,
 }
 
@@ -53,7 +53,7 @@ pub struct Case {
     pub kv_heads: usize,
     /// Queries and keys.
     pub len: usize,
-    /// Elements a row.
+    /// Elements per row.
     pub head_dim: usize,
     /// The mask, one for all heads.
     pub pattern: Pattern,
@@ -73,7 +73,7 @@ const fn layer(name: &'static str, len: usize, pattern: Pattern, bias: Bias) -> 
     }
 }
 
-/// The targets of the project, and what they are measured against.
+/// The project's target cases, and the cases that they are compared with.
 pub const CASES: &[Case] = &[
     layer("n8k-unmasked", 8192, Pattern::Unmasked, Bias::None),
     layer("n8k-all-visible", 8192, Pattern::All, Bias::None),

@@ -14,19 +14,19 @@ use flash_dma_kernels::{
 use flash_dma_reference::Rng;
 use half::bf16;
 
-/// A call that is timed.
+/// A timed call.
 pub type Call = fn(&Calls, &Client);
 
 /// The buffers of a case.
 pub struct Calls {
-    /// Visible pairs of those that causal masking leaves.
+    /// The fraction of visible pairs among those that causal masking leaves.
     pub density: f64,
     problem: MaskedProblem,
     pattern: Pattern,
     rows: [Vec<bf16>; 3],
     bias: Vec<f32>,
     mask: Option<Handle>,
-    /// The first key and one past the last that each query sees, where these are all.
+    /// The first key and one past the last that each query sees, if it sees exactly the keys in between.
     ranges: Option<[Handle; 2]>,
     inputs: MaskedInputs,
     out: Handle,
@@ -75,7 +75,7 @@ impl Calls {
         };
         let rows = [random(&q), random(&kv), random(&kv)];
         let grad_out = random(&q);
-        // The best keys of a mask are taken from it, too.
+        // The mask takes its best keys from it as well.
         let biases = bias_shape.map_or(len, |shape| shape.iter().product());
         let bias: Vec<f32> = (0..biases).map(|_| rng.normal() as f32).collect();
         let upload = |values: &[bf16]| client.create_from_slice(bytemuck::cast_slice(values));
@@ -220,18 +220,18 @@ impl Calls {
             .expect("a valid call");
     }
 
-    /// Builds the plan and the outputs that the phases begin with.
+    /// Builds the plan and the outputs that the phases read.
     pub fn prepare(&self, client: &Client) {
         self.plan(client);
         self.forward(client);
         block_on(client.sync()).expect("the device works");
     }
 
-    /// Plans, both ways where there are two, and compares sampled rows of a forward pass with f64.
+    /// Builds the plan, in both ways where there are two, and compares sampled rows of a forward pass with f64.
     ///
     /// # Panics
     ///
-    /// If one is wrong.
+    /// If a result is wrong.
     pub fn check(&mut self, client: &Client) {
         if self.ranges.is_some() {
             let plans = [Self::plan, Self::plan_ranges].map(|call| self.planned(client, call));
@@ -301,7 +301,7 @@ impl Calls {
     }
 }
 
-/// The first key and one past the last that each query sees, of the patterns that are so.
+/// The first key and one past the last that each query sees, for patterns of contiguous ranges.
 fn ranges(pattern: Pattern, len: usize) -> Option<[Vec<i32>; 2]> {
     let first = |i: usize| match pattern {
         Pattern::All => Some(0),
@@ -320,7 +320,7 @@ fn ranges(pattern: Pattern, len: usize) -> Option<[Vec<i32>; 2]> {
     ])
 }
 
-/// The mask `[len, len]`, a byte a pair; what causal masking hides may be anything.
+/// The mask `[len, len]`, one byte per pair; what causal masking hides may be anything.
 fn mask(pattern: Pattern, len: usize, bias: &[f32], rng: &mut Rng) -> Vec<u8> {
     let mut bytes = vec![0u8; len * len];
     // The keys seen so far, the best first.

@@ -1,5 +1,5 @@
-//! Times attention under structured masks: plan building from the mask and, where it is so simple, from ranges of
-//! keys; forward and backward of the CubeCL kernels.
+//! Times attention under structured masks: plan building from the mask and, where the mask is a range of keys per
+//! query, from these ranges; forward and backward of the CubeCL kernels.
 //!
 //! ```text
 //! cargo run --release -p flash-dma-benches --features cuda --bin bench-masks -- --runtime cuda
@@ -24,19 +24,19 @@ struct Args {
     /// The runtime: cpu, cuda or wgpu, if compiled in.
     #[arg(long)]
     runtime: String,
-    /// Cases by name; all without this.
+    /// Cases by name; all of them by default.
     #[arg(long, value_delimiter = ',')]
     cases: Vec<String>,
-    /// Phases by name (plan, plan-ranges, forward, backward); all without this.
+    /// Phases by name (plan, plan-ranges, forward, backward); all of them by default.
     #[arg(long, value_delimiter = ',')]
     phases: Vec<String>,
-    /// Timed calls a phase.
+    /// Timed calls per phase.
     #[arg(long, default_value_t = 9)]
     runs: usize,
-    /// Divides the lengths, for machines that are slow.
+    /// Divides the lengths, for slow machines.
     #[arg(long, default_value_t = 1)]
     shrink: usize,
-    /// Leave out the check.
+    /// Skip the check.
     #[arg(long)]
     unchecked: bool,
     /// Write the rows to this file as a JSON array.
@@ -57,7 +57,7 @@ struct Row {
     kv_heads: usize,
     len: usize,
     head_dim: usize,
-    /// Visible pairs of all pairs that causal masking leaves.
+    /// The fraction of visible pairs among all pairs that causal masking leaves.
     density: f64,
     ms: Millis,
     device: String,

@@ -105,7 +105,7 @@ impl Case {
         .expect("the sizes are valid")
     }
 
-    /// Selection, forward and, if asked for, backward of our engine.
+    /// Selection, forward and, if requested, backward of our engine.
     pub(crate) fn ours(
         &self,
         problem: &Problem,
@@ -161,7 +161,7 @@ impl Case {
         black_box([q, k, v].map(|x| x.grad(&grads)));
     }
 
-    /// Ours with every key kept and zero scores is Flex's dense attention.
+    /// Our engine with every key kept and zero scores computes Flex's dense attention.
     pub(crate) fn check(&self) {
         let mut buffers = Buffers::new(self);
         let zeros = vec![0.0; self.scores.len()];

@@ -1,4 +1,4 @@
-//! What the machine is and how busy its processors were with this process.
+//! The machine's processor, and how much processor time this process used.
 
 use std::process::Command;
 
@@ -20,7 +20,7 @@ pub(crate) fn machine() -> String {
     )
 }
 
-/// What a command prints, or "unknown".
+/// The output of a command, or "unknown".
 pub(crate) fn output(program: &str, args: &[&str]) -> String {
     (Command::new(program).args(args).output().ok())
         .filter(|output| output.status.success())
@@ -28,8 +28,8 @@ pub(crate) fn output(program: &str, args: &[&str]) -> String {
         .map_or("unknown".into(), |text| text.trim().into())
 }
 
-/// Processor time of every thread of this process so far, in milliseconds; NaN where the kernel does
-/// not say (it is Linux's `schedstat`). Unlike elapsed time it hardly depends on what else runs.
+/// Processor time of every thread of this process so far, in milliseconds; NaN where the kernel does not say (it is
+/// Linux's `schedstat`). Unlike elapsed time, it hardly depends on other processes.
 pub(crate) fn cpu_millis() -> f64 {
     let Ok(threads) = std::fs::read_dir("/proc/self/task") else {
         return f64::NAN;

@@ -4,12 +4,12 @@
 //! cargo run --release -p flash-dma-benches --no-default-features --features flex --bin cpu_vs_flex -- --json rows.json
 //! ```
 //!
-//! Ours is end to end: selection, then attention with scores and grouped query heads. Flex gets the
-//! cheaper problem, plain causal attention without scores, and its keys and values repeated for every
-//! query head before the clock starts (Burn's attention has no grouped heads). `forward+backward` of
-//! Flex is a step under autodiff, which materialises the attention matrix; it is left out where that
-//! would take too much memory. Each round times Flex once and every window once, so both see the same
-//! machine. Before that, ours with every key kept and zero scores is checked against Flex.
+//! Our engine is timed end to end: selection, then attention with scores and grouped query heads. Flex gets the cheaper
+//! problem, plain causal attention without scores, and its keys and values repeated for every query head before timing
+//! starts (Burn's attention has no grouped heads). `forward+backward` of Flex is a step under autodiff, which
+//! materialises the attention matrix; it is left out where that would take too much memory. Each round times Flex once
+//! and every window once, so both see the same machine. Before that, our engine, with every key kept and zero scores,
+//! is checked against Flex.
 
 mod case;
 mod host;
@@ -25,7 +25,7 @@ struct Args {
     /// Sequence lengths.
     #[arg(long, value_delimiter = ',', default_values_t = [512, 1024, 2048, 4096, 8192])]
     lengths: Vec<usize>,
-    /// Elements a row.
+    /// Elements per row.
     #[arg(long, default_value_t = 64)]
     head_dim: usize,
     /// Heads of q.
@@ -34,7 +34,7 @@ struct Args {
     /// Heads of k and v.
     #[arg(long, default_value_t = 2)]
     kv_heads: usize,
-    /// Timed rounds, after one that is not.
+    /// Timed rounds, after one untimed round.
     #[arg(long, default_value_t = 5)]
     runs: usize,
     /// The most memory Flex's backward pass may need, in GiB; longer sequences are left out.
@@ -45,7 +45,7 @@ struct Args {
     json: Option<std::path::PathBuf>,
 }
 
-/// N x N matrices of all heads that Flex holds at once in a step under autodiff, roughly.
+/// Approximate number of N x N matrices of all heads that Flex holds at once in a step under autodiff.
 const MATRICES: f64 = 6.0;
 
 #[derive(Serialize)]
@@ -55,7 +55,7 @@ struct Report {
     commit: String,
     date: String,
     rounds: usize,
-    /// Runnable tasks in the last minute before the run: above 1 others were using the machine.
+    /// The load average over the minute before the run: above 1, other processes were using the machine.
     load: String,
     rows: Vec<Row>,
 }
@@ -71,7 +71,7 @@ struct Row {
     /// Medians.
     ours_ms: f64,
     flex_ms: f64,
-    /// Flex's time over ours: above 1 ours is faster.
+    /// Flex's time divided by ours: above 1, ours is faster.
     ratio: f64,
     /// Least and greatest ratio of a round.
     spread: [f64; 2],

@@ -9,73 +9,72 @@ use cubecl::CubeDim;
 use cubecl::prelude::*;
 use flash_dma_problem::{ElementType, MaskedProblem, Problem};
 
-/// Both large kernels and the chunks of queries.
+/// The blueprints of both large kernels, and the chunks of queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MmaBlueprints {
     pub dq: DqBlueprint,
     pub dkdv: DkdvBlueprint,
-    /// Queries of a chunk, a multiple of `dkdv.queries()`.
+    /// Queries per chunk, a multiple of `dkdv.queries()`.
     pub chunk: usize,
 }
 
-/// What is fixed when the dq kernel is compiled.
+/// Compile-time configuration of the dq kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct DqBlueprint {
     /// Query tile and key stream, as in the forward pass.
     pub tile: MmaBlueprint,
-    /// Whether the rows of Q and dO stay in registers; else their fragments are loaded for each use.
+    /// Whether the rows of Q and dO stay in registers; otherwise their fragments are loaded for each use.
     pub resident: bool,
 }
 
 /// Keys whose logits and gradients a warp of the dq kernel holds at once.
 pub(crate) const DQ_BLOCK: usize = 32;
 
-/// Head dimensions up to this leave registers for the fragments of Q and dO.
+/// Up to this head dimension there are registers left for the fragments of Q and dO.
 const RESIDENT_DIM: usize = 128;
 
-/// What is fixed when the dk/dv kernel is compiled.
+/// Compile-time configuration of the dk/dv kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct DkdvBlueprint {
     /// The matrix instruction.
     pub instruction: Instruction,
     /// The element type; f16 or bf16.
     pub element: ElementType,
-    /// Elements a row; a multiple of 32.
+    /// Elements per row; a multiple of 32.
     pub head_dim: usize,
     /// Warps of each of the two roles.
     pub role_warps: usize,
     /// Groups of 16 keys that a warp owns with `mma`; warpgroups of 64 keys each with `wgmma`.
     pub fragments: usize,
-    /// Rows of a query tile; the last may belong to no query.
+    /// Rows per query tile; the last rows may belong to no query.
     pub rows: usize,
-    /// Query tiles in shared memory. `mma`: the one whose probabilities are made, the one before it whose
-    /// keys' gradients are, and the one under way. `wgmma`: the one in use, one that a warpgroup may be
-    /// behind, and two under way.
+    /// Query tiles in shared memory. `mma`: the tile whose probabilities are computed, the previous tile, whose
+    /// contribution to the keys' gradients is computed, and the tile in flight. `wgmma`: the tile in use, one more
+    /// because a warpgroup may lag by one, and two in flight.
     pub stages: usize,
     /// Query heads of one kv head that share the rows of a tile.
     pub heads: usize,
     /// Bottom-right aligned causal masking.
     pub causal: bool,
-    /// The keys that it owns, and their biases. The gradient of a bias of pairs, which `wgmma` alone reads, is another
-    /// kernel's.
+    /// The keys that the kernel owns, and their biases. Only `wgmma` reads a bias of pairs; its gradient is computed by
+    /// another kernel.
     pub pattern: Pattern,
     /// Whether the scaled product is capped.
     pub softcap: bool,
-    /// Whether several cubes add to one key's gradients: then into f32 sums, by atomics.
+    /// Whether several cubes add to one key's gradients; they then use f32 sums and atomics.
     pub shared_keys: bool,
-    /// Whether every chunk has rows of its own for its keys' gradients, in f32 and in the order of its
-    /// list.
+    /// Whether every chunk has its own rows for its keys' gradients, in f32 and in the order of its list.
     pub parts: bool,
 }
 
 /// Wider heads leave `wgmma` too few registers and too little shared memory.
 const WGMMA_DIMS: [usize; 2] = [64, 128];
 
-/// Queries of the shortest chunk: shorter ones would flush the keys' gradients too often.
+/// Queries of the shortest chunk; shorter chunks would write the keys' gradients too often.
 const MIN_CHUNK: usize = 1024;
 
 impl MmaBlueprints {
-    /// The configuration for `problem`, or `None` if this engine does not serve it.
+    /// The configuration for `problem`, or `None` if this engine does not support it.
     pub(crate) fn choose(problem: &Problem, properties: &DeviceProperties) -> Option<Self> {
         let tile = MmaBlueprint::choose(problem, properties)?;
         let shared = properties.hardware.max_shared_memory_size;
@@ -85,7 +84,7 @@ impl MmaBlueprints {
         Some(Self { dq, dkdv, chunk })
     }
 
-    /// The configuration for `problem` on `wgmma`, or `None` if it does not serve it.
+    /// The configuration for `problem` on `wgmma`, or `None` if it does not support it.
     pub(crate) fn choose_wgmma(problem: &Problem, properties: &DeviceProperties) -> Option<Self> {
         let tile = MmaBlueprint::choose_wgmma(problem, properties)?;
         let shared = properties.hardware.max_shared_memory_size;
@@ -95,8 +94,8 @@ impl MmaBlueprints {
         Some(Self { dq, dkdv, chunk }.spread(problem, properties))
     }
 
-    /// The configuration for a problem with a mask or a bias on an instruction, or `None` if it does not serve it: as
-    /// [`choose`](Self::choose) and [`choose_wgmma`](Self::choose_wgmma). `mma` serves biases that all queries share.
+    /// The configuration for a problem with a mask or a bias on an instruction, or `None` if it does not support it: as
+    /// [`choose`](Self::choose) and [`choose_wgmma`](Self::choose_wgmma). `mma` supports biases that all queries share.
     pub(crate) fn choose_masked(
         instruction: Instruction,
         problem: &MaskedProblem,
@@ -119,7 +118,7 @@ impl MmaBlueprints {
         })
     }
 
-    /// With key tiles of 64 keys if those of 128 are too few for the device.
+    /// Uses key tiles of 64 keys if tiles of 128 would be too few to fill the device.
     fn spread(self, problem: &Problem, properties: &DeviceProperties) -> Self {
         let mut all = self;
         let processors = properties
@@ -134,8 +133,8 @@ impl MmaBlueprints {
 }
 
 impl DqBlueprint {
-    /// The largest tiles that fit: more queries share what is gathered, then 64 keys keep the tensor cores
-    /// busy between two barriers. A third stage was measured 6 % slower at a head dimension of 128.
+    /// The largest tiles that fit: with more queries each gathered key is reused more often, and 64 keys keep the
+    /// tensor cores busy between two barriers. A third stage was measured 6 % slower at a head dimension of 128.
     fn choose(tile: MmaBlueprint, max_shared: usize) -> Option<Self> {
         [tile.warps, 4]
             .into_iter()
@@ -153,9 +152,9 @@ impl DqBlueprint {
             .find(|blueprint| blueprint.shared_bytes() <= max_shared)
     }
 
-    /// At most three warpgroups, of 168 registers: dQ and two products take 128 at a head dimension of
-    /// 128. Three stages, so that a warpgroup may be ahead of another; Q and dO leave no room for a fourth.
-    /// Biases of pairs, on their way while the products are, take 32 more: two warpgroups.
+    /// At most three warpgroups, of 168 registers: dQ and two products take 128 of them at head dimension 128.
+    /// Three stages, so that one warpgroup may be ahead of another; Q and dO leave no room for a fourth. Biases of
+    /// pairs, loaded while the products are in flight, take 32 more registers, so there are two warpgroups.
     fn choose_wgmma(tile: MmaBlueprint, max_shared: usize) -> Option<Self> {
         Some(Self {
             tile: MmaBlueprint {
@@ -194,15 +193,15 @@ impl DqBlueprint {
     }
 }
 
-/// As many heads of a group, at most `most`, as leave a tile of 16, 32 or 64 rows a power of two queries.
+/// The number of heads of a group, at most `most`, for which a tile of 16, 32 or 64 rows has a power of two of queries.
 fn whole_heads(group: usize, most: usize) -> Option<usize> {
     let mut all = [32, 16, 8, 4, 2, 1].into_iter();
     all.find(|&n| n <= most && group.is_multiple_of(n))
 }
 
 impl DkdvBlueprint {
-    /// The largest tiles that fit. A warp's accumulators of dk or dv take `fragments * head_dim / 2`
-    /// registers a lane, its products with a query tile `fragments * rows / 2`.
+    /// The largest tiles that fit. A warp's accumulators of dk or dv take `fragments * head_dim / 2` registers per
+    /// lane, its products with a query tile `fragments * rows / 2`.
     fn choose(problem: &Problem, max_shared: usize) -> Option<Self> {
         let group = problem.group();
         Self::choose_heads(problem, max_shared, |rows| {
@@ -210,7 +209,7 @@ impl DkdvBlueprint {
         })
     }
 
-    /// [`choose`](Self::choose) with tiles of so many heads of their rows.
+    /// [`choose`](Self::choose) with the given number of heads per tile.
     fn choose_heads(
         problem: &Problem,
         max_shared: usize,
@@ -239,14 +238,14 @@ impl DkdvBlueprint {
             .find(|blueprint| blueprint.shared_bytes() <= max_shared)
     }
 
-    /// Two warpgroups of 255 registers: dK, dV and two products with a query tile take 192 at a head
-    /// dimension of 128. One serves problems with few key tiles, see [`MmaBlueprints::choose_wgmma`].
+    /// Two warpgroups of 255 registers: dK, dV and two products with a query tile take 192 at a head dimension of 128.
+    /// One warpgroup is used for problems with few key tiles, see [`MmaBlueprints::choose_wgmma`].
     fn choose_wgmma(problem: &Problem, max_shared: usize) -> Option<Self> {
         Self::choose_wgmma_heads(problem, max_shared, 32)
     }
 
-    /// [`choose_wgmma`](Self::choose_wgmma) for masks and biases. Heads of other masks or biases have
-    /// tiles apart.
+    /// [`choose_wgmma`](Self::choose_wgmma) for masks and biases. Heads with different masks or biases have separate
+    /// tiles.
     fn choose_masked(
         instruction: Instruction,
         problem: &MaskedProblem,
@@ -276,10 +275,10 @@ impl DkdvBlueprint {
         })
     }
 
-    /// [`choose_wgmma`](Self::choose_wgmma) with at most `most` heads a tile.
+    /// [`choose_wgmma`](Self::choose_wgmma) with at most `most` heads per tile.
     fn choose_wgmma_heads(problem: &Problem, max_shared: usize, most: usize) -> Option<Self> {
         let rows = 64;
-        // Boxes of whole query tiles.
+        // Boxes hold whole query tiles.
         let heads = whole_heads(problem.group(), most.min(rows / 2))?;
         Some(Self {
             instruction: Instruction::Wgmma,
@@ -301,9 +300,9 @@ impl DkdvBlueprint {
         })
     }
 
-    /// Cuts the queries into chunks of about a window. Without scores a key is attended to by a
-    /// contiguous range of queries to the end, one chunk. What several chunks give one key is added up by
-    /// atomics, or where a fixed order is asked for written apart.
+    /// Cuts the queries into chunks of about a window. Without scores a key is attended to by a contiguous range of
+    /// queries to the end, one chunk. Contributions of several chunks to one key are added by atomics, or, if a fixed
+    /// order is requested, written separately.
     fn with_chunks(self, problem: &Problem) -> (Self, usize) {
         let tile = self.queries();
         let all = problem.q_len.div_ceil(tile).max(1) * tile;
@@ -311,7 +310,7 @@ impl DkdvBlueprint {
             return (self, all);
         }
         let target = problem.window.max(MIN_CHUNK);
-        // One tile at least, where there are no queries, too.
+        // At least one tile, even if there are no queries.
         let chunk = (target.min(problem.q_len.max(1)).div_ceil(tile) * tile).min(all);
         let several = chunk < all;
         (
@@ -324,7 +323,7 @@ impl DkdvBlueprint {
         )
     }
 
-    /// The products of a warp's keys with a query tile: the tile's rows are their columns.
+    /// The products of a warp's keys with a query tile, whose rows are the columns of the products.
     pub(crate) fn products(&self) -> Shape {
         Shape {
             element: self.element,
@@ -337,7 +336,7 @@ impl DkdvBlueprint {
         }
     }
 
-    /// The sums over a query tile: the columns of its rows are theirs.
+    /// The sums over a query tile: their columns are the columns of its rows.
     pub(crate) fn sums(&self) -> Shape {
         Shape {
             blocks: 2,
@@ -346,13 +345,13 @@ impl DkdvBlueprint {
         }
     }
 
-    /// Bytes of a stage of queries or output gradients.
+    /// Bytes per stage of queries or output gradients.
     pub(crate) fn stage_bytes(&self) -> u32 {
         (2 * self.rows * self.head_dim) as u32
     }
 
-    /// Shared memory of a cube: keys and values, queries and output gradients of every stage, two
-    /// tiles of probabilities, and the words of rows and keys.
+    /// Shared memory per cube: keys and values, queries and output gradients of every stage, two tiles of
+    /// probabilities, and the words of rows and keys.
     fn shared_bytes(&self) -> usize {
         let row = 2 * self.head_dim;
         let words = |count: usize| (4 * count).next_multiple_of(128);
@@ -362,7 +361,7 @@ impl DkdvBlueprint {
             + 2 * (words(self.keys()) + words(self.stages * self.rows))
     }
 
-    /// Vectors of four probabilities that one role hands the other: two query tiles of them.
+    /// Vectors of four probabilities that one role passes to the other: two query tiles.
     pub(crate) fn weights(&self) -> usize {
         match self.instruction {
             Instruction::Mma => 2 * self.keys() * self.rows / 4,
@@ -370,22 +369,22 @@ impl DkdvBlueprint {
         }
     }
 
-    /// Keys of a tile.
+    /// Keys per tile.
     pub(crate) fn keys(&self) -> usize {
         self.role_warps * self.warp_keys()
     }
 
-    /// Keys of a warp.
+    /// Keys per warp.
     pub(crate) fn warp_keys(&self) -> usize {
         16 * self.fragments
     }
 
-    /// Queries of a tile.
+    /// Queries per tile.
     pub(crate) fn queries(&self) -> usize {
         self.rows / self.heads
     }
 
-    /// What a step multiplies, as the lists of steps need it.
+    /// The shape of a step, as the lists of steps need it.
     pub(crate) fn step_shape(&self) -> StepShape {
         StepShape {
             keys: self.keys(),
@@ -394,17 +393,17 @@ impl DkdvBlueprint {
         }
     }
 
-    /// 16-byte chunks of a row.
+    /// 16-byte chunks per row.
     pub(crate) fn chunks(&self) -> usize {
         self.head_dim / 8
     }
 
-    /// Units a cube.
+    /// Units per cube.
     pub(crate) fn units(&self) -> usize {
         32 * self.warps()
     }
 
-    /// Warps a cube.
+    /// Warps per cube.
     pub(crate) fn warps(&self) -> usize {
         match self.instruction {
             Instruction::Mma => 2 * self.role_warps,
@@ -420,7 +419,7 @@ impl DkdvBlueprint {
         }
     }
 
-    /// The units as CubeCL lays them out: lanes along x, warps along y.
+    /// The units in CubeCL's layout: lanes along x, warps along y.
     pub(crate) fn cube_dim(&self) -> CubeDim {
         CubeDim::new_2d(32, self.warps() as u32)
     }

@@ -1,20 +1,20 @@
-//! The row sums that the softmax's gradient subtracts.
+//! The row sums (`delta`) that the softmax gradient subtracts.
 
 use crate::matrix::ptx::shuffle_xor;
 use crate::vectors::Chunk;
 use cubecl::prelude::*;
 
-/// Lanes that share a row: they read 128 neighbouring bytes at once.
+/// Lanes that share a row; together they read 128 contiguous bytes at once.
 pub(crate) const ROW_LANES: usize = 8;
 /// Rows of a cube of 256 units.
 pub(crate) const CUBE_ROWS: usize = 256 / ROW_LANES;
 
-/// `delta = sum over d of grad_out * out, minus grad_lse`: eight lanes a query row.
+/// `delta = sum over d of grad_out * out, minus grad_lse`: eight lanes per query row.
 ///
-/// `out` and `grad_out` are `[batch, q_heads, q_len, head_dim]`, strides and begin in steps of 16 bytes;
-/// `grad_lse` (read if `has_grad_lse`), `lse` and `delta` (overwritten) are contiguous `[batch, q_heads, q_len]`. If
-/// `for_boxes`, `rows`, `[batch, q_heads, q_len rounded up to an even number]`, is overwritten too: `-log2(e) lse` and
-/// `delta` side by side.
+/// `out` and `grad_out` are `[batch, q_heads, q_len, head_dim]`, strides and start at multiples of 16 bytes; `grad_lse`
+/// (read if `has_grad_lse`), `lse` and `delta` (overwritten) are contiguous `[batch, q_heads, q_len]`. If `for_boxes`,
+/// `rows`, `[batch, q_heads, q_len rounded up to an even number]`, is overwritten too: `-log2(e) lse` and `delta` side
+/// by side.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn delta_mma_kernel<E: Float>(
     out: &Tensor<Chunk<E>>,

@@ -1,4 +1,4 @@
-//! One lane's part of a chunk.
+//! One lane's elements of a chunk.
 
 use crate::vectors::Chunk;
 use cubecl::prelude::*;

@@ -27,7 +27,7 @@ use cubecl::ir::HardwareProperties;
 use cubecl::prelude::*;
 use flash_dma_problem::{AttentionError, MaskedProblem, Problem, TensorName};
 
-/// Buffers of [`dkdv_kernel`], the kernel with the most.
+/// Buffers of [`dkdv_kernel`], which has the most.
 const BINDINGS: u32 = 13;
 
 /// Comptime configurations of the two large kernels.
@@ -74,17 +74,17 @@ impl Blueprints {
 ///
 /// Runs asynchronously on the client's stream, on the engine of [`backward_engine`].
 ///
-/// Memory beside the arguments is O(N): one f32 a query row, the key lists, and on the tensor-core engines
-/// f32 sums of the gradients of k and v, `8 * batch * kv_heads * k_len * head_dim` bytes, unless there are no
-/// scores or the window covers all queries. Cubes add to these by atomics, in any order. Where the
-/// problem asks for determinism they write their parts apart, which takes twice the memory, and a second
-/// kernel adds them up in a fixed order. [`Engine::Portable`] is deterministic and has no sums.
+/// Memory besides the arguments is O(N): one f32 per query row, the key lists, and, on the tensor-core engines, f32
+/// sums of the gradients of k and v, `8 * batch * kv_heads * k_len * head_dim` bytes, unless there are no scores or the
+/// window covers all queries. Cubes add to these by atomics, in any order. If the problem requests determinism, cubes
+/// write their parts separately, which takes twice the memory, and a second kernel sums them in a fixed order.
+/// [`Engine::Portable`] is deterministic and has no sums.
 ///
 /// # Errors
 ///
-/// [`AttentionError`] if a tensor does not fit the problem, `selection` and the gradient of the scores
-/// are not given exactly if the problem has scores, the device lacks what the kernels need, or
-/// [`ENGINE_VARIABLE`](crate::host::engine::ENGINE_VARIABLE) names no engine. Nothing is launched then.
+/// [`AttentionError`] if a tensor does not fit the problem, `selection` or the gradient of the scores is missing
+/// although the problem has scores or is given although it has none, the device lacks what the kernels need, or
+/// [`ENGINE_VARIABLE`](crate::host::engine::ENGINE_VARIABLE) names no engine. Nothing is launched in that case.
 pub fn backward(
     client: &Client,
     problem: &Problem,
@@ -96,12 +96,11 @@ pub fn backward(
     backward_with(client, problem, inputs, saved, grads, plan)
 }
 
-/// The engine that [`backward`] runs on: the first that serves the problem. [`Engine::Wgmma`] takes f16
-/// and bf16 with a head dimension of 64 or 128 on sm_90, [`Engine::Mma`] head dimensions in steps of 32
-/// on sm_80 and newer, both rows of `q`, `k`, `v`, `out` and
-/// `grad_out` that begin at multiples of 16 bytes ([`Engine::Wgmma`]: and none of `q` and `grad_out` that repeat
-/// themselves by a stride of 0); [`Engine::Portable`] everything. The environment
-/// variable [`ENGINE_VARIABLE`](crate::host::engine::ENGINE_VARIABLE) leaves engines out.
+/// The engine that [`backward`] runs on: the first that supports the problem. [`Engine::Wgmma`] takes f16 and bf16 with
+/// a head dimension of 64 or 128 on sm_90, [`Engine::Mma`] head dimensions that are multiples of 32 on sm_80 and newer,
+/// both rows of `q`, `k`, `v`, `out` and `grad_out` that begin at multiples of 16 bytes (for [`Engine::Wgmma`], also
+/// without rows of `q` and `grad_out` repeated by a stride of 0); [`Engine::Portable`] everything. The environment
+/// variable [`ENGINE_VARIABLE`](crate::host::engine::ENGINE_VARIABLE) excludes engines.
 #[must_use]
 pub fn backward_engine(
     client: &Client,
@@ -116,7 +115,7 @@ pub fn backward_engine(
 ///
 /// # Errors
 ///
-/// As [`backward`]; further [`AttentionError::Unsupported`] if the engine does not serve the problem.
+/// As [`backward`], plus [`AttentionError::Unsupported`] if the engine does not support the problem.
 pub fn backward_on(
     engine: Engine,
     client: &Client,
@@ -137,7 +136,7 @@ pub(crate) enum Plan {
 }
 
 impl Plan {
-    /// The first engine that serves the problem, by the rule of [`backward_engine`].
+    /// The first engine that supports the problem, by the rule of [`backward_engine`].
     pub(crate) fn choose(
         client: &Client,
         problem: &Problem,
@@ -171,7 +170,7 @@ impl Plan {
         plan.ok_or_else(|| engine.refusal("the backward pass on ", problem))
     }
 
-    /// Checks what the kernels need of the device.
+    /// Checks that the device has what the kernels need.
     pub(crate) fn check(&self, client: &Client, problem: &Problem) -> Result<(), AttentionError> {
         check_device(client, problem, BINDINGS, self.cubes(problem))
     }
@@ -230,7 +229,7 @@ fn launch_portable(
     blueprints: Blueprints,
 ) {
     if problem.has_scores {
-        // Keys that no query attends to are not visited.
+        // Keys that no query attends to are never visited.
         zero(client, problem, grads);
     }
     let delta = launch_delta(client, problem, saved);
@@ -259,7 +258,7 @@ fn zero(client: &Client, problem: &Problem, grads: &Gradients) {
 }
 
 impl Saved {
-    /// Whether the rows of both tensors begin where the tensor-core engines want them.
+    /// Whether the rows of both tensors have the alignment that the tensor-core engines need.
     pub(crate) fn rows_are_chunks(&self, size: usize) -> bool {
         let rows = [&self.out, &self.grad_out];
         rows.iter().all(|rows| rows_are_chunks(rows, size))
@@ -342,7 +341,7 @@ pub(crate) fn launch_delta(client: &Client, problem: &Problem, saved: &Saved) ->
     delta
 }
 
-/// What both large kernels read.
+/// The inputs of both large kernels.
 struct BackwardPass<'a> {
     client: &'a Client,
     problem: &'a Problem,
@@ -462,7 +461,7 @@ impl BackwardPass<'_> {
     }
 }
 
-/// What stands for the gradient of the scores where there is none.
+/// The bytes of the placeholder for the gradient of the scores if there is none.
 pub(crate) fn no_scores_bytes(problem: &Problem) -> usize {
     if problem.has_scores { 0 } else { bytes([1]) }
 }

@@ -24,20 +24,21 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::{AttentionError, MaskedProblem, Problem};
 
-/// Buffers of the kernels with the most.
+/// The most buffers of any kernel.
 const BINDINGS: u32 = 13;
 
-/// The gradients of [`masked_forward`](crate::forward::masked::masked_forward), contiguous and overwritten; exactly zero where no
-/// pair contributes. That of the bias is summed in f32 over every axis it broadcasts, in a fixed order.
+/// The gradients of [`masked_forward`](crate::forward::masked::masked_forward), contiguous and overwritten; exactly
+/// zero where no pair contributes. The gradient of the bias is summed in f32 over every axis that it broadcasts, in a
+/// fixed order.
 ///
-/// Runs asynchronously on the client's stream, on the engine of [`masked_backward_engine`]. Memory beside the arguments:
-/// a few f32 a query row; on the tensor cores also two lists of the active tiles of the mask, and
-/// four bytes a key of every head that has a bias.
+/// Runs asynchronously on the client's stream, on the engine of [`masked_backward_engine`]. Memory besides the
+/// arguments: a few f32 per query row; on the tensor cores also two lists of the active tiles of the mask, and four
+/// bytes per key for every head that has a bias.
 ///
 /// # Errors
 ///
 /// [`AttentionError`] if a tensor does not fit the problem, the device lacks what the kernels need, or
-/// [`ENGINE_VARIABLE`](crate::host::engine::ENGINE_VARIABLE) names no engine. Nothing is launched then.
+/// [`ENGINE_VARIABLE`](crate::host::engine::ENGINE_VARIABLE) names no engine. Nothing is launched in that case.
 pub fn masked_backward(
     client: &Client,
     problem: &MaskedProblem,
@@ -49,13 +50,14 @@ pub fn masked_backward(
     backward_with(client, problem, inputs, saved, grads, plan)
 }
 
-/// The engine that [`masked_backward`] runs on: the first of [`Engine::Wgmma`], [`Engine::Mma`] and [`Engine::Portable`]
-/// that serves the problem. The tensor-core engines serve what they serve [forward](crate::forward::masked::masked_forward_engine) if `out` and
-/// `grad_out`, too, have rows that begin at multiples of 16 bytes: [`Engine::Wgmma`] where the head dimension is 64 or 128 and
-/// no rows of `q` and `grad_out` repeat themselves by a stride of 0, [`Engine::Mma`] where all queries share the bias, as far
-/// as the device has the shared memory (99 KiB suffice for head dimensions up to 128). On [`Engine::Wgmma`] the portable kernel computes one gradient: that of a bias
-/// that is the same for all keys, or has all queries and keys where `k` or `v` repeat rows by a stride of 0.
-/// [`ENGINE_VARIABLE`](crate::host::engine::ENGINE_VARIABLE) leaves engines out.
+/// The engine that [`masked_backward`] runs on: the first of [`Engine::Wgmma`], [`Engine::Mma`] and
+/// [`Engine::Portable`] that supports the problem. The tensor-core engines support what they support in the
+/// [forward](crate::forward::masked::masked_forward_engine) if `out` and `grad_out`, too, have rows that begin at
+/// multiples of 16 bytes: [`Engine::Wgmma`] where the head dimension is 64 or 128 and no rows of `q` and `grad_out` are
+/// repeated by a stride of 0, [`Engine::Mma`] where all queries share the bias, if the device has enough shared memory
+/// (99 KiB suffice for head dimensions up to 128). On [`Engine::Wgmma`] the portable kernel computes one gradient: the
+/// gradient of a bias that is the same for all keys, or of one with all queries and keys if `k` or `v` repeat rows by a
+/// stride of 0. [`ENGINE_VARIABLE`](crate::host::engine::ENGINE_VARIABLE) excludes engines.
 #[must_use]
 pub fn masked_backward_engine(
     client: &Client,
@@ -71,7 +73,7 @@ pub fn masked_backward_engine(
 ///
 /// # Errors
 ///
-/// As [`masked_backward`]; further [`AttentionError::Unsupported`] if the engine does not serve the problem.
+/// As [`masked_backward`], plus [`AttentionError::Unsupported`] if the engine does not support the problem.
 pub fn masked_backward_on(
     engine: Engine,
     client: &Client,
@@ -84,12 +86,13 @@ pub fn masked_backward_on(
     backward_with(client, problem, inputs, saved, grads, plan)
 }
 
-/// The bytes that [`masked_backward`] needs on the device beside its arguments, known before it is called: the buffers
-/// that it holds at once at most, each as it is requested, if the gradient of the bias is wanted or not.
+/// The bytes that [`masked_backward`] needs on the device besides its arguments, known before it is called: the peak
+/// total of the buffers that it holds at once, each at its requested size, whether or not the gradient of the bias is
+/// requested.
 ///
 /// # Errors
 ///
-/// As [`masked_backward`], but for what concerns the buffers of the tensors, of which only the strides are looked at.
+/// As [`masked_backward`], but for the checks of the tensors' buffers: only the strides are used here.
 pub fn masked_backward_workspace(
     client: &Client,
     problem: &MaskedProblem,
@@ -105,7 +108,7 @@ pub fn masked_backward_workspace(
 ///
 /// # Errors
 ///
-/// As [`masked_backward_workspace`]; further [`AttentionError::Unsupported`] if the engine does not serve the problem.
+/// As [`masked_backward_workspace`], plus [`AttentionError::Unsupported`] if the engine does not support the problem.
 pub fn masked_backward_workspace_on(
     engine: Engine,
     client: &Client,
@@ -121,11 +124,11 @@ pub fn masked_backward_workspace_on(
 /// An engine and its configurations.
 enum BackwardPlan {
     Portable(Blueprints),
-    /// And what computes the gradient of a bias that is not one of keys.
+    /// The second field computes the gradient of a bias that is not one of keys.
     Mma(MmaBlueprints, Option<BiasPlan>),
 }
 
-/// A kernel of the gradient of a bias alone.
+/// A kernel that computes only the gradient of a bias.
 enum BiasPlan {
     Portable(Blueprints),
     Wgmma(BiasBlueprint),
@@ -190,7 +193,7 @@ impl BackwardPlan {
             .ok_or_else(|| engine.refusal("gradients under masks and biases on ", p))?
     }
 
-    /// The bytes of the buffers that a pass holds at once at most.
+    /// The peak number of bytes in buffers that a pass holds at once.
     fn workspace(&self, problem: &MaskedProblem) -> usize {
         let p = &problem.attention;
         if p.batch * p.q_len * p.k_len == 0 {
@@ -340,8 +343,8 @@ fn launch_mma(
     delta
 }
 
-/// The shape of the gradients of the biases of keys before sequences and heads that share one are added up; one word
-/// without them. The kernel sums over the queries, and over the heads of a group if they share a bias.
+/// The shape of the gradients of the biases of keys before summing over the sequences and heads that share one; one
+/// word without biases. The kernel sums over the queries, and over the heads of a group if they share a bias.
 fn bias_parts(p: &Problem, blueprint: DkdvBlueprint) -> [usize; 3] {
     match (
         blueprint.pattern.has_key_bias(),
@@ -374,7 +377,7 @@ struct PortablePass<'a> {
     blueprints: Blueprints,
 }
 
-/// Launches a kernel of a [`PortablePass`]: one list of arguments, for all read the same.
+/// Launches a kernel of a [`PortablePass`]: one argument list, because all kernels read the same.
 macro_rules! launch {
     ($pass:ident, $kernel:ident, $cubes:expr, $blueprint:expr, [$($grad:expr),*], $($option:expr),*) => {{
         let &PortablePass { problem, inputs, saved, grads, ref delta, .. } = $pass;
@@ -433,7 +436,7 @@ impl PortablePass<'_> {
         launch!(self, dkdv_kernel, tiles, dkdv, [grads.k, grads.v],);
     }
 
-    /// The gradient of the bias, if it is wanted.
+    /// The gradient of the bias, if it is requested.
     fn launch_bias(&self) {
         let dkdv = self.blueprints.dkdv;
         if let (Some(grad), Some(shape)) = (&self.grads.bias, self.problem.bias) {

@@ -1,10 +1,10 @@
-//! What rows with NaN or infinite elements add to the gradients, on tiles where some pairs are not
+//! The contributions of rows with NaN or infinite elements to the gradients, on tiles where some pairs are not
 //! selected.
 //!
-//! A product over a tile multiplies such a row by the zero weights of the pairs that are not selected,
-//! too, and `0 * NaN` is NaN. There the products take such elements for zero, and what they add to the
-//! selected pairs is added here, in memory, after the gradients are written: a lane to the elements that
-//! it has written. Rare, hence simple: everything is read from global memory again.
+//! A product over a tile multiplies such a row by the zero weights of the pairs that are not selected, too, and
+//! `0 * NaN` is NaN. There the products treat such elements as zero, and their contributions to the selected pairs are
+//! added here, in memory, after the gradients are written: each lane adds to the elements that it has written. Rare,
+//! hence simple: everything is read from global memory again.
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::args::BackwardInputs;
@@ -25,9 +25,8 @@ use crate::matrix::tile_keys::TileKeys;
 use crate::vectors::Chunk;
 use cubecl::prelude::*;
 
-/// dQ of one row becomes NaN in the elements where a key that it selects is not finite: such a key's logit
-/// is not finite, hence dS is zero or NaN. Looks at the keys from slot `from` on; `grad_row` is the row's
-/// index in `grad_q`.
+/// Sets dQ of one row to NaN in the elements where a selected key is not finite: such a key's logit is not finite,
+/// hence dS is zero or NaN. Looks at the keys from slot `from` on; `grad_row` is the row's index in `grad_q`.
 #[cube]
 pub(crate) fn mark_not_finite<E: Float, NQ: Size>(
     operands: &Operands<E, NQ>,
@@ -76,8 +75,8 @@ pub(crate) fn mark_not_finite<E: Float, NQ: Size>(
     }
 }
 
-/// What the rows of `rows` (dO for dV, Q for dK) that are not finite add to the gradient of the key `own`,
-/// over the queries that attend to it, see [`add_not_finite`]. `mask` is that of keys among which it is.
+/// Adds the contributions of the non-finite rows of `rows` (dO for dV, Q for dK) to the gradient of the key `own`, over
+/// the queries that attend to it, see [`add_not_finite`]. `mask` is the mask of a range of keys that contains it.
 #[cube]
 pub(crate) fn repair_key<E: Float, O: Float>(
     inputs: &BackwardInputs<E>,
@@ -102,7 +101,7 @@ pub(crate) fn repair_key<E: Float, O: Float>(
                 // With a softcap the row sum does not tell of Q.
                 let mut broken = comptime!(bp.softcap) || !is_finite(inputs.delta[row]);
                 if comptime!(bp.pattern.is_planned()) {
-                    // Only the rows of LSE -inf can have a Q that the row sum does not tell of.
+                    // Only rows with an LSE of -inf can have a non-finite Q that the row sum does not reveal.
                     let word = mask.word(head, query) >> (own.key % 32) as u32;
                     broken = broken && word & 1u32 == 1u32;
                 }
@@ -148,11 +147,11 @@ pub(crate) fn repair_key<E: Float, O: Float>(
     }
 }
 
-/// Adds to the gradient of one key what the elements of one query's row that are not finite contribute: to
-/// dV those of dO by the pair's probability. To dK those of Q add NaN: such a query's logits are not finite,
-/// or capped and without slope.
+/// Adds the contributions of the non-finite elements of one query's row to the gradient of one key. Elements of dO add
+/// to dV, times the pair's probability. Elements of Q add NaN to dK: such a query's logits are not finite, or capped
+/// and without slope.
 ///
-/// `row` is the row's begin in `rows` (dO for dV, Q for dK), `q_row` that of Q.
+/// `row` is the start of the row in `rows` (dO for dV, Q for dK), `q_row` the start of its row of Q.
 #[cube]
 fn add_not_finite<E: Float, O: Float>(
     q: &Tensor<Chunk<E>>,

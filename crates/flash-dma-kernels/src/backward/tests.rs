@@ -41,7 +41,7 @@ impl Outputs {
     }
 }
 
-/// What the forward pass would have saved, from the oracle, and random incoming gradients.
+/// The forward pass's saved results, from the oracle, and random incoming gradients.
 struct Incoming {
     out: Vec<f64>,
     lse: Vec<f64>,

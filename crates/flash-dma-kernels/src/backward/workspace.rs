@@ -1,4 +1,4 @@
-//! What the backward pass needs on the device beside its arguments.
+//! The memory that the backward pass needs on the device besides its arguments.
 
 use crate::args::{Inputs, Saved};
 use crate::backward::launch::Plan;
@@ -6,17 +6,17 @@ use crate::host::engine::Engine;
 use cubecl::client::Client;
 use flash_dma_problem::{AttentionError, Problem};
 
-/// The bytes that [`backward`](crate::backward()) needs on the device beside its arguments, known before it is called:
-/// the buffers that it holds at once at most, each as it is requested. These are a sum or three for each query row, lists of
-/// keys, and on the tensor-core engines the sums or parts of the gradients of k and v that its documentation names.
+/// The bytes that [`backward`](crate::backward()) needs on the device besides its arguments, known before it is called:
+/// the peak total of the buffers that it holds at once, each at its requested size. These are one or three f32 per
+/// query row, lists of keys, and, on the tensor-core engines, the sums or parts of the gradients of k and v that its
+/// documentation names.
 ///
-/// A buffer is free for the next request on the stream once the launches that use it are enqueued, so calls one after
-/// the other need as much as the greatest of them. The client's pool rounds sizes up and keeps what it has.
+/// A buffer is free for the next request on the stream once the launches that use it are enqueued, so consecutive calls
+/// need as much as the largest of them. The client's pool rounds sizes up and keeps its memory.
 ///
 /// # Errors
 ///
-/// As [`backward`](crate::backward()), but for what concerns the buffers of the tensors, of which only the strides are
-/// looked at.
+/// As [`backward`](crate::backward()), but for the checks of the tensors' buffers: only the strides are used here.
 pub fn backward_workspace(
     client: &Client,
     problem: &Problem,
@@ -32,7 +32,7 @@ pub fn backward_workspace(
 ///
 /// # Errors
 ///
-/// As [`backward_workspace`]; further [`AttentionError::Unsupported`] if the engine does not serve the problem.
+/// As [`backward_workspace`], plus [`AttentionError::Unsupported`] if the engine does not support the problem.
 pub fn backward_workspace_on(
     engine: Engine,
     client: &Client,
@@ -46,7 +46,7 @@ pub fn backward_workspace_on(
 }
 
 impl Plan {
-    /// The bytes of the buffers that a pass holds at once at most.
+    /// The peak number of bytes in buffers that a pass holds at once.
     fn workspace(&self, problem: &Problem) -> usize {
         if problem.batch * problem.q_len * problem.k_len == 0 {
             return 0;

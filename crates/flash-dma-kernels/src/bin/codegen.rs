@@ -1,5 +1,5 @@
-//! `codegen OUT_DIR [PREFIX...]`: writes the CUDA variants of the kernels whose names begin so, or all, as CUDA
-//! C++, without a GPU.
+//! `codegen OUT_DIR [PREFIX...]`: writes the CUDA variants whose names begin with one of the prefixes, or all of them,
+//! as CUDA C++, without a GPU.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! Calls that together launch every variant. A case only adds what no earlier one has launched.
+//! Calls that together launch every variant. A case only adds variants that no earlier case has launched.
 
 mod decoding;
 mod masked;
@@ -30,7 +30,7 @@ const HEADS: usize = 8;
 const K_LEN: usize = 128 << 10;
 /// Keys too many for a selection by blocks.
 const SORTED_K_LEN: usize = 1 << 20;
-/// Keys of problems whose buffers pass 32-bit indices.
+/// Keys of problems whose buffers exceed 32-bit indices.
 const LONG_K_LEN: usize = 512 << 20;
 
 pub(crate) fn all() -> Vec<Case> {
@@ -205,7 +205,7 @@ impl Attention {
             forward_on(engine, client, &problem, inputs, out, lse)
         };
         call(Engine::Portable).expect("a valid call");
-        // Refused where the engine does not serve the problem.
+        // Refused if the engine does not support the problem.
         let _ = call(Engine::Mma);
         let _ = call(Engine::Wgmma);
         if !self.backward {
@@ -229,7 +229,7 @@ fn case(name: String, run: impl Fn(&Client) + 'static) -> Case {
     }
 }
 
-/// Scores and what the selection made of them.
+/// Scores and the intervals selected from them.
 fn selected(client: &Client, k_len: usize, window: usize) -> Selection {
     let scores = tensor(client, [1, HEADS, k_len], size_of::<f32>());
     let intervals = tensor(client, [1, HEADS, k_len, 2], size_of::<u32>());

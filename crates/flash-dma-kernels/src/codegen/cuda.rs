@@ -32,13 +32,13 @@ pub(crate) enum Gpu {
     A100,
     /// Ada: the least shared memory.
     Rtx4090,
-    /// Blackwell, for servers and for desks.
+    /// Blackwell, for servers and for workstations.
     B200,
     Rtx5090,
 }
 
 impl Gpu {
-    /// All, the one that names shared variants first.
+    /// All devices; the first one names shared variants.
     pub const ALL: [Self; 5] = [
         Self::H200,
         Self::A100,
@@ -47,10 +47,10 @@ impl Gpu {
         Self::Rtx5090,
     ];
 
-    /// Those that between them launch nearly every variant.
+    /// The devices that together launch nearly every variant.
     pub const USUAL: &'static [Self] = &[Self::H200, Self::A100];
 
-    /// What NVRTC and ptxas compile for.
+    /// The architecture that NVRTC and ptxas compile for.
     pub fn arch(self) -> &'static str {
         match self {
             Self::H200 => "sm_90a",
@@ -136,7 +136,7 @@ pub(crate) fn generate(kernel: &dyn CubeKernel) -> Result<Source, String> {
             fast_math: true,
             fast_tanh: true,
             dp4a: true,
-            // Of sm_90 alone; kernels that need them are not generated for both architectures.
+            // Only on sm_90; kernels that need them are not generated for both architectures.
             clusters: false,
             elect_sync: false,
         },

@@ -1,8 +1,7 @@
 //! Every CUDA variant of the kernels as CUDA C++, without a GPU.
 //!
-//! The variants are not listed by hand: the library's own functions run on problems that cover what
-//! they tell apart, on devices that record the kernels launched. What is generated is thus what such a
-//! machine would compile.
+//! The variants are not listed by hand: the library's own functions run on problems that cover all of their cases, on
+//! devices that record the launched kernels. The generated code is thus the code that such a machine would compile.
 
 mod cases;
 mod cuda;
@@ -56,7 +55,7 @@ fn variants(cases: fn() -> Vec<cases::Case>) -> Vec<Variant> {
             for kernel in recorder::record(&client, |client| (case.run)(client)) {
                 let mut code = kernel.id();
                 let mut name = format!("{}.{}", case.name, kernel_name(code.type_name()));
-                // Launches of another size share the code but for the bound on the units of a cube.
+                // Launches of different sizes share the code, except for the bound on the units of a cube.
                 code.cube_dim = *cubecl::CubeDim::new_single();
                 if let Some(&place) = places.get(&code) {
                     let known: &mut Variant = &mut variants[place];
@@ -86,7 +85,7 @@ fn write_variants(variants: Vec<Variant>, out: &Path) -> Result<usize, String> {
     let count = variants.len();
     let todo = Mutex::new(variants.into_iter().enumerate());
     let rows = Mutex::new(BTreeMap::new());
-    // A large kernel takes seconds, and none needs another.
+    // A large kernel takes seconds, and kernels are independent.
     let work = || {
         while let Some((i, variant)) = { todo.lock().expect("nothing panics").next() } {
             let row = write_variant(&variant, out);
@@ -106,7 +105,7 @@ fn write_variants(variants: Vec<Variant>, out: &Path) -> Result<usize, String> {
     Ok(count)
 }
 
-/// Writes one source; its row of the manifest.
+/// Writes one source; returns its row of the manifest.
 fn write_variant(variant: &Variant, out: &Path) -> Result<String, String> {
     let Variant { name, kernel, gpus } = variant;
     let source = cuda::generate(&**kernel).map_err(|e| format!("{name}: {e}"))?;
@@ -157,7 +156,7 @@ mod tests {
         assert_eq!(launches("lists"), 2 + 1 + 1);
     }
 
-    /// Where there is no `wgmma` masks take `mma`, whatever shared memory the device has.
+    /// Without `wgmma`, masks run on `mma`, whatever shared memory the device has.
     #[test]
     fn every_device_takes_tensor_cores_under_masks() {
         for gpu in Gpu::ALL {

@@ -28,7 +28,7 @@ use std::sync::{Arc, Mutex};
 /// The kernels that were launched since they were last taken, in order.
 static LAUNCHED: Mutex<Vec<Box<dyn CubeKernel>>> = Mutex::new(Vec::new());
 
-/// The client of the recorder that stands for a device; buffers take no memory and hold nothing.
+/// The client of the recorder that represents a device; buffers take no memory and have no content.
 pub(crate) fn client(gpu: Gpu) -> Client {
     let index = Gpu::ALL.iter().position(|other| *other == gpu);
     Client::load::<Recorder>(DeviceId::new(0, index.expect("all are listed") as u16))
@@ -45,7 +45,7 @@ pub(crate) fn record(client: &Client, run: impl FnOnce(&Client)) -> Vec<Box<dyn 
 
 struct Recorder {
     utilities: Arc<ServerUtilities>,
-    /// The buffers that someone uses: as a pool does, they count until nobody else does.
+    /// The buffers in use: as in a pool, a buffer counts until it has no other owner.
     buffers: Vec<ManagedMemoryHandle>,
 }
 

@@ -1,6 +1,6 @@
-//! Limits of CubeCL 0.11.3 that the kernels work around, each as a kernel of a few lines and what CubeCL makes
-//! of it; `docs/upstream.md` tells what they cost. A test that fails brings good news: the limit is gone, and
-//! with it the reason for the work-around that the document names.
+//! Limits of CubeCL 0.11.3 that the kernels work around, each as a kernel of a few lines and the code that CubeCL
+//! generates for it; `docs/upstream.md` states their cost. A failing test is good news: the limit is gone, and with it
+//! the reason for the work-around that the document names.
 
 use crate::codegen::cuda::Gpu;
 use crate::codegen::{cuda, recorder};
@@ -48,7 +48,7 @@ fn accumulator(_x: &[f32], y: &mut [f32], #[comptime] len: usize) {
 #[test]
 fn a_vector_is_aligned_to_its_length_whatever_that_is() {
     assert!(source_of!(accumulator, 64).contains("alignas(256)"));
-    // Not a power of two: no compiler takes it.
+    // Not a power of two: no compiler accepts it.
     assert!(source_of!(accumulator, 96).contains("alignas(384)"));
 }
 
@@ -62,7 +62,7 @@ fn a_product_with_zero_is_zero_whatever_the_other_factor() {
     let text = source_of!(times_zero);
     let rest = text.split("__restrict__ ").nth(1).expect("a buffer");
     let (input, body) = rest.split_once(',').expect("two buffers");
-    // Not even read: NaN and infinities become 0.
+    // The input is not even read: NaN and infinities become 0.
     assert!(!body.contains(input), "{text}");
 }
 
@@ -124,7 +124,7 @@ fn operand(x: &[f32], y: &mut [f32]) {
 
 #[test]
 fn a_variable_goes_into_an_asm_block_by_its_address() {
-    // `l`: a pointer, where `ex2` takes a float. Nothing complains before ptxas.
+    // `l`: a pointer, where `ex2` takes a float. No error is reported before ptxas.
     assert!(source_of!(operand).contains(r#""=f"(result) : "l"("#));
 }
 
@@ -155,7 +155,8 @@ fn a_checked_copy_takes_its_length_as_an_index() {
         let copy = text.split("cp.async").nth(1).expect("a copy").to_owned();
         copy.matches(r#""l"("#).count()
     };
-    // The address alone, and with 64-bit addresses the length, too, which has to have 32 bits.
+    // With 32-bit addresses only the address is a 64-bit operand; with 64-bit addresses the length is one, too,
+    // although it has to have 32 bits.
     assert_eq!(operands(text(AddressType::U32)), 1);
     assert_eq!(operands(text(AddressType::U64)), 2);
 }

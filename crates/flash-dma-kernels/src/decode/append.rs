@@ -11,23 +11,23 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::{AppendProblem, AttentionError, MAX_DECODE_TOKENS, Storage};
 
-/// Planes of a cube that finds the worst of a head's slots.
+/// Planes per cube that finds the worst of a head's slots.
 const PLAN_PLANES: usize = 8;
 
 /// Planes of a cube that reads all new scores of a head.
 const CHOOSE_PLANES: usize = 32;
 
-/// Appends tokens to a cache of slots: of what its sequences have been given before and the new tokens it then
-/// holds the `window` best of each kv head, by the rule of selection (greater scores first, a tie to the lower
-/// position, NaN below every number, −∞ never).
+/// Appends tokens to a cache of slots: it then holds, for each kv head, the `window` best of the tokens given before
+/// and the new tokens, by the rule of selection (greater scores first, a tie to the lower position, NaN below every
+/// number, −∞ never).
 ///
-/// Any number of tokens, and in any pieces: the outcome is the same set. Two launches, asynchronously; nothing
-/// waits for the host. Scratch is `12 * min(tokens, window)` bytes a kv head, of the client's pool.
+/// Any number of tokens may be appended, in any pieces, with the same result. It takes two asynchronous launches;
+/// nothing waits for the host. Scratch is `12 * min(tokens, window)` bytes per kv head, from the client's pool.
 ///
 /// # Errors
 ///
-/// [`AttentionError`] if a tensor does not fit the problem or the problem's cache has no slots. Nothing is
-/// launched then, and the cache is as it was.
+/// [`AttentionError`] if a tensor does not fit the problem or the problem's cache has no slots. Nothing is launched in
+/// that case, and the cache is as it was.
 pub fn append(
     client: &Client,
     problem: &AppendProblem,
@@ -49,12 +49,12 @@ pub fn append(
     Ok(())
 }
 
-/// Appends tokens to a cache of pages, behind what each sequence holds. Two launches, asynchronously.
+/// Appends tokens to a cache of pages, after the tokens that each sequence holds, in two asynchronous launches.
 ///
 /// # Errors
 ///
-/// [`AttentionError`] if a tensor does not fit the problem or the problem's cache has no pages. Nothing is
-/// launched then, and the cache is as it was.
+/// [`AttentionError`] if a tensor does not fit the problem or the problem's cache has no pages. Nothing is launched in
+/// that case, and the cache is as it was.
 pub fn append_pages(
     client: &Client,
     problem: &AppendProblem,
@@ -70,7 +70,7 @@ pub fn append_pages(
     Ok(())
 }
 
-/// Rows of slots: kv heads of all sequences.
+/// Rows of slots: the kv heads of all sequences.
 fn rows(problem: &AppendProblem) -> usize {
     problem.cache.batch * problem.cache.kv_heads
 }
@@ -80,7 +80,7 @@ pub(crate) fn moves_shape(problem: &AppendProblem) -> [usize; 3] {
     [rows(problem), problem.tokens, ENTRY]
 }
 
-/// The moves of up to [`MAX_DECODE_TOKENS`] tokens, `[rows, tokens, ENTRY]`: an entry each.
+/// The moves of up to [`MAX_DECODE_TOKENS`] tokens, `[rows, tokens, ENTRY]`: one entry per token.
 pub(crate) fn plan(
     client: &Client,
     problem: &AppendProblem,
@@ -112,7 +112,7 @@ pub(crate) fn plan(
     moves
 }
 
-/// The moves of any number of tokens, `[rows, min(tokens, window), ENTRY]`: those that stay first.
+/// The moves of any number of tokens, `[rows, min(tokens, window), ENTRY]`: the kept tokens first.
 fn choose(
     client: &Client,
     problem: &AppendProblem,
@@ -197,7 +197,7 @@ fn commit_pages(client: &Client, problem: &AppendProblem, pages: Pages, tokens: 
     };
     let typed = [&tokens.k, &tokens.v, &pages.k, &pages.v];
     let vector = vector_size(&typed, element.size());
-    // Without scores any buffers stand for them, which are never read.
+    // Without scores, other buffers are passed in their place and never read.
     let scored = pages.scores.is_some();
     let scores = pages.scores.unwrap_or_else(|| scratch(client, [1]));
     let new_scores = tokens.scores.unwrap_or_else(|| tokens.k.clone());

@@ -1,4 +1,4 @@
-//! The tensors of a cache and of the tokens that it gets.
+//! The tensors of a cache and of the tokens appended to it.
 
 use crate::host::check::{Layout, check_tensor};
 use cubecl::prelude::TensorBinding;
@@ -6,7 +6,7 @@ use flash_dma_problem::{AppendProblem, AttentionError, CacheShape, Storage, Tens
 
 /// A cache of slots; all tensors contiguous, updated in place.
 ///
-/// A new cache is all empty slots: scores −∞, positions −1, nothing seen; what `k` and `v` hold does not matter.
+/// A new cache is all empty slots: scores −∞, positions −1, nothing seen; the contents of `k` and `v` do not matter.
 #[derive(Clone, Debug)]
 pub struct Slots {
     /// `[batch, kv_heads, window, head_dim]`, the cache's element type.
@@ -30,8 +30,8 @@ pub struct Pages {
     pub v: TensorBinding,
     /// `[pages, kv_heads, page_len]`, f32; given exactly if the cache's keys carry scores.
     pub scores: Option<TensorBinding>,
-    /// `[batch, max_pages]`, i32: the pages of each sequence in order, those for the new tokens included. What lies
-    /// behind them is never read. A page must belong to one sequence.
+    /// `[batch, max_pages]`, i32: the pages of each sequence in order, including the pages for the new tokens. The
+    /// entries after them are never read. A page must belong to one sequence.
     pub table: TensorBinding,
     /// `[batch]`, i32: tokens that each sequence holds.
     pub lengths: TensorBinding,

@@ -6,15 +6,15 @@ use crate::select::sort::{NEVER, sort_key};
 use crate::team::{Member, Team, sum_up_to};
 use cubecl::prelude::*;
 
-/// Tokens that a unit reads before it looks at the first of them, so that the reads overlap.
+/// Tokens that a unit reads before it uses the first of them, so that the reads overlap.
 const READS: usize = 4;
 
-/// The worst key that stays.
+/// The worst key that is kept.
 #[derive(CubeType, Clone, Copy)]
 struct Threshold {
-    /// Its sort key; [`NEVER`] if all keys stay.
+    /// Its sort key; [`NEVER`] if all keys are kept.
     key: u32,
-    /// Its position: keys of the same score at later ones go.
+    /// Its position: keys of the same score at later positions are dropped.
     last: u32,
 }
 
@@ -25,39 +25,39 @@ impl Threshold {
     }
 }
 
-/// Which bits of a word are the digit, and which are above it.
+/// The bits of a word that form the digit, and the bits above it.
 #[derive(CubeType, Clone, Copy)]
 struct Bits {
     shift: u32,
     above: u32,
-    /// Those above, of the elements that are counted.
+    /// The value of the bits above it in the counted elements.
     known: u32,
 }
 
 /// The slots and tokens of one (sequence, kv head).
 #[derive(CubeType, Clone, Copy)]
 struct Union {
-    /// The first slot, and how many there are.
+    /// The first slot, and the number of slots.
     slots: usize,
     window: u32,
-    /// The first new score, and how many there are.
+    /// The first new score, and the number of new scores.
     new: usize,
     tokens: u32,
     /// The position of the first token.
     seen: u32,
 }
 
-/// Finds the `window` best of the slots and the new tokens, and assigns the tokens among them to the slots
-/// that are empty or whose keys are not: lists of both in ascending order, paired.
+/// Finds the `window` best of the slots and the new tokens, and assigns the tokens among them to the slots that are
+/// empty or whose keys are not among them: lists of both in ascending order, paired.
 ///
-/// One cube a (sequence, kv head). Nothing of the cache is changed.
+/// One cube per (sequence, kv head). The cache is not changed.
 ///
 /// | buffer | layout |
 /// |---|---|
 /// | `score`, `position` | the cache's, contiguous `[batch, kv_heads, window]` |
 /// | `seen` | `[batch]` |
 /// | `new_scores` | `[batch, kv_heads, tokens]`, last axis contiguous |
-/// | `moves` | contiguous `[batch * kv_heads, entries]` of [entries](crate::decode::commit), overwritten; the lesser of `tokens` and `window` are enough |
+/// | `moves` | contiguous `[batch * kv_heads, entries]` of [entries](crate::decode::commit), overwritten; the lesser of `tokens` and `window` entries are enough |
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn choose_kernel(
     score: &[f32],
@@ -106,7 +106,7 @@ pub(crate) fn choose_kernel(
             ),
             known: key,
         };
-        // The last digit has one bit less: the bit above it is a known one.
+        // The last digit has one bit fewer: the bit above it is already known.
         let width = select(pass == 2u32, 0x3FFu32, 0x7FFu32);
         count_digits(
             score, position, new_scores, &union, &counts, &bits, width, false, 0u32, team, ptx,
@@ -118,7 +118,7 @@ pub(crate) fn choose_kernel(
     }
     let mut last = u32::new(u32::MAX as i64);
     if key != NEVER && wanted < equal {
-        // Only the first of the equal keys stay: the last of them, by ascending position.
+        // Only the first of the equal keys are kept: finds the last of these, by ascending position.
         last = 0u32;
         for pass in 0..3u32 {
             let bits = Bits {
@@ -250,8 +250,8 @@ fn count_one(
     }
 }
 
-/// Writes the moves: the r-th token that stays takes the r-th slot that is free. Units look at successive runs
-/// of slots and of tokens, and know by a scan how many lie before theirs.
+/// Writes the moves: the r-th kept token takes the r-th free slot. Units process consecutive runs of slots and of
+/// tokens, and a scan tells each how many precede its own.
 #[cube]
 fn assign(
     score: &[f32],
@@ -313,7 +313,7 @@ fn assign(
             rank += 1u32;
         }
     }
-    // Behind the last token's are no moves.
+    // No moves follow the last token's.
     if unit == comptime!(units - 1) {
         for rest in rank..entries {
             moves[(to + rest as usize) * ENTRY + 1] = comptime!(NONE);
@@ -321,7 +321,7 @@ fn assign(
     }
 }
 
-/// The sum of `own` over the units before this one. Every unit must take part; `totals` is its own.
+/// The sum of `own` over the units before this one. Every unit must take part; `totals` is used only here.
 #[cube]
 fn before(own: u32, member: &Member, totals: &mut Shared<[u32]>, #[comptime] team: Team) -> u32 {
     let up_to = sum_up_to(own, member, team);

@@ -1,4 +1,4 @@
-//! The keys of a chunk of a long sequence: what the cache holds, in order, and the chunk's own.
+//! The keys of a chunk of a long sequence: the keys of the cache, in order, and the chunk's own.
 
 use crate::decode::args::{Slots, Tokens};
 use crate::finite::negative_infinity;
@@ -8,10 +8,10 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::{AppendProblem, AttentionError, TensorName};
 
-/// What stands in an order for an empty slot.
+/// The entry of an order that represents an empty slot.
 const EMPTY: u32 = u32::MAX;
 
-/// Sorts the slots of each row by position, the empty ones first. A unit a slot: it counts those before its own.
+/// Sorts the slots of each row by position, the empty ones first. One unit per slot counts the slots before its own.
 ///
 /// `position` is contiguous `[rows, window]`, `order` likewise, overwritten with slots or [`EMPTY`].
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -30,7 +30,7 @@ fn order_kernel(position: &[i32], order: &mut [u32], window: u32, rows: u32) {
     }
 }
 
-/// Copies the slots in `order` and then the new tokens. A unit a vector of a row; the first writes the score.
+/// Copies the slots in `order` and then the new tokens. One unit per vector of a row; the first also writes the score.
 ///
 /// | buffer | layout |
 /// |---|---|
@@ -95,14 +95,14 @@ fn gather_kernel<E: Numeric, N: Size>(
 /// window + tokens, head_dim]`, the cache's element type) and `scores` (`[batch, kv_heads, window + tokens]`, f32),
 /// all contiguous and overwritten; the cache stays as it is.
 ///
-/// Selected with the cache's window, and attended to causally by the chunk's queries (`q_len = tokens`), they give
-/// each query exactly what one pass over the whole sequence would, as no evicted key returns. Then
-/// [`append`](crate::append()) the chunk. Two launches, asynchronously.
+/// Selected with the cache's window, and attended to causally by the chunk's queries (`q_len = tokens`), they give each
+/// query exactly what one pass over the whole sequence would, as no evicted key returns. Then
+/// [`append`](crate::append()) the chunk. Two asynchronous launches.
 ///
 /// # Errors
 ///
-/// [`AttentionError`] if a tensor does not fit the problem or the problem's cache has no slots. Nothing is
-/// launched then.
+/// [`AttentionError`] if a tensor does not fit the problem or the problem's cache has no slots. Nothing is launched in
+/// that case.
 pub fn chunk_keys(
     client: &Client,
     problem: &AppendProblem,

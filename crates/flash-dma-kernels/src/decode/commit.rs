@@ -2,8 +2,8 @@
 
 use cubecl::prelude::*;
 
-/// Words of an entry of a list of moves: the slot, the token that takes it, and the token's position. A token of
-/// [`NONE`] is no move.
+/// Words of an entry of a list of moves: the slot, the token that takes it, and the token's position. An entry whose
+/// token is [`NONE`] is not a move.
 pub(crate) const ENTRY: usize = 3;
 
 /// No slot, or no token.
@@ -11,8 +11,8 @@ pub(crate) const NONE: i32 = -1;
 
 /// Writes rows, scores and positions of the tokens of `moves` into their slots, and counts all `tokens` as seen.
 ///
-/// One unit a vector of a row of an entry; the first of each row writes score and position, too. If `replayed`, the
-/// entries of a row are one token each in order, and a slot taken twice gets the last.
+/// One unit per vector of a row of an entry; the first of each row writes score and position, too. If `replayed`, the
+/// entries of a row are one token each, in order, and a slot taken twice receives the last one.
 ///
 /// | buffer | layout |
 /// |---|---|
@@ -100,9 +100,9 @@ pub(crate) fn commit_vector<E: Numeric, N: Size>(
     }
 }
 
-/// Writes the rows of the tokens `0..tokens` into the pages of their sequences, behind what these hold.
+/// Writes the rows of the tokens `0..tokens` into the pages of their sequences, after the tokens that these hold.
 ///
-/// One unit a vector of a row.
+/// One unit per vector of a row.
 ///
 /// | buffer | layout |
 /// |---|---|
@@ -111,7 +111,7 @@ pub(crate) fn commit_vector<E: Numeric, N: Size>(
 /// | `lengths` | `[batch]` |
 /// | `k`, `v` | contiguous `[pages, kv_heads, page_len, head_dim]`, the new rows are overwritten |
 /// | `new_scores` | if `scored`: `[batch, kv_heads, tokens]`, last axis contiguous |
-/// | `scores` | if `scored`: contiguous `[pages, kv_heads, page_len]`, those of the new rows are overwritten |
+/// | `scores` | if `scored`: contiguous `[pages, kv_heads, page_len]`, the entries of the new rows are overwritten |
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn write_pages_kernel<E: Numeric, N: Size>(
     new_k: &Tensor<Vector<E, N>>,

@@ -1,5 +1,4 @@
-//! The end of a decode step: the parts of the keys put together, and the new rows written into the cache, in one
-//! launch.
+//! The end of a decode step: merges the parts of the keys and writes the new rows into the cache, in one launch.
 
 use crate::decode::args::{Pages, Slots, Tokens};
 use crate::decode::commit::{commit_vector, write_page_vector};
@@ -10,11 +9,11 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::{DecodeProblem, Storage};
 
-/// Units of a cube at least, and at most.
+/// The least and the most units per cube.
 const LEAST_UNITS: usize = 128;
 const MOST_UNITS: usize = 1024;
 
-/// The first `rows` cubes merge a row of the outputs each ([`merge_row`]), those behind write the tokens of one
+/// The first `rows` cubes merge a row of the outputs each ([`merge_row`]), the following cubes write the tokens of one
 /// (sequence, kv head) each ([`commit_kernel`](crate::decode::commit::commit_kernel)), with entries of one token each.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn finish_slots_kernel<E: Float, N: Size>(
@@ -70,7 +69,7 @@ fn finish_slots_kernel<E: Float, N: Size>(
     }
 }
 
-/// As [`finish_slots_kernel`]; the cubes behind the rows write the tokens of one sequence each
+/// As [`finish_slots_kernel`]; the cubes after the rows write the tokens of one sequence each
 /// ([`write_pages_kernel`](crate::decode::commit::write_pages_kernel)), and then its length.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn finish_pages_kernel<E: Float, N: Size>(
@@ -132,8 +131,8 @@ fn finish_pages_kernel<E: Float, N: Size>(
     }
 }
 
-/// Units of a cube that merges `parts` rows of `pairs` pairs: about four parts for each unit, as far as the device
-/// allows; a power of two.
+/// Units of a cube that merges `parts` rows of `pairs` pairs: about four parts per unit, as far as the device allows; a
+/// power of two.
 fn units(client: &Client, parts: usize, pairs: usize) -> usize {
     let hardware = &client.properties().hardware;
     if hardware.plane_size_max <= 1 {
@@ -144,8 +143,8 @@ fn units(client: &Client, parts: usize, pairs: usize) -> usize {
     wanted.clamp(LEAST_UNITS, MOST_UNITS).min(most)
 }
 
-/// What both kinds of cache have in common: the parts, `[parts, rows, head_dim]` and `[parts, rows]` in f32, and the
-/// outputs, all contiguous.
+/// The data that both kinds of cache have in common: the parts, `[parts, rows, head_dim]` and `[parts, rows]` in f32,
+/// and the outputs, all contiguous.
 pub(crate) struct Outputs {
     pub parts: usize,
     pub part_out: TensorBinding,
@@ -154,7 +153,7 @@ pub(crate) struct Outputs {
     pub lse: TensorBinding,
 }
 
-/// Merges the parts, carries out `moves` (one entry a token), and counts the tokens as seen.
+/// Merges the parts, carries out `moves` (one entry per token), and counts the tokens as seen.
 pub(crate) fn finish_slots(
     client: &Client,
     problem: &DecodeProblem,
@@ -171,8 +170,8 @@ pub(crate) fn finish_slots(
     let typed = [&tokens.k, &tokens.v, &slots.k, &slots.v];
     let words = [&outputs.part_out, &outputs.part_lse, &scores, &slots.score];
     let address = address_type(&typed, cache.element.size()).max(address_type(&words, 4));
-    // SAFETY: cubes past the rows and heads do nothing; the parts hold `parts` times the rows of the outputs, moves hold
-    // slots and tokens of the problem, and the tensors were checked to hold their shapes and strides.
+    // SAFETY: cubes past the rows and heads do nothing; the parts hold `parts` times the rows of the outputs, moves
+    // hold slots and tokens of the problem, and the tensors were checked to hold their shapes and strides.
     unsafe {
         finish_slots_kernel::launch_unchecked(
             client,
@@ -221,7 +220,7 @@ pub(crate) fn finish_pages(
     let vector = vector_size(&typed, cache.element.size());
     let mut address = address_type(&typed, cache.element.size());
     let scored = pages.scores.is_some();
-    // Without scores other buffers stand for them, which are never read or written.
+    // Without scores, other buffers are passed in their place and never read or written.
     let scores = pages.scores.unwrap_or_else(|| scratch(client, [1]));
     let new_scores = tokens.scores.unwrap_or_else(|| tokens.k.clone());
     let words = [&outputs.part_out, &outputs.part_lse, &scores, &new_scores];

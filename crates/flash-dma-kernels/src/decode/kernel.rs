@@ -22,7 +22,8 @@ use cubecl::prelude::*;
 /// | `out` | contiguous `[parts, batch, q_heads, tokens, head_dim]`, f32, overwritten |
 /// | `lse` | contiguous `[parts, batch, q_heads, tokens]`, overwritten |
 ///
-/// What is said of slots is not read with pages, and conversely; scores are read if `bp.tile.pattern.has_intervals()`.
+/// Buffers described for slots are not read with pages, and conversely; scores are read if
+/// `bp.tile.pattern.has_intervals()`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn decode_kernel<F: Float, N: Size>(
     q: &Tensor<Vector<F, N>>,
@@ -93,7 +94,7 @@ pub(crate) fn decode_kernel<F: Float, N: Size>(
     let (part, parts) = (CUBE_POS_X as usize, CUBE_COUNT_X as usize);
     let (from, to) = (tiles * part / parts, tiles * (part + 1) / parts);
     for turn in from..to {
-        // Two flags take turns: this tile's is set by its load, the next one's cleared meanwhile.
+        // Two flags alternate: loading a tile sets this tile's flag while the next tile's is cleared.
         let flag = (turn - from) % 2;
         sync_cube();
         keys.load::<F, N>(

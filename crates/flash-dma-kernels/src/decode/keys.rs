@@ -1,4 +1,4 @@
-//! The keys of a decode step: what the cache holds, and behind it the new tokens.
+//! The keys of a decode step: the keys of the cache, followed by the new tokens.
 
 use crate::decode::commit::{ENTRY, NONE};
 use crate::finite::negative_infinity;
@@ -7,7 +7,7 @@ use crate::portable::memory::{Row4, is_finite4, load_vector};
 use crate::portable::visibility::Slots;
 use cubecl::prelude::*;
 
-/// What is fixed when the portable kernel is compiled.
+/// Compile-time configuration of the portable kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct DecodeBlueprint {
     /// The query rows of a kv head are the outer rows, keys the inner ones.
@@ -36,7 +36,7 @@ pub(crate) struct StepKeys {
 
 #[cube]
 impl StepKeys {
-    /// Those of `CUBE_POS_Y`, which counts kv heads over all sequences. `places` is the plan of slots or the table of
+    /// The keys of kv head `CUBE_POS_Y`, counted over all sequences. `places` is the plan of slots or the table of
     /// pages.
     pub(crate) fn of_cube<F: CubePrimitive>(
         k: &Tensor<F>,
@@ -113,7 +113,7 @@ impl StepKeys {
         }
     }
 
-    /// One past the last query that attends to a key that is attended from `first` on: the one of the token that
+    /// One past the last query that attends to a key that is attended from `first` on: the query of the token that
     /// evicts it. `first` if the key is never attended.
     pub(crate) fn end(
         &self,
@@ -142,7 +142,7 @@ impl StepKeys {
         end
     }
 
-    /// Loads rows, scores and intervals of the keys `start..start + inner_rows`; of those at or past `stop`, zeros
+    /// Loads rows, scores and intervals of the keys `start..start + inner_rows`; keys at or past `stop` become zeros
     /// that no query attends to. All units cooperate; the caller synchronises. `not_finite[flag]` is set to 1 if any
     /// element is NaN or infinite.
     pub(crate) fn load<F: Float, N: Size>(

@@ -27,17 +27,17 @@ const BINDINGS: u32 = 13;
 /// and `lse` (`[batch, q_heads, tokens]`, f32, natural logarithm), both contiguous and overwritten, and appends the
 /// tokens. `q` is `[batch, q_heads, tokens, head_dim]` of any strides with a contiguous last axis.
 ///
-/// Query `t` attends to the `window` best of all that its sequence has been given, its own token included; tokens
-/// that come later in the step do not matter to it. A query that sees nothing gets zeros and −∞.
+/// Query `t` attends to the `window` best of all tokens that its sequence has been given, its own included; later
+/// tokens of the step do not affect it. A query that sees nothing gets zeros and −∞.
 ///
-/// Three launches, asynchronously; nothing waits for the host and the launches depend on the problem alone, so that
-/// a step may be captured in a graph and replayed. Scratch is of the client's pool: the outputs of the parts of the
-/// keys in f32, `4 * parts * (head_dim + 1)` bytes a row, and the plan.
+/// It takes three asynchronous launches; nothing waits for the host and the launches depend on the problem alone, so
+/// that a step may be captured in a graph and replayed. Scratch comes from the client's pool: the outputs of the parts
+/// of the keys in f32, `4 * parts * (head_dim + 1)` bytes per row, and the plan.
 ///
 /// # Errors
 ///
-/// [`AttentionError`] if a tensor does not fit the problem, the problem's cache has no slots or the device lacks
-/// what the kernel needs. Nothing is launched then, and the cache is as it was.
+/// [`AttentionError`] if a tensor does not fit the problem, the problem's cache has no slots or the device lacks what
+/// the kernel needs. Nothing is launched in that case, and the cache is as it was.
 pub fn decode(
     client: &Client,
     problem: &DecodeProblem,
@@ -51,8 +51,8 @@ pub fn decode(
     step(client, problem, q, cache, tokens, out, lse)
 }
 
-/// A decode step over a cache of pages, as [`decode`]: query `t` attends to all that its sequence holds and to the
-/// new tokens up to its own. Two launches.
+/// A decode step over a cache of pages, as [`decode`]: query `t` attends to all tokens that its sequence holds and to
+/// the new tokens up to its own. It takes two launches.
 ///
 /// # Errors
 ///
@@ -94,7 +94,7 @@ fn step(
 ///
 /// # Errors
 ///
-/// As these; further [`AttentionError::Unsupported`] if the engine does not serve the problem. There is no
+/// As these, plus [`AttentionError::Unsupported`] if the engine does not support the problem. There is no
 /// [`Engine::Wgmma`] for decoding: a step is bound by memory.
 pub fn decode_on(
     engine: Engine,
@@ -110,8 +110,8 @@ pub fn decode_on(
     decode_tuned(engine, tuning, client, problem, q, cache, tokens, out, lse)
 }
 
-/// The engine that [`decode`] and [`decode_pages`] run on: [`Engine::Mma`] if it serves the problem and
-/// [`ENGINE_VARIABLE`](crate::host::engine::ENGINE_VARIABLE) does not leave it out, else [`Engine::Portable`].
+/// The engine that [`decode`] and [`decode_pages`] run on: [`Engine::Mma`] if it supports the problem and
+/// [`ENGINE_VARIABLE`](crate::host::engine::ENGINE_VARIABLE) does not exclude it, otherwise [`Engine::Portable`].
 #[must_use]
 pub fn decode_engine(
     client: &Client,
@@ -125,17 +125,17 @@ pub fn decode_engine(
     }
 }
 
-/// What tests and benchmarks fix of what [`decode_on`] chooses by rule.
+/// The choices of [`decode_on`] that tests and benchmarks may fix.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DecodeTuning {
     /// Cubes that share the keys of a kv head (and a tile of query rows).
     pub cubes: Option<usize>,
-    /// Warps of a cube; [`Engine::Mma`] only, as what follows.
+    /// Warps per cube; this and the following fields apply to [`Engine::Mma`] only.
     pub warps: Option<usize>,
-    /// Keys a tile, 16 or 32.
+    /// Keys per tile, 16 or 32.
     pub key_tile: Option<usize>,
-    /// Tiles of a warp in shared memory, at least 2.
+    /// Tiles per warp in shared memory, at least 2.
     pub stages: Option<usize>,
 }
 
@@ -143,7 +143,7 @@ pub struct DecodeTuning {
 ///
 /// # Errors
 ///
-/// As [`decode_on`]; further [`AttentionError::Unsupported`] if the engine has no such choice.
+/// As [`decode_on`], plus [`AttentionError::Unsupported`] if the engine does not have this choice.
 #[doc(hidden)]
 pub fn decode_tuned(
     engine: Engine,
@@ -180,7 +180,7 @@ pub(crate) struct Step {
 /// An engine, its configuration and its cubes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Plan {
-    /// Into how many parts the keys are split.
+    /// The number of parts into which the keys are split.
     Portable(DecodeBlueprint, usize),
     Mma(DecodeMmaBlueprint, PartGrid),
 }
@@ -280,7 +280,7 @@ impl Plan {
         }
     }
 
-    /// Checks what the kernels need of the device.
+    /// Checks that the device has what the kernels need.
     pub(crate) fn check(
         &self,
         client: &Client,
@@ -370,7 +370,7 @@ impl Step {
     ) {
         let append = &problem.append;
         let element = append.cache.element;
-        // What a kind of cache does not have stands for what the kernel does not read.
+        // Buffers that a kind of cache lacks are replaced by others that the kernel does not read.
         let (k, v, score, new_scores, places, lengths, max_pages) = match &self.cache {
             Cache::Slots(slots) => (
                 &slots.k,
@@ -404,7 +404,7 @@ impl Step {
         let address = address_type(&typed, size).max(address_type(&words, 4));
         let [x, y, z] = plan.cubes(problem).map(|n| n as u32);
         let grid = CubeCount::Static(x, y, z);
-        // One list of arguments: the kernels take the same.
+        // One argument list, because both kernels take the same arguments.
         macro_rules! launch {
     ($kernel:ident, $dim:expr, [$($vector:expr)?], $out:ident, $blueprint:expr) => {
         // SAFETY: every buffer was checked to hold the shape and strides that the kernels index by, the parts

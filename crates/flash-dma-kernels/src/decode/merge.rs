@@ -1,4 +1,4 @@
-//! Puts the outputs of the parts of the keys together.
+//! Merges the outputs of the parts of the keys.
 
 use crate::finite::negative_infinity;
 use cubecl::prelude::*;
@@ -51,10 +51,10 @@ pub(crate) fn merge_row<E: Float>(
         half /= 2;
     }
     greatest = shared[0];
-    // Nothing but -inf, or NaN beside it: any finite reference serves.
+    // All values are -inf, or NaN besides: any finite reference works.
     let reference = select(greatest == none, 0.0f32, greatest);
 
-    // Groups of units take turns at the parts; a unit of a group owns a pair of columns, or several.
+    // Groups of units process the parts round-robin; a unit of a group owns a pair of columns, or several.
     let groups = comptime!((units / pairs).max(1));
     let mut sums = Shared::<[f32]>::new_slice(groups);
     let mut values = Shared::<[Vector<f32, Const<2>>]>::new_slice(comptime!(groups * pairs));
@@ -65,7 +65,7 @@ pub(crate) fn merge_row<E: Float>(
         let mut value = Vector::<f32, Const<2>>::new(0.0f32);
         let mut part = group;
         while part < parts {
-            // Several parts are read before the first of them is used, so that the reads overlap.
+            // Several parts are read before the first one is used, so that the reads overlap.
             let mut lses = Array::<f32>::new(READS);
             let mut outs = Array::<Vector<f32, Const<2>>>::new(READS);
             #[unroll]

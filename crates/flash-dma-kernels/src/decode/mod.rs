@@ -1,12 +1,12 @@
 //! Decoding: caches that keep the keys, and attention of a few new tokens over them.
 //!
-//! As scores do not depend on the query and a key's rank only gets worse, an evicted key never returns: a
-//! cache of the `window` best keys of each kv head, its **slots**, serves a context of any length exactly. A cache
-//! of **pages** keeps every key, for dense attention.
+//! As scores do not depend on the query and a key's rank only gets worse, an evicted key never returns: a cache of the
+//! `window` best keys of each kv head, its **slots**, is exact for a context of any length. A cache of **pages** keeps
+//! every key, for dense attention.
 //!
 //! A step of up to 16 tokens is:
 //!
-//! 1. [`plan`] (slots): which slot each token takes, one token after the other;
+//! 1. [`plan`] (slots): which slot each token takes, in order of the tokens;
 //! 2. attention, keys split over cubes: over the cache *as it was* and the new tokens, each key on the interval
 //!    of the step's queries that the plan leaves it, so that query `t` sees what it would if the tokens came one at a
 //!    time;

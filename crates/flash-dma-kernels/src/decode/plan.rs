@@ -1,4 +1,4 @@
-//! Which slots a few tokens take, one token after the other.
+//! Which slots a few tokens take, in order of the tokens.
 
 use crate::decode::commit::{ENTRY, NONE};
 use crate::select::sort::sort_key;
@@ -16,7 +16,7 @@ struct Candidates {
     own_keys: Shared<[u32]>,
     own_positions: Shared<[i32]>,
     own_slots: Shared<[u32]>,
-    /// What is left of them while the worst is sought.
+    /// The remaining candidates during the search for the worst.
     keys: Shared<[u32]>,
     positions: Shared<[i32]>,
     slots: Shared<[u32]>,
@@ -53,10 +53,10 @@ impl Candidates {
     }
 }
 
-/// Finds for each of `tokens` new tokens the slot it takes: the worst one, if the token is better. Later tokens
-/// see the slots as the earlier ones left them. An equal score stays, as it has the lower position.
+/// Finds the slot that each of `tokens` new tokens takes: the worst slot, if the token is better. Later tokens see the
+/// slots as the earlier tokens left them. A slot of equal score is kept, because its position is lower.
 ///
-/// One cube a (sequence, kv head), a unit every `units`-th slot. Nothing of the cache is changed.
+/// One cube per (sequence, kv head), each unit owns every `units`-th slot. The cache is not changed.
 ///
 /// | buffer | layout |
 /// |---|---|
@@ -165,7 +165,7 @@ fn find_worst(
     let mut worst_slot = window;
     let mut at = UNIT_POS;
     while at < window {
-        // Several slots are read before the first of them is looked at, so that the reads overlap.
+        // Several slots are read before the first one is used, so that the reads overlap.
         let mut scores = Array::<f32>::new(READS);
         let mut places = Array::<i32>::new(READS);
         #[unroll]

@@ -1,4 +1,4 @@
-//! What a decode step needs on the device beside its arguments.
+//! The memory that a decode step needs on the device besides its arguments.
 
 use crate::decode::append::moves_shape;
 use crate::decode::args::Tokens;
@@ -10,14 +10,13 @@ use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 use flash_dma_problem::{AttentionError, DecodeProblem, Storage};
 
-/// The bytes that [`decode`](crate::decode()) or [`decode_pages`](crate::decode::launch::decode_pages) needs on the device beside its
-/// arguments, known before it is called: the buffers that it holds at once, each as it is requested. They follow from
-/// what the cache has room for, not from what it holds.
+/// The bytes that [`decode`](crate::decode()) or [`decode_pages`](crate::decode::launch::decode_pages) needs on the
+/// device besides its arguments, known before it is called: the total of the buffers that it holds at once, each at its
+/// requested size. They depend on the capacity of the cache, not on its content.
 ///
 /// # Errors
 ///
-/// As [`decode`](crate::decode()), but for what concerns the buffers of the tensors, of which only the strides are looked
-/// at.
+/// As [`decode`](crate::decode()), but for the checks of the tensors' buffers: only the strides are used here.
 pub fn decode_workspace(
     client: &Client,
     problem: &DecodeProblem,
@@ -33,7 +32,7 @@ pub fn decode_workspace(
 ///
 /// # Errors
 ///
-/// As [`decode_workspace`]; further [`AttentionError::Unsupported`] if the engine does not serve the problem.
+/// As [`decode_workspace`], plus [`AttentionError::Unsupported`] if the engine does not support the problem.
 pub fn decode_workspace_on(
     engine: Engine,
     client: &Client,
@@ -47,7 +46,7 @@ pub fn decode_workspace_on(
 }
 
 impl Plan {
-    /// The bytes of the buffers that a step holds at once.
+    /// The peak number of bytes in buffers that a step holds at once.
     fn workspace(&self, problem: &DecodeProblem) -> usize {
         let append = &problem.append;
         if append.cache.batch * append.tokens == 0 {
@@ -56,7 +55,7 @@ impl Plan {
         let (out, lse) = part_shapes(problem, self.parts());
         let kind = match append.cache.storage {
             Storage::Pages { .. } if append.cache.has_scores() => 0,
-            // A word stands for the scores.
+            // One word is the placeholder for the scores.
             Storage::Pages { .. } => bytes([1]),
             _ => bytes(moves_shape(append)),
         };

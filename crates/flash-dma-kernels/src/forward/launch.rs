@@ -25,17 +25,16 @@ const BINDINGS: u32 = 9;
 /// the problem's element type) and `lse` (`[batch, q_heads, q_len]`, f32, natural logarithm), both
 /// contiguous and overwritten. A query that selects nothing gets zeros and −∞.
 ///
-/// Runs asynchronously on the client's stream, on the fastest engine that serves the problem, which one
-/// rule decides: the first of [`Engine::Wgmma`], [`Engine::Mma`] and [`Engine::Portable`] that serves it. Memory beside
-/// the arguments is O(N): lists of the keys of each query tile, in slices of bounded size. Where the query
-/// tiles are fewer than the multiprocessors the tensor-core engines split the keys of each tile; that takes
-/// at most 35 MB more on 132 multiprocessors.
+/// Runs asynchronously on the client's stream, on the fastest engine that supports the problem: the first of
+/// [`Engine::Wgmma`], [`Engine::Mma`] and [`Engine::Portable`] that does. Memory besides the arguments is O(N): lists
+/// of the keys of each query tile, in slices of bounded size. If there are fewer query tiles than multiprocessors, the
+/// tensor-core engines split the keys of each tile; that takes at most 35 MB more on 132 multiprocessors.
 ///
 /// # Errors
 ///
-/// [`AttentionError`] if a tensor does not fit the problem, `selection` is not given exactly if the
-/// problem has scores, the device lacks what the kernel needs, or [`ENGINE_VARIABLE`](crate::host::engine::ENGINE_VARIABLE) names no engine.
-/// Nothing is launched then.
+/// [`AttentionError`] if a tensor does not fit the problem, `selection` is missing although the problem has scores or
+/// is given although it has none, the device lacks what the kernel needs, or
+/// [`ENGINE_VARIABLE`](crate::host::engine::ENGINE_VARIABLE) names no engine. Nothing is launched in that case.
 pub fn forward(
     client: &Client,
     problem: &Problem,
@@ -47,8 +46,8 @@ pub fn forward(
     forward_with(client, problem, inputs, out, lse, plan)
 }
 
-/// The engine that [`forward`] runs on: the first of [`Engine::Wgmma`], [`Engine::Mma`] and
-/// [`Engine::Portable`] that serves the problem and that [`ENGINE_VARIABLE`](crate::host::engine::ENGINE_VARIABLE) does not leave out.
+/// The engine that [`forward`] runs on: the first of [`Engine::Wgmma`], [`Engine::Mma`] and [`Engine::Portable`] that
+/// supports the problem and that [`ENGINE_VARIABLE`](crate::host::engine::ENGINE_VARIABLE) does not exclude.
 #[must_use]
 pub fn forward_engine(client: &Client, problem: &Problem, inputs: &Inputs) -> Engine {
     Plan::choose(client, problem, inputs).map_or(Engine::Portable, |(engine, _)| engine)
@@ -58,7 +57,7 @@ pub fn forward_engine(client: &Client, problem: &Problem, inputs: &Inputs) -> En
 ///
 /// # Errors
 ///
-/// As [`forward`]; further [`AttentionError::Unsupported`] if the engine does not serve the problem.
+/// As [`forward`], plus [`AttentionError::Unsupported`] if the engine does not support the problem.
 pub fn forward_on(
     engine: Engine,
     client: &Client,
@@ -71,15 +70,16 @@ pub fn forward_on(
     forward_with(client, problem, inputs, out, lse, plan)
 }
 
-/// The bytes that [`forward`] needs on the device beside its arguments, known before it is called: the buffers that it
-/// holds at once at most, each as it is requested. With scores these are lists of keys; where keys are split, their parts.
+/// The bytes that [`forward`] needs on the device besides its arguments, known before it is called: the peak total of
+/// the buffers that it holds at once, each at its requested size. These are the lists of keys if there are scores, and
+/// the parts if keys are split.
 ///
-/// A buffer is free for the next request on the stream once the launches that use it are enqueued, so calls one after
-/// the other need as much as the greatest of them. The client's pool rounds sizes up and keeps what it has.
+/// A buffer is free for the next request on the stream once the launches that use it are enqueued, so consecutive calls
+/// need as much as the largest of them. The client's pool rounds sizes up and keeps its memory.
 ///
 /// # Errors
 ///
-/// As [`forward`], but for what concerns the buffers of the tensors, of which only the strides are looked at.
+/// As [`forward`], but for the checks of the tensors' buffers: only the strides are used here.
 pub fn forward_workspace(
     client: &Client,
     problem: &Problem,
@@ -94,7 +94,7 @@ pub fn forward_workspace(
 ///
 /// # Errors
 ///
-/// As [`forward_workspace`]; further [`AttentionError::Unsupported`] if the engine does not serve the problem.
+/// As [`forward_workspace`], plus [`AttentionError::Unsupported`] if the engine does not support the problem.
 pub fn forward_workspace_on(
     engine: Engine,
     client: &Client,
@@ -106,11 +106,11 @@ pub fn forward_workspace_on(
     Ok(plan.workspace(problem))
 }
 
-/// What tests and benchmarks fix of what [`forward_on`] chooses by rule for the tensor-core engines.
+/// The choices of [`forward_on`] for the tensor-core engines that tests and benchmarks may fix.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tuning {
-    /// Warps of a cube; of their number follows that of the queries of a tile.
+    /// Warps per cube, which determine the number of queries per tile.
     pub warps: Option<usize>,
     /// Parts into which the keys of a query tile are split; 1 does not split.
     pub parts: Option<usize>,
@@ -120,7 +120,7 @@ pub struct Tuning {
 ///
 /// # Errors
 ///
-/// As [`forward_on`]; further [`AttentionError::Unsupported`] if the engine has no such choice.
+/// As [`forward_on`], plus [`AttentionError::Unsupported`] if the engine does not have this choice.
 #[doc(hidden)]
 pub fn forward_tuned(
     engine: Engine,
@@ -144,7 +144,7 @@ pub(crate) enum Plan {
 }
 
 impl Plan {
-    /// The first engine that serves the problem.
+    /// The first engine that supports the problem.
     fn choose(
         client: &Client,
         problem: &Problem,
@@ -188,14 +188,14 @@ impl Plan {
         let parts = tuning.parts.unwrap_or(parts);
         if !blueprint.sizes().contains(&warps) || parts == 0 {
             return Err(AttentionError::Unsupported {
-                what: format!("{warps} warps a cube and keys in {parts} parts"),
+                what: format!("{warps} warps per cube and keys in {parts} parts"),
             });
         }
         let (blueprint, parts) = MmaBlueprint { warps, ..blueprint }.in_parts(parts);
         Ok(Self::Mma(blueprint, parts))
     }
 
-    /// Queries a tile.
+    /// Queries per tile.
     fn queries(&self) -> usize {
         match self {
             Self::Portable(blueprint) => blueprint.outer_rows(),
@@ -203,7 +203,7 @@ impl Plan {
         }
     }
 
-    /// The bytes of the buffers that a pass holds at once at most.
+    /// The peak number of bytes in buffers that a pass holds at once.
     fn workspace(&self, problem: &Problem) -> usize {
         if problem.batch * problem.q_len * problem.k_len == 0 {
             return 0;
@@ -215,13 +215,13 @@ impl Plan {
         }
     }
 
-    /// Checks what the kernels need of the device.
+    /// Checks that the device has what the kernels need.
     fn check(&self, client: &Client, problem: &Problem) -> Result<(), AttentionError> {
         let tiles = problem.q_len.div_ceil(self.queries());
         check_device(client, problem, BINDINGS, self.cubes(tiles, problem))
     }
 
-    /// Cubes along each axis, given those along the first.
+    /// Cubes along each axis, given the cubes along the first.
     fn cubes(&self, tiles: usize, problem: &Problem) -> [usize; 3] {
         match self {
             Self::Portable(_) => [tiles, problem.q_heads, problem.batch],

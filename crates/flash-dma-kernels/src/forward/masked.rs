@@ -26,13 +26,13 @@ const BINDINGS: u32 = 9;
 /// problem's element type) and `lse` (`[batch, q_heads, q_len]`, f32, natural logarithm), both contiguous and
 /// overwritten. A query that sees nothing gets zeros and −∞.
 ///
-/// Runs asynchronously on the client's stream, on the engine of [`masked_forward_engine`]. Blocks of the plan that
-/// a query tile does not see are skipped, those that it sees whole are not tested.
+/// Runs asynchronously on the client's stream, on the engine of [`masked_forward_engine`]. Blocks of the plan that a
+/// query tile does not see are skipped; blocks that it sees completely are not tested.
 ///
 /// # Errors
 ///
 /// [`AttentionError`] if a tensor does not fit the problem or the device lacks what the kernel needs. Nothing is
-/// launched then.
+/// launched in that case.
 pub fn masked_forward(
     client: &Client,
     problem: &MaskedProblem,
@@ -48,7 +48,7 @@ pub fn masked_forward(
 ///
 /// # Errors
 ///
-/// As [`masked_forward`]; further [`AttentionError::Unsupported`] if the engine does not serve the problem.
+/// As [`masked_forward`], plus [`AttentionError::Unsupported`] if the engine does not support the problem.
 pub fn masked_forward_on(
     engine: Engine,
     client: &Client,
@@ -61,13 +61,13 @@ pub fn masked_forward_on(
     forward_with(client, problem, inputs, out, lse, plan)
 }
 
-/// The bytes that [`masked_forward`] needs on the device beside its arguments, known before it is called: the buffers
-/// that it holds at once at most, each as it is requested. On the tensor cores these are lists of what the plan shows
-/// each tile of queries; [`Engine::Portable`] needs none.
+/// The bytes that [`masked_forward`] needs on the device besides its arguments, known before it is called: the peak
+/// total of the buffers that it holds at once, each at its requested size. On the tensor cores these are the lists of
+/// visible keys of each query tile; [`Engine::Portable`] needs none.
 ///
 /// # Errors
 ///
-/// As [`masked_forward`], but for what concerns the buffers of the tensors, of which only the strides are looked at.
+/// As [`masked_forward`], but for the checks of the tensors' buffers: only the strides are used here.
 pub fn masked_forward_workspace(
     client: &Client,
     problem: &MaskedProblem,
@@ -82,7 +82,7 @@ pub fn masked_forward_workspace(
 ///
 /// # Errors
 ///
-/// As [`masked_forward_workspace`]; further [`AttentionError::Unsupported`] if the engine does not serve the problem.
+/// As [`masked_forward_workspace`], plus [`AttentionError::Unsupported`] if the engine does not support the problem.
 pub fn masked_forward_workspace_on(
     engine: Engine,
     client: &Client,
@@ -142,9 +142,9 @@ fn forward_with(
 }
 
 /// The engine that [`masked_forward`] runs on: the first of [`Engine::Wgmma`], [`Engine::Mma`] and [`Engine::Portable`]
-/// that serves the problem and that [`ENGINE_VARIABLE`](crate::host::engine::ENGINE_VARIABLE) does not leave out. The tensor-core
-/// engines serve what they serve without a mask, and if all queries share a bias of keys, one that is contiguous along
-/// them.
+/// that supports the problem and that [`ENGINE_VARIABLE`](crate::host::engine::ENGINE_VARIABLE) does not exclude. The
+/// tensor-core engines support what they support without a mask; a bias of keys that all queries share must be
+/// contiguous along the keys.
 #[must_use]
 pub fn masked_forward_engine(
     client: &Client,
@@ -187,7 +187,7 @@ impl ForwardPlan {
             .ok_or_else(|| engine.refusal("masks and biases on ", p))
     }
 
-    /// The bytes of the buffers that a pass holds at once at most.
+    /// The peak number of bytes in buffers that a pass holds at once.
     fn workspace(&self, problem: &MaskedProblem) -> usize {
         let p = &problem.attention;
         match self {
@@ -198,7 +198,7 @@ impl ForwardPlan {
         }
     }
 
-    /// Checks what the kernels need of the device.
+    /// Checks that the device has what the kernels need.
     fn check(&self, client: &Client, problem: &MaskedProblem) -> Result<(), AttentionError> {
         let p = &problem.attention;
         let tiles = p.q_len.div_ceil(self.queries());
@@ -209,7 +209,7 @@ impl ForwardPlan {
         check_device(client, p, BINDINGS, cubes)
     }
 
-    /// Queries a tile.
+    /// Queries per tile.
     fn queries(&self) -> usize {
         match self {
             Self::Portable(blueprint) => blueprint.outer_rows(),

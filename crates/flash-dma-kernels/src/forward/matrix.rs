@@ -17,13 +17,13 @@ use cubecl::prelude::*;
 use flash_dma_problem::Problem;
 
 /// Launches the forward pass of a checked, non-empty problem whose inputs satisfy
-/// [`Inputs::rows_are_chunks`]: one launch without scores, with them 2 a slice of query tiles, and one more
+/// [`Inputs::rows_are_chunks`]: one launch without scores, two per slice of query tiles with them, and one more
 /// to merge if the blueprint is split into `parts`.
 /// `live` lists the live keys if there are scores; `tiles` are of the blueprint's size.
 ///
-/// Splitting takes `4 * parts * (head_dim + 1)` bytes of the client's pool for a row of the output. As
-/// [`MmaBlueprint::split`] counts the parts, that is at most the rows of the tiles that the device holds at
-/// once: 35 MB on 132 multiprocessors.
+/// Splitting takes `4 * parts * (head_dim + 1)` bytes of the client's pool per row of the output. As
+/// [`MmaBlueprint::split`] counts the parts, that is at most the rows of the tiles that the device holds at once: 35 MB
+/// on 132 multiprocessors.
 pub(crate) fn launch(
     client: &Client,
     problem: &Problem,
@@ -51,7 +51,7 @@ pub(crate) fn launch(
     }
 }
 
-/// The shapes of the outputs and of the LSE of so many parts of the keys.
+/// The shapes of the outputs and of the LSE of the given number of parts of the keys.
 fn part_shapes(problem: &Problem, parts: usize) -> ([usize; 5], [usize; 4]) {
     let [batch, heads, len, dim] = problem.q_shape();
     ([parts, batch, heads, len, dim], [parts, batch, heads, len])
@@ -68,8 +68,8 @@ pub(crate) fn workspace(problem: &Problem, blueprint: MmaBlueprint, parts: usize
     of_parts + slice_bytes(problem, blueprint.queries())
 }
 
-/// The part of [`launch`] in front of the merging: `out` (f32 if the blueprint is split) and `lse` have the parts as
-/// a first axis.
+/// The part of [`launch`] before merging: `out` (f32 if the blueprint is split) and `lse` have the parts as a first
+/// axis.
 fn launch_parts(
     client: &Client,
     problem: &Problem,
@@ -97,8 +97,8 @@ fn launch_parts(
     });
 }
 
-/// One launch of the kernel of a blueprint, with q, k and v as `rows`. With a mask or a bias the slice's selection
-/// is what [`mask`](crate::matrix::mask) says.
+/// One launch of the kernel of a blueprint, with q, k and v as `rows`. With a mask or a bias, the meaning of the
+/// slice's selection is described in [`mask`](crate::matrix::mask).
 pub(crate) fn launch_slice(
     client: &Client,
     problem: &Problem,
@@ -120,7 +120,7 @@ pub(crate) fn launch_slice(
     let address = address_type(&[&q, &k, &v], problem.element.size())
         .max(address_type(&words, 4))
         .max(address_type(&[out], output.size()));
-    // One list of arguments: the kernels take the same.
+    // One argument list, because both kernels take the same arguments.
     macro_rules! launch {
     ($kernel:ident, $blueprint:expr) => {
         // SAFETY: the buffers were checked to hold the shapes and strides that the kernels index by, and

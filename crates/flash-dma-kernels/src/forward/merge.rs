@@ -1,4 +1,4 @@
-//! Puts the outputs of parts of the keys together.
+//! Merges the outputs of parts of the keys.
 
 use crate::host::check::{address_type, elem_type};
 use crate::host::scratch::one_unit_each;
@@ -37,7 +37,7 @@ fn merge_kernel<E: Float>(
     for part in 0..parts {
         greatest = max(greatest, part_lse[part * rows + row]);
     }
-    // Nothing but -inf, or NaN beside it: any finite reference serves.
+    // All values are -inf, or NaN besides: any finite reference works.
     let reference = select(greatest == none, 0.0f32, greatest);
     let mut sum = 0.0f32;
     let mut value = Vector::<f32, Const<2>>::new(0.0f32);

@@ -34,8 +34,9 @@ use cubecl::prelude::*;
 /// | `outputs.out` | contiguous `[batch, q_heads, q_len, head_dim]`, overwritten |
 /// | `outputs.lse` | contiguous `[batch, q_heads, q_len]`, overwritten |
 ///
-/// Without `bp.pattern.has_intervals()` the scores, intervals, list and counts are never read; with `bp.pattern.is_planned()`, `bp.pattern.has_key_bias()` or `bp.pattern.has_pair_bias()`
-/// they are what [`mask`](crate::matrix::mask) says.
+/// Without `bp.pattern.has_intervals()` the scores, intervals, list and counts are never read; with
+/// `bp.pattern.is_planned()`, `bp.pattern.has_key_bias()` or `bp.pattern.has_pair_bias()` they have the meaning
+/// described in [`mask`](crate::matrix::mask).
 ///
 /// If `bp.split`, `CUBE_COUNT_Z` cubes share a tile. Each owns a part of its key tiles and writes the output
 /// and LSE of that part to `out[CUBE_POS_Z]` and `lse[CUBE_POS_Z]`, outputs as above with parts as a first
@@ -144,8 +145,8 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
     let ahead = comptime!(bp.stages - 1);
     for turn in 0..tiles + ahead {
         if turn >= ahead {
-            // This unit's part of the tile has landed; behind the barrier, every unit's has, and every
-            // warp is done with the stage that is filled next.
+            // This unit's part of the tile has landed; after the barrier, every unit's has, and every warp is done with
+            // the stage that is filled next.
             wait_copies(comptime!(bp.stages as u32 - 2));
             let mut careful = turn - ahead >= full_tiles;
             if comptime!(bp.pattern.is_planned()) {
@@ -174,7 +175,7 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
             let base = tile % comptime!(bp.stages) * comptime!(bp.key_tile * bp.chunks());
             let boundary = tile >= full_tiles;
 
-            // S = Q K^T: 16 rows by `key_tile` a warp.
+            // S = Q K^T: 16 rows by `key_tile` per warp.
             let mut s = zeros::<NC>(comptime!(bp.key_tile / 8));
             #[unroll]
             for c in 0..comptime!(bp.chunks() / 2) {
@@ -200,7 +201,7 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
                 let mut seen0 = Vector::<u32, Const<2>>::new(0u32);
                 let mut seen1 = Vector::<u32, Const<2>>::new(0u32);
                 if comptime!(bp.pattern.is_planned()) {
-                    // Those of a whole tile were not copied.
+                    // The intervals of a full tile were not copied.
                     if boundary {
                         seen0 = mask.words::<E>(&stages, &row0, tile, bp);
                         seen1 = mask.words::<E>(&stages, &row1, tile, bp);

@@ -1,4 +1,4 @@
-//! Into how many parts the keys of a query tile are split, so that few tiles fill a device, too.
+//! The number of parts into which the keys of a query tile are split, so that even few tiles fill a device.
 
 use crate::host::engine::Instruction;
 use crate::matrix::blueprint::MmaBlueprint;
@@ -6,9 +6,9 @@ use crate::pattern::intervals::tiles::QueryTiles;
 use flash_dma_problem::Problem;
 
 impl MmaBlueprint {
-    /// The cubes' size and the parts of the keys (1: not split) for the forward pass of `problem`, for which
-    /// `self` was chosen: what [`MmaBlueprint::time`] expects to end first. Where there was work enough for more
-    /// than the smallest cube nothing is changed.
+    /// The cubes' size and the parts of the keys (1: not split) for the forward pass of `problem`, for which `self` was
+    /// chosen: the combination that [`MmaBlueprint::time`] expects to finish first. If there is enough work for more
+    /// than the smallest cube, nothing is changed.
     pub(crate) fn split(
         self,
         problem: &Problem,
@@ -23,7 +23,7 @@ impl MmaBlueprint {
             .filter(|cube| cube.shared_bytes() <= max_shared && cube.is_filled(problem))
             .flat_map(|cube| {
                 let places = processors * cube.resident(max_shared);
-                // Twice what the device holds at once bounds the memory of the parts.
+                // The bound of twice the cubes that the device holds at once limits the memory of the parts.
                 let most = 2 * places / cube.cubes(problem).max(1);
                 (1..=most.max(1)).map(move |parts| (cube, parts, places))
             });
@@ -39,11 +39,11 @@ impl MmaBlueprint {
         (Self { split, ..self }, parts)
     }
 
-    /// Warps that a cube may have, the most first.
+    /// Possible numbers of warps per cube, the largest first.
     pub(crate) fn sizes(&self) -> &'static [usize] {
         match self.instruction {
             Instruction::Mma => &[8, 4],
-            // Registers of an output and two products under way: 128, 168 or 255.
+            // Registers of an output and two products in flight: 128, 168 or 255.
             Instruction::Wgmma if self.head_dim <= 64 => &[16, 8, 4],
             Instruction::Wgmma if self.head_dim <= 128 => &[12, 8, 4],
             Instruction::Wgmma => &[8, 4],
@@ -73,8 +73,8 @@ impl MmaBlueprint {
             .clamp(1, 2)
     }
 
-    /// About how long a pass takes whose keys are in `parts` on a device that holds `places` cubes at once, in
-    /// units of 0.1 us of an H200; only the order of such times counts.
+    /// Estimated time of a pass with its keys in `parts` parts on a device that holds `places` cubes at once, in units
+    /// of 0.1 us on an H200; only the order of these times matters.
     ///
     /// The longest tiles start first, so the last cube ends one part of the longest tile and one part of a mean
     /// tile for each further wave after the start. A split pass has one launch more, and f32 outputs that are written
@@ -83,7 +83,7 @@ impl MmaBlueprint {
         let (longest, mean) = self.key_tiles(problem);
         let waves = (self.cubes(problem) * parts).div_ceil(places).max(1);
         let tiles = longest.div_ceil(parts) + (waves - 1) * mean.div_ceil(parts);
-        // Measured at head dimensions of 64 and 128; a copied tile serves all rows, so more rows take little more.
+        // Measured at head dimensions of 64 and 128; a copied tile is shared by all rows, so more rows cost little.
         let key_tile = match self.instruction {
             Instruction::Mma => 12 + self.warps,
             Instruction::Wgmma => 7 + self.warps * 3 / 4,
@@ -121,7 +121,7 @@ mod tests {
     const PROCESSORS: usize = 132;
     const SHARED: usize = 227 << 10;
 
-    /// What a problem of `[1, heads, q_len, head_dim]` queries gets: warps a cube, and parts.
+    /// The choice for a problem of `[1, heads, q_len, head_dim]` queries: warps per cube, and parts.
     fn chosen(
         instruction: Instruction,
         [heads, kv_heads, head_dim]: [usize; 3],
@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn keys_of_few_queries_are_split_into_one_part_a_place_on_the_device() {
         for q_len in [1, 16] {
-            // One tile a kv head, 8 in all; shared memory holds two cubes of mma, one of wgmma.
+            // One tile per kv head, 8 in all; shared memory holds two cubes of mma, one of wgmma.
             assert_eq!(layer(Instruction::Mma, q_len, 32768), (4, 32));
             assert_eq!(layer(Instruction::Wgmma, q_len, 32768), (4, 16));
         }

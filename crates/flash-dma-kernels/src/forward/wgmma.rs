@@ -25,9 +25,9 @@ use cubecl::prelude::*;
 /// order. A warpgroup owns 64 rows of the query tile: their queries lie in shared memory, their logits,
 /// probabilities and output in its registers.
 ///
-/// All units copy; the stages of the [`Ring`] let one warpgroup be in its softmax while the tensor cores
-/// serve the others. A tile's turn: start S, then behind it start copies `ahead` tiles on; wait for S and for the
-/// product with V of the tile before; softmax; start the product with V.
+/// All units copy; the stages of the [`Ring`] let one warpgroup compute its softmax while the tensor cores work for the
+/// others. One iteration: start S, then start copies `ahead` tiles ahead; wait for S and for the previous tile's
+/// product with V; softmax; start the product with V.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
     operands: &Operands<E, Const<8>>,
@@ -153,7 +153,7 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
                 mark[0] = 1u32;
             }
             publish();
-            // What the other units have zeroed.
+            // Makes the other units' zeros visible.
             sync_cube();
         }
         turns.wait(tile, comptime!(bp.warps / 4));
@@ -180,7 +180,7 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
         let mut seen0 = Vector::<u32, Const<2>>::new(0u32);
         let mut seen1 = Vector::<u32, Const<2>>::new(0u32);
         if comptime!(bp.pattern.is_planned()) {
-            // On their way while the tensor cores multiply.
+            // In flight while the tensor cores multiply.
             if boundary {
                 seen0 = mask.words::<E>(&stages, &row0, tile, bp);
                 seen1 = mask.words::<E>(&stages, &row1, tile, bp);

@@ -1,4 +1,4 @@
-//! What a call must satisfy before anything is launched.
+//! The conditions that a call must satisfy before anything is launched.
 
 use crate::args::{Inputs, Selection};
 use crate::host::cpu;
@@ -17,7 +17,7 @@ pub(crate) fn elem_type(element: ElementType) -> ElemType {
     })
 }
 
-/// How a tensor may lie in its buffer.
+/// The layout of a tensor in its buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Layout {
     /// Any strides with a contiguous last axis.
@@ -41,7 +41,7 @@ pub(crate) fn check_tensor(
     };
     spec.check(shape)?;
     let mut dense = 1;
-    // The strides of an empty tensor are never used, and allocators differ in them.
+    // The strides of an empty tensor are never used, and allocators choose them differently.
     let contiguous = shape.contains(&0)
         || (0..shape.len()).rev().all(|axis| {
             let fits = shape[axis] == 1 || spec.strides[axis] == dense;
@@ -118,7 +118,7 @@ pub(crate) fn check_type(client: &Client, element: ElementType) -> Result<(), At
     Ok(())
 }
 
-/// Checks what all attention kernels need of the device, for a kernel with `bindings` buffers.
+/// Checks that the device has what all attention kernels need, for a kernel with `bindings` buffers.
 pub(crate) fn check_device(
     client: &Client,
     problem: &Problem,
@@ -160,8 +160,8 @@ pub(crate) fn check_grid(
     Ok(())
 }
 
-/// The widest vector in which all of `tensors` (elements of `size` bytes) can be read: rows must begin
-/// at a multiple of it.
+/// The widest vector in which all of `tensors` (elements of `size` bytes) can be read: rows must start at a multiple of
+/// its size.
 pub(crate) fn vector_size(tensors: &[&TensorBinding], size: usize) -> usize {
     let aligned = tensors.iter().all(|tensor| {
         let outer = tensor.strides.len() - 1;
@@ -178,7 +178,7 @@ pub(crate) fn address_type(tensors: &[&TensorBinding], size: usize) -> AddressTy
     each.max().unwrap_or(AddressType::U32)
 }
 
-/// Bytes that copies and `ldmatrix` move at once: rows must begin at a multiple of them.
+/// Bytes that copies and `ldmatrix` move at once: rows must start at a multiple of this.
 pub(crate) const CHUNK_BYTES: usize = 16;
 
 impl Inputs {
@@ -190,7 +190,8 @@ impl Inputs {
     }
 }
 
-/// Whether every row of a tensor of four axes begins at a multiple of 16 bytes, and the distance of two fits 32 bits.
+/// Whether every row of a tensor of four axes begins at a multiple of 16 bytes, and the distance between two rows fits
+/// 32 bits.
 pub(crate) fn rows_are_chunks(tensor: &TensorBinding, element_size: usize) -> bool {
     let begin = tensor.handle.offset_start.unwrap_or(0) as usize;
     tensor.strides.len() == 4

@@ -8,21 +8,21 @@ use flash_dma_problem::{AttentionError, Problem};
 pub enum Engine {
     /// Register tiles of single units: every device, element type and head dimension.
     Portable,
-    /// `mma.sync` on tensor cores: f16 and bf16, head dimensions in steps of 32, rows that begin at
-    /// multiples of 16 bytes, on CUDA devices of sm_80 and newer.
+    /// `mma.sync` on tensor cores: f16 and bf16, head dimensions that are multiples of 32, rows that begin at multiples
+    /// of 16 bytes, on CUDA devices of sm_80 and newer.
     Mma,
-    /// `wgmma` on tensor cores: f16 and bf16, head dimensions from 32 on in steps of 16, rows that
-    /// begin at multiples of 16 bytes, on CUDA devices of sm_90.
+    /// `wgmma` on tensor cores: f16 and bf16, head dimensions that are multiples of 16, at least 32, rows that begin at
+    /// multiples of 16 bytes, on CUDA devices of sm_90.
     Wgmma,
 }
 
-/// The environment variable that holds the choice of engines down, for comparisons: `portable` leaves the
-/// tensor cores out, `mma` the `wgmma` engine, in both passes of the whole process. Read at every call.
+/// The environment variable that restricts the choice of engines, for comparisons: `portable` excludes the tensor
+/// cores, `mma` the `wgmma` engine, in both passes of the whole process. Read at every call.
 pub const ENGINE_VARIABLE: &str = "FLASH_DMA_ENGINE";
 
 impl Engine {
-    /// The engines to try before [`Engine::Portable`], the fastest first: all but those that
-    /// [`ENGINE_VARIABLE`] leaves out.
+    /// The engines to try before [`Engine::Portable`], the fastest first: all engines that [`ENGINE_VARIABLE`] does not
+    /// exclude.
     pub(crate) fn tensor_cores() -> Result<&'static [Self], AttentionError> {
         match std::env::var(ENGINE_VARIABLE).as_deref() {
             Err(_) | Ok("" | "wgmma") => Ok(&[Engine::Wgmma, Engine::Mma]),
@@ -34,7 +34,7 @@ impl Engine {
         }
     }
 
-    /// The first engine that `of` has a plan for, and that plan; that for [`Engine::Portable`] is the last.
+    /// The first engine for which `of` returns a plan, and that plan; [`Engine::Portable`] is tried last.
     pub(crate) fn first<P>(
         of: impl Fn(Self) -> Result<P, AttentionError>,
     ) -> Result<(Self, P), AttentionError> {
@@ -46,7 +46,7 @@ impl Engine {
         Ok((Self::Portable, of(Self::Portable)?))
     }
 
-    /// The instruction of its products; none of single units.
+    /// The instruction of its products; none for single units.
     pub(crate) fn instruction(self) -> Option<Instruction> {
         match self {
             Self::Portable => None,
@@ -55,7 +55,7 @@ impl Engine {
         }
     }
 
-    /// That it does not serve a problem; `what` is what it should do, up to and with "on ".
+    /// The error that it does not support a problem; `what` is the operation, up to and including "on ".
     pub(crate) fn refusal(self, what: &str, problem: &Problem) -> AttentionError {
         AttentionError::Unsupported {
             what: format!(

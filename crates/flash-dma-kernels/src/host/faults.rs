@@ -1,23 +1,23 @@
-//! What becomes of a device's failures.
+//! How failures of a device are reported.
 //!
-//! CubeCL notes a failed launch on the buffers that it was to write, skips every launch that reads one of them and passes
-//! the note on; a read of a buffer with a note is an error. It drops the note when another launch writes the buffer,
-//! even if that writes another part of it: [`Seal`] keeps it.
+//! CubeCL notes a failed launch on its output buffers, skips every launch that reads one of them and propagates the
+//! note; a read of a buffer with a note is an error. It drops the note when another launch writes the buffer, even if
+//! that launch writes another part of it: [`Seal`] preserves it.
 
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use flash_dma_problem::AttentionError;
 
-/// Whether everything that wrote `results` so far could be queued: memory was found, and kernels compiled and were not
-/// refused. `operation` is what wrote them, for the error.
+/// Checks that every launch that wrote `results` so far could be queued: memory was allocated, and kernels compiled and
+/// were accepted. `operation` names the writer, for the error.
 ///
-/// It waits until the launches are queued, not until they have run: what a kernel does then, an illegal address for
+/// It waits until the launches are queued, not until they have run: a later fault of a kernel, an illegal address for
 /// example, is an error of `client.sync()` and of the next read.
 ///
 /// # Errors
 ///
-/// [`AttentionError::DeviceFailed`]; what `results` hold is undefined then, and a read of them is an error, too.
+/// [`AttentionError::DeviceFailed`]; the content of `results` is then undefined, and reading it is an error, too.
 pub fn check<'a>(
     client: &Client,
     operation: &'static str,
@@ -31,7 +31,7 @@ pub fn check<'a>(
         })
 }
 
-/// Makes `token` depend on `result`, so that it takes its note: both are read.
+/// Makes `token` depend on `result`, so that it inherits its note: both are read.
 #[cube(launch_unchecked)]
 fn note_kernel(result: &[u32], token: &mut [u32]) {
     if ABSOLUTE_POS == 0 {
@@ -48,7 +48,7 @@ fn close_kernel(token: &[u32], never: u32, result: &mut [u32]) {
 }
 
 /// Keeps the failures of launches that write a result in parts: [`note`](Self::note) after each of them, and
-/// [`close`](Self::close) after the last. Two launches of one unit, and no word to the host.
+/// [`close`](Self::close) after the last. It takes two launches of one unit, and no message to the host.
 pub(crate) struct Seal<'a> {
     client: &'a Client,
     token: TensorBinding,
@@ -62,7 +62,7 @@ impl<'a> Seal<'a> {
         Self { client, token }
     }
 
-    /// Remembers whether the launches so far have failed to write `result`, which holds at least 4 bytes.
+    /// Records whether the launches so far have failed to write `result`, which holds at least 4 bytes.
     pub(crate) fn note(&self, result: &TensorBinding) {
         // SAFETY: the kernel reads one word of the result, and reads and writes that of the token.
         unsafe {
@@ -76,7 +76,7 @@ impl<'a> Seal<'a> {
         }
     }
 
-    /// Passes on to `result` what was remembered.
+    /// Passes the recorded failure on to `result`.
     pub(crate) fn close(&self, result: &TensorBinding) {
         // SAFETY: the kernel writes nothing.
         unsafe {

@@ -1,11 +1,11 @@
-//! Constant outputs: what no key and no query contributes to.
+//! Constant outputs, for elements to which no key and no query contributes.
 
 use crate::host::check::address_type;
 use cubecl::client::Client;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-/// Elements a unit writes.
+/// Elements that a unit writes.
 const PER_UNIT: usize = 16;
 
 /// Sets every element of the contiguous `dst` to `value`.

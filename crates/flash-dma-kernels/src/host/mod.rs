@@ -1,4 +1,5 @@
-//! The host side that every operation shares: checks of tensors, scratch buffers, and errors that a device reports late.
+//! The host side that every operation shares: checks of tensors, scratch buffers, and errors that a device reports
+//! late.
 
 pub(crate) mod check;
 pub(crate) mod cpu;

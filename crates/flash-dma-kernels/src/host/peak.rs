@@ -1,4 +1,4 @@
-//! The memory that a call holds at once, as it is requested: for tests of what the workspaces promise.
+//! The memory that a call holds at once, at its requested sizes, for tests of the announced workspaces.
 
 use cubecl::client::Client;
 use cubecl::future::block_on;
@@ -10,7 +10,7 @@ thread_local! {
     static PEAK: RefCell<Option<Observed>> = const { RefCell::new(None) };
 }
 
-/// What [`peak_of`] saw.
+/// The measurements of [`peak_of`].
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Peak {
@@ -29,9 +29,9 @@ struct Observed {
     peak: Peak,
 }
 
-/// Runs `run` and watches the scratch buffers that its calls request on this thread. The device is waited for at
-/// each, so that a buffer counts for as long as the host holds it, however far the device is behind. A runtime whose
-/// threads let go of a finished launch late can make the numbers too great, never too small.
+/// Runs `run` and watches the scratch buffers that its calls request on this thread. It waits for the device at each
+/// request, so that a buffer counts for as long as the host holds it, however far the device lags. If a runtime's
+/// threads release a finished launch late, the numbers can be too large, never too small.
 #[doc(hidden)]
 pub fn peak_of(client: &Client, run: impl FnOnce()) -> Peak {
     PEAK.set(Some(Observed {
@@ -47,7 +47,7 @@ fn usage(client: &Client) -> MemoryUsage {
     client.memory_report(MemoryScope::CurrentStream).usage()
 }
 
-/// Notes a new scratch buffer of so many bytes, if someone watches.
+/// Records a new scratch buffer of the given size, if a [`peak_of`] is watching.
 pub(crate) fn observe(client: &Client, buffer: &Handle, bytes: usize) {
     PEAK.with_borrow_mut(|observed| {
         let Some(observed) = observed else { return };

@@ -1,4 +1,4 @@
-//! Scratch buffers and launches of one unit an item, as selection and key lists use them.
+//! Scratch buffers and launches of one unit per item, for selection and key lists.
 
 use crate::host::peak;
 use cubecl::client::Client;
@@ -17,7 +17,7 @@ pub(crate) fn scratch<const R: usize>(client: &Client, shape: [usize; R]) -> Ten
     unsafe { TensorBinding::from_raw_parts(handle, strides, shape.into()) }
 }
 
-/// What [`scratch`] requests for a shape, in bytes: the workspaces of the passes are sums of it.
+/// The bytes that [`scratch`] requests for a shape; the workspaces of the passes are sums of these.
 pub(crate) fn bytes<const R: usize>(shape: [usize; R]) -> usize {
     shape.iter().product::<usize>().max(1) * size_of::<u32>()
 }
@@ -29,7 +29,7 @@ pub(crate) fn address_type<const N: usize>(buffers: [&TensorBinding; N]) -> Addr
 
 /// Cubes that give every one of `items` (not 0) a unit; units past the items must return.
 pub(crate) fn one_unit_each(client: &Client, items: usize) -> (CubeCount, CubeDim) {
-    // It narrows the number to 32 bits; a million units fill the largest cube of any device.
+    // `CubeDim::new` narrows the number to 32 bits; a million units fill the largest cube of any device.
     let dim = CubeDim::new(client, items.min(1 << 20));
     (calculate_cube_count_elemwise(client, items, dim), dim)
 }

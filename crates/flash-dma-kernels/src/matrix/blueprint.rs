@@ -8,18 +8,18 @@ use cubecl::ir::features::MmaConfig;
 use cubecl::prelude::*;
 use flash_dma_problem::{ElementType, MaskedProblem, Problem};
 
-/// What is fixed when the kernel is compiled.
+/// Compile-time configuration of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MmaBlueprint {
     /// The matrix instruction.
     pub instruction: Instruction,
     /// The element type; f16 or bf16.
     pub element: ElementType,
-    /// Elements a row; a multiple of 32, with `wgmma` of 16.
+    /// Elements per row; a multiple of 32, with `wgmma` of 16.
     pub head_dim: usize,
-    /// Warps a cube; each owns 16 rows of the query tile.
+    /// Warps per cube; each owns 16 rows of the query tile.
     pub warps: usize,
-    /// Keys a tile; a multiple of 16.
+    /// Keys per tile; a multiple of 16.
     pub key_tile: usize,
     /// Key tiles copied ahead, and the one in use.
     pub stages: usize,
@@ -27,7 +27,7 @@ pub(crate) struct MmaBlueprint {
     pub heads: usize,
     /// Bottom-right aligned causal masking.
     pub causal: bool,
-    /// The keys that it reads, and their biases.
+    /// The keys that the kernel reads, and their biases.
     pub pattern: Pattern,
     /// Whether the scaled product is capped.
     pub softcap: bool,
@@ -35,7 +35,7 @@ pub(crate) struct MmaBlueprint {
     pub split: bool,
 }
 
-/// How CubeCL names the devices that have `wgmma`: the instruction came with sm_90 and left with it.
+/// CubeCL's name of the devices that have `wgmma`, which exists on sm_90 only.
 const WGMMA_DEVICE: &str = "ptx_sm90";
 
 /// Whether a device has `wgmma`.
@@ -43,24 +43,22 @@ pub(crate) fn has_wgmma(properties: &DeviceProperties) -> bool {
     properties.identity.fingerprint == WGMMA_DEVICE
 }
 
-/// Positions, strides and the copies are right for these only: the swizzle is closed for rows of whole
-/// 64 bytes, and the products take 16 columns at a time.
+/// Positions, strides and the copies are only correct for multiples of this: the swizzle is closed for rows of a
+/// multiple of 64 bytes, and the products take 16 columns at a time.
 const HEAD_DIM_STEP: usize = 32;
 
 impl MmaBlueprint {
-    /// The configuration for `problem`, or `None` if this engine does not serve it: f16 and bf16 on a
-    /// device with `mma.sync` and `cp.async` (sm_80 and newer through the C++ generator), head
-    /// dimensions in steps of 32.
+    /// The configuration for `problem`, or `None` if this engine does not support it: f16 and bf16 on a device with
+    /// `mma.sync` and `cp.async` (sm_80 and newer through the C++ generator), head dimensions that are multiples of 32.
     ///
-    /// A warp holds `16 x head_dim` of Q and of O in registers, so eight warps of 255 registers fill a
-    /// multiprocessor; 64 keys a tile keep its tensor cores busy between two barriers, and 32 leave room
-    /// for the registers of `head_dim > 128`. Four warps serve problems that would leave
-    /// multiprocessors idle with eight.
+    /// A warp holds `16 x head_dim` of Q and of O in registers, so eight warps of 255 registers fill a multiprocessor;
+    /// 64 keys per tile keep its tensor cores busy between two barriers, and 32 leave room for the registers of
+    /// `head_dim > 128`. Four warps are used for problems that would leave multiprocessors idle with eight.
     pub(crate) fn choose(problem: &Problem, properties: &DeviceProperties) -> Option<Self> {
         Self::choose_mma_heads(problem, properties, 64)?.fitting(properties)
     }
 
-    /// [`choose`](Self::choose) with at most `most` heads a tile, and stages that may not fit.
+    /// [`choose`](Self::choose) with at most `most` heads per tile, and stages that may not fit.
     fn choose_mma_heads(
         problem: &Problem,
         properties: &DeviceProperties,
@@ -114,18 +112,18 @@ impl MmaBlueprint {
         Some(blueprint)
     }
 
-    /// The configuration for `problem` on `wgmma`, or `None` if it does not serve it: f16 and bf16 on
-    /// sm_90, head dimensions from 32 on in steps of 16.
+    /// The configuration for `problem` on `wgmma`, or `None` if it is not supported: f16 and bf16 on sm_90, head
+    /// dimensions that are multiples of 16, at least 32.
     ///
-    /// The warpgroups of a cube share every key that is copied, and while one is busy with its softmax
-    /// the tensor cores serve the others: as many as leave each the registers of an output and two
-    /// products under way, four of 128 registers, three of 168 or two of 255. Problems of few cubes
-    /// take as many as waste least of the last round of multiprocessors.
+    /// The warpgroups of a cube share every key that is copied, and while one computes its softmax the tensor cores
+    /// work for the others. There are as many as the registers of an output and two products in flight allow: four of
+    /// 128 registers, three of 168 or two of 255. Problems of few cubes take the number that wastes least of the last
+    /// wave of multiprocessors.
     pub(crate) fn choose_wgmma(problem: &Problem, properties: &DeviceProperties) -> Option<Self> {
         Self::choose_wgmma_heads(problem, properties, 64)?.fitting(properties)
     }
 
-    /// [`choose_wgmma`](Self::choose_wgmma) with at most `most` heads a tile, and stages that may not fit.
+    /// [`choose_wgmma`](Self::choose_wgmma) with at most `most` heads per tile, and stages that may not fit.
     fn choose_wgmma_heads(
         problem: &Problem,
         properties: &DeviceProperties,
@@ -166,7 +164,7 @@ impl MmaBlueprint {
             })
     }
 
-    /// The configuration for a problem with a mask or a bias on an instruction, or `None` if it does not serve it: as
+    /// The configuration for a problem with a mask or a bias on an instruction, or `None` if it does not support it: as
     /// [`choose`](Self::choose) and [`choose_wgmma`](Self::choose_wgmma). A tile has rows of heads that share mask and
     /// bias.
     pub(crate) fn choose_masked(
@@ -192,7 +190,7 @@ impl MmaBlueprint {
         .fitting(properties)
     }
 
-    /// With as many stages as fit, of which two are the least.
+    /// With as many stages as fit, but at least two.
     fn fitting(self, properties: &DeviceProperties) -> Option<Self> {
         let most = properties.hardware.max_shared_memory_size;
         let with = |stages| Self { stages, ..self };
@@ -200,14 +198,14 @@ impl MmaBlueprint {
         all.find(|blueprint| blueprint.shared_bytes() <= most)
     }
 
-    /// Whether the `mma` kernel hides what rows do not see of a boundary tile in a pass behind its logits, not in a branch at
-    /// each of them. That is 7 % faster at a head dimension of 128, and was not at 64 with lists of keys.
+    /// Whether the `mma` kernel masks a boundary tile in a separate pass after its logits, not by a branch at each of
+    /// them. This is 7 % faster at a head dimension of 128, but was not faster at 64 with lists of keys.
     pub(crate) fn hides_apart(&self) -> bool {
         !self.pattern.has_intervals() || self.head_dim >= 128
     }
 
-    /// Shared memory of a cube: keys, values, scores and intervals of every stage, the mark of
-    /// values that are not finite, and the queries if they do not stay in registers.
+    /// Shared memory per cube: keys, values, scores and intervals of every stage, the mark of values that are not
+    /// finite, and the queries if they do not stay in registers.
     pub(crate) fn shared_bytes(&self) -> usize {
         let key = 2 * 16 * self.chunks() + 4;
         let queries = match self.instruction {
@@ -217,7 +215,7 @@ impl MmaBlueprint {
         self.stages * (self.key_tile * key + self.interval_slots() * 8) + queries + 4 * 1024
     }
 
-    /// Intervals of a stage in shared memory, or what lies in their place.
+    /// Intervals per stage in shared memory, or the data that takes their place.
     pub(crate) fn interval_slots(&self) -> usize {
         if self.pattern.is_planned() {
             self.queries() + 1
@@ -226,38 +224,39 @@ impl MmaBlueprint {
         }
     }
 
-    /// Rows of a tile; the last may belong to no query.
+    /// Rows per tile; the last rows may belong to no query.
     pub(crate) fn tile_rows(&self) -> usize {
         self.warps * 16
     }
 
-    /// Queries of a tile.
+    /// Queries per tile.
     pub(crate) fn queries(&self) -> usize {
         self.tile_rows() / self.heads
     }
 
-    /// 16-byte chunks of a row.
+    /// 16-byte chunks per row.
     pub(crate) fn chunks(&self) -> usize {
         self.head_dim / 8
     }
 
     /// Elements of the vector in which a lane of `wgmma` holds its part of an output: CubeCL aligns a vector to its
-    /// length, which must be a power of two; those behind the last column are never used.
+    /// length, which must be a power of two; the elements after the last column are never used.
     pub(crate) fn output_elements(&self) -> usize {
         (self.head_dim / 2).next_power_of_two()
     }
 
-    /// Units a cube.
+    /// Units per cube.
     pub(crate) fn units(&self) -> usize {
         self.warps * 32
     }
 
-    /// Rows a unit copies of a key tile: one chunk of each of them.
+    /// Rows of a key tile that a unit copies, one chunk of each.
     pub(crate) fn copies(&self) -> usize {
         (self.key_tile * self.chunks()).div_ceil(self.units())
     }
 
-    /// Whether all chunks that a unit copies of a tile lie in one column, whole groups of eight rows apart.
+    /// Whether all chunks that a unit copies of a tile lie in one column, with a distance of whole groups of eight
+    /// rows.
     pub(crate) fn regular_copies(&self) -> bool {
         self.instruction == Instruction::Wgmma && self.units().is_multiple_of(8 * self.chunks())
     }
@@ -270,7 +269,7 @@ impl MmaBlueprint {
         }
     }
 
-    /// The units as CubeCL lays them out: lanes along x, warps along y.
+    /// The units in CubeCL's layout: lanes along x, warps along y.
     pub(crate) fn cube_dim(&self) -> CubeDim {
         CubeDim::new_2d(32, self.warps as u32)
     }

@@ -19,7 +19,7 @@ pub(crate) fn copied_chunk(
 ) -> TileChunk {
     let unit = UNIT_POS as usize;
     if comptime!(units.is_multiple_of(chunks)) {
-        // The same column each time, which spares most of the address.
+        // The same column each time, which saves most of the address arithmetic.
         TileChunk {
             row: unit / chunks + comptime!(c * units / chunks),
             col: unit % chunks,

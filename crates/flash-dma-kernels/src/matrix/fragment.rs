@@ -13,8 +13,8 @@ use flash_dma_problem::ElementType;
 /// Accumulators of 16 rows by 8 columns each.
 pub(crate) type Accumulators<N> = Sequence<Array<Vector<f32, N>>>;
 
-/// Where chunk `col` of row `row` lies in a tile of `chunks` a row. The XOR sends one column of eight
-/// successive rows to eight different groups of four banks, for every row length in use.
+/// Offset of chunk `col` of row `row` in a tile of `chunks` chunks per row. The XOR maps one column of eight successive
+/// rows to eight different groups of four banks, for every row length in use.
 #[cube]
 pub(crate) fn swizzle(row: usize, col: usize, #[comptime] chunks: usize) -> usize {
     if comptime!(chunks.is_multiple_of(8)) {
@@ -49,8 +49,8 @@ pub(crate) fn set<N: Size>(
     fragment[register] = value;
 }
 
-/// What this lane holds of `count` accumulators side by side, as `wgmma` has it: of accumulator `n` the two columns of the
-/// upper row at `4 n`, those of the lower at `4 n + 2`.
+/// This lane's elements of `count` accumulators side by side, in the layout of `wgmma`: for accumulator `n`, the two
+/// columns of the upper row at `4 n` and of the lower row at `4 n + 2`.
 #[cube]
 pub(crate) fn gathered<NC: Size, N: Size>(
     all: &Accumulators<NC>,
@@ -71,7 +71,7 @@ pub(crate) fn gathered<NC: Size, N: Size>(
     values
 }
 
-/// Sets `count` accumulators to `values`, which are as of [`gathered`].
+/// Sets `count` accumulators to `values`, in the layout of [`gathered`].
 #[cube]
 pub(crate) fn set_all<NC: Size, N: Size>(
     all: &mut Accumulators<NC>,
@@ -92,7 +92,7 @@ pub(crate) fn set_all<NC: Size, N: Size>(
     }
 }
 
-/// Multiplies the two rows of every accumulator by a factor each.
+/// Multiplies each of the two rows of every accumulator by its factor.
 #[cube]
 pub(crate) fn scale_rows<N: Size>(
     all: &mut Accumulators<N>,

@@ -14,29 +14,30 @@ use crate::matrix::wgmma::ring::Ring;
 use crate::pattern::layout::KEY_BLOCK;
 use cubecl::prelude::*;
 
-/// The copies of a cube's key tiles, as this unit takes part in them.
+/// This unit's part in the copies of a cube's key tiles.
 #[derive(CubeType)]
 pub(crate) struct KeyCopies {
-    /// Where the column of its first chunk begins in K and V, and their bytes from row to row.
+    /// Address of the column of its first chunk in K and V, and the row strides in bytes.
     k: u64,
     v: u64,
     k_stride: u32,
     v_stride: u32,
-    /// Where the list begins; sparse only.
+    /// Address of the list; sparse only.
     list: u64,
-    /// Of the stages in shared memory.
+    /// Addresses of the stages in shared memory.
     k_stages: u32,
     v_stages: u32,
-    /// Place of its first chunk in a stage, in bytes.
+    /// Offset of its first chunk in a stage, in bytes.
     own: u32,
     /// The last key of the head; masked only.
     last: u32,
     /// Whether the list of a tile plan has single keys; masked only.
     gathered: bool,
-    /// Of what the queries see; masked only.
+    /// The copies of the visibility bits; masked only.
     bits: BitCopies,
-    /// The keys it copies of the next tile, `bp.copies()` of them, and one whose score and interval it copies: read a tile
-    /// ahead of their use, so that the copies do not wait. Of a tile plan's blocks, the first is the block of that tile.
+    /// The keys of the next tile that it copies, `bp.copies()` of them, and one whose score and interval it copies:
+    /// read one tile ahead of their use, so that the copies do not wait. With the blocks of a tile plan, the first
+    /// entry is the block of that tile.
     next: Array<u32>,
 }
 
@@ -112,8 +113,8 @@ impl KeyCopies {
         }
     }
 
-    /// Turns the block of the next tile, `tile`, into its keys, if they are not listed one by one; past the last key that
-    /// key again.
+    /// Turns the block of the next tile, `tile`, into its keys, if they are not listed one by one; slots past the last
+    /// key repeat that key.
     fn resolve(&mut self, tile: usize, #[comptime] bp: MmaBlueprint) {
         if !self.gathered {
             let mut first = self.next[0] * comptime!(KEY_BLOCK as u32);
@@ -131,8 +132,8 @@ impl KeyCopies {
         }
     }
 
-    /// Starts the copies of tile `tile`, which has keys, into its stage, and reads the keys of the tile behind it; tiles
-    /// come in order. Slots past the last key get that key again, which no query is let see there.
+    /// Starts the copies of tile `tile`, which has keys, into its stage, and reads the keys of the following tile;
+    /// tiles must come in order. Slots past the last key repeat that key, which is hidden from every query there.
     pub(crate) fn start<E: Float>(
         &mut self,
         source: &KeySource,
@@ -215,7 +216,7 @@ impl KeyCopies {
         self.read(keys, tile + 1, bp);
     }
 
-    /// [`start`](Self::start) as soon as the stage of a ring is empty; it is full when all units' copies have landed.
+    /// [`start`](Self::start) as soon as the ring's stage is empty; it is full when all units' copies have landed.
     pub(crate) fn fill<E: Float>(
         &mut self,
         ring: &Ring,
@@ -228,7 +229,7 @@ impl KeyCopies {
         #[comptime] bp: MmaBlueprint,
     ) {
         let stage = tile % comptime!(bp.stages);
-        // How often the stage has been filled before.
+        // The number of earlier fills of the stage.
         let turn = tile / comptime!(bp.stages);
         if turn > 0 {
             ring.wait_empty(stage, turn - 1);

@@ -1,4 +1,4 @@
-//! Logits, and which of them a query sees.
+//! Logits and their visibility.
 
 use crate::math::{TANH_SERIES_BELOW, tanh_near_zero};
 use crate::matrix::args::KeySource;
@@ -19,7 +19,7 @@ pub(crate) const SLACK: f32 = 5.5;
 /// Factors of a logit.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct LogitScale {
-    /// On the product: `scale`; with a softcap `c`, `scale / c`.
+    /// Factor of the product: `scale`; with a softcap `c`, `scale / c`.
     pub inner: f32,
     /// With a softcap: `c`, and `1 / c`.
     pub outer: f32,
@@ -91,9 +91,9 @@ pub(crate) fn exp_of(x: f32, scaled: f32) -> f32 {
     ex2(fma(x, comptime!(core::f32::consts::LOG2_E), scaled))
 }
 
-/// What takes sums of `exp(x - old)` to the reference `new`, which is not less. Exactly 1 where both are the same number:
-/// the exponential of a number against its own rounded product is off by that rounding, 1e-4 at logits of 2000, and
-/// sums are rescaled again and again.
+/// The factor that rescales sums of `exp(x - old)` to the reference `new`, which is not less than `old`. Exactly 1
+/// where both are the same number: the exponential of a number against its own rounded product is off by that rounding,
+/// 1e-4 at logits of 2000, and sums are rescaled again and again.
 #[cube]
 pub(crate) fn rescale_to(old: f32, new: f32) -> f32 {
     let none = f32::new(f32::NEG_INFINITY);
@@ -102,9 +102,9 @@ pub(crate) fn rescale_to(old: f32, new: f32) -> f32 {
     select(old == new, 1.0f32, factor)
 }
 
-/// `tanh(x) = 1 - 2 / (1 + e^(2x))` by the special-function unit, whose absolute error is a few 1e-7; near 0, where most
-/// capped logits lie and that would be a large part of them, by the series. The `tanh.approx` instruction's error, 5e-4,
-/// would show in the logits.
+/// `tanh(x) = 1 - 2 / (1 + e^(2x))` by the special-function unit, whose absolute error is a few 1e-7; near 0, where
+/// most capped logits lie and that would be a large part of them, by the series. The `tanh.approx` instruction's error,
+/// 5e-4, would show in the logits.
 #[cube]
 fn tanh(x: f32) -> f32 {
     let e = ex2(x * comptime!(2.0 * core::f32::consts::LOG2_E));
@@ -152,11 +152,12 @@ pub(crate) fn score<E: Float>(
     z
 }
 
-/// The logits of key tile `tile` of a list, of its products, as of [`tile_logits`], with what [`bp.pattern.has_pair_bias()`](MmaBlueprint)
-/// adds to them; on a `boundary` tile with -inf where a row does not see a key. With `bp.pattern.is_planned()` `seen0` and `seen1` are
-/// the words of the two rows.
+/// The logits of key tile `tile` of a list, from its products, in the layout of [`tile_logits`], plus the bias if
+/// [`bp.pattern.has_pair_bias()`](MmaBlueprint); on a `boundary` tile they are -inf where a row does not see a key.
+/// With `bp.pattern.is_planned()` `seen0` and `seen1` are the words of the two rows.
 ///
-/// Boundary tiles are masked in a pass of their own: a branch an element would keep the others from overlapping.
+/// Boundary tiles are masked in a separate pass: a branch per element would prevent the other instructions from
+/// overlapping.
 #[cube]
 pub(crate) fn visible_logits<E: Float, N: Size>(
     products: &Vector<f32, N>,
@@ -198,7 +199,7 @@ pub(crate) fn visible_logits<E: Float, N: Size>(
 }
 
 /// The logits of an accumulator: the rows of a warp by the key tile's columns, of which this lane holds columns
-/// `8 n + 2 quad` and the next of its two rows, at `4 n` and `4 n + 2`.
+/// `8 n + 2 quad` and `8 n + 2 quad + 1` of its two rows, at `4 n` and `4 n + 2`.
 #[cube]
 fn tile_logits<E: Float, N: Size>(
     products: &Vector<f32, N>,

@@ -1,18 +1,19 @@
-//! A tile plan as the tensor-core kernels read it.
+//! How the tensor-core kernels read a tile plan.
 //!
 //! With `bp.pattern.is_planned()` the arguments of the kernels mean:
 //!
 //! - `intervals`: the bits of the plan, a pair of words for a query and a key block.
-//! - `counts`: [`TILE_LIST_HEADER`](crate::pattern::layout::TILE_LIST_HEADER) words, the key blocks and the queries of the bits, 1 if a watched value is not finite, and
-//!   where the gathered bits begin in a list; behind them `[mask batch, mask heads, tiles, TILE_LIST_WORDS]`: the slots that
-//!   all queries of a tile see, all its slots, 1 if they are gathered, and the tile whose list is the so many-th
-//!   longest.
-//! - `list` `[mask batch, mask heads, tiles, capacity]`: what a tile's slots hold. Either key blocks of 64 slots each,
-//!   those that all its queries see first; or, gathered, a key each, again those that all see first, and from the
-//!   header's place on the bits of these slots, `[steps of 64 slots, queries, 2]`, causal masking included.
+//! - `counts`: [`TILE_LIST_HEADER`](crate::pattern::layout::TILE_LIST_HEADER) words, the key blocks and the queries of
+//!   the bits, 1 if a watched value is not finite, and where the gathered bits begin in a list; followed by
+//!   `[mask batch, mask heads, tiles, TILE_LIST_WORDS]`: the slots that all queries of a tile see, all its slots, 1 if
+//!   they are gathered, and, at index `n`, the tile whose list is the `n`-th longest.
+//! - `list` `[mask batch, mask heads, tiles, capacity]`: the content of a tile's slots. Either key blocks of 64 slots
+//!   each, the blocks that all its queries see first; or, if gathered, one key each, again the keys that all see first,
+//!   and, from the offset in the header on, the bits of these slots, `[steps of 64 slots, queries, 2]`, causal masking
+//!   included.
 //!
-//! With `bp.pattern.has_key_bias()` `scores` is a bias `[batch | 1, heads, 1, k_len]`, with `bp.pattern.has_pair_bias()` any other. A key tile is a step of 64
-//! slots, or one of its halves.
+//! With `bp.pattern.has_key_bias()` `scores` is a bias `[batch | 1, heads, 1, k_len]`, with
+//! `bp.pattern.has_pair_bias()` a bias of any other shape. A key tile is a step of 64 slots, or one of its halves.
 
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::ptx::{copy_pair, copy_word, global_address, shared_address};
@@ -22,25 +23,25 @@ use crate::matrix::tile_keys::TileKeys;
 use crate::pattern::layout::KEY_BLOCK;
 use cubecl::prelude::*;
 
-/// Where the bits of the rows of a cube lie. Steps of 0 broadcast.
+/// Location of the bits of a cube's rows. Strides of 0 broadcast.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct MaskRows {
     base: usize,
     block_step: usize,
     query_step: usize,
-    /// Where the blocks begin in the list, or if gathered the bits; and the first query of the tile.
+    /// Offset in the list of the blocks or, if gathered, of the bits; and the first query of the tile.
     list: usize,
     first_query: usize,
     /// The first key that the first query of the tile does not see by its position.
     first_end: u32,
     gathered: bool,
-    /// Whether a step that some row does not see whole may hold values that are not finite.
+    /// Whether a step that some row does not see completely may hold non-finite values.
     pub careful: bool,
 }
 
 #[cube]
 impl MaskRows {
-    /// Not read unless `bp.pattern.is_planned()`, but for `careful`.
+    /// Only read if `bp.pattern.is_planned()`, except for `careful`.
     pub(crate) fn new(
         list: &Tensor<u32>,
         counts: &Tensor<u32>,
@@ -80,8 +81,8 @@ impl MaskRows {
         rows
     }
 
-    /// What a row sees of key tile `tile`, a bit a slot, from what [`KeyCopies`](crate::matrix::key_stream::KeyCopies) brought; causal
-    /// masking included. Of half a step the first word.
+    /// The slots of key tile `tile` that a row sees, one bit per slot, from the copies of
+    /// [`KeyCopies`](crate::matrix::key_stream::KeyCopies); causal masking included. For half a step, the first word.
     pub(crate) fn words<E: Float>(
         &self,
         stages: &Stages<E>,
@@ -93,7 +94,7 @@ impl MaskRows {
         let mut seen = stages.intervals[stage + row.query - self.first_query];
         if !self.gathered {
             let block = stages.intervals[stage + comptime!(bp.queries())].extract(0usize);
-            // Most blocks lie before the end of what any query of the tile may see.
+            // Most blocks lie before the last key that any query of the tile may see.
             if block * 64 + 64 > self.first_end {
                 seen = until(seen, row, block as usize);
             }
@@ -105,7 +106,7 @@ impl MaskRows {
         seen
     }
 
-    /// Whether a row sees a slot, from what lies in global memory.
+    /// Whether a row sees a slot, read from global memory.
     pub(crate) fn sees(
         &self,
         bits: &[Vector<u32, Const<2>>],
@@ -137,7 +138,7 @@ impl MaskRows {
     }
 }
 
-/// What causal masking leaves of a row's bits of key block `block`.
+/// A row's bits of key block `block` after causal masking.
 #[cube]
 pub(crate) fn until(
     words: Vector<u32, Const<2>>,
@@ -151,15 +152,15 @@ pub(crate) fn until(
     seen
 }
 
-/// The copies of the bits of a cube's steps, as this unit takes part in them: those of one query.
+/// This unit's part in the copies of the bits of a cube's steps: the bits of one query.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct BitCopies {
-    /// The pair of words of step or block 0, and the bytes from one to the next.
+    /// Address of the pair of words of step or block 0, and the stride in bytes.
     first: u64,
     step: u32,
-    /// Where the list begins.
+    /// Address of the list.
     list: u64,
-    /// Of the stages in shared memory.
+    /// Addresses of the stages in shared memory.
     stages: u32,
 }
 
@@ -188,7 +189,7 @@ impl BitCopies {
                 copies.first = global_address(&list[first..first + 1]);
                 copies.step = comptime!((bp.queries() * 8) as u32);
             } else {
-                // A row past the last query reads that query's, and writes nothing.
+                // A row past the last query reads that query's bits, and writes nothing.
                 let query = min(mask.first_query + unit, q_len - 1);
                 let first = mask.base + query * mask.query_step;
                 copies.first = global_address(&bits[first..first + 1]);
@@ -200,8 +201,8 @@ impl BitCopies {
         copies
     }
 
-    /// Starts the copies of the step of key tile `tile`, of key block `block` if keys are not gathered, unless all queries
-    /// see all of it.
+    /// Starts the copies of the step of key tile `tile`, of key block `block` if keys are not gathered, unless all
+    /// queries see all of it.
     pub(crate) fn start(
         &self,
         keys: &TileKeys,
@@ -217,7 +218,7 @@ impl BitCopies {
             let at = select(keys.gathered, step as u32, block);
             copy_pair(self.first, at, self.step, place + unit * 8);
             if unit == 0 {
-                // Where keys are gathered it is not read.
+                // It is not read if keys are gathered.
                 let to = place + comptime!((bp.queries() * 8) as u32);
                 copy_word(self.list, step as u32, to);
             }
@@ -234,7 +235,7 @@ pub(crate) fn step_of(tile: usize, #[comptime] bp: MmaBlueprint) -> usize {
 /// Whether this lane sees column `first + 2 * quad` of a key block, of which `seen` are its row's words.
 #[cube]
 pub(crate) fn is_set(seen: Vector<u32, Const<2>>, #[comptime] first: usize) -> bool {
-    // Of this lane's columns only the constant part is left.
+    // Only the constant part of this lane's columns remains.
     let own = seen.extract(comptime!(first / 32)) >> (UNIT_POS_X % 4 * 2);
     own & comptime!(1u32 << (first % 32)) != 0u32
 }
@@ -243,7 +244,7 @@ pub(crate) fn is_set(seen: Vector<u32, Const<2>>, #[comptime] first: usize) -> b
 #[cube]
 fn prefix(count: i32) -> u32 {
     let shift = (32 - max(min(count, 32i32), 0i32)) as u32;
-    // A shift by 32 is none on some hardware.
+    // A shift by 32 has no effect on some hardware.
     select(
         count <= 0,
         0u32,
@@ -251,8 +252,8 @@ fn prefix(count: i32) -> u32 {
     )
 }
 
-/// The logits of an accumulator (see [`tile_logits`](crate::matrix::logits::tile_logits)) with -inf where the two rows of this
-/// lane do not see a key.
+/// The logits of an accumulator (see [`tile_logits`](crate::matrix::logits::tile_logits)) with -inf where the two rows
+/// of this lane do not see a key.
 #[cube]
 pub(crate) fn hide_masked<N: Size>(
     logits: &Vector<f32, N>,

@@ -1,7 +1,8 @@
-//! What the kernels of both tensor-core engines share: copies, fragments, query tiles, key streams, logits and repairs.
+//! Code that the kernels of both tensor-core engines share: copies, fragments, query tiles, key streams, logits and
+//! repairs.
 //!
-//! [`mma`] and [`wgmma`] hold what the engines differ in: products, and for `wgmma` the ring of stages and the boxes of
-//! the tensor copy unit.
+//! [`mma`] and [`wgmma`] hold what differs between the engines: products, and for `wgmma` the ring of stages and the
+//! boxes of the tensor copy unit.
 
 pub(crate) mod args;
 pub(crate) mod blueprint;

@@ -1,11 +1,11 @@
-//! Biases that differ from query to query, or are the same for all keys: read from global memory where they are added.
+//! Biases that differ from query to query, or are the same for all keys: read from global memory when they are added.
 
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::query_tile::{CubeTile, TileRow, broadcast};
 use cubecl::prelude::*;
 
-/// Where the biases of a cube's pairs lie: that of a query and a key `query * query_step + key * key_step` behind
-/// `base`. Steps of 0 broadcast.
+/// Location of the biases of a cube's pairs: the bias of a query and a key is at
+/// `base + query * query_step + key * key_step`. Strides of 0 broadcast.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct PairBias {
     base: usize,
@@ -15,7 +15,8 @@ pub(crate) struct PairBias {
 
 #[cube]
 impl PairBias {
-    /// Of `scores`, a bias `[batch | 1, heads, q_len | 1, k_len | 1]` with any strides. Not read unless `bp.pattern.has_pair_bias()`.
+    /// The location in `scores`, a bias `[batch | 1, heads, q_len | 1, k_len | 1]` with any strides. Only read if
+    /// `bp.pattern.has_pair_bias()`.
     pub(crate) fn new(
         scores: &Tensor<f32>,
         own: &CubeTile,
@@ -36,7 +37,7 @@ impl PairBias {
         bias
     }
 
-    /// Of head `head` of sequence `batch` of `scores` itself.
+    /// The location of head `head` of sequence `batch` of `scores` itself.
     pub(crate) fn row(scores: &Tensor<f32>, batch: usize, head: usize) -> PairBias {
         let mut bias = PairBias {
             base: batch * scores.stride(0) + head * scores.stride(1),
@@ -62,8 +63,9 @@ impl PairBias {
         scores[self.base + query * self.query_step + key * self.key_step]
     }
 
-    /// Those of an accumulator of `wgmma` (see [`tile_logits`](crate::matrix::logits::tile_logits)) whose `keys` columns begin at key
-    /// `first`: of this lane's two rows. Columns and rows past the last get that one's, and are not used.
+    /// The biases of an accumulator of `wgmma` (see [`tile_logits`](crate::matrix::logits::tile_logits)) whose `keys`
+    /// columns begin at key `first`, for this lane's two rows. Columns and rows past the last read the last one's bias,
+    /// and are not used.
     pub(crate) fn tile<N: Size>(
         &self,
         scores: &Tensor<f32>,
@@ -90,8 +92,8 @@ impl PairBias {
         z
     }
 
-    /// The logits of an accumulator (see [`tile_logits`](crate::matrix::logits::tile_logits)), whose first column is key
-    /// `first`, with the biases of [`tile`](Self::tile).
+    /// The logits of an accumulator (see [`tile_logits`](crate::matrix::logits::tile_logits)), whose first column is
+    /// key `first`, with the biases of [`tile`](Self::tile).
     pub(crate) fn add<N: Size>(
         &self,
         logits: &Vector<f32, N>,
@@ -103,7 +105,7 @@ impl PairBias {
         k_len: usize,
         #[comptime] bp: MmaBlueprint,
     ) -> Vector<f32, N> {
-        // All of them before the first is needed: their loads wait together.
+        // All of them are loaded before the first is needed, so that the loads overlap.
         let z = self.tile::<N>(
             scores,
             row0,

@@ -11,8 +11,8 @@ pub(crate) fn value<T: CubePrimitive>(x: T) -> T {
     intrinsic!(|scope| { x.read_value(scope).into() })
 }
 
-/// `2^x` by one special-function instruction; `exp` would compile to the accurate, slow form.
-/// `-inf` gives 0, NaN stays NaN.
+/// `2^x` by one special-function instruction; `exp` would compile to the accurate, slow form. `-inf` returns 0, NaN
+/// stays NaN.
 #[cube]
 pub(crate) fn ex2(x: f32) -> f32 {
     let out: f32;
@@ -46,23 +46,23 @@ pub(crate) fn shuffle(x: u32, from: u32) -> u32 {
     out
 }
 
-/// The first lane's `x`, which is every lane's. The compiler then knows it, and keeps what follows from it,
-/// loops and operand descriptors, in the registers that a warp shares. All 32 lanes take part.
+/// The first lane's `x`, which is every lane's. The compiler then knows that it is uniform, and keeps derived values,
+/// such as loop counters and operand descriptors, in uniform registers. All 32 lanes take part.
 #[cube]
 pub(crate) fn uniform(x: usize) -> usize {
     shuffle(x as u32, 0u32) as usize
 }
 
-/// [`uniform`] of 64 bits, as of an address.
+/// [`uniform`] for 64 bits, such as an address.
 #[cube]
 pub(crate) fn uniform_address(x: u64) -> u64 {
     let (low, high) = (shuffle(x as u32, 0u32), shuffle((x >> 32) as u32, 0u32));
     low as u64 | ((high as u64) << 32)
 }
 
-/// Starts the `cp.async` copy of the one element of `source`, `bytes` long, to `place`, or of no byte if not `there`:
-/// then it fills the place with zeros and reads nothing. CubeCL's own `copy_async_checked` passes the length as an
-/// index, and no assembler takes one of 64 bits.
+/// Starts the `cp.async` copy of the one element of `source`, `bytes` long, to `place`, or of zero bytes if not
+/// `there`: it then fills the destination with zeros and reads nothing. CubeCL's own `copy_async_checked` passes the
+/// length as an index, and no assembler accepts one of 64 bits.
 #[cube]
 pub(crate) fn copy_or_zero<T: CubePrimitive>(
     source: &[T],
@@ -81,8 +81,8 @@ pub(crate) fn copy_or_zero<T: CubePrimitive>(
     })
 }
 
-/// The address in global memory of the first of `elements`. The compiler keeps it in registers, where it would rather
-/// compute it anew before each use.
+/// The address in global memory of the first of `elements`. This makes the compiler keep it in registers; otherwise it
+/// would recompute it before each use.
 #[cube]
 pub(crate) fn global_address<T: CubePrimitive>(elements: &[T]) -> u64 {
     let address: u64;
@@ -122,7 +122,7 @@ pub(crate) fn copy_pair(first: u64, row: u32, stride: u32, place: u32) {
     );
 }
 
-/// As [`copy_of_row`], of word `index` of those at `first`.
+/// As [`copy_of_row`], for word `index` from `first` on.
 #[cube]
 pub(crate) fn copy_word(first: u64, index: u32, place: u32) {
     gpu_asm!(
@@ -134,8 +134,8 @@ pub(crate) fn copy_word(first: u64, index: u32, place: u32) {
     );
 }
 
-/// Word `index` of those at `first` in global memory, which nothing writes meanwhile. It is read where this stands, far
-/// from its use.
+/// Word `index` from `first` on in global memory, which must not be written meanwhile. It is read at the position of
+/// the call, far from its use.
 #[cube]
 pub(crate) fn read_ahead(first: u64, index: u32) -> u32 {
     let word: u32;
@@ -155,7 +155,7 @@ pub(crate) fn commit_copies() {
     gpu_asm!("cp.async.commit_group;", options(explicit_mem, reads_address_space shared, writes_address_space shared));
 }
 
-/// Waits until at most `pending` groups of this unit's copies are under way.
+/// Waits until at most `pending` groups of this unit's copies are in flight.
 #[cube]
 pub(crate) fn wait_copies(#[comptime] pending: u32) {
     gpu_asm!("cp.async.wait_group {n};", n = const pending, options(explicit_mem, reads_address_space shared, writes_address_space shared));

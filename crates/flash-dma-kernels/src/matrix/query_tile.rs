@@ -1,4 +1,4 @@
-//! Which queries the rows of a tile are, how they come to shared memory and how a warpgroup's go back.
+//! The queries of a tile's rows, their copies to shared memory, and the write-back of a warpgroup's rows.
 
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::copies::copied_chunk;
@@ -10,7 +10,7 @@ use cubecl::prelude::*;
 
 /// Which query tile a cube of the query-outer kernels owns, and of which heads: tile
 /// `first_tile + CUBE_COUNT_X - 1 - CUBE_POS_X`, of the heads from `CUBE_POS_Y * bp.heads` on, counted over all
-/// sequences. The last tiles see the most keys: they start first.
+/// sequences. The last tiles see the most keys, so they start first.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct CubeTile {
     /// The sequence.
@@ -22,7 +22,7 @@ pub(crate) struct CubeTile {
     /// Their kv head, in the sequence and over all sequences.
     pub kv_head: usize,
     pub kv_row: usize,
-    /// The query tile, and which of the launched ones it is.
+    /// The query tile, and its index among the launched ones.
     pub tile: usize,
     pub local: usize,
 }
@@ -51,7 +51,8 @@ impl CubeTile {
         }
     }
 
-    /// The same cube with the tile that its turn gets: if `bp.pattern.is_planned()`, those of the longest lists start first.
+    /// The same cube with the tile of its turn: if `bp.pattern.is_planned()`, the tiles with the longest lists start
+    /// first.
     pub(crate) fn planned(
         &self,
         list: &Tensor<u32>,
@@ -86,7 +87,7 @@ impl CubeTile {
 /// One row of a query tile, as its quad of lanes sees it.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct TileRow {
-    /// Whether the row is a query at all.
+    /// Whether the row has a query.
     pub valid: bool,
     /// The query's index in its head.
     pub query: usize,
@@ -132,8 +133,8 @@ impl TileRow {
     }
 }
 
-/// The place of the first head of sequence `batch` among the heads of the outputs. If `bp.split`, each part of
-/// the keys has outputs of its own, one part after the other.
+/// The index of the first head of sequence `batch` among the heads of the outputs. If `bp.split`, each part of the keys
+/// has its own outputs, in order of the parts.
 #[cube]
 pub(crate) fn first_output_head(
     batch: usize,
@@ -149,7 +150,7 @@ pub(crate) fn first_output_head(
 }
 
 /// Starts the copies of a query tile's rows of `rows`, `[batch, q_heads, q_len, head_dim]`, to `tile`,
-/// `[warpgroups, head_dim / 64, 64 rows, 64]`; those that are no query become zeros.
+/// `[warpgroups, head_dim / 64, 64 rows, 64]`; rows without a query become zeros.
 #[cube]
 pub(crate) fn copy_queries<E: Float>(
     rows: &Tensor<Chunk<E>>,
@@ -220,7 +221,7 @@ pub(crate) fn broadcast(batches: usize, heads: usize, own: &CubeTile) -> (usize,
     (batch, own.first_head / (own.q_heads / heads))
 }
 
-/// Where the biases of the keys of a cube begin in `scores`; those of its kv head without a bias.
+/// Offset of the biases of a cube's keys in `scores`; without a bias, of the scores of its kv head.
 #[cube]
 pub(crate) fn score_row(
     scores: &Tensor<f32>,
@@ -235,7 +236,7 @@ pub(crate) fn score_row(
     batch * scores.stride(0) + head * scores.stride(1)
 }
 
-/// Where the counts of tile `tile` of a cube's heads lie.
+/// Offset of the counts of tile `tile` of a cube's heads.
 #[cube]
 pub(crate) fn tile_counts(list: &Tensor<u32>, own: &CubeTile, tile: usize) -> usize {
     let (batch, head) = broadcast_row(list, own);

@@ -1,10 +1,9 @@
 //! NaN and infinite values of boundary keys.
 //!
-//! A product over a tile multiplies the value of a key that a row does not select by a probability of
-//! zero, and `0 * NaN` is NaN: it would leak into rows that never attend to the key. On boundary tiles
-//! [`zero_not_finite`] therefore zeroes such elements. Here they are
-//! added to the rows that do select their key, after the outputs are written. Full tiles need none of
-//! this: there every row selects every key.
+//! A product over a tile multiplies the value of a key that a row does not select by a probability of zero, and
+//! `0 * NaN` is NaN: it would leak into rows that never attend to the key. On boundary tiles [`zero_not_finite`]
+//! therefore zeroes such elements. This module adds them to the rows that do select their key, after the outputs are
+//! written. Full tiles need none of this: there every row selects every key.
 
 use crate::finite::is_finite;
 use crate::matrix::args::{KeySource, Operands, Outputs};
@@ -19,7 +18,7 @@ use crate::matrix::tile_keys::{TileKeys, listed_key};
 use crate::vectors::Chunk;
 use cubecl::prelude::*;
 
-/// A key of a tile, and at which positions a row that has one of them sees it: from what lies in global memory.
+/// A key of a tile, and the positions from which rows see it, read from global memory.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct SlotKey {
     pub key: usize,
@@ -29,7 +28,7 @@ pub(crate) struct SlotKey {
 
 #[cube]
 impl SlotKey {
-    /// That of slot `slot`, of keys that are seen until `end` if there is neither a list nor a mask. Positions count keys
+    /// The key of slot `slot`; keys are seen until `end` if there is neither a list nor a mask. Positions count keys
     /// from `keys.begin`, as the key does.
     pub(crate) fn new(
         slot: usize,
@@ -62,11 +61,10 @@ impl SlotKey {
     }
 }
 
-/// Adds `p v` of every element `v` that is not finite, of the keys from slot `from` on, to the output of
-/// the one row that this unit owns. The row's `out` and `lse` must be written and visible. Row and addresses
-/// count keys from `keys.begin`.
+/// Adds `p v` for every non-finite element `v` of the keys from slot `from` on to the output of the one row that this
+/// unit owns. The row's `out` and `lse` must be written and visible. Row and addresses count keys from `keys.begin`.
 ///
-/// `q_row` is the row's begin in `q`, whose vectors hold `q_width` elements.
+/// `q_row` is the start of the row in `q`, whose vectors hold `q_width` elements.
 ///
 /// Rare, hence simple: a unit walks all keys and reads everything from global memory again.
 #[cube]
@@ -165,10 +163,10 @@ fn are_finite<E: Float>(values: Chunk<E>) -> bool {
     finite
 }
 
-/// Zeroes the elements of tile `tile` in `rows`, one of the buffers of [`Stages`](crate::matrix::stages::Stages), that are not finite,
-/// and says whether there are some: on a tile that some row does not see whole, `0 * NaN` would leak them
-/// into that row. This unit looks at what it copied itself, which must have landed; without `zero` it
-/// only looks.
+/// Zeroes the elements of tile `tile` in `rows`, one of the buffers of [`Stages`](crate::matrix::stages::Stages), that
+/// are not finite, and returns whether there are any: on a tile that some row does not see completely, `0 * NaN` would
+/// leak them into that row. This unit checks the elements that it copied itself, which must have landed; without `zero`
+/// it only checks.
 #[cube]
 pub(crate) fn zero_not_finite<E: Float>(
     rows: &mut Shared<[Chunk<E>]>,

@@ -1,4 +1,4 @@
-//! The stages of keys and values in shared memory, and where their rows come from.
+//! The stages of keys and values in shared memory, and the sources of their rows.
 
 use crate::host::engine::Instruction;
 use crate::matrix::blueprint::MmaBlueprint;
@@ -16,8 +16,8 @@ pub(crate) struct Stages<E: Float> {
     pub v: Shared<[Chunk<E>]>,
     /// `[stages, key_tile]`; sparse and biased only.
     pub scores: Shared<[f32]>,
-    /// `[stages, key_tile]`, first and end, if sparse; slots past the last key are empty intervals. `[stages, queries + 1]`
-    /// if masked: the bits of each query, and the key block.
+    /// `[stages, key_tile]`, first and end, if sparse; slots past the last key are empty intervals.
+    /// `[stages, queries + 1]` if masked: the bits of each query, and the key block.
     pub intervals: Shared<[Vector<u32, Const<2>>]>,
 }
 
@@ -36,7 +36,7 @@ impl<E: Float> Stages<E> {
     }
 }
 
-/// Where chunk `col` of row `row` lies in a stage.
+/// Offset of chunk `col` of row `row` in a stage.
 #[cube]
 pub(crate) fn place_of(row: usize, col: usize, #[comptime] bp: MmaBlueprint) -> usize {
     match comptime!(bp.instruction) {
@@ -45,7 +45,7 @@ pub(crate) fn place_of(row: usize, col: usize, #[comptime] bp: MmaBlueprint) -> 
     }
 }
 
-/// Where the rows of one kv head begin, in chunks, and how far apart they are.
+/// The start of the rows of one kv head, in chunks, and their stride.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct RowAddress {
     pub base: usize,

@@ -1,14 +1,15 @@
-//! The keys of a query tile: where its list begins and how many keys it has.
+//! The keys of a query tile: the offset of its list and its number of keys.
 
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::query_tile::{CubeTile, broadcast_row, tile_counts};
 use crate::pattern::layout::KEY_BLOCK;
 use cubecl::prelude::*;
 
-/// The keys of one query tile: its list if `bp.pattern.has_intervals()`, the listed blocks if `bp.pattern.is_planned()`, else the keys `begin..begin + total`.
+/// The keys of one query tile: its list if `bp.pattern.has_intervals()`, the listed blocks if
+/// `bp.pattern.is_planned()`, otherwise the keys `begin..begin + total`.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct TileKeys {
-    /// Begin of the list.
+    /// Offset of the list.
     pub list: usize,
     /// The key of slot 0; 0 if the keys are listed.
     pub begin: usize,
@@ -31,7 +32,7 @@ impl TileKeys {
         k_len: usize,
         #[comptime] bp: MmaBlueprint,
     ) -> TileKeys {
-        // Without causal masking one list serves all tiles.
+        // Without causal masking all tiles share one list.
         let mut place = 0usize;
         if comptime!(bp.causal) {
             place = own.local;
@@ -68,8 +69,8 @@ impl TileKeys {
         }
     }
 
-    /// Those that the cube owns of these keys: all of them, or if `bp.split` part `CUBE_POS_Z` of
-    /// `CUBE_COUNT_Z`, whole key tiles and as many in each part as they allow. Their slots count from 0.
+    /// The part of these keys that the cube owns: all of them or, if `bp.split`, part `CUBE_POS_Z` of `CUBE_COUNT_Z`,
+    /// in whole key tiles that are divided as evenly as possible. Their slots count from 0.
     pub(crate) fn part(&self, #[comptime] bp: MmaBlueprint) -> TileKeys {
         let mut part = TileKeys {
             list: self.list,

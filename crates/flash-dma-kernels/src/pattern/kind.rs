@@ -1,4 +1,4 @@
-//! Which keys a kernel's queries attend to and what is added to their logits, fixed when the kernel is compiled.
+//! The keys that a kernel's queries attend to and the biases added to their logits: compile-time configuration.
 
 use flash_dma_problem::{MaskedProblem, Problem};
 
@@ -9,30 +9,31 @@ pub(crate) enum Pattern {
     All(Bias),
     /// Each key on its interval of positions, from lists. Its score is a bias that the heads of a group share.
     Intervals,
-    /// What a tile plan leaves of an arbitrary mask.
+    /// The keys that a tile plan of an arbitrary mask leaves.
     Planned(Bias),
 }
 
-/// What is added to the logits.
+/// The bias added to the logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Bias {
     /// Nothing.
     None,
-    /// A number per key, which all queries share. Where only dk and dv tell them apart, also one per key and query head.
+    /// A number per key, which all queries share. Also used for one per key and query head if only dk and dv have to
+    /// distinguish them.
     Key,
-    /// A number per key and query head, whose gradients several heads of a group must not share.
+    /// A number per key and query head; the heads of a group must not share its gradients.
     HeadKey,
     /// A number per query and key, broadcast on any axis.
     Pair,
 }
 
 impl Pattern {
-    /// Of the operation on scores.
+    /// The pattern of the operation on scores.
     pub(crate) fn scored(problem: &Problem) -> Self {
         Self::scored_if(problem.has_scores)
     }
 
-    /// Of keys with scores, or of all keys.
+    /// The pattern of keys with scores, or of all keys.
     pub(crate) fn scored_if(has_scores: bool) -> Self {
         if has_scores {
             Self::Intervals
@@ -41,7 +42,7 @@ impl Pattern {
         }
     }
 
-    /// Of the operation on a mask and a bias.
+    /// The pattern of the operation on a mask and a bias.
     pub(crate) fn masked(problem: &MaskedProblem, bias: Bias) -> Self {
         if problem.plan.is_some() {
             Self::Planned(bias)
@@ -60,7 +61,7 @@ impl Pattern {
         matches!(self, Self::Planned(_))
     }
 
-    /// What is added to the logits beside the score of an interval.
+    /// The bias added to the logits besides the score of an interval.
     pub(crate) fn bias(self) -> Bias {
         match self {
             Self::All(bias) | Self::Planned(bias) => bias,

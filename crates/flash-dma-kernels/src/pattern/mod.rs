@@ -1,4 +1,4 @@
-//! Which keys each query attends to, as the lists and bits that kernels stream.
+//! The keys that each query attends to, as the lists and bits that kernels stream.
 //!
 //! [`intervals`] turns the interval of every key into lists; [`mask`] does so for an arbitrary mask.
 

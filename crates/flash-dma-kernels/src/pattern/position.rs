@@ -1,8 +1,9 @@
-//! Where queries stand: aligned with the keys at their ends, so that the last query stands at the last key.
+//! Positions of queries: the ends of queries and keys are aligned, so that the last query has the position of the last
+//! key.
 
 use cubecl::prelude::*;
 
-/// The keys `first..first + 32` that causal masking and the end of the keys leave to a query, a bit each.
+/// The keys `first..first + 32` that causal masking and the end of the keys leave to a query, one bit each.
 #[cube]
 pub(crate) fn prefix(
     first: usize,

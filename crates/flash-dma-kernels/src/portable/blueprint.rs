@@ -8,7 +8,7 @@ use flash_dma_problem::{AttentionError, Problem};
 /// Elements of one shared-memory vector: rows are read 16 bytes at a time.
 pub(crate) const LANES: usize = 4;
 
-/// Which kernel a blueprint is for: they differ in what lies in shared memory.
+/// Which kernel a blueprint is for: they differ in the content of shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Pass {
     /// Owns queries; streams keys and values.
@@ -19,16 +19,16 @@ pub(crate) enum Pass {
     GradKeyValue,
 }
 
-/// Units of a cube and the rows each holds.
+/// Units per cube and the rows that each holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Micro {
     /// Units along the inner rows and the head dimension.
     pub units_x: usize,
     /// Units along the outer rows.
     pub units_y: usize,
-    /// Outer rows a unit.
+    /// Outer rows per unit.
     pub outer: usize,
-    /// Inner rows a unit; a multiple of [`LANES`], so that weights are stored as vectors.
+    /// Inner rows per unit; a multiple of [`LANES`], so that weights are stored as vectors.
     pub inner: usize,
 }
 
@@ -41,8 +41,8 @@ pub(crate) const fn micro(units_x: usize, units_y: usize, outer: usize, inner: u
     }
 }
 
-/// GPUs, in order of preference. With 8 units along x, a plane of 32 reads 4 outer and 8 inner rows:
-/// one wavefront of shared memory each, 8 reads for the 64 multiply-adds of a 4 x 4 register tile.
+/// Choices for GPUs, in order of preference. With 8 units along x, a plane of 32 reads 4 outer and 8 inner rows: one
+/// wavefront of shared memory each, 8 reads for the 64 multiply-adds of a 4 x 4 register tile.
 const PARALLEL: [Micro; 6] = [
     micro(8, 16, 4, 4),
     micro(8, 16, 2, 4),
@@ -52,11 +52,11 @@ const PARALLEL: [Micro; 6] = [
     micro(1, 8, 1, 4),
 ];
 
-/// Runtimes whose planes are single units (the CPU): one thread a unit and a spinning barrier make
-/// cooperation cost more than it brings, so a unit works alone.
+/// Runtimes whose planes are single units (the CPU): one thread per unit and a spinning barrier make cooperation cost
+/// more than it saves, so a unit works alone.
 const SERIAL: [Micro; 3] = [micro(1, 1, 16, 16), micro(1, 1, 8, 8), micro(1, 1, 4, 4)];
 
-/// GPUs, for the few query rows of a decode step, in the order of these.
+/// Choices for GPUs and the few query rows of a decode step, in the order in which they are tried.
 const PARALLEL_ROWS: [Micro; 4] = [
     micro(8, 4, 1, 4),
     micro(8, 8, 1, 4),
@@ -72,9 +72,9 @@ const SERIAL_ROWS: [Micro; 3] = [micro(1, 1, 4, 8), micro(1, 1, 16, 8), micro(1,
 pub(crate) struct Blueprint {
     /// Units and register tile.
     pub micro: Micro,
-    /// Elements a row, a multiple of 8.
+    /// Elements per row, a multiple of 8.
     pub head_dim: usize,
-    /// The keys that it reads, and their biases.
+    /// The keys that the kernel reads, and their biases.
     pub pattern: Pattern,
     /// Bottom-right aligned causal masking.
     pub causal: bool,
@@ -83,9 +83,8 @@ pub(crate) struct Blueprint {
 }
 
 impl Blueprint {
-    /// The first configuration whose cube fits the device. Outer tiles of 64 rows are kept for forward
-    /// and dq with `head_dim <= 128`: beyond, and in dk/dv with its two accumulators, the registers of
-    /// a unit would not hold them.
+    /// The first configuration whose cube fits the device. Outer tiles of 64 rows are used only for forward and dq with
+    /// `head_dim <= 128`: otherwise, and in dk/dv with its two accumulators, they would exceed the registers of a unit.
     ///
     /// # Errors
     ///
@@ -110,8 +109,8 @@ impl Blueprint {
             .ok_or_else(|| no_tile(problem.head_dim, hardware))
     }
 
-    /// The configuration for `rows` query rows of a decode step: the first that has so many, or 16, and fits; else
-    /// any that fits.
+    /// The configuration for `rows` query rows of a decode step: the first that has that many rows, or 16, and fits;
+    /// otherwise any that fits.
     ///
     /// # Errors
     ///
@@ -162,12 +161,12 @@ impl Blueprint {
         Self { pattern, ..self }
     }
 
-    /// Units a cube.
+    /// Units per cube.
     pub(crate) fn units(&self) -> usize {
         self.micro.units_x * self.micro.units_y
     }
 
-    /// The units as CubeCL lays them out.
+    /// The units in CubeCL's layout.
     pub(crate) fn cube_dim(&self) -> CubeDim {
         CubeDim::new_2d(self.micro.units_x as u32, self.micro.units_y as u32)
     }
@@ -197,8 +196,8 @@ impl Blueprint {
         self.unit_vectors() * self.micro.units_x
     }
 
-    /// Vectors from one row to the next in shared memory. The odd vector keeps the rows that a plane
-    /// reads at once in different banks.
+    /// Row stride in shared memory, in vectors. The odd vector keeps the rows that a plane reads at once in different
+    /// banks.
     pub(crate) fn row_stride(&self) -> usize {
         self.vectors() + 1
     }
@@ -208,12 +207,12 @@ impl Blueprint {
         self.micro.inner / LANES
     }
 
-    /// Vectors from one row of weights to the next.
+    /// Row stride of the weights, in vectors.
     pub(crate) fn weight_stride(&self) -> usize {
         self.micro.units_x * self.weight_vectors() + 1
     }
 
-    /// Shared memory of a cube: rows, weights, partial row results, and a few words a row.
+    /// Shared memory per cube: rows, weights, partial row results, and a few words per row.
     fn shared_bytes(&self, pass: Pass) -> usize {
         let (outer, inner) = (self.outer_rows(), self.inner_rows());
         let (outer_tiles, inner_tiles, weights) = match pass {

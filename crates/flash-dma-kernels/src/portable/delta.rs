@@ -1,8 +1,8 @@
-//! The row sums that the softmax's gradient subtracts.
+//! The row sums (`delta`) that the softmax gradient subtracts.
 
 use cubecl::prelude::*;
 
-/// `delta = sum over d of grad_out * out, minus grad_lse`: one unit a query row.
+/// `delta = sum over d of grad_out * out, minus grad_lse`: one unit per query row.
 ///
 /// `out` and `grad_out` are `[batch, q_heads, q_len, head_dim]` with any strides and a contiguous last
 /// axis; `grad_lse` (read if `has_grad_lse`) and `delta` are contiguous `[batch, q_heads, q_len]`.

@@ -96,7 +96,7 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
     let mut row = UNIT_POS as usize;
     while row < outer_rows {
         let n = start + row;
-        // Past the end: an interval that no position is in.
+        // Past the end: an interval that contains no position.
         let mut first = k_len as i32;
         let mut end = 0i32;
         let mut score = 0.0f32;
@@ -159,7 +159,7 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
     for step in 0..tiles * group {
         let head = kv_head * group + step / tiles;
         let tile_start = first_query + step % tiles * inner_rows;
-        // Two flags take turns: this tile's is set by its load, the next one's cleared meanwhile.
+        // Two flags alternate: loading a tile sets this tile's flag while the next tile's is cleared.
         let slot = step % 2;
         sync_cube();
         let mut row = UNIT_POS as usize;

@@ -87,7 +87,7 @@ pub(crate) fn forward_kernel<F: Float, N: Size>(
 
     let tiles = keys.total.div_ceil(inner_rows);
     for tile in 0..tiles {
-        // Two flags take turns: this tile's is set by its load, the next one's cleared meanwhile.
+        // Two flags alternate: loading a tile sets this tile's flag while the next tile's is cleared.
         let slot = tile % 2;
         sync_cube();
         keys.load::<F, N>(

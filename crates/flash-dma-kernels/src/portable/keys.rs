@@ -6,7 +6,7 @@ use crate::portable::memory::{Row4, load_rows};
 use crate::portable::visibility::Slots;
 use cubecl::prelude::*;
 
-/// Where the keys of one query tile are: in its list if `bp.pattern.has_intervals()`, else the keys `0..total`.
+/// Location of the keys of one query tile: in its list if `bp.pattern.has_intervals()`, else the keys `0..total`.
 #[derive(CubeType)]
 pub(crate) struct TileKeys {
     /// First element of the list.
@@ -79,7 +79,7 @@ impl TileKeys {
         let mut row = UNIT_POS as usize;
         while row < rows {
             let n = start + row;
-            // Past the end: an interval that no position is in.
+            // Past the end: an interval that contains no position.
             let mut first = i32::new(i32::MAX as i64);
             let mut end = 0i32;
             let mut score = 0.0f32;

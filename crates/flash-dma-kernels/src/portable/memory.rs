@@ -6,7 +6,8 @@ use cubecl::prelude::*;
 /// Four neighbouring elements of a row, f32.
 pub(crate) type Row4 = Vector<f32, Const<4>>;
 
-/// Rows of one head of a tensor `[batch, heads, len, head_dim]`: from row `first` on, those at or past `end` not there.
+/// Rows of one head of a tensor `[batch, heads, len, head_dim]`: from row `first` on; rows at or past `end` do not
+/// exist.
 #[derive(CubeType)]
 pub(crate) struct TileRows {
     pub batch: usize,
@@ -49,8 +50,8 @@ pub(crate) fn load_tile<F: Float, N: Size>(
 /// if not `listed`), rows at or past `end` and elements past `head_dim` are zero. All units cooperate;
 /// the caller synchronises.
 ///
-/// Sets `not_finite[slot]` to 1 if any element is NaN or infinite: then the products that weight these
-/// rows must skip the pairs that are not selected, as zero times such an element is NaN.
+/// Sets `not_finite[slot]` to 1 if any element is NaN or infinite: in that case the products that weight these rows
+/// must skip the pairs that are not selected, as zero times such an element is NaN.
 #[cube]
 pub(crate) fn load_rows<F: Float, N: Size>(
     src: &Tensor<Vector<F, N>>,
@@ -123,13 +124,13 @@ pub(crate) fn load_vector<F: Float, N: Size>(
     value
 }
 
-/// Whether no element is NaN or infinite.
+/// Whether all elements are finite.
 #[cube]
 pub(crate) fn is_finite4(value: Row4) -> bool {
     let mut finite = true;
     #[unroll]
     for e in 0..LANES {
-        // Written so that NaN is not finite, too.
+        // Written so that NaN counts as not finite.
         let is_number = value.extract(e).abs() <= f32::new(f32::MAX);
         if !is_number {
             finite = false;
@@ -162,7 +163,7 @@ pub(crate) fn store_row<F: Float, N: Size>(
     }
 }
 
-/// Writes what each unit holds of an outer tile, `unit_vectors` vectors a row, to a contiguous tensor
+/// Writes each unit's part of an outer tile, `unit_vectors` vectors per row, to a contiguous tensor
 /// `[batch, heads, len, head_dim]`; `to.end` is `len`.
 #[cube]
 pub(crate) fn store_tile<F: Float, N: Size>(

@@ -42,12 +42,12 @@ pub(crate) fn products(
     }
 }
 
-/// `acc[o, c] += sum over the inner rows i of weight[y + o * units_y, i] * inner[i, x + c * units_x]`,
-/// where `acc` has `unit_vectors` vectors an outer row.
+/// `acc[o, c] += sum over the inner rows i of weight[y + o * units_y, i] * inner[i, x + c * units_x]`, where `acc` has
+/// `unit_vectors` vectors per outer row.
 ///
-/// The weights of a row lie as their unit wrote them: vector `x * weight_vectors + k` holds the inner
-/// rows `x + (4 k + e) * units_x`. They are zero for the pairs that are not selected, which is enough
-/// while the inner rows are finite; else [`accumulate_selected`] must be used.
+/// The weights of a row are in the layout in which their unit wrote them: vector `x * weight_vectors + k` holds the
+/// inner rows `x + (4 k + e) * units_x`. They are zero for the pairs that are not selected, which is enough while the
+/// inner rows are finite; else [`accumulate_selected`] must be used.
 #[cube]
 pub(crate) fn accumulate(
     acc: &mut Array<Row4>,

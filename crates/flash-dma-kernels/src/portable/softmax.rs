@@ -7,26 +7,26 @@ use crate::portable::product::{accumulate, accumulate_selected, products};
 use crate::portable::visibility::{Pairs, PairsExpand, Slots, logit};
 use cubecl::prelude::*;
 
-/// What a unit holds of its outer rows, in registers but for what the units share.
+/// A unit's part of its outer rows, in registers except for the data that units share.
 #[derive(CubeType)]
 pub(crate) struct OnlineSoftmax {
-    /// Products of the tile at hand, then logits.
+    /// Products of the current tile, then logits.
     pub s: Array<f32>,
-    /// The output, `unit_vectors` an outer row: relative to the running maximum until [`finish`](Self::finish).
+    /// The output, `unit_vectors` per outer row: relative to the running maximum until [`finish`](Self::finish).
     pub acc: Array<Row4>,
     /// The running maximum of each outer row; finished, its LSE.
     pub row_max: Array<f32>,
     /// This unit's part of each row's sum.
     row_sum: Array<f32>,
-    /// In shared memory: what the units along x know of each outer row, `[outer_rows, units_x]`.
+    /// In shared memory: partial results of the units along x for each outer row, `[outer_rows, units_x]`.
     partial: Shared<[f32]>,
-    /// In shared memory: the probabilities of the tile at hand, as [`accumulate`] reads them.
+    /// In shared memory: the probabilities of the current tile, in the layout that [`accumulate`] reads.
     weights: Shared<[Row4]>,
 }
 
 #[cube]
 impl OnlineSoftmax {
-    /// Before the first tile.
+    /// The state before the first tile.
     pub(crate) fn new(#[comptime] bp: Blueprint) -> OnlineSoftmax {
         let mut acc = Array::<Row4>::new(comptime!(bp.micro.outer * bp.unit_vectors()));
         let mut row_max = Array::<f32>::new(comptime!(bp.micro.outer));
@@ -53,8 +53,8 @@ impl OnlineSoftmax {
         }
     }
 
-    /// Takes in the inner tile `k_rows`, `v_rows`, which must have been synchronised; the caller synchronises
-    /// before it loads another tile. `not_finite[flag]` says whether the tile holds NaN or infinities.
+    /// Processes the inner tile `k_rows`, `v_rows`, which must have been synchronised; the caller synchronises before
+    /// it loads another tile. `not_finite[flag]` says whether the tile holds NaN or infinities.
     pub(crate) fn attend(
         &mut self,
         q_rows: &Shared<[Row4]>,
@@ -88,7 +88,7 @@ impl OnlineSoftmax {
         self.take::<Slots>(v_rows, slots, not_finite, flag, bp);
     }
 
-    /// Takes in an inner tile of which [`s`](Self::s) holds the logits, −∞ where a pair is not selected.
+    /// Processes an inner tile of which [`s`](Self::s) holds the logits, −∞ where a pair is not selected.
     pub(crate) fn take<P: Pairs>(
         &mut self,
         v_rows: &Shared<[Row4]>,
@@ -160,7 +160,7 @@ impl OnlineSoftmax {
     pub(crate) fn finish(&mut self, #[comptime] bp: Blueprint) {
         let (x, y) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
         let (units_x, units_y) = comptime!((bp.micro.units_x, bp.micro.units_y));
-        // The maxima are not read any more once the last tile's weights are written.
+        // The maxima are no longer read once the last tile's weights are written.
         #[unroll(bp.unroll())]
         for o in 0..comptime!(bp.micro.outer) {
             self.partial[(y + o * units_y) * units_x + x] = self.row_sum[o];
@@ -184,7 +184,7 @@ impl OnlineSoftmax {
             for c in 0..comptime!(bp.unit_vectors()) {
                 let n = o * comptime!(bp.unit_vectors()) + c;
                 let mut value = self.acc[n] * Row4::new(inverse);
-                // Not the other way round: wgpu's `!=` is false of NaN, which must stay.
+                // Not the inverse test: wgpu's `!=` is false for NaN, which must be kept.
                 if sum == 0.0f32 {
                     value = Row4::new(0.0f32);
                 }

@@ -4,14 +4,14 @@ use crate::math::{TANH_SERIES_BELOW, tanh_near_zero};
 use crate::portable::blueprint::Blueprint;
 use cubecl::prelude::*;
 
-/// Which pairs of an outer and an inner tile count.
+/// Which pairs of an outer and an inner tile are selected.
 #[cube]
 pub(crate) trait Pairs {
-    /// Whether the pair of an outer and an inner row does.
+    /// Whether the pair of an outer and an inner row is selected.
     fn selected(&self, outer: usize, inner: usize) -> bool;
 }
 
-/// What decides which pairs of an outer and an inner tile are selected, in shared memory.
+/// The data that decides which pairs of an outer and an inner tile are selected, in shared memory.
 #[derive(CubeType)]
 pub(crate) struct Slots {
     /// Position of each query; -1 selects nothing.
@@ -27,7 +27,7 @@ pub(crate) struct Slots {
 
 #[cube]
 impl Slots {
-    /// Room for the queries and keys of a tile.
+    /// Allocates room for the queries and keys of a tile.
     pub(crate) fn new(#[comptime] keys_outer: bool, #[comptime] bp: Blueprint) -> Slots {
         let queries = comptime!(if keys_outer {
             bp.inner_rows()
@@ -58,8 +58,8 @@ impl Slots {
         self.end[slot] = end;
     }
 
-    /// The first and one past the last query that attends to any key of an outer tile of keys; the same
-    /// number twice if none does. Read after a synchronisation.
+    /// The first and one past the last query that attends to any key of an outer tile of keys; the same number twice if
+    /// none does. To be called after a synchronisation.
     pub(crate) fn queries(
         &self,
         q_len: usize,
@@ -79,7 +79,7 @@ impl Slots {
             from = max(first + shift, 0i32) as usize;
             to = max(end + shift, 0i32) as usize;
         } else {
-            // All queries stand at the last key.
+            // All queries have the position of the last key.
             if end >= k_len as i32 {
                 to = q_len;
             }
@@ -101,14 +101,14 @@ impl Pairs for Slots {
     }
 }
 
-/// The scaled, and maybe capped, product of a query and a key.
+/// The scaled and optionally capped product of a query and a key.
 #[cube]
 pub(crate) fn logit(product: f32, scale: f32, softcap: f32, #[comptime] bp: Blueprint) -> f32 {
     let mut x = product * scale;
     if comptime!(bp.softcap) {
         let t = x / softcap;
         let square = t * t;
-        // Drivers' `tanh` may have an absolute error, as that of Mesa's for CPUs does.
+        // A driver's `tanh` may have an absolute error, as Mesa's CPU driver's has.
         let near = tanh_near_zero(t, square);
         x = softcap * select(square < TANH_SERIES_BELOW, near, t.tanh());
     }

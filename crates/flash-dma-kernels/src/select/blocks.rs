@@ -9,9 +9,8 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 
 impl BlocksBlueprint {
-    /// The configuration for `rows` of `n` keys, or `None` where sorting serves better: on runtimes
-    /// whose units are threads of a processor, and for rows so long that the keys before every edge
-    /// are more work than a sort.
+    /// The configuration for `rows` of `n` keys, or `None` where sorting is better: on runtimes whose units are threads
+    /// of a processor, and for rows so long that reading the keys before every edge costs more than a sort.
     pub(crate) fn choose(client: &Client, rows: usize, n: usize) -> Option<Self> {
         let properties = client.properties();
         let hardware = &properties.hardware;
@@ -29,7 +28,7 @@ impl BlocksBlueprint {
         } else {
             2048
         };
-        // A cube that writes intervals holds five words a position.
+        // A cube that writes intervals holds five words per position.
         let room = (hardware.max_shared_memory_size / 20 / 32 * 32).max(32);
         let mut team = Team::new(client, PLANES);
         if team.lanes == 1 {
@@ -61,7 +60,7 @@ const LONGEST: usize = 512 << 10;
 
 const _: () = assert!(LONGEST <= MAX_KEYS);
 
-/// Planes a cube: two cubes and more share a multiprocessor, so that one counts while another searches.
+/// Planes per cube: two cubes and more share a multiprocessor, so that one counts while another searches.
 const PLANES: usize = 16;
 
 /// Bytes of a vector of scores.

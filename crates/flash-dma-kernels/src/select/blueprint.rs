@@ -2,13 +2,13 @@
 
 use crate::team::Team;
 
-/// What is fixed when the kernels are compiled.
+/// Compile-time configuration of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct BlocksBlueprint {
     /// The units of a cube; a power of two.
     pub team: Team,
-    /// Positions a block; a multiple of 32.
+    /// Positions per block; a multiple of 32.
     pub block: usize,
-    /// Whether kernels may hold PTX: on CUDA, through the C++ generator.
+    /// Whether kernels may contain PTX: on CUDA, through the C++ generator.
     pub ptx: bool,
 }

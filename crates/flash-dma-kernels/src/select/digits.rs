@@ -7,18 +7,18 @@ use cubecl::prelude::*;
 pub(crate) const DIGIT: u32 = 11;
 pub(crate) const BINS: usize = 1 << DIGIT;
 
-/// A value of a digit and what is left to find below it.
+/// A value of a digit, and the remaining search below it.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Digit {
     pub value: u32,
-    /// Which of the elements of that value is sought, from 1, the greatest first.
+    /// The rank of the wanted element among those of that value, from 1, the greatest first.
     pub wanted: u32,
     /// Elements of that value.
     pub count: u32,
 }
 
-/// Adds 1 to a count; `first` is the shared-memory address of the first. CubeCL's own atomic takes a
-/// generic address, which is a trip through the memory system for each.
+/// Adds 1 to a count; `first` is the shared-memory address of the first. CubeCL's own atomic takes a generic address,
+/// which costs a trip through the memory system each time.
 #[cube]
 pub(crate) fn count(counts: &Shared<[Atomic<u32>]>, first: u32, digit: u32, #[comptime] ptx: bool) {
     if comptime!(ptx) {
@@ -37,9 +37,9 @@ pub(crate) fn shared_address<T: CubePrimitive>(slice: &[T]) -> u32 {
     out
 }
 
-/// The digit of the `wanted`-th greatest of the counted elements and `lowest` others of digit 0; there
-/// must be so many. Synchronises before it reads the counts and before it returns, and sets them to 0;
-/// `totals` and `found` are its own.
+/// The digit of the `wanted`-th greatest of the counted elements and `lowest` others of digit 0; there must be that
+/// many. Synchronises before it reads the counts and before it returns, and sets them to 0; `totals` and `found` are
+/// used only here.
 #[cube]
 pub(crate) fn find_digit(
     counts: &Shared<[Atomic<u32>]>,

@@ -5,10 +5,10 @@ use crate::select::sort::{NEVER, sort_key};
 use crate::select::thresholds::{READS, Threshold, row_start};
 use cubecl::prelude::*;
 
-/// Newborns that are compared with a key before it asks whether they were enough.
+/// Newborns that are compared with a key between two tests for the end of its search.
 const STRIDE: usize = 32;
 
-/// What a cube holds in shared memory.
+/// The shared memory of a cube.
 #[derive(CubeType)]
 struct Keys {
     /// Sort keys of the keys born in the block, by position; [`NEVER`] past the row.
@@ -19,21 +19,20 @@ struct Keys {
     old: Shared<[Vector<u32, Const<2>>]>,
     /// Positions in the block of newborns that are evicted before it ends, in any order.
     young: Shared<[u32]>,
-    /// How many of `old` and of `young` there are.
+    /// The lengths of `old` and of `young`.
     lens: Shared<[Atomic<u32>]>,
 }
 
 /// Writes the interval of every key that is evicted at a position of the block, and of every key of the
 /// block that is never attended to or never evicted.
 ///
-/// A key is evicted by the newborn that is the `window`-th better key. Keys better than the threshold
-/// at the block's end outlive the block, and keys worse than that at its beginning do not count in it: what
-/// is left are at most as many older keys as the block has positions, and its newborns. Each of
-/// them counts the better newborns in order of position.
+/// A key is evicted by the newborn that is the `window`-th better key. Keys better than the threshold at the block's
+/// end outlive the block, and keys worse than that at its beginning do not count in it: this leaves the block's
+/// newborns and at most as many older keys as the block has positions. Each of them counts the better newborns in order
+/// of position.
 ///
-/// One cube a (row, block). `scores` is as in
-/// [`thresholds_kernel`](crate::select::thresholds::thresholds_kernel), which made `thresholds`; `intervals` is
-/// contiguous `[rows, n, 2]`, overwritten.
+/// One cube per (row, block). `scores` is as in [`thresholds_kernel`](crate::select::thresholds::thresholds_kernel),
+/// which made `thresholds`; `intervals` is contiguous `[rows, n, 2]`, overwritten.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn evictions_kernel<S: Size>(
     scores: &Tensor<Vector<f32, S>>,
@@ -107,7 +106,7 @@ pub(crate) fn evictions_kernel<S: Size>(
 
         let old = min(keys.lens[0].load(), comptime!(bp.block as u32)) as usize;
         let young = keys.lens[1].load() as usize;
-        // Keys that the block's newborns must push out before one at the threshold goes.
+        // Keys that the block's newborns must evict before a key at the threshold is evicted.
         let free = window - before.live;
         let mut i = UNIT_POS as usize;
         while i < old {
@@ -225,9 +224,8 @@ fn gather_old<S: Size>(
     }
 }
 
-/// The position in the block of the `wanted`-th newborn, from 1, that is better than a key; there must be
-/// so many. `local` is the key's own position, or 0 if it is older than the block: equal newborns
-/// before it are better.
+/// The position in the block of the `wanted`-th newborn, from 1, that is better than a key; there must be that many.
+/// `local` is the key's own position, or 0 if it is older than the block: equal newborns before it are better.
 #[cube]
 fn find_better(
     keys: &Keys,
@@ -246,7 +244,7 @@ fn find_better(
     let mut stride = 0usize;
     let mut searching = true;
     while searching {
-        // Of whole strides before its own, equal keys are better: above the next lower key.
+        // In whole strides before its own, equal keys are better: compares with the next lower key.
         let bar = select(stride < own, key - 1u32, key);
         let mut better = select(stride == own, ties, 0u32);
         #[unroll]

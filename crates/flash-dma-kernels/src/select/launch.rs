@@ -12,11 +12,11 @@ use cubecl::client::Client;
 use cubecl::ir::AddressType;
 use cubecl::prelude::TensorBinding;
 
-/// The most bits of a digit. More would save levels but count more values than they skip.
+/// The most bits per digit. More bits would save levels but count more values than they skip.
 const MAX_WIDTH: u32 = 4;
 
-/// Words a key of a selection by sorting: order and sort key twice each, and three words of query state, all held to its
-/// end.
+/// Words per key of a selection by sorting: order and sort key twice each, and three words of query state, all held to
+/// the end.
 const SORT_WORDS: usize = 7;
 
 /// Sizes that every launch of one selection shares.
@@ -24,7 +24,7 @@ struct Selecting<'a> {
     client: &'a Client,
     rows: usize,
     n: usize,
-    /// For buffers of up to one word a key and the digit tables.
+    /// For buffers of up to one word per key and the digit tables.
     address: AddressType,
 }
 
@@ -34,7 +34,7 @@ struct Ranked {
     order: TensorBinding,
     /// Their sort keys.
     keys: TensorBinding,
-    /// Two buffers that are free again.
+    /// Two free buffers.
     spare: [TensorBinding; 2],
 }
 

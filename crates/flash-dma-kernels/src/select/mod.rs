@@ -5,25 +5,24 @@
 //! the first `r` keys of that order. If that index is less than `j` the key is never attended to; if
 //! `r < window` it is never evicted. Keys of score −∞ rank last, so no key counts them.
 //!
-//! In two ways. **By blocks** ([`blocks`]), on GPUs, for rows of up to 512K keys: what is attended at
-//! position `p` is what is no worse than the `window`-th best of the first `p + 1` keys, and that threshold
-//! only rises.
+//! There are two methods. **By blocks** ([`blocks`]), on GPUs, for rows of up to 512K keys: the keys attended at
+//! position `p` are those no worse than the `window`-th best of the first `p + 1` keys, and this threshold only rises.
 //!
 //! 1. [`thresholds`]: the threshold at the edges of blocks of positions, each by a radix selection over the
 //!    keys before it;
-//! 2. [`evictions`]: who is evicted within each block.
+//! 2. [`evictions`]: the keys that are evicted within each block.
 //!
-//! That is two launches, O(n² / block) reads of scores and 3 words of scratch an edge.
+//! This takes two launches, O(n² / block) reads of scores and 3 words of scratch per edge.
 //!
 //! **By sorting** ([`launch`]), for longer rows and where units are threads of a processor:
 //!
 //! 1. [`sort`]: sort keys and blocks of 32 by counting, then a merge sort by bisection;
-//! 2. [`quantile`]: a wavelet tree over the order, built and descended by all queries a level at a
-//!    time, with digits of up to 4 bits, down to nodes of 64 indices that are searched directly.
+//! 2. [`quantile`]: a wavelet tree over the order, built and descended by all queries one level at a time, with digits
+//!    of up to 4 bits, down to nodes of 64 indices that are searched directly.
 //!
-//! For `n` keys that is `3 + ceil(log2(n / 32)) + 3 * ceil((ceil(log2 n) - 6) / 4)` launches (30 for 1M),
-//! O(n log n) work, and 7.3 words of scratch a key: order and sort key, twice each, three words of query
-//! state, and the digit counts of one level (`16 / 64 + 16 / 1024`).
+//! For `n` keys this takes `3 + ceil(log2(n / 32)) + 3 * ceil((ceil(log2 n) - 6) / 4)` launches (30 for 1M), O(n log n)
+//! work, and 7.3 words of scratch per key: order and sort key, twice each, three words of query state, and the digit
+//! counts of one level (`16 / 64 + 16 / 1024`).
 //!
 //! Neither waits for the host, and a window that evicts nothing takes one launch.
 
@@ -48,12 +47,12 @@ use flash_dma_problem::{AttentionError, TensorName, TensorSpec};
 /// `intervals` is contiguous `[batch, kv_heads, k_len, 2]` of 32-bit integers and is overwritten. A
 /// window of at least `k_len` keeps every key whose score is not −∞.
 ///
-/// Only enqueues: a failure on the device shows when the intervals are read.
+/// The call only enqueues: a failure on the device is reported when the intervals are read.
 ///
 /// # Errors
 ///
-/// [`AttentionError`] if the window is 0, a shape, stride or buffer does not fit, or `k_len` passes
-/// `i32::MAX`; nothing is launched then.
+/// [`AttentionError`] if the window is 0, a shape, stride or buffer does not fit, or `k_len` passes `i32::MAX`; nothing
+/// is launched in that case.
 pub fn select(
     client: &Client,
     scores: TensorBinding,
@@ -90,8 +89,8 @@ pub fn select(
     Ok(())
 }
 
-/// The bytes that [`select`] needs on the device beside its arguments, known before it is called, for scores
-/// `[batch, kv_heads, k_len]`: the buffers that it holds at once at most, each as it is requested.
+/// The bytes that [`select`] needs on the device besides its arguments, known before it is called, for scores
+/// `[batch, kv_heads, k_len]`: the peak total of the buffers that it holds at once, each at its requested size.
 #[must_use]
 pub fn select_workspace(
     client: &Client,

@@ -12,14 +12,14 @@ use cubecl::prelude::*;
 
 /// Elements whose digits are counted together; also the size of the nodes at which the descent ends.
 pub(crate) const CHUNK: u32 = 64;
-/// Elements one unit of [`count_digits_kernel`] counts.
+/// Elements that one unit of [`count_digits_kernel`] counts.
 pub(crate) const SPAN: u32 = 16 * CHUNK;
 
 /// Counts, for every digit value `d`, the elements of digit at most `d`.
 ///
-/// One unit a (row, span, digit value), the digit value fastest. `sequence` is `[rows, n]`. Overwrites
-/// `in_span` `[rows, spans * SPAN / CHUNK, 1 << width]` with the counts from the start of the span to
-/// the start of the chunk, and `spans_out` `[rows, spans, 1 << width]` with those of the whole span.
+/// One unit per (row, span, digit value), the digit value fastest. `sequence` is `[rows, n]`. Overwrites `in_span`
+/// `[rows, spans * SPAN / CHUNK, 1 << width]` with the counts from the start of the span to the start of the chunk, and
+/// `spans_out` `[rows, spans, 1 << width]` with the counts of the whole span.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn count_digits_kernel(
     sequence: &[u32],
@@ -54,8 +54,8 @@ pub(crate) fn count_digits_kernel(
     }
 }
 
-/// Turns the counts of spans, `[rows, spans, values]`, into those from the start of the row to the
-/// start of the span, in place. One unit a (row, digit value).
+/// Converts the counts of spans, `[rows, spans, values]`, into counts from the start of the row to the start of the
+/// span, in place. One unit per (row, digit value).
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn scan_spans_kernel(spans: &mut [u32], rows: u32, span_count: u32, values: u32) {
     let row = ABSOLUTE_POS / values as usize;
@@ -88,8 +88,8 @@ fn counted(
         + spans[row_span * values as usize + value as usize]
 }
 
-/// Starts the queries: the key of rank `r` looks for the `window`-th smallest of its `r` better
-/// indices. One unit a rank; contiguous `[rows, n]` buffers, overwritten.
+/// Starts the queries: the key of rank `r` looks for the `window`-th smallest of its `r` better indices. One unit per
+/// rank; contiguous `[rows, n]` buffers, overwritten.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn start_queries_kernel(
     nodes: &mut [u32],
@@ -110,11 +110,10 @@ pub(crate) fn start_queries_kernel(
 
 /// Builds the next level of the tree and takes every query one level down.
 ///
-/// One unit a position of the level, `[rows, n]`, which also owns the query of that rank. `sequence`
-/// is the level, `next` (overwritten) the one below; `in_span` and `spans` are its digit counts. A
-/// query is its node's high digits (`nodes`), the number of its better keys in the node, which are
-/// the node's first (`candidates`; 0 where there is nothing to find), and which of them by index it
-/// looks for, from 1 (`wanted`).
+/// One unit per position of the level, `[rows, n]`, which also owns the query of that rank. `sequence` is the level,
+/// `next` (overwritten) the one below; `in_span` and `spans` are its digit counts. A query is its node's high digits
+/// (`nodes`), the number of its better keys in the node, which are the node's first (`candidates`; 0 if there is
+/// nothing to find), and the rank by index of the one that it looks for, from 1 (`wanted`).
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn descend_kernel(
     sequence: &[u32],
@@ -135,7 +134,7 @@ pub(crate) fn descend_kernel(
         let pos = (ABSOLUTE_POS - base) as u32;
         let values = 1u32 << width;
 
-        // The element goes behind the elements of its node that have its digit and precede it.
+        // The element goes after the elements of its node that have its digit and precede it.
         let index = sequence[ABSOLUTE_POS];
         let child = index >> shift;
         let value = child % values;
@@ -193,9 +192,9 @@ pub(crate) fn descend_kernel(
 
 /// Ends the descent in nodes of at most [`CHUNK`] elements, bit by bit, and writes the intervals.
 ///
-/// One unit a rank. `order`, `keys` (sort keys in rank order), `sequence` (the last level) and the
-/// queries' state are contiguous `[rows, n]`; `bits` are those below the nodes' digits. Overwrites
-/// `intervals`, contiguous `[rows, n, 2]`.
+/// One unit per rank. `order`, `keys` (sort keys in rank order), `sequence` (the last level) and the queries' state are
+/// contiguous `[rows, n]`; `bits` are the bits below the nodes' digits. Overwrites `intervals`, contiguous
+/// `[rows, n, 2]`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn write_intervals_kernel(
     order: &[u32],
@@ -247,8 +246,8 @@ pub(crate) fn write_intervals_kernel(
 
 /// Intervals of a window that evicts nothing: every key but those of score −∞ lives to the end.
 ///
-/// One unit a key; `scores` `[batch, kv_heads, n]` of any strides with a contiguous last axis;
-/// `intervals` contiguous `[batch, kv_heads, n, 2]`, overwritten.
+/// One unit per key; `scores` `[batch, kv_heads, n]` of any strides with a contiguous last axis; `intervals` contiguous
+/// `[batch, kv_heads, n, 2]`, overwritten.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn keep_all_kernel(scores: &Tensor<f32>, intervals: &mut [u32], rows: u32, n: u32) {
     let row = ABSOLUTE_POS / n as usize;

@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-/// Keys a unit of [`sort_blocks_kernel`] looks at.
+/// Keys that a unit of [`sort_blocks_kernel`] compares.
 pub(crate) const BLOCK: u32 = 32;
 
 /// Sort key of a score that is never attended to (−∞).
@@ -33,9 +33,8 @@ pub(crate) fn sort_key(score: f32) -> u32 {
 /// Sorts each block of [`BLOCK`] keys by counting: a key's rank in its block is the number of better
 /// keys there.
 ///
-/// One unit a key. `scores` is `[batch, kv_heads, n]` with any strides and a contiguous last axis;
-/// `keys` and `order` are contiguous `[batch * kv_heads, n]`, overwritten with the sort keys and the
-/// key indices.
+/// One unit per key. `scores` is `[batch, kv_heads, n]` with any strides and a contiguous last axis; `keys` and `order`
+/// are contiguous `[batch * kv_heads, n]`, overwritten with the sort keys and the key indices.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn sort_blocks_kernel(
     scores: &Tensor<f32>,
@@ -68,8 +67,8 @@ pub(crate) fn sort_blocks_kernel(
 /// Merges pairs of sorted blocks of `block` keys: a key's place in the merged block is its place in
 /// its own plus the number of better keys in the sibling, found by bisection.
 ///
-/// Blocks hold contiguous index ranges, so a tie goes to the key of the left block. One unit a key;
-/// all buffers are contiguous `[rows, n]`, those `_out` are overwritten.
+/// Blocks hold contiguous index ranges, so a tie goes to the key of the left block. One unit per key; all buffers are
+/// contiguous `[rows, n]`, the `_out` buffers are overwritten.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn merge_blocks_kernel(
     keys: &[u32],

@@ -11,7 +11,7 @@ use flash_dma_reference::{Rng, select::intervals, select::intervals_by_heap};
 fn check(rows: &[Vec<f32>], window: usize) {
     let n = rows[0].len();
     let client = client();
-    // Rows three elements apart, batches further: any strides but the last.
+    // Rows at a distance of three elements, batches further: arbitrary strides except the last.
     let heads = if rows.len().is_multiple_of(2) { 2 } else { 1 };
     let shape = [rows.len() / heads, heads, n];
     let strides = [heads * (n + 3) + 5, n + 3, 1];
@@ -82,7 +82,7 @@ fn short_rows_select_what_the_oracle_selects() {
 
 #[test]
 fn long_rows_select_what_the_oracle_selects() {
-    // Off and on the edges of chunks, spans and digits; one, two and three levels.
+    // Lengths off and on the edges of chunks, spans and digits; one, two and three levels.
     for n in [257, 1000, 1024, 1025, 2048, 5000] {
         for window in [1, 2, 7, 64, n / 4, n - 1, n] {
             check(&rows_of_every_kind(n, 2, (n + window) as u64), window);

@@ -1,16 +1,16 @@
-//! The kernel that finds which keys are attended at the beginning of every block of positions.
+//! The kernel that finds the keys attended at the beginning of every block of positions.
 
 use crate::select::blueprint::BlocksBlueprint;
 use crate::select::digits::{BINS, DIGIT, count, find_digit, shared_address};
 use crate::select::sort::{NEVER, sort_key};
 use cubecl::prelude::*;
 
-/// Vectors of scores that a unit reads before it looks at the first of them, so that the reads overlap.
+/// Vectors of scores that a unit reads before it uses the first of them, so that the reads overlap.
 pub(crate) const READS: usize = 4;
 
 /// Words of a threshold: sort key, index, live keys.
 pub(crate) const THRESHOLD: usize = 3;
-/// Keys a row may have: two digits of index.
+/// Keys that a row may have: two digits of index.
 pub(crate) const MAX_KEYS: usize = 1 << (2 * DIGIT);
 
 /// The worst of the `window` best among the keys before an edge between blocks.
@@ -44,8 +44,8 @@ impl Threshold {
 /// Finds the threshold at every edge `0, block, 2 * block, .., n` of every row: a radix selection over
 /// the keys before it, by digits of the sort key and, where a tie is cut, of the index.
 ///
-/// One cube a (row, edge). `scores` is `[batch, kv_heads, n]` with any strides and a contiguous last axis,
-/// of vectors that divide `n` and `block`; `thresholds` is `[rows, edges]` of [`Threshold`], overwritten.
+/// One cube per (row, edge). `scores` is `[batch, kv_heads, n]` with any strides and a contiguous last axis, of vectors
+/// that divide `n` and `block`; `thresholds` is `[rows, edges]` of [`Threshold`], overwritten.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn thresholds_kernel<S: Size>(
     scores: &Tensor<Vector<f32, S>>,
@@ -58,7 +58,7 @@ pub(crate) fn thresholds_kernel<S: Size>(
     let edges = (n.div_ceil(comptime!(bp.block as u32)) + 1u32) as usize;
     let row = CUBE_POS / edges;
     if row < rows as usize {
-        // The last edges have the most keys before them: they go first.
+        // The last edges have the most keys before them, so they go first.
         let edge = edges - 1 - CUBE_POS % edges;
         let len = min(edge as u32 * comptime!(bp.block as u32), n);
         let from = row_start::<S>(scores, row);
@@ -72,7 +72,7 @@ pub(crate) fn thresholds_kernel<S: Size>(
         }
         sync_cube();
 
-        // As if the row began with keys of score -inf, so that there is a `window`-th best.
+        // Acts as if the row began with keys of score -inf, so that there is a `window`-th best.
         let missing = window - min(window, len);
         let mut wanted = window;
         let mut equal = 0u32;
@@ -95,14 +95,14 @@ pub(crate) fn thresholds_kernel<S: Size>(
             wanted = digit.wanted;
             equal = digit.count;
         }
-        // All keys better than -inf: none of the `wanted` others.
+        // All keys better than -inf, and none of the `wanted` others.
         let mut live = window;
         if key == NEVER {
             live = window - wanted;
         }
         let mut last = len - min(len, 1u32);
         if key != NEVER && wanted < equal {
-            // Only the first of the equal keys are kept: the last of them, by ascending index.
+            // Only the first of the equal keys are kept: finds the last of these, by ascending index.
             let mut index = 0u32;
             for pass in 0..2u32 {
                 let bits = Bits {
@@ -134,13 +134,13 @@ pub(crate) fn row_start<S: Size>(scores: &Tensor<Vector<f32, S>>, row: usize) ->
     ((row / heads) * scores.stride(0) + (row % heads) * scores.stride(1)) / size
 }
 
-/// Which bits of a word are the digit, and which are above it.
+/// The bits of a word that form the digit, and the bits above it.
 #[derive(CubeType, Clone, Copy)]
 struct Bits {
     shift: u32,
-    /// The digit's, after the shift.
+    /// The mask of the digit, after the shift.
     digit: u32,
-    /// Those above the digit.
+    /// The mask of the bits above the digit.
     above: u32,
 }
 

@@ -1,4 +1,4 @@
-//! What the tests of the attention kernels share: tensors on cubecl-cpu and problems from the oracle.
+//! Code shared by the tests of the attention kernels: tensors on cubecl-cpu and problems from the oracle.
 
 use crate::args::{Inputs, Selection};
 use crate::{ElementType, Problem};
@@ -14,7 +14,7 @@ pub(crate) fn client() -> Client {
     Device::Cpu(Default::default()).client()
 }
 
-/// How a test tensor lies in its buffer.
+/// The layout of a test tensor in its buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Placement {
     /// Row-major.
@@ -78,7 +78,7 @@ pub(crate) fn upload(
         .zip(&strides)
         .map(|(&n, &s)| n.max(1).saturating_sub(1) * s)
         .sum::<usize>();
-    // What lies in the gaps must never be read.
+    // The gaps must never be read.
     let mut placed = vec![f64::NAN; reach];
     for (at, &value) in values.iter().enumerate() {
         let mut rest = at;

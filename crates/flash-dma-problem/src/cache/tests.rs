@@ -1,4 +1,4 @@
-//! What a cache accepts, and what it says to the rest.
+//! The inputs that a cache accepts, and its errors for the rest.
 
 use super::*;
 

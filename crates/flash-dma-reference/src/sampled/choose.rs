@@ -1,12 +1,12 @@
-//! What a sample consists of.
+//! The choice of a sample.
 
 use super::Source;
 use crate::Rng;
 use crate::select;
 use flash_dma_problem::Interval;
 
-/// Up to `count` numbers below `len`, ascending, none twice: the first, the last, and one at random out of each of
-/// equal parts between them.
+/// Up to `count` numbers below `len`, ascending, without repetitions: the first, the last, and a random one from each
+/// of equal parts between them.
 #[must_use]
 pub fn spread(len: usize, count: usize, rng: &mut Rng) -> Vec<usize> {
     if count >= len {
@@ -26,8 +26,8 @@ pub fn spread(len: usize, count: usize, rng: &mut Rng) -> Vec<usize> {
     numbers
 }
 
-/// Up to `count` keys of a head, ascending: spread over those that are attended at all, from the shortest interval to
-/// the longest, and two that never are (more where too few are attended).
+/// Up to `count` keys of a head, ascending: spread over the keys that are attended at all, from the shortest interval
+/// to the longest, and two that are never attended (more where too few are attended).
 #[must_use]
 pub fn attended_keys(intervals: &[Interval], count: usize, rng: &mut Rng) -> Vec<usize> {
     let length = |j: usize| intervals[j].end - intervals[j].first;
@@ -48,8 +48,8 @@ pub fn attended_keys(intervals: &[Interval], count: usize, rng: &mut Rng) -> Vec
 }
 
 impl Source<'_> {
-    /// Query rows by their numbers, ascending: `per_head` of each of `heads` kv heads, the first and the last among them,
-    /// spread over the queries; the query heads of a group take turns.
+    /// Query rows by their numbers, ascending: `per_head` of each of `heads` kv heads, the first and the last among
+    /// them, spread over the queries; the query heads of a group alternate.
     #[must_use]
     pub fn choose_rows(&self, heads: usize, per_head: usize, rng: &mut Rng) -> Vec<usize> {
         let p = &self.problem;

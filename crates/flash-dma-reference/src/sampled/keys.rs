@@ -1,4 +1,4 @@
-//! The gradients of chosen keys from every query that attends to them, given what the forward pass saved.
+//! The gradients of chosen keys from every query that attends to them, given the results saved by the forward pass.
 
 use super::{ReadRow, Sampled, Source, parallel};
 use crate::compare::Exact;
@@ -7,8 +7,8 @@ use crate::round::round_f32;
 use crate::rows;
 use flash_dma_problem::{Interval, Problem};
 
-/// The most pieces that the queries are cut into, and the fewest queries of a piece. They are part of the order of a
-/// sum, so they do not depend on the machine.
+/// The most pieces into which the queries are cut, and the fewest queries per piece. They determine the order of a sum,
+/// so they do not depend on the machine.
 const PIECES: usize = 256;
 const PIECE: usize = 256;
 
@@ -24,7 +24,7 @@ pub struct SampledKeys {
 }
 
 impl SampledKeys {
-    /// Adds the keys of a later kv head: a comparison by the naive error wants many.
+    /// Adds the keys of a later kv head: a comparison by the naive error needs many keys.
     ///
     /// # Panics
     ///
@@ -41,7 +41,7 @@ impl SampledKeys {
 impl Source<'_> {
     /// The gradients of `keys` (ascending indices in kv head `head`, which counts over the batch) of a backward pass
     /// that is given `out` (rows of `[batch, q_heads, q_len, head_dim]`) and `lse` (`[batch, q_heads, q_len]`, read as
-    /// rows of one element), whatever they are: an engine's, which are compared elsewhere. A pair's probability is
+    /// rows of one element), which may be an engine's: these are compared elsewhere. A pair's probability is
     /// `exp(logit − lse)`, and the mean of dL/dp under it is `grad_out · out`.
     ///
     /// # Panics
@@ -107,7 +107,7 @@ struct Sums {
     naive_scores: Vec<f32>,
 }
 
-/// A query row and what belongs to it.
+/// A query row and its data.
 struct Query {
     q: Vec<f64>,
     grad_out: Vec<f64>,
@@ -136,7 +136,7 @@ impl Sums {
         let mut attended = (keys.iter().enumerate())
             .filter(|(_, key)| key.attended(position))
             .peekable();
-        // An LSE of −∞ is that of a row in which every logit is −∞: it gives nothing.
+        // A row with an LSE of −∞ has only logits of −∞ and contributes nothing.
         let mut row_lse = [0.0];
         lse(row, &mut row_lse);
         let [lse] = row_lse;

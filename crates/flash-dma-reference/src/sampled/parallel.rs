@@ -1,4 +1,4 @@
-//! Independent pieces of work on every core.
+//! Independent pieces of work, distributed over all cores.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! `cargo xtask codegen`: what the CUDA compiler makes of every kernel variant, without a GPU.
+//! `cargo xtask codegen`: compiles every kernel variant with the CUDA compiler, without a GPU, and checks the result.
 //!
 //! The kernels crate's `codegen` program writes each variant as CUDA C++; NVRTC and ptxas compile it as
 //! CubeCL and the driver would, for the devices that launch it. Registers, stack, shared memory and the number of
@@ -23,8 +23,8 @@ use table::{Manifest, Table};
 const DRIVER: &str = include_str!("nvrtc.py");
 
 /// Runs the command; `--bless` rewrites the committed table. `--sources` compiles nothing and prints a hash of each
-/// variant's source, to show that a change of the kernels' Rust leaves their CUDA as it is. Other arguments are the
-/// beginnings of the variants' names that it is about.
+/// variant's source, to show that a change of the kernels' Rust leaves their CUDA as it is. Other arguments are
+/// prefixes of the names of the variants to process.
 ///
 /// # Errors
 /// When a variant does not compile, breaks a rule, or needs more than the committed table allows.
@@ -85,12 +85,12 @@ pub fn run(options: &[String]) -> Result {
     ))
 }
 
-/// Has the kernels crate write its variants to a fresh directory.
+/// Makes the kernels crate write its variants to a fresh directory.
 fn generate(out: &Path, prefixes: &[String]) -> Result {
     if out.exists() {
         std::fs::remove_dir_all(out).map_err(|e| format!("cannot clear {}: {e}", out.display()))?;
     }
-    // The whole workspace is selected, so that features, and with them dependencies, are those of the tests.
+    // The whole workspace is selected, so that features, and thus dependencies, are the same as for the tests.
     run_command(&mut cargo(["build", "--workspace", "--bin", "codegen"]))?;
     let mut generator = Command::new(target_dir().join("debug/codegen"));
     run_command(generator.arg(out).args(prefixes).current_dir(root()))

@@ -3,8 +3,8 @@
 use super::table::Table;
 use crate::process::Result;
 
-/// The accepted spills: a tab-separated file with the columns `variant` (`*` stands for any characters),
-/// `arch`, `bytes` (of stores or of loads, a thread) and `why`.
+/// The accepted spills: a tab-separated file with the columns `variant` (`*` matches any characters), `arch`, `bytes`
+/// (of stores or of loads, per thread) and `why`.
 #[derive(Debug)]
 pub struct Spills {
     rows: Vec<Row>,
@@ -23,7 +23,7 @@ impl Spills {
     /// Reads the file.
     ///
     /// # Errors
-    /// When the header or a row is not that of the form, or a row gives no reason.
+    /// When the header or a row is malformed, or a row states no reason.
     pub fn parse(text: &str) -> Result<Self> {
         let bad = |line: &str| format!("docs/codegen-spills.tsv has a bad row: {line}");
         let mut lines = text.lines().filter(|line| !line.is_empty());
@@ -52,7 +52,7 @@ impl Spills {
         rows.map(|row| row.bytes).max().unwrap_or(0)
     }
 
-    /// The rows that no kernel of a complete table needs any more.
+    /// The rows that no kernel of a complete table needs anymore.
     pub fn unused(&self, table: &Table) -> Vec<String> {
         let spilling = |row: &&Row| {
             let mut kernels = table.rows.iter();
@@ -76,7 +76,7 @@ impl Row {
     }
 }
 
-/// Whether `text` is the pattern, in which `*` stands for any characters.
+/// Whether `text` is the pattern, in which `*` matches any characters.
 fn matches(pattern: &str, text: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == text,

@@ -7,11 +7,11 @@ use std::fmt;
 
 /// How much a kernel may grow before the gate fails: what a small change of the code may cost.
 pub struct Bounds {
-    /// Registers a thread.
+    /// Registers per thread.
     pub registers: u32,
-    /// Bytes of stack a thread. Spills are held by [`Spills`].
+    /// Bytes of stack per thread. Spills are checked by [`Spills`].
     pub stack: u32,
-    /// Bytes of shared memory a cube.
+    /// Bytes of shared memory per cube.
     pub shared: u32,
 }
 
@@ -22,7 +22,7 @@ pub const BOUNDS: Bounds = Bounds {
     shared: 256,
 };
 
-/// The most shared memory a cube may have, in bytes.
+/// The most shared memory that a cube may have, in bytes.
 fn shared_limit(arch: &str) -> u32 {
     match arch {
         "sm_80" => 163 * 1024,
@@ -31,8 +31,8 @@ fn shared_limit(arch: &str) -> u32 {
     }
 }
 
-/// What the generator wrote: a tab-separated file with a header, of which the columns `name`, `arches` and
-/// `shared_bytes` (dynamic shared memory a cube) are read.
+/// The generator's output: a tab-separated file with a header, of which the columns `name`, `arches` and `shared_bytes`
+/// (dynamic shared memory per cube) are read.
 #[derive(Debug)]
 pub struct Manifest {
     /// The variants, in the generator's order.
@@ -46,7 +46,7 @@ pub struct Variant {
     pub name: String,
     /// The architectures whose devices launch it.
     pub arches: Vec<String>,
-    /// Dynamic shared memory a cube, which the compiler does not see.
+    /// Dynamic shared memory per cube, which the compiler does not see.
     pub shared: u32,
 }
 
@@ -54,7 +54,7 @@ impl Manifest {
     /// Reads the manifest.
     ///
     /// # Errors
-    /// When a column is missing, a number is none, or there is no variant.
+    /// When a column is missing, a number is malformed, or there is no variant.
     pub fn parse(text: &str) -> Result<Self> {
         let mut lines = text.lines().filter(|line| !line.is_empty());
         let header: Vec<&str> = lines.next().unwrap_or_default().split('\t').collect();
@@ -95,14 +95,14 @@ pub struct Table {
     pub rows: BTreeMap<(String, String), Row>,
 }
 
-/// What one compiled kernel takes.
+/// The resources of one compiled kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
     registers: u32,
     spill_stores: u32,
     spill_loads: u32,
     stack: u32,
-    /// Static and dynamic, bytes a cube.
+    /// Static and dynamic, in bytes per cube.
     shared: u32,
     /// `mma.sync` instructions of the PTX.
     mma: u32,
@@ -157,7 +157,7 @@ impl Table {
     /// Reads the committed form.
     ///
     /// # Errors
-    /// When the header or a row is not that of the form.
+    /// When the header or a row is malformed.
     pub fn parse(text: &str) -> Result<Self> {
         match text.split_once('\n') {
             Some((header, rows)) if header == COLUMNS.join("\t") => Self::from_rows(rows),
@@ -165,7 +165,7 @@ impl Table {
         }
     }
 
-    /// Adds the dynamic shared memory to what the compilers said.
+    /// Adds the dynamic shared memory to the compilers' figures.
     ///
     /// # Errors
     /// When a row is malformed or names no variant of the manifest.
@@ -216,7 +216,7 @@ impl Table {
         Ok(Self { rows })
     }
 
-    /// What no table excuses: too much shared memory for the architecture, a tensor-core kernel without its
+    /// Violations that no table excuses: too much shared memory for the architecture, a tensor-core kernel without its
     /// instruction, and spills that are not accounted for.
     pub fn violations(&self, spills: &Spills) -> Vec<String> {
         let mut faults = Vec::new();
@@ -243,8 +243,7 @@ impl Table {
         faults
     }
 
-    /// What is worse than in the committed table, beyond the bounds; and kernels that only one of the two
-    /// has.
+    /// Growth over the committed table beyond the bounds, and kernels that only one of the two has.
     pub fn growth(&self, expected: &Self) -> Vec<String> {
         let mut faults = Vec::new();
         for (key, row) in &self.rows {

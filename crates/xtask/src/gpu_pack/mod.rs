@@ -1,8 +1,8 @@
 //! `cargo xtask gpu-pack`: one archive with the CUDA suite, the benchmarks and the examples.
 //!
-//! A GPU machine needs a driver, a CUDA toolkit (NVRTC and its headers) and a C library not older than
-//! the building machine's; no Rust, no LLVM. LLVM is linked statically; what else the binaries load and a
-//! minimal system may lack travels along in `lib/`.
+//! A GPU machine needs a driver, a CUDA toolkit (NVRTC and its headers) and a C library not older than the building
+//! machine's; no Rust, no LLVM. LLVM is linked statically; other libraries that the binaries load and a minimal system
+//! may lack are packed in `lib/`.
 
 use crate::process::{Result, cargo, read, root, run as run_command, write_file};
 use crate::setup;
@@ -14,7 +14,7 @@ use std::time::Instant;
 /// A package whose binaries and integration tests are packed.
 #[derive(Debug)]
 struct Part {
-    /// As `--only` names it.
+    /// Its name for `--only`.
     name: &'static str,
     package: &'static str,
     /// Whether it calls the library through Burn, or the kernels alone.
@@ -65,17 +65,17 @@ impl Flavour {
     }
 }
 
-/// What one call packs.
+/// The contents of one archive.
 #[derive(Debug)]
 struct Request {
     parts: Vec<&'static Part>,
     flavour: Flavour,
-    /// What cargo's build gets.
+    /// The options for cargo's build.
     cargo: Vec<String>,
 }
 
 impl Request {
-    /// Reads `[--only NAME,..] [--tuned]`; what else there is goes to cargo.
+    /// Reads `[--only NAME,..] [--tuned]`; other options go to cargo.
     fn parse(options: &[String]) -> Result<Self> {
         let mut request = Self {
             parts: PARTS.iter().collect(),
@@ -123,11 +123,11 @@ const SYSTEM_LIBRARIES: [&str; 8] = [
     "libgcc_s.so",
 ];
 
-/// Builds and writes the archive. `--only tests,bench` packs only what these packages build, `--tuned` builds with
+/// Builds and writes the archive. `--only tests,bench` packs only the outputs of these packages, `--tuned` builds with
 /// autotune; other options go to cargo, such as `--config profile.gpu.opt-level=1`.
 ///
 /// # Errors
-/// When nothing is known by a name, something does not build, or the archive is too large.
+/// When a name is unknown, something does not build, or the archive is too large.
 pub fn run(options: &[String]) -> Result {
     let request = Request::parse(options)?;
     setup::run(setup::Needs::BUILD)?;
@@ -165,9 +165,9 @@ pub fn run(options: &[String]) -> Result {
     println!("gpu-pack: compressing {} binaries", binaries.len());
     let start = Instant::now();
     let mut tar = Command::new("tar");
-    // Most of each binary is the LLVM and the Burn of the one before: the window spans the last, the smallest come
-    // first, which know no Burn, and no filter for jumps makes equal code differ. Higher presets take many times as
-    // long for a few per cent.
+    // Most of each binary is the same LLVM and Burn as in the previous one: the window spans the previous binary, the
+    // smallest binaries, which lack Burn, come first, and no branch filter makes equal code differ. Higher presets take
+    // many times as long for a few per cent.
     tar.env("XZ_OPT", "-T1 --lzma2=preset=1,dict=256MiB");
     tar.arg("-C").arg(&out).arg("-cJf").arg(&archive);
     run_command(tar.args(by_size(&dir)?))?;
@@ -197,7 +197,7 @@ fn build(request: &Request) -> Result<BTreeMap<String, PathBuf>> {
         .collect();
     let mut build = cargo(["build", "--profile", "gpu", "--bins"]);
     if request.packs("tests") {
-        // The suite, not what the examples test of themselves.
+        // The suite, without the examples' own tests.
         build.args(["--test", "main"]);
     }
     build.args([
@@ -212,7 +212,7 @@ fn build(request: &Request) -> Result<BTreeMap<String, PathBuf>> {
 
     let messages = read(&mut build)?;
     let mut binaries: BTreeMap<_, _> = messages.lines().filter_map(executable).collect();
-    // It works on the repository, which stays here.
+    // It works on the repository, which is not packed.
     binaries.remove("bench-report");
     if request.packs("tests") && !binaries.contains_key("tests") {
         return Err(format!("cargo built no test, only {:?}", binaries.keys()));

@@ -1,4 +1,4 @@
-//! A copy of the workspace with every mutant in it, each asleep behind its guard.
+//! A copy of the workspace with every mutant in it, each inactive behind its guard.
 
 use super::table::{Mutant, PATH, with_mutants};
 use crate::process::{Result, read, read_file, root, target_dir, write_file};
@@ -9,7 +9,7 @@ use std::process::Command;
 /// The environment variable that names the active mutant.
 pub(super) const VARIABLE: &str = "FLASH_DMA_MUTANT";
 
-/// What every mutated crate gets: whether a mutant is the active one.
+/// The function added to every mutated crate: whether a mutant is the active one.
 const HELPER: &str = r#"
 pub(crate) fn mutant(name: &str) -> bool {
     static ACTIVE: std::sync::OnceLock<Option<String>> = std::sync::OnceLock::new();
@@ -18,16 +18,16 @@ pub(crate) fn mutant(name: &str) -> bool {
 }
 "#;
 
-/// Cargo tells packages of one name apart by their version: what this copy builds must not be taken for what the
-/// checkout built into the same directory.
+/// Cargo distinguishes packages of the same name by their version: outputs of this copy must not be mistaken for those
+/// of the checkout in the same directory.
 const VERSION: [&str; 2] = ["version = \"0.1.0\"", "version = \"0.1.0-mutants\""];
 
-/// Where the copy lies.
+/// The directory of the copy.
 pub(super) fn dir() -> PathBuf {
     target_dir().join("mutants").join("src")
 }
 
-/// What of a checkout does not fit the table: every mutant whose text is gone, or else what does not fit together.
+/// The mismatches between a checkout and the table: every mutant whose text is gone, otherwise inconsistencies.
 pub(super) fn faults(root: &Path, mutants: &[Mutant]) -> Vec<String> {
     let alone = |mutant| mutated(root, std::slice::from_ref(mutant)).err();
     let mut faults: Vec<String> = mutants.iter().filter_map(alone).collect();
@@ -40,7 +40,7 @@ pub(super) fn faults(root: &Path, mutants: &[Mutant]) -> Vec<String> {
         .collect()
 }
 
-/// The files that have mutants, with them.
+/// The files that have mutants, with the mutants applied.
 fn mutated(root: &Path, mutants: &[Mutant]) -> Result<BTreeMap<String, String>> {
     let mut by_file: BTreeMap<&str, Vec<&Mutant>> = BTreeMap::new();
     for mutant in mutants {
@@ -62,13 +62,13 @@ fn mutated(root: &Path, mutants: &[Mutant]) -> Result<BTreeMap<String, String>> 
             Some(text) => text,
             None => read_file(&root.join(&file))?,
         };
-        // What is left of an expression between parentheses draws warnings.
+        // The remaining parentheses around an expression cause warnings.
         texts.insert(file, format!("#![allow(warnings)]\n{text}{HELPER}"));
     }
     Ok(texts)
 }
 
-/// Brings the copy up to date. Files that stay the same are not touched, so that little is built again.
+/// Brings the copy up to date. Files that stay the same are not touched, so that little is rebuilt.
 ///
 /// # Errors
 /// When a mutant does not apply, or a file cannot be read or written.
@@ -102,7 +102,7 @@ fn versioned(text: &str) -> Result<String> {
     Ok(text.replace(VERSION[0], VERSION[1]))
 }
 
-/// The lock file with it: that of all packages without a source.
+/// The lock file with the copy's version for all packages without a source.
 fn versioned_lock(text: &str) -> String {
     let packages = text.split("\n\n").map(|package| {
         match package.contains("\nsource = ") || !package.starts_with("[[package]]") {

@@ -10,7 +10,7 @@ use std::process::Command;
 /// The package of the contract tests, below the root.
 const PACKAGE: &str = "tests";
 
-/// Those of `gpu-pack --only tests`, so that little is built again.
+/// The features of `gpu-pack --only tests`, so that little is rebuilt.
 const FEATURES: &str = "flash-dma-tests/cuda,flash-dma-tests/fusion,flash-dma-tests/persistence";
 
 /// Builds the contract tests of the copy for CUDA and lays them out with a list of mutants and the script that runs it.

@@ -1,8 +1,8 @@
-//! `cargo xtask mutants`: breaks the code in one small place after the other, and says which test notices.
+//! `cargo xtask mutants`: breaks the code in one small place at a time, and reports which test notices.
 //!
 //! All mutants of `tests/mutants.txt` are built into one copy of the workspace, each behind a guard that the
-//! environment variable `FLASH_DMA_MUTANT` opens: one build serves them all. Kernels are expanded in the process that
-//! runs them, so the same guard chooses there, too.
+//! environment variable `FLASH_DMA_MUTANT` opens: one build is enough for all of them. Kernels are expanded in the
+//! process that runs them, so the same guard chooses there, too.
 
 mod copy;
 mod cuda;
@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use table::Mutant;
 
-/// What the options ask for.
+/// The requested options.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Options {
     list: bool,
@@ -46,7 +46,7 @@ impl Options {
     }
 }
 
-/// What in a checkout does not fit the table of mutants, for the house rules.
+/// The mismatches between a checkout and the table of mutants, for the house rules.
 pub(crate) fn faults(root: &Path) -> Vec<String> {
     match table::load(root) {
         Ok(mutants) => copy::faults(root, &mutants),
@@ -54,11 +54,10 @@ pub(crate) fn faults(root: &Path) -> Vec<String> {
     }
 }
 
-/// Runs the mutants, all or those of the given names.
+/// Runs all mutants, or those with the given names.
 ///
 /// # Errors
-/// When one survives that the table does not expect to, does not apply or does not build, or when a test fails
-/// without any.
+/// When a mutant survives unexpectedly, does not apply or does not build, or when a test fails without any mutant.
 pub fn run(options: &[String]) -> Result {
     let options = Options::parse(options)?;
     let all = table::load(&root())?;
@@ -122,7 +121,7 @@ pub fn run(options: &[String]) -> Result {
     }
 }
 
-/// Runs the filters of all mutants without any: a test that fails anyway tells nothing.
+/// Runs the filters of all mutants without a mutant: a test that fails anyway proves nothing.
 fn check_without(programs: &Programs, mutants: &[&Mutant]) -> Result {
     let mut filters: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for (program, of_one) in mutants.iter().flat_map(|m| &m.kill) {

@@ -9,17 +9,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long the tests of one mutant may take. A mutant may well loop for ever.
+/// How long the tests of one mutant may take. A mutant may loop forever.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// The test programs by their name in the table: where each runs, and its path.
+/// The test programs by their name in the table: its working directory and its path.
 pub(super) type Programs = BTreeMap<&'static str, (PathBuf, PathBuf)>;
 
 /// How a run of some tests ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Passed,
-    /// With the first test that did.
+    /// Failed, with the first test that did.
     Failed(String),
     /// Ended without a summary.
     Crashed(String),
@@ -57,7 +57,7 @@ pub(super) fn build() -> Result<Programs> {
     }
 }
 
-/// The path of a package's test program, if one of cargo's messages tells of it.
+/// The path of a package's test program, if one of cargo's messages names it.
 pub(super) fn executable(message: &str, package: &Path, unit: bool) -> Option<PathBuf> {
     let after = |mark: &str| Some(message.split_once(mark)?.1.split('"').next()?.to_owned());
     let manifest = package.join("Cargo.toml");
@@ -112,13 +112,13 @@ pub(super) fn tests(
     Ok(end_of(&text, status.success(), &status.to_string()))
 }
 
-/// What a program's output says.
+/// The result according to a program's output.
 fn end_of(text: &str, success: bool, status: &str) -> End {
     if success {
         return End::Passed;
     }
     let failed = text.lines().find_map(|line| {
-        // What a test prints past the capture may stand before it.
+        // Output that bypasses the capture may precede it.
         let name = line.split_once("test ")?.1.strip_suffix(" ... FAILED")?;
         Some(name.to_owned())
     });

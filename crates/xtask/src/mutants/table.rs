@@ -1,6 +1,6 @@
-//! The table of mutants: what each breaks, where, and which tests must notice.
+//! The table of mutants: what each mutant breaks, where, and which tests must notice.
 //!
-//! A block a mutant, a line a field, fields repeated for more lines:
+//! One block per mutant, one line per field, a field repeated for more lines:
 //!
 //! ```text
 //! mutant  a-name-of-its-own
@@ -15,12 +15,12 @@
 //! lives   why no test can notice: a survivor that is known
 //! ```
 //!
-//! White space in `find` stands for any, none included, so that a file may be formatted anew.
+//! White space in `find` matches any white space, including none, so that a file may be reformatted.
 
 use crate::process::{Result, read_file};
 use std::path::Path;
 
-/// The table, below the root.
+/// The path of the table, relative to the root.
 pub(super) const PATH: &str = "tests/mutants.txt";
 
 /// The test programs: name in the table, directory of the package, and whether it is the package's own unit tests.
@@ -38,16 +38,16 @@ pub(super) struct Mutant {
     pub(super) name: String,
     pub(super) breaks: String,
     pub(super) file: String,
-    /// It is in a `#[cube]` function: the choice falls when the kernel is expanded.
+    /// Whether it is in a `#[cube]` function: it is then chosen when the kernel is expanded.
     pub(super) kernel: bool,
     pub(super) statement: bool,
     find: String,
     put: String,
-    /// The tests run on a GPU.
+    /// Whether the tests run on a GPU.
     pub(super) cuda: bool,
     /// Programs and their filters.
     pub(super) kill: Vec<(String, Vec<String>)>,
-    /// Why it is known to survive; empty if it must not.
+    /// The reason why it is known to survive; empty if it must not.
     pub(super) lives: String,
 }
 
@@ -126,7 +126,7 @@ fn append(field: &mut String, value: &str, between: char) {
     field.push_str(value);
 }
 
-/// The text of a file with all its mutants in, each behind its guard.
+/// The text of a file with all its mutants applied, each behind its guard.
 ///
 /// # Errors
 /// When a mutant's text does not occur exactly once, or two overlap without being the same.
@@ -138,7 +138,7 @@ pub(super) fn with_mutants(text: &str, mutants: &[&Mutant]) -> Result<String> {
             .map_err(|e| format!("mutant `{}` in {}: {e}", mutant.name, mutant.file))?;
         places.push((place, *mutant));
     }
-    // From the back, so that the places before stay where they are; alternatives of one place together.
+    // From the back, so that earlier places do not move; alternatives of one place together.
     places.sort_by_key(|(place, _)| std::cmp::Reverse((place.start, place.end)));
     let mut text = text.to_owned();
     let mut begin = text.len();
@@ -161,7 +161,7 @@ pub(super) fn with_mutants(text: &str, mutants: &[&Mutant]) -> Result<String> {
 }
 
 impl Mutant {
-    /// The bytes that it replaces.
+    /// The range of bytes that it replaces.
     fn place(&self, text: &str) -> Result<std::ops::Range<usize>> {
         let marks = self.find.matches(['«', '»']).count();
         let (before, rest) = self.find.split_once('«').unwrap_or(("", &self.find));

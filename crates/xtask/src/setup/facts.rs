@@ -1,4 +1,4 @@
-//! What the machine has.
+//! The facts about the machine.
 
 use super::Needs;
 use super::plan::{DISTRIBUTION, Facts, Prefix, Rights};
@@ -10,7 +10,7 @@ use std::time::Duration;
 /// Seconds after which the release server counts as unreachable.
 const REACH_SECONDS: u64 = 15;
 
-/// Looks at the machine; the network is asked only when there is no LLVM yet.
+/// Inspects the machine; the network is queried only if there is no LLVM yet.
 ///
 /// # Errors
 /// When `Cargo.lock` does not name the bundler, or there is no home directory.
@@ -34,14 +34,14 @@ pub fn gather(needs: Needs) -> Result<Facts> {
     })
 }
 
-/// The file by which the bundler knows a complete prefix.
+/// The file by which the bundler recognises a complete prefix.
 pub fn marker(prefix: &Path) -> PathBuf {
     prefix.join(".tracel-llvm-installed")
 }
 
 /// Whether an `llvm-config` runs.
 pub fn works(llvm_config: &Path) -> bool {
-    // A shell pipeline succeeds with its last command: only the output tells.
+    // A shell pipeline succeeds with its last command, so only the output is conclusive.
     try_output(&llvm_config.to_string_lossy(), &["--version"])
         .is_some_and(|output| output.stdout.first().is_some_and(u8::is_ascii_digit))
 }
@@ -99,7 +99,7 @@ fn release_url(version: &str) -> String {
     format!("{releases}/v{version}/{os}-{arch}.tar.xz")
 }
 
-/// Asks for the head of the release's archive.
+/// Requests the headers of the release's archive.
 fn reachable(url: &str) -> bool {
     println!("setup: is {url} within reach?");
     let seconds = REACH_SECONDS.to_string();
@@ -113,7 +113,7 @@ fn reachable(url: &str) -> bool {
         let timeout = format!("--timeout={seconds}");
         return runs("wget", &["-q", "--spider", "--tries=1", &timeout, url]);
     }
-    // Neither is installed: a connection has to do.
+    // Neither is installed: a connection has to suffice.
     let timeout = Duration::from_secs(REACH_SECONDS);
     ("github.com", 443)
         .to_socket_addrs()
@@ -130,7 +130,7 @@ pub fn rights() -> Rights {
     }
 }
 
-/// Those of the packages that are not installed.
+/// The packages that are not installed.
 pub fn missing(packages: &[&'static str]) -> Vec<&'static str> {
     let installed = |package: &&str| {
         try_output("dpkg-query", &["-W", "-f=${Status}", package])
@@ -140,7 +140,7 @@ pub fn missing(packages: &[&'static str]) -> Vec<&'static str> {
     packages.filter(|package| !installed(package)).collect()
 }
 
-/// Whether there is C++: LLVM is written in it, and so is a part of `cubecl-llvm`.
+/// Whether there is a C++ compiler: LLVM is written in it, and so is a part of `cubecl-llvm`.
 fn cxx_works() -> bool {
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
     // The headers come with the library to link.
@@ -157,7 +157,7 @@ fn cxx_works() -> bool {
     )
 }
 
-/// Whether there are a loader of Vulkan and the description of a driver.
+/// Whether there are a Vulkan loader and a driver manifest.
 pub fn has_vulkan() -> bool {
     let libraries = try_output("ldconfig", &["-p"])
         .or_else(|| try_output("/sbin/ldconfig", &["-p"]))

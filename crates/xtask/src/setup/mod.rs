@@ -1,9 +1,9 @@
 //! `cargo xtask setup`: what a build of a CubeCL runtime needs beyond Rust and a C compiler.
 //!
-//! `cubecl-llvm` links LLVM (the CUDA and the CPU runtime both contain it) and finds it in a prefix that
-//! the build script of `tracel-llvm-bundler` fills from a GitHub release. Where that cannot be reached,
-//! the distribution's LLVM stands in: the prefix then holds a two-line `llvm-config` that calls the
-//! distribution's. [`mod@plan`] decides from facts alone, [`facts`] looks at the machine.
+//! `cubecl-llvm` links LLVM (the CUDA and the CPU runtime both contain it) and finds it in a prefix that the build
+//! script of `tracel-llvm-bundler` fills from a GitHub release. Where that cannot be reached, the distribution's LLVM
+//! is used: the prefix then holds a two-line `llvm-config` that calls the distribution's. [`mod@plan`] decides from
+//! facts alone, [`facts`] looks at the machine.
 
 mod facts;
 mod plan;
@@ -14,7 +14,7 @@ use plan::{Llvm, Plan, Privilege, plan};
 use std::path::Path;
 use std::process::Command;
 
-/// What the caller is going to build or run.
+/// The prerequisites of the command to run.
 #[derive(Clone, Copy, Debug)]
 pub struct Needs {
     /// Whether Python is needed: it installs and drives NVIDIA's compilers in the codegen step.
@@ -24,12 +24,12 @@ pub struct Needs {
 impl Needs {
     /// Everything the project's commands use.
     pub const ALL: Self = Self { python: true };
-    /// What a CubeCL runtime needs to be built.
+    /// The prerequisites for building a CubeCL runtime.
     pub const BUILD: Self = Self { python: false };
 }
 
-/// Stands for the distribution's `llvm-config`. That names some system libraries by their absolute path,
-/// from which the bundler makes flags like `-llibz3`; as `-lz3` they pass through it unharmed.
+/// A wrapper for the distribution's `llvm-config`. The latter names some system libraries by their absolute path, from
+/// which the bundler makes flags like `-llibz3`; as `-lz3` they pass through it unharmed.
 const LLVM_CONFIG_WRAPPER: &str = "\
 #!/bin/sh
 # Written by `cargo xtask setup`: the distribution's LLVM in place of the bundled one.
@@ -40,7 +40,7 @@ llvm-config-VERSION \"$@\" | sed 's#/[^ ]*/lib\\([^/ ]*\\)\\.so#-l\\1#g'
 /// Runs the command.
 ///
 /// # Errors
-/// When something is missing that cannot be installed from here: the text gives the commands.
+/// When something is missing that cannot be installed from here: the text lists the commands.
 pub fn run(needs: Needs) -> Result {
     let facts = gather(needs)?;
     let Plan {
@@ -71,10 +71,10 @@ pub fn run(needs: Needs) -> Result {
     Ok(())
 }
 
-/// Provides a loader of Vulkan and a driver that runs on the CPU, unless there are a loader and a driver.
+/// Installs a Vulkan loader and a driver that runs on the CPU, unless both a loader and a driver exist.
 ///
 /// # Errors
-/// When they are missing and cannot be installed from here: the text gives the commands.
+/// When they are missing and cannot be installed from here: the text lists the commands.
 pub fn vulkan() -> Result {
     if facts::has_vulkan() {
         println!("setup: there is a Vulkan driver; nothing to do");

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// The distribution's LLVM that stands in for the bundled one; others were not tried.
+/// The distribution's LLVM version that replaces the bundled one; others were not tried.
 pub const DISTRIBUTION: &str = "22";
 
 /// The Debian and Ubuntu packages that linking the distribution's LLVM takes.
@@ -14,24 +14,24 @@ pub const LLVM_PACKAGES: [&str; 5] = [
     "zlib1g-dev",
 ];
 
-/// What the machine has.
+/// The facts about the machine.
 #[derive(Clone, Debug)]
 pub struct Facts {
     /// Version of the bundler in `Cargo.lock`, e.g. `23.1.0-4`.
     pub bundle_version: String,
     /// Where the bundler looks for LLVM.
     pub prefix: PathBuf,
-    /// What is there.
+    /// The state of the prefix.
     pub state: Prefix,
-    /// Whether the bundler's release can be downloaded; asked only if the prefix is absent.
+    /// Whether the bundler's release can be downloaded; checked only if the prefix is absent.
     pub release_reachable: bool,
-    /// Those of [`LLVM_PACKAGES`] that are not installed.
+    /// The packages of [`LLVM_PACKAGES`] that are not installed.
     pub missing_packages: Vec<&'static str>,
     /// Whether a C++ compiler and its library are installed.
     pub cxx: bool,
     /// Whether Python with `venv` is installed, or not needed.
     pub python: bool,
-    /// What may be installed.
+    /// The rights to install packages.
     pub rights: Rights,
 }
 
@@ -49,7 +49,7 @@ pub struct Rights {
 /// The state of the prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prefix {
-    /// Nothing there.
+    /// There is no prefix.
     Absent,
     /// The bundle, marked complete, and its `llvm-config` runs.
     Complete,

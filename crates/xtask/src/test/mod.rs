@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 struct Step {
     name: &'static str,
     run: fn() -> Result,
-    /// Whether it builds CubeCL, which takes what the step [`SETUP`] provides.
+    /// Whether it builds CubeCL, which needs the step [`SETUP`].
     builds: bool,
-    /// Whether `--fast` leaves it out.
+    /// Whether `--fast` skips it.
     slow: bool,
 }
 
@@ -80,10 +80,10 @@ const STEPS: [Step; 7] = [
     },
 ];
 
-/// Runs the steps, the rest of them after a failure, too, and prints what each took.
+/// Runs all steps, even after a failure, and prints the time of each.
 ///
 /// # Errors
-/// What failed: every step, and every test by its name.
+/// The failures: every step, and every test by its name.
 pub fn run(options: &[String]) -> Result {
     let fast = switch(options, "--fast")?;
     let steps: Vec<&Step> = STEPS.iter().filter(|step| !(fast && step.slow)).collect();
@@ -105,7 +105,7 @@ fn run_steps(steps: &[&Step]) -> Result {
         let outcome = (step.run)();
         times.push((name, start.elapsed()));
         if let Err(e) = outcome {
-            // Now as well as at the end: what comes in between may take long.
+            // Printed now as well as at the end: the steps in between may take long.
             eprintln!("error: step `{name}`: {e}");
             failures.push(format!("step `{name}`: {e}"));
             set_up &= name != SETUP;

@@ -1,4 +1,4 @@
-//! What test programs print, read while it passes through to the terminal.
+//! Reads the output of test programs while passing it through to the terminal.
 
 use crate::process::{Result, shown};
 use std::fmt::{self, Display, Formatter};
@@ -32,8 +32,8 @@ fn run_to(command: &mut Command, terminal: impl Write) -> Result {
     }
 }
 
-/// Starts a command with one pipe for both its streams: what cargo says about a program stays before and after what the
-/// program says.
+/// Starts a command with one pipe for both its streams: so that cargo's messages about a program stay before and after
+/// the program's output.
 fn start(command: &mut Command) -> std::io::Result<(Child, PipeReader)> {
     let (reader, writer) = std::io::pipe()?;
     let child = command.stdout(writer.try_clone()?).stderr(writer).spawn()?;
@@ -58,7 +58,7 @@ fn pass_on(
     Ok(())
 }
 
-/// What the programs so far came to.
+/// The results of the programs so far.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Summary {
     passed: usize,
@@ -67,7 +67,7 @@ pub struct Summary {
     programs: usize,
     /// Each with its failed tests.
     failures: Vec<Failure>,
-    /// The program that runs, and what it has said.
+    /// The running program, and its output so far.
     current: Current,
 }
 
@@ -75,7 +75,7 @@ pub struct Summary {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Failure {
     program: String,
-    /// The tests it says failed; none if it ended before it could say so.
+    /// The tests that it reports as failed; empty if it ended before it could report them.
     tests: Vec<String>,
     /// The options that run it alone, e.g. `-p flash-dma-cpu --lib`.
     rerun: String,
@@ -84,9 +84,9 @@ struct Failure {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Current {
     program: String,
-    /// The names below the last `failures:`, while nothing else has come.
+    /// The names below the last `failures:`, as long as nothing else follows.
     list: Option<Vec<String>>,
-    /// The names when the program gave its results; `None` before.
+    /// The names once the program has reported its results; `None` before.
     result: Option<Vec<String>>,
 }
 

@@ -1,9 +1,9 @@
-//! Links of Markdown files and the code that the book includes.
+//! Checks links of Markdown files and the code that the book includes.
 
 use std::path::Path;
 
-/// What is wrong with a Markdown file: links to files that do not exist, and `{{#include}}`s of files or
-/// anchors that do not.
+/// The faults of a Markdown file: links to files that do not exist, and `{{#include}}`s of files or anchors that do
+/// not.
 pub fn faults(path: &Path, text: &str, name: &str, faults: &mut Vec<String>) {
     let dir = path.parent().unwrap_or(Path::new("."));
     let mut fenced = false;
@@ -33,7 +33,7 @@ pub fn faults(path: &Path, text: &str, name: &str, faults: &mut Vec<String>) {
     }
 }
 
-/// What is wrong with an include of the form `path`, `path:anchor` or `path:first:last`.
+/// The faults of an include of the form `path`, `path:anchor` or `path:first:last`.
 fn include_fault(dir: &Path, include: &str) -> Option<String> {
     let (file, anchor) = match include.split_once(':') {
         Some((file, anchor)) => (file, Some(anchor)),
@@ -55,7 +55,7 @@ fn without_code_spans(line: &str) -> String {
     line.split('`').step_by(2).collect()
 }
 
-/// What stands between the two marks, each time they occur.
+/// The texts between the two marks, for each occurrence.
 fn between<'a>(line: &'a str, open: &'a str, close: &'a str) -> impl Iterator<Item = &'a str> {
     line.split(open)
         .skip(1)

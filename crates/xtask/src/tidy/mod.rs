@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// Checks the rules.
 ///
 /// # Errors
-/// When one is broken: the text lists every place.
+/// When a rule is broken: the text lists every place.
 pub fn run() -> Result {
     let root = root();
     let files = files(&root)?;
@@ -37,7 +37,7 @@ pub fn run() -> Result {
     }
 }
 
-/// What is wrong with a Rust file.
+/// The faults of a Rust file.
 fn source_faults(name: &str, text: &str, faults: &mut Vec<String>) {
     for (number, line) in text.lines().enumerate() {
         let code = line.split("//").next().unwrap_or_default();
@@ -50,14 +50,14 @@ fn source_faults(name: &str, text: &str, faults: &mut Vec<String>) {
     }
 }
 
-/// What is wrong with a crate's manifest.
+/// The faults of a crate's manifest.
 fn manifest_faults(name: &str, text: &str, faults: &mut Vec<String>) {
     if !text.contains("[lints]\nworkspace = true") {
         faults.push(format!("{name}: does not take the workspace's lints"));
     }
 }
 
-/// The repository's files, in order, without hidden ones and what is built.
+/// The repository's files, in order, without hidden files and build outputs.
 fn files(dir: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     let mut dirs = vec![dir.to_path_buf()];

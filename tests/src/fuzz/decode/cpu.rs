@@ -98,7 +98,7 @@ impl<E: Host> Part<E> {
     }
 }
 
-/// A cache, with rows of NaN where nothing is.
+/// A cache, with rows of NaN where it is empty.
 struct Held<'a, E> {
     spec: &'a Spec,
     shape: CacheShape,
@@ -127,7 +127,7 @@ impl<'a, E: Host + Element> Held<'a, E> {
                 if scored {
                     shape = shape.with_scores();
                 }
-                // In turns and from the last page on.
+                // Alternating, from the last page on.
                 let page = |n: usize| pages - 1 - n % max_pages * batch - n / max_pages;
                 let table = (0..batch * max_pages).map(|n| page(n) as i32);
                 (shape, table.collect())
@@ -187,7 +187,7 @@ impl<'a, E: Host + Element> Held<'a, E> {
         Ok((out, lse))
     }
 
-    /// The forward pass over what the slots hold and the tokens, which are appended then.
+    /// The forward pass over the slots' keys and the tokens, which are then appended.
     fn chunk(&mut self, part: &Part<E>) -> Result<(Vec<E>, Vec<f32>), AttentionError> {
         let (spec, kv, options) = (self.spec, part.kv, self.spec.options());
         let held = part.tokens.start;

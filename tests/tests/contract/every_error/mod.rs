@@ -14,7 +14,7 @@ use calls::{
 };
 use std::collections::BTreeSet;
 
-/// What is called, what it must refuse with, and the call.
+/// The operation, the expected error, and the call.
 type Row = (Operation, &'static str, fn() -> Result<(), AttentionError>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

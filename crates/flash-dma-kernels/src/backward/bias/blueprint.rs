@@ -1,16 +1,16 @@
-//! The configuration of the kernel of a bias with a query axis.
+//! The configuration of the gradient kernel for a bias with a query axis.
 
 use crate::matrix::blueprint::has_wgmma;
 use crate::pattern::kind::{Bias, Pattern};
 use cubecl::prelude::*;
 use flash_dma_problem::{ElementType, MaskedProblem};
 
-/// What is fixed when the kernel of the gradient of a bias is compiled.
+/// Compile-time configuration of the bias-gradient kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct BiasBlueprint {
     /// The element type; f16 or bf16.
     pub element: ElementType,
-    /// Elements a row; 64 or 128.
+    /// Elements per row; 64 or 128.
     pub head_dim: usize,
     /// Bottom-right aligned causal masking.
     pub causal: bool,
@@ -21,21 +21,21 @@ pub(crate) struct BiasBlueprint {
 }
 
 impl BiasBlueprint {
-    /// Queries of a tile: 64 for each of two warpgroups.
+    /// Queries per tile: 64 for each of two warpgroups.
     pub(crate) const QUERIES: usize = 128;
-    /// Keys of a tile.
+    /// Keys per tile.
     pub(crate) const KEYS: usize = 128;
-    /// Keys that are multiplied, and copied, at a time.
+    /// Keys that are multiplied and copied at a time.
     pub(crate) const HALF: usize = 64;
-    /// Query tiles in shared memory: the one in use, and one under way.
+    /// Query tiles in shared memory: the one in use, and one in flight.
     pub(crate) const ROW_STAGES: usize = 2;
-    /// Halves of key tiles in shared memory: both of the one in use, and one under way.
+    /// Halves of key tiles in shared memory: both of the one in use, and one in flight.
     pub(crate) const KEY_STAGES: usize = 3;
-    /// Warps a cube.
+    /// Warps per cube.
     pub(crate) const WARPS: usize = 8;
 
-    /// The configuration for `problem`, or `None` if the kernel does not serve it: a bias with all queries and keys, of a
-    /// problem whose other gradients `wgmma` computes.
+    /// The configuration for `problem`, or `None` if the kernel does not support it: a bias with all queries and keys,
+    /// of a problem whose other gradients `wgmma` computes.
     pub(crate) fn choose(problem: &MaskedProblem, properties: &DeviceProperties) -> Option<Self> {
         let p = &problem.attention;
         let of_pairs = |shape: [usize; 4]| shape[2] == p.q_len && shape[3] == p.k_len;
@@ -60,12 +60,12 @@ impl BiasBlueprint {
         Self::ROW_STAGES * Self::QUERIES * (row + 8) + Self::KEY_STAGES * Self::HALF * row + 256
     }
 
-    /// 16-byte chunks of a row.
+    /// 16-byte chunks per row.
     pub(crate) fn chunks(&self) -> usize {
         self.head_dim / 8
     }
 
-    /// Key tiles of a cube, one after the other: as many as have [`STEPS`] steps, or fewer where cubes would be few.
+    /// Key tiles per cube, processed in sequence: enough for [`STEPS`] steps, or fewer if there would be too few cubes.
     pub(crate) fn run(problem: &MaskedProblem, shape: [usize; 4], processors: usize) -> usize {
         let p = &problem.attention;
         let steps = p.batch / shape[0] * problem.heads_each(shape[1]);
@@ -85,14 +85,14 @@ impl BiasBlueprint {
         ]
     }
 
-    /// Cubes for a bias of this shape at most.
+    /// The most cubes for a bias of this shape.
     pub(crate) fn most_cubes(shape: [usize; 4]) -> [usize; 3] {
         Self::cubes_of(shape, 1)
     }
 }
 
-/// Steps of a cube that make its first copies small beside the rest.
+/// Steps per cube at which the cost of its first copies is small.
 pub(crate) const STEPS: usize = 16;
 
-/// Cubes a multiprocessor that even out what they see.
+/// Cubes per multiprocessor that balance the load.
 pub(crate) const CUBES: usize = 4;

@@ -13,16 +13,16 @@ use crate::matrix::wgmma::product::{finish, finish_but, start_nt};
 use crate::matrix::wgmma::ring::Turns;
 use cubecl::prelude::*;
 
-/// A cube owns a tile of 128 queries of a row (a head of a sequence) of the bias, and a run of key tiles of 128 keys,
-/// one after the other: `[run, query tile from the last on, row]` is the cube's position. For each key tile it
-/// recomputes dS of all heads of all sequences that read the row, in order, and sums it in f32 in registers, a warpgroup
-/// 64 queries; then it writes the tile, zeros where no pair is seen. Query tiles and keys stream through shared memory
-/// where they differ from one step to the next, as boxes that one unit copies.
+/// A cube owns a tile of 128 queries of a row (a head of a sequence) of the bias, and a run of consecutive key tiles of
+/// 128 keys: `[run, query tile from the last on, row]` is the cube's position. For each key tile it recomputes dS of
+/// all heads of all sequences that read the row, in order, and accumulates it in f32 in registers, 64 queries per
+/// warpgroup; then it writes the tile, zeros where no pair is seen. Query tiles and keys stream through shared memory
+/// where they change from one step to the next, as boxes copied by one unit.
 ///
-/// `bias` `[batch | 1, heads, q_len, k_len]`, any strides; `grad_bias` its shape, contiguous, overwritten. `bits`, of
-/// `bit_blocks` key blocks and `bit_queries` queries, and `counts` are the plan's, read if `bp.pattern.is_planned()`. The boxes: of
-/// `q` and its gradients `[1, 1, 64, 64]`, of `k` and `v` likewise, of the rows 128 pairs of `-log2(e) lse` and the row
-/// sum.
+/// `bias` `[batch | 1, heads, q_len, k_len]`, any strides; `grad_bias` its shape, contiguous, overwritten. `bits`, with
+/// `bit_blocks` key blocks and `bit_queries` queries, and `counts` belong to the plan and are read if
+/// `bp.pattern.is_planned()`. The boxes: of `q` and its gradients `[1, 1, 64, 64]`, of `k` and `v` likewise, of the
+/// rows 128 pairs of `-log2(e) lse` and the row sum.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn bias_wgmma_kernel<E: Float>(
     bias: &Tensor<f32>,
@@ -92,7 +92,7 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
         copies.fill_keys(0usize, step.batch, step.kv_head, key, bp);
         copies.fill_keys(1usize, step.batch, step.kv_head, key + half, bp);
     }
-    // How many query tiles, key tiles and halves of key tiles came before.
+    // The number of query tiles, key tiles and half key tiles processed so far.
     let mut row_turn = 0usize;
     let mut key_turn = 0usize;
     let mut turn = 0usize;
@@ -129,7 +129,7 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
                 let q = copies.queries(row_turn, bp);
                 let o = copies.grad_out(row_turn, bp);
 
-                // The first half of the keys: S = Q K^T, and dP = dO V^T behind it.
+                // The first half of the keys: S = Q K^T, followed by dP = dO V^T.
                 copies.wait_keys(2 * key_turn);
                 turns.wait(turn, 2usize);
                 let k = copies.keys(2 * key_turn, bp);
@@ -138,7 +138,7 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
                 let dp = start_nt::<N>(&o, &v, comptime!(bp.element), half, comptime!(bp.head_dim));
                 turns.pass(turn, turn + 2, 2usize);
 
-                // What comes next, on its way while the tensor cores multiply.
+                // The next copies, in flight while the tensor cores multiply.
                 let coming = steps.find(counts, now + 1, bp);
                 let next = steps.step(coming.at);
                 let more = coming.at < steps.total;
@@ -263,8 +263,8 @@ fn lane_row(words: Vector<f32, Const<2>>) -> LaneRow {
     }
 }
 
-/// `sum` and dS of 64 keys from `first` on, of S and of dP, which is under way; zero is added where a row does not see a
-/// key. `whole` is that of the mask.
+/// `sum` and dS of 64 keys from `first` on, of S and of dP, which is in flight; zero is added where a row does not see
+/// a key. `whole` is the mask's flag for the step.
 #[cube]
 fn add_half<N: Size>(
     sum: Vector<f32, N>,
@@ -291,7 +291,7 @@ fn add_half<N: Size>(
         let last = (first + comptime!(BiasBlueprint::HALF - 1)) as i32;
         boundary = boundary || any_lane(last > row0.position);
     }
-    // The code of boundary tiles apart: a branch an element would keep the others from overlapping.
+    // Separate code for boundary tiles: a branch per element would prevent the other instructions from overlapping.
     if boundary {
         let block = first / comptime!(BiasBlueprint::HALF);
         let nothing = Vector::<u32, Const<2>>::new(0u32);

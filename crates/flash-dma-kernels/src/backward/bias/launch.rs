@@ -9,11 +9,11 @@ use cubecl::CubeDim;
 use cubecl::prelude::*;
 use flash_dma_problem::MaskedProblem;
 
-/// A bias of pairs, what the queries see, and where the gradient goes.
+/// A bias of pairs, the plan, and the buffer for the gradient.
 pub(crate) struct BiasGradient<'a> {
     /// f32, any strides.
     pub bias: &'a TensorBinding,
-    /// The bits and the counts of the plan; any buffers without a mask.
+    /// The bits and the counts of the plan; arbitrary buffers without a mask.
     pub plan: [TensorBinding; 2],
     /// f32, contiguous, the shape of `bias`; overwritten.
     pub grad: &'a TensorBinding,

@@ -1,5 +1,5 @@
-//! The steps of a cube of the kernel of the gradient of a bias: which heads and keys it multiplies, and what its
-//! queries see of them.
+//! The steps of a cube of the kernel of the gradient of a bias: which heads and keys it multiplies, and which of these
+//! its queries see.
 
 use crate::backward::bias::blueprint::BiasBlueprint;
 use crate::matrix::mask::until;
@@ -16,13 +16,13 @@ const KEY_BLOCK: usize = PlanGeometry::KEY_BLOCK;
 pub(crate) struct Sizes {
     pub q_len: usize,
     pub k_len: usize,
-    /// Query heads of a kv head.
+    /// Query heads per kv head.
     pub group: usize,
-    /// Heads of the bias, query heads that read each of them, and these of all sequences that do.
+    /// Heads of the bias, query heads that read each of them, and the total of these over all sequences that read it.
     pub bias_heads: usize,
     pub heads_each: usize,
     pub steps_each: usize,
-    /// Query heads that read one of the mask, and its rows from sequence to sequence: 0 broadcasts.
+    /// Query heads that read one head of the mask, and the mask's row stride between sequences: 0 broadcasts.
     pub mask_heads_each: usize,
     pub mask_batch: usize,
     /// Key blocks and queries of the mask's bits.
@@ -30,16 +30,16 @@ pub(crate) struct Sizes {
     pub bit_queries: usize,
 }
 
-/// The steps of a cube: of each of its key tiles, all heads of all sequences that share a row of the bias, one after
-/// the other. Those of which the queries see nothing are left out.
+/// The steps of a cube: for each of its key tiles in order, all heads of all sequences that share a row of the bias.
+/// Steps of which the queries see nothing are skipped.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct BiasSteps {
-    /// Key tiles, of which the last ones may have no step: `first..end`.
+    /// Key tiles, the last of which may have no step: `first..end`.
     pub first: usize,
     pub end: usize,
     /// Steps of all key tiles that causal masking leaves.
     pub total: usize,
-    /// Of step 0.
+    /// The position of step 0.
     batch: usize,
     head: usize,
     /// The first query of the tile.
@@ -47,16 +47,16 @@ pub(crate) struct BiasSteps {
     pub sizes: Sizes,
 }
 
-/// A step with something to see.
+/// A step of which the queries see something.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Found {
-    /// The step; the number of steps or more if there is none.
+    /// The step's index; at least the number of steps if there is none.
     pub at: usize,
-    /// Whether the mask shows its queries all of its keys, causal masking included; without a mask true.
+    /// Whether the mask shows all of its keys to its queries, causal masking included; true without a mask.
     pub whole: bool,
 }
 
-/// What the queries of a tile see of a key tile by a plan: something, and all.
+/// Whether, by the plan, the queries of a tile see some or all of a key tile.
 #[derive(CubeType, Clone, Copy)]
 struct Visibility {
     some: bool,
@@ -74,11 +74,11 @@ pub(crate) struct BiasStep {
 
 #[cube]
 impl BiasSteps {
-    /// Those of cube `[run of key tiles, query tile from the last on, row of the bias]`, the runs of `run` tiles.
+    /// The steps of cube `[run of key tiles, query tile from the last on, row of the bias]`, with runs of `run` tiles.
     pub(crate) fn new(sizes: Sizes, run: usize, #[comptime] bp: BiasBlueprint) -> BiasSteps {
         let keys = comptime!(BiasBlueprint::KEYS);
         let row = CUBE_POS_Z as usize;
-        // The last queries see the most: they start first.
+        // The last queries see the most keys, so they start first.
         let queries = comptime!(BiasBlueprint::QUERIES);
         let first_query = (sizes.q_len.div_ceil(queries) - 1 - CUBE_POS_Y as usize) * queries;
         let first = CUBE_POS_X as usize * run;
@@ -112,7 +112,7 @@ impl BiasSteps {
         }
     }
 
-    /// The key tile of step `at`; `end` or one behind it if there is none.
+    /// The key tile of step `at`; `end` or one past it if there is none.
     pub(crate) fn key_tile(&self, at: usize) -> usize {
         select(
             at < self.total,
@@ -121,7 +121,7 @@ impl BiasSteps {
         )
     }
 
-    /// Step `at` by the plan's `counts`. All lanes of a warp call it.
+    /// The visibility of step `at` by the plan's `counts`. All lanes of a warp must call it.
     fn visibility(&self, counts: &[u32], at: usize) -> Visibility {
         let step = self.step(at);
         let row = self.mask_row(&step);
@@ -173,7 +173,7 @@ impl BiasSteps {
         Found { at, whole }
     }
 
-    /// What a row sees of key block `block`, a bit a key; `bits` are the plan's.
+    /// The keys of key block `block` that a row sees, one bit per key; `bits` belong to the plan.
     pub(crate) fn seen(
         &self,
         bits: &[Vector<u32, Const<2>>],
@@ -184,7 +184,7 @@ impl BiasSteps {
     ) -> Vector<u32, Const<2>> {
         let mut words = Vector::<u32, Const<2>>::new(u32::new(comptime!(u32::MAX as i64)));
         if comptime!(bp.pattern.is_planned()) {
-            // Rows past the last query and keys past the last get that one's, and are not used.
+            // Rows past the last query and keys past the last key read the last one's bits, and are not used.
             let (blocks, queries) = (self.sizes.bit_blocks, self.sizes.bit_queries);
             let block = self.mask_row(step) * blocks + min(block, blocks - 1);
             words = bits[block * queries + min(row.query, queries - 1)];

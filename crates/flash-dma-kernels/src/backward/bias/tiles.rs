@@ -9,7 +9,7 @@ use crate::vectors::Chunk;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::tensor_map_address;
 
-/// What the warpgroups of a cube share. Rows past the last query or key are zero.
+/// The shared memory of a cube's warpgroups. Rows past the last query or key are zero.
 #[derive(CubeType)]
 pub(crate) struct BiasTiles<E: Float> {
     /// `[stages, 2 warpgroups, head_dim / 64, 64 queries, 64]`, panels.
@@ -18,7 +18,7 @@ pub(crate) struct BiasTiles<E: Float> {
     pub grad_out: Shared<[Chunk<E>]>,
     /// `[stages, queries]`: `-log2(e)` times the LSE, and the row sum.
     pub rows: Shared<[Vector<f32, Const<2>>]>,
-    /// `[stages, head_dim / 64, 64 keys, 64]`, panels: a half of a key tile a stage.
+    /// `[stages, head_dim / 64, 64 keys, 64]`, panels: half a key tile per stage.
     pub k: Shared<[Chunk<E>]>,
     /// As `k`.
     pub v: Shared<[Chunk<E>]>,
@@ -45,29 +45,29 @@ impl<E: Float> BiasTiles<E> {
     }
 }
 
-/// How tiles are copied, and what says that they are there.
+/// The copies of tiles, and the barriers that signal their arrival.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct BiasCopies {
-    /// Where the tensor maps lie.
+    /// Addresses of the tensor maps.
     q_map: u64,
     o_map: u64,
     row_map: u64,
     k_map: u64,
     v_map: u64,
-    /// The first stage of each: as of [`Panels`], and of `rows` in bytes.
+    /// Addresses of the first stages: in units of [`Panels`], and for `rows` in bytes.
     q: u32,
     grad_out: u32,
     rows: u32,
     k: u32,
     v: u32,
-    /// Of query tiles, and of halves of key tiles.
+    /// The rings of query tiles and of half key tiles.
     row_ring: Ring,
     key_ring: Ring,
 }
 
 #[cube]
 impl BiasCopies {
-    /// All units of the cube call it.
+    /// All units of the cube must call it.
     pub(crate) fn new<E: Float>(
         tiles: &BiasTiles<E>,
         q: &TensorMap<E, Tiled>,
@@ -121,30 +121,30 @@ impl BiasCopies {
         }
     }
 
-    /// Waits until the `turn`-th query tile is there.
+    /// Waits until the `turn`-th query tile has arrived.
     pub(crate) fn wait_rows(&self, turn: usize) {
         self.row_ring.wait_full(row_stage(turn), turn / ROW_STAGES);
     }
 
-    /// Waits until the `turn`-th half of a key tile is there.
+    /// Waits until the `turn`-th half of a key tile has arrived.
     pub(crate) fn wait_keys(&self, turn: usize) {
         let stages = comptime!(BiasBlueprint::KEY_STAGES);
         self.key_ring
             .wait_full(key_stage(turn) as usize, turn / stages);
     }
 
-    /// This unit is done with the `turn`-th query tile.
+    /// Signals that this unit is done with the `turn`-th query tile.
     pub(crate) fn leave_rows(&self, turn: usize) {
         self.row_ring.arrive_empty(row_stage(turn));
     }
 
-    /// This unit is done with the `turn`-th half of a key tile.
+    /// Signals that this unit is done with the `turn`-th half of a key tile.
     pub(crate) fn leave_keys(&self, turn: usize) {
         self.key_ring.arrive_empty(key_stage(turn) as usize);
     }
 
-    /// Starts the copies of the `turn`-th query tile as soon as its stage is empty: that of the queries from `first` on. One
-    /// unit calls it.
+    /// Starts the copies of the `turn`-th query tile, the queries from `first` on, as soon as its stage is empty. Only
+    /// one unit calls it.
     pub(crate) fn fill_rows(
         &self,
         turn: usize,
@@ -200,8 +200,8 @@ impl BiasCopies {
         }
     }
 
-    /// Starts the copies of the `turn`-th half of a key tile as soon as its stage is empty: that of the keys from `first` on.
-    /// One unit calls it.
+    /// Starts the copies of the `turn`-th half of a key tile, the keys from `first` on, as soon as its stage is empty.
+    /// Only one unit calls it.
     pub(crate) fn fill_keys(
         &self,
         turn: usize,
@@ -257,7 +257,7 @@ fn key_stage(turn: usize) -> u32 {
     turn as u32 % comptime!(BiasBlueprint::KEY_STAGES as u32)
 }
 
-/// Where this warpgroup's rows of the `turn`-th query tile begin, in chunks.
+/// Offset at which this warpgroup's rows of the `turn`-th query tile begin, in chunks.
 #[cube]
 fn own_rows(turn: usize, #[comptime] bp: BiasBlueprint) -> u32 {
     let group = uniform(UNIT_POS_Y as usize / 4) as u32;

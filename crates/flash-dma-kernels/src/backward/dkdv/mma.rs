@@ -22,10 +22,9 @@ use crate::matrix::stages::RowAddress;
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
-/// One cube owns one key tile of one chunk of queries: tile `CUBE_POS_X % slots` of chunk
-/// `CUBE_POS_X / slots % chunks` of kv head `CUBE_POS_X / slots / chunks`, counted over all sequences. It
-/// streams the queries of the chunk that attend to its keys, of every head of the group, and holds dK,
-/// dV and dz of its keys in registers, see [`roles`].
+/// One cube owns one key tile of one chunk of queries: tile `CUBE_POS_X % slots` of chunk `CUBE_POS_X / slots % chunks`
+/// of kv head `CUBE_POS_X / slots / chunks`, counted over all sequences. It streams the queries of the chunk that
+/// attend to its keys, of every head of the group, and holds dK, dV and dz of its keys in registers; see [`roles`].
 ///
 /// | buffer | layout |
 /// |---|---|
@@ -37,8 +36,9 @@ use cubecl::prelude::*;
 /// | `grads.k`, `grads.v` | contiguous `[batch, kv_heads, k_len, head_dim]`: the tile's keys are overwritten, or with `bp.shared_keys` added to; with `bp.parts` see [`KeyParts`](crate::backward::dkdv::shared::gather::KeyParts) |
 /// | `grads.scores` | contiguous `[batch, kv_heads, k_len]`, likewise; sparse only |
 ///
-/// Without `bp.pattern.has_intervals()` the keys of every chunk are all keys in order, and the scores, intervals, list and
-/// counts are never read; with `bp.pattern.is_planned()` or `bp.pattern.has_key_bias()` they are what [`mask`](crate::backward::dkdv::shared::mask) says.
+/// Without `bp.pattern.has_intervals()` every chunk has all keys in order, and the scores, intervals, list and counts
+/// are never read; with `bp.pattern.is_planned()` or `bp.pattern.has_key_bias()` they have the meaning described in
+/// [`mask`](crate::backward::dkdv::shared::mask).
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
     inputs: &BackwardInputs<E>,

@@ -138,7 +138,7 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
         k_len,
         bp,
     );
-    // The head whose biases the keys have.
+    // The head whose biases are loaded for the keys.
     let mut head = steps.present(bp).head;
     if comptime!(bp.pattern.has_head_bias()) {
         key0.bias(&mask, head);
@@ -205,7 +205,7 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
         let own = warp / 4 * comptime!(64 * bp.chunks());
         let k_panels = Panels::at::<E>(&tiles.k[own..own + 1]);
         let v_panels = Panels::at::<E>(&tiles.v[own..own + 1]);
-        // K and V, which every warpgroup copied a part of.
+        // K and V, of which every warpgroup copied a part.
         commit_copies();
         wait_copies(0u32);
         publish();
@@ -227,7 +227,7 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
             let o_tile = copies.grad_out(stage, bp);
             ring.wait_full(stage, turn / stages);
             turns.wait(turn, comptime!(bp.fragments));
-            // S^T = K Q^T, and dP^T = V dO^T behind it.
+            // S^T = K Q^T, followed by dP^T = V dO^T.
             let s = start_nt::<NS>(
                 &k_panels,
                 &q_tile,
@@ -257,26 +257,26 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
             let query = present.tile * comptime!(bp.queries());
             let mut step_head = 0usize;
             if comptime!(bp.pattern.has_pair_bias()) {
-                // A copy: `present` names the cursor's own variables, which move on before the biases are read.
+                // Copied, because `present` aliases the cursor's variables, which advance before the biases are read.
                 step_head = present.head;
             }
             let step = step_at::<E>(stage, query, steps.is_whole(turn, bp), &tiles, bp);
             let mut seen = 0u32;
             if comptime!(bp.pattern.is_planned()) {
-                // Behind the products: the words have come meanwhile.
+                // After the products: the words have arrived by now.
                 if step.boundary {
                     seen = words.pack(query, &mask, q_len, k_len, 0usize, bp);
                 }
             }
             steps.advance_present(turn, bp);
-            // All but dP^T.
+            // Waits for all but dP^T.
             let s = finish_but::<NS>(s, 1usize, comptime!(bp.rows / 2));
             dv = finish_but::<NO>(dv, 1usize, comptime!(bp.head_dim / 2));
             dk = finish_but::<NO>(dk, 1usize, comptime!(bp.head_dim / 2));
             if turn > 0 {
                 ring.arrive_empty((turn - 1) % stages);
             }
-            // The code of boundary steps apart: a branch an element would keep the others from
+            // Separate code for boundary steps: a branch per element would prevent the other instructions from
             // overlapping.
             if step.boundary {
                 step_weights::<E, NS, NP>(
@@ -316,7 +316,7 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
                 );
             }
             if step.broken {
-                // All warps have their logits: only the products with P and dS are left to this tile.
+                // All warps have their logits: only the products with P and dS remain for this tile.
                 any_broken = true;
                 sync_cube();
                 zero_not_finite::<E>(&mut tiles.q, stage, bp);

@@ -1,4 +1,4 @@
-//! Key tiles of dense attention as boxes: one unit copies for all.
+//! Key tiles of dense attention as boxes: one unit issues all copies.
 
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::stages::Stages;
@@ -11,10 +11,10 @@ use cubecl::prelude::*;
 /// The copies of a cube's key tiles.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct KeyBoxes {
-    /// Where the tensor maps lie.
+    /// Addresses of the tensor maps.
     k: u64,
     v: u64,
-    /// The first stage of each, as of [`Panels`].
+    /// Addresses of the first stages, in units of [`Panels`].
     k_panels: u32,
     v_panels: u32,
     batch: usize,
@@ -44,10 +44,10 @@ impl KeyBoxes {
         }
     }
 
-    /// Starts the copies of tile `tile` as soon as its stage is empty. One unit calls it.
+    /// Starts the copies of tile `tile` as soon as its stage is empty. Only one unit calls it.
     pub(crate) fn fill(&self, ring: &Ring, tile: usize, #[comptime] bp: MmaBlueprint) {
         let stage = tile % comptime!(bp.stages);
-        // How often the stage has been filled before.
+        // The number of earlier fills of the stage.
         let turn = tile / comptime!(bp.stages);
         if turn > 0 {
             ring.wait_empty(stage, turn - 1);

@@ -32,8 +32,8 @@ use cubecl::prelude::*;
 /// | `saved.lse`, `saved.delta` | contiguous `[batch, q_heads, q_len]` |
 /// | `grad_q` | contiguous `[batch, q_heads, q_len, head_dim]`, overwritten |
 ///
-/// Without scores the scores, intervals, list and counts are never read; with a mask or a bias they are what
-/// [`mask`](crate::forward::mma) says.
+/// Without scores the scores, intervals, list and counts are never read; with a mask or a bias they have the meaning
+/// described in [`mask`](crate::matrix::mask).
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn dq_mma_kernel<E: Float>(
     operands: &Operands<E, Const<8>>,
@@ -93,7 +93,7 @@ pub(crate) fn dq_mma_kernel<E: Float>(
         operands, source, &k_rows, &v_rows, &keys, bits, &stages, tile_bp,
     );
 
-    // The rows of Q and dO; those that are no query are zero.
+    // The rows of Q and dO; rows without a query are zero.
     let tile_rows = comptime!(tile_bp.tile_rows());
     let mut q_tile = Shared::<[Chunk<E>]>::new_aligned_slice(tile_rows * chunks, 128usize);
     let mut o_tile = Shared::<[Chunk<E>]>::new_aligned_slice(tile_rows * chunks, 128usize);
@@ -189,13 +189,13 @@ pub(crate) fn dq_mma_kernel<E: Float>(
         acc[c] = Vector::new(0.0f32);
     }
     let mut all_finite = true;
-    // Copies run `stages - 1` turns ahead of the products. Every turn closes one group of copies, an
-    // empty one past the end, so that the number of groups under way says which tile has landed.
+    // Copies run `stages - 1` iterations ahead of the products. Every iteration commits one group of copies, an empty
+    // one past the end, so that the number of groups in flight tells which tile has landed.
     let ahead = comptime!(tile_bp.stages - 1);
     for turn in 0..tiles + ahead {
         if turn >= ahead {
-            // This unit's part of the tile has landed; behind the barrier, every unit's has, and every
-            // warp is done with the stage that is filled next.
+            // This unit's part of the tile has landed; after the barrier, every unit's has, and every warp is done with
+            // the stage that is filled next.
             wait_copies(comptime!(tile_bp.stages as u32 - 2));
             sync_cube();
         }
@@ -214,7 +214,7 @@ pub(crate) fn dq_mma_kernel<E: Float>(
 
         if turn >= ahead {
             let tile = turn - ahead;
-            // Two bodies: without a branch inside, the one of nearly all tiles is scheduled as a whole.
+            // Two loop bodies: without a branch inside, the body of nearly all tiles is scheduled as a whole.
             if tile < full_tiles {
                 let _all = add_tile::<E, N, NA>(
                     &stages,

@@ -1,4 +1,4 @@
-//! What one tile of keys gives to dQ.
+//! The contribution of one key tile to dQ.
 
 use crate::backward::blueprint::{DQ_BLOCK, DqBlueprint};
 use crate::finite::{NO_NUMBER, exponent_bits};
@@ -23,27 +23,27 @@ pub(crate) struct LaneRows {
     pub delta1: f32,
 }
 
-/// What the products of a warp read, by address in shared memory.
+/// The operands of a warp's products, as addresses in shared memory.
 #[derive(CubeType)]
 pub(crate) struct TileOperands<NA: Size> {
     /// The warp's 16 rows of Q and dO.
     pub q: u32,
     pub o: u32,
-    /// Their fragments, one a step of 16 columns; only with `bp.resident`.
+    /// Their fragments, one per step of 16 columns; only with `bp.resident`.
     pub q_rows: Sequence<Vector<u32, NA>>,
     pub o_rows: Sequence<Vector<u32, NA>>,
     /// The stages of keys and values.
     pub k: u32,
     pub v: u32,
-    /// This lane's part in the addresses of fragments.
+    /// This lane's contribution to the addresses of fragments.
     pub rows: LanePlace,
     pub columns: LanePlace,
 }
 
-/// Adds what the keys of tile `tile` give to dQ (`head_dim / 32` accumulators of 32 columns). Without
-/// `boundary` every row selects every key; with it, `mask` says which if there is one, and returns whether all keys are finite, as far as this
-/// warp can tell: elements of a key that are not add nothing, which is left to
-/// [`mark_not_finite`](crate::backward::repair::mark_not_finite).
+/// Adds the contribution of the keys of tile `tile` to dQ (`head_dim / 32` accumulators of 32 columns). Without
+/// `boundary` every row selects every key; with it, `mask`, if there is one, says which keys a row selects. Returns
+/// whether all keys are finite, as far as this warp can tell: non-finite elements of a key add nothing here, which is
+/// left to [`mark_not_finite`](crate::backward::repair::mark_not_finite).
 #[cube]
 pub(crate) fn add_tile<E: Float, N: Size, NA: Size>(
     stages: &Stages<E>,
@@ -80,13 +80,13 @@ pub(crate) fn add_tile<E: Float, N: Size, NA: Size>(
         seen0 = mask.words::<E>(stages, &rows.upper, tile, tile_bp);
         seen1 = mask.words::<E>(stages, &rows.lower, tile, tile_bp);
     }
-    // One body of the boundary's code, which is long and rare, is enough.
+    // Not unrolled at boundaries: that code is long and rarely runs.
     #[unroll(!boundary)]
     for block in 0..comptime!(key_tile / DQ_BLOCK) {
         let first = block * DQ_BLOCK;
         let begin = stage + first as u32 * row_bytes;
         let (k_keys, v_keys) = (operands.k + begin, operands.v + begin);
-        // S = Q K^T and dP = dO V^T: 16 rows by a block of keys a warp.
+        // S = Q K^T and dP = dO V^T: 16 rows by a block of keys per warp.
         let mut s = Vector::<f32, N>::new(0.0f32);
         let mut dp = Vector::<f32, N>::new(0.0f32);
         #[unroll]
@@ -115,7 +115,7 @@ pub(crate) fn add_tile<E: Float, N: Size, NA: Size>(
         if comptime!(boundary) {
             all_finite = all_finite && finite;
         }
-        // Of this block.
+        // The words of this block.
         let mut own0 = seen0;
         let mut own1 = seen1;
         if comptime!(boundary && tile_bp.pattern.is_planned() && key_tile == KEY_BLOCK) {
@@ -199,8 +199,8 @@ pub(crate) fn add_tile<E: Float, N: Size, NA: Size>(
     all_finite
 }
 
-/// Whether all keys of a block of logits' products are finite: one with an element that is not makes its products so, in
-/// every row.
+/// Whether all keys of a block of logits' products are finite: a key with a non-finite element makes its products
+/// non-finite in every row.
 #[cube]
 fn keys_are_finite<N: Size>(products: &Vector<f32, N>) -> bool {
     let mut exponent = 0u32;

@@ -9,7 +9,7 @@ use crate::matrix::stages::Stages;
 use crate::matrix::wgmma::product::finish;
 use cubecl::prelude::*;
 
-/// What a lane knows of a row of the query tile that it holds elements of.
+/// A lane's data on a row of the query tile of which it holds elements.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct LaneRow {
     /// `-log2(e) * lse`.
@@ -18,9 +18,9 @@ pub(crate) struct LaneRow {
     pub delta: f32,
 }
 
-/// dS of a key tile, rounded, as an A operand, of S and of dP, which is under way: P is computed meanwhile. This
-/// lane holds elements of two rows; if `bp.pattern.has_pair_bias()`, `bias` has their biases. On a `boundary` tile zero where a row does not
-/// see a key; if `bp.pattern.is_planned()`, the words of the rows say which they see.
+/// dS of a key tile, rounded, as an A operand, from S and from dP, which is in flight while P is computed. This lane
+/// holds elements of two rows; if `bp.pattern.has_pair_bias()`, `bias` has their biases. On a `boundary` tile, dS is
+/// zero where a row does not see a key; if `bp.pattern.is_planned()`, the words of the rows say which they see.
 #[cube]
 pub(crate) fn gradients<E: Float, NS: Size, NP: Size>(
     s: &Vector<f32, NS>,

@@ -59,7 +59,7 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
     let (kv_head, kv_row) = (cube.kv_head, cube.kv_row);
     let keys = TileKeys::new(&source.list, &source.counts, &cube, q_len, k_len, bp);
 
-    // The rows of Q and dO, `[warpgroups, head_dim / 64, 64 rows, 64]`; those that are no query are zero.
+    // The rows of Q and dO, `[warpgroups, head_dim / 64, 64 rows, 64]`; rows without a query are zero.
     let tile_chunks = comptime!(bp.tile_rows() * bp.chunks());
     let mut q_tile = Shared::<[Chunk<E>]>::new_aligned_slice(tile_chunks, 1024usize);
     let mut o_tile = Shared::<[Chunk<E>]>::new_aligned_slice(tile_chunks, 1024usize);
@@ -85,7 +85,7 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
     );
 
     let mut stages = Stages::<E>::new(bp);
-    // Whether a stage has held keys that are not finite.
+    // Whether a stage has held non-finite keys.
     let mut marks = Shared::<[u32]>::new_slice(comptime!(bp.stages));
     if (UNIT_POS as usize) < comptime!(bp.stages) {
         marks[UNIT_POS as usize] = 0u32;
@@ -173,7 +173,7 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
         }
     }
     if comptime!(boxes) {
-        // The queries, which all units copied; else their copies count with those of the first tile.
+        // Waits for the queries, which all units copied; otherwise their copies count with the first tile's.
         commit_copies();
         wait_copies(0u32);
         sync_cube();
@@ -194,16 +194,16 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
             if zero_not_finite::<E>(&mut stages.k, tile, false, bp) {
                 marks[stage] = 1u32;
             }
-            // What the other units have marked.
+            // Makes the other units' marks visible.
             sync_cube();
         }
         acc = finish::<NO>(acc, comptime!(bp.head_dim / 2));
         if tile > 0 {
-            // The stage of the tile before, which the copies below fill again.
+            // The stage of the previous tile, which the copies below refill.
             ring.arrive_empty((tile + ahead) % comptime!(bp.stages));
         }
         turns.wait(tile, comptime!(bp.warps / 4));
-        // S = Q K^T, and dP = dO V^T behind it.
+        // S = Q K^T, followed by dP = dO V^T.
         let s = start_nt::<NS>(
             &q_panels,
             &k_tile,
@@ -240,7 +240,7 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
         let mut seen0 = Vector::<u32, Const<2>>::new(0u32);
         let mut seen1 = Vector::<u32, Const<2>>::new(0u32);
         if comptime!(bp.pattern.is_planned()) {
-            // On their way while the tensor cores multiply.
+            // In flight while the tensor cores multiply.
             if boundary {
                 seen0 = mask.words::<E>(&stages, &row0, tile, bp);
                 seen1 = mask.words::<E>(&stages, &row1, tile, bp);
@@ -265,8 +265,7 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
             );
         }
         let s = finish_but::<NS>(s, 1usize, comptime!(bp.key_tile / 2));
-        // The code of boundary tiles apart: a branch an element would keep the others from
-        // overlapping.
+        // Separate code for boundary tiles: a branch per element would prevent the other instructions from overlapping.
         let ds = if boundary {
             gradients::<E, NS, NP>(
                 &s,
@@ -305,7 +304,7 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
             )
         };
         if careful && marks[stage] == 1u32 {
-            // All warps have their logits: only the product with dS is left to this tile.
+            // All warps have their logits: only the product with dS remains for this tile.
             sync_cube();
             let _any = zero_not_finite::<E>(&mut stages.k, tile, true, bp);
             publish();
@@ -323,7 +322,8 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
     }
     acc = finish::<NO>(acc, comptime!(bp.head_dim / 2));
 
-    // A row without any logit above -inf has no gradient: its LSE is -inf, told by what the loop keeps of it.
+    // A row without any logit above -inf has no gradient: its LSE is -inf, which shows in the value that the loop
+    // keeps.
     let none = f32::new(f32::NEG_INFINITY);
     let empty0 = upper.reference == f32::new(f32::INFINITY);
     let empty1 = lower.reference == f32::new(f32::INFINITY);

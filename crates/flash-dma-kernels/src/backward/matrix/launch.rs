@@ -91,7 +91,7 @@ struct SelectedPass<'a> {
 }
 
 impl SelectedPass<'_> {
-    /// The keys of each chunk; without scores buffers that are never read.
+    /// The keys of each chunk; without scores, buffers that are never read.
     fn chunk_keys(&self, blueprints: MmaBlueprints) -> ChunkKeys {
         let (client, problem) = (self.pass.client, self.pass.problem);
         match self.live {
@@ -104,7 +104,7 @@ impl SelectedPass<'_> {
             Some(live) if blueprints.chunks(problem) > 1 => {
                 chunk_keys(client, problem, live, blueprints.chunk)
             }
-            // Over whole lives, neighbours are those that die together.
+            // Over whole lifetimes, the keys that die together are neighbours.
             Some(live) => {
                 let ordered = by_death(client, problem, live);
                 ChunkKeys {
@@ -134,8 +134,7 @@ impl SelectedPass<'_> {
         if problem.has_scores {
             fill(client, &scores, 0.0, words);
         }
-        // Several cubes add to f32 sums; one alone writes the gradients, and visits no key that no query
-        // attends to.
+        // Several cubes add to f32 sums; a single cube writes the gradients, and skips keys that no query attends to.
         if blueprint.shared_keys {
             let sums = KeySums::new(client, problem, &self.inputs.selection);
             let to = [sums.k.clone(), sums.v.clone(), scores];
@@ -170,7 +169,7 @@ impl SelectedPass<'_> {
             counts: keys.counts.clone(),
             capacity: keys.capacity,
             chunks: blueprints.chunks(problem),
-            // As many as the lists may fill: a bound taken from elsewhere would drop keys unseen.
+            // As many as the lists may fill: any other bound could silently drop keys.
             slots: keys.capacity.div_ceil(blueprints.dkdv.keys()),
         };
         self.pass.launch_dkdv(lists, grads, output, blueprints);

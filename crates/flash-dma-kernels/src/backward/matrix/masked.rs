@@ -11,23 +11,24 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::MaskedProblem;
 
-/// What the kernels read in the place of scores, intervals, lists and counts. What the problem lacks is any buffer.
+/// The buffers that the kernels read in place of scores, intervals, lists and counts. Those that the problem lacks are
+/// arbitrary buffers.
 pub(crate) struct MaskLists {
     /// A bias of keys, the bits of the plan, and the key blocks of the tiles of the dq kernel, as
-    /// [`mask`](crate::forward::mma) says.
+    /// [`mask`](crate::matrix::mask) says.
     pub blocks: [TensorBinding; 4],
     /// The steps of the key tiles of the dk/dv kernel, as [`mask`](crate::backward::dkdv::shared::mask) says.
     pub steps: [TensorBinding; 2],
-    /// Entries that a list of `steps` has room for.
+    /// Capacity of a list of `steps`, in entries.
     pub capacity: usize,
 }
 
-/// Launches dq and dk/dv, and on `wgmma` the gradient `of_pairs` of a bias, of a checked, non-empty problem whose rows begin
-/// at multiples of 16 bytes.
+/// Launches dq and dk/dv, and on `wgmma` the gradient `of_pairs` of a bias, of a checked, non-empty problem whose rows
+/// begin at multiples of 16 bytes.
 ///
 /// `rows` are q, k and v, `grads` their gradients; `grad_bias`, contiguous `[batch, kv_heads, k_len]`, f32, is
-/// overwritten if the blueprints have a bias of keys, or added to if every query head has one: `[batch, q_heads, k_len]`.
-/// Returns the row sums, `[batch, q_heads, q_len]`, f32.
+/// overwritten if the blueprints have a bias of keys, or added to if every query head has one:
+/// `[batch, q_heads, k_len]`. Returns the row sums, `[batch, q_heads, q_len]`, f32.
 pub(crate) fn launch_masked(
     client: &Client,
     problem: &MaskedProblem,

@@ -1,4 +1,4 @@
-//! The launches of the large kernels on tensor cores, and of the row sums in front of them.
+//! The launches of the large tensor-core kernels, and of the row sums before them.
 
 use crate::args::{Saved, ScalingLaunch};
 use crate::backward::blueprint::{DqBlueprint, MmaBlueprints};
@@ -21,7 +21,7 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use flash_dma_problem::Problem;
 
-/// What the kernels of a backward pass read.
+/// The inputs of a backward pass's kernels.
 pub(crate) struct MmaPass<'a> {
     pub client: &'a Client,
     pub problem: &'a Problem,
@@ -31,8 +31,8 @@ pub(crate) struct MmaPass<'a> {
     sums: RowSums,
 }
 
-/// The keys of the dk/dv kernel: a list a cube and its counts, of `capacity` entries, of `chunks` chunks of queries with
-/// `slots` key tiles each; without lists any buffers.
+/// The keys of the dk/dv kernel: one list of `capacity` entries per cube and its counts, for `chunks` chunks of queries
+/// with `slots` key tiles each; arbitrary buffers without lists.
 pub(crate) struct KeyLists {
     pub scores: TensorBinding,
     pub intervals: TensorBinding,
@@ -43,12 +43,12 @@ pub(crate) struct KeyLists {
     pub slots: usize,
 }
 
-/// What becomes of every query row before its gradients.
+/// The preprocessed data of every query row.
 struct RowSums {
     /// `[batch, q_heads, q_len]`, f32.
     delta: TensorBinding,
-    /// `[batch, q_heads, 2 q_len]`, f32: `-log2(e) lse` and `delta` of every query; heads begin at multiples of 16 bytes.
-    /// `wgmma` only.
+    /// `[batch, q_heads, 2 q_len]`, f32: `-log2(e) lse` and `delta` of every query; heads begin at multiples of 16
+    /// bytes. `wgmma` only.
     rows: Option<TensorBinding>,
 }
 
@@ -95,7 +95,7 @@ fn launch_delta(client: &Client, problem: &Problem, saved: &Saved, for_boxes: bo
         );
     }
     let rows = rows.map(|mut rows| {
-        // What lies behind the last query is no row: the accelerator puts zeros there.
+        // There are no rows after the last query: the TMA fills them with zeros.
         rows.shape[2] = 2 * problem.q_len;
         rows
     });
@@ -103,7 +103,7 @@ fn launch_delta(client: &Client, problem: &Problem, saved: &Saved, for_boxes: bo
 }
 
 impl<'a> MmaPass<'a> {
-    /// Launches the row sums. Boxes of them are for the `wgmma` kernels.
+    /// Launches the row sums, which the `wgmma` kernels read as boxes.
     pub(crate) fn new(
         client: &'a Client,
         problem: &'a Problem,
@@ -121,7 +121,7 @@ impl<'a> MmaPass<'a> {
         }
     }
 
-    /// What becomes of every query row, in boxes; `wgmma` only.
+    /// The preprocessed data of every query row, for copies as boxes; `wgmma` only.
     pub(crate) fn boxed_rows(&self) -> &TensorBinding {
         self.sums.rows.as_ref().expect("wgmma asked for them")
     }
@@ -131,8 +131,8 @@ impl<'a> MmaPass<'a> {
         self.sums.delta.clone()
     }
 
-    /// One launch of the dq kernel: what `slice` holds, which with a mask or a bias is as
-    /// [`mask`](crate::forward::mma) says.
+    /// One launch of the dq kernel: its keys are those of `slice`, whose meaning with a mask or a bias is described in
+    /// [`mask`](crate::matrix::mask).
     pub(crate) fn launch_dq(&self, slice: Slice, grad_q: &TensorBinding, blueprint: DqBlueprint) {
         let (client, problem, tile) = (self.client, self.problem, blueprint.tile);
         let size = problem.element.size();
@@ -142,7 +142,7 @@ impl<'a> MmaPass<'a> {
         let typed = [&q, &k, &v, &self.saved.grad_out, grad_q];
         let words = [&scores, &intervals, &list, &counts, &self.sums.delta];
         let address = address_type(&typed, size).max(address_type(&words, 4));
-        // One list of arguments: the kernels take the same.
+        // One argument list, because both kernels take the same arguments.
         macro_rules! launch {
     ($kernel:ident, $blueprint:expr $(, $maps:expr)* $(; $boxes:expr)?) => {
         // SAFETY: the buffers were checked to hold the shapes and strides that the kernels index by, and
@@ -183,7 +183,7 @@ impl<'a> MmaPass<'a> {
         match tile.instruction {
             Instruction::Mma => launch!(dq_mma_kernel, blueprint),
             Instruction::Wgmma => {
-                // Keys that lie side by side: one unit copies them for all.
+                // Contiguous keys: one unit copies them for all.
                 let listed =
                     problem.has_scores || tile.pattern.is_planned() || tile.pattern.has_key_bias();
                 let boxes = !listed && takes_boxes(&k, size) && takes_boxes(&v, size);
@@ -212,7 +212,7 @@ impl<'a> MmaPass<'a> {
         let address = address_type(&typed, problem.element.size())
             .max(address_type(&words, 4))
             .max(address_type(&[&grad_k], output.size()));
-        // One list of arguments: the kernels take the same.
+        // One argument list, because both kernels take the same arguments.
         macro_rules! launch {
     ($kernel:ident, $blueprint:expr $(, $boxes:expr)?) => {
         // SAFETY: the buffers were checked to hold the shapes and strides that the kernels index by, and

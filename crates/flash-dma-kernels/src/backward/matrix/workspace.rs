@@ -1,4 +1,4 @@
-//! What a backward pass on tensor cores needs beside its arguments.
+//! The memory that a tensor-core backward pass needs besides its arguments.
 
 use crate::backward::blueprint::MmaBlueprints;
 use crate::backward::dkdv::shared::gather::KeyParts;
@@ -15,12 +15,12 @@ use flash_dma_problem::Problem;
 impl MmaBlueprints {
     /// The bytes of the buffers that [`launch`](crate::backward::matrix::launch::launch()) holds at once at most.
     pub(crate) fn workspace(&self, problem: &Problem) -> usize {
-        // Live keys and row sums to the end; the lists of dq are gone when those of dk and dv are made.
+        // Live keys and row sums are held to the end; the lists of dq are freed before those of dk and dv are made.
         let dq = slice_bytes(problem, self.dq.tile.queries());
         LiveKeys::bytes(problem) + row_sums_bytes(problem, *self) + dq.max(self.key_bytes(problem))
     }
 
-    /// The keys of each chunk, and what several chunks give one key.
+    /// The keys of each chunk, and the sums or parts of keys with several chunks.
     fn key_bytes(&self, problem: &Problem) -> usize {
         let (dkdv, chunks) = (self.dkdv, self.chunks(problem));
         let listed = match chunks {

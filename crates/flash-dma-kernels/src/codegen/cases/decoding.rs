@@ -10,7 +10,7 @@ use crate::{AttentionOptions, CacheShape, ElementType, Storage};
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 
-/// Slots of a head, and tokens of a page.
+/// Slots per head, and tokens per page.
 const WINDOW: usize = 2048;
 const PAGE: usize = 256;
 
@@ -48,7 +48,7 @@ pub(crate) fn all() -> Vec<Case> {
         call.append(client);
         call.step(client, 1, AttentionOptions::new());
     }));
-    // Pages that pass 32-bit indices.
+    // Pages that exceed 32-bit indices.
     cases.push(case("decode-bf16-d128-64bit".into(), |client| {
         let mut call = Decoding::new(Bf16, 128, true);
         call.pages = 1 << 16;
@@ -173,7 +173,7 @@ impl Decoding {
             let lse = tensor(client, problem.lse_shape(), 4);
             let (cache, tokens) = (self.cache(client), self.tokens(client, tokens));
             let result = decode_on(engine, client, &problem, rows(), cache, tokens, rows(), lse);
-            // The tensor cores do not serve f32.
+            // The tensor cores do not support f32.
             assert!(
                 result.is_ok() || engine == Engine::Mma,
                 "{result:?} of {problem:?}"

@@ -39,7 +39,7 @@ pub(crate) fn all() -> Vec<Case> {
             run(client, head_dim, element, mask, bias, &engines);
         }));
     }
-    // What a mask's shape and elements, and ranges instead of it, are packed by.
+    // The variants that pack masks of each shape and element size, and ranges instead of a mask.
     for (name, queries, len, size) in [
         ("plan-rows", LEN, LEN, 1),
         ("plan-rows-words", LEN, LEN, 4),
@@ -62,7 +62,7 @@ pub(crate) fn all() -> Vec<Case> {
     cases
 }
 
-/// Masks and biases where there is no `wgmma`, on each kind of device with other limits.
+/// Masks and biases without `wgmma`, on each kind of device with different limits.
 fn on_mma() -> impl Iterator<Item = Case> {
     use ElementType::Bf16;
     [
@@ -147,7 +147,7 @@ fn run(
         bias: problem.bias.map(words),
     };
     for &engine in engines {
-        // Refused where the engine does not serve the problem.
+        // Refused if the engine does not support the problem.
         let (out, lse) = (saved.out.clone(), saved.lse.clone());
         let _ = masked_forward_on(engine, client, &problem, inputs.clone(), out, lse);
         let (inputs, saved, grads) = (inputs.clone(), saved.clone(), grads.clone());

@@ -1,4 +1,4 @@
-//! What masked passes and decode steps request.
+//! Memory requests of masked passes and decode steps.
 
 use crate::args::Saved;
 use crate::backward::masked::{masked_backward_on, masked_backward_workspace_on};
@@ -16,7 +16,7 @@ use cubecl::client::Client;
 
 const HEADS: usize = 8;
 
-/// The bytes that a call said it needs; `None` if its engine does not serve the problem.
+/// The bytes that a call announced; `None` if its engine does not support the problem.
 fn served(said: Result<usize, AttentionError>) -> Option<usize> {
     match said {
         Ok(bytes) => Some(bytes),
@@ -38,7 +38,7 @@ fn masked_problem(
         .expect("a valid problem")
 }
 
-/// What both passes requested, and what they said they would.
+/// The bytes that both passes requested and announced.
 fn masked_passes(
     client: &Client,
     problem: &MaskedProblem,
@@ -94,7 +94,7 @@ fn masked_passes(
     [forward, backward]
 }
 
-/// Masks and biases of every broadcast that the lists tell apart, and short and empty problems.
+/// Masks and biases of every broadcast that the lists distinguish, and short and empty problems.
 #[test]
 fn a_masked_pass_requests_the_workspace_it_says() {
     const N: usize = 8 << 10;
@@ -129,7 +129,7 @@ fn a_masked_pass_requests_the_workspace_it_says() {
             }
         });
         let all = problems.len();
-        // The gradient of a bias that not all queries share is none of `mma`'s.
+        // `mma` does not compute the gradient of a bias that not all queries share.
         let wgmma = if gpu == Gpu::H200 { [all; 2] } else { [0; 2] };
         assert_eq!(compared, [[all; 2], [all, all - 3], wgmma], "{gpu:?}");
     }
@@ -220,7 +220,7 @@ fn kernels_do_not_grow_in_number_under_masks() {
         ("forward_mma", 2),
         ("dq_wgmma", 3),
         ("dq_mma", 2),
-        // Key tiles of 64 keys where those of 128 are few.
+        // Key tiles of 64 keys where tiles of 128 are few.
         ("dkdv_wgmma", 2),
         ("query_list", 2),
         // A smaller cube for few elements.

@@ -1,5 +1,5 @@
-//! What the passes request of every device's memory, and how many kernels they compile, without a GPU: on devices that
-//! record both. Buffers take no memory here, so problems may be as large as they like.
+//! The memory that the passes request on every device, and the number of kernels that they compile, without a GPU: on
+//! devices that record both. Buffers take no memory here, so problems may be as large as they like.
 
 mod masked;
 
@@ -84,7 +84,7 @@ impl Tensors {
         }
     }
 
-    /// What the selection requested, and what it said it would.
+    /// The bytes that the selection requested and announced.
     fn select(&self, client: &Client, p: &Problem) -> Option<[usize; 2]> {
         let selection = self.inputs.selection.clone()?;
         let said = select_workspace(client, p.scores_shape(), p.window);
@@ -94,7 +94,7 @@ impl Tensors {
         Some([peak.requested, said])
     }
 
-    /// What both passes requested on an engine, and what they said they would; `None` if it does not serve the problem.
+    /// The bytes that both passes requested and announced on an engine; `None` if it does not support the problem.
     fn passes(&self, client: &Client, p: &Problem, engine: Engine) -> [Option<[usize; 2]>; 2] {
         let Self { inputs, saved, .. } = self;
         let served = |said: Result<usize, AttentionError>| match said {
@@ -121,8 +121,8 @@ impl Tensors {
     }
 }
 
-/// Every branch of the workspaces: no scores, one chunk of queries and several, parts in a fixed order, one list for all
-/// queries, slices of lists, few queries with split keys, nothing at all.
+/// Every branch of the workspaces: no scores, one chunk of queries and several, parts in a fixed order, one list for
+/// all queries, slices of lists, few queries with split keys, nothing at all.
 #[test]
 fn every_pass_requests_the_workspace_it_says() {
     const K: usize = 1024;
@@ -173,7 +173,8 @@ fn every_pass_requests_the_workspace_it_says() {
     }
 }
 
-/// Twice the tokens take at most twice the memory and the budget of the lists, if the window grows with them or not.
+/// Twice the tokens take at most twice the memory and the budget of the lists, whether or not the window grows with
+/// them.
 #[test]
 fn memory_is_linear_in_the_tokens_up_to_four_million() {
     const LISTS: usize = 144 << 20;
@@ -292,13 +293,13 @@ fn launch_all(client: &Client, p: &Problem) {
     backward(client, p, inputs, saved, grads).expect("a valid call");
 }
 
-/// What is compiled, by the name of the kernel: each as often as it differs in its code or the size of its cubes. The
-/// 64-bit form of a kernel, which tensors of 2^32 elements or bytes take, counts as the one of 32 bits.
+/// The compiled kernels by name: each counts once per difference in its code or in the size of its cubes. The 64-bit
+/// form of a kernel, which tensors of 2^32 elements or bytes take, counts as the one of 32 bits.
 #[derive(Default)]
 struct Compiled(BTreeMap<String, HashSet<KernelId>>);
 
 impl Compiled {
-    /// Adds what `run` launches.
+    /// Adds the kernels that `run` launches.
     fn add(&mut self, client: &Client, run: impl FnOnce(&Client)) {
         for kernel in recorder::record(client, run) {
             let mut id = kernel.id();
@@ -308,7 +309,7 @@ impl Compiled {
         }
     }
 
-    /// Kernels that are not in `most` are compiled once at most.
+    /// Kernels that are not in `most` are compiled at most once.
     fn check(&self, most: &[(&str, usize)], what: &str) {
         let more = self.0.iter().filter(|(name, ids)| {
             let most = most.iter().find(|(kernel, _)| kernel == name);
@@ -331,10 +332,10 @@ fn kernels_do_not_grow_in_number_with_tokens_and_sequences() {
         // Three sizes of cubes; two on mma.
         ("dq_wgmma", 3),
         ("dq_mma", 2),
-        // Key tiles of 64 keys where those of 128 are few; gradients alone, and added to those of other chunks.
+        // Key tiles of 64 keys where tiles of 128 are few; gradients alone, and added to those of other chunks.
         ("dkdv_wgmma", 4),
         ("dkdv_mma", 2),
-        // Four sizes of blocks, and scores read one by one where a row is no multiple of four.
+        // Four sizes of blocks, and scores read one by one where a row is not a multiple of four.
         ("thresholds", 8),
         ("evictions", 8),
         // Tiles of the forward pass and of dq, and for many lists cubes of more planes.

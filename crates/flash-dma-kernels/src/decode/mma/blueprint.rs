@@ -14,19 +14,19 @@ pub(crate) const ROWS: usize = 16;
 /// Elements of a 16-byte chunk.
 pub(crate) const CHUNK: usize = 8;
 
-/// Key tiles that are worth a warp of their own.
+/// The least number of key tiles worth a warp of their own.
 const LEAST_TILES: usize = 4;
 
-/// What is fixed when the kernel is compiled.
+/// Compile-time configuration of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct DecodeMmaBlueprint {
     /// The element type; f16 or bf16.
     pub element: ElementType,
-    /// Elements a row; a multiple of 32.
+    /// Elements per row; a multiple of 32.
     pub head_dim: usize,
-    /// Warps a cube; a power of two. Each has a part of the keys.
+    /// Warps per cube; a power of two. Each warp has a part of the keys.
     pub warps: usize,
-    /// Keys a tile; 16 or 32.
+    /// Keys per tile; 16 or 32.
     pub key_tile: usize,
     /// Key tiles of a warp copied ahead, and the one in use.
     pub stages: usize,
@@ -39,11 +39,11 @@ pub(crate) struct DecodeMmaBlueprint {
 }
 
 impl DecodeMmaBlueprint {
-    /// The configuration for `problem`, or `None` if this engine does not serve it: f16 and bf16 on a device with
-    /// `mma.sync` and `cp.async`, head dimensions in steps of 32, pages of whole key tiles.
+    /// The configuration for `problem`, or `None` if this engine does not support it: f16 and bf16 on a device with
+    /// `mma.sync` and `cp.async`, head dimensions that are multiples of 32, pages of whole key tiles.
     ///
-    /// Two tiles of 8 KiB ahead of each of eight warps are four times what a multiprocessor of an H200 must have under
-    /// way to keep the memory busy.
+    /// Two tiles of 8 KiB ahead of each of eight warps are four times what a multiprocessor of an H200 must have in
+    /// flight to saturate the memory.
     pub(crate) fn choose(problem: &DecodeProblem, properties: &DeviceProperties) -> Option<Self> {
         let cache = problem.append.cache;
         let element = elem_type(cache.element);
@@ -74,7 +74,7 @@ impl DecodeMmaBlueprint {
         (served && blueprint.serves(problem, &properties.hardware)).then_some(blueprint)
     }
 
-    /// Whether pages are whole tiles and the stages fit the device.
+    /// Whether pages are whole tiles and the device has room for the stages.
     pub(crate) fn serves(&self, problem: &DecodeProblem, hardware: &HardwareProperties) -> bool {
         let whole = match problem.append.cache.storage {
             Storage::Pages { page_len, .. } => page_len.is_multiple_of(self.key_tile),
@@ -83,22 +83,22 @@ impl DecodeMmaBlueprint {
         whole && self.shared_bytes() <= hardware.max_shared_memory_size
     }
 
-    /// Shared memory of a cube: keys, values and scores of every stage of every warp.
+    /// Shared memory per cube: keys, values and scores of every stage of every warp.
     pub(crate) fn shared_bytes(&self) -> usize {
         self.warps * self.stages * self.key_tile * (4 * self.head_dim + 4)
     }
 
-    /// 16-byte chunks of a row.
+    /// 16-byte chunks per row.
     pub(crate) fn chunks(&self) -> usize {
         self.head_dim / CHUNK
     }
 
-    /// Chunks of a stage.
+    /// Chunks per stage.
     pub(crate) fn stage_chunks(&self) -> usize {
         self.key_tile * self.chunks()
     }
 
-    /// Chunks that a lane copies of a tile of keys, and of values.
+    /// Chunks that a lane copies of a key tile, and of a value tile.
     pub(crate) fn copies(&self) -> usize {
         self.stage_chunks() / 32
     }
@@ -125,12 +125,12 @@ impl DecodeMmaBlueprint {
         }
     }
 
-    /// The units as CubeCL lays them out: lanes along x, warps along y.
+    /// The units in CubeCL's layout: lanes along x, warps along y.
     pub(crate) fn cube_dim(&self) -> CubeDim {
         CubeDim::new_2d(32, self.warps as u32)
     }
 
-    /// The cubes of a step with `rows` query rows a kv head.
+    /// The cubes of a step with `rows` query rows per kv head.
     pub(crate) fn grid(
         &self,
         problem: &DecodeProblem,
@@ -155,19 +155,19 @@ impl DecodeMmaBlueprint {
     }
 }
 
-/// How the keys are split: `cubes` cubes of `warps` warps a (kv head, 16 query rows), each warp a part, and a part for
-/// the newcomers.
+/// How the keys are split: `cubes` cubes of `warps` warps per (kv head, 16 query rows), one part per warp, and one part
+/// for the newcomers.
 ///
-/// They follow from what the cache has room for, not from what it holds, so that the launches of a step never change.
+/// They depend on the capacity of the cache, not on its content, so that the launches of a step never change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PartGrid {
     /// Kv heads of all sequences.
     pub heads: usize,
-    /// Tiles of 16 query rows a kv head.
+    /// Tiles of 16 query rows per kv head.
     pub row_tiles: usize,
     /// Cubes that share the keys of a kv head.
     pub cubes: usize,
-    /// Warps of a cube.
+    /// Warps per cube.
     pub warps: usize,
 }
 
@@ -177,7 +177,7 @@ impl PartGrid {
         self.cubes * self.warps + 1
     }
 
-    /// Cubes along each axis: kv heads, parts, row tiles. The newcomers' are the first of the parts.
+    /// Cubes along each axis: kv heads, parts, row tiles. The newcomers' cubes are the first along the parts.
     pub(crate) fn cube_count(&self) -> [usize; 3] {
         [self.heads, self.cubes + 1, self.row_tiles]
     }

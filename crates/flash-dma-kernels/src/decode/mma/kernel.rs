@@ -16,14 +16,14 @@ use cubecl::prelude::*;
 const SLACK: f32 = 5.5;
 
 /// Attention over the keys of kv head `CUBE_POS_X`, counted over all sequences, of the 16 query rows `CUBE_POS_Z`. The
-/// cubes `CUBE_POS_Y = 0` own the newcomers; of the others every warp owns a part of what the cache held
-/// before the step, and writes the output and LSE of its rows over it. Part 0 is the newcomers'.
+/// cubes `CUBE_POS_Y = 0` own the newcomers; in the other cubes every warp owns a part of the keys that the cache held
+/// before the step, and writes the output and LSE of its rows over that part. Part 0 is the newcomers'.
 ///
 /// | buffer | layout |
 /// |---|---|
-/// | `q` | `[batch, q_heads, tokens, head_dim]`, strides in steps of 2 elements |
+/// | `q` | `[batch, q_heads, tokens, head_dim]`, strides at multiples of 2 elements |
 /// | `k`, `v` | the cache's, contiguous `[batch, kv_heads, window, head_dim]` or `[pages, kv_heads, page_len, head_dim]` |
-/// | `new_k`, `new_v` | `[batch, kv_heads, tokens, head_dim]`, strides and begin in steps of 16 bytes |
+/// | `new_k`, `new_v` | `[batch, kv_heads, tokens, head_dim]`, strides and start at multiples of 16 bytes |
 /// | `score` | contiguous `[batch, kv_heads, window]` or `[pages, kv_heads, page_len]` |
 /// | `new_scores` | `[batch, kv_heads, tokens]`, last axis contiguous |
 /// | `places` | slots: the plan, contiguous `[batch * kv_heads, tokens]` of entries; pages: the table, contiguous `[batch, max_pages]` |
@@ -31,7 +31,7 @@ const SLACK: f32 = 5.5;
 /// | `out` | contiguous `[parts, batch, q_heads, tokens, head_dim]`, overwritten |
 /// | `lse` | contiguous `[parts, batch, q_heads, tokens]`, overwritten |
 ///
-/// What is said of slots is not read with pages, and conversely; scores are read if `bp.scored`.
+/// Buffers described for slots are not read with pages, and conversely; scores are read if `bp.scored`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn decode_mma_kernel<E: Float>(
     q: &Tensor<Vector<E, Const<2>>>,
@@ -88,7 +88,7 @@ pub(crate) fn decode_mma_kernel<E: Float>(
     }
 }
 
-/// What all rows attend to, this warp's part of it.
+/// Attention over this warp's part of the keys that all rows attend to.
 #[cube]
 fn attend_held<E: Float>(
     q: &Tensor<Vector<E, Const<2>>>,
@@ -151,13 +151,13 @@ fn attend_held<E: Float>(
     let mut sum0 = 0.0f32;
     let mut sum1 = 0.0f32;
 
-    // Copies run `stages - 1` turns ahead of the products. Every turn closes one group of copies, an
-    // empty one past the end, so that the number of groups under way says which tile has landed.
+    // Copies run `stages - 1` iterations ahead of the products. Every iteration commits one group of copies, an empty
+    // one past the end, so that the number of groups in flight tells which tile has landed.
     let ahead = comptime!(bp.stages - 1);
     for turn in 0..tiles + ahead {
         if turn >= ahead {
-            // This lane's part of the tile has landed; behind the barrier, every lane's has, and every lane is
-            // done with the stage that is filled next.
+            // This lane's part of the tile has landed; after the barrier, every lane's has, and every lane is done with
+            // the stage that is filled next.
             wait_copies(comptime!(bp.stages as u32 - 2));
             sync_plane();
         }
@@ -292,7 +292,7 @@ fn attend_held<E: Float>(
     }
 }
 
-/// The two rows of an accumulator times a factor each.
+/// Multiplies each of the two rows of an accumulator by its factor.
 #[cube]
 fn scaled<N: Size>(acc: Vector<f32, N>, upper: f32, lower: f32) -> Vector<f32, N> {
     let mut out = acc;

@@ -9,10 +9,10 @@ use crate::matrix::ptx::shuffle_xor;
 use crate::vectors::Chunk;
 use cubecl::prelude::*;
 
-/// Part 0 of the keys: each new token, from its own query on until a later token takes its slot, and the key that
-/// was in a slot before a token took it. All pairs are selected, none multiplied away.
+/// Part 0 of the keys: each new token, from its own query on until a later token takes its slot, and the key that was
+/// in a slot before a token took it. Only selected pairs are computed; nothing is masked by multiplication.
 ///
-/// `2 * warps` neighbouring units own a row, each some of its chunks.
+/// `2 * warps` neighbouring units own a row, each unit some of its chunks.
 #[cube]
 pub(crate) fn attend_newcomers<E: Float>(
     q: &Tensor<Vector<E, Const<2>>>,
@@ -63,7 +63,7 @@ pub(crate) fn attend_newcomers<E: Float>(
     let log2e = comptime!(core::f32::consts::LOG2_E);
     let mut greatest = none;
     let mut sum = 0.0f32;
-    // The new tokens, and with slots the keys that they push out.
+    // The new tokens and, with slots, the keys that they evict.
     let mut keys = held.tokens;
     if comptime!(!bp.paged) {
         keys += held.tokens;
@@ -88,7 +88,7 @@ pub(crate) fn attend_newcomers<E: Float>(
                     }
                 }
             } else {
-                // The first token that takes a slot pushes out what the cache held.
+                // The first token that takes a slot evicts the key that the cache held.
                 first = 0;
                 end = token;
                 for other in 0..token {

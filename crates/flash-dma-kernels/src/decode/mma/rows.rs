@@ -1,4 +1,4 @@
-//! The rows of a step: which token and head each is, and where it lies.
+//! The rows of a step: the token and head of each, and its location.
 
 use crate::decode::mma::blueprint::ROWS;
 use crate::decode::mma::stream::Held;
@@ -8,14 +8,14 @@ use cubecl::prelude::*;
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct StepRow {
     pub token: usize,
-    /// Among the query heads of a sequence.
+    /// Index among the query heads of a sequence.
     pub head: usize,
     pub valid: bool,
 }
 
 #[cube]
 impl StepRow {
-    /// Row `r` of the 16 of `CUBE_POS_Z`; one that is none is row 0.
+    /// Row `r` of the 16 rows of `CUBE_POS_Z`; padding rows become row 0.
     pub(crate) fn new(r: usize, held: &Held, group: usize) -> StepRow {
         let row = CUBE_POS_Z as usize * ROWS + r;
         let valid = row < group * held.tokens;

@@ -14,7 +14,7 @@ pub(crate) struct WarpStages<E: Float> {
     k: Shared<[Chunk<E>]>,
     /// `[warps, stages, key_tile, chunks]`, chunks placed by [`swizzle`].
     v: Shared<[Chunk<E>]>,
-    /// `[warps, stages, key_tile]`; if `bp.scored`. −∞ for those that not all rows attend to.
+    /// `[warps, stages, key_tile]`; if `bp.scored`. −∞ for keys that not all rows attend to.
     scores: Shared<[f32]>,
 }
 
@@ -58,12 +58,12 @@ fn own_stage(stage: usize, #[comptime] bp: DecodeMmaBlueprint) -> usize {
     UNIT_POS_Y as usize * comptime!(bp.stages) + stage
 }
 
-/// What the cache of one (sequence, kv head) holds.
+/// The keys in the cache of one (sequence, kv head).
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Held {
     pub batch: usize,
     pub head: usize,
-    /// Keys of the cache: its slots, or what its pages hold.
+    /// Number of keys in the cache: its slots, or the tokens in its pages.
     pub len: usize,
     pub tokens: usize,
     /// With slots: the head's first entry of the plan. With pages: the sequence's first page in the table.
@@ -76,7 +76,7 @@ pub(crate) struct Held {
 
 #[cube]
 impl Held {
-    /// Of `CUBE_POS_X`, which counts kv heads over all sequences.
+    /// The keys of kv head `CUBE_POS_X`, counted over all sequences.
     pub(crate) fn of_cube<E: Float>(
         k: &Tensor<Chunk<E>>,
         new_k: &Tensor<Chunk<E>>,
@@ -135,13 +135,13 @@ impl Held {
         parts: usize,
         #[comptime] bp: DecodeMmaBlueprint,
     ) -> usize {
-        // The first parts get one more.
+        // The first parts get one tile more.
         let tiles = self.len.div_ceil(bp.key_tile);
         part * (tiles / parts) + min(part, tiles % parts)
     }
 }
 
-/// What a lane knows of a tile before it starts its copies, read a tile ahead so that the copies do not wait.
+/// A lane's data on a tile before it starts the copies, read one tile ahead so that the copies do not wait.
 #[derive(CubeType)]
 pub(crate) struct NextTile {
     /// If `bp.scored`: the score of the tile's key `lane`.
@@ -167,7 +167,7 @@ impl NextTile {
         }
     }
 
-    /// Reads what it has to know of tile `tile`.
+    /// Reads the data of tile `tile`.
     pub(crate) fn read<E: Float>(
         &mut self,
         k: &Tensor<Chunk<E>>,
@@ -192,7 +192,7 @@ impl NextTile {
     }
 }
 
-/// Starts the copies of tile `tile` into stage `stage` of this warp. Keys that are not there, or that not all rows of the
+/// Starts the copies of tile `tile` into stage `stage` of this warp. Missing keys, and keys that not all rows of the
 /// step attend to, become zeros of score −∞.
 #[cube]
 pub(crate) fn start_copies<E: Float>(
@@ -250,7 +250,7 @@ pub(crate) fn start_copies<E: Float>(
     }
 }
 
-/// A bit for each lane: whether its `flag` is set. All 32 lanes take part.
+/// One bit per lane: whether its `flag` is set. All 32 lanes take part.
 #[cube]
 fn ballot(flag: bool) -> u32 {
     let word = u32::cast_from(flag);

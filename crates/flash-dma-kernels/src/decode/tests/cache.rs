@@ -1,4 +1,4 @@
-//! What appending leaves in a cache.
+//! The content of a cache after appending.
 
 use crate::decode::append::{append, append_pages};
 use crate::decode::args::{Pages, Slots, Tokens};
@@ -81,7 +81,7 @@ impl Cache {
         (problem.unwrap(), tokens)
     }
 
-    /// Compares what is alive with the oracle's selection of the first `held` keys, and every row of it.
+    /// Compares the live keys with the oracle's selection of the first `held` keys, and checks their rows.
     fn check(&self, scores: &[Vec<f64>], context: &str) {
         let (window, dim) = (self.slots.shape.capacity(), self.slots.shape.head_dim);
         let client = &self.client;
@@ -113,7 +113,7 @@ impl Cache {
     }
 }
 
-/// What tells an element of a key from every other.
+/// A value that identifies an element of a key.
 fn key_element(row: usize, token: usize, column: usize) -> f64 {
     (1 + row * 65536 + token * 8 + column % 8) as f64
 }

@@ -28,7 +28,7 @@ impl Words {
         Self::of(client, shape, &vec![value; shape.iter().product()])
     }
 
-    /// Rows of NaN: what no kernel may use.
+    /// Rows of NaN, which no kernel may use.
     fn unused_rows(client: &Client, shape: &[usize], element: ElementType) -> Self {
         let len = shape.iter().product::<usize>() * element.size() / 4;
         Self {

@@ -31,11 +31,11 @@ struct Case {
     scores: Scores,
     options: AttentionOptions,
     placement: Placement,
-    /// Parts of the keys; `None` leaves them to the rule.
+    /// Parts of the keys; `None` leaves the choice to the rule.
     parts: Option<usize>,
-    /// The units of a cube; `None` leaves them to the rule.
+    /// The units of a cube; `None` leaves the choice to the rule.
     micro: Option<Micro>,
-    /// Tokens of the steps, in turns.
+    /// Tokens of the steps, cycled through.
     pieces: Vec<usize>,
 }
 
@@ -68,7 +68,7 @@ impl Case {
         self.window.is_some() || self.biased
     }
 
-    /// Everything that is decoded.
+    /// The inputs of the whole decoding.
     fn inputs(&self, seed: u64) -> Inputs {
         let q = [self.batch, self.heads[0], self.len, self.head_dim];
         let k = [self.batch, self.heads[1], self.len, self.head_dim];
@@ -81,7 +81,7 @@ impl Case {
         inputs(problem, self.scores, 1.0, seed)
     }
 
-    /// Decodes it and compares each step with the oracle's last rows, and the live sets with its selection.
+    /// Decodes the sequence and compares each step with the oracle's last rows, and the live sets with its selection.
     fn check(&self, seed: u64) {
         self.check_inputs(&self.inputs(seed));
     }
@@ -333,7 +333,7 @@ fn what_is_not_attended_to_leaves_no_trace() {
             ..case([2, 1], 30, 8, window)
         };
         let mut all = case.inputs(3);
-        // Keys 9 and 20 of the first sequence: never alive with four slots, ones that all see with pages.
+        // Keys 9 and 20 of the first sequence: never alive with four slots, but visible to all queries with pages.
         for key in [9, 20] {
             all.k[key * 8 + 3] = f64::NAN;
             all.v[key * 8 + 5] = f64::INFINITY;

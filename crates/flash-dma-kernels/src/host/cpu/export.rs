@@ -32,7 +32,7 @@ unsafe extern "C" {
 static AT_START: extern "C" fn() = export;
 
 /// Exports the functions, unless there are some already. Where that is impossible (no `/proc`, say), kernels with bf16
-/// are refused later, where there is somebody to tell.
+/// are refused later, where an error can be returned.
 extern "C" fn export() {
     if exported(ROUND_F32).is_none() || exported(ROUND_F64).is_none() {
         let _ = load();

@@ -1,14 +1,15 @@
 //! The conversion to bf16 on CubeCL's CPU runtime.
 //!
-//! LLVM makes of f32 → bf16 a call of `__truncsfbf2` where the x86-64 CPU has no instruction for it (AVX512-BF16 or
-//! AVX-NE-CONVERT), and of f64 → bf16 a call of `__truncdfbf2` on every one. CubeCL's just-in-time compiler looks such
-//! functions up among what the process exports. They belong to the compiler's run-time library; libgcc has them from
-//! GCC 13 on, so that on a Debian 12, say, every kernel with bf16 results would fail to be linked.
+//! LLVM compiles f32 → bf16 to a call of `__truncsfbf2` where the x86-64 CPU has no instruction for it (AVX512-BF16 or
+//! AVX-NE-CONVERT), and f64 → bf16 to a call of `__truncdfbf2` on every CPU. CubeCL's just-in-time compiler looks such
+//! functions up among the symbols that the process exports. They belong to the compiler's run-time library; libgcc has
+//! them from GCC 13 on, so that on Debian 12, for example, linking every kernel with bf16 results would fail.
 //!
-//! With the feature `cpu` this module brings both functions. An executable exports its own functions only if the linker is
-//! told to, and no build script of a library can tell it. So they come as a shared object of less than a page, which
-//! `round.s` lays out in the program's constants, and which the program loads from memory when it starts: kernels of Burn
-//! that run before the first of ours find them, too. Where the process exports such functions already, nothing is loaded.
+//! With the feature `cpu` this module provides both functions. An executable exports its own functions only if the
+//! linker is told to, and no build script of a library can tell it. So they come as a shared object of less than a
+//! page, which `round.s` lays out in the program's constants, and which the program loads from memory when it starts:
+//! kernels of Burn that run before the first of ours find them, too. Where the process exports such functions already,
+//! nothing is loaded.
 
 #[cfg(all(
     any(feature = "cpu", test),
@@ -19,7 +20,7 @@ mod export;
 
 use cubecl::client::Client;
 
-/// What `what` of [`Unsupported`](flash_dma_problem::AttentionError::Unsupported) says.
+/// The text of `what` in [`Unsupported`](flash_dma_problem::AttentionError::Unsupported).
 pub(crate) const NO_ROUNDING: &str = "tensors of bf16 on this CPU, which has no instruction for the conversion to them, \
                                       without the feature `cpu` of flash-dma-kernels";
 
@@ -63,7 +64,7 @@ mod linked {
         unsafe extern "C" {
             fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
         }
-        // SAFETY: the name ends with a zero byte; a null handle stands for everything that is exported.
+        // SAFETY: the name ends with a zero byte; a null handle represents everything that is exported.
         NonNull::new(unsafe { dlsym(std::ptr::null_mut(), name.as_ptr()) })
     }
 }

@@ -70,7 +70,7 @@ fn a_kernel_that_does_not_compile_fails_by_the_name_of_its_operation() {
     assert_eq!(read_u32(&client, out), [0, 0, 0, 0, 7, 7, 7, 7]);
 }
 
-/// Why there is a seal. If this fails, CubeCL has learned it and the seal can go.
+/// The reason for the seal. If this test fails, CubeCL handles the case itself and the seal can be removed.
 #[test]
 fn a_failure_is_forgotten_when_another_part_is_written() {
     let client = client();

@@ -23,7 +23,7 @@ fn ptx_type(element: ElementType) -> (&'static str, u32) {
     }
 }
 
-/// What [`multiply`] multiplies.
+/// The shape of a product of [`multiply`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Shape {
     /// The element type of both operands.
@@ -32,19 +32,20 @@ pub(crate) struct Shape {
     pub fragments: usize,
     /// Blocks of 16 columns of the accumulators.
     pub blocks: usize,
-    /// Elements a row of the tile.
+    /// Elements per row of the tile.
     pub columns: usize,
-    /// Not transposed, the tile's rows are B's columns, 16 a block; transposed, sixteen rows of the tile
-    /// are B's rows.
+    /// Not transposed, the tile's rows are B's columns, 16 per block; transposed, sixteen rows of the tile are B's
+    /// rows.
     pub transposed: bool,
-    /// The first column of the tile: of A and B the 16 that are summed over; transposed, of the accumulators.
+    /// The first column of the tile: of the 16 columns of A and B that are summed over; transposed, of the
+    /// accumulators.
     pub column: usize,
-    /// Whether the tile's elements that are not finite count as zero.
+    /// Whether non-finite elements of the tile count as zero.
     pub cleaned: bool,
 }
 
 impl Shape {
-    /// The same from another column.
+    /// The same product from another column on.
     pub(crate) fn at(&self, column: usize) -> Self {
         Self { column, ..*self }
     }
@@ -54,8 +55,8 @@ impl Shape {
         8 * self.fragments * self.blocks
     }
 
-    /// Which of several accumulators, one beside the other, holds the columns `8 n ..` of fragment `m`, and
-    /// the first of the lane's four values of them.
+    /// Index of the accumulator, of several side by side, that holds the columns `8 n ..` of fragment `m`, and of the
+    /// first of the lane's four values there.
     pub(crate) fn place(&self, m: usize, n: usize) -> (usize, usize) {
         let (block, half) = (n / 2, n % 2);
         let within = block % self.blocks * self.fragments + m;
@@ -73,13 +74,13 @@ pub(crate) struct LanePlace {
 
 #[cube]
 impl LanePlace {
-    /// Of A operands, and of transposed B operands.
+    /// For A operands, and transposed B operands.
     pub(crate) fn rows(#[comptime] chunks: usize) -> LanePlace {
         let lane = UNIT_POS_X;
         place(lane % 16, lane / 16, chunks)
     }
 
-    /// Of B operands that are not transposed.
+    /// For B operands that are not transposed.
     pub(crate) fn columns(#[comptime] chunks: usize) -> LanePlace {
         let lane = UNIT_POS_X;
         place(lane / 16 * 8 + lane % 8, lane / 8 % 2, chunks)
@@ -119,8 +120,8 @@ pub(crate) fn load_a<N: Size>(
     out
 }
 
-/// Operands: `out`, the lane's row, its twist. The address of a fragment is made where it is used: kept for
-/// all columns, as the compiler would, it took too many registers.
+/// Operands: `out`, the lane's row, its twist. The address of a fragment is made where it is used: kept for all
+/// columns, as the compiler would do, the addresses took too many registers.
 fn load_asm(shape: Shape) -> String {
     let row = 4 * shape.fragments;
     let mut s = format!(

@@ -1,4 +1,4 @@
-//! Every form of product by itself, for tests: the kernels use them in no other way.
+//! Every form of product in isolation, for tests; the kernels use the products in the same way.
 
 use crate::host::check::elem_type;
 use crate::matrix::fragment::pack;
@@ -23,8 +23,8 @@ const ROWS: usize = 64;
 /// | `sums`, `results` | `[64, columns]`, contiguous | f32 |
 /// | `products` | `[2, 64, 64]`, contiguous | f32 |
 ///
-/// `columns` is a multiple of 16 up to 256. With `boxes` the tensor memory accelerator copies the operands, else the units
-/// do.
+/// `columns` is a multiple of 16 up to 256. With `boxes` the tensor memory accelerator copies the operands, otherwise
+/// the units do.
 ///
 /// # Errors
 ///
@@ -69,7 +69,7 @@ pub fn products_alone(
     Ok(())
 }
 
-/// One warpgroup; buffers as of [`products_alone`], all outputs overwritten.
+/// One warpgroup; buffers as in [`products_alone`], all outputs overwritten.
 #[cube(launch_unchecked)]
 fn products_alone_kernel<E: Float>(
     a: &Tensor<Chunk<E>>,
@@ -149,7 +149,7 @@ fn products_alone_kernel<E: Float>(
     write_rows::<NO>(results, &acc, 0usize, columns);
 }
 
-/// Where this lane's first pair lies in rows of `columns` elements.
+/// Offset of this lane's first pair in rows of `columns` elements.
 #[cube]
 fn first_pair(#[comptime] columns: usize) -> usize {
     let (lane, warp) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);

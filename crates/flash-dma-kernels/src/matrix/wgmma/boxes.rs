@@ -1,4 +1,4 @@
-//! Tiles that the tensor memory accelerator (TMA) copies: boxes of a tensor, by a tensor map of the host.
+//! Tiles that the tensor memory accelerator (TMA) copies: boxes of a tensor, through a tensor map made on the host.
 
 use crate::host::check::elem_type;
 use crate::matrix::ptx::value;
@@ -9,7 +9,7 @@ use cubecl_cpp::cuda::ptx::tensor_map_address;
 use flash_dma_problem::ElementType;
 
 /// The tensor map of `tensor`, `[batch, heads, len, head_dim]`, in boxes of `rows` rows of `heads` heads and one
-/// panel's columns; the host has checked [`takes_boxes`].
+/// panel's columns; the host must have checked [`takes_boxes`].
 pub(crate) fn boxes_of(
     tensor: &TensorBinding,
     element: ElementType,
@@ -18,7 +18,7 @@ pub(crate) fn boxes_of(
 ) -> TensorMapArg<Tiled> {
     let mut tensor = tensor.clone();
     for axis in 0..3 {
-        // The stride of an axis of one element is never used, but must be one that could be.
+        // The stride of an axis of one element is never used, but must be a valid one.
         if tensor.shape[axis] == 1 {
             tensor.strides[axis] = tensor.shape[3];
         }
@@ -37,8 +37,8 @@ pub(crate) fn boxes_of(
         .with_prefetch(TensorMapPrefetch::B256)
 }
 
-/// Whether the accelerator takes a tensor's strides. It is known that rows begin at multiples of 16 bytes; a tensor
-/// that repeats its rows has a stride of 0.
+/// Whether the TMA accepts a tensor's strides. Rows are known to start at multiples of 16 bytes; a tensor that repeats
+/// its rows has a stride of 0.
 pub(crate) fn takes_boxes(tensor: &TensorBinding, element_size: usize) -> bool {
     (0..3).all(|axis| {
         let bytes = tensor.strides[axis] * element_size;
@@ -70,8 +70,9 @@ pub(crate) fn map_address<E: Float>(map: &ComptimeOption<TensorMap<E, Tiled>>) -
     }
 }
 
-/// Starts the copy of the box at `[batch, head, row]` to the tile `to` of `rows` rows and `columns` columns, in as many
-/// panels as that takes; rows behind the last become zeros. The stage's full barrier awaits it. One unit calls it.
+/// Starts the copy of the box at `[batch, head, row]` to the tile `to` of `rows` rows and `columns` columns, in the
+/// number of panels that this takes; rows past the last become zeros. The stage's full barrier tracks the copy. Only
+/// one unit calls it.
 #[cube]
 pub(crate) fn copy_boxes(
     map: u64,
@@ -101,8 +102,8 @@ pub(crate) fn copy_boxes(
     }
 }
 
-/// Starts the copy of the box of words at `[batch, head, word]` to `place` in shared memory; words behind the last
-/// become zeros. Else as [`copy_boxes`].
+/// Starts the copy of the box of words at `[batch, head, word]` to `place` in shared memory; words past the last become
+/// zeros. Otherwise as [`copy_boxes`].
 #[cube]
 pub(crate) fn copy_words(
     map: u64,

@@ -4,14 +4,14 @@
 //! `w` holds of the accumulator `[64, n]` the values `4j` and `4j + 1`: row `16w + g`, columns
 //! `8j + 2t, 8j + 2t + 1`; and `4j + 2` and `4j + 3`: the same columns of row `16w + g + 8`.
 //!
-//! A product is a block of PTX that starts it. What it returns is under way, and only [`finish`](product::finish) makes
-//! values of it: that block waits, and then moves the registers, so that nothing which reads them can be
-//! scheduled before. The assembler keeps a product under way only while registers suffice; else it says
-//! that products "are serialized" (C7512), which fails the code-generation gate.
+//! A product is a block of PTX that starts it. Its result is in flight, and only [`finish`](product::finish) turns it
+//! into values: that block waits, and then moves the registers, so that no read of them can be scheduled before. The
+//! assembler keeps a product in flight only while registers suffice; otherwise it reports that products "are
+//! serialized" (C7512), which fails the code-generation gate.
 //!
 //! Operands in shared memory are *panels*: `[rows, w]` of a 16-bit type, `w` of 64, 32 or 16 columns (128, 64 or 32
-//! bytes a row), their 16-byte chunks permuted as the swizzle of that width wants it, begin aligned to 1024 bytes. A tile
-//! of `d` columns is `d / w` panels of the widest kind that divides it, one behind the other.
+//! bytes per row), their 16-byte chunks permuted by the swizzle of that width, their start aligned to 1024 bytes. A
+//! tile of `d` columns is `d / w` consecutive panels of the widest kind that divides it.
 
 pub(crate) mod alone;
 pub(crate) mod boxes;

@@ -9,8 +9,8 @@ use std::fmt::Write as _;
 /// A step of 16 along the columns of a panel, in 16-byte units.
 const COLUMN_STEP: usize = 2;
 
-/// The upper word of the descriptor of a panel `width` elements wide: the swizzle of 128, 64 or 32 bytes, and the distance
-/// of groups of eight rows in 16-byte units.
+/// The upper word of the descriptor of a panel `width` elements wide: the swizzle of 128, 64 or 32 bytes, and the
+/// stride between groups of eight rows in 16-byte units.
 fn upper_word(width: usize) -> u32 {
     let swizzle = match width {
         64 => 1,
@@ -59,13 +59,14 @@ fn finish_asm(n: usize, under_way: usize) -> String {
     s
 }
 
-/// What the product `started` came to: waits for all that this warpgroup has started.
+/// The result of the product `started`: waits for all products that this warpgroup has started.
 #[cube]
 pub(crate) fn finish<N: Size>(started: Vector<f32, N>, #[comptime] n: usize) -> Vector<f32, N> {
     finish_but::<N>(started, 0usize, n)
 }
 
-/// What the product `started` came to: waits for all that this warpgroup has started but the last `under_way`.
+/// The result of the product `started`: waits for all products that this warpgroup has started, except the last
+/// `under_way`.
 #[cube]
 pub(crate) fn finish_but<N: Size>(
     started: Vector<f32, N>,
@@ -138,8 +139,9 @@ fn pv_asm(element: ElementType, n: usize, rows: usize, r: usize) -> String {
     s
 }
 
-/// Starts `acc + A B`: A is 64 rows of `rows` values in registers, see [`pack`](crate::matrix::fragment::pack), B the panels `b` of `rows` rows
-/// and `n` columns. A lane's part of an accumulator is the first `n / 2` elements of its vector.
+/// Starts `acc + A B`: A is 64 rows of `rows` values in registers, see [`pack`](crate::matrix::fragment::pack), B the
+/// panels `b` of `rows` rows and `n` columns. A lane's part of an accumulator is the first `n / 2` elements of its
+/// vector.
 #[cube]
 pub(crate) fn start_pv<N: Size, NA: Size>(
     acc: Vector<f32, N>,

@@ -4,9 +4,9 @@ use crate::matrix::ptx::{shared_address, uniform, value};
 use crate::matrix::wgmma::panel::publish;
 use cubecl::prelude::*;
 
-/// Two `mbarrier`s a stage: *full*, which every unit that copies arrives at when its part of a tile has landed, and
-/// *empty*, which every unit arrives at when it is done with the tile. Unlike behind a barrier of the cube, a
-/// warpgroup may thus be a tile ahead of another.
+/// Two `mbarrier`s per stage: *full*, at which every copying unit arrives when its part of a tile has landed, and
+/// *empty*, at which every unit arrives when it is done with the tile. Unlike with a barrier of the cube, a warpgroup
+/// may thus be one tile ahead of another.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Ring {
     /// The shared-memory address of `[stages, 2]` barriers of 8 bytes.
@@ -15,8 +15,8 @@ pub(crate) struct Ring {
 
 #[cube]
 impl Ring {
-    /// The barriers of `stages` stages: `fillers` units arrive at the full ones, `users` at the empty ones. All units of
-    /// the cube call it; it ends with a barrier of the cube.
+    /// The barriers of `stages` stages: `fillers` units arrive at the full ones, `users` at the empty ones. All units
+    /// of the cube call it; it ends with a barrier of the cube.
     pub(crate) fn new(
         #[comptime] stages: usize,
         #[comptime] fillers: usize,
@@ -35,18 +35,18 @@ impl Ring {
                 );
             }
         }
-        // To the tensor memory accelerator, too.
+        // Visible to the tensor memory accelerator as well.
         publish();
         sync_cube();
         Ring { base }
     }
 
-    /// The address of the barrier that says that `stage` is full.
+    /// The address of the barrier that signals that `stage` is full.
     pub(crate) fn full(&self, stage: usize) -> u32 {
         self.base + 16 * stage as u32
     }
 
-    /// This unit's part of a tile is in `stage` as soon as `bytes` have landed there, which it is about to copy as boxes.
+    /// Arrives at `stage`, whose phase completes once the `bytes` have landed that this unit is about to copy as boxes.
     pub(crate) fn arrive_expecting(&self, stage: usize, #[comptime] bytes: u32) {
         gpu_asm!(
             "{{ .reg .b64 t; mbarrier.arrive.expect_tx.shared::cta.b64 t, [{}], {n}; }}",
@@ -56,8 +56,7 @@ impl Ring {
         );
     }
 
-    /// This unit's part of a tile is in `stage` as soon as the `cp.async` copies that it has started have landed; it
-    /// does not wait for them.
+    /// Arrives at `stage` once the `cp.async` copies that this unit has started have landed; it does not wait for them.
     pub(crate) fn arrive_copied(&self, stage: usize) {
         gpu_asm!(
             "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [{}];",
@@ -66,7 +65,7 @@ impl Ring {
         );
     }
 
-    /// This unit is done with the tile in `stage`.
+    /// Signals that this unit is done with the tile in `stage`.
     pub(crate) fn arrive_empty(&self, stage: usize) {
         arrive(self.base + 16 * stage as u32 + 8);
     }
@@ -76,7 +75,7 @@ impl Ring {
         wait(self.full(stage), turn as u32 % 2);
     }
 
-    /// Waits until all units are done with what `stage` was filled with for the `turn`-th time, from 0.
+    /// Waits until all units are done with the `turn`-th fill of `stage`, from 0.
     pub(crate) fn wait_empty(&self, stage: usize, turn: usize) {
         wait(self.base + 16 * stage as u32 + 8, turn as u32 % 2);
     }
@@ -101,8 +100,8 @@ fn wait(barrier: u32, parity: u32) {
     );
 }
 
-/// The order in which the warpgroups of a cube start their products: by index, each once a tile. It keeps
-/// them out of step, one in its exponentials while the tensor cores serve the others.
+/// The order in which the warpgroups of a cube start their products: by index, each once per tile. This keeps them out
+/// of step: one computes its exponentials while the tensor cores work for the others.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Turns {
     warpgroup: u32,
@@ -117,8 +116,8 @@ impl Turns {
         }
     }
 
-    /// Waits until the warpgroup before this one, of `count`, has started the products of tile `tile`; the
-    /// first waits for the last's of the tile before.
+    /// Waits until the warpgroup before this one, of `count`, has started the products of tile `tile`; the first waits
+    /// for the last warpgroup's products of the previous tile.
     pub(crate) fn wait(&self, tile: usize, #[comptime] count: usize) {
         if comptime!(count > 1) && (self.warpgroup > 0 || tile > 0) {
             gpu_asm!(
@@ -129,7 +128,7 @@ impl Turns {
         }
     }
 
-    /// This warpgroup has started the products of tile `tile` of `tiles`.
+    /// Signals that this warpgroup has started the products of tile `tile` of `tiles`.
     pub(crate) fn pass(&self, tile: usize, tiles: usize, #[comptime] count: usize) {
         if comptime!(count > 1) {
             let last = self.warpgroup == comptime!(count as u32 - 1);

@@ -1,9 +1,8 @@
 //! The keys of each chunk of queries, in an order that makes neighbours live together.
 //!
-//! A key tile streams the queries from the first birth to the last death among its keys, clipped to the
-//! chunk. In the chunk's order come first the keys that die in it, the earliest death first; then those
-//! that live through it; then those born in it, the earliest birth first. Any cut of this order into
-//! tiles then wastes little.
+//! A key tile streams the queries from the first birth to the last death among its keys, clipped to the chunk. The
+//! chunk's order puts first the keys that die in it, earliest death first; then the keys that live through it; then the
+//! keys born in it, earliest birth first. Any cut of this order into tiles then wastes little.
 
 use crate::host::scratch::{address_type, bytes, scratch};
 use crate::pattern::intervals::LiveKeys;
@@ -16,13 +15,13 @@ use flash_dma_problem::Problem;
 const CLASSES: usize = 32;
 /// The classes of a chunk's keys: deaths, the whole chunk, births.
 const ALL_CLASSES: usize = 2 * CLASSES + 1;
-/// Words a chunk of [`ChunkKeys::starts`].
+/// Words per chunk in [`ChunkKeys::starts`].
 pub(crate) const STARTS: usize = ALL_CLASSES + 1;
 
 /// The keys that some query of a chunk attends to.
 #[derive(Clone, Debug)]
 pub(crate) struct ChunkKeys {
-    /// Contiguous `[batch * kv_heads, chunks, capacity]`, u32; past the count undefined.
+    /// Contiguous `[batch * kv_heads, chunks, capacity]`, u32; undefined past the count.
     pub keys: TensorBinding,
     /// Contiguous `[batch * kv_heads, chunks]`, u32, at most `capacity`.
     pub counts: TensorBinding,
@@ -49,9 +48,8 @@ impl ChunkKeys {
     }
 }
 
-/// The class of the key with interval `first .. end` of positions in the chunk of queries
-/// `chunk_first .. chunk_end`; [`ALL_CLASSES`] if none of them attends to it. `shift` takes a position to
-/// its query.
+/// The class of the key with interval `first .. end` of positions in the chunk of queries `chunk_first .. chunk_end`;
+/// [`ALL_CLASSES`] if none of them attends to it. `shift` maps a position to its query.
 #[cube]
 pub(crate) fn class_of(
     first: u32,
@@ -69,7 +67,7 @@ pub(crate) fn class_of(
         from = max(from, first as i32 + shift);
         to = min(to, end as i32 + shift);
     } else if end < k_len {
-        // All queries stand at the last key.
+        // All queries have the position of the last key.
         to = from;
     }
     let mut class = ALL_CLASSES.runtime();
@@ -94,8 +92,8 @@ pub(crate) fn class_width(chunk: u32) -> i32 {
     chunk.div_ceil(comptime!(CLASSES as u32)) as i32
 }
 
-/// A stable counting sort of the live keys of a chunk by class: one cube a chunk (x) and row (y), a
-/// segment of the row's live keys a unit.
+/// A stable counting sort of the live keys of a chunk by class: one cube per chunk (x) and row (y), one segment of the
+/// row's live keys per unit.
 ///
 /// | buffer | layout |
 /// |---|---|
@@ -128,7 +126,7 @@ fn chunk_keys_kernel(
     let width = class_width(chunk);
     let shift = q_len as i32 - k_len as i32;
 
-    // Of each class and unit: the number of keys, then where its next key goes.
+    // For each class and unit: the number of keys, then the destination of its next key.
     let mut slots = Shared::<[u32]>::new_slice(comptime!(ALL_CLASSES * units));
     let mut totals = Shared::<[u32]>::new_slice(ALL_CLASSES);
     for class in 0..ALL_CLASSES {

@@ -11,11 +11,11 @@ use cubecl::client::Client;
 use flash_dma_problem::Problem;
 use std::ops::Range;
 
-/// Planes of a cube that lists the live keys of a row.
+/// Planes per cube that lists the live keys of a row.
 pub(crate) const ROW_PLANES: usize = 32;
 
-/// Planes of a cube that lists the keys of tiles, and its tiles, given the number of all lists. They share
-/// the reads of the live list, but few lists would leave a GPU idle.
+/// Planes per cube that lists the keys of tiles, and thus tiles per cube, given the number of all lists. Planes share
+/// the reads of the live list, but with few lists large cubes would leave a GPU idle.
 pub(crate) fn tile_planes(lists: usize) -> usize {
     if lists < 4096 { 8 } else { 16 }
 }
@@ -75,7 +75,7 @@ pub(crate) fn tile_key_lists(
     if rows * slice.len() == 0 {
         return lists;
     }
-    // Without causal masking one list serves all queries: that of a single query at the last key.
+    // Without causal masking all queries share one list: the list of a single query at the last key.
     let (tile_size, q_len, offset) = if problem.causal {
         (tiles.size, problem.q_len, problem.position(0))
     } else {

@@ -3,13 +3,13 @@
 use crate::team::{Member, Team, ballot};
 use cubecl::prelude::*;
 
-/// Keys that a lane reads before it looks at the first of them, so that the reads overlap.
+/// Keys that a lane reads before it uses the first of them, so that the reads overlap.
 const READS: usize = 8;
 
 /// Lists the keys of non-empty interval, in order.
 ///
-/// One cube a row. Each plane counts the live keys of its segment, and behind a barrier, knowing what
-/// the planes before it have, writes them; nothing is read twice from beyond the second-level cache.
+/// One cube per row. Each plane counts the live keys of its segment and, after a barrier, when the counts of the
+/// preceding planes are known, writes them; the second read hits the L2 cache.
 ///
 /// | buffer | layout |
 /// |---|---|
@@ -31,7 +31,7 @@ pub(crate) fn live_keys_kernel(
         let member = Member::this(team);
         let base = row * n as usize;
         let turn = comptime!((READS * team.lanes) as u32);
-        // Whole turns, so that a plane's reads begin at a cache line.
+        // Whole rounds, so that a plane's reads begin at a cache line.
         let segment = n.div_ceil(comptime!(team.planes as u32)).div_ceil(turn) * turn;
         let start = min(member.plane as u32 * segment, n);
         let end = min(start + segment, n);

@@ -1,4 +1,4 @@
-//! Which keys a tile of work touches: compact lists made from the intervals, on the device.
+//! The keys that a tile of work touches: compact lists, built on the device from the intervals.
 //!
 //! [`live_keys`] drops the keys that no position attends to; [`tile_key_lists`] lists, for every
 //! query tile, the keys that some query of the tile attends to. Neither reads anything back to the
@@ -26,8 +26,8 @@ use tiles::QueryTiles;
 /// The keys that at least one position attends to, for each of the `batch * kv_heads` rows.
 #[derive(Clone, Debug)]
 pub(crate) struct LiveKeys {
-    /// Contiguous `[batch * kv_heads, k_len]`, u32: the indices of the live keys, ascending; past the
-    /// count undefined. A key's interval begins at its own index.
+    /// Contiguous `[batch * kv_heads, k_len]`, u32: the indices of the live keys, ascending; undefined past the count.
+    /// A key's interval begins at its own index.
     pub keys: TensorBinding,
     /// Contiguous `[batch * kv_heads, k_len]`, u32: the end of the interval of each entry of `keys`.
     pub ends: TensorBinding,
@@ -54,13 +54,12 @@ impl LiveKeys {
 
 /// The keys of a slice of query tiles, for each of the `batch * kv_heads` rows.
 ///
-/// A tile's list holds first the keys that every query of the tile attends to (*full* keys), then
-/// those that only some do (*boundary* keys), both by ascending index. Only boundary keys need the
-/// interval test.
+/// A tile's list holds first the keys that every query of the tile attends to (*full* keys), then the keys that only
+/// some queries attend to (*boundary* keys), both by ascending index. Only boundary keys need the interval test.
 #[derive(Clone, Debug)]
 pub(crate) struct TileKeyLists {
-    /// Contiguous `[batch * kv_heads, slice.len(), capacity]`, u32: key indices, with
-    /// [`QueryTiles::capacity`] entries a list; past the total undefined.
+    /// Contiguous `[batch * kv_heads, slice.len(), capacity]`, u32: key indices, with [`QueryTiles::capacity`] entries
+    /// per list; undefined past the total.
     pub keys: TensorBinding,
     /// Contiguous `[batch * kv_heads, slice.len(), 2]`, u32: the number of full keys, and of all keys.
     /// `full <= total <= capacity` whatever the intervals hold.
@@ -70,7 +69,7 @@ pub(crate) struct TileKeyLists {
 }
 
 impl TileKeyLists {
-    /// The shapes of `keys` and `counts` for so many of the tiles.
+    /// The shapes of `keys` and `counts` for the given number of tiles.
     fn shapes(problem: &Problem, tiles: &QueryTiles, listed: usize) -> [[usize; 3]; 2] {
         let rows = problem.batch * problem.kv_heads;
         [[rows, listed, tiles.capacity], [rows, listed, 2]]
@@ -109,9 +108,8 @@ pub(crate) fn tile_key_lists(
     launch::tile_key_lists(client, problem, live, tiles, slice, team)
 }
 
-/// Makes and drops the lists of [`forward`](crate::forward()) in tiles of `queries`, for benchmarks: what
-/// a forward pass launches beside its attention kernel. `problem` must have scores, and `selection` must
-/// fit it.
+/// Builds and drops the lists of [`forward`](crate::forward()) in tiles of `queries`, for benchmarks: these are the
+/// launches of a forward pass besides its attention kernel. `problem` must have scores, and `selection` must fit it.
 #[doc(hidden)]
 pub fn list_all(client: &Client, problem: &Problem, selection: &Selection, queries: usize) {
     let live = live_keys(client, problem, selection);

@@ -1,9 +1,8 @@
 //! The order in which keys are grouped into tiles for dk and dv.
 //!
-//! A key tile runs over the queries from its first birth to its last death, so keys born together that
-//! die together belong together. With independent scores most keys die soon and a few live for ever:
-//! tiles of neighbours by index would spend most of their work on keys already dead
-//! (`docs/kernels/portable.md` has the shares).
+//! A key tile runs over the queries from its first birth to its last death, so keys that are born together and die
+//! together belong together. With independent scores most keys die soon and a few live forever: tiles of neighbours by
+//! index would spend most of their work on keys already dead (`docs/kernels/portable.md` has the shares).
 
 use crate::host::scratch::{address_type, bytes, scratch};
 use crate::pattern::intervals::LiveKeys;
@@ -19,8 +18,8 @@ const CLASSES: usize = 64;
 /// neighbours die together.
 #[derive(Clone, Debug)]
 pub(crate) struct OrderedKeys {
-    /// Contiguous `[batch * kv_heads, capacity]`, u32: their indices by descending class of death, then
-    /// ascending; past the count undefined.
+    /// Contiguous `[batch * kv_heads, capacity]`, u32: their indices by descending class of death, then ascending;
+    /// undefined past the count.
     pub keys: TensorBinding,
     /// The same: the end of the interval of each entry of `keys`.
     pub ends: TensorBinding,
@@ -30,8 +29,8 @@ pub(crate) struct OrderedKeys {
     pub capacity: usize,
 }
 
-/// Positions a class spans: half a window, as keys die that much apart anyway, unless the classes would
-/// not cover all positions.
+/// Positions that a class spans: half a window, because deaths are that far apart anyway, unless the classes would not
+/// cover all positions.
 fn class_width(problem: &Problem) -> usize {
     let half_window = problem.window.min(problem.k_len) / 2;
     half_window.max(problem.k_len.div_ceil(CLASSES)).max(1)
@@ -43,8 +42,8 @@ fn class_of(end: u32, width: u32) -> usize {
     comptime!(CLASSES - 1) - min((end - 1u32) / width, comptime!(CLASSES as u32 - 1)) as usize
 }
 
-/// A stable counting sort, by descending class of death, of those live keys of a row that die after the
-/// position `from`: one cube a row, a segment of the keys a unit.
+/// A stable counting sort, by descending class of death, of the live keys of a row that die after the position `from`:
+/// one cube per row, one segment of the keys per unit.
 ///
 /// | buffer | layout |
 /// |---|---|
@@ -71,7 +70,7 @@ fn order_kernel(
     let start = min(unit * segment, count);
     let end = min(start + segment, count);
 
-    // Of each class and unit: the number of keys, then where its next key goes.
+    // For each class and unit: the number of keys, then the destination of its next key.
     let mut slots = Shared::<[u32]>::new_slice(comptime!(CLASSES * units));
     let mut totals = Shared::<[u32]>::new_slice(CLASSES);
     for class in 0..CLASSES {
@@ -142,8 +141,8 @@ impl OrderedKeys {
     }
 }
 
-/// Orders the keys that the queries of `problem` attend to. Keys that died before the first query are not among
-/// them: their number is not bounded by the window.
+/// Orders the keys that the queries of `problem` attend to. Keys that died before the first query are excluded, because
+/// their number is not bounded by the window.
 pub(crate) fn by_death(client: &Client, problem: &Problem, live: &LiveKeys) -> OrderedKeys {
     let serial = client.properties().hardware.plane_size_max <= 1;
     by_death_with(client, problem, live, if serial { 1 } else { 32 })
@@ -245,7 +244,7 @@ mod tests {
         check(250, 203, true);
     }
 
-    /// Their number is bounded by the window and the queries, that of all live keys is not.
+    /// The number of listed keys is bounded by the window and the queries; the number of all live keys is not.
     #[test]
     fn keys_that_die_before_the_first_query_are_not_listed() {
         check(1, 203, true);

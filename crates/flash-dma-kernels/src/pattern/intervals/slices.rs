@@ -1,5 +1,5 @@
-//! Launches of the kernels that own query tiles: once for dense attention, once a slice of key lists
-//! for sparse attention.
+//! Launches of the kernels that own query tiles: one launch for dense attention, one per slice of key lists for sparse
+//! attention.
 
 use crate::args::Inputs;
 use crate::host::faults::Seal;
@@ -9,9 +9,9 @@ use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 use flash_dma_problem::Problem;
 
-/// What one launch of a query-outer kernel reads its keys from, and which tiles it covers.
+/// The key source of one launch of a query-outer kernel, and the tiles that it covers.
 pub(crate) struct Slice {
-    /// Scores, intervals, key lists and their counts; without scores any buffers, never read.
+    /// Scores, intervals, key lists and their counts; arbitrary buffers without scores, never read.
     pub selection: [TensorBinding; 4],
     /// The first query tile.
     pub first_tile: usize,
@@ -27,8 +27,8 @@ pub(crate) fn slice_bytes(problem: &Problem, queries: usize) -> usize {
     TileKeyLists::bytes(problem, &QueryTiles::new(problem, queries))
 }
 
-/// Calls `launch` for each slice of query tiles. It writes a part of every one of `results` each time; where a slice
-/// fails, they carry the failure whatever later slices write.
+/// Calls `launch` for each slice of query tiles. Each call writes a part of every one of `results`; if a slice fails,
+/// they carry the failure regardless of later slices.
 pub(crate) fn for_each_slice(
     client: &Client,
     problem: &Problem,
@@ -57,7 +57,7 @@ pub(crate) fn for_each_slice(
                 lists.counts,
             ],
             first_tile: lists.slice.start,
-            // Without causal masking the one list serves all tiles.
+            // Without causal masking all tiles share the one list.
             tiles: if problem.causal {
                 lists.slice.len()
             } else {

@@ -138,7 +138,7 @@ fn lists_hold_exactly_the_keys_of_each_tile() {
 
 #[test]
 fn planes_share_a_list() {
-    // Several rounds of entries that wait, and tiles that leave planes without work.
+    // Several rounds of waiting entries, and tile counts that leave planes without work.
     let team = Team {
         lanes: 1,
         planes: 3,
@@ -169,7 +169,7 @@ fn no_keys_and_no_queries_make_empty_lists() {
 
 #[test]
 fn foreign_intervals_do_not_write_past_the_capacity() {
-    // Every key lives for ever: far more than the window of 2 allows.
+    // Every key lives forever: far more than the window of 2 allows.
     let n = 50;
     let row: Vec<_> = (0..n as u32)
         .map(|first| Interval {

@@ -3,20 +3,20 @@
 use crate::team::{Member, Team, ballot};
 use cubecl::prelude::*;
 
-/// Entries that a lane reads before it looks at the first of them, so that the reads overlap.
+/// Entries that a lane reads before it uses the first of them, so that the reads overlap.
 const READS: usize = 8;
-/// Waiting entries that a lane looks at in one turn.
+/// Waiting entries that a lane checks per round.
 const PICKS: usize = 4;
 
-/// What is fixed when the kernel is compiled.
+/// Compile-time configuration of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct TileKeysBlueprint {
     /// A plane for every tile of a cube.
     pub team: Team,
     /// Entries of the live list that wait in shared memory; a multiple of `step`.
     pub waiting: usize,
-    /// Boundary keys of a tile that wait in shared memory. Intervals of a selection make at most one
-    /// newborn and one death a position.
+    /// Boundary keys of a tile that wait in shared memory. The intervals of a selection have at most one birth and one
+    /// death per position.
     pub boundary: usize,
 }
 
@@ -37,8 +37,8 @@ impl TileKeysBlueprint {
     }
 }
 
-/// The positions of one query tile's first and last query, or those of a group of tiles; negative
-/// where a query sees no key.
+/// The positions of the first and last query of one query tile or of a group of tiles; negative where a query sees no
+/// key.
 #[derive(CubeType, Clone, Copy)]
 struct Positions {
     first: i32,
@@ -47,7 +47,7 @@ struct Positions {
 
 #[cube]
 impl Positions {
-    /// Of the tiles `tile..=last_tile`; `offset` is the position of query 0.
+    /// The positions of the tiles `tile..=last_tile`; `offset` is the position of query 0.
     fn new(tile: u32, last_tile: u32, tile_size: u32, q_len: u32, offset: i32) -> Positions {
         let end = min((last_tile + 1u32) * tile_size, q_len);
         Positions {
@@ -69,10 +69,10 @@ impl Positions {
 
 /// Writes the lists: the full keys, then the boundary keys, each ascending, never past `capacity`.
 ///
-/// A cube owns a group of `planes` consecutive tiles of a row, one a plane. It reads the live list once,
-/// up to the group's last position; the entries that any of the group's positions attends to wait in
-/// shared memory, where each plane picks its tile's. Full keys go straight to the list, boundary keys
-/// wait until the number of full keys is known.
+/// A cube owns a group of `planes` consecutive tiles of a row, one per plane. It reads the live list once, up to the
+/// group's last position; the entries that any of the group's positions attends to wait in shared memory, where each
+/// plane picks the entries of its tile. Full keys go straight to the list, boundary keys wait until the number of full
+/// keys is known.
 ///
 /// | buffer | layout |
 /// |---|---|
@@ -105,7 +105,7 @@ pub(crate) fn tile_keys_kernel(
     if row < rows as usize {
         let member = Member::this(team);
         let base = row * n as usize;
-        // The last tiles see the most keys: they go first.
+        // The last tiles see the most keys, so they go first.
         let group = groups - 1u32 - (CUBE_POS % groups as usize) as u32;
         let local = group * planes + member.plane as u32;
         let group_end = min(group * planes + planes, tiles);
@@ -122,7 +122,7 @@ pub(crate) fn tile_keys_kernel(
         let mut waiting =
             Shared::<[Vector<u32, Const<2>>]>::new_aligned_slice(bp.waiting, 128usize);
         let mut boundary_keys = Shared::<[u32]>::new_slice(comptime!(bp.boundary * team.planes));
-        // Of two steps in turn: a plane may be a step ahead of one that still reads.
+        // Double-buffered: a plane may be one step ahead of a plane that still reads.
         let mut stepped = Shared::<[u32]>::new_slice(comptime!(2 * team.planes));
 
         let list = (row * tiles as usize + local as usize) * capacity as usize;
@@ -148,7 +148,7 @@ pub(crate) fn tile_keys_kernel(
                 let i = own + comptime!((r * team.lanes) as u32) + member.lane as u32;
                 let from = base + min(i, live_count - 1u32) as usize;
                 let mut entry = Vector::<u32, Const<2>>::new(keys[from]);
-                // Past the list: a life that ended before the first position.
+                // Past the end of the list: an interval that ended before the first position.
                 entry.insert(1usize, select(i < live_count, ends[from], 0u32));
                 entries[r] = entry;
             }

@@ -3,22 +3,22 @@
 use flash_dma_problem::Problem;
 use std::ops::Range;
 
-/// The lists of one slice of tiles take at most this many bytes, unless one tile alone takes more.
+/// The lists of one slice of tiles take at most this many bytes, unless a single tile takes more.
 ///
-/// One launch a slice has to fill the device; 32K tokens of 8 heads with a window of 2048 take 65 MiB, in
-/// tiles of 32 queries, and so one slice.
+/// The one launch per slice has to fill the device; 32K tokens of 8 heads with a window of 2048 take 65 MiB in tiles of
+/// 32 queries, and thus one slice.
 const SLICE_BYTES: usize = 144 << 20;
 
-/// Words of a list's counts.
+/// Words per list in the counts.
 const COUNT_WORDS: usize = 2;
 
 /// The query tiles of a problem: tile `t` holds the queries `t * size .. min((t + 1) * size, q_len)`.
 ///
-/// Without causal masking every query attends to the same keys. One list then serves all tiles:
-/// `lists` is 1, and every tile reads list 0. With it, `lists` equals `count`.
+/// Without causal masking every query attends to the same keys. All tiles then share one list: `lists` is 1, and every
+/// tile reads list 0. With it, `lists` equals `count`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QueryTiles {
-    /// Queries a tile.
+    /// Queries per tile.
     pub size: usize,
     /// Tiles that cover the queries.
     pub count: usize,
@@ -28,8 +28,8 @@ pub(crate) struct QueryTiles {
     pub capacity: usize,
 }
 
-/// The most keys that `queries` consecutive queries attend to: the window at the first one's position, and with
-/// causal masking one newborn at each other.
+/// The most keys that `queries` consecutive queries attend to: the window at the first one's position, and, with causal
+/// masking, one newborn at each further position.
 pub(crate) fn most_keys(problem: &Problem, queries: usize) -> usize {
     let newborn = if problem.causal {
         queries.saturating_sub(1)
@@ -51,13 +51,13 @@ impl QueryTiles {
         }
     }
 
-    /// Cuts the lists into slices of bounded memory, for `rows = batch * kv_heads`. Run the attention
-    /// kernel once a slice: all lists at once would take `q_len * window / size` words a row, which
-    /// is no longer O(N) for a window that grows with N.
+    /// Cuts the lists into slices of bounded memory, for `rows = batch * kv_heads`. Run the attention kernel once per
+    /// slice: all lists at once would take `q_len * window / size` words per row, which is not O(N) if the window grows
+    /// with N.
     pub(crate) fn slices(&self, rows: usize) -> impl Iterator<Item = Range<usize>> + use<> {
         let list_bytes = rows.max(1) * (self.capacity + COUNT_WORDS) * size_of::<u32>();
         let (lists, most) = (self.lists, (SLICE_BYTES / list_bytes).max(1));
-        // Of equal size, so that none is too small to fill the device.
+        // Slices of equal size, so that none is too small to fill the device.
         let step = lists.div_ceil(lists.div_ceil(most).max(1)).max(1);
         (0..lists)
             .step_by(step)

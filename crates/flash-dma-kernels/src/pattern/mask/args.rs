@@ -4,7 +4,7 @@ use crate::host::check::{Layout, check_tensor};
 use cubecl::prelude::TensorBinding;
 use flash_dma_problem::{AttentionError, MaskedProblem, PlanGeometry, TensorName, TensorSpec};
 
-/// A mask as [`plan`](crate::plan()) wrote it; both contiguous, 32-bit integers.
+/// A mask as written by [`plan`](crate::plan()); both contiguous, 32-bit integers.
 #[derive(Clone, Debug)]
 pub struct MaskBits {
     /// [`PlanGeometry::bits_shape`](flash_dma_problem::PlanGeometry::bits_shape).
@@ -28,7 +28,7 @@ pub struct MaskedInputs {
     pub bias: Option<TensorBinding>,
 }
 
-/// Where the masked backward pass writes; contiguous and overwritten.
+/// The outputs of the masked backward pass; contiguous and overwritten.
 #[derive(Clone, Debug)]
 pub struct MaskedGradients {
     /// `[batch, q_heads, q_len, head_dim]`, the problem's element type.
@@ -37,11 +37,11 @@ pub struct MaskedGradients {
     pub k: TensorBinding,
     /// `[batch, kv_heads, k_len, head_dim]`, the problem's element type.
     pub v: TensorBinding,
-    /// f32, in the bias's own shape, if there is a bias; `None` does not compute it.
+    /// f32, in the bias's own shape, if there is a bias; `None` skips its computation.
     pub bias: Option<TensorBinding>,
 }
 
-/// Checks shape and reach of a tensor with free strides, whose elements have `size` bytes.
+/// Checks the shape and the extent of a tensor with arbitrary strides, whose elements have `size` bytes.
 pub(crate) fn check_broadcast(
     name: TensorName,
     tensor: &TensorBinding,

@@ -1,4 +1,5 @@
-//! The rest of the [lists](crate::pattern::mask::tile_lists): bits of gathered keys, the order of tiles, and a look at values.
+//! The rest of the [lists](crate::pattern::mask::tile_lists): bits of gathered keys, the order of tiles, and the check
+//! for non-finite values.
 
 use crate::finite::{NO_NUMBER, exponent_bits};
 use crate::host::check::{address_type, elem_type};
@@ -15,10 +16,10 @@ use flash_dma_problem::{ElementType, PlanGeometry};
 /// Cubes that share the bits of a tile.
 const PARTS: usize = 8;
 
-/// Rows that a unit looks at.
+/// Rows that a unit checks.
 const ROWS: usize = 8;
 
-/// Packs the bits of all gathered lists, gives tiles their turns, and marks in the header whether some value of
+/// Packs the bits of all gathered lists, assigns tiles their turns, and marks in the header whether some value of
 /// `watched`, `[batch, heads, len, head_dim]`, is not finite.
 pub(crate) fn finish_lists(
     client: &Client,
@@ -72,9 +73,9 @@ pub(crate) fn finish_lists(
     }
 }
 
-/// The first `looking` cubes look at `rows`; cube `looking + n` packs part `n % parts` of the bits of tile `n / parts`, if
-/// its keys are gathered, and the first plane of the first part gives the tile its turn. `list` and `totals` are those of
-/// [`TileLists`], `bits` the plan's, as words.
+/// The first `looking` cubes check `rows`; cube `looking + n` packs part `n % parts` of the bits of tile `n / parts`,
+/// if its keys are gathered, and the first plane of the first part assigns the tile its turn. `list` and `totals`
+/// belong to [`TileLists`], `bits` to the plan, as words.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn finish_kernel<E: Float>(
     rows: &Tensor<Chunk<E>>,
@@ -119,12 +120,12 @@ fn finish_kernel<E: Float>(
         let mut longer = 0u32;
         let mut next = member.lane;
         while next < tiles {
-            // Several at once: their loads wait together.
+            // Several at once, so that the loads overlap.
             #[unroll]
             for n in 0..8usize {
                 let other = next + comptime!(n * team.lanes);
                 let others = totals[first + min(other, tiles - 1) * TILE_LIST_WORDS + 1];
-                // Of as many slots the later tile comes first.
+                // With equal numbers of slots the later tile comes first.
                 let bar = slots + u32::cast_from(other <= tile);
                 longer += select(other < tiles, u32::cast_from(others >= bar), 0u32);
             }
@@ -149,7 +150,7 @@ fn finish_kernel<E: Float>(
         let keys = slots as usize;
         // Whole steps of two words.
         let words = keys.div_ceil(64usize) * 2;
-        // A unit a word of 32 slots of one query.
+        // One unit per word of 32 slots of one query.
         let mut index = part * comptime!(team.units()) + UNIT_POS as usize;
         while index < words * queries {
             let (word, own) = (index / queries, index % queries);

@@ -1,4 +1,4 @@
-//! What kernels read of a mask and a bias.
+//! The data of a mask and a bias that kernels read.
 
 use crate::host::check::rows_are_chunks;
 use crate::pattern::mask::args::MaskedInputs;
@@ -8,19 +8,20 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::{MaskedProblem, PlanGeometry};
 
-/// What the kernels read beside q, k and v. What the problem lacks is any buffer, never read.
+/// The buffers that the kernels read besides q, k and v. Those that the problem lacks are arbitrary buffers, never
+/// read.
 pub(crate) struct Words {
     pub bits: TensorBinding,
     pub counts: TensorBinding,
     pub bias: TensorBinding,
 }
 
-/// Whether lists may hold single keys: those of a bias of pairs are a block's.
+/// Whether lists may hold single keys; with a bias of pairs they hold blocks.
 pub(crate) fn gathers(problem: &MaskedProblem) -> bool {
     problem.bias.is_none() || problem.has_key_bias()
 }
 
-/// The bytes of what [`MaskedInputs::listed`] returns for tiles of `queries` queries, and of what is needed to make it.
+/// The bytes of the buffers that [`MaskedInputs::listed`] returns for tiles of `queries` queries, and of its scratch.
 pub(crate) fn listed_bytes(problem: &MaskedProblem, queries: usize) -> [usize; 2] {
     let of = |geometry: PlanGeometry| TileLists::bytes(&geometry, queries, gathers(problem));
     problem.plan.map_or([0; 2], of)
@@ -37,7 +38,7 @@ impl MaskedInputs {
         }
     }
 
-    /// Whether rows begin where the tensor-core engines want them, and a bias lies as they read it.
+    /// Whether rows have the alignment that the tensor-core engines need, and a bias has the layout that they read.
     pub(crate) fn rows_are_chunks(&self, problem: &MaskedProblem) -> bool {
         let rows = [&self.q, &self.k, &self.v];
         let size = problem.attention.element.size();
@@ -46,8 +47,8 @@ impl MaskedInputs {
                 .is_none_or(|bias| !problem.has_key_bias() || bias.strides.last() == Some(&1))
     }
 
-    /// What a tensor-core kernel with tiles of `queries` reads in the place of scores, intervals, lists and counts.
-    /// `watched` is k or v, whichever the kernel multiplies with weights that may be zero.
+    /// The buffers that a tensor-core kernel with tiles of `queries` reads in place of scores, intervals, lists and
+    /// counts. `watched` is k or v, whichever the kernel multiplies with weights that may be zero.
     pub(crate) fn listed(
         &self,
         client: &Client,

@@ -1,8 +1,8 @@
-//! Arbitrary masks: bits, counts of visible pairs per block, and the lists of keys or queries that are left.
+//! Arbitrary masks: bits, counts of visible pairs per block, and the lists of the remaining keys or queries.
 //!
 //! [`plan`](plan::plan) packs a mask into bits and counts the visible pairs of its blocks, and
 //! [`plan_ranges`](plan::plan_ranges) does so for ranges of keys without a mask; the attention kernels skip the blocks
-//! that count nothing.
+//! whose count is 0.
 
 pub(crate) mod args;
 pub(crate) mod gather;

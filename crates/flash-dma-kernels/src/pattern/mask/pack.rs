@@ -3,12 +3,11 @@
 use crate::pattern::position::prefix;
 use cubecl::prelude::*;
 
-/// Writes one word of bits a unit: unit `at` writes word `at` of the contiguous `bits`
+/// Writes one word of bits per unit: unit `at` writes word `at` of the contiguous `bits`
 /// `[batch, heads, key_blocks, queries, 2]`.
 ///
-/// `mask` is `[batch, heads, queries, keys]` with any strides. An element that is not 0 shows its key, or hides it
-/// if `hidden`. Words of keys that causal masking hides from their query are 0 without a look at the mask, if
-/// `causal`.
+/// `mask` is `[batch, heads, queries, keys]` with any strides. A nonzero element shows its key, or hides it if
+/// `hidden`. If `causal`, words of keys that causal masking hides from their query are 0 and the mask is not read.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn pack_kernel<M: Int>(
     mask: &Tensor<M>,
@@ -55,7 +54,7 @@ fn shows<M: Int>(element: M, #[comptime] hidden: bool) -> bool {
     if comptime!(hidden) { !set } else { set }
 }
 
-/// Counts the visible pairs of one block a unit: unit `at` writes element `at` of the contiguous `counts`
+/// Counts the visible pairs of one block per unit: unit `at` writes element `at` of the contiguous `counts`
 /// `[batch, heads, query_blocks, key_blocks]`, from the `bits` of [`pack_kernel`].
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn count_kernel(
@@ -77,7 +76,7 @@ pub(crate) fn count_kernel(
     let first = query_block * 16;
     let mut count = 0u32;
     let last = min(first + 16, q_len);
-    // Nothing is read of a block that the last of its queries does not see.
+    // Blocks that their last query does not see are not read.
     let mut seen = k_len;
     if comptime!(causal) {
         seen = max(last as i32 + k_len as i32 - q_len as i32, 0i32) as usize;

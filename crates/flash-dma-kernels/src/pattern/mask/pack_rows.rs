@@ -4,33 +4,34 @@ use crate::pattern::mask::words::{first_bits, nonzero_bytes};
 use cubecl::prelude::*;
 use flash_dma_problem::PlanGeometry;
 
-/// Queries of a block.
+/// Queries per block.
 const QUERIES: usize = PlanGeometry::QUERY_BLOCK;
-/// Words from one key block to the next in shared memory: odd, so that neighbours use other banks.
+/// Stride in words between key blocks in shared memory: odd, so that neighbours use different banks.
 const STRIDE: usize = 2 * QUERIES + 1;
 
-/// What is compiled in.
+/// Compile-time configuration of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RowsBlueprint {
-    /// Units of a cube: two a key block.
+    /// Units per cube: two per key block.
     pub units: usize,
     /// Bytes of an element of the mask: 1 or 4.
     pub size: usize,
-    /// An element that is not 0 hides its key.
+    /// Whether a nonzero element hides its key.
     pub hidden: bool,
     /// Causal masking on top.
     pub causal: bool,
-    /// Words of four, at multiples of which every 32 elements begin; else single words.
+    /// Whether every 32 elements begin at a multiple of four words, so that these are read at once; otherwise words are
+    /// read singly.
     pub aligned: bool,
 }
 
 impl RowsBlueprint {
-    /// Key blocks of a cube.
+    /// Key blocks per cube.
     pub(crate) fn blocks(&self) -> usize {
         self.units / 2
     }
 
-    /// Reads that hold 32 elements. Those of a byte that begin anywhere lie in nine words.
+    /// Reads that cover 32 elements. Unaligned elements of one byte span nine words.
     fn reads(&self) -> usize {
         match (self.aligned, self.size) {
             (true, size) => 2 * size,
@@ -49,14 +50,14 @@ impl RowsBlueprint {
     }
 }
 
-/// Packs and counts `units / 2` key blocks of one block of 16 queries a cube. Unit `u` packs word `u % 2` of the
-/// cube's key block `u / 2` for every query, and sums what causal masking leaves of it; shared memory turns the words
-/// round, so that the reads are whole pieces of rows and the writes whole lines of bits.
+/// Packs and counts `units / 2` key blocks of one block of 16 queries per cube. Unit `u` packs word `u % 2` of the
+/// cube's key block `u / 2` for every query, and counts the bits that causal masking leaves; shared memory transposes
+/// the words, so that the reads are whole pieces of rows and the writes whole lines of bits.
 ///
 /// `mask` holds the 32-bit words, the last of them `last_word`, of elements `[batch, heads, queries, keys]` with a
-/// contiguous last axis, whose strides it has. `bits` is the contiguous `[batch, heads, key_blocks,
-/// queries]` of pairs of words, `counts` the contiguous `[batch, heads, query_blocks, key_blocks]`. Of blocks that
-/// causal masking hides from all 16 queries nothing is read, and no bits are written.
+/// contiguous last axis, whose strides it has. `bits` is the contiguous `[batch, heads, key_blocks, queries]` of pairs
+/// of words, `counts` the contiguous `[batch, heads, query_blocks, key_blocks]`. Blocks that causal masking hides from
+/// all 16 queries are not read, and their bits are not written.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn rows_kernel<N: Size>(
     mask: &Tensor<Vector<u32, N>>,
@@ -106,7 +107,7 @@ pub(crate) fn rows_kernel<N: Size>(
                 Array::<Vector<u32, N>>::new(comptime!(bp.rows_at_once() * bp.reads()));
             #[unroll]
             for r in 0..at_once {
-                // Past the last query its row is read again, and not counted.
+                // Past the last query, its row is read again and not counted.
                 let from = base + min(part * at_once + r, queries - 1) * step;
                 let first = from
                     / comptime!(if bp.aligned {
@@ -138,7 +139,7 @@ pub(crate) fn rows_kernel<N: Size>(
                     let mut element = loaded[comptime!(at.0)].extract(comptime!(at.1));
                     if comptime!(bp.size == 1) {
                         if comptime!(!bp.aligned) {
-                            // Four bytes that begin `from % 4` bytes behind a word; no shift by 32.
+                            // Four bytes that begin `from % 4` bytes after the start of a word; avoids a shift by 32.
                             let next = loaded[comptime!(r * reads + n + 1)].extract(0usize);
                             let shift = (from % 4) as u32 * 8u32;
                             element = (element >> shift) | ((next << (24u32 - shift)) << 8u32);
@@ -152,7 +153,7 @@ pub(crate) fn rows_kernel<N: Size>(
                     word = !word;
                 }
                 if comptime!(!bp.aligned) {
-                    // Behind a row lies the next one.
+                    // After a row lies the next one.
                     word &= first_bits((k_len - first_key) as i32);
                 }
                 words[at + 2 * query] = word;

@@ -14,19 +14,19 @@ use flash_dma_problem::{AttentionError, PlanGeometry, TensorName};
 
 /// Bytes that are read at once where the mask allows it.
 const VECTOR: usize = 16;
-/// Units of a cube that packs rows, at most: 4096 keys.
+/// The most units per cube that packs rows: 4096 keys.
 const UNITS: usize = 128;
 
-/// Writes the tile plan of a mask. `mask` has the geometry's shape, any strides, and elements of `size` bytes (1
-/// or 4); one that is not 0 shows its key, or hides it if `hidden`. `plan` is overwritten.
+/// Writes the tile plan of a mask. `mask` has the geometry's shape, any strides, and elements of `size` bytes (1 or 4);
+/// a nonzero element shows its key, or hides it if `hidden`. `plan` is overwritten.
 ///
-/// A mask with all queries and keys whose last axis is contiguous is read once, in one launch: fastest if it has a
-/// multiple of 32 keys. Another one is packed and then counted.
+/// A mask with all queries and keys whose last axis is contiguous is read once, in one launch, which is fastest if it
+/// has a multiple of 32 keys. Any other mask is packed and then counted.
 ///
 /// # Errors
 ///
-/// [`AttentionError`] if a tensor does not fit the geometry, or the mask has elements of one byte, no such rows, and the
-/// device no buffers of bytes (WGSL has none). Nothing is launched then.
+/// [`AttentionError`] if a tensor does not fit the geometry, or the mask has one-byte elements without such rows, and
+/// the device has no byte buffers (WGSL has none). Nothing is launched in that case.
 pub fn plan(
     client: &Client,
     geometry: &PlanGeometry,
@@ -72,8 +72,8 @@ pub fn plan(
 ///
 /// # Errors
 ///
-/// [`AttentionError`] if a tensor does not fit the geometry, or the geometry's mask has not all keys. Nothing is
-/// launched then.
+/// [`AttentionError`] if a tensor does not fit the geometry, or the geometry's mask does not have all keys. Nothing is
+/// launched in that case.
 pub fn plan_ranges(
     client: &Client,
     geometry: &PlanGeometry,
@@ -86,7 +86,7 @@ pub fn plan_ranges(
     check_broadcast(TensorName::EndKeys, &end, &shape, 4)?;
     plan.check(geometry)?;
     let [_, _, query_blocks, key_blocks] = geometry.counts_shape();
-    // One query for all has bits even where there are no queries.
+    // A mask with one query for all has bits even if there are no queries.
     let slots = query_blocks.max(1) * QUERIES;
     let items = match queries {
         0 => 0,
@@ -126,13 +126,13 @@ fn stores_bytes(client: &Client) -> bool {
     usage.contains(TypeUsage::Buffer)
 }
 
-/// From a query's index to its position.
+/// The shift from a query's index to its position.
 fn position_shift(geometry: &PlanGeometry) -> i32 {
     // Both are at most i32::MAX.
     (geometry.k_len as i64 - geometry.q_len as i64) as i32
 }
 
-/// Units of a cube that packs rows: a power of two, two a key block; 1 where cubes cannot have two.
+/// Units per cube that packs rows: a power of two, two per key block; 1 if cubes cannot have two.
 fn cube_units(client: &Client, geometry: &PlanGeometry) -> usize {
     let most = client.properties().hardware.max_units_per_cube as usize;
     let wanted = 2 * geometry.k_len.div_ceil(PlanGeometry::KEY_BLOCK);
@@ -143,7 +143,7 @@ fn cube_units(client: &Client, geometry: &PlanGeometry) -> usize {
         .ilog2()
 }
 
-/// Whether a mask has a row for every query and an element for every key, which lie together.
+/// Whether a mask has a row for every query and an element for every key, with contiguous rows.
 fn is_rows(geometry: &PlanGeometry, mask: &TensorBinding) -> bool {
     let [_, _, queries, keys] = geometry.mask;
     let offset = mask.handle.offset_start.unwrap_or(0) as usize;
@@ -182,7 +182,7 @@ fn pack_rows(
     let last_word = last * blueprint.size / 4;
     let dim = CubeDim::new_1d(blueprint.units as u32);
     // SAFETY: cubes past the items return; the buffers were checked to hold what is indexed. Aligned rows are whole
-    // vectors; of others no word is read behind that of the last element, and buffers are whole words.
+    // vectors; in other rows no word after that of the last element is read, and buffers are whole words.
     unsafe {
         rows_kernel::launch_unchecked(
             client,

@@ -1,4 +1,4 @@
-//! Which query tiles see a tile of keys.
+//! The query tiles that see a key tile.
 
 use crate::host::scratch::{address_type, bytes, cubes, one_unit_each, scratch};
 use crate::pattern::layout::{HEAD_BITS, QUERY_LIST_HEADER};
@@ -9,23 +9,24 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::MaskedProblem;
 
-/// The steps of the dk/dv kernel under a mask: for each tile of keys the query tiles that see some of it, of each group
+/// The steps of the dk/dv kernel under a mask: for each key tile, the query tiles that see some of it, for each group
 /// of heads that share a tile.
 ///
-/// A list holds first the steps whose queries see all the keys, then the others, both head by head in the order of the
-/// queries. Heads that see the same share a list: there is one for each kv head of the mask, or for all.
+/// A list holds first the steps whose queries see all of the keys, then the others, both head by head in the order of
+/// the queries. Heads that see the same keys share a list: there is one for each kv head of the mask, or for all.
 #[derive(Clone, Debug)]
 pub(crate) struct QueryLists {
-    /// `[batch, kv heads, key tiles, capacity]` of the mask, u32: the query tile, and in the lower [`HEAD_BITS`] bits which
-    /// heads of the group; past the total undefined.
+    /// `[batch, kv heads, key tiles, capacity]` of the mask, u32: the query tile, and in the lower [`HEAD_BITS`] bits
+    /// the index of the group of heads that share a tile; undefined past the total.
     pub list: TensorBinding,
-    /// [`QUERY_LIST_HEADER`] words, then `[batch, kv heads, key tiles, 2]`, u32: the number of whole steps, and of all.
+    /// [`QUERY_LIST_HEADER`] words, then `[batch, kv heads, key tiles, 2]`, u32: the number of steps that see all keys,
+    /// and of all steps.
     pub counts: TensorBinding,
-    /// Entries a list.
+    /// Entries per list.
     pub capacity: usize,
 }
 
-/// What a step of the dk/dv kernel multiplies.
+/// The shape of a step of the dk/dv kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepShape {
     /// Keys of a key tile.
@@ -44,7 +45,7 @@ impl QueryLists {
         let [batch, heads, ..] = geometry.counts_shape();
         let tiles = p.k_len.div_ceil(step.keys);
         let capacity = p.q_len.div_ceil(step.queries) * (p.group() / step.heads);
-        // Rows of the mask of a list: one, or one for each head of the group.
+        // Rows of the mask per list: one, or one for each head of the group.
         let list_heads = heads.min(p.kv_heads);
         let items = batch * list_heads * tiles;
         (
@@ -60,7 +61,7 @@ impl QueryLists {
     }
 }
 
-/// Of a step's entry the bits that are left for the query tile.
+/// The bits of a step's entry that are left for the query tile.
 const TILE_BITS: usize = 32 - HEAD_BITS;
 
 /// Whether [`query_lists`] can write the steps of a problem.
@@ -119,7 +120,7 @@ pub(crate) fn query_lists(
     }
 }
 
-/// A cube lists the steps of one tile of keys: tile `CUBE_POS % tiles` of list row `CUBE_POS / tiles`, which has
+/// A cube lists the steps of one key tile: tile `CUBE_POS % tiles` of list row `CUBE_POS / tiles`, which has
 /// `rows_each` rows of the mask, one for all `head_groups` groups of heads or one for each. The first cube writes the
 /// header.
 ///
@@ -161,7 +162,7 @@ fn query_list_kernel(
     let (tile, list_row) = (item % tiles, item / tiles);
     let query_tiles = q_len.div_ceil(queries);
     let steps = query_tiles * head_groups;
-    // A plane owns a stretch of steps.
+    // A plane owns a contiguous range of steps.
     let round = comptime!(AT_ONCE * team.lanes);
     let stretch = steps.div_ceil(round * team.planes) * round;
     let begin = min(member.plane * stretch, steps);
@@ -169,12 +170,12 @@ fn query_list_kernel(
     let mut found = Shared::<[u32]>::new_slice(comptime!(team.planes * 2));
     let mut whole = 0usize;
     let mut partial = 0usize;
-    // Steps are counted, then written behind those of the planes before, and the partial ones behind all whole ones.
+    // Steps are counted, then written after those of the preceding planes, the partial ones after all whole ones.
     #[unroll]
     for writes in [false, true] {
         let mut start = begin;
         while start < end {
-            // Several at once, so that their reads overlap.
+            // Several at once, so that the reads overlap.
             let mut kinds = Array::<u32>::new(AT_ONCE);
             #[unroll]
             for n in 0..AT_ONCE {
@@ -231,7 +232,7 @@ fn query_list_kernel(
     }
 }
 
-/// Steps that a lane looks at together.
+/// Steps that a lane checks together.
 const AT_ONCE: usize = 4;
 
 /// Whether the queries of a tile see none, all or some of the keys of another.
@@ -239,7 +240,7 @@ const EMPTY: u32 = 0;
 const WHOLE: u32 = 1;
 const PARTIAL: u32 = 2;
 
-/// Which of these a query tile is, by the counts of row `row` of the mask.
+/// The kind of a query tile, by the counts of row `row` of the mask.
 #[cube]
 fn kind_of(
     counts: &Tensor<u32>,
@@ -255,9 +256,9 @@ fn kind_of(
     let mut pairs = 0u32;
     #[unroll]
     for q in 0..comptime!(queries.div_ceil(16)) {
-        // A tile may be a part of a block: then a whole block of it tells.
+        // A tile may be a part of a block: the tile is whole if the block is.
         let query_block = query_tile * queries / 16 + q;
-        // Rows behind the last query see nothing: they make the tile partial.
+        // Rows past the last query see nothing, so they make the tile partial.
         pairs += comptime!(16 * keys as u32);
         #[unroll]
         for b in 0..comptime!(keys / 64) {
@@ -266,7 +267,7 @@ fn kind_of(
             let from = (row * query_blocks + min(query_block, query_blocks - 1)) * blocks
                 + min(block, blocks - 1);
             sum += select(there, counts[from], 0u32);
-            // Keys behind the last see everything.
+            // Keys past the last are seen by every query.
             let end = min((block + 1) * 64, k_len);
             let missing = (block + 1) * 64 - max(end, block * 64);
             pairs -= missing as u32 * 16u32;
@@ -282,14 +283,14 @@ fn kind_of(
     kind
 }
 
-/// How far apart the entries of an axis of `size` are: 0 broadcasts.
+/// The stride between the entries of an axis of `size`: 0 broadcasts.
 #[cube]
 fn step(size: u32, each: u32) -> u32 {
     select(size == 1, 0u32, each)
 }
 
 /// Sums the gradients of the biases of all heads, contiguous `[batch, heads, k_len]`, over the sequences and heads that
-/// share a bias, in a fixed order, to `grad`, contiguous `[batch | 1, heads | 1, 1, k_len]`.
+/// share a bias, in a fixed order, into `grad`, contiguous `[batch | 1, heads | 1, 1, k_len]`.
 pub(crate) fn sum_heads(client: &Client, parts: &TensorBinding, grad: &TensorBinding) {
     let items = grad.shape.iter().product();
     let (count, dim) = one_unit_each(client, items);
@@ -307,7 +308,7 @@ pub(crate) fn sum_heads(client: &Client, parts: &TensorBinding, grad: &TensorBin
     }
 }
 
-/// Buffers as in [`sum_heads`]: one unit an element of `grad`, which is overwritten.
+/// Buffers as in [`sum_heads`]: one unit per element of `grad`, which is overwritten.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn sum_heads_kernel(parts: &Tensor<f32>, grad: &mut Tensor<f32>, items: usize) {
     let at = ABSOLUTE_POS;
@@ -321,7 +322,7 @@ fn sum_heads_kernel(parts: &Tensor<f32>, grad: &mut Tensor<f32>, items: usize) {
     let mut sum = 0.0f32;
     for batch in 0..batches / own_batches {
         for head in 0..heads / own_heads {
-            // One of the two numbers is 0 on each axis.
+            // On each axis, one of the two indices is 0.
             let from = (own_batch + batch) * heads + own_head + head;
             sum += parts[from * k_len + key];
         }
@@ -336,7 +337,7 @@ mod tests {
     use crate::{AttentionOptions, ElementType};
     use flash_dma_reference::Rng;
 
-    /// Lists of random counts, of which many blocks are empty and many full.
+    /// Lists from random counts, with many empty and many full blocks.
     #[test]
     fn lists_hold_the_steps_that_see_keys_and_the_whole_ones_first() {
         let client = client();

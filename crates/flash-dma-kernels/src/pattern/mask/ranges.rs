@@ -1,21 +1,21 @@
-//! From a range of keys a query to a tile plan.
+//! From a range of keys per query to a tile plan.
 
 use crate::pattern::mask::words::first_bits;
 use cubecl::prelude::*;
 use flash_dma_problem::PlanGeometry;
 
-/// Queries of a block, and the key blocks whose bits a unit writes: as many, so that the units of a block of
-/// queries count one of these blocks each.
+/// Queries per block, and also the number of key blocks whose bits a unit writes, so that each of the units of a query
+/// block counts one of these key blocks.
 pub(crate) const QUERIES: usize = PlanGeometry::QUERY_BLOCK;
 
-/// Writes the bits of one query and 16 key blocks, and the count of one block a unit; neighbouring units have
+/// Writes the bits of one query and 16 key blocks, and the count of one block, per unit; neighbouring units have
 /// neighbouring queries. Unit `at` is query `at % slots`, where `slots` is a multiple of 16, of the key blocks from
 /// `16 * (at / slots % chunks)` on.
 ///
 /// `first` and `end` are `[batch, heads, queries, 1]` with any strides; query `i` sees `first <= j < end`. `bits` is
-/// the contiguous `[batch, heads, key_blocks, queries]` of pairs of words, `counts` the contiguous `[batch, heads,
-/// query_blocks, key_blocks]`. There may be one query for all. Of blocks that causal masking hides from all of their 16
-/// queries no bits are written.
+/// the contiguous `[batch, heads, key_blocks, queries]` of pairs of words, `counts` the contiguous
+/// `[batch, heads, query_blocks, key_blocks]`. There may be one query for all. The bits of blocks that causal masking
+/// hides from all of their 16 queries are not written.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn ranges_kernel(
     first: &Tensor<i32>,
@@ -87,7 +87,7 @@ pub(crate) fn ranges_kernel(
         if key < seen {
             for n in 0..QUERIES {
                 let query = query_block * QUERIES + n;
-                // Past the last query its range is read again, and not counted.
+                // Past the last query, its range is read again and not counted.
                 let stored = min(query, queries - 1);
                 let begin = max(first[from_first + stored * first.stride(2)], key);
                 let mut stop = min(end[from_end + stored * end.stride(2)], last);

@@ -1,14 +1,14 @@
-//! What the lists of tiles take.
+//! The memory of the lists of tiles.
 
 use crate::host::scratch::bytes;
 use crate::pattern::layout::{KEY_BLOCK, TILE_LIST_HEADER, TILE_LIST_WORDS};
 use cubecl::prelude::*;
 use flash_dma_problem::PlanGeometry;
 
-/// Planes that list a tile together, a stretch of blocks each.
+/// Planes that list a tile together, one range of blocks each.
 pub(crate) const PLANES: usize = 8;
 
-/// What each query tile sees, for every row of the mask, as [`mask`](crate::forward::mma) says.
+/// The keys that each query tile sees, for every row of the mask, as described in [`mask`](crate::matrix::mask).
 #[derive(Clone, Debug)]
 pub(crate) struct TileLists {
     /// `[batch, heads, tiles, capacity]` of the mask, u32; past a list's end undefined.
@@ -23,16 +23,16 @@ pub(crate) struct Sizes {
     /// Tiles of a row of the mask, and of all rows.
     pub tiles: usize,
     pub items: usize,
-    /// Queries of a tile.
+    /// Queries per tile.
     pub queries: usize,
     /// Key blocks.
     pub blocks: usize,
-    /// Keys that a gathered list has room for, in whole steps: where its bits begin.
+    /// Capacity of a gathered list in keys, in whole steps; its bits begin after them.
     pub room: usize,
 }
 
 impl TileLists {
-    /// The bytes of the lists for tiles of `queries` queries, and of what is needed to make them.
+    /// The bytes of the lists for tiles of `queries` queries, and of their scratch.
     pub(crate) fn bytes(geometry: &PlanGeometry, queries: usize, gather: bool) -> [usize; 2] {
         let sizes = Sizes::new(geometry, queries, gather);
         [
@@ -70,17 +70,17 @@ impl Sizes {
         [TILE_LIST_HEADER + self.items * TILE_LIST_WORDS]
     }
 
-    /// What some and what all queries of a tile see of each block: two words each.
+    /// The keys of each block that some, and that all, queries of a tile see: two words each.
     pub(crate) fn spans(&self) -> [usize; 2] {
         [self.items * self.blocks, 4]
     }
 
-    /// Words of a list: blocks, or keys and their bits, which are read in pairs.
+    /// Words per list: blocks, or keys and their bits, which are read in pairs.
     pub(crate) fn capacity(&self) -> usize {
         let gathered = self.room + self.room / 32 * self.queries;
         self.blocks.max(gathered).next_multiple_of(2)
     }
 }
 
-/// A gathered list has room for a part of all keys: one of so many.
+/// A gathered list has room for one in this many of all keys.
 pub(crate) const GATHERED_PART: usize = 2;

@@ -13,16 +13,16 @@ struct Case {
     mask: [usize; 4],
     lengths: [usize; 2],
     causal: bool,
-    /// Queries a tile.
+    /// Queries per tile.
     queries: usize,
     gather: bool,
     /// Whether row `row` of the mask shows key `key` to query `query`.
     shows: fn(&mut Rng, usize, usize) -> bool,
-    /// Where a value that is not finite stands.
+    /// Index of a non-finite value.
     broken: Option<usize>,
 }
 
-/// What a tile sees: keys of every query, and the list that follows.
+/// The expected result for a tile: the keys of every query, and the resulting list.
 struct Expected {
     entries: Vec<u32>,
     full: usize,

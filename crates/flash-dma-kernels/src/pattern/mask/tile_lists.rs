@@ -1,4 +1,5 @@
-//! What a tile of queries sees, listed for the tensor-core kernels: key blocks, or single keys where that is shorter.
+//! The keys that a query tile sees, listed for the tensor-core kernels: key blocks, or single keys where that is
+//! shorter.
 
 use crate::host::scratch::{address_type, cubes, scratch};
 use crate::pattern::layout::{TILE_LIST_HEADER, TILE_LIST_WORDS};
@@ -11,15 +12,15 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::{ElementType, PlanGeometry};
 
-/// Keys are gathered one by one if a tile's queries together see at most so many of 4 keys of the blocks that they see
-/// something of: a step of gathered keys costs a little more than one of a block, and the bits are packed anew.
+/// Keys are gathered one by one if a tile's queries together see at most this many of every 4 keys of the blocks that
+/// they see some of: a step of gathered keys costs a little more than one of a block, and the bits are packed anew.
 const GATHERED_OF_4: u32 = 3;
 
-/// Lists what tiles of `queries` queries see, in two launches. `watched` is k or v, `[batch, kv_heads, k_len, head_dim]`
-/// in chunks of 16 bytes, of which the header says whether all values are finite. Without `gather` all lists are of
-/// blocks.
+/// Lists the keys that tiles of `queries` queries see, in two launches. `watched` is k or v,
+/// `[batch, kv_heads, k_len, head_dim]` in chunks of 16 bytes, of which the header says whether all values are finite.
+/// Without `gather` all lists are of blocks.
 ///
-/// Memory: about half of the bits of a plan that broadcasts no queries, and 16 bytes a tile and key block.
+/// Memory: about half of the bits of a plan that broadcasts no queries, and 16 bytes per tile and key block.
 pub(crate) fn tile_lists(
     client: &Client,
     geometry: &PlanGeometry,
@@ -66,13 +67,13 @@ pub(crate) fn tile_lists(
     lists
 }
 
-/// A cube writes the list and the totals of one tile: tile `CUBE_POS % tiles` of row `CUBE_POS / tiles` of the mask. The
-/// list gets keys if they are few enough and fit into `room`, else blocks. Each plane owns a stretch of blocks, a lane one
-/// of them at a time.
+/// A cube writes the list and the totals of one tile: tile `CUBE_POS % tiles` of row `CUBE_POS / tiles` of the mask.
+/// The list gets keys if they are few enough and fit into `room`, else blocks. Each plane owns a range of blocks, each
+/// lane one of them at a time.
 ///
-/// `bits` and `counts` are the plan's, the bits of `bit_blocks` blocks and `bit_queries` queries; `list` and `totals` as in
-/// [`TileLists`], whose header the first unit writes. `spans`, `[rows, tiles, blocks]`, is scratch: of a tile and a block two
-/// words of the keys that some query sees, and two of those that all see.
+/// `bits` and `counts` belong to the plan, the bits with `bit_blocks` blocks and `bit_queries` queries; `list` and
+/// `totals` as in [`TileLists`], whose header the first unit writes. `spans`, `[rows, tiles, blocks]`, is scratch: per
+/// tile and block, two words of the keys that some query sees, and two of the keys that all see.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn list_kernel(
     bits: &[Vector<u32, Const<2>>],
@@ -109,7 +110,7 @@ fn list_kernel(
     let begin = member.plane * stretch;
     let end = min(begin + stretch, blocks);
 
-    // Of this plane's stretch the blocks, and keys, of which some query sees something, and those that all see.
+    // For this plane's range: the numbers of blocks and of keys that some query sees, and that all see.
     let mut sums = Shared::<[u32]>::new_slice(comptime!(team.planes * 4));
     let mut found = Array::<u32>::new(4usize);
     #[unroll]
@@ -152,7 +153,7 @@ fn list_kernel(
     }
     sync_cube();
 
-    // The same of all planes, and of those before this one.
+    // The same for all planes, and for the planes before this one.
     let mut total = Array::<u32>::new(4usize);
     let mut before = Array::<u32>::new(4usize);
     #[unroll]
@@ -174,7 +175,7 @@ fn list_kernel(
         totals[at + 2] = u32::cast_from(gathered);
     }
 
-    // What all queries see comes first, then the rest of what some see.
+    // Keys that all queries see come first, then the rest of those that some see.
     let some_before = select(gathered, before[2], before[0]);
     let all_before = select(gathered, before[3], before[1]);
     let mut to = Array::<usize>::new(2usize);
@@ -227,8 +228,8 @@ fn every() -> u32 {
     u32::new(comptime!(u32::MAX as i64))
 }
 
-/// What the queries of tile `tile` of row `row` of the mask see of a block: two words of the keys that some of them sees,
-/// and two of those that all see.
+/// The keys of a block that the queries of tile `tile` of row `row` of the mask see: two words of the keys that some of
+/// them see, and two of the keys that all see.
 #[cube]
 fn span_of(
     bits: &[Vector<u32, Const<2>>],
@@ -252,7 +253,7 @@ fn span_of(
     let query_end = last.div_ceil(16usize);
     let mut next = first / 16;
     while next < query_end {
-        // Several at once: their loads wait together.
+        // Several at once, so that the loads overlap.
         #[unroll]
         for n in 0..4usize {
             let query_block = min(next + n, query_end - 1);
@@ -264,7 +265,7 @@ fn span_of(
         next += 4;
     }
     let mut span = Vector::<u32, Const<4>>::new(0u32);
-    // A last block of fewer keys is never whole: what lies behind it is tested away.
+    // A last block of fewer keys is never whole: the test masks the keys past its end.
     if sum == pairs && keys == 64 {
         span = Vector::new(every());
     } else if sum > 0 {
@@ -276,7 +277,7 @@ fn span_of(
         }
         let mut next = first;
         while next < last {
-            // The last query again changes nothing.
+            // Repeating the last query changes nothing.
             #[unroll]
             for n in 0..16usize {
                 let query = min(next + n, last - 1);

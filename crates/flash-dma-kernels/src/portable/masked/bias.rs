@@ -12,10 +12,11 @@ use cubecl::prelude::*;
 
 /// One cube owns the tile of keys `CUBE_POS_X` and of queries `CUBE_POS_Y` of the bias's head `CUBE_POS_Z`, counted
 /// over its sequences: every pair that reads one of its elements, in all the heads, sequences, queries and keys that
-/// the bias broadcasts to, is summed in f32 in the registers of this cube, in a fixed order. It writes its elements
-/// of the contiguous `grad_bias`, which has the shape of `bias`. Inputs as [`dq_kernel`](crate::portable::masked::dq::dq_kernel)'s.
+/// the bias broadcasts to, is summed in f32 in the registers of this cube, in a fixed order. It writes its elements of
+/// the contiguous `grad_bias`, which has the shape of `bias`. Inputs as in
+/// [`dq_kernel`](crate::portable::masked::dq::dq_kernel).
 ///
-/// It costs two matrix products a pair more than the gradients of k and v, and needs neither atomics nor memory.
+/// It costs two matrix products per pair more than the gradients of k and v, and needs neither atomics nor memory.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn bias_kernel<F: Float, N: Size>(
     operands: &Operands<F, N>,
@@ -65,7 +66,7 @@ pub(crate) fn bias_kernel<F: Float, N: Size>(
         acc[n] = 0.0f32;
     }
 
-    // All tiles along an axis that the bias broadcasts, else the cube's own.
+    // All tiles along an axis that the bias broadcasts, otherwise the cube's own.
     let mut first_key_tile = CUBE_POS_X as usize;
     let mut key_tiles = 1usize;
     if comptime!(whole_keys) {
@@ -182,7 +183,7 @@ pub(crate) fn bias_kernel<F: Float, N: Size>(
         }
     }
     sync_cube();
-    // One unit an element: it adds up what lies along the axes that the bias broadcasts.
+    // One unit per element sums along the axes that the bias broadcasts.
     let keys_added = comptime!(if whole_keys { outer_rows } else { 1usize });
     let queries_added = comptime!(if whole_queries { inner_rows } else { 1usize });
     let mut item = UNIT_POS as usize;

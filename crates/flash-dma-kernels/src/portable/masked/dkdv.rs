@@ -10,9 +10,9 @@ use crate::portable::product::{accumulate, accumulate_selected, products};
 use crate::portable::visibility::{Pairs, PairsExpand, logit, logit_slope};
 use cubecl::prelude::*;
 
-/// One cube owns the key tile `CUBE_POS_X` of kv head `CUBE_POS_Y` of sequence `CUBE_POS_Z`: it streams the
-/// queries of every head of the group and writes its rows of the contiguous `grad_k` and `grad_v`. Inputs as
-/// [`dq_kernel`](crate::portable::masked::dq::dq_kernel)'s.
+/// One cube owns the key tile `CUBE_POS_X` of kv head `CUBE_POS_Y` of sequence `CUBE_POS_Z`: it streams the queries of
+/// every head of the group and writes its rows of the contiguous `grad_k` and `grad_v`. Inputs as in
+/// [`dq_kernel`](crate::portable::masked::dq::dq_kernel).
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn dkdv_kernel<F: Float, N: Size>(
     operands: &Operands<F, N>,
@@ -94,7 +94,7 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
 
     let tiles = q_len.div_ceil(inner_rows);
     let first_tile = first_visible_tile(first_key, q_len, k_len, inner_rows, bp.causal);
-    // Two flags take turns: one is set by the load of a tile, the other cleared meanwhile.
+    // Two flags alternate: loading a tile sets one while the other is cleared.
     let mut slot = 0usize;
     for step in 0..(tiles - first_tile) * group {
         let head = kv_head * group + step / (tiles - first_tile);
@@ -242,7 +242,7 @@ pub(crate) fn load_queries<F: Float, N: Size>(
             let n = (batch * q.shape(1) + head) * q_len + query;
             row_lse[row] = lse[n];
             row_delta[row] = delta[n];
-            // A row that sees nothing has no gradients, whatever its logits.
+            // A row that sees nothing has no gradients, regardless of its logits.
             let sees_nothing = lse[n] == negative_infinity();
             if !sees_nothing {
                 word = seen_keys(bits, mask_row, query, first_key, q_len, k_len, bp);

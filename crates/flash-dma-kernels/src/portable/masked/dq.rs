@@ -11,9 +11,9 @@ use crate::portable::product::{accumulate, accumulate_selected, products};
 use crate::portable::visibility::{Pairs, PairsExpand, logit, logit_slope};
 use cubecl::prelude::*;
 
-/// One cube owns the query tile `CUBE_POS_X` of query head `CUBE_POS_Y` of sequence `CUBE_POS_Z`, and writes its
-/// rows of the contiguous `grad_q`. Inputs as [`forward_kernel`](crate::portable::masked::forward::forward_kernel)'s; `grad_out` as
-/// `q`; `lse` and `delta` contiguous `[batch, q_heads, q_len]`.
+/// One cube owns the query tile `CUBE_POS_X` of query head `CUBE_POS_Y` of sequence `CUBE_POS_Z`, and writes its rows
+/// of the contiguous `grad_q`. Inputs as in [`forward_kernel`](crate::portable::masked::forward::forward_kernel);
+/// `grad_out` as `q`; `lse` and `delta` contiguous `[batch, q_heads, q_len]`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn dq_kernel<F: Float, N: Size>(
     operands: &Operands<F, N>,
@@ -70,7 +70,7 @@ pub(crate) fn dq_kernel<F: Float, N: Size>(
     }
     let mut row = UNIT_POS as usize;
     while row < outer_rows {
-        // A row that sees nothing has no gradients, whatever its logits.
+        // A row that sees nothing has no gradients, regardless of its logits.
         row_lse[row] = negative_infinity();
         if first_query + row < q_len {
             let n = (batch * q_heads + head) * q_len + first_query + row;
@@ -106,7 +106,7 @@ pub(crate) fn dq_kernel<F: Float, N: Size>(
     sync_cube();
 
     let total = max(position(end_query - 1, q_len, k_len, bp.causal) + 1, 0i32) as usize;
-    // Two flags take turns: one is set by the load of a tile, the other cleared meanwhile.
+    // Two flags alternate: loading a tile sets one while the other is cleared.
     let mut slot = 0usize;
     for tile in 0..total.div_ceil(inner_rows) {
         let first_key = tile * inner_rows;
@@ -122,7 +122,7 @@ pub(crate) fn dq_kernel<F: Float, N: Size>(
             let mut row = UNIT_POS as usize;
             while row < outer_rows {
                 let mut word = 0u32;
-                // Asked by `==`, of which every runtime makes the same where the LSE is NaN.
+                // Tested by `==`, which behaves the same on every runtime if the LSE is NaN.
                 let sees_nothing = row_lse[row] == negative_infinity();
                 if !sees_nothing {
                     word = seen_keys(

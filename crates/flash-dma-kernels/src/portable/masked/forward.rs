@@ -81,7 +81,7 @@ pub(crate) fn forward_kernel<F: Float, N: Size>(
     );
 
     let total = max(position(end_query - 1, q_len, k_len, bp.causal) + 1, 0i32) as usize;
-    // Two flags take turns: one is set by the load of a tile, the other cleared meanwhile.
+    // Two flags alternate: loading a tile sets one while the other is cleared.
     let mut slot = 0usize;
     for tile in 0..total.div_ceil(inner_rows) {
         let first_key = tile * inner_rows;

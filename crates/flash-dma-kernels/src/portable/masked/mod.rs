@@ -1,4 +1,5 @@
-//! The portable kernels under an arbitrary mask and bias: a row sees a tile of at most 32 keys through one word of bits.
+//! The portable kernels under an arbitrary mask and bias: a row sees a tile of at most 32 keys through one word of
+//! bits.
 
 pub(crate) mod bias;
 pub(crate) mod dkdv;

@@ -1,12 +1,12 @@
-//! What a row sees of a few keys, as bits, and sums over what it sees.
+//! The visible keys of a row, as bits, and sums over them.
 
 use crate::pattern::position::prefix;
 use crate::portable::blueprint::Blueprint;
 use crate::portable::visibility::{Pairs, PairsExpand};
 use cubecl::prelude::*;
 
-/// The keys from `first` on that a query sees, a bit each, up to the next multiple of 32; 0 past the last
-/// query. `row` is the row of the plan's batches and heads; `bits` are read if the pattern is planned.
+/// The keys from `first` on that a query sees, one bit each, up to the next multiple of 32; 0 past the last query.
+/// `row` is the row of the plan's batches and heads; `bits` are read if the pattern is planned.
 #[cube]
 pub(crate) fn seen_keys(
     bits: &Tensor<u32>,
@@ -74,8 +74,8 @@ pub(crate) fn broadcast_row(
     row
 }
 
-/// Where a bias lies of which a query head reads a row: element `query * query_step + key * key_step` behind
-/// `base`. Steps of 0 broadcast.
+/// Location of a bias row of a query head: element `base + query * query_step + key * key_step`. Strides of 0
+/// broadcast.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct BiasRow {
     pub base: usize,
@@ -85,7 +85,7 @@ pub(crate) struct BiasRow {
 
 #[cube]
 impl BiasRow {
-    /// Not read without a bias.
+    /// Never read without a bias.
     pub(crate) fn new(
         bias: &Tensor<f32>,
         batch: usize,
@@ -129,7 +129,7 @@ impl BiasRow {
     }
 }
 
-/// What each query of a tile sees of a tile of keys, a word a query, in shared memory.
+/// The keys of a tile that each query of a tile sees, one word per query, in shared memory.
 #[derive(CubeType)]
 pub(crate) struct Seen {
     pub words: Shared<[u32]>,
@@ -140,7 +140,7 @@ pub(crate) struct Seen {
 
 #[cube]
 impl Seen {
-    /// Room for the queries of a tile.
+    /// Allocates room for the queries of a tile.
     pub(crate) fn new(#[comptime] queries: usize, #[comptime] keys_outer: bool) -> Seen {
         Seen {
             words: Shared::<[u32]>::new_slice(queries),

@@ -1,4 +1,4 @@
-//! Where the gradients of a cube's keys go.
+//! Writes the gradients of a cube's keys.
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::args::{BackwardInputs, KeyTileSource};
@@ -12,13 +12,13 @@ use crate::matrix::logits::LogitScale;
 use crate::matrix::stages::RowAddress;
 use cubecl::prelude::*;
 
-/// The keys of a cube that have biases for every query head.
+/// The keys of a cube whose biases differ per query head.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct BiasKeys {
     /// The first key, and the number of keys.
     pub start: usize,
     pub count: usize,
-    /// Where the gradients of the biases begin, of the first head of the group.
+    /// Offset of the gradients of the biases of the group's first head.
     pub row: usize,
 }
 
@@ -31,7 +31,7 @@ pub(crate) fn slot_of(#[comptime] n: usize, #[comptime] bp: DkdvBlueprint) -> us
 
 #[cube]
 impl BiasKeys {
-    /// Sets `biases` to those for head `head` of the group.
+    /// Sets `biases` to the biases for head `head` of the group.
     pub(crate) fn load(
         &self,
         biases: &mut Array<f32>,
@@ -48,7 +48,7 @@ impl BiasKeys {
         }
     }
 
-    /// Adds `sums` to the gradients for head `head`, to which no other cube adds, and begins anew.
+    /// Adds `sums` to the gradients for head `head`, to which no other cube adds, and resets the sums.
     pub(crate) fn add(
         &self,
         sums: &mut Array<f32>,
@@ -147,7 +147,7 @@ pub(crate) fn write_rows<O: Float, NO: Size>(
     }
 }
 
-/// What the rows of broken steps add to the gradients of this warp's keys, once they are written: to dV in
+/// Adds the contributions of broken steps' rows to the gradients of this warp's keys, once they are written: to dV in
 /// the first role, to dK in the second.
 #[cube]
 pub(crate) fn repair_keys<E: Float, O: Float>(

@@ -1,11 +1,10 @@
 //! The two roles of the dk/dv kernel's warps.
 //!
-//! A warp of the first role owns keys' dV: it makes `P^T` of `S^T = K Q^T`, hands it on through shared
-//! memory and adds `P^T dO`. Its partner of the second role owns the same keys' dK and the gradient of
-//! their scores: it makes `dS^T = P^T (dP^T - delta)` of `dP^T = V dO^T` and adds `dS^T Q`. The second
-//! role is one query tile behind, so that one role's products overlap the other's exponentials and no
-//! warp waits for another inside a tile. A warp's keys are the rows of its products: `P^T` and `dS^T` turn
-//! from accumulators into A fragments in registers.
+//! A warp of the first role owns keys' dV: it makes `P^T` of `S^T = K Q^T`, passes it on through shared memory and
+//! accumulates `P^T dO`. Its partner of the second role owns the same keys' dK and the gradient of their scores: it
+//! makes `dS^T = P^T (dP^T - delta)` of `dP^T = V dO^T` and accumulates `dS^T Q`. The second role lags by one query
+//! tile, so that one role's products overlap the other's exponentials and no warp waits for another inside a tile. A
+//! warp's keys are the rows of its products: `P^T` and `dS^T` turn from accumulators into A fragments in registers.
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::mma::output::BiasKeys;
@@ -19,16 +18,16 @@ use crate::matrix::mma::product::{LanePlace, Shape, load_a, multiply};
 use crate::matrix::ptx::{commit_copies, shared_address, wait_copies};
 use cubecl::prelude::*;
 
-/// What the products of a warp read, by address in shared memory.
+/// The operands of a warp's products, as addresses in shared memory.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Operands {
     /// The warp's keys: K in the first role, V in the second.
     pub keys: u32,
-    /// The stages of their products' other side: Q, dO.
+    /// The stages of the other operand of these products: Q or dO.
     pub products: u32,
-    /// The stages of what the weights multiply: dO, Q.
+    /// The stages of the rows that the weights multiply: dO or Q.
     pub sums: u32,
-    /// This lane's part in the addresses of fragments.
+    /// This lane's contribution to the addresses of fragments.
     pub rows: LanePlace,
     pub columns: LanePlace,
 }
@@ -66,12 +65,12 @@ impl Operands {
     }
 }
 
-/// Streams the queries of `range`, or if `bp.pattern.is_planned()` those of `list`, whose first tile is under way together with the keys.
-/// Returns whether some step was broken.
+/// Streams the queries of `range`, or if `bp.pattern.is_planned()` the queries of `list`, whose first tile is in flight
+/// together with the keys. Returns whether some step was broken.
 ///
-/// `s` takes the products with a query tile, `acc` dV in the first role, dK without its scale in the
-/// second: accumulators as of [`DkdvBlueprint::products`] and [`DkdvBlueprint::sums`]. `score_sums` takes the
-/// second role's dz of the two rows of every fragment, which with `bp.pattern.has_head_bias()` it adds to `grad_scores`.
+/// `s` takes the products with a query tile, `acc` dV in the first role, dK without its scale in the second:
+/// accumulators shaped as in [`DkdvBlueprint::products`] and [`DkdvBlueprint::sums`]. `score_sums` takes the second
+/// role's dz of the two rows of every fragment, which with `bp.pattern.has_head_bias()` it adds to `grad_scores`.
 #[cube]
 pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
     inputs: &BackwardInputs<E>,
@@ -94,35 +93,34 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
     let operands = Operands::new::<E>(&*tiles, first_role, bp);
     let mut any_broken = false;
     let mut next = Cursor::first_of(list, range, bp);
-    // The entry of the turn behind it, read a turn ahead.
+    // The entry of the following iteration, read one iteration ahead.
     let mut entry = 0u32;
     if comptime!(bp.pattern.is_planned()) {
         entry = list.entry(1usize);
     }
-    // The first query and the head of the turn before.
+    // The first query and the head of the previous iteration.
     let mut last_query = 0usize;
     let mut last_head = next.head;
-    // The head whose biases the keys have.
+    // The head whose biases are loaded for the keys.
     let mut biased_head = next.head;
     if comptime!(bp.pattern.has_head_bias() && (first_role || bp.softcap)) {
         keys.load(key_scores, mask, biased_head, bp);
     }
     for turn in 0..steps + 1 {
         let query = next.tile * comptime!(bp.queries());
-        // Copies: the cursor moves on.
+        // Copied, because the cursor moves on.
         let mut head = 0usize;
         if comptime!(bp.pattern.is_planned() || bp.pattern.has_head_bias()) {
             head = next.head;
         }
-        // The keys' bits come while the products are made.
+        // The keys' bits are loaded while the products are computed.
         let words = if comptime!(first_role && bp.pattern.is_planned()) {
             SeenWords::read(mask, head, query, turn < list.whole, rows.len, bp)
         } else {
             SeenWords::none()
         };
-        // This unit's part of the tile has landed; behind the barrier, every unit's has, the first
-        // role's probabilities of the tile before are there, and nobody needs the stage that is filled
-        // next.
+        // This unit's part of the tile has landed; after the barrier, every unit's has, the first role's probabilities
+        // of the tile before are there, and no warp needs the stage that is filled next.
         wait_copies(0u32);
         sync_cube();
         if turn + 1 < steps {
@@ -144,7 +142,7 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
                 any_broken = any_broken || at.broken;
                 let mut seen = Array::<u32>::new(comptime!(bp.fragments));
                 if comptime!(bp.pattern.is_planned()) {
-                    // Else nobody asks.
+                    // Otherwise it is not used.
                     if at.boundary {
                         #[unroll]
                         for m in 0..comptime!(bp.fragments) {
@@ -154,7 +152,7 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
                     }
                 }
                 if comptime!(bp.pattern.has_head_bias()) {
-                    // Steps come head by head.
+                    // Steps are ordered head by head.
                     if head != biased_head {
                         biased_head = head;
                         keys.load(key_scores, mask, head, bp);
@@ -180,7 +178,7 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
                 let at = Step::at::<E>(turn - 1, last_query, list, range, &*tiles, bp);
                 any_broken = any_broken || at.broken;
                 if comptime!(bp.pattern.has_head_bias()) {
-                    // The sums are of one head.
+                    // The sums belong to one head.
                     if last_head != biased_head {
                         keys.add(score_sums, grad_scores, biased_head, bp);
                         biased_head = last_head;
@@ -189,7 +187,7 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
                         }
                     }
                 }
-                // The first role's weights say what is selected.
+                // The first role's weights encode the selection.
                 let seen = Array::<u32>::new(comptime!(bp.fragments));
                 accumulate::<E, NS, NO, NA>(
                     turn - 1,
@@ -246,7 +244,7 @@ fn products<NS: Size, NA: Size>(
     }
 }
 
-/// The weights of step `step` from its products `s`, and `acc += weights * rows`.
+/// Computes the weights of step `step` from its products `s`, and `acc += weights * rows`.
 #[cube]
 fn accumulate<E: Float, NS: Size, NO: Size, NA: Size>(
     step: usize,
@@ -262,7 +260,7 @@ fn accumulate<E: Float, NS: Size, NO: Size, NA: Size>(
     #[comptime] first_role: bool,
     #[comptime] bp: DkdvBlueprint,
 ) {
-    // Two bodies: without a branch inside, the one that nearly all steps take is scheduled as a whole.
+    // Two loop bodies: without a branch inside, the body that nearly all steps take is scheduled as a whole.
     if at.boundary {
         accumulate_step::<E, NS, NO, NA>(
             step,

@@ -7,7 +7,7 @@ use crate::matrix::fragment::pack;
 use crate::matrix::logits::{LogitScale, exp_of};
 use cubecl::prelude::*;
 
-/// What a pair's weight says that is not selected.
+/// The weight that marks a pair as not selected.
 const NOT_SELECTED: f32 = -1.0;
 
 /// Which of a lane's two queries select a key.
@@ -17,7 +17,7 @@ struct Keep {
     second: bool,
 }
 
-/// Where this lane's weights of eight query rows are, `8 n ..` of fragment `m`, for step `step`.
+/// Location of this lane's weights of the eight query rows `8 n ..` of fragment `m`, for step `step`.
 #[cube]
 fn weight_place(
     step: usize,
@@ -30,9 +30,9 @@ fn weight_place(
     (warp * comptime!(bp.fragments * (bp.rows / 8)) + comptime!(m * (bp.rows / 8) + n)) * 32 + lane
 }
 
-/// The probabilities of the query rows `8 n ..`: to shared memory, and as one half of the A fragments `a`. On a `boundary`
-/// step `bounds` says which pairs are selected, or if `bp.pattern.is_planned()` `seen`: of each fragment what
-/// [`SeenWords::pack`](crate::backward::dkdv::shared::seen::SeenWords::pack) has.
+/// The probabilities of the query rows `8 n ..`: to shared memory, and as one half of the A fragments `a`. On a
+/// `boundary` step `bounds` says which pairs are selected, or if `bp.pattern.is_planned()` `seen`: for each fragment
+/// the result of [`SeenWords::pack`](crate::backward::dkdv::shared::seen::SeenWords::pack).
 #[cube]
 pub(crate) fn probabilities<E: Float, NS: Size, NA: Size>(
     a: Vector<u32, NA>,
@@ -151,13 +151,13 @@ pub(crate) fn score_gradients<E: Float, NS: Size, NA: Size>(
                 }
                 score_sums[comptime!(m * 2 + lower)] += ds;
                 if comptime!(bp.softcap) {
-                    // The capped product again: what the probability's logarithm says of it.
+                    // The capped product, recovered from the logarithm of the probability.
                     let mut x = p.ln() + tiles.lse[first_row + e];
                     if comptime!(bp.pattern.has_intervals() || bp.pattern.has_key_bias()) {
                         x -= key_scores[comptime!(m * 2 + lower)];
                     }
                     let slope = logit_scale.slope(x, bp.softcap);
-                    // Whatever is lost to underflow has no gradient.
+                    // A probability that underflows to 0 has no gradient.
                     ds *= select(p <= 0.0f32, 1.0f32, slope);
                 }
                 values.insert(e, ds);

@@ -1,4 +1,4 @@
-//! The gradients of keys from the parts that each chunk of queries gave them, in a fixed order.
+//! The gradients of keys, gathered from the parts of each chunk of queries in a fixed order.
 
 use crate::args::{Gradients, Selection};
 use crate::host::check::elem_type;
@@ -9,7 +9,7 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::Problem;
 
-/// Keys of a cube, a plane each.
+/// Keys per cube, one plane each.
 const CUBE_KEYS: usize = 8;
 
 /// The parts of all chunks in f32: each key of a chunk's list has a row.
@@ -23,8 +23,8 @@ pub(crate) struct KeyParts {
     pub scores: TensorBinding,
 }
 
-/// One plane owns a key: it looks the key up in the lists of the chunks that it lives in, a chunk a lane,
-/// and adds the parts up in the order of the chunks.
+/// One plane owns a key: it looks the key up in the lists of the chunks in which it lives, one chunk per lane, and adds
+/// the parts in the order of the chunks.
 ///
 /// | buffer | layout |
 /// |---|---|
@@ -70,7 +70,7 @@ fn gather_keys_kernel<E: Float>(
         from = max(first as i32 + shift, from);
         to = min(end as i32 + shift, to);
     } else if end < k_len {
-        // All queries stand at the last key.
+        // All queries have the position of the last key.
         to = from;
     }
     let mut first_chunk = 0u32;
@@ -167,7 +167,7 @@ impl KeyParts {
         2 * bytes(rows) + bytes(scores)
     }
 
-    /// Room for the parts of every chunk's keys.
+    /// Allocates the parts of every chunk's keys.
     pub(crate) fn new(client: &Client, problem: &Problem, chunks: usize, capacity: usize) -> Self {
         let (rows, scores) = Self::shapes(problem, chunks, capacity);
         let [k, v] = [rows; 2].map(|shape| scratch(client, shape));
@@ -175,7 +175,7 @@ impl KeyParts {
         Self { k, v, scores }
     }
 
-    /// Adds the parts up into the gradients of k, v and the scores: all of them are overwritten.
+    /// Sums the parts into the gradients of k, v and the scores: all of them are overwritten.
     pub(crate) fn gather(
         self,
         client: &Client,

@@ -18,7 +18,7 @@ pub(crate) struct KeySums<'a> {
 }
 
 impl<'a> KeySums<'a> {
-    /// Zeros for every key that is attended to.
+    /// Allocates the sums, zeroed for every key that is attended to.
     pub(crate) fn new(
         client: &'a Client,
         problem: &'a Problem,
@@ -56,12 +56,12 @@ impl<'a> KeySums<'a> {
         2 * bytes(problem.kv_shape())
     }
 
-    /// Vectors of four sums of each tensor.
+    /// Vectors of four sums per tensor.
     fn vectors(&self) -> usize {
         self.problem.kv_shape().iter().product::<usize>() / 4
     }
 
-    /// Writes what they have come to.
+    /// Rounds the sums and writes the gradients.
     pub(crate) fn round(self, grads: &Gradients) {
         let (count, dim) = one_unit_each(self.client, self.vectors());
         let size = self.problem.element.size();

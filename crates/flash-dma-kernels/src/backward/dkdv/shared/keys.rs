@@ -1,4 +1,4 @@
-//! The keys of a key tile, and which queries they are attended to by.
+//! The keys of a key tile, and the queries that attend to them.
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::args::KeyTileSource;
@@ -40,12 +40,12 @@ pub(crate) struct ChunkTile {
 
 #[cube]
 impl OwnKey {
-    /// Gives it its bias for head `head` of the group.
+    /// Sets its bias for head `head` of the group.
     pub(crate) fn bias(&mut self, mask: &KeyMask, head: usize) {
         self.score = mask.bias(head, 0usize, self.behind(mask));
     }
 
-    /// How far it is behind the first key of `mask`, among whose keys it is; 0 if it is no key.
+    /// Its offset from the first key of `mask`, which contains it; 0 if it is not a key.
     pub(crate) fn behind(&self, mask: &KeyMask) -> usize {
         select(self.valid, self.key - mask.first, 0usize)
     }
@@ -103,7 +103,7 @@ pub(crate) fn own_key(
     own
 }
 
-/// Where the scores of the keys of a kv head begin, or the biases that its query heads share.
+/// Offset of the scores of a kv head's keys, or of the biases that its query heads share.
 #[cube]
 pub(crate) fn score_row(
     scores: &Tensor<f32>,
@@ -113,7 +113,7 @@ pub(crate) fn score_row(
 ) -> usize {
     let mut row = batch * scores.stride(0) + kv_head * scores.stride(1);
     if comptime!(bp.pattern.has_key_bias() && !bp.pattern.has_head_bias()) {
-        // An axis of size 1 is broadcast, whatever its stride.
+        // An axis of size 1 is broadcast, regardless of its stride.
         row = min(batch, scores.shape(0) - 1) * scores.stride(0)
             + min(kv_head, scores.shape(1) - 1) * scores.stride(1);
     }

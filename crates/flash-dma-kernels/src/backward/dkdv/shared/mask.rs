@@ -1,9 +1,10 @@
-//! A tile plan as the dk/dv kernel reads it.
+//! How the dk/dv kernel reads a tile plan.
 //!
-//! With `bp.pattern.is_planned()` the arguments of the kernel mean: `list` the steps of each key tile, as `masked::query_lists` writes them;
-//! `counts` a header of [`QUERY_LIST_HEADER`] words and behind it two words a list, the number of steps that see the
-//! keys whole, which come first, and of all; `intervals` the bits of the plan, a pair of words for a query and a key
-//! block. There is one chunk, of all queries. With `bp.pattern.has_key_bias()` `scores` is a bias `[batch | 1, heads, 1, k_len]`.
+//! With `bp.pattern.is_planned()` the arguments of the kernel mean: `list` the steps of each key tile, as
+//! `masked::query_lists` writes them; `counts` a header of [`QUERY_LIST_HEADER`] words followed by two words per list:
+//! the number of steps that see all of the keys, which come first, and the number of all steps; `intervals` the bits of
+//! the plan, a pair of words for a query and a key block. There is one chunk, of all queries. With
+//! `bp.pattern.has_key_bias()` `scores` is a bias `[batch | 1, heads, 1, k_len]`.
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::matrix::ptx::{global_address, read_ahead, uniform, uniform_address};
@@ -13,16 +14,16 @@ use flash_dma_problem::PlanGeometry;
 
 const KEY_BLOCK: usize = PlanGeometry::KEY_BLOCK;
 
-/// Where the bits and biases of sixteen neighbouring keys lie, the first of them a multiple of 16; or of 32.
+/// Locations of the bits and biases of 16 neighbouring keys (or 32), the first of them a multiple of 16 (or 32).
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct KeyMask {
-    /// Where the word of query 0 lies, of the first head of the group.
+    /// Address of the word of query 0 and the first head of the group.
     words: u64,
-    /// Bytes from head to head of the group, words from query to query.
+    /// Strides: bytes between heads of the group, words between queries.
     head_step: u64,
     query_step: u32,
-    /// Where the bias of the first key and of query 0 lies, of the first head of the group; bytes from head to head and
-    /// from query to query, words from key to key: if they differ from head to head or from query to query.
+    /// Address of the bias of the first key, query 0 and the first head of the group, and its strides: bytes between
+    /// heads and between queries, words between keys. Used if the biases differ between heads or between queries.
     bias: u64,
     bias_head: u64,
     bias_query: u64,
@@ -33,7 +34,7 @@ pub(crate) struct KeyMask {
 
 #[cube]
 impl KeyMask {
-    /// That of no mask and no bias, which is not read.
+    /// A placeholder without mask and bias, which is never read.
     pub(crate) fn none() -> KeyMask {
         KeyMask {
             words: 0u64,
@@ -47,8 +48,9 @@ impl KeyMask {
         }
     }
 
-    /// Of the keys from `first` on of kv head `kv_head`, which `group` of `q_heads` heads share. The bits are not read unless
-    /// `bp.pattern.is_planned()`, the biases not unless `bp.pattern.has_head_bias()` or `bp.pattern.has_pair_bias()`.
+    /// The mask of the keys from `first` on of kv head `kv_head`, which `group` of `q_heads` heads share. The bits are
+    /// only read if `bp.pattern.is_planned()`, the biases only if `bp.pattern.has_head_bias()` or
+    /// `bp.pattern.has_pair_bias()`.
     pub(crate) fn new(
         scores: &Tensor<f32>,
         counts: &[u32],
@@ -64,7 +66,7 @@ impl KeyMask {
         let mut mask = KeyMask::none();
         mask.first = uniform(first);
         if comptime!(bp.pattern.has_head_bias() || bp.pattern.has_pair_bias()) {
-            // An axis of size 1 is broadcast, whatever its stride.
+            // An axis of size 1 is broadcast, regardless of its stride.
             let mut at = min(batch, scores.shape(0) - 1) * scores.stride(0);
             let heads = scores.shape(1);
             let kv_heads = q_heads / group;
@@ -96,7 +98,7 @@ impl KeyMask {
         mask
     }
 
-    /// The bias of a query of head `head` of the group and a key, `key` behind the first.
+    /// The bias of a query of head `head` of the group and the key `key` positions after the first.
     pub(crate) fn bias(&self, head: usize, query: usize, key: usize) -> f32 {
         f32::reinterpret(read_ahead(
             self.bias + head as u64 * self.bias_head + query as u64 * self.bias_query,
@@ -112,8 +114,8 @@ impl KeyMask {
         )
     }
 
-    /// Of a query's word the bits of sixteen keys, those `further` behind the first, the first of them the lowest, without
-    /// those that causal masking hides; 0 if it is no query.
+    /// The bits of sixteen keys from a query's word, starting `further` keys after the first, lowest bit first, without
+    /// the keys that causal masking hides; 0 if it is not a query.
     pub(crate) fn keys(
         &self,
         word: u32,
@@ -138,16 +140,16 @@ impl KeyMask {
 /// The list of a cube's steps.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct StepList {
-    /// Where it begins.
+    /// The offset of its first entry.
     first: u64,
-    /// Steps that see all keys; they come first.
+    /// Number of steps that see all keys; they come first.
     pub whole: usize,
     pub total: usize,
 }
 
 #[cube]
 impl StepList {
-    /// No list, which is not read.
+    /// A placeholder that is never read.
     pub(crate) fn none() -> StepList {
         StepList {
             first: 0u64,
@@ -156,7 +158,7 @@ impl StepList {
         }
     }
 
-    /// That of key tile `tile` of `tiles`, of at most `capacity` steps.
+    /// The list of key tile `tile` of `tiles`, of at most `capacity` steps.
     pub(crate) fn new(
         list: &[u32],
         counts: &[u32],
@@ -176,7 +178,7 @@ impl StepList {
         }
     }
 
-    /// Entry `index`, or the last one if it comes before; there must be one.
+    /// Entry `index`, clamped to the last one; the list must not be empty.
     pub(crate) fn entry(&self, index: usize) -> u32 {
         read_ahead(self.first, min(index, self.total - 1) as u32)
     }

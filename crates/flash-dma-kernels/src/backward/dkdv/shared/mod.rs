@@ -1,4 +1,4 @@
-//! What both engines share: a key tile's keys and mask, its query stream, and the sums over chunks of queries.
+//! Code that both engines share: a key tile's keys and mask, its query stream, and the sums over chunks of queries.
 
 pub(crate) mod args;
 pub(crate) mod gather;

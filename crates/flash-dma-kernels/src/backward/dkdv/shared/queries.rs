@@ -11,23 +11,23 @@ use crate::pattern::layout::HEAD_BITS;
 use crate::vectors::Chunk;
 use cubecl::prelude::*;
 
-/// What the warps of a cube of `mma` share.
+/// The shared memory of an `mma` cube's warps.
 #[derive(CubeType)]
 pub(crate) struct Tiles<E: Float> {
     /// `[keys, chunks]`, chunks swizzled.
     pub k: Shared<[Chunk<E>]>,
     /// `[keys, chunks]`, chunks swizzled.
     pub v: Shared<[Chunk<E>]>,
-    /// `[stages, rows, chunks]`, likewise; rows that are no query are zero.
+    /// `[stages, rows, chunks]`, likewise; rows without a query are zero.
     pub q: Shared<[Chunk<E>]>,
-    /// `[stages, rows, chunks]`, likewise; rows that are no query are zero.
+    /// `[stages, rows, chunks]`, likewise; rows without a query are zero.
     pub grad_out: Shared<[Chunk<E>]>,
     /// `[stages, rows]`.
     pub lse: Shared<[f32]>,
     /// `[stages, rows]`.
     pub delta: Shared<[f32]>,
-    /// `[2, role_warps, fragments, rows / 8, 32]`: of each accumulator of 16 keys by 8 rows what a lane
-    /// holds of it; -1 where a pair is not selected.
+    /// `[2, role_warps, fragments, rows / 8, 32]`: the elements that a lane holds of each accumulator of 16 keys by 8
+    /// rows; -1 where a pair is not selected.
     pub weights: Shared<[Vector<f32, Const<4>>]>,
     /// `[keys]`: first query of the chunk that attends to the key; 0 past the last key.
     pub first: Shared<[i32]>,
@@ -63,10 +63,10 @@ impl<E: Float> Tiles<E> {
     }
 }
 
-/// Where the tensors of one kv head's queries lie, and how long they are.
+/// Locations of the tensors of one kv head's queries, and their length.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct QueryRows {
-    /// In chunks: begin of the sequence, from head to head, from query to query.
+    /// In chunks: start of the sequence, stride between heads, stride between queries.
     pub q: usize,
     pub q_head: usize,
     pub q_row: usize,
@@ -77,7 +77,7 @@ pub(crate) struct QueryRows {
     /// The first head of the group, and its first row of `lse` and `delta`.
     pub head: usize,
     pub row: usize,
-    /// Queries a head.
+    /// Queries per head.
     pub len: usize,
 }
 
@@ -120,7 +120,7 @@ pub(crate) struct Range {
 
 #[cube]
 impl Range {
-    /// No tile.
+    /// An empty range.
     pub(crate) fn none() -> Range {
         Range {
             first: 0usize,
@@ -131,7 +131,7 @@ impl Range {
     }
 }
 
-/// The queries and the heads of a step: a range's tiles for one group of heads after the other.
+/// The queries and the heads of a step. Steps run over a range's tiles for each group of heads in turn.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Cursor {
     /// The query tile of a head.
@@ -150,7 +150,7 @@ impl Cursor {
         }
     }
 
-    /// The first step of a list if `bp.pattern.is_planned()`, else of a range.
+    /// The first step of a list if `bp.pattern.is_planned()`, otherwise of a range.
     pub(crate) fn first_of(
         list: &StepList,
         range: &Range,
@@ -181,20 +181,21 @@ impl Cursor {
     }
 }
 
-/// How the pairs of a step are to be treated.
+/// How the pairs of a step must be treated.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Step {
     /// The first query of the tile.
     pub query: usize,
-    /// Some pair may not be selected.
+    /// Whether some pair may not be selected.
     pub boundary: bool,
-    /// And some row of Q or dO may not be finite.
+    /// Whether, in addition, some row of Q or dO may not be finite.
     pub broken: bool,
 }
 
 #[cube]
 impl Step {
-    /// Step `step` of a list if `bp.pattern.is_planned()`, else of a range, which begins at query `query` and whose tile is in its stage.
+    /// Step `step` of a list if `bp.pattern.is_planned()`, otherwise of a range. It begins at query `query`, and its
+    /// tile is in its stage.
     pub(crate) fn at<E: Float>(
         step: usize,
         query: usize,
@@ -208,7 +209,7 @@ impl Step {
         let mut empty = false;
         let mut broken = false;
         while row < comptime!(bp.rows) {
-            // Elements of Q or dO that are not finite make the row sum so, or the LSE -inf.
+            // Non-finite elements of Q or dO make the row sum non-finite, or the LSE -inf.
             empty = empty || tiles.lse[base + row] == f32::new(f32::NEG_INFINITY);
             broken = broken || !is_finite(tiles.delta[base + row]);
             row += 32;
@@ -224,13 +225,13 @@ impl Step {
         let boundary = !whole || empty;
         let mut unknown = empty;
         if comptime!(bp.pattern.is_planned()) {
-            // Queries that see nothing are common there, such as are not finite are not.
+            // Queries that see nothing are common there; non-finite queries are not.
             if empty {
                 unknown = plane_any(!all_finite::<E>(&tiles.q, step % comptime!(bp.stages), bp));
             }
         }
         if comptime!(bp.softcap) {
-            // A capped logit does not tell of an infinite query.
+            // A capped logit does not reveal an infinite query.
             if boundary {
                 broken = broken || !all_finite::<E>(&tiles.q, step % comptime!(bp.stages), bp);
             }
@@ -263,7 +264,7 @@ fn all_finite<E: Float>(
     finite
 }
 
-/// The query of row `row` of the tile of `step` in `stage`; -1 if the row is none, or attends to nothing.
+/// The query of row `row` of the tile of `step` in `stage`; -1 if the row has no query, or attends to nothing.
 #[cube]
 pub(crate) fn query_of<E: Float>(
     tiles: &Tiles<E>,
@@ -305,7 +306,7 @@ pub(crate) fn copy_step<E: Float>(
             let place = stage * comptime!(bp.rows * bp.chunks()) + swizzle(row, col, chunks);
             let query = first_query + row % queries;
             let head = rows.head + first_head + row / queries;
-            // A copy of no byte fills its place with zeros, and reads nothing.
+            // A copy of zero bytes fills its destination with zeros and reads nothing.
             let there = row < comptime!(bp.queries() * bp.heads) && query < rows.len;
             let from = rows.q + head * rows.q_head + query * rows.q_row + col;
             copy_or_zero(

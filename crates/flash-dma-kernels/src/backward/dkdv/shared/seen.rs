@@ -15,7 +15,7 @@ pub(crate) struct SeenWords {
 
 #[cube]
 impl SeenWords {
-    /// None set.
+    /// No bit set.
     pub(crate) fn none() -> SeenWords {
         SeenWords {
             even: 0u32,
@@ -23,8 +23,8 @@ impl SeenWords {
         }
     }
 
-    /// Those of the step that begins at query `step` of head `head` of the group; of a `whole` one, whose queries see all
-    /// keys, all are set and none is read.
+    /// The words of the step that begins at query `step` of head `head` of the group. For a `whole` step, whose queries
+    /// see all keys, all bits are set and nothing is read.
     pub(crate) fn read(
         mask: &KeyMask,
         head: usize,
@@ -46,8 +46,8 @@ impl SeenWords {
         words
     }
 
-    /// Bit `k + 16 e`: whether query `2 l + e` of the step that begins at query `step` sees key `k` of the sixteen that are
-    /// `further` behind the first of `mask`.
+    /// Bit `k + 16 e`: whether query `2 l + e` of the step that begins at query `step` sees key `k` of the sixteen keys
+    /// that begin `further` keys after the first of `mask`.
     pub(crate) fn pack(
         &self,
         step: usize,
@@ -70,8 +70,8 @@ fn own_query(step: usize, #[comptime] bp: DkdvBlueprint) -> usize {
     step + UNIT_POS_X as usize * 2 % comptime!(bp.queries())
 }
 
-/// Of the `n`-th eight rows of a step's tile, those two that this lane holds columns of: bit `16 e` says whether row
-/// `8 n + 2 quad + e` sees the lane's first key, bit `16 e + 8` its second.
+/// The bits of the two rows among the `n`-th eight rows of a step's tile that this lane holds columns of: bit `16 e`
+/// says whether row `8 n + 2 quad + e` sees the lane's first key, bit `16 e + 8` its second.
 #[cube]
 pub(crate) fn seen_pair(packed: u32, #[comptime] n: usize, #[comptime] bp: DkdvBlueprint) -> u32 {
     let lane = UNIT_POS_X;

@@ -1,4 +1,4 @@
-//! Sums in f32 that several cubes add to, and what becomes of them.
+//! The f32 sums that several cubes add to, and their conversion to gradients.
 
 use crate::matrix::ptx::value;
 use cubecl::prelude::*;
@@ -15,7 +15,7 @@ pub(crate) fn add_to(to: &mut [f32], x: f32) {
     );
 }
 
-/// Adds to both elements of the pair of f32 that `to` begins with, likewise.
+/// Adds to both elements of the pair of f32 that `to` begins with, in the same way.
 #[cube]
 pub(crate) fn add_pair<O: Float>(to: &mut [Vector<O, Const<2>>], x: f32, y: f32) {
     let p = unsafe { to.as_ptr_unchecked() };
@@ -34,8 +34,8 @@ fn lives(interval: Vector<u32, Const<2>>) -> bool {
     interval.extract(0usize) < interval.extract(1usize)
 }
 
-/// Zeroes the sums of the keys that some position attends to: one unit four elements of `sums_k` and the same of
-/// `sums_v`, contiguous `[batch, kv_heads, k_len, head_dim]`. What lies at the other keys stays undefined.
+/// Zeroes the sums of the keys that some position attends to: one unit per four elements of `sums_k` and of `sums_v`,
+/// contiguous `[batch, kv_heads, k_len, head_dim]`. The sums of the other keys stay undefined.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn clear_sums_kernel(
     intervals: &[Vector<u32, Const<2>>],

@@ -1,4 +1,4 @@
-//! Where the gradients of keys go.
+//! Writes the gradients of keys.
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::keys::OwnKey;
@@ -72,8 +72,8 @@ pub(crate) fn write_score(grad: &mut [f32], at: usize, sum: f32, #[comptime] bp:
     }
 }
 
-/// Adds the score gradients of this lane's two keys to those of the row that begins at `row`, which no other cube adds to, and
-/// begins anew.
+/// Adds the score gradients of this lane's two keys to those of the row that begins at `row`, which no other cube adds
+/// to, and resets them.
 #[cube]
 pub(crate) fn add_scores<NP: Size>(
     weights: &mut StepWeights<NP>,

@@ -11,7 +11,7 @@ use crate::vectors::Chunk;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::tensor_map_address;
 
-/// What the warpgroups of a cube share.
+/// The shared memory of a cube's warpgroups.
 #[derive(CubeType)]
 pub(crate) struct Tiles<E: Float> {
     /// `[warpgroups, head_dim / 64, 64 keys, 64]`, panels.
@@ -22,7 +22,7 @@ pub(crate) struct Tiles<E: Float> {
     pub q: Shared<[Chunk<E>]>,
     /// `[stages, head_dim / 64, rows, 64]`, panels; rows past the last query are zero.
     pub grad_out: Shared<[Chunk<E>]>,
-    /// `[stages, rows / 2]`, of two rows each `-log2(e)` times the LSE and the row sum.
+    /// `[stages, rows / 2]`: for each of two rows, `-log2(e)` times the LSE and the row sum.
     pub rows: Shared<[Vector<f32, Const<4>>]>,
     /// `[keys]`: first query of the chunk that attends to the key; 0 past the last key.
     pub first: Shared<[i32]>,
@@ -54,11 +54,11 @@ impl<E: Float> Tiles<E> {
 /// How a step's queries, output gradients and rows are copied.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct StepCopies {
-    /// Where the tensor maps lie.
+    /// Addresses of the tensor maps.
     q: u64,
     grad_out: u64,
     rows: u64,
-    /// The first stage of each: as of [`Panels`], and in bytes.
+    /// Addresses of the first stages: in units of [`Panels`], and in bytes.
     q_panels: u32,
     o_panels: u32,
     places: u32,
@@ -103,7 +103,7 @@ impl StepCopies {
         }
     }
 
-    /// Starts the copies of step `step`, at `cursor`, into its stage. One unit calls it.
+    /// Starts the copies of step `step`, at `cursor`, into its stage. Only one unit calls it.
     pub(crate) fn start(
         &self,
         ring: &Ring,
@@ -158,7 +158,7 @@ pub(crate) fn step_at<E: Float>(
     tiles: &Tiles<E>,
     #[comptime] bp: DkdvBlueprint,
 ) -> Step {
-    // This lane's two rows of 64.
+    // This lane's two of 64 rows.
     let rows = tiles.rows[stage * comptime!(bp.rows / 2) + UNIT_POS_X as usize];
     let bits = max(
         max(
@@ -172,14 +172,14 @@ pub(crate) fn step_at<E: Float>(
     );
     let mut boundary = !whole;
     let mut broken = false;
-    // Seldom: elements of Q or dO that are not finite make the row sum so, or the LSE -inf.
+    // Rare: non-finite elements of Q or dO make the row sum non-finite, or the LSE -inf.
     if any_lane(bits == NO_NUMBER) {
         let none = f32::new(f32::INFINITY);
         let empty = any_lane(rows.extract(0usize) == none || rows.extract(2usize) == none);
         boundary = boundary || empty;
         let mut unknown = empty;
         if comptime!(bp.pattern.is_planned()) {
-            // Queries that see nothing are common there, such as are not finite are not.
+            // Queries that see nothing are common there; non-finite queries are not.
             unknown = empty && any_lane(!all_finite::<E>(&tiles.q, stage, bp));
         }
         broken = boundary
@@ -187,7 +187,7 @@ pub(crate) fn step_at<E: Float>(
                 || any_lane(!is_finite(rows.extract(1usize)) || !is_finite(rows.extract(3usize))));
     }
     if comptime!(bp.softcap) {
-        // A capped logit does not tell of an infinite query.
+        // A capped logit does not reveal an infinite query.
         if boundary {
             broken = broken || any_lane(!all_finite::<E>(&tiles.q, stage, bp));
         }
@@ -219,7 +219,7 @@ fn all_finite<E: Float>(
     finite
 }
 
-/// The query of row `row` of a step's tile, which has the given reference; -1 if it attends to nothing.
+/// The query of row `row` of a step's tile, given the row's reference; -1 if it attends to nothing.
 #[cube]
 pub(crate) fn query_of(
     reference: f32,

@@ -1,4 +1,4 @@
-//! The steps of a cube of the dk/dv kernel: which queries it streams, and which of its keys they see.
+//! The steps of a dk/dv cube: the queries that it streams, and which of its keys they see.
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::mask::{KeyMask, StepList};
@@ -7,24 +7,24 @@ use crate::backward::dkdv::shared::seen::SeenWords;
 use crate::matrix::ptx::uniform;
 use cubecl::prelude::*;
 
-/// The steps of a cube in order: a range's tiles for one group of heads after the other, or those of a list.
+/// The steps of a cube in order: a range's tiles for each group of heads in turn, or the steps of a list.
 #[derive(CubeType)]
 pub(crate) struct Steps {
-    /// Their number.
+    /// The number of steps.
     pub count: usize,
     range: Range,
     /// The step whose copies start next, and the one in use; without a mask.
     coming: Cursor,
     present: Cursor,
     list: StepList,
-    /// The entry in use, and the one behind it, read a turn ahead; masked only.
+    /// The entry in use, and the following one, read one iteration ahead; masked only.
     entry: u32,
     next: u32,
 }
 
 #[cube]
 impl Steps {
-    /// Of the tiles of `range` for `group` heads.
+    /// The steps over the tiles of `range` for `group` heads.
     pub(crate) fn of_range(range: &Range, group: usize, #[comptime] bp: DkdvBlueprint) -> Steps {
         Steps {
             count: uniform(range.tiles * (group / comptime!(bp.heads))),
@@ -42,7 +42,7 @@ impl Steps {
         }
     }
 
-    /// Those of a list.
+    /// The steps of a list.
     pub(crate) fn listed(list: StepList) -> Steps {
         let range = Range::none();
         let mut entry = 0u32;
@@ -74,7 +74,7 @@ impl Steps {
         }
     }
 
-    /// Moves on from it.
+    /// Advances past it.
     pub(crate) fn advance_coming(&mut self, #[comptime] bp: DkdvBlueprint) {
         if comptime!(!bp.pattern.is_planned()) {
             self.coming.advance(&self.range, bp);
@@ -93,7 +93,7 @@ impl Steps {
         }
     }
 
-    /// Moves on from it; `turn` is its turn.
+    /// Advances past it; `turn` is its turn.
     pub(crate) fn advance_present(&mut self, turn: usize, #[comptime] bp: DkdvBlueprint) {
         if comptime!(bp.pattern.is_planned()) {
             self.entry = self.next;
@@ -114,7 +114,7 @@ impl Steps {
         whole
     }
 
-    /// What this warp sees of the step at turn `turn`.
+    /// The pairs of the step at turn `turn` that this warp sees.
     pub(crate) fn seen(
         &self,
         turn: usize,

@@ -11,20 +11,21 @@ use crate::matrix::logits::LogitScale;
 use crate::matrix::wgmma::product::finish;
 use cubecl::prelude::*;
 
-/// What the products of a step are weighted with: a warpgroup's 64 keys are rows, the query tile's rows columns.
+/// The weights of a step's products: a warpgroup's 64 keys are rows, the query tile's rows are columns.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct StepWeights<NP: Size> {
     /// `P^T` and `dS^T`, rounded, as A operands.
     pub p: Vector<u32, NP>,
     pub ds: Vector<u32, NP>,
-    /// What this lane holds of the score gradients of its two keys: sums over the steps.
+    /// This lane's part of the score gradients of its two keys: sums over the steps.
     pub dz0: f32,
     pub dz1: f32,
 }
 
-/// Sets the weights to those of a step, of `S^T` and of `dP^T`, which is under way: P is computed meanwhile. On a
-/// `boundary` step those of pairs that are not selected are zero; if `bp.pattern.is_planned()`, `seen` says which are, as
-/// [`SeenWords::pack`](crate::backward::dkdv::shared::seen::SeenWords::pack) has it. `head` is the first of the step's in the group.
+/// Sets the weights to those of a step, from `S^T` and from `dP^T`, which is in flight while P is computed. On a
+/// `boundary` step the weights of pairs that are not selected are zero; if `bp.pattern.is_planned()`, `seen` says which
+/// are selected, in the format of [`SeenWords::pack`](crate::backward::dkdv::shared::seen::SeenWords::pack). `head` is
+/// the step's first head within the group.
 #[cube]
 pub(crate) fn step_weights<E: Float, NS: Size, NP: Size>(
     weights: &mut StepWeights<NP>,
@@ -141,8 +142,8 @@ struct Selected {
     second: bool,
 }
 
-/// Whether row `row` of a step's tile, of this reference, selects the two keys; `seen` is that of
-/// [`seen_pair`], in which it has bit `16 e`.
+/// Whether row `row` of a step's tile, with this reference, selects the two keys; `seen` is the result of
+/// [`seen_pair`], in which the row has bit `16 e`.
 #[cube]
 fn selected(
     key0: &OwnKey,
@@ -172,11 +173,11 @@ fn selected(
 /// The biases of the pairs of this lane's two keys and its columns of a step; `bp.pattern.has_pair_bias()` only.
 #[derive(CubeType)]
 struct PairBiases {
-    /// Of each of the tile's queries that the lane has columns of, in the order of the columns, for both keys.
+    /// The biases of both keys for each query of which the lane has columns, in the order of the columns.
     values: Array<f32>,
 }
 
-/// Eights of the rows of a step's tile that are different queries; the heads of the tile repeat them.
+/// Groups of eight rows of a step's tile with distinct queries; the heads of the tile repeat them.
 fn eights(bp: DkdvBlueprint) -> usize {
     (bp.queries() / 8).max(1)
 }
@@ -213,8 +214,8 @@ impl PairBiases {
         PairBiases { values }
     }
 
-    /// That of a key, the `lower` one or the other, and element `e` of its columns of the `n`-th eight rows; without
-    /// `bp.pattern.has_pair_bias()` its score.
+    /// The bias of one of the two keys, the `lower` one or the other, and element `e` of its columns of the `n`-th
+    /// eight rows; without `bp.pattern.has_pair_bias()` its score.
     fn of(
         &self,
         key: &OwnKey,

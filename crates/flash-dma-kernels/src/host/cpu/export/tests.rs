@@ -8,14 +8,14 @@ use std::ptr::NonNull;
 /// The result is the low half of the register that holds an f32 or f64 result.
 type Round<T> = extern "C" fn(T) -> f32;
 
-/// Every upper half of an f32 with lower halves about the middle between two numbers, and some other.
+/// Every upper half of an f32 with lower halves about the middle between two numbers, and some other values.
 fn floats() -> impl Iterator<Item = f32> {
     let lower = [0, 1, 0x1234, 0x7fff, 0x8000, 0x8001, 0xffff];
     (0..=u32::from(u16::MAX))
         .flat_map(move |upper| lower.map(|lower| f32::from_bits(upper << 16 | lower)))
 }
 
-/// The nearest bf16, of two the even one; infinity stands for 2¹²⁸. (`bf16::from_f64` looks at the upper half of an f64
+/// The nearest bf16, of two the even one; infinity represents 2¹²⁸. (`bf16::from_f64` looks at the upper half of an f64
 /// alone.)
 fn nearest(x: f64) -> bf16 {
     let magnitude = (x.abs() as f32).to_bits() >> 16;
@@ -49,7 +49,7 @@ fn assert_rounded(register: f32, x: f64) {
 #[test]
 fn the_process_exports_a_conversion_from_f32_to_bf16() {
     let function = exported(ROUND_F32).expect("exported when the program starts");
-    // SAFETY: the name stands for this function, with this calling convention.
+    // SAFETY: the name denotes this function, with this calling convention.
     let round = unsafe { std::mem::transmute::<NonNull<c_void>, Round<f32>>(function) };
     for x in floats() {
         assert_rounded(round(x), x.into());
@@ -59,7 +59,7 @@ fn the_process_exports_a_conversion_from_f32_to_bf16() {
 #[test]
 fn the_process_exports_a_conversion_from_f64_that_rounds_once() {
     let function = exported(ROUND_F64).expect("exported when the program starts");
-    // SAFETY: the name stands for this function, with this calling convention.
+    // SAFETY: the name denotes this function, with this calling convention.
     let round = unsafe { std::mem::transmute::<NonNull<c_void>, Round<f64>>(function) };
     for x in floats() {
         let bits = f64::from(x).to_bits();
@@ -72,8 +72,8 @@ fn the_process_exports_a_conversion_from_f64_that_rounds_once() {
     }
 }
 
-/// What CubeCL's CPU runtime does on a CPU without AVX512-BF16, on any CPU: the attributes of the function come before
-/// the features of the host.
+/// Does on any CPU what CubeCL's CPU runtime does on a CPU without AVX512-BF16: the attributes of the function come
+/// before the features of the host.
 #[test]
 fn code_for_a_cpu_without_bf16_instructions_finds_the_conversion() {
     let ir = r#"
