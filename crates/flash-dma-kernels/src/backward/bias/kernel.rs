@@ -13,6 +13,32 @@ use crate::matrix::wgmma::product::{finish, finish_but, start_nt};
 use crate::matrix::wgmma::ring::Turns;
 use cubecl::prelude::*;
 
+/// The boxes in which tiles are copied.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct BiasBoxes<E: Float> {
+    pub q_boxes: TensorMap<E, Tiled>,
+    pub o_boxes: TensorMap<E, Tiled>,
+    pub k_boxes: TensorMap<E, Tiled>,
+    pub v_boxes: TensorMap<E, Tiled>,
+    pub row_boxes: TensorMap<f32, Tiled>,
+}
+
+/// Sizes of a launch of [`bias_wgmma_kernel`].
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct BiasSizes {
+    pub q_len: u32,
+    pub k_len: u32,
+    pub group: u32,
+    pub bias_heads: u32,
+    pub heads_each: u32,
+    pub steps_each: u32,
+    pub mask_heads_each: u32,
+    pub mask_batch: u32,
+    pub bit_blocks: u32,
+    pub bit_queries: u32,
+    pub run: u32,
+}
+
 /// A cube owns a tile of 128 queries of a row (a head of a sequence) of the bias, and a run of consecutive key tiles of
 /// 128 keys: `[run, query tile from the last on, row]` is the cube's position. For each key tile it recomputes dS of
 /// all heads of all sequences that read the row, in order, and accumulates it in f32 in registers, 64 queries per
@@ -31,22 +57,8 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
     grad_bias: &mut [f32],
     scale: f32,
     softcap: f32,
-    q_boxes: &TensorMap<E, Tiled>,
-    o_boxes: &TensorMap<E, Tiled>,
-    k_boxes: &TensorMap<E, Tiled>,
-    v_boxes: &TensorMap<E, Tiled>,
-    row_boxes: &TensorMap<f32, Tiled>,
-    q_len: u32,
-    k_len: u32,
-    group: u32,
-    bias_heads: u32,
-    heads_each: u32,
-    steps_each: u32,
-    mask_heads_each: u32,
-    mask_batch: u32,
-    bit_blocks: u32,
-    bit_queries: u32,
-    run: u32,
+    boxes: &BiasBoxes<E>,
+    launched: &BiasSizes,
     #[comptime] bp: BiasBlueprint,
     #[define(E)] _element: ElemType,
 ) {
@@ -55,20 +67,27 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
     let (lane, warp) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
     let first_unit = UNIT_POS == 0;
     let sizes = Sizes {
-        q_len: q_len as usize,
-        k_len: k_len as usize,
-        group: group as usize,
-        bias_heads: bias_heads as usize,
-        heads_each: heads_each as usize,
-        steps_each: steps_each as usize,
-        mask_heads_each: mask_heads_each as usize,
-        mask_batch: mask_batch as usize,
-        bit_blocks: bit_blocks as usize,
-        bit_queries: bit_queries as usize,
+        q_len: launched.q_len as usize,
+        k_len: launched.k_len as usize,
+        group: launched.group as usize,
+        bias_heads: launched.bias_heads as usize,
+        heads_each: launched.heads_each as usize,
+        steps_each: launched.steps_each as usize,
+        mask_heads_each: launched.mask_heads_each as usize,
+        mask_batch: launched.mask_batch as usize,
+        bit_blocks: launched.bit_blocks as usize,
+        bit_queries: launched.bit_queries as usize,
     };
-    let steps = BiasSteps::new(sizes, run as usize, bp);
+    let steps = BiasSteps::new(sizes, launched.run as usize, bp);
     let tiles = BiasTiles::<E>::new(bp);
-    let copies = BiasCopies::new::<E>(&tiles, q_boxes, o_boxes, row_boxes, k_boxes, v_boxes);
+    let copies = BiasCopies::new::<E>(
+        &tiles,
+        &boxes.q_boxes,
+        &boxes.o_boxes,
+        &boxes.row_boxes,
+        &boxes.k_boxes,
+        &boxes.v_boxes,
+    );
     let turns = Turns::new();
     let logit_scale = LogitScale::new(scale, softcap, bp.softcap);
     let bias_row = CUBE_POS_Z as usize;

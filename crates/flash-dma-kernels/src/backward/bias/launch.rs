@@ -1,7 +1,7 @@
 //! Host side of the gradient of a bias of pairs on `wgmma`.
 
 use crate::backward::bias::blueprint::BiasBlueprint;
-use crate::backward::bias::kernel::bias_wgmma_kernel;
+use crate::backward::bias::kernel::{BiasBoxesLaunch, BiasSizesLaunch, bias_wgmma_kernel};
 use crate::backward::matrix::pass::MmaPass;
 use crate::host::check::{address_type, elem_type};
 use crate::matrix::wgmma::boxes::{boxes_of, word_boxes_of};
@@ -54,26 +54,30 @@ impl MmaPass<'_> {
                 grad.clone().into_buffer_arg(),
                 p.scale,
                 p.softcap.unwrap_or(1.0),
-                boxes(q),
-                boxes(&self.saved.grad_out),
-                boxes(k),
-                boxes(v),
-                word_boxes_of(self.boxed_rows(), 1, 2 * BiasBlueprint::QUERIES),
-                p.q_len as u32,
-                p.k_len as u32,
-                p.group() as u32,
-                shape[1] as u32,
-                heads_each as u32,
-                (p.batch / shape[0] * heads_each) as u32,
-                problem.heads_each(mask_heads) as u32,
-                if mask_batches > 1 {
-                    mask_heads as u32
-                } else {
-                    0
-                },
-                blocks as u32,
-                queries as u32,
-                run as u32,
+                BiasBoxesLaunch::new(
+                    boxes(q),
+                    boxes(&self.saved.grad_out),
+                    boxes(k),
+                    boxes(v),
+                    word_boxes_of(self.boxed_rows(), 1, 2 * BiasBlueprint::QUERIES),
+                ),
+                BiasSizesLaunch::new(
+                    p.q_len as u32,
+                    p.k_len as u32,
+                    p.group() as u32,
+                    shape[1] as u32,
+                    heads_each as u32,
+                    (p.batch / shape[0] * heads_each) as u32,
+                    problem.heads_each(mask_heads) as u32,
+                    if mask_batches > 1 {
+                        mask_heads as u32
+                    } else {
+                        0
+                    },
+                    blocks as u32,
+                    queries as u32,
+                    run as u32,
+                ),
                 blueprint,
                 elem_type(p.element),
             );

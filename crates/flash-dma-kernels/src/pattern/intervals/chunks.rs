@@ -92,6 +92,15 @@ pub(crate) fn class_width(chunk: u32) -> i32 {
     chunk.div_ceil(comptime!(CLASSES as u32)) as i32
 }
 
+/// Sizes of a launch of [`chunk_keys_kernel`].
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct ChunkSizes {
+    pub q_len: u32,
+    pub k_len: u32,
+    pub chunk: u32,
+    pub capacity: u32,
+}
+
 /// A stable counting sort of the live keys of a chunk by class: one cube per chunk (x) and row (y), one segment of the
 /// row's live keys per unit.
 ///
@@ -107,24 +116,21 @@ fn chunk_keys_kernel(
     list: &mut [u32],
     counts: &mut [u32],
     starts: &mut [u32],
-    q_len: u32,
-    k_len: u32,
-    chunk: u32,
-    capacity: u32,
+    sizes: &ChunkSizes,
     #[comptime] causal: bool,
     #[comptime] units: usize,
 ) {
     let row = CUBE_POS_Y as usize;
     let unit = UNIT_POS as usize;
-    let base = row * k_len as usize;
+    let base = row * sizes.k_len as usize;
     let count = live[row] as usize;
     let segment = count.div_ceil(units);
     let start = min(unit * segment, count);
     let end = min(start + segment, count);
-    let chunk_first = (CUBE_POS_X * chunk) as i32;
-    let chunk_end = min(CUBE_POS_X * chunk + chunk, q_len) as i32;
-    let width = class_width(chunk);
-    let shift = q_len as i32 - k_len as i32;
+    let chunk_first = (CUBE_POS_X * sizes.chunk) as i32;
+    let chunk_end = min(CUBE_POS_X * sizes.chunk + sizes.chunk, sizes.q_len) as i32;
+    let width = class_width(sizes.chunk);
+    let shift = sizes.q_len as i32 - sizes.k_len as i32;
 
     // For each class and unit: the number of keys, then the destination of its next key.
     let mut slots = Shared::<[u32]>::new_slice(comptime!(ALL_CLASSES * units));
@@ -141,7 +147,7 @@ fn chunk_keys_kernel(
             chunk_end,
             width,
             shift,
-            k_len,
+            sizes.k_len,
             causal,
         );
         if class < ALL_CLASSES {
@@ -166,20 +172,20 @@ fn chunk_keys_kernel(
             next += totals[before];
         }
         let item = row * CUBE_COUNT_X as usize + CUBE_POS_X as usize;
-        starts[item * STARTS + class] = min(next, capacity);
+        starts[item * STARTS + class] = min(next, sizes.capacity);
         for other in 0..units {
             let here = slots[class * units + other];
             slots[class * units + other] = next;
             next += here;
         }
         if class == comptime!(ALL_CLASSES - 1) {
-            counts[item] = min(next, capacity);
-            starts[item * STARTS + class + 1] = min(next, capacity);
+            counts[item] = min(next, sizes.capacity);
+            starts[item * STARTS + class + 1] = min(next, sizes.capacity);
         }
         class += units;
     }
     sync_cube();
-    let to = (row * CUBE_COUNT_X as usize + CUBE_POS_X as usize) * capacity as usize;
+    let to = (row * CUBE_COUNT_X as usize + CUBE_POS_X as usize) * sizes.capacity as usize;
     for n in start..end {
         let (first, end) = (keys[base + n], ends[base + n]);
         let class = class_of(
@@ -189,12 +195,12 @@ fn chunk_keys_kernel(
             chunk_end,
             width,
             shift,
-            k_len,
+            sizes.k_len,
             causal,
         );
         if class < ALL_CLASSES {
             let slot = class * units + unit;
-            if slots[slot] < capacity {
+            if slots[slot] < sizes.capacity {
                 list[to + slots[slot] as usize] = first;
             }
             slots[slot] += 1u32;
@@ -242,10 +248,12 @@ fn chunk_keys_with(
             out.keys.clone().into_buffer_arg(),
             out.counts.clone().into_buffer_arg(),
             out.starts.clone().into_buffer_arg(),
-            problem.q_len as u32,
-            problem.k_len as u32,
-            chunk as u32,
-            capacity as u32,
+            ChunkSizesLaunch::new(
+                problem.q_len as u32,
+                problem.k_len as u32,
+                chunk as u32,
+                capacity as u32,
+            ),
             problem.causal,
             units,
         );

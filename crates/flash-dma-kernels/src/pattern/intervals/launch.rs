@@ -3,7 +3,9 @@
 use crate::args::Selection;
 use crate::host::scratch::{address_type, cubes, scratch};
 use crate::pattern::intervals::live::live_keys_kernel;
-use crate::pattern::intervals::tile_keys::{TileKeysBlueprint, tile_keys_kernel};
+use crate::pattern::intervals::tile_keys::{
+    TileKeysBlueprint, TileListSizesLaunch, tile_keys_kernel,
+};
 use crate::pattern::intervals::tiles::QueryTiles;
 use crate::pattern::intervals::{LiveKeys, TileKeyLists};
 use crate::team::Team;
@@ -97,14 +99,16 @@ pub(crate) fn tile_key_lists(
             live.counts.clone().into_buffer_arg(),
             lists.keys.clone().into_buffer_arg(),
             lists.counts.clone().into_buffer_arg(),
-            rows as u32,
-            n as u32,
-            slice.start as u32,
-            slice.len() as u32,
-            tile_size as u32,
-            q_len as u32,
-            offset as i32,
-            tiles.capacity as u32,
+            TileListSizesLaunch::new(
+                rows as u32,
+                n as u32,
+                slice.start as u32,
+                slice.len() as u32,
+                tile_size as u32,
+                q_len as u32,
+                offset as i32,
+                tiles.capacity as u32,
+            ),
             blueprint,
         );
     }

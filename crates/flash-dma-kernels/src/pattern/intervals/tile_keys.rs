@@ -67,6 +67,19 @@ impl Positions {
     }
 }
 
+/// Sizes of a launch of [`tile_keys_kernel`].
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct TileListSizes {
+    pub rows: u32,
+    pub n: u32,
+    pub first_tile: u32,
+    pub tiles: u32,
+    pub tile_size: u32,
+    pub q_len: u32,
+    pub offset: i32,
+    pub capacity: u32,
+}
+
 /// Writes the lists: the full keys, then the boundary keys, each ascending, never past `capacity`.
 ///
 /// A cube owns a group of `planes` consecutive tiles of a row, one per plane. It reads the live list once, up to the
@@ -88,35 +101,28 @@ pub(crate) fn tile_keys_kernel(
     live: &[u32],
     lists: &mut [u32],
     counts: &mut [u32],
-    rows: u32,
-    n: u32,
-    first_tile: u32,
-    tiles: u32,
-    tile_size: u32,
-    q_len: u32,
-    offset: i32,
-    capacity: u32,
+    sizes: &TileListSizes,
     #[comptime] bp: TileKeysBlueprint,
 ) {
     let team = comptime!(bp.team);
     let planes = comptime!(team.planes as u32);
-    let groups = tiles.div_ceil(planes);
+    let groups = sizes.tiles.div_ceil(planes);
     let row = CUBE_POS / groups as usize;
-    if row < rows as usize {
+    if row < sizes.rows as usize {
         let member = Member::this(team);
-        let base = row * n as usize;
-        // The last tiles see the most keys, so they go first.
+        let base = row * sizes.n as usize;
+        // The last sizes.tiles see the most keys, so they go first.
         let group = groups - 1u32 - (CUBE_POS % groups as usize) as u32;
         let local = group * planes + member.plane as u32;
-        let group_end = min(group * planes + planes, tiles);
-        let tile = first_tile + min(local, tiles - 1u32);
-        let at = Positions::new(tile, tile, tile_size, q_len, offset);
+        let group_end = min(group * planes + planes, sizes.tiles);
+        let tile = sizes.first_tile + min(local, sizes.tiles - 1u32);
+        let at = Positions::new(tile, tile, sizes.tile_size, sizes.q_len, sizes.offset);
         let group_at = Positions::new(
-            first_tile + group * planes,
-            first_tile + group_end - 1u32,
-            tile_size,
-            q_len,
-            offset,
+            sizes.first_tile + group * planes,
+            sizes.first_tile + group_end - 1u32,
+            sizes.tile_size,
+            sizes.q_len,
+            sizes.offset,
         );
 
         let mut waiting =
@@ -125,7 +131,7 @@ pub(crate) fn tile_keys_kernel(
         // Double-buffered: a plane may be one step ahead of a plane that still reads.
         let mut stepped = Shared::<[u32]>::new_slice(comptime!(2 * team.planes));
 
-        let list = (row * tiles as usize + local as usize) * capacity as usize;
+        let list = (row * sizes.tiles as usize + local as usize) * sizes.capacity as usize;
         let boundary_base = member.plane * comptime!(bp.boundary);
         let mut full = 0u32;
         let mut boundary = 0u32;
@@ -186,7 +192,7 @@ pub(crate) fn tile_keys_kernel(
 
             if !more || filled > comptime!((bp.waiting - bp.step()) as u32) {
                 sync_cube();
-                if local < tiles {
+                if local < sizes.tiles {
                     let mut turn = 0u32;
                     while turn < filled {
                         let mut picked = Array::<Vector<u32, Const<2>>>::new(PICKS);
@@ -205,7 +211,7 @@ pub(crate) fn tile_keys_kernel(
                             let full_bits = ballot(is_full, team);
                             let boundary_bits = ballot(is_boundary, team);
                             let place = full + (full_bits & member.before).count_ones();
-                            if is_full && place < capacity {
+                            if is_full && place < sizes.capacity {
                                 lists[list + place as usize] = key;
                             }
                             full += full_bits.count_ones();
@@ -223,17 +229,17 @@ pub(crate) fn tile_keys_kernel(
             }
         }
 
-        if local < tiles {
-            full = min(full, capacity);
+        if local < sizes.tiles {
+            full = min(full, sizes.capacity);
             boundary = min(boundary, comptime!(bp.boundary as u32));
-            let total = min(full + boundary, capacity);
+            let total = min(full + boundary, sizes.capacity);
             let mut i = member.lane as u32;
             while full + i < total {
                 lists[list + (full + i) as usize] = boundary_keys[boundary_base + i as usize];
                 i += comptime!(team.lanes as u32);
             }
             if member.lane == 0 {
-                let to = (row * tiles as usize + local as usize) * 2;
+                let to = (row * sizes.tiles as usize + local as usize) * 2;
                 counts[to] = full;
                 counts[to + 1] = total;
             }

@@ -53,24 +53,44 @@ pub(crate) fn finish_lists(
             plan.bits.clone().into_buffer_arg(),
             list.clone().into_buffer_arg(),
             counts.clone().into_buffer_arg(),
-            looks,
-            looking,
-            chunks,
-            sizes.items,
-            parts,
-            sizes.tiles,
-            sizes.queries,
-            sizes.capacity(),
-            sizes.room,
-            geometry.q_len,
-            geometry.k_len,
-            bit_blocks,
-            bit_queries,
+            GatherSizesLaunch::new(
+                looks,
+                looking,
+                chunks,
+                sizes.items,
+                parts,
+                sizes.tiles,
+                sizes.queries,
+                sizes.capacity(),
+                sizes.room,
+                geometry.q_len,
+                geometry.k_len,
+                bit_blocks,
+                bit_queries,
+            ),
             geometry.causal,
             team,
             elem_type(element),
         );
     }
+}
+
+/// Sizes of a launch of [`finish_kernel`].
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct GatherSizes {
+    pub looks: usize,
+    pub looking: usize,
+    pub chunks: usize,
+    pub items: usize,
+    pub parts: usize,
+    pub tiles: usize,
+    pub queries: usize,
+    pub capacity: usize,
+    pub room: usize,
+    pub q_len: usize,
+    pub k_len: usize,
+    pub bit_blocks: usize,
+    pub bit_queries: usize,
 }
 
 /// The first `looking` cubes check `rows`; cube `looking + n` packs part `n % parts` of the bits of tile `n / parts`,
@@ -82,52 +102,43 @@ fn finish_kernel<E: Float>(
     bits: &[u32],
     list: &mut [u32],
     totals: &mut [u32],
-    looks: usize,
-    looking: usize,
-    chunks: usize,
-    items: usize,
-    parts: usize,
-    tiles: usize,
-    queries: usize,
-    capacity: usize,
-    room: usize,
-    q_len: usize,
-    k_len: usize,
-    bit_blocks: usize,
-    bit_queries: usize,
+    sizes: &GatherSizes,
     #[comptime] causal: bool,
     #[comptime] team: Team,
     #[define(E)] _element: ElemType,
 ) {
-    if CUBE_POS < looking {
+    if CUBE_POS < sizes.looking {
         let at = CUBE_POS * comptime!(team.units()) + UNIT_POS as usize;
-        if at < looks && !is_finite_chunk::<E>(rows, at, chunks) {
+        if at < sizes.looks && !is_finite_chunk::<E>(rows, at, sizes.chunks) {
             totals[2] = 1u32;
         }
         terminate!();
     }
-    let (item, part) = ((CUBE_POS - looking) / parts, (CUBE_POS - looking) % parts);
-    if item >= items {
+    let (item, part) = (
+        (CUBE_POS - sizes.looking) / sizes.parts,
+        (CUBE_POS - sizes.looking) % sizes.parts,
+    );
+    if item >= sizes.items {
         terminate!();
     }
-    let (row, tile) = (item / tiles, item % tiles);
+    let (row, tile) = (item / sizes.tiles, item % sizes.tiles);
     let at = TILE_LIST_HEADER + item * TILE_LIST_WORDS;
     let slots = totals[at + 1];
     let member = Member::this(team);
     if part == 0 && member.plane == 0 {
-        // The number of tiles with longer lists.
-        let first = TILE_LIST_HEADER + row * tiles * TILE_LIST_WORDS;
+        // The number of sizes.tiles with longer lists.
+        let first = TILE_LIST_HEADER + row * sizes.tiles * TILE_LIST_WORDS;
         let mut longer = 0u32;
         let mut next = member.lane;
-        while next < tiles {
+        while next < sizes.tiles {
             // Several at once, so that the loads overlap.
             #[unroll]
             for n in 0..8usize {
                 let other = next + comptime!(n * team.lanes);
-                let others = totals[first + min(other, tiles - 1) * TILE_LIST_WORDS + 1];
+                let others = totals[first + min(other, sizes.tiles - 1) * TILE_LIST_WORDS + 1];
                 // With equal numbers of slots the later tile comes first.
                 let bar = slots + u32::cast_from(other <= tile);
-                longer += select(other < tiles, u32::cast_from(others >= bar), 0u32);
+                longer += select(other < sizes.tiles, u32::cast_from(others >= bar), 0u32);
             }
             next += comptime!(8 * team.lanes);
         }
@@ -137,14 +148,14 @@ fn finish_kernel<E: Float>(
         }
     }
     if totals[at + 2] == 1u32 {
-        let begin = item * capacity;
-        let base = row * bit_blocks * bit_queries;
+        let begin = item * sizes.capacity;
+        let base = row * sizes.bit_blocks * sizes.bit_queries;
         let mut block_step = 0usize;
         let mut query_step = 0usize;
-        if bit_blocks > 1 {
-            block_step = bit_queries;
+        if sizes.bit_blocks > 1 {
+            block_step = sizes.bit_queries;
         }
-        if bit_queries > 1 {
+        if sizes.bit_queries > 1 {
             query_step = 1usize;
         }
         let keys = slots as usize;
@@ -152,12 +163,12 @@ fn finish_kernel<E: Float>(
         let words = keys.div_ceil(64usize) * 2;
         // One unit per word of 32 slots of one query.
         let mut index = part * comptime!(team.units()) + UNIT_POS as usize;
-        while index < words * queries {
-            let (word, own) = (index / queries, index % queries);
-            let query = min(tile * queries + own, q_len - 1);
-            let mut end = k_len as i32;
+        while index < words * sizes.queries {
+            let (word, own) = (index / sizes.queries, index % sizes.queries);
+            let query = min(tile * sizes.queries + own, sizes.q_len - 1);
+            let mut end = sizes.k_len as i32;
             if comptime!(causal) {
-                end = query as i32 + 1 + k_len as i32 - q_len as i32;
+                end = query as i32 + 1 + sizes.k_len as i32 - sizes.q_len as i32;
             }
             let mut packed = 0u32;
             for half in 0..2usize {
@@ -172,8 +183,8 @@ fn finish_kernel<E: Float>(
                     packed |= select(there, seen & 1u32, 0u32) << bit as u32;
                 }
             }
-            list[begin + room + (word / 2 * queries + own) * 2 + word % 2] = packed;
-            index += parts * comptime!(team.units());
+            list[begin + sizes.room + (word / 2 * sizes.queries + own) * 2 + word % 2] = packed;
+            index += sizes.parts * comptime!(team.units());
         }
     }
 }

@@ -100,14 +100,16 @@ pub(crate) fn query_lists(
             plan.counts.clone().into_tensor_arg(),
             list.clone().into_tensor_arg(),
             counts.clone().into_tensor_arg(),
-            items,
-            tiles,
-            head_groups,
-            rows_each,
-            p.q_len,
-            p.k_len,
-            bit_blocks as u32,
-            bit_queries as u32,
+            StepSizesLaunch::new(
+                items,
+                tiles,
+                head_groups,
+                rows_each,
+                p.q_len,
+                p.k_len,
+                bit_blocks as u32,
+                bit_queries as u32,
+            ),
             queries,
             keys,
             team,
@@ -120,6 +122,19 @@ pub(crate) fn query_lists(
     }
 }
 
+/// Sizes of a launch of [`query_list_kernel`].
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct StepSizes {
+    pub items: usize,
+    pub tiles: usize,
+    pub head_groups: usize,
+    pub rows_each: usize,
+    pub q_len: usize,
+    pub k_len: usize,
+    pub bit_blocks: u32,
+    pub bit_queries: u32,
+}
+
 /// A cube lists the steps of one key tile: tile `CUBE_POS % tiles` of list row `CUBE_POS / tiles`, which has
 /// `rows_each` rows of the mask, one for all `head_groups` groups of heads or one for each. The first cube writes the
 /// header.
@@ -130,38 +145,31 @@ fn query_list_kernel(
     counts: &Tensor<u32>,
     list: &mut Tensor<u32>,
     totals: &mut Tensor<u32>,
-    items: usize,
-    tiles: usize,
-    head_groups: usize,
-    rows_each: usize,
-    q_len: usize,
-    k_len: usize,
-    bit_blocks: u32,
-    bit_queries: u32,
+    sizes: &StepSizes,
     #[comptime] queries: usize,
     #[comptime] keys: usize,
     #[comptime] team: Team,
 ) {
     let item = CUBE_POS;
-    if item >= items {
+    if item >= sizes.items {
         terminate!();
     }
     if item == 0 && UNIT_POS == 0 {
         let (batches, heads) = (counts.shape(0) as u32, counts.shape(1) as u32);
-        let rows_each = rows_each as u32;
+        let rows_each = sizes.rows_each as u32;
         totals[0] = step(batches, heads / rows_each);
         totals[1] = step(heads / rows_each, 1u32);
         totals[2] = step(batches, heads);
         totals[3] = step(heads / rows_each, rows_each);
         totals[4] = step(rows_each, 1u32);
-        totals[5] = bit_blocks * bit_queries;
-        totals[6] = step(bit_blocks, bit_queries);
-        totals[7] = step(bit_queries, 1u32);
+        totals[5] = sizes.bit_blocks * sizes.bit_queries;
+        totals[6] = step(sizes.bit_blocks, sizes.bit_queries);
+        totals[7] = step(sizes.bit_queries, 1u32);
     }
     let member = Member::this(team);
-    let (tile, list_row) = (item % tiles, item / tiles);
-    let query_tiles = q_len.div_ceil(queries);
-    let steps = query_tiles * head_groups;
+    let (tile, list_row) = (item % sizes.tiles, item / sizes.tiles);
+    let query_tiles = sizes.q_len.div_ceil(queries);
+    let steps = query_tiles * sizes.head_groups;
     // A plane owns a contiguous range of steps.
     let round = comptime!(AT_ONCE * team.lanes);
     let stretch = steps.div_ceil(round * team.planes) * round;
@@ -181,8 +189,8 @@ fn query_list_kernel(
             for n in 0..AT_ONCE {
                 let own = start + comptime!(n * team.lanes) + member.lane;
                 let (heads, query_tile) = (own / query_tiles, own % query_tiles);
-                let row = list_row * rows_each + min(heads, rows_each - 1);
-                let kind = kind_of(counts, row, tile, query_tile, k_len, queries, keys);
+                let row = list_row * sizes.rows_each + min(heads, sizes.rows_each - 1);
+                let kind = kind_of(counts, row, tile, query_tile, sizes.k_len, queries, keys);
                 kinds[n] = select(own < steps, kind, EMPTY);
             }
             #[unroll]

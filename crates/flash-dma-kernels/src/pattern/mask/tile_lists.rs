@@ -49,15 +49,17 @@ pub(crate) fn tile_lists(
             spans.into_buffer_arg(),
             list.clone().into_buffer_arg(),
             counts.clone().into_buffer_arg(),
-            sizes.items,
-            sizes.tiles,
-            queries,
-            sizes.capacity(),
-            sizes.room,
-            geometry.q_len,
-            geometry.k_len,
-            bit_blocks,
-            bit_queries,
+            ListSizesLaunch::new(
+                sizes.items,
+                sizes.tiles,
+                queries,
+                sizes.capacity(),
+                sizes.room,
+                geometry.q_len,
+                geometry.k_len,
+                bit_blocks,
+                bit_queries,
+            ),
             geometry.causal,
             team,
         );
@@ -65,6 +67,20 @@ pub(crate) fn tile_lists(
     let lists = TileLists { list, counts };
     finish_lists(client, geometry, plan, watched, element, &lists, sizes);
     lists
+}
+
+/// Sizes of a launch of [`list_kernel`].
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct ListSizes {
+    pub items: usize,
+    pub tiles: usize,
+    pub queries: usize,
+    pub capacity: usize,
+    pub room: usize,
+    pub q_len: usize,
+    pub k_len: usize,
+    pub bit_blocks: usize,
+    pub bit_queries: usize,
 }
 
 /// A cube writes the list and the totals of one tile: tile `CUBE_POS % tiles` of row `CUBE_POS / tiles` of the mask.
@@ -81,27 +97,19 @@ fn list_kernel(
     spans: &mut [Vector<u32, Const<4>>],
     list: &mut [u32],
     totals: &mut [u32],
-    items: usize,
-    tiles: usize,
-    queries: usize,
-    capacity: usize,
-    room: usize,
-    q_len: usize,
-    k_len: usize,
-    bit_blocks: usize,
-    bit_queries: usize,
+    sizes: &ListSizes,
     #[comptime] causal: bool,
     #[comptime] team: Team,
 ) {
     let item = CUBE_POS;
-    if item >= items {
+    if item >= sizes.items {
         terminate!();
     }
     if item == 0 && UNIT_POS == 0 {
-        totals[0] = bit_blocks as u32;
-        totals[1] = bit_queries as u32;
+        totals[0] = sizes.bit_blocks as u32;
+        totals[1] = sizes.bit_queries as u32;
         totals[2] = 0u32;
-        totals[3] = room as u32;
+        totals[3] = sizes.room as u32;
     }
     let member = Member::this(team);
     let blocks = counts.shape(3);
@@ -124,14 +132,14 @@ fn list_kernel(
             let span = span_of(
                 bits,
                 counts,
-                item % tiles,
-                item / tiles,
+                item % sizes.tiles,
+                item / sizes.tiles,
                 block,
-                queries,
-                q_len,
-                k_len,
-                bit_blocks,
-                bit_queries,
+                sizes.queries,
+                sizes.q_len,
+                sizes.k_len,
+                sizes.bit_blocks,
+                sizes.bit_queries,
                 causal,
             );
             spans[own + block] = span;
@@ -167,7 +175,7 @@ fn list_kernel(
         }
     }
     let gathered =
-        total[2] * 4 <= total[0] * comptime!(64 * GATHERED_OF_4) && total[2] <= room as u32;
+        total[2] * 4 <= total[0] * comptime!(64 * GATHERED_OF_4) && total[2] <= sizes.room as u32;
     if UNIT_POS == 0 {
         let at = TILE_LIST_HEADER + item * TILE_LIST_WORDS;
         totals[at] = select(gathered, total[3], total[1] * 64);
@@ -175,12 +183,12 @@ fn list_kernel(
         totals[at + 2] = u32::cast_from(gathered);
     }
 
-    // Keys that all queries see come first, then the rest of those that some see.
+    // Keys that all sizes.queries see come first, then the rest of those that some see.
     let some_before = select(gathered, before[2], before[0]);
     let all_before = select(gathered, before[3], before[1]);
     let mut to = Array::<usize>::new(2usize);
-    to[0] = item * capacity + all_before as usize;
-    to[1] = item * capacity
+    to[0] = item * sizes.capacity + all_before as usize;
+    to[1] = item * sizes.capacity
         + (select(gathered, total[3], total[1]) + some_before - all_before) as usize;
     let mut round = begin;
     while round < end {

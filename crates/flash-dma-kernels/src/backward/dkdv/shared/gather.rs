@@ -23,6 +23,32 @@ pub(crate) struct KeyParts {
     pub scores: TensorBinding,
 }
 
+/// The parts of all chunks, in the order of their lists.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct KeyPartTensors {
+    pub parts_k: Box<[Vector<f32, Const<4>>]>,
+    pub parts_v: Box<[Vector<f32, Const<4>>]>,
+    pub parts_z: Box<[f32]>,
+}
+
+/// The gradients, which are overwritten.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct SummedGradients<E: Float> {
+    pub grad_k: Box<[Vector<E, Const<4>>]>,
+    pub grad_v: Box<[Vector<E, Const<4>>]>,
+    pub grad_scores: Box<[f32]>,
+}
+
+/// Sizes of a launch of [`gather_keys_kernel`].
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct GatheredSizes {
+    pub q_len: u32,
+    pub k_len: u32,
+    pub chunk: u32,
+    pub chunks: u32,
+    pub capacity: u32,
+}
+
 /// One plane owns a key: it looks the key up in the lists of the chunks in which it lives, one chunk per lane, and adds
 /// the parts in the order of the chunks.
 ///
@@ -35,20 +61,12 @@ pub(crate) struct KeyParts {
 /// | `grad_scores` | contiguous `[batch, kv_heads, k_len]`, overwritten |
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn gather_keys_kernel<E: Float>(
-    parts_k: &[Vector<f32, Const<4>>],
-    parts_v: &[Vector<f32, Const<4>>],
-    parts_z: &[f32],
+    parts: &KeyPartTensors,
     intervals: &[Vector<u32, Const<2>>],
     list: &[u32],
     starts: &[u32],
-    grad_k: &mut [Vector<E, Const<4>>],
-    grad_v: &mut [Vector<E, Const<4>>],
-    grad_scores: &mut [f32],
-    q_len: u32,
-    k_len: u32,
-    chunk: u32,
-    chunks: u32,
-    capacity: u32,
+    grads: &mut SummedGradients<E>,
+    sizes: &GatheredSizes,
     #[comptime] head_dim: usize,
     #[comptime] causal: bool,
     #[define(E)] _element: ElemType,
@@ -56,28 +74,28 @@ fn gather_keys_kernel<E: Float>(
     let row = CUBE_POS_Y as usize;
     let key = CUBE_POS_X * comptime!(CUBE_KEYS as u32) + UNIT_POS_Y;
     let lane = UNIT_POS_X;
-    if key >= k_len {
+    if key >= sizes.k_len {
         terminate!();
     }
-    let at = row * k_len as usize + key as usize;
+    let at = row * sizes.k_len as usize + key as usize;
     let interval = intervals[at];
     let (first, end) = (interval.extract(0usize), interval.extract(1usize));
-    let shift = q_len as i32 - k_len as i32;
-    let width = class_width(chunk);
+    let shift = sizes.q_len as i32 - sizes.k_len as i32;
+    let width = class_width(sizes.chunk);
     let mut from = 0i32;
-    let mut to = q_len as i32;
+    let mut to = sizes.q_len as i32;
     if comptime!(causal) {
         from = max(first as i32 + shift, from);
         to = min(end as i32 + shift, to);
-    } else if end < k_len {
+    } else if end < sizes.k_len {
         // All queries have the position of the last key.
         to = from;
     }
     let mut first_chunk = 0u32;
     let mut last_chunk = 0u32;
     if from < to {
-        first_chunk = from as u32 / chunk;
-        last_chunk = (to as u32 - 1) / chunk + 1;
+        first_chunk = from as u32 / sizes.chunk;
+        last_chunk = (to as u32 - 1) / sizes.chunk + 1;
     }
 
     let vectors = comptime!(head_dim.div_ceil(128));
@@ -91,12 +109,12 @@ fn gather_keys_kernel<E: Float>(
     let mut dz = 0.0f32;
     let mut block = first_chunk;
     while block < last_chunk {
-        // The key's row in the parts of chunk `block + lane`.
+        // The key's row in the parts of sizes.chunk `block + lane`.
         let own = block + lane;
         let mut part = 0u32;
         if own < last_chunk {
-            let chunk_first = (own * chunk) as i32;
-            let chunk_end = min(own * chunk + chunk, q_len) as i32;
+            let chunk_first = (own * sizes.chunk) as i32;
+            let chunk_end = min(own * sizes.chunk + sizes.chunk, sizes.q_len) as i32;
             let class = class_of(
                 first,
                 end,
@@ -104,11 +122,11 @@ fn gather_keys_kernel<E: Float>(
                 chunk_end,
                 width,
                 shift,
-                k_len,
+                sizes.k_len,
                 causal,
             );
-            let item = row * chunks as usize + own as usize;
-            let base = item * capacity as usize;
+            let item = row * sizes.chunks as usize + own as usize;
+            let base = item * sizes.capacity as usize;
             let class_at = item * STARTS + class;
             let mut low = starts[class_at];
             let mut high = starts[class_at + 1];
@@ -121,21 +139,22 @@ fn gather_keys_kernel<E: Float>(
                     high = middle;
                 }
             }
-            part = own * capacity + low;
+            part = own * sizes.capacity + low;
         }
         let here = min(last_chunk - block, 32u32);
         for n in 0..here {
-            let part = row * chunks as usize * capacity as usize + shuffle(part, n) as usize;
+            let part =
+                row * sizes.chunks as usize * sizes.capacity as usize + shuffle(part, n) as usize;
             #[unroll]
             for v in 0..vectors {
                 let column = lane as usize + comptime!(v * 32);
                 if column < comptime!(head_dim / 4) {
                     let from = part * comptime!(head_dim / 4) + column;
-                    dk[v] += parts_k[from];
-                    dv[v] += parts_v[from];
+                    dk[v] += parts.parts_k[from];
+                    dv[v] += parts.parts_v[from];
                 }
             }
-            dz += parts_z[part];
+            dz += parts.parts_z[part];
         }
         block += 32u32;
     }
@@ -144,12 +163,12 @@ fn gather_keys_kernel<E: Float>(
         let column = lane as usize + comptime!(v * 32);
         if column < comptime!(head_dim / 4) {
             let to = at * comptime!(head_dim / 4) + column;
-            grad_k[to] = Vector::cast_from(dk[v]);
-            grad_v[to] = Vector::cast_from(dv[v]);
+            grads.grad_k[to] = Vector::cast_from(dk[v]);
+            grads.grad_v[to] = Vector::cast_from(dv[v]);
         }
     }
     if lane == 0 {
-        grad_scores[at] = dz;
+        grads.grad_scores[at] = dz;
     }
 }
 
@@ -196,20 +215,26 @@ impl KeyParts {
                 CubeCount::Static(problem.k_len.div_ceil(CUBE_KEYS) as u32, rows as u32, 1),
                 CubeDim::new_2d(32, CUBE_KEYS as u32),
                 address,
-                self.k.into_buffer_arg(),
-                self.v.into_buffer_arg(),
-                self.scores.into_buffer_arg(),
+                KeyPartTensorsLaunch::new(
+                    self.k.into_buffer_arg(),
+                    self.v.into_buffer_arg(),
+                    self.scores.into_buffer_arg(),
+                ),
                 selection.intervals.clone().into_buffer_arg(),
                 keys.keys.clone().into_buffer_arg(),
                 keys.starts.clone().into_buffer_arg(),
-                grads.k.clone().into_buffer_arg(),
-                grads.v.clone().into_buffer_arg(),
-                scores.into_buffer_arg(),
-                problem.q_len as u32,
-                problem.k_len as u32,
-                chunk as u32,
-                problem.q_len.div_ceil(chunk) as u32,
-                keys.capacity as u32,
+                SummedGradientsLaunch::new(
+                    grads.k.clone().into_buffer_arg(),
+                    grads.v.clone().into_buffer_arg(),
+                    scores.into_buffer_arg(),
+                ),
+                GatheredSizesLaunch::new(
+                    problem.q_len as u32,
+                    problem.k_len as u32,
+                    chunk as u32,
+                    problem.q_len.div_ceil(chunk) as u32,
+                    keys.capacity as u32,
+                ),
                 problem.head_dim,
                 problem.causal,
                 elem_type(problem.element),
