@@ -4,6 +4,7 @@ use crate::decode::args::{Pages, Slots, Tokens};
 use crate::decode::choose::choose_kernel;
 use crate::decode::commit::{ENTRY, commit_kernel, lengthen_kernel, write_pages_kernel};
 use crate::decode::plan::plan_kernel;
+use crate::decode::tensors::{NewTokensLaunch, PageTensorsLaunch, SlotTensorsLaunch};
 use crate::host::check::{address_type, check_type, elem_type, vector_size};
 use crate::host::scratch::{cubes, one_unit_each, scratch};
 use crate::team::Team;
@@ -173,15 +174,19 @@ fn commit(
             dim,
             address,
             vector,
-            tokens.k.into_tensor_arg(),
-            tokens.v.into_tensor_arg(),
-            scores.into_tensor_arg(),
-            moves.into_buffer_arg(),
-            slots.k.into_tensor_arg(),
-            slots.v.into_tensor_arg(),
-            slots.score.into_buffer_arg(),
-            slots.position.into_buffer_arg(),
-            slots.seen.into_buffer_arg(),
+            NewTokensLaunch::new(
+                tokens.k.into_tensor_arg(),
+                tokens.v.into_tensor_arg(),
+                scores.into_tensor_arg(),
+                moves.into_buffer_arg(),
+            ),
+            SlotTensorsLaunch::new(
+                slots.k.into_tensor_arg(),
+                slots.v.into_tensor_arg(),
+                slots.score.into_buffer_arg(),
+                slots.position.into_buffer_arg(),
+                slots.seen.into_buffer_arg(),
+            ),
             entries as u32,
             problem.tokens <= MAX_DECODE_TOKENS,
             elem_type(element),
@@ -214,14 +219,18 @@ fn commit_pages(client: &Client, problem: &AppendProblem, pages: Pages, tokens: 
             dim,
             address,
             vector,
-            tokens.k.into_tensor_arg(),
-            tokens.v.into_tensor_arg(),
-            pages.table.into_buffer_arg(),
-            pages.lengths.clone().into_buffer_arg(),
-            pages.k.into_tensor_arg(),
-            pages.v.into_tensor_arg(),
-            new_scores.into_tensor_arg(),
-            scores.into_buffer_arg(),
+            NewTokensLaunch::new(
+                tokens.k.into_tensor_arg(),
+                tokens.v.into_tensor_arg(),
+                new_scores.into_tensor_arg(),
+                pages.table.into_buffer_arg(),
+            ),
+            PageTensorsLaunch::new(
+                pages.k.into_tensor_arg(),
+                pages.v.into_tensor_arg(),
+                scores.into_buffer_arg(),
+                pages.lengths.clone().into_buffer_arg(),
+            ),
             max_pages as u32,
             scored,
             elem_type(element),

@@ -3,6 +3,10 @@
 use crate::decode::args::{Pages, Slots, Tokens};
 use crate::decode::commit::{commit_vector, write_page_vector};
 use crate::decode::merge::merge_row;
+use crate::decode::tensors::{
+    MergedParts, MergedPartsLaunch, NewTokens, NewTokensLaunch, PageTensors, PageTensorsLaunch,
+    SlotTensors, SlotTensorsLaunch,
+};
 use crate::host::check::{address_type, elem_type, vector_size};
 use crate::host::scratch::{cubes, scratch};
 use cubecl::client::Client;
@@ -17,19 +21,9 @@ const MOST_UNITS: usize = 1024;
 /// (sequence, kv head) each ([`commit_kernel`](crate::decode::commit::commit_kernel)), with entries of one token each.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn finish_slots_kernel<E: Float, N: Size>(
-    part_out: &[Vector<f32, Const<2>>],
-    part_lse: &[f32],
-    out: &mut [Vector<E, Const<2>>],
-    lse: &mut [f32],
-    new_k: &Tensor<Vector<E, N>>,
-    new_v: &Tensor<Vector<E, N>>,
-    new_scores: &Tensor<f32>,
-    moves: &[i32],
-    k: &mut Tensor<Vector<E, N>>,
-    v: &mut Tensor<Vector<E, N>>,
-    score: &mut [f32],
-    position: &mut [i32],
-    seen: &mut [i32],
+    merged: &mut MergedParts<E>,
+    tokens_in: &NewTokens<E, N>,
+    cache: &mut SlotTensors<E, N>,
     parts: u32,
     rows: u32,
     #[comptime] pairs: usize,
@@ -38,32 +32,15 @@ fn finish_slots_kernel<E: Float, N: Size>(
 ) {
     let (parts, rows) = (parts as usize, rows as usize);
     if CUBE_POS < rows {
-        merge_row::<E>(
-            part_out, part_lse, out, lse, parts, rows, CUBE_POS, pairs, units,
-        );
+        merge_row::<E>(merged, parts, rows, CUBE_POS, pairs, units);
     } else {
         let row = CUBE_POS - rows;
-        let tokens = new_k.shape(2);
-        let vectors = k.shape(3) / new_k.vector_size().comptime();
+        let tokens = tokens_in.k.shape(2);
+        let vectors = cache.k.shape(3) / tokens_in.k.vector_size().comptime();
         let mut item = UNIT_POS as usize;
-        while row < k.shape(0) * k.shape(1) && item < tokens * vectors {
+        while row < cache.k.shape(0) * cache.k.shape(1) && item < tokens * vectors {
             let (entry, vector) = (item / vectors, item % vectors);
-            commit_vector::<E, N>(
-                new_k,
-                new_v,
-                new_scores,
-                moves,
-                k,
-                v,
-                score,
-                position,
-                seen,
-                tokens as u32,
-                row,
-                entry,
-                vector,
-                true,
-            );
+            commit_vector::<E, N>(tokens_in, cache, tokens as u32, row, entry, vector, true);
             item += units;
         }
     }
@@ -73,18 +50,9 @@ fn finish_slots_kernel<E: Float, N: Size>(
 /// ([`write_pages_kernel`](crate::decode::commit::write_pages_kernel)), and then its length.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn finish_pages_kernel<E: Float, N: Size>(
-    part_out: &[Vector<f32, Const<2>>],
-    part_lse: &[f32],
-    out: &mut [Vector<E, Const<2>>],
-    lse: &mut [f32],
-    new_k: &Tensor<Vector<E, N>>,
-    new_v: &Tensor<Vector<E, N>>,
-    new_scores: &Tensor<f32>,
-    table: &[i32],
-    k: &mut Tensor<Vector<E, N>>,
-    v: &mut Tensor<Vector<E, N>>,
-    scores: &mut [f32],
-    lengths: &mut [i32],
+    merged: &mut MergedParts<E>,
+    tokens_in: &NewTokens<E, N>,
+    cache: &mut PageTensors<E, N>,
     parts: u32,
     rows: u32,
     max_pages: u32,
@@ -95,26 +63,19 @@ fn finish_pages_kernel<E: Float, N: Size>(
 ) {
     let (parts, rows) = (parts as usize, rows as usize);
     if CUBE_POS < rows {
-        merge_row::<E>(
-            part_out, part_lse, out, lse, parts, rows, CUBE_POS, pairs, units,
-        );
-    } else if CUBE_POS - rows < new_k.shape(0) {
+        merge_row::<E>(merged, parts, rows, CUBE_POS, pairs, units);
+    } else if CUBE_POS - rows < tokens_in.k.shape(0) {
         let batch = CUBE_POS - rows;
-        let (heads, tokens) = (new_k.shape(1), new_k.shape(2));
-        let vectors = k.shape(3) / new_k.vector_size().comptime();
-        let held = lengths[batch] as usize;
+        let (heads, tokens) = (tokens_in.k.shape(1), tokens_in.k.shape(2));
+        let vectors = cache.k.shape(3) / tokens_in.k.vector_size().comptime();
+        let held = cache.lengths[batch] as usize;
         let mut item = UNIT_POS as usize;
         while item < heads * tokens * vectors {
             let (at, vector) = (item / vectors, item % vectors);
             write_page_vector::<E, N>(
-                new_k,
-                new_v,
-                table,
+                tokens_in,
+                cache,
                 held,
-                k,
-                v,
-                new_scores,
-                scores,
                 max_pages,
                 batch * heads + at / tokens,
                 at % tokens,
@@ -126,7 +87,7 @@ fn finish_pages_kernel<E: Float, N: Size>(
         // Every unit has read the length.
         sync_cube();
         if UNIT_POS == 0 {
-            lengths[batch] += tokens as i32;
+            cache.lengths[batch] += tokens as i32;
         }
     }
 }
@@ -179,19 +140,25 @@ pub(crate) fn finish_slots(
             dim,
             address,
             vector_size(&typed, cache.element.size()),
-            outputs.part_out.into_buffer_arg(),
-            outputs.part_lse.into_buffer_arg(),
-            outputs.out.into_buffer_arg(),
-            outputs.lse.into_buffer_arg(),
-            tokens.k.into_tensor_arg(),
-            tokens.v.into_tensor_arg(),
-            scores.into_tensor_arg(),
-            moves.into_buffer_arg(),
-            slots.k.into_tensor_arg(),
-            slots.v.into_tensor_arg(),
-            slots.score.into_buffer_arg(),
-            slots.position.into_buffer_arg(),
-            slots.seen.into_buffer_arg(),
+            MergedPartsLaunch::new(
+                outputs.part_out.into_buffer_arg(),
+                outputs.part_lse.into_buffer_arg(),
+                outputs.out.into_buffer_arg(),
+                outputs.lse.into_buffer_arg(),
+            ),
+            NewTokensLaunch::new(
+                tokens.k.into_tensor_arg(),
+                tokens.v.into_tensor_arg(),
+                scores.into_tensor_arg(),
+                moves.into_buffer_arg(),
+            ),
+            SlotTensorsLaunch::new(
+                slots.k.into_tensor_arg(),
+                slots.v.into_tensor_arg(),
+                slots.score.into_buffer_arg(),
+                slots.position.into_buffer_arg(),
+                slots.seen.into_buffer_arg(),
+            ),
             outputs.parts as u32,
             rows as u32,
             cache.head_dim / 2,
@@ -234,18 +201,24 @@ pub(crate) fn finish_pages(
             dim,
             address,
             vector,
-            outputs.part_out.into_buffer_arg(),
-            outputs.part_lse.into_buffer_arg(),
-            outputs.out.into_buffer_arg(),
-            outputs.lse.into_buffer_arg(),
-            tokens.k.into_tensor_arg(),
-            tokens.v.into_tensor_arg(),
-            new_scores.into_tensor_arg(),
-            pages.table.into_buffer_arg(),
-            pages.k.into_tensor_arg(),
-            pages.v.into_tensor_arg(),
-            scores.into_buffer_arg(),
-            pages.lengths.into_buffer_arg(),
+            MergedPartsLaunch::new(
+                outputs.part_out.into_buffer_arg(),
+                outputs.part_lse.into_buffer_arg(),
+                outputs.out.into_buffer_arg(),
+                outputs.lse.into_buffer_arg(),
+            ),
+            NewTokensLaunch::new(
+                tokens.k.into_tensor_arg(),
+                tokens.v.into_tensor_arg(),
+                new_scores.into_tensor_arg(),
+                pages.table.into_buffer_arg(),
+            ),
+            PageTensorsLaunch::new(
+                pages.k.into_tensor_arg(),
+                pages.v.into_tensor_arg(),
+                scores.into_buffer_arg(),
+                pages.lengths.into_buffer_arg(),
+            ),
             outputs.parts as u32,
             rows as u32,
             max_pages as u32,

@@ -1,6 +1,8 @@
 //! The portable kernel of a decode step: online softmax over the keys of a kv head.
 
+use crate::args::Scaling;
 use crate::decode::keys::{DecodeBlueprint, StepKeys};
+use crate::decode::tensors::StepTensors;
 use crate::portable::memory::{Row4, load_vector, store_row};
 use crate::portable::softmax::OnlineSoftmax;
 use crate::portable::visibility::Slots;
@@ -13,12 +15,6 @@ use cubecl::prelude::*;
 /// | buffer | layout |
 /// |---|---|
 /// | `q` | `[batch, q_heads, tokens, head_dim]`, any strides with a contiguous last axis |
-/// | `k`, `v` | the cache's, contiguous `[batch, kv_heads, window, head_dim]` or `[pages, kv_heads, page_len, head_dim]` |
-/// | `new_k`, `new_v` | `[batch, kv_heads, tokens, head_dim]`, any strides with a contiguous last axis |
-/// | `score` | contiguous `[batch, kv_heads, window]` or `[pages, kv_heads, page_len]` |
-/// | `new_scores` | `[batch, kv_heads, tokens]`, last axis contiguous |
-/// | `places` | slots: the plan, contiguous `[batch * kv_heads, tokens]` of entries; pages: the table, contiguous `[batch, max_pages]` |
-/// | `lengths` | pages: `[batch]` |
 /// | `out` | contiguous `[parts, batch, q_heads, tokens, head_dim]`, f32, overwritten |
 /// | `lse` | contiguous `[parts, batch, q_heads, tokens]`, overwritten |
 ///
@@ -27,18 +23,10 @@ use cubecl::prelude::*;
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn decode_kernel<F: Float, N: Size>(
     q: &Tensor<Vector<F, N>>,
-    k: &Tensor<Vector<F, N>>,
-    v: &Tensor<Vector<F, N>>,
-    new_k: &Tensor<Vector<F, N>>,
-    new_v: &Tensor<Vector<F, N>>,
-    score: &[f32],
-    new_scores: &Tensor<f32>,
-    places: &[i32],
-    lengths: &[i32],
+    tensors: &StepTensors<F, N>,
     out: &mut Tensor<Vector<f32, N>>,
     lse: &mut [f32],
-    scale: f32,
-    softcap: f32,
+    scaling: &Scaling,
     max_pages: u32,
     #[comptime] bp: DecodeBlueprint,
     #[define(F)] _element: ElemType,
@@ -47,9 +35,15 @@ pub(crate) fn decode_kernel<F: Float, N: Size>(
     let (x, y) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
     let (units_x, units_y) = comptime!((tile.micro.units_x, tile.micro.units_y));
     let (outer_rows, inner_rows) = comptime!((tile.outer_rows(), tile.inner_rows()));
-    let keys = StepKeys::of_cube(k, new_k, lengths, max_pages, bp.paged);
+    let keys = StepKeys::of_cube(
+        &tensors.k,
+        &tensors.new_k,
+        &tensors.lengths,
+        max_pages,
+        bp.paged,
+    );
     let (q_heads, tokens) = (q.shape(1), q.shape(2));
-    let group = q_heads / new_k.shape(1);
+    let group = q_heads / tensors.new_k.shape(1);
     let rows = group * tokens;
     let first_row = CUBE_POS_Z as usize * outer_rows;
 
@@ -98,13 +92,7 @@ pub(crate) fn decode_kernel<F: Float, N: Size>(
         let flag = (turn - from) % 2;
         sync_cube();
         keys.load::<F, N>(
-            k,
-            v,
-            new_k,
-            new_v,
-            score,
-            new_scores,
-            places,
+            tensors,
             turn * inner_rows,
             total,
             &mut k_rows,
@@ -127,8 +115,8 @@ pub(crate) fn decode_kernel<F: Float, N: Size>(
             &slots,
             &not_finite,
             flag,
-            scale,
-            softcap,
+            scaling.scale,
+            scaling.softcap,
             tile,
         );
     }

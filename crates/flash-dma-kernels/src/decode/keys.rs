@@ -1,6 +1,7 @@
 //! The keys of a decode step: the keys of the cache, followed by the new tokens.
 
 use crate::decode::commit::{ENTRY, NONE};
+use crate::decode::tensors::StepTensors;
 use crate::finite::negative_infinity;
 use crate::portable::blueprint::Blueprint;
 use crate::portable::memory::{Row4, is_finite4, load_vector};
@@ -147,13 +148,7 @@ impl StepKeys {
     /// element is NaN or infinite.
     pub(crate) fn load<F: Float, N: Size>(
         &self,
-        k: &Tensor<Vector<F, N>>,
-        v: &Tensor<Vector<F, N>>,
-        new_k: &Tensor<Vector<F, N>>,
-        new_v: &Tensor<Vector<F, N>>,
-        score: &[f32],
-        new_scores: &Tensor<f32>,
-        places: &[i32],
+        tensors: &StepTensors<F, N>,
         start: usize,
         stop: usize,
         k_rows: &mut Shared<[Row4]>,
@@ -177,9 +172,15 @@ impl StepKeys {
                     first = key - self.held;
                 }
                 if comptime!(tile.pattern.has_intervals()) {
-                    value = self.score(score, new_scores, places, key, paged);
+                    value = self.score(
+                        &tensors.score,
+                        &tensors.new_scores,
+                        &tensors.places,
+                        key,
+                        paged,
+                    );
                 }
-                end = self.end(places, key, first, value, paged);
+                end = self.end(&tensors.places, key, first, value, paged);
             }
             slots.set_key(row, first as i32, end as i32);
             key_scores[row] = value;
@@ -195,13 +196,21 @@ impl StepKeys {
             let mut own_v = Row4::new(0.0f32);
             if key < stop && vector < comptime!(bp.tile.head_dim / 4) {
                 if key < self.held {
-                    let at = self.cached(places, key, paged) * comptime!(tile.head_dim);
-                    own_k = load_vector::<F, N>(k, at, vector);
-                    own_v = load_vector::<F, N>(v, at, vector);
+                    let at = self.cached(&tensors.places, key, paged) * comptime!(tile.head_dim);
+                    own_k = load_vector::<F, N>(&tensors.k, at, vector);
+                    own_v = load_vector::<F, N>(&tensors.v, at, vector);
                 } else {
                     let token = key - self.held;
-                    own_k = load_vector::<F, N>(new_k, self.new_row(new_k, token), vector);
-                    own_v = load_vector::<F, N>(new_v, self.new_row(new_v, token), vector);
+                    own_k = load_vector::<F, N>(
+                        &tensors.new_k,
+                        self.new_row(&tensors.new_k, token),
+                        vector,
+                    );
+                    own_v = load_vector::<F, N>(
+                        &tensors.new_v,
+                        self.new_row(&tensors.new_v, token),
+                        vector,
+                    );
                 }
                 if !is_finite4(own_v) {
                     not_finite[flag] = 1u32;

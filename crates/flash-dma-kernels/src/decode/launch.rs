@@ -1,5 +1,6 @@
 //! Host side of a decode step.
 
+use crate::args::ScalingLaunch;
 use crate::decode::append::plan as plan_moves;
 use crate::decode::args::{Cache, Pages, Slots, Tokens};
 use crate::decode::finish::{Outputs, finish_pages, finish_slots};
@@ -8,6 +9,7 @@ use crate::decode::keys::DecodeBlueprint;
 use crate::decode::mma::blueprint::{DecodeMmaBlueprint, PartGrid};
 use crate::decode::mma::kernel::decode_mma_kernel;
 use crate::decode::parts::{part_shapes, parts};
+use crate::decode::tensors::StepTensorsLaunch;
 use crate::host::check::{
     Layout, address_type, check_grid, check_tensor, check_type, elem_type, rows_are_chunks,
     vector_size,
@@ -417,18 +419,19 @@ impl Step {
                 address,
                 $($vector,)?
                 self.q.clone().into_tensor_arg(),
-                k.clone().into_tensor_arg(),
-                v.clone().into_tensor_arg(),
-                new_k.clone().into_tensor_arg(),
-                new_v.clone().into_tensor_arg(),
-                score.clone().into_buffer_arg(),
-                new_scores.clone().into_tensor_arg(),
-                places.clone().into_buffer_arg(),
-                lengths.clone().into_buffer_arg(),
+                StepTensorsLaunch::new(
+                    k.clone().into_tensor_arg(),
+                    v.clone().into_tensor_arg(),
+                    new_k.clone().into_tensor_arg(),
+                    new_v.clone().into_tensor_arg(),
+                    score.clone().into_buffer_arg(),
+                    new_scores.clone().into_tensor_arg(),
+                    places.clone().into_buffer_arg(),
+                    lengths.clone().into_buffer_arg(),
+                ),
                 part_out.clone().$out(),
                 part_lse.clone().into_buffer_arg(),
-                problem.scale,
-                problem.softcap.unwrap_or(1.0),
+                ScalingLaunch::new(problem.scale, problem.softcap.unwrap_or(1.0)),
                 max_pages as u32,
                 $blueprint,
                 elem_type(element),

@@ -1,5 +1,6 @@
 //! Merges the outputs of the parts of the keys.
 
+use crate::decode::tensors::MergedParts;
 use crate::finite::negative_infinity;
 use cubecl::prelude::*;
 
@@ -11,19 +12,9 @@ const READS: usize = 4;
 /// `lse = log sum_p exp(lse_p)`, `out = sum_p exp(lse_p - lse) out_p`, the sums in an order that depends on nothing
 /// but the number of parts. Unlike the forward pass there are few rows and maybe a thousand parts: units share
 /// them.
-///
-/// | buffer | layout |
-/// |---|---|
-/// | `part_out` | contiguous `[parts, rows, 2 * pairs]`, each row of a part divided by that part's own sum |
-/// | `part_lse` | contiguous `[parts, rows]`, -inf where a row attends to none of the part's keys |
-/// | `out` | contiguous `[rows, 2 * pairs]`, overwritten |
-/// | `lse` | contiguous `[rows]`, overwritten |
 #[cube]
 pub(crate) fn merge_row<E: Float>(
-    part_out: &[Vector<f32, Const<2>>],
-    part_lse: &[f32],
-    out: &mut [Vector<E, Const<2>>],
-    lse: &mut [f32],
+    merged: &mut MergedParts<E>,
     parts: usize,
     rows: usize,
     row: usize,
@@ -37,7 +28,7 @@ pub(crate) fn merge_row<E: Float>(
     let mut greatest = none;
     let mut part = unit;
     while part < parts {
-        greatest = max(greatest, part_lse[part * rows + row]);
+        greatest = max(greatest, merged.part_lse[part * rows + row]);
         part += units;
     }
     shared[unit] = greatest;
@@ -71,8 +62,8 @@ pub(crate) fn merge_row<E: Float>(
             #[unroll]
             for r in 0..READS {
                 let at = min(part + comptime!(r * groups), parts - 1) * rows + row;
-                lses[r] = part_lse[at];
-                outs[r] = part_out[at * pairs + column];
+                lses[r] = merged.part_lse[at];
+                outs[r] = merged.part_out[at * pairs + column];
             }
             #[unroll]
             for r in 0..READS {
@@ -105,9 +96,9 @@ pub(crate) fn merge_row<E: Float>(
         if !empty {
             result = value / Vector::new(sum);
         }
-        out[row * pairs + column] = Vector::cast_from(result);
+        merged.out[row * pairs + column] = Vector::cast_from(result);
         if column == 0 {
-            lse[row] = select(empty, none, reference + sum.ln());
+            merged.lse[row] = select(empty, none, reference + sum.ln());
         }
         column += units;
     }

@@ -28,6 +28,7 @@ pub(crate) mod merge;
 pub(crate) mod mma;
 pub(crate) mod parts;
 pub(crate) mod plan;
+pub(crate) mod tensors;
 #[cfg(test)]
 mod tests;
 pub(crate) mod workspace;

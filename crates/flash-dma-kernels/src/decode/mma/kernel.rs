@@ -1,14 +1,15 @@
 //! The tensor-core kernel of a decode step.
 
+use crate::args::Scaling;
 use crate::decode::mma::blueprint::DecodeMmaBlueprint;
 use crate::decode::mma::newcomers::attend_newcomers;
 use crate::decode::mma::rows::{StepRow, out_row, q_at};
 use crate::decode::mma::stream::{Held, NextTile, WarpStages, start_copies};
+use crate::decode::tensors::StepTensors;
 use crate::matrix::fragment::{pack, quad_max, quad_sum};
 use crate::matrix::logits::{LogitScale, exp_of, rescale_to};
 use crate::matrix::mma::product::{LanePlace, multiply};
 use crate::matrix::ptx::{any_lane, commit_copies, wait_copies};
-use crate::vectors::Chunk;
 use cubecl::prelude::*;
 
 /// How far the maximum of a row may rise above the reference of its probabilities before the row is rescaled, as in
@@ -22,12 +23,6 @@ const SLACK: f32 = 5.5;
 /// | buffer | layout |
 /// |---|---|
 /// | `q` | `[batch, q_heads, tokens, head_dim]`, strides at multiples of 2 elements |
-/// | `k`, `v` | the cache's, contiguous `[batch, kv_heads, window, head_dim]` or `[pages, kv_heads, page_len, head_dim]` |
-/// | `new_k`, `new_v` | `[batch, kv_heads, tokens, head_dim]`, strides and start at multiples of 16 bytes |
-/// | `score` | contiguous `[batch, kv_heads, window]` or `[pages, kv_heads, page_len]` |
-/// | `new_scores` | `[batch, kv_heads, tokens]`, last axis contiguous |
-/// | `places` | slots: the plan, contiguous `[batch * kv_heads, tokens]` of entries; pages: the table, contiguous `[batch, max_pages]` |
-/// | `lengths` | pages: `[batch]` |
 /// | `out` | contiguous `[parts, batch, q_heads, tokens, head_dim]`, overwritten |
 /// | `lse` | contiguous `[parts, batch, q_heads, tokens]`, overwritten |
 ///
@@ -35,56 +30,27 @@ const SLACK: f32 = 5.5;
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn decode_mma_kernel<E: Float>(
     q: &Tensor<Vector<E, Const<2>>>,
-    k: &Tensor<Chunk<E>>,
-    v: &Tensor<Chunk<E>>,
-    new_k: &Tensor<Chunk<E>>,
-    new_v: &Tensor<Chunk<E>>,
-    score: &[f32],
-    new_scores: &Tensor<f32>,
-    places: &[i32],
-    lengths: &[i32],
+    tensors: &StepTensors<E, Const<8>>,
     out: &mut [Vector<f32, Const<2>>],
     lse: &mut [f32],
-    scale: f32,
-    softcap: f32,
+    scaling: &Scaling,
     max_pages: u32,
     #[comptime] bp: DecodeMmaBlueprint,
     #[define(E)] _element: ElemType,
 ) {
-    let held = Held::of_cube::<E>(k, new_k, lengths, max_pages, bp.paged);
-    let group = q.shape(1) / new_k.shape(1);
-    let logit_scale = LogitScale::new(scale, softcap, bp.softcap);
+    let held = Held::of_cube::<E>(
+        &tensors.k,
+        &tensors.new_k,
+        &tensors.lengths,
+        max_pages,
+        bp.paged,
+    );
+    let group = q.shape(1) / tensors.new_k.shape(1);
+    let logit_scale = LogitScale::new(scaling.scale, scaling.softcap, bp.softcap);
     if CUBE_POS_Y == 0 {
-        attend_newcomers::<E>(
-            q,
-            k,
-            v,
-            new_k,
-            new_v,
-            score,
-            new_scores,
-            places,
-            &held,
-            group,
-            &logit_scale,
-            out,
-            lse,
-            bp,
-        );
+        attend_newcomers::<E>(q, tensors, &held, group, &logit_scale, out, lse, bp);
     } else {
-        attend_held::<E>(
-            q,
-            k,
-            v,
-            score,
-            places,
-            &held,
-            group,
-            &logit_scale,
-            out,
-            lse,
-            bp,
-        );
+        attend_held::<E>(q, tensors, &held, group, &logit_scale, out, lse, bp);
     }
 }
 
@@ -92,10 +58,7 @@ pub(crate) fn decode_mma_kernel<E: Float>(
 #[cube]
 fn attend_held<E: Float>(
     q: &Tensor<Vector<E, Const<2>>>,
-    k: &Tensor<Chunk<E>>,
-    v: &Tensor<Chunk<E>>,
-    score: &[f32],
-    places: &[i32],
+    tensors: &StepTensors<E, Const<8>>,
     held: &Held,
     group: usize,
     logit_scale: &LogitScale,
@@ -112,8 +75,15 @@ fn attend_held<E: Float>(
     let tiles = held.tiles_of(part + 1, parts, bp) - first_tile;
 
     let mut stages = WarpStages::<E>::new(bp);
-    let mut next = NextTile::new(held, places, bp);
-    next.read::<E>(k, score, places, held, first_tile, bp);
+    let mut next = NextTile::new(held, &tensors.places, bp);
+    next.read::<E>(
+        &tensors.k,
+        &tensors.score,
+        &tensors.places,
+        held,
+        first_tile,
+        bp,
+    );
 
     let size!(NA) = 4usize;
     let size!(NS) = comptime!(bp.key_tile / 2);
@@ -163,8 +133,24 @@ fn attend_held<E: Float>(
         }
         if turn < tiles {
             let stage = turn % comptime!(bp.stages);
-            start_copies::<E>(k, v, held, &next, first_tile + turn, stage, &mut stages, bp);
-            next.read::<E>(k, score, places, held, first_tile + turn + 1, bp);
+            start_copies::<E>(
+                &tensors.k,
+                &tensors.v,
+                held,
+                &next,
+                first_tile + turn,
+                stage,
+                &mut stages,
+                bp,
+            );
+            next.read::<E>(
+                &tensors.k,
+                &tensors.score,
+                &tensors.places,
+                held,
+                first_tile + turn + 1,
+                bp,
+            );
         }
         commit_copies();
 

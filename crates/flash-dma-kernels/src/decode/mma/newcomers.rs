@@ -4,6 +4,7 @@ use crate::decode::commit::{ENTRY, NONE};
 use crate::decode::mma::blueprint::{CHUNK, DecodeMmaBlueprint, ROWS};
 use crate::decode::mma::rows::{StepRow, out_row, q_at};
 use crate::decode::mma::stream::Held;
+use crate::decode::tensors::StepTensors;
 use crate::matrix::logits::{LogitScale, exp_of, rescale_to};
 use crate::matrix::ptx::shuffle_xor;
 use crate::vectors::Chunk;
@@ -16,13 +17,7 @@ use cubecl::prelude::*;
 #[cube]
 pub(crate) fn attend_newcomers<E: Float>(
     q: &Tensor<Vector<E, Const<2>>>,
-    k: &Tensor<Chunk<E>>,
-    v: &Tensor<Chunk<E>>,
-    new_k: &Tensor<Chunk<E>>,
-    new_v: &Tensor<Chunk<E>>,
-    score: &[f32],
-    new_scores: &Tensor<f32>,
-    places: &[i32],
+    tensors: &StepTensors<E, Const<8>>,
     held: &Held,
     group: usize,
     logit_scale: &LogitScale,
@@ -76,14 +71,15 @@ pub(crate) fn attend_newcomers<E: Float>(
         let mut slot = i32::new(0);
         let mut z = 0.0f32;
         if comptime!(bp.scored) && is_new {
-            z = new_scores
-                [held.batch * new_scores.stride(0) + held.head * new_scores.stride(1) + token];
+            z = tensors.new_scores[held.batch * tensors.new_scores.stride(0)
+                + held.head * tensors.new_scores.stride(1)
+                + token];
         }
         if comptime!(!bp.paged) {
-            slot = places[held.places + token * ENTRY];
+            slot = tensors.places[held.places + token * ENTRY];
             if is_new {
                 for other in token + 1..held.tokens {
-                    if end == held.tokens && places[held.places + other * ENTRY] == slot {
+                    if end == held.tokens && tensors.places[held.places + other * ENTRY] == slot {
                         end = other;
                     }
                 }
@@ -92,12 +88,12 @@ pub(crate) fn attend_newcomers<E: Float>(
                 first = 0;
                 end = token;
                 for other in 0..token {
-                    if places[held.places + other * ENTRY] == slot {
+                    if tensors.places[held.places + other * ENTRY] == slot {
                         end = 0;
                     }
                 }
                 if slot != comptime!(NONE) {
-                    z = score[held.slot_row(slot as usize)];
+                    z = tensors.score[held.slot_row(slot as usize)];
                 }
             }
             if slot == comptime!(NONE) {
@@ -108,13 +104,13 @@ pub(crate) fn attend_newcomers<E: Float>(
             end = first;
         }
         if first < end {
-            let mut from_k = (held.batch * new_k.stride(0)
-                + held.head * new_k.stride(1)
-                + token * new_k.stride(2))
+            let mut from_k = (held.batch * tensors.new_k.stride(0)
+                + held.head * tensors.new_k.stride(1)
+                + token * tensors.new_k.stride(2))
                 / CHUNK;
-            let mut from_v = (held.batch * new_v.stride(0)
-                + held.head * new_v.stride(1)
-                + token * new_v.stride(2))
+            let mut from_v = (held.batch * tensors.new_v.stride(0)
+                + held.head * tensors.new_v.stride(1)
+                + token * tensors.new_v.stride(2))
                 / CHUNK;
             if !is_new {
                 from_k = held.slot_row(slot as usize) * chunks;
@@ -125,8 +121,8 @@ pub(crate) fn attend_newcomers<E: Float>(
             #[unroll]
             for c in 0..own_chunks {
                 let chunk = min(lane + comptime!(c * lanes), comptime!(chunks - 1));
-                let key = chunk_of::<E>(k, new_k, from_k + chunk, is_new);
-                let value = chunk_of::<E>(v, new_v, from_v + chunk, is_new);
+                let key = chunk_of::<E>(&tensors.k, &tensors.new_k, from_k + chunk, is_new);
+                let value = chunk_of::<E>(&tensors.v, &tensors.new_v, from_v + chunk, is_new);
                 let mut part = 0.0f32;
                 #[unroll]
                 for e in 0..CHUNK {
