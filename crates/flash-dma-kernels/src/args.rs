@@ -59,3 +59,8 @@ pub(crate) struct Scaling {
     /// Not read without a softcap.
     pub softcap: f32,
 }
+
+/// The launch argument of a problem's scale and softcap.
+pub(crate) fn scaling(scale: f32, softcap: Option<f32>) -> ScalingLaunch {
+    ScalingLaunch::new(scale, softcap.unwrap_or(1.0))
+}

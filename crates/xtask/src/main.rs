@@ -30,11 +30,12 @@ Usage: cargo xtask <command>
                    does, for a driver that takes it.
   setup            Provide LLVM's libraries for CubeCL, a C++ compiler and Python. `test`, `codegen`
                    and `gpu-pack` do this first.
-  codegen [--bless] [PREFIX..]
+  codegen [--bless | --sources] [PREFIX..]
                    Generate every CUDA kernel variant, compile it with NVRTC and ptxas (no GPU needed)
                    and compare registers, spills, shared memory and tensor-core instructions with
-                   docs/codegen.tsv and docs/codegen-spills.tsv. --bless rewrites the former. With
-                   prefixes, only variants whose names begin so.
+                   docs/codegen.tsv and docs/codegen-spills.tsv. --bless rewrites the former.
+                   --sources compiles nothing and prints a hash of each variant's source. With prefixes,
+                   only variants whose names begin so.
   fuzz --engine NAME [--minutes M] [--problems N] [--seed S] [..]
                    Random problems on one engine (cpu, kernels-cpu, burn-flex, cuda, cuda-mma, cuda-wgmma,
                    cuda-portable, burn-cuda, wgpu, vulkan), every output compared with the oracle; one that fails

@@ -177,21 +177,27 @@ fn few_suffixes<E: Engine>() -> impl Iterator<Item = (Case, Vec<usize>)> {
     suffixes::<E>().into_iter().take(few::<E>())
 }
 
-fn a_suffix_of_queries_is_the_tail_of_the_pass<E: Engine>(engine: &E) {
-    for (case, suffixes) in suffixes::<E>() {
+/// Each case, as `change` makes it, and each of its suffixes.
+fn are_tails<E: Engine>(
+    engine: &E,
+    cases: impl IntoIterator<Item = (Case, Vec<usize>)>,
+    change: impl Fn(Case) -> Case,
+) {
+    for (case, suffixes) in cases {
+        let case = change(case);
         for suffix in suffixes {
             is_the_tail(engine, &case, suffix);
         }
     }
 }
 
+fn a_suffix_of_queries_is_the_tail_of_the_pass<E: Engine>(engine: &E) {
+    are_tails(engine, suffixes::<E>(), |case| case);
+}
+
 /// All queries stand at the last key, and select the same.
 fn a_suffix_of_queries_is_the_tail_of_full_attention<E: Engine>(engine: &E) {
-    for (case, suffixes) in few_suffixes::<E>() {
-        for suffix in suffixes {
-            is_the_tail(engine, &case.clone().full(), suffix);
-        }
-    }
+    are_tails(engine, few_suffixes::<E>(), Case::full);
 }
 
 fn a_suffix_of_queries_is_the_tail_of_longer_full_attention<E: Engine>(engine: &E) {
@@ -199,27 +205,15 @@ fn a_suffix_of_queries_is_the_tail_of_longer_full_attention<E: Engine>(engine: &
     if longer.len() == 0 {
         return skip::<E>("the longer passes");
     }
-    for (case, suffixes) in longer {
-        for suffix in suffixes {
-            is_the_tail(engine, &case.clone().full(), suffix);
-        }
-    }
+    are_tails(engine, longer, Case::full);
 }
 
 fn a_suffix_of_queries_is_the_tail_without_scores<E: Engine>(engine: &E) {
-    for (case, suffixes) in few_suffixes::<E>() {
-        for suffix in suffixes {
-            is_the_tail(engine, &case.clone().plain(), suffix);
-        }
-    }
+    are_tails(engine, few_suffixes::<E>(), Case::plain);
 }
 
 fn a_suffix_of_queries_is_the_tail_of_full_attention_without_scores<E: Engine>(engine: &E) {
-    for (case, suffixes) in few_suffixes::<E>() {
-        for suffix in suffixes {
-            is_the_tail(engine, &case.clone().plain().full(), suffix);
-        }
-    }
+    are_tails(engine, few_suffixes::<E>(), |case| case.plain().full());
 }
 
 /// Pieces that end at each of `cuts` and at the end, each with the keys up to its own end: their rows follow each

@@ -1,6 +1,6 @@
 //! Host side of the backward pass.
 
-use crate::args::{Gradients, Inputs, Saved, ScalingLaunch};
+use crate::args::{Gradients, Inputs, Saved, scaling};
 use crate::backward::blueprint::MmaBlueprints;
 use crate::backward::matrix;
 use crate::host::check::{
@@ -394,7 +394,7 @@ impl BackwardPass<'_> {
                             counts.into_tensor_arg(),
                         ),
                         grads.q.clone().into_tensor_arg(),
-                        ScalingLaunch::new(problem.scale, problem.softcap.unwrap_or(1.0)),
+                        scaling(problem.scale, problem.softcap),
                         slice.first_tile,
                         blueprint,
                         elem_type(problem.element),
@@ -453,7 +453,7 @@ impl BackwardPass<'_> {
                 grads.k.clone().into_tensor_arg(),
                 grads.v.clone().into_tensor_arg(),
                 grad_scores.into_tensor_arg(),
-                ScalingLaunch::new(problem.scale, problem.softcap.unwrap_or(1.0)),
+                scaling(problem.scale, problem.softcap),
                 blueprint,
                 elem_type(problem.element),
             );

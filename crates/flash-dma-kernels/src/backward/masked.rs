@@ -1,6 +1,6 @@
 //! Host side of the backward pass.
 
-use crate::args::{Saved, ScalingLaunch};
+use crate::args::{Saved, scaling};
 use crate::backward::bias::blueprint::BiasBlueprint;
 use crate::backward::bias::launch::BiasGradient;
 use crate::backward::blueprint::{DkdvBlueprint, MmaBlueprints};
@@ -413,10 +413,7 @@ macro_rules! launch {
                     bias.into_tensor_arg(),
                 ),
                 $($grad.clone().into_tensor_arg(),)*
-                ScalingLaunch::new(
-                    p.scale,
-                    p.softcap.unwrap_or(1.0),
-                ),
+                scaling(p.scale, p.softcap),
                 $($option,)*
                 $blueprint,
                 elem_type(p.element),

@@ -9,7 +9,6 @@ pub(crate) mod blueprint;
 pub(crate) mod delta;
 pub(crate) mod dkdv;
 pub(crate) mod dq;
-pub(crate) mod finite;
 pub(crate) mod launch;
 pub(crate) mod masked;
 pub(crate) mod matrix;

@@ -12,7 +12,6 @@ use crate::backward::dkdv::shared::keys::OwnKey;
 use crate::backward::dkdv::shared::mask::KeyMask;
 use crate::backward::dkdv::shared::queries::QueryRows;
 use crate::backward::dkdv::shared::sums::add_pair;
-use crate::backward::finite::pick;
 use crate::finite::is_finite;
 use crate::matrix::args::{KeySource, Operands};
 use crate::matrix::blueprint::MmaBlueprint;
@@ -22,7 +21,7 @@ use crate::matrix::query_tile::TileRow;
 use crate::matrix::repair::SlotKey;
 use crate::matrix::stages::RowAddress;
 use crate::matrix::tile_keys::TileKeys;
-use crate::vectors::Chunk;
+use crate::vectors::{Chunk, pick};
 use cubecl::prelude::*;
 
 /// Sets dQ of one row to NaN in the elements where a selected key is not finite: such a key's logit is not finite,

@@ -1,6 +1,6 @@
 //! Host side of a decode step.
 
-use crate::args::ScalingLaunch;
+use crate::args::scaling;
 use crate::decode::append::plan as plan_moves;
 use crate::decode::args::{Cache, Pages, Slots, Tokens};
 use crate::decode::finish::{Outputs, finish_pages, finish_slots};
@@ -431,7 +431,7 @@ impl Step {
                 ),
                 part_out.clone().$out(),
                 part_lse.clone().into_buffer_arg(),
-                ScalingLaunch::new(problem.scale, problem.softcap.unwrap_or(1.0)),
+                scaling(problem.scale, problem.softcap),
                 max_pages as u32,
                 $blueprint,
                 elem_type(element),

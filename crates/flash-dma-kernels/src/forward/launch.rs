@@ -1,6 +1,6 @@
 //! Host side of the forward pass.
 
-use crate::args::{Inputs, ScalingLaunch};
+use crate::args::{Inputs, scaling};
 use crate::forward::matrix;
 use crate::host::check::{
     Layout, address_type, check_device, check_tensor, elem_type, vector_size,
@@ -327,7 +327,7 @@ fn launch_portable(
                 ),
                 out.clone().into_tensor_arg(),
                 lse.clone().into_tensor_arg(),
-                ScalingLaunch::new(problem.scale, problem.softcap.unwrap_or(1.0)),
+                scaling(problem.scale, problem.softcap),
                 slice.first_tile,
                 blueprint,
                 elem_type(problem.element),

@@ -1,6 +1,6 @@
 //! Host side of the forward pass.
 
-use crate::args::ScalingLaunch;
+use crate::args::scaling;
 use crate::forward::matrix;
 use crate::host::check::{
     Layout, address_type, check_device, check_tensor, elem_type, vector_size,
@@ -253,7 +253,7 @@ fn launch_portable(
             ),
             out.clone().into_tensor_arg(),
             lse.clone().into_tensor_arg(),
-            ScalingLaunch::new(p.scale, p.softcap.unwrap_or(1.0)),
+            scaling(p.scale, p.softcap),
             blueprint,
             elem_type(p.element),
         );

@@ -1,6 +1,6 @@
 //! Host side of the tensor-core forward pass.
 
-use crate::args::{Inputs, ScalingLaunch};
+use crate::args::{Inputs, scaling};
 use crate::forward::merge::merge;
 use crate::forward::mma::forward_mma_kernel;
 use crate::forward::wgmma::forward_wgmma_kernel;
@@ -143,7 +143,7 @@ pub(crate) fn launch_slice(
                         counts.into_tensor_arg(),
                     ),
                     OutputsLaunch::new(out.clone().into_buffer_arg(), lse.clone().into_buffer_arg()),
-                    ScalingLaunch::new(problem.scale, problem.softcap.unwrap_or(1.0)),
+                    scaling(problem.scale, problem.softcap),
                     LaunchedTilesLaunch::new(slice.first_tile as u32, slice.tiles as u32),
                     $blueprint,
                     elem_type(problem.element),

@@ -118,7 +118,7 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
     let mask = MaskRows::new(&source.list, &source.counts, &cube, &keys, q_len, k_len, bp);
     let score_row = score_row(&source.scores, &cube, bp);
     let bias = PairBias::new(&source.scores, &cube, bp);
-    let logit_scale = LogitScale::new(scaling.scale, scaling.softcap, bp.softcap);
+    let logit_scale = LogitScale::new(scaling, bp.softcap);
 
     let mut acc = zeros::<NC>(chunks);
     let mut max0 = f32::new(f32::NEG_INFINITY);

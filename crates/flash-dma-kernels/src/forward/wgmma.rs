@@ -81,7 +81,7 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
     let mask = MaskRows::new(&source.list, &source.counts, &cube, &keys, q_len, k_len, bp);
     let score_row = score_row(&source.scores, &cube, bp);
     let bias = PairBias::new(&source.scores, &cube, bp);
-    let logit_scale = LogitScale::new(scaling.scale, scaling.softcap, bp.softcap);
+    let logit_scale = LogitScale::new(scaling, bp.softcap);
     let first_row = warp / 4 * comptime!(64 * bp.chunks());
     let own_queries = Panels::at::<E>(&queries[first_row..first_row + 1]);
     let k_panels = Panels::at::<E>(&stages.k[0..1]);

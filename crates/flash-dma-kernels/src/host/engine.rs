@@ -2,7 +2,7 @@
 
 use flash_dma_problem::{AttentionError, Problem};
 
-/// The matrix engine of a forward pass.
+/// The matrix engine of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Engine {

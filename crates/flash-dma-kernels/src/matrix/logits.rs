@@ -1,5 +1,6 @@
 //! Logits and their visibility.
 
+use crate::args::Scaling;
 use crate::math::{TANH_SERIES_BELOW, tanh_near_zero};
 use crate::matrix::args::KeySource;
 use crate::matrix::blueprint::MmaBlueprint;
@@ -28,16 +29,16 @@ pub(crate) struct LogitScale {
 
 #[cube]
 impl LogitScale {
-    pub(crate) fn new(scale: f32, softcap: f32, #[comptime] capped: bool) -> LogitScale {
-        let mut inner = scale;
+    pub(crate) fn new(scaling: &Scaling, #[comptime] capped: bool) -> LogitScale {
+        let mut inner = scaling.scale;
         let mut inverse = 1.0f32;
         if comptime!(capped) {
-            inner = scale / softcap;
-            inverse = 1.0f32 / softcap;
+            inner = scaling.scale / scaling.softcap;
+            inverse = 1.0f32 / scaling.softcap;
         }
         LogitScale {
             inner,
-            outer: softcap,
+            outer: scaling.softcap,
             inverse,
         }
     }

@@ -79,6 +79,11 @@ impl Pattern {
         self.bias() == Bias::HeadKey
     }
 
+    /// Whether keys have a score or a bias that the query heads of a group share.
+    pub(crate) fn has_shared_score(self) -> bool {
+        self.has_intervals() || self.bias() == Bias::Key
+    }
+
     /// Whether pairs of a query and a key carry a bias.
     pub(crate) fn has_pair_bias(self) -> bool {
         self.bias() == Bias::Pair

@@ -1,5 +1,6 @@
 //! The gradient of a bias of pairs on Hopper's tensor cores.
 
+use crate::args::Scaling;
 use crate::backward::bias::blueprint::BiasBlueprint;
 use crate::backward::bias::steps::{BiasStep, BiasSteps, Sizes};
 use crate::backward::bias::tiles::{BiasCopies, BiasTiles, row_stage};
@@ -55,8 +56,7 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
     bits: &[Vector<u32, Const<2>>],
     counts: &[u32],
     grad_bias: &mut [f32],
-    scale: f32,
-    softcap: f32,
+    scaling: &Scaling,
     boxes: &BiasBoxes<E>,
     launched: &BiasSizes,
     #[comptime] bp: BiasBlueprint,
@@ -89,7 +89,7 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
         &boxes.v_boxes,
     );
     let turns = Turns::new();
-    let logit_scale = LogitScale::new(scale, softcap, bp.softcap);
+    let logit_scale = LogitScale::new(scaling, bp.softcap);
     let bias_row = CUBE_POS_Z as usize;
     let pairs = PairBias::row(
         bias,

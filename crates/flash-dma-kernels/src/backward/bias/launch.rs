@@ -1,5 +1,6 @@
 //! Host side of the gradient of a bias of pairs on `wgmma`.
 
+use crate::args::scaling;
 use crate::backward::bias::blueprint::BiasBlueprint;
 use crate::backward::bias::kernel::{BiasBoxesLaunch, BiasSizesLaunch, bias_wgmma_kernel};
 use crate::backward::matrix::pass::MmaPass;
@@ -52,8 +53,7 @@ impl MmaPass<'_> {
                 bits.into_buffer_arg(),
                 counts.into_buffer_arg(),
                 grad.clone().into_buffer_arg(),
-                p.scale,
-                p.softcap.unwrap_or(1.0),
+                scaling(p.scale, p.softcap),
                 BiasBoxesLaunch::new(
                     boxes(q),
                     boxes(&self.saved.grad_out),

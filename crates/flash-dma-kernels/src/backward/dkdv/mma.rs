@@ -57,31 +57,10 @@ pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
     let (kv_heads, k_len) = (inputs.k.shape(1), inputs.k.shape(2));
     let group = q_heads / kv_heads;
 
-    let item = CUBE_POS_X as usize / grid.slots as usize;
-    let kv_row = item / grid.chunks as usize;
-    let (batch, kv_head) = (kv_row / kv_heads, kv_row % kv_heads);
-    let start = CUBE_POS_X as usize % grid.slots as usize * comptime!(bp.keys());
-    let chunk_first = (item % grid.chunks as usize * grid.chunk as usize) as i32;
-    let chunk_end = min(chunk_first + grid.chunk as i32, q_len as i32);
-    let mut count = k_len;
-    if comptime!(bp.pattern.has_intervals()) {
-        count = source.counts[item] as usize;
-    }
-    if start >= count {
-        terminate!();
-    }
+    let place = ChunkTile::of_cube(source, grid, kv_heads, q_len, k_len, bp);
+    let (batch, kv_head, kv_row) = (place.batch, place.kv_head, place.kv_row);
+    let (start, count, list_row) = (place.start, place.count, place.list_row);
 
-    let list_row = item * grid.capacity as usize + start;
-    let place = ChunkTile {
-        start,
-        count,
-        list_row,
-        kv_row,
-        q_len,
-        k_len,
-        chunk_first,
-        chunk_end,
-    };
     let mut tiles = Tiles::<E>::new(bp);
     if comptime!(!bp.pattern.is_planned()) && unit < comptime!(bp.keys()) {
         let own = own_key(unit, &place, source, 0usize, false, bp);
@@ -136,7 +115,7 @@ pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
     let size!(NS) = comptime!(bp.products().values());
     let size!(NO) = comptime!(bp.sums().values());
     let size!(NA) = comptime!(4 * bp.fragments);
-    let logit_scale = LogitScale::new(scaling.scale, scaling.softcap, bp.softcap);
+    let logit_scale = LogitScale::new(scaling, bp.softcap);
     let mut acc = Array::<Vector<f32, NO>>::new(comptime!(bp.head_dim / 32));
     #[unroll]
     for c in 0..comptime!(bp.head_dim / 32) {
@@ -197,11 +176,7 @@ pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
         for n in 0..comptime!(bp.fragments * 2) {
             let slot = slot_of(n, bp);
             key_scores[n] = 0.0f32;
-            if comptime!(
-                bp.pattern.has_intervals()
-                    || bp.pattern.has_key_bias() && !bp.pattern.has_head_bias()
-            ) && start + slot < count
-            {
+            if comptime!(bp.pattern.has_shared_score()) && start + slot < count {
                 key_scores[n] =
                     source.scores[score_row + key_of(&source.list, list_row, start, slot, bp)];
             }
@@ -265,8 +240,6 @@ pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
                 inputs,
                 source,
                 &place,
-                batch,
-                kv_head,
                 &rows,
                 &mask,
                 &logit_scale,
@@ -292,8 +265,6 @@ pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
                 inputs,
                 source,
                 &place,
-                batch,
-                kv_head,
                 &rows,
                 &mask,
                 &logit_scale,
@@ -302,9 +273,7 @@ pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
                 bp,
             );
         }
-        if comptime!(
-            bp.pattern.has_intervals() || bp.pattern.has_key_bias() && !bp.pattern.has_head_bias()
-        ) {
+        if comptime!(bp.pattern.has_shared_score()) {
             #[unroll]
             for n in 0..comptime!(bp.fragments * 2) {
                 let sum = quad_sum(score_sums[n]);

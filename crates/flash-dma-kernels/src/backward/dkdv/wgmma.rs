@@ -54,31 +54,10 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
     let (kv_heads, k_len) = (inputs.k.shape(1), inputs.k.shape(2));
     let group = q_heads / kv_heads;
 
-    let item = CUBE_POS_X as usize / grid.slots as usize;
-    let kv_row = item / grid.chunks as usize;
-    let (batch, kv_head) = (kv_row / kv_heads, kv_row % kv_heads);
-    let start = CUBE_POS_X as usize % grid.slots as usize * comptime!(bp.keys());
-    let chunk_first = (item % grid.chunks as usize * grid.chunk as usize) as i32;
-    let chunk_end = min(chunk_first + grid.chunk as i32, q_len as i32);
-    let mut count = k_len;
-    if comptime!(bp.pattern.has_intervals()) {
-        count = source.counts[item] as usize;
-    }
-    if start >= count {
-        terminate!();
-    }
+    let place = ChunkTile::of_cube(source, grid, kv_heads, q_len, k_len, bp);
+    let (batch, kv_head) = (place.batch, place.kv_head);
+    let (start, count, list_row) = (place.start, place.count, place.list_row);
 
-    let list_row = item * grid.capacity as usize + start;
-    let place = ChunkTile {
-        start,
-        count,
-        list_row,
-        kv_row,
-        q_len,
-        k_len,
-        chunk_first,
-        chunk_end,
-    };
     let mut tiles = Tiles::<E>::new(bp);
     if comptime!(!bp.pattern.is_planned()) && unit < comptime!(bp.keys()) {
         let own = own_key(unit, &place, source, 0usize, false, bp);
@@ -92,9 +71,7 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
         &place,
         source,
         score_row,
-        comptime!(
-            bp.pattern.has_intervals() || bp.pattern.has_key_bias() && !bp.pattern.has_head_bias()
-        ),
+        comptime!(bp.pattern.has_shared_score()),
         bp,
     );
     let mut key1 = own_key(
@@ -102,9 +79,7 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
         &place,
         source,
         score_row,
-        comptime!(
-            bp.pattern.has_intervals() || bp.pattern.has_key_bias() && !bp.pattern.has_head_bias()
-        ),
+        comptime!(bp.pattern.has_shared_score()),
         bp,
     );
     sync_cube();
@@ -146,7 +121,7 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
     }
 
     let rows = QueryRows::new::<E>(&inputs.q, &inputs.grad_out, batch, kv_head, group);
-    let logit_scale = LogitScale::new(scaling.scale, scaling.softcap, bp.softcap);
+    let logit_scale = LogitScale::new(scaling, bp.softcap);
     let mut dv = Vector::<f32, NO>::new(0.0f32);
     let mut dk = Vector::<f32, NO>::new(0.0f32);
     let mut weights = StepWeights::<NP> {

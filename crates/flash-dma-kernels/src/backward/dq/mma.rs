@@ -67,7 +67,7 @@ pub(crate) fn dq_mma_kernel<E: Float>(
     let k_rows = RowAddress::of::<E>(&operands.k, batch, kv_head);
     let v_rows = RowAddress::of::<E>(&operands.v, batch, kv_head);
     let score_row = score_row(&source.scores, &cube, tile_bp);
-    let logit_scale = LogitScale::new(scaling.scale, scaling.softcap, tile_bp.softcap);
+    let logit_scale = LogitScale::new(scaling, tile_bp.softcap);
 
     let full_tiles = keys.full / key_tile;
     let tiles = keys.total.div_ceil(key_tile);

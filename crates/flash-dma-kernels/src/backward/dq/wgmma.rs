@@ -94,7 +94,7 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
     let v_rows = RowAddress::of::<E>(&operands.v, batch, kv_head);
     let score_row = score_row(&source.scores, &cube, bp);
     let bias = PairBias::new(&source.scores, &cube, bp);
-    let logit_scale = LogitScale::new(scaling.scale, scaling.softcap, bp.softcap);
+    let logit_scale = LogitScale::new(scaling, bp.softcap);
     let own = warp / 4 * comptime!(64 * bp.chunks());
     let q_panels = Panels::at::<E>(&q_tile[own..own + 1]);
     let o_panels = Panels::at::<E>(&o_tile[own..own + 1]);

@@ -1,6 +1,6 @@
 //! The launches of the large tensor-core kernels, and of the row sums before them.
 
-use crate::args::{Saved, ScalingLaunch};
+use crate::args::{Saved, scaling};
 use crate::backward::blueprint::{DqBlueprint, MmaBlueprints};
 use crate::backward::delta::{CUBE_ROWS, delta_mma_kernel};
 use crate::backward::dkdv::mma::dkdv_mma_kernel;
@@ -170,7 +170,7 @@ impl<'a> MmaPass<'a> {
                             self.sums.delta.clone().into_buffer_arg(),
                         ),
                         grad_q.clone().into_buffer_arg(),
-                        ScalingLaunch::new(problem.scale, problem.softcap.unwrap_or(1.0)),
+                        scaling(problem.scale, problem.softcap),
                         $($maps,)*
                         LaunchedTilesLaunch::new(slice.first_tile as u32, slice.tiles as u32),
                         $($boxes,)?
@@ -242,7 +242,7 @@ impl<'a> MmaPass<'a> {
                         grad_v.into_buffer_arg(),
                         grad_scores.into_buffer_arg(),
                     ),
-                    ScalingLaunch::new(problem.scale, problem.softcap.unwrap_or(1.0)),
+                    scaling(problem.scale, problem.softcap),
                     $($boxes,)?
                     KeyGridLaunch::new(
                         blueprints.chunk as u32,

@@ -46,7 +46,7 @@ pub(crate) fn decode_mma_kernel<E: Float>(
         bp.paged,
     );
     let group = q.shape(1) / tensors.new_k.shape(1);
-    let logit_scale = LogitScale::new(scaling.scale, scaling.softcap, bp.softcap);
+    let logit_scale = LogitScale::new(scaling, bp.softcap);
     if CUBE_POS_Y == 0 {
         attend_newcomers::<E>(q, tensors, &held, group, &logit_scale, out, lse, bp);
     } else {

@@ -154,8 +154,6 @@ pub(crate) fn repair_keys<E: Float, O: Float>(
     inputs: &BackwardInputs<E>,
     source: &KeyTileSource,
     place: &ChunkTile,
-    batch: usize,
-    kv_head: usize,
     rows: &QueryRows,
     mask: &KeyMask,
     logit_scale: &LogitScale,
@@ -163,32 +161,18 @@ pub(crate) fn repair_keys<E: Float, O: Float>(
     #[comptime] first_role: bool,
     #[comptime] bp: DkdvBlueprint,
 ) {
-    let k_rows = RowAddress::of::<E>(&inputs.k, batch, kv_head);
-    let (kv_row, k_len) = (batch * inputs.k.shape(1) + kv_head, inputs.k.shape(2));
-    let place = ChunkTile {
-        start: place.start,
-        count: place.count,
-        list_row: place.list_row,
-        kv_row,
-        q_len: rows.len,
-        k_len,
-        chunk_first: place.chunk_first,
-        chunk_end: place.chunk_end,
-    };
-    let score_row = score_row(&source.scores, batch, kv_head, bp);
+    let k_rows = RowAddress::of::<E>(&inputs.k, place.batch, place.kv_head);
+    let score_row = score_row(&source.scores, place.batch, place.kv_head, bp);
     for n in 0..comptime!(bp.fragments * 2) {
         let slot = UNIT_POS_Y as usize % comptime!(bp.role_warps) * comptime!(bp.warp_keys())
             + n * 8
             + UNIT_POS_X as usize / 4;
         let own = own_key(
             slot,
-            &place,
+            place,
             source,
             score_row,
-            comptime!(
-                bp.pattern.has_intervals()
-                    || bp.pattern.has_key_bias() && !bp.pattern.has_head_bias()
-            ),
+            comptime!(bp.pattern.has_shared_score()),
             bp,
         );
         repair_key::<E, O>(

@@ -1,7 +1,7 @@
 //! The keys of a key tile, and the queries that attend to them.
 
 use crate::backward::blueprint::DkdvBlueprint;
-use crate::backward::dkdv::shared::args::KeyTileSource;
+use crate::backward::dkdv::shared::args::{KeyGrid, KeyTileSource};
 use crate::backward::dkdv::shared::mask::KeyMask;
 use crate::backward::dkdv::shared::queries::Range;
 use cubecl::prelude::*;
@@ -29,13 +29,54 @@ pub(crate) struct ChunkTile {
     pub count: usize,
     /// The tile's first entry in the list.
     pub list_row: usize,
-    /// The kv head, counted over all sequences.
+    /// The sequence, its kv head, and that head counted over all sequences.
+    pub batch: usize,
+    pub kv_head: usize,
     pub kv_row: usize,
     pub q_len: usize,
     pub k_len: usize,
     /// The chunk's queries.
     pub chunk_first: i32,
     pub chunk_end: i32,
+}
+
+#[cube]
+impl ChunkTile {
+    /// The key tile of this cube; ends the cube where the chunk has fewer tiles than others.
+    pub(crate) fn of_cube(
+        source: &KeyTileSource,
+        grid: &KeyGrid,
+        kv_heads: usize,
+        q_len: usize,
+        k_len: usize,
+        #[comptime] bp: DkdvBlueprint,
+    ) -> ChunkTile {
+        let item = CUBE_POS_X as usize / grid.slots as usize;
+        let kv_row = item / grid.chunks as usize;
+        let (batch, kv_head) = (kv_row / kv_heads, kv_row % kv_heads);
+        let start = CUBE_POS_X as usize % grid.slots as usize * comptime!(bp.keys());
+        let chunk_first = (item % grid.chunks as usize * grid.chunk as usize) as i32;
+        let chunk_end = min(chunk_first + grid.chunk as i32, q_len as i32);
+        let mut count = k_len;
+        if comptime!(bp.pattern.has_intervals()) {
+            count = source.counts[item] as usize;
+        }
+        if start >= count {
+            terminate!();
+        }
+        ChunkTile {
+            start,
+            count,
+            list_row: item * grid.capacity as usize + start,
+            batch,
+            kv_head,
+            kv_row,
+            q_len,
+            k_len,
+            chunk_first,
+            chunk_end,
+        }
+    }
 }
 
 #[cube]
