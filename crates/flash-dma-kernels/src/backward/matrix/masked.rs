@@ -58,7 +58,7 @@ pub(crate) fn launch_masked(
         counts,
         capacity: lists.capacity,
         chunks: 1,
-        slots: p.k_len.div_ceil(blueprints.dkdv.keys()),
+        tiles: p.k_len.div_ceil(blueprints.dkdv.keys()),
     };
     let grads = [grad_k.clone(), grad_v.clone(), grad_bias];
     pass.launch_dkdv(keys, grads, elem_type(p.element), blueprints);

@@ -32,7 +32,7 @@ pub(crate) struct MmaPass<'a> {
 }
 
 /// The keys of the dk/dv kernel: one list of `capacity` entries per cube and its counts, for `chunks` chunks of queries
-/// with `slots` key tiles each; arbitrary buffers without lists.
+/// with `tiles` key tiles each; arbitrary buffers without lists.
 pub(crate) struct KeyLists {
     pub scores: TensorBinding,
     pub intervals: TensorBinding,
@@ -40,7 +40,7 @@ pub(crate) struct KeyLists {
     pub counts: TensorBinding,
     pub capacity: usize,
     pub chunks: usize,
-    pub slots: usize,
+    pub tiles: usize,
 }
 
 /// The preprocessed data of every query row.
@@ -220,7 +220,7 @@ impl<'a> MmaPass<'a> {
         unsafe {
             $kernel::launch_unchecked(
                     client,
-                    CubeCount::Static((keys.slots * keys.chunks * rows) as u32, 1, 1),
+                    CubeCount::Static((keys.tiles * keys.chunks * rows) as u32, 1, 1),
                     blueprint.cube_dim(),
                     address,
                     BackwardInputsLaunch::new(
@@ -247,7 +247,7 @@ impl<'a> MmaPass<'a> {
                     KeyGridLaunch::new(
                         blueprints.chunk as u32,
                         keys.chunks as u32,
-                        keys.slots as u32,
+                        keys.tiles as u32,
                         keys.capacity as u32,
                     ),
                     $blueprint,
