@@ -1,7 +1,7 @@
 //! The portable kernel of a decode step: online softmax over the keys of a kv head.
 
 use crate::args::Scaling;
-use crate::decode::keys::{DecodeBlueprint, StepKeys};
+use crate::decode::keys::{DecodeBlueprint, KeyTile, StepKeys};
 use crate::decode::tensors::StepTensors;
 use crate::portable::memory::{Row4, load_vector, store_row};
 use crate::portable::softmax::OnlineSoftmax;
@@ -48,18 +48,24 @@ pub(crate) fn decode_kernel<F: Float, N: Size>(
     let first_row = CUBE_POS_Z as usize * outer_rows;
 
     let mut slots = Slots::new(false, tile);
-    let mut not_finite = Shared::<[u32]>::new_slice(2usize);
-    let mut key_scores = Shared::<[f32]>::new_slice(inner_rows);
+    let not_finite = Shared::<[u32]>::new_slice(2usize);
+    let key_scores = Shared::<[f32]>::new_slice(inner_rows);
     let mut q_rows =
         Shared::<[Row4]>::new_aligned_slice(comptime!(outer_rows * tile.row_stride()), 16usize);
-    let mut k_rows =
+    let k_rows =
         Shared::<[Row4]>::new_aligned_slice(comptime!(inner_rows * tile.row_stride()), 16usize);
-    let mut v_rows =
+    let v_rows =
         Shared::<[Row4]>::new_aligned_slice(comptime!(inner_rows * tile.row_stride()), 16usize);
+    let mut key_tile = KeyTile {
+        k: k_rows,
+        v: v_rows,
+        scores: key_scores,
+        not_finite,
+    };
     let mut softmax = OnlineSoftmax::new(tile);
     if UNIT_POS == 0 {
-        not_finite[0] = 0u32;
-        not_finite[1] = 0u32;
+        key_tile.not_finite[0] = 0u32;
+        key_tile.not_finite[1] = 0u32;
     }
     let mut row = UNIT_POS as usize;
     while row < outer_rows {
@@ -95,25 +101,22 @@ pub(crate) fn decode_kernel<F: Float, N: Size>(
             tensors,
             turn * inner_rows,
             total,
-            &mut k_rows,
-            &mut v_rows,
-            &mut key_scores,
             &mut slots,
-            &mut not_finite,
+            &mut key_tile,
             flag,
             bp,
         );
         sync_cube();
         if UNIT_POS == 0 {
-            not_finite[1 - flag] = 0u32;
+            key_tile.not_finite[1 - flag] = 0u32;
         }
         softmax.attend(
             &q_rows,
-            &k_rows,
-            &v_rows,
-            &key_scores,
+            &key_tile.k,
+            &key_tile.v,
+            &key_tile.scores,
             &slots,
-            &not_finite,
+            &key_tile.not_finite,
             flag,
             scaling.scale,
             scaling.softcap,

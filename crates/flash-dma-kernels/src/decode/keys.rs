@@ -17,6 +17,16 @@ pub(crate) struct DecodeBlueprint {
     pub paged: bool,
 }
 
+/// The rows of a tile of keys in shared memory.
+#[derive(CubeType)]
+pub(crate) struct KeyTile {
+    pub k: Shared<[Row4]>,
+    pub v: Shared<[Row4]>,
+    pub scores: Shared<[f32]>,
+    /// Two flags that take turns: 1 if some value of the tile is not finite.
+    pub not_finite: Shared<[u32]>,
+}
+
 /// The keys of one (sequence, kv head): `0..held` in the cache, then one for each new token. Times are those of the
 /// step's queries: query `t` is the one of token `t`.
 #[derive(CubeType, Clone, Copy)]
@@ -144,22 +154,19 @@ impl StepKeys {
     }
 
     /// Loads rows, scores and intervals of the keys `start..start + inner_rows`; keys at or past `stop` become zeros
-    /// that no query attends to. All units cooperate; the caller synchronises. `not_finite[flag]` is set to 1 if any
-    /// element is NaN or infinite.
+    /// that no query attends to. All units cooperate; the caller synchronises. `tile.not_finite[flag]` is set to 1 if
+    /// any value is NaN or infinite.
     pub(crate) fn load<F: Float, N: Size>(
         &self,
         tensors: &StepTensors<F, N>,
         start: usize,
         stop: usize,
-        k_rows: &mut Shared<[Row4]>,
-        v_rows: &mut Shared<[Row4]>,
-        key_scores: &mut Shared<[f32]>,
         slots: &mut Slots,
-        not_finite: &mut Shared<[u32]>,
+        tile: &mut KeyTile,
         flag: usize,
         #[comptime] bp: DecodeBlueprint,
     ) {
-        let (tile, paged) = comptime!((bp.tile, bp.paged));
+        let paged = comptime!(bp.paged);
         let rows = comptime!(bp.tile.inner_rows());
         let mut row = UNIT_POS as usize;
         while row < rows {
@@ -171,7 +178,7 @@ impl StepKeys {
                 if key >= self.held {
                     first = key - self.held;
                 }
-                if comptime!(tile.pattern.has_intervals()) {
+                if comptime!(bp.tile.pattern.has_intervals()) {
                     value = self.score(
                         &tensors.score,
                         &tensors.new_scores,
@@ -183,11 +190,11 @@ impl StepKeys {
                 end = self.end(&tensors.places, key, first, value, paged);
             }
             slots.set_key(row, first as i32, end as i32);
-            key_scores[row] = value;
-            row += comptime!(tile.units());
+            tile.scores[row] = value;
+            row += comptime!(bp.tile.units());
         }
 
-        let vectors = comptime!(tile.vectors());
+        let vectors = comptime!(bp.tile.vectors());
         let mut item = UNIT_POS as usize;
         while item < comptime!(bp.tile.inner_rows() * bp.tile.vectors()) {
             let (row, vector) = (item / vectors, item % vectors);
@@ -196,7 +203,7 @@ impl StepKeys {
             let mut own_v = Row4::new(0.0f32);
             if key < stop && vector < comptime!(bp.tile.head_dim / 4) {
                 if key < self.held {
-                    let at = self.cached(&tensors.places, key, paged) * comptime!(tile.head_dim);
+                    let at = self.cached(&tensors.places, key, paged) * comptime!(bp.tile.head_dim);
                     own_k = load_vector::<F, N>(&tensors.k, at, vector);
                     own_v = load_vector::<F, N>(&tensors.v, at, vector);
                 } else {
@@ -213,12 +220,12 @@ impl StepKeys {
                     );
                 }
                 if !is_finite4(own_v) {
-                    not_finite[flag] = 1u32;
+                    tile.not_finite[flag] = 1u32;
                 }
             }
-            k_rows[row * comptime!(bp.tile.row_stride()) + vector] = own_k;
-            v_rows[row * comptime!(bp.tile.row_stride()) + vector] = own_v;
-            item += comptime!(tile.units());
+            tile.k[row * comptime!(bp.tile.row_stride()) + vector] = own_k;
+            tile.v[row * comptime!(bp.tile.row_stride()) + vector] = own_v;
+            item += comptime!(bp.tile.units());
         }
     }
 }
