@@ -11,66 +11,10 @@ use crate::backward::dkdv::shared::keys::OwnKey;
 use crate::backward::dkdv::shared::pairs::Pairs;
 use crate::backward::dkdv::shared::sums::add_pair;
 use crate::finite::is_finite;
-use crate::matrix::args::{KeySource, Operands};
-use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::logits::exp_of;
-use crate::matrix::mask::MaskRows;
-use crate::matrix::query_tile::TileRow;
-use crate::matrix::repair::SlotKey;
 use crate::matrix::stages::RowAddress;
-use crate::matrix::tile_keys::TileKeys;
 use crate::vectors::pick;
 use cubecl::prelude::*;
-
-/// Sets dQ of one row to NaN in the elements where a selected key is not finite: such a key's logit is not finite,
-/// hence dS is zero or NaN. Looks at the keys from slot `from` on; `grad_row` is the row's index in `grad_q`.
-#[cube]
-pub(crate) fn mark_not_finite<E: Float, NQ: Size>(
-    operands: &Operands<E, NQ>,
-    source: &KeySource,
-    grad_q: &mut [Vector<E, Const<2>>],
-    row: &TileRow,
-    keys: &TileKeys,
-    k_rows: &RowAddress,
-    mask: &MaskRows,
-    interval_row: usize,
-    grad_row: usize,
-    from: usize,
-    q_len: usize,
-    k_len: usize,
-    #[comptime] bp: MmaBlueprint,
-) {
-    let chunks = comptime!(bp.chunks());
-    let quad = UNIT_POS_X as usize % 4;
-    for slot in from..keys.total {
-        let listed = SlotKey::new(
-            slot,
-            k_len as i32,
-            row,
-            keys,
-            source,
-            mask,
-            interval_row,
-            q_len,
-            bp,
-        );
-        let key = listed.key;
-        if listed.first <= row.position && row.position < listed.end {
-            for c in 0..chunks {
-                let pair = pick::<E>(operands.k[k_rows.base + key * k_rows.stride + c], quad);
-                let at = grad_row * comptime!(bp.head_dim / 2) + c * 4 + quad;
-                #[unroll]
-                for e in 0..2usize {
-                    if !is_finite(pair.extract(e)) {
-                        let mut values = grad_q[at];
-                        values.insert(e, E::cast_from(f32::new(f32::NAN)));
-                        grad_q[at] = values;
-                    }
-                }
-            }
-        }
-    }
-}
 
 /// A pair of a key and a query whose row of Q or dO is not finite.
 #[derive(CubeType, Clone, Copy)]

@@ -8,6 +8,7 @@ use crate::backward::dkdv::shared::args::{
     BackwardInputsLaunch, KeyGradientsLaunch, KeyGridLaunch, KeyTileSourceLaunch, QueryBoxesLaunch,
 };
 use crate::backward::dkdv::wgmma::dkdv_wgmma_kernel;
+use crate::backward::dq::key_boxes::KeyMapsLaunch;
 use crate::backward::dq::mma::dq_mma_kernel;
 use crate::backward::dq::wgmma::dq_wgmma_kernel;
 use crate::host::check::{address_type, elem_type};
@@ -144,7 +145,7 @@ impl<'a> MmaPass<'a> {
         let address = address_type(&typed, size).max(address_type(&words, 4));
         // One argument list, because both kernels take the same arguments.
         macro_rules! launch {
-    ($kernel:ident, $blueprint:expr $(, $maps:expr)* $(; $boxes:expr)?) => {
+    ($kernel:ident, $blueprint:expr $(, $maps:expr)?) => {
         // SAFETY: the buffers were checked to hold the shapes and strides that the kernels index by, and
         // the lists hold keys below `k_len` or blocks of the plan.
         unsafe {
@@ -171,9 +172,8 @@ impl<'a> MmaPass<'a> {
                         ),
                         grad_q.clone().into_buffer_arg(),
                         scaling(problem.scale, problem.softcap),
-                        $($maps,)*
+                        $($maps,)?
                         LaunchedTilesLaunch::new(slice.first_tile as u32, slice.tiles as u32),
-                        $($boxes,)?
                         $blueprint,
                         elem_type(problem.element),
             )
@@ -187,9 +187,11 @@ impl<'a> MmaPass<'a> {
                 let listed =
                     problem.has_scores || tile.pattern.is_planned() || tile.pattern.has_key_bias();
                 let boxes = !listed && takes_boxes(&k, size) && takes_boxes(&v, size);
-                let [k_boxes, v_boxes] = [&k, &v]
-                    .map(|rows| boxes.then(|| boxes_of(rows, problem.element, 1, tile.key_tile)));
-                launch!(dq_wgmma_kernel, tile, k_boxes.into(), v_boxes.into(); boxes)
+                let [k_boxes, v_boxes] = [&k, &v].map(|rows| {
+                    let boxes = boxes.then(|| boxes_of(rows, problem.element, 1, tile.key_tile));
+                    boxes.into()
+                });
+                launch!(dq_wgmma_kernel, tile, KeyMapsLaunch::new(k_boxes, v_boxes))
             }
         }
     }
