@@ -22,6 +22,7 @@ use crate::matrix::query_tile::{CubeTile, RowPair, TileRow, broadcast_row};
 use crate::matrix::stages::Stages;
 use crate::matrix::tile_keys::TileKeys;
 use crate::pattern::layout::KEY_BLOCK;
+use crate::pattern::mask::words::first_bits;
 use cubecl::prelude::*;
 
 /// Location of the bits of a cube's rows. Strides of 0 broadcast.
@@ -174,8 +175,8 @@ pub(crate) fn until(
 ) -> Vector<u32, Const<2>> {
     let end = row.position + 1 - (block * KEY_BLOCK) as i32;
     let mut seen = Vector::<u32, Const<2>>::new(0u32);
-    seen.insert(0usize, words.extract(0usize) & prefix(end));
-    seen.insert(1usize, words.extract(1usize) & prefix(end - 32));
+    seen.insert(0usize, words.extract(0usize) & first_bits(end));
+    seen.insert(1usize, words.extract(1usize) & first_bits(end - 32));
     seen
 }
 
@@ -265,18 +266,6 @@ pub(crate) fn is_set(seen: Vector<u32, Const<2>>, #[comptime] first: usize) -> b
     // Only the constant part of this lane's columns remains.
     let own = seen.extract(comptime!(first / 32)) >> (UNIT_POS_X % 4 * 2);
     own & comptime!(1u32 << (first % 32)) != 0u32
-}
-
-/// The lower `count` bits, of at most 32.
-#[cube]
-fn prefix(count: i32) -> u32 {
-    let shift = (32 - max(min(count, 32i32), 0i32)) as u32;
-    // A shift by 32 has no effect on some hardware.
-    select(
-        count <= 0,
-        0u32,
-        u32::new(comptime!(u32::MAX as i64)) >> min(shift, 31u32),
-    )
 }
 
 /// The logits of an accumulator (see [`tile_logits`](crate::matrix::logits::tile_logits)) with -inf where the two rows
