@@ -273,7 +273,9 @@ impl BackwardPass<'_> {
             &results,
             |slice| {
                 let Inputs { q, k, v, .. } = inputs.clone();
-                let [scores, intervals, list, counts] = slice.selection;
+                let [scores, intervals, list, counts] = slice
+                    .selection
+                    .unwrap_or_else(|| [(); 4].map(|()| q.clone()));
                 let typed = [&q, &k, &v, &self.saved.grad_out, &grads.q];
                 let words = [&scores, &intervals, &list, &counts, self.delta];
                 let (heads, batch) = (problem.q_heads as u32, problem.batch as u32);

@@ -209,7 +209,9 @@ fn launch_portable(
     let results = [out, lse];
     for_each_slice(client, problem, inputs, live, tiles, &results, |slice| {
         let Inputs { q, k, v, .. } = inputs.clone();
-        let [scores, intervals, list, counts] = slice.selection;
+        let [scores, intervals, list, counts] = slice
+            .selection
+            .unwrap_or_else(|| [(); 4].map(|()| q.clone()));
         let typed = [&q, &k, &v, out];
         let words = [&scores, &intervals, &list, &counts, lse];
         // SAFETY: every buffer was checked to hold the shape and strides that the kernel indexes by.

@@ -29,15 +29,9 @@ use cubecl::prelude::*;
 /// |---|---|
 /// | `operands.q` | `[batch, q_heads, q_len, head_dim]`, strides in steps of 2 elements |
 /// | `operands.k`, `operands.v` | `[batch, kv_heads, k_len, head_dim]`, strides and begin in steps of 16 bytes |
-/// | `source.scores` | `[batch, kv_heads, k_len]`, last axis contiguous |
-/// | `source.intervals` | contiguous `[batch, kv_heads, k_len]`, pairs of first and end |
-/// | `source.list`, `source.counts` | key lists of the launched tiles, see [`TileKeyLists`](crate::pattern::intervals::TileKeyLists) |
+/// | `source` | which keys, and what is added to their logits: [`KeySource`] |
 /// | `outputs.out` | contiguous `[batch, q_heads, q_len, head_dim]`, overwritten |
 /// | `outputs.lse` | contiguous `[batch, q_heads, q_len]`, overwritten |
-///
-/// Without `bp.pattern.has_intervals()` the scores, intervals, list and counts are never read; with
-/// `bp.pattern.is_planned()`, `bp.pattern.has_key_bias()` or `bp.pattern.has_pair_bias()` they have the meaning
-/// described in [`mask`](crate::matrix::mask).
 ///
 /// If `bp.split`, `CUBE_COUNT_Z` cubes share a tile. Each owns a part of its key tiles and writes the output
 /// and LSE of that part to `out[CUBE_POS_Z]` and `lse[CUBE_POS_Z]`, outputs as above with parts as a first

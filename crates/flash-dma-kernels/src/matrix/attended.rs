@@ -41,8 +41,8 @@ impl AttendedKeys {
         let k_rows = RowAddress::of::<E>(&operands.k, batch, head).starting_at(keys.begin);
         let v_rows = RowAddress::of::<E>(&operands.v, batch, head).starting_at(keys.begin);
         let mask = MaskRows::new(source, &own, &keys);
-        let score_row = score_row(&source.scores, &own);
-        let bias = PairBias::new(&source.scores, &own);
+        let score_row = score_row(source, &own);
+        let bias = PairBias::new(source, &own);
         let scale = LogitScale::new(scaling, own.bp.softcap);
         AttendedKeys {
             own,
@@ -66,7 +66,8 @@ impl AttendedKeys {
         let bp = comptime!(self.own.bp);
         let mut first = self.keys.begin + tile * comptime!(bp.key_tile);
         if comptime!(bp.pattern.is_planned()) {
-            first = source.list[self.keys.list + step_of(tile, bp)] as usize * KEY_BLOCK;
+            let plan = source.plan.as_ref().unwrap();
+            first = plan.list[self.keys.list + step_of(tile, bp)] as usize * KEY_BLOCK;
             if comptime!(bp.key_tile < KEY_BLOCK) {
                 first += tile * comptime!(bp.key_tile) % KEY_BLOCK;
             }

@@ -61,8 +61,12 @@ impl KeyCopies {
         let (k_first, v_first) = (k_rows.base + own.col, v_rows.base + own.col);
         let mut next = Array::<u32>::new(comptime!(bp.copies() + 1));
         let mut first = 0u64;
-        if comptime!(bp.pattern.has_intervals() || bp.pattern.is_planned()) {
-            first = global_address(&source.list[keys.list..keys.list + 1]);
+        if comptime!(bp.pattern.has_intervals()) {
+            let lists = source.intervals.as_ref().unwrap();
+            first = global_address(&lists.list[keys.list..keys.list + 1]);
+        } else if comptime!(bp.pattern.is_planned()) {
+            let plan = source.plan.as_ref().unwrap();
+            first = global_address(&plan.list[keys.list..keys.list + 1]);
         }
         #[unroll]
         for c in 0..comptime!(bp.copies() + 1) {
@@ -196,6 +200,8 @@ impl KeyCopies {
             }
         }
         if comptime!(bp.pattern.has_intervals()) {
+            let scores = source.bias.as_ref().unwrap();
+            let lists = source.intervals.as_ref().unwrap();
             let unit = UNIT_POS as usize;
             if unit < key_tile {
                 let place = stage * key_tile + unit;
@@ -203,20 +209,21 @@ impl KeyCopies {
                 let key = self.next[comptime!(bp.copies())] as usize;
                 let from = score_row + key;
                 copy_or_zero(
-                    &source.scores[from..from + 1],
+                    &scores[from..from + 1],
                     &mut stages.scores[place..place + 1],
                     there,
                     4u32,
                 );
                 let from = interval_row + key;
                 copy_or_zero(
-                    &source.intervals[from..from + 1],
+                    &lists.intervals[from..from + 1],
                     &mut stages.intervals[place..place + 1],
                     there,
                     8u32,
                 );
             }
         } else if comptime!(bp.pattern.has_key_bias()) {
+            let scores = source.bias.as_ref().unwrap();
             let unit = UNIT_POS as usize;
             if unit < key_tile {
                 let place = stage * key_tile + unit;
@@ -226,7 +233,7 @@ impl KeyCopies {
                 }
                 let from = score_row + key;
                 copy_or_zero(
-                    &source.scores[from..from + 1],
+                    &scores[from..from + 1],
                     &mut stages.scores[place..place + 1],
                     true,
                     4u32,

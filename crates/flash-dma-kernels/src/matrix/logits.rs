@@ -168,9 +168,8 @@ pub(crate) fn visible_logits<E: Float, N: Size>(
     let mut s = tile_logits::<E, N>(products, stages, tile, &attended.scale, bp);
     if comptime!(bp.pattern.has_pair_bias()) {
         let first = attended.first_key(source, tile);
-        s = attended
-            .bias
-            .add::<N>(&s, &source.scores, &attended.own, rows, first);
+        let scores = source.bias.as_ref().unwrap();
+        s = (attended.bias).add::<N>(&s, scores, &attended.own, rows, first);
     }
     if boundary {
         if comptime!(bp.pattern.is_planned()) {

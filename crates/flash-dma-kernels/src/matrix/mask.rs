@@ -1,8 +1,8 @@
 //! How the tensor-core kernels read a tile plan.
 //!
-//! With `bp.pattern.is_planned()` the arguments of the kernels mean:
+//! The arguments of a kernel with a plan, [`PlannedKeys`](crate::matrix::args::PlannedKeys):
 //!
-//! - `intervals`: the bits of the plan, a pair of words for a query and a key block.
+//! - `bits`: the bits of the plan, a pair of words for a query and a key block.
 //! - `counts`: [`TILE_LIST_HEADER`](crate::pattern::layout::TILE_LIST_HEADER) words, the key blocks and the queries of
 //!   the bits, 1 if a watched value is not finite, and where the gathered bits begin in a list; followed by
 //!   `[mask batch, mask heads, tiles, TILE_LIST_WORDS]`: the slots that all queries of a tile see, all its slots, 1 if
@@ -12,8 +12,7 @@
 //!   and, from the offset in the header on, the bits of these slots, `[steps of 64 slots, queries, 2]`, causal masking
 //!   included.
 //!
-//! With `bp.pattern.has_key_bias()` `scores` is a bias `[batch | 1, heads, 1, k_len]`, with
-//! `bp.pattern.has_pair_bias()` a bias of any other shape. A key tile is a step of 64 slots, or one of its halves.
+//! A key tile is a step of 64 slots, or one of its halves.
 
 use crate::matrix::args::KeySource;
 use crate::matrix::attended::AttendedKeys;
@@ -23,6 +22,7 @@ use crate::matrix::query_tile::{CubeTile, RowPair, TileRow, broadcast_row};
 use crate::matrix::stages::Stages;
 use crate::matrix::tile_keys::TileKeys;
 use crate::pattern::layout::KEY_BLOCK;
+use crate::pattern::mask::words::first_bits;
 use cubecl::prelude::*;
 
 /// Location of the bits of a cube's rows. Strides of 0 broadcast.
@@ -57,8 +57,9 @@ impl MaskRows {
             not_finite: true,
         };
         if comptime!(bp.pattern.is_planned()) {
-            let list = &source.list;
-            let counts = &source.counts;
+            let plan = source.plan.as_ref().unwrap();
+            let list = &plan.list;
+            let counts = &plan.counts;
             let (blocks, queries) = (counts[0] as usize, counts[1] as usize);
             let (batch, head) = broadcast_row(list, own);
             rows.base = (batch * list.shape(1) + head) * blocks * queries;
@@ -133,8 +134,9 @@ impl MaskRows {
         row: &TileRow,
         slot: usize,
     ) -> bool {
-        let bits = &source.intervals;
-        let list = &source.list;
+        let plan = source.plan.as_ref().unwrap();
+        let bits = &plan.bits;
+        let list = &plan.list;
         let step = slot / KEY_BLOCK;
         let mut seen = Vector::<u32, Const<2>>::new(0u32);
         if self.gathered {
@@ -173,8 +175,8 @@ pub(crate) fn until(
 ) -> Vector<u32, Const<2>> {
     let end = row.position + 1 - (block * KEY_BLOCK) as i32;
     let mut seen = Vector::<u32, Const<2>>::new(0u32);
-    seen.insert(0usize, words.extract(0usize) & prefix(end));
-    seen.insert(1usize, words.extract(1usize) & prefix(end - 32));
+    seen.insert(0usize, words.extract(0usize) & first_bits(end));
+    seen.insert(1usize, words.extract(1usize) & first_bits(end - 32));
     seen
 }
 
@@ -208,19 +210,20 @@ impl BitCopies {
             stages: 0u32,
         };
         if comptime!(bp.pattern.is_planned()) {
+            let plan = source.plan.as_ref().unwrap();
             let unit = UNIT_POS as usize;
             if mask.gathered {
                 let first = mask.list + unit * 2;
-                copies.first = global_address(&source.list[first..first + 1]);
+                copies.first = global_address(&plan.list[first..first + 1]);
                 copies.step = comptime!((bp.queries() * 8) as u32);
             } else {
                 // A row past the last query reads that query's bits, and writes nothing.
                 let query = min(mask.first_query + unit, attended.own.q_len - 1);
                 let first = mask.base + query * mask.query_step;
-                copies.first = global_address(&source.intervals[first..first + 1]);
+                copies.first = global_address(&plan.bits[first..first + 1]);
                 copies.step = mask.block_step as u32 * 8;
             }
-            copies.list = global_address(&source.list[keys.list..keys.list + 1]);
+            copies.list = global_address(&plan.list[keys.list..keys.list + 1]);
             copies.stages = shared_address(&stages.intervals[0..1]);
         }
         copies
@@ -263,18 +266,6 @@ pub(crate) fn is_set(seen: Vector<u32, Const<2>>, #[comptime] first: usize) -> b
     // Only the constant part of this lane's columns remains.
     let own = seen.extract(comptime!(first / 32)) >> (UNIT_POS_X % 4 * 2);
     own & comptime!(1u32 << (first % 32)) != 0u32
-}
-
-/// The lower `count` bits, of at most 32.
-#[cube]
-fn prefix(count: i32) -> u32 {
-    let shift = (32 - max(min(count, 32i32), 0i32)) as u32;
-    // A shift by 32 has no effect on some hardware.
-    select(
-        count <= 0,
-        0u32,
-        u32::new(comptime!(u32::MAX as i64)) >> min(shift, 31u32),
-    )
 }
 
 /// The logits of an accumulator (see [`tile_logits`](crate::matrix::logits::tile_logits)) with -inf where the two rows

@@ -1,5 +1,6 @@
 //! Biases that differ from query to query, or are the same for all keys: read from global memory when they are added.
 
+use crate::matrix::args::KeySource;
 use crate::matrix::query_tile::{CubeTile, RowPair, TileRow, broadcast};
 use cubecl::prelude::*;
 
@@ -14,15 +15,16 @@ pub(crate) struct PairBias {
 
 #[cube]
 impl PairBias {
-    /// The location in `scores`, a bias `[batch | 1, heads, q_len | 1, k_len | 1]` with any strides. Only read if
+    /// The location in the bias `[batch | 1, heads, q_len | 1, k_len | 1]` with any strides. Only read if
     /// `bp.pattern.has_pair_bias()`.
-    pub(crate) fn new(scores: &Tensor<f32>, own: &CubeTile) -> PairBias {
+    pub(crate) fn new(source: &KeySource, own: &CubeTile) -> PairBias {
         let mut bias = PairBias {
             base: 0usize,
             query_step: 0usize,
             key_step: 0usize,
         };
         if comptime!(own.bp.pattern.has_pair_bias()) {
+            let scores = source.bias.as_ref().unwrap();
             let (batch, head) = broadcast(scores.shape(0), scores.shape(1), own);
             let row = PairBias::row(scores, batch, head);
             bias.base = row.base;

@@ -62,8 +62,9 @@ impl CubeTile {
             bp,
         };
         if comptime!(bp.pattern.is_planned()) {
-            let turn = tile_counts(&source.list, &own, CUBE_POS_X as usize) + 3;
-            own.with_tile(source.counts[turn] as usize)
+            let plan = source.plan.as_ref().unwrap();
+            let turn = tile_counts(&plan.list, &own, CUBE_POS_X as usize) + 3;
+            own.with_tile(plan.counts[turn] as usize)
         } else {
             own
         }
@@ -260,15 +261,20 @@ pub(crate) fn broadcast(batches: usize, heads: usize, own: &CubeTile) -> (usize,
     (batch, own.first_head / (own.q_heads / heads))
 }
 
-/// Offset of the biases of a cube's keys in `scores`; without a bias, of the scores of its kv head.
+/// Offset of the scores or biases of a cube's keys, if keys have any.
 #[cube]
-pub(crate) fn score_row(scores: &Tensor<f32>, own: &CubeTile) -> usize {
+pub(crate) fn score_row(source: &KeySource, own: &CubeTile) -> usize {
     let mut batch = own.batch;
     let mut head = own.kv_head;
-    if comptime!(own.bp.pattern.has_key_bias()) {
-        (batch, head) = broadcast(scores.shape(0), scores.shape(1), own);
+    if comptime!(own.bp.pattern.has_intervals() || own.bp.pattern.has_key_bias()) {
+        let scores = source.bias.as_ref().unwrap();
+        if comptime!(own.bp.pattern.has_key_bias()) {
+            (batch, head) = broadcast(scores.shape(0), scores.shape(1), own);
+        }
+        batch * scores.stride(0) + head * scores.stride(1)
+    } else {
+        0usize.runtime()
     }
-    batch * scores.stride(0) + head * scores.stride(1)
 }
 
 /// Offset of the counts of tile `tile` of a cube's heads.

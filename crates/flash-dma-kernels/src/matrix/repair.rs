@@ -42,12 +42,14 @@ impl SlotKey {
         let mut first = slot as i32;
         let mut end = end;
         if comptime!(bp.pattern.has_intervals()) {
-            key = source.list[attended.keys.list + slot] as usize;
-            let interval = source.intervals[interval_row + key];
+            let lists = source.intervals.as_ref().unwrap();
+            key = lists.list[attended.keys.list + slot] as usize;
+            let interval = lists.intervals[interval_row + key];
             first = interval.extract(0usize) as i32;
             end = interval.extract(1usize) as i32;
         } else if comptime!(bp.pattern.is_planned()) {
-            key = listed_key(&source.list, &attended.keys, slot);
+            let plan = source.plan.as_ref().unwrap();
+            key = listed_key(&plan.list, &attended.keys, slot);
             // What it sees lies before the end of the keys, and of causal masking.
             first = i32::new(comptime!(i32::MIN as i64));
             if !attended.mask.sees(source, &attended.own, row, slot) {
@@ -134,10 +136,12 @@ fn logit<E: Float, NQ: Size>(
     }
     let mut z = 0.0f32;
     if comptime!(bp.pattern.has_intervals() || bp.pattern.has_key_bias()) {
-        z = source.scores[attended.score_row + key];
+        let scores = source.bias.as_ref().unwrap();
+        z = scores[attended.score_row + key];
     }
     if comptime!(bp.pattern.has_pair_bias()) {
-        z = attended.bias.of(&source.scores, row, key);
+        let scores = source.bias.as_ref().unwrap();
+        z = attended.bias.of(scores, row, key);
     }
     attended.scale.apply(product, z, bp.softcap)
 }

@@ -27,8 +27,6 @@ impl TileKeys {
     /// The keys of the tile that the cube owns.
     pub(crate) fn new(source: &KeySource, own: &CubeTile) -> TileKeys {
         let bp = comptime!(own.bp);
-        let list = &source.list;
-        let counts = &source.counts;
         // Without causal masking all tiles share one list.
         let mut place = 0usize;
         if comptime!(bp.causal) {
@@ -39,17 +37,20 @@ impl TileKeys {
         let mut total = own.k_len;
         let mut gathered = false;
         if comptime!(bp.pattern.has_intervals()) {
-            base = own.kv_row * list.stride(0) + place * list.stride(1);
-            let at = own.kv_row * counts.stride(0) + place * counts.stride(1);
-            full = counts[at] as usize;
-            total = counts[at + 1] as usize;
+            let lists = source.intervals.as_ref().unwrap();
+            base = own.kv_row * lists.list.stride(0) + place * lists.list.stride(1);
+            let at = own.kv_row * lists.counts.stride(0) + place * lists.counts.stride(1);
+            full = lists.counts[at] as usize;
+            total = lists.counts[at + 1] as usize;
         } else if comptime!(bp.pattern.is_planned()) {
+            let plan = source.plan.as_ref().unwrap();
+            let list = &plan.list;
             let (batch, head) = broadcast_row(list, own);
             base = batch * list.stride(0) + head * list.stride(1) + own.tile * list.stride(2);
             let at = tile_counts(list, own, own.tile);
-            full = counts[at] as usize;
-            total = counts[at + 1] as usize;
-            gathered = counts[at + 2] == 1u32;
+            full = plan.counts[at] as usize;
+            total = plan.counts[at + 1] as usize;
+            gathered = plan.counts[at + 2] == 1u32;
         } else if comptime!(bp.causal) {
             let first = own.tile * comptime!(bp.queries());
             let last = min(first + comptime!(bp.queries()), own.q_len);

@@ -26,14 +26,9 @@ use cubecl::prelude::*;
 /// |---|---|
 /// | `operands.q`, `grad_out` | `[batch, q_heads, q_len, head_dim]`, strides and begin in steps of 16 bytes |
 /// | `operands.k`, `operands.v` | `[batch, kv_heads, k_len, head_dim]`, strides and begin in steps of 16 bytes |
-/// | `source.scores` | `[batch, kv_heads, k_len]`, last axis contiguous |
-/// | `source.intervals` | contiguous `[batch, kv_heads, k_len]`, pairs of first and end |
-/// | `source.list`, `source.counts` | key lists of the launched tiles, see [`TileKeyLists`](crate::pattern::intervals::TileKeyLists) |
+/// | `source` | which keys, and what is added to their logits: [`KeySource`] |
 /// | `saved.lse`, `saved.delta` | contiguous `[batch, q_heads, q_len]` |
 /// | `grad_q` | contiguous `[batch, q_heads, q_len, head_dim]`, overwritten |
-///
-/// Without scores the scores, intervals, list and counts are never read; with a mask or a bias they have the meaning
-/// described in [`mask`](crate::matrix::mask).
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn dq_mma_kernel<E: Float>(
     operands: &Operands<E, Const<8>>,

@@ -36,8 +36,9 @@ impl<N: Size> TilePairs<N> {
         let mut bias = Vector::<f32, N>::new(0.0f32);
         if comptime!(bp.pattern.has_pair_bias()) {
             let first = attended.first_key(source, tile);
+            let scores = source.bias.as_ref().unwrap();
             bias = attended.bias.tile::<N>(
-                &source.scores,
+                scores,
                 &rows.upper,
                 &rows.lower,
                 first,

@@ -77,7 +77,7 @@ pub(crate) fn launch(
         &tiles,
         &results,
         |slice| {
-            pass.pass.launch_dq(slice, &grads.q, blueprints.dq);
+            pass.pass.launch_dq(slice.into(), &grads.q, blueprints.dq);
         },
     );
     pass.launch_dkdv(grads, blueprints);

@@ -14,9 +14,8 @@ use crate::backward::dq::wgmma::dq_wgmma_kernel;
 use crate::host::check::{address_type, elem_type};
 use crate::host::engine::Instruction;
 use crate::host::scratch::{bytes, scratch};
-use crate::matrix::args::{KeySourceLaunch, LaunchedTilesLaunch, OperandsLaunch, SavedRowsLaunch};
+use crate::matrix::args::{LaunchedTilesLaunch, OperandsLaunch, SavedRowsLaunch, TileLaunch};
 use crate::matrix::wgmma::boxes::{boxes_of, takes_boxes, word_boxes_of};
-use crate::pattern::intervals::slices::Slice;
 use cubecl::client::Client;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
@@ -132,16 +131,19 @@ impl<'a> MmaPass<'a> {
         self.sums.delta.clone()
     }
 
-    /// One launch of the dq kernel: its keys are those of `slice`, whose meaning with a mask or a bias is described in
-    /// [`mask`](crate::matrix::mask).
-    pub(crate) fn launch_dq(&self, slice: Slice, grad_q: &TensorBinding, blueprint: DqBlueprint) {
+    /// One launch of the dq kernel.
+    pub(crate) fn launch_dq(
+        &self,
+        tiles: TileLaunch,
+        grad_q: &TensorBinding,
+        blueprint: DqBlueprint,
+    ) {
         let (client, problem, tile) = (self.client, self.problem, blueprint.tile);
         let size = problem.element.size();
         let head_groups = (problem.batch * problem.q_heads / tile.heads) as u32;
         let [q, k, v] = self.rows.map(Clone::clone);
-        let [scores, intervals, list, counts] = slice.selection;
         let typed = [&q, &k, &v, &self.saved.grad_out, grad_q];
-        let words = [&scores, &intervals, &list, &counts, &self.sums.delta];
+        let words: Vec<_> = tiles.source.all().chain([&self.sums.delta]).collect();
         let address = address_type(&typed, size).max(address_type(&words, 4));
         // One argument list, because both kernels take the same arguments.
         macro_rules! launch {
@@ -151,7 +153,7 @@ impl<'a> MmaPass<'a> {
         unsafe {
             $kernel::launch_unchecked(
                         client,
-                        CubeCount::Static(slice.tiles as u32, head_groups, 1),
+                        CubeCount::Static(tiles.count as u32, head_groups, 1),
                         tile.cube_dim(),
                         address,
                         OperandsLaunch::new(
@@ -160,12 +162,7 @@ impl<'a> MmaPass<'a> {
                             v.into_tensor_arg(),
                         ),
                         self.saved.grad_out.clone().into_tensor_arg(),
-                        KeySourceLaunch::new(
-                            scores.into_tensor_arg(),
-                            intervals.into_buffer_arg(),
-                            list.into_tensor_arg(),
-                            counts.into_tensor_arg(),
-                        ),
+                        tiles.source.into_launch(),
                         SavedRowsLaunch::new(
                             self.saved.lse.clone().into_buffer_arg(),
                             self.sums.delta.clone().into_buffer_arg(),
@@ -173,7 +170,7 @@ impl<'a> MmaPass<'a> {
                         grad_q.clone().into_buffer_arg(),
                         scaling(problem.scale, problem.softcap),
                         $($maps,)?
-                        LaunchedTilesLaunch::new(slice.first_tile as u32, slice.tiles as u32),
+                        LaunchedTilesLaunch::new(tiles.first as u32, tiles.count as u32),
                         $blueprint,
                         elem_type(problem.element),
             )
