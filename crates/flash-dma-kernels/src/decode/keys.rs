@@ -4,8 +4,8 @@ use crate::decode::commit::{ENTRY, NONE};
 use crate::decode::tensors::StepTensors;
 use crate::finite::negative_infinity;
 use crate::portable::blueprint::Blueprint;
-use crate::portable::memory::{Row4, is_finite4, load_vector};
-use crate::portable::visibility::Slots;
+use crate::portable::intervals::KeyIntervals;
+use crate::portable::memory::{Broken, Row4, load_vector};
 use cubecl::prelude::*;
 
 /// Compile-time configuration of the portable kernel.
@@ -144,8 +144,7 @@ impl StepKeys {
     }
 
     /// Loads rows, scores and intervals of the keys `start..start + inner_rows`; keys at or past `stop` become zeros
-    /// that no query attends to. All units cooperate; the caller synchronises. `not_finite[flag]` is set to 1 if any
-    /// element is NaN or infinite.
+    /// that no query attends to. All units cooperate; the caller synchronises.
     pub(crate) fn load<F: Float, N: Size>(
         &self,
         tensors: &StepTensors<F, N>,
@@ -153,10 +152,8 @@ impl StepKeys {
         stop: usize,
         k_rows: &mut Shared<[Row4]>,
         v_rows: &mut Shared<[Row4]>,
-        key_scores: &mut Shared<[f32]>,
-        slots: &mut Slots,
-        not_finite: &mut Shared<[u32]>,
-        flag: usize,
+        intervals: &mut KeyIntervals,
+        broken: &mut Broken,
         #[comptime] bp: DecodeBlueprint,
     ) {
         let (tile, paged) = comptime!((bp.tile, bp.paged));
@@ -182,8 +179,7 @@ impl StepKeys {
                 }
                 end = self.end(&tensors.places, key, first, value, paged);
             }
-            slots.set_key(row, first as i32, end as i32);
-            key_scores[row] = value;
+            intervals.set_key(row, first as i32, end as i32, value);
             row += comptime!(tile.units());
         }
 
@@ -212,9 +208,7 @@ impl StepKeys {
                         vector,
                     );
                 }
-                if !is_finite4(own_v) {
-                    not_finite[flag] = 1u32;
-                }
+                broken.check(own_v);
             }
             k_rows[row * comptime!(bp.tile.row_stride()) + vector] = own_k;
             v_rows[row * comptime!(bp.tile.row_stride()) + vector] = own_v;

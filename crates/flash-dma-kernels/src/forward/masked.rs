@@ -1,25 +1,21 @@
 //! Host side of the forward pass.
 
-use crate::args::scaling;
 use crate::forward::matrix;
-use crate::host::check::{
-    Layout, address_type, check_device, check_tensor, elem_type, vector_size,
-};
+use crate::host::check::{Layout, check_device, check_tensor, elem_type};
 use crate::host::engine::Engine;
 use crate::host::fill::fill;
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::pattern::intervals::slices::Slice;
 use crate::pattern::kind::{Bias, Pattern};
 use crate::pattern::mask::args::MaskedInputs;
-use crate::pattern::mask::listed::{Words, listed_bytes};
-use crate::portable::args::{OperandsLaunch, PlanAndBiasLaunch};
+use crate::pattern::mask::listed::listed_bytes;
 use crate::portable::blueprint::{Blueprint, Pass};
-use crate::portable::masked::forward::forward_kernel;
+use crate::portable::launch::{KeyTensors, PortableLaunch};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::{AttentionError, MaskedProblem, TensorName};
 
-/// Buffers of [`forward_kernel`] and of the tensor-core kernels.
+/// The most buffers of any kernel.
 const BINDINGS: u32 = 9;
 
 /// Attention of every query over the keys it sees: writes `out` (`[batch, q_heads, q_len, head_dim]`, the
@@ -125,7 +121,7 @@ fn forward_with(
     let tiles = p.q_len.div_ceil(engine.queries());
     match engine {
         ForwardPlan::Portable(blueprint) => {
-            launch_portable(client, problem, inputs, &out, &lse, tiles, blueprint);
+            launch_portable(client, problem, &inputs, &out, &lse, tiles, blueprint);
         }
         ForwardPlan::Mma(blueprint) => {
             let selection = inputs.listed(client, problem, blueprint.queries(), &inputs.v);
@@ -221,41 +217,21 @@ impl ForwardPlan {
 fn launch_portable(
     client: &Client,
     problem: &MaskedProblem,
-    inputs: MaskedInputs,
+    inputs: &MaskedInputs,
     out: &TensorBinding,
     lse: &TensorBinding,
     tiles: usize,
     blueprint: Blueprint,
 ) {
-    let p = &problem.attention;
-    let size = p.element.size();
-    let Words { bits, counts, bias } = inputs.words();
-    let MaskedInputs { q, k, v, .. } = inputs;
-    let typed = [&q, &k, &v, out];
-    let words = [&bits, &counts, &bias, lse];
-    // SAFETY: every buffer was checked to hold the shape and strides that the kernel indexes by.
-    unsafe {
-        forward_kernel::launch_unchecked(
-            client,
-            CubeCount::Static(tiles as u32, p.q_heads as u32, p.batch as u32),
-            blueprint.cube_dim(),
-            address_type(&typed, size).max(address_type(&words, 4)),
-            vector_size(&typed, size),
-            OperandsLaunch::new(
-                q.into_tensor_arg(),
-                k.into_tensor_arg(),
-                v.into_tensor_arg(),
-            ),
-            PlanAndBiasLaunch::new(
-                bits.into_tensor_arg(),
-                counts.into_tensor_arg(),
-                bias.into_tensor_arg(),
-            ),
-            out.clone().into_tensor_arg(),
-            lse.clone().into_tensor_arg(),
-            scaling(p.scale, p.softcap),
-            blueprint,
-            elem_type(p.element),
-        );
-    }
+    let kernel = PortableLaunch {
+        client,
+        problem: &problem.attention,
+        q: &inputs.q,
+        k: &inputs.k,
+        v: &inputs.v,
+        keys: KeyTensors::of_mask(inputs.plan.as_ref()),
+        bias: inputs.bias.as_ref(),
+        blueprint,
+    };
+    kernel.forward(0, tiles, out, lse);
 }
