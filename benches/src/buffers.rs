@@ -4,9 +4,9 @@ use cubecl::client::Client;
 use cubecl::future::block_on;
 use cubecl::prelude::TensorBinding;
 use cubecl::server::Handle;
+use flash_dma_kernels::internals::{Tuning, forward_tuned, list_all};
 use flash_dma_kernels::{
-    Engine, Gradients, Inputs, Saved, Selection, Tuning, backward_engine, backward_on,
-    forward_engine, forward_tuned, list_all, select,
+    Engine, Gradients, Inputs, Outputs, Saved, Selection, backward, forward, select,
 };
 use flash_dma_problem::{ElementType, Problem, contiguous_strides};
 use flash_dma_reference::Rng;
@@ -136,10 +136,15 @@ impl Buffers {
             backward_engine: Engine::Portable,
             problem,
         };
+        let (inputs, saved) = (buffers.inputs(), buffers.saved());
         let buffers = Self {
-            engine: engine.unwrap_or_else(|| forward_engine(client, &problem, &buffers.inputs())),
+            engine: engine.unwrap_or_else(|| {
+                forward::plan(client, &problem, &inputs)
+                    .map_or(Engine::Portable, |plan| plan.engine())
+            }),
             backward_engine: backward.unwrap_or_else(|| {
-                backward_engine(client, &problem, &buffers.inputs(), &buffers.saved())
+                backward::plan(client, &problem, &inputs, &saved)
+                    .map_or(Engine::Portable, |plan| plan.engine())
             }),
             ..buffers
         };
@@ -214,10 +219,15 @@ impl Buffers {
     /// If the engine does not support the problem.
     pub fn forward(&self, client: &Client) {
         let (out, lse) = (self.out.binding(), self.lse.binding());
-        let (engine, tuning) = (self.engine, self.tuning);
-        let (problem, inputs) = (&self.problem, self.inputs());
-        forward_tuned(engine, tuning, client, problem, inputs, out, lse)
-            .expect("a problem that the engine serves");
+        forward_tuned(
+            self.engine,
+            self.tuning,
+            client,
+            &self.problem,
+            &self.inputs(),
+        )
+        .and_then(|plan| plan.run(Outputs { out, lse }))
+        .expect("a problem that the engine serves");
     }
 
     /// Launches the selection and the forward pass.
@@ -263,9 +273,9 @@ impl Buffers {
         let [q, k, v] = self.grads.each_ref().map(Tensor::binding);
         let scores = self.grad_scores.as_ref().map(Tensor::binding);
         let grads = Gradients { q, k, v, scores };
-        let engine = self.backward_engine;
         let (inputs, saved) = (self.inputs(), self.saved());
-        backward_on(engine, client, problem, inputs, saved, grads)
+        backward::plan_on(self.backward_engine, client, problem, &inputs, &saved)
+            .and_then(|plan| plan.run(grads))
             .expect("a problem that the engine serves");
     }
 }

@@ -3,9 +3,10 @@
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 use cubecl::server::{CopyDescriptor, Handle};
+use flash_dma_kernels::internals::{DecodeTuning, decode_tuned};
 use flash_dma_kernels::{
-    AppendProblem, Cache, CacheShape, DecodeProblem, DecodeTuning, Engine, Pages, Slots, Tokens,
-    append, append_pages, decode_engine, decode_tuned,
+    AppendProblem, Cache, CacheShape, DecodeProblem, Engine, Pages, Slots, StepInputs, StepOutputs,
+    Tokens, append, append_pages, decode,
 };
 use flash_dma_problem::{AttentionOptions, ElementType, contiguous_strides};
 use flash_dma_reference::Rng;
@@ -283,8 +284,8 @@ impl DecodeBuffers {
             out: Tensor::empty(client, &q, 2),
             lse: Tensor::empty(client, &q[..3], 4),
         };
-        let (query, tokens) = (buffers.q.binding(), buffers.new.tokens());
-        buffers.engine = decode_engine(client, &step, &query, &tokens);
+        buffers.engine = decode::plan(client, &step, &buffers.inputs())
+            .map_or(Engine::Portable, |plan| plan.engine());
         let mut held = 0;
         while held + chunk_len <= case.context {
             if let Some(scores) = &mut buffers.chunk.scores {
@@ -346,13 +347,22 @@ impl DecodeBuffers {
         self.step_on(self.engine, self.tuning, client);
     }
 
+    fn inputs(&self) -> StepInputs {
+        StepInputs {
+            q: self.q.binding(),
+            tokens: self.new.tokens(),
+        }
+    }
+
     fn step_on(&self, engine: Engine, tuning: DecodeTuning, client: &Client) {
-        let (q, cache, tokens) = (self.q.binding(), self.cache(), self.new.tokens());
-        let (out, lse) = (self.out.binding(), self.lse.binding());
-        decode_tuned(
-            engine, tuning, client, &self.step, q, cache, tokens, out, lse,
-        )
-        .expect("an engine that serves the case");
+        let outputs = StepOutputs {
+            cache: self.cache(),
+            out: self.out.binding(),
+            lse: self.lse.binding(),
+        };
+        decode_tuned(engine, tuning, client, &self.step, &self.inputs())
+            .and_then(|plan| plan.run(outputs))
+            .expect("an engine that serves the case");
     }
 
     /// Resets the pages to hold only the context.

@@ -1,12 +1,13 @@
 //! Sequences that the kernels decode, and their comparison with one pass over the whole sequence.
 
-use crate::engines::kernels::ran;
+use crate::engines::kernels::{planned, ran};
 use crate::engines::{Kernels, Pass, Target};
 use crate::{Layout, Raw};
 use cubecl::prelude::TensorBinding;
+use flash_dma_kernels::internals::{DecodeTuning, decode_tuned};
 use flash_dma_kernels::{
-    Cache, CacheShape, DecodeTuning, Engine, Pages, Slots, Tokens, append, append_pages,
-    chunk_keys, decode_engine, decode_tuned, forward, forward_engine, select,
+    Cache, CacheShape, Engine, Outputs, Pages, Slots, StepInputs, StepOutputs, Tokens, append,
+    append_pages, chunk_keys, decode, forward, select,
 };
 use flash_dma_problem::{AttentionError, AttentionOptions, ElementType, Problem};
 use flash_dma_reference::compare::{OUTPUT, compare, compare_lse};
@@ -310,18 +311,20 @@ impl<'a, T: Target> Held<'a, T> {
         let client = &self.kernels.client;
         let out = self.kernels.output(&q, s.element, 0);
         let lse = self.kernels.output(&q[..3], F32, 0);
-        let (o, l) = (out.binding(), lse.binding());
-        let choice = decode_engine(client, &problem, &query, &tokens);
+        let inputs = StepInputs { q: query, tokens };
+        let choice = planned(&decode::plan(client, &problem, &inputs));
         let engine = match T::ENGINE {
             Some(forced) if choice != Engine::Portable => forced,
             _ => choice,
         };
         ran(Pass::Decode, engine);
-        let cache = self.cache.clone();
-        let result = decode_tuned(
-            engine, s.tuning, client, &problem, query, cache, tokens, o, l,
-        );
-        match result {
+        let outputs = StepOutputs {
+            cache: self.cache.clone(),
+            out: out.binding(),
+            lse: lse.binding(),
+        };
+        let plan = decode_tuned(engine, s.tuning, client, &problem, &inputs);
+        match plan.and_then(|plan| plan.run(outputs)) {
             Ok(()) => {}
             // Sizes of the tensor-core kernel that this device or these pages do not support.
             Err(AttentionError::Unsupported { what }) => panic!("unsupported: {what} for {s:?}"),
@@ -373,8 +376,14 @@ impl<'a, T: Target> Held<'a, T> {
         };
         let out = kernels.output(&q, s.element, 0);
         let lse = kernels.output(&q[..3], F32, 0);
-        ran(Pass::Decode, forward_engine(client, &attention, &given));
-        forward(client, &attention, given, out.binding(), lse.binding()).expect("a good case");
+        let plan = forward::plan(client, &attention, &given);
+        ran(Pass::Decode, planned(&plan));
+        let outputs = Outputs {
+            out: out.binding(),
+            lse: lse.binding(),
+        };
+        plan.and_then(|plan| plan.run(outputs))
+            .expect("a good case");
         self.append(all, to);
         (kernels.read(&out), kernels.read(&lse))
     }

@@ -3,7 +3,7 @@
 
 use crate::engine::skip;
 use crate::engines::buffers::{Output, contiguous};
-use crate::engines::kernels::{Kernels, Target};
+use crate::engines::kernels::{Kernels, Target, planned};
 use cubecl::prelude::*;
 use flash_dma_kernels as engine;
 use flash_dma_problem::{ElementType, Problem, memory::Passes};
@@ -177,9 +177,14 @@ impl<T: Target> Kernels<T> {
 
         let out = self.unwritten(&rows, p.element);
         let lse = self.unwritten(&p.lse_shape(), ElementType::F32);
-        let kind = Self::forced(engine::forward_engine(client, p, &inputs));
-        let (given, to) = (inputs.clone(), (out.binding(), lse.binding()));
-        engine::forward_on(kind, client, p, given, to.0, to.1).expect("a forward pass");
+        let kind = Self::forced(planned(&engine::forward::plan(client, p, &inputs)));
+        let outputs = engine::Outputs {
+            out: out.binding(),
+            lse: lse.binding(),
+        };
+        engine::forward::plan_on(kind, client, p, &inputs)
+            .and_then(|plan| plan.run(outputs))
+            .expect("a forward pass");
         let saved = engine::Saved {
             out: out.binding(),
             lse: lse.binding(),
@@ -196,8 +201,10 @@ impl<T: Target> Kernels<T> {
             v: grad_v.binding(),
             scores: grad_scores.as_ref().map(Output::binding),
         };
-        let kind = Self::forced(engine::backward_engine(client, p, &inputs, &saved));
-        engine::backward_on(kind, client, p, inputs, saved, grads).expect("a backward pass");
+        let kind = Self::forced(planned(&engine::backward::plan(client, p, &inputs, &saved)));
+        engine::backward::plan_on(kind, client, p, &inputs, &saved)
+            .and_then(|plan| plan.run(grads))
+            .expect("a backward pass");
 
         let source = Source {
             problem: *p,

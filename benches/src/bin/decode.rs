@@ -14,7 +14,7 @@ use flash_dma_benches::buffers::{client, device_time, engine_name};
 use flash_dma_benches::decoding::{DECODINGS, DecodeBuffers, Decoding};
 use flash_dma_benches::rows::DecodeRow;
 use flash_dma_benches::stats::Millis;
-use flash_dma_kernels::DecodeTuning;
+use flash_dma_kernels::internals::DecodeTuning;
 use std::time::Instant;
 
 /// Times decode steps and appends of the CubeCL kernels.

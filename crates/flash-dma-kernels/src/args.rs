@@ -26,6 +26,15 @@ pub struct Inputs {
     pub selection: Option<Selection>,
 }
 
+/// The outputs of the forward pass.
+#[derive(Clone, Debug)]
+pub struct Outputs {
+    /// `[batch, q_heads, q_len, head_dim]`, the problem's element type.
+    pub out: TensorBinding,
+    /// `[batch, q_heads, q_len]`, f32: the natural logarithm of the sum of the exponentials of a query's logits.
+    pub lse: TensorBinding,
+}
+
 /// The results of the forward pass that the backward pass needs, and the incoming gradients.
 #[derive(Clone, Debug)]
 pub struct Saved {

@@ -2,18 +2,16 @@
 //! allocated.
 
 use crate::args::{Inputs, Saved, Selection};
-use crate::backward::workspace::backward_workspace;
-use crate::contiguous_strides;
-use crate::forward::launch::forward_workspace;
 use crate::select::select_workspace;
+use crate::{backward, contiguous_strides, forward};
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 use flash_dma_problem::memory::{self, Passes};
 use flash_dma_problem::{AttentionError, Problem};
 
 /// The bytes that the passes of a problem take on the device of `client`, all tensors contiguous and held at once: the
-/// [tensors](memory::tensor_bytes), and the greatest workspace of [`select_workspace`], [`forward_workspace`] and, with
-/// a backward pass, [`backward_workspace`]. The client's pool rounds the sizes of buffers up and may hold more.
+/// [tensors](memory::tensor_bytes), and the greatest workspace of [`select_workspace`], [`forward::plan`] and, with a
+/// backward pass, [`backward::plan`]. The client's pool rounds the sizes of buffers up and may hold more.
 ///
 /// # Errors
 ///
@@ -30,10 +28,12 @@ pub fn required_bytes(
     } else {
         0
     };
-    let mut workspace = selecting.max(forward_workspace(client, problem, &inputs)?);
+    let forward = forward::plan(client, problem, &inputs)?;
+    let mut workspace = selecting.max(forward.workspace_bytes());
     if passes == Passes::ForwardAndBackward {
         let saved = rows.saved(problem);
-        workspace = workspace.max(backward_workspace(client, problem, &inputs, &saved)?);
+        let backward = backward::plan(client, problem, &inputs, &saved)?;
+        workspace = workspace.max(backward.workspace_bytes());
     }
     let tensors = usize::try_from(memory::tensor_bytes(problem, passes)).unwrap_or(usize::MAX);
     Ok(tensors.saturating_add(workspace))

@@ -14,8 +14,8 @@ use check::Oracle;
 use cubecl::Device;
 use cubecl::client::Client;
 use flash_dma_kernels::{
-    AttentionError, AttentionOptions, ElementType, Gradients, Inputs, Problem, Saved, Selection,
-    backward, forward, select,
+    AttentionError, AttentionOptions, ElementType, Gradients, Inputs, Outputs, Problem, Saved,
+    Selection, backward, forward, select,
 };
 use std::error::Error;
 use std::process::ExitCode;
@@ -74,7 +74,8 @@ fn run(client: &Client, element: ElementType) -> Result<(), Box<dyn Error>> {
     })?;
     oracle.check_intervals(&download(client, intervals.clone(), Kind::U32))?;
 
-    // 2. Forward: `out`, and the LSE that the backward pass needs.
+    // 2. Forward: `out`, and the LSE that the backward pass needs. A plan is made of what is known before the launch:
+    // the engine and the memory that it needs.
     let inputs = Inputs {
         q: upload(client, &oracle.inputs.q, &problem.q_shape(), typed),
         k: upload(client, &oracle.inputs.k, &problem.kv_shape(), typed),
@@ -84,7 +85,8 @@ fn run(client: &Client, element: ElementType) -> Result<(), Box<dyn Error>> {
     let out = empty(client, &problem.q_shape(), typed);
     let lse = empty(client, &problem.lse_shape(), Kind::F32);
     timed(client, "forward", || {
-        forward(client, &problem, inputs.clone(), out.clone(), lse.clone())
+        let (out, lse) = (out.clone(), lse.clone());
+        forward::plan(client, &problem, &inputs)?.run(Outputs { out, lse })
     })?;
     oracle.check_forward(
         &download(client, out.clone(), typed),
@@ -107,8 +109,7 @@ fn run(client: &Client, element: ElementType) -> Result<(), Box<dyn Error>> {
         scores: Some(dscores.clone()),
     };
     timed(client, "backward", || {
-        let (inputs, saved, grads) = (inputs.clone(), saved.clone(), grads.clone());
-        backward(client, &problem, inputs, saved, grads)
+        backward::plan(client, &problem, &inputs, &saved)?.run(grads.clone())
     })?;
     oracle.check_backward([
         &download(client, grads.q, typed),

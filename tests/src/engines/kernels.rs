@@ -45,6 +45,11 @@ fn engine_of<T: Target>(choice: engine::Engine, p: &Problem) -> engine::Engine {
     }
 }
 
+/// The engine of a plan; of a refused one, the engine that supports everything.
+pub(crate) fn planned<O>(plan: &Result<engine::Plan<'_, O>, AttentionError>) -> engine::Engine {
+    (plan.as_ref()).map_or(engine::Engine::Portable, engine::Plan::engine)
+}
+
 /// Records which engine of the kernels runs a pass.
 pub(crate) fn ran(pass: Pass, engine: engine::Engine) {
     let name = match engine {
@@ -153,16 +158,19 @@ impl<T: Target> Kernels<T> {
         let out = self.output(&p.q_shape(), p.element, call.missing);
         let lse = self.output(&p.lse_shape(), ElementType::F32, call.missing);
         let inputs = self.inputs(call);
-        let (client, o, l) = (&self.client, out.binding(), lse.binding());
-        let choice = engine::forward_engine(client, p, &inputs);
+        let plan = engine::forward::plan(&self.client, p, &inputs);
+        let choice = planned(&plan);
         let serves = engine_of::<T>(choice, p);
         ran(Pass::Forward, serves);
-        let result = if serves == choice {
-            engine::forward(client, p, inputs, o, l)
-        } else {
-            engine::forward_on(serves, client, p, inputs, o, l)
+        let plan = match serves == choice {
+            true => plan,
+            false => engine::forward::plan_on(serves, &self.client, p, &inputs),
         };
-        match result {
+        let outputs = engine::Outputs {
+            out: out.binding(),
+            lse: lse.binding(),
+        };
+        match plan.and_then(|plan| plan.run(outputs)) {
             Ok(()) => Ok((out, lse)),
             Err(error) => Err(Refused {
                 error,
@@ -182,21 +190,24 @@ impl<T: Target> Kernels<T> {
         &self,
         call: &Call,
         engine: engine::Engine,
-        tuning: engine::Tuning,
+        tuning: engine::internals::Tuning,
     ) -> Result<Outputs, AttentionError> {
         let p = &call.problem;
         let out = self.output(&p.q_shape(), p.element, call.missing);
         let lse = self.output(&p.lse_shape(), ElementType::F32, call.missing);
         let (client, inputs) = (&self.client, self.inputs(call));
-        let (o, l) = (out.binding(), lse.binding());
-        engine::forward_tuned(engine, tuning, client, p, inputs, o, l)?;
+        let plan = engine::internals::forward_tuned(engine, tuning, client, p, &inputs)?;
+        plan.run(engine::Outputs {
+            out: out.binding(),
+            lse: lse.binding(),
+        })?;
         Ok(Outputs {
             out: self.read(&out),
             lse: self.read(&lse),
         })
     }
 
-    /// The products of `wgmma` by themselves, as [`products_alone`](engine::products_alone) returns them, of whole
+    /// The products of `wgmma` by themselves, as [`products_alone`](engine::internals::products_alone) returns them, of whole
     /// numbers.
     ///
     /// # Errors
@@ -219,7 +230,7 @@ impl<T: Target> Kernels<T> {
         let products = self.output(&[2, rows, rows], ElementType::F32, 0);
         let results = self.output(&[rows, columns], ElementType::F32, 0);
         let (p, r) = (products.binding(), results.binding());
-        engine::products_alone(&self.client, element, boxes, [a, b], sums, p, r)?;
+        engine::internals::products_alone(&self.client, element, boxes, [a, b], sums, p, r)?;
         Ok((self.read(&products), self.read(&results)))
     }
 }
@@ -317,15 +328,15 @@ impl<T: Target> Engine for Kernels<T> {
             v: v.binding(),
             scores: scores.as_ref().map(Output::binding),
         };
-        let choice = engine::backward_engine(client, p, &inputs, &saved);
+        let plan = engine::backward::plan(client, p, &inputs, &saved);
+        let choice = planned(&plan);
         let serves = engine_of::<T>(choice, p);
         ran(Pass::Backward, serves);
-        let result = if serves == choice {
-            engine::backward(client, p, inputs, saved, gradients)
-        } else {
-            engine::backward_on(serves, client, p, inputs, saved, gradients)
+        let plan = match serves == choice {
+            true => plan,
+            false => engine::backward::plan_on(serves, client, p, &inputs, &saved),
         };
-        if let Err(error) = result {
+        if let Err(error) = plan.and_then(|plan| plan.run(gradients)) {
             let all: Vec<&Output> = [&q, &k, &v].into_iter().chain(&scores).collect();
             return Err(Refused {
                 error,

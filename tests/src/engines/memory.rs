@@ -1,7 +1,8 @@
 //! The device memory that the kernels request, and the memory that they announce.
 
-use super::kernels::{Kernels, Target};
-use flash_dma_kernels::{self as engine, Engine as Kind, Peak};
+use super::kernels::{Kernels, Target, planned};
+use flash_dma_kernels::internals::{Peak, peak_of};
+use flash_dma_kernels::{self as engine, Engine as Kind};
 use flash_dma_problem::Problem;
 
 /// A call of the kernels.
@@ -54,7 +55,7 @@ impl<T: Target> Kernels<T> {
         );
         let mut all = Vec::new();
         let mut watch = |called, said, run: &dyn Fn()| {
-            let peak = engine::peak_of(client, run);
+            let peak = peak_of(client, run);
             all.push(Workspace { called, said, peak });
         };
         let selection = p.has_scores.then(|| engine::Selection {
@@ -81,17 +82,17 @@ impl<T: Target> Kernels<T> {
             v: grad_v,
             scores: p.has_scores.then_some(grad_scores),
         };
-        let kind = Self::forced(engine::forward_engine(client, p, &inputs));
-        let said = engine::forward_workspace_on(kind, client, p, &inputs).expect("a plan");
-        watch(Called::Forward, said, &|| {
-            let (inputs, out, lse) = (inputs.clone(), out.clone(), lse.clone());
-            engine::forward_on(kind, client, p, inputs, out, lse).expect("a forward pass");
+        let kind = Self::forced(planned(&engine::forward::plan(client, p, &inputs)));
+        let plan = || engine::forward::plan_on(kind, client, p, &inputs).expect("a plan");
+        watch(Called::Forward, plan().workspace_bytes(), &|| {
+            let (out, lse) = (out.clone(), lse.clone());
+            let result = plan().run(engine::Outputs { out, lse });
+            result.expect("a forward pass");
         });
-        let kind = Self::forced(engine::backward_engine(client, p, &inputs, &saved));
-        let said = engine::backward_workspace_on(kind, client, p, &inputs, &saved).expect("a plan");
-        watch(Called::Backward, said, &|| {
-            let (inputs, saved, grads) = (inputs.clone(), saved.clone(), grads.clone());
-            engine::backward_on(kind, client, p, inputs, saved, grads).expect("a backward pass");
+        let kind = Self::forced(planned(&engine::backward::plan(client, p, &inputs, &saved)));
+        let plan = || engine::backward::plan_on(kind, client, p, &inputs, &saved).expect("a plan");
+        watch(Called::Backward, plan().workspace_bytes(), &|| {
+            plan().run(grads.clone()).expect("a backward pass");
         });
         all
     }

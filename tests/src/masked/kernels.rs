@@ -3,9 +3,11 @@
 use super::{MaskedCall, MaskedEngine, MaskedGradients};
 use crate::engines::Pass;
 use crate::engines::buffers::{Output, binding, bytes_of, contiguous};
-use crate::engines::kernels::{Kernels, Target, ran};
+use crate::engines::kernels::{Kernels, Target, planned, ran};
 use crate::{Outputs, Refused};
-use flash_dma_kernels::{self as engine, MaskBits};
+use flash_dma_kernels::backward::Backward;
+use flash_dma_kernels::forward::Forward;
+use flash_dma_kernels::{self as engine, MaskBits, Plan};
 use flash_dma_problem::{AttentionError, ElementType};
 
 /// Whether the engine `mma` claims to support a call: elements of 16 bits, head dimensions that are multiples of 32,
@@ -106,23 +108,20 @@ impl<T: Target> Kernels<T> {
         }
     }
 
-    /// Runs a pass on the engine that this target forces. Calls that it does not and need not support run on the engine
-    /// that the kernels choose, `choice`.
-    fn on_engine(
+    /// Plans a pass on the engine that this target forces. Calls that it does not and need not support run on the engine
+    /// that the kernels choose.
+    fn on_engine<'a, O>(
         pass: Pass,
-        choice: engine::Engine,
         must_serve: bool,
-        run: impl Fn(Option<engine::Engine>) -> Result<(), AttentionError>,
-    ) -> Result<(), AttentionError> {
-        let (served, result) = match T::ENGINE.map(|engine| (engine, run(Some(engine)))) {
-            Some((_, Err(AttentionError::Unsupported { .. }))) if !must_serve => {
-                (choice, run(None))
-            }
+        plan: impl Fn(Option<engine::Engine>) -> Result<Plan<'a, O>, AttentionError>,
+    ) -> Result<Plan<'a, O>, AttentionError> {
+        let plan = match T::ENGINE.map(|engine| plan(Some(engine))) {
+            Some(Err(AttentionError::Unsupported { .. })) if !must_serve => plan(None),
             Some(forced) => forced,
-            None => (choice, run(None)),
+            None => plan(None),
         };
-        ran(pass, served);
-        result
+        ran(pass, planned(&plan));
+        plan
     }
 
     fn run_masked(
@@ -134,17 +133,15 @@ impl<T: Target> Kernels<T> {
         let (problem, p) = (&call.problem, &call.problem.attention);
         let out = self.output(&p.q_shape(), p.element, missing);
         let lse = self.output(&p.lse_shape(), ElementType::F32, missing);
-        let client = &self.client;
-        let choice = engine::masked_forward_engine(client, problem, &inputs);
+        let outputs = engine::Outputs {
+            out: out.binding(),
+            lse: lse.binding(),
+        };
         let must_serve = self.must_serve(call, false);
-        let result = Self::on_engine(Pass::MaskedForward, choice, must_serve, |forced| {
-            let (inputs, o, l) = (inputs.clone(), out.binding(), lse.binding());
-            match forced {
-                Some(forced) => engine::masked_forward_on(forced, client, problem, inputs, o, l),
-                None => engine::masked_forward(client, problem, inputs, o, l),
-            }
+        let plan = Self::on_engine(Pass::MaskedForward, must_serve, |forced| {
+            problem.plan_forward(&self.client, &inputs, forced)
         });
-        match result {
+        match plan.and_then(|plan| plan.run(outputs)) {
             Ok(()) => Ok([out, lse]),
             Err(error) => Err(Refused {
                 error,
@@ -197,19 +194,11 @@ impl<T: Target> MaskedEngine for Kernels<T> {
             v: v.binding(),
             bias: bias.as_ref().map(Output::binding),
         };
-        let client = &self.client;
-        let choice = engine::masked_backward_engine(client, problem, &inputs, &saved);
         let must_serve = self.must_serve(call, true);
-        let result = Self::on_engine(Pass::MaskedBackward, choice, must_serve, |forced| {
-            let (inputs, saved, grads) = (inputs.clone(), saved.clone(), grads.clone());
-            match forced {
-                Some(forced) => {
-                    engine::masked_backward_on(forced, client, problem, inputs, saved, grads)
-                }
-                None => engine::masked_backward(client, problem, inputs, saved, grads),
-            }
+        let plan = Self::on_engine(Pass::MaskedBackward, must_serve, |forced| {
+            problem.plan_backward(&self.client, &inputs, &saved, forced)
         });
-        if let Err(error) = result {
+        if let Err(error) = plan.and_then(|plan| plan.run(grads)) {
             let all: Vec<&Output> = [&q, &k, &v].into_iter().chain(&bias).collect();
             return Err(Refused {
                 error,

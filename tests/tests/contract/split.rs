@@ -1,7 +1,8 @@
 //! The forward pass with its keys in parts, on the engines that split them: the result of the whole, for any number of
 //! parts. Each test fixes that number, which the library otherwise chooses by the size of the problem and the device.
 
-use flash_dma_kernels::{Engine as Kind, Tuning};
+use flash_dma_kernels::Engine as Kind;
+use flash_dma_kernels::internals::Tuning;
 use flash_dma_problem::ElementType::{Bf16, F16};
 use flash_dma_problem::{AttentionError, ElementType};
 use flash_dma_reference::Inputs;

@@ -1,6 +1,6 @@
 //! Steps, chunks and live sets on every engine of the kernels, without Burn.
 
-use flash_dma_kernels::DecodeTuning;
+use flash_dma_kernels::internals::DecodeTuning;
 use flash_dma_problem::ElementType::{Bf16, F16, F32};
 use flash_dma_problem::{AttentionOptions, ElementType};
 use flash_dma_reference::generate::Scores;

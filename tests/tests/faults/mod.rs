@@ -77,13 +77,7 @@ fn a_wild_write_ends_the_context_and_nothing_is_returned_after_it() {
     assert!(client.read_one(good).is_err());
     let p = Case::new(9, 7).plain().problem();
     let [out, lse] = [&p.q_shape()[..], &p.lse_shape()].map(|s| client.empty(bytes_of(s)));
-    let result = engine::forward(
-        client,
-        &p,
-        inputs(client, &p),
-        contiguous(&out, &p.q_shape()),
-        contiguous(&lse, &p.lse_shape()),
-    );
+    let result = forward(client, &p, &inputs(client, &p), &out, &lse);
     assert!(result.is_err() || client.read_one(out).is_err());
     assert!(client.read_one(lse).is_err());
 }
@@ -177,13 +171,7 @@ fn memory_that_runs_out_in_a_forward_pass<T: Target>(kernels: &Kernels<T>) {
     let (client, p) = (kernels.client(), huge());
     let out = client.empty(bytes_of(&p.q_shape()));
     let lse = client.empty(bytes_of(&p.lse_shape()));
-    let result = engine::forward(
-        client,
-        &p,
-        inputs(client, &p),
-        contiguous(&out, &p.q_shape()),
-        contiguous(&lse, &p.lse_shape()),
-    );
+    let result = forward(client, &p, &inputs(client, &p), &out, &lse);
     assert_ran_out(client, "attention's forward pass", &result, &[&out, &lse]);
     Case::new(9, 7).check(kernels);
 }
@@ -206,7 +194,9 @@ fn memory_that_runs_out_in_a_backward_pass<T: Target>(kernels: &Kernels<T>) {
         v: contiguous(&grad_v, &p.kv_shape()),
         scores: None,
     };
-    let result = engine::backward(client, &p, inputs(client, &p), saved, gradients);
+    let inputs = inputs(client, &p);
+    let plan = engine::backward::plan(client, &p, &inputs, &saved);
+    let result = plan.and_then(|plan| plan.run(gradients));
     assert_ran_out(
         client,
         "attention's backward pass",
@@ -214,6 +204,19 @@ fn memory_that_runs_out_in_a_backward_pass<T: Target>(kernels: &Kernels<T>) {
         &[&grad_q, &grad_k, &grad_v],
     );
     Case::new(9, 7).check(kernels);
+}
+
+fn forward(
+    client: &cubecl::client::Client,
+    p: &Problem,
+    inputs: &Inputs,
+    out: &Handle,
+    lse: &Handle,
+) -> Result<(), AttentionError> {
+    engine::forward::plan(client, p, inputs)?.run(engine::Outputs {
+        out: contiguous(out, &p.q_shape()),
+        lse: contiguous(lse, &p.lse_shape()),
+    })
 }
 
 /// Attention over a q that `spoil` was to write.
@@ -225,16 +228,11 @@ fn attend_over<T: Target>(kernels: &Kernels<T>, spoil: impl FnOnce(&TensorBindin
     let q = contiguous(&client.create_from_slice(&[0; 4 * 64]), &shape);
     spoil(&q);
     let [out, lse] = [&p.q_shape()[..], &p.lse_shape()].map(|s| client.empty(bytes_of(s)));
-    let result = engine::forward(
-        client,
-        &p,
-        Inputs {
-            q,
-            ..inputs(client, &p)
-        },
-        contiguous(&out, &p.q_shape()),
-        contiguous(&lse, &p.lse_shape()),
-    );
+    let given = Inputs {
+        q,
+        ..inputs(client, &p)
+    };
+    let result = forward(client, &p, &given, &out, &lse);
     assert_eq!(result, Ok(()));
     assert_failed(client, "attention's forward pass", &[&out, &lse]);
     // Without a name given, the runtime names the kernel that it skipped.

@@ -2,7 +2,8 @@
 
 use cubecl::ir::{ElemType, FloatKind};
 use cubecl::prelude::*;
-use flash_dma_kernels::{Engine as Kind, Tuning};
+use flash_dma_kernels::Engine as Kind;
+use flash_dma_kernels::internals::Tuning;
 use flash_dma_problem::AttentionError;
 use flash_dma_problem::ElementType::{Bf16, F16};
 use flash_dma_reference::Rng;

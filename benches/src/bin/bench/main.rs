@@ -20,7 +20,8 @@ use flash_dma_benches::rows::{Phase, Row};
 use flash_dma_benches::spread::spread;
 use flash_dma_benches::stats::Millis;
 use flash_dma_benches::workloads::{WORKLOADS, Workload, find};
-use flash_dma_kernels::{Engine, Tuning};
+use flash_dma_kernels::Engine;
+use flash_dma_kernels::internals::Tuning;
 use std::time::Instant;
 
 /// Times selection, forward and backward of the CubeCL kernels.

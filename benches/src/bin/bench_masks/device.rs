@@ -5,11 +5,10 @@ use cubecl::client::Client;
 use cubecl::future::block_on;
 use cubecl::prelude::TensorBinding;
 use cubecl::server::{CopyDescriptor, Handle};
-use flash_dma_benches::buffers::device_time;
+use flash_dma_benches::buffers::{device_time, engine_name};
 use flash_dma_kernels::{
-    AttentionOptions, ElementType, Engine, MaskBits, MaskedGradients, MaskedInputs, MaskedProblem,
-    Saved, contiguous_strides, masked_backward, masked_backward_engine, masked_forward,
-    masked_forward_engine, plan, plan_ranges,
+    AttentionOptions, ElementType, MaskBits, MaskedGradients, MaskedInputs, MaskedProblem, Outputs,
+    Saved, backward, contiguous_strides, forward, plan, plan_ranges,
 };
 use flash_dma_reference::Rng;
 use half::bf16;
@@ -145,13 +144,9 @@ impl Calls {
 
     /// Each phase of the case with its engine.
     pub fn phases(&self, client: &Client) -> Vec<(&'static str, &'static str, Call)> {
-        let name = |engine| match engine {
-            Engine::Wgmma => "wgmma",
-            Engine::Mma => "mma",
-            _ => "portable",
-        };
         let (problem, inputs) = (&self.problem, &self.inputs);
-        let forward = name(masked_forward_engine(client, problem, inputs));
+        let forward = forward::plan(client, problem, inputs).expect("a valid call");
+        let backward = backward::plan(client, problem, inputs, &self.saved).expect("a valid call");
         let mut phases: Vec<(_, _, Call)> = Vec::new();
         if self.mask.is_some() {
             phases.push(("plan", "portable", Self::plan));
@@ -159,9 +154,8 @@ impl Calls {
         if self.ranges.is_some() {
             phases.push(("plan-ranges", "portable", Self::plan_ranges));
         }
-        phases.push(("forward", forward, Self::forward));
-        let backward = name(masked_backward_engine(client, problem, inputs, &self.saved));
-        phases.push(("backward", backward, Self::backward));
+        phases.push(("forward", engine_name(forward.engine()), Self::forward));
+        phases.push(("backward", engine_name(backward.engine()), Self::backward));
         phases
     }
 
@@ -211,12 +205,14 @@ impl Calls {
         let p = &self.problem.attention;
         let out = binding(&self.out, &p.q_shape());
         let lse = binding(&self.lse, &p.lse_shape());
-        masked_forward(client, &self.problem, self.inputs.clone(), out, lse).expect("a valid call");
+        forward::plan(client, &self.problem, &self.inputs)
+            .and_then(|plan| plan.run(Outputs { out, lse }))
+            .expect("a valid call");
     }
 
     fn backward(&self, client: &Client) {
-        let (inputs, saved) = (self.inputs.clone(), self.saved.clone());
-        masked_backward(client, &self.problem, inputs, saved, self.grads.clone())
+        backward::plan(client, &self.problem, &self.inputs, &self.saved)
+            .and_then(|plan| plan.run(self.grads.clone()))
             .expect("a valid call");
     }
 

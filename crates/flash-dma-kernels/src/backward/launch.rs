@@ -1,13 +1,12 @@
-//! Host side of the backward pass.
+//! Host side of the backward pass without a mask.
 
 use crate::args::{Gradients, Inputs, Saved};
 use crate::backward::blueprint::MmaBlueprints;
-use crate::backward::matrix;
-use crate::host::check::{
-    Layout, address_type, check_device, check_tensor, elem_type, rows_are_chunks, vector_size,
-};
-use crate::host::engine::Engine;
+use crate::backward::{Backward, matrix};
+use crate::host::check::{address_type, elem_type, rows_are_chunks, vector_size};
+use crate::host::engine::{Engine, Instruction};
 use crate::host::fill::fill;
+use crate::host::pass::{Config, ConfigOf, Pass, Plan, Rows};
 use crate::host::scratch::{bytes, one_unit_each, scratch};
 use crate::matrix::wgmma::boxes::takes_boxes;
 use crate::pattern::intervals::order::{OrderedKeys, by_death};
@@ -15,16 +14,16 @@ use crate::pattern::intervals::slices::{for_each_slice, slice_bytes};
 use crate::pattern::intervals::tiles::QueryTiles;
 use crate::pattern::intervals::{LiveKeys, live_keys};
 use crate::pattern::kind::{Bias, Pattern};
-use crate::portable::blueprint::{Blueprint, Pass};
+use crate::portable::blueprint::{self, Blueprint};
 use crate::portable::delta::delta_kernel;
 use crate::portable::launch::{KeyTensors, PortableLaunch, SavedTensors};
 use cubecl::client::Client;
-use cubecl::ir::HardwareProperties;
+use cubecl::ir::{DeviceProperties, HardwareProperties};
 use cubecl::prelude::*;
-use flash_dma_problem::{AttentionError, MaskedProblem, Problem, TensorName};
+use flash_dma_problem::{AttentionError, MaskedProblem, Problem};
 
 /// The most buffers of any kernel.
-const BINDINGS: u32 = 13;
+pub(crate) const BINDINGS: u32 = 13;
 
 /// Comptime configurations of the two large kernels.
 #[derive(Clone, Copy, Debug)]
@@ -39,8 +38,8 @@ impl Blueprints {
         hardware: &HardwareProperties,
     ) -> Result<Self, AttentionError> {
         Ok(Self {
-            dq: Blueprint::choose(Pass::GradQuery, problem, hardware)?,
-            dkdv: Blueprint::choose(Pass::GradKeyValue, problem, hardware)?,
+            dq: Blueprint::choose(blueprint::Pass::GradQuery, problem, hardware)?,
+            dkdv: Blueprint::choose(blueprint::Pass::GradKeyValue, problem, hardware)?,
         })
     }
 
@@ -57,6 +56,13 @@ impl Blueprints {
         })
     }
 
+    /// Cubes along each axis of both grids.
+    pub(crate) fn cubes(&self, problem: &Problem) -> [usize; 3] {
+        let tiles = problem.q_len.div_ceil(self.dq.outer_rows());
+        let key_tiles = problem.k_len.div_ceil(self.dkdv.outer_rows());
+        [tiles.max(key_tiles), problem.q_heads, problem.batch]
+    }
+
     /// The bytes of the buffers that [`launch_portable`] holds at once at most.
     pub(crate) fn workspace(&self, problem: &Problem) -> usize {
         let dkdv = OrderedKeys::bytes(problem);
@@ -65,155 +71,100 @@ impl Blueprints {
     }
 }
 
-/// The gradients of q, k, v and the scores, all contiguous and overwritten; exactly zero where no pair
-/// contributes. The selection is a constant: no gradient flows through it.
-///
-/// Runs asynchronously on the client's stream, on the engine of [`backward_engine`].
-///
-/// Memory besides the arguments is O(N): one f32 per query row, the key lists, and, on the tensor-core engines, f32
-/// sums of the gradients of k and v, `8 * batch * kv_heads * k_len * head_dim` bytes, unless there are no scores or the
-/// window covers all queries. Cubes add to these by atomics, in any order. If the problem requests determinism, cubes
-/// write their parts separately, which takes twice the memory, and a second kernel sums them in a fixed order.
-/// [`Engine::Portable`] is deterministic and has no sums.
-///
-/// # Errors
-///
-/// [`AttentionError`] if a tensor does not fit the problem, `selection` or the gradient of the scores is missing
-/// although the problem has scores or is given although it has none, the device lacks what the kernels need, or
-/// [`ENGINE_VARIABLE`](crate::host::engine::ENGINE_VARIABLE) names no engine. Nothing is launched in that case.
-pub fn backward(
-    client: &Client,
-    problem: &Problem,
-    inputs: Inputs,
-    saved: Saved,
-    grads: Gradients,
-) -> Result<(), AttentionError> {
-    let (_, plan) = Plan::choose(client, problem, &inputs, &saved)?;
-    backward_with(client, problem, inputs, saved, grads, plan)
+/// The backward pass of a problem without a mask.
+pub(crate) struct ScoredBackward<'a> {
+    pub problem: &'a Problem,
+    pub inputs: &'a Inputs,
+    pub saved: &'a Saved,
 }
 
-/// The engine that [`backward`] runs on: the first that supports the problem. [`Engine::Wgmma`] takes f16 and bf16 with
-/// a head dimension of 64 or 128 on sm_90, [`Engine::Mma`] head dimensions that are multiples of 32 on sm_80 and newer,
-/// both rows of `q`, `k`, `v`, `out` and `grad_out` that begin at multiples of 16 bytes (for [`Engine::Wgmma`], also
-/// without rows of `q` and `grad_out` repeated by a stride of 0); [`Engine::Portable`] everything. The environment
-/// variable [`ENGINE_VARIABLE`](crate::host::engine::ENGINE_VARIABLE) excludes engines.
-#[must_use]
-pub fn backward_engine(
-    client: &Client,
-    problem: &Problem,
-    inputs: &Inputs,
-    saved: &Saved,
-) -> Engine {
-    Plan::choose(client, problem, inputs, saved).map_or(Engine::Portable, |(engine, _)| engine)
-}
+impl Backward for Problem {
+    type Gradients = Gradients;
 
-/// [`backward`] on a given engine.
-///
-/// # Errors
-///
-/// As [`backward`], plus [`AttentionError::Unsupported`] if the engine does not support the problem.
-pub fn backward_on(
-    engine: Engine,
-    client: &Client,
-    problem: &Problem,
-    inputs: Inputs,
-    saved: Saved,
-    grads: Gradients,
-) -> Result<(), AttentionError> {
-    let plan = Plan::of(engine, client, problem, &inputs, &saved)?;
-    backward_with(client, problem, inputs, saved, grads, plan)
-}
-
-/// An engine and its comptime configuration.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Plan {
-    Portable(Blueprints),
-    Mma(MmaBlueprints),
-}
-
-impl Plan {
-    /// The first engine that supports the problem, by the rule of [`backward_engine`].
-    pub(crate) fn choose(
-        client: &Client,
-        problem: &Problem,
-        inputs: &Inputs,
-        saved: &Saved,
-    ) -> Result<(Engine, Self), AttentionError> {
-        Engine::first(|engine| Self::of(engine, client, problem, inputs, saved))
-    }
-
-    pub(crate) fn of(
-        engine: Engine,
-        client: &Client,
-        problem: &Problem,
-        inputs: &Inputs,
-        saved: &Saved,
-    ) -> Result<Self, AttentionError> {
-        let properties = client.properties();
-        let size = problem.element.size();
-        let chunks = || inputs.rows_are_chunks(size) && saved.rows_are_chunks(size);
-        let boxes = || saved.takes_boxes(&inputs.q, size);
-        let plan = match engine {
-            Engine::Portable => {
-                return Blueprints::choose(problem, &properties.hardware).map(Self::Portable);
-            }
-            Engine::Mma if chunks() => MmaBlueprints::choose(problem, properties).map(Self::Mma),
-            Engine::Wgmma if chunks() && boxes() => {
-                MmaBlueprints::choose_wgmma(problem, properties).map(Self::Mma)
-            }
-            _ => None,
+    fn plan_backward<'a>(
+        &'a self,
+        client: &'a Client,
+        inputs: &'a Inputs,
+        saved: &'a Saved,
+        engine: Option<Engine>,
+    ) -> Result<Plan<'a, Gradients>, AttentionError> {
+        let pass = ScoredBackward {
+            problem: self,
+            inputs,
+            saved,
         };
-        plan.ok_or_else(|| engine.refusal("the backward pass on ", problem))
-    }
-
-    /// Checks that the device has what the kernels need.
-    pub(crate) fn check(&self, client: &Client, problem: &Problem) -> Result<(), AttentionError> {
-        check_device(client, problem, BINDINGS, self.cubes(problem))
-    }
-
-    /// Cubes along each axis.
-    fn cubes(&self, problem: &Problem) -> [usize; 3] {
-        match self {
-            Self::Portable(blueprints) => {
-                let tiles = problem.q_len.div_ceil(blueprints.dq.outer_rows());
-                let key_tiles = problem.k_len.div_ceil(blueprints.dkdv.outer_rows());
-                [tiles.max(key_tiles), problem.q_heads, problem.batch]
-            }
-            Self::Mma(blueprints) => blueprints.cubes(problem),
-        }
+        Plan::new(client, engine, pass)
     }
 }
 
-/// [`backward`] with a given plan.
-pub(crate) fn backward_with(
-    client: &Client,
-    problem: &Problem,
-    inputs: Inputs,
-    saved: Saved,
-    grads: Gradients,
-    plan: Plan,
-) -> Result<(), AttentionError> {
-    inputs.check(problem)?;
-    saved.check(problem)?;
-    grads.check(problem)?;
-    plan.check(client, problem)?;
-    if problem.q_len == 0 || problem.k_len == 0 {
-        zero(client, problem, &grads);
-        fill(client, &grads.q, 0.0, elem_type(problem.element));
-        return Ok(());
+impl Pass for ScoredBackward<'_> {
+    type Outputs = Gradients;
+    type Portable = Blueprints;
+    type Matrix = MmaBlueprints;
+
+    const BINDINGS: u32 = BINDINGS;
+    const NAME: [&'static str; 2] = ["the backward pass on ", ""];
+
+    fn rows(&self) -> Rows {
+        self.problem.into()
     }
-    if problem.batch == 0 {
-        return Ok(());
+
+    fn portable(&self, hardware: &HardwareProperties) -> Result<Blueprints, AttentionError> {
+        Blueprints::choose(self.problem, hardware)
     }
-    match plan {
-        Plan::Portable(blueprints) => {
-            launch_portable(client, problem, &inputs, &saved, &grads, blueprints);
+
+    fn matrix(
+        &self,
+        instruction: Instruction,
+        properties: &DeviceProperties,
+    ) -> Result<Option<MmaBlueprints>, AttentionError> {
+        let (p, size) = (self.problem, self.problem.element.size());
+        if !self.inputs.rows_are_chunks(size) || !self.saved.rows_are_chunks(size) {
+            return Ok(None);
         }
-        Plan::Mma(blueprints) => {
-            matrix::launch::launch(client, problem, &inputs, &saved, &grads, blueprints);
+        Ok(match instruction {
+            Instruction::Mma => MmaBlueprints::choose(p, properties),
+            Instruction::Wgmma if !self.saved.takes_boxes(&self.inputs.q, size) => None,
+            Instruction::Wgmma => MmaBlueprints::choose_wgmma(p, properties),
+        })
+    }
+
+    fn cubes(&self, config: &ConfigOf<Self>) -> [usize; 3] {
+        match config {
+            Config::Portable(blueprints) => blueprints.cubes(self.problem),
+            Config::Matrix(blueprints) => blueprints.cubes(self.problem),
         }
     }
-    Ok(())
+
+    fn workspace_bytes(&self, config: &ConfigOf<Self>) -> usize {
+        match config {
+            Config::Portable(blueprints) => blueprints.workspace(self.problem),
+            Config::Matrix(blueprints) => blueprints.workspace(self.problem),
+        }
+    }
+
+    fn check(&self, grads: &Gradients) -> Result<(), AttentionError> {
+        self.inputs.check(self.problem)?;
+        self.saved.check(self.problem)?;
+        grads.check(self.problem)
+    }
+
+    fn launch_empty(&self, client: &Client, grads: Gradients) {
+        zero(client, self.problem, &grads);
+        fill(client, &grads.q, 0.0, elem_type(self.problem.element));
+    }
+
+    fn launch(&self, client: &Client, config: ConfigOf<Self>, grads: Gradients) {
+        let (problem, inputs, saved) = (self.problem, self.inputs, self.saved);
+        match config {
+            Config::Portable(blueprints) => {
+                launch_portable(client, problem, inputs, saved, &grads, blueprints);
+            }
+            Config::Matrix(blueprints) => {
+                matrix::launch::launch(client, problem, inputs, saved, &grads, blueprints);
+            }
+        }
+    }
 }
 
 fn launch_portable(
@@ -263,49 +214,6 @@ impl Saved {
     /// Whether the rows of dO and of `q` can be copied as boxes.
     pub(crate) fn takes_boxes(&self, q: &TensorBinding, size: usize) -> bool {
         takes_boxes(q, size) && takes_boxes(&self.grad_out, size)
-    }
-
-    pub(crate) fn check(&self, problem: &Problem) -> Result<(), AttentionError> {
-        let (size, rows, lse) = (
-            problem.element.size(),
-            problem.q_shape(),
-            problem.lse_shape(),
-        );
-        check_tensor(TensorName::Out, &self.out, &rows, size, Layout::Strided)?;
-        check_tensor(TensorName::Lse, &self.lse, &lse, 4, Layout::Contiguous)?;
-        check_tensor(
-            TensorName::GradOut,
-            &self.grad_out,
-            &rows,
-            size,
-            Layout::Strided,
-        )?;
-        match &self.grad_lse {
-            Some(grad) => check_tensor(TensorName::GradLse, grad, &lse, 4, Layout::Contiguous),
-            None => Ok(()),
-        }
-    }
-}
-
-impl Gradients {
-    fn check(&self, problem: &Problem) -> Result<(), AttentionError> {
-        let (size, kv, contiguous) = (
-            problem.element.size(),
-            problem.kv_shape(),
-            Layout::Contiguous,
-        );
-        let q = problem.q_shape();
-        check_tensor(TensorName::GradQuery, &self.q, &q, size, contiguous)?;
-        check_tensor(TensorName::GradKey, &self.k, &kv, size, contiguous)?;
-        check_tensor(TensorName::GradValue, &self.v, &kv, size, contiguous)?;
-        match &self.scores {
-            Some(scores) if problem.has_scores => {
-                let shape = problem.scores_shape();
-                check_tensor(TensorName::GradScores, scores, &shape, 4, contiguous)
-            }
-            None if !problem.has_scores => Ok(()),
-            _ => Err(AttentionError::ScoresGradient),
-        }
     }
 }
 

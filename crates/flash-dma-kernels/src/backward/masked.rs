@@ -1,15 +1,17 @@
-//! Host side of the backward pass.
+//! Host side of the backward pass under a mask and a bias.
 
 use crate::args::Saved;
+use crate::backward::Backward;
 use crate::backward::bias::blueprint::BiasBlueprint;
 use crate::backward::bias::launch::BiasGradient;
 use crate::backward::blueprint::{DkdvBlueprint, MmaBlueprints};
-use crate::backward::launch::{Blueprints, launch_delta};
+use crate::backward::launch::{BINDINGS, Blueprints, launch_delta};
 use crate::backward::matrix::masked::{MaskLists, launch_masked};
 use crate::backward::matrix::pass::row_sums_bytes;
-use crate::host::check::{check_device, elem_type};
+use crate::host::check::elem_type;
 use crate::host::engine::{Engine, Instruction};
 use crate::host::fill::fill;
+use crate::host::pass::{Config, ConfigOf, Pass, Plan, Rows};
 use crate::host::scratch::{bytes, scratch};
 use crate::matrix::wgmma::boxes::takes_boxes;
 use crate::pattern::mask::args::{MaskedGradients, MaskedInputs};
@@ -18,127 +20,50 @@ use crate::pattern::mask::query_lists::{QueryLists, lists_fit, query_lists, sum_
 use crate::portable::blueprint::Blueprint;
 use crate::portable::launch::{KeyTensors, PortableLaunch, SavedTensors, bias_cubes};
 use cubecl::client::Client;
+use cubecl::ir::{DeviceProperties, HardwareProperties};
 use cubecl::prelude::*;
 use flash_dma_problem::{AttentionError, MaskedProblem, Problem};
 
-/// The most buffers of any kernel.
-const BINDINGS: u32 = 13;
-
-/// The gradients of [`masked_forward`](crate::forward::masked::masked_forward), contiguous and overwritten; exactly
-/// zero where no pair contributes. The gradient of the bias is summed in f32 over every axis that it broadcasts, in a
-/// fixed order.
-///
-/// Runs asynchronously on the client's stream, on the engine of [`masked_backward_engine`]. Memory besides the
-/// arguments: a few f32 per query row; on the tensor cores also two lists of the active tiles of the mask, and four
-/// bytes per key for every head that has a bias.
-///
-/// # Errors
-///
-/// [`AttentionError`] if a tensor does not fit the problem, the device lacks what the kernels need, or
-/// [`ENGINE_VARIABLE`](crate::host::engine::ENGINE_VARIABLE) names no engine. Nothing is launched in that case.
-pub fn masked_backward(
-    client: &Client,
-    problem: &MaskedProblem,
-    inputs: MaskedInputs,
-    saved: Saved,
-    grads: MaskedGradients,
-) -> Result<(), AttentionError> {
-    let (_, plan) = BackwardPlan::choose(client, problem, &inputs, &saved)?;
-    backward_with(client, problem, inputs, saved, grads, plan)
+/// The backward pass of a problem with a mask and a bias.
+struct MaskedBackward<'a> {
+    problem: &'a MaskedProblem,
+    inputs: &'a MaskedInputs,
+    saved: &'a Saved,
 }
 
-/// The engine that [`masked_backward`] runs on: the first of [`Engine::Wgmma`], [`Engine::Mma`] and
-/// [`Engine::Portable`] that supports the problem. The tensor-core engines support what they support in the
-/// [forward](crate::forward::masked::masked_forward_engine) if `out` and `grad_out`, too, have rows that begin at
-/// multiples of 16 bytes: [`Engine::Wgmma`] where the head dimension is 64 or 128 and no rows of `q` and `grad_out` are
-/// repeated by a stride of 0, [`Engine::Mma`] where all queries share the bias, if the device has enough shared memory
-/// (99 KiB suffice for head dimensions up to 128). On [`Engine::Wgmma`] the portable kernel computes one gradient: the
-/// gradient of a bias that is the same for all keys, or of one with all queries and keys if `k` or `v` repeat rows by a
-/// stride of 0. [`ENGINE_VARIABLE`](crate::host::engine::ENGINE_VARIABLE) excludes engines.
-#[must_use]
-pub fn masked_backward_engine(
-    client: &Client,
-    problem: &MaskedProblem,
-    inputs: &MaskedInputs,
-    saved: &Saved,
-) -> Engine {
-    BackwardPlan::choose(client, problem, inputs, saved)
-        .map_or(Engine::Portable, |(engine, _)| engine)
-}
+impl Backward for MaskedProblem {
+    type Gradients = MaskedGradients;
 
-/// [`masked_backward`] on a given engine.
-///
-/// # Errors
-///
-/// As [`masked_backward`], plus [`AttentionError::Unsupported`] if the engine does not support the problem.
-pub fn masked_backward_on(
-    engine: Engine,
-    client: &Client,
-    problem: &MaskedProblem,
-    inputs: MaskedInputs,
-    saved: Saved,
-    grads: MaskedGradients,
-) -> Result<(), AttentionError> {
-    let plan = BackwardPlan::of(engine, client, problem, &inputs, &saved)?;
-    backward_with(client, problem, inputs, saved, grads, plan)
-}
-
-/// The bytes that [`masked_backward`] needs on the device besides its arguments, known before it is called: the peak
-/// total of the buffers that it holds at once, each at its requested size, whether or not the gradient of the bias is
-/// requested.
-///
-/// # Errors
-///
-/// As [`masked_backward`], but for the checks of the tensors' buffers: only the strides are used here.
-pub fn masked_backward_workspace(
-    client: &Client,
-    problem: &MaskedProblem,
-    inputs: &MaskedInputs,
-    saved: &Saved,
-) -> Result<usize, AttentionError> {
-    let (_, plan) = BackwardPlan::choose(client, problem, inputs, saved)?;
-    check_device(client, &problem.attention, BINDINGS, plan.cubes(problem))?;
-    Ok(plan.workspace(problem))
-}
-
-/// The bytes that [`masked_backward_on`] needs, as [`masked_backward_workspace`] counts them.
-///
-/// # Errors
-///
-/// As [`masked_backward_workspace`], plus [`AttentionError::Unsupported`] if the engine does not support the problem.
-pub fn masked_backward_workspace_on(
-    engine: Engine,
-    client: &Client,
-    problem: &MaskedProblem,
-    inputs: &MaskedInputs,
-    saved: &Saved,
-) -> Result<usize, AttentionError> {
-    let plan = BackwardPlan::of(engine, client, problem, inputs, saved)?;
-    check_device(client, &problem.attention, BINDINGS, plan.cubes(problem))?;
-    Ok(plan.workspace(problem))
-}
-
-/// An engine and its configurations.
-enum BackwardPlan {
-    Portable(Blueprints),
-    /// The second field computes the gradient of a bias that is not one of keys.
-    Mma(MmaBlueprints, Option<BiasPlan>),
+    fn plan_backward<'a>(
+        &'a self,
+        client: &'a Client,
+        inputs: &'a MaskedInputs,
+        saved: &'a Saved,
+        engine: Option<Engine>,
+    ) -> Result<Plan<'a, MaskedGradients>, AttentionError> {
+        let pass = MaskedBackward {
+            problem: self,
+            inputs,
+            saved,
+        };
+        Plan::new(client, engine, pass)
+    }
 }
 
 /// A kernel that computes only the gradient of a bias.
-enum BiasPlan {
+pub(crate) enum BiasPlan {
     Portable(Blueprints),
     Wgmma(BiasBlueprint),
 }
 
 impl BiasPlan {
     fn choose(
-        client: &Client,
+        properties: &DeviceProperties,
         problem: &MaskedProblem,
         inputs: &MaskedInputs,
     ) -> Result<Self, AttentionError> {
-        let (p, properties) = (&problem.attention, client.properties());
-        let boxed = [&inputs.k, &inputs.v].map(|rows| takes_boxes(rows, p.element.size()));
+        let size = problem.attention.element.size();
+        let boxed = [&inputs.k, &inputs.v].map(|rows| takes_boxes(rows, size));
         match BiasBlueprint::choose(problem, properties) {
             Some(blueprint) if boxed == [true; 2] => Ok(Self::Wgmma(blueprint)),
             _ => Blueprints::choose_masked(problem, &properties.hardware).map(Self::Portable),
@@ -155,28 +80,30 @@ impl BiasPlan {
     }
 }
 
-impl BackwardPlan {
-    fn choose(
-        client: &Client,
-        problem: &MaskedProblem,
-        inputs: &MaskedInputs,
-        saved: &Saved,
-    ) -> Result<(Engine, Self), AttentionError> {
-        Engine::first(|engine| Self::of(engine, client, problem, inputs, saved))
+impl Pass for MaskedBackward<'_> {
+    type Outputs = MaskedGradients;
+    type Portable = Blueprints;
+    /// The second computes the gradient of a bias that is not one of keys.
+    type Matrix = (MmaBlueprints, Option<BiasPlan>);
+
+    const BINDINGS: u32 = BINDINGS;
+    const NAME: [&'static str; 2] = ["gradients under masks and biases on ", ""];
+
+    fn rows(&self) -> Rows {
+        (&self.problem.attention).into()
     }
 
-    fn of(
-        engine: Engine,
-        client: &Client,
-        problem: &MaskedProblem,
-        inputs: &MaskedInputs,
-        saved: &Saved,
-    ) -> Result<Self, AttentionError> {
-        let (p, properties) = (&problem.attention, client.properties());
-        let size = p.element.size();
-        let Some(instruction) = engine.instruction() else {
-            return Blueprints::choose_masked(problem, &properties.hardware).map(Self::Portable);
-        };
+    fn portable(&self, hardware: &HardwareProperties) -> Result<Blueprints, AttentionError> {
+        Blueprints::choose_masked(self.problem, hardware)
+    }
+
+    fn matrix(
+        &self,
+        instruction: Instruction,
+        properties: &DeviceProperties,
+    ) -> Result<Option<Self::Matrix>, AttentionError> {
+        let (problem, inputs, saved) = (self.problem, self.inputs, self.saved);
+        let size = problem.attention.element.size();
         let served = inputs.rows_are_chunks(problem)
             && saved.rows_are_chunks(size)
             && (instruction == Instruction::Mma || saved.takes_boxes(&inputs.q, size));
@@ -184,19 +111,31 @@ impl BackwardPlan {
             .filter(|blueprints| served && lists_fit(problem, blueprints.dkdv.step_shape()))
             .map(|blueprints| {
                 let of_pairs = blueprints.dkdv.pattern.has_pair_bias();
-                let bias = of_pairs.then(|| BiasPlan::choose(client, problem, inputs));
-                bias.transpose().map(|bias| Self::Mma(blueprints, bias))
+                let bias = of_pairs.then(|| BiasPlan::choose(properties, problem, inputs));
+                bias.transpose().map(|bias| (blueprints, bias))
             })
-            .ok_or_else(|| engine.refusal("gradients under masks and biases on ", p))?
+            .transpose()
     }
 
-    /// The peak number of bytes in buffers that a pass holds at once.
-    fn workspace(&self, problem: &MaskedProblem) -> usize {
-        let p = &problem.attention;
-        if p.batch * p.q_len * p.k_len == 0 {
-            return 0;
-        }
-        let Self::Mma(blueprints, _) = self else {
+    fn cubes(&self, config: &ConfigOf<Self>) -> [usize; 3] {
+        let p = &self.problem.attention;
+        let (cubes, of_bias) = match config {
+            Config::Matrix((blueprints, bias)) => {
+                let of_bias = bias.as_ref().map(|bias| bias.cubes(self.problem));
+                (blueprints.cubes(p), of_bias)
+            }
+            Config::Portable(blueprints) => {
+                let of_bias = (self.problem.bias).map(|bias| bias_cubes(bias, blueprints.dkdv));
+                (blueprints.cubes(p), of_bias)
+            }
+        };
+        let of_bias = of_bias.unwrap_or([1; 3]);
+        [0, 1, 2].map(|axis| cubes[axis].max(of_bias[axis]))
+    }
+
+    fn workspace_bytes(&self, config: &ConfigOf<Self>) -> usize {
+        let (problem, p) = (self.problem, &self.problem.attention);
+        let Config::Matrix((blueprints, _)) = config else {
             return bytes(p.lse_shape());
         };
         let steps = match problem.plan {
@@ -208,82 +147,57 @@ impl BackwardPlan {
         steps + lists + making.max(sums)
     }
 
-    /// Cubes along each axis of the largest grids.
-    fn cubes(&self, problem: &MaskedProblem) -> [usize; 3] {
-        let p = &problem.attention;
-        match self {
-            Self::Mma(blueprints, bias) => {
-                let [x, y, z] = blueprints.cubes(p);
-                let [bias_x, bias_y, bias_z] =
-                    (bias.as_ref()).map_or([1; 3], |bias| bias.cubes(problem));
-                [x.max(bias_x), y.max(bias_y), z.max(bias_z)]
-            }
-            Self::Portable(Blueprints { dq, dkdv }) => {
-                let tiles = p.q_len.div_ceil(dq.outer_rows());
-                let key_tiles = p.k_len.div_ceil(dkdv.outer_rows());
-                let [x, y, z] = problem.bias.map_or([1; 3], |bias| bias_cubes(bias, *dkdv));
-                [
-                    tiles.max(key_tiles).max(x),
-                    p.q_heads.max(y),
-                    p.batch.max(z),
-                ]
-            }
-        }
+    fn check(&self, grads: &MaskedGradients) -> Result<(), AttentionError> {
+        self.inputs.check(self.problem)?;
+        self.saved.check(&self.problem.attention)?;
+        grads.check(self.problem)
     }
-}
 
-fn backward_with(
-    client: &Client,
-    problem: &MaskedProblem,
-    inputs: MaskedInputs,
-    saved: Saved,
-    grads: MaskedGradients,
-    plan: BackwardPlan,
-) -> Result<(), AttentionError> {
-    let p = &problem.attention;
-    inputs.check(problem)?;
-    saved.check(p)?;
-    grads.check(problem)?;
-    check_device(client, p, BINDINGS, plan.cubes(problem))?;
-    if p.batch * p.q_len * p.k_len == 0 {
-        let element = elem_type(p.element);
+    fn launch_empty(&self, client: &Client, grads: MaskedGradients) {
+        let element = elem_type(self.problem.attention.element);
         for grad in [&grads.q, &grads.k, &grads.v] {
             fill(client, grad, 0.0, element);
         }
         if let Some(bias) = &grads.bias {
             fill(client, bias, 0.0, f32::elem_type_native());
         }
-        return Ok(());
     }
-    let portable = |delta: TensorBinding, blueprints| PortablePass {
-        client,
-        problem,
-        inputs: &inputs,
-        saved: &saved,
-        grads: &grads,
-        delta,
-        blueprints,
-    };
-    match plan {
-        BackwardPlan::Portable(blueprints) => {
-            let pass = portable(launch_delta(client, p, &saved), blueprints);
-            pass.launch_rows();
-            pass.launch_bias();
-        }
-        BackwardPlan::Mma(blueprints, bias) => {
-            let of_pairs = match &bias {
-                Some(BiasPlan::Wgmma(blueprint)) => Some(*blueprint),
-                _ => None,
-            };
-            let delta = launch_mma(
-                client, problem, &inputs, &saved, &grads, blueprints, of_pairs,
-            );
-            if let Some(BiasPlan::Portable(blueprints)) = bias {
-                portable(delta, blueprints).launch_bias();
+
+    fn launch(&self, client: &Client, config: ConfigOf<Self>, grads: MaskedGradients) {
+        let &Self {
+            problem,
+            inputs,
+            saved,
+        } = self;
+        let portable = |delta: TensorBinding, blueprints| PortablePass {
+            client,
+            problem,
+            inputs,
+            saved,
+            grads: &grads,
+            delta,
+            blueprints,
+        };
+        match config {
+            Config::Portable(blueprints) => {
+                let delta = launch_delta(client, &problem.attention, saved);
+                let pass = portable(delta, blueprints);
+                pass.launch_rows();
+                pass.launch_bias();
+            }
+            Config::Matrix((blueprints, bias)) => {
+                let of_pairs = match &bias {
+                    Some(BiasPlan::Wgmma(blueprint)) => Some(*blueprint),
+                    _ => None,
+                };
+                let delta =
+                    launch_mma(client, problem, inputs, saved, &grads, blueprints, of_pairs);
+                if let Some(BiasPlan::Portable(blueprints)) = bias {
+                    portable(delta, blueprints).launch_bias();
+                }
             }
         }
     }
-    Ok(())
 }
 
 /// Returns the row sums.

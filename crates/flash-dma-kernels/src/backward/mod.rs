@@ -1,7 +1,7 @@
-//! The backward pass: row sums, then dq (query-outer) and dk, dv, dscores (key-outer), each recomputing
+//! The backward pass: [`plan`] chooses its engine, [`Plan::run`] launches it: row sums, then dq (query-outer) and dk, dv, dscores (key-outer), each recomputing
 //! the probabilities from the LSE.
 //!
-//! On tensor cores [`dq`] owns query tiles and streams the keys of their lists; [`dkdv`] owns key tiles within chunks
+//! On tensor cores `dq` owns query tiles and streams the keys of their lists; `dkdv` owns key tiles within chunks
 //! of queries and streams the queries. Neither needs atomics for dq.
 
 pub(crate) mod bias;
@@ -15,4 +15,80 @@ pub(crate) mod matrix;
 pub(crate) mod repair;
 #[cfg(test)]
 mod tests;
-pub(crate) mod workspace;
+
+use crate::args::Saved;
+use crate::forward::Forward;
+use crate::host::engine::Engine;
+use crate::host::pass::Plan;
+use cubecl::client::Client;
+use flash_dma_problem::AttentionError;
+
+/// Problems that have a backward pass: those that have a [forward](Forward) one.
+pub trait Backward: Forward {
+    /// Their gradients.
+    type Gradients;
+
+    /// [`plan_on`] a given engine, or [`plan`].
+    ///
+    /// # Errors
+    ///
+    /// As these.
+    fn plan_backward<'a>(
+        &'a self,
+        client: &'a Client,
+        inputs: &'a Self::Inputs,
+        saved: &'a Saved,
+        engine: Option<Engine>,
+    ) -> Result<Plan<'a, Self::Gradients>, AttentionError>;
+}
+
+/// The gradients of a [forward pass](crate::forward::plan), on the first engine that supports the problem and that
+/// [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE) does not exclude. The plan's [`run`](Plan::run) writes them, all
+/// contiguous and overwritten; exactly zero where no pair contributes. The selection is a constant: no gradient flows
+/// through it. The gradient of a bias is summed in f32 over every axis that it broadcasts, in a fixed order.
+///
+/// [`Engine::Wgmma`] takes f16 and bf16 with a head dimension of 64 or 128 on sm_90, [`Engine::Mma`] head dimensions
+/// that are multiples of 32 on sm_80 and newer, both rows of `q`, `k`, `v`, `out` and `grad_out` that begin at multiples
+/// of 16 bytes (for [`Engine::Wgmma`], also without rows of `q` and `grad_out` repeated by a stride of 0);
+/// [`Engine::Portable`] everything.
+///
+/// Under a mask and a bias the tensor-core engines also need what they need in the forward pass, and [`Engine::Mma`] a
+/// bias that all queries share and enough shared memory (99 KiB suffice for head dimensions up to 128). On
+/// [`Engine::Wgmma`] the portable kernel computes one gradient: the gradient of a bias that is the same for all keys, or
+/// of one with all queries and keys if `k` or `v` repeat rows by a stride of 0.
+///
+/// Memory besides the arguments is O(N): one or three f32 per query row, the key lists, and, on the tensor-core engines,
+/// f32 sums of the gradients of k and v, `8 * batch * kv_heads * k_len * head_dim` bytes, unless there are no scores or
+/// the window covers all queries. Cubes add to these by atomics, in any order. If the problem requests determinism,
+/// cubes write their parts separately, which takes twice the memory, and a second kernel sums them in a fixed order.
+/// [`Engine::Portable`] is deterministic and has no sums. Under a mask there are no sums either, but on the tensor cores
+/// two lists of the active tiles of the mask, and four bytes per key for every head that has a bias, whether or not its
+/// gradient is requested.
+///
+/// # Errors
+///
+/// [`AttentionError`] if the device lacks what the kernels need, or [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE) names
+/// no engine. Of the tensors only strides and offsets are used here; the plan checks the rest when it runs.
+pub fn plan<'a, P: Backward>(
+    client: &'a Client,
+    problem: &'a P,
+    inputs: &'a P::Inputs,
+    saved: &'a Saved,
+) -> Result<Plan<'a, P::Gradients>, AttentionError> {
+    problem.plan_backward(client, inputs, saved, None)
+}
+
+/// [`plan`] on a given engine.
+///
+/// # Errors
+///
+/// As [`plan`], plus [`AttentionError::Unsupported`] if the engine does not support the problem.
+pub fn plan_on<'a, P: Backward>(
+    engine: Engine,
+    client: &'a Client,
+    problem: &'a P,
+    inputs: &'a P::Inputs,
+    saved: &'a Saved,
+) -> Result<Plan<'a, P::Gradients>, AttentionError> {
+    problem.plan_backward(client, inputs, saved, Some(engine))
+}

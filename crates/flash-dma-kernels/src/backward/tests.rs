@@ -1,7 +1,10 @@
 //! The backward kernels against the oracle, on cubecl-cpu.
 
-use crate::args::{Gradients, Saved};
-use crate::backward::launch::{Blueprints, Plan, backward, backward_with};
+use crate::args::{Gradients, Inputs, Saved};
+use crate::backward::launch::{Blueprints, ScoredBackward};
+use crate::backward::plan;
+use crate::host::engine::Engine;
+use crate::host::pass::{Config, Plan};
 use crate::portable::blueprint::{Blueprint, Micro, micro};
 use crate::testing::placement::{Output, Placement, client, problem, upload, upload_inputs};
 use cubecl::client::Client;
@@ -74,6 +77,15 @@ impl Incoming {
     }
 }
 
+fn backward(
+    p: &Problem,
+    given: &Inputs,
+    saved: &Saved,
+    grads: Gradients,
+) -> Result<(), AttentionError> {
+    plan(&client(), p, given, saved)?.run(grads)
+}
+
 /// Runs the kernels (with a forced register tile, if any) and compares every gradient.
 fn check_incoming(
     inputs: &oracle::Inputs,
@@ -86,14 +98,21 @@ fn check_incoming(
     let given = upload_inputs(&client, inputs, placement);
     let saved = incoming.upload(&client, p, placement);
     match micro {
-        None => backward(&client, p, given, saved, outputs.bindings()).unwrap(),
+        None => backward(p, &given, &saved, outputs.bindings()).unwrap(),
         Some(micro) => {
             let blueprint = Blueprint::with_micro(micro, p);
-            let plan = Plan::Portable(Blueprints {
+            let config = Config::Portable(Blueprints {
                 dq: blueprint,
                 dkdv: blueprint,
             });
-            backward_with(&client, p, given, saved, outputs.bindings(), plan).unwrap();
+            let pass = ScoredBackward {
+                problem: p,
+                inputs: &given,
+                saved: &saved,
+            };
+            Plan::with(&client, Engine::Portable, config, pass)
+                .and_then(|plan| plan.run(outputs.bindings()))
+                .unwrap();
         }
     }
     let grad_lse = incoming.grad_lse.as_deref();
@@ -278,7 +297,7 @@ fn empty_problems_have_zero_gradients() {
             };
             let given = upload_inputs(&client, &inputs, Placement::Contiguous);
             let saved = incoming.upload(&client, &p, Placement::Contiguous);
-            backward(&client, &p, given, saved, outputs.bindings()).unwrap();
+            backward(&p, &given, &saved, outputs.bindings()).unwrap();
             let Outputs { q, k, v, scores } = outputs;
             for output in [q, k, v].into_iter().chain(scores) {
                 assert!(output.read(&client).iter().all(|&x| x == 0.0));
@@ -299,7 +318,7 @@ fn what_does_not_fit_is_refused_before_anything_is_written() {
         let mut saved = incoming.upload(&client, &p, Placement::Contiguous);
         let mut grads = outputs.bindings();
         change(&mut saved, &mut grads);
-        backward(&client, &p, given, saved, grads).unwrap_err()
+        backward(&p, &given, &saved, grads).unwrap_err()
     };
     let error = run(&|saved, _| saved.lse.shape[2] = 4);
     assert!(

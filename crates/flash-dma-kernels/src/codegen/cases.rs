@@ -3,14 +3,12 @@
 mod decoding;
 mod masked;
 
-use crate::args::{Gradients, Inputs, Saved, Selection};
-use crate::backward::launch::backward_on;
+use crate::args::{Gradients, Inputs, Outputs, Saved, Selection};
 use crate::codegen::cuda::Gpu;
-use crate::forward::launch::forward_on;
 use crate::host::engine::Engine;
 use crate::pattern::intervals::tiles::QueryTiles;
 use crate::pattern::intervals::{live_keys, tile_key_lists};
-use crate::{AttentionOptions, ElementType, Problem, select};
+use crate::{AttentionOptions, ElementType, Problem, backward, forward, select};
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 use flash_dma_problem::contiguous_strides;
@@ -201,8 +199,8 @@ impl Attention {
             scores: scores_shape.map(|_| tensor(client, problem.scores_shape(), size_of::<f32>())),
         };
         let call = |engine| {
-            let (inputs, out, lse) = (inputs.clone(), saved.out.clone(), lse.clone());
-            forward_on(engine, client, &problem, inputs, out, lse)
+            let (out, lse) = (saved.out.clone(), lse.clone());
+            forward::plan_on(engine, client, &problem, &inputs)?.run(Outputs { out, lse })
         };
         call(Engine::Portable).expect("a valid call");
         // Refused if the engine does not support the problem.
@@ -212,8 +210,7 @@ impl Attention {
             return;
         }
         let call = |engine| {
-            let (inputs, saved, grads) = (inputs.clone(), saved.clone(), grads.clone());
-            backward_on(engine, client, &problem, inputs, saved, grads)
+            backward::plan_on(engine, client, &problem, &inputs, &saved)?.run(grads.clone())
         };
         call(Engine::Portable).expect("a valid call");
         let _ = call(Engine::Mma);

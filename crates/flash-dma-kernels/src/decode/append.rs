@@ -4,7 +4,9 @@ use crate::decode::args::{Pages, Slots, Tokens};
 use crate::decode::choose::choose_kernel;
 use crate::decode::commit::{ENTRY, commit_kernel, lengthen_kernel, write_pages_kernel};
 use crate::decode::plan::plan_kernel;
-use crate::decode::tensors::{NewTokensLaunch, PageTensorsLaunch, SlotTensorsLaunch};
+use crate::decode::tensors::{
+    ContendersLaunch, NewTokensLaunch, PageTensorsLaunch, SlotTensorsLaunch,
+};
 use crate::host::check::{address_type, check_type, elem_type, vector_size};
 use crate::host::scratch::{cubes, one_unit_each, scratch};
 use crate::team::Team;
@@ -99,10 +101,7 @@ pub(crate) fn plan(
             cubes(client, rows, team.cube_dim()),
             team.cube_dim(),
             address_type(&[&slots.score, &scores, &moves], size_of::<f32>()),
-            slots.score.clone().into_buffer_arg(),
-            slots.position.clone().into_buffer_arg(),
-            slots.seen.clone().into_buffer_arg(),
-            scores.into_tensor_arg(),
+            contenders(slots, scores),
             moves.clone().into_buffer_arg(),
             problem.cache.capacity() as u32,
             problem.tokens as u32,
@@ -111,6 +110,16 @@ pub(crate) fn plan(
         );
     }
     moves
+}
+
+/// The arguments of the kernels that choose slots; `scores` are those of the new tokens.
+fn contenders(slots: &Slots, scores: TensorBinding) -> ContendersLaunch {
+    ContendersLaunch::new(
+        slots.score.clone().into_buffer_arg(),
+        slots.position.clone().into_buffer_arg(),
+        slots.seen.clone().into_buffer_arg(),
+        scores.into_tensor_arg(),
+    )
 }
 
 /// The moves of any number of tokens, `[rows, min(tokens, window), ENTRY]`: the kept tokens first.
@@ -132,10 +141,7 @@ fn choose(
             cubes(client, rows, team.cube_dim()),
             team.cube_dim(),
             address_type(&[&slots.score, &scores, &moves], size_of::<f32>()),
-            slots.score.clone().into_buffer_arg(),
-            slots.position.clone().into_buffer_arg(),
-            slots.seen.clone().into_buffer_arg(),
-            scores.into_tensor_arg(),
+            contenders(slots, scores),
             moves.clone().into_buffer_arg(),
             problem.cache.capacity() as u32,
             entries as u32,

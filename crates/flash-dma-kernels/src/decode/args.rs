@@ -57,6 +57,26 @@ pub struct Tokens {
     pub scores: Option<TensorBinding>,
 }
 
+/// What a decode step reads besides the cache.
+#[derive(Clone, Debug)]
+pub struct StepInputs {
+    /// `[batch, q_heads, tokens, head_dim]`, the cache's element type, of any strides with a contiguous last axis.
+    pub q: TensorBinding,
+    /// The tokens of the queries.
+    pub tokens: Tokens,
+}
+
+/// What a decode step writes.
+#[derive(Clone, Debug)]
+pub struct StepOutputs {
+    /// The cache, read and updated in place.
+    pub cache: Cache,
+    /// Contiguous `[batch, q_heads, tokens, head_dim]`, the cache's element type; overwritten.
+    pub out: TensorBinding,
+    /// Contiguous `[batch, q_heads, tokens]`, f32, natural logarithm; overwritten.
+    pub lse: TensorBinding,
+}
+
 impl Slots {
     pub(crate) fn check(&self, cache: &CacheShape) -> Result<(), AttentionError> {
         let Storage::Slots { .. } = cache.storage else {

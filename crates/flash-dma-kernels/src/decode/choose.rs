@@ -1,6 +1,7 @@
 //! Which of many tokens take which slots: the `window` best of slots and tokens, by a radix selection.
 
 use crate::decode::commit::{ENTRY, NONE};
+use crate::decode::tensors::Contenders;
 use crate::select::digits::{BINS, DIGIT, count, find_digit, shared_address};
 use crate::select::sort::{NEVER, sort_key};
 use crate::team::{Member, Team, sum_up_to};
@@ -32,6 +33,8 @@ struct Bits {
     above: u32,
     /// The value of the bits above it in the counted elements.
     known: u32,
+    /// The greatest value of the digit.
+    mask: u32,
 }
 
 /// The slots and tokens of one (sequence, kv head).
@@ -54,16 +57,11 @@ struct Union {
 ///
 /// | buffer | layout |
 /// |---|---|
-/// | `score`, `position` | the cache's, contiguous `[batch, kv_heads, window]` |
-/// | `seen` | `[batch]` |
-/// | `new_scores` | `[batch, kv_heads, tokens]`, last axis contiguous |
+/// | `contenders` | see [`Contenders`] |
 /// | `moves` | contiguous `[batch * kv_heads, entries]` of [entries](crate::decode::commit), overwritten; the lesser of `tokens` and `window` entries are enough |
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn choose_kernel(
-    score: &[f32],
-    position: &[i32],
-    seen: &[i32],
-    new_scores: &Tensor<f32>,
+    contenders: &Contenders,
     moves: &mut [i32],
     window: u32,
     entries: u32,
@@ -75,13 +73,14 @@ pub(crate) fn choose_kernel(
     if row >= rows as usize {
         terminate!();
     }
+    let new_scores = &contenders.new_scores;
     let heads = new_scores.shape(1);
     let union = Union {
         slots: row * window as usize,
         window,
         new: (row / heads) * new_scores.stride(0) + (row % heads) * new_scores.stride(1),
         tokens: new_scores.shape(2) as u32,
-        seen: seen[row / heads] as u32,
+        seen: contenders.seen[row / heads] as u32,
     };
     let counts = Shared::<[Atomic<u32>]>::new_slice(BINS);
     let mut totals = Shared::<[u32]>::new_slice(team.planes);
@@ -105,12 +104,10 @@ pub(crate) fn choose_kernel(
                 select(pass == 1u32, 0xFFE0_0000u32, 0xFFFF_FC00u32),
             ),
             known: key,
+            // The last digit has one bit fewer: the bit above it is already known.
+            mask: select(pass == 2u32, 0x3FFu32, 0x7FFu32),
         };
-        // The last digit has one bit fewer: the bit above it is already known.
-        let width = select(pass == 2u32, 0x3FFu32, 0x7FFu32);
-        count_digits(
-            score, position, new_scores, &union, &counts, &bits, width, false, 0u32, team, ptx,
-        );
+        count_digits(contenders, &union, &counts, &bits, false, 0u32, team, ptx);
         let digit = find_digit(&counts, &mut totals, &mut found, wanted, 0u32, team);
         key += digit.value << bits.shift;
         wanted = digit.wanted;
@@ -129,10 +126,9 @@ pub(crate) fn choose_kernel(
                     select(pass == 1u32, 0xFFC0_0000u32, 0xFFFF_F800u32),
                 ),
                 known: last,
+                mask: 0x7FFu32,
             };
-            count_digits(
-                score, position, new_scores, &union, &counts, &bits, 0x7FFu32, true, key, team, ptx,
-            );
+            count_digits(contenders, &union, &counts, &bits, true, key, team, ptx);
             let digit = find_digit(&counts, &mut totals, &mut found, wanted, 0u32, team);
             wanted = digit.wanted;
             last += (comptime!(BINS as u32 - 1) - digit.value) << bits.shift;
@@ -141,9 +137,7 @@ pub(crate) fn choose_kernel(
 
     let threshold = Threshold { key, last };
     assign(
-        score,
-        position,
-        new_scores,
+        contenders,
         moves,
         &union,
         &threshold,
@@ -158,13 +152,10 @@ pub(crate) fn choose_kernel(
 /// positions of those equal to `key`.
 #[cube]
 fn count_digits(
-    score: &[f32],
-    position: &[i32],
-    new_scores: &Tensor<f32>,
+    contenders: &Contenders,
     union: &Union,
     counts: &Shared<[Atomic<u32>]>,
     bits: &Bits,
-    width: u32,
     #[comptime] by_position: bool,
     key: u32,
     #[comptime] team: Team,
@@ -180,20 +171,10 @@ fn count_digits(
         let at = union.slots + slot as usize;
         let mut place = 0u32;
         if comptime!(by_position) {
-            place = position[at] as u32;
+            place = contenders.position[at] as u32;
         }
-        let own = sort_key(score[at]);
-        count_one(
-            counts,
-            first_count,
-            own,
-            place,
-            bits,
-            width,
-            by_position,
-            key,
-            ptx,
-        );
+        let own = sort_key(contenders.score[at]);
+        count_one(counts, first_count, own, place, bits, by_position, key, ptx);
         slot += units;
     }
     let mut at = UNIT_POS;
@@ -202,7 +183,7 @@ fn count_digits(
         #[unroll]
         for r in 0..READS {
             let token = at + comptime!(r as u32) * units;
-            read[r] = new_scores[union.new + min(token, union.tokens - 1u32) as usize];
+            read[r] = contenders.new_scores[union.new + min(token, union.tokens - 1u32) as usize];
         }
         #[unroll]
         for r in 0..READS {
@@ -210,17 +191,7 @@ fn count_digits(
             if token < union.tokens {
                 let own = sort_key(read[r]);
                 let place = union.seen + token;
-                count_one(
-                    counts,
-                    first_count,
-                    own,
-                    place,
-                    bits,
-                    width,
-                    by_position,
-                    key,
-                    ptx,
-                );
+                count_one(counts, first_count, own, place, bits, by_position, key, ptx);
             }
         }
         at += comptime!(READS as u32) * units;
@@ -234,16 +205,15 @@ fn count_one(
     own: u32,
     position: u32,
     bits: &Bits,
-    width: u32,
     #[comptime] by_position: bool,
     key: u32,
     #[comptime] ptx: bool,
 ) {
     let mut counted = own & bits.above == bits.known;
-    let mut digit = (own >> bits.shift) & width;
+    let mut digit = (own >> bits.shift) & bits.mask;
     if comptime!(by_position) {
         counted = own == key && position & bits.above == bits.known;
-        digit = width - ((position >> bits.shift) & width);
+        digit = bits.mask - ((position >> bits.shift) & bits.mask);
     }
     if counted {
         count(counts, first_count, digit, ptx);
@@ -254,9 +224,7 @@ fn count_one(
 /// tokens, and a scan tells each how many precede its own.
 #[cube]
 fn assign(
-    score: &[f32],
-    position: &[i32],
-    new_scores: &Tensor<f32>,
+    contenders: &Contenders,
     moves: &mut [i32],
     union: &Union,
     threshold: &Threshold,
@@ -278,13 +246,19 @@ fn assign(
     let mut free = 0u32;
     for slot in begin..end {
         let at = union.slots + slot as usize;
-        let stays = threshold.keeps(sort_key(score[at]), position[at] as u32);
+        let stays = threshold.keeps(
+            sort_key(contenders.score[at]),
+            contenders.position[at] as u32,
+        );
         free += u32::cast_from(!stays);
     }
     let mut rank = before(free, &member, totals, team);
     for slot in begin..end {
         let at = union.slots + slot as usize;
-        let stays = threshold.keeps(sort_key(score[at]), position[at] as u32);
+        let stays = threshold.keeps(
+            sort_key(contenders.score[at]),
+            contenders.position[at] as u32,
+        );
         if !stays {
             if rank < entries {
                 moves[(to + rank as usize) * ENTRY] = slot as i32;
@@ -300,12 +274,12 @@ fn assign(
     );
     let mut staying = 0u32;
     for token in begin..end {
-        let own = sort_key(new_scores[union.new + token as usize]);
+        let own = sort_key(contenders.new_scores[union.new + token as usize]);
         staying += u32::cast_from(threshold.keeps(own, union.seen + token));
     }
     let mut rank = before(staying, &member, totals, team);
     for token in begin..end {
-        let own = sort_key(new_scores[union.new + token as usize]);
+        let own = sort_key(contenders.new_scores[union.new + token as usize]);
         if threshold.keeps(own, union.seen + token) {
             let at = (to + rank as usize) * ENTRY;
             moves[at + 1] = token as i32;

@@ -30,31 +30,57 @@ fn order_kernel(position: &[i32], order: &mut [u32], window: u32, rows: u32) {
     }
 }
 
-/// Copies the slots in `order` and then the new tokens. One unit per vector of a row; the first also writes the score.
+/// A cache of slots, and their order.
+#[derive(CubeType, CubeLaunch)]
+struct OrderedSlots<E: Numeric, N: Size> {
+    /// Contiguous `[batch, kv_heads, window, head_dim]`.
+    k: OwnedTensor<Vector<E, N>>,
+    /// As `k`.
+    v: OwnedTensor<Vector<E, N>>,
+    /// Contiguous `[batch, kv_heads, window]`.
+    score: Box<[f32]>,
+    /// Contiguous `[batch * kv_heads, window]`.
+    order: Box<[u32]>,
+}
+
+/// The chunk's own keys.
+#[derive(CubeType, CubeLaunch)]
+struct ChunkTokens<E: Numeric, N: Size> {
+    /// `[batch, kv_heads, tokens, head_dim]`, any strides with a contiguous last axis.
+    k: OwnedTensor<Vector<E, N>>,
+    /// As `k`.
+    v: OwnedTensor<Vector<E, N>>,
+    /// `[batch, kv_heads, tokens]`, last axis contiguous.
+    scores: OwnedTensor<f32>,
+}
+
+/// The keys that the chunk attends to.
+#[derive(CubeType, CubeLaunch)]
+struct ChunkTensors<E: Numeric, N: Size> {
+    /// Contiguous `[batch, kv_heads, window + tokens, head_dim]`.
+    k: OwnedTensor<Vector<E, N>>,
+    /// As `k`.
+    v: OwnedTensor<Vector<E, N>>,
+    /// Contiguous `[batch, kv_heads, window + tokens]`.
+    scores: Box<[f32]>,
+}
+
+/// Copies the slots in their order and then the new tokens. One unit per vector of a row; the first also writes the score.
 ///
 /// | buffer | layout |
 /// |---|---|
-/// | `k`, `v` | the cache's, contiguous `[batch, kv_heads, window, head_dim]` |
-/// | `score` | the cache's, contiguous `[batch, kv_heads, window]` |
-/// | `order` | contiguous `[batch * kv_heads, window]` |
-/// | `new_k`, `new_v` | `[batch, kv_heads, tokens, head_dim]`, any strides with a contiguous last axis |
-/// | `new_scores` | `[batch, kv_heads, tokens]`, last axis contiguous |
-/// | `all_k`, `all_v` | contiguous `[batch, kv_heads, window + tokens, head_dim]`, overwritten |
-/// | `all_scores` | contiguous `[batch, kv_heads, window + tokens]`, overwritten |
+/// | `slots` | see [`OrderedSlots`] |
+/// | `tokens_in` | see [`ChunkTokens`] |
+/// | `keys` | see [`ChunkTensors`]; overwritten |
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn gather_kernel<E: Numeric, N: Size>(
-    k: &Tensor<Vector<E, N>>,
-    v: &Tensor<Vector<E, N>>,
-    score: &[f32],
-    order: &[u32],
-    new_k: &Tensor<Vector<E, N>>,
-    new_v: &Tensor<Vector<E, N>>,
-    new_scores: &Tensor<f32>,
-    all_k: &mut Tensor<Vector<E, N>>,
-    all_v: &mut Tensor<Vector<E, N>>,
-    all_scores: &mut [f32],
+    slots: &OrderedSlots<E, N>,
+    tokens_in: &ChunkTokens<E, N>,
+    keys: &mut ChunkTensors<E, N>,
     #[define(E)] _element: ElemType,
 ) {
+    let (k, new_k, new_v) = (&slots.k, &tokens_in.k, &tokens_in.v);
+    let new_scores = &tokens_in.scores;
     let size = k.vector_size().comptime();
     let (heads, window, tokens) = (k.shape(1), k.shape(2), new_k.shape(2));
     let vectors = k.shape(3) / size;
@@ -67,12 +93,12 @@ fn gather_kernel<E: Numeric, N: Size>(
         let mut value = Vector::<E, N>::new(E::from_int(0));
         let mut own = negative_infinity();
         if n < window {
-            let slot = order[row * window + n];
+            let slot = slots.order[row * window + n];
             if slot != comptime!(EMPTY) {
                 let from = row * window + slot as usize;
                 key = k[from * vectors + vector];
-                value = v[from * vectors + vector];
-                own = score[from];
+                value = slots.v[from * vectors + vector];
+                own = slots.score[from];
             }
         } else {
             let token = n - window;
@@ -82,10 +108,10 @@ fn gather_kernel<E: Numeric, N: Size>(
             value = new_v[from_v / size + vector];
             own = new_scores[batch * new_scores.stride(0) + head * new_scores.stride(1) + token];
         }
-        all_k[ABSOLUTE_POS] = key;
-        all_v[ABSOLUTE_POS] = value;
+        keys.k[ABSOLUTE_POS] = key;
+        keys.v[ABSOLUTE_POS] = value;
         if vector == 0 {
-            all_scores[at] = own;
+            keys.scores[at] = own;
         }
     }
 }
@@ -156,16 +182,22 @@ pub fn chunk_keys(
             dim,
             address,
             vector,
-            slots.k.into_tensor_arg(),
-            slots.v.into_tensor_arg(),
-            slots.score.into_buffer_arg(),
-            order.into_buffer_arg(),
-            tokens.k.into_tensor_arg(),
-            tokens.v.into_tensor_arg(),
-            new_scores.into_tensor_arg(),
-            k.into_tensor_arg(),
-            v.into_tensor_arg(),
-            scores.into_buffer_arg(),
+            OrderedSlotsLaunch::new(
+                slots.k.into_tensor_arg(),
+                slots.v.into_tensor_arg(),
+                slots.score.into_buffer_arg(),
+                order.into_buffer_arg(),
+            ),
+            ChunkTokensLaunch::new(
+                tokens.k.into_tensor_arg(),
+                tokens.v.into_tensor_arg(),
+                new_scores.into_tensor_arg(),
+            ),
+            ChunkTensorsLaunch::new(
+                k.into_tensor_arg(),
+                v.into_tensor_arg(),
+                scores.into_buffer_arg(),
+            ),
             elem_type(cache.element),
         );
     }

@@ -4,7 +4,7 @@ use crate::args::Scaling;
 use crate::decode::keys::{DecodeBlueprint, StepKeys};
 use crate::decode::tensors::StepTensors;
 use crate::portable::intervals::KeyIntervals;
-use crate::portable::memory::{Broken, Row4, load_vector, store_row};
+use crate::portable::memory::{Broken, KeyRows, Row4, load_vector, shared_rows, store_row};
 use crate::portable::softmax::OnlineSoftmax;
 use cubecl::prelude::*;
 
@@ -49,12 +49,8 @@ pub(crate) fn decode_kernel<F: Float, N: Size>(
 
     let mut intervals = KeyIntervals::new(false, tile);
     let mut broken = Broken::new();
-    let mut q_rows =
-        Shared::<[Row4]>::new_aligned_slice(comptime!(outer_rows * tile.row_stride()), 16usize);
-    let mut k_rows =
-        Shared::<[Row4]>::new_aligned_slice(comptime!(inner_rows * tile.row_stride()), 16usize);
-    let mut v_rows =
-        Shared::<[Row4]>::new_aligned_slice(comptime!(inner_rows * tile.row_stride()), 16usize);
+    let mut q_rows = shared_rows(outer_rows, tile);
+    let mut key_rows = KeyRows::new(false, tile);
     let mut softmax = OnlineSoftmax::new(tile);
     broken.first_tile();
     let mut row = UNIT_POS as usize;
@@ -89,16 +85,21 @@ pub(crate) fn decode_kernel<F: Float, N: Size>(
             tensors,
             turn * inner_rows,
             total,
-            &mut k_rows,
-            &mut v_rows,
             &mut intervals,
+            &mut key_rows,
             &mut broken,
             bp,
         );
         sync_cube();
         broken.clear_next();
         softmax.attend::<KeyIntervals>(
-            &q_rows, &k_rows, &v_rows, &intervals, &broken, scaling, tile,
+            &q_rows,
+            &key_rows.k,
+            &key_rows.v,
+            &intervals,
+            &broken,
+            scaling,
+            tile,
         );
         broken.next_tile();
     }

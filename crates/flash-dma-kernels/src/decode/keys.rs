@@ -5,7 +5,7 @@ use crate::decode::tensors::StepTensors;
 use crate::finite::negative_infinity;
 use crate::portable::blueprint::Blueprint;
 use crate::portable::intervals::KeyIntervals;
-use crate::portable::memory::{Broken, Row4, load_vector};
+use crate::portable::memory::{Broken, KeyRows, Row4, load_vector};
 use cubecl::prelude::*;
 
 /// Compile-time configuration of the portable kernel.
@@ -150,13 +150,12 @@ impl StepKeys {
         tensors: &StepTensors<F, N>,
         start: usize,
         stop: usize,
-        k_rows: &mut Shared<[Row4]>,
-        v_rows: &mut Shared<[Row4]>,
         intervals: &mut KeyIntervals,
+        tile: &mut KeyRows,
         broken: &mut Broken,
         #[comptime] bp: DecodeBlueprint,
     ) {
-        let (tile, paged) = comptime!((bp.tile, bp.paged));
+        let paged = comptime!(bp.paged);
         let rows = comptime!(bp.tile.inner_rows());
         let mut row = UNIT_POS as usize;
         while row < rows {
@@ -168,7 +167,7 @@ impl StepKeys {
                 if key >= self.held {
                     first = key - self.held;
                 }
-                if comptime!(tile.pattern.has_intervals()) {
+                if comptime!(bp.tile.pattern.has_intervals()) {
                     value = self.score(
                         &tensors.score,
                         &tensors.new_scores,
@@ -180,10 +179,10 @@ impl StepKeys {
                 end = self.end(&tensors.places, key, first, value, paged);
             }
             intervals.set_key(row, first as i32, end as i32, value);
-            row += comptime!(tile.units());
+            row += comptime!(bp.tile.units());
         }
 
-        let vectors = comptime!(tile.vectors());
+        let vectors = comptime!(bp.tile.vectors());
         let mut item = UNIT_POS as usize;
         while item < comptime!(bp.tile.inner_rows() * bp.tile.vectors()) {
             let (row, vector) = (item / vectors, item % vectors);
@@ -192,7 +191,7 @@ impl StepKeys {
             let mut own_v = Row4::new(0.0f32);
             if key < stop && vector < comptime!(bp.tile.head_dim / 4) {
                 if key < self.held {
-                    let at = self.cached(&tensors.places, key, paged) * comptime!(tile.head_dim);
+                    let at = self.cached(&tensors.places, key, paged) * comptime!(bp.tile.head_dim);
                     own_k = load_vector::<F, N>(&tensors.k, at, vector);
                     own_v = load_vector::<F, N>(&tensors.v, at, vector);
                 } else {
@@ -210,9 +209,9 @@ impl StepKeys {
                 }
                 broken.check(own_v);
             }
-            k_rows[row * comptime!(bp.tile.row_stride()) + vector] = own_k;
-            v_rows[row * comptime!(bp.tile.row_stride()) + vector] = own_v;
-            item += comptime!(tile.units());
+            tile.k[row * comptime!(bp.tile.row_stride()) + vector] = own_k;
+            tile.v[row * comptime!(bp.tile.row_stride()) + vector] = own_v;
+            item += comptime!(bp.tile.units());
         }
     }
 }

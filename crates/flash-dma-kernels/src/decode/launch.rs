@@ -1,8 +1,8 @@
 //! Host side of a decode step.
 
 use crate::args::scaling;
-use crate::decode::append::plan as plan_moves;
-use crate::decode::args::{Cache, Pages, Slots, Tokens};
+use crate::decode::append::{moves_shape, plan as plan_moves};
+use crate::decode::args::{Cache, StepInputs, StepOutputs, Tokens};
 use crate::decode::finish::{Outputs, finish_pages, finish_slots};
 use crate::decode::kernel::decode_kernel;
 use crate::decode::keys::DecodeBlueprint;
@@ -11,124 +11,59 @@ use crate::decode::mma::kernel::decode_mma_kernel;
 use crate::decode::parts::{part_shapes, parts};
 use crate::decode::tensors::StepTensorsLaunch;
 use crate::host::check::{
-    Layout, address_type, check_grid, check_tensor, check_type, elem_type, rows_are_chunks,
-    vector_size,
+    Layout, address_type, check_tensor, elem_type, rows_are_chunks, vector_size,
 };
-use crate::host::engine::Engine;
-use crate::host::scratch::scratch;
+use crate::host::engine::{Engine, Instruction};
+use crate::host::pass::{Config, ConfigOf, Pass, Plan, Rows};
+use crate::host::scratch::{bytes, scratch};
 use crate::pattern::kind::Pattern;
 use crate::portable::blueprint::Blueprint;
 use cubecl::client::Client;
+use cubecl::ir::{DeviceProperties, HardwareProperties};
 use cubecl::prelude::*;
 use flash_dma_problem::{AttentionError, DecodeProblem, Storage, TensorName};
 
-/// Buffers of the kernel of a step that has the most, [`finish_slots`]'s.
-const BINDINGS: u32 = 13;
-
-/// A decode step over a cache of slots: writes `out` (`[batch, q_heads, tokens, head_dim]`, the cache's element type)
-/// and `lse` (`[batch, q_heads, tokens]`, f32, natural logarithm), both contiguous and overwritten, and appends the
-/// tokens. `q` is `[batch, q_heads, tokens, head_dim]` of any strides with a contiguous last axis.
+/// A decode step: appends the tokens to the cache and writes the attention of their queries, on [`Engine::Mma`] if that
+/// supports the problem and [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE) does not exclude it, otherwise on
+/// [`Engine::Portable`].
 ///
-/// Query `t` attends to the `window` best of all tokens that its sequence has been given, its own included; later
-/// tokens of the step do not affect it. A query that sees nothing gets zeros and −∞.
+/// Over slots, query `t` attends to the `window` best of all tokens that its sequence has been given, its own included;
+/// over pages, to all tokens that its sequence holds and to the new tokens up to its own. Later tokens of the step do
+/// not affect it. A query that sees nothing gets zeros and −∞.
 ///
-/// It takes three asynchronous launches; nothing waits for the host and the launches depend on the problem alone, so
-/// that a step may be captured in a graph and replayed. Scratch comes from the client's pool: the outputs of the parts
-/// of the keys in f32, `4 * parts * (head_dim + 1)` bytes per row, and the plan.
-///
-/// # Errors
-///
-/// [`AttentionError`] if a tensor does not fit the problem, the problem's cache has no slots or the device lacks what
-/// the kernel needs. Nothing is launched in that case, and the cache is as it was.
-pub fn decode(
-    client: &Client,
-    problem: &DecodeProblem,
-    q: TensorBinding,
-    slots: Slots,
-    tokens: Tokens,
-    out: TensorBinding,
-    lse: TensorBinding,
-) -> Result<(), AttentionError> {
-    let cache = Cache::Slots(slots);
-    step(client, problem, q, cache, tokens, out, lse)
-}
-
-/// A decode step over a cache of pages, as [`decode`]: query `t` attends to all tokens that its sequence holds and to
-/// the new tokens up to its own. It takes two launches.
+/// It takes three asynchronous launches, over pages two; nothing waits for the host and the launches depend on the
+/// problem alone, so that a step may be captured in a graph and replayed. Scratch comes from the client's pool: the
+/// outputs of the parts of the keys in f32, `4 * parts * (head_dim + 1)` bytes per row, and the plan of the slots. It
+/// depends on the capacity of the cache, not on its content.
 ///
 /// # Errors
 ///
-/// As [`decode`]; the problem's cache must have pages.
-pub fn decode_pages(
-    client: &Client,
-    problem: &DecodeProblem,
-    q: TensorBinding,
-    pages: Pages,
-    tokens: Tokens,
-    out: TensorBinding,
-    lse: TensorBinding,
-) -> Result<(), AttentionError> {
-    let cache = Cache::Pages(pages);
-    step(client, problem, q, cache, tokens, out, lse)
+/// [`AttentionError`] if the device lacks what the kernels need. Of the inputs only strides and offsets are used here;
+/// the plan checks the rest and the cache when it runs, and after an error the cache is as it was.
+pub fn plan<'a>(
+    client: &'a Client,
+    problem: &'a DecodeProblem,
+    inputs: &'a StepInputs,
+) -> Result<Plan<'a, StepOutputs>, AttentionError> {
+    Plan::new(client, None, DecodeStep::new(problem, inputs))
 }
 
-fn step(
-    client: &Client,
-    problem: &DecodeProblem,
-    q: TensorBinding,
-    cache: Cache,
-    tokens: Tokens,
-    out: TensorBinding,
-    lse: TensorBinding,
-) -> Result<(), AttentionError> {
-    let plan = Plan::choose(client, problem, &q, &tokens)?;
-    let step = Step {
-        q,
-        cache,
-        tokens,
-        out,
-        lse,
-    };
-    step.run(client, problem, plan)
-}
-
-/// [`decode`] or [`decode_pages`] on a given engine.
+/// [`plan`] on a given engine.
 ///
 /// # Errors
 ///
-/// As these, plus [`AttentionError::Unsupported`] if the engine does not support the problem. There is no
+/// As [`plan`], plus [`AttentionError::Unsupported`] if the engine does not support the problem. There is no
 /// [`Engine::Wgmma`] for decoding: a step is bound by memory.
-pub fn decode_on(
+pub fn plan_on<'a>(
     engine: Engine,
-    client: &Client,
-    problem: &DecodeProblem,
-    q: TensorBinding,
-    cache: Cache,
-    tokens: Tokens,
-    out: TensorBinding,
-    lse: TensorBinding,
-) -> Result<(), AttentionError> {
-    let tuning = DecodeTuning::default();
-    decode_tuned(engine, tuning, client, problem, q, cache, tokens, out, lse)
+    client: &'a Client,
+    problem: &'a DecodeProblem,
+    inputs: &'a StepInputs,
+) -> Result<Plan<'a, StepOutputs>, AttentionError> {
+    Plan::new(client, Some(engine), DecodeStep::new(problem, inputs))
 }
 
-/// The engine that [`decode`] and [`decode_pages`] run on: [`Engine::Mma`] if it supports the problem and
-/// [`ENGINE_VARIABLE`](crate::host::engine::ENGINE_VARIABLE) does not exclude it, otherwise [`Engine::Portable`].
-#[must_use]
-pub fn decode_engine(
-    client: &Client,
-    problem: &DecodeProblem,
-    q: &TensorBinding,
-    tokens: &Tokens,
-) -> Engine {
-    match Plan::choose(client, problem, q, tokens) {
-        Ok(Plan::Mma(..)) => Engine::Mma,
-        _ => Engine::Portable,
-    }
-}
-
-/// The choices of [`decode_on`] that tests and benchmarks may fix.
-#[doc(hidden)]
+/// The choices that tests and benchmarks may fix.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DecodeTuning {
     /// Cubes that share the keys of a kv head (and a tile of query rows).
@@ -141,107 +76,79 @@ pub struct DecodeTuning {
     pub stages: Option<usize>,
 }
 
-/// [`decode_on`] with some choices fixed.
+/// [`plan_on`] with some choices fixed.
 ///
 /// # Errors
 ///
-/// As [`decode_on`], plus [`AttentionError::Unsupported`] if the engine does not have this choice.
-#[doc(hidden)]
-pub fn decode_tuned(
+/// As [`plan_on`], plus [`AttentionError::Unsupported`] if the engine does not have this choice.
+#[cfg(any(test, feature = "internals"))]
+pub fn decode_tuned<'a>(
     engine: Engine,
     tuning: DecodeTuning,
-    client: &Client,
-    problem: &DecodeProblem,
-    q: TensorBinding,
-    cache: Cache,
-    tokens: Tokens,
-    out: TensorBinding,
-    lse: TensorBinding,
-) -> Result<(), AttentionError> {
-    let plan = Plan::of(engine, client, problem, &q, &tokens, tuning)?;
-    let step = Step {
-        q,
-        cache,
-        tokens,
-        out,
-        lse,
+    client: &'a Client,
+    problem: &'a DecodeProblem,
+    inputs: &'a StepInputs,
+) -> Result<Plan<'a, StepOutputs>, AttentionError> {
+    let pass = DecodeStep {
+        tuning,
+        ..DecodeStep::new(problem, inputs)
     };
-    step.run(client, problem, plan)
+    Plan::new(client, Some(engine), pass)
 }
 
-/// The tensors of a step.
-#[derive(Clone, Debug)]
-pub(crate) struct Step {
-    pub q: TensorBinding,
-    pub cache: Cache,
-    pub tokens: Tokens,
-    pub out: TensorBinding,
-    pub lse: TensorBinding,
+/// A decode step before its cache is known.
+pub(crate) struct DecodeStep<'a> {
+    problem: &'a DecodeProblem,
+    inputs: &'a StepInputs,
+    tuning: DecodeTuning,
 }
 
-/// An engine, its configuration and its cubes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Plan {
-    /// The number of parts into which the keys are split.
-    Portable(DecodeBlueprint, usize),
-    Mma(DecodeMmaBlueprint, PartGrid),
-}
-
-impl Plan {
-    pub(crate) fn choose(
-        client: &Client,
-        problem: &DecodeProblem,
-        q: &TensorBinding,
-        tokens: &Tokens,
-    ) -> Result<Self, AttentionError> {
-        let of = |engine| Self::of(engine, client, problem, q, tokens, Default::default());
-        if Engine::tensor_cores()?.contains(&Engine::Mma)
-            && let Ok(plan) = of(Engine::Mma)
-        {
-            return Ok(plan);
+impl<'a> DecodeStep<'a> {
+    pub(crate) fn new(problem: &'a DecodeProblem, inputs: &'a StepInputs) -> Self {
+        Self {
+            problem,
+            inputs,
+            tuning: DecodeTuning::default(),
         }
-        of(Engine::Portable)
     }
 
-    pub(crate) fn of(
-        engine: Engine,
-        client: &Client,
-        problem: &DecodeProblem,
-        q: &TensorBinding,
-        tokens: &Tokens,
-        tuning: DecodeTuning,
-    ) -> Result<Self, AttentionError> {
-        let rows = problem.group() * problem.append.tokens;
-        let plan = match engine {
-            Engine::Portable => return Self::portable(client, problem, rows, tuning),
-            Engine::Mma => Self::mma(client, problem, rows, tuning),
-            Engine::Wgmma => None,
-        };
-        let size = problem.append.cache.element.size();
-        let cache = problem.append.cache;
-        plan.filter(|_| {
-            [q, &tokens.k, &tokens.v]
-                .iter()
-                .all(|tensor| rows_are_chunks(tensor, size))
-        })
-        .ok_or_else(|| AttentionError::Unsupported {
-            what: format!(
-                "the {engine:?} engine for decoding {} of head dimension {}",
-                cache.element, cache.head_dim
-            ),
-        })
+    /// Query rows per kv head.
+    fn group_rows(&self) -> usize {
+        self.problem.group() * self.problem.append.tokens
+    }
+}
+
+/// The parts into which the keys are split.
+fn parts_of(config: &ConfigOf<DecodeStep<'_>>) -> usize {
+    match config {
+        Config::Portable((_, parts)) => *parts,
+        Config::Matrix((_, grid)) => grid.parts(),
+    }
+}
+
+impl Pass for DecodeStep<'_> {
+    type Outputs = StepOutputs;
+    /// The number of parts into which the keys are split.
+    type Portable = (DecodeBlueprint, usize);
+    type Matrix = (DecodeMmaBlueprint, PartGrid);
+
+    /// Those of [`finish_slots`].
+    const BINDINGS: u32 = 13;
+    const NAME: [&'static str; 2] = ["", "decoding "];
+
+    fn rows(&self) -> Rows {
+        let append = &self.problem.append;
+        Rows {
+            element: append.cache.element,
+            head_dim: append.cache.head_dim,
+            paired: append.cache.batch * append.tokens > 0,
+        }
     }
 
-    fn portable(
-        client: &Client,
-        problem: &DecodeProblem,
-        rows: usize,
-        tuning: DecodeTuning,
-    ) -> Result<Self, AttentionError> {
-        let hardware = &client.properties().hardware;
-        let cache = problem.append.cache;
+    fn portable(&self, hardware: &HardwareProperties) -> Result<Self::Portable, AttentionError> {
+        let (rows, cache) = (self.group_rows(), self.problem.append.cache);
         let pattern = Pattern::scored_if(cache.has_scores());
-        let softcap = problem.softcap.is_some();
+        let softcap = self.problem.softcap.is_some();
         let tile = Blueprint::choose_rows(rows, cache.head_dim, pattern, softcap, hardware)?;
         let blueprint = DecodeBlueprint {
             tile,
@@ -249,123 +156,129 @@ impl Plan {
         };
         let cubes = cache.batch * cache.kv_heads * rows.div_ceil(tile.outer_rows());
         let parts = parts(cache.capacity(), cubes, hardware);
-        Ok(Self::Portable(blueprint, tuning.cubes.unwrap_or(parts)))
+        Ok((blueprint, self.tuning.cubes.unwrap_or(parts)))
     }
 
-    fn mma(
-        client: &Client,
-        problem: &DecodeProblem,
-        rows: usize,
-        tuning: DecodeTuning,
-    ) -> Option<Self> {
-        let properties = client.properties();
-        let chosen = DecodeMmaBlueprint::choose(problem, properties)?;
-        let blueprint = DecodeMmaBlueprint {
+    fn matrix(
+        &self,
+        instruction: Instruction,
+        properties: &DeviceProperties,
+    ) -> Result<Option<Self::Matrix>, AttentionError> {
+        let (problem, tuning) = (self.problem, self.tuning);
+        let StepInputs { q, tokens } = self.inputs;
+        let size = problem.append.cache.element.size();
+        let chunks = [q, &tokens.k, &tokens.v];
+        let chunks = chunks.iter().all(|tensor| rows_are_chunks(tensor, size));
+        let chosen = match instruction {
+            Instruction::Mma if chunks => DecodeMmaBlueprint::choose(problem, properties),
+            _ => None,
+        };
+        let blueprint = chosen.map(|chosen| DecodeMmaBlueprint {
             warps: tuning.warps.unwrap_or(chosen.warps),
             key_tile: tuning.key_tile.unwrap_or(chosen.key_tile),
             stages: tuning.stages.unwrap_or(chosen.stages),
             ..chosen
-        };
-        if !blueprint.serves(problem, &properties.hardware) {
-            return None;
-        }
-        let mut grid = blueprint.grid(problem, rows, &properties.hardware);
-        grid.cubes = tuning.cubes.unwrap_or(grid.cubes);
-        Some(Self::Mma(blueprint, grid))
+        });
+        let hardware = &properties.hardware;
+        let served = blueprint.filter(|blueprint| blueprint.serves(problem, hardware));
+        Ok(served.map(|blueprint| {
+            let mut grid = blueprint.grid(problem, self.group_rows(), hardware);
+            grid.cubes = tuning.cubes.unwrap_or(grid.cubes);
+            (blueprint, grid)
+        }))
     }
 
-    /// Parts of the keys.
-    pub(crate) fn parts(&self) -> usize {
-        match self {
-            Self::Portable(_, parts) => *parts,
-            Self::Mma(_, grid) => grid.parts(),
-        }
-    }
-
-    /// Checks that the device has what the kernels need.
-    pub(crate) fn check(
-        &self,
-        client: &Client,
-        problem: &DecodeProblem,
-    ) -> Result<(), AttentionError> {
-        check_type(client, problem.append.cache.element)?;
-        check_grid(client, BINDINGS, self.cubes(problem))
-    }
-
-    /// Cubes along each axis.
-    fn cubes(&self, problem: &DecodeProblem) -> [usize; 3] {
-        match self {
-            Self::Portable(blueprint, parts) => {
-                let cache = problem.append.cache;
-                let rows = problem.group() * problem.append.tokens;
-                let tiles = rows.div_ceil(blueprint.tile.outer_rows());
+    fn cubes(&self, config: &ConfigOf<Self>) -> [usize; 3] {
+        match config {
+            Config::Portable((blueprint, parts)) => {
+                let cache = self.problem.append.cache;
+                let tiles = self.group_rows().div_ceil(blueprint.tile.outer_rows());
                 [*parts, cache.batch * cache.kv_heads, tiles]
             }
-            Self::Mma(_, grid) => grid.cube_count(),
+            Config::Matrix((_, grid)) => grid.cube_count(),
         }
     }
-}
 
-impl Step {
-    fn check(&self, problem: &DecodeProblem) -> Result<(), AttentionError> {
-        let cache = &problem.append.cache;
+    fn workspace_bytes(&self, config: &ConfigOf<Self>) -> usize {
+        let append = &self.problem.append;
+        let (out, lse) = part_shapes(self.problem, parts_of(config));
+        let kind = match append.cache.storage {
+            Storage::Pages { .. } if append.cache.has_scores() => 0,
+            // One word is the placeholder for the scores.
+            Storage::Pages { .. } => bytes([1]),
+            _ => bytes(moves_shape(append)),
+        };
+        bytes(out) + bytes(lse) + kind
+    }
+
+    fn check(&self, outputs: &StepOutputs) -> Result<(), AttentionError> {
+        let (problem, cache) = (self.problem, &self.problem.append.cache);
         problem.check_tokens()?;
-        match &self.cache {
+        match &outputs.cache {
             Cache::Slots(slots) => slots.check(cache)?,
             Cache::Pages(pages) => pages.check(cache)?,
         }
-        self.tokens.check(&problem.append)?;
+        let StepInputs { q, tokens } = self.inputs;
+        tokens.check(&problem.append)?;
         let (size, shape) = (cache.element.size(), problem.q_shape());
-        check_tensor(TensorName::Query, &self.q, &shape, size, Layout::Strided)?;
-        check_tensor(TensorName::Out, &self.out, &shape, size, Layout::Contiguous)?;
+        check_tensor(TensorName::Query, q, &shape, size, Layout::Strided)?;
+        let contiguous = Layout::Contiguous;
+        check_tensor(TensorName::Out, &outputs.out, &shape, size, contiguous)?;
         let shape = problem.lse_shape();
-        check_tensor(TensorName::Lse, &self.lse, &shape, 4, Layout::Contiguous)
+        check_tensor(TensorName::Lse, &outputs.lse, &shape, 4, contiguous)
     }
 
-    /// Checks and launches.
-    pub(crate) fn run(
-        self,
-        client: &Client,
-        problem: &DecodeProblem,
-        plan: Plan,
-    ) -> Result<(), AttentionError> {
-        self.check(problem)?;
-        let append = &problem.append;
-        plan.check(client, problem)?;
-        if append.cache.batch * append.tokens == 0 {
-            return Ok(());
-        }
-        let moves = match &self.cache {
-            Cache::Slots(slots) => Some(plan_moves(client, append, slots, &self.tokens)),
+    /// There are no tokens.
+    fn launch_empty(&self, _client: &Client, _outputs: StepOutputs) {}
+
+    fn launch(&self, client: &Client, config: ConfigOf<Self>, outputs: StepOutputs) {
+        let (problem, append) = (self.problem, &self.problem.append);
+        let StepInputs { q, tokens } = self.inputs.clone();
+        let StepOutputs { cache, out, lse } = outputs;
+        let moves = match &cache {
+            Cache::Slots(slots) => Some(plan_moves(client, append, slots, &tokens)),
             Cache::Pages(_) => None,
         };
-        let parts = plan.parts();
+        let (parts, cubes) = (parts_of(&config), self.cubes(&config));
         let (out_shape, lse_shape) = part_shapes(problem, parts);
         let part_out = scratch(client, out_shape);
         let part_lse = scratch(client, lse_shape);
-        self.launch(client, problem, plan, moves.as_ref(), &part_out, &part_lse);
+        let step = Step { q, cache, tokens };
+        let moved = moves.as_ref();
+        step.launch(client, problem, config, cubes, moved, &part_out, &part_lse);
+        let Step { cache, tokens, .. } = step;
         let outputs = Outputs {
             parts,
             part_out,
             part_lse,
-            out: self.out,
-            lse: self.lse,
+            out,
+            lse,
         };
-        match (self.cache, moves) {
+        match (cache, moves) {
             (Cache::Slots(slots), Some(moves)) => {
-                finish_slots(client, problem, outputs, slots, self.tokens, moves);
+                finish_slots(client, problem, outputs, slots, tokens, moves);
             }
-            (Cache::Pages(pages), _) => finish_pages(client, problem, outputs, pages, self.tokens),
+            (Cache::Pages(pages), _) => finish_pages(client, problem, outputs, pages, tokens),
             (Cache::Slots(_), None) => unreachable!("slots have a plan"),
         }
-        Ok(())
     }
+}
 
+/// What the attention of a step reads.
+struct Step {
+    q: TensorBinding,
+    cache: Cache,
+    tokens: Tokens,
+}
+
+impl Step {
+    /// Launches attention over the cache as it was and the new tokens, into the outputs of the parts.
     fn launch(
         &self,
         client: &Client,
         problem: &DecodeProblem,
-        plan: Plan,
+        config: ConfigOf<DecodeStep<'_>>,
+        cubes: [usize; 3],
         moves: Option<&TensorBinding>,
         part_out: &TensorBinding,
         part_lse: &TensorBinding,
@@ -404,7 +317,7 @@ impl Step {
         let size = element.size();
         let words = [part_out, part_lse, score, new_scores, places];
         let address = address_type(&typed, size).max(address_type(&words, 4));
-        let [x, y, z] = plan.cubes(problem).map(|n| n as u32);
+        let [x, y, z] = cubes.map(|n| n as u32);
         let grid = CubeCount::Static(x, y, z);
         // One argument list, because both kernels take the same arguments.
         macro_rules! launch {
@@ -439,12 +352,12 @@ impl Step {
         }
     };
 }
-        match plan {
-            Plan::Portable(blueprint, _) => {
+        match config {
+            Config::Portable((blueprint, _)) => {
                 let (dim, vector) = (blueprint.tile.cube_dim(), vector_size(&typed, size));
                 launch!(decode_kernel, dim, [vector], into_tensor_arg, blueprint);
             }
-            Plan::Mma(blueprint, _) => {
+            Config::Matrix((blueprint, _)) => {
                 let dim = blueprint.cube_dim();
                 launch!(decode_mma_kernel, dim, [], into_buffer_arg, blueprint);
             }

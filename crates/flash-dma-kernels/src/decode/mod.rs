@@ -6,13 +6,13 @@
 //!
 //! A step of up to 16 tokens is:
 //!
-//! 1. [`plan`] (slots): which slot each token takes, in order of the tokens;
+//! 1. `plan` (slots): which slot each token takes, in order of the tokens;
 //! 2. attention, keys split over cubes: over the cache *as it was* and the new tokens, each key on the interval
 //!    of the step's queries that the plan leaves it, so that query `t` sees what it would if the tokens came one at a
 //!    time;
-//! 3. [`finish`]: the parts of the keys merged, and the new rows written into the cache.
+//! 3. `finish`: the parts of the keys merged, and the new rows written into the cache.
 //!
-//! More tokens at once (a prefill) are appended by [`choose`], a radix selection of the `window` best of slots
+//! More tokens at once (a prefill) are appended by `choose`, a radix selection of the `window` best of slots
 //! and tokens.
 
 pub(crate) mod append;
@@ -31,4 +31,5 @@ pub(crate) mod plan;
 pub(crate) mod tensors;
 #[cfg(test)]
 mod tests;
-pub(crate) mod workspace;
+
+pub use launch::{plan, plan_on};

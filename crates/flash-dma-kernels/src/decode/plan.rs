@@ -1,6 +1,7 @@
 //! Which slots a few tokens take, in order of the tokens.
 
 use crate::decode::commit::{ENTRY, NONE};
+use crate::decode::tensors::Contenders;
 use crate::select::sort::sort_key;
 use crate::team::Team;
 use cubecl::prelude::*;
@@ -53,6 +54,18 @@ impl Candidates {
     }
 }
 
+/// The slots of one (sequence, kv head), and the tokens that may take them.
+#[derive(CubeType, Clone, Copy)]
+struct HeadSlots {
+    /// The first slot, and the number of slots.
+    first: usize,
+    window: u32,
+    /// The first new score.
+    new: usize,
+    /// The position of the first token.
+    next_position: i32,
+}
+
 /// Finds the slot that each of `tokens` new tokens takes: the worst slot, if the token is better. Later tokens see the
 /// slots as the earlier tokens left them. A slot of equal score is kept, because its position is lower.
 ///
@@ -60,16 +73,11 @@ impl Candidates {
 ///
 /// | buffer | layout |
 /// |---|---|
-/// | `score`, `position` | the cache's, contiguous `[batch, kv_heads, window]` |
-/// | `seen` | `[batch]` |
-/// | `new_scores` | `[batch, kv_heads, tokens]`, last axis contiguous |
+/// | `contenders` | see [`Contenders`] |
 /// | `moves` | contiguous `[batch * kv_heads, tokens]` of [entries](crate::decode::commit), overwritten |
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn plan_kernel(
-    score: &[f32],
-    position: &[i32],
-    seen: &[i32],
-    new_scores: &Tensor<f32>,
+    contenders: &Contenders,
     moves: &mut [i32],
     window: u32,
     tokens: u32,
@@ -81,29 +89,21 @@ pub(crate) fn plan_kernel(
     if row >= rows as usize {
         terminate!();
     }
+    let new_scores = &contenders.new_scores;
     let heads = new_scores.shape(1);
-    let first = row * window as usize;
-    let new = (row / heads) * new_scores.stride(0) + (row % heads) * new_scores.stride(1);
-    let next_position = seen[row / heads];
+    let head = HeadSlots {
+        first: row * window as usize,
+        window,
+        new: (row / heads) * new_scores.stride(0) + (row % heads) * new_scores.stride(1),
+        next_position: contenders.seen[row / heads],
+    };
     let entries = row * tokens as usize * ENTRY;
     let unit = UNIT_POS as usize;
 
     let mut candidates = Candidates::new(units);
     // Slots that this step's tokens took, by token; `window` where one took none.
     let mut taken = Shared::<[u32]>::new_slice(comptime!(flash_dma_problem::MAX_DECODE_TOKENS));
-    find_worst(
-        score,
-        position,
-        new_scores,
-        first,
-        new,
-        next_position,
-        &taken,
-        &mut candidates,
-        window,
-        0u32,
-        units,
-    );
+    find_worst(contenders, &head, &taken, &mut candidates, 0u32, units);
     for token in 0..tokens {
         candidates.enter(unit);
         sync_cube();
@@ -116,27 +116,22 @@ pub(crate) fn plan_kernel(
             half /= 2u32;
         }
         let (worst_key, worst_slot) = (candidates.keys[0], candidates.slots[0]);
-        let key = sort_key(new_scores[new + token as usize]);
+        let key = sort_key(new_scores[head.new + token as usize]);
         let takes = key > worst_key;
         if unit == 0 {
             taken[token as usize] = select(takes, worst_slot, window);
             let to = entries + token as usize * ENTRY;
             moves[to] = select(takes, worst_slot as i32, comptime!(NONE));
             moves[to + 1] = select(takes, token as i32, comptime!(NONE));
-            moves[to + 2] = next_position + token as i32;
+            moves[to + 2] = head.next_position + token as i32;
         }
         sync_cube();
         if takes && worst_slot as usize % units == unit {
             find_worst(
-                score,
-                position,
-                new_scores,
-                first,
-                new,
-                next_position,
+                contenders,
+                &head,
                 &taken,
                 &mut candidates,
-                window,
                 token + 1u32,
                 units,
             );
@@ -148,31 +143,26 @@ pub(crate) fn plan_kernel(
 /// has no slots.
 #[cube]
 fn find_worst(
-    score: &[f32],
-    position: &[i32],
-    new_scores: &Tensor<f32>,
-    first: usize,
-    new: usize,
-    next_position: i32,
+    contenders: &Contenders,
+    head: &HeadSlots,
     taken: &Shared<[u32]>,
     candidates: &mut Candidates,
-    window: u32,
     done: u32,
     #[comptime] units: usize,
 ) {
     let mut worst_key = u32::new(u32::MAX as i64);
     let mut worst_place = i32::new(0);
-    let mut worst_slot = window;
+    let mut worst_slot = head.window;
     let mut at = UNIT_POS;
-    while at < window {
+    while at < head.window {
         // Several slots are read before the first one is used, so that the reads overlap.
         let mut scores = Array::<f32>::new(READS);
         let mut places = Array::<i32>::new(READS);
         #[unroll]
         for r in 0..READS {
-            let slot = min(at + comptime!((r * units) as u32), window - 1u32) as usize;
-            scores[r] = score[first + slot];
-            places[r] = position[first + slot];
+            let slot = min(at + comptime!((r * units) as u32), head.window - 1u32) as usize;
+            scores[r] = contenders.score[head.first + slot];
+            places[r] = contenders.position[head.first + slot];
         }
         #[unroll]
         for r in 0..READS {
@@ -181,12 +171,12 @@ fn find_worst(
             let mut place = places[r];
             for token in 0..done {
                 if taken[token as usize] == slot {
-                    key = sort_key(new_scores[new + token as usize]);
-                    place = next_position + token as i32;
+                    key = sort_key(contenders.new_scores[head.new + token as usize]);
+                    place = head.next_position + token as i32;
                 }
             }
             let is_worse = key < worst_key || (key == worst_key && place > worst_place);
-            if slot < window && is_worse {
+            if slot < head.window && is_worse {
                 worst_key = key;
                 worst_place = place;
                 worst_slot = slot;

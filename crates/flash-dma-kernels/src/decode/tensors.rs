@@ -24,6 +24,19 @@ pub(crate) struct StepTensors<E: Float, N: Size> {
     pub lengths: Box<[i32]>,
 }
 
+/// What competes for the slots of a cache: the keys in them, and new tokens.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct Contenders {
+    /// The cache's, contiguous `[batch, kv_heads, window]`.
+    pub score: Box<[f32]>,
+    /// As `score`.
+    pub position: Box<[i32]>,
+    /// `[batch]`.
+    pub seen: Box<[i32]>,
+    /// `[batch, kv_heads, tokens]`, last axis contiguous.
+    pub new_scores: OwnedTensor<f32>,
+}
+
 /// New tokens, and where they go.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct NewTokens<E: Numeric, N: Size> {

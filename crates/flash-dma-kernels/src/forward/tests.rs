@@ -1,7 +1,11 @@
 //! The forward kernel against the oracle, on cubecl-cpu.
 
-use crate::forward::launch::{Plan, forward, forward_with};
+use crate::args::{Inputs, Outputs};
+use crate::forward::launch::ScoredForward;
 use crate::forward::merge::merge;
+use crate::forward::plan;
+use crate::host::engine::Engine;
+use crate::host::pass::{Config, Plan};
 use crate::portable::blueprint::{Blueprint, micro};
 use crate::testing::placement::{Output, Placement, client, problem, upload_inputs};
 use flash_dma_problem::{AttentionError, AttentionOptions, ElementType, Problem};
@@ -11,17 +15,30 @@ use flash_dma_reference::{self as oracle};
 
 const F32: ElementType = ElementType::F32;
 
+fn forward(p: &Problem, given: &Inputs, out: &Output, lse: &Output) -> Result<(), AttentionError> {
+    let (out, lse) = (out.binding(), lse.binding());
+    plan(&client(), p, given)?.run(Outputs { out, lse })
+}
+
 /// Runs the kernel (with a forced blueprint, if any) and compares output and LSE with the oracle.
 fn check(inputs: &oracle::Inputs, placement: Placement, blueprint: Option<Blueprint>) {
     let (p, client) = (&inputs.problem, client());
     let out = Output::new(&client, &p.q_shape(), p.element);
     let lse = Output::new(&client, &p.lse_shape(), F32);
     let given = upload_inputs(&client, inputs, placement);
-    let (o, l) = (out.binding(), lse.binding());
     match blueprint {
-        None => forward(&client, p, given, o, l).unwrap(),
+        None => forward(p, &given, &out, &lse).unwrap(),
         Some(blueprint) => {
-            forward_with(&client, p, given, o, l, Plan::Portable(blueprint)).unwrap()
+            let pass = ScoredForward {
+                problem: p,
+                inputs: &given,
+                tuning: Default::default(),
+            };
+            let config = Config::Portable(blueprint);
+            let (out, lse) = (out.binding(), lse.binding());
+            Plan::with(&client, Engine::Portable, config, pass)
+                .and_then(|plan| plan.run(Outputs { out, lse }))
+                .unwrap();
         }
     }
     let (exact, naive) = (inputs.forward(), inputs.naive_forward());
@@ -244,7 +261,7 @@ fn empty_problems_are_defined() {
             let lse = Output::new(&client, &p.lse_shape(), F32);
             let inputs = inputs(p, Scores::Normal, 1.0, 0);
             let given = upload_inputs(&client, &inputs, Placement::Contiguous);
-            forward(&client, &p, given, out.binding(), lse.binding()).unwrap();
+            forward(&p, &given, &out, &lse).unwrap();
             assert!(out.read(&client).iter().all(|&x| x == 0.0));
             assert!(lse.read(&client).iter().all(|&x| x == f64::NEG_INFINITY));
         }
@@ -258,10 +275,10 @@ fn what_does_not_fit_is_refused_before_anything_is_written() {
     let inputs = inputs(p, Scores::Normal, 1.0, 0);
     let lse = Output::new(&client, &p.lse_shape(), F32);
     let out = Output::new(&client, &p.q_shape(), F32);
-    let run = |change: &dyn Fn(&mut crate::args::Inputs)| {
+    let run = |change: &dyn Fn(&mut Inputs)| {
         let mut given = upload_inputs(&client, &inputs, Placement::Contiguous);
         change(&mut given);
-        forward(&client, &p, given, out.binding(), lse.binding()).unwrap_err()
+        forward(&p, &given, &out, &lse).unwrap_err()
     };
     let error = run(&|given| given.k.shape[2] = 4);
     assert!(
@@ -277,11 +294,15 @@ fn what_does_not_fit_is_refused_before_anything_is_written() {
     let mut strided = out.binding();
     strided.strides[1] = 48;
     let given = upload_inputs(&client, &inputs, Placement::Contiguous);
-    let error = forward(&client, &p, given, strided, lse.binding()).unwrap_err();
+    let outputs = Outputs {
+        out: strided,
+        lse: lse.binding(),
+    };
+    let error = (plan(&client, &p, &given).and_then(|plan| plan.run(outputs))).unwrap_err();
     assert!(matches!(error, AttentionError::Strides { .. }), "{error}");
 
     let p = sparse([1, 2, 5, 8], [1, 5], F32, 2);
     let given = upload_inputs(&client, &inputs, Placement::Contiguous);
-    let error = forward(&client, &p, given, out.binding(), lse.binding()).unwrap_err();
+    let error = forward(&p, &given, &out, &lse).unwrap_err();
     assert_eq!(error, AttentionError::ScoresWithoutIntervals);
 }

@@ -1,6 +1,6 @@
 //! The conditions that a call must satisfy before anything is launched.
 
-use crate::args::{Inputs, Selection};
+use crate::args::{Gradients, Inputs, Outputs, Saved, Selection};
 use crate::host::cpu;
 use cubecl::client::Client;
 use cubecl::ir::features::TypeUsage;
@@ -103,6 +103,66 @@ impl Selection {
     }
 }
 
+impl Outputs {
+    /// Checks both outputs against the problem.
+    pub(crate) fn check(&self, problem: &Problem) -> Result<(), AttentionError> {
+        let (size, rows, lse) = (
+            problem.element.size(),
+            problem.q_shape(),
+            problem.lse_shape(),
+        );
+        check_tensor(TensorName::Out, &self.out, &rows, size, Layout::Contiguous)?;
+        check_tensor(TensorName::Lse, &self.lse, &lse, 4, Layout::Contiguous)
+    }
+}
+
+impl Saved {
+    /// Checks every tensor against the problem.
+    pub(crate) fn check(&self, problem: &Problem) -> Result<(), AttentionError> {
+        let (size, rows, lse) = (
+            problem.element.size(),
+            problem.q_shape(),
+            problem.lse_shape(),
+        );
+        check_tensor(TensorName::Out, &self.out, &rows, size, Layout::Strided)?;
+        check_tensor(TensorName::Lse, &self.lse, &lse, 4, Layout::Contiguous)?;
+        check_tensor(
+            TensorName::GradOut,
+            &self.grad_out,
+            &rows,
+            size,
+            Layout::Strided,
+        )?;
+        match &self.grad_lse {
+            Some(grad) => check_tensor(TensorName::GradLse, grad, &lse, 4, Layout::Contiguous),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Gradients {
+    /// Checks every output against the problem.
+    pub(crate) fn check(&self, problem: &Problem) -> Result<(), AttentionError> {
+        let (size, kv, contiguous) = (
+            problem.element.size(),
+            problem.kv_shape(),
+            Layout::Contiguous,
+        );
+        let q = problem.q_shape();
+        check_tensor(TensorName::GradQuery, &self.q, &q, size, contiguous)?;
+        check_tensor(TensorName::GradKey, &self.k, &kv, size, contiguous)?;
+        check_tensor(TensorName::GradValue, &self.v, &kv, size, contiguous)?;
+        match &self.scores {
+            Some(scores) if problem.has_scores => {
+                let shape = problem.scores_shape();
+                check_tensor(TensorName::GradScores, scores, &shape, 4, contiguous)
+            }
+            None if !problem.has_scores => Ok(()),
+            _ => Err(AttentionError::ScoresGradient),
+        }
+    }
+}
+
 /// Checks that the device stores and converts the element type.
 pub(crate) fn check_type(client: &Client, element: ElementType) -> Result<(), AttentionError> {
     let unsupported = |what| Err(AttentionError::Unsupported { what });
@@ -116,17 +176,6 @@ pub(crate) fn check_type(client: &Client, element: ElementType) -> Result<(), At
         return unsupported(cpu::NO_ROUNDING.into());
     }
     Ok(())
-}
-
-/// Checks that the device has what all attention kernels need, for a kernel with `bindings` buffers.
-pub(crate) fn check_device(
-    client: &Client,
-    problem: &Problem,
-    bindings: u32,
-    cubes: [usize; 3],
-) -> Result<(), AttentionError> {
-    check_type(client, problem.element)?;
-    check_grid(client, bindings, cubes)
 }
 
 /// Checks the number of buffers of a kernel and of its cubes: tiles, heads, sequences.

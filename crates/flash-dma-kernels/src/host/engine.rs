@@ -1,6 +1,6 @@
 //! The matrix engines, and which of them to try.
 
-use flash_dma_problem::{AttentionError, Problem};
+use flash_dma_problem::AttentionError;
 
 /// The matrix engine of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,7 +23,7 @@ pub const ENGINE_VARIABLE: &str = "FLASH_DMA_ENGINE";
 impl Engine {
     /// The engines to try before [`Engine::Portable`], the fastest first: all engines that [`ENGINE_VARIABLE`] does not
     /// exclude.
-    pub(crate) fn tensor_cores() -> Result<&'static [Self], AttentionError> {
+    fn tensor_cores() -> Result<&'static [Self], AttentionError> {
         match std::env::var(ENGINE_VARIABLE).as_deref() {
             Err(_) | Ok("" | "wgmma") => Ok(&[Engine::Wgmma, Engine::Mma]),
             Ok("mma") => Ok(&[Engine::Mma]),
@@ -34,13 +34,13 @@ impl Engine {
         }
     }
 
-    /// The first engine for which `of` returns a plan, and that plan; [`Engine::Portable`] is tried last.
-    pub(crate) fn first<P>(
-        of: impl Fn(Self) -> Result<P, AttentionError>,
-    ) -> Result<(Self, P), AttentionError> {
+    /// The first engine for which `of` returns a configuration, and that; [`Engine::Portable`] is tried last.
+    pub(crate) fn first<C>(
+        of: impl Fn(Self) -> Result<C, AttentionError>,
+    ) -> Result<(Self, C), AttentionError> {
         for &engine in Self::tensor_cores()? {
-            if let Ok(plan) = of(engine) {
-                return Ok((engine, plan));
+            if let Ok(config) = of(engine) {
+                return Ok((engine, config));
             }
         }
         Ok((Self::Portable, of(Self::Portable)?))
@@ -52,16 +52,6 @@ impl Engine {
             Self::Portable => None,
             Self::Mma => Some(Instruction::Mma),
             Self::Wgmma => Some(Instruction::Wgmma),
-        }
-    }
-
-    /// The error that it does not support a problem; `what` is the operation, up to and including "on ".
-    pub(crate) fn refusal(self, what: &str, problem: &Problem) -> AttentionError {
-        AttentionError::Unsupported {
-            what: format!(
-                "{what}the {self:?} engine for {} of head dimension {}",
-                problem.element, problem.head_dim
-            ),
         }
     }
 }

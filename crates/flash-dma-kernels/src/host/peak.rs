@@ -11,7 +11,6 @@ thread_local! {
 }
 
 /// The measurements of [`peak_of`].
-#[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Peak {
     /// The most bytes of scratch buffers that this thread held at once, as it requested them.
@@ -32,7 +31,6 @@ struct Observed {
 /// Runs `run` and watches the scratch buffers that its calls request on this thread. It waits for the device at each
 /// request, so that a buffer counts for as long as the host holds it, however far the device lags. If a runtime's
 /// threads release a finished launch late, the numbers can be too large, never too small.
-#[doc(hidden)]
 pub fn peak_of(client: &Client, run: impl FnOnce()) -> Peak {
     PEAK.set(Some(Observed {
         before: usage(client).bytes_in_use,

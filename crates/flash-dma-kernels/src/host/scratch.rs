@@ -1,6 +1,5 @@
 //! Scratch buffers and launches of one unit per item, for selection and key lists.
 
-use crate::host::peak;
 use cubecl::client::Client;
 use cubecl::ir::AddressType;
 use cubecl::prelude::{CubeCount, TensorBinding};
@@ -12,7 +11,8 @@ use flash_dma_problem::contiguous_strides;
 pub(crate) fn scratch<const R: usize>(client: &Client, shape: [usize; R]) -> TensorBinding {
     let strides = contiguous_strides(&shape).collect();
     let handle = client.empty(bytes(shape));
-    peak::observe(client, &handle, bytes(shape));
+    #[cfg(feature = "internals")]
+    crate::host::peak::observe(client, &handle, bytes(shape));
     // SAFETY: the buffer holds the product of the shape, and the strides are those of that shape.
     unsafe { TensorBinding::from_raw_parts(handle, strides, shape.into()) }
 }

@@ -4,8 +4,8 @@ use crate::host::scratch::{address_type, bytes, one_unit_each, scratch};
 use crate::select::blocks;
 use crate::select::blueprint::BlocksBlueprint;
 use crate::select::quantile::{
-    CHUNK, SPAN, count_digits_kernel, descend_kernel, keep_all_kernel, scan_spans_kernel,
-    start_queries_kernel, write_intervals_kernel,
+    CHUNK, LevelLaunch, LevelSizesLaunch, QueriesLaunch, SPAN, count_digits_kernel, descend_kernel,
+    keep_all_kernel, scan_spans_kernel, start_queries_kernel, write_intervals_kernel,
 };
 use crate::select::sort::{BLOCK, merge_blocks_kernel, sort_blocks_kernel};
 use cubecl::client::Client;
@@ -165,9 +165,11 @@ impl Selecting<'_> {
                 count.clone(),
                 dim,
                 self.address,
-                nodes.clone().into_buffer_arg(),
-                candidates.clone().into_buffer_arg(),
-                wanted.clone().into_buffer_arg(),
+                QueriesLaunch::new(
+                    nodes.clone().into_buffer_arg(),
+                    candidates.clone().into_buffer_arg(),
+                    wanted.clone().into_buffer_arg(),
+                ),
                 rows,
                 n,
                 window as u32,
@@ -190,17 +192,18 @@ impl Selecting<'_> {
                     count.clone(),
                     dim,
                     self.address,
-                    level.clone().into_buffer_arg(),
-                    in_span.into_buffer_arg(),
-                    spans.into_buffer_arg(),
+                    LevelLaunch::new(
+                        level.clone().into_buffer_arg(),
+                        in_span.into_buffer_arg(),
+                        spans.into_buffer_arg(),
+                    ),
                     below.clone().into_buffer_arg(),
-                    nodes.clone().into_buffer_arg(),
-                    candidates.clone().into_buffer_arg(),
-                    wanted.clone().into_buffer_arg(),
-                    rows,
-                    n,
-                    bits,
-                    width,
+                    QueriesLaunch::new(
+                        nodes.clone().into_buffer_arg(),
+                        candidates.clone().into_buffer_arg(),
+                        wanted.clone().into_buffer_arg(),
+                    ),
+                    LevelSizesLaunch::new(rows, n, bits, width),
                 );
             }
             next = spare.next().or(Some(level));
@@ -216,9 +219,11 @@ impl Selecting<'_> {
                 ranked.order.into_buffer_arg(),
                 ranked.keys.into_buffer_arg(),
                 level.into_buffer_arg(),
-                nodes.into_buffer_arg(),
-                candidates.into_buffer_arg(),
-                wanted.into_buffer_arg(),
+                QueriesLaunch::new(
+                    nodes.into_buffer_arg(),
+                    candidates.into_buffer_arg(),
+                    wanted.into_buffer_arg(),
+                ),
                 intervals.into_buffer_arg(),
                 rows,
                 n,

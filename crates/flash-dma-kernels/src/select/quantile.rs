@@ -71,63 +71,74 @@ pub(crate) fn scan_spans_kernel(spans: &mut [u32], rows: u32, span_count: u32, v
     }
 }
 
-/// Elements of digit at most `value` before `chunk`, from the tables of the two kernels above.
+/// A level of the tree, and its digit counts from the two kernels above.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct Level {
+    /// `[rows, n]`.
+    pub sequence: Box<[u32]>,
+    /// From the start of the span.
+    pub in_span: Box<[u32]>,
+    /// From the start of the row.
+    pub spans: Box<[u32]>,
+}
+
+/// Sizes of a level.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct LevelSizes {
+    pub rows: u32,
+    pub n: u32,
+    /// The digit's lowest bit, and its bits.
+    pub shift: u32,
+    pub width: u32,
+}
+
+/// The queries of the tree, one per rank; contiguous `[rows, n]`.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct Queries {
+    /// The high digits of the query's node.
+    pub nodes: Box<[u32]>,
+    /// The number of its better keys in the node, which are the node's first; 0 if there is nothing to find.
+    pub candidates: Box<[u32]>,
+    /// The rank by index of the one that it looks for, from 1.
+    pub wanted: Box<[u32]>,
+}
+
 #[cube]
-fn counted(
-    in_span: &[u32],
-    spans: &[u32],
-    row: usize,
-    n: u32,
-    values: u32,
-    chunk: u32,
-    value: u32,
-) -> u32 {
-    let row_span = row * n.div_ceil(SPAN) as usize + (chunk / (SPAN / CHUNK)) as usize;
-    let slot = row_span * (SPAN / CHUNK) as usize + (chunk % (SPAN / CHUNK)) as usize;
-    in_span[slot * values as usize + value as usize]
-        + spans[row_span * values as usize + value as usize]
+impl Level {
+    /// Elements of digit at most `value` of `values` before `chunk` of row `row` of `n` elements.
+    fn counted(&self, row: usize, n: u32, values: u32, chunk: u32, value: u32) -> u32 {
+        let row_span = row * n.div_ceil(SPAN) as usize + (chunk / (SPAN / CHUNK)) as usize;
+        let slot = row_span * (SPAN / CHUNK) as usize + (chunk % (SPAN / CHUNK)) as usize;
+        self.in_span[slot * values as usize + value as usize]
+            + self.spans[row_span * values as usize + value as usize]
+    }
 }
 
 /// Starts the queries: the key of rank `r` looks for the `window`-th smallest of its `r` better indices. One unit per
-/// rank; contiguous `[rows, n]` buffers, overwritten.
+/// rank; `queries` are overwritten.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(crate) fn start_queries_kernel(
-    nodes: &mut [u32],
-    candidates: &mut [u32],
-    wanted: &mut [u32],
-    rows: u32,
-    n: u32,
-    window: u32,
-) {
+pub(crate) fn start_queries_kernel(queries: &mut Queries, rows: u32, n: u32, window: u32) {
     if ABSOLUTE_POS < rows as usize * n as usize {
         let rank = (ABSOLUTE_POS % n as usize) as u32;
-        nodes[ABSOLUTE_POS] = 0u32;
+        queries.nodes[ABSOLUTE_POS] = 0u32;
         // Fewer better keys than the window: never evicted, no descent.
-        candidates[ABSOLUTE_POS] = select(rank >= window, rank, 0u32);
-        wanted[ABSOLUTE_POS] = window;
+        queries.candidates[ABSOLUTE_POS] = select(rank >= window, rank, 0u32);
+        queries.wanted[ABSOLUTE_POS] = window;
     }
 }
 
 /// Builds the next level of the tree and takes every query one level down.
 ///
-/// One unit per position of the level, `[rows, n]`, which also owns the query of that rank. `sequence` is the level,
-/// `next` (overwritten) the one below; `in_span` and `spans` are its digit counts. A query is its node's high digits
-/// (`nodes`), the number of its better keys in the node, which are the node's first (`candidates`; 0 if there is
-/// nothing to find), and the rank by index of the one that it looks for, from 1 (`wanted`).
+/// One unit per position of the level, `[rows, n]`, which also owns the query of that rank. `next`, `[rows, n]`, is
+/// overwritten with the level below, `queries` with their state in it.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn descend_kernel(
-    sequence: &[u32],
-    in_span: &[u32],
-    spans: &[u32],
+    level: &Level,
     next: &mut [u32],
-    nodes: &mut [u32],
-    candidates: &mut [u32],
-    wanted: &mut [u32],
-    rows: u32,
-    n: u32,
-    shift: u32,
-    width: u32,
+    queries: &mut Queries,
+    sizes: &LevelSizes,
 ) {
+    let (rows, n, shift, width) = (sizes.rows, sizes.n, sizes.shift, sizes.width);
     let row = ABSOLUTE_POS / n as usize;
     if row < rows as usize {
         let base = row * n as usize;
@@ -135,29 +146,29 @@ pub(crate) fn descend_kernel(
         let values = 1u32 << width;
 
         // The element goes after the elements of its node that have its digit and precede it.
-        let index = sequence[ABSOLUTE_POS];
+        let index = level.sequence[ABSOLUTE_POS];
         let child = index >> shift;
         let value = child % values;
         let node_chunk = ((child - value) << shift) / CHUNK;
         let chunk = pos / CHUNK;
-        let mut place = counted(in_span, spans, row, n, values, chunk, value)
-            - counted(in_span, spans, row, n, values, node_chunk, value);
+        let mut place = level.counted(row, n, values, chunk, value)
+            - level.counted(row, n, values, node_chunk, value);
         if value > 0u32 {
-            place += counted(in_span, spans, row, n, values, node_chunk, value - 1u32);
-            place -= counted(in_span, spans, row, n, values, chunk, value - 1u32);
+            place += level.counted(row, n, values, node_chunk, value - 1u32);
+            place -= level.counted(row, n, values, chunk, value - 1u32);
         }
         for i in chunk * CHUNK..pos {
-            if (sequence[base + i as usize] >> shift) % values == value {
+            if (level.sequence[base + i as usize] >> shift) % values == value {
                 place += 1u32;
             }
         }
         next[base + ((child << shift) + place) as usize] = index;
 
         // The query goes to the first child up to which there are enough candidates.
-        let candidate_count = candidates[ABSOLUTE_POS];
+        let candidate_count = queries.candidates[ABSOLUTE_POS];
         if candidate_count > 0u32 {
-            let node = nodes[ABSOLUTE_POS];
-            let rank = wanted[ABSOLUTE_POS];
+            let node = queries.nodes[ABSOLUTE_POS];
+            let rank = queries.wanted[ABSOLUTE_POS];
             let start = (node << width) << shift;
             let end = start + candidate_count;
             let end_chunk = (end - 1u32) / CHUNK;
@@ -168,10 +179,10 @@ pub(crate) fn descend_kernel(
             let mut high = values - 1u32;
             while low < high {
                 let mid = (low + high) / 2u32;
-                let mut count = counted(in_span, spans, row, n, values, end_chunk, mid)
-                    - counted(in_span, spans, row, n, values, start / CHUNK, mid);
+                let mut count = level.counted(row, n, values, end_chunk, mid)
+                    - level.counted(row, n, values, start / CHUNK, mid);
                 for i in end_chunk * CHUNK..end {
-                    if (sequence[base + i as usize] >> shift) % values <= mid {
+                    if (level.sequence[base + i as usize] >> shift) % values <= mid {
                         count += 1u32;
                     }
                 }
@@ -183,26 +194,24 @@ pub(crate) fn descend_kernel(
                     below = count;
                 }
             }
-            nodes[ABSOLUTE_POS] = (node << width) + low;
-            candidates[ABSOLUTE_POS] = through - below;
-            wanted[ABSOLUTE_POS] = rank - below;
+            queries.nodes[ABSOLUTE_POS] = (node << width) + low;
+            queries.candidates[ABSOLUTE_POS] = through - below;
+            queries.wanted[ABSOLUTE_POS] = rank - below;
         }
     }
 }
 
 /// Ends the descent in nodes of at most [`CHUNK`] elements, bit by bit, and writes the intervals.
 ///
-/// One unit per rank. `order`, `keys` (sort keys in rank order), `sequence` (the last level) and the queries' state are
-/// contiguous `[rows, n]`; `bits` are the bits below the nodes' digits. Overwrites `intervals`, contiguous
+/// One unit per rank. `order`, `keys` (sort keys in rank order), and `sequence` (the last level) are contiguous
+/// `[rows, n]`; `bits` are the bits below the nodes' digits. Overwrites `intervals`, contiguous
 /// `[rows, n, 2]`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn write_intervals_kernel(
     order: &[u32],
     keys: &[u32],
     sequence: &[u32],
-    nodes: &[u32],
-    candidates: &[u32],
-    wanted: &[u32],
+    queries: &Queries,
     intervals: &mut [u32],
     rows: u32,
     n: u32,
@@ -212,12 +221,12 @@ pub(crate) fn write_intervals_kernel(
     if row < rows as usize {
         let base = row * n as usize;
         let key = order[ABSOLUTE_POS];
-        let candidate_count = candidates[ABSOLUTE_POS];
+        let candidate_count = queries.candidates[ABSOLUTE_POS];
         let mut end = n;
         if candidate_count > 0u32 {
-            let start = nodes[ABSOLUTE_POS] << bits;
-            let mut rank = wanted[ABSOLUTE_POS];
-            let mut prefix = nodes[ABSOLUTE_POS];
+            let start = queries.nodes[ABSOLUTE_POS] << bits;
+            let mut rank = queries.wanted[ABSOLUTE_POS];
+            let mut prefix = queries.nodes[ABSOLUTE_POS];
             for level in 0..bits {
                 let shift = bits - 1u32 - level;
                 let mut zeros = 0u32;

@@ -111,8 +111,11 @@ mod kernels {
             selection: None,
         };
         let [out, lse] = [(); 2].map(|()| client.empty(32));
-        let to = (rows(&out), binding(&lse, &[1, 1, 1], &[1, 1, 1]));
-        engine::forward_on(engine, &client, &problem, inputs, to.0, to.1)?;
+        let outputs = engine::Outputs {
+            out: rows(&out),
+            lse: binding(&lse, &[1, 1, 1], &[1, 1, 1]),
+        };
+        engine::forward::plan_on(engine, &client, &problem, &inputs)?.run(outputs)?;
         // Memory that nothing has ever written.
         let unwritten = client.empty(1 << 60);
         engine::check(&client, "this test", [&out, &lse])?;

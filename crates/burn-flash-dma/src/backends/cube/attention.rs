@@ -8,7 +8,7 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::tensor::DType;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
-use flash_dma_kernels::{Gradients, Inputs};
+use flash_dma_kernels::{Gradients, Inputs, Outputs, backward, forward};
 use flash_dma_problem::Problem;
 
 impl DynamicMaskOps for CubeBackend {
@@ -33,13 +33,13 @@ impl DynamicMaskOps for CubeBackend {
         let client = q.client.clone();
         let out = empty(&q, problem.q_shape(), q.dtype);
         let lse = empty(&q, problem.lse_shape(), DType::F32);
-        let result = flash_dma_kernels::forward(
-            &client,
-            &problem,
-            inputs([q, k, v], selection),
-            out.clone().binding(),
-            lse.clone().binding(),
-        );
+        let outputs = Outputs {
+            out: out.clone().binding(),
+            lse: lse.clone().binding(),
+        };
+        let inputs = inputs([q, k, v], selection);
+        let plan = forward::plan(&client, &problem, &inputs);
+        let result = plan.and_then(|plan| plan.run(outputs));
         run_checked("attention's forward pass", [&out, &lse], result);
         (out, lse)
     }
@@ -59,26 +59,15 @@ impl DynamicMaskOps for CubeBackend {
         let grad_scores = problem
             .has_scores
             .then(|| empty(&q, problem.scores_shape(), DType::F32));
-        let result = flash_dma_kernels::backward(
-            &client,
-            &problem,
-            inputs([q, k, v], selection),
-            flash_dma_kernels::Saved {
-                out: addressable(saved.out),
-                lse: into_contiguous(saved.lse).binding(),
-                grad_out: addressable(saved.grad_out),
-                grad_lse: saved
-                    .grad_lse
-                    .into_option()
-                    .map(|t| into_contiguous(t).binding()),
-            },
-            Gradients {
-                q: grad_q.clone().binding(),
-                k: grad_k.clone().binding(),
-                v: grad_v.clone().binding(),
-                scores: grad_scores.clone().map(CubeTensor::binding),
-            },
-        );
+        let grads = Gradients {
+            q: grad_q.clone().binding(),
+            k: grad_k.clone().binding(),
+            v: grad_v.clone().binding(),
+            scores: grad_scores.clone().map(CubeTensor::binding),
+        };
+        let (inputs, saved) = (inputs([q, k, v], selection), saved_bindings(saved));
+        let plan = backward::plan(&client, &problem, &inputs, &saved);
+        let result = plan.and_then(|plan| plan.run(grads));
         let results = [&grad_q, &grad_k, &grad_v].into_iter().chain(&grad_scores);
         run_checked("attention's backward pass", results, result);
         AttentionGrads {
@@ -87,6 +76,16 @@ impl DynamicMaskOps for CubeBackend {
             v: grad_v,
             scores: OptionalFloat::from_option(grad_scores),
         }
+    }
+}
+
+/// What the forward pass saved, and the incoming gradients.
+pub(super) fn saved_bindings(saved: Saved<CubeBackend>) -> flash_dma_kernels::Saved {
+    flash_dma_kernels::Saved {
+        out: addressable(saved.out),
+        lse: into_contiguous(saved.lse).binding(),
+        grad_out: addressable(saved.grad_out),
+        grad_lse: (saved.grad_lse.into_option()).map(|t| into_contiguous(t).binding()),
     }
 }
 

@@ -10,7 +10,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::tensor::DType;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
-use flash_dma_kernels::{Pages, Slots, Tokens};
+use flash_dma_kernels::{Cache, Pages, Slots, StepInputs, StepOutputs, Tokens, decode};
 use flash_dma_problem::{AppendProblem, DecodeProblem};
 
 impl CacheOps for CubeBackend {
@@ -34,19 +34,9 @@ impl CacheOps for CubeBackend {
         tokens: TokenTensors<Self>,
         problem: DecodeProblem,
     ) -> DecodedSlots<Self> {
-        let client = q.client.clone();
         let slots = own_slots(slots);
-        let out = empty(&q, problem.q_shape(), q.dtype);
-        let lse = empty(&q, problem.lse_shape(), DType::F32);
-        run(flash_dma_kernels::decode(
-            &client,
-            &problem,
-            addressable(q),
-            slot_bindings(&slots),
-            token_bindings(tokens),
-            out.clone().binding(),
-            lse.clone().binding(),
-        ));
+        let cache = Cache::Slots(slot_bindings(&slots));
+        let (out, lse) = step(q, cache, tokens, &problem);
         DecodedSlots { out, lse, slots }
     }
 
@@ -97,21 +87,34 @@ impl CacheOps for CubeBackend {
         _map: PageMap,
         problem: DecodeProblem,
     ) -> DecodedPages<Self> {
-        let client = q.client.clone();
         let pages = own_pages(pages);
-        let out = empty(&q, problem.q_shape(), q.dtype);
-        let lse = empty(&q, problem.lse_shape(), DType::F32);
-        run(flash_dma_kernels::decode_pages(
-            &client,
-            &problem,
-            addressable(q),
-            page_bindings(&pages),
-            token_bindings(tokens),
-            out.clone().binding(),
-            lse.clone().binding(),
-        ));
+        let cache = Cache::Pages(page_bindings(&pages));
+        let (out, lse) = step(q, cache, tokens, &problem);
         DecodedPages { out, lse, pages }
     }
+}
+
+/// A decode step: its output and LSE.
+fn step(
+    q: CubeTensor,
+    cache: Cache,
+    tokens: TokenTensors<CubeBackend>,
+    problem: &DecodeProblem,
+) -> (CubeTensor, CubeTensor) {
+    let client = q.client.clone();
+    let out = empty(&q, problem.q_shape(), q.dtype);
+    let lse = empty(&q, problem.lse_shape(), DType::F32);
+    let inputs = StepInputs {
+        q: addressable(q),
+        tokens: token_bindings(tokens),
+    };
+    let outputs = StepOutputs {
+        cache,
+        out: out.clone().binding(),
+        lse: lse.clone().binding(),
+    };
+    run(decode::plan(&client, problem, &inputs).and_then(|plan| plan.run(outputs)));
+    (out, lse)
 }
 
 /// A contiguous tensor that nothing else shares: the same, unless it is shared or padded.

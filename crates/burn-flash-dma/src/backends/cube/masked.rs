@@ -1,5 +1,6 @@
 //! Masks and biases on every CubeCL runtime.
 
+use super::attention::saved_bindings;
 use super::tensors::{addressable, empty, run_checked};
 use crate::backends::bias::as_f32;
 use crate::ops::masked::MaskedAttentionOps;
@@ -8,7 +9,7 @@ use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::tensor::DType;
 use burn_cubecl::kernel::{into_contiguous, untile};
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
-use flash_dma_kernels::{MaskBits, MaskedGradients, MaskedInputs};
+use flash_dma_kernels::{MaskBits, MaskedGradients, MaskedInputs, Outputs, backward, forward};
 use flash_dma_problem::{MaskedProblem, PlanGeometry};
 
 impl MaskedAttentionOps for CubeBackend {
@@ -49,13 +50,13 @@ impl MaskedAttentionOps for CubeBackend {
         let (client, p) = (q.client.clone(), problem.attention);
         let out = empty(&q, p.q_shape(), q.dtype);
         let lse = empty(&q, p.lse_shape(), DType::F32);
-        let result = flash_dma_kernels::masked_forward(
-            &client,
-            &problem,
-            inputs([q, k, v], masking),
-            out.clone().binding(),
-            lse.clone().binding(),
-        );
+        let outputs = Outputs {
+            out: out.clone().binding(),
+            lse: lse.clone().binding(),
+        };
+        let inputs = inputs([q, k, v], masking);
+        let plan = forward::plan(&client, &problem, &inputs);
+        let result = plan.and_then(|plan| plan.run(outputs));
         run_checked("masked attention's forward pass", [&out, &lse], result);
         (out, lse)
     }
@@ -75,26 +76,15 @@ impl MaskedAttentionOps for CubeBackend {
         let grad_v = empty(&q, p.kv_shape(), q.dtype);
         let grad_bias =
             (problem.bias.filter(|_| bias_gradient)).map(|shape| empty(&q, shape, DType::F32));
-        let result = flash_dma_kernels::masked_backward(
-            &client,
-            &problem,
-            inputs([q, k, v], masking),
-            flash_dma_kernels::Saved {
-                out: addressable(saved.out),
-                lse: into_contiguous(saved.lse).binding(),
-                grad_out: addressable(saved.grad_out),
-                grad_lse: saved
-                    .grad_lse
-                    .into_option()
-                    .map(|t| into_contiguous(t).binding()),
-            },
-            MaskedGradients {
-                q: grad_q.clone().binding(),
-                k: grad_k.clone().binding(),
-                v: grad_v.clone().binding(),
-                bias: grad_bias.clone().map(CubeTensor::binding),
-            },
-        );
+        let grads = MaskedGradients {
+            q: grad_q.clone().binding(),
+            k: grad_k.clone().binding(),
+            v: grad_v.clone().binding(),
+            bias: grad_bias.clone().map(CubeTensor::binding),
+        };
+        let (inputs, saved) = (inputs([q, k, v], masking), saved_bindings(saved));
+        let plan = backward::plan(&client, &problem, &inputs, &saved);
+        let result = plan.and_then(|plan| plan.run(grads));
         let results = [&grad_q, &grad_k, &grad_v].into_iter().chain(&grad_bias);
         run_checked("masked attention's backward pass", results, result);
         MaskedGrads {

@@ -10,6 +10,7 @@ use crate::matrix::mask::is_set;
 use crate::matrix::pair_bias::PairBias;
 use crate::matrix::ptx::any_lane;
 use crate::matrix::query_tile::TileRow;
+use crate::matrix::wgmma::panel::Panels;
 use crate::matrix::wgmma::product::{finish, finish_but, start_nt};
 use crate::matrix::wgmma::ring::Turns;
 use cubecl::prelude::*;
@@ -98,14 +99,14 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
     );
 
     let slot0 = warp * 16 + lane / 4;
-    let row0 = tile_row(steps.first_query + slot0, &steps.sizes, bp);
-    let row1 = tile_row(steps.first_query + slot0 + 8, &steps.sizes, bp);
+    let rows = TileRows {
+        upper: tile_row(steps.first_query + slot0, &steps.sizes, bp),
+        lower: tile_row(steps.first_query + slot0 + 8, &steps.sizes, bp),
+    };
 
-    let found = steps.find(counts, 0usize, bp);
-    let mut now = found.at;
-    let mut whole = found.whole;
-    if first_unit && now < steps.total {
-        let step = steps.step(now);
+    let mut now = steps.find(counts, 0usize);
+    if first_unit && now.at < steps.total {
+        let step = steps.step(&now);
         let key = step.key_tile * keys;
         copies.fill_rows(0usize, step.batch, step.head, steps.first_query, bp);
         copies.fill_keys(0usize, step.batch, step.kv_head, key, bp);
@@ -119,12 +120,12 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
         let first_key = key_tile * keys;
         let mut sum0 = Vector::<f32, N>::new(0.0f32);
         let mut sum1 = Vector::<f32, N>::new(0.0f32);
-        if steps.key_tile(now) == key_tile {
+        if steps.key_tile(now.at) == key_tile {
             // The same for all steps of the tile.
             let z0 = pairs.tile::<N>(
                 bias,
-                &row0,
-                &row1,
+                &rows.upper,
+                &rows.lower,
                 first_key,
                 steps.sizes.q_len,
                 steps.sizes.k_len,
@@ -132,34 +133,33 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
             );
             let z1 = pairs.tile::<N>(
                 bias,
-                &row0,
-                &row1,
+                &rows.upper,
+                &rows.lower,
                 first_key + half,
                 steps.sizes.q_len,
                 steps.sizes.k_len,
                 half,
             );
-            while steps.key_tile(now) == key_tile {
-                let step = steps.step(now);
+            while steps.key_tile(now.at) == key_tile {
+                let step = steps.step(&now);
                 copies.wait_rows(row_turn);
                 let at = row_stage(row_turn) * comptime!(BiasBlueprint::QUERIES) + slot0;
-                let upper = lane_row(tiles.rows[at]);
-                let lower = lane_row(tiles.rows[at + 8]);
+                let lanes = StepRows {
+                    upper: lane_row(tiles.rows[at]),
+                    lower: lane_row(tiles.rows[at + 8]),
+                };
                 let q = copies.queries(row_turn, bp);
                 let o = copies.grad_out(row_turn, bp);
 
-                // The first half of the keys: S = Q K^T, followed by dP = dO V^T.
+                // The first half of the keys.
                 copies.wait_keys(2 * key_turn);
                 turns.wait(turn, 2usize);
-                let k = copies.keys(2 * key_turn, bp);
-                let s = start_nt::<N>(&q, &k, comptime!(bp.element), half, comptime!(bp.head_dim));
-                let v = copies.values(2 * key_turn, bp);
-                let dp = start_nt::<N>(&o, &v, comptime!(bp.element), half, comptime!(bp.head_dim));
+                let products = Products::<N>::start(&copies, &q, &o, 2 * key_turn, bp);
                 turns.pass(turn, turn + 2, 2usize);
 
                 // The next copies, in flight while the tensor cores multiply.
-                let coming = steps.find(counts, now + 1, bp);
-                let next = steps.step(coming.at);
+                let coming = steps.find(counts, now.at + 1);
+                let next = steps.step(&coming);
                 let more = coming.at < steps.total;
                 let new_rows = more && (next.head != step.head || next.batch != step.batch);
                 let new_keys = more
@@ -173,23 +173,18 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
                 if first_unit && new_keys {
                     copies.fill_keys(2 * key_turn + 2, next.batch, next.kv_head, next_key, bp);
                 }
-                let s = finish_but::<N>(s, 1usize, comptime!(BiasBlueprint::HALF / 2));
+                let products = products.s_finished();
                 sum0 = add_half::<N>(
                     sum0,
-                    s,
-                    dp,
+                    &products,
                     z0,
                     bits,
                     &steps,
                     &step,
                     first_key,
-                    whole,
-                    &row0,
-                    &row1,
-                    &upper,
-                    &lower,
+                    &rows,
+                    &lanes,
                     &logit_scale,
-                    bp,
                 );
                 if new_keys {
                     copies.leave_keys(2 * key_turn);
@@ -198,32 +193,24 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
                 // The second half.
                 copies.wait_keys(2 * key_turn + 1);
                 turns.wait(turn + 1, 2usize);
-                let k = copies.keys(2 * key_turn + 1, bp);
-                let s = start_nt::<N>(&q, &k, comptime!(bp.element), half, comptime!(bp.head_dim));
-                let v = copies.values(2 * key_turn + 1, bp);
-                let dp = start_nt::<N>(&o, &v, comptime!(bp.element), half, comptime!(bp.head_dim));
+                let products = Products::<N>::start(&copies, &q, &o, 2 * key_turn + 1, bp);
                 turns.pass(turn + 1, select(more, turn + 3, turn + 2), 2usize);
                 if first_unit && new_keys {
                     let key = next_key + half;
                     copies.fill_keys(2 * key_turn + 3, next.batch, next.kv_head, key, bp);
                 }
-                let s = finish_but::<N>(s, 1usize, comptime!(BiasBlueprint::HALF / 2));
+                let products = products.s_finished();
                 sum1 = add_half::<N>(
                     sum1,
-                    s,
-                    dp,
+                    &products,
                     z1,
                     bits,
                     &steps,
                     &step,
                     first_key + half,
-                    whole,
-                    &row0,
-                    &row1,
-                    &upper,
-                    &lower,
+                    &rows,
+                    &lanes,
                     &logit_scale,
-                    bp,
                 );
                 if new_keys {
                     copies.leave_keys(2 * key_turn + 1);
@@ -234,25 +221,16 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
                     row_turn += 1;
                 }
                 turn += 2;
-                now = coming.at;
-                whole = coming.whole;
+                now.at = coming.at;
+                now.full = coming.full;
             }
         }
-        write_half::<N>(
-            grad_bias,
-            sum0,
-            bias_row,
-            &row0,
-            &row1,
-            first_key,
-            &steps.sizes,
-        );
+        write_half::<N>(grad_bias, sum0, bias_row, &rows, first_key, &steps.sizes);
         write_half::<N>(
             grad_bias,
             sum1,
             bias_row,
-            &row0,
-            &row1,
+            &rows,
             first_key + half,
             &steps.sizes,
         );
@@ -282,92 +260,142 @@ fn lane_row(words: Vector<f32, Const<2>>) -> LaneRow {
     }
 }
 
-/// `sum` and dS of 64 keys from `first` on, of S and of dP, which is in flight; zero is added where a row does not see
-/// a key. `whole` is the mask's flag for the step.
+/// This lane's two rows of the query tile.
+#[derive(CubeType, Clone, Copy)]
+struct TileRows {
+    upper: TileRow,
+    lower: TileRow,
+}
+
+/// What is known of these two rows for the head of a step.
+#[derive(CubeType, Clone, Copy)]
+struct StepRows {
+    upper: LaneRow,
+    lower: LaneRow,
+}
+
+/// The products of a warpgroup's queries with 64 keys.
+#[derive(CubeType, Clone, Copy)]
+struct Products<N: Size> {
+    /// `S = Q K^T`.
+    s: Vector<f32, N>,
+    /// `dP = dO V^T`.
+    dp: Vector<f32, N>,
+}
+
+#[cube]
+impl<N: Size> Products<N> {
+    /// Starts the products of the `turn`-th half of a key tile with the queries `q` and their output gradients `o`:
+    /// first S, followed by dP.
+    fn start(
+        copies: &BiasCopies,
+        q: &Panels,
+        o: &Panels,
+        turn: usize,
+        #[comptime] bp: BiasBlueprint,
+    ) -> Products<N> {
+        let (element, head_dim) = comptime!((bp.element, bp.head_dim));
+        let k = copies.keys(turn, bp);
+        let s = start_nt::<N>(q, &k, element, comptime!(BiasBlueprint::HALF), head_dim);
+        let v = copies.values(turn, bp);
+        let dp = start_nt::<N>(o, &v, element, comptime!(BiasBlueprint::HALF), head_dim);
+        Products::<N> { s, dp }
+    }
+
+    /// Waits for S; dP stays in flight.
+    fn s_finished(&self) -> Products<N> {
+        Products::<N> {
+            s: finish_but::<N>(self.s, 1usize, comptime!(BiasBlueprint::HALF / 2)),
+            dp: self.dp,
+        }
+    }
+}
+
+/// The words of the mask of a lane's two rows: the keys that they see of 64.
+#[derive(CubeType, Clone, Copy)]
+struct SeenKeys {
+    upper: Vector<u32, Const<2>>,
+    lower: Vector<u32, Const<2>>,
+}
+
+/// `sum` and dS of 64 keys from `first` on, of S, of dP, which is in flight, and of the biases `z`; zero is added where
+/// a row does not see a key.
 #[cube]
 fn add_half<N: Size>(
     sum: Vector<f32, N>,
-    s: Vector<f32, N>,
-    dp: Vector<f32, N>,
+    products: &Products<N>,
     z: Vector<f32, N>,
     bits: &[Vector<u32, Const<2>>],
     steps: &BiasSteps,
     step: &BiasStep,
     first: usize,
-    whole: bool,
-    row0: &TileRow,
-    row1: &TileRow,
-    upper: &LaneRow,
-    lower: &LaneRow,
+    rows: &TileRows,
+    lanes: &StepRows,
     logit_scale: &LogitScale,
-    #[comptime] bp: BiasBlueprint,
 ) -> Vector<f32, N> {
     // A row without any logit above -inf has no gradient, whatever its logits are.
     let none = f32::new(f32::INFINITY);
-    let (empty0, empty1) = (upper.reference == none, lower.reference == none);
-    let mut boundary = !whole || any_lane(empty0 || empty1);
-    if comptime!(bp.causal && !bp.pattern.is_planned()) {
+    let (empty0, empty1) = (lanes.upper.reference == none, lanes.lower.reference == none);
+    let mut boundary = !step.full || any_lane(empty0 || empty1);
+    if comptime!(steps.bp.causal && !steps.bp.pattern.is_planned()) {
         let last = (first + comptime!(BiasBlueprint::HALF - 1)) as i32;
-        boundary = boundary || any_lane(last > row0.position);
+        boundary = boundary || any_lane(last > rows.upper.position);
     }
     // Separate code for boundary tiles: a branch per element would prevent the other instructions from overlapping.
     if boundary {
         let block = first / comptime!(BiasBlueprint::HALF);
         let nothing = Vector::<u32, Const<2>>::new(0u32);
-        let mut seen0 = nothing;
-        let mut seen1 = nothing;
+        let mut upper = nothing;
+        let mut lower = nothing;
         if !empty0 {
-            seen0 = steps.seen(bits, step, row0, block, bp);
+            upper = steps.seen(bits, step, &rows.upper, block);
         }
         if !empty1 {
-            seen1 = steps.seen(bits, step, row1, block, bp);
+            lower = steps.seen(bits, step, &rows.lower, block);
         }
+        let seen = SeenKeys { upper, lower };
         sums::<N>(
             &sum,
-            &s,
-            dp,
+            products,
             &z,
-            seen0,
-            seen1,
-            upper,
-            lower,
+            &seen,
+            lanes,
             logit_scale,
             true,
-            bp,
+            comptime!(steps.bp.softcap),
         )
     } else {
         let all = Vector::<u32, Const<2>>::new(0u32);
+        let seen = SeenKeys {
+            upper: all,
+            lower: all,
+        };
         sums::<N>(
             &sum,
-            &s,
-            dp,
+            products,
             &z,
-            all,
-            all,
-            upper,
-            lower,
+            &seen,
+            lanes,
             logit_scale,
             false,
-            bp,
+            comptime!(steps.bp.softcap),
         )
     }
 }
 
-/// See [`add_half`]; `seen0` and `seen1` are the words of the two rows, read if `boundary`.
+/// See [`add_half`]; `seen` is read if `boundary`.
 #[cube]
 fn sums<N: Size>(
     sum: &Vector<f32, N>,
-    s: &Vector<f32, N>,
-    dp: Vector<f32, N>,
+    products: &Products<N>,
     z: &Vector<f32, N>,
-    seen0: Vector<u32, Const<2>>,
-    seen1: Vector<u32, Const<2>>,
-    upper: &LaneRow,
-    lower: &LaneRow,
+    seen: &SeenKeys,
+    lanes: &StepRows,
     logit_scale: &LogitScale,
     #[comptime] boundary: bool,
-    #[comptime] bp: BiasBlueprint,
+    #[comptime] capped: bool,
 ) -> Vector<f32, N> {
+    let (upper, lower) = (&lanes.upper, &lanes.lower);
     let mut p = Vector::<f32, N>::new(0.0f32);
     #[unroll]
     for n in 0..comptime!(BiasBlueprint::HALF / 8) {
@@ -375,18 +403,18 @@ fn sums<N: Size>(
         for e in 0..2usize {
             let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
             let (z0, z1) = (z.extract(at0), z.extract(at1));
-            let (x0, x1) = (s.extract(at0), s.extract(at1));
+            let (x0, x1) = (products.s.extract(at0), products.s.extract(at1));
             p.insert(
                 at0,
-                logit_scale.weight(x0, z0, upper.reference, bp.softcap, true),
+                logit_scale.weight(x0, z0, upper.reference, capped, true),
             );
             p.insert(
                 at1,
-                logit_scale.weight(x1, z1, lower.reference, bp.softcap, true),
+                logit_scale.weight(x1, z1, lower.reference, capped, true),
             );
         }
     }
-    let dp = finish::<N>(dp, comptime!(BiasBlueprint::HALF / 2));
+    let dp = finish::<N>(products.dp, comptime!(BiasBlueprint::HALF / 2));
     let mut to = Vector::<f32, N>::new(0.0f32);
     #[unroll]
     for n in 0..comptime!(BiasBlueprint::HALF / 8) {
@@ -397,8 +425,8 @@ fn sums<N: Size>(
             let mut sum0 = fma(p.extract(at0), dp.extract(at0) - upper.delta, from0);
             let mut sum1 = fma(p.extract(at1), dp.extract(at1) - lower.delta, from1);
             if comptime!(boundary) {
-                sum0 = select(is_set(seen0, comptime!(n * 8 + e)), sum0, from0);
-                sum1 = select(is_set(seen1, comptime!(n * 8 + e)), sum1, from1);
+                sum0 = select(is_set(seen.upper, comptime!(n * 8 + e)), sum0, from0);
+                sum1 = select(is_set(seen.lower, comptime!(n * 8 + e)), sum1, from1);
             }
             to.insert(at0, sum0);
             to.insert(at1, sum1);
@@ -413,13 +441,12 @@ fn write_half<N: Size>(
     grad: &mut [f32],
     sum: Vector<f32, N>,
     bias_row: usize,
-    row0: &TileRow,
-    row1: &TileRow,
+    rows: &TileRows,
     first: usize,
     sizes: &Sizes,
 ) {
     let own = first + UNIT_POS_X as usize % 4 * 2;
-    let at0 = (bias_row * sizes.q_len + row0.query) * sizes.k_len + own;
+    let at0 = (bias_row * sizes.q_len + rows.upper.query) * sizes.k_len + own;
     let at1 = at0 + 8 * sizes.k_len;
     #[unroll]
     for n in 0..comptime!(BiasBlueprint::HALF / 8) {
@@ -427,10 +454,10 @@ fn write_half<N: Size>(
         for e in 0..2usize {
             let behind = comptime!(n * 8 + e);
             if own + behind < sizes.k_len {
-                if row0.valid {
+                if rows.upper.valid {
                     grad[at0 + behind] = sum.extract(comptime!(n * 4 + e));
                 }
-                if row1.valid {
+                if rows.lower.valid {
                     grad[at1 + behind] = sum.extract(comptime!(n * 4 + 2 + e));
                 }
             }

@@ -45,6 +45,8 @@ pub(crate) struct BiasSteps {
     /// The first query of the tile.
     pub first_query: usize,
     pub sizes: Sizes,
+    #[cube(comptime)]
+    pub bp: BiasBlueprint,
 }
 
 /// A step of which the queries see something.
@@ -53,14 +55,14 @@ pub(crate) struct Found {
     /// The step's index; at least the number of steps if there is none.
     pub at: usize,
     /// Whether the mask shows all of its keys to its queries, causal masking included; true without a mask.
-    pub whole: bool,
+    pub full: bool,
 }
 
 /// Whether, by the plan, the queries of a tile see some or all of a key tile.
 #[derive(CubeType, Clone, Copy)]
 struct Visibility {
     some: bool,
-    whole: bool,
+    full: bool,
 }
 
 /// One step.
@@ -70,6 +72,8 @@ pub(crate) struct BiasStep {
     pub batch: usize,
     pub head: usize,
     pub kv_head: usize,
+    /// [`Found::full`].
+    pub full: bool,
 }
 
 #[cube]
@@ -97,11 +101,16 @@ impl BiasSteps {
             head: row % sizes.bias_heads * sizes.heads_each,
             first_query,
             sizes,
+            bp,
         }
     }
 
-    /// Step `at`.
-    pub(crate) fn step(&self, at: usize) -> BiasStep {
+    /// The step that was found.
+    pub(crate) fn step(&self, found: &Found) -> BiasStep {
+        self.step_at(found.at, found.full)
+    }
+
+    fn step_at(&self, at: usize, full: bool) -> BiasStep {
         let of_tile = at % self.sizes.steps_each;
         let head = self.head + of_tile % self.sizes.heads_each;
         BiasStep {
@@ -109,6 +118,7 @@ impl BiasSteps {
             batch: self.batch + of_tile / self.sizes.heads_each,
             head,
             kv_head: head / self.sizes.group,
+            full,
         }
     }
 
@@ -123,7 +133,7 @@ impl BiasSteps {
 
     /// The visibility of step `at` by the plan's `counts`. All lanes of a warp must call it.
     fn visibility(&self, counts: &[u32], at: usize) -> Visibility {
-        let step = self.step(at);
+        let step = self.step_at(at, false);
         let row = self.mask_row(&step);
         let query_blocks = self.sizes.q_len.div_ceil(QUERY_BLOCK);
         let key_blocks = self.sizes.k_len.div_ceil(KEY_BLOCK);
@@ -145,7 +155,7 @@ impl BiasSteps {
         }
         Visibility {
             some: any_lane(some),
-            whole: !any_lane(hidden),
+            full: !any_lane(hidden),
         }
     }
 
@@ -155,14 +165,14 @@ impl BiasSteps {
     }
 
     /// The first step from `from` on of which the queries see something.
-    pub(crate) fn find(&self, counts: &[u32], from: usize, #[comptime] bp: BiasBlueprint) -> Found {
+    pub(crate) fn find(&self, counts: &[u32], from: usize) -> Found {
         let mut at = from;
-        let mut whole = true;
-        if comptime!(bp.pattern.is_planned()) {
+        let mut full = true;
+        if comptime!(self.bp.pattern.is_planned()) {
             let mut searching = at < self.total;
             while searching {
                 let visibility = self.visibility(counts, at);
-                whole = visibility.whole;
+                full = visibility.full;
                 searching = false;
                 if !visibility.some {
                     at += 1;
@@ -170,7 +180,7 @@ impl BiasSteps {
                 }
             }
         }
-        Found { at, whole }
+        Found { at, full }
     }
 
     /// The keys of key block `block` that a row sees, one bit per key; `bits` belong to the plan.
@@ -180,10 +190,9 @@ impl BiasSteps {
         step: &BiasStep,
         row: &TileRow,
         block: usize,
-        #[comptime] bp: BiasBlueprint,
     ) -> Vector<u32, Const<2>> {
         let mut words = Vector::<u32, Const<2>>::new(u32::new(comptime!(u32::MAX as i64)));
-        if comptime!(bp.pattern.is_planned()) {
+        if comptime!(self.bp.pattern.is_planned()) {
             // Rows past the last query and keys past the last key read the last one's bits, and are not used.
             let (blocks, queries) = (self.sizes.bit_blocks, self.sizes.bit_queries);
             let block = self.mask_row(step) * blocks + min(block, blocks - 1);

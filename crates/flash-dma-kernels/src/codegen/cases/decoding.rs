@@ -2,9 +2,9 @@
 
 use crate::codegen::cases::{Case, HEADS, case, tensor};
 use crate::decode::append::{append, append_pages};
-use crate::decode::args::{Cache, Pages, Slots, Tokens};
+use crate::decode::args::{Cache, Pages, Slots, StepInputs, StepOutputs, Tokens};
 use crate::decode::chunk::chunk_keys;
-use crate::decode::launch::decode_on;
+use crate::decode::plan_on;
 use crate::host::engine::Engine;
 use crate::{AttentionOptions, CacheShape, ElementType, Storage};
 use cubecl::client::Client;
@@ -170,9 +170,17 @@ impl Decoding {
             .expect("a valid step");
         for engine in [Engine::Portable, Engine::Mma] {
             let rows = || tensor(client, q, self.element.size());
-            let lse = tensor(client, problem.lse_shape(), 4);
-            let (cache, tokens) = (self.cache(client), self.tokens(client, tokens));
-            let result = decode_on(engine, client, &problem, rows(), cache, tokens, rows(), lse);
+            let inputs = StepInputs {
+                q: rows(),
+                tokens: self.tokens(client, tokens),
+            };
+            let outputs = StepOutputs {
+                cache: self.cache(client),
+                out: rows(),
+                lse: tensor(client, problem.lse_shape(), 4),
+            };
+            let result =
+                plan_on(engine, client, &problem, &inputs).and_then(|plan| plan.run(outputs));
             // The tensor cores do not support f32.
             assert!(
                 result.is_ok() || engine == Engine::Mma,

@@ -1,14 +1,12 @@
 //! Plans, masks and biases.
 
-use crate::args::Saved;
-use crate::backward::masked::masked_backward_on;
+use crate::args::{Outputs, Saved};
 use crate::codegen::cases::{Case, HEADS, case, tensor};
 use crate::codegen::cuda::Gpu;
-use crate::forward::masked::masked_forward_on;
 use crate::host::engine::Engine;
 use crate::pattern::mask::args::{MaskBits, MaskedGradients, MaskedInputs};
 use crate::pattern::mask::plan::{plan, plan_ranges};
-use crate::{AttentionOptions, ElementType, MaskedProblem, PlanGeometry};
+use crate::{AttentionOptions, ElementType, MaskedProblem, PlanGeometry, backward, forward};
 use cubecl::client::Client;
 
 /// Lengths of a problem.
@@ -149,8 +147,9 @@ fn run(
     for &engine in engines {
         // Refused if the engine does not support the problem.
         let (out, lse) = (saved.out.clone(), saved.lse.clone());
-        let _ = masked_forward_on(engine, client, &problem, inputs.clone(), out, lse);
-        let (inputs, saved, grads) = (inputs.clone(), saved.clone(), grads.clone());
-        let _ = masked_backward_on(engine, client, &problem, inputs, saved, grads);
+        let _ = forward::plan_on(engine, client, &problem, &inputs)
+            .and_then(|plan| plan.run(Outputs { out, lse }));
+        let _ = backward::plan_on(engine, client, &problem, &inputs, &saved)
+            .and_then(|plan| plan.run(grads.clone()));
     }
 }

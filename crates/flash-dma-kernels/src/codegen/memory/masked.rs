@@ -1,29 +1,16 @@
 //! Memory requests of masked passes and decode steps.
 
-use crate::args::Saved;
-use crate::backward::masked::{masked_backward_on, masked_backward_workspace_on};
+use crate::args::{Outputs, Saved};
 use crate::codegen::cases::tensor;
-use crate::codegen::memory::{Compiled, ENGINES, Gpu, recorder};
-use crate::decode::args::{Cache, Pages, Slots, Tokens};
-use crate::decode::launch::decode_on;
-use crate::decode::workspace::decode_workspace_on;
-use crate::forward::masked::{masked_forward_on, masked_forward_workspace_on};
+use crate::codegen::memory::{Compiled, ENGINES, Gpu, recorder, requested};
+use crate::decode::args::{Cache, Pages, Slots, StepInputs, StepOutputs, Tokens};
 use crate::host::engine::Engine;
-use crate::host::peak::peak_of;
 use crate::pattern::mask::args::{MaskBits, MaskedGradients, MaskedInputs};
-use crate::{AttentionError, AttentionOptions, CacheShape, ElementType, MaskedProblem, Storage};
+use crate::{AttentionOptions, CacheShape, ElementType, MaskedProblem, Storage};
+use crate::{backward, decode, forward};
 use cubecl::client::Client;
 
 const HEADS: usize = 8;
-
-/// The bytes that a call announced; `None` if its engine does not support the problem.
-fn served(said: Result<usize, AttentionError>) -> Option<usize> {
-    match said {
-        Ok(bytes) => Some(bytes),
-        Err(AttentionError::Unsupported { .. }) => None,
-        Err(error) => panic!("{error}"),
-    }
-}
 
 /// A problem of `HEADS` kv heads and 4 query heads each, with the shapes of a mask and of a bias.
 fn masked_problem(
@@ -73,25 +60,12 @@ fn masked_passes(
         v: grad_v,
         bias: problem.bias.map(words),
     };
-    let forward = served(masked_forward_workspace_on(
-        engine, client, problem, &inputs,
-    ));
-    let forward = forward.map(|said| {
-        let inputs = inputs.clone();
-        let peak = peak_of(client, || {
-            masked_forward_on(engine, client, problem, inputs, out, lse).expect("a valid call");
-        });
-        [peak.requested, said]
-    });
-    let said = masked_backward_workspace_on(engine, client, problem, &inputs, &saved);
-    let backward = served(said).map(|said| {
-        let peak = peak_of(client, || {
-            masked_backward_on(engine, client, problem, inputs, saved, grads)
-                .expect("a valid call");
-        });
-        [peak.requested, said]
-    });
-    [forward, backward]
+    let forward = forward::plan_on(engine, client, problem, &inputs);
+    let backward = backward::plan_on(engine, client, problem, &inputs, &saved);
+    [
+        requested(client, forward, Outputs { out, lse }),
+        requested(client, backward, grads),
+    ]
 }
 
 /// Masks and biases of every broadcast that the lists distinguish, and short and empty problems.
@@ -180,12 +154,9 @@ fn step(client: &Client, shape: CacheShape, tokens: usize, engine: Engine) -> Op
     };
     let [q, out] = [(); 2].map(|()| tensor(client, q, 2));
     let lse = tensor(client, problem.lse_shape(), 4);
-    served(decode_workspace_on(engine, client, &problem, &q, &tokens)).map(|said| {
-        let peak = peak_of(client, || {
-            decode_on(engine, client, &problem, q, cache, tokens, out, lse).expect("a valid step");
-        });
-        [peak.requested, said]
-    })
+    let inputs = StepInputs { q, tokens };
+    let plan = decode::plan_on(engine, client, &problem, &inputs);
+    requested(client, plan, StepOutputs { cache, out, lse })
 }
 
 #[test]

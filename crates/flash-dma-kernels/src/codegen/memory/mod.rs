@@ -3,14 +3,12 @@
 
 mod masked;
 
-use crate::args::{Gradients, Inputs, Saved, Selection};
-use crate::backward::launch::backward_on;
-use crate::backward::workspace::backward_workspace_on;
+use crate::args::{Gradients, Inputs, Outputs, Saved, Selection};
 use crate::codegen::cases::tensor;
 use crate::codegen::cuda::Gpu;
 use crate::codegen::{kernel_name, recorder};
-use crate::forward::launch::{forward_on, forward_workspace_on};
 use crate::host::engine::Engine;
+use crate::host::pass::Plan;
 use crate::host::peak::peak_of;
 use crate::planning::{largest_batch, longest, required_bytes};
 use crate::select::select_workspace;
@@ -97,28 +95,30 @@ impl Tensors {
     /// The bytes that both passes requested and announced on an engine; `None` if it does not support the problem.
     fn passes(&self, client: &Client, p: &Problem, engine: Engine) -> [Option<[usize; 2]>; 2] {
         let Self { inputs, saved, .. } = self;
-        let served = |said: Result<usize, AttentionError>| match said {
-            Ok(bytes) => Some(bytes),
-            Err(AttentionError::Unsupported { .. }) => None,
-            Err(error) => panic!("{error} for {p:?}"),
-        };
-        let forward = served(forward_workspace_on(engine, client, p, inputs)).map(|said| {
-            let (inputs, out, lse) = (inputs.clone(), saved.out.clone(), saved.lse.clone());
-            let peak = peak_of(client, || {
-                forward_on(engine, client, p, inputs, out, lse).expect("a valid call");
-            });
-            [peak.requested, said]
-        });
-        let backward =
-            served(backward_workspace_on(engine, client, p, inputs, saved)).map(|said| {
-                let (inputs, saved, grads) = (inputs.clone(), saved.clone(), self.grads.clone());
-                let peak = peak_of(client, || {
-                    backward_on(engine, client, p, inputs, saved, grads).expect("a valid call");
-                });
-                [peak.requested, said]
-            });
-        [forward, backward]
+        let (out, lse) = (saved.out.clone(), saved.lse.clone());
+        let forward = forward::plan_on(engine, client, p, inputs);
+        let backward = backward::plan_on(engine, client, p, inputs, saved);
+        [
+            requested(client, forward, Outputs { out, lse }),
+            requested(client, backward, self.grads.clone()),
+        ]
     }
+}
+
+/// The bytes that a pass requested and announced; `None` if its engine does not support the problem.
+fn requested<Outputs>(
+    client: &Client,
+    plan: Result<Plan<'_, Outputs>, AttentionError>,
+    outputs: Outputs,
+) -> Option<[usize; 2]> {
+    let plan = match plan {
+        Ok(plan) => plan,
+        Err(AttentionError::Unsupported { .. }) => return None,
+        Err(error) => panic!("{error}"),
+    };
+    let said = plan.workspace_bytes();
+    let peak = peak_of(client, || plan.run(outputs).expect("a valid call"));
+    Some([peak.requested, said])
 }
 
 /// Every branch of the workspaces: no scores, one chunk of queries and several, parts in a fixed order, one list for
@@ -189,9 +189,12 @@ fn memory_is_linear_in_the_tokens_up_to_four_million() {
                 let tensors = Tensors::new(client, &p);
                 ENGINES.map(|engine| {
                     let (inputs, saved) = (&tensors.inputs, &tensors.saved);
-                    let forward = forward_workspace_on(engine, client, &p, inputs);
-                    let backward = backward_workspace_on(engine, client, &p, inputs, saved);
-                    [forward, backward].map(|bytes| bytes.expect("served"))
+                    let forward = forward::plan_on(engine, client, &p, inputs);
+                    let backward = backward::plan_on(engine, client, &p, inputs, saved);
+                    [
+                        forward.expect("served").workspace_bytes(),
+                        backward.expect("served").workspace_bytes(),
+                    ]
                 })
             };
             let mut n = 16 << 10;
@@ -289,8 +292,12 @@ fn launch_all(client: &Client, p: &Problem) {
         grads,
     } = tensors;
     let (out, lse) = (saved.out.clone(), saved.lse.clone());
-    forward(client, p, inputs.clone(), out, lse).expect("a valid call");
-    backward(client, p, inputs, saved, grads).expect("a valid call");
+    forward::plan(client, p, &inputs)
+        .and_then(|plan| plan.run(Outputs { out, lse }))
+        .expect("a valid call");
+    backward::plan(client, p, &inputs, &saved)
+        .and_then(|plan| plan.run(grads))
+        .expect("a valid call");
 }
 
 /// The compiled kernels by name: each counts once per difference in its code or in the size of its cubes. The 64-bit

@@ -1,15 +1,17 @@
 //! Decode steps against the last rows of the oracle's forward pass.
 
-use crate::decode::args::{Cache, Tokens};
+use crate::decode::args::{Cache, StepInputs, StepOutputs, Tokens};
 use crate::decode::keys::DecodeBlueprint;
-use crate::decode::launch::{DecodeTuning, Plan, Step, decode_pages, decode_tuned};
+use crate::decode::launch::{DecodeStep, DecodeTuning, decode_tuned, plan};
 use crate::decode::tests::{PageCache, SlotCache};
 use crate::host::engine::Engine;
+use crate::host::pass::{Config, Plan};
 use crate::portable::blueprint::{Blueprint, Micro, micro};
 use crate::testing::placement::{Output, Placement, client, upload};
-use crate::{DecodeProblem, decode};
 use cubecl::client::Client;
-use flash_dma_problem::{AttentionError, AttentionOptions, CacheShape, ElementType, Problem};
+use flash_dma_problem::{
+    AttentionError, AttentionOptions, CacheShape, DecodeProblem, ElementType, Problem,
+};
 use flash_dma_reference::compare::{OUTPUT, compare, compare_lse};
 use flash_dma_reference::generate::{Scores, inputs};
 use flash_dma_reference::{Inputs, select};
@@ -134,39 +136,26 @@ impl Case {
             };
             let out = Output::new(&client, &q, p.element);
             let lse = Output::new(&client, &q[..3], F32);
-            let (o, l) = (out.binding(), lse.binding());
             let query = up(&prefix.q, &q);
             let cache = slots.as_ref().map_or(pages.shape, |s| s.shape);
             let z = self.scored().then_some(&new[..3]);
             let problem = cache
                 .decode(&q, &new, &new, z, p.element, from, &options)
                 .unwrap();
-            match &slots {
-                Some(cache) => self.run(
-                    &client,
-                    &problem,
-                    all,
-                    Step {
-                        q: query,
-                        cache: Cache::Slots(cache.slots()),
-                        tokens: given,
-                        out: o,
-                        lse: l,
-                    },
-                ),
-                None => self.run(
-                    &client,
-                    &problem,
-                    all,
-                    Step {
-                        q: query,
-                        cache: Cache::Pages(pages.pages()),
-                        tokens: given,
-                        out: o,
-                        lse: l,
-                    },
-                ),
-            }
+            let inputs = StepInputs {
+                q: query,
+                tokens: given,
+            };
+            let outputs = StepOutputs {
+                cache: match &slots {
+                    Some(cache) => Cache::Slots(cache.slots()),
+                    None => Cache::Pages(pages.pages()),
+                },
+                out: out.binding(),
+                lse: lse.binding(),
+            };
+            let plan = self.plan(&client, &problem, all, &inputs);
+            plan.and_then(|plan| plan.run(outputs)).unwrap();
 
             let context = || format!("tokens {from}..{to} of {self:?}");
             let (exact, naive) = (prefix.forward(), prefix.naive_forward());
@@ -188,28 +177,27 @@ impl Case {
         }
     }
 
-    fn run(&self, client: &Client, problem: &DecodeProblem, all: &Inputs, step: Step) {
+    fn plan<'a>(
+        &self,
+        client: &'a Client,
+        problem: &'a DecodeProblem,
+        all: &Inputs,
+        inputs: &'a StepInputs,
+    ) -> Result<Plan<'a, StepOutputs>, AttentionError> {
+        let engine = Engine::Portable;
         if let Some(micro) = self.micro {
             let blueprint = DecodeBlueprint {
                 tile: Blueprint::with_micro(micro, &all.problem),
                 paged: self.window.is_none(),
             };
-            let plan = Plan::Portable(blueprint, self.parts.unwrap_or(1));
-            return step.run(client, problem, plan).unwrap();
+            let config = Config::Portable((blueprint, self.parts.unwrap_or(1)));
+            return Plan::with(client, engine, config, DecodeStep::new(problem, inputs));
         }
         let tuning = DecodeTuning {
             cubes: self.parts,
             ..Default::default()
         };
-        let Step {
-            q,
-            cache,
-            tokens,
-            out,
-            lse,
-        } = step;
-        let engine = Engine::Portable;
-        decode_tuned(engine, tuning, client, problem, q, cache, tokens, out, lse).unwrap();
+        decode_tuned(engine, tuning, client, problem, inputs)
     }
 }
 
@@ -374,33 +362,31 @@ fn a_refused_step_leaves_the_cache_as_it_was() {
         Output::new(&client, &new, F32),
         Output::new(&client, &new[..3], F32),
     );
-    let step = |q: &[usize], tokens| {
-        decode(
-            &client,
-            &problem,
-            up(q),
-            cache.slots(),
-            tokens,
-            out.binding(),
-            lse.binding(),
-        )
+    let run = |problem: &DecodeProblem, q: &[usize], tokens, cache| {
+        let inputs = StepInputs { q: up(q), tokens };
+        let outputs = StepOutputs {
+            cache,
+            out: out.binding(),
+            lse: lse.binding(),
+        };
+        plan(&client, problem, &inputs)?.run(outputs)
     };
+    let slots = || Cache::Slots(cache.slots());
+    let step = |q: &[usize], tokens| run(&problem, q, tokens, slots());
     let error = step(&new, given(3)).unwrap_err();
     assert_eq!(error.to_string(), "k must have size 2 on axis 2, but has 3");
     let error = step(&[1, 1, 1, 8], given(2)).unwrap_err();
     assert!(matches!(error, AttentionError::Shape { .. }), "{error}");
     let pages = CacheShape::pages(1, 1, [3, 8, 2], 8, F32).unwrap();
     let pages = PageCache::new(&client, pages, 2, 3);
-    let (o, l) = (out.binding(), lse.binding());
-    let error = decode_pages(&client, &problem, up(&new), pages.pages(), given(2), o, l);
+    let error = run(&problem, &new, given(2), Cache::Pages(pages.pages()));
     assert_eq!(
         error.unwrap_err().to_string(),
         "the device does not support pages where the problem has slots"
     );
     let many = [1, 1, 17, 8];
     let long = shape.decode(&many, &many, &many, Some(&many[..3]), F32, 0, &options);
-    let (slots, o, l) = (cache.slots(), out.binding(), lse.binding());
-    let error = decode(&client, &long.unwrap(), up(&many), slots, given(2), o, l).unwrap_err();
+    let error = run(&long.unwrap(), &many, given(2), slots()).unwrap_err();
     assert!(
         matches!(error, AttentionError::TooLarge { limit: 16, .. }),
         "{error}"

@@ -13,6 +13,7 @@
 //! bytes per row), their 16-byte chunks permuted by the swizzle of that width, their start aligned to 1024 bytes. A
 //! tile of `d` columns is `d / w` consecutive panels of the widest kind that divides it.
 
+#[cfg(feature = "internals")]
 pub(crate) mod alone;
 pub(crate) mod boxes;
 pub(crate) mod panel;

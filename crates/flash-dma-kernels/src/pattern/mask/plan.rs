@@ -5,7 +5,7 @@ use crate::host::scratch::{cubes, one_unit_each};
 use crate::pattern::mask::args::{MaskBits, check_broadcast};
 use crate::pattern::mask::pack::{count_kernel, pack_kernel};
 use crate::pattern::mask::pack_rows::{RowsBlueprint, rows_kernel};
-use crate::pattern::mask::ranges::{QUERIES, ranges_kernel};
+use crate::pattern::mask::ranges::{KeyRangesLaunch, QUERIES, RangeSizesLaunch, ranges_kernel};
 use cubecl::client::Client;
 use cubecl::ir::features::TypeUsage;
 use cubecl::ir::{ElemType, UIntKind};
@@ -104,15 +104,16 @@ pub fn plan_ranges(
             count,
             dim,
             address,
-            first.into_tensor_arg(),
-            end.into_tensor_arg(),
+            KeyRangesLaunch::new(first.into_tensor_arg(), end.into_tensor_arg()),
             plan.bits.into_tensor_arg(),
             plan.counts.into_tensor_arg(),
-            items,
-            slots,
-            geometry.q_len,
-            geometry.k_len,
-            position_shift(geometry),
+            RangeSizesLaunch::new(
+                items,
+                slots,
+                geometry.q_len,
+                geometry.k_len,
+                position_shift(geometry),
+            ),
             geometry.causal,
             geometry.k_len == 1,
         );

@@ -8,30 +8,49 @@ use flash_dma_problem::PlanGeometry;
 /// block counts one of these key blocks.
 pub(crate) const QUERIES: usize = PlanGeometry::QUERY_BLOCK;
 
+/// The keys that each query sees: query `i` sees `first <= j < end`. There may be one query for all.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct KeyRanges {
+    /// `[batch, heads, queries, 1]` with any strides.
+    pub first: OwnedTensor<i32>,
+    /// As `first`.
+    pub end: OwnedTensor<i32>,
+}
+
+/// Sizes of a launch of [`ranges_kernel`].
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct RangeSizes {
+    /// Units.
+    pub items: usize,
+    /// Units per row of the mask and 16 key blocks, one per query: a multiple of 16.
+    pub slots: usize,
+    pub q_len: usize,
+    pub k_len: usize,
+    /// What is added to a query's index for its position.
+    pub position_shift: i32,
+}
+
 /// Writes the bits of one query and 16 key blocks, and the count of one block, per unit; neighbouring units have
-/// neighbouring queries. Unit `at` is query `at % slots`, where `slots` is a multiple of 16, of the key blocks from
-/// `16 * (at / slots % chunks)` on.
+/// neighbouring queries. Unit `at` is query `at % sizes.slots` of the key blocks from `16 * (at / sizes.slots % chunks)`
+/// on.
 ///
-/// `first` and `end` are `[batch, heads, queries, 1]` with any strides; query `i` sees `first <= j < end`. `bits` is
-/// the contiguous `[batch, heads, key_blocks, queries]` of pairs of words, `counts` the contiguous
+/// `ranges` are read; `bits` is the contiguous `[batch, heads, key_blocks, queries]` of pairs of words, `counts` the contiguous
 /// `[batch, heads, query_blocks, key_blocks]`. There may be one query for all. The bits of blocks that causal masking
 /// hides from all of their 16 queries are not written.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn ranges_kernel(
-    first: &Tensor<i32>,
-    end: &Tensor<i32>,
+    ranges: &KeyRanges,
     bits: &mut Tensor<Vector<u32, Const<2>>>,
     counts: &mut Tensor<u32>,
-    items: usize,
-    slots: usize,
-    q_len: usize,
-    k_len: usize,
-    position_shift: i32,
+    sizes: &RangeSizes,
     #[comptime] causal: bool,
     #[comptime] one_key: bool,
 ) {
+    let (first, end) = (&ranges.first, &ranges.end);
+    let (slots, q_len, k_len) = (sizes.slots, sizes.q_len, sizes.k_len);
+    let position_shift = sizes.position_shift;
     let at = ABSOLUTE_POS;
-    if at >= items {
+    if at >= sizes.items {
         terminate!();
     }
     let (heads, query_blocks, key_blocks) = (counts.shape(1), counts.shape(2), counts.shape(3));

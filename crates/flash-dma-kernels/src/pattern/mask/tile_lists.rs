@@ -135,11 +135,7 @@ fn list_kernel(
                 item % sizes.tiles,
                 item / sizes.tiles,
                 block,
-                sizes.queries,
-                sizes.q_len,
-                sizes.k_len,
-                sizes.bit_blocks,
-                sizes.bit_queries,
+                sizes,
                 causal,
             );
             spans[own + block] = span;
@@ -183,7 +179,7 @@ fn list_kernel(
         totals[at + 2] = u32::cast_from(gathered);
     }
 
-    // Keys that all sizes.queries see come first, then the rest of those that some see.
+    // Keys that all queries see come first, then the rest of those that some see.
     let some_before = select(gathered, before[2], before[0]);
     let all_before = select(gathered, before[3], before[1]);
     let mut to = Array::<usize>::new(2usize);
@@ -197,7 +193,7 @@ fn list_kernel(
         if block < end {
             span = spans[own + block];
         }
-        let whole = span.extract(2usize) & span.extract(3usize) == every();
+        let full = span.extract(2usize) & span.extract(3usize) == every();
         #[unroll]
         for rest in [false, true] {
             let mut low = span.extract(2usize);
@@ -209,9 +205,9 @@ fn list_kernel(
             let mut count = low.count_ones() + high.count_ones();
             if !gathered {
                 // A block is one entry.
-                let mut listed = whole;
+                let mut listed = full;
                 if comptime!(rest) {
-                    listed = !whole && span.extract(0usize) | span.extract(1usize) != 0u32;
+                    listed = !full && span.extract(0usize) | span.extract(1usize) != 0u32;
                 }
                 count = u32::cast_from(listed);
             }
@@ -245,13 +241,11 @@ fn span_of(
     tile: usize,
     row: usize,
     block: usize,
-    queries: usize,
-    q_len: usize,
-    k_len: usize,
-    bit_blocks: usize,
-    bit_queries: usize,
+    sizes: &ListSizes,
     #[comptime] causal: bool,
 ) -> Vector<u32, Const<4>> {
+    let (queries, q_len, k_len) = (sizes.queries, sizes.q_len, sizes.k_len);
+    let (bit_blocks, bit_queries) = (sizes.bit_blocks, sizes.bit_queries);
     let (query_blocks, blocks) = (counts.shape(2), counts.shape(3));
     let first = tile * queries;
     let last = min(first + queries, q_len);
@@ -273,7 +267,7 @@ fn span_of(
         next += 4;
     }
     let mut span = Vector::<u32, Const<4>>::new(0u32);
-    // A last block of fewer keys is never whole: the test masks the keys past its end.
+    // A last block of fewer keys is never full: the test masks the keys past its end.
     if sum == pairs && keys == 64 {
         span = Vector::new(every());
     } else if sum > 0 {
