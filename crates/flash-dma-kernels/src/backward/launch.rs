@@ -1,6 +1,6 @@
 //! Host side of the backward pass without a mask.
 
-use crate::args::{Gradients, Inputs, Saved, scaling};
+use crate::args::{Gradients, Inputs, Saved};
 use crate::backward::blueprint::MmaBlueprints;
 use crate::backward::{Backward, matrix};
 use crate::host::check::{address_type, elem_type, rows_are_chunks, vector_size};
@@ -14,19 +14,15 @@ use crate::pattern::intervals::slices::{for_each_slice, slice_bytes};
 use crate::pattern::intervals::tiles::QueryTiles;
 use crate::pattern::intervals::{LiveKeys, live_keys};
 use crate::pattern::kind::{Bias, Pattern};
-use crate::portable::args::{
-    KeySourceLaunch, OperandsLaunch, OrderedSourceLaunch, SavedRowsLaunch,
-};
 use crate::portable::blueprint::{self, Blueprint};
 use crate::portable::delta::delta_kernel;
-use crate::portable::dkdv::dkdv_kernel;
-use crate::portable::dq::dq_kernel;
+use crate::portable::launch::{KeyTensors, PortableLaunch, SavedTensors};
 use cubecl::client::Client;
 use cubecl::ir::{DeviceProperties, HardwareProperties};
 use cubecl::prelude::*;
 use flash_dma_problem::{AttentionError, MaskedProblem, Problem};
 
-/// Buffers of [`dkdv_kernel`], which has the most of all kernels.
+/// The most buffers of any kernel.
 pub(crate) const BINDINGS: u32 = 13;
 
 /// Comptime configurations of the two large kernels.
@@ -69,7 +65,7 @@ impl Blueprints {
 
     /// The bytes of the buffers that [`launch_portable`] holds at once at most.
     pub(crate) fn workspace(&self, problem: &Problem) -> usize {
-        let dkdv = OrderedKeys::bytes(problem) + no_scores_bytes(problem);
+        let dkdv = OrderedKeys::bytes(problem);
         let dq = slice_bytes(problem, self.dq.outer_rows());
         LiveKeys::bytes(problem) + bytes(problem.lse_shape()) + dq.max(dkdv)
     }
@@ -259,10 +255,9 @@ struct BackwardPass<'a> {
     live: Option<&'a LiveKeys>,
 }
 
-impl BackwardPass<'_> {
+impl<'a> BackwardPass<'a> {
     fn launch_dq(&self, grads: &Gradients, tiles: &QueryTiles, blueprint: Blueprint) {
         let (client, problem, inputs) = (self.client, self.problem, self.inputs);
-        let size = problem.element.size();
         let results = [&grads.q];
         for_each_slice(
             client,
@@ -272,101 +267,48 @@ impl BackwardPass<'_> {
             tiles,
             &results,
             |slice| {
-                let Inputs { q, k, v, .. } = inputs.clone();
-                let [scores, intervals, list, counts] = slice
-                    .selection
-                    .unwrap_or_else(|| [(); 4].map(|()| q.clone()));
-                let typed = [&q, &k, &v, &self.saved.grad_out, &grads.q];
-                let words = [&scores, &intervals, &list, &counts, self.delta];
-                let (heads, batch) = (problem.q_heads as u32, problem.batch as u32);
-                // SAFETY: every buffer was checked to hold the shape and strides that are indexed by.
-                unsafe {
-                    dq_kernel::launch_unchecked(
-                        client,
-                        CubeCount::Static(slice.tiles as u32, heads, batch),
-                        blueprint.cube_dim(),
-                        address_type(&typed, size).max(address_type(&words, 4)),
-                        vector_size(&typed, size),
-                        OperandsLaunch::new(
-                            q.into_tensor_arg(),
-                            k.into_tensor_arg(),
-                            v.into_tensor_arg(),
-                        ),
-                        SavedRowsLaunch::new(
-                            self.saved.grad_out.clone().into_tensor_arg(),
-                            self.saved.lse.clone().into_tensor_arg(),
-                            self.delta.clone().into_tensor_arg(),
-                        ),
-                        KeySourceLaunch::new(
-                            scores.into_tensor_arg(),
-                            intervals.into_tensor_arg(),
-                            list.into_tensor_arg(),
-                            counts.into_tensor_arg(),
-                        ),
-                        grads.q.clone().into_tensor_arg(),
-                        scaling(problem.scale, problem.softcap),
-                        slice.first_tile,
-                        blueprint,
-                        elem_type(problem.element),
-                    );
-                }
+                let keys = (slice.selection).map_or(KeyTensors::All, KeyTensors::Intervals);
+                let kernel = self.kernel(keys, blueprint);
+                kernel.dq(self.saved(), slice.first_tile, slice.tiles, &grads.q);
             },
         );
     }
 
     fn launch_dkdv(&self, grads: &Gradients, blueprint: Blueprint) {
-        let (client, problem) = (self.client, self.problem);
-        let size = problem.element.size();
-        let Inputs { q, k, v, selection } = self.inputs.clone();
-        // Without scores the kernel reads none of the lists and writes no gradient of scores.
-        let ([keys, ends, counts], listed) = match self.live {
-            Some(live) => {
-                let ordered = by_death(client, problem, live);
-                let lists = [ordered.keys, ordered.ends, ordered.counts];
-                (lists, ordered.capacity)
+        let (keys, listed) = match (&self.inputs.selection, self.live) {
+            (Some(selection), Some(live)) => {
+                let ordered = by_death(self.client, self.problem, live);
+                let scores = selection.scores.clone();
+                let tensors = [scores, ordered.keys, ordered.ends, ordered.counts];
+                (KeyTensors::Intervals(tensors), ordered.capacity)
             }
-            None => ([(); 3].map(|()| q.clone()), problem.k_len),
+            _ => (KeyTensors::All, self.problem.k_len),
         };
         let key_tiles = listed.div_ceil(blueprint.outer_rows());
-        let scores = selection.map_or_else(|| q.clone(), |selection| selection.scores);
-        let grad_scores = (grads.scores.clone()).unwrap_or_else(|| scratch(client, [1]));
-        let typed = [&q, &k, &v, &self.saved.grad_out, &grads.k, &grads.v];
-        let words = [&scores, &keys, &grad_scores, self.delta];
-        // SAFETY: every buffer was checked to hold the shape and strides that the kernel indexes by.
-        unsafe {
-            dkdv_kernel::launch_unchecked(
-                client,
-                CubeCount::Static(
-                    key_tiles as u32,
-                    problem.kv_heads as u32,
-                    problem.batch as u32,
-                ),
-                blueprint.cube_dim(),
-                address_type(&typed, size).max(address_type(&words, 4)),
-                vector_size(&typed, size),
-                OperandsLaunch::new(
-                    q.into_tensor_arg(),
-                    k.into_tensor_arg(),
-                    v.into_tensor_arg(),
-                ),
-                SavedRowsLaunch::new(
-                    self.saved.grad_out.clone().into_tensor_arg(),
-                    self.saved.lse.clone().into_tensor_arg(),
-                    self.delta.clone().into_tensor_arg(),
-                ),
-                OrderedSourceLaunch::new(
-                    scores.into_tensor_arg(),
-                    keys.into_tensor_arg(),
-                    ends.into_tensor_arg(),
-                    counts.into_tensor_arg(),
-                ),
-                grads.k.clone().into_tensor_arg(),
-                grads.v.clone().into_tensor_arg(),
-                grad_scores.into_tensor_arg(),
-                scaling(problem.scale, problem.softcap),
-                blueprint,
-                elem_type(problem.element),
-            );
+        let kernel = self.kernel(keys, blueprint);
+        let rows = [&grads.k, &grads.v];
+        kernel.dkdv(self.saved(), key_tiles, rows, grads.scores.as_ref());
+    }
+
+    fn kernel(&self, keys: KeyTensors, blueprint: Blueprint) -> PortableLaunch<'a> {
+        let Inputs { q, k, v, .. } = self.inputs;
+        PortableLaunch {
+            client: self.client,
+            problem: self.problem,
+            q,
+            k,
+            v,
+            keys,
+            bias: None,
+            blueprint,
+        }
+    }
+
+    fn saved(&self) -> SavedTensors<'a> {
+        SavedTensors {
+            grad_out: &self.saved.grad_out,
+            lse: &self.saved.lse,
+            delta: self.delta,
         }
     }
 }

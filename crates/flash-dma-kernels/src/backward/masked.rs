@@ -1,6 +1,6 @@
 //! Host side of the backward pass under a mask and a bias.
 
-use crate::args::{Saved, scaling};
+use crate::args::Saved;
 use crate::backward::Backward;
 use crate::backward::bias::blueprint::BiasBlueprint;
 use crate::backward::bias::launch::BiasGradient;
@@ -8,20 +8,17 @@ use crate::backward::blueprint::{DkdvBlueprint, MmaBlueprints};
 use crate::backward::launch::{BINDINGS, Blueprints, launch_delta};
 use crate::backward::matrix::masked::{MaskLists, launch_masked};
 use crate::backward::matrix::pass::row_sums_bytes;
-use crate::host::check::{address_type, elem_type, vector_size};
+use crate::host::check::elem_type;
 use crate::host::engine::{Engine, Instruction};
 use crate::host::fill::fill;
 use crate::host::pass::{Config, ConfigOf, Pass, Plan, Rows};
 use crate::host::scratch::{bytes, scratch};
 use crate::matrix::wgmma::boxes::takes_boxes;
 use crate::pattern::mask::args::{MaskedGradients, MaskedInputs};
-use crate::pattern::mask::listed::{Words, listed_bytes};
+use crate::pattern::mask::listed::listed_bytes;
 use crate::pattern::mask::query_lists::{QueryLists, lists_fit, query_lists, sum_heads};
-use crate::portable::args::{OperandsLaunch, PlanAndBiasLaunch, SavedRowsLaunch};
 use crate::portable::blueprint::Blueprint;
-use crate::portable::masked::bias::bias_kernel;
-use crate::portable::masked::dkdv::dkdv_kernel;
-use crate::portable::masked::dq::dq_kernel;
+use crate::portable::launch::{KeyTensors, PortableLaunch, SavedTensors, bias_cubes};
 use cubecl::client::Client;
 use cubecl::ir::{DeviceProperties, HardwareProperties};
 use cubecl::prelude::*;
@@ -231,11 +228,14 @@ fn launch_mma(
     if blueprints.dkdv.pattern.has_head_bias() {
         fill(client, &parts, 0.0, f32::elem_type_native());
     }
-    let words = inputs.words();
+    let plan = match &inputs.plan {
+        Some(plan) => [plan.bits.clone(), plan.counts.clone()],
+        None => [inputs.q.clone(), inputs.q.clone()],
+    };
     let of_pairs = (grads.bias.as_ref().zip(bias)).map(|(grad, blueprint)| {
         let gradient = BiasGradient {
-            bias: &words.bias,
-            plan: [words.bits, words.counts],
+            bias: inputs.bias.as_ref().unwrap_or(&inputs.q),
+            plan,
             grad,
         };
         (gradient, blueprint)
@@ -270,15 +270,6 @@ fn bias_parts(p: &Problem, blueprint: DkdvBlueprint) -> [usize; 3] {
     }
 }
 
-/// Cubes of [`bias_kernel`]: tiles of keys, tiles of queries, heads of all sequences.
-fn bias_cubes([batch, heads, queries, keys]: [usize; 4], blueprint: Blueprint) -> [usize; 3] {
-    [
-        keys.div_ceil(blueprint.outer_rows()),
-        queries.div_ceil(blueprint.inner_rows()),
-        batch * heads,
-    ]
-}
-
 /// The portable kernels of a checked, non-empty problem.
 struct PortablePass<'a> {
     client: &'a Client,
@@ -291,69 +282,44 @@ struct PortablePass<'a> {
     blueprints: Blueprints,
 }
 
-/// Launches a kernel of a [`PortablePass`]: one argument list, because all kernels read the same.
-macro_rules! launch {
-    ($pass:ident, $kernel:ident, $cubes:expr, $blueprint:expr, [$($grad:expr),*], $($option:expr),*) => {{
-        let &PortablePass { problem, inputs, saved, grads, ref delta, .. } = $pass;
-        let p = &problem.attention;
-        let size = p.element.size();
-        let Words { bits, counts, bias } = inputs.words();
-        let MaskedInputs { q, k, v, .. } = inputs;
-        let typed = [q, k, v, &saved.grad_out, &grads.q, &grads.k, &grads.v];
-        let grad_bias = grads.bias.as_ref().unwrap_or(delta);
-        let words = [&bits, &counts, &bias, delta, grad_bias];
-        let [x, y, z] = $cubes;
-        // SAFETY: every buffer was checked to hold the shape and strides that the kernel indexes by.
-        unsafe {
-            $kernel::launch_unchecked(
-                $pass.client,
-                CubeCount::Static(x as u32, y as u32, z as u32),
-                $blueprint.cube_dim(),
-                address_type(&typed, size).max(address_type(&words, 4)),
-                vector_size(&typed, size),
-                OperandsLaunch::new(
-                    q.clone().into_tensor_arg(),
-                    k.clone().into_tensor_arg(),
-                    v.clone().into_tensor_arg(),
-                ),
-                SavedRowsLaunch::new(
-                    saved.grad_out.clone().into_tensor_arg(),
-                    saved.lse.clone().into_tensor_arg(),
-                    delta.clone().into_tensor_arg(),
-                ),
-                PlanAndBiasLaunch::new(
-                    bits.into_tensor_arg(),
-                    counts.into_tensor_arg(),
-                    bias.into_tensor_arg(),
-                ),
-                $($grad.clone().into_tensor_arg(),)*
-                scaling(p.scale, p.softcap),
-                $($option,)*
-                $blueprint,
-                elem_type(p.element),
-            );
-        }
-    }};
-}
-
-impl PortablePass<'_> {
+impl<'a> PortablePass<'a> {
     /// The gradients of q, k and v.
     fn launch_rows(&self) {
         let p = &self.problem.attention;
         let (Blueprints { dq, dkdv }, grads) = (self.blueprints, self.grads);
-        let tiles = [p.q_len.div_ceil(dq.outer_rows()), p.q_heads, p.batch];
-        launch!(self, dq_kernel, tiles, dq, [grads.q],);
-        let tiles = [p.k_len.div_ceil(dkdv.outer_rows()), p.kv_heads, p.batch];
-        launch!(self, dkdv_kernel, tiles, dkdv, [grads.k, grads.v],);
+        let tiles = p.q_len.div_ceil(dq.outer_rows());
+        (self.kernel(dq)).dq(self.saved_rows(), 0, tiles, &grads.q);
+        let tiles = p.k_len.div_ceil(dkdv.outer_rows());
+        (self.kernel(dkdv)).dkdv(self.saved_rows(), tiles, [&grads.k, &grads.v], None);
     }
 
     /// The gradient of the bias, if it is requested.
     fn launch_bias(&self) {
-        let dkdv = self.blueprints.dkdv;
         if let (Some(grad), Some(shape)) = (&self.grads.bias, self.problem.bias) {
-            let (cubes, [queries, keys]) =
-                (bias_cubes(shape, dkdv), [shape[2] == 1, shape[3] == 1]);
-            launch!(self, bias_kernel, cubes, dkdv, [grad], queries, keys);
+            let kernel = self.kernel(self.blueprints.dkdv);
+            kernel.bias_gradient(self.saved_rows(), grad, shape);
+        }
+    }
+
+    fn kernel(&self, blueprint: Blueprint) -> PortableLaunch<'a> {
+        let inputs = self.inputs;
+        PortableLaunch {
+            client: self.client,
+            problem: &self.problem.attention,
+            q: &inputs.q,
+            k: &inputs.k,
+            v: &inputs.v,
+            keys: KeyTensors::of_mask(inputs.plan.as_ref()),
+            bias: inputs.bias.as_ref(),
+            blueprint,
+        }
+    }
+
+    fn saved_rows(&self) -> SavedTensors<'_> {
+        SavedTensors {
+            grad_out: &self.saved.grad_out,
+            lse: &self.saved.lse,
+            delta: &self.delta,
         }
     }
 }

@@ -1,11 +1,11 @@
 //! The portable kernel of a decode step: online softmax over the keys of a kv head.
 
 use crate::args::Scaling;
-use crate::decode::keys::{DecodeBlueprint, KeyTile, StepKeys};
+use crate::decode::keys::{DecodeBlueprint, StepKeys};
 use crate::decode::tensors::StepTensors;
-use crate::portable::memory::{Row4, load_vector, store_row};
+use crate::portable::intervals::KeyIntervals;
+use crate::portable::memory::{Broken, KeyRows, Row4, load_vector, shared_rows, store_row};
 use crate::portable::softmax::OnlineSoftmax;
-use crate::portable::visibility::Slots;
 use cubecl::prelude::*;
 
 /// Part `CUBE_POS_X` of `CUBE_COUNT_X` of the keys of kv head `CUBE_POS_Y`, counted over all sequences, for the
@@ -47,31 +47,17 @@ pub(crate) fn decode_kernel<F: Float, N: Size>(
     let rows = group * tokens;
     let first_row = CUBE_POS_Z as usize * outer_rows;
 
-    let mut slots = Slots::new(false, tile);
-    let not_finite = Shared::<[u32]>::new_slice(2usize);
-    let key_scores = Shared::<[f32]>::new_slice(inner_rows);
-    let mut q_rows =
-        Shared::<[Row4]>::new_aligned_slice(comptime!(outer_rows * tile.row_stride()), 16usize);
-    let k_rows =
-        Shared::<[Row4]>::new_aligned_slice(comptime!(inner_rows * tile.row_stride()), 16usize);
-    let v_rows =
-        Shared::<[Row4]>::new_aligned_slice(comptime!(inner_rows * tile.row_stride()), 16usize);
-    let mut key_tile = KeyTile {
-        k: k_rows,
-        v: v_rows,
-        scores: key_scores,
-        not_finite,
-    };
+    let mut intervals = KeyIntervals::new(false, tile);
+    let mut broken = Broken::new();
+    let mut q_rows = shared_rows(outer_rows, tile);
+    let mut key_rows = KeyRows::new(false, tile);
     let mut softmax = OnlineSoftmax::new(tile);
-    if UNIT_POS == 0 {
-        key_tile.not_finite[0] = 0u32;
-        key_tile.not_finite[1] = 0u32;
-    }
+    broken.first_tile();
     let mut row = UNIT_POS as usize;
     while row < outer_rows {
         let at = first_row + row;
         let token = select(at < rows, (at / group) as i32, -1i32);
-        slots.set_query(row, token);
+        intervals.set_query(row, token);
         row += comptime!(tile.units());
     }
     let vectors = comptime!(tile.vectors());
@@ -94,34 +80,28 @@ pub(crate) fn decode_kernel<F: Float, N: Size>(
     let (part, parts) = (CUBE_POS_X as usize, CUBE_COUNT_X as usize);
     let (from, to) = (tiles * part / parts, tiles * (part + 1) / parts);
     for turn in from..to {
-        // Two flags alternate: loading a tile sets this tile's flag while the next tile's is cleared.
-        let flag = (turn - from) % 2;
         sync_cube();
         keys.load::<F, N>(
             tensors,
             turn * inner_rows,
             total,
-            &mut slots,
-            &mut key_tile,
-            flag,
+            &mut intervals,
+            &mut key_rows,
+            &mut broken,
             bp,
         );
         sync_cube();
-        if UNIT_POS == 0 {
-            key_tile.not_finite[1 - flag] = 0u32;
-        }
-        softmax.attend(
+        broken.clear_next();
+        softmax.attend::<KeyIntervals>(
             &q_rows,
-            &key_tile.k,
-            &key_tile.v,
-            &key_tile.scores,
-            &slots,
-            &key_tile.not_finite,
-            flag,
-            scaling.scale,
-            scaling.softcap,
+            &key_rows.k,
+            &key_rows.v,
+            &intervals,
+            &broken,
+            scaling,
             tile,
         );
+        broken.next_tile();
     }
 
     softmax.finish(tile);

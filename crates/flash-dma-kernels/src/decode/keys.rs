@@ -4,8 +4,8 @@ use crate::decode::commit::{ENTRY, NONE};
 use crate::decode::tensors::StepTensors;
 use crate::finite::negative_infinity;
 use crate::portable::blueprint::Blueprint;
-use crate::portable::memory::{Row4, is_finite4, load_vector};
-use crate::portable::visibility::Slots;
+use crate::portable::intervals::KeyIntervals;
+use crate::portable::memory::{Broken, KeyRows, Row4, load_vector};
 use cubecl::prelude::*;
 
 /// Compile-time configuration of the portable kernel.
@@ -15,16 +15,6 @@ pub(crate) struct DecodeBlueprint {
     pub tile: Blueprint,
     /// The cache has pages, not slots.
     pub paged: bool,
-}
-
-/// The rows of a tile of keys in shared memory.
-#[derive(CubeType)]
-pub(crate) struct KeyTile {
-    pub k: Shared<[Row4]>,
-    pub v: Shared<[Row4]>,
-    pub scores: Shared<[f32]>,
-    /// Two flags that take turns: 1 if some value of the tile is not finite.
-    pub not_finite: Shared<[u32]>,
 }
 
 /// The keys of one (sequence, kv head): `0..held` in the cache, then one for each new token. Times are those of the
@@ -154,16 +144,15 @@ impl StepKeys {
     }
 
     /// Loads rows, scores and intervals of the keys `start..start + inner_rows`; keys at or past `stop` become zeros
-    /// that no query attends to. All units cooperate; the caller synchronises. `tile.not_finite[flag]` is set to 1 if
-    /// any value is NaN or infinite.
+    /// that no query attends to. All units cooperate; the caller synchronises.
     pub(crate) fn load<F: Float, N: Size>(
         &self,
         tensors: &StepTensors<F, N>,
         start: usize,
         stop: usize,
-        slots: &mut Slots,
-        tile: &mut KeyTile,
-        flag: usize,
+        intervals: &mut KeyIntervals,
+        tile: &mut KeyRows,
+        broken: &mut Broken,
         #[comptime] bp: DecodeBlueprint,
     ) {
         let paged = comptime!(bp.paged);
@@ -189,8 +178,7 @@ impl StepKeys {
                 }
                 end = self.end(&tensors.places, key, first, value, paged);
             }
-            slots.set_key(row, first as i32, end as i32);
-            tile.scores[row] = value;
+            intervals.set_key(row, first as i32, end as i32, value);
             row += comptime!(bp.tile.units());
         }
 
@@ -219,9 +207,7 @@ impl StepKeys {
                         vector,
                     );
                 }
-                if !is_finite4(own_v) {
-                    tile.not_finite[flag] = 1u32;
-                }
+                broken.check(own_v);
             }
             tile.k[row * comptime!(bp.tile.row_stride()) + vector] = own_k;
             tile.v[row * comptime!(bp.tile.row_stride()) + vector] = own_v;

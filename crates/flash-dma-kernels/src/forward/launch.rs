@@ -1,8 +1,8 @@
 //! Host side of the forward pass without a mask.
 
-use crate::args::{Inputs, Outputs, scaling};
+use crate::args::{Inputs, Outputs};
 use crate::forward::{Forward, matrix};
-use crate::host::check::{address_type, elem_type, vector_size};
+use crate::host::check::elem_type;
 use crate::host::engine::{Engine, Instruction};
 use crate::host::fill::fill;
 use crate::host::pass::{Config, ConfigOf, Pass, Plan, Rows};
@@ -10,15 +10,14 @@ use crate::matrix::blueprint::MmaBlueprint;
 use crate::pattern::intervals::slices::{for_each_slice, slice_bytes};
 use crate::pattern::intervals::tiles::QueryTiles;
 use crate::pattern::intervals::{LiveKeys, live_keys};
-use crate::portable::args::{KeySourceLaunch, OperandsLaunch};
 use crate::portable::blueprint::{self, Blueprint};
-use crate::portable::forward::forward_kernel;
+use crate::portable::launch::{KeyTensors, PortableLaunch};
 use cubecl::client::Client;
 use cubecl::ir::{DeviceProperties, HardwareProperties};
 use cubecl::prelude::*;
 use flash_dma_problem::{AttentionError, Problem};
 
-/// Buffers of [`forward_kernel`] and of the tensor-core kernels.
+/// The most buffers of any kernel.
 pub(crate) const BINDINGS: u32 = 9;
 
 /// The choices on tensor cores that tests and benchmarks may fix.
@@ -205,45 +204,19 @@ fn launch_portable(
     lse: &TensorBinding,
     blueprint: Blueprint,
 ) {
-    let size = problem.element.size();
     let results = [out, lse];
     for_each_slice(client, problem, inputs, live, tiles, &results, |slice| {
-        let Inputs { q, k, v, .. } = inputs.clone();
-        let [scores, intervals, list, counts] = slice
-            .selection
-            .unwrap_or_else(|| [(); 4].map(|()| q.clone()));
-        let typed = [&q, &k, &v, out];
-        let words = [&scores, &intervals, &list, &counts, lse];
-        // SAFETY: every buffer was checked to hold the shape and strides that the kernel indexes by.
-        unsafe {
-            forward_kernel::launch_unchecked(
-                client,
-                CubeCount::Static(
-                    slice.tiles as u32,
-                    problem.q_heads as u32,
-                    problem.batch as u32,
-                ),
-                blueprint.cube_dim(),
-                address_type(&typed, size).max(address_type(&words, 4)),
-                vector_size(&typed, size),
-                OperandsLaunch::new(
-                    q.into_tensor_arg(),
-                    k.into_tensor_arg(),
-                    v.into_tensor_arg(),
-                ),
-                KeySourceLaunch::new(
-                    scores.into_tensor_arg(),
-                    intervals.into_tensor_arg(),
-                    list.into_tensor_arg(),
-                    counts.into_tensor_arg(),
-                ),
-                out.clone().into_tensor_arg(),
-                lse.clone().into_tensor_arg(),
-                scaling(problem.scale, problem.softcap),
-                slice.first_tile,
-                blueprint,
-                elem_type(problem.element),
-            );
-        }
+        let keys = (slice.selection).map_or(KeyTensors::All, KeyTensors::Intervals);
+        let kernel = PortableLaunch {
+            client,
+            problem,
+            q: &inputs.q,
+            k: &inputs.k,
+            v: &inputs.v,
+            keys,
+            bias: None,
+            blueprint,
+        };
+        kernel.forward(slice.first_tile, slice.tiles, out, lse);
     });
 }

@@ -1,19 +1,17 @@
 //! Host side of the forward pass under a mask and a bias.
 
-use crate::args::{Outputs, scaling};
+use crate::args::Outputs;
 use crate::forward::launch::{BINDINGS, select_nothing};
 use crate::forward::{Forward, matrix};
-use crate::host::check::{address_type, elem_type, vector_size};
 use crate::host::engine::{Engine, Instruction};
 use crate::host::pass::{Config, ConfigOf, Pass, Plan, Rows};
 use crate::matrix::args::TileLaunch;
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::pattern::kind::{Bias, Pattern};
 use crate::pattern::mask::args::MaskedInputs;
-use crate::pattern::mask::listed::{Words, listed_bytes};
-use crate::portable::args::{OperandsLaunch, PlanAndBiasLaunch};
+use crate::pattern::mask::listed::listed_bytes;
 use crate::portable::blueprint::{self, Blueprint};
-use crate::portable::masked::forward::forward_kernel;
+use crate::portable::launch::{KeyTensors, PortableLaunch};
 use cubecl::client::Client;
 use cubecl::ir::{DeviceProperties, HardwareProperties};
 use cubecl::prelude::*;
@@ -110,7 +108,7 @@ impl Pass for MaskedForward<'_> {
         let tiles = p.q_len.div_ceil(queries(&config));
         match config {
             Config::Portable(blueprint) => {
-                launch_portable(client, problem, inputs, &out, &lse, tiles, blueprint);
+                launch_portable(client, problem, &inputs, &out, &lse, tiles, blueprint);
             }
             Config::Matrix(blueprint) => {
                 let tiles = TileLaunch {
@@ -128,41 +126,21 @@ impl Pass for MaskedForward<'_> {
 fn launch_portable(
     client: &Client,
     problem: &MaskedProblem,
-    inputs: MaskedInputs,
+    inputs: &MaskedInputs,
     out: &TensorBinding,
     lse: &TensorBinding,
     tiles: usize,
     blueprint: Blueprint,
 ) {
-    let p = &problem.attention;
-    let size = p.element.size();
-    let Words { bits, counts, bias } = inputs.words();
-    let MaskedInputs { q, k, v, .. } = inputs;
-    let typed = [&q, &k, &v, out];
-    let words = [&bits, &counts, &bias, lse];
-    // SAFETY: every buffer was checked to hold the shape and strides that the kernel indexes by.
-    unsafe {
-        forward_kernel::launch_unchecked(
-            client,
-            CubeCount::Static(tiles as u32, p.q_heads as u32, p.batch as u32),
-            blueprint.cube_dim(),
-            address_type(&typed, size).max(address_type(&words, 4)),
-            vector_size(&typed, size),
-            OperandsLaunch::new(
-                q.into_tensor_arg(),
-                k.into_tensor_arg(),
-                v.into_tensor_arg(),
-            ),
-            PlanAndBiasLaunch::new(
-                bits.into_tensor_arg(),
-                counts.into_tensor_arg(),
-                bias.into_tensor_arg(),
-            ),
-            out.clone().into_tensor_arg(),
-            lse.clone().into_tensor_arg(),
-            scaling(p.scale, p.softcap),
-            blueprint,
-            elem_type(p.element),
-        );
-    }
+    let kernel = PortableLaunch {
+        client,
+        problem: &problem.attention,
+        q: &inputs.q,
+        k: &inputs.k,
+        v: &inputs.v,
+        keys: KeyTensors::of_mask(inputs.plan.as_ref()),
+        bias: inputs.bias.as_ref(),
+        blueprint,
+    };
+    kernel.forward(0, tiles, out, lse);
 }

@@ -21,9 +21,34 @@ pub(crate) struct SavedRows<F: Float, N: Size> {
     pub delta: OwnedTensor<f32>,
 }
 
-/// Where the keys of a query tile come from; nothing of it is read without intervals.
+/// The gradients of a key tile, contiguous; the keys that the kernel visits are overwritten.
 #[derive(CubeType, CubeLaunch)]
-pub(crate) struct KeySource {
+pub(crate) struct KeyGradients<F: Float, N: Size> {
+    /// `[batch, kv_heads, k_len, head_dim]`.
+    pub k: OwnedTensor<Vector<F, N>>,
+    /// `[batch, kv_heads, k_len, head_dim]`.
+    pub v: OwnedTensor<Vector<F, N>>,
+    /// `[batch, kv_heads, k_len]`; given exactly if the keys have intervals, and thus scores.
+    pub scores: ComptimeOption<OwnedTensor<f32>>,
+}
+
+/// The keys that queries may attend to: the variant of the blueprint's
+/// [`Pattern`](crate::pattern::kind::Pattern). Keys with intervals come as `I`, [`ListedIntervals`] for query tiles and
+/// [`OrderedIntervals`] for key tiles.
+#[expect(
+    dead_code,
+    reason = "launches and kernels make the types that CubeCL derives"
+)]
+#[derive(CubeType, CubeLaunch)]
+pub(crate) enum Keys<I: LaunchArg> {
+    All,
+    Intervals(I),
+    Planned(TilePlan),
+}
+
+/// Keys with intervals as query tiles read them.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct ListedIntervals {
     /// `[batch, kv_heads, k_len]`, any strides.
     pub scores: OwnedTensor<f32>,
     /// Contiguous `[batch, kv_heads, k_len, 2]`.
@@ -34,10 +59,9 @@ pub(crate) struct KeySource {
     pub counts: OwnedTensor<u32>,
 }
 
-/// Where the keys of a key tile come from, see [`OrderedKeys`](crate::pattern::intervals::order::OrderedKeys); nothing of
-/// it is read without intervals.
+/// Keys with intervals as key tiles own them, see [`OrderedKeys`](crate::pattern::intervals::order::OrderedKeys).
 #[derive(CubeType, CubeLaunch)]
-pub(crate) struct OrderedSource {
+pub(crate) struct OrderedIntervals {
     /// `[batch, kv_heads, k_len]`, any strides.
     pub scores: OwnedTensor<f32>,
     pub keys: OwnedTensor<u32>,
@@ -45,12 +69,39 @@ pub(crate) struct OrderedSource {
     pub counts: OwnedTensor<u32>,
 }
 
-/// A tile plan, see [`PlanGeometry`](flash_dma_problem::PlanGeometry), and a bias that broadcasts to the logits; each is
-/// read only if the pattern has it.
+/// A mask as a tile plan, see [`PlanGeometry`](flash_dma_problem::PlanGeometry).
 #[derive(CubeType, CubeLaunch)]
-pub(crate) struct PlanAndBias {
+pub(crate) struct TilePlan {
     pub bits: OwnedTensor<u32>,
     pub counts: OwnedTensor<u32>,
-    /// Any strides.
-    pub bias: OwnedTensor<f32>,
+}
+
+/// A bias that broadcasts to the logits, any strides; given exactly if the blueprint's pattern has a bias of pairs.
+pub(crate) type PairBiasArg = ComptimeOption<OwnedTensor<f32>>;
+
+/// The lengths and heads of a problem.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct Sizes {
+    pub q_heads: usize,
+    pub kv_heads: usize,
+    pub q_len: usize,
+    pub k_len: usize,
+}
+
+#[cube]
+impl Sizes {
+    /// The sizes of the problem that a kernel is launched for.
+    pub(crate) fn of<F: Float, N: Size>(operands: &Operands<F, N>) -> Sizes {
+        Sizes {
+            q_heads: operands.q.shape(1),
+            kv_heads: operands.k.shape(1),
+            q_len: operands.q.shape(2),
+            k_len: operands.k.shape(2),
+        }
+    }
+
+    /// The kv head that a query head attends to.
+    pub(crate) fn kv_head(&self, head: usize) -> usize {
+        head / (self.q_heads / self.kv_heads)
+    }
 }

@@ -186,6 +186,15 @@ impl Blueprint {
         self.micro.units_x * self.micro.inner
     }
 
+    /// Rows of the outer or of an inner tile.
+    pub(crate) fn rows(&self, outer: bool) -> usize {
+        if outer {
+            self.outer_rows()
+        } else {
+            self.inner_rows()
+        }
+    }
+
     /// Vectors of a row that a unit accumulates.
     pub(crate) fn unit_vectors(&self) -> usize {
         self.head_dim.div_ceil(LANES * self.micro.units_x)

@@ -1,29 +1,229 @@
 //! Rows between global and shared memory.
 
+use crate::finite::negative_infinity;
+use crate::portable::args::{Operands, SavedRows, Sizes};
 use crate::portable::blueprint::{Blueprint, LANES};
 use cubecl::prelude::*;
 
 /// Four neighbouring elements of a row, f32.
 pub(crate) type Row4 = Vector<f32, Const<4>>;
 
-/// Rows of one head of a tensor `[batch, heads, len, head_dim]`: from row `first` on; rows at or past `end` do not
-/// exist.
+/// Rows of one head of a tensor `[batch, heads, len, head_dim]`: from row `first` on, or from entry `first` of a list on;
+/// what is at or past `end` does not exist.
 #[derive(CubeType)]
-pub(crate) struct TileRows {
+pub(crate) struct TileRows<'a> {
     pub batch: usize,
     pub head: usize,
     pub first: usize,
     pub end: usize,
+    pub list: ComptimeOption<RowList<'a>>,
 }
 
-/// [`load_rows`] of consecutive rows of a head.
+/// A list of the rows of one head.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct RowList<'a> {
+    pub list: &'a Tensor<u32>,
+    /// The list's first element.
+    pub base: usize,
+}
+
+#[cube]
+impl<'a> TileRows<'a> {
+    /// Consecutive rows.
+    pub(crate) fn new(batch: usize, head: usize, first: usize, end: usize) -> TileRows<'a> {
+        TileRows::<'a> {
+            batch,
+            head,
+            first,
+            end,
+            list: ComptimeOption::new_None(),
+        }
+    }
+
+    /// The row that entry `n`, less than `end`, stands for.
+    pub(crate) fn index(&self, n: usize) -> usize {
+        #[comptime]
+        match &self.list {
+            ComptimeOption::Some(rows) => rows.list[rows.base + n] as usize,
+            ComptimeOption::None => n,
+        }
+    }
+}
+
+/// Whether the inner tile is broken: it holds NaN or infinities, so that the products that weight its rows must skip
+/// the pairs that are not selected, as zero times such an element is NaN. Two flags in shared memory alternate: loading
+/// a tile sets one while the other is cleared. A third belongs to the outer tile and is never read.
+#[derive(CubeType)]
+pub(crate) struct Broken {
+    flags: Shared<[u32]>,
+    /// The flag of the tile that is loaded or used.
+    tile: usize,
+}
+
+#[cube]
+impl Broken {
+    /// The flags before the outer tile is loaded.
+    pub(crate) fn new() -> Broken {
+        let mut flags = Shared::<[u32]>::new_slice(3usize);
+        if UNIT_POS == 0 {
+            flags[0] = 0u32;
+            flags[1] = 0u32;
+        }
+        Broken {
+            flags,
+            tile: 2usize,
+        }
+    }
+
+    /// Begins with the flag of the first inner tile.
+    pub(crate) fn first_tile(&mut self) {
+        self.tile = 0usize;
+    }
+
+    /// Clears the next tile's flag. To be called between the synchronisation after this tile is loaded and the one
+    /// before the next is.
+    pub(crate) fn clear_next(&mut self) {
+        if UNIT_POS == 0 {
+            self.flags[1 - self.tile] = 0u32;
+        }
+    }
+
+    /// Moves on to the next tile's flag.
+    pub(crate) fn next_tile(&mut self) {
+        self.tile = 1 - self.tile;
+    }
+
+    /// Says that the tile which is loaded is broken unless `value` is finite.
+    pub(crate) fn check(&mut self, value: Row4) {
+        if !is_finite4(value) {
+            self.flags[self.tile] = 1u32;
+        }
+    }
+
+    /// Whether the tile is broken.
+    pub(crate) fn get(&self) -> bool {
+        self.flags[self.tile] != 0u32
+    }
+}
+
+/// Room for `rows` rows in shared memory.
+#[cube]
+pub(crate) fn shared_rows(#[comptime] rows: usize, #[comptime] bp: Blueprint) -> Shared<[Row4]> {
+    Shared::<[Row4]>::new_aligned_slice(comptime!(rows * bp.row_stride()), 16usize)
+}
+
+/// Room for the weights of an outer and an inner tile in shared memory, in the layout that
+/// [`accumulate`](crate::portable::product::accumulate) reads.
+#[cube]
+pub(crate) fn shared_weights(#[comptime] bp: Blueprint) -> Shared<[Row4]> {
+    Shared::<[Row4]>::new_aligned_slice(comptime!(bp.outer_rows() * bp.weight_stride()), 16usize)
+}
+
+/// The rows of a tile of keys in shared memory, f32.
+#[derive(CubeType)]
+pub(crate) struct KeyRows {
+    pub k: Shared<[Row4]>,
+    pub v: Shared<[Row4]>,
+    #[cube(comptime)]
+    rows: usize,
+}
+
+#[cube]
+impl KeyRows {
+    /// Room for the outer or an inner tile.
+    pub(crate) fn new(#[comptime] outer: bool, #[comptime] bp: Blueprint) -> KeyRows {
+        let rows = comptime!(bp.rows(outer));
+        KeyRows {
+            k: shared_rows(rows, bp),
+            v: shared_rows(rows, bp),
+            rows,
+        }
+    }
+
+    /// Loads a tile, as [`load_tile`] does.
+    pub(crate) fn load<F: Float, N: Size>(
+        &mut self,
+        operands: &Operands<F, N>,
+        from: &TileRows,
+        broken: &mut Broken,
+        #[comptime] bp: Blueprint,
+    ) {
+        load_tile::<F, N>(&operands.k, from, &mut self.k, broken, self.rows, bp);
+        load_tile::<F, N>(&operands.v, from, &mut self.v, broken, self.rows, bp);
+    }
+}
+
+/// What the backward pass knows of a tile of queries, in shared memory, f32.
+#[derive(CubeType)]
+pub(crate) struct QueryRows {
+    /// −∞ past the last query.
+    pub lse: Shared<[f32]>,
+    pub delta: Shared<[f32]>,
+    pub q: Shared<[Row4]>,
+    pub grad_out: Shared<[Row4]>,
+    #[cube(comptime)]
+    rows: usize,
+}
+
+#[cube]
+impl QueryRows {
+    /// Room for the outer or an inner tile.
+    pub(crate) fn new(#[comptime] outer: bool, #[comptime] bp: Blueprint) -> QueryRows {
+        let rows = comptime!(bp.rows(outer));
+        QueryRows {
+            lse: Shared::<[f32]>::new_slice(rows),
+            delta: Shared::<[f32]>::new_slice(rows),
+            q: shared_rows(rows, bp),
+            grad_out: shared_rows(rows, bp),
+            rows,
+        }
+    }
+
+    /// Loads the LSEs and row sums of a tile. All units cooperate: row `r` is loaded by the unit that passes it if
+    /// units pass the rows in turn. The caller synchronises.
+    pub(crate) fn load_sums<F: Float, N: Size>(
+        &mut self,
+        saved: &SavedRows<F, N>,
+        from: &TileRows,
+        sizes: &Sizes,
+        #[comptime] bp: Blueprint,
+    ) {
+        let base = (from.batch * sizes.q_heads + from.head) * sizes.q_len;
+        let mut row = UNIT_POS as usize;
+        while row < self.rows {
+            let query = from.first + row;
+            self.lse[row] = negative_infinity();
+            if query < from.end {
+                self.lse[row] = saved.lse[base + query];
+                self.delta[row] = saved.delta[base + query];
+            }
+            row += comptime!(bp.units());
+        }
+    }
+
+    /// Loads the rows of a tile, as [`load_tile`] does.
+    pub(crate) fn load<F: Float, N: Size>(
+        &mut self,
+        operands: &Operands<F, N>,
+        saved: &SavedRows<F, N>,
+        from: &TileRows,
+        broken: &mut Broken,
+        #[comptime] bp: Blueprint,
+    ) {
+        load_tile::<F, N>(&operands.q, from, &mut self.q, broken, self.rows, bp);
+        let grad_out = &saved.grad_out;
+        load_tile::<F, N>(grad_out, from, &mut self.grad_out, broken, self.rows, bp);
+    }
+}
+
+/// Loads `rows` rows of `src` into the shared tile `tile`, converted to f32; rows that do not exist and elements past
+/// `head_dim` are zero. All units cooperate; the caller synchronises.
 #[cube]
 pub(crate) fn load_tile<F: Float, N: Size>(
     src: &Tensor<Vector<F, N>>,
     from: &TileRows,
     tile: &mut Shared<[Row4]>,
-    not_finite: &mut Shared<[u32]>,
-    slot: usize,
+    broken: &mut Broken,
     #[comptime] rows: usize,
     #[comptime] bp: Blueprint,
 ) {
@@ -37,70 +237,13 @@ pub(crate) fn load_tile<F: Float, N: Size>(
         );
         let mut value = Row4::new(0.0f32);
         if from.first + row < from.end && vector < comptime!(bp.head_dim / LANES) {
-            let at = base + (from.first + row) * row_stride;
-            value = load_checked::<F, N>(src, at, vector, not_finite, slot);
+            let at = base + from.index(from.first + row) * row_stride;
+            value = load_vector::<F, N>(src, at, vector);
+            broken.check(value);
         }
         tile[row * comptime!(bp.row_stride()) + vector] = value;
         item += comptime!(bp.units());
     }
-}
-
-/// Loads rows of `src` into the shared tile `tile` (`rows` rows of `row_stride` vectors), converted to
-/// f32. Row `r` comes from row `index[start + r]` of the matrix at element `base` (from row `start + r`
-/// if not `listed`), rows at or past `end` and elements past `head_dim` are zero. All units cooperate;
-/// the caller synchronises.
-///
-/// Sets `not_finite[slot]` to 1 if any element is NaN or infinite: in that case the products that weight these rows
-/// must skip the pairs that are not selected, as zero times such an element is NaN.
-#[cube]
-pub(crate) fn load_rows<F: Float, N: Size>(
-    src: &Tensor<Vector<F, N>>,
-    base: usize,
-    row_stride: usize,
-    list: &Tensor<u32>,
-    list_base: usize,
-    start: usize,
-    end: usize,
-    tile: &mut Shared<[Row4]>,
-    not_finite: &mut Shared<[u32]>,
-    slot: usize,
-    #[comptime] rows: usize,
-    #[comptime] listed: bool,
-    #[comptime] bp: Blueprint,
-) {
-    let vectors = comptime!(bp.vectors());
-    let mut item = UNIT_POS as usize;
-    while item < comptime!(rows * bp.vectors()) {
-        let row = item / vectors;
-        let vector = item % vectors;
-        let mut value = Row4::new(0.0f32);
-        if start + row < end && vector < comptime!(bp.head_dim / LANES) {
-            let mut index = start + row;
-            if comptime!(listed) {
-                index = list[list_base + start + row] as usize;
-            }
-            let at = base + index * row_stride;
-            value = load_checked::<F, N>(src, at, vector, not_finite, slot);
-        }
-        tile[row * comptime!(bp.row_stride()) + vector] = value;
-        item += comptime!(bp.units());
-    }
-}
-
-/// [`load_vector`], which sets `not_finite[slot]` to 1 if an element is NaN or infinite.
-#[cube]
-fn load_checked<F: Float, N: Size>(
-    src: &Tensor<Vector<F, N>>,
-    base: usize,
-    vector: usize,
-    not_finite: &mut Shared<[u32]>,
-    slot: usize,
-) -> Row4 {
-    let value = load_vector::<F, N>(src, base, vector);
-    if !is_finite4(value) {
-        not_finite[slot] = 1u32;
-    }
-    value
 }
 
 /// The vector `vector` of the row that starts at element `base` of `src`, converted to f32.
@@ -164,25 +307,26 @@ pub(crate) fn store_row<F: Float, N: Size>(
 }
 
 /// Writes each unit's part of an outer tile, `unit_vectors` vectors per row, to a contiguous tensor
-/// `[batch, heads, len, head_dim]`; `to.end` is `len`.
+/// `[batch, heads, len, head_dim]`.
 #[cube]
 pub(crate) fn store_tile<F: Float, N: Size>(
     dst: &mut Tensor<Vector<F, N>>,
     to: &TileRows,
-    heads: usize,
     acc: &Array<Row4>,
     #[comptime] bp: Blueprint,
 ) {
     let (x, y) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
+    let (heads, len) = (dst.shape(1), dst.shape(2));
     #[unroll(bp.unroll())]
     for o in 0..comptime!(bp.micro.outer) {
-        let row = to.first + y + o * comptime!(bp.micro.units_y);
-        if row < to.end {
-            let base = ((to.batch * heads + to.head) * to.end + row) * comptime!(bp.head_dim);
+        let n = to.first + y + o * comptime!(bp.micro.units_y);
+        if n < to.end {
+            let row = (to.batch * heads + to.head) * len + to.index(n);
+            let base = row * comptime!(bp.head_dim);
             #[unroll(bp.unroll())]
             for c in 0..comptime!(bp.unit_vectors()) {
-                let n = o * comptime!(bp.unit_vectors()) + c;
-                store_row::<F, N>(dst, base, x + c * comptime!(bp.micro.units_x), acc[n], bp);
+                let value = acc[o * comptime!(bp.unit_vectors()) + c];
+                store_row::<F, N>(dst, base, x + c * comptime!(bp.micro.units_x), value, bp);
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::portable::blueprint::{Blueprint, LANES};
 use crate::portable::memory::Row4;
-use crate::portable::visibility::{Pairs, PairsExpand};
+use crate::portable::visibility::{Visibility, VisibilityExpand};
 use cubecl::prelude::*;
 
 /// `out[o, i] = outer row y + o * units_y . inner row x + i * units_x`.
@@ -86,11 +86,11 @@ pub(crate) fn accumulate(
 /// the slow form for inner rows with NaN or infinities, which must not reach an outer row that does
 /// not select them.
 #[cube]
-pub(crate) fn accumulate_selected<P: Pairs>(
+pub(crate) fn accumulate_selected<V: Visibility>(
     acc: &mut Array<Row4>,
     weights: &Shared<[Row4]>,
     inner: &Shared<[Row4]>,
-    pairs: &P,
+    visibility: &V,
     #[comptime] bp: Blueprint,
 ) {
     let (x, y) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
@@ -104,7 +104,7 @@ pub(crate) fn accumulate_selected<P: Pairs>(
             #[unroll(bp.unroll())]
             for o in 0..comptime!(bp.micro.outer) {
                 let outer = y + o * comptime!(bp.micro.units_y);
-                if pairs.selected(outer, row) {
+                if visibility.selected(outer, row) {
                     let at = outer * comptime!(bp.weight_stride()) + column;
                     let weight = Row4::new(weights[at].extract(e));
                     #[unroll(bp.unroll())]

@@ -1,17 +1,18 @@
 //! Online softmax over the inner tiles that stream past an outer tile.
 
+use crate::args::Scaling;
 use crate::finite::negative_infinity;
 use crate::portable::blueprint::{Blueprint, LANES};
-use crate::portable::memory::{Row4, TileRows, store_tile};
+use crate::portable::memory::{Broken, Row4, TileRows, shared_weights, store_tile};
 use crate::portable::product::{accumulate, accumulate_selected, products};
-use crate::portable::visibility::{Pairs, PairsExpand, Slots, logit};
+use crate::portable::visibility::{Visibility, VisibilityExpand, logit};
 use cubecl::prelude::*;
 
 /// A unit's part of its outer rows, in registers except for the data that units share.
 #[derive(CubeType)]
 pub(crate) struct OnlineSoftmax {
     /// Products of the current tile, then logits.
-    pub s: Array<f32>,
+    s: Array<f32>,
     /// The output, `unit_vectors` per outer row: relative to the running maximum until [`finish`](Self::finish).
     pub acc: Array<Row4>,
     /// The running maximum of each outer row; finished, its LSE.
@@ -46,26 +47,20 @@ impl OnlineSoftmax {
             row_max,
             row_sum,
             partial: Shared::<[f32]>::new_slice(comptime!(bp.outer_rows() * bp.micro.units_x)),
-            weights: Shared::<[Row4]>::new_aligned_slice(
-                comptime!(bp.outer_rows() * bp.weight_stride()),
-                16usize,
-            ),
+            weights: shared_weights(bp),
         }
     }
 
     /// Processes the inner tile `k_rows`, `v_rows`, which must have been synchronised; the caller synchronises before
-    /// it loads another tile. `not_finite[flag]` says whether the tile holds NaN or infinities.
-    pub(crate) fn attend(
+    /// it loads another tile.
+    pub(crate) fn attend<V: Visibility>(
         &mut self,
         q_rows: &Shared<[Row4]>,
         k_rows: &Shared<[Row4]>,
         v_rows: &Shared<[Row4]>,
-        key_scores: &Shared<[f32]>,
-        slots: &Slots,
-        not_finite: &Shared<[u32]>,
-        flag: usize,
-        scale: f32,
-        softcap: f32,
+        visibility: &V,
+        broken: &Broken,
+        scaling: &Scaling,
         #[comptime] bp: Blueprint,
     ) {
         let (x, y) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
@@ -79,24 +74,24 @@ impl OnlineSoftmax {
                 let inner = x + i * units_x;
                 let n = o * comptime!(bp.micro.inner) + i;
                 let mut value = negative_infinity();
-                if slots.selected(outer, inner) {
-                    value = logit(self.s[n], scale, softcap, bp) + key_scores[inner];
+                if visibility.selected(outer, inner) {
+                    let product = logit(self.s[n], scaling.scale, scaling.softcap, bp);
+                    value = visibility.biased(product, outer, inner);
                 }
                 self.s[n] = value;
             }
         }
-        self.take::<Slots>(v_rows, slots, not_finite, flag, bp);
+        self.weigh(bp);
+        if broken.get() {
+            accumulate_selected::<V>(&mut self.acc, &self.weights, v_rows, visibility, bp);
+        } else {
+            accumulate(&mut self.acc, &self.weights, v_rows, bp);
+        }
     }
 
-    /// Processes an inner tile of which [`s`](Self::s) holds the logits, −∞ where a pair is not selected.
-    pub(crate) fn take<P: Pairs>(
-        &mut self,
-        v_rows: &Shared<[Row4]>,
-        pairs: &P,
-        not_finite: &Shared<[u32]>,
-        flag: usize,
-        #[comptime] bp: Blueprint,
-    ) {
+    /// Makes the logits [`s`](Self::s), −∞ where a pair is not selected, weights relative to the new maxima, to which
+    /// it rescales sums and output. Synchronises.
+    fn weigh(&mut self, #[comptime] bp: Blueprint) {
         let (x, y) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
         let (units_x, units_y) = comptime!((bp.micro.units_x, bp.micro.units_y));
         #[unroll(bp.unroll())]
@@ -147,12 +142,6 @@ impl OnlineSoftmax {
             }
         }
         sync_cube();
-
-        if not_finite[flag] == 0u32 {
-            accumulate(&mut self.acc, &self.weights, v_rows, bp);
-        } else {
-            accumulate_selected::<P>(&mut self.acc, &self.weights, v_rows, pairs, bp);
-        }
     }
 
     /// Divides the output by the sums and makes the maxima LSEs: zeros and −∞ where nothing was selected.
@@ -192,16 +181,17 @@ impl OnlineSoftmax {
             }
         }
     }
+
     /// Writes the finished rows to the contiguous `out` `[batch, heads, len, head_dim]` and their LSEs.
     pub(crate) fn store<F: Float, N: Size>(
         &self,
         out: &mut Tensor<Vector<F, N>>,
         lse: &mut Tensor<f32>,
         to: &TileRows,
-        heads: usize,
         #[comptime] bp: Blueprint,
     ) {
-        store_tile::<F, N>(out, to, heads, &self.acc, bp);
+        store_tile::<F, N>(out, to, &self.acc, bp);
+        let heads = out.shape(1);
         if UNIT_POS_X == 0 {
             #[unroll(bp.unroll())]
             for o in 0..comptime!(bp.micro.outer) {

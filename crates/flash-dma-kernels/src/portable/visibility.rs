@@ -1,103 +1,196 @@
-//! Which pairs of a tile are selected, and their logits.
+//! Which pairs of a tile of queries and a tile of keys attend, and their logits.
 
+use crate::finite::negative_infinity;
 use crate::math::{TANH_SERIES_BELOW, tanh_near_zero};
+use crate::portable::args::{Keys, KeysExpand, OrderedIntervals, PairBiasArg, Sizes};
 use crate::portable::blueprint::Blueprint;
+use crate::portable::intervals::KeyIntervals;
+use crate::portable::keys::KeyTiles;
+use crate::portable::masked::bits::QueryBits;
+use crate::portable::memory::TileRows;
 use cubecl::prelude::*;
 
-/// Which pairs of an outer and an inner tile are selected.
+/// Which pairs of an outer and an inner row attend, and the biases of their logits.
 #[cube]
-pub(crate) trait Pairs {
-    /// Whether the pair of an outer and an inner row is selected.
+pub(crate) trait Visibility {
+    /// Whether the query of the pair attends to its key.
     fn selected(&self, outer: usize, inner: usize) -> bool;
+
+    /// The logit of a selected pair with its bias.
+    fn biased(&self, logit: f32, outer: usize, inner: usize) -> f32;
 }
 
-/// The data that decides which pairs of an outer and an inner tile are selected, in shared memory.
+/// The [`Visibility`] of a blueprint's pattern: one variant for each representation in shared memory. A new pattern is
+/// a value of [`Pattern`](crate::pattern::kind::Pattern) that one of them represents.
+#[expect(dead_code, reason = "kernels make the type that CubeCL derives")]
 #[derive(CubeType)]
-pub(crate) struct Slots {
-    /// Position of each query; -1 selects nothing.
-    pub position: Shared<[i32]>,
-    /// First position that attends to each key.
-    pub first: Shared<[i32]>,
-    /// One past the last position that attends to each key.
-    pub end: Shared<[i32]>,
-    /// Whether the keys are the outer rows.
-    #[cube(comptime)]
-    pub keys_outer: bool,
+pub(crate) enum TileVisibility<'a> {
+    /// An interval of positions per key.
+    Intervals(KeyIntervals),
+    /// A word per query, with a bit per key.
+    Bits(QueryBits<'a>),
 }
 
 #[cube]
-impl Slots {
-    /// Allocates room for the queries and keys of a tile.
-    pub(crate) fn new(#[comptime] keys_outer: bool, #[comptime] bp: Blueprint) -> Slots {
-        let queries = comptime!(if keys_outer {
-            bp.inner_rows()
-        } else {
-            bp.outer_rows()
-        });
-        let keys = comptime!(if keys_outer {
-            bp.outer_rows()
-        } else {
-            bp.inner_rows()
-        });
-        Slots {
-            position: Shared::<[i32]>::new_slice(queries),
-            first: Shared::<[i32]>::new_slice(keys),
-            end: Shared::<[i32]>::new_slice(keys),
-            keys_outer,
+impl<'a> TileVisibility<'a> {
+    /// Allocates room for a tile of queries and a tile of keys; the keys are the outer rows if `keys_outer`.
+    pub(crate) fn new<I: LaunchArg>(
+        keys: &'a Keys<I>,
+        bias: &'a PairBiasArg,
+        #[comptime] keys_outer: bool,
+        #[comptime] bp: Blueprint,
+    ) -> TileVisibility<'a> {
+        #[comptime]
+        match keys {
+            Keys::All => TileVisibility::new_Bits(QueryBits::new(
+                ComptimeOption::new_None(),
+                bias,
+                keys_outer,
+                bp,
+            )),
+            Keys::Planned(plan) => TileVisibility::new_Bits(QueryBits::new(
+                ComptimeOption::new_Some(plan),
+                bias,
+                keys_outer,
+                bp,
+            )),
+            Keys::Intervals(_) => TileVisibility::new_Intervals(KeyIntervals::new(keys_outer, bp)),
         }
     }
 
-    /// Sets the position of query `slot`.
-    pub(crate) fn set_query(&mut self, slot: usize, position: i32) {
-        self.position[slot] = position;
+    /// Whether some query of a tile may attend to some key of a tile: the answer is the same for all units of a cube,
+    /// which skips the tile otherwise.
+    pub(crate) fn is_active(
+        &self,
+        queries: &TileRows,
+        keys: &TileRows,
+        sizes: &Sizes,
+        #[comptime] bp: Blueprint,
+    ) -> bool {
+        #[comptime]
+        match self {
+            TileVisibility::Intervals(_) => true,
+            TileVisibility::Bits(bits) => bits.is_active(queries, keys, sizes, bp),
+        }
     }
 
-    /// Sets the interval of key `slot`.
-    pub(crate) fn set_key(&mut self, slot: usize, first: i32, end: i32) {
-        self.first[slot] = first;
-        self.end[slot] = end;
+    /// Sets the queries that a cube owns. A query whose LSE, if given, is −∞ attends to nothing.
+    pub(crate) fn own_queries(
+        &mut self,
+        queries: &TileRows,
+        lse: ComptimeOption<&Shared<[f32]>>,
+        sizes: &Sizes,
+        #[comptime] bp: Blueprint,
+    ) {
+        #[comptime]
+        match self {
+            TileVisibility::Intervals(intervals) => {
+                intervals.set_queries(queries, lse, sizes, bp);
+            }
+            TileVisibility::Bits(_) => {}
+        }
     }
 
-    /// The first and one past the last query that attends to any key of an outer tile of keys; the same number twice if
+    /// Sets the keys that a cube owns, with the keys' intervals if they have any.
+    pub(crate) fn own_keys(
+        &mut self,
+        source: &Keys<OrderedIntervals>,
+        keys: &TileRows,
+        #[comptime] bp: Blueprint,
+    ) {
+        #[comptime]
+        match self {
+            TileVisibility::Intervals(intervals) =>
+            {
+                #[comptime]
+                match source {
+                    Keys::Intervals(source) => intervals.set_ordered(source, keys, bp),
+                    _ => {}
+                }
+            }
+            TileVisibility::Bits(_) => {}
+        }
+    }
+
+    /// Sets the keys of a tile that streams past the `queries`.
+    pub(crate) fn meet_keys(
+        &mut self,
+        tiles: &KeyTiles,
+        keys: &TileRows,
+        queries: &TileRows,
+        lse: ComptimeOption<&Shared<[f32]>>,
+        sizes: &Sizes,
+        #[comptime] bp: Blueprint,
+    ) {
+        #[comptime]
+        match self {
+            TileVisibility::Intervals(intervals) => intervals.set_listed(tiles, keys, bp),
+            TileVisibility::Bits(bits) => bits.set(queries, keys, lse, sizes, bp),
+        }
+    }
+
+    /// Sets the queries of a tile that streams past the `keys`. A query whose LSE is −∞ attends to nothing.
+    pub(crate) fn meet_queries(
+        &mut self,
+        queries: &TileRows,
+        keys: &TileRows,
+        lse: &Shared<[f32]>,
+        sizes: &Sizes,
+        #[comptime] bp: Blueprint,
+    ) {
+        let lse = ComptimeOption::new_Some(lse);
+        #[comptime]
+        match self {
+            TileVisibility::Intervals(intervals) => {
+                intervals.set_queries(queries, lse, sizes, bp);
+            }
+            TileVisibility::Bits(bits) => bits.set(queries, keys, lse, sizes, bp),
+        }
+    }
+
+    /// The first and one past the last query that attends to any of the keys that a cube owns; the same number twice if
     /// none does. To be called after a synchronisation.
     pub(crate) fn queries(
         &self,
-        q_len: usize,
-        k_len: usize,
+        keys: &TileRows,
+        sizes: &Sizes,
         #[comptime] bp: Blueprint,
     ) -> (usize, usize) {
-        let mut first = k_len as i32;
-        let mut end = 0i32;
-        for key in 0..comptime!(bp.outer_rows()) {
-            first = min(first, self.first[key]);
-            end = max(end, self.end[key]);
+        #[comptime]
+        match self {
+            TileVisibility::Intervals(intervals) => intervals.queries(sizes, bp),
+            TileVisibility::Bits(bits) => bits.queries(keys, sizes, bp),
         }
-        let mut from = 0usize;
-        let mut to = 0usize;
-        if comptime!(bp.causal) {
-            let shift = q_len as i32 - k_len as i32;
-            from = max(first + shift, 0i32) as usize;
-            to = max(end + shift, 0i32) as usize;
-        } else {
-            // All queries have the position of the last key.
-            if end >= k_len as i32 {
-                to = q_len;
-            }
-        }
-        (from, max(from, to))
     }
 }
 
 #[cube]
-impl Pairs for Slots {
+impl<'a> Visibility for TileVisibility<'a> {
     fn selected(&self, outer: usize, inner: usize) -> bool {
-        let (mut query, mut key) = (outer, inner);
-        if comptime!(self.keys_outer) {
-            query = inner;
-            key = outer;
+        #[comptime]
+        match self {
+            TileVisibility::Intervals(intervals) => intervals.selected(outer, inner),
+            TileVisibility::Bits(bits) => bits.selected(outer, inner),
         }
-        let position = self.position[query];
-        self.first[key] <= position && position < self.end[key]
+    }
+
+    fn biased(&self, logit: f32, outer: usize, inner: usize) -> f32 {
+        #[comptime]
+        match self {
+            TileVisibility::Intervals(intervals) => intervals.biased(logit, outer, inner),
+            TileVisibility::Bits(bits) => bits.biased(logit, outer, inner),
+        }
+    }
+}
+
+/// Whether a row attends to nothing, which its LSE says, if given: it has no gradients, whatever its logits.
+#[cube]
+pub(crate) fn is_blind(lse: ComptimeOption<&Shared<[f32]>>, row: usize) -> bool {
+    #[comptime]
+    match lse {
+        // Tested by `==`, which behaves the same on every runtime if the LSE is NaN.
+        ComptimeOption::Some(lse) => lse[row] == negative_infinity(),
+        ComptimeOption::None => false,
     }
 }
 

@@ -9,14 +9,6 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::{MaskedProblem, PlanGeometry};
 
-/// The buffers that the kernels read besides q, k and v. Those that the problem lacks are arbitrary buffers, never
-/// read.
-pub(crate) struct Words {
-    pub bits: TensorBinding,
-    pub counts: TensorBinding,
-    pub bias: TensorBinding,
-}
-
 /// Whether lists may hold single keys; with a bias of pairs they hold blocks.
 pub(crate) fn gathers(problem: &MaskedProblem) -> bool {
     problem.bias.is_none() || problem.has_key_bias()
@@ -29,16 +21,6 @@ pub(crate) fn listed_bytes(problem: &MaskedProblem, queries: usize) -> [usize; 2
 }
 
 impl MaskedInputs {
-    pub(crate) fn words(&self) -> Words {
-        let none = || self.q.clone();
-        let plan = self.plan.as_ref();
-        Words {
-            bits: plan.map_or_else(none, |plan| plan.bits.clone()),
-            counts: plan.map_or_else(none, |plan| plan.counts.clone()),
-            bias: self.bias.clone().unwrap_or_else(none),
-        }
-    }
-
     /// Whether rows have the alignment that the tensor-core engines need, and a bias has the layout that they read.
     pub(crate) fn rows_are_chunks(&self, problem: &MaskedProblem) -> bool {
         let rows = [&self.q, &self.k, &self.v];
