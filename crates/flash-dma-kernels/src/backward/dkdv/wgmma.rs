@@ -151,29 +151,7 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
                 ring.arrive_empty((turn - 1) % stages);
             }
             let products = StepProducts::<NS> { s, dp };
-            // Separate code for boundary steps: a branch per element would prevent the other instructions from
-            // overlapping.
-            if step.at.boundary {
-                step_weights::<E, NS, NP>(
-                    &mut weights,
-                    &products,
-                    &keys,
-                    &tiles,
-                    &step,
-                    &pairs,
-                    true,
-                );
-            } else {
-                step_weights::<E, NS, NP>(
-                    &mut weights,
-                    &products,
-                    &keys,
-                    &tiles,
-                    &step,
-                    &pairs,
-                    false,
-                );
-            }
+            step_weights::<E, NS, NP>(&mut weights, &products, &keys, &tiles, &step, &pairs);
             if step.at.not_finite {
                 // All warps have their logits: only the products with P and dS remain for this tile.
                 not_finite = true;

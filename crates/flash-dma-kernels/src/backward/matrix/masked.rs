@@ -4,19 +4,20 @@ use crate::args::Saved;
 use crate::backward::bias::blueprint::BiasBlueprint;
 use crate::backward::bias::launch::BiasGradient;
 use crate::backward::blueprint::MmaBlueprints;
-use crate::backward::matrix::pass::{KeyLists, MmaPass};
+use crate::backward::matrix::pass::{KeyLists, ListedKeys, MmaPass};
 use crate::host::check::elem_type;
 use crate::matrix::args::{SourceTensors, TileLaunch};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::MaskedProblem;
 
-/// The keys that the kernels read. The `steps` of a problem without a mask are arbitrary buffers.
+/// The keys and biases that the kernels read.
 pub(crate) struct MaskLists {
     /// Those of the tiles of the dq kernel.
     pub blocks: SourceTensors,
-    /// The steps of the key tiles of the dk/dv kernel, as [`mask`](crate::backward::dkdv::shared::mask) says.
-    pub steps: [TensorBinding; 2],
+    /// With a tile plan, the steps of the key tiles of the dk/dv kernel, as
+    /// [`PlannedKeys`](crate::backward::dkdv::shared::args::PlannedKeys) says.
+    pub steps: Option<[TensorBinding; 2]>,
     /// Capacity of a list of `steps`, in entries.
     pub capacity: usize,
 }
@@ -40,9 +41,8 @@ pub(crate) fn launch_masked(
 ) -> TensorBinding {
     let p = &problem.attention;
     let pass = MmaPass::new(client, p, rows, saved, blueprints);
-    let none = || rows[0].clone();
-    let bias = lists.blocks.bias.clone().unwrap_or_else(none);
-    let bits = lists.blocks.bits().cloned().unwrap_or_else(none);
+    let bias = lists.blocks.bias.clone();
+    let planned = (lists.blocks.bits().cloned()).zip(lists.steps);
     let tiles = TileLaunch {
         source: lists.blocks,
         first: 0,
@@ -50,18 +50,18 @@ pub(crate) fn launch_masked(
     };
     let [grad_q, grad_k, grad_v] = grads;
     pass.launch_dq(tiles, grad_q, blueprints.dq);
-    let [list, counts] = lists.steps;
     let keys = KeyLists {
-        scores: bias,
-        intervals: bits,
-        list,
-        counts,
+        bias,
+        listed: planned.map_or(ListedKeys::All, |(bits, [list, counts])| {
+            ListedKeys::Planned([bits, list, counts])
+        }),
         capacity: lists.capacity,
         chunks: 1,
         tiles: p.k_len.div_ceil(blueprints.dkdv.keys()),
     };
-    let grads = [grad_k.clone(), grad_v.clone(), grad_bias];
-    pass.launch_dkdv(keys, grads, elem_type(p.element), blueprints);
+    let grads = [grad_k.clone(), grad_v.clone()];
+    let grad_bias = (blueprints.dkdv.pattern.has_key_bias()).then_some(grad_bias);
+    pass.launch_dkdv(keys, grads, grad_bias, elem_type(p.element), blueprints);
     if let Some((bias, blueprint)) = of_pairs {
         pass.launch_bias(problem, bias, blueprint);
     }
