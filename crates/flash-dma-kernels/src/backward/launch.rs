@@ -268,7 +268,7 @@ impl<'a> BackwardPass<'a> {
             &results,
             |slice| {
                 let keys = match blueprint.pattern {
-                    Pattern::Intervals => KeyTensors::Intervals(slice.selection),
+                    Pattern::Intervals => KeyTensors::Intervals(Box::new(slice.selection)),
                     _ => KeyTensors::All,
                 };
                 let kernel = self.kernel(keys, blueprint);
@@ -283,7 +283,7 @@ impl<'a> BackwardPass<'a> {
                 let ordered = by_death(self.client, self.problem, live);
                 let scores = selection.scores.clone();
                 let tensors = [scores, ordered.keys, ordered.ends, ordered.counts];
-                (KeyTensors::Intervals(tensors), ordered.capacity)
+                (KeyTensors::Intervals(Box::new(tensors)), ordered.capacity)
             }
             _ => (KeyTensors::All, self.problem.k_len),
         };
@@ -293,7 +293,7 @@ impl<'a> BackwardPass<'a> {
         kernel.dkdv(self.saved(), key_tiles, rows, grads.scores.as_ref());
     }
 
-    fn kernel(&self, keys: KeyTensors, blueprint: Blueprint) -> PortableLaunch<'a> {
+    fn kernel(&self, keys: KeyTensors<'a>, blueprint: Blueprint) -> PortableLaunch<'a> {
         let Inputs { q, k, v, .. } = self.inputs;
         PortableLaunch {
             client: self.client,

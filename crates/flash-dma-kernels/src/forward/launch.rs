@@ -208,7 +208,7 @@ fn launch_portable(
     let results = [out, lse];
     for_each_slice(client, problem, inputs, live, tiles, &results, |slice| {
         let keys = match blueprint.pattern {
-            Pattern::Intervals => KeyTensors::Intervals(slice.selection),
+            Pattern::Intervals => KeyTensors::Intervals(Box::new(slice.selection)),
             _ => KeyTensors::All,
         };
         let kernel = PortableLaunch {
