@@ -267,7 +267,9 @@ impl<'a> BackwardPass<'a> {
             tiles,
             &results,
             |slice| {
-                let keys = (slice.selection).map_or(KeyTensors::All, KeyTensors::Intervals);
+                let keys = (slice.selection).map_or(KeyTensors::All, |selection| {
+                    KeyTensors::Intervals(Box::new(selection))
+                });
                 let kernel = self.kernel(keys, blueprint);
                 kernel.dq(self.saved(), slice.first_tile, slice.tiles, &grads.q);
             },
@@ -280,7 +282,7 @@ impl<'a> BackwardPass<'a> {
                 let ordered = by_death(self.client, self.problem, live);
                 let scores = selection.scores.clone();
                 let tensors = [scores, ordered.keys, ordered.ends, ordered.counts];
-                (KeyTensors::Intervals(tensors), ordered.capacity)
+                (KeyTensors::Intervals(Box::new(tensors)), ordered.capacity)
             }
             _ => (KeyTensors::All, self.problem.k_len),
         };
@@ -290,7 +292,7 @@ impl<'a> BackwardPass<'a> {
         kernel.dkdv(self.saved(), key_tiles, rows, grads.scores.as_ref());
     }
 
-    fn kernel(&self, keys: KeyTensors, blueprint: Blueprint) -> PortableLaunch<'a> {
+    fn kernel(&self, keys: KeyTensors<'a>, blueprint: Blueprint) -> PortableLaunch<'a> {
         let Inputs { q, k, v, .. } = self.inputs;
         PortableLaunch {
             client: self.client,

@@ -206,7 +206,9 @@ fn launch_portable(
 ) {
     let results = [out, lse];
     for_each_slice(client, problem, inputs, live, tiles, &results, |slice| {
-        let keys = (slice.selection).map_or(KeyTensors::All, KeyTensors::Intervals);
+        let keys = (slice.selection).map_or(KeyTensors::All, |selection| {
+            KeyTensors::Intervals(Box::new(selection))
+        });
         let kernel = PortableLaunch {
             client,
             problem,

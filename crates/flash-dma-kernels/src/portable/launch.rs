@@ -19,11 +19,11 @@ use flash_dma_problem::Problem;
 
 /// The keys that queries may attend to.
 #[derive(Clone, Debug)]
-pub(crate) enum KeyTensors {
+pub(crate) enum KeyTensors<'a> {
     All,
     /// The fields of [`ListedIntervals`] where query tiles are launched, else of [`OrderedIntervals`].
-    Intervals([TensorBinding; 4]),
-    Planned(MaskBits),
+    Intervals(Box<[TensorBinding; 4]>),
+    Planned(&'a MaskBits),
 }
 
 /// What all portable kernels of a checked, non-empty problem read.
@@ -34,7 +34,7 @@ pub(crate) struct PortableLaunch<'a> {
     pub q: &'a TensorBinding,
     pub k: &'a TensorBinding,
     pub v: &'a TensorBinding,
-    pub keys: KeyTensors,
+    pub keys: KeyTensors<'a>,
     /// Given exactly if the blueprint's pattern has a bias of pairs.
     pub bias: Option<&'a TensorBinding>,
     pub blueprint: Blueprint,
@@ -49,10 +49,10 @@ pub(crate) struct SavedTensors<'a> {
     pub delta: &'a TensorBinding,
 }
 
-impl KeyTensors {
+impl<'a> KeyTensors<'a> {
     /// A mask, if there is one.
-    pub(crate) fn of_mask(plan: Option<&MaskBits>) -> Self {
-        plan.map_or(Self::All, |plan| Self::Planned(plan.clone()))
+    pub(crate) fn of_mask(plan: Option<&'a MaskBits>) -> Self {
+        plan.map_or(Self::All, Self::Planned)
     }
 
     fn all(&self) -> Vec<&TensorBinding> {
@@ -67,7 +67,8 @@ impl KeyTensors {
         match self {
             Self::All => KeysArgs::All,
             Self::Planned(plan) => KeysArgs::Planned(tile_plan(plan)),
-            Self::Intervals([scores, intervals, list, counts]) => {
+            Self::Intervals(tensors) => {
+                let [scores, intervals, list, counts] = *tensors;
                 KeysArgs::Intervals(ListedIntervalsLaunch::new(
                     scores.into_tensor_arg(),
                     intervals.into_tensor_arg(),
@@ -82,7 +83,8 @@ impl KeyTensors {
         match self {
             Self::All => KeysArgs::All,
             Self::Planned(plan) => KeysArgs::Planned(tile_plan(plan)),
-            Self::Intervals([scores, keys, ends, counts]) => {
+            Self::Intervals(tensors) => {
+                let [scores, keys, ends, counts] = *tensors;
                 KeysArgs::Intervals(OrderedIntervalsLaunch::new(
                     scores.into_tensor_arg(),
                     keys.into_tensor_arg(),
@@ -94,8 +96,11 @@ impl KeyTensors {
     }
 }
 
-fn tile_plan(plan: MaskBits) -> TilePlanLaunch {
-    TilePlanLaunch::new(plan.bits.into_tensor_arg(), plan.counts.into_tensor_arg())
+fn tile_plan(plan: &MaskBits) -> TilePlanLaunch {
+    TilePlanLaunch::new(
+        plan.bits.clone().into_tensor_arg(),
+        plan.counts.clone().into_tensor_arg(),
+    )
 }
 
 impl PortableLaunch<'_> {

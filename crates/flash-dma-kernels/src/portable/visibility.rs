@@ -105,7 +105,7 @@ impl<'a> TileVisibility<'a> {
                 #[comptime]
                 match source {
                     Keys::Intervals(source) => intervals.set_ordered(source, keys, bp),
-                    _ => {}
+                    Keys::All | Keys::Planned(_) => {}
                 }
             }
             TileVisibility::Bits(_) => {}
