@@ -1,6 +1,7 @@
 //! `cargo xtask tidy`: the house rules that no other tool checks.
 
 mod links;
+mod loops;
 
 use crate::mutants;
 use crate::process::{Result, read_file, root};
@@ -21,7 +22,11 @@ pub fn run() -> Result {
             .display()
             .to_string();
         match path.extension().and_then(|e| e.to_str()) {
-            Some("rs") => source_faults(&name, &read_file(path)?, &mut faults),
+            Some("rs") => {
+                let text = read_file(path)?;
+                source_faults(&name, &text, &mut faults);
+                loops::faults(&name, &text, &mut faults);
+            }
             Some("md") => links::faults(path, &read_file(path)?, &name, &mut faults),
             Some("toml") if path.ends_with("Cargo.toml") && *path != root.join("Cargo.toml") => {
                 manifest_faults(&name, &read_file(path)?, &mut faults);

@@ -6,8 +6,9 @@ use crate::finite::{NO_NUMBER, exponent_bits};
 use crate::matrix::attended::AttendedKeys;
 use crate::matrix::fragment::pack;
 use crate::matrix::logits::{exp_of, score, sees};
-use crate::matrix::mask::is_set;
+use crate::matrix::mask::{SeenPair, is_set};
 use crate::matrix::mma::product::{LanePlace, Shape, load_a, multiply};
+use crate::matrix::softmax::PerRow;
 use crate::matrix::stages::Stages;
 use crate::pattern::layout::KEY_BLOCK;
 use cubecl::prelude::*;
@@ -46,10 +47,7 @@ pub(crate) fn add_tile<E: Float, N: Size, NA: Size>(
 ) -> bool {
     let tile_bp = comptime!(bp.tile);
     let mask = &attended.mask;
-    let logit_scale = &attended.scale;
-    let k_len = attended.own.k_len;
-    let (head_dim, key_tile) = comptime!((tile_bp.head_dim, tile_bp.key_tile));
-    let steps = comptime!(head_dim / 16);
+    let key_tile = comptime!(tile_bp.key_tile);
     let row_bytes = comptime!(2 * tile_bp.head_dim as u32);
     let shape = comptime!(bp.products());
     let by_rows = comptime!(Shape {
@@ -60,7 +58,6 @@ pub(crate) fn add_tile<E: Float, N: Size, NA: Size>(
         cleaned: true,
         ..by_rows
     });
-    let quad = UNIT_POS_X as usize % 4;
     let stage = (tile % comptime!(tile_bp.stages) * key_tile) as u32 * row_bytes;
     let mut all_finite = true;
     // The words of the two rows.
@@ -76,104 +73,36 @@ pub(crate) fn add_tile<E: Float, N: Size, NA: Size>(
         let first = block * DQ_BLOCK;
         let begin = stage + first as u32 * row_bytes;
         let (k_keys, v_keys) = (operands.k + begin, operands.v + begin);
-        // S = Q K^T and dP = dO V^T: 16 rows by a block of keys per warp.
-        let mut s = Vector::<f32, N>::new(0.0f32);
-        let mut dp = Vector::<f32, N>::new(0.0f32);
-        #[unroll]
-        for c in 0..steps {
-            let shape = comptime!(shape.at(16 * c));
-            if comptime!(bp.resident) {
-                let (q_rows, o_rows) = (operands.q_rows[c], operands.o_rows[c]);
-                s = multiply::<N, NA>(s, q_rows, k_keys, &operands.columns, shape);
-                dp = multiply::<N, NA>(dp, o_rows, v_keys, &operands.columns, shape);
-            } else {
-                let q_rows = load_a::<NA>(operands.q, &operands.rows, shape);
-                let o_rows = load_a::<NA>(operands.o, &operands.rows, shape);
-                s = multiply::<N, NA>(s, q_rows, k_keys, &operands.columns, shape);
-                dp = multiply::<N, NA>(dp, o_rows, v_keys, &operands.columns, shape);
-            }
-        }
-
+        let products = multiply_keys::<N, NA>(operands, k_keys, v_keys, bp);
         let mut finite = true;
         if comptime!(boundary && tile_bp.pattern.is_planned()) {
             if mask.not_finite {
-                finite = keys_are_finite::<N>(&s);
+                finite = keys_are_finite::<N>(&products.s);
             }
         } else if comptime!(boundary) {
-            finite = keys_are_finite::<N>(&s);
+            finite = keys_are_finite::<N>(&products.s);
         }
         if comptime!(boundary) {
             all_finite = all_finite && finite;
         }
-        // The words of this block.
-        let mut own0 = seen0;
-        let mut own1 = seen1;
+        let mut upper = seen0;
+        let mut lower = seen1;
         if comptime!(boundary && tile_bp.pattern.is_planned() && key_tile == KEY_BLOCK) {
+            // The words of this block come first.
             let second = block * DQ_BLOCK >= 32;
-            own0.insert(
-                0usize,
-                select(second, seen0.extract(1usize), seen0.extract(0usize)),
-            );
-            own1.insert(
-                0usize,
-                select(second, seen1.extract(1usize), seen1.extract(0usize)),
-            );
+            let (upper1, upper0) = (seen0.extract(1usize), seen0.extract(0usize));
+            upper.insert(0usize, select(second, upper1, upper0));
+            let (lower1, lower0) = (seen1.extract(1usize), seen1.extract(0usize));
+            lower.insert(0usize, select(second, lower1, lower0));
         }
+        let seen = SeenPair { upper, lower };
+        let columns = Columns { tile, first, seen };
 
         // dS, 16 keys at a time, and dQ += dS K.
         #[unroll]
         for n in 0..comptime!(DQ_BLOCK / 16) {
-            let mut ds = Vector::<u32, NA>::new(0u32);
-            #[unroll]
-            for half in 0..2usize {
-                let at = comptime!(n * 8 + half * 4);
-                let mut upper = Vector::<f32, Const<2>>::new(0.0f32);
-                let mut lower = Vector::<f32, Const<2>>::new(0.0f32);
-                #[unroll]
-                for e in 0..2usize {
-                    let col = first + comptime!(n * 16 + half * 8 + e) + quad * 2;
-                    let z = score::<E>(stages, tile, col, tile_bp);
-                    let (s0, s1) = (
-                        s.extract(comptime!(at + e)),
-                        s.extract(comptime!(at + 2 + e)),
-                    );
-                    let dp0: f32 = dp.extract(comptime!(at + e));
-                    let dp1: f32 = dp.extract(comptime!(at + 2 + e));
-                    let x0 = logit_scale.apply(s0, z, tile_bp.softcap);
-                    let x1 = logit_scale.apply(s1, z, tile_bp.softcap);
-                    let mut ds0 = exp_of(x0, rows.upper.reference) * (dp0 - rows.upper.delta);
-                    let mut ds1 = exp_of(x1, rows.lower.reference) * (dp1 - rows.lower.delta);
-                    if comptime!(tile_bp.softcap && tile_bp.pattern.has_key_bias()) {
-                        // A bias may be infinite.
-                        let capped0 = logit_scale.apply(s0, 0.0f32, tile_bp.softcap);
-                        let capped1 = logit_scale.apply(s1, 0.0f32, tile_bp.softcap);
-                        ds0 *= logit_scale.slope(capped0, tile_bp.softcap);
-                        ds1 *= logit_scale.slope(capped1, tile_bp.softcap);
-                    } else if comptime!(tile_bp.softcap) {
-                        ds0 *= logit_scale.slope(x0 - z, tile_bp.softcap);
-                        ds1 *= logit_scale.slope(x1 - z, tile_bp.softcap);
-                    }
-                    if comptime!(boundary && tile_bp.pattern.is_planned()) {
-                        let column = comptime!(n * 16 + half * 8 + e);
-                        ds0 = select(is_set(own0, column), ds0, 0.0f32);
-                        ds1 = select(is_set(own1, column), ds1, 0.0f32);
-                    } else if comptime!(boundary) {
-                        let see0 = sees::<E>(&rows.pair.upper, stages, tile, col, k_len, tile_bp);
-                        let see1 = sees::<E>(&rows.pair.lower, stages, tile, col, k_len, tile_bp);
-                        ds0 = select(see0, ds0, 0.0f32);
-                        ds1 = select(see1, ds1, 0.0f32);
-                    }
-                    upper.insert(e, ds0);
-                    lower.insert(e, ds1);
-                }
-                let (x, y) = (upper.extract(0usize), upper.extract(1usize));
-                ds.insert(comptime!(half * 2), pack(x, y, comptime!(tile_bp.element)));
-                let (x, y) = (lower.extract(0usize), lower.extract(1usize));
-                ds.insert(
-                    comptime!(half * 2 + 1),
-                    pack(x, y, comptime!(tile_bp.element)),
-                );
-            }
+            let ds =
+                gradients::<E, N, NA>(&products, stages, &columns, rows, attended, n, boundary);
             let keys = k_keys + comptime!(n as u32 * 16 * row_bytes);
             if comptime!(boundary) {
                 if finite {
@@ -187,6 +116,135 @@ pub(crate) fn add_tile<E: Float, N: Size, NA: Size>(
         }
     }
     all_finite
+}
+
+/// S = Q K^T and dP = dO V^T of a block of keys: a warp's 16 rows by the block's columns.
+#[derive(CubeType, Clone, Copy)]
+struct BlockProducts<N: Size> {
+    s: Vector<f32, N>,
+    dp: Vector<f32, N>,
+}
+
+/// The products with the keys and values whose rows begin at the addresses `k_keys` and `v_keys`.
+#[cube]
+fn multiply_keys<N: Size, NA: Size>(
+    operands: &TileOperands<NA>,
+    k_keys: u32,
+    v_keys: u32,
+    #[comptime] bp: DqBlueprint,
+) -> BlockProducts<N> {
+    let shape = comptime!(bp.products());
+    let mut s = Vector::<f32, N>::new(0.0f32);
+    let mut dp = Vector::<f32, N>::new(0.0f32);
+    #[unroll]
+    for c in 0..comptime!(bp.tile.head_dim / 16) {
+        let shape = comptime!(shape.at(16 * c));
+        if comptime!(bp.resident) {
+            let (q_rows, o_rows) = (operands.q_rows[c], operands.o_rows[c]);
+            s = multiply::<N, NA>(s, q_rows, k_keys, &operands.columns, shape);
+            dp = multiply::<N, NA>(dp, o_rows, v_keys, &operands.columns, shape);
+        } else {
+            let q_rows = load_a::<NA>(operands.q, &operands.rows, shape);
+            let o_rows = load_a::<NA>(operands.o, &operands.rows, shape);
+            s = multiply::<N, NA>(s, q_rows, k_keys, &operands.columns, shape);
+            dp = multiply::<N, NA>(dp, o_rows, v_keys, &operands.columns, shape);
+        }
+    }
+    BlockProducts::<N> { s, dp }
+}
+
+/// A block of columns of a key tile.
+#[derive(CubeType, Clone, Copy)]
+struct Columns {
+    tile: usize,
+    /// The first of them.
+    first: usize,
+    /// The words of these columns; on a boundary tile of a plan.
+    seen: SeenPair,
+}
+
+/// dS of the `n`-th 16 of the columns, rounded, as an A operand. On a `boundary` tile it is zero where a row does not see
+/// a key.
+#[cube]
+fn gradients<E: Float, N: Size, NA: Size>(
+    products: &BlockProducts<N>,
+    stages: &Stages<E>,
+    columns: &Columns,
+    rows: &LaneRows,
+    attended: &AttendedKeys,
+    #[comptime] n: usize,
+    #[comptime] boundary: bool,
+) -> Vector<u32, NA> {
+    let bp = comptime!(attended.own.bp);
+    let mut ds = Vector::<u32, NA>::new(0u32);
+    #[unroll]
+    for half in 0..2usize {
+        let mut upper = Vector::<f32, Const<2>>::new(0.0f32);
+        let mut lower = Vector::<f32, Const<2>>::new(0.0f32);
+        #[unroll]
+        for e in 0..2usize {
+            let column = comptime!(n * 16 + half * 8 + e);
+            let pair =
+                gradient::<E, N>(products, stages, columns, rows, attended, column, boundary);
+            upper.insert(e, pair.upper);
+            lower.insert(e, pair.lower);
+        }
+        let (x, y) = (upper.extract(0usize), upper.extract(1usize));
+        ds.insert(comptime!(half * 2), pack(x, y, comptime!(bp.element)));
+        let (x, y) = (lower.extract(0usize), lower.extract(1usize));
+        ds.insert(comptime!(half * 2 + 1), pack(x, y, comptime!(bp.element)));
+    }
+    ds
+}
+
+/// dS of this lane's two rows and column `column + 2 quad` of the block.
+#[cube]
+fn gradient<E: Float, N: Size>(
+    products: &BlockProducts<N>,
+    stages: &Stages<E>,
+    columns: &Columns,
+    rows: &LaneRows,
+    attended: &AttendedKeys,
+    #[comptime] column: usize,
+    #[comptime] boundary: bool,
+) -> PerRow {
+    let bp = comptime!(attended.own.bp);
+    let logit_scale = &attended.scale;
+    // The two elements of an accumulator that lie in this column, see `tile_logits`.
+    let (at0, at1) = comptime!((column / 8 * 4 + column % 8, column / 8 * 4 + 2 + column % 8));
+    let col = columns.first + column + UNIT_POS_X as usize % 4 * 2;
+    let z = score::<E>(stages, columns.tile, col, bp);
+    let (s0, s1) = (products.s.extract(at0), products.s.extract(at1));
+    let dp0: f32 = products.dp.extract(at0);
+    let dp1: f32 = products.dp.extract(at1);
+    let x0 = logit_scale.apply(s0, z, bp.softcap);
+    let x1 = logit_scale.apply(s1, z, bp.softcap);
+    let mut ds0 = exp_of(x0, rows.upper.reference) * (dp0 - rows.upper.delta);
+    let mut ds1 = exp_of(x1, rows.lower.reference) * (dp1 - rows.lower.delta);
+    if comptime!(bp.softcap && bp.pattern.has_key_bias()) {
+        // A bias may be infinite.
+        let capped0 = logit_scale.apply(s0, 0.0f32, bp.softcap);
+        let capped1 = logit_scale.apply(s1, 0.0f32, bp.softcap);
+        ds0 *= logit_scale.slope(capped0, bp.softcap);
+        ds1 *= logit_scale.slope(capped1, bp.softcap);
+    } else if comptime!(bp.softcap) {
+        ds0 *= logit_scale.slope(x0 - z, bp.softcap);
+        ds1 *= logit_scale.slope(x1 - z, bp.softcap);
+    }
+    if comptime!(boundary && bp.pattern.is_planned()) {
+        ds0 = select(is_set(columns.seen.upper, column), ds0, 0.0f32);
+        ds1 = select(is_set(columns.seen.lower, column), ds1, 0.0f32);
+    } else if comptime!(boundary) {
+        let k_len = attended.own.k_len;
+        let see0 = sees::<E>(&rows.pair.upper, stages, columns.tile, col, k_len, bp);
+        let see1 = sees::<E>(&rows.pair.lower, stages, columns.tile, col, k_len, bp);
+        ds0 = select(see0, ds0, 0.0f32);
+        ds1 = select(see1, ds1, 0.0f32);
+    }
+    PerRow {
+        upper: ds0,
+        lower: ds1,
+    }
 }
 
 /// Whether all keys of a block of logits' products are finite: a key with a non-finite element makes its products
