@@ -217,9 +217,9 @@ fn launch_mma(
     let (steps, capacity) = match &inputs.plan {
         Some(plan) => {
             let lists = query_lists(client, problem, plan, blueprints.dkdv.step_shape());
-            ([lists.list, lists.counts], lists.capacity)
+            (Some([lists.list, lists.counts]), lists.capacity)
         }
-        None => ([inputs.q.clone(), inputs.q.clone()], p.k_len),
+        None => (None, p.k_len),
     };
     let lists = MaskLists {
         blocks: inputs.listed(client, problem, blueprints.dq.tile.queries(), &inputs.k),

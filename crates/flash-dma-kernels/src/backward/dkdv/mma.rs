@@ -30,15 +30,9 @@ use cubecl::prelude::*;
 /// |---|---|
 /// | `inputs.q`, `inputs.grad_out`, `k`, `v` | `[batch, heads, len, head_dim]`, strides and begin in steps of 16 bytes |
 /// | `inputs.lse`, `inputs.delta` | contiguous `[batch, q_heads, q_len]` |
-/// | `source.scores` | `[batch, kv_heads, k_len]`, last axis contiguous |
-/// | `source.intervals` | contiguous `[batch, kv_heads, k_len]`, pairs of first and end |
-/// | `source.list`, `source.counts` | the keys of each chunk, see [`ChunkKeys`](crate::pattern::intervals::chunks::ChunkKeys) |
+/// | `source` | see [`KeyTileSource`] |
 /// | `grads.k`, `grads.v` | contiguous `[batch, kv_heads, k_len, head_dim]`: the tile's keys are overwritten, or with `bp.shared_keys` added to; with `bp.parts` see [`KeyParts`](crate::backward::dkdv::shared::gather::KeyParts) |
 /// | `grads.scores` | contiguous `[batch, kv_heads, k_len]`, likewise; sparse only |
-///
-/// Without `bp.pattern.has_intervals()` every chunk has all keys in order, and the scores, intervals, list and counts
-/// are never read; with `bp.pattern.is_planned()` or `bp.pattern.has_key_bias()` they have the meaning described in
-/// [`mask`](crate::backward::dkdv::shared::mask).
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
     inputs: &BackwardInputs<E>,
@@ -122,19 +116,19 @@ pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
         }
     }
 
-    let (list, gradients) = (&source.list, &sums.gradients);
+    let gradients = &sums.gradients;
     if warp < comptime!(bp.role_warps) {
-        write_rows::<O, NO>(list, &place, gradients, &mut grads.v, 1.0f32, bp);
+        write_rows::<O, NO>(source, &place, gradients, &mut grads.v, 1.0f32, bp);
         if not_finite {
             repair_keys::<E, O>(inputs, source, &place, &pairs, &mut grads.v, true);
         }
     } else {
-        write_rows::<O, NO>(list, &place, gradients, &mut grads.k, scaling.scale, bp);
+        write_rows::<O, NO>(source, &place, gradients, &mut grads.k, scaling.scale, bp);
         if not_finite {
             repair_keys::<E, O>(inputs, source, &place, &pairs, &mut grads.k, false);
         }
         if comptime!(bp.pattern.has_shared_score()) {
-            write_scores(list, &place, &sums.scores, &mut grads.scores, bp);
+            write_scores(source, &place, &sums.scores, &mut grads.scores, bp);
         }
     }
 }

@@ -4,10 +4,9 @@ use crate::args::{Gradients, Inputs, Saved};
 use crate::backward::blueprint::MmaBlueprints;
 use crate::backward::dkdv::shared::gather::KeyParts;
 use crate::backward::dkdv::shared::key_sums::KeySums;
-use crate::backward::matrix::pass::{KeyLists, MmaPass};
+use crate::backward::matrix::pass::{KeyLists, ListedKeys, MmaPass};
 use crate::host::check::elem_type;
 use crate::host::fill::fill;
-use crate::host::scratch::scratch;
 use crate::pattern::intervals::chunks::{ChunkKeys, chunk_keys};
 use crate::pattern::intervals::order::by_death;
 use crate::pattern::intervals::slices::for_each_slice;
@@ -91,54 +90,47 @@ struct SelectedPass<'a> {
 }
 
 impl SelectedPass<'_> {
-    /// The keys of each chunk; without scores, buffers that are never read.
-    fn chunk_keys(&self, blueprints: MmaBlueprints) -> ChunkKeys {
+    /// The keys of each chunk, with scores.
+    fn chunk_keys(&self, live: &LiveKeys, blueprints: MmaBlueprints) -> ChunkKeys {
         let (client, problem) = (self.pass.client, self.pass.problem);
-        match self.live {
-            None => ChunkKeys {
-                keys: self.inputs.q.clone(),
-                counts: self.inputs.q.clone(),
-                starts: self.inputs.q.clone(),
-                capacity: problem.k_len,
-            },
-            Some(live) if blueprints.chunks(problem) > 1 => {
-                chunk_keys(client, problem, live, blueprints.chunk)
-            }
-            // Over whole lifetimes, the keys that die together are neighbours.
-            Some(live) => {
-                let ordered = by_death(client, problem, live);
-                ChunkKeys {
-                    starts: ordered.counts.clone(),
-                    keys: ordered.keys,
-                    counts: ordered.counts,
-                    capacity: ordered.capacity,
-                }
-            }
+        if blueprints.chunks(problem) > 1 {
+            return chunk_keys(client, problem, live, blueprints.chunk);
+        }
+        // Over whole lifetimes, the keys that die together are neighbours.
+        let ordered = by_death(client, problem, live);
+        ChunkKeys {
+            starts: ordered.counts.clone(),
+            keys: ordered.keys,
+            counts: ordered.counts,
+            capacity: ordered.capacity,
         }
     }
 
     fn launch_dkdv(&self, grads: &Gradients, blueprints: MmaBlueprints) {
         let (client, problem, blueprint) = (self.pass.client, self.pass.problem, blueprints.dkdv);
         let (element, words) = (elem_type(problem.element), f32::elem_type_native());
-        let keys = self.chunk_keys(blueprints);
+        let keys = self.live.map(|live| self.chunk_keys(live, blueprints));
         if blueprint.parts {
-            let parts = KeyParts::new(client, problem, blueprints.chunks(problem), keys.capacity);
-            let to = [&parts.k, &parts.v, &parts.scores].map(Clone::clone);
-            self.launch_kernel(&keys, to, words, blueprints);
+            let listed = keys.as_ref().expect("chunks come with scores");
+            let chunks = blueprints.chunks(problem);
+            let parts = KeyParts::new(client, problem, chunks, listed.capacity);
+            let to = [&parts.k, &parts.v].map(Clone::clone);
+            let scores = Some(parts.scores.clone());
+            self.launch_kernel(keys.as_ref(), to, scores, words, blueprints);
             let selection = self.inputs.selection.as_ref();
             let selection = selection.expect("chunks come with scores");
-            parts.gather(client, problem, selection, &keys, blueprints.chunk, grads);
+            parts.gather(client, problem, selection, listed, blueprints.chunk, grads);
             return;
         }
-        let scores = (grads.scores.clone()).unwrap_or_else(|| scratch(client, [1]));
-        if problem.has_scores {
-            fill(client, &scores, 0.0, words);
+        if let Some(scores) = &grads.scores {
+            fill(client, scores, 0.0, words);
         }
+        let (keys, scores) = (keys.as_ref(), grads.scores.clone());
         // Several cubes add to f32 sums; a single cube writes the gradients, and skips keys that no query attends to.
         if blueprint.shared_keys {
             let sums = KeySums::new(client, problem, &self.inputs.selection);
-            let to = [sums.k.clone(), sums.v.clone(), scores];
-            self.launch_kernel(&keys, to, words, blueprints);
+            let to = [sums.k.clone(), sums.v.clone()];
+            self.launch_kernel(keys, to, scores, words, blueprints);
             sums.round(grads);
             return;
         }
@@ -146,32 +138,37 @@ impl SelectedPass<'_> {
             fill(client, &grads.k, 0.0, element);
             fill(client, &grads.v, 0.0, element);
         }
-        let to = [grads.k.clone(), grads.v.clone(), scores];
-        self.launch_kernel(&keys, to, element, blueprints);
+        let to = [grads.k.clone(), grads.v.clone()];
+        self.launch_kernel(keys, to, scores, element, blueprints);
     }
 
     fn launch_kernel(
         &self,
-        keys: &ChunkKeys,
-        grads: [TensorBinding; 3],
+        keys: Option<&ChunkKeys>,
+        grads: [TensorBinding; 2],
+        grad_scores: Option<TensorBinding>,
         output: ElemType,
         blueprints: MmaBlueprints,
     ) {
         let problem = self.pass.problem;
-        let (scores, intervals) = match self.inputs.selection.clone() {
-            Some(selection) => (selection.scores, selection.intervals),
-            None => (self.inputs.q.clone(), self.inputs.q.clone()),
+        let selected = self.inputs.selection.clone().zip(keys);
+        let (bias, listed, capacity) = match selected {
+            Some((selection, keys)) => {
+                let buffers = [selection.intervals, keys.keys.clone(), keys.counts.clone()];
+                let listed = ListedKeys::Intervals(buffers);
+                (Some(selection.scores), listed, keys.capacity)
+            }
+            None => (None, ListedKeys::All, problem.k_len),
         };
         let lists = KeyLists {
-            scores,
-            intervals,
-            list: keys.keys.clone(),
-            counts: keys.counts.clone(),
-            capacity: keys.capacity,
+            bias,
+            listed,
+            capacity,
             chunks: blueprints.chunks(problem),
             // As many as the lists may fill: any other bound could silently drop keys.
-            tiles: keys.capacity.div_ceil(blueprints.dkdv.keys()),
+            tiles: capacity.div_ceil(blueprints.dkdv.keys()),
         };
-        self.pass.launch_dkdv(lists, grads, output, blueprints);
+        self.pass
+            .launch_dkdv(lists, grads, grad_scores, output, blueprints);
     }
 }

@@ -4,21 +4,23 @@ use crate::args::Saved;
 use crate::backward::bias::blueprint::BiasBlueprint;
 use crate::backward::bias::launch::BiasGradient;
 use crate::backward::blueprint::MmaBlueprints;
-use crate::backward::matrix::pass::{KeyLists, MmaPass};
+use crate::backward::matrix::pass::{KeyLists, ListedKeys, MmaPass};
 use crate::host::check::elem_type;
 use crate::pattern::intervals::slices::Slice;
+use crate::pattern::kind::Bias;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::MaskedProblem;
 
-/// The buffers that the kernels read in place of scores, intervals, lists and counts. Those that the problem lacks are
-/// arbitrary buffers.
+/// The buffers that the kernels read in place of scores, intervals, lists and counts. Of `blocks`, those that the
+/// problem lacks are arbitrary buffers.
 pub(crate) struct MaskLists {
     /// A bias of keys, the bits of the plan, and the key blocks of the tiles of the dq kernel, as
     /// [`mask`](crate::matrix::mask) says.
     pub blocks: [TensorBinding; 4],
-    /// The steps of the key tiles of the dk/dv kernel, as [`mask`](crate::backward::dkdv::shared::mask) says.
-    pub steps: [TensorBinding; 2],
+    /// The steps of the key tiles of the dk/dv kernel, as
+    /// [`PlannedKeys`](crate::backward::dkdv::shared::args::PlannedKeys) says.
+    pub steps: Option<[TensorBinding; 2]>,
     /// Capacity of a list of `steps`, in entries.
     pub capacity: usize,
 }
@@ -50,18 +52,20 @@ pub(crate) fn launch_masked(
     };
     let [grad_q, grad_k, grad_v] = grads;
     pass.launch_dq(slice, grad_q, blueprints.dq);
-    let [list, counts] = lists.steps;
+    let pattern = blueprints.dkdv.pattern;
     let keys = KeyLists {
-        scores: bias,
-        intervals: bits,
-        list,
-        counts,
+        bias: (pattern.bias() != Bias::None).then_some(bias),
+        listed: match lists.steps {
+            Some([list, counts]) => ListedKeys::Planned([bits, list, counts]),
+            None => ListedKeys::All,
+        },
         capacity: lists.capacity,
         chunks: 1,
         tiles: p.k_len.div_ceil(blueprints.dkdv.keys()),
     };
-    let grads = [grad_k.clone(), grad_v.clone(), grad_bias];
-    pass.launch_dkdv(keys, grads, elem_type(p.element), blueprints);
+    let grads = [grad_k.clone(), grad_v.clone()];
+    let grad_bias = pattern.has_key_bias().then_some(grad_bias);
+    pass.launch_dkdv(keys, grads, grad_bias, elem_type(p.element), blueprints);
     if let Some((bias, blueprint)) = of_pairs {
         pass.launch_bias(problem, bias, blueprint);
     }

@@ -5,7 +5,8 @@ use crate::backward::blueprint::{DqBlueprint, MmaBlueprints};
 use crate::backward::delta::{CUBE_ROWS, delta_mma_kernel};
 use crate::backward::dkdv::mma::dkdv_mma_kernel;
 use crate::backward::dkdv::shared::args::{
-    BackwardInputsLaunch, KeyGradientsLaunch, KeyGridLaunch, KeyTileSourceLaunch, QueryBoxesLaunch,
+    BackwardInputsLaunch, IntervalKeysLaunch, KeyGradientsLaunch, KeyGridLaunch,
+    KeyTileSourceLaunch, PlannedKeysLaunch, QueryBoxesLaunch,
 };
 use crate::backward::dkdv::wgmma::dkdv_wgmma_kernel;
 use crate::backward::dq::mma::dq_mma_kernel;
@@ -31,13 +32,23 @@ pub(crate) struct MmaPass<'a> {
     sums: RowSums,
 }
 
-/// The keys of the dk/dv kernel: one list of `capacity` entries per cube and its counts, for `chunks` chunks of queries
-/// with `tiles` key tiles each; arbitrary buffers without lists.
+/// Where the dk/dv kernel finds keys, each as [`KeyTileSource`](crate::backward::dkdv::shared::args::KeyTileSource)
+/// says.
+pub(crate) enum ListedKeys {
+    /// All keys.
+    All,
+    /// Intervals, lists and counts.
+    Intervals([TensorBinding; 3]),
+    /// Bits, lists and counts.
+    Planned([TensorBinding; 3]),
+}
+
+/// The keys of the dk/dv kernel: one list of `capacity` entries per cube, for `chunks` chunks of queries with `tiles` key
+/// tiles each.
 pub(crate) struct KeyLists {
-    pub scores: TensorBinding,
-    pub intervals: TensorBinding,
-    pub list: TensorBinding,
-    pub counts: TensorBinding,
+    /// The scores or the bias.
+    pub bias: Option<TensorBinding>,
+    pub listed: ListedKeys,
     pub capacity: usize,
     pub chunks: usize,
     pub tiles: usize,
@@ -199,19 +210,38 @@ impl<'a> MmaPass<'a> {
     pub(crate) fn launch_dkdv(
         &self,
         keys: KeyLists,
-        grads: [TensorBinding; 3],
+        [grad_k, grad_v]: [TensorBinding; 2],
+        grad_scores: Option<TensorBinding>,
         output: ElemType,
         blueprints: MmaBlueprints,
     ) {
         let (client, problem, blueprint) = (self.client, self.problem, blueprints.dkdv);
         let [q, k, v] = self.rows.map(Clone::clone);
-        let [grad_k, grad_v, grad_scores] = grads;
         let rows = problem.batch * problem.kv_heads;
         let typed = [&q, &k, &v, &self.saved.grad_out];
-        let words = [&keys.scores, &keys.intervals, &keys.list, &self.sums.delta];
+        let mut words = vec![&self.sums.delta];
+        words.extend(&keys.bias);
+        if let ListedKeys::Intervals([ends, list, _]) | ListedKeys::Planned([ends, list, _]) =
+            &keys.listed
+        {
+            words.extend([ends, list]);
+        }
         let address = address_type(&typed, problem.element.size())
             .max(address_type(&words, 4))
             .max(address_type(&[&grad_k], output.size()));
+        let (intervals, plan) = match keys.listed {
+            ListedKeys::All => (None, None),
+            ListedKeys::Intervals(buffers) => {
+                let [ends, list, counts] = buffers.map(TensorBinding::into_buffer_arg);
+                (Some(IntervalKeysLaunch::new(ends, list, counts)), None)
+            }
+            ListedKeys::Planned(buffers) => {
+                let [bits, list, counts] = buffers.map(TensorBinding::into_buffer_arg);
+                (None, Some(PlannedKeysLaunch::new(bits, list, counts)))
+            }
+        };
+        let bias = keys.bias.map(TensorBinding::into_tensor_arg);
+        let source = KeyTileSourceLaunch::new(bias.into(), intervals.into(), plan.into());
         // One argument list, because both kernels take the same arguments.
         macro_rules! launch {
     ($kernel:ident, $blueprint:expr $(, $boxes:expr)?) => {
@@ -231,16 +261,11 @@ impl<'a> MmaPass<'a> {
                         self.saved.lse.clone().into_buffer_arg(),
                         self.sums.delta.clone().into_buffer_arg(),
                     ),
-                    KeyTileSourceLaunch::new(
-                        keys.scores.into_tensor_arg(),
-                        keys.intervals.into_buffer_arg(),
-                        keys.list.into_buffer_arg(),
-                        keys.counts.into_buffer_arg(),
-                    ),
+                    source,
                     KeyGradientsLaunch::new(
                         grad_k.into_buffer_arg(),
                         grad_v.into_buffer_arg(),
-                        grad_scores.into_buffer_arg(),
+                        grad_scores.map(|to| to.into_buffer_arg()).into(),
                     ),
                     scaling(problem.scale, problem.softcap),
                     $($boxes,)?

@@ -19,7 +19,7 @@ struct Case {
     /// Whether row `row` of the mask shows key `key` to query `query`.
     shows: fn(&mut Rng, usize, usize) -> bool,
     /// Index of a non-finite value.
-    broken: Option<usize>,
+    not_finite: Option<usize>,
 }
 
 /// The expected result for a tile: the keys of every query, and the resulting list.
@@ -108,7 +108,7 @@ impl Case {
         plan(&client, &geometry, mask, 4, false, bits.clone()).unwrap();
         let shape = [1, 2, k_len, 16];
         let mut values = vec![1.0f32; shape.iter().product()];
-        if let Some(at) = self.broken {
+        if let Some(at) = self.not_finite {
             values[at] = f32::NAN;
         }
         let dense: Vec<usize> = contiguous_strides(&shape).collect();
@@ -129,7 +129,7 @@ impl Case {
             read_u32(&client, lists.list),
             read_u32(&client, lists.counts),
         );
-        assert_eq!(totals[2], u32::from(self.broken.is_some()), "{name}");
+        assert_eq!(totals[2], u32::from(self.not_finite.is_some()), "{name}");
         let room = totals[3] as usize;
         for row in 0..batch * heads {
             let all: Vec<Expected> = (0..tiles)
@@ -202,13 +202,13 @@ fn lists_hold_the_blocks_or_keys_that_tiles_see() {
         queries: 48,
         gather: true,
         shows: often,
-        broken: None,
+        not_finite: None,
     };
     base.check("often");
     let causal = Case {
         causal: true,
         shows: seldom,
-        broken: Some(9000),
+        not_finite: Some(9000),
         ..base
     };
     causal.check("seldom, causal");
@@ -220,7 +220,7 @@ fn lists_hold_the_blocks_or_keys_that_tiles_see() {
     Case {
         queries: 32,
         shows: window,
-        broken: Some(2 * 421 * 16 - 1),
+        not_finite: Some(2 * 421 * 16 - 1),
         ..base
     }
     .check("window");

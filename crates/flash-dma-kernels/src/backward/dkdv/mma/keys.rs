@@ -44,13 +44,14 @@ impl LaneKeys {
         let (scale, bp) = (&pairs.logit_scale, comptime!(pairs.bp));
         let bias_row = first_head * place.k_len;
         let mut scores = Array::<f32>::new(comptime!(bp.fragments * 2));
-        let score_row = score_row(&source.scores, place.batch, place.kv_head, bp);
+        let score_row = score_row(source, place, bp);
         #[unroll]
         for n in 0..comptime!(bp.fragments * 2) {
             let slot = slot_of(n, bp);
             scores[n] = 0.0f32;
             if comptime!(bp.pattern.has_shared_score()) && place.start + slot < place.count {
-                scores[n] = source.scores[score_row + place.key_of(&source.list, slot, bp)];
+                scores[n] =
+                    source.bias.as_ref().unwrap()[score_row + place.key_of(source, slot, bp)];
             }
         }
         LaneKeys {
@@ -80,9 +81,22 @@ impl LaneKeys {
         }
     }
 
+    /// [`load_biases`](Self::load_biases) for the second role, which needs them for the slopes of capped logits.
+    pub(crate) fn load_biases_of_slopes(&self, mask: &KeyMask, head: usize) {
+        if comptime!(self.bp.softcap) {
+            self.load_biases(mask, head);
+        }
+    }
+
     /// Adds `sums` to the gradients of the biases for head `head`, to which no other cube adds, and resets the sums.
-    pub(crate) fn add_bias_gradients(&self, sums: &mut Array<f32>, grad: &mut [f32], head: usize) {
+    pub(crate) fn add_bias_gradients(
+        &self,
+        sums: &mut Array<f32>,
+        grad: &mut ComptimeOption<Box<[f32]>>,
+        head: usize,
+    ) {
         let bp = comptime!(self.bp);
+        let grad = grad.as_mut().unwrap();
         #[unroll]
         for n in 0..comptime!(bp.fragments * 2) {
             let sum = quad_sum(sums[n]);

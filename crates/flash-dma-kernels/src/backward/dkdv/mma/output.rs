@@ -14,7 +14,7 @@ use cubecl::prelude::*;
 /// Writes or adds `factor` times the accumulated rows of this warp's keys.
 #[cube]
 pub(crate) fn write_rows<O: Float, NO: Size>(
-    list: &[u32],
+    source: &KeyTileSource,
     place: &ChunkTile,
     acc: &Array<Vector<f32, NO>>,
     grad: &mut [Vector<O, Const<2>>],
@@ -32,7 +32,7 @@ pub(crate) fn write_rows<O: Float, NO: Size>(
         for lower in 0..2usize {
             let slot = warp * comptime!(bp.warp_keys()) + comptime!(m * 16 + lower * 8) + lane / 4;
             if slot < left {
-                let row = place.row_of(list, slot, bp) * comptime!(bp.head_dim / 2);
+                let row = place.row_of(source, slot, bp) * comptime!(bp.head_dim / 2);
                 #[unroll]
                 for c in 0..comptime!(bp.chunks()) {
                     let at = row + comptime!(c * 4) + lane % 4;
@@ -55,19 +55,20 @@ pub(crate) fn write_rows<O: Float, NO: Size>(
 /// Writes or adds the gradients of the scores of this warp's keys.
 #[cube]
 pub(crate) fn write_scores(
-    list: &[u32],
+    source: &KeyTileSource,
     place: &ChunkTile,
     sums: &Array<f32>,
-    grad: &mut [f32],
+    grad: &mut ComptimeOption<Box<[f32]>>,
     #[comptime] bp: DkdvBlueprint,
 ) {
+    let grad = grad.as_mut().unwrap();
     let left = place.count - place.start;
     #[unroll]
     for n in 0..comptime!(bp.fragments * 2) {
         let sum = quad_sum(sums[n]);
         let slot = slot_of(n, bp);
         if UNIT_POS_X as usize % 4 == 0 && slot < left {
-            let at = place.row_of(list, slot, bp);
+            let at = place.row_of(source, slot, bp);
             write_score(grad, at, sum, bp);
         }
     }
@@ -86,7 +87,7 @@ pub(crate) fn repair_keys<E: Float, O: Float>(
 ) {
     let bp = comptime!(pairs.bp);
     let k_rows = RowAddress::of::<E>(&inputs.k, place.batch, place.kv_head);
-    let score_row = score_row(&source.scores, place.batch, place.kv_head, bp);
+    let score_row = score_row(source, place, bp);
     for n in 0..comptime!(bp.fragments * 2) {
         let slot = UNIT_POS_Y as usize % comptime!(bp.role_warps) * comptime!(bp.warp_keys())
             + n * 8

@@ -117,6 +117,13 @@ pub(crate) struct WarpStep {
     pub seen: Array<u32>,
 }
 
+#[cube]
+impl WarpStep {
+    fn new(turn: usize, at: Step, seen: Array<u32>) -> WarpStep {
+        WarpStep { turn, at, seen }
+    }
+}
+
 /// The step whose copies start next.
 #[derive(CubeType)]
 struct NextStep {
@@ -160,7 +167,7 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
     tiles: &mut Tiles<E>,
     keys: &LaneKeys,
     sums: &mut WarpSums<NS, NO>,
-    grad_scores: &mut [f32],
+    grad_scores: &mut ComptimeOption<Box<[f32]>>,
     #[comptime] first_role: bool,
 ) -> bool {
     let (rows, bp) = (&pairs.rows, comptime!(pairs.bp));
@@ -183,18 +190,7 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
             head = next.at.head;
         }
         // The keys' bits are loaded while the products are computed.
-        let words = if comptime!(first_role && bp.pattern.is_planned()) {
-            SeenWords::read(
-                &pairs.mask,
-                head,
-                query,
-                turn < order.list.full,
-                rows.len,
-                bp,
-            )
-        } else {
-            SeenWords::none()
-        };
+        let words = step_words(turn, query, head, order, pairs, first_role);
         // This unit's part of the tile has landed; after the barrier, every unit's has, the first role's probabilities
         // of the tile before are there, and no warp needs the stage that is filled next.
         wait_copies(0u32);
@@ -217,7 +213,7 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
                         keys.load_biases(&pairs.mask, head);
                     }
                 }
-                let step = WarpStep { turn, at, seen };
+                let step = WarpStep::new(turn, at, seen);
                 accumulate::<E, NS, NO, NA>(&step, &operands, tiles, keys, sums);
             }
         } else {
@@ -228,15 +224,12 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
                 if comptime!(bp.pattern.has_head_bias()) {
                     if last_head != biased_head {
                         keys.add_bias_gradients(&mut sums.scores, grad_scores, biased_head);
+                        keys.load_biases_of_slopes(&pairs.mask, last_head);
                         biased_head = last_head;
-                        if comptime!(bp.softcap) {
-                            keys.load_biases(&pairs.mask, last_head);
-                        }
                     }
                 }
                 let seen = Array::<u32>::new(comptime!(bp.fragments));
-                let turn = turn - 1;
-                let step = WarpStep { turn, at, seen };
+                let step = WarpStep::new(turn - 1, at, seen);
                 accumulate::<E, NS, NO, NA>(&step, &operands, tiles, keys, sums);
             }
             if turn < order.count {
@@ -250,6 +243,26 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
         keys.add_bias_gradients(&mut sums.scores, grad_scores, biased_head);
     }
     not_finite
+}
+
+/// The words of the mask of the queries of step `turn`, which begins at query `query` of head `head` of the group; only
+/// the first role reads them, if `bp.pattern.is_planned()`.
+#[cube]
+fn step_words(
+    turn: usize,
+    query: usize,
+    head: usize,
+    order: &StepOrder,
+    pairs: &Pairs,
+    #[comptime] first_role: bool,
+) -> SeenWords {
+    let bp = comptime!(pairs.bp);
+    if comptime!(first_role && bp.pattern.is_planned()) {
+        let full = turn < order.list.full;
+        SeenWords::read(&pairs.mask, head, query, full, pairs.rows.len, bp)
+    } else {
+        SeenWords::none()
+    }
 }
 
 /// Which pairs of the step `at` the words of its queries show, see [`WarpStep::seen`].

@@ -20,17 +20,39 @@ pub(crate) struct BackwardInputs<E: Float> {
     pub delta: Box<[f32]>,
 }
 
-/// Where the keys of a key tile come from, and their biases. Without intervals, plan and bias nothing of it is read; with
-/// a plan or a bias it is what [`mask`](crate::backward::dkdv::shared::mask) says.
+/// Where the keys of a key tile come from, and what is added to their logits. Without intervals and without a plan every
+/// chunk has all keys, in order.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct KeyTileSource {
-    /// `[batch, kv_heads, k_len]`, last axis contiguous.
-    pub scores: OwnedTensor<f32>,
+    /// With intervals their scores, `[batch, kv_heads, k_len]`, last axis contiguous. Otherwise the bias: of keys
+    /// `[batch | 1, heads, 1, k_len]`, of pairs `[batch | 1, heads, q_len | 1, k_len | 1]`, any strides.
+    pub bias: ComptimeOption<OwnedTensor<f32>>,
+    /// `bp.pattern.has_intervals()` only.
+    pub intervals: ComptimeOption<IntervalKeys>,
+    /// `bp.pattern.is_planned()` only.
+    pub plan: ComptimeOption<PlannedKeys>,
+}
+
+/// Keys on intervals of positions.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct IntervalKeys {
     /// Contiguous `[batch, kv_heads, k_len]`, pairs of first and end.
-    pub intervals: Box<[Vector<u32, Const<2>>]>,
+    pub ends: Box<[Vector<u32, Const<2>>]>,
     /// The keys of each chunk, see [`ChunkKeys`](crate::pattern::intervals::chunks::ChunkKeys).
     pub list: Box<[u32]>,
     /// How many keys each chunk has.
+    pub counts: Box<[u32]>,
+}
+
+/// The keys of a tile plan. There is one chunk, of all queries.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct PlannedKeys {
+    /// The bits of the plan, a pair of words for a query and a key block.
+    pub bits: Box<[Vector<u32, Const<2>>]>,
+    /// The steps of each key tile, as `mask::query_lists` writes them.
+    pub list: Box<[u32]>,
+    /// A header of [`QUERY_LIST_HEADER`](crate::pattern::layout::QUERY_LIST_HEADER) words followed by two words per
+    /// list: the number of full steps, which come first, and the number of all steps.
     pub counts: Box<[u32]>,
 }
 
@@ -41,8 +63,9 @@ pub(crate) struct KeyGradients<O: Float> {
     pub k: Box<[Vector<O, Const<2>>]>,
     /// As `k`.
     pub v: Box<[Vector<O, Const<2>>]>,
-    /// One per row of `k`.
-    pub scores: Box<[f32]>,
+    /// Of the scores, or of a bias of keys: one per row of `k`; with `bp.pattern.has_head_bias()` contiguous
+    /// `[batch, q_heads, k_len]`, added to.
+    pub scores: ComptimeOption<Box<[f32]>>,
 }
 
 /// How the key tiles of a launch are laid out over its cubes.

@@ -65,7 +65,7 @@ impl ChunkTile {
         let chunk_end = min(chunk_first + grid.chunk as i32, q_len as i32);
         let mut count = k_len;
         if comptime!(bp.pattern.has_intervals()) {
-            count = source.counts[item] as usize;
+            count = source.intervals.as_ref().unwrap().counts[item] as usize;
         }
         if start >= count {
             terminate!();
@@ -85,19 +85,29 @@ impl ChunkTile {
     }
 
     /// The index of the key in slot `slot` of the tile.
-    pub(crate) fn key_of(&self, list: &[u32], slot: usize, #[comptime] bp: DkdvBlueprint) -> usize {
+    pub(crate) fn key_of(
+        &self,
+        source: &KeyTileSource,
+        slot: usize,
+        #[comptime] bp: DkdvBlueprint,
+    ) -> usize {
         let mut key = self.start + slot;
         if comptime!(bp.pattern.has_intervals()) {
-            key = list[self.list_row + slot] as usize;
+            key = source.intervals.as_ref().unwrap().list[self.list_row + slot] as usize;
         }
         key
     }
 
     /// The row of the gradients of the key in slot `slot`.
-    pub(crate) fn row_of(&self, list: &[u32], slot: usize, #[comptime] bp: DkdvBlueprint) -> usize {
+    pub(crate) fn row_of(
+        &self,
+        source: &KeyTileSource,
+        slot: usize,
+        #[comptime] bp: DkdvBlueprint,
+    ) -> usize {
         let mut row = self.list_row + slot;
         if comptime!(!bp.parts) {
-            row = self.kv_row * self.k_len + self.key_of(list, slot, bp);
+            row = self.kv_row * self.k_len + self.key_of(source, slot, bp);
         }
         row
     }
@@ -142,8 +152,9 @@ pub(crate) fn own_key(
         let mut first = own.key as i32;
         let mut end = place.k_len as i32;
         if comptime!(bp.pattern.has_intervals()) {
-            own.key = source.list[place.list_row + slot] as usize;
-            let interval = source.intervals[interval_row + own.key];
+            let keys = source.intervals.as_ref().unwrap();
+            own.key = keys.list[place.list_row + slot] as usize;
+            let interval = keys.ends[interval_row + own.key];
             first = interval.extract(0usize) as i32;
             end = interval.extract(1usize) as i32;
         }
@@ -152,7 +163,7 @@ pub(crate) fn own_key(
             own.row = place.list_row + slot;
         }
         if comptime!(scored) {
-            own.score = source.scores[score_row + own.key];
+            own.score = source.bias.as_ref().unwrap()[score_row + own.key];
         }
         if comptime!(bp.causal) {
             first += place.q_len as i32 - place.k_len as i32;
@@ -168,21 +179,26 @@ pub(crate) fn own_key(
     own
 }
 
-/// Offset of the scores of a kv head's keys, or of the biases that its query heads share.
+/// Offset of the scores of the kv head's keys, or of the biases that its query heads share; 0 without.
 #[cube]
 pub(crate) fn score_row(
-    scores: &Tensor<f32>,
-    batch: usize,
-    kv_head: usize,
+    source: &KeyTileSource,
+    place: &ChunkTile,
     #[comptime] bp: DkdvBlueprint,
 ) -> usize {
-    let mut row = batch * scores.stride(0) + kv_head * scores.stride(1);
-    if comptime!(bp.pattern.has_key_bias() && !bp.pattern.has_head_bias()) {
-        // An axis of size 1 is broadcast, regardless of its stride.
-        row = min(batch, scores.shape(0) - 1) * scores.stride(0)
-            + min(kv_head, scores.shape(1) - 1) * scores.stride(1);
+    if comptime!(bp.pattern.has_shared_score()) {
+        let scores = source.bias.as_ref().unwrap();
+        let (batch, kv_head) = (place.batch, place.kv_head);
+        let mut row = batch * scores.stride(0) + kv_head * scores.stride(1);
+        if comptime!(bp.pattern.has_key_bias()) {
+            // An axis of size 1 is broadcast, regardless of its stride.
+            row = min(batch, scores.shape(0) - 1) * scores.stride(0)
+                + min(kv_head, scores.shape(1) - 1) * scores.stride(1);
+        }
+        row
+    } else {
+        0usize.runtime()
     }
-    row
 }
 
 /// The queries of a tile's keys, in shared memory.
@@ -272,7 +288,7 @@ pub(crate) fn copy_keys<E: Float>(
             Instruction::Wgmma => group_place(row, col, chunks),
         };
         if place.start + row < place.count {
-            let key = place.key_of(&source.list, row, bp);
+            let key = place.key_of(source, row, bp);
             let from = k_rows.base + key * k_rows.stride + col;
             copy_async(&inputs.k[from..from + 1], &mut k[to..to + 1], 8u32);
             let from = v_rows.base + key * v_rows.stride + col;

@@ -1,10 +1,4 @@
-//! How the dk/dv kernel reads a tile plan.
-//!
-//! With `bp.pattern.is_planned()` the arguments of the kernel mean: `list` the steps of each key tile, as
-//! `mask::query_lists` writes them; `counts` a header of [`QUERY_LIST_HEADER`](crate::pattern::layout::QUERY_LIST_HEADER) words followed by two words per list:
-//! the number of steps that see all of the keys, which come first, and the number of all steps; `intervals` the bits of
-//! the plan, a pair of words for a query and a key block. There is one chunk, of all queries. With
-//! `bp.pattern.has_key_bias()` `scores` is a bias `[batch | 1, heads, 1, k_len]`.
+//! The mask and the biases of keys as the dk/dv kernel reads them, from a tile plan and from a bias.
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::args::KeyTileSource;
@@ -60,11 +54,11 @@ impl KeyMask {
         first: usize,
         #[comptime] bp: DkdvBlueprint,
     ) -> KeyMask {
-        let (scores, counts, bits) = (&source.scores, &source.counts, &source.intervals);
         let (batch, kv_head, k_len) = (place.batch, place.kv_head, place.k_len);
         let mut mask = KeyMask::none();
         mask.first = uniform(first);
         if comptime!(bp.pattern.has_head_bias() || bp.pattern.has_pair_bias()) {
+            let scores = source.bias.as_ref().unwrap();
             // An axis of size 1 is broadcast, regardless of its stride.
             let mut at = min(batch, scores.shape(0) - 1) * scores.stride(0);
             let heads = scores.shape(1);
@@ -85,6 +79,8 @@ impl KeyMask {
             mask.bias = uniform_address(global_address(&scores[at..at + 1]));
         }
         if comptime!(bp.pattern.is_planned()) {
+            let plan = source.plan.as_ref().unwrap();
+            let (counts, bits) = (&plan.counts, &plan.bits);
             let row = batch * counts[2] as usize + kv_head * counts[3] as usize;
             let block = min(first, k_len - 1) / KEY_BLOCK;
             let pair = row * counts[5] as usize + block * counts[6] as usize;

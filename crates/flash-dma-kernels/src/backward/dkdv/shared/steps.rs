@@ -152,7 +152,8 @@ impl StepList {
 
     /// The list of this cube's key tile, which is at `place`.
     fn of_cube(source: &KeyTileSource, grid: &KeyGrid, place: &ChunkTile) -> StepList {
-        let (list, counts) = (&source.list, &source.counts);
+        let plan = source.plan.as_ref().unwrap();
+        let (list, counts) = (&plan.list, &plan.counts);
         let (tiles, capacity) = (grid.tiles as usize, grid.capacity as usize);
         let tile = CUBE_POS_X as usize % tiles;
         let (batch, kv_head) = (place.batch, place.kv_head);

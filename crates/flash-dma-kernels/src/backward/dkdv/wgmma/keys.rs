@@ -23,7 +23,7 @@ impl LaneKeys {
         place: &ChunkTile,
         #[comptime] bp: DkdvBlueprint,
     ) -> LaneKeys {
-        let score_row = score_row(&source.scores, place.batch, place.kv_head, bp);
+        let score_row = score_row(source, place, bp);
         let slot = UNIT_POS_Y as usize * 16 + UNIT_POS_X as usize / 4;
         let scored = comptime!(bp.pattern.has_shared_score());
         LaneKeys {

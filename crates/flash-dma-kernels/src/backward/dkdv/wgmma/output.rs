@@ -12,17 +12,17 @@ use crate::matrix::fragment::quad_sum;
 use crate::matrix::stages::RowAddress;
 use cubecl::prelude::*;
 
-/// Writes or adds the rows of this lane's two keys, dK times `scale`.
+/// Writes or adds the rows of this lane's two keys, dK times `scale`; `quad` is the lane within its quad.
 #[cube]
 pub(crate) fn write_rows<O: Float, N: Size>(
     dv: &Vector<f32, N>,
     dk: &Vector<f32, N>,
     keys: &LaneKeys,
+    quad: usize,
     grads: &mut KeyGradients<O>,
     scale: f32,
 ) {
     let bp = comptime!(keys.bp);
-    let quad = UNIT_POS_X as usize % 4;
     if keys.upper.valid {
         let at = keys.upper.row * comptime!(bp.head_dim / 2) + quad;
         write_row::<O, N>(&mut grads.v, dv, at, 1.0f32, 0usize, bp);
@@ -68,7 +68,12 @@ fn write_row<O: Float, N: Size>(
 
 /// Writes or adds the gradients of the scores of this lane's two keys.
 #[cube]
-pub(crate) fn write_scores<NP: Size>(weights: &StepWeights<NP>, keys: &LaneKeys, grad: &mut [f32]) {
+pub(crate) fn write_scores<NP: Size>(
+    weights: &StepWeights<NP>,
+    keys: &LaneKeys,
+    grad: &mut ComptimeOption<Box<[f32]>>,
+) {
+    let grad = grad.as_mut().unwrap();
     let dz0 = quad_sum(weights.dz0);
     let dz1 = quad_sum(weights.dz1);
     let quad = UNIT_POS_X as usize % 4;
@@ -88,10 +93,11 @@ pub(crate) fn write_scores<NP: Size>(weights: &StepWeights<NP>, keys: &LaneKeys,
 pub(crate) fn add_bias_gradients<NP: Size>(
     weights: &mut StepWeights<NP>,
     keys: &LaneKeys,
-    grad: &mut [f32],
+    grad: &mut ComptimeOption<Box<[f32]>>,
     head: usize,
     k_len: usize,
 ) {
+    let grad = grad.as_mut().unwrap();
     let row = head * k_len;
     let dz0 = quad_sum(weights.dz0);
     let dz1 = quad_sum(weights.dz1);

@@ -41,10 +41,27 @@ pub(crate) struct StagedStep {
     pub seen: u32,
 }
 
-/// Sets the weights to those of a step, while whose P is computed dP is in flight. On a `boundary` step the weights of
-/// pairs that are not selected are zero.
+/// Sets the weights to those of a step; dP is in flight while P is computed.
 #[cube]
 pub(crate) fn step_weights<E: Float, NS: Size, NP: Size>(
+    weights: &mut StepWeights<NP>,
+    products: &StepProducts<NS>,
+    keys: &LaneKeys,
+    tiles: &Tiles<E>,
+    step: &StagedStep,
+    pairs: &Pairs,
+) {
+    // Separate code for boundary steps: a branch per element would prevent the other instructions from overlapping.
+    if step.at.boundary {
+        set_weights::<E, NS, NP>(weights, products, keys, tiles, step, pairs, true);
+    } else {
+        set_weights::<E, NS, NP>(weights, products, keys, tiles, step, pairs, false);
+    }
+}
+
+/// See [`step_weights`]. On a `boundary` step the weights of pairs that are not selected are zero.
+#[cube]
+fn set_weights<E: Float, NS: Size, NP: Size>(
     weights: &mut StepWeights<NP>,
     products: &StepProducts<NS>,
     keys: &LaneKeys,
