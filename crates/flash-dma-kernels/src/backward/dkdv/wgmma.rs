@@ -49,6 +49,8 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
     let size!(NO) = comptime!(bp.head_dim / 2);
     let size!(NP) = comptime!(bp.rows / 4);
     let (warp, unit) = (UNIT_POS_Y as usize, UNIT_POS as usize);
+    // Computed before the first product, for all of the kernel: otherwise ptxas serialises the products (C7515).
+    let quad = UNIT_POS_X as usize % 4;
     let (q_heads, q_len) = (inputs.q.shape(1), inputs.q.shape(2));
     let (kv_heads, k_len) = (inputs.k.shape(1), inputs.k.shape(2));
     let group = q_heads / kv_heads;
@@ -163,7 +165,7 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
     }
     dv = finish::<NO>(dv, comptime!(bp.head_dim / 2));
     dk = finish::<NO>(dk, comptime!(bp.head_dim / 2));
-    write_rows::<O, NO>(&dv, &dk, &keys, grads, scaling.scale);
+    write_rows::<O, NO>(&dv, &dk, &keys, quad, grads, scaling.scale);
     if comptime!(bp.pattern.has_head_bias()) {
         let of_all = place.batch * q_heads + pairs.rows.head + head;
         add_bias_gradients(&mut weights, &keys, &mut grads.scores, of_all, k_len);

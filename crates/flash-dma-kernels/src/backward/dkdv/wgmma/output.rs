@@ -12,17 +12,17 @@ use crate::matrix::fragment::quad_sum;
 use crate::matrix::stages::RowAddress;
 use cubecl::prelude::*;
 
-/// Writes or adds the rows of this lane's two keys, dK times `scale`.
+/// Writes or adds the rows of this lane's two keys, dK times `scale`; `quad` is the lane within its quad.
 #[cube]
 pub(crate) fn write_rows<O: Float, N: Size>(
     dv: &Vector<f32, N>,
     dk: &Vector<f32, N>,
     keys: &LaneKeys,
+    quad: usize,
     grads: &mut KeyGradients<O>,
     scale: f32,
 ) {
     let bp = comptime!(keys.bp);
-    let quad = UNIT_POS_X as usize % 4;
     if keys.upper.valid {
         let at = keys.upper.row * comptime!(bp.head_dim / 2) + quad;
         write_row::<O, N>(&mut grads.v, dv, at, 1.0f32, 0usize, bp);
