@@ -267,10 +267,9 @@ impl<'a> BackwardPass<'a> {
             tiles,
             &results,
             |slice| {
-                let keys = match blueprint.pattern {
-                    Pattern::Intervals => KeyTensors::Intervals(Box::new(slice.selection)),
-                    _ => KeyTensors::All,
-                };
+                let keys = (slice.selection).map_or(KeyTensors::All, |tensors| {
+                    KeyTensors::Intervals(Box::new(tensors))
+                });
                 let kernel = self.kernel(keys, blueprint);
                 kernel.dq(self.saved(), slice.first_tile, slice.tiles, &grads.q);
             },

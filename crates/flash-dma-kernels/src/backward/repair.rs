@@ -6,140 +6,66 @@
 //! added here, in memory, after the gradients are written: each lane adds to the elements that it has written. Rare,
 //! hence simple: everything is read from global memory again.
 
-use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::args::BackwardInputs;
 use crate::backward::dkdv::shared::keys::OwnKey;
-use crate::backward::dkdv::shared::mask::KeyMask;
-use crate::backward::dkdv::shared::queries::QueryRows;
+use crate::backward::dkdv::shared::pairs::Pairs;
 use crate::backward::dkdv::shared::sums::add_pair;
 use crate::finite::is_finite;
-use crate::matrix::args::{KeySource, Operands};
-use crate::matrix::blueprint::MmaBlueprint;
-use crate::matrix::logits::{LogitScale, exp_of};
-use crate::matrix::mask::MaskRows;
-use crate::matrix::query_tile::TileRow;
-use crate::matrix::repair::SlotKey;
+use crate::matrix::logits::exp_of;
 use crate::matrix::stages::RowAddress;
-use crate::matrix::tile_keys::TileKeys;
-use crate::vectors::{Chunk, pick};
+use crate::vectors::pick;
 use cubecl::prelude::*;
 
-/// Sets dQ of one row to NaN in the elements where a selected key is not finite: such a key's logit is not finite,
-/// hence dS is zero or NaN. Looks at the keys from slot `from` on; `grad_row` is the row's index in `grad_q`.
-#[cube]
-pub(crate) fn mark_not_finite<E: Float, NQ: Size>(
-    operands: &Operands<E, NQ>,
-    source: &KeySource,
-    grad_q: &mut [Vector<E, Const<2>>],
-    row: &TileRow,
-    keys: &TileKeys,
-    k_rows: &RowAddress,
-    mask: &MaskRows,
-    interval_row: usize,
-    grad_row: usize,
-    from: usize,
-    q_len: usize,
-    k_len: usize,
-    #[comptime] bp: MmaBlueprint,
-) {
-    let chunks = comptime!(bp.chunks());
-    let quad = UNIT_POS_X as usize % 4;
-    for slot in from..keys.total {
-        let listed = SlotKey::new(
-            slot,
-            k_len as i32,
-            row,
-            keys,
-            source,
-            mask,
-            interval_row,
-            q_len,
-            bp,
-        );
-        let key = listed.key;
-        if listed.first <= row.position && row.position < listed.end {
-            for c in 0..chunks {
-                let pair = pick::<E>(operands.k[k_rows.base + key * k_rows.stride + c], quad);
-                let at = grad_row * comptime!(bp.head_dim / 2) + c * 4 + quad;
-                #[unroll]
-                for e in 0..2usize {
-                    if !is_finite(pair.extract(e)) {
-                        let mut values = grad_q[at];
-                        values.insert(e, E::cast_from(f32::new(f32::NAN)));
-                        grad_q[at] = values;
-                    }
-                }
-            }
-        }
-    }
+/// A pair of a key and a query whose row of Q or dO is not finite.
+#[derive(CubeType, Clone, Copy)]
+struct NotFinitePair {
+    /// The starts of the query's row of Q, and of its row of what is added: dO for dV, Q for dK.
+    q: usize,
+    added: usize,
+    lse: f32,
+    /// The score or the bias of the key.
+    score: f32,
 }
 
-/// Adds the contributions of the non-finite rows of `rows` (dO for dV, Q for dK) to the gradient of the key `own`, over
-/// the queries that attend to it, see [`add_not_finite`]. `mask` is the mask of a range of keys that contains it.
+/// Adds the contributions of rows that are not finite (of dO to dV if `of_values`, of Q to dK) to the gradient of the
+/// key `own`, over the queries that attend to it.
 #[cube]
 pub(crate) fn repair_key<E: Float, O: Float>(
     inputs: &BackwardInputs<E>,
     own: &OwnKey,
     k_rows: &RowAddress,
-    rows: &QueryRows,
-    mask: &KeyMask,
-    logit_scale: &LogitScale,
+    pairs: &Pairs,
     grad: &mut [Vector<O, Const<2>>],
     #[comptime] of_values: bool,
-    #[comptime] bp: DkdvBlueprint,
 ) {
+    let (rows, mask, bp) = (&pairs.rows, &pairs.mask, comptime!(pairs.bp));
     if own.valid && own.first < own.end {
         for head in 0..inputs.q.shape(1) / inputs.k.shape(1) {
             for query in own.first as usize..own.end as usize {
                 let row = rows.row + head * rows.len + query;
-                let mut key_score = own.score;
+                let mut score = own.score;
                 if comptime!(bp.pattern.has_head_bias() || bp.pattern.has_pair_bias()) {
-                    key_score = mask.bias(head, query, own.behind(mask));
+                    score = mask.bias(head, query, own.behind(mask));
                 }
-                let row_lse = inputs.lse[row];
+                let lse = inputs.lse[row];
                 // With a softcap the row sum does not tell of Q.
-                let mut broken = comptime!(bp.softcap) || !is_finite(inputs.delta[row]);
+                let mut not_finite = comptime!(bp.softcap) || !is_finite(inputs.delta[row]);
                 if comptime!(bp.pattern.is_planned()) {
                     // Only rows with an LSE of -inf can have a non-finite Q that the row sum does not reveal.
                     let word = mask.word(head, query) >> (own.key % 32) as u32;
-                    broken = broken && word & 1u32 == 1u32;
+                    not_finite = not_finite && word & 1u32 == 1u32;
                 }
-                if broken && row_lse != f32::new(f32::NEG_INFINITY) {
-                    let q_row = rows.q + (rows.head + head) * rows.q_head + query * rows.q_row;
-                    let o_row = rows.o + (rows.head + head) * rows.o_head + query * rows.o_row;
-                    if comptime!(of_values) {
-                        add_not_finite::<E, O>(
-                            &inputs.q,
-                            &inputs.k,
-                            &inputs.grad_out,
-                            own,
-                            key_score,
-                            k_rows,
-                            q_row,
-                            o_row,
-                            row_lse,
-                            logit_scale,
-                            grad,
-                            true,
-                            bp,
-                        );
-                    } else {
-                        add_not_finite::<E, O>(
-                            &inputs.q,
-                            &inputs.k,
-                            &inputs.q,
-                            own,
-                            key_score,
-                            k_rows,
-                            q_row,
-                            q_row,
-                            row_lse,
-                            logit_scale,
-                            grad,
-                            false,
-                            bp,
-                        );
-                    }
+                if not_finite && lse != f32::new(f32::NEG_INFINITY) {
+                    let q = rows.q + (rows.head + head) * rows.q_head + query * rows.q_row;
+                    let o = rows.o + (rows.head + head) * rows.o_head + query * rows.o_row;
+                    let added = if comptime!(of_values) { o } else { q };
+                    let pair = NotFinitePair {
+                        q,
+                        added,
+                        lse,
+                        score,
+                    };
+                    add_not_finite::<E, O>(inputs, own, k_rows, &pair, pairs, grad, of_values);
                 }
             }
         }
@@ -149,43 +75,42 @@ pub(crate) fn repair_key<E: Float, O: Float>(
 /// Adds the contributions of the non-finite elements of one query's row to the gradient of one key. Elements of dO add
 /// to dV, times the pair's probability. Elements of Q add NaN to dK: such a query's logits are not finite, or capped
 /// and without slope.
-///
-/// `row` is the start of the row in `rows` (dO for dV, Q for dK), `q_row` the start of its row of Q.
 #[cube]
 fn add_not_finite<E: Float, O: Float>(
-    q: &Tensor<Chunk<E>>,
-    k: &Tensor<Chunk<E>>,
-    rows: &Tensor<Chunk<E>>,
+    inputs: &BackwardInputs<E>,
     own: &OwnKey,
-    key_score: f32,
     k_rows: &RowAddress,
-    q_row: usize,
-    row: usize,
-    lse: f32,
-    logit_scale: &LogitScale,
+    pair: &NotFinitePair,
+    pairs: &Pairs,
     grad: &mut [Vector<O, Const<2>>],
     #[comptime] of_values: bool,
-    #[comptime] bp: DkdvBlueprint,
 ) {
+    let bp = comptime!(pairs.bp);
     let chunks = comptime!(bp.chunks());
     let quad = UNIT_POS_X as usize % 4;
     let mut weight = f32::new(f32::NAN);
     if comptime!(of_values) {
         let mut product = 0.0f32;
         for c in 0..chunks {
-            let (a, b) = (q[q_row + c], k[k_rows.base + own.key * k_rows.stride + c]);
+            let a = inputs.q[pair.q + c];
+            let b = inputs.k[k_rows.base + own.key * k_rows.stride + c];
             #[unroll]
             for e in 0..8usize {
                 product += f32::cast_from(a.extract(e)) * f32::cast_from(b.extract(e));
             }
         }
-        let x = logit_scale.apply(product, key_score, bp.softcap);
-        weight = exp_of(x, -lse * comptime!(core::f32::consts::LOG2_E));
+        let x = (pairs.logit_scale).apply(product, pair.score, comptime!(bp.softcap));
+        weight = exp_of(x, -pair.lse * comptime!(core::f32::consts::LOG2_E));
     }
     for c in 0..chunks {
-        let pair = pick::<E>(rows[row + c], quad);
+        let chunk = if comptime!(of_values) {
+            inputs.grad_out[pair.added + c]
+        } else {
+            inputs.q[pair.added + c]
+        };
+        let values = pick::<E>(chunk, quad);
         let at = own.row * comptime!(bp.head_dim / 2) + c * 4 + quad;
-        let (x, y) = (pair.extract(0usize), pair.extract(1usize));
+        let (x, y) = (values.extract(0usize), values.extract(1usize));
         if !is_finite(x) || !is_finite(y) {
             let more_x = select(is_finite(x), 0.0f32, x * weight);
             let more_y = select(is_finite(y), 0.0f32, y * weight);

@@ -10,7 +10,6 @@ use crate::matrix::blueprint::MmaBlueprint;
 use crate::pattern::intervals::slices::{for_each_slice, slice_bytes};
 use crate::pattern::intervals::tiles::QueryTiles;
 use crate::pattern::intervals::{LiveKeys, live_keys};
-use crate::pattern::kind::Pattern;
 use crate::portable::blueprint::{self, Blueprint};
 use crate::portable::launch::{KeyTensors, PortableLaunch};
 use cubecl::client::Client;
@@ -207,10 +206,9 @@ fn launch_portable(
 ) {
     let results = [out, lse];
     for_each_slice(client, problem, inputs, live, tiles, &results, |slice| {
-        let keys = match blueprint.pattern {
-            Pattern::Intervals => KeyTensors::Intervals(Box::new(slice.selection)),
-            _ => KeyTensors::All,
-        };
+        let keys = (slice.selection).map_or(KeyTensors::All, |tensors| {
+            KeyTensors::Intervals(Box::new(tensors))
+        });
         let kernel = PortableLaunch {
             client,
             problem,

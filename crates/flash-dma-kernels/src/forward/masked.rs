@@ -5,8 +5,8 @@ use crate::forward::launch::{BINDINGS, select_nothing};
 use crate::forward::{Forward, matrix};
 use crate::host::engine::{Engine, Instruction};
 use crate::host::pass::{Config, ConfigOf, Pass, Plan, Rows};
+use crate::matrix::args::TileLaunch;
 use crate::matrix::blueprint::MmaBlueprint;
-use crate::pattern::intervals::slices::Slice;
 use crate::pattern::kind::{Bias, Pattern};
 use crate::pattern::mask::args::MaskedInputs;
 use crate::pattern::mask::listed::listed_bytes;
@@ -111,14 +111,13 @@ impl Pass for MaskedForward<'_> {
                 launch_portable(client, problem, &inputs, &out, &lse, tiles, blueprint);
             }
             Config::Matrix(blueprint) => {
-                let selection = inputs.listed(client, problem, blueprint.queries(), &inputs.v);
-                let slice = Slice {
-                    selection,
-                    first_tile: 0,
-                    tiles,
+                let tiles = TileLaunch {
+                    source: inputs.listed(client, problem, blueprint.queries(), &inputs.v),
+                    first: 0,
+                    count: tiles,
                 };
                 let rows = [inputs.q, inputs.k, inputs.v];
-                matrix::launch_slice(client, p, rows, slice, &out, &lse, blueprint, 1);
+                matrix::launch_slice(client, p, rows, tiles, &out, &lse, blueprint, 1);
             }
         }
     }

@@ -7,10 +7,10 @@ use crate::forward::wgmma::forward_wgmma_kernel;
 use crate::host::check::{address_type, elem_type};
 use crate::host::engine::Instruction;
 use crate::host::scratch::{bytes, scratch};
-use crate::matrix::args::{KeySourceLaunch, LaunchedTilesLaunch, OperandsLaunch, OutputsLaunch};
+use crate::matrix::args::{LaunchedTilesLaunch, OperandsLaunch, OutputsLaunch, TileLaunch};
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::pattern::intervals::LiveKeys;
-use crate::pattern::intervals::slices::{Slice, for_each_slice, slice_bytes};
+use crate::pattern::intervals::slices::{for_each_slice, slice_bytes};
 use crate::pattern::intervals::tiles::QueryTiles;
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -88,7 +88,7 @@ fn launch_parts(
             client,
             problem,
             [q, k, v],
-            slice,
+            slice.into(),
             out,
             lse,
             blueprint,
@@ -97,13 +97,12 @@ fn launch_parts(
     });
 }
 
-/// One launch of the kernel of a blueprint, with q, k and v as `rows`. With a mask or a bias, the meaning of the
-/// slice's selection is described in [`mask`](crate::matrix::mask).
+/// One launch of the kernel of a blueprint over some query tiles.
 pub(crate) fn launch_slice(
     client: &Client,
     problem: &Problem,
     [q, k, v]: [TensorBinding; 3],
-    slice: Slice,
+    tiles: TileLaunch,
     out: &TensorBinding,
     lse: &TensorBinding,
     blueprint: MmaBlueprint,
@@ -115,8 +114,7 @@ pub(crate) fn launch_slice(
         elem_type(problem.element)
     };
     let head_groups = (problem.batch * problem.q_heads / blueprint.heads) as u32;
-    let [scores, intervals, list, counts] = slice.selection;
-    let words = [&scores, &intervals, &list, &counts, lse];
+    let words: Vec<_> = tiles.source.all().chain([lse]).collect();
     let address = address_type(&[&q, &k, &v], problem.element.size())
         .max(address_type(&words, 4))
         .max(address_type(&[out], output.size()));
@@ -128,7 +126,7 @@ pub(crate) fn launch_slice(
         unsafe {
             $kernel::launch_unchecked(
                     client,
-                    CubeCount::Static(slice.tiles as u32, head_groups, parts as u32),
+                    CubeCount::Static(tiles.count as u32, head_groups, parts as u32),
                     blueprint.cube_dim(),
                     address,
                     OperandsLaunch::new(
@@ -136,15 +134,10 @@ pub(crate) fn launch_slice(
                         k.into_tensor_arg(),
                         v.into_tensor_arg(),
                     ),
-                    KeySourceLaunch::new(
-                        scores.into_tensor_arg(),
-                        intervals.into_buffer_arg(),
-                        list.into_tensor_arg(),
-                        counts.into_tensor_arg(),
-                    ),
+                    tiles.source.into_launch(),
                     OutputsLaunch::new(out.clone().into_buffer_arg(), lse.clone().into_buffer_arg()),
                     scaling(problem.scale, problem.softcap),
-                    LaunchedTilesLaunch::new(slice.first_tile as u32, slice.tiles as u32),
+                    LaunchedTilesLaunch::new(tiles.first as u32, tiles.count as u32),
                     $blueprint,
                     elem_type(problem.element),
                     output,

@@ -65,7 +65,7 @@ impl From<&Problem> for Rows {
         Self {
             element: problem.element,
             head_dim: problem.head_dim,
-            paired: problem.batch * problem.q_len * problem.k_len > 0,
+            paired: ![problem.batch, problem.q_len, problem.k_len].contains(&0),
         }
     }
 }

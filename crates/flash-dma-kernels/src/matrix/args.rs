@@ -1,5 +1,6 @@
 //! What the query-outer kernels of tensor cores are launched with.
 
+use crate::pattern::intervals::slices::Slice;
 use crate::vectors::Chunk;
 use cubecl::prelude::*;
 
@@ -14,17 +15,40 @@ pub(crate) struct Operands<E: Float, NQ: Size> {
     pub v: OwnedTensor<Chunk<E>>,
 }
 
-/// Where the keys of a query tile come from, and their biases. Without intervals, plan and bias nothing of it is read;
-/// with a plan or a bias it is what [`mask`](crate::matrix::mask) says.
+/// Where the keys of a query tile come from, and what is added to their logits. What the kernel's
+/// [`Pattern`](crate::pattern::kind::Pattern) does not have is absent: without intervals and plan the tile's queries
+/// see all keys.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct KeySource {
-    /// `[batch, kv_heads, k_len]`, last axis contiguous.
-    pub scores: OwnedTensor<f32>,
+    /// Of keys with intervals their scores, `[batch, kv_heads, k_len]`; otherwise a bias: per key
+    /// `[batch | 1, heads, 1, k_len]`, per pair of any other shape. The last axis of scores and of a bias per key is
+    /// contiguous.
+    pub bias: ComptimeOption<OwnedTensor<f32>>,
+    /// `Pattern::Intervals`.
+    pub intervals: ComptimeOption<IntervalKeys>,
+    /// `Pattern::Planned`.
+    pub plan: ComptimeOption<PlannedKeys>,
+}
+
+/// Keys that each have an interval of positions.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct IntervalKeys {
     /// Contiguous `[batch, kv_heads, k_len]`, pairs of first and end.
     pub intervals: Box<[Vector<u32, Const<2>>]>,
     /// Key lists of the launched tiles, see [`TileKeyLists`](crate::pattern::intervals::TileKeyLists).
     pub list: OwnedTensor<u32>,
     /// How many keys each list has.
+    pub counts: OwnedTensor<u32>,
+}
+
+/// Keys that a tile plan leaves, see [`mask`](crate::matrix::mask).
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct PlannedKeys {
+    /// The bits of the plan, a pair of words per query and key block.
+    pub bits: Box<[Vector<u32, Const<2>>]>,
+    /// `[mask batch, mask heads, tiles, capacity]`: the content of a tile's slots.
+    pub list: OwnedTensor<u32>,
+    /// What the lists hold.
     pub counts: OwnedTensor<u32>,
 }
 
@@ -53,4 +77,97 @@ pub(crate) struct LaunchedTiles {
     pub first: u32,
     /// Their number, `CUBE_COUNT_X`.
     pub count: u32,
+}
+
+/// The tensors of a [`KeySource`].
+#[derive(Clone)]
+pub(crate) struct SourceTensors {
+    /// Scores or a bias.
+    pub bias: Option<TensorBinding>,
+    pub keys: KeyTensors,
+}
+
+/// Which keys are read, and the tensors that say so.
+#[derive(Clone)]
+pub(crate) enum KeyTensors {
+    All,
+    /// Intervals, lists and counts: [`IntervalKeys`].
+    Intervals([TensorBinding; 3]),
+    /// Bits, lists and counts: [`PlannedKeys`].
+    Planned([TensorBinding; 3]),
+}
+
+impl SourceTensors {
+    /// All of them.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &TensorBinding> {
+        let keys: &[TensorBinding] = match &self.keys {
+            KeyTensors::All => &[],
+            KeyTensors::Intervals(tensors) | KeyTensors::Planned(tensors) => tensors,
+        };
+        self.bias.iter().chain(keys)
+    }
+
+    /// The bits of the plan, if there is one.
+    pub(crate) fn bits(&self) -> Option<&TensorBinding> {
+        match &self.keys {
+            KeyTensors::Planned([bits, ..]) => Some(bits),
+            _ => None,
+        }
+    }
+
+    /// The launch argument.
+    pub(crate) fn into_launch(self) -> KeySourceLaunch {
+        let (mut intervals, mut plan) = (None, None);
+        match self.keys {
+            KeyTensors::All => {}
+            KeyTensors::Intervals([pairs, list, counts]) => {
+                intervals = Some(IntervalKeysLaunch::new(
+                    pairs.into_buffer_arg(),
+                    list.into_tensor_arg(),
+                    counts.into_tensor_arg(),
+                ));
+            }
+            KeyTensors::Planned([bits, list, counts]) => {
+                plan = Some(PlannedKeysLaunch::new(
+                    bits.into_buffer_arg(),
+                    list.into_tensor_arg(),
+                    counts.into_tensor_arg(),
+                ));
+            }
+        }
+        KeySourceLaunch::new(
+            self.bias.map(TensorBinding::into_tensor_arg).into(),
+            intervals.into(),
+            plan.into(),
+        )
+    }
+}
+
+/// The query tiles of one launch, and their keys.
+pub(crate) struct TileLaunch {
+    pub source: SourceTensors,
+    /// The first query tile.
+    pub first: usize,
+    /// Query tiles, the size of the grid along x.
+    pub count: usize,
+}
+
+impl From<Slice> for TileLaunch {
+    fn from(slice: Slice) -> Self {
+        let source = match slice.selection {
+            None => SourceTensors {
+                bias: None,
+                keys: KeyTensors::All,
+            },
+            Some([scores, intervals, list, counts]) => SourceTensors {
+                bias: Some(scores),
+                keys: KeyTensors::Intervals([intervals, list, counts]),
+            },
+        };
+        Self {
+            source,
+            first: slice.first_tile,
+            count: slice.tiles,
+        }
+    }
 }

@@ -1,13 +1,14 @@
 //! The keys of a query tile, copied into shared memory ahead of their use.
 
 use crate::matrix::args::{KeySource, Operands};
+use crate::matrix::attended::AttendedKeys;
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::copies::copied_chunk;
 use crate::matrix::mask::BitCopies;
 use crate::matrix::ptx::{
     copy_of_row, copy_or_zero, global_address, read_ahead, shared_address, uniform,
 };
-use crate::matrix::stages::{RowAddress, Stages, place_of};
+use crate::matrix::stages::{Stages, place_of};
 use crate::matrix::tile_keys::TileKeys;
 use crate::matrix::wgmma::panel::panel_width;
 use crate::matrix::wgmma::ring::Ring;
@@ -39,6 +40,8 @@ pub(crate) struct KeyCopies {
     /// read one tile ahead of their use, so that the copies do not wait. With the blocks of a tile plan, the first
     /// entry is the block of that tile.
     next: Array<u32>,
+    #[cube(comptime)]
+    bp: MmaBlueprint,
 }
 
 #[cube]
@@ -46,19 +49,24 @@ impl KeyCopies {
     pub(crate) fn new<E: Float, NQ: Size>(
         operands: &Operands<E, NQ>,
         source: &KeySource,
-        k_rows: &RowAddress,
-        v_rows: &RowAddress,
-        keys: &TileKeys,
-        bits: BitCopies,
+        attended: &AttendedKeys,
         stages: &Stages<E>,
-        #[comptime] bp: MmaBlueprint,
     ) -> KeyCopies {
+        let bp = comptime!(attended.own.bp);
+        let keys = &attended.keys;
+        let k_rows = &attended.k_rows;
+        let v_rows = &attended.v_rows;
+        let bits = BitCopies::new::<E>(source, attended, stages);
         let own = copied_chunk(0usize, comptime!(bp.units()), comptime!(bp.chunks()));
         let (k_first, v_first) = (k_rows.base + own.col, v_rows.base + own.col);
         let mut next = Array::<u32>::new(comptime!(bp.copies() + 1));
         let mut first = 0u64;
-        if comptime!(bp.pattern.has_intervals() || bp.pattern.is_planned()) {
-            first = global_address(&source.list[keys.list..keys.list + 1]);
+        if comptime!(bp.pattern.has_intervals()) {
+            let lists = source.intervals.as_ref().unwrap();
+            first = global_address(&lists.list[keys.list..keys.list + 1]);
+        } else if comptime!(bp.pattern.is_planned()) {
+            let plan = source.plan.as_ref().unwrap();
+            first = global_address(&plan.list[keys.list..keys.list + 1]);
         }
         #[unroll]
         for c in 0..comptime!(bp.copies() + 1) {
@@ -78,20 +86,22 @@ impl KeyCopies {
             gathered: keys.gathered,
             bits,
             next,
+            bp,
         };
         if keys.total > 0 {
-            copies.read(keys, 0usize, bp);
+            copies.read(keys, 0usize);
         }
         copies
     }
 
     /// Reads the keys of tile `tile` from the list.
-    fn read(&mut self, keys: &TileKeys, tile: usize, #[comptime] bp: MmaBlueprint) {
+    fn read(&mut self, keys: &TileKeys, tile: usize) {
+        let bp = comptime!(self.bp);
         if comptime!(bp.pattern.has_intervals()) {
-            self.read_keys(keys, tile, bp);
+            self.read_keys(keys, tile);
         } else if comptime!(bp.pattern.is_planned()) {
             if self.gathered {
-                self.read_keys(keys, tile, bp);
+                self.read_keys(keys, tile);
             } else {
                 let slot = within(tile * comptime!(bp.key_tile), keys);
                 self.next[0] = read_ahead(self.list, (slot / KEY_BLOCK) as u32);
@@ -99,7 +109,8 @@ impl KeyCopies {
         }
     }
 
-    fn read_keys(&mut self, keys: &TileKeys, tile: usize, #[comptime] bp: MmaBlueprint) {
+    fn read_keys(&mut self, keys: &TileKeys, tile: usize) {
+        let bp = comptime!(self.bp);
         let first = tile * comptime!(bp.key_tile);
         #[unroll]
         for c in 0..comptime!(bp.copies()) {
@@ -115,7 +126,8 @@ impl KeyCopies {
 
     /// Turns the block of the next tile, `tile`, into its keys, if they are not listed one by one; slots past the last
     /// key repeat that key.
-    fn resolve(&mut self, tile: usize, #[comptime] bp: MmaBlueprint) {
+    fn resolve(&mut self, tile: usize) {
+        let bp = comptime!(self.bp);
         if !self.gathered {
             let mut first = self.next[0] * comptime!(KEY_BLOCK as u32);
             if comptime!(bp.key_tile < KEY_BLOCK) {
@@ -137,13 +149,25 @@ impl KeyCopies {
     pub(crate) fn start<E: Float>(
         &mut self,
         source: &KeySource,
-        score_row: usize,
-        interval_row: usize,
-        keys: &TileKeys,
+        attended: &AttendedKeys,
         tile: usize,
         stages: &mut Stages<E>,
-        #[comptime] bp: MmaBlueprint,
     ) {
+        let interval_row = attended.interval_row();
+        self.start_at::<E>(source, attended, interval_row, tile, stages);
+    }
+
+    fn start_at<E: Float>(
+        &mut self,
+        source: &KeySource,
+        attended: &AttendedKeys,
+        interval_row: usize,
+        tile: usize,
+        stages: &mut Stages<E>,
+    ) {
+        let bp = comptime!(self.bp);
+        let keys = &attended.keys;
+        let score_row = attended.score_row;
         let key_tile = comptime!(bp.key_tile);
         let (units, chunks) = comptime!((bp.units(), bp.chunks()));
         let stage = tile % comptime!(bp.stages);
@@ -151,7 +175,7 @@ impl KeyCopies {
         let column = copied_chunk(0usize, units, chunks).col;
         if comptime!(bp.pattern.is_planned()) {
             self.bits.start(keys, tile, self.next[0], bp);
-            self.resolve(tile, bp);
+            self.resolve(tile);
         }
         #[unroll]
         for c in 0..comptime!(bp.copies()) {
@@ -176,6 +200,8 @@ impl KeyCopies {
             }
         }
         if comptime!(bp.pattern.has_intervals()) {
+            let scores = source.bias.as_ref().unwrap();
+            let lists = source.intervals.as_ref().unwrap();
             let unit = UNIT_POS as usize;
             if unit < key_tile {
                 let place = stage * key_tile + unit;
@@ -183,20 +209,21 @@ impl KeyCopies {
                 let key = self.next[comptime!(bp.copies())] as usize;
                 let from = score_row + key;
                 copy_or_zero(
-                    &source.scores[from..from + 1],
+                    &scores[from..from + 1],
                     &mut stages.scores[place..place + 1],
                     there,
                     4u32,
                 );
                 let from = interval_row + key;
                 copy_or_zero(
-                    &source.intervals[from..from + 1],
+                    &lists.intervals[from..from + 1],
                     &mut stages.intervals[place..place + 1],
                     there,
                     8u32,
                 );
             }
         } else if comptime!(bp.pattern.has_key_bias()) {
+            let scores = source.bias.as_ref().unwrap();
             let unit = UNIT_POS as usize;
             if unit < key_tile {
                 let place = stage * key_tile + unit;
@@ -206,14 +233,14 @@ impl KeyCopies {
                 }
                 let from = score_row + key;
                 copy_or_zero(
-                    &source.scores[from..from + 1],
+                    &scores[from..from + 1],
                     &mut stages.scores[place..place + 1],
                     true,
                     4u32,
                 );
             }
         }
-        self.read(keys, tile + 1, bp);
+        self.read(&attended.keys, tile + 1);
     }
 
     /// [`start`](Self::start) as soon as the ring's stage is empty; it is full when all units' copies have landed.
@@ -221,20 +248,19 @@ impl KeyCopies {
         &mut self,
         ring: &Ring,
         source: &KeySource,
-        score_row: usize,
-        interval_row: usize,
-        keys: &TileKeys,
+        attended: &AttendedKeys,
         tile: usize,
         stages: &mut Stages<E>,
-        #[comptime] bp: MmaBlueprint,
     ) {
+        let bp = comptime!(self.bp);
+        let interval_row = attended.interval_row();
         let stage = tile % comptime!(bp.stages);
         // The number of earlier fills of the stage.
         let turn = tile / comptime!(bp.stages);
         if turn > 0 {
             ring.wait_empty(stage, turn - 1);
         }
-        self.start::<E>(source, score_row, interval_row, keys, tile, stages, bp);
+        self.start_at::<E>(source, attended, interval_row, tile, stages);
         ring.arrive_copied(stage);
     }
 }

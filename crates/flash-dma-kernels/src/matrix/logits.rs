@@ -3,19 +3,13 @@
 use crate::args::Scaling;
 use crate::math::{TANH_SERIES_BELOW, tanh_near_zero};
 use crate::matrix::args::KeySource;
+use crate::matrix::attended::AttendedKeys;
 use crate::matrix::blueprint::MmaBlueprint;
-use crate::matrix::mask::{hide_masked, step_of};
-use crate::matrix::pair_bias::PairBias;
+use crate::matrix::mask::{SeenPair, hide_masked};
 use crate::matrix::ptx::{ex2, reciprocal};
-use crate::matrix::query_tile::TileRow;
+use crate::matrix::query_tile::{RowPair, TileRow};
 use crate::matrix::stages::Stages;
-use crate::matrix::tile_keys::TileKeys;
-use crate::pattern::layout::KEY_BLOCK;
 use cubecl::prelude::*;
-
-/// How far the maximum of a row may rise above the reference of its probabilities before the row is
-/// rescaled: `e^5.5` is 245, far from any overflow, and most tiles need no rescaling.
-pub(crate) const SLACK: f32 = 5.5;
 
 /// Factors of a logit.
 #[derive(CubeType, Clone, Copy)]
@@ -155,7 +149,7 @@ pub(crate) fn score<E: Float>(
 
 /// The logits of key tile `tile` of a list, from its products, in the layout of [`tile_logits`], plus the bias if
 /// [`bp.pattern.has_pair_bias()`](MmaBlueprint); on a `boundary` tile they are -inf where a row does not see a key.
-/// With `bp.pattern.is_planned()` `seen0` and `seen1` are the words of the two rows.
+/// With `bp.pattern.is_planned()` `seen` says which.
 ///
 /// Boundary tiles are masked in a separate pass: a branch per element would prevent the other instructions from
 /// overlapping.
@@ -164,36 +158,24 @@ pub(crate) fn visible_logits<E: Float, N: Size>(
     products: &Vector<f32, N>,
     stages: &Stages<E>,
     source: &KeySource,
-    keys: &TileKeys,
+    attended: &AttendedKeys,
+    rows: &RowPair,
+    seen: &SeenPair,
     tile: usize,
-    row0: &TileRow,
-    row1: &TileRow,
-    seen0: Vector<u32, Const<2>>,
-    seen1: Vector<u32, Const<2>>,
     boundary: bool,
-    scale: &LogitScale,
-    bias: &PairBias,
-    q_len: usize,
-    k_len: usize,
-    #[comptime] bp: MmaBlueprint,
 ) -> Vector<f32, N> {
-    let mut s = tile_logits::<E, N>(products, stages, tile, scale, bp);
+    let bp = comptime!(attended.own.bp);
+    let mut s = tile_logits::<E, N>(products, stages, tile, &attended.scale, bp);
     if comptime!(bp.pattern.has_pair_bias()) {
-        let mut first = keys.begin + tile * comptime!(bp.key_tile);
-        if comptime!(bp.pattern.is_planned()) {
-            // Not gathered: a step is a block.
-            first = source.list[keys.list + step_of(tile, bp)] as usize * KEY_BLOCK;
-            if comptime!(bp.key_tile < KEY_BLOCK) {
-                first += tile * comptime!(bp.key_tile) % KEY_BLOCK;
-            }
-        }
-        s = bias.add::<N>(&s, &source.scores, row0, row1, first, q_len, k_len, bp);
+        let first = attended.first_key(source, tile);
+        let scores = source.bias.as_ref().unwrap();
+        s = (attended.bias).add::<N>(&s, scores, &attended.own, rows, first);
     }
     if boundary {
         if comptime!(bp.pattern.is_planned()) {
-            s = hide_masked::<N>(&s, seen0, seen1, bp);
+            s = hide_masked::<N>(&s, seen, bp);
         } else {
-            s = hide_unseen::<E, N>(&s, row0, row1, stages, tile, k_len, bp);
+            s = hide_unseen::<E, N>(&s, rows, stages, tile, attended.own.k_len, bp);
         }
     }
     s
@@ -230,8 +212,7 @@ fn tile_logits<E: Float, N: Size>(
 #[cube]
 fn hide_unseen<E: Float, N: Size>(
     logits: &Vector<f32, N>,
-    row0: &TileRow,
-    row1: &TileRow,
+    rows: &RowPair,
     stages: &Stages<E>,
     tile: usize,
     k_len: usize,
@@ -247,12 +228,12 @@ fn hide_unseen<E: Float, N: Size>(
             let col = comptime!(n * 8 + e) + quad * 2;
             let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
             let x0 = select(
-                sees::<E>(row0, stages, tile, col, k_len, bp),
+                sees::<E>(&rows.upper, stages, tile, col, k_len, bp),
                 logits.extract(at0),
                 none,
             );
             let x1 = select(
-                sees::<E>(row1, stages, tile, col, k_len, bp),
+                sees::<E>(&rows.lower, stages, tile, col, k_len, bp),
                 logits.extract(at1),
                 none,
             );

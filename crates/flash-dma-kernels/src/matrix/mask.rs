@@ -1,8 +1,8 @@
 //! How the tensor-core kernels read a tile plan.
 //!
-//! With `bp.pattern.is_planned()` the arguments of the kernels mean:
+//! The arguments of a kernel with a plan, [`PlannedKeys`](crate::matrix::args::PlannedKeys):
 //!
-//! - `intervals`: the bits of the plan, a pair of words for a query and a key block.
+//! - `bits`: the bits of the plan, a pair of words for a query and a key block.
 //! - `counts`: [`TILE_LIST_HEADER`](crate::pattern::layout::TILE_LIST_HEADER) words, the key blocks and the queries of
 //!   the bits, 1 if a watched value is not finite, and where the gathered bits begin in a list; followed by
 //!   `[mask batch, mask heads, tiles, TILE_LIST_WORDS]`: the slots that all queries of a tile see, all its slots, 1 if
@@ -12,15 +12,17 @@
 //!   and, from the offset in the header on, the bits of these slots, `[steps of 64 slots, queries, 2]`, causal masking
 //!   included.
 //!
-//! With `bp.pattern.has_key_bias()` `scores` is a bias `[batch | 1, heads, 1, k_len]`, with
-//! `bp.pattern.has_pair_bias()` a bias of any other shape. A key tile is a step of 64 slots, or one of its halves.
+//! A key tile is a step of 64 slots, or one of its halves.
 
+use crate::matrix::args::KeySource;
+use crate::matrix::attended::AttendedKeys;
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::ptx::{copy_pair, copy_word, global_address, shared_address};
-use crate::matrix::query_tile::{CubeTile, TileRow, broadcast_row};
+use crate::matrix::query_tile::{CubeTile, RowPair, TileRow, broadcast_row};
 use crate::matrix::stages::Stages;
 use crate::matrix::tile_keys::TileKeys;
 use crate::pattern::layout::KEY_BLOCK;
+use crate::pattern::mask::words::first_bits;
 use cubecl::prelude::*;
 
 /// Location of the bits of a cube's rows. Strides of 0 broadcast.
@@ -35,22 +37,15 @@ pub(crate) struct MaskRows {
     /// The first key that the first query of the tile does not see by its position.
     first_end: u32,
     gathered: bool,
-    /// Whether a step that some row does not see completely may hold non-finite values.
-    pub careful: bool,
+    /// Whether a boundary step may hold values that are not finite.
+    pub not_finite: bool,
 }
 
 #[cube]
 impl MaskRows {
-    /// Only read if `bp.pattern.is_planned()`, except for `careful`.
-    pub(crate) fn new(
-        list: &Tensor<u32>,
-        counts: &Tensor<u32>,
-        own: &CubeTile,
-        keys: &TileKeys,
-        q_len: usize,
-        k_len: usize,
-        #[comptime] bp: MmaBlueprint,
-    ) -> MaskRows {
+    /// Only read if `bp.pattern.is_planned()`, except for `not_finite`.
+    pub(crate) fn new(source: &KeySource, own: &CubeTile, keys: &TileKeys) -> MaskRows {
+        let bp = comptime!(own.bp);
         let mut rows = MaskRows {
             base: 0usize,
             block_step: 0usize,
@@ -59,9 +54,12 @@ impl MaskRows {
             first_query: own.tile * comptime!(bp.queries()),
             first_end: 0u32,
             gathered: keys.gathered,
-            careful: true,
+            not_finite: true,
         };
         if comptime!(bp.pattern.is_planned()) {
+            let plan = source.plan.as_ref().unwrap();
+            let list = &plan.list;
+            let counts = &plan.counts;
             let (blocks, queries) = (counts[0] as usize, counts[1] as usize);
             let (batch, head) = broadcast_row(list, own);
             rows.base = (batch * list.shape(1) + head) * blocks * queries;
@@ -74,8 +72,8 @@ impl MaskRows {
             if keys.gathered {
                 rows.list += counts[3] as usize;
             }
-            rows.careful = counts[2] == 1u32;
-            let first = TileRow::new(0usize, own.tile, own.first_head, q_len, k_len, bp);
+            rows.not_finite = counts[2] == 1u32;
+            let first = TileRow::new(0usize, own);
             rows.first_end = max(first.position + 1, 0i32) as u32;
         }
         rows
@@ -106,26 +104,49 @@ impl MaskRows {
         seen
     }
 
+    /// [`words`](Self::words) of the two rows of a lane; zeros for a full tile, whose bits are not copied, and without a
+    /// plan.
+    pub(crate) fn words_of_pair<E: Float>(
+        &self,
+        stages: &Stages<E>,
+        rows: &RowPair,
+        tile: usize,
+        boundary: bool,
+        #[comptime] bp: MmaBlueprint,
+    ) -> SeenPair {
+        let mut upper = Vector::<u32, Const<2>>::new(0u32);
+        let mut lower = Vector::<u32, Const<2>>::new(0u32);
+        if comptime!(bp.pattern.is_planned()) {
+            // The bits of a full tile were not copied.
+            if boundary {
+                upper = self.words::<E>(stages, &rows.upper, tile, bp);
+                lower = self.words::<E>(stages, &rows.lower, tile, bp);
+            }
+        }
+        SeenPair { upper, lower }
+    }
+
     /// Whether a row sees a slot, read from global memory.
     pub(crate) fn sees(
         &self,
-        bits: &[Vector<u32, Const<2>>],
-        list: &Tensor<u32>,
+        source: &KeySource,
+        own: &CubeTile,
         row: &TileRow,
         slot: usize,
-        q_len: usize,
-        #[comptime] bp: MmaBlueprint,
     ) -> bool {
+        let plan = source.plan.as_ref().unwrap();
+        let bits = &plan.bits;
+        let list = &plan.list;
         let step = slot / KEY_BLOCK;
         let mut seen = Vector::<u32, Const<2>>::new(0u32);
         if self.gathered {
             let at =
-                self.list + (step * comptime!(bp.queries()) + row.query - self.first_query) * 2;
+                self.list + (step * comptime!(own.bp.queries()) + row.query - self.first_query) * 2;
             seen.insert(0usize, list[at]);
             seen.insert(1usize, list[at + 1]);
         } else {
             let block = list[self.list + step] as usize;
-            let query = min(row.query, q_len - 1);
+            let query = min(row.query, own.q_len - 1);
             let words = bits[self.base + block * self.block_step + query * self.query_step];
             seen = until(words, row, block);
         }
@@ -138,6 +159,13 @@ impl MaskRows {
     }
 }
 
+/// The slots of a key tile that the two rows of a lane see, one bit per slot.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct SeenPair {
+    pub upper: Vector<u32, Const<2>>,
+    pub lower: Vector<u32, Const<2>>,
+}
+
 /// A row's bits of key block `block` after causal masking.
 #[cube]
 pub(crate) fn until(
@@ -147,8 +175,8 @@ pub(crate) fn until(
 ) -> Vector<u32, Const<2>> {
     let end = row.position + 1 - (block * KEY_BLOCK) as i32;
     let mut seen = Vector::<u32, Const<2>>::new(0u32);
-    seen.insert(0usize, words.extract(0usize) & prefix(end));
-    seen.insert(1usize, words.extract(1usize) & prefix(end - 32));
+    seen.insert(0usize, words.extract(0usize) & first_bits(end));
+    seen.insert(1usize, words.extract(1usize) & first_bits(end - 32));
     seen
 }
 
@@ -168,14 +196,13 @@ pub(crate) struct BitCopies {
 impl BitCopies {
     /// Copies nothing unless `bp.pattern.is_planned()`.
     pub(crate) fn new<E: Float>(
-        bits: &[Vector<u32, Const<2>>],
-        list: &Tensor<u32>,
-        mask: &MaskRows,
-        keys: &TileKeys,
+        source: &KeySource,
+        attended: &AttendedKeys,
         stages: &Stages<E>,
-        q_len: usize,
-        #[comptime] bp: MmaBlueprint,
     ) -> BitCopies {
+        let bp = comptime!(attended.own.bp);
+        let keys = &attended.keys;
+        let mask = &attended.mask;
         let mut copies = BitCopies {
             first: 0u64,
             step: 0u32,
@@ -183,19 +210,20 @@ impl BitCopies {
             stages: 0u32,
         };
         if comptime!(bp.pattern.is_planned()) {
+            let plan = source.plan.as_ref().unwrap();
             let unit = UNIT_POS as usize;
             if mask.gathered {
                 let first = mask.list + unit * 2;
-                copies.first = global_address(&list[first..first + 1]);
+                copies.first = global_address(&plan.list[first..first + 1]);
                 copies.step = comptime!((bp.queries() * 8) as u32);
             } else {
                 // A row past the last query reads that query's bits, and writes nothing.
-                let query = min(mask.first_query + unit, q_len - 1);
+                let query = min(mask.first_query + unit, attended.own.q_len - 1);
                 let first = mask.base + query * mask.query_step;
-                copies.first = global_address(&bits[first..first + 1]);
+                copies.first = global_address(&plan.bits[first..first + 1]);
                 copies.step = mask.block_step as u32 * 8;
             }
-            copies.list = global_address(&list[keys.list..keys.list + 1]);
+            copies.list = global_address(&plan.list[keys.list..keys.list + 1]);
             copies.stages = shared_address(&stages.intervals[0..1]);
         }
         copies
@@ -240,25 +268,12 @@ pub(crate) fn is_set(seen: Vector<u32, Const<2>>, #[comptime] first: usize) -> b
     own & comptime!(1u32 << (first % 32)) != 0u32
 }
 
-/// The lower `count` bits, of at most 32.
-#[cube]
-fn prefix(count: i32) -> u32 {
-    let shift = (32 - max(min(count, 32i32), 0i32)) as u32;
-    // A shift by 32 has no effect on some hardware.
-    select(
-        count <= 0,
-        0u32,
-        u32::new(comptime!(u32::MAX as i64)) >> min(shift, 31u32),
-    )
-}
-
 /// The logits of an accumulator (see [`tile_logits`](crate::matrix::logits::tile_logits)) with -inf where the two rows
 /// of this lane do not see a key.
 #[cube]
 pub(crate) fn hide_masked<N: Size>(
     logits: &Vector<f32, N>,
-    seen0: Vector<u32, Const<2>>,
-    seen1: Vector<u32, Const<2>>,
+    seen: &SeenPair,
     #[comptime] bp: MmaBlueprint,
 ) -> Vector<f32, N> {
     let none = f32::new(f32::NEG_INFINITY);
@@ -271,11 +286,11 @@ pub(crate) fn hide_masked<N: Size>(
             let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
             hidden.insert(
                 at0,
-                select(is_set(seen0, column), logits.extract(at0), none),
+                select(is_set(seen.upper, column), logits.extract(at0), none),
             );
             hidden.insert(
                 at1,
-                select(is_set(seen1, column), logits.extract(at1), none),
+                select(is_set(seen.lower, column), logits.extract(at1), none),
             );
         }
     }

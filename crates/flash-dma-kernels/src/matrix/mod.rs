@@ -5,6 +5,7 @@
 //! boxes of the tensor copy unit.
 
 pub(crate) mod args;
+pub(crate) mod attended;
 pub(crate) mod blueprint;
 pub(crate) mod copies;
 pub(crate) mod fragment;
@@ -16,6 +17,7 @@ pub(crate) mod pair_bias;
 pub(crate) mod ptx;
 pub(crate) mod query_tile;
 pub(crate) mod repair;
+pub(crate) mod softmax;
 pub(crate) mod stages;
 pub(crate) mod tile_keys;
 pub(crate) mod wgmma;

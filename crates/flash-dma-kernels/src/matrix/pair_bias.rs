@@ -1,7 +1,7 @@
 //! Biases that differ from query to query, or are the same for all keys: read from global memory when they are added.
 
-use crate::matrix::blueprint::MmaBlueprint;
-use crate::matrix::query_tile::{CubeTile, TileRow, broadcast};
+use crate::matrix::args::KeySource;
+use crate::matrix::query_tile::{CubeTile, RowPair, TileRow, broadcast};
 use cubecl::prelude::*;
 
 /// Location of the biases of a cube's pairs: the bias of a query and a key is at
@@ -15,19 +15,16 @@ pub(crate) struct PairBias {
 
 #[cube]
 impl PairBias {
-    /// The location in `scores`, a bias `[batch | 1, heads, q_len | 1, k_len | 1]` with any strides. Only read if
+    /// The location in the bias `[batch | 1, heads, q_len | 1, k_len | 1]` with any strides. Only read if
     /// `bp.pattern.has_pair_bias()`.
-    pub(crate) fn new(
-        scores: &Tensor<f32>,
-        own: &CubeTile,
-        #[comptime] bp: MmaBlueprint,
-    ) -> PairBias {
+    pub(crate) fn new(source: &KeySource, own: &CubeTile) -> PairBias {
         let mut bias = PairBias {
             base: 0usize,
             query_step: 0usize,
             key_step: 0usize,
         };
-        if comptime!(bp.pattern.has_pair_bias()) {
+        if comptime!(own.bp.pattern.has_pair_bias()) {
+            let scores = source.bias.as_ref().unwrap();
             let (batch, head) = broadcast(scores.shape(0), scores.shape(1), own);
             let row = PairBias::row(scores, batch, head);
             bias.base = row.base;
@@ -98,21 +95,19 @@ impl PairBias {
         &self,
         logits: &Vector<f32, N>,
         scores: &Tensor<f32>,
-        row0: &TileRow,
-        row1: &TileRow,
+        own: &CubeTile,
+        rows: &RowPair,
         first: usize,
-        q_len: usize,
-        k_len: usize,
-        #[comptime] bp: MmaBlueprint,
     ) -> Vector<f32, N> {
+        let bp = comptime!(own.bp);
         // All of them are loaded before the first is needed, so that the loads overlap.
         let z = self.tile::<N>(
             scores,
-            row0,
-            row1,
+            &rows.upper,
+            &rows.lower,
             first,
-            q_len,
-            k_len,
+            own.q_len,
+            own.k_len,
             comptime!(bp.key_tile),
         );
         let mut sums = Vector::<f32, N>::new(0.0f32);

@@ -1,5 +1,6 @@
 //! The queries of a tile's rows, their copies to shared memory, and the write-back of a warpgroup's rows.
 
+use crate::matrix::args::{KeySource, LaunchedTiles, Operands};
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::copies::copied_chunk;
 use crate::matrix::ptx::copy_or_zero;
@@ -10,13 +11,16 @@ use cubecl::prelude::*;
 
 /// Which query tile a cube of the query-outer kernels owns, and of which heads: tile
 /// `first_tile + CUBE_COUNT_X - 1 - CUBE_POS_X`, of the heads from `CUBE_POS_Y * bp.heads` on, counted over all
-/// sequences. The last tiles see the most keys, so they start first.
+/// sequences.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct CubeTile {
     /// The sequence.
     pub batch: usize,
     /// Query heads of a sequence.
     pub q_heads: usize,
+    /// Queries and keys of a sequence.
+    pub q_len: usize,
+    pub k_len: usize,
     /// The first head of the tile's rows, in the sequence.
     pub first_head: usize,
     /// Their kv head, in the sequence and over all sequences.
@@ -25,62 +29,70 @@ pub(crate) struct CubeTile {
     /// The query tile, and its index among the launched ones.
     pub tile: usize,
     pub local: usize,
+    #[cube(comptime)]
+    pub bp: MmaBlueprint,
 }
 
 #[cube]
 impl CubeTile {
-    pub(crate) fn new(
-        q_heads: usize,
-        kv_heads: usize,
-        first_tile: u32,
-        cubes: u32,
+    /// The tile of this cube's turn: the last tiles see the most keys, so they start first; if `bp.pattern.is_planned()`
+    /// those with the longest lists.
+    pub(crate) fn new<E: Float, NQ: Size>(
+        operands: &Operands<E, NQ>,
+        source: &KeySource,
+        launched: &LaunchedTiles,
         #[comptime] bp: MmaBlueprint,
     ) -> CubeTile {
+        let (q_heads, q_len) = (operands.q.shape(1), operands.q.shape(2));
+        let (kv_heads, k_len) = (operands.k.shape(1), operands.k.shape(2));
         let head = CUBE_POS_Y as usize * comptime!(bp.heads);
         let batch = head / q_heads;
         let kv_head = head % q_heads / (q_heads / kv_heads);
-        let local = cubes as usize - 1 - CUBE_POS_X as usize;
-        CubeTile {
+        let local = launched.count as usize - 1 - CUBE_POS_X as usize;
+        let own = CubeTile {
             batch,
             q_heads,
+            q_len,
+            k_len,
             first_head: head % q_heads,
             kv_head,
             kv_row: batch * kv_heads + kv_head,
-            tile: first_tile as usize + local,
+            tile: launched.first as usize + local,
             local,
+            bp,
+        };
+        if comptime!(bp.pattern.is_planned()) {
+            let plan = source.plan.as_ref().unwrap();
+            let turn = tile_counts(&plan.list, &own, CUBE_POS_X as usize) + 3;
+            own.with_tile(plan.counts[turn] as usize)
+        } else {
+            own
         }
     }
 
-    /// The same cube with the tile of its turn: if `bp.pattern.is_planned()`, the tiles with the longest lists start
-    /// first.
-    pub(crate) fn planned(
-        &self,
-        list: &Tensor<u32>,
-        counts: &Tensor<u32>,
-        #[comptime] bp: MmaBlueprint,
-    ) -> CubeTile {
-        if comptime!(bp.pattern.is_planned()) {
-            let turn = tile_counts(list, self, CUBE_POS_X as usize) + 3;
-            CubeTile {
-                batch: self.batch,
-                q_heads: self.q_heads,
-                first_head: self.first_head,
-                kv_head: self.kv_head,
-                kv_row: self.kv_row,
-                tile: counts[turn] as usize,
-                local: self.local,
-            }
-        } else {
-            CubeTile {
-                batch: self.batch,
-                q_heads: self.q_heads,
-                first_head: self.first_head,
-                kv_head: self.kv_head,
-                kv_row: self.kv_row,
-                tile: self.tile,
-                local: self.local,
-            }
+    /// The same heads with another query tile.
+    fn with_tile(&self, tile: usize) -> CubeTile {
+        CubeTile {
+            batch: self.batch,
+            q_heads: self.q_heads,
+            q_len: self.q_len,
+            k_len: self.k_len,
+            first_head: self.first_head,
+            kv_head: self.kv_head,
+            kv_row: self.kv_row,
+            tile,
+            local: self.local,
+            bp: self.bp,
         }
+    }
+
+    /// Where a row begins in `rows`, `[batch, q_heads, q_len, head_dim]`, in elements.
+    pub(crate) fn offset<E: Float, N: Size>(
+        &self,
+        rows: &Tensor<Vector<E, N>>,
+        row: &TileRow,
+    ) -> usize {
+        self.batch * rows.stride(0) + row.head * rows.stride(1) + row.query * rows.stride(2)
     }
 }
 
@@ -99,25 +111,19 @@ pub(crate) struct TileRow {
 
 #[cube]
 impl TileRow {
-    /// Row `row` of tile `tile` of the heads `first_head..`: query `row / heads` of head `row % heads`.
-    pub(crate) fn new(
-        row: usize,
-        tile: usize,
-        first_head: usize,
-        q_len: usize,
-        k_len: usize,
-        #[comptime] bp: MmaBlueprint,
-    ) -> TileRow {
+    /// Row `row` of the tile that a cube owns: query `row / heads` of head `row % heads`.
+    pub(crate) fn new(row: usize, own: &CubeTile) -> TileRow {
+        let bp = comptime!(own.bp);
         let heads = comptime!(bp.heads);
-        let query = tile * comptime!(bp.queries()) + row / heads;
-        let mut position = k_len as i32 - 1;
+        let query = own.tile * comptime!(bp.queries()) + row / heads;
+        let mut position = own.k_len as i32 - 1;
         if comptime!(bp.causal) {
-            position += query as i32 + 1 - q_len as i32;
+            position += query as i32 + 1 - own.q_len as i32;
         }
         TileRow {
-            valid: row < comptime!(bp.queries() * bp.heads) && query < q_len,
+            valid: row < comptime!(bp.queries() * bp.heads) && query < own.q_len,
             query,
-            head: first_head + row % heads,
+            head: own.first_head + row % heads,
             position,
         }
     }
@@ -129,6 +135,47 @@ impl TileRow {
             query: self.query,
             head: self.head,
             position: self.position - begin as i32,
+        }
+    }
+}
+
+/// The two rows of a tile of which a lane holds elements in an accumulator: of the sixteen rows of its warp, row
+/// `lane / 4` and the row eight further down.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct RowPair {
+    pub upper: TileRow,
+    pub lower: TileRow,
+}
+
+#[cube]
+impl RowPair {
+    /// Row `upper` of the tile that a cube owns and the one eight rows further down, where keys count from key `begin`.
+    pub(crate) fn new(upper: usize, own: &CubeTile, begin: usize) -> RowPair {
+        RowPair {
+            upper: TileRow::new(upper, own).starting_at(begin),
+            lower: TileRow::new(upper + 8, own).starting_at(begin),
+        }
+    }
+}
+
+/// Where the two rows of a lane lie among the rows of outputs, and which of them exist.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct OutputRows {
+    pub upper: usize,
+    pub lower: usize,
+    pub has_upper: bool,
+    pub has_lower: bool,
+}
+
+#[cube]
+impl OutputRows {
+    /// In `[.., heads, q_len]`; `first_head` is the sequence's first head there.
+    pub(crate) fn of_pair(rows: &RowPair, first_head: usize, q_len: usize) -> OutputRows {
+        OutputRows {
+            upper: (first_head + rows.upper.head) * q_len + rows.upper.query,
+            lower: (first_head + rows.lower.head) * q_len + rows.lower.query,
+            has_upper: rows.upper.valid,
+            has_lower: rows.lower.valid,
         }
     }
 }
@@ -155,23 +202,16 @@ pub(crate) fn first_output_head(
 pub(crate) fn copy_queries<E: Float>(
     rows: &Tensor<Chunk<E>>,
     tile: &mut Shared<[Chunk<E>]>,
-    batch: usize,
-    query_tile: usize,
-    first_head: usize,
-    q_len: usize,
-    k_len: usize,
-    #[comptime] bp: MmaBlueprint,
+    own: &CubeTile,
 ) {
+    let bp = comptime!(own.bp);
     let chunks = comptime!(bp.chunks());
     #[unroll]
     for c in 0..comptime!(bp.tile_rows() * bp.chunks() / bp.units()) {
-        let own = copied_chunk(c, comptime!(bp.units()), chunks);
-        let owner = TileRow::new(own.row, query_tile, first_head, q_len, k_len, bp);
-        let to = group_place(own.row, own.col, chunks);
-        let from =
-            (batch * rows.stride(0) + owner.head * rows.stride(1) + owner.query * rows.stride(2))
-                / 8
-                + own.col;
+        let chunk = copied_chunk(c, comptime!(bp.units()), chunks);
+        let owner = TileRow::new(chunk.row, own);
+        let to = group_place(chunk.row, chunk.col, chunks);
+        let from = own.offset(rows, &owner) / 8 + chunk.col;
         copy_or_zero(
             &rows[from..from + 1],
             &mut tile[to..to + 1],
@@ -221,19 +261,20 @@ pub(crate) fn broadcast(batches: usize, heads: usize, own: &CubeTile) -> (usize,
     (batch, own.first_head / (own.q_heads / heads))
 }
 
-/// Offset of the biases of a cube's keys in `scores`; without a bias, of the scores of its kv head.
+/// Offset of the scores or biases of a cube's keys, if keys have any.
 #[cube]
-pub(crate) fn score_row(
-    scores: &Tensor<f32>,
-    own: &CubeTile,
-    #[comptime] bp: MmaBlueprint,
-) -> usize {
+pub(crate) fn score_row(source: &KeySource, own: &CubeTile) -> usize {
     let mut batch = own.batch;
     let mut head = own.kv_head;
-    if comptime!(bp.pattern.has_key_bias()) {
-        (batch, head) = broadcast(scores.shape(0), scores.shape(1), own);
+    if comptime!(own.bp.pattern.has_intervals() || own.bp.pattern.has_key_bias()) {
+        let scores = source.bias.as_ref().unwrap();
+        if comptime!(own.bp.pattern.has_key_bias()) {
+            (batch, head) = broadcast(scores.shape(0), scores.shape(1), own);
+        }
+        batch * scores.stride(0) + head * scores.stride(1)
+    } else {
+        0usize.runtime()
     }
-    batch * scores.stride(0) + head * scores.stride(1)
 }
 
 /// Offset of the counts of tile `tile` of a cube's heads.

@@ -7,14 +7,13 @@
 
 use crate::finite::is_finite;
 use crate::matrix::args::{KeySource, Operands, Outputs};
+use crate::matrix::attended::AttendedKeys;
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::copies::copied_chunk;
-use crate::matrix::logits::{LogitScale, exp_of};
-use crate::matrix::mask::MaskRows;
-use crate::matrix::pair_bias::PairBias;
+use crate::matrix::logits::exp_of;
 use crate::matrix::query_tile::TileRow;
 use crate::matrix::stages::{RowAddress, place_of};
-use crate::matrix::tile_keys::{TileKeys, listed_key};
+use crate::matrix::tile_keys::listed_key;
 use crate::vectors::Chunk;
 use cubecl::prelude::*;
 
@@ -29,31 +28,31 @@ pub(crate) struct SlotKey {
 #[cube]
 impl SlotKey {
     /// The key of slot `slot`; keys are seen until `end` if there is neither a list nor a mask. Positions count keys
-    /// from `keys.begin`, as the key does.
+    /// from `keys.begin`, as the key does. `interval_row` is that of `attended`.
     pub(crate) fn new(
         slot: usize,
         end: i32,
         row: &TileRow,
-        keys: &TileKeys,
         source: &KeySource,
-        mask: &MaskRows,
+        attended: &AttendedKeys,
         interval_row: usize,
-        q_len: usize,
-        #[comptime] bp: MmaBlueprint,
     ) -> SlotKey {
+        let bp = comptime!(attended.own.bp);
         let mut key = slot;
         let mut first = slot as i32;
         let mut end = end;
         if comptime!(bp.pattern.has_intervals()) {
-            key = source.list[keys.list + slot] as usize;
-            let interval = source.intervals[interval_row + key];
+            let lists = source.intervals.as_ref().unwrap();
+            key = lists.list[attended.keys.list + slot] as usize;
+            let interval = lists.intervals[interval_row + key];
             first = interval.extract(0usize) as i32;
             end = interval.extract(1usize) as i32;
         } else if comptime!(bp.pattern.is_planned()) {
-            key = listed_key(&source.list, keys, slot);
+            let plan = source.plan.as_ref().unwrap();
+            key = listed_key(&plan.list, &attended.keys, slot);
             // What it sees lies before the end of the keys, and of causal masking.
             first = i32::new(comptime!(i32::MIN as i64));
-            if !mask.sees(&source.intervals, &source.list, row, slot, q_len, bp) {
+            if !attended.mask.sees(source, &attended.own, row, slot) {
                 end = first;
             }
         }
@@ -61,10 +60,9 @@ impl SlotKey {
     }
 }
 
-/// Adds `p v` for every non-finite element `v` of the keys from slot `from` on to the output of the one row that this
-/// unit owns. The row's `out` and `lse` must be written and visible. Row and addresses count keys from `keys.begin`.
-///
-/// `q_row` is the start of the row in `q`, whose vectors hold `q_width` elements.
+/// Adds `p v` for every non-finite element `v` of the boundary tiles' keys to the outputs, which must be written and
+/// visible: each unit owns one row of the query tile. `first_head` is the index of the sequence's first head in the
+/// outputs. The rows of Q have vectors of `q_width` elements.
 ///
 /// Rare, hence simple: a unit walks all keys and reads everything from global memory again.
 #[cube]
@@ -72,83 +70,108 @@ pub(crate) fn add_not_finite<E: Float, O: Float, NQ: Size>(
     operands: &Operands<E, NQ>,
     source: &KeySource,
     outputs: &mut Outputs<O>,
-    row: &TileRow,
-    keys: &TileKeys,
-    k_rows: &RowAddress,
-    v_rows: &RowAddress,
-    q_row: usize,
-    score_row: usize,
-    interval_row: usize,
-    out_row: usize,
-    from: usize,
-    mask: &MaskRows,
-    bias: &PairBias,
-    scale: &LogitScale,
+    attended: &AttendedKeys,
+    full_tiles: usize,
+    first_head: usize,
     #[comptime] q_width: usize,
-    #[comptime] bp: MmaBlueprint,
 ) {
-    let chunks = comptime!(bp.chunks());
-    for slot in from..keys.total {
-        let listed = SlotKey::new(
-            slot,
-            i32::new(comptime!(i32::MAX as i64)),
-            row,
-            keys,
-            source,
-            mask,
-            interval_row,
-            operands.q.shape(2),
-            bp,
-        );
-        let key = listed.key;
+    let bp = comptime!(attended.own.bp);
+    let own = &attended.own;
+    let row = TileRow::new(UNIT_POS as usize, own).starting_at(attended.keys.begin);
+    let q_row = own.offset(&operands.q, &row) / q_width;
+    let interval_row = attended.interval_row();
+    let out_row = (first_head + row.head) * own.q_len + row.query;
+    for slot in full_tiles * comptime!(bp.key_tile)..attended.keys.total {
+        let end = i32::new(comptime!(i32::MAX as i64));
+        let listed = SlotKey::new(slot, end, &row, source, attended, interval_row);
         if row.valid && listed.first <= row.position && row.position < listed.end {
-            let mut finite = true;
-            for c in 0..chunks {
-                let values = operands.v[v_rows.base + key * v_rows.stride + c];
-                finite = finite && are_finite::<E>(values);
-            }
-            if !finite {
-                let mut product = 0.0f32;
-                for c in 0..chunks {
-                    let b = operands.k[k_rows.base + key * k_rows.stride + c];
-                    #[unroll]
-                    for e in 0..8usize {
-                        let a =
-                            operands.q[q_row + c * comptime!(8 / q_width) + comptime!(e / q_width)];
-                        let a = f32::cast_from(a.extract(comptime!(e % q_width)));
-                        product += a * f32::cast_from(b.extract(e));
-                    }
-                }
-                let mut z = 0.0f32;
-                if comptime!(bp.pattern.has_intervals() || bp.pattern.has_key_bias()) {
-                    z = source.scores[score_row + key];
-                }
-                if comptime!(bp.pattern.has_pair_bias()) {
-                    z = bias.of(&source.scores, row, key);
-                }
-                let x = scale.apply(product, z, bp.softcap);
+            let key = listed.key;
+            if !key_is_finite::<E>(&operands.v, &attended.v_rows, key, bp) {
+                let x = logit::<E, NQ>(operands, source, attended, &row, key, q_row, q_width);
                 let log2e = comptime!(core::f32::consts::LOG2_E);
                 let p = exp_of(x, -outputs.lse[out_row] * log2e);
-                for c in 0..chunks {
-                    let values = operands.v[v_rows.base + key * v_rows.stride + c];
-                    #[unroll]
-                    for pair in 0..4usize {
-                        let at = out_row * comptime!(bp.head_dim / 2) + c * 4 + pair;
-                        let mut sums = outputs.out[at];
-                        #[unroll]
-                        for e in 0..2usize {
-                            let value = f32::cast_from(values.extract(comptime!(pair * 2 + e)));
-                            if !is_finite(value) {
-                                sums.insert(
-                                    e,
-                                    O::cast_from(f32::cast_from(sums.extract(e)) + p * value),
-                                );
-                            }
-                        }
-                        outputs.out[at] = sums;
-                    }
+                add_value::<E, O>(&operands.v, &attended.v_rows, key, p, outputs, out_row, bp);
+            }
+        }
+    }
+}
+
+/// Whether the row of key `key` in `values` is finite.
+#[cube]
+fn key_is_finite<E: Float>(
+    values: &Tensor<Chunk<E>>,
+    rows: &RowAddress,
+    key: usize,
+    #[comptime] bp: MmaBlueprint,
+) -> bool {
+    let mut finite = true;
+    for c in 0..comptime!(bp.chunks()) {
+        let chunk = values[rows.base + key * rows.stride + c];
+        finite = finite && are_finite::<E>(chunk);
+    }
+    finite
+}
+
+/// The logit of a row, which begins at vector `q_row` of Q, and a key.
+#[cube]
+fn logit<E: Float, NQ: Size>(
+    operands: &Operands<E, NQ>,
+    source: &KeySource,
+    attended: &AttendedKeys,
+    row: &TileRow,
+    key: usize,
+    q_row: usize,
+    #[comptime] q_width: usize,
+) -> f32 {
+    let bp = comptime!(attended.own.bp);
+    let mut product = 0.0f32;
+    for c in 0..comptime!(bp.chunks()) {
+        let b = operands.k[attended.k_rows.base + key * attended.k_rows.stride + c];
+        #[unroll]
+        for e in 0..8usize {
+            let a = operands.q[q_row + c * comptime!(8 / q_width) + comptime!(e / q_width)];
+            let a = f32::cast_from(a.extract(comptime!(e % q_width)));
+            product += a * f32::cast_from(b.extract(e));
+        }
+    }
+    let mut z = 0.0f32;
+    if comptime!(bp.pattern.has_intervals() || bp.pattern.has_key_bias()) {
+        let scores = source.bias.as_ref().unwrap();
+        z = scores[attended.score_row + key];
+    }
+    if comptime!(bp.pattern.has_pair_bias()) {
+        let scores = source.bias.as_ref().unwrap();
+        z = attended.bias.of(scores, row, key);
+    }
+    attended.scale.apply(product, z, bp.softcap)
+}
+
+/// Adds `p` times the non-finite elements of the row of key `key` in V to row `out_row` of the output.
+#[cube]
+fn add_value<E: Float, O: Float>(
+    v: &Tensor<Chunk<E>>,
+    rows: &RowAddress,
+    key: usize,
+    p: f32,
+    outputs: &mut Outputs<O>,
+    out_row: usize,
+    #[comptime] bp: MmaBlueprint,
+) {
+    for c in 0..comptime!(bp.chunks()) {
+        let values = v[rows.base + key * rows.stride + c];
+        #[unroll]
+        for pair in 0..4usize {
+            let at = out_row * comptime!(bp.head_dim / 2) + c * 4 + pair;
+            let mut sums = outputs.out[at];
+            #[unroll]
+            for e in 0..2usize {
+                let value = f32::cast_from(values.extract(comptime!(pair * 2 + e)));
+                if !is_finite(value) {
+                    let sum = f32::cast_from(sums.extract(e)) + p * value;
+                    sums.insert(e, O::cast_from(sum));
                 }
             }
+            outputs.out[at] = sums;
         }
     }
 }

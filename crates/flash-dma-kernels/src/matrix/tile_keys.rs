@@ -1,5 +1,6 @@
 //! The keys of a query tile: the offset of its list and its number of keys.
 
+use crate::matrix::args::KeySource;
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::query_tile::{CubeTile, broadcast_row, tile_counts};
 use crate::pattern::layout::KEY_BLOCK;
@@ -24,39 +25,36 @@ pub(crate) struct TileKeys {
 #[cube]
 impl TileKeys {
     /// The keys of the tile that the cube owns.
-    pub(crate) fn new(
-        list: &Tensor<u32>,
-        counts: &Tensor<u32>,
-        own: &CubeTile,
-        q_len: usize,
-        k_len: usize,
-        #[comptime] bp: MmaBlueprint,
-    ) -> TileKeys {
+    pub(crate) fn new(source: &KeySource, own: &CubeTile) -> TileKeys {
+        let bp = comptime!(own.bp);
         // Without causal masking all tiles share one list.
         let mut place = 0usize;
         if comptime!(bp.causal) {
             place = own.local;
         }
         let mut base = 0usize;
-        let mut full = k_len;
-        let mut total = k_len;
+        let mut full = own.k_len;
+        let mut total = own.k_len;
         let mut gathered = false;
         if comptime!(bp.pattern.has_intervals()) {
-            base = own.kv_row * list.stride(0) + place * list.stride(1);
-            let at = own.kv_row * counts.stride(0) + place * counts.stride(1);
-            full = counts[at] as usize;
-            total = counts[at + 1] as usize;
+            let lists = source.intervals.as_ref().unwrap();
+            base = own.kv_row * lists.list.stride(0) + place * lists.list.stride(1);
+            let at = own.kv_row * lists.counts.stride(0) + place * lists.counts.stride(1);
+            full = lists.counts[at] as usize;
+            total = lists.counts[at + 1] as usize;
         } else if comptime!(bp.pattern.is_planned()) {
+            let plan = source.plan.as_ref().unwrap();
+            let list = &plan.list;
             let (batch, head) = broadcast_row(list, own);
             base = batch * list.stride(0) + head * list.stride(1) + own.tile * list.stride(2);
             let at = tile_counts(list, own, own.tile);
-            full = counts[at] as usize;
-            total = counts[at + 1] as usize;
-            gathered = counts[at + 2] == 1u32;
+            full = plan.counts[at] as usize;
+            total = plan.counts[at + 1] as usize;
+            gathered = plan.counts[at + 2] == 1u32;
         } else if comptime!(bp.causal) {
             let first = own.tile * comptime!(bp.queries());
-            let last = min(first + comptime!(bp.queries()), q_len);
-            let seen = k_len as i32 - q_len as i32;
+            let last = min(first + comptime!(bp.queries()), own.q_len);
+            let seen = own.k_len as i32 - own.q_len as i32;
             full = max(seen + first as i32 + 1, 0i32) as usize;
             total = max(seen + last as i32, 0i32) as usize;
         }
@@ -82,7 +80,7 @@ impl TileKeys {
         if comptime!(bp.split) {
             let key_tile = comptime!(bp.key_tile);
             let (index, count) = (CUBE_POS_Z as usize, CUBE_COUNT_Z as usize);
-            let tiles = self.total.div_ceil(key_tile);
+            let tiles = self.tiles(bp);
             let from = tiles * index / count * key_tile;
             let to = min(tiles * (index + 1) / count * key_tile, self.total);
             if comptime!(bp.pattern.has_intervals()) {
@@ -94,6 +92,16 @@ impl TileKeys {
             part.total = to - from;
         }
         part
+    }
+
+    /// The number of key tiles, the full ones of which come first.
+    pub(crate) fn tiles(&self, #[comptime] bp: MmaBlueprint) -> usize {
+        self.total.div_ceil(comptime!(bp.key_tile))
+    }
+
+    /// The number of full tiles, whose keys every query sees. The others are boundary tiles.
+    pub(crate) fn full_tiles(&self, #[comptime] bp: MmaBlueprint) -> usize {
+        self.full / comptime!(bp.key_tile)
     }
 }
 

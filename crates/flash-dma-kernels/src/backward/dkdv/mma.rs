@@ -1,29 +1,29 @@
 //! The gradients of k, v and the scores on tensor cores: key tiles stream the queries of a chunk.
 
+pub(crate) mod keys;
 pub(crate) mod output;
+pub(crate) mod queries;
 pub(crate) mod roles;
 pub(crate) mod weights;
 
 use crate::args::Scaling;
 use crate::backward::blueprint::DkdvBlueprint;
-use crate::backward::dkdv::mma::output::{
-    BiasKeys, key_of, repair_keys, row_of, slot_of, write_rows,
-};
-use crate::backward::dkdv::mma::roles::stream_queries;
+use crate::backward::dkdv::mma::keys::LaneKeys;
+use crate::backward::dkdv::mma::output::{repair_keys, write_rows, write_scores};
+use crate::backward::dkdv::mma::queries::{Tiles, copy_step};
+use crate::backward::dkdv::mma::roles::{WarpSums, stream_queries};
 use crate::backward::dkdv::shared::args::{BackwardInputs, KeyGradients, KeyGrid, KeyTileSource};
-use crate::backward::dkdv::shared::keys::{ChunkTile, own_key, query_range, score_row};
-use crate::backward::dkdv::shared::mask::{KeyMask, StepList};
-use crate::backward::dkdv::shared::queries::{Cursor, QueryRows, Range, Tiles, copy_step};
-use crate::backward::dkdv::shared::sums::add_to;
-use crate::matrix::fragment::{quad_sum, swizzle};
+use crate::backward::dkdv::shared::keys::{ChunkTile, copy_keys};
+use crate::backward::dkdv::shared::mask::KeyMask;
+use crate::backward::dkdv::shared::pairs::Pairs;
+use crate::backward::dkdv::shared::queries::QueryRows;
+use crate::backward::dkdv::shared::steps::StepOrder;
 use crate::matrix::logits::LogitScale;
 use crate::matrix::ptx::commit_copies;
-use crate::matrix::stages::RowAddress;
-use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
-/// One cube owns one key tile of one chunk of queries: tile `CUBE_POS_X % slots` of chunk `CUBE_POS_X / slots % chunks`
-/// of kv head `CUBE_POS_X / slots / chunks`, counted over all sequences. It streams the queries of the chunk that
+/// One cube owns one key tile of one chunk of queries: tile `CUBE_POS_X % grid.tiles` of chunk
+/// `CUBE_POS_X / grid.tiles % grid.chunks` of kv head `CUBE_POS_X / grid.tiles / grid.chunks`, counted over all sequences. It streams the queries of the chunk that
 /// attend to its keys, of every head of the group, and holds dK, dV and dz of its keys in registers; see [`roles`].
 ///
 /// | buffer | layout |
@@ -50,243 +50,91 @@ pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
     #[define(E)] _element: ElemType,
     #[define(O)] _output: ElemType,
 ) {
-    let chunks = comptime!(bp.chunks());
-    let (lane, warp) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
-    let unit = UNIT_POS as usize;
+    let warp = UNIT_POS_Y as usize;
     let (q_heads, q_len) = (inputs.q.shape(1), inputs.q.shape(2));
     let (kv_heads, k_len) = (inputs.k.shape(1), inputs.k.shape(2));
     let group = q_heads / kv_heads;
-
     let place = ChunkTile::of_cube(source, grid, kv_heads, q_len, k_len, bp);
-    let (batch, kv_head, kv_row) = (place.batch, place.kv_head, place.kv_row);
-    let (start, count, list_row) = (place.start, place.count, place.list_row);
-
     let mut tiles = Tiles::<E>::new(bp);
-    if comptime!(!bp.pattern.is_planned()) && unit < comptime!(bp.keys()) {
-        let own = own_key(unit, &place, source, 0usize, false, bp);
-        tiles.first[unit] = own.first;
-        tiles.end[unit] = own.end;
-    }
+    tiles.bounds.enter(source, &place, bp);
     sync_cube();
 
-    let range = if comptime!(bp.pattern.is_planned()) {
-        Range::none()
-    } else {
-        query_range(&tiles.first, &tiles.end, &place, bp)
-    };
-    let mut steps = range.tiles * (group / comptime!(bp.heads));
-    let step_list = if comptime!(bp.pattern.is_planned()) {
-        let (tiles, capacity) = (grid.slots as usize, grid.capacity as usize);
-        let tile = CUBE_POS_X as usize % tiles;
-        StepList::new(
-            &source.list,
-            &source.counts,
-            batch,
-            kv_head,
-            tile,
-            tiles,
-            capacity,
-        )
-    } else {
-        StepList::none()
-    };
-    if comptime!(bp.pattern.is_planned()) {
-        steps = step_list.total;
-    }
+    let order = StepOrder::of_cube(source, grid, &place, &tiles.bounds, group, bp);
     let mask = if comptime!(bp.pattern.is_planned() || bp.pattern.has_head_bias()) {
-        let first = start + warp % comptime!(bp.role_warps) * comptime!(bp.warp_keys());
-        KeyMask::new(
-            &source.scores,
-            &source.counts,
-            &source.intervals,
-            batch,
-            kv_head,
-            q_heads,
-            group,
-            first,
-            k_len,
-            bp,
-        )
+        let first = place.start + warp % comptime!(bp.role_warps) * comptime!(bp.warp_keys());
+        KeyMask::new(source, &place, q_heads, group, first, bp)
     } else {
         KeyMask::none()
     };
-
-    let rows = QueryRows::new::<E>(&inputs.q, &inputs.grad_out, batch, kv_head, group);
+    let pairs = Pairs {
+        rows: QueryRows::new::<E>(
+            &inputs.q,
+            &inputs.grad_out,
+            place.batch,
+            place.kv_head,
+            group,
+        ),
+        mask,
+        logit_scale: LogitScale::new(scaling, bp.softcap),
+        bp,
+    };
     let size!(NS) = comptime!(bp.products().values());
     let size!(NO) = comptime!(bp.sums().values());
     let size!(NA) = comptime!(4 * bp.fragments);
-    let logit_scale = LogitScale::new(scaling, bp.softcap);
-    let mut acc = Array::<Vector<f32, NO>>::new(comptime!(bp.head_dim / 32));
-    #[unroll]
-    for c in 0..comptime!(bp.head_dim / 32) {
-        acc[c] = Vector::new(0.0f32);
-    }
-    let mut score_sums = Array::<f32>::new(comptime!(bp.fragments * 2));
-    #[unroll]
-    for n in 0..comptime!(bp.fragments * 2) {
-        score_sums[n] = 0.0f32;
-    }
-    let mut any_broken = false;
-
-    if steps > 0 {
-        let k_rows = RowAddress::of::<E>(&inputs.k, batch, kv_head);
-        let v_rows = RowAddress::of::<E>(&inputs.v, batch, kv_head);
-        let mut at = unit;
-        while at < comptime!(bp.keys() * bp.chunks()) {
-            let (row, col) = (at / chunks, at % chunks);
-            let place = swizzle(row, col, chunks);
-            if start + row < count {
-                let key = key_of(&source.list, list_row, start, row, bp);
-                let from = k_rows.base + key * k_rows.stride + col;
-                copy_async(
-                    &inputs.k[from..from + 1],
-                    &mut tiles.k[place..place + 1],
-                    8u32,
-                );
-                let from = v_rows.base + key * v_rows.stride + col;
-                copy_async(
-                    &inputs.v[from..from + 1],
-                    &mut tiles.v[place..place + 1],
-                    8u32,
-                );
-            } else {
-                tiles.k[place] = Vector::new(E::from_int(0));
-                tiles.v[place] = Vector::new(E::from_int(0));
-            }
-            at += comptime!(bp.units());
-        }
+    let mut sums = WarpSums::<NS, NO>::new(bp);
+    let mut not_finite = false;
+    if order.count > 0 {
+        copy_keys::<E>(inputs, source, &place, &mut tiles.k, &mut tiles.v, bp);
         copy_step::<E>(
             inputs,
-            &rows,
-            &Cursor::first_of(&step_list, &range, bp),
+            &pairs.rows,
+            &order.first(bp),
             0usize,
             &mut tiles,
             bp,
         );
         commit_copies();
-        let mut s = Array::<Vector<f32, NS>>::new(comptime!(bp.rows / 16 / bp.products().blocks));
-        let bias_keys = BiasKeys {
-            start,
-            count,
-            row: (batch * q_heads + rows.head) * k_len,
-        };
-        let mut key_scores = Array::<f32>::new(comptime!(bp.fragments * 2));
-        let score_row = score_row(&source.scores, batch, kv_head, bp);
-        #[unroll]
-        for n in 0..comptime!(bp.fragments * 2) {
-            let slot = slot_of(n, bp);
-            key_scores[n] = 0.0f32;
-            if comptime!(bp.pattern.has_shared_score()) && start + slot < count {
-                key_scores[n] =
-                    source.scores[score_row + key_of(&source.list, list_row, start, slot, bp)];
-            }
-        }
+        let first_head = place.batch * q_heads + pairs.rows.head;
+        let keys = LaneKeys::new(source, &place, &pairs, first_head);
+        let grad_scores = &mut grads.scores;
         if warp < comptime!(bp.role_warps) {
-            any_broken = stream_queries::<E, NS, NO, NA>(
+            not_finite = stream_queries::<E, NS, NO, NA>(
                 inputs,
-                &rows,
-                &range,
-                &step_list,
-                steps,
-                &mask,
-                &bias_keys,
-                &logit_scale,
-                &mut key_scores,
+                &pairs,
+                &order,
                 &mut tiles,
-                &mut s,
-                &mut acc,
-                &mut score_sums,
-                &mut grads.scores,
+                &keys,
+                &mut sums,
+                grad_scores,
                 true,
-                bp,
             );
         } else {
-            any_broken = stream_queries::<E, NS, NO, NA>(
+            not_finite = stream_queries::<E, NS, NO, NA>(
                 inputs,
-                &rows,
-                &range,
-                &step_list,
-                steps,
-                &mask,
-                &bias_keys,
-                &logit_scale,
-                &mut key_scores,
+                &pairs,
+                &order,
                 &mut tiles,
-                &mut s,
-                &mut acc,
-                &mut score_sums,
-                &mut grads.scores,
+                &keys,
+                &mut sums,
+                grad_scores,
                 false,
-                bp,
             );
         }
     }
 
-    let left = count - start;
+    let (list, gradients) = (&source.list, &sums.gradients);
     if warp < comptime!(bp.role_warps) {
-        write_rows::<O, NO>(
-            &source.list,
-            list_row,
-            start,
-            &acc,
-            &mut grads.v,
-            1.0f32,
-            kv_row * k_len,
-            left,
-            bp,
-        );
-        if any_broken {
-            repair_keys::<E, O>(
-                inputs,
-                source,
-                &place,
-                &rows,
-                &mask,
-                &logit_scale,
-                &mut grads.v,
-                true,
-                bp,
-            );
+        write_rows::<O, NO>(list, &place, gradients, &mut grads.v, 1.0f32, bp);
+        if not_finite {
+            repair_keys::<E, O>(inputs, source, &place, &pairs, &mut grads.v, true);
         }
     } else {
-        write_rows::<O, NO>(
-            &source.list,
-            list_row,
-            start,
-            &acc,
-            &mut grads.k,
-            scaling.scale,
-            kv_row * k_len,
-            left,
-            bp,
-        );
-        if any_broken {
-            repair_keys::<E, O>(
-                inputs,
-                source,
-                &place,
-                &rows,
-                &mask,
-                &logit_scale,
-                &mut grads.k,
-                false,
-                bp,
-            );
+        write_rows::<O, NO>(list, &place, gradients, &mut grads.k, scaling.scale, bp);
+        if not_finite {
+            repair_keys::<E, O>(inputs, source, &place, &pairs, &mut grads.k, false);
         }
         if comptime!(bp.pattern.has_shared_score()) {
-            #[unroll]
-            for n in 0..comptime!(bp.fragments * 2) {
-                let sum = quad_sum(score_sums[n]);
-                let slot = slot_of(n, bp);
-                if lane % 4 == 0 && slot < left {
-                    let at = row_of(&source.list, list_row, start, slot, kv_row * k_len, bp);
-                    if comptime!(bp.shared_keys) {
-                        add_to(&mut grads.scores[at..at + 1], sum);
-                    } else {
-                        grads.scores[at] = sum;
-                    }
-                }
-            }
+            write_scores(list, &place, &sums.scores, &mut grads.scores, bp);
         }
     }
 }

@@ -1,14 +1,23 @@
 //! Key tiles of dense attention as boxes: one unit issues all copies.
 
+use crate::matrix::args::KeySource;
+use crate::matrix::attended::AttendedKeys;
 use crate::matrix::blueprint::MmaBlueprint;
+use crate::matrix::key_stream::KeyCopies;
 use crate::matrix::stages::Stages;
-use crate::matrix::tile_keys::TileKeys;
 use crate::matrix::wgmma::boxes::{copy_boxes, map_address};
 use crate::matrix::wgmma::panel::Panels;
 use crate::matrix::wgmma::ring::Ring;
 use cubecl::prelude::*;
 
-/// The copies of a cube's key tiles.
+/// The tensor maps of K and V, if their rows are copied as boxes.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct KeyMaps<E: Float> {
+    pub k: ComptimeOption<TensorMap<E, Tiled>>,
+    pub v: ComptimeOption<TensorMap<E, Tiled>>,
+}
+
+/// The copies of a cube's key tiles as boxes.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct KeyBoxes {
     /// Addresses of the tensor maps.
@@ -21,31 +30,52 @@ pub(crate) struct KeyBoxes {
     head: usize,
     /// The key of slot 0.
     begin: usize,
+    /// Whether there are tensor maps.
+    #[cube(comptime)]
+    exist: bool,
 }
 
 #[cube]
 impl KeyBoxes {
     pub(crate) fn new<E: Float>(
-        k: &ComptimeOption<TensorMap<E, Tiled>>,
-        v: &ComptimeOption<TensorMap<E, Tiled>>,
+        maps: &KeyMaps<E>,
         stages: &Stages<E>,
-        batch: usize,
-        head: usize,
-        keys: &TileKeys,
+        attended: &AttendedKeys,
     ) -> KeyBoxes {
         KeyBoxes {
-            k: map_address::<E>(k),
-            v: map_address::<E>(v),
+            k: map_address::<E>(&maps.k),
+            v: map_address::<E>(&maps.v),
             k_panels: Panels::at::<E>(&stages.k[0..1]).address,
             v_panels: Panels::at::<E>(&stages.v[0..1]).address,
-            batch,
-            head,
-            begin: keys.begin,
+            batch: attended.own.batch,
+            head: attended.own.kv_head,
+            begin: attended.keys.begin,
+            exist: maps.k.is_some(),
+        }
+    }
+
+    /// Starts this unit's part of the copies of tile `tile` as soon as its stage is empty: the first unit copies boxes
+    /// for all or, without them, every unit gathers.
+    pub(crate) fn fill_or_gather<E: Float>(
+        &self,
+        copies: &mut KeyCopies,
+        ring: &Ring,
+        source: &KeySource,
+        attended: &AttendedKeys,
+        tile: usize,
+        stages: &mut Stages<E>,
+    ) {
+        if comptime!(self.exist) {
+            if UNIT_POS == 0 {
+                self.fill(ring, tile, attended.own.bp);
+            }
+        } else {
+            copies.fill::<E>(ring, source, attended, tile, stages);
         }
     }
 
     /// Starts the copies of tile `tile` as soon as its stage is empty. Only one unit calls it.
-    pub(crate) fn fill(&self, ring: &Ring, tile: usize, #[comptime] bp: MmaBlueprint) {
+    fn fill(&self, ring: &Ring, tile: usize, #[comptime] bp: MmaBlueprint) {
         let stage = tile % comptime!(bp.stages);
         // The number of earlier fills of the stage.
         let turn = tile / comptime!(bp.stages);

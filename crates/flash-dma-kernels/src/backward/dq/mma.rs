@@ -2,17 +2,17 @@
 
 use crate::args::Scaling;
 use crate::backward::blueprint::DqBlueprint;
-use crate::backward::dq::tile::{LaneRows, TileOperands, add_tile};
-use crate::backward::repair::mark_not_finite;
+use crate::backward::dq::repair::mark_pair;
+use crate::backward::dq::rows::LaneRows;
+use crate::backward::dq::tile::{TileOperands, add_tile};
 use crate::matrix::args::{KeySource, LaunchedTiles, Operands, SavedRows};
+use crate::matrix::attended::AttendedKeys;
 use crate::matrix::fragment::swizzle;
 use crate::matrix::key_stream::KeyCopies;
-use crate::matrix::logits::LogitScale;
-use crate::matrix::mask::{BitCopies, MaskRows};
 use crate::matrix::mma::product::{LanePlace, load_a};
 use crate::matrix::ptx::{commit_copies, shared_address, wait_copies};
-use crate::matrix::query_tile::{CubeTile, TileRow, score_row};
-use crate::matrix::stages::{RowAddress, Stages};
+use crate::matrix::query_tile::{CubeTile, TileRow};
+use crate::matrix::stages::Stages;
 use crate::matrix::tile_keys::TileKeys;
 use crate::vectors::Chunk;
 use cubecl::prelude::*;
@@ -26,14 +26,9 @@ use cubecl::prelude::*;
 /// |---|---|
 /// | `operands.q`, `grad_out` | `[batch, q_heads, q_len, head_dim]`, strides and begin in steps of 16 bytes |
 /// | `operands.k`, `operands.v` | `[batch, kv_heads, k_len, head_dim]`, strides and begin in steps of 16 bytes |
-/// | `source.scores` | `[batch, kv_heads, k_len]`, last axis contiguous |
-/// | `source.intervals` | contiguous `[batch, kv_heads, k_len]`, pairs of first and end |
-/// | `source.list`, `source.counts` | key lists of the launched tiles, see [`TileKeyLists`](crate::pattern::intervals::TileKeyLists) |
+/// | `source` | which keys, and what is added to their logits: [`KeySource`] |
 /// | `saved.lse`, `saved.delta` | contiguous `[batch, q_heads, q_len]` |
 /// | `grad_q` | contiguous `[batch, q_heads, q_len, head_dim]`, overwritten |
-///
-/// Without scores the scores, intervals, list and counts are never read; with a mask or a bias they have the meaning
-/// described in [`mask`](crate::matrix::mask).
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn dq_mma_kernel<E: Float>(
     operands: &Operands<E, Const<8>>,
@@ -48,105 +43,26 @@ pub(crate) fn dq_mma_kernel<E: Float>(
 ) {
     let tile_bp = comptime!(bp.tile);
     let chunks = comptime!(tile_bp.chunks());
-    let key_tile = comptime!(tile_bp.key_tile);
     let (lane, warp) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
     let quad = lane % 4;
-    let (q_heads, q_len) = (operands.q.shape(1), operands.q.shape(2));
-    let (kv_heads, k_len) = (operands.k.shape(1), operands.k.shape(2));
-
-    let cube = CubeTile::new(q_heads, kv_heads, tiles_of.first, tiles_of.count, tile_bp).planned(
-        &source.list,
-        &source.counts,
-        tile_bp,
-    );
-    let (batch, tile, first_head) = (cube.batch, cube.tile, cube.first_head);
-    let (kv_head, kv_row) = (cube.kv_head, cube.kv_row);
-    let keys = TileKeys::new(&source.list, &source.counts, &cube, q_len, k_len, tile_bp);
+    let own = CubeTile::new::<E, Const<8>>(operands, source, tiles_of, tile_bp);
+    let keys = TileKeys::new(source, &own);
 
     let mut stages = Stages::<E>::new(tile_bp);
-    let k_rows = RowAddress::of::<E>(&operands.k, batch, kv_head);
-    let v_rows = RowAddress::of::<E>(&operands.v, batch, kv_head);
-    let score_row = score_row(&source.scores, &cube, tile_bp);
-    let logit_scale = LogitScale::new(scaling, tile_bp.softcap);
-
-    let full_tiles = keys.full / key_tile;
-    let tiles = keys.total.div_ceil(key_tile);
-    let mask = MaskRows::new(
-        &source.list,
-        &source.counts,
-        &cube,
-        &keys,
-        q_len,
-        k_len,
-        tile_bp,
-    );
-    let bits = BitCopies::new::<E>(
-        &source.intervals,
-        &source.list,
-        &mask,
-        &keys,
-        &stages,
-        q_len,
-        tile_bp,
-    );
-    let mut copies = KeyCopies::new::<E, Const<8>>(
-        operands, source, &k_rows, &v_rows, &keys, bits, &stages, tile_bp,
-    );
+    let attended = AttendedKeys::new::<E, Const<8>>(operands, source, scaling, own, keys);
+    let own = &attended.own;
+    let keys = &attended.keys;
+    let full_tiles = keys.full_tiles(tile_bp);
+    let tiles = keys.tiles(tile_bp);
+    let mut copies = KeyCopies::new::<E, Const<8>>(operands, source, &attended, &stages);
 
     // The rows of Q and dO; rows without a query are zero.
-    let tile_rows = comptime!(tile_bp.tile_rows());
-    let mut q_tile = Shared::<[Chunk<E>]>::new_aligned_slice(tile_rows * chunks, 128usize);
-    let mut o_tile = Shared::<[Chunk<E>]>::new_aligned_slice(tile_rows * chunks, 128usize);
-    let mut at = UNIT_POS as usize;
-    while at < tile_rows * chunks {
-        let (r, c) = (at / chunks, at % chunks);
-        let row = TileRow::new(r, tile, first_head, q_len, k_len, tile_bp);
-        let mut q_chunk = Vector::new(E::from_int(0));
-        let mut o_chunk = Vector::new(E::from_int(0));
-        if row.valid {
-            q_chunk = operands.q[(batch * operands.q.stride(0)
-                + row.head * operands.q.stride(1)
-                + row.query * operands.q.stride(2))
-                / 8
-                + c];
-            o_chunk = grad_out[(batch * grad_out.stride(0)
-                + row.head * grad_out.stride(1)
-                + row.query * grad_out.stride(2))
-                / 8
-                + c];
-        }
-        q_tile[swizzle(r, c, chunks)] = q_chunk;
-        o_tile[swizzle(r, c, chunks)] = o_chunk;
-        at += comptime!(tile_bp.units());
-    }
+    let tile_chunks = comptime!(tile_bp.tile_rows() * tile_bp.chunks());
+    let mut q_tile = Shared::<[Chunk<E>]>::new_aligned_slice(tile_chunks, 128usize);
+    let mut o_tile = Shared::<[Chunk<E>]>::new_aligned_slice(tile_chunks, 128usize);
+    load_rows::<E>(operands, grad_out, &mut q_tile, &mut o_tile, own);
     sync_cube();
-
-    let upper_row = warp * 16 + lane / 4;
-    let row0 = TileRow::new(upper_row, tile, first_head, q_len, k_len, tile_bp);
-    let row1 = TileRow::new(upper_row + 8, tile, first_head, q_len, k_len, tile_bp);
-    let to0 = (batch * q_heads + row0.head) * q_len + row0.query;
-    let to1 = (batch * q_heads + row1.head) * q_len + row1.query;
-    let mut lse0 = 0.0f32;
-    let mut lse1 = 0.0f32;
-    let mut delta0 = 0.0f32;
-    let mut delta1 = 0.0f32;
-    if row0.valid {
-        lse0 = saved.lse[to0];
-        delta0 = saved.delta[to0];
-    }
-    if row1.valid {
-        lse1 = saved.lse[to1];
-        delta1 = saved.delta[to1];
-    }
-    let log2e = comptime!(core::f32::consts::LOG2_E);
-    let rows = LaneRows {
-        upper: row0,
-        lower: row1,
-        reference0: -lse0 * log2e,
-        reference1: -lse1 * log2e,
-        delta0,
-        delta1,
-    };
+    let rows = LaneRows::read(saved, own);
 
     // Accumulators of 16 rows by 32 columns, and fragments of 16 by 16.
     let size!(N) = 16usize;
@@ -200,15 +116,7 @@ pub(crate) fn dq_mma_kernel<E: Float>(
             sync_cube();
         }
         if turn < tiles {
-            copies.start::<E>(
-                source,
-                score_row,
-                kv_row * k_len,
-                &keys,
-                turn,
-                &mut stages,
-                tile_bp,
-            );
+            copies.start::<E>(source, &attended, turn, &mut stages);
         }
         commit_copies();
 
@@ -220,10 +128,8 @@ pub(crate) fn dq_mma_kernel<E: Float>(
                     &stages,
                     tile,
                     &rows,
-                    &mask,
-                    k_len,
+                    &attended,
                     &tile_operands,
-                    &logit_scale,
                     &mut acc,
                     false,
                     bp,
@@ -233,10 +139,8 @@ pub(crate) fn dq_mma_kernel<E: Float>(
                     &stages,
                     tile,
                     &rows,
-                    &mask,
-                    k_len,
+                    &attended,
                     &tile_operands,
-                    &logit_scale,
                     &mut acc,
                     true,
                     bp,
@@ -257,53 +161,50 @@ pub(crate) fn dq_mma_kernel<E: Float>(
         for e in 0..2usize {
             let x0: f32 = acc[comptime!(c / 4)].extract(comptime!(c % 4 * 4 + e));
             let x1: f32 = acc[comptime!(c / 4)].extract(comptime!(c % 4 * 4 + 2 + e));
-            upper.insert(e, select(lse0 == none, 0.0f32, x0 * scaling.scale));
-            lower.insert(e, select(lse1 == none, 0.0f32, x1 * scaling.scale));
+            upper.insert(
+                e,
+                select(rows.lse.upper == none, 0.0f32, x0 * scaling.scale),
+            );
+            lower.insert(
+                e,
+                select(rows.lse.lower == none, 0.0f32, x1 * scaling.scale),
+            );
         }
-        if rows.upper.valid {
-            grad_q[to0 * comptime!(tile_bp.head_dim / 2) + at] = Vector::cast_from(upper);
+        if rows.to.has_upper {
+            grad_q[rows.to.upper * comptime!(tile_bp.head_dim / 2) + at] = Vector::cast_from(upper);
         }
-        if rows.lower.valid {
-            grad_q[to1 * comptime!(tile_bp.head_dim / 2) + at] = Vector::cast_from(lower);
+        if rows.to.has_lower {
+            grad_q[rows.to.lower * comptime!(tile_bp.head_dim / 2) + at] = Vector::cast_from(lower);
         }
     }
-
     if !all_finite {
-        let from = full_tiles * key_tile;
-        let intervals_row = kv_row * k_len;
-        if rows.upper.valid && lse0 != none {
-            mark_not_finite::<E, Const<8>>(
-                operands,
-                source,
-                grad_q,
-                &rows.upper,
-                &keys,
-                &k_rows,
-                &mask,
-                intervals_row,
-                to0,
-                from,
-                q_len,
-                k_len,
-                tile_bp,
-            );
+        mark_pair::<E>(operands, source, grad_q, &rows, &attended, full_tiles);
+    }
+}
+
+/// Copies the rows of Q and dO of the query tile that a cube owns; rows without a query become zeros.
+#[cube]
+fn load_rows<E: Float>(
+    operands: &Operands<E, Const<8>>,
+    grad_out: &Tensor<Chunk<E>>,
+    q_tile: &mut Shared<[Chunk<E>]>,
+    o_tile: &mut Shared<[Chunk<E>]>,
+    own: &CubeTile,
+) {
+    let bp = comptime!(own.bp);
+    let chunks = comptime!(bp.chunks());
+    let mut at = UNIT_POS as usize;
+    while at < comptime!(bp.tile_rows() * bp.chunks()) {
+        let (r, c) = (at / chunks, at % chunks);
+        let row = TileRow::new(r, own);
+        let mut q_chunk = Vector::new(E::from_int(0));
+        let mut o_chunk = Vector::new(E::from_int(0));
+        if row.valid {
+            q_chunk = operands.q[own.offset(&operands.q, &row) / 8 + c];
+            o_chunk = grad_out[own.offset(grad_out, &row) / 8 + c];
         }
-        if rows.lower.valid && lse1 != none {
-            mark_not_finite::<E, Const<8>>(
-                operands,
-                source,
-                grad_q,
-                &rows.lower,
-                &keys,
-                &k_rows,
-                &mask,
-                intervals_row,
-                to1,
-                from,
-                q_len,
-                k_len,
-                tile_bp,
-            );
-        }
+        q_tile[swizzle(r, c, chunks)] = q_chunk;
+        o_tile[swizzle(r, c, chunks)] = o_chunk;
+        at += comptime!(bp.units());
     }
 }

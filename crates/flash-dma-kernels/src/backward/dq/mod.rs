@@ -2,6 +2,8 @@
 
 pub(crate) mod key_boxes;
 pub(crate) mod mma;
+pub(crate) mod repair;
+pub(crate) mod rows;
 pub(crate) mod tile;
 pub(crate) mod weights;
 pub(crate) mod wgmma;

@@ -1,27 +1,16 @@
 //! The contribution of one key tile to dQ.
 
 use crate::backward::blueprint::{DQ_BLOCK, DqBlueprint};
+use crate::backward::dq::rows::LaneRows;
 use crate::finite::{NO_NUMBER, exponent_bits};
+use crate::matrix::attended::AttendedKeys;
 use crate::matrix::fragment::pack;
-use crate::matrix::logits::{LogitScale, exp_of, score, sees};
-use crate::matrix::mask::{MaskRows, is_set};
+use crate::matrix::logits::{exp_of, score, sees};
+use crate::matrix::mask::is_set;
 use crate::matrix::mma::product::{LanePlace, Shape, load_a, multiply};
-use crate::matrix::query_tile::TileRow;
 use crate::matrix::stages::Stages;
 use crate::pattern::layout::KEY_BLOCK;
 use cubecl::prelude::*;
-
-/// The two rows of a fragment that this lane holds parts of.
-#[derive(CubeType, Clone, Copy)]
-pub(crate) struct LaneRows {
-    pub upper: TileRow,
-    pub lower: TileRow,
-    /// `-log2(e)` times the LSE.
-    pub reference0: f32,
-    pub reference1: f32,
-    pub delta0: f32,
-    pub delta1: f32,
-}
 
 /// The operands of a warp's products, as addresses in shared memory.
 #[derive(CubeType)]
@@ -41,23 +30,24 @@ pub(crate) struct TileOperands<NA: Size> {
 }
 
 /// Adds the contribution of the keys of tile `tile` to dQ (`head_dim / 32` accumulators of 32 columns). Without
-/// `boundary` every row selects every key; with it, `mask`, if there is one, says which keys a row selects. Returns
+/// `boundary` every row selects every key; with it, the mask, if there is one, says which keys a row selects. Returns
 /// whether all keys are finite, as far as this warp can tell: non-finite elements of a key add nothing here, which is
-/// left to [`mark_not_finite`](crate::backward::repair::mark_not_finite).
+/// left to [`mark_pair`](crate::backward::dq::repair::mark_pair).
 #[cube]
 pub(crate) fn add_tile<E: Float, N: Size, NA: Size>(
     stages: &Stages<E>,
     tile: usize,
     rows: &LaneRows,
-    mask: &MaskRows,
-    k_len: usize,
+    attended: &AttendedKeys,
     operands: &TileOperands<NA>,
-    logit_scale: &LogitScale,
     acc: &mut Array<Vector<f32, N>>,
     #[comptime] boundary: bool,
     #[comptime] bp: DqBlueprint,
 ) -> bool {
     let tile_bp = comptime!(bp.tile);
+    let mask = &attended.mask;
+    let logit_scale = &attended.scale;
+    let k_len = attended.own.k_len;
     let (head_dim, key_tile) = comptime!((tile_bp.head_dim, tile_bp.key_tile));
     let steps = comptime!(head_dim / 16);
     let row_bytes = comptime!(2 * tile_bp.head_dim as u32);
@@ -77,8 +67,8 @@ pub(crate) fn add_tile<E: Float, N: Size, NA: Size>(
     let mut seen0 = Vector::<u32, Const<2>>::new(0u32);
     let mut seen1 = Vector::<u32, Const<2>>::new(0u32);
     if comptime!(boundary && tile_bp.pattern.is_planned()) {
-        seen0 = mask.words::<E>(stages, &rows.upper, tile, tile_bp);
-        seen1 = mask.words::<E>(stages, &rows.lower, tile, tile_bp);
+        seen0 = mask.words::<E>(stages, &rows.pair.upper, tile, tile_bp);
+        seen1 = mask.words::<E>(stages, &rows.pair.lower, tile, tile_bp);
     }
     // Not unrolled at boundaries: that code is long and rarely runs.
     #[unroll(!boundary)]
@@ -106,7 +96,7 @@ pub(crate) fn add_tile<E: Float, N: Size, NA: Size>(
 
         let mut finite = true;
         if comptime!(boundary && tile_bp.pattern.is_planned()) {
-            if mask.careful {
+            if mask.not_finite {
                 finite = keys_are_finite::<N>(&s);
             }
         } else if comptime!(boundary) {
@@ -151,8 +141,8 @@ pub(crate) fn add_tile<E: Float, N: Size, NA: Size>(
                     let dp1: f32 = dp.extract(comptime!(at + 2 + e));
                     let x0 = logit_scale.apply(s0, z, tile_bp.softcap);
                     let x1 = logit_scale.apply(s1, z, tile_bp.softcap);
-                    let mut ds0 = exp_of(x0, rows.reference0) * (dp0 - rows.delta0);
-                    let mut ds1 = exp_of(x1, rows.reference1) * (dp1 - rows.delta1);
+                    let mut ds0 = exp_of(x0, rows.upper.reference) * (dp0 - rows.upper.delta);
+                    let mut ds1 = exp_of(x1, rows.lower.reference) * (dp1 - rows.lower.delta);
                     if comptime!(tile_bp.softcap && tile_bp.pattern.has_key_bias()) {
                         // A bias may be infinite.
                         let capped0 = logit_scale.apply(s0, 0.0f32, tile_bp.softcap);
@@ -168,8 +158,8 @@ pub(crate) fn add_tile<E: Float, N: Size, NA: Size>(
                         ds0 = select(is_set(own0, column), ds0, 0.0f32);
                         ds1 = select(is_set(own1, column), ds1, 0.0f32);
                     } else if comptime!(boundary) {
-                        let see0 = sees::<E>(&rows.upper, stages, tile, col, k_len, tile_bp);
-                        let see1 = sees::<E>(&rows.lower, stages, tile, col, k_len, tile_bp);
+                        let see0 = sees::<E>(&rows.pair.upper, stages, tile, col, k_len, tile_bp);
+                        let see1 = sees::<E>(&rows.pair.lower, stages, tile, col, k_len, tile_bp);
                         ds0 = select(see0, ds0, 0.0f32);
                         ds1 = select(see1, ds1, 0.0f32);
                     }

@@ -1,44 +1,72 @@
 //! dS of a key tile of the dq kernel.
 
-use crate::matrix::blueprint::MmaBlueprint;
+use crate::backward::dq::rows::LaneRows;
+use crate::matrix::args::KeySource;
+use crate::matrix::attended::AttendedKeys;
 use crate::matrix::fragment::pack;
-use crate::matrix::logits::{LogitScale, score, sees};
-use crate::matrix::mask::is_set;
-use crate::matrix::query_tile::TileRow;
+use crate::matrix::logits::{score, sees};
+use crate::matrix::mask::{SeenPair, is_set};
+use crate::matrix::query_tile::RowPair;
 use crate::matrix::stages::Stages;
 use crate::matrix::wgmma::product::finish;
 use cubecl::prelude::*;
 
-/// A lane's data on a row of the query tile of which it holds elements.
+/// What decides the weights of a key tile's pairs besides their products, read while the tensor cores multiply.
 #[derive(CubeType, Clone, Copy)]
-pub(crate) struct LaneRow {
-    /// `-log2(e) * lse`.
-    pub reference: f32,
-    /// Its row sum.
-    pub delta: f32,
+pub(crate) struct TilePairs<N: Size> {
+    /// Which pairs a tile plan leaves; on a boundary tile.
+    seen: SeenPair,
+    /// Their biases, if they have any.
+    bias: Vector<f32, N>,
 }
 
-/// dS of a key tile, rounded, as an A operand, from S and from dP, which is in flight while P is computed. This lane
-/// holds elements of two rows; if `bp.pattern.has_pair_bias()`, `bias` has their biases. On a `boundary` tile, dS is
-/// zero where a row does not see a key; if `bp.pattern.is_planned()`, the words of the rows say which they see.
+#[cube]
+impl<N: Size> TilePairs<N> {
+    /// Of key tile `tile` and the rows of this lane.
+    pub(crate) fn read<E: Float>(
+        source: &KeySource,
+        attended: &AttendedKeys,
+        stages: &Stages<E>,
+        rows: &RowPair,
+        tile: usize,
+        boundary: bool,
+    ) -> TilePairs<N> {
+        let bp = comptime!(attended.own.bp);
+        let seen = (attended.mask).words_of_pair::<E>(stages, rows, tile, boundary, bp);
+        let mut bias = Vector::<f32, N>::new(0.0f32);
+        if comptime!(bp.pattern.has_pair_bias()) {
+            let first = attended.first_key(source, tile);
+            let scores = source.bias.as_ref().unwrap();
+            bias = attended.bias.tile::<N>(
+                scores,
+                &rows.upper,
+                &rows.lower,
+                first,
+                attended.own.q_len,
+                attended.own.k_len,
+                comptime!(bp.key_tile),
+            );
+        }
+        TilePairs::<N> { seen, bias }
+    }
+}
+
+/// dS of key tile `tile`, rounded, as an A operand, from S and from dP, which is in flight while P is computed. On a
+/// `boundary` tile, dS is zero where a row does not see a key.
 #[cube]
 pub(crate) fn gradients<E: Float, NS: Size, NP: Size>(
     s: &Vector<f32, NS>,
     dp: Vector<f32, NS>,
-    row0: &TileRow,
-    row1: &TileRow,
-    upper: &LaneRow,
-    lower: &LaneRow,
-    seen0: Vector<u32, Const<2>>,
-    seen1: Vector<u32, Const<2>>,
+    rows: &LaneRows,
+    pairs: &TilePairs<NS>,
     stages: &Stages<E>,
+    attended: &AttendedKeys,
     tile: usize,
-    k_len: usize,
-    logit_scale: &LogitScale,
-    bias: &Vector<f32, NS>,
     #[comptime] boundary: bool,
-    #[comptime] bp: MmaBlueprint,
 ) -> Vector<u32, NP> {
+    let bp = comptime!(attended.own.bp);
+    let logit_scale = &attended.scale;
+    let k_len = attended.own.k_len;
     let quad = UNIT_POS_X as usize % 4;
     // P, times the softcap's slope.
     let mut p = Vector::<f32, NS>::new(0.0f32);
@@ -57,11 +85,13 @@ pub(crate) fn gradients<E: Float, NS: Size, NP: Size>(
             let mut z0 = z;
             let mut z1 = z;
             if comptime!(bp.pattern.has_pair_bias()) {
-                z0 = bias.extract(at0);
-                z1 = bias.extract(at1);
+                z0 = pairs.bias.extract(at0);
+                z1 = pairs.bias.extract(at1);
             }
-            let mut p0 = logit_scale.weight(s.extract(at0), z0, upper.reference, capped, scored);
-            let mut p1 = logit_scale.weight(s.extract(at1), z1, lower.reference, capped, scored);
+            let mut p0 =
+                logit_scale.weight(s.extract(at0), z0, rows.upper.reference, capped, scored);
+            let mut p1 =
+                logit_scale.weight(s.extract(at1), z1, rows.lower.reference, capped, scored);
             if comptime!(bp.softcap) {
                 let x0 = logit_scale.apply(s.extract(at0), 0.0f32, bp.softcap);
                 let x1 = logit_scale.apply(s.extract(at1), 0.0f32, bp.softcap);
@@ -81,14 +111,22 @@ pub(crate) fn gradients<E: Float, NS: Size, NP: Size>(
         for e in 0..2usize {
             let col = comptime!(n * 8 + e) + quad * 2;
             let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
-            let mut ds0 = p.extract(at0) * (dp.extract(at0) - upper.delta);
-            let mut ds1 = p.extract(at1) * (dp.extract(at1) - lower.delta);
+            let mut ds0 = p.extract(at0) * (dp.extract(at0) - rows.upper.delta);
+            let mut ds1 = p.extract(at1) * (dp.extract(at1) - rows.lower.delta);
             if comptime!(boundary && bp.pattern.is_planned()) {
-                ds0 = select(is_set(seen0, comptime!(n * 8 + e)), ds0, 0.0f32);
-                ds1 = select(is_set(seen1, comptime!(n * 8 + e)), ds1, 0.0f32);
+                ds0 = select(is_set(pairs.seen.upper, comptime!(n * 8 + e)), ds0, 0.0f32);
+                ds1 = select(is_set(pairs.seen.lower, comptime!(n * 8 + e)), ds1, 0.0f32);
             } else if comptime!(boundary) {
-                ds0 = select(sees::<E>(row0, stages, tile, col, k_len, bp), ds0, 0.0f32);
-                ds1 = select(sees::<E>(row1, stages, tile, col, k_len, bp), ds1, 0.0f32);
+                ds0 = select(
+                    sees::<E>(&rows.pair.upper, stages, tile, col, k_len, bp),
+                    ds0,
+                    0.0f32,
+                );
+                ds1 = select(
+                    sees::<E>(&rows.pair.lower, stages, tile, col, k_len, bp),
+                    ds1,
+                    0.0f32,
+                );
             }
             ds.insert(e, ds0);
             ds.insert(comptime!(2 + e), ds1);

@@ -32,7 +32,7 @@ impl MmaBlueprints {
 
     /// The most key tiles of all chunks and heads.
     pub(crate) fn key_tiles(&self, problem: &Problem) -> usize {
-        self.slots(problem) * self.chunks(problem) * problem.batch * problem.kv_heads
+        self.tiles_each(problem) * self.chunks(problem) * problem.batch * problem.kv_heads
     }
 
     /// Chunks of queries.
@@ -41,7 +41,7 @@ impl MmaBlueprints {
     }
 
     /// The most key tiles of a chunk.
-    pub(crate) fn slots(&self, problem: &Problem) -> usize {
+    pub(crate) fn tiles_each(&self, problem: &Problem) -> usize {
         let keys = if problem.has_scores {
             most_keys(problem, self.chunk)
         } else {
@@ -77,7 +77,7 @@ pub(crate) fn launch(
         &tiles,
         &results,
         |slice| {
-            pass.pass.launch_dq(slice, &grads.q, blueprints.dq);
+            pass.pass.launch_dq(slice.into(), &grads.q, blueprints.dq);
         },
     );
     pass.launch_dkdv(grads, blueprints);
@@ -170,7 +170,7 @@ impl SelectedPass<'_> {
             capacity: keys.capacity,
             chunks: blueprints.chunks(problem),
             // As many as the lists may fill: any other bound could silently drop keys.
-            slots: keys.capacity.div_ceil(blueprints.dkdv.keys()),
+            tiles: keys.capacity.div_ceil(blueprints.dkdv.keys()),
         };
         self.pass.launch_dkdv(lists, grads, output, blueprints);
     }

@@ -6,17 +6,15 @@ use crate::backward::bias::launch::BiasGradient;
 use crate::backward::blueprint::MmaBlueprints;
 use crate::backward::matrix::pass::{KeyLists, MmaPass};
 use crate::host::check::elem_type;
-use crate::pattern::intervals::slices::Slice;
+use crate::matrix::args::{SourceTensors, TileLaunch};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::MaskedProblem;
 
-/// The buffers that the kernels read in place of scores, intervals, lists and counts. Those that the problem lacks are
-/// arbitrary buffers.
+/// The keys that the kernels read. The `steps` of a problem without a mask are arbitrary buffers.
 pub(crate) struct MaskLists {
-    /// A bias of keys, the bits of the plan, and the key blocks of the tiles of the dq kernel, as
-    /// [`mask`](crate::matrix::mask) says.
-    pub blocks: [TensorBinding; 4],
+    /// Those of the tiles of the dq kernel.
+    pub blocks: SourceTensors,
     /// The steps of the key tiles of the dk/dv kernel, as [`mask`](crate::backward::dkdv::shared::mask) says.
     pub steps: [TensorBinding; 2],
     /// Capacity of a list of `steps`, in entries.
@@ -42,14 +40,16 @@ pub(crate) fn launch_masked(
 ) -> TensorBinding {
     let p = &problem.attention;
     let pass = MmaPass::new(client, p, rows, saved, blueprints);
-    let [bias, bits, ..] = lists.blocks.clone();
-    let slice = Slice {
-        selection: lists.blocks,
-        first_tile: 0,
-        tiles: p.q_len.div_ceil(blueprints.dq.tile.queries()),
+    let none = || rows[0].clone();
+    let bias = lists.blocks.bias.clone().unwrap_or_else(none);
+    let bits = lists.blocks.bits().cloned().unwrap_or_else(none);
+    let tiles = TileLaunch {
+        source: lists.blocks,
+        first: 0,
+        count: p.q_len.div_ceil(blueprints.dq.tile.queries()),
     };
     let [grad_q, grad_k, grad_v] = grads;
-    pass.launch_dq(slice, grad_q, blueprints.dq);
+    pass.launch_dq(tiles, grad_q, blueprints.dq);
     let [list, counts] = lists.steps;
     let keys = KeyLists {
         scores: bias,
@@ -58,7 +58,7 @@ pub(crate) fn launch_masked(
         counts,
         capacity: lists.capacity,
         chunks: 1,
-        slots: p.k_len.div_ceil(blueprints.dkdv.keys()),
+        tiles: p.k_len.div_ceil(blueprints.dkdv.keys()),
     };
     let grads = [grad_k.clone(), grad_v.clone(), grad_bias];
     pass.launch_dkdv(keys, grads, elem_type(p.element), blueprints);

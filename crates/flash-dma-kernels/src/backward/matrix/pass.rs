@@ -8,14 +8,14 @@ use crate::backward::dkdv::shared::args::{
     BackwardInputsLaunch, KeyGradientsLaunch, KeyGridLaunch, KeyTileSourceLaunch, QueryBoxesLaunch,
 };
 use crate::backward::dkdv::wgmma::dkdv_wgmma_kernel;
+use crate::backward::dq::key_boxes::KeyMapsLaunch;
 use crate::backward::dq::mma::dq_mma_kernel;
 use crate::backward::dq::wgmma::dq_wgmma_kernel;
 use crate::host::check::{address_type, elem_type};
 use crate::host::engine::Instruction;
 use crate::host::scratch::{bytes, scratch};
-use crate::matrix::args::{KeySourceLaunch, LaunchedTilesLaunch, OperandsLaunch, SavedRowsLaunch};
+use crate::matrix::args::{LaunchedTilesLaunch, OperandsLaunch, SavedRowsLaunch, TileLaunch};
 use crate::matrix::wgmma::boxes::{boxes_of, takes_boxes, word_boxes_of};
-use crate::pattern::intervals::slices::Slice;
 use cubecl::client::Client;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
@@ -32,7 +32,7 @@ pub(crate) struct MmaPass<'a> {
 }
 
 /// The keys of the dk/dv kernel: one list of `capacity` entries per cube and its counts, for `chunks` chunks of queries
-/// with `slots` key tiles each; arbitrary buffers without lists.
+/// with `tiles` key tiles each; arbitrary buffers without lists.
 pub(crate) struct KeyLists {
     pub scores: TensorBinding,
     pub intervals: TensorBinding,
@@ -40,7 +40,7 @@ pub(crate) struct KeyLists {
     pub counts: TensorBinding,
     pub capacity: usize,
     pub chunks: usize,
-    pub slots: usize,
+    pub tiles: usize,
 }
 
 /// The preprocessed data of every query row.
@@ -131,26 +131,29 @@ impl<'a> MmaPass<'a> {
         self.sums.delta.clone()
     }
 
-    /// One launch of the dq kernel: its keys are those of `slice`, whose meaning with a mask or a bias is described in
-    /// [`mask`](crate::matrix::mask).
-    pub(crate) fn launch_dq(&self, slice: Slice, grad_q: &TensorBinding, blueprint: DqBlueprint) {
+    /// One launch of the dq kernel.
+    pub(crate) fn launch_dq(
+        &self,
+        tiles: TileLaunch,
+        grad_q: &TensorBinding,
+        blueprint: DqBlueprint,
+    ) {
         let (client, problem, tile) = (self.client, self.problem, blueprint.tile);
         let size = problem.element.size();
         let head_groups = (problem.batch * problem.q_heads / tile.heads) as u32;
         let [q, k, v] = self.rows.map(Clone::clone);
-        let [scores, intervals, list, counts] = slice.selection;
         let typed = [&q, &k, &v, &self.saved.grad_out, grad_q];
-        let words = [&scores, &intervals, &list, &counts, &self.sums.delta];
+        let words: Vec<_> = tiles.source.all().chain([&self.sums.delta]).collect();
         let address = address_type(&typed, size).max(address_type(&words, 4));
         // One argument list, because both kernels take the same arguments.
         macro_rules! launch {
-    ($kernel:ident, $blueprint:expr $(, $maps:expr)* $(; $boxes:expr)?) => {
+    ($kernel:ident, $blueprint:expr $(, $maps:expr)?) => {
         // SAFETY: the buffers were checked to hold the shapes and strides that the kernels index by, and
         // the lists hold keys below `k_len` or blocks of the plan.
         unsafe {
             $kernel::launch_unchecked(
                         client,
-                        CubeCount::Static(slice.tiles as u32, head_groups, 1),
+                        CubeCount::Static(tiles.count as u32, head_groups, 1),
                         tile.cube_dim(),
                         address,
                         OperandsLaunch::new(
@@ -159,21 +162,15 @@ impl<'a> MmaPass<'a> {
                             v.into_tensor_arg(),
                         ),
                         self.saved.grad_out.clone().into_tensor_arg(),
-                        KeySourceLaunch::new(
-                            scores.into_tensor_arg(),
-                            intervals.into_buffer_arg(),
-                            list.into_tensor_arg(),
-                            counts.into_tensor_arg(),
-                        ),
+                        tiles.source.into_launch(),
                         SavedRowsLaunch::new(
                             self.saved.lse.clone().into_buffer_arg(),
                             self.sums.delta.clone().into_buffer_arg(),
                         ),
                         grad_q.clone().into_buffer_arg(),
                         scaling(problem.scale, problem.softcap),
-                        $($maps,)*
-                        LaunchedTilesLaunch::new(slice.first_tile as u32, slice.tiles as u32),
-                        $($boxes,)?
+                        $($maps,)?
+                        LaunchedTilesLaunch::new(tiles.first as u32, tiles.count as u32),
                         $blueprint,
                         elem_type(problem.element),
             )
@@ -187,9 +184,11 @@ impl<'a> MmaPass<'a> {
                 let listed =
                     problem.has_scores || tile.pattern.is_planned() || tile.pattern.has_key_bias();
                 let boxes = !listed && takes_boxes(&k, size) && takes_boxes(&v, size);
-                let [k_boxes, v_boxes] = [&k, &v]
-                    .map(|rows| boxes.then(|| boxes_of(rows, problem.element, 1, tile.key_tile)));
-                launch!(dq_wgmma_kernel, tile, k_boxes.into(), v_boxes.into(); boxes)
+                let [k_boxes, v_boxes] = [&k, &v].map(|rows| {
+                    let boxes = boxes.then(|| boxes_of(rows, problem.element, 1, tile.key_tile));
+                    boxes.into()
+                });
+                launch!(dq_wgmma_kernel, tile, KeyMapsLaunch::new(k_boxes, v_boxes))
             }
         }
     }
@@ -220,7 +219,7 @@ impl<'a> MmaPass<'a> {
         unsafe {
             $kernel::launch_unchecked(
                     client,
-                    CubeCount::Static((keys.slots * keys.chunks * rows) as u32, 1, 1),
+                    CubeCount::Static((keys.tiles * keys.chunks * rows) as u32, 1, 1),
                     blueprint.cube_dim(),
                     address,
                     BackwardInputsLaunch::new(
@@ -247,7 +246,7 @@ impl<'a> MmaPass<'a> {
                     KeyGridLaunch::new(
                         blueprints.chunk as u32,
                         keys.chunks as u32,
-                        keys.slots as u32,
+                        keys.tiles as u32,
                         keys.capacity as u32,
                     ),
                     $blueprint,

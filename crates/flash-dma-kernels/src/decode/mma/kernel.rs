@@ -6,15 +6,12 @@ use crate::decode::mma::newcomers::attend_newcomers;
 use crate::decode::mma::rows::{StepRow, out_row, q_at};
 use crate::decode::mma::stream::{Held, NextTile, WarpStages, start_copies};
 use crate::decode::tensors::StepTensors;
-use crate::matrix::fragment::{pack, quad_max, quad_sum};
-use crate::matrix::logits::{LogitScale, exp_of, rescale_to};
+use crate::matrix::logits::LogitScale;
 use crate::matrix::mma::product::{LanePlace, multiply};
-use crate::matrix::ptx::{any_lane, commit_copies, wait_copies};
+use crate::matrix::ptx::{commit_copies, wait_copies};
+use crate::matrix::query_tile::OutputRows;
+use crate::matrix::softmax::OnlineSoftmax;
 use cubecl::prelude::*;
-
-/// How far the maximum of a row may rise above the reference of its probabilities before the row is rescaled, as in
-/// the forward pass: `e^5.5` is far from any overflow.
-const SLACK: f32 = 5.5;
 
 /// Attention over the keys of kv head `CUBE_POS_X`, counted over all sequences, of the 16 query rows `CUBE_POS_Z`. The
 /// cubes `CUBE_POS_Y = 0` own the newcomers; in the other cubes every warp owns a part of the keys that the cache held
@@ -115,11 +112,7 @@ fn attend_held<E: Float>(
         acc[c] = Vector::new(0.0f32);
     }
     let none = f32::new(f32::NEG_INFINITY);
-    let log2e = comptime!(core::f32::consts::LOG2_E);
-    let mut max0 = none;
-    let mut max1 = none;
-    let mut sum0 = 0.0f32;
-    let mut sum1 = 0.0f32;
+    let mut softmax = OnlineSoftmax::new();
 
     // Copies run `stages - 1` iterations ahead of the products. Every iteration commits one group of copies, an empty
     // one past the end, so that the number of groups in flight tells which tile has landed.
@@ -170,8 +163,7 @@ fn attend_held<E: Float>(
 
             // Logits, and the new maxima of the two rows.
             let first = (first_tile + tile) * key_tile;
-            let mut new0 = max0;
-            let mut new1 = max1;
+            let mut maxima = softmax.maxima();
             #[unroll]
             for n in 0..comptime!(bp.key_tile / 8) {
                 #[unroll]
@@ -188,47 +180,29 @@ fn attend_held<E: Float>(
                     let x1 = logit_scale.apply(s.extract(i1), z, bp.softcap);
                     let x0 = select(there, x0, none);
                     let x1 = select(there, x1, none);
-                    new0 = max(new0, x0);
-                    new1 = max(new1, x1);
+                    maxima.raise(x0, x1);
                     s.insert(i0, x0);
                     s.insert(i1, x1);
                 }
             }
-            new0 = quad_max(new0);
-            new1 = quad_max(new1);
-            if any_lane(new0 > max0 + SLACK || new1 > max1 + SLACK) {
-                // A row that has seen no key yet rescales zeros, by any finite factor.
-                let rescale0 = rescale_to(max0, new0);
-                let rescale1 = rescale_to(max1, new1);
-                max0 = new0;
-                max1 = new1;
-                sum0 *= rescale0;
-                sum1 *= rescale1;
+            if softmax.outgrown(&mut maxima) {
+                let factors = softmax.rescale(&maxima);
                 #[unroll]
                 for c in 0..comptime!(bp.head_dim / 32) {
-                    acc[c] = scaled::<NO>(acc[c], rescale0, rescale1);
+                    acc[c] = scaled::<NO>(acc[c], factors.upper, factors.lower);
                 }
             }
-            // A row that has seen no key yet: against any finite reference its probabilities are 0.
-            let reference0 = select(max0 == none, 0.0f32, -max0 * log2e);
-            let reference1 = select(max1 == none, 0.0f32, -max1 * log2e);
-
+            let references = softmax.references();
             // O += P V, 16 keys at a time.
             #[unroll]
             for n in 0..comptime!(bp.key_tile / 16) {
-                let mut p = Vector::<u32, NA>::new(0u32);
-                #[unroll]
-                for half in 0..2usize {
-                    let at = comptime!(n * 8 + half * 4);
-                    let p0 = exp_of(s.extract(at), reference0);
-                    let p1 = exp_of(s.extract(comptime!(at + 1)), reference0);
-                    let p2 = exp_of(s.extract(comptime!(at + 2)), reference1);
-                    let p3 = exp_of(s.extract(comptime!(at + 3)), reference1);
-                    sum0 += p0 + p1;
-                    sum1 += p2 + p3;
-                    p.insert(comptime!(half * 2), pack(p0, p1, comptime!(bp.element)));
-                    p.insert(comptime!(half * 2 + 1), pack(p2, p3, comptime!(bp.element)));
-                }
+                let p = softmax.probabilities::<NS, NA>(
+                    &s,
+                    &references,
+                    comptime!(n * 16),
+                    16usize,
+                    comptime!(bp.element),
+                );
                 let keys = v_keys + comptime!(n as u32 * 16) * row_bytes;
                 #[unroll]
                 for c in 0..comptime!(bp.head_dim / 32) {
@@ -239,15 +213,15 @@ fn attend_held<E: Float>(
         }
     }
 
-    sum0 = quad_sum(sum0);
-    sum1 = quad_sum(sum1);
-    // No key at all, or none with a logit above -inf: zeros and an LSE of -inf. NaN stays NaN.
-    let empty0 = sum0 == 0.0f32;
-    let empty1 = sum1 == 0.0f32;
-    let inverse0 = select(empty0, 0.0f32, 1.0f32 / sum0);
-    let inverse1 = select(empty1, 0.0f32, 1.0f32 / sum1);
-    let to0 = out_row(q, held, &row0, part + 1);
-    let to1 = out_row(q, held, &row1, part + 1);
+    let sums = softmax.finish();
+    let inverse0 = select(sums.upper.empty, 0.0f32, sums.upper.inverse());
+    let inverse1 = select(sums.lower.empty, 0.0f32, sums.lower.inverse());
+    let to = OutputRows {
+        upper: out_row(q, held, &row0, part + 1),
+        lower: out_row(q, held, &row1, part + 1),
+        has_upper: row0.valid,
+        has_lower: row1.valid,
+    };
     #[unroll]
     for c in 0..comptime!(bp.head_dim / 8) {
         let (index, first) = comptime!((c / 4, c % 4 * 4));
@@ -257,25 +231,18 @@ fn attend_held<E: Float>(
         for e in 0..2usize {
             let x0: f32 = acc[index].extract(comptime!(first + e));
             let x1: f32 = acc[index].extract(comptime!(first + 2 + e));
-            upper.insert(e, select(empty0, 0.0f32, x0 * inverse0));
-            lower.insert(e, select(empty1, 0.0f32, x1 * inverse1));
+            upper.insert(e, select(sums.upper.empty, 0.0f32, x0 * inverse0));
+            lower.insert(e, select(sums.lower.empty, 0.0f32, x1 * inverse1));
         }
         let at = comptime!(c * 4) + quad;
-        if row0.valid {
-            out[to0 * comptime!(bp.head_dim / 2) + at] = upper;
+        if to.has_upper {
+            out[to.upper * comptime!(bp.head_dim / 2) + at] = upper;
         }
-        if row1.valid {
-            out[to1 * comptime!(bp.head_dim / 2) + at] = lower;
-        }
-    }
-    if quad == 0 {
-        if row0.valid {
-            lse[to0] = select(empty0, none, max0 + sum0.ln());
-        }
-        if row1.valid {
-            lse[to1] = select(empty1, none, max1 + sum1.ln());
+        if to.has_lower {
+            out[to.lower * comptime!(bp.head_dim / 2) + at] = lower;
         }
     }
+    sums.write_lse(&to, lse);
 }
 
 /// Multiplies each of the two rows of an accumulator by its factor.

@@ -55,12 +55,10 @@ pub fn products_alone(
             CubeDim::new_2d(32, 4),
             a.into_tensor_arg(),
             b.into_tensor_arg(),
-            a_boxes.into(),
-            b_boxes.into(),
+            OperandBoxesLaunch::new(a_boxes.into(), b_boxes.into()),
             sums.into_buffer_arg(),
             products.into_buffer_arg(),
             results.into_buffer_arg(),
-            boxes,
             columns,
             element,
             elem_type(element),
@@ -69,17 +67,22 @@ pub fn products_alone(
     Ok(())
 }
 
+/// The tensor maps of the operands, if the tensor memory accelerator copies them.
+#[derive(CubeType, CubeLaunch)]
+struct OperandBoxes<E: Float> {
+    a: ComptimeOption<TensorMap<E, Tiled>>,
+    b: ComptimeOption<TensorMap<E, Tiled>>,
+}
+
 /// One warpgroup; buffers as in [`products_alone`], all outputs overwritten.
 #[cube(launch_unchecked)]
 fn products_alone_kernel<E: Float>(
     a: &Tensor<Chunk<E>>,
     b: &Tensor<Chunk<E>>,
-    a_boxes: &ComptimeOption<TensorMap<E, Tiled>>,
-    b_boxes: &ComptimeOption<TensorMap<E, Tiled>>,
+    boxes: &OperandBoxes<E>,
     sums: &[Vector<f32, Const<2>>],
     products: &mut [Vector<f32, Const<2>>],
     results: &mut [Vector<f32, Const<2>>],
-    #[comptime] boxes: bool,
     #[comptime] columns: usize,
     #[comptime] element: ElementType,
     #[define(E)] _operand: ElemType,
@@ -94,14 +97,14 @@ fn products_alone_kernel<E: Float>(
     let a_panels = Panels::at::<E>(&a_tile[0..1]);
     let b_panels = Panels::at::<E>(&b_tile[0..1]);
     let ring = Ring::new(1usize, 1usize, 128usize);
-    if comptime!(boxes) {
+    if comptime!(boxes.a.is_some()) {
         if UNIT_POS == 0 {
             ring.arrive_expecting(0usize, comptime!((4 * ROWS * columns) as u32));
-            let from = map_address::<E>(a_boxes);
+            let from = map_address::<E>(&boxes.a);
             copy_boxes(
                 from, 0usize, 0usize, 0usize, &a_panels, &ring, 0usize, ROWS, columns,
             );
-            let from = map_address::<E>(b_boxes);
+            let from = map_address::<E>(&boxes.b);
             copy_boxes(
                 from, 0usize, 0usize, 0usize, &b_panels, &ring, 0usize, ROWS, columns,
             );

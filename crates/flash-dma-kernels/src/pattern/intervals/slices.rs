@@ -11,8 +11,8 @@ use flash_dma_problem::Problem;
 
 /// The key source of one launch of a query-outer kernel, and the tiles that it covers.
 pub(crate) struct Slice {
-    /// Scores, intervals, key lists and their counts; arbitrary buffers without scores, never read.
-    pub selection: [TensorBinding; 4],
+    /// Scores, intervals, key lists and their counts, if there are scores.
+    pub selection: Option<[TensorBinding; 4]>,
     /// The first query tile.
     pub first_tile: usize,
     /// Query tiles, the size of the grid along x.
@@ -40,7 +40,7 @@ pub(crate) fn for_each_slice(
 ) {
     let (Some(selection), Some(live)) = (&inputs.selection, live) else {
         return launch(Slice {
-            selection: [(); 4].map(|()| inputs.q.clone()),
+            selection: None,
             first_tile: 0,
             tiles: tiles.count,
         });
@@ -50,12 +50,12 @@ pub(crate) fn for_each_slice(
     for slice in slices {
         let lists = tile_key_lists(client, problem, live, tiles, slice);
         launch(Slice {
-            selection: [
+            selection: Some([
                 selection.scores.clone(),
                 selection.intervals.clone(),
                 lists.keys,
                 lists.counts,
-            ],
+            ]),
             first_tile: lists.slice.start,
             // Without causal masking all tiles share the one list.
             tiles: if problem.causal {

@@ -1,6 +1,7 @@
 //! The data of a mask and a bias that kernels read.
 
 use crate::host::check::rows_are_chunks;
+use crate::matrix::args::{KeyTensors, SourceTensors};
 use crate::pattern::mask::args::MaskedInputs;
 use crate::pattern::mask::sizes::TileLists;
 use crate::pattern::mask::tile_lists::tile_lists;
@@ -29,25 +30,26 @@ impl MaskedInputs {
                 .is_none_or(|bias| !problem.has_key_bias() || bias.strides.last() == Some(&1))
     }
 
-    /// The buffers that a tensor-core kernel with tiles of `queries` reads in place of scores, intervals, lists and
-    /// counts. `watched` is k or v, whichever the kernel multiplies with weights that may be zero.
+    /// The keys of the tiles of `queries` queries of a tensor-core kernel, and their bias. `watched` is k or v, whichever the kernel multiplies with weights that may be zero.
     pub(crate) fn listed(
         &self,
         client: &Client,
         problem: &MaskedProblem,
         queries: usize,
         watched: &TensorBinding,
-    ) -> [TensorBinding; 4] {
-        let none = || self.q.clone();
-        let bias = self.bias.clone().unwrap_or_else(none);
-        match (&self.plan, &problem.plan) {
+    ) -> SourceTensors {
+        let keys = match (&self.plan, &problem.plan) {
             (Some(plan), Some(geometry)) => {
                 let element = problem.attention.element;
                 let gather = gathers(problem);
                 let lists = tile_lists(client, geometry, plan, queries, watched, element, gather);
-                [bias, plan.bits.clone(), lists.list, lists.counts]
+                KeyTensors::Planned([plan.bits.clone(), lists.list, lists.counts])
             }
-            _ => [bias, none(), none(), none()],
+            _ => KeyTensors::All,
+        };
+        SourceTensors {
+            bias: self.bias.clone(),
+            keys,
         }
     }
 }

@@ -7,13 +7,15 @@
 //! warp's keys are the rows of its products: `P^T` and `dS^T` turn from accumulators into A fragments in registers.
 
 use crate::backward::blueprint::DkdvBlueprint;
-use crate::backward::dkdv::mma::output::BiasKeys;
+use crate::backward::dkdv::mma::keys::LaneKeys;
+use crate::backward::dkdv::mma::queries::{Tiles, copy_step, step_at};
 use crate::backward::dkdv::mma::weights::{probabilities, score_gradients};
 use crate::backward::dkdv::shared::args::BackwardInputs;
-use crate::backward::dkdv::shared::mask::{KeyMask, StepList};
-use crate::backward::dkdv::shared::queries::{Cursor, QueryRows, Range, Step, Tiles, copy_step};
+use crate::backward::dkdv::shared::mask::KeyMask;
+use crate::backward::dkdv::shared::pairs::Pairs;
+use crate::backward::dkdv::shared::queries::Step;
 use crate::backward::dkdv::shared::seen::SeenWords;
-use crate::matrix::logits::LogitScale;
+use crate::backward::dkdv::shared::steps::{Cursor, StepOrder};
 use crate::matrix::mma::product::{LanePlace, Shape, load_a, multiply};
 use crate::matrix::ptx::{commit_copies, shared_address, wait_copies};
 use cubecl::prelude::*;
@@ -30,6 +32,8 @@ pub(crate) struct Operands {
     /// This lane's contribution to the addresses of fragments.
     pub rows: LanePlace,
     pub columns: LanePlace,
+    #[cube(comptime)]
+    pub first_role: bool,
 }
 
 #[cube]
@@ -52,6 +56,7 @@ impl Operands {
                 sums: grad_out,
                 rows,
                 columns,
+                first_role,
             }
         } else {
             Operands {
@@ -60,62 +65,133 @@ impl Operands {
                 sums: q,
                 rows,
                 columns,
+                first_role,
             }
         }
     }
 }
 
-/// Streams the queries of `range`, or if `bp.pattern.is_planned()` the queries of `list`, whose first tile is in flight
-/// together with the keys. Returns whether some step was broken.
-///
-/// `s` takes the products with a query tile, `acc` dV in the first role, dK without its scale in the second:
-/// accumulators shaped as in [`DkdvBlueprint::products`] and [`DkdvBlueprint::sums`]. `score_sums` takes the second
-/// role's dz of the two rows of every fragment, which with `bp.pattern.has_head_bias()` it adds to `grad_scores`.
+/// What a warp accumulates.
+#[derive(CubeType)]
+pub(crate) struct WarpSums<NS: Size, NO: Size> {
+    /// The products with the query tile in use, shaped as [`DkdvBlueprint::products`].
+    pub products: Array<Vector<f32, NS>>,
+    /// dV in the first role, dK without its scale in the second, shaped as [`DkdvBlueprint::sums`].
+    pub gradients: Array<Vector<f32, NO>>,
+    /// The gradients of the scores of the two rows of every fragment; second role only.
+    pub scores: Array<f32>,
+}
+
+#[cube]
+impl<NS: Size, NO: Size> WarpSums<NS, NO> {
+    /// Sums of zero.
+    pub(crate) fn new(#[comptime] bp: DkdvBlueprint) -> WarpSums<NS, NO> {
+        let mut gradients = Array::<Vector<f32, NO>>::new(comptime!(bp.head_dim / 32));
+        #[unroll]
+        for c in 0..comptime!(bp.head_dim / 32) {
+            gradients[c] = Vector::new(0.0f32);
+        }
+        let mut scores = Array::<f32>::new(comptime!(bp.fragments * 2));
+        #[unroll]
+        for n in 0..comptime!(bp.fragments * 2) {
+            scores[n] = 0.0f32;
+        }
+        let products =
+            Array::<Vector<f32, NS>>::new(comptime!(bp.rows / 16 / bp.products().blocks));
+        WarpSums::<NS, NO> {
+            products,
+            gradients,
+            scores,
+        }
+    }
+}
+
+/// A step as a warp takes it.
+#[derive(CubeType)]
+pub(crate) struct WarpStep {
+    /// Its index.
+    pub turn: usize,
+    pub at: Step,
+    /// Which pairs of a boundary step are seen, for each fragment in the format of [`SeenWords::pack`]; first role only,
+    /// because its weights tell the second, and only if `bp.pattern.is_planned()`.
+    pub seen: Array<u32>,
+}
+
+/// The step whose copies start next.
+#[derive(CubeType)]
+struct NextStep {
+    at: Cursor,
+    /// The following entry of the list, read one iteration ahead.
+    entry: u32,
+}
+
+#[cube]
+impl NextStep {
+    fn first(order: &StepOrder, #[comptime] bp: DkdvBlueprint) -> NextStep {
+        let at = order.first(bp);
+        let mut entry = 0u32;
+        if comptime!(bp.pattern.is_planned()) {
+            entry = order.list.entry(1usize);
+        }
+        NextStep { at, entry }
+    }
+
+    /// Moves on from step `turn`.
+    fn advance(&mut self, order: &StepOrder, turn: usize, #[comptime] bp: DkdvBlueprint) {
+        if comptime!(bp.pattern.is_planned()) {
+            let step = Cursor::listed(self.entry, bp);
+            self.at.tile = step.tile;
+            self.at.head = step.head;
+            self.entry = order.list.entry(turn + 2);
+        } else {
+            self.at.advance(&order.range, bp);
+        }
+    }
+}
+
+/// Streams the queries of a cube's steps, the first of which is in flight together with the keys. The second role adds
+/// the gradients of biases that differ between heads to `grad_scores`. Returns whether some row of some boundary step
+/// was not finite.
 #[cube]
 pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
     inputs: &BackwardInputs<E>,
-    rows: &QueryRows,
-    range: &Range,
-    list: &StepList,
-    steps: usize,
-    mask: &KeyMask,
-    keys: &BiasKeys,
-    logit_scale: &LogitScale,
-    key_scores: &mut Array<f32>,
+    pairs: &Pairs,
+    order: &StepOrder,
     tiles: &mut Tiles<E>,
-    s: &mut Array<Vector<f32, NS>>,
-    acc: &mut Array<Vector<f32, NO>>,
-    score_sums: &mut Array<f32>,
+    keys: &LaneKeys,
+    sums: &mut WarpSums<NS, NO>,
     grad_scores: &mut [f32],
     #[comptime] first_role: bool,
-    #[comptime] bp: DkdvBlueprint,
 ) -> bool {
+    let (rows, bp) = (&pairs.rows, comptime!(pairs.bp));
     let operands = Operands::new::<E>(&*tiles, first_role, bp);
-    let mut any_broken = false;
-    let mut next = Cursor::first_of(list, range, bp);
-    // The entry of the following iteration, read one iteration ahead.
-    let mut entry = 0u32;
-    if comptime!(bp.pattern.is_planned()) {
-        entry = list.entry(1usize);
-    }
+    let mut not_finite = false;
+    let mut next = NextStep::first(order, bp);
     // The first query and the head of the previous iteration.
     let mut last_query = 0usize;
-    let mut last_head = next.head;
-    // The head whose biases are loaded for the keys.
-    let mut biased_head = next.head;
+    let mut last_head = next.at.head;
+    // The head whose biases are loaded for the keys, or whose gradients are summed.
+    let mut biased_head = next.at.head;
     if comptime!(bp.pattern.has_head_bias() && (first_role || bp.softcap)) {
-        keys.load(key_scores, mask, biased_head, bp);
+        keys.load_biases(&pairs.mask, biased_head);
     }
-    for turn in 0..steps + 1 {
-        let query = next.tile * comptime!(bp.queries());
+    for turn in 0..order.count + 1 {
+        let query = next.at.tile * comptime!(bp.queries());
         // Copied, because the cursor moves on.
         let mut head = 0usize;
         if comptime!(bp.pattern.is_planned() || bp.pattern.has_head_bias()) {
-            head = next.head;
+            head = next.at.head;
         }
         // The keys' bits are loaded while the products are computed.
         let words = if comptime!(first_role && bp.pattern.is_planned()) {
-            SeenWords::read(mask, head, query, turn < list.whole, rows.len, bp)
+            SeenWords::read(
+                &pairs.mask,
+                head,
+                query,
+                turn < order.list.full,
+                rows.len,
+                bp,
+            )
         } else {
             SeenWords::none()
         };
@@ -123,98 +199,81 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
         // of the tile before are there, and no warp needs the stage that is filled next.
         wait_copies(0u32);
         sync_cube();
-        if turn + 1 < steps {
-            if comptime!(bp.pattern.is_planned()) {
-                let step = Cursor::listed(entry, bp);
-                next.tile = step.tile;
-                next.head = step.head;
-                entry = list.entry(turn + 2);
-            } else {
-                next.advance(range, bp);
-            }
-            copy_step::<E>(inputs, rows, &next, turn + 1, tiles, bp);
+        if turn + 1 < order.count {
+            next.advance(order, turn, bp);
+            copy_step::<E>(inputs, rows, &next.at, turn + 1, tiles, bp);
         }
         commit_copies();
         if comptime!(first_role) {
-            if turn < steps {
-                products::<NS, NA>(turn, &operands, s, bp);
-                let at = Step::at::<E>(turn, query, list, range, &*tiles, bp);
-                any_broken = any_broken || at.broken;
-                let mut seen = Array::<u32>::new(comptime!(bp.fragments));
-                if comptime!(bp.pattern.is_planned()) {
-                    // Otherwise it is not used.
-                    if at.boundary {
-                        #[unroll]
-                        for m in 0..comptime!(bp.fragments) {
-                            let further = comptime!(16 * m);
-                            seen[m] = words.pack(query, mask, rows.len, keys.count, further, bp);
-                        }
-                    }
-                }
+            if turn < order.count {
+                products::<NS, NA>(turn, &operands, &mut sums.products, bp);
+                let at = step_at::<E>(turn, query, order, &*tiles, bp);
+                not_finite = not_finite || at.not_finite;
+                let seen = seen_pairs(&words, &at, &pairs.mask, rows.len, keys.count, bp);
+                // Steps are ordered head by head.
                 if comptime!(bp.pattern.has_head_bias()) {
-                    // Steps are ordered head by head.
                     if head != biased_head {
                         biased_head = head;
-                        keys.load(key_scores, mask, head, bp);
+                        keys.load_biases(&pairs.mask, head);
                     }
                 }
-                accumulate::<E, NS, NO, NA>(
-                    turn,
-                    &at,
-                    &operands,
-                    logit_scale,
-                    &*key_scores,
-                    &seen,
-                    tiles,
-                    &*s,
-                    acc,
-                    score_sums,
-                    true,
-                    bp,
-                );
+                let step = WarpStep { turn, at, seen };
+                accumulate::<E, NS, NO, NA>(&step, &operands, tiles, keys, sums);
             }
         } else {
             if turn > 0 {
-                let at = Step::at::<E>(turn - 1, last_query, list, range, &*tiles, bp);
-                any_broken = any_broken || at.broken;
+                let at = step_at::<E>(turn - 1, last_query, order, &*tiles, bp);
+                not_finite = not_finite || at.not_finite;
+                // The sums belong to one head.
                 if comptime!(bp.pattern.has_head_bias()) {
-                    // The sums belong to one head.
                     if last_head != biased_head {
-                        keys.add(score_sums, grad_scores, biased_head, bp);
+                        keys.add_bias_gradients(&mut sums.scores, grad_scores, biased_head);
                         biased_head = last_head;
                         if comptime!(bp.softcap) {
-                            keys.load(key_scores, mask, last_head, bp);
+                            keys.load_biases(&pairs.mask, last_head);
                         }
                     }
                 }
-                // The first role's weights encode the selection.
                 let seen = Array::<u32>::new(comptime!(bp.fragments));
-                accumulate::<E, NS, NO, NA>(
-                    turn - 1,
-                    &at,
-                    &operands,
-                    logit_scale,
-                    &*key_scores,
-                    &seen,
-                    tiles,
-                    &*s,
-                    acc,
-                    score_sums,
-                    false,
-                    bp,
-                );
+                let turn = turn - 1;
+                let step = WarpStep { turn, at, seen };
+                accumulate::<E, NS, NO, NA>(&step, &operands, tiles, keys, sums);
             }
-            if turn < steps {
-                products::<NS, NA>(turn, &operands, s, bp);
+            if turn < order.count {
+                products::<NS, NA>(turn, &operands, &mut sums.products, bp);
             }
         }
         last_query = query;
         last_head = head;
     }
     if comptime!(bp.pattern.has_head_bias() && !first_role) {
-        keys.add(score_sums, grad_scores, biased_head, bp);
+        keys.add_bias_gradients(&mut sums.scores, grad_scores, biased_head);
     }
-    any_broken
+    not_finite
+}
+
+/// Which pairs of the step `at` the words of its queries show, see [`WarpStep::seen`].
+#[cube]
+fn seen_pairs(
+    words: &SeenWords,
+    at: &Step,
+    mask: &KeyMask,
+    q_len: usize,
+    k_len: usize,
+    #[comptime] bp: DkdvBlueprint,
+) -> Array<u32> {
+    let mut seen = Array::<u32>::new(comptime!(bp.fragments));
+    if comptime!(bp.pattern.is_planned()) {
+        // Otherwise it is not used.
+        if at.boundary {
+            #[unroll]
+            for m in 0..comptime!(bp.fragments) {
+                let further = comptime!(16 * m);
+                seen[m] = words.pack(at.query, mask, q_len, k_len, further, bp);
+            }
+        }
+    }
+    seen
 }
 
 /// `s = K Q^T` in the first role, `V dO^T` in the second.
@@ -244,74 +303,33 @@ fn products<NS: Size, NA: Size>(
     }
 }
 
-/// Computes the weights of step `step` from its products `s`, and `acc += weights * rows`.
+/// Computes the weights of a step from its products, and adds `weights * rows` to the gradients.
 #[cube]
 fn accumulate<E: Float, NS: Size, NO: Size, NA: Size>(
-    step: usize,
-    at: &Step,
+    step: &WarpStep,
     operands: &Operands,
-    logit_scale: &LogitScale,
-    key_scores: &Array<f32>,
-    seen: &Array<u32>,
     tiles: &mut Tiles<E>,
-    s: &Array<Vector<f32, NS>>,
-    acc: &mut Array<Vector<f32, NO>>,
-    score_sums: &mut Array<f32>,
-    #[comptime] first_role: bool,
-    #[comptime] bp: DkdvBlueprint,
+    keys: &LaneKeys,
+    sums: &mut WarpSums<NS, NO>,
 ) {
     // Two loop bodies: without a branch inside, the body that nearly all steps take is scheduled as a whole.
-    if at.boundary {
-        accumulate_step::<E, NS, NO, NA>(
-            step,
-            at,
-            operands,
-            logit_scale,
-            key_scores,
-            seen,
-            tiles,
-            s,
-            acc,
-            score_sums,
-            true,
-            first_role,
-            bp,
-        );
+    if step.at.boundary {
+        accumulate_step::<E, NS, NO, NA>(step, operands, tiles, keys, sums, true);
     } else {
-        accumulate_step::<E, NS, NO, NA>(
-            step,
-            at,
-            operands,
-            logit_scale,
-            key_scores,
-            seen,
-            tiles,
-            s,
-            acc,
-            score_sums,
-            false,
-            first_role,
-            bp,
-        );
+        accumulate_step::<E, NS, NO, NA>(step, operands, tiles, keys, sums, false);
     }
 }
 
 #[cube]
 fn accumulate_step<E: Float, NS: Size, NO: Size, NA: Size>(
-    step: usize,
-    at: &Step,
+    step: &WarpStep,
     operands: &Operands,
-    logit_scale: &LogitScale,
-    key_scores: &Array<f32>,
-    seen: &Array<u32>,
     tiles: &mut Tiles<E>,
-    s: &Array<Vector<f32, NS>>,
-    acc: &mut Array<Vector<f32, NO>>,
-    score_sums: &mut Array<f32>,
+    keys: &LaneKeys,
+    sums: &mut WarpSums<NS, NO>,
     #[comptime] boundary: bool,
-    #[comptime] first_role: bool,
-    #[comptime] bp: DkdvBlueprint,
 ) {
+    let (bp, first_role) = comptime!((keys.bp, operands.first_role));
     let shape = comptime!(bp.sums());
     let cleaned = comptime!(Shape {
         cleaned: true,
@@ -324,11 +342,12 @@ fn accumulate_step<E: Float, NS: Size, NO: Size, NA: Size>(
             + UNIT_POS_X as usize / 4;
         #[unroll]
         for n in 0..comptime!(bp.fragments * 2) {
-            bounds[n * 2] = tiles.first[key + n * 8];
-            bounds[n * 2 + 1] = tiles.end[key + n * 8];
+            bounds[n * 2] = tiles.bounds.first[key + n * 8];
+            bounds[n * 2 + 1] = tiles.bounds.end[key + n * 8];
         }
     }
-    let stage = operands.sums + (step % comptime!(bp.stages)) as u32 * comptime!(bp.stage_bytes());
+    let stage =
+        operands.sums + (step.turn % comptime!(bp.stages)) as u32 * comptime!(bp.stage_bytes());
     #[unroll]
     for n in 0..comptime!(bp.rows / 16) {
         let mut a = Vector::<u32, NA>::new(0u32);
@@ -336,44 +355,23 @@ fn accumulate_step<E: Float, NS: Size, NO: Size, NA: Size>(
         for half in 0..2usize {
             let column = comptime!(n * 2 + half);
             if comptime!(first_role) {
-                a = probabilities::<E, NS, NA>(
-                    a,
-                    step,
-                    at,
-                    logit_scale,
-                    key_scores,
-                    tiles,
-                    s,
-                    &bounds,
-                    seen,
-                    column,
-                    boundary,
-                    bp,
-                );
+                let s = &sums.products;
+                a = probabilities::<E, NS, NA>(a, step, &bounds, tiles, s, keys, column, boundary);
             } else {
-                a = score_gradients::<E, NS, NA>(
-                    a,
-                    step,
-                    logit_scale,
-                    key_scores,
-                    &*tiles,
-                    s,
-                    score_sums,
-                    column,
-                    boundary,
-                    bp,
+                a = score_gradients::<E, NS, NO, NA>(
+                    a, step.turn, &*tiles, sums, keys, column, boundary,
                 );
             }
         }
         let rows = stage + comptime!((n * 32 * bp.head_dim) as u32);
         if comptime!(boundary) {
-            if at.broken {
-                add_rows::<NO, NA>(acc, a, rows, operands, cleaned);
+            if step.at.not_finite {
+                add_rows::<NO, NA>(&mut sums.gradients, a, rows, operands, cleaned);
             } else {
-                add_rows::<NO, NA>(acc, a, rows, operands, shape);
+                add_rows::<NO, NA>(&mut sums.gradients, a, rows, operands, shape);
             }
         } else {
-            add_rows::<NO, NA>(acc, a, rows, operands, shape);
+            add_rows::<NO, NA>(&mut sums.gradients, a, rows, operands, shape);
         }
     }
 }

@@ -1,10 +1,12 @@
 //! The weights of pairs: probabilities, and gradients of the logits.
 
 use crate::backward::blueprint::DkdvBlueprint;
-use crate::backward::dkdv::shared::queries::{Step, Tiles, query_of};
+use crate::backward::dkdv::mma::keys::LaneKeys;
+use crate::backward::dkdv::mma::queries::{Tiles, query_of};
+use crate::backward::dkdv::mma::roles::{WarpStep, WarpSums};
 use crate::backward::dkdv::shared::seen::seen_pair;
 use crate::matrix::fragment::pack;
-use crate::matrix::logits::{LogitScale, exp_of};
+use crate::matrix::logits::exp_of;
 use cubecl::prelude::*;
 
 /// The weight that marks a pair as not selected.
@@ -31,25 +33,21 @@ fn weight_place(
 }
 
 /// The probabilities of the query rows `8 n ..`: to shared memory, and as one half of the A fragments `a`. On a
-/// `boundary` step `bounds` says which pairs are selected, or if `bp.pattern.is_planned()` `seen`: for each fragment
-/// the result of [`SeenWords::pack`](crate::backward::dkdv::shared::seen::SeenWords::pack).
+/// `boundary` step `bounds` says which pairs are selected, or if `bp.pattern.is_planned()` the step's own words.
 #[cube]
 pub(crate) fn probabilities<E: Float, NS: Size, NA: Size>(
     a: Vector<u32, NA>,
-    step: usize,
-    at: &Step,
-    logit_scale: &LogitScale,
-    key_scores: &Array<f32>,
+    step: &WarpStep,
+    bounds: &Array<i32>,
     tiles: &mut Tiles<E>,
     s: &Array<Vector<f32, NS>>,
-    bounds: &Array<i32>,
-    seen: &Array<u32>,
+    keys: &LaneKeys,
     #[comptime] n: usize,
     #[comptime] boundary: bool,
-    #[comptime] bp: DkdvBlueprint,
 ) -> Vector<u32, NA> {
+    let bp = comptime!(keys.bp);
     let mut a = a;
-    let stage = step % comptime!(bp.stages);
+    let stage = step.turn % comptime!(bp.stages);
     let row = comptime!(n * 8) + UNIT_POS_X as usize % 4 * 2;
     let log2e = comptime!(core::f32::consts::LOG2_E);
     let reference0 = -tiles.lse[stage * comptime!(bp.rows) + row] * log2e;
@@ -57,8 +55,8 @@ pub(crate) fn probabilities<E: Float, NS: Size, NA: Size>(
     let mut query0 = 0i32;
     let mut query1 = 0i32;
     if comptime!(boundary && !bp.pattern.is_planned()) {
-        query0 = query_of::<E>(&*tiles, row, stage, at, bp);
-        query1 = query_of::<E>(&*tiles, row + 1, stage, at, bp);
+        query0 = query_of::<E>(&*tiles, row, stage, &step.at, bp);
+        query1 = query_of::<E>(&*tiles, row + 1, stage, &step.at, bp);
     }
     #[unroll]
     for m in 0..comptime!(bp.fragments) {
@@ -66,18 +64,16 @@ pub(crate) fn probabilities<E: Float, NS: Size, NA: Size>(
         let mut weights = Vector::<f32, Const<4>>::new(0.0f32);
         let mut seen_here = 0u32;
         if comptime!(boundary && bp.pattern.is_planned()) {
-            seen_here = seen_pair(seen[m], n, bp);
+            seen_here = seen_pair(step.seen[m], n, bp);
         }
         #[unroll]
         for lower in 0..2usize {
-            let mut z = 0.0f32;
-            if comptime!(bp.pattern.has_intervals() || bp.pattern.has_key_bias()) {
-                z = key_scores[comptime!(m * 2 + lower)];
-            }
+            let key = comptime!(m * 2 + lower);
+            let z = keys.score(key);
             let s0: f32 = s[index].extract(comptime!(first + lower * 2));
             let s1: f32 = s[index].extract(comptime!(first + lower * 2 + 1));
-            let mut p0 = exp_of(logit_scale.apply(s0, z, bp.softcap), reference0);
-            let mut p1 = exp_of(logit_scale.apply(s1, z, bp.softcap), reference1);
+            let mut p0 = exp_of(keys.logit(s0, z), reference0);
+            let mut p1 = exp_of(keys.logit(s1, z), reference1);
             if comptime!(boundary) {
                 let none = f32::new(NOT_SELECTED);
                 let keep = if comptime!(bp.pattern.is_planned()) {
@@ -89,10 +85,7 @@ pub(crate) fn probabilities<E: Float, NS: Size, NA: Size>(
                         second: reference1 != infinite && seen_here & comptime!(own << 16) != 0u32,
                     }
                 } else {
-                    let (first, end) = (
-                        bounds[comptime!(m * 4 + lower * 2)],
-                        bounds[comptime!(m * 4 + lower * 2 + 1)],
-                    );
+                    let (first, end) = (bounds[key * 2], bounds[key * 2 + 1]);
                     Keep {
                         first: first <= query0 && query0 < end,
                         second: first <= query1 && query1 < end,
@@ -111,52 +104,49 @@ pub(crate) fn probabilities<E: Float, NS: Size, NA: Size>(
                 pack(p0, p1, comptime!(bp.element)),
             );
         }
-        tiles.weights[weight_place(step, n, m, bp)] = weights;
+        tiles.weights[weight_place(step.turn, n, m, bp)] = weights;
     }
     a
 }
 
-/// The gradients of the logits' products of the query rows `8 n ..`, as one half of the A fragments `a`.
+/// The gradients of the logits' products of the query rows `8 n ..` of step `turn`, as one half of the A fragments `a`,
+/// from its products `V dO^T`; adds the gradients of the logits to the sums.
 #[cube]
-pub(crate) fn score_gradients<E: Float, NS: Size, NA: Size>(
+pub(crate) fn score_gradients<E: Float, NS: Size, NO: Size, NA: Size>(
     a: Vector<u32, NA>,
-    step: usize,
-    logit_scale: &LogitScale,
-    key_scores: &Array<f32>,
+    turn: usize,
     tiles: &Tiles<E>,
-    dp: &Array<Vector<f32, NS>>,
-    score_sums: &mut Array<f32>,
+    sums: &mut WarpSums<NS, NO>,
+    keys: &LaneKeys,
     #[comptime] n: usize,
     #[comptime] boundary: bool,
-    #[comptime] bp: DkdvBlueprint,
 ) -> Vector<u32, NA> {
+    let bp = comptime!(keys.bp);
     let mut a = a;
-    let first_row = step % comptime!(bp.stages) * comptime!(bp.rows)
+    let first_row = turn % comptime!(bp.stages) * comptime!(bp.rows)
         + comptime!(n * 8)
         + UNIT_POS_X as usize % 4 * 2;
     #[unroll]
     for m in 0..comptime!(bp.fragments) {
         let (index, first) = comptime!(bp.products().place(m, n));
-        let weights = tiles.weights[weight_place(step, n, m, bp)];
+        let weights = tiles.weights[weight_place(turn, n, m, bp)];
         #[unroll]
         for lower in 0..2usize {
+            let key = comptime!(m * 2 + lower);
             let mut values = Vector::<f32, Const<2>>::new(0.0f32);
             #[unroll]
             for e in 0..2usize {
                 let p = weights.extract(comptime!(lower * 2 + e));
-                let dp: f32 = dp[index].extract(comptime!(first + lower * 2 + e));
+                let dp: f32 = sums.products[index].extract(comptime!(first + lower * 2 + e));
                 let mut ds = p * (dp - tiles.delta[first_row + e]);
                 if comptime!(boundary) {
                     ds = select(p < 0.0f32, 0.0f32, ds);
                 }
-                score_sums[comptime!(m * 2 + lower)] += ds;
+                sums.scores[key] += ds;
                 if comptime!(bp.softcap) {
-                    // The capped product, recovered from the logarithm of the probability.
-                    let mut x = p.ln() + tiles.lse[first_row + e];
-                    if comptime!(bp.pattern.has_intervals() || bp.pattern.has_key_bias()) {
-                        x -= key_scores[comptime!(m * 2 + lower)];
-                    }
-                    let slope = logit_scale.slope(x, bp.softcap);
+                    // The logit, recovered from the logarithm of the probability.
+                    let x = p.ln() + tiles.lse[first_row + e];
+                    let slope = keys.slope(x, key);
                     // A probability that underflows to 0 has no gradient.
                     ds *= select(p <= 0.0f32, 1.0f32, slope);
                 }

@@ -53,7 +53,7 @@ pub(crate) struct KeyGrid {
     /// Chunks per kv head.
     pub chunks: u32,
     /// Key tiles per chunk.
-    pub slots: u32,
+    pub tiles: u32,
     /// Entries per list.
     pub capacity: u32,
 }

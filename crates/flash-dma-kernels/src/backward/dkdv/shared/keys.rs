@@ -1,9 +1,15 @@
 //! The keys of a key tile, and the queries that attend to them.
 
 use crate::backward::blueprint::DkdvBlueprint;
-use crate::backward::dkdv::shared::args::{KeyGrid, KeyTileSource};
+use crate::backward::dkdv::shared::args::{BackwardInputs, KeyGrid, KeyTileSource};
 use crate::backward::dkdv::shared::mask::KeyMask;
-use crate::backward::dkdv::shared::queries::Range;
+use crate::backward::dkdv::shared::steps::Range;
+use crate::host::engine::Instruction;
+use crate::matrix::fragment::swizzle;
+use crate::matrix::stages::RowAddress;
+use crate::matrix::wgmma::panel::group_place;
+use crate::vectors::Chunk;
+use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
 /// A key of the tile.
@@ -51,10 +57,10 @@ impl ChunkTile {
         k_len: usize,
         #[comptime] bp: DkdvBlueprint,
     ) -> ChunkTile {
-        let item = CUBE_POS_X as usize / grid.slots as usize;
+        let item = CUBE_POS_X as usize / grid.tiles as usize;
         let kv_row = item / grid.chunks as usize;
         let (batch, kv_head) = (kv_row / kv_heads, kv_row % kv_heads);
-        let start = CUBE_POS_X as usize % grid.slots as usize * comptime!(bp.keys());
+        let start = CUBE_POS_X as usize % grid.tiles as usize * comptime!(bp.keys());
         let chunk_first = (item % grid.chunks as usize * grid.chunk as usize) as i32;
         let chunk_end = min(chunk_first + grid.chunk as i32, q_len as i32);
         let mut count = k_len;
@@ -77,6 +83,24 @@ impl ChunkTile {
             chunk_end,
         }
     }
+
+    /// The index of the key in slot `slot` of the tile.
+    pub(crate) fn key_of(&self, list: &[u32], slot: usize, #[comptime] bp: DkdvBlueprint) -> usize {
+        let mut key = self.start + slot;
+        if comptime!(bp.pattern.has_intervals()) {
+            key = list[self.list_row + slot] as usize;
+        }
+        key
+    }
+
+    /// The row of the gradients of the key in slot `slot`.
+    pub(crate) fn row_of(&self, list: &[u32], slot: usize, #[comptime] bp: DkdvBlueprint) -> usize {
+        let mut row = self.list_row + slot;
+        if comptime!(!bp.parts) {
+            row = self.kv_row * self.k_len + self.key_of(list, slot, bp);
+        }
+        row
+    }
 }
 
 #[cube]
@@ -93,7 +117,7 @@ impl OwnKey {
 }
 
 /// The key of slot `slot` of the tile; a slot past the last key is seen by no query, but does not narrow
-/// the queries that all keys share.
+/// the queries that all keys share. Its score is read if it is `scored`.
 #[cube]
 pub(crate) fn own_key(
     slot: usize,
@@ -161,40 +185,102 @@ pub(crate) fn score_row(
     row
 }
 
-/// The query tiles of a key tile whose first queries and ends are in shared memory.
+/// The queries of a tile's keys, in shared memory.
+#[derive(CubeType)]
+pub(crate) struct KeyBounds {
+    /// `[keys]`: first query of the chunk that attends to the key; 0 past the last key.
+    pub first: Shared<[i32]>,
+    /// `[keys]`: one past the last query of the chunk that does.
+    pub end: Shared<[i32]>,
+}
+
 #[cube]
-pub(crate) fn query_range(
-    firsts: &Shared<[i32]>,
-    ends: &Shared<[i32]>,
-    place: &ChunkTile,
-    #[comptime] bp: DkdvBlueprint,
-) -> Range {
-    let mut any_from = place.chunk_end;
-    let mut any_to = place.chunk_first;
-    let mut full_from = place.chunk_first;
-    let mut full_to = place.chunk_end;
-    let mut slot = UNIT_POS_X as usize;
-    while slot < comptime!(bp.keys()) {
-        if place.start + slot < place.count {
-            let (first, end) = (firsts[slot], ends[slot]);
-            any_from = min(any_from, first);
-            any_to = max(any_to, end);
-            full_from = max(full_from, first);
-            full_to = min(full_to, end);
+impl KeyBounds {
+    pub(crate) fn new(#[comptime] bp: DkdvBlueprint) -> KeyBounds {
+        KeyBounds {
+            first: Shared::<[i32]>::new_aligned_slice(comptime!(bp.keys()), 128usize),
+            end: Shared::<[i32]>::new_aligned_slice(comptime!(bp.keys()), 128usize),
         }
-        slot += 32;
     }
-    any_from = plane_min(any_from);
-    any_to = plane_max(any_to);
-    let queries = comptime!(bp.queries());
-    let mut range = Range {
-        first: any_from as usize / queries,
-        tiles: 0usize,
-        full_from: plane_max(full_from),
-        full_to: plane_min(full_to),
-    };
-    if any_from < any_to {
-        range.tiles = (any_to as usize).div_ceil(queries) - range.first;
+
+    /// Enters the keys of the tile, one unit each, unless `bp.pattern.is_planned()`; the caller synchronises.
+    pub(crate) fn enter(
+        &mut self,
+        source: &KeyTileSource,
+        place: &ChunkTile,
+        #[comptime] bp: DkdvBlueprint,
+    ) {
+        let unit = UNIT_POS as usize;
+        if comptime!(!bp.pattern.is_planned()) && unit < comptime!(bp.keys()) {
+            let own = own_key(unit, place, source, 0usize, false, bp);
+            self.first[unit] = own.first;
+            self.end[unit] = own.end;
+        }
     }
-    range
+
+    /// The query tiles that attend to the keys of the tile.
+    pub(crate) fn queries(&self, place: &ChunkTile, #[comptime] bp: DkdvBlueprint) -> Range {
+        let mut any_from = place.chunk_end;
+        let mut any_to = place.chunk_first;
+        let mut full_from = place.chunk_first;
+        let mut full_to = place.chunk_end;
+        let mut slot = UNIT_POS_X as usize;
+        while slot < comptime!(bp.keys()) {
+            if place.start + slot < place.count {
+                let (first, end) = (self.first[slot], self.end[slot]);
+                any_from = min(any_from, first);
+                any_to = max(any_to, end);
+                full_from = max(full_from, first);
+                full_to = min(full_to, end);
+            }
+            slot += 32;
+        }
+        any_from = plane_min(any_from);
+        any_to = plane_max(any_to);
+        let queries = comptime!(bp.queries());
+        let mut range = Range {
+            first: any_from as usize / queries,
+            tiles: 0usize,
+            full_from: plane_max(full_from),
+            full_to: plane_min(full_to),
+        };
+        if any_from < any_to {
+            range.tiles = (any_to as usize).div_ceil(queries) - range.first;
+        }
+        range
+    }
+}
+
+/// Starts the copies of the tile's keys and values to shared memory; rows past the last key become zeros.
+#[cube]
+pub(crate) fn copy_keys<E: Float>(
+    inputs: &BackwardInputs<E>,
+    source: &KeyTileSource,
+    place: &ChunkTile,
+    k: &mut Shared<[Chunk<E>]>,
+    v: &mut Shared<[Chunk<E>]>,
+    #[comptime] bp: DkdvBlueprint,
+) {
+    let chunks = comptime!(bp.chunks());
+    let k_rows = RowAddress::of::<E>(&inputs.k, place.batch, place.kv_head);
+    let v_rows = RowAddress::of::<E>(&inputs.v, place.batch, place.kv_head);
+    let mut at = UNIT_POS as usize;
+    while at < comptime!(bp.keys() * bp.chunks()) {
+        let (row, col) = (at / chunks, at % chunks);
+        let to = match comptime!(bp.instruction) {
+            Instruction::Mma => swizzle(row, col, chunks),
+            Instruction::Wgmma => group_place(row, col, chunks),
+        };
+        if place.start + row < place.count {
+            let key = place.key_of(&source.list, row, bp);
+            let from = k_rows.base + key * k_rows.stride + col;
+            copy_async(&inputs.k[from..from + 1], &mut k[to..to + 1], 8u32);
+            let from = v_rows.base + key * v_rows.stride + col;
+            copy_async(&inputs.v[from..from + 1], &mut v[to..to + 1], 8u32);
+        } else {
+            k[to] = Vector::new(E::from_int(0));
+            v[to] = Vector::new(E::from_int(0));
+        }
+        at += comptime!(bp.units());
+    }
 }

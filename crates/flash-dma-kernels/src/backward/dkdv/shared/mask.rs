@@ -1,14 +1,15 @@
 //! How the dk/dv kernel reads a tile plan.
 //!
 //! With `bp.pattern.is_planned()` the arguments of the kernel mean: `list` the steps of each key tile, as
-//! `masked::query_lists` writes them; `counts` a header of [`QUERY_LIST_HEADER`] words followed by two words per list:
+//! `mask::query_lists` writes them; `counts` a header of [`QUERY_LIST_HEADER`](crate::pattern::layout::QUERY_LIST_HEADER) words followed by two words per list:
 //! the number of steps that see all of the keys, which come first, and the number of all steps; `intervals` the bits of
 //! the plan, a pair of words for a query and a key block. There is one chunk, of all queries. With
 //! `bp.pattern.has_key_bias()` `scores` is a bias `[batch | 1, heads, 1, k_len]`.
 
 use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::shared::args::KeyTileSource;
+use crate::backward::dkdv::shared::keys::ChunkTile;
 use crate::matrix::ptx::{global_address, read_ahead, uniform, uniform_address};
-use crate::pattern::layout::QUERY_LIST_HEADER;
 use cubecl::prelude::*;
 use flash_dma_problem::PlanGeometry;
 
@@ -48,21 +49,19 @@ impl KeyMask {
         }
     }
 
-    /// The mask of the keys from `first` on of kv head `kv_head`, which `group` of `q_heads` heads share. The bits are
-    /// only read if `bp.pattern.is_planned()`, the biases only if `bp.pattern.has_head_bias()` or
+    /// The mask of the keys from `first` on of the kv head of `place`, which `group` of `q_heads` heads share. The bits
+    /// are only read if `bp.pattern.is_planned()`, the biases only if `bp.pattern.has_head_bias()` or
     /// `bp.pattern.has_pair_bias()`.
     pub(crate) fn new(
-        scores: &Tensor<f32>,
-        counts: &[u32],
-        bits: &[Vector<u32, Const<2>>],
-        batch: usize,
-        kv_head: usize,
+        source: &KeyTileSource,
+        place: &ChunkTile,
         q_heads: usize,
         group: usize,
         first: usize,
-        k_len: usize,
         #[comptime] bp: DkdvBlueprint,
     ) -> KeyMask {
+        let (scores, counts, bits) = (&source.scores, &source.counts, &source.intervals);
+        let (batch, kv_head, k_len) = (place.batch, place.kv_head, place.k_len);
         let mut mask = KeyMask::none();
         mask.first = uniform(first);
         if comptime!(bp.pattern.has_head_bias() || bp.pattern.has_pair_bias()) {
@@ -134,52 +133,5 @@ impl KeyMask {
         let prefix = (1u32 << count as u32) - 1u32;
         let seen = (word >> (first % 32) as u32) & prefix;
         select(query < q_len, seen, 0u32)
-    }
-}
-
-/// The list of a cube's steps.
-#[derive(CubeType, Clone, Copy)]
-pub(crate) struct StepList {
-    /// The offset of its first entry.
-    first: u64,
-    /// Number of steps that see all keys; they come first.
-    pub whole: usize,
-    pub total: usize,
-}
-
-#[cube]
-impl StepList {
-    /// A placeholder that is never read.
-    pub(crate) fn none() -> StepList {
-        StepList {
-            first: 0u64,
-            whole: 0usize,
-            total: 0usize,
-        }
-    }
-
-    /// The list of key tile `tile` of `tiles`, of at most `capacity` steps.
-    pub(crate) fn new(
-        list: &[u32],
-        counts: &[u32],
-        batch: usize,
-        kv_head: usize,
-        tile: usize,
-        tiles: usize,
-        capacity: usize,
-    ) -> StepList {
-        let row = batch * counts[0] as usize + kv_head * counts[1] as usize;
-        let at = row * tiles + tile;
-        let begin = at * capacity;
-        StepList {
-            first: uniform_address(global_address(&list[begin..begin + 1])),
-            whole: uniform(counts[QUERY_LIST_HEADER + at * 2] as usize),
-            total: uniform(counts[QUERY_LIST_HEADER + at * 2 + 1] as usize),
-        }
-    }
-
-    /// Entry `index`, clamped to the last one; the list must not be empty.
-    pub(crate) fn entry(&self, index: usize) -> u32 {
-        read_ahead(self.first, min(index, self.total - 1) as u32)
     }
 }

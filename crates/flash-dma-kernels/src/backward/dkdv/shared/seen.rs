@@ -23,13 +23,13 @@ impl SeenWords {
         }
     }
 
-    /// The words of the step that begins at query `step` of head `head` of the group. For a `whole` step, whose queries
+    /// The words of the step that begins at query `step` of head `head` of the group. For a `full` step, whose queries
     /// see all keys, all bits are set and nothing is read.
     pub(crate) fn read(
         mask: &KeyMask,
         head: usize,
         step: usize,
-        whole: bool,
+        full: bool,
         q_len: usize,
         #[comptime] bp: DkdvBlueprint,
     ) -> SeenWords {
@@ -38,7 +38,7 @@ impl SeenWords {
             even: all,
             odd: all,
         };
-        if !whole {
+        if !full {
             let first = own_query(step, bp);
             words.even = mask.word(head, min(first, q_len - 1));
             words.odd = mask.word(head, min(first + 1, q_len - 1));

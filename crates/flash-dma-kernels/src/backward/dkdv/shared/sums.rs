@@ -1,5 +1,6 @@
 //! The f32 sums that several cubes add to, and their conversion to gradients.
 
+use crate::backward::blueprint::DkdvBlueprint;
 use crate::matrix::ptx::value;
 use cubecl::prelude::*;
 
@@ -26,6 +27,29 @@ pub(crate) fn add_pair<O: Float>(to: &mut [Vector<O, Const<2>>], x: f32, y: f32)
         y = in(_) value::<f32>(y),
         options(explicit_mem)
     );
+}
+
+/// [`add_pair`] in one instruction, which devices before Hopper lack.
+#[cube]
+pub(crate) fn add_pair_at_once<O: Float>(to: &mut [Vector<O, Const<2>>], x: f32, y: f32) {
+    let p = unsafe { to.as_ptr_unchecked() };
+    gpu_asm!(
+        "{{ .reg .u64 g; cvta.to.global.u64 g, {p}; red.relaxed.gpu.global.add.v2.f32 [g], {{{x}, {y}}}; }}",
+        p = mem_inout(_) p,
+        x = in(_) value::<f32>(x),
+        y = in(_) value::<f32>(y),
+        options(explicit_mem)
+    );
+}
+
+/// Writes the gradient `sum` of the score of row `at`, or with `bp.shared_keys` adds to it.
+#[cube]
+pub(crate) fn write_score(grad: &mut [f32], at: usize, sum: f32, #[comptime] bp: DkdvBlueprint) {
+    if comptime!(bp.shared_keys) {
+        add_to(&mut grad[at..at + 1], sum);
+    } else {
+        grad[at] = sum;
+    }
 }
 
 /// Whether any position attends to the key of `interval`.

@@ -1,40 +1,43 @@
 //! Writes the gradients of keys.
 
 use crate::backward::blueprint::DkdvBlueprint;
-use crate::backward::dkdv::shared::keys::OwnKey;
-use crate::backward::dkdv::shared::sums::add_to;
+use crate::backward::dkdv::shared::args::{BackwardInputs, KeyGradients};
+use crate::backward::dkdv::shared::keys::ChunkTile;
+use crate::backward::dkdv::shared::pairs::Pairs;
+use crate::backward::dkdv::shared::sums::{add_pair_at_once, write_score};
+use crate::backward::dkdv::wgmma::keys::LaneKeys;
 use crate::backward::dkdv::wgmma::weights::StepWeights;
-use crate::finite::is_finite;
+use crate::backward::repair::repair_key;
 use crate::matrix::fragment::quad_sum;
-use crate::matrix::ptx::value;
-use crate::vectors::Chunk;
+use crate::matrix::stages::RowAddress;
 use cubecl::prelude::*;
 
-/// Zeroes the elements of a stage of queries or output gradients that are not finite.
+/// Writes or adds the rows of this lane's two keys, dK times `scale`.
 #[cube]
-pub(crate) fn zero_not_finite<E: Float>(
-    rows: &mut Shared<[Chunk<E>]>,
-    stage: usize,
-    #[comptime] bp: DkdvBlueprint,
+pub(crate) fn write_rows<O: Float, N: Size>(
+    dv: &Vector<f32, N>,
+    dk: &Vector<f32, N>,
+    keys: &LaneKeys,
+    grads: &mut KeyGradients<O>,
+    scale: f32,
 ) {
-    let mut at = UNIT_POS as usize;
-    while at < comptime!(bp.rows * bp.chunks()) {
-        let place = stage * comptime!(bp.rows * bp.chunks()) + at;
-        let mut values = rows[place];
-        #[unroll]
-        for e in 0..8usize {
-            if !is_finite(f32::cast_from(values.extract(e))) {
-                values.insert(e, E::from_int(0));
-            }
-        }
-        rows[place] = values;
-        at += comptime!(bp.units());
+    let bp = comptime!(keys.bp);
+    let quad = UNIT_POS_X as usize % 4;
+    if keys.upper.valid {
+        let at = keys.upper.row * comptime!(bp.head_dim / 2) + quad;
+        write_row::<O, N>(&mut grads.v, dv, at, 1.0f32, 0usize, bp);
+        write_row::<O, N>(&mut grads.k, dk, at, scale, 0usize, bp);
+    }
+    if keys.lower.valid {
+        let at = keys.lower.row * comptime!(bp.head_dim / 2) + quad;
+        write_row::<O, N>(&mut grads.v, dv, at, 1.0f32, 1usize, bp);
+        write_row::<O, N>(&mut grads.k, dk, at, scale, 1usize, bp);
     }
 }
 
 /// Writes or adds `factor` times one of the two rows that this lane holds elements of.
 #[cube]
-pub(crate) fn write_row<O: Float, N: Size>(
+fn write_row<O: Float, N: Size>(
     grad: &mut [Vector<O, Const<2>>],
     acc: &Vector<f32, N>,
     at: usize,
@@ -52,7 +55,7 @@ pub(crate) fn write_row<O: Float, N: Size>(
         }
         let to = at + comptime!(c * 4);
         if comptime!(bp.shared_keys) {
-            add_pair::<O>(
+            add_pair_at_once::<O>(
                 &mut grad[to..to + 1],
                 pair.extract(0usize),
                 pair.extract(1usize),
@@ -63,49 +66,60 @@ pub(crate) fn write_row<O: Float, N: Size>(
     }
 }
 
+/// Writes or adds the gradients of the scores of this lane's two keys.
 #[cube]
-pub(crate) fn write_score(grad: &mut [f32], at: usize, sum: f32, #[comptime] bp: DkdvBlueprint) {
-    if comptime!(bp.shared_keys) {
-        add_to(&mut grad[at..at + 1], sum);
-    } else {
-        grad[at] = sum;
+pub(crate) fn write_scores<NP: Size>(weights: &StepWeights<NP>, keys: &LaneKeys, grad: &mut [f32]) {
+    let dz0 = quad_sum(weights.dz0);
+    let dz1 = quad_sum(weights.dz1);
+    let quad = UNIT_POS_X as usize % 4;
+    if quad == 0 {
+        if keys.upper.valid {
+            write_score(grad, keys.upper.row, dz0, comptime!(keys.bp));
+        }
+        if keys.lower.valid {
+            write_score(grad, keys.lower.row, dz1, comptime!(keys.bp));
+        }
     }
 }
 
-/// Adds the score gradients of this lane's two keys to those of the row that begins at `row`, which no other cube adds
-/// to, and resets them.
+/// Adds the gradients of the biases of this lane's two keys for query head `head`, counted over all sequences, to which
+/// no other cube adds, and resets them.
 #[cube]
-pub(crate) fn add_scores<NP: Size>(
+pub(crate) fn add_bias_gradients<NP: Size>(
     weights: &mut StepWeights<NP>,
-    key0: &OwnKey,
-    key1: &OwnKey,
+    keys: &LaneKeys,
     grad: &mut [f32],
-    row: usize,
+    head: usize,
+    k_len: usize,
 ) {
+    let row = head * k_len;
     let dz0 = quad_sum(weights.dz0);
     let dz1 = quad_sum(weights.dz1);
     weights.dz0 = 0.0f32;
     weights.dz1 = 0.0f32;
     let quad = UNIT_POS_X % 4;
     if quad == 0 {
-        if key0.valid {
-            grad[row + key0.key] += dz0;
+        if keys.upper.valid {
+            grad[row + keys.upper.key] += dz0;
         }
-        if key1.valid {
-            grad[row + key1.key] += dz1;
+        if keys.lower.valid {
+            grad[row + keys.lower.key] += dz1;
         }
     }
 }
 
-/// Adds to both elements of a pair of f32 in global memory.
+/// Adds to the gradients of this lane's two keys what the zeroed elements of dO and Q would have added.
 #[cube]
-fn add_pair<O: Float>(to: &mut [Vector<O, Const<2>>], x: f32, y: f32) {
-    let p = unsafe { to.as_ptr_unchecked() };
-    gpu_asm!(
-        "{{ .reg .u64 g; cvta.to.global.u64 g, {p}; red.relaxed.gpu.global.add.v2.f32 [g], {{{x}, {y}}}; }}",
-        p = mem_inout(_) p,
-        x = in(_) value::<f32>(x),
-        y = in(_) value::<f32>(y),
-        options(explicit_mem)
-    );
+pub(crate) fn repair_keys<E: Float, O: Float>(
+    inputs: &BackwardInputs<E>,
+    keys: &LaneKeys,
+    place: &ChunkTile,
+    pairs: &Pairs,
+    grads: &mut KeyGradients<O>,
+) {
+    let k_rows = RowAddress::of::<E>(&inputs.k, place.batch, place.kv_head);
+    repair_key::<E, O>(inputs, &keys.upper, &k_rows, pairs, &mut grads.v, true);
+    repair_key::<E, O>(inputs, &keys.upper, &k_rows, pairs, &mut grads.k, false);
+    repair_key::<E, O>(inputs, &keys.lower, &k_rows, pairs, &mut grads.v, true);
+    repair_key::<E, O>(inputs, &keys.lower, &k_rows, pairs, &mut grads.k, false);
 }

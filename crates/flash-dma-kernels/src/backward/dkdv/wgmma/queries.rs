@@ -1,11 +1,14 @@
 //! The shared memory of the dk/dv kernel: its key tile, and the query tiles that stream past it as boxes.
 
 use crate::backward::blueprint::DkdvBlueprint;
-use crate::backward::dkdv::shared::queries::{Cursor, QueryRows, Step};
+use crate::backward::dkdv::shared::args::QueryBoxes;
+use crate::backward::dkdv::shared::keys::KeyBounds;
+use crate::backward::dkdv::shared::queries::{QueryRows, Step, all_finite};
+use crate::backward::dkdv::shared::steps::Cursor;
 use crate::finite::{NO_NUMBER, exponent_bits, is_finite};
 use crate::matrix::ptx::{any_lane, shared_address, uniform};
 use crate::matrix::wgmma::boxes::{copy_boxes, copy_words};
-use crate::matrix::wgmma::panel::Panels;
+use crate::matrix::wgmma::panel::{Panels, publish};
 use crate::matrix::wgmma::ring::Ring;
 use crate::vectors::Chunk;
 use cubecl::prelude::*;
@@ -24,16 +27,12 @@ pub(crate) struct Tiles<E: Float> {
     pub grad_out: Shared<[Chunk<E>]>,
     /// `[stages, rows / 2]`: for each of two rows, `-log2(e)` times the LSE and the row sum.
     pub rows: Shared<[Vector<f32, Const<4>>]>,
-    /// `[keys]`: first query of the chunk that attends to the key; 0 past the last key.
-    pub first: Shared<[i32]>,
-    /// `[keys]`: one past the last query of the chunk that does.
-    pub end: Shared<[i32]>,
+    pub bounds: KeyBounds,
 }
 
 #[cube]
 impl<E: Float> Tiles<E> {
     pub(crate) fn new(#[comptime] bp: DkdvBlueprint) -> Tiles<E> {
-        let keys = comptime!(bp.keys());
         let key_chunks = comptime!(bp.keys() * bp.chunks());
         let chunks = comptime!(bp.stages * bp.rows * bp.chunks());
         Tiles::<E> {
@@ -45,8 +44,7 @@ impl<E: Float> Tiles<E> {
                 comptime!(bp.stages * bp.rows / 2),
                 128usize,
             ),
-            first: Shared::<[i32]>::new_aligned_slice(keys, 128usize),
-            end: Shared::<[i32]>::new_aligned_slice(keys, 128usize),
+            bounds: KeyBounds::new(bp),
         }
     }
 }
@@ -70,17 +68,15 @@ pub(crate) struct StepCopies {
 #[cube]
 impl StepCopies {
     pub(crate) fn new<E: Float>(
-        q: &TensorMap<E, Tiled>,
-        grad_out: &TensorMap<E, Tiled>,
-        rows: &TensorMap<f32, Tiled>,
+        boxes: &QueryBoxes<E>,
         tiles: &Tiles<E>,
         batch: usize,
         queries: &QueryRows,
     ) -> StepCopies {
         StepCopies {
-            q: tensor_map_address::<E, Tiled>(q),
-            grad_out: tensor_map_address::<E, Tiled>(grad_out),
-            rows: tensor_map_address::<f32, Tiled>(rows),
+            q: tensor_map_address::<E, Tiled>(&boxes.q),
+            grad_out: tensor_map_address::<E, Tiled>(&boxes.grad_out),
+            rows: tensor_map_address::<f32, Tiled>(&boxes.rows),
             q_panels: Panels::at::<E>(&tiles.q[0..1]).address,
             o_panels: Panels::at::<E>(&tiles.grad_out[0..1]).address,
             places: uniform(shared_address(&tiles.rows[0..1]) as usize) as u32,
@@ -149,12 +145,12 @@ impl StepCopies {
     }
 }
 
-/// The step that begins at query `query` and whose tile is in `stage`; `whole` if its queries see all keys.
+/// The step that begins at query `query` and whose tile is in `stage`; `full` if its queries see all keys.
 #[cube]
 pub(crate) fn step_at<E: Float>(
     stage: usize,
     query: usize,
-    whole: bool,
+    full: bool,
     tiles: &Tiles<E>,
     #[comptime] bp: DkdvBlueprint,
 ) -> Step {
@@ -170,8 +166,8 @@ pub(crate) fn step_at<E: Float>(
             exponent_bits(rows.extract(3usize)),
         ),
     );
-    let mut boundary = !whole;
-    let mut broken = false;
+    let mut boundary = !full;
+    let mut not_finite = false;
     // Rare: non-finite elements of Q or dO make the row sum non-finite, or the LSE -inf.
     if any_lane(bits == NO_NUMBER) {
         let none = f32::new(f32::INFINITY);
@@ -182,41 +178,58 @@ pub(crate) fn step_at<E: Float>(
             // Queries that see nothing are common there; non-finite queries are not.
             unknown = empty && any_lane(!all_finite::<E>(&tiles.q, stage, bp));
         }
-        broken = boundary
+        not_finite = boundary
             && (unknown
                 || any_lane(!is_finite(rows.extract(1usize)) || !is_finite(rows.extract(3usize))));
     }
     if comptime!(bp.softcap) {
         // A capped logit does not reveal an infinite query.
         if boundary {
-            broken = broken || any_lane(!all_finite::<E>(&tiles.q, stage, bp));
+            not_finite = not_finite || any_lane(!all_finite::<E>(&tiles.q, stage, bp));
         }
     }
     Step {
         query,
         boundary,
-        broken,
+        not_finite,
     }
 }
 
-/// Whether this lane's share of the rows of `stage` is finite.
+/// Zeroes the elements of the queries and output gradients in `stage` that are not finite. All units cooperate; the
+/// stage is published.
 #[cube]
-fn all_finite<E: Float>(
-    rows: &Shared<[Chunk<E>]>,
+pub(crate) fn clean_stage<E: Float>(
+    tiles: &mut Tiles<E>,
     stage: usize,
     #[comptime] bp: DkdvBlueprint,
-) -> bool {
-    let mut at = UNIT_POS_X as usize;
-    let mut finite = true;
+) {
+    sync_cube();
+    zero_not_finite::<E>(&mut tiles.q, stage, bp);
+    zero_not_finite::<E>(&mut tiles.grad_out, stage, bp);
+    publish();
+    sync_cube();
+}
+
+/// Zeroes the elements of a stage of queries or output gradients that are not finite.
+#[cube]
+fn zero_not_finite<E: Float>(
+    rows: &mut Shared<[Chunk<E>]>,
+    stage: usize,
+    #[comptime] bp: DkdvBlueprint,
+) {
+    let mut at = UNIT_POS as usize;
     while at < comptime!(bp.rows * bp.chunks()) {
-        let values = rows[stage * comptime!(bp.rows * bp.chunks()) + at];
+        let place = stage * comptime!(bp.rows * bp.chunks()) + at;
+        let mut values = rows[place];
         #[unroll]
         for e in 0..8usize {
-            finite = finite && is_finite(f32::cast_from(values.extract(e)));
+            if !is_finite(f32::cast_from(values.extract(e))) {
+                values.insert(e, E::from_int(0));
+            }
         }
-        at += 32;
+        rows[place] = values;
+        at += comptime!(bp.units());
     }
-    finite
 }
 
 /// The query of row `row` of a step's tile, given the row's reference; -1 if it attends to nothing.

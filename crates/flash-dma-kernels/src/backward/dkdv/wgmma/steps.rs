@@ -1,22 +1,24 @@
 //! The steps of a dk/dv cube: the queries that it streams, and which of its keys they see.
 
 use crate::backward::blueprint::DkdvBlueprint;
-use crate::backward::dkdv::shared::mask::{KeyMask, StepList};
-use crate::backward::dkdv::shared::queries::{Cursor, Range};
+use crate::backward::dkdv::shared::keys::ChunkTile;
+use crate::backward::dkdv::shared::mask::KeyMask;
 use crate::backward::dkdv::shared::seen::SeenWords;
+use crate::backward::dkdv::shared::steps::{Cursor, StepOrder};
+use crate::backward::dkdv::wgmma::queries::{Tiles, step_at};
+use crate::backward::dkdv::wgmma::weights::StagedStep;
 use crate::matrix::ptx::uniform;
 use cubecl::prelude::*;
 
-/// The steps of a cube in order: a range's tiles for each group of heads in turn, or the steps of a list.
+/// The steps of a cube, and where it is among them.
 #[derive(CubeType)]
 pub(crate) struct Steps {
     /// The number of steps.
     pub count: usize,
-    range: Range,
+    order: StepOrder,
     /// The step whose copies start next, and the one in use; without a mask.
     coming: Cursor,
     present: Cursor,
-    list: StepList,
     /// The entry in use, and the following one, read one iteration ahead; masked only.
     entry: u32,
     next: u32,
@@ -24,39 +26,24 @@ pub(crate) struct Steps {
 
 #[cube]
 impl Steps {
-    /// The steps over the tiles of `range` for `group` heads.
-    pub(crate) fn of_range(range: &Range, group: usize, #[comptime] bp: DkdvBlueprint) -> Steps {
-        Steps {
-            count: uniform(range.tiles * (group / comptime!(bp.heads))),
-            range: Range {
-                first: range.first,
-                tiles: range.tiles,
-                full_from: range.full_from,
-                full_to: range.full_to,
-            },
-            coming: Cursor::first(range),
-            present: Cursor::first(range),
-            list: StepList::none(),
-            entry: 0u32,
-            next: 0u32,
-        }
-    }
-
-    /// The steps of a list.
-    pub(crate) fn listed(list: StepList) -> Steps {
-        let range = Range::none();
+    /// At the first step of `order`.
+    pub(crate) fn new(order: StepOrder, #[comptime] bp: DkdvBlueprint) -> Steps {
         let mut entry = 0u32;
         let mut next = 0u32;
-        if list.total > 0 {
-            entry = list.entry(0usize);
-            next = list.entry(1usize);
-        }
+        let count = if comptime!(bp.pattern.is_planned()) {
+            if order.count > 0 {
+                entry = order.list.entry(0usize);
+                next = order.list.entry(1usize);
+            }
+            order.count
+        } else {
+            uniform(order.count)
+        };
         Steps {
-            count: list.total,
-            coming: Cursor::first(&range),
-            present: Cursor::first(&range),
-            range,
-            list,
+            count,
+            coming: Cursor::first(&order.range),
+            present: Cursor::first(&order.range),
+            order,
             entry,
             next,
         }
@@ -65,7 +52,7 @@ impl Steps {
     /// The step whose copies start next, at turn `turn`.
     pub(crate) fn coming(&self, turn: usize, #[comptime] bp: DkdvBlueprint) -> Cursor {
         if comptime!(bp.pattern.is_planned()) {
-            Cursor::listed(self.list.entry(turn), bp)
+            Cursor::listed(self.order.list.entry(turn), bp)
         } else {
             Cursor {
                 tile: self.coming.tile,
@@ -77,7 +64,7 @@ impl Steps {
     /// Advances past it.
     pub(crate) fn advance_coming(&mut self, #[comptime] bp: DkdvBlueprint) {
         if comptime!(!bp.pattern.is_planned()) {
-            self.coming.advance(&self.range, bp);
+            self.coming.advance(&self.order.range, bp);
         }
     }
 
@@ -97,21 +84,16 @@ impl Steps {
     pub(crate) fn advance_present(&mut self, turn: usize, #[comptime] bp: DkdvBlueprint) {
         if comptime!(bp.pattern.is_planned()) {
             self.entry = self.next;
-            self.next = self.list.entry(turn + 2);
+            self.next = self.order.list.entry(turn + 2);
         } else {
-            self.present.advance(&self.range, bp);
+            self.present.advance(&self.order.range, bp);
         }
     }
 
     /// Whether all queries of the step at turn `turn` see all keys.
-    pub(crate) fn is_whole(&self, turn: usize, #[comptime] bp: DkdvBlueprint) -> bool {
+    pub(crate) fn is_full(&self, turn: usize, #[comptime] bp: DkdvBlueprint) -> bool {
         let query = self.present(bp).tile * comptime!(bp.queries());
-        let mut whole = self.range.full_from <= query as i32
-            && (query + comptime!(bp.queries())) as i32 <= self.range.full_to;
-        if comptime!(bp.pattern.is_planned()) {
-            whole = turn < self.list.whole;
-        }
-        whole
+        self.order.is_full(turn, query, bp)
     }
 
     /// The pairs of the step at turn `turn` that this warp sees.
@@ -122,18 +104,53 @@ impl Steps {
         q_len: usize,
         #[comptime] bp: DkdvBlueprint,
     ) -> SeenWords {
-        let mut whole = true;
+        let mut full = true;
         if comptime!(bp.pattern.is_planned()) {
-            whole = turn < self.list.whole;
+            full = turn < self.order.list.full;
         }
         let step = self.present(bp);
         SeenWords::read(
             mask,
             step.head,
             step.tile * comptime!(bp.queries()),
-            whole,
+            full,
             q_len,
             bp,
         )
+    }
+}
+
+/// The step in use at turn `turn`, whose tile has landed; `words` are its queries' words of the mask.
+#[cube]
+pub(crate) fn staged_step<E: Float>(
+    turn: usize,
+    steps: &Steps,
+    words: &SeenWords,
+    tiles: &Tiles<E>,
+    place: &ChunkTile,
+    mask: &KeyMask,
+    #[comptime] bp: DkdvBlueprint,
+) -> StagedStep {
+    let stage = turn % comptime!(bp.stages);
+    let present = steps.present(bp);
+    let query = present.tile * comptime!(bp.queries());
+    let mut head = 0usize;
+    if comptime!(bp.pattern.has_pair_bias()) {
+        // Copied, because `present` aliases the cursor's variables, which advance before the biases are read.
+        head = present.head;
+    }
+    let at = step_at::<E>(stage, query, steps.is_full(turn, bp), tiles, bp);
+    let mut seen = 0u32;
+    if comptime!(bp.pattern.is_planned()) {
+        // After the products: the words have arrived by now.
+        if at.boundary {
+            seen = words.pack(query, mask, place.q_len, place.k_len, 0usize, bp);
+        }
+    }
+    StagedStep {
+        at,
+        stage,
+        head,
+        seen,
     }
 }

@@ -2,12 +2,12 @@
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::keys::OwnKey;
-use crate::backward::dkdv::shared::mask::KeyMask;
+use crate::backward::dkdv::shared::pairs::Pairs;
 use crate::backward::dkdv::shared::queries::Step;
 use crate::backward::dkdv::shared::seen::seen_pair;
+use crate::backward::dkdv::wgmma::keys::LaneKeys;
 use crate::backward::dkdv::wgmma::queries::{Tiles, query_of};
 use crate::matrix::fragment::pack;
-use crate::matrix::logits::LogitScale;
 use crate::matrix::wgmma::product::finish;
 use cubecl::prelude::*;
 
@@ -22,38 +22,48 @@ pub(crate) struct StepWeights<NP: Size> {
     pub dz1: f32,
 }
 
-/// Sets the weights to those of a step, from `S^T` and from `dP^T`, which is in flight while P is computed. On a
-/// `boundary` step the weights of pairs that are not selected are zero; if `bp.pattern.is_planned()`, `seen` says which
-/// are selected, in the format of [`SeenWords::pack`](crate::backward::dkdv::shared::seen::SeenWords::pack). `head` is
-/// the step's first head within the group.
+/// The products of a step: `S^T`, and `dP^T`, which is in flight.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct StepProducts<NS: Size> {
+    pub s: Vector<f32, NS>,
+    pub dp: Vector<f32, NS>,
+}
+
+/// A step, and what is known of its pairs.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct StagedStep {
+    pub at: Step,
+    pub stage: usize,
+    /// The first head of its tile, within the group; `bp.pattern.has_pair_bias()` only.
+    pub head: usize,
+    /// Which pairs of a boundary step are selected, in the format of
+    /// [`SeenWords::pack`](crate::backward::dkdv::shared::seen::SeenWords::pack); `bp.pattern.is_planned()` only.
+    pub seen: u32,
+}
+
+/// Sets the weights to those of a step, while whose P is computed dP is in flight. On a `boundary` step the weights of
+/// pairs that are not selected are zero.
 #[cube]
 pub(crate) fn step_weights<E: Float, NS: Size, NP: Size>(
     weights: &mut StepWeights<NP>,
-    s: &Vector<f32, NS>,
-    dp: Vector<f32, NS>,
-    key0: &OwnKey,
-    key1: &OwnKey,
+    products: &StepProducts<NS>,
+    keys: &LaneKeys,
     tiles: &Tiles<E>,
-    stage: usize,
-    step: &Step,
-    seen: u32,
-    mask: &KeyMask,
-    head: usize,
-    q_len: usize,
-    logit_scale: &LogitScale,
+    step: &StagedStep,
+    pairs: &Pairs,
     #[comptime] boundary: bool,
-    #[comptime] bp: DkdvBlueprint,
 ) {
+    let (s, logit_scale, bp) = (&products.s, &pairs.logit_scale, comptime!(pairs.bp));
     let quad = UNIT_POS_X as usize % 4;
-    let rows = stage * comptime!(bp.rows / 2) + quad;
-    let bias = PairBiases::read(mask, key0, key1, head, step.query, q_len, bp);
+    let rows = step.stage * comptime!(bp.rows / 2) + quad;
+    let bias = PairBiases::read(pairs, keys, step);
     let mut exact = Vector::<f32, NS>::new(0.0f32);
     #[unroll]
     for n in 0..comptime!(bp.rows / 8) {
         let pair = tiles.rows[rows + comptime!(n * 4)];
         let mut seen_here = 0u32;
         if comptime!(boundary && bp.pattern.is_planned()) {
-            seen_here = seen_pair(seen, n, bp);
+            seen_here = seen_pair(step.seen, n, bp);
         }
         #[unroll]
         for e in 0..2usize {
@@ -67,13 +77,13 @@ pub(crate) fn step_weights<E: Float, NS: Size, NP: Size>(
                     || bp.pattern.has_pair_bias()
             ));
             let (z0, z1) = (
-                bias.of(key0, n, e, false, bp),
-                bias.of(key1, n, e, true, bp),
+                bias.of(&keys.upper, n, e, false, bp),
+                bias.of(&keys.lower, n, e, true, bp),
             );
             let mut p0 = logit_scale.weight(s.extract(at0), z0, reference, capped, scored);
             let mut p1 = logit_scale.weight(s.extract(at1), z1, reference, capped, scored);
             if comptime!(boundary) {
-                let keep = selected(key0, key1, reference, row, step, seen_here, e, bp);
+                let keep = selected(keys, reference, row, &step.at, seen_here, e);
                 p0 = select(keep.first, p0, 0.0f32);
                 p1 = select(keep.second, p1, 0.0f32);
             }
@@ -81,7 +91,7 @@ pub(crate) fn step_weights<E: Float, NS: Size, NP: Size>(
             exact.insert(at1, p1);
         }
     }
-    let dp = finish::<NS>(dp, comptime!(bp.rows / 2));
+    let dp = finish::<NS>(products.dp, comptime!(bp.rows / 2));
     let mut p = Vector::<u32, NP>::new(0u32);
     let mut ds = Vector::<u32, NP>::new(0u32);
     let mut dz0 = 0.0f32;
@@ -91,7 +101,7 @@ pub(crate) fn step_weights<E: Float, NS: Size, NP: Size>(
         let pair = tiles.rows[rows + comptime!(n * 4)];
         let mut seen_here = 0u32;
         if comptime!(boundary && bp.pattern.is_planned()) {
-            seen_here = seen_pair(seen, n, bp);
+            seen_here = seen_pair(step.seen, n, bp);
         }
         let mut dss = Vector::<f32, Const<4>>::new(0.0f32);
         #[unroll]
@@ -104,7 +114,7 @@ pub(crate) fn step_weights<E: Float, NS: Size, NP: Size>(
             if comptime!(boundary) {
                 // A pair that is not selected has a probability of 0, but may have a dP that is not finite.
                 let reference = pair.extract(comptime!(2 * e));
-                let keep = selected(key0, key1, reference, row, step, seen_here, e, bp);
+                let keep = selected(keys, reference, row, &step.at, seen_here, e);
                 ds0 = select(keep.first, ds0, 0.0f32);
                 ds1 = select(keep.second, ds1, 0.0f32);
             }
@@ -146,15 +156,14 @@ struct Selected {
 /// [`seen_pair`], in which the row has bit `16 e`.
 #[cube]
 fn selected(
-    key0: &OwnKey,
-    key1: &OwnKey,
+    keys: &LaneKeys,
     reference: f32,
     row: usize,
     step: &Step,
     seen: u32,
     #[comptime] e: usize,
-    #[comptime] bp: DkdvBlueprint,
 ) -> Selected {
+    let bp = comptime!(keys.bp);
     if comptime!(bp.pattern.is_planned()) {
         let any = reference != f32::new(f32::INFINITY);
         Selected {
@@ -164,8 +173,8 @@ fn selected(
     } else {
         let query = query_of(reference, row, step, bp);
         Selected {
-            first: key0.first <= query && query < key0.end,
-            second: key1.first <= query && query < key1.end,
+            first: keys.upper.first <= query && query < keys.upper.end,
+            second: keys.lower.first <= query && query < keys.lower.end,
         }
     }
 }
@@ -184,30 +193,26 @@ fn eights(bp: DkdvBlueprint) -> usize {
 
 #[cube]
 impl PairBiases {
-    fn read(
-        mask: &KeyMask,
-        key0: &OwnKey,
-        key1: &OwnKey,
-        head: usize,
-        first: usize,
-        q_len: usize,
-        #[comptime] bp: DkdvBlueprint,
-    ) -> PairBiases {
+    fn read(pairs: &Pairs, keys: &LaneKeys, step: &StagedStep) -> PairBiases {
+        let (mask, bp) = (&pairs.mask, comptime!(pairs.bp));
         let mut values = Array::<f32>::new(comptime!(if bp.pattern.has_pair_bias() {
             4 * eights(bp)
         } else {
             1
         }));
         if comptime!(bp.pattern.has_pair_bias()) {
-            let (behind0, behind1) = (key0.behind(mask), key1.behind(mask));
+            let (behind0, behind1) = (keys.upper.behind(mask), keys.lower.behind(mask));
             #[unroll]
             for n in 0..comptime!(eights(bp)) {
                 #[unroll]
                 for e in 0..2usize {
                     let row = comptime!(n * 8 + e) + UNIT_POS_X as usize % 4 * 2;
-                    let query = min(first + row % comptime!(bp.queries()), q_len - 1);
-                    values[comptime!(n * 4 + e * 2)] = mask.bias(head, query, behind0);
-                    values[comptime!(n * 4 + e * 2 + 1)] = mask.bias(head, query, behind1);
+                    let query = min(
+                        step.at.query + row % comptime!(bp.queries()),
+                        pairs.rows.len - 1,
+                    );
+                    values[comptime!(n * 4 + e * 2)] = mask.bias(step.head, query, behind0);
+                    values[comptime!(n * 4 + e * 2 + 1)] = mask.bias(step.head, query, behind1);
                 }
             }
         }

@@ -1,0 +1,120 @@
+//! The keys that a lane of an `mma` warp holds rows of, and what turns their products into logits.
+
+use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::shared::args::KeyTileSource;
+use crate::backward::dkdv::shared::keys::{ChunkTile, score_row};
+use crate::backward::dkdv::shared::mask::KeyMask;
+use crate::backward::dkdv::shared::pairs::Pairs;
+use crate::matrix::fragment::quad_sum;
+use crate::matrix::logits::LogitScale;
+use cubecl::prelude::*;
+
+/// Two keys of every fragment of the warp.
+#[derive(CubeType)]
+pub(crate) struct LaneKeys {
+    logit_scale: LogitScale,
+    /// The keys' scores; with `bp.pattern.has_head_bias()` their biases for one query head.
+    scores: Array<f32>,
+    /// The first key of the cube if keys come in order, and the number of keys.
+    start: usize,
+    pub count: usize,
+    /// Offset of the gradients of the biases of the group's first head.
+    bias_row: usize,
+    #[cube(comptime)]
+    pub bp: DkdvBlueprint,
+}
+
+/// The slot of the key that this lane holds of the `n`-th eight rows of its warp's fragments.
+#[cube]
+pub(crate) fn slot_of(#[comptime] n: usize, #[comptime] bp: DkdvBlueprint) -> usize {
+    let (lane, warp) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
+    warp % comptime!(bp.role_warps) * comptime!(bp.warp_keys()) + comptime!(n * 8) + lane / 4
+}
+
+#[cube]
+impl LaneKeys {
+    /// The keys of this lane with the scores that all heads of the group share, 0 without. `first_head` is the group's
+    /// first head, counted over all sequences.
+    pub(crate) fn new(
+        source: &KeyTileSource,
+        place: &ChunkTile,
+        pairs: &Pairs,
+        first_head: usize,
+    ) -> LaneKeys {
+        let (scale, bp) = (&pairs.logit_scale, comptime!(pairs.bp));
+        let bias_row = first_head * place.k_len;
+        let mut scores = Array::<f32>::new(comptime!(bp.fragments * 2));
+        let score_row = score_row(&source.scores, place.batch, place.kv_head, bp);
+        #[unroll]
+        for n in 0..comptime!(bp.fragments * 2) {
+            let slot = slot_of(n, bp);
+            scores[n] = 0.0f32;
+            if comptime!(bp.pattern.has_shared_score()) && place.start + slot < place.count {
+                scores[n] = source.scores[score_row + place.key_of(&source.list, slot, bp)];
+            }
+        }
+        LaneKeys {
+            logit_scale: LogitScale {
+                inner: scale.inner,
+                outer: scale.outer,
+                inverse: scale.inverse,
+            },
+            scores,
+            start: place.start,
+            count: place.count,
+            bias_row,
+            bp,
+        }
+    }
+
+    /// Loads the biases for head `head` of the group.
+    pub(crate) fn load_biases(&self, mask: &KeyMask, head: usize) {
+        let bp = comptime!(self.bp);
+        let mut scores = self.scores;
+        #[unroll]
+        for n in 0..comptime!(bp.fragments * 2) {
+            let key = self.start + slot_of(n, bp);
+            if key < self.count {
+                scores[n] = mask.bias(head, 0usize, key - mask.first);
+            }
+        }
+    }
+
+    /// Adds `sums` to the gradients of the biases for head `head`, to which no other cube adds, and resets the sums.
+    pub(crate) fn add_bias_gradients(&self, sums: &mut Array<f32>, grad: &mut [f32], head: usize) {
+        let bp = comptime!(self.bp);
+        #[unroll]
+        for n in 0..comptime!(bp.fragments * 2) {
+            let sum = quad_sum(sums[n]);
+            sums[n] = 0.0f32;
+            let key = self.start + slot_of(n, bp);
+            let quad = UNIT_POS_X % 4;
+            if quad == 0 && key < self.count {
+                grad[self.bias_row + head * self.count + key] += sum;
+            }
+        }
+    }
+
+    /// The score of the key of the `n`-th eight rows; 0 without.
+    pub(crate) fn score(&self, #[comptime] n: usize) -> f32 {
+        if comptime!(self.bp.pattern.has_intervals() || self.bp.pattern.has_key_bias()) {
+            self.scores[n]
+        } else {
+            f32::new(0.0)
+        }
+    }
+
+    /// The logit of a product of a key with score `z`.
+    pub(crate) fn logit(&self, product: f32, z: f32) -> f32 {
+        (self.logit_scale).apply(product, z, comptime!(self.bp.softcap))
+    }
+
+    /// The slope of a logit of the key of the `n`-th eight rows, see [`LogitScale::slope`].
+    pub(crate) fn slope(&self, logit: f32, #[comptime] n: usize) -> f32 {
+        let mut x = logit;
+        if comptime!(self.bp.pattern.has_intervals() || self.bp.pattern.has_key_bias()) {
+            x -= self.scores[n];
+        }
+        (self.logit_scale).slope(x, comptime!(self.bp.softcap))
+    }
+}

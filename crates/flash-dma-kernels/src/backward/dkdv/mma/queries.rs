@@ -1,0 +1,183 @@
+//! The shared memory of the dk/dv kernel: its key tile, and the query tiles that stream past it.
+
+use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::shared::args::BackwardInputs;
+use crate::backward::dkdv::shared::keys::KeyBounds;
+use crate::backward::dkdv::shared::queries::{QueryRows, Step, all_finite};
+use crate::backward::dkdv::shared::steps::{Cursor, StepOrder};
+use crate::finite::is_finite;
+use crate::matrix::copies::copied_chunk;
+use crate::matrix::fragment::swizzle;
+use crate::matrix::ptx::copy_or_zero;
+use crate::vectors::Chunk;
+use cubecl::prelude::*;
+
+/// The shared memory of an `mma` cube's warps.
+#[derive(CubeType)]
+pub(crate) struct Tiles<E: Float> {
+    /// `[keys, chunks]`, chunks swizzled.
+    pub k: Shared<[Chunk<E>]>,
+    /// `[keys, chunks]`, chunks swizzled.
+    pub v: Shared<[Chunk<E>]>,
+    /// `[stages, rows, chunks]`, likewise; rows without a query are zero.
+    pub q: Shared<[Chunk<E>]>,
+    /// `[stages, rows, chunks]`, likewise; rows without a query are zero.
+    pub grad_out: Shared<[Chunk<E>]>,
+    /// `[stages, rows]`.
+    pub lse: Shared<[f32]>,
+    /// `[stages, rows]`.
+    pub delta: Shared<[f32]>,
+    /// `[2, role_warps, fragments, rows / 8, 32]`: the elements that a lane holds of each accumulator of 16 keys by 8
+    /// rows; -1 where a pair is not selected.
+    pub weights: Shared<[Vector<f32, Const<4>>]>,
+    pub bounds: KeyBounds,
+}
+
+#[cube]
+impl<E: Float> Tiles<E> {
+    pub(crate) fn new(#[comptime] bp: DkdvBlueprint) -> Tiles<E> {
+        let keys = comptime!(bp.keys());
+        let chunks = comptime!(bp.chunks());
+        Tiles::<E> {
+            k: Shared::<[Chunk<E>]>::new_aligned_slice(keys * chunks, comptime!(bp.alignment())),
+            v: Shared::<[Chunk<E>]>::new_aligned_slice(keys * chunks, comptime!(bp.alignment())),
+            q: Shared::<[Chunk<E>]>::new_aligned_slice(
+                comptime!(bp.stages * bp.rows * bp.chunks()),
+                comptime!(bp.alignment()),
+            ),
+            grad_out: Shared::<[Chunk<E>]>::new_aligned_slice(
+                comptime!(bp.stages * bp.rows * bp.chunks()),
+                comptime!(bp.alignment()),
+            ),
+            lse: Shared::<[f32]>::new_aligned_slice(comptime!(bp.stages * bp.rows), 128usize),
+            delta: Shared::<[f32]>::new_aligned_slice(comptime!(bp.stages * bp.rows), 128usize),
+            weights: Shared::<[Vector<f32, Const<4>>]>::new_aligned_slice(
+                comptime!(bp.weights()),
+                128usize,
+            ),
+            bounds: KeyBounds::new(bp),
+        }
+    }
+}
+
+/// Step `step`, which begins at query `query`, and whose tile is in its stage.
+#[cube]
+pub(crate) fn step_at<E: Float>(
+    step: usize,
+    query: usize,
+    order: &StepOrder,
+    tiles: &Tiles<E>,
+    #[comptime] bp: DkdvBlueprint,
+) -> Step {
+    let base = step % comptime!(bp.stages) * comptime!(bp.rows);
+    let mut row = UNIT_POS_X as usize;
+    let mut empty = false;
+    let mut not_finite = false;
+    while row < comptime!(bp.rows) {
+        // Non-finite elements of Q or dO make the row sum non-finite, or the LSE -inf.
+        empty = empty || tiles.lse[base + row] == f32::new(f32::NEG_INFINITY);
+        not_finite = not_finite || !is_finite(tiles.delta[base + row]);
+        row += 32;
+    }
+    let empty = plane_any(empty);
+    let full = order.is_full(step, query, bp);
+    let boundary = !full || empty;
+    let mut unknown = empty;
+    if comptime!(bp.pattern.is_planned()) {
+        // Queries that see nothing are common there; non-finite queries are not.
+        if empty {
+            unknown = plane_any(!all_finite::<E>(&tiles.q, step % comptime!(bp.stages), bp));
+        }
+    }
+    if comptime!(bp.softcap) {
+        // A capped logit does not reveal an infinite query.
+        if boundary {
+            not_finite = not_finite || !all_finite::<E>(&tiles.q, step % comptime!(bp.stages), bp);
+        }
+    }
+    Step {
+        query,
+        boundary,
+        not_finite: boundary && (unknown || plane_any(not_finite)),
+    }
+}
+
+/// The query of row `row` of the tile of `step` in `stage`; -1 if the row has no query, or attends to nothing.
+#[cube]
+pub(crate) fn query_of<E: Float>(
+    tiles: &Tiles<E>,
+    row: usize,
+    stage: usize,
+    step: &Step,
+    #[comptime] bp: DkdvBlueprint,
+) -> i32 {
+    let mut is_query = tiles.lse[stage * comptime!(bp.rows) + row] != f32::new(f32::NEG_INFINITY);
+    if comptime!(bp.rows != bp.queries() * bp.heads) {
+        is_query = is_query && row < comptime!(bp.queries() * bp.heads);
+    }
+    let query = (step.query + row % comptime!(bp.queries())) as i32;
+    select(is_query, query, i32::new(-1))
+}
+
+/// Starts the copies of step `step`, at `cursor`: queries, output gradients, LSE and row sums.
+#[cube]
+pub(crate) fn copy_step<E: Float>(
+    inputs: &BackwardInputs<E>,
+    rows: &QueryRows,
+    cursor: &Cursor,
+    step: usize,
+    tiles: &mut Tiles<E>,
+    #[comptime] bp: DkdvBlueprint,
+) {
+    let chunks = comptime!(bp.chunks());
+    let queries = comptime!(bp.queries());
+    let unit = UNIT_POS as usize;
+    let stage = step % comptime!(bp.stages);
+    let first_query = cursor.tile * queries;
+    let first_head = cursor.head;
+    #[unroll]
+    for c in 0..comptime!((bp.rows * bp.chunks()).div_ceil(bp.units())) {
+        let own = copied_chunk(c, comptime!(bp.units()), chunks);
+        let (row, col) = (own.row, own.col);
+        if comptime!((bp.rows * bp.chunks()).is_multiple_of(bp.units())) || row < comptime!(bp.rows)
+        {
+            let place = stage * comptime!(bp.rows * bp.chunks()) + swizzle(row, col, chunks);
+            let query = first_query + row % queries;
+            let head = rows.head + first_head + row / queries;
+            // A copy of zero bytes fills its destination with zeros and reads nothing.
+            let there = row < comptime!(bp.queries() * bp.heads) && query < rows.len;
+            let from = rows.q + head * rows.q_head + query * rows.q_row + col;
+            copy_or_zero(
+                &inputs.q[from..from + 1],
+                &mut tiles.q[place..place + 1],
+                there,
+                16u32,
+            );
+            let from = rows.o + head * rows.o_head + query * rows.o_row + col;
+            copy_or_zero(
+                &inputs.grad_out[from..from + 1],
+                &mut tiles.grad_out[place..place + 1],
+                there,
+                16u32,
+            );
+        }
+    }
+    if unit < comptime!(bp.rows) {
+        let place = stage * comptime!(bp.rows) + unit;
+        let query = first_query + unit % queries;
+        let there = unit < comptime!(bp.queries() * bp.heads) && query < rows.len;
+        let from = rows.row + (first_head + unit / queries) * rows.len + query;
+        copy_or_zero(
+            &inputs.lse[from..from + 1],
+            &mut tiles.lse[place..place + 1],
+            there,
+            4u32,
+        );
+        copy_or_zero(
+            &inputs.delta[from..from + 1],
+            &mut tiles.delta[place..place + 1],
+            there,
+            4u32,
+        );
+    }
+}

@@ -1,0 +1,173 @@
+//! The steps of a cube: the query tiles that its key tile streams, of one group of heads each.
+
+use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::shared::args::{KeyGrid, KeyTileSource};
+use crate::backward::dkdv::shared::keys::{ChunkTile, KeyBounds};
+use crate::matrix::ptx::{global_address, read_ahead, uniform, uniform_address};
+use crate::pattern::layout::{HEAD_BITS, QUERY_LIST_HEADER};
+use cubecl::prelude::*;
+
+/// The steps of a cube, in order: a range's tiles for each group of heads in turn, or if `bp.pattern.is_planned()` the
+/// entries of a list.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct StepOrder {
+    /// Number of steps.
+    pub count: usize,
+    pub range: Range,
+    pub list: StepList,
+}
+
+#[cube]
+impl StepOrder {
+    /// The steps of this cube's key tile, which is at `place`, for `group` heads; the queries of the tile's keys are in
+    /// `bounds` unless `bp.pattern.is_planned()`.
+    pub(crate) fn of_cube(
+        source: &KeyTileSource,
+        grid: &KeyGrid,
+        place: &ChunkTile,
+        bounds: &KeyBounds,
+        group: usize,
+        #[comptime] bp: DkdvBlueprint,
+    ) -> StepOrder {
+        if comptime!(bp.pattern.is_planned()) {
+            let list = StepList::of_cube(source, grid, place);
+            StepOrder {
+                count: list.total,
+                range: Range::none(),
+                list,
+            }
+        } else {
+            let range = bounds.queries(place, bp);
+            StepOrder {
+                count: range.tiles * (group / comptime!(bp.heads)),
+                range,
+                list: StepList::none(),
+            }
+        }
+    }
+
+    /// The first step.
+    pub(crate) fn first(&self, #[comptime] bp: DkdvBlueprint) -> Cursor {
+        if comptime!(bp.pattern.is_planned()) {
+            Cursor::listed(self.list.entry(0usize), bp)
+        } else {
+            Cursor::first(&self.range)
+        }
+    }
+
+    /// Whether all rows of step `turn`, which begins at query `query`, see all keys.
+    pub(crate) fn is_full(&self, turn: usize, query: usize, #[comptime] bp: DkdvBlueprint) -> bool {
+        if comptime!(bp.pattern.is_planned()) {
+            turn < self.list.full
+        } else {
+            comptime!(bp.rows == bp.queries() * bp.heads)
+                && self.range.full_from <= query as i32
+                && (query + comptime!(bp.queries())) as i32 <= self.range.full_to
+        }
+    }
+}
+
+/// The query tiles that a key tile streams.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct Range {
+    /// The first query tile of a head.
+    pub first: usize,
+    /// Query tiles of a head.
+    pub tiles: usize,
+    /// Every key is attended to by the queries `full_from .. full_to`, if any.
+    pub full_from: i32,
+    pub full_to: i32,
+}
+
+#[cube]
+impl Range {
+    /// An empty range.
+    pub(crate) fn none() -> Range {
+        Range {
+            first: 0usize,
+            tiles: 0usize,
+            full_from: 0i32,
+            full_to: 0i32,
+        }
+    }
+}
+
+/// The queries and the heads of a step. Steps run over a range's tiles for each group of heads in turn.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct Cursor {
+    /// The query tile of a head.
+    pub tile: usize,
+    /// The first head, within the group of the kv head.
+    pub head: usize,
+}
+
+#[cube]
+impl Cursor {
+    /// The first step of a range.
+    pub(crate) fn first(range: &Range) -> Cursor {
+        Cursor {
+            tile: range.first,
+            head: 0usize,
+        }
+    }
+
+    /// The step of an entry of a [`StepList`].
+    pub(crate) fn listed(entry: u32, #[comptime] bp: DkdvBlueprint) -> Cursor {
+        Cursor {
+            tile: (entry >> comptime!(HEAD_BITS as u32)) as usize,
+            head: (entry & comptime!((1u32 << HEAD_BITS) - 1)) as usize * comptime!(bp.heads),
+        }
+    }
+
+    /// Moves on to the next step.
+    pub(crate) fn advance(&mut self, range: &Range, #[comptime] bp: DkdvBlueprint) {
+        self.tile += 1;
+        if self.tile == range.first + range.tiles {
+            self.tile = range.first;
+            self.head += comptime!(bp.heads);
+        }
+    }
+}
+
+/// The list of a cube's steps.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct StepList {
+    /// The offset of its first entry.
+    first: u64,
+    /// Number of full steps, which see all keys; they come first.
+    pub full: usize,
+    pub total: usize,
+}
+
+#[cube]
+impl StepList {
+    /// A placeholder that is never read.
+    pub(crate) fn none() -> StepList {
+        StepList {
+            first: 0u64,
+            full: 0usize,
+            total: 0usize,
+        }
+    }
+
+    /// The list of this cube's key tile, which is at `place`.
+    fn of_cube(source: &KeyTileSource, grid: &KeyGrid, place: &ChunkTile) -> StepList {
+        let (list, counts) = (&source.list, &source.counts);
+        let (tiles, capacity) = (grid.tiles as usize, grid.capacity as usize);
+        let tile = CUBE_POS_X as usize % tiles;
+        let (batch, kv_head) = (place.batch, place.kv_head);
+        let row = batch * counts[0] as usize + kv_head * counts[1] as usize;
+        let at = row * tiles + tile;
+        let begin = at * capacity;
+        StepList {
+            first: uniform_address(global_address(&list[begin..begin + 1])),
+            full: uniform(counts[QUERY_LIST_HEADER + at * 2] as usize),
+            total: uniform(counts[QUERY_LIST_HEADER + at * 2 + 1] as usize),
+        }
+    }
+
+    /// Entry `index`, clamped to the last one; the list must not be empty.
+    pub(crate) fn entry(&self, index: usize) -> u32 {
+        read_ahead(self.first, min(index, self.total - 1) as u32)
+    }
+}

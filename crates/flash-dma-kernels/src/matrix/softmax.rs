@@ -1,0 +1,231 @@
+//! Online softmax: probabilities of one key tile after the other, against a reference that seldom moves.
+
+use crate::matrix::fragment::{Accumulators, pack, quad_max, quad_sum};
+use crate::matrix::logits::{exp_of, rescale_to};
+use crate::matrix::ptx::any_lane;
+use crate::matrix::query_tile::OutputRows;
+use cubecl::prelude::*;
+use flash_dma_problem::ElementType;
+
+/// How far the maximum of a row may rise above the reference of its probabilities before the row is
+/// rescaled: `e^5.5` is 245, far from any overflow, and most tiles need no rescaling.
+const SLACK: f32 = 5.5;
+
+/// A number for each of the two rows of which a lane holds elements in an accumulator.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct PerRow {
+    pub upper: f32,
+    pub lower: f32,
+}
+
+#[cube]
+impl PerRow {
+    /// Raises the numbers to those of a logit of each row.
+    pub(crate) fn raise(&mut self, upper: f32, lower: f32) {
+        self.upper = max(self.upper, upper);
+        self.lower = max(self.lower, lower);
+    }
+
+    /// Raises the numbers to the greatest logits of an accumulator of `columns` columns, see
+    /// [`tile_logits`](crate::matrix::logits::tile_logits).
+    pub(crate) fn raise_to<N: Size>(
+        &mut self,
+        logits: &Vector<f32, N>,
+        #[comptime] columns: usize,
+    ) {
+        #[unroll]
+        for n in 0..comptime!(columns / 8) {
+            #[unroll]
+            for e in 0..2usize {
+                let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
+                self.upper = max(self.upper, logits.extract(at0));
+                self.lower = max(self.lower, logits.extract(at1));
+            }
+        }
+    }
+}
+
+/// The softmax of the two rows of a lane over the key tiles so far. A row lies in the four lanes of a quad: they share
+/// the reference, and each sums the probabilities that it computes.
+///
+/// A key tile takes these turns: [`maxima`](Self::maxima), raised to its logits; if they are
+/// [`outgrown`](Self::outgrown), the accumulators times the factors of [`rescale`](Self::rescale); the probabilities
+/// against the [`references`](Self::references).
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct OnlineSoftmax {
+    /// The references of the probabilities; -inf before the first key.
+    max0: f32,
+    max1: f32,
+    /// The sums of the probabilities.
+    sum0: f32,
+    sum1: f32,
+}
+
+#[cube]
+impl OnlineSoftmax {
+    /// Before the first key.
+    pub(crate) fn new() -> OnlineSoftmax {
+        OnlineSoftmax {
+            max0: f32::new(f32::NEG_INFINITY),
+            max1: f32::new(f32::NEG_INFINITY),
+            sum0: 0.0f32,
+            sum1: 0.0f32,
+        }
+    }
+
+    /// The maxima so far, as far as they matter: the logits of the next tile are to raise them.
+    pub(crate) fn maxima(&self) -> PerRow {
+        PerRow {
+            upper: self.max0,
+            lower: self.max1,
+        }
+    }
+
+    /// Shares the maxima of a tile among the lanes of a row, and returns whether those of any row of the warp rose so
+    /// far that all its rows are to be rescaled.
+    pub(crate) fn outgrown(&self, maxima: &mut PerRow) -> bool {
+        maxima.upper = quad_max(maxima.upper);
+        maxima.lower = quad_max(maxima.lower);
+        any_lane(maxima.upper > self.max0 + SLACK || maxima.lower > self.max1 + SLACK)
+    }
+
+    /// Makes the maxima of a tile the references, and returns the factors of the accumulators. A row that has seen no
+    /// key yet rescales zeros, by any finite factor.
+    pub(crate) fn rescale(&mut self, maxima: &PerRow) -> PerRow {
+        let upper = rescale_to(self.max0, maxima.upper);
+        let lower = rescale_to(self.max1, maxima.lower);
+        self.max0 = maxima.upper;
+        self.max1 = maxima.lower;
+        self.sum0 *= upper;
+        self.sum1 *= lower;
+        PerRow { upper, lower }
+    }
+
+    /// What [`exp_of`] subtracts. A row that has seen no key yet: against any finite reference its probabilities are 0.
+    pub(crate) fn references(&self) -> PerRow {
+        let none = f32::new(f32::NEG_INFINITY);
+        let log2e = comptime!(core::f32::consts::LOG2_E);
+        PerRow {
+            upper: select(self.max0 == none, 0.0f32, -self.max0 * log2e),
+            lower: select(self.max1 == none, 0.0f32, -self.max1 * log2e),
+        }
+    }
+
+    /// Adds the probabilities of `columns` columns from column `first` on of an accumulator's logits, and returns them
+    /// rounded, as an A operand.
+    pub(crate) fn probabilities<N: Size, NP: Size>(
+        &mut self,
+        logits: &Vector<f32, N>,
+        references: &PerRow,
+        #[comptime] first: usize,
+        #[comptime] columns: usize,
+        #[comptime] element: ElementType,
+    ) -> Vector<u32, NP> {
+        let mut packed = Vector::<u32, NP>::new(0u32);
+        #[unroll]
+        for n in 0..comptime!(columns / 8) {
+            let at = comptime!(first / 2 + n * 4);
+            let a = exp_of(logits.extract(at), references.upper);
+            let b = exp_of(logits.extract(comptime!(at + 1)), references.upper);
+            let c = exp_of(logits.extract(comptime!(at + 2)), references.lower);
+            let d = exp_of(logits.extract(comptime!(at + 3)), references.lower);
+            self.sum0 += a + b;
+            self.sum1 += c + d;
+            packed.insert(comptime!(n * 2), pack(a, b, element));
+            packed.insert(comptime!(n * 2 + 1), pack(c, d, element));
+        }
+        packed
+    }
+
+    /// [`probabilities`](Self::probabilities) of sixteen columns, whose logits are the accumulators `first` and
+    /// `first + 1`, as a fragment of the compiler's own products.
+    pub(crate) fn fragment<E: Float, NA: Size, NC: Size>(
+        &mut self,
+        logits: &Accumulators<NC>,
+        references: &PerRow,
+        #[comptime] first: usize,
+    ) -> Array<Vector<E, NA>> {
+        let mut p = Array::<Vector<E, NA>>::new(4usize);
+        #[unroll]
+        for half in 0..2usize {
+            let mut upper = logits[comptime!(first + half)][0];
+            let mut lower = logits[comptime!(first + half)][1];
+            #[unroll]
+            for e in 0..2usize {
+                let p0 = exp_of(upper.extract(e), references.upper);
+                let p1 = exp_of(lower.extract(e), references.lower);
+                self.sum0 += p0;
+                self.sum1 += p1;
+                upper.insert(e, p0);
+                lower.insert(e, p1);
+            }
+            p[comptime!(half * 2)] = Vector::cast_from(upper);
+            p[comptime!(half * 2 + 1)] = Vector::cast_from(lower);
+        }
+        p
+    }
+
+    /// The sums over all keys and all lanes of a row.
+    pub(crate) fn finish(&mut self) -> SoftmaxSums {
+        self.sum0 = quad_sum(self.sum0);
+        self.sum1 = quad_sum(self.sum1);
+        SoftmaxSums {
+            upper: RowSum {
+                reference: self.max0,
+                sum: self.sum0,
+                empty: self.sum0 == 0.0f32,
+            },
+            lower: RowSum {
+                reference: self.max1,
+                sum: self.sum1,
+                empty: self.sum1 == 0.0f32,
+            },
+        }
+    }
+}
+
+/// The sum of the probabilities of a row over all its keys.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct RowSum {
+    reference: f32,
+    sum: f32,
+    /// No key at all, or none with a logit above -inf: the output is zero and the LSE -inf. NaN stays NaN.
+    pub empty: bool,
+}
+
+#[cube]
+impl RowSum {
+    /// The factor of the row's output, unless it is empty.
+    pub(crate) fn inverse(&self) -> f32 {
+        1.0f32 / self.sum
+    }
+
+    /// The row's LSE.
+    pub(crate) fn lse(&self) -> f32 {
+        let none = f32::new(f32::NEG_INFINITY);
+        select(self.empty, none, self.reference + self.sum.ln())
+    }
+}
+
+/// The sums of the two rows of a lane.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct SoftmaxSums {
+    pub upper: RowSum,
+    pub lower: RowSum,
+}
+
+#[cube]
+impl SoftmaxSums {
+    /// Writes the LSE of the rows: one lane of each quad does.
+    pub(crate) fn write_lse(&self, to: &OutputRows, lse: &mut [f32]) {
+        let quad = UNIT_POS_X as usize % 4;
+        if quad == 0 {
+            if to.has_upper {
+                lse[to.upper] = self.upper.lse();
+            }
+            if to.has_lower {
+                lse[to.lower] = self.lower.lse();
+            }
+        }
+    }
+}
