@@ -314,8 +314,3 @@ impl<'a> BackwardPass<'a> {
         }
     }
 }
-
-/// The bytes of the placeholder for the gradient of the scores if there is none.
-pub(crate) fn no_scores_bytes(problem: &Problem) -> usize {
-    if problem.has_scores { 0 } else { bytes([1]) }
-}

@@ -3,7 +3,6 @@
 use crate::backward::blueprint::MmaBlueprints;
 use crate::backward::dkdv::shared::gather::KeyParts;
 use crate::backward::dkdv::shared::key_sums::KeySums;
-use crate::backward::launch::no_scores_bytes;
 use crate::backward::matrix::pass::row_sums_bytes;
 use crate::pattern::intervals::LiveKeys;
 use crate::pattern::intervals::chunks::ChunkKeys;
@@ -24,7 +23,7 @@ impl MmaBlueprints {
     fn key_bytes(&self, problem: &Problem) -> usize {
         let (dkdv, chunks) = (self.dkdv, self.chunks(problem));
         let listed = match chunks {
-            _ if !problem.has_scores => no_scores_bytes(problem),
+            _ if !problem.has_scores => 0,
             1 => OrderedKeys::bytes(problem),
             _ => ChunkKeys::bytes(problem, self.chunk),
         };

@@ -55,10 +55,14 @@ pub fn products_alone(
             CubeDim::new_2d(32, 4),
             a.into_tensor_arg(),
             b.into_tensor_arg(),
-            OperandBoxesLaunch::new(a_boxes.into(), b_boxes.into()),
-            sums.into_buffer_arg(),
-            products.into_buffer_arg(),
-            results.into_buffer_arg(),
+            a_boxes.into(),
+            b_boxes.into(),
+            ResultsLaunch::new(
+                sums.into_buffer_arg(),
+                products.into_buffer_arg(),
+                results.into_buffer_arg(),
+            ),
+            boxes,
             columns,
             element,
             elem_type(element),
@@ -67,11 +71,14 @@ pub fn products_alone(
     Ok(())
 }
 
-/// The tensor maps of the operands, if the tensor memory accelerator copies them.
+/// What the products are added to and written to.
 #[derive(CubeType, CubeLaunch)]
-struct OperandBoxes<E: Float> {
-    a: ComptimeOption<TensorMap<E, Tiled>>,
-    b: ComptimeOption<TensorMap<E, Tiled>>,
+struct Results {
+    sums: Box<[Vector<f32, Const<2>>]>,
+    /// Overwritten.
+    products: Box<[Vector<f32, Const<2>>]>,
+    /// Overwritten.
+    results: Box<[Vector<f32, Const<2>>]>,
 }
 
 /// One warpgroup; buffers as in [`products_alone`], all outputs overwritten.
@@ -79,10 +86,10 @@ struct OperandBoxes<E: Float> {
 fn products_alone_kernel<E: Float>(
     a: &Tensor<Chunk<E>>,
     b: &Tensor<Chunk<E>>,
-    boxes: &OperandBoxes<E>,
-    sums: &[Vector<f32, Const<2>>],
-    products: &mut [Vector<f32, Const<2>>],
-    results: &mut [Vector<f32, Const<2>>],
+    a_boxes: &ComptimeOption<TensorMap<E, Tiled>>,
+    b_boxes: &ComptimeOption<TensorMap<E, Tiled>>,
+    results: &mut Results,
+    #[comptime] boxes: bool,
     #[comptime] columns: usize,
     #[comptime] element: ElementType,
     #[define(E)] _operand: ElemType,
@@ -97,14 +104,14 @@ fn products_alone_kernel<E: Float>(
     let a_panels = Panels::at::<E>(&a_tile[0..1]);
     let b_panels = Panels::at::<E>(&b_tile[0..1]);
     let ring = Ring::new(1usize, 1usize, 128usize);
-    if comptime!(boxes.a.is_some()) {
+    if comptime!(boxes) {
         if UNIT_POS == 0 {
             ring.arrive_expecting(0usize, comptime!((4 * ROWS * columns) as u32));
-            let from = map_address::<E>(&boxes.a);
+            let from = map_address::<E>(a_boxes);
             copy_boxes(
                 from, 0usize, 0usize, 0usize, &a_panels, &ring, 0usize, ROWS, columns,
             );
-            let from = map_address::<E>(&boxes.b);
+            let from = map_address::<E>(b_boxes);
             copy_boxes(
                 from, 0usize, 0usize, 0usize, &b_panels, &ring, 0usize, ROWS, columns,
             );
@@ -133,8 +140,13 @@ fn products_alone_kernel<E: Float>(
         p.insert(i, pack(s.extract(x), s.extract(y), element));
     }
     let transposed = finish::<NS>(transposed, comptime!(ROWS / 2));
-    write_rows::<NS>(products, &s, 0usize, ROWS);
-    write_rows::<NS>(products, &transposed, comptime!(ROWS * ROWS / 2), ROWS);
+    write_rows::<NS>(&mut results.products, &s, 0usize, ROWS);
+    write_rows::<NS>(
+        &mut results.products,
+        &transposed,
+        comptime!(ROWS * ROWS / 2),
+        ROWS,
+    );
 
     let mut acc = Vector::<f32, NO>::new(0.0f32);
     let at = first_pair(columns);
@@ -142,14 +154,14 @@ fn products_alone_kernel<E: Float>(
     for c in 0..chunks {
         #[unroll]
         for lower in 0..2usize {
-            let pair = sums[at + comptime!(4 * c + lower * 8 * columns / 2)];
+            let pair = results.sums[at + comptime!(4 * c + lower * 8 * columns / 2)];
             acc.insert(comptime!(4 * c + 2 * lower), pair.extract(0usize));
             acc.insert(comptime!(4 * c + 2 * lower + 1), pair.extract(1usize));
         }
     }
     let acc = start_pv::<NO, NP>(acc, p, &b_panels, element, columns, ROWS);
     let acc = finish::<NO>(acc, comptime!((columns / 2).next_power_of_two()));
-    write_rows::<NO>(results, &acc, 0usize, columns);
+    write_rows::<NO>(&mut results.results, &acc, 0usize, columns);
 }
 
 /// Offset of this lane's first pair in rows of `columns` elements.

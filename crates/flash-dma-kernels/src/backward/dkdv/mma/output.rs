@@ -67,7 +67,8 @@ pub(crate) fn write_scores(
     for n in 0..comptime!(bp.fragments * 2) {
         let sum = quad_sum(sums[n]);
         let slot = slot_of(n, bp);
-        if UNIT_POS_X as usize % 4 == 0 && slot < left {
+        let quad = UNIT_POS_X as usize % 4;
+        if quad == 0 && slot < left {
             let at = place.row_of(source, slot, bp);
             write_score(grad, at, sum, bp);
         }

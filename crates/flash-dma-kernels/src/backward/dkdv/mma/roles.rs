@@ -206,8 +206,8 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
                 let at = step_at::<E>(turn, query, order, &*tiles, bp);
                 not_finite = not_finite || at.not_finite;
                 let seen = seen_pairs(&words, &at, &pairs.mask, rows.len, keys.count, bp);
-                // Steps are ordered head by head.
                 if comptime!(bp.pattern.has_head_bias()) {
+                    // Steps are ordered head by head.
                     if head != biased_head {
                         biased_head = head;
                         keys.load_biases(&pairs.mask, head);
@@ -220,8 +220,8 @@ pub(crate) fn stream_queries<E: Float, NS: Size, NO: Size, NA: Size>(
             if turn > 0 {
                 let at = step_at::<E>(turn - 1, last_query, order, &*tiles, bp);
                 not_finite = not_finite || at.not_finite;
-                // The sums belong to one head.
                 if comptime!(bp.pattern.has_head_bias()) {
+                    // The sums belong to one head.
                     if last_head != biased_head {
                         keys.add_bias_gradients(&mut sums.scores, grad_scores, biased_head);
                         keys.load_biases_of_slopes(&pairs.mask, last_head);
