@@ -11,7 +11,7 @@ use crate::backward::dkdv::shared::keys::OwnKey;
 use crate::backward::dkdv::shared::pairs::Pairs;
 use crate::backward::dkdv::shared::sums::add_pair;
 use crate::finite::is_finite;
-use crate::matrix::logits::exp_of;
+use crate::matrix::logit_scale::exp_of;
 use crate::matrix::stages::RowAddress;
 use crate::vectors::pick;
 use cubecl::prelude::*;

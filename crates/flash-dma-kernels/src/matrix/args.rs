@@ -1,6 +1,7 @@
 //! What the query-outer kernels of tensor cores are launched with.
 
 use crate::pattern::intervals::slices::Slice;
+use crate::pattern::tensors::{KeyTensors, SourceTensors};
 use crate::vectors::Chunk;
 use cubecl::prelude::*;
 
@@ -79,42 +80,7 @@ pub(crate) struct LaunchedTiles {
     pub count: u32,
 }
 
-/// The tensors of a [`KeySource`].
-#[derive(Clone)]
-pub(crate) struct SourceTensors {
-    /// Scores or a bias.
-    pub bias: Option<TensorBinding>,
-    pub keys: KeyTensors,
-}
-
-/// Which keys are read, and the tensors that say so.
-#[derive(Clone)]
-pub(crate) enum KeyTensors {
-    All,
-    /// Intervals, lists and counts: [`IntervalKeys`].
-    Intervals([TensorBinding; 3]),
-    /// Bits, lists and counts: [`PlannedKeys`].
-    Planned([TensorBinding; 3]),
-}
-
 impl SourceTensors {
-    /// All of them.
-    pub(crate) fn all(&self) -> impl Iterator<Item = &TensorBinding> {
-        let keys: &[TensorBinding] = match &self.keys {
-            KeyTensors::All => &[],
-            KeyTensors::Intervals(tensors) | KeyTensors::Planned(tensors) => tensors,
-        };
-        self.bias.iter().chain(keys)
-    }
-
-    /// The bits of the plan, if there is one.
-    pub(crate) fn bits(&self) -> Option<&TensorBinding> {
-        match &self.keys {
-            KeyTensors::Planned([bits, ..]) => Some(bits),
-            _ => None,
-        }
-    }
-
     /// The launch argument.
     pub(crate) fn into_launch(self) -> KeySourceLaunch {
         let (mut intervals, mut plan) = (None, None);

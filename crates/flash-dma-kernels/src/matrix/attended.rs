@@ -2,7 +2,7 @@
 
 use crate::args::Scaling;
 use crate::matrix::args::{KeySource, Operands};
-use crate::matrix::logits::LogitScale;
+use crate::matrix::logit_scale::LogitScale;
 use crate::matrix::mask::{MaskRows, step_of};
 use crate::matrix::pair_bias::PairBias;
 use crate::matrix::query_tile::{CubeTile, score_row};

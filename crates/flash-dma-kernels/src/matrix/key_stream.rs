@@ -2,9 +2,9 @@
 
 use crate::matrix::args::{KeySource, Operands};
 use crate::matrix::attended::AttendedKeys;
+use crate::matrix::bit_copies::BitCopies;
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::copies::copied_chunk;
-use crate::matrix::mask::BitCopies;
 use crate::matrix::ptx::{
     copy_of_row, copy_or_zero, global_address, read_ahead, shared_address, uniform,
 };

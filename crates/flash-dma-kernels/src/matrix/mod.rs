@@ -6,10 +6,12 @@
 
 pub(crate) mod args;
 pub(crate) mod attended;
+pub(crate) mod bit_copies;
 pub(crate) mod blueprint;
 pub(crate) mod copies;
 pub(crate) mod fragment;
 pub(crate) mod key_stream;
+pub(crate) mod logit_scale;
 pub(crate) mod logits;
 pub(crate) mod mask;
 pub(crate) mod mma;

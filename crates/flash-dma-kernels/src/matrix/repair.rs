@@ -10,7 +10,7 @@ use crate::matrix::args::{KeySource, Operands, Outputs};
 use crate::matrix::attended::AttendedKeys;
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::copies::copied_chunk;
-use crate::matrix::logits::exp_of;
+use crate::matrix::logit_scale::exp_of;
 use crate::matrix::query_tile::TileRow;
 use crate::matrix::stages::{RowAddress, place_of};
 use crate::matrix::tile_keys::listed_key;

@@ -1,7 +1,7 @@
 //! Online softmax: probabilities of one key tile after the other, against a reference that seldom moves.
 
 use crate::matrix::fragment::{Accumulators, pack, quad_max, quad_sum};
-use crate::matrix::logits::{exp_of, rescale_to};
+use crate::matrix::logit_scale::{exp_of, rescale_to};
 use crate::matrix::ptx::any_lane;
 use crate::matrix::query_tile::OutputRows;
 use cubecl::prelude::*;

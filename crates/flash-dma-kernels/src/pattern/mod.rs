@@ -7,3 +7,4 @@ pub(crate) mod kind;
 pub(crate) mod layout;
 pub(crate) mod mask;
 pub(crate) mod position;
+pub(crate) mod tensors;

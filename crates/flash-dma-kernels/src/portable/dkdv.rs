@@ -9,9 +9,8 @@ use crate::portable::memory::{
     Broken, KeyRows, QueryRows, Row4, RowList, TileRows, shared_weights, store_tile,
 };
 use crate::portable::product::{accumulate, accumulate_selected, products};
-use crate::portable::visibility::{
-    TileVisibility, Visibility, VisibilityExpand, logit, logit_slope,
-};
+use crate::portable::tile_visibility::TileVisibility;
+use crate::portable::visibility::{Visibility, VisibilityExpand, logit, logit_slope};
 use cubecl::prelude::*;
 
 /// One cube owns the key tile `CUBE_POS_X` of kv head `CUBE_POS_Y` of sequence `CUBE_POS_Z`: it streams, for every

@@ -6,7 +6,7 @@ use crate::portable::blueprint::Blueprint;
 use crate::portable::keys::KeyTiles;
 use crate::portable::memory::{Broken, KeyRows, TileRows, load_tile, shared_rows};
 use crate::portable::softmax::OnlineSoftmax;
-use crate::portable::visibility::TileVisibility;
+use crate::portable::tile_visibility::TileVisibility;
 use cubecl::prelude::*;
 
 /// One cube owns the query tile `first_tile + CUBE_POS_X` of query head `CUBE_POS_Y` of sequence `CUBE_POS_Z`: it

@@ -19,4 +19,5 @@ pub(crate) mod masked;
 pub(crate) mod memory;
 pub(crate) mod product;
 pub(crate) mod softmax;
+pub(crate) mod tile_visibility;
 pub(crate) mod visibility;

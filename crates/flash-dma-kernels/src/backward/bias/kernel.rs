@@ -5,7 +5,7 @@ use crate::backward::bias::blueprint::BiasBlueprint;
 use crate::backward::bias::steps::{BiasStep, BiasSteps, Sizes};
 use crate::backward::bias::tiles::{BiasCopies, BiasTiles, row_stage};
 use crate::backward::dq::rows::LaneRow;
-use crate::matrix::logits::LogitScale;
+use crate::matrix::logit_scale::LogitScale;
 use crate::matrix::mask::is_set;
 use crate::matrix::pair_bias::PairBias;
 use crate::matrix::ptx::any_lane;

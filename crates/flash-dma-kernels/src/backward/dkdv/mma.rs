@@ -4,6 +4,7 @@ pub(crate) mod keys;
 pub(crate) mod output;
 pub(crate) mod queries;
 pub(crate) mod roles;
+pub(crate) mod warp;
 pub(crate) mod weights;
 
 use crate::args::Scaling;
@@ -11,14 +12,16 @@ use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::mma::keys::LaneKeys;
 use crate::backward::dkdv::mma::output::{repair_keys, write_rows, write_scores};
 use crate::backward::dkdv::mma::queries::{Tiles, copy_step};
-use crate::backward::dkdv::mma::roles::{WarpSums, stream_queries};
+use crate::backward::dkdv::mma::roles::stream_queries;
+use crate::backward::dkdv::mma::warp::WarpSums;
 use crate::backward::dkdv::shared::args::{BackwardInputs, KeyGradients, KeyGrid, KeyTileSource};
-use crate::backward::dkdv::shared::keys::{ChunkTile, copy_keys};
+use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
+use crate::backward::dkdv::shared::keys::copy_keys;
 use crate::backward::dkdv::shared::mask::KeyMask;
 use crate::backward::dkdv::shared::pairs::Pairs;
 use crate::backward::dkdv::shared::queries::QueryRows;
 use crate::backward::dkdv::shared::steps::StepOrder;
-use crate::matrix::logits::LogitScale;
+use crate::matrix::logit_scale::LogitScale;
 use crate::matrix::ptx::commit_copies;
 use cubecl::prelude::*;
 

@@ -11,7 +11,8 @@ use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::args::{
     BackwardInputs, KeyGradients, KeyGrid, KeyTileSource, QueryBoxes,
 };
-use crate::backward::dkdv::shared::keys::{ChunkTile, copy_keys};
+use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
+use crate::backward::dkdv::shared::keys::copy_keys;
 use crate::backward::dkdv::shared::mask::KeyMask;
 use crate::backward::dkdv::shared::pairs::Pairs;
 use crate::backward::dkdv::shared::queries::QueryRows;
@@ -23,7 +24,7 @@ use crate::backward::dkdv::wgmma::output::{
 use crate::backward::dkdv::wgmma::queries::{StepCopies, Tiles, clean_stage};
 use crate::backward::dkdv::wgmma::steps::{Steps, staged_step};
 use crate::backward::dkdv::wgmma::weights::{StepProducts, StepWeights, step_weights};
-use crate::matrix::logits::LogitScale;
+use crate::matrix::logit_scale::LogitScale;
 use crate::matrix::ptx::{commit_copies, wait_copies};
 use crate::matrix::wgmma::panel::{Panels, publish};
 use crate::matrix::wgmma::product::{finish, finish_but, start_nt, start_pv};

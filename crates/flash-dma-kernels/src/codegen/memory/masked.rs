@@ -6,8 +6,9 @@ use crate::codegen::memory::{Compiled, ENGINES, Gpu, recorder, requested};
 use crate::decode::args::{Cache, Pages, Slots, StepInputs, StepOutputs, Tokens};
 use crate::host::engine::Engine;
 use crate::pattern::mask::args::{MaskBits, MaskedGradients, MaskedInputs};
-use crate::{AttentionOptions, CacheShape, ElementType, MaskedProblem, Storage};
-use crate::{backward, decode, forward};
+use crate::{
+    AttentionOptions, CacheShape, ElementType, MaskedProblem, Storage, backward, decode, forward,
+};
 use cubecl::client::Client;
 
 const HEADS: usize = 8;

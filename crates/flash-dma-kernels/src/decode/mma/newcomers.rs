@@ -5,7 +5,7 @@ use crate::decode::mma::blueprint::{CHUNK, DecodeMmaBlueprint, ROWS};
 use crate::decode::mma::rows::{StepRow, out_row, q_at};
 use crate::decode::mma::stream::Held;
 use crate::decode::tensors::StepTensors;
-use crate::matrix::logits::{LogitScale, exp_of, rescale_to};
+use crate::matrix::logit_scale::{LogitScale, exp_of, rescale_to};
 use crate::matrix::ptx::shuffle_xor;
 use crate::vectors::Chunk;
 use cubecl::prelude::*;

@@ -1,10 +1,10 @@
 //! The data of a mask and a bias that kernels read.
 
 use crate::host::check::rows_are_chunks;
-use crate::matrix::args::{KeyTensors, SourceTensors};
 use crate::pattern::mask::args::MaskedInputs;
 use crate::pattern::mask::sizes::TileLists;
 use crate::pattern::mask::tile_lists::tile_lists;
+use crate::pattern::tensors::{KeyTensors, SourceTensors};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::{MaskedProblem, PlanGeometry};

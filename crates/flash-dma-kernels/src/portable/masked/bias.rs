@@ -5,7 +5,8 @@ use crate::portable::args::{Keys, Operands, OrderedIntervals, PairBiasArg, Saved
 use crate::portable::blueprint::Blueprint;
 use crate::portable::memory::{Broken, KeyRows, QueryRows, TileRows};
 use crate::portable::product::products;
-use crate::portable::visibility::{TileVisibility, Visibility, VisibilityExpand, logit};
+use crate::portable::tile_visibility::TileVisibility;
+use crate::portable::visibility::{Visibility, VisibilityExpand, logit};
 use cubecl::prelude::*;
 
 /// The axes along which a bias has one element for all.

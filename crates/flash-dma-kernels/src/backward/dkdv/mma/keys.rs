@@ -2,11 +2,12 @@
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::args::KeyTileSource;
-use crate::backward::dkdv::shared::keys::{ChunkTile, score_row};
+use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
+use crate::backward::dkdv::shared::keys::score_row;
 use crate::backward::dkdv::shared::mask::KeyMask;
 use crate::backward::dkdv::shared::pairs::Pairs;
 use crate::matrix::fragment::quad_sum;
-use crate::matrix::logits::LogitScale;
+use crate::matrix::logit_scale::LogitScale;
 use cubecl::prelude::*;
 
 /// Two keys of every fragment of the warp.

@@ -3,7 +3,8 @@
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::mma::keys::slot_of;
 use crate::backward::dkdv::shared::args::{BackwardInputs, KeyTileSource};
-use crate::backward::dkdv::shared::keys::{ChunkTile, own_key, score_row};
+use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
+use crate::backward::dkdv::shared::keys::{own_key, score_row};
 use crate::backward::dkdv::shared::pairs::Pairs;
 use crate::backward::dkdv::shared::sums::{add_pair, write_score};
 use crate::backward::repair::repair_key;

@@ -2,9 +2,8 @@
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::args::BackwardInputs;
-use crate::backward::dkdv::shared::keys::KeyBounds;
 use crate::backward::dkdv::shared::queries::{QueryRows, Step, all_finite};
-use crate::backward::dkdv::shared::steps::{Cursor, StepOrder};
+use crate::backward::dkdv::shared::steps::{Cursor, KeyBounds, StepOrder};
 use crate::finite::is_finite;
 use crate::matrix::copies::copied_chunk;
 use crate::matrix::fragment::swizzle;

@@ -3,10 +3,10 @@
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::mma::keys::LaneKeys;
 use crate::backward::dkdv::mma::queries::{Tiles, query_of};
-use crate::backward::dkdv::mma::roles::{WarpStep, WarpSums};
+use crate::backward::dkdv::mma::warp::{WarpStep, WarpSums};
 use crate::backward::dkdv::shared::seen::seen_pair;
 use crate::matrix::fragment::pack;
-use crate::matrix::logits::exp_of;
+use crate::matrix::logit_scale::exp_of;
 use cubecl::prelude::*;
 
 /// The weight that marks a pair as not selected.

@@ -1,9 +1,9 @@
 //! The keys of a key tile, and the queries that attend to them.
 
 use crate::backward::blueprint::DkdvBlueprint;
-use crate::backward::dkdv::shared::args::{BackwardInputs, KeyGrid, KeyTileSource};
+use crate::backward::dkdv::shared::args::{BackwardInputs, KeyTileSource};
+use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::mask::KeyMask;
-use crate::backward::dkdv::shared::steps::Range;
 use crate::host::engine::Instruction;
 use crate::matrix::fragment::swizzle;
 use crate::matrix::stages::RowAddress;
@@ -25,92 +25,6 @@ pub(crate) struct OwnKey {
     pub first: i32,
     pub end: i32,
     pub score: f32,
-}
-
-/// A cube's key tile, and its chunk of queries.
-#[derive(CubeType, Clone, Copy)]
-pub(crate) struct ChunkTile {
-    /// The tile's first slot among those of the chunk, and how many keys the chunk has.
-    pub start: usize,
-    pub count: usize,
-    /// The tile's first entry in the list.
-    pub list_row: usize,
-    /// The sequence, its kv head, and that head counted over all sequences.
-    pub batch: usize,
-    pub kv_head: usize,
-    pub kv_row: usize,
-    pub q_len: usize,
-    pub k_len: usize,
-    /// The chunk's queries.
-    pub chunk_first: i32,
-    pub chunk_end: i32,
-}
-
-#[cube]
-impl ChunkTile {
-    /// The key tile of this cube; ends the cube where the chunk has fewer tiles than others.
-    pub(crate) fn of_cube(
-        source: &KeyTileSource,
-        grid: &KeyGrid,
-        kv_heads: usize,
-        q_len: usize,
-        k_len: usize,
-        #[comptime] bp: DkdvBlueprint,
-    ) -> ChunkTile {
-        let item = CUBE_POS_X as usize / grid.tiles as usize;
-        let kv_row = item / grid.chunks as usize;
-        let (batch, kv_head) = (kv_row / kv_heads, kv_row % kv_heads);
-        let start = CUBE_POS_X as usize % grid.tiles as usize * comptime!(bp.keys());
-        let chunk_first = (item % grid.chunks as usize * grid.chunk as usize) as i32;
-        let chunk_end = min(chunk_first + grid.chunk as i32, q_len as i32);
-        let mut count = k_len;
-        if comptime!(bp.pattern.has_intervals()) {
-            count = source.intervals.as_ref().unwrap().counts[item] as usize;
-        }
-        if start >= count {
-            terminate!();
-        }
-        ChunkTile {
-            start,
-            count,
-            list_row: item * grid.capacity as usize + start,
-            batch,
-            kv_head,
-            kv_row,
-            q_len,
-            k_len,
-            chunk_first,
-            chunk_end,
-        }
-    }
-
-    /// The index of the key in slot `slot` of the tile.
-    pub(crate) fn key_of(
-        &self,
-        source: &KeyTileSource,
-        slot: usize,
-        #[comptime] bp: DkdvBlueprint,
-    ) -> usize {
-        let mut key = self.start + slot;
-        if comptime!(bp.pattern.has_intervals()) {
-            key = source.intervals.as_ref().unwrap().list[self.list_row + slot] as usize;
-        }
-        key
-    }
-
-    /// The row of the gradients of the key in slot `slot`.
-    pub(crate) fn row_of(
-        &self,
-        source: &KeyTileSource,
-        slot: usize,
-        #[comptime] bp: DkdvBlueprint,
-    ) -> usize {
-        let mut row = self.list_row + slot;
-        if comptime!(!bp.parts) {
-            row = self.kv_row * self.k_len + self.key_of(source, slot, bp);
-        }
-        row
-    }
 }
 
 #[cube]
@@ -198,72 +112,6 @@ pub(crate) fn score_row(
         row
     } else {
         0usize.runtime()
-    }
-}
-
-/// The queries of a tile's keys, in shared memory.
-#[derive(CubeType)]
-pub(crate) struct KeyBounds {
-    /// `[keys]`: first query of the chunk that attends to the key; 0 past the last key.
-    pub first: Shared<[i32]>,
-    /// `[keys]`: one past the last query of the chunk that does.
-    pub end: Shared<[i32]>,
-}
-
-#[cube]
-impl KeyBounds {
-    pub(crate) fn new(#[comptime] bp: DkdvBlueprint) -> KeyBounds {
-        KeyBounds {
-            first: Shared::<[i32]>::new_aligned_slice(comptime!(bp.keys()), 128usize),
-            end: Shared::<[i32]>::new_aligned_slice(comptime!(bp.keys()), 128usize),
-        }
-    }
-
-    /// Enters the keys of the tile, one unit each, unless `bp.pattern.is_planned()`; the caller synchronises.
-    pub(crate) fn enter(
-        &mut self,
-        source: &KeyTileSource,
-        place: &ChunkTile,
-        #[comptime] bp: DkdvBlueprint,
-    ) {
-        let unit = UNIT_POS as usize;
-        if comptime!(!bp.pattern.is_planned()) && unit < comptime!(bp.keys()) {
-            let own = own_key(unit, place, source, 0usize, false, bp);
-            self.first[unit] = own.first;
-            self.end[unit] = own.end;
-        }
-    }
-
-    /// The query tiles that attend to the keys of the tile.
-    pub(crate) fn queries(&self, place: &ChunkTile, #[comptime] bp: DkdvBlueprint) -> Range {
-        let mut any_from = place.chunk_end;
-        let mut any_to = place.chunk_first;
-        let mut full_from = place.chunk_first;
-        let mut full_to = place.chunk_end;
-        let mut slot = UNIT_POS_X as usize;
-        while slot < comptime!(bp.keys()) {
-            if place.start + slot < place.count {
-                let (first, end) = (self.first[slot], self.end[slot]);
-                any_from = min(any_from, first);
-                any_to = max(any_to, end);
-                full_from = max(full_from, first);
-                full_to = min(full_to, end);
-            }
-            slot += 32;
-        }
-        any_from = plane_min(any_from);
-        any_to = plane_max(any_to);
-        let queries = comptime!(bp.queries());
-        let mut range = Range {
-            first: any_from as usize / queries,
-            tiles: 0usize,
-            full_from: plane_max(full_from),
-            full_to: plane_min(full_to),
-        };
-        if any_from < any_to {
-            range.tiles = (any_to as usize).div_ceil(queries) - range.first;
-        }
-        range
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::args::KeyTileSource;
-use crate::backward::dkdv::shared::keys::ChunkTile;
+use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::matrix::ptx::{global_address, read_ahead, uniform, uniform_address};
 use cubecl::prelude::*;
 use flash_dma_problem::PlanGeometry;

@@ -1,6 +1,7 @@
 //! Code that both engines share: a key tile's keys and mask, its query stream, and the sums over chunks of queries.
 
 pub(crate) mod args;
+pub(crate) mod chunk_tile;
 pub(crate) mod gather;
 pub(crate) mod key_sums;
 pub(crate) mod keys;

@@ -3,7 +3,7 @@
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::mask::KeyMask;
 use crate::backward::dkdv::shared::queries::QueryRows;
-use crate::matrix::logits::LogitScale;
+use crate::matrix::logit_scale::LogitScale;
 use cubecl::prelude::*;
 
 /// What the pairs of a warp's keys and the queries are computed from.

@@ -2,7 +2,8 @@
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::args::{KeyGrid, KeyTileSource};
-use crate::backward::dkdv::shared::keys::{ChunkTile, KeyBounds};
+use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
+use crate::backward::dkdv::shared::keys::own_key;
 use crate::matrix::ptx::{global_address, read_ahead, uniform, uniform_address};
 use crate::pattern::layout::{HEAD_BITS, QUERY_LIST_HEADER};
 use cubecl::prelude::*;
@@ -170,5 +171,71 @@ impl StepList {
     /// Entry `index`, clamped to the last one; the list must not be empty.
     pub(crate) fn entry(&self, index: usize) -> u32 {
         read_ahead(self.first, min(index, self.total - 1) as u32)
+    }
+}
+
+/// The queries of a tile's keys, in shared memory.
+#[derive(CubeType)]
+pub(crate) struct KeyBounds {
+    /// `[keys]`: first query of the chunk that attends to the key; 0 past the last key.
+    pub first: Shared<[i32]>,
+    /// `[keys]`: one past the last query of the chunk that does.
+    pub end: Shared<[i32]>,
+}
+
+#[cube]
+impl KeyBounds {
+    pub(crate) fn new(#[comptime] bp: DkdvBlueprint) -> KeyBounds {
+        KeyBounds {
+            first: Shared::<[i32]>::new_aligned_slice(comptime!(bp.keys()), 128usize),
+            end: Shared::<[i32]>::new_aligned_slice(comptime!(bp.keys()), 128usize),
+        }
+    }
+
+    /// Enters the keys of the tile, one unit each, unless `bp.pattern.is_planned()`; the caller synchronises.
+    pub(crate) fn enter(
+        &mut self,
+        source: &KeyTileSource,
+        place: &ChunkTile,
+        #[comptime] bp: DkdvBlueprint,
+    ) {
+        let unit = UNIT_POS as usize;
+        if comptime!(!bp.pattern.is_planned()) && unit < comptime!(bp.keys()) {
+            let own = own_key(unit, place, source, 0usize, false, bp);
+            self.first[unit] = own.first;
+            self.end[unit] = own.end;
+        }
+    }
+
+    /// The query tiles that attend to the keys of the tile.
+    pub(crate) fn queries(&self, place: &ChunkTile, #[comptime] bp: DkdvBlueprint) -> Range {
+        let mut any_from = place.chunk_end;
+        let mut any_to = place.chunk_first;
+        let mut full_from = place.chunk_first;
+        let mut full_to = place.chunk_end;
+        let mut slot = UNIT_POS_X as usize;
+        while slot < comptime!(bp.keys()) {
+            if place.start + slot < place.count {
+                let (first, end) = (self.first[slot], self.end[slot]);
+                any_from = min(any_from, first);
+                any_to = max(any_to, end);
+                full_from = max(full_from, first);
+                full_to = min(full_to, end);
+            }
+            slot += 32;
+        }
+        any_from = plane_min(any_from);
+        any_to = plane_max(any_to);
+        let queries = comptime!(bp.queries());
+        let mut range = Range {
+            first: any_from as usize / queries,
+            tiles: 0usize,
+            full_from: plane_max(full_from),
+            full_to: plane_min(full_to),
+        };
+        if any_from < any_to {
+            range.tiles = (any_to as usize).div_ceil(queries) - range.first;
+        }
+        range
     }
 }

@@ -2,7 +2,8 @@
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::args::KeyTileSource;
-use crate::backward::dkdv::shared::keys::{ChunkTile, OwnKey, own_key, score_row};
+use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
+use crate::backward::dkdv::shared::keys::{OwnKey, own_key, score_row};
 use crate::backward::dkdv::shared::mask::KeyMask;
 use cubecl::prelude::*;
 

@@ -2,7 +2,7 @@
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::args::{BackwardInputs, KeyGradients};
-use crate::backward::dkdv::shared::keys::ChunkTile;
+use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::pairs::Pairs;
 use crate::backward::dkdv::shared::sums::{add_pair_at_once, write_score};
 use crate::backward::dkdv::wgmma::keys::LaneKeys;

@@ -2,9 +2,8 @@
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::args::QueryBoxes;
-use crate::backward::dkdv::shared::keys::KeyBounds;
 use crate::backward::dkdv::shared::queries::{QueryRows, Step, all_finite};
-use crate::backward::dkdv::shared::steps::Cursor;
+use crate::backward::dkdv::shared::steps::{Cursor, KeyBounds};
 use crate::finite::{NO_NUMBER, exponent_bits, is_finite};
 use crate::matrix::ptx::{any_lane, shared_address, uniform};
 use crate::matrix::wgmma::boxes::{copy_boxes, copy_words};

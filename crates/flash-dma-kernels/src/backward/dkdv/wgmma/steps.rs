@@ -1,7 +1,7 @@
 //! The steps of a dk/dv cube: the queries that it streams, and which of its keys they see.
 
 use crate::backward::blueprint::DkdvBlueprint;
-use crate::backward::dkdv::shared::keys::ChunkTile;
+use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::mask::KeyMask;
 use crate::backward::dkdv::shared::seen::SeenWords;
 use crate::backward::dkdv::shared::steps::{Cursor, StepOrder};

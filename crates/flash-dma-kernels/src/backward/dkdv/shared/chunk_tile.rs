@@ -1,0 +1,91 @@
+//! The key tile and the chunk of queries that a cube owns.
+
+use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::shared::args::{KeyGrid, KeyTileSource};
+use cubecl::prelude::*;
+
+/// A cube's key tile, and its chunk of queries.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct ChunkTile {
+    /// The tile's first slot among those of the chunk, and how many keys the chunk has.
+    pub start: usize,
+    pub count: usize,
+    /// The tile's first entry in the list.
+    pub list_row: usize,
+    /// The sequence, its kv head, and that head counted over all sequences.
+    pub batch: usize,
+    pub kv_head: usize,
+    pub kv_row: usize,
+    pub q_len: usize,
+    pub k_len: usize,
+    /// The chunk's queries.
+    pub chunk_first: i32,
+    pub chunk_end: i32,
+}
+
+#[cube]
+impl ChunkTile {
+    /// The key tile of this cube; ends the cube where the chunk has fewer tiles than others.
+    pub(crate) fn of_cube(
+        source: &KeyTileSource,
+        grid: &KeyGrid,
+        kv_heads: usize,
+        q_len: usize,
+        k_len: usize,
+        #[comptime] bp: DkdvBlueprint,
+    ) -> ChunkTile {
+        let item = CUBE_POS_X as usize / grid.tiles as usize;
+        let kv_row = item / grid.chunks as usize;
+        let (batch, kv_head) = (kv_row / kv_heads, kv_row % kv_heads);
+        let start = CUBE_POS_X as usize % grid.tiles as usize * comptime!(bp.keys());
+        let chunk_first = (item % grid.chunks as usize * grid.chunk as usize) as i32;
+        let chunk_end = min(chunk_first + grid.chunk as i32, q_len as i32);
+        let mut count = k_len;
+        if comptime!(bp.pattern.has_intervals()) {
+            count = source.intervals.as_ref().unwrap().counts[item] as usize;
+        }
+        if start >= count {
+            terminate!();
+        }
+        ChunkTile {
+            start,
+            count,
+            list_row: item * grid.capacity as usize + start,
+            batch,
+            kv_head,
+            kv_row,
+            q_len,
+            k_len,
+            chunk_first,
+            chunk_end,
+        }
+    }
+
+    /// The index of the key in slot `slot` of the tile.
+    pub(crate) fn key_of(
+        &self,
+        source: &KeyTileSource,
+        slot: usize,
+        #[comptime] bp: DkdvBlueprint,
+    ) -> usize {
+        let mut key = self.start + slot;
+        if comptime!(bp.pattern.has_intervals()) {
+            key = source.intervals.as_ref().unwrap().list[self.list_row + slot] as usize;
+        }
+        key
+    }
+
+    /// The row of the gradients of the key in slot `slot`.
+    pub(crate) fn row_of(
+        &self,
+        source: &KeyTileSource,
+        slot: usize,
+        #[comptime] bp: DkdvBlueprint,
+    ) -> usize {
+        let mut row = self.list_row + slot;
+        if comptime!(!bp.parts) {
+            row = self.kv_row * self.k_len + self.key_of(source, slot, bp);
+        }
+        row
+    }
+}

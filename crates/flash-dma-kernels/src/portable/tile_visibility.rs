@@ -1,0 +1,173 @@
+//! Which pairs of a tile of queries and a tile of keys attend: one variant for each representation in shared memory.
+
+use crate::portable::args::{Keys, KeysExpand, OrderedIntervals, PairBiasArg, Sizes};
+use crate::portable::blueprint::Blueprint;
+use crate::portable::intervals::KeyIntervals;
+use crate::portable::keys::KeyTiles;
+use crate::portable::masked::bits::QueryBits;
+use crate::portable::memory::TileRows;
+use crate::portable::visibility::{Visibility, VisibilityExpand};
+use cubecl::prelude::*;
+
+/// The [`Visibility`] of a blueprint's pattern: one variant for each representation in shared memory. A new pattern is
+/// a value of [`Pattern`](crate::pattern::kind::Pattern) that one of them represents.
+#[expect(dead_code, reason = "kernels make the type that CubeCL derives")]
+#[derive(CubeType)]
+pub(crate) enum TileVisibility<'a> {
+    /// An interval of positions per key.
+    Intervals(KeyIntervals),
+    /// A word per query, with a bit per key.
+    Bits(QueryBits<'a>),
+}
+
+#[cube]
+impl<'a> TileVisibility<'a> {
+    /// Allocates room for a tile of queries and a tile of keys; the keys are the outer rows if `keys_outer`.
+    pub(crate) fn new<I: LaunchArg>(
+        keys: &'a Keys<I>,
+        bias: &'a PairBiasArg,
+        #[comptime] keys_outer: bool,
+        #[comptime] bp: Blueprint,
+    ) -> TileVisibility<'a> {
+        #[comptime]
+        match keys {
+            Keys::All => TileVisibility::new_Bits(QueryBits::new(
+                ComptimeOption::new_None(),
+                bias,
+                keys_outer,
+                bp,
+            )),
+            Keys::Planned(plan) => TileVisibility::new_Bits(QueryBits::new(
+                ComptimeOption::new_Some(plan),
+                bias,
+                keys_outer,
+                bp,
+            )),
+            Keys::Intervals(_) => TileVisibility::new_Intervals(KeyIntervals::new(keys_outer, bp)),
+        }
+    }
+
+    /// Whether some query of a tile may attend to some key of a tile: the answer is the same for all units of a cube,
+    /// which skips the tile otherwise.
+    pub(crate) fn is_active(
+        &self,
+        queries: &TileRows,
+        keys: &TileRows,
+        sizes: &Sizes,
+        #[comptime] bp: Blueprint,
+    ) -> bool {
+        #[comptime]
+        match self {
+            TileVisibility::Intervals(_) => true,
+            TileVisibility::Bits(bits) => bits.is_active(queries, keys, sizes, bp),
+        }
+    }
+
+    /// Sets the queries that a cube owns. A query whose LSE, if given, is −∞ attends to nothing.
+    pub(crate) fn own_queries(
+        &mut self,
+        queries: &TileRows,
+        lse: ComptimeOption<&Shared<[f32]>>,
+        sizes: &Sizes,
+        #[comptime] bp: Blueprint,
+    ) {
+        #[comptime]
+        match self {
+            TileVisibility::Intervals(intervals) => {
+                intervals.set_queries(queries, lse, sizes, bp);
+            }
+            TileVisibility::Bits(_) => {}
+        }
+    }
+
+    /// Sets the keys that a cube owns, with the keys' intervals if they have any.
+    pub(crate) fn own_keys(
+        &mut self,
+        source: &Keys<OrderedIntervals>,
+        keys: &TileRows,
+        #[comptime] bp: Blueprint,
+    ) {
+        #[comptime]
+        match self {
+            TileVisibility::Intervals(intervals) =>
+            {
+                #[comptime]
+                match source {
+                    Keys::Intervals(source) => intervals.set_ordered(source, keys, bp),
+                    Keys::All | Keys::Planned(_) => {}
+                }
+            }
+            TileVisibility::Bits(_) => {}
+        }
+    }
+
+    /// Sets the keys of a tile that streams past the `queries`.
+    pub(crate) fn meet_keys(
+        &mut self,
+        tiles: &KeyTiles,
+        keys: &TileRows,
+        queries: &TileRows,
+        lse: ComptimeOption<&Shared<[f32]>>,
+        sizes: &Sizes,
+        #[comptime] bp: Blueprint,
+    ) {
+        #[comptime]
+        match self {
+            TileVisibility::Intervals(intervals) => intervals.set_listed(tiles, keys, bp),
+            TileVisibility::Bits(bits) => bits.set(queries, keys, lse, sizes, bp),
+        }
+    }
+
+    /// Sets the queries of a tile that streams past the `keys`. A query whose LSE is −∞ attends to nothing.
+    pub(crate) fn meet_queries(
+        &mut self,
+        queries: &TileRows,
+        keys: &TileRows,
+        lse: &Shared<[f32]>,
+        sizes: &Sizes,
+        #[comptime] bp: Blueprint,
+    ) {
+        let lse = ComptimeOption::new_Some(lse);
+        #[comptime]
+        match self {
+            TileVisibility::Intervals(intervals) => {
+                intervals.set_queries(queries, lse, sizes, bp);
+            }
+            TileVisibility::Bits(bits) => bits.set(queries, keys, lse, sizes, bp),
+        }
+    }
+
+    /// The first and one past the last query that attends to any of the keys that a cube owns; the same number twice if
+    /// none does. To be called after a synchronisation.
+    pub(crate) fn queries(
+        &self,
+        keys: &TileRows,
+        sizes: &Sizes,
+        #[comptime] bp: Blueprint,
+    ) -> (usize, usize) {
+        #[comptime]
+        match self {
+            TileVisibility::Intervals(intervals) => intervals.queries(sizes, bp),
+            TileVisibility::Bits(bits) => bits.queries(keys, sizes, bp),
+        }
+    }
+}
+
+#[cube]
+impl<'a> Visibility for TileVisibility<'a> {
+    fn selected(&self, outer: usize, inner: usize) -> bool {
+        #[comptime]
+        match self {
+            TileVisibility::Intervals(intervals) => intervals.selected(outer, inner),
+            TileVisibility::Bits(bits) => bits.selected(outer, inner),
+        }
+    }
+
+    fn biased(&self, logit: f32, outer: usize, inner: usize) -> f32 {
+        #[comptime]
+        match self {
+            TileVisibility::Intervals(intervals) => intervals.biased(logit, outer, inner),
+            TileVisibility::Bits(bits) => bits.biased(logit, outer, inner),
+        }
+    }
+}
