@@ -62,10 +62,10 @@
 //!
 //! # Faults
 //!
-//! If a device runs out of memory or refuses a kernel, reading a result is an error that names the operation (the text of
-//! [`AttentionError::DeviceFailed`]); without fusion the call panics with that text. Nothing half-written is
-//! ever returned, and a smaller problem runs in the same process. A failed step over a [`cache`] names its
-//! kernel instead, and leaves a cache that must be reset or dropped: some of its tokens may be missing.
+//! If a device runs out of memory or refuses a kernel, reading a result is an error that names the operation (the text
+//! of [`AttentionError::DeviceFailed`]); without fusion the call panics with that text. Nothing half-written is ever
+//! returned, and a smaller problem runs in the same process. A failed step over a [`cache`] names its kernel instead,
+//! and leaves a cache that must be reset or dropped: some of its tokens may be missing.
 #![warn(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // Burn has announced NdArray's removal; it is supported for as long as Burn has it.

@@ -20,8 +20,8 @@
 //! ```
 //!
 //! All numbers are for one attention call: its tensors, contiguous and held at once, and the workspace of the engine. Between the passes of one call autodiff keeps the [tensors of the forward pass](tensor_bytes): `q`, `k`, `v`, the
-//! scores, two integers per key, `out` and the LSE. The inputs among them are the graph's own; with other operations in between, or
-//! gradient checkpointing, they may be shared or recomputed.
+//! scores, two integers per key, `out` and the LSE. The inputs among them are the graph's own; with other operations in
+//! between, or gradient checkpointing, they may be shared or recomputed.
 
 pub use flash_dma_problem::memory::{Passes, tensor_bytes};
 
@@ -35,8 +35,8 @@ use flash_dma_problem::{AttentionError, Problem};
 ///
 /// # Errors
 ///
-/// [`AttentionError::Unsupported`] if the device is not one of CubeCL's: other engines have no such number. Any other error with
-/// which attention would refuse the problem there.
+/// [`AttentionError::Unsupported`] if the device is not one of CubeCL's: other engines have no such number. Any other
+/// error with which attention would refuse the problem there.
 pub fn required_bytes(
     problem: &Problem,
     passes: Passes,
@@ -75,8 +75,8 @@ pub fn longest(
     }
 }
 
-/// The greatest number of sequences, each as long as those of `problem`, that fits into `bytes` of a device's memory, as
-/// [`required_bytes`] counts. 0 if not even one fits. The result is as in [`longest`].
+/// The greatest number of sequences, each as long as those of `problem`, that fits into `bytes` of a device's memory,
+/// as [`required_bytes`] counts. 0 if not even one fits. The result is as in [`longest`].
 ///
 /// # Errors
 ///

@@ -108,8 +108,8 @@ impl<T: Target> Kernels<T> {
         }
     }
 
-    /// Plans a pass on the engine that this target forces. Calls that it does not and need not support run on the engine
-    /// that the kernels choose.
+    /// Plans a pass on the engine that this target forces. Calls that it does not and need not support run on the
+    /// engine that the kernels choose.
     fn on_engine<'a, O>(
         pass: Pass,
         must_serve: bool,

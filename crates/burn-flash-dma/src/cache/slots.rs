@@ -289,7 +289,8 @@ impl DynamicMaskCache {
         self.lengths[sequence] = 0;
     }
 
-    /// The number of tokens that each sequence has been given, which is the position of its next token. Known on the host.
+    /// The number of tokens that each sequence has been given, which is the position of its next token. Known on the
+    /// host.
     #[must_use]
     pub fn lengths(&self) -> &[usize] {
         &self.lengths

@@ -76,7 +76,8 @@ pub fn plan<B: Backend>(
     PlanTensors { bits, counts }
 }
 
-/// See [`MaskedAttentionOps::masked_attention_plan_ranges`](crate::ops::MaskedAttentionOps::masked_attention_plan_ranges).
+/// See
+/// [`MaskedAttentionOps::masked_attention_plan_ranges`](crate::ops::MaskedAttentionOps::masked_attention_plan_ranges).
 pub fn plan_ranges<B: Backend>(
     first: IntTensor<B>,
     end: IntTensor<B>,

@@ -24,8 +24,8 @@ use std::marker::PhantomData;
 /// | LSE | `[batch, q_heads, q_len]` | f32 |
 ///
 /// `out_i = sum_j softmax_j(softcap(scale * q_i . k_j) + bias_ij) v_j` over the keys `j` that the mask shows to query
-/// `i`, and causal masking if the options ask for it. A mask and a plan of one are alternatives; intervals and scores are
-/// those of [`Attention`](crate::Attention).
+/// `i`, and causal masking if the options ask for it. A mask and a plan of one are alternatives; intervals and scores
+/// are those of [`Attention`](crate::Attention).
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {

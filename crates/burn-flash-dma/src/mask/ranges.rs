@@ -19,8 +19,8 @@ pub struct KeyRanges {
 const PIECE: usize = 256;
 
 impl KeyRanges {
-    /// The keys from `first` to before `end`, both `[batch | 1, q_heads | kv_heads | 1, q_len | 1]` of any integer type.
-    /// A range that reaches past the keys is cut off.
+    /// The keys from `first` to before `end`, both `[batch | 1, q_heads | kv_heads | 1, q_len | 1]` of any integer
+    /// type. A range that reaches past the keys is cut off.
     ///
     /// The shapes are checked by [`TilePlan::try_from_ranges`](crate::TilePlan::try_from_ranges), which knows the
     /// lengths.

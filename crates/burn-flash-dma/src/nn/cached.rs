@@ -54,8 +54,8 @@ impl DynamicMaskAttention {
     ///
     /// # Panics
     ///
-    /// If [`try_forward_cached`](Self::try_forward_cached) returns an error, with that error's text, or if the last axis
-    /// is not `d_model`.
+    /// If [`try_forward_cached`](Self::try_forward_cached) returns an error, with that error's text, or if the last
+    /// axis is not `d_model`.
     #[must_use]
     pub fn forward_cached(&self, x: Tensor<3>, cache: &mut AttentionCache) -> Tensor<3> {
         expect(self.try_forward_cached(x, cache))

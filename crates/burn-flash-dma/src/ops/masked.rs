@@ -14,8 +14,9 @@ use flash_dma_problem::{MaskedProblem, PlanGeometry};
 
 /// Tile plans, forward and backward of attention under a mask and a bias.
 ///
-/// Most users want [`MaskedAttention`](crate::MaskedAttention): it validates, and these operations rely on it. The default bodies are plain Burn operations with `O(q_len * k_len)` memory and time; a backend
-/// without an engine of its own needs only `impl MaskedAttentionOps for MyBackend {}`.
+/// Most users want [`MaskedAttention`](crate::MaskedAttention): it validates, and these operations rely on it. The
+/// default bodies are plain Burn operations with `O(q_len * k_len)` memory and time; a backend without an engine of its
+/// own needs only `impl MaskedAttentionOps for MyBackend {}`.
 #[backend_extension(
     Cube: cfg(feature = "cube"),
     Flex: cfg(feature = "flex"),
@@ -58,8 +59,8 @@ pub trait MaskedAttentionOps: Backend {
         fallback::forward::<Self>(q, k, v, masking, problem)
     }
 
-    /// The same as [`masked_attention_forward`](Self::masked_attention_forward), but with an `lse` that is differentiable
-    /// under autodiff.
+    /// The same as [`masked_attention_forward`](Self::masked_attention_forward), but with an `lse` that is
+    /// differentiable under autodiff.
     #[fusion(default)]
     fn masked_attention_forward_with_lse(
         q: FloatTensor<Self>,
@@ -71,8 +72,9 @@ pub trait MaskedAttentionOps: Backend {
         Self::masked_attention_forward(q, k, v, masking, problem)
     }
 
-    /// The gradients of the inputs; the bias has one only if `bias_gradient`. First order only: autodiff panics with the
-    /// text of [`AttentionError::SecondOrder`](crate::AttentionError::SecondOrder) if it tracks an input or a gradient.
+    /// The gradients of the inputs; the bias has one only if `bias_gradient`. First order only: autodiff panics with
+    /// the text of [`AttentionError::SecondOrder`](crate::AttentionError::SecondOrder) if it tracks an input or a
+    /// gradient.
     #[fusion(meta = backward_meta)]
     fn masked_attention_backward(
         q: FloatTensor<Self>,

@@ -14,7 +14,8 @@ pub enum Selection<B: Backend> {
     Scored {
         /// `[batch, kv_heads, k_len]`, f32.
         scores: FloatTensor<B>,
-        /// `[batch, kv_heads, k_len, 2]`, i32: what [`DynamicMaskOps::dynamic_mask_select`](crate::ops::DynamicMaskOps::dynamic_mask_select) made of the scores.
+        /// `[batch, kv_heads, k_len, 2]`, i32: what
+        /// [`DynamicMaskOps::dynamic_mask_select`](crate::ops::DynamicMaskOps::dynamic_mask_select) made of the scores.
         intervals: IntTensor<B>,
     },
 }

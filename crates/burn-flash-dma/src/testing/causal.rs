@@ -212,11 +212,11 @@ impl CausalInput for Tensor<2, Int> {
 /// other values and to huge ones, and compares the outputs before.
 ///
 /// `model` takes `[batch, len, features]` of floats or `[batch, len]` of tokens and returns `[batch, len, ..]`. It must
-/// give the same output for the same input, so it must not use dropout. Tokens are changed to the least and the greatest one of
-/// `input`. `tolerance` is relative to the greatest absolute value of the outputs that are compared: a few units of
-/// rounding, say 1e-5 in f32 and 2e-2 in bf16, since an attention kernel may sum the earlier keys of a tile of queries
-/// in another order. An output that is NaN must stay NaN, and one that is not must not become it: a mask that multiplies
-/// later tokens by zero, or that subtracts a number from their logits, fails at the huge values.
+/// give the same output for the same input, so it must not use dropout. Tokens are changed to the least and the
+/// greatest one of `input`. `tolerance` is relative to the greatest absolute value of the outputs that are compared: a
+/// few units of rounding, say 1e-5 in f32 and 2e-2 in bf16, since an attention kernel may sum the earlier keys of a
+/// tile of queries in another order. An output that is NaN must stay NaN, and one that is not must not become it: a
+/// mask that multiplies later tokens by zero, or that subtracts a number from their logits, fails at the huge values.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -235,8 +235,8 @@ impl CausalInput for Tensor<2, Int> {
 ///
 /// # Panics
 ///
-/// If [`try_assert_causal`] returns an error, with that error's text: it names the first position at which the model leaks,
-/// and the element that changes most.
+/// If [`try_assert_causal`] returns an error, with that error's text: it names the first position at which the model
+/// leaks, and the element that changes most.
 #[track_caller]
 pub fn assert_causal<I: CausalInput, const D: usize>(
     model: impl Fn(I) -> Tensor<D>,

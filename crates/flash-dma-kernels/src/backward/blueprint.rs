@@ -188,7 +188,7 @@ impl DqBlueprint {
     /// Q and dO, and keys, values, scores and intervals of every stage.
     fn shared_bytes(&self) -> usize {
         let row = 2 * self.tile.head_dim;
-        let stage = self.tile.key_tile * (2 * row + 4) + 8 * self.tile.interval_slots();
+        let stage = self.tile.key_tile * (2 * row + 4) + 8 * self.tile.stage_intervals();
         2 * self.tile.tile_rows() * row + self.tile.stages * stage + 6 * 128
     }
 }
@@ -393,8 +393,8 @@ impl DkdvBlueprint {
         }
     }
 
-    /// 16-byte chunks per row.
-    pub(crate) fn chunks(&self) -> usize {
+    /// 16-byte segments per row.
+    pub(crate) fn segments(&self) -> usize {
         self.head_dim / 8
     }
 

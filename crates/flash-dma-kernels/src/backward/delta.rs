@@ -1,7 +1,7 @@
 //! The row sums (`delta`) that the softmax gradient subtracts.
 
 use crate::matrix::ptx::shuffle_xor;
-use crate::vectors::Chunk;
+use crate::vectors::Segment;
 use cubecl::prelude::*;
 
 /// Lanes that share a row; together they read 128 contiguous bytes at once.
@@ -9,26 +9,30 @@ pub(crate) const ROW_LANES: usize = 8;
 /// Rows of a cube of 256 units.
 pub(crate) const CUBE_ROWS: usize = 256 / ROW_LANES;
 
+/// The rows that `wgmma` kernels copy as boxes.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct BoxedRows {
+    /// Contiguous `[batch, q_heads, q_len]`.
+    pub lse: Box<[f32]>,
+    /// `[batch, q_heads, q_len rounded up to an even number]`, `-log2(e) lse` and `delta` side by side; overwritten.
+    pub rows: Box<[Vector<f32, Const<2>>]>,
+}
+
 /// `delta = sum over d of grad_out * out, minus grad_lse`: eight lanes per query row.
 ///
 /// `out` and `grad_out` are `[batch, q_heads, q_len, head_dim]`, strides and start at multiples of 16 bytes; `grad_lse`
-/// (read if `has_grad_lse`), `lse` and `delta` (overwritten) are contiguous `[batch, q_heads, q_len]`. If `for_boxes`,
-/// `rows`, `[batch, q_heads, q_len rounded up to an even number]`, is overwritten too: `-log2(e) lse` and `delta` side
-/// by side.
+/// and `delta` (overwritten) are contiguous `[batch, q_heads, q_len]`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn delta_mma_kernel<E: Float>(
-    out: &Tensor<Chunk<E>>,
-    grad_out: &Tensor<Chunk<E>>,
-    grad_lse: &[f32],
-    lse: &[f32],
+    out: &Tensor<Segment<E>>,
+    grad_out: &Tensor<Segment<E>>,
+    grad_lse: &ComptimeOption<Box<[f32]>>,
     delta: &mut [f32],
-    rows: &mut [Vector<f32, Const<2>>],
+    boxed: &mut ComptimeOption<BoxedRows>,
     #[comptime] head_dim: usize,
-    #[comptime] has_grad_lse: bool,
-    #[comptime] for_boxes: bool,
     #[define(E)] _element: ElemType,
 ) {
-    let chunks = comptime!(head_dim / 8);
+    let segments = comptime!(head_dim / 8);
     let lane = UNIT_POS as usize % ROW_LANES;
     let row = CUBE_POS_X as usize * CUBE_ROWS + UNIT_POS as usize / ROW_LANES;
     let (heads, q_len) = (out.shape(1), out.shape(2));
@@ -41,11 +45,11 @@ pub(crate) fn delta_mma_kernel<E: Float>(
             (batch * grad_out.stride(0) + head * grad_out.stride(1) + query * grad_out.stride(2))
                 / 8;
         #[unroll]
-        for step in 0..comptime!(chunks.div_ceil(ROW_LANES)) {
-            let chunk = lane + step * ROW_LANES;
-            if chunk < chunks {
-                let o = Vector::<f32, Const<8>>::cast_from(out[at + chunk]);
-                let g = Vector::<f32, Const<8>>::cast_from(grad_out[grad_at + chunk]);
+        for step in 0..comptime!(segments.div_ceil(ROW_LANES)) {
+            let segment = lane + step * ROW_LANES;
+            if segment < segments {
+                let o = Vector::<f32, Const<8>>::cast_from(out[at + segment]);
+                let g = Vector::<f32, Const<8>>::cast_from(grad_out[grad_at + segment]);
                 #[unroll]
                 for e in 0..8usize {
                     sum += o.extract(e) * g.extract(e);
@@ -57,14 +61,21 @@ pub(crate) fn delta_mma_kernel<E: Float>(
     sum += shuffle_xor(sum, 2u32);
     sum += shuffle_xor(sum, 1u32);
     if valid && lane == 0 {
-        if comptime!(has_grad_lse) {
-            sum -= grad_lse[row];
+        #[comptime]
+        match grad_lse {
+            ComptimeOption::Some(grad_lse) => sum -= grad_lse[row],
+            ComptimeOption::None => {}
         }
         delta[row] = sum;
-        if comptime!(for_boxes) {
-            let mut pair = Vector::<f32, Const<2>>::new(sum);
-            pair.insert(0usize, -lse[row] * comptime!(core::f32::consts::LOG2_E));
-            rows[row / q_len * (q_len.div_ceil(2) * 2) + row % q_len] = pair;
+        #[comptime]
+        match boxed {
+            ComptimeOption::Some(boxed) => {
+                let mut pair = Vector::<f32, Const<2>>::new(sum);
+                let scale = comptime!(core::f32::consts::LOG2_E);
+                pair.insert(0usize, -boxed.lse[row] * scale);
+                boxed.rows[row / q_len * (q_len.div_ceil(2) * 2) + row % q_len] = pair;
+            }
+            ComptimeOption::None => {}
         }
     }
 }

@@ -3,7 +3,7 @@
 use crate::args::{Gradients, Inputs, Saved};
 use crate::backward::blueprint::MmaBlueprints;
 use crate::backward::{Backward, matrix};
-use crate::host::check::{address_type, elem_type, rows_are_chunks, vector_size};
+use crate::host::check::{address_type, elem_type, rows_are_segments, vector_size};
 use crate::host::engine::{Engine, Instruction};
 use crate::host::fill::fill;
 use crate::host::pass::{Config, ConfigOf, Pass, Plan, Rows};
@@ -14,9 +14,9 @@ use crate::pattern::intervals::slices::{for_each_slice, slice_bytes};
 use crate::pattern::intervals::tiles::QueryTiles;
 use crate::pattern::intervals::{LiveKeys, live_keys};
 use crate::pattern::kind::{Bias, Pattern};
-use crate::portable::blueprint::{self, Blueprint};
+use crate::portable::blueprint::{Blueprint, Kernel};
 use crate::portable::delta::delta_kernel;
-use crate::portable::launch::{KeyTensors, PortableLaunch, SavedTensors};
+use crate::portable::launch::{PortableKeys, PortableLaunch, SavedTensors};
 use cubecl::client::Client;
 use cubecl::ir::{DeviceProperties, HardwareProperties};
 use cubecl::prelude::*;
@@ -38,8 +38,8 @@ impl Blueprints {
         hardware: &HardwareProperties,
     ) -> Result<Self, AttentionError> {
         Ok(Self {
-            dq: Blueprint::choose(blueprint::Pass::GradQuery, problem, hardware)?,
-            dkdv: Blueprint::choose(blueprint::Pass::GradKeyValue, problem, hardware)?,
+            dq: Blueprint::choose(Kernel::GradQuery, problem, hardware)?,
+            dkdv: Blueprint::choose(Kernel::GradKeyValue, problem, hardware)?,
         })
     }
 
@@ -119,7 +119,7 @@ impl Pass for ScoredBackward<'_> {
         properties: &DeviceProperties,
     ) -> Result<Option<MmaBlueprints>, AttentionError> {
         let (p, size) = (self.problem, self.problem.element.size());
-        if !self.inputs.rows_are_chunks(size) || !self.saved.rows_are_chunks(size) {
+        if !self.inputs.rows_are_segments(size) || !self.saved.rows_are_segments(size) {
             return Ok(None);
         }
         Ok(match instruction {
@@ -206,9 +206,9 @@ fn zero(client: &Client, problem: &Problem, grads: &Gradients) {
 
 impl Saved {
     /// Whether the rows of both tensors have the alignment that the tensor-core engines need.
-    pub(crate) fn rows_are_chunks(&self, size: usize) -> bool {
+    pub(crate) fn rows_are_segments(&self, size: usize) -> bool {
         let rows = [&self.out, &self.grad_out];
-        rows.iter().all(|rows| rows_are_chunks(rows, size))
+        rows.iter().all(|rows| rows_are_segments(rows, size))
     }
 
     /// Whether the rows of dO and of `q` can be copied as boxes.
@@ -224,7 +224,7 @@ pub(crate) fn launch_delta(client: &Client, problem: &Problem, saved: &Saved) ->
     let (cube_count, cube_dim) = one_unit_each(client, rows);
     let size = problem.element.size();
     let typed = [&saved.out, &saved.grad_out];
-    let grad_lse = saved.grad_lse.as_ref().unwrap_or(&saved.lse);
+    let grad_lse = saved.grad_lse.clone().map(TensorBinding::into_tensor_arg);
     // SAFETY: units past the rows return; the buffers were checked to hold what is indexed.
     unsafe {
         delta_kernel::launch_unchecked(
@@ -235,10 +235,9 @@ pub(crate) fn launch_delta(client: &Client, problem: &Problem, saved: &Saved) ->
             vector_size(&typed, size),
             saved.out.clone().into_tensor_arg(),
             saved.grad_out.clone().into_tensor_arg(),
-            grad_lse.clone().into_tensor_arg(),
+            grad_lse.into(),
             delta.clone().into_tensor_arg(),
             problem.head_dim,
-            saved.grad_lse.is_some(),
             elem_type(problem.element),
         );
     }
@@ -267,10 +266,7 @@ impl<'a> BackwardPass<'a> {
             tiles,
             &results,
             |slice| {
-                let keys = (slice.selection).map_or(KeyTensors::All, |selection| {
-                    KeyTensors::Intervals(Box::new(selection))
-                });
-                let kernel = self.kernel(keys, blueprint);
+                let kernel = self.kernel(PortableKeys::of_slice(slice.selection), blueprint);
                 kernel.dq(self.saved(), slice.first_tile, slice.tiles, &grads.q);
             },
         );
@@ -282,9 +278,9 @@ impl<'a> BackwardPass<'a> {
                 let ordered = by_death(self.client, self.problem, live);
                 let scores = selection.scores.clone();
                 let tensors = [scores, ordered.keys, ordered.ends, ordered.counts];
-                (KeyTensors::Intervals(Box::new(tensors)), ordered.capacity)
+                (PortableKeys::Intervals(Box::new(tensors)), ordered.capacity)
             }
-            _ => (KeyTensors::All, self.problem.k_len),
+            _ => (PortableKeys::All, self.problem.k_len),
         };
         let key_tiles = listed.div_ceil(blueprint.outer_rows());
         let kernel = self.kernel(keys, blueprint);
@@ -292,7 +288,7 @@ impl<'a> BackwardPass<'a> {
         kernel.dkdv(self.saved(), key_tiles, rows, grads.scores.as_ref());
     }
 
-    fn kernel(&self, keys: KeyTensors<'a>, blueprint: Blueprint) -> PortableLaunch<'a> {
+    fn kernel(&self, keys: PortableKeys<'a>, blueprint: Blueprint) -> PortableLaunch<'a> {
         let Inputs { q, k, v, .. } = self.inputs;
         PortableLaunch {
             client: self.client,

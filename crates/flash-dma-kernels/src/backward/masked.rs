@@ -18,7 +18,7 @@ use crate::pattern::mask::args::{MaskedGradients, MaskedInputs};
 use crate::pattern::mask::listed::listed_bytes;
 use crate::pattern::mask::query_lists::{QueryLists, lists_fit, query_lists, sum_heads};
 use crate::portable::blueprint::Blueprint;
-use crate::portable::launch::{KeyTensors, PortableLaunch, SavedTensors, bias_cubes};
+use crate::portable::launch::{PortableKeys, PortableLaunch, SavedTensors, bias_cubes};
 use cubecl::client::Client;
 use cubecl::ir::{DeviceProperties, HardwareProperties};
 use cubecl::prelude::*;
@@ -104,8 +104,8 @@ impl Pass for MaskedBackward<'_> {
     ) -> Result<Option<Self::Matrix>, AttentionError> {
         let (problem, inputs, saved) = (self.problem, self.inputs, self.saved);
         let size = problem.attention.element.size();
-        let served = inputs.rows_are_chunks(problem)
-            && saved.rows_are_chunks(size)
+        let served = inputs.rows_are_segments(problem)
+            && saved.rows_are_segments(size)
             && (instruction == Instruction::Mma || saved.takes_boxes(&inputs.q, size));
         MmaBlueprints::choose_masked(instruction, problem, properties)
             .filter(|blueprints| served && lists_fit(problem, blueprints.dkdv.step_shape()))
@@ -143,7 +143,8 @@ impl Pass for MaskedBackward<'_> {
             None => 0,
         };
         let [lists, making] = listed_bytes(problem, blueprints.dq.tile.queries());
-        let sums = bytes(bias_parts(p, blueprints.dkdv)) + row_sums_bytes(p, *blueprints);
+        let parts = bias_parts(p, blueprints.dkdv).map_or(0, bytes);
+        let sums = parts + row_sums_bytes(p, *blueprints);
         steps + lists + making.max(sums)
     }
 
@@ -223,22 +224,14 @@ fn launch_mma(
         steps,
         capacity,
     };
-    let of_keys = blueprints.dkdv.pattern.has_key_bias();
-    let parts = scratch(client, bias_parts(p, blueprints.dkdv));
-    if blueprints.dkdv.pattern.has_head_bias() {
-        fill(client, &parts, 0.0, f32::elem_type_native());
+    let parts = bias_parts(p, blueprints.dkdv).map(|shape| scratch(client, shape));
+    if let Some(parts) = (parts.as_ref()).filter(|_| blueprints.dkdv.pattern.has_head_bias()) {
+        fill(client, parts, 0.0, f32::elem_type_native());
     }
-    let plan = match &inputs.plan {
-        Some(plan) => [plan.bits.clone(), plan.counts.clone()],
-        None => [inputs.q.clone(), inputs.q.clone()],
-    };
-    let of_pairs = (grads.bias.as_ref().zip(bias)).map(|(grad, blueprint)| {
-        let gradient = BiasGradient {
-            bias: inputs.bias.as_ref().unwrap_or(&inputs.q),
-            plan,
-            grad,
-        };
-        (gradient, blueprint)
+    let biases = inputs.bias.as_ref().zip(grads.bias.as_ref());
+    let of_pairs = biases.zip(bias).map(|((bias, grad), blueprint)| {
+        let plan = inputs.plan.as_ref();
+        (BiasGradient { bias, plan, grad }, blueprint)
     });
     let delta = launch_masked(
         client,
@@ -251,23 +244,20 @@ fn launch_mma(
         of_pairs,
         blueprints,
     );
-    if let Some(bias) = grads.bias.as_ref().filter(|_| of_keys) {
-        sum_heads(client, &parts, bias);
+    if let Some((parts, bias)) = parts.as_ref().zip(grads.bias.as_ref()) {
+        sum_heads(client, parts, bias);
     }
     delta
 }
 
-/// The shape of the gradients of the biases of keys before summing over the sequences and heads that share one; one
-/// word without biases. The kernel sums over the queries, and over the heads of a group if they share a bias.
-fn bias_parts(p: &Problem, blueprint: DkdvBlueprint) -> [usize; 3] {
-    match (
-        blueprint.pattern.has_key_bias(),
-        blueprint.pattern.has_head_bias(),
-    ) {
-        (false, _) => [1; 3],
-        (true, false) => [p.batch, p.kv_heads, p.k_len],
-        (true, true) => [p.batch, p.q_heads, p.k_len],
-    }
+/// The shape of the gradients of a bias per key before summing over the sequences and heads that share one. The kernel
+/// sums over the queries, and over the heads of a group if they share a bias.
+fn bias_parts(p: &Problem, blueprint: DkdvBlueprint) -> Option<[usize; 3]> {
+    let heads = match blueprint.pattern.has_head_bias() {
+        false => p.kv_heads,
+        true => p.q_heads,
+    };
+    (blueprint.pattern.has_key_bias()).then_some([p.batch, heads, p.k_len])
 }
 
 /// The portable kernels of a checked, non-empty problem.
@@ -309,7 +299,7 @@ impl<'a> PortablePass<'a> {
             q: &inputs.q,
             k: &inputs.k,
             v: &inputs.v,
-            keys: KeyTensors::of_mask(inputs.plan.as_ref()),
+            keys: PortableKeys::of_mask(inputs.plan.as_ref()),
             bias: inputs.bias.as_ref(),
             blueprint,
         }

@@ -1,5 +1,5 @@
-//! The backward pass: [`plan`] chooses its engine, [`Plan::run`] launches it: row sums, then dq (query-outer) and dk, dv, dscores (key-outer), each recomputing
-//! the probabilities from the LSE.
+//! The backward pass: [`plan`] chooses its engine, [`Plan::run`] launches it. First come the row sums, then dq (which
+//! owns queries) and dk, dv and dscores (which own keys). Each recomputes the probabilities from the LSE.
 //!
 //! On tensor cores `dq` owns query tiles and streams the keys of their lists; `dkdv` owns key tiles within chunks
 //! of queries and streams the queries. Neither needs atomics for dq.
@@ -48,22 +48,22 @@ pub trait Backward: Forward {
 /// through it. The gradient of a bias is summed in f32 over every axis that it broadcasts, in a fixed order.
 ///
 /// [`Engine::Wgmma`] takes f16 and bf16 with a head dimension of 64 or 128 on sm_90, [`Engine::Mma`] head dimensions
-/// that are multiples of 32 on sm_80 and newer, both rows of `q`, `k`, `v`, `out` and `grad_out` that begin at multiples
-/// of 16 bytes (for [`Engine::Wgmma`], also without rows of `q` and `grad_out` repeated by a stride of 0);
+/// that are multiples of 32 on sm_80 and newer, both rows of `q`, `k`, `v`, `out` and `grad_out` that begin at
+/// multiples of 16 bytes (for [`Engine::Wgmma`], also without rows of `q` and `grad_out` repeated by a stride of 0);
 /// [`Engine::Portable`] everything.
 ///
 /// Under a mask and a bias the tensor-core engines also need what they need in the forward pass, and [`Engine::Mma`] a
 /// bias that all queries share and enough shared memory (99 KiB suffice for head dimensions up to 128). On
-/// [`Engine::Wgmma`] the portable kernel computes one gradient: the gradient of a bias that is the same for all keys, or
-/// of one with all queries and keys if `k` or `v` repeat rows by a stride of 0.
+/// [`Engine::Wgmma`] the portable kernel computes one gradient: the gradient of a bias that is the same for all keys,
+/// or of one with all queries and keys if `k` or `v` repeat rows by a stride of 0.
 ///
-/// Memory besides the arguments is O(N): one or three f32 per query row, the key lists, and, on the tensor-core engines,
-/// f32 sums of the gradients of k and v, `8 * batch * kv_heads * k_len * head_dim` bytes, unless there are no scores or
-/// the window covers all queries. Cubes add to these by atomics, in any order. If the problem requests determinism,
-/// cubes write their parts separately, which takes twice the memory, and a second kernel sums them in a fixed order.
-/// [`Engine::Portable`] is deterministic and has no sums. Under a mask there are no sums either, but on the tensor cores
-/// two lists of the active tiles of the mask, and four bytes per key for every head that has a bias, whether or not its
-/// gradient is requested.
+/// Memory besides the arguments is O(N): one or three f32 per query row, the key lists, and, on the tensor-core
+/// engines, f32 sums of the gradients of k and v, `8 * batch * kv_heads * k_len * head_dim` bytes, unless there are no
+/// scores or the window covers all queries. Cubes add to these by atomics, in any order. If the problem requests
+/// determinism, cubes write their parts separately, which takes twice the memory, and a second kernel sums them in a
+/// fixed order. [`Engine::Portable`] is deterministic and has no sums. Under a mask there are no sums either, but on
+/// the tensor cores two lists of the active tiles of the mask, and four bytes per key for every head that has a bias,
+/// whether or not its gradient is requested.
 ///
 /// # Errors
 ///

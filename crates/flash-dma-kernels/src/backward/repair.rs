@@ -86,12 +86,12 @@ fn add_not_finite<E: Float, O: Float>(
     #[comptime] of_values: bool,
 ) {
     let bp = comptime!(pairs.bp);
-    let chunks = comptime!(bp.chunks());
+    let segments = comptime!(bp.segments());
     let quad = UNIT_POS_X as usize % 4;
     let mut weight = f32::new(f32::NAN);
     if comptime!(of_values) {
         let mut product = 0.0f32;
-        for c in 0..chunks {
+        for c in 0..segments {
             let a = inputs.q[pair.q + c];
             let b = inputs.k[k_rows.base + own.key * k_rows.stride + c];
             #[unroll]
@@ -102,13 +102,13 @@ fn add_not_finite<E: Float, O: Float>(
         let x = (pairs.logit_scale).apply(product, pair.score, comptime!(bp.softcap));
         weight = exp_of(x, -pair.lse * comptime!(core::f32::consts::LOG2_E));
     }
-    for c in 0..chunks {
-        let chunk = if comptime!(of_values) {
+    for c in 0..segments {
+        let segment = if comptime!(of_values) {
             inputs.grad_out[pair.added + c]
         } else {
             inputs.q[pair.added + c]
         };
-        let values = pick::<E>(chunk, quad);
+        let values = pick::<E>(segment, quad);
         let at = own.row * comptime!(bp.head_dim / 2) + c * 4 + quad;
         let (x, y) = (values.extract(0usize), values.extract(1usize));
         if !is_finite(x) || !is_finite(y) {

@@ -3,10 +3,8 @@
 use crate::decode::args::{Pages, Slots, Tokens};
 use crate::decode::choose::choose_kernel;
 use crate::decode::commit::{ENTRY, commit_kernel, lengthen_kernel, write_pages_kernel};
-use crate::decode::plan::plan_kernel;
-use crate::decode::tensors::{
-    ContendersLaunch, NewTokensLaunch, PageTensorsLaunch, SlotTensorsLaunch,
-};
+use crate::decode::place::place_kernel;
+use crate::decode::tensors::ContendersLaunch;
 use crate::host::check::{address_type, check_type, elem_type, vector_size};
 use crate::host::scratch::{cubes, one_unit_each, scratch};
 use crate::team::Team;
@@ -15,7 +13,7 @@ use cubecl::prelude::*;
 use flash_dma_problem::{AppendProblem, AttentionError, MAX_DECODE_TOKENS, Storage};
 
 /// Planes per cube that finds the worst of a head's slots.
-const PLAN_PLANES: usize = 8;
+const PLACE_PLANES: usize = 8;
 
 /// Planes of a cube that reads all new scores of a head.
 const CHOOSE_PLANES: usize = 32;
@@ -44,7 +42,7 @@ pub fn append(
         return Ok(());
     }
     let moves = if problem.tokens <= MAX_DECODE_TOKENS {
-        plan(client, problem, &slots, &tokens)
+        place(client, problem, &slots, &tokens)
     } else {
         choose(client, problem, &slots, &tokens)
     };
@@ -78,13 +76,13 @@ fn rows(problem: &AppendProblem) -> usize {
     problem.cache.batch * problem.cache.kv_heads
 }
 
-/// The shape of what [`plan`] returns.
+/// The shape of what [`place`] returns.
 pub(crate) fn moves_shape(problem: &AppendProblem) -> [usize; 3] {
     [rows(problem), problem.tokens, ENTRY]
 }
 
 /// The moves of up to [`MAX_DECODE_TOKENS`] tokens, `[rows, tokens, ENTRY]`: one entry per token.
-pub(crate) fn plan(
+pub(crate) fn place(
     client: &Client,
     problem: &AppendProblem,
     slots: &Slots,
@@ -93,10 +91,10 @@ pub(crate) fn plan(
     let rows = rows(problem);
     let moves = scratch(client, moves_shape(problem));
     let scores = tokens.scores.clone().expect("slots have scores");
-    let team = Team::new(client, PLAN_PLANES);
+    let team = Team::new(client, PLACE_PLANES);
     // SAFETY: cubes past the rows return; the tensors were checked to hold their shapes and strides.
     unsafe {
-        plan_kernel::launch_unchecked(
+        place_kernel::launch_unchecked(
             client,
             cubes(client, rows, team.cube_dim()),
             team.cube_dim(),
@@ -134,7 +132,7 @@ fn choose(
     let moves = scratch(client, [rows, entries, ENTRY]);
     let scores = tokens.scores.clone().expect("slots have scores");
     let team = Team::new(client, CHOOSE_PLANES);
-    // SAFETY: as in `plan`; at most `entries` tokens stay.
+    // SAFETY: as in `place`; at most `entries` tokens stay.
     unsafe {
         choose_kernel::launch_unchecked(
             client,
@@ -162,13 +160,11 @@ fn commit(
     moves: TensorBinding,
 ) {
     let (element, entries) = (problem.cache.element, moves.shape[1]);
-    let scores = tokens.scores.expect("slots have scores");
     let typed = [&tokens.k, &tokens.v, &slots.k, &slots.v];
     let vector = vector_size(&typed, element.size());
-    let address = address_type(&typed, element.size()).max(address_type(
-        &[&scores, &slots.score, &moves],
-        size_of::<f32>(),
-    ));
+    let mut words = vec![&slots.score, &moves];
+    words.extend(&tokens.scores);
+    let address = address_type(&typed, element.size()).max(address_type(&words, size_of::<f32>()));
     let vectors = problem.cache.head_dim / vector;
     let (count, dim) = one_unit_each(client, rows(problem) * entries * vectors);
     // SAFETY: units past the entries return; moves hold slots and tokens of the problem, and the tensors were
@@ -180,19 +176,8 @@ fn commit(
             dim,
             address,
             vector,
-            NewTokensLaunch::new(
-                tokens.k.into_tensor_arg(),
-                tokens.v.into_tensor_arg(),
-                scores.into_tensor_arg(),
-                moves.into_buffer_arg(),
-            ),
-            SlotTensorsLaunch::new(
-                slots.k.into_tensor_arg(),
-                slots.v.into_tensor_arg(),
-                slots.score.into_buffer_arg(),
-                slots.position.into_buffer_arg(),
-                slots.seen.into_buffer_arg(),
-            ),
+            tokens.into_launch(),
+            slots.into_launch(moves),
             entries as u32,
             problem.tokens <= MAX_DECODE_TOKENS,
             elem_type(element),
@@ -208,13 +193,11 @@ fn commit_pages(client: &Client, problem: &AppendProblem, pages: Pages, tokens: 
     };
     let typed = [&tokens.k, &tokens.v, &pages.k, &pages.v];
     let vector = vector_size(&typed, element.size());
-    // Without scores, other buffers are passed in their place and never read.
-    let scored = pages.scores.is_some();
-    let scores = pages.scores.unwrap_or_else(|| scratch(client, [1]));
-    let new_scores = tokens.scores.unwrap_or_else(|| tokens.k.clone());
-    let words = [&pages.table, &scores, &new_scores];
+    let mut words = vec![&pages.table];
+    words.extend(pages.scores.iter().chain(&tokens.scores));
     let address = address_type(&typed, element.size()).max(address_type(&words, size_of::<i32>()));
     let vectors = problem.cache.head_dim / vector;
+    let lengths = pages.lengths.clone();
     let (count, dim) = one_unit_each(client, rows(problem) * problem.tokens * vectors);
     // SAFETY: units past the rows return; the table was checked by its owner to name pages, the sequences have
     // room for the tokens, and the tensors were checked to hold their shapes and strides.
@@ -225,20 +208,8 @@ fn commit_pages(client: &Client, problem: &AppendProblem, pages: Pages, tokens: 
             dim,
             address,
             vector,
-            NewTokensLaunch::new(
-                tokens.k.into_tensor_arg(),
-                tokens.v.into_tensor_arg(),
-                new_scores.into_tensor_arg(),
-                pages.table.into_buffer_arg(),
-            ),
-            PageTensorsLaunch::new(
-                pages.k.into_tensor_arg(),
-                pages.v.into_tensor_arg(),
-                scores.into_buffer_arg(),
-                pages.lengths.clone().into_buffer_arg(),
-            ),
-            max_pages as u32,
-            scored,
+            tokens.into_launch(),
+            pages.into_launch(max_pages),
             elem_type(element),
         );
     }
@@ -250,7 +221,7 @@ fn commit_pages(client: &Client, problem: &AppendProblem, pages: Pages, tokens: 
             client,
             count,
             dim,
-            pages.lengths.into_buffer_arg(),
+            lengths.into_buffer_arg(),
             batch as u32,
             problem.tokens as u32,
         );

@@ -65,7 +65,8 @@ struct ChunkTensors<E: Numeric, N: Size> {
     scores: Box<[f32]>,
 }
 
-/// Copies the slots in their order and then the new tokens. One unit per vector of a row; the first also writes the score.
+/// Copies the slots in their order and then the new tokens. One unit per vector of a row; the first also writes the
+/// score.
 ///
 /// | buffer | layout |
 /// |---|---|

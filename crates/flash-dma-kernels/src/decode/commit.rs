@@ -48,11 +48,11 @@ pub(crate) fn commit_vector<E: Numeric, N: Size>(
     let vectors = cache.k.shape(3) / size;
     let (batch, head) = (row / heads, row % heads);
     let from = (row * entries as usize + entry) * ENTRY;
-    let (slot, token) = (tokens_in.places[from], tokens_in.places[from + 1]);
+    let (slot, token) = (cache.moves[from], cache.moves[from + 1]);
     let mut moved = token != comptime!(NONE);
     if comptime!(replayed) {
         for later in entry + 1..entries as usize {
-            if tokens_in.places[(row * entries as usize + later) * ENTRY] == slot {
+            if cache.moves[(row * entries as usize + later) * ENTRY] == slot {
                 moved = false;
             }
         }
@@ -69,9 +69,10 @@ pub(crate) fn commit_vector<E: Numeric, N: Size>(
         cache.k[to] = tokens_in.k[from_k / size + vector];
         cache.v[to] = tokens_in.v[from_v / size + vector];
         if vector == 0 {
-            let scores = batch * tokens_in.scores.stride(0) + head * tokens_in.scores.stride(1);
-            cache.score[row * window + slot] = tokens_in.scores[scores + token];
-            cache.position[row * window + slot] = tokens_in.places[from + 2];
+            let scores = tokens_in.scores.as_ref().unwrap();
+            let first = batch * scores.stride(0) + head * scores.stride(1);
+            cache.score[row * window + slot] = scores[first + token];
+            cache.position[row * window + slot] = cache.moves[from + 2];
         }
     }
     if vector == 0 && entry == 0 && head == 0 {
@@ -86,8 +87,6 @@ pub(crate) fn commit_vector<E: Numeric, N: Size>(
 pub(crate) fn write_pages_kernel<E: Numeric, N: Size>(
     tokens_in: &NewTokens<E, N>,
     cache: &mut PageTensors<E, N>,
-    max_pages: u32,
-    #[comptime] scored: bool,
     #[define(E)] _element: ElemType,
 ) {
     let vectors = cache.k.shape(3) / tokens_in.k.vector_size().comptime();
@@ -96,10 +95,8 @@ pub(crate) fn write_pages_kernel<E: Numeric, N: Size>(
     let at = ABSOLUTE_POS / vectors;
     let (row, token) = (at / tokens, at % tokens);
     if row < tokens_in.k.shape(0) * heads {
-        let held = cache.lengths[row / heads] as usize;
-        write_page_vector::<E, N>(
-            tokens_in, cache, held, max_pages, row, token, vector, scored,
-        );
+        let held = cache.pages.lengths[row / heads] as usize;
+        write_page_vector::<E, N>(tokens_in, cache, held, row, token, vector);
     }
 }
 
@@ -109,17 +106,15 @@ pub(crate) fn write_page_vector<E: Numeric, N: Size>(
     tokens_in: &NewTokens<E, N>,
     cache: &mut PageTensors<E, N>,
     held: usize,
-    max_pages: u32,
     row: usize,
     token: usize,
     vector: usize,
-    #[comptime] scored: bool,
 ) {
     let size = tokens_in.k.vector_size().comptime();
     let (heads, page_len) = (cache.k.shape(1), cache.k.shape(2));
     let (batch, head) = (row / heads, row % heads);
     let key = held + token;
-    let page = tokens_in.places[batch * max_pages as usize + key / page_len] as usize;
+    let page = cache.pages.table[batch * cache.pages.max_pages as usize + key / page_len] as usize;
     let place = (page * heads + head) * page_len + key % page_len;
     let to = place * (cache.k.shape(3) / size) + vector;
     let from_k = batch * tokens_in.k.stride(0)
@@ -130,9 +125,16 @@ pub(crate) fn write_page_vector<E: Numeric, N: Size>(
         + token * tokens_in.v.stride(2);
     cache.k[to] = tokens_in.k[from_k / size + vector];
     cache.v[to] = tokens_in.v[from_v / size + vector];
-    if comptime!(scored) && vector == 0 {
-        let from = batch * tokens_in.scores.stride(0) + head * tokens_in.scores.stride(1);
-        cache.scores[place] = tokens_in.scores[from + token];
+    #[comptime]
+    match &mut cache.scores {
+        ComptimeOption::Some(cached) => {
+            if vector == 0 {
+                let scores = tokens_in.scores.as_ref().unwrap();
+                let first = batch * scores.stride(0) + head * scores.stride(1);
+                cached[place] = scores[first + token];
+            }
+        }
+        ComptimeOption::None => {}
     }
 }
 

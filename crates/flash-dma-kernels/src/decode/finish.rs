@@ -3,12 +3,9 @@
 use crate::decode::args::{Pages, Slots, Tokens};
 use crate::decode::commit::{commit_vector, write_page_vector};
 use crate::decode::merge::merge_row;
-use crate::decode::tensors::{
-    MergedParts, MergedPartsLaunch, NewTokens, NewTokensLaunch, PageTensors, PageTensorsLaunch,
-    SlotTensors, SlotTensorsLaunch,
-};
+use crate::decode::tensors::{MergedParts, MergedPartsLaunch, NewTokens, PageTensors, SlotTensors};
 use crate::host::check::{address_type, elem_type, vector_size};
-use crate::host::scratch::{cubes, scratch};
+use crate::host::scratch::cubes;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::{DecodeProblem, Storage};
@@ -55,8 +52,6 @@ fn finish_pages_kernel<E: Float, N: Size>(
     cache: &mut PageTensors<E, N>,
     parts: u32,
     rows: u32,
-    max_pages: u32,
-    #[comptime] scored: bool,
     #[comptime] pairs: usize,
     #[comptime] units: usize,
     #[define(E)] _element: ElemType,
@@ -68,7 +63,7 @@ fn finish_pages_kernel<E: Float, N: Size>(
         let batch = CUBE_POS - rows;
         let (heads, tokens) = (tokens_in.k.shape(1), tokens_in.k.shape(2));
         let vectors = cache.k.shape(3) / tokens_in.k.vector_size().comptime();
-        let held = cache.lengths[batch] as usize;
+        let held = cache.pages.lengths[batch] as usize;
         let mut item = UNIT_POS as usize;
         while item < heads * tokens * vectors {
             let (at, vector) = (item / vectors, item % vectors);
@@ -76,18 +71,16 @@ fn finish_pages_kernel<E: Float, N: Size>(
                 tokens_in,
                 cache,
                 held,
-                max_pages,
                 batch * heads + at / tokens,
                 at % tokens,
                 vector,
-                scored,
             );
             item += units;
         }
         // Every unit has read the length.
         sync_cube();
         if UNIT_POS == 0 {
-            cache.lengths[batch] += tokens as i32;
+            cache.pages.lengths[batch] += tokens as i32;
         }
     }
 }
@@ -127,9 +120,9 @@ pub(crate) fn finish_slots(
     let rows = problem.lse_shape().iter().product::<usize>();
     let units = units(client, outputs.parts, cache.head_dim / 2);
     let dim = CubeDim::new_1d(units as u32);
-    let scores = tokens.scores.expect("slots have scores");
     let typed = [&tokens.k, &tokens.v, &slots.k, &slots.v];
-    let words = [&outputs.part_out, &outputs.part_lse, &scores, &slots.score];
+    let mut words = vec![&outputs.part_out, &outputs.part_lse, &slots.score];
+    words.extend(&tokens.scores);
     let address = address_type(&typed, cache.element.size()).max(address_type(&words, 4));
     // SAFETY: cubes past the rows and heads do nothing; the parts hold `parts` times the rows of the outputs, moves
     // hold slots and tokens of the problem, and the tensors were checked to hold their shapes and strides.
@@ -146,19 +139,8 @@ pub(crate) fn finish_slots(
                 outputs.out.into_buffer_arg(),
                 outputs.lse.into_buffer_arg(),
             ),
-            NewTokensLaunch::new(
-                tokens.k.into_tensor_arg(),
-                tokens.v.into_tensor_arg(),
-                scores.into_tensor_arg(),
-                moves.into_buffer_arg(),
-            ),
-            SlotTensorsLaunch::new(
-                slots.k.into_tensor_arg(),
-                slots.v.into_tensor_arg(),
-                slots.score.into_buffer_arg(),
-                slots.position.into_buffer_arg(),
-                slots.seen.into_buffer_arg(),
-            ),
+            tokens.into_launch(),
+            slots.into_launch(moves),
             outputs.parts as u32,
             rows as u32,
             cache.head_dim / 2,
@@ -185,13 +167,9 @@ pub(crate) fn finish_pages(
     let dim = CubeDim::new_1d(units as u32);
     let typed = [&tokens.k, &tokens.v, &pages.k, &pages.v];
     let vector = vector_size(&typed, cache.element.size());
-    let mut address = address_type(&typed, cache.element.size());
-    let scored = pages.scores.is_some();
-    // Without scores, other buffers are passed in their place and never read or written.
-    let scores = pages.scores.unwrap_or_else(|| scratch(client, [1]));
-    let new_scores = tokens.scores.unwrap_or_else(|| tokens.k.clone());
-    let words = [&outputs.part_out, &outputs.part_lse, &scores, &new_scores];
-    address = address.max(address_type(&words, 4));
+    let mut words = vec![&outputs.part_out, &outputs.part_lse];
+    words.extend(pages.scores.iter().chain(&tokens.scores));
+    let address = address_type(&typed, cache.element.size()).max(address_type(&words, 4));
     // SAFETY: as in `finish_slots`; the table was checked by its owner to name pages, and the sequences have room for
     // the tokens.
     unsafe {
@@ -207,22 +185,10 @@ pub(crate) fn finish_pages(
                 outputs.out.into_buffer_arg(),
                 outputs.lse.into_buffer_arg(),
             ),
-            NewTokensLaunch::new(
-                tokens.k.into_tensor_arg(),
-                tokens.v.into_tensor_arg(),
-                new_scores.into_tensor_arg(),
-                pages.table.into_buffer_arg(),
-            ),
-            PageTensorsLaunch::new(
-                pages.k.into_tensor_arg(),
-                pages.v.into_tensor_arg(),
-                scores.into_buffer_arg(),
-                pages.lengths.into_buffer_arg(),
-            ),
+            tokens.into_launch(),
+            pages.into_launch(max_pages),
             outputs.parts as u32,
             rows as u32,
-            max_pages as u32,
-            scored,
             cache.head_dim / 2,
             units,
             elem_type(cache.element),

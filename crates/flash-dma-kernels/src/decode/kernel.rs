@@ -4,7 +4,7 @@ use crate::args::Scaling;
 use crate::decode::keys::{DecodeBlueprint, StepKeys};
 use crate::decode::tensors::StepTensors;
 use crate::portable::intervals::KeyIntervals;
-use crate::portable::memory::{Broken, KeyRows, Row4, load_vector, shared_rows, store_row};
+use crate::portable::memory::{KeyRows, NotFinite, Row4, load_vector, shared_rows, store_row};
 use crate::portable::softmax::OnlineSoftmax;
 use cubecl::prelude::*;
 
@@ -17,9 +17,6 @@ use cubecl::prelude::*;
 /// | `q` | `[batch, q_heads, tokens, head_dim]`, any strides with a contiguous last axis |
 /// | `out` | contiguous `[parts, batch, q_heads, tokens, head_dim]`, f32, overwritten |
 /// | `lse` | contiguous `[parts, batch, q_heads, tokens]`, overwritten |
-///
-/// Buffers described for slots are not read with pages, and conversely; scores are read if
-/// `bp.tile.pattern.has_intervals()`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn decode_kernel<F: Float, N: Size>(
     q: &Tensor<Vector<F, N>>,
@@ -27,7 +24,6 @@ pub(crate) fn decode_kernel<F: Float, N: Size>(
     out: &mut Tensor<Vector<f32, N>>,
     lse: &mut [f32],
     scaling: &Scaling,
-    max_pages: u32,
     #[comptime] bp: DecodeBlueprint,
     #[define(F)] _element: ElemType,
 ) {
@@ -35,24 +31,18 @@ pub(crate) fn decode_kernel<F: Float, N: Size>(
     let (x, y) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
     let (units_x, units_y) = comptime!((tile.micro.units_x, tile.micro.units_y));
     let (outer_rows, inner_rows) = comptime!((tile.outer_rows(), tile.inner_rows()));
-    let keys = StepKeys::of_cube(
-        &tensors.k,
-        &tensors.new_k,
-        &tensors.lengths,
-        max_pages,
-        bp.paged,
-    );
+    let keys = StepKeys::of_cube::<F, N>(tensors);
     let (q_heads, tokens) = (q.shape(1), q.shape(2));
     let group = q_heads / tensors.new_k.shape(1);
     let rows = group * tokens;
     let first_row = CUBE_POS_Z as usize * outer_rows;
 
     let mut intervals = KeyIntervals::new(false, tile);
-    let mut broken = Broken::new();
+    let mut not_finite = NotFinite::new();
     let mut q_rows = shared_rows(outer_rows, tile);
     let mut key_rows = KeyRows::new(false, tile);
     let mut softmax = OnlineSoftmax::new(tile);
-    broken.first_tile();
+    not_finite.first_tile();
     let mut row = UNIT_POS as usize;
     while row < outer_rows {
         let at = first_row + row;
@@ -87,21 +77,21 @@ pub(crate) fn decode_kernel<F: Float, N: Size>(
             total,
             &mut intervals,
             &mut key_rows,
-            &mut broken,
+            &mut not_finite,
             bp,
         );
         sync_cube();
-        broken.clear_next();
+        not_finite.clear_next();
         softmax.attend::<KeyIntervals>(
             &q_rows,
             &key_rows.k,
             &key_rows.v,
             &intervals,
-            &broken,
+            &not_finite,
             scaling,
             tile,
         );
-        broken.next_tile();
+        not_finite.next_tile();
     }
 
     softmax.finish(tile);

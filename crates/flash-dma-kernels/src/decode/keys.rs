@@ -5,7 +5,7 @@ use crate::decode::tensors::StepTensors;
 use crate::finite::negative_infinity;
 use crate::portable::blueprint::Blueprint;
 use crate::portable::intervals::KeyIntervals;
-use crate::portable::memory::{Broken, KeyRows, Row4, load_vector};
+use crate::portable::memory::{KeyRows, NotFinite, Row4, load_vector};
 use cubecl::prelude::*;
 
 /// Compile-time configuration of the portable kernel.
@@ -27,8 +27,8 @@ pub(crate) struct StepKeys {
     pub held: usize,
     /// New tokens.
     pub tokens: usize,
-    /// With slots: this head's first entry of the plan. With pages: the sequence's first page in the table.
-    pub places: usize,
+    /// With slots: this head's first entry of the moves. With pages: the sequence's first page in the table.
+    first_place: usize,
     /// The head's first slot among all rows; with pages, its first row within page 0.
     row: usize,
     page_len: usize,
@@ -37,34 +37,32 @@ pub(crate) struct StepKeys {
 
 #[cube]
 impl StepKeys {
-    /// The keys of kv head `CUBE_POS_Y`, counted over all sequences. `places` is the plan of slots or the table of
-    /// pages.
-    pub(crate) fn of_cube<F: CubePrimitive>(
-        k: &Tensor<F>,
-        new_k: &Tensor<F>,
-        lengths: &[i32],
-        max_pages: u32,
-        #[comptime] paged: bool,
-    ) -> StepKeys {
+    /// The keys of kv head `CUBE_POS_Y`, counted over all sequences.
+    pub(crate) fn of_cube<F: Float, N: Size>(tensors: &StepTensors<F, N>) -> StepKeys {
+        let (k, new_k) = (&tensors.k, &tensors.new_k);
         let heads = new_k.shape(1);
         let row = CUBE_POS_Y as usize;
         let (batch, head) = (row / heads, row % heads);
         let tokens = new_k.shape(2);
         let mut held = k.shape(2);
-        let mut places = row * tokens * ENTRY;
+        let mut first_place = row * tokens * ENTRY;
         let page_len = k.shape(2);
         let mut first = row * page_len;
-        if comptime!(paged) {
-            held = lengths[batch] as usize;
-            places = batch * max_pages as usize;
-            first = head * page_len;
+        #[comptime]
+        match &tensors.pages {
+            ComptimeOption::Some(pages) => {
+                held = pages.lengths[batch] as usize;
+                first_place = batch * pages.max_pages as usize;
+                first = head * page_len;
+            }
+            ComptimeOption::None => {}
         }
         StepKeys {
             batch,
             head,
             held,
             tokens,
-            places,
+            first_place,
             row: first,
             page_len,
             heads,
@@ -72,25 +70,27 @@ impl StepKeys {
     }
 
     /// The row of a key of the cache, counted over all of it.
-    pub(crate) fn cached(&self, places: &[i32], key: usize, #[comptime] paged: bool) -> usize {
-        let mut row = self.row + key;
-        if comptime!(paged) {
-            let page = places[self.places + key / self.page_len] as usize;
-            row = self.row + page * self.heads * self.page_len + key % self.page_len;
+    fn cached<F: Float, N: Size>(&self, tensors: &StepTensors<F, N>, key: usize) -> usize {
+        #[comptime]
+        match &tensors.pages {
+            ComptimeOption::Some(pages) => {
+                let page = pages.table[self.first_place + key / self.page_len] as usize;
+                self.row + page * self.heads * self.page_len + key % self.page_len
+            }
+            ComptimeOption::None => self.row + key,
         }
-        row
     }
 
     /// The first element of a token's row.
-    pub(crate) fn new_row<F: CubePrimitive>(&self, rows: &Tensor<F>, token: usize) -> usize {
+    fn new_row<F: CubePrimitive>(&self, rows: &Tensor<F>, token: usize) -> usize {
         self.batch * rows.stride(0) + self.head * rows.stride(1) + token * rows.stride(2)
     }
 
     /// The first token from `from` on that takes `slot`; the number of tokens if none does.
-    pub(crate) fn taken_at(&self, places: &[i32], slot: i32, from: usize) -> usize {
+    fn taken_at(&self, moves: &[i32], slot: i32, from: usize) -> usize {
         let mut at = self.tokens;
         for other in from..self.tokens {
-            if at == self.tokens && places[self.places + other * ENTRY] == slot {
+            if at == self.tokens && moves[self.first_place + other * ENTRY] == slot {
                 at = other;
             }
         }
@@ -98,44 +98,41 @@ impl StepKeys {
     }
 
     /// The score of a key.
-    pub(crate) fn score(
-        &self,
-        score: &[f32],
-        new_scores: &Tensor<f32>,
-        places: &[i32],
-        key: usize,
-        #[comptime] paged: bool,
-    ) -> f32 {
-        let new = self.batch * new_scores.stride(0) + self.head * new_scores.stride(1);
+    fn score<F: Float, N: Size>(&self, tensors: &StepTensors<F, N>, key: usize) -> f32 {
+        let scores = tensors.scores.as_ref().unwrap();
+        let new = self.batch * scores.new.stride(0) + self.head * scores.new.stride(1);
         if key < self.held {
-            score[self.cached(places, key, paged)]
+            scores.cached[self.cached::<F, N>(tensors, key)]
         } else {
-            new_scores[new + key - self.held]
+            scores.new[new + key - self.held]
         }
     }
 
     /// One past the last query that attends to a key that is attended from `first` on: the query of the token that
     /// evicts it. `first` if the key is never attended.
-    pub(crate) fn end(
+    fn end<F: Float, N: Size>(
         &self,
-        places: &[i32],
+        tensors: &StepTensors<F, N>,
         key: usize,
         first: usize,
         score: f32,
-        #[comptime] paged: bool,
     ) -> usize {
         let mut end = self.tokens;
-        if comptime!(!paged) {
-            let mut slot = key as i32;
-            let mut from = 0usize;
-            if key >= self.held {
-                slot = places[self.places + first * ENTRY];
-                from = first + 1;
+        #[comptime]
+        match &tensors.moves {
+            ComptimeOption::Some(moves) => {
+                let mut slot = key as i32;
+                let mut from = 0usize;
+                if key >= self.held {
+                    slot = moves[self.first_place + first * ENTRY];
+                    from = first + 1;
+                }
+                end = self.taken_at(moves, slot, from);
+                if slot == comptime!(NONE) {
+                    end = first;
+                }
             }
-            end = self.taken_at(places, slot, from);
-            if slot == comptime!(NONE) {
-                end = first;
-            }
+            ComptimeOption::None => {}
         }
         if score == negative_infinity() {
             end = first;
@@ -152,10 +149,9 @@ impl StepKeys {
         stop: usize,
         intervals: &mut KeyIntervals,
         tile: &mut KeyRows,
-        broken: &mut Broken,
+        not_finite: &mut NotFinite,
         #[comptime] bp: DecodeBlueprint,
     ) {
-        let paged = comptime!(bp.paged);
         let rows = comptime!(bp.tile.inner_rows());
         let mut row = UNIT_POS as usize;
         while row < rows {
@@ -168,15 +164,9 @@ impl StepKeys {
                     first = key - self.held;
                 }
                 if comptime!(bp.tile.pattern.has_intervals()) {
-                    value = self.score(
-                        &tensors.score,
-                        &tensors.new_scores,
-                        &tensors.places,
-                        key,
-                        paged,
-                    );
+                    value = self.score::<F, N>(tensors, key);
                 }
-                end = self.end(&tensors.places, key, first, value, paged);
+                end = self.end::<F, N>(tensors, key, first, value);
             }
             intervals.set_key(row, first as i32, end as i32, value);
             row += comptime!(bp.tile.units());
@@ -191,7 +181,7 @@ impl StepKeys {
             let mut own_v = Row4::new(0.0f32);
             if key < stop && vector < comptime!(bp.tile.head_dim / 4) {
                 if key < self.held {
-                    let at = self.cached(&tensors.places, key, paged) * comptime!(bp.tile.head_dim);
+                    let at = self.cached::<F, N>(tensors, key) * comptime!(bp.tile.head_dim);
                     own_k = load_vector::<F, N>(&tensors.k, at, vector);
                     own_v = load_vector::<F, N>(&tensors.v, at, vector);
                 } else {
@@ -207,7 +197,7 @@ impl StepKeys {
                         vector,
                     );
                 }
-                broken.check(own_v);
+                not_finite.check(own_v);
             }
             tile.k[row * comptime!(bp.tile.row_stride()) + vector] = own_k;
             tile.v[row * comptime!(bp.tile.row_stride()) + vector] = own_v;

@@ -1,7 +1,7 @@
 //! Host side of a decode step.
 
 use crate::args::scaling;
-use crate::decode::append::{moves_shape, plan as plan_moves};
+use crate::decode::append::{moves_shape, place};
 use crate::decode::args::{Cache, StepInputs, StepOutputs, Tokens};
 use crate::decode::finish::{Outputs, finish_pages, finish_slots};
 use crate::decode::kernel::decode_kernel;
@@ -9,9 +9,9 @@ use crate::decode::keys::DecodeBlueprint;
 use crate::decode::mma::blueprint::{DecodeMmaBlueprint, PartGrid};
 use crate::decode::mma::kernel::decode_mma_kernel;
 use crate::decode::parts::{part_shapes, parts};
-use crate::decode::tensors::StepTensorsLaunch;
+use crate::decode::tensors::{StepScoresLaunch, StepTensorsLaunch};
 use crate::host::check::{
-    Layout, address_type, check_tensor, elem_type, rows_are_chunks, vector_size,
+    Layout, address_type, check_tensor, elem_type, rows_are_segments, vector_size,
 };
 use crate::host::engine::{Engine, Instruction};
 use crate::host::pass::{Config, ConfigOf, Pass, Plan, Rows};
@@ -33,7 +33,7 @@ use flash_dma_problem::{AttentionError, DecodeProblem, Storage, TensorName};
 ///
 /// It takes three asynchronous launches, over pages two; nothing waits for the host and the launches depend on the
 /// problem alone, so that a step may be captured in a graph and replayed. Scratch comes from the client's pool: the
-/// outputs of the parts of the keys in f32, `4 * parts * (head_dim + 1)` bytes per row, and the plan of the slots. It
+/// outputs of the parts of the keys in f32, `4 * parts * (head_dim + 1)` bytes per row, and the moves of the slots. It
 /// depends on the capacity of the cache, not on its content.
 ///
 /// # Errors
@@ -167,10 +167,10 @@ impl Pass for DecodeStep<'_> {
         let (problem, tuning) = (self.problem, self.tuning);
         let StepInputs { q, tokens } = self.inputs;
         let size = problem.append.cache.element.size();
-        let chunks = [q, &tokens.k, &tokens.v];
-        let chunks = chunks.iter().all(|tensor| rows_are_chunks(tensor, size));
+        let rows = [q, &tokens.k, &tokens.v];
+        let in_segments = rows.iter().all(|tensor| rows_are_segments(tensor, size));
         let chosen = match instruction {
-            Instruction::Mma if chunks => DecodeMmaBlueprint::choose(problem, properties),
+            Instruction::Mma if in_segments => DecodeMmaBlueprint::choose(problem, properties),
             _ => None,
         };
         let blueprint = chosen.map(|chosen| DecodeMmaBlueprint {
@@ -236,7 +236,7 @@ impl Pass for DecodeStep<'_> {
         let StepInputs { q, tokens } = self.inputs.clone();
         let StepOutputs { cache, out, lse } = outputs;
         let moves = match &cache {
-            Cache::Slots(slots) => Some(plan_moves(client, append, slots, &tokens)),
+            Cache::Slots(slots) => Some(place(client, append, slots, &tokens)),
             Cache::Pages(_) => None,
         };
         let (parts, cubes) = (parts_of(&config), self.cubes(&config));
@@ -259,7 +259,7 @@ impl Pass for DecodeStep<'_> {
                 finish_slots(client, problem, outputs, slots, tokens, moves);
             }
             (Cache::Pages(pages), _) => finish_pages(client, problem, outputs, pages, tokens),
-            (Cache::Slots(_), None) => unreachable!("slots have a plan"),
+            (Cache::Slots(_), None) => unreachable!("slots have moves"),
         }
     }
 }
@@ -285,37 +285,22 @@ impl Step {
     ) {
         let append = &problem.append;
         let element = append.cache.element;
-        // Buffers that a kind of cache lacks are replaced by others that the kernel does not read.
-        let (k, v, score, new_scores, places, lengths, max_pages) = match &self.cache {
-            Cache::Slots(slots) => (
-                &slots.k,
-                &slots.v,
-                &slots.score,
-                self.tokens.scores.as_ref().expect("slots have scores"),
-                moves.expect("slots have a plan"),
-                &slots.seen,
-                0,
-            ),
-            Cache::Pages(pages) => {
-                let Storage::Pages { max_pages, .. } = append.cache.storage else {
-                    unreachable!("the cache was checked to have pages");
-                };
-                let none = part_lse;
-                (
-                    &pages.k,
-                    &pages.v,
-                    pages.scores.as_ref().unwrap_or(none),
-                    self.tokens.scores.as_ref().unwrap_or(none),
-                    &pages.table,
-                    &pages.lengths,
-                    max_pages,
-                )
-            }
+        let (k, v, cached) = match &self.cache {
+            Cache::Slots(slots) => (&slots.k, &slots.v, Some(&slots.score)),
+            Cache::Pages(pages) => (&pages.k, &pages.v, pages.scores.as_ref()),
         };
+        let table = match (&self.cache, append.cache.storage) {
+            (Cache::Pages(pages), Storage::Pages { max_pages, .. }) => Some((pages, max_pages)),
+            _ => None,
+        };
+        let scores = cached.zip(self.tokens.scores.as_ref());
         let (new_k, new_v) = (&self.tokens.k, &self.tokens.v);
         let typed = [&self.q, k, v, new_k, new_v];
         let size = element.size();
-        let words = [part_out, part_lse, score, new_scores, places];
+        let mut words = vec![part_out, part_lse];
+        words.extend(moves);
+        words.extend(table.map(|(pages, _)| &pages.table));
+        words.extend(scores.into_iter().flat_map(|(cached, new)| [cached, new]));
         let address = address_type(&typed, size).max(address_type(&words, 4));
         let [x, y, z] = cubes.map(|n| n as u32);
         let grid = CubeCount::Static(x, y, z);
@@ -323,7 +308,7 @@ impl Step {
         macro_rules! launch {
     ($kernel:ident, $dim:expr, [$($vector:expr)?], $out:ident, $blueprint:expr) => {
         // SAFETY: every buffer was checked to hold the shape and strides that the kernels index by, the parts
-        // hold the rows of the outputs, and the plan holds slots of the cache.
+        // hold the rows of the outputs, and the moves name slots of the cache.
         unsafe {
             $kernel::launch_unchecked(
                 client,
@@ -337,15 +322,18 @@ impl Step {
                     v.clone().into_tensor_arg(),
                     new_k.clone().into_tensor_arg(),
                     new_v.clone().into_tensor_arg(),
-                    score.clone().into_buffer_arg(),
-                    new_scores.clone().into_tensor_arg(),
-                    places.clone().into_buffer_arg(),
-                    lengths.clone().into_buffer_arg(),
+                    scores
+                        .map(|(cached, new)| {
+                            let (cached, new) = (cached.clone(), new.clone());
+                            StepScoresLaunch::new(cached.into_buffer_arg(), new.into_tensor_arg())
+                        })
+                        .into(),
+                    moves.map(|moves| moves.clone().into_buffer_arg()).into(),
+                    table.map(|(pages, most)| pages.table_launch(most)).into(),
                 ),
                 part_out.clone().$out(),
                 part_lse.clone().into_buffer_arg(),
                 scaling(problem.scale, problem.softcap),
-                max_pages as u32,
                 $blueprint,
                 elem_type(element),
             )

@@ -6,9 +6,9 @@
 //!
 //! A step of up to 16 tokens is:
 //!
-//! 1. `plan` (slots): which slot each token takes, in order of the tokens;
+//! 1. `place` (slots): which slot each token takes, in order of the tokens;
 //! 2. attention, keys split over cubes: over the cache *as it was* and the new tokens, each key on the interval
-//!    of the step's queries that the plan leaves it, so that query `t` sees what it would if the tokens came one at a
+//!    of the step's queries that the moves leave it, so that query `t` sees what it would if the tokens came one at a
 //!    time;
 //! 3. `finish`: the parts of the keys merged, and the new rows written into the cache.
 //!
@@ -27,7 +27,7 @@ pub(crate) mod launch;
 pub(crate) mod merge;
 pub(crate) mod mma;
 pub(crate) mod parts;
-pub(crate) mod plan;
+pub(crate) mod place;
 pub(crate) mod tensors;
 #[cfg(test)]
 mod tests;

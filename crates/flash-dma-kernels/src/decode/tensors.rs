@@ -1,5 +1,6 @@
-//! What the kernels of a decode step are launched with. Tensors described for slots are not read with pages, and conversely.
+//! What the kernels of a decode step are launched with.
 
+use crate::decode::args::{Pages, Slots, Tokens};
 use cubecl::prelude::*;
 
 /// The cache, the new tokens, and where they go.
@@ -13,15 +14,31 @@ pub(crate) struct StepTensors<E: Float, N: Size> {
     pub new_k: OwnedTensor<Vector<E, N>>,
     /// As `new_k`.
     pub new_v: OwnedTensor<Vector<E, N>>,
+    /// Present where keys have scores: slots always do.
+    pub scores: ComptimeOption<StepScores>,
+    /// Slots: which token takes which, contiguous `[batch * kv_heads, tokens]` of [entries](crate::decode::commit).
+    pub moves: ComptimeOption<Box<[i32]>>,
+    /// Pages.
+    pub pages: ComptimeOption<PageTable>,
+}
+
+/// The scores of a step's keys.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct StepScores {
     /// Contiguous `[batch, kv_heads, window]` or `[pages, kv_heads, page_len]`.
-    pub score: Box<[f32]>,
+    pub cached: Box<[f32]>,
     /// `[batch, kv_heads, tokens]`, last axis contiguous.
-    pub new_scores: OwnedTensor<f32>,
-    /// Slots: the plan, contiguous `[batch * kv_heads, tokens]` of entries; pages: the table, contiguous
-    /// `[batch, max_pages]`.
-    pub places: Box<[i32]>,
-    /// Pages: `[batch]`.
+    pub new: OwnedTensor<f32>,
+}
+
+/// Which pages hold the tokens of a sequence.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct PageTable {
+    /// Contiguous `[batch, max_pages]`.
+    pub table: Box<[i32]>,
+    /// The tokens that each sequence holds, `[batch]`.
     pub lengths: Box<[i32]>,
+    pub max_pages: u32,
 }
 
 /// What competes for the slots of a cache: the keys in them, and new tokens.
@@ -37,17 +54,15 @@ pub(crate) struct Contenders {
     pub new_scores: OwnedTensor<f32>,
 }
 
-/// New tokens, and where they go.
+/// New tokens.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct NewTokens<E: Numeric, N: Size> {
     /// `[batch, kv_heads, tokens, head_dim]`, any strides with a contiguous last axis.
     pub k: OwnedTensor<Vector<E, N>>,
     /// As `k`.
     pub v: OwnedTensor<Vector<E, N>>,
-    /// `[batch, kv_heads, tokens]`, last axis contiguous.
-    pub scores: OwnedTensor<f32>,
-    /// Slots: contiguous `[batch * kv_heads, entries]` of entries. Pages: the table, contiguous `[batch, max_pages]`.
-    pub places: Box<[i32]>,
+    /// Present where keys have scores: `[batch, kv_heads, tokens]`, last axis contiguous.
+    pub scores: ComptimeOption<OwnedTensor<f32>>,
 }
 
 /// A cache of slots. The rows of the moves are overwritten.
@@ -63,6 +78,8 @@ pub(crate) struct SlotTensors<E: Numeric, N: Size> {
     pub position: Box<[i32]>,
     /// `[batch]`; the tokens are added.
     pub seen: Box<[i32]>,
+    /// Which token takes which slot, contiguous `[batch * kv_heads, entries]` of [entries](crate::decode::commit); read.
+    pub moves: Box<[i32]>,
 }
 
 /// A cache of pages. The rows of the new tokens are overwritten.
@@ -72,10 +89,9 @@ pub(crate) struct PageTensors<E: Numeric, N: Size> {
     pub k: OwnedTensor<Vector<E, N>>,
     /// As `k`.
     pub v: OwnedTensor<Vector<E, N>>,
-    /// With scores: contiguous `[pages, kv_heads, page_len]`.
-    pub scores: Box<[f32]>,
-    /// `[batch]`.
-    pub lengths: Box<[i32]>,
+    /// Present where keys have scores: contiguous `[pages, kv_heads, page_len]`.
+    pub scores: ComptimeOption<Box<[f32]>>,
+    pub pages: PageTable,
 }
 
 /// The parts of the keys, and what they are merged into.
@@ -89,4 +105,57 @@ pub(crate) struct MergedParts<E: Float> {
     pub out: Box<[Vector<E, Const<2>>]>,
     /// Contiguous `[rows]`, overwritten.
     pub lse: Box<[f32]>,
+}
+
+impl Tokens {
+    /// The launch argument.
+    pub(crate) fn into_launch<E: Numeric, N: Size>(self) -> NewTokensLaunch<E, N> {
+        NewTokensLaunch::new(
+            self.k.into_tensor_arg(),
+            self.v.into_tensor_arg(),
+            self.scores.map(TensorBinding::into_tensor_arg).into(),
+        )
+    }
+}
+
+impl Slots {
+    /// The launch argument, with the moves of the tokens that take slots.
+    pub(crate) fn into_launch<E: Numeric, N: Size>(
+        self,
+        moves: TensorBinding,
+    ) -> SlotTensorsLaunch<E, N> {
+        SlotTensorsLaunch::new(
+            self.k.into_tensor_arg(),
+            self.v.into_tensor_arg(),
+            self.score.into_buffer_arg(),
+            self.position.into_buffer_arg(),
+            self.seen.into_buffer_arg(),
+            moves.into_buffer_arg(),
+        )
+    }
+}
+
+impl Pages {
+    /// The launch argument.
+    pub(crate) fn into_launch<E: Numeric, N: Size>(
+        self,
+        max_pages: usize,
+    ) -> PageTensorsLaunch<E, N> {
+        let table = self.table_launch(max_pages);
+        PageTensorsLaunch::new(
+            self.k.into_tensor_arg(),
+            self.v.into_tensor_arg(),
+            self.scores.map(TensorBinding::into_buffer_arg).into(),
+            table,
+        )
+    }
+
+    /// The launch argument of the table.
+    pub(crate) fn table_launch(&self, max_pages: usize) -> PageTableLaunch {
+        PageTableLaunch::new(
+            self.table.clone().into_buffer_arg(),
+            self.lengths.clone().into_buffer_arg(),
+            max_pages as u32,
+        )
+    }
 }

@@ -10,8 +10,8 @@ use crate::matrix::blueprint::MmaBlueprint;
 use crate::pattern::intervals::slices::{for_each_slice, slice_bytes};
 use crate::pattern::intervals::tiles::QueryTiles;
 use crate::pattern::intervals::{LiveKeys, live_keys};
-use crate::portable::blueprint::{self, Blueprint};
-use crate::portable::launch::{KeyTensors, PortableLaunch};
+use crate::portable::blueprint::{Blueprint, Kernel};
+use crate::portable::launch::{PortableKeys, PortableLaunch};
 use cubecl::client::Client;
 use cubecl::ir::{DeviceProperties, HardwareProperties};
 use cubecl::prelude::*;
@@ -113,7 +113,7 @@ impl Pass for ScoredForward<'_> {
     }
 
     fn portable(&self, hardware: &HardwareProperties) -> Result<Blueprint, AttentionError> {
-        Blueprint::choose(blueprint::Pass::Forward, self.problem, hardware)
+        Blueprint::choose(Kernel::Forward, self.problem, hardware)
     }
 
     fn matrix(
@@ -128,7 +128,7 @@ impl Pass for ScoredForward<'_> {
             Instruction::Mma => MmaBlueprint::choose(self.problem, properties),
             Instruction::Wgmma => MmaBlueprint::choose_wgmma(self.problem, properties),
         }
-        .filter(|_| self.inputs.rows_are_chunks(self.problem.element.size()))
+        .filter(|_| self.inputs.rows_are_segments(self.problem.element.size()))
         .map(|blueprint| blueprint.split(self.problem, processors, max_shared))
         .map(|chosen| self.tuning.apply(chosen))
         .transpose()
@@ -206,16 +206,13 @@ fn launch_portable(
 ) {
     let results = [out, lse];
     for_each_slice(client, problem, inputs, live, tiles, &results, |slice| {
-        let keys = (slice.selection).map_or(KeyTensors::All, |selection| {
-            KeyTensors::Intervals(Box::new(selection))
-        });
         let kernel = PortableLaunch {
             client,
             problem,
             q: &inputs.q,
             k: &inputs.k,
             v: &inputs.v,
-            keys,
+            keys: PortableKeys::of_slice(slice.selection),
             bias: None,
             blueprint,
         };

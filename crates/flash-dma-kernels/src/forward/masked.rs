@@ -10,8 +10,8 @@ use crate::matrix::blueprint::MmaBlueprint;
 use crate::pattern::kind::{Bias, Pattern};
 use crate::pattern::mask::args::MaskedInputs;
 use crate::pattern::mask::listed::listed_bytes;
-use crate::portable::blueprint::{self, Blueprint};
-use crate::portable::launch::{KeyTensors, PortableLaunch};
+use crate::portable::blueprint::{Blueprint, Kernel};
+use crate::portable::launch::{PortableKeys, PortableLaunch};
 use cubecl::client::Client;
 use cubecl::ir::{DeviceProperties, HardwareProperties};
 use cubecl::prelude::*;
@@ -62,7 +62,7 @@ impl Pass for MaskedForward<'_> {
 
     fn portable(&self, hardware: &HardwareProperties) -> Result<Blueprint, AttentionError> {
         let pattern = Pattern::masked(self.problem, Bias::strided(self.problem));
-        Blueprint::choose(blueprint::Pass::Forward, &self.problem.attention, hardware)
+        Blueprint::choose(Kernel::Forward, &self.problem.attention, hardware)
             .map(|blueprint| blueprint.with_pattern(pattern))
     }
 
@@ -72,7 +72,7 @@ impl Pass for MaskedForward<'_> {
         properties: &DeviceProperties,
     ) -> Result<Option<MmaBlueprint>, AttentionError> {
         let blueprint = MmaBlueprint::choose_masked(instruction, self.problem, properties);
-        Ok(blueprint.filter(|_| self.inputs.rows_are_chunks(self.problem)))
+        Ok(blueprint.filter(|_| self.inputs.rows_are_segments(self.problem)))
     }
 
     fn cubes(&self, config: &ConfigOf<Self>) -> [usize; 3] {
@@ -103,12 +103,12 @@ impl Pass for MaskedForward<'_> {
     }
 
     fn launch(&self, client: &Client, config: ConfigOf<Self>, Outputs { out, lse }: Outputs) {
-        let (problem, inputs) = (self.problem, self.inputs.clone());
+        let (problem, inputs) = (self.problem, self.inputs);
         let p = &problem.attention;
         let tiles = p.q_len.div_ceil(queries(&config));
         match config {
             Config::Portable(blueprint) => {
-                launch_portable(client, problem, &inputs, &out, &lse, tiles, blueprint);
+                launch_portable(client, problem, inputs, &out, &lse, tiles, blueprint);
             }
             Config::Matrix(blueprint) => {
                 let tiles = TileLaunch {
@@ -116,7 +116,7 @@ impl Pass for MaskedForward<'_> {
                     first: 0,
                     count: tiles,
                 };
-                let rows = [inputs.q, inputs.k, inputs.v];
+                let rows = [&inputs.q, &inputs.k, &inputs.v].map(Clone::clone);
                 matrix::launch_slice(client, p, rows, tiles, &out, &lse, blueprint, 1);
             }
         }
@@ -138,7 +138,7 @@ fn launch_portable(
         q: &inputs.q,
         k: &inputs.k,
         v: &inputs.v,
-        keys: KeyTensors::of_mask(inputs.plan.as_ref()),
+        keys: PortableKeys::of_mask(inputs.plan.as_ref()),
         bias: inputs.bias.as_ref(),
         blueprint,
     };

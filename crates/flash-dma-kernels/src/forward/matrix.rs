@@ -17,7 +17,7 @@ use cubecl::prelude::*;
 use flash_dma_problem::Problem;
 
 /// Launches the forward pass of a checked, non-empty problem whose inputs satisfy
-/// [`Inputs::rows_are_chunks`]: one launch without scores, two per slice of query tiles with them, and one more
+/// [`Inputs::rows_are_segments`]: one launch without scores, two per slice of query tiles with them, and one more
 /// to merge if the blueprint is split into `parts`.
 /// `live` lists the live keys if there are scores; `tiles` are of the blueprint's size.
 ///
@@ -134,7 +134,7 @@ pub(crate) fn launch_slice(
                         k.into_tensor_arg(),
                         v.into_tensor_arg(),
                     ),
-                    tiles.source.into_launch(),
+                    tiles.source.into_query_tiles(),
                     OutputsLaunch::new(out.clone().into_buffer_arg(), lse.clone().into_buffer_arg()),
                     scaling(problem.scale, problem.softcap),
                     LaunchedTilesLaunch::new(tiles.first as u32, tiles.count as u32),

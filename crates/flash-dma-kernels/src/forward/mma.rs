@@ -15,7 +15,7 @@ use crate::matrix::repair::{add_not_finite, zero_not_finite};
 use crate::matrix::softmax::{OnlineSoftmax, PerRow};
 use crate::matrix::stages::Stages;
 use crate::matrix::tile_keys::TileKeys;
-use crate::vectors::Chunk;
+use crate::vectors::Segment;
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::*;
 
@@ -47,7 +47,7 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
     #[define(E)] _element: ElemType,
     #[define(O)] _output: ElemType,
 ) {
-    let chunks = comptime!(bp.chunks());
+    let segments = comptime!(bp.segments());
     let (lane, warp) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
     let quad = lane % 4;
     let own = CubeTile::new::<E, Const<2>>(operands, source, tiles_of, bp);
@@ -70,7 +70,7 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
     let attended = AttendedKeys::new::<E, Const<2>>(operands, source, scaling, own, keys);
     let own = &attended.own;
     let keys = &attended.keys;
-    let mut acc = zeros::<NC>(chunks);
+    let mut acc = zeros::<NC>(segments);
     let mut softmax = OnlineSoftmax::new();
 
     let full_tiles = keys.full_tiles(bp);
@@ -98,7 +98,7 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
 
         if turn >= ahead {
             let tile = turn - ahead;
-            let base = tile % comptime!(bp.stages) * comptime!(bp.key_tile * bp.chunks());
+            let base = tile % comptime!(bp.stages) * comptime!(bp.key_tile * bp.segments());
             let boundary = tile >= full_tiles;
 
             // S = Q K^T: 16 rows by a key tile per warp.
@@ -126,7 +126,7 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
             }
             if softmax.outgrown(&mut maxima) {
                 let factors = softmax.rescale(&maxima);
-                scale_rows(&mut acc, factors.upper, factors.lower, chunks);
+                scale_rows(&mut acc, factors.upper, factors.lower, segments);
             }
             // O += P V, 16 keys at a time.
             let references = softmax.references();
@@ -143,12 +143,12 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
         &mut acc,
         select(sums.upper.empty, 0.0f32, sums.upper.inverse()),
         select(sums.lower.empty, 0.0f32, sums.lower.inverse()),
-        chunks,
+        segments,
     );
     let first_head = first_output_head(own.batch, operands.q.shape(0), own.q_heads, bp);
     let to = OutputRows::of_pair(&rows, first_head, own.q_len);
     #[unroll]
-    for c in 0..chunks {
+    for c in 0..segments {
         let at = comptime!(c * 4);
         if to.has_upper {
             outputs.out[to.upper * comptime!(bp.head_dim / 2) + at + quad] =
@@ -180,7 +180,7 @@ fn load_queries<E: Float, NA: Size>(
     let at1 = own.offset(q, &rows.lower) / 2 + quad;
     let mut fragments = Sequence::<Array<Vector<E, NA>>>::new();
     #[unroll]
-    for c in 0..comptime!(own.bp.chunks() / 2) {
+    for c in 0..comptime!(own.bp.segments() / 2) {
         let mut a = Array::<Vector<E, NA>>::new(4usize);
         #[unroll]
         for half in 0..2usize {
@@ -200,24 +200,24 @@ fn load_queries<E: Float, NA: Size>(
     fragments
 }
 
-/// The products of this lane's queries with the keys of the tile that begins at chunk `base` of the stages `k`.
+/// The products of this lane's queries with the keys of the tile that begins at segment `base` of the stages `k`.
 #[cube]
 fn multiply_keys<E: Float, NA: Size, NB: Size, NC: Size>(
     def: &MmaDefinition<E, E, f32>,
     queries: &Sequence<Array<Vector<E, NA>>>,
-    k: &Shared<[Chunk<E>]>,
+    k: &Shared<[Segment<E>]>,
     base: usize,
     #[comptime] bp: MmaBlueprint,
 ) -> Accumulators<NC> {
     let lane = UNIT_POS_X as usize;
     let mut s = zeros::<NC>(comptime!(bp.key_tile / 8));
     #[unroll]
-    for c in 0..comptime!(bp.chunks() / 2) {
+    for c in 0..comptime!(bp.segments() / 2) {
         #[unroll]
         for n in 0..comptime!(bp.key_tile / 16) {
             let row = comptime!(n * 16) + lane / 16 * 8 + lane % 8;
             let col = comptime!(c * 2) + lane / 8 % 2;
-            let at = base + swizzle(row, col, comptime!(bp.chunks()));
+            let at = base + swizzle(row, col, comptime!(bp.segments()));
             multiply_pair::<E, NA, NB, NC>(
                 def,
                 &queries[c],
@@ -231,13 +231,13 @@ fn multiply_keys<E: Float, NA: Size, NB: Size, NC: Size>(
     s
 }
 
-/// Adds to `acc` the products of the probabilities `p` with the `n`-th 16 values of the tile that begins at chunk
+/// Adds to `acc` the products of the probabilities `p` with the `n`-th 16 values of the tile that begins at segment
 /// `base` of the stages `v`.
 #[cube]
 fn multiply_values<E: Float, NA: Size, NB: Size, NC: Size>(
     def: &MmaDefinition<E, E, f32>,
     p: &Array<Vector<E, NA>>,
-    v: &Shared<[Chunk<E>]>,
+    v: &Shared<[Segment<E>]>,
     base: usize,
     acc: &mut Accumulators<NC>,
     #[comptime] n: usize,
@@ -245,10 +245,10 @@ fn multiply_values<E: Float, NA: Size, NB: Size, NC: Size>(
 ) {
     let lane = UNIT_POS_X as usize;
     #[unroll]
-    for c in 0..comptime!(bp.chunks() / 2) {
+    for c in 0..comptime!(bp.segments() / 2) {
         let row = comptime!(n * 16) + lane % 16;
         let col = comptime!(c * 2) + lane / 16;
-        let at = base + swizzle(row, col, comptime!(bp.chunks()));
+        let at = base + swizzle(row, col, comptime!(bp.segments()));
         multiply_pair::<E, NA, NB, NC>(def, p, &v[at..at + 1], acc, comptime!(c * 16), true);
     }
 }

@@ -44,10 +44,10 @@ pub trait Forward {
 /// nothing gets zeros and −∞.
 ///
 /// Memory besides the arguments is O(N): lists of the keys of each query tile, in slices of bounded size. If there are
-/// fewer query tiles than multiprocessors, the tensor-core engines split the keys of each tile; that takes at most 35 MB
-/// more on 132 multiprocessors. Under a mask these are the lists of visible keys of each query tile on the tensor cores,
-/// and nothing on [`Engine::Portable`]: blocks of the mask's plan that a query tile does not see are skipped, and blocks
-/// that it sees completely are not tested.
+/// fewer query tiles than multiprocessors, the tensor-core engines split the keys of each tile; that takes at most 35
+/// MB more on 132 multiprocessors. Under a mask these are the lists of visible keys of each query tile on the tensor
+/// cores, and nothing on [`Engine::Portable`]: blocks of the mask's plan that a query tile does not see are skipped,
+/// and blocks that it sees completely are not tested.
 ///
 /// # Errors
 ///

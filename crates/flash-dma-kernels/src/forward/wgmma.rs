@@ -16,7 +16,7 @@ use crate::matrix::tile_keys::TileKeys;
 use crate::matrix::wgmma::panel::{Panels, publish};
 use crate::matrix::wgmma::product::{finish, start_nt, start_pv};
 use crate::matrix::wgmma::ring::{Ring, Turns};
-use crate::vectors::Chunk;
+use crate::vectors::Segment;
 use cubecl::prelude::*;
 
 /// [`forward_mma_kernel`](crate::forward::mma::forward_mma_kernel) with `wgmma`: the same cube, buffers and
@@ -47,8 +47,10 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
     let keys = TileKeys::new(source, &own).part(bp);
 
     // The queries, `[warpgroups, head_dim / 64, 64 rows, 64]`.
-    let mut queries =
-        Shared::<[Chunk<E>]>::new_aligned_slice(comptime!(bp.tile_rows() * bp.chunks()), 1024usize);
+    let mut queries = Shared::<[Segment<E>]>::new_aligned_slice(
+        comptime!(bp.tile_rows() * bp.segments()),
+        1024usize,
+    );
     copy_queries::<E>(&operands.q, &mut queries, &own);
 
     let mut stages = Stages::<E>::new(bp);
@@ -60,7 +62,7 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
     let attended = AttendedKeys::new::<E, Const<8>>(operands, source, scaling, own, keys);
     let own = &attended.own;
     let keys = &attended.keys;
-    let first_row = warp / 4 * comptime!(64 * bp.chunks());
+    let first_row = warp / 4 * comptime!(64 * bp.segments());
     let own_queries = Panels::at::<E>(&queries[first_row..first_row + 1]);
     let k_panels = Panels::at::<E>(&stages.k[0..1]);
     let v_panels = Panels::at::<E>(&stages.v[0..1]);
@@ -91,7 +93,7 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
     for tile in 0..tiles {
         let boundary = tile >= full_tiles;
         let stage = tile % comptime!(bp.stages);
-        let begin = stage * comptime!(bp.key_tile * bp.chunks());
+        let begin = stage * comptime!(bp.key_tile * bp.segments());
         let k_tile = k_panels.behind(begin);
         let v_tile = v_panels.behind(begin);
         ring.wait_full(stage, tile / comptime!(bp.stages));

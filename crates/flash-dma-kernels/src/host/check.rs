@@ -228,27 +228,29 @@ pub(crate) fn address_type(tensors: &[&TensorBinding], size: usize) -> AddressTy
 }
 
 /// Bytes that copies and `ldmatrix` move at once: rows must start at a multiple of this.
-pub(crate) const CHUNK_BYTES: usize = 16;
+pub(crate) const SEGMENT_BYTES: usize = 16;
 
 impl Inputs {
     /// Whether every row of the inputs begins at a multiple of 16 bytes.
-    pub(crate) fn rows_are_chunks(&self, element_size: usize) -> bool {
+    pub(crate) fn rows_are_segments(&self, element_size: usize) -> bool {
         [&self.q, &self.k, &self.v]
             .iter()
-            .all(|tensor| rows_are_chunks(tensor, element_size))
+            .all(|tensor| rows_are_segments(tensor, element_size))
     }
 }
 
 /// Whether every row of a tensor of four axes begins at a multiple of 16 bytes, and the distance between two rows fits
 /// 32 bits.
-pub(crate) fn rows_are_chunks(tensor: &TensorBinding, element_size: usize) -> bool {
+pub(crate) fn rows_are_segments(tensor: &TensorBinding, element_size: usize) -> bool {
     let begin = tensor.handle.offset_start.unwrap_or(0) as usize;
     tensor.strides.len() == 4
-        && begin.is_multiple_of(CHUNK_BYTES)
+        && begin.is_multiple_of(SEGMENT_BYTES)
         && tensor.strides[..3]
             .iter()
             .zip(&tensor.shape[..3])
-            .all(|(&stride, &len)| len <= 1 || (stride * element_size).is_multiple_of(CHUNK_BYTES))
+            .all(|(&stride, &len)| {
+                len <= 1 || (stride * element_size).is_multiple_of(SEGMENT_BYTES)
+            })
         && (tensor.shape[2] <= 1 || u32::try_from(tensor.strides[2] * element_size).is_ok())
 }
 

@@ -2,7 +2,7 @@
 
 use crate::pattern::intervals::slices::Slice;
 use crate::pattern::tensors::{KeyTensors, SourceTensors};
-use crate::vectors::Chunk;
+use crate::vectors::Segment;
 use cubecl::prelude::*;
 
 /// Q, K and V. The rows of Q are read `NQ` elements at a time.
@@ -11,9 +11,9 @@ pub(crate) struct Operands<E: Float, NQ: Size> {
     /// `[batch, q_heads, q_len, head_dim]`.
     pub q: OwnedTensor<Vector<E, NQ>>,
     /// `[batch, kv_heads, k_len, head_dim]`, strides and begin in steps of 16 bytes.
-    pub k: OwnedTensor<Chunk<E>>,
+    pub k: OwnedTensor<Segment<E>>,
     /// As `k`.
-    pub v: OwnedTensor<Chunk<E>>,
+    pub v: OwnedTensor<Segment<E>>,
 }
 
 /// Where the keys of a query tile come from, and what is added to their logits. What the kernel's
@@ -47,7 +47,7 @@ pub(crate) struct IntervalKeys {
 pub(crate) struct PlannedKeys {
     /// The bits of the plan, a pair of words per query and key block.
     pub bits: Box<[Vector<u32, Const<2>>]>,
-    /// `[mask batch, mask heads, tiles, capacity]`: the content of a tile's slots.
+    /// `[mask batch, mask heads, tiles, capacity]`: the content of a tile's columns.
     pub list: OwnedTensor<u32>,
     /// What the lists hold.
     pub counts: OwnedTensor<u32>,
@@ -81,8 +81,8 @@ pub(crate) struct LaunchedTiles {
 }
 
 impl SourceTensors {
-    /// The launch argument.
-    pub(crate) fn into_launch(self) -> KeySourceLaunch {
+    /// The launch argument of kernels that own query tiles.
+    pub(crate) fn into_query_tiles(self) -> KeySourceLaunch {
         let (mut intervals, mut plan) = (None, None);
         match self.keys {
             KeyTensors::All => {}

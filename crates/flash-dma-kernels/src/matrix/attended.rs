@@ -61,7 +61,7 @@ impl AttendedKeys {
         self.own.kv_row * self.own.k_len
     }
 
-    /// The key of the first slot of tile `tile`; not for lists of single keys.
+    /// The key of the first column of tile `tile`; not for lists of single keys.
     pub(crate) fn first_key(&self, source: &KeySource, tile: usize) -> usize {
         let bp = comptime!(self.own.bp);
         let mut first = self.keys.begin + tile * comptime!(bp.key_tile);

@@ -72,7 +72,7 @@ impl BitCopies {
         let step = step_of(tile, bp);
         if step >= keys.full / KEY_BLOCK && unit < comptime!(bp.queries() as u32) {
             let stage = (tile % comptime!(bp.stages)) as u32;
-            let place = self.stages + stage * comptime!((bp.interval_slots() * 8) as u32);
+            let place = self.stages + stage * comptime!((bp.stage_intervals() * 8) as u32);
             let at = select(keys.gathered, step as u32, block);
             copy_pair(self.first, at, self.step, place + unit * 8);
             if unit == 0 {

@@ -207,16 +207,16 @@ impl MmaBlueprint {
     /// Shared memory per cube: keys, values, scores and intervals of every stage, the mark of values that are not
     /// finite, and the queries if they do not stay in registers.
     pub(crate) fn shared_bytes(&self) -> usize {
-        let key = 2 * 16 * self.chunks() + 4;
+        let key = 2 * 16 * self.segments() + 4;
         let queries = match self.instruction {
             Instruction::Mma => 0,
             Instruction::Wgmma => self.tile_rows() * self.head_dim * 2,
         };
-        self.stages * (self.key_tile * key + self.interval_slots() * 8) + queries + 4 * 1024
+        self.stages * (self.key_tile * key + self.stage_intervals() * 8) + queries + 4 * 1024
     }
 
     /// Intervals per stage in shared memory, or the data that takes their place.
-    pub(crate) fn interval_slots(&self) -> usize {
+    pub(crate) fn stage_intervals(&self) -> usize {
         if self.pattern.is_planned() {
             self.queries() + 1
         } else {
@@ -234,8 +234,8 @@ impl MmaBlueprint {
         self.tile_rows() / self.heads
     }
 
-    /// 16-byte chunks per row.
-    pub(crate) fn chunks(&self) -> usize {
+    /// 16-byte segments per row.
+    pub(crate) fn segments(&self) -> usize {
         self.head_dim / 8
     }
 
@@ -250,15 +250,15 @@ impl MmaBlueprint {
         self.warps * 32
     }
 
-    /// Rows of a key tile that a unit copies, one chunk of each.
+    /// Rows of a key tile that a unit copies, one segment of each.
     pub(crate) fn copies(&self) -> usize {
-        (self.key_tile * self.chunks()).div_ceil(self.units())
+        (self.key_tile * self.segments()).div_ceil(self.units())
     }
 
-    /// Whether all chunks that a unit copies of a tile lie in one column, with a distance of whole groups of eight
+    /// Whether all segments that a unit copies of a tile lie in one column, with a distance of whole groups of eight
     /// rows.
     pub(crate) fn regular_copies(&self) -> bool {
-        self.instruction == Instruction::Wgmma && self.units().is_multiple_of(8 * self.chunks())
+        self.instruction == Instruction::Wgmma && self.units().is_multiple_of(8 * self.segments())
     }
 
     /// Alignment of a stage in shared memory.

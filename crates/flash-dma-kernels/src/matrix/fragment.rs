@@ -5,7 +5,7 @@
 //! quad. Two accumulators of adjacent columns are, converted, the A fragment `[16, 16]`.
 
 use crate::matrix::ptx::{ptx_type, shuffle_xor, value};
-use crate::vectors::Chunk;
+use crate::vectors::Segment;
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::*;
 use flash_dma_problem::ElementType;
@@ -13,15 +13,15 @@ use flash_dma_problem::ElementType;
 /// Accumulators of 16 rows by 8 columns each.
 pub(crate) type Accumulators<N> = Sequence<Array<Vector<f32, N>>>;
 
-/// Offset of chunk `col` of row `row` in a tile of `chunks` chunks per row. The XOR maps one column of eight successive
-/// rows to eight different groups of four banks, for every row length in use.
+/// Offset of segment `col` of row `row` in a tile of `segments` segments per row. The XOR maps one column of eight
+/// successive rows to eight different groups of four banks, for every row length in use.
 #[cube]
-pub(crate) fn swizzle(row: usize, col: usize, #[comptime] chunks: usize) -> usize {
-    if comptime!(chunks.is_multiple_of(8)) {
-        row * chunks + (col ^ (row % 8))
+pub(crate) fn swizzle(row: usize, col: usize, #[comptime] segments: usize) -> usize {
+    if comptime!(segments.is_multiple_of(8)) {
+        row * segments + (col ^ (row % 8))
     } else {
         // Rows of 64 or 192 bytes: the row's parity already selects the upper or lower banks.
-        row * chunks + (col ^ ((row / 2) % 4))
+        row * segments + (col ^ ((row / 2) % 4))
     }
 }
 
@@ -110,21 +110,21 @@ pub(crate) fn scale_rows<N: Size>(
 }
 
 /// `out[n / 8] += a * B[.., n]` and the next eight columns, where `B` is `[16, 16]` at the sixteen rows
-/// that the lanes' `chunk`s begin.
+/// that the lanes' `segment`s begin.
 ///
 /// Not transposed, the tile's rows are B's columns (keys of `Q K^T`): lane `l` points at row
-/// `(l / 16) * 8 + l % 8`, chunk `(l / 8) % 2`. Transposed, they are B's rows (keys of `P V`): lane `l`
-/// points at row `l % 16`, chunk `l / 16`.
+/// `(l / 16) * 8 + l % 8`, segment `(l / 8) % 2`. Transposed, they are B's rows (keys of `P V`): lane `l`
+/// points at row `l % 16`, segment `l / 16`.
 #[cube]
 pub(crate) fn multiply_pair<E: Float, NA: Size, NB: Size, NC: Size>(
     def: &MmaDefinition<E, E, f32>,
     a: &Array<Vector<E, NA>>,
-    chunk: &[Chunk<E>],
+    segment: &[Segment<E>],
     out: &mut Accumulators<NC>,
     #[comptime] n: usize,
     #[comptime] transposed: bool,
 ) {
-    let r = def.load_matrix::<_, NB>(chunk, MatrixIdent::B, 4usize, transposed);
+    let r = def.load_matrix::<_, NB>(segment, MatrixIdent::B, 4usize, transposed);
     let mut first = Array::<Vector<E, NB>>::new(2usize);
     let mut second = Array::<Vector<E, NB>>::new(2usize);
     first[0] = r[0];

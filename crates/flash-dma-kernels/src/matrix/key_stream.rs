@@ -4,7 +4,7 @@ use crate::matrix::args::{KeySource, Operands};
 use crate::matrix::attended::AttendedKeys;
 use crate::matrix::bit_copies::BitCopies;
 use crate::matrix::blueprint::MmaBlueprint;
-use crate::matrix::copies::copied_chunk;
+use crate::matrix::copies::copied_segment;
 use crate::matrix::ptx::{
     copy_of_row, copy_or_zero, global_address, read_ahead, shared_address, uniform,
 };
@@ -18,7 +18,7 @@ use cubecl::prelude::*;
 /// This unit's part in the copies of a cube's key tiles.
 #[derive(CubeType)]
 pub(crate) struct KeyCopies {
-    /// Address of the column of its first chunk in K and V, and the row strides in bytes.
+    /// Address of the column of its first segment in K and V, and the row strides in bytes.
     k: u64,
     v: u64,
     k_stride: u32,
@@ -28,7 +28,7 @@ pub(crate) struct KeyCopies {
     /// Addresses of the stages in shared memory.
     k_stages: u32,
     v_stages: u32,
-    /// Offset of its first chunk in a stage, in bytes.
+    /// Offset of its first segment in a stage, in bytes.
     own: u32,
     /// The last key of the head; masked only.
     last: u32,
@@ -57,7 +57,7 @@ impl KeyCopies {
         let k_rows = &attended.k_rows;
         let v_rows = &attended.v_rows;
         let bits = BitCopies::new::<E>(source, attended, stages);
-        let own = copied_chunk(0usize, comptime!(bp.units()), comptime!(bp.chunks()));
+        let own = copied_segment(0usize, comptime!(bp.units()), comptime!(bp.segments()));
         let (k_first, v_first) = (k_rows.base + own.col, v_rows.base + own.col);
         let mut next = Array::<u32>::new(comptime!(bp.copies() + 1));
         let mut first = 0u64;
@@ -103,8 +103,8 @@ impl KeyCopies {
             if self.gathered {
                 self.read_keys(keys, tile);
             } else {
-                let slot = within(tile * comptime!(bp.key_tile), keys);
-                self.next[0] = read_ahead(self.list, (slot / KEY_BLOCK) as u32);
+                let column = within(tile * comptime!(bp.key_tile), keys);
+                self.next[0] = read_ahead(self.list, (column / KEY_BLOCK) as u32);
             }
         }
     }
@@ -114,7 +114,7 @@ impl KeyCopies {
         let first = tile * comptime!(bp.key_tile);
         #[unroll]
         for c in 0..comptime!(bp.copies()) {
-            let own = copied_chunk(c, comptime!(bp.units()), comptime!(bp.chunks()));
+            let own = copied_segment(c, comptime!(bp.units()), comptime!(bp.segments()));
             self.next[c] = read_ahead(self.list, within(first + own.row, keys) as u32);
         }
         let unit = UNIT_POS as usize;
@@ -124,8 +124,8 @@ impl KeyCopies {
         }
     }
 
-    /// Turns the block of the next tile, `tile`, into its keys, if they are not listed one by one; slots past the last
-    /// key repeat that key.
+    /// Turns the block of the next tile, `tile`, into its keys, if they are not listed one by one; columns past the
+    /// last key repeat that key.
     fn resolve(&mut self, tile: usize) {
         let bp = comptime!(self.bp);
         if !self.gathered {
@@ -135,7 +135,7 @@ impl KeyCopies {
             }
             #[unroll]
             for c in 0..comptime!(bp.copies()) {
-                let own = copied_chunk(c, comptime!(bp.units()), comptime!(bp.chunks()));
+                let own = copied_segment(c, comptime!(bp.units()), comptime!(bp.segments()));
                 self.next[c] = min(first + own.row as u32, self.last);
             }
             if comptime!(bp.pattern.has_key_bias()) {
@@ -145,7 +145,7 @@ impl KeyCopies {
     }
 
     /// Starts the copies of tile `tile`, which has keys, into its stage, and reads the keys of the following tile;
-    /// tiles must come in order. Slots past the last key repeat that key, which is hidden from every query there.
+    /// tiles must come in order. Columns past the last key repeat that key, which is hidden from every query there.
     pub(crate) fn start<E: Float>(
         &mut self,
         source: &KeySource,
@@ -169,32 +169,32 @@ impl KeyCopies {
         let keys = &attended.keys;
         let score_row = attended.score_row;
         let key_tile = comptime!(bp.key_tile);
-        let (units, chunks) = comptime!((bp.units(), bp.chunks()));
+        let (units, segments) = comptime!((bp.units(), bp.segments()));
         let stage = tile % comptime!(bp.stages);
-        let begin = stage as u32 * comptime!((bp.key_tile * bp.chunks() * 16) as u32);
-        let column = copied_chunk(0usize, units, chunks).col;
+        let begin = stage as u32 * comptime!((bp.key_tile * bp.segments() * 16) as u32);
+        let column = copied_segment(0usize, units, segments).col;
         if comptime!(bp.pattern.is_planned()) {
             self.bits.start(keys, tile, self.next[0], bp);
             self.resolve(tile);
         }
         #[unroll]
         for c in 0..comptime!(bp.copies()) {
-            let chunk = copied_chunk(c, units, chunks);
+            let segment = copied_segment(c, units, segments);
             let mut key = self.next[c];
             if comptime!(!bp.pattern.has_intervals() && !bp.pattern.is_planned()) {
-                key = within(tile * key_tile + chunk.row, keys) as u32;
+                key = within(tile * key_tile + segment.row, keys) as u32;
             }
             // Whole groups of eight rows further on in the same column: the same swizzle.
             let mut place =
-                self.own + comptime!((c * units / chunks * 2 * panel_width(8 * chunks)) as u32);
+                self.own + comptime!((c * units / segments * 2 * panel_width(8 * segments)) as u32);
             let (mut k, mut v) = (self.k, self.v);
             if comptime!(!bp.regular_copies()) {
-                place = place_of(chunk.row, chunk.col, bp) as u32 * 16;
-                let further = (chunk.col as i32 - column as i32) as i64 * 16;
+                place = place_of(segment.row, segment.col, bp) as u32 * 16;
+                let further = (segment.col as i32 - column as i32) as i64 * 16;
                 k = (k as i64 + further) as u64;
                 v = (v as i64 + further) as u64;
             }
-            if comptime!((c + 1) * units <= bp.key_tile * chunks) || chunk.row < key_tile {
+            if comptime!((c + 1) * units <= bp.key_tile * segments) || segment.row < key_tile {
                 copy_of_row(k, key, self.k_stride, self.k_stages + begin + place);
                 copy_of_row(v, key, self.v_stride, self.v_stages + begin + place);
             }
@@ -265,8 +265,8 @@ impl KeyCopies {
     }
 }
 
-/// The last slot that holds a key, or `slot` if it comes before.
+/// The last column that holds a key, or `column` if it comes before.
 #[cube]
-fn within(slot: usize, keys: &TileKeys) -> usize {
-    min(slot, max(keys.total, 1usize) - 1)
+fn within(column: usize, keys: &TileKeys) -> usize {
+    min(column, max(keys.total, 1usize) - 1)
 }

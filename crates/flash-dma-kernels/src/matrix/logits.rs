@@ -9,7 +9,7 @@ use crate::matrix::query_tile::{RowPair, TileRow};
 use crate::matrix::stages::Stages;
 use cubecl::prelude::*;
 
-/// Whether the query of `row` attends to slot `col` of key tile `tile`.
+/// Whether the query of `row` attends to column `col` of key tile `tile`.
 #[cube]
 pub(crate) fn sees<E: Float>(
     row: &TileRow,
@@ -31,7 +31,7 @@ pub(crate) fn sees<E: Float>(
     first <= row.position && row.position < end
 }
 
-/// The score or bias of slot `col` of key tile `tile`; 0 without.
+/// The score or bias of column `col` of key tile `tile`; 0 without.
 #[cube]
 pub(crate) fn score<E: Float>(
     stages: &Stages<E>,

@@ -5,14 +5,14 @@
 //! - `bits`: the bits of the plan, a pair of words for a query and a key block.
 //! - `counts`: [`TILE_LIST_HEADER`](crate::pattern::layout::TILE_LIST_HEADER) words, the key blocks and the queries of
 //!   the bits, 1 if a watched value is not finite, and where the gathered bits begin in a list; followed by
-//!   `[mask batch, mask heads, tiles, TILE_LIST_WORDS]`: the slots that all queries of a tile see, all its slots, 1 if
-//!   they are gathered, and, at index `n`, the tile whose list is the `n`-th longest.
-//! - `list` `[mask batch, mask heads, tiles, capacity]`: the content of a tile's slots. Either key blocks of 64 slots
-//!   each, the blocks that all its queries see first; or, if gathered, one key each, again the keys that all see first,
-//!   and, from the offset in the header on, the bits of these slots, `[steps of 64 slots, queries, 2]`, causal masking
-//!   included.
+//!   `[mask batch, mask heads, tiles, TILE_LIST_WORDS]`: the columns that all queries of a tile see, all its columns, 1
+//!   if they are gathered, and, at index `n`, the tile whose list is the `n`-th longest.
+//! - `list` `[mask batch, mask heads, tiles, capacity]`: the content of a tile's columns. Either key blocks of 64
+//!   columns each, the blocks that all its queries see first; or, if gathered, one key each, again the keys that all
+//!   see first, and, from the offset in the header on, the bits of these columns, `[steps of 64 columns, queries, 2]`,
+//!   causal masking included.
 //!
-//! A key tile is a step of 64 slots, or one of its halves.
+//! A key tile is a step of 64 columns, or one of its halves.
 
 use crate::matrix::args::KeySource;
 use crate::matrix::blueprint::MmaBlueprint;
@@ -77,7 +77,7 @@ impl MaskRows {
         rows
     }
 
-    /// The slots of key tile `tile` that a row sees, one bit per slot, from the copies of
+    /// The columns of key tile `tile` that a row sees, one bit per column, from the copies of
     /// [`KeyCopies`](crate::matrix::key_stream::KeyCopies); causal masking included. For half a step, the first word.
     pub(crate) fn words<E: Float>(
         &self,
@@ -86,7 +86,7 @@ impl MaskRows {
         tile: usize,
         #[comptime] bp: MmaBlueprint,
     ) -> Vector<u32, Const<2>> {
-        let stage = tile % comptime!(bp.stages) * comptime!(bp.interval_slots());
+        let stage = tile % comptime!(bp.stages) * comptime!(bp.stage_intervals());
         let mut seen = stages.intervals[stage + row.query - self.first_query];
         if !self.gathered {
             let block = stages.intervals[stage + comptime!(bp.queries())].extract(0usize);
@@ -102,8 +102,8 @@ impl MaskRows {
         seen
     }
 
-    /// [`words`](Self::words) of the two rows of a lane; zeros for a full tile, whose bits are not copied, and without a
-    /// plan.
+    /// [`words`](Self::words) of the two rows of a lane; zeros for a full tile, whose bits are not copied, and without
+    /// a plan.
     pub(crate) fn words_of_pair<E: Float>(
         &self,
         stages: &Stages<E>,
@@ -124,18 +124,18 @@ impl MaskRows {
         SeenPair { upper, lower }
     }
 
-    /// Whether a row sees a slot, read from global memory.
+    /// Whether a row sees a column, read from global memory.
     pub(crate) fn sees(
         &self,
         source: &KeySource,
         own: &CubeTile,
         row: &TileRow,
-        slot: usize,
+        column: usize,
     ) -> bool {
         let plan = source.plan.as_ref().unwrap();
         let bits = &plan.bits;
         let list = &plan.list;
-        let step = slot / KEY_BLOCK;
+        let step = column / KEY_BLOCK;
         let mut seen = Vector::<u32, Const<2>>::new(0u32);
         if self.gathered {
             let at =
@@ -149,15 +149,15 @@ impl MaskRows {
             seen = until(words, row, block);
         }
         let word = select(
-            slot % KEY_BLOCK >= 32,
+            column % KEY_BLOCK >= 32,
             seen.extract(1usize),
             seen.extract(0usize),
         );
-        (word >> (slot % 32) as u32) & 1u32 == 1u32
+        (word >> (column % 32) as u32) & 1u32 == 1u32
     }
 }
 
-/// The slots of a key tile that the two rows of a lane see, one bit per slot.
+/// The columns of a key tile that the two rows of a lane see, one bit per column.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct SeenPair {
     pub upper: Vector<u32, Const<2>>,

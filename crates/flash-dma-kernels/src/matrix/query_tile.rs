@@ -2,11 +2,12 @@
 
 use crate::matrix::args::{KeySource, LaunchedTiles, Operands};
 use crate::matrix::blueprint::MmaBlueprint;
-use crate::matrix::copies::copied_chunk;
+use crate::matrix::copies::copied_segment;
 use crate::matrix::ptx::copy_or_zero;
 use crate::matrix::wgmma::panel::group_place;
 use crate::pattern::layout::{TILE_LIST_HEADER, TILE_LIST_WORDS};
-use crate::vectors::Chunk;
+use crate::pattern::position::last_key;
+use crate::vectors::Segment;
 use cubecl::prelude::*;
 
 /// Which query tile a cube of the query-outer kernels owns, and of which heads: tile
@@ -35,8 +36,8 @@ pub(crate) struct CubeTile {
 
 #[cube]
 impl CubeTile {
-    /// The tile of this cube's turn: the last tiles see the most keys, so they start first; if `bp.pattern.is_planned()`
-    /// those with the longest lists.
+    /// The tile of this cube's turn: the last tiles see the most keys, so they start first; if
+    /// `bp.pattern.is_planned()` those with the longest lists.
     pub(crate) fn new<E: Float, NQ: Size>(
         operands: &Operands<E, NQ>,
         source: &KeySource,
@@ -116,15 +117,11 @@ impl TileRow {
         let bp = comptime!(own.bp);
         let heads = comptime!(bp.heads);
         let query = own.tile * comptime!(bp.queries()) + row / heads;
-        let mut position = own.k_len as i32 - 1;
-        if comptime!(bp.causal) {
-            position += query as i32 + 1 - own.q_len as i32;
-        }
         TileRow {
             valid: row < comptime!(bp.queries() * bp.heads) && query < own.q_len,
             query,
             head: own.first_head + row % heads,
-            position,
+            position: last_key(query, own.q_len, own.k_len, bp.causal),
         }
     }
 
@@ -200,18 +197,18 @@ pub(crate) fn first_output_head(
 /// `[warpgroups, head_dim / 64, 64 rows, 64]`; rows without a query become zeros.
 #[cube]
 pub(crate) fn copy_queries<E: Float>(
-    rows: &Tensor<Chunk<E>>,
-    tile: &mut Shared<[Chunk<E>]>,
+    rows: &Tensor<Segment<E>>,
+    tile: &mut Shared<[Segment<E>]>,
     own: &CubeTile,
 ) {
     let bp = comptime!(own.bp);
-    let chunks = comptime!(bp.chunks());
+    let segments = comptime!(bp.segments());
     #[unroll]
-    for c in 0..comptime!(bp.tile_rows() * bp.chunks() / bp.units()) {
-        let chunk = copied_chunk(c, comptime!(bp.units()), chunks);
-        let owner = TileRow::new(chunk.row, own);
-        let to = group_place(chunk.row, chunk.col, chunks);
-        let from = own.offset(rows, &owner) / 8 + chunk.col;
+    for c in 0..comptime!(bp.tile_rows() * bp.segments() / bp.units()) {
+        let segment = copied_segment(c, comptime!(bp.units()), segments);
+        let owner = TileRow::new(segment.row, own);
+        let to = group_place(segment.row, segment.col, segments);
+        let from = own.offset(rows, &owner) / 8 + segment.col;
         copy_or_zero(
             &rows[from..from + 1],
             &mut tile[to..to + 1],
@@ -234,7 +231,7 @@ pub(crate) fn write_row<O: Float, N: Size>(
     #[comptime] bp: MmaBlueprint,
 ) {
     #[unroll]
-    for c in 0..comptime!(bp.chunks()) {
+    for c in 0..comptime!(bp.segments()) {
         let mut pair = Vector::<f32, Const<2>>::new(0.0f32);
         #[unroll]
         for e in 0..2usize {

@@ -9,54 +9,54 @@ use crate::finite::is_finite;
 use crate::matrix::args::{KeySource, Operands, Outputs};
 use crate::matrix::attended::AttendedKeys;
 use crate::matrix::blueprint::MmaBlueprint;
-use crate::matrix::copies::copied_chunk;
+use crate::matrix::copies::copied_segment;
 use crate::matrix::logit_scale::exp_of;
 use crate::matrix::query_tile::TileRow;
 use crate::matrix::stages::{RowAddress, place_of};
 use crate::matrix::tile_keys::listed_key;
-use crate::vectors::Chunk;
+use crate::vectors::Segment;
 use cubecl::prelude::*;
 
 /// A key of a tile, and the positions from which rows see it, read from global memory.
 #[derive(CubeType, Clone, Copy)]
-pub(crate) struct SlotKey {
+pub(crate) struct ColumnKey {
     pub key: usize,
     pub first: i32,
     pub end: i32,
 }
 
 #[cube]
-impl SlotKey {
-    /// The key of slot `slot`; keys are seen until `end` if there is neither a list nor a mask. Positions count keys
-    /// from `keys.begin`, as the key does. `interval_row` is that of `attended`.
+impl ColumnKey {
+    /// The key of column `column`; keys are seen until `end` if there is neither a list nor a mask. Positions count
+    /// keys from `keys.begin`, as the key does. `interval_row` is that of `attended`.
     pub(crate) fn new(
-        slot: usize,
+        column: usize,
         end: i32,
         row: &TileRow,
         source: &KeySource,
         attended: &AttendedKeys,
         interval_row: usize,
-    ) -> SlotKey {
+    ) -> ColumnKey {
         let bp = comptime!(attended.own.bp);
-        let mut key = slot;
-        let mut first = slot as i32;
+        let mut key = column;
+        let mut first = column as i32;
         let mut end = end;
         if comptime!(bp.pattern.has_intervals()) {
             let lists = source.intervals.as_ref().unwrap();
-            key = lists.list[attended.keys.list + slot] as usize;
+            key = lists.list[attended.keys.list + column] as usize;
             let interval = lists.intervals[interval_row + key];
             first = interval.extract(0usize) as i32;
             end = interval.extract(1usize) as i32;
         } else if comptime!(bp.pattern.is_planned()) {
             let plan = source.plan.as_ref().unwrap();
-            key = listed_key(&plan.list, &attended.keys, slot);
+            key = listed_key(&plan.list, &attended.keys, column);
             // What it sees lies before the end of the keys, and of causal masking.
             first = i32::new(comptime!(i32::MIN as i64));
-            if !attended.mask.sees(source, &attended.own, row, slot) {
+            if !attended.mask.sees(source, &attended.own, row, column) {
                 end = first;
             }
         }
-        SlotKey { key, first, end }
+        ColumnKey { key, first, end }
     }
 }
 
@@ -81,9 +81,9 @@ pub(crate) fn add_not_finite<E: Float, O: Float, NQ: Size>(
     let q_row = own.offset(&operands.q, &row) / q_width;
     let interval_row = attended.interval_row();
     let out_row = (first_head + row.head) * own.q_len + row.query;
-    for slot in full_tiles * comptime!(bp.key_tile)..attended.keys.total {
+    for column in full_tiles * comptime!(bp.key_tile)..attended.keys.total {
         let end = i32::new(comptime!(i32::MAX as i64));
-        let listed = SlotKey::new(slot, end, &row, source, attended, interval_row);
+        let listed = ColumnKey::new(column, end, &row, source, attended, interval_row);
         if row.valid && listed.first <= row.position && row.position < listed.end {
             let key = listed.key;
             if !key_is_finite::<E>(&operands.v, &attended.v_rows, key, bp) {
@@ -99,15 +99,15 @@ pub(crate) fn add_not_finite<E: Float, O: Float, NQ: Size>(
 /// Whether the row of key `key` in `values` is finite.
 #[cube]
 fn key_is_finite<E: Float>(
-    values: &Tensor<Chunk<E>>,
+    values: &Tensor<Segment<E>>,
     rows: &RowAddress,
     key: usize,
     #[comptime] bp: MmaBlueprint,
 ) -> bool {
     let mut finite = true;
-    for c in 0..comptime!(bp.chunks()) {
-        let chunk = values[rows.base + key * rows.stride + c];
-        finite = finite && are_finite::<E>(chunk);
+    for c in 0..comptime!(bp.segments()) {
+        let segment = values[rows.base + key * rows.stride + c];
+        finite = finite && are_finite::<E>(segment);
     }
     finite
 }
@@ -125,7 +125,7 @@ fn logit<E: Float, NQ: Size>(
 ) -> f32 {
     let bp = comptime!(attended.own.bp);
     let mut product = 0.0f32;
-    for c in 0..comptime!(bp.chunks()) {
+    for c in 0..comptime!(bp.segments()) {
         let b = operands.k[attended.k_rows.base + key * attended.k_rows.stride + c];
         #[unroll]
         for e in 0..8usize {
@@ -149,7 +149,7 @@ fn logit<E: Float, NQ: Size>(
 /// Adds `p` times the non-finite elements of the row of key `key` in V to row `out_row` of the output.
 #[cube]
 fn add_value<E: Float, O: Float>(
-    v: &Tensor<Chunk<E>>,
+    v: &Tensor<Segment<E>>,
     rows: &RowAddress,
     key: usize,
     p: f32,
@@ -157,7 +157,7 @@ fn add_value<E: Float, O: Float>(
     out_row: usize,
     #[comptime] bp: MmaBlueprint,
 ) {
-    for c in 0..comptime!(bp.chunks()) {
+    for c in 0..comptime!(bp.segments()) {
         let values = v[rows.base + key * rows.stride + c];
         #[unroll]
         for pair in 0..4usize {
@@ -177,7 +177,7 @@ fn add_value<E: Float, O: Float>(
 }
 
 #[cube]
-fn are_finite<E: Float>(values: Chunk<E>) -> bool {
+fn are_finite<E: Float>(values: Segment<E>) -> bool {
     let mut finite = true;
     #[unroll]
     for e in 0..8usize {
@@ -192,16 +192,16 @@ fn are_finite<E: Float>(values: Chunk<E>) -> bool {
 /// it only checks.
 #[cube]
 pub(crate) fn zero_not_finite<E: Float>(
-    rows: &mut Shared<[Chunk<E>]>,
+    rows: &mut Shared<[Segment<E>]>,
     tile: usize,
     #[comptime] zero: bool,
     #[comptime] bp: MmaBlueprint,
 ) -> bool {
-    let base = tile % comptime!(bp.stages) * comptime!(bp.key_tile * bp.chunks());
+    let base = tile % comptime!(bp.stages) * comptime!(bp.key_tile * bp.segments());
     let mut any = false;
     #[unroll]
     for c in 0..comptime!(bp.copies()) {
-        let own = copied_chunk(c, comptime!(bp.units()), comptime!(bp.chunks()));
+        let own = copied_segment(c, comptime!(bp.units()), comptime!(bp.segments()));
         if own.row < comptime!(bp.key_tile) {
             let place = base + place_of(own.row, own.col, bp);
             let mut values = rows[place];

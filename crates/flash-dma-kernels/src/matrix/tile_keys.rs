@@ -4,6 +4,7 @@ use crate::matrix::args::KeySource;
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::query_tile::{CubeTile, broadcast_row, tile_counts};
 use crate::pattern::layout::KEY_BLOCK;
+use crate::pattern::position::end_key;
 use cubecl::prelude::*;
 
 /// The keys of one query tile: its list if `bp.pattern.has_intervals()`, the listed blocks if
@@ -12,7 +13,7 @@ use cubecl::prelude::*;
 pub(crate) struct TileKeys {
     /// Offset of the list.
     pub list: usize,
-    /// The key of slot 0; 0 if the keys are listed.
+    /// The key of column 0; 0 if the keys are listed.
     pub begin: usize,
     /// Keys that every query of the tile attends to; they come first.
     pub full: usize,
@@ -54,9 +55,8 @@ impl TileKeys {
         } else if comptime!(bp.causal) {
             let first = own.tile * comptime!(bp.queries());
             let last = min(first + comptime!(bp.queries()), own.q_len);
-            let seen = own.k_len as i32 - own.q_len as i32;
-            full = max(seen + first as i32 + 1, 0i32) as usize;
-            total = max(seen + last as i32, 0i32) as usize;
+            full = max(end_key(first, own.q_len, own.k_len, bp.causal), 0i32) as usize;
+            total = max(end_key(last - 1, own.q_len, own.k_len, bp.causal), 0i32) as usize;
         }
         TileKeys {
             list: base,
@@ -68,7 +68,7 @@ impl TileKeys {
     }
 
     /// The part of these keys that the cube owns: all of them or, if `bp.split`, part `CUBE_POS_Z` of `CUBE_COUNT_Z`,
-    /// in whole key tiles that are divided as evenly as possible. Their slots count from 0.
+    /// in whole key tiles that are divided as evenly as possible. Their columns count from 0.
     pub(crate) fn part(&self, #[comptime] bp: MmaBlueprint) -> TileKeys {
         let mut part = TileKeys {
             list: self.list,
@@ -105,13 +105,13 @@ impl TileKeys {
     }
 }
 
-/// The key of slot `slot` of a list; past the last key of a last block.
+/// The key of column `column` of a listed tile; past the last key of a last block.
 #[cube]
-pub(crate) fn listed_key(list: &Tensor<u32>, keys: &TileKeys, slot: usize) -> usize {
-    let mut place = keys.list + slot / KEY_BLOCK;
+pub(crate) fn listed_key(list: &Tensor<u32>, keys: &TileKeys, column: usize) -> usize {
+    let mut place = keys.list + column / KEY_BLOCK;
     if keys.gathered {
-        place = keys.list + slot;
+        place = keys.list + column;
     }
     let entry = list[place] as usize;
-    select(keys.gathered, entry, entry * KEY_BLOCK + slot % KEY_BLOCK)
+    select(keys.gathered, entry, entry * KEY_BLOCK + column % KEY_BLOCK)
 }

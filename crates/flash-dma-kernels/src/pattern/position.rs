@@ -2,28 +2,28 @@
 //! key.
 
 use cubecl::prelude::*;
+use flash_dma_problem::PlanGeometry;
 
-/// The keys `first..first + 32` that causal masking and the end of the keys leave to a query, one bit each.
+/// What is added to a position for the query that has it, with causal masking.
 #[cube]
-pub(crate) fn prefix(
-    first: usize,
-    query: usize,
-    q_len: usize,
-    k_len: usize,
-    #[comptime] causal: bool,
-) -> u32 {
-    let mut end = k_len as i32;
+pub(crate) fn query_shift(q_len: usize, k_len: usize) -> i32 {
+    q_len as i32 - k_len as i32
+}
+
+/// The last key that query `query` may see; negative if it sees none.
+#[cube]
+pub(crate) fn last_key(query: usize, q_len: usize, k_len: usize, #[comptime] causal: bool) -> i32 {
+    let mut last = k_len as i32 - 1;
     if comptime!(causal) {
-        end = query as i32 + 1 + k_len as i32 - q_len as i32;
+        last += query as i32 + 1 - q_len as i32;
     }
-    let count = end - first as i32;
-    let mut bits = 0u32;
-    if count >= 32 {
-        bits = u32::new(comptime!(u32::MAX as i64));
-    } else if count > 0 {
-        bits = (1u32 << count as u32) - 1u32;
-    }
-    bits
+    last
+}
+
+/// One past [`last_key`].
+#[cube]
+pub(crate) fn end_key(query: usize, q_len: usize, k_len: usize, #[comptime] causal: bool) -> i32 {
+    last_key(query, q_len, k_len, causal) + 1
 }
 
 /// The position of query `query`: the index of the last key it may see; -1 past the last query.
@@ -31,10 +31,13 @@ pub(crate) fn prefix(
 pub(crate) fn position(query: usize, q_len: usize, k_len: usize, #[comptime] causal: bool) -> i32 {
     let mut at = i32::new(-1);
     if query < q_len {
-        at = k_len as i32 - 1;
-        if comptime!(causal) {
-            at += query as i32 + 1 - q_len as i32;
-        }
+        at = last_key(query, q_len, k_len, causal);
     }
     at
+}
+
+/// What is added to the index of a query for its position, with causal masking.
+pub(crate) fn position_shift(geometry: &PlanGeometry) -> i32 {
+    // Both are at most i32::MAX.
+    (geometry.k_len as i64 - geometry.q_len as i64) as i32
 }

@@ -10,7 +10,7 @@ pub(crate) const LANES: usize = 4;
 
 /// Which kernel a blueprint is for: they differ in the content of shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Pass {
+pub(crate) enum Kernel {
     /// Owns queries; streams keys and values.
     Forward,
     /// Owns queries and output gradients; streams keys and values.
@@ -90,19 +90,19 @@ impl Blueprint {
     ///
     /// [`AttentionError::Unsupported`] if no configuration fits.
     pub(crate) fn choose(
-        pass: Pass,
+        kernel: Kernel,
         problem: &Problem,
         hardware: &HardwareProperties,
     ) -> Result<Self, AttentionError> {
         let serial = hardware.plane_size_max <= 1;
-        let narrow = problem.head_dim <= 128 && pass != Pass::GradKeyValue;
+        let narrow = problem.head_dim <= 128 && kernel != Kernel::GradKeyValue;
         let candidates: &[Micro] = if serial { &SERIAL } else { &PARALLEL };
         candidates
             .iter()
             .filter(|micro| serial || micro.outer <= if narrow { 4 } else { 2 })
             .map(|&micro| Self::with_micro(micro, problem))
             .find(|blueprint| {
-                blueprint.shared_bytes(pass) <= hardware.max_shared_memory_size
+                blueprint.shared_bytes(kernel) <= hardware.max_shared_memory_size
                     && blueprint.micro.units_x * blueprint.micro.units_y
                         <= hardware.max_units_per_cube as usize
             })
@@ -135,7 +135,7 @@ impl Blueprint {
         };
         let fit = || {
             (candidates.iter().map(with)).filter(|blueprint| {
-                blueprint.shared_bytes(Pass::Forward) <= hardware.max_shared_memory_size
+                blueprint.shared_bytes(Kernel::Forward) <= hardware.max_shared_memory_size
                     && blueprint.units() <= hardware.max_units_per_cube as usize
             })
         };
@@ -222,12 +222,12 @@ impl Blueprint {
     }
 
     /// Shared memory per cube: rows, weights, partial row results, and a few words per row.
-    fn shared_bytes(&self, pass: Pass) -> usize {
+    fn shared_bytes(&self, kernel: Kernel) -> usize {
         let (outer, inner) = (self.outer_rows(), self.inner_rows());
-        let (outer_tiles, inner_tiles, weights) = match pass {
-            Pass::Forward => (1, 2, 1),
-            Pass::GradQuery => (2, 2, 1),
-            Pass::GradKeyValue => (2, 2, 2),
+        let (outer_tiles, inner_tiles, weights) = match kernel {
+            Kernel::Forward => (1, 2, 1),
+            Kernel::GradQuery => (2, 2, 1),
+            Kernel::GradKeyValue => (2, 2, 2),
         };
         let rows = (outer * outer_tiles + inner * inner_tiles) * self.row_stride();
         let vectors = rows + outer * weights * self.weight_stride();
@@ -251,7 +251,7 @@ mod tests {
     use crate::testing::placement::client;
     use flash_dma_problem::{AttentionOptions, ElementType};
 
-    const PASSES: [Pass; 3] = [Pass::Forward, Pass::GradQuery, Pass::GradKeyValue];
+    const KERNELS: [Kernel; 3] = [Kernel::Forward, Kernel::GradQuery, Kernel::GradKeyValue];
 
     fn hardware(plane: u32, shared: usize, units: u32) -> HardwareProperties {
         let mut hardware = client().properties().hardware.clone();
@@ -272,11 +272,11 @@ mod tests {
         for (plane, units) in [(1, 2), (32, 256), (32, 1024), (64, 64)] {
             for shared in [16 << 10, 32 << 10, 48 << 10, 99 << 10, 227 << 10] {
                 for head_dim in (8..=256).step_by(8) {
-                    for pass in PASSES {
+                    for kernel in KERNELS {
                         let hardware = hardware(plane, shared, units);
-                        match Blueprint::choose(pass, &problem(head_dim), &hardware) {
+                        match Blueprint::choose(kernel, &problem(head_dim), &hardware) {
                             Ok(blueprint) => {
-                                assert!(blueprint.shared_bytes(pass) <= shared);
+                                assert!(blueprint.shared_bytes(kernel) <= shared);
                                 assert!(blueprint.units() <= units as usize);
                                 assert_eq!(blueprint.unroll(), plane > 1);
                             }
@@ -291,13 +291,13 @@ mod tests {
     #[test]
     fn a_large_gpu_gets_the_tiles_that_the_registers_hold() {
         let hardware = hardware(32, 227 << 10, 1024);
-        let rows = |pass, head_dim| {
-            let blueprint = Blueprint::choose(pass, &problem(head_dim), &hardware).unwrap();
+        let rows = |kernel, head_dim| {
+            let blueprint = Blueprint::choose(kernel, &problem(head_dim), &hardware).unwrap();
             (blueprint.outer_rows(), blueprint.inner_rows())
         };
-        assert_eq!(rows(Pass::Forward, 128), (64, 32));
-        assert_eq!(rows(Pass::GradQuery, 128), (64, 32));
-        assert_eq!(rows(Pass::GradKeyValue, 128), (32, 32));
-        assert_eq!(rows(Pass::Forward, 256), (32, 32));
+        assert_eq!(rows(Kernel::Forward, 128), (64, 32));
+        assert_eq!(rows(Kernel::GradQuery, 128), (64, 32));
+        assert_eq!(rows(Kernel::GradKeyValue, 128), (32, 32));
+        assert_eq!(rows(Kernel::Forward, 256), (32, 32));
     }
 }

@@ -5,15 +5,14 @@ use cubecl::prelude::*;
 /// `delta = sum over d of grad_out * out, minus grad_lse`: one unit per query row.
 ///
 /// `out` and `grad_out` are `[batch, q_heads, q_len, head_dim]` with any strides and a contiguous last
-/// axis; `grad_lse` (read if `has_grad_lse`) and `delta` are contiguous `[batch, q_heads, q_len]`.
+/// axis; `grad_lse` and `delta` (overwritten) are contiguous `[batch, q_heads, q_len]`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn delta_kernel<F: Float, N: Size>(
     out: &Tensor<Vector<F, N>>,
     grad_out: &Tensor<Vector<F, N>>,
-    grad_lse: &Tensor<f32>,
+    grad_lse: &ComptimeOption<OwnedTensor<f32>>,
     delta: &mut Tensor<f32>,
     #[comptime] head_dim: usize,
-    #[comptime] has_grad_lse: bool,
     #[define(F)] _element: ElemType,
 ) {
     let row = ABSOLUTE_POS;
@@ -36,8 +35,10 @@ pub(crate) fn delta_kernel<F: Float, N: Size>(
             sum += f32::cast_from(o.extract(e)) * f32::cast_from(g.extract(e));
         }
     }
-    if comptime!(has_grad_lse) {
-        sum -= grad_lse[row];
+    #[comptime]
+    match grad_lse {
+        ComptimeOption::Some(grad_lse) => sum -= grad_lse[row],
+        ComptimeOption::None => {}
     }
     delta[row] = sum;
 }

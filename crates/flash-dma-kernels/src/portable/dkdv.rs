@@ -6,7 +6,7 @@ use crate::portable::args::{
 };
 use crate::portable::blueprint::{Blueprint, LANES};
 use crate::portable::memory::{
-    Broken, KeyRows, QueryRows, Row4, RowList, TileRows, shared_weights, store_tile,
+    KeyRows, NotFinite, QueryRows, Row4, RowList, TileRows, shared_weights, store_tile,
 };
 use crate::portable::product::{accumulate, accumulate_selected, products};
 use crate::portable::tile_visibility::TileVisibility;
@@ -43,14 +43,14 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
     }
 
     let mut visibility = TileVisibility::new::<OrderedIntervals>(keys, bias, true, bp);
-    let mut broken = Broken::new();
+    let mut not_finite = NotFinite::new();
     let mut key_rows = KeyRows::new(true, bp);
     let mut query_rows = QueryRows::new(false, bp);
     let mut sums = KeySums::new(bp);
 
     visibility.own_keys(keys, &tile, bp);
-    key_rows.load::<F, N>(operands, &tile, &mut broken, bp);
-    broken.first_tile();
+    key_rows.load::<F, N>(operands, &tile, &mut not_finite, bp);
+    not_finite.first_tile();
     sync_cube();
     let (first_query, end_query) = visibility.queries(&tile, &sizes, bp);
     let tiles = (end_query - first_query).div_ceil(comptime!(bp.inner_rows()));
@@ -62,11 +62,18 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
             sync_cube();
             query_rows.load_sums::<F, N>(saved, &queries, &sizes, bp);
             visibility.meet_queries(&queries, &tile, &query_rows.lse, &sizes, bp);
-            query_rows.load::<F, N>(operands, saved, &queries, &mut broken, bp);
+            query_rows.load::<F, N>(operands, saved, &queries, &mut not_finite, bp);
             sync_cube();
-            broken.clear_next();
-            sums.add::<TileVisibility>(&key_rows, &query_rows, &visibility, &broken, scaling, bp);
-            broken.next_tile();
+            not_finite.clear_next();
+            sums.add::<TileVisibility>(
+                &key_rows,
+                &query_rows,
+                &visibility,
+                &not_finite,
+                scaling,
+                bp,
+            );
+            not_finite.next_tile();
         }
     }
     store_tile::<F, N>(&mut grads.k, &tile, &sums.k, bp);
@@ -157,7 +164,7 @@ impl KeySums {
         keys: &KeyRows,
         queries: &QueryRows,
         visibility: &V,
-        broken: &Broken,
+        not_finite: &NotFinite,
         scaling: &Scaling,
         #[comptime] bp: Blueprint,
     ) {
@@ -200,7 +207,7 @@ impl KeySums {
         }
         sync_cube();
         let (p, ds) = (&self.p_weights, &self.ds_weights);
-        if broken.get() {
+        if not_finite.get() {
             accumulate_selected::<V>(&mut self.v, p, &queries.grad_out, visibility, bp);
             accumulate_selected::<V>(&mut self.k, ds, &queries.q, visibility, bp);
         } else {

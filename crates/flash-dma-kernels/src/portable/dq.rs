@@ -5,7 +5,7 @@ use crate::portable::args::{Keys, ListedIntervals, Operands, PairBiasArg, SavedR
 use crate::portable::blueprint::{Blueprint, LANES};
 use crate::portable::keys::KeyTiles;
 use crate::portable::memory::{
-    Broken, KeyRows, QueryRows, Row4, TileRows, shared_weights, store_tile,
+    KeyRows, NotFinite, QueryRows, Row4, TileRows, shared_weights, store_tile,
 };
 use crate::portable::product::{accumulate, accumulate_selected, products};
 use crate::portable::tile_visibility::TileVisibility;
@@ -40,7 +40,7 @@ pub(crate) fn dq_kernel<F: Float, N: Size>(
     let tiles = KeyTiles::of_queries(keys, &queries, sizes.kv_head(head), &sizes, bp);
 
     let mut visibility = TileVisibility::new::<ListedIntervals>(keys, bias, false, bp);
-    let mut broken = Broken::new();
+    let mut not_finite = NotFinite::new();
     let mut query_rows = QueryRows::new(true, bp);
     let mut key_rows = KeyRows::new(false, bp);
     let mut gradient = QueryGradient::new(bp);
@@ -48,26 +48,26 @@ pub(crate) fn dq_kernel<F: Float, N: Size>(
     query_rows.load_sums::<F, N>(saved, &queries, &sizes, bp);
     let lse = ComptimeOption::new_Some(&query_rows.lse);
     visibility.own_queries(&queries, lse, &sizes, bp);
-    query_rows.load::<F, N>(operands, saved, &queries, &mut broken, bp);
-    broken.first_tile();
+    query_rows.load::<F, N>(operands, saved, &queries, &mut not_finite, bp);
+    not_finite.first_tile();
     for n in 0..tiles.count(bp) {
         let tile = tiles.tile(n, bp);
         if visibility.is_active(&queries, &tile, &sizes, bp) {
             sync_cube();
             let lse = ComptimeOption::new_Some(&query_rows.lse);
             visibility.meet_keys(&tiles, &tile, &queries, lse, &sizes, bp);
-            key_rows.load::<F, N>(operands, &tile, &mut broken, bp);
+            key_rows.load::<F, N>(operands, &tile, &mut not_finite, bp);
             sync_cube();
-            broken.clear_next();
+            not_finite.clear_next();
             gradient.add::<TileVisibility>(
                 &query_rows,
                 &key_rows,
                 &visibility,
-                &broken,
+                &not_finite,
                 scaling,
                 bp,
             );
-            broken.next_tile();
+            not_finite.next_tile();
         }
     }
     store_tile::<F, N>(grad_q, &queries, &gradient.acc, bp);
@@ -109,7 +109,7 @@ impl QueryGradient {
         queries: &QueryRows,
         keys: &KeyRows,
         visibility: &V,
-        broken: &Broken,
+        not_finite: &NotFinite,
         scaling: &Scaling,
         #[comptime] bp: Blueprint,
     ) {
@@ -141,7 +141,7 @@ impl QueryGradient {
             }
         }
         sync_cube();
-        if broken.get() {
+        if not_finite.get() {
             accumulate_selected::<V>(&mut self.acc, &self.weights, &keys.k, visibility, bp);
         } else {
             accumulate(&mut self.acc, &self.weights, &keys.k, bp);

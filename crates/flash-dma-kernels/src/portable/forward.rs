@@ -4,7 +4,7 @@ use crate::args::Scaling;
 use crate::portable::args::{Keys, ListedIntervals, Operands, PairBiasArg, Sizes};
 use crate::portable::blueprint::Blueprint;
 use crate::portable::keys::KeyTiles;
-use crate::portable::memory::{Broken, KeyRows, TileRows, load_tile, shared_rows};
+use crate::portable::memory::{KeyRows, NotFinite, TileRows, load_tile, shared_rows};
 use crate::portable::softmax::OnlineSoftmax;
 use crate::portable::tile_visibility::TileVisibility;
 use cubecl::prelude::*;
@@ -39,33 +39,40 @@ pub(crate) fn forward_kernel<F: Float, N: Size>(
     let no_lse = ComptimeOption::new_None();
 
     let mut visibility = TileVisibility::new::<ListedIntervals>(keys, bias, false, bp);
-    let mut broken = Broken::new();
+    let mut not_finite = NotFinite::new();
     let mut q_rows = shared_rows(bp.outer_rows(), bp);
     let mut key_rows = KeyRows::new(false, bp);
     let mut softmax = OnlineSoftmax::new(bp);
 
     visibility.own_queries(&queries, no_lse, &sizes, bp);
     let rows = comptime!(bp.outer_rows());
-    load_tile::<F, N>(&operands.q, &queries, &mut q_rows, &mut broken, rows, bp);
-    broken.first_tile();
+    load_tile::<F, N>(
+        &operands.q,
+        &queries,
+        &mut q_rows,
+        &mut not_finite,
+        rows,
+        bp,
+    );
+    not_finite.first_tile();
     for n in 0..tiles.count(bp) {
         let tile = tiles.tile(n, bp);
         if visibility.is_active(&queries, &tile, &sizes, bp) {
             sync_cube();
             visibility.meet_keys(&tiles, &tile, &queries, no_lse, &sizes, bp);
-            key_rows.load::<F, N>(operands, &tile, &mut broken, bp);
+            key_rows.load::<F, N>(operands, &tile, &mut not_finite, bp);
             sync_cube();
-            broken.clear_next();
+            not_finite.clear_next();
             softmax.attend::<TileVisibility>(
                 &q_rows,
                 &key_rows.k,
                 &key_rows.v,
                 &visibility,
-                &broken,
+                &not_finite,
                 scaling,
                 bp,
             );
-            broken.next_tile();
+            not_finite.next_tile();
         }
     }
     softmax.finish(bp);

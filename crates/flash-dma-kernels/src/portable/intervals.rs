@@ -1,6 +1,6 @@
 //! Visibility by an interval of positions per key.
 
-use crate::pattern::position::position;
+use crate::pattern::position::{position, query_shift};
 use crate::portable::args::{OrderedIntervals, Sizes};
 use crate::portable::blueprint::Blueprint;
 use crate::portable::keys::KeyTiles;
@@ -39,16 +39,16 @@ impl KeyIntervals {
         }
     }
 
-    /// Sets the position of query `slot`.
-    pub(crate) fn set_query(&mut self, slot: usize, position: i32) {
-        self.position[slot] = position;
+    /// Sets the position of query `local` of the tile.
+    pub(crate) fn set_query(&mut self, local: usize, position: i32) {
+        self.position[local] = position;
     }
 
-    /// Sets the interval and the score of key `slot`.
-    pub(crate) fn set_key(&mut self, slot: usize, first: i32, end: i32, score: f32) {
-        self.first[slot] = first;
-        self.end[slot] = end;
-        self.score[slot] = score;
+    /// Sets the interval and the score of key `local` of the tile.
+    pub(crate) fn set_key(&mut self, local: usize, first: i32, end: i32, score: f32) {
+        self.first[local] = first;
+        self.end[local] = end;
+        self.score[local] = score;
     }
 
     /// Sets the positions of a tile's queries. All units cooperate; the caller synchronises.
@@ -144,7 +144,7 @@ impl KeyIntervals {
         let mut from = 0usize;
         let mut to = 0usize;
         if comptime!(bp.causal) {
-            let shift = sizes.q_len as i32 - sizes.k_len as i32;
+            let shift = query_shift(sizes.q_len, sizes.k_len);
             from = max(first + shift, 0i32) as usize;
             to = max(end + shift, 0i32) as usize;
         } else {

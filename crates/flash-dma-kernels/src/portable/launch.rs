@@ -18,8 +18,8 @@ use cubecl::prelude::*;
 use flash_dma_problem::Problem;
 
 /// The keys that queries may attend to.
-#[derive(Clone, Debug)]
-pub(crate) enum KeyTensors<'a> {
+#[derive(Debug)]
+pub(crate) enum PortableKeys<'a> {
     All,
     /// The fields of [`ListedIntervals`] where query tiles are launched, else of [`OrderedIntervals`].
     Intervals(Box<[TensorBinding; 4]>),
@@ -27,14 +27,13 @@ pub(crate) enum KeyTensors<'a> {
 }
 
 /// What all portable kernels of a checked, non-empty problem read.
-#[derive(Clone)]
 pub(crate) struct PortableLaunch<'a> {
     pub client: &'a Client,
     pub problem: &'a Problem,
     pub q: &'a TensorBinding,
     pub k: &'a TensorBinding,
     pub v: &'a TensorBinding,
-    pub keys: KeyTensors<'a>,
+    pub keys: PortableKeys<'a>,
     /// Given exactly if the blueprint's pattern has a bias of pairs.
     pub bias: Option<&'a TensorBinding>,
     pub blueprint: Blueprint,
@@ -49,7 +48,12 @@ pub(crate) struct SavedTensors<'a> {
     pub delta: &'a TensorBinding,
 }
 
-impl<'a> KeyTensors<'a> {
+impl<'a> PortableKeys<'a> {
+    /// The keys of a slice of query tiles.
+    pub(crate) fn of_slice(selection: Option<[TensorBinding; 4]>) -> Self {
+        selection.map_or(Self::All, |selection| Self::Intervals(Box::new(selection)))
+    }
+
     /// A mask, if there is one.
     pub(crate) fn of_mask(plan: Option<&'a MaskBits>) -> Self {
         plan.map_or(Self::All, Self::Planned)
@@ -63,12 +67,12 @@ impl<'a> KeyTensors<'a> {
         }
     }
 
-    fn listed(self) -> KeysArgs<ListedIntervals> {
+    fn listed(&self) -> KeysArgs<ListedIntervals> {
         match self {
             Self::All => KeysArgs::All,
             Self::Planned(plan) => KeysArgs::Planned(tile_plan(plan)),
             Self::Intervals(tensors) => {
-                let [scores, intervals, list, counts] = *tensors;
+                let [scores, intervals, list, counts] = (**tensors).clone();
                 KeysArgs::Intervals(ListedIntervalsLaunch::new(
                     scores.into_tensor_arg(),
                     intervals.into_tensor_arg(),
@@ -79,12 +83,12 @@ impl<'a> KeyTensors<'a> {
         }
     }
 
-    fn ordered(self) -> KeysArgs<OrderedIntervals> {
+    fn ordered(&self) -> KeysArgs<OrderedIntervals> {
         match self {
             Self::All => KeysArgs::All,
             Self::Planned(plan) => KeysArgs::Planned(tile_plan(plan)),
             Self::Intervals(tensors) => {
-                let [scores, keys, ends, counts] = *tensors;
+                let [scores, keys, ends, counts] = (**tensors).clone();
                 KeysArgs::Intervals(OrderedIntervalsLaunch::new(
                     scores.into_tensor_arg(),
                     keys.into_tensor_arg(),
@@ -106,7 +110,7 @@ fn tile_plan(plan: &MaskBits) -> TilePlanLaunch {
 impl PortableLaunch<'_> {
     /// Launches [`forward_kernel`] for `tiles` query tiles from `first_tile` on.
     pub(crate) fn forward(
-        self,
+        &self,
         first_tile: usize,
         tiles: usize,
         out: &TensorBinding,
@@ -122,7 +126,7 @@ impl PortableLaunch<'_> {
                 self.address_type(&[out], &[lse]),
                 self.vector_size(&[out]),
                 self.operands(),
-                self.keys.clone().listed(),
+                self.keys.listed(),
                 self.bias().into(),
                 out.clone().into_tensor_arg(),
                 lse.clone().into_tensor_arg(),
@@ -136,7 +140,7 @@ impl PortableLaunch<'_> {
 
     /// Launches [`dq_kernel`] for `tiles` query tiles from `first_tile` on.
     pub(crate) fn dq(
-        self,
+        &self,
         saved: SavedTensors,
         first_tile: usize,
         tiles: usize,
@@ -154,7 +158,7 @@ impl PortableLaunch<'_> {
                 self.vector_size(&typed),
                 self.operands(),
                 saved.rows(),
-                self.keys.clone().listed(),
+                self.keys.listed(),
                 self.bias().into(),
                 grad_q.clone().into_tensor_arg(),
                 scaling(p.scale, p.softcap),
@@ -167,7 +171,7 @@ impl PortableLaunch<'_> {
 
     /// Launches [`dkdv_kernel`] for `tiles` key tiles.
     pub(crate) fn dkdv(
-        self,
+        &self,
         saved: SavedTensors,
         tiles: usize,
         [grad_k, grad_v]: [&TensorBinding; 2],
@@ -186,7 +190,7 @@ impl PortableLaunch<'_> {
                 self.vector_size(&typed),
                 self.operands(),
                 saved.rows(),
-                self.keys.clone().ordered(),
+                self.keys.ordered(),
                 self.bias().into(),
                 KeyGradientsLaunch::new(
                     grad_k.clone().into_tensor_arg(),
@@ -204,7 +208,7 @@ impl PortableLaunch<'_> {
 
     /// Launches [`bias_kernel`] for a bias of a given shape.
     pub(crate) fn bias_gradient(
-        self,
+        &self,
         saved: SavedTensors,
         grad_bias: &TensorBinding,
         shape: [usize; 4],
@@ -225,7 +229,7 @@ impl PortableLaunch<'_> {
                 self.vector_size(&typed),
                 self.operands(),
                 saved.rows(),
-                self.keys.clone().ordered(),
+                self.keys.ordered(),
                 self.bias().into(),
                 grad_bias.clone().into_tensor_arg(),
                 scaling(p.scale, p.softcap),

@@ -8,8 +8,8 @@ use cubecl::prelude::*;
 /// Four neighbouring elements of a row, f32.
 pub(crate) type Row4 = Vector<f32, Const<4>>;
 
-/// Rows of one head of a tensor `[batch, heads, len, head_dim]`: from row `first` on, or from entry `first` of a list on;
-/// what is at or past `end` does not exist.
+/// Rows of one head of a tensor `[batch, heads, len, head_dim]`: from row `first` on, or from entry `first` of a list
+/// on; what is at or past `end` does not exist.
 #[derive(CubeType)]
 pub(crate) struct TileRows<'a> {
     pub batch: usize,
@@ -50,26 +50,26 @@ impl<'a> TileRows<'a> {
     }
 }
 
-/// Whether the inner tile is broken: it holds NaN or infinities, so that the products that weight its rows must skip
-/// the pairs that are not selected, as zero times such an element is NaN. Two flags in shared memory alternate: loading
-/// a tile sets one while the other is cleared. A third belongs to the outer tile and is never read.
+/// Whether the inner tile is not finite: it holds NaN or infinities, so that the products that weight its rows must
+/// skip the pairs that are not selected, as zero times such an element is NaN. Two flags in shared memory alternate:
+/// loading a tile sets one while the other is cleared. A third belongs to the outer tile and is never read.
 #[derive(CubeType)]
-pub(crate) struct Broken {
+pub(crate) struct NotFinite {
     flags: Shared<[u32]>,
     /// The flag of the tile that is loaded or used.
     tile: usize,
 }
 
 #[cube]
-impl Broken {
+impl NotFinite {
     /// The flags before the outer tile is loaded.
-    pub(crate) fn new() -> Broken {
+    pub(crate) fn new() -> NotFinite {
         let mut flags = Shared::<[u32]>::new_slice(3usize);
         if UNIT_POS == 0 {
             flags[0] = 0u32;
             flags[1] = 0u32;
         }
-        Broken {
+        NotFinite {
             flags,
             tile: 2usize,
         }
@@ -93,14 +93,14 @@ impl Broken {
         self.tile = 1 - self.tile;
     }
 
-    /// Says that the tile which is loaded is broken unless `value` is finite.
+    /// Says that the tile which is loaded is not finite unless `value` is finite.
     pub(crate) fn check(&mut self, value: Row4) {
         if !is_finite4(value) {
             self.flags[self.tile] = 1u32;
         }
     }
 
-    /// Whether the tile is broken.
+    /// Whether the tile is not finite.
     pub(crate) fn get(&self) -> bool {
         self.flags[self.tile] != 0u32
     }
@@ -145,11 +145,11 @@ impl KeyRows {
         &mut self,
         operands: &Operands<F, N>,
         from: &TileRows,
-        broken: &mut Broken,
+        not_finite: &mut NotFinite,
         #[comptime] bp: Blueprint,
     ) {
-        load_tile::<F, N>(&operands.k, from, &mut self.k, broken, self.rows, bp);
-        load_tile::<F, N>(&operands.v, from, &mut self.v, broken, self.rows, bp);
+        load_tile::<F, N>(&operands.k, from, &mut self.k, not_finite, self.rows, bp);
+        load_tile::<F, N>(&operands.v, from, &mut self.v, not_finite, self.rows, bp);
     }
 }
 
@@ -207,12 +207,19 @@ impl QueryRows {
         operands: &Operands<F, N>,
         saved: &SavedRows<F, N>,
         from: &TileRows,
-        broken: &mut Broken,
+        not_finite: &mut NotFinite,
         #[comptime] bp: Blueprint,
     ) {
-        load_tile::<F, N>(&operands.q, from, &mut self.q, broken, self.rows, bp);
+        load_tile::<F, N>(&operands.q, from, &mut self.q, not_finite, self.rows, bp);
         let grad_out = &saved.grad_out;
-        load_tile::<F, N>(grad_out, from, &mut self.grad_out, broken, self.rows, bp);
+        load_tile::<F, N>(
+            grad_out,
+            from,
+            &mut self.grad_out,
+            not_finite,
+            self.rows,
+            bp,
+        );
     }
 }
 
@@ -223,7 +230,7 @@ pub(crate) fn load_tile<F: Float, N: Size>(
     src: &Tensor<Vector<F, N>>,
     from: &TileRows,
     tile: &mut Shared<[Row4]>,
-    broken: &mut Broken,
+    not_finite: &mut NotFinite,
     #[comptime] rows: usize,
     #[comptime] bp: Blueprint,
 ) {
@@ -239,7 +246,7 @@ pub(crate) fn load_tile<F: Float, N: Size>(
         if from.first + row < from.end && vector < comptime!(bp.head_dim / LANES) {
             let at = base + from.index(from.first + row) * row_stride;
             value = load_vector::<F, N>(src, at, vector);
-            broken.check(value);
+            not_finite.check(value);
         }
         tile[row * comptime!(bp.row_stride()) + vector] = value;
         item += comptime!(bp.units());

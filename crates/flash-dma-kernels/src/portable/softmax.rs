@@ -3,7 +3,7 @@
 use crate::args::Scaling;
 use crate::finite::negative_infinity;
 use crate::portable::blueprint::{Blueprint, LANES};
-use crate::portable::memory::{Broken, Row4, TileRows, shared_weights, store_tile};
+use crate::portable::memory::{NotFinite, Row4, TileRows, shared_weights, store_tile};
 use crate::portable::product::{accumulate, accumulate_selected, products};
 use crate::portable::visibility::{Visibility, VisibilityExpand, logit};
 use cubecl::prelude::*;
@@ -59,7 +59,7 @@ impl OnlineSoftmax {
         k_rows: &Shared<[Row4]>,
         v_rows: &Shared<[Row4]>,
         visibility: &V,
-        broken: &Broken,
+        not_finite: &NotFinite,
         scaling: &Scaling,
         #[comptime] bp: Blueprint,
     ) {
@@ -82,7 +82,7 @@ impl OnlineSoftmax {
             }
         }
         self.weigh(bp);
-        if broken.get() {
+        if not_finite.get() {
             accumulate_selected::<V>(&mut self.acc, &self.weights, v_rows, visibility, bp);
         } else {
             accumulate(&mut self.acc, &self.weights, v_rows, bp);

@@ -93,8 +93,8 @@ pub(crate) fn evictions_kernel<S: Size>(
                     let end = select(is_attended, n, index);
                     write(intervals, row_base, index, end);
                 } else if !after.keeps(key, index) {
-                    let slot = keys.lens[1].fetch_add(1u32);
-                    keys.young[slot as usize] = local;
+                    let at = keys.lens[1].fetch_add(1u32);
+                    keys.young[at as usize] = local;
                 }
             }
             local += comptime!(bp.team.units() as u32);
@@ -209,11 +209,11 @@ fn gather_old<S: Size>(
                     if key >= before.key && key <= after.key && key != NEVER {
                         let index = vector * comptime!(size as u32) + comptime!(e as u32);
                         if before.keeps(key, index) && !after.keeps(key, index) {
-                            let slot = keys.lens[0].fetch_add(1u32);
-                            if slot < comptime!(bp.block as u32) {
+                            let at = keys.lens[0].fetch_add(1u32);
+                            if at < comptime!(bp.block as u32) {
                                 let mut entry = Vector::<u32, Const<2>>::new(key);
                                 entry.insert(1usize, index);
-                                keys.old[slot as usize] = entry;
+                                keys.old[at as usize] = entry;
                             }
                         }
                     }

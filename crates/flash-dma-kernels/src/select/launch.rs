@@ -4,7 +4,7 @@ use crate::host::scratch::{address_type, bytes, one_unit_each, scratch};
 use crate::select::blocks;
 use crate::select::blueprint::BlocksBlueprint;
 use crate::select::quantile::{
-    CHUNK, LevelLaunch, LevelSizesLaunch, QueriesLaunch, SPAN, count_digits_kernel, descend_kernel,
+    LevelLaunch, LevelSizesLaunch, QueriesLaunch, RUN, SPAN, count_digits_kernel, descend_kernel,
     keep_all_kernel, scan_spans_kernel, start_queries_kernel, write_intervals_kernel,
 };
 use crate::select::sort::{BLOCK, merge_blocks_kernel, sort_blocks_kernel};
@@ -280,8 +280,8 @@ impl Selecting<'_> {
 /// The shapes of the counts of the digits of a level, within spans and over spans.
 fn digit_tables(rows: usize, n: usize, width: u32) -> [[usize; 3]; 2] {
     let (values, spans) = (1 << width, n.div_ceil(SPAN as usize));
-    let chunks = spans * (SPAN / CHUNK) as usize;
-    [[rows, chunks, values], [rows, spans, values]]
+    let runs = spans * (SPAN / RUN) as usize;
+    [[rows, runs, values], [rows, spans, values]]
 }
 
 /// Bits of the indices `0..n`.
@@ -289,9 +289,9 @@ fn index_bits(n: usize) -> u32 {
     usize::BITS - (n - 1).leading_zeros()
 }
 
-/// The widths of the digits from the most significant one, down to nodes of [`CHUNK`] elements.
+/// The widths of the digits from the most significant one, down to nodes of [`RUN`] elements.
 fn digit_widths(bits: u32) -> impl Iterator<Item = u32> {
-    let mut rest = bits.saturating_sub(CHUNK.ilog2());
+    let mut rest = bits.saturating_sub(RUN.ilog2());
     std::iter::from_fn(move || {
         let width = rest.min(MAX_WIDTH);
         rest -= width;

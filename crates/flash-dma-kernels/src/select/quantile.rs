@@ -11,14 +11,14 @@ use crate::select::sort::NEVER;
 use cubecl::prelude::*;
 
 /// Elements whose digits are counted together; also the size of the nodes at which the descent ends.
-pub(crate) const CHUNK: u32 = 64;
+pub(crate) const RUN: u32 = 64;
 /// Elements that one unit of [`count_digits_kernel`] counts.
-pub(crate) const SPAN: u32 = 16 * CHUNK;
+pub(crate) const SPAN: u32 = 16 * RUN;
 
 /// Counts, for every digit value `d`, the elements of digit at most `d`.
 ///
 /// One unit per (row, span, digit value), the digit value fastest. `sequence` is `[rows, n]`. Overwrites `in_span`
-/// `[rows, spans * SPAN / CHUNK, 1 << width]` with the counts from the start of the span to the start of the chunk, and
+/// `[rows, spans * SPAN / RUN, 1 << width]` with the counts from the start of the span to the start of the run, and
 /// `spans_out` `[rows, spans, 1 << width]` with the counts of the whole span.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn count_digits_kernel(
@@ -39,11 +39,11 @@ pub(crate) fn count_digits_kernel(
         let start = (row_span % spans as usize) as u32 * SPAN;
         let base = row * n as usize;
         let mut count = 0u32;
-        for chunk in 0..SPAN / CHUNK {
-            let slot = row_span * (SPAN / CHUNK) as usize + chunk as usize;
-            in_span[slot * values as usize + value as usize] = count;
-            let first = min(start + chunk * CHUNK, n);
-            let end = min(first + CHUNK, n);
+        for run in 0..SPAN / RUN {
+            let at = row_span * (SPAN / RUN) as usize + run as usize;
+            in_span[at * values as usize + value as usize] = count;
+            let first = min(start + run * RUN, n);
+            let end = min(first + RUN, n);
             for i in first..end {
                 if (sequence[base + i as usize] >> shift) % values <= value {
                     count += 1u32;
@@ -63,9 +63,9 @@ pub(crate) fn scan_spans_kernel(spans: &mut [u32], rows: u32, span_count: u32, v
         let value = ABSOLUTE_POS % values as usize;
         let mut sum = 0u32;
         for span in 0..span_count {
-            let slot = (row * span_count as usize + span as usize) * values as usize + value;
-            let count = spans[slot];
-            spans[slot] = sum;
+            let at = (row * span_count as usize + span as usize) * values as usize + value;
+            let count = spans[at];
+            spans[at] = sum;
             sum += count;
         }
     }
@@ -105,11 +105,11 @@ pub(crate) struct Queries {
 
 #[cube]
 impl Level {
-    /// Elements of digit at most `value` of `values` before `chunk` of row `row` of `n` elements.
-    fn counted(&self, row: usize, n: u32, values: u32, chunk: u32, value: u32) -> u32 {
-        let row_span = row * n.div_ceil(SPAN) as usize + (chunk / (SPAN / CHUNK)) as usize;
-        let slot = row_span * (SPAN / CHUNK) as usize + (chunk % (SPAN / CHUNK)) as usize;
-        self.in_span[slot * values as usize + value as usize]
+    /// Elements of digit at most `value` of `values` before `run` of row `row` of `n` elements.
+    fn counted(&self, row: usize, n: u32, values: u32, run: u32, value: u32) -> u32 {
+        let row_span = row * n.div_ceil(SPAN) as usize + (run / (SPAN / RUN)) as usize;
+        let at = row_span * (SPAN / RUN) as usize + (run % (SPAN / RUN)) as usize;
+        self.in_span[at * values as usize + value as usize]
             + self.spans[row_span * values as usize + value as usize]
     }
 }
@@ -149,15 +149,15 @@ pub(crate) fn descend_kernel(
         let index = level.sequence[ABSOLUTE_POS];
         let child = index >> shift;
         let value = child % values;
-        let node_chunk = ((child - value) << shift) / CHUNK;
-        let chunk = pos / CHUNK;
-        let mut place = level.counted(row, n, values, chunk, value)
-            - level.counted(row, n, values, node_chunk, value);
+        let node_run = ((child - value) << shift) / RUN;
+        let run = pos / RUN;
+        let mut place = level.counted(row, n, values, run, value)
+            - level.counted(row, n, values, node_run, value);
         if value > 0u32 {
-            place += level.counted(row, n, values, node_chunk, value - 1u32);
-            place -= level.counted(row, n, values, chunk, value - 1u32);
+            place += level.counted(row, n, values, node_run, value - 1u32);
+            place -= level.counted(row, n, values, run, value - 1u32);
         }
-        for i in chunk * CHUNK..pos {
+        for i in run * RUN..pos {
             if (level.sequence[base + i as usize] >> shift) % values == value {
                 place += 1u32;
             }
@@ -171,7 +171,7 @@ pub(crate) fn descend_kernel(
             let rank = queries.wanted[ABSOLUTE_POS];
             let start = (node << width) << shift;
             let end = start + candidate_count;
-            let end_chunk = (end - 1u32) / CHUNK;
+            let end_run = (end - 1u32) / RUN;
             // Candidates of smaller digit, and of digit at most the best value so far.
             let mut below = 0u32;
             let mut through = candidate_count;
@@ -179,9 +179,9 @@ pub(crate) fn descend_kernel(
             let mut high = values - 1u32;
             while low < high {
                 let mid = (low + high) / 2u32;
-                let mut count = level.counted(row, n, values, end_chunk, mid)
-                    - level.counted(row, n, values, start / CHUNK, mid);
-                for i in end_chunk * CHUNK..end {
+                let mut count = level.counted(row, n, values, end_run, mid)
+                    - level.counted(row, n, values, start / RUN, mid);
+                for i in end_run * RUN..end {
                     if (level.sequence[base + i as usize] >> shift) % values <= mid {
                         count += 1u32;
                     }
@@ -201,7 +201,7 @@ pub(crate) fn descend_kernel(
     }
 }
 
-/// Ends the descent in nodes of at most [`CHUNK`] elements, bit by bit, and writes the intervals.
+/// Ends the descent in nodes of at most [`RUN`] elements, bit by bit, and writes the intervals.
 ///
 /// One unit per rank. `order`, `keys` (sort keys in rank order), and `sequence` (the last level) are contiguous
 /// `[rows, n]`; `bits` are the bits below the nodes' digits. Overwrites `intervals`, contiguous

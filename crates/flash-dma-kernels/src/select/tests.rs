@@ -82,7 +82,7 @@ fn short_rows_select_what_the_oracle_selects() {
 
 #[test]
 fn long_rows_select_what_the_oracle_selects() {
-    // Lengths off and on the edges of chunks, spans and digits; one, two and three levels.
+    // Lengths off and on the edges of runs, spans and digits; one, two and three levels.
     for n in [257, 1000, 1024, 1025, 2048, 5000] {
         for window in [1, 2, 7, 64, n / 4, n - 1, n] {
             check(&rows_of_every_kind(n, 2, (n + window) as u64), window);

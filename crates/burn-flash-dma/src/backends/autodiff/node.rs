@@ -35,7 +35,7 @@ type Recorded<B, C> = FloatTensor<Autodiff<B, C>>;
 ///
 /// Burn's graph has no node with two outputs. Where `lse` must be differentiable it is the node
 /// with the inputs as parents, and `out` a node on top of it, whose backward step runs first and
-/// leaves its gradient in a slot that both share. So there is still one backward pass.
+/// leaves its gradient where this one finds it. So there is still one backward pass.
 pub(crate) fn record<B: Backend, C: CheckpointStrategy, P: Pass<B, N>, const N: usize>(
     inputs: [Recorded<B, C>; N],
     pass: P,
@@ -51,21 +51,21 @@ pub(crate) fn record<B: Backend, C: CheckpointStrategy, P: Pass<B, N>, const N: 
         OpsKind::Tracked(mut prep) => {
             let checkpoints = inputs.each_ref().map(|t| prep.checkpoint(t));
             let (out, lse) = pass.forward(inputs.map(|t| t.into_primitive()));
-            let slot = differentiable_lse.then(Slot::<B>::default);
+            let shared = differentiable_lse.then(SharedGradient::<B>::default);
             let state = State {
                 inputs: checkpoints,
                 pass,
                 out: out.clone(),
                 lse: lse.clone(),
-                grad_out: slot.clone(),
+                grad_out: shared.clone(),
             };
-            let Some(slot) = slot else {
+            let Some(shared) = shared else {
                 return (prep.finish(state, out), Autodiff::<B, C>::from_inner(lse));
             };
             let tracked_lse = prep.finish(state, lse.clone());
             let prep = OutNode.prepare::<C>([tracked_lse.node()]);
             let out = match prep.compute_bound().stateful() {
-                OpsKind::Tracked(prep) => prep.finish((slot, lse), out),
+                OpsKind::Tracked(prep) => prep.finish((shared, lse), out),
                 OpsKind::UnTracked(prep) => prep.finish(out),
             };
             (out, tracked_lse)
@@ -74,7 +74,7 @@ pub(crate) fn record<B: Backend, C: CheckpointStrategy, P: Pass<B, N>, const N: 
 }
 
 /// The gradient of `out`, on its way from one node to the other.
-type Slot<B> = Arc<Mutex<Option<FloatTensor<B>>>>;
+type SharedGradient<B> = Arc<Mutex<Option<FloatTensor<B>>>>;
 
 /// The state that the backward pass keeps.
 #[derive(Clone, Debug)]
@@ -85,7 +85,7 @@ struct State<B: Backend, P, const N: usize> {
     out: FloatTensor<B>,
     lse: FloatTensor<B>,
     /// Present if the node's own gradient is that of `lse`, and not that of `out`.
-    grad_out: Option<Slot<B>>,
+    grad_out: Option<SharedGradient<B>>,
 }
 
 /// The node whose parents are the inputs. It runs the backward pass.
@@ -105,8 +105,8 @@ impl<B: Backend, P: Pass<B, N>, const N: usize> Backward<B, N> for AttentionNode
         let state = ops.state;
         let (grad_out, grad_lse) = match state.grad_out {
             None => (grad, OptionalFloat::None),
-            Some(slot) => {
-                let grad_out = slot
+            Some(shared) => {
+                let grad_out = shared
                     .lock()
                     .expect("no step panics with the lock held")
                     .take();
@@ -139,8 +139,8 @@ impl<B: Backend, P: Pass<B, N>, const N: usize> Backward<B, N> for AttentionNode
 struct OutNode;
 
 impl<B: Backend> Backward<B, 1> for OutNode {
-    /// The slot for the gradient, and the `lse` for the shape of its zeros.
-    type State = (Slot<B>, FloatTensor<B>);
+    /// The place for the gradient, and the `lse` for the shape of its zeros.
+    type State = (SharedGradient<B>, FloatTensor<B>);
 
     fn backward(
         self,
@@ -149,8 +149,8 @@ impl<B: Backend> Backward<B, 1> for OutNode {
         _checkpointer: &mut Checkpointer,
     ) {
         let grad = grads.consume::<B>(&ops.node);
-        let (slot, lse) = ops.state;
-        *slot.lock().expect("no step panics with the lock held") = Some(grad);
+        let (shared, lse) = ops.state;
+        *shared.lock().expect("no step panics with the lock held") = Some(grad);
         let [parent] = ops.parents;
         if let Some(parent) = parent {
             // The parent's step runs next and must find a gradient, whatever the loss uses.
@@ -163,7 +163,8 @@ fn zeros_like<B: Backend>(tensor: &FloatTensor<B>) -> FloatTensor<B> {
     B::float_zeros(tensor.shape(), &tensor.device(), tensor.dtype().into())
 }
 
-/// Refuses tracked tensors in a backward pass: its results are constants, so a second derivative would be silently zero.
+/// Refuses tracked tensors in a backward pass: its results are constants, so a second derivative would be silently
+/// zero.
 ///
 /// # Panics
 ///

@@ -7,8 +7,8 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::TensorBinding;
 use flash_dma_problem::AttentionError;
 
-/// The functions on `Tensor` have validated the call, so only the device can fail; the error names the operation. Known once
-/// the kernels are queued are exhausted memory, and kernels that did not compile or were refused.
+/// The functions on `Tensor` have validated the call, so only the device can fail; the error names the operation. Known
+/// once the kernels are queued are exhausted memory, and kernels that did not compile or were refused.
 ///
 /// # Panics
 ///
@@ -28,8 +28,8 @@ pub(crate) fn run_checked<'a>(
     run(result.and_then(|()| flash_dma_kernels::check(&client, operation, handles)));
 }
 
-/// The same for a step over a cache, without a check: it waits for nothing, not even for the kernels to be queued, so the
-/// read of a step's result reports a device that failed.
+/// The same for a step over a cache, without a check: it waits for nothing, not even for the kernels to be queued, so
+/// the read of a step's result reports a device that failed.
 pub(crate) fn run(result: Result<(), AttentionError>) {
     result.unwrap_or_else(|error| panic!("{error}"));
 }

@@ -60,8 +60,8 @@ impl BiasBlueprint {
         Self::ROW_STAGES * Self::QUERIES * (row + 8) + Self::KEY_STAGES * Self::HALF * row + 256
     }
 
-    /// 16-byte chunks per row.
-    pub(crate) fn chunks(&self) -> usize {
+    /// 16-byte segments per row.
+    pub(crate) fn segments(&self) -> usize {
         self.head_dim / 8
     }
 

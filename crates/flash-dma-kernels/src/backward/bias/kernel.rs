@@ -2,7 +2,7 @@
 
 use crate::args::Scaling;
 use crate::backward::bias::blueprint::BiasBlueprint;
-use crate::backward::bias::steps::{BiasStep, BiasSteps, Sizes};
+use crate::backward::bias::steps::{BiasStep, BiasSteps, PlanTensors, Sizes};
 use crate::backward::bias::tiles::{BiasCopies, BiasTiles, row_stage};
 use crate::backward::dq::rows::LaneRow;
 use crate::matrix::logit_scale::LogitScale;
@@ -13,6 +13,7 @@ use crate::matrix::query_tile::TileRow;
 use crate::matrix::wgmma::panel::Panels;
 use crate::matrix::wgmma::product::{finish, finish_but, start_nt};
 use crate::matrix::wgmma::ring::Turns;
+use crate::pattern::position::last_key;
 use cubecl::prelude::*;
 
 /// The boxes in which tiles are copied.
@@ -47,15 +48,13 @@ pub(crate) struct BiasSizes {
 /// warpgroup; then it writes the tile, zeros where no pair is seen. Query tiles and keys stream through shared memory
 /// where they change from one step to the next, as boxes copied by one unit.
 ///
-/// `bias` `[batch | 1, heads, q_len, k_len]`, any strides; `grad_bias` its shape, contiguous, overwritten. `bits`, with
-/// `bit_blocks` key blocks and `bit_queries` queries, and `counts` belong to the plan and are read if
-/// `bp.pattern.is_planned()`. The boxes: of `q` and its gradients `[1, 1, 64, 64]`, of `k` and `v` likewise, of the
-/// rows 128 pairs of `-log2(e) lse` and the row sum.
+/// `bias` `[batch | 1, heads, q_len, k_len]`, any strides; `grad_bias` its shape, contiguous, overwritten. The bits of
+/// the `plan` have `bit_blocks` key blocks and `bit_queries` queries. The boxes: of `q` and its gradients
+/// `[1, 1, 64, 64]`, of `k` and `v` likewise, of the rows 128 pairs of `-log2(e) lse` and the row sum.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn bias_wgmma_kernel<E: Float>(
     bias: &Tensor<f32>,
-    bits: &[Vector<u32, Const<2>>],
-    counts: &[u32],
+    plan: &ComptimeOption<PlanTensors>,
     grad_bias: &mut [f32],
     scaling: &Scaling,
     boxes: &BiasBoxes<E>,
@@ -98,13 +97,13 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
         bias_row % steps.sizes.bias_heads,
     );
 
-    let slot0 = warp * 16 + lane / 4;
+    let own_row = warp * 16 + lane / 4;
     let rows = TileRows {
-        upper: tile_row(steps.first_query + slot0, &steps.sizes, bp),
-        lower: tile_row(steps.first_query + slot0 + 8, &steps.sizes, bp),
+        upper: tile_row(steps.first_query + own_row, &steps.sizes, bp),
+        lower: tile_row(steps.first_query + own_row + 8, &steps.sizes, bp),
     };
 
-    let mut now = steps.find(counts, 0usize);
+    let mut now = steps.find(plan, 0usize);
     if first_unit && now.at < steps.total {
         let step = steps.step(&now);
         let key = step.key_tile * keys;
@@ -143,7 +142,7 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
             while steps.key_tile(now.at) == key_tile {
                 let step = steps.step(&now);
                 copies.wait_rows(row_turn);
-                let at = row_stage(row_turn) * comptime!(BiasBlueprint::QUERIES) + slot0;
+                let at = row_stage(row_turn) * comptime!(BiasBlueprint::QUERIES) + own_row;
                 let lanes = StepRows {
                     upper: lane_row(tiles.rows[at]),
                     lower: lane_row(tiles.rows[at + 8]),
@@ -158,7 +157,7 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
                 turns.pass(turn, turn + 2, 2usize);
 
                 // The next copies, in flight while the tensor cores multiply.
-                let coming = steps.find(counts, now.at + 1);
+                let coming = steps.find(plan, now.at + 1);
                 let next = steps.step(&coming);
                 let more = coming.at < steps.total;
                 let new_rows = more && (next.head != step.head || next.batch != step.batch);
@@ -178,7 +177,7 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
                     sum0,
                     &products,
                     z0,
-                    bits,
+                    plan,
                     &steps,
                     &step,
                     first_key,
@@ -204,7 +203,7 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
                     sum1,
                     &products,
                     z1,
-                    bits,
+                    plan,
                     &steps,
                     &step,
                     first_key + half,
@@ -240,15 +239,11 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
 /// The row of query `query`.
 #[cube]
 fn tile_row(query: usize, sizes: &Sizes, #[comptime] bp: BiasBlueprint) -> TileRow {
-    let mut position = sizes.k_len as i32 - 1;
-    if comptime!(bp.causal) {
-        position += query as i32 + 1 - sizes.q_len as i32;
-    }
     TileRow {
         valid: query < sizes.q_len,
         query,
         head: 0usize,
-        position,
+        position: last_key(query, sizes.q_len, sizes.k_len, bp.causal),
     }
 }
 
@@ -325,7 +320,7 @@ fn add_half<N: Size>(
     sum: Vector<f32, N>,
     products: &Products<N>,
     z: Vector<f32, N>,
-    bits: &[Vector<u32, Const<2>>],
+    plan: &ComptimeOption<PlanTensors>,
     steps: &BiasSteps,
     step: &BiasStep,
     first: usize,
@@ -348,10 +343,10 @@ fn add_half<N: Size>(
         let mut upper = nothing;
         let mut lower = nothing;
         if !empty0 {
-            upper = steps.seen(bits, step, &rows.upper, block);
+            upper = steps.seen(plan, step, &rows.upper, block);
         }
         if !empty1 {
-            lower = steps.seen(bits, step, &rows.lower, block);
+            lower = steps.seen(plan, step, &rows.lower, block);
         }
         let seen = SeenKeys { upper, lower };
         sums::<N>(

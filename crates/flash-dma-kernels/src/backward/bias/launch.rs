@@ -3,9 +3,11 @@
 use crate::args::scaling;
 use crate::backward::bias::blueprint::BiasBlueprint;
 use crate::backward::bias::kernel::{BiasBoxesLaunch, BiasSizesLaunch, bias_wgmma_kernel};
+use crate::backward::bias::steps::PlanTensorsLaunch;
 use crate::backward::matrix::pass::MmaPass;
 use crate::host::check::{address_type, elem_type};
 use crate::matrix::wgmma::boxes::{boxes_of, word_boxes_of};
+use crate::pattern::mask::args::MaskBits;
 use cubecl::CubeDim;
 use cubecl::prelude::*;
 use flash_dma_problem::MaskedProblem;
@@ -14,8 +16,8 @@ use flash_dma_problem::MaskedProblem;
 pub(crate) struct BiasGradient<'a> {
     /// f32, any strides.
     pub bias: &'a TensorBinding,
-    /// The bits and the counts of the plan; arbitrary buffers without a mask.
-    pub plan: [TensorBinding; 2],
+    /// The plan of the mask.
+    pub plan: Option<&'a MaskBits>,
     /// f32, contiguous, the shape of `bias`; overwritten.
     pub grad: &'a TensorBinding,
 }
@@ -36,7 +38,13 @@ impl MmaPass<'_> {
         let run = BiasBlueprint::run(problem, shape, processors as usize);
         let [x, y, z] = BiasBlueprint::cubes_of(shape, run);
         let BiasGradient { bias, plan, grad } = tensors;
-        let [bits, counts] = plan;
+        let words: Vec<_> = (plan.iter().flat_map(|plan| [&plan.bits, &plan.counts]))
+            .chain([bias, grad])
+            .collect();
+        let plan = plan.map(|plan| {
+            let (bits, counts) = (plan.bits.clone(), plan.counts.clone());
+            PlanTensorsLaunch::new(bits.into_buffer_arg(), counts.into_buffer_arg())
+        });
         let [mask_batches, mask_heads, blocks, queries, _] =
             problem.plan.map_or([1; 5], |plan| plan.bits_shape());
         let heads_each = problem.heads_each(shape[1]);
@@ -48,10 +56,9 @@ impl MmaPass<'_> {
                 client,
                 CubeCount::Static(x as u32, y as u32, z as u32),
                 CubeDim::new_2d(32, BiasBlueprint::WARPS as u32),
-                address_type(&[bias, &bits, &counts, grad], 4),
+                address_type(&words, 4),
                 bias.clone().into_tensor_arg(),
-                bits.into_buffer_arg(),
-                counts.into_buffer_arg(),
+                plan.into(),
                 grad.clone().into_buffer_arg(),
                 scaling(p.scale, p.softcap),
                 BiasBoxesLaunch::new(

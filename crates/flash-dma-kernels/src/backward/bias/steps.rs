@@ -5,6 +5,7 @@ use crate::backward::bias::blueprint::BiasBlueprint;
 use crate::matrix::mask::until;
 use crate::matrix::ptx::any_lane;
 use crate::matrix::query_tile::TileRow;
+use crate::pattern::position::end_key;
 use cubecl::prelude::*;
 use flash_dma_problem::PlanGeometry;
 
@@ -28,6 +29,13 @@ pub(crate) struct Sizes {
     /// Key blocks and queries of the mask's bits.
     pub bit_blocks: usize,
     pub bit_queries: usize,
+}
+
+/// The tensors of a tile plan, see [`MaskBits`](crate::pattern::mask::args::MaskBits).
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct PlanTensors {
+    pub bits: Box<[Vector<u32, Const<2>>]>,
+    pub counts: Box<[u32]>,
 }
 
 /// The steps of a cube: for each of its key tiles in order, all heads of all sequences that share a row of the bias.
@@ -89,8 +97,8 @@ impl BiasSteps {
         let end = min(first + run, sizes.k_len.div_ceil(keys));
         let mut visible = sizes.k_len;
         if comptime!(bp.causal) {
-            let last = min(first_query + queries, sizes.q_len) as i32;
-            visible = max(last + sizes.k_len as i32 - sizes.q_len as i32, 0i32) as usize;
+            let last = min(first_query + queries, sizes.q_len) - 1;
+            visible = max(end_key(last, sizes.q_len, sizes.k_len, bp.causal), 0i32) as usize;
         }
         let visible = max(min(visible.div_ceil(keys), end), first);
         BiasSteps {
@@ -165,38 +173,46 @@ impl BiasSteps {
     }
 
     /// The first step from `from` on of which the queries see something.
-    pub(crate) fn find(&self, counts: &[u32], from: usize) -> Found {
+    pub(crate) fn find(&self, plan: &ComptimeOption<PlanTensors>, from: usize) -> Found {
         let mut at = from;
         let mut full = true;
-        if comptime!(self.bp.pattern.is_planned()) {
-            let mut searching = at < self.total;
-            while searching {
-                let visibility = self.visibility(counts, at);
-                full = visibility.full;
-                searching = false;
-                if !visibility.some {
-                    at += 1;
-                    searching = at < self.total;
+        #[comptime]
+        match plan {
+            ComptimeOption::Some(plan) => {
+                let mut searching = at < self.total;
+                while searching {
+                    let visibility = self.visibility(&plan.counts, at);
+                    full = visibility.full;
+                    searching = false;
+                    if !visibility.some {
+                        at += 1;
+                        searching = at < self.total;
+                    }
                 }
             }
+            ComptimeOption::None => {}
         }
         Found { at, full }
     }
 
-    /// The keys of key block `block` that a row sees, one bit per key; `bits` belong to the plan.
+    /// The keys of key block `block` that a row sees, one bit per key.
     pub(crate) fn seen(
         &self,
-        bits: &[Vector<u32, Const<2>>],
+        plan: &ComptimeOption<PlanTensors>,
         step: &BiasStep,
         row: &TileRow,
         block: usize,
     ) -> Vector<u32, Const<2>> {
         let mut words = Vector::<u32, Const<2>>::new(u32::new(comptime!(u32::MAX as i64)));
-        if comptime!(self.bp.pattern.is_planned()) {
-            // Rows past the last query and keys past the last key read the last one's bits, and are not used.
-            let (blocks, queries) = (self.sizes.bit_blocks, self.sizes.bit_queries);
-            let block = self.mask_row(step) * blocks + min(block, blocks - 1);
-            words = bits[block * queries + min(row.query, queries - 1)];
+        #[comptime]
+        match plan {
+            ComptimeOption::Some(plan) => {
+                // Rows past the last query and keys past the last key read the last one's bits, and are not used.
+                let (blocks, queries) = (self.sizes.bit_blocks, self.sizes.bit_queries);
+                let block = self.mask_row(step) * blocks + min(block, blocks - 1);
+                words = plan.bits[block * queries + min(row.query, queries - 1)];
+            }
+            ComptimeOption::None => {}
         }
         until(words, row, block)
     }

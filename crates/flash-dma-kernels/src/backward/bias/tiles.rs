@@ -5,7 +5,7 @@ use crate::matrix::ptx::{shared_address, uniform};
 use crate::matrix::wgmma::boxes::{copy_boxes, copy_words};
 use crate::matrix::wgmma::panel::Panels;
 use crate::matrix::wgmma::ring::Ring;
-use crate::vectors::Chunk;
+use crate::vectors::Segment;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::tensor_map_address;
 
@@ -13,34 +13,34 @@ use cubecl_cpp::cuda::ptx::tensor_map_address;
 #[derive(CubeType)]
 pub(crate) struct BiasTiles<E: Float> {
     /// `[stages, 2 warpgroups, head_dim / 64, 64 queries, 64]`, panels.
-    pub q: Shared<[Chunk<E>]>,
+    pub q: Shared<[Segment<E>]>,
     /// As `q`.
-    pub grad_out: Shared<[Chunk<E>]>,
+    pub grad_out: Shared<[Segment<E>]>,
     /// `[stages, queries]`: `-log2(e)` times the LSE, and the row sum.
     pub rows: Shared<[Vector<f32, Const<2>>]>,
     /// `[stages, head_dim / 64, 64 keys, 64]`, panels: half a key tile per stage.
-    pub k: Shared<[Chunk<E>]>,
+    pub k: Shared<[Segment<E>]>,
     /// As `k`.
-    pub v: Shared<[Chunk<E>]>,
+    pub v: Shared<[Segment<E>]>,
 }
 
-/// 16-byte chunks of 64 rows.
-fn half_chunks(bp: BiasBlueprint) -> usize {
-    BiasBlueprint::HALF * bp.chunks()
+/// 16-byte segments of 64 rows.
+fn half_segments(bp: BiasBlueprint) -> usize {
+    BiasBlueprint::HALF * bp.segments()
 }
 
 #[cube]
 impl<E: Float> BiasTiles<E> {
     pub(crate) fn new(#[comptime] bp: BiasBlueprint) -> BiasTiles<E> {
         let rows = comptime!(BiasBlueprint::ROW_STAGES * BiasBlueprint::QUERIES);
-        let keys = comptime!(BiasBlueprint::KEY_STAGES * half_chunks(bp));
-        let chunks = comptime!(bp.chunks());
+        let keys = comptime!(BiasBlueprint::KEY_STAGES * half_segments(bp));
+        let segments = comptime!(bp.segments());
         BiasTiles::<E> {
-            q: Shared::<[Chunk<E>]>::new_aligned_slice(rows * chunks, 1024usize),
-            grad_out: Shared::<[Chunk<E>]>::new_aligned_slice(rows * chunks, 1024usize),
+            q: Shared::<[Segment<E>]>::new_aligned_slice(rows * segments, 1024usize),
+            grad_out: Shared::<[Segment<E>]>::new_aligned_slice(rows * segments, 1024usize),
             rows: Shared::<[Vector<f32, Const<2>>]>::new_aligned_slice(rows, 128usize),
-            k: Shared::<[Chunk<E>]>::new_aligned_slice(keys, 1024usize),
-            v: Shared::<[Chunk<E>]>::new_aligned_slice(keys, 1024usize),
+            k: Shared::<[Segment<E>]>::new_aligned_slice(keys, 1024usize),
+            v: Shared::<[Segment<E>]>::new_aligned_slice(keys, 1024usize),
         }
     }
 }
@@ -110,14 +110,14 @@ impl BiasCopies {
     /// The keys of the `turn`-th half.
     pub(crate) fn keys(&self, turn: usize, #[comptime] bp: BiasBlueprint) -> Panels {
         Panels {
-            address: self.k + key_stage(turn) * comptime!(half_chunks(bp) as u32),
+            address: self.k + key_stage(turn) * comptime!(half_segments(bp) as u32),
         }
     }
 
     /// Their values.
     pub(crate) fn values(&self, turn: usize, #[comptime] bp: BiasBlueprint) -> Panels {
         Panels {
-            address: self.v + key_stage(turn) * comptime!(half_chunks(bp) as u32),
+            address: self.v + key_stage(turn) * comptime!(half_segments(bp) as u32),
         }
     }
 
@@ -173,8 +173,8 @@ impl BiasCopies {
         );
         #[unroll]
         for group in 0..2usize {
-            let behind = (stage * comptime!(2 * half_chunks(bp))) as u32
-                + comptime!((group * half_chunks(bp)) as u32);
+            let behind = (stage * comptime!(2 * half_segments(bp))) as u32
+                + comptime!((group * half_segments(bp)) as u32);
             let row = first + comptime!(group * BiasBlueprint::HALF);
             let ring = &self.row_ring;
             copy_half(
@@ -257,9 +257,9 @@ fn key_stage(turn: usize) -> u32 {
     turn as u32 % comptime!(BiasBlueprint::KEY_STAGES as u32)
 }
 
-/// Offset at which this warpgroup's rows of the `turn`-th query tile begin, in chunks.
+/// Offset at which this warpgroup's rows of the `turn`-th query tile begin, in segments.
 #[cube]
 fn own_rows(turn: usize, #[comptime] bp: BiasBlueprint) -> u32 {
     let group = uniform(UNIT_POS_Y as usize / 4) as u32;
-    (row_stage(turn) as u32 * 2 + group) * comptime!(half_chunks(bp) as u32)
+    (row_stage(turn) as u32 * 2 + group) * comptime!(half_segments(bp) as u32)
 }

@@ -26,8 +26,9 @@ use crate::matrix::ptx::commit_copies;
 use cubecl::prelude::*;
 
 /// One cube owns one key tile of one chunk of queries: tile `CUBE_POS_X % grid.tiles` of chunk
-/// `CUBE_POS_X / grid.tiles % grid.chunks` of kv head `CUBE_POS_X / grid.tiles / grid.chunks`, counted over all sequences. It streams the queries of the chunk that
-/// attend to its keys, of every head of the group, and holds dK, dV and dz of its keys in registers; see [`roles`].
+/// `CUBE_POS_X / grid.tiles % grid.chunks` of kv head `CUBE_POS_X / grid.tiles / grid.chunks`, counted over all
+/// sequences. It streams the queries of the chunk that attend to its keys, of every head of the group, and holds dK, dV
+/// and dz of its keys in registers; see [`roles`].
 ///
 /// | buffer | layout |
 /// |---|---|

@@ -106,7 +106,7 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
                 steps.advance_coming(bp);
             }
         }
-        let own = warp / 4 * comptime!(64 * bp.chunks());
+        let own = warp / 4 * comptime!(64 * bp.segments());
         let k_panels = Panels::at::<E>(&tiles.k[own..own + 1]);
         let v_panels = Panels::at::<E>(&tiles.v[own..own + 1]);
         // K and V, of which every warpgroup copied a part.

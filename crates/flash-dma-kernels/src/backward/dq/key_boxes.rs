@@ -28,7 +28,7 @@ pub(crate) struct KeyBoxes {
     v_panels: u32,
     batch: usize,
     head: usize,
-    /// The key of slot 0.
+    /// The key of column 0.
     begin: usize,
     /// Whether there are tensor maps.
     #[cube(comptime)]
@@ -82,7 +82,7 @@ impl KeyBoxes {
         if turn > 0 {
             ring.wait_empty(stage, turn - 1);
         }
-        let begin = stage as u32 * comptime!((bp.key_tile * bp.chunks()) as u32);
+        let begin = stage as u32 * comptime!((bp.key_tile * bp.segments()) as u32);
         let row = self.begin + tile * comptime!(bp.key_tile);
         ring.arrive_expecting(stage, comptime!((4 * bp.key_tile * bp.head_dim) as u32));
         let to = Panels {

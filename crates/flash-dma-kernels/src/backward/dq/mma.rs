@@ -14,7 +14,7 @@ use crate::matrix::ptx::{commit_copies, shared_address, wait_copies};
 use crate::matrix::query_tile::{CubeTile, TileRow};
 use crate::matrix::stages::Stages;
 use crate::matrix::tile_keys::TileKeys;
-use crate::vectors::Chunk;
+use crate::vectors::Segment;
 use cubecl::prelude::*;
 
 /// One cube owns one query tile of the heads that share a kv head: the tile
@@ -32,7 +32,7 @@ use cubecl::prelude::*;
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn dq_mma_kernel<E: Float>(
     operands: &Operands<E, Const<8>>,
-    grad_out: &Tensor<Chunk<E>>,
+    grad_out: &Tensor<Segment<E>>,
     source: &KeySource,
     saved: &SavedRows,
     grad_q: &mut [Vector<E, Const<2>>],
@@ -42,7 +42,7 @@ pub(crate) fn dq_mma_kernel<E: Float>(
     #[define(E)] _element: ElemType,
 ) {
     let tile_bp = comptime!(bp.tile);
-    let chunks = comptime!(tile_bp.chunks());
+    let segments = comptime!(tile_bp.segments());
     let (lane, warp) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
     let quad = lane % 4;
     let own = CubeTile::new::<E, Const<8>>(operands, source, tiles_of, tile_bp);
@@ -57,9 +57,9 @@ pub(crate) fn dq_mma_kernel<E: Float>(
     let mut copies = KeyCopies::new::<E, Const<8>>(operands, source, &attended, &stages);
 
     // The rows of Q and dO; rows without a query are zero.
-    let tile_chunks = comptime!(tile_bp.tile_rows() * tile_bp.chunks());
-    let mut q_tile = Shared::<[Chunk<E>]>::new_aligned_slice(tile_chunks, 128usize);
-    let mut o_tile = Shared::<[Chunk<E>]>::new_aligned_slice(tile_chunks, 128usize);
+    let tile_segments = comptime!(tile_bp.tile_rows() * tile_bp.segments());
+    let mut q_tile = Shared::<[Segment<E>]>::new_aligned_slice(tile_segments, 128usize);
+    let mut o_tile = Shared::<[Segment<E>]>::new_aligned_slice(tile_segments, 128usize);
     load_rows::<E>(operands, grad_out, &mut q_tile, &mut o_tile, own);
     sync_cube();
     let rows = LaneRows::read(saved, own);
@@ -68,14 +68,14 @@ pub(crate) fn dq_mma_kernel<E: Float>(
     let size!(N) = 16usize;
     let size!(NA) = 4usize;
     let warp_rows = (warp * comptime!(32 * tile_bp.head_dim)) as u32;
-    let places = LanePlace::rows(chunks);
+    let places = LanePlace::rows(segments);
     let q_address = shared_address(&q_tile[0..1]) + warp_rows;
     let o_address = shared_address(&o_tile[0..1]) + warp_rows;
     let mut q_rows = Sequence::<Vector<u32, NA>>::new();
     let mut o_rows = Sequence::<Vector<u32, NA>>::new();
     if comptime!(bp.resident) {
         #[unroll]
-        for c in 0..comptime!(chunks / 2) {
+        for c in 0..comptime!(segments / 2) {
             q_rows.push(load_a::<NA>(
                 q_address,
                 &places,
@@ -96,7 +96,7 @@ pub(crate) fn dq_mma_kernel<E: Float>(
         k: shared_address(&stages.k[0..1]),
         v: shared_address(&stages.v[0..1]),
         rows: places,
-        columns: LanePlace::columns(chunks),
+        columns: LanePlace::columns(segments),
     };
 
     let mut acc = Array::<Vector<f32, N>>::new(comptime!(tile_bp.head_dim / 32));
@@ -153,7 +153,7 @@ pub(crate) fn dq_mma_kernel<E: Float>(
     // A row without any logit above -inf has no gradient.
     let none = f32::new(f32::NEG_INFINITY);
     #[unroll]
-    for c in 0..chunks {
+    for c in 0..segments {
         let at = comptime!(c * 4) + quad;
         let mut upper = Vector::<f32, Const<2>>::new(0.0f32);
         let mut lower = Vector::<f32, Const<2>>::new(0.0f32);
@@ -186,25 +186,25 @@ pub(crate) fn dq_mma_kernel<E: Float>(
 #[cube]
 fn load_rows<E: Float>(
     operands: &Operands<E, Const<8>>,
-    grad_out: &Tensor<Chunk<E>>,
-    q_tile: &mut Shared<[Chunk<E>]>,
-    o_tile: &mut Shared<[Chunk<E>]>,
+    grad_out: &Tensor<Segment<E>>,
+    q_tile: &mut Shared<[Segment<E>]>,
+    o_tile: &mut Shared<[Segment<E>]>,
     own: &CubeTile,
 ) {
     let bp = comptime!(own.bp);
-    let chunks = comptime!(bp.chunks());
+    let segments = comptime!(bp.segments());
     let mut at = UNIT_POS as usize;
-    while at < comptime!(bp.tile_rows() * bp.chunks()) {
-        let (r, c) = (at / chunks, at % chunks);
+    while at < comptime!(bp.tile_rows() * bp.segments()) {
+        let (r, c) = (at / segments, at % segments);
         let row = TileRow::new(r, own);
-        let mut q_chunk = Vector::new(E::from_int(0));
-        let mut o_chunk = Vector::new(E::from_int(0));
+        let mut q_segment = Vector::new(E::from_int(0));
+        let mut o_segment = Vector::new(E::from_int(0));
         if row.valid {
-            q_chunk = operands.q[own.offset(&operands.q, &row) / 8 + c];
-            o_chunk = grad_out[own.offset(grad_out, &row) / 8 + c];
+            q_segment = operands.q[own.offset(&operands.q, &row) / 8 + c];
+            o_segment = grad_out[own.offset(grad_out, &row) / 8 + c];
         }
-        q_tile[swizzle(r, c, chunks)] = q_chunk;
-        o_tile[swizzle(r, c, chunks)] = o_chunk;
+        q_tile[swizzle(r, c, segments)] = q_segment;
+        o_tile[swizzle(r, c, segments)] = o_segment;
         at += comptime!(bp.units());
     }
 }

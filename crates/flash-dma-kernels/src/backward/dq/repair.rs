@@ -9,7 +9,7 @@ use crate::finite::is_finite;
 use crate::matrix::args::{KeySource, Operands, SavedRows};
 use crate::matrix::attended::AttendedKeys;
 use crate::matrix::query_tile::TileRow;
-use crate::matrix::repair::SlotKey;
+use crate::matrix::repair::ColumnKey;
 use crate::vectors::pick;
 use cubecl::prelude::*;
 
@@ -58,7 +58,7 @@ pub(crate) fn mark_pair<E: Float>(
     }
 }
 
-/// Looks at the keys from slot `from` on; `to` is the index of the row in `grad_q`.
+/// Looks at the keys from column `from` on; `to` is the index of the row in `grad_q`.
 #[cube]
 fn mark_elements<E: Float>(
     operands: &Operands<E, Const<8>>,
@@ -73,10 +73,10 @@ fn mark_elements<E: Float>(
     let bp = comptime!(attended.own.bp);
     let quad = UNIT_POS_X as usize % 4;
     let end = attended.own.k_len as i32;
-    for slot in from..attended.keys.total {
-        let listed = SlotKey::new(slot, end, row, source, attended, interval_row);
+    for column in from..attended.keys.total {
+        let listed = ColumnKey::new(column, end, row, source, attended, interval_row);
         if listed.first <= row.position && row.position < listed.end {
-            for c in 0..comptime!(bp.chunks()) {
+            for c in 0..comptime!(bp.segments()) {
                 let rows = &attended.k_rows;
                 let pair = pick::<E>(operands.k[rows.base + listed.key * rows.stride + c], quad);
                 let at = to * comptime!(bp.head_dim / 2) + c * 4 + quad;
@@ -109,13 +109,13 @@ pub(crate) fn mark_row<E: Float>(
     let row = TileRow::new(UNIT_POS as usize, own);
     let to = (own.batch * own.q_heads + row.head) * own.q_len + row.query;
     if row.valid && saved.lse[to] != f32::new(f32::NEG_INFINITY) {
-        let mut slot = full_tiles * comptime!(bp.key_tile);
-        while slot < attended.keys.total {
+        let mut column = full_tiles * comptime!(bp.key_tile);
+        while column < attended.keys.total {
             let end = own.k_len as i32;
             let interval_row = attended.interval_row();
-            let listed = SlotKey::new(slot, end, &row, source, attended, interval_row);
+            let listed = ColumnKey::new(column, end, &row, source, attended, interval_row);
             if listed.first <= row.position && row.position < listed.end {
-                for c in 0..comptime!(bp.chunks()) {
+                for c in 0..comptime!(bp.segments()) {
                     let rows = &attended.k_rows;
                     let values = operands.k[rows.base + listed.key * rows.stride + c];
                     #[unroll]
@@ -133,7 +133,7 @@ pub(crate) fn mark_row<E: Float>(
                     }
                 }
             }
-            slot += 1;
+            column += 1;
         }
     }
 }

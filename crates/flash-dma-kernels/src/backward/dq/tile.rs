@@ -164,8 +164,8 @@ struct Columns {
     seen: SeenPair,
 }
 
-/// dS of the `n`-th 16 of the columns, rounded, as an A operand. On a `boundary` tile it is zero where a row does not see
-/// a key.
+/// dS of the `n`-th 16 of the columns, rounded, as an A operand. On a `boundary` tile it is zero where a row does not
+/// see a key.
 #[cube]
 fn gradients<E: Float, N: Size, NA: Size>(
     products: &BlockProducts<N>,

@@ -17,7 +17,7 @@ use crate::matrix::tile_keys::TileKeys;
 use crate::matrix::wgmma::panel::{Panels, publish};
 use crate::matrix::wgmma::product::{finish, finish_but, start_nt, start_pv};
 use crate::matrix::wgmma::ring::{Ring, Turns};
-use crate::vectors::Chunk;
+use crate::vectors::Segment;
 use cubecl::prelude::*;
 
 /// `dq_mma_kernel` with `wgmma`: the same cube, buffers and order. A
@@ -26,7 +26,7 @@ use cubecl::prelude::*;
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn dq_wgmma_kernel<E: Float>(
     operands: &Operands<E, Const<8>>,
-    grad_out: &Tensor<Chunk<E>>,
+    grad_out: &Tensor<Segment<E>>,
     source: &KeySource,
     saved: &SavedRows,
     grad_q: &mut [Vector<E, Const<2>>],
@@ -47,9 +47,9 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
     let keys = TileKeys::new(source, &own);
 
     // The rows of Q and dO, `[warpgroups, head_dim / 64, 64 rows, 64]`; rows without a query are zero.
-    let tile_chunks = comptime!(bp.tile_rows() * bp.chunks());
-    let mut q_tile = Shared::<[Chunk<E>]>::new_aligned_slice(tile_chunks, 1024usize);
-    let mut o_tile = Shared::<[Chunk<E>]>::new_aligned_slice(tile_chunks, 1024usize);
+    let tile_segments = comptime!(bp.tile_rows() * bp.segments());
+    let mut q_tile = Shared::<[Segment<E>]>::new_aligned_slice(tile_segments, 1024usize);
+    let mut o_tile = Shared::<[Segment<E>]>::new_aligned_slice(tile_segments, 1024usize);
     copy_queries::<E>(&operands.q, &mut q_tile, &own);
     copy_queries::<E>(grad_out, &mut o_tile, &own);
 
@@ -62,7 +62,7 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
     let attended = AttendedKeys::new::<E, Const<8>>(operands, source, scaling, own, keys);
     let own = &attended.own;
     let keys = &attended.keys;
-    let first_row = warp / 4 * comptime!(64 * bp.chunks());
+    let first_row = warp / 4 * comptime!(64 * bp.segments());
     let q_panels = Panels::at::<E>(&q_tile[first_row..first_row + 1]);
     let o_panels = Panels::at::<E>(&o_tile[first_row..first_row + 1]);
     let k_panels = Panels::at::<E>(&stages.k[0..1]);
@@ -96,7 +96,7 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
     for tile in 0..tiles {
         let stage = tile % comptime!(bp.stages);
         let boundary = tile >= full_tiles;
-        let begin = stage * comptime!(bp.key_tile * bp.chunks());
+        let begin = stage * comptime!(bp.key_tile * bp.segments());
         let k_tile = k_panels.behind(begin);
         let v_tile = v_panels.behind(begin);
         ring.wait_full(stage, tile / comptime!(bp.stages));

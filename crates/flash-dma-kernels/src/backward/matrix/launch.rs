@@ -4,7 +4,7 @@ use crate::args::{Gradients, Inputs, Saved};
 use crate::backward::blueprint::MmaBlueprints;
 use crate::backward::dkdv::shared::gather::KeyParts;
 use crate::backward::dkdv::shared::key_sums::KeySums;
-use crate::backward::matrix::pass::{KeyLists, ListedKeys, MmaPass};
+use crate::backward::matrix::pass::{KeyLists, MmaPass};
 use crate::host::check::elem_type;
 use crate::host::fill::fill;
 use crate::pattern::intervals::chunks::{ChunkKeys, chunk_keys};
@@ -12,6 +12,7 @@ use crate::pattern::intervals::order::by_death;
 use crate::pattern::intervals::slices::for_each_slice;
 use crate::pattern::intervals::tiles::{QueryTiles, most_keys};
 use crate::pattern::intervals::{LiveKeys, live_keys};
+use crate::pattern::tensors::{KeyTensors, SourceTensors};
 use cubecl::client::Client;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
@@ -99,9 +100,9 @@ impl SelectedPass<'_> {
         // Over whole lifetimes, the keys that die together are neighbours.
         let ordered = by_death(client, problem, live);
         ChunkKeys {
-            starts: ordered.counts.clone(),
             keys: ordered.keys,
             counts: ordered.counts,
+            starts: None,
             capacity: ordered.capacity,
         }
     }
@@ -152,17 +153,16 @@ impl SelectedPass<'_> {
     ) {
         let problem = self.pass.problem;
         let selected = self.inputs.selection.clone().zip(keys);
-        let (bias, listed, capacity) = match selected {
+        let (bias, keys, capacity) = match selected {
             Some((selection, keys)) => {
                 let buffers = [selection.intervals, keys.keys.clone(), keys.counts.clone()];
-                let listed = ListedKeys::Intervals(buffers);
+                let listed = KeyTensors::Intervals(buffers);
                 (Some(selection.scores), listed, keys.capacity)
             }
-            None => (None, ListedKeys::All, problem.k_len),
+            None => (None, KeyTensors::All, problem.k_len),
         };
         let lists = KeyLists {
-            bias,
-            listed,
+            source: SourceTensors { bias, keys },
             capacity,
             chunks: blueprints.chunks(problem),
             // As many as the lists may fill: any other bound could silently drop keys.

@@ -4,10 +4,10 @@ use crate::args::Saved;
 use crate::backward::bias::blueprint::BiasBlueprint;
 use crate::backward::bias::launch::BiasGradient;
 use crate::backward::blueprint::MmaBlueprints;
-use crate::backward::matrix::pass::{KeyLists, ListedKeys, MmaPass};
+use crate::backward::matrix::pass::{KeyLists, MmaPass};
 use crate::host::check::elem_type;
 use crate::matrix::args::TileLaunch;
-use crate::pattern::tensors::SourceTensors;
+use crate::pattern::tensors::{KeyTensors, SourceTensors};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::MaskedProblem;
@@ -17,7 +17,7 @@ pub(crate) struct MaskLists {
     /// Those of the tiles of the dq kernel.
     pub blocks: SourceTensors,
     /// With a tile plan, the steps of the key tiles of the dk/dv kernel, as
-    /// [`PlannedKeys`](crate::backward::dkdv::shared::args::PlannedKeys) says.
+    /// [`KeyTilePlan`](crate::backward::dkdv::shared::args::KeyTilePlan) says.
     pub steps: Option<[TensorBinding; 2]>,
     /// Capacity of a list of `steps`, in entries.
     pub capacity: usize,
@@ -26,9 +26,9 @@ pub(crate) struct MaskLists {
 /// Launches dq and dk/dv, and on `wgmma` the gradient `of_pairs` of a bias, of a checked, non-empty problem whose rows
 /// begin at multiples of 16 bytes.
 ///
-/// `rows` are q, k and v, `grads` their gradients; `grad_bias`, contiguous `[batch, kv_heads, k_len]`, f32, is
-/// overwritten if the blueprints have a bias of keys, or added to if every query head has one:
-/// `[batch, q_heads, k_len]`. Returns the row sums, `[batch, q_heads, q_len]`, f32.
+/// `rows` are q, k and v, `grads` their gradients. `grad_bias` is given if the blueprints have a bias per key:
+/// contiguous `[batch, kv_heads, k_len]`, f32, overwritten, or, if every query head has its own,
+/// `[batch, q_heads, k_len]`, added to. Returns the row sums, `[batch, q_heads, q_len]`, f32.
 pub(crate) fn launch_masked(
     client: &Client,
     problem: &MaskedProblem,
@@ -36,7 +36,7 @@ pub(crate) fn launch_masked(
     saved: &Saved,
     lists: MaskLists,
     grads: [&TensorBinding; 3],
-    grad_bias: TensorBinding,
+    grad_bias: Option<TensorBinding>,
     of_pairs: Option<(BiasGradient, BiasBlueprint)>,
     blueprints: MmaBlueprints,
 ) -> TensorBinding {
@@ -52,16 +52,17 @@ pub(crate) fn launch_masked(
     let [grad_q, grad_k, grad_v] = grads;
     pass.launch_dq(tiles, grad_q, blueprints.dq);
     let keys = KeyLists {
-        bias,
-        listed: planned.map_or(ListedKeys::All, |(bits, [list, counts])| {
-            ListedKeys::Planned([bits, list, counts])
-        }),
+        source: SourceTensors {
+            bias,
+            keys: planned.map_or(KeyTensors::All, |(bits, [list, counts])| {
+                KeyTensors::Planned([bits, list, counts])
+            }),
+        },
         capacity: lists.capacity,
         chunks: 1,
         tiles: p.k_len.div_ceil(blueprints.dkdv.keys()),
     };
     let grads = [grad_k.clone(), grad_v.clone()];
-    let grad_bias = (blueprints.dkdv.pattern.has_key_bias()).then_some(grad_bias);
     pass.launch_dkdv(keys, grads, grad_bias, elem_type(p.element), blueprints);
     if let Some((bias, blueprint)) = of_pairs {
         pass.launch_bias(problem, bias, blueprint);

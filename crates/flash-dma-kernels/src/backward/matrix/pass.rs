@@ -2,11 +2,10 @@
 
 use crate::args::{Saved, scaling};
 use crate::backward::blueprint::{DqBlueprint, MmaBlueprints};
-use crate::backward::delta::{CUBE_ROWS, delta_mma_kernel};
+use crate::backward::delta::{BoxedRowsLaunch, CUBE_ROWS, delta_mma_kernel};
 use crate::backward::dkdv::mma::dkdv_mma_kernel;
 use crate::backward::dkdv::shared::args::{
-    BackwardInputsLaunch, IntervalKeysLaunch, KeyGradientsLaunch, KeyGridLaunch,
-    KeyTileSourceLaunch, PlannedKeysLaunch, QueryBoxesLaunch,
+    BackwardInputsLaunch, KeyGradientsLaunch, KeyGridLaunch, QueryBoxesLaunch,
 };
 use crate::backward::dkdv::wgmma::dkdv_wgmma_kernel;
 use crate::backward::dq::key_boxes::KeyMapsLaunch;
@@ -17,6 +16,7 @@ use crate::host::engine::Instruction;
 use crate::host::scratch::{bytes, scratch};
 use crate::matrix::args::{LaunchedTilesLaunch, OperandsLaunch, SavedRowsLaunch, TileLaunch};
 use crate::matrix::wgmma::boxes::{boxes_of, takes_boxes, word_boxes_of};
+use crate::pattern::tensors::SourceTensors;
 use cubecl::client::Client;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
@@ -32,23 +32,10 @@ pub(crate) struct MmaPass<'a> {
     sums: RowSums,
 }
 
-/// Where the dk/dv kernel finds keys, each as [`KeyTileSource`](crate::backward::dkdv::shared::args::KeyTileSource)
-/// says.
-pub(crate) enum ListedKeys {
-    /// All keys.
-    All,
-    /// Intervals, lists and counts.
-    Intervals([TensorBinding; 3]),
-    /// Bits, lists and counts.
-    Planned([TensorBinding; 3]),
-}
-
-/// The keys of the dk/dv kernel: one list of `capacity` entries per cube, for `chunks` chunks of queries with `tiles` key
-/// tiles each.
+/// The keys of the dk/dv kernel: one list of `capacity` entries per cube, for `chunks` chunks of queries with `tiles`
+/// key tiles each.
 pub(crate) struct KeyLists {
-    /// The scores or the bias.
-    pub bias: Option<TensorBinding>,
-    pub listed: ListedKeys,
+    pub source: SourceTensors,
     pub capacity: usize,
     pub chunks: usize,
     pub tiles: usize,
@@ -84,24 +71,24 @@ fn launch_delta(client: &Client, problem: &Problem, saved: &Saved, for_boxes: bo
     let all: usize = problem.lse_shape().iter().product();
     let rows = for_boxes.then(|| scratch(client, boxed_shape(problem)));
     let typed = [&saved.out, &saved.grad_out];
-    let grad_lse = saved.grad_lse.as_ref().unwrap_or(&saved.lse);
-    let to = rows.as_ref().unwrap_or(&delta);
+    let grad_lse = saved.grad_lse.clone().map(TensorBinding::into_buffer_arg);
+    let boxed = (rows.clone()).map(|rows| {
+        BoxedRowsLaunch::new(saved.lse.clone().into_buffer_arg(), rows.into_buffer_arg())
+    });
+    let words: Vec<_> = [&delta].into_iter().chain(&rows).collect();
     // SAFETY: rows past the last are not read; the buffers were checked to hold what is indexed.
     unsafe {
         delta_mma_kernel::launch_unchecked(
             client,
             CubeCount::Static(all.div_ceil(CUBE_ROWS) as u32, 1, 1),
             CubeDim::new_1d(256),
-            address_type(&typed, problem.element.size()).max(address_type(&[&delta, to], 4)),
+            address_type(&typed, problem.element.size()).max(address_type(&words, 4)),
             saved.out.clone().into_tensor_arg(),
             saved.grad_out.clone().into_tensor_arg(),
-            grad_lse.clone().into_buffer_arg(),
-            saved.lse.clone().into_buffer_arg(),
+            grad_lse.into(),
             delta.clone().into_buffer_arg(),
-            to.clone().into_buffer_arg(),
+            boxed.into(),
             problem.head_dim,
-            saved.grad_lse.is_some(),
-            for_boxes,
             elem_type(problem.element),
         );
     }
@@ -173,7 +160,7 @@ impl<'a> MmaPass<'a> {
                             v.into_tensor_arg(),
                         ),
                         self.saved.grad_out.clone().into_tensor_arg(),
-                        tiles.source.into_launch(),
+                        tiles.source.into_query_tiles(),
                         SavedRowsLaunch::new(
                             self.saved.lse.clone().into_buffer_arg(),
                             self.sums.delta.clone().into_buffer_arg(),
@@ -219,28 +206,10 @@ impl<'a> MmaPass<'a> {
         let rows = problem.batch * problem.kv_heads;
         let typed = [&q, &k, &v, &self.saved.grad_out];
         let mut words = vec![&self.sums.delta];
-        words.extend(&keys.bias);
-        if let ListedKeys::Intervals([ends, list, _]) | ListedKeys::Planned([ends, list, _]) =
-            &keys.listed
-        {
-            words.extend([ends, list]);
-        }
+        words.extend(keys.source.all());
         let address = address_type(&typed, problem.element.size())
             .max(address_type(&words, 4))
             .max(address_type(&[&grad_k], output.size()));
-        let (intervals, plan) = match keys.listed {
-            ListedKeys::All => (None, None),
-            ListedKeys::Intervals(buffers) => {
-                let [ends, list, counts] = buffers.map(TensorBinding::into_buffer_arg);
-                (Some(IntervalKeysLaunch::new(ends, list, counts)), None)
-            }
-            ListedKeys::Planned(buffers) => {
-                let [bits, list, counts] = buffers.map(TensorBinding::into_buffer_arg);
-                (None, Some(PlannedKeysLaunch::new(bits, list, counts)))
-            }
-        };
-        let bias = keys.bias.map(TensorBinding::into_tensor_arg);
-        let source = KeyTileSourceLaunch::new(bias.into(), intervals.into(), plan.into());
         // One argument list, because both kernels take the same arguments.
         macro_rules! launch {
     ($kernel:ident, $blueprint:expr $(, $boxes:expr)?) => {
@@ -260,7 +229,7 @@ impl<'a> MmaPass<'a> {
                         self.saved.lse.clone().into_buffer_arg(),
                         self.sums.delta.clone().into_buffer_arg(),
                     ),
-                    source,
+                    keys.source.into_key_tiles(),
                     KeyGradientsLaunch::new(
                         grad_k.into_buffer_arg(),
                         grad_v.into_buffer_arg(),

@@ -11,8 +11,8 @@ use flash_dma_problem::{DecodeProblem, ElementType, Storage};
 /// Rows of a fragment.
 pub(crate) const ROWS: usize = 16;
 
-/// Elements of a 16-byte chunk.
-pub(crate) const CHUNK: usize = 8;
+/// Elements of a 16-byte segment.
+pub(crate) const SEGMENT: usize = 8;
 
 /// The least number of key tiles worth a warp of their own.
 const LEAST_TILES: usize = 4;
@@ -88,19 +88,19 @@ impl DecodeMmaBlueprint {
         self.warps * self.stages * self.key_tile * (4 * self.head_dim + 4)
     }
 
-    /// 16-byte chunks per row.
-    pub(crate) fn chunks(&self) -> usize {
-        self.head_dim / CHUNK
+    /// 16-byte segments per row.
+    pub(crate) fn segments(&self) -> usize {
+        self.head_dim / SEGMENT
     }
 
-    /// Chunks per stage.
-    pub(crate) fn stage_chunks(&self) -> usize {
-        self.key_tile * self.chunks()
+    /// Segments per stage.
+    pub(crate) fn stage_segments(&self) -> usize {
+        self.key_tile * self.segments()
     }
 
-    /// Chunks that a lane copies of a key tile, and of a value tile.
+    /// Segments that a lane copies of a key tile, and of a value tile.
     pub(crate) fn copies(&self) -> usize {
-        self.stage_chunks() / 32
+        self.stage_segments() / 32
     }
 
     /// `Q K^T`: 16 rows by a tile of keys.

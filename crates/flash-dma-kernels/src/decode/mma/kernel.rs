@@ -22,8 +22,6 @@ use cubecl::prelude::*;
 /// | `q` | `[batch, q_heads, tokens, head_dim]`, strides at multiples of 2 elements |
 /// | `out` | contiguous `[parts, batch, q_heads, tokens, head_dim]`, overwritten |
 /// | `lse` | contiguous `[parts, batch, q_heads, tokens]`, overwritten |
-///
-/// Buffers described for slots are not read with pages, and conversely; scores are read if `bp.scored`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn decode_mma_kernel<E: Float>(
     q: &Tensor<Vector<E, Const<2>>>,
@@ -31,17 +29,10 @@ pub(crate) fn decode_mma_kernel<E: Float>(
     out: &mut [Vector<f32, Const<2>>],
     lse: &mut [f32],
     scaling: &Scaling,
-    max_pages: u32,
     #[comptime] bp: DecodeMmaBlueprint,
     #[define(E)] _element: ElemType,
 ) {
-    let held = Held::of_cube::<E>(
-        &tensors.k,
-        &tensors.new_k,
-        &tensors.lengths,
-        max_pages,
-        bp.paged,
-    );
+    let held = Held::of_cube::<E>(tensors);
     let group = q.shape(1) / tensors.new_k.shape(1);
     let logit_scale = LogitScale::new(scaling, bp.softcap);
     if CUBE_POS_Y == 0 {
@@ -72,15 +63,8 @@ fn attend_held<E: Float>(
     let tiles = held.tiles_of(part + 1, parts, bp) - first_tile;
 
     let mut stages = WarpStages::<E>::new(bp);
-    let mut next = NextTile::new(held, &tensors.places, bp);
-    next.read::<E>(
-        &tensors.k,
-        &tensors.score,
-        &tensors.places,
-        held,
-        first_tile,
-        bp,
-    );
+    let mut next = NextTile::new::<E>(held, tensors);
+    next.read::<E>(tensors, held, first_tile, bp);
 
     let size!(NA) = 4usize;
     let size!(NS) = comptime!(bp.key_tile / 2);
@@ -103,8 +87,8 @@ fn attend_held<E: Float>(
         q_rows.push(a);
     }
 
-    let by_columns = LanePlace::columns(comptime!(bp.chunks()));
-    let by_rows = LanePlace::rows(comptime!(bp.chunks()));
+    let by_columns = LanePlace::columns(comptime!(bp.segments()));
+    let by_rows = LanePlace::rows(comptime!(bp.segments()));
     let row_bytes = comptime!(2 * bp.head_dim as u32);
     let mut acc = Array::<Vector<f32, NO>>::new(comptime!(bp.head_dim / 32));
     #[unroll]
@@ -136,14 +120,7 @@ fn attend_held<E: Float>(
                 &mut stages,
                 bp,
             );
-            next.read::<E>(
-                &tensors.k,
-                &tensors.score,
-                &tensors.places,
-                held,
-                first_tile + turn + 1,
-                bp,
-            );
+            next.read::<E>(tensors, held, first_tile + turn + 1, bp);
         }
         commit_copies();
 

@@ -1,19 +1,19 @@
 //! The keys of a step that only some of its rows attend to: the new tokens, and the slots that they take.
 
 use crate::decode::commit::{ENTRY, NONE};
-use crate::decode::mma::blueprint::{CHUNK, DecodeMmaBlueprint, ROWS};
+use crate::decode::mma::blueprint::{DecodeMmaBlueprint, ROWS, SEGMENT};
 use crate::decode::mma::rows::{StepRow, out_row, q_at};
 use crate::decode::mma::stream::Held;
 use crate::decode::tensors::StepTensors;
 use crate::matrix::logit_scale::{LogitScale, exp_of, rescale_to};
 use crate::matrix::ptx::shuffle_xor;
-use crate::vectors::Chunk;
+use crate::vectors::Segment;
 use cubecl::prelude::*;
 
 /// Part 0 of the keys: each new token, from its own query on until a later token takes its slot, and the key that was
 /// in a slot before a token took it. Only selected pairs are computed; nothing is masked by multiplication.
 ///
-/// `2 * warps` neighbouring units own a row, each unit some of its chunks.
+/// `2 * warps` neighbouring units own a row, each unit some of its segments.
 #[cube]
 pub(crate) fn attend_newcomers<E: Float>(
     q: &Tensor<Vector<E, Const<2>>>,
@@ -26,28 +26,28 @@ pub(crate) fn attend_newcomers<E: Float>(
     #[comptime] bp: DecodeMmaBlueprint,
 ) {
     let lanes = comptime!(2 * bp.warps);
-    let chunks = comptime!(bp.chunks());
-    let own_chunks = comptime!(bp.chunks().div_ceil(2 * bp.warps));
+    let segments = comptime!(bp.segments());
+    let own_segments = comptime!(bp.segments().div_ceil(2 * bp.warps));
     let unit = (UNIT_POS_Y * 32 + UNIT_POS_X) as usize;
     let lane = unit % lanes;
     let row = StepRow::new(unit / lanes, held, group);
     let query = row.token;
 
-    let mut q_row = Array::<f32>::new(comptime!(own_chunks * CHUNK));
-    let mut acc = Array::<f32>::new(comptime!(own_chunks * CHUNK));
+    let mut q_row = Array::<f32>::new(comptime!(own_segments * SEGMENT));
+    let mut acc = Array::<f32>::new(comptime!(own_segments * SEGMENT));
     let q_first = q_at::<E>(q, held, &row);
     #[unroll]
-    for c in 0..own_chunks {
-        let chunk = lane + comptime!(c * lanes);
+    for c in 0..own_segments {
+        let segment = lane + comptime!(c * lanes);
         #[unroll]
-        for pair in 0..comptime!(CHUNK / 2) {
+        for pair in 0..comptime!(SEGMENT / 2) {
             let mut values = Vector::<E, Const<2>>::new(E::from_int(0));
-            if chunk < chunks {
-                values = q[q_first + chunk * comptime!(CHUNK / 2) + pair];
+            if segment < segments {
+                values = q[q_first + segment * comptime!(SEGMENT / 2) + pair];
             }
             #[unroll]
             for e in 0..2usize {
-                let at = comptime!(c * CHUNK + pair * 2 + e);
+                let at = comptime!(c * SEGMENT + pair * 2 + e);
                 q_row[at] = f32::cast_from(values.extract(e));
                 acc[at] = 0.0f32;
             }
@@ -71,15 +71,15 @@ pub(crate) fn attend_newcomers<E: Float>(
         let mut slot = i32::new(0);
         let mut z = 0.0f32;
         if comptime!(bp.scored) && is_new {
-            z = tensors.new_scores[held.batch * tensors.new_scores.stride(0)
-                + held.head * tensors.new_scores.stride(1)
-                + token];
+            let new = &tensors.scores.as_ref().unwrap().new;
+            z = new[held.batch * new.stride(0) + held.head * new.stride(1) + token];
         }
         if comptime!(!bp.paged) {
-            slot = tensors.places[held.places + token * ENTRY];
+            let moves = tensors.moves.as_ref().unwrap();
+            slot = moves[held.first_place + token * ENTRY];
             if is_new {
                 for other in token + 1..held.tokens {
-                    if end == held.tokens && tensors.places[held.places + other * ENTRY] == slot {
+                    if end == held.tokens && moves[held.first_place + other * ENTRY] == slot {
                         end = other;
                     }
                 }
@@ -88,12 +88,12 @@ pub(crate) fn attend_newcomers<E: Float>(
                 first = 0;
                 end = token;
                 for other in 0..token {
-                    if tensors.places[held.places + other * ENTRY] == slot {
+                    if moves[held.first_place + other * ENTRY] == slot {
                         end = 0;
                     }
                 }
                 if slot != comptime!(NONE) {
-                    z = tensors.score[held.slot_row(slot as usize)];
+                    z = tensors.scores.as_ref().unwrap().cached[held.slot_row(slot as usize)];
                 }
             }
             if slot == comptime!(NONE) {
@@ -107,30 +107,30 @@ pub(crate) fn attend_newcomers<E: Float>(
             let mut from_k = (held.batch * tensors.new_k.stride(0)
                 + held.head * tensors.new_k.stride(1)
                 + token * tensors.new_k.stride(2))
-                / CHUNK;
+                / SEGMENT;
             let mut from_v = (held.batch * tensors.new_v.stride(0)
                 + held.head * tensors.new_v.stride(1)
                 + token * tensors.new_v.stride(2))
-                / CHUNK;
+                / SEGMENT;
             if !is_new {
-                from_k = held.slot_row(slot as usize) * chunks;
+                from_k = held.slot_row(slot as usize) * segments;
                 from_v = from_k;
             }
             let mut dot = 0.0f32;
-            let mut values = Array::<f32>::new(comptime!(own_chunks * CHUNK));
+            let mut values = Array::<f32>::new(comptime!(own_segments * SEGMENT));
             #[unroll]
-            for c in 0..own_chunks {
-                let chunk = min(lane + comptime!(c * lanes), comptime!(chunks - 1));
-                let key = chunk_of::<E>(&tensors.k, &tensors.new_k, from_k + chunk, is_new);
-                let value = chunk_of::<E>(&tensors.v, &tensors.new_v, from_v + chunk, is_new);
+            for c in 0..own_segments {
+                let segment = min(lane + comptime!(c * lanes), comptime!(segments - 1));
+                let key = segment_of::<E>(&tensors.k, &tensors.new_k, from_k + segment, is_new);
+                let value = segment_of::<E>(&tensors.v, &tensors.new_v, from_v + segment, is_new);
                 let mut part = 0.0f32;
                 #[unroll]
-                for e in 0..CHUNK {
-                    let at = comptime!(c * CHUNK + e);
+                for e in 0..SEGMENT {
+                    let at = comptime!(c * SEGMENT + e);
                     part += q_row[at] * f32::cast_from(key.extract(e));
                     values[at] = f32::cast_from(value.extract(e));
                 }
-                dot += select(lane + comptime!(c * lanes) < chunks, part, 0.0f32);
+                dot += select(lane + comptime!(c * lanes) < segments, part, 0.0f32);
             }
             #[unroll]
             for step in 0..comptime!(lanes.ilog2()) {
@@ -145,7 +145,7 @@ pub(crate) fn attend_newcomers<E: Float>(
             greatest = new;
             sum = sum * rescale + p;
             #[unroll]
-            for at in 0..comptime!(own_chunks * CHUNK) {
+            for at in 0..comptime!(own_segments * SEGMENT) {
                 let term = select(sees, p * values[at], 0.0f32);
                 acc[at] = acc[at] * rescale + term;
             }
@@ -157,18 +157,18 @@ pub(crate) fn attend_newcomers<E: Float>(
     let to = out_row::<E>(q, held, &row, 0usize);
     if row.valid {
         #[unroll]
-        for c in 0..own_chunks {
-            let chunk = lane + comptime!(c * lanes);
-            if chunk < chunks {
+        for c in 0..own_segments {
+            let segment = lane + comptime!(c * lanes);
+            if segment < segments {
                 #[unroll]
-                for pair in 0..comptime!(CHUNK / 2) {
+                for pair in 0..comptime!(SEGMENT / 2) {
                     let mut result = Vector::<f32, Const<2>>::new(0.0f32);
                     #[unroll]
                     for e in 0..2usize {
-                        let x = acc[comptime!(c * CHUNK + pair * 2 + e)] * inverse;
+                        let x = acc[comptime!(c * SEGMENT + pair * 2 + e)] * inverse;
                         result.insert(e, select(empty, 0.0f32, x));
                     }
-                    out[(to * chunks + chunk) * comptime!(CHUNK / 2) + pair] = result;
+                    out[(to * segments + segment) * comptime!(SEGMENT / 2) + pair] = result;
                 }
             }
         }
@@ -178,14 +178,14 @@ pub(crate) fn attend_newcomers<E: Float>(
     }
 }
 
-/// A chunk of a new row, or of one of the cache.
+/// A segment of a new row, or of one of the cache.
 #[cube]
-fn chunk_of<E: Float>(
-    cached: &Tensor<Chunk<E>>,
-    new: &Tensor<Chunk<E>>,
+fn segment_of<E: Float>(
+    cached: &Tensor<Segment<E>>,
+    new: &Tensor<Segment<E>>,
     at: usize,
     is_new: bool,
-) -> Chunk<E> {
+) -> Segment<E> {
     if is_new { new[at] } else { cached[at] }
 }
 

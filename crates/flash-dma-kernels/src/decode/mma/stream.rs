@@ -1,19 +1,20 @@
 //! The keys of a warp, copied into its own stages ahead of their use.
 
 use crate::decode::commit::ENTRY;
-use crate::decode::mma::blueprint::{CHUNK, DecodeMmaBlueprint};
+use crate::decode::mma::blueprint::{DecodeMmaBlueprint, SEGMENT};
+use crate::decode::tensors::StepTensors;
 use crate::matrix::fragment::swizzle;
 use crate::matrix::ptx::{copy_or_zero, shared_address, shuffle, value};
-use crate::vectors::Chunk;
+use crate::vectors::Segment;
 use cubecl::prelude::*;
 
 /// The stages of a cube in shared memory, each warp's its own.
 #[derive(CubeType)]
 pub(crate) struct WarpStages<E: Float> {
-    /// `[warps, stages, key_tile, chunks]`, chunks placed by [`swizzle`].
-    k: Shared<[Chunk<E>]>,
-    /// `[warps, stages, key_tile, chunks]`, chunks placed by [`swizzle`].
-    v: Shared<[Chunk<E>]>,
+    /// `[warps, stages, key_tile, segments]`, segments placed by [`swizzle`].
+    k: Shared<[Segment<E>]>,
+    /// `[warps, stages, key_tile, segments]`, segments placed by [`swizzle`].
+    v: Shared<[Segment<E>]>,
     /// `[warps, stages, key_tile]`; if `bp.scored`. −∞ for keys that not all rows attend to.
     scores: Shared<[f32]>,
 }
@@ -22,23 +23,23 @@ pub(crate) struct WarpStages<E: Float> {
 impl<E: Float> WarpStages<E> {
     pub(crate) fn new(#[comptime] bp: DecodeMmaBlueprint) -> WarpStages<E> {
         let tiles = comptime!(bp.warps * bp.stages);
-        let chunks = comptime!(bp.warps * bp.stages * bp.stage_chunks());
+        let segments = comptime!(bp.warps * bp.stages * bp.stage_segments());
         WarpStages::<E> {
-            k: Shared::<[Chunk<E>]>::new_aligned_slice(chunks, 128usize),
-            v: Shared::<[Chunk<E>]>::new_aligned_slice(chunks, 128usize),
+            k: Shared::<[Segment<E>]>::new_aligned_slice(segments, 128usize),
+            v: Shared::<[Segment<E>]>::new_aligned_slice(segments, 128usize),
             scores: Shared::<[f32]>::new_aligned_slice(comptime!(tiles * bp.key_tile), 128usize),
         }
     }
 
     /// The address of stage `stage` of this warp in the keys.
     pub(crate) fn k_address(&self, stage: usize, #[comptime] bp: DecodeMmaBlueprint) -> u32 {
-        let first = own_stage(stage, bp) * comptime!(bp.stage_chunks());
+        let first = own_stage(stage, bp) * comptime!(bp.stage_segments());
         shared_address(&self.k[first..first + 1])
     }
 
     /// The address of stage `stage` of this warp in the values.
     pub(crate) fn v_address(&self, stage: usize, #[comptime] bp: DecodeMmaBlueprint) -> u32 {
-        let first = own_stage(stage, bp) * comptime!(bp.stage_chunks());
+        let first = own_stage(stage, bp) * comptime!(bp.stage_segments());
         shared_address(&self.v[first..first + 1])
     }
 
@@ -66,8 +67,8 @@ pub(crate) struct Held {
     /// Number of keys in the cache: its slots, or the tokens in its pages.
     pub len: usize,
     pub tokens: usize,
-    /// With slots: the head's first entry of the plan. With pages: the sequence's first page in the table.
-    pub places: usize,
+    /// With slots: the head's first entry of the moves. With pages: the sequence's first page in the table.
+    pub first_place: usize,
     /// The head's first slot; with pages, its first row within page 0.
     row: usize,
     /// Rows from one page to the next.
@@ -77,32 +78,31 @@ pub(crate) struct Held {
 #[cube]
 impl Held {
     /// The keys of kv head `CUBE_POS_X`, counted over all sequences.
-    pub(crate) fn of_cube<E: Float>(
-        k: &Tensor<Chunk<E>>,
-        new_k: &Tensor<Chunk<E>>,
-        lengths: &[i32],
-        max_pages: u32,
-        #[comptime] paged: bool,
-    ) -> Held {
+    pub(crate) fn of_cube<E: Float>(tensors: &StepTensors<E, Const<8>>) -> Held {
+        let (k, new_k) = (&tensors.k, &tensors.new_k);
         let heads = new_k.shape(1);
         let at = CUBE_POS_X as usize;
         let (batch, head) = (at / heads, at % heads);
         let tokens = new_k.shape(2);
         let page_len = k.shape(2);
         let mut len = page_len;
-        let mut places = at * tokens * ENTRY;
+        let mut first_place = at * tokens * ENTRY;
         let mut row = at * page_len;
-        if comptime!(paged) {
-            len = lengths[batch] as usize;
-            places = batch * max_pages as usize;
-            row = head * page_len;
+        #[comptime]
+        match &tensors.pages {
+            ComptimeOption::Some(pages) => {
+                len = pages.lengths[batch] as usize;
+                first_place = batch * pages.max_pages as usize;
+                row = head * page_len;
+            }
+            ComptimeOption::None => {}
         }
         Held {
             batch,
             head,
             len,
             tokens,
-            places,
+            first_place,
             row,
             page_rows: heads * page_len,
         }
@@ -116,7 +116,7 @@ impl Held {
     /// The row of key `first`, which begins a tile; on page `page`.
     fn tile_row<E: Float>(
         &self,
-        k: &Tensor<Chunk<E>>,
+        k: &Tensor<Segment<E>>,
         page: i32,
         first: usize,
         #[comptime] bp: DecodeMmaBlueprint,
@@ -154,11 +154,17 @@ pub(crate) struct NextTile {
 
 #[cube]
 impl NextTile {
-    pub(crate) fn new(held: &Held, places: &[i32], #[comptime] bp: DecodeMmaBlueprint) -> NextTile {
+    pub(crate) fn new<E: Float>(held: &Held, tensors: &StepTensors<E, Const<8>>) -> NextTile {
         let lane = UNIT_POS_X as usize;
         let mut taken = i32::new(-1);
-        if comptime!(!bp.paged) && lane < held.tokens {
-            taken = places[held.places + lane * ENTRY];
+        #[comptime]
+        match &tensors.moves {
+            ComptimeOption::Some(moves) => {
+                if lane < held.tokens {
+                    taken = moves[held.first_place + lane * ENTRY];
+                }
+            }
+            ComptimeOption::None => {}
         }
         NextTile {
             score: f32::new(f32::NEG_INFINITY),
@@ -170,24 +176,32 @@ impl NextTile {
     /// Reads the data of tile `tile`.
     pub(crate) fn read<E: Float>(
         &mut self,
-        k: &Tensor<Chunk<E>>,
-        score: &[f32],
-        places: &[i32],
+        tensors: &StepTensors<E, Const<8>>,
         held: &Held,
         tile: usize,
         #[comptime] bp: DecodeMmaBlueprint,
     ) {
         let first = tile * comptime!(bp.key_tile);
-        if comptime!(bp.paged) && first < held.len {
-            self.page = places[held.places + first / k.shape(2)];
-        }
-        if comptime!(bp.scored) {
-            let key = first + UNIT_POS_X as usize;
-            self.score = f32::new(f32::NEG_INFINITY);
-            if UNIT_POS_X < comptime!(bp.key_tile as u32) && key < held.len {
-                let row = held.tile_row(k, self.page, first, bp);
-                self.score = score[row + UNIT_POS_X as usize];
+        #[comptime]
+        match &tensors.pages {
+            ComptimeOption::Some(pages) => {
+                if first < held.len {
+                    self.page = pages.table[held.first_place + first / tensors.k.shape(2)];
+                }
             }
+            ComptimeOption::None => {}
+        }
+        #[comptime]
+        match &tensors.scores {
+            ComptimeOption::Some(scores) => {
+                let key = first + UNIT_POS_X as usize;
+                self.score = f32::new(f32::NEG_INFINITY);
+                if UNIT_POS_X < comptime!(bp.key_tile as u32) && key < held.len {
+                    let row = held.tile_row(&tensors.k, self.page, first, bp);
+                    self.score = scores.cached[row + UNIT_POS_X as usize];
+                }
+            }
+            ComptimeOption::None => {}
         }
     }
 }
@@ -196,8 +210,8 @@ impl NextTile {
 /// step attend to, become zeros of score −∞.
 #[cube]
 pub(crate) fn start_copies<E: Float>(
-    k: &Tensor<Chunk<E>>,
-    v: &Tensor<Chunk<E>>,
+    k: &Tensor<Segment<E>>,
+    v: &Tensor<Segment<E>>,
     held: &Held,
     next: &NextTile,
     tile: usize,
@@ -206,7 +220,7 @@ pub(crate) fn start_copies<E: Float>(
     #[comptime] bp: DecodeMmaBlueprint,
 ) {
     let lane = UNIT_POS_X as usize;
-    let chunks = comptime!(bp.chunks());
+    let segments = comptime!(bp.segments());
     let first = tile * comptime!(bp.key_tile);
     let own = own_stage(stage, bp);
     let row = held.tile_row(k, next.page, first, bp);
@@ -228,24 +242,24 @@ pub(crate) fn start_copies<E: Float>(
     #[unroll]
     for c in 0..comptime!(bp.copies()) {
         let at = lane + comptime!(c * 32);
-        let (key, col) = (at / chunks, at % chunks);
+        let (key, col) = (at / segments, at % segments);
         let mut copied = first + key < held.len;
         if comptime!(bp.scored) {
             copied = (there >> key as u32) & 1u32 == 1u32;
         }
-        let from = (row + key) * chunks + col;
-        let to = own * comptime!(bp.stage_chunks()) + swizzle(key, col, chunks);
+        let from = (row + key) * segments + col;
+        let to = own * comptime!(bp.stage_segments()) + swizzle(key, col, segments);
         copy_or_zero(
             &k[from..from + 1],
             &mut stages.k[to..to + 1],
             copied,
-            comptime!(2 * CHUNK as u32),
+            comptime!(2 * SEGMENT as u32),
         );
         copy_or_zero(
             &v[from..from + 1],
             &mut stages.v[to..to + 1],
             copied,
-            comptime!(2 * CHUNK as u32),
+            comptime!(2 * SEGMENT as u32),
         );
     }
 }

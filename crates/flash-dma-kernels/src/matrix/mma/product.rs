@@ -64,7 +64,7 @@ impl Shape {
     }
 }
 
-/// A lane's part in the address of a fragment of a tile whose chunks are placed by
+/// A lane's part in the address of a fragment of a tile whose segments are placed by
 /// [`swizzle`](crate::matrix::fragment::swizzle), in bytes.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct LanePlace {
@@ -75,27 +75,27 @@ pub(crate) struct LanePlace {
 #[cube]
 impl LanePlace {
     /// For A operands, and transposed B operands.
-    pub(crate) fn rows(#[comptime] chunks: usize) -> LanePlace {
+    pub(crate) fn rows(#[comptime] segments: usize) -> LanePlace {
         let lane = UNIT_POS_X;
-        place(lane % 16, lane / 16, chunks)
+        place(lane % 16, lane / 16, segments)
     }
 
     /// For B operands that are not transposed.
-    pub(crate) fn columns(#[comptime] chunks: usize) -> LanePlace {
+    pub(crate) fn columns(#[comptime] segments: usize) -> LanePlace {
         let lane = UNIT_POS_X;
-        place(lane / 16 * 8 + lane % 8, lane / 8 % 2, chunks)
+        place(lane / 16 * 8 + lane % 8, lane / 8 % 2, segments)
     }
 }
 
 #[cube]
-pub(crate) fn place(row: u32, chunk: u32, #[comptime] chunks: usize) -> LanePlace {
+pub(crate) fn place(row: u32, segment: u32, #[comptime] segments: usize) -> LanePlace {
     let mut twist = row % 8;
-    if comptime!(!chunks.is_multiple_of(8)) {
+    if comptime!(!segments.is_multiple_of(8)) {
         twist = row / 2 % 4;
     }
     LanePlace {
-        row: row * comptime!(chunks as u32 * 16),
-        twist: (chunk ^ twist) * 16,
+        row: row * comptime!(segments as u32 * 16),
+        twist: (segment ^ twist) * 16,
     }
 }
 

@@ -6,7 +6,7 @@ use crate::matrix::wgmma::boxes::{boxes_of, copy_boxes, map_address, takes_boxes
 use crate::matrix::wgmma::panel::{Panels, panel_place, publish};
 use crate::matrix::wgmma::product::{finish, finish_but, start_nt, start_pv};
 use crate::matrix::wgmma::ring::Ring;
-use crate::vectors::Chunk;
+use crate::vectors::Segment;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::{AttentionError, ElementType};
@@ -84,8 +84,8 @@ struct Results {
 /// One warpgroup; buffers as in [`products_alone`], all outputs overwritten.
 #[cube(launch_unchecked)]
 fn products_alone_kernel<E: Float>(
-    a: &Tensor<Chunk<E>>,
-    b: &Tensor<Chunk<E>>,
+    a: &Tensor<Segment<E>>,
+    b: &Tensor<Segment<E>>,
     a_boxes: &ComptimeOption<TensorMap<E, Tiled>>,
     b_boxes: &ComptimeOption<TensorMap<E, Tiled>>,
     results: &mut Results,
@@ -97,10 +97,10 @@ fn products_alone_kernel<E: Float>(
     let size!(NS) = comptime!(ROWS / 2);
     let size!(NO) = comptime!((columns / 2).next_power_of_two());
     let size!(NP) = comptime!(ROWS / 4);
-    let chunks = comptime!(columns / 8);
+    let segments = comptime!(columns / 8);
     let tile = comptime!(ROWS * columns / 8);
-    let mut a_tile = Shared::<[Chunk<E>]>::new_aligned_slice(tile, 1024usize);
-    let mut b_tile = Shared::<[Chunk<E>]>::new_aligned_slice(tile, 1024usize);
+    let mut a_tile = Shared::<[Segment<E>]>::new_aligned_slice(tile, 1024usize);
+    let mut b_tile = Shared::<[Segment<E>]>::new_aligned_slice(tile, 1024usize);
     let a_panels = Panels::at::<E>(&a_tile[0..1]);
     let b_panels = Panels::at::<E>(&b_tile[0..1]);
     let ring = Ring::new(1usize, 1usize, 128usize);
@@ -120,8 +120,8 @@ fn products_alone_kernel<E: Float>(
     } else {
         let mut at = UNIT_POS as usize;
         while at < tile {
-            let (row, col) = (at / chunks, at % chunks);
-            let place = panel_place(row, col, ROWS, chunks);
+            let (row, col) = (at / segments, at % segments);
+            let place = panel_place(row, col, ROWS, segments);
             a_tile[place] = a[row * a.stride(2) / 8 + col];
             b_tile[place] = b[row * b.stride(2) / 8 + col];
             at += 128;
@@ -151,7 +151,7 @@ fn products_alone_kernel<E: Float>(
     let mut acc = Vector::<f32, NO>::new(0.0f32);
     let at = first_pair(columns);
     #[unroll]
-    for c in 0..chunks {
+    for c in 0..segments {
         #[unroll]
         for lower in 0..2usize {
             let pair = results.sums[at + comptime!(4 * c + lower * 8 * columns / 2)];

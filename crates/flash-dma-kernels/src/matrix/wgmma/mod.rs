@@ -10,7 +10,7 @@
 //! serialized" (C7512), which fails the code-generation gate.
 //!
 //! Operands in shared memory are *panels*: `[rows, w]` of a 16-bit type, `w` of 64, 32 or 16 columns (128, 64 or 32
-//! bytes per row), their 16-byte chunks permuted by the swizzle of that width, their start aligned to 1024 bytes. A
+//! bytes per row), their 16-byte segments permuted by the swizzle of that width, their start aligned to 1024 bytes. A
 //! tile of `d` columns is `d / w` consecutive panels of the widest kind that divides it.
 
 #[cfg(feature = "internals")]

@@ -7,6 +7,7 @@
 use crate::host::scratch::{address_type, bytes, scratch};
 use crate::pattern::intervals::LiveKeys;
 use crate::pattern::intervals::tiles::most_keys;
+use crate::pattern::position::query_shift;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::Problem;
@@ -26,8 +27,8 @@ pub(crate) struct ChunkKeys {
     /// Contiguous `[batch * kv_heads, chunks]`, u32, at most `capacity`.
     pub counts: TensorBinding,
     /// Contiguous `[batch * kv_heads, chunks, STARTS]`, u32: where each class of keys begins in its chunk's list, and
-    /// last the count. Within a class the keys ascend.
-    pub starts: TensorBinding,
+    /// last the count. Within a class the keys ascend. A single chunk has none.
+    pub starts: Option<TensorBinding>,
     /// The most keys of a chunk.
     pub capacity: usize,
 }
@@ -130,13 +131,13 @@ fn chunk_keys_kernel(
     let chunk_first = (CUBE_POS_X * sizes.chunk) as i32;
     let chunk_end = min(CUBE_POS_X * sizes.chunk + sizes.chunk, sizes.q_len) as i32;
     let width = class_width(sizes.chunk);
-    let shift = sizes.q_len as i32 - sizes.k_len as i32;
+    let shift = query_shift(sizes.q_len as usize, sizes.k_len as usize);
 
     // For each class and unit: the number of keys, then the destination of its next key.
-    let mut slots = Shared::<[u32]>::new_slice(comptime!(ALL_CLASSES * units));
+    let mut counters = Shared::<[u32]>::new_slice(comptime!(ALL_CLASSES * units));
     let mut totals = Shared::<[u32]>::new_slice(ALL_CLASSES);
     for class in 0..ALL_CLASSES {
-        slots[class * units + unit] = 0u32;
+        counters[class * units + unit] = 0u32;
     }
     for n in start..end {
         let (first, end) = (keys[base + n], ends[base + n]);
@@ -151,7 +152,7 @@ fn chunk_keys_kernel(
             causal,
         );
         if class < ALL_CLASSES {
-            slots[class * units + unit] += 1u32;
+            counters[class * units + unit] += 1u32;
         }
     }
     sync_cube();
@@ -159,7 +160,7 @@ fn chunk_keys_kernel(
     while class < ALL_CLASSES {
         let mut total = 0u32;
         for other in 0..units {
-            total += slots[class * units + other];
+            total += counters[class * units + other];
         }
         totals[class] = total;
         class += units;
@@ -174,8 +175,8 @@ fn chunk_keys_kernel(
         let item = row * CUBE_COUNT_X as usize + CUBE_POS_X as usize;
         starts[item * STARTS + class] = min(next, sizes.capacity);
         for other in 0..units {
-            let here = slots[class * units + other];
-            slots[class * units + other] = next;
+            let here = counters[class * units + other];
+            counters[class * units + other] = next;
             next += here;
         }
         if class == comptime!(ALL_CLASSES - 1) {
@@ -199,11 +200,11 @@ fn chunk_keys_kernel(
             causal,
         );
         if class < ALL_CLASSES {
-            let slot = class * units + unit;
-            if slots[slot] < sizes.capacity {
-                list[to + slots[slot] as usize] = first;
+            let counter = class * units + unit;
+            if counters[counter] < sizes.capacity {
+                list[to + counters[counter] as usize] = first;
             }
-            slots[slot] += 1u32;
+            counters[counter] += 1u32;
         }
     }
 }
@@ -229,10 +230,11 @@ fn chunk_keys_with(
 ) -> ChunkKeys {
     let (lists, counts, starts) = ChunkKeys::shapes(problem, chunk);
     let [rows, chunks, capacity] = lists;
+    let starts = scratch(client, starts);
     let out = ChunkKeys {
         keys: scratch(client, lists),
         counts: scratch(client, counts),
-        starts: scratch(client, starts),
+        starts: Some(starts.clone()),
         capacity,
     };
     // SAFETY: a row's live keys are at most `k_len`; the kernel writes only below `capacity`.
@@ -247,7 +249,7 @@ fn chunk_keys_with(
             live.counts.clone().into_buffer_arg(),
             out.keys.clone().into_buffer_arg(),
             out.counts.clone().into_buffer_arg(),
-            out.starts.clone().into_buffer_arg(),
+            starts.into_buffer_arg(),
             ChunkSizesLaunch::new(
                 problem.q_len as u32,
                 problem.k_len as u32,
@@ -308,8 +310,8 @@ mod tests {
         let live = live_keys(&client, &p, &selection);
         for units in [1, 4] {
             let lists = chunk_keys_with(&client, &p, &live, chunk, units);
-            let [keys, counts, starts] =
-                [lists.keys, lists.counts, lists.starts].map(|words| read_u32(&client, words));
+            let [keys, counts, starts] = [lists.keys, lists.counts, lists.starts.unwrap()]
+                .map(|words| read_u32(&client, words));
             let chunks = q_len.div_ceil(chunk);
             for (row, n) in (0..2).flat_map(|row| (0..chunks).map(move |n| (row, n))) {
                 let queries = n * chunk..((n + 1) * chunk).min(q_len);

@@ -108,8 +108,9 @@ pub(crate) fn tile_key_lists(
     launch::tile_key_lists(client, problem, live, tiles, slice, team)
 }
 
-/// Builds and drops the lists of a [forward pass](crate::forward::plan) in tiles of `queries`, for benchmarks: these are the
-/// launches of a forward pass besides its attention kernel. `problem` must have scores, and `selection` must fit it.
+/// Builds and drops the lists of a [forward pass](crate::forward::plan) in tiles of `queries`, for benchmarks: these
+/// are the launches of a forward pass besides its attention kernel. `problem` must have scores, and `selection` must
+/// fit it.
 #[cfg(feature = "internals")]
 pub fn list_all(client: &Client, problem: &Problem, selection: &Selection, queries: usize) {
     let live = live_keys(client, problem, selection);

@@ -71,15 +71,15 @@ fn order_kernel(
     let end = min(start + segment, count);
 
     // For each class and unit: the number of keys, then the destination of its next key.
-    let mut slots = Shared::<[u32]>::new_slice(comptime!(CLASSES * units));
+    let mut counters = Shared::<[u32]>::new_slice(comptime!(CLASSES * units));
     let mut totals = Shared::<[u32]>::new_slice(CLASSES);
     for class in 0..CLASSES {
-        slots[class * units + unit] = 0u32;
+        counters[class * units + unit] = 0u32;
     }
     for n in start..end {
         let death = ends[base + n];
         if death > from {
-            slots[class_of(death, class_width) * units + unit] += 1u32;
+            counters[class_of(death, class_width) * units + unit] += 1u32;
         }
     }
     sync_cube();
@@ -87,7 +87,7 @@ fn order_kernel(
     while class < CLASSES {
         let mut total = 0u32;
         for other in 0..units {
-            total += slots[class * units + other];
+            total += counters[class * units + other];
         }
         totals[class] = total;
         class += units;
@@ -100,8 +100,8 @@ fn order_kernel(
             next += totals[before];
         }
         for other in 0..units {
-            let here = slots[class * units + other];
-            slots[class * units + other] = next;
+            let here = counters[class * units + other];
+            counters[class * units + other] = next;
             next += here;
         }
         if class == comptime!(CLASSES - 1) {
@@ -113,9 +113,9 @@ fn order_kernel(
     for n in start..end {
         let (key, death) = (keys[base + n], ends[base + n]);
         if death > from {
-            let slot = class_of(death, class_width) * units + unit;
-            let place = slots[slot] as usize;
-            slots[slot] += 1u32;
+            let counter = class_of(death, class_width) * units + unit;
+            let place = counters[counter] as usize;
+            counters[counter] += 1u32;
             if place < capacity {
                 ordered_keys[row * capacity + place] = key;
                 ordered_ends[row * capacity + place] = death;

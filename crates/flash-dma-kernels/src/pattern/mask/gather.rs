@@ -7,8 +7,9 @@ use crate::host::scratch::cubes;
 use crate::pattern::layout::{TILE_LIST_HEADER, TILE_LIST_WORDS};
 use crate::pattern::mask::args::MaskBits;
 use crate::pattern::mask::sizes::{PLANES, Sizes, TileLists};
+use crate::pattern::position::end_key;
 use crate::team::{Member, Team, sum_of};
-use crate::vectors::Chunk;
+use crate::vectors::Segment;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::{ElementType, PlanGeometry};
@@ -36,8 +37,8 @@ pub(crate) fn finish_lists(
     };
     let TileLists { list, counts } = lists;
     let team = Team::new(client, PLANES);
-    let chunks = head_dim / 8;
-    let looks = batch * heads * len.div_ceil(ROWS) * chunks;
+    let segments = head_dim / 8;
+    let looks = batch * heads * len.div_ceil(ROWS) * segments;
     let looking = looks.div_ceil(team.units());
     let parts = if sizes.room > 0 { PARTS } else { 1 };
     // SAFETY: units past the rows and cubes past the tiles return; the rows were checked to hold their shape; the lists
@@ -56,7 +57,7 @@ pub(crate) fn finish_lists(
             GatherSizesLaunch::new(
                 looks,
                 looking,
-                chunks,
+                segments,
                 sizes.items,
                 parts,
                 sizes.tiles,
@@ -80,7 +81,7 @@ pub(crate) fn finish_lists(
 pub(crate) struct GatherSizes {
     pub looks: usize,
     pub looking: usize,
-    pub chunks: usize,
+    pub segments: usize,
     pub items: usize,
     pub parts: usize,
     pub tiles: usize,
@@ -98,7 +99,7 @@ pub(crate) struct GatherSizes {
 /// belong to [`TileLists`], `bits` to the plan, as words.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn finish_kernel<E: Float>(
-    rows: &Tensor<Chunk<E>>,
+    rows: &Tensor<Segment<E>>,
     bits: &[u32],
     list: &mut [u32],
     totals: &mut [u32],
@@ -109,7 +110,7 @@ fn finish_kernel<E: Float>(
 ) {
     if CUBE_POS < sizes.looking {
         let at = CUBE_POS * comptime!(team.units()) + UNIT_POS as usize;
-        if at < sizes.looks && !is_finite_chunk::<E>(rows, at, sizes.chunks) {
+        if at < sizes.looks && !is_finite_segment::<E>(rows, at, sizes.segments) {
             totals[2] = 1u32;
         }
         terminate!();
@@ -123,7 +124,7 @@ fn finish_kernel<E: Float>(
     }
     let (row, tile) = (item / sizes.tiles, item % sizes.tiles);
     let at = TILE_LIST_HEADER + item * TILE_LIST_WORDS;
-    let slots = totals[at + 1];
+    let columns = totals[at + 1];
     let member = Member::this(team);
     if part == 0 && member.plane == 0 {
         // The number of sizes.tiles with longer lists.
@@ -136,8 +137,8 @@ fn finish_kernel<E: Float>(
             for n in 0..8usize {
                 let other = next + comptime!(n * team.lanes);
                 let others = totals[first + min(other, sizes.tiles - 1) * TILE_LIST_WORDS + 1];
-                // With equal numbers of slots the later tile comes first.
-                let bar = slots + u32::cast_from(other <= tile);
+                // With equal numbers of columns the later tile comes first.
+                let bar = columns + u32::cast_from(other <= tile);
                 longer += select(other < sizes.tiles, u32::cast_from(others >= bar), 0u32);
             }
             next += comptime!(8 * team.lanes);
@@ -158,28 +159,25 @@ fn finish_kernel<E: Float>(
         if sizes.bit_queries > 1 {
             query_step = 1usize;
         }
-        let keys = slots as usize;
+        let keys = columns as usize;
         // Whole steps of two words.
         let words = keys.div_ceil(64usize) * 2;
-        // One unit per word of 32 slots of one query.
+        // One unit per word of 32 columns of one query.
         let mut index = part * comptime!(team.units()) + UNIT_POS as usize;
         while index < words * sizes.queries {
             let (word, own) = (index / sizes.queries, index % sizes.queries);
             let query = min(tile * sizes.queries + own, sizes.q_len - 1);
-            let mut end = sizes.k_len as i32;
-            if comptime!(causal) {
-                end = query as i32 + 1 + sizes.k_len as i32 - sizes.q_len as i32;
-            }
+            let end = end_key(query, sizes.q_len, sizes.k_len, causal);
             let mut packed = 0u32;
             for half in 0..2usize {
                 #[unroll]
                 for n in 0..16usize {
                     let bit = half * 16 + n;
-                    let slot = word * 32 + bit;
-                    let key = list[begin + min(slot, keys - 1)] as usize;
+                    let column = word * 32 + bit;
+                    let key = list[begin + min(column, keys - 1)] as usize;
                     let from = (base + key / 64 * block_step + query * query_step) * 2;
                     let seen = bits[from + key % 64 / 32] >> (key % 32) as u32;
-                    let there = slot < keys && (key as i32) < end;
+                    let there = column < keys && (key as i32) < end;
                     packed |= select(there, seen & 1u32, 0u32) << bit as u32;
                 }
             }
@@ -189,12 +187,16 @@ fn finish_kernel<E: Float>(
     }
 }
 
-/// Whether chunk `at % chunks` of the [`ROWS`] rows of group `at / chunks`, counted over all heads, is finite.
+/// Whether segment `at % segments` of the [`ROWS`] rows of group `at / segments`, counted over all heads, is finite.
 #[cube]
-fn is_finite_chunk<E: Float>(rows: &Tensor<Chunk<E>>, at: usize, chunks: usize) -> bool {
+fn is_finite_segment<E: Float>(rows: &Tensor<Segment<E>>, at: usize, segments: usize) -> bool {
     let (heads, len) = (rows.shape(1), rows.shape(2));
     let groups = len.div_ceil(ROWS);
-    let (col, group, head) = (at % chunks, at / chunks % groups, at / chunks / groups);
+    let (col, group, head) = (
+        at % segments,
+        at / segments % groups,
+        at / segments / groups,
+    );
     let base = (head / heads * rows.stride(0) + head % heads * rows.stride(1)) / 8 + col;
     let mut greatest = 0u32;
     #[unroll]

@@ -1,6 +1,6 @@
 //! The data of a mask and a bias that kernels read.
 
-use crate::host::check::rows_are_chunks;
+use crate::host::check::rows_are_segments;
 use crate::pattern::mask::args::MaskedInputs;
 use crate::pattern::mask::sizes::TileLists;
 use crate::pattern::mask::tile_lists::tile_lists;
@@ -22,15 +22,16 @@ pub(crate) fn listed_bytes(problem: &MaskedProblem, queries: usize) -> [usize; 2
 
 impl MaskedInputs {
     /// Whether rows have the alignment that the tensor-core engines need, and a bias has the layout that they read.
-    pub(crate) fn rows_are_chunks(&self, problem: &MaskedProblem) -> bool {
+    pub(crate) fn rows_are_segments(&self, problem: &MaskedProblem) -> bool {
         let rows = [&self.q, &self.k, &self.v];
         let size = problem.attention.element.size();
-        rows.iter().all(|rows| rows_are_chunks(rows, size))
+        rows.iter().all(|rows| rows_are_segments(rows, size))
             && (self.bias.as_ref())
                 .is_none_or(|bias| !problem.has_key_bias() || bias.strides.last() == Some(&1))
     }
 
-    /// The keys of the tiles of `queries` queries of a tensor-core kernel, and their bias. `watched` is k or v, whichever the kernel multiplies with weights that may be zero.
+    /// The keys of the tiles of `queries` queries of a tensor-core kernel, and their bias. `watched` is k or v,
+    /// whichever the kernel multiplies with weights that may be zero.
     pub(crate) fn listed(
         &self,
         client: &Client,

@@ -1,6 +1,7 @@
 //! From a mask of any shape and strides to its tile plan: bits, then counts.
 
-use crate::pattern::position::prefix;
+use crate::pattern::mask::words::first_bits;
+use crate::pattern::position::end_key;
 use cubecl::prelude::*;
 
 /// Writes one word of bits per unit: unit `at` writes word `at` of the contiguous `bits`
@@ -79,7 +80,7 @@ pub(crate) fn count_kernel(
     // Blocks that their last query does not see are not read.
     let mut seen = k_len;
     if comptime!(causal) {
-        seen = max(last as i32 + k_len as i32 - q_len as i32, 0i32) as usize;
+        seen = max(end_key(last - 1, q_len, k_len, causal), 0i32) as usize;
     }
     if key_block * 64 < seen {
         let mut stored_block = key_block;
@@ -94,7 +95,8 @@ pub(crate) fn count_kernel(
             let from = ((row * blocks + stored_block) * queries + stored) * 2;
             #[unroll]
             for word in 0..2usize {
-                let keys = prefix(key_block * 64 + word * 32, query, q_len, k_len, causal);
+                let first_key = (key_block * 64 + word * 32) as i32;
+                let keys = first_bits(end_key(query, q_len, k_len, causal) - first_key);
                 count += (bits[from + word] & keys).count_ones();
             }
         }

@@ -6,6 +6,7 @@ use crate::pattern::mask::args::{MaskBits, check_broadcast};
 use crate::pattern::mask::pack::{count_kernel, pack_kernel};
 use crate::pattern::mask::pack_rows::{RowsBlueprint, rows_kernel};
 use crate::pattern::mask::ranges::{KeyRangesLaunch, QUERIES, RangeSizesLaunch, ranges_kernel};
+use crate::pattern::position::position_shift;
 use cubecl::client::Client;
 use cubecl::ir::features::TypeUsage;
 use cubecl::ir::{ElemType, UIntKind};
@@ -87,10 +88,10 @@ pub fn plan_ranges(
     plan.check(geometry)?;
     let [_, _, query_blocks, key_blocks] = geometry.counts_shape();
     // A mask with one query for all has bits even if there are no queries.
-    let slots = query_blocks.max(1) * QUERIES;
+    let padded_queries = query_blocks.max(1) * QUERIES;
     let items = match queries {
         0 => 0,
-        _ => batch * heads * key_blocks.div_ceil(QUERIES) * slots,
+        _ => batch * heads * key_blocks.div_ceil(QUERIES) * padded_queries,
     };
     if items == 0 {
         return Ok(());
@@ -109,7 +110,7 @@ pub fn plan_ranges(
             plan.counts.into_tensor_arg(),
             RangeSizesLaunch::new(
                 items,
-                slots,
+                padded_queries,
                 geometry.q_len,
                 geometry.k_len,
                 position_shift(geometry),
@@ -125,12 +126,6 @@ fn stores_bytes(client: &Client) -> bool {
     let byte = ElemType::UInt(UIntKind::U8);
     let usage = client.properties().type_usage(byte);
     usage.contains(TypeUsage::Buffer)
-}
-
-/// The shift from a query's index to its position.
-fn position_shift(geometry: &PlanGeometry) -> i32 {
-    // Both are at most i32::MAX.
-    (geometry.k_len as i64 - geometry.q_len as i64) as i32
 }
 
 /// Units per cube that packs rows: a power of two, two per key block; 1 if cubes cannot have two.

@@ -176,9 +176,9 @@ fn query_list_kernel(
     let begin = min(member.plane * stretch, steps);
     let end = min(begin + stretch, steps);
     let mut found = Shared::<[u32]>::new_slice(comptime!(team.planes * 2));
-    let mut whole = 0usize;
-    let mut partial = 0usize;
-    // Steps are counted, then written after those of the preceding planes, the partial ones after all whole ones.
+    let mut full = 0usize;
+    let mut boundary = 0usize;
+    // Steps are counted, then written after those of the preceding planes, the boundary ones after all full ones.
     #[unroll]
     for writes in [false, true] {
         let mut start = begin;
@@ -195,46 +195,46 @@ fn query_list_kernel(
             }
             #[unroll]
             for n in 0..AT_ONCE {
-                let is_whole = kinds[n] == WHOLE;
-                let is_partial = kinds[n] == PARTIAL;
-                let whole_lanes = ballot(is_whole, team);
-                let partial_lanes = ballot(is_partial, team);
+                let is_full = kinds[n] == FULL;
+                let is_boundary = kinds[n] == BOUNDARY;
+                let full_lanes = ballot(is_full, team);
+                let boundary_lanes = ballot(is_boundary, team);
                 if comptime!(writes) {
                     let own = start + comptime!(n * team.lanes) + member.lane;
                     let (heads, query_tile) = (own / query_tiles, own % query_tiles);
-                    let before = select(is_whole, whole_lanes, partial_lanes) & member.before;
-                    let to = select(is_whole, whole, partial) + before.count_ones() as usize;
+                    let before = select(is_full, full_lanes, boundary_lanes) & member.before;
+                    let to = select(is_full, full, boundary) + before.count_ones() as usize;
                     if kinds[n] != EMPTY {
                         list[item * steps + to] = ((query_tile << HEAD_BITS) | heads) as u32;
                     }
                 }
-                whole += whole_lanes.count_ones() as usize;
-                partial += partial_lanes.count_ones() as usize;
+                full += full_lanes.count_ones() as usize;
+                boundary += boundary_lanes.count_ones() as usize;
             }
             start += round;
         }
         if comptime!(!writes) {
             if member.lane == 0 {
-                found[member.plane * 2] = whole as u32;
-                found[member.plane * 2 + 1] = partial as u32;
+                found[member.plane * 2] = full as u32;
+                found[member.plane * 2 + 1] = boundary as u32;
             }
             sync_cube();
-            let mut all_whole = 0usize;
-            let mut all_partial = 0usize;
-            whole = 0usize;
-            partial = 0usize;
+            let mut all_full = 0usize;
+            let mut all_boundary = 0usize;
+            full = 0usize;
+            boundary = 0usize;
             for plane in 0..team.planes {
                 let these = found[plane * 2] as usize;
                 let those = found[plane * 2 + 1] as usize;
-                all_whole += these;
-                all_partial += those;
-                whole += select(plane < member.plane, these, 0usize);
-                partial += select(plane < member.plane, those, 0usize);
+                all_full += these;
+                all_boundary += those;
+                full += select(plane < member.plane, these, 0usize);
+                boundary += select(plane < member.plane, those, 0usize);
             }
-            partial += all_whole;
+            boundary += all_full;
             if UNIT_POS == 0 {
-                totals[QUERY_LIST_HEADER + item * 2] = all_whole as u32;
-                totals[QUERY_LIST_HEADER + item * 2 + 1] = (all_whole + all_partial) as u32;
+                totals[QUERY_LIST_HEADER + item * 2] = all_full as u32;
+                totals[QUERY_LIST_HEADER + item * 2 + 1] = (all_full + all_boundary) as u32;
             }
         }
     }
@@ -245,8 +245,8 @@ const AT_ONCE: usize = 4;
 
 /// Whether the queries of a tile see none, all or some of the keys of another.
 const EMPTY: u32 = 0;
-const WHOLE: u32 = 1;
-const PARTIAL: u32 = 2;
+const FULL: u32 = 1;
+const BOUNDARY: u32 = 2;
 
 /// The kind of a query tile, by the counts of row `row` of the mask.
 #[cube]
@@ -264,9 +264,9 @@ fn kind_of(
     let mut pairs = 0u32;
     #[unroll]
     for q in 0..comptime!(queries.div_ceil(16)) {
-        // A tile may be a part of a block: the tile is whole if the block is.
+        // A tile may be a part of a block: the tile is full if the block is.
         let query_block = query_tile * queries / 16 + q;
-        // Rows past the last query see nothing, so they make the tile partial.
+        // Rows past the last query see nothing, so they make the tile boundary.
         pairs += comptime!(16 * keys as u32);
         #[unroll]
         for b in 0..comptime!(keys / 64) {
@@ -283,10 +283,10 @@ fn kind_of(
     }
     let mut kind = EMPTY.runtime();
     if sum > 0 {
-        kind = PARTIAL;
+        kind = BOUNDARY;
     }
     if sum == pairs && sum > 0 {
-        kind = WHOLE;
+        kind = FULL;
     }
     kind
 }
@@ -416,12 +416,12 @@ mod tests {
                     }
                 }
                 let at = QUERY_LIST_HEADER + item * 2;
-                let whole = expected[0].len();
+                let full = expected[0].len();
                 let expected = expected.concat();
                 let total = expected.len();
                 assert_eq!(
                     totals[at..at + 2],
-                    [whole as u32, total as u32],
+                    [full as u32, total as u32],
                     "{n} {item}"
                 );
                 let from = item * lists.capacity;

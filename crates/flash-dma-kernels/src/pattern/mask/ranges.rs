@@ -23,7 +23,7 @@ pub(crate) struct RangeSizes {
     /// Units.
     pub items: usize,
     /// Units per row of the mask and 16 key blocks, one per query: a multiple of 16.
-    pub slots: usize,
+    pub padded_queries: usize,
     pub q_len: usize,
     pub k_len: usize,
     /// What is added to a query's index for its position.
@@ -31,12 +31,12 @@ pub(crate) struct RangeSizes {
 }
 
 /// Writes the bits of one query and 16 key blocks, and the count of one block, per unit; neighbouring units have
-/// neighbouring queries. Unit `at` is query `at % sizes.slots` of the key blocks from `16 * (at / sizes.slots % chunks)`
-/// on.
+/// neighbouring queries. Unit `at` is query `at % sizes.padded_queries` of the key blocks from
+/// `16 * (at / sizes.padded_queries % stretches)` on.
 ///
-/// `ranges` are read; `bits` is the contiguous `[batch, heads, key_blocks, queries]` of pairs of words, `counts` the contiguous
-/// `[batch, heads, query_blocks, key_blocks]`. There may be one query for all. The bits of blocks that causal masking
-/// hides from all of their 16 queries are not written.
+/// `ranges` are read; `bits` is the contiguous `[batch, heads, key_blocks, queries]` of pairs of words, `counts` the
+/// contiguous `[batch, heads, query_blocks, key_blocks]`. There may be one query for all. The bits of blocks that
+/// causal masking hides from all of their 16 queries are not written.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn ranges_kernel(
     ranges: &KeyRanges,
@@ -47,20 +47,24 @@ pub(crate) fn ranges_kernel(
     #[comptime] one_key: bool,
 ) {
     let (first, end) = (&ranges.first, &ranges.end);
-    let (slots, q_len, k_len) = (sizes.slots, sizes.q_len, sizes.k_len);
+    let (padded_queries, q_len, k_len) = (sizes.padded_queries, sizes.q_len, sizes.k_len);
     let position_shift = sizes.position_shift;
     let at = ABSOLUTE_POS;
     if at >= sizes.items {
         terminate!();
     }
     let (heads, query_blocks, key_blocks) = (counts.shape(1), counts.shape(2), counts.shape(3));
-    let chunks = key_blocks.div_ceil(QUERIES);
-    let (slot, chunk, row) = (at % slots, at / slots % chunks, at / slots / chunks);
+    let stretches = key_blocks.div_ceil(QUERIES);
+    let (query, stretch, row) = (
+        at % padded_queries,
+        at / padded_queries % stretches,
+        at / padded_queries / stretches,
+    );
     let (batch, head) = (row / heads, row % heads);
     let from_first = batch * first.stride(0) + head * first.stride(1);
     let from_end = batch * end.stride(0) + head * end.stride(1);
     let queries = first.shape(2);
-    let query_block = slot / QUERIES;
+    let query_block = query / QUERIES;
     // One past the last key that some query of the block sees.
     let mut seen = k_len as i32;
     if comptime!(causal) {
@@ -68,18 +72,18 @@ pub(crate) fn ranges_kernel(
         seen = min(seen, last + position_shift);
     }
 
-    if slot < queries {
-        let begin = max(first[from_first + slot * first.stride(2)], 0i32);
-        let stop = clamp(end[from_end + slot * end.stride(2)], 0i32, k_len as i32);
+    if query < queries {
+        let begin = max(first[from_first + query * first.stride(2)], 0i32);
+        let stop = clamp(end[from_end + query * end.stride(2)], 0i32, k_len as i32);
         // One query for all is hidden from none.
         let reach = select(queries == 1, k_len as i32, max(seen, 0i32)) as usize;
-        let first_block = chunk * QUERIES;
+        let first_block = stretch * QUERIES;
         let last_block = min(first_block + QUERIES, reach.div_ceil(64usize));
         let from = max(begin as usize, first_block * 64);
         let to = min(stop as usize, (first_block + QUERIES) * 64);
         if comptime!(one_key) {
             let all = select(begin < stop, 0xFFFF_FFFFu32, 0u32);
-            bits[row * queries + slot] = Vector::<u32, Const<2>>::new(all);
+            bits[row * queries + query] = Vector::<u32, Const<2>>::new(all);
         } else if from < to {
             for block in first_block..last_block {
                 let mut pair = Vector::<u32, Const<2>>::new(0u32);
@@ -88,17 +92,17 @@ pub(crate) fn ranges_kernel(
                     let key = (block * 64) as i32 + comptime!(32 * w as i32);
                     pair.insert(w, first_bits(stop - key) & !first_bits(begin - key));
                 }
-                bits[(row * key_blocks + block) * queries + slot] = pair;
+                bits[(row * key_blocks + block) * queries + query] = pair;
             }
         } else {
             for block in first_block..last_block {
-                let at = (row * key_blocks + block) * queries + slot;
+                let at = (row * key_blocks + block) * queries + query;
                 bits[at] = Vector::<u32, Const<2>>::new(0u32);
             }
         }
     }
 
-    let block = chunk * QUERIES + slot % QUERIES;
+    let block = stretch * QUERIES + query % QUERIES;
     if block < key_blocks && query_block < query_blocks {
         let key = (block * 64) as i32;
         let last = key + min(k_len as i32 - key, 64i32);

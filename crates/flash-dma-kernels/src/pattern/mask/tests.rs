@@ -60,7 +60,7 @@ impl Case {
             }
         }
         let keys = all.len() + some.len();
-        let whole = |block: &u32| {
+        let is_full = |block: &u32| {
             let of = |key: &&u32| *key / KEY_BLOCK as u32 == *block;
             all.iter().filter(of).count() == KEY_BLOCK
         };
@@ -78,11 +78,11 @@ impl Case {
                 gathered: true,
             };
         }
-        let (full, partial): (Vec<u32>, Vec<u32>) = blocks.into_iter().partition(whole);
+        let (full, boundary): (Vec<u32>, Vec<u32>) = blocks.into_iter().partition(is_full);
         Expected {
             full: full.len() * KEY_BLOCK,
-            total: (full.len() + partial.len()) * KEY_BLOCK,
-            entries: [full, partial].concat(),
+            total: (full.len() + boundary.len()) * KEY_BLOCK,
+            entries: [full, boundary].concat(),
             gathered: false,
         }
     }
@@ -158,16 +158,16 @@ impl Case {
                 if !expected.gathered {
                     continue;
                 }
-                for slot in 0..entries.len().next_multiple_of(KEY_BLOCK) {
+                for column in 0..entries.len().next_multiple_of(KEY_BLOCK) {
                     for n in 0..self.queries {
                         let query = (tile * self.queries + n).min(q_len - 1);
-                        let word = room + (slot / 64 * self.queries + n) * 2 + slot / 32 % 2;
-                        let seen = (entries.get(slot))
+                        let word = room + (column / 64 * self.queries + n) * 2 + column / 32 % 2;
+                        let seen = (entries.get(column))
                             .is_some_and(|&key| self.sees(&visible, row, query, key as usize));
                         assert_eq!(
-                            own[word] >> (slot % 32) & 1,
+                            own[word] >> (column % 32) & 1,
                             u32::from(seen),
-                            "{name} {item} slot {slot} query {n}"
+                            "{name} {item} column {column} query {n}"
                         );
                     }
                 }

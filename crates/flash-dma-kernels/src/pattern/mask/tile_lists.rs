@@ -6,7 +6,8 @@ use crate::pattern::layout::{TILE_LIST_HEADER, TILE_LIST_WORDS};
 use crate::pattern::mask::args::MaskBits;
 use crate::pattern::mask::gather::finish_lists;
 use crate::pattern::mask::sizes::{PLANES, Sizes, TileLists};
-use crate::pattern::position::prefix;
+use crate::pattern::mask::words::first_bits;
+use crate::pattern::position::end_key;
 use crate::team::{Member, Team, sum_of, sum_up_to};
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -17,8 +18,8 @@ use flash_dma_problem::{ElementType, PlanGeometry};
 const GATHERED_OF_4: u32 = 3;
 
 /// Lists the keys that tiles of `queries` queries see, in two launches. `watched` is k or v,
-/// `[batch, kv_heads, k_len, head_dim]` in chunks of 16 bytes, of which the header says whether all values are finite.
-/// Without `gather` all lists are of blocks.
+/// `[batch, kv_heads, k_len, head_dim]` in segments of 16 bytes, of which the header says whether all values are
+/// finite. Without `gather` all lists are of blocks.
 ///
 /// Memory: about half of the bits of a plan that broadcasts no queries, and 16 bytes per tile and key block.
 pub(crate) fn tile_lists(
@@ -288,10 +289,11 @@ fn span_of(
                     stored = 0usize;
                 }
                 let words = bits[base + stored];
+                let end = end_key(query, q_len, k_len, causal);
                 #[unroll]
                 for half in 0..2usize {
-                    let seen = words.extract(half)
-                        & prefix(block * 64 + half * 32, query, q_len, k_len, causal);
+                    let seen =
+                        words.extract(half) & first_bits(end - (block * 64 + half * 32) as i32);
                     span.insert(half, span.extract(half) | seen);
                     span.insert(
                         comptime!(2 + half),

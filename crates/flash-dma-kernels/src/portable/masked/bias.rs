@@ -3,7 +3,7 @@
 use crate::args::Scaling;
 use crate::portable::args::{Keys, Operands, OrderedIntervals, PairBiasArg, SavedRows, Sizes};
 use crate::portable::blueprint::Blueprint;
-use crate::portable::memory::{Broken, KeyRows, QueryRows, TileRows};
+use crate::portable::memory::{KeyRows, NotFinite, QueryRows, TileRows};
 use crate::portable::product::products;
 use crate::portable::tile_visibility::TileVisibility;
 use crate::portable::visibility::{Visibility, VisibilityExpand, logit};
@@ -44,7 +44,7 @@ pub(crate) fn bias_kernel<F: Float, N: Size>(
     let batches_each = operands.q.shape(0) / bias_batches;
 
     let mut visibility = TileVisibility::new::<OrderedIntervals>(keys, bias, true, bp);
-    let mut broken = Broken::new();
+    let mut not_finite = NotFinite::new();
     let mut key_rows = KeyRows::new(true, bp);
     let mut query_rows = QueryRows::new(false, bp);
     let mut sums = PairSums::new(bp);
@@ -68,14 +68,14 @@ pub(crate) fn bias_kernel<F: Float, N: Size>(
         let first_key = (first_key_tile + step % key_tiles) * outer_rows;
         let tile = TileRows::new(batch, sizes.kv_head(head), first_key, sizes.k_len);
         sync_cube();
-        key_rows.load::<F, N>(operands, &tile, &mut broken, bp);
+        key_rows.load::<F, N>(operands, &tile, &mut not_finite, bp);
         for query_tile in first_query_tile..first_query_tile + query_tiles {
             let queries = TileRows::new(batch, head, query_tile * inner_rows, sizes.q_len);
             if visibility.is_active(&queries, &tile, &sizes, bp) {
                 sync_cube();
                 query_rows.load_sums::<F, N>(saved, &queries, &sizes, bp);
                 visibility.meet_queries(&queries, &tile, &query_rows.lse, &sizes, bp);
-                query_rows.load::<F, N>(operands, saved, &queries, &mut broken, bp);
+                query_rows.load::<F, N>(operands, saved, &queries, &mut not_finite, bp);
                 sync_cube();
                 sums.add::<TileVisibility>(&key_rows, &query_rows, &visibility, scaling, bp);
             }

@@ -1,6 +1,7 @@
 //! Visibility by a word of bits per query, and the bias of a pair.
 
-use crate::pattern::position::prefix;
+use crate::pattern::mask::words::first_bits;
+use crate::pattern::position::{end_key, query_shift};
 use crate::portable::args::{PairBiasArg, Sizes, TilePlan};
 use crate::portable::blueprint::Blueprint;
 use crate::portable::memory::TileRows;
@@ -85,7 +86,8 @@ impl<'a> QueryBits<'a> {
             let query = queries.first + row;
             let mut word = 0u32;
             if query < queries.end && !is_blind(lse, row) {
-                word = prefix(keys.first, query, sizes.q_len, sizes.k_len, bp.causal);
+                let end = end_key(query, sizes.q_len, sizes.k_len, bp.causal);
+                word = first_bits(end - keys.first as i32);
                 word = self.masked(word, plan_row, query, keys.first);
             }
             self.words[row] = word;
@@ -148,7 +150,7 @@ impl<'a> QueryBits<'a> {
     ) -> (usize, usize) {
         let mut first = 0usize;
         if comptime!(bp.causal) {
-            let shift = sizes.q_len as i32 - sizes.k_len as i32;
+            let shift = query_shift(sizes.q_len, sizes.k_len);
             first = max(keys.first as i32 + shift, 0i32) as usize;
             // Tiles that begin where counts begin read the fewest.
             if comptime!(bp.pattern.is_planned()) {

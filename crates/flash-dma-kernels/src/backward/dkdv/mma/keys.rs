@@ -25,9 +25,9 @@ pub(crate) struct LaneKeys {
     pub bp: DkdvBlueprint,
 }
 
-/// The slot of the key that this lane holds of the `n`-th eight rows of its warp's fragments.
+/// The index in the tile of the key that this lane holds of the `n`-th eight rows of its warp's fragments.
 #[cube]
-pub(crate) fn slot_of(#[comptime] n: usize, #[comptime] bp: DkdvBlueprint) -> usize {
+pub(crate) fn local_key(#[comptime] n: usize, #[comptime] bp: DkdvBlueprint) -> usize {
     let (lane, warp) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
     warp % comptime!(bp.role_warps) * comptime!(bp.warp_keys()) + comptime!(n * 8) + lane / 4
 }
@@ -48,11 +48,11 @@ impl LaneKeys {
         let score_row = score_row(source, place, bp);
         #[unroll]
         for n in 0..comptime!(bp.fragments * 2) {
-            let slot = slot_of(n, bp);
+            let local = local_key(n, bp);
             scores[n] = 0.0f32;
-            if comptime!(bp.pattern.has_shared_score()) && place.start + slot < place.count {
+            if comptime!(bp.pattern.has_shared_score()) && place.start + local < place.count {
                 scores[n] =
-                    source.bias.as_ref().unwrap()[score_row + place.key_of(source, slot, bp)];
+                    source.bias.as_ref().unwrap()[score_row + place.key_of(source, local, bp)];
             }
         }
         LaneKeys {
@@ -75,7 +75,7 @@ impl LaneKeys {
         let mut scores = self.scores;
         #[unroll]
         for n in 0..comptime!(bp.fragments * 2) {
-            let key = self.start + slot_of(n, bp);
+            let key = self.start + local_key(n, bp);
             if key < self.count {
                 scores[n] = mask.bias(head, 0usize, key - mask.first);
             }
@@ -102,7 +102,7 @@ impl LaneKeys {
         for n in 0..comptime!(bp.fragments * 2) {
             let sum = quad_sum(sums[n]);
             sums[n] = 0.0f32;
-            let key = self.start + slot_of(n, bp);
+            let key = self.start + local_key(n, bp);
             let quad = UNIT_POS_X % 4;
             if quad == 0 && key < self.count {
                 grad[self.bias_row + head * self.count + key] += sum;

@@ -1,7 +1,7 @@
 //! Writes the gradients of a cube's keys.
 
 use crate::backward::blueprint::DkdvBlueprint;
-use crate::backward::dkdv::mma::keys::slot_of;
+use crate::backward::dkdv::mma::keys::local_key;
 use crate::backward::dkdv::shared::args::{BackwardInputs, KeyTileSource};
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::keys::{own_key, score_row};
@@ -31,11 +31,11 @@ pub(crate) fn write_rows<O: Float, NO: Size>(
     for m in 0..comptime!(bp.fragments) {
         #[unroll]
         for lower in 0..2usize {
-            let slot = warp * comptime!(bp.warp_keys()) + comptime!(m * 16 + lower * 8) + lane / 4;
-            if slot < left {
-                let row = place.row_of(source, slot, bp) * comptime!(bp.head_dim / 2);
+            let local = warp * comptime!(bp.warp_keys()) + comptime!(m * 16 + lower * 8) + lane / 4;
+            if local < left {
+                let row = place.row_of(source, local, bp) * comptime!(bp.head_dim / 2);
                 #[unroll]
-                for c in 0..comptime!(bp.chunks()) {
+                for c in 0..comptime!(bp.segments()) {
                     let at = row + comptime!(c * 4) + lane % 4;
                     let (index, first) = comptime!(bp.sums().place(m, c));
                     let x = acc[index].extract(comptime!(first + lower * 2)) * factor;
@@ -67,17 +67,17 @@ pub(crate) fn write_scores(
     #[unroll]
     for n in 0..comptime!(bp.fragments * 2) {
         let sum = quad_sum(sums[n]);
-        let slot = slot_of(n, bp);
+        let local = local_key(n, bp);
         let quad = UNIT_POS_X as usize % 4;
-        if quad == 0 && slot < left {
-            let at = place.row_of(source, slot, bp);
+        if quad == 0 && local < left {
+            let at = place.row_of(source, local, bp);
             write_score(grad, at, sum, bp);
         }
     }
 }
 
-/// Adds the contributions of rows that are not finite to the gradients of this warp's keys, once they are written: to dV
-/// in the first role, to dK in the second.
+/// Adds the contributions of rows that are not finite to the gradients of this warp's keys, once they are written: to
+/// dV in the first role, to dK in the second.
 #[cube]
 pub(crate) fn repair_keys<E: Float, O: Float>(
     inputs: &BackwardInputs<E>,
@@ -91,11 +91,11 @@ pub(crate) fn repair_keys<E: Float, O: Float>(
     let k_rows = RowAddress::of::<E>(&inputs.k, place.batch, place.kv_head);
     let score_row = score_row(source, place, bp);
     for n in 0..comptime!(bp.fragments * 2) {
-        let slot = UNIT_POS_Y as usize % comptime!(bp.role_warps) * comptime!(bp.warp_keys())
+        let local = UNIT_POS_Y as usize % comptime!(bp.role_warps) * comptime!(bp.warp_keys())
             + n * 8
             + UNIT_POS_X as usize / 4;
         let own = own_key(
-            slot,
+            local,
             place,
             source,
             score_row,

@@ -5,23 +5,23 @@ use crate::backward::dkdv::shared::args::BackwardInputs;
 use crate::backward::dkdv::shared::queries::{QueryRows, Step, all_finite};
 use crate::backward::dkdv::shared::steps::{Cursor, KeyBounds, StepOrder};
 use crate::finite::is_finite;
-use crate::matrix::copies::copied_chunk;
+use crate::matrix::copies::copied_segment;
 use crate::matrix::fragment::swizzle;
 use crate::matrix::ptx::copy_or_zero;
-use crate::vectors::Chunk;
+use crate::vectors::Segment;
 use cubecl::prelude::*;
 
 /// The shared memory of an `mma` cube's warps.
 #[derive(CubeType)]
 pub(crate) struct Tiles<E: Float> {
-    /// `[keys, chunks]`, chunks swizzled.
-    pub k: Shared<[Chunk<E>]>,
-    /// `[keys, chunks]`, chunks swizzled.
-    pub v: Shared<[Chunk<E>]>,
-    /// `[stages, rows, chunks]`, likewise; rows without a query are zero.
-    pub q: Shared<[Chunk<E>]>,
-    /// `[stages, rows, chunks]`, likewise; rows without a query are zero.
-    pub grad_out: Shared<[Chunk<E>]>,
+    /// `[keys, segments]`, segments swizzled.
+    pub k: Shared<[Segment<E>]>,
+    /// `[keys, segments]`, segments swizzled.
+    pub v: Shared<[Segment<E>]>,
+    /// `[stages, rows, segments]`, likewise; rows without a query are zero.
+    pub q: Shared<[Segment<E>]>,
+    /// `[stages, rows, segments]`, likewise; rows without a query are zero.
+    pub grad_out: Shared<[Segment<E>]>,
     /// `[stages, rows]`.
     pub lse: Shared<[f32]>,
     /// `[stages, rows]`.
@@ -36,16 +36,22 @@ pub(crate) struct Tiles<E: Float> {
 impl<E: Float> Tiles<E> {
     pub(crate) fn new(#[comptime] bp: DkdvBlueprint) -> Tiles<E> {
         let keys = comptime!(bp.keys());
-        let chunks = comptime!(bp.chunks());
+        let segments = comptime!(bp.segments());
         Tiles::<E> {
-            k: Shared::<[Chunk<E>]>::new_aligned_slice(keys * chunks, comptime!(bp.alignment())),
-            v: Shared::<[Chunk<E>]>::new_aligned_slice(keys * chunks, comptime!(bp.alignment())),
-            q: Shared::<[Chunk<E>]>::new_aligned_slice(
-                comptime!(bp.stages * bp.rows * bp.chunks()),
+            k: Shared::<[Segment<E>]>::new_aligned_slice(
+                keys * segments,
                 comptime!(bp.alignment()),
             ),
-            grad_out: Shared::<[Chunk<E>]>::new_aligned_slice(
-                comptime!(bp.stages * bp.rows * bp.chunks()),
+            v: Shared::<[Segment<E>]>::new_aligned_slice(
+                keys * segments,
+                comptime!(bp.alignment()),
+            ),
+            q: Shared::<[Segment<E>]>::new_aligned_slice(
+                comptime!(bp.stages * bp.rows * bp.segments()),
+                comptime!(bp.alignment()),
+            ),
+            grad_out: Shared::<[Segment<E>]>::new_aligned_slice(
+                comptime!(bp.stages * bp.rows * bp.segments()),
                 comptime!(bp.alignment()),
             ),
             lse: Shared::<[f32]>::new_aligned_slice(comptime!(bp.stages * bp.rows), 128usize),
@@ -128,19 +134,20 @@ pub(crate) fn copy_step<E: Float>(
     tiles: &mut Tiles<E>,
     #[comptime] bp: DkdvBlueprint,
 ) {
-    let chunks = comptime!(bp.chunks());
+    let segments = comptime!(bp.segments());
     let queries = comptime!(bp.queries());
     let unit = UNIT_POS as usize;
     let stage = step % comptime!(bp.stages);
     let first_query = cursor.tile * queries;
     let first_head = cursor.head;
     #[unroll]
-    for c in 0..comptime!((bp.rows * bp.chunks()).div_ceil(bp.units())) {
-        let own = copied_chunk(c, comptime!(bp.units()), chunks);
+    for c in 0..comptime!((bp.rows * bp.segments()).div_ceil(bp.units())) {
+        let own = copied_segment(c, comptime!(bp.units()), segments);
         let (row, col) = (own.row, own.col);
-        if comptime!((bp.rows * bp.chunks()).is_multiple_of(bp.units())) || row < comptime!(bp.rows)
+        if comptime!((bp.rows * bp.segments()).is_multiple_of(bp.units()))
+            || row < comptime!(bp.rows)
         {
-            let place = stage * comptime!(bp.rows * bp.chunks()) + swizzle(row, col, chunks);
+            let place = stage * comptime!(bp.rows * bp.segments()) + swizzle(row, col, segments);
             let query = first_query + row % queries;
             let head = rows.head + first_head + row / queries;
             // A copy of zero bytes fills its destination with zeros and reads nothing.

@@ -44,12 +44,12 @@ impl Operands {
         #[comptime] first_role: bool,
         #[comptime] bp: DkdvBlueprint,
     ) -> Operands {
-        let chunks = comptime!(bp.chunks());
+        let segments = comptime!(bp.segments());
         let warp = UNIT_POS_Y % comptime!(bp.role_warps as u32);
         let own = warp * comptime!((2 * bp.warp_keys() * bp.head_dim) as u32);
         let q = shared_address(&tiles.q[0..1]);
         let grad_out = shared_address(&tiles.grad_out[0..1]);
-        let (rows, columns) = (LanePlace::rows(chunks), LanePlace::columns(chunks));
+        let (rows, columns) = (LanePlace::rows(segments), LanePlace::columns(segments));
         if comptime!(first_role) {
             Operands {
                 keys: shared_address(&tiles.k[0..1]) + own,

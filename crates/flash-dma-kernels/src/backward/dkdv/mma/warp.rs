@@ -45,8 +45,8 @@ pub(crate) struct WarpStep {
     /// Its index.
     pub turn: usize,
     pub at: Step,
-    /// Which pairs of a boundary step are seen, for each fragment in the format of [`SeenWords::pack`]; first role only,
-    /// because its weights tell the second, and only if `bp.pattern.is_planned()`.
+    /// Which pairs of a boundary step are seen, for each fragment in the format of [`SeenWords::pack`]; first role
+    /// only, because its weights tell the second, and only if `bp.pattern.is_planned()`.
     pub seen: Array<u32>,
 }
 

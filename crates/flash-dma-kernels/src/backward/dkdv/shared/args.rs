@@ -1,41 +1,42 @@
 //! What the dk/dv kernels of tensor cores are launched with.
 
-use crate::vectors::Chunk;
+use crate::pattern::tensors::{KeyTensors, SourceTensors};
+use crate::vectors::Segment;
 use cubecl::prelude::*;
 
 /// The inputs, the output gradient, and what is known per query row.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct BackwardInputs<E: Float> {
     /// `[batch, q_heads, q_len, head_dim]`, strides and begin in steps of 16 bytes.
-    pub q: OwnedTensor<Chunk<E>>,
+    pub q: OwnedTensor<Segment<E>>,
     /// `[batch, kv_heads, k_len, head_dim]`, strides and begin in steps of 16 bytes.
-    pub k: OwnedTensor<Chunk<E>>,
+    pub k: OwnedTensor<Segment<E>>,
     /// As `k`.
-    pub v: OwnedTensor<Chunk<E>>,
+    pub v: OwnedTensor<Segment<E>>,
     /// As `q`.
-    pub grad_out: OwnedTensor<Chunk<E>>,
+    pub grad_out: OwnedTensor<Segment<E>>,
     /// Contiguous `[batch, q_heads, q_len]`.
     pub lse: Box<[f32]>,
     /// Contiguous `[batch, q_heads, q_len]`.
     pub delta: Box<[f32]>,
 }
 
-/// Where the keys of a key tile come from, and what is added to their logits. Without intervals and without a plan every
-/// chunk has all keys, in order.
+/// Where the keys of a key tile come from, and what is added to their logits. Without intervals and without a plan
+/// every chunk has all keys, in order.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct KeyTileSource {
     /// With intervals their scores, `[batch, kv_heads, k_len]`, last axis contiguous. Otherwise the bias: of keys
     /// `[batch | 1, heads, 1, k_len]`, of pairs `[batch | 1, heads, q_len | 1, k_len | 1]`, any strides.
     pub bias: ComptimeOption<OwnedTensor<f32>>,
     /// `bp.pattern.has_intervals()` only.
-    pub intervals: ComptimeOption<IntervalKeys>,
+    pub intervals: ComptimeOption<KeyTileIntervals>,
     /// `bp.pattern.is_planned()` only.
-    pub plan: ComptimeOption<PlannedKeys>,
+    pub plan: ComptimeOption<KeyTilePlan>,
 }
 
 /// Keys on intervals of positions.
 #[derive(CubeType, CubeLaunch)]
-pub(crate) struct IntervalKeys {
+pub(crate) struct KeyTileIntervals {
     /// Contiguous `[batch, kv_heads, k_len]`, pairs of first and end.
     pub ends: Box<[Vector<u32, Const<2>>]>,
     /// The keys of each chunk, see [`ChunkKeys`](crate::pattern::intervals::chunks::ChunkKeys).
@@ -46,7 +47,7 @@ pub(crate) struct IntervalKeys {
 
 /// The keys of a tile plan. There is one chunk, of all queries.
 #[derive(CubeType, CubeLaunch)]
-pub(crate) struct PlannedKeys {
+pub(crate) struct KeyTilePlan {
     /// The bits of the plan, a pair of words for a query and a key block.
     pub bits: Box<[Vector<u32, Const<2>>]>,
     /// The steps of each key tile, as `mask::query_lists` writes them.
@@ -88,4 +89,24 @@ pub(crate) struct QueryBoxes<E: Float> {
     pub grad_out: TensorMap<E, Tiled>,
     /// LSE and row sums.
     pub rows: TensorMap<f32, Tiled>,
+}
+
+impl SourceTensors {
+    /// The launch argument of kernels that own key tiles.
+    pub(crate) fn into_key_tiles(self) -> KeyTileSourceLaunch {
+        let (mut intervals, mut plan) = (None, None);
+        match self.keys {
+            KeyTensors::All => {}
+            KeyTensors::Intervals(tensors) => {
+                let [ends, list, counts] = tensors.map(TensorBinding::into_buffer_arg);
+                intervals = Some(KeyTileIntervalsLaunch::new(ends, list, counts));
+            }
+            KeyTensors::Planned(tensors) => {
+                let [bits, list, counts] = tensors.map(TensorBinding::into_buffer_arg);
+                plan = Some(KeyTilePlanLaunch::new(bits, list, counts));
+            }
+        }
+        let bias = self.bias.map(TensorBinding::into_tensor_arg);
+        KeyTileSourceLaunch::new(bias.into(), intervals.into(), plan.into())
+    }
 }

@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 /// A cube's key tile, and its chunk of queries.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct ChunkTile {
-    /// The tile's first slot among those of the chunk, and how many keys the chunk has.
+    /// The index of the tile's first key among those of the chunk, and how many keys the chunk has.
     pub start: usize,
     pub count: usize,
     /// The tile's first entry in the list.
@@ -61,30 +61,30 @@ impl ChunkTile {
         }
     }
 
-    /// The index of the key in slot `slot` of the tile.
+    /// The key at index `local` of the tile.
     pub(crate) fn key_of(
         &self,
         source: &KeyTileSource,
-        slot: usize,
+        local: usize,
         #[comptime] bp: DkdvBlueprint,
     ) -> usize {
-        let mut key = self.start + slot;
+        let mut key = self.start + local;
         if comptime!(bp.pattern.has_intervals()) {
-            key = source.intervals.as_ref().unwrap().list[self.list_row + slot] as usize;
+            key = source.intervals.as_ref().unwrap().list[self.list_row + local] as usize;
         }
         key
     }
 
-    /// The row of the gradients of the key in slot `slot`.
+    /// The row of the gradients of the key at index `local`.
     pub(crate) fn row_of(
         &self,
         source: &KeyTileSource,
-        slot: usize,
+        local: usize,
         #[comptime] bp: DkdvBlueprint,
     ) -> usize {
-        let mut row = self.list_row + slot;
+        let mut row = self.list_row + local;
         if comptime!(!bp.parts) {
-            row = self.kv_row * self.k_len + self.key_of(source, slot, bp);
+            row = self.kv_row * self.k_len + self.key_of(source, local, bp);
         }
         row
     }

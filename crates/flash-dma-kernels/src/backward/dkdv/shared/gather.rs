@@ -5,6 +5,7 @@ use crate::host::check::elem_type;
 use crate::host::scratch::{address_type, bytes, scratch};
 use crate::matrix::ptx::shuffle;
 use crate::pattern::intervals::chunks::{ChunkKeys, STARTS, class_of, class_width};
+use crate::pattern::position::query_shift;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::Problem;
@@ -80,7 +81,7 @@ fn gather_keys_kernel<E: Float>(
     let at = row * sizes.k_len as usize + key as usize;
     let interval = intervals[at];
     let (first, end) = (interval.extract(0usize), interval.extract(1usize));
-    let shift = sizes.q_len as i32 - sizes.k_len as i32;
+    let shift = query_shift(sizes.q_len as usize, sizes.k_len as usize);
     let width = class_width(sizes.chunk);
     let mut from = 0i32;
     let mut to = sizes.q_len as i32;
@@ -206,6 +207,7 @@ impl KeyParts {
     ) {
         let rows = problem.batch * problem.kv_heads;
         let scores = grads.scores.clone().expect("chunks come with scores");
+        let starts = keys.starts.as_ref().expect("there are several chunks");
         let address = address_type([&self.k, &keys.keys, &selection.intervals, &grads.k]);
         // SAFETY: cubes past the keys return; a key that lives in a chunk is in its list, whose parts are
         // below `capacity`.
@@ -222,7 +224,7 @@ impl KeyParts {
                 ),
                 selection.intervals.clone().into_buffer_arg(),
                 keys.keys.clone().into_buffer_arg(),
-                keys.starts.clone().into_buffer_arg(),
+                starts.clone().into_buffer_arg(),
                 SummedGradientsLaunch::new(
                     grads.k.clone().into_buffer_arg(),
                     grads.v.clone().into_buffer_arg(),

@@ -8,14 +8,15 @@ use crate::host::engine::Instruction;
 use crate::matrix::fragment::swizzle;
 use crate::matrix::stages::RowAddress;
 use crate::matrix::wgmma::panel::group_place;
-use crate::vectors::Chunk;
+use crate::pattern::position::query_shift;
+use crate::vectors::Segment;
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
 /// A key of the tile.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct OwnKey {
-    /// Whether the slot holds a key.
+    /// Whether there is such a key.
     pub valid: bool,
     /// Its index in the head.
     pub key: usize,
@@ -40,11 +41,11 @@ impl OwnKey {
     }
 }
 
-/// The key of slot `slot` of the tile; a slot past the last key is seen by no query, but does not narrow
+/// The key at index `local` of the tile; an index past the last key is seen by no query, but does not narrow
 /// the queries that all keys share. Its score is read if it is `scored`.
 #[cube]
 pub(crate) fn own_key(
-    slot: usize,
+    local: usize,
     place: &ChunkTile,
     source: &KeyTileSource,
     score_row: usize,
@@ -53,7 +54,7 @@ pub(crate) fn own_key(
 ) -> OwnKey {
     let interval_row = place.kv_row * place.k_len;
     let mut own = OwnKey {
-        valid: place.start + slot < place.count,
+        valid: place.start + local < place.count,
         key: 0usize,
         row: 0usize,
         first: 0i32,
@@ -62,26 +63,27 @@ pub(crate) fn own_key(
     };
     if own.valid {
         // Positions first, then queries.
-        own.key = place.start + slot;
+        own.key = place.start + local;
         let mut first = own.key as i32;
         let mut end = place.k_len as i32;
         if comptime!(bp.pattern.has_intervals()) {
             let keys = source.intervals.as_ref().unwrap();
-            own.key = keys.list[place.list_row + slot] as usize;
+            own.key = keys.list[place.list_row + local] as usize;
             let interval = keys.ends[interval_row + own.key];
             first = interval.extract(0usize) as i32;
             end = interval.extract(1usize) as i32;
         }
         own.row = interval_row + own.key;
         if comptime!(bp.parts) {
-            own.row = place.list_row + slot;
+            own.row = place.list_row + local;
         }
         if comptime!(scored) {
             own.score = source.bias.as_ref().unwrap()[score_row + own.key];
         }
         if comptime!(bp.causal) {
-            first += place.q_len as i32 - place.k_len as i32;
-            end += place.q_len as i32 - place.k_len as i32;
+            let shift = query_shift(place.q_len, place.k_len);
+            first += shift;
+            end += shift;
         } else {
             // All queries stand at the last key.
             end = select(end >= place.k_len as i32, place.q_len as i32, 0i32);
@@ -121,19 +123,19 @@ pub(crate) fn copy_keys<E: Float>(
     inputs: &BackwardInputs<E>,
     source: &KeyTileSource,
     place: &ChunkTile,
-    k: &mut Shared<[Chunk<E>]>,
-    v: &mut Shared<[Chunk<E>]>,
+    k: &mut Shared<[Segment<E>]>,
+    v: &mut Shared<[Segment<E>]>,
     #[comptime] bp: DkdvBlueprint,
 ) {
-    let chunks = comptime!(bp.chunks());
+    let segments = comptime!(bp.segments());
     let k_rows = RowAddress::of::<E>(&inputs.k, place.batch, place.kv_head);
     let v_rows = RowAddress::of::<E>(&inputs.v, place.batch, place.kv_head);
     let mut at = UNIT_POS as usize;
-    while at < comptime!(bp.keys() * bp.chunks()) {
-        let (row, col) = (at / chunks, at % chunks);
+    while at < comptime!(bp.keys() * bp.segments()) {
+        let (row, col) = (at / segments, at % segments);
         let to = match comptime!(bp.instruction) {
-            Instruction::Mma => swizzle(row, col, chunks),
-            Instruction::Wgmma => group_place(row, col, chunks),
+            Instruction::Mma => swizzle(row, col, segments),
+            Instruction::Wgmma => group_place(row, col, segments),
         };
         if place.start + row < place.count {
             let key = place.key_of(source, row, bp);

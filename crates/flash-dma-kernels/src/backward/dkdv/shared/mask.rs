@@ -4,6 +4,7 @@ use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::args::KeyTileSource;
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::matrix::ptx::{global_address, read_ahead, uniform, uniform_address};
+use crate::pattern::position::end_key;
 use cubecl::prelude::*;
 use flash_dma_problem::PlanGeometry;
 
@@ -121,10 +122,7 @@ impl KeyMask {
         #[comptime] bp: DkdvBlueprint,
     ) -> u32 {
         let first = self.first + further;
-        let mut end = k_len as i32;
-        if comptime!(bp.causal) {
-            end += query as i32 + 1 - q_len as i32;
-        }
+        let end = end_key(query, q_len, k_len, bp.causal);
         let count = max(min(end - first as i32, 16i32), 0i32);
         let prefix = (1u32 << count as u32) - 1u32;
         let seen = (word >> (first % 32) as u32) & prefix;

@@ -2,13 +2,13 @@
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::finite::is_finite;
-use crate::vectors::Chunk;
+use crate::vectors::Segment;
 use cubecl::prelude::*;
 
 /// Locations of the tensors of one kv head's queries, and their length.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct QueryRows {
-    /// In chunks: start of the sequence, stride between heads, stride between queries.
+    /// In segments: start of the sequence, stride between heads, stride between queries.
     pub q: usize,
     pub q_head: usize,
     pub q_row: usize,
@@ -27,8 +27,8 @@ pub(crate) struct QueryRows {
 impl QueryRows {
     /// The queries of kv head `kv_head` of sequence `batch`, of `group` heads.
     pub(crate) fn new<E: Float>(
-        q: &Tensor<Chunk<E>>,
-        grad_out: &Tensor<Chunk<E>>,
+        q: &Tensor<Segment<E>>,
+        grad_out: &Tensor<Segment<E>>,
         batch: usize,
         kv_head: usize,
         group: usize,
@@ -62,14 +62,14 @@ pub(crate) struct Step {
 /// Whether this lane's share of the rows of `stage` is finite.
 #[cube]
 pub(crate) fn all_finite<E: Float>(
-    rows: &Shared<[Chunk<E>]>,
+    rows: &Shared<[Segment<E>]>,
     stage: usize,
     #[comptime] bp: DkdvBlueprint,
 ) -> bool {
     let mut at = UNIT_POS_X as usize;
     let mut finite = true;
-    while at < comptime!(bp.rows * bp.chunks()) {
-        let values = rows[stage * comptime!(bp.rows * bp.chunks()) + at];
+    while at < comptime!(bp.rows * bp.segments()) {
+        let values = rows[stage * comptime!(bp.rows * bp.segments()) + at];
         #[unroll]
         for e in 0..8usize {
             finite = finite && is_finite(f32::cast_from(values.extract(e)));

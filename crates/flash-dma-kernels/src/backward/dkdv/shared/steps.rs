@@ -213,16 +213,16 @@ impl KeyBounds {
         let mut any_to = place.chunk_first;
         let mut full_from = place.chunk_first;
         let mut full_to = place.chunk_end;
-        let mut slot = UNIT_POS_X as usize;
-        while slot < comptime!(bp.keys()) {
-            if place.start + slot < place.count {
-                let (first, end) = (self.first[slot], self.end[slot]);
+        let mut local = UNIT_POS_X as usize;
+        while local < comptime!(bp.keys()) {
+            if place.start + local < place.count {
+                let (first, end) = (self.first[local], self.end[local]);
                 any_from = min(any_from, first);
                 any_to = max(any_to, end);
                 full_from = max(full_from, first);
                 full_to = min(full_to, end);
             }
-            slot += 32;
+            local += 32;
         }
         any_from = plane_min(any_from);
         any_to = plane_max(any_to);

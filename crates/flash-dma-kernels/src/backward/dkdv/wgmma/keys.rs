@@ -25,11 +25,11 @@ impl LaneKeys {
         #[comptime] bp: DkdvBlueprint,
     ) -> LaneKeys {
         let score_row = score_row(source, place, bp);
-        let slot = UNIT_POS_Y as usize * 16 + UNIT_POS_X as usize / 4;
+        let local = UNIT_POS_Y as usize * 16 + UNIT_POS_X as usize / 4;
         let scored = comptime!(bp.pattern.has_shared_score());
         LaneKeys {
-            upper: own_key(slot, place, source, score_row, scored, bp),
-            lower: own_key(slot + 8, place, source, score_row, scored, bp),
+            upper: own_key(local, place, source, score_row, scored, bp),
+            lower: own_key(local + 8, place, source, score_row, scored, bp),
             bp,
         }
     }

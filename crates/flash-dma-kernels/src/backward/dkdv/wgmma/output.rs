@@ -46,7 +46,7 @@ fn write_row<O: Float, N: Size>(
     #[comptime] bp: DkdvBlueprint,
 ) {
     #[unroll]
-    for c in 0..comptime!(bp.chunks()) {
+    for c in 0..comptime!(bp.segments()) {
         let mut pair = Vector::<f32, Const<2>>::new(0.0f32);
         #[unroll]
         for e in 0..2usize {

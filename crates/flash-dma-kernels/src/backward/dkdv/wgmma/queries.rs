@@ -9,7 +9,7 @@ use crate::matrix::ptx::{any_lane, shared_address, uniform};
 use crate::matrix::wgmma::boxes::{copy_boxes, copy_words};
 use crate::matrix::wgmma::panel::{Panels, publish};
 use crate::matrix::wgmma::ring::Ring;
-use crate::vectors::Chunk;
+use crate::vectors::Segment;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::tensor_map_address;
 
@@ -17,13 +17,13 @@ use cubecl_cpp::cuda::ptx::tensor_map_address;
 #[derive(CubeType)]
 pub(crate) struct Tiles<E: Float> {
     /// `[warpgroups, head_dim / 64, 64 keys, 64]`, panels.
-    pub k: Shared<[Chunk<E>]>,
+    pub k: Shared<[Segment<E>]>,
     /// `[warpgroups, head_dim / 64, 64 keys, 64]`, panels.
-    pub v: Shared<[Chunk<E>]>,
+    pub v: Shared<[Segment<E>]>,
     /// `[stages, head_dim / 64, rows, 64]`, panels; rows past the last query are zero.
-    pub q: Shared<[Chunk<E>]>,
+    pub q: Shared<[Segment<E>]>,
     /// `[stages, head_dim / 64, rows, 64]`, panels; rows past the last query are zero.
-    pub grad_out: Shared<[Chunk<E>]>,
+    pub grad_out: Shared<[Segment<E>]>,
     /// `[stages, rows / 2]`: for each of two rows, `-log2(e)` times the LSE and the row sum.
     pub rows: Shared<[Vector<f32, Const<4>>]>,
     pub bounds: KeyBounds,
@@ -32,13 +32,13 @@ pub(crate) struct Tiles<E: Float> {
 #[cube]
 impl<E: Float> Tiles<E> {
     pub(crate) fn new(#[comptime] bp: DkdvBlueprint) -> Tiles<E> {
-        let key_chunks = comptime!(bp.keys() * bp.chunks());
-        let chunks = comptime!(bp.stages * bp.rows * bp.chunks());
+        let key_segments = comptime!(bp.keys() * bp.segments());
+        let segments = comptime!(bp.stages * bp.rows * bp.segments());
         Tiles::<E> {
-            k: Shared::<[Chunk<E>]>::new_aligned_slice(key_chunks, 1024usize),
-            v: Shared::<[Chunk<E>]>::new_aligned_slice(key_chunks, 1024usize),
-            q: Shared::<[Chunk<E>]>::new_aligned_slice(chunks, 1024usize),
-            grad_out: Shared::<[Chunk<E>]>::new_aligned_slice(chunks, 1024usize),
+            k: Shared::<[Segment<E>]>::new_aligned_slice(key_segments, 1024usize),
+            v: Shared::<[Segment<E>]>::new_aligned_slice(key_segments, 1024usize),
+            q: Shared::<[Segment<E>]>::new_aligned_slice(segments, 1024usize),
+            grad_out: Shared::<[Segment<E>]>::new_aligned_slice(segments, 1024usize),
             rows: Shared::<[Vector<f32, Const<4>>]>::new_aligned_slice(
                 comptime!(bp.stages * bp.rows / 2),
                 128usize,
@@ -87,14 +87,14 @@ impl StepCopies {
     /// The queries in `stage`.
     pub(crate) fn queries(&self, stage: usize, #[comptime] bp: DkdvBlueprint) -> Panels {
         Panels {
-            address: self.q_panels + stage as u32 * comptime!((bp.rows * bp.chunks()) as u32),
+            address: self.q_panels + stage as u32 * comptime!((bp.rows * bp.segments()) as u32),
         }
     }
 
     /// The output gradients in `stage`.
     pub(crate) fn grad_out(&self, stage: usize, #[comptime] bp: DkdvBlueprint) -> Panels {
         Panels {
-            address: self.o_panels + stage as u32 * comptime!((bp.rows * bp.chunks()) as u32),
+            address: self.o_panels + stage as u32 * comptime!((bp.rows * bp.segments()) as u32),
         }
     }
 
@@ -212,13 +212,13 @@ pub(crate) fn clean_stage<E: Float>(
 /// Zeroes the elements of a stage of queries or output gradients that are not finite.
 #[cube]
 fn zero_not_finite<E: Float>(
-    rows: &mut Shared<[Chunk<E>]>,
+    rows: &mut Shared<[Segment<E>]>,
     stage: usize,
     #[comptime] bp: DkdvBlueprint,
 ) {
     let mut at = UNIT_POS as usize;
-    while at < comptime!(bp.rows * bp.chunks()) {
-        let place = stage * comptime!(bp.rows * bp.chunks()) + at;
+    while at < comptime!(bp.rows * bp.segments()) {
+        let place = stage * comptime!(bp.rows * bp.segments()) + at;
         let mut values = rows[place];
         #[unroll]
         for e in 0..8usize {

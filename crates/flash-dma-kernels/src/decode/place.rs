@@ -76,7 +76,7 @@ struct HeadSlots {
 /// | `contenders` | see [`Contenders`] |
 /// | `moves` | contiguous `[batch * kv_heads, tokens]` of [entries](crate::decode::commit), overwritten |
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(crate) fn plan_kernel(
+pub(crate) fn place_kernel(
     contenders: &Contenders,
     moves: &mut [i32],
     window: u32,
