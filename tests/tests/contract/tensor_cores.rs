@@ -12,6 +12,8 @@ matrix_engines!(
     narrow_heads_in_bf16,
     wide_heads_in_f16,
     wide_heads_in_bf16,
+    wide_heads_in_f16_without_scores,
+    wide_heads_in_bf16_without_scores,
     widest_heads_in_f16,
     widest_heads_in_bf16,
     groups_that_divide_a_tile,
@@ -19,9 +21,12 @@ matrix_engines!(
     groups_of_many,
     options_in_f16,
     options_in_bf16,
+    options_in_f16_without_scores,
+    options_in_bf16_without_scores,
     scales_and_windows_in_f16,
     scales_and_windows_in_bf16,
     chunks_of_queries,
+    chunks_of_queries_of_wide_heads,
     kinds_of_scores,
     inputs_that_are_not_finite,
     gradients_that_are_not_finite,
@@ -33,13 +38,20 @@ fn case(q_len: usize, k_len: usize, dim: usize, element: ElementType) -> Case {
     Case::new(q_len, k_len).dim(dim).element(element)
 }
 
+fn cases_of<E: Engine>(dims: Vec<usize>, element: ElementType) -> Vec<Case> {
+    let lengths = || E::cases([(19, 23)], [(113, 257)], [(1, 1), (257, 113), (640, 640)]);
+    let of_dim = |dim| {
+        lengths()
+            .into_iter()
+            .map(move |(q, k)| case(q, k, dim, element))
+    };
+    dims.into_iter().flat_map(of_dim).collect()
+}
+
 fn head_dims<E: Engine>(engine: &E, dims: Vec<usize>, element: ElementType) {
-    for dim in dims {
-        let lengths = E::cases([(19, 23)], [(113, 257)], [(1, 1), (257, 113), (640, 640)]);
-        for (q_len, k_len) in lengths {
-            case(q_len, k_len, dim, element).check(engine);
-            case(q_len, k_len, dim, element).plain().check(engine);
-        }
+    for case in cases_of::<E>(dims, element) {
+        case.check(engine);
+        case.plain().check(engine);
     }
 }
 
@@ -51,12 +63,34 @@ fn narrow_heads_in_bf16<E: Engine>(engine: &E) {
     head_dims(engine, E::cases([32], [64], [96]), Bf16);
 }
 
+fn wide_heads<E: Engine>(element: ElementType) -> Vec<Case> {
+    cases_of::<E>(E::cases([], [128], [192]), element)
+}
+
+// Kernels with scores and without are compiled in a test each: on a GPU that takes most of the time.
+
 fn wide_heads_in_f16<E: Engine>(engine: &E) {
-    head_dims(engine, E::cases([], [128], [192]), F16);
+    wide_heads::<E>(F16)
+        .iter()
+        .for_each(|case| case.check(engine));
 }
 
 fn wide_heads_in_bf16<E: Engine>(engine: &E) {
-    head_dims(engine, E::cases([], [128], [192]), Bf16);
+    wide_heads::<E>(Bf16)
+        .iter()
+        .for_each(|case| case.check(engine));
+}
+
+fn wide_heads_in_f16_without_scores<E: Engine>(engine: &E) {
+    for case in wide_heads::<E>(F16) {
+        case.plain().check(engine);
+    }
+}
+
+fn wide_heads_in_bf16_without_scores<E: Engine>(engine: &E) {
+    for case in wide_heads::<E>(Bf16) {
+        case.plain().check(engine);
+    }
 }
 
 fn widest_heads_in_f16<E: Engine>(engine: &E) {
@@ -100,14 +134,16 @@ fn options_of<E: Engine>(element: ElementType) -> impl Iterator<Item = Case> {
 
 fn options<E: Engine>(engine: &E, element: ElementType) {
     for case in options_of::<E>(element) {
-        let case = || case.clone();
-        case().full().check(engine);
-        case().full().plain().check(engine);
-        case().options(|o| o.with_softcap(2.0)).check(engine);
-        case()
-            .plain()
-            .options(|o| o.with_softcap(20.0))
-            .check(engine);
+        case.clone().full().check(engine);
+        case.options(|o| o.with_softcap(2.0)).check(engine);
+    }
+}
+
+fn options_without_scores<E: Engine>(engine: &E, element: ElementType) {
+    for case in options_of::<E>(element) {
+        let case = case.plain();
+        case.clone().full().check(engine);
+        case.options(|o| o.with_softcap(20.0)).check(engine);
     }
 }
 
@@ -136,21 +172,29 @@ fn options_in_bf16<E: Engine>(engine: &E) {
     options(engine, Bf16);
 }
 
-/// Keys that live over several chunks of queries, and few of them per chunk.
-fn chunks_of_queries<E: Engine>(engine: &E) {
-    let large = [
-        (2100, 100, 64, 2),
-        (2100, 100, 128, 4),
-        (4099, 1500, 64, 2),
-        (2200, 1100, 128, 2),
-        (3000, 5, 64, 2),
-        (3000, 5, 128, 4),
-    ];
-    for (len, window, dim, heads) in E::cases([], [], large) {
+fn options_in_f16_without_scores<E: Engine>(engine: &E) {
+    options_without_scores(engine, F16);
+}
+
+fn options_in_bf16_without_scores<E: Engine>(engine: &E) {
+    options_without_scores(engine, Bf16);
+}
+
+/// Keys that live over several chunks of queries, and few of them per chunk: lengths, windows and query heads.
+fn chunks<E: Engine>(engine: &E, dim: usize, large: [(usize, usize, usize); 3]) {
+    for (len, window, heads) in E::cases([], [], large) {
         let case = case(len, len, dim, Bf16).heads(heads, 1).window(window);
         // The oracle takes long.
         Case { batch: 1, ..case }.check(engine);
     }
+}
+
+fn chunks_of_queries<E: Engine>(engine: &E) {
+    chunks(engine, 64, [(2100, 100, 2), (4099, 1500, 2), (3000, 5, 2)]);
+}
+
+fn chunks_of_queries_of_wide_heads<E: Engine>(engine: &E) {
+    chunks(engine, 128, [(2100, 100, 4), (2200, 1100, 2), (3000, 5, 4)]);
 }
 
 fn kinds_of_scores<E: Engine>(engine: &E) {

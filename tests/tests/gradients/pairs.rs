@@ -11,6 +11,7 @@ tensor_core_engines!(
     of_every_broadcast_of_a_bias_of_pairs,
     of_every_broadcast_under_masks,
     of_biases_of_pairs_and_softcaps,
+    of_biases_of_pairs_and_softcaps_under_masks,
     of_biases_of_pairs_of_many_keys,
 );
 
@@ -81,15 +82,25 @@ fn of_every_broadcast_under_masks<E: MaskedEngine>(engine: &E) {
     }
 }
 
-fn of_biases_of_pairs_and_softcaps<E: MaskedEngine>(engine: &E) {
-    for (n, sizes) in E::cases([], [[1, 4, 2, 140, 150, 64]], [[1, 16, 1, 200, 129, 128]])
-        .into_iter()
-        .enumerate()
-    {
-        let [_, q_heads, _, q_len, k_len, _] = sizes;
-        let mut case = MaskedCase::new(sizes).element([F16, Bf16][n % 2]);
+fn softcaps<E: MaskedEngine>() -> impl Iterator<Item = MaskedCase> {
+    let sizes = E::cases([], [[1, 4, 2, 140, 150, 64]], [[1, 16, 1, 200, 129, 128]]);
+    sizes.into_iter().map(|sizes| {
+        let mut case = MaskedCase::new(sizes).element(F16);
         case.options.softcap = Some(4.0);
-        case.clone().bias([1, 1, q_len, k_len]).check(engine);
+        case
+    })
+}
+
+fn of_biases_of_pairs_and_softcaps<E: MaskedEngine>(engine: &E) {
+    for case in softcaps::<E>() {
+        let [_, _, _, q_len, k_len, _] = case.sizes;
+        case.bias([1, 1, q_len, k_len]).check(engine);
+    }
+}
+
+fn of_biases_of_pairs_and_softcaps_under_masks<E: MaskedEngine>(engine: &E) {
+    for case in softcaps::<E>() {
+        let [_, q_heads, _, q_len, k_len, _] = case.sizes;
         let case = case.mask([1, 1, q_len, k_len], Pattern::Random(0.5));
         case.bias([1, q_heads, q_len, k_len]).check(engine);
     }

@@ -14,7 +14,8 @@ macro_rules! grid {
     ($($name:ident: $dim:literal,)*) => {$(
         mod $name {
             kinds!(short, $dim, &LENGTHS[..4]);
-            kinds!(long, $dim, &LENGTHS[4..]);
+            kinds!(long, $dim, &LENGTHS[4..5]);
+            kinds!(longest, $dim, &LENGTHS[5..]);
         }
     )*};
 }

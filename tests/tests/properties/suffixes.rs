@@ -16,6 +16,7 @@ every_engine!(
     a_suffix_of_queries_is_the_tail_without_scores,
     a_suffix_of_queries_is_the_tail_of_full_attention_without_scores,
     gradients_of_pieces_add_up_to_those_of_the_whole,
+    gradients_of_other_pieces_add_up_to_those_of_the_whole,
     gradients_of_pieces_add_up_without_scores,
 );
 
@@ -284,11 +285,19 @@ fn pieces<E: Engine>() -> Vec<(Case, Vec<usize>)> {
     )
 }
 
-fn gradients_of_pieces_add_up_to_those_of_the_whole<E: Engine>(engine: &E) {
-    for (case, cuts) in pieces::<E>() {
+fn add_up<E: Engine>(engine: &E, pieces: impl IntoIterator<Item = (Case, Vec<usize>)>) {
+    for (case, cuts) in pieces {
         adds_up(engine, &case, &cuts);
         adds_up(engine, &case.scores(Scores::Recency), &cuts);
     }
+}
+
+fn gradients_of_pieces_add_up_to_those_of_the_whole<E: Engine>(engine: &E) {
+    add_up(engine, pieces::<E>().into_iter().take(1));
+}
+
+fn gradients_of_other_pieces_add_up_to_those_of_the_whole<E: Engine>(engine: &E) {
+    add_up(engine, pieces::<E>().into_iter().skip(1));
 }
 
 fn gradients_of_pieces_add_up_without_scores<E: Engine>(engine: &E) {
