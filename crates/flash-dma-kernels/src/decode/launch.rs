@@ -202,13 +202,11 @@ impl Pass for DecodeStep<'_> {
     fn workspace_bytes(&self, config: &ConfigOf<Self>) -> usize {
         let append = &self.problem.append;
         let (out, lse) = part_shapes(self.problem, parts_of(config));
-        let kind = match append.cache.storage {
-            Storage::Pages { .. } if append.cache.has_scores() => 0,
-            // One word is the placeholder for the scores.
-            Storage::Pages { .. } => bytes([1]),
-            _ => bytes(moves_shape(append)),
+        let moves = match append.cache.storage {
+            Storage::Pages { .. } => 0,
+            Storage::Slots { .. } => bytes(moves_shape(append)),
         };
-        bytes(out) + bytes(lse) + kind
+        bytes(out) + bytes(lse) + moves
     }
 
     fn check(&self, outputs: &StepOutputs) -> Result<(), AttentionError> {
