@@ -203,8 +203,8 @@ impl Pass for DecodeStep<'_> {
         let append = &self.problem.append;
         let (out, lse) = part_shapes(self.problem, parts_of(config));
         let moves = match append.cache.storage {
-            Storage::Pages { .. } => 0,
             Storage::Slots { .. } => bytes(moves_shape(append)),
+            _ => 0,
         };
         bytes(out) + bytes(lse) + moves
     }
