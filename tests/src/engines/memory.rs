@@ -61,6 +61,7 @@ impl<T: Target> Kernels<T> {
         let selection = p.has_scores.then(|| engine::Selection {
             scores: scores.clone(),
             intervals: intervals.clone(),
+            far: None,
         });
         if p.has_scores {
             let said = engine::select_workspace(client, p.scores_shape(), p.window);
@@ -81,6 +82,7 @@ impl<T: Target> Kernels<T> {
             k: grad_k,
             v: grad_v,
             scores: p.has_scores.then_some(grad_scores),
+            rank: None,
         };
         let kind = Self::forced(planned(&engine::forward::plan(client, p, &inputs)));
         let plan = || engine::forward::plan_on(kind, client, p, &inputs).expect("a plan");

@@ -197,6 +197,7 @@ impl Attention {
             k: kv(),
             v: kv(),
             scores: scores_shape.map(|_| tensor(client, problem.scores_shape(), size_of::<f32>())),
+            rank: None,
         };
         let call = |engine| {
             let (out, lse) = (saved.out.clone(), lse.clone());
@@ -231,7 +232,11 @@ fn selected(client: &Client, k_len: usize, window: usize) -> Selection {
     let scores = tensor(client, [1, HEADS, k_len], size_of::<f32>());
     let intervals = tensor(client, [1, HEADS, k_len, 2], size_of::<u32>());
     select(client, scores.clone(), window, intervals.clone()).expect("a valid selection");
-    Selection { scores, intervals }
+    Selection {
+        scores,
+        intervals,
+        far: None,
+    }
 }
 
 /// A contiguous tensor of undefined content.

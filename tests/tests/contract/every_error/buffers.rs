@@ -37,6 +37,7 @@ pub fn backward(scores: bool, gradient: bool) -> Result<(), AttentionError> {
         selection: scores.then_some(cpu::Selection {
             scores: View::contiguous(&one, [1, 1, 1]),
             intervals: &intervals,
+            far: None,
         }),
     };
     let saved = cpu::Saved {
@@ -51,6 +52,7 @@ pub fn backward(scores: bool, gradient: bool) -> Result<(), AttentionError> {
         k: &mut k,
         v: &mut v,
         scores: gradient.then_some(&mut z),
+        rank: None,
     };
     cpu::backward(&problem, inputs, saved, grads)
 }

@@ -63,6 +63,7 @@ impl Tensors {
         let selection = p.has_scores.then(|| Selection {
             scores: words(),
             intervals: tensor(client, p.intervals_shape(), 4),
+            far: None,
         });
         let lse = tensor(client, p.lse_shape(), 4);
         Self {
@@ -78,6 +79,7 @@ impl Tensors {
                 k: grad_k,
                 v: grad_v,
                 scores: p.has_scores.then(words),
+                rank: None,
             },
         }
     }
