@@ -14,6 +14,7 @@ use flash_dma_problem::{AttentionError, AttentionOptions, Problem, TensorName, T
 #[derive(Clone, Debug)]
 pub struct Intervals {
     tensor: Tensor<4, Int>,
+    far: Option<Tensor<3, Int>>,
     window: usize,
 }
 
@@ -30,10 +31,31 @@ impl Intervals {
         self.tensor
     }
 
+    /// One past the last position at which each key is a runner-up, `[batch, kv_heads, k_len]` i32; it is one from the
+    /// end of its interval on. `None` without runners-up.
+    #[must_use]
+    pub fn far(&self) -> Option<&Tensor<3, Int>> {
+        self.far.as_ref()
+    }
+
+    /// Intervals and the ends of runners-up, as the operations take them.
+    pub(crate) fn into_parts(self) -> (Tensor<4, Int>, Option<Tensor<3, Int>>) {
+        (self.tensor, self.far)
+    }
+
     /// How many keys each query keeps.
     #[must_use]
     pub fn window(&self) -> usize {
         self.window
+    }
+
+    /// These intervals with runners-up, each from the end of its interval to `far`, `[batch, kv_heads, k_len]` i32.
+    #[cfg(test)]
+    pub(crate) fn with_far(self, far: Tensor<3, Int>) -> Self {
+        Self {
+            far: Some(far),
+            ..self
+        }
     }
 
     /// The options with this window, if they do not ask for another one.
@@ -59,7 +81,17 @@ impl Intervals {
             strides: &[1; 4],
         };
         spec.check(&problem.intervals_shape())?;
-        same_device(device, TensorName::Intervals, self.tensor.device())
+        same_device(device, TensorName::Intervals, self.tensor.device())?;
+        let Some(far) = &self.far else {
+            return Ok(());
+        };
+        let spec = TensorSpec {
+            name: TensorName::Far,
+            shape: &far.dims(),
+            strides: &[1; 3],
+        };
+        spec.check(&problem.scores_shape())?;
+        same_device(device, TensorName::Far, far.device())
     }
 }
 
@@ -99,6 +131,7 @@ pub fn try_select(scores: Tensor<3>, window: usize) -> Result<Intervals, Attenti
     let intervals = Dispatch::dynamic_mask_select(scores.into_dispatch(), window);
     Ok(Intervals {
         tensor: Tensor::from_dispatch(intervals),
+        far: None,
         window,
     })
 }

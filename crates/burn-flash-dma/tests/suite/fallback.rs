@@ -5,7 +5,7 @@ use crate::values::{ints, oracle_intervals};
 use burn::backend::Flex;
 use burn::tensor::{Device, Int, Tensor};
 use burn_flash_dma::fallback::attention as fallback;
-use burn_flash_dma::ops::{DynamicMaskOps, OptionalFloat, Saved, Selection};
+use burn_flash_dma::ops::{DynamicMaskOps, OptionalFloat, OptionalInt, Saved, Selection};
 use burn_flash_dma::{AttentionOptions, ElementType};
 use flash_dma_reference::compare::{GRADIENT, OUTPUT, compare, compare_lse};
 use flash_dma_reference::{Rng, generate::Scores};
@@ -33,7 +33,11 @@ fn run(case: &Case, with_lse: bool, engine: bool) -> Results {
             } else {
                 fallback::select::<Flex>(scores.clone(), p.window)
             };
-            Selection::Scored { scores, intervals }
+            Selection::Scored {
+                scores,
+                intervals,
+                far: OptionalInt::None,
+            }
         }
     };
     let (out, lse) = if engine {
