@@ -135,3 +135,54 @@ pub fn try_select(scores: Tensor<3>, window: usize) -> Result<Intervals, Attenti
         window,
     })
 }
+
+#[cfg(all(test, feature = "flex", feature = "autodiff"))]
+mod tests {
+    use super::*;
+    use crate::Attention;
+    use burn::tensor::Distribution;
+
+    /// Attention to two keys per query, with two runners-up if asked for: the gradient of the scores.
+    fn run(runners_up: bool, far_keys: usize) -> Result<Vec<f32>, AttentionError> {
+        let device = Device::flex().autodiff();
+        device.seed(3);
+        let normal = Distribution::Normal(0.0, 1.0);
+        let q = Tensor::<4>::random([1, 2, 9, 8], normal, &device);
+        let k = Tensor::<4>::random([1, 1, 9, 8], normal, &device);
+        let v = Tensor::<4>::random([1, 1, 9, 8], normal, &device);
+        // The first two keys stay, the next two are runners-up from their own positions on.
+        let scores = (0..9).map(|n| -(n as f32)).collect::<Vec<_>>();
+        let scores = Tensor::<1>::from_floats(&scores[..], &device).reshape([1, 1, 9]);
+        let scores = scores.require_grad();
+        let mut intervals = select(scores.clone(), 2);
+        assert!(intervals.far().is_none());
+        if runners_up {
+            let far = select(scores.clone(), 4).into_tensor().narrow(3, 1, 1);
+            intervals = intervals.with_far(far.reshape([1, 1, 9]).narrow(2, 0, far_keys));
+        }
+        let attention = Attention::new(q, k, v).scores(scores.clone());
+        let out = attention.intervals(&intervals).try_forward()?;
+        let grads = out.powi_scalar(2).sum().backward();
+        let grad = scores.grad(&grads).expect("scores are tracked");
+        Ok(grad.into_data().iter::<f32>().collect())
+    }
+
+    #[test]
+    fn runners_up_add_to_the_gradient_of_the_scores() {
+        let (without, with) = (run(false, 9).unwrap(), run(true, 9).unwrap());
+        assert_eq!(with[..2], without[..2]);
+        assert_eq!(without[2..], [0.0; 7]);
+        assert!(with[2..4].iter().all(|&x| x != 0.0), "{with:?}");
+        assert_eq!(with[4..], [0.0; 5]);
+    }
+
+    #[test]
+    fn ends_of_other_keys_are_refused() {
+        let error = run(true, 8).unwrap_err();
+        assert!(
+            error.to_string().contains("the ends of the runners-up"),
+            "{error}"
+        );
+        assert_eq!(error.kind(), "Shape");
+    }
+}

@@ -33,7 +33,7 @@ use cubecl::prelude::*;
 /// | `source` | scores, and as intervals the spans and lists of [`RunnersUp`](crate::pattern::intervals::runners::RunnersUp) |
 /// | `rank` | contiguous `[batch, kv_heads, k_len]`; the listed keys are overwritten |
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(crate) fn rank_kernel<E: Float>(
+pub(crate) fn rank_mma_kernel<E: Float>(
     inputs: &BackwardInputs<E>,
     grad_lse: &ComptimeOption<Box<[f32]>>,
     source: &KeyTileSource,

@@ -11,7 +11,7 @@ use crate::backward::dkdv::wgmma::dkdv_wgmma_kernel;
 use crate::backward::dq::key_boxes::KeyMapsLaunch;
 use crate::backward::dq::mma::dq_mma_kernel;
 use crate::backward::dq::wgmma::dq_wgmma_kernel;
-use crate::backward::rank::rank_kernel;
+use crate::backward::rank::rank_mma_kernel;
 use crate::host::check::{address_type, elem_type};
 use crate::host::engine::Instruction;
 use crate::host::scratch::{bytes, scratch};
@@ -210,7 +210,7 @@ impl<'a> MmaPass<'a> {
         // SAFETY: the buffers were checked to hold the shapes and strides that the kernel indexes by, and the list holds
         // keys below `k_len`.
         unsafe {
-            rank_kernel::launch_unchecked(
+            rank_mma_kernel::launch_unchecked(
                 client,
                 CubeCount::Static((keys.tiles * rows) as u32, 1, 1),
                 blueprint.cube_dim(),
