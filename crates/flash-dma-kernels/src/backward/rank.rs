@@ -299,7 +299,8 @@ fn write_sums(
 ) {
     let mut second = Shared::<[f32]>::new_aligned_slice(comptime!(bp.keys()), 128usize);
     let half = UNIT_POS_Y / comptime!(bp.role_warps as u32);
-    let writes = UNIT_POS_X % 4 == 0;
+    let quad = UNIT_POS_X % 4;
+    let writes = quad == 0;
     let left = place.count - place.start;
     let mut own = Array::<f32>::new(comptime!(bp.fragments * 2));
     #[unroll]
