@@ -186,6 +186,7 @@ impl Buffers {
             selection: self.scores.as_ref().map(|(scores, intervals)| Selection {
                 scores: scores.binding(),
                 intervals: intervals.binding(),
+                far: None,
             }),
         }
     }
@@ -272,7 +273,13 @@ impl Buffers {
     fn launch_backward(&self, client: &Client, problem: &Problem) {
         let [q, k, v] = self.grads.each_ref().map(Tensor::binding);
         let scores = self.grad_scores.as_ref().map(Tensor::binding);
-        let grads = Gradients { q, k, v, scores };
+        let grads = Gradients {
+            q,
+            k,
+            v,
+            scores,
+            rank: None,
+        };
         let (inputs, saved) = (self.inputs(), self.saved());
         backward::plan_on(self.backward_engine, client, problem, &inputs, &saved)
             .and_then(|plan| plan.run(grads))

@@ -372,6 +372,7 @@ impl<'a, T: Target> Held<'a, T> {
             selection: Some(flash_dma_kernels::Selection {
                 scores: z.binding(),
                 intervals,
+                far: None,
             }),
         };
         let out = kernels.output(&q, s.element, 0);

@@ -39,6 +39,9 @@ pub struct Gradients {
     pub v: Vec<f64>,
     /// `[batch, kv_heads, k_len]`; given exactly if the problem has scores.
     pub scores: Option<Vec<f64>>,
+    /// `[batch, kv_heads, k_len]`: the gradient of the tensor that ranks the keys; given exactly if the call has
+    /// runners-up and the engine has it on its own (under autodiff it is in that of the scores).
+    pub rank: Option<Vec<f64>>,
 }
 
 /// A call that was refused.

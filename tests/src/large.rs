@@ -171,7 +171,11 @@ impl<T: Target> Kernels<T> {
             let (given, to) = (scores.clone(), intervals.binding());
             engine::select(client, given, p.window, to).expect("a selection");
             let intervals = intervals.binding();
-            engine::Selection { scores, intervals }
+            engine::Selection {
+                scores,
+                intervals,
+                far: None,
+            }
         });
         let inputs = engine::Inputs { q, k, v, selection };
 
@@ -200,6 +204,7 @@ impl<T: Target> Kernels<T> {
             k: grad_k.binding(),
             v: grad_v.binding(),
             scores: grad_scores.as_ref().map(Output::binding),
+            rank: None,
         };
         let kind = Self::forced(planned(&engine::backward::plan(client, p, &inputs, &saved)));
         engine::backward::plan_on(kind, client, p, &inputs, &saved)

@@ -11,6 +11,9 @@ pub struct Selection<'a> {
     /// The intervals [`select`](crate::select()) made of the scores, contiguous
     /// `[batch, kv_heads, k_len]`.
     pub intervals: &'a [Interval],
+    /// One past the last position at which each key is a runner-up, contiguous `[batch, kv_heads, k_len]`: it is one
+    /// from the end of its interval on. `None` without runners-up; only the backward pass reads it.
+    pub far: Option<&'a [u32]>,
 }
 
 /// The inputs of attention, shaped as the problem says.
@@ -50,6 +53,9 @@ pub struct Gradients<'a, E> {
     pub v: &'a mut [E],
     /// `[batch, kv_heads, k_len]`; given exactly if the problem has scores.
     pub scores: Option<&'a mut [f32]>,
+    /// `[batch, kv_heads, k_len]`: the gradient of the tensor that ranks the keys; given exactly if the selection has
+    /// runners-up.
+    pub rank: Option<&'a mut [f32]>,
 }
 
 /// The inputs of attention under a mask and a bias, shaped as the problem says.

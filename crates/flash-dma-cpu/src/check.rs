@@ -111,7 +111,11 @@ pub(crate) fn inputs<E: Element>(problem: &Problem, inputs: &Inputs<'_, E>) -> C
         Some(selection) => {
             let shape = problem.scores_shape();
             view(TensorName::Scores, &selection.scores, &shape)?;
-            buffer(TensorName::Intervals, selection.intervals, &shape)
+            buffer(TensorName::Intervals, selection.intervals, &shape)?;
+            match selection.far {
+                Some(far) => buffer(TensorName::Far, far, &shape),
+                None => Ok(()),
+            }
         }
     }
 }
@@ -173,7 +177,11 @@ pub(crate) fn saved<E: Element>(problem: &Problem, saved: &Saved<'_, E>) -> Chec
 }
 
 /// Checks where the backward pass writes.
-pub(crate) fn gradients<E: Element>(problem: &Problem, grads: &Gradients<'_, E>) -> Checked {
+pub(crate) fn gradients<E: Element>(
+    problem: &Problem,
+    inputs: &Inputs<'_, E>,
+    grads: &Gradients<'_, E>,
+) -> Checked {
     operand_gradients(problem, grads.q, grads.k, grads.v)?;
     match &grads.scores {
         Some(scores) if problem.has_scores => {
@@ -181,6 +189,12 @@ pub(crate) fn gradients<E: Element>(problem: &Problem, grads: &Gradients<'_, E>)
         }
         None if !problem.has_scores => Ok(()),
         _ => Err(AttentionError::ScoresGradient),
+    }?;
+    let far = inputs.selection.and_then(|selection| selection.far);
+    match (&grads.rank, far) {
+        (Some(rank), Some(_)) => buffer(TensorName::GradRank, rank, &problem.scores_shape()),
+        (None, None) => Ok(()),
+        _ => Err(AttentionError::RankGradient),
     }
 }
 

@@ -30,7 +30,7 @@
 //!     q: View::contiguous(&q, q_shape),
 //!     k: View::contiguous(&kv, kv_shape),
 //!     v: View::contiguous(&kv, kv_shape),
-//!     selection: Some(Selection { scores, intervals: &intervals }),
+//!     selection: Some(Selection { scores, intervals: &intervals, far: None }),
 //! };
 //! let (mut out, mut lse) = (vec![0.0; 64], vec![0.0; 8]);
 //! flash_dma_cpu::forward(&problem, inputs, &mut out, &mut lse)?;

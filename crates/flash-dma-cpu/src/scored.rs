@@ -5,6 +5,7 @@ use crate::attention::backward::{Targets, backward as differentiate};
 use crate::attention::bias_gradient::BiasGradient;
 use crate::attention::forward::forward as attend;
 use crate::attention::operands::Operands;
+use crate::attention::rank::rank as differentiate_rank;
 use crate::check;
 use crate::element::Element;
 use crate::keys::source::{KeyTensors, Keys};
@@ -59,7 +60,9 @@ pub fn forward<E: Element>(
     Ok(())
 }
 
-/// The gradients of [`forward`] for q, k, v and the scores; the selection is a constant.
+/// The gradients of [`forward`] for q, k, v and the scores; the selection is a constant. With runners-up, also the
+/// gradient of the tensor that ranks the keys: for each query and each of its runners-up, the change of the loss if the
+/// key were attended.
 ///
 /// `grads.k`, `grads.v` and `grads.scores` sum over the query heads of a group. A query that attends
 /// to nothing and a key that nothing attends to have gradients of exactly 0, whatever they hold.
@@ -78,7 +81,7 @@ pub fn backward<E: Element>(
 ) -> Result<(), AttentionError> {
     check::inputs(problem, &inputs)?;
     check::saved(problem, &saved)?;
-    check::gradients(problem, &grads)?;
+    check::gradients(problem, &inputs, &grads)?;
     let targets = Targets {
         q: grads.q,
         k: grads.k,
@@ -88,6 +91,14 @@ pub fn backward<E: Element>(
             .map_or(BiasGradient::Ignored, BiasGradient::Scores),
     };
     differentiate(&operands(problem, &inputs), &saved, targets);
+    if let (Some(selection), Some(rank)) = (inputs.selection, grads.rank) {
+        let operands = Operands {
+            problem,
+            q: inputs.q,
+            keys: Keys::runners_up(problem, &inputs, &selection),
+        };
+        differentiate_rank(&operands, &saved, rank);
+    }
     Ok(())
 }
 

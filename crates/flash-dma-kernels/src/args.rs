@@ -11,6 +11,9 @@ pub struct Selection {
     /// The result of [`select`](crate::select()) on the scores: contiguous `[batch, kv_heads, k_len, 2]`, 32-bit
     /// integers, first and end of each key's [`Interval`](flash_dma_problem::Interval).
     pub intervals: TensorBinding,
+    /// One past the last position at which each key is a runner-up, contiguous `[batch, kv_heads, k_len]`, 32-bit
+    /// integers: it is one from the end of its interval on. `None` without runners-up; only the backward pass reads it.
+    pub far: Option<TensorBinding>,
 }
 
 /// The inputs of attention, shaped as the problem says.
@@ -59,6 +62,9 @@ pub struct Gradients {
     pub v: TensorBinding,
     /// `[batch, kv_heads, k_len]`, f32; given exactly if the problem has scores.
     pub scores: Option<TensorBinding>,
+    /// `[batch, kv_heads, k_len]`, f32: the gradient of the tensor that ranks the keys; given exactly if the selection
+    /// has runners-up.
+    pub rank: Option<TensorBinding>,
 }
 
 /// From products to logits.

@@ -18,3 +18,32 @@ pub(crate) fn tanh_near_zero(x: f32, square: f32) -> f32 {
     series = fma(series, square, comptime!(-1.0f32 / 3.0));
     fma(series * square, x, x)
 }
+
+/// `1 / (1 + e^-x)`, whatever the size of `x`; NaN stays NaN.
+#[cube]
+pub(crate) fn sigmoid(x: f32) -> f32 {
+    let e = (-x.abs()).exp();
+    select(x < 0.0f32, e, 1.0f32) / (1.0f32 + e)
+}
+
+/// `ln(1 + e^x)`, whatever the size of `x`; NaN stays NaN.
+#[cube]
+pub(crate) fn softplus(x: f32) -> f32 {
+    let e = (-x.abs()).exp();
+    softplus_of(x, e / (2.0f32 + e))
+}
+
+/// [`softplus`] from `s = e / (2 + e)` with `e = exp(-|x|)`: `ln(1 + e) = 2 artanh(s)`, whose series in `s <= 1/3` ends
+/// with an error of 1e-8.
+#[cube]
+pub(crate) fn softplus_of(x: f32, s: f32) -> f32 {
+    let u = s * s;
+    let mut series = fma(u, comptime!(1.0f32 / 13.0), comptime!(1.0f32 / 11.0));
+    series = fma(series, u, comptime!(1.0f32 / 9.0));
+    series = fma(series, u, comptime!(1.0f32 / 7.0));
+    series = fma(series, u, comptime!(1.0f32 / 5.0));
+    series = fma(series, u, comptime!(1.0f32 / 3.0));
+    series = fma(series, u, 1.0f32);
+    let positive = select(x > 0.0f32, x, 0.0f32);
+    fma(2.0f32 * s, series, positive)
+}

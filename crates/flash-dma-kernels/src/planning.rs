@@ -105,6 +105,7 @@ impl Rows {
             selection: problem.has_scores.then(|| Selection {
                 scores: self.tensor(&problem.scores_shape()),
                 intervals: self.tensor(&problem.intervals_shape()),
+                far: None,
             }),
         }
     }

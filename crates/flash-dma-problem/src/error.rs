@@ -13,6 +13,7 @@ pub enum TensorName {
     Value,
     Scores,
     Intervals,
+    Far,
     Out,
     Lse,
     GradOut,
@@ -21,6 +22,7 @@ pub enum TensorName {
     GradKey,
     GradValue,
     GradScores,
+    GradRank,
     Mask,
     Plan,
     FirstKeys,
@@ -46,6 +48,7 @@ impl fmt::Display for TensorName {
             Self::Value => "v",
             Self::Scores => "scores",
             Self::Intervals => "intervals",
+            Self::Far => "the ends of the runners-up",
             Self::Out => "out",
             Self::Lse => "lse",
             Self::GradOut => "the gradient of out",
@@ -54,6 +57,7 @@ impl fmt::Display for TensorName {
             Self::GradKey => "the gradient of k",
             Self::GradValue => "the gradient of v",
             Self::GradScores => "the gradient of scores",
+            Self::GradRank => "the gradient of the rank",
             Self::Mask => "the mask",
             Self::Plan => "the tile plan",
             Self::FirstKeys => "first of the key ranges",
@@ -196,6 +200,9 @@ pub enum AttentionError {
     /// A problem with scores got no buffer for their gradient, or one without scores got one.
     #[error("the gradient of scores needs a buffer exactly if there are scores")]
     ScoresGradient,
+    /// A selection with runners-up got no buffer for their gradient, or one without got one.
+    #[error("the gradient of the rank needs a buffer exactly if there are runners-up")]
+    RankGradient,
     /// The scale is NaN or infinite.
     #[error("the scale must be finite, but is {scale}")]
     Scale {
@@ -335,8 +342,8 @@ macro_rules! kinds {
 
 kinds! {
     Rank Shape Broadcast PlanCausal BiasGradient HeadRatio HeadDim ElementType Device RangesDevice Strides Buffer
-    ZeroWindow WindowWithoutScores IntervalsWindow ScoresWithoutIntervals ScoresGradient Scale Softcap Positions
-    PagesFull EmptyPages CacheScores CacheWindow CacheNotCausal PagesUsed Sequence Tracked Record TooLarge Unsupported
+    ZeroWindow WindowWithoutScores IntervalsWindow ScoresWithoutIntervals ScoresGradient RankGradient Scale Softcap
+    Positions PagesFull EmptyPages CacheScores CacheWindow CacheNotCausal PagesUsed Sequence Tracked Record TooLarge Unsupported
     DeviceFailed SecondOrder
 }
 

@@ -1,6 +1,7 @@
 //! Dynamic-mask attention and its gradients, over the selected pairs.
 
 use crate::compare::Exact;
+use crate::naive;
 use crate::rows::{self, Pairs, Tensors};
 use crate::select;
 use flash_dma_problem::Problem;
@@ -69,6 +70,30 @@ impl Pairs for Selected<'_> {
     }
 }
 
+/// The runners-up of every row: what a window that keeps `more` keys attends to beyond the selected pairs.
+struct RunnersUp<'a> {
+    selected: &'a Selected<'a>,
+    more: usize,
+}
+
+impl Pairs for RunnersUp<'_> {
+    fn row(&self, b: usize, h: usize, i: usize, keys: &mut Vec<(usize, f64)>) {
+        let Selected {
+            problem: p,
+            scores,
+            ranked,
+        } = self.selected;
+        let head = b * p.kv_heads + h / p.group();
+        let take = |window| select::take(&ranked[head], window, p.position(i));
+        let scores = &scores.expect("runners-up have scores")[head * p.k_len..];
+        let selected = take(p.window);
+        let wider = take(p.window.saturating_add(self.more));
+        let outside = wider.into_iter().filter(|key| !selected.contains(key));
+        keys.clear();
+        keys.extend(outside.map(|j| (j, scores[j])));
+    }
+}
+
 impl Inputs {
     /// The output and the LSE.
     ///
@@ -103,6 +128,79 @@ impl Inputs {
             },
         );
         Backward { q, k, v, scores }
+    }
+
+    /// The gradient of the tensor that ranks the keys, `[batch, kv_heads, k_len]`, if the `runners_up` keys that come
+    /// after the window are to learn: for each query and each of its runners-up, with `x` the logit minus the LSE,
+    /// `sigmoid(x) * grad_out . (v - out) + grad_lse * softplus(x)`, the change of the loss if the key were attended.
+    ///
+    /// # Panics
+    ///
+    /// If a tensor does not have the problem's shape, or there are no scores.
+    #[must_use]
+    pub fn rank_gradient(
+        &self,
+        runners_up: usize,
+        grad_out: &[f64],
+        grad_lse: Option<&[f64]>,
+    ) -> Exact {
+        let p = &self.problem;
+        let mut rank = Exact::zeros(p.scores_shape().iter().product());
+        self.each_runner_up(runners_up, |tensors, selected, runners| {
+            rows::rank(
+                tensors,
+                selected,
+                runners,
+                grad_out,
+                grad_lse,
+                |b, h, j, gradient, size| {
+                    rank.add(
+                        (b * p.kv_heads + h / p.group()) * p.k_len + j,
+                        gradient,
+                        size,
+                    );
+                },
+            );
+        });
+        rank
+    }
+
+    /// As [`Inputs::rank_gradient`], by the same-dtype naive implementation.
+    ///
+    /// # Panics
+    ///
+    /// As it.
+    #[must_use]
+    pub fn naive_rank_gradient(
+        &self,
+        runners_up: usize,
+        grad_out: &[f64],
+        grad_lse: Option<&[f64]>,
+    ) -> Vec<f64> {
+        let p = &self.problem;
+        let mut rank = vec![0.0f32; p.scores_shape().iter().product()];
+        self.each_runner_up(runners_up, |tensors, selected, runners| {
+            naive::rank(
+                tensors,
+                selected,
+                runners,
+                grad_out,
+                grad_lse,
+                |b, h, j, gradient| {
+                    rank[(b * p.kv_heads + h / p.group()) * p.k_len + j] += gradient;
+                },
+            );
+        });
+        rank.into_iter().map(f64::from).collect()
+    }
+
+    fn each_runner_up(&self, more: usize, run: impl FnOnce(&Tensors, &Selected, &RunnersUp)) {
+        let selected = self.selected();
+        let runners = RunnersUp {
+            selected: &selected,
+            more,
+        };
+        run(&self.tensors(), &selected, &runners);
     }
 
     pub(crate) fn tensors(&self) -> Tensors<'_> {

@@ -195,3 +195,39 @@ pub(crate) fn backward(
         scores: None,
     }
 }
+
+/// As `rows::rank`, with the rounded output and in f32; nothing between is stored.
+pub(crate) fn rank(
+    t: &Tensors,
+    pairs: &impl Pairs,
+    runners: &impl Pairs,
+    grad_out: &[f64],
+    grad_lse: Option<&[f64]>,
+    mut sink: impl FnMut(usize, usize, usize, f32),
+) {
+    let dim = t.problem.head_dim;
+    let out = forward(t, pairs).out;
+    let (mut keys, mut outside) = (Vec::new(), Vec::new());
+    for (b, h, i) in t.queries() {
+        let row = t.q_row(b, h, i);
+        let (q, dout) = (t.row(t.q, row), t.row(grad_out, row));
+        pairs.row(b, h, i, &mut keys);
+        runners.row(b, h, i, &mut outside);
+        let Some((_, _, lse)) = softmax(t, q, b, h, &keys) else {
+            continue;
+        };
+        let mean = dot(dout, &out[row * dim..(row + 1) * dim]);
+        let products = dots(q, &outside, |j| t.row(t.k, t.k_row(b, h, j)));
+        let dp = dots(dout, &outside, |j| t.row(t.v, t.k_row(b, h, j)));
+        for ((&(j, bias), product), dp) in outside.iter().zip(products).zip(dp) {
+            let (capped, _) = soft_cap(t.problem.scale * product, t.problem.softcap);
+            let x = capped + bias as f32 - lse;
+            let mut gradient = (dp - mean) / (1.0 + (-x).exp());
+            if let Some(grad_lse) = grad_lse {
+                let positive = if x < 0.0 { 0.0 } else { x };
+                gradient += grad_lse[row] as f32 * (positive + (-x.abs()).exp().ln_1p());
+            }
+            sink(b, h, j, gradient);
+        }
+    }
+}

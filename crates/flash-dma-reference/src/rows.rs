@@ -81,24 +81,30 @@ struct Softmax {
     spread: f64,
 }
 
-/// `None` if nothing is attended or every logit is −∞.
-fn softmax(t: &Tensors, q: &[f64], h: usize, b: usize, keys: &[(usize, f64)]) -> Option<Softmax> {
-    let (scale, mut spread) = (f64::from(t.problem.scale), 1.0f64);
-    let (mut logits, mut cap_slope) = (Vec::new(), Vec::new());
+/// The logit of a query and a key with a bias, the slope of the cap there, and the [`spread`](Softmax::spread) of the
+/// logit alone.
+fn logit(t: &Tensors, q: &[f64], k: &[f64], bias: f64) -> (f64, f64, f64) {
+    let scale = f64::from(t.problem.scale);
     let parts = match t.problem.element {
         ElementType::F32 => 1.0,
         ElementType::F16 | ElementType::Bf16 => (q.len() as f64 / CUT_OFF as f64).max(1.0),
     };
+    let (product, product_abs) = dot(q, k);
+    let (capped, slope) = soft_cap(scale * product, t.problem.softcap);
+    let size = 1.0 + parts * scale.abs() * product_abs + bias.abs();
+    (capped + bias, slope, size)
+}
+
+/// `None` if nothing is attended or every logit is −∞.
+fn softmax(t: &Tensors, q: &[f64], h: usize, b: usize, keys: &[(usize, f64)]) -> Option<Softmax> {
+    let mut spread = 1.0f64;
+    let (mut logits, mut cap_slope) = (Vec::new(), Vec::new());
     for &(j, bias) in keys {
-        let k = t.row(t.k, t.k_row(b, h, j));
-        let (product, product_abs) = dot(q, k);
-        let x = scale * product;
-        let size = 1.0 + parts * scale.abs() * product_abs + bias.abs();
+        let (logit, slope, size) = logit(t, q, t.row(t.k, t.k_row(b, h, j)), bias);
         if size.is_finite() {
             spread = spread.max(size);
         }
-        let (capped, slope) = soft_cap(x, t.problem.softcap);
-        logits.push(capped + bias);
+        logits.push(logit);
         cap_slope.push(slope);
     }
     if logits.iter().all(|&a| a == f64::NEG_INFINITY) {
@@ -179,4 +185,63 @@ pub(crate) fn backward(
         }
     }
     [dq, dk, dv]
+}
+
+/// `sigmoid(x)`, and `softplus(x)`: what a key outside of a row's softmax whose logit is `x` above the LSE would weigh
+/// if it were added, and what it would add to the LSE.
+fn inclusion(x: f64) -> (f64, f64) {
+    let e = (-x.abs()).exp();
+    let weight = if x >= 0.0 { 1.0 } else { e } / (1.0 + e);
+    // `f64::max` would lose a NaN.
+    let positive = if x < 0.0 { 0.0 } else { x };
+    (weight, positive + e.ln_1p())
+}
+
+/// The gradient of the rank: for each runner-up, a key that `runners` pairs with a row but `pairs` does not, the
+/// first-order change of the loss if it were attended; `sink` gets `(b, h, j, gradient, magnitude)`.
+pub(crate) fn rank(
+    t: &Tensors,
+    pairs: &impl Pairs,
+    runners: &impl Pairs,
+    grad_out: &[f64],
+    grad_lse: Option<&[f64]>,
+    mut sink: impl FnMut(usize, usize, usize, f64, f64),
+) {
+    let (mut keys, mut outside) = (Vec::new(), Vec::new());
+    for (b, h, i) in t.queries() {
+        let row = t.q_row(b, h, i);
+        let (q, dout) = (t.row(t.q, row), t.row(grad_out, row));
+        pairs.row(b, h, i, &mut keys);
+        runners.row(b, h, i, &mut outside);
+        // A row that attends to nothing gives none.
+        let Some(s) = softmax(t, q, h, b, &keys) else {
+            continue;
+        };
+        let dp = |j: usize| dot(dout, t.row(t.v, t.k_row(b, h, j)));
+        let (mut mean, mut mean_abs) = (0.0, 0.0);
+        for (p, &(j, _)) in s.p.iter().zip(&keys) {
+            let (dp, dp_abs) = dp(j);
+            mean += p * dp;
+            mean_abs += p * dp_abs;
+        }
+        let dlse = grad_lse.map(|g| g[row]);
+        for &(j, bias) in &outside {
+            let (logit, _, size) = logit(t, q, t.row(t.k, t.k_row(b, h, j)), bias);
+            let (p, softplus) = inclusion(logit - s.lse);
+            let (dp, dp_abs) = dp(j);
+            let mut gradient = p * (dp - mean);
+            let spread = if size.is_finite() {
+                s.spread.max(size)
+            } else {
+                s.spread
+            };
+            let mut magnitude = spread * p * (dp_abs + mean_abs);
+            if let Some(dlse) = dlse {
+                gradient += dlse * softplus;
+                // The slope of softplus is the sigmoid.
+                magnitude += dlse.abs() * (softplus + spread * p);
+            }
+            sink(b, h, j, gradient, magnitude);
+        }
+    }
 }

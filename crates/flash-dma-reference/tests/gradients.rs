@@ -4,7 +4,7 @@ use flash_dma_problem::{AttentionOptions, ElementType, Problem};
 use flash_dma_reference::generate::{self, Scores};
 use flash_dma_reference::masked::{Broadcast, MaskedInputs};
 use flash_dma_reference::zoh::Zoh;
-use flash_dma_reference::{Inputs, Rng};
+use flash_dma_reference::{Inputs, Rng, select};
 
 /// Compares `gradient` of the tensor that `get` names with central differences of `loss`.
 fn check<T: Clone>(
@@ -204,5 +204,164 @@ fn zoh_scores_read_every_head_of_their_own_token() {
     ];
     for (z, expected) in zoh.scores().iter().zip(expected) {
         assert!((z / expected - 1.0).abs() < 1e-14, "{z} {expected}");
+    }
+}
+
+/// The loss of a problem whose query heads attend to the pairs of `visible`, `[batch, heads, q_len, k_len]`, with the
+/// scores as a bias of keys: dense attention under a mask, which knows nothing of selections.
+fn masked_loss(inputs: &Inputs, visible: &[bool], grad_out: &[f64], grad_lse: &[f64]) -> f64 {
+    let mut problem = inputs.problem;
+    let [batch, heads, q_len] = problem.lse_shape();
+    let (kv_heads, k_len) = (problem.kv_heads, problem.k_len);
+    problem.has_scores = false;
+    let masked = MaskedInputs {
+        problem,
+        q: inputs.q.clone(),
+        k: inputs.k.clone(),
+        v: inputs.v.clone(),
+        visible: Some(Broadcast {
+            shape: [batch, heads, q_len, k_len],
+            values: visible.to_vec(),
+        }),
+        bias: Some(Broadcast {
+            shape: [batch, kv_heads, 1, k_len],
+            values: inputs.scores.clone().unwrap(),
+        }),
+    };
+    let forward = masked.forward();
+    weigh(&forward.out.values, grad_out) + weigh(&forward.lse.values, grad_lse)
+}
+
+/// `out` and the LSE change by exactly `p (v - out)` and `softplus` when a key is added, so that the change of a
+/// linear loss is the gradient itself.
+fn check_runners_up(problem: Problem, kind: Scores, runners_up: usize, with_lse: bool) {
+    let inputs = generate::inputs(problem, kind, 1.0, 11);
+    let (grad_out, mut grad_lse) = generate::gradients(&problem, 11);
+    let given = with_lse.then(|| grad_lse.clone());
+    if !with_lse {
+        grad_lse.fill(0.0);
+    }
+    let gradient = inputs.rank_gradient(runners_up, &grad_out, given.as_deref());
+    let p = &problem;
+    let scores = inputs.scores.as_ref().unwrap();
+    let mut visible = vec![false; p.batch * p.q_heads * p.q_len * p.k_len];
+    let mut outside = Vec::new();
+    for b in 0..p.batch {
+        for h in 0..p.q_heads {
+            for i in 0..p.q_len {
+                let head = b * p.kv_heads + h / p.group();
+                let scores = &scores[head * p.k_len..][..p.k_len];
+                let row = ((b * p.q_heads + h) * p.q_len + i) * p.k_len;
+                let kept = select::selected(scores, p.window, p.position(i));
+                kept.iter().for_each(|j| visible[row + j] = true);
+                if kept.is_empty() {
+                    continue;
+                }
+                let wider = select::selected(scores, p.window + runners_up, p.position(i));
+                let beyond = wider.into_iter().filter(|j| !kept.contains(j));
+                outside.extend(beyond.map(|j| (row + j, head * p.k_len + j)));
+            }
+        }
+    }
+    let loss = |visible: &[bool]| masked_loss(&inputs, visible, &grad_out, &grad_lse);
+    let without = loss(&visible);
+    let mut expected = vec![0.0; gradient.values.len()];
+    let mut runs = vec![false; gradient.values.len()];
+    for (pair, key) in outside {
+        visible[pair] = true;
+        expected[key] += loss(&visible) - without;
+        visible[pair] = false;
+        runs[key] = true;
+    }
+    for (at, (&got, expected)) in gradient.values.iter().zip(expected).enumerate() {
+        assert!(
+            (got - expected).abs() < 1e-11 * (1.0 + expected.abs()),
+            "key {at}: {got}, but the loss changes by {expected}"
+        );
+        assert_eq!(gradient.magnitude[at] > 0.0, runs[at], "key {at}");
+    }
+}
+
+#[test]
+fn the_gradient_of_a_runner_up_is_the_change_of_the_loss_if_it_is_attended() {
+    let options = AttentionOptions::new().with_keep_window(3);
+    for with_lse in [false, true] {
+        let all = [
+            Scores::Normal,
+            Scores::Ties,
+            Scores::Padded,
+            Scores::Increasing,
+        ];
+        for kind in all {
+            for runners_up in [0, 1, 2, 20] {
+                let p = problem([4, 9, 8], [2, 9], true, options);
+                check_runners_up(p, kind, runners_up, with_lse);
+            }
+        }
+        let capped = options.with_softcap(1.5).with_scale(0.6);
+        check_runners_up(
+            problem([4, 5, 8], [1, 9], true, capped),
+            Scores::Normal,
+            2,
+            with_lse,
+        );
+        let full = options.with_causal(false);
+        check_runners_up(
+            problem([2, 4, 8], [2, 9], true, full),
+            Scores::Normal,
+            2,
+            with_lse,
+        );
+        // The first queries see nothing, so that all keys that they might add count for nothing.
+        check_runners_up(
+            problem([2, 9, 8], [1, 6], true, options),
+            Scores::Normal,
+            2,
+            with_lse,
+        );
+    }
+}
+
+#[test]
+fn the_gradient_of_a_runner_up_is_stable_far_from_the_lse() {
+    let options = AttentionOptions::new().with_keep_window(1).with_scale(1.0);
+    for (logit, weight, softplus) in [(1e4, 1.0, 1e4), (-1e4, 0.0, 0.0), (0.0, 0.5, 2f64.ln())] {
+        let shape = [1, 1, 2, 8];
+        let p = Problem::new(
+            &[1, 1, 1, 8],
+            &shape,
+            &shape,
+            Some(&[1, 1, 2]),
+            ElementType::F32,
+            &options,
+        );
+        let inputs = Inputs {
+            problem: p.unwrap(),
+            q: vec![1.0; 8],
+            // The selected key's logit is 0, with its score.
+            k: [vec![-0.125; 8], vec![logit / 8.0; 8]].concat(),
+            v: [vec![2.0; 8], vec![3.0; 8]].concat(),
+            scores: Some(vec![1.0, 0.0]),
+        };
+        let gradient = inputs.rank_gradient(1, &[1.0; 8], Some(&[0.25]));
+        assert_eq!(gradient.values, [0.0, 8.0 * weight + 0.25 * softplus]);
+    }
+}
+
+#[test]
+fn a_runner_up_that_is_not_a_number_reaches_its_own_gradient_only() {
+    let p = problem(
+        [2, 6, 8],
+        [1, 6],
+        true,
+        AttentionOptions::new().with_keep_window(1),
+    );
+    let mut inputs = generate::inputs(p, Scores::Decreasing, 1.0, 4);
+    let (grad_out, grad_lse) = generate::gradients(&p, 4);
+    // Key 2 of the first head is a runner-up of the queries from its own on.
+    inputs.k[2 * 8] = f64::NAN;
+    let gradient = inputs.rank_gradient(2, &grad_out, Some(&grad_lse));
+    for (at, x) in gradient.values.iter().enumerate() {
+        assert_eq!(x.is_nan(), at == 2, "key {at}: {x}");
     }
 }

@@ -80,7 +80,11 @@ fn run(client: &Client, element: ElementType) -> Result<(), Box<dyn Error>> {
         q: upload(client, &oracle.inputs.q, &problem.q_shape(), typed),
         k: upload(client, &oracle.inputs.k, &problem.kv_shape(), typed),
         v: upload(client, &oracle.inputs.v, &problem.kv_shape(), typed),
-        selection: Some(Selection { scores, intervals }),
+        selection: Some(Selection {
+            scores,
+            intervals,
+            far: None,
+        }),
     };
     let out = empty(client, &problem.q_shape(), typed);
     let lse = empty(client, &problem.lse_shape(), Kind::F32);
@@ -107,6 +111,7 @@ fn run(client: &Client, element: ElementType) -> Result<(), Box<dyn Error>> {
         k: empty(client, &problem.kv_shape(), typed),
         v: empty(client, &problem.kv_shape(), typed),
         scores: Some(dscores.clone()),
+        rank: None,
     };
     timed(client, "backward", || {
         backward::plan(client, &problem, &inputs, &saved)?.run(grads.clone())

@@ -1,8 +1,10 @@
 //! `burn-flash-dma` through `Tensor`s and autodiff.
 
 use crate::{Call, Engine, Gradients, Outputs, Raw, Refused, Size};
+use burn::backend::Dispatch;
 use burn::tensor::kind::Basic;
-use burn::tensor::{Bool, DType, Device, Tensor, TensorData};
+use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
+use burn_flash_dma::ops::{DynamicMaskOps, OptionalInt, Selection};
 use burn_flash_dma::{Attention, try_select};
 use flash_dma_problem::{AttentionOptions, ElementType, Interval};
 use std::marker::PhantomData;
@@ -141,6 +143,9 @@ impl Tensors {
 
     fn forward(&self, call: &Call) -> Result<(Tensor<4>, Tensor<3>), Refused> {
         let p = &call.problem;
+        if let Some(far) = &call.far {
+            return Ok(self.forward_with_runners_up(call, far));
+        }
         let options = AttentionOptions {
             keep_window: p.has_scores.then_some(p.window),
             causal: p.causal,
@@ -158,6 +163,33 @@ impl Tensors {
             error,
             written: false,
         })
+    }
+}
+
+impl Tensors {
+    /// By the operation below the `Tensor` API, which takes any `far`.
+    fn forward_with_runners_up(&self, call: &Call, far: &[u32]) -> (Tensor<4>, Tensor<3>) {
+        let p = &call.problem;
+        let device = self.q.device();
+        let words = |words: Vec<i32>, shape: Vec<usize>| TensorData::new(words, shape);
+        let intervals = call.intervals.iter().flatten();
+        let intervals = intervals.flat_map(|i| [i.first as i32, i.end as i32]);
+        let intervals = words(intervals.collect(), p.intervals_shape().into());
+        let intervals = Tensor::<4, Int>::from_data(intervals, (&device, DType::I32));
+        let far = words(
+            far.iter().map(|&far| far as i32).collect(),
+            p.scores_shape().into(),
+        );
+        let far = Tensor::<3, Int>::from_data(far, (&device, DType::I32));
+        let scores = self.scores.clone().expect("runners-up have scores");
+        let selection = Selection::Scored {
+            scores: scores.into_dispatch(),
+            intervals: intervals.into_dispatch(),
+            far: OptionalInt::Some(far.into_dispatch()),
+        };
+        let [q, k, v] = [&self.q, &self.k, &self.v].map(|x| x.clone().into_dispatch());
+        let (out, lse) = Dispatch::dynamic_mask_forward_with_lse(q, k, v, selection, *p);
+        (Tensor::from_dispatch(out), Tensor::from_dispatch(lse))
     }
 }
 
@@ -230,6 +262,7 @@ impl<B: Backend> Engine for Burn<B> {
                 .scores
                 .as_ref()
                 .map(|z| download(z.grad(&grads).expect("a tracked tensor"))),
+            rank: None,
         };
         Ok((outputs, gradients))
     }

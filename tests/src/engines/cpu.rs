@@ -46,6 +46,7 @@ impl<E: Host> Buffers<E> {
             selection: scored.map(|(raw, data)| engine::Selection {
                 scores: view(raw, data),
                 intervals: call.intervals.as_deref().unwrap_or_default(),
+                far: call.far.as_deref(),
             }),
         }
     }
@@ -81,6 +82,7 @@ fn backward<E: Host + engine::Element>(call: &Call) -> Result<(Outputs, Gradient
     let mut q: Vec<E> = sentinels(len(&p.q_shape()));
     let [mut k, mut v]: [Vec<E>; 2] = [(); 2].map(|()| sentinels(len(&p.kv_shape())));
     let mut scores: Option<Vec<f32>> = p.has_scores.then(|| sentinels(len(&p.scores_shape())));
+    let mut rank: Option<Vec<f32>> = (call.far.as_ref()).map(|_| sentinels(len(&p.scores_shape())));
     let buffers = Buffers::new(call);
     engine::backward(
         p,
@@ -96,11 +98,12 @@ fn backward<E: Host + engine::Element>(call: &Call) -> Result<(Outputs, Gradient
             k: &mut k,
             v: &mut v,
             scores: scores.as_deref_mut(),
+            rank: rank.as_deref_mut(),
         },
     )
     .map_err(|error| {
         let untouched = [&q, &k, &v].into_iter().all(|x| is_untouched(x))
-            && scores.as_deref().is_none_or(is_untouched);
+            && (scores.iter().chain(&rank)).all(|x| is_untouched(x));
         Refused {
             error,
             written: !untouched,
@@ -111,6 +114,7 @@ fn backward<E: Host + engine::Element>(call: &Call) -> Result<(Outputs, Gradient
         k: widen(&k),
         v: widen(&v),
         scores: scores.map(|z| widen(&z)),
+        rank: rank.map(|z| widen(&z)),
     };
     Ok((outputs, grads))
 }

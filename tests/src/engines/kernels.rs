@@ -148,6 +148,10 @@ impl<T: Target> Kernels<T> {
                 engine::Selection {
                     scores: self.upload(scores),
                     intervals: contiguous(&handle, &shape),
+                    far: (call.far.as_ref()).map(|far| {
+                        let handle = self.buffer(bytemuck::cast_slice(far));
+                        contiguous(&handle, &p.scores_shape())
+                    }),
                 }
             }),
         }
@@ -310,6 +314,8 @@ impl<T: Target> Engine for Kernels<T> {
         let scores = p
             .has_scores
             .then(|| self.output(&p.scores_shape(), ElementType::F32, call.missing));
+        let rank = (call.far.as_ref())
+            .map(|_| self.output(&p.scores_shape(), ElementType::F32, call.missing));
         let grad_lse = call.grad_lse.as_ref().map(|g| {
             let shape = p.lse_shape();
             let handle = self.buffer(&bytes_of(g, ElementType::F32));
@@ -327,6 +333,7 @@ impl<T: Target> Engine for Kernels<T> {
             k: k.binding(),
             v: v.binding(),
             scores: scores.as_ref().map(Output::binding),
+            rank: rank.as_ref().map(Output::binding),
         };
         let plan = engine::backward::plan(client, p, &inputs, &saved);
         let choice = planned(&plan);
@@ -337,7 +344,9 @@ impl<T: Target> Engine for Kernels<T> {
             false => engine::backward::plan_on(serves, client, p, &inputs, &saved),
         };
         if let Err(error) = plan.and_then(|plan| plan.run(gradients)) {
-            let all: Vec<&Output> = [&q, &k, &v].into_iter().chain(&scores).collect();
+            let all: Vec<&Output> = (([&q, &k, &v].into_iter()).chain(&scores))
+                .chain(&rank)
+                .collect();
             return Err(Refused {
                 error,
                 written: !self.is_untouched(&all),
@@ -348,6 +357,7 @@ impl<T: Target> Engine for Kernels<T> {
             k: self.read(&k),
             v: self.read(&v),
             scores: scores.as_ref().map(|z| self.read(z)),
+            rank: rank.as_ref().map(|z| self.read(z)),
         };
         Ok((outputs, grads))
     }

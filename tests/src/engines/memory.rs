@@ -14,6 +14,8 @@ pub enum Called {
     Forward,
     /// The backward pass.
     Backward,
+    /// The backward pass with runners-up.
+    Ranked,
 }
 
 /// The workspace of a call.
@@ -61,6 +63,7 @@ impl<T: Target> Kernels<T> {
         let selection = p.has_scores.then(|| engine::Selection {
             scores: scores.clone(),
             intervals: intervals.clone(),
+            far: None,
         });
         if p.has_scores {
             let said = engine::select_workspace(client, p.scores_shape(), p.window);
@@ -81,6 +84,7 @@ impl<T: Target> Kernels<T> {
             k: grad_k,
             v: grad_v,
             scores: p.has_scores.then_some(grad_scores),
+            rank: None,
         };
         let kind = Self::forced(planned(&engine::forward::plan(client, p, &inputs)));
         let plan = || engine::forward::plan_on(kind, client, p, &inputs).expect("a plan");
@@ -94,6 +98,26 @@ impl<T: Target> Kernels<T> {
         watch(Called::Backward, plan().workspace_bytes(), &|| {
             plan().run(grads.clone()).expect("a backward pass");
         });
+        if let Some(selection) = &inputs.selection {
+            let [far, rank] = [(); 2].map(|()| output(&p.scores_shape(), f32));
+            let selection = engine::Selection {
+                far: Some(far),
+                ..selection.clone()
+            };
+            let inputs = engine::Inputs {
+                selection: Some(selection),
+                ..inputs.clone()
+            };
+            let grads = engine::Gradients {
+                rank: Some(rank),
+                ..grads.clone()
+            };
+            let plan =
+                || engine::backward::plan_on(kind, client, p, &inputs, &saved).expect("a plan");
+            watch(Called::Ranked, plan().workspace_bytes(), &|| {
+                plan().run(grads.clone()).expect("a backward pass");
+            });
+        }
         all
     }
 }

@@ -193,6 +193,7 @@ fn memory_that_runs_out_in_a_backward_pass<T: Target>(kernels: &Kernels<T>) {
         k: contiguous(&grad_k, &p.kv_shape()),
         v: contiguous(&grad_v, &p.kv_shape()),
         scores: None,
+        rank: None,
     };
     let inputs = inputs(client, &p);
     let plan = engine::backward::plan(client, &p, &inputs, &saved);

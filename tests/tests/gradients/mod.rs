@@ -3,6 +3,7 @@
 mod hidden;
 mod masks;
 mod pairs;
+mod runners_up;
 mod selections;
 #[cfg(feature = "burn")]
 mod self_check;

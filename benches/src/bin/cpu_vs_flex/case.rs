@@ -122,6 +122,7 @@ impl Case {
             selection: Some(Selection {
                 scores,
                 intervals: &b.intervals,
+                far: None,
             }),
         };
         flash_dma_cpu::forward(problem, inputs, &mut b.out, &mut b.lse)?;
@@ -139,6 +140,7 @@ impl Case {
             k: &mut b.dk,
             v: &mut b.dv,
             scores: Some(&mut b.dz),
+            rank: None,
         };
         flash_dma_cpu::backward(problem, inputs, saved, grads)
     }

@@ -1,11 +1,11 @@
 //! Dynamic-mask attention: [`DynamicMaskOps`](crate::ops::DynamicMaskOps).
 
-use super::logits::{Logits, attend, attend_nothing, gradients, is_empty, products};
+use super::logits::{Logits, attend, attend_nothing, changes, gradients, is_empty, products};
 use super::tensors::{axis_pair, bool_dtype, positions_and_keys, zeros};
-use crate::ops::types::{AttentionGrads, OptionalFloat, Saved, Selection};
+use crate::ops::types::{AttentionGrads, OptionalFloat, OptionalInt, Saved, Selection};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{FloatDType, IntDType, Shape};
+use burn::tensor::{FloatDType, IntDType, Shape, Slice};
 use flash_dma_problem::Problem;
 
 /// See [`DynamicMaskOps::dynamic_mask_select`](crate::ops::DynamicMaskOps::dynamic_mask_select).
@@ -95,21 +95,41 @@ pub fn backward<B: Backend>(
     let device = q.device();
     if is_empty(&problem) {
         let zeros = |shape: [usize; 4]| zeros::<B>(shape, &device, element);
+        let words = || self::zeros::<B>(problem.scores_shape(), &device, FloatDType::F32);
+        let has_far = matches!(
+            selection,
+            Selection::Scored {
+                far: OptionalInt::Some(_),
+                ..
+            }
+        );
         return AttentionGrads {
             q: zeros(problem.q_shape()),
             k: zeros(problem.kv_shape()),
             v: zeros(problem.kv_shape()),
-            scores: match selection {
-                Selection::All => OptionalFloat::None,
-                Selection::Scored { .. } => OptionalFloat::Some(self::zeros::<B>(
-                    problem.scores_shape(),
-                    &device,
-                    FloatDType::F32,
-                )),
-            },
+            scores: OptionalFloat::from_option(problem.has_scores.then(words)),
+            rank: OptionalFloat::from_option(has_far.then(words)),
         };
     }
     let has_scores = matches!(selection, Selection::Scored { .. });
+    let (selection, rank) = match selection {
+        Selection::Scored {
+            scores,
+            intervals,
+            far: OptionalInt::Some(far),
+        } => {
+            let rows = [q.clone(), k.clone(), v.clone()];
+            let selected = [intervals.clone(), far];
+            let rank = rank::<B>(rows, scores.clone(), selected, &saved, &problem);
+            let selection = Selection::Scored {
+                scores,
+                intervals,
+                far: OptionalInt::None,
+            };
+            (selection, Some(rank))
+        }
+        selection => (selection, None),
+    };
     let logits = logits::<B>(q.clone(), k.clone(), selection, &problem);
     let ([q, k, v], grad_logits) = gradients::<B>(logits, [q, k, v], saved, &problem);
     AttentionGrads {
@@ -122,7 +142,36 @@ pub fn backward<B: Backend>(
         } else {
             OptionalFloat::None
         },
+        rank: OptionalFloat::from_option(rank),
     }
+}
+
+/// The gradient of the tensor that ranks the keys, `[batch, kv_heads, k_len]`: the changes of the loss if the runners-up
+/// were attended, which are keys between the ends of their intervals and `far`.
+fn rank<B: Backend>(
+    [q, k, v]: [FloatTensor<B>; 3],
+    scores: FloatTensor<B>,
+    [intervals, far]: [IntTensor<B>; 2],
+    saved: &Saved<B>,
+    p: &Problem,
+) -> FloatTensor<B> {
+    let bools = bool_dtype::<B>(&q.device());
+    let key = Shape::new([p.batch, p.kv_heads, p.k_len, 1]);
+    let slices = [Slice::full(), Slice::full(), Slice::full(), (1..2).into()];
+    let end = B::int_slice(intervals, &slices);
+    let spans = B::int_cat(vec![end, B::int_reshape(far, key)], 3);
+    let padding = B::float_equal_elem(scores.clone(), f32::NEG_INFINITY.into(), bools);
+    let runners = Selection::Scored {
+        scores,
+        intervals: spans,
+        far: OptionalInt::None,
+    };
+    let logits = logits::<B>(q, k, runners, p);
+    let changes = changes::<B>(logits, v, saved, p);
+    let rank = B::float_sum_dim(changes, 2);
+    let rank = B::float_reshape(rank, Shape::new(p.scores_shape()));
+    // A key that is never attended is no runner-up either.
+    B::float_mask_fill(rank, padding, 0.0f32.into())
 }
 
 /// The dense logits, scores added, and which of them are selected.
@@ -141,10 +190,12 @@ fn logits<B: Backend>(
     let visible = B::int_lower_equal(key, position.clone(), bools);
     let (logits, selected) = match selection {
         Selection::All => (x, visible),
-        Selection::Scored { scores, intervals } => {
+        Selection::Scored {
+            scores, intervals, ..
+        } => {
             let row = Shape::new([p.batch, p.kv_heads, 1, p.k_len]);
             let bound = |index: usize| {
-                let mut slices = vec![burn::tensor::Slice::full(); 3];
+                let mut slices = vec![Slice::full(); 3];
                 slices.push((index..index + 1).into());
                 let bound = B::int_reshape(B::int_slice(intervals.clone(), &slices), row.clone());
                 B::int_expand(bound, square.clone())

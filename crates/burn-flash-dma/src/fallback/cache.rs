@@ -3,8 +3,8 @@
 use super::tensors::bool_dtype;
 use crate::ops::attention::DynamicMaskOps;
 use crate::ops::types::{
-    ChunkKeys, DecodedPages, DecodedSlots, OptionalFloat, PageMap, PageTensors, Selection,
-    SlotTensors, TokenTensors,
+    ChunkKeys, DecodedPages, DecodedSlots, OptionalFloat, OptionalInt, PageMap, PageTensors,
+    Selection, SlotTensors, TokenTensors,
 };
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
@@ -88,6 +88,7 @@ pub fn decode_slots<B: DynamicMaskOps>(
     let selection = Selection::Scored {
         scores: keys.scores,
         intervals,
+        far: OptionalInt::None,
     };
     let (out, lse) = B::dynamic_mask_forward(q, keys.k, keys.v, selection, whole);
     DecodedSlots {
@@ -208,7 +209,11 @@ pub(crate) fn attend_pages<B: DynamicMaskOps>(
             OptionalFloat::Some(pool) => {
                 let scores = gather(pool, &[]);
                 let intervals = B::dynamic_mask_select(scores.clone(), usize::MAX);
-                let selection = Selection::Scored { scores, intervals };
+                let selection = Selection::Scored {
+                    scores,
+                    intervals,
+                    far: OptionalInt::None,
+                };
                 (selection, options.with_keep_window(usize::MAX))
             }
         };

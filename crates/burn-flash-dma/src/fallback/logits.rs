@@ -103,6 +103,41 @@ pub(crate) fn gradients<B: Backend>(
     (grads, grad_logits)
 }
 
+/// What the loss would change by if the query of a selected pair attended to its key as well, shaped as [`Logits`]: with
+/// `x` the logit minus the LSE, `sigmoid(x) grad_out . (v - out) + grad_lse softplus(x)`.
+pub(crate) fn changes<B: Backend>(
+    logits: Logits<B>,
+    v: FloatTensor<B>,
+    saved: &Saved<B>,
+    problem: &Problem,
+) -> FloatTensor<B> {
+    let bools = bool_dtype::<B>(&v.device());
+    let (rows, pairs) = (logits.row_shape(), logits.logits.shape());
+    let grouped = |t: &FloatTensor<B>| grouped::<B>(to_f32::<B>(t.clone()), problem);
+    let (out, grad_out) = (grouped(&saved.out), grouped(&saved.grad_out));
+    let lse = B::float_reshape(saved.lse.clone(), rows.clone());
+    let empty = B::float_equal_elem(lse.clone(), f32::NEG_INFINITY.into(), bools);
+    let alive = B::bool_expand(B::bool_not(empty), pairs);
+    let selected = B::bool_and(logits.selected, alive);
+
+    let x = B::float_sub(logits.logits, lse);
+    let negative = B::float_lower_elem(x.clone(), 0.0f32.into(), bools);
+    let e = B::float_exp(B::float_neg(B::float_abs(x.clone())));
+    let larger = B::float_recip(B::float_add_scalar(e.clone(), 1.0f32.into()));
+    let smaller = B::float_mul(e.clone(), larger.clone());
+    let sigmoid = B::float_mask_where(larger, negative.clone(), smaller);
+    let dp = B::float_matmul(grad_out.clone(), B::float_transpose(to_f32::<B>(v)));
+    let mean = B::float_sum_dim(B::float_mul(grad_out, out), 3);
+    let mut change = B::float_mul(sigmoid, B::float_sub(dp, mean));
+    if let OptionalFloat::Some(grad_lse) = &saved.grad_lse {
+        let positive = B::float_mask_fill(x, negative, 0.0f32.into());
+        let softplus = B::float_add(positive, B::float_log1p(e));
+        let grad_lse = B::float_reshape(grad_lse.clone(), rows);
+        change = B::float_add(change, B::float_mul(softplus, grad_lse));
+    }
+    B::float_mask_fill(change, B::bool_not(selected), 0.0f32.into())
+}
+
 /// The dense logits of a problem, `[batch, kv_heads, group * q_len, k_len]`: the query heads of a
 /// group are rows of their key/value head.
 pub(crate) struct Logits<B: Backend> {

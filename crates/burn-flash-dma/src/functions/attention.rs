@@ -3,7 +3,7 @@
 use super::selection::{Intervals, try_select};
 use super::state::{AllKeys, ScoredKeys};
 use crate::ops::attention::DynamicMaskOps;
-use crate::ops::types::Selection;
+use crate::ops::types::{OptionalInt, Selection};
 use crate::validate::{expect, rows_element, same_device, scores_as_f32, supported};
 use burn::backend::Dispatch;
 use burn::backend::tensor::FloatTensor;
@@ -212,9 +212,11 @@ impl Call {
                     Some(intervals) => intervals,
                     None => try_select(scores.clone(), self.problem.window)?,
                 };
+                let (intervals, far) = intervals.into_parts();
                 Selection::Scored {
                     scores: scores.into_dispatch(),
-                    intervals: intervals.into_tensor().into_dispatch(),
+                    intervals: intervals.into_dispatch(),
+                    far: OptionalInt::from_option(far.map(Tensor::into_dispatch)),
                 }
             }
         };

@@ -14,6 +14,7 @@ use flash_dma_problem::{AttentionError, AttentionOptions, Problem, TensorName, T
 #[derive(Clone, Debug)]
 pub struct Intervals {
     tensor: Tensor<4, Int>,
+    far: Option<Tensor<3, Int>>,
     window: usize,
 }
 
@@ -30,10 +31,31 @@ impl Intervals {
         self.tensor
     }
 
+    /// One past the last position at which each key is a runner-up, `[batch, kv_heads, k_len]` i32; it is one from the
+    /// end of its interval on. `None` without runners-up.
+    #[must_use]
+    pub fn far(&self) -> Option<&Tensor<3, Int>> {
+        self.far.as_ref()
+    }
+
+    /// Intervals and the ends of runners-up, as the operations take them.
+    pub(crate) fn into_parts(self) -> (Tensor<4, Int>, Option<Tensor<3, Int>>) {
+        (self.tensor, self.far)
+    }
+
     /// How many keys each query keeps.
     #[must_use]
     pub fn window(&self) -> usize {
         self.window
+    }
+
+    /// These intervals with runners-up, each from the end of its interval to `far`, `[batch, kv_heads, k_len]` i32.
+    #[cfg(test)]
+    pub(crate) fn with_far(self, far: Tensor<3, Int>) -> Self {
+        Self {
+            far: Some(far),
+            ..self
+        }
     }
 
     /// The options with this window, if they do not ask for another one.
@@ -59,7 +81,17 @@ impl Intervals {
             strides: &[1; 4],
         };
         spec.check(&problem.intervals_shape())?;
-        same_device(device, TensorName::Intervals, self.tensor.device())
+        same_device(device, TensorName::Intervals, self.tensor.device())?;
+        let Some(far) = &self.far else {
+            return Ok(());
+        };
+        let spec = TensorSpec {
+            name: TensorName::Far,
+            shape: &far.dims(),
+            strides: &[1; 3],
+        };
+        spec.check(&problem.scores_shape())?;
+        same_device(device, TensorName::Far, far.device())
     }
 }
 
@@ -99,6 +131,58 @@ pub fn try_select(scores: Tensor<3>, window: usize) -> Result<Intervals, Attenti
     let intervals = Dispatch::dynamic_mask_select(scores.into_dispatch(), window);
     Ok(Intervals {
         tensor: Tensor::from_dispatch(intervals),
+        far: None,
         window,
     })
+}
+
+#[cfg(all(test, feature = "flex", feature = "autodiff"))]
+mod tests {
+    use super::*;
+    use crate::Attention;
+    use burn::tensor::Distribution;
+
+    /// Attention to two keys per query, with two runners-up if asked for: the gradient of the scores.
+    fn run(runners_up: bool, far_keys: usize) -> Result<Vec<f32>, AttentionError> {
+        let device = Device::flex().autodiff();
+        device.seed(3);
+        let normal = Distribution::Normal(0.0, 1.0);
+        let q = Tensor::<4>::random([1, 2, 9, 8], normal, &device);
+        let k = Tensor::<4>::random([1, 1, 9, 8], normal, &device);
+        let v = Tensor::<4>::random([1, 1, 9, 8], normal, &device);
+        // The first two keys stay, the next two are runners-up from their own positions on.
+        let scores = (0..9).map(|n| -(n as f32)).collect::<Vec<_>>();
+        let scores = Tensor::<1>::from_floats(&scores[..], &device).reshape([1, 1, 9]);
+        let scores = scores.require_grad();
+        let mut intervals = select(scores.clone(), 2);
+        assert!(intervals.far().is_none());
+        if runners_up {
+            let far = select(scores.clone(), 4).into_tensor().narrow(3, 1, 1);
+            intervals = intervals.with_far(far.reshape([1, 1, 9]).narrow(2, 0, far_keys));
+        }
+        let attention = Attention::new(q, k, v).scores(scores.clone());
+        let out = attention.intervals(&intervals).try_forward()?;
+        let grads = out.powi_scalar(2).sum().backward();
+        let grad = scores.grad(&grads).expect("scores are tracked");
+        Ok(grad.into_data().iter::<f32>().collect())
+    }
+
+    #[test]
+    fn runners_up_add_to_the_gradient_of_the_scores() {
+        let (without, with) = (run(false, 9).unwrap(), run(true, 9).unwrap());
+        assert_eq!(with[..2], without[..2]);
+        assert_eq!(without[2..], [0.0; 7]);
+        assert!(with[2..4].iter().all(|&x| x != 0.0), "{with:?}");
+        assert_eq!(with[4..], [0.0; 5]);
+    }
+
+    #[test]
+    fn ends_of_other_keys_are_refused() {
+        let error = run(true, 8).unwrap_err();
+        assert!(
+            error.to_string().contains("the ends of the runners-up"),
+            "{error}"
+        );
+        assert_eq!(error.kind(), "Shape");
+    }
 }

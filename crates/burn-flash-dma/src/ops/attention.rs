@@ -3,7 +3,8 @@
 use super::types::{AttentionGrads, Saved, Selection};
 #[cfg(feature = "fusion")]
 use super::types::{
-    AttentionGradsMetadata, OptionalFloatMetadata, SavedMetadata, SelectionMetadata,
+    AttentionGradsMetadata, OptionalFloatMetadata, OptionalIntMetadata, SavedMetadata,
+    SelectionMetadata,
 };
 use crate::fallback::attention as fallback;
 use burn::backend::tensor::{FloatTensor, IntTensor};
@@ -63,7 +64,8 @@ pub trait DynamicMaskOps: Backend {
         Self::dynamic_mask_forward(q, k, v, selection, problem)
     }
 
-    /// The gradients of the inputs. First order only: autodiff panics with the text of
+    /// The gradients of the inputs, and with runners-up that of the tensor that ranks the keys: what the loss would change
+    /// by if they were attended. First order only: autodiff panics with the text of
     /// [`AttentionError::SecondOrder`](crate::AttentionError::SecondOrder) if it tracks q, k, v, the scores or a
     /// gradient.
     #[fusion(meta = backward_meta)]
@@ -118,6 +120,14 @@ fn backward_meta(
         scores: match selection {
             SelectionMetadata::All => OptionalFloatMetadata::None,
             SelectionMetadata::Scored { scores, .. } => OptionalFloatMetadata::Some(scores.clone()),
+        },
+        rank: match selection {
+            SelectionMetadata::Scored {
+                scores,
+                far: OptionalIntMetadata::Some(_),
+                ..
+            } => OptionalFloatMetadata::Some(scores.clone()),
+            _ => OptionalFloatMetadata::None,
         },
     }
 }

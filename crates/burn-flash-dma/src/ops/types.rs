@@ -1,4 +1,6 @@
 //! The structures that the operations take and return beside plain tensors.
+// The derived enums are meant, too: a call has one, and nothing boxed crosses the dispatch boundary.
+#![allow(clippy::large_enum_variant)]
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType};
@@ -17,6 +19,10 @@ pub enum Selection<B: Backend> {
         /// `[batch, kv_heads, k_len, 2]`, i32: what
         /// [`DynamicMaskOps::dynamic_mask_select`](crate::ops::DynamicMaskOps::dynamic_mask_select) made of the scores.
         intervals: IntTensor<B>,
+        /// `[batch, kv_heads, k_len]`, i32: one past the last position at which each key is a runner-up, which it is
+        /// from the end of its interval on. Present if runners-up have a gradient; only the backward pass reads it.
+        #[extension_type]
+        far: OptionalInt<B>,
     },
 }
 
@@ -55,6 +61,32 @@ impl<B: Backend> OptionalFloat<B> {
     }
 }
 
+/// A tensor of integers that may be absent.
+#[derive(ExtensionType, Debug)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub enum OptionalInt<B: Backend> {
+    /// Absent.
+    None,
+    /// Present.
+    Some(IntTensor<B>),
+}
+
+impl<B: Backend> OptionalInt<B> {
+    pub(crate) fn from_option(tensor: Option<IntTensor<B>>) -> Self {
+        match tensor {
+            None => Self::None,
+            Some(tensor) => Self::Some(tensor),
+        }
+    }
+
+    pub(crate) fn into_option(self) -> Option<IntTensor<B>> {
+        match self {
+            Self::None => None,
+            Self::Some(tensor) => Some(tensor),
+        }
+    }
+}
+
 /// The results of the forward pass that the backward pass needs, and the incoming gradients.
 #[derive(ExtensionType, Debug)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
@@ -83,6 +115,10 @@ pub struct AttentionGrads<B: Backend> {
     /// `[batch, kv_heads, k_len]`, f32; present exactly if the selection has scores.
     #[extension_type]
     pub scores: OptionalFloat<B>,
+    /// `[batch, kv_heads, k_len]`, f32: the gradient of the tensor that ranks the keys; present exactly if the selection
+    /// has runners-up.
+    #[extension_type]
+    pub rank: OptionalFloat<B>,
 }
 
 /// A mask, cut into tiles: see [`PlanGeometry`](crate::PlanGeometry) for both layouts.

@@ -5,7 +5,7 @@ use crate::values::{ints, oracle_intervals};
 use burn::backend::Flex;
 use burn::tensor::{Device, Int, Tensor};
 use burn_flash_dma::fallback::attention as fallback;
-use burn_flash_dma::ops::{DynamicMaskOps, OptionalFloat, Saved, Selection};
+use burn_flash_dma::ops::{DynamicMaskOps, OptionalFloat, OptionalInt, Saved, Selection};
 use burn_flash_dma::{AttentionOptions, ElementType};
 use flash_dma_reference::compare::{GRADIENT, OUTPUT, compare, compare_lse};
 use flash_dma_reference::{Rng, generate::Scores};
@@ -33,7 +33,11 @@ fn run(case: &Case, with_lse: bool, engine: bool) -> Results {
             } else {
                 fallback::select::<Flex>(scores.clone(), p.window)
             };
-            Selection::Scored { scores, intervals }
+            Selection::Scored {
+                scores,
+                intervals,
+                far: OptionalInt::None,
+            }
         }
     };
     let (out, lse) = if engine {
@@ -81,6 +85,85 @@ fn the_default_bodies_match_the_oracle() {
             case.check_forward(results.out, results.lse);
             case.check_gradients(results.grads, with_lse);
         }
+    }
+}
+
+/// The gradient of the rank beside the others, of the default bodies and of Flex's engine.
+#[test]
+fn the_gradient_of_runners_up_matches_the_oracle() {
+    for (kind, element, more) in [
+        (Scores::Normal, ElementType::F32, 3),
+        (Scores::Padded, ElementType::Bf16, 100),
+        (Scores::Nan, ElementType::F32, 2),
+        (Scores::Ties, ElementType::F16, 0),
+    ] {
+        for (causal, softcap) in [(true, None), (true, Some(1.5)), (false, None)] {
+            let mut options = AttentionOptions::new().with_keep_window(5);
+            (options.causal, options.softcap) = (causal, softcap);
+            let case = Case::new([2, 4, 2, 19, 24, 8], Some(kind), element, options, 3);
+            for (with_lse, engine) in [(false, false), (true, false), (false, true), (true, true)] {
+                let what = format!("{} with {more} runners-up, {with_lse}, {engine}", case.name);
+                let rank = rank(&case, more, with_lse, engine);
+                let grad_lse = with_lse.then_some(&case.grad_lse[..]);
+                let exact = case.inputs.rank_gradient(more, &case.grad_out, grad_lse);
+                let naive = case
+                    .inputs
+                    .naive_rank_gradient(more, &case.grad_out, grad_lse);
+                let shape = case.problem().scores_shape();
+                compare(
+                    &what,
+                    &shape,
+                    &rank,
+                    &exact,
+                    &naive,
+                    ElementType::F32,
+                    GRADIENT,
+                )
+                .unwrap();
+            }
+        }
+    }
+}
+
+/// The gradient of the rank, by the operations below the `Tensor` API.
+fn rank(case: &Case, more: usize, with_lse: bool, engine: bool) -> Vec<f64> {
+    let device = Device::flex();
+    let p = *case.problem();
+    let primitive = |t: Tensor<4>| t.try_into_primitive::<Flex>().unwrap();
+    let Tensors { q, k, v, scores } = case.tensors(&device);
+    let [q, k, v] = [q, k, v].map(primitive);
+    let scores = scores.unwrap().try_into_primitive::<Flex>().unwrap();
+    let select = |window| fallback::select::<Flex>(scores.clone(), window);
+    let far = Tensor::<4, Int>::from_primitive::<Flex>(select(p.window + more));
+    let far = far.narrow(3, 1, 1).squeeze_dim::<3>(3);
+    let selection = |far| Selection::Scored {
+        scores: scores.clone(),
+        intervals: select(p.window),
+        far,
+    };
+    let rows = || (q.clone(), k.clone(), v.clone());
+    let (a, b, c) = rows();
+    let (out, lse) = fallback::forward::<Flex>(a, b, c, selection(OptionalInt::None), p);
+    let saved = Saved {
+        out,
+        lse,
+        grad_out: primitive(case.grad_out(&device)),
+        grad_lse: match with_lse {
+            true => {
+                OptionalFloat::Some(case.grad_lse(&device).try_into_primitive::<Flex>().unwrap())
+            }
+            false => OptionalFloat::None,
+        },
+    };
+    let far = OptionalInt::Some(far.try_into_primitive::<Flex>().unwrap());
+    let (a, b, c) = rows();
+    let grads = match engine {
+        true => Flex::dynamic_mask_backward(a, b, c, selection(far), saved, p),
+        false => fallback::backward::<Flex>(a, b, c, selection(far), saved, p),
+    };
+    match grads.rank {
+        OptionalFloat::None => panic!("there are runners-up"),
+        OptionalFloat::Some(t) => values(Tensor::<3>::from_primitive::<Flex>(t)),
     }
 }
 

@@ -177,8 +177,8 @@ impl<'a, E: Element, R: KeyRows<E>> ChunkPass<'a, E, R> {
 
 /// The rows of one tile of queries.
 #[derive(Default)]
-struct GradientTile {
-    rows: usize,
+pub(super) struct GradientTile {
+    pub(super) rows: usize,
     /// `[rows, head_dim]`: queries.
     q: Buffer,
     /// `[rows, head_dim]`: gradient of the output.
@@ -186,9 +186,9 @@ struct GradientTile {
     /// `[rows, head_dim]`: the output at first, then the gradient of q.
     dq: Buffer,
     /// `[rows]`.
-    lse: Buffer,
+    pub(super) lse: Buffer,
     /// `[rows]`: `sum(grad_out * out) - grad_lse`.
-    delta: Buffer,
+    pub(super) delta: Buffer,
     /// Rows of q or of the gradient of the output that hold NaN or infinity.
     non_finite: Vec<usize>,
     /// If there are some: both with zeros in those rows.
@@ -198,7 +198,7 @@ struct GradientTile {
 
 impl GradientTile {
     /// Loads a tile; the gradient of q is zero. A row that attends to nothing is loaded as zeros.
-    fn load<E: Element, R>(
+    pub(super) fn load<E: Element, R>(
         &mut self,
         operands: &Operands<'_, E, R>,
         saved: &Saved<'_, E>,
@@ -277,16 +277,21 @@ impl GradientTile {
 
 /// The pairs of a tile's rows and a block's keys.
 #[derive(Default)]
-struct PairGradients {
+pub(super) struct PairGradients {
     /// `[rows, columns]`: scaled products, then probabilities.
-    p: Buffer,
+    pub(super) p: Buffer,
     /// `[rows, columns]`: gradient of the probabilities, then of the scaled products.
-    ds: Buffer,
+    pub(super) ds: Buffer,
 }
 
 impl PairGradients {
     /// The scaled products, and the gradients of the probabilities.
-    fn multiply(&mut self, problem: &Problem, tile: &GradientTile, block: &KeyBlock<'_>) {
+    pub(super) fn multiply(
+        &mut self,
+        problem: &Problem,
+        tile: &GradientTile,
+        block: &KeyBlock<'_>,
+    ) {
         let (dim, len) = (problem.head_dim, tile.rows * block.columns);
         let rows = |buffer| Matrix::rows(Buffer::read(buffer, tile.rows * dim), dim);
         let (k, v) = (Matrix::rows(block.k, dim), Matrix::rows(block.v, dim));

@@ -5,5 +5,6 @@ pub(crate) mod bias_gradient;
 pub(crate) mod forward;
 pub(crate) mod key_gradient;
 pub(crate) mod operands;
+pub(crate) mod rank;
 pub(crate) mod schedule;
 pub(crate) mod softmax;

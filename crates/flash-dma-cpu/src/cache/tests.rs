@@ -157,6 +157,7 @@ fn step(
                 selection: Some(crate::Selection {
                     scores,
                     intervals: &intervals,
+                    far: None,
                 }),
             };
             crate::forward(&whole, inputs, &mut out, &mut lse).unwrap();

@@ -3,14 +3,27 @@
 
 use super::list::KeyList;
 use crate::position::Span;
+use crate::queries::KvHead;
+use crate::view::View;
 use flash_dma_problem::Interval;
 use std::ops::Range;
+
+/// The runners-up: each key on the positions from the end of its interval to its `far`, unless its score is −∞.
+#[derive(Clone, Copy)]
+pub(crate) struct RunnersUp<'a> {
+    /// Contiguous `[batch, kv_heads, k_len]`.
+    pub(crate) intervals: &'a [Interval],
+    pub(crate) far: &'a [u32],
+    pub(crate) scores: View<'a, f32, 3>,
+}
 
 /// The keys of a chunk of queries, listed tile by tile. A key enters once and leaves once, so the lists of a whole
 /// chunk cost its keys plus what the tiles attend to.
 pub(crate) struct IntervalLists {
     pub(crate) keys: KeyList,
-    /// One past the last position that attends to each entry; the first is the key's index.
+    /// The first position of each entry if it is not the key's index; ascending.
+    first: Option<Vec<u32>>,
+    /// One past the last position of each entry.
     end: Vec<u32>,
     /// Entries that were born and are not evicted, in index order.
     alive: Vec<u32>,
@@ -48,8 +61,42 @@ impl IntervalLists {
         );
         Self {
             keys: KeyList { index, entries },
+            first: None,
             end,
             alive,
+            next: 0,
+            full: 0,
+            queries: Vec::new(),
+        }
+    }
+
+    /// The keys of a kv head that are runners-up at some position of a chunk, by their first such position.
+    pub(crate) fn runners_up(
+        runners: &RunnersUp<'_>,
+        k_len: usize,
+        KvHead { batch, head }: KvHead,
+        chunk: Span,
+    ) -> Self {
+        let row = batch * runners.scores.shape[1] + head;
+        let keys = row * k_len..(row + 1) * k_len;
+        let scores = runners.scores.row(batch, head);
+        let (intervals, far) = (&runners.intervals[keys.clone()], &runners.far[keys]);
+        let mut lives: Vec<(u32, u32, u32)> = (0..k_len)
+            .map(|j| (intervals[j].end, far[j], j as u32))
+            .filter(|&(first, end, j)| {
+                let seen = i64::from(first) <= chunk.last && i64::from(end) > chunk.first;
+                seen && first < end && scores[j as usize] != f32::NEG_INFINITY
+            })
+            .collect();
+        lives.sort_unstable();
+        Self {
+            keys: KeyList {
+                index: lives.iter().map(|&(.., j)| j).collect(),
+                entries: Vec::new(),
+            },
+            first: Some(lives.iter().map(|&(first, ..)| first).collect()),
+            end: lives.iter().map(|&(_, end, _)| end).collect(),
+            alive: Vec::new(),
             next: 0,
             full: 0,
             queries: Vec::new(),
@@ -59,10 +106,10 @@ impl IntervalLists {
     /// Lists the keys of a tile, whose positions must not go back.
     pub(crate) fn advance(&mut self, Span { first, last }: Span) {
         let KeyList { index, entries } = &mut self.keys;
-        let end = &self.end;
+        let (births, end) = (self.first.as_ref().unwrap_or(index), &self.end);
         let in_view = |entry: u32| i64::from(end[entry as usize]) > first;
         self.alive.retain(|&entry| in_view(entry));
-        while self.next < index.len() && i64::from(index[self.next]) <= last {
+        while self.next < index.len() && i64::from(births[self.next]) <= last {
             if in_view(self.next as u32) {
                 self.alive.push(self.next as u32);
             }
@@ -71,7 +118,7 @@ impl IntervalLists {
         entries.clear();
         self.queries.clear();
         let life = |entry: u32| {
-            let (birth, end) = (index[entry as usize], end[entry as usize]);
+            let (birth, end) = (births[entry as usize], end[entry as usize]);
             (i64::from(birth), i64::from(end))
         };
         let is_full = |entry: u32| {

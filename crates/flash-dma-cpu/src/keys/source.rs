@@ -1,6 +1,7 @@
 //! Where a pass takes its keys from.
 
 use super::bias::Bias;
+use super::intervals::RunnersUp;
 use crate::args::{Inputs, MaskedInputs, Selection};
 use crate::element::Element;
 use crate::queries::KvHead;
@@ -24,6 +25,8 @@ pub(crate) enum KeySource<'a> {
     All,
     /// The keys whose interval contains the query's position; contiguous `[batch, kv_heads, k_len]`.
     Intervals(&'a [Interval]),
+    /// The keys that are runners-up at the query's position.
+    RunnersUp(RunnersUp<'a>),
     /// The keys that a mask's tile plan shows, up to the query's position.
     Planned(MaskBits<'a>),
 }
@@ -66,6 +69,25 @@ impl<'a, E: Element> Keys<'a, KeyTensors<'a, E>> {
                 Some(Selection { intervals, .. }) => KeySource::Intervals(intervals),
             },
             bias: (inputs.selection).map(|s| Bias::of_scores(&s.scores, problem.group())),
+        }
+    }
+
+    /// The runners-up of a selection that has some.
+    pub(crate) fn runners_up(
+        problem: &Problem,
+        inputs: &Inputs<'a, E>,
+        selection: &Selection<'a>,
+    ) -> Self {
+        let (k, v) = (inputs.k, inputs.v);
+        let runners = RunnersUp {
+            intervals: selection.intervals,
+            far: selection.far.expect("the selection has runners-up"),
+            scores: selection.scores,
+        };
+        Self {
+            rows: KeyTensors { k, v },
+            source: KeySource::RunnersUp(runners),
+            bias: Some(Bias::of_scores(&selection.scores, problem.group())),
         }
     }
 

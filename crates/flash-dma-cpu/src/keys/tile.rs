@@ -35,6 +35,14 @@ impl<'a> TileKeys<'a> {
                 let row = chunk.kv_head.batch * problem.kv_heads + chunk.kv_head.head;
                 by_intervals(Some(&intervals[row * k_len..(row + 1) * k_len]))
             }
+            KeySource::RunnersUp(runners) => {
+                let positions = Positions::from(problem);
+                let span = positions.span(&chunk.queries);
+                Self::Intervals {
+                    lists: IntervalLists::runners_up(runners, k_len, chunk.kv_head, span),
+                    positions,
+                }
+            }
             KeySource::Planned(bits) => Self::Planned(PlannedLists::new(*bits, k_len, chunk)),
         }
     }

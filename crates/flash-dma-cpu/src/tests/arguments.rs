@@ -19,6 +19,7 @@ fn a_bad_argument_is_refused_and_nothing_is_written() {
         selection: Some(Selection {
             scores: View::contiguous(&z, p.scores_shape()),
             intervals: &intervals,
+            far: None,
         }),
     };
     let forward_error = |inputs: Inputs<'_, f32>, out_len: usize, lse_len: usize| {
@@ -88,6 +89,7 @@ fn a_bad_argument_is_refused_and_nothing_is_written() {
             k: &mut dk,
             v: &mut dv,
             scores: dz_len.map(|_| &mut dz[..]),
+            rank: None,
         };
         let error = backward(&p, good, saved, grads).unwrap_err();
         assert!(error.to_string().contains(text), "{error}");

@@ -107,6 +107,7 @@ fn engine<E: From32>(
         Selection {
             scores,
             intervals: &intervals,
+            far: None,
         }
     });
     let inputs = Inputs {
@@ -140,6 +141,7 @@ fn engine<E: From32>(
         k: &mut dk,
         v: &mut dv,
         scores: p.has_scores.then_some(&mut dz[..]),
+        rank: None,
     };
     backward(p, inputs, saved, grads).unwrap();
     Results {

@@ -16,6 +16,8 @@ pub(crate) struct MmaBlueprints {
     pub dkdv: DkdvBlueprint,
     /// Queries per chunk, a multiple of `dkdv.queries()`.
     pub chunk: usize,
+    /// The kernel of the gradient of the rank; with scores only.
+    pub rank: Option<DkdvBlueprint>,
 }
 
 /// Compile-time configuration of the dq kernel.
@@ -65,6 +67,17 @@ pub(crate) struct DkdvBlueprint {
     pub shared_keys: bool,
     /// Whether every chunk has its own rows for its keys' gradients, in f32 and in the order of its list.
     pub parts: bool,
+    /// What the two `mma` warps that own the same keys divide.
+    pub divided: Divided,
+}
+
+/// What the two `mma` warps that own the same keys divide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Divided {
+    /// The gradients: one has dV, the other dK and the gradients of the scores.
+    Gradients,
+    /// The rows of every query tile, one half each: the rank kernel, which has only sums per key.
+    Rows,
 }
 
 /// Wider heads leave `wgmma` too few registers and too little shared memory.
@@ -80,8 +93,27 @@ impl MmaBlueprints {
         let shared = properties.hardware.max_shared_memory_size;
         let dq = DqBlueprint::choose(tile, shared)?;
         let dkdv = DkdvBlueprint::choose(problem, shared)?;
+        Self::scored(dq, dkdv, problem, shared)
+    }
+
+    /// The configuration with these tiles for a problem without a mask.
+    fn scored(
+        dq: DqBlueprint,
+        dkdv: DkdvBlueprint,
+        problem: &Problem,
+        shared: usize,
+    ) -> Option<Self> {
         let (dkdv, chunk) = dkdv.with_chunks(problem);
-        Some(Self { dq, dkdv, chunk })
+        let rank = match problem.has_scores {
+            true => Some(DkdvBlueprint::choose_rank(problem, shared)?),
+            false => None,
+        };
+        Some(Self {
+            dq,
+            dkdv,
+            chunk,
+            rank,
+        })
     }
 
     /// The configuration for `problem` on `wgmma`, or `None` if it does not support it.
@@ -90,8 +122,7 @@ impl MmaBlueprints {
         let shared = properties.hardware.max_shared_memory_size;
         let dq = DqBlueprint::choose_wgmma(tile, shared)?;
         let dkdv = DkdvBlueprint::choose_wgmma(problem, shared)?;
-        let (dkdv, chunk) = dkdv.with_chunks(problem);
-        Some(Self { dq, dkdv, chunk }.spread(problem, properties))
+        Some(Self::scored(dq, dkdv, problem, shared)?.spread(problem, properties))
     }
 
     /// The configuration for a problem with a mask or a bias on an instruction, or `None` if it does not support it: as
@@ -111,7 +142,12 @@ impl MmaBlueprints {
         }?;
         let dkdv = DkdvBlueprint::choose_masked(instruction, problem, shared)?;
         let (dkdv, chunk) = dkdv.with_chunks(p);
-        let all = Self { dq, dkdv, chunk };
+        let all = Self {
+            dq,
+            dkdv,
+            chunk,
+            rank: None,
+        };
         Some(match instruction {
             Instruction::Mma => all,
             Instruction::Wgmma => all.spread(p, properties),
@@ -233,7 +269,37 @@ impl DkdvBlueprint {
                     softcap: problem.softcap.is_some(),
                     shared_keys: false,
                     parts: false,
+                    divided: Divided::Gradients,
                 })
+            })
+            .find(|blueprint| blueprint.shared_bytes() <= max_shared)
+    }
+
+    /// The rank kernel's configuration: the largest tiles that fit. A warp keeps the fragments of its keys and values,
+    /// `fragments * head_dim / 2` registers per lane. One tile of queries is in use, the other in flight. The smallest
+    /// tiles fit wherever any of [`choose`](Self::choose) do.
+    fn choose_rank(problem: &Problem, max_shared: usize) -> Option<Self> {
+        let all = [(4, 2, 64), (4, 2, 32), (4, 1, 64), (4, 1, 32), (2, 1, 32)];
+        let group = problem.group();
+        (all.into_iter())
+            .filter(|(_, fragments, _)| fragments * problem.head_dim <= 256)
+            .map(|(role_warps, fragments, rows)| Self {
+                instruction: Instruction::Mma,
+                element: problem.element,
+                head_dim: problem.head_dim,
+                role_warps,
+                fragments,
+                rows,
+                stages: 2,
+                heads: (1..=group.min(rows))
+                    .rfind(|n| group.is_multiple_of(*n))
+                    .unwrap_or(1),
+                causal: problem.causal,
+                pattern: Pattern::scored(problem),
+                softcap: problem.softcap.is_some(),
+                shared_keys: false,
+                parts: false,
+                divided: Divided::Rows,
             })
             .find(|blueprint| blueprint.shared_bytes() <= max_shared)
     }
@@ -294,6 +360,7 @@ impl DkdvBlueprint {
             softcap: problem.softcap.is_some(),
             shared_keys: false,
             parts: false,
+            divided: Divided::Gradients,
         })
         .filter(|blueprint| {
             WGMMA_DIMS.contains(&problem.head_dim) && blueprint.shared_bytes() + 4096 <= max_shared
@@ -323,12 +390,20 @@ impl DkdvBlueprint {
         )
     }
 
-    /// The products of a warp's keys with a query tile, whose rows are the columns of the products.
+    /// Rows of a query tile that a warp multiplies with its keys.
+    pub(crate) fn product_rows(&self) -> usize {
+        match self.divided {
+            Divided::Gradients => self.rows,
+            Divided::Rows => self.rows / 2,
+        }
+    }
+
+    /// The products of a warp's keys with its rows of a query tile, which are the columns of the products.
     pub(crate) fn products(&self) -> Shape {
         Shape {
             element: self.element,
             fragments: self.fragments,
-            blocks: (self.rows / 16).min(2),
+            blocks: (self.product_rows() / 16).min(2),
             columns: self.head_dim,
             transposed: false,
             column: 0,
@@ -359,13 +434,18 @@ impl DkdvBlueprint {
             + self.stages * 2 * self.rows * row
             + 16 * self.weights()
             + 2 * (words(self.keys()) + words(self.stages * self.rows))
+            // The gradients of the LSEs, and one half's sums.
+            + match self.divided {
+                Divided::Gradients => 0,
+                Divided::Rows => words(self.keys()) + words(self.stages * self.rows),
+            }
     }
 
     /// Vectors of four probabilities that one role passes to the other: two query tiles.
     pub(crate) fn weights(&self) -> usize {
-        match self.instruction {
-            Instruction::Mma => 2 * self.keys() * self.rows / 4,
-            Instruction::Wgmma => 1,
+        match (self.instruction, self.divided) {
+            (Instruction::Mma, Divided::Gradients) => 2 * self.keys() * self.rows / 4,
+            (Instruction::Wgmma, _) | (_, Divided::Rows) => 1,
         }
     }
 

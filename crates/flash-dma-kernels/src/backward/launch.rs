@@ -1,6 +1,6 @@
 //! Host side of the backward pass without a mask.
 
-use crate::args::{Gradients, Inputs, Saved};
+use crate::args::{Gradients, Inputs, Saved, Selection};
 use crate::backward::blueprint::MmaBlueprints;
 use crate::backward::{Backward, matrix};
 use crate::host::check::{address_type, elem_type, rows_are_segments, vector_size};
@@ -10,6 +10,7 @@ use crate::host::pass::{Config, ConfigOf, Pass, Plan, Rows};
 use crate::host::scratch::{bytes, one_unit_each, scratch};
 use crate::matrix::wgmma::boxes::takes_boxes;
 use crate::pattern::intervals::order::{OrderedKeys, by_death};
+use crate::pattern::intervals::runners::{RunnersUp, runners_up};
 use crate::pattern::intervals::slices::{for_each_slice, slice_bytes};
 use crate::pattern::intervals::tiles::QueryTiles;
 use crate::pattern::intervals::{LiveKeys, live_keys};
@@ -64,10 +65,11 @@ impl Blueprints {
     }
 
     /// The bytes of the buffers that [`launch_portable`] holds at once at most.
-    pub(crate) fn workspace(&self, problem: &Problem) -> usize {
+    pub(crate) fn workspace(&self, problem: &Problem, selection: Option<&Selection>) -> usize {
         let dkdv = OrderedKeys::bytes(problem);
         let dq = slice_bytes(problem, self.dq.outer_rows());
-        LiveKeys::bytes(problem) + bytes(problem.lse_shape()) + dq.max(dkdv)
+        let rank = RunnersUp::bytes(problem, selection);
+        LiveKeys::bytes(problem) + bytes(problem.lse_shape()) + dq.max(dkdv).max(rank)
     }
 }
 
@@ -137,16 +139,17 @@ impl Pass for ScoredBackward<'_> {
     }
 
     fn workspace_bytes(&self, config: &ConfigOf<Self>) -> usize {
+        let selection = self.inputs.selection.as_ref();
         match config {
-            Config::Portable(blueprints) => blueprints.workspace(self.problem),
-            Config::Matrix(blueprints) => blueprints.workspace(self.problem),
+            Config::Portable(blueprints) => blueprints.workspace(self.problem, selection),
+            Config::Matrix(blueprints) => blueprints.workspace(self.problem, selection),
         }
     }
 
     fn check(&self, grads: &Gradients) -> Result<(), AttentionError> {
         self.inputs.check(self.problem)?;
         self.saved.check(self.problem)?;
-        grads.check(self.problem)
+        grads.check(self.problem, self.inputs)
     }
 
     fn launch_empty(&self, client: &Client, grads: Gradients) {
@@ -192,15 +195,16 @@ fn launch_portable(
     let tiles = QueryTiles::new(problem, blueprints.dq.outer_rows());
     pass.launch_dq(grads, &tiles, blueprints.dq);
     pass.launch_dkdv(grads, blueprints.dkdv);
+    pass.launch_rank(grads, blueprints.dkdv);
 }
 
-/// Zeroes the gradients of k, v and the scores.
+/// Zeroes the gradients of k, v, the scores and the rank.
 fn zero(client: &Client, problem: &Problem, grads: &Gradients) {
     let element = elem_type(problem.element);
     fill(client, &grads.k, 0.0, element);
     fill(client, &grads.v, 0.0, element);
-    if let Some(scores) = &grads.scores {
-        fill(client, scores, 0.0, f32::elem_type_native());
+    for words in grads.scores.iter().chain(&grads.rank) {
+        fill(client, words, 0.0, f32::elem_type_native());
     }
 }
 
@@ -286,6 +290,23 @@ impl<'a> BackwardPass<'a> {
         let kernel = self.kernel(keys, blueprint);
         let rows = [&grads.k, &grads.v];
         kernel.dkdv(self.saved(), key_tiles, rows, grads.scores.as_ref());
+    }
+
+    /// The gradient of the rank, if there are runners-up; keys that are none keep their zero. `blueprint` is that of
+    /// dk and dv, whose tiles have room for more than this kernel needs.
+    fn launch_rank(&self, grads: &Gradients, blueprint: Blueprint) {
+        let (client, problem) = (self.client, self.problem);
+        let (Some(selection), Some(rank)) = (&self.inputs.selection, &grads.rank) else {
+            return;
+        };
+        let far = selection
+            .far
+            .as_ref()
+            .expect("a rank comes with runners-up");
+        let runners = runners_up(client, problem, selection, far);
+        let kernel = self.kernel(PortableKeys::All, blueprint);
+        let (grad_lse, scores) = (self.saved.grad_lse.as_ref(), &selection.scores);
+        kernel.rank(self.saved(), grad_lse, scores, runners, rank);
     }
 
     fn kernel(&self, keys: PortableKeys<'a>, blueprint: Blueprint) -> PortableLaunch<'a> {

@@ -40,6 +40,7 @@ impl Outputs {
             k: self.k.binding(),
             v: self.v.binding(),
             scores: self.scores.as_ref().map(Output::binding),
+            rank: None,
         }
     }
 }

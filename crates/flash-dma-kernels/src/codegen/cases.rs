@@ -113,6 +113,38 @@ fn attention() -> Vec<Case> {
         };
         cases.push(call.case(name.into()));
     }
+    for (name, head_dim, element, options) in [
+        ("bf16-d32-runners", 32, Bf16, sparse),
+        ("bf16-d64-runners", 64, Bf16, sparse),
+        ("bf16-d96-runners", 96, Bf16, sparse),
+        ("bf16-d128-runners", 128, Bf16, sparse),
+        ("bf16-d192-runners", 192, Bf16, sparse),
+        ("bf16-d256-runners", 256, Bf16, sparse),
+        ("f16-d128-runners", 128, F16, sparse),
+        ("f32-d64-runners", 64, F32, sparse),
+        (
+            "bf16-d128-runners-full",
+            128,
+            Bf16,
+            sparse.with_causal(false),
+        ),
+        (
+            "bf16-d128-runners-softcap",
+            128,
+            Bf16,
+            sparse.with_softcap(30.0),
+        ),
+    ] {
+        let mut call = Attention::new(head_dim, element, Some(options));
+        call.runners_up = true;
+        cases.push(call.case(name.into()));
+    }
+    let mut call = Attention::new(128, Bf16, Some(sparse));
+    (call.runners_up, call.grad_lse) = (true, false);
+    cases.push(call.case("bf16-d128-runners-no-lse".into()));
+    let mut call = Attention::new(128, Bf16, Some(sparse));
+    (call.runners_up, call.k_len) = (true, LONG_K_LEN);
+    cases.push(call.case("bf16-d128-runners-64bit".into()));
     cases
 }
 
@@ -128,6 +160,10 @@ struct Attention {
     /// Elements between the rows of `k` and `v`.
     row_padding: usize,
     backward: bool,
+    /// Whether the LSE has a gradient.
+    grad_lse: bool,
+    /// Whether the selection has runners-up.
+    runners_up: bool,
 }
 
 impl Attention {
@@ -140,6 +176,8 @@ impl Attention {
             options,
             row_padding: 0,
             backward: true,
+            grad_lse: true,
+            runners_up: false,
         }
     }
 
@@ -167,6 +205,11 @@ impl Attention {
         let selection = self
             .options
             .map(|_| selected(client, self.k_len, problem.window));
+        let words = || tensor(client, problem.scores_shape(), size_of::<u32>());
+        let selection = selection.map(|selection| Selection {
+            far: self.runners_up.then(words),
+            ..selection
+        });
         let q = || tensor(client, q_shape, element.size());
         let kv = || tensor(client, kv_shape, element.size());
         let lse = tensor(client, problem.lse_shape(), size_of::<f32>());
@@ -190,13 +233,14 @@ impl Attention {
             out: q(),
             lse: lse.clone(),
             grad_out: q(),
-            grad_lse: Some(lse.clone()),
+            grad_lse: self.grad_lse.then(|| lse.clone()),
         };
         let grads = Gradients {
             q: q(),
             k: kv(),
             v: kv(),
             scores: scores_shape.map(|_| tensor(client, problem.scores_shape(), size_of::<f32>())),
+            rank: self.runners_up.then(words),
         };
         let call = |engine| {
             let (out, lse) = (saved.out.clone(), lse.clone());
@@ -231,7 +275,11 @@ fn selected(client: &Client, k_len: usize, window: usize) -> Selection {
     let scores = tensor(client, [1, HEADS, k_len], size_of::<f32>());
     let intervals = tensor(client, [1, HEADS, k_len, 2], size_of::<u32>());
     select(client, scores.clone(), window, intervals.clone()).expect("a valid selection");
-    Selection { scores, intervals }
+    Selection {
+        scores,
+        intervals,
+        far: None,
+    }
 }
 
 /// A contiguous tensor of undefined content.

@@ -99,7 +99,14 @@ impl Selection {
             &shape,
             4,
             Layout::Contiguous,
-        )
+        )?;
+        match &self.far {
+            Some(far) => {
+                let shape = problem.scores_shape();
+                check_tensor(TensorName::Far, far, &shape, 4, Layout::Contiguous)
+            }
+            None => Ok(()),
+        }
     }
 }
 
@@ -142,7 +149,7 @@ impl Saved {
 
 impl Gradients {
     /// Checks every output against the problem.
-    pub(crate) fn check(&self, problem: &Problem) -> Result<(), AttentionError> {
+    pub(crate) fn check(&self, problem: &Problem, inputs: &Inputs) -> Result<(), AttentionError> {
         let (size, kv, contiguous) = (
             problem.element.size(),
             problem.kv_shape(),
@@ -159,6 +166,15 @@ impl Gradients {
             }
             None if !problem.has_scores => Ok(()),
             _ => Err(AttentionError::ScoresGradient),
+        }?;
+        let far = inputs.selection.as_ref().and_then(|s| s.far.as_ref());
+        match (&self.rank, far) {
+            (Some(rank), Some(_)) => {
+                let shape = problem.scores_shape();
+                check_tensor(TensorName::GradRank, rank, &shape, 4, contiguous)
+            }
+            (None, None) => Ok(()),
+            _ => Err(AttentionError::RankGradient),
         }
     }
 }

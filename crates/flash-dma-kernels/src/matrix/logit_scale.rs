@@ -1,7 +1,7 @@
 //! From products to logits, and from logits to probabilities.
 
 use crate::args::Scaling;
-use crate::math::{TANH_SERIES_BELOW, tanh_near_zero};
+use crate::math::{TANH_SERIES_BELOW, softplus_of, tanh_near_zero};
 use crate::matrix::ptx::{ex2, reciprocal};
 use cubecl::prelude::*;
 
@@ -78,6 +78,19 @@ impl LogitScale {
 #[cube]
 pub(crate) fn exp_of(x: f32, scaled: f32) -> f32 {
     ex2(fma(x, comptime!(core::f32::consts::LOG2_E), scaled))
+}
+
+/// `sigmoid(x)` by two special-function instructions; NaN stays NaN.
+#[cube]
+pub(crate) fn sigmoid(x: f32) -> f32 {
+    reciprocal(1.0f32 + ex2(x * comptime!(-core::f32::consts::LOG2_E)))
+}
+
+/// `softplus(x)` by two special-function instructions; NaN stays NaN.
+#[cube]
+pub(crate) fn softplus(x: f32) -> f32 {
+    let e = ex2(x.abs() * comptime!(-core::f32::consts::LOG2_E));
+    softplus_of(x, e * reciprocal(2.0f32 + e))
 }
 
 /// The factor that rescales sums of `exp(x - old)` to the reference `new`, which is not less than `old`. Exactly 1

@@ -69,6 +69,17 @@ pub(crate) struct OrderedIntervals {
     pub counts: OwnedTensor<u32>,
 }
 
+/// The runners-up as key tiles own them, see [`RunnersUp`](crate::pattern::intervals::runners::RunnersUp).
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct RunnerKeys {
+    /// `[batch, kv_heads, k_len]`, any strides.
+    pub scores: OwnedTensor<f32>,
+    pub keys: OwnedTensor<u32>,
+    /// Contiguous `[batch, kv_heads, k_len, 2]`.
+    pub spans: OwnedTensor<u32>,
+    pub counts: OwnedTensor<u32>,
+}
+
 /// A mask as a tile plan, see [`PlanGeometry`](flash_dma_problem::PlanGeometry).
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct TilePlan {

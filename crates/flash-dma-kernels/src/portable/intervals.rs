@@ -1,7 +1,7 @@
 //! Visibility by an interval of positions per key.
 
 use crate::pattern::position::{position, query_shift};
-use crate::portable::args::{OrderedIntervals, Sizes};
+use crate::portable::args::{OrderedIntervals, RunnerKeys, Sizes};
 use crate::portable::blueprint::Blueprint;
 use crate::portable::keys::KeyTiles;
 use crate::portable::memory::TileRows;
@@ -123,6 +123,36 @@ impl KeyIntervals {
                 let key = keys.index(n);
                 first = key as i32;
                 end = source.ends[keys.list.as_ref().unwrap().base + n] as i32;
+                score = source.scores[keys.batch * source.scores.stride(0)
+                    + keys.head * source.scores.stride(1)
+                    + key * source.scores.stride(2)];
+            }
+            self.set_key(row, first, end, score);
+            row += comptime!(bp.units());
+        }
+    }
+
+    /// Sets the runners-up that a cube owns. All units cooperate; the caller synchronises.
+    pub(crate) fn set_runners(
+        &mut self,
+        source: &RunnerKeys,
+        keys: &TileRows,
+        #[comptime] bp: Blueprint,
+    ) {
+        let k_len = source.scores.shape(2);
+        let heads = source.scores.shape(1);
+        let mut row = UNIT_POS as usize;
+        while row < comptime!(bp.rows(self.keys_outer)) {
+            let n = keys.first + row;
+            // Past the end: an interval that contains no position.
+            let mut first = i32::new(i32::MAX as i64);
+            let mut end = 0i32;
+            let mut score = 0.0f32;
+            if n < keys.end {
+                let key = keys.index(n);
+                let at = 2 * ((keys.batch * heads + keys.head) * k_len + key);
+                first = source.spans[at] as i32;
+                end = source.spans[at + 1] as i32;
                 score = source.scores[keys.batch * source.scores.stride(0)
                     + keys.head * source.scores.stride(1)
                     + key * source.scores.stride(2)];

@@ -2,16 +2,18 @@
 
 use crate::args::scaling;
 use crate::host::check::{address_type, elem_type, vector_size};
+use crate::pattern::intervals::runners::RunnersUp;
 use crate::pattern::mask::args::MaskBits;
 use crate::portable::args::{
     KeyGradientsLaunch, KeysArgs, ListedIntervals, ListedIntervalsLaunch, OperandsLaunch,
-    OrderedIntervals, OrderedIntervalsLaunch, SavedRowsLaunch, TilePlanLaunch,
+    OrderedIntervals, OrderedIntervalsLaunch, RunnerKeysLaunch, SavedRowsLaunch, TilePlanLaunch,
 };
 use crate::portable::blueprint::Blueprint;
 use crate::portable::dkdv::dkdv_kernel;
 use crate::portable::dq::dq_kernel;
 use crate::portable::forward::forward_kernel;
 use crate::portable::masked::bias::{Broadcast, bias_kernel};
+use crate::portable::rank::rank_kernel;
 use cubecl::client::Client;
 use cubecl::ir::AddressType;
 use cubecl::prelude::*;
@@ -199,6 +201,45 @@ impl PortableLaunch<'_> {
                         .map(|scores| scores.clone().into_tensor_arg())
                         .into(),
                 ),
+                scaling(p.scale, p.softcap),
+                self.blueprint,
+                elem_type(p.element),
+            );
+        }
+    }
+
+    /// Launches [`rank_kernel`] for the runners-up of keys with `scores`.
+    pub(crate) fn rank(
+        &self,
+        saved: SavedTensors,
+        grad_lse: Option<&TensorBinding>,
+        scores: &TensorBinding,
+        runners: RunnersUp,
+        rank: &TensorBinding,
+    ) {
+        let p = self.problem;
+        let typed = [saved.grad_out];
+        let tiles = p.k_len.div_ceil(self.blueprint.outer_rows());
+        let words = [saved.delta, scores, &runners.spans];
+        // SAFETY: every buffer was checked to hold the shape and strides that the kernel indexes by, and the list holds
+        // keys below `k_len`.
+        unsafe {
+            rank_kernel::launch_unchecked(
+                self.client,
+                cubes([tiles, p.kv_heads, p.batch]),
+                self.blueprint.cube_dim(),
+                self.address_type(&typed, &words),
+                self.vector_size(&typed),
+                self.operands(),
+                saved.rows(),
+                grad_lse.map(|grad| grad.clone().into_tensor_arg()).into(),
+                RunnerKeysLaunch::new(
+                    scores.clone().into_tensor_arg(),
+                    runners.keys.into_tensor_arg(),
+                    runners.spans.into_tensor_arg(),
+                    runners.counts.into_tensor_arg(),
+                ),
+                rank.clone().into_tensor_arg(),
                 scaling(p.scale, p.softcap),
                 self.blueprint,
                 elem_type(p.element),

@@ -18,6 +18,7 @@ pub(crate) mod launch;
 pub(crate) mod masked;
 pub(crate) mod memory;
 pub(crate) mod product;
+pub(crate) mod rank;
 pub(crate) mod softmax;
 pub(crate) mod tile_visibility;
 pub(crate) mod visibility;

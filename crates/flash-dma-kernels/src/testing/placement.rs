@@ -187,6 +187,7 @@ pub(crate) fn upload_inputs(
                     shape: shape.as_slice().into(),
                     tiling: Default::default(),
                 },
+                far: None,
             }
         }),
     }

@@ -219,6 +219,7 @@ impl<'a, E: Host + Element> Held<'a, E> {
             selection: Some(engine::Selection {
                 scores,
                 intervals: &intervals,
+                far: None,
             }),
         };
         engine::forward(&problem, inputs, &mut out, &mut lse)?;

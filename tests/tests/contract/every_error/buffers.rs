@@ -17,6 +17,15 @@ pub fn select_view(strides: [usize; 3], len: usize) -> Result<(), AttentionError
 
 /// A backward pass of the CPU engine over one key, with or without the scores and their gradient.
 pub fn backward(scores: bool, gradient: bool) -> Result<(), AttentionError> {
+    backward_with(scores, gradient, false)
+}
+
+/// As [`backward`], with the gradient of a rank that no runner-up has.
+pub fn a_gradient_of_no_runners_up() -> Result<(), AttentionError> {
+    backward_with(true, true, true)
+}
+
+fn backward_with(scores: bool, gradient: bool, rank: bool) -> Result<(), AttentionError> {
     let shape = [1, 1, 1, 8];
     let options = causal();
     let problem = Problem::new(
@@ -37,6 +46,7 @@ pub fn backward(scores: bool, gradient: bool) -> Result<(), AttentionError> {
         selection: scores.then_some(cpu::Selection {
             scores: View::contiguous(&one, [1, 1, 1]),
             intervals: &intervals,
+            far: None,
         }),
     };
     let saved = cpu::Saved {
@@ -45,12 +55,13 @@ pub fn backward(scores: bool, gradient: bool) -> Result<(), AttentionError> {
         grad_out: rows,
         grad_lse: None,
     };
-    let (mut q, mut k, mut v, mut z) = (row, row, row, one);
+    let (mut q, mut k, mut v, mut z, mut of_rank) = (row, row, row, one, one);
     let grads = cpu::Gradients {
         q: &mut q,
         k: &mut k,
         v: &mut v,
         scores: gradient.then_some(&mut z),
+        rank: rank.then_some(&mut of_rank),
     };
     cpu::backward(&problem, inputs, saved, grads)
 }

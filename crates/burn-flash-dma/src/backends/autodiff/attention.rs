@@ -2,7 +2,7 @@
 
 use super::node::{Pass, first_order, record};
 use crate::ops::attention::DynamicMaskOps;
-use crate::ops::types::{AttentionGrads, OptionalFloat, Saved, Selection};
+use crate::ops::types::{AttentionGrads, OptionalFloat, OptionalInt, Saved, Selection};
 use burn::backend::AutodiffBackend;
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
@@ -59,9 +59,14 @@ impl<B: DynamicMaskOps, C: CheckpointStrategy> DynamicMaskOps for Autodiff<B, C>
         ]);
         let selection = match selection {
             Selection::All => Selection::All,
-            Selection::Scored { scores, intervals } => Selection::Scored {
+            Selection::Scored {
+                scores,
+                intervals,
+                far,
+            } => Selection::Scored {
                 scores: scores.into_primitive(),
                 intervals,
+                far: OptionalInt::from_option(far.into_option()),
             },
         };
         let saved = Saved {
@@ -83,6 +88,7 @@ impl<B: DynamicMaskOps, C: CheckpointStrategy> DynamicMaskOps for Autodiff<B, C>
             k: Self::from_inner(grads.k),
             v: Self::from_inner(grads.v),
             scores: grads.scores.map(Self::from_inner),
+            rank: grads.rank.map(Self::from_inner),
         }
     }
 }
@@ -98,13 +104,23 @@ fn run<B: DynamicMaskOps, C: CheckpointStrategy>(
 ) -> (Recorded<B, C>, Recorded<B, C>) {
     match selection {
         Selection::All => {
-            let intervals = None;
-            let pass = Selected { intervals, problem };
+            let pass = Selected {
+                intervals: None,
+                far: None,
+                problem,
+            };
             record::<B, C, _, 3>([q, k, v], pass, differentiable_lse)
         }
-        Selection::Scored { scores, intervals } => {
-            let intervals = Some(intervals);
-            let pass = Selected { intervals, problem };
+        Selection::Scored {
+            scores,
+            intervals,
+            far,
+        } => {
+            let pass = Selected {
+                intervals: Some(intervals),
+                far: far.into_option(),
+                problem,
+            };
             record::<B, C, _, 4>([q, k, v, scores], pass, differentiable_lse)
         }
     }
@@ -114,12 +130,14 @@ fn run<B: DynamicMaskOps, C: CheckpointStrategy>(
 #[derive(Clone, Debug)]
 struct Selected<B: DynamicMaskOps> {
     intervals: Option<IntTensor<B>>,
+    /// The ends of the runners-up, whose gradient is added to that of the scores that rank them.
+    far: Option<IntTensor<B>>,
     problem: Problem,
 }
 
 impl<B: DynamicMaskOps, const N: usize> Pass<B, N> for Selected<B> {
     fn forward(&self, inputs: [FloatTensor<B>; N]) -> (FloatTensor<B>, FloatTensor<B>) {
-        let (q, k, v, selection) = unpack(inputs, self.intervals.clone());
+        let (q, k, v, selection) = unpack(inputs, self.intervals.clone(), None);
         B::dynamic_mask_forward(q, k, v, selection, self.problem)
     }
 
@@ -127,11 +145,16 @@ impl<B: DynamicMaskOps, const N: usize> Pass<B, N> for Selected<B> {
         self,
         inputs: [FloatTensor<B>; N],
         saved: Saved<B>,
-        _tracked: [bool; N],
+        tracked: [bool; N],
     ) -> [Option<FloatTensor<B>>; N] {
-        let (q, k, v, selection) = unpack(inputs, self.intervals);
+        // The scores come last; of constant ones nothing is added up.
+        let far = self.far.filter(|_| tracked.last() == Some(&true));
+        let (q, k, v, selection) = unpack(inputs, self.intervals, far);
         let grads = B::dynamic_mask_backward(q, k, v, selection, saved, self.problem);
-        let scores = grads.scores.into_option();
+        let scores = match (grads.scores.into_option(), grads.rank.into_option()) {
+            (Some(scores), Some(rank)) => Some(B::float_add(scores, rank)),
+            (scores, _) => scores,
+        };
         let mut grads = [Some(grads.q), Some(grads.k), Some(grads.v), scores].into_iter();
         std::array::from_fn(|_| grads.next().flatten())
     }
@@ -140,6 +163,7 @@ impl<B: DynamicMaskOps, const N: usize> Pass<B, N> for Selected<B> {
 fn unpack<B: DynamicMaskOps, const N: usize>(
     inputs: [FloatTensor<B>; N],
     intervals: Option<IntTensor<B>>,
+    far: Option<IntTensor<B>>,
 ) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>, Selection<B>) {
     let mut inputs = inputs.into_iter();
     let mut next = || inputs.next().expect("q, k, v and, with intervals, scores");
@@ -149,6 +173,7 @@ fn unpack<B: DynamicMaskOps, const N: usize>(
         Some(intervals) => Selection::Scored {
             scores: next(),
             intervals,
+            far: OptionalInt::from_option(far),
         },
     };
     (q, k, v, selection)

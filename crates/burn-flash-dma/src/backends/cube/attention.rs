@@ -2,7 +2,7 @@
 
 use super::tensors::{addressable, empty, run_checked};
 use crate::ops::attention::DynamicMaskOps;
-use crate::ops::types::{AttentionGrads, OptionalFloat, Saved, Selection};
+use crate::ops::types::{AttentionGrads, OptionalFloat, OptionalInt, Saved, Selection};
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::tensor::DType;
@@ -59,22 +59,33 @@ impl DynamicMaskOps for CubeBackend {
         let grad_scores = problem
             .has_scores
             .then(|| empty(&q, problem.scores_shape(), DType::F32));
+        let has_far = matches!(
+            &selection,
+            Selection::Scored {
+                far: OptionalInt::Some(_),
+                ..
+            }
+        );
+        let grad_rank = has_far.then(|| empty(&q, problem.scores_shape(), DType::F32));
         let grads = Gradients {
             q: grad_q.clone().binding(),
             k: grad_k.clone().binding(),
             v: grad_v.clone().binding(),
             scores: grad_scores.clone().map(CubeTensor::binding),
+            rank: grad_rank.clone().map(CubeTensor::binding),
         };
         let (inputs, saved) = (inputs([q, k, v], selection), saved_bindings(saved));
         let plan = backward::plan(&client, &problem, &inputs, &saved);
         let result = plan.and_then(|plan| plan.run(grads));
-        let results = [&grad_q, &grad_k, &grad_v].into_iter().chain(&grad_scores);
+        let results = [&grad_q, &grad_k, &grad_v].into_iter();
+        let results = results.chain(&grad_scores).chain(&grad_rank);
         run_checked("attention's backward pass", results, result);
         AttentionGrads {
             q: grad_q,
             k: grad_k,
             v: grad_v,
             scores: OptionalFloat::from_option(grad_scores),
+            rank: OptionalFloat::from_option(grad_rank),
         }
     }
 }
@@ -96,9 +107,14 @@ fn inputs([q, k, v]: [CubeTensor; 3], selection: Selection<CubeBackend>) -> Inpu
         v: addressable(v),
         selection: match selection {
             Selection::All => None,
-            Selection::Scored { scores, intervals } => Some(flash_dma_kernels::Selection {
+            Selection::Scored {
+                scores,
+                intervals,
+                far,
+            } => Some(flash_dma_kernels::Selection {
                 scores: addressable(scores),
                 intervals: into_contiguous(intervals).binding(),
+                far: (far.into_option()).map(|far| into_contiguous(far).binding()),
             }),
         },
     }

@@ -59,10 +59,17 @@ impl DynamicMaskOps for Flex {
     }
 }
 
+/// The keys that a call attends to.
+struct Selected {
+    scores: FlexTensor,
+    intervals: Vec<Interval>,
+    far: Option<Vec<u32>>,
+}
+
 /// The tensors of a call in a form the engine can address.
 struct Call {
     rows: [FlexTensor; 3],
-    selection: Option<(FlexTensor, Vec<Interval>)>,
+    selection: Option<Selected>,
     problem: Problem,
 }
 
@@ -70,7 +77,11 @@ impl Call {
     fn new(rows: [FlexTensor; 3], selection: Selection<Flex>, problem: Problem) -> Self {
         let selection = match selection {
             Selection::All => None,
-            Selection::Scored { scores, intervals } => {
+            Selection::Scored {
+                scores,
+                intervals,
+                far,
+            } => {
                 let intervals = intervals.to_contiguous();
                 let values: &[i32] = contiguous(&intervals);
                 let intervals = values
@@ -80,7 +91,16 @@ impl Call {
                         end: pair[1] as u32,
                     })
                     .collect();
-                Some((addressable(scores), intervals))
+                let far = far.into_option().map(|far| {
+                    let far = far.to_contiguous();
+                    let values: &[i32] = contiguous(&far);
+                    values.iter().map(|&far| far as u32).collect()
+                });
+                Some(Selected {
+                    scores: addressable(scores),
+                    intervals,
+                    far,
+                })
             }
         };
         Self {
@@ -96,11 +116,10 @@ impl Call {
             q,
             k,
             v,
-            selection: self.selection.as_ref().map(|(scores, intervals)| {
-                flash_dma_cpu::Selection {
-                    scores: view(scores),
-                    intervals,
-                }
+            selection: (self.selection.as_ref()).map(|selected| flash_dma_cpu::Selection {
+                scores: view(&selected.scores),
+                intervals: &selected.intervals,
+                far: selected.far.as_deref(),
             }),
         }
     }
@@ -132,6 +151,8 @@ impl Call {
         let mut scores = problem
             .has_scores
             .then(|| buffer::<f32, 3>(problem.scores_shape()));
+        let far = self.selection.as_ref().and_then(|s| s.far.as_ref());
+        let mut rank = far.map(|_| buffer::<f32, 3>(problem.scores_shape()));
         run(flash_dma_cpu::backward(
             problem,
             self.inputs(),
@@ -146,15 +167,17 @@ impl Call {
                 k: &mut k,
                 v: &mut v,
                 scores: scores.as_deref_mut(),
+                rank: rank.as_deref_mut(),
             },
         ));
+        let words =
+            |words: Option<Vec<f32>>| words.map(|words| tensor(words, problem.scores_shape()));
         AttentionGrads {
             q: tensor(q, problem.q_shape()),
             k: tensor(k, problem.kv_shape()),
             v: tensor(v, problem.kv_shape()),
-            scores: OptionalFloat::from_option(
-                scores.map(|scores| tensor(scores, problem.scores_shape())),
-            ),
+            scores: OptionalFloat::from_option(words(scores)),
+            rank: OptionalFloat::from_option(words(rank)),
         }
     }
 }

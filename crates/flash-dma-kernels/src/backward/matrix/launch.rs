@@ -9,6 +9,7 @@ use crate::host::check::elem_type;
 use crate::host::fill::fill;
 use crate::pattern::intervals::chunks::{ChunkKeys, chunk_keys};
 use crate::pattern::intervals::order::by_death;
+use crate::pattern::intervals::runners::runners_up;
 use crate::pattern::intervals::slices::for_each_slice;
 use crate::pattern::intervals::tiles::{QueryTiles, most_keys};
 use crate::pattern::intervals::{LiveKeys, live_keys};
@@ -23,8 +24,12 @@ impl MmaBlueprints {
     pub(crate) fn cubes(&self, problem: &Problem) -> [usize; 3] {
         let query_tiles = problem.q_len.div_ceil(self.dq.tile.queries());
         let head_groups = problem.batch * problem.q_heads / self.dq.tile.heads;
+        // As many as there could be runners-up.
+        let rank = self.rank.map_or(0, |rank| {
+            problem.k_len.div_ceil(rank.keys()) * problem.batch * problem.kv_heads
+        });
         [
-            query_tiles.max(self.key_tiles(problem)),
+            query_tiles.max(self.key_tiles(problem)).max(rank),
             head_groups.max(problem.batch * problem.kv_heads),
             1,
         ]
@@ -81,6 +86,7 @@ pub(crate) fn launch(
         },
     );
     pass.launch_dkdv(grads, blueprints);
+    pass.launch_rank(grads, blueprints);
 }
 
 /// A backward pass over the keys that the scores select, or over all.
@@ -141,6 +147,32 @@ impl SelectedPass<'_> {
         }
         let to = [grads.k.clone(), grads.v.clone()];
         self.launch_kernel(keys, to, scores, element, blueprints);
+    }
+
+    /// The gradient of the rank, if there are runners-up; keys that are none get zero.
+    fn launch_rank(&self, grads: &Gradients, blueprints: MmaBlueprints) {
+        let (client, problem) = (self.pass.client, self.pass.problem);
+        let (Some(selection), Some(rank)) = (&self.inputs.selection, &grads.rank) else {
+            return;
+        };
+        let far = selection
+            .far
+            .as_ref()
+            .expect("a rank comes with runners-up");
+        let blueprint = blueprints.rank.expect("runners-up come with scores");
+        fill(client, rank, 0.0, f32::elem_type_native());
+        let runners = runners_up(client, problem, selection, far);
+        let buffers = [runners.spans, runners.keys, runners.counts];
+        let lists = KeyLists {
+            source: SourceTensors {
+                bias: Some(selection.scores.clone()),
+                keys: KeyTensors::Intervals(buffers),
+            },
+            capacity: problem.k_len,
+            chunks: 1,
+            tiles: problem.k_len.div_ceil(blueprint.keys()),
+        };
+        self.pass.launch_rank(lists, rank, blueprint);
     }
 
     fn launch_kernel(

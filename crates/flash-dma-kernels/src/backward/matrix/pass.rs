@@ -1,7 +1,7 @@
 //! The launches of the large tensor-core kernels, and of the row sums before them.
 
 use crate::args::{Saved, scaling};
-use crate::backward::blueprint::{DqBlueprint, MmaBlueprints};
+use crate::backward::blueprint::{DkdvBlueprint, DqBlueprint, MmaBlueprints};
 use crate::backward::delta::{BoxedRowsLaunch, CUBE_ROWS, delta_mma_kernel};
 use crate::backward::dkdv::mma::dkdv_mma_kernel;
 use crate::backward::dkdv::shared::args::{
@@ -11,6 +11,7 @@ use crate::backward::dkdv::wgmma::dkdv_wgmma_kernel;
 use crate::backward::dq::key_boxes::KeyMapsLaunch;
 use crate::backward::dq::mma::dq_mma_kernel;
 use crate::backward::dq::wgmma::dq_wgmma_kernel;
+use crate::backward::rank::rank_mma_kernel;
 use crate::host::check::{address_type, elem_type};
 use crate::host::engine::Instruction;
 use crate::host::scratch::{bytes, scratch};
@@ -188,6 +189,53 @@ impl<'a> MmaPass<'a> {
                 });
                 launch!(dq_wgmma_kernel, tile, KeyMapsLaunch::new(k_boxes, v_boxes))
             }
+        }
+    }
+
+    /// The launch of the rank kernel for `keys`, which are runners-up on their intervals.
+    pub(crate) fn launch_rank(
+        &self,
+        keys: KeyLists,
+        rank: &TensorBinding,
+        blueprint: DkdvBlueprint,
+    ) {
+        let (client, problem) = (self.client, self.problem);
+        let [q, k, v] = self.rows.map(Clone::clone);
+        let rows = problem.batch * problem.kv_heads;
+        let typed = [&q, &k, &v, &self.saved.grad_out];
+        let mut words = vec![&self.sums.delta, rank];
+        words.extend(keys.source.all());
+        let address = address_type(&typed, problem.element.size()).max(address_type(&words, 4));
+        let grad_lse = (self.saved.grad_lse.clone()).map(TensorBinding::into_buffer_arg);
+        // SAFETY: the buffers were checked to hold the shapes and strides that the kernel indexes by, and the list holds
+        // keys below `k_len`.
+        unsafe {
+            rank_mma_kernel::launch_unchecked(
+                client,
+                CubeCount::Static((keys.tiles * rows) as u32, 1, 1),
+                blueprint.cube_dim(),
+                address,
+                BackwardInputsLaunch::new(
+                    q.into_tensor_arg(),
+                    k.into_tensor_arg(),
+                    v.into_tensor_arg(),
+                    self.saved.grad_out.clone().into_tensor_arg(),
+                    self.saved.lse.clone().into_buffer_arg(),
+                    self.sums.delta.clone().into_buffer_arg(),
+                ),
+                grad_lse.into(),
+                keys.source.into_key_tiles(),
+                rank.clone().into_buffer_arg(),
+                scaling(problem.scale, problem.softcap),
+                KeyGridLaunch::new(
+                    problem.q_len as u32,
+                    1,
+                    keys.tiles as u32,
+                    keys.capacity as u32,
+                ),
+                blueprint,
+                elem_type(problem.element),
+            );
         }
     }
 

@@ -1,5 +1,6 @@
 //! The memory that a tensor-core backward pass needs besides its arguments.
 
+use crate::args::Selection;
 use crate::backward::blueprint::MmaBlueprints;
 use crate::backward::dkdv::shared::gather::KeyParts;
 use crate::backward::dkdv::shared::key_sums::KeySums;
@@ -7,16 +8,19 @@ use crate::backward::matrix::pass::row_sums_bytes;
 use crate::pattern::intervals::LiveKeys;
 use crate::pattern::intervals::chunks::ChunkKeys;
 use crate::pattern::intervals::order::OrderedKeys;
+use crate::pattern::intervals::runners::RunnersUp;
 use crate::pattern::intervals::slices::slice_bytes;
 use crate::pattern::intervals::tiles::most_keys;
 use flash_dma_problem::Problem;
 
 impl MmaBlueprints {
     /// The bytes of the buffers that [`launch`](crate::backward::matrix::launch::launch()) holds at once at most.
-    pub(crate) fn workspace(&self, problem: &Problem) -> usize {
-        // Live keys and row sums are held to the end; the lists of dq are freed before those of dk and dv are made.
+    pub(crate) fn workspace(&self, problem: &Problem, selection: Option<&Selection>) -> usize {
+        // Live keys and row sums are held to the end; the lists of dq are freed before those of dk and dv are made, and
+        // those before the list of the runners-up.
         let dq = slice_bytes(problem, self.dq.tile.queries());
-        LiveKeys::bytes(problem) + row_sums_bytes(problem, *self) + dq.max(self.key_bytes(problem))
+        let keys = (self.key_bytes(problem)).max(RunnersUp::bytes(problem, selection));
+        LiveKeys::bytes(problem) + row_sums_bytes(problem, *self) + dq.max(keys)
     }
 
     /// The keys of each chunk, and the sums or parts of keys with several chunks.

@@ -63,6 +63,7 @@ impl Tensors {
         let selection = p.has_scores.then(|| Selection {
             scores: words(),
             intervals: tensor(client, p.intervals_shape(), 4),
+            far: None,
         });
         let lse = tensor(client, p.lse_shape(), 4);
         Self {
@@ -78,8 +79,18 @@ impl Tensors {
                 k: grad_k,
                 v: grad_v,
                 scores: p.has_scores.then(words),
+                rank: None,
             },
         }
+    }
+
+    /// The same with runners-up.
+    fn with_runners_up(self, client: &Client, p: &Problem) -> Self {
+        let mut all = self;
+        let selection = all.inputs.selection.as_mut().expect("there are scores");
+        selection.far = Some(tensor(client, p.scores_shape(), 4));
+        all.grads.rank = Some(tensor(client, p.scores_shape(), 4));
+        all
     }
 
     /// The bytes that the selection requested and announced.
@@ -154,6 +165,15 @@ fn every_pass_requests_the_workspace_it_says() {
                 let tensors = Tensors::new(client, p);
                 if let Some([requested, said]) = tensors.select(client, p) {
                     assert_eq!(requested, said, "the selection on {gpu:?}, {p:?}");
+                }
+                if p.has_scores {
+                    let tensors = Tensors::new(client, p).with_runners_up(client, p);
+                    for engine in ENGINES {
+                        let [_, backward] = tensors.passes(client, p, engine);
+                        if let Some([requested, said]) = backward {
+                            assert_eq!(requested, said, "runners-up, {engine:?}, {gpu:?}, {p:?}");
+                        }
+                    }
                 }
                 for (engine, compared) in ENGINES.into_iter().zip(&mut compared) {
                     let passes = tensors.passes(client, p, engine);

@@ -306,6 +306,7 @@ mod tests {
                 &[1, 2, k_len, 2],
                 &[4 * k_len, 2 * k_len, 2, 1],
             ),
+            far: None,
         };
         let live = live_keys(&client, &p, &selection);
         for units in [1, 4] {

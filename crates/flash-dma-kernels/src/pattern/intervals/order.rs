@@ -216,6 +216,7 @@ mod tests {
                 &[1, 2, k_len, 2],
                 &[4 * k_len, 2 * k_len, 2, 1],
             ),
+            far: None,
         };
         let live = live_keys(&client, &p, &selection);
         let width = class_width(&p) as u32;

@@ -30,6 +30,7 @@ fn selection(rows: &[Vec<Interval>]) -> Selection {
     Selection {
         scores: zeros(&client, &shape[..3]),
         intervals: strided(&client, &words, &shape, &[rows.len() * n * 2, n * 2, 2, 1]),
+        far: None,
     }
 }
 

@@ -1,0 +1,162 @@
+//! The gradient of the rank: for each query and each of its runners-up the change of the loss if the key were attended.
+//!
+//! The tasks and tiles of the backward pass, with the runners-up as keys and two products per pair. Every task sums over
+//! its own queries; the sums of a head are added in order, so the result does not depend on the threads.
+
+use super::backward::{GradientTile, PairGradients};
+use super::operands::Operands;
+use super::schedule::{Chunks, key_block, query_tile};
+use crate::args::Saved;
+use crate::element::Element;
+use crate::keys::block::{BlockBuffers, KeyBlock};
+use crate::keys::source::KeyRows;
+use crate::keys::tile::TileKeys;
+use crate::keys::visibility::{Visibility, VisibleLanes, VisiblePairs};
+use crate::queries::QueryRows;
+use crate::scratch::Buffer;
+use crate::simd::{LANES, Loop, run, sigmoid_softplus, tanh};
+use rayon::prelude::*;
+
+/// Overwrites `rank`, contiguous `[batch, kv_heads, k_len]`. The keys of `operands` are the runners-up.
+pub(crate) fn rank<E: Element, R: KeyRows<E>>(
+    operands: &Operands<'_, E, R>,
+    saved: &Saved<'_, E>,
+    rank: &mut [f32],
+) {
+    let problem = operands.problem;
+    let chunks = Chunks::backward(problem);
+    let tasks = problem.batch * problem.kv_heads * chunks.per_head();
+    let done: Vec<(Vec<u32>, Vec<f32>)> = (0..tasks)
+        .into_par_iter()
+        .with_max_len(1)
+        .map(|task| of_chunk(operands, saved, &chunks.rows(task)))
+        .collect();
+    rank.fill(0.0);
+    for (task, (index, sums)) in done.iter().enumerate() {
+        let row = task / chunks.per_head() * problem.k_len;
+        for (&key, sum) in index.iter().zip(sums) {
+            rank[row + key as usize] += sum;
+        }
+    }
+}
+
+/// The runners-up of a chunk of queries, and their sums.
+fn of_chunk<E: Element, R: KeyRows<E>>(
+    operands: &Operands<'_, E, R>,
+    saved: &Saved<'_, E>,
+    chunk: &QueryRows,
+) -> (Vec<u32>, Vec<f32>) {
+    let problem = operands.problem;
+    let mut keys = TileKeys::new(&operands.keys.source, problem, chunk);
+    let mut sums = vec![0.0; keys.list().index.len()];
+    let (mut tile, mut pairs) = (GradientTile::default(), PairGradients::default());
+    let (mut buffers, mut columns) = (BlockBuffers::default(), Buffer::default());
+    let mut grad_lse = Vec::new();
+    for rows in chunk.tiles(query_tile(problem)) {
+        keys.advance(&rows);
+        if keys.list().entries.is_empty() {
+            continue;
+        }
+        tile.load(operands, saved, &rows);
+        let head = rows.kv_head.batch * problem.q_heads;
+        let of_row = |r| (head + rows.q_head(r)) * problem.q_len + rows.query(r);
+        if let Some(all) = saved.grad_lse {
+            grad_lse.clear();
+            grad_lse.extend((0..rows.len()).map(|r| all[of_row(r)]));
+        }
+        for places in keys.blocks(key_block(problem)) {
+            let block = buffers.gather(&operands.keys, &rows, &keys, places, problem.head_dim);
+            pairs.multiply(problem, &tile, &block);
+            let len = tile.rows * block.columns;
+            let of_columns = columns.get(block.columns);
+            of_columns.fill(0.0);
+            run(RankBlock {
+                products: pairs.p.read(len),
+                dp: pairs.ds.read(len),
+                block: &block,
+                softcap: problem.softcap,
+                lse: tile.lse.read(tile.rows),
+                delta: tile.delta.read(tile.rows),
+                grad_lse: saved.grad_lse.map(|_| &grad_lse[..]),
+                sums: of_columns.as_chunks_mut().0,
+            });
+            for (&entry, sum) in block.entries.iter().zip(of_columns) {
+                sums[entry as usize] += *sum;
+            }
+        }
+    }
+    (keys.into_index(), sums)
+}
+
+/// The sums over the rows of one block of runners-up.
+struct RankBlock<'a> {
+    /// `[rows, columns]`: scaled products.
+    products: &'a [f32],
+    /// `[rows, columns]`: products of the output gradients and the values.
+    dp: &'a [f32],
+    block: &'a KeyBlock<'a>,
+    softcap: Option<f32>,
+    /// `[rows]`: -inf for a row that attends to nothing.
+    lse: &'a [f32],
+    /// `[rows]`: `sum(grad_out * out) - grad_lse`.
+    delta: &'a [f32],
+    /// `[rows]`; `None` is zero.
+    grad_lse: Option<&'a [f32]>,
+    /// `[columns]`, added to.
+    sums: &'a mut [[f32; LANES]],
+}
+
+impl Loop for RankBlock<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) {
+        match self.block.visible {
+            Visibility::Queries(visible) => self.rows::<FUSED, _>(visible),
+            Visibility::Bits(visible) => self.rows::<FUSED, _>(visible),
+        }
+    }
+}
+
+impl RankBlock<'_> {
+    #[inline(always)]
+    fn rows<const FUSED: bool, V: VisiblePairs>(self, visible: V) {
+        let columns = self.block.columns;
+        let tested = self.block.tested / LANES;
+        let blocks = (self.products.chunks_exact(columns)).zip(self.dp.chunks_exact(columns));
+        for (r, (products, dp)) in blocks.enumerate() {
+            let lse = self.lse[r];
+            if lse == f32::NEG_INFINITY {
+                continue;
+            }
+            let of_lse = self.grad_lse.map_or(0.0, |grad| grad[r]);
+            let mean = self.delta[r] + of_lse;
+            let bias = self.block.bias_of(r);
+            let at = self.block.row(r);
+            let (products, dp) = (products.as_chunks::<LANES>().0, dp.as_chunks::<LANES>().0);
+            for (c, (products, dp)) in products.iter().zip(dp).enumerate() {
+                let mut change = [0.0; LANES];
+                for t in 0..LANES {
+                    let logit = match self.softcap {
+                        Some(cap) => cap * tanh::<FUSED>(products[t] / cap),
+                        None => products[t],
+                    };
+                    let (weight, softplus) = sigmoid_softplus::<FUSED>(logit + bias[c][t] - lse);
+                    change[t] = weight * (dp[t] - mean);
+                    if self.grad_lse.is_some() {
+                        change[t] += of_lse * softplus;
+                    }
+                }
+                if c >= tested {
+                    let visible = visible.lanes(at, c);
+                    for (t, change) in change.iter_mut().enumerate() {
+                        *change = if visible.contains(t) { *change } else { 0.0 };
+                    }
+                }
+                for (sum, change) in self.sums[c].iter_mut().zip(change) {
+                    *sum += change;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! The gradient of the rank on tensor cores: tiles of runners-up stream the queries that they just miss.
+//!
+//! The parts of the dk/dv kernel, with two products per pair instead of four and one number per key instead of two
+//! rows: the two warps of a pair own the same keys and take one half of the rows of each query tile, so that each makes
+//! both products of its pairs and none waits for another inside a tile.
+
+use crate::args::Scaling;
+use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::mma::keys::{LaneKeys, local_key};
+use crate::backward::dkdv::mma::queries::{Tiles, copy_step, query_of};
+use crate::backward::dkdv::shared::args::{BackwardInputs, KeyGrid, KeyTileSource};
+use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
+use crate::backward::dkdv::shared::keys::copy_keys;
+use crate::backward::dkdv::shared::mask::KeyMask;
+use crate::backward::dkdv::shared::pairs::Pairs;
+use crate::backward::dkdv::shared::queries::{QueryRows, Step};
+use crate::backward::dkdv::shared::steps::{Cursor, StepOrder};
+use crate::matrix::fragment::quad_sum;
+use crate::matrix::logit_scale::{LogitScale, sigmoid, softplus};
+use crate::matrix::mma::product::{LanePlace, load_a, multiply};
+use crate::matrix::ptx::{commit_copies, copy_or_zero, shared_address, wait_copies};
+use cubecl::prelude::*;
+
+/// One cube owns one tile of the runners-up of a kv head: tile `CUBE_POS_X % grid.tiles` of kv head
+/// `CUBE_POS_X / grid.tiles`, counted over all sequences. It streams the queries for which one of its keys is a
+/// runner-up, of every head of the group, and writes the gradients of its keys' ranks: with `x` a pair's logit minus
+/// the LSE, the sums of `sigmoid(x) * grad_out . (v - out) + grad_lse * softplus(x)`.
+///
+/// | buffer | layout |
+/// |---|---|
+/// | `inputs` | as in the dk/dv kernel |
+/// | `grad_lse` | contiguous `[batch, q_heads, q_len]`: what `inputs.delta` has been reduced by |
+/// | `source` | scores, and as intervals the spans and lists of [`RunnersUp`](crate::pattern::intervals::runners::RunnersUp) |
+/// | `rank` | contiguous `[batch, kv_heads, k_len]`; the listed keys are overwritten |
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(crate) fn rank_mma_kernel<E: Float>(
+    inputs: &BackwardInputs<E>,
+    grad_lse: &ComptimeOption<Box<[f32]>>,
+    source: &KeyTileSource,
+    rank: &mut [f32],
+    scaling: &Scaling,
+    grid: &KeyGrid,
+    #[comptime] bp: DkdvBlueprint,
+    #[define(E)] _element: ElemType,
+) {
+    let (q_heads, q_len) = (inputs.q.shape(1), inputs.q.shape(2));
+    let (kv_heads, k_len) = (inputs.k.shape(1), inputs.k.shape(2));
+    let group = q_heads / kv_heads;
+    let place = ChunkTile::of_cube(source, grid, kv_heads, q_len, k_len, bp);
+    let mut tiles = Tiles::<E>::new(bp);
+    let mut of_lse = Shared::<[f32]>::new_aligned_slice(comptime!(bp.stages * bp.rows), 128usize);
+    tiles.bounds.enter(source, &place, bp);
+    sync_cube();
+
+    let order = StepOrder::of_cube(source, grid, &place, &tiles.bounds, group, bp);
+    let pairs = Pairs {
+        rows: QueryRows::new::<E>(
+            &inputs.q,
+            &inputs.grad_out,
+            place.batch,
+            place.kv_head,
+            group,
+        ),
+        mask: KeyMask::none(),
+        logit_scale: LogitScale::new(scaling, bp.softcap),
+        bp,
+    };
+    let size!(NS) = comptime!(bp.products().values());
+    let size!(NA) = comptime!(4 * bp.fragments);
+    let mut sums = Array::<f32>::new(comptime!(bp.fragments * 2));
+    #[unroll]
+    for n in 0..comptime!(bp.fragments * 2) {
+        sums[n] = 0.0f32;
+    }
+    if order.count > 0 {
+        copy_keys::<E>(inputs, source, &place, &mut tiles.k, &mut tiles.v, bp);
+        let first = order.first(bp);
+        copy_step::<E>(inputs, &pairs.rows, &first, 0usize, &mut tiles, bp);
+        copy_lse_gradients(grad_lse, &pairs.rows, &first, 0usize, &mut of_lse, bp);
+        commit_copies();
+        let first_head = place.batch * q_heads + pairs.rows.head;
+        let keys = LaneKeys::new(source, &place, &pairs, first_head);
+        stream_queries::<E, NS, NA>(
+            inputs,
+            grad_lse,
+            &pairs,
+            &order,
+            &mut tiles,
+            &mut of_lse,
+            &keys,
+            &mut sums,
+        );
+    }
+    write_sums(source, &place, &sums, rank, bp);
+}
+
+/// Starts the copies of the gradients of the LSEs of step `step`, at `cursor`, if there are some.
+#[cube]
+fn copy_lse_gradients(
+    grad_lse: &ComptimeOption<Box<[f32]>>,
+    rows: &QueryRows,
+    cursor: &Cursor,
+    step: usize,
+    to: &mut Shared<[f32]>,
+    #[comptime] bp: DkdvBlueprint,
+) {
+    #[comptime]
+    match grad_lse {
+        ComptimeOption::Some(grad_lse) => {
+            let unit = UNIT_POS as usize;
+            let queries = comptime!(bp.queries());
+            if unit < comptime!(bp.rows) {
+                let place = step % comptime!(bp.stages) * comptime!(bp.rows) + unit;
+                let query = cursor.tile * queries + unit % queries;
+                let there = unit < comptime!(bp.queries() * bp.heads) && query < rows.len;
+                let from = rows.row + (cursor.head + unit / queries) * rows.len + query;
+                copy_or_zero(
+                    &grad_lse[from..from + 1],
+                    &mut to[place..place + 1],
+                    there,
+                    4u32,
+                );
+            }
+        }
+        ComptimeOption::None => {}
+    }
+}
+
+/// Streams the queries of a cube's steps, the first of which is in flight together with the keys.
+#[cube]
+fn stream_queries<E: Float, NS: Size, NA: Size>(
+    inputs: &BackwardInputs<E>,
+    grad_lse: &ComptimeOption<Box<[f32]>>,
+    pairs: &Pairs,
+    order: &StepOrder,
+    tiles: &mut Tiles<E>,
+    of_lse: &mut Shared<[f32]>,
+    keys: &LaneKeys,
+    sums: &mut Array<f32>,
+) {
+    let (rows, bp) = (&pairs.rows, comptime!(pairs.bp));
+    let with_lse = grad_lse.is_some();
+    let shape = comptime!(bp.products());
+    let segments = comptime!(bp.segments());
+    let (a_place, b_place) = (LanePlace::rows(segments), LanePlace::columns(segments));
+    let pair = UNIT_POS_Y % comptime!(bp.role_warps as u32);
+    let half = UNIT_POS_Y / comptime!(bp.role_warps as u32);
+    let own = pair * comptime!((2 * bp.warp_keys() * bp.head_dim) as u32);
+    let own_rows = half * comptime!((2 * bp.product_rows() * bp.head_dim) as u32);
+    let (k_tile, v_tile) = (
+        shared_address(&tiles.k[0..1]) + own,
+        shared_address(&tiles.v[0..1]) + own,
+    );
+    let (q_tile, o_tile) = (
+        shared_address(&tiles.q[0..1]) + own_rows,
+        shared_address(&tiles.grad_out[0..1]) + own_rows,
+    );
+    wait_copies(0u32);
+    sync_cube();
+    let mut k = Array::<Vector<u32, NA>>::new(comptime!(bp.head_dim / 16));
+    let mut v = Array::<Vector<u32, NA>>::new(comptime!(bp.head_dim / 16));
+    #[unroll]
+    for c in 0..comptime!(bp.head_dim / 16) {
+        k[c] = load_a::<NA>(k_tile, &a_place, comptime!(shape.at(16 * c)));
+        v[c] = load_a::<NA>(v_tile, &a_place, comptime!(shape.at(16 * c)));
+    }
+    let mut next = order.first(bp);
+    for turn in 0..order.count {
+        let query = next.tile * comptime!(bp.queries());
+        // This unit's part of the tile has landed; after the barrier, every unit's has, and no warp needs the stage that
+        // is filled next.
+        wait_copies(0u32);
+        sync_cube();
+        if turn + 1 < order.count {
+            next.advance(&order.range, bp);
+            copy_step::<E>(inputs, rows, &next, turn + 1, tiles, bp);
+            copy_lse_gradients(grad_lse, rows, &next, turn + 1, of_lse, bp);
+        }
+        commit_copies();
+        let stage = (turn % comptime!(bp.stages)) as u32 * comptime!(bp.stage_bytes());
+        let mut s = Vector::<f32, NS>::new(0.0f32);
+        let mut dp = Vector::<f32, NS>::new(0.0f32);
+        #[unroll]
+        for c in 0..comptime!(bp.head_dim / 16) {
+            let shape = comptime!(shape.at(16 * c));
+            s = multiply::<NS, NA>(s, k[c], q_tile + stage, &b_place, shape);
+            dp = multiply::<NS, NA>(dp, v[c], o_tile + stage, &b_place, shape);
+        }
+        let at = step_at::<E>(turn, query, order, &*tiles, bp);
+        let of_lse = &*of_lse;
+        // Two loop bodies, as in the dk/dv kernel.
+        if at.boundary {
+            add_changes::<E, NS>(
+                &s, &dp, turn, &at, &*tiles, of_lse, keys, sums, with_lse, true,
+            );
+        } else {
+            add_changes::<E, NS>(
+                &s, &dp, turn, &at, &*tiles, of_lse, keys, sums, with_lse, false,
+            );
+        }
+    }
+}
+
+/// Step `turn`, which begins at query `query`, and whose tile is in its stage. Rows that are not finite need no
+/// treatment: no product has weights of zero.
+#[cube]
+fn step_at<E: Float>(
+    turn: usize,
+    query: usize,
+    order: &StepOrder,
+    tiles: &Tiles<E>,
+    #[comptime] bp: DkdvBlueprint,
+) -> Step {
+    let base = turn % comptime!(bp.stages) * comptime!(bp.rows);
+    let mut row = UNIT_POS_X as usize;
+    let mut empty = false;
+    while row < comptime!(bp.rows) {
+        empty = empty || tiles.lse[base + row] == f32::new(f32::NEG_INFINITY);
+        row += 32;
+    }
+    Step {
+        query,
+        boundary: !order.is_full(turn, query, bp) || plane_any(empty),
+        not_finite: false,
+    }
+}
+
+/// Adds the contributions of a step to the sums of this lane's keys, from the products `K Q^T` and `V dO^T`.
+#[cube]
+fn add_changes<E: Float, NS: Size>(
+    s: &Vector<f32, NS>,
+    dp: &Vector<f32, NS>,
+    turn: usize,
+    at: &Step,
+    tiles: &Tiles<E>,
+    of_lse: &Shared<[f32]>,
+    keys: &LaneKeys,
+    sums: &mut Array<f32>,
+    #[comptime] with_lse: bool,
+    #[comptime] boundary: bool,
+) {
+    let bp = comptime!(keys.bp);
+    let stage = turn % comptime!(bp.stages);
+    let half = UNIT_POS_Y as usize / comptime!(bp.role_warps);
+    let first_row = half * comptime!(bp.product_rows()) + UNIT_POS_X as usize % 4 * 2;
+    // First and end of the queries for which the keys of this lane are runners-up.
+    let mut bounds = Array::<i32>::new(comptime!(bp.fragments * 4));
+    if comptime!(boundary) {
+        #[unroll]
+        for n in 0..comptime!(bp.fragments * 2) {
+            bounds[n * 2] = tiles.bounds.first[local_key(n, bp)];
+            bounds[n * 2 + 1] = tiles.bounds.end[local_key(n, bp)];
+        }
+    }
+    #[unroll]
+    for n in 0..comptime!(bp.product_rows() / 8) {
+        #[unroll]
+        for e in 0..2usize {
+            let row = first_row + comptime!(n * 8 + e);
+            let here = stage * comptime!(bp.rows) + row;
+            let lse = tiles.lse[here];
+            let mut mean = tiles.delta[here];
+            let mut grad = 0.0f32;
+            if comptime!(with_lse) {
+                grad = of_lse[here];
+                mean += grad;
+            }
+            let mut query = 0i32;
+            if comptime!(boundary) {
+                query = query_of::<E>(tiles, row, stage, at, bp);
+            }
+            #[unroll]
+            for key in 0..comptime!(bp.fragments * 2) {
+                let (_, first) = comptime!(bp.products().place(key / 2, n));
+                let value = comptime!(first + key % 2 * 2 + e);
+                let above = keys.logit(s.extract(value), keys.score(key)) - lse;
+                let mut change = sigmoid(above) * (dp.extract(value) - mean);
+                if comptime!(with_lse) {
+                    change = fma(grad, softplus(above), change);
+                }
+                if comptime!(boundary) {
+                    let runs = bounds[key * 2] <= query && query < bounds[key * 2 + 1];
+                    change = select(runs, change, 0.0f32);
+                }
+                sums[key] += change;
+            }
+        }
+    }
+}
+
+/// Writes the sums of both halves of every pair of warps. All units of the cube take part.
+#[cube]
+fn write_sums(
+    source: &KeyTileSource,
+    place: &ChunkTile,
+    sums: &Array<f32>,
+    rank: &mut [f32],
+    #[comptime] bp: DkdvBlueprint,
+) {
+    let mut second = Shared::<[f32]>::new_aligned_slice(comptime!(bp.keys()), 128usize);
+    let half = UNIT_POS_Y / comptime!(bp.role_warps as u32);
+    let quad = UNIT_POS_X % 4;
+    let writes = quad == 0;
+    let left = place.count - place.start;
+    let mut own = Array::<f32>::new(comptime!(bp.fragments * 2));
+    #[unroll]
+    for n in 0..comptime!(bp.fragments * 2) {
+        own[n] = quad_sum(sums[n]);
+        if writes && half == 1 {
+            second[local_key(n, bp)] = own[n];
+        }
+    }
+    sync_cube();
+    #[unroll]
+    for n in 0..comptime!(bp.fragments * 2) {
+        let local = local_key(n, bp);
+        if writes && half == 0 && local < left {
+            rank[place.row_of(source, local, bp)] = own[n] + second[local];
+        }
+    }
+}

@@ -1,0 +1,328 @@
+//! The runners-up: the keys that just miss the window at some position, each on the positions from the end of its
+//! interval to its `far`.
+//!
+//! They are grouped into tiles by the position at which they become runners-up. They move up through the ranks behind
+//! the window together, so that the keys of a tile also leave it at about the same time, and a tile streams few queries
+//! for which it has no runners-up. A key's positions do not begin at its own index, so both ends are listed.
+
+use crate::args::Selection;
+use crate::finite::negative_infinity;
+use crate::host::scratch::{bytes, scratch};
+use cubecl::client::Client;
+use cubecl::prelude::*;
+use flash_dma_problem::Problem;
+
+/// Classes of first positions.
+const CLASSES: usize = 256;
+/// Classes that a cube sorts; it counts the keys of the classes before them.
+const OWN_CLASSES: usize = 16;
+
+/// The runners-up of each of the `batch * kv_heads` rows.
+#[derive(Clone, Debug)]
+pub(crate) struct RunnersUp {
+    /// Contiguous `[batch * kv_heads, k_len]`, u32: the keys that are runners-up for some query, by ascending class of
+    /// their first position as one, then ascending; undefined past the count.
+    pub keys: TensorBinding,
+    /// Contiguous `[batch, kv_heads, k_len]`, pairs of u32: the first and one past the last position at which a key is
+    /// one; undefined for keys that are not listed.
+    pub spans: TensorBinding,
+    /// Contiguous `[batch * kv_heads]`, u32.
+    pub counts: TensorBinding,
+}
+
+impl RunnersUp {
+    /// The shapes of `keys`, `spans` and `counts`.
+    fn shapes(problem: &Problem) -> ([usize; 2], [usize; 4], [usize; 1]) {
+        let rows = problem.batch * problem.kv_heads;
+        ([rows, problem.k_len], problem.intervals_shape(), [rows])
+    }
+
+    /// The bytes of the buffers that [`runners_up`] allocates for a selection; 0 without runners-up.
+    pub(crate) fn bytes(problem: &Problem, selection: Option<&Selection>) -> usize {
+        match selection {
+            Some(Selection { far: Some(_), .. }) => {
+                let (keys, spans, counts) = Self::shapes(problem);
+                bytes(keys) + bytes(spans) + bytes(counts)
+            }
+            _ => 0,
+        }
+    }
+}
+
+/// Sizes of a launch of [`runners_up_kernel`].
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct RunnerSizes {
+    pub heads: u32,
+    pub k_len: u32,
+    /// The positions of the queries: the first that is not negative, and one past the last.
+    pub from: u32,
+    pub to: u32,
+    /// Positions that a class spans.
+    pub width: u32,
+}
+
+/// A stable counting sort, by class of first position, of the runners-up of a row: one cube for each
+/// [`OWN_CLASSES`] classes (x) and row (y), one segment of the keys per unit.
+///
+/// | buffer | layout |
+/// |---|---|
+/// | `intervals` | contiguous `[batch, kv_heads, k_len]`, pairs of first and end |
+/// | `far` | contiguous `[batch, kv_heads, k_len]` |
+/// | `scores` | `[batch, kv_heads, k_len]`, any strides |
+/// | `keys`, `spans`, `counts` | see [`RunnersUp`], overwritten |
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn runners_up_kernel(
+    intervals: &[Vector<u32, Const<2>>],
+    far: &[u32],
+    scores: &Tensor<f32>,
+    keys: &mut [u32],
+    spans: &mut [Vector<u32, Const<2>>],
+    counts: &mut [u32],
+    sizes: &RunnerSizes,
+    #[comptime] units: usize,
+) {
+    let row = CUBE_POS_Y as usize;
+    let unit = UNIT_POS as usize;
+    let base = row * sizes.k_len as usize;
+    let heads = sizes.heads as usize;
+    let score_row = row / heads * scores.stride(0) + row % heads * scores.stride(1);
+    let score_step = scores.stride(2);
+    let segment = sizes.k_len.div_ceil(comptime!(units as u32));
+    let start = min(unit as u32 * segment, sizes.k_len);
+    let end = min(start + segment, sizes.k_len);
+    let first_class = CUBE_POS_X as usize * OWN_CLASSES;
+
+    // For each own class and unit: the number of keys, then the destination of its next key. Last come the keys of the
+    // classes before.
+    let mut counters = Shared::<[u32]>::new_slice(comptime!((OWN_CLASSES + 1) * units));
+    let mut totals = Shared::<[u32]>::new_slice(comptime!(OWN_CLASSES + 1));
+    for class in 0..comptime!(OWN_CLASSES + 1) {
+        counters[class * units + unit] = 0u32;
+    }
+    for key in start..end {
+        let at = base + key as usize;
+        let score = scores[score_row + key as usize * score_step];
+        let span = span_of(intervals[at], far[at], score, sizes);
+        let class = own_class(span, first_class, sizes);
+        if class <= OWN_CLASSES {
+            counters[class * units + unit] += 1u32;
+        }
+    }
+    sync_cube();
+    let mut class = unit;
+    while class < comptime!(OWN_CLASSES + 1) {
+        let mut total = 0u32;
+        for other in 0..units {
+            total += counters[class * units + other];
+        }
+        totals[class] = total;
+        class += units;
+    }
+    sync_cube();
+    let mut class = unit;
+    while class < OWN_CLASSES {
+        let mut next = totals[OWN_CLASSES];
+        for before in 0..class {
+            next += totals[before];
+        }
+        for other in 0..units {
+            let here = counters[class * units + other];
+            counters[class * units + other] = next;
+            next += here;
+        }
+        if first_class + class == comptime!(CLASSES - 1) {
+            counts[row] = next;
+        }
+        class += units;
+    }
+    sync_cube();
+    for key in start..end {
+        let at = base + key as usize;
+        let score = scores[score_row + key as usize * score_step];
+        let span = span_of(intervals[at], far[at], score, sizes);
+        let class = own_class(span, first_class, sizes);
+        if class < OWN_CLASSES {
+            let counter = class * units + unit;
+            keys[base + counters[counter] as usize] = key;
+            spans[at] = span;
+            counters[counter] += 1u32;
+        }
+    }
+}
+
+/// The first and one past the last position at which a key is a runner-up; the same number twice if it is one for no
+/// query.
+#[cube]
+fn span_of(
+    interval: Vector<u32, Const<2>>,
+    far: u32,
+    score: f32,
+    sizes: &RunnerSizes,
+) -> Vector<u32, Const<2>> {
+    let first = interval.extract(1usize);
+    let end = min(far, sizes.k_len);
+    let seen = first < end && first < sizes.to && end > sizes.from;
+    // A key that is never attended is no runner-up either.
+    let runs = seen && score != negative_infinity();
+    let mut span = Vector::<u32, Const<2>>::new(0u32);
+    span.insert(0usize, select(runs, first, 0u32));
+    span.insert(1usize, select(runs, end, 0u32));
+    span
+}
+
+/// The class of a span among those of a cube; [`OWN_CLASSES`] if it comes before them, more if it comes after them or
+/// the span is empty.
+#[cube]
+fn own_class(span: Vector<u32, Const<2>>, first_class: usize, sizes: &RunnerSizes) -> usize {
+    let first = span.extract(0usize);
+    let class = min(first / sizes.width, comptime!(CLASSES as u32 - 1)) as usize;
+    let mut own = comptime!(OWN_CLASSES + 1).runtime();
+    if first < span.extract(1usize) {
+        if class < first_class {
+            own = OWN_CLASSES.runtime();
+        } else if class < first_class + OWN_CLASSES {
+            own = class - first_class;
+        }
+    }
+    own
+}
+
+/// Lists the runners-up of every row, in one launch; `far` is that of `selection`.
+pub(crate) fn runners_up(
+    client: &Client,
+    problem: &Problem,
+    selection: &Selection,
+    far: &TensorBinding,
+) -> RunnersUp {
+    let hardware = &client.properties().hardware;
+    let units = match hardware.plane_size_max {
+        0 | 1 => 1,
+        _ => (hardware.max_units_per_cube as usize).min(512),
+    };
+    runners_up_with(client, problem, selection, far, units)
+}
+
+fn runners_up_with(
+    client: &Client,
+    problem: &Problem,
+    selection: &Selection,
+    far: &TensorBinding,
+    units: usize,
+) -> RunnersUp {
+    let rows = problem.batch * problem.kv_heads;
+    let (keys, spans, counts) = RunnersUp::shapes(problem);
+    let out = RunnersUp {
+        keys: scratch(client, keys),
+        spans: scratch(client, spans),
+        counts: scratch(client, counts),
+    };
+    // Positions before key 0 see nothing.
+    let from = problem.position(0).max(0) as u32;
+    let words = [&selection.intervals, &selection.scores, &out.spans];
+    // SAFETY: the tensors were checked to hold `k_len` keys per row, and a key is listed once.
+    unsafe {
+        runners_up_kernel::launch_unchecked(
+            client,
+            CubeCount::Static((CLASSES / OWN_CLASSES) as u32, rows as u32, 1),
+            CubeDim::new_1d(units as u32),
+            crate::host::scratch::address_type(words),
+            selection.intervals.clone().into_buffer_arg(),
+            far.clone().into_buffer_arg(),
+            selection.scores.clone().into_tensor_arg(),
+            out.keys.clone().into_buffer_arg(),
+            out.spans.clone().into_buffer_arg(),
+            out.counts.clone().into_buffer_arg(),
+            RunnerSizesLaunch::new(
+                problem.kv_heads as u32,
+                problem.k_len as u32,
+                from,
+                problem.k_len as u32,
+                problem.k_len.div_ceil(CLASSES).max(1) as u32,
+            ),
+            units,
+        );
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{client, read_u32, strided};
+    use flash_dma_problem::{AttentionOptions, ElementType};
+    use flash_dma_reference::Rng;
+
+    /// Two rows of keys with any ends, as documents or given ends may have them.
+    fn check(q_len: usize, k_len: usize, causal: bool, unit_counts: &[usize]) {
+        let client = client();
+        let options = AttentionOptions::new()
+            .with_keep_window(3)
+            .with_causal(causal);
+        let (q, k) = ([1, 2, q_len, 8], [1, 2, k_len, 8]);
+        let p = Problem::new(&q, &k, &k, Some(&k[..3]), ElementType::F32, &options).unwrap();
+        let mut rng = Rng::new(5);
+        let mut all = Vec::new();
+        for n in 0..2 * k_len {
+            let key = n % k_len;
+            let end = key + rng.below(k_len - key + 1);
+            let far = end + rng.below(k_len - end + 1);
+            let score = [0.0f32, f32::NAN, f32::NEG_INFINITY][rng.below(8).saturating_sub(5)];
+            all.push((end as u32, far as u32, score));
+        }
+        let row_strides = [2 * k_len, k_len, 1];
+        let scores: Vec<f32> = all.iter().map(|&(.., score)| score).collect();
+        let far: Vec<u32> = all.iter().map(|&(_, far, _)| far).collect();
+        let words: Vec<u32> = (all.iter().enumerate())
+            .flat_map(|(n, &(end, ..))| [(n % k_len) as u32, end])
+            .collect();
+        let far = strided(&client, &far, &k[..3], &row_strides);
+        let selection = Selection {
+            scores: strided(&client, &scores, &k[..3], &row_strides),
+            intervals: strided(
+                &client,
+                &words,
+                &[1, 2, k_len, 2],
+                &[4 * k_len, 2 * k_len, 2, 1],
+            ),
+            far: Some(far.clone()),
+        };
+        let width = k_len.div_ceil(CLASSES).max(1) as u32;
+        for &units in unit_counts {
+            let runners = runners_up_with(&client, &p, &selection, &far, units);
+            let [keys, spans, counts] =
+                [runners.keys, runners.spans, runners.counts].map(|t| read_u32(&client, t));
+            for (row, all) in all.chunks_exact(k_len).enumerate() {
+                let runs = |end: u32, far: u32| {
+                    let positions = i64::from(end)..i64::from(far);
+                    (0..q_len).any(|query| positions.contains(&p.position(query)))
+                };
+                let mut expected: Vec<usize> = (0..k_len)
+                    .filter(|&key| {
+                        let (end, far, score) = all[key];
+                        runs(end, far) && score != f32::NEG_INFINITY
+                    })
+                    .collect();
+                expected.sort_by_key(|&key| all[key].0 / width);
+                assert_eq!(
+                    counts[row] as usize,
+                    expected.len(),
+                    "row {row}, {units} units"
+                );
+                for (n, &key) in expected.iter().enumerate() {
+                    assert_eq!(keys[row * k_len + n] as usize, key, "row {row}, entry {n}");
+                    let span = &spans[2 * (row * k_len + key)..][..2];
+                    assert_eq!(span, [all[key].0, all[key].1], "row {row}, key {key}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn runners_up_are_listed_by_the_position_at_which_they_become_one() {
+        check(300, 300, true, &[1, 4]);
+        check(20, 300, true, &[1]);
+        check(300, 20, true, &[4]);
+        check(20, 300, false, &[4]);
+        check(1, 1, true, &[1]);
+    }
+}

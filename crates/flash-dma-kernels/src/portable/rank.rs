@@ -1,0 +1,221 @@
+//! The gradient of the rank: tiles of runners-up stream the queries that they just miss.
+
+use crate::args::Scaling;
+use crate::math::{sigmoid, softplus};
+use crate::portable::args::{Operands, RunnerKeys, SavedRows, Sizes};
+use crate::portable::blueprint::Blueprint;
+use crate::portable::intervals::KeyIntervals;
+use crate::portable::memory::{KeyRows, NotFinite, QueryRows, RowList, TileRows};
+use crate::portable::product::products;
+use crate::portable::visibility::{Visibility, VisibilityExpand, logit};
+use cubecl::prelude::*;
+
+/// One cube owns the tile `CUBE_POS_X` of the runners-up of kv head `CUBE_POS_Y` of sequence `CUBE_POS_Z`: it streams,
+/// for every query head of the group, the queries for which one of its keys is a runner-up, and writes the gradients
+/// of its keys' ranks: with `x` a pair's logit minus the LSE, the sums of
+/// `sigmoid(x) * grad_out . (v - out) + grad_lse * softplus(x)`.
+///
+/// | buffer | layout |
+/// |---|---|
+/// | `q`, `grad_out`, `k`, `v` | `[batch, heads, len, head_dim]`, any strides with a contiguous last axis |
+/// | `lse`, `delta` | contiguous `[batch, q_heads, q_len]` |
+/// | `grad_lse` | the same; what `delta` has been reduced by |
+/// | `runners` | [`RunnerKeys`] |
+/// | `rank` | contiguous `[batch, kv_heads, k_len]`; the listed keys are overwritten |
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(crate) fn rank_kernel<F: Float, N: Size>(
+    operands: &Operands<F, N>,
+    saved: &SavedRows<F, N>,
+    grad_lse: &ComptimeOption<OwnedTensor<f32>>,
+    runners: &RunnerKeys,
+    rank: &mut Tensor<f32>,
+    scaling: &Scaling,
+    #[comptime] bp: Blueprint,
+    #[define(F)] _element: ElemType,
+) {
+    let sizes = Sizes::of::<F, N>(operands);
+    let (batch, kv_head) = (CUBE_POS_Z as usize, CUBE_POS_Y as usize);
+    let group = sizes.q_heads / sizes.kv_heads;
+    let tile = runner_tile(runners, batch, kv_head, &sizes, bp);
+    if tile.first >= tile.end {
+        terminate!();
+    }
+
+    let mut spans = KeyIntervals::new(true, bp);
+    // Nothing multiplies a row by weights of zero, so nobody asks whether it is finite.
+    let mut not_finite = NotFinite::new();
+    let mut key_rows = KeyRows::new(true, bp);
+    let mut query_rows = QueryRows::new(false, bp);
+    let mut of_lse = Shared::<[f32]>::new_slice(comptime!(bp.inner_rows()));
+    let mut sums = RankSums::new(bp);
+
+    spans.set_runners(runners, &tile, bp);
+    key_rows.load::<F, N>(operands, &tile, &mut not_finite, bp);
+    sync_cube();
+    let (first_query, end_query) = spans.queries(&sizes, bp);
+    let tiles = (min(end_query, sizes.q_len) - first_query).div_ceil(comptime!(bp.inner_rows()));
+    for step in 0..tiles * group {
+        let head = kv_head * group + step / tiles;
+        let from = first_query + step % tiles * comptime!(bp.inner_rows());
+        let queries = TileRows::new(batch, head, from, sizes.q_len);
+        sync_cube();
+        query_rows.load_sums::<F, N>(saved, &queries, &sizes, bp);
+        let lse = ComptimeOption::new_Some(&query_rows.lse);
+        spans.set_queries(&queries, lse, &sizes, bp);
+        load_lse_gradients(grad_lse, &mut of_lse, &queries, &sizes, bp);
+        query_rows.load::<F, N>(operands, saved, &queries, &mut not_finite, bp);
+        sync_cube();
+        sums.add(
+            &key_rows,
+            &query_rows,
+            &of_lse,
+            &spans,
+            scaling,
+            grad_lse.is_some(),
+            bp,
+        );
+    }
+    sums.store(rank, &tile, bp);
+}
+
+/// The runners-up that a cube owns.
+#[cube]
+fn runner_tile<'a>(
+    runners: &'a RunnerKeys,
+    batch: usize,
+    kv_head: usize,
+    sizes: &Sizes,
+    #[comptime] bp: Blueprint,
+) -> TileRows<'a> {
+    let kv_row = batch * sizes.kv_heads + kv_head;
+    TileRows::<'a> {
+        batch,
+        head: kv_head,
+        first: CUBE_POS_X as usize * comptime!(bp.outer_rows()),
+        end: runners.counts[kv_row] as usize,
+        list: ComptimeOption::new_Some(RowList::<'a> {
+            list: &runners.keys,
+            base: kv_row * sizes.k_len,
+        }),
+    }
+}
+
+/// Loads the gradients of the LSEs of a tile of queries, if there are some. All units cooperate; the caller
+/// synchronises.
+#[cube]
+fn load_lse_gradients(
+    grad_lse: &ComptimeOption<OwnedTensor<f32>>,
+    to: &mut Shared<[f32]>,
+    queries: &TileRows,
+    sizes: &Sizes,
+    #[comptime] bp: Blueprint,
+) {
+    #[comptime]
+    match grad_lse {
+        ComptimeOption::Some(grad_lse) => {
+            let base = (queries.batch * sizes.q_heads + queries.head) * sizes.q_len;
+            let mut row = UNIT_POS as usize;
+            while row < comptime!(bp.inner_rows()) {
+                if queries.first + row < queries.end {
+                    to[row] = grad_lse[base + queries.first + row];
+                }
+                row += comptime!(bp.units());
+            }
+        }
+        ComptimeOption::None => {}
+    }
+}
+
+/// The gradients of the ranks of the keys that a unit owns.
+#[derive(CubeType)]
+struct RankSums {
+    /// Products of keys and queries.
+    s: Array<f32>,
+    /// Products of values and output gradients.
+    dp: Array<f32>,
+    /// This unit's part of the gradient of each outer row.
+    rank: Array<f32>,
+}
+
+#[cube]
+impl RankSums {
+    fn new(#[comptime] bp: Blueprint) -> RankSums {
+        let mut rank = Array::<f32>::new(comptime!(bp.micro.outer));
+        #[unroll(bp.unroll())]
+        for o in 0..comptime!(bp.micro.outer) {
+            rank[o] = 0.0f32;
+        }
+        RankSums {
+            s: Array::<f32>::new(comptime!(bp.micro.outer * bp.micro.inner)),
+            dp: Array::<f32>::new(comptime!(bp.micro.outer * bp.micro.inner)),
+            rank,
+        }
+    }
+
+    /// Adds the contributions of a tile of queries, which must have been synchronised; the caller synchronises before
+    /// it loads another tile.
+    fn add(
+        &mut self,
+        keys: &KeyRows,
+        queries: &QueryRows,
+        of_lse: &Shared<[f32]>,
+        spans: &KeyIntervals,
+        scaling: &Scaling,
+        #[comptime] with_lse: bool,
+        #[comptime] bp: Blueprint,
+    ) {
+        let (x, y) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
+        let (units_x, units_y) = comptime!((bp.micro.units_x, bp.micro.units_y));
+        products(&keys.k, &queries.q, &mut self.s, bp);
+        products(&keys.v, &queries.grad_out, &mut self.dp, bp);
+        #[unroll(bp.unroll())]
+        for o in 0..comptime!(bp.micro.outer) {
+            let outer = y + o * units_y;
+            let mut sum = self.rank[o];
+            #[unroll(bp.unroll())]
+            for i in 0..comptime!(bp.micro.inner) {
+                let inner = x + i * units_x;
+                let n = o * comptime!(bp.micro.inner) + i;
+                if spans.selected(outer, inner) {
+                    let value = logit(self.s[n], scaling.scale, scaling.softcap, bp);
+                    let above = spans.biased(value, outer, inner) - queries.lse[inner];
+                    let mut mean = queries.delta[inner];
+                    if comptime!(with_lse) {
+                        mean += of_lse[inner];
+                    }
+                    let mut change = sigmoid(above) * (self.dp[n] - mean);
+                    if comptime!(with_lse) {
+                        change += of_lse[inner] * softplus(above);
+                    }
+                    sum += change;
+                }
+            }
+            self.rank[o] = sum;
+        }
+    }
+
+    /// Writes the gradients of the ranks of the `keys`.
+    fn store(&self, rank: &mut Tensor<f32>, keys: &TileRows, #[comptime] bp: Blueprint) {
+        let (x, y) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
+        let (units_x, units_y) = comptime!((bp.micro.units_x, bp.micro.units_y));
+        let mut partial = Shared::<[f32]>::new_slice(comptime!(bp.outer_rows() * units_x));
+        #[unroll(bp.unroll())]
+        for o in 0..comptime!(bp.micro.outer) {
+            partial[(y + o * units_y) * units_x + x] = self.rank[o];
+        }
+        sync_cube();
+        let (heads, k_len) = (rank.shape(1), rank.shape(2));
+        #[unroll(bp.unroll())]
+        for o in 0..comptime!(bp.micro.outer) {
+            let outer = y + o * units_y;
+            if keys.first + outer < keys.end && x == 0 {
+                let mut sum = 0.0f32;
+                for unit in 0..units_x {
+                    sum += partial[outer * units_x + unit];
+                }
+                let key = keys.index(keys.first + outer);
+                rank[(keys.batch * heads + keys.head) * k_len + key] = sum;
+            }
+        }
+    }
+}
