@@ -60,9 +60,9 @@ impl GivenCase {
         let mut call = Call::new(&inputs, Layout::Contiguous, grads);
         call.intervals = Some(self.intervals.concat());
         call.given = true;
-        let (outputs, actual) = engine
-            .backward(&call)
-            .unwrap_or_else(|refused| panic!("{} refuses {}: {}", E::NAME, self.what, refused.error));
+        let (outputs, actual) = engine.backward(&call).unwrap_or_else(|refused| {
+            panic!("{} refuses {}: {}", E::NAME, self.what, refused.error)
+        });
         let actual_scores = actual.scores.expect("the gradient of the scores");
         let gradients = [&actual.q[..], &actual.k, &actual.v, &actual_scores];
         self.expected(&inputs, &grad_out, &grad_lse).check(

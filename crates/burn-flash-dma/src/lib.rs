@@ -94,9 +94,9 @@ pub use flash_dma_problem::{
     TensorName, cost,
 };
 pub use functions::attention::Attention;
-pub use functions::masked::MaskedAttention;
 pub use functions::documents::Documents;
 pub use functions::inspection::IntervalStats;
+pub use functions::masked::MaskedAttention;
 pub use functions::selection::{Intervals, select, sliding_window, try_select, try_sliding_window};
 pub use functions::selector::{Selector, Window};
 pub use functions::shorthand::{

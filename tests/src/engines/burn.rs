@@ -167,7 +167,11 @@ impl Tensors {
 
 /// The given intervals of a call.
 fn given(call: &Call, device: &Device) -> Result<Intervals, AttentionError> {
-    let words = call.intervals.iter().flatten().flat_map(|i| [i.first, i.end]);
+    let words = call
+        .intervals
+        .iter()
+        .flatten()
+        .flat_map(|i| [i.first, i.end]);
     let words: Vec<i32> = words.map(|word| word as i32).collect();
     let data = TensorData::new(words, call.problem.intervals_shape());
     Intervals::try_from_tensor(Tensor::<4, Int>::from_data(data, (device, DType::I32)))

@@ -31,7 +31,12 @@ fn case(sizes: [usize; 4], element: ElementType, what: String) -> GivenCase {
 }
 
 /// A case of documents of these lengths, with recent keys and sinks.
-fn documents(lengths: &[usize], window: usize, sizes: [usize; 4], element: ElementType) -> GivenCase {
+fn documents(
+    lengths: &[usize],
+    window: usize,
+    sizes: [usize; 4],
+    element: ElementType,
+) -> GivenCase {
     let rule = SelectionRule {
         window,
         recent: window / 16,
@@ -82,11 +87,23 @@ fn documents_that_end_inside_tiles<E: Engine>(engine: &E) {
 fn deaths(k_len: usize, sizes: [usize; 4], element: ElementType) -> Vec<GivenCase> {
     let (middle, wave) = (k_len * 2 / 3 + 5, k_len / 5 + 3);
     let all = |_: usize, _: usize| middle;
-    let two = |head: usize, key: usize| if (key + head).is_multiple_of(3) { middle + 2 } else { middle };
+    let two = |head: usize, key: usize| {
+        if (key + head).is_multiple_of(3) {
+            middle + 2
+        } else {
+            middle
+        }
+    };
     let waves = |head: usize, key: usize| (key / wave + 1) * wave + 7 * (key % 2) + head;
     vec![
         given(k_len, sizes, element, "all die at once", all),
-        given(k_len, sizes, element, "nearly all die at two positions", two),
+        given(
+            k_len,
+            sizes,
+            element,
+            "nearly all die at two positions",
+            two,
+        ),
         given(k_len, sizes, element, "waves of deaths", waves),
     ]
 }

@@ -135,7 +135,9 @@ fn random_selectors<B: Backend>(burn: &Burn<B>) {
         let shape = [1 + rng.below(3), 1 + rng.below(3), 1 + rng.below(90)];
         let rule = rule(&mut rng);
         let drawn = Drawn::new(shape, vec![rule; shape[1]], &mut rng);
-        let selector = Selector::top(rule.window).recent(rule.recent).sinks(rule.sinks);
+        let selector = Selector::top(rule.window)
+            .recent(rule.recent)
+            .sinks(rule.sinks);
         let selector = drawn.with_documents(selector);
         drawn.check(&selector.select(drawn.tensor(burn.device())));
     }
@@ -148,9 +150,13 @@ fn random_windows_per_head<B: Backend>(burn: &Burn<B>) {
         let least = rule(&mut rng);
         let mut window = || least.window + [0, 0, 3, 7][rng.below(4)];
         let windows: Vec<usize> = (0..shape[1]).map(|_| window()).collect();
-        let rules = windows.iter().map(|&window| SelectionRule { window, ..least });
+        let rules = windows
+            .iter()
+            .map(|&window| SelectionRule { window, ..least });
         let drawn = Drawn::new(shape, rules.collect(), &mut rng);
-        let selector = Selector::top(windows).recent(least.recent).sinks(least.sinks);
+        let selector = Selector::top(windows)
+            .recent(least.recent)
+            .sinks(least.sinks);
         let selector = drawn.with_documents(selector);
         drawn.check(&selector.select(drawn.tensor(burn.device())));
     }
@@ -220,7 +226,8 @@ fn given_ends<B: Backend>(burn: &Burn<B>) {
     assert_eq!(pairs(&again), pairs(&intervals));
     assert_eq!(pairs(&intervals)[8], Interval { first: 3, end: 3 });
     let windows = sliding_window([2, 1, 5], 2, burn.device());
-    let expected = [(0, 2), (1, 3), (2, 4), (3, 5), (4, 5)].map(|(first, end)| Interval { first, end });
+    let expected =
+        [(0, 2), (1, 3), (2, 4), (3, 5), (4, 5)].map(|(first, end)| Interval { first, end });
     assert_eq!(pairs(&windows), [expected, expected].concat());
     assert_eq!(windows.max_live(), 2);
 }
@@ -232,8 +239,12 @@ fn questions<B: Backend>(burn: &Burn<B>) {
         let [batch, heads, k_len] = shape;
         let rule = rule(&mut rng);
         let drawn = Drawn::new(shape, vec![rule; heads], &mut rng);
-        let selector = Selector::top(rule.window).recent(rule.recent).sinks(rule.sinks);
-        let intervals = drawn.with_documents(selector).select(drawn.tensor(burn.device()));
+        let selector = Selector::top(rule.window)
+            .recent(rule.recent)
+            .sinks(rule.sinks);
+        let intervals = drawn
+            .with_documents(selector)
+            .select(drawn.tensor(burn.device()));
         let exact = drawn.exact(0);
 
         let position = rng.below(k_len + 2);
@@ -288,7 +299,10 @@ fn questions<B: Backend>(burn: &Burn<B>) {
         near(stats.mean_alive * exact.len() as f64, pairs as f64);
         let never = exact.iter().filter(|i| i.is_empty()).count();
         near(stats.never_alive * exact.len() as f64, never as f64);
-        near(stats.mean_lifetime * (exact.len() - never) as f64, pairs as f64);
+        near(
+            stats.mean_lifetime * (exact.len() - never) as f64,
+            pairs as f64,
+        );
     }
 }
 

@@ -1,6 +1,6 @@
 //! Methods of others as selections: one interval per key, and a picture of each.
 //!
-//! `cargo run -p tutorial --bin selectors -- DIR` writes the pictures as SVG: keys down, positions across.
+//! `cargo run -p tutorial --bin selectors -- book/src/img` draws the book's pictures: keys down, positions across.
 
 use burn::tensor::{Bool, DType, Device, Distribution, Int, Tensor};
 use burn_flash_dma::{AttentionError, Documents, Intervals, Selector};
@@ -85,12 +85,24 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let evict = scores.clone().lower_elem(1.0);
     let selections = [
         ("top", 0, Selector::top(16).select(scores.clone())),
-        ("recent", 6, Selector::top(16).recent(6).select(scores.clone())),
+        (
+            "recent",
+            6,
+            Selector::top(16).recent(6).select(scores.clone()),
+        ),
         ("documents", 6, composed.select(scores.clone())),
         ("streaming", 14, streaming(scores.clone(), 16, 2)),
         ("delayed-eviction", 8, delayed_eviction(evict, 8)?),
-        ("window-then-global", 10, window_then_global(scores.clone(), 10, 0.8)?),
-        ("windows-per-head", 4, windows_per_head(scores, vec![8, 24], 4)),
+        (
+            "window-then-global",
+            10,
+            window_then_global(scores.clone(), 10, 0.8)?,
+        ),
+        (
+            "windows-per-head",
+            4,
+            windows_per_head(scores, vec![8, 24], 4),
+        ),
     ];
     let to = std::env::args().nth(1);
     for (name, recent, intervals) in &selections {
@@ -102,7 +114,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             stats.mean_lifetime
         );
         if let Some(to) = &to {
-            let file = Path::new(to).join(format!("{name}.svg"));
+            let file = Path::new(to).join(format!("selection-{name}.svg"));
             std::fs::write(file, picture(intervals, 0, *recent))?;
         }
     }
@@ -116,7 +128,11 @@ mod tests {
     const KEYS: usize = 40;
 
     fn scores() -> Tensor<3> {
-        Tensor::random([1, 2, KEYS], Distribution::Normal(0.0, 1.0), &Device::flex())
+        Tensor::random(
+            [1, 2, KEYS],
+            Distribution::Normal(0.0, 1.0),
+            &Device::flex(),
+        )
     }
 
     /// Checks every pair of position and key of every head.
@@ -125,7 +141,10 @@ mod tests {
         for (at, is_live) in mask.into_iter().enumerate() {
             let (head, position, key) = (at / KEYS / KEYS, at / KEYS % KEYS, at % KEYS);
             let expected = key <= position && attends(head, position, key);
-            assert_eq!(is_live, expected, "head {head}, position {position}, key {key}");
+            assert_eq!(
+                is_live, expected,
+                "head {head}, position {position}, key {key}"
+            );
         }
     }
 
@@ -134,7 +153,10 @@ mod tests {
         let intervals = streaming(scores(), 9, 2);
         check(&intervals, |_, position, key| key < 2 || key + 7 > position);
         let stats = intervals.stats();
-        assert!((stats.recent + stats.sinks - 1.0).abs() < 1e-12, "{stats:?}");
+        assert!(
+            (stats.recent + stats.sinks - 1.0).abs() < 1e-12,
+            "{stats:?}"
+        );
     }
 
     #[test]

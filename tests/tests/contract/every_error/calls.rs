@@ -8,8 +8,8 @@ use burn_flash_dma::cache::{
 use burn_flash_dma::ops::{DynamicMaskOps, OptionalFloat, Saved, Selection};
 use burn_flash_dma::{
     Attention, AttentionError, AttentionMask, AttentionOptions, ElementType, Intervals, KeyRanges,
-    MaskedAttention, Problem, Selector, TilePlan, select, try_attention, try_dynamic_mask_attention,
-    try_masked_attention,
+    MaskedAttention, Problem, Selector, TilePlan, select, try_attention,
+    try_dynamic_mask_attention, try_masked_attention,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

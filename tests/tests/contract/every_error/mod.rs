@@ -12,8 +12,8 @@ use burn_flash_dma::{
 };
 use calls::{
     Call, KV, a_record_of_another_shape, by_selector, causal, dense, dynamic, elsewhere,
-    given_pairs, here, masked, page_step, select_by, pages, past_the_last_position, ranges_on_two_devices, second_order, shows, slots,
-    step, tracking, with_intervals, with_plan, zeros,
+    given_pairs, here, masked, page_step, pages, past_the_last_position, ranges_on_two_devices,
+    second_order, select_by, shows, slots, step, tracking, with_intervals, with_plan, zeros,
 };
 use std::collections::BTreeSet;
 
@@ -79,7 +79,9 @@ const TABLE: &[Row] = &[
     (Dynamic, "WindowParts", || {
         select_by(&Selector::top(vec![9, 4]).recent(5))
     }),
-    (Dynamic, "ZeroWindow", || select_by(&Selector::top(vec![3, 0]))),
+    (Dynamic, "ZeroWindow", || {
+        select_by(&Selector::top(vec![3, 0]))
+    }),
     (Dynamic, "ZeroWindow", || {
         try_sliding_window([2, 2, 7], 0, &here()).map(drop)
     }),

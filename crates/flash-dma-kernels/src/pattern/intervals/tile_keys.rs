@@ -221,10 +221,9 @@ pub(crate) fn tile_keys_kernel(
                                 boundary_keys[boundary_base + place as usize] = key;
                             } else if is_boundary {
                                 // The last place of the list is that of the first spilled key.
-                                let spilled = place - comptime!(bp.boundary as u32) + 1u32;
-                                if spilled <= sizes.capacity {
-                                    lists[list + (sizes.capacity - spilled) as usize] = key;
-                                }
+                                let spilled = place - comptime!(bp.boundary as u32 - 1);
+                                let behind = min(spilled, sizes.capacity);
+                                lists[list + (sizes.capacity - behind) as usize] = key;
                             }
                             boundary += boundary_bits.count_ones();
                         }
