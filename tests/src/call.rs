@@ -121,6 +121,8 @@ pub struct Call {
     pub intervals: Option<Vec<Interval>>,
     /// One past the last position at which each key is a runner-up; `None` without runners-up.
     pub far: Option<Vec<u32>>,
+    /// Whether the intervals are not the engine's own: an engine that selects by itself must take them then.
+    pub given: bool,
     /// The gradient of `out`.
     pub grad_out: Raw,
     /// The gradient of the LSE, contiguous.
@@ -148,6 +150,7 @@ impl Call {
                 .map(|z| Raw::new(z, &p.scores_shape(), ElementType::F32, layout)),
             intervals: None,
             far: None,
+            given: false,
             grad_out: place(grads.0, p.q_shape()),
             grad_lse: grads.1.map(<[f64]>::to_vec),
             missing: 0,

@@ -9,7 +9,7 @@ pub struct Selection<'a> {
     /// `[batch, kv_heads, k_len]`; the score of a key is added to its logits.
     pub scores: View<'a, f32, 3>,
     /// The intervals [`select`](crate::select()) made of the scores, contiguous
-    /// `[batch, kv_heads, k_len]`.
+    /// `[batch, kv_heads, k_len]`, or any others that begin at their keys.
     pub intervals: &'a [Interval],
     /// One past the last position at which each key is a runner-up, contiguous `[batch, kv_heads, k_len]`: it is one
     /// from the end of its interval on. `None` without runners-up; only the backward pass reads it.
