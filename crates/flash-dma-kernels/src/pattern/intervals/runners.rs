@@ -62,7 +62,7 @@ pub(crate) struct RunnerSizes {
 }
 
 /// A stable counting sort, by class of first position, of the runners-up of a row: one cube for each
-/// [`OWN_CLASSES`] classes (x) and row (y), one segment of the keys per unit.
+/// [`OWN_CLASSES`] classes (x) and row (y), one share of the keys per unit.
 ///
 /// | buffer | layout |
 /// |---|---|
@@ -87,9 +87,9 @@ fn runners_up_kernel(
     let heads = sizes.heads as usize;
     let score_row = row / heads * scores.stride(0) + row % heads * scores.stride(1);
     let score_step = scores.stride(2);
-    let segment = sizes.k_len.div_ceil(comptime!(units as u32));
-    let start = min(unit as u32 * segment, sizes.k_len);
-    let end = min(start + segment, sizes.k_len);
+    let share = sizes.k_len.div_ceil(comptime!(units as u32));
+    let start = min(unit as u32 * share, sizes.k_len);
+    let end = min(start + share, sizes.k_len);
     let first_class = CUBE_POS_X as usize * OWN_CLASSES;
 
     // For each own class and unit: the number of keys, then the destination of its next key. Last come the keys of the
