@@ -36,6 +36,7 @@ pub enum TensorName {
     Seen,
     PageTable,
     Lengths,
+    Residual,
 }
 
 impl fmt::Display for TensorName {
@@ -47,6 +48,7 @@ impl fmt::Display for TensorName {
             Self::Scores => "scores",
             Self::Intervals => "intervals",
             Self::Out => "out",
+            Self::Residual => "the residual of out",
             Self::Lse => "lse",
             Self::GradOut => "the gradient of out",
             Self::GradLse => "the gradient of lse",
@@ -196,6 +198,9 @@ pub enum AttentionError {
     /// A problem with scores got no buffer for their gradient, or one without scores got one.
     #[error("the gradient of scores needs a buffer exactly if there are scores")]
     ScoresGradient,
+    /// A residual of outputs that are f32.
+    #[error("the residual of out has a buffer, but rounding to f32 loses nothing")]
+    Residual,
     /// The scale is NaN or infinite.
     #[error("the scale must be finite, but is {scale}")]
     Scale {
@@ -335,9 +340,9 @@ macro_rules! kinds {
 
 kinds! {
     Rank Shape Broadcast PlanCausal BiasGradient HeadRatio HeadDim ElementType Device RangesDevice Strides Buffer
-    ZeroWindow WindowWithoutScores IntervalsWindow ScoresWithoutIntervals ScoresGradient Scale Softcap Positions
-    PagesFull EmptyPages CacheScores CacheWindow CacheNotCausal PagesUsed Sequence Tracked Record TooLarge Unsupported
-    DeviceFailed SecondOrder
+    ZeroWindow WindowWithoutScores IntervalsWindow ScoresWithoutIntervals ScoresGradient Residual Scale Softcap
+    Positions PagesFull EmptyPages CacheScores CacheWindow CacheNotCausal PagesUsed Sequence Tracked Record TooLarge
+    Unsupported DeviceFailed SecondOrder
 }
 
 impl AttentionError {

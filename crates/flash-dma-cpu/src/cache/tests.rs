@@ -159,7 +159,7 @@ fn step(
                     intervals: &intervals,
                 }),
             };
-            crate::forward(&whole, inputs, &mut out, &mut lse).unwrap();
+            crate::forward(&whole, inputs, crate::Outputs::new(&mut out, &mut lse)).unwrap();
             append(&problem, Cache::Slots(state.slots()), tokens).unwrap();
         }
     }

@@ -102,6 +102,17 @@ fn attention() -> Vec<Case> {
     let mut call = Attention::new(128, Bf16, Some(sparse));
     call.k_len = LONG_K_LEN;
     cases.push(call.case("bf16-d128-64bit".into()));
+    for (name, head_dim, element, options) in [
+        ("bf16-d64-residual", 64, Bf16, Some(sparse)),
+        ("bf16-d128-residual", 128, Bf16, Some(sparse)),
+        ("bf16-d256-residual", 256, Bf16, Some(sparse)),
+        ("bf16-d128-dense-residual", 128, Bf16, None),
+        ("f16-d128-residual", 128, F16, Some(sparse)),
+    ] {
+        let mut call = Attention::new(head_dim, element, options);
+        call.residual = true;
+        cases.push(call.case(name.into()));
+    }
     for (name, options) in [
         ("bf16-d128-few", Some(sparse)),
         ("bf16-d128-few-dense", None),
@@ -112,6 +123,11 @@ fn attention() -> Vec<Case> {
             ..Attention::new(128, Bf16, options)
         };
         cases.push(call.case(name.into()));
+        let call = Attention {
+            residual: true,
+            ..call
+        };
+        cases.push(call.case(format!("{name}-residual")));
     }
     cases
 }
@@ -127,6 +143,8 @@ struct Attention {
     options: Option<AttentionOptions>,
     /// Elements between the rows of `k` and `v`.
     row_padding: usize,
+    /// The forward pass writes the residual of `out`, and the backward pass reads it.
+    residual: bool,
     backward: bool,
 }
 
@@ -139,6 +157,7 @@ impl Attention {
             k_len: K_LEN,
             options,
             row_padding: 0,
+            residual: false,
             backward: true,
         }
     }
@@ -188,6 +207,7 @@ impl Attention {
         };
         let saved = Saved {
             out: q(),
+            residual: self.residual.then(q),
             lse: lse.clone(),
             grad_out: q(),
             grad_lse: Some(lse.clone()),
@@ -199,8 +219,12 @@ impl Attention {
             scores: scores_shape.map(|_| tensor(client, problem.scores_shape(), size_of::<f32>())),
         };
         let call = |engine| {
-            let (out, lse) = (saved.out.clone(), lse.clone());
-            forward::plan_on(engine, client, &problem, &inputs)?.run(Outputs { out, lse })
+            let outputs = Outputs {
+                out: saved.out.clone(),
+                residual: saved.residual.clone(),
+                lse: lse.clone(),
+            };
+            forward::plan_on(engine, client, &problem, &inputs)?.run(outputs)
         };
         call(Engine::Portable).expect("a valid call");
         // Refused if the engine does not support the problem.

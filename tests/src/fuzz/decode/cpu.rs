@@ -221,7 +221,7 @@ impl<'a, E: Host + Element> Held<'a, E> {
                 intervals: &intervals,
             }),
         };
-        engine::forward(&problem, inputs, &mut out, &mut lse)?;
+        engine::forward(&problem, inputs, engine::Outputs::new(&mut out, &mut lse))?;
         self.append(part)?;
         Ok((out, lse))
     }

@@ -3,7 +3,9 @@
 mod buffers;
 mod calls;
 
-use buffers::{a_gradient_of_no_bias, backward, failed_launch, select_view, wgmma_on_a_cpu};
+use buffers::{
+    a_gradient_of_no_bias, a_residual_of_f32, backward, failed_launch, select_view, wgmma_on_a_cpu,
+};
 use burn::tensor::{DType, Tensor};
 use burn_flash_dma::cache::PagedCacheConfig;
 use burn_flash_dma::{AttentionError, ElementType, Problem, try_select};
@@ -176,6 +178,7 @@ const TABLE: &[Row] = &[
     (Buffers, "Buffer", || select_view([14, 7, 1], 20)),
     (Buffers, "ScoresWithoutIntervals", || backward(false, true)),
     (Buffers, "ScoresGradient", || backward(true, false)),
+    (Buffers, "Residual", a_residual_of_f32),
     (Buffers, "BiasGradient", a_gradient_of_no_bias),
     (Buffers, "Unsupported", wgmma_on_a_cpu),
     (Buffers, "DeviceFailed", failed_launch),

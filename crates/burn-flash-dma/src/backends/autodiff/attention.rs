@@ -1,8 +1,8 @@
 //! The gradients: one fused backward pass for whichever of q, k, v and scores are tracked.
 
-use super::node::{Pass, first_order, record};
+use super::node::{Pass, constants, first_order, record};
 use crate::ops::attention::DynamicMaskOps;
-use crate::ops::types::{AttentionGrads, OptionalFloat, Saved, Selection};
+use crate::ops::types::{AttentionGrads, Forwarded, OptionalFloat, Saved, Selection};
 use burn::backend::AutodiffBackend;
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
@@ -23,6 +23,20 @@ impl<B: DynamicMaskOps, C: CheckpointStrategy> DynamicMaskOps for Autodiff<B, C>
         problem: Problem,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         run::<B, C>([q, k, v], selection, problem, false)
+    }
+
+    fn dynamic_mask_forward_with_residual(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        selection: Selection<Self>,
+        problem: Problem,
+    ) -> Forwarded<Self> {
+        let [q, k, v] = [q, k, v].map(|t| t.into_primitive());
+        let selection = inner(selection);
+        constants(B::dynamic_mask_forward_with_residual(
+            q, k, v, selection, problem,
+        ))
     }
 
     fn dynamic_mask_forward_with_lse(
@@ -57,15 +71,10 @@ impl<B: DynamicMaskOps, C: CheckpointStrategy> DynamicMaskOps for Autodiff<B, C>
                 matches!(&saved.grad_lse, OptionalFloat::Some(t) if t.is_tracked()),
             ),
         ]);
-        let selection = match selection {
-            Selection::All => Selection::All,
-            Selection::Scored { scores, intervals } => Selection::Scored {
-                scores: scores.into_primitive(),
-                intervals,
-            },
-        };
+        let selection = inner(selection);
         let saved = Saved {
             out: saved.out.into_primitive(),
+            residual: saved.residual.map(|t| t.into_primitive()),
             lse: saved.lse.into_primitive(),
             grad_out: saved.grad_out.into_primitive(),
             grad_lse: saved.grad_lse.map(|t| t.into_primitive()),
@@ -84,6 +93,19 @@ impl<B: DynamicMaskOps, C: CheckpointStrategy> DynamicMaskOps for Autodiff<B, C>
             v: Self::from_inner(grads.v),
             scores: grads.scores.map(Self::from_inner),
         }
+    }
+}
+
+/// The selection off the graph.
+fn inner<B: DynamicMaskOps, C: CheckpointStrategy>(
+    selection: Selection<Autodiff<B, C>>,
+) -> Selection<B> {
+    match selection {
+        Selection::All => Selection::All,
+        Selection::Scored { scores, intervals } => Selection::Scored {
+            scores: scores.into_primitive(),
+            intervals,
+        },
     }
 }
 
@@ -121,6 +143,11 @@ impl<B: DynamicMaskOps, const N: usize> Pass<B, N> for Selected<B> {
     fn forward(&self, inputs: [FloatTensor<B>; N]) -> (FloatTensor<B>, FloatTensor<B>) {
         let (q, k, v, selection) = unpack(inputs, self.intervals.clone());
         B::dynamic_mask_forward(q, k, v, selection, self.problem)
+    }
+
+    fn forward_with_residual(&self, inputs: [FloatTensor<B>; N]) -> Forwarded<B> {
+        let (q, k, v, selection) = unpack(inputs, self.intervals.clone());
+        B::dynamic_mask_forward_with_residual(q, k, v, selection, self.problem)
     }
 
     fn backward(

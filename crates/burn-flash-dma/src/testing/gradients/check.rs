@@ -2,7 +2,7 @@
 
 use super::compare::Expected;
 use super::data::Data;
-use super::passes::{Results, passes};
+use super::passes::{Results, passes, residual};
 use super::report::{GradientError, GradientReport};
 use burn::tensor::Device;
 use flash_dma_problem::Problem;
@@ -120,6 +120,7 @@ impl GradientCheck {
         let (_, _, of_rows) = passes(&data, &device, Some(&rows))?;
         let results = Results {
             out,
+            residual: residual(&data, &device)?,
             lse,
             whole,
             of_rows,
