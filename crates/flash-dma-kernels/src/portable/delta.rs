@@ -35,24 +35,21 @@ pub(crate) fn delta_kernel<F: Float, N: Size>(
         for e in 0..size {
             sum += f32::cast_from(o.extract(e)) * f32::cast_from(g.extract(e));
         }
-    }
-    #[comptime]
-    match residual {
-        ComptimeOption::Some(residual) => {
-            let at = (batch * residual.stride(0)
-                + head * residual.stride(1)
-                + query * residual.stride(2))
-                / size;
-            for vector in 0..comptime!(head_dim / size) {
+        #[comptime]
+        match residual {
+            ComptimeOption::Some(residual) => {
+                let at = (batch * residual.stride(0)
+                    + head * residual.stride(1)
+                    + query * residual.stride(2))
+                    / size;
                 let r = residual[at + vector];
-                let g = grad_out[grad_at + vector];
                 #[unroll]
                 for e in 0..size {
                     sum += f32::cast_from(r.extract(e)) * f32::cast_from(g.extract(e));
                 }
             }
+            ComptimeOption::None => {}
         }
-        ComptimeOption::None => {}
     }
     #[comptime]
     match grad_lse {

@@ -13,7 +13,8 @@ use flash_dma_problem::Problem;
 /// 1. Two backward passes are run through the crate's functions on tensors, under autodiff:
 ///
 /// 1. with gradients in every row. `out`, `lse` and `dq` are compared at sampled queries; `dk`, `dv` and `dscores` at
-///    sampled keys, summed over every query from the `out` and `lse` that were read;
+///    sampled keys, summed over every query from the `out` and `lse` that were read, in 16 bits with the residual of
+///    `out`;
 /// 2. with gradients in the sampled rows only. Then `dq`, `dk`, `dv` and `dscores` are known *everywhere*, exactly zero
 ///    for the most part.
 ///

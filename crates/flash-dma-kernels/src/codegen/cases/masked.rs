@@ -37,10 +37,6 @@ pub(crate) fn all() -> Vec<Case> {
             run(client, head_dim, element, mask, bias, false, &engines);
         }));
     }
-    cases.push(case("masked-bf16-d128-residual".into(), move |client| {
-        let engines = [Engine::Portable, Engine::Mma, Engine::Wgmma];
-        run(client, 128, Bf16, Some(HEADS), Some(1), true, &engines);
-    }));
     // The variants that pack masks of each shape and element size, and ranges instead of a mask.
     for (name, queries, len, size) in [
         ("plan-rows", LEN, LEN, 1),
@@ -61,6 +57,10 @@ pub(crate) fn all() -> Vec<Case> {
         plan_ranges(client, &geometry, keys(), keys(), bits).expect("valid ranges");
     }));
     cases.extend(on_mma());
+    cases.push(case("masked-bf16-d128-residual".into(), move |client| {
+        let engines = [Engine::Portable, Engine::Mma, Engine::Wgmma];
+        run(client, 128, Bf16, Some(HEADS), Some(1), true, &engines);
+    }));
     cases
 }
 
