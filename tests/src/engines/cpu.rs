@@ -52,7 +52,7 @@ impl<E: Host> Buffers<E> {
 }
 
 /// Out, LSE and residual.
-type Forwarded<E> = (Vec<E>, Vec<f32>, Option<Vec<E>>);
+pub(crate) type Forwarded<E> = (Vec<E>, Vec<f32>, Option<Vec<E>>);
 
 /// The forward pass, with a residual if there is one and it is wanted.
 fn forward<E: Host + engine::Element>(

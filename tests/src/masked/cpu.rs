@@ -1,7 +1,7 @@
 //! `flash-dma-cpu`.
 
 use super::{MaskedCall, MaskedEngine, MaskedGradients};
-use crate::engines::cpu::view;
+use crate::engines::cpu::{Forwarded, view};
 use crate::engines::{Cpu, Host, is_untouched, narrow, sentinels, widen};
 use crate::{Outputs, Raw, Refused};
 use flash_dma_cpu::{self as engine, BroadcastView, Element, View};
@@ -70,7 +70,7 @@ impl<E: Host + Element> Buffers<E> {
         call: &MaskedCall,
         missing: usize,
         with_residual: bool,
-    ) -> Result<(Vec<E>, Vec<f32>, Option<Vec<E>>), Refused> {
+    ) -> Result<Forwarded<E>, Refused> {
         let p = &call.problem.attention;
         let len = |shape: &[usize]| shape.iter().product::<usize>() - missing;
         let mut out: Vec<E> = sentinels(len(&p.q_shape()));
