@@ -31,6 +31,8 @@ pub struct Buffers {
     v: Tensor,
     pub(crate) scores: Option<(Tensor, Tensor)>,
     pub(crate) out: Tensor,
+    /// Given exactly if the problem has one.
+    residual: Option<Tensor>,
     pub(crate) lse: Tensor,
     grad_out: Tensor,
     pub(crate) grads: [Tensor; 3],
@@ -121,6 +123,7 @@ impl Buffers {
             v,
             scores,
             out: Tensor::empty(client, &problem.q_shape(), size),
+            residual: (problem.residual_shape()).map(|shape| Tensor::empty(client, &shape, size)),
             lse: Tensor::empty(client, &problem.lse_shape(), 4),
             grad_out,
             grads: [
@@ -174,6 +177,7 @@ impl Buffers {
         .chain(&self.grads)
         .chain(pairs)
         .chain(&self.grad_scores)
+        .chain(&self.residual)
         .map(|t| t.bytes)
         .sum()
     }
@@ -219,7 +223,24 @@ impl Buffers {
     ///
     /// If the engine does not support the problem.
     pub fn forward(&self, client: &Client) {
-        let (out, lse) = (self.out.binding(), self.lse.binding());
+        self.launch_forward(client, None);
+    }
+
+    /// Launches the forward pass as autodiff does, with the residual of the output if there is one.
+    ///
+    /// # Panics
+    ///
+    /// If the engine does not support the problem.
+    pub fn forward_with_residual(&self, client: &Client) {
+        self.launch_forward(client, self.residual.as_ref());
+    }
+
+    fn launch_forward(&self, client: &Client, residual: Option<&Tensor>) {
+        let outputs = Outputs {
+            out: self.out.binding(),
+            residual: residual.map(Tensor::binding),
+            lse: self.lse.binding(),
+        };
         forward_tuned(
             self.engine,
             self.tuning,
@@ -227,7 +248,7 @@ impl Buffers {
             &self.problem,
             &self.inputs(),
         )
-        .and_then(|plan| plan.run(Outputs { out, lse }))
+        .and_then(|plan| plan.run(outputs))
         .expect("a problem that the engine serves");
     }
 
@@ -244,6 +265,7 @@ impl Buffers {
     fn saved(&self) -> Saved {
         Saved {
             out: self.out.binding(),
+            residual: None,
             lse: self.lse.binding(),
             grad_out: self.grad_out.binding(),
             grad_lse: None,
@@ -256,7 +278,21 @@ impl Buffers {
     ///
     /// If the engine does not support the problem.
     pub fn backward(&self, client: &Client) {
-        self.launch_backward(client, &self.problem);
+        self.launch_backward(client, &self.problem, self.saved());
+    }
+
+    /// Launches the backward pass as autodiff does; reads what [`forward_with_residual`](Self::forward_with_residual)
+    /// wrote.
+    ///
+    /// # Panics
+    ///
+    /// If the engine does not support the problem.
+    pub fn backward_with_residual(&self, client: &Client) {
+        let saved = Saved {
+            residual: self.residual.as_ref().map(Tensor::binding),
+            ..self.saved()
+        };
+        self.launch_backward(client, &self.problem, saved);
     }
 
     /// Launches the backward pass with a fixed order of all sums.
@@ -267,10 +303,10 @@ impl Buffers {
     pub fn backward_deterministic(&self, client: &Client) {
         let mut problem = self.problem;
         problem.deterministic = true;
-        self.launch_backward(client, &problem);
+        self.launch_backward(client, &problem, self.saved());
     }
 
-    fn launch_backward(&self, client: &Client, problem: &Problem) {
+    fn launch_backward(&self, client: &Client, problem: &Problem, saved: Saved) {
         let [q, k, v] = self.grads.each_ref().map(Tensor::binding);
         let scores = self.grad_scores.as_ref().map(Tensor::binding);
         let grads = Gradients {
@@ -280,7 +316,7 @@ impl Buffers {
             scores,
             rank: None,
         };
-        let (inputs, saved) = (self.inputs(), self.saved());
+        let inputs = self.inputs();
         backward::plan_on(self.backward_engine, client, problem, &inputs, &saved)
             .and_then(|plan| plan.run(grads))
             .expect("a problem that the engine serves");

@@ -18,11 +18,15 @@ pub enum Phase {
     Lists,
     /// `out` and LSE, given the intervals.
     Forward,
+    /// The same with the residual of `out`, as autodiff calls it.
+    ForwardResidual,
     /// Selection and forward pass.
     EndToEnd,
     /// All gradients.
     Backward,
-    /// The same with `options.deterministic`.
+    /// The same with the residual of `out`, as autodiff calls it.
+    BackwardResidual,
+    /// All gradients with `options.deterministic`.
     BackwardDeterministic,
 }
 
@@ -35,8 +39,10 @@ impl Phase {
             Self::Select => "select",
             Self::Lists => "lists",
             Self::Forward => "forward",
+            Self::ForwardResidual => "forward-residual",
             Self::EndToEnd => "end-to-end",
             Self::Backward => "backward",
+            Self::BackwardResidual => "backward-residual",
             Self::BackwardDeterministic => "backward-deterministic",
         }
     }
@@ -46,8 +52,12 @@ impl Phase {
     pub fn flops(self, problem: &Problem) -> Option<u128> {
         match self {
             Self::Cold | Self::Select | Self::Lists => None,
-            Self::Forward | Self::EndToEnd => Some(cost::forward_flops(problem)),
-            Self::Backward | Self::BackwardDeterministic => Some(cost::backward_flops(problem)),
+            Self::Forward | Self::ForwardResidual | Self::EndToEnd => {
+                Some(cost::forward_flops(problem))
+            }
+            Self::Backward | Self::BackwardResidual | Self::BackwardDeterministic => {
+                Some(cost::backward_flops(problem))
+            }
         }
     }
 
@@ -55,12 +65,17 @@ impl Phase {
     #[must_use]
     pub fn bytes(self, problem: &Problem) -> Option<u128> {
         let keys: usize = problem.scores_shape().iter().product();
+        let residual = problem.residual_shape().map_or(0, |shape| {
+            (shape.iter().product::<usize>() * problem.element.size()) as u128
+        });
         match self {
             Self::Cold | Self::Lists => None,
             // A score of 4 bytes in, an interval of 8 out.
             Self::Select => Some(12 * keys as u128),
             Self::Forward | Self::EndToEnd => Some(cost::forward_bytes(problem)),
             Self::Backward | Self::BackwardDeterministic => Some(cost::backward_bytes(problem)),
+            Self::ForwardResidual => Some(cost::forward_bytes(problem) + residual),
+            Self::BackwardResidual => Some(cost::backward_bytes(problem) + residual),
         }
     }
 }

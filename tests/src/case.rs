@@ -4,8 +4,8 @@ use crate::engine::skip;
 use crate::expected::Expected;
 use crate::{Engine, Layout, Outputs};
 use flash_dma_problem::{AttentionOptions, ElementType, Problem};
-use flash_dma_reference::Inputs;
 use flash_dma_reference::generate::{self, Scores};
+use flash_dma_reference::{Inputs, NaiveBackward};
 
 /// One problem with random inputs. The default is causal self-attention of 2 sequences with 2 heads
 /// of 16 elements over one kv head, with normal scores and a third of the keys kept, in f32.
@@ -243,10 +243,21 @@ impl Case {
 /// The expected results for these inputs and gradients.
 #[must_use]
 pub fn expected(inputs: &Inputs, grad_out: &[f64], grad_lse: Option<&[f64]>) -> Expected {
+    let naive = inputs.naive_backward(grad_out, grad_lse);
+    expected_by(inputs, grad_out, grad_lse, naive)
+}
+
+/// As [`expected`], with gradients by which to measure those of an engine.
+#[must_use]
+pub fn expected_by(
+    inputs: &Inputs,
+    grad_out: &[f64],
+    grad_lse: Option<&[f64]>,
+    naive: NaiveBackward,
+) -> Expected {
     let p = &inputs.problem;
     let mut expected = Expected::new(p, inputs.forward(), &inputs.naive_forward());
     let exact = inputs.backward(grad_out, grad_lse);
-    let naive = inputs.naive_backward(grad_out, grad_lse);
     let (q, kv, e) = (p.q_shape(), p.kv_shape(), p.element);
     expected.gradient("dq", &q, e, exact.q, &naive.q);
     expected.gradient("dk", &kv, e, exact.k, &naive.k);

@@ -379,10 +379,7 @@ impl<'a, T: Target> Held<'a, T> {
         let lse = kernels.output(&q[..3], F32, 0);
         let plan = forward::plan(client, &attention, &given);
         ran(Pass::Decode, planned(&plan));
-        let outputs = Outputs {
-            out: out.binding(),
-            lse: lse.binding(),
-        };
+        let outputs = Outputs::new(out.binding(), lse.binding());
         plan.and_then(|plan| plan.run(outputs))
             .expect("a good case");
         self.append(all, to);

@@ -182,15 +182,13 @@ impl<T: Target> Kernels<T> {
         let out = self.unwritten(&rows, p.element);
         let lse = self.unwritten(&p.lse_shape(), ElementType::F32);
         let kind = Self::forced(planned(&engine::forward::plan(client, p, &inputs)));
-        let outputs = engine::Outputs {
-            out: out.binding(),
-            lse: lse.binding(),
-        };
+        let outputs = engine::Outputs::new(out.binding(), lse.binding());
         engine::forward::plan_on(kind, client, p, &inputs)
             .and_then(|plan| plan.run(outputs))
             .expect("a forward pass");
         let saved = engine::Saved {
             out: out.binding(),
+            residual: None,
             lse: lse.binding(),
             grad_out,
             grad_lse: None,

@@ -54,9 +54,12 @@ impl Peers {
         let phase = match phase {
             Phase::Forward | Phase::EndToEnd => "fwd",
             Phase::Backward => "bwd",
-            Phase::Cold | Phase::Select | Phase::Lists | Phase::BackwardDeterministic => {
-                return None;
-            }
+            Phase::Cold
+            | Phase::Select
+            | Phase::Lists
+            | Phase::ForwardResidual
+            | Phase::BackwardResidual
+            | Phase::BackwardDeterministic => return None,
         };
         let is = |p: &&Peer| {
             let case = p

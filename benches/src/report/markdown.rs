@@ -84,8 +84,16 @@ impl Report {
             (Phase::Select, "Selection"),
             (Phase::Lists, "Key lists, a part of the forward pass"),
             (Phase::Forward, "Forward, given the intervals"),
+            (
+                Phase::ForwardResidual,
+                "Forward with the residual, as in training",
+            ),
             (Phase::EndToEnd, "Selection and forward"),
             (Phase::Backward, "Backward"),
+            (
+                Phase::BackwardResidual,
+                "Backward with the residual, as in training",
+            ),
             (
                 Phase::BackwardDeterministic,
                 "Backward, sums in a fixed order",

@@ -29,11 +29,38 @@ pub struct Inputs<'a, E> {
     pub selection: Option<Selection<'a>>,
 }
 
+/// Where the forward pass writes; every slice is contiguous and overwritten.
+#[derive(Debug)]
+pub struct Outputs<'a, E> {
+    /// `[batch, q_heads, q_len, head_dim]`.
+    pub out: &'a mut [E],
+    /// As `out`: what its rounding to 16 bits loses, rounded to 16 bits, for [`Saved::residual`]; 0 where `out` is not
+    /// finite. `None` does not compute it; f32 has none.
+    pub residual: Option<&'a mut [E]>,
+    /// `[batch, q_heads, q_len]`: the natural logarithm of each query's sum of exponentials.
+    pub lse: &'a mut [f32],
+}
+
+impl<'a, E> Outputs<'a, E> {
+    /// Without a residual.
+    #[must_use]
+    pub fn new(out: &'a mut [E], lse: &'a mut [f32]) -> Self {
+        Self {
+            out,
+            residual: None,
+            lse,
+        }
+    }
+}
+
 /// The results of the forward pass that the backward pass needs, and the incoming gradients.
 #[derive(Clone, Copy, Debug)]
 pub struct Saved<'a, E> {
     /// `[batch, q_heads, q_len, head_dim]`, as the forward pass wrote it.
     pub out: View<'a, E, 4>,
+    /// As `out`: what the forward pass left beside it. `None` is zero: then the gradients of logits, and with them those
+    /// of scores and biases, have the rounding of `out` in them, which adds up over the queries of a key.
+    pub residual: Option<View<'a, E, 4>>,
     /// Contiguous `[batch, q_heads, q_len]`, as the forward pass wrote it.
     pub lse: &'a [f32],
     /// `[batch, q_heads, q_len, head_dim]`.

@@ -1,6 +1,6 @@
 //! Every check of a call of the two operations, before anything is computed or written.
 
-use crate::args::{Gradients, Inputs, MaskedGradients, MaskedInputs, Saved};
+use crate::args::{Gradients, Inputs, MaskedGradients, MaskedInputs, Outputs, Saved};
 use crate::element::Element;
 use crate::view::{BroadcastView, View};
 use flash_dma_problem::{
@@ -160,14 +160,24 @@ fn operands<E: Element>(
 }
 
 /// Checks where the forward pass writes.
-pub(crate) fn outputs<E>(problem: &Problem, out: &[E], lse: &[f32]) -> Checked {
-    buffer(TensorName::Out, out, &problem.q_shape())?;
-    buffer(TensorName::Lse, lse, &problem.lse_shape())
+pub(crate) fn outputs<E>(problem: &Problem, outputs: &Outputs<'_, E>) -> Checked {
+    buffer(TensorName::Out, outputs.out, &problem.q_shape())?;
+    match (&outputs.residual, problem.residual_shape()) {
+        (Some(residual), Some(shape)) => buffer(TensorName::Residual, residual, &shape)?,
+        (Some(_), None) => return Err(AttentionError::Residual),
+        (None, _) => {}
+    }
+    buffer(TensorName::Lse, outputs.lse, &problem.lse_shape())
 }
 
 /// Checks what the forward pass left and the incoming gradients.
 pub(crate) fn saved<E: Element>(problem: &Problem, saved: &Saved<'_, E>) -> Checked {
     view(TensorName::Out, &saved.out, &problem.q_shape())?;
+    match (&saved.residual, problem.residual_shape()) {
+        (Some(residual), Some(shape)) => view(TensorName::Residual, residual, &shape)?,
+        (Some(_), None) => return Err(AttentionError::Residual),
+        (None, _) => {}
+    }
     buffer(TensorName::Lse, saved.lse, &problem.lse_shape())?;
     view(TensorName::GradOut, &saved.grad_out, &problem.q_shape())?;
     match saved.grad_lse {

@@ -9,7 +9,9 @@
 //! has a fixed order, so results are bit-equal over repeats and over numbers of threads.
 //!
 //! ```
-//! use flash_dma_cpu::{AttentionOptions, ElementType, Inputs, Interval, Problem, Selection, View};
+//! use flash_dma_cpu::{
+//!     AttentionOptions, ElementType, Inputs, Interval, Outputs, Problem, Selection, View,
+//! };
 //!
 //! let (q_shape, kv_shape) = ([1, 2, 4, 8], [1, 1, 4, 8]);
 //! let q = vec![0.5f32; 64];
@@ -33,7 +35,7 @@
 //!     selection: Some(Selection { scores, intervals: &intervals, far: None }),
 //! };
 //! let (mut out, mut lse) = (vec![0.0; 64], vec![0.0; 8]);
-//! flash_dma_cpu::forward(&problem, inputs, &mut out, &mut lse)?;
+//! flash_dma_cpu::forward(&problem, inputs, Outputs::new(&mut out, &mut lse))?;
 //! # Ok::<(), flash_dma_cpu::AttentionError>(())
 //! ```
 #![warn(missing_docs)]
@@ -57,7 +59,7 @@ mod tests;
 mod tile_plan;
 mod view;
 
-pub use args::{Gradients, Inputs, MaskedGradients, MaskedInputs, Saved, Selection};
+pub use args::{Gradients, Inputs, MaskedGradients, MaskedInputs, Outputs, Saved, Selection};
 pub use element::Element;
 pub use flash_dma_problem::{
     AppendProblem, AttentionError, AttentionOptions, CacheShape, DecodeProblem, ElementType,

@@ -1,7 +1,7 @@
 //! Attention under an arbitrary mask and bias: [`plan`](plan()), [`plan_ranges`], [`masked_forward`],
 //! [`masked_backward`].
 
-use crate::args::{MaskedGradients, MaskedInputs, Saved};
+use crate::args::{MaskedGradients, MaskedInputs, Outputs, Saved};
 use crate::attention::backward::{Targets, backward as differentiate};
 use crate::attention::bias_gradient::BiasGradient;
 use crate::attention::forward::forward as attend;
@@ -57,8 +57,7 @@ pub fn plan_ranges(
     Ok(())
 }
 
-/// Attention under a mask and a bias: writes `out`, contiguous `[batch, q_heads, q_len, head_dim]`, and
-/// `lse`, contiguous `[batch, q_heads, q_len]`.
+/// Attention under a mask and a bias: writes the [`Outputs`].
 ///
 /// The logits are `softcap(scale · q·k) + bias` for the keys that the mask and the causal masking show.
 /// Blocks of 64 keys that a tile of queries does not see cost a look at their bits; those it sees whole are
@@ -70,12 +69,11 @@ pub fn plan_ranges(
 pub fn masked_forward<E: Element>(
     problem: &MaskedProblem,
     inputs: MaskedInputs<'_, E>,
-    out: &mut [E],
-    lse: &mut [f32],
+    outputs: Outputs<'_, E>,
 ) -> Result<(), AttentionError> {
     check::masked_inputs(problem, &inputs)?;
-    check::outputs(&problem.attention, out, lse)?;
-    attend(&operands(problem, &inputs), out, lse);
+    check::outputs(&problem.attention, &outputs)?;
+    attend(&operands(problem, &inputs), outputs);
     Ok(())
 }
 

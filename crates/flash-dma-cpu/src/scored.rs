@@ -1,6 +1,6 @@
 //! Attention to the keys of greatest score: [`select`], [`forward`], [`backward`].
 
-use crate::args::{Gradients, Inputs, Saved};
+use crate::args::{Gradients, Inputs, Outputs, Saved};
 use crate::attention::backward::{Targets, backward as differentiate};
 use crate::attention::bias_gradient::BiasGradient;
 use crate::attention::forward::forward as attend;
@@ -37,8 +37,7 @@ pub fn select(
     Ok(())
 }
 
-/// Attention: writes `out`, contiguous `[batch, q_heads, q_len, head_dim]`, and `lse`, contiguous
-/// `[batch, q_heads, q_len]`: the natural logarithm of each query's sum of exponentials.
+/// Attention: writes the [`Outputs`].
 ///
 /// Query `i` of head `h` attends to the keys whose interval contains its
 /// [position](Problem::position), with logits `softcap(scale · q·k) + score`. A query that attends to
@@ -51,12 +50,11 @@ pub fn select(
 pub fn forward<E: Element>(
     problem: &Problem,
     inputs: Inputs<'_, E>,
-    out: &mut [E],
-    lse: &mut [f32],
+    outputs: Outputs<'_, E>,
 ) -> Result<(), AttentionError> {
     check::inputs(problem, &inputs)?;
-    check::outputs(problem, out, lse)?;
-    attend(&operands(problem, &inputs), out, lse);
+    check::outputs(problem, &outputs)?;
+    attend(&operands(problem, &inputs), outputs);
     Ok(())
 }
 

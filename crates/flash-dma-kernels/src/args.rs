@@ -35,8 +35,29 @@ pub struct Inputs {
 pub struct Outputs {
     /// `[batch, q_heads, q_len, head_dim]`, the problem's element type.
     pub out: TensorBinding,
+    /// As `out`: what its rounding to 16 bits loses, rounded to 16 bits, for [`Saved::residual`]; 0 where `out` is not
+    /// finite. `None` does not compute it; f32 has none.
+    pub residual: Option<TensorBinding>,
     /// `[batch, q_heads, q_len]`, f32: the natural logarithm of the sum of the exponentials of a query's logits.
     pub lse: TensorBinding,
+}
+
+impl Outputs {
+    /// Without a residual.
+    #[must_use]
+    pub fn new(out: TensorBinding, lse: TensorBinding) -> Self {
+        Self {
+            out,
+            residual: None,
+            lse,
+        }
+    }
+
+    /// All of them.
+    pub(crate) fn all(&self) -> Vec<&TensorBinding> {
+        let tensors = [&self.out, &self.lse];
+        tensors.into_iter().chain(&self.residual).collect()
+    }
 }
 
 /// The results of the forward pass that the backward pass needs, and the incoming gradients.
@@ -44,12 +65,23 @@ pub struct Outputs {
 pub struct Saved {
     /// `[batch, q_heads, q_len, head_dim]`, the problem's element type.
     pub out: TensorBinding,
+    /// As `out`: what the forward pass left beside it. `None` is zero: then the gradients of logits, and with them those
+    /// of scores and biases, have the rounding of `out` in them, which adds up over the queries of a key.
+    pub residual: Option<TensorBinding>,
     /// Contiguous `[batch, q_heads, q_len]`, f32.
     pub lse: TensorBinding,
     /// `[batch, q_heads, q_len, head_dim]`, the problem's element type.
     pub grad_out: TensorBinding,
     /// Contiguous `[batch, q_heads, q_len]`, f32; `None` is zero.
     pub grad_lse: Option<TensorBinding>,
+}
+
+impl Saved {
+    /// The tensors of the problem's element type.
+    pub(crate) fn typed(&self) -> Vec<&TensorBinding> {
+        let tensors = [&self.out, &self.grad_out];
+        tensors.into_iter().chain(&self.residual).collect()
+    }
 }
 
 /// The outputs of the backward pass.

@@ -1,5 +1,6 @@
-//! Functions that drivers compute too inaccurately.
+//! Functions that drivers compute too inaccurately, and what rounding loses.
 
+use crate::finite::is_finite;
 use cubecl::prelude::*;
 
 /// The squares for which [`tanh_near_zero`] is exact to rounding.
@@ -46,4 +47,11 @@ pub(crate) fn softplus_of(x: f32, s: f32) -> f32 {
     series = fma(series, u, 1.0f32);
     let positive = select(x > 0.0f32, x, 0.0f32);
     fma(2.0f32 * s, series, positive)
+}
+
+/// What rounding `x` to `E` loses; 0 beside NaN and infinities, which f16 has for numbers that f32 still holds.
+#[cube]
+pub(crate) fn rounding_loss<E: Float>(x: f32) -> f32 {
+    let rounded = f32::cast_from(E::cast_from(x));
+    select(is_finite(rounded), x - rounded, 0.0f32)
 }

@@ -113,6 +113,7 @@ impl Rows {
     fn saved(&self, problem: &Problem) -> Saved {
         Saved {
             out: self.tensor(&problem.q_shape()),
+            residual: problem.residual_shape().map(|shape| self.tensor(&shape)),
             lse: self.tensor(&problem.lse_shape()),
             grad_out: self.tensor(&problem.q_shape()),
             grad_lse: None,

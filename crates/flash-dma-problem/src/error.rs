@@ -38,6 +38,7 @@ pub enum TensorName {
     Seen,
     PageTable,
     Lengths,
+    Residual,
 }
 
 impl fmt::Display for TensorName {
@@ -50,6 +51,7 @@ impl fmt::Display for TensorName {
             Self::Intervals => "intervals",
             Self::Far => "the ends of the runners-up",
             Self::Out => "out",
+            Self::Residual => "the residual of out",
             Self::Lse => "lse",
             Self::GradOut => "the gradient of out",
             Self::GradLse => "the gradient of lse",
@@ -274,6 +276,9 @@ pub enum AttentionError {
     /// A selection with runners-up got no buffer for their gradient, or one without got one.
     #[error("the gradient of the rank needs a buffer exactly if there are runners-up")]
     RankGradient,
+    /// A residual of outputs that are f32.
+    #[error("the residual of out has a buffer, but rounding to f32 loses nothing")]
+    Residual,
     /// The scale is NaN or infinite.
     #[error("the scale must be finite, but is {scale}")]
     Scale {
@@ -415,9 +420,8 @@ kinds! {
     Rank Shape Broadcast PlanCausal BiasGradient HeadRatio HeadDim ElementType Device RangesDevice Strides Buffer
     ZeroWindow WindowWithoutScores IntervalsWindow WindowParts HeadWindows SelectionNotCausal DocumentQueries
     DocumentBatch DocumentTokens CumulativeLengths IntervalBounds ScoresWithoutIntervals ScoresGradient RankGradient
-    Scale Softcap Positions PagesFull EmptyPages CacheScores CacheWindow CacheNotCausal PagesUsed Sequence Tracked
-    Record TooLarge Unsupported
-    DeviceFailed SecondOrder
+    Residual Scale Softcap Positions PagesFull EmptyPages CacheScores CacheWindow CacheNotCausal PagesUsed Sequence
+    Tracked Record TooLarge Unsupported DeviceFailed SecondOrder
 }
 
 impl AttentionError {

@@ -18,15 +18,21 @@ pub enum Passes {
 const MOST: usize = i32::MAX as usize;
 
 /// The bytes of the tensors of a problem: inputs, scores, intervals, `out` and `lse`, and with a backward pass the
-/// gradients of `out` and of the inputs.
+/// gradients of `out` and of the inputs and, in 16 bits, the [residual](Problem::residual_shape) of `out`.
 ///
-/// Between the passes, an autodiff graph keeps the tensors of [`Passes::Forward`].
+/// Between the passes, an autodiff graph keeps the tensors of [`Passes::Forward`] and the residual.
 #[must_use]
 pub fn tensor_bytes(problem: &Problem, passes: Passes) -> u128 {
     match passes {
         Passes::Forward => cost::forward_bytes(problem),
-        Passes::ForwardAndBackward => cost::backward_bytes(problem),
+        Passes::ForwardAndBackward => cost::backward_bytes(problem) + residual_bytes(problem),
     }
+}
+
+fn residual_bytes(problem: &Problem) -> u128 {
+    let shape = problem.residual_shape();
+    let elements = shape.map_or(0, |shape| shape.iter().map(|&n| n as u128).product());
+    elements * problem.element.size() as u128
 }
 
 /// The number of tokens of the longest sequences that fit into `bytes`: the problem with as many queries as keys. 0 if
@@ -126,11 +132,15 @@ mod tests {
     use crate::ElementType;
 
     fn problem() -> Problem {
+        problem_of(ElementType::Bf16)
+    }
+
+    fn problem_of(element: ElementType) -> Problem {
         let (q, k) = ([2, 4, 100, 64], [2, 2, 300, 64]);
         let options = AttentionOptions::new()
             .with_keep_window(7)
             .with_softcap(3.0);
-        Problem::new(&q, &k, &k, Some(&k[..3]), ElementType::Bf16, &options).unwrap()
+        Problem::new(&q, &k, &k, Some(&k[..3]), element, &options).unwrap()
     }
 
     fn tensors(problem: &Problem) -> Result<usize, AttentionError> {
@@ -144,8 +154,14 @@ mod tests {
         let problem = problem();
         assert_eq!(tensor_bytes(&problem, Passes::Forward), forward);
         let gradients = 2 * (2 * q + 2 * kv) + 4 * keys;
+        let residual = 2 * q;
         let both = tensor_bytes(&problem, Passes::ForwardAndBackward);
-        assert_eq!(both, forward + gradients);
+        assert_eq!(both, forward + gradients + residual);
+        // f32 has no residual.
+        let wide = problem_of(ElementType::F32);
+        let gradients = 4 * (2 * q + 2 * kv) + 4 * keys;
+        let both = tensor_bytes(&wide, Passes::ForwardAndBackward);
+        assert_eq!(both, tensor_bytes(&wide, Passes::Forward) + gradients);
     }
 
     #[test]

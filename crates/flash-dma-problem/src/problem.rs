@@ -257,6 +257,13 @@ impl Problem {
         [self.batch, self.kv_heads, self.k_len, 2]
     }
 
+    /// Shape of the residual of `out`, what its rounding to 16 bits loses: that of `out`. `None` for f32, where nothing
+    /// is lost.
+    #[must_use]
+    pub fn residual_shape(&self) -> Option<[usize; 4]> {
+        (self.element != ElementType::F32).then(|| self.q_shape())
+    }
+
     /// Shape of the LSE.
     #[must_use]
     pub fn lse_shape(&self) -> [usize; 3] {

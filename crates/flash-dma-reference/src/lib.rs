@@ -10,7 +10,8 @@
 //! - [`masked`]: attention under arbitrary masks and biases with every broadcast;
 //! - [`zoh`]: the scores of Dynamic Mask Attention from the values;
 //! - [`Inputs::naive_forward`] and [`Inputs::naive_backward`]: a same-dtype unfused implementation,
-//!   whose error is the yardstick for an engine's;
+//!   whose error is the yardstick for an engine's; [`Inputs::naive_autograd`]: its gradients by automatic
+//!   differentiation;
 //! - [`sampled`]: rows of outputs and gradients of problems too large to compute whole;
 //! - [`generate`]: seeded inputs; [`round`]: to the element types;
 //! - [`compare`]: the tolerance rule, with a report of the worst element.

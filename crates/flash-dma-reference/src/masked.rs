@@ -1,6 +1,7 @@
 //! Attention under an arbitrary mask and an arbitrary bias, with every broadcast.
 
 use crate::compare::Exact;
+use crate::naive::Mean;
 use crate::rows::{self, Pairs, Tensors};
 use crate::{Forward, NaiveBackward, NaiveForward, naive};
 use flash_dma_problem::Problem;
@@ -140,12 +141,33 @@ impl MaskedInputs {
         grad_out: &[f64],
         grad_lse: Option<&[f64]>,
     ) -> (NaiveBackward, Option<Vec<f64>>) {
+        self.naive_gradients(grad_out, grad_lse, Mean::OfOutput)
+    }
+
+    /// As [`naive_backward`](Self::naive_backward), by automatic differentiation of the naive forward pass: see
+    /// [`Inputs::naive_autograd`](crate::Inputs::naive_autograd).
+    #[must_use]
+    pub fn naive_autograd(
+        &self,
+        grad_out: &[f64],
+        grad_lse: Option<&[f64]>,
+    ) -> (NaiveBackward, Option<Vec<f64>>) {
+        self.naive_gradients(grad_out, grad_lse, Mean::OfPairs)
+    }
+
+    fn naive_gradients(
+        &self,
+        grad_out: &[f64],
+        grad_lse: Option<&[f64]>,
+        mean: Mean,
+    ) -> (NaiveBackward, Option<Vec<f64>>) {
         let mut dbias = self.bias.as_ref().map(|b| vec![0.0f32; b.values.len()]);
         let grads = naive::backward(
             &self.tensors(),
             self,
             grad_out,
             grad_lse,
+            mean,
             |b, h, i, j, ds| {
                 if let (Some(grad), Some(bias)) = (&mut dbias, &self.bias) {
                     grad[bias.index(&self.problem, b, h, i, j)] += ds;

@@ -3,7 +3,8 @@
 //! As a framework would compute it, tensor by tensor: products accumulate in f32, the probabilities and the logits'
 //! gradients are stored in the element type before the next product, and so are the results. Logits stay f32 (some
 //! frameworks round them, too; the yardstick is the more accurate choice). The mean of dL/dp under p is `dout . out` of
-//! the rounded output, as every engine has it.
+//! the rounded output, as an engine without a residual has it, or what automatic differentiation makes of it: see
+//! [`Inputs::naive_autograd`].
 
 use crate::attention::Inputs;
 use crate::round::round_f32;
@@ -42,6 +43,24 @@ impl Inputs {
     /// As [`Inputs::backward`], by the same-dtype naive implementation.
     #[must_use]
     pub fn naive_backward(&self, grad_out: &[f64], grad_lse: Option<&[f64]>) -> NaiveBackward {
+        self.naive_gradients(grad_out, grad_lse, Mean::OfOutput)
+    }
+
+    /// As [`Inputs::naive_backward`], but each step of the naive forward pass by automatic differentiation: dL/dp is
+    /// stored in the element type, and its mean under p is the sum over the pairs of a row. The rounding of `out` does
+    /// not enter it, so where one key takes nearly all of a row's weight this is the better yardstick of the scores'
+    /// gradients.
+    #[must_use]
+    pub fn naive_autograd(&self, grad_out: &[f64], grad_lse: Option<&[f64]>) -> NaiveBackward {
+        self.naive_gradients(grad_out, grad_lse, Mean::OfPairs)
+    }
+
+    fn naive_gradients(
+        &self,
+        grad_out: &[f64],
+        grad_lse: Option<&[f64]>,
+        mean: Mean,
+    ) -> NaiveBackward {
         let p = &self.problem;
         let mut scores = self.scores.as_ref().map(|s| vec![0.0f32; s.len()]);
         let mut grads = backward(
@@ -49,6 +68,7 @@ impl Inputs {
             &self.selected(),
             grad_out,
             grad_lse,
+            mean,
             |b, h, _, j, ds| {
                 if let Some(scores) = &mut scores {
                     scores[(b * p.kv_heads + h / p.group()) * p.k_len + j] += ds;
@@ -151,11 +171,21 @@ pub(crate) fn forward(t: &Tensors, pairs: &impl Pairs) -> NaiveForward {
     }
 }
 
+/// What the mean of dL/dp under p is computed from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mean {
+    /// The rounded output.
+    OfOutput,
+    /// The pairs of a row.
+    OfPairs,
+}
+
 pub(crate) fn backward(
     t: &Tensors,
     pairs: &impl Pairs,
     grad_out: &[f64],
     grad_lse: Option<&[f64]>,
+    mean: Mean,
     mut sink: impl FnMut(usize, usize, usize, usize, f32),
 ) -> NaiveBackward {
     let (dim, element, scale) = (t.problem.head_dim, t.problem.element, t.problem.scale);
@@ -169,9 +199,16 @@ pub(crate) fn backward(
         let Some((p, slopes, _)) = softmax(t, q, b, h, &keys) else {
             continue;
         };
-        let mean = dot(dout, t.row(&out, row)) - grad_lse.map_or(0.0, |g| g[row] as f32);
+        let mut dp: Vec<f32> = dots(dout, &keys, |j| t.row(t.v, t.k_row(b, h, j))).collect();
+        let mean = match mean {
+            Mean::OfOutput => dot(dout, t.row(&out, row)),
+            Mean::OfPairs => {
+                dp.iter_mut().for_each(|dp| *dp = round_f32(*dp, element));
+                p.iter().zip(&dp).map(|(p, dp)| p * dp).sum()
+            }
+        };
+        let mean = mean - grad_lse.map_or(0.0, |g| g[row] as f32);
         let dq = &mut dq[row * dim..(row + 1) * dim];
-        let dp = dots(dout, &keys, |j| t.row(t.v, t.k_row(b, h, j)));
         for ((n, &(j, _)), dp) in keys.iter().enumerate().zip(dp) {
             let key = t.k_row(b, h, j);
             let ds = p[n] * (dp - mean);

@@ -377,6 +377,7 @@ impl Part {
             self,
             &self.grad_out,
             grad_lse,
+            naive::Mean::OfOutput,
             |_, _, _, j, ds| naive_scores[j] += ds,
         );
         let sampled = |rows: &Vec<usize>, width, exact, naive| Sampled {

@@ -90,7 +90,7 @@ fn run(client: &Client, element: ElementType) -> Result<(), Box<dyn Error>> {
     let lse = empty(client, &problem.lse_shape(), Kind::F32);
     timed(client, "forward", || {
         let (out, lse) = (out.clone(), lse.clone());
-        forward::plan(client, &problem, &inputs)?.run(Outputs { out, lse })
+        forward::plan(client, &problem, &inputs)?.run(Outputs::new(out, lse))
     })?;
     oracle.check_forward(
         &download(client, out.clone(), typed),
@@ -101,6 +101,7 @@ fn run(client: &Client, element: ElementType) -> Result<(), Box<dyn Error>> {
     // overwritten, so none needs to be zeroed.
     let saved = Saved {
         out,
+        residual: None,
         lse,
         grad_out: upload(client, &oracle.grad_out, &problem.q_shape(), typed),
         grad_lse: None,

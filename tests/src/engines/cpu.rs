@@ -52,25 +52,40 @@ impl<E: Host> Buffers<E> {
     }
 }
 
-fn forward<E: Host + engine::Element>(call: &Call) -> Result<(Vec<E>, Vec<f32>), Refused> {
+/// Out, LSE and residual.
+pub(crate) type Forwarded<E> = (Vec<E>, Vec<f32>, Option<Vec<E>>);
+
+/// The forward pass, with a residual if there is one and it is wanted.
+fn forward<E: Host + engine::Element>(
+    call: &Call,
+    with_residual: bool,
+) -> Result<Forwarded<E>, Refused> {
     let p = &call.problem;
     let len = |shape: &[usize]| shape.iter().product::<usize>() - call.missing;
     let mut out: Vec<E> = sentinels(len(&p.q_shape()));
     let mut lse: Vec<f32> = sentinels(len(&p.lse_shape()));
+    let residual = p.residual_shape().filter(|_| with_residual);
+    let mut residual: Option<Vec<E>> = residual.map(|shape| sentinels(len(&shape)));
     let buffers = Buffers::new(call);
-    engine::forward(p, buffers.inputs(call), &mut out, &mut lse).map_err(|error| Refused {
+    let outputs = engine::Outputs {
+        out: &mut out,
+        residual: residual.as_deref_mut(),
+        lse: &mut lse,
+    };
+    engine::forward(p, buffers.inputs(call), outputs).map_err(|error| Refused {
         error,
         written: !(is_untouched(&out) && is_untouched(&lse)),
     })?;
-    Ok((out, lse))
+    Ok((out, lse, residual))
 }
 
 fn backward<E: Host + engine::Element>(call: &Call) -> Result<(Outputs, Gradients), Refused> {
     let p = &call.problem;
-    let (out, lse) = forward::<E>(&Call {
+    let whole = Call {
         missing: 0,
         ..call.clone()
-    })?;
+    };
+    let (out, lse, residual) = forward::<E>(&whole, true)?;
     let outputs = Outputs {
         out: widen(&out),
         lse: widen(&lse),
@@ -89,6 +104,7 @@ fn backward<E: Host + engine::Element>(call: &Call) -> Result<(Outputs, Gradient
         buffers.inputs(call),
         engine::Saved {
             out: view(&placed, &out),
+            residual: (residual.as_ref()).map(|residual| View::contiguous(residual, p.q_shape())),
             lse: &lse,
             grad_out: view(&call.grad_out, &grad_out),
             grad_lse: grad_lse.as_deref(),
@@ -149,7 +165,7 @@ impl Engine for Cpu {
 
     fn forward(&self, call: &Call) -> Result<Outputs, Refused> {
         fn run<E: Host + engine::Element>(call: &Call) -> Result<Outputs, Refused> {
-            let (out, lse) = forward::<E>(call)?;
+            let (out, lse, _) = forward::<E>(call, false)?;
             Ok(Outputs {
                 out: widen(&out),
                 lse: widen(&lse),

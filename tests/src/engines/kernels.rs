@@ -157,10 +157,17 @@ impl<T: Target> Kernels<T> {
         }
     }
 
-    fn run_forward(&self, call: &Call) -> Result<(Output, Output), Refused> {
+    /// Out, LSE and, if there is one and it is wanted, the residual.
+    fn run_forward(
+        &self,
+        call: &Call,
+        with_residual: bool,
+    ) -> Result<(Output, Output, Option<Output>), Refused> {
         let p = &call.problem;
         let out = self.output(&p.q_shape(), p.element, call.missing);
         let lse = self.output(&p.lse_shape(), ElementType::F32, call.missing);
+        let residual = p.residual_shape().filter(|_| with_residual);
+        let residual = residual.map(|shape| self.output(&shape, p.element, call.missing));
         let inputs = self.inputs(call);
         let plan = engine::forward::plan(&self.client, p, &inputs);
         let choice = planned(&plan);
@@ -172,10 +179,11 @@ impl<T: Target> Kernels<T> {
         };
         let outputs = engine::Outputs {
             out: out.binding(),
+            residual: residual.as_ref().map(Output::binding),
             lse: lse.binding(),
         };
         match plan.and_then(|plan| plan.run(outputs)) {
-            Ok(()) => Ok((out, lse)),
+            Ok(()) => Ok((out, lse, residual)),
             Err(error) => Err(Refused {
                 error,
                 written: !self.is_untouched(&[&out, &lse]),
@@ -201,10 +209,7 @@ impl<T: Target> Kernels<T> {
         let lse = self.output(&p.lse_shape(), ElementType::F32, call.missing);
         let (client, inputs) = (&self.client, self.inputs(call));
         let plan = engine::internals::forward_tuned(engine, tuning, client, p, &inputs)?;
-        plan.run(engine::Outputs {
-            out: out.binding(),
-            lse: lse.binding(),
-        })?;
+        plan.run(engine::Outputs::new(out.binding(), lse.binding()))?;
         Ok(Outputs {
             out: self.read(&out),
             lse: self.read(&lse),
@@ -291,7 +296,7 @@ impl<T: Target> Engine for Kernels<T> {
     }
 
     fn forward(&self, call: &Call) -> Result<Outputs, Refused> {
-        let (out, lse) = self.run_forward(call)?;
+        let (out, lse, _) = self.run_forward(call, false)?;
         Ok(Outputs {
             out: self.read(&out),
             lse: self.read(&lse),
@@ -300,10 +305,11 @@ impl<T: Target> Engine for Kernels<T> {
 
     fn backward(&self, call: &Call) -> Result<(Outputs, Gradients), Refused> {
         let p = &call.problem;
-        let (out, lse) = self.run_forward(&Call {
+        let whole = Call {
             missing: 0,
             ..call.clone()
-        })?;
+        };
+        let (out, lse, residual) = self.run_forward(&whole, true)?;
         let outputs = Outputs {
             out: self.read(&out),
             lse: self.read(&lse),
@@ -324,6 +330,7 @@ impl<T: Target> Engine for Kernels<T> {
         let (client, inputs) = (&self.client, self.inputs(call));
         let saved = engine::Saved {
             out: self.upload(&placed),
+            residual: residual.as_ref().map(Output::binding),
             lse: lse.binding(),
             grad_out: self.upload(&call.grad_out),
             grad_lse,

@@ -73,8 +73,10 @@ impl<T: Target> Kernels<T> {
             });
         }
         let inputs = engine::Inputs { q, k, v, selection };
+        let residual = p.residual_shape().map(|shape| output(&shape, p.element));
         let saved = engine::Saved {
             out: out.clone(),
+            residual: residual.clone(),
             lse: lse.clone(),
             grad_out,
             grad_lse: None,
@@ -89,8 +91,8 @@ impl<T: Target> Kernels<T> {
         let kind = Self::forced(planned(&engine::forward::plan(client, p, &inputs)));
         let plan = || engine::forward::plan_on(kind, client, p, &inputs).expect("a plan");
         watch(Called::Forward, plan().workspace_bytes(), &|| {
-            let (out, lse) = (out.clone(), lse.clone());
-            let result = plan().run(engine::Outputs { out, lse });
+            let (out, residual, lse) = (out.clone(), residual.clone(), lse.clone());
+            let result = plan().run(engine::Outputs { out, residual, lse });
             result.expect("a forward pass");
         });
         let kind = Self::forced(planned(&engine::backward::plan(client, p, &inputs, &saved)));

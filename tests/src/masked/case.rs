@@ -5,9 +5,9 @@ use crate::Layout;
 use crate::engine::skip;
 use crate::expected::Expected;
 use flash_dma_problem::{AttentionOptions, ElementType, Problem};
-use flash_dma_reference::Rng;
 use flash_dma_reference::generate::{gradients, normal};
 use flash_dma_reference::masked::{Broadcast, MaskedInputs};
+use flash_dma_reference::{NaiveBackward, Rng};
 
 /// The pattern of a mask.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -184,10 +184,21 @@ impl MaskedCase {
         grad_out: &[f64],
         grad_lse: Option<&[f64]>,
     ) -> Expected {
+        let naive = inputs.naive_backward(grad_out, grad_lse);
+        Self::expected_by(inputs, grad_out, grad_lse, naive)
+    }
+
+    /// As [`expected`](Self::expected), with gradients by which to measure those of an engine: of q, k, v and the bias.
+    #[must_use]
+    pub fn expected_by(
+        inputs: &MaskedInputs,
+        grad_out: &[f64],
+        grad_lse: Option<&[f64]>,
+        (naive, naive_bias): (NaiveBackward, Option<Vec<f64>>),
+    ) -> Expected {
         let p = &inputs.problem;
         let mut expected = Expected::new(p, inputs.forward(), &inputs.naive_forward());
         let exact = inputs.backward(grad_out, grad_lse);
-        let (naive, naive_bias) = inputs.naive_backward(grad_out, grad_lse);
         let (q, kv, e) = (p.q_shape(), p.kv_shape(), p.element);
         expected.gradient("dq", &q, e, exact.q, &naive.q);
         expected.gradient("dk", &kv, e, exact.k, &naive.k);

@@ -1,7 +1,7 @@
 //! `flash-dma-cpu`.
 
 use super::{MaskedCall, MaskedEngine, MaskedGradients};
-use crate::engines::cpu::view;
+use crate::engines::cpu::{Forwarded, view};
 use crate::engines::{Cpu, Host, is_untouched, narrow, sentinels, widen};
 use crate::{Outputs, Raw, Refused};
 use flash_dma_cpu::{self as engine, BroadcastView, Element, View};
@@ -64,14 +64,27 @@ impl<E: Host + Element> Buffers<E> {
         }
     }
 
-    fn forward(&self, call: &MaskedCall, missing: usize) -> Result<(Vec<E>, Vec<f32>), Refused> {
+    /// Out and LSE, and the residual if there is one and it is wanted.
+    fn forward(
+        &self,
+        call: &MaskedCall,
+        missing: usize,
+        with_residual: bool,
+    ) -> Result<Forwarded<E>, Refused> {
         let p = &call.problem.attention;
         let len = |shape: &[usize]| shape.iter().product::<usize>() - missing;
         let mut out: Vec<E> = sentinels(len(&p.q_shape()));
         let mut lse: Vec<f32> = sentinels(len(&p.lse_shape()));
-        let result = engine::masked_forward(&call.problem, self.inputs(call), &mut out, &mut lse);
+        let residual = p.residual_shape().filter(|_| with_residual);
+        let mut residual: Option<Vec<E>> = residual.map(|shape| sentinels(len(&shape)));
+        let outputs = engine::Outputs {
+            out: &mut out,
+            residual: residual.as_deref_mut(),
+            lse: &mut lse,
+        };
+        let result = engine::masked_forward(&call.problem, self.inputs(call), outputs);
         result.map_err(|error| refused(error, is_untouched(&out) && is_untouched(&lse)))?;
-        Ok((out, lse))
+        Ok((out, lse, residual))
     }
 }
 
@@ -83,7 +96,7 @@ fn refused(error: AttentionError, untouched: bool) -> Refused {
 }
 
 fn forward<E: Host + Element>(call: &MaskedCall) -> Result<Outputs, Refused> {
-    let (out, lse) = Buffers::<E>::new(call).forward(call, call.missing)?;
+    let (out, lse, _) = Buffers::<E>::new(call).forward(call, call.missing, false)?;
     Ok(Outputs {
         out: widen(&out),
         lse: widen(&lse),
@@ -93,7 +106,7 @@ fn forward<E: Host + Element>(call: &MaskedCall) -> Result<Outputs, Refused> {
 fn both<E: Host + Element>(call: &MaskedCall) -> Result<(Outputs, MaskedGradients), Refused> {
     let p = &call.problem.attention;
     let buffers = Buffers::<E>::new(call);
-    let (out, lse) = buffers.forward(call, 0)?;
+    let (out, lse, residual) = buffers.forward(call, 0, true)?;
     let placed = View::contiguous(&out, p.q_shape());
     let grad_out: Vec<E> = narrow(&call.grad_out.values);
     let grad_lse: Option<Vec<f32>> = call.grad_lse.as_ref().map(|g| narrow(g));
@@ -106,6 +119,7 @@ fn both<E: Host + Element>(call: &MaskedCall) -> Result<(Outputs, MaskedGradient
         buffers.inputs(call),
         engine::Saved {
             out: placed,
+            residual: (residual.as_ref()).map(|residual| View::contiguous(residual, p.q_shape())),
             lse: &lse,
             grad_out: view(&call.grad_out, &grad_out),
             grad_lse: grad_lse.as_deref(),

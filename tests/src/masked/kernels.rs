@@ -129,12 +129,16 @@ impl<T: Target> Kernels<T> {
         call: &MaskedCall,
         inputs: engine::MaskedInputs,
         missing: usize,
-    ) -> Result<[Output; 2], Refused> {
+        with_residual: bool,
+    ) -> Result<([Output; 2], Option<Output>), Refused> {
         let (problem, p) = (&call.problem, &call.problem.attention);
         let out = self.output(&p.q_shape(), p.element, missing);
         let lse = self.output(&p.lse_shape(), ElementType::F32, missing);
+        let residual = p.residual_shape().filter(|_| with_residual);
+        let residual = residual.map(|shape| self.output(&shape, p.element, missing));
         let outputs = engine::Outputs {
             out: out.binding(),
+            residual: residual.as_ref().map(Output::binding),
             lse: lse.binding(),
         };
         let must_serve = self.must_serve(call, false);
@@ -142,7 +146,7 @@ impl<T: Target> Kernels<T> {
             problem.plan_forward(&self.client, &inputs, forced)
         });
         match plan.and_then(|plan| plan.run(outputs)) {
-            Ok(()) => Ok([out, lse]),
+            Ok(()) => Ok(([out, lse], residual)),
             Err(error) => Err(Refused {
                 error,
                 written: !self.is_untouched(&[&out, &lse]),
@@ -166,14 +170,14 @@ impl<T: Target> MaskedEngine for Kernels<T> {
     }
 
     fn masked_forward(&self, call: &MaskedCall) -> Result<Outputs, Refused> {
-        let outputs = self.run_masked(call, self.masked_inputs(call), call.missing)?;
+        let (outputs, _) = self.run_masked(call, self.masked_inputs(call), call.missing, false)?;
         Ok(self.outputs(&outputs))
     }
 
     fn masked(&self, call: &MaskedCall) -> Result<(Outputs, MaskedGradients), Refused> {
         let (problem, p) = (&call.problem, &call.problem.attention);
         let inputs = self.masked_inputs(call);
-        let outputs = self.run_masked(call, inputs.clone(), 0)?;
+        let (outputs, residual) = self.run_masked(call, inputs.clone(), 0, true)?;
         let [out, lse] = &outputs;
         let q = self.output(&p.q_shape(), p.element, call.missing);
         let [k, v] = [(); 2].map(|()| self.output(&p.kv_shape(), p.element, call.missing));
@@ -181,6 +185,7 @@ impl<T: Target> MaskedEngine for Kernels<T> {
         let bias = bias.map(|shape| self.output(&shape, ElementType::F32, call.missing));
         let saved = engine::Saved {
             out: out.binding(),
+            residual: residual.as_ref().map(Output::binding),
             lse: lse.binding(),
             grad_out: self.upload(&call.grad_out),
             grad_lse: call.grad_lse.as_ref().map(|grad| {

@@ -184,6 +184,7 @@ fn memory_that_runs_out_in_a_backward_pass<T: Target>(kernels: &Kernels<T>) {
     let lse = client.empty(bytes_of(&p.lse_shape()));
     let saved = Saved {
         out: broadcast(client, p.q_shape()),
+        residual: None,
         lse: contiguous(&lse, &p.lse_shape()),
         grad_out: broadcast(client, p.q_shape()),
         grad_lse: None,
@@ -214,10 +215,10 @@ fn forward(
     out: &Handle,
     lse: &Handle,
 ) -> Result<(), AttentionError> {
-    engine::forward::plan(client, p, inputs)?.run(engine::Outputs {
-        out: contiguous(out, &p.q_shape()),
-        lse: contiguous(lse, &p.lse_shape()),
-    })
+    engine::forward::plan(client, p, inputs)?.run(engine::Outputs::new(
+        contiguous(out, &p.q_shape()),
+        contiguous(lse, &p.lse_shape()),
+    ))
 }
 
 /// Attention over a q that `spoil` was to write.

@@ -1,6 +1,7 @@
 //! Gradients: compared with the oracle where masks and biases need separate kernels, and their further properties.
 
 mod hidden;
+mod long_rows;
 mod masks;
 mod pairs;
 mod runners_up;

@@ -216,7 +216,7 @@ fn bench_tuned(
             phase,
             engine: match phase {
                 Phase::Select | Phase::Lists => "portable",
-                Phase::Backward | Phase::BackwardDeterministic => {
+                Phase::Backward | Phase::BackwardResidual | Phase::BackwardDeterministic => {
                     engine_name(buffers.backward_engine)
                 }
                 _ => engine_name(buffers.engine),
@@ -265,12 +265,14 @@ fn bench_tuned(
         print_spread(client, workload, buffers, args.repeats);
     }
 
-    let phases: [(Phase, Call); 6] = [
+    let phases: [(Phase, Call); 8] = [
         (Phase::Select, Buffers::select),
         (Phase::Lists, Buffers::lists),
         (Phase::Forward, Buffers::forward),
+        (Phase::ForwardResidual, Buffers::forward_with_residual),
         (Phase::EndToEnd, Buffers::end_to_end),
         (Phase::Backward, Buffers::backward),
+        (Phase::BackwardResidual, Buffers::backward_with_residual),
         (
             Phase::BackwardDeterministic,
             Buffers::backward_deterministic,
@@ -278,8 +280,14 @@ fn bench_tuned(
     ];
     for (phase, call) in phases {
         let selects = matches!(phase, Phase::Select | Phase::Lists);
-        if !wanted(phase) || selects && !problem.has_scores {
+        let residual = matches!(phase, Phase::ForwardResidual | Phase::BackwardResidual);
+        let absent =
+            selects && !problem.has_scores || residual && problem.residual_shape().is_none();
+        if !wanted(phase) || absent {
             continue;
+        }
+        if phase == Phase::BackwardResidual {
+            buffers.forward_with_residual(client);
         }
         call(buffers, client);
         sync();

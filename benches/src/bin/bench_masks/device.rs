@@ -112,6 +112,7 @@ impl Calls {
         let (out, lse) = (empty(&q, 2), empty(&q[..3], 4));
         let saved = Saved {
             out: binding(&out, &q),
+            residual: None,
             lse: binding(&lse, &q[..3]),
             grad_out: binding(&upload(&grad_out), &q),
             grad_lse: None,
@@ -206,7 +207,7 @@ impl Calls {
         let out = binding(&self.out, &p.q_shape());
         let lse = binding(&self.lse, &p.lse_shape());
         forward::plan(client, &self.problem, &self.inputs)
-            .and_then(|plan| plan.run(Outputs { out, lse }))
+            .and_then(|plan| plan.run(Outputs::new(out, lse)))
             .expect("a valid call");
     }
 

@@ -5,8 +5,8 @@ use burn::tensor::module::attention;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Device, Tensor, TensorData};
 use flash_dma_cpu::{
-    AttentionError, AttentionOptions, ElementType, Gradients, Inputs, Interval, Problem, Saved,
-    Selection, View,
+    AttentionError, AttentionOptions, ElementType, Gradients, Inputs, Interval, Outputs, Problem,
+    Saved, Selection, View,
 };
 use flash_dma_reference::Rng;
 use std::hint::black_box;
@@ -125,12 +125,14 @@ impl Case {
                 far: None,
             }),
         };
-        flash_dma_cpu::forward(problem, inputs, &mut b.out, &mut b.lse)?;
+        let outputs = Outputs::new(&mut b.out, &mut b.lse);
+        flash_dma_cpu::forward(problem, inputs, outputs)?;
         if !backward {
             return Ok(());
         }
         let saved = Saved {
             out: View::contiguous(&b.out, self.q_shape),
+            residual: None,
             lse: &b.lse,
             grad_out: View::contiguous(&self.grad_out, self.q_shape),
             grad_lse: None,

@@ -1,8 +1,10 @@
 //! Dynamic-mask attention: [`DynamicMaskOps`](crate::ops::DynamicMaskOps).
 
-use super::logits::{Logits, attend, attend_nothing, changes, gradients, is_empty, products};
+use super::logits::{
+    Logits, attend, attend_nothing, changes, gradients, is_empty, products, rounded, with_residual,
+};
 use super::tensors::{axis_pair, bool_dtype, positions_and_keys, zeros};
-use crate::ops::types::{AttentionGrads, OptionalFloat, OptionalInt, Saved, Selection};
+use crate::ops::types::{AttentionGrads, Forwarded, OptionalFloat, OptionalInt, Saved, Selection};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, IntDType, Shape, Slice};
@@ -74,12 +76,32 @@ pub fn forward<B: Backend>(
     problem: Problem,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
     let element: FloatDType = q.dtype().into();
-    let device = q.device();
-    if is_empty(&problem) {
-        return attend_nothing::<B>(&device, element, &problem);
+    rounded::<B>(exact::<B>([q, k, v], selection, &problem), element)
+}
+
+/// See
+/// [`DynamicMaskOps::dynamic_mask_forward_with_residual`](crate::ops::DynamicMaskOps::dynamic_mask_forward_with_residual).
+pub fn forward_with_residual<B: Backend>(
+    q: FloatTensor<B>,
+    k: FloatTensor<B>,
+    v: FloatTensor<B>,
+    selection: Selection<B>,
+    problem: Problem,
+) -> Forwarded<B> {
+    let element: FloatDType = q.dtype().into();
+    with_residual::<B>(exact::<B>([q, k, v], selection, &problem), element)
+}
+
+/// The output in f32, and the LSE.
+fn exact<B: Backend>(
+    [q, k, v]: [FloatTensor<B>; 3],
+    selection: Selection<B>,
+    problem: &Problem,
+) -> (FloatTensor<B>, FloatTensor<B>) {
+    if is_empty(problem) {
+        return attend_nothing::<B>(&q.device(), problem);
     }
-    let logits = logits::<B>(q, k, selection, &problem);
-    attend::<B>(logits, v, element, &problem)
+    attend::<B>(logits::<B>(q, k, selection, problem), v, problem)
 }
 
 /// See [`DynamicMaskOps::dynamic_mask_backward`](crate::ops::DynamicMaskOps::dynamic_mask_backward).

@@ -1,17 +1,16 @@
 //! Dense logits, and the outputs, LSE and gradients that both attention operations compute from them.
 
 use super::tensors::{bool_dtype, to_f32, zeros};
-use crate::ops::types::{OptionalFloat, Saved};
+use crate::ops::types::{Forwarded, OptionalFloat, Saved};
 use burn::backend::tensor::{BoolTensor, FloatTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, Shape};
 use flash_dma_problem::Problem;
 
-/// The output, of type `element`, and the LSE of logits.
+/// The output in f32 and the LSE of logits.
 pub(crate) fn attend<B: Backend>(
     logits: Logits<B>,
     v: FloatTensor<B>,
-    element: FloatDType,
     problem: &Problem,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
     let bools = bool_dtype::<B>(&v.device());
@@ -39,12 +38,52 @@ pub(crate) fn attend<B: Backend>(
     let out = B::float_mask_fill(out, empty, 0.0f32.into());
     debug_assert_eq!(lse.shape(), rows);
     (
-        B::float_cast(
-            B::float_reshape(out, Shape::new(problem.q_shape())),
-            element,
-        ),
+        B::float_reshape(out, Shape::new(problem.q_shape())),
         B::float_reshape(lse, Shape::new(problem.lse_shape())),
     )
+}
+
+/// An output of f32, rounded to `element`, and the LSE.
+pub(crate) fn rounded<B: Backend>(
+    (out, lse): (FloatTensor<B>, FloatTensor<B>),
+    element: FloatDType,
+) -> (FloatTensor<B>, FloatTensor<B>) {
+    (B::float_cast(out, element), lse)
+}
+
+/// The same, and what rounding lost, unless `element` is f32.
+pub(crate) fn with_residual<B: Backend>(
+    (exact, lse): (FloatTensor<B>, FloatTensor<B>),
+    element: FloatDType,
+) -> Forwarded<B> {
+    let out = B::float_cast(exact.clone(), element);
+    let residual = match element {
+        FloatDType::F32 => OptionalFloat::None,
+        _ => {
+            let bools = bool_dtype::<B>(&exact.device());
+            let rounded = B::float_cast(out.clone(), FloatDType::F32);
+            // Beside NaN and infinity, which f16 may round to, there is nothing to add.
+            let size = B::float_abs(rounded.clone());
+            let infinite = B::float_equal_elem(size, f32::INFINITY.into(), bools);
+            let no_number = B::bool_or(infinite, B::float_is_nan(rounded.clone(), bools));
+            let loss = B::float_mask_fill(B::float_sub(exact, rounded), no_number, 0.0f32.into());
+            OptionalFloat::Some(B::float_cast(loss, element))
+        }
+    };
+    Forwarded { out, residual, lse }
+}
+
+/// The output in f32, grouped, with what its rounding lost.
+fn exact_out<B: Backend>(
+    out: FloatTensor<B>,
+    residual: OptionalFloat<B>,
+    problem: &Problem,
+) -> FloatTensor<B> {
+    let grouped = |t| grouped::<B>(to_f32::<B>(t), problem);
+    match residual {
+        OptionalFloat::None => grouped(out),
+        OptionalFloat::Some(residual) => B::float_add(grouped(out), grouped(residual)),
+    }
 }
 
 /// The gradients of q, k, v, in the type of q, and those of the logits, shaped as [`Logits`].
@@ -59,7 +98,8 @@ pub(crate) fn gradients<B: Backend>(
     let rows = logits.row_shape();
     let pairs = logits.logits.shape();
     let grouped = |t| grouped::<B>(to_f32::<B>(t), problem);
-    let (q, out, grad_out) = (grouped(q), grouped(saved.out), grouped(saved.grad_out));
+    let (q, grad_out) = (grouped(q), grouped(saved.grad_out));
+    let out = exact_out::<B>(saved.out, saved.residual, problem);
     let (k, v) = (to_f32::<B>(k), to_f32::<B>(v));
     let lse = B::float_reshape(saved.lse, rows.clone());
 
@@ -113,8 +153,12 @@ pub(crate) fn changes<B: Backend>(
 ) -> FloatTensor<B> {
     let bools = bool_dtype::<B>(&v.device());
     let (rows, pairs) = (logits.row_shape(), logits.logits.shape());
-    let grouped = |t: &FloatTensor<B>| grouped::<B>(to_f32::<B>(t.clone()), problem);
-    let (out, grad_out) = (grouped(&saved.out), grouped(&saved.grad_out));
+    let residual = match &saved.residual {
+        OptionalFloat::None => OptionalFloat::None,
+        OptionalFloat::Some(residual) => OptionalFloat::Some(residual.clone()),
+    };
+    let out = exact_out::<B>(saved.out.clone(), residual, problem);
+    let grad_out = grouped::<B>(to_f32::<B>(saved.grad_out.clone()), problem);
     let lse = B::float_reshape(saved.lse.clone(), rows.clone());
     let empty = B::float_equal_elem(lse.clone(), f32::NEG_INFINITY.into(), bools);
     let alive = B::bool_expand(B::bool_not(empty), pairs);
@@ -235,13 +279,13 @@ pub(crate) fn is_empty(problem: &Problem) -> bool {
     problem.k_len == 0 || problem.q_len == 0 || problem.batch == 0
 }
 
-/// The output, of type `element`, and the LSE of a problem without pairs.
+/// The output in f32 and the LSE of a problem without pairs.
 pub(crate) fn attend_nothing<B: Backend>(
     device: &B::Device,
-    element: FloatDType,
     problem: &Problem,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
     let shape = Shape::new(problem.lse_shape());
     let lse = B::float_full(shape, f32::NEG_INFINITY.into(), device, FloatDType::F32);
-    (zeros::<B>(problem.q_shape(), device, element), lse)
+    let out = zeros::<B>(problem.q_shape(), device, FloatDType::F32);
+    (out, lse)
 }

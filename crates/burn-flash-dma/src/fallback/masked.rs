@@ -1,8 +1,12 @@
 //! Attention under masks and biases: [`MaskedAttentionOps`](crate::ops::MaskedAttentionOps).
 
-use super::logits::{Logits, attend, attend_nothing, gradients, is_empty, products};
+use super::logits::{
+    Logits, attend, attend_nothing, gradients, is_empty, products, rounded, with_residual,
+};
 use super::tensors::{bool_dtype, positions_and_keys, zeros};
-use crate::ops::types::{MaskedGrads, Masking, OptionalFloat, OptionalPlan, PlanTensors, Saved};
+use crate::ops::types::{
+    Forwarded, MaskedGrads, Masking, OptionalFloat, OptionalPlan, PlanTensors, Saved,
+};
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, IntDType, Shape, Slice};
@@ -106,13 +110,34 @@ pub fn forward<B: Backend>(
     masking: Masking<B>,
     problem: MaskedProblem,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
-    let p = &problem.attention;
     let element: FloatDType = q.dtype().into();
-    let device = q.device();
+    rounded::<B>(exact::<B>([q, k, v], masking, &problem), element)
+}
+
+/// See
+/// [`MaskedAttentionOps::masked_attention_forward_with_residual`](crate::ops::MaskedAttentionOps::masked_attention_forward_with_residual).
+pub fn forward_with_residual<B: Backend>(
+    q: FloatTensor<B>,
+    k: FloatTensor<B>,
+    v: FloatTensor<B>,
+    masking: Masking<B>,
+    problem: MaskedProblem,
+) -> Forwarded<B> {
+    let element: FloatDType = q.dtype().into();
+    with_residual::<B>(exact::<B>([q, k, v], masking, &problem), element)
+}
+
+/// The output in f32, and the LSE.
+fn exact<B: Backend>(
+    [q, k, v]: [FloatTensor<B>; 3],
+    masking: Masking<B>,
+    problem: &MaskedProblem,
+) -> (FloatTensor<B>, FloatTensor<B>) {
+    let p = &problem.attention;
     if is_empty(p) {
-        return attend_nothing::<B>(&device, element, p);
+        return attend_nothing::<B>(&q.device(), p);
     }
-    attend::<B>(logits::<B>(q, k, masking, &problem), v, element, p)
+    attend::<B>(logits::<B>(q, k, masking, problem), v, p)
 }
 
 /// See [`MaskedAttentionOps::masked_attention_backward`](crate::ops::MaskedAttentionOps::masked_attention_backward).

@@ -154,7 +154,21 @@ impl<S> Attention<S> {
         self.run(Dispatch::dynamic_mask_forward_with_lse)
     }
 
+    /// What the rounding of the output to 16 bits loses, as autodiff keeps it; `None` for f32. Not differentiable.
+    #[cfg(feature = "testing")]
+    pub(crate) fn try_residual(self) -> Result<Option<Tensor<4>>, AttentionError> {
+        let (call, intervals) = self.call()?;
+        let results = call.run(intervals, Dispatch::dynamic_mask_forward_with_residual)?;
+        Ok(results.residual.into_option().map(Tensor::from_dispatch))
+    }
+
     fn run(self, operation: Operation) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
+        let (call, intervals) = self.call()?;
+        let (out, lse) = call.run(intervals, operation)?;
+        Ok((Tensor::from_dispatch(out), Tensor::from_dispatch(lse)))
+    }
+
+    fn call(self) -> Result<(Call, Option<Intervals>), AttentionError> {
         let options = match &self.intervals {
             None => self.options,
             Some(intervals) => intervals.resolve_window(self.options)?,
@@ -163,7 +177,7 @@ impl<S> Attention<S> {
         if let Some(intervals) = &self.intervals {
             intervals.check(&call.problem, &call.rows[0].device())?;
         }
-        call.run(self.intervals, operation)
+        Ok((call, self.intervals))
     }
 }
 
@@ -203,11 +217,11 @@ impl Call {
     }
 
     /// Makes the intervals unless they are given.
-    fn run(
+    fn run<R>(
         self,
         intervals: Option<Intervals>,
-        operation: Operation,
-    ) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
+        operation: impl FnOnce(Rows, Rows, Rows, Selection<Dispatch>, Problem) -> R,
+    ) -> Result<R, AttentionError> {
         let selection = match self.scores {
             None => Selection::<Dispatch>::All,
             Some(scores) => {
@@ -224,16 +238,17 @@ impl Call {
             }
         };
         let [q, k, v] = self.rows.map(Tensor::into_dispatch);
-        let (out, lse) = operation(q, k, v, selection, self.problem);
-        Ok((Tensor::from_dispatch(out), Tensor::from_dispatch(lse)))
+        Ok(operation(q, k, v, selection, self.problem))
     }
 }
 
-/// One of the two forward operations.
+type Rows = FloatTensor<Dispatch>;
+
+/// One of the two forward operations of users.
 type Operation = fn(
-    FloatTensor<Dispatch>,
-    FloatTensor<Dispatch>,
-    FloatTensor<Dispatch>,
+    Rows,
+    Rows,
+    Rows,
     Selection<Dispatch>,
     Problem,
 ) -> (FloatTensor<Dispatch>, FloatTensor<Dispatch>);

@@ -1,10 +1,10 @@
 //! Dynamic-mask attention.
 
-use super::types::{AttentionGrads, Saved, Selection};
+use super::types::{AttentionGrads, Forwarded, Saved, Selection};
 #[cfg(feature = "fusion")]
 use super::types::{
-    AttentionGradsMetadata, OptionalFloatMetadata, OptionalIntMetadata, SavedMetadata,
-    SelectionMetadata,
+    AttentionGradsMetadata, ForwardedMetadata, OptionalFloatMetadata, OptionalIntMetadata,
+    SavedMetadata, SelectionMetadata,
 };
 use crate::fallback::attention as fallback;
 use burn::backend::tensor::{FloatTensor, IntTensor};
@@ -49,6 +49,19 @@ pub trait DynamicMaskOps: Backend {
         problem: Problem,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         fallback::forward::<Self>(q, k, v, selection, problem)
+    }
+
+    /// The same as [`dynamic_mask_forward`](Self::dynamic_mask_forward), and the residual of `out`: what a backward pass is
+    /// to get, which autodiff therefore calls. Under autodiff itself every result is a constant.
+    #[fusion(meta = forward_with_residual_meta)]
+    fn dynamic_mask_forward_with_residual(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        #[extension_type] selection: Selection<Self>,
+        problem: Problem,
+    ) -> Forwarded<Self> {
+        fallback::forward_with_residual::<Self>(q, k, v, selection, problem)
     }
 
     /// The same as [`dynamic_mask_forward`](Self::dynamic_mask_forward), but with an `lse` that is
@@ -102,6 +115,25 @@ fn forward_meta(
         q.clone(),
         TensorSpec::new(problem.lse_shape().into(), DType::F32),
     )
+}
+
+#[cfg(feature = "fusion")]
+fn forward_with_residual_meta(
+    q: &TensorSpec,
+    k: &TensorSpec,
+    v: &TensorSpec,
+    selection: &SelectionMetadata,
+    problem: &Problem,
+) -> ForwardedMetadata {
+    let (out, lse) = forward_meta(q, k, v, selection, problem);
+    ForwardedMetadata {
+        residual: match problem.residual_shape() {
+            None => OptionalFloatMetadata::None,
+            Some(_) => OptionalFloatMetadata::Some(out.clone()),
+        },
+        out,
+        lse,
+    }
 }
 
 #[cfg(feature = "fusion")]

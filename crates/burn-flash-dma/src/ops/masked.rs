@@ -1,9 +1,10 @@
 //! Attention under a mask and a bias.
 
-use super::types::{MaskedGrads, Masking, PlanTensors, Saved};
+use super::types::{Forwarded, MaskedGrads, Masking, PlanTensors, Saved};
 #[cfg(feature = "fusion")]
 use super::types::{
-    MaskedGradsMetadata, MaskingMetadata, OptionalFloatMetadata, PlanTensorsMetadata, SavedMetadata,
+    ForwardedMetadata, MaskedGradsMetadata, MaskingMetadata, OptionalFloatMetadata,
+    PlanTensorsMetadata, SavedMetadata,
 };
 use crate::fallback::masked as fallback;
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
@@ -57,6 +58,19 @@ pub trait MaskedAttentionOps: Backend {
         problem: MaskedProblem,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         fallback::forward::<Self>(q, k, v, masking, problem)
+    }
+
+    /// The same as [`masked_attention_forward`](Self::masked_attention_forward), and the residual of `out`: what a backward pass is
+    /// to get, which autodiff therefore calls. Under autodiff itself every result is a constant.
+    #[fusion(meta = forward_with_residual_meta)]
+    fn masked_attention_forward_with_residual(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        #[extension_type] masking: Masking<Self>,
+        problem: MaskedProblem,
+    ) -> Forwarded<Self> {
+        fallback::forward_with_residual::<Self>(q, k, v, masking, problem)
     }
 
     /// The same as [`masked_attention_forward`](Self::masked_attention_forward), but with an `lse` that is
@@ -123,6 +137,25 @@ fn forward_meta(
 ) -> (TensorSpec, TensorSpec) {
     let lse = problem.attention.lse_shape();
     (q.clone(), TensorSpec::new(lse.into(), DType::F32))
+}
+
+#[cfg(feature = "fusion")]
+fn forward_with_residual_meta(
+    q: &TensorSpec,
+    k: &TensorSpec,
+    v: &TensorSpec,
+    masking: &MaskingMetadata,
+    problem: &MaskedProblem,
+) -> ForwardedMetadata {
+    let (out, lse) = forward_meta(q, k, v, masking, problem);
+    ForwardedMetadata {
+        residual: match problem.attention.residual_shape() {
+            None => OptionalFloatMetadata::None,
+            Some(_) => OptionalFloatMetadata::Some(out.clone()),
+        },
+        out,
+        lse,
+    }
 }
 
 #[cfg(feature = "fusion")]

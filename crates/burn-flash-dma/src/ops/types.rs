@@ -87,12 +87,29 @@ impl<B: Backend> OptionalInt<B> {
     }
 }
 
+/// The results of the forward pass that the backward pass needs.
+#[derive(ExtensionType, Debug)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct Forwarded<B: Backend> {
+    /// `[batch, q_heads, q_len, head_dim]`, the element type of `q`.
+    pub out: FloatTensor<B>,
+    /// As `out`: what its rounding to 16 bits lost, itself rounded to 16 bits. Present exactly if `out` has 16 bits.
+    #[extension_type]
+    pub residual: OptionalFloat<B>,
+    /// `[batch, q_heads, q_len]`, f32.
+    pub lse: FloatTensor<B>,
+}
+
 /// The results of the forward pass that the backward pass needs, and the incoming gradients.
 #[derive(ExtensionType, Debug)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub struct Saved<B: Backend> {
     /// `[batch, q_heads, q_len, head_dim]`, the element type of `q`.
     pub out: FloatTensor<B>,
+    /// As [`Forwarded::residual`]; absent means zero. Then the gradients of logits, and with them those of scores and
+    /// biases, have the rounding of `out` in them, which adds up over the queries of a key.
+    #[extension_type]
+    pub residual: OptionalFloat<B>,
     /// `[batch, q_heads, q_len]`, f32.
     pub lse: FloatTensor<B>,
     /// `[batch, q_heads, q_len, head_dim]`, the element type of `q`.

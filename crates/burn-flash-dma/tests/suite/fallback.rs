@@ -3,10 +3,13 @@
 use crate::case::{Case, ELEMENTS, Gradients, Tensors, cases, values};
 use crate::values::{ints, oracle_intervals};
 use burn::backend::Flex;
+use burn::backend::tensor::FloatTensor;
 use burn::tensor::{Device, Int, Tensor};
 use burn_flash_dma::fallback::attention as fallback;
-use burn_flash_dma::ops::{DynamicMaskOps, OptionalFloat, OptionalInt, Saved, Selection};
-use burn_flash_dma::{AttentionOptions, ElementType};
+use burn_flash_dma::ops::{
+    DynamicMaskOps, Forwarded, OptionalFloat, OptionalInt, Saved, Selection,
+};
+use burn_flash_dma::{AttentionOptions, ElementType, Problem};
 use flash_dma_reference::compare::{GRADIENT, OUTPUT, compare, compare_lse};
 use flash_dma_reference::{Rng, generate::Scores};
 
@@ -15,6 +18,19 @@ struct Results {
     out: Tensor<4>,
     lse: Tensor<3>,
     grads: Gradients,
+}
+
+fn forward_with_residual(
+    [q, k, v]: [FloatTensor<Flex>; 3],
+    selection: Selection<Flex>,
+    p: Problem,
+    engine: bool,
+) -> Forwarded<Flex> {
+    if engine {
+        Flex::dynamic_mask_forward_with_residual(q, k, v, selection, p)
+    } else {
+        fallback::forward_with_residual::<Flex>(q, k, v, selection, p)
+    }
 }
 
 /// The operations below the `Tensor` API, of the fallback or of Flex's engine.
@@ -40,13 +56,11 @@ fn run(case: &Case, with_lse: bool, engine: bool) -> Results {
             }
         }
     };
-    let (out, lse) = if engine {
-        Flex::dynamic_mask_forward(q.clone(), k.clone(), v.clone(), selection(), p)
-    } else {
-        fallback::forward::<Flex>(q.clone(), k.clone(), v.clone(), selection(), p)
-    };
+    let rows = [&q, &k, &v].map(Clone::clone);
+    let Forwarded { out, residual, lse } = forward_with_residual(rows, selection(), p, engine);
     let saved = Saved {
         out: out.clone(),
+        residual,
         lse: lse.clone(),
         grad_out: primitive(case.grad_out(&device)),
         grad_lse: if with_lse {
@@ -143,9 +157,11 @@ fn rank(case: &Case, more: usize, with_lse: bool, engine: bool) -> Vec<f64> {
     };
     let rows = || (q.clone(), k.clone(), v.clone());
     let (a, b, c) = rows();
-    let (out, lse) = fallback::forward::<Flex>(a, b, c, selection(OptionalInt::None), p);
+    let Forwarded { out, residual, lse } =
+        fallback::forward_with_residual::<Flex>(a, b, c, selection(OptionalInt::None), p);
     let saved = Saved {
         out,
+        residual,
         lse,
         grad_out: primitive(case.grad_out(&device)),
         grad_lse: match with_lse {

@@ -185,6 +185,8 @@ pub(super) struct GradientTile {
     grad_out: Buffer,
     /// `[rows, head_dim]`: the output at first, then the gradient of q.
     dq: Buffer,
+    /// `[rows, head_dim]`: the residual of the output, if there is one.
+    residual: Buffer,
     /// `[rows]`.
     pub(super) lse: Buffer,
     /// `[rows]`: `sum(grad_out * out) - grad_lse`.
@@ -213,6 +215,10 @@ impl GradientTile {
         let q = self.q.get(rows.len() * dim);
         let grad_out = self.grad_out.get(rows.len() * dim);
         let out = self.dq.get(rows.len() * dim);
+        if let Some(residual) = &saved.residual {
+            rows.widen(residual, &mut self.residual);
+            add_scaled(out, 1.0, self.residual.read(rows.len() * dim));
+        }
         let (lse, delta) = (self.lse.get(rows.len()), self.delta.get(rows.len()));
         for r in 0..rows.len() {
             let head = rows.kv_head.batch * problem.q_heads + rows.q_head(r);

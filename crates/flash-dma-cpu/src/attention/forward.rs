@@ -3,6 +3,7 @@
 use super::operands::Operands;
 use super::schedule::{Chunks, key_block, query_tile};
 use super::softmax::SoftmaxBlock;
+use crate::args::Outputs;
 use crate::element::Element;
 use crate::gemm::{Matrix, Product};
 use crate::keys::block::{BlockBuffers, KeyBlock};
@@ -15,20 +16,27 @@ use flash_dma_problem::Problem;
 use rayon::prelude::*;
 
 /// The whole pass, on checked arguments. One task is a chunk of the queries of one key/value head,
-/// with all query heads of its group; it owns their rows of `out` and `lse`.
+/// with all query heads of its group; it owns their rows of the outputs.
 pub(crate) fn forward<E: Element, R: KeyRows<E>>(
     operands: &Operands<'_, E, R>,
-    out: &mut [E],
-    lse: &mut [f32],
+    outputs: Outputs<'_, E>,
 ) {
     let problem = operands.problem;
     let chunks = Chunks::forward(problem);
-    (chunks.split(out, problem.head_dim).into_par_iter())
-        .zip(chunks.split(lse, 1))
+    let outs = chunks.split(outputs.out, problem.head_dim);
+    let residuals: Vec<_> = match outputs.residual {
+        Some(residual) => (chunks.split(residual, problem.head_dim).into_iter())
+            .map(Some)
+            .collect(),
+        None => outs.iter().map(|_| None).collect(),
+    };
+    (outs.into_par_iter())
+        .zip(residuals)
+        .zip(chunks.split(outputs.lse, 1))
         .enumerate()
         .with_max_len(1)
-        .for_each(|(task, (out, lse))| {
-            let outputs = ChunkOutputs { out, lse };
+        .for_each(|(task, ((out, residual), lse))| {
+            let outputs = ChunkOutputs { out, residual, lse };
             attend_chunk(operands, &chunks.rows(task), outputs);
         });
 }
@@ -36,6 +44,7 @@ pub(crate) fn forward<E: Element, R: KeyRows<E>>(
 /// The rows of the outputs that a chunk owns, a slice for each head of the group.
 struct ChunkOutputs<'a, E> {
     out: Vec<&'a mut [E]>,
+    residual: Option<Vec<&'a mut [E]>>,
     lse: Vec<&'a mut [f32]>,
 }
 
@@ -73,6 +82,8 @@ struct OutputTile {
     sum: Buffer,
     /// `[rows, columns]`: logits, then probabilities of one block.
     p: Buffer,
+    /// `[head_dim]`: a rounded row of the output.
+    rounded: Buffer,
 }
 
 impl OutputTile {
@@ -117,7 +128,7 @@ impl OutputTile {
         dim: usize,
         outputs: &mut ChunkOutputs<'_, E>,
     ) {
-        let ChunkOutputs { out, lse } = outputs;
+        let ChunkOutputs { out, residual, lse } = outputs;
         let acc = self.acc.get(rows.len() * dim);
         let (max, sum) = (self.max.read(rows.len()), self.sum.read(rows.len()));
         for (r, acc) in acc.chunks_exact_mut(dim).enumerate() {
@@ -132,7 +143,21 @@ impl OutputTile {
                 }
                 lse[h][i] = max[r] + sum[r].ln();
             }
-            E::round(acc, &mut out[h][i * dim..(i + 1) * dim]);
+            let out = &mut out[h][i * dim..(i + 1) * dim];
+            E::round(acc, out);
+            if let Some(residual) = residual {
+                let rounded = self.rounded.get(dim);
+                E::widen(out, rounded);
+                for (x, rounded) in acc.iter_mut().zip(rounded.iter()) {
+                    // Beside NaN and infinity, which f16 may round to, there is nothing to add.
+                    *x = if rounded.is_finite() {
+                        *x - rounded
+                    } else {
+                        0.0
+                    };
+                }
+                E::round(acc, &mut residual[h][i * dim..(i + 1) * dim]);
+            }
         }
     }
 }

@@ -2,14 +2,6 @@
 
 use flash_dma_problem::{AttentionError, AttentionOptions, DecodeProblem, Problem};
 
-/// Where a decode step writes.
-pub(crate) struct Outputs<'a, E> {
-    /// Contiguous `[batch, q_heads, tokens, head_dim]`.
-    pub(crate) out: &'a mut [E],
-    /// Contiguous `[batch, q_heads, tokens]`.
-    pub(crate) lse: &'a mut [f32],
-}
-
 /// The problem of a forward pass with `len` keys, whose last are the tokens.
 pub(crate) fn forward_problem(
     problem: &DecodeProblem,

@@ -12,12 +12,12 @@ mod tests;
 
 pub use tensors::{Cache, Pages, Slots, SlotsRef, Tokens};
 
+use crate::args::Outputs;
 use crate::check::buffer;
 use crate::element::Element;
 use crate::view::View;
 use chunk::ChunkKeys;
 use flash_dma_problem::{AppendProblem, AttentionError, DecodeProblem, TensorName};
-use forward_problem::Outputs;
 use slots::Placements;
 
 /// Appends tokens to a cache, in place.
@@ -65,7 +65,7 @@ pub fn decode<E: Element>(
     let append = &problem.append;
     check::append(append, &cache, &tokens)?;
     check::decode(problem, &q, out, lse)?;
-    let outputs = Outputs { out, lse };
+    let outputs = Outputs::new(out, lse);
     match cache {
         Cache::Slots(mut slots) => {
             let placements = Placements::new(append, &slots, &tokens);

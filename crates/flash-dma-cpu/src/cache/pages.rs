@@ -1,7 +1,8 @@
 //! Pages: appending to them, and attention over them.
 
-use super::forward_problem::{Outputs, forward_problem};
+use super::forward_problem::forward_problem;
 use super::tensors::{Pages, Tokens};
+use crate::args::Outputs;
 use crate::attention::forward::forward;
 use crate::attention::operands::Operands;
 use crate::element::Element;
@@ -139,7 +140,7 @@ pub(crate) fn attend<E: Element>(
                     bias: scores.map(|scores| Bias::of_scores(&scores, problem.group())),
                 },
             };
-            forward(&operands, out, lse);
+            forward(&operands, Outputs::new(out, lse));
             Ok(())
         })
 }

@@ -1,8 +1,9 @@
 //! Slots: what an append does to them, and attention over them and the new tokens.
 
-use super::forward_problem::{Outputs, forward_problem};
+use super::forward_problem::forward_problem;
 use super::placement::{HeldKeys, Placement, changes};
 use super::tensors::{Slots, Tokens};
+use crate::args::Outputs;
 use crate::attention::forward::forward;
 use crate::attention::operands::Operands;
 use crate::element::Element;
@@ -158,6 +159,6 @@ pub(crate) fn attend<E: Element>(
             bias: Some(Bias::of_scores(&scores, problem.group())),
         },
     };
-    forward(&operands, outputs.out, outputs.lse);
+    forward(&operands, outputs);
     Ok(())
 }

@@ -160,7 +160,7 @@ fn step(
                     far: None,
                 }),
             };
-            crate::forward(&whole, inputs, &mut out, &mut lse).unwrap();
+            crate::forward(&whole, inputs, crate::Outputs::new(&mut out, &mut lse)).unwrap();
             append(&problem, Cache::Slots(state.slots()), tokens).unwrap();
         }
     }

@@ -24,7 +24,7 @@ fn a_bad_argument_is_refused_and_nothing_is_written() {
     };
     let forward_error = |inputs: Inputs<'_, f32>, out_len: usize, lse_len: usize| {
         let (mut out, mut lse) = (vec![7.0; out_len], vec![7.0; lse_len]);
-        let error = forward(&p, inputs, &mut out, &mut lse).unwrap_err();
+        let error = forward(&p, inputs, Outputs::new(&mut out, &mut lse)).unwrap_err();
         assert!(out.iter().chain(&lse).all(|&x| x == 7.0), "{error}");
         error.to_string()
     };
@@ -61,7 +61,7 @@ fn a_bad_argument_is_refused_and_nothing_is_written() {
         v: View::contiguous(&halves[..32], p.kv_shape()),
         selection: good.selection,
     };
-    let error = forward(&p, inputs, &mut halves.clone(), &mut [0.0; 8]).unwrap_err();
+    let error = forward(&p, inputs, Outputs::new(&mut halves.clone(), &mut [0.0; 8])).unwrap_err();
     assert_eq!(error.to_string(), "q must be f32, but is f16");
 
     let (lse, short) = ([0.0f32; 8], [0.0f32; 7]);
@@ -80,6 +80,7 @@ fn a_bad_argument_is_refused_and_nothing_is_written() {
         let mut dz = vec![7.0; dz_len.unwrap_or(0)];
         let saved = Saved {
             out: good.q,
+            residual: None,
             lse: saved_lse,
             grad_out: good.q,
             grad_lse,

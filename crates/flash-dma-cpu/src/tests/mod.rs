@@ -119,7 +119,14 @@ fn engine<E: From32>(
     let nan = E::from32(f32::NAN);
     let mut out = vec![nan; case.q.len()];
     let mut lse = vec![f32::NAN; case.q.len() / p.head_dim];
-    forward(p, inputs, &mut out, &mut lse).unwrap();
+    // Autodiff keeps the residual.
+    let mut residual = p.residual_shape().map(|_| out.clone());
+    let outputs = Outputs {
+        out: &mut out,
+        residual: residual.as_deref_mut(),
+        lse: &mut lse,
+    };
+    forward(p, inputs, outputs).unwrap();
 
     let grad_out = tensor(grad_out, p.q_shape());
     let grad_lse: Option<Vec<f32>> = grad_lse.map(|g| g.iter().map(|&g| g as f32).collect());
@@ -132,6 +139,7 @@ fn engine<E: From32>(
     let mut dz = vec![f32::NAN; scores.as_ref().map_or(0, Vec::len)];
     let saved = Saved {
         out: View::contiguous(&out, p.q_shape()),
+        residual: (residual.as_ref()).map(|residual| View::contiguous(residual, p.q_shape())),
         lse: &lse,
         grad_out: view(&grad_out, p.q_shape()),
         grad_lse: grad_lse.as_deref(),

@@ -18,13 +18,14 @@ pub(crate) struct BoxedRows {
     pub rows: Box<[Vector<f32, Const<2>>]>,
 }
 
-/// `delta = sum over d of grad_out * out, minus grad_lse`: eight lanes per query row.
+/// `delta = sum over d of grad_out * (out + residual), minus grad_lse`: eight lanes per query row.
 ///
-/// `out` and `grad_out` are `[batch, q_heads, q_len, head_dim]`, strides and start at multiples of 16 bytes; `grad_lse`
+/// `out`, `residual` and `grad_out` are `[batch, q_heads, q_len, head_dim]`, strides and start at multiples of 16 bytes; `grad_lse`
 /// and `delta` (overwritten) are contiguous `[batch, q_heads, q_len]`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn delta_mma_kernel<E: Float>(
     out: &Tensor<Segment<E>>,
+    residual: &ComptimeOption<OwnedTensor<Segment<E>>>,
     grad_out: &Tensor<Segment<E>>,
     grad_lse: &ComptimeOption<Box<[f32]>>,
     delta: &mut [f32],
@@ -53,6 +54,21 @@ pub(crate) fn delta_mma_kernel<E: Float>(
                 #[unroll]
                 for e in 0..8usize {
                     sum += o.extract(e) * g.extract(e);
+                }
+                #[comptime]
+                match residual {
+                    ComptimeOption::Some(residual) => {
+                        let at = (batch * residual.stride(0)
+                            + head * residual.stride(1)
+                            + query * residual.stride(2))
+                            / 8;
+                        let r = Vector::<f32, Const<8>>::cast_from(residual[at + segment]);
+                        #[unroll]
+                        for e in 0..8usize {
+                            sum += r.extract(e) * g.extract(e);
+                        }
+                    }
+                    ComptimeOption::None => {}
                 }
             }
         }

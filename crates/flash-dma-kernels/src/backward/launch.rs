@@ -209,9 +209,9 @@ fn zero(client: &Client, problem: &Problem, grads: &Gradients) {
 }
 
 impl Saved {
-    /// Whether the rows of both tensors have the alignment that the tensor-core engines need.
+    /// Whether the rows of its tensors have the alignment that the tensor-core engines need.
     pub(crate) fn rows_are_segments(&self, size: usize) -> bool {
-        let rows = [&self.out, &self.grad_out];
+        let rows = self.typed();
         rows.iter().all(|rows| rows_are_segments(rows, size))
     }
 
@@ -227,7 +227,8 @@ pub(crate) fn launch_delta(client: &Client, problem: &Problem, saved: &Saved) ->
     let rows = problem.lse_shape().iter().product();
     let (cube_count, cube_dim) = one_unit_each(client, rows);
     let size = problem.element.size();
-    let typed = [&saved.out, &saved.grad_out];
+    let typed = saved.typed();
+    let residual = saved.residual.clone().map(TensorBinding::into_tensor_arg);
     let grad_lse = saved.grad_lse.clone().map(TensorBinding::into_tensor_arg);
     // SAFETY: units past the rows return; the buffers were checked to hold what is indexed.
     unsafe {
@@ -238,6 +239,7 @@ pub(crate) fn launch_delta(client: &Client, problem: &Problem, saved: &Saved) ->
             address_type(&typed, size).max(address_type(&[&delta], 4)),
             vector_size(&typed, size),
             saved.out.clone().into_tensor_arg(),
+            residual.into(),
             saved.grad_out.clone().into_tensor_arg(),
             grad_lse.into(),
             delta.clone().into_tensor_arg(),

@@ -11,6 +11,7 @@ use cubecl::client::Client;
 use flash_dma_problem::{AttentionError, AttentionOptions, ElementType, Problem};
 use flash_dma_reference::compare::{Exact, GRADIENT, compare};
 use flash_dma_reference::generate::{Scores, gradients, inputs};
+use flash_dma_reference::round::round;
 use flash_dma_reference::{self as oracle};
 
 const F32: ElementType = ElementType::F32;
@@ -71,6 +72,11 @@ impl Incoming {
             |values: &[f64]| upload(client, values, &p.lse_shape(), F32, Placement::Contiguous);
         Saved {
             out: rows(&self.out),
+            // As the forward pass leaves it.
+            residual: p.residual_shape().map(|_| {
+                let lost = self.out.iter().map(|x| x - round(*x, p.element));
+                rows(&lost.collect::<Vec<_>>())
+            }),
             lse: row(&self.lse),
             grad_out: rows(&self.grad_out),
             grad_lse: self.grad_lse.as_deref().map(row),

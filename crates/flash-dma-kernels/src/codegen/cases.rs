@@ -102,6 +102,17 @@ fn attention() -> Vec<Case> {
     let mut call = Attention::new(128, Bf16, Some(sparse));
     call.k_len = LONG_K_LEN;
     cases.push(call.case("bf16-d128-64bit".into()));
+    for (name, head_dim, element, options) in [
+        ("bf16-d64-residual", 64, Bf16, Some(sparse)),
+        ("bf16-d128-residual", 128, Bf16, Some(sparse)),
+        ("bf16-d256-residual", 256, Bf16, Some(sparse)),
+        ("bf16-d128-dense-residual", 128, Bf16, None),
+        ("f16-d128-residual", 128, F16, Some(sparse)),
+    ] {
+        let mut call = Attention::new(head_dim, element, options);
+        call.residual = true;
+        cases.push(call.case(name.into()));
+    }
     for (name, options) in [
         ("bf16-d128-few", Some(sparse)),
         ("bf16-d128-few-dense", None),
@@ -112,6 +123,11 @@ fn attention() -> Vec<Case> {
             ..Attention::new(128, Bf16, options)
         };
         cases.push(call.case(name.into()));
+        let call = Attention {
+            residual: true,
+            ..call
+        };
+        cases.push(call.case(format!("{name}-residual")));
     }
     for (name, head_dim, element, options) in [
         ("bf16-d32-runners", 32, Bf16, sparse),
@@ -159,6 +175,8 @@ struct Attention {
     options: Option<AttentionOptions>,
     /// Elements between the rows of `k` and `v`.
     row_padding: usize,
+    /// The forward pass writes the residual of `out`, and the backward pass reads it.
+    residual: bool,
     backward: bool,
     /// Whether the LSE has a gradient.
     grad_lse: bool,
@@ -175,6 +193,7 @@ impl Attention {
             k_len: K_LEN,
             options,
             row_padding: 0,
+            residual: false,
             backward: true,
             grad_lse: true,
             runners_up: false,
@@ -231,6 +250,7 @@ impl Attention {
         };
         let saved = Saved {
             out: q(),
+            residual: self.residual.then(q),
             lse: lse.clone(),
             grad_out: q(),
             grad_lse: self.grad_lse.then(|| lse.clone()),
@@ -243,8 +263,12 @@ impl Attention {
             rank: self.runners_up.then(words),
         };
         let call = |engine| {
-            let (out, lse) = (saved.out.clone(), lse.clone());
-            forward::plan_on(engine, client, &problem, &inputs)?.run(Outputs { out, lse })
+            let outputs = Outputs {
+                out: saved.out.clone(),
+                residual: saved.residual.clone(),
+                lse: lse.clone(),
+            };
+            forward::plan_on(engine, client, &problem, &inputs)?.run(outputs)
         };
         call(Engine::Portable).expect("a valid call");
         // Refused if the engine does not support the problem.

@@ -17,7 +17,7 @@ use cubecl::ir::{DeviceProperties, HardwareProperties};
 use cubecl::prelude::*;
 use flash_dma_problem::{AttentionError, Problem};
 
-/// The most buffers of any kernel.
+/// The most buffers of any kernel. A residual is one more, but only calls before a backward pass, which has 13, have it.
 pub(crate) const BINDINGS: u32 = 9;
 
 /// The choices on tensor cores that tests and benchmarks may fix.
@@ -164,7 +164,7 @@ impl Pass for ScoredForward<'_> {
         select_nothing(client, self.problem, &outputs);
     }
 
-    fn launch(&self, client: &Client, config: ConfigOf<Self>, Outputs { out, lse }: Outputs) {
+    fn launch(&self, client: &Client, config: ConfigOf<Self>, outputs: Outputs) {
         let (problem, inputs) = (self.problem, self.inputs);
         let tiles = QueryTiles::new(problem, queries(&config));
         let live =
@@ -172,11 +172,11 @@ impl Pass for ScoredForward<'_> {
         let live = live.as_ref();
         match config {
             Config::Portable(blueprint) => {
-                launch_portable(client, problem, inputs, live, &tiles, &out, &lse, blueprint);
+                launch_portable(client, problem, inputs, live, &tiles, &outputs, blueprint);
             }
             Config::Matrix((blueprint, parts)) => {
                 matrix::launch(
-                    client, problem, inputs, live, &tiles, &out, &lse, blueprint, parts,
+                    client, problem, inputs, live, &tiles, &outputs, blueprint, parts,
                 );
             }
         }
@@ -185,7 +185,9 @@ impl Pass for ScoredForward<'_> {
 
 /// The outputs of queries that select nothing.
 pub(crate) fn select_nothing(client: &Client, problem: &Problem, outputs: &Outputs) {
-    fill(client, &outputs.out, 0.0, elem_type(problem.element));
+    for rows in [&outputs.out].into_iter().chain(&outputs.residual) {
+        fill(client, rows, 0.0, elem_type(problem.element));
+    }
     fill(
         client,
         &outputs.lse,
@@ -200,11 +202,10 @@ fn launch_portable(
     inputs: &Inputs,
     live: Option<&LiveKeys>,
     tiles: &QueryTiles,
-    out: &TensorBinding,
-    lse: &TensorBinding,
+    outputs: &Outputs,
     blueprint: Blueprint,
 ) {
-    let results = [out, lse];
+    let results = outputs.all();
     for_each_slice(client, problem, inputs, live, tiles, &results, |slice| {
         let kernel = PortableLaunch {
             client,
@@ -216,6 +217,6 @@ fn launch_portable(
             bias: None,
             blueprint,
         };
-        kernel.forward(slice.first_tile, slice.tiles, out, lse);
+        kernel.forward(slice.first_tile, slice.tiles, outputs);
     });
 }

@@ -14,7 +14,6 @@ use crate::portable::blueprint::{Blueprint, Kernel};
 use crate::portable::launch::{PortableKeys, PortableLaunch};
 use cubecl::client::Client;
 use cubecl::ir::{DeviceProperties, HardwareProperties};
-use cubecl::prelude::*;
 use flash_dma_problem::{AttentionError, MaskedProblem};
 
 /// The forward pass of a problem with a mask and a bias.
@@ -102,13 +101,13 @@ impl Pass for MaskedForward<'_> {
         select_nothing(client, &self.problem.attention, &outputs);
     }
 
-    fn launch(&self, client: &Client, config: ConfigOf<Self>, Outputs { out, lse }: Outputs) {
+    fn launch(&self, client: &Client, config: ConfigOf<Self>, outputs: Outputs) {
         let (problem, inputs) = (self.problem, self.inputs);
         let p = &problem.attention;
         let tiles = p.q_len.div_ceil(queries(&config));
         match config {
             Config::Portable(blueprint) => {
-                launch_portable(client, problem, inputs, &out, &lse, tiles, blueprint);
+                launch_portable(client, problem, inputs, &outputs, tiles, blueprint);
             }
             Config::Matrix(blueprint) => {
                 let tiles = TileLaunch {
@@ -117,7 +116,11 @@ impl Pass for MaskedForward<'_> {
                     count: tiles,
                 };
                 let rows = [&inputs.q, &inputs.k, &inputs.v].map(Clone::clone);
-                matrix::launch_slice(client, p, rows, tiles, &out, &lse, blueprint, 1);
+                let blueprint = MmaBlueprint {
+                    residual: outputs.residual.is_some(),
+                    ..blueprint
+                };
+                matrix::launch_slice(client, p, rows, tiles, &outputs, blueprint, 1);
             }
         }
     }
@@ -127,8 +130,7 @@ fn launch_portable(
     client: &Client,
     problem: &MaskedProblem,
     inputs: &MaskedInputs,
-    out: &TensorBinding,
-    lse: &TensorBinding,
+    outputs: &Outputs,
     tiles: usize,
     blueprint: Blueprint,
 ) {
@@ -142,5 +144,5 @@ fn launch_portable(
         bias: inputs.bias.as_ref(),
         blueprint,
     };
-    kernel.forward(0, tiles, out, lse);
+    kernel.forward(0, tiles, outputs);
 }

@@ -1,6 +1,6 @@
 //! Host side of the tensor-core forward pass.
 
-use crate::args::{Inputs, scaling};
+use crate::args::{Inputs, Outputs, scaling};
 use crate::forward::merge::merge;
 use crate::forward::mma::forward_mma_kernel;
 use crate::forward::wgmma::forward_wgmma_kernel;
@@ -30,24 +30,27 @@ pub(crate) fn launch(
     inputs: &Inputs,
     live: Option<&LiveKeys>,
     tiles: &QueryTiles,
-    out: &TensorBinding,
-    lse: &TensorBinding,
+    outputs: &Outputs,
     blueprint: MmaBlueprint,
     parts: usize,
 ) {
-    let run = |out: &TensorBinding, lse: &TensorBinding| {
+    let blueprint = MmaBlueprint {
+        residual: outputs.residual.is_some(),
+        ..blueprint
+    };
+    let run = |outputs: &Outputs| {
         launch_parts(
-            client, problem, inputs, live, tiles, out, lse, blueprint, parts,
+            client, problem, inputs, live, tiles, outputs, blueprint, parts,
         );
     };
     if blueprint.split {
         let (out_shape, lse_shape) = part_shapes(problem, parts);
         let part_out = scratch(client, out_shape);
         let part_lse = scratch(client, lse_shape);
-        run(&part_out, &part_lse);
-        merge(client, problem, parts, [part_out, part_lse], out, lse);
+        run(&Outputs::new(part_out.clone(), part_lse.clone()));
+        merge(client, problem, parts, [part_out, part_lse], outputs);
     } else {
-        run(out, lse);
+        run(outputs);
     }
 }
 
@@ -68,20 +71,19 @@ pub(crate) fn workspace(problem: &Problem, blueprint: MmaBlueprint, parts: usize
     of_parts + slice_bytes(problem, blueprint.queries())
 }
 
-/// The part of [`launch`] before merging: `out` (f32 if the blueprint is split) and `lse` have the parts as a first
-/// axis.
+/// The part of [`launch`] before merging: if the blueprint is split, the outputs are f32 without a residual and have the
+/// parts as a first axis.
 fn launch_parts(
     client: &Client,
     problem: &Problem,
     inputs: &Inputs,
     live: Option<&LiveKeys>,
     tiles: &QueryTiles,
-    out: &TensorBinding,
-    lse: &TensorBinding,
+    outputs: &Outputs,
     blueprint: MmaBlueprint,
     parts: usize,
 ) {
-    let results = [out, lse];
+    let results = outputs.all();
     for_each_slice(client, problem, inputs, live, tiles, &results, |slice| {
         let Inputs { q, k, v, .. } = inputs.clone();
         launch_slice(
@@ -89,8 +91,7 @@ fn launch_parts(
             problem,
             [q, k, v],
             slice.into(),
-            out,
-            lse,
+            outputs,
             blueprint,
             parts,
         );
@@ -103,21 +104,21 @@ pub(crate) fn launch_slice(
     problem: &Problem,
     [q, k, v]: [TensorBinding; 3],
     tiles: TileLaunch,
-    out: &TensorBinding,
-    lse: &TensorBinding,
+    outputs: &Outputs,
     blueprint: MmaBlueprint,
     parts: usize,
 ) {
+    let Outputs { out, residual, lse } = outputs.clone();
     let output = if blueprint.split {
         f32::elem_type_native()
     } else {
         elem_type(problem.element)
     };
     let head_groups = (problem.batch * problem.q_heads / blueprint.heads) as u32;
-    let words: Vec<_> = tiles.source.all().chain([lse]).collect();
+    let words: Vec<_> = tiles.source.all().chain([&lse]).collect();
     let address = address_type(&[&q, &k, &v], problem.element.size())
         .max(address_type(&words, 4))
-        .max(address_type(&[out], output.size()));
+        .max(address_type(&[&out], output.size()));
     // One argument list, because both kernels take the same arguments.
     macro_rules! launch {
     ($kernel:ident, $blueprint:expr) => {
@@ -135,7 +136,11 @@ pub(crate) fn launch_slice(
                         v.into_tensor_arg(),
                     ),
                     tiles.source.into_query_tiles(),
-                    OutputsLaunch::new(out.clone().into_buffer_arg(), lse.clone().into_buffer_arg()),
+                    OutputsLaunch::new(
+                        out.into_buffer_arg(),
+                        residual.map(TensorBinding::into_buffer_arg).into(),
+                        lse.into_buffer_arg(),
+                    ),
                     scaling(problem.scale, problem.softcap),
                     LaunchedTilesLaunch::new(tiles.first as u32, tiles.count as u32),
                     $blueprint,

@@ -1,7 +1,9 @@
 //! Merges the outputs of parts of the keys.
 
+use crate::args::Outputs;
 use crate::host::check::{address_type, elem_type};
 use crate::host::scratch::one_unit_each;
+use crate::math::rounding_loss;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::Problem;
@@ -15,12 +17,14 @@ use flash_dma_problem::Problem;
 /// | `part_out` | contiguous `[parts, rows, 2 * pairs]`, each row of a part divided by that part's own sum |
 /// | `part_lse` | contiguous `[parts, rows]`, -inf where a row attends to none of the part's keys |
 /// | `out` | contiguous `[rows, 2 * pairs]`, overwritten |
+/// | `residual` | as `out`: what its rounding loses |
 /// | `lse` | contiguous `[rows]`, overwritten |
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn merge_kernel<E: Float>(
     part_out: &[Vector<f32, Const<2>>],
     part_lse: &[f32],
     out: &mut [Vector<E, Const<2>>],
+    residual: &mut ComptimeOption<Box<[Vector<E, Const<2>>]>>,
     lse: &mut [f32],
     parts: usize,
     rows: usize,
@@ -53,37 +57,53 @@ fn merge_kernel<E: Float>(
         result = value / Vector::new(sum);
     }
     out[at] = Vector::cast_from(result);
+    #[comptime]
+    match residual {
+        ComptimeOption::Some(residual) => {
+            let mut loss = Vector::<f32, Const<2>>::new(0.0f32);
+            #[unroll]
+            for e in 0..2usize {
+                loss.insert(e, rounding_loss::<E>(result.extract(e)));
+            }
+            residual[at] = Vector::cast_from(loss);
+        }
+        ComptimeOption::None => {}
+    }
     if column == 0 {
         lse[row] = select(empty, none, reference + sum.ln());
     }
 }
 
 /// Combines `parts` outputs of the queries of `problem`, `part_out` (`[parts, batch, q_heads, q_len, head_dim]`)
-/// and `part_lse` (`[parts, batch, q_heads, q_len]`), into `out` and `lse`. The head dimension must be even;
-/// all buffers are contiguous, the first two and `lse` f32.
+/// and `part_lse` (`[parts, batch, q_heads, q_len]`), into `outputs`. The head dimension must be even; all buffers are
+/// contiguous, the first two and the LSE f32.
 pub(crate) fn merge(
     client: &Client,
     problem: &Problem,
     parts: usize,
     [part_out, part_lse]: [TensorBinding; 2],
-    out: &TensorBinding,
-    lse: &TensorBinding,
+    outputs: &Outputs,
 ) {
+    let Outputs { out, residual, lse } = outputs.clone();
     let rows = problem.batch * problem.q_heads * problem.q_len;
     let pairs = problem.head_dim / 2;
     let (cubes, cube_dim) = one_unit_each(client, rows * pairs);
-    let address = address_type(&[out], problem.element.size());
+    let address = address_type(&[&out], problem.element.size());
     // SAFETY: units past the outputs return; the parts hold `parts` times the rows of the outputs.
     unsafe {
         merge_kernel::launch_unchecked(
             client,
             cubes,
             cube_dim,
-            address.max(address_type(&[&part_out, &part_lse, lse], size_of::<f32>())),
+            address.max(address_type(
+                &[&part_out, &part_lse, &lse],
+                size_of::<f32>(),
+            )),
             part_out.into_buffer_arg(),
             part_lse.into_buffer_arg(),
-            out.clone().into_buffer_arg(),
-            lse.clone().into_buffer_arg(),
+            out.into_buffer_arg(),
+            residual.map(TensorBinding::into_buffer_arg).into(),
+            lse.into_buffer_arg(),
             parts,
             rows,
             pairs,

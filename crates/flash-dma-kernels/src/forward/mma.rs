@@ -1,6 +1,7 @@
 //! Forward attention on tensor cores: `mma.sync` over key tiles that `cp.async` gathers.
 
 use crate::args::Scaling;
+use crate::math::rounding_loss;
 use crate::matrix::args::{KeySource, LaunchedTiles, Operands, Outputs};
 use crate::matrix::attended::AttendedKeys;
 use crate::matrix::blueprint::MmaBlueprint;
@@ -31,6 +32,7 @@ use cubecl::prelude::*;
 /// | `operands.k`, `operands.v` | `[batch, kv_heads, k_len, head_dim]`, strides and begin in steps of 16 bytes |
 /// | `source` | which keys, and what is added to their logits: [`KeySource`] |
 /// | `outputs.out` | contiguous `[batch, q_heads, q_len, head_dim]`, overwritten |
+/// | `outputs.residual` | as `out`; absent unless `bp.residual`, and if `bp.split` |
 /// | `outputs.lse` | contiguous `[batch, q_heads, q_len]`, overwritten |
 ///
 /// If `bp.split`, `CUBE_COUNT_Z` cubes share a tile. Each owns a part of its key tiles and writes the output
@@ -124,7 +126,7 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
                     boundary,
                 );
             }
-            if softmax.outgrown(&mut maxima) {
+            if softmax.outgrown(&mut maxima, bp.residual) {
                 let factors = softmax.rescale(&maxima);
                 scale_rows(&mut acc, factors.upper, factors.lower, segments);
             }
@@ -159,12 +161,45 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
                 Vector::cast_from(acc[c][1]);
         }
     }
+    #[comptime]
+    match &mut outputs.residual {
+        ComptimeOption::Some(residual) => write_residual::<O, NC>(residual, &acc, &to, bp),
+        ComptimeOption::None => {}
+    }
     sums.write_lse(&to, &mut outputs.lse);
     sync_cube();
     if not_finite[0] == 1u32 && (UNIT_POS as usize) < comptime!(bp.tile_rows()) {
         add_not_finite::<E, O, Const<2>>(
             operands, source, outputs, &attended, full_tiles, first_head, 2usize,
         );
+    }
+}
+
+/// Writes what the rounding of both rows of `acc` loses.
+#[cube]
+fn write_residual<O: Float, NC: Size>(
+    residual: &mut [Vector<O, Const<2>>],
+    acc: &Accumulators<NC>,
+    to: &OutputRows,
+    #[comptime] bp: MmaBlueprint,
+) {
+    let quad = UNIT_POS_X as usize % 4;
+    #[unroll]
+    for c in 0..comptime!(bp.segments()) {
+        let at = comptime!(c * 4);
+        let mut upper = acc[c][0];
+        let mut lower = acc[c][1];
+        #[unroll]
+        for e in 0..2usize {
+            upper.insert(e, rounding_loss::<O>(upper.extract(e)));
+            lower.insert(e, rounding_loss::<O>(lower.extract(e)));
+        }
+        if to.has_upper {
+            residual[to.upper * comptime!(bp.head_dim / 2) + at + quad] = Vector::cast_from(upper);
+        }
+        if to.has_lower {
+            residual[to.lower * comptime!(bp.head_dim / 2) + at + quad] = Vector::cast_from(lower);
+        }
     }
 }
 

@@ -151,6 +151,7 @@ mod tests {
             pattern: Pattern::scored_if(window.is_some()),
             softcap: false,
             split: false,
+            residual: false,
         };
         let (blueprint, parts) = smallest.split(&problem, PROCESSORS, SHARED);
         assert_eq!(blueprint.split, parts > 1);

@@ -17,7 +17,7 @@ const F32: ElementType = ElementType::F32;
 
 fn forward(p: &Problem, given: &Inputs, out: &Output, lse: &Output) -> Result<(), AttentionError> {
     let (out, lse) = (out.binding(), lse.binding());
-    plan(&client(), p, given)?.run(Outputs { out, lse })
+    plan(&client(), p, given)?.run(Outputs::new(out, lse))
 }
 
 /// Runs the kernel (with a forced blueprint, if any) and compares output and LSE with the oracle.
@@ -37,7 +37,7 @@ fn check(inputs: &oracle::Inputs, placement: Placement, blueprint: Option<Bluepr
             let config = Config::Portable(blueprint);
             let (out, lse) = (out.binding(), lse.binding());
             Plan::with(&client, Engine::Portable, config, pass)
-                .and_then(|plan| plan.run(Outputs { out, lse }))
+                .and_then(|plan| plan.run(Outputs::new(out, lse)))
                 .unwrap();
         }
     }
@@ -217,15 +217,14 @@ fn merged_parts_are_weighted_by_their_lse() {
         ];
         let merged = Output::new(&client, &p.q_shape(), element);
         let merged_lse = Output::new(&client, &p.lse_shape(), F32);
-        merge(
-            &client,
-            &p,
-            parts,
-            given,
-            &merged.binding(),
-            &merged_lse.binding(),
-        );
+        let residual = (p.residual_shape()).map(|shape| Output::new(&client, &shape, element));
+        let outputs = Outputs {
+            residual: residual.as_ref().map(Output::binding),
+            ..Outputs::new(merged.binding(), merged_lse.binding())
+        };
+        merge(&client, &p, parts, given, &outputs);
         let (merged, merged_lse) = (merged.read(&client), merged_lse.read(&client));
+        let residual = residual.map(|residual| residual.read(&client));
         for row in 0..rows {
             let weights: Vec<f64> = (0..parts)
                 .map(|part| lse[part * rows + row].exp())
@@ -246,6 +245,10 @@ fn merged_parts_are_weighted_by_their_lse() {
                 };
                 let rounding = if element == F32 { 1e-6 } else { 4e-3 };
                 close(merged[row * dim + d], want, 1e-6 + rounding * want.abs());
+                if let Some(residual) = &residual {
+                    let both = merged[row * dim + d] + residual[row * dim + d];
+                    close(both, want, 1e-6 + rounding * rounding * want.abs());
+                }
             }
         }
     }
@@ -294,10 +297,7 @@ fn what_does_not_fit_is_refused_before_anything_is_written() {
     let mut strided = out.binding();
     strided.strides[1] = 48;
     let given = upload_inputs(&client, &inputs, Placement::Contiguous);
-    let outputs = Outputs {
-        out: strided,
-        lse: lse.binding(),
-    };
+    let outputs = Outputs::new(strided, lse.binding());
     let error = (plan(&client, &p, &given).and_then(|plan| plan.run(outputs))).unwrap_err();
     assert!(matches!(error, AttentionError::Strides { .. }), "{error}");
 

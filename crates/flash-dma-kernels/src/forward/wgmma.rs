@@ -1,6 +1,7 @@
 //! Forward attention on Hopper's tensor cores: `wgmma` over key tiles that `cp.async` gathers.
 
 use crate::args::Scaling;
+use crate::math::rounding_loss;
 use crate::matrix::args::{KeySource, LaunchedTiles, Operands, Outputs};
 use crate::matrix::attended::AttendedKeys;
 use crate::matrix::blueprint::MmaBlueprint;
@@ -10,7 +11,7 @@ use crate::matrix::query_tile::{
     CubeTile, OutputRows, RowPair, copy_queries, first_output_head, write_row,
 };
 use crate::matrix::repair::{add_not_finite, zero_not_finite};
-use crate::matrix::softmax::{OnlineSoftmax, PerRow};
+use crate::matrix::softmax::{OnlineSoftmax, PerRow, RowSum};
 use crate::matrix::stages::Stages;
 use crate::matrix::tile_keys::TileKeys;
 use crate::matrix::wgmma::panel::{Panels, publish};
@@ -127,7 +128,7 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
         );
         let mut maxima = softmax.maxima();
         maxima.raise_to::<NS>(&s, key_tile);
-        if softmax.outgrown(&mut maxima) {
+        if softmax.outgrown(&mut maxima, bp.residual) {
             let factors = softmax.rescale(&maxima);
             scale_output::<NO>(&mut acc, &factors, bp);
         }
@@ -158,12 +159,50 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
         let empty = sums.lower.empty;
         write_row::<O, NO>(&mut outputs.out, &acc, at, factor1, empty, 1usize, bp);
     }
+    #[comptime]
+    match &mut outputs.residual {
+        ComptimeOption::Some(residual) => {
+            if to.has_upper {
+                let at = to.upper * comptime!(bp.head_dim / 2) + quad;
+                write_residual::<O, NO>(residual, &acc, at, &sums.upper, 0usize, bp);
+            }
+            if to.has_lower {
+                let at = to.lower * comptime!(bp.head_dim / 2) + quad;
+                write_residual::<O, NO>(residual, &acc, at, &sums.lower, 1usize, bp);
+            }
+        }
+        ComptimeOption::None => {}
+    }
     sums.write_lse(&to, &mut outputs.lse);
     sync_cube();
     if not_finite[0] == 1u32 && (UNIT_POS as usize) < comptime!(bp.tile_rows()) {
         add_not_finite::<E, O, Const<8>>(
             operands, source, outputs, &attended, full_tiles, first_head, 8usize,
         );
+    }
+}
+
+/// Writes what rounding loses of one of the two rows, as [`write_row`] writes it.
+#[cube]
+fn write_residual<O: Float, N: Size>(
+    to: &mut [Vector<O, Const<2>>],
+    acc: &Vector<f32, N>,
+    at: usize,
+    sum: &RowSum,
+    #[comptime] lower: usize,
+    #[comptime] bp: MmaBlueprint,
+) {
+    let (factor, empty) = (sum.inverse(), sum.empty);
+    #[unroll]
+    for c in 0..comptime!(bp.segments()) {
+        let mut pair = Vector::<f32, Const<2>>::new(0.0f32);
+        #[unroll]
+        for e in 0..2usize {
+            let x: f32 = acc.extract(comptime!(c * 4 + lower * 2 + e));
+            let loss = rounding_loss::<O>(x * factor);
+            pair.insert(e, select(empty, 0.0f32, loss));
+        }
+        to[at + comptime!(c * 4)] = Vector::cast_from(pair);
     }
 }
 

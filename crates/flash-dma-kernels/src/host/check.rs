@@ -110,8 +110,22 @@ impl Selection {
     }
 }
 
+/// Checks the residual of `out`, if there is one.
+fn check_residual(
+    problem: &Problem,
+    residual: Option<&TensorBinding>,
+    layout: Layout,
+) -> Result<(), AttentionError> {
+    let Some(residual) = residual else {
+        return Ok(());
+    };
+    let shape = problem.residual_shape().ok_or(AttentionError::Residual)?;
+    let size = problem.element.size();
+    check_tensor(TensorName::Residual, residual, &shape, size, layout)
+}
+
 impl Outputs {
-    /// Checks both outputs against the problem.
+    /// Checks every output against the problem.
     pub(crate) fn check(&self, problem: &Problem) -> Result<(), AttentionError> {
         let (size, rows, lse) = (
             problem.element.size(),
@@ -119,6 +133,7 @@ impl Outputs {
             problem.lse_shape(),
         );
         check_tensor(TensorName::Out, &self.out, &rows, size, Layout::Contiguous)?;
+        check_residual(problem, self.residual.as_ref(), Layout::Contiguous)?;
         check_tensor(TensorName::Lse, &self.lse, &lse, 4, Layout::Contiguous)
     }
 }
@@ -132,6 +147,7 @@ impl Saved {
             problem.lse_shape(),
         );
         check_tensor(TensorName::Out, &self.out, &rows, size, Layout::Strided)?;
+        check_residual(problem, self.residual.as_ref(), Layout::Strided)?;
         check_tensor(TensorName::Lse, &self.lse, &lse, 4, Layout::Contiguous)?;
         check_tensor(
             TensorName::GradOut,

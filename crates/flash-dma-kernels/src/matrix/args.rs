@@ -53,11 +53,13 @@ pub(crate) struct PlannedKeys {
     pub counts: OwnedTensor<u32>,
 }
 
-/// What a forward kernel writes. Both are overwritten.
+/// What a forward kernel writes. All are overwritten.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct Outputs<O: Float> {
     /// Contiguous `[batch, q_heads, q_len, head_dim]`.
     pub out: Box<[Vector<O, Const<2>>]>,
+    /// As `out`: what its rounding lost.
+    pub residual: ComptimeOption<Box<[Vector<O, Const<2>>]>>,
     /// Contiguous `[batch, q_heads, q_len]`.
     pub lse: Box<[f32]>,
 }

@@ -33,6 +33,10 @@ pub(crate) struct MmaBlueprint {
     pub softcap: bool,
     /// Several cubes share a query tile, each with a part of its keys.
     pub split: bool,
+    /// The residual of the output is wanted, from this kernel or, if `split`, from the one that merges the parts. Then
+    /// the greatest probability of a row is exactly 1: rounding it for the product with V would lose as much as
+    /// rounding the output.
+    pub residual: bool,
 }
 
 /// CubeCL's name of the devices that have `wgmma`, which exists on sm_90 only.
@@ -96,6 +100,7 @@ impl MmaBlueprint {
             pattern: Pattern::scored(problem),
             softcap: problem.softcap.is_some(),
             split: false,
+            residual: false,
         };
         let full = with(8);
         let cubes =
@@ -151,6 +156,7 @@ impl MmaBlueprint {
             pattern: Pattern::scored(problem),
             softcap: problem.softcap.is_some(),
             split: false,
+            residual: false,
         };
         let processors = properties
             .hardware

@@ -82,11 +82,12 @@ impl OnlineSoftmax {
     }
 
     /// Shares the maxima of a tile among the lanes of a row, and returns whether those of any row of the warp rose so
-    /// far that all its rows are to be rescaled.
-    pub(crate) fn outgrown(&self, maxima: &mut PerRow) -> bool {
+    /// far that all its rows are to be rescaled; if `exact`, whether they rose.
+    pub(crate) fn outgrown(&self, maxima: &mut PerRow, #[comptime] exact: bool) -> bool {
+        let slack = comptime!(if exact { 0.0 } else { SLACK });
         maxima.upper = quad_max(maxima.upper);
         maxima.lower = quad_max(maxima.lower);
-        any_lane(maxima.upper > self.max0 + SLACK || maxima.lower > self.max1 + SLACK)
+        any_lane(maxima.upper > self.max0 + slack || maxima.lower > self.max1 + slack)
     }
 
     /// Makes the maxima of a tile the references, and returns the factors of the accumulators. A row that has seen no

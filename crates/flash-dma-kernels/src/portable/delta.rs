@@ -2,13 +2,14 @@
 
 use cubecl::prelude::*;
 
-/// `delta = sum over d of grad_out * out, minus grad_lse`: one unit per query row.
+/// `delta = sum over d of grad_out * (out + residual), minus grad_lse`: one unit per query row.
 ///
-/// `out` and `grad_out` are `[batch, q_heads, q_len, head_dim]` with any strides and a contiguous last
+/// `out`, `residual` and `grad_out` are `[batch, q_heads, q_len, head_dim]` with any strides and a contiguous last
 /// axis; `grad_lse` and `delta` (overwritten) are contiguous `[batch, q_heads, q_len]`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn delta_kernel<F: Float, N: Size>(
     out: &Tensor<Vector<F, N>>,
+    residual: &ComptimeOption<OwnedTensor<Vector<F, N>>>,
     grad_out: &Tensor<Vector<F, N>>,
     grad_lse: &ComptimeOption<OwnedTensor<f32>>,
     delta: &mut Tensor<f32>,
@@ -33,6 +34,21 @@ pub(crate) fn delta_kernel<F: Float, N: Size>(
         #[unroll]
         for e in 0..size {
             sum += f32::cast_from(o.extract(e)) * f32::cast_from(g.extract(e));
+        }
+        #[comptime]
+        match residual {
+            ComptimeOption::Some(residual) => {
+                let at = (batch * residual.stride(0)
+                    + head * residual.stride(1)
+                    + query * residual.stride(2))
+                    / size;
+                let r = residual[at + vector];
+                #[unroll]
+                for e in 0..size {
+                    sum += f32::cast_from(r.extract(e)) * f32::cast_from(g.extract(e));
+                }
+            }
+            ComptimeOption::None => {}
         }
     }
     #[comptime]

@@ -18,6 +18,7 @@ use cubecl::prelude::*;
 /// | `keys` | nothing, [`ListedIntervals`], or a [`TilePlan`](crate::portable::args::TilePlan) |
 /// | `bias` | f32, broadcasts to the logits, any strides; none with intervals, whose scores are biases |
 /// | `out` | contiguous `[batch, q_heads, q_len, head_dim]`, overwritten |
+/// | `residual` | as `out`: what its rounding loses |
 /// | `lse` | contiguous `[batch, q_heads, q_len]`, overwritten |
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn forward_kernel<F: Float, N: Size>(
@@ -25,6 +26,7 @@ pub(crate) fn forward_kernel<F: Float, N: Size>(
     keys: &Keys<ListedIntervals>,
     bias: &PairBiasArg,
     out: &mut Tensor<Vector<F, N>>,
+    residual: &mut ComptimeOption<OwnedTensor<Vector<F, N>>>,
     lse: &mut Tensor<f32>,
     scaling: &Scaling,
     first_tile: usize,
@@ -77,4 +79,11 @@ pub(crate) fn forward_kernel<F: Float, N: Size>(
     }
     softmax.finish(bp);
     softmax.store::<F, N>(out, lse, &queries, bp);
+    #[comptime]
+    match residual {
+        ComptimeOption::Some(residual) => {
+            softmax.store_residual::<F, N>(residual, &queries, bp);
+        }
+        ComptimeOption::None => {}
+    }
 }

@@ -1,6 +1,6 @@
 //! Launches of the portable kernels, the same for every pattern.
 
-use crate::args::scaling;
+use crate::args::{Outputs, scaling};
 use crate::host::check::{address_type, elem_type, vector_size};
 use crate::pattern::intervals::runners::RunnersUp;
 use crate::pattern::mask::args::MaskBits;
@@ -111,27 +111,24 @@ fn tile_plan(plan: &MaskBits) -> TilePlanLaunch {
 
 impl PortableLaunch<'_> {
     /// Launches [`forward_kernel`] for `tiles` query tiles from `first_tile` on.
-    pub(crate) fn forward(
-        &self,
-        first_tile: usize,
-        tiles: usize,
-        out: &TensorBinding,
-        lse: &TensorBinding,
-    ) {
+    pub(crate) fn forward(&self, first_tile: usize, tiles: usize, outputs: &Outputs) {
         let p = self.problem;
+        let Outputs { out, residual, lse } = outputs.clone();
+        let typed: Vec<_> = [&out].into_iter().chain(&residual).collect();
         // SAFETY: every buffer was checked to hold the shape and strides that the kernel indexes by.
         unsafe {
             forward_kernel::launch_unchecked(
                 self.client,
                 cubes([tiles, p.q_heads, p.batch]),
                 self.blueprint.cube_dim(),
-                self.address_type(&[out], &[lse]),
-                self.vector_size(&[out]),
+                self.address_type(&typed, &[&lse]),
+                self.vector_size(&typed),
                 self.operands(),
                 self.keys.listed(),
                 self.bias().into(),
-                out.clone().into_tensor_arg(),
-                lse.clone().into_tensor_arg(),
+                out.into_tensor_arg(),
+                residual.map(TensorBinding::into_tensor_arg).into(),
+                lse.into_tensor_arg(),
                 scaling(p.scale, p.softcap),
                 first_tile,
                 self.blueprint,

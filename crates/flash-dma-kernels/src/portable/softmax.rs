@@ -2,6 +2,7 @@
 
 use crate::args::Scaling;
 use crate::finite::negative_infinity;
+use crate::math::rounding_loss;
 use crate::portable::blueprint::{Blueprint, LANES};
 use crate::portable::memory::{NotFinite, Row4, TileRows, shared_weights, store_tile};
 use crate::portable::product::{accumulate, accumulate_selected, products};
@@ -201,5 +202,24 @@ impl OnlineSoftmax {
                 }
             }
         }
+    }
+
+    /// Writes what the rounding of the finished rows loses, as [`store`](Self::store) writes these. Ends them.
+    pub(crate) fn store_residual<F: Float, N: Size>(
+        &mut self,
+        residual: &mut Tensor<Vector<F, N>>,
+        to: &TileRows,
+        #[comptime] bp: Blueprint,
+    ) {
+        #[unroll(bp.unroll())]
+        for n in 0..comptime!(bp.micro.outer * bp.unit_vectors()) {
+            let mut value = self.acc[n];
+            #[unroll]
+            for e in 0..LANES {
+                value.insert(e, rounding_loss::<F>(value.extract(e)));
+            }
+            self.acc[n] = value;
+        }
+        store_tile::<F, N>(residual, to, &self.acc, bp);
     }
 }

@@ -222,7 +222,7 @@ impl<'a, E: Host + Element> Held<'a, E> {
                 far: None,
             }),
         };
-        engine::forward(&problem, inputs, &mut out, &mut lse)?;
+        engine::forward(&problem, inputs, engine::Outputs::new(&mut out, &mut lse))?;
         self.append(part)?;
         Ok((out, lse))
     }

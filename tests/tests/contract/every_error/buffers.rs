@@ -51,6 +51,7 @@ fn backward_with(scores: bool, gradient: bool, rank: bool) -> Result<(), Attenti
     };
     let saved = cpu::Saved {
         out: rows,
+        residual: None,
         lse: &one,
         grad_out: rows,
         grad_lse: None,
@@ -64,6 +65,29 @@ fn backward_with(scores: bool, gradient: bool, rank: bool) -> Result<(), Attenti
         rank: rank.then_some(&mut of_rank),
     };
     cpu::backward(&problem, inputs, saved, grads)
+}
+
+/// A residual of outputs of f32, of the CPU engine and of the kernels.
+pub fn a_residual_of_f32() -> Result<(), AttentionError> {
+    let shape = [1, 1, 1, 8];
+    let problem = Problem::new(&shape, &shape, &shape, None, ElementType::F32, &causal())?;
+    let (row, mut out, mut residual, mut lse) = ([0.0f32; 8], [7.0; 8], [7.0; 8], [7.0]);
+    let rows = View::contiguous(&row, shape);
+    let inputs = cpu::Inputs {
+        q: rows,
+        k: rows,
+        v: rows,
+        selection: None,
+    };
+    let outputs = cpu::Outputs {
+        out: &mut out,
+        residual: Some(&mut residual),
+        lse: &mut lse,
+    };
+    let refused = cpu::forward(&problem, inputs, outputs);
+    assert_eq!((out, residual, lse), ([7.0; 8], [7.0; 8], [7.0]));
+    assert_eq!(kernels::residual(), refused);
+    refused
 }
 
 pub fn a_gradient_of_no_bias() -> Result<(), AttentionError> {
@@ -88,6 +112,7 @@ pub fn a_gradient_of_no_bias() -> Result<(), AttentionError> {
     };
     let saved = cpu::Saved {
         out: rows,
+        residual: None,
         lse: &one,
         grad_out: rows,
         grad_lse: None,
@@ -105,12 +130,39 @@ pub fn a_gradient_of_no_bias() -> Result<(), AttentionError> {
 /// The kernels on CubeCL's CPU runtime.
 mod kernels {
     use super::{AttentionError, ElementType, Problem, causal};
+    use cubecl::client::Client;
     use cubecl::prelude::TensorBinding;
     use cubecl::server::Handle;
     use flash_dma_kernels as engine;
 
     pub fn run(engine: engine::Engine) -> Result<(), AttentionError> {
-        let client = cubecl::Device::cpu().expect("the build has it").client();
+        let client = client();
+        let (problem, inputs, [out, lse]) = call(&client)?;
+        let plan = engine::forward::plan_on(engine, &client, &problem, &inputs)?;
+        plan.run(outputs(&out, &lse))?;
+        // Memory that nothing has ever written.
+        let unwritten = client.empty(1 << 60);
+        engine::check(&client, "this test", [&out, &lse])?;
+        engine::check(&client, "this test", [&unwritten])
+    }
+
+    pub fn residual() -> Result<(), AttentionError> {
+        let client = client();
+        let (problem, inputs, [out, lse]) = call(&client)?;
+        let outputs = outputs(&out, &lse);
+        let outputs = engine::Outputs {
+            residual: Some(outputs.out.clone()),
+            ..outputs
+        };
+        engine::forward::plan(&client, &problem, &inputs)?.run(outputs)
+    }
+
+    fn client() -> Client {
+        cubecl::Device::cpu().expect("the build has it").client()
+    }
+
+    /// A call of one key.
+    fn call(client: &Client) -> Result<(Problem, engine::Inputs, [Handle; 2]), AttentionError> {
         let shape = [1, 1, 1, 8];
         let problem = Problem::new(&shape, &shape, &shape, None, ElementType::F32, &causal())?;
         let rows = |handle: &Handle| binding(handle, &[8, 8, 8, 1], &shape);
@@ -121,16 +173,12 @@ mod kernels {
             v: q,
             selection: None,
         };
-        let [out, lse] = [(); 2].map(|()| client.empty(32));
-        let outputs = engine::Outputs {
-            out: rows(&out),
-            lse: binding(&lse, &[1, 1, 1], &[1, 1, 1]),
-        };
-        engine::forward::plan_on(engine, &client, &problem, &inputs)?.run(outputs)?;
-        // Memory that nothing has ever written.
-        let unwritten = client.empty(1 << 60);
-        engine::check(&client, "this test", [&out, &lse])?;
-        engine::check(&client, "this test", [&unwritten])
+        Ok((problem, inputs, [(); 2].map(|()| client.empty(32))))
+    }
+
+    fn outputs(out: &Handle, lse: &Handle) -> engine::Outputs {
+        let lse = binding(lse, &[1, 1, 1], &[1, 1, 1]);
+        engine::Outputs::new(binding(out, &[8, 8, 8, 1], &[1, 1, 1, 8]), lse)
     }
 
     fn binding(handle: &Handle, strides: &[usize], shape: &[usize]) -> TensorBinding {

@@ -169,6 +169,7 @@ pub fn second_order(scores: Option<Tensor<3>>) -> Result<(), AttentionError> {
     };
     let saved = Saved {
         out: constant(),
+        residual: OptionalFloat::None,
         lse: Tensor::<3>::zeros([1, 1, 4], &tracking()).into_dispatch(),
         grad_out: Tensor::<4>::zeros(shape, &tracking())
             .require_grad()

@@ -4,8 +4,8 @@ mod buffers;
 mod calls;
 
 use buffers::{
-    a_gradient_of_no_bias, a_gradient_of_no_runners_up, backward, failed_launch, select_view,
-    wgmma_on_a_cpu,
+    a_gradient_of_no_bias, a_gradient_of_no_runners_up, a_residual_of_f32, backward, failed_launch,
+    select_view, wgmma_on_a_cpu,
 };
 use burn::tensor::{DType, Int, Tensor};
 use burn_flash_dma::cache::PagedCacheConfig;
@@ -235,6 +235,7 @@ const TABLE: &[Row] = &[
     (Buffers, "ScoresWithoutIntervals", || backward(false, true)),
     (Buffers, "ScoresGradient", || backward(true, false)),
     (Buffers, "RankGradient", a_gradient_of_no_runners_up),
+    (Buffers, "Residual", a_residual_of_f32),
     (Buffers, "BiasGradient", a_gradient_of_no_bias),
     (Buffers, "Unsupported", wgmma_on_a_cpu),
     (Buffers, "DeviceFailed", failed_launch),

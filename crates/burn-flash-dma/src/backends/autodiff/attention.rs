@@ -1,8 +1,8 @@
 //! The gradients: one fused backward pass for whichever of q, k, v and scores are tracked.
 
-use super::node::{Pass, first_order, record};
+use super::node::{Pass, constants, first_order, record};
 use crate::ops::attention::DynamicMaskOps;
-use crate::ops::types::{AttentionGrads, OptionalFloat, OptionalInt, Saved, Selection};
+use crate::ops::types::{AttentionGrads, Forwarded, OptionalFloat, OptionalInt, Saved, Selection};
 use burn::backend::AutodiffBackend;
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
@@ -23,6 +23,20 @@ impl<B: DynamicMaskOps, C: CheckpointStrategy> DynamicMaskOps for Autodiff<B, C>
         problem: Problem,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         run::<B, C>([q, k, v], selection, problem, false)
+    }
+
+    fn dynamic_mask_forward_with_residual(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        selection: Selection<Self>,
+        problem: Problem,
+    ) -> Forwarded<Self> {
+        let [q, k, v] = [q, k, v].map(|t| t.into_primitive());
+        let selection = inner(selection);
+        constants(B::dynamic_mask_forward_with_residual(
+            q, k, v, selection, problem,
+        ))
     }
 
     fn dynamic_mask_forward_with_lse(
@@ -57,20 +71,10 @@ impl<B: DynamicMaskOps, C: CheckpointStrategy> DynamicMaskOps for Autodiff<B, C>
                 matches!(&saved.grad_lse, OptionalFloat::Some(t) if t.is_tracked()),
             ),
         ]);
-        let selection = match selection {
-            Selection::All => Selection::All,
-            Selection::Scored {
-                scores,
-                intervals,
-                far,
-            } => Selection::Scored {
-                scores: scores.into_primitive(),
-                intervals,
-                far: OptionalInt::from_option(far.into_option()),
-            },
-        };
+        let selection = inner(selection);
         let saved = Saved {
             out: saved.out.into_primitive(),
+            residual: saved.residual.map(|t| t.into_primitive()),
             lse: saved.lse.into_primitive(),
             grad_out: saved.grad_out.into_primitive(),
             grad_lse: saved.grad_lse.map(|t| t.into_primitive()),
@@ -90,6 +94,24 @@ impl<B: DynamicMaskOps, C: CheckpointStrategy> DynamicMaskOps for Autodiff<B, C>
             scores: grads.scores.map(Self::from_inner),
             rank: grads.rank.map(Self::from_inner),
         }
+    }
+}
+
+/// The selection off the graph.
+fn inner<B: DynamicMaskOps, C: CheckpointStrategy>(
+    selection: Selection<Autodiff<B, C>>,
+) -> Selection<B> {
+    match selection {
+        Selection::All => Selection::All,
+        Selection::Scored {
+            scores,
+            intervals,
+            far,
+        } => Selection::Scored {
+            scores: scores.into_primitive(),
+            intervals,
+            far: OptionalInt::from_option(far.into_option()),
+        },
     }
 }
 
@@ -139,6 +161,11 @@ impl<B: DynamicMaskOps, const N: usize> Pass<B, N> for Selected<B> {
     fn forward(&self, inputs: [FloatTensor<B>; N]) -> (FloatTensor<B>, FloatTensor<B>) {
         let (q, k, v, selection) = unpack(inputs, self.intervals.clone(), None);
         B::dynamic_mask_forward(q, k, v, selection, self.problem)
+    }
+
+    fn forward_with_residual(&self, inputs: [FloatTensor<B>; N]) -> Forwarded<B> {
+        let (q, k, v, selection) = unpack(inputs, self.intervals.clone(), None);
+        B::dynamic_mask_forward_with_residual(q, k, v, selection, self.problem)
     }
 
     fn backward(

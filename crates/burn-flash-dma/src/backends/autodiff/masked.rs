@@ -1,8 +1,10 @@
 //! The gradients: one fused backward pass for whichever of q, k, v and bias are tracked.
 
-use super::node::{Pass, first_order, record};
+use super::node::{Pass, constants, first_order, record};
 use crate::ops::masked::MaskedAttentionOps;
-use crate::ops::types::{MaskedGrads, Masking, OptionalFloat, OptionalPlan, PlanTensors, Saved};
+use crate::ops::types::{
+    Forwarded, MaskedGrads, Masking, OptionalFloat, OptionalPlan, PlanTensors, Saved,
+};
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
@@ -39,6 +41,20 @@ impl<B: MaskedAttentionOps, C: CheckpointStrategy> MaskedAttentionOps for Autodi
         run::<B, C>([q, k, v], masking, problem, false)
     }
 
+    fn masked_attention_forward_with_residual(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        masking: Masking<Self>,
+        problem: MaskedProblem,
+    ) -> Forwarded<Self> {
+        let [q, k, v] = [q, k, v].map(|t| t.into_primitive());
+        let masking = inner(masking);
+        constants(B::masked_attention_forward_with_residual(
+            q, k, v, masking, problem,
+        ))
+    }
+
     fn masked_attention_forward_with_lse(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
@@ -68,19 +84,13 @@ impl<B: MaskedAttentionOps, C: CheckpointStrategy> MaskedAttentionOps for Autodi
             (TensorName::GradOut, saved.grad_out.is_tracked()),
             (TensorName::GradLse, tracked(&saved.grad_lse)),
         ]);
-        let inner = |t: OptionalFloat<Self>| t.map(|t| t.into_primitive());
-        let masking = Masking {
-            plan: match masking.plan {
-                OptionalPlan::None => OptionalPlan::None,
-                OptionalPlan::Some { bits, counts } => OptionalPlan::Some { bits, counts },
-            },
-            bias: inner(masking.bias),
-        };
+        let masking = inner(masking);
         let saved = Saved {
             out: saved.out.into_primitive(),
+            residual: saved.residual.map(|t| t.into_primitive()),
             lse: saved.lse.into_primitive(),
             grad_out: saved.grad_out.into_primitive(),
-            grad_lse: inner(saved.grad_lse),
+            grad_lse: saved.grad_lse.map(|t| t.into_primitive()),
         };
         let [q, k, v] = [q, k, v].map(|t| t.into_primitive());
         let grads = B::masked_attention_backward(q, k, v, masking, saved, problem, bias_gradient);
@@ -90,6 +100,19 @@ impl<B: MaskedAttentionOps, C: CheckpointStrategy> MaskedAttentionOps for Autodi
             v: Self::from_inner(grads.v),
             bias: grads.bias.map(Self::from_inner),
         }
+    }
+}
+
+/// Mask and bias off the graph.
+fn inner<B: MaskedAttentionOps, C: CheckpointStrategy>(
+    masking: Masking<Autodiff<B, C>>,
+) -> Masking<B> {
+    Masking {
+        plan: match masking.plan {
+            OptionalPlan::None => OptionalPlan::None,
+            OptionalPlan::Some { bits, counts } => OptionalPlan::Some { bits, counts },
+        },
+        bias: masking.bias.map(|t| t.into_primitive()),
     }
 }
 
@@ -146,6 +169,11 @@ impl<B: MaskedAttentionOps, const N: usize> Pass<B, N> for Masked<B> {
     fn forward(&self, inputs: [FloatTensor<B>; N]) -> (FloatTensor<B>, FloatTensor<B>) {
         let ([q, k, v], masking) = self.unpack(inputs);
         B::masked_attention_forward(q, k, v, masking, self.problem)
+    }
+
+    fn forward_with_residual(&self, inputs: [FloatTensor<B>; N]) -> Forwarded<B> {
+        let ([q, k, v], masking) = self.unpack(inputs);
+        B::masked_attention_forward_with_residual(q, k, v, masking, self.problem)
     }
 
     fn backward(

@@ -1,6 +1,6 @@
 //! The node of an attention pass in the autodiff graph.
 
-use crate::ops::types::{OptionalFloat, Saved};
+use crate::ops::types::{Forwarded, OptionalFloat, Saved};
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
@@ -18,6 +18,9 @@ pub(crate) trait Pass<B: Backend, const N: usize>:
 {
     /// The output and the LSE.
     fn forward(&self, inputs: [FloatTensor<B>; N]) -> (FloatTensor<B>, FloatTensor<B>);
+
+    /// The same, and the residual of the output, for a backward pass.
+    fn forward_with_residual(&self, inputs: [FloatTensor<B>; N]) -> Forwarded<B>;
 
     /// The gradients of the inputs; `tracked` says whose are wanted.
     fn backward(
@@ -50,12 +53,14 @@ pub(crate) fn record<B: Backend, C: CheckpointStrategy, P: Pass<B, N>, const N: 
         }
         OpsKind::Tracked(mut prep) => {
             let checkpoints = inputs.each_ref().map(|t| prep.checkpoint(t));
-            let (out, lse) = pass.forward(inputs.map(|t| t.into_primitive()));
+            let Forwarded { out, residual, lse } =
+                pass.forward_with_residual(inputs.map(|t| t.into_primitive()));
             let shared = differentiable_lse.then(SharedGradient::<B>::default);
             let state = State {
                 inputs: checkpoints,
                 pass,
                 out: out.clone(),
+                residual: residual.into_option(),
                 lse: lse.clone(),
                 grad_out: shared.clone(),
             };
@@ -83,6 +88,7 @@ struct State<B: Backend, P, const N: usize> {
     inputs: [NodeId; N],
     pass: P,
     out: FloatTensor<B>,
+    residual: Option<FloatTensor<B>>,
     lse: FloatTensor<B>,
     /// Present if the node's own gradient is that of `lse`, and not that of `out`.
     grad_out: Option<SharedGradient<B>>,
@@ -120,6 +126,7 @@ impl<B: Backend, P: Pass<B, N>, const N: usize> Backward<B, N> for AttentionNode
             .map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
         let saved = Saved {
             out: state.out,
+            residual: OptionalFloat::from_option(state.residual),
             lse: state.lse,
             grad_out,
             grad_lse,
@@ -161,6 +168,18 @@ impl<B: Backend> Backward<B, 1> for OutNode {
 
 fn zeros_like<B: Backend>(tensor: &FloatTensor<B>) -> FloatTensor<B> {
     B::float_zeros(tensor.shape(), &tensor.device(), tensor.dtype().into())
+}
+
+/// The results of a pass as constants of the graph.
+pub(crate) fn constants<B: Backend, C: CheckpointStrategy>(
+    results: Forwarded<B>,
+) -> Forwarded<Autodiff<B, C>> {
+    let constant = Autodiff::<B, C>::from_inner;
+    Forwarded {
+        out: constant(results.out),
+        residual: results.residual.map(constant),
+        lse: constant(results.lse),
+    }
 }
 
 /// Refuses tracked tensors in a backward pass: its results are constants, so a second derivative would be silently

@@ -2,7 +2,7 @@
 
 use super::tensors::{addressable, empty, run_checked};
 use crate::ops::attention::DynamicMaskOps;
-use crate::ops::types::{AttentionGrads, OptionalFloat, OptionalInt, Saved, Selection};
+use crate::ops::types::{AttentionGrads, Forwarded, OptionalFloat, OptionalInt, Saved, Selection};
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::tensor::DType;
@@ -30,18 +30,24 @@ impl DynamicMaskOps for CubeBackend {
         selection: Selection<Self>,
         problem: Problem,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let client = q.client.clone();
-        let out = empty(&q, problem.q_shape(), q.dtype);
-        let lse = empty(&q, problem.lse_shape(), DType::F32);
-        let outputs = Outputs {
-            out: out.clone().binding(),
-            lse: lse.clone().binding(),
+        let results = Forwarded {
+            residual: OptionalFloat::None,
+            ..empty_results(&q, &problem)
         };
-        let inputs = inputs([q, k, v], selection);
-        let plan = forward::plan(&client, &problem, &inputs);
-        let result = plan.and_then(|plan| plan.run(outputs));
-        run_checked("attention's forward pass", [&out, &lse], result);
-        (out, lse)
+        run_forward([q, k, v], selection, problem, &results);
+        (results.out, results.lse)
+    }
+
+    fn dynamic_mask_forward_with_residual(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        selection: Selection<Self>,
+        problem: Problem,
+    ) -> Forwarded<Self> {
+        let results = empty_results(&q, &problem);
+        run_forward([q, k, v], selection, problem, &results);
+        results
     }
 
     fn dynamic_mask_backward(
@@ -90,10 +96,56 @@ impl DynamicMaskOps for CubeBackend {
     }
 }
 
+/// The forward pass, into `results`.
+fn run_forward(
+    rows: [CubeTensor; 3],
+    selection: Selection<CubeBackend>,
+    problem: Problem,
+    results: &Forwarded<CubeBackend>,
+) {
+    let client = rows[0].client.clone();
+    let inputs = inputs(rows, selection);
+    let plan = forward::plan(&client, &problem, &inputs);
+    let result = plan.and_then(|plan| plan.run(result_bindings(results)));
+    run_checked("attention's forward pass", all(results), result);
+}
+
+/// The results of a forward pass before it, on the device of `q`.
+pub(super) fn empty_results(q: &CubeTensor, problem: &Problem) -> Forwarded<CubeBackend> {
+    let residual = (problem.residual_shape()).map(|shape| empty(q, shape, q.dtype));
+    Forwarded {
+        out: empty(q, problem.q_shape(), q.dtype),
+        residual: OptionalFloat::from_option(residual),
+        lse: empty(q, problem.lse_shape(), DType::F32),
+    }
+}
+
+/// The bindings through which the kernels write them.
+pub(super) fn result_bindings(results: &Forwarded<CubeBackend>) -> Outputs {
+    Outputs {
+        out: results.out.clone().binding(),
+        residual: match &results.residual {
+            OptionalFloat::None => None,
+            OptionalFloat::Some(residual) => Some(residual.clone().binding()),
+        },
+        lse: results.lse.clone().binding(),
+    }
+}
+
+/// All tensors of the results.
+pub(super) fn all(results: &Forwarded<CubeBackend>) -> Vec<&CubeTensor> {
+    let mut all = vec![&results.out, &results.lse];
+    if let OptionalFloat::Some(residual) = &results.residual {
+        all.push(residual);
+    }
+    all
+}
+
 /// What the forward pass saved, and the incoming gradients.
 pub(super) fn saved_bindings(saved: Saved<CubeBackend>) -> flash_dma_kernels::Saved {
     flash_dma_kernels::Saved {
         out: addressable(saved.out),
+        residual: saved.residual.into_option().map(addressable),
         lse: into_contiguous(saved.lse).binding(),
         grad_out: addressable(saved.grad_out),
         grad_lse: (saved.grad_lse.into_option()).map(|t| into_contiguous(t).binding()),

@@ -1,15 +1,17 @@
 //! Masks and biases on every CubeCL runtime.
 
-use super::attention::saved_bindings;
+use super::attention::{all, empty_results, result_bindings, saved_bindings};
 use super::tensors::{addressable, empty, run_checked};
 use crate::backends::bias::as_f32;
 use crate::ops::masked::MaskedAttentionOps;
-use crate::ops::types::{MaskedGrads, Masking, OptionalFloat, OptionalPlan, PlanTensors, Saved};
+use crate::ops::types::{
+    Forwarded, MaskedGrads, Masking, OptionalFloat, OptionalPlan, PlanTensors, Saved,
+};
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::tensor::DType;
 use burn_cubecl::kernel::{into_contiguous, untile};
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
-use flash_dma_kernels::{MaskBits, MaskedGradients, MaskedInputs, Outputs, backward, forward};
+use flash_dma_kernels::{MaskBits, MaskedGradients, MaskedInputs, backward, forward};
 use flash_dma_problem::{MaskedProblem, PlanGeometry};
 
 impl MaskedAttentionOps for CubeBackend {
@@ -47,18 +49,24 @@ impl MaskedAttentionOps for CubeBackend {
         masking: Masking<Self>,
         problem: MaskedProblem,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let (client, p) = (q.client.clone(), problem.attention);
-        let out = empty(&q, p.q_shape(), q.dtype);
-        let lse = empty(&q, p.lse_shape(), DType::F32);
-        let outputs = Outputs {
-            out: out.clone().binding(),
-            lse: lse.clone().binding(),
+        let results = Forwarded {
+            residual: OptionalFloat::None,
+            ..empty_results(&q, &problem.attention)
         };
-        let inputs = inputs([q, k, v], masking);
-        let plan = forward::plan(&client, &problem, &inputs);
-        let result = plan.and_then(|plan| plan.run(outputs));
-        run_checked("masked attention's forward pass", [&out, &lse], result);
-        (out, lse)
+        run_forward([q, k, v], masking, problem, &results);
+        (results.out, results.lse)
+    }
+
+    fn masked_attention_forward_with_residual(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        masking: Masking<Self>,
+        problem: MaskedProblem,
+    ) -> Forwarded<Self> {
+        let results = empty_results(&q, &problem.attention);
+        run_forward([q, k, v], masking, problem, &results);
+        results
     }
 
     fn masked_attention_backward(
@@ -94,6 +102,20 @@ impl MaskedAttentionOps for CubeBackend {
             bias: OptionalFloat::from_option(grad_bias),
         }
     }
+}
+
+/// The forward pass, into `results`.
+fn run_forward(
+    rows: [CubeTensor; 3],
+    masking: Masking<CubeBackend>,
+    problem: MaskedProblem,
+    results: &Forwarded<CubeBackend>,
+) {
+    let client = rows[0].client.clone();
+    let inputs = inputs(rows, masking);
+    let plan = forward::plan(&client, &problem, &inputs);
+    let result = plan.and_then(|plan| plan.run(result_bindings(results)));
+    run_checked("masked attention's forward pass", all(results), result);
 }
 
 /// The tensors of a plan on the device of `like`, and the bindings through which the kernels write them.

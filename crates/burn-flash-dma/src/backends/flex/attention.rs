@@ -3,13 +3,13 @@
 
 use super::tensors::{Stored, addressable, buffer, contiguous, run, tensor, view};
 use crate::ops::attention::DynamicMaskOps;
-use crate::ops::types::{AttentionGrads, OptionalFloat, Saved, Selection};
+use crate::ops::types::{AttentionGrads, Forwarded, OptionalFloat, Saved, Selection};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{DType, bf16, f16};
 use burn_flex::FlexTensor;
-use flash_dma_cpu::{Element, Gradients, Inputs};
-use flash_dma_problem::{Interval, Problem};
+use flash_dma_cpu::{Element, Gradients, Inputs, Outputs};
+use flash_dma_problem::{AttentionError, Interval, Problem};
 
 impl DynamicMaskOps for Flex {
     fn dynamic_mask_select(scores: FloatTensor<Self>, window: usize) -> IntTensor<Self> {
@@ -41,6 +41,22 @@ impl DynamicMaskOps for Flex {
         }
     }
 
+    fn dynamic_mask_forward_with_residual(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        selection: Selection<Self>,
+        problem: Problem,
+    ) -> Forwarded<Self> {
+        let call = Call::new([q, k, v], selection, problem);
+        match call.rows[0].dtype() {
+            DType::F32 => call.forward_with_residual::<f32>(),
+            DType::F16 => call.forward_with_residual::<f16>(),
+            DType::BF16 => call.forward_with_residual::<bf16>(),
+            other => panic!("q must be f32, f16 or bf16, but is {other:?}"),
+        }
+    }
+
     fn dynamic_mask_backward(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
@@ -55,6 +71,44 @@ impl DynamicMaskOps for Flex {
             DType::F16 => call.backward::<f16>(saved),
             DType::BF16 => call.backward::<bf16>(saved),
             other => panic!("q must be f32, f16 or bf16, but is {other:?}"),
+        }
+    }
+}
+
+/// The buffers of the results of a forward pass.
+pub(super) struct Results<E> {
+    out: Vec<E>,
+    residual: Option<Vec<E>>,
+    lse: Vec<f32>,
+}
+
+impl<E: Element + Stored> Results<E> {
+    /// With the residual if it is wanted and there is one.
+    pub(super) fn new(problem: &Problem, residual: bool) -> Self {
+        let shape = problem.residual_shape().filter(|_| residual);
+        Self {
+            out: buffer(problem.q_shape()),
+            residual: shape.map(buffer),
+            lse: buffer(problem.lse_shape()),
+        }
+    }
+
+    /// What `forward` makes of them.
+    pub(super) fn forwarded(
+        mut self,
+        problem: &Problem,
+        forward: impl FnOnce(Outputs<'_, E>) -> Result<(), AttentionError>,
+    ) -> Forwarded<Flex> {
+        run(forward(Outputs {
+            out: &mut self.out,
+            residual: self.residual.as_deref_mut(),
+            lse: &mut self.lse,
+        }));
+        let residual = self.residual.map(|t| tensor(t, problem.q_shape()));
+        Forwarded {
+            out: tensor(self.out, problem.q_shape()),
+            residual: OptionalFloat::from_option(residual),
+            lse: tensor(self.lse, problem.lse_shape()),
         }
     }
 }
@@ -125,24 +179,24 @@ impl Call {
     }
 
     fn forward<E: Element + Stored>(self) -> (FlexTensor, FlexTensor) {
-        let problem = &self.problem;
-        let mut out = buffer::<E, 4>(problem.q_shape());
-        let mut lse = buffer::<f32, 3>(problem.lse_shape());
-        run(flash_dma_cpu::forward(
-            problem,
-            self.inputs(),
-            &mut out,
-            &mut lse,
-        ));
-        (
-            tensor(out, problem.q_shape()),
-            tensor(lse, problem.lse_shape()),
-        )
+        let results = Results::<E>::new(&self.problem, false);
+        let Forwarded { out, lse, .. } = results.forwarded(&self.problem, |outputs| {
+            flash_dma_cpu::forward(&self.problem, self.inputs(), outputs)
+        });
+        (out, lse)
+    }
+
+    fn forward_with_residual<E: Element + Stored>(self) -> Forwarded<Flex> {
+        let results = Results::<E>::new(&self.problem, true);
+        results.forwarded(&self.problem, |outputs| {
+            flash_dma_cpu::forward(&self.problem, self.inputs(), outputs)
+        })
     }
 
     fn backward<E: Element + Stored>(self, saved: Saved<Flex>) -> AttentionGrads<Flex> {
         let problem = &self.problem;
         let (out, grad_out) = (addressable(saved.out), addressable(saved.grad_out));
+        let residual = saved.residual.into_option().map(addressable);
         let lse = saved.lse.to_contiguous();
         let grad_lse = saved.grad_lse.into_option().map(|t| t.to_contiguous());
         let mut q = buffer::<E, 4>(problem.q_shape());
@@ -158,6 +212,7 @@ impl Call {
             self.inputs(),
             flash_dma_cpu::Saved {
                 out: view(&out),
+                residual: residual.as_ref().map(view),
                 lse: contiguous(&lse),
                 grad_out: view(&grad_out),
                 grad_lse: grad_lse.as_ref().map(contiguous),

@@ -1,9 +1,12 @@
 //! Masks and biases on the CPU engine.
 
+use super::attention::Results;
 use super::tensors::{Stored, addressable, buffer, contiguous, run, tensor, view};
 use crate::backends::bias::as_f32;
 use crate::ops::masked::MaskedAttentionOps;
-use crate::ops::types::{MaskedGrads, Masking, OptionalFloat, OptionalPlan, PlanTensors, Saved};
+use crate::ops::types::{
+    Forwarded, MaskedGrads, Masking, OptionalFloat, OptionalPlan, PlanTensors, Saved,
+};
 use burn::backend::Flex;
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::tensor::{DType, bf16, f16};
@@ -70,6 +73,22 @@ impl MaskedAttentionOps for Flex {
         }
     }
 
+    fn masked_attention_forward_with_residual(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        masking: Masking<Self>,
+        problem: MaskedProblem,
+    ) -> Forwarded<Self> {
+        let call = Call::new([q, k, v], masking, problem);
+        match call.rows[0].dtype() {
+            DType::F32 => call.forward_with_residual::<f32>(),
+            DType::F16 => call.forward_with_residual::<f16>(),
+            DType::BF16 => call.forward_with_residual::<bf16>(),
+            other => panic!("q must be f32, f16 or bf16, but is {other:?}"),
+        }
+    }
+
     fn masked_attention_backward(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
@@ -130,16 +149,19 @@ impl Call {
 
     fn forward<E: Element + Stored>(self) -> (FlexTensor, FlexTensor) {
         let p = &self.problem.attention;
-        let mut out = buffer::<E, 4>(p.q_shape());
-        let mut lse = buffer::<f32, 3>(p.lse_shape());
-        let inputs = self.inputs();
-        run(flash_dma_cpu::masked_forward(
-            &self.problem,
-            inputs,
-            &mut out,
-            &mut lse,
-        ));
-        (tensor(out, p.q_shape()), tensor(lse, p.lse_shape()))
+        let results = Results::<E>::new(p, false);
+        let Forwarded { out, lse, .. } = results.forwarded(p, |outputs| {
+            flash_dma_cpu::masked_forward(&self.problem, self.inputs(), outputs)
+        });
+        (out, lse)
+    }
+
+    fn forward_with_residual<E: Element + Stored>(self) -> Forwarded<Flex> {
+        let p = &self.problem.attention;
+        let results = Results::<E>::new(p, true);
+        results.forwarded(p, |outputs| {
+            flash_dma_cpu::masked_forward(&self.problem, self.inputs(), outputs)
+        })
     }
 
     fn backward<E: Element + Stored>(
@@ -149,6 +171,7 @@ impl Call {
     ) -> MaskedGrads<Flex> {
         let p = &self.problem.attention;
         let (out, grad_out) = (addressable(saved.out), addressable(saved.grad_out));
+        let residual = saved.residual.into_option().map(addressable);
         let lse = saved.lse.to_contiguous();
         let grad_lse = saved.grad_lse.into_option().map(|t| t.to_contiguous());
         let mut q = buffer::<E, 4>(p.q_shape());
@@ -161,6 +184,7 @@ impl Call {
             self.inputs(),
             flash_dma_cpu::Saved {
                 out: view(&out),
+                residual: residual.as_ref().map(view),
                 lse: contiguous(&lse),
                 grad_out: view(&grad_out),
                 grad_lse: grad_lse.as_ref().map(contiguous),

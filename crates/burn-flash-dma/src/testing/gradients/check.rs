@@ -2,7 +2,7 @@
 
 use super::compare::Expected;
 use super::data::Data;
-use super::passes::{Results, passes};
+use super::passes::{Results, passes, residual};
 use super::report::{GradientError, GradientReport};
 use burn::tensor::Device;
 use flash_dma_problem::Problem;
@@ -13,7 +13,8 @@ use flash_dma_problem::Problem;
 /// 1. Two backward passes are run through the crate's functions on tensors, under autodiff:
 ///
 /// 1. with gradients in every row. `out`, `lse` and `dq` are compared at sampled queries; `dk`, `dv` and `dscores` at
-///    sampled keys, summed over every query from the `out` and `lse` that were read;
+///    sampled keys, summed over every query from the `out` and `lse` that were read, in 16 bits with the residual of
+///    `out`;
 /// 2. with gradients in the sampled rows only. Then `dq`, `dk`, `dv` and `dscores` are known *everywhere*, exactly zero
 ///    for the most part.
 ///
@@ -120,6 +121,7 @@ impl GradientCheck {
         let (_, _, of_rows) = passes(&data, &device, Some(&rows))?;
         let results = Results {
             out,
+            residual: residual(&data, &device)?,
             lse,
             whole,
             of_rows,

@@ -23,7 +23,15 @@ impl Expected {
     pub fn new(data: &Data, rows: &[usize], keys: usize, results: &Results) -> Self {
         let p = &data.problem;
         let mut rng = Rng::new(data.seed);
-        let out = |row: usize, into: &mut [f64]| results.out.row(row, into);
+        // What the backward pass takes for the output.
+        let out = |row: usize, into: &mut [f64]| {
+            results.out.row(row, into);
+            if let Some(residual) = &results.residual {
+                let mut lost = vec![0.0; into.len()];
+                residual.row(row, &mut lost);
+                into.iter_mut().zip(lost).for_each(|(x, lost)| *x += lost);
+            }
+        };
         let lse = |row: usize, into: &mut [f64]| results.lse.row(row, into);
         data.with_source(|source| {
             let heads = spread(p.batch * p.kv_heads, KEY_HEADS, &mut rng).into_iter();
@@ -55,6 +63,7 @@ impl Expected {
             lse,
             whole,
             of_rows,
+            residual: _,
         } = results;
         let (q, kv, scores) = (p.q_shape(), p.kv_shape(), p.scores_shape());
         let (sample, rows) = (Sample::Rows, &self.rows);
@@ -186,7 +195,7 @@ impl Log {
 mod tests {
     use super::*;
     use crate::AttentionOptions;
-    use crate::testing::gradients::passes::passes;
+    use crate::testing::gradients::passes::{passes, residual};
     use burn::tensor::{Device, f16};
 
     /// f16, 5 queries after 45 keys, 3 query heads on each kv head.
@@ -202,6 +211,7 @@ mod tests {
         let (_, _, of_rows) = passes(data, &device, Some(rows)).unwrap();
         Results {
             out,
+            residual: residual(data, &device).unwrap(),
             lse,
             whole,
             of_rows,

@@ -4,7 +4,7 @@ use super::data::{Data, Values, read};
 use super::report::GradientError;
 use crate::functions::attention::Attention;
 use burn::tensor::{DType, Device, Tensor};
-use flash_dma_problem::{AttentionOptions, TensorName};
+use flash_dma_problem::{AttentionOptions, Problem, TensorName};
 
 /// The gradients of the inputs.
 pub struct Gradients {
@@ -17,11 +17,37 @@ pub struct Gradients {
 /// The results of both passes.
 pub struct Results {
     pub out: Values,
+    /// What the rounding of `out` lost: the backward pass uses it, so the gradients of keys are expected with it.
+    pub residual: Option<Values>,
     pub lse: Values,
     /// With gradients of the outputs in every row.
     pub whole: Gradients,
     /// With gradients of the outputs in the sampled rows.
     pub of_rows: Gradients,
+}
+
+fn options(p: &Problem) -> AttentionOptions {
+    AttentionOptions {
+        keep_window: p.has_scores.then_some(p.window),
+        causal: p.causal,
+        scale: Some(p.scale),
+        softcap: p.softcap,
+        deterministic: p.deterministic,
+    }
+}
+
+/// What the forward pass of autodiff keeps beside `out`.
+pub fn residual(data: &Data, device: &Device) -> Result<Option<Values>, GradientError> {
+    let device = &device.clone().inner();
+    let attention = Attention::new(data.q(device), data.k(device), data.v(device));
+    let attention = attention.options(options(&data.problem));
+    let residual = match data.scores(device) {
+        Some(z) => attention.scores(z).try_residual(),
+        None => attention.try_residual(),
+    }?;
+    residual
+        .map(|residual| read(TensorName::Residual, residual))
+        .transpose()
 }
 
 /// Output, LSE and gradients of a forward and a backward pass, with gradients of the outputs in all rows or in `only`.
@@ -33,14 +59,7 @@ pub fn passes(
     let p = &data.problem;
     let [q, k, v] = [data.q(device), data.k(device), data.v(device)].map(Tensor::require_grad);
     let scores = data.scores(device).map(Tensor::require_grad);
-    let options = AttentionOptions {
-        keep_window: p.has_scores.then_some(p.window),
-        causal: p.causal,
-        scale: Some(p.scale),
-        softcap: p.softcap,
-        deterministic: p.deterministic,
-    };
-    let attention = Attention::new(q.clone(), k.clone(), v.clone()).options(options);
+    let attention = Attention::new(q.clone(), k.clone(), v.clone()).options(options(p));
     let (out, lse) = match scores.clone() {
         Some(z) => attention.scores(z).try_forward_with_lse(),
         None => attention.try_forward_with_lse(),

@@ -71,7 +71,8 @@ fn launch_delta(client: &Client, problem: &Problem, saved: &Saved, for_boxes: bo
     let delta = scratch(client, problem.lse_shape());
     let all: usize = problem.lse_shape().iter().product();
     let rows = for_boxes.then(|| scratch(client, boxed_shape(problem)));
-    let typed = [&saved.out, &saved.grad_out];
+    let typed = saved.typed();
+    let residual = saved.residual.clone().map(TensorBinding::into_tensor_arg);
     let grad_lse = saved.grad_lse.clone().map(TensorBinding::into_buffer_arg);
     let boxed = (rows.clone()).map(|rows| {
         BoxedRowsLaunch::new(saved.lse.clone().into_buffer_arg(), rows.into_buffer_arg())
@@ -85,6 +86,7 @@ fn launch_delta(client: &Client, problem: &Problem, saved: &Saved, for_boxes: bo
             CubeDim::new_1d(256),
             address_type(&typed, problem.element.size()).max(address_type(&words, 4)),
             saved.out.clone().into_tensor_arg(),
+            residual.into(),
             saved.grad_out.clone().into_tensor_arg(),
             grad_lse.into(),
             delta.clone().into_buffer_arg(),

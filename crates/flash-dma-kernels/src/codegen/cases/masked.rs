@@ -34,7 +34,7 @@ pub(crate) fn all() -> Vec<Case> {
     ] {
         cases.push(case(name.into(), move |client| {
             let engines = [Engine::Portable, Engine::Wgmma];
-            run(client, head_dim, element, mask, bias, &engines);
+            run(client, head_dim, element, mask, bias, false, &engines);
         }));
     }
     // The variants that pack masks of each shape and element size, and ranges instead of a mask.
@@ -57,6 +57,10 @@ pub(crate) fn all() -> Vec<Case> {
         plan_ranges(client, &geometry, keys(), keys(), bits).expect("valid ranges");
     }));
     cases.extend(on_mma());
+    cases.push(case("masked-bf16-d128-residual".into(), move |client| {
+        let engines = [Engine::Portable, Engine::Mma, Engine::Wgmma];
+        run(client, 128, Bf16, Some(HEADS), Some(1), true, &engines);
+    }));
     cases
 }
 
@@ -75,7 +79,7 @@ fn on_mma() -> impl Iterator<Item = Case> {
     .map(|(name, head_dim, mask, bias)| Case {
         gpus: &Gpu::ALL,
         ..case(name.into(), move |client| {
-            run(client, head_dim, Bf16, mask, bias, &[Engine::Mma]);
+            run(client, head_dim, Bf16, mask, bias, false, &[Engine::Mma]);
         })
     })
     .into_iter()
@@ -98,6 +102,7 @@ fn run(
     element: ElementType,
     mask: Option<usize>,
     bias: Option<usize>,
+    residual: bool,
     engines: &[Engine],
 ) {
     let (q, kv) = ([1, 4 * HEADS, LEN, head_dim], [1, HEADS, LEN, head_dim]);
@@ -134,6 +139,7 @@ fn run(
     let (out, lse) = (rows(q), tensor(client, problem.attention.lse_shape(), 4));
     let saved = Saved {
         out: out.clone(),
+        residual: residual.then(|| out.clone()),
         lse: lse.clone(),
         grad_out: out,
         grad_lse: Some(lse),
@@ -146,9 +152,13 @@ fn run(
     };
     for &engine in engines {
         // Refused if the engine does not support the problem.
-        let (out, lse) = (saved.out.clone(), saved.lse.clone());
-        let _ = forward::plan_on(engine, client, &problem, &inputs)
-            .and_then(|plan| plan.run(Outputs { out, lse }));
+        let outputs = Outputs {
+            out: saved.out.clone(),
+            residual: saved.residual.clone(),
+            lse: saved.lse.clone(),
+        };
+        let _ =
+            forward::plan_on(engine, client, &problem, &inputs).and_then(|plan| plan.run(outputs));
         let _ = backward::plan_on(engine, client, &problem, &inputs, &saved)
             .and_then(|plan| plan.run(grads.clone()));
     }

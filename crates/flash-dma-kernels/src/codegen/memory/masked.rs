@@ -51,6 +51,7 @@ fn masked_passes(
     };
     let saved = Saved {
         out: out.clone(),
+        residual: Some(out.clone()),
         lse: lse.clone(),
         grad_out,
         grad_lse: None,
@@ -64,7 +65,14 @@ fn masked_passes(
     let forward = forward::plan_on(engine, client, problem, &inputs);
     let backward = backward::plan_on(engine, client, problem, &inputs, &saved);
     [
-        requested(client, forward, Outputs { out, lse }),
+        requested(
+            client,
+            forward,
+            Outputs {
+                residual: Some(out.clone()),
+                ..Outputs::new(out, lse)
+            },
+        ),
         requested(client, backward, grads),
     ]
 }

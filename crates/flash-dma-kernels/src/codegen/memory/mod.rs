@@ -69,6 +69,7 @@ impl Tensors {
         Self {
             inputs: Inputs { q, k, v, selection },
             saved: Saved {
+                residual: p.residual_shape().map(|_| out.clone()),
                 out,
                 lse: lse.clone(),
                 grad_out,
@@ -106,13 +107,22 @@ impl Tensors {
     /// The bytes that both passes requested and announced on an engine; `None` if it does not support the problem.
     fn passes(&self, client: &Client, p: &Problem, engine: Engine) -> [Option<[usize; 2]>; 2] {
         let Self { inputs, saved, .. } = self;
-        let (out, lse) = (saved.out.clone(), saved.lse.clone());
+        let outputs = outputs_of(saved);
         let forward = forward::plan_on(engine, client, p, inputs);
         let backward = backward::plan_on(engine, client, p, inputs, saved);
         [
-            requested(client, forward, Outputs { out, lse }),
+            requested(client, forward, outputs),
             requested(client, backward, self.grads.clone()),
         ]
+    }
+}
+
+/// The outputs that were saved.
+fn outputs_of(saved: &Saved) -> Outputs {
+    Outputs {
+        out: saved.out.clone(),
+        residual: saved.residual.clone(),
+        lse: saved.lse.clone(),
     }
 }
 
@@ -311,9 +321,8 @@ fn launch_all(client: &Client, p: &Problem) {
         saved,
         grads,
     } = tensors;
-    let (out, lse) = (saved.out.clone(), saved.lse.clone());
     forward::plan(client, p, &inputs)
-        .and_then(|plan| plan.run(Outputs { out, lse }))
+        .and_then(|plan| plan.run(outputs_of(&saved)))
         .expect("a valid call");
     backward::plan(client, p, &inputs, &saved)
         .and_then(|plan| plan.run(grads))

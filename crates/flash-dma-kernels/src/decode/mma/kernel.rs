@@ -162,7 +162,7 @@ fn attend_held<E: Float>(
                     s.insert(i1, x1);
                 }
             }
-            if softmax.outgrown(&mut maxima) {
+            if softmax.outgrown(&mut maxima, false) {
                 let factors = softmax.rescale(&maxima);
                 #[unroll]
                 for c in 0..comptime!(bp.head_dim / 32) {

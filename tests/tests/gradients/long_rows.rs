@@ -1,0 +1,123 @@
+//! Gradients of scores and biases of few keys that many queries attend to: where one key takes most of a row's weight,
+//! the rounding of `out` must not enter them. The yardstick is automatic differentiation in the same type, which has no
+//! such term, without a second seed.
+
+use flash_dma_problem::ElementType::{self, Bf16, F16};
+use flash_dma_problem::Problem;
+use flash_dma_reference::round::round;
+use flash_dma_reference::{Rng, generate};
+use flash_dma_tests::case::expected_by;
+use flash_dma_tests::engine::skip;
+use flash_dma_tests::masked::{MaskedCase, MaskedEngine, Pattern};
+use flash_dma_tests::{Case, Engine, every_engine, on_burn_cpu};
+
+every_engine!(of_scores, of_biases_of_keys, of_biases_of_pairs);
+
+on_burn_cpu!(of_scores);
+
+/// Queries, keys, window, and whether they are causal.
+type Row = (usize, usize, usize, bool);
+
+/// The first is that of the issue.
+fn rows<E: Engine>() -> Vec<(Row, ElementType)> {
+    let rows = E::cases(
+        [(1702, 16, 3, false)],
+        [
+            (1702, 1702, 3, false),
+            (1500, 700, 1, false),
+            (1513, 1600, 2, true),
+            (2049, 2049, 16, false),
+            (1801, 1801, 16, true),
+        ],
+        [(4099, 8193, 8, true), (1999, 1999, 5, false)],
+    );
+    let types = |row| [Bf16, F16].map(|element| (row, element));
+    rows.into_iter().flat_map(types).collect()
+}
+
+/// Head dimensions of each kind of engine.
+fn dims<E: Engine>() -> Vec<usize> {
+    E::cases([64], [], [128])
+}
+
+fn of_scores<E: Engine>(engine: &E) {
+    for ((q_len, k_len, window, causal), element) in rows::<E>() {
+        if !engine.supports(element) {
+            skip::<E>(&format!("{element}"));
+            continue;
+        }
+        for dim in dims::<E>() {
+            let mut case = Case::new(q_len, k_len).dim(dim).element(element);
+            case = case.options(|o| o.with_causal(causal)).window(window);
+            case.batch = 1;
+            // Score differences of a few units, and products of less: one key dominates all rows, more or less.
+            case.options.scale = Some(0.01);
+            for spread in [1.0, 16.0] {
+                let mut inputs = case.inputs();
+                let scores = inputs.scores.iter_mut().flatten();
+                scores.for_each(|z| *z = f64::from((spread * *z) as f32));
+                let (grad_out, grad_lse) = gradients(&inputs.problem, case.seed);
+                let grad_lse = (spread > 1.0).then_some(&grad_lse[..]);
+                let call = engine.call(&inputs, case.layout, (&grad_out, grad_lse));
+                let (outputs, grads) = engine.backward(&call).expect("a good case");
+                let scores = grads.scores.as_ref().expect("there are scores");
+                let naive = inputs.naive_autograd(&grad_out, grad_lse);
+                let gradients = [&grads.q, &grads.k, &grads.v, scores].map(|grad| &grad[..]);
+                expected_by(&inputs, &grad_out, grad_lse, naive).check(
+                    Vec::new,
+                    &outputs,
+                    &gradients,
+                    format!("{} at {case:?}, scores times {spread}", E::NAME),
+                );
+            }
+        }
+    }
+}
+
+/// A bias of keys that all queries share.
+fn of_biases_of_keys<E: MaskedEngine>(engine: &E) {
+    for ((q_len, k_len, window, causal), element) in rows::<E>() {
+        let mut case = MaskedCase::new([1, 2, 1, q_len, k_len, 64]).causal(causal);
+        case.options.scale = Some(0.01);
+        // All or most queries see the same few keys.
+        let few = Pattern::Columns((k_len / window).max(1));
+        let case = case.bias([1, 1, 1, k_len]).mask([1, 1, q_len, k_len], few);
+        check_biases(engine, &case.element(element));
+    }
+}
+
+/// A bias that differs from query to query, but not between the heads: its gradient sums few terms.
+fn of_biases_of_pairs<E: MaskedEngine>(engine: &E) {
+    for ((q_len, _, k_len, causal), element) in rows::<E>() {
+        let case = MaskedCase::new([1, 2, 1, q_len, k_len, 64]).causal(causal);
+        let case = case.bias([1, 1, q_len, k_len]);
+        check_biases(engine, &case.element(element));
+    }
+}
+
+/// Random gradients of `out` that have one direction in common, as those of a mean loss have, and of the LSE: what the
+/// rounding of rows that are nearly the same has in common is added up.
+fn gradients(problem: &Problem, seed: u64) -> (Vec<f64>, Vec<f64>) {
+    let (mut grad_out, grad_lse) = generate::gradients(problem, seed);
+    let (dim, element) = (problem.head_dim, problem.element);
+    let common = generate::normal(dim, 1.0, element, &mut Rng::new(seed ^ 0x6f75_7400));
+    for row in grad_out.chunks_exact_mut(dim) {
+        for (x, common) in row.iter_mut().zip(&common) {
+            *x = round(common + *x / 4.0, element);
+        }
+    }
+    (grad_out, grad_lse)
+}
+
+fn check_biases<E: MaskedEngine>(engine: &E, case: &MaskedCase) {
+    if !engine.supports(case.element) {
+        return skip::<E>(&format!("{}", case.element));
+    }
+    let mut inputs = case.inputs();
+    let bias = inputs.bias.iter_mut().flat_map(|bias| &mut bias.values);
+    bias.for_each(|z| *z = f64::from((4.0 * *z) as f32));
+    let (grad_out, _) = gradients(&inputs.problem, case.seed);
+    let naive = inputs.naive_autograd(&grad_out, None);
+    let expected = MaskedCase::expected_by(&inputs, &grad_out, None, naive);
+    case.check_expected(engine, &inputs, (&grad_out, None), &expected, Vec::new);
+}
