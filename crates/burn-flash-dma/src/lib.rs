@@ -93,6 +93,7 @@ pub use flash_dma_problem::{
     TensorName, cost,
 };
 pub use functions::attention::Attention;
+pub use functions::linear::{linear_scores, try_linear_scores};
 pub use functions::masked::MaskedAttention;
 pub use functions::selection::{Intervals, select, try_select};
 pub use functions::shorthand::{

@@ -1,6 +1,7 @@
 //! The functions on `Tensor`: builders, and shorthands of them.
 
 pub(crate) mod attention;
+pub(crate) mod linear;
 pub(crate) mod masked;
 pub(crate) mod selection;
 pub(crate) mod shorthand;

@@ -3,7 +3,6 @@
 use super::attention::DynamicMaskAttention;
 use super::rope::rotate;
 use crate::cache::{AttentionCache, DynamicMaskCacheConfig, PagedCacheConfig};
-use crate::functions::zoh::try_zoh_scores;
 use crate::validate::expect;
 use burn::nn::RotaryEncoding;
 use burn::tensor::{Device, Tensor};
@@ -72,9 +71,9 @@ impl DynamicMaskAttention {
         x: Tensor<3>,
         cache: &mut AttentionCache,
     ) -> Result<Tensor<3>, AttentionError> {
-        let [q, k, v] = self.project(x);
+        let [q, k, v] = self.project(x.clone());
         let scores = match cache.has_scores() {
-            true => Some(try_zoh_scores(v.clone(), self.dt_proj.val(), self.a.val())?),
+            true => Some(self.scorer().scores(&x, || v.clone())?),
             false => None,
         };
         let (q, k) = match &self.rope {
