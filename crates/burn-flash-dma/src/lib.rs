@@ -36,7 +36,8 @@
 //!   that several calls share;
 //! - [`cache`]: decoding, in memory that does not grow with the context;
 //! - [`memory`]: the device memory that a call needs, and the longest sequence that fits;
-//! - [`select`]: the selection alone, to look at or to share between calls;
+//! - [`select`]: the selection alone, to look at or to share between calls; [`Selector`]: with recent keys, sinks,
+//!   documents or windows per head; [`Intervals`]: any other, if it is one interval per key;
 //! - [`ops`]: the operations below the `Tensor` API, to implement for your own backend.
 //!
 //! Each function has a `try_` form that returns an [`AttentionError`] where the plain form panics
@@ -95,7 +96,10 @@ pub use flash_dma_problem::{
 pub use functions::attention::Attention;
 pub use functions::linear::{linear_scores, try_linear_scores};
 pub use functions::masked::MaskedAttention;
-pub use functions::selection::{Intervals, select, try_select};
+pub use functions::documents::Documents;
+pub use functions::inspection::IntervalStats;
+pub use functions::selection::{Intervals, select, sliding_window, try_select, try_sliding_window};
+pub use functions::selector::{Selector, Window};
 pub use functions::shorthand::{
     attention, dynamic_mask_attention, flash_dma_attention, masked_attention, try_attention,
     try_dynamic_mask_attention, try_flash_dma_attention, try_masked_attention,

@@ -189,10 +189,81 @@ pub enum AttentionError {
     /// The options request a different window than the intervals were made with.
     #[error("the options keep {options} keys, but the intervals were selected for {intervals}")]
     IntervalsWindow {
-        /// The window of the intervals.
+        /// The most keys of the intervals that are alive at one position: the window that they were selected for.
         intervals: usize,
         /// The keep window of the options.
         options: usize,
+    },
+    /// Recent keys and sinks that take more places than the window has.
+    #[error("{recent} recent keys and {sinks} sinks pass the window of {window} keys")]
+    WindowParts {
+        /// Recent keys.
+        recent: usize,
+        /// Sinks.
+        sinks: usize,
+        /// The window, the least of them if every head has its own.
+        window: usize,
+    },
+    /// Windows per head for another number of heads.
+    #[error("there are {windows} windows for {kv_heads} key/value heads")]
+    HeadWindows {
+        /// Windows.
+        windows: usize,
+        /// Heads of the scores.
+        kv_heads: usize,
+    },
+    /// Recent keys, sinks or documents without causal masking.
+    #[error(
+        "recent keys, sinks and documents need causal masking: without it all queries stand at one position"
+    )]
+    SelectionNotCausal,
+    /// Documents with different numbers of queries and keys.
+    #[error(
+        "documents need as many queries as keys, but there are {q_len} and {k_len}: use masked attention"
+    )]
+    DocumentQueries {
+        /// Queries per head.
+        q_len: usize,
+        /// Keys per head.
+        k_len: usize,
+    },
+    /// Documents of another number of sequences.
+    #[error("the documents are those of {documents} sequences, but the scores have {batch}")]
+    DocumentBatch {
+        /// Sequences of the documents.
+        documents: usize,
+        /// Sequences of the scores.
+        batch: usize,
+    },
+    /// Documents that do not add up to their sequence.
+    #[error("the documents of sequence {sequence} have {tokens} tokens, but it has {k_len}")]
+    DocumentTokens {
+        /// The sequence.
+        sequence: usize,
+        /// Tokens of its documents.
+        tokens: usize,
+        /// Keys per head.
+        k_len: usize,
+    },
+    /// Cumulative lengths that do not begin with 0 or that fall.
+    #[error("cumulative lengths must begin with 0 and never fall, which entry {index} breaks")]
+    CumulativeLengths {
+        /// The entry.
+        index: usize,
+    },
+    /// A given interval that does not begin at its key or that ends out of bounds.
+    #[error(
+        "the interval of key {key} must begin at it and end at {key} to {k_len}, but is {first}..{end}"
+    )]
+    IntervalBounds {
+        /// The key, within its head.
+        key: usize,
+        /// The first position of the interval.
+        first: i64,
+        /// One past the last.
+        end: i64,
+        /// Keys per head.
+        k_len: usize,
     },
     /// Scores were given without their intervals, or intervals without scores.
     #[error("scores and intervals must be given together")]
@@ -339,7 +410,8 @@ macro_rules! kinds {
 
 kinds! {
     Rank Shape Broadcast PlanCausal BiasGradient HeadRatio HeadDim ElementType Device RangesDevice Strides Buffer
-    ZeroWindow WindowWithoutScores IntervalsWindow ScoresWithoutIntervals ScoresGradient Scale Softcap Positions
+    ZeroWindow WindowWithoutScores IntervalsWindow WindowParts HeadWindows SelectionNotCausal DocumentQueries
+    DocumentBatch DocumentTokens CumulativeLengths IntervalBounds ScoresWithoutIntervals ScoresGradient Scale Softcap Positions
     PagesFull EmptyPages CacheScores CacheWindow CacheNotCausal PagesUsed Sequence Tracked Record TooLarge Unsupported
     DeviceFailed SecondOrder
 }

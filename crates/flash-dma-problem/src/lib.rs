@@ -1,6 +1,6 @@
 //! The definitions that all engines of flash-dma share, and nothing else: the shapes and options of a dynamic-mask
 //! attention problem ([`Problem`], [`AttentionOptions`]), the rules that make one valid ([`AttentionError`]), the form
-//! of a selection ([`Interval`]), the cost of a problem ([`cost`]) and its memory ([`memory`]).
+//! of a selection ([`Interval`]) and the rules that make one ([`SelectionRule`]), the cost of a problem ([`cost`]) and its memory ([`memory`]).
 //!
 //! No framework, no allocation, no arithmetic on tensors. The CPU engine, the CubeCL kernels, the
 //! Burn extension and the benchmarks all depend on this crate and re-export what their users need.
@@ -29,6 +29,7 @@ mod masked;
 pub mod memory;
 mod options;
 mod problem;
+mod rule;
 
 pub use cache::{AppendProblem, CacheShape, DecodeProblem, MAX_DECODE_TOKENS, Storage};
 pub use error::{AttentionError, TensorName};
@@ -36,3 +37,4 @@ pub use interval::Interval;
 pub use masked::{MaskedProblem, PlanGeometry};
 pub use options::AttentionOptions;
 pub use problem::{ElementType, MAX_HEAD_DIM, Problem, TensorSpec, contiguous_strides};
+pub use rule::SelectionRule;

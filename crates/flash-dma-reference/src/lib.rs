@@ -5,6 +5,7 @@
 //! visits selected pairs only, so that a NaN reaches exactly the elements that depend on it.
 //!
 //! - [`select`]: the keys each position attends to, by definition and (for long sequences) by a heap;
+//! - [`compose`]: the same with recent keys, sinks and documents;
 //! - [`Inputs`]: dynamic-mask attention with its gradients;
 //! - [`masked`]: attention under arbitrary masks and biases with every broadcast;
 //! - [`zoh`]: the scores of Dynamic Mask Attention from the values;
@@ -19,6 +20,7 @@
 
 mod attention;
 pub mod compare;
+pub mod compose;
 pub mod generate;
 pub mod masked;
 mod naive;

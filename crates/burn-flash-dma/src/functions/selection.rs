@@ -1,23 +1,111 @@
 //! The selection: from scores to the interval of queries that attends to each key.
 
+use super::composition::ints;
+use super::documents::Documents;
+use super::selector::check_len;
 use crate::ops::attention::DynamicMaskOps;
 use crate::validate::{expect, same_device, scores_as_f32};
 use burn::backend::Dispatch;
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 use flash_dma_problem::{AttentionError, AttentionOptions, Problem, TensorName, TensorSpec};
 
-/// The positions of the queries that attend to each key: the selection that [`select`] makes from scores.
+/// The positions of the queries that attend to each key: a selection, as a value.
+///
+/// [`select`] and [`Selector`](crate::Selector) make one of scores, [`sliding_window`] of nothing, and
+/// [`try_from_tensor`](Self::try_from_tensor) of anything that can be written as one interval per key.
 ///
 /// A query's position is the index of the last key it may see, so one selection serves causal and
 /// full attention, any number of queries, and any tensors with as many keys (see
-/// [`Interval`](crate::Interval)). It is a constant to autodiff.
+/// [`Interval`](crate::Interval)). Only recent keys, sinks and documents need causal masking, and documents as many
+/// queries as keys. It is a constant to autodiff.
 #[derive(Clone, Debug)]
 pub struct Intervals {
     tensor: Tensor<4, Int>,
-    window: usize,
+    far: Option<Tensor<3, Int>>,
+    max_live: usize,
+    origin: Origin,
+}
+
+/// The parts of the rule that made intervals; nothing for a plain selection and for given intervals.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Origin {
+    pub(crate) recent: usize,
+    pub(crate) sinks: usize,
+    pub(crate) documents: Option<Documents>,
 }
 
 impl Intervals {
+    /// Intervals of an engine: `tensor` `[batch, kv_heads, k_len, 2]` and `far` `[batch, kv_heads, k_len]`, i32, of which
+    /// at most `max_live` hold any one position.
+    pub(crate) fn new(
+        tensor: Tensor<4, Int>,
+        far: Option<Tensor<3, Int>>,
+        max_live: usize,
+        origin: Origin,
+    ) -> Self {
+        Self {
+            tensor,
+            far,
+            max_live,
+            origin,
+        }
+    }
+
+    /// Intervals that were made elsewhere, `[batch, kv_heads, k_len, 2]` of any integer type: first position, which must
+    /// be the key's own index, and one past the last, from the key's index (never attended) to `k_len`. Reads the tensor
+    /// to the host, once.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::Shape`] if the last axis does not have size 2, [`AttentionError::IntervalBounds`],
+    /// [`AttentionError::TooLarge`], or [`AttentionError::DeviceFailed`] if the device fails to read the tensor.
+    pub fn try_from_tensor(tensor: Tensor<4, Int>) -> Result<Self, AttentionError> {
+        let [batch, heads, k_len, pair] = tensor.dims();
+        let shape = [batch, heads, k_len, pair];
+        let spec = TensorSpec {
+            name: TensorName::Intervals,
+            shape: &shape,
+            strides: &[1; 4],
+        };
+        spec.check(&[batch, heads, k_len, 2])?;
+        check_len(k_len)?;
+        let data = (tensor.clone().try_into_data_as::<i64>()).map_err(|error| {
+            AttentionError::DeviceFailed {
+                operation: "reading the intervals",
+                reason: error.to_string(),
+            }
+        })?;
+        let words: Vec<i64> = data.iter::<i64>().collect();
+        let mut max_live = 1;
+        for row in words.chunks_exact((2 * k_len).max(1)) {
+            max_live = max_live.max(most_alive(row)?);
+        }
+        let tensor = match tensor.dtype() {
+            DType::I32 => tensor,
+            _ => tensor.cast(DType::I32),
+        };
+        Ok(Self::new(tensor, None, max_live, Origin::default()))
+    }
+
+    /// As [`try_from_tensor`](Self::try_from_tensor), from one past the last position of each key alone,
+    /// `[batch, kv_heads, k_len]`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`try_from_tensor`](Self::try_from_tensor).
+    pub fn try_from_ends(ends: Tensor<3, Int>) -> Result<Self, AttentionError> {
+        let [batch, heads, k_len] = ends.dims();
+        let options = (&ends.device(), ends.dtype());
+        if batch * heads * k_len == 0 {
+            return Self::try_from_tensor(Tensor::zeros([batch, heads, k_len, 2], options));
+        }
+        let keys = Tensor::<1, Int>::arange(0..k_len as i64, options);
+        let keys = keys
+            .reshape([1, 1, k_len, 1])
+            .expand([batch, heads, k_len, 1]);
+        Self::try_from_tensor(Tensor::cat(vec![keys, ends.unsqueeze_dim(3)], 3))
+    }
+
     /// The intervals, `[batch, kv_heads, k_len, 2]` i32: first position and one past the last.
     #[must_use]
     pub fn tensor(&self) -> &Tensor<4, Int> {
@@ -30,10 +118,24 @@ impl Intervals {
         self.tensor
     }
 
-    /// How many keys each query keeps.
+    /// One past the last position at which each key is attended to or a runner-up, `[batch, kv_heads, k_len]` i32, never
+    /// before the end of its interval: present if autodiff tracks the scores and the selector has
+    /// [runners-up](crate::Selector::runners_up).
     #[must_use]
-    pub fn window(&self) -> usize {
-        self.window
+    pub fn far(&self) -> Option<&Tensor<3, Int>> {
+        self.far.as_ref()
+    }
+
+    /// The most keys of a head that one position attends to: the window that a selector keeps (the greatest, if every
+    /// head has its own), or what was counted in given intervals, at least 1. What the kernels have room for follows
+    /// from it.
+    #[must_use]
+    pub fn max_live(&self) -> usize {
+        self.max_live
+    }
+
+    pub(crate) fn origin(&self) -> &Origin {
+        &self.origin
     }
 
     /// The options with this window, if they do not ask for another one.
@@ -42,11 +144,11 @@ impl Intervals {
         options: AttentionOptions,
     ) -> Result<AttentionOptions, AttentionError> {
         match options.keep_window {
-            Some(window) if window != self.window => Err(AttentionError::IntervalsWindow {
-                intervals: self.window,
+            Some(window) if window != self.max_live => Err(AttentionError::IntervalsWindow {
+                intervals: self.max_live,
                 options: window,
             }),
-            _ => Ok(options.with_keep_window(self.window)),
+            _ => Ok(options.with_keep_window(self.max_live)),
         }
     }
 
@@ -59,15 +161,111 @@ impl Intervals {
             strides: &[1; 4],
         };
         spec.check(&problem.intervals_shape())?;
-        same_device(device, TensorName::Intervals, self.tensor.device())
+        same_device(device, TensorName::Intervals, self.tensor.device())?;
+        self.origin.check(problem)
     }
+}
+
+impl Origin {
+    /// Whether each key of a sequence is a sink.
+    pub(crate) fn sinks_of(&self, sequence: usize, k_len: usize) -> Vec<bool> {
+        let mut is_sink = vec![false; k_len];
+        let mut mark = |start: usize, len: usize| {
+            is_sink[start..start + len.min(self.sinks)].fill(true);
+        };
+        match &self.documents {
+            None => mark(0, k_len),
+            Some(documents) => {
+                let own = documents.all().filter(|d| d.sequence == sequence);
+                own.for_each(|d| mark(d.start, d.len));
+            }
+        }
+        is_sink
+    }
+
+    /// Refuses calls in which positions are not those of the rule.
+    fn check(&self, problem: &Problem) -> Result<(), AttentionError> {
+        let by_position = self.recent > 0 || self.sinks > 0 || self.documents.is_some();
+        if by_position && !problem.causal {
+            return Err(AttentionError::SelectionNotCausal);
+        }
+        if self.documents.is_some() && problem.q_len != problem.k_len {
+            return Err(AttentionError::DocumentQueries {
+                q_len: problem.q_len,
+                k_len: problem.k_len,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// The most keys that are alive at one position, of a head's first positions and ends, which are checked.
+fn most_alive(row: &[i64]) -> Result<usize, AttentionError> {
+    let k_len = row.len() / 2;
+    let mut deaths = vec![0usize; k_len + 1];
+    for (key, pair) in row.chunks_exact(2).enumerate() {
+        let (first, end) = (pair[0], pair[1]);
+        if first != key as i64 || !(first..=k_len as i64).contains(&end) {
+            return Err(AttentionError::IntervalBounds {
+                key,
+                first,
+                end,
+                k_len,
+            });
+        }
+        deaths[end as usize] += 1;
+    }
+    let (mut most, mut alive) = (0, 0);
+    for position in 0..k_len {
+        // The key of this position is born; if it is never attended to, it is among the deaths.
+        alive = alive + 1 - deaths[position];
+        most = most.max(alive);
+    }
+    Ok(most)
+}
+
+/// The selection that keeps the last `window` keys of each position, of scores of `shape`
+/// `[batch, kv_heads, k_len]`: none is read, so none is hidden. With scores to hide keys or to keep sinks, see
+/// [`Selector::recent`](crate::Selector::recent).
+///
+/// # Panics
+///
+/// If [`try_sliding_window`] returns an error, with that error's text.
+#[must_use]
+pub fn sliding_window(shape: [usize; 3], window: usize, device: &Device) -> Intervals {
+    expect(try_sliding_window(shape, window, device))
+}
+
+/// Like [`sliding_window`], but returns the error.
+///
+/// # Errors
+///
+/// [`AttentionError::ZeroWindow`] or [`AttentionError::TooLarge`].
+pub fn try_sliding_window(
+    shape: [usize; 3],
+    window: usize,
+    device: &Device,
+) -> Result<Intervals, AttentionError> {
+    if window == 0 {
+        return Err(AttentionError::ZeroWindow);
+    }
+    let [batch, heads, k_len] = shape;
+    check_len(k_len)?;
+    let pairs = (0..k_len).flat_map(|j| [j as i32, k_len.min(j.saturating_add(window)) as i32]);
+    let pairs = ints(pairs.collect(), [1, 1, k_len, 2], device);
+    let origin = Origin {
+        recent: window,
+        ..Origin::default()
+    };
+    let tensor = pairs.repeat_dim(0, batch).repeat_dim(1, heads);
+    Ok(Intervals::new(tensor, None, window, origin))
 }
 
 /// Selects the `window` highest scored visible keys of each query, as one interval per key.
 ///
 /// `scores` is `[batch, kv_heads, k_len]`, f32 (f16 and bf16 are cast up). Exact for any window:
 /// the greater score first, then the lower index; NaN below every number; −∞ never. `window >=
-/// k_len` keeps every key.
+/// k_len` keeps every key. The short form of [`Selector::top`](crate::Selector::top).
 ///
 /// # Panics
 ///
@@ -87,18 +285,8 @@ pub fn try_select(scores: Tensor<3>, window: usize) -> Result<Intervals, Attenti
         return Err(AttentionError::ZeroWindow);
     }
     let scores = scores_as_f32(scores)?;
-    let [_, _, len] = scores.dims();
-    let limit = i32::MAX as usize;
-    if len > limit {
-        return Err(AttentionError::TooLarge {
-            what: "the number of keys",
-            size: len,
-            limit,
-        });
-    }
+    check_len(scores.dims()[2])?;
     let intervals = Dispatch::dynamic_mask_select(scores.into_dispatch(), window);
-    Ok(Intervals {
-        tensor: Tensor::from_dispatch(intervals),
-        window,
-    })
+    let tensor = Tensor::from_dispatch(intervals);
+    Ok(Intervals::new(tensor, None, window, Origin::default()))
 }

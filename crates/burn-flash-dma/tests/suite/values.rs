@@ -69,7 +69,7 @@ fn intervals_match_the_oracle_and_serve_several_calls() {
             let Tensors { q, k, v, scores } = case.tensors(&device);
             let scores = scores.unwrap();
             let intervals = select(scores.clone(), window);
-            assert_eq!(intervals.window(), window);
+            assert_eq!(intervals.max_live(), window);
             assert_eq!(
                 ints(intervals.tensor().clone()),
                 oracle_intervals(&case, window)

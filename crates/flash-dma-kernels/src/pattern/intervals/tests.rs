@@ -195,3 +195,69 @@ fn foreign_intervals_do_not_write_past_the_capacity() {
     let first_of_row_1 = tiles.lists * tiles.capacity;
     assert_eq!(keys[first_of_row_1..][..4], [0, 1, 2, 3]);
 }
+
+/// Intervals that end where `end(key)` says, clipped to `key..=n`.
+fn given(n: usize, end: impl Fn(usize) -> usize) -> Vec<Interval> {
+    let interval = |j: usize| Interval {
+        first: j as u32,
+        end: end(j).clamp(j, n) as u32,
+    };
+    (0..n).map(interval).collect()
+}
+
+/// The most intervals that contain one position.
+fn most_alive(rows: &[Vec<Interval>], n: usize) -> usize {
+    let alive = |row: &Vec<Interval>, p| row.iter().filter(|i| i.contains(p)).count();
+    let most = |row| (0..n as i64).map(move |p| alive(row, p)).max();
+    rows.iter().filter_map(most).max().unwrap_or(0)
+}
+
+#[test]
+fn boundary_keys_spill_where_many_die_at_once() {
+    let n = 700;
+    let several = Team {
+        lanes: 1,
+        planes: 3,
+    };
+    // Documents whose ends lie inside tiles; all keys dying at one position; deaths in the first and last query of a
+    // tile; two mass deaths within one tile, with survivors among them; and everything alive to the end.
+    let ends: [&dyn Fn(usize) -> usize; 5] = [
+        &|j| [131, 330, 331, 655, 700][[131, 330, 331, 655].iter().filter(|&&e| e <= j).count()],
+        &|_| 401,
+        &|j| if j % 2 == 0 { 448 } else { 449 },
+        &|j| [j + 3, 500, 505, 700][j % 4],
+        &|_| 700,
+    ];
+    let rows: Vec<_> = ends.iter().map(|end| given(n, end)).collect();
+    for row in rows {
+        let rows = [row];
+        let window = most_alive(&rows, n);
+        for q_len in [n, 333] {
+            for causal in [true, false] {
+                let problem = problem(1, q_len, n, window, causal);
+                for tile_size in [1, 16, 50, 64] {
+                    check(&problem, &rows, tile_size, 1);
+                }
+                check_team(&problem, &rows, 32, 2, several);
+            }
+        }
+    }
+}
+
+#[test]
+fn more_deaths_than_the_capacity_do_not_write_past_it() {
+    // Far more keys than the window of 2 allows die inside tile 12: boundary keys fill its list.
+    let n = 300;
+    let row = given(n, |_| 198);
+    let problem = problem(2, n, n, 2, true);
+    let client = client();
+    let live = live_keys(&client, &problem, &selection(&[row.clone(), row]));
+    let tiles = QueryTiles::new(&problem, 16);
+    let lists = tile_key_lists(&client, &problem, &live, &tiles, 0..tiles.lists);
+    assert_eq!(tiles.capacity, 17);
+    let (keys, counts) = (read_u32(&client, lists.keys), read_u32(&client, lists.counts));
+    for (list, count) in keys.chunks(17).zip(counts.chunks(2)).skip(12).step_by(tiles.lists) {
+        assert_eq!(count, [0, 17]);
+        assert!(list.iter().all(|&key| key < n as u32), "{list:?}");
+    }
+}

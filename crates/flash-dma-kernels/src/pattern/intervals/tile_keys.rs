@@ -15,8 +15,8 @@ pub(crate) struct TileKeysBlueprint {
     pub team: Team,
     /// Entries of the live list that wait in shared memory; a multiple of `step`.
     pub waiting: usize,
-    /// Boundary keys of a tile that wait in shared memory. The intervals of a selection have at most one birth and one
-    /// death per position.
+    /// Boundary keys of a tile that wait in shared memory: as many as births and deaths of a plain selection, which has
+    /// at most one of each per position. Where more die at once, as at the end of a document, the others spill.
     pub boundary: usize,
 }
 
@@ -85,7 +85,8 @@ pub(crate) struct TileListSizes {
 /// A cube owns a group of `planes` consecutive tiles of a row, one per plane. It reads the live list once, up to the
 /// group's last position; the entries that any of the group's positions attends to wait in shared memory, where each
 /// plane picks the entries of its tile. Full keys go straight to the list, boundary keys wait until the number of full
-/// keys is known.
+/// keys is known: `bp.boundary` of them in shared memory, and the spilled ones at the end of the list, the first of them
+/// in its last place.
 ///
 /// | buffer | layout |
 /// |---|---|
@@ -216,8 +217,13 @@ pub(crate) fn tile_keys_kernel(
                             }
                             full += full_bits.count_ones();
                             let place = boundary + (boundary_bits & member.before).count_ones();
-                            if is_boundary && place < comptime!(bp.boundary as u32) {
-                                boundary_keys[boundary_base + place as usize] = key;
+                            if is_boundary {
+                                if place < comptime!(bp.boundary as u32) {
+                                    boundary_keys[boundary_base + place as usize] = key;
+                                } else if place - comptime!(bp.boundary as u32) < sizes.capacity {
+                                    let spilled = place - comptime!(bp.boundary as u32);
+                                    lists[list + (sizes.capacity - 1u32 - spilled) as usize] = key;
+                                }
                             }
                             boundary += boundary_bits.count_ones();
                         }
@@ -229,20 +235,55 @@ pub(crate) fn tile_keys_kernel(
             }
         }
 
+        // A spilled key is moved by another lane than the one that wrote it.
+        if comptime!(team.lanes > 1) {
+            sync_storage();
+        }
         if local < sizes.tiles {
             full = min(full, sizes.capacity);
-            boundary = min(boundary, comptime!(bp.boundary as u32));
-            let total = min(full + boundary, sizes.capacity);
+            boundary = min(boundary, sizes.capacity - full);
+            let total = full + boundary;
+            let waited = min(boundary, comptime!(bp.boundary as u32));
             let mut i = member.lane as u32;
-            while full + i < total {
+            while i < waited {
                 lists[list + (full + i) as usize] = boundary_keys[boundary_base + i as usize];
                 i += comptime!(team.lanes as u32);
             }
+            let start = list + (full + waited) as usize;
+            let places = sizes.capacity - full - waited;
+            unspill(lists, start, places, boundary - waited, &member, team);
             if member.lane == 0 {
                 let to = (row * sizes.tiles as usize + local as usize) * 2;
                 counts[to] = full;
                 counts[to + 1] = total;
             }
         }
+    }
+}
+
+/// Brings `spilled` keys, which stand in reverse order at the end of `places` places from `start` on, to their begin and
+/// in order: the places are reversed. A lane swaps pairs of places, so no lane reads what another one writes.
+#[cube]
+fn unspill(
+    lists: &mut [u32],
+    start: usize,
+    places: u32,
+    spilled: u32,
+    member: &Member,
+    #[comptime] team: Team,
+) {
+    let mut near = member.lane as u32;
+    while near < spilled {
+        let far = places - 1u32 - near;
+        if near <= far {
+            let (to, from) = (start + near as usize, start + far as usize);
+            let (moved, displaced) = (lists[from], lists[to]);
+            lists[to] = moved;
+            // What stood among the first places is another spilled key, or nothing.
+            if far < spilled {
+                lists[from] = displaced;
+            }
+        }
+        near += comptime!(team.lanes as u32);
     }
 }

@@ -1,0 +1,194 @@
+//! One rule on the scores of a batch, in plain tensor operations around the selection of the engines.
+
+use super::documents::{Document, Documents};
+use crate::ops::attention::DynamicMaskOps;
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use flash_dma_problem::SelectionRule;
+use std::collections::BTreeMap;
+
+/// The intervals of scores `[batch, kv_heads, k_len]` (f32) under a checked rule, `[batch, kv_heads, k_len, 2]` i32.
+///
+/// The older keys are selected among themselves, so a key that is selected on `[j, e)` is attended to on
+/// `[j, e + recent)`, clipped to its document; a hidden key is not.
+pub(crate) fn compose(
+    scores: Tensor<3>,
+    rule: SelectionRule,
+    documents: Option<&Documents>,
+) -> Tensor<4, Int> {
+    let [batch, heads, k_len] = scores.dims();
+    let device = scores.device();
+    if batch * heads * k_len == 0 {
+        return Tensor::zeros([batch, heads, k_len, 2], (&device, DType::I32));
+    }
+    let documents = documents.filter(|documents| documents.equal() != Some(k_len));
+    let Some(documents) = documents else {
+        let selected = select_rows(scores.clone(), rule);
+        if rule.recent == 0 {
+            return selected;
+        }
+        let shift = ints(vec![0, clipped(rule.recent, k_len)], [1, 1, 1, 2], &device);
+        let later = (selected + shift).clamp_max(k_len as i64);
+        return hide(later, &scores);
+    };
+    let selected = match documents.equal() {
+        Some(len) => {
+            let rows = scores.clone().reshape([batch, heads * (k_len / len), len]);
+            select_rows(rows, rule).reshape([batch, heads, k_len, 2])
+        }
+        None => select_ragged(scores.clone(), rule, documents),
+    };
+    // From positions of the document to those of the sequence.
+    let mut shift = Vec::with_capacity(2 * batch * k_len);
+    let mut end = Vec::with_capacity(batch * k_len);
+    for Document { start, len, .. } in documents.all() {
+        let later = start + clipped(rule.recent, len) as usize;
+        let pair = [start as i32, later as i32];
+        shift.extend(pair.repeat(len));
+        end.extend(vec![(start + len) as i32; len]);
+    }
+    let shift = ints(shift, [batch, 1, k_len, 2], &device);
+    let end = ints(end, [batch, 1, k_len, 1], &device);
+    let later = (selected + shift).min_pair(end.expand([batch, heads, k_len, 2]));
+    match rule.recent {
+        0 => later,
+        _ => hide(later, &scores),
+    }
+}
+
+/// Positions that are added to ends within `len`: so many that nothing passes 32 bits.
+fn clipped(recent: usize, len: usize) -> i32 {
+    recent.min(len) as i32
+}
+
+/// Selects by rank in rows that are documents of their own, `[rows, heads, len]` of any meaning.
+fn select_rows(scores: Tensor<3>, rule: SelectionRule) -> Tensor<4, Int> {
+    let [rows, heads, len] = scores.dims();
+    let device = scores.device();
+    if rule.ranked() == 0 {
+        let keys = Tensor::<1, Int>::arange(0..len as i64, (&device, DType::I32));
+        return keys.reshape([1, 1, len, 1]).expand([rows, heads, len, 2]);
+    }
+    let ranks = if rule.sinks == 0 {
+        scores
+    } else {
+        let sinks = Tensor::<1, Int>::arange(0..len as i64, (&device, DType::I32))
+            .lower_elem(rule.sinks.min(len) as i32)
+            .reshape([1, 1, len])
+            .expand([rows, heads, len]);
+        let shown = scores.clone().not_equal_elem(f32::NEG_INFINITY);
+        scores.mask_fill(sinks.bool_and(shown), f32::INFINITY)
+    };
+    let intervals = Dispatch::dynamic_mask_select(ranks.into_dispatch(), rule.ranked());
+    Tensor::from_dispatch(intervals)
+}
+
+/// Ends the intervals of hidden keys where they begin.
+fn hide(intervals: Tensor<4, Int>, scores: &Tensor<3>) -> Tensor<4, Int> {
+    let shape = intervals.dims();
+    let hidden = scores.clone().equal_elem(f32::NEG_INFINITY);
+    let hidden = hidden.unsqueeze_dim::<4>(3).expand(shape);
+    let first = intervals.clone().narrow(3, 0, 1).expand(shape);
+    intervals.mask_where(hidden, first)
+}
+
+/// The intervals of documents of different lengths, in positions of each document; a key that is never evicted ends at
+/// or past the end of its document.
+///
+/// Documents are padded with hidden keys to buckets of equal lengths, which are selected at once: at most twice as many
+/// keys in all.
+fn select_ragged(scores: Tensor<3>, rule: SelectionRule, documents: &Documents) -> Tensor<4, Int> {
+    let [batch, heads, k_len] = scores.dims();
+    let device = scores.device();
+    let tokens = batch * k_len;
+    let hidden = Tensor::full([heads, 1], f32::NEG_INFINITY, (&device, DType::F32));
+    let scores = scores.swap_dims(0, 1).reshape([heads, tokens]);
+    let scores = Tensor::cat(vec![scores, hidden], 1);
+    let mut selected = Vec::new();
+    let mut places = vec![0i32; tokens];
+    let mut place = 0;
+    for (padded, bucket) in buckets(documents, tokens) {
+        let mut index = vec![tokens as i32; bucket.len() * padded];
+        for (document, row) in bucket.iter().zip(index.chunks_mut(padded)) {
+            let first = document.sequence * k_len + document.start;
+            for (at, token) in row.iter_mut().enumerate().take(document.len) {
+                *token = (first + at) as i32;
+                places[first + at] = (place + at) as i32;
+            }
+            place += padded;
+        }
+        let len = index.len();
+        let rows = scores.clone().select(1, ints(index, [len], &device));
+        let rows = rows.reshape([heads, bucket.len(), padded]);
+        selected.push(select_rows(rows, rule).reshape([heads, len, 2]));
+    }
+    let selected = Tensor::cat(selected, 1).select(1, ints(places, [tokens], &device));
+    (selected.reshape([heads, batch, k_len, 2])).swap_dims(0, 1)
+}
+
+/// The documents by padded length, a power of two. Buckets of short documents join the next one as long as all buckets
+/// together have at most twice the tokens.
+fn buckets(documents: &Documents, tokens: usize) -> Vec<(usize, Vec<Document>)> {
+    let mut by_len: BTreeMap<usize, Vec<Document>> = BTreeMap::new();
+    for document in documents.all() {
+        let padded = document.len.next_power_of_two();
+        by_len.entry(padded).or_default().push(document);
+    }
+    let mut total: usize = by_len.iter().map(|(len, bucket)| len * bucket.len()).sum();
+    let mut joined: Vec<(usize, Vec<Document>)> = Vec::new();
+    for (padded, mut bucket) in by_len {
+        if let Some((len, shorter)) = joined.pop() {
+            let more = (padded - len) * shorter.len();
+            if total + more <= 2 * tokens {
+                total += more;
+                bucket.extend(shorter);
+            } else {
+                joined.push((len, shorter));
+            }
+        }
+        joined.push((padded, bucket));
+    }
+    joined
+}
+
+/// An i32 tensor of these values.
+pub(crate) fn ints<const D: usize>(
+    values: Vec<i32>,
+    shape: [usize; D],
+    device: &Device,
+) -> Tensor<D, Int> {
+    Tensor::from_data(TensorData::new(values, shape), (device, DType::I32))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_hold_every_document_once_in_at_most_twice_the_tokens() {
+        for lengths in [
+            vec![1, 1, 1, 1, 1],
+            vec![5, 700, 3, 65, 64, 1, 1, 33],
+            vec![1000, 1, 2, 3],
+            vec![0, 17, 0, 9],
+            vec![513; 9],
+        ] {
+            let tokens = lengths.iter().sum();
+            let documents = Documents::from_lengths([lengths.clone()]);
+            let buckets = buckets(&documents, tokens);
+            let padded: usize = buckets.iter().map(|(len, bucket)| len * bucket.len()).sum();
+            assert!(padded <= 2 * tokens, "{lengths:?}: {padded}");
+            let mut held: Vec<(usize, usize)> = Vec::new();
+            for (len, bucket) in &buckets {
+                assert!(bucket.iter().all(|document| document.len <= *len));
+                held.extend(bucket.iter().map(|document| (document.start, document.len)));
+            }
+            held.sort_unstable();
+            let all: Vec<_> = documents.all().map(|d| (d.start, d.len)).collect();
+            assert_eq!(held, all, "{lengths:?}");
+        }
+        // Short documents join the long ones, where they cost little.
+        let documents = Documents::from_lengths([vec![1000, 1, 2, 3]]);
+        assert_eq!(buckets(&documents, 1006).len(), 2);
+    }
+}

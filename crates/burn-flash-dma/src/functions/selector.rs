@@ -1,0 +1,250 @@
+//! Rules that make intervals of scores.
+
+use super::composition::{compose, ints};
+use super::documents::Documents;
+use super::selection::{Intervals, Origin};
+use crate::validate::{expect, scores_as_f32};
+use burn::tensor::{DType, Int, Tensor};
+use flash_dma_problem::{AttentionError, SelectionRule};
+
+/// How many keys a query keeps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Window {
+    /// As many for every head.
+    Uniform(usize),
+    /// One number per key/value head.
+    PerHead(Vec<usize>),
+}
+
+impl From<usize> for Window {
+    fn from(window: usize) -> Self {
+        Self::Uniform(window)
+    }
+}
+
+impl From<Vec<usize>> for Window {
+    fn from(windows: Vec<usize>) -> Self {
+        Self::PerHead(windows)
+    }
+}
+
+/// A rule that makes [`Intervals`] of scores: which of the keys that a position may see it attends to.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use burn_flash_dma::{Documents, Selector};
+///
+/// let scores = Tensor::<3>::random([1, 2, 100], Distribution::Default, &Device::flex());
+/// // Of each document the first key, the last 8, and the 7 best of the others.
+/// let selector = Selector::top(16).recent(8).sinks(1);
+/// let selector = selector.documents(Documents::from_lengths([vec![40, 60]]));
+/// let intervals = selector.select(scores);
+/// assert_eq!(intervals.max_live(), 16);
+/// # }
+/// ```
+///
+/// The parts compose. With a window `w`, `r` recent keys and `s` sinks, a position attends to its last `r` keys and to
+/// the `w − r` keys that rank highest among the older ones; the first `s` keys rank above all others. Recency goes by
+/// position: a hidden key (a score of −∞) is not attended to, but uses up its place among the recent ones. A hidden sink
+/// stays hidden. With documents all of it holds inside each document.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "nothing is selected before `select`"]
+pub struct Selector {
+    window: Window,
+    recent: usize,
+    sinks: usize,
+    documents: Option<Documents>,
+    runners_up: usize,
+}
+
+impl Selector {
+    /// The `window` highest scored visible keys of each query: one number, or one per key/value head.
+    pub fn top(window: impl Into<Window>) -> Self {
+        Self {
+            window: window.into(),
+            recent: 0,
+            sinks: 0,
+            documents: None,
+            runners_up: 0,
+        }
+    }
+
+    /// Keeps the last `recent` keys whatever their scores; they count in the window.
+    pub fn recent(mut self, recent: usize) -> Self {
+        self.recent = recent;
+        self
+    }
+
+    /// Ranks the first `sinks` keys above all others, from where they are no longer recent; they count in the window.
+    pub fn sinks(mut self, sinks: usize) -> Self {
+        self.sinks = sinks;
+        self
+    }
+
+    /// Selects inside each document; no token attends to another document.
+    pub fn documents(mut self, documents: Documents) -> Self {
+        self.documents = Some(documents);
+        self
+    }
+
+    /// Gives the scores of the `runners_up` best keys outside the window a gradient
+    /// ([`far`](Intervals::far)): the same rule with so many more keys by rank. Costs a second selection, which is made
+    /// only if autodiff tracks the scores.
+    pub fn runners_up(mut self, runners_up: usize) -> Self {
+        self.runners_up = runners_up;
+        self
+    }
+
+    /// The intervals under this rule. `scores` is `[batch, kv_heads, k_len]`, f32 (f16 and bf16 are cast up): the
+    /// greater score first, then the lower index; NaN below every number; −∞ never. The result is a constant to
+    /// autodiff.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_select`](Self::try_select) returns an error, with that error's text.
+    #[must_use]
+    pub fn select(&self, scores: Tensor<3>) -> Intervals {
+        expect(self.try_select(scores))
+    }
+
+    /// Like [`select`](Self::select), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::ZeroWindow`], [`AttentionError::WindowParts`] if recent keys and sinks are more than the (least)
+    /// window, [`AttentionError::HeadWindows`], [`AttentionError::DocumentBatch`], [`AttentionError::DocumentTokens`],
+    /// [`AttentionError::ElementType`] or [`AttentionError::TooLarge`].
+    pub fn try_select(&self, scores: Tensor<3>) -> Result<Intervals, AttentionError> {
+        let heads = self.heads(scores.dims()[1])?;
+        if let Some(documents) = &self.documents {
+            documents.check(scores.dims())?;
+        }
+        let scores = scores_as_f32(scores)?;
+        let [batch, _, k_len] = scores.dims();
+        check_len(k_len)?;
+        if self.recent > 0 || self.documents.is_some() {
+            // Sums of positions, and the tokens of all sequences, are 32-bit numbers.
+            check_len(2 * batch.max(1) * k_len)?;
+        }
+        let has_far = self.runners_up > 0 && is_tracked(&scores);
+        let scores = scores.detach();
+        let documents = self.documents.as_ref();
+        let far = has_far.then(|| {
+            let wider = |rule: SelectionRule| rule.widened(self.runners_up);
+            let [batch, heads_len, k_len] = scores.dims();
+            let both = each_head(&heads, &scores, |rule, z| compose(z, wider(rule), documents));
+            both.narrow(3, 1, 1).reshape([batch, heads_len, k_len])
+        });
+        let tensor = each_head(&heads, &scores, |rule, z| compose(z, rule, documents));
+        let max_live = heads.iter().map(|(rule, _)| rule.window).max();
+        Ok(Intervals::new(
+            tensor,
+            far,
+            max_live.unwrap_or(1),
+            Origin {
+                recent: self.recent,
+                sinks: self.sinks,
+                documents: self.documents.clone(),
+            },
+        ))
+    }
+
+    /// The distinct rules and the heads of each.
+    fn heads(&self, kv_heads: usize) -> Result<Vec<(SelectionRule, Vec<usize>)>, AttentionError> {
+        let windows = match &self.window {
+            Window::Uniform(window) => vec![*window; kv_heads.max(1)],
+            Window::PerHead(windows) => windows.clone(),
+        };
+        let mut rules: Vec<(SelectionRule, Vec<usize>)> = Vec::new();
+        let mut sorted = windows.clone();
+        sorted.sort_unstable();
+        // The least window says first what does not fit.
+        for window in sorted {
+            let rule = SelectionRule {
+                window,
+                recent: self.recent,
+                sinks: self.sinks,
+            };
+            rule.check()?;
+        }
+        if matches!(self.window, Window::PerHead(_)) && windows.len() != kv_heads {
+            return Err(AttentionError::HeadWindows {
+                windows: windows.len(),
+                kv_heads,
+            });
+        }
+        for (head, window) in windows.into_iter().enumerate() {
+            match rules.iter_mut().find(|(rule, _)| rule.window == window) {
+                Some((_, heads)) => heads.push(head),
+                None => {
+                    let rule = SelectionRule {
+                        window,
+                        recent: self.recent,
+                        sinks: self.sinks,
+                    };
+                    rules.push((rule, vec![head]));
+                }
+            }
+        }
+        Ok(rules)
+    }
+}
+
+/// Refuses more keys than positions can count.
+pub(crate) fn check_len(len: usize) -> Result<(), AttentionError> {
+    let limit = i32::MAX as usize;
+    if len > limit {
+        return Err(AttentionError::TooLarge {
+            what: "the number of keys",
+            size: len,
+            limit,
+        });
+    }
+    Ok(())
+}
+
+#[cfg(feature = "autodiff")]
+fn is_tracked(scores: &Tensor<3>) -> bool {
+    scores.is_tracked()
+}
+
+#[cfg(not(feature = "autodiff"))]
+fn is_tracked(_scores: &Tensor<3>) -> bool {
+    false
+}
+
+/// The intervals of all heads, from those of the heads of each rule.
+fn each_head(
+    rules: &[(SelectionRule, Vec<usize>)],
+    scores: &Tensor<3>,
+    make: impl Fn(SelectionRule, Tensor<3>) -> Tensor<4, Int>,
+) -> Tensor<4, Int> {
+    let device = scores.device();
+    match rules {
+        [] => {
+            let [batch, heads, k_len] = scores.dims();
+            return Tensor::zeros([batch, heads, k_len, 2], (&device, DType::I32));
+        }
+        [(rule, _)] => return make(*rule, scores.clone()),
+        _ => {}
+    }
+    let of = |heads: &[usize]| {
+        let heads: Vec<i32> = heads.iter().map(|&head| head as i32).collect();
+        let len = heads.len();
+        ints(heads, [len], &device)
+    };
+    let parts = rules
+        .iter()
+        .map(|(rule, heads)| make(*rule, scores.clone().select(1, of(heads))));
+    let made = Tensor::cat(parts.collect(), 1);
+    let order: Vec<usize> = rules.iter().flat_map(|(_, heads)| heads.clone()).collect();
+    if order.is_sorted() {
+        return made;
+    }
+    let mut places = vec![0; order.len()];
+    for (place, head) in order.into_iter().enumerate() {
+        places[head] = place;
+    }
+    made.select(1, of(&places))
+}

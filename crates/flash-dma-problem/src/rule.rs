@@ -1,0 +1,95 @@
+//! The rule by which a head selects its keys.
+
+use crate::AttentionError;
+
+/// Which of the keys that a position may see it attends to: its last `recent` keys, and the `window − recent` best of
+/// the older ones, among which the first `sinks` keys rank above all others.
+///
+/// Recency goes by position: a hidden key (a score of −∞) is not attended to, but takes its place among the recent
+/// ones. A hidden sink stays hidden. With documents, all of it applies to the keys of the position's document.
+///
+/// A key `j` competes from position `j + recent` on. So if selecting `window − recent` keys gives it the interval
+/// `[j, e)`, its interval under the rule is `[j, e + recent)`, clipped to the document.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SelectionRule {
+    /// Keys that a position keeps, recent ones and sinks included.
+    pub window: usize,
+    /// The last keys, which are kept whatever their scores.
+    pub recent: usize,
+    /// The first keys, which rank above all others.
+    pub sinks: usize,
+}
+
+impl SelectionRule {
+    /// The `window` best keys.
+    #[must_use]
+    pub fn top(window: usize) -> Self {
+        Self {
+            window,
+            recent: 0,
+            sinks: 0,
+        }
+    }
+
+    /// Checks that the window has room for recent keys and sinks.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::ZeroWindow`] or [`AttentionError::WindowParts`].
+    pub fn check(&self) -> Result<(), AttentionError> {
+        let Self {
+            window,
+            recent,
+            sinks,
+        } = *self;
+        if window == 0 {
+            return Err(AttentionError::ZeroWindow);
+        }
+        if recent.saturating_add(sinks) > window {
+            return Err(AttentionError::WindowParts {
+                recent,
+                sinks,
+                window,
+            });
+        }
+        Ok(())
+    }
+
+    /// Keys that are kept by rank: all but the recent ones.
+    #[must_use]
+    pub fn ranked(&self) -> usize {
+        self.window - self.recent
+    }
+
+    /// The same rule with `more` keys by rank.
+    #[must_use]
+    pub fn widened(mut self, more: usize) -> Self {
+        self.window = self.window.saturating_add(more);
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn recent_keys_and_sinks_fit_into_the_window() {
+        let rule = |window, recent, sinks| SelectionRule {
+            window,
+            recent,
+            sinks,
+        };
+        assert_eq!(rule(5, 2, 3).check(), Ok(()));
+        assert_eq!(rule(5, 5, 0).check(), Ok(()));
+        assert_eq!(rule(0, 0, 0).check(), Err(AttentionError::ZeroWindow));
+        let text = |rule: SelectionRule| rule.check().unwrap_err().to_string();
+        assert_eq!(
+            text(rule(5, 2, 4)),
+            "2 recent keys and 4 sinks pass the window of 5 keys"
+        );
+        assert!(rule(5, 6, 0).check().is_err());
+        assert!(rule(5, usize::MAX, 1).check().is_err());
+        assert_eq!(rule(5, 2, 3).widened(usize::MAX).window, usize::MAX);
+    }
+}
