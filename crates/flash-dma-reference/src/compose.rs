@@ -60,7 +60,11 @@ pub fn intervals(scores: &[f64], documents: &[usize], rule: &SelectionRule) -> V
 ///
 /// As [`intervals`].
 #[must_use]
-pub fn intervals_by_heap(scores: &[f64], documents: &[usize], rule: &SelectionRule) -> Vec<Interval> {
+pub fn intervals_by_heap(
+    scores: &[f64],
+    documents: &[usize],
+    rule: &SelectionRule,
+) -> Vec<Interval> {
     let mut intervals = Vec::with_capacity(scores.len());
     for (start, end) in bounds(documents, scores.len()) {
         let mut ranks = scores[start..end].to_vec();

@@ -68,13 +68,16 @@ fn a_small_composition_by_hand() {
     let hidden = f64::NEG_INFINITY;
     // Window 3: the last key, and the two best of the older ones, of which key 0 is a sink.
     let scores = [-5.0, 2.0, hidden, 9.0, 1.0, 0.0];
-    let expected =
-        [(0, 6), (1, 4), (2, 2), (3, 6), (4, 5), (5, 6)].map(|(first, end)| Interval { first, end });
+    let expected = [(0, 6), (1, 4), (2, 2), (3, 6), (4, 5), (5, 6)]
+        .map(|(first, end)| Interval { first, end });
     assert_eq!(compose::intervals(&scores, &[6], &rule(3, 1, 1)), expected);
     // At position 2 the hidden key takes the place of the recent one: keys 0 and 1 remain.
     assert_eq!(compose::attended(&scores, &rule(3, 1, 1), 2), [0, 1]);
     // A sliding window of 2 in documents of 4 and 2 tokens.
-    let expected =
-        [(0, 2), (1, 3), (2, 2), (3, 4), (4, 6), (5, 6)].map(|(first, end)| Interval { first, end });
-    assert_eq!(compose::intervals(&scores, &[4, 2], &rule(2, 2, 0)), expected);
+    let expected = [(0, 2), (1, 3), (2, 2), (3, 4), (4, 6), (5, 6)]
+        .map(|(first, end)| Interval { first, end });
+    assert_eq!(
+        compose::intervals(&scores, &[4, 2], &rule(2, 2, 0)),
+        expected
+    );
 }

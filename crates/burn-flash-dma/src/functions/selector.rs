@@ -133,7 +133,9 @@ impl Selector {
         let far = has_far.then(|| {
             let wider = |rule: SelectionRule| rule.widened(self.runners_up);
             let [batch, heads_len, k_len] = scores.dims();
-            let both = each_head(&heads, &scores, |rule, z| compose(z, wider(rule), documents));
+            let both = each_head(&heads, &scores, |rule, z| {
+                compose(z, wider(rule), documents)
+            });
             both.narrow(3, 1, 1).reshape([batch, heads_len, k_len])
         });
         let tensor = each_head(&heads, &scores, |rule, z| compose(z, rule, documents));

@@ -1,11 +1,13 @@
 //! The attention layer of Dynamic Mask Attention.
 
 use super::inline::Inline;
-use super::input::{DynamicMaskInput, Padding};
+use super::input::{DynamicMaskInput, Tokens};
 use super::rope::rotate;
 use super::scorer::{ScoreForm, Scorer};
 use crate::functions::attention::Attention;
-use crate::functions::selection::{Intervals, try_select};
+use crate::functions::documents::Documents;
+use crate::functions::selection::Intervals;
+use crate::functions::selector::Selector;
 use crate::validate::{check_shape, expect, same_device, scores_as_f32};
 use burn::config::Config;
 use burn::module::{Initializer, Module};
@@ -13,7 +15,9 @@ use burn::nn::{
     Linear, LinearConfig, RmsNorm, RmsNormConfig, RotaryEncoding, RotaryEncodingConfig,
 };
 use burn::tensor::{Device, Tensor};
-use flash_dma_problem::{AttentionError, AttentionOptions, ElementType, Problem, TensorName};
+use flash_dma_problem::{
+    AttentionError, AttentionOptions, ElementType, Problem, SelectionRule, TensorName,
+};
 
 /// Configuration of [`DynamicMaskAttention`].
 ///
@@ -37,6 +41,15 @@ pub struct DynamicMaskAttentionConfig {
     pub head_dim: Option<usize>,
     /// Number of keys that each query keeps. Default: all, that is dense attention with a bias per key.
     pub keep_window: Option<usize>,
+    /// The last keys that each query keeps whatever their scores, counted in the window. Default: none. With a window and
+    /// causal only.
+    pub recent: Option<usize>,
+    /// The first keys of a sequence (of each document) that rank above all others, counted in the window. Default:
+    /// none. With a window and causal only.
+    pub sinks: Option<usize>,
+    /// The keys ranked next after the window whose scores get a gradient in training, see
+    /// [`Selector::runners_up`]. Default: none. They change no output; without a window there are none.
+    pub runners_up: Option<usize>,
     /// Whether a query sees only the keys up to itself. Default: true.
     #[config(default = true)]
     pub causal: bool,
@@ -90,6 +103,9 @@ pub struct DynamicMaskAttention {
     n_heads: usize,
     n_kv_heads: usize,
     head_dim: usize,
+    recent: usize,
+    sinks: usize,
+    runners_up: usize,
     #[module(skip)]
     options: AttentionOptions,
 }
@@ -121,7 +137,8 @@ impl DynamicMaskAttentionConfig {
     ///
     /// # Errors
     ///
-    /// [`AttentionError`] if the heads, the head dimension, the window, the scale or the softcap are refused.
+    /// [`AttentionError`] if the heads, the head dimension, the window, its recent keys and sinks, the scale or the
+    /// softcap are refused.
     pub fn try_init(&self, device: &Device) -> Result<DynamicMaskAttention, AttentionError> {
         let (head_dim, kv_heads) = (self.resolved_head_dim(), self.resolved_kv_heads());
         let options = AttentionOptions {
@@ -135,6 +152,9 @@ impl DynamicMaskAttentionConfig {
         let kv = [1, kv_heads, 1, head_dim];
         let q = [1, self.n_heads, 1, head_dim];
         Problem::new(&q, &kv, &kv, Some(&kv[..3]), ElementType::F32, &options)?;
+        let [recent, sinks, runners_up] =
+            [self.recent, self.sinks, self.runners_up].map(Option::unwrap_or_default);
+        check_rule(recent, sinks, &options)?;
 
         let linear = |from, to| {
             LinearConfig::new(from, to)
@@ -170,6 +190,9 @@ impl DynamicMaskAttentionConfig {
             n_heads: self.n_heads,
             n_kv_heads: kv_heads,
             head_dim,
+            recent,
+            sinks,
+            runners_up,
             options,
         })
     }
@@ -190,16 +213,17 @@ impl DynamicMaskAttention {
     ///
     /// # Errors
     ///
-    /// [`AttentionError`] if the last axis is not `d_model`, the sequence is longer than the rotary encoding, or the
-    /// lengths of the input do not fit it. Nothing is computed then.
+    /// [`AttentionError`] if the last axis is not `d_model`, the sequence is longer than the rotary encoding, the lengths
+    /// or the documents of the input do not fit it, or there are documents and the layer is not causal. Nothing is
+    /// computed then.
     pub fn try_forward(
         &self,
         input: impl Into<DynamicMaskInput>,
     ) -> Result<Tensor<3>, AttentionError> {
-        let (x, padding) = self.tokens(input.into())?;
-        let [q, k, v] = self.project(x.clone());
-        let scores = self.scorer.0.scores(&x, || v.clone())?;
-        self.attend([q, k, v], scores, &padding)
+        let tokens = self.tokens(input.into())?;
+        let [q, k, v] = self.project(tokens.x.clone());
+        let scores = self.scorer.0.scores(&tokens.x, || v.clone())?;
+        self.attend([q, k, v], scores, &tokens)
     }
 
     /// As [`forward`](Self::forward), with other scores in place of the layer's own: `[batch, n_kv_heads, len]`, f32
@@ -229,13 +253,13 @@ impl DynamicMaskAttention {
         input: impl Into<DynamicMaskInput>,
         scores: Tensor<3>,
     ) -> Result<Tensor<3>, AttentionError> {
-        let (x, padding) = self.tokens(input.into())?;
-        let [batch, len, _] = x.dims();
+        let tokens = self.tokens(input.into())?;
+        let [batch, len, _] = tokens.x.dims();
         let expected = [batch, self.n_kv_heads, len];
         check_shape(TensorName::Scores, &scores.dims(), &expected)?;
-        same_device(&x.device(), TensorName::Scores, scores.device())?;
+        same_device(&tokens.x.device(), TensorName::Scores, scores.device())?;
         let scores = scores_as_f32(scores)?;
-        self.attend(self.project(x), scores, &padding)
+        self.attend(self.project(tokens.x.clone()), scores, &tokens)
     }
 
     /// The scores of the tokens of an input, `[batch, n_kv_heads, len]`, f32; −∞ for padding.
@@ -257,9 +281,7 @@ impl DynamicMaskAttention {
         &self,
         input: impl Into<DynamicMaskInput>,
     ) -> Result<Tensor<3>, AttentionError> {
-        let (x, padding) = self.tokens(input.into())?;
-        let scores = self.scorer.0.scores(&x, || self.values(x.clone()))?;
-        Ok(padding.hidden(scores))
+        self.scores_of(&self.tokens(input.into())?)
     }
 
     /// The selection that [`forward`](Self::forward) makes for an input, to look at.
@@ -281,14 +303,16 @@ impl DynamicMaskAttention {
         &self,
         input: impl Into<DynamicMaskInput>,
     ) -> Result<Intervals, AttentionError> {
-        self.select(self.try_scores(input)?)
+        let tokens = self.tokens(input.into())?;
+        let scores = self.scores_of(&tokens)?;
+        self.selector(tokens.documents).try_select(scores)
     }
 
     /// The layer with another number of keys per query, `None` for all of them.
     ///
     /// # Panics
     ///
-    /// If the window is 0.
+    /// If [`try_set_keep_window`](Self::try_set_keep_window) returns an error, with that error's text.
     #[must_use]
     pub fn with_keep_window(mut self, window: impl Into<Option<usize>>) -> Self {
         self.set_keep_window(window);
@@ -309,16 +333,18 @@ impl DynamicMaskAttention {
     ///
     /// # Errors
     ///
-    /// [`AttentionError::ZeroWindow`]; the window stays what it was then.
+    /// [`AttentionError::ZeroWindow`], or [`AttentionError::WindowParts`] if the layer's recent keys and sinks do not fit
+    /// into it; the window stays what it was then.
     pub fn try_set_keep_window(
         &mut self,
         window: impl Into<Option<usize>>,
     ) -> Result<(), AttentionError> {
-        let window = window.into();
-        if window == Some(0) {
-            return Err(AttentionError::ZeroWindow);
-        }
-        self.options.keep_window = window;
+        let options = AttentionOptions {
+            keep_window: window.into(),
+            ..self.options
+        };
+        check_rule(self.recent, self.sinks, &options)?;
+        self.options = options;
         Ok(())
     }
 
@@ -341,7 +367,7 @@ impl DynamicMaskAttention {
     }
 
     /// The tokens of an input, if it fits this layer.
-    fn tokens(&self, input: DynamicMaskInput) -> Result<(Tensor<3>, Padding), AttentionError> {
+    fn tokens(&self, input: DynamicMaskInput) -> Result<Tokens, AttentionError> {
         let shape @ [batch, len, _] = input.dims();
         check_shape(TensorName::Tokens, &shape, &[batch, len, self.d_model])?;
         if let Some(rope) = &self.rope {
@@ -355,25 +381,48 @@ impl DynamicMaskAttention {
                 });
             }
         }
-        input.try_into_parts()
+        if let Some(documents) = input.its_documents() {
+            documents.check([batch, self.n_kv_heads, len])?;
+            if !self.options.causal {
+                return Err(AttentionError::SelectionNotCausal);
+            }
+        }
+        input.try_into_tokens()
     }
 
-    /// The layer from q, k and v on: the keys are selected here and nowhere else.
+    fn scores_of(&self, tokens: &Tokens) -> Result<Tensor<3>, AttentionError> {
+        let values = || self.values(tokens.x.clone());
+        Ok(tokens.hidden(self.scorer.0.scores(&tokens.x, values)?))
+    }
+
+    /// The layer from q, k and v on.
     fn attend(
         &self,
         [q, k, v]: [Tensor<4>; 3],
         scores: Tensor<3>,
-        padding: &Padding,
+        tokens: &Tokens,
     ) -> Result<Tensor<3>, AttentionError> {
-        let scores = padding.hidden(scores);
-        let intervals = self.select(scores.clone())?;
+        let scores = tokens.hidden(scores);
+        let selector = self.selector(tokens.documents.clone());
+        let intervals = selector.try_select(scores.clone())?;
         let attention = Attention::new(self.place(q), self.place(k), v).scores(scores);
         let attention = attention.intervals(&intervals).options(self.options);
-        Ok(padding.zeroed(self.merge_heads(attention.try_forward()?)))
+        Ok(tokens.zeroed(self.merge_heads(attention.try_forward()?)))
     }
 
-    fn select(&self, scores: Tensor<3>) -> Result<Intervals, AttentionError> {
-        try_select(scores, self.options.keep_window.unwrap_or(usize::MAX))
+    /// What selects the keys, in every pass over whole sequences.
+    fn selector(&self, documents: Option<Documents>) -> Selector {
+        let selector = match self.options.keep_window {
+            Some(window) => Selector::top(window)
+                .recent(self.recent)
+                .sinks(self.sinks)
+                .runners_up(self.runners_up),
+            None => Selector::top(usize::MAX),
+        };
+        match documents {
+            Some(documents) => selector.documents(documents),
+            None => selector,
+        }
     }
 
     /// q, k and v of `[batch, len, d_model]`, normalised: `[batch, heads, len, head_dim]`.
@@ -414,6 +463,11 @@ impl DynamicMaskAttention {
         self.options
     }
 
+    /// Whether some keys are kept for where they are.
+    pub(super) fn keeps_by_position(&self) -> bool {
+        self.recent > 0 || self.sinks > 0
+    }
+
     /// Heads of k and v.
     pub(super) fn kv_heads(&self) -> usize {
         self.n_kv_heads
@@ -431,4 +485,21 @@ impl DynamicMaskAttention {
             None => tensor,
         }
     }
+}
+
+/// Refuses parts of a window that do not fit into it, or that have no meaning.
+fn check_rule(
+    recent: usize,
+    sinks: usize,
+    options: &AttentionOptions,
+) -> Result<(), AttentionError> {
+    if (recent > 0 || sinks > 0) && !options.causal {
+        return Err(AttentionError::SelectionNotCausal);
+    }
+    let rule = SelectionRule {
+        window: options.keep_window.unwrap_or(usize::MAX),
+        recent,
+        sinks,
+    };
+    rule.check()
 }

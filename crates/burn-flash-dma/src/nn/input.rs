@@ -1,11 +1,12 @@
-//! What a layer attends over: tokens, and which of them are padding.
+//! What a layer attends over: tokens, which of them are padding, and where documents end.
 
+use crate::functions::documents::Documents;
 use crate::validate::check_shape;
-use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
+use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 use flash_dma_problem::{AttentionError, TensorName};
 
 /// The input of [`DynamicMaskAttention`](super::DynamicMaskAttention): tokens, and what is known about them. A plain
-/// tensor is an input without padding.
+/// tensor is an input without padding, of one document per sequence.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -24,12 +25,17 @@ use flash_dma_problem::{AttentionError, TensorName};
 pub struct DynamicMaskInput {
     x: Tensor<3>,
     lengths: Option<Vec<usize>>,
+    documents: Option<Documents>,
 }
 
 impl DynamicMaskInput {
     /// Tokens `[batch, len, d_model]`, all of which count.
     pub fn new(x: Tensor<3>) -> Self {
-        Self { x, lengths: None }
+        Self {
+            x,
+            lengths: None,
+            documents: None,
+        }
     }
 
     /// The number of tokens of each sequence of the batch, up to `len`; what stands behind them is padding. No query
@@ -40,38 +46,65 @@ impl DynamicMaskInput {
         self
     }
 
+    /// The documents that are packed into each sequence: tokens attend to their own document only, as if it stood alone
+    /// (rotary positions go on from one to the next, but only their differences count). Needs a causal layer. The
+    /// lengths of a sequence's documents add up to `len`: behind the [`lengths`](Self::lengths) the padding is one more,
+    /// or part of the last.
+    pub fn documents(mut self, documents: Documents) -> Self {
+        self.documents = Some(documents);
+        self
+    }
+
     /// The shape of the tokens.
     pub(super) fn dims(&self) -> [usize; 3] {
         self.x.dims()
     }
 
-    /// The tokens with zeros for padding, and where the padding is.
-    pub(super) fn try_into_parts(self) -> Result<(Tensor<3>, Padding), AttentionError> {
-        let [batch, len, _] = self.x.dims();
-        let Some(lengths) = self.lengths else {
-            return Ok((self.x, Padding(None)));
-        };
-        check_shape(TensorName::Lengths, &[lengths.len()], &[batch])?;
-        let longest = lengths.iter().copied().max().unwrap_or(0);
-        if longest > len {
-            return Err(AttentionError::TooLarge {
-                what: "the length of a sequence",
-                size: longest,
-                limit: len,
-            });
-        }
-        if lengths.iter().all(|&length| length == len) {
-            return Ok((self.x, Padding(None)));
-        }
-        let device = self.x.device();
-        let ends: Vec<i32> = lengths.iter().map(|&length| length as i32).collect();
-        let ends = TensorData::new(ends, [batch, 1]);
-        let ends = Tensor::<2, Int>::from_data(ends, (&device, DType::I32)).expand([batch, len]);
-        let places = Tensor::<1, Int>::arange(0..len as i64, (&device, DType::I32));
-        let places = places.reshape([1, len]).expand([batch, len]);
-        let padding = Padding(Some(places.greater_equal(ends)));
-        Ok((padding.zeroed(self.x), padding))
+    pub(super) fn its_documents(&self) -> Option<&Documents> {
+        self.documents.as_ref()
     }
+
+    /// The tokens with zeros for padding.
+    pub(super) fn try_into_tokens(self) -> Result<Tokens, AttentionError> {
+        let shape = self.x.dims();
+        let padding = match self.lengths {
+            Some(lengths) => padding(&lengths, shape, &self.x.device())?,
+            None => None,
+        };
+        let mut tokens = Tokens {
+            x: self.x,
+            padding,
+            documents: self.documents,
+        };
+        tokens.x = tokens.zeroed(tokens.x.clone());
+        Ok(tokens)
+    }
+}
+
+/// Where the padding of sequences of these lengths is, `[batch, len]`; `None` if there is none.
+fn padding(
+    lengths: &[usize],
+    [batch, len, _]: [usize; 3],
+    device: &Device,
+) -> Result<Option<Tensor<2, Bool>>, AttentionError> {
+    check_shape(TensorName::Lengths, &[lengths.len()], &[batch])?;
+    let longest = lengths.iter().copied().max().unwrap_or(0);
+    if longest > len {
+        return Err(AttentionError::TooLarge {
+            what: "the length of a sequence",
+            size: longest,
+            limit: len,
+        });
+    }
+    if lengths.iter().all(|&length| length == len) {
+        return Ok(None);
+    }
+    let ends: Vec<i32> = lengths.iter().map(|&length| length as i32).collect();
+    let ends = TensorData::new(ends, [batch, 1]);
+    let ends = Tensor::<2, Int>::from_data(ends, (device, DType::I32)).expand([batch, len]);
+    let places = Tensor::<1, Int>::arange(0..len as i64, (device, DType::I32));
+    let places = places.reshape([1, len]).expand([batch, len]);
+    Ok(Some(places.greater_equal(ends)))
 }
 
 impl From<Tensor<3>> for DynamicMaskInput {
@@ -80,14 +113,19 @@ impl From<Tensor<3>> for DynamicMaskInput {
     }
 }
 
-/// The tokens that are padding, `[batch, len]`; `None` if there are none.
-#[derive(Clone, Debug)]
-pub(super) struct Padding(Option<Tensor<2, Bool>>);
+/// An input that has been checked.
+pub(super) struct Tokens {
+    /// `[batch, len, d_model]`, zeros for padding.
+    pub(super) x: Tensor<3>,
+    /// `[batch, len]`; `None` if there is none.
+    padding: Option<Tensor<2, Bool>>,
+    pub(super) documents: Option<Documents>,
+}
 
-impl Padding {
+impl Tokens {
     /// `[batch, len, features]` with zeros for padding. A fill, not a product: 0 times NaN is NaN.
     pub(super) fn zeroed(&self, tokens: Tensor<3>) -> Tensor<3> {
-        match &self.0 {
+        match &self.padding {
             None => tokens,
             Some(padding) => {
                 let shape = tokens.dims();
@@ -99,7 +137,7 @@ impl Padding {
 
     /// Scores `[batch, kv_heads, len]` with −∞ for padding: nothing attends to it.
     pub(super) fn hidden(&self, scores: Tensor<3>) -> Tensor<3> {
-        match &self.0 {
+        match &self.padding {
             None => scores,
             Some(padding) => {
                 let shape = scores.dims();

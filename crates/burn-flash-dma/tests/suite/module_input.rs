@@ -6,7 +6,7 @@ use burn::tensor::{Device, Distribution, Tensor};
 use burn_flash_dma::nn::{
     DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, ScoreForm,
 };
-use burn_flash_dma::{AttentionError, TensorName, try_select};
+use burn_flash_dma::{AttentionError, Documents, Intervals, Selector, TensorName};
 
 const LENGTHS: [usize; 4] = [19, 11, 1, 0];
 const LEN: usize = 19;
@@ -212,19 +212,165 @@ fn scores_from_elsewhere_take_the_place_of_the_layers_own() {
     }
 }
 
+fn parts(intervals: &Intervals) -> (Vec<i64>, Option<Vec<i64>>) {
+    let numbers = |data: burn::tensor::TensorData| data.iter::<i64>().collect();
+    let far = intervals.far().map(|far| numbers(far.clone().into_data()));
+    (numbers(intervals.tensor().clone().into_data()), far)
+}
+
+/// With every option that reaches the selector, of a layer that learns and of one that does not.
 #[test]
-fn the_selection_is_that_of_the_scores() {
+fn the_selection_is_that_of_the_selector() {
+    let config = config().with_score_form(ScoreForm::Linear);
+    let documents = Documents::from_lengths([vec![19], vec![8, 11], vec![1, 18], vec![6, 7, 6]]);
+    for (config, selector) in [
+        (config.clone(), Selector::top(5)),
+        (
+            config.clone().with_recent(Some(2)),
+            Selector::top(5).recent(2),
+        ),
+        (
+            config.clone().with_recent(Some(3)).with_sinks(Some(2)),
+            Selector::top(5).recent(3).sinks(2),
+        ),
+        (
+            config.clone().with_sinks(Some(1)).with_runners_up(Some(4)),
+            Selector::top(5).sinks(1).runners_up(4),
+        ),
+        // Without a window all keys are kept, whatever the parts of one are.
+        (
+            config
+                .clone()
+                .with_keep_window(None)
+                .with_runners_up(Some(4)),
+            Selector::top(usize::MAX),
+        ),
+    ] {
+        let device = Device::flex().autodiff();
+        let layer = config.init(&device);
+        let x = DynamicMaskInput::new(input(&device)).lengths(LENGTHS);
+        let scores = layer.scores(x.clone());
+        let expected = parts(&selector.select(scores.clone()));
+        assert_eq!(parts(&layer.selection(x.clone())), expected, "{config:?}");
+        assert_eq!(
+            expected.1.is_some(),
+            config.runners_up == Some(4) && config.keep_window.is_some()
+        );
+
+        let selector = selector.documents(documents.clone());
+        let expected = parts(&selector.select(scores));
+        let packed = x.documents(documents.clone());
+        assert_eq!(parts(&layer.selection(packed)), expected, "{config:?}");
+
+        let layer = layer.valid();
+        let (_, far) = parts(&layer.selection(input(&Device::flex())));
+        assert_eq!(far, None);
+    }
+}
+
+/// Packed documents are attended as if each stood alone, with rotary positions, recent keys and sinks.
+#[test]
+fn packed_documents_equal_the_documents_alone() {
     let device = Device::flex();
-    let layer = config().with_score_form(ScoreForm::Linear).init(&device);
-    let x = DynamicMaskInput::new(input(&device)).lengths(LENGTHS);
-    let selection = layer.selection(x.clone());
-    let expected = try_select(layer.scores(x.clone()), 5).unwrap();
-    assert_eq!(selection.window(), 5);
-    let intervals = |selection: burn_flash_dma::Intervals| selection.into_tensor().into_data();
-    let (actual, expected) = (intervals(selection), intervals(expected));
-    assert_eq!(actual, expected);
-    let all = layer.with_keep_window(None).selection(x);
-    assert_ne!(intervals(all), actual);
+    let packs = [vec![8, 11], vec![19], vec![1, 17, 1], vec![5, 0, 14]];
+    for form in [ScoreForm::Zoh, ScoreForm::Linear] {
+        for config in [
+            config(),
+            config().with_keep_window(None),
+            config().with_recent(Some(2)).with_sinks(Some(1)),
+        ] {
+            let layer = config.clone().with_score_form(form).init(&device);
+            let x = input(&device);
+            let packed =
+                DynamicMaskInput::new(x.clone()).documents(Documents::from_lengths(packs.clone()));
+            let out = layer.forward(packed);
+            for (sequence, lengths) in packs.iter().enumerate() {
+                let mut start = 0;
+                for &length in lengths.iter().filter(|&&length| length > 0) {
+                    let document = |tensor: &Tensor<3>| {
+                        tensor
+                            .clone()
+                            .narrow(0, sequence, 1)
+                            .narrow(1, start, length)
+                    };
+                    let what = format!("{config:?} {form:?}, {start} to {}", start + length);
+                    let alone = layer.forward(document(&x));
+                    close(&values(document(&out)), &values(alone), &what);
+                    start += length;
+                }
+            }
+        }
+    }
+}
+
+/// Runners-up change the gradients of the scores and nothing else.
+#[test]
+fn runners_up_change_no_output() {
+    let device = Device::flex().autodiff();
+    let config = config().with_score_form(ScoreForm::Linear);
+    let layer = config.init(&device);
+    let with = config
+        .with_runners_up(Some(3))
+        .init(&device)
+        .load_record(layer.clone().into_record());
+    let x = input(&device);
+    assert_eq!(values(with.forward(x.clone())), values(layer.forward(x)));
+}
+
+#[test]
+fn parts_of_a_window_that_do_not_fit_are_refused() {
+    let device = Device::flex();
+    let refused = |config: DynamicMaskAttentionConfig| config.try_init(&device).unwrap_err();
+    let (recent, sinks, window) = (4, 2, 5);
+    let parts = config().with_recent(Some(recent)).with_sinks(Some(sinks));
+    let expected = AttentionError::WindowParts {
+        recent,
+        sinks,
+        window,
+    };
+    assert_eq!(refused(parts.clone()), expected);
+    for config in [config().with_recent(Some(1)), config().with_sinks(Some(1))] {
+        let config = config.with_causal(false);
+        assert_eq!(refused(config), AttentionError::SelectionNotCausal);
+    }
+    let mut layer = parts.with_keep_window(Some(6)).init(&device);
+    assert_eq!(layer.try_set_keep_window(5).unwrap_err(), expected);
+    assert_eq!(layer.options().keep_window, Some(6));
+    layer.set_keep_window(None);
+    assert!(matches!(
+        config()
+            .with_recent(Some(1))
+            .init(&device)
+            .try_init_cache(1)
+            .unwrap_err(),
+        AttentionError::Unsupported { .. }
+    ));
+
+    let x = DynamicMaskInput::new(input(&device));
+    let whole = Documents::from_lengths(vec![vec![LEN]; 4]);
+    let error = config()
+        .with_causal(false)
+        .init(&device)
+        .try_forward(x.clone().documents(whole));
+    assert_eq!(error.unwrap_err(), AttentionError::SelectionNotCausal);
+    let short = Documents::from_lengths(vec![vec![LEN - 1]; 4]);
+    let error = config()
+        .init(&device)
+        .try_forward(x.clone().documents(short))
+        .unwrap_err();
+    assert!(
+        matches!(error, AttentionError::DocumentTokens { .. }),
+        "{error}"
+    );
+    let few = Documents::from_lengths(vec![vec![LEN]; 3]);
+    let error = config()
+        .init(&device)
+        .try_forward(x.documents(few))
+        .unwrap_err();
+    assert!(
+        matches!(error, AttentionError::DocumentBatch { .. }),
+        "{error}"
+    );
 }
 
 /// A window that changes between calls, against layers that were made with it.

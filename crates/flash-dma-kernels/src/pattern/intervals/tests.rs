@@ -255,8 +255,16 @@ fn more_deaths_than_the_capacity_do_not_write_past_it() {
     let tiles = QueryTiles::new(&problem, 16);
     let lists = tile_key_lists(&client, &problem, &live, &tiles, 0..tiles.lists);
     assert_eq!(tiles.capacity, 17);
-    let (keys, counts) = (read_u32(&client, lists.keys), read_u32(&client, lists.counts));
-    for (list, count) in keys.chunks(17).zip(counts.chunks(2)).skip(12).step_by(tiles.lists) {
+    let (keys, counts) = (
+        read_u32(&client, lists.keys),
+        read_u32(&client, lists.counts),
+    );
+    for (list, count) in keys
+        .chunks(17)
+        .zip(counts.chunks(2))
+        .skip(12)
+        .step_by(tiles.lists)
+    {
         assert_eq!(count, [0, 17]);
         assert!(list.iter().all(|&key| key < n as u32), "{list:?}");
     }
