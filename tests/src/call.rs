@@ -119,6 +119,8 @@ pub struct Call {
     pub scores: Option<Raw>,
     /// The result of the engine's selection on the scores.
     pub intervals: Option<Vec<Interval>>,
+    /// Whether the intervals are not the engine's own: an engine that selects by itself must take them then.
+    pub given: bool,
     /// The gradient of `out`.
     pub grad_out: Raw,
     /// The gradient of the LSE, contiguous.
@@ -145,6 +147,7 @@ impl Call {
                 .as_ref()
                 .map(|z| Raw::new(z, &p.scores_shape(), ElementType::F32, layout)),
             intervals: None,
+            given: false,
             grad_out: place(grads.0, p.q_shape()),
             grad_lse: grads.1.map(<[f64]>::to_vec),
             missing: 0,

@@ -17,6 +17,7 @@ pub mod engine;
 pub mod engines;
 pub mod expected;
 pub mod fuzz;
+pub mod given;
 #[cfg(feature = "kernels")]
 pub mod large;
 pub mod masked;

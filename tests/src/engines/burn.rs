@@ -2,9 +2,9 @@
 
 use crate::{Call, Engine, Gradients, Outputs, Raw, Refused, Size};
 use burn::tensor::kind::Basic;
-use burn::tensor::{Bool, DType, Device, Tensor, TensorData};
-use burn_flash_dma::{Attention, try_select};
-use flash_dma_problem::{AttentionOptions, ElementType, Interval};
+use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
+use burn_flash_dma::{Attention, Intervals, try_select};
+use flash_dma_problem::{AttentionError, AttentionOptions, ElementType, Interval};
 use std::marker::PhantomData;
 
 /// A Burn backend and its device.
@@ -152,6 +152,10 @@ impl Tensors {
         let attention = Attention::new(q, k, v).options(options);
         match self.scores.clone() {
             None => attention.try_forward_with_lse(),
+            Some(z) if call.given => given(call, &z.device()).and_then(|intervals| {
+                let attention = attention.scores(z).intervals(&intervals);
+                attention.try_forward_with_lse()
+            }),
             Some(z) => attention.scores(z).try_forward_with_lse(),
         }
         .map_err(|error| Refused {
@@ -159,6 +163,18 @@ impl Tensors {
             written: false,
         })
     }
+}
+
+/// The given intervals of a call.
+fn given(call: &Call, device: &Device) -> Result<Intervals, AttentionError> {
+    let words = call
+        .intervals
+        .iter()
+        .flatten()
+        .flat_map(|i| [i.first, i.end]);
+    let words: Vec<i32> = words.map(|word| word as i32).collect();
+    let data = TensorData::new(words, call.problem.intervals_shape());
+    Intervals::try_from_tensor(Tensor::<4, Int>::from_data(data, (device, DType::I32)))
 }
 
 impl<B: Backend> Engine for Burn<B> {

@@ -4,6 +4,7 @@ mod bad_input;
 mod empty;
 #[cfg(all(feature = "flex", feature = "cpu"))]
 mod every_error;
+mod given;
 mod nan;
 mod results;
 mod selection;

@@ -5,6 +5,8 @@ mod equalities;
 mod masked_causality;
 mod masked_suffixes;
 mod repeats;
+#[cfg(feature = "burn")]
+mod selectors;
 mod sequences;
 mod suffixes;
 mod unselected;

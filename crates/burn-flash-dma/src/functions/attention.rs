@@ -95,8 +95,10 @@ impl Attention {
 }
 
 impl Attention<ScoredKeys> {
-    /// A selection that [`select`](crate::select()) has made before, from these or other scores: several calls may
-    /// share one. `options.keep_window` must be `None` or the window of the intervals.
+    /// A selection that [`select`](crate::select()) or a [`Selector`](crate::Selector) has made before, from these or
+    /// other scores, or that was given: several calls may share one. `options.keep_window` must be `None` or the
+    /// [`max_live`](Intervals::max_live) of the intervals. Recent keys, sinks and documents need causal masking,
+    /// documents as many queries as keys.
     pub fn intervals(mut self, intervals: &Intervals) -> Self {
         self.intervals = Some(intervals.clone());
         self
@@ -125,7 +127,8 @@ impl<S> Attention<S> {
     /// # Errors
     ///
     /// [`AttentionError`] if the shapes, element types, devices or options do not fit, or the intervals have another
-    /// shape, device or window; nothing is computed then.
+    /// shape, device or window, or are those of recent keys, sinks or documents in a call in which positions mean
+    /// something else; nothing is computed then.
     pub fn try_forward(self) -> Result<Tensor<4>, AttentionError> {
         let (out, _) = self.run(Dispatch::dynamic_mask_forward)?;
         Ok(out)

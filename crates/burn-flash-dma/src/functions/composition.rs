@@ -31,25 +31,28 @@ pub(crate) fn compose(
         let later = (selected + shift).clamp_max(k_len as i64);
         return hide(later, &scores);
     };
-    let selected = match documents.equal() {
+    let later = match documents.equal() {
         Some(len) => {
-            let rows = scores.clone().reshape([batch, heads * (k_len / len), len]);
-            select_rows(rows, rule).reshape([batch, heads, k_len, 2])
+            let count = k_len / len;
+            let rows = scores.clone().reshape([batch, heads * count, len]);
+            let rows = select_rows(rows, rule).reshape([batch, heads, count, len, 2]);
+            let starts = (0..count).map(|document| (document * len) as i32);
+            let recent = clipped(rule.recent, len);
+            let shift = starts.clone().flat_map(|start| [start, start + recent]);
+            let shift = ints(shift.collect(), [1, 1, count, 1, 2], &device);
+            let end = starts.map(|start| start + len as i32);
+            let end = ints(end.collect(), [1, 1, count, 1, 1], &device);
+            let later = (rows + shift).min_pair(end.expand([batch, heads, count, len, 2]));
+            later.reshape([batch, heads, k_len, 2])
         }
-        None => select_ragged(scores.clone(), rule, documents),
+        None => {
+            let layout = documents.layout(&device);
+            let selected = layout.select(scores.clone(), rule);
+            let shift = ints(vec![0, clipped(rule.recent, k_len)], [1, 1, 1, 2], &device);
+            let end = layout.end.expand([batch, heads, k_len, 2]);
+            (selected + layout.start + shift).min_pair(end)
+        }
     };
-    // From positions of the document to those of the sequence.
-    let mut shift = Vec::with_capacity(2 * batch * k_len);
-    let mut end = Vec::with_capacity(batch * k_len);
-    for Document { start, len, .. } in documents.all() {
-        let later = start + clipped(rule.recent, len) as usize;
-        let pair = [start as i32, later as i32];
-        shift.extend(pair.repeat(len));
-        end.extend(vec![(start + len) as i32; len]);
-    }
-    let shift = ints(shift, [batch, 1, k_len, 2], &device);
-    let end = ints(end, [batch, 1, k_len, 1], &device);
-    let later = (selected + shift).min_pair(end.expand([batch, heads, k_len, 2]));
     match rule.recent {
         0 => later,
         _ => hide(later, &scores),
@@ -92,38 +95,88 @@ fn hide(intervals: Tensor<4, Int>, scores: &Tensor<3>) -> Tensor<4, Int> {
     intervals.mask_where(hidden, first)
 }
 
-/// The intervals of documents of different lengths, in positions of each document; a key that is never evicted ends at
-/// or past the end of its document.
-///
-/// Documents are padded with hidden keys to buckets of equal lengths, which are selected at once: at most twice as many
-/// keys in all.
-fn select_ragged(scores: Tensor<3>, rule: SelectionRule, documents: &Documents) -> Tensor<4, Int> {
-    let [batch, heads, k_len] = scores.dims();
-    let device = scores.device();
-    let tokens = batch * k_len;
-    let hidden = Tensor::full([heads, 1], f32::NEG_INFINITY, (&device, DType::F32));
-    let scores = scores.swap_dims(0, 1).reshape([heads, tokens]);
-    let scores = Tensor::cat(vec![scores, hidden], 1);
-    let mut selected = Vec::new();
-    let mut places = vec![0i32; tokens];
-    let mut place = 0;
-    for (padded, bucket) in buckets(documents, tokens) {
-        let mut index = vec![tokens as i32; bucket.len() * padded];
-        for (document, row) in bucket.iter().zip(index.chunks_mut(padded)) {
-            let first = document.sequence * k_len + document.start;
-            for (at, token) in row.iter_mut().enumerate().take(document.len) {
-                *token = (first + at) as i32;
-                places[first + at] = (place + at) as i32;
+/// Documents of different lengths on a device. They are padded with hidden keys to buckets of equal lengths, which are
+/// selected at once: at most twice as many keys in all.
+#[derive(Clone, Debug)]
+pub(crate) struct Layout {
+    pub(crate) device: Device,
+    buckets: Vec<Bucket>,
+    /// For each token of the batch, its place in the buckets.
+    places: Tensor<1, Int>,
+    /// First position of each token's document, `[batch, 1, k_len, 1]`.
+    start: Tensor<4, Int>,
+    /// End of each token's document, `[batch, 1, k_len, 1]`.
+    end: Tensor<4, Int>,
+}
+
+#[derive(Clone, Debug)]
+struct Bucket {
+    documents: usize,
+    /// Keys per document, hidden ones included.
+    padded: usize,
+    /// `[documents * padded]`: the tokens of the batch, and one past them for a hidden key.
+    tokens: Tensor<1, Int>,
+}
+
+impl Layout {
+    /// The layout of sequences of equal lengths.
+    pub(crate) fn new(documents: &Documents, device: &Device) -> Self {
+        let batch = documents.lengths().len();
+        let k_len = documents.lengths().iter().flatten().sum::<usize>() / batch.max(1);
+        let tokens = batch * k_len;
+        let mut places = vec![0i32; tokens];
+        let mut place = 0;
+        let mut made = Vec::new();
+        for (padded, bucket) in buckets(documents, tokens) {
+            let mut index = vec![tokens as i32; bucket.len() * padded];
+            for (document, row) in bucket.iter().zip(index.chunks_mut(padded)) {
+                let first = document.sequence * k_len + document.start;
+                for (at, token) in row.iter_mut().enumerate().take(document.len) {
+                    *token = (first + at) as i32;
+                    places[first + at] = (place + at) as i32;
+                }
+                place += padded;
             }
-            place += padded;
+            let len = index.len();
+            made.push(Bucket {
+                documents: bucket.len(),
+                padded,
+                tokens: ints(index, [len], device),
+            });
         }
-        let len = index.len();
-        let rows = scores.clone().select(1, ints(index, [len], &device));
-        let rows = rows.reshape([heads, bucket.len(), padded]);
-        selected.push(select_rows(rows, rule).reshape([heads, len, 2]));
+        let of_tokens = |number: fn(Document) -> usize| {
+            let repeated = |document: Document| vec![number(document) as i32; document.len];
+            let values = documents.all().flat_map(repeated).collect();
+            ints(values, [batch, 1, k_len, 1], device)
+        };
+        Self {
+            device: device.clone(),
+            buckets: made,
+            places: ints(places, [tokens], device),
+            start: of_tokens(|document| document.start),
+            end: of_tokens(|document| document.start + document.len),
+        }
     }
-    let selected = Tensor::cat(selected, 1).select(1, ints(places, [tokens], &device));
-    (selected.reshape([heads, batch, k_len, 2])).swap_dims(0, 1)
+
+    /// The intervals of scores `[batch, kv_heads, k_len]`, in positions of each document; a key that is never evicted
+    /// ends at or past the end of its document.
+    fn select(&self, scores: Tensor<3>, rule: SelectionRule) -> Tensor<4, Int> {
+        let [batch, heads, k_len] = scores.dims();
+        let hidden = Tensor::full([heads, 1], f32::NEG_INFINITY, (&self.device, DType::F32));
+        let scores = scores.swap_dims(0, 1).reshape([heads, batch * k_len]);
+        let scores = Tensor::cat(vec![scores, hidden], 1);
+        let of_bucket = |bucket: &Bucket| {
+            let Bucket {
+                documents, padded, ..
+            } = *bucket;
+            let rows = scores.clone().select(1, bucket.tokens.clone());
+            let selected = select_rows(rows.reshape([heads, documents, padded]), rule);
+            selected.reshape([heads, documents * padded, 2])
+        };
+        let selected = Tensor::cat(self.buckets.iter().map(of_bucket).collect(), 1);
+        let selected = selected.select(1, self.places.clone());
+        (selected.reshape([heads, batch, k_len, 2])).swap_dims(0, 1)
+    }
 }
 
 /// The documents by padded length, a power of two. Buckets of short documents join the next one as long as all buckets

@@ -1,8 +1,9 @@
 //! Documents packed into sequences.
 
-use burn::tensor::{Int, Tensor};
+use super::composition::Layout;
+use burn::tensor::{Device, Int, Tensor};
 use flash_dma_problem::AttentionError;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// The lengths of the documents that are packed into each sequence of a batch.
 ///
@@ -19,10 +20,22 @@ use std::sync::Arc;
 /// assert_eq!(packed.lengths(), [vec![3, 7]]);
 /// # Ok::<(), burn_flash_dma::AttentionError>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+///
+/// If the lengths differ, the first selection puts a few integers per token on its device; clones share them, so make
+/// one value per batch and clone it for every layer.
+#[derive(Clone, Debug)]
 pub struct Documents {
     lengths: Arc<[Vec<usize>]>,
+    layout: Arc<OnceLock<Layout>>,
 }
+
+impl PartialEq for Documents {
+    fn eq(&self, other: &Self) -> bool {
+        self.lengths == other.lengths
+    }
+}
+
+impl Eq for Documents {}
 
 /// Where a document lies in its sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +52,7 @@ impl Documents {
     pub fn from_lengths(lengths: impl IntoIterator<Item = Vec<usize>>) -> Self {
         Self {
             lengths: lengths.into_iter().collect(),
+            layout: Arc::default(),
         }
     }
 
@@ -108,6 +122,16 @@ impl Documents {
         let mut all = self.all();
         let len = all.next()?.len;
         all.all(|document| document.len == len).then_some(len)
+    }
+
+    /// The documents of checked sequences on a device: those of the first device are kept.
+    pub(crate) fn layout(&self, device: &Device) -> Layout {
+        let kept = self.layout.get_or_init(|| Layout::new(self, device));
+        if kept.device == *device {
+            kept.clone()
+        } else {
+            Layout::new(self, device)
+        }
     }
 
     /// Checks the sequences against the scores, `[batch, kv_heads, k_len]`.

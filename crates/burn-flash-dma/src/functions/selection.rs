@@ -216,9 +216,9 @@ fn most_alive(row: &[i64]) -> Result<usize, AttentionError> {
         deaths[end as usize] += 1;
     }
     let (mut most, mut alive) = (0, 0);
-    for position in 0..k_len {
-        // The key of this position is born; if it is never attended to, it is among the deaths.
-        alive = alive + 1 - deaths[position];
+    for dead in &deaths[..k_len] {
+        // The key of this position is born; if it is never attended to, it is among the dead.
+        alive = alive + 1 - dead;
         most = most.max(alive);
     }
     Ok(most)

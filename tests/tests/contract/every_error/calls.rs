@@ -7,9 +7,9 @@ use burn_flash_dma::cache::{
 };
 use burn_flash_dma::ops::{DynamicMaskOps, OptionalFloat, Saved, Selection};
 use burn_flash_dma::{
-    Attention, AttentionError, AttentionMask, AttentionOptions, ElementType, KeyRanges,
-    MaskedAttention, Problem, TilePlan, select, try_attention, try_dynamic_mask_attention,
-    try_masked_attention,
+    Attention, AttentionError, AttentionMask, AttentionOptions, ElementType, Intervals, KeyRanges,
+    MaskedAttention, Problem, Selector, TilePlan, select, try_attention,
+    try_dynamic_mask_attention, try_masked_attention,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -104,6 +104,27 @@ pub fn with_intervals(window: usize, spoil: impl FnOnce(&mut Call)) -> Result<()
     let attention = Attention::new(c.q, c.k, c.v).scores(c.scores);
     let attention = attention.intervals(&intervals).options(c.options);
     attention.try_forward().map(drop)
+}
+
+/// The call with the selection of a selector.
+pub fn by_selector(
+    selector: Selector,
+    spoil: impl FnOnce(&mut Call),
+) -> Result<(), AttentionError> {
+    let c = Call::spoiled(spoil);
+    let intervals = selector.select(c.scores.clone());
+    let attention = Attention::new(c.q, c.k, c.v).scores(c.scores);
+    let attention = attention.intervals(&intervals).options(c.options);
+    attention.try_forward().map(drop)
+}
+
+pub fn select_by(selector: &Selector) -> Result<(), AttentionError> {
+    selector.try_select(zeros([2, 2, 7])).map(drop)
+}
+
+/// Intervals of two keys.
+pub fn given_pairs(pairs: [[i32; 2]; 2]) -> Result<(), AttentionError> {
+    Intervals::try_from_tensor(Tensor::<4, Int>::from_ints([[pairs]], &here())).map(drop)
 }
 
 pub fn masked(spoil: impl FnOnce(&mut Call)) -> Result<(), AttentionError> {

@@ -4,13 +4,16 @@ mod buffers;
 mod calls;
 
 use buffers::{a_gradient_of_no_bias, backward, failed_launch, select_view, wgmma_on_a_cpu};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Int, Tensor};
 use burn_flash_dma::cache::PagedCacheConfig;
-use burn_flash_dma::{AttentionError, ElementType, Problem, try_select};
+use burn_flash_dma::{
+    AttentionError, Documents, ElementType, Intervals, Problem, Selector, try_select,
+    try_sliding_window,
+};
 use calls::{
-    Call, KV, a_record_of_another_shape, causal, dense, dynamic, elsewhere, here, masked,
-    page_step, pages, past_the_last_position, ranges_on_two_devices, second_order, shows, slots,
-    step, tracking, with_intervals, with_plan, zeros,
+    Call, KV, a_record_of_another_shape, by_selector, causal, dense, dynamic, elsewhere,
+    given_pairs, here, masked, page_step, pages, past_the_last_position, ranges_on_two_devices,
+    second_order, select_by, shows, slots, step, tracking, with_intervals, with_plan, zeros,
 };
 use std::collections::BTreeSet;
 
@@ -69,6 +72,58 @@ const TABLE: &[Row] = &[
     }),
     (Dynamic, "IntervalsWindow", || {
         with_intervals(3, |c| c.options.keep_window = Some(4))
+    }),
+    (Dynamic, "WindowParts", || {
+        select_by(&Selector::top(4).recent(3).sinks(2))
+    }),
+    (Dynamic, "WindowParts", || {
+        select_by(&Selector::top(vec![9, 4]).recent(5))
+    }),
+    (Dynamic, "ZeroWindow", || {
+        select_by(&Selector::top(vec![3, 0]))
+    }),
+    (Dynamic, "ZeroWindow", || {
+        try_sliding_window([2, 2, 7], 0, &here()).map(drop)
+    }),
+    (Dynamic, "HeadWindows", || {
+        select_by(&Selector::top(vec![3, 4, 5]))
+    }),
+    (Dynamic, "SelectionNotCausal", || {
+        by_selector(Selector::top(4).recent(1), |c| c.options.causal = false)
+    }),
+    (Dynamic, "SelectionNotCausal", || {
+        by_selector(Selector::top(4).sinks(1), |c| c.options.causal = false)
+    }),
+    (Dynamic, "SelectionNotCausal", || {
+        let documents = Documents::from_lengths([vec![7], vec![7]]);
+        by_selector(Selector::top(4).documents(documents), |c| {
+            c.options.causal = false;
+        })
+    }),
+    (Dynamic, "DocumentQueries", || {
+        let documents = Documents::from_lengths([vec![7], vec![3, 4]]);
+        by_selector(Selector::top(4).documents(documents), |_| {})
+    }),
+    (Dynamic, "DocumentBatch", || {
+        let documents = Documents::from_lengths([vec![7]]);
+        select_by(&Selector::top(4).documents(documents))
+    }),
+    (Dynamic, "DocumentTokens", || {
+        let documents = Documents::from_lengths([vec![7], vec![3, 5]]);
+        select_by(&Selector::top(4).documents(documents))
+    }),
+    (Dynamic, "CumulativeLengths", || {
+        Documents::try_from_cu_seqlens(&[1, 4]).map(drop)
+    }),
+    (Dynamic, "CumulativeLengths", || {
+        Documents::try_from_cu_seqlens(&[0, 4, 3]).map(drop)
+    }),
+    (Dynamic, "IntervalBounds", || given_pairs([[0, 2], [0, 2]])),
+    (Dynamic, "IntervalBounds", || given_pairs([[0, 2], [1, 0]])),
+    (Dynamic, "IntervalBounds", || given_pairs([[0, 3], [1, 2]])),
+    (Dynamic, "Shape", || {
+        let triples = Tensor::<4, Int>::zeros([1, 1, 2, 3], &here());
+        Intervals::try_from_tensor(triples).map(drop)
     }),
     (Dynamic, "Scale", || {
         dynamic(|c| c.options.scale = Some(f32::NAN))

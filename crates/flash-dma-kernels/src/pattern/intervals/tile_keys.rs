@@ -217,13 +217,13 @@ pub(crate) fn tile_keys_kernel(
                             }
                             full += full_bits.count_ones();
                             let place = boundary + (boundary_bits & member.before).count_ones();
-                            if is_boundary {
-                                if place < comptime!(bp.boundary as u32) {
-                                    boundary_keys[boundary_base + place as usize] = key;
-                                } else if place - comptime!(bp.boundary as u32) < sizes.capacity {
-                                    let spilled = place - comptime!(bp.boundary as u32);
-                                    lists[list + (sizes.capacity - 1u32 - spilled) as usize] = key;
-                                }
+                            if is_boundary && place < comptime!(bp.boundary as u32) {
+                                boundary_keys[boundary_base + place as usize] = key;
+                            } else if is_boundary {
+                                // The last place of the list is that of the first spilled key.
+                                let spilled = place - comptime!(bp.boundary as u32 - 1);
+                                let behind = min(spilled, sizes.capacity);
+                                lists[list + (sizes.capacity - behind) as usize] = key;
                             }
                             boundary += boundary_bits.count_ones();
                         }

@@ -1,0 +1,148 @@
+//! Intervals under which many keys die at one position: documents that end inside tiles, and given ends. No plain
+//! selection has more than one death per position, so lists that count on that lose keys here.
+
+use flash_dma_problem::ElementType::{self, Bf16, F16, F32};
+use flash_dma_problem::{Interval, SelectionRule};
+use flash_dma_reference::generate::Scores;
+use flash_dma_reference::{Rng, compose};
+use flash_dma_tests::given::GivenCase;
+use flash_dma_tests::{Engine, every_engine, matrix_engines};
+
+every_engine!(
+    documents_that_end_inside_tiles,
+    thousands_of_deaths_at_one_position,
+    one_query_position_without_causal_masking,
+);
+
+mod on_tensor_cores {
+    use super::*;
+
+    matrix_engines!(documents_in_16_bits, deaths_in_16_bits);
+}
+
+fn case(sizes: [usize; 4], element: ElementType, what: String) -> GivenCase {
+    GivenCase {
+        sizes,
+        element,
+        causal: true,
+        intervals: Vec::new(),
+        what,
+    }
+}
+
+/// A case of documents of these lengths, with recent keys and sinks.
+fn documents(
+    lengths: &[usize],
+    window: usize,
+    sizes: [usize; 4],
+    element: ElementType,
+) -> GivenCase {
+    let rule = SelectionRule {
+        window,
+        recent: window / 16,
+        sinks: 1,
+    };
+    let mut rng = Rng::new(window as u64);
+    let what = format!("documents of {lengths:?}, {rule:?}, {element}");
+    let mut case = case(sizes, element, what);
+    let k_len = lengths.iter().sum();
+    for _ in 0..sizes[1] {
+        let scores = Scores::Recency.head(k_len, &mut rng);
+        let intervals = compose::intervals_by_heap(&scores, lengths, &rule);
+        case.intervals.push(intervals);
+    }
+    case
+}
+
+/// A case of `k_len` keys whose intervals end where `end(head, key)` says.
+fn given(
+    k_len: usize,
+    sizes: [usize; 4],
+    element: ElementType,
+    what: &str,
+    end: impl Fn(usize, usize) -> usize,
+) -> GivenCase {
+    let mut case = case(sizes, element, format!("{what}, {k_len} keys, {element}"));
+    let interval = |head, key: usize| Interval {
+        first: key as u32,
+        end: end(head, key).clamp(key, k_len) as u32,
+    };
+    for head in 0..sizes[1] {
+        let intervals = (0..k_len).map(|key| interval(head, key)).collect();
+        case.intervals.push(intervals);
+    }
+    case
+}
+
+fn documents_that_end_inside_tiles<E: Engine>(engine: &E) {
+    let small = documents(&[93, 210, 41], 100, [2, 1, 344, 8], F32);
+    let medium = documents(&[2311, 37, 2605], 2048, [2, 1, 4953, 8], F32);
+    let large = documents(&[2311, 37, 3605, 1], 2048, [4, 2, 5954, 32], F32);
+    for case in E::cases([small], [medium], [large]) {
+        case.check(engine);
+    }
+}
+
+/// Ends that nothing bounds: all keys at once, in turns, in waves whose survivors die two positions later.
+fn deaths(k_len: usize, sizes: [usize; 4], element: ElementType) -> Vec<GivenCase> {
+    let (middle, wave) = (k_len * 2 / 3 + 5, k_len / 5 + 3);
+    let all = |_: usize, _: usize| middle;
+    let two = |head: usize, key: usize| {
+        if (key + head).is_multiple_of(3) {
+            middle + 2
+        } else {
+            middle
+        }
+    };
+    let waves = |head: usize, key: usize| (key / wave + 1) * wave + 7 * (key % 2) + head;
+    vec![
+        given(k_len, sizes, element, "all die at once", all),
+        given(
+            k_len,
+            sizes,
+            element,
+            "nearly all die at two positions",
+            two,
+        ),
+        given(k_len, sizes, element, "waves of deaths", waves),
+    ]
+}
+
+fn thousands_of_deaths_at_one_position<E: Engine>(engine: &E) {
+    let small = deaths(260, [2, 1, 260, 8], F32).into_iter().take(2);
+    let medium = deaths(4400, [1, 1, 4400, 8], F32);
+    let fewer_queries = deaths(3000, [2, 1, 1700, 8], F32);
+    for case in E::cases(small, medium.into_iter().chain(fewer_queries), []) {
+        case.check(engine);
+    }
+}
+
+fn one_query_position_without_causal_masking<E: Engine>(engine: &E) {
+    let k_len = E::cases([150], [700], []).pop().unwrap_or(150);
+    let end = |_: usize, key: usize| if key % 3 == 1 { k_len } else { key + 40 };
+    let mut case = given(k_len, [2, 2, 70, 8], F32, "not causal", end);
+    case.causal = false;
+    case.check(engine);
+}
+
+fn documents_in_16_bits<E: Engine>(engine: &E) {
+    let small = documents(&[93, 121], 60, [2, 1, 214, 32], F16);
+    let medium = documents(&[611, 37, 700], 500, [4, 1, 1348, 64], Bf16);
+    let large = [
+        documents(&[2311, 37, 2605], 2048, [4, 1, 4953, 128], Bf16),
+        documents(&[2311, 37, 2605], 2048, [2, 1, 4953, 64], F16),
+    ];
+    for case in E::cases([small], [medium], large) {
+        case.check(engine);
+    }
+}
+
+fn deaths_in_16_bits<E: Engine>(engine: &E) {
+    let small = deaths(190, [2, 1, 190, 32], Bf16).into_iter().take(1);
+    let medium = deaths(900, [2, 1, 900, 64], F16);
+    let large = deaths(4400, [2, 1, 4400, 64], Bf16).into_iter();
+    let wide = deaths(3000, [3, 1, 1700, 128], F16);
+    for case in E::cases(small, medium, large.chain(wide)) {
+        case.check(engine);
+    }
+}
