@@ -9,7 +9,7 @@ pub struct Selection<'a> {
     /// `[batch, kv_heads, k_len]`; the score of a key is added to its logits.
     pub scores: View<'a, f32, 3>,
     /// The intervals [`select`](crate::select()) made of the scores, contiguous
-    /// `[batch, kv_heads, k_len]`.
+    /// `[batch, kv_heads, k_len]`, or any others that begin at their keys.
     pub intervals: &'a [Interval],
 }
 

@@ -9,7 +9,8 @@ pub struct Selection {
     /// `[batch, kv_heads, k_len]`, f32.
     pub scores: TensorBinding,
     /// The result of [`select`](crate::select()) on the scores: contiguous `[batch, kv_heads, k_len, 2]`, 32-bit
-    /// integers, first and end of each key's [`Interval`](flash_dma_problem::Interval).
+    /// integers, first and end of each key's [`Interval`](flash_dma_problem::Interval). Any other intervals serve, too,
+    /// if each begins at its key and ends by `k_len`, and at most `problem.window` of a head hold any one position.
     pub intervals: TensorBinding,
 }
 

@@ -110,9 +110,10 @@ fn deaths(k_len: usize, sizes: [usize; 4], element: ElementType) -> Vec<GivenCas
 
 fn thousands_of_deaths_at_one_position<E: Engine>(engine: &E) {
     let small = deaths(260, [2, 1, 260, 8], F32).into_iter().take(2);
-    let medium = deaths(4400, [1, 1, 4400, 8], F32);
-    let fewer_queries = deaths(3000, [2, 1, 1700, 8], F32);
-    for case in E::cases(small, medium.into_iter().chain(fewer_queries), []) {
+    let medium = deaths(4400, [1, 1, 4400, 8], F32).into_iter().take(1);
+    let fewer_queries = deaths(3000, [2, 1, 1700, 8], F32).into_iter().skip(1);
+    let large = deaths(4400, [2, 1, 4400, 8], F32);
+    for case in E::cases(small, medium.chain(fewer_queries), large) {
         case.check(engine);
     }
 }

@@ -1,7 +1,7 @@
 //! Selectors against the definition: sets, position by position, for random rules, scores and documents.
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
-use burn_flash_dma::{Documents, Intervals, Selector, sliding_window};
+use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
+use burn_flash_dma::{Attention, Documents, Intervals, Selector, select, sliding_window};
 use flash_dma_problem::{Interval, SelectionRule};
 use flash_dma_reference::generate::Scores;
 use flash_dma_reference::{Rng, compose};
@@ -16,6 +16,8 @@ fast_burn!(
     ids_and_cumulative_lengths,
     given_ends,
     questions,
+    documents_are_sequences_of_their_own,
+    one_tensor_ranks_and_another_is_added,
 );
 on_burn_cpu!(a_selector_of_everything);
 
@@ -304,6 +306,100 @@ fn questions<B: Backend>(burn: &Burn<B>) {
             pairs as f64,
         );
     }
+}
+
+/// The output, and the gradients of q, k, v and the scores.
+type Passes = [Tensor<4>; 5];
+
+/// Both passes with the loss `(out * weights).sum()`; q, k, v and scores are tracked.
+fn passes(
+    rows: [Tensor<4>; 3],
+    scores: Tensor<3>,
+    weights: Tensor<4>,
+    selector: &Selector,
+) -> Passes {
+    let [q, k, v] = rows.map(Tensor::require_grad);
+    let scores = scores.require_grad();
+    let attention = Attention::new(q.clone(), k.clone(), v.clone()).scores(scores.clone());
+    let out = attention
+        .intervals(&selector.select(scores.clone()))
+        .forward();
+    let grads = (out.clone() * weights).sum().backward();
+    let grad = |x: &Tensor<4>| x.grad(&grads).expect("a tracked tensor");
+    let of_scores = scores.grad(&grads).expect("a tracked tensor");
+    [
+        out.inner(),
+        grad(&q),
+        grad(&k),
+        grad(&v),
+        of_scores.unsqueeze_dim(3),
+    ]
+}
+
+fn documents_are_sequences_of_their_own<B: Backend>(burn: &Burn<B>) {
+    let device = burn.device().clone().autodiff();
+    let normal = Distribution::Normal(0.0, 1.0);
+    let lengths = [130, 1, 77, 92];
+    let k_len = lengths.iter().sum();
+    let random = |heads: usize| Tensor::<4>::random([1, heads, k_len, 16], normal, &device);
+    let (q, k, v, weights) = (random(4), random(2), random(2), random(4));
+    let scores = Tensor::<3>::random([1, 2, k_len], normal, &device);
+    let selector = Selector::top(24).recent(8).sinks(2);
+    let documents = Documents::from_lengths([lengths.to_vec()]);
+    let all = passes(
+        [q.clone(), k.clone(), v.clone()],
+        scores.clone(),
+        weights.clone(),
+        &selector.clone().documents(documents),
+    );
+    let mut start = 0;
+    for len in lengths {
+        let cut = |x: &Tensor<4>| x.clone().narrow(2, start, len).detach();
+        let alone = passes(
+            [cut(&q), cut(&k), cut(&v)],
+            scores.clone().narrow(2, start, len).detach(),
+            cut(&weights),
+            &selector,
+        );
+        for (name, (all, alone)) in ["out", "dq", "dk", "dv", "dscores"]
+            .iter()
+            .zip(all.iter().zip(alone))
+        {
+            let part = all.clone().narrow(2, start, len);
+            let size = part.clone().abs().max().into_scalar::<f32>().max(1.0);
+            let most: f32 = (part - alone).abs().max().into_scalar();
+            let bound = 100.0 * f32::EPSILON * size;
+            assert!(
+                most < bound,
+                "{name} of the document from {start} on: {most}, not below {bound}"
+            );
+        }
+        start += len;
+    }
+}
+
+fn one_tensor_ranks_and_another_is_added<B: Backend>(burn: &Burn<B>) {
+    let device = burn.device().clone().autodiff();
+    let random = |shape: [usize; 3]| Tensor::<3>::random(shape, Distribution::Default, &device);
+    let rows = || Tensor::<4>::random([1, 2, 50, 16], Distribution::Default, &device);
+    let (rank, bias) = (
+        random([1, 2, 50]).require_grad(),
+        random([1, 2, 50]).require_grad(),
+    );
+    let intervals = select(rank.clone(), 7);
+    let attention = Attention::new(rows(), rows(), rows()).scores(bias.clone());
+    let (out, lse) = attention.intervals(&intervals).forward_with_lse();
+    let grads = (out.sum() + lse.sum()).backward();
+    assert!(rank.grad(&grads).is_none());
+    // The gradients of the bias are zero exactly where no position attends to the key.
+    let bias = bias.grad(&grads).expect("a tracked tensor");
+    let zero: Vec<bool> = bias.equal_elem(0.0).into_data().iter().collect();
+    let dead: Vec<bool> = (intervals.lifetimes().equal_elem(0))
+        .into_data()
+        .iter()
+        .collect();
+    assert!(dead.contains(&true) && dead.contains(&false));
+    assert_eq!(zero, dead);
 }
 
 /// One selector with all parts: Burn on CubeCL's CPU runtime compiles each operation for seconds.

@@ -2,7 +2,8 @@
 //!
 //! [`live_keys`] drops the keys that no position attends to; [`tile_key_lists`] lists, for every
 //! query tile, the keys that some query of the tile attends to. Neither reads anything back to the
-//! host, so every buffer is sized for the worst case that the window allows.
+//! host, so every buffer is sized for the worst case that the window allows: the most keys
+//! that are alive at one position. Any number of them may die at once.
 
 pub(crate) mod chunks;
 pub(crate) mod launch;
@@ -88,8 +89,8 @@ impl TileKeyLists {
 
 /// Lists the live keys of every row, in one launch.
 ///
-/// The intervals must be those of [`select`](crate::select()) for `problem`. Whatever they hold,
-/// nothing is read or written out of bounds.
+/// Each interval must begin at its key, and at most `problem.window` of a row may hold any one position. Whatever they
+/// hold, nothing is read or written out of bounds.
 pub(crate) fn live_keys(client: &Client, problem: &Problem, selection: &Selection) -> LiveKeys {
     let team = Team::new(client, launch::ROW_PLANES);
     launch::live_keys(client, problem, selection, team)
