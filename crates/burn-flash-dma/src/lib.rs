@@ -96,6 +96,7 @@ pub use flash_dma_problem::{
 pub use functions::attention::Attention;
 pub use functions::documents::Documents;
 pub use functions::inspection::IntervalStats;
+pub use functions::linear::{linear_scores, try_linear_scores};
 pub use functions::masked::MaskedAttention;
 pub use functions::selection::{Intervals, select, sliding_window, try_select, try_sliding_window};
 pub use functions::selector::{Selector, Window};

@@ -1,7 +1,7 @@
 //! Checks that need Burn's types; [`Problem`](crate::Problem) checks shapes and options.
 
 use burn::tensor::{DType, Device, Tensor};
-use flash_dma_problem::{AttentionError, ElementType, TensorName};
+use flash_dma_problem::{AttentionError, ElementType, TensorName, TensorSpec};
 
 /// The element type of `q`, `k` or `v`.
 pub(crate) fn element_type<const D: usize>(
@@ -63,6 +63,21 @@ pub(crate) fn as_f32<const D: usize>(
 /// would be rounded, which could make two keys tie, and is refused.
 pub(crate) fn scores_as_f32(scores: Tensor<3>) -> Result<Tensor<3>, AttentionError> {
     as_f32(TensorName::Scores, scores)
+}
+
+/// Refuses a tensor of another shape.
+pub(crate) fn check_shape(
+    name: TensorName,
+    shape: &[usize],
+    expected: &[usize],
+) -> Result<(), AttentionError> {
+    let spec = TensorSpec {
+        name,
+        shape,
+        // The engine checks the strides.
+        strides: &vec![1; shape.len()],
+    };
+    spec.check(expected)
 }
 
 /// Refuses a tensor of another device; tracked and untracked tensors of one device may be mixed.

@@ -4,6 +4,7 @@ pub(crate) mod attention;
 mod composition;
 pub(crate) mod documents;
 pub(crate) mod inspection;
+pub(crate) mod linear;
 pub(crate) mod masked;
 pub(crate) mod selection;
 pub(crate) mod selector;

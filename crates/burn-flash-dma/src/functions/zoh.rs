@@ -1,8 +1,8 @@
 //! The scores of Dynamic Mask Attention, computed from the values.
 
-use crate::validate::{as_f32, expect, same_device};
+use crate::validate::{as_f32, check_shape, expect, same_device};
 use burn::tensor::{Tensor, activation::softplus};
-use flash_dma_problem::{AttentionError, TensorName, TensorSpec};
+use flash_dma_problem::{AttentionError, TensorName};
 
 /// The importance of each key from its value: `exp(a * softplus(values . dt_projᵀ))`, where the
 /// values of a token's heads are concatenated.
@@ -32,8 +32,8 @@ pub fn try_zoh_scores(
 ) -> Result<Tensor<3>, AttentionError> {
     let [batch, heads, len, head_dim] = values.dims();
     let width = heads * head_dim;
-    check(TensorName::DtProjection, &dt_proj.dims(), &[heads, width])?;
-    check(TensorName::Decay, &a.dims(), &[heads])?;
+    check_shape(TensorName::DtProjection, &dt_proj.dims(), &[heads, width])?;
+    check_shape(TensorName::Decay, &a.dims(), &[heads])?;
     let device = values.device();
     same_device(&device, TensorName::DtProjection, dt_proj.device())?;
     same_device(&device, TensorName::Decay, a.device())?;
@@ -45,13 +45,4 @@ pub fn try_zoh_scores(
     let dt = tokens.matmul(dt_proj.transpose());
     let scores = (softplus(dt, 1.0) * a.unsqueeze()).exp();
     Ok(scores.reshape([batch, len, heads]).swap_dims(1, 2))
-}
-
-fn check(name: TensorName, shape: &[usize], expected: &[usize]) -> Result<(), AttentionError> {
-    let spec = TensorSpec {
-        name,
-        shape,
-        strides: &vec![1; shape.len()],
-    };
-    spec.check(expected)
 }

@@ -1,15 +1,23 @@
 //! The attention layer of Dynamic Mask Attention.
 
-use crate::functions::shorthand::flash_dma_attention;
-use crate::nn::rope::rotate;
-use crate::validate::expect;
+use super::inline::Inline;
+use super::input::{DynamicMaskInput, Tokens};
+use super::rope::rotate;
+use super::scorer::{ScoreForm, Scorer};
+use crate::functions::attention::Attention;
+use crate::functions::documents::Documents;
+use crate::functions::selection::Intervals;
+use crate::functions::selector::Selector;
+use crate::validate::{check_shape, expect, same_device, scores_as_f32};
 use burn::config::Config;
-use burn::module::{Initializer, Module, Param};
+use burn::module::{Initializer, Module};
 use burn::nn::{
     Linear, LinearConfig, RmsNorm, RmsNormConfig, RotaryEncoding, RotaryEncodingConfig,
 };
 use burn::tensor::{Device, Tensor};
-use flash_dma_problem::{AttentionError, AttentionOptions, ElementType, Problem};
+use flash_dma_problem::{
+    AttentionError, AttentionOptions, ElementType, Problem, SelectionRule, TensorName,
+};
 
 /// Configuration of [`DynamicMaskAttention`].
 ///
@@ -33,6 +41,15 @@ pub struct DynamicMaskAttentionConfig {
     pub head_dim: Option<usize>,
     /// Number of keys that each query keeps. Default: all, that is dense attention with a bias per key.
     pub keep_window: Option<usize>,
+    /// The last keys that each query keeps whatever their scores, counted in the window. Default: none. With a window and
+    /// causal only.
+    pub recent: Option<usize>,
+    /// The first keys of a sequence (of each document) that rank above all others, counted in the window. Default:
+    /// none. With a window and causal only.
+    pub sinks: Option<usize>,
+    /// The keys ranked next after the window whose scores get a gradient in training, see
+    /// [`Selector::runners_up`]. Default: none. They change no output; without a window there are none.
+    pub runners_up: Option<usize>,
     /// Whether a query sees only the keys up to itself. Default: true.
     #[config(default = true)]
     pub causal: bool,
@@ -44,8 +61,14 @@ pub struct DynamicMaskAttentionConfig {
     /// RMS normalisation of each head of q and k, before the rotary encoding. Default: true.
     #[config(default = true)]
     pub qk_norm: bool,
+    /// Factor on `q . k`. Default: `1 / sqrt(head_dim)`.
+    pub scale: Option<f32>,
     /// Cap of the scaled product `q . k`: `c * tanh(x / c)`. Default: none.
     pub softcap: Option<f32>,
+    /// What the scores are made of. Default: [`ScoreForm::Zoh`]. The default may become `Linear`, so say it if records
+    /// are to be kept; a configuration saved without it stays `Zoh`.
+    #[config(default = "ScoreForm::Zoh")]
+    pub score_form: ScoreForm,
     /// Initialiser of the four projections. Default: normal, mean 0, standard deviation 0.02.
     #[config(default = "Initializer::Normal{mean:0.0, std:0.02}")]
     pub initializer: Initializer,
@@ -53,20 +76,12 @@ pub struct DynamicMaskAttentionConfig {
 
 /// Self-attention whose heads each keep the keys that their learned scores rank highest.
 ///
-/// `x -> q, k, v`; RMS norm per head and rotary encoding of q and k; scores `exp(a * softplus(v_cat
-/// . dt_projᵀ))` from the values of all key/value heads of a token; dynamic-mask attention; output
-/// projection. No biases, no dropout.
+/// `x -> q, k, v`; RMS norm per head and rotary encoding of q and k; scores of either [`ScoreForm`], f32 whatever the
+/// parameters are; dynamic-mask attention; output projection. No biases, no dropout. `x` is to be normalised, as it is
+/// in a pre-norm block.
 ///
-/// # Initialisation of the scores
-///
-/// `a = 0` (a common choice) makes every score 1: all keys tie, the window keeps the *first* keys of
-/// the sequence, and as `d score / d dt = score * a * sigmoid(dt)` no gradient reaches `dt_proj`
-/// until `a` has moved. Here `a` of kv head `h` of `H` starts at `-(h + 1) / H`, and `dt_proj` normal
-/// with standard deviation 0.02: the scores differ from the first step and both parameters learn;
-/// the heads start with different strengths; and a negative `a` bounds a score to (0, 1) whatever the
-/// values are, so that training starts near plain attention and the exponential cannot overflow.
-/// The initial sign does not last: `dt_proj` may reverse the ranking, and `a` is free to
-/// become positive.
+/// In a record the parameters of the scores stand beside the projections: `dt_proj` and `a`, or `score_proj`. A record
+/// fits the layers of its own form only.
 #[derive(Module, Debug)]
 pub struct DynamicMaskAttention {
     /// `[d_model, n_heads * head_dim]`.
@@ -77,20 +92,20 @@ pub struct DynamicMaskAttention {
     pub v_proj: Linear,
     /// `[n_heads * head_dim, d_model]`.
     pub o_proj: Linear,
-    /// Projects the values of a token to the step of each key/value head: `[n_kv_heads, n_kv_heads *
-    /// head_dim]`.
-    pub dt_proj: Param<Tensor<2>>,
-    /// The decay of each key/value head: `[n_kv_heads]`.
-    pub a: Param<Tensor<1>>,
+    scorer: Inline,
     /// Normalises the features of each head of q.
     pub q_norm: Option<RmsNorm>,
     /// Normalises the features of each head of k.
     pub k_norm: Option<RmsNorm>,
     /// Rotary encoding of q and k.
     pub rope: Option<RotaryEncoding>,
+    d_model: usize,
     n_heads: usize,
     n_kv_heads: usize,
     head_dim: usize,
+    recent: usize,
+    sinks: usize,
+    runners_up: usize,
     #[module(skip)]
     options: AttentionOptions,
 }
@@ -122,12 +137,14 @@ impl DynamicMaskAttentionConfig {
     ///
     /// # Errors
     ///
-    /// [`AttentionError`] if the heads, the head dimension, the window or the softcap are refused.
+    /// [`AttentionError`] if the heads, the head dimension, the window, its recent keys and sinks, the scale or the
+    /// softcap are refused.
     pub fn try_init(&self, device: &Device) -> Result<DynamicMaskAttention, AttentionError> {
         let (head_dim, kv_heads) = (self.resolved_head_dim(), self.resolved_kv_heads());
         let options = AttentionOptions {
             keep_window: self.keep_window,
             causal: self.causal,
+            scale: self.scale,
             softcap: self.softcap,
             ..AttentionOptions::default()
         };
@@ -135,6 +152,9 @@ impl DynamicMaskAttentionConfig {
         let kv = [1, kv_heads, 1, head_dim];
         let q = [1, self.n_heads, 1, head_dim];
         Problem::new(&q, &kv, &kv, Some(&kv[..3]), ElementType::F32, &options)?;
+        let [recent, sinks, runners_up] =
+            [self.recent, self.sinks, self.runners_up].map(Option::unwrap_or_default);
+        check_rule(recent, sinks, &options)?;
 
         let linear = |from, to| {
             LinearConfig::new(from, to)
@@ -147,20 +167,18 @@ impl DynamicMaskAttentionConfig {
             self.qk_norm
                 .then(|| RmsNormConfig::new(head_dim).init(device))
         };
-        let decay: Vec<f32> = (0..kv_heads)
-            .map(|head| -((head + 1) as f32) / kv_heads as f32)
-            .collect();
         Ok(DynamicMaskAttention {
             q_proj: linear(self.d_model, q_width),
             k_proj: linear(self.d_model, kv_width),
             v_proj: linear(self.d_model, kv_width),
             o_proj: linear(q_width, self.d_model),
-            dt_proj: Initializer::Normal {
-                mean: 0.0,
-                std: 0.02,
-            }
-            .init([kv_heads, kv_width], device),
-            a: Param::from_tensor(Tensor::from_floats(decay.as_slice(), device)),
+            scorer: Inline(Scorer::new(
+                self.score_form,
+                self.d_model,
+                kv_heads,
+                head_dim,
+                device,
+            )),
             q_norm: norm(),
             k_norm: norm(),
             rope: self.max_seq_len.map(|len| {
@@ -168,43 +186,268 @@ impl DynamicMaskAttentionConfig {
                     .with_theta(self.rope_theta)
                     .init(device)
             }),
+            d_model: self.d_model,
             n_heads: self.n_heads,
             n_kv_heads: kv_heads,
             head_dim,
+            recent,
+            sinks,
+            runners_up,
             options,
         })
     }
 }
 
 impl DynamicMaskAttention {
-    /// Attention over a sequence: `[batch, len, d_model]` to the same shape.
+    /// Attention over a sequence: `[batch, len, d_model]` to the same shape. A tensor, or a [`DynamicMaskInput`].
     ///
     /// # Panics
     ///
-    /// If the last axis is not `d_model`, or the sequence is longer than the rotary encoding.
+    /// If [`try_forward`](Self::try_forward) returns an error, with that error's text.
     #[must_use]
-    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let [q, k, v] = self.project(x);
-        let (q, k) = (self.place(q), self.place(k));
-        let out = flash_dma_attention(q, k, v, self.dt_proj.val(), self.a.val(), self.options);
-        self.merge_heads(out)
+    pub fn forward(&self, input: impl Into<DynamicMaskInput>) -> Tensor<3> {
+        expect(self.try_forward(input))
+    }
+
+    /// Like [`forward`](Self::forward), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError`] if the last axis is not `d_model`, the sequence is longer than the rotary encoding, the lengths
+    /// or the documents of the input do not fit it, or there are documents and the layer is not causal. Nothing is
+    /// computed then.
+    pub fn try_forward(
+        &self,
+        input: impl Into<DynamicMaskInput>,
+    ) -> Result<Tensor<3>, AttentionError> {
+        let tokens = self.tokens(input.into())?;
+        let [q, k, v] = self.project(tokens.x.clone());
+        let scores = self.scorer.0.scores(&tokens.x, || v.clone())?;
+        self.attend([q, k, v], scores, &tokens)
+    }
+
+    /// As [`forward`](Self::forward), with other scores in place of the layer's own: `[batch, n_kv_heads, len]`, f32
+    /// (f16 and bf16 are cast up). They rank the keys and are added to their logits; padding is hidden whatever they
+    /// say.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_forward_with_scores`](Self::try_forward_with_scores) returns an error, with that error's text.
+    #[must_use]
+    pub fn forward_with_scores(
+        &self,
+        input: impl Into<DynamicMaskInput>,
+        scores: Tensor<3>,
+    ) -> Tensor<3> {
+        expect(self.try_forward_with_scores(input, scores))
+    }
+
+    /// Like [`forward_with_scores`](Self::forward_with_scores), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`try_forward`](Self::try_forward), or [`AttentionError`] if the shape, the element type or the device
+    /// of the scores does not fit.
+    pub fn try_forward_with_scores(
+        &self,
+        input: impl Into<DynamicMaskInput>,
+        scores: Tensor<3>,
+    ) -> Result<Tensor<3>, AttentionError> {
+        let tokens = self.tokens(input.into())?;
+        let [batch, len, _] = tokens.x.dims();
+        let expected = [batch, self.n_kv_heads, len];
+        check_shape(TensorName::Scores, &scores.dims(), &expected)?;
+        same_device(&tokens.x.device(), TensorName::Scores, scores.device())?;
+        let scores = scores_as_f32(scores)?;
+        self.attend(self.project(tokens.x.clone()), scores, &tokens)
+    }
+
+    /// The scores of the tokens of an input, `[batch, n_kv_heads, len]`, f32; −∞ for padding.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_scores`](Self::try_scores) returns an error, with that error's text.
+    #[must_use]
+    pub fn scores(&self, input: impl Into<DynamicMaskInput>) -> Tensor<3> {
+        expect(self.try_scores(input))
+    }
+
+    /// Like [`scores`](Self::scores), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`try_forward`](Self::try_forward).
+    pub fn try_scores(
+        &self,
+        input: impl Into<DynamicMaskInput>,
+    ) -> Result<Tensor<3>, AttentionError> {
+        self.scores_of(&self.tokens(input.into())?)
+    }
+
+    /// The selection that [`forward`](Self::forward) makes for an input, to look at.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_selection`](Self::try_selection) returns an error, with that error's text.
+    #[must_use]
+    pub fn selection(&self, input: impl Into<DynamicMaskInput>) -> Intervals {
+        expect(self.try_selection(input))
+    }
+
+    /// Like [`selection`](Self::selection), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`try_forward`](Self::try_forward).
+    pub fn try_selection(
+        &self,
+        input: impl Into<DynamicMaskInput>,
+    ) -> Result<Intervals, AttentionError> {
+        let tokens = self.tokens(input.into())?;
+        let scores = self.scores_of(&tokens)?;
+        self.selector(tokens.documents).try_select(scores)
+    }
+
+    /// The layer with another number of keys per query, `None` for all of them.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_set_keep_window`](Self::try_set_keep_window) returns an error, with that error's text.
+    #[must_use]
+    pub fn with_keep_window(mut self, window: impl Into<Option<usize>>) -> Self {
+        self.set_keep_window(window);
+        self
+    }
+
+    /// Sets how many keys each query keeps from now on, `None` for all of them: between training steps, for a window
+    /// that shrinks in training, or for another budget afterwards. A cache keeps the window that it was made with.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_set_keep_window`](Self::try_set_keep_window) returns an error, with that error's text.
+    pub fn set_keep_window(&mut self, window: impl Into<Option<usize>>) {
+        expect(self.try_set_keep_window(window));
+    }
+
+    /// Like [`set_keep_window`](Self::set_keep_window), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::ZeroWindow`], or [`AttentionError::WindowParts`] if the layer's recent keys and sinks do not fit
+    /// into it; the window stays what it was then.
+    pub fn try_set_keep_window(
+        &mut self,
+        window: impl Into<Option<usize>>,
+    ) -> Result<(), AttentionError> {
+        let options = AttentionOptions {
+            keep_window: window.into(),
+            ..self.options
+        };
+        check_rule(self.recent, self.sinks, &options)?;
+        self.options = options;
+        Ok(())
+    }
+
+    /// The layer with or without bit-equal results over repeats, see [`AttentionOptions::deterministic`].
+    #[must_use]
+    pub fn with_deterministic(mut self, deterministic: bool) -> Self {
+        self.set_deterministic(deterministic);
+        self
+    }
+
+    /// Requests bit-equal results over repeats from now on, or no longer.
+    pub fn set_deterministic(&mut self, deterministic: bool) {
+        self.options.deterministic = deterministic;
+    }
+
+    /// The parameters of the scores.
+    #[must_use]
+    pub fn scorer(&self) -> &Scorer {
+        &self.scorer.0
+    }
+
+    /// The tokens of an input, if it fits this layer.
+    fn tokens(&self, input: DynamicMaskInput) -> Result<Tokens, AttentionError> {
+        let shape @ [batch, len, _] = input.dims();
+        check_shape(TensorName::Tokens, &shape, &[batch, len, self.d_model])?;
+        if let Some(rope) = &self.rope {
+            let [limit, _, _] = rope.freq_complex.dims();
+            if len > limit {
+                let what = "the number of tokens with rotary positions";
+                return Err(AttentionError::TooLarge {
+                    what,
+                    size: len,
+                    limit,
+                });
+            }
+        }
+        if let Some(documents) = input.its_documents() {
+            documents.check([batch, self.n_kv_heads, len])?;
+            if !self.options.causal {
+                return Err(AttentionError::SelectionNotCausal);
+            }
+        }
+        input.try_into_tokens()
+    }
+
+    fn scores_of(&self, tokens: &Tokens) -> Result<Tensor<3>, AttentionError> {
+        let values = || self.values(tokens.x.clone());
+        Ok(tokens.hidden(self.scorer.0.scores(&tokens.x, values)?))
+    }
+
+    /// The layer from q, k and v on.
+    fn attend(
+        &self,
+        [q, k, v]: [Tensor<4>; 3],
+        scores: Tensor<3>,
+        tokens: &Tokens,
+    ) -> Result<Tensor<3>, AttentionError> {
+        let scores = tokens.hidden(scores);
+        let selector = self.selector(tokens.documents.clone());
+        let intervals = selector.try_select(scores.clone())?;
+        let attention = Attention::new(self.place(q), self.place(k), v).scores(scores);
+        let attention = attention.intervals(&intervals).options(self.options);
+        Ok(tokens.zeroed(self.merge_heads(attention.try_forward()?)))
+    }
+
+    /// What selects the keys, in every pass over whole sequences.
+    fn selector(&self, documents: Option<Documents>) -> Selector {
+        let selector = match self.options.keep_window {
+            Some(window) => Selector::top(window)
+                .recent(self.recent)
+                .sinks(self.sinks)
+                .runners_up(self.runners_up),
+            None => Selector::top(usize::MAX),
+        };
+        match documents {
+            Some(documents) => selector.documents(documents),
+            None => selector,
+        }
     }
 
     /// q, k and v of `[batch, len, d_model]`, normalised: `[batch, heads, len, head_dim]`.
     pub(super) fn project(&self, x: Tensor<3>) -> [Tensor<4>; 3] {
-        let [batch, len, _] = x.dims();
-        let split = |tensor: Tensor<3>, heads: usize| -> Tensor<4> {
-            tensor.reshape([batch, len, heads, self.head_dim])
-        };
         let normal = |tensor: Tensor<4>, norm: &Option<RmsNorm>| match norm {
             Some(norm) => norm.forward(tensor),
             None => tensor,
         };
-        let q = split(self.q_proj.forward(x.clone()), self.n_heads);
-        let k = split(self.k_proj.forward(x.clone()), self.n_kv_heads);
-        let v = split(self.v_proj.forward(x), self.n_kv_heads);
+        let q = self.split(self.q_proj.forward(x.clone()), self.n_heads);
+        let k = self.split(self.k_proj.forward(x.clone()), self.n_kv_heads);
+        // The norms run over rows of features, so heads and tokens change places afterwards.
         let (q, k) = (normal(q, &self.q_norm), normal(k, &self.k_norm));
-        [q, k, v].map(|tensor| tensor.swap_dims(1, 2))
+        [q.swap_dims(1, 2), k.swap_dims(1, 2), self.values(x)]
+    }
+
+    /// v of `[batch, len, d_model]`: `[batch, n_kv_heads, len, head_dim]`.
+    fn values(&self, x: Tensor<3>) -> Tensor<4> {
+        self.split(self.v_proj.forward(x), self.n_kv_heads)
+            .swap_dims(1, 2)
+    }
+
+    /// `[batch, len, heads * head_dim]` to `[batch, len, heads, head_dim]`.
+    fn split(&self, tensor: Tensor<3>, heads: usize) -> Tensor<4> {
+        let [batch, len, _] = tensor.dims();
+        tensor.reshape([batch, len, heads, self.head_dim])
     }
 
     /// `[batch, n_heads, len, head_dim]` to `[batch, len, d_model]`.
@@ -220,6 +463,11 @@ impl DynamicMaskAttention {
         self.options
     }
 
+    /// Whether some keys are kept for where they are.
+    pub(super) fn keeps_by_position(&self) -> bool {
+        self.recent > 0 || self.sinks > 0
+    }
+
     /// Heads of k and v.
     pub(super) fn kv_heads(&self) -> usize {
         self.n_kv_heads
@@ -233,15 +481,25 @@ impl DynamicMaskAttention {
     /// Rotated, from position 0 on.
     fn place(&self, tensor: Tensor<4>) -> Tensor<4> {
         match &self.rope {
-            Some(rope) => {
-                let ([_, _, len, _], [table, _, _]) = (tensor.dims(), rope.freq_complex.dims());
-                assert!(
-                    len <= table,
-                    "{len} tokens are more than the {table} positions of the rotary encoding"
-                );
-                rotate(rope, tensor, 0)
-            }
+            Some(rope) => rotate(rope, tensor, 0),
             None => tensor,
         }
     }
+}
+
+/// Refuses parts of a window that do not fit into it, or that have no meaning.
+fn check_rule(
+    recent: usize,
+    sinks: usize,
+    options: &AttentionOptions,
+) -> Result<(), AttentionError> {
+    if (recent > 0 || sinks > 0) && !options.causal {
+        return Err(AttentionError::SelectionNotCausal);
+    }
+    let rule = SelectionRule {
+        window: options.keep_window.unwrap_or(usize::MAX),
+        recent,
+        sinks,
+    };
+    rule.check()
 }

@@ -3,7 +3,6 @@
 use super::attention::DynamicMaskAttention;
 use super::rope::rotate;
 use crate::cache::{AttentionCache, DynamicMaskCacheConfig, PagedCacheConfig};
-use crate::functions::zoh::try_zoh_scores;
 use crate::validate::expect;
 use burn::nn::RotaryEncoding;
 use burn::tensor::{Device, Tensor};
@@ -28,13 +27,18 @@ impl DynamicMaskAttention {
     ///
     /// # Errors
     ///
-    /// [`AttentionError::CacheNotCausal`] if the layer is not causal, or those of
-    /// [`DynamicMaskCacheConfig::try_init`] and [`PagedCacheConfig::try_init`].
+    /// [`AttentionError::CacheNotCausal`] if the layer is not causal, [`AttentionError::Unsupported`] if it keeps recent
+    /// keys or sinks in its window, or those of [`DynamicMaskCacheConfig::try_init`] and
+    /// [`PagedCacheConfig::try_init`].
     pub fn try_init_cache(&self, batch: usize) -> Result<AttentionCache, AttentionError> {
         let weight = self.k_proj.weight.val();
         let (device, dtype): (Device, _) = (weight.device(), weight.dtype().into());
         let (heads, dim, options) = (self.kv_heads(), self.head_dim(), self.options());
         if options.keep_window.is_some() {
+            if self.keeps_by_position() {
+                let what = "recent keys and sinks in a cache".into();
+                return Err(AttentionError::Unsupported { what });
+            }
             let config = DynamicMaskCacheConfig::new(batch, heads, dim, options).with_dtype(dtype);
             return Ok(config.try_init(&device)?.into());
         }
@@ -72,9 +76,9 @@ impl DynamicMaskAttention {
         x: Tensor<3>,
         cache: &mut AttentionCache,
     ) -> Result<Tensor<3>, AttentionError> {
-        let [q, k, v] = self.project(x);
+        let [q, k, v] = self.project(x.clone());
         let scores = match cache.has_scores() {
-            true => Some(try_zoh_scores(v.clone(), self.dt_proj.val(), self.a.val())?),
+            true => Some(self.scorer().scores(&x, || v.clone())?),
             false => None,
         };
         let (q, k) = match &self.rope {

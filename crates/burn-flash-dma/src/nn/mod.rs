@@ -2,6 +2,11 @@
 
 mod attention;
 mod cached;
+mod inline;
+mod input;
 mod rope;
+mod scorer;
 
 pub use attention::{DynamicMaskAttention, DynamicMaskAttentionConfig};
+pub use input::DynamicMaskInput;
+pub use scorer::{LinearScorer, ScoreForm, Scorer, ZohScorer};

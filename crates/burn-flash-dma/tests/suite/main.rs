@@ -15,6 +15,8 @@ mod gradients;
 mod masked;
 mod module;
 mod module_cached;
+mod module_input;
+mod module_scores;
 #[cfg(feature = "ndarray")]
 mod ndarray;
 mod ranges;

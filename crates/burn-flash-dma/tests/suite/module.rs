@@ -4,7 +4,7 @@ use crate::case::values;
 use burn::module::Module;
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_flash_dma::AttentionError;
-use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
+use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, ScoreForm, Scorer};
 use burn_store::{ModuleSnapshot, SafetensorsStore};
 
 fn config() -> DynamicMaskAttentionConfig {
@@ -37,25 +37,29 @@ fn a_layer_keeps_its_shape_with_every_option() {
 #[test]
 fn every_parameter_gets_a_gradient_at_the_first_step() {
     let device = Device::flex().autodiff();
-    let layer = config().init(&device);
-    let grads = layer.forward(input(&device)).square().sum().backward();
-    let matrices = [
-        ("q_proj", &layer.q_proj.weight),
-        ("k_proj", &layer.k_proj.weight),
-        ("v_proj", &layer.v_proj.weight),
-        ("o_proj", &layer.o_proj.weight),
-        ("dt_proj", &layer.dt_proj),
-    ];
-    for (name, param) in matrices {
-        let grad = values(param.val().grad(&grads).unwrap());
-        assert!(grad.iter().any(|&x| x != 0.0), "{name}");
-        assert!(grad.iter().all(|x| x.is_finite()), "{name}");
+    for form in [ScoreForm::Zoh, ScoreForm::Linear] {
+        let layer = config().with_score_form(form).init(&device);
+        let grads = layer.forward(input(&device)).square().sum().backward();
+        let projections = [&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.o_proj];
+        for projection in projections {
+            let grad = values(projection.weight.val().grad(&grads).unwrap());
+            assert!(grad.iter().any(|&x| x != 0.0));
+            assert!(grad.iter().all(|x| x.is_finite()));
+        }
+        // Every head of the scores learns.
+        match layer.scorer() {
+            Scorer::Zoh(zoh) => {
+                let a = values(zoh.a.val().grad(&grads).unwrap());
+                assert!(a.iter().all(|&x| x != 0.0 && x.is_finite()), "{a:?}");
+                let dt = values(zoh.dt_proj.val().grad(&grads).unwrap());
+                assert!(dt.chunks(16).all(|head| head.iter().any(|&x| x != 0.0)));
+            }
+            Scorer::Linear(linear) => {
+                let grad = values(linear.score_proj.val().grad(&grads).unwrap());
+                assert!(grad.iter().all(|&x| x != 0.0 && x.is_finite()), "{grad:?}");
+            }
+        }
     }
-    // Every head of the scores learns.
-    let a = values(layer.a.val().grad(&grads).unwrap());
-    assert!(a.iter().all(|&x| x != 0.0 && x.is_finite()), "{a:?}");
-    let dt = values(layer.dt_proj.val().grad(&grads).unwrap());
-    assert!(dt.chunks(16).all(|head| head.iter().any(|&x| x != 0.0)));
 }
 
 #[test]

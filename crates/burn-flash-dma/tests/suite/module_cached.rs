@@ -5,7 +5,7 @@ use burn::module::Module;
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use burn_flash_dma::AttentionError;
 use burn_flash_dma::cache::AttentionCache;
-use burn_flash_dma::nn::DynamicMaskAttentionConfig;
+use burn_flash_dma::nn::{DynamicMaskAttentionConfig, ScoreForm};
 
 fn config() -> DynamicMaskAttentionConfig {
     DynamicMaskAttentionConfig::new(32, 4)
@@ -44,6 +44,12 @@ fn steps_equal_the_forward_pass_with_every_option() {
             config().with_head_dim(Some(16)).with_softcap(Some(5.0)),
         ),
         ("one kv head", config().with_n_kv_heads(Some(1))),
+        ("linear", config().with_score_form(ScoreForm::Linear)),
+        (
+            "linear, every key",
+            (config().with_score_form(ScoreForm::Linear)).with_keep_window(None),
+        ),
+        ("scaled", config().with_scale(Some(1.5))),
     ] {
         let layer = config.init(&device);
         let x = input(2, 50, &device);

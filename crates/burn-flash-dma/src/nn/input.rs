@@ -1,0 +1,149 @@
+//! What a layer attends over: tokens, which of them are padding, and where documents end.
+
+use crate::functions::documents::Documents;
+use crate::validate::check_shape;
+use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
+use flash_dma_problem::{AttentionError, TensorName};
+
+/// The input of [`DynamicMaskAttention`](super::DynamicMaskAttention): tokens, and what is known about them. A plain
+/// tensor is an input without padding, of one document per sequence.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// # use burn::tensor::{Device, Distribution, Tensor};
+/// # use burn_flash_dma::nn::{DynamicMaskAttentionConfig, DynamicMaskInput};
+/// let device = Device::flex();
+/// let layer = DynamicMaskAttentionConfig::new(32, 4).with_keep_window(Some(8)).init(&device);
+/// let x = Tensor::<3>::random([2, 20, 32], Distribution::Normal(0.0, 1.0), &device);
+/// // The second sequence has 13 tokens and seven of padding.
+/// let out = layer.forward(DynamicMaskInput::new(x).lengths([20, 13]));
+/// assert_eq!(out.dims(), [2, 20, 32]);
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a layer takes it"]
+pub struct DynamicMaskInput {
+    x: Tensor<3>,
+    lengths: Option<Vec<usize>>,
+    documents: Option<Documents>,
+}
+
+impl DynamicMaskInput {
+    /// Tokens `[batch, len, d_model]`, all of which count.
+    pub fn new(x: Tensor<3>) -> Self {
+        Self {
+            x,
+            lengths: None,
+            documents: None,
+        }
+    }
+
+    /// The number of tokens of each sequence of the batch, up to `len`; what stands behind them is padding. No query
+    /// attends to padding, the outputs of padding are zeros, and what it holds (NaN included) reaches no output and no
+    /// gradient. The other rows are those of the sequence without its padding.
+    pub fn lengths(mut self, lengths: impl Into<Vec<usize>>) -> Self {
+        self.lengths = Some(lengths.into());
+        self
+    }
+
+    /// The documents that are packed into each sequence: tokens attend to their own document only, as if it stood alone
+    /// (rotary positions go on from one to the next, but only their differences count). Needs a causal layer. The
+    /// lengths of a sequence's documents add up to `len`: behind the [`lengths`](Self::lengths) the padding is one more,
+    /// or part of the last.
+    pub fn documents(mut self, documents: Documents) -> Self {
+        self.documents = Some(documents);
+        self
+    }
+
+    /// The shape of the tokens.
+    pub(super) fn dims(&self) -> [usize; 3] {
+        self.x.dims()
+    }
+
+    pub(super) fn its_documents(&self) -> Option<&Documents> {
+        self.documents.as_ref()
+    }
+
+    /// The tokens with zeros for padding.
+    pub(super) fn try_into_tokens(self) -> Result<Tokens, AttentionError> {
+        let shape = self.x.dims();
+        let padding = match self.lengths {
+            Some(lengths) => padding(&lengths, shape, &self.x.device())?,
+            None => None,
+        };
+        let mut tokens = Tokens {
+            x: self.x,
+            padding,
+            documents: self.documents,
+        };
+        tokens.x = tokens.zeroed(tokens.x.clone());
+        Ok(tokens)
+    }
+}
+
+/// Where the padding of sequences of these lengths is, `[batch, len]`; `None` if there is none.
+fn padding(
+    lengths: &[usize],
+    [batch, len, _]: [usize; 3],
+    device: &Device,
+) -> Result<Option<Tensor<2, Bool>>, AttentionError> {
+    check_shape(TensorName::Lengths, &[lengths.len()], &[batch])?;
+    let longest = lengths.iter().copied().max().unwrap_or(0);
+    if longest > len {
+        return Err(AttentionError::TooLarge {
+            what: "the length of a sequence",
+            size: longest,
+            limit: len,
+        });
+    }
+    if lengths.iter().all(|&length| length == len) {
+        return Ok(None);
+    }
+    let ends: Vec<i32> = lengths.iter().map(|&length| length as i32).collect();
+    let ends = TensorData::new(ends, [batch, 1]);
+    let ends = Tensor::<2, Int>::from_data(ends, (device, DType::I32)).expand([batch, len]);
+    let places = Tensor::<1, Int>::arange(0..len as i64, (device, DType::I32));
+    let places = places.reshape([1, len]).expand([batch, len]);
+    Ok(Some(places.greater_equal(ends)))
+}
+
+impl From<Tensor<3>> for DynamicMaskInput {
+    fn from(x: Tensor<3>) -> Self {
+        Self::new(x)
+    }
+}
+
+/// An input that has been checked.
+pub(super) struct Tokens {
+    /// `[batch, len, d_model]`, zeros for padding.
+    pub(super) x: Tensor<3>,
+    /// `[batch, len]`; `None` if there is none.
+    padding: Option<Tensor<2, Bool>>,
+    pub(super) documents: Option<Documents>,
+}
+
+impl Tokens {
+    /// `[batch, len, features]` with zeros for padding. A fill, not a product: 0 times NaN is NaN.
+    pub(super) fn zeroed(&self, tokens: Tensor<3>) -> Tensor<3> {
+        match &self.padding {
+            None => tokens,
+            Some(padding) => {
+                let shape = tokens.dims();
+                let padding = padding.clone().unsqueeze_dim::<3>(2).expand(shape);
+                tokens.mask_fill(padding, 0.0)
+            }
+        }
+    }
+
+    /// Scores `[batch, kv_heads, len]` with −∞ for padding: nothing attends to it.
+    pub(super) fn hidden(&self, scores: Tensor<3>) -> Tensor<3> {
+        match &self.padding {
+            None => scores,
+            Some(padding) => {
+                let shape = scores.dims();
+                let padding = padding.clone().unsqueeze_dim::<3>(1).expand(shape);
+                scores.mask_fill(padding, f32::NEG_INFINITY)
+            }
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! What makes the scores of a layer.
+
+use crate::functions::linear::try_linear_scores;
+use crate::functions::zoh::try_zoh_scores;
+use burn::module::{Initializer, Module, Param};
+use burn::tensor::{Device, Tensor};
+use flash_dma_problem::AttentionError;
+use serde::{Deserialize, Deserializer, Serialize};
+
+/// The deviation of the projections that scores are made with, at the start.
+const INITIAL: Initializer = Initializer::Normal {
+    mean: 0.0,
+    std: 0.02,
+};
+
+/// The form of a layer's scores.
+///
+/// A configuration saved before there was a choice has none, and loads as `Zoh`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum ScoreForm {
+    /// The paper's: `exp(a * softplus(v_cat . dt_projᵀ))` of the values of all key/value heads of a token. See
+    /// [`zoh_scores`](crate::zoh_scores()).
+    Zoh,
+    /// `10 * (x . score_proj)` of the tensor that the layer gets, which its block has normalised. See
+    /// [`linear_scores`](crate::linear_scores()).
+    Linear,
+}
+
+impl<'de> Deserialize<'de> for ScoreForm {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        enum Named {
+            Zoh,
+            Linear,
+        }
+        // An absent field of a structure is read as an absent option.
+        Ok(match Option::<Named>::deserialize(deserializer)? {
+            None | Some(Named::Zoh) => Self::Zoh,
+            Some(Named::Linear) => Self::Linear,
+        })
+    }
+}
+
+/// The parameters of a layer's scores, of either form.
+#[derive(Module, Debug)]
+pub enum Scorer {
+    /// The parameters of [`ScoreForm::Zoh`].
+    Zoh(ZohScorer),
+    /// The parameters of [`ScoreForm::Linear`].
+    Linear(LinearScorer),
+}
+
+/// The parameters of [`ScoreForm::Zoh`].
+///
+/// # Initialisation
+///
+/// `a = 0` (a common choice) makes every score 1: all keys tie, the window keeps the *first* keys of
+/// the sequence, and as `d score / d dt = score * a * sigmoid(dt)` no gradient reaches `dt_proj`
+/// until `a` has moved. Here `a` of kv head `h` of `H` starts at `-(h + 1) / H`, and `dt_proj` normal
+/// with standard deviation 0.02: the scores differ from the first step and both parameters learn;
+/// the heads start with different strengths; and a negative `a` bounds a score to (0, 1) whatever the
+/// values are, so that training starts near plain attention and the exponential cannot overflow.
+/// The initial sign does not last: `dt_proj` may reverse the ranking, and `a` is free to
+/// become positive.
+#[derive(Module, Debug)]
+pub struct ZohScorer {
+    /// Projects the values of a token to the step of each key/value head: `[n_kv_heads, n_kv_heads *
+    /// head_dim]`.
+    pub dt_proj: Param<Tensor<2>>,
+    /// The decay of each key/value head: `[n_kv_heads]`.
+    pub a: Param<Tensor<1>>,
+}
+
+/// The parameters of [`ScoreForm::Linear`].
+#[derive(Module, Debug)]
+pub struct LinearScorer {
+    /// Projects a token to the score of each key/value head: `[d_model, n_kv_heads]`. It starts normal with standard
+    /// deviation 0.02.
+    pub score_proj: Param<Tensor<2>>,
+}
+
+impl Scorer {
+    /// New parameters of a form.
+    pub(super) fn new(
+        form: ScoreForm,
+        d_model: usize,
+        kv_heads: usize,
+        head_dim: usize,
+        device: &Device,
+    ) -> Self {
+        match form {
+            ScoreForm::Zoh => {
+                let decay: Vec<f32> = (0..kv_heads)
+                    .map(|head| -((head + 1) as f32) / kv_heads as f32)
+                    .collect();
+                Self::Zoh(ZohScorer {
+                    dt_proj: INITIAL.init([kv_heads, kv_heads * head_dim], device),
+                    a: Param::from_tensor(Tensor::from_floats(decay.as_slice(), device)),
+                })
+            }
+            ScoreForm::Linear => Self::Linear(LinearScorer {
+                score_proj: INITIAL.init([d_model, kv_heads], device),
+            }),
+        }
+    }
+
+    /// Which form it is.
+    #[must_use]
+    pub fn form(&self) -> ScoreForm {
+        match self {
+            Self::Zoh(_) => ScoreForm::Zoh,
+            Self::Linear(_) => ScoreForm::Linear,
+        }
+    }
+
+    /// The scores `[batch, kv_heads, len]`, f32, of tokens `[batch, len, d_model]`, whose values
+    /// `[batch, kv_heads, len, head_dim]` are made only for the form that reads them.
+    pub(super) fn scores(
+        &self,
+        tokens: &Tensor<3>,
+        values: impl FnOnce() -> Tensor<4>,
+    ) -> Result<Tensor<3>, AttentionError> {
+        match self {
+            Self::Zoh(zoh) => try_zoh_scores(values(), zoh.dt_proj.val(), zoh.a.val()),
+            Self::Linear(linear) => try_linear_scores(tokens.clone(), linear.score_proj.val()),
+        }
+    }
+}

@@ -1,0 +1,456 @@
+//! The forms of a layer's scores: against their formulas in f64, their gradients against differences, their types, and
+//! records and configurations of layers that had no choice.
+
+use crate::case::{tensor, values};
+use crate::values::close;
+use burn::module::{Initializer, Module, ModuleMapper, Param};
+use burn::nn::{
+    Linear, LinearConfig, RmsNorm, RmsNormConfig, RotaryEncoding, RotaryEncodingConfig,
+};
+use burn::tensor::{DType, Device, Distribution, Tensor};
+use burn_flash_dma::nn::{
+    DynamicMaskAttention, DynamicMaskAttentionConfig, ScoreForm, Scorer, ZohScorer,
+};
+use burn_flash_dma::{
+    AttentionError, AttentionOptions, ElementType, Problem, linear_scores, try_linear_scores,
+};
+use burn_store::ModuleSnapshot;
+use flash_dma_reference::generate::normal;
+use flash_dma_reference::{Inputs, Rng};
+
+const FORMS: [ScoreForm; 2] = [ScoreForm::Zoh, ScoreForm::Linear];
+const BATCH: usize = 2;
+const LEN: usize = 19;
+const WIDTH: usize = 32;
+const Q_HEADS: usize = 4;
+const KV_HEADS: usize = 2;
+const DIM: usize = 8;
+
+fn config(form: ScoreForm) -> DynamicMaskAttentionConfig {
+    DynamicMaskAttentionConfig::new(WIDTH, Q_HEADS)
+        .with_n_kv_heads(Some(KV_HEADS))
+        .with_keep_window(Some(5))
+        .with_score_form(form)
+}
+
+fn input(device: &Device) -> Tensor<3> {
+    Tensor::random([BATCH, LEN, WIDTH], Distribution::Normal(0.0, 1.0), device)
+}
+
+/// `[rows, inner] . [inner, columns]`.
+fn product(a: &[f64], b: &[f64], inner: usize, columns: usize) -> Vec<f64> {
+    let entry = |row: &[f64], column: usize| -> f64 {
+        (row.iter().enumerate())
+            .map(|(i, x)| x * b[i * columns + column])
+            .sum()
+    };
+    (a.chunks(inner))
+        .flat_map(|row| (0..columns).map(move |column| entry(row, column)))
+        .collect()
+}
+
+/// `[batch, len, heads, dim]` to `[batch, heads, len, dim]`.
+fn by_heads(rows: &[f64], heads: usize, dim: usize) -> Vec<f64> {
+    let mut out = vec![0.0; rows.len()];
+    for (at, &x) in rows.iter().enumerate() {
+        let (b, n, h, d) = (
+            at / (LEN * heads * dim),
+            at / (heads * dim) % LEN,
+            at / dim % heads,
+            at % dim,
+        );
+        out[((b * heads + h) * LEN + n) * dim + d] = x;
+    }
+    out
+}
+
+/// The scores `[batch, kv_heads, len]` by the formulas, from tokens and the rows of their values.
+fn formula(layer: &DynamicMaskAttention, x: &[f64], v: &[f64]) -> Vec<f64> {
+    let rows = match layer.scorer() {
+        Scorer::Linear(linear) => {
+            let products = product(x, &values(linear.score_proj.val()), WIDTH, KV_HEADS);
+            products.iter().map(|z| 10.0 * z).collect::<Vec<f64>>()
+        }
+        Scorer::Zoh(zoh) => {
+            let transposed = values(zoh.dt_proj.val().transpose());
+            let (dt, a) = (
+                product(v, &transposed, KV_HEADS * DIM, KV_HEADS),
+                values(zoh.a.val()),
+            );
+            let score = |(at, dt): (usize, &f64)| (a[at % KV_HEADS] * dt.exp().ln_1p()).exp();
+            dt.iter().enumerate().map(score).collect()
+        }
+    };
+    by_heads(&rows, KV_HEADS, 1)
+}
+
+#[test]
+fn scores_and_outputs_are_those_of_the_formulas_in_f64() {
+    let device = Device::flex();
+    for form in FORMS {
+        let layer = config(form).with_qk_norm(false).init(&device);
+        let tokens = input(&device);
+        let x = values(tokens.clone());
+        let rows = |linear: &Linear, width| product(&x, &values(linear.weight.val()), WIDTH, width);
+        let v = rows(&layer.v_proj, KV_HEADS * DIM);
+        let scores = formula(&layer, &x, &v);
+        assert_eq!(layer.scorer().form(), form);
+        assert_eq!(layer.scores(tokens.clone()).dims(), [BATCH, KV_HEADS, LEN]);
+        close(&values(layer.scores(tokens.clone())), &scores, 1e-6);
+
+        let (q, kv) = ([BATCH, Q_HEADS, LEN, DIM], [BATCH, KV_HEADS, LEN, DIM]);
+        let options = AttentionOptions::new().with_keep_window(5);
+        assert_eq!(layer.options(), options);
+        let z = Some(&kv[..3]);
+        let problem = Problem::new(&q, &kv, &kv, z, ElementType::F32, &options).unwrap();
+        let exact = Inputs {
+            problem,
+            q: by_heads(&rows(&layer.q_proj, Q_HEADS * DIM), Q_HEADS, DIM),
+            k: by_heads(&rows(&layer.k_proj, KV_HEADS * DIM), KV_HEADS, DIM),
+            v: by_heads(&v, KV_HEADS, DIM),
+            scores: Some(scores),
+        };
+        let out = tensor::<4>(&exact.forward().out.values, q, ElementType::F32, &device);
+        let out = values(out.swap_dims(1, 2));
+        let out = product(
+            &out,
+            &values(layer.o_proj.weight.val()),
+            Q_HEADS * DIM,
+            WIDTH,
+        );
+        close(&values(layer.forward(tokens)), &out, 1e-5);
+    }
+}
+
+/// The layer with one element of a parameter of its scores changed.
+struct Nudge {
+    inside: Vec<String>,
+    name: &'static str,
+    at: usize,
+    by: f32,
+}
+
+impl ModuleMapper for Nudge {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.inside.push(name.into());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.inside.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        // The whole path, so that the parameters of the scores stand beside the others or are not found.
+        if self.inside != [self.name] {
+            return param;
+        }
+        param.map(|value| {
+            let shape = value.dims();
+            let mut data: Vec<f64> = values(value.clone());
+            data[self.at] += f64::from(self.by);
+            tensor(&data, shape, ElementType::F32, &value.device())
+        })
+    }
+}
+
+/// Numbers that are the same in every run, for all parameters.
+struct Fill(Rng);
+
+impl Fill {
+    fn draw<const D: usize>(
+        &mut self,
+        shape: [usize; D],
+        spread: f64,
+        device: &Device,
+    ) -> Tensor<D> {
+        let count = shape.iter().product();
+        let numbers = normal(count, spread, ElementType::F32, &mut self.0);
+        tensor(&numbers, shape, ElementType::F32, device)
+    }
+}
+
+impl ModuleMapper for Fill {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|value| (self.draw(value.dims(), 0.1, &value.device())).require_grad())
+    }
+}
+
+/// Central differences where the selection stays what it is, for every parameter of both forms.
+#[test]
+fn gradients_of_the_scores_parameters_match_differences() {
+    let device = Device::flex().autodiff();
+    for (form, window, names) in [
+        (ScoreForm::Zoh, None, &["dt_proj", "a"][..]),
+        (ScoreForm::Zoh, Some(14), &["dt_proj", "a"]),
+        (ScoreForm::Linear, None, &["score_proj"]),
+        (ScoreForm::Linear, Some(9), &["score_proj"]),
+    ] {
+        let mut fill = Fill(Rng::new(3));
+        let mut draw = || fill.draw([BATCH, LEN, WIDTH], 1.0, &device);
+        let (x, weight) = (draw(), draw());
+        let config = config(form).with_qk_norm(false).with_keep_window(window);
+        let layer = config.init(&device).map(&mut fill);
+        let loss = |layer: &DynamicMaskAttention| -> f64 {
+            let out = values(layer.valid().forward(x.clone().inner()));
+            (out.iter().zip(values(weight.clone())))
+                .map(|(a, b)| a * b)
+                .sum()
+        };
+        let selection =
+            |layer: &DynamicMaskAttention| layer.selection(x.clone()).into_tensor().into_data();
+        let kept = selection(&layer);
+        let grads = (layer.forward(x.clone()) * weight.clone()).sum().backward();
+        for &name in names {
+            let analytic = values(match (layer.scorer(), name) {
+                (Scorer::Zoh(zoh), "dt_proj") => zoh.dt_proj.val().grad(&grads).unwrap(),
+                (Scorer::Zoh(zoh), _) => zoh.a.val().grad(&grads).unwrap().unsqueeze(),
+                (Scorer::Linear(linear), _) => linear.score_proj.val().grad(&grads).unwrap(),
+            });
+            let scale = analytic.iter().fold(0.0, |max: f64, x| max.max(x.abs()));
+            let mut compared = 0;
+            for (at, &gradient) in analytic.iter().enumerate() {
+                let by = 3e-3;
+                let nudged = |by| {
+                    let inside = Vec::new();
+                    let mut nudge = Nudge {
+                        inside,
+                        name,
+                        at,
+                        by,
+                    };
+                    layer.clone().map(&mut nudge)
+                };
+                let (up, down) = (nudged(by), nudged(-by));
+                assert_ne!(values(up.scores(x.clone())), values(down.scores(x.clone())));
+                if selection(&up) == kept && selection(&down) == kept {
+                    let slope = (loss(&up) - loss(&down)) / (2.0 * f64::from(by));
+                    assert!(
+                        (slope - gradient).abs() < 5e-3 * scale,
+                        "{form:?} {window:?} {name}[{at}]: {gradient} instead of {slope} (greatest {scale})"
+                    );
+                    compared += 1;
+                }
+            }
+            assert!(compared * 3 > analytic.len(), "{name}: {compared} compared");
+        }
+    }
+}
+
+struct Cast(DType);
+
+impl ModuleMapper for Cast {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|value| value.cast(self.0))
+    }
+}
+
+/// In 16 bits many of the scores would be equal; the products of 16-bit numbers are not.
+#[test]
+fn a_16_bit_layer_has_scores_in_f32() {
+    for (dtype, device) in [DType::F16, DType::BF16].map(|d| (d, Device::flex().autodiff())) {
+        for form in FORMS {
+            let original = config(form).init(&device);
+            let layer = original.clone().map(&mut Cast(dtype));
+            let x = Tensor::<3>::random([1, 500, WIDTH], Distribution::Normal(0.0, 1.0), &device);
+            let x = x.cast(dtype);
+            let scores = layer.scores(x.clone());
+            assert_eq!(scores.dtype(), DType::F32);
+            if let Scorer::Linear(linear) = layer.scorer() {
+                let weight = values(linear.score_proj.val());
+                let exact: Vec<f64> = product(&values(x.clone()), &weight, WIDTH, KV_HEADS);
+                let rows = values(scores.clone().swap_dims(1, 2));
+                let exact: Vec<f64> = exact.iter().map(|z| 10.0 * z).collect();
+                close(&rows, &exact, 1e-6);
+            }
+            let distinct = |scores: Tensor<3>| {
+                let mut scores = values(scores.narrow(1, 0, 1));
+                scores.sort_by(f64::total_cmp);
+                scores.dedup();
+                scores.len()
+            };
+            assert!(distinct(scores.clone()) > 490);
+            assert!(distinct(scores.clone()) > distinct(scores.cast(dtype)));
+
+            let out = layer.forward(x);
+            assert_eq!(out.dtype(), dtype);
+            let grads = out.sum().backward();
+            // Through the casts.
+            let grad = match original.scorer() {
+                Scorer::Zoh(zoh) => zoh.dt_proj.val().grad(&grads).unwrap(),
+                Scorer::Linear(linear) => linear.score_proj.val().grad(&grads).unwrap(),
+            };
+            assert!(values(grad).iter().any(|&x| x != 0.0));
+        }
+    }
+}
+
+/// The fields of the layer before it had a choice of scores, and so the paths of its record.
+#[derive(Module, Debug)]
+struct OldLayer {
+    q_proj: Linear,
+    k_proj: Linear,
+    v_proj: Linear,
+    o_proj: Linear,
+    dt_proj: Param<Tensor<2>>,
+    a: Param<Tensor<1>>,
+    q_norm: Option<RmsNorm>,
+    k_norm: Option<RmsNorm>,
+    rope: Option<RotaryEncoding>,
+}
+
+#[derive(Module, Debug)]
+struct Block<M: Module> {
+    attention: M,
+    after: Linear,
+}
+
+fn linear(from: usize, to: usize, device: &Device) -> Linear {
+    LinearConfig::new(from, to).with_bias(false).init(device)
+}
+
+fn old_layer(device: &Device) -> OldLayer {
+    let (kv, norm) = (KV_HEADS * DIM, RmsNormConfig::new(DIM));
+    let normal = |mean| Initializer::Normal { mean, std: 0.3 };
+    OldLayer {
+        q_proj: linear(WIDTH, Q_HEADS * DIM, device),
+        k_proj: linear(WIDTH, kv, device),
+        v_proj: linear(WIDTH, kv, device),
+        o_proj: linear(Q_HEADS * DIM, WIDTH, device),
+        dt_proj: normal(0.0).init([KV_HEADS, kv], device),
+        a: normal(-0.5).init([KV_HEADS], device),
+        q_norm: Some(norm.init(device)),
+        k_norm: Some(norm.init(device)),
+        rope: Some(RotaryEncodingConfig::new(64, DIM).init(device)),
+    }
+}
+
+#[test]
+fn records_of_layers_without_a_choice_of_scores_load() {
+    let device = Device::flex();
+    let old = Block {
+        attention: old_layer(&device),
+        after: linear(WIDTH, WIDTH, &device),
+    };
+    let of = |form| Block {
+        attention: config(form).with_max_seq_len(Some(64)).init(&device),
+        after: linear(WIDTH, WIDTH, &device),
+    };
+    // Through bytes, as it was written.
+    let record = || {
+        let bytes = old.clone().into_record().into_bytes().unwrap();
+        burn::store::ModuleRecord::from_bytes(bytes).unwrap()
+    };
+    let new = of(ScoreForm::Zoh).load_record(record());
+    let Scorer::Zoh(ZohScorer { dt_proj, a }) = new.attention.scorer() else {
+        panic!("another form");
+    };
+    assert_eq!(values(dt_proj.val()), values(old.attention.dt_proj.val()));
+    assert_eq!(values(a.val()), values(old.attention.a.val()));
+    let weight = |linear: &Linear| values(linear.weight.val());
+    assert_eq!(weight(&new.after), weight(&old.after));
+    assert_eq!(weight(&new.attention.k_proj), weight(&old.attention.k_proj));
+    // And it goes back: the paths, their order and the identities are the same.
+    let written = new.into_record().into_bytes().unwrap();
+    assert_eq!(written, old.clone().into_record().into_bytes().unwrap());
+    // The other form has no place for it, and says so.
+    let error = of(ScoreForm::Linear).try_load_record(record()).unwrap_err();
+    assert!(error.to_string().contains("score_proj"), "{error}");
+}
+
+#[test]
+fn a_record_has_the_parameters_of_its_form_beside_the_projections() {
+    let device = Device::flex();
+    for (form, expected) in [
+        (ScoreForm::Zoh, &["dt_proj", "a"][..]),
+        (ScoreForm::Linear, &["score_proj"]),
+    ] {
+        let block = Block {
+            attention: config(form).init(&device),
+            after: linear(WIDTH, WIDTH, &device),
+        };
+        let names: Vec<String> = (block.collect(None, None, false).iter())
+            .map(|tensor| tensor.name.clone())
+            .collect();
+        let projections = [
+            "q_proj.weight",
+            "k_proj.weight",
+            "v_proj.weight",
+            "o_proj.weight",
+        ];
+        let norms = ["q_norm.gamma", "k_norm.gamma"];
+        let attention = projections.iter().chain(expected).chain(&norms);
+        let expected: Vec<String> = attention
+            .map(|name| format!("attention.{name}"))
+            .chain(["after.weight".into()])
+            .collect();
+        assert_eq!(names, expected);
+        let restored = Block {
+            attention: config(form).init(&device),
+            after: linear(WIDTH, WIDTH, &device),
+        };
+        let x = input(&device);
+        let expected = values(block.attention.forward(x.clone()));
+        let restored = restored.load_record(block.clone().into_record());
+        assert_eq!(values(restored.attention.forward(x)), expected);
+        let count = block.attention.num_params();
+        let scores = Module::num_params(block.attention.scorer());
+        assert_eq!(count, 3 * 32 * 32 + 2 * 8 + scores);
+        assert!(format!("{}", block.attention).contains(&format!("params: {count}")));
+    }
+}
+
+#[test]
+fn configurations_without_a_form_of_scores_load_as_zoh() {
+    use burn::config::Config;
+    // As it was written before there was a choice.
+    let old = r#"{"d_model":32,"n_heads":4,"n_kv_heads":2,"head_dim":null,"keep_window":5,"max_seq_len":64,
+        "softcap":null,"causal":true,"rope_theta":10000.0,"qk_norm":true,
+        "initializer":{"Normal":{"mean":0.0,"std":0.02}}}"#;
+    let load = |text: &str| DynamicMaskAttentionConfig::load_binary(text.as_bytes()).unwrap();
+    let loaded = load(old);
+    assert_eq!(loaded.score_form, ScoreForm::Zoh);
+    let expected = config(ScoreForm::Zoh).with_max_seq_len(Some(64));
+    assert_eq!(loaded.to_string(), expected.to_string());
+    for form in FORMS {
+        let saved = config(form).with_scale(Some(0.5));
+        let loaded = load(&saved.to_string());
+        assert_eq!(loaded.score_form, form);
+        assert_eq!(loaded.to_string(), saved.to_string());
+    }
+    let wrong = saved_with_form("\"Cubic\"");
+    assert!(DynamicMaskAttentionConfig::load_binary(wrong.as_bytes()).is_err());
+}
+
+fn saved_with_form(form: &str) -> String {
+    let saved = config(ScoreForm::Linear).to_string();
+    let changed = saved.replace("\"Linear\"", form);
+    assert_ne!(changed, saved);
+    changed
+}
+
+#[test]
+fn wrong_parameters_of_linear_scores_are_refused() {
+    let zeros = |shape| Tensor::<2>::zeros(shape, &Device::flex());
+    let x = Tensor::<3>::zeros([2, 7, 16], &Device::flex());
+    let error = try_linear_scores(x.clone(), zeros([8, 2])).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "score_proj must have size 16 on axis 0, but has 8"
+    );
+    let error = try_linear_scores(x.clone().cast(DType::F64), zeros([16, 2])).unwrap_err();
+    assert!(matches!(error, AttentionError::ElementType { .. }));
+    assert_eq!(error.to_string(), "x must be f32, f16 or bf16, but is f64");
+    assert_eq!(linear_scores(x, zeros([16, 3])).dims(), [2, 3, 7]);
+    let empty = Tensor::<3>::zeros([2, 0, 16], &Device::flex());
+    assert_eq!(linear_scores(empty, zeros([16, 3])).dims(), [2, 3, 0]);
+}
+
+#[test]
+#[should_panic(expected = "score_proj must have size 16 on axis 0, but has 8")]
+fn the_plain_form_of_linear_scores_panics_with_the_text() {
+    let device = Device::flex();
+    let _ = linear_scores(
+        Tensor::zeros([2, 7, 16], &device),
+        Tensor::zeros([8, 2], &device),
+    );
+}
