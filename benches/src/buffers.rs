@@ -12,7 +12,7 @@ use flash_dma_problem::{ElementType, Problem, contiguous_strides};
 use flash_dma_reference::Rng;
 use flash_dma_reference::generate::Scores;
 use flash_dma_reference::round::round_f32;
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 /// The device buffers of one problem, all contiguous.
@@ -37,6 +37,44 @@ pub struct Buffers {
     grad_out: Tensor,
     pub(crate) grads: [Tensor; 3],
     pub(crate) grad_scores: Option<Tensor>,
+    /// Made when they are first used.
+    runners_up: OnceLock<RunnersUp>,
+}
+
+/// The buffers of a quarter of the window as runners-up.
+#[derive(Debug)]
+struct RunnersUp {
+    /// The intervals of the greater window.
+    intervals: Tensor,
+    /// Their ends.
+    far: Tensor,
+    grad_rank: Tensor,
+}
+
+impl RunnersUp {
+    fn new(client: &Client, problem: &Problem, scores: &Tensor) -> Self {
+        let intervals = Tensor::empty(client, &problem.intervals_shape(), 4);
+        Self::select(client, problem, scores, &intervals);
+        let words = client
+            .read_one(intervals.handle.clone())
+            .expect("the selection ran");
+        let ends: Vec<u32> = (bytemuck::cast_slice::<_, [u32; 2]>(&words).iter())
+            .map(|pair| pair[1])
+            .collect();
+        let shape = problem.scores_shape();
+        let far = client.create_from_slice(bytemuck::cast_slice(&ends));
+        Self {
+            intervals,
+            far: Tensor::new(far, &shape, 4),
+            grad_rank: Tensor::empty(client, &shape, 4),
+        }
+    }
+
+    fn select(client: &Client, problem: &Problem, scores: &Tensor, intervals: &Tensor) {
+        let window = problem.window.saturating_add(problem.window / 4);
+        let intervals = intervals.binding();
+        select(client, scores.binding(), window, intervals).expect("a valid problem");
+    }
 }
 
 /// A contiguous device tensor.
@@ -134,6 +172,7 @@ impl Buffers {
             grad_scores: problem
                 .has_scores
                 .then(|| Tensor::empty(client, &problem.scores_shape(), 4)),
+            runners_up: OnceLock::new(),
             engine: Engine::Portable,
             tuning: Tuning::default(),
             backward_engine: Engine::Portable,
@@ -208,6 +247,20 @@ impl Buffers {
         }
     }
 
+    /// Launches the selection of the runners-up; nothing without scores.
+    pub fn select_runners_up(&self, client: &Client) {
+        if let Some((scores, runners_up)) = self.runners_up(client) {
+            RunnersUp::select(client, &self.problem, scores, &runners_up.intervals);
+        }
+    }
+
+    /// The scores and the runners-up; `None` without scores.
+    fn runners_up(&self, client: &Client) -> Option<(&Tensor, &RunnersUp)> {
+        let (scores, _) = self.scores.as_ref()?;
+        let made = || RunnersUp::new(client, &self.problem, scores);
+        Some((scores, self.runners_up.get_or_init(made)))
+    }
+
     /// Launches the key lists of the forward pass alone, for tiles of 128 rows, as in the tensor-core engines; nothing
     /// without scores.
     pub fn lists(&self, client: &Client) {
@@ -278,7 +331,7 @@ impl Buffers {
     ///
     /// If the engine does not support the problem.
     pub fn backward(&self, client: &Client) {
-        self.launch_backward(client, &self.problem, self.saved());
+        self.launch_backward(client, &self.problem, self.saved(), None);
     }
 
     /// Launches the backward pass as autodiff does; reads what [`forward_with_residual`](Self::forward_with_residual)
@@ -288,11 +341,25 @@ impl Buffers {
     ///
     /// If the engine does not support the problem.
     pub fn backward_with_residual(&self, client: &Client) {
-        let saved = Saved {
+        self.launch_backward(client, &self.problem, self.saved_with_residual(), None);
+    }
+
+    /// As [`backward_with_residual`](Self::backward_with_residual), with runners-up.
+    ///
+    /// # Panics
+    ///
+    /// If the engine does not support the problem.
+    pub fn backward_with_runners_up(&self, client: &Client) {
+        let runners_up = self.runners_up(client).map(|(_, runners_up)| runners_up);
+        let saved = self.saved_with_residual();
+        self.launch_backward(client, &self.problem, saved, runners_up);
+    }
+
+    fn saved_with_residual(&self) -> Saved {
+        Saved {
             residual: self.residual.as_ref().map(Tensor::binding),
             ..self.saved()
-        };
-        self.launch_backward(client, &self.problem, saved);
+        }
     }
 
     /// Launches the backward pass with a fixed order of all sums.
@@ -303,10 +370,16 @@ impl Buffers {
     pub fn backward_deterministic(&self, client: &Client) {
         let mut problem = self.problem;
         problem.deterministic = true;
-        self.launch_backward(client, &problem, self.saved());
+        self.launch_backward(client, &problem, self.saved(), None);
     }
 
-    fn launch_backward(&self, client: &Client, problem: &Problem, saved: Saved) {
+    fn launch_backward(
+        &self,
+        client: &Client,
+        problem: &Problem,
+        saved: Saved,
+        runners_up: Option<&RunnersUp>,
+    ) {
         let [q, k, v] = self.grads.each_ref().map(Tensor::binding);
         let scores = self.grad_scores.as_ref().map(Tensor::binding);
         let grads = Gradients {
@@ -314,9 +387,12 @@ impl Buffers {
             k,
             v,
             scores,
-            rank: None,
+            rank: runners_up.map(|runners_up| runners_up.grad_rank.binding()),
         };
-        let inputs = self.inputs();
+        let mut inputs = self.inputs();
+        if let Some(selection) = &mut inputs.selection {
+            selection.far = runners_up.map(|runners_up| runners_up.far.binding());
+        }
         backward::plan_on(self.backward_engine, client, problem, &inputs, &saved)
             .and_then(|plan| plan.run(grads))
             .expect("a problem that the engine serves");

@@ -14,6 +14,8 @@ pub enum Phase {
     Cold,
     /// Scores to intervals.
     Select,
+    /// The second selection of a quarter of the window as runners-up.
+    SelectRunnersUp,
     /// Intervals to the key lists of every query tile, which the forward pass builds itself.
     Lists,
     /// `out` and LSE, given the intervals.
@@ -26,6 +28,8 @@ pub enum Phase {
     Backward,
     /// The same with the residual of `out`, as autodiff calls it.
     BackwardResidual,
+    /// The same with a quarter of the window as runners-up.
+    BackwardRunnersUp,
     /// All gradients with `options.deterministic`.
     BackwardDeterministic,
 }
@@ -37,21 +41,28 @@ impl Phase {
         match self {
             Self::Cold => "cold",
             Self::Select => "select",
+            Self::SelectRunnersUp => "select-runners-up",
             Self::Lists => "lists",
             Self::Forward => "forward",
             Self::ForwardResidual => "forward-residual",
             Self::EndToEnd => "end-to-end",
             Self::Backward => "backward",
             Self::BackwardResidual => "backward-residual",
+            Self::BackwardRunnersUp => "backward-runners-up",
             Self::BackwardDeterministic => "backward-deterministic",
         }
     }
 
-    /// Useful operations of the phase, on active pairs alone. Selecting, listing and compiling have none.
+    /// Useful operations of the phase, on active pairs alone. Selecting, listing and compiling have none, and those of
+    /// runners-up are not counted.
     #[must_use]
     pub fn flops(self, problem: &Problem) -> Option<u128> {
         match self {
-            Self::Cold | Self::Select | Self::Lists => None,
+            Self::Cold
+            | Self::Select
+            | Self::SelectRunnersUp
+            | Self::Lists
+            | Self::BackwardRunnersUp => None,
             Self::Forward | Self::ForwardResidual | Self::EndToEnd => {
                 Some(cost::forward_flops(problem))
             }
@@ -69,9 +80,9 @@ impl Phase {
             (shape.iter().product::<usize>() * problem.element.size()) as u128
         });
         match self {
-            Self::Cold | Self::Lists => None,
+            Self::Cold | Self::Lists | Self::BackwardRunnersUp => None,
             // A score of 4 bytes in, an interval of 8 out.
-            Self::Select => Some(12 * keys as u128),
+            Self::Select | Self::SelectRunnersUp => Some(12 * keys as u128),
             Self::Forward | Self::EndToEnd => Some(cost::forward_bytes(problem)),
             Self::Backward | Self::BackwardDeterministic => Some(cost::backward_bytes(problem)),
             Self::ForwardResidual => Some(cost::forward_bytes(problem) + residual),

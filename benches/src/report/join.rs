@@ -56,9 +56,11 @@ impl Peers {
             Phase::Backward => "bwd",
             Phase::Cold
             | Phase::Select
+            | Phase::SelectRunnersUp
             | Phase::Lists
             | Phase::ForwardResidual
             | Phase::BackwardResidual
+            | Phase::BackwardRunnersUp
             | Phase::BackwardDeterministic => return None,
         };
         let is = |p: &&Peer| {

@@ -82,6 +82,10 @@ impl Report {
         }
         let phases = [
             (Phase::Select, "Selection"),
+            (
+                Phase::SelectRunnersUp,
+                "Second selection, of a quarter of the window as runners-up",
+            ),
             (Phase::Lists, "Key lists, a part of the forward pass"),
             (Phase::Forward, "Forward, given the intervals"),
             (
@@ -93,6 +97,10 @@ impl Report {
             (
                 Phase::BackwardResidual,
                 "Backward with the residual, as in training",
+            ),
+            (
+                Phase::BackwardRunnersUp,
+                "Backward with the residual and runners-up, as in training",
             ),
             (
                 Phase::BackwardDeterministic,

@@ -215,10 +215,11 @@ fn bench_tuned(
             workload: workload.name.into(),
             phase,
             engine: match phase {
-                Phase::Select | Phase::Lists => "portable",
-                Phase::Backward | Phase::BackwardResidual | Phase::BackwardDeterministic => {
-                    engine_name(buffers.backward_engine)
-                }
+                Phase::Select | Phase::SelectRunnersUp | Phase::Lists => "portable",
+                Phase::Backward
+                | Phase::BackwardResidual
+                | Phase::BackwardRunnersUp
+                | Phase::BackwardDeterministic => engine_name(buffers.backward_engine),
                 _ => engine_name(buffers.engine),
             }
             .to_owned()
@@ -265,28 +266,33 @@ fn bench_tuned(
         print_spread(client, workload, buffers, args.repeats);
     }
 
-    let phases: [(Phase, Call); 8] = [
+    let phases: [(Phase, Call); 10] = [
         (Phase::Select, Buffers::select),
+        (Phase::SelectRunnersUp, Buffers::select_runners_up),
         (Phase::Lists, Buffers::lists),
         (Phase::Forward, Buffers::forward),
         (Phase::ForwardResidual, Buffers::forward_with_residual),
         (Phase::EndToEnd, Buffers::end_to_end),
         (Phase::Backward, Buffers::backward),
         (Phase::BackwardResidual, Buffers::backward_with_residual),
+        (Phase::BackwardRunnersUp, Buffers::backward_with_runners_up),
         (
             Phase::BackwardDeterministic,
             Buffers::backward_deterministic,
         ),
     ];
     for (phase, call) in phases {
-        let selects = matches!(phase, Phase::Select | Phase::Lists);
+        let selects = matches!(
+            phase,
+            Phase::Select | Phase::SelectRunnersUp | Phase::Lists | Phase::BackwardRunnersUp
+        );
         let residual = matches!(phase, Phase::ForwardResidual | Phase::BackwardResidual);
         let absent =
             selects && !problem.has_scores || residual && problem.residual_shape().is_none();
         if !wanted(phase) || absent {
             continue;
         }
-        if phase == Phase::BackwardResidual {
+        if matches!(phase, Phase::BackwardResidual | Phase::BackwardRunnersUp) {
             buffers.forward_with_residual(client);
         }
         call(buffers, client);
