@@ -102,7 +102,7 @@ pub(crate) struct ChunkSizes {
     pub capacity: u32,
 }
 
-/// A stable counting sort of the live keys of a chunk by class: one cube per chunk (x) and row (y), one segment of the
+/// A stable counting sort of the live keys of a chunk by class: one cube per chunk (x) and row (y), one share of the
 /// row's live keys per unit.
 ///
 /// | buffer | layout |
@@ -125,9 +125,9 @@ fn chunk_keys_kernel(
     let unit = UNIT_POS as usize;
     let base = row * sizes.k_len as usize;
     let count = live[row] as usize;
-    let segment = count.div_ceil(units);
-    let start = min(unit * segment, count);
-    let end = min(start + segment, count);
+    let share = count.div_ceil(units);
+    let start = min(unit * share, count);
+    let end = min(start + share, count);
     let chunk_first = (CUBE_POS_X * sizes.chunk) as i32;
     let chunk_end = min(CUBE_POS_X * sizes.chunk + sizes.chunk, sizes.q_len) as i32;
     let width = class_width(sizes.chunk);

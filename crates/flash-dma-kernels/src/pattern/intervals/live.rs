@@ -8,7 +8,7 @@ const READS: usize = 8;
 
 /// Lists the keys of non-empty interval, in order.
 ///
-/// One cube per row. Each plane counts the live keys of its segment and, after a barrier, when the counts of the
+/// One cube per row. Each plane counts the live keys of its share and, after a barrier, when the counts of the
 /// preceding planes are known, writes them; the second read hits the L2 cache.
 ///
 /// | buffer | layout |
@@ -32,19 +32,19 @@ pub(crate) fn live_keys_kernel(
         let base = row * n as usize;
         let turn = comptime!((READS * team.lanes) as u32);
         // Whole rounds, so that a plane's reads begin at a cache line.
-        let segment = n.div_ceil(comptime!(team.planes as u32)).div_ceil(turn) * turn;
-        let start = min(member.plane as u32 * segment, n);
-        let end = min(start + segment, n);
+        let share = n.div_ceil(comptime!(team.planes as u32)).div_ceil(turn) * turn;
+        let start = min(member.plane as u32 * share, n);
+        let end = min(start + share, n);
 
         let mut counted = Shared::<[u32]>::new_slice(team.planes);
         let mut own = 0u32;
         let mut at = start;
         while at < end {
-            let segment_ends = read_ends(intervals, base, at, end, &member, team);
+            let share_ends = read_ends(intervals, base, at, end, &member, team);
             #[unroll]
             for r in 0..READS {
                 let key = at + comptime!((r * team.lanes) as u32) + member.lane as u32;
-                own += ballot(segment_ends[r] > key, team).count_ones();
+                own += ballot(share_ends[r] > key, team).count_ones();
             }
             at += turn;
         }
@@ -62,16 +62,16 @@ pub(crate) fn live_keys_kernel(
 
         let mut at = start;
         while at < end {
-            let segment_ends = read_ends(intervals, base, at, end, &member, team);
+            let share_ends = read_ends(intervals, base, at, end, &member, team);
             #[unroll]
             for r in 0..READS {
                 let key = at + comptime!((r * team.lanes) as u32) + member.lane as u32;
-                let is_live = segment_ends[r] > key;
+                let is_live = share_ends[r] > key;
                 let live = ballot(is_live, team);
                 if is_live {
                     let to = base + (place + (live & member.before).count_ones()) as usize;
                     keys[to] = key;
-                    ends[to] = segment_ends[r];
+                    ends[to] = share_ends[r];
                 }
                 place += live.count_ones();
             }

@@ -43,7 +43,7 @@ fn class_of(end: u32, width: u32) -> usize {
 }
 
 /// A stable counting sort, by descending class of death, of the live keys of a row that die after the position `from`:
-/// one cube per row, one segment of the keys per unit.
+/// one cube per row, one share of the keys per unit.
 ///
 /// | buffer | layout |
 /// |---|---|
@@ -66,9 +66,9 @@ fn order_kernel(
     let base = row * keys.stride(0);
     let capacity = ordered_keys.stride(0);
     let count = live[row] as usize;
-    let segment = count.div_ceil(units);
-    let start = min(unit * segment, count);
-    let end = min(start + segment, count);
+    let share = count.div_ceil(units);
+    let start = min(unit * share, count);
+    let end = min(start + share, count);
 
     // For each class and unit: the number of keys, then the destination of its next key.
     let mut counters = Shared::<[u32]>::new_slice(comptime!(CLASSES * units));
