@@ -141,6 +141,19 @@ mod tests {
         assert_eq!(kernel_name("a::b_kernel::BKernel<half::bf16>"), "b");
     }
 
+    /// CubeCL's disk cache goes by the stable hash alone: two kernels of one hash would run as each other.
+    #[test]
+    fn every_kernel_has_a_stable_hash_of_its_own() {
+        let mut hashes = HashMap::new();
+        for variant in variants(cases::all) {
+            let id = variant.kernel.id();
+            if let Some(other) = hashes.insert(id.stable_hash(), variant.name.clone()) {
+                panic!("{} and {other} have one hash", variant.name);
+            }
+        }
+        assert!(hashes.len() > 100);
+    }
+
     #[test]
     fn a_selection_takes_the_launches_its_documentation_says() {
         let launches = |name: &str| {

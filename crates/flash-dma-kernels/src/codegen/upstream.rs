@@ -160,3 +160,37 @@ fn a_checked_copy_takes_its_length_as_an_index() {
     assert_eq!(operands(text(AddressType::U32)), 1);
     assert_eq!(operands(text(AddressType::U64)), 2);
 }
+
+#[cube(launch_unchecked)]
+fn options(
+    _first: &ComptimeOption<Box<[f32]>>,
+    _second: &ComptimeOption<Box<[f32]>>,
+    y: &mut [f32],
+) {
+    y[0] = 0.0f32;
+}
+
+#[test]
+fn options_hash_what_they_hold_and_not_whether_they_do() {
+    let id = |present: [bool; 2]| {
+        let kernels = recorder::record(&recorder::client(Gpu::H200), |client| {
+            let [first, second] =
+                present.map(|present| present.then(|| scratch(client, [1024]).into_buffer_arg()));
+            // SAFETY: nothing runs.
+            unsafe {
+                options::launch_unchecked(
+                    client,
+                    CubeCount::Static(1, 1, 1),
+                    CubeDim::new_1d(128),
+                    first.into(),
+                    second.into(),
+                    scratch(client, [1024]).into_buffer_arg(),
+                );
+            }
+        });
+        kernels[0].id()
+    };
+    let [first, second] = [id([true, false]), id([false, true])];
+    assert!(first != second);
+    assert_eq!(first.stable_hash(), second.stable_hash());
+}
