@@ -1,5 +1,6 @@
 //! The row sums (`delta`) that the softmax gradient subtracts.
 
+use crate::args::Saved;
 use crate::matrix::ptx::shuffle_xor;
 use crate::vectors::Segment;
 use cubecl::prelude::*;
@@ -8,6 +9,25 @@ use cubecl::prelude::*;
 pub(crate) const ROW_LANES: usize = 8;
 /// Rows of a cube of 256 units.
 pub(crate) const CUBE_ROWS: usize = 256 / ROW_LANES;
+
+/// Which optional terms the row sums have. The options of the kernels say it, too, but not to CubeCL's disk cache, see
+/// `docs/upstream.md`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct SumTerms {
+    residual: bool,
+    grad_lse: bool,
+    boxed: bool,
+}
+
+impl SumTerms {
+    pub(crate) fn new(saved: &Saved, boxed: bool) -> Self {
+        Self {
+            residual: saved.residual.is_some(),
+            grad_lse: saved.grad_lse.is_some(),
+            boxed,
+        }
+    }
+}
 
 /// The rows that `wgmma` kernels copy as boxes.
 #[derive(CubeType, CubeLaunch)]
@@ -31,6 +51,7 @@ pub(crate) fn delta_mma_kernel<E: Float>(
     delta: &mut [f32],
     boxed: &mut ComptimeOption<BoxedRows>,
     #[comptime] head_dim: usize,
+    #[comptime] _terms: SumTerms,
     #[define(E)] _element: ElemType,
 ) {
     let segments = comptime!(head_dim / 8);

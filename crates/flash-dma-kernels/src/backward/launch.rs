@@ -2,6 +2,7 @@
 
 use crate::args::{Gradients, Inputs, Saved, Selection};
 use crate::backward::blueprint::MmaBlueprints;
+use crate::backward::delta::SumTerms;
 use crate::backward::{Backward, matrix};
 use crate::host::check::{address_type, elem_type, rows_are_segments, vector_size};
 use crate::host::engine::{Engine, Instruction};
@@ -244,6 +245,7 @@ pub(crate) fn launch_delta(client: &Client, problem: &Problem, saved: &Saved) ->
             grad_lse.into(),
             delta.clone().into_tensor_arg(),
             problem.head_dim,
+            SumTerms::new(saved, false),
             elem_type(problem.element),
         );
     }

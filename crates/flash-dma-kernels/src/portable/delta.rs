@@ -1,5 +1,6 @@
 //! The row sums (`delta`) that the softmax gradient subtracts.
 
+use crate::backward::delta::SumTerms;
 use cubecl::prelude::*;
 
 /// `delta = sum over d of grad_out * (out + residual), minus grad_lse`: one unit per query row.
@@ -14,6 +15,7 @@ pub(crate) fn delta_kernel<F: Float, N: Size>(
     grad_lse: &ComptimeOption<OwnedTensor<f32>>,
     delta: &mut Tensor<f32>,
     #[comptime] head_dim: usize,
+    #[comptime] _terms: SumTerms,
     #[define(F)] _element: ElemType,
 ) {
     let row = ABSOLUTE_POS;

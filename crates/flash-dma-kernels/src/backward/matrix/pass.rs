@@ -2,7 +2,7 @@
 
 use crate::args::{Saved, scaling};
 use crate::backward::blueprint::{DkdvBlueprint, DqBlueprint, MmaBlueprints};
-use crate::backward::delta::{BoxedRowsLaunch, CUBE_ROWS, delta_mma_kernel};
+use crate::backward::delta::{BoxedRowsLaunch, CUBE_ROWS, SumTerms, delta_mma_kernel};
 use crate::backward::dkdv::mma::dkdv_mma_kernel;
 use crate::backward::dkdv::shared::args::{
     BackwardInputsLaunch, KeyGradientsLaunch, KeyGridLaunch, QueryBoxesLaunch,
@@ -92,6 +92,7 @@ fn launch_delta(client: &Client, problem: &Problem, saved: &Saved, for_boxes: bo
             delta.clone().into_buffer_arg(),
             boxed.into(),
             problem.head_dim,
+            SumTerms::new(saved, for_boxes),
             elem_type(problem.element),
         );
     }
