@@ -2,14 +2,17 @@
 
 use crate::task::{FACTS, LENGTH, SUBJECTS, Texts, VALUES};
 use burn::module::{Module, Param};
-use burn::nn::{Embedding, EmbeddingConfig, Initializer, Linear, LinearConfig};
+use burn::nn::{
+    Embedding, EmbeddingConfig, Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig,
+};
 use burn::tensor::{Device, Distribution, Tensor};
-use burn_flash_dma::{AttentionOptions, dynamic_mask_attention, zoh_scores};
+use burn_flash_dma::{Attention, Intervals, Selector, linear_scores, zoh_scores};
 
-const WIDTH: usize = 64;
-const Q_HEADS: usize = 2;
-const KV_HEADS: usize = 1;
+const WIDTH: usize = 128;
+const Q_HEADS: usize = 4;
+const KV_HEADS: usize = 2;
 const HEAD_DIM: usize = 32;
+const INITIAL_SCORES: f64 = 0.0002;
 
 // ANCHOR: model
 /// Embeds the tokens, attends once, and reads the answers off the questions' rows.
@@ -17,13 +20,16 @@ const HEAD_DIM: usize = 32;
 pub struct Model {
     subject: Embedding,
     value: Embedding,
+    norm: RmsNorm,
     query: Linear,
     key: Linear,
     values: Linear,
     answer: Linear,
-    /// `[KV_HEADS, KV_HEADS * HEAD_DIM]`: from a key's value to its importance.
+    /// `[WIDTH, KV_HEADS]`: from a token to the importance of its key.
+    pub score_proj: Param<Tensor<2>>,
+    /// Of the control, `[KV_HEADS, KV_HEADS * HEAD_DIM]`: from a key's value to its importance.
     pub dt_proj: Param<Tensor<2>>,
-    /// `[KV_HEADS]`: whether more of it is better, and how much it counts.
+    /// Of the control, `[KV_HEADS]`: whether more of it is better, and how much it counts.
     pub a: Param<Tensor<1>>,
 }
 // ANCHOR_END: model
@@ -32,8 +38,10 @@ pub struct Model {
 /// What ranks the keys.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scores {
-    /// DMA's scores, learned.
-    Learned,
+    /// A linear function of the token, learned.
+    Linear,
+    /// The paper's bounded function of the value, learned.
+    Zoh,
     /// Noise, drawn anew at each call: the control.
     Random,
 }
@@ -52,32 +60,40 @@ impl Model {
         };
         let linear = |from, to| LinearConfig::new(from, to).with_bias(false).init(device);
         // ANCHOR: init
-        // Not a = 0: all scores would tie, and no gradient would reach dt_proj. A negative `a` keeps
-        // the scores between 0 and 1, so that they rank the keys without drowning q . k.
+        let normal = |std| Initializer::Normal { mean: 0.0, std };
+        // Nearly 0, so that at the start no subject is ranked so low that it is never seen: what is neither kept nor
+        // a runner-up learns nothing.
+        let score_proj = normal(INITIAL_SCORES).init([WIDTH, KV_HEADS], device);
+        // Not a = 0: all scores would tie, and no gradient would reach dt_proj. A negative `a` keeps the scores
+        // between 0 and 1.
         let a = Initializer::Constant { value: -1.0 }.init([KV_HEADS], device);
-        let dt_proj = Initializer::Normal {
-            mean: 0.0,
-            std: 0.1,
-        }
-        .init([KV_HEADS, KV_HEADS * HEAD_DIM], device);
+        let dt_proj = normal(0.1).init([KV_HEADS, KV_HEADS * HEAD_DIM], device);
         // ANCHOR_END: init
         Self {
             subject: embed(2 * SUBJECTS),
             value: embed(VALUES + 1),
+            norm: RmsNormConfig::new(WIDTH).init(device),
             query: linear(WIDTH, Q_HEADS * HEAD_DIM),
             key: linear(WIDTH, KV_HEADS * HEAD_DIM),
             values: linear(WIDTH, KV_HEADS * HEAD_DIM),
             answer: linear(Q_HEADS * HEAD_DIM, VALUES),
+            score_proj,
             dt_proj,
             a,
         }
     }
 
     // ANCHOR: forward
-    /// Logits of the answers `[batch * FACTS, VALUES]`, and the scores `[batch, KV_HEADS, LENGTH]`.
-    pub fn forward(&self, texts: &Texts, scores: Scores, window: usize) -> (Tensor<2>, Tensor<3>) {
+    /// Logits of the answers `[batch * FACTS, VALUES]`, and which position attends to which key.
+    pub fn forward(
+        &self,
+        texts: &Texts,
+        scores: Scores,
+        selector: &Selector,
+    ) -> (Tensor<2>, Intervals) {
         let x =
             self.subject.forward(texts.subjects.clone()) + self.value.forward(texts.values.clone());
+        let x = self.norm.forward(x);
         let [batch, length, _] = x.dims();
         // [batch, length, heads * head_dim] -> [batch, heads, length, head_dim], without a copy.
         let heads = |x: Tensor<3>, count: usize| {
@@ -85,24 +101,26 @@ impl Model {
         };
         let q = heads(self.query.forward(x.clone()), Q_HEADS);
         let k = heads(self.key.forward(x.clone()), KV_HEADS);
-        let v = heads(self.values.forward(x), KV_HEADS);
+        let v = heads(self.values.forward(x.clone()), KV_HEADS);
 
         let scores = match scores {
-            Scores::Learned => zoh_scores(v.clone(), self.dt_proj.val(), self.a.val()),
+            Scores::Linear => linear_scores(x, self.score_proj.val()),
+            Scores::Zoh => zoh_scores(v.clone(), self.dt_proj.val(), self.a.val()),
             Scores::Random => Tensor::random(
                 [batch, KV_HEADS, length],
                 Distribution::Default,
                 &v.device(),
             ),
         };
-        let options = AttentionOptions::new().with_keep_window(window);
-        let out = dynamic_mask_attention(q, k, v, scores.clone(), options);
+        let intervals = selector.select(scores.clone());
+        let attention = Attention::new(q, k, v).scores(scores);
+        let out = attention.intervals(&intervals).forward();
 
         let questions = out
             .slice([0..batch, 0..Q_HEADS, LENGTH - FACTS..LENGTH, 0..HEAD_DIM])
             .swap_dims(1, 2)
             .reshape([batch * FACTS, Q_HEADS * HEAD_DIM]);
-        (self.answer.forward(questions), scores)
+        (self.answer.forward(questions), intervals)
     }
     // ANCHOR_END: forward
 }

@@ -1,7 +1,7 @@
 //! Linear scores, computed from the tokens of a layer.
 
 use crate::validate::{as_f32, check_shape, expect, same_device};
-use burn::tensor::{Tensor, module::linear};
+use burn::tensor::{DType, Tensor, module::linear};
 use flash_dma_problem::{AttentionError, TensorName};
 
 /// The factor of [`linear_scores`]. With it a projection that starts at N(0, 0.02²) gives scores of standard deviation
@@ -13,7 +13,7 @@ const SHARPNESS: f32 = 10.0;
 /// `tokens` is `[batch, len, d_model]`, normalised as a layer gets them; `score_proj` `[d_model, kv_heads]`, to be
 /// started at N(0, 0.02²); the result is `[batch, kv_heads, len]`. Both are cast up to f32 before the product, whatever
 /// they are: in 16 bits dozens of keys would tie at the threshold of a selection. Plain Burn operations: differentiable
-/// in both.
+/// in both. Of an empty sequence the scores are empty, and a constant to autodiff.
 ///
 /// # Panics
 ///
@@ -33,13 +33,18 @@ pub fn try_linear_scores(
     tokens: Tensor<3>,
     score_proj: Tensor<2>,
 ) -> Result<Tensor<3>, AttentionError> {
-    let ([_, _, width], [_, heads]) = (tokens.dims(), score_proj.dims());
+    let ([batch, len, width], [_, heads]) = (tokens.dims(), score_proj.dims());
     let projection = TensorName::ScoreProjection;
     check_shape(projection, &score_proj.dims(), &[width, heads])?;
     same_device(&tokens.device(), projection, score_proj.device())?;
     let tokens = as_f32(TensorName::Tokens, tokens)?;
     let score_proj = as_f32(projection, score_proj)?;
 
+    if batch * len == 0 {
+        // An empty product is not every backend's.
+        let options = (&tokens.device(), DType::F32);
+        return Ok(Tensor::zeros([batch, heads, len], options));
+    }
     let products = linear(tokens, score_proj, None);
     Ok((products * SHARPNESS).swap_dims(1, 2))
 }

@@ -1,7 +1,7 @@
 //! The scores of Dynamic Mask Attention, computed from the values.
 
 use crate::validate::{as_f32, check_shape, expect, same_device};
-use burn::tensor::{Tensor, activation::softplus};
+use burn::tensor::{DType, Tensor, activation::softplus};
 use flash_dma_problem::{AttentionError, TensorName};
 
 /// The importance of each key from its value: `exp(a * softplus(values . dt_projᵀ))`, where the
@@ -9,7 +9,8 @@ use flash_dma_problem::{AttentionError, TensorName};
 ///
 /// `values` is `[batch, kv_heads, k_len, head_dim]`, `dt_proj` `[kv_heads, kv_heads * head_dim]`, `a`
 /// `[kv_heads]`; the result is `[batch, kv_heads, k_len]`, f32 whatever the inputs are, since the
-/// selection ranks the keys by it. Plain Burn operations: differentiable in all three.
+/// selection ranks the keys by it. Plain Burn operations: differentiable in all three. Of an empty sequence the scores are empty, and a
+/// constant to autodiff.
 ///
 /// # Panics
 ///
@@ -41,6 +42,10 @@ pub fn try_zoh_scores(
     let dt_proj = as_f32(TensorName::DtProjection, dt_proj)?;
     let a = as_f32(TensorName::Decay, a)?;
 
+    if batch * len == 0 {
+        // Burn's `reshape` reads a 0 as "keep the axis".
+        return Ok(Tensor::zeros([batch, heads, len], (&device, DType::F32)));
+    }
     let tokens = values.swap_dims(1, 2).reshape([batch * len, width]);
     let dt = tokens.matmul(dt_proj.transpose());
     let scores = (softplus(dt, 1.0) * a.unsqueeze()).exp();

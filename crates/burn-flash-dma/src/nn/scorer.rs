@@ -7,8 +7,8 @@ use burn::tensor::{Device, Tensor};
 use flash_dma_problem::AttentionError;
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// The deviation of the projections that scores are made with, at the start.
-const INITIAL: Initializer = Initializer::Normal {
+/// Where the projections that scores are made with start, unless the configuration says otherwise.
+pub(super) const INITIAL: Initializer = Initializer::Normal {
     mean: 0.0,
     std: 0.02,
 };
@@ -57,7 +57,7 @@ pub enum Scorer {
 /// `a = 0` (a common choice) makes every score 1: all keys tie, the window keeps the *first* keys of
 /// the sequence, and as `d score / d dt = score * a * sigmoid(dt)` no gradient reaches `dt_proj`
 /// until `a` has moved. Here `a` of kv head `h` of `H` starts at `-(h + 1) / H`, and `dt_proj` normal
-/// with standard deviation 0.02: the scores differ from the first step and both parameters learn;
+/// with standard deviation 0.02, unless the configuration has a `score_initializer`: the scores differ from the first step and both parameters learn;
 /// the heads start with different strengths; and a negative `a` bounds a score to (0, 1) whatever the
 /// values are, so that training starts near plain attention and the exponential cannot overflow.
 /// The initial sign does not last: `dt_proj` may reverse the ranking, and `a` is free to
@@ -75,7 +75,7 @@ pub struct ZohScorer {
 #[derive(Module, Debug)]
 pub struct LinearScorer {
     /// Projects a token to the score of each key/value head: `[d_model, n_kv_heads]`. It starts normal with standard
-    /// deviation 0.02.
+    /// deviation 0.02, unless the configuration has a `score_initializer`.
     pub score_proj: Param<Tensor<2>>,
 }
 
@@ -83,9 +83,8 @@ impl Scorer {
     /// New parameters of a form.
     pub(super) fn new(
         form: ScoreForm,
-        d_model: usize,
-        kv_heads: usize,
-        head_dim: usize,
+        initializer: &Initializer,
+        [d_model, kv_heads, head_dim]: [usize; 3],
         device: &Device,
     ) -> Self {
         match form {
@@ -94,12 +93,12 @@ impl Scorer {
                     .map(|head| -((head + 1) as f32) / kv_heads as f32)
                     .collect();
                 Self::Zoh(ZohScorer {
-                    dt_proj: INITIAL.init([kv_heads, kv_heads * head_dim], device),
+                    dt_proj: initializer.init([kv_heads, kv_heads * head_dim], device),
                     a: Param::from_tensor(Tensor::from_floats(decay.as_slice(), device)),
                 })
             }
             ScoreForm::Linear => Self::Linear(LinearScorer {
-                score_proj: INITIAL.init([d_model, kv_heads], device),
+                score_proj: initializer.init([d_model, kv_heads], device),
             }),
         }
     }

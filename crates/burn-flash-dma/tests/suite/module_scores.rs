@@ -13,6 +13,7 @@ use burn_flash_dma::nn::{
 };
 use burn_flash_dma::{
     AttentionError, AttentionOptions, ElementType, Problem, linear_scores, try_linear_scores,
+    zoh_scores,
 };
 use burn_store::ModuleSnapshot;
 use flash_dma_reference::generate::normal;
@@ -400,6 +401,47 @@ fn a_record_has_the_parameters_of_its_form_beside_the_projections() {
 }
 
 #[test]
+fn the_projection_of_the_scores_starts_as_the_configuration_says() {
+    let device = Device::flex();
+    for form in FORMS {
+        let start = |initializer: Option<Initializer>| {
+            let layer = config(form).with_score_initializer(initializer);
+            let q = values(layer.init(&device).q_proj.weight.val());
+            assert!(
+                q.iter().any(|&x| x != q[0]),
+                "the other projections keep theirs"
+            );
+            match layer.init(&device).scorer() {
+                Scorer::Zoh(zoh) => values(zoh.dt_proj.val()),
+                Scorer::Linear(linear) => values(linear.score_proj.val()),
+            }
+        };
+        let given = start(Some(Initializer::Constant { value: 0.25 }));
+        assert!(given.iter().all(|&x| x == 0.25));
+        let usual = start(None);
+        let square: f64 = usual.iter().map(|x| x * x).sum();
+        let deviation = (square / usual.len() as f64).sqrt();
+        assert!((0.01..0.04).contains(&deviation), "{deviation}");
+    }
+}
+
+#[test]
+fn empty_sequences_have_empty_scores() {
+    let device = Device::flex().autodiff();
+    for [batch, len] in [[2, 0], [0, 3], [0, 0]] {
+        let v = Tensor::<4>::zeros([batch, KV_HEADS, len, DIM], &device);
+        let dt_proj = Tensor::<2>::ones([KV_HEADS, KV_HEADS * DIM], &device).require_grad();
+        let zoh = zoh_scores(v, dt_proj, Tensor::ones([KV_HEADS], &device));
+        let tokens = Tensor::<3>::zeros([batch, len, WIDTH], &device);
+        let score_proj = Tensor::<2>::ones([WIDTH, KV_HEADS], &device).require_grad();
+        for scores in [zoh, linear_scores(tokens, score_proj)] {
+            assert_eq!(scores.dims(), [batch, KV_HEADS, len]);
+            assert_eq!(scores.dtype(), DType::F32);
+        }
+    }
+}
+
+#[test]
 fn configurations_without_a_form_of_scores_load_as_zoh() {
     use burn::config::Config;
     // As it was written before there was a choice.
@@ -412,7 +454,10 @@ fn configurations_without_a_form_of_scores_load_as_zoh() {
     let expected = config(ScoreForm::Zoh).with_max_seq_len(Some(64));
     assert_eq!(loaded.to_string(), expected.to_string());
     for form in FORMS {
-        let saved = config(form).with_scale(Some(0.5));
+        let initializer = Initializer::Constant { value: 0.5 };
+        let saved = config(form)
+            .with_scale(Some(0.5))
+            .with_score_initializer(Some(initializer));
         let loaded = load(&saved.to_string());
         assert_eq!(loaded.score_form, form);
         assert_eq!(loaded.to_string(), saved.to_string());
