@@ -13,7 +13,8 @@ use cubecl::prelude::*;
 pub(crate) struct DecodeBlueprint {
     /// The query rows of a kv head are the outer rows, keys the inner ones.
     pub tile: Blueprint,
-    /// The cache has pages, not slots.
+    /// The cache has pages, not slots. The options of the kernel's tensors say so, too, but not to CubeCL's disk cache,
+    /// see `docs/upstream.md`.
     pub paged: bool,
 }
 
