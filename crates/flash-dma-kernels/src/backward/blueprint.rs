@@ -103,11 +103,11 @@ impl MmaBlueprints {
         problem: &Problem,
         shared: usize,
     ) -> Option<Self> {
-        let (dkdv, chunk) = dkdv.with_chunks(problem);
         let rank = match problem.has_scores {
-            true => Some(DkdvBlueprint::choose_rank(problem, shared)?),
+            true => Some(dkdv.choose_rank(problem, shared)?),
             false => None,
         };
+        let (dkdv, chunk) = dkdv.with_chunks(problem);
         Some(Self {
             dq,
             dkdv,
@@ -275,10 +275,26 @@ impl DkdvBlueprint {
             .find(|blueprint| blueprint.shared_bytes() <= max_shared)
     }
 
-    /// The rank kernel's configuration: the largest tiles that fit. A warp keeps the fragments of its keys and values,
-    /// `fragments * head_dim / 2` registers per lane. One tile of queries is in use, the other in flight. The smallest
-    /// tiles fit wherever any of [`choose`](Self::choose) do.
-    fn choose_rank(problem: &Problem, max_shared: usize) -> Option<Self> {
+    /// The rank kernel's configuration beside this one of the dk/dv kernel, on its instruction: the same tiles with
+    /// `wgmma`, the largest that fit with `mma`.
+    fn choose_rank(self, problem: &Problem, max_shared: usize) -> Option<Self> {
+        match self.instruction {
+            Instruction::Mma => Self::choose_rank_mma(problem, max_shared),
+            Instruction::Wgmma => {
+                let env =
+                    |name: &str, or: usize| std::env::var(name).map_or(or, |v| v.parse().unwrap());
+                Some(Self {
+                    fragments: env("RANK_WG", 2),
+                    stages: env("RANK_STAGES", 4),
+                    ..self
+                })
+            }
+        }
+    }
+
+    /// A warp keeps the fragments of its keys and values, `fragments * head_dim / 2` registers per lane. One tile of
+    /// queries is in use, the other in flight. The smallest tiles fit wherever any of [`choose`](Self::choose) do.
+    fn choose_rank_mma(problem: &Problem, max_shared: usize) -> Option<Self> {
         let all = [(4, 2, 64), (4, 2, 32), (4, 1, 64), (4, 1, 32), (2, 1, 32)];
         let group = problem.group();
         (all.into_iter())

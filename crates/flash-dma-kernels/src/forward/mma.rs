@@ -73,7 +73,7 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
     let own = &attended.own;
     let keys = &attended.keys;
     let mut acc = zeros::<NC>(segments);
-    let mut softmax = OnlineSoftmax::new();
+    let mut softmax = OnlineSoftmax::new(bp.residual);
 
     let full_tiles = keys.full_tiles(bp);
     let tiles = keys.tiles(bp);
@@ -126,12 +126,13 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
                     boundary,
                 );
             }
-            if softmax.outgrown(&mut maxima, bp.residual) {
+            if softmax.outgrown(&mut maxima) {
                 let factors = softmax.rescale(&maxima);
                 scale_rows(&mut acc, factors.upper, factors.lower, segments);
             }
             // O += P V, 16 keys at a time.
             let references = softmax.references();
+            softmax.note_tops(&maxima, &references);
             #[unroll]
             for n in 0..comptime!(bp.key_tile / 16) {
                 let p = softmax.fragment::<E, NA, NC>(&s, &references, comptime!(2 * n));
@@ -140,7 +141,7 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
         }
     }
 
-    let sums = softmax.finish();
+    let sums = softmax.finish::<E>();
     scale_rows(
         &mut acc,
         select(sums.upper.empty, 0.0f32, sums.upper.inverse()),

@@ -1,7 +1,7 @@
 //! Forward attention on Hopper's tensor cores: `wgmma` over key tiles that `cp.async` gathers.
 
 use crate::args::Scaling;
-use crate::math::rounding_loss;
+use crate::finite::is_finite;
 use crate::matrix::args::{KeySource, LaunchedTiles, Operands, Outputs};
 use crate::matrix::attended::AttendedKeys;
 use crate::matrix::blueprint::MmaBlueprint;
@@ -70,7 +70,7 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
 
     let rows = RowPair::new(warp * 16 + lane / 4, own, keys.begin);
     let mut acc = Vector::<f32, NO>::new(0.0f32);
-    let mut softmax = OnlineSoftmax::new();
+    let mut softmax = OnlineSoftmax::new(bp.residual);
 
     let full_tiles = keys.full_tiles(bp);
     let tiles = keys.tiles(bp);
@@ -128,11 +128,12 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
         );
         let mut maxima = softmax.maxima();
         maxima.raise_to::<NS>(&s, key_tile);
-        if softmax.outgrown(&mut maxima, bp.residual) {
+        if softmax.outgrown(&mut maxima) {
             let factors = softmax.rescale(&maxima);
             scale_output::<NO>(&mut acc, &factors, bp);
         }
         let references = softmax.references();
+        softmax.note_tops(&maxima, &references);
         let p = softmax.probabilities::<NS, NP>(&s, &references, 0usize, key_tile, element);
         // O += P V.
         acc = start_pv::<NO, NP>(acc, p, &v_tile, element, head_dim, key_tile);
@@ -145,33 +146,16 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
         acc = finish::<NO>(acc, comptime!(bp.output_elements()));
     }
 
-    let sums = softmax.finish();
-    let (factor0, factor1) = (sums.upper.inverse(), sums.lower.inverse());
+    let sums = softmax.finish::<E>();
     let first_head = first_output_head(own.batch, operands.q.shape(0), own.q_heads, bp);
     let to = OutputRows::of_pair(&rows, first_head, own.q_len);
     if to.has_upper {
         let at = to.upper * comptime!(bp.head_dim / 2) + quad;
-        let empty = sums.upper.empty;
-        write_row::<O, NO>(&mut outputs.out, &acc, at, factor0, empty, 0usize, bp);
+        write_output::<O, NO>(outputs, &acc, at, &sums.upper, 0usize, bp);
     }
     if to.has_lower {
         let at = to.lower * comptime!(bp.head_dim / 2) + quad;
-        let empty = sums.lower.empty;
-        write_row::<O, NO>(&mut outputs.out, &acc, at, factor1, empty, 1usize, bp);
-    }
-    #[comptime]
-    match &mut outputs.residual {
-        ComptimeOption::Some(residual) => {
-            if to.has_upper {
-                let at = to.upper * comptime!(bp.head_dim / 2) + quad;
-                write_residual::<O, NO>(residual, &acc, at, &sums.upper, 0usize, bp);
-            }
-            if to.has_lower {
-                let at = to.lower * comptime!(bp.head_dim / 2) + quad;
-                write_residual::<O, NO>(residual, &acc, at, &sums.lower, 1usize, bp);
-            }
-        }
-        ComptimeOption::None => {}
+        write_output::<O, NO>(outputs, &acc, at, &sums.lower, 1usize, bp);
     }
     sums.write_lse(&to, &mut outputs.lse);
     sync_cube();
@@ -182,10 +166,10 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
     }
 }
 
-/// Writes what rounding loses of one of the two rows, as [`write_row`] writes it.
+/// Writes one of the two rows of an output, divided by its sum, and what rounding it loses if that is wanted.
 #[cube]
-fn write_residual<O: Float, N: Size>(
-    to: &mut [Vector<O, Const<2>>],
+fn write_output<O: Float, N: Size>(
+    outputs: &mut Outputs<O>,
     acc: &Vector<f32, N>,
     at: usize,
     sum: &RowSum,
@@ -193,16 +177,45 @@ fn write_residual<O: Float, N: Size>(
     #[comptime] bp: MmaBlueprint,
 ) {
     let (factor, empty) = (sum.inverse(), sum.empty);
-    #[unroll]
-    for c in 0..comptime!(bp.segments()) {
-        let mut pair = Vector::<f32, Const<2>>::new(0.0f32);
-        #[unroll]
-        for e in 0..2usize {
-            let x: f32 = acc.extract(comptime!(c * 4 + lower * 2 + e));
-            let loss = rounding_loss::<O>(x * factor);
-            pair.insert(e, select(empty, 0.0f32, loss));
+    #[comptime]
+    match &mut outputs.residual {
+        ComptimeOption::Some(residual) => {
+            let mut all = 0.0f32;
+            #[unroll]
+            for c in 0..comptime!(bp.segments()) {
+                let mut pair = Vector::<f32, Const<2>>::new(0.0f32);
+                #[unroll]
+                for e in 0..2usize {
+                    let x: f32 = acc.extract(comptime!(c * 4 + lower * 2 + e));
+                    pair.insert(e, select(empty, 0.0f32, x * factor));
+                }
+                let rounded = Vector::<O, Const<2>>::cast_from(pair);
+                let loss = pair - Vector::<f32, Const<2>>::cast_from(rounded);
+                outputs.out[at + comptime!(c * 4)] = rounded;
+                residual[at + comptime!(c * 4)] = Vector::cast_from(loss);
+                all += loss.extract(0usize) + loss.extract(1usize);
+            }
+            // Rare, and dearer element by element: beside a number that is not finite nothing is lost.
+            if !is_finite(all) {
+                for c in 0..comptime!(bp.segments()) {
+                    clear_not_finite::<O>(&mut residual[at + c * 4]);
+                }
+            }
         }
-        to[at + comptime!(c * 4)] = Vector::cast_from(pair);
+        ComptimeOption::None => {
+            write_row::<O, N>(&mut outputs.out, acc, at, factor, empty, lower, bp);
+        }
+    }
+}
+
+/// Zeroes the elements that are not finite.
+#[cube]
+fn clear_not_finite<O: Float>(pair: &mut Vector<O, Const<2>>) {
+    #[unroll]
+    for e in 0..2usize {
+        if !is_finite(f32::cast_from(pair.extract(e))) {
+            pair.insert(e, O::from_int(0));
+        }
     }
 }
 

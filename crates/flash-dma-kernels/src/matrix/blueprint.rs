@@ -34,8 +34,8 @@ pub(crate) struct MmaBlueprint {
     /// Several cubes share a query tile, each with a part of its keys.
     pub split: bool,
     /// The residual of the output is wanted, from this kernel or, if `split`, from the one that merges the parts. Then
-    /// the greatest probability of a row is exactly 1: rounding it for the product with V would lose as much as
-    /// rounding the output.
+    /// the sum that divides the output has the greatest probabilities as the product with V rounds them: their rounding
+    /// would lose as much as that of the output.
     pub residual: bool,
 }
 

@@ -50,6 +50,18 @@ impl LogitScale {
         #[comptime] capped: bool,
         #[comptime] scored: bool,
     ) -> f32 {
+        ex2(self.exponent(product, score, scaled, capped, scored))
+    }
+
+    /// `log2` of [`weight`](Self::weight).
+    pub(crate) fn exponent(
+        &self,
+        product: f32,
+        score: f32,
+        scaled: f32,
+        #[comptime] capped: bool,
+        #[comptime] scored: bool,
+    ) -> f32 {
         let mut exponent = fma(
             product,
             self.inner * comptime!(core::f32::consts::LOG2_E),
@@ -59,7 +71,7 @@ impl LogitScale {
             let x = self.apply(product, score, capped);
             exponent = fma(x, comptime!(core::f32::consts::LOG2_E), scaled);
         }
-        ex2(exponent)
+        exponent
     }
 
     /// The derivative of the logit by `scale * product`, from the logit without its score.
@@ -83,7 +95,13 @@ pub(crate) fn exp_of(x: f32, scaled: f32) -> f32 {
 /// `sigmoid(x)` by two special-function instructions; NaN stays NaN.
 #[cube]
 pub(crate) fn sigmoid(x: f32) -> f32 {
-    reciprocal(1.0f32 + ex2(x * comptime!(-core::f32::consts::LOG2_E)))
+    sigmoid_of_power(x * comptime!(core::f32::consts::LOG2_E))
+}
+
+/// `1 / (1 + 2^-x)` by two special-function instructions; NaN stays NaN.
+#[cube]
+pub(crate) fn sigmoid_of_power(x: f32) -> f32 {
+    reciprocal(1.0f32 + ex2(-x))
 }
 
 /// `softplus(x)` by two special-function instructions; NaN stays NaN.

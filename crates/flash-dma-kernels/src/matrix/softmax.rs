@@ -1,8 +1,9 @@
 //! Online softmax: probabilities of one key tile after the other, against a reference that seldom moves.
 
+use crate::math::rounding_loss;
 use crate::matrix::fragment::{Accumulators, pack, quad_max, quad_sum};
 use crate::matrix::logit_scale::{exp_of, rescale_to};
-use crate::matrix::ptx::any_lane;
+use crate::matrix::ptx::{any_lane, ex2};
 use crate::matrix::query_tile::OutputRows;
 use cubecl::prelude::*;
 use flash_dma_problem::ElementType;
@@ -50,7 +51,8 @@ impl PerRow {
 ///
 /// A key tile takes these turns: [`maxima`](Self::maxima), raised to its logits; if they are
 /// [`outgrown`](Self::outgrown), the accumulators times the factors of [`rescale`](Self::rescale); the probabilities
-/// against the [`references`](Self::references).
+/// against the [`references`](Self::references), and if `exact` a [note](Self::note_tops) of the
+/// maxima.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct OnlineSoftmax {
     /// The references of the probabilities; -inf before the first key.
@@ -59,35 +61,62 @@ pub(crate) struct OnlineSoftmax {
     /// The sums of the probabilities.
     sum0: f32,
     sum1: f32,
+    /// The greatest logits, and what [`exp_of`] subtracted from them; if `exact`.
+    top0: f32,
+    top1: f32,
+    scaled0: f32,
+    scaled1: f32,
+    /// Whether the sums shall have the greatest probabilities as they were rounded, see [`finish`](Self::finish).
+    #[cube(comptime)]
+    exact: bool,
 }
 
 #[cube]
 impl OnlineSoftmax {
-    /// Before the first key.
-    pub(crate) fn new() -> OnlineSoftmax {
+    /// Before the first key; `exact` as in [`finish`](Self::finish).
+    pub(crate) fn new(#[comptime] exact: bool) -> OnlineSoftmax {
         OnlineSoftmax {
             max0: f32::new(f32::NEG_INFINITY),
             max1: f32::new(f32::NEG_INFINITY),
             sum0: 0.0f32,
             sum1: 0.0f32,
+            top0: f32::new(f32::NEG_INFINITY),
+            top1: f32::new(f32::NEG_INFINITY),
+            scaled0: 0.0f32,
+            scaled1: 0.0f32,
+            exact,
         }
     }
 
     /// The maxima so far, as far as they matter: the logits of the next tile are to raise them.
     pub(crate) fn maxima(&self) -> PerRow {
-        PerRow {
+        let mut maxima = PerRow {
             upper: self.max0,
             lower: self.max1,
+        };
+        if comptime!(self.exact) {
+            maxima.upper = self.top0;
+            maxima.lower = self.top1;
         }
+        maxima
     }
 
     /// Shares the maxima of a tile among the lanes of a row, and returns whether those of any row of the warp rose so
-    /// far that all its rows are to be rescaled; if `exact`, whether they rose.
-    pub(crate) fn outgrown(&self, maxima: &mut PerRow, #[comptime] exact: bool) -> bool {
-        let slack = comptime!(if exact { 0.0 } else { SLACK });
+    /// far that all its rows are to be rescaled.
+    pub(crate) fn outgrown(&self, maxima: &mut PerRow) -> bool {
         maxima.upper = quad_max(maxima.upper);
         maxima.lower = quad_max(maxima.lower);
-        any_lane(maxima.upper > self.max0 + slack || maxima.lower > self.max1 + slack)
+        any_lane(maxima.upper > self.max0 + SLACK || maxima.lower > self.max1 + SLACK)
+    }
+
+    /// Notes the maxima of a tile whose probabilities are computed against `references`, if `exact`.
+    pub(crate) fn note_tops(&mut self, maxima: &PerRow, references: &PerRow) {
+        if comptime!(self.exact) {
+            self.scaled0 = select(maxima.upper > self.top0, references.upper, self.scaled0);
+            self.scaled1 = select(maxima.lower > self.top1, references.lower, self.scaled1);
+            self.top0 = maxima.upper;
+            self.top1 = maxima.lower;
+        }
     }
 
     /// Makes the maxima of a tile the references, and returns the factors of the accumulators. A row that has seen no
@@ -166,23 +195,41 @@ impl OnlineSoftmax {
         p
     }
 
-    /// The sums over all keys and all lanes of a row.
-    pub(crate) fn finish(&mut self) -> SoftmaxSums {
+    /// The sums over all keys and all lanes of a row. If `exact`, the sum that divides the output has the greatest
+    /// probability as the product with V rounded it to `E`. A key that has nearly all the weight of its row then has the
+    /// same weight in the output and in the sum, so that its output is exact; the rounding of smaller probabilities moves
+    /// the output by no more than it moves the gradients of those probabilities.
+    pub(crate) fn finish<E: Float>(&mut self) -> SoftmaxSums {
         self.sum0 = quad_sum(self.sum0);
         self.sum1 = quad_sum(self.sum1);
+        let (mut rounded0, mut rounded1) = (self.sum0, self.sum1);
+        if comptime!(self.exact) {
+            let now = self.references();
+            rounded0 -= lost_by_rounding::<E>(self.top0, self.scaled0, now.upper);
+            rounded1 -= lost_by_rounding::<E>(self.top1, self.scaled1, now.lower);
+        }
         SoftmaxSums {
             upper: RowSum {
                 reference: self.max0,
                 sum: self.sum0,
+                rounded: rounded0,
                 empty: self.sum0 == 0.0f32,
             },
             lower: RowSum {
                 reference: self.max1,
                 sum: self.sum1,
+                rounded: rounded1,
                 empty: self.sum1 == 0.0f32,
             },
         }
     }
+}
+
+/// What the probability of logit `x` lost by rounding to `E` when it was computed against `scaled`, in terms of the
+/// reference of `now`.
+#[cube]
+fn lost_by_rounding<E: Float>(x: f32, scaled: f32, now: f32) -> f32 {
+    rounding_loss::<E>(exp_of(x, scaled)) * ex2(now - scaled)
 }
 
 /// The sum of the probabilities of a row over all its keys.
@@ -190,6 +237,8 @@ impl OnlineSoftmax {
 pub(crate) struct RowSum {
     reference: f32,
     sum: f32,
+    /// The sum that divides the output, see [`OnlineSoftmax::finish`].
+    rounded: f32,
     /// No key at all, or none with a logit above -inf: the output is zero and the LSE -inf. NaN stays NaN.
     pub empty: bool,
 }
@@ -198,7 +247,7 @@ pub(crate) struct RowSum {
 impl RowSum {
     /// The factor of the row's output, unless it is empty.
     pub(crate) fn inverse(&self) -> f32 {
-        1.0f32 / self.sum
+        1.0f32 / self.rounded
     }
 
     /// The row's LSE.

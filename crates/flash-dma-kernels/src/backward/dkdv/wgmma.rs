@@ -180,7 +180,7 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
 
 /// Starts `keys rows^T`, the products of a warpgroup's keys with a query tile.
 #[cube]
-fn start_products<NS: Size>(
+pub(crate) fn start_products<NS: Size>(
     keys: &Panels,
     rows: &Panels,
     #[comptime] bp: DkdvBlueprint,

@@ -162,6 +162,7 @@ impl SelectedPass<'_> {
         let blueprint = blueprints.rank.expect("runners-up come with scores");
         fill(client, rank, 0.0, f32::elem_type_native());
         let runners = runners_up(client, problem, selection, far);
+        runners.order_tiles(client, problem, blueprint.keys());
         let buffers = [runners.spans, runners.keys, runners.counts];
         let lists = KeyLists {
             source: SourceTensors {

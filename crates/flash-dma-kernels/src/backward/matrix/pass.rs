@@ -11,7 +11,8 @@ use crate::backward::dkdv::wgmma::dkdv_wgmma_kernel;
 use crate::backward::dq::key_boxes::KeyMapsLaunch;
 use crate::backward::dq::mma::dq_mma_kernel;
 use crate::backward::dq::wgmma::dq_wgmma_kernel;
-use crate::backward::rank::rank_mma_kernel;
+use crate::backward::rank::mma::rank_mma_kernel;
+use crate::backward::rank::wgmma::rank_wgmma_kernel;
 use crate::host::check::{address_type, elem_type};
 use crate::host::engine::Instruction;
 use crate::host::scratch::{bytes, scratch};
@@ -210,36 +211,59 @@ impl<'a> MmaPass<'a> {
         words.extend(keys.source.all());
         let address = address_type(&typed, problem.element.size()).max(address_type(&words, 4));
         let grad_lse = (self.saved.grad_lse.clone()).map(TensorBinding::into_buffer_arg);
-        // SAFETY: the buffers were checked to hold the shapes and strides that the kernel indexes by, and the list holds
+        // One argument list, because both kernels take the same arguments.
+        macro_rules! launch {
+    ($kernel:ident $(, $boxes:expr)?) => {
+        // SAFETY: the buffers were checked to hold the shapes and strides that the kernels index by, and the list holds
         // keys below `k_len`.
         unsafe {
-            rank_mma_kernel::launch_unchecked(
-                client,
-                CubeCount::Static((keys.tiles * rows) as u32, 1, 1),
-                blueprint.cube_dim(),
-                address,
-                BackwardInputsLaunch::new(
-                    q.into_tensor_arg(),
-                    k.into_tensor_arg(),
-                    v.into_tensor_arg(),
-                    self.saved.grad_out.clone().into_tensor_arg(),
-                    self.saved.lse.clone().into_buffer_arg(),
-                    self.sums.delta.clone().into_buffer_arg(),
-                ),
-                grad_lse.into(),
-                keys.source.into_key_tiles(),
-                rank.clone().into_buffer_arg(),
-                scaling(problem.scale, problem.softcap),
-                KeyGridLaunch::new(
-                    problem.q_len as u32,
-                    1,
-                    keys.tiles as u32,
-                    keys.capacity as u32,
-                ),
-                blueprint,
-                elem_type(problem.element),
-            );
+            $kernel::launch_unchecked(
+                    client,
+                    CubeCount::Static((keys.tiles * rows) as u32, 1, 1),
+                    blueprint.cube_dim(),
+                    address,
+                    BackwardInputsLaunch::new(
+                        q.into_tensor_arg(),
+                        k.into_tensor_arg(),
+                        v.into_tensor_arg(),
+                        self.saved.grad_out.clone().into_tensor_arg(),
+                        self.saved.lse.clone().into_buffer_arg(),
+                        self.sums.delta.clone().into_buffer_arg(),
+                    ),
+                    grad_lse.into(),
+                    keys.source.into_key_tiles(),
+                    rank.clone().into_buffer_arg(),
+                    scaling(problem.scale, problem.softcap),
+                    $($boxes,)?
+                    KeyGridLaunch::new(
+                        problem.q_len as u32,
+                        1,
+                        keys.tiles as u32,
+                        keys.capacity as u32,
+                    ),
+                    blueprint,
+                    elem_type(problem.element),
+            )
         }
+    };
+}
+        match blueprint.instruction {
+            Instruction::Mma => launch!(rank_mma_kernel),
+            Instruction::Wgmma => {
+                let boxes = self.query_boxes(blueprint);
+                launch!(rank_wgmma_kernel, boxes);
+            }
+        }
+    }
+
+    /// The boxes in which `wgmma` copies query tiles of `blueprint`.
+    fn query_boxes<E: Float>(&self, blueprint: DkdvBlueprint) -> QueryBoxesLaunch<E> {
+        let (heads, queries) = (blueprint.heads, blueprint.queries());
+        let [q, ..] = self.rows;
+        let [q_boxes, o_boxes] = [q, &self.saved.grad_out]
+            .map(|tensor| boxes_of(tensor, self.problem.element, heads, queries));
+        let row_boxes = word_boxes_of(self.boxed_rows(), heads, 2 * queries);
+        QueryBoxesLaunch::new(q_boxes, o_boxes, row_boxes)
     }
 
     /// One launch of the dk/dv kernel, which writes or adds to gradients of `output` elements of k, v and of the scores
@@ -304,15 +328,8 @@ impl<'a> MmaPass<'a> {
         match blueprint.instruction {
             Instruction::Mma => launch!(dkdv_mma_kernel, blueprint),
             Instruction::Wgmma => {
-                let (heads, queries) = (blueprint.heads, blueprint.queries());
-                let [q_boxes, o_boxes] = [&q, &self.saved.grad_out]
-                    .map(|tensor| boxes_of(tensor, problem.element, heads, queries));
-                let row_boxes = word_boxes_of(self.boxed_rows(), heads, 2 * queries);
-                launch!(
-                    dkdv_wgmma_kernel,
-                    blueprint,
-                    QueryBoxesLaunch::new(q_boxes, o_boxes, row_boxes)
-                )
+                let boxes = self.query_boxes(blueprint);
+                launch!(dkdv_wgmma_kernel, blueprint, boxes)
             }
         }
     }

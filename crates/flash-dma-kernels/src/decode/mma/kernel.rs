@@ -96,7 +96,7 @@ fn attend_held<E: Float>(
         acc[c] = Vector::new(0.0f32);
     }
     let none = f32::new(f32::NEG_INFINITY);
-    let mut softmax = OnlineSoftmax::new();
+    let mut softmax = OnlineSoftmax::new(false);
 
     // Copies run `stages - 1` iterations ahead of the products. Every iteration commits one group of copies, an empty
     // one past the end, so that the number of groups in flight tells which tile has landed.
@@ -162,7 +162,7 @@ fn attend_held<E: Float>(
                     s.insert(i1, x1);
                 }
             }
-            if softmax.outgrown(&mut maxima, false) {
+            if softmax.outgrown(&mut maxima) {
                 let factors = softmax.rescale(&maxima);
                 #[unroll]
                 for c in 0..comptime!(bp.head_dim / 32) {
@@ -190,7 +190,7 @@ fn attend_held<E: Float>(
         }
     }
 
-    let sums = softmax.finish();
+    let sums = softmax.finish::<E>();
     let inverse0 = select(sums.upper.empty, 0.0f32, sums.upper.inverse());
     let inverse1 = select(sums.lower.empty, 0.0f32, sums.lower.inverse());
     let to = OutputRows {

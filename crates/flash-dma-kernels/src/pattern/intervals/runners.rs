@@ -3,7 +3,8 @@
 //!
 //! They are grouped into tiles by the position at which they become runners-up. They move up through the ranks behind
 //! the window together, so that the keys of a tile also leave it at about the same time, and a tile streams few queries
-//! for which it has no runners-up. A key's positions do not begin at its own index, so both ends are listed.
+//! for which it has no runners-up. Within a tile they are grouped by the position at which they leave, so that each warp
+//! of a cube has keys that begin and leave together. A key's positions do not begin at its own index, so both ends are listed.
 
 use crate::args::Selection;
 use crate::finite::negative_infinity;
@@ -31,6 +32,26 @@ pub(crate) struct RunnersUp {
 }
 
 impl RunnersUp {
+    /// Puts the keys of each tile of `tile` keys, at most as many as a cube has units, into the order of their last
+    /// positions.
+    pub(crate) fn order_tiles(&self, client: &Client, problem: &Problem, tile: usize) {
+        let rows = problem.batch * problem.kv_heads;
+        // SAFETY: a unit reads and writes an entry of its own tile, below the count.
+        unsafe {
+            order_tiles_kernel::launch_unchecked(
+                client,
+                CubeCount::Static(problem.k_len.div_ceil(tile) as u32, rows as u32, 1),
+                CubeDim::new_1d(tile as u32),
+                crate::host::scratch::address_type([&self.keys, &self.spans, &self.counts]),
+                self.keys.clone().into_buffer_arg(),
+                self.spans.clone().into_buffer_arg(),
+                self.counts.clone().into_buffer_arg(),
+                problem.k_len as u32,
+                tile,
+            );
+        }
+    }
+
     /// The shapes of `keys`, `spans` and `counts`.
     fn shapes(problem: &Problem) -> ([usize; 2], [usize; 4], [usize; 1]) {
         let rows = problem.batch * problem.kv_heads;
@@ -150,6 +171,52 @@ fn runners_up_kernel(
     }
 }
 
+/// Puts the keys of each tile of a row's list into the order of their last positions, so that neighbours begin and leave
+/// together: one cube for each tile (x) and row (y), one unit per key.
+///
+/// | buffer | layout |
+/// |---|---|
+/// | `keys`, `spans`, `counts` | see [`RunnersUp`]; `keys` are reordered |
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn order_tiles_kernel(
+    keys: &mut [u32],
+    spans: &[Vector<u32, Const<2>>],
+    counts: &[u32],
+    k_len: u32,
+    #[comptime] tile: usize,
+) {
+    let row = CUBE_POS_Y as usize;
+    let base = row * k_len as usize;
+    let unit = UNIT_POS as usize;
+    let start = CUBE_POS_X as usize * tile;
+    let count = counts[row] as usize;
+    if start >= count {
+        terminate!();
+    }
+    let listed = start + unit < count;
+    let mut key = 0u32;
+    // Units without a key come last.
+    let mut far = u32::new(comptime!(u32::MAX as i64));
+    if listed {
+        key = keys[base + start + unit];
+        far = spans[base + key as usize].extract(1usize);
+    }
+    let mut fars = Shared::<[u32]>::new_slice(tile);
+    fars[unit] = far;
+    // Every unit has read its key as well.
+    sync_cube();
+    let mut place = 0usize;
+    for other in 0..tile {
+        let theirs = fars[other];
+        if theirs < far || (theirs == far && other < unit) {
+            place += 1;
+        }
+    }
+    if listed {
+        keys[base + start + place] = key;
+    }
+}
+
 /// The first and one past the last position at which a key is a runner-up; the same number twice if it is one for no
 /// query.
 #[cube]
@@ -252,6 +319,9 @@ mod tests {
     use flash_dma_problem::{AttentionOptions, ElementType};
     use flash_dma_reference::Rng;
 
+    /// Keys of a tile.
+    const TILE: usize = 8;
+
     /// Two rows of keys with any ends, as documents or given ends may have them.
     fn check(q_len: usize, k_len: usize, causal: bool, unit_counts: &[usize]) {
         let client = client();
@@ -289,7 +359,9 @@ mod tests {
         let width = k_len.div_ceil(CLASSES).max(1) as u32;
         for &units in unit_counts {
             let runners = runners_up_with(&client, &p, &selection, &far, units);
-            let [keys, spans, counts] =
+            let listed = read_u32(&client, runners.keys.clone());
+            runners.order_tiles(&client, &p, TILE);
+            let [ordered, spans, counts] =
                 [runners.keys, runners.spans, runners.counts].map(|t| read_u32(&client, t));
             for (row, all) in all.chunks_exact(k_len).enumerate() {
                 let runs = |end: u32, far: u32| {
@@ -308,8 +380,19 @@ mod tests {
                     expected.len(),
                     "row {row}, {units} units"
                 );
+                let ordered = &ordered[row * k_len..][..expected.len()];
+                for (ours, listed) in ordered.chunks(TILE).zip(expected.chunks(TILE)) {
+                    let mut listed: Vec<usize> = listed.to_vec();
+                    listed.sort_by_key(|&key| all[key].1);
+                    let ours: Vec<_> = ours.iter().map(|&key| key as usize).collect();
+                    assert_eq!(ours, listed, "row {row}");
+                }
                 for (n, &key) in expected.iter().enumerate() {
-                    assert_eq!(keys[row * k_len + n] as usize, key, "row {row}, entry {n}");
+                    assert_eq!(
+                        listed[row * k_len + n] as usize,
+                        key,
+                        "row {row}, entry {n}"
+                    );
                     let span = &spans[2 * (row * k_len + key)..][..2];
                     assert_eq!(span, [all[key].0, all[key].1], "row {row}, key {key}");
                 }

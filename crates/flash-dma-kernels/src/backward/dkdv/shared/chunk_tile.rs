@@ -35,9 +35,54 @@ impl ChunkTile {
         #[comptime] bp: DkdvBlueprint,
     ) -> ChunkTile {
         let item = CUBE_POS_X as usize / grid.tiles as usize;
+        let tile = CUBE_POS_X as usize % grid.tiles as usize;
+        ChunkTile::new(source, grid, item, tile, kv_heads, q_len, k_len, bp)
+    }
+
+    /// As [`of_cube`](Self::of_cube) for lists whose last keys have the most queries: the last tiles of all kv heads come
+    /// first, so that short ones fill the end of the launch.
+    pub(crate) fn of_cube_last_first(
+        source: &KeyTileSource,
+        grid: &KeyGrid,
+        kv_heads: usize,
+        q_len: usize,
+        k_len: usize,
+        #[comptime] bp: DkdvBlueprint,
+    ) -> ChunkTile {
+        let items = CUBE_COUNT_X as usize / grid.tiles as usize;
+        let item = CUBE_POS_X as usize % items;
+        let count = source.intervals.as_ref().unwrap().counts[item] as usize;
+        let tiles = count.div_ceil(comptime!(bp.keys()));
+        let before = CUBE_POS_X as usize / items;
+        if before >= tiles {
+            terminate!();
+        }
+        ChunkTile::new(
+            source,
+            grid,
+            item,
+            tiles - 1 - before,
+            kv_heads,
+            q_len,
+            k_len,
+            bp,
+        )
+    }
+
+    /// Tile `tile` of chunk `item`, counted over all kv heads.
+    fn new(
+        source: &KeyTileSource,
+        grid: &KeyGrid,
+        item: usize,
+        tile: usize,
+        kv_heads: usize,
+        q_len: usize,
+        k_len: usize,
+        #[comptime] bp: DkdvBlueprint,
+    ) -> ChunkTile {
         let kv_row = item / grid.chunks as usize;
         let (batch, kv_head) = (kv_row / kv_heads, kv_row % kv_heads);
-        let start = CUBE_POS_X as usize % grid.tiles as usize * comptime!(bp.keys());
+        let start = tile * comptime!(bp.keys());
         let chunk_first = (item % grid.chunks as usize * grid.chunk as usize) as i32;
         let chunk_end = min(chunk_first + grid.chunk as i32, q_len as i32);
         let mut count = k_len;

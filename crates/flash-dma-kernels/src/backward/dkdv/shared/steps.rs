@@ -174,6 +174,32 @@ impl StepList {
     }
 }
 
+/// The queries of some keys.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct QuerySpan {
+    /// No query before `any_from` or from `any_to` on attends to any of the keys.
+    pub any_from: i32,
+    pub any_to: i32,
+    /// The queries `full_from .. full_to`, if any, attend to all.
+    pub full_from: i32,
+    pub full_to: i32,
+}
+
+#[cube]
+impl QuerySpan {
+    /// Whether no query of the tile from `query` on attends to any of the keys.
+    pub(crate) fn misses(&self, query: usize, #[comptime] bp: DkdvBlueprint) -> bool {
+        query as i32 >= self.any_to || (query + comptime!(bp.queries())) as i32 <= self.any_from
+    }
+
+    /// Whether all rows of the tile from query `query` on attend to all of the keys.
+    pub(crate) fn fills(&self, query: usize, #[comptime] bp: DkdvBlueprint) -> bool {
+        comptime!(bp.rows == bp.queries() * bp.heads)
+            && self.full_from <= query as i32
+            && (query + comptime!(bp.queries())) as i32 <= self.full_to
+    }
+}
+
 /// The queries of a tile's keys, in shared memory.
 #[derive(CubeType)]
 pub(crate) struct KeyBounds {
@@ -209,33 +235,47 @@ impl KeyBounds {
 
     /// The query tiles that attend to the keys of the tile.
     pub(crate) fn queries(&self, place: &ChunkTile, #[comptime] bp: DkdvBlueprint) -> Range {
+        let span = self.span(place, 0usize, comptime!(bp.keys()));
+        let queries = comptime!(bp.queries());
+        let mut range = Range {
+            first: span.any_from as usize / queries,
+            tiles: 0usize,
+            full_from: span.full_from,
+            full_to: span.full_to,
+        };
+        if span.any_from < span.any_to {
+            range.tiles = (span.any_to as usize).div_ceil(queries) - range.first;
+        }
+        range
+    }
+
+    /// The queries of the `keys` keys from `first` on of the tile.
+    pub(crate) fn span(
+        &self,
+        place: &ChunkTile,
+        first: usize,
+        #[comptime] keys: usize,
+    ) -> QuerySpan {
         let mut any_from = place.chunk_end;
         let mut any_to = place.chunk_first;
         let mut full_from = place.chunk_first;
         let mut full_to = place.chunk_end;
         let mut local = UNIT_POS_X as usize;
-        while local < comptime!(bp.keys()) {
-            if place.start + local < place.count {
-                let (first, end) = (self.first[local], self.end[local]);
-                any_from = min(any_from, first);
-                any_to = max(any_to, end);
-                full_from = max(full_from, first);
-                full_to = min(full_to, end);
+        while local < keys {
+            if place.start + first + local < place.count {
+                let (from, to) = (self.first[first + local], self.end[first + local]);
+                any_from = min(any_from, from);
+                any_to = max(any_to, to);
+                full_from = max(full_from, from);
+                full_to = min(full_to, to);
             }
             local += 32;
         }
-        any_from = plane_min(any_from);
-        any_to = plane_max(any_to);
-        let queries = comptime!(bp.queries());
-        let mut range = Range {
-            first: any_from as usize / queries,
-            tiles: 0usize,
+        QuerySpan {
+            any_from: plane_min(any_from),
+            any_to: plane_max(any_to),
             full_from: plane_max(full_from),
             full_to: plane_min(full_to),
-        };
-        if any_from < any_to {
-            range.tiles = (any_to as usize).div_ceil(queries) - range.first;
         }
-        range
     }
 }

@@ -164,15 +164,15 @@ fn set_weights<E: Float, NS: Size, NP: Size>(
 
 /// Whether this lane's two keys are selected by a query.
 #[derive(CubeType, Clone, Copy)]
-struct Selected {
-    first: bool,
-    second: bool,
+pub(crate) struct Selected {
+    pub first: bool,
+    pub second: bool,
 }
 
 /// Whether row `row` of a step's tile, with this reference, selects the two keys; `seen` is the result of
 /// [`seen_pair`], in which the row has bit `16 e`.
 #[cube]
-fn selected(
+pub(crate) fn selected(
     keys: &LaneKeys,
     reference: f32,
     row: usize,

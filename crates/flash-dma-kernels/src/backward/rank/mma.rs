@@ -1,4 +1,4 @@
-//! The gradient of the rank on tensor cores: tiles of runners-up stream the queries that they just miss.
+//! The gradient of the rank by `mma.sync`.
 //!
 //! The parts of the dk/dv kernel, with two products per pair instead of four and one number per key instead of two
 //! rows: the two warps of a pair own the same keys and take one half of the rows of each query tile, so that each makes
@@ -46,7 +46,7 @@ pub(crate) fn rank_mma_kernel<E: Float>(
     let (q_heads, q_len) = (inputs.q.shape(1), inputs.q.shape(2));
     let (kv_heads, k_len) = (inputs.k.shape(1), inputs.k.shape(2));
     let group = q_heads / kv_heads;
-    let place = ChunkTile::of_cube(source, grid, kv_heads, q_len, k_len, bp);
+    let place = ChunkTile::of_cube_last_first(source, grid, kv_heads, q_len, k_len, bp);
     let mut tiles = Tiles::<E>::new(bp);
     let mut of_lse = Shared::<[f32]>::new_aligned_slice(comptime!(bp.stages * bp.rows), 128usize);
     tiles.bounds.enter(source, &place, bp);

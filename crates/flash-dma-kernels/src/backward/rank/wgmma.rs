@@ -1,0 +1,288 @@
+//! The gradient of the rank on Hopper's tensor cores.
+//!
+//! The dk/dv kernel's stream of queries, without its sums over queries: a warpgroup has registers to spare, and while one
+//! computes its sigmoids the tensor cores multiply for another.
+
+use crate::args::Scaling;
+use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::shared::args::{BackwardInputs, KeyGrid, KeyTileSource, QueryBoxes};
+use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
+use crate::backward::dkdv::shared::keys::copy_keys;
+use crate::backward::dkdv::shared::mask::KeyMask;
+use crate::backward::dkdv::shared::pairs::Pairs;
+use crate::backward::dkdv::shared::queries::{QueryRows, Step};
+use crate::backward::dkdv::shared::steps::{Cursor, StepOrder};
+use crate::backward::dkdv::wgmma::keys::LaneKeys;
+use crate::backward::dkdv::wgmma::queries::{StepCopies, Tiles, step_at};
+use crate::backward::dkdv::wgmma::start_products;
+use crate::backward::dkdv::wgmma::steps::Steps;
+use crate::backward::dkdv::wgmma::weights::{StepProducts, selected};
+use crate::matrix::fragment::quad_sum;
+use crate::matrix::logit_scale::{LogitScale, sigmoid_of_power, softplus};
+use crate::matrix::ptx::{commit_copies, wait_copies};
+use crate::matrix::wgmma::panel::{Panels, publish};
+use crate::matrix::wgmma::product::{finish, finish_but};
+use crate::matrix::wgmma::ring::{Ring, Turns};
+use cubecl::prelude::*;
+
+/// [`rank_mma_kernel`](crate::backward::rank::mma::rank_mma_kernel) with `wgmma`: the same cubes, buffers and sums. A
+/// warpgroup owns 64 keys, whose rows of K and V lie in shared memory.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(crate) fn rank_wgmma_kernel<E: Float>(
+    inputs: &BackwardInputs<E>,
+    grad_lse: &ComptimeOption<Box<[f32]>>,
+    source: &KeyTileSource,
+    rank: &mut [f32],
+    scaling: &Scaling,
+    boxes: &QueryBoxes<E>,
+    grid: &KeyGrid,
+    #[comptime] bp: DkdvBlueprint,
+    #[define(E)] _element: ElemType,
+) {
+    let size!(NS) = comptime!(bp.rows / 2);
+    let (warp, unit) = (UNIT_POS_Y as usize, UNIT_POS as usize);
+    let (q_heads, q_len) = (inputs.q.shape(1), inputs.q.shape(2));
+    let (kv_heads, k_len) = (inputs.k.shape(1), inputs.k.shape(2));
+    let group = q_heads / kv_heads;
+    let place = ChunkTile::of_cube_last_first(source, grid, kv_heads, q_len, k_len, bp);
+    let mut tiles = Tiles::<E>::new(bp);
+    tiles.bounds.enter(source, &place, bp);
+    let keys = LaneKeys::new(source, &place, bp);
+    sync_cube();
+    let order = StepOrder::of_cube(source, grid, &place, &tiles.bounds, group, bp);
+    let mut steps = Steps::new(order, bp);
+    let span = (tiles.bounds).span(&place, warp * 16, 16usize);
+    let (batch, kv_head) = (place.batch, place.kv_head);
+    let pairs = Pairs {
+        rows: QueryRows::new::<E>(&inputs.q, &inputs.grad_out, batch, kv_head, group),
+        mask: KeyMask::none(),
+        logit_scale: LogitScale::new(scaling, bp.softcap),
+        bp,
+    };
+    let mut sums = KeySums {
+        upper: 0.0f32,
+        lower: 0.0f32,
+    };
+    if steps.count > 0 {
+        copy_keys::<E>(inputs, source, &place, &mut tiles.k, &mut tiles.v, bp);
+        let stages = comptime!(bp.stages);
+        let ring = Ring::new(stages, 1usize, comptime!(bp.units()));
+        let turns = Turns::new();
+        let copies = StepCopies::new::<E>(boxes, &tiles, place.batch, &pairs.rows);
+        let ahead = comptime!(bp.stages - 2);
+        #[unroll]
+        for turn in 0..ahead {
+            if turn < steps.count {
+                if unit == 0 {
+                    copies.start(&ring, &steps.coming(turn, bp), turn, bp);
+                }
+                steps.advance_coming(bp);
+            }
+        }
+        let own = warp / 4 * comptime!(64 * bp.segments());
+        let k_panels = Panels::at::<E>(&tiles.k[own..own + 1]);
+        let v_panels = Panels::at::<E>(&tiles.v[own..own + 1]);
+        // K and V, of which every warpgroup copied a part.
+        commit_copies();
+        wait_copies(0u32);
+        publish();
+        sync_cube();
+        for turn in 0..steps.count {
+            let stage = turn % stages;
+            let lse_gradients = LseGradients::read(grad_lse, &pairs.rows, &steps.present(bp), bp);
+            ring.wait_full(stage, turn / stages);
+            turns.wait(turn, comptime!(bp.fragments));
+            // S^T = K Q^T, followed by dP^T = V dO^T.
+            let s = start_products::<NS>(&k_panels, &copies.queries(stage, bp), bp);
+            let dp = start_products::<NS>(&v_panels, &copies.grad_out(stage, bp), bp);
+            turns.pass(turn, steps.count, comptime!(bp.fragments));
+            if turn + ahead < steps.count {
+                if unit == 0 {
+                    if turn >= 2 {
+                        ring.wait_empty((turn - 2) % stages, (turn - 2) / stages);
+                    }
+                    let step = steps.coming(turn + ahead, bp);
+                    copies.start(&ring, &step, turn + ahead, bp);
+                }
+                steps.advance_coming(bp);
+            }
+            let query = steps.present(bp).tile * comptime!(bp.queries());
+            let at = step_at::<E>(stage, query, span.fills(query, bp), &tiles, bp);
+            steps.advance_present(turn, bp);
+            // Waits for all but dP^T.
+            let s = finish_but::<NS>(s, 1usize, comptime!(bp.rows / 2));
+            let products = StepProducts::<NS> { s, dp };
+            let tiles = &tiles;
+            // Separate code for boundary steps, as in the dk/dv kernel.
+            if span.misses(query, bp) {
+                finish::<NS>(products.dp, comptime!(bp.rows / 2));
+            } else if at.boundary {
+                sums.add::<E, NS>(
+                    &products,
+                    &lse_gradients,
+                    &keys,
+                    tiles,
+                    stage,
+                    &at,
+                    &pairs,
+                    true,
+                );
+            } else {
+                sums.add::<E, NS>(
+                    &products,
+                    &lse_gradients,
+                    &keys,
+                    tiles,
+                    stage,
+                    &at,
+                    &pairs,
+                    false,
+                );
+            }
+            ring.arrive_empty(stage);
+        }
+    }
+    sums.write(&keys, rank);
+}
+
+/// The gradients of the LSEs of the rows of a step that this lane has columns of; zeros without.
+#[derive(CubeType)]
+struct LseGradients {
+    values: Array<f32>,
+    #[cube(comptime)]
+    given: bool,
+}
+
+#[cube]
+impl LseGradients {
+    /// Those of the rows of the step at `cursor`, read before its products so that they arrive meanwhile.
+    fn read(
+        grad_lse: &ComptimeOption<Box<[f32]>>,
+        rows: &QueryRows,
+        cursor: &Cursor,
+        #[comptime] bp: DkdvBlueprint,
+    ) -> LseGradients {
+        let given = grad_lse.is_some();
+        let mut values = Array::<f32>::new(comptime!(if given { bp.rows / 4 } else { 1 }));
+        #[comptime]
+        match grad_lse {
+            ComptimeOption::Some(grad_lse) => {
+                let queries = comptime!(bp.queries());
+                #[unroll]
+                for i in 0..comptime!(bp.rows / 4) {
+                    let row = comptime!(i / 2 * 8 + i % 2) + UNIT_POS_X as usize % 4 * 2;
+                    let query = cursor.tile * queries + row % queries;
+                    let head = rows.row + (cursor.head + row / queries) * rows.len;
+                    // A row past the last query takes part in no pair.
+                    values[i] = grad_lse[head + min(query, rows.len - 1)];
+                }
+            }
+            ComptimeOption::None => {}
+        }
+        LseGradients { values, given }
+    }
+}
+
+/// This lane's part of the gradients of the ranks of its two keys.
+#[derive(CubeType, Clone, Copy)]
+struct KeySums {
+    upper: f32,
+    lower: f32,
+}
+
+#[cube]
+impl KeySums {
+    /// Adds the contributions of a step, whose rows are in `stage`; dP is in flight while the sigmoids are computed. Pairs
+    /// that are no runners-up, which only a `boundary` step has, add nothing.
+    fn add<E: Float, NS: Size>(
+        &mut self,
+        products: &StepProducts<NS>,
+        lse_gradients: &LseGradients,
+        keys: &LaneKeys,
+        tiles: &Tiles<E>,
+        stage: usize,
+        at: &Step,
+        pairs: &Pairs,
+        #[comptime] boundary: bool,
+    ) {
+        let bp = comptime!(pairs.bp);
+        let with_lse = comptime!(lse_gradients.given);
+        let quad = UNIT_POS_X as usize % 4;
+        let rows = stage * comptime!(bp.rows / 2) + quad;
+        let mut changes = Vector::<f32, NS>::new(0.0f32);
+        let mut weights = Vector::<f32, NS>::new(0.0f32);
+        #[unroll]
+        for n in 0..comptime!(bp.rows / 8) {
+            let pair = tiles.rows[rows + comptime!(n * 4)];
+            #[unroll]
+            for e in 0..2usize {
+                let reference = pair.extract(comptime!(2 * e));
+                #[unroll]
+                for half in 0..2usize {
+                    let value = comptime!(n * 4 + half * 2 + e);
+                    let mut score = keys.upper.score;
+                    if comptime!(half == 1) {
+                        score = keys.lower.score;
+                    }
+                    let above = pairs.logit_scale.exponent(
+                        products.s.extract(value),
+                        score,
+                        reference,
+                        bp.softcap,
+                        true,
+                    );
+                    weights.insert(value, sigmoid_of_power(above));
+                    if comptime!(with_lse) {
+                        let grad = lse_gradients.values[comptime!(n * 2 + e)];
+                        let above = above * comptime!(core::f32::consts::LN_2);
+                        changes.insert(value, grad * softplus(above));
+                    }
+                }
+            }
+        }
+        let dp = finish::<NS>(products.dp, comptime!(bp.rows / 2));
+        #[unroll]
+        for n in 0..comptime!(bp.rows / 8) {
+            let pair = tiles.rows[rows + comptime!(n * 4)];
+            #[unroll]
+            for e in 0..2usize {
+                let row = comptime!(n * 8 + e) + quad * 2;
+                let mut mean = pair.extract(comptime!(2 * e + 1));
+                if comptime!(with_lse) {
+                    mean += lse_gradients.values[comptime!(n * 2 + e)];
+                }
+                let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
+                let (dp0, dp1) = (dp.extract(at0) - mean, dp.extract(at1) - mean);
+                let mut change0 = weights.extract(at0) * dp0;
+                let mut change1 = weights.extract(at1) * dp1;
+                if comptime!(with_lse) {
+                    change0 += changes.extract(at0);
+                    change1 += changes.extract(at1);
+                }
+                if comptime!(boundary) {
+                    let reference = pair.extract(comptime!(2 * e));
+                    let runs = selected(keys, reference, row, at, 0u32, e);
+                    change0 = select(runs.first, change0, 0.0f32);
+                    change1 = select(runs.second, change1, 0.0f32);
+                }
+                self.upper += change0;
+                self.lower += change1;
+            }
+        }
+    }
+
+    /// Writes the sums over the lanes of a quad.
+    fn write(&self, keys: &LaneKeys, rank: &mut [f32]) {
+        let upper = quad_sum(self.upper);
+        let lower = quad_sum(self.lower);
+        let quad = UNIT_POS_X as usize % 4;
+        if quad == 0 {
+            if keys.upper.valid {
+                rank[keys.upper.row] = upper;
+            }
+            if keys.lower.valid {
+                rank[keys.lower.row] = lower;
+            }
+        }
+    }
+}
