@@ -109,6 +109,7 @@ pub(crate) fn launch_slice(
     parts: usize,
 ) {
     let Outputs { out, residual, lse } = outputs.clone();
+    let blueprint = blueprint.writing([&out].into_iter().chain(&residual));
     let output = if blueprint.split {
         f32::elem_type_native()
     } else {

@@ -115,6 +115,7 @@ impl MmaBlueprint {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::matrix::blueprint::RowStores;
     use crate::pattern::kind::Pattern;
     use flash_dma_problem::{AttentionOptions, ElementType};
 
@@ -152,6 +153,7 @@ mod tests {
             softcap: false,
             split: false,
             residual: false,
+            stores: RowStores::Pairs,
         };
         let (blueprint, parts) = smallest.split(&problem, PROCESSORS, SHARED);
         assert_eq!(blueprint.split, parts > 1);

@@ -1,22 +1,20 @@
 //! Forward attention on Hopper's tensor cores: `wgmma` over key tiles that `cp.async` gathers.
 
 use crate::args::Scaling;
-use crate::finite::is_finite;
 use crate::matrix::args::{KeySource, LaunchedTiles, Operands, Outputs};
 use crate::matrix::attended::AttendedKeys;
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::key_stream::KeyCopies;
 use crate::matrix::logits::visible_logits;
-use crate::matrix::query_tile::{
-    CubeTile, OutputRows, RowPair, copy_queries, first_output_head, write_row,
-};
+use crate::matrix::query_tile::{CubeTile, OutputRows, RowPair, copy_queries, first_output_head};
 use crate::matrix::repair::{add_not_finite, zero_not_finite};
-use crate::matrix::softmax::{OnlineSoftmax, PerRow, RowSum};
+use crate::matrix::softmax::{OnlineSoftmax, PerRow};
 use crate::matrix::stages::Stages;
 use crate::matrix::tile_keys::TileKeys;
 use crate::matrix::wgmma::panel::{Panels, publish};
 use crate::matrix::wgmma::product::{finish, start_nt, start_pv};
 use crate::matrix::wgmma::ring::{Ring, Turns};
+use crate::matrix::wgmma::rows::{RowToWrite, write_row, write_row_exactly};
 use crate::vectors::Segment;
 use cubecl::prelude::*;
 
@@ -43,7 +41,6 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
     let size!(NP) = comptime!(bp.key_tile / 4);
     let (element, head_dim, key_tile) = comptime!((bp.element, bp.head_dim, bp.key_tile));
     let (lane, warp) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
-    let quad = lane % 4;
     let own = CubeTile::new::<E, Const<8>>(operands, source, tiles_of, bp);
     let keys = TileKeys::new(source, &own).part(bp);
 
@@ -149,14 +146,10 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
     let sums = softmax.finish::<E>();
     let first_head = first_output_head(own.batch, operands.q.shape(0), own.q_heads, bp);
     let to = OutputRows::of_pair(&rows, first_head, own.q_len);
-    if to.has_upper {
-        let at = to.upper * comptime!(bp.head_dim / 2) + quad;
-        write_output::<O, NO>(outputs, &acc, at, &sums.upper, 0usize, bp);
-    }
-    if to.has_lower {
-        let at = to.lower * comptime!(bp.head_dim / 2) + quad;
-        write_output::<O, NO>(outputs, &acc, at, &sums.lower, 1usize, bp);
-    }
+    let upper = sums.upper.row_to_write(to.upper, to.has_upper);
+    let lower = sums.lower.row_to_write(to.lower, to.has_lower);
+    write_output::<O, NO>(outputs, &acc, &upper, 0usize, bp);
+    write_output::<O, NO>(outputs, &acc, &lower, 1usize, bp);
     sums.write_lse(&to, &mut outputs.lse);
     sync_cube();
     if not_finite[0] == 1u32 && (UNIT_POS as usize) < comptime!(bp.tile_rows()) {
@@ -171,51 +164,17 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
 fn write_output<O: Float, N: Size>(
     outputs: &mut Outputs<O>,
     acc: &Vector<f32, N>,
-    at: usize,
-    sum: &RowSum,
+    row: &RowToWrite,
     #[comptime] lower: usize,
     #[comptime] bp: MmaBlueprint,
 ) {
-    let (factor, empty) = (sum.inverse(), sum.empty);
+    let out = &mut outputs.out;
     #[comptime]
     match &mut outputs.residual {
         ComptimeOption::Some(residual) => {
-            let mut all = 0.0f32;
-            #[unroll]
-            for c in 0..comptime!(bp.segments()) {
-                let mut pair = Vector::<f32, Const<2>>::new(0.0f32);
-                #[unroll]
-                for e in 0..2usize {
-                    let x: f32 = acc.extract(comptime!(c * 4 + lower * 2 + e));
-                    pair.insert(e, select(empty, 0.0f32, x * factor));
-                }
-                let rounded = Vector::<O, Const<2>>::cast_from(pair);
-                let loss = pair - Vector::<f32, Const<2>>::cast_from(rounded);
-                outputs.out[at + comptime!(c * 4)] = rounded;
-                residual[at + comptime!(c * 4)] = Vector::cast_from(loss);
-                all += loss.extract(0usize) + loss.extract(1usize);
-            }
-            // Rare, and dearer element by element: beside a number that is not finite nothing is lost.
-            if !is_finite(all) {
-                for c in 0..comptime!(bp.segments()) {
-                    clear_not_finite::<O>(&mut residual[at + c * 4]);
-                }
-            }
+            write_row_exactly::<O, N>(out, residual, acc, row, lower, bp);
         }
-        ComptimeOption::None => {
-            write_row::<O, N>(&mut outputs.out, acc, at, factor, empty, lower, bp);
-        }
-    }
-}
-
-/// Zeroes the elements that are not finite.
-#[cube]
-fn clear_not_finite<O: Float>(pair: &mut Vector<O, Const<2>>) {
-    #[unroll]
-    for e in 0..2usize {
-        if !is_finite(f32::cast_from(pair.extract(e))) {
-            pair.insert(e, O::from_int(0));
-        }
+        ComptimeOption::None => write_row::<O, N>(out, acc, row, lower, bp),
     }
 }
 

@@ -1,6 +1,6 @@
 //! The comptime configuration of the tensor-core forward kernel, and the rule that chooses it.
 
-use crate::host::check::elem_type;
+use crate::host::check::{elem_type, rows_are_segments};
 use crate::host::engine::Instruction;
 use crate::pattern::kind::{Bias, Pattern};
 use cubecl::CubeDim;
@@ -37,6 +37,18 @@ pub(crate) struct MmaBlueprint {
     /// the sum that divides the output has the greatest probabilities as the product with V rounds them: their rounding
     /// would lose as much as that of the output.
     pub residual: bool,
+    /// How `wgmma` writes rows of 16-bit elements.
+    pub stores: RowStores,
+}
+
+/// How the four lanes across which a row lies write it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum RowStores {
+    /// Each writes its own pairs of elements.
+    Pairs,
+    /// Each writes every fourth segment of 16 bytes, which it collects from the others: a quarter of the instructions, each
+    /// of which touches as many rows.
+    Segments,
 }
 
 /// CubeCL's name of the devices that have `wgmma`, which exists on sm_90 only.
@@ -52,6 +64,23 @@ pub(crate) fn has_wgmma(properties: &DeviceProperties) -> bool {
 const HEAD_DIM_STEP: usize = 32;
 
 impl MmaBlueprint {
+    /// With the widest stores that the begin of all that `wgmma` writes allows; parts are f32, whose pairs are wide
+    /// enough.
+    pub(crate) fn writing<'a>(self, rows: impl IntoIterator<Item = &'a TensorBinding>) -> Self {
+        let size = self.element.size();
+        let wide = self.instruction == Instruction::Wgmma
+            && !self.split
+            && rows.into_iter().all(|rows| rows_are_segments(rows, size));
+        Self {
+            stores: if wide {
+                RowStores::Segments
+            } else {
+                RowStores::Pairs
+            },
+            ..self
+        }
+    }
+
     /// The configuration for `problem`, or `None` if this engine does not support it: f16 and bf16 on a device with
     /// `mma.sync` and `cp.async` (sm_80 and newer through the C++ generator), head dimensions that are multiples of 32.
     ///
@@ -101,6 +130,7 @@ impl MmaBlueprint {
             softcap: problem.softcap.is_some(),
             split: false,
             residual: false,
+            stores: RowStores::Pairs,
         };
         let full = with(8);
         let cubes =
@@ -157,6 +187,7 @@ impl MmaBlueprint {
             softcap: problem.softcap.is_some(),
             split: false,
             residual: false,
+            stores: RowStores::Pairs,
         };
         let processors = properties
             .hardware

@@ -38,6 +38,14 @@ pub(crate) fn shuffle_xor(x: f32, #[comptime] mask: u32) -> f32 {
     out
 }
 
+/// [`shuffle_xor`] of a word.
+#[cube]
+pub(crate) fn shuffle_xor_word(x: u32, #[comptime] mask: u32) -> u32 {
+    let out: u32;
+    gpu_asm!("shfl.sync.bfly.b32 {}, {}, {m}, 31, -1;", out(_) out, in(_) value::<u32>(x), m = const mask, options(nomem));
+    out
+}
+
 /// The value of lane `from`. All 32 lanes take part.
 #[cube]
 pub(crate) fn shuffle(x: u32, from: u32) -> u32 {

@@ -218,30 +218,6 @@ pub(crate) fn copy_queries<E: Float>(
     }
 }
 
-/// Writes `factor` times one of the two rows that this lane holds elements of in an accumulator of `wgmma`: the `lower`
-/// one or the other, from pair `at` on; zeros if it is `empty`.
-#[cube]
-pub(crate) fn write_row<O: Float, N: Size>(
-    to: &mut [Vector<O, Const<2>>],
-    acc: &Vector<f32, N>,
-    at: usize,
-    factor: f32,
-    empty: bool,
-    #[comptime] lower: usize,
-    #[comptime] bp: MmaBlueprint,
-) {
-    #[unroll]
-    for c in 0..comptime!(bp.segments()) {
-        let mut pair = Vector::<f32, Const<2>>::new(0.0f32);
-        #[unroll]
-        for e in 0..2usize {
-            let x: f32 = acc.extract(comptime!(c * 4 + lower * 2 + e));
-            pair.insert(e, select(empty, 0.0f32, x * factor));
-        }
-        to[at + comptime!(c * 4)] = Vector::cast_from(pair);
-    }
-}
-
 /// The row of a mask or bias, whose first two axes are those of `tensor`, that the heads of a cube read: its
 /// sequence and its head.
 #[cube]

@@ -5,6 +5,7 @@ use crate::matrix::fragment::{Accumulators, pack, quad_max, quad_sum};
 use crate::matrix::logit_scale::{exp_of, rescale_to};
 use crate::matrix::ptx::{any_lane, ex2};
 use crate::matrix::query_tile::OutputRows;
+use crate::matrix::wgmma::rows::RowToWrite;
 use cubecl::prelude::*;
 use flash_dma_problem::ElementType;
 
@@ -248,6 +249,16 @@ impl RowSum {
     /// The factor of the row's output, unless it is empty.
     pub(crate) fn inverse(&self) -> f32 {
         1.0f32 / self.rounded
+    }
+
+    /// How its output is written to row `row`, if there is such a row.
+    pub(crate) fn row_to_write(&self, row: usize, valid: bool) -> RowToWrite {
+        RowToWrite {
+            valid,
+            row,
+            factor: self.inverse(),
+            empty: self.empty,
+        }
     }
 
     /// The row's LSE.

@@ -10,13 +10,14 @@ use crate::matrix::attended::AttendedKeys;
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::key_stream::KeyCopies;
 use crate::matrix::ptx::{commit_copies, wait_copies};
-use crate::matrix::query_tile::{CubeTile, copy_queries, write_row};
+use crate::matrix::query_tile::{CubeTile, copy_queries};
 use crate::matrix::repair::zero_not_finite;
 use crate::matrix::stages::Stages;
 use crate::matrix::tile_keys::TileKeys;
 use crate::matrix::wgmma::panel::{Panels, publish};
 use crate::matrix::wgmma::product::{finish, finish_but, start_nt, start_pv};
 use crate::matrix::wgmma::ring::{Ring, Turns};
+use crate::matrix::wgmma::rows::{RowToWrite, write_row};
 use crate::vectors::Segment;
 use cubecl::prelude::*;
 
@@ -41,8 +42,7 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
     let size!(NP) = comptime!(bp.key_tile / 4);
     let (element, head_dim, key_tile) = comptime!((bp.element, bp.head_dim, bp.key_tile));
     let as_boxes = maps.k.is_some();
-    let (lane, warp) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
-    let quad = lane % 4;
+    let warp = UNIT_POS_Y as usize;
     let own = CubeTile::new::<E, Const<8>>(operands, source, tiles_of, bp);
     let keys = TileKeys::new(source, &own);
 
@@ -148,14 +148,20 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
     // keeps.
     let empty0 = rows.upper.reference == f32::new(f32::INFINITY);
     let empty1 = rows.lower.reference == f32::new(f32::INFINITY);
-    if rows.to.has_upper {
-        let at = rows.to.upper * comptime!(bp.head_dim / 2) + quad;
-        write_row::<E, NO>(grad_q, &acc, at, scaling.scale, empty0, 0usize, bp);
-    }
-    if rows.to.has_lower {
-        let at = rows.to.lower * comptime!(bp.head_dim / 2) + quad;
-        write_row::<E, NO>(grad_q, &acc, at, scaling.scale, empty1, 1usize, bp);
-    }
+    let upper = RowToWrite {
+        valid: rows.to.has_upper,
+        row: rows.to.upper,
+        factor: scaling.scale,
+        empty: empty0,
+    };
+    let lower = RowToWrite {
+        valid: rows.to.has_lower,
+        row: rows.to.lower,
+        factor: scaling.scale,
+        empty: empty1,
+    };
+    write_row::<E, NO>(grad_q, &acc, &upper, 0usize, bp);
+    write_row::<E, NO>(grad_q, &acc, &lower, 1usize, bp);
 
     sync_cube();
     let mut any = false;

@@ -141,7 +141,8 @@ impl<'a> MmaPass<'a> {
         grad_q: &TensorBinding,
         blueprint: DqBlueprint,
     ) {
-        let (client, problem, tile) = (self.client, self.problem, blueprint.tile);
+        let (client, problem) = (self.client, self.problem);
+        let tile = blueprint.tile.writing([grad_q]);
         let size = problem.element.size();
         let head_groups = (problem.batch * problem.q_heads / tile.heads) as u32;
         let [q, k, v] = self.rows.map(Clone::clone);

@@ -19,3 +19,4 @@ pub(crate) mod boxes;
 pub(crate) mod panel;
 pub(crate) mod product;
 pub(crate) mod ring;
+pub(crate) mod rows;

@@ -22,7 +22,7 @@ const OWN_CLASSES: usize = 16;
 #[derive(Clone, Debug)]
 pub(crate) struct RunnersUp {
     /// Contiguous `[batch * kv_heads, k_len]`, u32: the keys that are runners-up for some query, by ascending class of
-    /// their first position as one, then ascending; undefined past the count.
+    /// their first position as one, in a fixed order within a class; undefined past the count.
     pub keys: TensorBinding,
     /// Contiguous `[batch, kv_heads, k_len]`, pairs of u32: the first and one past the last position at which a key is
     /// one; undefined for keys that are not listed.
@@ -82,8 +82,8 @@ pub(crate) struct RunnerSizes {
     pub width: u32,
 }
 
-/// A stable counting sort, by class of first position, of the runners-up of a row: one cube for each
-/// [`OWN_CLASSES`] classes (x) and row (y), one share of the keys per unit.
+/// A counting sort, by class of first position, of the runners-up of a row: one cube for each [`OWN_CLASSES`] classes (x)
+/// and row (y), every `units`-th key per unit. The keys of a class are in order of their units, then ascending.
 ///
 /// | buffer | layout |
 /// |---|---|
@@ -108,9 +108,6 @@ fn runners_up_kernel(
     let heads = sizes.heads as usize;
     let score_row = row / heads * scores.stride(0) + row % heads * scores.stride(1);
     let score_step = scores.stride(2);
-    let share = sizes.k_len.div_ceil(comptime!(units as u32));
-    let start = min(unit as u32 * share, sizes.k_len);
-    let end = min(start + share, sizes.k_len);
     let first_class = CUBE_POS_X as usize * OWN_CLASSES;
 
     // For each own class and unit: the number of keys, then the destination of its next key. Last come the keys of the
@@ -120,7 +117,9 @@ fn runners_up_kernel(
     for class in 0..comptime!(OWN_CLASSES + 1) {
         counters[class * units + unit] = 0u32;
     }
-    for key in start..end {
+    // Neighbours are read by neighbouring units.
+    let mut key = unit as u32;
+    while key < sizes.k_len {
         let at = base + key as usize;
         let score = scores[score_row + key as usize * score_step];
         let span = span_of(intervals[at], far[at], score, sizes);
@@ -128,6 +127,7 @@ fn runners_up_kernel(
         if class <= OWN_CLASSES {
             counters[class * units + unit] += 1u32;
         }
+        key += units as u32;
     }
     sync_cube();
     let mut class = unit;
@@ -157,7 +157,8 @@ fn runners_up_kernel(
         class += units;
     }
     sync_cube();
-    for key in start..end {
+    let mut key = unit as u32;
+    while key < sizes.k_len {
         let at = base + key as usize;
         let score = scores[score_row + key as usize * score_step];
         let span = span_of(intervals[at], far[at], score, sizes);
@@ -168,6 +169,7 @@ fn runners_up_kernel(
             spans[at] = span;
             counters[counter] += 1u32;
         }
+        key += units as u32;
     }
 }
 
@@ -374,7 +376,7 @@ mod tests {
                         runs(end, far) && score != f32::NEG_INFINITY
                     })
                     .collect();
-                expected.sort_by_key(|&key| all[key].0 / width);
+                expected.sort_by_key(|&key| (all[key].0 / width, key % units));
                 assert_eq!(
                     counts[row] as usize,
                     expected.len(),
