@@ -12,6 +12,8 @@ pub enum Layout {
     Transposed,
     /// One element between two rows, so only the first row is aligned.
     Padded,
+    /// Contiguous, and the results lie behind two other elements, off the 16 bytes at which buffers begin.
+    Behind,
     /// Contiguous, but an axis along which the values repeat has a stride of 0.
     Broadcast,
 }

@@ -2,7 +2,7 @@
 
 use super::buffers::{Output, binding, bytes_of, contiguous, values_of};
 use super::{Pass, SENTINEL};
-use crate::{Call, Engine, Gradients, Outputs, Raw, Refused, Size};
+use crate::{Call, Engine, Gradients, Layout, Outputs, Raw, Refused, Size};
 use cubecl::client::Client;
 use cubecl::ir::features::TypeUsage;
 use cubecl::ir::{ElemType, FloatKind, UIntKind};
@@ -112,6 +112,21 @@ impl<T: Target> Kernels<T> {
         }
     }
 
+    /// The buffer of a result of a call.
+    fn result(&self, call: &Call, shape: &[usize], element: ElementType) -> Output {
+        let before = match call.layout {
+            Layout::Behind => 2,
+            _ => 0,
+        };
+        let len = before + shape.iter().product::<usize>() - call.missing;
+        let handle = self.buffer(&bytes_of(&vec![SENTINEL; len], element));
+        Output {
+            handle: handle.offset_start((before * element.size()) as u64),
+            shape: shape.into(),
+            element,
+        }
+    }
+
     pub(crate) fn read(&self, output: &Output) -> Vec<f64> {
         let len: usize = output.shape.iter().product();
         if len == 0 {
@@ -164,10 +179,10 @@ impl<T: Target> Kernels<T> {
         with_residual: bool,
     ) -> Result<(Output, Output, Option<Output>), Refused> {
         let p = &call.problem;
-        let out = self.output(&p.q_shape(), p.element, call.missing);
-        let lse = self.output(&p.lse_shape(), ElementType::F32, call.missing);
+        let out = self.result(call, &p.q_shape(), p.element);
+        let lse = self.result(call, &p.lse_shape(), ElementType::F32);
         let residual = p.residual_shape().filter(|_| with_residual);
-        let residual = residual.map(|shape| self.output(&shape, p.element, call.missing));
+        let residual = residual.map(|shape| self.result(call, &shape, p.element));
         let inputs = self.inputs(call);
         let plan = engine::forward::plan(&self.client, p, &inputs);
         let choice = planned(&plan);
@@ -205,8 +220,8 @@ impl<T: Target> Kernels<T> {
         tuning: engine::internals::Tuning,
     ) -> Result<Outputs, AttentionError> {
         let p = &call.problem;
-        let out = self.output(&p.q_shape(), p.element, call.missing);
-        let lse = self.output(&p.lse_shape(), ElementType::F32, call.missing);
+        let out = self.result(call, &p.q_shape(), p.element);
+        let lse = self.result(call, &p.lse_shape(), ElementType::F32);
         let (client, inputs) = (&self.client, self.inputs(call));
         let plan = engine::internals::forward_tuned(engine, tuning, client, p, &inputs)?;
         plan.run(engine::Outputs::new(out.binding(), lse.binding()))?;
@@ -315,13 +330,13 @@ impl<T: Target> Engine for Kernels<T> {
             lse: self.read(&lse),
         };
         let placed = Raw::new(&outputs.out, &p.q_shape(), p.element, call.layout);
-        let q = self.output(&p.q_shape(), p.element, call.missing);
-        let [k, v] = [(); 2].map(|()| self.output(&p.kv_shape(), p.element, call.missing));
+        let q = self.result(call, &p.q_shape(), p.element);
+        let [k, v] = [(); 2].map(|()| self.result(call, &p.kv_shape(), p.element));
         let scores = p
             .has_scores
-            .then(|| self.output(&p.scores_shape(), ElementType::F32, call.missing));
+            .then(|| self.result(call, &p.scores_shape(), ElementType::F32));
         let rank = (call.far.as_ref())
-            .map(|_| self.output(&p.scores_shape(), ElementType::F32, call.missing));
+            .map(|_| self.result(call, &p.scores_shape(), ElementType::F32));
         let grad_lse = call.grad_lse.as_ref().map(|g| {
             let shape = p.lse_shape();
             let handle = self.buffer(&bytes_of(g, ElementType::F32));

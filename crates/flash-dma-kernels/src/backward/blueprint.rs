@@ -280,15 +280,7 @@ impl DkdvBlueprint {
     fn choose_rank(self, problem: &Problem, max_shared: usize) -> Option<Self> {
         match self.instruction {
             Instruction::Mma => Self::choose_rank_mma(problem, max_shared),
-            Instruction::Wgmma => {
-                let env =
-                    |name: &str, or: usize| std::env::var(name).map_or(or, |v| v.parse().unwrap());
-                Some(Self {
-                    fragments: env("RANK_WG", 2),
-                    stages: env("RANK_STAGES", 4),
-                    ..self
-                })
-            }
+            Instruction::Wgmma => Some(self),
         }
     }
 

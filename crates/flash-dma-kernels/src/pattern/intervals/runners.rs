@@ -106,71 +106,147 @@ fn runners_up_kernel(
     let unit = UNIT_POS as usize;
     let base = row * sizes.k_len as usize;
     let heads = sizes.heads as usize;
-    let score_row = row / heads * scores.stride(0) + row % heads * scores.stride(1);
-    let score_step = scores.stride(2);
+    let given = GivenSpans {
+        base,
+        scores: row / heads * scores.stride(0) + row % heads * scores.stride(1),
+        step: scores.stride(2),
+    };
     let first_class = CUBE_POS_X as usize * OWN_CLASSES;
 
     // For each own class and unit: the number of keys, then the destination of its next key. Last come the keys of the
     // classes before.
     let mut counters = Shared::<[u32]>::new_slice(comptime!((OWN_CLASSES + 1) * units));
-    let mut totals = Shared::<[u32]>::new_slice(comptime!(OWN_CLASSES + 1));
     for class in 0..comptime!(OWN_CLASSES + 1) {
         counters[class * units + unit] = 0u32;
     }
     // Neighbours are read by neighbouring units.
-    let mut key = unit as u32;
-    while key < sizes.k_len {
-        let at = base + key as usize;
-        let score = scores[score_row + key as usize * score_step];
-        let span = span_of(intervals[at], far[at], score, sizes);
-        let class = own_class(span, first_class, sizes);
-        if class <= OWN_CLASSES {
-            counters[class * units + unit] += 1u32;
+    let mut first = unit;
+    while first < sizes.k_len as usize {
+        let read = given.read(intervals, far, scores, first, sizes, units);
+        #[unroll]
+        for n in 0..READS {
+            let class = own_class(read[n], first_class, sizes);
+            if class <= OWN_CLASSES {
+                counters[class * units + unit] += 1u32;
+            }
         }
-        key += units as u32;
+        first += comptime!(READS * units);
     }
     sync_cube();
-    let mut class = unit;
-    while class < comptime!(OWN_CLASSES + 1) {
+    let count = into_destinations(&mut counters, units);
+    if unit == 0 && first_class + OWN_CLASSES == CLASSES {
+        counts[row] = count;
+    }
+    let mut first = unit;
+    while first < sizes.k_len as usize {
+        let read = given.read(intervals, far, scores, first, sizes, units);
+        #[unroll]
+        for n in 0..READS {
+            let class = own_class(read[n], first_class, sizes);
+            if class < OWN_CLASSES {
+                let counter = class * units + unit;
+                let key = first + comptime!(n * units);
+                keys[base + counters[counter] as usize] = key as u32;
+                spans[base + key] = read[n];
+                counters[counter] += 1u32;
+            }
+        }
+        first += comptime!(READS * units);
+    }
+}
+
+/// Keys that a unit reads at once.
+const READS: usize = 4;
+
+/// Where the spans of a row come from.
+#[derive(CubeType, Clone, Copy)]
+struct GivenSpans {
+    /// The row's first key, and its first score with the stride of the scores.
+    base: usize,
+    scores: usize,
+    step: usize,
+}
+
+#[cube]
+impl GivenSpans {
+    /// The spans of the keys `first`, `first + units` and so on; empty past the last.
+    fn read(
+        &self,
+        intervals: &[Vector<u32, Const<2>>],
+        far: &[u32],
+        scores: &Tensor<f32>,
+        first: usize,
+        sizes: &RunnerSizes,
+        #[comptime] units: usize,
+    ) -> Array<Vector<u32, Const<2>>> {
+        let mut spans = Array::<Vector<u32, Const<2>>>::new(READS);
+        #[unroll]
+        for n in 0..READS {
+            let key = first + comptime!(n * units);
+            let there = min(key, sizes.k_len as usize - 1);
+            let score = scores[self.scores + there * self.step];
+            let score = select(key == there, score, negative_infinity());
+            let at = self.base + there;
+            spans[n] = span_of(intervals[at], far[at], score, sizes);
+        }
+        spans
+    }
+}
+
+/// Turns the numbers of keys in `counters`, `[OWN_CLASSES + 1, units]`, into the places in the list at which the keys of
+/// each class and unit begin, and returns the place behind them. All units of the cube take part.
+#[cube]
+fn into_destinations(counters: &mut Shared<[u32]>, #[comptime] units: usize) -> u32 {
+    // Each class is cut into parts, which are summed side by side.
+    let parts = comptime!((units / OWN_CLASSES).max(1));
+    let length = comptime!(units.div_ceil(parts));
+    let classes = comptime!(OWN_CLASSES + 1);
+    let mut sums = Shared::<[u32]>::new_slice(comptime!(classes * parts));
+    let mut item = UNIT_POS as usize;
+    while item < classes * parts {
+        let (class, part) = (item / parts, item % parts);
+        let mut sum = 0u32;
+        for other in part * length..min(part * length + length, units) {
+            sum += counters[class * units + other];
+        }
+        sums[item] = sum;
+        item += units;
+    }
+    let mut totals = Shared::<[u32]>::new_slice(classes);
+    sync_cube();
+    let mut class = UNIT_POS as usize;
+    while class < classes {
         let mut total = 0u32;
-        for other in 0..units {
-            total += counters[class * units + other];
+        for part in 0..parts {
+            total += sums[class * parts + part];
         }
         totals[class] = total;
         class += units;
     }
     sync_cube();
-    let mut class = unit;
-    while class < OWN_CLASSES {
+    let mut item = UNIT_POS as usize;
+    while item < OWN_CLASSES * parts {
+        let (class, part) = (item / parts, item % parts);
         let mut next = totals[OWN_CLASSES];
         for before in 0..class {
             next += totals[before];
         }
-        for other in 0..units {
+        for before in class * parts..item {
+            next += sums[before];
+        }
+        for other in part * length..min(part * length + length, units) {
             let here = counters[class * units + other];
             counters[class * units + other] = next;
             next += here;
         }
-        if first_class + class == comptime!(CLASSES - 1) {
-            counts[row] = next;
-        }
-        class += units;
+        item += units;
+    }
+    let mut all = 0u32;
+    for class in 0..classes {
+        all += totals[class];
     }
     sync_cube();
-    let mut key = unit as u32;
-    while key < sizes.k_len {
-        let at = base + key as usize;
-        let score = scores[score_row + key as usize * score_step];
-        let span = span_of(intervals[at], far[at], score, sizes);
-        let class = own_class(span, first_class, sizes);
-        if class < OWN_CLASSES {
-            let counter = class * units + unit;
-            keys[base + counters[counter] as usize] = key;
-            spans[at] = span;
-            counters[counter] += 1u32;
-        }
-        key += units as u32;
-    }
+    all
 }
 
 /// Puts the keys of each tile of a row's list into the order of their last positions, so that neighbours begin and leave
@@ -409,5 +485,7 @@ mod tests {
         check(300, 20, true, &[4]);
         check(20, 300, false, &[4]);
         check(1, 1, true, &[1]);
+        // The units sum the counters in parts.
+        check(90, 90, true, &[32]);
     }
 }
