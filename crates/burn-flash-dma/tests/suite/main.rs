@@ -16,6 +16,7 @@ mod masked;
 mod module;
 mod module_cached;
 mod module_input;
+mod module_mask;
 mod module_scores;
 #[cfg(feature = "ndarray")]
 mod ndarray;
