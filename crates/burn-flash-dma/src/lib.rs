@@ -57,6 +57,7 @@
 //! | `autodiff` | gradients of q, k, v, the scores and the LSE, one fused backward pass |
 //! | `fusion` | lazy execution among fused operations (CubeCL's runtimes) |
 //! | `testing` | [`testing`]: checks of gradients and causality for your own tests |
+//! | `train` | [`train`]: a metric of selections for Burn's training loop |
 //! | `autotune` | Burn's autotune, for its own operations |
 //!
 //! With autodiff the graph keeps the inputs, the output, the LSE and two integers per key; with Burn's
@@ -89,6 +90,8 @@ pub mod nn;
 pub mod ops;
 #[cfg(feature = "testing")]
 pub mod testing;
+#[cfg(feature = "train")]
+pub mod train;
 mod validate;
 
 pub use flash_dma_problem::{

@@ -126,6 +126,16 @@ impl Intervals {
         self.tensor
     }
 
+    /// The same as a constant: without runners-up, whose rank has a graph.
+    #[cfg(feature = "train")]
+    pub(crate) fn without_autodiff(self) -> Self {
+        Self {
+            tensor: self.tensor.without_autodiff(),
+            runners_up: None,
+            ..self
+        }
+    }
+
     /// Intervals and runners-up.
     pub(crate) fn into_parts(self) -> (Tensor<4, Int>, Option<RankedNext>) {
         (self.tensor, self.runners_up)
@@ -212,6 +222,19 @@ impl Origin {
             }
         }
         is_sink
+    }
+
+    /// Where the documents of a sequence begin and end, without its padding; the sequence itself if it has none.
+    pub(crate) fn spans_of(&self, sequence: usize, k_len: usize) -> Vec<(usize, usize)> {
+        let Some(documents) = &self.documents else {
+            return vec![(0, k_len)];
+        };
+        let mut start = 0;
+        let spans = documents.lengths()[sequence].iter().map(|len| {
+            start += len;
+            (start - len, start)
+        });
+        spans.collect()
     }
 
     /// Refuses calls in which positions are not those of the rule.

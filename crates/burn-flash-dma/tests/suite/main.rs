@@ -12,7 +12,10 @@ mod cube;
 mod errors;
 mod fallback;
 mod gradients;
+mod inspection;
 mod masked;
+#[cfg(feature = "train")]
+mod metric;
 mod module;
 mod module_cached;
 mod module_input;
