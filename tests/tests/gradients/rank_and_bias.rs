@@ -63,7 +63,7 @@ fn expected(t: &Tensors, bias: &[f64]) -> [Vec<f64>; 2] {
     let [q, k, v, weights] = [&t.q, &t.k, &t.v, &t.out].map(values);
     let (rank, lse_weights) = (values(&t.rank), values(&t.lse));
     let mut grads = [vec![0.0; KV_HEADS * LEN], vec![0.0; KV_HEADS * LEN]];
-    for row in 0..Q_HEADS * LEN {
+    for (row, &grad_lse) in lse_weights.iter().enumerate() {
         let (head, position) = (row / LEN / (Q_HEADS / KV_HEADS), row % LEN);
         let at = |x: &'_ [f64], row: usize| x[row * DIM..(row + 1) * DIM].to_vec();
         let keys = |window| selected(&rank[head * LEN..(head + 1) * LEN], window, position as i64);
@@ -73,7 +73,7 @@ fn expected(t: &Tensors, bias: &[f64]) -> [Vec<f64>; 2] {
         };
         let attended = keys(WINDOW);
         let lse = attended.iter().map(|&j| logit(j).exp()).sum::<f64>().ln();
-        let (grad_out, grad_lse) = (at(&weights, row), lse_weights[row]);
+        let grad_out = at(&weights, row);
         // dO · v_j, and its mean over the attended keys: dO · out.
         let value = |j: usize| dot(&grad_out, &at(&v, head * LEN + j));
         let mean: f64 = (attended.iter())

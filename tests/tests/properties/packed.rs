@@ -188,13 +188,18 @@ fn total(lengths: &[usize]) -> usize {
 }
 
 fn dense_documents<B: Backend>(burn: &Burn<B>) {
-    let packed = Packed::new([total(&LENGTHS); 2], &device(burn));
+    dense(&LENGTHS, burn);
+    dense(&[0, 70, 0], burn);
+}
+
+fn dense<B: Backend>(lengths: &[usize], burn: &Burn<B>) {
+    let packed = Packed::new([total(lengths); 2], &device(burn));
     let options = AttentionOptions::new().with_softcap(5.0).with_scale(0.4);
     let [q, k, v] = packed.rows();
-    let attention = PackedAttention::new(q, k, v, &cu_seqlens(&LENGTHS));
+    let attention = PackedAttention::new(q, k, v, &cu_seqlens(lengths));
     let all = packed.passes(attention.options(options).forward_with_lse());
-    check([&LENGTHS; 2], all, |document| {
-        let span = spans(&LENGTHS)[document];
+    check([lengths; 2], all, |document| {
+        let span = spans(lengths)[document];
         let part = packed.part(span, span);
         let [q, k, v] = part.batch();
         let attention = Attention::new(q, k, v).options(options);

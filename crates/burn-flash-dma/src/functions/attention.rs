@@ -7,7 +7,7 @@ use crate::ops::types::{RunnersUp, Selection};
 use crate::validate::{expect, rows_element, same_device, scores_as_f32, supported};
 use burn::backend::Dispatch;
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use flash_dma_problem::{AttentionError, AttentionOptions, Problem, TensorName};
 use std::marker::PhantomData;
 
@@ -259,6 +259,10 @@ impl Call {
                     None => try_select(scores.clone(), self.problem.window)?,
                 };
                 let (intervals, runners_up) = intervals.into_parts();
+                // To a call without autodiff they are nothing, though they may have been selected with it.
+                let devices = self.rows.each_ref().map(Tensor::device);
+                let autodiff = devices.iter().any(Device::is_autodiff);
+                let runners_up = runners_up.filter(|_| autodiff || scores.device().is_autodiff());
                 Selection::Scored {
                     scores: scores.into_dispatch(),
                     intervals: intervals.into_dispatch(),

@@ -199,6 +199,7 @@ impl<S> PackedAttention<S> {
     /// [`MaskedAttention::try_forward`].
     pub fn try_forward(self) -> Result<Tensor<3>, AttentionError> {
         let out = match self.call()? {
+            Call::Alone(attention) => attention.try_forward()?,
             Call::Scored(attention) => attention.try_forward()?,
             Call::Dense(attention) => attention.try_forward()?,
             Call::Masked(attention) => attention.try_forward()?,
@@ -224,6 +225,7 @@ impl<S> PackedAttention<S> {
     /// Those of [`try_forward`](Self::try_forward).
     pub fn try_forward_with_lse(self) -> Result<(Tensor<3>, Tensor<2>), AttentionError> {
         let (out, lse) = match self.call()? {
+            Call::Alone(attention) => attention.try_forward_with_lse()?,
             Call::Scored(attention) => attention.try_forward_with_lse()?,
             Call::Dense(attention) => attention.try_forward_with_lse()?,
             Call::Masked(attention) => attention.try_forward_with_lse()?,
@@ -289,6 +291,11 @@ impl<S> PackedAttention<S> {
     fn dense(self) -> Result<Call, AttentionError> {
         let [len, heads, _] = self.rows[1].dims();
         let device = self.rows[0].device();
+        if self.keys.longest() == len {
+            let [q, k, v] = self.rows.map(heads_first);
+            let attention = Attention::new(q, k, v).options(self.options);
+            return Ok(Call::Alone(attention));
+        }
         let intervals = self.keys.try_intervals([1, heads, len], &device)?;
         let [q, k, v] = self.rows.map(heads_first);
         let attention = Attention::new(q, k, v).intervals(&intervals);
@@ -332,6 +339,8 @@ impl<S> PackedAttention<S> {
 // There is one per call, which moves it a few times.
 #[allow(clippy::large_enum_variant)]
 enum Call {
+    /// All tokens are those of one document.
+    Alone(Attention),
     Scored(Attention<ScoredKeys>),
     Dense(Attention<SelectedKeys>),
     Masked(MaskedAttention<Masked>),
