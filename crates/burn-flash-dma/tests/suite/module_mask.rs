@@ -158,6 +158,30 @@ fn a_query_that_sees_nothing_gets_zeros() {
 }
 
 #[test]
+fn padded_documents_are_padding_by_lengths() {
+    let device = Device::flex().autodiff();
+    let lengths = [LEN - 6, LEN];
+    let documents = Documents::try_from_padded(lengths, LEN).expect("they fit");
+    for layer in layers(&device) {
+        if !layer.options().causal {
+            continue;
+        }
+        let x = x(&device);
+        let by_lengths = passes(&layer, &x, |x| DynamicMaskInput::new(x).lengths(lengths));
+        let by_documents = passes(&layer, &x, |x| {
+            DynamicMaskInput::new(x).documents(documents.clone())
+        });
+        close(&by_documents, &by_lengths, "padded documents");
+        let shown = Tensor::<4, Bool>::full([1, 1, LEN, LEN], true, &device);
+        let by_pairs = passes(&layer, &x, |x| {
+            let input = DynamicMaskInput::new(x).documents(documents.clone());
+            input.mask(AttentionMask::visible(shown))
+        });
+        close(&by_pairs, &by_lengths, "padded documents under a mask");
+    }
+}
+
+#[test]
 fn an_empty_sequence_has_a_mask() {
     let device = Device::flex().autodiff();
     let layer = config().init(&device);
