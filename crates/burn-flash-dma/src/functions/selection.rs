@@ -162,7 +162,7 @@ impl Intervals {
     }
 
     /// These intervals with runners-up.
-    #[cfg(test)]
+    #[cfg(all(test, feature = "flex", feature = "autodiff"))]
     pub(crate) fn with_runners_up(self, far: Tensor<3, Int>, rank: Tensor<3>) -> Self {
         Self {
             runners_up: Some(RankedNext { far, rank }),

@@ -77,6 +77,7 @@ pub enum RunnersUp<B: Backend> {
     },
 }
 
+#[cfg(any(feature = "cube", feature = "flex"))]
 impl<B: Backend> RunnersUp<B> {
     /// The ends, which are all that an engine reads.
     pub(crate) fn into_far(self) -> Option<IntTensor<B>> {
