@@ -34,6 +34,8 @@
 //! - [`masked_attention`]: attention under any mask and bias;
 //! - [`Attention`] and [`MaskedAttention`]: the same with the LSE beside the output, and with a selection or a mask
 //!   that several calls share;
+//! - [`PackedAttention`]: documents packed one behind the other, by cumulative lengths; [`Documents`]: the same, and
+//!   padding, for every other call;
 //! - [`cache`]: decoding, in memory that does not grow with the context;
 //! - [`memory`]: the device memory that a call needs, and the longest sequence that fits;
 //! - [`select`]: the selection alone, to look at or to share between calls; [`Selector`]: with recent keys, sinks,
@@ -55,6 +57,7 @@
 //! | `autodiff` | gradients of q, k, v, the scores and the LSE, one fused backward pass |
 //! | `fusion` | lazy execution among fused operations (CubeCL's runtimes) |
 //! | `testing` | [`testing`]: checks of gradients and causality for your own tests |
+//! | `train` | [`train`]: a metric of selections for Burn's training loop |
 //! | `autotune` | Burn's autotune, for its own operations |
 //!
 //! With autodiff the graph keeps the inputs, the output, the LSE and two integers per key; with Burn's
@@ -87,6 +90,8 @@ pub mod nn;
 pub mod ops;
 #[cfg(feature = "testing")]
 pub mod testing;
+#[cfg(feature = "train")]
+pub mod train;
 mod validate;
 
 pub use flash_dma_problem::{
@@ -98,6 +103,7 @@ pub use functions::documents::Documents;
 pub use functions::inspection::IntervalStats;
 pub use functions::linear::{linear_scores, try_linear_scores};
 pub use functions::masked::MaskedAttention;
+pub use functions::packed::PackedAttention;
 pub use functions::selection::{Intervals, select, sliding_window, try_select, try_sliding_window};
 pub use functions::selector::{Selector, Window};
 pub use functions::shorthand::{

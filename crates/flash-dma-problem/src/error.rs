@@ -234,11 +234,11 @@ pub enum AttentionError {
         k_len: usize,
     },
     /// Documents of another number of sequences.
-    #[error("the documents are those of {documents} sequences, but the scores have {batch}")]
+    #[error("the documents are those of {documents} sequences, but there are {batch}")]
     DocumentBatch {
         /// Sequences of the documents.
         documents: usize,
-        /// Sequences of the scores.
+        /// Sequences of the tensors, or of the documents of the keys.
         batch: usize,
     },
     /// Documents that do not add up to their sequence.
@@ -248,8 +248,24 @@ pub enum AttentionError {
         sequence: usize,
         /// Tokens of its documents.
         tokens: usize,
-        /// Keys per head.
+        /// Tokens that it has: keys per head, or queries.
         k_len: usize,
+    },
+    /// Other numbers of documents for the queries of a sequence than for its keys.
+    #[error("sequence {sequence} has the queries of {queries} documents, but the keys of {keys}")]
+    DocumentCounts {
+        /// The sequence.
+        sequence: usize,
+        /// Documents of its queries.
+        queries: usize,
+        /// Documents of its keys.
+        keys: usize,
+    },
+    /// A mask that differs between queries where a selection by intervals is needed.
+    #[error("a mask that differs between queries makes no intervals, which {what} need")]
+    MaskedSelection {
+        /// What needs them.
+        what: &'static str,
     },
     /// Cumulative lengths that do not begin with 0 or that fall.
     #[error("cumulative lengths must begin with 0 and never fall, which entry {index} breaks")]
@@ -423,9 +439,9 @@ macro_rules! kinds {
 kinds! {
     Rank Shape Broadcast PlanCausal BiasGradient HeadRatio HeadDim ElementType Device RangesDevice Strides Buffer
     ZeroWindow WindowWithoutScores IntervalsWindow WindowParts HeadWindows SelectionNotCausal DocumentQueries
-    DocumentBatch DocumentTokens CumulativeLengths IntervalBounds ScoresWithoutIntervals ScoresGradient RankGradient
-    Residual Scale Softcap Positions PagesFull EmptyPages CacheScores CacheWindow CacheNotCausal PagesUsed Sequence
-    Tracked Record TooLarge Unsupported DeviceFailed SecondOrder
+    DocumentBatch DocumentTokens DocumentCounts MaskedSelection CumulativeLengths IntervalBounds
+    ScoresWithoutIntervals ScoresGradient RankGradient Residual Scale Softcap Positions PagesFull EmptyPages CacheScores
+    CacheWindow CacheNotCausal PagesUsed Sequence Tracked Record TooLarge Unsupported DeviceFailed SecondOrder
 }
 
 impl AttentionError {

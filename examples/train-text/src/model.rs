@@ -17,10 +17,11 @@ use burn::nn::{
     SwiGluConfig,
 };
 use burn::prelude::*;
-use burn::tensor::FloatDType;
+use burn::tensor::{FloatDType, Gradients};
 use burn_flash_dma::AttentionError;
 use burn_flash_dma::cache::AttentionCache;
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
+use burn_flash_dma::train::SelectionInput;
 
 /// A byte has 256 values; there is no tokeniser.
 pub const VOCABULARY: usize = 256;
@@ -112,21 +113,51 @@ impl TextModel {
     /// - `tokens`: `[batch, seq]`, values below 256, `seq` at most the context
     /// - output: `[batch, seq, 256]`, f32
     pub fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        self.forward_seen(tokens, |_, _| {})
+    }
+
+    /// As [`forward`](Self::forward), and `see` gets each attention layer with its input.
+    fn forward_seen(
+        &self,
+        tokens: Tensor<2, Int>,
+        see: impl FnMut(&DynamicMaskAttention, &Tensor<3>),
+    ) -> Tensor<3> {
         if self.dtype == FloatDType::F32 {
-            return self.forward_as_stored(tokens);
+            return self.forward_as_stored(tokens, see);
         }
         // A 16-bit copy of the parameters computes; its gradients arrive at the f32 originals
         // through the cast. An update of a 16-bit parameter would mostly be rounded away.
         let copy = self.clone().map(&mut CastTo(self.dtype));
-        copy.forward_as_stored(tokens).cast(FloatDType::F32)
+        copy.forward_as_stored(tokens, see).cast(FloatDType::F32)
     }
 
     /// Mean cross-entropy of the targets, in nats a byte, of shape `[1]`.
     pub fn loss(&self, inputs: Tensor<2, Int>, targets: Tensor<2, Int>) -> Tensor<1> {
-        let logits = self.forward(inputs).flatten::<2>(0, 1);
-        let loss = CrossEntropyLossConfig::new().init(&logits.device());
-        loss.forward(logits, targets.flatten::<1>(0, 1))
+        cross_entropy(self.forward(inputs), targets)
     }
+
+    // ANCHOR: selections
+    /// The loss, and what every layer selects, for the metrics.
+    pub fn loss_and_selections(
+        &self,
+        inputs: Tensor<2, Int>,
+        targets: Tensor<2, Int>,
+    ) -> (Tensor<1>, SelectionInput) {
+        let mut selections = SelectionInput::new();
+        let logits = self.forward_seen(inputs, |layer, x| {
+            selections = std::mem::take(&mut selections).layer(layer, x.clone());
+        });
+        (cross_entropy(logits, targets), selections)
+    }
+
+    /// The gradients of all scores' parameters, for the metrics.
+    pub fn score_gradients(&self, grads: &Gradients) -> SelectionInput {
+        let layers = self.blocks.iter().map(|block| &block.attention);
+        layers.fold(SelectionInput::new(), |input, layer| {
+            input.gradients_of(layer.scorer(), grads)
+        })
+    }
+    // ANCHOR_END: selections
 
     /// The model as it generates: without autodiff, its parameters in the type of the activations, which
     /// [`forward`](Self::forward) would cast at every call.
@@ -178,10 +209,14 @@ impl TextModel {
     }
     // ANCHOR_END: forward_cached
 
-    fn forward_as_stored(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+    fn forward_as_stored(
+        &self,
+        tokens: Tensor<2, Int>,
+        mut see: impl FnMut(&DynamicMaskAttention, &Tensor<3>),
+    ) -> Tensor<3> {
         let mut x = self.embedding.forward(tokens);
         for block in &self.blocks {
-            x = block.forward(x);
+            x = block.forward(x, &mut see);
         }
         self.unembed(x)
     }
@@ -195,8 +230,14 @@ impl TextModel {
 
 impl Block {
     /// `[batch, seq, d_model]` to the same shape.
-    fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let x = x.clone() + self.attention.forward(self.attention_norm.forward(x));
+    fn forward(
+        &self,
+        x: Tensor<3>,
+        see: &mut impl FnMut(&DynamicMaskAttention, &Tensor<3>),
+    ) -> Tensor<3> {
+        let normal = self.attention_norm.forward(x.clone());
+        see(&self.attention, &normal);
+        let x = x + self.attention.forward(normal);
         self.feed_forward(x)
     }
 
@@ -219,6 +260,13 @@ impl Block {
             .forward(self.feed_forward_norm.forward(x.clone()));
         x + self.feed_forward_out.forward(hidden)
     }
+}
+
+/// The mean over all tokens.
+fn cross_entropy(logits: Tensor<3>, targets: Tensor<2, Int>) -> Tensor<1> {
+    let logits = logits.flatten::<2>(0, 1);
+    let loss = CrossEntropyLossConfig::new().init(&logits.device());
+    loss.forward(logits, targets.flatten::<1>(0, 1))
 }
 
 /// Casts every float parameter, within the autodiff graph.

@@ -16,6 +16,7 @@ use burn::train::metric::{Adaptor, LearningRateMetric, LossInput, LossMetric};
 use burn::train::{
     ExecutionStrategy, InferenceStep, ItemLazy, Learner, SupervisedTraining, TrainOutput, TrainStep,
 };
+use burn_flash_dma::train::{Measure, SelectionInput, SelectionMetric};
 
 use crate::checkpoints;
 use crate::cli::Settings;
@@ -43,9 +44,10 @@ pub struct Run {
     pub curve: Curve,
 }
 
-/// The loss of a step: all the metrics need.
+/// The loss of a step, and what the metrics of the selections need.
 pub struct StepOutput {
     loss: Tensor<1>,
+    selections: SelectionInput,
 }
 
 impl ItemLazy for StepOutput {
@@ -55,6 +57,7 @@ impl ItemLazy for StepOutput {
         self.loss.device().flush()?;
         Ok(Self {
             loss: self.loss.without_autodiff(),
+            selections: self.selections,
         })
     }
 }
@@ -65,13 +68,22 @@ impl Adaptor<LossInput> for StepOutput {
     }
 }
 
+// ANCHOR: metrics
+impl Adaptor<SelectionInput> for StepOutput {
+    fn adapt(&self) -> SelectionInput {
+        self.selections.clone()
+    }
+}
+
 impl TrainStep for TextModel {
     type Input = Batch;
     type Output = StepOutput;
 
     fn step(&self, batch: Batch) -> TrainOutput<StepOutput> {
         let loss = self.loss(batch.inputs, batch.targets);
-        TrainOutput::new(self, loss.backward(), StepOutput { loss })
+        let grads = loss.backward();
+        let selections = self.score_gradients(&grads);
+        TrainOutput::new(self, grads, StepOutput { loss, selections })
     }
 }
 
@@ -80,11 +92,11 @@ impl InferenceStep for TextModel {
     type Output = StepOutput;
 
     fn step(&self, batch: Batch) -> StepOutput {
-        StepOutput {
-            loss: self.loss(batch.inputs, batch.targets),
-        }
+        let (loss, selections) = self.loss_and_selections(batch.inputs, batch.targets);
+        StepOutput { loss, selections }
     }
 }
+// ANCHOR_END: metrics
 
 /// Trains a model from `settings.seed` in `dir`, or goes on from the last checkpoint there.
 ///
@@ -125,6 +137,12 @@ pub fn train(
         .metric_train_numeric(LossMetric::new())
         .metric_valid_numeric(LossMetric::new())
         .metric_train_numeric(LearningRateMetric::new())
+        // ANCHOR: register
+        .metric_train_numeric(SelectionMetric::new(Measure::ScoreGradient))
+        .metric_valid_numeric(SelectionMetric::new(Measure::KeysAlive))
+        .metric_valid_numeric(SelectionMetric::new(Measure::Lifetime))
+        .metric_valid_numeric(SelectionMetric::new(Measure::Ties))
+        // ANCHOR_END: register
         .with_default_checkpointers()
         .with_application_logger(None)
         .with_training_strategy(ExecutionStrategy::single(device.clone().autodiff()).into())

@@ -1,6 +1,7 @@
 use std::path::PathBuf;
 use std::sync::Mutex;
 
+use burn::train::metric::NumericEntry;
 use clap::Parser;
 
 use super::*;
@@ -112,6 +113,38 @@ fn a_resumed_run_goes_on_at_the_next_epoch_and_ends_like_an_uninterrupted_one() 
     [whole, cut]
         .iter()
         .for_each(|dir| fs::remove_dir_all(dir).unwrap());
+}
+
+#[test]
+fn the_metrics_say_what_the_layers_select_and_whether_the_scores_learn() {
+    let _generator = GENERATOR.lock();
+    let (text, device, dir) = (text(), Device::flex(), scratch("metrics"));
+    let short = settings(&["--steps", "3", "--evaluations", "1"]);
+    train(&short, "sparse", &text, &device, &dir, false).unwrap();
+    let entries = |split: &str, name: &str| -> Vec<f64> {
+        let log = dir.join(split).join("epoch-1").join(format!("{name}.log"));
+        let log = fs::read_to_string(&log).unwrap_or_else(|e| panic!("{}: {e}", log.display()));
+        let entry = |line| NumericEntry::deserialize(line).unwrap().current();
+        log.lines().map(entry).collect()
+    };
+    let gradients = entries("train", "Gradient_of_scores");
+    assert!(gradients.len() >= 3);
+    assert!(gradients.iter().all(|&norm| norm.is_finite() && norm > 0.0));
+    // Of 24 positions the first six see 1 to 6 keys, the others keep 6.
+    let alive = entries("valid", "Keys_alive");
+    assert!(!alive.is_empty());
+    assert!(
+        alive.iter().all(|&keys| (keys - 5.375).abs() < 1e-9),
+        "{alive:?}"
+    );
+    let lifetimes = entries("valid", "Lifetime_of_keys");
+    assert!(
+        lifetimes.iter().all(|&n| (5.375..=24.0).contains(&n)),
+        "{lifetimes:?}"
+    );
+    let ties = entries("valid", "Ties_of_scores");
+    assert!(ties.iter().all(|&share| (0.0..=100.0).contains(&share)));
+    fs::remove_dir_all(dir).unwrap();
 }
 
 #[test]

@@ -4,7 +4,7 @@ use crate::{Call, Engine, Gradients, Outputs, Raw, Refused, Size};
 use burn::backend::Dispatch;
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
-use burn_flash_dma::ops::{DynamicMaskOps, OptionalInt, Selection};
+use burn_flash_dma::ops::{DynamicMaskOps, RunnersUp, Selection};
 use burn_flash_dma::{Attention, Intervals, try_select};
 use flash_dma_problem::{AttentionError, AttentionOptions, ElementType, Interval};
 use std::marker::PhantomData;
@@ -187,9 +187,13 @@ impl Tensors {
         let far = Tensor::<3, Int>::from_data(far, (&device, DType::I32));
         let scores = self.scores.clone().expect("runners-up have scores");
         let selection = Selection::Scored {
-            scores: scores.into_dispatch(),
             intervals: intervals.into_dispatch(),
-            far: OptionalInt::Some(far.into_dispatch()),
+            runners_up: RunnersUp::Some {
+                far: far.into_dispatch(),
+                // One tensor for both gets both gradients.
+                rank: scores.clone().into_dispatch(),
+            },
+            scores: scores.into_dispatch(),
         };
         let [q, k, v] = [&self.q, &self.k, &self.v].map(|x| x.clone().into_dispatch());
         let (out, lse) = Dispatch::dynamic_mask_forward_with_lse(q, k, v, selection, *p);

@@ -4,6 +4,8 @@ mod hidden;
 mod long_rows;
 mod masks;
 mod pairs;
+#[cfg(feature = "burn")]
+mod rank_and_bias;
 mod runners_up;
 mod selections;
 #[cfg(feature = "burn")]

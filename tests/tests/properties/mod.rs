@@ -4,6 +4,8 @@ mod causality;
 mod equalities;
 mod masked_causality;
 mod masked_suffixes;
+#[cfg(feature = "burn")]
+mod packed;
 mod repeats;
 #[cfg(feature = "burn")]
 mod selectors;

@@ -5,7 +5,7 @@ use super::tokens::{NewTokens, check_sequences, check_support, plain};
 use crate::fallback::cache::{forward_problem, present};
 use crate::ops::attention::DynamicMaskOps;
 use crate::ops::cache::CacheOps;
-use crate::ops::types::{ChunkKeys, OptionalInt, Selection, SlotTensors};
+use crate::ops::types::{ChunkKeys, RunnersUp, Selection, SlotTensors};
 use crate::validate::expect;
 use burn::backend::Dispatch;
 use burn::backend::tensor::FloatTensor;
@@ -196,7 +196,7 @@ impl DynamicMaskCache {
         let selection = Selection::Scored {
             scores: keys.scores,
             intervals,
-            far: OptionalInt::None,
+            runners_up: RunnersUp::None,
         };
         let attended = Dispatch::dynamic_mask_forward(q, keys.k, keys.v, selection, whole);
         let slots = Dispatch::cache_append_slots(self.take(), tokens.into_ops(), append);

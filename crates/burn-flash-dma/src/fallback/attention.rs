@@ -4,7 +4,7 @@ use super::logits::{
     Logits, attend, attend_nothing, changes, gradients, is_empty, products, rounded, with_residual,
 };
 use super::tensors::{axis_pair, bool_dtype, positions_and_keys, zeros};
-use crate::ops::types::{AttentionGrads, Forwarded, OptionalFloat, OptionalInt, Saved, Selection};
+use crate::ops::types::{AttentionGrads, Forwarded, OptionalFloat, RunnersUp, Saved, Selection};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, IntDType, Shape, Slice};
@@ -121,7 +121,7 @@ pub fn backward<B: Backend>(
         let has_far = matches!(
             selection,
             Selection::Scored {
-                far: OptionalInt::Some(_),
+                runners_up: RunnersUp::Some { .. },
                 ..
             }
         );
@@ -138,7 +138,7 @@ pub fn backward<B: Backend>(
         Selection::Scored {
             scores,
             intervals,
-            far: OptionalInt::Some(far),
+            runners_up: RunnersUp::Some { far, .. },
         } => {
             let rows = [q.clone(), k.clone(), v.clone()];
             let selected = [intervals.clone(), far];
@@ -146,7 +146,7 @@ pub fn backward<B: Backend>(
             let selection = Selection::Scored {
                 scores,
                 intervals,
-                far: OptionalInt::None,
+                runners_up: RunnersUp::None,
             };
             (selection, Some(rank))
         }
@@ -186,7 +186,7 @@ fn rank<B: Backend>(
     let runners = Selection::Scored {
         scores,
         intervals: spans,
-        far: OptionalInt::None,
+        runners_up: RunnersUp::None,
     };
     let logits = logits::<B>(q, k, runners, p);
     let changes = changes::<B>(logits, v, saved, p);

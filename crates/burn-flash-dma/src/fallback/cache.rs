@@ -3,7 +3,7 @@
 use super::tensors::bool_dtype;
 use crate::ops::attention::DynamicMaskOps;
 use crate::ops::types::{
-    ChunkKeys, DecodedPages, DecodedSlots, OptionalFloat, OptionalInt, PageMap, PageTensors,
+    ChunkKeys, DecodedPages, DecodedSlots, OptionalFloat, PageMap, PageTensors, RunnersUp,
     Selection, SlotTensors, TokenTensors,
 };
 use burn::backend::tensor::{FloatTensor, IntTensor};
@@ -88,7 +88,7 @@ pub fn decode_slots<B: DynamicMaskOps>(
     let selection = Selection::Scored {
         scores: keys.scores,
         intervals,
-        far: OptionalInt::None,
+        runners_up: RunnersUp::None,
     };
     let (out, lse) = B::dynamic_mask_forward(q, keys.k, keys.v, selection, whole);
     DecodedSlots {
@@ -212,7 +212,7 @@ pub(crate) fn attend_pages<B: DynamicMaskOps>(
                 let selection = Selection::Scored {
                     scores,
                     intervals,
-                    far: OptionalInt::None,
+                    runners_up: RunnersUp::None,
                 };
                 (selection, options.with_keep_window(usize::MAX))
             }

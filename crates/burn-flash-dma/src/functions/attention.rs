@@ -1,13 +1,13 @@
 //! Dynamic-mask and plain attention: validation, then one dispatch.
 
-use super::selection::{Intervals, try_select};
-use super::state::{AllKeys, ScoredKeys};
+use super::selection::{Intervals, RankedNext, try_select};
+use super::state::{AllKeys, ScoredKeys, SelectedKeys};
 use crate::ops::attention::DynamicMaskOps;
-use crate::ops::types::{OptionalInt, Selection};
+use crate::ops::types::{RunnersUp, Selection};
 use crate::validate::{expect, rows_element, same_device, scores_as_f32, supported};
 use burn::backend::Dispatch;
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Device, Tensor};
 use flash_dma_problem::{AttentionError, AttentionOptions, Problem, TensorName};
 use std::marker::PhantomData;
 
@@ -48,11 +48,15 @@ use std::marker::PhantomData;
 /// # }
 /// ```
 ///
-/// Intervals without scores do not compile, nor do masks ([`MaskedAttention`](crate::MaskedAttention) takes those):
+/// The tensor that ranks the keys and the one that is added to their logits may be two: select by the first and pass the
+/// second as scores, or none. The bias gets the gradient of the logits, the rank that of the
+/// [runners-up](crate::Selector::runners_up), and a tensor that is both gets both.
+///
+/// Masks do not compile ([`MaskedAttention`](crate::MaskedAttention) takes those), nor do scores behind intervals:
 ///
 /// ```compile_fail
-/// # fn intervals_alone(q: burn::tensor::Tensor<4>, intervals: &burn_flash_dma::Intervals) {
-/// burn_flash_dma::Attention::new(q.clone(), q.clone(), q).intervals(intervals);
+/// # fn late(q: burn::tensor::Tensor<4>, z: burn::tensor::Tensor<3>, intervals: &burn_flash_dma::Intervals) {
+/// burn_flash_dma::Attention::new(q.clone(), q.clone(), q).intervals(intervals).scores(z);
 /// # }
 /// ```
 ///
@@ -65,6 +69,7 @@ pub struct Attention<S = AllKeys> {
     rows: [Tensor<4>; 3],
     /// Present exactly in the state `ScoredKeys`.
     scores: Option<Tensor<3>>,
+    /// Present in the state `SelectedKeys`, absent in `AllKeys`.
     intervals: Option<Intervals>,
     options: AttentionOptions,
     state: PhantomData<S>,
@@ -92,6 +97,18 @@ impl Attention {
             state: PhantomData,
         }
     }
+
+    /// A selection without scores: the keys of the intervals are attended to, and nothing is added to their logits.
+    /// `options.keep_window` as with scores.
+    pub fn intervals(self, intervals: &Intervals) -> Attention<SelectedKeys> {
+        Attention {
+            rows: self.rows,
+            scores: None,
+            intervals: Some(intervals.clone()),
+            options: self.options,
+            state: PhantomData,
+        }
+    }
 }
 
 impl Attention<ScoredKeys> {
@@ -106,7 +123,7 @@ impl Attention<ScoredKeys> {
 }
 
 impl<S> Attention<S> {
-    /// Window, causal masking, scale, softcap and determinism. Without scores `keep_window` must be `None`.
+    /// Window, causal masking, scale, softcap and determinism. Without scores and intervals `keep_window` must be `None`.
     pub fn options(mut self, options: AttentionOptions) -> Self {
         self.options = options;
         self
@@ -173,7 +190,7 @@ impl<S> Attention<S> {
             None => self.options,
             Some(intervals) => intervals.resolve_window(self.options)?,
         };
-        let call = Call::new(self.rows, self.scores, options)?;
+        let call = Call::new(self.rows, self.scores, self.intervals.is_some(), options)?;
         if let Some(intervals) = &self.intervals {
             intervals.check(&call.problem, &call.rows[0].device())?;
         }
@@ -184,7 +201,7 @@ impl<S> Attention<S> {
 /// A validated call.
 struct Call {
     rows: [Tensor<4>; 3],
-    /// f32, and present exactly if the problem has scores.
+    /// f32. Absent if the problem has none, and if it has zeros.
     scores: Option<Tensor<3>>,
     problem: Problem,
 }
@@ -193,10 +210,18 @@ impl Call {
     fn new(
         rows: [Tensor<4>; 3],
         scores: Option<Tensor<3>>,
+        selected: bool,
         options: AttentionOptions,
     ) -> Result<Self, AttentionError> {
         let element = rows_element(&rows)?;
-        let scores_shape = scores.as_ref().map(Tensor::dims);
+        let scores_shape = match &scores {
+            Some(scores) => Some(scores.dims()),
+            // The engines read a score of every key that is selected.
+            None => selected.then(|| {
+                let [batch, heads, k_len, _] = rows[1].dims();
+                [batch, heads, k_len]
+            }),
+        };
         let problem = Problem::new(
             &rows[0].dims(),
             &rows[1].dims(),
@@ -222,18 +247,32 @@ impl Call {
         intervals: Option<Intervals>,
         operation: impl FnOnce(Rows, Rows, Rows, Selection<Dispatch>, Problem) -> R,
     ) -> Result<R, AttentionError> {
-        let selection = match self.scores {
-            None => Selection::<Dispatch>::All,
-            Some(scores) => {
+        let selection = match (self.scores, intervals) {
+            (None, None) => Selection::<Dispatch>::All,
+            (scores, intervals) => {
+                let scores = scores.unwrap_or_else(|| {
+                    let device = self.rows[0].device();
+                    Tensor::zeros(self.problem.scores_shape(), (&device, DType::F32))
+                });
                 let intervals = match intervals {
                     Some(intervals) => intervals,
                     None => try_select(scores.clone(), self.problem.window)?,
                 };
-                let (intervals, far) = intervals.into_parts();
+                let (intervals, runners_up) = intervals.into_parts();
+                // To a call without autodiff they are nothing, though they may have been selected with it.
+                let devices = self.rows.each_ref().map(Tensor::device);
+                let autodiff = devices.iter().any(Device::is_autodiff);
+                let runners_up = runners_up.filter(|_| autodiff || scores.device().is_autodiff());
                 Selection::Scored {
                     scores: scores.into_dispatch(),
                     intervals: intervals.into_dispatch(),
-                    far: OptionalInt::from_option(far.map(Tensor::into_dispatch)),
+                    runners_up: match runners_up {
+                        None => RunnersUp::None,
+                        Some(RankedNext { far, rank }) => RunnersUp::Some {
+                            far: far.into_dispatch(),
+                            rank: rank.into_dispatch(),
+                        },
+                    },
                 }
             }
         };

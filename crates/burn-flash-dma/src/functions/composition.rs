@@ -21,6 +21,10 @@ pub(crate) fn compose(
     if batch * heads * k_len == 0 {
         return Tensor::zeros([batch, heads, k_len, 2], (&device, DType::I32));
     }
+    let scores = match documents.and_then(|documents| documents.padded(k_len, &device)) {
+        None => scores,
+        Some(padding) => scores.mask_fill(padding.expand([batch, heads, k_len]), f32::NEG_INFINITY),
+    };
     let documents = documents.filter(|documents| documents.equal() != Some(k_len));
     let Some(documents) = documents else {
         let selected = select_rows(scores.clone(), rule);
@@ -122,7 +126,7 @@ impl Layout {
     /// The layout of sequences of equal lengths.
     pub(crate) fn new(documents: &Documents, device: &Device) -> Self {
         let batch = documents.lengths().len();
-        let k_len = documents.lengths().iter().flatten().sum::<usize>() / batch.max(1);
+        let k_len = documents.all().map(|document| document.len).sum::<usize>() / batch.max(1);
         let tokens = batch * k_len;
         let mut places = vec![0i32; tokens];
         let mut place = 0;

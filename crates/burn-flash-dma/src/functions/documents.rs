@@ -1,7 +1,10 @@
 //! Documents packed into sequences.
 
-use super::composition::Layout;
-use burn::tensor::{Device, Int, Tensor};
+use super::composition::{Layout, ints};
+use super::selection::{Intervals, Origin};
+use super::selector::check_len;
+use crate::validate::expect;
+use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 use flash_dma_problem::AttentionError;
 use std::sync::{Arc, OnceLock};
 
@@ -9,6 +12,9 @@ use std::sync::{Arc, OnceLock};
 ///
 /// A token attends to its own document only, under the rule of the [`Selector`](crate::Selector) that has been given the
 /// documents: its recent keys and sinks are those of the document.
+///
+/// Sequences of a batch that are padded to one length are documents, too:
+/// [`try_from_padded`](Self::try_from_padded). No query attends to padding, and the output of a padding query is zero.
 ///
 /// ```
 /// use burn_flash_dma::Documents;
@@ -18,20 +24,46 @@ use std::sync::{Arc, OnceLock};
 /// assert_eq!(documents.lengths()[0], [3, 7]);
 /// let packed = Documents::try_from_cu_seqlens(&[0, 3, 10])?;
 /// assert_eq!(packed.lengths(), [vec![3, 7]]);
+/// // Two sequences of a batch of length 10; the second has three tokens of padding.
+/// let padded = Documents::try_from_padded([10, 7], 10)?;
+/// assert_eq!(padded.lengths(), [vec![10], vec![7]]);
 /// # Ok::<(), burn_flash_dma::AttentionError>(())
 /// ```
 ///
-/// If the lengths differ, the first selection puts a few integers per token on its device; clones share them, so make
-/// one value per batch and clone it for every layer.
+/// The first call puts a few integers per token on its device; clones share them, so make one value per batch and clone
+/// it for every layer.
 #[derive(Clone, Debug)]
 pub struct Documents {
     lengths: Arc<[Vec<usize>]>,
-    layout: Arc<OnceLock<Layout>>,
+    /// Tokens behind the documents of each sequence that belong to none of them.
+    padding: Arc<[usize]>,
+    layout: Kept<Layout>,
+    /// First and end of the intervals of all keys of a document, `[batch, 1, k_len, 2]`.
+    whole: Kept<Tensor<4, Int>>,
+    /// Which tokens are padding, `[batch, 1, k_len]`.
+    is_padding: Kept<Tensor<3, Bool>>,
+}
+
+/// What has been made for the first device that asked for it.
+#[derive(Clone, Debug)]
+struct Kept<T>(Arc<OnceLock<(Device, T)>>);
+
+impl<T> Default for Kept<T> {
+    fn default() -> Self {
+        Self(Arc::default())
+    }
+}
+
+impl<T: Clone> Kept<T> {
+    fn on(&self, device: &Device, make: impl Fn() -> T) -> T {
+        let (kept, made) = self.0.get_or_init(|| (device.clone(), make()));
+        if kept == device { made.clone() } else { make() }
+    }
 }
 
 impl PartialEq for Documents {
     fn eq(&self, other: &Self) -> bool {
-        self.lengths == other.lengths
+        self.lengths == other.lengths && self.padding == other.padding
     }
 }
 
@@ -50,10 +82,44 @@ impl Documents {
     /// where the scores are known. A document may be empty.
     #[must_use]
     pub fn from_lengths(lengths: impl IntoIterator<Item = Vec<usize>>) -> Self {
+        let lengths: Arc<[Vec<usize>]> = lengths.into_iter().collect();
+        let padding = vec![0; lengths.len()].into();
+        Self::new(lengths, padding)
+    }
+
+    fn new(lengths: Arc<[Vec<usize>]>, padding: Arc<[usize]>) -> Self {
         Self {
-            lengths: lengths.into_iter().collect(),
-            layout: Arc::default(),
+            lengths,
+            padding,
+            layout: Kept::default(),
+            whole: Kept::default(),
+            is_padding: Kept::default(),
         }
+    }
+
+    /// Sequences of these lengths, each one document, padded to `len` tokens.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::TooLarge`] if one of them is longer than `len`.
+    pub fn try_from_padded(
+        lengths: impl IntoIterator<Item = usize>,
+        len: usize,
+    ) -> Result<Self, AttentionError> {
+        let lengths: Vec<usize> = lengths.into_iter().collect();
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        if longest > len {
+            return Err(AttentionError::TooLarge {
+                what: "the length of a sequence",
+                size: longest,
+                limit: len,
+            });
+        }
+        let padding = lengths.iter().map(|own| len - own).collect();
+        Ok(Self::new(
+            lengths.into_iter().map(|own| vec![own]).collect(),
+            padding,
+        ))
     }
 
     /// The documents of a single sequence by the cumulative lengths of FlashAttention's interface: document `d` has the
@@ -92,20 +158,99 @@ impl Documents {
         Self::from_lengths((0..batch).map(runs))
     }
 
-    /// The lengths of each sequence's documents.
+    /// The lengths of each sequence's documents, without the padding.
     #[must_use]
     pub fn lengths(&self) -> &[Vec<usize>] {
         &self.lengths
     }
 
-    /// Every document that holds a token.
+    /// The selection that keeps every key of a document up to its end, for keys of `shape`
+    /// `[batch, kv_heads, k_len]`: dense causal attention inside documents, in the work of the documents' own squares.
+    /// See [`Attention::intervals`](crate::Attention::intervals).
+    ///
+    /// # Panics
+    ///
+    /// If [`try_intervals`](Self::try_intervals) returns an error, with that error's text.
+    #[must_use]
+    pub fn intervals(&self, shape: [usize; 3], device: &Device) -> Intervals {
+        expect(self.try_intervals(shape, device))
+    }
+
+    /// Like [`intervals`](Self::intervals), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::DocumentBatch`], [`AttentionError::DocumentTokens`] or [`AttentionError::TooLarge`].
+    pub fn try_intervals(
+        &self,
+        shape: [usize; 3],
+        device: &Device,
+    ) -> Result<Intervals, AttentionError> {
+        let [batch, heads, k_len] = shape;
+        self.check(shape)?;
+        check_len(k_len)?;
+        let tensor = if shape.contains(&0) {
+            Tensor::zeros([batch, heads, k_len, 2], (device, DType::I32))
+        } else {
+            let whole = self.whole.on(device, || {
+                let mut pairs = Vec::with_capacity(2 * batch * k_len);
+                for (sequence, lengths) in self.lengths.iter().enumerate() {
+                    let mut start = 0;
+                    for len in lengths {
+                        let end = start + len;
+                        pairs.extend((start..end).flat_map(|j| [j as i32, end as i32]));
+                        start = end;
+                    }
+                    let padding = start..start + self.padding[sequence];
+                    pairs.extend(padding.flat_map(|j| [j as i32; 2]));
+                }
+                ints(pairs, [batch, 1, k_len, 2], device)
+            });
+            whole.repeat_dim(1, heads)
+        };
+        let origin = Origin {
+            documents: Some(self.clone()),
+            ..Origin::default()
+        };
+        Ok(Intervals::new(tensor, None, self.longest(), origin))
+    }
+
+    /// The length of the longest document, at least 1.
+    pub(crate) fn longest(&self) -> usize {
+        let lengths = self.lengths.iter().flatten().copied();
+        lengths.max().unwrap_or(0).max(1)
+    }
+
+    /// The tokens of the first sequence, padding included.
+    pub(crate) fn tokens(&self) -> usize {
+        let padding = self.padding.first().copied().unwrap_or(0);
+        let own = self.lengths.first().into_iter().flatten();
+        own.fold(padding, |sum, &n| sum.saturating_add(n))
+    }
+
+    /// Which tokens of checked sequences are padding, `[batch, 1, k_len]`; `None` if there is none.
+    pub(crate) fn padded(&self, k_len: usize, device: &Device) -> Option<Tensor<3, Bool>> {
+        if self.padding.iter().all(|&tokens| tokens == 0) {
+            return None;
+        }
+        Some(self.is_padding.on(device, || {
+            let tokens = self.padding.iter();
+            let row = |&own: &usize| (0..k_len).map(move |token| token >= k_len - own);
+            let shape = [self.padding.len(), 1, k_len];
+            let values: Vec<bool> = tokens.flat_map(row).collect();
+            Tensor::from_data(TensorData::new(values, shape), device)
+        }))
+    }
+
+    /// Every document that holds a token, the padding of a sequence as one more.
     pub(crate) fn all(&self) -> impl Iterator<Item = Document> {
         self.lengths
             .iter()
+            .zip(self.padding.iter())
             .enumerate()
-            .flat_map(|(sequence, lengths)| {
+            .flat_map(|(sequence, (lengths, padding))| {
                 let mut start = 0;
-                lengths.iter().map(move |&len| {
+                lengths.iter().chain([padding]).map(move |&len| {
                     start += len;
                     Document {
                         sequence,
@@ -124,17 +269,12 @@ impl Documents {
         all.all(|document| document.len == len).then_some(len)
     }
 
-    /// The documents of checked sequences on a device: those of the first device are kept.
+    /// The documents of checked sequences on a device.
     pub(crate) fn layout(&self, device: &Device) -> Layout {
-        let kept = self.layout.get_or_init(|| Layout::new(self, device));
-        if kept.device == *device {
-            kept.clone()
-        } else {
-            Layout::new(self, device)
-        }
+        self.layout.on(device, || Layout::new(self, device))
     }
 
-    /// Checks the sequences against the scores, `[batch, kv_heads, k_len]`.
+    /// Checks the sequences against the scores, `[batch, kv_heads, k_len]`, or queries instead of keys.
     pub(crate) fn check(&self, [batch, _, k_len]: [usize; 3]) -> Result<(), AttentionError> {
         if self.lengths.len() != batch {
             return Err(AttentionError::DocumentBatch {
@@ -144,6 +284,7 @@ impl Documents {
         }
         for (sequence, lengths) in self.lengths.iter().enumerate() {
             let tokens = lengths.iter().fold(0usize, |sum, &n| sum.saturating_add(n));
+            let tokens = tokens.saturating_add(self.padding[sequence]);
             if tokens != k_len {
                 return Err(AttentionError::DocumentTokens {
                     sequence,

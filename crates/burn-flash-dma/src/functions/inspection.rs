@@ -1,7 +1,12 @@
 //! Questions that a selection answers.
 
 use super::selection::Intervals;
-use burn::tensor::{Bool, DType, Int, Tensor};
+use crate::validate::{check_shape, expect, scores_as_f32};
+use burn::tensor::{Bool, DType, Int, Tensor, TensorReadError};
+use flash_dma_problem::TensorName;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::ops::Range;
 
 /// What a selection keeps, counted over all sequences and heads.
 ///
@@ -71,9 +76,44 @@ impl Intervals {
     /// If the device fails to read them.
     #[must_use]
     pub fn stats(&self) -> IntervalStats {
+        read(
+            self.read_lifetimes()
+                .map(|lifetimes| self.stats_of(&lifetimes)),
+        )
+    }
+
+    /// How often an index decides in place of a score: the share of positions at which a key that is left out has the
+    /// score of the least key that is kept, among the positions that leave a key out. 0 if none does.
+    ///
+    /// Only keys that compete count, those of the query's document that are neither recent nor sinks nor hidden (a score of
+    /// −∞ in `scores`, `[batch, kv_heads, k_len]`, by which the intervals have been selected). NaN ties with NaN. Counted
+    /// over all sequences and heads. Scores in 16 bits tie often; ties go to the older key, whatever is learned.
+    ///
+    /// Reads intervals and scores to the host.
+    ///
+    /// # Panics
+    ///
+    /// If the scores have another shape or another type than f32, f16 and bf16, or the device fails to read them.
+    #[must_use]
+    pub fn tie_rate(&self, scores: &Tensor<3>) -> f64 {
         let [batch, heads, k_len, _] = self.tensor().dims();
-        let lifetimes = self.lifetimes().into_data_as::<i32>();
-        let lifetimes: Vec<u64> = lifetimes.iter::<i32>().map(|n| n.max(0) as u64).collect();
+        let expected = [batch, heads, k_len];
+        expect(check_shape(TensorName::Scores, &scores.dims(), &expected));
+        let scores = expect(scores_as_f32(scores.clone()));
+        let scores = read(scores.try_into_data_as::<f32>());
+        let scores: Vec<f32> = scores.iter::<f32>().collect();
+        self.tie_rate_of(&read(self.read_lifetimes()), &scores)
+    }
+
+    /// The lifetimes on the host.
+    pub(crate) fn read_lifetimes(&self) -> Result<Vec<u64>, TensorReadError> {
+        let lifetimes = self.lifetimes().try_into_data_as::<i32>()?;
+        Ok(lifetimes.iter::<i32>().map(|n| n.max(0) as u64).collect())
+    }
+
+    /// The statistics of lifetimes.
+    pub(crate) fn stats_of(&self, lifetimes: &[u64]) -> IntervalStats {
+        let [batch, heads, k_len, _] = self.tensor().dims();
         let origin = self.origin();
         let (mut pairs, mut live, mut recent, mut of_sinks) = (0u64, 0u64, 0u64, 0u64);
         for (row, head) in lifetimes.chunks(k_len.max(1)).enumerate() {
@@ -87,7 +127,6 @@ impl Intervals {
             }
         }
         let keys = (batch * heads * k_len) as u64;
-        let share = |n: u64, of: u64| n as f64 / of.max(1) as f64;
         IntervalStats {
             pairs,
             mean_alive: share(pairs, keys),
@@ -98,8 +137,102 @@ impl Intervals {
         }
     }
 
+    /// The tie rate of lifetimes and scores.
+    pub(crate) fn tie_rate_of(&self, lifetimes: &[u64], scores: &[f32]) -> f64 {
+        let [_, heads, k_len, _] = self.tensor().dims();
+        let origin = self.origin();
+        let (mut ties, mut thresholds) = (0, 0);
+        let rows = lifetimes
+            .chunks(k_len.max(1))
+            .zip(scores.chunks(k_len.max(1)));
+        for (row, (lifetimes, scores)) in rows.enumerate() {
+            let sequence = row / heads.max(1);
+            let is_sink = origin.sinks_of(sequence, k_len);
+            for (start, end) in origin.spans_of(sequence, k_len) {
+                let competes = |key: &usize| !is_sink[*key] && scores[*key] != f32::NEG_INFINITY;
+                let keys = (start..end).filter(competes).map(|key| Competitor {
+                    enters: key + origin.recent,
+                    leaves: key + lifetimes[key] as usize,
+                    place: place(scores[key]),
+                });
+                let found = thresholds_of(keys.collect(), start..end);
+                ties += found.ties;
+                thresholds += found.positions;
+            }
+        }
+        share(ties, thresholds)
+    }
+
     /// First and end, `[batch, kv_heads, k_len, 1]` each.
     fn bounds(&self) -> [Tensor<4, Int>; 2] {
         [0, 1].map(|at| self.tensor().clone().narrow(3, at, 1))
+    }
+}
+
+/// A key that competes for a place in the window.
+struct Competitor {
+    /// The first position at which its score decides about it.
+    enters: usize,
+    /// One past the last position that attends to it.
+    leaves: usize,
+    /// The order of its score.
+    place: i32,
+}
+
+/// The positions that leave a key out, and those of them at which one ties with the least that is kept.
+struct Thresholds {
+    positions: u64,
+    ties: u64,
+}
+
+/// Walks through the positions of a document: a key that is out never returns, so of those that are only the best counts.
+fn thresholds_of(keys: Vec<Competitor>, positions: Range<usize>) -> Thresholds {
+    let mut leaving: Vec<usize> = (0..keys.len()).collect();
+    leaving.sort_unstable_by_key(|&key| keys[key].leaves.max(keys[key].enters));
+    let (mut entering, mut leaving) = (keys.iter().peekable(), leaving.into_iter().peekable());
+    let mut kept = BinaryHeap::new();
+    let mut best_left_out = None;
+    let mut found = Thresholds {
+        positions: 0,
+        ties: 0,
+    };
+    for position in positions {
+        while let Some(key) = entering.next_if(|key| key.enters <= position) {
+            kept.push((Reverse(key.place), key.leaves));
+        }
+        let is_out = |&key: &usize| keys[key].leaves.max(keys[key].enters) <= position;
+        while let Some(key) = leaving.next_if(is_out) {
+            best_left_out = best_left_out.max(Some(keys[key].place));
+        }
+        while kept.peek().is_some_and(|&(_, leaves)| leaves <= position) {
+            kept.pop();
+        }
+        if best_left_out.is_some() {
+            let least_kept = kept.peek().map(|&(Reverse(place), _)| place);
+            found.positions += 1;
+            found.ties += u64::from(least_kept == best_left_out);
+        }
+    }
+    found
+}
+
+/// A number in the order of the scores: NaN first, and zeros of both signs alike.
+fn place(score: f32) -> i32 {
+    if score.is_nan() {
+        return i32::MIN;
+    }
+    let bits = (score + 0.0).to_bits() as i32;
+    bits ^ (((bits >> 31) as u32) >> 1) as i32
+}
+
+fn share(n: u64, of: u64) -> f64 {
+    n as f64 / of.max(1) as f64
+}
+
+/// What has been read from a device, or a panic.
+fn read<T>(result: Result<T, TensorReadError>) -> T {
+    match result {
+        Ok(value) => value,
+        Err(error) => panic!("{error}"),
     }
 }

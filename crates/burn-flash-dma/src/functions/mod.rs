@@ -1,11 +1,12 @@
 //! The functions on `Tensor`: builders, and shorthands of them.
 
 pub(crate) mod attention;
-mod composition;
+pub(crate) mod composition;
 pub(crate) mod documents;
 pub(crate) mod inspection;
 pub(crate) mod linear;
 pub(crate) mod masked;
+pub(crate) mod packed;
 pub(crate) mod selection;
 pub(crate) mod selector;
 pub(crate) mod shorthand;

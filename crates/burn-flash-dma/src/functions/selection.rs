@@ -21,9 +21,18 @@ use flash_dma_problem::{AttentionError, AttentionOptions, Problem, TensorName, T
 #[derive(Clone, Debug)]
 pub struct Intervals {
     tensor: Tensor<4, Int>,
-    far: Option<Tensor<3, Int>>,
+    runners_up: Option<RankedNext>,
     max_live: usize,
     origin: Origin,
+}
+
+/// The keys that are ranked next after the window, and by what.
+#[derive(Clone, Debug)]
+pub(crate) struct RankedNext {
+    /// One past the last position at which each key is one of them, `[batch, kv_heads, k_len]` i32.
+    pub(crate) far: Tensor<3, Int>,
+    /// The tensor that ranks the keys, which gets their gradient: f32, and tracked by autodiff.
+    pub(crate) rank: Tensor<3>,
 }
 
 /// The parts of the rule that made intervals; nothing for a plain selection and for given intervals.
@@ -35,17 +44,16 @@ pub(crate) struct Origin {
 }
 
 impl Intervals {
-    /// Intervals of an engine: `tensor` `[batch, kv_heads, k_len, 2]` and `far` `[batch, kv_heads, k_len]`, i32, of which
-    /// at most `max_live` hold any one position.
+    /// Intervals of an engine, `[batch, kv_heads, k_len, 2]` i32, of which at most `max_live` hold any one position.
     pub(crate) fn new(
         tensor: Tensor<4, Int>,
-        far: Option<Tensor<3, Int>>,
+        runners_up: Option<RankedNext>,
         max_live: usize,
         origin: Origin,
     ) -> Self {
         Self {
             tensor,
-            far,
+            runners_up,
             max_live,
             origin,
         }
@@ -118,9 +126,19 @@ impl Intervals {
         self.tensor
     }
 
-    /// Intervals and the ends of runners-up, as the operations take them.
-    pub(crate) fn into_parts(self) -> (Tensor<4, Int>, Option<Tensor<3, Int>>) {
-        (self.tensor, self.far)
+    /// The same as a constant: without runners-up, whose rank has a graph.
+    #[cfg(feature = "train")]
+    pub(crate) fn without_autodiff(self) -> Self {
+        Self {
+            tensor: self.tensor.without_autodiff(),
+            runners_up: None,
+            ..self
+        }
+    }
+
+    /// Intervals and runners-up.
+    pub(crate) fn into_parts(self) -> (Tensor<4, Int>, Option<RankedNext>) {
+        (self.tensor, self.runners_up)
     }
 
     /// One past the last position at which each key is attended to or a runner-up, `[batch, kv_heads, k_len]` i32, never
@@ -128,7 +146,7 @@ impl Intervals {
     /// [runners-up](crate::Selector::runners_up).
     #[must_use]
     pub fn far(&self) -> Option<&Tensor<3, Int>> {
-        self.far.as_ref()
+        self.runners_up.as_ref().map(|next| &next.far)
     }
 
     /// The most keys of a head that one position attends to: the window that a selector keeps (the greatest, if every
@@ -143,11 +161,11 @@ impl Intervals {
         &self.origin
     }
 
-    /// These intervals with runners-up, each from the end of its interval to `far`, `[batch, kv_heads, k_len]` i32.
-    #[cfg(test)]
-    pub(crate) fn with_far(self, far: Tensor<3, Int>) -> Self {
+    /// These intervals with runners-up.
+    #[cfg(all(test, feature = "flex", feature = "autodiff"))]
+    pub(crate) fn with_runners_up(self, far: Tensor<3, Int>, rank: Tensor<3>) -> Self {
         Self {
-            far: Some(far),
+            runners_up: Some(RankedNext { far, rank }),
             ..self
         }
     }
@@ -176,7 +194,7 @@ impl Intervals {
         };
         spec.check(&problem.intervals_shape())?;
         same_device(device, TensorName::Intervals, self.tensor.device())?;
-        if let Some(far) = &self.far {
+        if let Some(far) = self.far() {
             let spec = TensorSpec {
                 name: TensorName::Far,
                 shape: &far.dims(),
@@ -204,6 +222,19 @@ impl Origin {
             }
         }
         is_sink
+    }
+
+    /// Where the documents of a sequence begin and end, without its padding; the sequence itself if it has none.
+    pub(crate) fn spans_of(&self, sequence: usize, k_len: usize) -> Vec<(usize, usize)> {
+        let Some(documents) = &self.documents else {
+            return vec![(0, k_len)];
+        };
+        let mut start = 0;
+        let spans = documents.lengths()[sequence].iter().map(|len| {
+            start += len;
+            (start - len, start)
+        });
+        spans.collect()
     }
 
     /// Refuses calls in which positions are not those of the rule.
@@ -335,7 +366,8 @@ mod tests {
         assert!(intervals.far().is_none());
         if runners_up {
             let far = select(scores.clone(), 4).into_tensor().narrow(3, 1, 1);
-            intervals = intervals.with_far(far.reshape([1, 1, 9]).narrow(2, 0, far_keys));
+            let far = far.reshape([1, 1, 9]).narrow(2, 0, far_keys);
+            intervals = intervals.with_runners_up(far, scores.clone());
         }
         let attention = Attention::new(q, k, v).scores(scores.clone());
         let out = attention.intervals(&intervals).try_forward()?;

@@ -2,7 +2,7 @@
 
 use super::composition::{compose, ints};
 use super::documents::Documents;
-use super::selection::{Intervals, Origin};
+use super::selection::{Intervals, Origin, RankedNext};
 use crate::validate::{expect, scores_as_f32};
 use burn::tensor::{DType, Int, Tensor};
 use flash_dma_problem::{AttentionError, SelectionRule};
@@ -90,7 +90,8 @@ impl Selector {
 
     /// Gives the scores of the `runners_up` best keys outside the window a gradient
     /// ([`far`](Intervals::far)): the same rule with so many more keys by rank. Costs a second selection, which is made
-    /// only if autodiff tracks the scores.
+    /// only if autodiff tracks the scores. The gradient is that of the tensor that [`select`](Self::select) gets, whatever
+    /// tensor attention adds to the logits.
     pub fn runners_up(mut self, runners_up: usize) -> Self {
         self.runners_up = runners_up;
         self
@@ -127,22 +128,23 @@ impl Selector {
             // Sums of positions, and the tokens of all sequences, are 32-bit numbers.
             check_len(2 * batch.max(1) * k_len)?;
         }
-        let has_far = self.runners_up > 0 && is_tracked(&scores);
+        let ranked = (self.runners_up > 0 && is_tracked(&scores)).then(|| scores.clone());
         let scores = scores.detach();
         let documents = self.documents.as_ref();
-        let far = has_far.then(|| {
+        let runners_up = ranked.map(|rank| {
             let wider = |rule: SelectionRule| rule.widened(self.runners_up);
             let [batch, heads_len, k_len] = scores.dims();
             let both = each_head(&heads, &scores, |rule, z| {
                 compose(z, wider(rule), documents)
             });
-            both.narrow(3, 1, 1).reshape([batch, heads_len, k_len])
+            let far = both.narrow(3, 1, 1).reshape([batch, heads_len, k_len]);
+            RankedNext { far, rank }
         });
         let tensor = each_head(&heads, &scores, |rule, z| compose(z, rule, documents));
         let max_live = heads.iter().map(|(rule, _)| rule.window).max();
         Ok(Intervals::new(
             tensor,
-            far,
+            runners_up,
             max_live.unwrap_or(1),
             Origin {
                 recent: self.recent,
@@ -207,12 +209,12 @@ pub(crate) fn check_len(len: usize) -> Result<(), AttentionError> {
 }
 
 #[cfg(feature = "autodiff")]
-fn is_tracked(scores: &Tensor<3>) -> bool {
+pub(crate) fn is_tracked(scores: &Tensor<3>) -> bool {
     scores.is_tracked()
 }
 
 #[cfg(not(feature = "autodiff"))]
-fn is_tracked(_scores: &Tensor<3>) -> bool {
+pub(crate) fn is_tracked(_scores: &Tensor<3>) -> bool {
     false
 }
 

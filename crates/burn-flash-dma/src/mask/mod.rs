@@ -2,9 +2,10 @@
 
 mod broadcast;
 mod builders;
+mod packed;
 pub(crate) mod plan;
 pub(crate) mod polarity;
-mod ranges;
+pub(crate) mod ranges;
 
 pub use builders::BlockRule;
 pub use plan::TilePlan;

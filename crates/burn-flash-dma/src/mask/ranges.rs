@@ -116,6 +116,12 @@ impl KeyRanges {
         Ok(geometry)
     }
 
+    /// First and end in one shape.
+    pub(super) fn into_bounds(self) -> [Tensor<3, Int>; 2] {
+        let shape = broadcast_shape(self.first.dims(), self.end.dims(), "ranges");
+        [self.first, self.end].map(|keys| expand(keys, shape))
+    }
+
     /// First and end in the shape of the geometry's mask with one key.
     pub(super) fn into_columns(self, geometry: &PlanGeometry) -> [Tensor<4, Int>; 2] {
         let [batch, heads, queries, _] = geometry.mask;

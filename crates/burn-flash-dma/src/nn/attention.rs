@@ -216,8 +216,9 @@ impl DynamicMaskAttention {
     /// # Errors
     ///
     /// [`AttentionError`] if the last axis is not `d_model`, the sequence is longer than the rotary encoding, the lengths
-    /// or the documents of the input do not fit it, or there are documents and the layer is not causal. Nothing is
-    /// computed then.
+    /// or the documents or the mask of the input do not fit it, or there are documents and the layer is not causal, or it
+    /// has runners-up to train under a mask that differs between queries. Nothing is computed then, but scores in the last
+    /// case.
     pub fn try_forward(
         &self,
         input: impl Into<DynamicMaskInput>,
@@ -264,7 +265,8 @@ impl DynamicMaskAttention {
         self.attend(self.project(tokens.x.clone()), scores, &tokens)
     }
 
-    /// The scores of the tokens of an input, `[batch, n_kv_heads, len]`, f32; −∞ for padding.
+    /// The scores of the tokens of an input, `[batch, n_kv_heads, len]`, f32; −∞ for padding and keys that its mask hides from
+    /// every query.
     ///
     /// # Panics
     ///
@@ -300,12 +302,17 @@ impl DynamicMaskAttention {
     ///
     /// # Errors
     ///
-    /// Those of [`try_forward`](Self::try_forward).
+    /// Those of [`try_forward`](Self::try_forward), or [`AttentionError::MaskedSelection`] under a mask that differs between
+    /// queries: the keys that it leaves are on no intervals.
     pub fn try_selection(
         &self,
         input: impl Into<DynamicMaskInput>,
     ) -> Result<Intervals, AttentionError> {
         let tokens = self.tokens(input.into())?;
+        if tokens.pairs.is_some() {
+            let what = "selections to look at";
+            return Err(AttentionError::MaskedSelection { what });
+        }
         let scores = self.scores_of(&tokens)?;
         self.selector(tokens.documents).try_select(scores)
     }
@@ -389,7 +396,7 @@ impl DynamicMaskAttention {
                 return Err(AttentionError::SelectionNotCausal);
             }
         }
-        input.try_into_tokens()
+        input.try_into_tokens(self.n_kv_heads)
     }
 
     fn scores_of(&self, tokens: &Tokens) -> Result<Tensor<3>, AttentionError> {
@@ -405,6 +412,11 @@ impl DynamicMaskAttention {
         tokens: &Tokens,
     ) -> Result<Tensor<3>, AttentionError> {
         let scores = tokens.hidden(scores);
+        if let Some(mask) = tokens.pairs.clone() {
+            let rows = [self.place(q), self.place(k), v];
+            let out = self.attend_pairs(rows, scores, tokens, mask)?;
+            return Ok(tokens.zeroed(self.merge_heads(out)));
+        }
         let selector = self.selector(tokens.documents.clone());
         let intervals = selector.try_select(scores.clone())?;
         let attention = Attention::new(self.place(q), self.place(k), v).scores(scores);
@@ -463,6 +475,20 @@ impl DynamicMaskAttention {
     #[must_use]
     pub fn options(&self) -> AttentionOptions {
         self.options
+    }
+
+    /// The rule of a window of this layer.
+    pub(super) fn rule(&self, window: usize) -> SelectionRule {
+        SelectionRule {
+            window,
+            recent: self.recent,
+            sinks: self.sinks,
+        }
+    }
+
+    /// Whether scores of keys outside the window learn.
+    pub(super) fn has_runners_up(&self) -> bool {
+        self.runners_up > 0
     }
 
     /// Whether some keys are kept for where they are.

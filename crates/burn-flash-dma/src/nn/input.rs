@@ -1,7 +1,8 @@
 //! What a layer attends over: tokens, which of them are padding, and where documents end.
 
 use crate::functions::documents::Documents;
-use crate::validate::check_shape;
+use crate::mask::polarity::AttentionMask;
+use crate::validate::{check_shape, same_device};
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 use flash_dma_problem::{AttentionError, TensorName};
 
@@ -26,6 +27,7 @@ pub struct DynamicMaskInput {
     x: Tensor<3>,
     lengths: Option<Vec<usize>>,
     documents: Option<Documents>,
+    mask: Option<AttentionMask>,
 }
 
 impl DynamicMaskInput {
@@ -35,6 +37,7 @@ impl DynamicMaskInput {
             x,
             lengths: None,
             documents: None,
+            mask: None,
         }
     }
 
@@ -55,6 +58,24 @@ impl DynamicMaskInput {
         self
     }
 
+    /// What else each query may see, beside what causal masking, documents and lengths leave: `[batch | 1, n_kv_heads | 1,
+    /// len | 1, len | 1]`. [`AttentionMask::visible`] and [`AttentionMask::hidden`] say what `true` means; Burn's own
+    /// attention modules hide.
+    ///
+    /// A hidden key is not a candidate: each query keeps the best of the keys that it sees. It still uses up its place
+    /// among the recent ones. What is hidden from every query, whose outputs and gradients it must not reach, is padding:
+    /// say that by [`lengths`](Self::lengths).
+    ///
+    /// - A mask per key, of size 1 on the query axis (Burn's `mask_pad`, as `[batch, 1, 1, len]`), costs nothing: the
+    ///   scores of its hidden keys become −∞.
+    /// - Any other one (Burn's `mask_attn`, as `[batch, 1, len, len]`) leaves a key on no interval of queries, so the layer
+    ///   selects by pairs and calls [`MaskedAttention`](crate::MaskedAttention): O(len²) memory. There are no gradients of
+    ///   runners-up then; a layer that has runners-up refuses the mask in training.
+    pub fn mask(mut self, mask: AttentionMask) -> Self {
+        self.mask = Some(mask);
+        self
+    }
+
     /// The shape of the tokens.
     pub(super) fn dims(&self) -> [usize; 3] {
         self.x.dims()
@@ -65,8 +86,19 @@ impl DynamicMaskInput {
     }
 
     /// The tokens with zeros for padding.
-    pub(super) fn try_into_tokens(self) -> Result<Tokens, AttentionError> {
-        let shape = self.x.dims();
+    pub(super) fn try_into_tokens(self, kv_heads: usize) -> Result<Tokens, AttentionError> {
+        let shape @ [batch, len, _] = self.x.dims();
+        let (mut hidden_keys, mut pairs) = (None, None);
+        if let Some(mask) = self.mask {
+            check_mask(&mask, [batch, kv_heads, len, len])?;
+            same_device(&self.x.device(), TensorName::Mask, mask.device())?;
+            match mask.dims()[2] {
+                // Of an empty sequence it hides nothing.
+                _ if batch * len == 0 => {}
+                1 => hidden_keys = Some(mask.into_visible().bool_not().squeeze_dim(2)),
+                _ => pairs = Some(mask),
+            }
+        }
         let padding = match self.lengths {
             Some(lengths) => padding(&lengths, shape, &self.x.device())?,
             None => None,
@@ -75,10 +107,27 @@ impl DynamicMaskInput {
             x: self.x,
             padding,
             documents: self.documents,
+            hidden_keys,
+            pairs,
         };
         tokens.x = tokens.zeroed(tokens.x.clone());
         Ok(tokens)
     }
+}
+
+/// Refuses a mask that does not broadcast to the pairs of a layer.
+fn check_mask(mask: &AttentionMask, pairs: [usize; 4]) -> Result<(), AttentionError> {
+    for (axis, (actual, size)) in mask.dims().into_iter().zip(pairs).enumerate() {
+        if actual != 1 && actual != size {
+            return Err(AttentionError::Broadcast {
+                tensor: TensorName::Mask,
+                axis,
+                sizes: vec![size],
+                actual,
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Where the padding of sequences of these lengths is, `[batch, len]`; `None` if there is none.
@@ -120,6 +169,10 @@ pub(super) struct Tokens {
     /// `[batch, len]`; `None` if there is none.
     padding: Option<Tensor<2, Bool>>,
     pub(super) documents: Option<Documents>,
+    /// The keys that no query sees, `[batch | 1, kv_heads | 1, len | 1]`.
+    hidden_keys: Option<Tensor<3, Bool>>,
+    /// A mask that differs between queries.
+    pub(super) pairs: Option<AttentionMask>,
 }
 
 impl Tokens {
@@ -135,15 +188,13 @@ impl Tokens {
         }
     }
 
-    /// Scores `[batch, kv_heads, len]` with −∞ for padding: nothing attends to it.
+    /// Scores `[batch, kv_heads, len]` with −∞ for padding and hidden keys: nothing attends to them.
     pub(super) fn hidden(&self, scores: Tensor<3>) -> Tensor<3> {
-        match &self.padding {
-            None => scores,
-            Some(padding) => {
-                let shape = scores.dims();
-                let padding = padding.clone().unsqueeze_dim::<3>(1).expand(shape);
-                scores.mask_fill(padding, f32::NEG_INFINITY)
-            }
-        }
+        let shape = scores.dims();
+        let padding = self.padding.clone().map(|t| t.unsqueeze_dim::<3>(1));
+        let hidden = padding.into_iter().chain(self.hidden_keys.clone());
+        hidden.fold(scores, |scores, keys| {
+            scores.mask_fill(keys.expand(shape), f32::NEG_INFINITY)
+        })
     }
 }

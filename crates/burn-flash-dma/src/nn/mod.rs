@@ -4,6 +4,7 @@ mod attention;
 mod cached;
 mod inline;
 mod input;
+mod pairs;
 mod rope;
 mod scorer;
 

@@ -3,7 +3,7 @@
 use super::types::{AttentionGrads, Forwarded, Saved, Selection};
 #[cfg(feature = "fusion")]
 use super::types::{
-    AttentionGradsMetadata, ForwardedMetadata, OptionalFloatMetadata, OptionalIntMetadata,
+    AttentionGradsMetadata, ForwardedMetadata, OptionalFloatMetadata, RunnersUpMetadata,
     SavedMetadata, SelectionMetadata,
 };
 use crate::fallback::attention as fallback;
@@ -156,7 +156,7 @@ fn backward_meta(
         rank: match selection {
             SelectionMetadata::Scored {
                 scores,
-                far: OptionalIntMetadata::Some(_),
+                runners_up: RunnersUpMetadata::Some { .. },
                 ..
             } => OptionalFloatMetadata::Some(scores.clone()),
             _ => OptionalFloatMetadata::None,

@@ -19,10 +19,9 @@ pub enum Selection<B: Backend> {
         /// `[batch, kv_heads, k_len, 2]`, i32: what
         /// [`DynamicMaskOps::dynamic_mask_select`](crate::ops::DynamicMaskOps::dynamic_mask_select) made of the scores.
         intervals: IntTensor<B>,
-        /// `[batch, kv_heads, k_len]`, i32: one past the last position at which each key is a runner-up, which it is
-        /// from the end of its interval on. Present if runners-up have a gradient; only the backward pass reads it.
+        /// Present if runners-up have a gradient; only the backward pass reads them.
         #[extension_type]
-        far: OptionalInt<B>,
+        runners_up: RunnersUp<B>,
     },
 }
 
@@ -61,28 +60,30 @@ impl<B: Backend> OptionalFloat<B> {
     }
 }
 
-/// A tensor of integers that may be absent.
+/// The keys that just miss the window.
 #[derive(ExtensionType, Debug)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
-pub enum OptionalInt<B: Backend> {
-    /// Absent.
+pub enum RunnersUp<B: Backend> {
+    /// None: only the scores of attended keys have a gradient.
     None,
-    /// Present.
-    Some(IntTensor<B>),
+    /// Some, whose gradient is that of the tensor that ranks the keys.
+    Some {
+        /// `[batch, kv_heads, k_len]`, i32: one past the last position at which each key is a runner-up, which it is
+        /// from the end of its interval on.
+        far: IntTensor<B>,
+        /// `[batch, kv_heads, k_len]`, f32: the tensor that ranks the keys, the scores or another one. Nothing reads
+        /// its values; autodiff gives it the gradient.
+        rank: FloatTensor<B>,
+    },
 }
 
-impl<B: Backend> OptionalInt<B> {
-    pub(crate) fn from_option(tensor: Option<IntTensor<B>>) -> Self {
-        match tensor {
-            None => Self::None,
-            Some(tensor) => Self::Some(tensor),
-        }
-    }
-
-    pub(crate) fn into_option(self) -> Option<IntTensor<B>> {
+#[cfg(any(feature = "cube", feature = "flex"))]
+impl<B: Backend> RunnersUp<B> {
+    /// The ends, which are all that an engine reads.
+    pub(crate) fn into_far(self) -> Option<IntTensor<B>> {
         match self {
             Self::None => None,
-            Self::Some(tensor) => Some(tensor),
+            Self::Some { far, .. } => Some(far),
         }
     }
 }

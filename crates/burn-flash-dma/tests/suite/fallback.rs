@@ -6,9 +6,7 @@ use burn::backend::Flex;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{Device, Int, Tensor};
 use burn_flash_dma::fallback::attention as fallback;
-use burn_flash_dma::ops::{
-    DynamicMaskOps, Forwarded, OptionalFloat, OptionalInt, Saved, Selection,
-};
+use burn_flash_dma::ops::{DynamicMaskOps, Forwarded, OptionalFloat, RunnersUp, Saved, Selection};
 use burn_flash_dma::{AttentionOptions, ElementType, Problem};
 use flash_dma_reference::compare::{GRADIENT, OUTPUT, compare, compare_lse};
 use flash_dma_reference::{Rng, generate::Scores};
@@ -52,7 +50,7 @@ fn run(case: &Case, with_lse: bool, engine: bool) -> Results {
             Selection::Scored {
                 scores,
                 intervals,
-                far: OptionalInt::None,
+                runners_up: RunnersUp::None,
             }
         }
     };
@@ -150,15 +148,15 @@ fn rank(case: &Case, more: usize, with_lse: bool, engine: bool) -> Vec<f64> {
     let select = |window| fallback::select::<Flex>(scores.clone(), window);
     let far = Tensor::<4, Int>::from_primitive::<Flex>(select(p.window + more));
     let far = far.narrow(3, 1, 1).squeeze_dim::<3>(3);
-    let selection = |far| Selection::Scored {
+    let selection = |runners_up| Selection::Scored {
         scores: scores.clone(),
         intervals: select(p.window),
-        far,
+        runners_up,
     };
     let rows = || (q.clone(), k.clone(), v.clone());
     let (a, b, c) = rows();
     let Forwarded { out, residual, lse } =
-        fallback::forward_with_residual::<Flex>(a, b, c, selection(OptionalInt::None), p);
+        fallback::forward_with_residual::<Flex>(a, b, c, selection(RunnersUp::None), p);
     let saved = Saved {
         out,
         residual,
@@ -171,11 +169,14 @@ fn rank(case: &Case, more: usize, with_lse: bool, engine: bool) -> Vec<f64> {
             false => OptionalFloat::None,
         },
     };
-    let far = OptionalInt::Some(far.try_into_primitive::<Flex>().unwrap());
+    let runners_up = RunnersUp::Some {
+        far: far.try_into_primitive::<Flex>().unwrap(),
+        rank: scores.clone(),
+    };
     let (a, b, c) = rows();
     let grads = match engine {
-        true => Flex::dynamic_mask_backward(a, b, c, selection(far), saved, p),
-        false => fallback::backward::<Flex>(a, b, c, selection(far), saved, p),
+        true => Flex::dynamic_mask_backward(a, b, c, selection(runners_up), saved, p),
+        false => fallback::backward::<Flex>(a, b, c, selection(runners_up), saved, p),
     };
     match grads.rank {
         OptionalFloat::None => panic!("there are runners-up"),

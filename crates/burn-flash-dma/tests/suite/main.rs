@@ -12,10 +12,14 @@ mod cube;
 mod errors;
 mod fallback;
 mod gradients;
+mod inspection;
 mod masked;
+#[cfg(feature = "train")]
+mod metric;
 mod module;
 mod module_cached;
 mod module_input;
+mod module_mask;
 mod module_scores;
 #[cfg(feature = "ndarray")]
 mod ndarray;

@@ -5,7 +5,7 @@ use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 use burn_flash_dma::cache::{
     DynamicMaskCache, DynamicMaskCacheConfig, PagedCache, PagedCacheConfig,
 };
-use burn_flash_dma::ops::{DynamicMaskOps, OptionalFloat, OptionalInt, Saved, Selection};
+use burn_flash_dma::ops::{DynamicMaskOps, OptionalFloat, RunnersUp, Saved, Selection};
 use burn_flash_dma::{
     Attention, AttentionError, AttentionMask, AttentionOptions, ElementType, Intervals, KeyRanges,
     MaskedAttention, Problem, Selector, TilePlan, select, try_attention,
@@ -164,7 +164,7 @@ pub fn second_order(scores: Option<Tensor<3>>) -> Result<(), AttentionError> {
         Some(scores) => Selection::Scored {
             intervals: select(scores.clone(), 4).into_tensor().into_dispatch(),
             scores: Tensor::from_inner(scores).into_dispatch(),
-            far: OptionalInt::None,
+            runners_up: RunnersUp::None,
         },
     };
     let saved = Saved {

@@ -9,8 +9,9 @@ use buffers::{
 };
 use burn::tensor::{DType, Int, Tensor};
 use burn_flash_dma::cache::PagedCacheConfig;
+use burn_flash_dma::nn::{DynamicMaskAttentionConfig, DynamicMaskInput};
 use burn_flash_dma::{
-    AttentionError, Documents, ElementType, Intervals, Problem, Selector, try_select,
+    AttentionError, Documents, ElementType, Intervals, KeyRanges, Problem, Selector, try_select,
     try_sliding_window,
 };
 use calls::{
@@ -115,6 +116,13 @@ const TABLE: &[Row] = &[
         let documents = Documents::from_lengths([vec![7], vec![3, 5]]);
         select_by(&Selector::top(4).documents(documents))
     }),
+    (Dynamic, "DocumentBatch", || {
+        let documents = Documents::from_lengths([vec![7]]);
+        documents.try_intervals([2, 2, 7], &here()).map(drop)
+    }),
+    (Dynamic, "TooLarge", || {
+        Documents::try_from_padded([7, 8], 7).map(drop)
+    }),
     (Dynamic, "CumulativeLengths", || {
         Documents::try_from_cu_seqlens(&[1, 4]).map(drop)
     }),
@@ -157,6 +165,20 @@ const TABLE: &[Row] = &[
     }),
     (Masked, "PlanCausal", || with_plan(false)),
     (Masked, "RangesDevice", ranges_on_two_devices),
+    (Masked, "DocumentCounts", || {
+        let [queries, keys] = [vec![5], vec![3, 4]].map(|own| Documents::from_lengths([own]));
+        KeyRanges::try_packed([&queries, &keys], true, &here()).map(drop)
+    }),
+    (Masked, "DocumentBatch", || {
+        let queries = Documents::from_lengths([vec![5], vec![5]]);
+        let keys = Documents::from_lengths([vec![7]]);
+        KeyRanges::try_packed([&queries, &keys], true, &here()).map(drop)
+    }),
+    (Masked, "MaskedSelection", || {
+        let layer = DynamicMaskAttentionConfig::new(16, 2).init(&here());
+        let input = DynamicMaskInput::new(zeros([1, 5, 16])).mask(shows([1, 1, 5, 5]));
+        layer.try_selection(input).map(drop)
+    }),
     (Masked, "WindowWithoutScores", || {
         masked(|c| c.options.keep_window = Some(2))
     }),

@@ -1,8 +1,8 @@
-//! The gradients: one fused backward pass for whichever of q, k, v and scores are tracked.
+//! The gradients: one fused backward pass for whichever of q, k, v, the scores and the rank are tracked.
 
 use super::node::{Pass, constants, first_order, record};
 use crate::ops::attention::DynamicMaskOps;
-use crate::ops::types::{AttentionGrads, Forwarded, OptionalFloat, OptionalInt, Saved, Selection};
+use crate::ops::types::{AttentionGrads, Forwarded, OptionalFloat, RunnersUp, Saved, Selection};
 use burn::backend::AutodiffBackend;
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
@@ -106,11 +106,17 @@ fn inner<B: DynamicMaskOps, C: CheckpointStrategy>(
         Selection::Scored {
             scores,
             intervals,
-            far,
+            runners_up,
         } => Selection::Scored {
             scores: scores.into_primitive(),
             intervals,
-            far: OptionalInt::from_option(far.into_option()),
+            runners_up: match runners_up {
+                RunnersUp::None => RunnersUp::None,
+                RunnersUp::Some { far, rank } => RunnersUp::Some {
+                    far,
+                    rank: rank.into_primitive(),
+                },
+            },
         },
     }
 }
@@ -136,23 +142,32 @@ fn run<B: DynamicMaskOps, C: CheckpointStrategy>(
         Selection::Scored {
             scores,
             intervals,
-            far,
+            runners_up,
         } => {
-            let pass = Selected {
+            let mut pass = Selected {
                 intervals: Some(intervals),
-                far: far.into_option(),
+                far: None,
                 problem,
             };
-            record::<B, C, _, 4>([q, k, v, scores], pass, differentiable_lse)
+            match runners_up {
+                RunnersUp::None => {
+                    record::<B, C, _, 4>([q, k, v, scores], pass, differentiable_lse)
+                }
+                RunnersUp::Some { far, rank } => {
+                    pass.far = Some(far);
+                    record::<B, C, _, 5>([q, k, v, scores, rank], pass, differentiable_lse)
+                }
+            }
         }
     }
 }
 
-/// Dynamic-mask attention of q, k, v and, with intervals, the scores.
+/// Dynamic-mask attention of q, k, v, with intervals the scores, and with runners-up the rank.
 #[derive(Clone, Debug)]
 struct Selected<B: DynamicMaskOps> {
     intervals: Option<IntTensor<B>>,
-    /// The ends of the runners-up, whose gradient is added to that of the scores that rank them.
+    /// The ends of the runners-up, whose gradient is that of the rank; it may be the tensor of the scores, which then gets
+    /// both.
     far: Option<IntTensor<B>>,
     problem: Problem,
 }
@@ -174,18 +189,18 @@ impl<B: DynamicMaskOps, const N: usize> Pass<B, N> for Selected<B> {
         saved: Saved<B>,
         tracked: [bool; N],
     ) -> [Option<FloatTensor<B>>; N] {
-        // The scores come last; of constant ones nothing is added up.
-        let far = self.far.filter(|_| tracked.last() == Some(&true));
+        // Of a constant rank nothing is added up.
+        let far = self.far.filter(|_| tracked.get(RANK) == Some(&true));
         let (q, k, v, selection) = unpack(inputs, self.intervals, far);
         let grads = B::dynamic_mask_backward(q, k, v, selection, saved, self.problem);
-        let scores = match (grads.scores.into_option(), grads.rank.into_option()) {
-            (Some(scores), Some(rank)) => Some(B::float_add(scores, rank)),
-            (scores, _) => scores,
-        };
-        let mut grads = [Some(grads.q), Some(grads.k), Some(grads.v), scores].into_iter();
+        let [scores, rank] = [grads.scores, grads.rank].map(OptionalFloat::into_option);
+        let mut grads = [Some(grads.q), Some(grads.k), Some(grads.v), scores, rank].into_iter();
         std::array::from_fn(|_| grads.next().flatten())
     }
 }
+
+/// The place of the rank among the inputs.
+const RANK: usize = 4;
 
 fn unpack<B: DynamicMaskOps, const N: usize>(
     inputs: [FloatTensor<B>; N],
@@ -193,14 +208,17 @@ fn unpack<B: DynamicMaskOps, const N: usize>(
     far: Option<IntTensor<B>>,
 ) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>, Selection<B>) {
     let mut inputs = inputs.into_iter();
-    let mut next = || inputs.next().expect("q, k, v and, with intervals, scores");
+    let mut next = || inputs.next().expect("q, k, v, then scores, then the rank");
     let (q, k, v) = (next(), next(), next());
     let selection = match intervals {
         None => Selection::All,
         Some(intervals) => Selection::Scored {
             scores: next(),
             intervals,
-            far: OptionalInt::from_option(far),
+            runners_up: match far {
+                None => RunnersUp::None,
+                Some(far) => RunnersUp::Some { far, rank: next() },
+            },
         },
     };
     (q, k, v, selection)

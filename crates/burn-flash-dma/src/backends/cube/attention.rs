@@ -2,7 +2,7 @@
 
 use super::tensors::{addressable, empty, run_checked};
 use crate::ops::attention::DynamicMaskOps;
-use crate::ops::types::{AttentionGrads, Forwarded, OptionalFloat, OptionalInt, Saved, Selection};
+use crate::ops::types::{AttentionGrads, Forwarded, OptionalFloat, RunnersUp, Saved, Selection};
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::tensor::DType;
@@ -68,7 +68,7 @@ impl DynamicMaskOps for CubeBackend {
         let has_far = matches!(
             &selection,
             Selection::Scored {
-                far: OptionalInt::Some(_),
+                runners_up: RunnersUp::Some { .. },
                 ..
             }
         );
@@ -162,11 +162,11 @@ fn inputs([q, k, v]: [CubeTensor; 3], selection: Selection<CubeBackend>) -> Inpu
             Selection::Scored {
                 scores,
                 intervals,
-                far,
+                runners_up,
             } => Some(flash_dma_kernels::Selection {
                 scores: addressable(scores),
                 intervals: into_contiguous(intervals).binding(),
-                far: (far.into_option()).map(|far| into_contiguous(far).binding()),
+                far: (runners_up.into_far()).map(|far| into_contiguous(far).binding()),
             }),
         },
     }

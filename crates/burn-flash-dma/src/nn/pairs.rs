@@ -1,0 +1,196 @@
+//! The layer under a mask that differs between queries: the same rule, pair by pair.
+
+use super::attention::DynamicMaskAttention;
+use super::input::Tokens;
+use crate::functions::documents::Documents;
+use crate::functions::masked::MaskedAttention;
+use crate::functions::selection::Origin;
+use crate::functions::selector::is_tracked;
+use crate::mask::polarity::AttentionMask;
+use crate::mask::ranges::KeyRanges;
+use burn::tensor::{Bool, Device, Tensor, TensorData};
+use flash_dma_problem::{AttentionError, SelectionRule};
+
+/// What stands in for NaN in a ranking: below every number but −∞.
+const LEAST: f32 = f32::MIN;
+
+impl DynamicMaskAttention {
+    /// Attention of placed q over k and v, of the keys that the layer's rule keeps of those that `mask` shows to each
+    /// query. `scores` are −∞ for hidden keys.
+    pub(super) fn attend_pairs(
+        &self,
+        [q, k, v]: [Tensor<4>; 3],
+        scores: Tensor<3>,
+        tokens: &Tokens,
+        mask: AttentionMask,
+    ) -> Result<Tensor<4>, AttentionError> {
+        let mut options = self.options();
+        let rule = (options.keep_window.take()).map(|window| self.rule(window));
+        if rule.is_some() && self.has_runners_up() && is_tracked(&scores) {
+            let what = "runners-up";
+            return Err(AttentionError::MaskedSelection { what });
+        }
+        let documents = tokens.documents.as_ref();
+        let mask = seen(&scores, documents, options.causal, mask)?;
+        let mask = match rule {
+            None => mask,
+            Some(rule) => kept(scores.clone(), documents, &rule, mask),
+        };
+        let attention = MaskedAttention::new(q, k, v).mask(mask);
+        let attention = attention.bias(scores.unsqueeze_dim::<4>(2));
+        attention.options(options).try_forward()
+    }
+}
+
+/// What `mask` shows, without the keys of a score of −∞, of other documents and behind the query: `[batch, kv_heads, len,
+/// len]`.
+fn seen(
+    scores: &Tensor<3>,
+    documents: Option<&Documents>,
+    causal: bool,
+    mask: AttentionMask,
+) -> Result<AttentionMask, AttentionError> {
+    let device = scores.device();
+    let [_, _, len] = scores.dims();
+    let shown = scores.clone().detach().not_equal_elem(f32::NEG_INFINITY);
+    let mask = mask.and(AttentionMask::visible(shown.unsqueeze_dim(2)));
+    Ok(match documents {
+        None if causal => mask.and(AttentionMask::causal([len, len], &device)),
+        None => mask,
+        Some(documents) => {
+            let ranges = KeyRanges::try_packed([documents, documents], causal, &device)?;
+            mask.and(ranges.into_mask(len))
+        }
+    })
+}
+
+/// The pairs that a rule keeps of those that each query sees.
+fn kept(
+    scores: Tensor<3>,
+    documents: Option<&Documents>,
+    rule: &SelectionRule,
+    seen: AttentionMask,
+) -> AttentionMask {
+    let device = scores.device();
+    let [batch, heads, len] = scores.dims();
+    let ranks = scores.detach();
+    let ranks = ranks.clone().mask_fill(ranks.is_nan(), LEAST);
+    let ranks = match rule.sinks {
+        0 => ranks,
+        _ => {
+            let sinks = sinks(documents, rule.sinks, [batch, len], &device);
+            ranks.mask_fill(sinks.expand([batch, heads, len]), f32::INFINITY)
+        }
+    };
+    let best = |among| AttentionMask::top(ranks.unsqueeze_dim(2), rule.ranked(), len, Some(among));
+    if rule.recent == 0 {
+        return best(seen);
+    }
+    let recent = AttentionMask::sliding_window([len, len], rule.recent, &device);
+    let older = AttentionMask::hidden(recent.clone().into_visible());
+    let recent = recent.and(seen.clone());
+    match rule.ranked() {
+        0 => recent,
+        _ => recent.or(best(older.and(seen))),
+    }
+}
+
+/// Which keys are sinks, `[batch, 1, len]`.
+fn sinks(
+    documents: Option<&Documents>,
+    sinks: usize,
+    [batch, len]: [usize; 2],
+    device: &Device,
+) -> Tensor<3, Bool> {
+    let origin = Origin {
+        sinks,
+        documents: documents.cloned(),
+        ..Origin::default()
+    };
+    let values = (0..batch).flat_map(|sequence| origin.sinks_of(sequence, len));
+    Tensor::from_data(TensorData::new(values.collect(), [batch, 1, len]), device)
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+    use burn::tensor::Distribution;
+
+    /// The keys that query `i` keeps, by definition, of one head; its document begins at `start`.
+    fn by_definition(
+        (scores, seen): (&[f32], &[bool]),
+        start: usize,
+        rule: &SelectionRule,
+        i: usize,
+    ) -> Vec<bool> {
+        let hidden = |j: usize| !seen[j] || scores[j] == f32::NEG_INFINITY;
+        let border = (i + 1).saturating_sub(rule.recent).max(start);
+        let mut older: Vec<usize> = (start..border).filter(|&j| !hidden(j)).collect();
+        let place = |j: usize| {
+            let sink = j < start + rule.sinks;
+            let nan = scores[j].is_nan();
+            let score = if nan { f32::NEG_INFINITY } else { scores[j] };
+            (!sink, nan, -score)
+        };
+        older.sort_by(|&a, &b| {
+            let (a, b) = (place(a), place(b));
+            (a.0.cmp(&b.0))
+                .then(if a.0 {
+                    a.1.cmp(&b.1)
+                } else {
+                    std::cmp::Ordering::Equal
+                })
+                .then(if a.0 {
+                    a.2.total_cmp(&b.2)
+                } else {
+                    std::cmp::Ordering::Equal
+                })
+        });
+        older.truncate(rule.window - rule.recent);
+        let recent = (border..=i).filter(|&j| !hidden(j));
+        let mut kept = vec![false; scores.len()];
+        older.into_iter().chain(recent).for_each(|j| kept[j] = true);
+        kept
+    }
+
+    #[test]
+    fn the_kept_pairs_are_those_of_the_definition() {
+        let device = Device::flex();
+        let (lengths, len, heads) = ([14, 0, 9, 17], 40, 2);
+        let documents = Documents::from_lengths([lengths.to_vec(), vec![len]]);
+        let random = Tensor::<3>::random([2, heads, len], Distribution::Default, &device);
+        // Ties, a hidden key, and one without a number.
+        let scores = (random * 6.0).round();
+        let mut values: Vec<f32> = scores.into_data().iter().collect();
+        (values[5], values[20]) = (f32::NEG_INFINITY, f32::NAN);
+        let data = TensorData::new(values.clone(), [2, heads, len]);
+        let scores = Tensor::<3>::from_data(data, &device);
+        let coin = Tensor::<4>::random([1, heads, len, len], Distribution::Default, &device);
+        let mask = coin.greater_elem(0.3);
+        let shown: Vec<bool> = mask.clone().into_data().iter().collect();
+        for [window, recent, sinks] in [[5, 0, 0], [7, 3, 2], [4, 4, 0], [6, 0, 3], [100, 1, 1]] {
+            let rule = SelectionRule {
+                window,
+                recent,
+                sinks,
+            };
+            let mask = AttentionMask::visible(mask.clone());
+            let seen = seen(&scores, Some(&documents), true, mask).expect("they fit");
+            let kept = kept(scores.clone(), Some(&documents), &rule, seen).into_visible();
+            let kept: Vec<bool> = kept.into_data().iter().collect();
+            for (row, kept) in kept.chunks(len).enumerate() {
+                let (head, i) = (row / len, row % len);
+                let own = documents.lengths()[head / heads].iter();
+                let borders = own.scan(0, |end, n| {
+                    *end += n;
+                    Some(*end)
+                });
+                let start = borders.filter(|&border| border <= i).max().unwrap_or(0);
+                let shown = &shown[(head % heads * len + i) * len..][..len];
+                let scores = &values[head * len..(head + 1) * len];
+                let expected = by_definition((scores, shown), start, &rule, i);
+                assert_eq!(kept, expected, "{rule:?}, row {row}");
+            }
+        }
+    }
+}

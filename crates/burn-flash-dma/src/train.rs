@@ -1,0 +1,339 @@
+//! A metric of Burn's training loop: what layers select, and whether their scores learn (feature `train`).
+//!
+//! [`SelectionMetric`] shows one [`Measure`]; [`SelectionInput`] is what a step hands over. A step of
+//! [`TrainStep`](burn::train::TrainStep) has the gradients, so it hands over their norm, which costs little:
+//!
+//! ```
+//! # #[cfg(feature = "flex")] {
+//! use burn::tensor::{Device, Distribution, Tensor};
+//! use burn::train::metric::Adaptor;
+//! use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
+//! use burn_flash_dma::train::SelectionInput;
+//!
+//! /// The output of a step: the loss, and what the metrics are told.
+//! struct Output {
+//!     loss: Tensor<1>,
+//!     selection: SelectionInput,
+//! }
+//!
+//! impl Adaptor<SelectionInput> for Output {
+//!     fn adapt(&self) -> SelectionInput {
+//!         self.selection.clone()
+//!     }
+//! }
+//!
+//! fn step(layer: &DynamicMaskAttention, x: Tensor<3>) -> Output {
+//!     let loss = layer.forward(x.clone()).powi_scalar(2).mean();
+//!     // `TrainOutput::new` takes the gradients, so they are asked first.
+//!     let grads = loss.backward();
+//!     let selection = SelectionInput::new().gradients_of(layer.scorer(), &grads);
+//!     Output { loss, selection: selection.layer(layer, x) }
+//! }
+//!
+//! let device = Device::flex().autodiff();
+//! let layer = DynamicMaskAttentionConfig::new(32, 4).with_keep_window(Some(8)).init(&device);
+//! let output = step(&layer, Tensor::random([2, 20, 32], Distribution::Default, &device));
+//! assert!(output.loss.into_scalar::<f32>() > 0.0);
+//! # }
+//! ```
+//!
+//! [`SelectionInput::layer`] selects once more, and the metric reads 8 bytes per key and head: steps of validation
+//! ([`InferenceStep`](burn::train::InferenceStep)) are the place for it. What a step does not hand over its metrics
+//! leave out.
+
+use crate::functions::selection::Intervals;
+use crate::nn::{DynamicMaskAttention, DynamicMaskInput, Scorer};
+use crate::validate::{expect, scores_as_f32};
+use burn::module::Param;
+use burn::tensor::{DType, Gradients, Tensor, TensorReadError};
+use burn::train::metric::state::{FormatOptions, NumericMetricState};
+use burn::train::metric::{
+    Metric, MetricAttributes, MetricMetadata, MetricName, Numeric, NumericAttributes, NumericEntry,
+    SerializedEntry,
+};
+use std::sync::{Arc, OnceLock};
+
+/// What a [`SelectionMetric`] shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Measure {
+    /// Keys that a position attends to, in the mean ([`IntervalStats::mean_alive`](crate::IntervalStats::mean_alive)).
+    KeysAlive,
+    /// Positions that attend to a key, in the mean over the keys that any attends to
+    /// ([`IntervalStats::mean_lifetime`](crate::IntervalStats::mean_lifetime)).
+    Lifetime,
+    /// The share of attended pairs whose key is recent, in percent
+    /// ([`IntervalStats::recent`](crate::IntervalStats::recent)).
+    Recents,
+    /// The share of positions at which an index decides in place of a score, in percent ([`Intervals::tie_rate`]).
+    Ties,
+    /// The Euclidean norm of the gradients that make or are the scores, of all layers together.
+    ScoreGradient,
+}
+
+impl Measure {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::KeysAlive,
+        Self::Lifetime,
+        Self::Recents,
+        Self::Ties,
+        Self::ScoreGradient,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::KeysAlive => "Keys alive",
+            Self::Lifetime => "Lifetime of keys",
+            Self::Recents => "Share of recent keys",
+            Self::Ties => "Ties of scores",
+            Self::ScoreGradient => "Gradient of scores",
+        }
+    }
+
+    fn unit(self) -> Option<&'static str> {
+        match self {
+            Self::KeysAlive => Some("keys"),
+            Self::Lifetime => Some("positions"),
+            Self::Recents | Self::Ties => Some("%"),
+            Self::ScoreGradient => None,
+        }
+    }
+}
+
+/// What a step knows of its selections and of the gradients of its scores. Clones share what has been read. It holds no
+/// autodiff graph.
+#[derive(Clone, Debug, Default)]
+pub struct SelectionInput {
+    layers: Vec<Layer>,
+    /// The sum of the squares of all gradients, one number.
+    squares: Option<Tensor<1>>,
+}
+
+/// The selection of a layer, and the scores that it has been made by.
+#[derive(Clone, Debug)]
+struct Layer {
+    intervals: Intervals,
+    scores: Tensor<3>,
+    read: Arc<OnceLock<Numbers>>,
+}
+
+/// What has been read of a layer.
+#[derive(Clone, Copy, Debug)]
+struct Numbers {
+    alive: f64,
+    lifetime: f64,
+    recents: f64,
+    ties: f64,
+}
+
+impl SelectionInput {
+    /// Nothing yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// And what a layer selects for an input: scores and selection are made once more. With several layers a metric shows
+    /// their mean.
+    ///
+    /// # Panics
+    ///
+    /// If [`DynamicMaskAttention::try_forward`] or [`DynamicMaskAttention::try_selection`] would return an error for the
+    /// input, with that error's text.
+    #[must_use]
+    pub fn layer(self, layer: &DynamicMaskAttention, input: impl Into<DynamicMaskInput>) -> Self {
+        let input = input.into();
+        let scores = layer.scores(input.clone());
+        self.selection(&layer.selection(input), scores)
+    }
+
+    /// And a selection, with the scores `[batch, kv_heads, k_len]` that it has been made by.
+    ///
+    /// # Panics
+    ///
+    /// If the scores are not f32, f16 or bf16, with the text of
+    /// [`AttentionError::ElementType`](crate::AttentionError::ElementType), or have another shape than the intervals.
+    #[must_use]
+    pub fn selection(mut self, intervals: &Intervals, scores: Tensor<3>) -> Self {
+        let [batch, heads, k_len, _] = intervals.tensor().dims();
+        assert_eq!(scores.dims(), [batch, heads, k_len], "the shape of scores");
+        self.layers.push(Layer {
+            intervals: intervals.clone().without_autodiff(),
+            scores: expect(scores_as_f32(scores.without_autodiff())),
+            read: Arc::default(),
+        });
+        self
+    }
+
+    /// And a gradient, for example that of the scores given to
+    /// [`DynamicMaskAttention::forward_with_scores`]: `scores.grad(&grads)`.
+    #[must_use]
+    pub fn gradient<const D: usize>(mut self, gradient: Tensor<D>) -> Self {
+        let squares = gradient
+            .without_autodiff()
+            .cast(DType::F32)
+            .powi_scalar(2)
+            .sum();
+        self.squares = Some(match self.squares {
+            None => squares,
+            Some(sum) => sum + squares,
+        });
+        self
+    }
+
+    /// And the gradients of the parameters that make a layer's scores ([`DynamicMaskAttention::scorer`]), those that the
+    /// backward pass has given any.
+    #[must_use]
+    pub fn gradients_of(self, scorer: &Scorer, grads: &Gradients) -> Self {
+        fn with<const D: usize>(
+            input: SelectionInput,
+            param: &Param<Tensor<D>>,
+            grads: &Gradients,
+        ) -> SelectionInput {
+            match param.val().grad(grads) {
+                None => input,
+                Some(gradient) => input.gradient(gradient),
+            }
+        }
+        match scorer {
+            Scorer::Zoh(zoh) => with(with(self, &zoh.dt_proj, grads), &zoh.a, grads),
+            Scorer::Linear(linear) => with(self, &linear.score_proj, grads),
+        }
+    }
+
+    /// The value of a measure, if the step has handed over what it needs.
+    fn measure(&self, measure: Measure) -> Result<Option<f64>, TensorReadError> {
+        if measure == Measure::ScoreGradient {
+            let Some(squares) = self.squares.clone() else {
+                return Ok(None);
+            };
+            return Ok(Some(squares.try_into_scalar::<f64>()?.sqrt()));
+        }
+        let mut sum = 0.0;
+        for layer in &self.layers {
+            let numbers = layer.read()?;
+            sum += match measure {
+                Measure::KeysAlive => numbers.alive,
+                Measure::Lifetime => numbers.lifetime,
+                Measure::Recents => 100.0 * numbers.recents,
+                _ => 100.0 * numbers.ties,
+            };
+        }
+        let layers = self.layers.len();
+        Ok((layers > 0).then(|| sum / layers as f64))
+    }
+
+    /// Sequences of the batch.
+    fn batch(&self) -> usize {
+        self.layers
+            .first()
+            .map_or(1, |layer| layer.scores.dims()[0])
+    }
+}
+
+impl Layer {
+    /// The first metric reads, the others get its numbers.
+    fn read(&self) -> Result<Numbers, TensorReadError> {
+        if let Some(numbers) = self.read.get() {
+            return Ok(*numbers);
+        }
+        let lifetimes = self.intervals.read_lifetimes()?;
+        let scores = self.scores.clone().try_into_data_as::<f32>()?;
+        let scores: Vec<f32> = scores.iter::<f32>().collect();
+        let stats = self.intervals.stats_of(&lifetimes);
+        let numbers = Numbers {
+            alive: stats.mean_alive,
+            lifetime: stats.mean_lifetime,
+            recents: stats.recent,
+            ties: self.intervals.tie_rate_of(&lifetimes, &scores),
+        };
+        Ok(*self.read.get_or_init(|| numbers))
+    }
+}
+
+/// One [`Measure`] as a numeric metric, to be registered with
+/// `SupervisedTraining::metric_train_numeric` or `metric_valid_numeric`.
+#[derive(Clone)]
+pub struct SelectionMetric {
+    measure: Measure,
+    name: MetricName,
+    state: NumericMetricState,
+    /// The updates that had a value since the last reset.
+    values: usize,
+}
+
+impl SelectionMetric {
+    /// A metric of this measure.
+    #[must_use]
+    pub fn new(measure: Measure) -> Self {
+        Self {
+            measure,
+            name: Arc::new(measure.name().to_owned()),
+            state: NumericMetricState::default(),
+            values: 0,
+        }
+    }
+
+    fn format(&self) -> FormatOptions {
+        let options = FormatOptions::new(self.name.clone()).precision(3);
+        match self.measure.unit() {
+            None => options,
+            Some(unit) => options.unit(unit),
+        }
+    }
+}
+
+impl Metric for SelectionMetric {
+    type Input = SelectionInput;
+
+    fn name(&self) -> MetricName {
+        self.name.clone()
+    }
+
+    fn attributes(&self) -> MetricAttributes {
+        NumericAttributes {
+            unit: self.measure.unit().map(str::to_owned),
+            higher_is_better: self.measure != Measure::Ties,
+        }
+        .into()
+    }
+
+    fn update(
+        &mut self,
+        item: &SelectionInput,
+        _metadata: &MetricMetadata,
+    ) -> Result<SerializedEntry, TensorReadError> {
+        let Some(value) = item.measure(self.measure)? else {
+            return Ok(SerializedEntry::not_available(self.measure.unit()));
+        };
+        self.state.update(value, item.batch());
+        self.values += 1;
+        Ok(self.state.compute_update(self.format()))
+    }
+
+    fn compute(&mut self) -> Result<SerializedEntry, TensorReadError> {
+        Ok(match self.values {
+            0 => SerializedEntry::not_available(self.measure.unit()),
+            _ => self.state.compute_final(self.format()),
+        })
+    }
+
+    fn clear(&mut self) {
+        self.state.reset();
+        self.values = 0;
+    }
+}
+
+impl Numeric for SelectionMetric {
+    fn value(&self) -> Option<NumericEntry> {
+        (self.values > 0).then(|| self.state.current_value())
+    }
+
+    fn running_value(&self) -> Option<NumericEntry> {
+        (self.values > 0).then(|| self.state.running_value())
+    }
+
+    fn final_value(&self) -> NumericEntry {
+        self.state.final_value()
+    }
+}

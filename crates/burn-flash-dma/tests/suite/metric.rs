@@ -1,0 +1,192 @@
+//! The metric of Burn's training loop, by the trait that the loop calls.
+
+use crate::case::values;
+use burn::data::dataloader::Progress;
+use burn::tensor::{Device, Distribution, Tensor};
+use burn::train::metric::{Metric, MetricMetadata, Numeric};
+use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, ScoreForm, Scorer};
+use burn_flash_dma::train::{Measure, SelectionInput, SelectionMetric};
+use burn_flash_dma::{IntervalStats, Selector};
+
+fn metadata() -> MetricMetadata {
+    MetricMetadata {
+        progress: Progress {
+            items_processed: 1,
+            items_total: 1,
+            unit: None,
+        },
+        iteration: Some(0),
+        lr: None,
+    }
+}
+
+fn layer(form: ScoreForm, window: usize, device: &Device) -> DynamicMaskAttention {
+    let config = DynamicMaskAttentionConfig::new(32, 4)
+        .with_n_kv_heads(Some(2))
+        .with_keep_window(Some(window))
+        .with_recent(Some(2))
+        .with_runners_up(Some(3));
+    config.with_score_form(form).init(device)
+}
+
+fn x(batch: usize, device: &Device) -> Tensor<3> {
+    Tensor::random([batch, 30, 32], Distribution::Normal(0.0, 1.0), device)
+}
+
+/// What a metric shows after an update.
+fn value(metric: &mut SelectionMetric, input: &SelectionInput) -> Option<f64> {
+    metric.update(input, &metadata()).expect("a readable input");
+    metric.value().map(|entry| entry.current())
+}
+
+fn measured(measure: Measure, input: &SelectionInput) -> Option<f64> {
+    value(&mut SelectionMetric::new(measure), input)
+}
+
+fn near(actual: Option<f64>, expected: f64, what: &str) {
+    let actual = actual.unwrap_or_else(|| panic!("{what} has no value"));
+    let error = (actual - expected).abs();
+    assert!(
+        error <= 1e-6 * expected.abs(),
+        "{what}: {actual} is not {expected}"
+    );
+}
+
+#[test]
+fn the_numbers_are_those_of_the_selections() {
+    let device = Device::flex().autodiff();
+    let layers = [4, 7].map(|window| layer(ScoreForm::Linear, window, &device));
+    let x = x(3, &device);
+    let of = |number: fn(&IntervalStats) -> f64| {
+        let numbers = layers.each_ref().map(|layer| {
+            let stats = layer.selection(x.clone()).stats();
+            number(&stats)
+        });
+        numbers.iter().sum::<f64>() / 2.0
+    };
+    let ties = layers.each_ref().map(|layer| {
+        let scores = layer.scores(x.clone());
+        layer.selection(x.clone()).tie_rate(&scores)
+    });
+    let input = layers.iter().fold(SelectionInput::new(), |input, layer| {
+        input.layer(layer, x.clone())
+    });
+    near(
+        measured(Measure::KeysAlive, &input),
+        of(|s| s.mean_alive),
+        "alive",
+    );
+    near(
+        measured(Measure::Lifetime, &input),
+        of(|s| s.mean_lifetime),
+        "lifetime",
+    );
+    near(
+        measured(Measure::Recents, &input),
+        100.0 * of(|s| s.recent),
+        "recents",
+    );
+    near(
+        measured(Measure::Ties, &input),
+        50.0 * (ties[0] + ties[1]),
+        "ties",
+    );
+    assert_eq!(measured(Measure::ScoreGradient, &input), None);
+}
+
+#[test]
+fn ties_are_percent_of_positions() {
+    let scores = Tensor::<3>::ones([2, 1, 16], &Device::flex());
+    let intervals = Selector::top(4).select(scores.clone());
+    let input = SelectionInput::new().selection(&intervals, scores);
+    assert_eq!(measured(Measure::Ties, &input), Some(100.0));
+    assert_eq!(measured(Measure::Recents, &input), Some(0.0));
+}
+
+#[test]
+fn the_norm_is_that_of_all_gradients_of_the_scores() {
+    let device = Device::flex().autodiff();
+    for form in [ScoreForm::Zoh, ScoreForm::Linear] {
+        let layers = [4, 7].map(|window| layer(form, window, &device));
+        let [first, second] = &layers;
+        let out = second.forward(first.forward(x(2, &device)));
+        let grads = out.powi_scalar(2).sum().backward();
+        let mut squares = 0.0;
+        let mut add = |gradient: Vec<f64>| squares += gradient.iter().map(|g| g * g).sum::<f64>();
+        for layer in &layers {
+            match layer.scorer() {
+                Scorer::Zoh(zoh) => {
+                    add(values(zoh.dt_proj.val().grad(&grads).expect("tracked")));
+                    add(values(zoh.a.val().grad(&grads).expect("tracked")));
+                }
+                Scorer::Linear(linear) => {
+                    add(values(
+                        linear.score_proj.val().grad(&grads).expect("tracked"),
+                    ));
+                }
+            }
+        }
+        let input = layers.iter().fold(SelectionInput::new(), |input, layer| {
+            input.gradients_of(layer.scorer(), &grads)
+        });
+        assert!(squares > 0.0);
+        near(
+            measured(Measure::ScoreGradient, &input),
+            squares.sqrt(),
+            "norm",
+        );
+        for measure in &Measure::ALL[..4] {
+            assert_eq!(measured(*measure, &input), None);
+        }
+    }
+}
+
+#[test]
+fn scores_from_elsewhere_have_a_norm_too() {
+    let device = Device::flex().autodiff();
+    let (layer, x) = (layer(ScoreForm::Zoh, 5, &device), x(2, &device));
+    let scores = Tensor::<3>::random([2, 2, 30], Distribution::Default, &device).require_grad();
+    let out = layer.forward_with_scores(x, scores.clone());
+    let grads = out.powi_scalar(2).sum().backward();
+    let gradient = scores.grad(&grads).expect("tracked");
+    let squares: f64 = values(gradient.clone()).iter().map(|g| g * g).sum();
+    let input = SelectionInput::new().gradient(gradient);
+    near(
+        measured(Measure::ScoreGradient, &input),
+        squares.sqrt(),
+        "norm",
+    );
+}
+
+#[test]
+fn an_epoch_is_the_mean_over_its_sequences() {
+    let device = Device::flex();
+    let mut metric = SelectionMetric::new(Measure::KeysAlive);
+    let entry = metric
+        .update(&SelectionInput::new(), &metadata())
+        .expect("nothing to read");
+    assert!(entry.is_not_available() && metric.value().is_none());
+    assert!(metric.running_value().is_none());
+    assert!(
+        metric
+            .compute()
+            .expect("nothing to read")
+            .is_not_available()
+    );
+    let mut sum = 0.0;
+    for (batch, window) in [(1, 3), (4, 9)] {
+        let scores = Tensor::<3>::random([batch, 2, 30], Distribution::Default, &device);
+        let intervals = Selector::top(window).select(scores.clone());
+        let input = SelectionInput::new().selection(&intervals, scores);
+        let now = value(&mut metric, &input).expect("a selection");
+        near(Some(now), intervals.stats().mean_alive, "batch");
+        sum += batch as f64 * now;
+    }
+    near(Some(metric.final_value().current()), sum / 5.0, "epoch");
+    metric.clear();
+    assert!(metric.value().is_none());
+    let names: std::collections::BTreeSet<_> = Measure::ALL
+        .map(|measure| SelectionMetric::new(measure).name().to_string())
+        .into();
+    assert_eq!(names.len(), Measure::ALL.len());
+}
