@@ -20,6 +20,12 @@ pub struct SelectionRule {
     pub sinks: usize,
 }
 
+impl From<usize> for SelectionRule {
+    fn from(window: usize) -> Self {
+        Self::top(window)
+    }
+}
+
 impl SelectionRule {
     /// The `window` best keys.
     #[must_use]
