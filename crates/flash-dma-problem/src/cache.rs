@@ -221,6 +221,13 @@ impl CacheShape {
         }
     }
 
+    /// Whether some keys rank above all others for where they are. What ranks the keys of a chunk is then not what is
+    /// added to their logits.
+    #[must_use]
+    pub fn has_sinks(&self) -> bool {
+        self.rule().is_some_and(|rule| rule.sinks > 0)
+    }
+
     /// Whether keys carry scores: keys in slots do, keys in pages if requested.
     #[must_use]
     pub fn has_scores(&self) -> bool {

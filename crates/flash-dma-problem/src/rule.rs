@@ -67,6 +67,12 @@ impl SelectionRule {
         self.window - self.recent
     }
 
+    /// Whether the key at `position` is one of the last keys that the position `now` sees; `position <= now`.
+    #[must_use]
+    pub fn is_recent(&self, position: usize, now: usize) -> bool {
+        now.saturating_sub(position) < self.recent
+    }
+
     /// The same rule with `more` keys by rank.
     #[must_use]
     pub fn widened(mut self, more: usize) -> Self {
