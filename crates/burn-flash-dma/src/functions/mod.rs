@@ -1,7 +1,7 @@
 //! The functions on `Tensor`: builders, and shorthands of them.
 
 pub(crate) mod attention;
-mod composition;
+pub(crate) mod composition;
 pub(crate) mod documents;
 pub(crate) mod inspection;
 pub(crate) mod linear;
