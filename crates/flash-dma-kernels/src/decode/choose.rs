@@ -1,7 +1,7 @@
 //! Which of many tokens take which slots: the keys of slots and tokens that the rule keeps, by a radix selection.
 
 use crate::decode::commit::{ENTRY, NONE};
-use crate::decode::tensors::{Contenders, SlotRule};
+use crate::decode::tensors::{Contenders, Protection, SlotRule};
 use crate::select::digits::{BINS, DIGIT, count, find_digit, shared_address};
 use crate::select::sort::NEVER;
 use crate::team::{Member, Team, sum_up_to};
@@ -13,7 +13,7 @@ const READS: usize = 4;
 /// The worst key that is kept.
 #[derive(CubeType, Clone, Copy)]
 struct Threshold {
-    /// Its [worth](SlotRule::worth); [`NEVER`] if all keys are kept.
+    /// Its [worth](Protection::worth); [`NEVER`] if all keys are kept.
     key: u32,
     /// Its position: keys of the same worth at later positions are dropped.
     last: u32,
@@ -40,9 +40,11 @@ struct Bits {
 /// The slots and tokens of one (sequence, kv head).
 #[derive(CubeType, Clone, Copy)]
 struct Union {
-    /// The first slot.
+    /// The first slot, and the number of slots.
     slots: usize,
-    rule: SlotRule,
+    window: u32,
+    /// Of the keys when all tokens are there.
+    protection: Protection,
     /// The first new score, and the number of new scores.
     new: usize,
     tokens: u32,
@@ -54,12 +56,11 @@ struct Union {
 impl Union {
     /// What a key is worth when all tokens are there.
     fn worth(&self, score: f32, position: u32) -> u32 {
-        let last = (self.seen + self.tokens - 1u32) as i32;
-        self.rule.worth(score, position as i32, last)
+        self.protection.worth(score, position as i32)
     }
 }
 
-/// Finds the keys of the greatest [worth](SlotRule::worth) of the slots and the new tokens, as many as there are slots,
+/// Finds the keys of the greatest [worth](Protection::worth) of the slots and the new tokens, as many as there are slots,
 /// and assigns the tokens among them to the slots that are
 /// empty or whose keys are not among them: lists of both in ascending order, paired.
 ///
@@ -85,12 +86,15 @@ pub(crate) fn choose_kernel(
     }
     let new_scores = &contenders.new_scores;
     let heads = new_scores.shape(1);
+    let tokens = new_scores.shape(2) as u32;
+    let seen = contenders.seen[row / heads] as u32;
     let union = Union {
         slots: row * rule.window as usize,
-        rule,
+        window: rule.window,
+        protection: rule.at((seen + tokens - 1u32) as i32),
         new: (row / heads) * new_scores.stride(0) + (row % heads) * new_scores.stride(1),
-        tokens: new_scores.shape(2) as u32,
-        seen: contenders.seen[row / heads] as u32,
+        tokens,
+        seen,
     };
     let counts = Shared::<[Atomic<u32>]>::new_slice(BINS);
     let mut totals = Shared::<[u32]>::new_slice(team.planes);
@@ -103,7 +107,7 @@ pub(crate) fn choose_kernel(
     sync_cube();
 
     let mut key = 0u32;
-    let mut wanted = union.rule.window;
+    let mut wanted = union.window;
     let mut equal = 0u32;
     for pass in 0..3u32 {
         let bits = Bits {
@@ -177,7 +181,7 @@ fn count_digits(
         first_count = shared_address::<Atomic<u32>>(&counts[0..1]);
     }
     let mut slot = UNIT_POS;
-    while slot < union.rule.window {
+    while slot < union.window {
         let at = union.slots + slot as usize;
         let place = contenders.position[at] as u32;
         let own = union.worth(contenders.score[at], place);
@@ -245,7 +249,7 @@ fn assign(
     let units = comptime!(team.units() as u32);
     let to = row * entries as usize;
 
-    let window = union.rule.window;
+    let window = union.window;
     let run = window.div_ceil(units);
     let (begin, end) = (min(unit * run, window), min((unit + 1u32) * run, window));
     let mut free = 0u32;

@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 /// Slots that a unit reads at once.
 const READS: usize = 8;
 
-/// The worst slots of the units, in shared memory. Worse is of less [worth](SlotRule::worth) or, between keys of equal
+/// The worst slots of the units, in shared memory. Worse is of less [worth](crate::decode::tensors::Protection::worth) or, between keys of equal
 /// worth, of a greater position.
 #[derive(CubeType)]
 struct Candidates {
@@ -118,9 +118,8 @@ pub(crate) fn place_kernel(
         }
         let (worst_key, worst_slot) = (candidates.keys[0], candidates.slots[0]);
         let now = head.next_position + token as i32;
-        let worth = head
-            .rule
-            .worth(new_scores[head.new + token as usize], now, now);
+        let score = new_scores[head.new + token as usize];
+        let worth = head.rule.at(now).worth(score, now);
         let takes = worth > worst_key;
         if unit == 0 {
             taken[token as usize] = select(takes, worst_slot, head.rule.window);
@@ -159,7 +158,7 @@ fn find_worst(
     let mut worst_key = u32::new(u32::MAX as i64);
     let mut worst_place = i32::new(0);
     let window = head.rule.window;
-    let now = head.next_position + done as i32;
+    let protection = head.rule.at(head.next_position + done as i32);
     let mut worst_slot = window;
     let mut at = UNIT_POS;
     while at < window {
@@ -183,7 +182,7 @@ fn find_worst(
                     place = head.next_position + token as i32;
                 }
             }
-            let key = head.rule.worth(score, place, now);
+            let key = protection.worth(score, place);
             let is_worse = key < worst_key || (key == worst_key && place > worst_place);
             if slot < window && is_worse {
                 worst_key = key;

@@ -68,14 +68,32 @@ pub(crate) struct SlotRule {
 /// What a key is worth that no other can evict: more than any sort key.
 const PROTECTED: u32 = u32::MAX;
 
+/// The keys that a rule protects once a token has arrived.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct Protection {
+    /// The position of the first recent key.
+    oldest: i32,
+    sinks: i32,
+}
+
 #[cube]
 impl SlotRule {
-    /// What a key is worth to a sequence whose last token is at `now`: its sort key, unless the rule protects it. An empty
-    /// slot, of position -1 and score −∞, and a hidden key that is no longer recent are worth
-    /// [`NEVER`](crate::select::sort::NEVER).
-    pub(crate) fn worth(&self, score: f32, position: i32, now: i32) -> u32 {
+    /// The protection of a sequence whose last token is at `now`.
+    pub(crate) fn at(&self, now: i32) -> Protection {
+        Protection {
+            oldest: max(now + 1i32 - self.recent, 0i32),
+            sinks: self.sinks,
+        }
+    }
+}
+
+#[cube]
+impl Protection {
+    /// What a key is worth: its sort key, unless it is protected. An empty slot, of position -1 and score −∞, and a hidden
+    /// key that is no longer recent are worth [`NEVER`](crate::select::sort::NEVER).
+    pub(crate) fn worth(&self, score: f32, position: i32) -> u32 {
         let key = sort_key(score);
-        let is_recent = position >= 0 && now - position < self.recent;
+        let is_recent = position >= self.oldest;
         let is_sink = position < self.sinks && key != NEVER;
         select(
             is_recent || is_sink,
