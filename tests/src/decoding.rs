@@ -6,13 +6,13 @@ use crate::{Layout, Raw};
 use cubecl::prelude::TensorBinding;
 use flash_dma_kernels::internals::{DecodeTuning, decode_tuned};
 use flash_dma_kernels::{
-    Cache, CacheShape, Engine, Outputs, Pages, Slots, StepInputs, StepOutputs, Tokens, append,
-    append_pages, chunk_keys, decode, forward, select,
+    Cache, CacheShape, ChunkOutputs, Engine, Outputs, Pages, SelectionRule, Slots, StepInputs,
+    StepOutputs, Tokens, append, append_pages, chunk_keys, decode, forward, select,
 };
 use flash_dma_problem::{AttentionError, AttentionOptions, ElementType, Problem};
 use flash_dma_reference::compare::{OUTPUT, compare, compare_lse};
 use flash_dma_reference::generate::{Scores, inputs};
-use flash_dma_reference::{Inputs, select as oracle};
+use flash_dma_reference::{Inputs, compose::attended};
 
 const F32: ElementType = ElementType::F32;
 
@@ -30,8 +30,8 @@ pub struct Sequence {
     pub head_dim: usize,
     /// Element type.
     pub element: ElementType,
-    /// Slots per kv head; `None` is a cache of pages.
-    pub window: Option<usize>,
+    /// The keys that a kv head has slots for; `None` is a cache of pages.
+    pub rule: Option<SelectionRule>,
     /// Whether pages have scores.
     pub biased: bool,
     /// Tokens per page.
@@ -64,7 +64,7 @@ impl Sequence {
             len,
             head_dim: 64,
             element: F32,
-            window,
+            rule: window.map(SelectionRule::top),
             biased: false,
             page_len: 32,
             scores: Scores::Normal,
@@ -79,12 +79,12 @@ impl Sequence {
     }
 
     fn scored(&self) -> bool {
-        self.window.is_some() || self.biased
+        self.rule.is_some() || self.biased
     }
 
     fn options(&self) -> AttentionOptions {
         AttentionOptions {
-            keep_window: self.window,
+            keep_window: self.rule.map(|rule| rule.window),
             ..self.options
         }
     }
@@ -154,7 +154,10 @@ impl Sequence {
             v: self.tokens(&all.v, rows, dim, 0, to),
             scores: (all.scores.as_ref()).map(|z| self.tokens(z, rows, 1, 0, to)),
         };
-        let (exact, naive) = (prefix.forward(), prefix.naive_forward());
+        let (exact, naive) = match &self.rule {
+            Some(rule) => (prefix.forward_by(rule), prefix.naive_forward_by(rule)),
+            None => (prefix.forward(), prefix.naive_forward()),
+        };
         let context = || format!("tokens {from}..{to} of {self:?}");
         compare("out", &q, out, &exact.out, &naive.out, p.element, OUTPUT)
             .unwrap_or_else(|failure| panic!("{failure}\n{}", context()));
@@ -200,8 +203,8 @@ impl<'a, T: Target> Held<'a, T> {
         let (batch, heads, dim) = (sequence.batch, sequence.heads[1], sequence.head_dim);
         let max_pages = sequence.len.div_ceil(sequence.page_len);
         let pages = max_pages * batch + 1;
-        let shape = match sequence.window {
-            Some(window) => CacheShape::slots(batch, heads, window, dim, sequence.element),
+        let shape = match sequence.rule {
+            Some(rule) => CacheShape::slots(batch, heads, rule, dim, sequence.element),
             None => {
                 let sizes = [pages, sequence.page_len, max_pages];
                 CacheShape::pages(batch, heads, sizes, dim, sequence.element)
@@ -218,7 +221,7 @@ impl<'a, T: Target> Held<'a, T> {
         };
         let rows = || filled(&kv, f64::NAN, sequence.element);
         let words = |shape: &[usize], values: Vec<i32>| kernels.words(shape, &values);
-        let cache = if sequence.window.is_some() {
+        let cache = if sequence.rule.is_some() {
             Cache::Slots(Slots {
                 k: rows(),
                 v: rows(),
@@ -342,28 +345,33 @@ impl<'a, T: Target> Held<'a, T> {
     /// If the kernels refuse, or the cache has pages.
     pub fn chunk(&mut self, all: &Inputs, to: usize) -> (Vec<f64>, Vec<f64>) {
         let s = self.sequence;
-        let window = s.window.expect("slots");
+        let rule = s.rule.expect("slots");
         let (tokens, new) = self.tokens(all, to);
         let Cache::Slots(slots) = self.cache.clone() else {
             panic!("slots");
         };
         let (client, kernels) = (&self.kernels.client, self.kernels);
-        let keys = [s.batch, s.heads[1], window + new[2], s.head_dim];
+        let keys = [s.batch, s.heads[1], rule.window + new[2], s.head_dim];
         let [k, v] = [(); 2].map(|()| kernels.output(&keys, s.element, 0));
-        let z = kernels.output(&keys[..3], F32, 0);
+        let [z, rank] = [(); 2].map(|()| kernels.output(&keys[..3], F32, 0));
         let problem = self
             .shape
             .append(&new, &new, Some(&new[..3]), s.element, self.held)
             .expect("a good case");
-        let (to_k, to_v, to_z) = (k.binding(), v.binding(), z.binding());
-        chunk_keys(client, &problem, slots, tokens, to_k, to_v, to_z).expect("a good case");
+        let target = ChunkOutputs {
+            k: k.binding(),
+            v: v.binding(),
+            scores: z.binding(),
+            rank: (rule.sinks > 0).then(|| rank.binding()),
+        };
+        chunk_keys(client, &problem, slots, tokens, target).expect("a good case");
+        let rank = if rule.sinks > 0 { &rank } else { &z };
 
         let q = [s.batch, s.heads[0], new[2], s.head_dim];
         let options = s.options();
         let attention =
             Problem::new(&q, &keys, &keys, Some(&keys[..3]), s.element, &options).expect("good");
-        let intervals = kernels.words(&attention.intervals_shape(), &vec![0; 2 * z.len()]);
-        select(client, z.binding(), window, intervals.clone()).expect("a good case");
+        let intervals = self.chunk_intervals(rank.binding(), rule, attention.intervals_shape());
         let query = s.tokens(&all.q, s.batch * s.heads[0], s.head_dim, self.held, to);
         let given = flash_dma_kernels::Inputs {
             q: kernels.upload(&Raw::new(&query, &q, s.element, s.layout)),
@@ -386,20 +394,60 @@ impl<'a, T: Target> Held<'a, T> {
         (kernels.read(&out), kernels.read(&lse))
     }
 
-    /// The positions of the keys in the slots, ascending, of each sequence and head; nothing with pages.
+    /// The intervals of the keys of a chunk: the rule selects the older ones by rank, and a shown key is attended while it
+    /// is recent as well.
+    fn chunk_intervals(
+        &self,
+        rank: TensorBinding,
+        rule: SelectionRule,
+        shape: [usize; 4],
+    ) -> TensorBinding {
+        let (kernels, keys) = (self.kernels, shape[2]);
+        let len = shape.iter().product::<usize>();
+        let nothing: Vec<i32> = (0..len).map(|n| (n / 2 % keys) as i32).collect();
+        let intervals = kernels.words(&shape, &nothing);
+        if rule.ranked() > 0 {
+            let (client, to) = (&kernels.client, intervals.clone());
+            select(client, rank.clone(), rule.ranked(), to).expect("a good case");
+        }
+        if rule.recent == 0 {
+            return intervals;
+        }
+        let mut words = self.read_words(&intervals);
+        let bytes = self.kernels.read_bytes(&rank);
+        let ranks = bytes
+            .chunks_exact(4)
+            .map(bytemuck::pod_read_unaligned::<f32>);
+        for (interval, rank) in words.as_chunks_mut::<2>().0.iter_mut().zip(ranks) {
+            if rank != f32::NEG_INFINITY {
+                interval[1] = (interval[1] + rule.recent as i32).min(keys as i32);
+            }
+        }
+        kernels.words(&shape, &words)
+    }
+
+    /// The positions of the keys that the last token attends to, ascending, of each sequence and head; nothing with pages.
     #[must_use]
     pub fn live(&self) -> Option<Vec<Vec<usize>>> {
-        let (Cache::Slots(slots), Some(window)) = (&self.cache, self.sequence.window) else {
+        let (Cache::Slots(slots), Some(rule)) = (&self.cache, self.sequence.rule) else {
             return None;
         };
-        let row = |slots: &[i32]| {
-            let held = slots.iter().filter(|&&x| x >= 0);
-            let mut live: Vec<usize> = held.map(|&x| x as usize).collect();
+        let hidden = f32::NEG_INFINITY.to_bits() as i32;
+        let (position, score) = (
+            self.read_words(&slots.position),
+            self.read_words(&slots.score),
+        );
+        let rows = position.chunks(rule.window).zip(score.chunks(rule.window));
+        let row = |(position, score): (&[i32], &[i32])| {
+            let shown = position
+                .iter()
+                .zip(score)
+                .filter(|&(_, &score)| score != hidden);
+            let mut live: Vec<usize> = shown.map(|(&x, _)| x as usize).collect();
             live.sort_unstable();
             live
         };
-        let position = self.read_words(&slots.position);
-        Some(position.chunks(window).map(row).collect())
+        Some(rows.map(row).collect())
     }
 
     /// Compares the live sets with the oracle's selection; nothing with pages.
@@ -415,8 +463,8 @@ impl<'a, T: Target> Held<'a, T> {
         let scores = all.scores.as_ref().expect("slots have scores");
         for (row, live) in live.iter().enumerate() {
             let head = &scores[row * sequence.len..row * sequence.len + self.held];
-            let window = sequence.window.expect("slots");
-            let want = oracle::selected(head, window, self.held as i64 - 1);
+            let rule = sequence.rule.expect("slots");
+            let want = attended(head, &rule, self.held - 1);
             let held = self.held;
             assert!(*live == want, "row {row} after {held} of {sequence:?}");
         }

@@ -96,7 +96,7 @@ mod validate;
 
 pub use flash_dma_problem::{
     AttentionError, AttentionOptions, ElementType, Interval, MaskedProblem, PlanGeometry, Problem,
-    TensorName, cost,
+    SelectionRule, TensorName, cost,
 };
 pub use functions::attention::Attention;
 pub use functions::documents::Documents;

@@ -63,7 +63,7 @@ pub use args::{Gradients, Inputs, MaskedGradients, MaskedInputs, Outputs, Saved,
 pub use element::Element;
 pub use flash_dma_problem::{
     AppendProblem, AttentionError, AttentionOptions, CacheShape, DecodeProblem, ElementType,
-    Interval, MaskedProblem, PlanGeometry, Problem,
+    Interval, MaskedProblem, PlanGeometry, Problem, SelectionRule,
 };
 pub use masked::{masked_backward, masked_forward, plan, plan_ranges};
 pub use scored::{backward, forward, select};

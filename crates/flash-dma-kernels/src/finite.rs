@@ -17,8 +17,15 @@ pub(crate) fn is_finite(x: f32) -> bool {
     exponent_bits(x) != NO_NUMBER
 }
 
-/// −∞. It is made from its bits because CubeCL prints the constant as `-Inf`, which WGSL has no name for.
+/// −∞. It is made from its bits because CubeCL prints the constant as `-Inf`, which WGSL has no name for; so is
+/// [`infinity`].
 #[cube]
 pub(crate) fn negative_infinity() -> f32 {
     f32::reinterpret(u32::new(comptime!(0xff80_0000i64)))
+}
+
+/// +∞.
+#[cube]
+pub(crate) fn infinity() -> f32 {
+    f32::reinterpret(u32::new(comptime!(0x7f80_0000i64)))
 }

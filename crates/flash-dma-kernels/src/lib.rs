@@ -27,11 +27,12 @@ mod vectors;
 
 pub use args::{Gradients, Inputs, Outputs, Saved, Selection};
 pub use decode::append::{append, append_pages};
-pub use decode::args::{Cache, Pages, Slots, StepInputs, StepOutputs, Tokens};
+pub use decode::args::{Cache, ChunkOutputs, Pages, Slots, StepInputs, StepOutputs, Tokens};
 pub use decode::chunk::chunk_keys;
 pub use flash_dma_problem::{
     AppendProblem, AttentionError, AttentionOptions, CacheShape, DecodeProblem, ElementType,
-    MaskedProblem, PlanGeometry, Problem, Storage, contiguous_strides, memory::Passes,
+    MaskedProblem, PlanGeometry, Problem, SelectionRule, Storage, contiguous_strides,
+    memory::Passes,
 };
 pub use host::engine::{ENGINE_VARIABLE, Engine};
 pub use host::faults::check;

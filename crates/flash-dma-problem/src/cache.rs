@@ -1,11 +1,13 @@
 //! A cache of keys and values for decoding, and the checked operations on it.
 //!
-//! A cache of **slots** holds the `window` best keys of every sequence and kv head, as an evicted key never
-//! returns: constant memory for any context. A cache of **pages** holds every key, in blocks that a table
-//! assigns to the sequences: dense attention.
+//! A cache of **slots** holds the keys of every sequence and kv head that a [`SelectionRule`] keeps, as an evicted key
+//! never returns: constant memory for any context. A cache of **pages** holds every key, in blocks that a table assigns
+//! to the sequences: dense attention.
 
 use crate::problem::{check_limit, check_options, check_shape, rank, size_in_bytes};
-use crate::{AttentionError, AttentionOptions, ElementType, MAX_HEAD_DIM, TensorName};
+use crate::{
+    AttentionError, AttentionOptions, ElementType, MAX_HEAD_DIM, SelectionRule, TensorName,
+};
 
 /// The most queries of a sequence in one decode step of the kernels.
 pub const MAX_DECODE_TOKENS: usize = 16;
@@ -20,11 +22,12 @@ pub enum Storage {
     /// `k`, `v` `[batch, kv_heads, window, head_dim]`; `score` (f32) and `position` (i32)
     /// `[batch, kv_heads, window]`; `seen` `[batch]` (i32), the tokens each sequence has been given.
     ///
-    /// In an empty slot the score is −∞ and the position −1; its rows are never used. The slots of a head are
-    /// unordered.
+    /// In an empty slot the score is −∞ and the position −1. A recent token of score −∞ has a slot, too, because it takes
+    /// its place; it is not attended to, and counts as an empty slot once it is no longer recent. The rows of a slot of
+    /// score −∞ are never used. The slots of a head are unordered.
     Slots {
-        /// Keys that a kv head keeps.
-        window: usize,
+        /// The keys that a kv head keeps. Its sequence is one document.
+        rule: SelectionRule,
     },
     /// `k`, `v` `[pages, kv_heads, page_len, head_dim]`; if `scored`, `scores` (f32) `[pages, kv_heads, page_len]`,
     /// each added to its key's logits, −∞ for a key that is never attended to; `table` `[batch, max_pages]` (i32), the
@@ -70,7 +73,7 @@ pub struct AppendProblem {
 /// A decode step: new tokens attend to the keys of the cache and to each other, and are appended.
 ///
 /// Query `t` of the step sees exactly what it would if the tokens were decoded one at a time: the keys of the cache and
-/// the new tokens up to and including its own; with a cache of slots, the `window` best of these.
+/// the new tokens up to and including its own; with a cache of slots, those of these that the rule keeps at its position.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct DecodeProblem {
@@ -85,23 +88,23 @@ pub struct DecodeProblem {
 }
 
 impl CacheShape {
-    /// A cache of `window` slots per kv head.
+    /// A cache of as many slots per kv head as the window of the rule: a number of keys, or a [`SelectionRule`] with
+    /// recent keys and sinks.
     ///
     /// # Errors
     ///
-    /// [`AttentionError::ZeroWindow`], [`AttentionError::HeadDim`], [`AttentionError::HeadRatio`] for no heads,
-    /// or [`AttentionError::TooLarge`].
+    /// [`AttentionError::ZeroWindow`], [`AttentionError::WindowParts`], [`AttentionError::HeadDim`],
+    /// [`AttentionError::HeadRatio`] for no heads, or [`AttentionError::TooLarge`].
     pub fn slots(
         batch: usize,
         kv_heads: usize,
-        window: usize,
+        rule: impl Into<SelectionRule>,
         head_dim: usize,
         element: ElementType,
     ) -> Result<Self, AttentionError> {
-        if window == 0 {
-            return Err(AttentionError::ZeroWindow);
-        }
-        let storage = Storage::Slots { window };
+        let rule = rule.into();
+        rule.check()?;
+        let storage = Storage::Slots { rule };
         Self::new(batch, kv_heads, head_dim, element, storage)
     }
 
@@ -162,7 +165,7 @@ impl CacheShape {
             storage,
         };
         let (what, rows) = match storage {
-            Storage::Slots { window } => ("the number of slots", window),
+            Storage::Slots { rule } => ("the number of slots", rule.window),
             Storage::Pages {
                 page_len,
                 max_pages,
@@ -189,7 +192,7 @@ impl CacheShape {
     #[must_use]
     pub fn kv_shape(&self) -> [usize; 4] {
         match self.storage {
-            Storage::Slots { window } => [self.batch, self.kv_heads, window, self.head_dim],
+            Storage::Slots { rule } => [self.batch, self.kv_heads, rule.window, self.head_dim],
             Storage::Pages {
                 pages, page_len, ..
             } => [pages, self.kv_heads, page_len, self.head_dim],
@@ -200,13 +203,29 @@ impl CacheShape {
     #[must_use]
     pub fn capacity(&self) -> usize {
         match self.storage {
-            Storage::Slots { window } => window,
+            Storage::Slots { rule } => rule.window,
             Storage::Pages {
                 page_len,
                 max_pages,
                 ..
             } => page_len * max_pages,
         }
+    }
+
+    /// The keys that a kv head keeps, with slots; pages keep all.
+    #[must_use]
+    pub fn rule(&self) -> Option<SelectionRule> {
+        match self.storage {
+            Storage::Slots { rule } => Some(rule),
+            Storage::Pages { .. } => None,
+        }
+    }
+
+    /// Whether some keys rank above all others for where they are. What ranks the keys of a chunk is then not what is
+    /// added to their logits.
+    #[must_use]
+    pub fn has_sinks(&self) -> bool {
+        self.rule().is_some_and(|rule| rule.sinks > 0)
     }
 
     /// Whether keys carry scores: keys in slots do, keys in pages if requested.
@@ -223,7 +242,9 @@ impl CacheShape {
     pub fn bytes(&self) -> usize {
         let rows = 2 * size_in_bytes(self.element, self.kv_shape());
         rows + match self.storage {
-            Storage::Slots { window } => 8 * self.batch * self.kv_heads * window + 4 * self.batch,
+            Storage::Slots { rule } => {
+                8 * self.batch * self.kv_heads * rule.window + 4 * self.batch
+            }
             Storage::Pages {
                 pages,
                 page_len,
@@ -339,10 +360,7 @@ impl CacheShape {
     ///
     /// [`AttentionError::CacheWindow`] if it is not the number of slots, or if there is one and the cache has pages.
     pub fn check_window(&self, keep_window: Option<usize>) -> Result<(), AttentionError> {
-        let slots = match self.storage {
-            Storage::Slots { window } => Some(window),
-            Storage::Pages { .. } => None,
-        };
+        let slots = self.rule().map(|rule| rule.window);
         if keep_window == slots {
             return Ok(());
         }

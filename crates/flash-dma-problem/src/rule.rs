@@ -20,6 +20,12 @@ pub struct SelectionRule {
     pub sinks: usize,
 }
 
+impl From<usize> for SelectionRule {
+    fn from(window: usize) -> Self {
+        Self::top(window)
+    }
+}
+
 impl SelectionRule {
     /// The `window` best keys.
     #[must_use]
@@ -59,6 +65,12 @@ impl SelectionRule {
     #[must_use]
     pub fn ranked(&self) -> usize {
         self.window - self.recent
+    }
+
+    /// Whether the key at `position` is one of the last keys that the position `now` sees; `position <= now`.
+    #[must_use]
+    pub fn is_recent(&self, position: usize, now: usize) -> bool {
+        now.saturating_sub(position) < self.recent
     }
 
     /// The same rule with `more` keys by rank.

@@ -3,8 +3,8 @@
 use crate::compare::Exact;
 use crate::naive;
 use crate::rows::{self, Pairs, Tensors};
-use crate::select;
-use flash_dma_problem::Problem;
+use crate::{compose, select};
+use flash_dma_problem::{Problem, SelectionRule};
 
 /// The inputs of one problem: contiguous, in the shapes of the problem.
 #[derive(Clone, Debug)]
@@ -70,6 +70,27 @@ impl Pairs for Selected<'_> {
     }
 }
 
+/// The pairs of a rule, row by row by its definition.
+pub(crate) struct Ruled<'a> {
+    problem: &'a Problem,
+    scores: &'a [f64],
+    rule: &'a SelectionRule,
+}
+
+impl Pairs for Ruled<'_> {
+    fn row(&self, b: usize, h: usize, i: usize, keys: &mut Vec<(usize, f64)>) {
+        let p = self.problem;
+        keys.clear();
+        let Ok(position) = usize::try_from(p.position(i)) else {
+            return;
+        };
+        let head = b * p.kv_heads + h / p.group();
+        let scores = &self.scores[head * p.k_len..(head + 1) * p.k_len];
+        let attended = compose::attended(scores, self.rule, position);
+        keys.extend(attended.into_iter().map(|j| (j, scores[j])));
+    }
+}
+
 /// The runners-up of every row: what a window that keeps `more` keys attends to beyond the selected pairs.
 struct RunnersUp<'a> {
     selected: &'a Selected<'a>,
@@ -103,6 +124,17 @@ impl Inputs {
     #[must_use]
     pub fn forward(&self) -> Forward {
         let (out, lse) = rows::forward(&self.tensors(), &self.selected());
+        Forward { out, lse }
+    }
+
+    /// The output and the LSE if every position attends to the keys of a rule, whose window the problem has.
+    ///
+    /// # Panics
+    ///
+    /// If a tensor does not have the problem's shape, or there are no scores.
+    #[must_use]
+    pub fn forward_by(&self, rule: &SelectionRule) -> Forward {
+        let (out, lse) = rows::forward(&self.tensors(), &self.ruled(rule));
         Forward { out, lse }
     }
 
@@ -213,6 +245,22 @@ impl Inputs {
             q: &self.q,
             k: &self.k,
             v: &self.v,
+        }
+    }
+
+    pub(crate) fn ruled<'a>(&'a self, rule: &'a SelectionRule) -> Ruled<'a> {
+        let p = &self.problem;
+        assert_eq!(p.window, rule.window, "the window of the rule");
+        let scores = self.scores.as_deref().expect("a rule ranks scores");
+        assert_eq!(
+            scores.len(),
+            p.scores_shape().iter().product::<usize>(),
+            "scores"
+        );
+        Ruled {
+            problem: p,
+            scores,
+            rule,
         }
     }
 

@@ -6,6 +6,7 @@
 //!
 //! - [`select`]: the keys each position attends to, by definition and (for long sequences) by a heap;
 //! - [`compose`]: the same with recent keys, sinks and documents;
+//! - [`slots`]: the same sets out of a cache that holds no more keys than the window;
 //! - [`Inputs`]: dynamic-mask attention with its gradients;
 //! - [`masked`]: attention under arbitrary masks and biases with every broadcast;
 //! - [`zoh`]: the scores of Dynamic Mask Attention from the values;
@@ -30,6 +31,7 @@ pub mod round;
 mod rows;
 pub mod sampled;
 pub mod select;
+pub mod slots;
 pub mod zoh;
 
 pub use attention::{Backward, Forward, Inputs};

@@ -10,6 +10,7 @@ use crate::attention::Inputs;
 use crate::round::round_f32;
 use crate::rows::{Pairs, Tensors};
 use core::array;
+use flash_dma_problem::SelectionRule;
 
 /// `out` and `lse` of the naive implementation.
 #[derive(Clone, Debug)]
@@ -38,6 +39,16 @@ impl Inputs {
     #[must_use]
     pub fn naive_forward(&self) -> NaiveForward {
         forward(&self.tensors(), &self.selected())
+    }
+
+    /// As [`Inputs::forward_by`], by the same-dtype naive implementation.
+    ///
+    /// # Panics
+    ///
+    /// As it.
+    #[must_use]
+    pub fn naive_forward_by(&self, rule: &SelectionRule) -> NaiveForward {
+        forward(&self.tensors(), &self.ruled(rule))
     }
 
     /// As [`Inputs::backward`], by the same-dtype naive implementation.

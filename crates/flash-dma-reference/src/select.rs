@@ -9,7 +9,7 @@ use flash_dma_problem::Interval;
 use std::collections::BinaryHeap;
 
 /// Whether key `a` comes before key `b`, both given as score and index.
-fn order(a: (f64, usize), b: (f64, usize)) -> Ordering {
+pub(crate) fn order(a: (f64, usize), b: (f64, usize)) -> Ordering {
     let by_score = match (a.0.is_nan(), b.0.is_nan()) {
         (true, true) => Ordering::Equal,
         (true, false) => Ordering::Greater,

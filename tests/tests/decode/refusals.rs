@@ -226,6 +226,14 @@ fn configurations<B: Backend>(burn: &Burn<B>) {
         slots(16, options.with_causal(false)),
         "attention over a cache is causal"
     );
+    let kept = DynamicMaskCacheConfig::new(1, 2, 16, options);
+    let kept = |recent| kept.clone().with_recent(Some(recent)).with_sinks(Some(1));
+    assert_eq!(
+        kept(4).try_init(device).unwrap_err().to_string(),
+        "4 recent keys and 1 sinks pass the window of 4 keys"
+    );
+    let rule = kept(3).try_init(device).unwrap().rule();
+    assert_eq!((rule.window, rule.recent, rule.sinks), (4, 3, 1));
     assert_eq!(
         slots(16, AttentionOptions::new()),
         "the options keep all keys, but the cache keeps a window of them"

@@ -1,10 +1,10 @@
 //! Sequences that grow token by token on the host, and the oracle's results for their last tokens.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use flash_dma_problem::{AttentionOptions, ElementType, Problem};
+use flash_dma_problem::{AttentionOptions, ElementType, Problem, SelectionRule};
 use flash_dma_reference::compare::{OUTPUT, compare, compare_lse};
+use flash_dma_reference::compose::attended;
 use flash_dma_reference::generate::{Scores, normal};
-use flash_dma_reference::select::selected;
 use flash_dma_reference::{Inputs, Rng};
 
 /// The heads and the type of all sequences.
@@ -27,8 +27,8 @@ struct History {
 /// Sequences with the tokens they have been given.
 pub struct Sequences {
     pub shape: Shape,
-    /// Keys that a query keeps; `None` keeps all.
-    window: Option<usize>,
+    /// The keys that a query keeps; `None` keeps all.
+    rule: Option<SelectionRule>,
     scored: bool,
     options: AttentionOptions,
     /// `[sequence][head]`: scores still to come, the next one last.
@@ -69,7 +69,7 @@ impl Sequences {
     ) -> Self {
         let mut sequences = Self {
             shape,
-            window: options.keep_window,
+            rule: options.keep_window.map(SelectionRule::top),
             scored: kind.is_some(),
             options,
             coming: Vec::new(),
@@ -79,6 +79,13 @@ impl Sequences {
         };
         sequences.histories = vec![sequences.empty(); batch];
         sequences
+    }
+
+    /// The same, under a rule of the same window.
+    pub fn under(mut self, rule: SelectionRule) -> Self {
+        assert_eq!(self.options.keep_window, Some(rule.window));
+        self.rule = Some(rule);
+        self
     }
 
     pub fn batch(&self) -> usize {
@@ -180,10 +187,7 @@ impl Sequences {
         assert_eq!(out.dtype(), dtype(element));
         let read = |values: TensorData| values.iter::<f64>().collect::<Vec<f64>>();
         let (out, lse) = (read(out.into_data()), read(lse.into_data()));
-        let options = AttentionOptions {
-            keep_window: self.window,
-            ..self.options
-        };
+        let options = self.options;
         for (sequence, history) in self.histories.iter().enumerate() {
             let len = history.k[0].len() / dim;
             let (q, kv) = ([1, q_heads, count, dim], [1, kv_heads, len, dim]);
@@ -199,7 +203,10 @@ impl Sequences {
                 v: history.v.concat(),
                 scores: self.scored.then(|| history.scores.concat()),
             };
-            let (exact, naive) = (inputs.forward(), inputs.naive_forward());
+            let (exact, naive) = match &self.rule {
+                Some(rule) => (inputs.forward_by(rule), inputs.naive_forward_by(rule)),
+                None => (inputs.forward(), inputs.naive_forward()),
+            };
             let at = format!("sequence {sequence}, tokens {}..{len}", len - count);
             compare(
                 "out", &q, &out[part], &exact.out, &naive.out, element, OUTPUT,
@@ -213,8 +220,11 @@ impl Sequences {
 
     /// The positions that each head keeps: `[sequence][head]`.
     pub fn live(&self) -> Vec<Vec<Vec<usize>>> {
-        let window = self.window.unwrap_or(usize::MAX);
-        let head = |scores: &Vec<f64>| selected(scores, window, scores.len() as i64 - 1);
+        let rule = self.rule.expect("slots");
+        let head = |scores: &Vec<f64>| match scores.len().checked_sub(1) {
+            Some(last) => attended(scores, &rule, last),
+            None => Vec::new(),
+        };
         (self.histories.iter())
             .map(|history| history.scores.iter().map(head).collect())
             .collect()

@@ -1,9 +1,11 @@
 //! The cache of constant size.
 
 use super::sequences::{Sequences, Shape, dtype};
-use burn_flash_dma::AttentionOptions;
+use burn::tensor::Tensor;
 use burn_flash_dma::cache::{DynamicMaskCache, DynamicMaskCacheConfig};
+use burn_flash_dma::{Attention, AttentionOptions, Documents, Selector};
 use flash_dma_problem::ElementType::{self, Bf16, F16, F32};
+use flash_dma_problem::SelectionRule;
 use flash_dma_reference::Rng;
 use flash_dma_reference::generate::Scores;
 use flash_dma_tests::engine::skip;
@@ -18,6 +20,9 @@ every_burn!(
     options_in_f16,
     options_in_bf16,
     a_prompt_in_chunks_or_at_once,
+    recent_keys_and_sinks,
+    recent_keys_and_sinks_over_thousands_of_tokens,
+    documents_restart_the_cache,
 );
 
 fn shape(element: ElementType) -> Shape {
@@ -43,11 +48,26 @@ impl<'a, B: Backend> Decoder<'a, B> {
         kind: Scores,
         options: AttentionOptions,
     ) -> Self {
+        let keys = options.keep_window.expect("slots have a window");
+        Self::under(burn, shape, batch, kind, options, SelectionRule::top(keys))
+    }
+
+    fn under(
+        burn: &'a Burn<B>,
+        shape: Shape,
+        batch: usize,
+        kind: Scores,
+        options: AttentionOptions,
+        rule: SelectionRule,
+    ) -> Self {
         let config = DynamicMaskCacheConfig::new(batch, shape.kv_heads, shape.dim, options)
+            .with_recent(Some(rule.recent))
+            .with_sinks(Some(rule.sinks))
             .with_dtype(dtype(shape.element).into());
+        let sequences = Sequences::new(shape, batch, Some(kind), options, batch as u64);
         Self {
             burn,
-            sequences: Sequences::new(shape, batch, Some(kind), options, batch as u64),
+            sequences: sequences.under(rule),
             cache: config.init(burn.device()),
         }
     }
@@ -64,10 +84,34 @@ impl<'a, B: Backend> Decoder<'a, B> {
         self.check_live();
     }
 
+    /// As many tokens, appended without attention.
+    fn append(&mut self, count: usize) {
+        let tokens = self.sequences.grow(count, self.burn.device());
+        let scores = tokens.scores.clone().expect("slots have scores");
+        self.cache.append(tokens.k, tokens.v, scores);
+    }
+
     fn check_live(&self) {
         assert_eq!(self.cache.positions_sync(), self.sequences.live());
         assert_eq!(self.cache.lengths(), self.sequences.lengths());
     }
+}
+
+/// Rules of a window: without the one, without the other, and full of them.
+fn rules(window: usize) -> [SelectionRule; 5] {
+    let (some, few) = (window.div_ceil(3), window / 4);
+    let parts = [
+        (some, 0),
+        (0, some),
+        (some, few),
+        (window, 0),
+        (window - some, some),
+    ];
+    parts.map(|(recent, sinks)| SelectionRule {
+        window,
+        recent,
+        sinks,
+    })
 }
 
 fn window(keys: usize) -> AttentionOptions {
@@ -177,11 +221,114 @@ fn a_prompt_in_chunks_or_at_once<B: Backend>(burn: &Burn<B>) {
         // Appended without attention.
         let mut parts = Decoder::new(burn, shape(F32), 1, Scores::Ties, window(keys));
         for from in (0..len).step_by(20) {
-            let tokens = parts.sequences.grow(20.min(len - from), burn.device());
-            let scores = tokens.scores.clone().expect("slots have scores");
-            parts.cache.append(tokens.k, tokens.v, scores);
+            parts.append(20.min(len - from));
         }
         parts.check_live();
         parts.step(1);
+    }
+}
+
+/// Single tokens, several at once and chunks of odd lengths, with ties, NaN and −∞.
+fn recent_keys_and_sinks<B: Backend>(burn: &Burn<B>) {
+    let mut rng = Rng::new(7);
+    let all = [
+        Scores::Ties,
+        Scores::AllEqual,
+        Scores::Padded,
+        Scores::AllPadded,
+        Scores::Normal,
+    ];
+    for kind in Burn::<B>::cases([Scores::Nan], all, []) {
+        for (keys, pieces) in Burn::<B>::cases([(5, 4)], [(1, 20), (24, 25)], [(100, 40)]) {
+            for rule in rules(keys) {
+                if rule.check().is_err() {
+                    continue;
+                }
+                let options = window(keys);
+                let mut decoder = Decoder::under(burn, shape(F32), 2, kind, options, rule);
+                for piece in 0..pieces {
+                    // A prompt, steps, and chunks between them.
+                    let most = [37, 1, 5, 1, 16, 60, 1][piece % 7];
+                    decoder.step(1 + rng.below(most));
+                }
+            }
+        }
+    }
+}
+
+/// Thousands of tokens, of which some steps are compared with a pass over all of them.
+fn recent_keys_and_sinks_over_thousands_of_tokens<B: Backend>(burn: &Burn<B>) {
+    let len = Burn::<B>::cases([200], [2200], [3000]).pop();
+    let len = len.expect("every engine has a length");
+    let mut rng = Rng::new(8);
+    for kind in Burn::<B>::cases([Scores::Nan], [Scores::Normal, Scores::Ties], []) {
+        for rule in rules(13) {
+            let mut decoder = Decoder::under(burn, shape(F32), 1, kind, window(13), rule);
+            let mut given = 0;
+            while given < len {
+                let most = [1, 1, 2, 16, 90][rng.below(5)];
+                let count = (1 + rng.below(most)).min(len - given);
+                given += count;
+                if rng.below(40) == 0 || given == len {
+                    decoder.step(count);
+                } else {
+                    decoder.append(count);
+                }
+            }
+        }
+    }
+}
+
+/// Documents in one sequence equal a cache that is reset where each of them begins.
+fn documents_restart_the_cache<B: Backend>(burn: &Burn<B>) {
+    let lengths = Burn::<B>::cases(
+        [vec![23, 1, 36]],
+        [vec![50, 300, 2, 48]],
+        [vec![700, 33, 3000]],
+    );
+    for lengths in lengths {
+        for rule in rules(11) {
+            let len: usize = lengths.iter().sum();
+            let mut sequences = Sequences::new(shape(F32), 1, Some(Scores::Nan), window(11), 5);
+            let tokens = sequences.grow(len, burn.device());
+            let scores = tokens.scores.clone().expect("slots have scores");
+            let selector = Selector::top(rule.window)
+                .recent(rule.recent)
+                .sinks(rule.sinks);
+            let selector = selector.documents(Documents::from_lengths([lengths.clone()]));
+            let intervals = selector.select(scores.clone());
+            let (q, k, v) = (tokens.q, tokens.k, tokens.v);
+            let attention = Attention::new(q.clone(), k.clone(), v.clone()).scores(scores.clone());
+            let whole = attention
+                .intervals(&intervals)
+                .options(window(11))
+                .forward();
+
+            let Shape { kv_heads, dim, .. } = shape(F32);
+            let mut cache = DynamicMaskCacheConfig::new(1, kv_heads, dim, window(11))
+                .with_recent(Some(rule.recent))
+                .with_sinks(Some(rule.sinks))
+                .init(burn.device());
+            let mut at = 0;
+            for &document in &lengths {
+                cache.reset(0);
+                let end = at + document;
+                for count in [20, 1, 3].into_iter().cycle() {
+                    let count = count.min(end - at);
+                    let part = |x: &Tensor<4>| x.clone().narrow(2, at, count);
+                    let z = scores.clone().narrow(2, at, count);
+                    let out = cache.step(part(&q), part(&k), part(&v), z);
+                    let [actual, expected] = [out, part(&whole)].map(|x| x.into_data_as::<f32>());
+                    for (a, e) in actual.iter::<f32>().zip(expected.iter::<f32>()) {
+                        let same = (a - e).abs() < 2e-5 || (a.is_nan() && e.is_nan());
+                        assert!(same, "{a} is not {e}: tokens from {at}, {rule:?}");
+                    }
+                    at += count;
+                    if at == end {
+                        break;
+                    }
+                }
+            }
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use flash_dma_kernels::internals::DecodeTuning;
 use flash_dma_problem::ElementType::{Bf16, F16, F32};
-use flash_dma_problem::{AttentionOptions, ElementType};
+use flash_dma_problem::{AttentionOptions, ElementType, SelectionRule};
 use flash_dma_reference::generate::Scores;
 use flash_dma_tests::decoding::{Held, Sequence};
 use flash_dma_tests::engines::{Kernels, Target};
@@ -18,6 +18,9 @@ flash_dma_tests::kernel_engines!(
     long_contexts,
     pieces_of_any_size,
     chunks_equal_one_pass,
+    recent_keys_and_sinks,
+    recent_keys_and_sinks_over_thousands_of_tokens,
+    hidden_rows_are_never_read,
     sizes_of_cubes,
     repeats_are_bit_equal,
 );
@@ -237,6 +240,124 @@ fn chunks_equal_one_pass<T: Target>(kernels: &Kernels<T>) {
                 cache.compare(&all, from, &result);
                 cache.check_live(&all);
             }
+        }
+    }
+}
+
+/// Rules of a window: with recent keys, with sinks, with both, and full of them.
+fn rules(window: usize) -> Vec<SelectionRule> {
+    let (some, few) = (window.div_ceil(3), window / 4);
+    let parts = [
+        (some, 0),
+        (0, some),
+        (some, few),
+        (window, 0),
+        (window - some, some),
+    ];
+    let rule = |(recent, sinks)| SelectionRule {
+        window,
+        recent,
+        sinks,
+    };
+    parts.map(rule).into()
+}
+
+/// Single tokens, several at once and chunks, for every kind of scores.
+fn recent_keys_and_sinks<T: Target>(kernels: &Kernels<T>) {
+    let more = [
+        Scores::Ties,
+        Scores::AllEqual,
+        Scores::Padded,
+        Scores::Normal,
+    ];
+    for scores in Kernels::<T>::cases([Scores::Nan], [], more) {
+        for window in Kernels::<T>::cases([7], [], [1, 40, 200]) {
+            for rule in rules(window) {
+                let sequence = Sequence {
+                    rule: Some(rule),
+                    scores,
+                    element: types(kernels)[1],
+                    pieces: vec![1, 4, 1, 16],
+                    every: 3,
+                    ..Sequence::new(100, Some(window))
+                };
+                sequence.check(kernels);
+                let all = sequence.inputs();
+                let mut cache = Held::new(kernels, &sequence);
+                for chunk in [33, 17, 1, 49] {
+                    let from = cache.held;
+                    let result = cache.chunk(&all, from + chunk);
+                    cache.compare(&all, from, &result);
+                    cache.check_live(&all);
+                }
+            }
+        }
+    }
+}
+
+/// The live sets over thousands of tokens, and the last steps.
+fn recent_keys_and_sinks_over_thousands_of_tokens<T: Target>(kernels: &Kernels<T>) {
+    let cases = Kernels::<T>::cases([(400, 13)], [], [(3000, 13), (20_000, 2048)]);
+    for (len, window) in cases {
+        for (rule, scores) in (rules(window).into_iter()).zip(
+            [Scores::Ties, Scores::Normal, Scores::Nan, Scores::Padded]
+                .iter()
+                .cycle(),
+        ) {
+            let sequence = Sequence {
+                batch: 1,
+                heads: [4, 2],
+                rule: Some(rule),
+                scores: *scores,
+                element: types(kernels)[1],
+                ..Sequence::new(len, Some(window))
+            };
+            let all = sequence.inputs();
+            let pieces: [&[usize]; 2] = [&[1, 2, 1, len / 300], &[len / 7, 17, 16, 1]];
+            for pieces in pieces {
+                let mut cache = Held::new(kernels, &sequence);
+                for &piece in pieces.iter().cycle() {
+                    let left = len - 4 - cache.held;
+                    cache.append(&all, cache.held + piece.min(left));
+                    if cache.held == len - 4 {
+                        break;
+                    }
+                }
+                cache.check_live(&all);
+                for to in [len - 3, len] {
+                    let from = cache.held;
+                    let result = cache.step(&all, to);
+                    cache.compare(&all, from, &result);
+                    cache.check_live(&all);
+                }
+            }
+        }
+    }
+}
+
+/// The rows of hidden tokens are NaN: they have their places among the recent keys, and no query reads them.
+fn hidden_rows_are_never_read<T: Target>(kernels: &Kernels<T>) {
+    for element in types(kernels) {
+        for rule in rules(9) {
+            let sequence = Sequence {
+                rule: Some(rule),
+                element,
+                scores: Scores::Padded,
+                pieces: vec![1, 6, 16],
+                ..Sequence::new(60, Some(9))
+            };
+            let mut inputs = sequence.inputs();
+            let scores = inputs.scores.clone().expect("slots have scores");
+            let dim = sequence.head_dim;
+            for (row, _) in (scores.iter().enumerate()).filter(|(_, z)| **z == f64::NEG_INFINITY) {
+                inputs.k[row * dim..(row + 1) * dim].fill(f64::NAN);
+                inputs.v[row * dim..(row + 1) * dim].fill(f64::NAN);
+            }
+            sequence.check_inputs(kernels, &inputs);
+            let mut cache = Held::new(kernels, &sequence);
+            cache.append(&inputs, 25);
+            let result = cache.chunk(&inputs, 60);
+            cache.compare(&inputs, 25, &result);
         }
     }
 }

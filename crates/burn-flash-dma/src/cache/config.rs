@@ -3,7 +3,7 @@
 use super::tokens::cache_element;
 use burn::config::Config;
 use burn::tensor::FloatDType;
-use flash_dma_problem::{AttentionError, AttentionOptions, CacheShape};
+use flash_dma_problem::{AttentionError, AttentionOptions, CacheShape, SelectionRule};
 
 /// Sizes and options of a [`DynamicMaskCache`](super::DynamicMaskCache).
 ///
@@ -13,6 +13,8 @@ use flash_dma_problem::{AttentionError, AttentionOptions, CacheShape};
 /// let options = AttentionOptions::new().with_keep_window(512);
 /// let config = DynamicMaskCacheConfig::new(4, 2, 64, options);
 /// assert_eq!(config.bytes().unwrap(), 4 * 2 * 512 * (2 * 64 * 4 + 8) + 4 * 4);
+/// // Of these the last 128 keys and the first 4, whatever their scores.
+/// let config = config.with_recent(Some(128)).with_sinks(Some(4));
 /// ```
 #[derive(Config, Debug)]
 pub struct DynamicMaskCacheConfig {
@@ -24,6 +26,10 @@ pub struct DynamicMaskCacheConfig {
     pub head_dim: usize,
     /// The options of attention. `keep_window` is the number of slots per head; `causal` must be true.
     pub options: AttentionOptions,
+    /// The last keys, which are kept whatever their scores, counted in the window. Default: none.
+    pub recent: Option<usize>,
+    /// The first keys of a sequence, which rank above all others, counted in the window. Default: none.
+    pub sinks: Option<usize>,
     /// Element type of k and v: f32, f16 or bf16. Default: f32.
     #[config(default = "FloatDType::F32")]
     pub dtype: FloatDType,
@@ -49,7 +55,12 @@ impl DynamicMaskCacheConfig {
             });
         };
         let (batch, heads, dim) = (self.batch, self.kv_heads, self.head_dim);
-        let shape = CacheShape::slots(batch, heads, window, dim, element)?;
+        let rule = SelectionRule {
+            window,
+            recent: self.recent.unwrap_or_default(),
+            sinks: self.sinks.unwrap_or_default(),
+        };
+        let shape = CacheShape::slots(batch, heads, rule, dim, element)?;
         // A step without tokens checks the options of attention.
         let kv = [batch, heads, 0, dim];
         shape.decode(&kv, &kv, &kv, Some(&kv[..3]), element, 0, &self.options)?;

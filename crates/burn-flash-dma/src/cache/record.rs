@@ -10,7 +10,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use flash_dma_problem::AttentionError;
 use serde::{Deserialize, Serialize};
 
-/// A saved [`DynamicMaskCache`] for any serde format.
+/// A saved [`DynamicMaskCache`] for any serde format. Records from before recent keys and sinks have none.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DynamicMaskCacheRecord {
     config: DynamicMaskCacheConfig,
@@ -162,7 +162,12 @@ impl DynamicMaskCache {
     fn config(&self) -> DynamicMaskCacheConfig {
         let shape = self.shape();
         let dtype = self.state().k.dtype().into();
+        // As a configuration without them says it.
+        let some = |keys: usize| (keys > 0).then_some(keys);
+        let rule = self.rule();
         DynamicMaskCacheConfig::new(shape.batch, shape.kv_heads, shape.head_dim, self.options())
+            .with_recent(some(rule.recent))
+            .with_sinks(some(rule.sinks))
             .with_dtype(dtype)
     }
 

@@ -3,19 +3,26 @@
 use super::config::DynamicMaskCacheConfig;
 use super::tokens::{NewTokens, check_sequences, check_support, plain};
 use crate::fallback::cache::{forward_problem, present};
+use crate::functions::composition::compose;
 use crate::ops::attention::DynamicMaskOps;
 use crate::ops::cache::CacheOps;
-use crate::ops::types::{ChunkKeys, RunnersUp, Selection, SlotTensors};
+use crate::ops::types::{ChunkKeys, OptionalFloat, RunnersUp, Selection, SlotTensors};
 use crate::validate::expect;
 use burn::backend::Dispatch;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, s};
 use flash_dma_problem::{
-    AttentionError, AttentionOptions, CacheShape, DecodeProblem, MAX_DECODE_TOKENS, TensorName,
+    AttentionError, AttentionOptions, CacheShape, DecodeProblem, MAX_DECODE_TOKENS, SelectionRule,
+    TensorName,
 };
 
 /// The `keep_window` keys of greatest score of each sequence and key/value head, of everything the sequence has
-/// been given: no other key will ever be attended to again.
+/// been given: no other key will ever be attended to again. With recent keys and sinks in the configuration, the keys that
+/// this rule keeps at the last position, as [`Selector`](crate::Selector) says; memory stays the same.
+///
+/// A sequence of the cache is one document: [`reset`](Self::reset) it where the next one begins, and attention equals
+/// that over all of them with [`Selector::documents`](crate::Selector::documents). Other windows per head and given
+/// intervals have no cache.
 ///
 /// Memory is allocated when the cache is made and does not grow with the context. Tokens replace the keys that
 /// they evict in place, as long as no clone shares the tensors. A key is stored with its position, which
@@ -180,19 +187,25 @@ impl DynamicMaskCache {
         problem: &DecodeProblem,
     ) -> (FloatTensor<Dispatch>, FloatTensor<Dispatch>) {
         let (append, window) = (problem.append, self.shape.capacity());
+        let mut rule = self.rule();
         let new = tokens.clone().into_ops();
         let keys = if self.held() == 0 {
             ChunkKeys {
                 k: new.k,
                 v: new.v,
                 scores: present(new.scores),
+                rank: OptionalFloat::None,
             }
         } else {
+            // The sinks are the first keys of the sequence, but not of these: they have their rank.
+            rule.sinks = 0;
             Dispatch::cache_chunk_keys(self.state().clone().into_ops(), new, append)
         };
         let len = append.tokens + if self.held() == 0 { 0 } else { window };
         let whole = forward_problem(&self.shape, problem.q_shape(), len, &self.options);
-        let intervals = Dispatch::dynamic_mask_select(keys.scores.clone(), window);
+        let rank = keys.rank.into_option();
+        let rank = Tensor::from_dispatch(rank.unwrap_or_else(|| keys.scores.clone()));
+        let intervals = compose(rank, rule, None).into_dispatch();
         let selection = Selection::Scored {
             scores: keys.scores,
             intervals,
@@ -248,9 +261,9 @@ impl DynamicMaskCache {
     /// [`AttentionError::Sequence`] if there is no sequence of an index; [`AttentionError::TooLarge`] for more
     /// sequences than can be addressed. The cache is unchanged then.
     pub fn try_reorder(&mut self, indices: &[usize]) -> Result<(), AttentionError> {
-        let [batch, heads, window, dim] = self.shape.kv_shape();
+        let ([batch, heads, _, dim], rule) = (self.shape.kv_shape(), self.rule());
         check_sequences(indices, batch)?;
-        let shape = CacheShape::slots(indices.len(), heads, window, dim, self.shape.element)?;
+        let shape = CacheShape::slots(indices.len(), heads, rule, dim, self.shape.element)?;
         let index: Vec<i32> = indices.iter().map(|&i| i as i32).collect();
         let index = TensorData::new(index, [indices.len()]);
         let index = Tensor::<1, Int>::from_data(index, (&self.device, DType::I32));
@@ -267,7 +280,7 @@ impl DynamicMaskCache {
         Ok(())
     }
 
-    /// Empties one sequence: its next token is at position 0.
+    /// Empties one sequence: its next token is at position 0, the first of a new document.
     ///
     /// # Panics
     ///
@@ -297,6 +310,16 @@ impl DynamicMaskCache {
         &self.lengths
     }
 
+    /// The rule by which each head keeps keys: the window, and the recent keys and sinks in it.
+    ///
+    /// # Panics
+    ///
+    /// Never: every cache of this type has one.
+    #[must_use]
+    pub fn rule(&self) -> SelectionRule {
+        self.shape.rule().expect("the cache has slots")
+    }
+
     /// The number of keys that each head keeps.
     #[must_use]
     pub fn window(&self) -> usize {
@@ -321,7 +344,8 @@ impl DynamicMaskCache {
         &self.device
     }
 
-    /// The positions that each head keeps, ascending: `[sequence][head]`. Waits for the device.
+    /// The positions of the keys that each head keeps, ascending: `[sequence][head]`. A hidden key (a score of −∞) is not
+    /// among them, though it has a slot while it is recent. Waits for the device.
     ///
     /// # Panics
     ///
@@ -329,7 +353,9 @@ impl DynamicMaskCache {
     #[must_use]
     pub fn positions_sync(&self) -> Vec<Vec<Vec<usize>>> {
         let [_, heads, window, _] = self.shape.kv_shape();
-        let data = self.state().position.clone().into_data_as::<i32>();
+        let hidden = self.state().score.clone().equal_elem(f32::NEG_INFINITY);
+        let shown = self.state().position.clone().mask_fill(hidden, -1);
+        let data = shown.into_data_as::<i32>();
         let positions: Vec<i32> = data.iter::<i32>().collect();
         let head = |slots: &[i32]| {
             let mut live: Vec<usize> = slots.iter().filter_map(|&p| p.try_into().ok()).collect();

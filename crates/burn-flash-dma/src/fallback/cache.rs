@@ -9,7 +9,9 @@ use crate::ops::types::{
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{IntDType, Shape, Slice};
-use flash_dma_problem::{AppendProblem, AttentionOptions, CacheShape, DecodeProblem, Problem};
+use flash_dma_problem::{
+    AppendProblem, AttentionOptions, CacheShape, DecodeProblem, Problem, SelectionRule,
+};
 
 /// See [`CacheOps::cache_append_slots`](crate::ops::CacheOps::cache_append_slots). Selects over the slots and
 /// the tokens, and keeps the keys that are attended at the last position.
@@ -24,21 +26,12 @@ pub fn append_slots<B: DynamicMaskOps>(
     let device = slots.position.device();
     let bools = bool_dtype::<B>(&device);
 
-    let first = B::int_reshape(slots.seen.clone(), Shape::new([batch, 1, 1]));
-    let offsets = B::int_arange(0..new as i64, &device, IntDType::I32);
-    let offsets = B::int_reshape(offsets, Shape::new([1, 1, new]));
-    let by_token = Shape::new([batch, heads, new]);
-    let position = B::int_add(
-        B::int_expand(first, by_token.clone()),
-        B::int_expand(offsets, by_token),
-    );
-    let order = B::int_argsort(slots.position.clone(), 2, false);
-    let old = B::int_gather(2, slots.position.clone(), order);
-    let position = B::int_cat(vec![old, position], 2);
+    let rule = rule_of(&problem);
+    let position = positions::<B>(&slots, &problem);
     let seen = B::int_add_scalar(slots.seen.clone(), (new as i64).into());
     let keys = chunk_keys::<B>(slots, tokens, problem);
 
-    let intervals = B::dynamic_mask_select(keys.scores.clone(), window);
+    let intervals = chunk_intervals::<B>(&keys, rule);
     let last = [
         Slice::full(),
         Slice::full(),
@@ -50,6 +43,11 @@ pub fn append_slots<B: DynamicMaskOps>(
     // The places of the survivors in order, then those of the others.
     let place = B::int_arange(0..len as i64, &device, IntDType::I32);
     let place = B::int_expand(B::int_reshape(place, Shape::new([1, 1, len])), all);
+    // A recent token stays even if it is hidden.
+    let border = (len - rule.recent) as i64;
+    let recent = B::int_greater_equal_elem(place.clone(), border.into(), bools);
+    let given = B::int_greater_equal_elem(position.clone(), 0.into(), bools);
+    let evicted = B::bool_and(evicted, B::bool_not(B::bool_and(recent, given)));
     let behind = B::int_add_scalar(place.clone(), (len as i64).into());
     let rank = B::int_mask_where(place, evicted.clone(), behind);
     let order = B::int_argsort(rank, 2, false);
@@ -84,7 +82,7 @@ pub fn decode_slots<B: DynamicMaskOps>(
     };
     let len = window + problem.append.tokens;
     let whole = forward_problem(&cache, problem.q_shape(), len, &options);
-    let intervals = B::dynamic_mask_select(keys.scores.clone(), window);
+    let intervals = chunk_intervals::<B>(&keys, rule_of(&problem.append));
     let selection = Selection::Scored {
         scores: keys.scores,
         intervals,
@@ -102,16 +100,86 @@ pub fn decode_slots<B: DynamicMaskOps>(
 pub fn chunk_keys<B: Backend>(
     slots: SlotTensors<B>,
     tokens: TokenTensors<B>,
-    _problem: AppendProblem,
+    problem: AppendProblem,
 ) -> ChunkKeys<B> {
+    let sinks = rule_of(&problem).sinks;
+    let position = (sinks > 0).then(|| positions::<B>(&slots, &problem));
     // Empty slots are at position -1.
     let order = B::int_argsort(slots.position, 2, false);
     let scores = B::float_gather(2, slots.score, order.clone());
+    let scores = B::float_cat(vec![scores, present(tokens.scores)], 2);
+    let rank = position.map(|position| {
+        let bools = bool_dtype::<B>(&position.device());
+        let first = B::int_lower_elem(position, (sinks as i64).into(), bools);
+        let shown = B::float_not_equal_elem(scores.clone(), f32::NEG_INFINITY.into(), bools);
+        let sink = B::bool_and(first, shown);
+        B::float_mask_fill(scores.clone(), sink, f32::INFINITY.into())
+    });
     ChunkKeys {
         k: B::float_cat(vec![rows::<B>(slots.k, order.clone()), tokens.k], 2),
         v: B::float_cat(vec![rows::<B>(slots.v, order), tokens.v], 2),
-        scores: B::float_cat(vec![scores, present(tokens.scores)], 2),
+        scores,
+        rank: OptionalFloat::from_option(rank),
     }
+}
+
+/// The rule of a cache of slots.
+fn rule_of(problem: &AppendProblem) -> SelectionRule {
+    let rule = problem.cache.rule();
+    rule.unwrap_or_else(|| unreachable!("checked: the cache has slots"))
+}
+
+/// The positions of the slots, ascending, and those of the new tokens behind them: `[batch, kv_heads, window + tokens]`.
+fn positions<B: Backend>(slots: &SlotTensors<B>, problem: &AppendProblem) -> IntTensor<B> {
+    let (
+        CacheShape {
+            batch, kv_heads, ..
+        },
+        new,
+    ) = (problem.cache, problem.tokens);
+    let first = B::int_reshape(slots.seen.clone(), Shape::new([batch, 1, 1]));
+    let offsets = B::int_arange(0..new as i64, &slots.position.device(), IntDType::I32);
+    let offsets = B::int_reshape(offsets, Shape::new([1, 1, new]));
+    let by_token = Shape::new([batch, kv_heads, new]);
+    let position = B::int_add(
+        B::int_expand(first, by_token.clone()),
+        B::int_expand(offsets, by_token),
+    );
+    let order = B::int_argsort(slots.position.clone(), 2, false);
+    let old = B::int_gather(2, slots.position.clone(), order);
+    B::int_cat(vec![old, position], 2)
+}
+
+/// The intervals of a chunk's keys in their own sequence, `[batch, kv_heads, window + tokens, 2]`: the older keys are
+/// selected by rank, and a shown key is attended to while it is recent as well.
+fn chunk_intervals<B: DynamicMaskOps>(keys: &ChunkKeys<B>, rule: SelectionRule) -> IntTensor<B> {
+    let rank = match &keys.rank {
+        OptionalFloat::Some(rank) => rank.clone(),
+        OptionalFloat::None => keys.scores.clone(),
+    };
+    if rule.recent == 0 {
+        return B::dynamic_mask_select(rank, rule.window);
+    }
+    let [batch, heads, len] = rank.shape().dims();
+    let device = rank.device();
+    let shape = Shape::new([batch, heads, len, 1]);
+    let first = B::int_arange(0..len as i64, &device, IntDType::I32);
+    let first = B::int_reshape(first, Shape::new([1, 1, len, 1]));
+    let first = B::int_expand(first, shape.clone());
+    let end = match rule.ranked() {
+        0 => first.clone(),
+        ranked => {
+            let full = Slice::full;
+            let ends = [full(), full(), full(), (1usize..2).into()];
+            B::int_slice(B::dynamic_mask_select(rank, ranked), &ends)
+        }
+    };
+    let later = B::int_add_scalar(end, (rule.recent as i64).into());
+    let later = B::int_clamp_max(later, (len as i64).into());
+    let bools = bool_dtype::<B>(&device);
+    let hidden = B::float_equal_elem(keys.scores.clone(), f32::NEG_INFINITY.into(), bools);
+    let end = B::int_mask_where(later, B::bool_reshape(hidden, shape), first.clone());
+    B::int_cat(vec![first, end], 3)
 }
 
 /// See [`CacheOps::cache_append_pages`](crate::ops::CacheOps::cache_append_pages). One assignment per page.

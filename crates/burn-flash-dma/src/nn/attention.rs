@@ -491,9 +491,9 @@ impl DynamicMaskAttention {
         self.runners_up > 0
     }
 
-    /// Whether some keys are kept for where they are.
-    pub(super) fn keeps_by_position(&self) -> bool {
-        self.recent > 0 || self.sinks > 0
+    /// The recent keys and the sinks of its window.
+    pub(super) fn kept_by_position(&self) -> [usize; 2] {
+        [self.recent, self.sinks]
     }
 
     /// Heads of k and v.

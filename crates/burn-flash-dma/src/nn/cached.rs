@@ -13,7 +13,8 @@ const TABLE_TOKENS: usize = 1 << 20;
 
 impl DynamicMaskAttention {
     /// An empty cache for `batch` sequences, on the device and in the element type of the parameters: of constant
-    /// size if the layer has a keep window, else of pages that grow, for up to 2^20 tokens per sequence.
+    /// size if the layer has a keep window, with its recent keys and sinks, else of pages that grow, for up to 2^20 tokens
+    /// per sequence.
     ///
     /// # Panics
     ///
@@ -27,19 +28,18 @@ impl DynamicMaskAttention {
     ///
     /// # Errors
     ///
-    /// [`AttentionError::CacheNotCausal`] if the layer is not causal, [`AttentionError::Unsupported`] if it keeps recent
-    /// keys or sinks in its window, or those of [`DynamicMaskCacheConfig::try_init`] and
+    /// [`AttentionError::CacheNotCausal`] if the layer is not causal, or those of [`DynamicMaskCacheConfig::try_init`] and
     /// [`PagedCacheConfig::try_init`].
     pub fn try_init_cache(&self, batch: usize) -> Result<AttentionCache, AttentionError> {
         let weight = self.k_proj.weight.val();
         let (device, dtype): (Device, _) = (weight.device(), weight.dtype().into());
         let (heads, dim, options) = (self.kv_heads(), self.head_dim(), self.options());
         if options.keep_window.is_some() {
-            if self.keeps_by_position() {
-                let what = "recent keys and sinks in a cache".into();
-                return Err(AttentionError::Unsupported { what });
-            }
-            let config = DynamicMaskCacheConfig::new(batch, heads, dim, options).with_dtype(dtype);
+            let [recent, sinks] = self.kept_by_position();
+            let config = DynamicMaskCacheConfig::new(batch, heads, dim, options)
+                .with_recent(Some(recent))
+                .with_sinks(Some(sinks))
+                .with_dtype(dtype);
             return Ok(config.try_init(&device)?.into());
         }
         let config = PagedCacheConfig::new(batch, heads, dim, TABLE_TOKENS)

@@ -6,8 +6,8 @@ use super::types::{
 };
 #[cfg(feature = "fusion")]
 use super::types::{
-    ChunkKeysMetadata, DecodedPagesMetadata, DecodedSlotsMetadata, PageTensorsMetadata,
-    SlotTensorsMetadata, TokenTensorsMetadata,
+    ChunkKeysMetadata, DecodedPagesMetadata, DecodedSlotsMetadata, OptionalFloatMetadata,
+    PageTensorsMetadata, SlotTensorsMetadata, TokenTensorsMetadata,
 };
 use crate::fallback::cache as fallback;
 use burn::backend::backend_extension;
@@ -32,7 +32,7 @@ use flash_dma_problem::{AppendProblem, DecodeProblem};
     Fusion: cfg(feature = "fusion"),
 )]
 pub trait CacheOps: DynamicMaskOps {
-    /// The slots with the `window` best keys of the old ones and the tokens.
+    /// The slots with those of the old keys and the tokens that the cache's rule keeps at the last position.
     #[fusion(meta = append_slots_meta)]
     fn cache_append_slots(
         #[extension_type] slots: SlotTensors<Self>,
@@ -54,8 +54,8 @@ pub trait CacheOps: DynamicMaskOps {
         fallback::decode_slots::<Self>(q, slots, tokens, problem)
     }
 
-    /// The keys that the tokens of a chunk may attend to, in order of position: selection and causal
-    /// attention over them equal one pass over everything before.
+    /// The keys that the tokens of a chunk may attend to, in order of position: selection by their rank, under the rule
+    /// without its sinks, and causal attention over them equal one pass over everything before.
     #[fusion(meta = chunk_keys_meta)]
     fn cache_chunk_keys(
         #[extension_type] slots: SlotTensors<Self>,
@@ -124,10 +124,15 @@ fn chunk_keys_meta(
     let [batch, heads, window, dim] = problem.cache.kv_shape();
     let len = window + problem.tokens;
     let rows = TensorSpec::new([batch, heads, len, dim].into(), slots.k.dtype);
+    let scores = TensorSpec::new([batch, heads, len].into(), DType::F32);
     ChunkKeysMetadata {
         k: rows.clone(),
         v: rows,
-        scores: TensorSpec::new([batch, heads, len].into(), DType::F32),
+        rank: match problem.cache.has_sinks() {
+            false => OptionalFloatMetadata::None,
+            true => OptionalFloatMetadata::Some(scores.clone()),
+        },
+        scores,
     }
 }
 

@@ -191,8 +191,9 @@ pub struct MaskedGrads<B: Backend> {
     pub bias: OptionalFloat<B>,
 }
 
-/// The tensors of a cache of slots. The slots of a head are in no order; an empty one has the score −∞
-/// and the position −1, and its rows are never used.
+/// The tensors of a cache of slots. The slots of a head are in no order; an empty one has the score −∞ and the position
+/// −1. A recent token of score −∞ has a slot, too, which counts as empty once it is no longer recent. The rows of a slot
+/// of score −∞ are never used.
 #[derive(ExtensionType, Debug)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub struct SlotTensors<B: Backend> {
@@ -257,6 +258,10 @@ pub struct ChunkKeys<B: Backend> {
     pub v: FloatTensor<B>,
     /// `[batch, kv_heads, window + tokens]`, f32; −∞ in an empty slot.
     pub scores: FloatTensor<B>,
+    /// `[batch, kv_heads, window + tokens]`, f32: what ranks the keys, +∞ for a sink that is shown. Present exactly if the
+    /// cache's rule has sinks; otherwise the scores rank.
+    #[extension_type]
+    pub rank: OptionalFloat<B>,
 }
 
 /// The results of a decode step over slots.

@@ -66,6 +66,30 @@ fn serde_restores_slots() {
     );
 }
 
+/// The recent keys and sinks are saved with the rest; a record from before them has none.
+#[test]
+fn a_record_says_which_keys_stay_for_where_they_are() {
+    let config = config().with_recent(Some(3)).with_sinks(Some(2));
+    let mut cache = config.init(&Device::flex());
+    cache.append(random(2, 30), random(2, 30), scores(30));
+    let json = serde_json::to_value(cache.to_record_sync()).unwrap();
+    let restored = |json| {
+        let record = serde_json::from_value(json).unwrap();
+        DynamicMaskCache::try_from_record(record, &Device::flex()).unwrap()
+    };
+    assert_eq!(restored(json.clone()).rule(), cache.rule());
+    same(restored(json), cache);
+
+    let cache = used();
+    let mut old = serde_json::to_value(cache.to_record_sync()).unwrap();
+    let fields = old["config"].as_object_mut().unwrap();
+    for name in ["recent", "sinks"] {
+        assert!(fields.remove(name).is_some(), "{name}");
+    }
+    assert_eq!((cache.rule().recent, cache.rule().sinks), (0, 0));
+    same(restored(old), cache);
+}
+
 #[test]
 fn a_module_record_restores_slots() {
     let cache = used();

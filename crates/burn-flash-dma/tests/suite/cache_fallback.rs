@@ -6,10 +6,11 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_flash_dma::fallback::cache as fallback;
 use burn_flash_dma::ops::OptionalFloat;
 use burn_flash_dma::ops::{
-    CacheOps, DecodedPages, DecodedSlots, PageMap, PageTensors, SlotTensors, TokenTensors,
+    CacheOps, ChunkKeys, DecodedPages, DecodedSlots, PageMap, PageTensors, SlotTensors,
+    TokenTensors,
 };
 use burn_flash_dma::{AttentionOptions, ElementType};
-use flash_dma_problem::CacheShape;
+use flash_dma_problem::{CacheShape, SelectionRule};
 use flash_dma_reference::Rng;
 use flash_dma_reference::generate::Scores;
 use std::sync::Arc;
@@ -56,8 +57,10 @@ fn close(left: &[f64], right: &[f64]) {
 /// A key of a head: its position, its score and its rows, by their bits.
 type Key = (i32, u64, Vec<u64>);
 
-/// What the slots hold, head by head, in order of position.
-fn contents(slots: &SlotTensors<Flex>, window: usize) -> Vec<Vec<Key>> {
+/// What the slots hold after `held` tokens, head by head, in order of position. A hidden key that is no longer recent is
+/// nothing.
+fn contents(slots: &SlotTensors<Flex>, rule: SelectionRule, held: usize) -> Vec<Vec<Key>> {
+    let window = rule.window;
     let bits = |x: &[f64]| x.iter().map(|x| x.to_bits()).collect::<Vec<u64>>();
     let (k, v) = (floats::<4>(&slots.k), floats::<4>(&slots.v));
     let (score, position) = (floats::<3>(&slots.score), words::<3>(&slots.position));
@@ -73,11 +76,42 @@ fn contents(slots: &SlotTensors<Flex>, window: usize) -> Vec<Vec<Key>> {
                 .clone()
                 .all(|s| position[s] != -1 || score[s] == f64::NEG_INFINITY)
         );
-        let mut keys: Vec<Key> = slots.filter(|&s| position[s] != -1).map(key).collect();
+        let holds = |&s: &usize| {
+            let recent = position[s] >= 0 && rule.is_recent(position[s] as usize, held - 1);
+            recent || score[s] != f64::NEG_INFINITY
+        };
+        let mut keys: Vec<Key> = slots.filter(holds).map(key).collect();
         keys.sort();
         keys
     };
     (0..position.len() / window).map(head).collect()
+}
+
+fn clone(slots: &SlotTensors<Flex>) -> SlotTensors<Flex> {
+    SlotTensors {
+        k: slots.k.clone(),
+        v: slots.v.clone(),
+        score: slots.score.clone(),
+        position: slots.position.clone(),
+        seen: slots.seen.clone(),
+    }
+}
+
+/// The scores and ranks of a chunk's keys, and the rows of those that are shown, by their bits.
+fn chunk(keys: ChunkKeys<Flex>) -> [Vec<u64>; 4] {
+    let bits = |x: Vec<f64>| x.iter().map(|x| x.to_bits()).collect::<Vec<u64>>();
+    let scores = floats::<3>(&keys.scores);
+    let rank = match &keys.rank {
+        OptionalFloat::None => Vec::new(),
+        OptionalFloat::Some(rank) => floats::<3>(rank),
+    };
+    let rows = |rows: &burn_flex::FlexTensor| {
+        let rows = floats::<4>(rows);
+        let shown = (rows.chunks(DIM).zip(&scores)).filter(|(_, z)| **z != f64::NEG_INFINITY);
+        bits(shown.flat_map(|(row, _)| row).copied().collect())
+    };
+    let [k, v] = [rows(&keys.k), rows(&keys.v)];
+    [k, v, bits(scores), bits(rank)]
 }
 
 #[test]
@@ -85,9 +119,26 @@ fn slots_by_plain_operations_equal_the_engine() {
     let device = Device::flex();
     let mut rng = Rng::new(4);
     let (batch, [q_heads, heads]) = (2, HEADS);
-    for (case, kind) in Scores::ALL.into_iter().enumerate() {
-        let window = [1, 5, 12][case % 3];
-        let shape = CacheShape::slots(batch, heads, window, DIM, ElementType::F32).unwrap();
+    let rules = [
+        [1, 0, 0],
+        [5, 0, 0],
+        [12, 0, 0],
+        [1, 1, 0],
+        [5, 2, 1],
+        [5, 5, 0],
+        [12, 3, 9],
+        [12, 0, 4],
+    ];
+    let kinds = Scores::ALL.into_iter();
+    let cases =
+        kinds.flat_map(|kind| rules.map(|[window, recent, sinks]| (kind, window, recent, sinks)));
+    for (kind, window, recent, sinks) in cases {
+        let rule = SelectionRule {
+            window,
+            recent,
+            sinks,
+        };
+        let shape = CacheShape::slots(batch, heads, rule, DIM, ElementType::F32).unwrap();
         let empty = || SlotTensors::<Flex> {
             k: primitive(Tensor::<4>::zeros(shape.kv_shape(), &device)),
             v: primitive(Tensor::<4>::zeros(shape.kv_shape(), &device)),
@@ -117,10 +168,17 @@ fn slots_by_plain_operations_equal_the_engine() {
                 scores: OptionalFloat::Some(primitive(z.clone())),
             };
             let scores = Some(&kv[..3]);
+            let append = shape
+                .append(&kv, &kv, scores, ElementType::F32, held)
+                .unwrap();
+            let chunks = [
+                fallback::chunk_keys::<Flex>(clone(&plain), tokens(), append),
+                Flex::cache_chunk_keys(clone(&plain), tokens(), append),
+            ];
+            let [left, right] = chunks.map(chunk);
+            assert_eq!(left, right, "{kind:?} {rule:?}");
             if round % 3 == 0 {
-                let problem = shape
-                    .append(&kv, &kv, scores, ElementType::F32, held)
-                    .unwrap();
+                let problem = append;
                 plain = fallback::append_slots::<Flex>(plain, tokens(), problem);
                 engine = Flex::cache_append_slots(engine, tokens(), problem);
             } else {
@@ -138,9 +196,9 @@ fn slots_by_plain_operations_equal_the_engine() {
             }
             held += n;
             assert_eq!(
-                contents(&plain, window),
-                contents(&engine, window),
-                "{kind:?}"
+                contents(&plain, rule, held),
+                contents(&engine, rule, held),
+                "{kind:?} {rule:?}"
             );
             assert_eq!(words::<1>(&plain.seen), vec![held as i32; batch]);
         }

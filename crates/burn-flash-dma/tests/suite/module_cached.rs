@@ -3,9 +3,9 @@
 use crate::case::values;
 use burn::module::Module;
 use burn::tensor::{DType, Device, Distribution, Tensor};
-use burn_flash_dma::AttentionError;
 use burn_flash_dma::cache::AttentionCache;
-use burn_flash_dma::nn::{DynamicMaskAttentionConfig, ScoreForm};
+use burn_flash_dma::nn::{DynamicMaskAttentionConfig, DynamicMaskInput, ScoreForm};
+use burn_flash_dma::{AttentionError, Documents};
 
 fn config() -> DynamicMaskAttentionConfig {
     DynamicMaskAttentionConfig::new(32, 4)
@@ -50,6 +50,13 @@ fn steps_equal_the_forward_pass_with_every_option() {
             (config().with_score_form(ScoreForm::Linear)).with_keep_window(None),
         ),
         ("scaled", config().with_scale(Some(1.5))),
+        ("recent", config().with_recent(Some(2))),
+        ("sinks", config().with_sinks(Some(2))),
+        (
+            "recent and sinks",
+            config().with_recent(Some(3)).with_sinks(Some(2)),
+        ),
+        ("sliding", config().with_recent(Some(5))),
     ] {
         let layer = config.init(&device);
         let x = input(2, 50, &device);
@@ -84,6 +91,39 @@ fn a_sequence_that_begins_anew_begins_at_position_zero() {
         "anew",
     );
     assert_eq!(cache.lengths(), [29, 9]);
+}
+
+/// A document that ends resets the cache, and the next one goes on like documents in one pass.
+#[test]
+fn documents_restart_the_cache() {
+    let device = Device::flex();
+    let layer = config()
+        .with_recent(Some(2))
+        .with_sinks(Some(1))
+        .with_max_seq_len(None)
+        .init(&device);
+    let lengths = [vec![17, 1, 22, 10], vec![20, 8, 2, 20]];
+    let x = input(2, 50, &device);
+    let documents =
+        DynamicMaskInput::new(x.clone()).documents(Documents::from_lengths(lengths.clone()));
+    let whole = layer.forward(documents);
+    let mut cache = layer.init_cache(2);
+    let starts = lengths.map(|lengths| {
+        let ends = lengths.iter().scan(0, |end, len| {
+            *end += len;
+            Some(*end)
+        });
+        ends.collect::<Vec<usize>>()
+    });
+    for at in 0..50 {
+        for (sequence, starts) in starts.iter().enumerate() {
+            if starts.contains(&at) {
+                cache.reset(sequence);
+            }
+        }
+        let out = layer.forward_cached(x.clone().narrow(1, at, 1), &mut cache);
+        close(out, whole.clone().narrow(1, at, 1), &format!("token {at}"));
+    }
 }
 
 /// Past the rotary table the angles are those that a longer table would hold, bit for bit.

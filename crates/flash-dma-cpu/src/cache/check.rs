@@ -1,6 +1,6 @@
 //! The checks of a decode call, before anything is computed or written.
 
-use super::tensors::{Cache, Pages, SlotsRef, Tokens};
+use super::tensors::{Cache, ChunkKeys, Pages, SlotsRef, Tokens};
 use crate::check::{buffer, view};
 use crate::element::Element;
 use crate::view::View;
@@ -22,9 +22,9 @@ pub(crate) fn append<E: Element>(
                 v: all.v,
                 score: all.score,
                 position: all.position,
+                seen: all.seen,
             };
             slots(shape, &read)?;
-            buffer(TensorName::Seen, all.seen, &[shape.batch])?;
         }
         Cache::Pages(all) => pages(problem, all)?,
     }
@@ -43,7 +43,26 @@ pub(crate) fn slots<E: Element>(
     buffer(TensorName::CachedKey, slots.k, &kv)?;
     buffer(TensorName::CachedValue, slots.v, &kv)?;
     buffer(TensorName::CachedScores, slots.score, rows)?;
-    buffer(TensorName::CachedPositions, slots.position, rows)
+    buffer(TensorName::CachedPositions, slots.position, rows)?;
+    buffer(TensorName::Seen, slots.seen, &[shape.batch])
+}
+
+/// Checks what the keys of a chunk are written to.
+pub(crate) fn chunk<E: Element>(
+    problem: &AppendProblem,
+    keys: &ChunkKeys<'_, E>,
+) -> Result<(), AttentionError> {
+    let len = problem.cache.capacity() + problem.tokens;
+    let [batch, heads, _, dim] = problem.kv_shape();
+    buffer(TensorName::Key, keys.k, &[batch, heads, len, dim])?;
+    buffer(TensorName::Value, keys.v, &[batch, heads, len, dim])?;
+    buffer(TensorName::Scores, keys.scores, &[batch, heads, len])?;
+    match (&keys.rank, problem.cache.has_sinks()) {
+        (Some(rank), true) => buffer(TensorName::Rank, rank, &[batch, heads, len]),
+        (None, false) => Ok(()),
+        (Some(_), false) => Err(unsupported("a rank of keys without sinks")),
+        (None, true) => Err(unsupported("sinks without a rank of the keys")),
+    }
 }
 
 /// Checks the tensors of pages, their table, and that there is room.

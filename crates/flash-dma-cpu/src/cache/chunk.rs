@@ -1,17 +1,10 @@
 //! The keys that a chunk of a prompt attends to: those of the slots and its own.
 
 use super::placement::EMPTY;
-use super::tensors::{SlotsRef, Tokens};
+use super::tensors::{ChunkKeys, SlotsRef, Tokens};
 use crate::element::Element;
 use flash_dma_problem::AppendProblem;
 use rayon::prelude::*;
-
-/// Where the keys are written, see [`chunk_keys`](super::chunk_keys).
-pub(crate) struct ChunkKeys<'a, E> {
-    pub(crate) k: &'a mut [E],
-    pub(crate) v: &'a mut [E],
-    pub(crate) scores: &'a mut [f32],
-}
 
 /// Writes the slots in order of position and the tokens behind them, see [`chunk_keys`](super::chunk_keys).
 pub(crate) fn gather<E: Element>(
@@ -20,7 +13,7 @@ pub(crate) fn gather<E: Element>(
     tokens: &Tokens<'_, E>,
     target: ChunkKeys<'_, E>,
 ) {
-    let ChunkKeys { k, v, scores } = target;
+    let ChunkKeys { k, v, scores, rank } = target;
     let (window, heads) = (problem.cache.capacity(), problem.cache.kv_heads);
     let (dim, len) = (problem.cache.head_dim, window + problem.tokens);
     let zero = vec![0.0; dim];
@@ -55,4 +48,35 @@ pub(crate) fn gather<E: Element>(
                 scores[window..].copy_from_slice(new.row(batch, head));
             }
         });
+    if let Some(rank) = rank {
+        rank_sinks(problem, slots, scores, rank);
+    }
+}
+
+/// Writes the scores, those of shown sinks as +∞.
+fn rank_sinks<E>(
+    problem: &AppendProblem,
+    slots: &SlotsRef<'_, E>,
+    scores: &[f32],
+    rank: &mut [f32],
+) {
+    let (window, heads) = (problem.cache.capacity(), problem.cache.kv_heads);
+    let rule = problem.cache.rule().expect("checked: the cache has slots");
+    let len = window + problem.tokens;
+    rank.copy_from_slice(scores);
+    for (row, (rank, held)) in (rank.chunks_exact_mut(len))
+        .zip(slots.position.chunks_exact(window))
+        .enumerate()
+    {
+        let mut positions = held.to_vec();
+        positions.sort_unstable();
+        let first = slots.seen[row / heads];
+        positions.extend((0..problem.tokens).map(|token| first + token as i32));
+        for (rank, position) in rank.iter_mut().zip(positions) {
+            let is_sink = (0..rule.sinks as i32).contains(&position);
+            if is_sink && *rank != f32::NEG_INFINITY {
+                *rank = f32::INFINITY;
+            }
+        }
+    }
 }

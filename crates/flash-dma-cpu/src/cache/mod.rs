@@ -10,20 +10,19 @@ mod tensors;
 #[cfg(test)]
 mod tests;
 
-pub use tensors::{Cache, Pages, Slots, SlotsRef, Tokens};
+pub use tensors::{Cache, ChunkKeys, Pages, Slots, SlotsRef, Tokens};
 
 use crate::args::Outputs;
-use crate::check::buffer;
 use crate::element::Element;
 use crate::view::View;
-use chunk::ChunkKeys;
-use flash_dma_problem::{AppendProblem, AttentionError, DecodeProblem, TensorName};
+use flash_dma_problem::{AppendProblem, AttentionError, DecodeProblem};
 use slots::Placements;
 
 /// Appends tokens to a cache, in place.
 ///
-/// Slots then hold the `window` best keys of everything their sequence has been given, by the order of
-/// [`select`](crate::select()): per head one token costs O(window), many cost O(window + tokens · log window).
+/// Slots then hold the keys of everything their sequence has been given that the cache's rule keeps at its last position,
+/// by the order of [`select`](crate::select()): per head one token costs O(window), many cost
+/// O(window + tokens · log window).
 ///
 /// # Errors
 ///
@@ -80,31 +79,26 @@ pub fn decode<E: Element>(
     Ok(())
 }
 
-/// The keys that a prefill attends over: writes `k` and `v` `[batch, kv_heads, window + tokens, head_dim]` and `scores`
-/// `[batch, kv_heads, window + tokens]`, all contiguous: the slots in order of position, the empty ones first
-/// with zeros and a score of −∞, and the tokens behind them.
+/// The keys that a prefill attends over: the slots in order of position, the empty ones first with zeros and a score of
+/// −∞, and the tokens behind them.
 ///
-/// [`select`](crate::select()) and a causal [`forward`](crate::forward()) of the tokens' queries over these
-/// keys equal one pass over everything the sequences have been given.
+/// They are a sequence of their own. Its [`select`](crate::select()) ranks by `rank` if there is one and keeps as many
+/// keys as the rule keeps by rank; every interval ends as many positions later as the rule has recent keys, but those of
+/// hidden keys stay empty. A causal [`forward`](crate::forward()) of the tokens' queries by these intervals equals one
+/// pass over everything the sequences have been given.
 ///
 /// # Errors
 ///
-/// As [`append`].
+/// As [`append`]; [`AttentionError::Unsupported`] if the rank is not given exactly if the rule has sinks.
 pub fn chunk_keys<E: Element>(
     problem: &AppendProblem,
     slots: SlotsRef<'_, E>,
     tokens: Tokens<'_, E>,
-    k: &mut [E],
-    v: &mut [E],
-    scores: &mut [f32],
+    keys: ChunkKeys<'_, E>,
 ) -> Result<(), AttentionError> {
     check::slots(&problem.cache, &slots)?;
     check::tokens(problem, &tokens)?;
-    let len = problem.cache.capacity() + problem.tokens;
-    let [batch, heads, _, dim] = problem.kv_shape();
-    buffer(TensorName::Key, k, &[batch, heads, len, dim])?;
-    buffer(TensorName::Value, v, &[batch, heads, len, dim])?;
-    buffer(TensorName::Scores, scores, &[batch, heads, len])?;
-    chunk::gather(problem, &slots, &tokens, ChunkKeys { k, v, scores });
+    check::chunk(problem, &keys)?;
+    chunk::gather(problem, &slots, &tokens, keys);
     Ok(())
 }

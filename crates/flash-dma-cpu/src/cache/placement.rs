@@ -1,9 +1,9 @@
 //! Appending to the slots of one head: which tokens enter, which keys are evicted, and when.
 
 use crate::select::quality;
-use flash_dma_problem::Interval;
+use flash_dma_problem::{Interval, SelectionRule};
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
 
 /// The position of a slot that holds no key.
 pub(crate) const EMPTY: i32 = -1;
@@ -14,7 +14,7 @@ const KEEP: u32 = u32::MAX;
 /// The keys that the slots of one head hold before an append.
 #[derive(Clone, Copy)]
 pub(crate) struct HeldKeys<'a> {
-    /// `[window]`.
+    /// `[window]`: −∞ for a slot whose key, if it has one, is not attended.
     pub(crate) scores: &'a [f32],
     /// `[window]`: [`EMPTY`] in an empty slot.
     pub(crate) positions: &'a [i32],
@@ -34,24 +34,27 @@ impl Placement<'_> {
     /// Takes the tokens in one by one. `tokens` are the scores of the new tokens, whose first is at `position` of its
     /// sequence.
     ///
-    /// O(window) for one token; for many O(window), and O(log window) per token.
-    pub(crate) fn make(&mut self, held: HeldKeys<'_>, tokens: &[f32], position: usize) {
+    /// O(window) for one token; for many O(window), and O(log window) per token; with recent keys O(recent log recent) more.
+    pub(crate) fn make(
+        &mut self,
+        rule: SelectionRule,
+        held: HeldKeys<'_>,
+        tokens: &[f32],
+        position: usize,
+    ) {
         let HeldKeys { scores, positions } = held;
         let window = scores.len();
         let end = (window + tokens.len()) as u32;
         self.token.fill(KEEP);
         for (slot, interval) in self.intervals[..window].iter_mut().enumerate() {
-            let occupied = positions[slot] != EMPTY;
-            *interval = interval_of(slot, if occupied { end } else { slot as u32 });
+            let shown = positions[slot] != EMPTY && scores[slot] != f32::NEG_INFINITY;
+            *interval = interval_of(slot, if shown { end } else { slot as u32 });
         }
-        let mut qualities = Qualities::new(held, tokens.len());
+        let mut contest = Contest::new(rule, held, tokens.len(), position);
         for (j, &score) in tokens.iter().enumerate() {
             let key = window + j;
             self.intervals[key] = interval_of(key, key as u32);
-            if score == f32::NEG_INFINITY {
-                continue;
-            }
-            let Some(slot) = qualities.insert(quality(score, position + j)) else {
+            let Some(slot) = contest.insert(score, position + j) else {
                 continue;
             };
             let evicted = match self.token[slot] {
@@ -61,7 +64,9 @@ impl Placement<'_> {
             if !self.intervals[evicted].is_empty() {
                 self.intervals[evicted].end = key as u32;
             }
-            self.intervals[key].end = end;
+            if score != f32::NEG_INFINITY {
+                self.intervals[key].end = end;
+            }
             self.token[slot] = j as u32;
         }
     }
@@ -74,67 +79,113 @@ pub(crate) fn changes(token: &[u32]) -> impl Iterator<Item = (usize, usize)> {
         .map(|(slot, &token)| (slot, token as usize))
 }
 
-/// The qualities of the keys in the slots.
-enum Qualities {
-    /// For a single token: nothing but a search.
-    Search {
-        empty: Option<usize>,
-        worst: (u64, usize),
-    },
-    /// For many: the empty slots, the last first, and the occupied ones with the worst key on top.
+/// What an empty slot is worth, and a hidden key: less than any key that can be attended.
+const NOTHING: u64 = 0;
+
+/// What a key is worth that no other one can evict.
+const PROTECTED: u64 = u64::MAX;
+
+/// What a key is worth to a sequence whose last token is at `now`: the lesser has to go first.
+fn worth(rule: SelectionRule, score: f32, position: usize, now: usize) -> u64 {
+    let hidden = score == f32::NEG_INFINITY;
+    if rule.is_recent(position, now) || (position < rule.sinks && !hidden) {
+        return PROTECTED;
+    }
+    if hidden {
+        return NOTHING;
+    }
+    quality(score, position)
+}
+
+/// The competition for the slots.
+struct Contest {
+    rule: SelectionRule,
+    slots: Slots,
+}
+
+/// The slots, by what their keys are worth.
+enum Slots {
+    /// For a single token: nothing but a search. The least worth, and its slot.
+    Search(u64, usize),
+    /// For many: the slots whose keys are not protected, the least worth on top; and those with recent keys in order of
+    /// position. A sink that is shown and no longer recent is in neither: it stays.
     Heap {
-        empty: Vec<usize>,
-        occupied: BinaryHeap<Reverse<(u64, usize)>>,
+        open: BinaryHeap<Reverse<(u64, usize)>>,
+        recent: VecDeque<Recent>,
     },
 }
 
-impl Qualities {
-    fn new(HeldKeys { scores, positions }: HeldKeys<'_>, tokens: usize) -> Self {
-        let quality = |slot: usize| quality(scores[slot], positions[slot] as usize);
-        let slots = 0..scores.len();
+/// A recent key in a slot.
+struct Recent {
+    position: usize,
+    score: f32,
+    slot: usize,
+}
+
+impl Contest {
+    /// `now` is the position of the first of the `tokens`.
+    fn new(
+        rule: SelectionRule,
+        HeldKeys { scores, positions }: HeldKeys<'_>,
+        tokens: usize,
+        now: usize,
+    ) -> Self {
+        let of_slot = |slot: usize| match positions[slot] {
+            EMPTY => NOTHING,
+            position => worth(rule, scores[slot], position as usize, now),
+        };
+        let worths = (0..scores.len()).map(|slot| (of_slot(slot), slot));
         if tokens <= 1 {
-            let empty = slots.clone().find(|&slot| positions[slot] == EMPTY);
-            let worst = match empty {
-                Some(_) => (0, 0),
-                None => slots
-                    .map(|slot| (quality(slot), slot))
-                    .min()
-                    .unwrap_or((0, 0)),
-            };
-            return Self::Search { empty, worst };
+            let (worth, slot) = worths.min().unwrap_or((PROTECTED, 0));
+            let slots = Slots::Search(worth, slot);
+            return Self { rule, slots };
         }
-        let (mut empty, mut occupied) = (Vec::new(), Vec::with_capacity(scores.len()));
-        for slot in slots.rev() {
-            if positions[slot] == EMPTY {
-                empty.push(slot);
-            } else {
-                occupied.push(Reverse((quality(slot), slot)));
-            }
-        }
-        Self::Heap {
-            empty,
-            occupied: occupied.into(),
-        }
+        let open = worths.filter(|&(worth, _)| worth != PROTECTED);
+        let is_recent = |&slot: &usize| {
+            positions[slot] != EMPTY && rule.is_recent(positions[slot] as usize, now)
+        };
+        let recent = (0..scores.len()).filter(is_recent).map(|slot| Recent {
+            position: positions[slot] as usize,
+            score: scores[slot],
+            slot,
+        });
+        let mut recent: Vec<Recent> = recent.collect();
+        recent.sort_by_key(|key| key.position);
+        let slots = Slots::Heap {
+            open: open.map(Reverse).collect(),
+            recent: recent.into(),
+        };
+        Self { rule, slots }
     }
 
-    /// The slot that a key of this quality gets: an empty one, else that of the worst key if the new one
-    /// is better.
-    fn insert(&mut self, quality: u64) -> Option<usize> {
-        match self {
-            Self::Search { empty, worst } => {
-                empty.or_else(|| (worst.0 < quality).then_some(worst.1))
-            }
-            Self::Heap { empty, occupied } => {
-                if let Some(slot) = empty.pop() {
-                    occupied.push(Reverse((quality, slot)));
-                    return Some(slot);
+    /// The slot that the token of position `now` gets, if any: that of the least worth, if the token is worth more.
+    fn insert(&mut self, score: f32, now: usize) -> Option<usize> {
+        let rule = self.rule;
+        let own = worth(rule, score, now, now);
+        match &mut self.slots {
+            Slots::Search(least, slot) => (*least < own).then_some(*slot),
+            Slots::Heap { open, recent } => {
+                while let Some(key) = recent.pop_front_if(|key| !rule.is_recent(key.position, now))
+                {
+                    let worth = worth(rule, key.score, key.position, now);
+                    if worth != PROTECTED {
+                        open.push(Reverse((worth, key.slot)));
+                    }
                 }
-                let mut worst = occupied.peek_mut()?;
-                if worst.0.0 >= quality {
+                let Reverse((least, slot)) = *open.peek()?;
+                if least >= own {
                     return None;
                 }
-                let slot = worst.0.1;
-                *worst = Reverse((quality, slot));
+                open.pop();
+                if rule.recent > 0 {
+                    recent.push_back(Recent {
+                        position: now,
+                        score,
+                        slot,
+                    });
+                } else if own != PROTECTED {
+                    open.push(Reverse((own, slot)));
+                }
                 Some(slot)
             }
         }
@@ -151,23 +202,29 @@ fn interval_of(key: usize, end: u32) -> Interval {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flash_dma_reference::select::selected;
+    use flash_dma_reference::compose::attended as expected_keys;
     use flash_dma_reference::{Rng, generate::Scores};
 
-    /// After any split of a sequence into appends the slots hold the selected keys, and the intervals
-    /// of each append are the selections of its tokens.
+    /// After any split of a sequence into appends the slots hold the keys of the rule, and the intervals of each append
+    /// are the keys of its tokens.
     #[test]
     fn slots_hold_what_is_selected_after_every_append() {
         let mut rng = Rng::new(3);
-        for case in 0..200 {
+        for case in 0..600 {
             let kind = Scores::ALL[case % Scores::ALL.len()];
             let len = 1 + rng.below(90);
-            let window = 1 + rng.below(30);
+            let mut rule = SelectionRule::top(1 + rng.below(30));
+            if case % 3 > 0 {
+                rule.recent = rng.below(rule.window + 1);
+                rule.sinks = rng.below(rule.window - rule.recent + 1);
+            }
+            let most = [1, 7, 40][rng.below(3)];
+            let window = rule.window;
             let head = kind.head(len, &mut rng);
             let (mut scores, mut positions) = (vec![f32::NAN; window], vec![EMPTY; window]);
             let mut done = 0;
             while done < len {
-                let n = (1 + rng.below(7)).min(len - done);
+                let n = (1 + rng.below(most)).min(len - done);
                 let tokens: Vec<f32> = head[done..done + n].iter().map(|&z| z as f32).collect();
                 let before = positions.clone();
                 let mut token = vec![7; window];
@@ -180,7 +237,7 @@ mod tests {
                     scores: &scores,
                     positions: &positions,
                 };
-                placement.make(held, &tokens, done);
+                placement.make(rule, held, &tokens, done);
                 for (slot, token) in changes(&token) {
                     scores[slot] = tokens[token];
                     positions[slot] = (done + token) as i32;
@@ -194,20 +251,21 @@ mod tests {
                         })
                         .collect();
                     attended.sort_unstable();
-                    let expected = selected(&head, window, (done + i) as i64);
-                    assert_eq!(
-                        attended,
-                        expected,
-                        "{kind:?} window {window} position {}",
-                        done + i
-                    );
+                    let expected = expected_keys(&head, &rule, done + i);
+                    let position = done + i;
+                    assert_eq!(attended, expected, "{kind:?} {rule:?} position {position}");
                 }
                 done += n;
-                let mut live: Vec<usize> = (positions.iter().filter(|&&p| p != EMPTY))
-                    .map(|&p| p as usize)
+                let mut live: Vec<usize> = (0..window)
+                    .filter(|&slot| positions[slot] != EMPTY && scores[slot] != f32::NEG_INFINITY)
+                    .map(|slot| positions[slot] as usize)
                     .collect();
                 live.sort_unstable();
-                assert_eq!(live, selected(&head, window, done as i64 - 1), "{kind:?}");
+                assert_eq!(
+                    live,
+                    expected_keys(&head, &rule, done - 1),
+                    "{kind:?} {rule:?}"
+                );
             }
         }
     }

@@ -36,6 +36,7 @@ impl Placements {
             intervals: vec![Interval { first: 0, end: 0 }; heads * len],
         };
         let scores = tokens.scores.expect("checked: slots have scores");
+        let rule = cache.rule().expect("checked: the cache has slots");
         (placements.token.par_chunks_exact_mut(window))
             .zip(placements.intervals.par_chunks_exact_mut(len))
             .enumerate()
@@ -47,7 +48,7 @@ impl Placements {
                     positions: &slots.position[of_row],
                 };
                 let first = slots.seen[batch] as usize;
-                Placement { token, intervals }.make(held, scores.row(batch, head), first);
+                Placement { token, intervals }.make(rule, held, scores.row(batch, head), first);
             });
         placements
     }

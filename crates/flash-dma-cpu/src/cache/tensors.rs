@@ -5,7 +5,7 @@ use crate::view::View;
 /// The tensors of a cache: contiguous, in the shapes of its [`Storage`](flash_dma_problem::Storage).
 #[derive(Debug)]
 pub enum Cache<'a, E> {
-    /// The best keys of each head.
+    /// The keys of each head that its rule keeps.
     Slots(Slots<'a, E>),
     /// Every key.
     Pages(Pages<'a, E>),
@@ -18,7 +18,7 @@ pub struct Slots<'a, E> {
     pub k: &'a mut [E],
     /// `[batch, kv_heads, window, head_dim]`.
     pub v: &'a mut [E],
-    /// `[batch, kv_heads, window]`; −∞ in an empty slot.
+    /// `[batch, kv_heads, window]`; −∞ in an empty slot, and in that of a hidden key which is or was recent.
     pub score: &'a mut [f32],
     /// `[batch, kv_heads, window]`: where in its sequence the key is; −1 in an empty slot.
     pub position: &'a mut [i32],
@@ -26,7 +26,7 @@ pub struct Slots<'a, E> {
     pub seen: &'a mut [i32],
 }
 
-/// The part of [`Slots`] that attention reads.
+/// [`Slots`], to be read.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotsRef<'a, E> {
     /// As in [`Slots`].
@@ -37,6 +37,22 @@ pub struct SlotsRef<'a, E> {
     pub score: &'a [f32],
     /// As in [`Slots`].
     pub position: &'a [i32],
+    /// As in [`Slots`].
+    pub seen: &'a [i32],
+}
+
+/// Where [`chunk_keys`](super::chunk_keys) writes, all contiguous.
+#[derive(Debug)]
+pub struct ChunkKeys<'a, E> {
+    /// `[batch, kv_heads, window + tokens, head_dim]`.
+    pub k: &'a mut [E],
+    /// `[batch, kv_heads, window + tokens, head_dim]`.
+    pub v: &'a mut [E],
+    /// `[batch, kv_heads, window + tokens]`: what is added to the logits.
+    pub scores: &'a mut [f32],
+    /// `[batch, kv_heads, window + tokens]`: what ranks the keys, +∞ for sinks that are shown. Given exactly if the
+    /// cache's rule has sinks; otherwise the scores rank.
+    pub rank: Option<&'a mut [f32]>,
 }
 
 /// The tensors of [`Storage::Pages`](flash_dma_problem::Storage::Pages).

@@ -4,9 +4,10 @@
 use super::placement::EMPTY;
 use super::*;
 use crate::{AttentionOptions, CacheShape, ElementType, Interval, Problem};
+use flash_dma_problem::SelectionRule;
 use flash_dma_reference::compare::{OUTPUT, compare, compare_lse};
+use flash_dma_reference::compose::attended;
 use flash_dma_reference::generate::{self, Scores};
-use flash_dma_reference::select::selected;
 use flash_dma_reference::{Inputs, Rng};
 
 const HEADS: [usize; 2] = [4, 2];
@@ -42,11 +43,11 @@ fn prefix(inputs: &Inputs, len: usize, queries: usize) -> Inputs {
     }
 }
 
-fn inputs(batch: usize, len: usize, kind: Option<(Scores, usize)>, seed: u64) -> Inputs {
+fn inputs(batch: usize, len: usize, kind: Option<(Scores, SelectionRule)>, seed: u64) -> Inputs {
     let [q_heads, kv_heads] = HEADS;
     let (q, kv) = ([batch, q_heads, len, DIM], [batch, kv_heads, len, DIM]);
     let options = AttentionOptions {
-        keep_window: kind.map(|(_, window)| window),
+        keep_window: kind.map(|(_, rule)| rule.window),
         ..AttentionOptions::new()
     };
     let scores = kind.map(|_| &kv[..3]);
@@ -82,6 +83,7 @@ impl State {
             v: &self.v,
             score: &self.score,
             position: &self.position,
+            seen: &self.seen,
         }
     }
 
@@ -143,11 +145,18 @@ fn step(
                 vec![f32::NAN; b * h * keys * DIM],
                 vec![f32::NAN; b * h * keys * DIM],
             );
-            let mut z = vec![f32::NAN; b * h * keys];
-            chunk_keys(&problem, state.read(), tokens, &mut k, &mut v, &mut z).unwrap();
-            let mut intervals = vec![Interval { first: 0, end: 0 }; z.len()];
+            let [mut z, mut rank] = [(); 2].map(|()| vec![f32::NAN; b * h * keys]);
+            let rule = shape.rule().unwrap();
+            let target = ChunkKeys {
+                k: &mut k,
+                v: &mut v,
+                scores: &mut z,
+                rank: (rule.sinks > 0).then_some(&mut rank[..]),
+            };
+            chunk_keys(&problem, state.read(), tokens, target).unwrap();
             let scores = View::contiguous(&z, [b, h, keys]);
-            crate::select(scores, p.window, &mut intervals).unwrap();
+            let rank = if rule.sinks > 0 { &rank } else { &z };
+            let intervals = chunk_intervals(View::contiguous(rank, [b, h, keys]), rule);
             let whole =
                 Problem::new(&q_shape, &all, &all, Some(&all[..3]), p.element, &options).unwrap();
             let inputs = crate::Inputs {
@@ -165,7 +174,10 @@ fn step(
         }
     }
     let wide = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
-    let (oracle, naive) = (exact.forward(), exact.naive_forward());
+    let (oracle, naive) = match shape.rule() {
+        Some(rule) => (exact.forward_by(&rule), exact.naive_forward_by(&rule)),
+        None => (exact.forward(), exact.naive_forward()),
+    };
     let at = format!("tokens {at}..{}", at + n);
     compare(
         "out",
@@ -181,46 +193,150 @@ fn step(
         .unwrap_or_else(|error| panic!("{at}: {error}"));
 }
 
+/// The intervals of the keys of a chunk, of which the rule selects the older ones by rank.
+fn chunk_intervals(rank: View<'_, f32, 3>, rule: SelectionRule) -> Vec<Interval> {
+    let [batch, heads, keys] = rank.shape;
+    let index = |n: usize| (n % keys) as u32;
+    let mut intervals: Vec<Interval> = (0..batch * heads * keys)
+        .map(|n| Interval {
+            first: index(n),
+            end: index(n),
+        })
+        .collect();
+    if rule.ranked() > 0 {
+        crate::select(rank, rule.ranked(), &mut intervals).unwrap();
+    }
+    for (interval, &rank) in intervals.iter_mut().zip(rank.data) {
+        if rank != f32::NEG_INFINITY {
+            interval.end = (interval.end + rule.recent as u32).min(keys as u32);
+        }
+    }
+    intervals
+}
+
 fn live(state: &State, row: usize, window: usize) -> Vec<usize> {
-    let slots = &state.position[row * window..(row + 1) * window];
-    let mut live: Vec<usize> = (slots.iter().filter(|&&p| p != EMPTY))
-        .map(|&p| p as usize)
+    let slots = row * window..(row + 1) * window;
+    let mut live: Vec<usize> = slots
+        .filter(|&slot| state.score[slot] != f32::NEG_INFINITY)
+        .map(|slot| state.position[slot] as usize)
         .collect();
     live.sort_unstable();
     live
+}
+
+/// A window, or one with recent keys and sinks, or one that is full of them.
+fn rules(rng: &mut Rng) -> [SelectionRule; 4] {
+    let window = 1 + rng.below(20);
+    let recent = rng.below(window + 1);
+    let rule = |recent, sinks| SelectionRule {
+        window,
+        recent,
+        sinks,
+    };
+    [
+        rule(0, 0),
+        rule(recent, rng.below(window - recent + 1)),
+        rule(recent, window - recent),
+        rule(window, 0),
+    ]
 }
 
 #[test]
 fn slots_decode_as_one_pass_would() {
     let mut rng = Rng::new(11);
     for (seed, kind) in Scores::ALL.into_iter().enumerate() {
-        let (batch, window) = (1 + seed % 2, 1 + rng.below(20));
-        let inputs = inputs(batch, 70, Some((kind, window)), seed as u64);
-        let shape = CacheShape::slots(batch, HEADS[1], window, DIM, ElementType::F32).unwrap();
+        for rule in rules(&mut rng) {
+            let batch = 1 + seed % 2;
+            let inputs = inputs(batch, 70, Some((kind, rule)), seed as u64);
+            let shape = CacheShape::slots(batch, HEADS[1], rule, DIM, ElementType::F32).unwrap();
+            let mut state = State::new(&shape);
+            let mut at = 0;
+            while at < 70 {
+                let through_keys = rng.below(3) == 0;
+                let n = (1 + rng.below(if through_keys { 30 } else { 5 })).min(70 - at);
+                let mut other = State::new(&shape);
+                if through_keys {
+                    let cache = Cache::Slots(other.slots());
+                    step(&inputs, &shape, at, n, cache, Some(&mut state));
+                } else {
+                    step(&inputs, &shape, at, n, Cache::Slots(state.slots()), None);
+                }
+                at += n;
+                assert_eq!(state.seen, vec![at as i32; batch]);
+                let scores = inputs.scores.as_ref().unwrap();
+                for (row, scores) in scores.chunks_exact(70).enumerate() {
+                    let expected = attended(scores, &rule, at - 1);
+                    assert_eq!(
+                        live(&state, row, rule.window),
+                        expected,
+                        "{kind:?} {rule:?}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Thousands of tokens: whatever the pieces, the slots hold what the rule keeps.
+#[test]
+fn slots_keep_what_the_rule_says_for_thousands_of_tokens() {
+    const LEN: usize = 3000;
+    let mut rng = Rng::new(13);
+    for kind in [Scores::Normal, Scores::Ties, Scores::AllEqual, Scores::Nan] {
+        for rule in rules(&mut rng) {
+            let scores: Vec<f64> = [(); 2].map(|()| kind.head(LEN, &mut rng)).concat();
+            let shape = CacheShape::slots(1, HEADS[1], rule, 8, ElementType::F32).unwrap();
+            let mut state = State::new(&shape);
+            let mut at = 0;
+            while at < LEN {
+                let most = [1, 1, 16, 300][rng.below(4)];
+                let n = (1 + rng.below(most)).min(LEN - at);
+                let z = part(&scores, [1, 2, LEN, 1], at..at + n);
+                let kv = [1, 2, n, 8];
+                let rows = vec![0.0; 2 * n * 8];
+                let tokens = Tokens {
+                    k: View::contiguous(&rows, kv),
+                    v: View::contiguous(&rows, kv),
+                    scores: Some(View::contiguous(&z, [1, 2, n])),
+                };
+                let problem = shape.append(&kv, &kv, Some(&kv[..3]), ElementType::F32, at);
+                append(&problem.unwrap(), Cache::Slots(state.slots()), tokens).unwrap();
+                at += n;
+                for (row, scores) in scores.chunks_exact(LEN).enumerate() {
+                    if rng.below(10) == 0 || at == LEN {
+                        let expected = attended(scores, &rule, at - 1);
+                        assert_eq!(
+                            live(&state, row, rule.window),
+                            expected,
+                            "{kind:?} {rule:?}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Rows of hidden tokens hold NaN; they take their places among the recent ones, and no result reads them.
+#[test]
+fn rows_of_hidden_tokens_are_never_read() {
+    let mut rng = Rng::new(14);
+    for rule in rules(&mut rng) {
+        let mut inputs = inputs(2, 60, Some((Scores::Nan, rule)), 3);
+        let hidden = inputs.scores.clone().unwrap();
+        for (row, _) in (hidden.iter().enumerate()).filter(|(_, z)| **z == f64::NEG_INFINITY) {
+            inputs.k[row * DIM..(row + 1) * DIM].fill(f64::NAN);
+            inputs.v[row * DIM..(row + 1) * DIM].fill(f64::NAN);
+        }
+        let shape = CacheShape::slots(2, HEADS[1], rule, DIM, ElementType::F32).unwrap();
         let mut state = State::new(&shape);
-        let mut at = 0;
-        while at < 70 {
-            let through_keys = rng.below(3) == 0;
-            let n = (1 + rng.below(if through_keys { 30 } else { 5 })).min(70 - at);
+        for (at, n) in [(0, 1), (1, 20), (21, 1), (22, 1), (23, 30), (53, 7)] {
             let mut other = State::new(&shape);
-            if through_keys {
-                step(
-                    &inputs,
-                    &shape,
-                    at,
-                    n,
-                    Cache::Slots(other.slots()),
-                    Some(&mut state),
-                );
+            if n == 30 {
+                let cache = Cache::Slots(other.slots());
+                step(&inputs, &shape, at, n, cache, Some(&mut state));
             } else {
                 step(&inputs, &shape, at, n, Cache::Slots(state.slots()), None);
-            }
-            at += n;
-            assert_eq!(state.seen, vec![at as i32; batch]);
-            let scores = inputs.scores.as_ref().unwrap();
-            for (row, scores) in scores.chunks_exact(70).enumerate() {
-                let expected = selected(scores, window, at as i64 - 1);
-                assert_eq!(live(&state, row, window), expected, "{kind:?}");
             }
         }
     }

@@ -4,7 +4,7 @@ use crate::decode::args::{Pages, Slots, Tokens};
 use crate::decode::choose::choose_kernel;
 use crate::decode::commit::{ENTRY, commit_kernel, lengthen_kernel, write_pages_kernel};
 use crate::decode::place::place_kernel;
-use crate::decode::tensors::ContendersLaunch;
+use crate::decode::tensors::{ContendersLaunch, SlotRuleLaunch, rule_launch};
 use crate::host::check::{address_type, check_type, elem_type, vector_size};
 use crate::host::scratch::{cubes, one_unit_each, scratch};
 use crate::team::Team;
@@ -18,9 +18,9 @@ const PLACE_PLANES: usize = 8;
 /// Planes of a cube that reads all new scores of a head.
 const CHOOSE_PLANES: usize = 32;
 
-/// Appends tokens to a cache of slots: it then holds, for each kv head, the `window` best of the tokens given before
-/// and the new tokens, by the rule of selection (greater scores first, a tie to the lower position, NaN below every
-/// number, −∞ never).
+/// Appends tokens to a cache of slots: it then holds, for each kv head, those of the tokens given before and the new
+/// tokens that the cache's rule keeps at the position of the last one, by the order of selection (greater scores first, a
+/// tie to the lower position, NaN below every number, −∞ never).
 ///
 /// Any number of tokens may be appended, in any pieces, with the same result. It takes two asynchronous launches;
 /// nothing waits for the host. Scratch is `12 * min(tokens, window)` bytes per kv head, from the client's pool.
@@ -101,13 +101,18 @@ pub(crate) fn place(
             address_type(&[&slots.score, &scores, &moves], size_of::<f32>()),
             contenders(slots, scores),
             moves.clone().into_buffer_arg(),
-            problem.cache.capacity() as u32,
+            rule_of(problem),
             problem.tokens as u32,
             rows as u32,
             team,
         );
     }
     moves
+}
+
+/// The rule of a cache that was checked to have slots.
+fn rule_of(problem: &AppendProblem) -> SlotRuleLaunch {
+    rule_launch(problem.cache.rule().expect("the cache has slots"))
 }
 
 /// The arguments of the kernels that choose slots; `scores` are those of the new tokens.
@@ -141,7 +146,7 @@ fn choose(
             address_type(&[&slots.score, &scores, &moves], size_of::<f32>()),
             contenders(slots, scores),
             moves.clone().into_buffer_arg(),
-            problem.cache.capacity() as u32,
+            rule_of(problem),
             entries as u32,
             rows as u32,
             team,

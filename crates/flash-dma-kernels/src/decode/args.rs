@@ -13,7 +13,7 @@ pub struct Slots {
     pub k: TensorBinding,
     /// `[batch, kv_heads, window, head_dim]`, the cache's element type.
     pub v: TensorBinding,
-    /// `[batch, kv_heads, window]`, f32; −∞ in empty slots and nowhere else.
+    /// `[batch, kv_heads, window]`, f32; −∞ in empty slots, and in those of hidden keys that are or were recent.
     pub score: TensorBinding,
     /// `[batch, kv_heads, window]`, i32: the key's index in its sequence; −1 in empty slots.
     pub position: TensorBinding,
@@ -40,7 +40,7 @@ pub struct Pages {
 /// A cache of either kind.
 #[derive(Clone, Debug)]
 pub enum Cache {
-    /// The best keys of each kv head.
+    /// The keys of each kv head that its rule keeps.
     Slots(Slots),
     /// All keys.
     Pages(Pages),
@@ -77,10 +77,42 @@ pub struct StepOutputs {
     pub lse: TensorBinding,
 }
 
+/// The keys of a chunk, written by [`chunk_keys`](crate::chunk_keys): all contiguous and overwritten.
+#[derive(Clone, Debug)]
+pub struct ChunkOutputs {
+    /// `[batch, kv_heads, window + tokens, head_dim]`, the cache's element type.
+    pub k: TensorBinding,
+    /// `[batch, kv_heads, window + tokens, head_dim]`, the cache's element type.
+    pub v: TensorBinding,
+    /// `[batch, kv_heads, window + tokens]`, f32: what is added to the logits.
+    pub scores: TensorBinding,
+    /// `[batch, kv_heads, window + tokens]`, f32: what ranks the keys, +∞ for a sink that is shown. Given exactly if the
+    /// cache's rule has sinks.
+    pub rank: Option<TensorBinding>,
+}
+
+impl ChunkOutputs {
+    pub(crate) fn check(&self, problem: &AppendProblem) -> Result<(), AttentionError> {
+        let cache = &problem.cache;
+        let (len, size) = (cache.capacity() + problem.tokens, cache.element.size());
+        let shape = [cache.batch, cache.kv_heads, len, cache.head_dim];
+        let whole = Layout::Contiguous;
+        check_tensor(TensorName::Key, &self.k, &shape, size, whole)?;
+        check_tensor(TensorName::Value, &self.v, &shape, size, whole)?;
+        check_tensor(TensorName::Scores, &self.scores, &shape[..3], 4, whole)?;
+        match (&self.rank, cache.has_sinks()) {
+            (Some(rank), true) => check_tensor(TensorName::Rank, rank, &shape[..3], 4, whole),
+            (None, false) => Ok(()),
+            (Some(_), false) => Err(unsupported("a rank of keys without sinks")),
+            (None, true) => Err(unsupported("sinks without a rank of the keys")),
+        }
+    }
+}
+
 impl Slots {
     pub(crate) fn check(&self, cache: &CacheShape) -> Result<(), AttentionError> {
         let Storage::Slots { .. } = cache.storage else {
-            return Err(other_storage("slots where the problem has pages"));
+            return Err(unsupported("slots where the problem has pages"));
         };
         let (size, kv) = (cache.element.size(), cache.kv_shape());
         let whole = Layout::Contiguous;
@@ -101,7 +133,7 @@ impl Slots {
 impl Pages {
     pub(crate) fn check(&self, cache: &CacheShape) -> Result<(), AttentionError> {
         let Storage::Pages { max_pages, .. } = cache.storage else {
-            return Err(other_storage("pages where the problem has slots"));
+            return Err(unsupported("pages where the problem has slots"));
         };
         let (size, kv) = (cache.element.size(), cache.kv_shape());
         let whole = Layout::Contiguous;
@@ -136,6 +168,6 @@ impl Tokens {
     }
 }
 
-fn other_storage(what: &str) -> AttentionError {
+fn unsupported(what: &str) -> AttentionError {
     AttentionError::Unsupported { what: what.into() }
 }

@@ -1,9 +1,9 @@
-//! Which of many tokens take which slots: the `window` best of slots and tokens, by a radix selection.
+//! Which of many tokens take which slots: the keys of slots and tokens that the rule keeps, by a radix selection.
 
 use crate::decode::commit::{ENTRY, NONE};
-use crate::decode::tensors::Contenders;
+use crate::decode::tensors::{Contenders, Protection, SlotRule};
 use crate::select::digits::{BINS, DIGIT, count, find_digit, shared_address};
-use crate::select::sort::{NEVER, sort_key};
+use crate::select::sort::NEVER;
 use crate::team::{Member, Team, sum_up_to};
 use cubecl::prelude::*;
 
@@ -13,9 +13,9 @@ const READS: usize = 4;
 /// The worst key that is kept.
 #[derive(CubeType, Clone, Copy)]
 struct Threshold {
-    /// Its sort key; [`NEVER`] if all keys are kept.
+    /// Its [worth](Protection::worth); [`NEVER`] if all keys are kept.
     key: u32,
-    /// Its position: keys of the same score at later positions are dropped.
+    /// Its position: keys of the same worth at later positions are dropped.
     last: u32,
 }
 
@@ -43,6 +43,8 @@ struct Union {
     /// The first slot, and the number of slots.
     slots: usize,
     window: u32,
+    /// Of the keys when all tokens are there.
+    protection: Protection,
     /// The first new score, and the number of new scores.
     new: usize,
     tokens: u32,
@@ -50,7 +52,16 @@ struct Union {
     seen: u32,
 }
 
-/// Finds the `window` best of the slots and the new tokens, and assigns the tokens among them to the slots that are
+#[cube]
+impl Union {
+    /// What a key is worth when all tokens are there.
+    fn worth(&self, score: f32, position: u32) -> u32 {
+        self.protection.worth(score, position as i32)
+    }
+}
+
+/// Finds the keys of the greatest [worth](Protection::worth) of the slots and the new tokens, as many as there are slots,
+/// and assigns the tokens among them to the slots that are
 /// empty or whose keys are not among them: lists of both in ascending order, paired.
 ///
 /// One cube per (sequence, kv head). The cache is not changed.
@@ -63,7 +74,7 @@ struct Union {
 pub(crate) fn choose_kernel(
     contenders: &Contenders,
     moves: &mut [i32],
-    window: u32,
+    rule: SlotRule,
     entries: u32,
     rows: u32,
     #[comptime] team: Team,
@@ -75,12 +86,15 @@ pub(crate) fn choose_kernel(
     }
     let new_scores = &contenders.new_scores;
     let heads = new_scores.shape(1);
+    let tokens = new_scores.shape(2) as u32;
+    let seen = contenders.seen[row / heads] as u32;
     let union = Union {
-        slots: row * window as usize,
-        window,
+        slots: row * rule.window as usize,
+        window: rule.window,
+        protection: rule.at((seen + tokens - 1u32) as i32),
         new: (row / heads) * new_scores.stride(0) + (row % heads) * new_scores.stride(1),
-        tokens: new_scores.shape(2) as u32,
-        seen: contenders.seen[row / heads] as u32,
+        tokens,
+        seen,
     };
     let counts = Shared::<[Atomic<u32>]>::new_slice(BINS);
     let mut totals = Shared::<[u32]>::new_slice(team.planes);
@@ -93,7 +107,7 @@ pub(crate) fn choose_kernel(
     sync_cube();
 
     let mut key = 0u32;
-    let mut wanted = window;
+    let mut wanted = union.window;
     let mut equal = 0u32;
     for pass in 0..3u32 {
         let bits = Bits {
@@ -148,8 +162,8 @@ pub(crate) fn choose_kernel(
     );
 }
 
-/// Counts the digits of the sort keys that agree with `bits`; or, if `by_position`, the inverted digits of the
-/// positions of those equal to `key`.
+/// Counts the digits of what the keys are worth, of those that agree with `bits`; or, if `by_position`, the inverted
+/// digits of the positions of those worth `key`.
 #[cube]
 fn count_digits(
     contenders: &Contenders,
@@ -169,11 +183,8 @@ fn count_digits(
     let mut slot = UNIT_POS;
     while slot < union.window {
         let at = union.slots + slot as usize;
-        let mut place = 0u32;
-        if comptime!(by_position) {
-            place = contenders.position[at] as u32;
-        }
-        let own = sort_key(contenders.score[at]);
+        let place = contenders.position[at] as u32;
+        let own = union.worth(contenders.score[at], place);
         count_one(counts, first_count, own, place, bits, by_position, key, ptx);
         slot += units;
     }
@@ -189,8 +200,8 @@ fn count_digits(
         for r in 0..READS {
             let token = at + comptime!(r as u32) * units;
             if token < union.tokens {
-                let own = sort_key(read[r]);
                 let place = union.seen + token;
+                let own = union.worth(read[r], place);
                 count_one(counts, first_count, own, place, bits, by_position, key, ptx);
             }
         }
@@ -238,27 +249,21 @@ fn assign(
     let units = comptime!(team.units() as u32);
     let to = row * entries as usize;
 
-    let run = union.window.div_ceil(units);
-    let (begin, end) = (
-        min(unit * run, union.window),
-        min((unit + 1u32) * run, union.window),
-    );
+    let window = union.window;
+    let run = window.div_ceil(units);
+    let (begin, end) = (min(unit * run, window), min((unit + 1u32) * run, window));
     let mut free = 0u32;
     for slot in begin..end {
         let at = union.slots + slot as usize;
-        let stays = threshold.keeps(
-            sort_key(contenders.score[at]),
-            contenders.position[at] as u32,
-        );
+        let place = contenders.position[at] as u32;
+        let stays = threshold.keeps(union.worth(contenders.score[at], place), place);
         free += u32::cast_from(!stays);
     }
     let mut rank = before(free, &member, totals, team);
     for slot in begin..end {
         let at = union.slots + slot as usize;
-        let stays = threshold.keeps(
-            sort_key(contenders.score[at]),
-            contenders.position[at] as u32,
-        );
+        let place = contenders.position[at] as u32;
+        let stays = threshold.keeps(union.worth(contenders.score[at], place), place);
         if !stays {
             if rank < entries {
                 moves[(to + rank as usize) * ENTRY] = slot as i32;
@@ -274,16 +279,18 @@ fn assign(
     );
     let mut staying = 0u32;
     for token in begin..end {
-        let own = sort_key(contenders.new_scores[union.new + token as usize]);
-        staying += u32::cast_from(threshold.keeps(own, union.seen + token));
+        let place = union.seen + token;
+        let own = union.worth(contenders.new_scores[union.new + token as usize], place);
+        staying += u32::cast_from(threshold.keeps(own, place));
     }
     let mut rank = before(staying, &member, totals, team);
     for token in begin..end {
-        let own = sort_key(contenders.new_scores[union.new + token as usize]);
-        if threshold.keeps(own, union.seen + token) {
+        let place = union.seen + token;
+        let own = union.worth(contenders.new_scores[union.new + token as usize], place);
+        if threshold.keeps(own, place) {
             let at = (to + rank as usize) * ENTRY;
             moves[at + 1] = token as i32;
-            moves[at + 2] = (union.seen + token) as i32;
+            moves[at + 2] = place as i32;
             rank += 1u32;
         }
     }

@@ -1,12 +1,12 @@
 //! The keys of a chunk of a long sequence: the keys of the cache, in order, and the chunk's own.
 
-use crate::decode::args::{Slots, Tokens};
-use crate::finite::negative_infinity;
-use crate::host::check::{Layout, address_type, check_tensor, check_type, elem_type, vector_size};
+use crate::decode::args::{ChunkOutputs, Slots, Tokens};
+use crate::finite::{infinity, negative_infinity};
+use crate::host::check::{address_type, check_type, elem_type, vector_size};
 use crate::host::scratch::{one_unit_each, scratch};
 use cubecl::client::Client;
 use cubecl::prelude::*;
-use flash_dma_problem::{AppendProblem, AttentionError, TensorName};
+use flash_dma_problem::{AppendProblem, AttentionError};
 
 /// The entry of an order that represents an empty slot.
 const EMPTY: u32 = u32::MAX;
@@ -63,10 +63,26 @@ struct ChunkTensors<E: Numeric, N: Size> {
     v: OwnedTensor<Vector<E, N>>,
     /// Contiguous `[batch, kv_heads, window + tokens]`.
     scores: Box<[f32]>,
+    /// Present if there are sinks.
+    rank: ComptimeOption<SinkRanks>,
+}
+
+/// What ranks the keys if it is not their scores.
+#[derive(CubeType, CubeLaunch)]
+struct SinkRanks {
+    /// Contiguous `[batch, kv_heads, window + tokens]`, overwritten.
+    rank: Box<[f32]>,
+    /// The slots', contiguous `[batch, kv_heads, window]`.
+    position: Box<[i32]>,
+    /// `[batch]`.
+    seen: Box<[i32]>,
+    sinks: i32,
 }
 
 /// Copies the slots in their order and then the new tokens. One unit per vector of a row; the first also writes the
-/// score.
+/// score, and the rank: the score, but +∞ for a sink that is shown.
+///
+/// `has_sinks` says that the rank is there, for CubeCL's disk cache, see `docs/upstream.md`.
 ///
 /// | buffer | layout |
 /// |---|---|
@@ -78,6 +94,7 @@ fn gather_kernel<E: Numeric, N: Size>(
     slots: &OrderedSlots<E, N>,
     tokens_in: &ChunkTokens<E, N>,
     keys: &mut ChunkTensors<E, N>,
+    #[comptime] _has_sinks: bool,
     #[define(E)] _element: ElemType,
 ) {
     let (k, new_k, new_v) = (&slots.k, &tokens_in.k, &tokens_in.v);
@@ -114,17 +131,37 @@ fn gather_kernel<E: Numeric, N: Size>(
         if vector == 0 {
             keys.scores[at] = own;
         }
+        #[comptime]
+        match &mut keys.rank {
+            ComptimeOption::Some(sinks) => {
+                if vector == 0 {
+                    let mut place = i32::new(-1);
+                    if n >= window {
+                        place = sinks.seen[batch] + (n - window) as i32;
+                    } else {
+                        let slot = slots.order[row * window + n];
+                        if slot != comptime!(EMPTY) {
+                            place = sinks.position[row * window + slot as usize];
+                        }
+                    }
+                    // Empty slots are hidden.
+                    let is_sink = place < sinks.sinks && own != negative_infinity();
+                    sinks.rank[at] = select(is_sink, infinity(), own);
+                }
+            }
+            ComptimeOption::None => {}
+        }
     }
 }
 
 /// The keys that a chunk of new tokens attends to, for a prefill in chunks: the slots in order of position, the empty
-/// ones first with scores of −∞ and rows of zeros, and then the tokens. Writes `k` and `v` (`[batch, kv_heads,
-/// window + tokens, head_dim]`, the cache's element type) and `scores` (`[batch, kv_heads, window + tokens]`, f32),
-/// all contiguous and overwritten; the cache stays as it is.
+/// ones first with scores of −∞ and rows of zeros, and then the tokens. The cache stays as it is.
 ///
-/// Selected with the cache's window, and attended to causally by the chunk's queries (`q_len = tokens`), they give each
-/// query exactly what one pass over the whole sequence would, as no evicted key returns. Then
-/// [`append`](crate::append()) the chunk. Two asynchronous launches.
+/// They are a sequence of their own. Select by the rank, or the scores if there is none, as many keys as the cache's rule
+/// keeps by rank; let every interval end as many positions later as the rule has recent keys, but those of hidden keys
+/// stay empty. Attended to causally by the chunk's queries (`q_len = tokens`), they give each query exactly what one pass
+/// over the whole sequence would, as no evicted key returns. Then [`append`](crate::append()) the chunk. Two asynchronous
+/// launches.
 ///
 /// # Errors
 ///
@@ -135,21 +172,15 @@ pub fn chunk_keys(
     problem: &AppendProblem,
     slots: Slots,
     tokens: Tokens,
-    k: TensorBinding,
-    v: TensorBinding,
-    scores: TensorBinding,
+    keys: ChunkOutputs,
 ) -> Result<(), AttentionError> {
     let cache = &problem.cache;
     check_type(client, cache.element)?;
     slots.check(cache)?;
     tokens.check(problem)?;
+    keys.check(problem)?;
     let (window, size) = (cache.capacity(), cache.element.size());
-    let keys = window + problem.tokens;
-    let shape = [cache.batch, cache.kv_heads, keys, cache.head_dim];
-    let whole = Layout::Contiguous;
-    check_tensor(TensorName::Key, &k, &shape, size, whole)?;
-    check_tensor(TensorName::Value, &v, &shape, size, whole)?;
-    check_tensor(TensorName::Scores, &scores, &shape[..3], 4, whole)?;
+    let len = window + problem.tokens;
     let rows = cache.batch * cache.kv_heads;
     if rows == 0 {
         return Ok(());
@@ -163,18 +194,28 @@ pub fn chunk_keys(
             count,
             dim,
             address_type(&[&order], size_of::<u32>()),
-            slots.position.into_buffer_arg(),
+            slots.position.clone().into_buffer_arg(),
             order.clone().into_buffer_arg(),
             window as u32,
             rows as u32,
         );
     }
     let new_scores = tokens.scores.expect("slots have scores");
+    let ChunkOutputs { k, v, scores, rank } = keys;
     let typed = [&slots.k, &slots.v, &tokens.k, &tokens.v, &k, &v];
     let vector = vector_size(&typed, size);
     let words = [&slots.score, &order, &new_scores, &scores];
     let address = address_type(&typed, size).max(address_type(&words, size_of::<f32>()));
-    let (count, dim) = one_unit_each(client, rows * keys * (cache.head_dim / vector));
+    let (count, dim) = one_unit_each(client, rows * len * (cache.head_dim / vector));
+    let sinks = cache.rule().map_or(0, |rule| rule.sinks);
+    let ranks = rank.map(|rank| {
+        SinkRanksLaunch::new(
+            rank.into_buffer_arg(),
+            slots.position.into_buffer_arg(),
+            slots.seen.into_buffer_arg(),
+            sinks as i32,
+        )
+    });
     // SAFETY: units past the keys return; the tensors were checked to hold their shapes and strides.
     unsafe {
         gather_kernel::launch_unchecked(
@@ -198,7 +239,9 @@ pub fn chunk_keys(
                 k.into_tensor_arg(),
                 v.into_tensor_arg(),
                 scores.into_buffer_arg(),
+                ranks.into(),
             ),
+            cache.has_sinks(),
             elem_type(cache.element),
         );
     }

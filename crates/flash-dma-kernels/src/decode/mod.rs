@@ -1,8 +1,8 @@
 //! Decoding: caches that keep the keys, and attention of a few new tokens over them.
 //!
 //! As scores do not depend on the query and a key's rank only gets worse, an evicted key never returns: a cache of the
-//! `window` best keys of each kv head, its **slots**, is exact for a context of any length. A cache of **pages** keeps
-//! every key, for dense attention.
+//! `window` best keys of each kv head, its **slots**, is exact for a context of any length; recent keys and sinks have
+//! slots among these. A cache of **pages** keeps every key, for dense attention.
 //!
 //! A step of up to 16 tokens is:
 //!
@@ -12,8 +12,8 @@
 //!    time;
 //! 3. `finish`: the parts of the keys merged, and the new rows written into the cache.
 //!
-//! More tokens at once (a prefill) are appended by `choose`, a radix selection of the `window` best of slots
-//! and tokens.
+//! More tokens at once (a prefill) are appended by `choose`, a radix selection among slots and tokens. Both order keys by
+//! what they are [worth](tensors::Protection::worth) to the last token.
 
 pub(crate) mod append;
 pub(crate) mod args;

@@ -1,16 +1,15 @@
 //! Which slots a few tokens take, in order of the tokens.
 
 use crate::decode::commit::{ENTRY, NONE};
-use crate::decode::tensors::Contenders;
-use crate::select::sort::sort_key;
+use crate::decode::tensors::{Contenders, SlotRule};
 use crate::team::Team;
 use cubecl::prelude::*;
 
 /// Slots that a unit reads at once.
 const READS: usize = 8;
 
-/// The worst slots of the units, in shared memory. Worse is a lesser sort key or, between equal keys, a greater
-/// position; an empty slot, of sort key [`NEVER`](crate::select::sort::NEVER), is worse than any key.
+/// The worst slots of the units, in shared memory. Worse is of less [worth](crate::decode::tensors::Protection::worth) or, between keys of equal
+/// worth, of a greater position.
 #[derive(CubeType)]
 struct Candidates {
     /// Each unit's own.
@@ -57,9 +56,9 @@ impl Candidates {
 /// The slots of one (sequence, kv head), and the tokens that may take them.
 #[derive(CubeType, Clone, Copy)]
 struct HeadSlots {
-    /// The first slot, and the number of slots.
+    /// The first slot.
     first: usize,
-    window: u32,
+    rule: SlotRule,
     /// The first new score.
     new: usize,
     /// The position of the first token.
@@ -67,7 +66,9 @@ struct HeadSlots {
 }
 
 /// Finds the slot that each of `tokens` new tokens takes: the worst slot, if the token is better. Later tokens see the
-/// slots as the earlier tokens left them. A slot of equal score is kept, because its position is lower.
+/// slots as the earlier tokens left them. A slot of equal score is kept, because its position is lower. With recent keys
+/// a token is always better, a hidden one as well, because it is recent itself, and as the rule leaves at least one slot
+/// unprotected.
 ///
 /// One cube per (sequence, kv head), each unit owns every `units`-th slot. The cache is not changed.
 ///
@@ -79,7 +80,7 @@ struct HeadSlots {
 pub(crate) fn place_kernel(
     contenders: &Contenders,
     moves: &mut [i32],
-    window: u32,
+    rule: SlotRule,
     tokens: u32,
     rows: u32,
     #[comptime] team: Team,
@@ -92,8 +93,8 @@ pub(crate) fn place_kernel(
     let new_scores = &contenders.new_scores;
     let heads = new_scores.shape(1);
     let head = HeadSlots {
-        first: row * window as usize,
-        window,
+        first: row * rule.window as usize,
+        rule,
         new: (row / heads) * new_scores.stride(0) + (row % heads) * new_scores.stride(1),
         next_position: contenders.seen[row / heads],
     };
@@ -101,7 +102,7 @@ pub(crate) fn place_kernel(
     let unit = UNIT_POS as usize;
 
     let mut candidates = Candidates::new(units);
-    // Slots that this step's tokens took, by token; `window` where one took none.
+    // Slots that this step's tokens took, by token; the number of slots where one took none.
     let mut taken = Shared::<[u32]>::new_slice(comptime!(flash_dma_problem::MAX_DECODE_TOKENS));
     find_worst(contenders, &head, &taken, &mut candidates, 0u32, units);
     for token in 0..tokens {
@@ -116,17 +117,21 @@ pub(crate) fn place_kernel(
             half /= 2u32;
         }
         let (worst_key, worst_slot) = (candidates.keys[0], candidates.slots[0]);
-        let key = sort_key(new_scores[head.new + token as usize]);
-        let takes = key > worst_key;
+        let now = head.next_position + token as i32;
+        let score = new_scores[head.new + token as usize];
+        let worth = head.rule.at(now).worth(score, now);
+        let takes = worth > worst_key;
         if unit == 0 {
-            taken[token as usize] = select(takes, worst_slot, window);
+            taken[token as usize] = select(takes, worst_slot, head.rule.window);
             let to = entries + token as usize * ENTRY;
             moves[to] = select(takes, worst_slot as i32, comptime!(NONE));
             moves[to + 1] = select(takes, token as i32, comptime!(NONE));
-            moves[to + 2] = head.next_position + token as i32;
+            moves[to + 2] = now;
         }
         sync_cube();
-        if takes && worst_slot as usize % units == unit {
+        // The next token takes the protection from the key that is no longer recent, wherever that is.
+        let changes = head.rule.recent > 0 || (takes && worst_slot as usize % units == unit);
+        if changes && token + 1u32 < tokens {
             find_worst(
                 contenders,
                 &head,
@@ -139,8 +144,8 @@ pub(crate) fn place_kernel(
     }
 }
 
-/// Makes the worst of this unit's slots after `done` tokens its own candidate; one better than every key if it
-/// has no slots.
+/// Makes the worst of this unit's slots after `done` tokens, for the one that follows them, its own candidate; one that no
+/// key is better than if all of its slots are protected.
 #[cube]
 fn find_worst(
     contenders: &Contenders,
@@ -152,31 +157,34 @@ fn find_worst(
 ) {
     let mut worst_key = u32::new(u32::MAX as i64);
     let mut worst_place = i32::new(0);
-    let mut worst_slot = head.window;
+    let window = head.rule.window;
+    let protection = head.rule.at(head.next_position + done as i32);
+    let mut worst_slot = window;
     let mut at = UNIT_POS;
-    while at < head.window {
+    while at < window {
         // Several slots are read before the first one is used, so that the reads overlap.
         let mut scores = Array::<f32>::new(READS);
         let mut places = Array::<i32>::new(READS);
         #[unroll]
         for r in 0..READS {
-            let slot = min(at + comptime!((r * units) as u32), head.window - 1u32) as usize;
+            let slot = min(at + comptime!((r * units) as u32), window - 1u32) as usize;
             scores[r] = contenders.score[head.first + slot];
             places[r] = contenders.position[head.first + slot];
         }
         #[unroll]
         for r in 0..READS {
             let slot = at + comptime!((r * units) as u32);
-            let mut key = sort_key(scores[r]);
+            let mut score = scores[r];
             let mut place = places[r];
             for token in 0..done {
                 if taken[token as usize] == slot {
-                    key = sort_key(contenders.new_scores[head.new + token as usize]);
+                    score = contenders.new_scores[head.new + token as usize];
                     place = head.next_position + token as i32;
                 }
             }
+            let key = protection.worth(score, place);
             let is_worse = key < worst_key || (key == worst_key && place > worst_place);
-            if slot < head.window && is_worse {
+            if slot < window && is_worse {
                 worst_key = key;
                 worst_place = place;
                 worst_slot = slot;

@@ -1,7 +1,9 @@
 //! What the kernels of a decode step are launched with.
 
 use crate::decode::args::{Pages, Slots, Tokens};
+use crate::select::sort::{NEVER, sort_key};
 use cubecl::prelude::*;
+use flash_dma_problem::SelectionRule;
 
 /// The cache, the new tokens, and where they go.
 #[derive(CubeType, CubeLaunch)]
@@ -52,6 +54,58 @@ pub(crate) struct Contenders {
     pub seen: Box<[i32]>,
     /// `[batch, kv_heads, tokens]`, last axis contiguous.
     pub new_scores: OwnedTensor<f32>,
+}
+
+/// The rule by which the slots of a head are kept, see [`SelectionRule`].
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct SlotRule {
+    /// Slots per head.
+    pub window: u32,
+    pub recent: i32,
+    pub sinks: i32,
+}
+
+/// What a key is worth that no other can evict: more than any sort key.
+const PROTECTED: u32 = u32::MAX;
+
+/// The keys that a rule protects once a token has arrived.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct Protection {
+    /// The position of the first recent key.
+    oldest: i32,
+    sinks: i32,
+}
+
+#[cube]
+impl SlotRule {
+    /// The protection of a sequence whose last token is at `now`.
+    pub(crate) fn at(&self, now: i32) -> Protection {
+        Protection {
+            oldest: max(now + 1i32 - self.recent, 0i32),
+            sinks: self.sinks,
+        }
+    }
+}
+
+#[cube]
+impl Protection {
+    /// What a key is worth: its sort key, unless it is protected. An empty slot, of position -1 and score −∞, and a hidden
+    /// key that is no longer recent are worth [`NEVER`](crate::select::sort::NEVER).
+    pub(crate) fn worth(&self, score: f32, position: i32) -> u32 {
+        let key = sort_key(score);
+        let is_recent = position >= self.oldest;
+        let is_sink = position < self.sinks && key != NEVER;
+        select(
+            is_recent || is_sink,
+            u32::new(comptime!(PROTECTED as i64)),
+            key,
+        )
+    }
+}
+
+/// The launch argument of a rule.
+pub(crate) fn rule_launch(rule: SelectionRule) -> SlotRuleLaunch {
+    SlotRuleLaunch::new(rule.window as u32, rule.recent as i32, rule.sinks as i32)
 }
 
 /// New tokens.

@@ -107,6 +107,18 @@ fn caches_of_no_room_or_past_the_index_type_are_refused() {
         CacheShape::pages(1, 1, [1, 0, 1], 16, bf16),
         Err(AttentionError::EmptyPages)
     );
+    let rule = |recent, sinks| SelectionRule {
+        window: 4,
+        recent,
+        sinks,
+    };
+    assert_eq!(
+        text(CacheShape::slots(1, 1, rule(3, 2), 16, bf16)),
+        "3 recent keys and 2 sinks pass the window of 4 keys"
+    );
+    let kept = CacheShape::slots(1, 1, rule(3, 1), 16, bf16).unwrap();
+    assert_eq!((kept.capacity(), kept.rule()), (4, Some(rule(3, 1))));
+    assert_eq!(pages().rule(), None);
     let error = CacheShape::pages(1, 1, [1, 1 << 20, 1 << 20], 16, bf16).unwrap_err();
     assert!(matches!(error, AttentionError::TooLarge { .. }));
     let error = CacheShape::slots(1 << 40, 1 << 20, 1 << 20, 16, bf16).unwrap_err();

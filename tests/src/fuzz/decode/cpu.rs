@@ -6,7 +6,7 @@ use crate::engines::{Host, narrow, sentinels, widen};
 use crate::fuzz::spec::{Decoding, MAX_STEP, Spec, Store};
 use crate::{Outputs, Raw};
 use core::ops::Range;
-use flash_dma_cpu::cache::{self, Cache, Pages, Slots, SlotsRef};
+use flash_dma_cpu::cache::{self, Cache, ChunkKeys, Pages, Slots, SlotsRef};
 use flash_dma_cpu::{self as engine, Element, View};
 use flash_dma_problem::{AttentionError, CacheShape, ElementType, Interval, Problem};
 use flash_dma_reference::Inputs;
@@ -195,14 +195,21 @@ impl<'a, E: Host + Element> Held<'a, E> {
         let window = self.shape.capacity();
         let keys = [kv[0], kv[1], window + kv[2], kv[3]];
         let [mut k, mut v] = [(); 2].map(|()| sentinels(keys.iter().product()));
-        let mut z = sentinels(keys[..3].iter().product());
+        let mut z: Vec<f32> = sentinels(keys[..3].iter().product());
         let slots = SlotsRef {
             k: &self.k,
             v: &self.v,
             score: &self.score,
             position: &self.index,
+            seen: &self.seen,
         };
-        cache::chunk_keys(&append, slots, part.tokens(), &mut k, &mut v, &mut z)?;
+        let target = ChunkKeys {
+            k: &mut k,
+            v: &mut v,
+            scores: &mut z,
+            rank: None,
+        };
+        cache::chunk_keys(&append, slots, part.tokens(), target)?;
 
         let mut intervals = vec![Interval { first: 0, end: 0 }; z.len()];
         let scores = View::contiguous(&z, [keys[0], keys[1], keys[2]]);

@@ -225,6 +225,17 @@ pub fn slots(
     DynamicMaskCacheConfig::new(2, 2, head_dim, options).try_init(&here())
 }
 
+/// Slots of a window of 4 keys with recent ones and sinks.
+pub fn slots_that_keep(
+    recent: Option<usize>,
+    sinks: Option<usize>,
+) -> Result<DynamicMaskCache, AttentionError> {
+    let options = causal().with_keep_window(4);
+    let config = DynamicMaskCacheConfig::new(2, 2, 8, options);
+    let config = config.with_recent(recent).with_sinks(sinks);
+    config.try_init(&here())
+}
+
 pub fn step(spoil: impl FnOnce(&mut Step)) -> Result<(), AttentionError> {
     let s = Step::spoiled(spoil);
     slots(8, |_| {})?

@@ -17,7 +17,8 @@ use burn_flash_dma::{
 use calls::{
     Call, KV, a_record_of_another_shape, by_selector, causal, dense, dynamic, elsewhere,
     given_pairs, here, masked, page_step, pages, past_the_last_position, ranges_on_two_devices,
-    second_order, select_by, shows, slots, step, tracking, with_intervals, with_plan, zeros,
+    second_order, select_by, shows, slots, slots_that_keep, step, tracking, with_intervals,
+    with_plan, zeros,
 };
 use std::collections::BTreeSet;
 
@@ -192,6 +193,12 @@ const TABLE: &[Row] = &[
     (Slots, "Shape", || step(|c| c.v = zeros([2, 2, 4, 8]))),
     (Slots, "HeadRatio", || step(|c| c.q = zeros([2, 3, 3, 8]))),
     (Slots, "HeadDim", || slots(12, |_| {}).map(drop)),
+    (Slots, "WindowParts", || {
+        slots_that_keep(Some(3), Some(2)).map(drop)
+    }),
+    (Slots, "WindowParts", || {
+        slots_that_keep(Some(5), None).map(drop)
+    }),
     (Slots, "ElementType", || {
         step(|c| c.q = c.q.clone().cast(DType::F16))
     }),

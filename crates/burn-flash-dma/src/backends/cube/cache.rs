@@ -10,7 +10,9 @@ use burn::backend::tensor::FloatTensor;
 use burn::tensor::DType;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
-use flash_dma_kernels::{Cache, Pages, Slots, StepInputs, StepOutputs, Tokens, decode};
+use flash_dma_kernels::{
+    Cache, ChunkOutputs, Pages, Slots, StepInputs, StepOutputs, Tokens, decode,
+};
 use flash_dma_problem::{AppendProblem, DecodeProblem};
 
 impl CacheOps for CubeBackend {
@@ -52,17 +54,22 @@ impl CacheOps for CubeBackend {
         let rows = [batch, heads, len, dim];
         let k = empty(&slots.k, rows, slots.k.dtype);
         let v = empty(&slots.k, rows, slots.k.dtype);
-        let scores = empty(&slots.k, [batch, heads, len], DType::F32);
+        let words = || empty(&slots.k, [batch, heads, len], DType::F32);
+        let (scores, rank) = (words(), problem.cache.has_sinks().then(words));
         run(flash_dma_kernels::chunk_keys(
             &client,
             &problem,
             slot_bindings(&slots),
             token_bindings(tokens),
-            k.clone().binding(),
-            v.clone().binding(),
-            scores.clone().binding(),
+            ChunkOutputs {
+                k: k.clone().binding(),
+                v: v.clone().binding(),
+                scores: scores.clone().binding(),
+                rank: rank.clone().map(CubeTensor::binding),
+            },
         ));
-        ChunkKeys { k, v, scores }
+        let rank = OptionalFloat::from_option(rank);
+        ChunkKeys { k, v, scores, rank }
     }
 
     fn cache_append_pages(

@@ -151,6 +151,7 @@ fn chunk_keys<E: Element + Stored>(
     let mut k = buffer::<E, 4>([batch, heads, len, dim]);
     let mut v = k.clone();
     let mut scores = buffer::<f32, 3>([batch, heads, len]);
+    let mut rank = problem.cache.has_sinks().then(|| scores.clone());
     run(cache::chunk_keys(
         problem,
         cache::SlotsRef {
@@ -158,16 +159,22 @@ fn chunk_keys<E: Element + Stored>(
             v: elements(&slots.v),
             score: elements(&slots.score),
             position: elements(&slots.position),
+            seen: elements(&slots.seen),
         },
         tokens.view(),
-        &mut k,
-        &mut v,
-        &mut scores,
+        cache::ChunkKeys {
+            k: &mut k,
+            v: &mut v,
+            scores: &mut scores,
+            rank: rank.as_deref_mut(),
+        },
     ));
+    let words = |values| tensor(values, [batch, heads, len]);
     ChunkKeys {
         k: tensor(k, [batch, heads, len, dim]),
         v: tensor(v, [batch, heads, len, dim]),
-        scores: tensor(scores, [batch, heads, len]),
+        scores: words(scores),
+        rank: OptionalFloat::from_option(rank.map(words)),
     }
 }
 

@@ -2,11 +2,11 @@
 
 use crate::codegen::cases::{Case, HEADS, case, tensor};
 use crate::decode::append::{append, append_pages};
-use crate::decode::args::{Cache, Pages, Slots, StepInputs, StepOutputs, Tokens};
+use crate::decode::args::{Cache, ChunkOutputs, Pages, Slots, StepInputs, StepOutputs, Tokens};
 use crate::decode::chunk::chunk_keys;
 use crate::decode::plan_on;
 use crate::host::engine::Engine;
-use crate::{AttentionOptions, CacheShape, ElementType, Storage};
+use crate::{AttentionOptions, CacheShape, ElementType, SelectionRule, Storage};
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 
@@ -48,6 +48,13 @@ pub(crate) fn all() -> Vec<Case> {
         call.append(client);
         call.step(client, 1, AttentionOptions::new());
     }));
+    // The rule is in numbers, but the rank of a chunk's keys is another kernel's.
+    cases.push(case("decode-bf16-d128-sinks".into(), |client| {
+        let mut call = Decoding::new(Bf16, 128, false);
+        (call.recent, call.sinks) = (128, 4);
+        call.append(client);
+        call.step(client, 1, AttentionOptions::new());
+    }));
     // Pages that exceed 32-bit indices.
     cases.push(case("decode-bf16-d128-64bit".into(), |client| {
         let mut call = Decoding::new(Bf16, 128, true);
@@ -66,6 +73,9 @@ struct Decoding {
     /// Pages with scores.
     scored: bool,
     pages: usize,
+    /// Recent keys and sinks, of slots.
+    recent: usize,
+    sinks: usize,
 }
 
 impl Decoding {
@@ -76,6 +86,8 @@ impl Decoding {
             paged,
             scored: false,
             pages: 1024,
+            recent: 0,
+            sinks: 0,
         }
     }
 
@@ -92,7 +104,12 @@ impl Decoding {
                 }
             })
         } else {
-            CacheShape::slots(1, HEADS, WINDOW, head_dim, element)
+            let rule = SelectionRule {
+                window: WINDOW,
+                recent: self.recent,
+                sinks: self.sinks,
+            };
+            CacheShape::slots(1, HEADS, rule, head_dim, element)
         }
         .expect("a valid cache")
     }
@@ -146,10 +163,15 @@ impl Decoding {
             Cache::Slots(slots) => {
                 let all = [1, HEADS, WINDOW + LEN, self.head_dim];
                 let rows = || -> TensorBinding { tensor(client, all, self.element.size()) };
-                let scores = tensor(client, [1, HEADS, WINDOW + LEN], 4);
+                let words = || tensor(client, [1, HEADS, WINDOW + LEN], 4);
+                let keys = ChunkOutputs {
+                    k: rows(),
+                    v: rows(),
+                    scores: words(),
+                    rank: shape.has_sinks().then(words),
+                };
                 let (given, cached) = (tokens.clone(), slots.clone());
-                chunk_keys(client, &problem, cached, given, rows(), rows(), scores)
-                    .expect("a valid chunk");
+                chunk_keys(client, &problem, cached, given, keys).expect("a valid chunk");
                 append(client, &problem, slots, tokens)
             }
         }

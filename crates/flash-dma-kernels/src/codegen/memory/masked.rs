@@ -122,10 +122,7 @@ fn a_masked_pass_requests_the_workspace_it_says() {
 fn step(client: &Client, shape: CacheShape, tokens: usize, engine: Engine) -> Option<[usize; 2]> {
     let (q, new) = ([2, 4 * HEADS, tokens, 128], [2, HEADS, tokens, 128]);
     let scored = shape.has_scores();
-    let slots = match shape.storage {
-        Storage::Slots { window } => Some(window),
-        _ => None,
-    };
+    let slots = shape.rule().map(|rule| rule.window);
     let options = AttentionOptions {
         keep_window: slots,
         ..AttentionOptions::new()

@@ -1,14 +1,15 @@
 //! The content of a cache after appending.
 
 use crate::decode::append::{append, append_pages};
-use crate::decode::args::{Pages, Slots, Tokens};
+use crate::decode::args::{ChunkOutputs, Pages, Slots, Tokens};
 use crate::decode::chunk::chunk_keys;
 use crate::decode::tests::{SlotCache, Words};
 use crate::testing::placement::{Placement, client, upload};
 use cubecl::client::Client;
-use flash_dma_problem::{AppendProblem, AttentionError, CacheShape, ElementType};
+use flash_dma_problem::{AppendProblem, AttentionError, CacheShape, ElementType, SelectionRule};
 use flash_dma_reference::generate::Scores;
-use flash_dma_reference::{Rng, select};
+use flash_dma_reference::slots::SlotCache as OracleSlots;
+use flash_dma_reference::{Rng, compose};
 
 const F32: ElementType = ElementType::F32;
 
@@ -20,9 +21,9 @@ struct Cache {
 }
 
 impl Cache {
-    fn new(batch: usize, kv_heads: usize, window: usize, head_dim: usize) -> Self {
+    fn new(batch: usize, kv_heads: usize, rule: impl Into<SelectionRule>, head_dim: usize) -> Self {
         let client = client();
-        let shape = CacheShape::slots(batch, kv_heads, window, head_dim, F32).unwrap();
+        let shape = CacheShape::slots(batch, kv_heads, rule, head_dim, F32).unwrap();
         Self {
             slots: SlotCache::new(&client, shape),
             held: 0,
@@ -84,6 +85,7 @@ impl Cache {
     /// Compares the live keys with the oracle's selection of the first `held` keys, and checks their rows.
     fn check(&self, scores: &[Vec<f64>], context: &str) {
         let (window, dim) = (self.slots.shape.capacity(), self.slots.shape.head_dim);
+        let rule = self.slots.shape.rule().unwrap();
         let client = &self.client;
         let position = self.slots.position.read(client);
         let score = self.slots.score.read(client);
@@ -92,8 +94,8 @@ impl Cache {
         for (row, head) in scores.iter().enumerate() {
             let slots = row * window..(row + 1) * window;
             let live = &live[row];
-            let want = &select::selected(&head[..self.held], window, self.held as i64 - 1);
-            assert_eq!(live, want, "row {row} after {} {context}", self.held);
+            let want = compose::attended(head, &rule, self.held - 1);
+            assert_eq!(*live, want, "row {row} after {} {context}", self.held);
             for slot in slots {
                 if position[slot] == u32::MAX {
                     assert_eq!(score[slot], f32::NEG_INFINITY.to_bits());
@@ -186,11 +188,82 @@ fn equal_scores_of_long_sequences_are_told_apart_by_position() {
     }
 }
 
+/// Windows with recent keys and sinks, and some that are full of them.
+const RULES: [[usize; 3]; 7] = [
+    [1, 1, 0],
+    [1, 0, 1],
+    [7, 3, 2],
+    [7, 7, 0],
+    [7, 0, 7],
+    [24, 5, 19],
+    [100, 30, 4],
+];
+
+fn rule([window, recent, sinks]: [usize; 3]) -> SelectionRule {
+    SelectionRule {
+        window,
+        recent,
+        sinks,
+    }
+}
+
+#[test]
+fn recent_keys_and_sinks_keep_their_slots() {
+    let kinds = [
+        Scores::Normal,
+        Scores::Ties,
+        Scores::Padded,
+        Scores::AllPadded,
+        Scores::Nan,
+    ];
+    for (seed, kind) in kinds.into_iter().enumerate() {
+        let scores = scores(kind, 4, 80, 200 + seed as u64);
+        for parts in RULES {
+            for pieces in [&[1][..], &[16, 3, 1], &[2, 40, 1, 17, 5], &[80]] {
+                let mut cache = Cache::new(2, 2, rule(parts), 8);
+                for &piece in pieces.iter().cycle() {
+                    let (from, to) = (cache.held, (cache.held + piece).min(80));
+                    cache.append(&scores, from, to, Placement::Gaps);
+                    if from % 9 == 0 || piece > 1 {
+                        cache.check(&scores, &format!("{kind:?} {parts:?} {pieces:?}"));
+                    }
+                    if to == 80 {
+                        break;
+                    }
+                }
+                cache.check(&scores, &format!("{kind:?} {parts:?} {pieces:?}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn thousands_of_steps_leave_what_the_rule_says() {
+    let scores = scores(Scores::Nan, 1, 3000, 6);
+    let mut cache = Cache::new(1, 1, rule([13, 5, 3]), 8);
+    for token in 0..3000 {
+        cache.append(&scores, token, token + 1, Placement::Contiguous);
+        if token % 97 == 0 {
+            cache.check(&scores, "NaN");
+        }
+    }
+    cache.check(&scores, "NaN");
+}
+
 #[test]
 fn a_chunk_sees_the_slots_in_order() {
     let scores = scores(Scores::Padded, 4, 100, 9);
-    for (first, window) in [(0, 5), (3, 5), (57, 20)] {
-        let mut cache = Cache::new(2, 2, window, 8);
+    for (first, parts) in [
+        (0, [5, 0, 0]),
+        (3, [5, 0, 0]),
+        (57, [20, 0, 0]),
+        (0, [5, 2, 3]),
+        (2, [20, 4, 5]),
+        (57, [20, 7, 6]),
+    ] {
+        let rule = rule(parts);
+        let window = rule.window;
+        let mut cache = Cache::new(2, 2, rule, 8);
         for token in 0..first {
             cache.append(&scores, token, token + 1, Placement::Contiguous);
         }
@@ -198,38 +271,46 @@ fn a_chunk_sees_the_slots_in_order() {
         let keys = window + 100 - first;
         let all = [2, 2, keys, 8];
         let rows = || Words::new(&cache.client, &all, f32::NAN.to_bits());
-        let (k, v, z) = (rows(), rows(), Words::new(&cache.client, &all[..3], 0));
-        chunk_keys(
-            &cache.client,
-            &problem,
-            cache.slots(),
-            tokens,
-            k.binding(),
-            v.binding(),
-            z.binding(),
-        )
-        .unwrap();
-        let (k, v, z) = (
-            k.read(&cache.client),
-            v.read(&cache.client),
-            z.read(&cache.client),
-        );
+        let words = || Words::new(&cache.client, &all[..3], 0);
+        let (k, v, z, rank) = (rows(), rows(), words(), words());
+        let target = ChunkOutputs {
+            k: k.binding(),
+            v: v.binding(),
+            scores: z.binding(),
+            rank: (rule.sinks > 0).then(|| rank.binding()),
+        };
+        chunk_keys(&cache.client, &problem, cache.slots(), tokens, target).unwrap();
+        let [k, v, z, rank] = [k, v, z, rank].map(|words| words.read(&cache.client));
         for (row, head) in scores.iter().enumerate() {
-            let live = select::selected(&head[..first], window, first as i64 - 1);
-            let empty = window - live.len();
-            let order = live.into_iter().chain(first..100);
-            for n in 0..empty {
+            let mut oracle = OracleSlots::new(rule);
+            head[..first].iter().for_each(|&z| oracle.push(z));
+            // A hidden key that is no longer recent may be there or not, and is nothing in either case.
+            let worth =
+                |&(key, z): &(usize, f64)| z != f64::NEG_INFINITY || rule.is_recent(key, first - 1);
+            let held = oracle.keys().into_iter().filter(worth).map(|(key, _)| key);
+            let order: Vec<usize> = held.chain(first..100).collect();
+            let before = keys - order.len();
+            for n in 0..before {
                 assert_eq!(z[row * keys + n], f32::NEG_INFINITY.to_bits());
-                assert_eq!(k[(row * keys + n) * 8], 0);
             }
-            for (n, key) in order.enumerate() {
-                let at = row * keys + empty + n;
-                assert_eq!(z[at], (head[key] as f32).to_bits());
+            for (n, key) in order.into_iter().enumerate() {
+                let at = row * keys + before + n;
+                let score = head[key] as f32;
+                assert_eq!(z[at], score.to_bits());
+                if rule.sinks > 0 {
+                    let is_sink = key < rule.sinks && score != f32::NEG_INFINITY;
+                    let ranked = if is_sink { f32::INFINITY } else { score };
+                    assert_eq!(rank[at], ranked.to_bits(), "{key} {parts:?}");
+                }
                 for c in 0..8 {
                     let element = key_element(row, key, c) as f32;
                     assert_eq!(k[at * 8 + c], element.to_bits());
                     assert_eq!(v[at * 8 + c], (-element).to_bits());
                 }
+            }
+            if rule.recent == 0 {
+                let rows = (row * keys..row * keys + before).flat_map(|at| at * 8..at * 8 + 8);
+                assert!(rows.into_iter().all(|at| k[at] == 0 && v[at] == 0));
             }
         }
     }

@@ -88,12 +88,14 @@ impl SlotCache {
         }
     }
 
-    /// The positions that are alive in each row, in order.
+    /// The positions of each row that its last token attends to, in order.
     fn live(&self, client: &Client) -> Vec<Vec<usize>> {
-        let position = self.position.read(client);
-        let rows = position.chunks(self.shape.capacity()).map(|row| {
-            let live = row.iter().filter(|&&x| x != u32::MAX);
-            let mut live: Vec<usize> = live.map(|&x| x as usize).collect();
+        let (position, score) = (self.position.read(client), self.score.read(client));
+        let window = self.shape.capacity();
+        let rows = (position.chunks(window).zip(score.chunks(window))).map(|(position, score)| {
+            let shown = (position.iter().zip(score))
+                .filter(|&(_, &score)| score != f32::NEG_INFINITY.to_bits());
+            let mut live: Vec<usize> = shown.map(|(&x, _)| x as usize).collect();
             live.sort_unstable();
             live
         });
