@@ -38,7 +38,7 @@ impl Spec {
         let Some(length) = parts.documents else {
             return vec![self.k_len];
         };
-        let mut left = self.k_len;
+        let (length, mut left) = (length.max(1), self.k_len);
         let turns = [length, length / 3 + 1, 2 * length + 1, 1, length + 7];
         let cut = |of: &usize| {
             let length = (*of).min(left);
