@@ -1,7 +1,7 @@
 //! Implementations of dynamic-mask attention, as seen from the host.
 
 use crate::{Call, Layout, Raw};
-use flash_dma_problem::{AttentionError, ElementType, Interval};
+use flash_dma_problem::{AttentionError, ElementType, Interval, SelectionRule};
 use flash_dma_reference::Inputs;
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
@@ -73,6 +73,17 @@ pub trait Engine: Send + Sync + 'static {
     /// If the engine refuses.
     fn select(&self, scores: &Raw, window: usize) -> Result<Vec<Interval>, Refused>;
 
+    /// Scores to the intervals of a rule for each head, inside documents of these lengths, which are those of every
+    /// sequence; `None` if the engine selects by a window alone.
+    fn compose(
+        &self,
+        _scores: &Raw,
+        _rules: &[SelectionRule],
+        _documents: Option<&[usize]>,
+    ) -> Option<Result<Vec<Interval>, Refused>> {
+        None
+    }
+
     /// The forward pass.
     ///
     /// # Errors
@@ -101,6 +112,19 @@ pub trait Engine: Send + Sync + 'static {
             cases.extend(large);
         }
         cases
+    }
+
+    /// As [`cases`](Self::cases), but a GPU runs its own list alone: it compiles some five kernels for every head
+    /// dimension, element type, group and option, so that a test has two or three of these together there.
+    fn cases_or_device<T>(
+        small: impl IntoIterator<Item = T>,
+        medium: impl IntoIterator<Item = T>,
+        device: impl IntoIterator<Item = T>,
+    ) -> Vec<T> {
+        match Self::SIZE {
+            Size::Large => device.into_iter().collect(),
+            Size::Small | Size::Medium => Self::cases(small, medium, []),
+        }
     }
 
     /// The call of the oracle's inputs, with the engine's own selection.

@@ -7,6 +7,7 @@ use flash_dma_problem::{ElementType, Problem};
 use flash_dma_reference::compare::{
     ARITHMETIC, GRADIENT, OUTPUT, compare_by, compare_lse, naive_error,
 };
+use flash_dma_reference::masked::{Broadcast, MaskedInputs};
 use flash_dma_reference::round::{epsilon, round};
 use flash_dma_reference::{Exact, Forward, NaiveForward};
 
@@ -304,6 +305,52 @@ impl Expected {
             },
         }
     }
+}
+
+/// The expected results of keys that some pairs show, with a bias of keys, and the gradient of the rank of those of
+/// which others are runners-up: `apart`, or added to that of the bias, which is called `dscores`.
+///
+/// # Panics
+///
+/// If the inputs have no bias.
+#[must_use]
+pub fn expected_of_runners_up(
+    inputs: &MaskedInputs,
+    runners_up: Option<&Broadcast<bool>>,
+    (grad_out, grad_lse): (&[f64], Option<&[f64]>),
+    apart: bool,
+) -> Expected {
+    let p = &inputs.problem;
+    let mut expected = Expected::new(p, inputs.forward(), &inputs.naive_forward());
+    let exact = inputs.backward(grad_out, grad_lse);
+    let (naive, naive_bias) = inputs.naive_backward(grad_out, grad_lse);
+    let (q, kv, e) = (p.q_shape(), p.kv_shape(), p.element);
+    expected.gradient("dq", &q, e, exact.q, &naive.q);
+    expected.gradient("dk", &kv, e, exact.k, &naive.k);
+    expected.gradient("dv", &kv, e, exact.v, &naive.v);
+    let (mut bias, mut naive_bias) = exact.bias.zip(naive_bias).expect("a bias");
+    let rank = runners_up.map(|runners_up| {
+        let exact = inputs.rank_gradient(runners_up, grad_out, grad_lse);
+        (
+            exact,
+            inputs.naive_rank_gradient(runners_up, grad_out, grad_lse),
+        )
+    });
+    if let (Some((exact, naive)), false) = (&rank, apart) {
+        add(&mut bias.values, &exact.values);
+        add(&mut bias.magnitude, &exact.magnitude);
+        add(&mut naive_bias, naive);
+    }
+    let (shape, words) = (&kv[..3], ElementType::F32);
+    expected.gradient("dscores", shape, words, bias, &naive_bias);
+    if let (Some((exact, naive)), true) = (rank, apart) {
+        expected.gradient("rank", shape, words, exact, &naive);
+    }
+    expected
+}
+
+fn add(to: &mut [f64], more: &[f64]) {
+    to.iter_mut().zip(more).for_each(|(to, more)| *to += more);
 }
 
 /// A magnitude, unless no pair contributes to its element: such an element is exact.

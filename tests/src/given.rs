@@ -1,7 +1,7 @@
 //! Attention over given intervals: no selection by scores could have made some of them.
 
 use crate::engine::skip;
-use crate::expected::Expected;
+use crate::expected::{Expected, expected_of_runners_up};
 use crate::{Call, Engine, Layout, problem};
 use flash_dma_problem::{AttentionOptions, ElementType, Interval, Problem};
 use flash_dma_reference::generate::{self, Scores};
@@ -19,6 +19,8 @@ pub struct GivenCase {
     pub causal: bool,
     /// The intervals of each kv head.
     pub intervals: Vec<Vec<Interval>>,
+    /// One past the last position at which each key of each kv head is a runner-up; `None` without runners-up.
+    pub far: Option<Vec<Vec<u32>>>,
     /// What the case is, for failures.
     pub what: String,
 }
@@ -59,13 +61,18 @@ impl GivenCase {
         let grads = (&grad_out[..], Some(&grad_lse[..]));
         let mut call = Call::new(&inputs, Layout::Contiguous, grads);
         call.intervals = Some(self.intervals.concat());
+        call.far = self.far.as_ref().map(|far| far.concat());
         call.given = true;
         let (outputs, actual) = engine.backward(&call).unwrap_or_else(|refused| {
             panic!("{} refuses {}: {}", E::NAME, self.what, refused.error)
         });
         let actual_scores = actual.scores.expect("the gradient of the scores");
         let gradients = [&actual.q[..], &actual.k, &actual.v, &actual_scores];
-        self.expected(&inputs, &grad_out, &grad_lse).check(
+        let gradients: Vec<&[f64]> = (gradients.into_iter())
+            .chain(actual.rank.as_deref())
+            .collect();
+        let apart = actual.rank.is_some();
+        self.expected(&inputs, &grad_out, &grad_lse, apart).check(
             Vec::new,
             &outputs,
             &gradients,
@@ -73,38 +80,51 @@ impl GivenCase {
         );
     }
 
-    fn expected(&self, inputs: &Inputs, grad_out: &[f64], grad_lse: &[f64]) -> Expected {
+    /// The pairs of queries and keys that `shows` says.
+    fn pairs(&self, p: &Problem, shows: impl Fn(usize, usize, i64) -> bool) -> Broadcast<bool> {
+        let shape = [1, p.kv_heads, p.q_len, p.k_len];
+        let mut values = Vec::with_capacity(shape.iter().product());
+        for head in 0..p.kv_heads {
+            for query in 0..p.q_len {
+                let position = p.position(query);
+                values.extend((0..p.k_len).map(|key| shows(head, key, position)));
+            }
+        }
+        Broadcast { shape, values }
+    }
+
+    /// The results by definition. The gradient of the rank is `apart`, or in that of the scores.
+    fn expected(
+        &self,
+        inputs: &Inputs,
+        grad_out: &[f64],
+        grad_lse: &[f64],
+        apart: bool,
+    ) -> Expected {
         let options = AttentionOptions::new().with_causal(self.causal);
         let p = self.problem_with(&options, false);
         let scores = inputs.scores.clone().expect("a case with scores");
-        let shape = [1, p.kv_heads, p.q_len, p.k_len];
-        let pairs = self.intervals.iter().flat_map(|head| {
-            let row = move |query| head.iter().map(move |i| i.contains(p.position(query)));
-            (0..p.q_len).flat_map(row)
+        let visible = self.pairs(&p, |head, key, position| {
+            self.intervals[head][key].contains(position)
         });
         let masked = MaskedInputs {
             problem: p,
             q: inputs.q.clone(),
             k: inputs.k.clone(),
             v: inputs.v.clone(),
-            visible: Some(Broadcast {
-                shape,
-                values: pairs.collect(),
-            }),
+            visible: Some(visible),
             bias: Some(Broadcast {
                 shape: [1, p.kv_heads, 1, p.k_len],
                 values: scores,
             }),
         };
-        let mut expected = Expected::new(&p, masked.forward(), &masked.naive_forward());
-        let exact = masked.backward(grad_out, Some(grad_lse));
-        let (naive, naive_scores) = masked.naive_backward(grad_out, Some(grad_lse));
-        let (q, kv, e) = (p.q_shape(), p.kv_shape(), p.element);
-        expected.gradient("dq", &q, e, exact.q, &naive.q);
-        expected.gradient("dk", &kv, e, exact.k, &naive.k);
-        expected.gradient("dv", &kv, e, exact.v, &naive.v);
-        let (exact, naive) = (exact.bias.expect("a bias"), naive_scores.expect("a bias"));
-        expected.gradient("dscores", &kv[..3], ElementType::F32, exact, &naive);
-        expected
+        let runners_up = self.far.as_ref().map(|far| {
+            self.pairs(&p, |head, key, position| {
+                let end = self.intervals[head][key].end;
+                (i64::from(end)..i64::from(far[head][key])).contains(&position)
+            })
+        });
+        let grads = (grad_out, Some(grad_lse));
+        expected_of_runners_up(&masked, runners_up.as_ref(), grads, apart)
     }
 }

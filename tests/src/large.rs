@@ -140,7 +140,8 @@ impl<T: Target> Kernels<T> {
         Read { bytes, element }
     }
 
-    /// Runs the selection and both passes of a problem of f32 or bf16 on the engine of this target, and compares
+    /// Runs the selection and both passes of a problem of f32 or bf16 on the engine of this target, as a training step
+    /// does: in 16 bits with the residual of `out`. Compares
     /// sampled rows of the outputs and of dq, and sampled keys of the other gradients, with f64. Skips problems that
     /// exceed the device's memory.
     ///
@@ -180,15 +181,20 @@ impl<T: Target> Kernels<T> {
         let inputs = engine::Inputs { q, k, v, selection };
 
         let out = self.unwritten(&rows, p.element);
+        let residual = (p.residual_shape()).map(|shape| self.unwritten(&shape, p.element));
         let lse = self.unwritten(&p.lse_shape(), ElementType::F32);
         let kind = Self::forced(planned(&engine::forward::plan(client, p, &inputs)));
-        let outputs = engine::Outputs::new(out.binding(), lse.binding());
+        let outputs = engine::Outputs {
+            out: out.binding(),
+            residual: residual.as_ref().map(Output::binding),
+            lse: lse.binding(),
+        };
         engine::forward::plan_on(kind, client, p, &inputs)
             .and_then(|plan| plan.run(outputs))
             .expect("a forward pass");
         let saved = engine::Saved {
             out: out.binding(),
-            residual: None,
+            residual: residual.as_ref().map(Output::binding),
             lse: lse.binding(),
             grad_out,
             grad_lse: None,
@@ -231,15 +237,20 @@ impl<T: Target> Kernels<T> {
         worst.note(sampled.q.compare("dq", &rows, &read, p.element, GRADIENT));
         drop(grad_q);
 
+        let residual = residual.map(|residual| self.read_back(residual));
+        // What the backward pass reads: `out` before its rounding.
+        let precise = |row: usize, into: &mut [f64]| {
+            out.row(row, into);
+            if let Some(residual) = &residual {
+                let mut lost = vec![0.0; into.len()];
+                residual.row(row, &mut lost);
+                into.iter_mut().zip(lost).for_each(|(x, lost)| *x += lost);
+            }
+        };
         let mut sampled: Option<SampledKeys> = None;
         for head in spread(p.batch * p.kv_heads, HEADS, &mut rng) {
             let chosen = attended_keys(&source.intervals(head), KEYS, &mut rng);
-            let of_head = source.keys(
-                head,
-                &chosen,
-                &|row, into| out.row(row, into),
-                &|row, into| lse.row(row, into),
-            );
+            let of_head = source.keys(head, &chosen, &precise, &|row, into| lse.row(row, into));
             match &mut sampled {
                 Some(sampled) => sampled.append(of_head),
                 None => sampled = Some(of_head),

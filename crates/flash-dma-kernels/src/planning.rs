@@ -22,7 +22,7 @@ pub fn required_bytes(
     passes: Passes,
 ) -> Result<usize, AttentionError> {
     let rows = Rows::new(client);
-    let inputs = rows.inputs(problem);
+    let inputs = rows.inputs(problem, passes);
     let selecting = if problem.has_scores {
         select_workspace(client, problem.scores_shape(), problem.window)
     } else {
@@ -30,7 +30,7 @@ pub fn required_bytes(
     };
     let forward = forward::plan(client, problem, &inputs)?;
     let mut workspace = selecting.max(forward.workspace_bytes());
-    if passes == Passes::ForwardAndBackward {
+    if passes != Passes::Forward {
         let saved = rows.saved(problem);
         let backward = backward::plan(client, problem, &inputs, &saved)?;
         workspace = workspace.max(backward.workspace_bytes());
@@ -97,7 +97,8 @@ impl Rows {
         }
     }
 
-    fn inputs(&self, problem: &Problem) -> Inputs {
+    fn inputs(&self, problem: &Problem, passes: Passes) -> Inputs {
+        let far = (passes == Passes::WithRunnersUp).then(|| self.tensor(&problem.scores_shape()));
         Inputs {
             q: self.tensor(&problem.q_shape()),
             k: self.tensor(&problem.kv_shape()),
@@ -105,7 +106,7 @@ impl Rows {
             selection: problem.has_scores.then(|| Selection {
                 scores: self.tensor(&problem.scores_shape()),
                 intervals: self.tensor(&problem.intervals_shape()),
-                far: None,
+                far,
             }),
         }
     }

@@ -12,6 +12,9 @@ pub enum Passes {
     Forward,
     /// These and the backward pass, with everything that it reads and writes held at once.
     ForwardAndBackward,
+    /// As [`Passes::ForwardAndBackward`], of keys that are [selected](Problem::has_scores) with runners-up: also the
+    /// ends of these, and the gradient of what ranks the keys.
+    WithRunnersUp,
 }
 
 /// The greatest size that a search looks at.
@@ -20,13 +23,25 @@ const MOST: usize = i32::MAX as usize;
 /// The bytes of the tensors of a problem: inputs, scores, intervals, `out` and `lse`, and with a backward pass the
 /// gradients of `out` and of the inputs and, in 16 bits, the [residual](Problem::residual_shape) of `out`.
 ///
-/// Between the passes, an autodiff graph keeps the tensors of [`Passes::Forward`] and the residual.
+/// Between the passes, an autodiff graph keeps the tensors of [`Passes::Forward`], the residual, and with runners-up
+/// one word per key.
 #[must_use]
 pub fn tensor_bytes(problem: &Problem, passes: Passes) -> u128 {
     match passes {
         Passes::Forward => cost::forward_bytes(problem),
         Passes::ForwardAndBackward => cost::backward_bytes(problem) + residual_bytes(problem),
+        Passes::WithRunnersUp => {
+            tensor_bytes(problem, Passes::ForwardAndBackward) + runners_up_bytes(problem)
+        }
     }
+}
+
+/// The positions up to which keys are runners-up, and the gradient of the rank: a word each for every key.
+fn runners_up_bytes(problem: &Problem) -> u128 {
+    let keys: u128 = (problem.scores_shape().iter())
+        .map(|&n| n as u128)
+        .product();
+    if problem.has_scores { 8 * keys } else { 0 }
 }
 
 fn residual_bytes(problem: &Problem) -> u128 {
@@ -157,6 +172,8 @@ mod tests {
         let residual = 2 * q;
         let both = tensor_bytes(&problem, Passes::ForwardAndBackward);
         assert_eq!(both, forward + gradients + residual);
+        let ranked = tensor_bytes(&problem, Passes::WithRunnersUp);
+        assert_eq!(ranked, both + 4 * keys + 4 * keys);
         // f32 has no residual.
         let wide = problem_of(ElementType::F32);
         let gradients = 4 * (2 * q + 2 * kv) + 4 * keys;

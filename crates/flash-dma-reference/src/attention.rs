@@ -109,7 +109,8 @@ impl Pairs for RunnersUp<'_> {
         let scores = &scores.expect("runners-up have scores")[head * p.k_len..];
         let selected = take(p.window);
         let wider = take(p.window.saturating_add(self.more));
-        let outside = wider.into_iter().filter(|key| !selected.contains(key));
+        // Both are ascending.
+        let outside = (wider.into_iter()).filter(|key| selected.binary_search(key).is_err());
         keys.clear();
         keys.extend(outside.map(|j| (j, scores[j])));
     }

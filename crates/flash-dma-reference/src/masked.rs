@@ -77,15 +77,19 @@ pub struct MaskedBackward {
 
 impl Pairs for MaskedInputs {
     fn row(&self, b: usize, h: usize, i: usize, keys: &mut Vec<(usize, f64)>) {
-        let p = &self.problem;
-        keys.clear();
-        for j in (0..p.k_len).filter(|&j| j as i64 <= p.position(i)) {
-            let sees = |m: &Broadcast<bool>| m.values[m.index(p, b, h, i, j)];
-            if self.visible.as_ref().is_none_or(sees) {
-                let bias = |m: &Broadcast<f64>| m.values[m.index(p, b, h, i, j)];
-                keys.push((j, self.bias.as_ref().map_or(0.0, bias)));
-            }
-        }
+        self.keys_of(self.visible.as_ref(), [b, h, i], keys);
+    }
+}
+
+/// The pairs that a mask shows beside those that a query attends to.
+struct RunnersUp<'a> {
+    inputs: &'a MaskedInputs,
+    shown: &'a Broadcast<bool>,
+}
+
+impl Pairs for RunnersUp<'_> {
+    fn row(&self, b: usize, h: usize, i: usize, keys: &mut Vec<(usize, f64)>) {
+        self.inputs.keys_of(Some(self.shown), [b, h, i], keys);
     }
 }
 
@@ -153,6 +157,88 @@ impl MaskedInputs {
         grad_lse: Option<&[f64]>,
     ) -> (NaiveBackward, Option<Vec<f64>>) {
         self.naive_gradients(grad_out, grad_lse, Mean::OfPairs)
+    }
+
+    /// The gradient of what ranks the keys, `[batch, kv_heads, k_len]`, if the pairs that `runners_up` shows, none of
+    /// which may be attended, are those of runners-up: as [`Inputs::rank_gradient`](crate::Inputs::rank_gradient).
+    ///
+    /// # Panics
+    ///
+    /// If a shape does not fit the problem.
+    #[must_use]
+    pub fn rank_gradient(
+        &self,
+        runners_up: &Broadcast<bool>,
+        grad_out: &[f64],
+        grad_lse: Option<&[f64]>,
+    ) -> Exact {
+        let p = &self.problem;
+        let mut rank = Exact::zeros(p.scores_shape().iter().product());
+        let (t, runners) = (self.tensors(), self.runners(runners_up));
+        rows::rank(
+            &t,
+            self,
+            &runners,
+            grad_out,
+            grad_lse,
+            |b, h, j, gradient, size| {
+                rank.add(t.k_row(b, h, j), gradient, size);
+            },
+        );
+        rank
+    }
+
+    /// As [`rank_gradient`](Self::rank_gradient), by the same-dtype naive implementation.
+    ///
+    /// # Panics
+    ///
+    /// As it.
+    #[must_use]
+    pub fn naive_rank_gradient(
+        &self,
+        runners_up: &Broadcast<bool>,
+        grad_out: &[f64],
+        grad_lse: Option<&[f64]>,
+    ) -> Vec<f64> {
+        let p = &self.problem;
+        let mut rank = vec![0.0f32; p.scores_shape().iter().product()];
+        let (t, runners) = (self.tensors(), self.runners(runners_up));
+        naive::rank(
+            &t,
+            self,
+            &runners,
+            grad_out,
+            grad_lse,
+            |b, h, j, gradient| {
+                rank[t.k_row(b, h, j)] += gradient;
+            },
+        );
+        rank.into_iter().map(f64::from).collect()
+    }
+
+    fn runners<'a>(&'a self, shown: &'a Broadcast<bool>) -> RunnersUp<'a> {
+        RunnersUp {
+            inputs: self,
+            shown,
+        }
+    }
+
+    /// The keys that query `i` of head `h` of sequence `b` sees by `shown` and the causal masking, and their biases.
+    fn keys_of(
+        &self,
+        shown: Option<&Broadcast<bool>>,
+        [b, h, i]: [usize; 3],
+        keys: &mut Vec<(usize, f64)>,
+    ) {
+        let p = &self.problem;
+        keys.clear();
+        for j in (0..p.k_len).filter(|&j| j as i64 <= p.position(i)) {
+            let sees = |m: &Broadcast<bool>| m.values[m.index(p, b, h, i, j)];
+            if shown.is_none_or(sees) {
+                let bias = |m: &Broadcast<f64>| m.values[m.index(p, b, h, i, j)];
+                keys.push((j, self.bias.as_ref().map_or(0.0, bias)));
+            }
+        }
     }
 
     fn naive_gradients(

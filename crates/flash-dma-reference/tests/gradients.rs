@@ -322,6 +322,64 @@ fn the_gradient_of_a_runner_up_is_the_change_of_the_loss_if_it_is_attended() {
     }
 }
 
+/// The oracles of selections and of masks, which agree on the pairs of a selection.
+#[test]
+fn runners_up_of_a_mask_are_those_of_the_selection_that_it_shows() {
+    let options = AttentionOptions::new().with_keep_window(3);
+    for kind in [Scores::Normal, Scores::Nan] {
+        let p = problem([4, 6, 8], [2, 9], true, options);
+        let inputs = generate::inputs(p, kind, 1.0, 13);
+        let (grad_out, grad_lse) = generate::gradients(&p, 13);
+        let scores = inputs.scores.clone().unwrap();
+        let shape = [p.batch, p.kv_heads, p.q_len, p.k_len];
+        let pairs = |window: usize| -> Vec<bool> {
+            let heads = scores.chunks(p.k_len);
+            let rows = heads.flat_map(|head| (0..p.q_len).map(move |i| (head, p.position(i))));
+            rows.flat_map(|(head, position)| {
+                let kept = select::selected(head, window, position);
+                (0..p.k_len).map(move |j| kept.contains(&j))
+            })
+            .collect()
+        };
+        let (attended, wider) = (pairs(3), pairs(5));
+        let outside = wider
+            .iter()
+            .zip(&attended)
+            .map(|(&wider, &kept)| wider && !kept);
+        let runners_up = Broadcast {
+            shape,
+            values: outside.collect(),
+        };
+        let mut without = p;
+        without.has_scores = false;
+        let masked = MaskedInputs {
+            problem: without,
+            q: inputs.q.clone(),
+            k: inputs.k.clone(),
+            v: inputs.v.clone(),
+            visible: Some(Broadcast {
+                shape,
+                values: attended,
+            }),
+            bias: Some(Broadcast {
+                shape: [p.batch, p.kv_heads, 1, p.k_len],
+                values: scores,
+            }),
+        };
+        let bits = |values: &[f64]| -> Vec<u64> { values.iter().map(|x| x.to_bits()).collect() };
+        let [of_mask, of_scores] = [
+            masked.rank_gradient(&runners_up, &grad_out, Some(&grad_lse)),
+            inputs.rank_gradient(2, &grad_out, Some(&grad_lse)),
+        ];
+        assert_eq!(bits(&of_mask.values), bits(&of_scores.values));
+        assert_eq!(bits(&of_mask.magnitude), bits(&of_scores.magnitude));
+        assert_eq!(
+            bits(&masked.naive_rank_gradient(&runners_up, &grad_out, Some(&grad_lse))),
+            bits(&inputs.naive_rank_gradient(2, &grad_out, Some(&grad_lse))),
+        );
+    }
+}
+
 #[test]
 fn the_gradient_of_a_runner_up_is_stable_far_from_the_lse() {
     let options = AttentionOptions::new().with_keep_window(1).with_scale(1.0);

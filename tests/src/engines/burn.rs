@@ -5,8 +5,8 @@ use burn::backend::Dispatch;
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 use burn_flash_dma::ops::{DynamicMaskOps, RunnersUp, Selection};
-use burn_flash_dma::{Attention, Intervals, try_select};
-use flash_dma_problem::{AttentionError, AttentionOptions, ElementType, Interval};
+use burn_flash_dma::{Attention, Documents, Intervals, Selector, try_select};
+use flash_dma_problem::{AttentionError, AttentionOptions, ElementType, Interval, SelectionRule};
 use std::marker::PhantomData;
 
 /// A Burn backend and its device.
@@ -201,6 +201,17 @@ impl Tensors {
     }
 }
 
+/// The intervals on the host.
+fn read(intervals: Intervals) -> Vec<Interval> {
+    let words = intervals.into_tensor().into_data_as::<i32>();
+    let words: Vec<i32> = words.iter().collect();
+    let pair = |w: &[i32]| Interval {
+        first: w[0] as u32,
+        end: w[1] as u32,
+    };
+    words.chunks_exact(2).map(pair).collect()
+}
+
 /// The given intervals of a call.
 fn given(call: &Call, device: &Device) -> Result<Intervals, AttentionError> {
     let words = call
@@ -234,18 +245,29 @@ impl<B: Backend> Engine for Burn<B> {
                 error,
                 written: false,
             })?;
-        let words: Vec<i32> = intervals
-            .into_tensor()
-            .into_data_as::<i32>()
-            .iter()
-            .collect();
-        let pairs = words.chunks_exact(2);
-        Ok(pairs
-            .map(|w| Interval {
-                first: w[0] as u32,
-                end: w[1] as u32,
-            })
-            .collect())
+        Ok(read(intervals))
+    }
+
+    fn compose(
+        &self,
+        scores: &Raw,
+        rules: &[SelectionRule],
+        documents: Option<&[usize]>,
+    ) -> Option<Result<Vec<Interval>, Refused>> {
+        let first = rules.first()?;
+        let windows: Vec<usize> = rules.iter().map(|rule| rule.window).collect();
+        let mut selector = Selector::top(windows)
+            .recent(first.recent)
+            .sinks(first.sinks);
+        if let Some(lengths) = documents {
+            let sequences = vec![lengths.to_vec(); scores.shape[0]];
+            selector = selector.documents(Documents::from_lengths(sequences));
+        }
+        let intervals = selector.try_select(upload(scores, &self.device));
+        Some(intervals.map(read).map_err(|error| Refused {
+            error,
+            written: false,
+        }))
     }
 
     fn forward(&self, call: &Call) -> Result<Outputs, Refused> {

@@ -3,7 +3,9 @@
 
 use super::fit::fit;
 use super::run::Fuzzed;
-use super::spec::{Axes, Decoding, Heads, MAX_STEP, Place, Spec, Store, What};
+use super::spec::{
+    Axes, By, Decoding, Ends, Heads, MAX_STEP, Parts, Place, Selecting, Spec, Store, What,
+};
 use crate::Size;
 use crate::masked::Pattern;
 use flash_dma_problem::ElementType::{self, Bf16, F16, F32};
@@ -222,6 +224,7 @@ fn problem(rng: &mut Rng, variant: &Variant, budget: usize) -> Spec {
         Kind::Scored => What::Scored {
             window: window(rng, &spec),
             scores: scores(rng),
+            selecting: selecting(rng, &spec),
         },
         Kind::Masked => masked(rng, &spec),
         Kind::Decoded => decoded(rng),
@@ -298,6 +301,43 @@ fn scores(rng: &mut Rng) -> Scores {
             Scores::AllPadded if rng.below(3) > 0 => Scores::Padded,
             kind => kind,
         },
+    }
+}
+
+/// Half of the selections are by a window alone.
+fn selecting(rng: &mut Rng, spec: &Spec) -> Selecting {
+    if rng.below(2) == 0 {
+        return Selecting::default();
+    }
+    let runners_up = (rng.below(4) > 0).then(|| match rng.below(4) {
+        0 => rng.below(3),
+        1 => 1 + rng.below(2 * spec.k_len.max(1)),
+        _ => around(rng, &[8, 16, 64, 128, 512]),
+    });
+    let part = |rng: &mut Rng| match rng.below(3) {
+        0 => 0,
+        1 => 1 + rng.below(8),
+        _ => around(rng, &[16, 32, 64, 128]),
+    };
+    let by = match rng.below(6) {
+        0..=1 => By::default(),
+        2 => By::Ends(one(rng, &[Ends::Random, Ends::Waves])),
+        // Recent keys, sinks and documents are those of a position, so there must be several.
+        _ => By::Rank(Parts {
+            recent: if spec.causal { part(rng) } else { 0 },
+            sinks: if spec.causal && rng.below(2) == 0 {
+                part(rng) / 4
+            } else {
+                0
+            },
+            documents: (spec.causal && rng.below(2) == 0).then(|| 1 + rng.below(spec.k_len.max(1))),
+            narrower: one(rng, &[0, 0, 1, 40]),
+        }),
+    };
+    Selecting {
+        by,
+        runners_up,
+        apart: chance(rng, 3),
     }
 }
 

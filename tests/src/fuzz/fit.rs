@@ -17,10 +17,18 @@ pub fn work(spec: &Spec) -> usize {
     let rows = || (0..spec.q_len).map(visible);
     match &spec.what {
         What::Plain => heads * dim * rows().sum::<usize>(),
-        What::Scored { window, .. } => {
+        What::Scored {
+            window, selecting, ..
+        } => {
             let window = window.unwrap_or(usize::MAX);
-            // Finding the selection of a row, and attending to it.
-            heads * rows().map(|n| n + n.min(window) * dim).sum::<usize>()
+            let more = selecting.runners_up.unwrap_or(0) / 2;
+            let pairs = |n: usize| n.min(window.saturating_add(more));
+            // Finding the selection of a row, pair by pair if it is not by a window alone, and attending to it.
+            let found = match spec.selecting() {
+                Some(_) => 14,
+                None => 1,
+            };
+            heads * rows().map(|n| found * n + pairs(n) * dim).sum::<usize>()
         }
         What::Masked { mask, .. } => {
             let share = match mask.map(|(_, pattern)| pattern) {

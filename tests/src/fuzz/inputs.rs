@@ -3,12 +3,13 @@
 //! Rows are pieces of one table of normal numbers: a problem with thousands of keys would take longer to draw number by
 //! number than to compute.
 
+use super::selection::{Selected, most_live};
 use super::spec::{Spec, What};
 use crate::case::expected;
-use crate::expected::Expected;
+use crate::expected::{Expected, expected_of_runners_up};
 use crate::masked::{MaskedCall, MaskedCase};
-use crate::{Call, Layout, problem};
-use flash_dma_problem::ElementType;
+use crate::{Call, Layout, Raw, problem};
+use flash_dma_problem::{AttentionOptions, ElementType};
 use flash_dma_reference::generate::Scores;
 use flash_dma_reference::masked::{Broadcast, MaskedInputs};
 use flash_dma_reference::round::round;
@@ -87,6 +88,10 @@ impl Rows {
 /// A problem with scores, or without scores and mask.
 pub(super) struct Drawn {
     pub(super) inputs: Inputs,
+    /// What orders the keys, if it is not the scores of the inputs.
+    rank: Option<Vec<f64>>,
+    /// The intervals, unless they are those of a window alone.
+    pub(super) selected: Option<Selected>,
     grad_out: Vec<f64>,
     grad_lse: Option<Vec<f64>>,
 }
@@ -100,17 +105,30 @@ impl Drawn {
     fn at(spec: &Spec, seed: u64, scores: Option<Scores>) -> Self {
         let q = [spec.batch, spec.q_heads(), spec.q_len, spec.head_dim];
         let kv = [spec.batch, spec.kv_heads, spec.k_len, spec.head_dim];
-        let problem = problem(q, kv, scores.is_some(), spec.element, &spec.options());
         let mut rng = Rng::new(seed);
         let Rows { tensors, grad_lse } = Rows::new(spec, &mut rng);
-        let scores = scores.map(|kind| {
+        let mut draw = |kind: Scores| {
             let heads = 0..spec.batch * spec.kv_heads;
             let mut scores: Vec<f64> = heads
                 .flat_map(|_| kind.head(spec.k_len, &mut rng))
                 .collect();
             spec.places[Spec::SCORES].repeat(&mut scores, &kv[..3]);
             scores
-        });
+        };
+        let mut scores = scores.map(&mut draw);
+        let selecting = spec.selecting();
+        let apart = selecting.is_some_and(|selecting| selecting.apart);
+        let rank = scores.clone().filter(|_| apart);
+        if rank.is_some() {
+            scores = Some(draw(Scores::Normal));
+        }
+        let mut options = spec.options();
+        let selected = selecting.zip(rank.as_ref().or(scores.as_ref()));
+        let selected = selected.map(|(_, rank)| spec.selected(rank));
+        if let Some(selected) = &selected {
+            options.keep_window = Some(most_live(spec, &selected.intervals).max(1));
+        }
+        let problem = problem(q, kv, scores.is_some(), spec.element, &options);
         let [q, k, v, grad_out] = tensors;
         let inputs = Inputs {
             problem,
@@ -121,6 +139,8 @@ impl Drawn {
         };
         Self {
             inputs,
+            rank,
+            selected,
             grad_out,
             grad_lse,
         }
@@ -128,24 +148,90 @@ impl Drawn {
 
     /// Problems of the same probabilities; without NaN, which leaves few elements to measure by.
     pub(super) fn others(spec: &Spec) -> impl Iterator<Item = Self> {
-        let own = Self::new(spec).inputs;
+        let own = Self::new(spec);
         let (scores, clean) = match spec.scores() {
             Some(Scores::Nan) => (Some(Scores::Normal), false),
             scores => (scores, true),
         };
         other_seeds(spec).map(move |seed| {
             let mut other = Self::at(spec, seed, scores);
-            other.inputs.q.clone_from(&own.q);
-            other.inputs.k.clone_from(&own.k);
+            other.inputs.q.clone_from(&own.inputs.q);
+            other.inputs.k.clone_from(&own.inputs.k);
             if clean {
-                other.inputs.scores.clone_from(&own.scores);
+                other.inputs.scores.clone_from(&own.inputs.scores);
+                other.inputs.problem = own.inputs.problem;
+                other.selected.clone_from(&own.selected);
             }
             other
         })
     }
 
-    pub(super) fn expected(&self) -> Expected {
-        expected(&self.inputs, &self.grad_out, self.grad_lse.as_deref())
+    /// The results by definition. The gradient of the rank is `apart`, or in that of the scores.
+    pub(super) fn expected(&self, apart: bool) -> Expected {
+        let grad_lse = self.grad_lse.as_deref();
+        let Some(selected) = &self.selected else {
+            return expected(&self.inputs, &self.grad_out, grad_lse);
+        };
+        let p = &self.inputs.problem;
+        let keys = |shown: &dyn Fn(usize, i64) -> bool| {
+            let heads = (0..p.batch * p.kv_heads).map(|head| head * p.k_len);
+            let rows = heads.flat_map(|key| (0..p.q_len).map(move |i| (key, p.position(i))));
+            let shown = rows.flat_map(|(key, position)| {
+                (key..key + p.k_len).map(move |key| shown(key, position))
+            });
+            Broadcast {
+                shape: [p.batch, p.kv_heads, p.q_len, p.k_len],
+                values: shown.collect(),
+            }
+        };
+        let intervals = &selected.intervals;
+        let visible = keys(&|key, position| intervals[key].contains(position));
+        let runners_up = selected.far.as_ref().map(|far| {
+            keys(&|key, position| {
+                (i64::from(intervals[key].end)..i64::from(far[key])).contains(&position)
+            })
+        });
+        let inputs = self.masked(visible);
+        let grads = (&self.grad_out[..], grad_lse);
+        expected_of_runners_up(&inputs, runners_up.as_ref(), grads, apart)
+    }
+
+    /// The same under a mask.
+    fn masked(&self, visible: Broadcast<bool>) -> MaskedInputs {
+        let (p, inputs) = (&self.inputs.problem, &self.inputs);
+        let options = AttentionOptions {
+            keep_window: None,
+            causal: p.causal,
+            scale: Some(p.scale),
+            softcap: p.softcap,
+            deterministic: p.deterministic,
+        };
+        let scores = inputs.scores.clone().expect("a selection has scores");
+        MaskedInputs {
+            problem: problem(p.q_shape(), p.kv_shape(), false, p.element, &options),
+            q: inputs.q.clone(),
+            k: inputs.k.clone(),
+            v: inputs.v.clone(),
+            visible: Some(visible),
+            bias: Some(Broadcast {
+                shape: [p.batch, p.kv_heads, 1, p.k_len],
+                values: scores,
+            }),
+        }
+    }
+
+    /// What orders the keys, as an engine gets it.
+    pub(super) fn rank(&self, spec: &Spec) -> Option<Raw> {
+        let rank = self.rank.as_ref().or(self.inputs.scores.as_ref())?;
+        let shape = self.inputs.problem.scores_shape();
+        let mut raw = Raw::new(rank, &shape, ElementType::F32, Layout::Contiguous);
+        spec.places[Spec::SCORES].place(&mut raw);
+        Some(raw)
+    }
+
+    /// What orders the keys.
+    pub(super) fn ranks(&self) -> Option<&[f64]> {
+        self.rank.as_deref().or(self.inputs.scores.as_deref())
     }
 
     /// The call, without the intervals.
@@ -164,6 +250,11 @@ impl Drawn {
             spec.places[Spec::SCORES].place(raw);
         }
         call.layout = spec.places[Spec::GRAD_OUT].layout();
+        if let Some(selected) = &self.selected {
+            call.intervals = Some(selected.intervals.clone());
+            call.far.clone_from(&selected.far);
+            call.given = true;
+        }
         call
     }
 }

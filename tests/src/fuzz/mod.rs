@@ -10,6 +10,7 @@ mod fit;
 mod inputs;
 mod record;
 mod run;
+mod selection;
 mod shrink;
 mod spec;
 #[cfg(test)]
@@ -24,4 +25,6 @@ pub use inputs::YARDSTICKS;
 pub use record::{Cell, Failure, Record};
 pub use run::{Fuzzed, Outcome, Passed, run};
 pub use shrink::shrink;
-pub use spec::{Axes, Decoding, Heads, MAX_STEP, Place, Spec, Store, What};
+pub use spec::{
+    Axes, By, Decoding, Ends, Heads, MAX_STEP, Parts, Place, Selecting, Spec, Store, What,
+};

@@ -2,12 +2,13 @@
 
 use super::decode::{Decoder, prefix};
 use super::inputs::{Drawn, DrawnMasked};
-use super::spec::{Decoding, Spec, What};
+use super::selection::Selected;
+use super::spec::{By, Decoding, Parts, Selecting, Spec, What};
 use crate::engines::{Pass, take_notes};
 use crate::expected::Expected;
 use crate::masked::MaskedEngine;
-use crate::{Engine, Refused};
-use flash_dma_problem::{Interval, Problem};
+use crate::{Engine, Raw, Refused};
+use flash_dma_problem::{Interval, Problem, SelectionRule};
 use flash_dma_reference::masked::MaskedInputs;
 use flash_dma_reference::{Inputs, select};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -125,28 +126,34 @@ fn tiles(keys: usize) -> usize {
 fn attention<E: Engine>(engine: &E, spec: &Spec) -> Checked {
     let drawn = Drawn::new(spec);
     let p = drawn.inputs.problem;
-    let expected = drawn.expected();
+    let mut call = drawn.call(spec);
+    let mut live = (p.position(p.q_len.saturating_sub(1)) + 1).clamp(0, p.k_len as i64) as usize;
+    if let Some(raw) = &drawn.rank(spec) {
+        if let (Some(selecting), Some(selected)) = (spec.selecting(), &drawn.selected) {
+            check_composed(engine, spec, selecting, raw, selected)?;
+        } else {
+            let intervals = engine.select(raw, p.window).map_err(refused)?;
+            check_selection(&p, drawn.ranks().expect("scores"), p.window, &intervals)?;
+            call.intervals = Some(intervals);
+        }
+        live = most_live(&p, call.intervals.as_ref().expect("a selection"));
+    }
+    let (outputs, grads) = engine.backward(&call).map_err(refused)?;
+    let apart = grads.rank.is_some();
+    let expected = drawn.expected(apart);
     if expected.exceeds_its_type() {
         return Ok(None);
     }
-    let mut call = drawn.call(spec);
-    let mut live = (p.position(p.q_len.saturating_sub(1)) + 1).clamp(0, p.k_len as i64) as usize;
-    if let (Some(raw), Some(scores)) = (&call.scores, &drawn.inputs.scores) {
-        let intervals = engine.select(raw, p.window).map_err(refused)?;
-        check_selection(&p, scores, &intervals)?;
-        live = most_live(&p, &intervals);
-        call.intervals = Some(intervals);
-    }
-    let (outputs, grads) = engine.backward(&call).map_err(refused)?;
     if grads.scores.is_some() != p.has_scores {
         return Err("dscores is given exactly if there are scores".into());
     }
     let gradients: Vec<&[f64]> = [&grads.q, &grads.k, &grads.v]
         .into_iter()
         .chain(&grads.scores)
+        .chain(&grads.rank)
         .map(|grad| &grad[..])
         .collect();
-    let others = || Drawn::others(spec).map(|other| other.expected()).collect();
+    let others = || (Drawn::others(spec).map(|other| other.expected(apart))).collect();
     let looked_twice = expected.compare(others, &outputs, &gradients)?;
     Ok(Some(Seen {
         tiles: tiles(live),
@@ -155,7 +162,12 @@ fn attention<E: Engine>(engine: &E, spec: &Spec) -> Checked {
 }
 
 /// The intervals must be those of the definition, exactly.
-fn check_selection(p: &Problem, scores: &[f64], intervals: &[Interval]) -> Result<(), String> {
+fn check_selection(
+    p: &Problem,
+    scores: &[f64],
+    window: usize,
+    intervals: &[Interval],
+) -> Result<(), String> {
     if intervals.len() != scores.len() {
         return Err(format!(
             "{} intervals of {} keys",
@@ -168,14 +180,57 @@ fn check_selection(p: &Problem, scores: &[f64], intervals: &[Interval]) -> Resul
         let (head, actual) = (&scores[of_row.clone()], &intervals[of_row]);
         // The definition takes time that grows with the square of the length.
         let exact = match p.k_len {
-            0..=256 => select::intervals(head, p.window),
-            _ => select::intervals_by_heap(head, p.window),
+            0..=256 => select::intervals(head, window),
+            _ => select::intervals_by_heap(head, window),
         };
-        if let Some(key) = (0..p.k_len).find(|&key| actual[key] != exact[key]) {
-            let (actual, exact) = (actual[key], exact[key]);
-            return Err(format!(
-                "selection: key {key} of head {row} has {actual:?} instead of {exact:?}"
-            ));
+        same_intervals(row, actual, &exact)?;
+    }
+    Ok(())
+}
+
+fn same_intervals(row: usize, actual: &[Interval], exact: &[Interval]) -> Result<(), String> {
+    match actual.iter().zip(exact).position(|(a, b)| a != b) {
+        None => Ok(()),
+        Some(key) => Err(format!(
+            "selection: key {key} of head {row} has {:?} instead of {:?}",
+            actual[key], exact[key]
+        )),
+    }
+}
+
+/// What an engine composes must be the intervals of the definition, exactly, and what it selects by a window alone, too.
+fn check_composed<E: Engine>(
+    engine: &E,
+    spec: &Spec,
+    selecting: &Selecting,
+    rank: &Raw,
+    selected: &Selected,
+) -> Result<(), String> {
+    let By::Rank(parts) = &selecting.by else {
+        return Ok(());
+    };
+    let documents = parts.documents.map(|_| spec.documents(parts));
+    for more in [Some(0), selecting.runners_up].into_iter().flatten() {
+        let rules: Vec<SelectionRule> = spec.rules(parts).iter().map(|r| r.widened(more)).collect();
+        let composed = engine.compose(rank, &rules, documents.as_deref());
+        let alone = *parts == Parts::default();
+        let composed = composed.or_else(|| alone.then(|| engine.select(rank, rules[0].window)));
+        let Some(composed) = composed else {
+            continue;
+        };
+        let composed = composed.map_err(refused)?;
+        let exact = match (more, &selected.far) {
+            (0, _) | (_, None) => selected.intervals.clone(),
+            (_, Some(far)) => (selected.intervals.iter().zip(far))
+                .map(|(interval, &end)| Interval { end, ..*interval })
+                .collect(),
+        };
+        if composed.len() != exact.len() {
+            return Err(format!("{} intervals of {}", composed.len(), exact.len()));
+        }
+        let heads = (composed.chunks(spec.k_len.max(1))).zip(exact.chunks(spec.k_len.max(1)));
+        for (row, (actual, exact)) in heads.enumerate() {
+            same_intervals(row, actual, exact)?;
         }
     }
     Ok(())

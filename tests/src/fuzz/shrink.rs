@@ -1,6 +1,6 @@
 //! The smallest problem that still fails.
 
-use super::spec::{Decoding, Place, Spec, Store, What};
+use super::spec::{By, Decoding, Parts, Place, Selecting, Spec, Store, What};
 use crate::masked::Pattern;
 use flash_dma_problem::ElementType;
 use flash_dma_reference::generate::Scores;
@@ -79,16 +79,30 @@ fn simpler(spec: &Spec) -> Vec<Spec> {
     with(&|s| s.element = ElementType::F32);
     match &spec.what {
         What::Plain => {}
-        What::Scored { window, scores } => {
-            let scored =
-                |window, scores| move |s: &mut Spec| s.what = What::Scored { window, scores };
+        What::Scored {
+            window,
+            scores,
+            selecting,
+        } => {
+            let scored = |window, scores, selecting| {
+                move |s: &mut Spec| {
+                    s.what = What::Scored {
+                        window,
+                        scores,
+                        selecting,
+                    };
+                }
+            };
             with(&|s| s.what = What::Plain);
-            with(&scored(None, *scores));
-            for n in less(window.unwrap_or(1)) {
-                with(&scored(Some(n), *scores));
+            for simpler in simpler_selecting(selecting) {
+                with(&scored(*window, *scores, simpler));
             }
-            with(&scored(*window, Scores::Normal));
-            with(&scored(*window, Scores::AllEqual));
+            with(&scored(None, *scores, *selecting));
+            for n in less(window.unwrap_or(1)) {
+                with(&scored(Some(n), *scores, *selecting));
+            }
+            with(&scored(*window, Scores::Normal, *selecting));
+            with(&scored(*window, Scores::AllEqual, *selecting));
         }
         What::Masked { mask, bias, hidden } => {
             let masked = |mask, bias, hidden| {
@@ -137,6 +151,49 @@ fn less(n: usize) -> Vec<usize> {
     less.sort_unstable();
     less.dedup();
     less
+}
+
+fn simpler_selecting(selecting: &Selecting) -> Vec<Selecting> {
+    let mut all = vec![Selecting::default()];
+    let mut with = |change: &dyn Fn(&mut Selecting)| {
+        let mut simpler = *selecting;
+        change(&mut simpler);
+        all.push(simpler);
+    };
+    with(&|s| s.runners_up = None);
+    for n in less(selecting.runners_up.unwrap_or(0)) {
+        with(&|s| s.runners_up = Some(n));
+    }
+    with(&|s| s.apart = false);
+    match selecting.by {
+        By::Ends(_) => with(&|s| s.by = By::default()),
+        By::Rank(parts) => {
+            let mut with = |parts: Parts| with(&|s| s.by = By::Rank(parts));
+            with(Parts { recent: 0, ..parts });
+            with(Parts { sinks: 0, ..parts });
+            with(Parts {
+                narrower: 0,
+                ..parts
+            });
+            with(Parts {
+                documents: None,
+                ..parts
+            });
+            for recent in less(parts.recent) {
+                with(Parts { recent, ..parts });
+            }
+            for sinks in less(parts.sinks) {
+                with(Parts { sinks, ..parts });
+            }
+            for length in less(parts.documents.unwrap_or(0)) {
+                with(Parts {
+                    documents: Some(length),
+                    ..parts
+                });
+            }
+        }
+    }
+    all
 }
 
 fn simpler_decoding(decoding: &Decoding) -> Vec<Decoding> {

@@ -53,6 +53,8 @@ pub enum What {
         window: Option<usize>,
         /// The kind of scores.
         scores: Scores,
+        /// What the scores have to do with the keys.
+        selecting: Selecting,
     },
     /// Attention under a mask, a bias, both or neither.
     Masked {
@@ -65,6 +67,54 @@ pub enum What {
     },
     /// Decoding over a cache.
     Decoded(Decoding),
+}
+
+/// How scores select. The default is the best keys of a window, for which they are biases, too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Selecting {
+    /// What the intervals follow from.
+    pub by: By,
+    /// Keys of each query that just miss the window.
+    pub runners_up: Option<usize>,
+    /// Whether another tensor than the one that ranks the keys is added to the logits: a normal one.
+    pub apart: bool,
+}
+
+/// What the intervals follow from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// The order of the scores.
+    Rank(Parts),
+    /// Ends that know nothing of scores.
+    Ends(Ends),
+}
+
+impl Default for By {
+    fn default() -> Self {
+        Self::Rank(Parts::default())
+    }
+}
+
+/// The parts of a rule, beside its window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Parts {
+    /// Recent keys.
+    pub recent: usize,
+    /// Sinks.
+    pub sinks: usize,
+    /// The length of most documents, if there are some.
+    pub documents: Option<usize>,
+    /// What the window of each head has less than that of the head before it.
+    pub narrower: usize,
+}
+
+/// Ends of keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ends {
+    /// On average a window after the key.
+    Random,
+    /// At the next multiple of the window, or one later.
+    Waves,
 }
 
 /// The pieces in which a cache gets its tokens.
@@ -237,6 +287,15 @@ impl Spec {
             scale: self.scale,
             softcap: self.softcap,
             deterministic: self.deterministic,
+        }
+    }
+
+    /// How the scores select, if it is not by their window alone.
+    #[must_use]
+    pub fn selecting(&self) -> Option<&Selecting> {
+        match &self.what {
+            What::Scored { selecting, .. } if *selecting != Selecting::default() => Some(selecting),
+            _ => None,
         }
     }
 

@@ -110,8 +110,27 @@ fn problems_are_of_every_kind() {
         });
     }
     for word in [
-        "scored", "plain", "masked", "decoded", "slots=", "pages=", "hidden", "padded", "det",
-        "cap=", "scale=", "dev=30", "dev=0.1", "lse",
+        "scored",
+        "plain",
+        "masked",
+        "decoded",
+        "slots=",
+        "pages=",
+        "hidden",
+        "padded",
+        "det",
+        "cap=",
+        "scale=",
+        "dev=30",
+        "dev=0.1",
+        "lse",
+        "runners=",
+        "recent=",
+        "sinks=",
+        "documents=",
+        "narrower=",
+        "ends=",
+        "apart",
     ] {
         share(word, 0.02, &|s| s.to_string().contains(word));
     }
@@ -153,6 +172,8 @@ fn a_palette_has_its_number_of_variants() {
 enum Defect {
     /// One element of dk.
     KeyGradient,
+    /// The gradients of runners-up after the first 64 keys.
+    Rank,
     /// The gradients of keys that are attended after the first 64.
     Tile,
     /// Causal masking.
@@ -208,6 +229,7 @@ impl Engine for Defective {
         let dim = call.problem.head_dim;
         match (self.0, grads.k.last_mut()) {
             (Defect::KeyGradient, Some(last)) => *last += 1.0,
+            (Defect::Rank, _) => (grads.rank.iter_mut().flatten().skip(64)).for_each(|x| *x *= 1.5),
             (Defect::Tile, _) => grads.v.iter_mut().skip(64 * dim).for_each(|x| *x *= 1.5),
             _ => {}
         }
@@ -271,6 +293,14 @@ fn one_wrong_element_is_found_and_shrunk() {
     assert!(record.counted() < 50, "{record}");
     let size = least.batch * least.kv_heads * least.q_len * least.k_len;
     assert!(size == 1 && least.head_dim == 8, "{least}");
+}
+
+#[test]
+fn a_wrong_gradient_of_runners_up_is_found_and_shrunk() {
+    let (record, least) = found(Defect::Rank);
+    assert!(record.counted() < 50, "{record}");
+    let text = least.to_string();
+    assert!(text.contains(" runners=1") && least.k_len <= 100, "{least}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The text form of a problem: one line.
 
-use super::spec::{Axes, Decoding, Heads, Place, Spec, Store, What};
+use super::spec::{Axes, By, Decoding, Ends, Heads, Parts, Place, Selecting, Spec, Store, What};
 use crate::masked::Pattern;
 use core::fmt;
 use core::str::FromStr;
@@ -33,11 +33,15 @@ impl fmt::Display for Spec {
         f.write_str(if self.causal { " causal" } else { " full" })?;
         match &self.what {
             What::Plain => {}
-            What::Scored { window, scores } => {
+            What::Scored {
+                window,
+                scores,
+                selecting,
+            } => {
                 if let Some(window) = window {
                     write!(f, " window={window}")?;
                 }
-                write!(f, " scores={scores:?}")?;
+                write!(f, " scores={scores:?}{selecting}")?;
             }
             What::Masked { mask, bias, hidden } => {
                 if let Some((axes, pattern)) = mask {
@@ -79,6 +83,31 @@ impl fmt::Display for Spec {
             write!(f, " lay={letters}")?;
         }
         write!(f, " seed={}", self.seed)
+    }
+}
+
+impl fmt::Display for Selecting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.by {
+            By::Rank(parts) => {
+                let words = [
+                    ("recent", Some(parts.recent).filter(|&n| n > 0)),
+                    ("sinks", Some(parts.sinks).filter(|&n| n > 0)),
+                    ("documents", parts.documents),
+                    ("narrower", Some(parts.narrower).filter(|&n| n > 0)),
+                ];
+                for (name, value) in words {
+                    if let Some(value) = value {
+                        write!(f, " {name}={value}")?;
+                    }
+                }
+            }
+            By::Ends(ends) => write!(f, " ends={ends:?}")?,
+        }
+        if let Some(runners_up) = self.runners_up {
+            write!(f, " runners={runners_up}")?;
+        }
+        f.write_str(if self.apart { " apart" } else { "" })
     }
 }
 
@@ -155,6 +184,28 @@ impl<'a> Reader<'a> {
             .ok_or_else(|| format!("no scores are `{text}`"))
     }
 
+    fn selecting(&mut self) -> Result<Selecting, String> {
+        let ends = match self.text("ends") {
+            None => None,
+            Some("Random") => Some(Ends::Random),
+            Some("Waves") => Some(Ends::Waves),
+            Some(other) => return Err(format!("no ends are `{other}`")),
+        };
+        Ok(Selecting {
+            by: match ends {
+                Some(ends) => By::Ends(ends),
+                None => By::Rank(Parts {
+                    recent: self.maybe("recent")?.unwrap_or(0),
+                    sinks: self.maybe("sinks")?.unwrap_or(0),
+                    documents: self.maybe("documents")?,
+                    narrower: self.maybe("narrower")?.unwrap_or(0),
+                }),
+            },
+            runners_up: self.maybe("runners")?,
+            apart: self.flag("apart"),
+        })
+    }
+
     fn decoding(&mut self) -> Result<Decoding, String> {
         let scores = self.scores()?;
         let storage = match (self.maybe("slots")?, self.maybe("pages")?) {
@@ -203,6 +254,7 @@ impl FromStr for Spec {
             "scored" => What::Scored {
                 window: reader.maybe("window")?,
                 scores: reader.scores()?.ok_or("`scores` is missing")?,
+                selecting: reader.selecting()?,
             },
             "masked" => What::Masked {
                 mask: reader.text("mask").map(mask).transpose()?,

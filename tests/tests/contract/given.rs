@@ -1,5 +1,6 @@
 //! Intervals under which many keys die at one position: documents that end inside tiles, and given ends. No plain
-//! selection has more than one death per position, so lists that count on that lose keys here.
+//! selection has more than one death per position, so lists that count on that lose keys here. Nor do that many keys of
+//! a selection begin or end to be runners-up at one position.
 
 use flash_dma_problem::ElementType::{self, Bf16, F16, F32};
 use flash_dma_problem::{Interval, SelectionRule};
@@ -10,14 +11,23 @@ use flash_dma_tests::{Engine, every_engine, matrix_engines};
 
 every_engine!(
     documents_that_end_inside_tiles,
+    runners_up_of_documents,
     thousands_of_deaths_at_one_position,
+    thousands_of_runners_up_at_one_position,
     one_query_position_without_causal_masking,
 );
 
 mod on_tensor_cores {
     use super::*;
 
-    matrix_engines!(documents_in_16_bits, deaths_in_16_bits);
+    matrix_engines!(
+        documents_in_16_bits,
+        runners_up_of_documents_in_16_bits,
+        deaths_in_16_bits,
+        deaths_of_wide_heads_in_16_bits,
+        runners_up_in_16_bits,
+        runners_up_of_wide_heads_in_16_bits,
+    );
 }
 
 fn case(sizes: [usize; 4], element: ElementType, what: String) -> GivenCase {
@@ -26,11 +36,12 @@ fn case(sizes: [usize; 4], element: ElementType, what: String) -> GivenCase {
         element,
         causal: true,
         intervals: Vec::new(),
+        far: None,
         what,
     }
 }
 
-/// A case of documents of these lengths, with recent keys and sinks.
+/// A case of documents of these lengths, with recent keys and sinks; a quarter of the window more are runners-up.
 fn documents(
     lengths: &[usize],
     window: usize,
@@ -48,10 +59,28 @@ fn documents(
     let k_len = lengths.iter().sum();
     for _ in 0..sizes[1] {
         let scores = Scores::Recency.head(k_len, &mut rng);
-        let intervals = compose::intervals_by_heap(&scores, lengths, &rule);
-        case.intervals.push(intervals);
+        let of = |rule| compose::intervals_by_heap(&scores, lengths, &rule);
+        case.intervals.push(of(rule));
+        let wider = of(rule.widened(window / 4));
+        let far = case.far.get_or_insert_default();
+        far.push(wider.iter().map(|interval| interval.end).collect());
     }
     case
+}
+
+/// The same case without runners-up.
+fn hard(case: GivenCase) -> GivenCase {
+    GivenCase { far: None, ..case }
+}
+
+/// The same case; each key is a runner-up for so many positions that all of those that die together end together.
+fn with_runners_up(case: GivenCase) -> GivenCase {
+    let far = case.intervals.iter().map(|head| {
+        let far = |interval: &Interval| (interval.end as usize + 150).min(head.len()) as u32;
+        head.iter().map(far).collect()
+    });
+    let far = Some(far.collect());
+    GivenCase { far, ..case }
 }
 
 /// A case of `k_len` keys whose intervals end where `end(head, key)` says.
@@ -74,11 +103,25 @@ fn given(
     case
 }
 
+/// The last is for portable kernels on a host: few queries about the end of a document of more keys than the window.
+fn of_documents<E: Engine>() -> Vec<GivenCase> {
+    let small = [
+        documents(&[93, 210, 41], 100, [2, 1, 344, 8], F32),
+        documents(&[30, 2100, 23], 2048, [1, 1, 40, 8], F32),
+    ];
+    let medium = documents(&[2311, 37, 605], 2048, [1, 1, 2953, 8], F32);
+    let device = documents(&[2311, 37, 3605, 1], 2048, [2, 1, 5954, 32], F32);
+    E::cases_or_device(small, [medium], [device])
+}
+
 fn documents_that_end_inside_tiles<E: Engine>(engine: &E) {
-    let small = documents(&[93, 210, 41], 100, [2, 1, 344, 8], F32);
-    let medium = documents(&[2311, 37, 2605], 2048, [2, 1, 4953, 8], F32);
-    let large = documents(&[2311, 37, 3605, 1], 2048, [4, 2, 5954, 32], F32);
-    for case in E::cases([small], [medium], [large]) {
+    for case in of_documents::<E>() {
+        hard(case).check(engine);
+    }
+}
+
+fn runners_up_of_documents<E: Engine>(engine: &E) {
+    for case in of_documents::<E>() {
         case.check(engine);
     }
 }
@@ -108,13 +151,24 @@ fn deaths(k_len: usize, sizes: [usize; 4], element: ElementType) -> Vec<GivenCas
     ]
 }
 
-fn thousands_of_deaths_at_one_position<E: Engine>(engine: &E) {
+fn of_deaths<E: Engine>() -> Vec<GivenCase> {
     let small = deaths(260, [2, 1, 260, 8], F32).into_iter().take(2);
-    let medium = deaths(4400, [1, 1, 4400, 8], F32).into_iter().take(1);
-    let fewer_queries = deaths(3000, [2, 1, 1700, 8], F32).into_iter().skip(1);
-    let large = deaths(4400, [2, 1, 4400, 8], F32);
-    for case in E::cases(small, medium.chain(fewer_queries), large) {
+    let medium = deaths(3100, [1, 1, 3100, 8], F32).into_iter().take(1);
+    let fewer_queries = || deaths(3000, [2, 1, 1700, 8], F32).into_iter().skip(1);
+    let device = deaths(4400, [2, 1, 4400, 8], F32).into_iter().take(1);
+    let medium = medium.chain(fewer_queries());
+    E::cases_or_device(small, medium, device.chain(fewer_queries()))
+}
+
+fn thousands_of_deaths_at_one_position<E: Engine>(engine: &E) {
+    for case in of_deaths::<E>() {
         case.check(engine);
+    }
+}
+
+fn thousands_of_runners_up_at_one_position<E: Engine>(engine: &E) {
+    for case in of_deaths::<E>() {
+        with_runners_up(case).check(engine);
     }
 }
 
@@ -126,24 +180,59 @@ fn one_query_position_without_causal_masking<E: Engine>(engine: &E) {
     case.check(engine);
 }
 
-fn documents_in_16_bits<E: Engine>(engine: &E) {
+fn of_documents_in_16_bits<E: Engine>() -> Vec<GivenCase> {
     let small = documents(&[93, 121], 60, [2, 1, 214, 32], F16);
     let medium = documents(&[611, 37, 700], 500, [4, 1, 1348, 64], Bf16);
-    let large = [
-        documents(&[2311, 37, 2605], 2048, [4, 1, 4953, 128], Bf16),
+    let device = [
+        documents(&[2311, 37, 2605], 2048, [2, 1, 4953, 128], Bf16),
         documents(&[2311, 37, 2605], 2048, [2, 1, 4953, 64], F16),
     ];
-    for case in E::cases([small], [medium], large) {
+    E::cases_or_device([small], [medium], device)
+}
+
+fn documents_in_16_bits<E: Engine>(engine: &E) {
+    for case in of_documents_in_16_bits::<E>() {
+        hard(case).check(engine);
+    }
+}
+
+fn runners_up_of_documents_in_16_bits<E: Engine>(engine: &E) {
+    for case in of_documents_in_16_bits::<E>() {
         case.check(engine);
     }
 }
 
-fn deaths_in_16_bits<E: Engine>(engine: &E) {
+fn narrow_deaths<E: Engine>() -> Vec<GivenCase> {
     let small = deaths(190, [2, 1, 190, 32], Bf16).into_iter().take(1);
     let medium = deaths(900, [2, 1, 900, 64], F16);
-    let large = deaths(4400, [2, 1, 4400, 64], Bf16).into_iter();
-    let wide = deaths(3000, [3, 1, 1700, 128], F16);
-    for case in E::cases(small, medium, large.chain(wide)) {
+    let device = deaths(3300, [2, 1, 3300, 64], Bf16);
+    E::cases_or_device(small, medium, device)
+}
+
+fn wide_deaths<E: Engine>() -> Vec<GivenCase> {
+    E::cases([], [], deaths(3000, [2, 1, 1700, 128], F16))
+}
+
+fn deaths_in_16_bits<E: Engine>(engine: &E) {
+    for case in narrow_deaths::<E>() {
         case.check(engine);
+    }
+}
+
+fn deaths_of_wide_heads_in_16_bits<E: Engine>(engine: &E) {
+    for case in wide_deaths::<E>() {
+        case.check(engine);
+    }
+}
+
+fn runners_up_in_16_bits<E: Engine>(engine: &E) {
+    for case in narrow_deaths::<E>() {
+        with_runners_up(case).check(engine);
+    }
+}
+
+fn runners_up_of_wide_heads_in_16_bits<E: Engine>(engine: &E) {
+    for case in wide_deaths::<E>() {
+        with_runners_up(case).check(engine);
     }
 }

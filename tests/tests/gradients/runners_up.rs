@@ -5,8 +5,9 @@ use flash_dma_problem::ElementType::{self, Bf16, F16, F32};
 use flash_dma_reference::compare::Exact;
 use flash_dma_reference::generate::{self, Scores};
 use flash_dma_reference::{Inputs, select};
-use flash_dma_tests::case::expected;
+use flash_dma_tests::Layout::{self, Padded, Transposed};
 use flash_dma_tests::engine::skip;
+use flash_dma_tests::expected::Expected;
 use flash_dma_tests::{Call, Case, Engine, Gradients, Outputs, every_engine, raw_engines};
 
 /// A case and how many runners-up each query has.
@@ -40,35 +41,31 @@ fn check<E: Engine>(engine: &E, runners: &Runners) {
     if !engine.supports(case.element) {
         return skip::<E>(&format!("{}", case.element));
     }
-    check_inputs(engine, runners, &case.inputs(), *more);
-}
-
-fn check_inputs<E: Engine>(engine: &E, runners: &Runners, inputs: &Inputs, more: usize) {
-    let case = &runners.0;
-    let (_, grads) = run(engine, &call(engine, runners, inputs));
-    let (grad_out, grad_lse) = incoming(case, inputs);
+    let inputs = case.inputs();
+    let (_, grads) = run(engine, &call(engine, runners, &inputs));
+    let (grad_out, grad_lse) = incoming(case, &inputs);
     let grad_lse = grad_lse.as_deref();
-    let mut wanted = expected(inputs, &grad_out, grad_lse);
-    let exact = inputs.rank_gradient(more, &grad_out, grad_lse);
-    let naive = inputs.naive_rank_gradient(more, &grad_out, grad_lse);
-    let shape = inputs.problem.scores_shape();
-    let what = format!("{} at {case:?}, {more} runners-up", E::NAME);
-    let scores = grads.scores.expect("there are scores");
-    if let Some(rank) = grads.rank {
-        wanted.check_one("dscores", &scores, &what);
-        wanted.gradient("rank", &shape, F32, exact, &naive);
-        return wanted.check_one("rank", &rank, &what);
-    }
     let bias = inputs.backward(&grad_out, grad_lse).scores;
-    let bias = bias.expect("there are scores");
     let naive_bias = inputs.naive_backward(&grad_out, grad_lse).scores;
-    let naive_bias = naive_bias.expect("there are scores");
+    let (bias, naive_bias) = bias.zip(naive_bias).expect("there are scores");
+    let rank = inputs.rank_gradient(*more, &grad_out, grad_lse);
+    let naive_rank = inputs.naive_rank_gradient(*more, &grad_out, grad_lse);
+    let (p, scores) = (&inputs.problem, grads.scores.expect("there are scores"));
+    let mut wanted = Expected::new(p, inputs.forward(), &inputs.naive_forward());
+    let shape = p.scores_shape();
+    let what = format!("{} at {case:?}, {more} runners-up", E::NAME);
+    if let Some(of_rank) = grads.rank {
+        wanted.gradient("dscores", &shape, F32, bias, &naive_bias);
+        wanted.gradient("rank", &shape, F32, rank, &naive_rank);
+        wanted.check_one("dscores", &scores, &what);
+        return wanted.check_one("rank", &of_rank, &what);
+    }
     let sum = |a: &[f64], b: &[f64]| -> Vec<f64> { a.iter().zip(b).map(|(a, b)| a + b).collect() };
     let both = Exact {
-        values: sum(&bias.values, &exact.values),
-        magnitude: sum(&bias.magnitude, &exact.magnitude),
+        values: sum(&bias.values, &rank.values),
+        magnitude: sum(&bias.magnitude, &rank.magnitude),
     };
-    wanted.gradient("both", &shape, F32, both, &sum(&naive_bias, &naive));
+    wanted.gradient("both", &shape, F32, both, &sum(&naive_bias, &naive_rank));
     wanted.check_one("both", &scores, &what);
 }
 
@@ -76,80 +73,147 @@ fn case(q_len: usize, k_len: usize, window: usize) -> Case {
     Case::new(q_len, k_len).window(window)
 }
 
-fn of_every_kind<E: Engine>(engine: &E) {
-    let small = [
-        (case(40, 40, 6), 3),
-        (case(23, 40, 6).options(|o| o.with_softcap(1.5)), 3),
-        (case(9, 40, 6).full(), 7),
-    ];
-    let mut medium: Vec<Runners> = vec![
-        (case(257, 257, 64).heads(4, 1), 16),
-        (case(257, 257, 64).heads(4, 4), 16),
-        (case(113, 239, 40).heads(8, 2), 10),
-        (case(239, 113, 40), 10),
-        (case(1, 257, 64).full(), 16),
-        (case(1, 257, 64), 16),
-        (case(300, 300, 1), 1),
-        (case(300, 300, 1), 1000),
-        // Every key is attended, so that nobody misses the window.
-        (case(100, 100, 100), 20),
-        (case(100, 100, 60), 0),
-        (case(257, 257, 64).deviation(30.0), 16),
-        (
-            case(257, 257, 64).options(|o| o.with_softcap(3.0).with_scale(0.7)),
-            16,
-        ),
-    ];
-    for dim in [32, 64, 128, 256] {
-        medium.push((case(129, 129, 32).dim(dim), 8));
-    }
-    for element in [F32, F16, Bf16] {
-        medium.push((case(200, 200, 32).dim(32).element(element), 8));
-    }
-    for scores in Scores::ALL {
-        for more in [1, 9, 500] {
-            medium.push((case(150, 150, 20).scores(scores), more));
-        }
-    }
-    let mut large = vec![
-        (case(5000, 5000, 512).heads(4, 1).dim(64), 128),
-        (case(1023, 5000, 300).heads(4, 1).dim(64), 300),
-        (
-            case(2100, 2100, 512)
-                .dim(64)
-                .options(|o| o.with_deterministic(true)),
-            128,
-        ),
-    ];
-    for (dim, element) in [
-        (64, F16),
-        (64, Bf16),
-        (128, F16),
-        (128, Bf16),
-        (256, Bf16),
-        (32, Bf16),
-        (96, Bf16),
-    ] {
-        for (softcap, causal) in [(None, true), (Some(2.0f32), true), (None, false)] {
-            let mut case = case(1700, 1700, 300).heads(4, 1).dim(dim).element(element);
-            case.options.softcap = softcap;
-            case.options.causal = causal;
-            large.push((case, 75));
-        }
-    }
-    for (q_heads, kv_heads) in [(1, 1), (3, 1), (6, 2), (16, 1)] {
-        let case = case(700, 900, 100)
-            .heads(q_heads, kv_heads)
-            .dim(64)
-            .element(Bf16);
-        large.push((case, 40));
-    }
-    let mut no_lse = case(1500, 1500, 200).dim(128).element(Bf16).heads(4, 1);
-    no_lse.grad_lse = false;
-    large.push((no_lse, 50));
-    for runners in E::cases(small, medium, large) {
+/// A case for tensor cores.
+fn wide(q_len: usize, k_len: usize, window: usize) -> Case {
+    case(q_len, k_len, window).dim(64).element(Bf16)
+}
+
+/// Checks the cases of a host up to its size, or those of a device.
+fn check_all<E: Engine>(
+    engine: &E,
+    small: impl IntoIterator<Item = Runners>,
+    medium: impl IntoIterator<Item = Runners>,
+    device: impl IntoIterator<Item = Runners>,
+) {
+    for runners in E::cases_or_device(small, medium, device) {
         check(engine, &runners);
     }
+}
+
+fn of_every_length<E: Engine>(engine: &E) {
+    let small = [(case(40, 40, 6), 3)];
+    let medium = [
+        (case(239, 113, 40), 10),
+        (case(113, 239, 40), 10),
+        (case(1, 257, 64), 16),
+        (case(1040, 1300, 90), 20),
+    ];
+    let device = [
+        (wide(700, 900, 100), 40),
+        (wide(900, 700, 100), 30),
+        (wide(1, 2000, 300), 75),
+    ];
+    check_all(engine, small, medium, device);
+}
+
+/// Windows of one key and of all keys, fewer runners-up than positions and more than keys.
+fn of_every_window<E: Engine>(engine: &E) {
+    let windows = |of: fn(usize, usize, usize) -> Case| {
+        [
+            (of(300, 300, 1), 1),
+            (of(300, 300, 1), 1000),
+            // Nobody misses the window.
+            (of(100, 100, 100), 20),
+            (of(100, 100, 60), 0),
+            (of(260, 260, 90), 300),
+        ]
+    };
+    check_all(
+        engine,
+        [(case(24, 24, 1), 30)],
+        windows(case),
+        windows(wide),
+    );
+}
+
+/// Ties, −∞ (of all keys: rows whose LSE is −∞), NaN.
+fn of_every_kind_of_scores<E: Engine>(engine: &E) {
+    let kinds = |of: fn(usize, usize, usize) -> Case| {
+        let cases =
+            Scores::ALL.map(|kind| [1, 9, 500].map(|more| (of(150, 150, 20).scores(kind), more)));
+        cases.into_iter().flatten()
+    };
+    let small = Scores::ALL.map(|kind| (case(31, 31, 4).scores(kind), 5));
+    check_all(engine, small, kinds(case), kinds(wide));
+}
+
+fn of_groups<E: Engine>(engine: &E) {
+    let groups = |of: fn(usize, usize, usize) -> Case| {
+        [(4, 4), (4, 1)].map(|(q, kv)| (of(257, 300, 64).heads(q, kv), 16))
+    };
+    check_all(engine, [], groups(case), groups(wide));
+}
+
+fn of_groups_of_many<E: Engine>(engine: &E) {
+    let groups = |of: fn(usize, usize, usize) -> Case| {
+        [(8, 1), (6, 2)].map(|(q, kv)| (of(113, 239, 40).heads(q, kv), 10))
+    };
+    check_all(engine, [], groups(case), groups(wide));
+}
+
+fn head_dims<E: Engine>(engine: &E, dims: [usize; 2], element: ElementType) {
+    let of = |len, window, dim| case(len, len, window).dim(dim).element(element);
+    let medium = dims.map(|dim| (of(150, 32, dim), 8));
+    let device = dims.map(|dim| (of(700, 90, dim).heads(4, 2), 25));
+    check_all(engine, [(of(40, 6, 32), 3)], medium, device);
+}
+
+fn of_head_dims_in_f32<E: Engine>(engine: &E) {
+    head_dims(engine, [24, 256], F32);
+}
+
+fn of_head_dims_in_f16<E: Engine>(engine: &E) {
+    head_dims(engine, [64, 128], F16);
+}
+
+fn of_head_dims_in_bf16<E: Engine>(engine: &E) {
+    head_dims(engine, [128, 256], Bf16);
+}
+
+fn of_narrow_heads_in_bf16<E: Engine>(engine: &E) {
+    head_dims(engine, [32, 96], Bf16);
+}
+
+fn of_softcaps_and_scales<E: Engine>(engine: &E) {
+    let small = [(case(23, 40, 6).options(|o| o.with_softcap(1.5)), 3)];
+    let both = |case: Case| {
+        let capped = case
+            .clone()
+            .options(|o| o.with_softcap(3.0).with_scale(0.7));
+        [(capped, 16), (case.deviation(30.0), 16)]
+    };
+    let device = both(wide(700, 700, 100).dim(128));
+    check_all(engine, small, both(case(257, 257, 64)), device);
+}
+
+/// Without causal masking.
+fn of_one_position<E: Engine>(engine: &E) {
+    let medium = [
+        (case(1, 257, 64).full(), 16),
+        (case(150, 257, 64).full(), 500),
+    ];
+    let device = [
+        (wide(1, 900, 64).full(), 16),
+        (wide(700, 700, 100).full(), 40),
+    ];
+    check_all(engine, [(case(9, 40, 6).full(), 7)], medium, device);
+}
+
+/// Keys that are attended, and miss the window, over several chunks of queries.
+fn of_long_rows<E: Engine>(engine: &E) {
+    let mut long = wide(2300, 2500, 512);
+    long.batch = 1;
+    check_all(engine, [], [], [(long, 128)]);
+}
+
+fn of_out_alone<E: Engine>(engine: &E) {
+    let out_alone = |mut case: Case| {
+        case.grad_lse = false;
+        case
+    };
+    let device = [(out_alone(wide(700, 700, 100).heads(4, 1)), 50)];
+    let medium = [(out_alone(case(250, 250, 40)), 10)];
+    check_all(engine, [(out_alone(case(40, 40, 6)), 3)], medium, device);
 }
 
 /// Without a gradient of the LSE that term is not computed at all: 0 times infinity would be NaN.
@@ -181,14 +245,14 @@ fn nothing_else_changes<E: Engine>(engine: &E) {
         let case = case(q_len, k_len, window).dim(dim).element(element);
         case.options(|o| o.with_deterministic(true))
     };
-    let cases = E::cases(
+    let all = E::cases_or_device(
         [(of(40, 40, 6, elements[0]), 3)],
         elements.iter().map(|&e| (of(300, 300, 40, e), 10)),
         elements
             .iter()
             .map(|&e| (of(3000, 3000, 300, e).heads(4, 1), 75)),
     );
-    for runners in cases {
+    for runners in all {
         let case = &runners.0;
         if !engine.supports(case.element) {
             skip::<E>(&format!("{}", case.element));
@@ -232,13 +296,13 @@ fn a_nan_stays_with_its_runner_up<E: Engine>(engine: &E) {
         .scores(Scores::Decreasing)
         .dim(64)
         .element(Bf16);
-    for case in E::cases([small], [medium], [large]) {
+    for (case, more) in E::cases_or_device([(small, 3)], [(medium, 3)], [(large, 3)]) {
         if !engine.supports(case.element) {
             skip::<E>(&format!("{}", case.element));
             continue;
         }
         let case = case.options(|o| o.with_deterministic(true));
-        let runners = (case.clone(), 3);
+        let runners = (case.clone(), more);
         let clean = case.inputs();
         let (outputs, without) = run(engine, &call(engine, &runners, &clean));
         let key = clean.problem.window + 1;
@@ -277,26 +341,40 @@ fn a_nan_stays_with_its_runner_up<E: Engine>(engine: &E) {
     }
 }
 
-/// Memory in which only the first row of a tensor is aligned, or the heads lie side by side.
-fn of_strided_tensors<E: Engine>(engine: &E) {
-    use flash_dma_tests::Layout::{Padded, Transposed};
-    let cases = E::cases(
-        [(case(40, 40, 6).layout(Transposed), 3)],
-        [(case(130, 150, 20).layout(Padded), 5)],
-        [Padded, Transposed].map(|layout| {
-            let case = case(600, 600, 100).dim(64).element(Bf16).heads(4, 2);
-            (case.layout(layout), 30)
-        }),
-    );
-    for runners in cases {
-        check(engine, &runners);
-    }
+/// Memory in which only the first row of a tensor is aligned: not for tensor cores.
+fn of_padded_rows<E: Engine>(engine: &E) {
+    strided(engine, Padded);
+}
+
+/// Heads that lie side by side.
+fn of_transposed_heads<E: Engine>(engine: &E) {
+    strided(engine, Transposed);
+}
+
+fn strided<E: Engine>(engine: &E, layout: Layout) {
+    let strided = |case: Case, more| [(case.layout(layout), more)];
+    let medium = strided(case(130, 150, 20).heads(4, 2), 5);
+    let device = strided(wide(600, 600, 100).heads(4, 2), 30);
+    check_all(engine, strided(case(40, 40, 6), 3), medium, device);
 }
 
 every_engine!(
-    of_every_kind,
+    of_every_length,
+    of_every_window,
+    of_every_kind_of_scores,
+    of_groups,
+    of_groups_of_many,
+    of_head_dims_in_f32,
+    of_head_dims_in_f16,
+    of_head_dims_in_bf16,
+    of_narrow_heads_in_bf16,
+    of_softcaps_and_scales,
+    of_one_position,
+    of_long_rows,
+    of_out_alone,
+    of_padded_rows,
+    of_transposed_heads,
     nothing_else_changes,
     a_nan_stays_with_its_runner_up,
-    of_strided_tensors,
 );
 raw_engines!(without_a_gradient_of_the_lse);

@@ -5,14 +5,17 @@ mod large;
 #[cfg(feature = "burn")]
 mod planning;
 
+use flash_dma_kernels::required_bytes;
+use flash_dma_problem::memory::{Passes, tensor_bytes};
 use flash_dma_problem::{AttentionOptions, ElementType, Problem};
 use flash_dma_tests::engine::Size;
-use flash_dma_tests::engines::memory::Workspace;
+use flash_dma_tests::engines::memory::{Called, Workspace};
 use flash_dma_tests::engines::{Kernels, Target};
 use flash_dma_tests::{Engine, kernel_engines, problem};
 
 kernel_engines!(
     a_pass_requests_the_workspace_it_says,
+    required_bytes_hold_every_call,
     workspaces_are_linear_in_the_tokens,
 );
 
@@ -76,6 +79,36 @@ fn a_pass_requests_the_workspace_it_says<T: Target>(kernels: &Kernels<T>) {
 fn is_as_said(call: &Workspace) -> bool {
     let (said, held) = (call.said as u64, call.peak.in_use);
     call.peak.requested == call.said && (said..=said + UNTOLD).contains(&held)
+}
+
+/// The bytes that are planned with are those of the tensors and of the call that needs most, no more and no less.
+fn required_bytes_hold_every_call<T: Target>(kernels: &Kernels<T>) {
+    use Called::{Backward, Forward, Ranked, Select};
+    if T::ENGINE.is_some() {
+        // What is planned is the engine that the library chooses.
+        return;
+    }
+    let ([short, _], keys) = lengths::<T>();
+    for options in [
+        window(keys),
+        window(keys).with_deterministic(true),
+        window(2 * short),
+        AttentionOptions::new(),
+    ] {
+        let problem = tokens(kernels, short, options);
+        let calls = kernels.workspaces(&problem);
+        for (passes, made) in [
+            (Passes::Forward, &[Select, Forward][..]),
+            (Passes::ForwardAndBackward, &[Select, Forward, Backward]),
+            (Passes::WithRunnersUp, &[Select, Forward, Backward, Ranked]),
+        ] {
+            let of = calls.iter().filter(|call| made.contains(&call.called));
+            let most = of.map(|call| call.said).max().expect("a call");
+            let tensors = tensor_bytes(&problem, passes) as usize;
+            let required = required_bytes(kernels.client(), &problem, passes);
+            assert_eq!(required, Ok(tensors + most), "{passes:?} of {problem:?}");
+        }
+    }
 }
 
 fn workspaces_are_linear_in_the_tokens<T: Target>(kernels: &Kernels<T>) {

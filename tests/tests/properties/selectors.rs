@@ -403,6 +403,7 @@ fn one_tensor_ranks_and_another_is_added<B: Backend>(burn: &Burn<B>) {
 }
 
 /// One selector with all parts: Burn on CubeCL's CPU runtime compiles each operation for seconds.
+#[cfg(feature = "cpu")]
 fn a_selector_of_everything<B: Backend>(burn: &Burn<B>) {
     let mut rng = Rng::new(46);
     let rule = SelectionRule {

@@ -30,7 +30,10 @@ pub struct Calls {
     inputs: MaskedInputs,
     out: Handle,
     lse: Handle,
+    /// Without the residual.
     saved: Saved,
+    /// What the rounding of `out` loses, which a training step keeps.
+    residual: TensorBinding,
     grads: MaskedGradients,
 }
 
@@ -110,6 +113,8 @@ impl Calls {
             }),
         };
         let (out, lse) = (empty(&q, 2), empty(&q[..3], 4));
+        let residual = problem.attention.residual_shape().expect("bf16 has one");
+        let residual = binding(&empty(&residual, 2), &residual);
         let saved = Saved {
             out: binding(&out, &q),
             residual: None,
@@ -139,6 +144,7 @@ impl Calls {
             out,
             lse,
             saved,
+            residual,
             grads,
         }
     }
@@ -155,8 +161,11 @@ impl Calls {
         if self.ranges.is_some() {
             phases.push(("plan-ranges", "portable", Self::plan_ranges));
         }
-        phases.push(("forward", engine_name(forward.engine()), Self::forward));
-        phases.push(("backward", engine_name(backward.engine()), Self::backward));
+        let [forward, backward] = [forward.engine(), backward.engine()].map(engine_name);
+        phases.push(("forward", forward, Self::forward));
+        phases.push(("forward-residual", forward, Self::forward_with_residual));
+        phases.push(("backward", backward, Self::backward));
+        phases.push(("backward-residual", backward, Self::backward_with_residual));
         phases
     }
 
@@ -203,16 +212,41 @@ impl Calls {
     }
 
     fn forward(&self, client: &Client) {
+        self.launch_forward(client, None);
+    }
+
+    /// As a training step calls it.
+    fn forward_with_residual(&self, client: &Client) {
+        self.launch_forward(client, Some(self.residual.clone()));
+    }
+
+    fn launch_forward(&self, client: &Client, residual: Option<TensorBinding>) {
         let p = &self.problem.attention;
-        let out = binding(&self.out, &p.q_shape());
-        let lse = binding(&self.lse, &p.lse_shape());
+        let outputs = Outputs {
+            out: binding(&self.out, &p.q_shape()),
+            residual,
+            lse: binding(&self.lse, &p.lse_shape()),
+        };
         forward::plan(client, &self.problem, &self.inputs)
-            .and_then(|plan| plan.run(Outputs::new(out, lse)))
+            .and_then(|plan| plan.run(outputs))
             .expect("a valid call");
     }
 
     fn backward(&self, client: &Client) {
-        backward::plan(client, &self.problem, &self.inputs, &self.saved)
+        self.launch_backward(client, &self.saved);
+    }
+
+    /// As a training step calls it.
+    fn backward_with_residual(&self, client: &Client) {
+        let saved = Saved {
+            residual: Some(self.residual.clone()),
+            ..self.saved.clone()
+        };
+        self.launch_backward(client, &saved);
+    }
+
+    fn launch_backward(&self, client: &Client, saved: &Saved) {
+        backward::plan(client, &self.problem, &self.inputs, saved)
             .and_then(|plan| plan.run(self.grads.clone()))
             .expect("a valid call");
     }
@@ -220,7 +254,7 @@ impl Calls {
     /// Builds the plan and the outputs that the phases read.
     pub fn prepare(&self, client: &Client) {
         self.plan(client);
-        self.forward(client);
+        self.forward_with_residual(client);
         block_on(client.sync()).expect("the device works");
     }
 

@@ -27,7 +27,8 @@ struct Args {
     /// Cases by name; all of them by default.
     #[arg(long, value_delimiter = ',')]
     cases: Vec<String>,
-    /// Phases by name (plan, plan-ranges, forward, backward); all of them by default.
+    /// Phases by name (plan, plan-ranges, forward, forward-residual, backward, backward-residual); all of them by
+    /// default. Those with the residual of the output are the calls of a training step.
     #[arg(long, value_delimiter = ',')]
     phases: Vec<String>,
     /// Timed calls per phase.

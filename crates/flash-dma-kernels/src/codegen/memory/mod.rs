@@ -267,10 +267,19 @@ fn a_plan_is_the_tensors_and_the_greatest_workspace() {
                 };
                 let [forward, backward] = tensors.passes(client, &p, fastest);
                 let ([forward, _], [backward, _]) = (forward.unwrap(), backward.unwrap());
+                let ranked = match p.has_scores {
+                    false => backward,
+                    true => {
+                        let tensors = tensors.with_runners_up(client, &p);
+                        let [_, ranked] = tensors.passes(client, &p, fastest);
+                        ranked.expect("served")[0]
+                    }
+                };
                 let most = selecting.max(forward);
                 for (passes, workspace) in [
                     (Passes::Forward, most),
                     (Passes::ForwardAndBackward, most.max(backward)),
+                    (Passes::WithRunnersUp, most.max(ranked)),
                 ] {
                     let expected = tensor_bytes(&p, passes) as usize + workspace;
                     assert_eq!(required_bytes(client, &p, passes), Ok(expected), "{p:?}");
@@ -285,7 +294,11 @@ fn a_planned_length_or_batch_fits_and_one_more_does_not() {
     let client = recorder::client(Gpu::H200);
     recorder::record(&client, |client| {
         let template = problem_of(3, [8, 4], [4096; 2], 128, window(2048));
-        for passes in [Passes::Forward, Passes::ForwardAndBackward] {
+        for passes in [
+            Passes::Forward,
+            Passes::ForwardAndBackward,
+            Passes::WithRunnersUp,
+        ] {
             for bytes in [1 << 20, 1 << 30, 80 << 30, 140 << 30] {
                 let needs = |sizes| {
                     let p = template.with_sizes(sizes).expect("valid sizes");
