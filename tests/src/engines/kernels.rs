@@ -335,8 +335,8 @@ impl<T: Target> Engine for Kernels<T> {
         let scores = p
             .has_scores
             .then(|| self.result(call, &p.scores_shape(), ElementType::F32));
-        let rank = (call.far.as_ref())
-            .map(|_| self.result(call, &p.scores_shape(), ElementType::F32));
+        let rank =
+            (call.far.as_ref()).map(|_| self.result(call, &p.scores_shape(), ElementType::F32));
         let grad_lse = call.grad_lse.as_ref().map(|g| {
             let shape = p.lse_shape();
             let handle = self.buffer(&bytes_of(g, ElementType::F32));

@@ -5,7 +5,7 @@ use flash_dma_problem::ElementType::{self, Bf16, F16};
 use flash_dma_reference::generate::{self, Scores};
 use flash_dma_tests::case::expected;
 use flash_dma_tests::engine::skip;
-use flash_dma_tests::{Case, Engine, matrix_engines};
+use flash_dma_tests::{Case, Engine, Layout, matrix_engines};
 
 matrix_engines!(
     narrow_heads_in_f16,
@@ -32,6 +32,7 @@ matrix_engines!(
     gradients_that_are_not_finite,
     capped_infinite_query,
     deterministic,
+    results_that_begin_between_segments,
 );
 
 fn case(q_len: usize, k_len: usize, dim: usize, element: ElementType) -> Case {
@@ -269,6 +270,17 @@ fn capped_infinite_query<E: Engine>(engine: &E) {
         let seen = 21 * case.head_dim;
         assert!(clean[seen..] == dirty[seen..], "{len}");
         assert!(dirty[..seen].iter().any(|x| !x.is_finite()), "{len}");
+    }
+}
+
+/// Rows of results that cannot be written 16 bytes at a time.
+fn results_that_begin_between_segments<E: Engine>(engine: &E) {
+    for element in [F16, Bf16] {
+        for len in E::cases([17], [], [300]) {
+            case(len, len, 64, element)
+                .layout(Layout::Behind)
+                .check(engine);
+        }
     }
 }
 
