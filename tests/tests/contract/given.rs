@@ -184,7 +184,7 @@ fn of_documents_in_16_bits<E: Engine>() -> Vec<GivenCase> {
     let small = documents(&[93, 121], 60, [2, 1, 214, 32], F16);
     let medium = documents(&[611, 37, 700], 500, [4, 1, 1348, 64], Bf16);
     let device = [
-        documents(&[2311, 37, 2605], 2048, [2, 1, 4953, 128], Bf16),
+        documents(&[2311, 37, 2605], 2048, [1, 1, 4953, 128], Bf16),
         documents(&[2311, 37, 2605], 2048, [2, 1, 4953, 64], F16),
     ];
     E::cases_or_device([small], [medium], device)

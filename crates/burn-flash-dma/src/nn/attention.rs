@@ -48,7 +48,9 @@ pub struct DynamicMaskAttentionConfig {
     /// none. With a window and causal only.
     pub sinks: Option<usize>,
     /// The keys ranked next after the window whose scores get a gradient in training, see
-    /// [`Selector::runners_up`]. Default: none. They change no output; without a window there are none.
+    /// [`Selector::runners_up`]. Default: a quarter of the window in force with [`ScoreForm::Linear`], under a mask that
+    /// says for each query which keys it sees none, and with [`ScoreForm::Zoh`] none. They change no output; without a
+    /// window there are none.
     pub runners_up: Option<usize>,
     /// Whether a query sees only the keys up to itself. Default: true.
     #[config(default = true)]
@@ -108,7 +110,8 @@ pub struct DynamicMaskAttention {
     head_dim: usize,
     recent: usize,
     sinks: usize,
-    runners_up: usize,
+    #[module(skip)]
+    runners_up: Option<usize>,
     #[module(skip)]
     options: AttentionOptions,
 }
@@ -155,8 +158,7 @@ impl DynamicMaskAttentionConfig {
         let kv = [1, kv_heads, 1, head_dim];
         let q = [1, self.n_heads, 1, head_dim];
         Problem::new(&q, &kv, &kv, Some(&kv[..3]), ElementType::F32, &options)?;
-        let [recent, sinks, runners_up] =
-            [self.recent, self.sinks, self.runners_up].map(Option::unwrap_or_default);
+        let [recent, sinks] = [self.recent, self.sinks].map(Option::unwrap_or_default);
         check_rule(recent, sinks, &options)?;
 
         let linear = |from, to| {
@@ -194,7 +196,7 @@ impl DynamicMaskAttentionConfig {
             head_dim,
             recent,
             sinks,
-            runners_up,
+            runners_up: self.runners_up,
             options,
         })
     }
@@ -430,7 +432,7 @@ impl DynamicMaskAttention {
             Some(window) => Selector::top(window)
                 .recent(self.recent)
                 .sinks(self.sinks)
-                .runners_up(self.runners_up),
+                .runners_up(self.runners_up(window)),
             None => Selector::top(usize::MAX),
         };
         match documents {
@@ -486,9 +488,19 @@ impl DynamicMaskAttention {
         }
     }
 
-    /// Whether scores of keys outside the window learn.
-    pub(super) fn has_runners_up(&self) -> bool {
-        self.runners_up > 0
+    /// The runners-up of a window of this layer.
+    fn runners_up(&self, window: usize) -> usize {
+        // The share with which the tutorial's model learned on every seed.
+        let default = match self.scorer().form() {
+            ScoreForm::Linear => window / 4,
+            ScoreForm::Zoh => 0,
+        };
+        self.runners_up.unwrap_or(default)
+    }
+
+    /// Whether its configuration asks for runners-up.
+    pub(super) fn asks_for_runners_up(&self) -> bool {
+        self.runners_up.is_some_and(|runners_up| runners_up > 0)
     }
 
     /// The recent keys and the sinks of its window.

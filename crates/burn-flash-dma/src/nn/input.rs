@@ -70,7 +70,7 @@ impl DynamicMaskInput {
     ///   scores of its hidden keys become −∞.
     /// - Any other one (Burn's `mask_attn`, as `[batch, 1, len, len]`) leaves a key on no interval of queries, so the layer
     ///   selects by pairs and calls [`MaskedAttention`](crate::MaskedAttention): O(len²) memory. There are no gradients of
-    ///   runners-up then; a layer that has runners-up refuses the mask in training.
+    ///   runners-up then; a layer that is configured to have some refuses the mask in training.
     pub fn mask(mut self, mask: AttentionMask) -> Self {
         self.mask = Some(mask);
         self

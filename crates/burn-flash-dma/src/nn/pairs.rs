@@ -26,7 +26,7 @@ impl DynamicMaskAttention {
     ) -> Result<Tensor<4>, AttentionError> {
         let mut options = self.options();
         let rule = (options.keep_window.take()).map(|window| self.rule(window));
-        if rule.is_some() && self.has_runners_up() && is_tracked(&scores) {
+        if rule.is_some() && self.asks_for_runners_up() && is_tracked(&scores) {
             let what = "runners-up";
             return Err(AttentionError::MaskedSelection { what });
         }

@@ -64,12 +64,13 @@ pub(crate) fn has_wgmma(properties: &DeviceProperties) -> bool {
 const HEAD_DIM_STEP: usize = 32;
 
 impl MmaBlueprint {
-    /// With the widest stores that the begin of all that `wgmma` writes allows; parts are f32, whose pairs are wide
-    /// enough.
+    /// With the widest stores that the begin of all that `wgmma` writes allows, and its rows, of which a quad collects
+    /// four segments at a time; parts are f32, whose pairs are wide enough.
     pub(crate) fn writing<'a>(self, rows: impl IntoIterator<Item = &'a TensorBinding>) -> Self {
         let size = self.element.size();
         let wide = self.instruction == Instruction::Wgmma
             && !self.split
+            && self.segments().is_multiple_of(4)
             && rows.into_iter().all(|rows| rows_are_segments(rows, size));
         Self {
             stores: if wide {

@@ -58,6 +58,7 @@ impl Flavour {
 
     fn features(self, part: &Part) -> &'static [&'static str] {
         match (self, part.burn) {
+            (_, false) if part.name == "bench" => &["extension"],
             (_, false) => &["cuda"],
             (Self::Lean, true) => &["cuda", "fusion", "persistence"],
             (Self::Tuned, true) => &["cuda", "fusion", "persistence", "autotune"],

@@ -19,18 +19,29 @@ pub(crate) struct RowToWrite {
     pub empty: bool,
 }
 
+/// How many times four segments a row has, and how many of them are left for the `n`-th four.
+fn fours(bp: MmaBlueprint) -> usize {
+    bp.segments().div_ceil(4)
+}
+
+fn segments_of(n: usize, bp: MmaBlueprint) -> usize {
+    (bp.segments() - 4 * n).min(4)
+}
+
 #[cube]
 impl RowToWrite {
-    /// This lane's elements of the `n`-th four segments of an accumulator's `lower` row or the other.
+    /// This lane's elements of the `n`-th four segments, as far as there are so many, of an accumulator's `lower` row or
+    /// the other.
     fn pairs<N: Size>(
         &self,
         acc: &Vector<f32, N>,
         #[comptime] n: usize,
         #[comptime] lower: usize,
+        #[comptime] bp: MmaBlueprint,
     ) -> Array<Vector<f32, Const<2>>> {
         let mut pairs = Array::<Vector<f32, Const<2>>>::new(4usize);
         #[unroll]
-        for i in 0..4usize {
+        for i in 0..comptime!(segments_of(n, bp)) {
             let mut pair = Vector::<f32, Const<2>>::new(0.0f32);
             #[unroll]
             for e in 0..2usize {
@@ -43,8 +54,13 @@ impl RowToWrite {
     }
 
     /// The index of the `i`-th pair that this lane stores of the `n`-th four segments.
-    fn place(&self, n: usize, #[comptime] i: usize, #[comptime] bp: MmaBlueprint) -> usize {
-        let first = self.row * comptime!(bp.head_dim / 2) + n * 16;
+    fn place(
+        &self,
+        #[comptime] n: usize,
+        #[comptime] i: usize,
+        #[comptime] bp: MmaBlueprint,
+    ) -> usize {
+        let first = self.row * comptime!(bp.head_dim / 2) + comptime!(n * 16);
         let quad = UNIT_POS_X as usize % 4;
         match comptime!(bp.stores) {
             RowStores::Pairs => first + comptime!(i * 4) + quad,
@@ -65,7 +81,7 @@ impl RowToWrite {
             RowStores::Pairs => {
                 if self.valid {
                     #[unroll]
-                    for i in 0..4usize {
+                    for i in 0..comptime!(segments_of(n, bp)) {
                         to[self.place(n, i, bp)] = pairs[i];
                     }
                 }
@@ -96,11 +112,11 @@ pub(crate) fn write_row<O: Float, N: Size>(
     #[comptime] bp: MmaBlueprint,
 ) {
     #[unroll]
-    for n in 0..comptime!(bp.head_dim / 32) {
-        let pairs = row.pairs::<N>(acc, n, lower);
+    for n in 0..comptime!(fours(bp)) {
+        let pairs = row.pairs::<N>(acc, n, lower, bp);
         let mut rounded = Array::<Vector<O, Const<2>>>::new(4usize);
         #[unroll]
-        for i in 0..4usize {
+        for i in 0..comptime!(segments_of(n, bp)) {
             rounded[i] = Vector::cast_from(pairs[i]);
         }
         row.store::<O>(to, &rounded, n, bp);
@@ -119,12 +135,12 @@ pub(crate) fn write_row_exactly<O: Float, N: Size>(
 ) {
     let mut all = 0.0f32;
     #[unroll]
-    for n in 0..comptime!(bp.head_dim / 32) {
-        let pairs = row.pairs::<N>(acc, n, lower);
+    for n in 0..comptime!(fours(bp)) {
+        let pairs = row.pairs::<N>(acc, n, lower, bp);
         let mut rounded = Array::<Vector<O, Const<2>>>::new(4usize);
         let mut losses = Array::<Vector<O, Const<2>>>::new(4usize);
         #[unroll]
-        for i in 0..4usize {
+        for i in 0..comptime!(segments_of(n, bp)) {
             rounded[i] = Vector::cast_from(pairs[i]);
             let loss = pairs[i] - Vector::cast_from(rounded[i]);
             losses[i] = Vector::cast_from(loss);
@@ -136,9 +152,10 @@ pub(crate) fn write_row_exactly<O: Float, N: Size>(
     // Rare, and dear if asked of each element.
     let finite = is_finite(quad_sum(all));
     if !finite && row.valid {
-        for n in 0..comptime!(bp.head_dim / 32) {
+        #[unroll]
+        for n in 0..comptime!(fours(bp)) {
             #[unroll]
-            for i in 0..4usize {
+            for i in 0..comptime!(segments_of(n, bp)) {
                 // What this lane has stored itself: the order of the stores of two lanes is undefined.
                 residual[row.place(n, i, bp)] = Vector::new(O::from_int(0));
             }
