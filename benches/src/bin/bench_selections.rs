@@ -81,14 +81,14 @@ impl Inputs {
     }
 
     /// The same with autodiff, tracked.
-    fn tracked(&self, device: &Device) -> Self {
-        let rows = |x: &Tensor<4>| x.clone().to_device(device).require_grad();
+    fn tracked(&self) -> Self {
+        let rows = |x: &Tensor<4>| x.clone().autodiff().require_grad();
         Self {
             q: rows(&self.q),
             k: rows(&self.k),
             v: rows(&self.v),
-            scores: self.scores.clone().to_device(device).require_grad(),
-            grad_out: self.grad_out.clone().to_device(device),
+            scores: self.scores.clone().autodiff().require_grad(),
+            grad_out: self.grad_out.clone().autodiff(),
         }
     }
 
@@ -126,7 +126,7 @@ fn time(len: usize, options: &Options, device: &Device) -> Vec<Row> {
         ("runners-up w/4", top().runners_up(window / 4)),
     ];
     let plain = Inputs::new(len, device);
-    let tracked = plain.tracked(&device.clone().autodiff());
+    let tracked = plain.tracked();
     let attention = AttentionOptions::new().with_keep_window(window);
     let mut samples = vec![[const { Vec::new() }; 3]; selectors.len()];
     // The first rounds compile.
