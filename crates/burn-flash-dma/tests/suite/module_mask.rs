@@ -14,6 +14,8 @@ fn config() -> DynamicMaskAttentionConfig {
         .with_n_kv_heads(Some(2))
         .with_keep_window(Some(5))
         .with_score_form(ScoreForm::Linear)
+        // A mask between queries has none.
+        .with_runners_up(Some(0))
 }
 
 /// Layers that differ in what decides about a key.
