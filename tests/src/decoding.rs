@@ -394,8 +394,8 @@ impl<'a, T: Target> Held<'a, T> {
         (kernels.read(&out), kernels.read(&lse))
     }
 
-    /// The intervals of the keys of a chunk: the rule selects the older ones by rank, and a shown key is attended while it
-    /// is recent as well.
+    /// The intervals of the keys of a chunk: the rule selects the older ones by rank, and a shown key is attended while
+    /// it is recent as well.
     fn chunk_intervals(
         &self,
         rank: TensorBinding,
@@ -426,7 +426,8 @@ impl<'a, T: Target> Held<'a, T> {
         kernels.words(&shape, &words)
     }
 
-    /// The positions of the keys that the last token attends to, ascending, of each sequence and head; nothing with pages.
+    /// The positions of the keys that the last token attends to, ascending, of each sequence and head; nothing with
+    /// pages.
     #[must_use]
     pub fn live(&self) -> Option<Vec<Vec<usize>>> {
         let (Cache::Slots(slots), Some(rule)) = (&self.cache, self.sequence.rule) else {

@@ -1,6 +1,6 @@
-//! The selections that a Burn user may make, timed through `Selector`, attention and autodiff on CUDA: every round times
-//! all of them in turn, so that a device that grows slow grows so for all. Times are the host's, from a device that is idle
-//! to one that is again, so they have all that a user waits for.
+//! The selections that a Burn user may make, timed through `Selector`, attention and autodiff on CUDA: every round
+//! times all of them in turn, so that a device that grows slow grows so for all. Times are the host's, from a device
+//! that is idle to one that is again, so they have all that a user waits for.
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use burn_flash_dma::{Attention, AttentionOptions, Documents, Intervals, Selector};

@@ -133,13 +133,13 @@ impl SelectionInput {
         Self::default()
     }
 
-    /// And what a layer selects for an input: scores and selection are made once more. With several layers a metric shows
-    /// their mean.
+    /// And what a layer selects for an input: scores and selection are made once more. With several layers a metric
+    /// shows their mean.
     ///
     /// # Panics
     ///
-    /// If [`DynamicMaskAttention::try_forward`] or [`DynamicMaskAttention::try_selection`] would return an error for the
-    /// input, with that error's text.
+    /// If [`DynamicMaskAttention::try_forward`] or [`DynamicMaskAttention::try_selection`] would return an error for
+    /// the input, with that error's text.
     #[must_use]
     pub fn layer(self, layer: &DynamicMaskAttention, input: impl Into<DynamicMaskInput>) -> Self {
         let input = input.into();
@@ -181,8 +181,8 @@ impl SelectionInput {
         self
     }
 
-    /// And the gradients of the parameters that make a layer's scores ([`DynamicMaskAttention::scorer`]), those that the
-    /// backward pass has given any.
+    /// And the gradients of the parameters that make a layer's scores ([`DynamicMaskAttention::scorer`]), those that
+    /// the backward pass has given any.
     #[must_use]
     pub fn gradients_of(self, scorer: &Scorer, grads: &Gradients) -> Self {
         fn with<const D: usize>(

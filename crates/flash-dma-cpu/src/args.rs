@@ -58,8 +58,8 @@ impl<'a, E> Outputs<'a, E> {
 pub struct Saved<'a, E> {
     /// `[batch, q_heads, q_len, head_dim]`, as the forward pass wrote it.
     pub out: View<'a, E, 4>,
-    /// As `out`: what the forward pass left beside it. `None` is zero: then the gradients of logits, and with them those
-    /// of scores and biases, have the rounding of `out` in them, which adds up over the queries of a key.
+    /// As `out`: what the forward pass left beside it. `None` is zero: then the gradients of logits, and with them
+    /// those of scores and biases, have the rounding of `out` in them, which adds up over the queries of a key.
     pub residual: Option<View<'a, E, 4>>,
     /// Contiguous `[batch, q_heads, q_len]`, as the forward pass wrote it.
     pub lse: &'a [f32],

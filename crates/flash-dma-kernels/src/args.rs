@@ -65,8 +65,8 @@ impl Outputs {
 pub struct Saved {
     /// `[batch, q_heads, q_len, head_dim]`, the problem's element type.
     pub out: TensorBinding,
-    /// As `out`: what the forward pass left beside it. `None` is zero: then the gradients of logits, and with them those
-    /// of scores and biases, have the rounding of `out` in them, which adds up over the queries of a key.
+    /// As `out`: what the forward pass left beside it. `None` is zero: then the gradients of logits, and with them
+    /// those of scores and biases, have the rounding of `out` in them, which adds up over the queries of a key.
     pub residual: Option<TensorBinding>,
     /// Contiguous `[batch, q_heads, q_len]`, f32.
     pub lse: TensorBinding,

@@ -22,9 +22,9 @@ pub enum Storage {
     /// `k`, `v` `[batch, kv_heads, window, head_dim]`; `score` (f32) and `position` (i32)
     /// `[batch, kv_heads, window]`; `seen` `[batch]` (i32), the tokens each sequence has been given.
     ///
-    /// In an empty slot the score is −∞ and the position −1. A recent token of score −∞ has a slot, too, because it takes
-    /// its place; it is not attended to, and counts as an empty slot once it is no longer recent. The rows of a slot of
-    /// score −∞ are never used. The slots of a head are unordered.
+    /// In an empty slot the score is −∞ and the position −1. A recent token of score −∞ has a slot, too, because it
+    /// takes its place; it is not attended to, and counts as an empty slot once it is no longer recent. The rows of a
+    /// slot of score −∞ are never used. The slots of a head are unordered.
     Slots {
         /// The keys that a kv head keeps. Its sequence is one document.
         rule: SelectionRule,
@@ -73,7 +73,8 @@ pub struct AppendProblem {
 /// A decode step: new tokens attend to the keys of the cache and to each other, and are appended.
 ///
 /// Query `t` of the step sees exactly what it would if the tokens were decoded one at a time: the keys of the cache and
-/// the new tokens up to and including its own; with a cache of slots, those of these that the rule keeps at its position.
+/// the new tokens up to and including its own; with a cache of slots, those of these that the rule keeps at its
+/// position.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct DecodeProblem {

@@ -13,8 +13,9 @@
 /// then both are `j`.
 ///
 /// Whatever else is one interval per key that begins at the key is a selection, too: recent keys, sinks and documents
-/// ([`SelectionRule`](crate::SelectionRule)), and ends that were computed elsewhere. Engines count on `first = j` and on
-/// at most [`Problem::window`](crate::Problem::window) intervals that hold any one position; any number may end at once.
+/// ([`SelectionRule`](crate::SelectionRule)), and ends that were computed elsewhere. Engines count on `first = j` and
+/// on at most [`Problem::window`](crate::Problem::window) intervals that hold any one position; any number may end at
+/// once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct Interval {

@@ -1,6 +1,7 @@
 //! The definitions that all engines of flash-dma share, and nothing else: the shapes and options of a dynamic-mask
 //! attention problem ([`Problem`], [`AttentionOptions`]), the rules that make one valid ([`AttentionError`]), the form
-//! of a selection ([`Interval`]) and the rules that make one ([`SelectionRule`]), the cost of a problem ([`cost`]) and its memory ([`memory`]).
+//! of a selection ([`Interval`]) and the rules that make one ([`SelectionRule`]), the cost of a problem ([`cost`]) and
+//! its memory ([`memory`]).
 //!
 //! No framework, no allocation, no arithmetic on tensors. The CPU engine, the CubeCL kernels, the
 //! Burn extension and the benchmarks all depend on this crate and re-export what their users need.

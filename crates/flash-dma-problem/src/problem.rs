@@ -141,8 +141,8 @@ pub struct Problem {
     pub element: ElementType,
     /// Whether a score is added to every logit and the keys are selected by it.
     pub has_scores: bool,
-    /// The most keys that are alive at one position: how many each query keeps, or the stated number of given intervals;
-    /// `usize::MAX` if none was requested. What the lists of keys have room for follows from it.
+    /// The most keys that are alive at one position: how many each query keeps, or the stated number of given
+    /// intervals; `usize::MAX` if none was requested. What the lists of keys have room for follows from it.
     pub window: usize,
     /// Bottom-right aligned causal masking.
     pub causal: bool,

@@ -41,9 +41,9 @@ impl SlotCache {
 
     /// Takes in the next token of the sequence.
     ///
-    /// With recent keys it always takes a slot, even if it is hidden, because it takes its place among them. The slot is
-    /// the worst of those whose keys are not protected: an empty one, else that of a hidden key, else that of the key
-    /// which ranks last. Without recent keys the token takes that slot only if it ranks before its key.
+    /// With recent keys it always takes a slot, even if it is hidden, because it takes its place among them. The slot
+    /// is the worst of those whose keys are not protected: an empty one, else that of a hidden key, else that of the
+    /// key which ranks last. Without recent keys the token takes that slot only if it ranks before its key.
     ///
     /// # Panics
     ///

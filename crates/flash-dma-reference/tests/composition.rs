@@ -1,5 +1,5 @@
-//! Recent keys, sinks and documents: the definition, position by position, against "the selection of the older keys, and
-//! one addition".
+//! Recent keys, sinks and documents: the definition, position by position, against "the selection of the older keys,
+//! and one addition".
 
 use flash_dma_problem::{Interval, SelectionRule};
 use flash_dma_reference::generate::Scores;
@@ -64,8 +64,8 @@ fn the_plain_rule_is_the_plain_selection() {
     }
 }
 
-/// What the slots of a cache and the tokens `from..to` behind them attend to, if the slots in order of position, the empty
-/// ones first, and the tokens are a sequence of their own.
+/// What the slots of a cache and the tokens `from..to` behind them attend to, if the slots in order of position, the
+/// empty ones first, and the tokens are a sequence of their own.
 fn chunk(
     cache: &SlotCache,
     scores: &[f64],

@@ -198,7 +198,8 @@ fn same_intervals(row: usize, actual: &[Interval], exact: &[Interval]) -> Result
     }
 }
 
-/// What an engine composes must be the intervals of the definition, exactly, and what it selects by a window alone, too.
+/// What an engine composes must be the intervals of the definition, exactly, and what it selects by a window alone,
+/// too.
 fn check_composed<E: Engine>(
     engine: &E,
     spec: &Spec,

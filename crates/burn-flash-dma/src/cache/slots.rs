@@ -17,8 +17,8 @@ use flash_dma_problem::{
 };
 
 /// The `keep_window` keys of greatest score of each sequence and key/value head, of everything the sequence has
-/// been given: no other key will ever be attended to again. With recent keys and sinks in the configuration, the keys that
-/// this rule keeps at the last position, as [`Selector`](crate::Selector) says; memory stays the same.
+/// been given: no other key will ever be attended to again. With recent keys and sinks in the configuration, the keys
+/// that this rule keeps at the last position, as [`Selector`](crate::Selector) says; memory stays the same.
 ///
 /// A sequence of the cache is one document: [`reset`](Self::reset) it where the next one begins, and attention equals
 /// that over all of them with [`Selector::documents`](crate::Selector::documents). Other windows per head and given
@@ -344,8 +344,8 @@ impl DynamicMaskCache {
         &self.device
     }
 
-    /// The positions of the keys that each head keeps, ascending: `[sequence][head]`. A hidden key (a score of −∞) is not
-    /// among them, though it has a slot while it is recent. Waits for the device.
+    /// The positions of the keys that each head keeps, ascending: `[sequence][head]`. A hidden key (a score of −∞) is
+    /// not among them, though it has a slot while it is recent. Waits for the device.
     ///
     /// # Panics
     ///

@@ -168,8 +168,8 @@ pub fn backward<B: Backend>(
     }
 }
 
-/// The gradient of the tensor that ranks the keys, `[batch, kv_heads, k_len]`: the changes of the loss if the runners-up
-/// were attended, which are keys between the ends of their intervals and `far`.
+/// The gradient of the tensor that ranks the keys, `[batch, kv_heads, k_len]`: the changes of the loss if the
+/// runners-up were attended, which are keys between the ends of their intervals and `far`.
 fn rank<B: Backend>(
     [q, k, v]: [FloatTensor<B>; 3],
     scores: FloatTensor<B>,

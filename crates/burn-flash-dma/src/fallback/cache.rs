@@ -129,7 +129,8 @@ fn rule_of(problem: &AppendProblem) -> SelectionRule {
     rule.unwrap_or_else(|| unreachable!("checked: the cache has slots"))
 }
 
-/// The positions of the slots, ascending, and those of the new tokens behind them: `[batch, kv_heads, window + tokens]`.
+/// The positions of the slots, ascending, and those of the new tokens behind them:
+/// `[batch, kv_heads, window + tokens]`.
 fn positions<B: Backend>(slots: &SlotTensors<B>, problem: &AppendProblem) -> IntTensor<B> {
     let (
         CacheShape {

@@ -143,8 +143,8 @@ pub(crate) fn gradients<B: Backend>(
     (grads, grad_logits)
 }
 
-/// What the loss would change by if the query of a selected pair attended to its key as well, shaped as [`Logits`]: with
-/// `x` the logit minus the LSE, `sigmoid(x) grad_out . (v - out) + grad_lse softplus(x)`.
+/// What the loss would change by if the query of a selected pair attended to its key as well, shaped as [`Logits`]:
+/// with `x` the logit minus the LSE, `sigmoid(x) grad_out . (v - out) + grad_lse softplus(x)`.
 pub(crate) fn changes<B: Backend>(
     logits: Logits<B>,
     v: FloatTensor<B>,

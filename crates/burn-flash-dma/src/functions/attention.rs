@@ -48,8 +48,8 @@ use std::marker::PhantomData;
 /// # }
 /// ```
 ///
-/// The tensor that ranks the keys and the one that is added to their logits may be two: select by the first and pass the
-/// second as scores, or none. The bias gets the gradient of the logits, the rank that of the
+/// The tensor that ranks the keys and the one that is added to their logits may be two: select by the first and pass
+/// the second as scores, or none. The bias gets the gradient of the logits, the rank that of the
 /// [runners-up](crate::Selector::runners_up), and a tensor that is both gets both.
 ///
 /// Masks do not compile ([`MaskedAttention`](crate::MaskedAttention) takes those), nor do scores behind intervals:
@@ -123,7 +123,8 @@ impl Attention<ScoredKeys> {
 }
 
 impl<S> Attention<S> {
-    /// Window, causal masking, scale, softcap and determinism. Without scores and intervals `keep_window` must be `None`.
+    /// Window, causal masking, scale, softcap and determinism. Without scores and intervals `keep_window` must be
+    /// `None`.
     pub fn options(mut self, options: AttentionOptions) -> Self {
         self.options = options;
         self

@@ -10,8 +10,8 @@ use std::ops::Range;
 
 /// What a selection keeps, counted over all sequences and heads.
 ///
-/// A *pair* is a key and a position that attends to it. Every pair is of one kind: the key is recent, or it is a sink, or
-/// it has been kept for its rank. Plain and given intervals have no recents and no sinks.
+/// A *pair* is a key and a position that attends to it. Every pair is of one kind: the key is recent, or it is a sink,
+/// or it has been kept for its rank. Plain and given intervals have no recents and no sinks.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct IntervalStats {
     /// Pairs.
@@ -85,9 +85,10 @@ impl Intervals {
     /// How often an index decides in place of a score: the share of positions at which a key that is left out has the
     /// score of the least key that is kept, among the positions that leave a key out. 0 if none does.
     ///
-    /// Only keys that compete count, those of the query's document that are neither recent nor sinks nor hidden (a score of
-    /// −∞ in `scores`, `[batch, kv_heads, k_len]`, by which the intervals have been selected). NaN ties with NaN. Counted
-    /// over all sequences and heads. Scores in 16 bits tie often; ties go to the older key, whatever is learned.
+    /// Only keys that compete count, those of the query's document that are neither recent nor sinks nor hidden (a
+    /// score of −∞ in `scores`, `[batch, kv_heads, k_len]`, by which the intervals have been selected). NaN ties with
+    /// NaN. Counted over all sequences and heads. Scores in 16 bits tie often; ties go to the older key, whatever is
+    /// learned.
     ///
     /// Reads intervals and scores to the host.
     ///
@@ -185,7 +186,8 @@ struct Thresholds {
     ties: u64,
 }
 
-/// Walks through the positions of a document: a key that is out never returns, so of those that are only the best counts.
+/// Walks through the positions of a document: a key that is out never returns, so of those that are only the best
+/// counts.
 fn thresholds_of(keys: Vec<Competitor>, positions: Range<usize>) -> Thresholds {
     let mut leaving: Vec<usize> = (0..keys.len()).collect();
     leaving.sort_unstable_by_key(|&key| keys[key].leaves.max(keys[key].enters));

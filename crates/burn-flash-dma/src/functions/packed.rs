@@ -14,8 +14,8 @@ use burn::tensor::Tensor;
 use flash_dma_problem::{AttentionError, AttentionOptions, MaskedProblem, TensorName};
 use std::marker::PhantomData;
 
-/// A call of attention over packed documents, in the layout of FlashAttention's `varlen` functions: tokens first, and no
-/// token attends to another document.
+/// A call of attention over packed documents, in the layout of FlashAttention's `varlen` functions: tokens first, and
+/// no token attends to another document.
 ///
 /// | tensor | shape | type |
 /// |---|---|---|
@@ -54,13 +54,13 @@ use std::marker::PhantomData;
 ///
 /// What runs follows from the call:
 ///
-/// - scores, or none and causal self-attention: the kernels of [`Attention`] over one interval per key, in O(Σ nᵢ · w) or
-///   O(Σ nᵢ²) work and O(total) memory. Scores need causal masking and as many queries as keys per document; without
+/// - scores, or none and causal self-attention: the kernels of [`Attention`] over one interval per key, in O(Σ nᵢ · w)
+///   or O(Σ nᵢ²) work and O(total) memory. Scores need causal masking and as many queries as keys per document; without
 ///   scores a zero is added to each logit;
 /// - a mask, a bias, other numbers of queries than keys, or no causal masking: [`MaskedAttention`] over
 ///   [`KeyRanges::packed`], which skips the blocks between documents but reads `total_q · total_k` bits. One launch of
-///   all documents, where a call per document would be a launch for each. Causal masking is aligned bottom-right in each
-///   document; a query before its first key sees nothing and gets zeros.
+///   all documents, where a call per document would be a launch for each. Causal masking is aligned bottom-right in
+///   each document; a query before its first key sees nothing and gets zeros.
 ///
 /// Batches that are padded to one length need no other layout than [`Attention`]'s: the same documents go to
 /// [`Documents::intervals`], to [`Selector::documents`] or to [`KeyRanges::packed`].
@@ -131,8 +131,8 @@ impl PackedAttention {
 }
 
 impl PackedAttention<ScoredKeys> {
-    /// The rule that selects the keys, with recent keys, sinks or runners-up, in place of the window of the options, which
-    /// must be `None` or the rule's. The documents are those of the call.
+    /// The rule that selects the keys, with recent keys, sinks or runners-up, in place of the window of the options,
+    /// which must be `None` or the rule's. The documents are those of the call.
     pub fn selector(mut self, selector: Selector) -> Self {
         self.chosen = Chosen::Rule(selector);
         self
@@ -155,8 +155,8 @@ impl<S: Unscored> PackedAttention<S> {
         }
     }
 
-    /// Which keys each query sees inside its document: `[1, q_heads | kv_heads | 1, total_q | 1, total_k | 1]`. O(total_q ·
-    /// total_k) elements are made of it.
+    /// Which keys each query sees inside its document: `[1, q_heads | kv_heads | 1, total_q | 1, total_k | 1]`.
+    /// O(total_q · total_k) elements are made of it.
     pub fn mask(self, mask: impl Into<Option<AttentionMask>>) -> PackedAttention<Masked> {
         PackedAttention {
             mask: mask.into(),

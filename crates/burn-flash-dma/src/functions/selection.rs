@@ -59,9 +59,9 @@ impl Intervals {
         }
     }
 
-    /// Intervals that were made elsewhere, `[batch, kv_heads, k_len, 2]` of any integer type: first position, which must
-    /// be the key's own index, and one past the last, from the key's index (never attended) to `k_len`. Reads the tensor
-    /// to the host, once.
+    /// Intervals that were made elsewhere, `[batch, kv_heads, k_len, 2]` of any integer type: first position, which
+    /// must be the key's own index, and one past the last, from the key's index (never attended) to `k_len`. Reads the
+    /// tensor to the host, once.
     ///
     /// # Errors
     ///
@@ -141,8 +141,8 @@ impl Intervals {
         (self.tensor, self.runners_up)
     }
 
-    /// One past the last position at which each key is attended to or a runner-up, `[batch, kv_heads, k_len]` i32, never
-    /// before the end of its interval: present if autodiff tracks the scores and the selector has
+    /// One past the last position at which each key is attended to or a runner-up, `[batch, kv_heads, k_len]` i32,
+    /// never before the end of its interval: present if autodiff tracks the scores and the selector has
     /// [runners-up](crate::Selector::runners_up).
     #[must_use]
     pub fn far(&self) -> Option<&Tensor<3, Int>> {

@@ -46,8 +46,8 @@ impl From<Vec<usize>> for Window {
 ///
 /// The parts compose. With a window `w`, `r` recent keys and `s` sinks, a position attends to its last `r` keys and to
 /// the `w − r` keys that rank highest among the older ones; the first `s` keys rank above all others. Recency goes by
-/// position: a hidden key (a score of −∞) is not attended to, but uses up its place among the recent ones. A hidden sink
-/// stays hidden. With documents all of it holds inside each document.
+/// position: a hidden key (a score of −∞) is not attended to, but uses up its place among the recent ones. A hidden
+/// sink stays hidden. With documents all of it holds inside each document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "nothing is selected before `select`"]
 pub struct Selector {
@@ -113,9 +113,9 @@ impl Selector {
     ///
     /// # Errors
     ///
-    /// [`AttentionError::ZeroWindow`], [`AttentionError::WindowParts`] if recent keys and sinks are more than the (least)
-    /// window, [`AttentionError::HeadWindows`], [`AttentionError::DocumentBatch`], [`AttentionError::DocumentTokens`],
-    /// [`AttentionError::ElementType`] or [`AttentionError::TooLarge`].
+    /// [`AttentionError::ZeroWindow`], [`AttentionError::WindowParts`] if recent keys and sinks are more than the
+    /// (least) window, [`AttentionError::HeadWindows`], [`AttentionError::DocumentBatch`],
+    /// [`AttentionError::DocumentTokens`], [`AttentionError::ElementType`] or [`AttentionError::TooLarge`].
     pub fn try_select(&self, scores: Tensor<3>) -> Result<Intervals, AttentionError> {
         let heads = self.heads(scores.dims()[1])?;
         if let Some(documents) = &self.documents {

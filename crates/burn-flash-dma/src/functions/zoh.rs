@@ -9,8 +9,8 @@ use flash_dma_problem::{AttentionError, TensorName};
 ///
 /// `values` is `[batch, kv_heads, k_len, head_dim]`, `dt_proj` `[kv_heads, kv_heads * head_dim]`, `a`
 /// `[kv_heads]`; the result is `[batch, kv_heads, k_len]`, f32 whatever the inputs are, since the
-/// selection ranks the keys by it. Plain Burn operations: differentiable in all three. Of an empty sequence the scores are empty, and a
-/// constant to autodiff.
+/// selection ranks the keys by it. Plain Burn operations: differentiable in all three. Of an empty sequence the scores
+/// are empty, and a constant to autodiff.
 ///
 /// # Panics
 ///

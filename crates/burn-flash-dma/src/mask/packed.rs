@@ -11,9 +11,9 @@ use flash_dma_problem::AttentionError;
 
 impl KeyRanges {
     /// Packed sequences whose documents may have other numbers of queries than keys, `[batch, 1, q_len]`: a query sees
-    /// the keys of the document with its own number. If `causal`, each document is aligned bottom-right by itself: of `m`
-    /// queries and `n` keys, query `i` sees the keys `j <= i + n - m`. The causal masking is in the ranges, so the plan and
-    /// the call are to be made without. Padding sees nothing.
+    /// the keys of the document with its own number. If `causal`, each document is aligned bottom-right by itself: of
+    /// `m` queries and `n` keys, query `i` sees the keys `j <= i + n - m`. The causal masking is in the ranges, so the
+    /// plan and the call are to be made without. Padding sees nothing.
     ///
     /// ```
     /// # #[cfg(feature = "flex")] {
@@ -48,9 +48,9 @@ impl KeyRanges {
     ///
     /// # Errors
     ///
-    /// [`AttentionError::DocumentBatch`] or [`AttentionError::DocumentCounts`] if queries and keys are not those of as many
-    /// sequences and documents, [`AttentionError::DocumentTokens`] if the sequences of one of them are not equally long, or
-    /// [`AttentionError::TooLarge`].
+    /// [`AttentionError::DocumentBatch`] or [`AttentionError::DocumentCounts`] if queries and keys are not those of as
+    /// many sequences and documents, [`AttentionError::DocumentTokens`] if the sequences of one of them are not equally
+    /// long, or [`AttentionError::TooLarge`].
     pub fn try_packed(
         [queries, keys]: [&Documents; 2],
         causal: bool,

@@ -41,16 +41,16 @@ pub struct DynamicMaskAttentionConfig {
     pub head_dim: Option<usize>,
     /// Number of keys that each query keeps. Default: all, that is dense attention with a bias per key.
     pub keep_window: Option<usize>,
-    /// The last keys that each query keeps whatever their scores, counted in the window. Default: none. With a window and
-    /// causal only.
+    /// The last keys that each query keeps whatever their scores, counted in the window. Default: none. With a window
+    /// and causal only.
     pub recent: Option<usize>,
     /// The first keys of a sequence (of each document) that rank above all others, counted in the window. Default:
     /// none. With a window and causal only.
     pub sinks: Option<usize>,
     /// The keys ranked next after the window whose scores get a gradient in training, see
-    /// [`Selector::runners_up`]. Default: a quarter of the window in force with [`ScoreForm::Linear`], under a mask that
-    /// says for each query which keys it sees none, and with [`ScoreForm::Zoh`] none. They change no output; without a
-    /// window there are none.
+    /// [`Selector::runners_up`]. Default: a quarter of the window in force with [`ScoreForm::Linear`], under a mask
+    /// that says for each query which keys it sees none, and with [`ScoreForm::Zoh`] none. They change no output;
+    /// without a window there are none.
     pub runners_up: Option<usize>,
     /// Whether a query sees only the keys up to itself. Default: true.
     #[config(default = true)]
@@ -74,8 +74,8 @@ pub struct DynamicMaskAttentionConfig {
     /// Initialiser of the four projections. Default: normal, mean 0, standard deviation 0.02.
     #[config(default = "Initializer::Normal{mean:0.0, std:0.02}")]
     pub initializer: Initializer,
-    /// Initialiser of the projection that makes the scores, `dt_proj` or `score_proj`. Default: normal, mean 0, standard
-    /// deviation 0.02. Linear scores of a narrow model with few training steps learn more reliably from less.
+    /// Initialiser of the projection that makes the scores, `dt_proj` or `score_proj`. Default: normal, mean 0,
+    /// standard deviation 0.02. Linear scores of a narrow model with few training steps learn more reliably from less.
     pub score_initializer: Option<Initializer>,
 }
 
@@ -217,10 +217,10 @@ impl DynamicMaskAttention {
     ///
     /// # Errors
     ///
-    /// [`AttentionError`] if the last axis is not `d_model`, the sequence is longer than the rotary encoding, the lengths
-    /// or the documents or the mask of the input do not fit it, or there are documents and the layer is not causal, or it
-    /// has runners-up to train under a mask that differs between queries. Nothing is computed then, but scores in the last
-    /// case.
+    /// [`AttentionError`] if the last axis is not `d_model`, the sequence is longer than the rotary encoding, the
+    /// lengths or the documents or the mask of the input do not fit it, or there are documents and the layer is not
+    /// causal, or it has runners-up to train under a mask that differs between queries. Nothing is computed then, but
+    /// scores in the last case.
     pub fn try_forward(
         &self,
         input: impl Into<DynamicMaskInput>,
@@ -267,8 +267,8 @@ impl DynamicMaskAttention {
         self.attend(self.project(tokens.x.clone()), scores, &tokens)
     }
 
-    /// The scores of the tokens of an input, `[batch, n_kv_heads, len]`, f32; −∞ for padding and keys that its mask hides from
-    /// every query.
+    /// The scores of the tokens of an input, `[batch, n_kv_heads, len]`, f32; −∞ for padding and keys that its mask
+    /// hides from every query.
     ///
     /// # Panics
     ///
@@ -304,8 +304,8 @@ impl DynamicMaskAttention {
     ///
     /// # Errors
     ///
-    /// Those of [`try_forward`](Self::try_forward), or [`AttentionError::MaskedSelection`] under a mask that differs between
-    /// queries: the keys that it leaves are on no intervals.
+    /// Those of [`try_forward`](Self::try_forward), or [`AttentionError::MaskedSelection`] under a mask that differs
+    /// between queries: the keys that it leaves are on no intervals.
     pub fn try_selection(
         &self,
         input: impl Into<DynamicMaskInput>,
@@ -344,8 +344,8 @@ impl DynamicMaskAttention {
     ///
     /// # Errors
     ///
-    /// [`AttentionError::ZeroWindow`], or [`AttentionError::WindowParts`] if the layer's recent keys and sinks do not fit
-    /// into it; the window stays what it was then.
+    /// [`AttentionError::ZeroWindow`], or [`AttentionError::WindowParts`] if the layer's recent keys and sinks do not
+    /// fit into it; the window stays what it was then.
     pub fn try_set_keep_window(
         &mut self,
         window: impl Into<Option<usize>>,

@@ -13,8 +13,8 @@ const TABLE_TOKENS: usize = 1 << 20;
 
 impl DynamicMaskAttention {
     /// An empty cache for `batch` sequences, on the device and in the element type of the parameters: of constant
-    /// size if the layer has a keep window, with its recent keys and sinks, else of pages that grow, for up to 2^20 tokens
-    /// per sequence.
+    /// size if the layer has a keep window, with its recent keys and sinks, else of pages that grow, for up to 2^20
+    /// tokens per sequence.
     ///
     /// # Panics
     ///
@@ -28,8 +28,8 @@ impl DynamicMaskAttention {
     ///
     /// # Errors
     ///
-    /// [`AttentionError::CacheNotCausal`] if the layer is not causal, or those of [`DynamicMaskCacheConfig::try_init`] and
-    /// [`PagedCacheConfig::try_init`].
+    /// [`AttentionError::CacheNotCausal`] if the layer is not causal, or those of [`DynamicMaskCacheConfig::try_init`]
+    /// and [`PagedCacheConfig::try_init`].
     pub fn try_init_cache(&self, batch: usize) -> Result<AttentionCache, AttentionError> {
         let weight = self.k_proj.weight.val();
         let (device, dtype): (Device, _) = (weight.device(), weight.dtype().into());

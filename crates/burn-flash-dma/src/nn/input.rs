@@ -58,19 +58,19 @@ impl DynamicMaskInput {
         self
     }
 
-    /// What else each query may see, beside what causal masking, documents and lengths leave: `[batch | 1, n_kv_heads | 1,
-    /// len | 1, len | 1]`. [`AttentionMask::visible`] and [`AttentionMask::hidden`] say what `true` means; Burn's own
-    /// attention modules hide.
+    /// What else each query may see, beside what causal masking, documents and lengths leave:
+    /// `[batch | 1, n_kv_heads | 1, len | 1, len | 1]`. [`AttentionMask::visible`] and [`AttentionMask::hidden`] say
+    /// what `true` means; Burn's own attention modules hide.
     ///
     /// A hidden key is not a candidate: each query keeps the best of the keys that it sees. It still uses up its place
-    /// among the recent ones. What is hidden from every query, whose outputs and gradients it must not reach, is padding:
-    /// say that by [`lengths`](Self::lengths).
+    /// among the recent ones. What is hidden from every query, whose outputs and gradients it must not reach, is
+    /// padding: say that by [`lengths`](Self::lengths).
     ///
     /// - A mask per key, of size 1 on the query axis (Burn's `mask_pad`, as `[batch, 1, 1, len]`), costs nothing: the
     ///   scores of its hidden keys become −∞.
-    /// - Any other one (Burn's `mask_attn`, as `[batch, 1, len, len]`) leaves a key on no interval of queries, so the layer
-    ///   selects by pairs and calls [`MaskedAttention`](crate::MaskedAttention): O(len²) memory. There are no gradients of
-    ///   runners-up then; a layer that is configured to have some refuses the mask in training.
+    /// - Any other one (Burn's `mask_attn`, as `[batch, 1, len, len]`) leaves a key on no interval of queries, so the
+    ///   layer selects by pairs and calls [`MaskedAttention`](crate::MaskedAttention): O(len²) memory. There are no
+    ///   gradients of runners-up then; a layer that is configured to have some refuses the mask in training.
     pub fn mask(mut self, mask: AttentionMask) -> Self {
         self.mask = Some(mask);
         self

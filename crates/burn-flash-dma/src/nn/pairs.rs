@@ -42,8 +42,8 @@ impl DynamicMaskAttention {
     }
 }
 
-/// What `mask` shows, without the keys of a score of −∞, of other documents and behind the query: `[batch, kv_heads, len,
-/// len]`.
+/// What `mask` shows, without the keys of a score of −∞, of other documents and behind the query:
+/// `[batch, kv_heads, len, len]`.
 fn seen(
     scores: &Tensor<3>,
     documents: Option<&Documents>,

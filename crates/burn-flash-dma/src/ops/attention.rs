@@ -51,8 +51,8 @@ pub trait DynamicMaskOps: Backend {
         fallback::forward::<Self>(q, k, v, selection, problem)
     }
 
-    /// The same as [`dynamic_mask_forward`](Self::dynamic_mask_forward), and the residual of `out`: what a backward pass is
-    /// to get, which autodiff therefore calls. Under autodiff itself every result is a constant.
+    /// The same as [`dynamic_mask_forward`](Self::dynamic_mask_forward), and the residual of `out`: what a backward
+    /// pass is to get, which autodiff therefore calls. Under autodiff itself every result is a constant.
     #[fusion(meta = forward_with_residual_meta)]
     fn dynamic_mask_forward_with_residual(
         q: FloatTensor<Self>,
@@ -77,8 +77,8 @@ pub trait DynamicMaskOps: Backend {
         Self::dynamic_mask_forward(q, k, v, selection, problem)
     }
 
-    /// The gradients of the inputs, and with runners-up that of the tensor that ranks the keys: what the loss would change
-    /// by if they were attended. First order only: autodiff panics with the text of
+    /// The gradients of the inputs, and with runners-up that of the tensor that ranks the keys: what the loss would
+    /// change by if they were attended. First order only: autodiff panics with the text of
     /// [`AttentionError::SecondOrder`](crate::AttentionError::SecondOrder) if it tracks q, k, v, the scores or a
     /// gradient.
     #[fusion(meta = backward_meta)]

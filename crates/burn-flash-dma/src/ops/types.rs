@@ -133,8 +133,8 @@ pub struct AttentionGrads<B: Backend> {
     /// `[batch, kv_heads, k_len]`, f32; present exactly if the selection has scores.
     #[extension_type]
     pub scores: OptionalFloat<B>,
-    /// `[batch, kv_heads, k_len]`, f32: the gradient of the tensor that ranks the keys; present exactly if the selection
-    /// has runners-up.
+    /// `[batch, kv_heads, k_len]`, f32: the gradient of the tensor that ranks the keys; present exactly if the
+    /// selection has runners-up.
     #[extension_type]
     pub rank: OptionalFloat<B>,
 }
@@ -192,8 +192,8 @@ pub struct MaskedGrads<B: Backend> {
 }
 
 /// The tensors of a cache of slots. The slots of a head are in no order; an empty one has the score −∞ and the position
-/// −1. A recent token of score −∞ has a slot, too, which counts as empty once it is no longer recent. The rows of a slot
-/// of score −∞ are never used.
+/// −1. A recent token of score −∞ has a slot, too, which counts as empty once it is no longer recent. The rows of a
+/// slot of score −∞ are never used.
 #[derive(ExtensionType, Debug)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub struct SlotTensors<B: Backend> {
@@ -258,8 +258,8 @@ pub struct ChunkKeys<B: Backend> {
     pub v: FloatTensor<B>,
     /// `[batch, kv_heads, window + tokens]`, f32; −∞ in an empty slot.
     pub scores: FloatTensor<B>,
-    /// `[batch, kv_heads, window + tokens]`, f32: what ranks the keys, +∞ for a sink that is shown. Present exactly if the
-    /// cache's rule has sinks; otherwise the scores rank.
+    /// `[batch, kv_heads, window + tokens]`, f32: what ranks the keys, +∞ for a sink that is shown. Present exactly if
+    /// the cache's rule has sinks; otherwise the scores rank.
     #[extension_type]
     pub rank: OptionalFloat<B>,
 }

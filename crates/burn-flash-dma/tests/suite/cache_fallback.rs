@@ -57,8 +57,8 @@ fn close(left: &[f64], right: &[f64]) {
 /// A key of a head: its position, its score and its rows, by their bits.
 type Key = (i32, u64, Vec<u64>);
 
-/// What the slots hold after `held` tokens, head by head, in order of position. A hidden key that is no longer recent is
-/// nothing.
+/// What the slots hold after `held` tokens, head by head, in order of position. A hidden key that is no longer recent
+/// is nothing.
 fn contents(slots: &SlotTensors<Flex>, rule: SelectionRule, held: usize) -> Vec<Vec<Key>> {
     let window = rule.window;
     let bits = |x: &[f64]| x.iter().map(|x| x.to_bits()).collect::<Vec<u64>>();

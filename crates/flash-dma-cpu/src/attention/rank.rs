@@ -1,7 +1,7 @@
 //! The gradient of the rank: for each query and each of its runners-up the change of the loss if the key were attended.
 //!
-//! The tasks and tiles of the backward pass, with the runners-up as keys and two products per pair. Every task sums over
-//! its own queries; the sums of a head are added in order, so the result does not depend on the threads.
+//! The tasks and tiles of the backward pass, with the runners-up as keys and two products per pair. Every task sums
+//! over its own queries; the sums of a head are added in order, so the result does not depend on the threads.
 
 use super::backward::{GradientTile, PairGradients};
 use super::operands::Operands;

@@ -20,9 +20,9 @@ use slots::Placements;
 
 /// Appends tokens to a cache, in place.
 ///
-/// Slots then hold the keys of everything their sequence has been given that the cache's rule keeps at its last position,
-/// by the order of [`select`](crate::select()): per head one token costs O(window), many cost
-/// O(window + tokens · log window).
+/// Slots then hold the keys of everything their sequence has been given that the cache's rule keeps at its last
+/// position, by the order of [`select`](crate::select()): per head one token costs O(window), many cost O(window +
+/// tokens · log window).
 ///
 /// # Errors
 ///
@@ -83,9 +83,9 @@ pub fn decode<E: Element>(
 /// −∞, and the tokens behind them.
 ///
 /// They are a sequence of their own. Its [`select`](crate::select()) ranks by `rank` if there is one and keeps as many
-/// keys as the rule keeps by rank; every interval ends as many positions later as the rule has recent keys, but those of
-/// hidden keys stay empty. A causal [`forward`](crate::forward()) of the tokens' queries by these intervals equals one
-/// pass over everything the sequences have been given.
+/// keys as the rule keeps by rank; every interval ends as many positions later as the rule has recent keys, but those
+/// of hidden keys stay empty. A causal [`forward`](crate::forward()) of the tokens' queries by these intervals equals
+/// one pass over everything the sequences have been given.
 ///
 /// # Errors
 ///

@@ -34,7 +34,8 @@ impl Placement<'_> {
     /// Takes the tokens in one by one. `tokens` are the scores of the new tokens, whose first is at `position` of its
     /// sequence.
     ///
-    /// O(window) for one token; for many O(window), and O(log window) per token; with recent keys O(recent log recent) more.
+    /// O(window) for one token; for many O(window), and O(log window) per token; with recent keys O(recent log recent)
+    /// more.
     pub(crate) fn make(
         &mut self,
         rule: SelectionRule,

@@ -40,8 +40,8 @@ pub(crate) struct BoxedRows {
 
 /// `delta = sum over d of grad_out * (out + residual), minus grad_lse`: eight lanes per query row.
 ///
-/// `out`, `residual` and `grad_out` are `[batch, q_heads, q_len, head_dim]`, strides and start at multiples of 16 bytes; `grad_lse`
-/// and `delta` (overwritten) are contiguous `[batch, q_heads, q_len]`.
+/// `out`, `residual` and `grad_out` are `[batch, q_heads, q_len, head_dim]`, strides and start at multiples of 16
+/// bytes; `grad_lse` and `delta` (overwritten) are contiguous `[batch, q_heads, q_len]`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn delta_mma_kernel<E: Float>(
     out: &Tensor<Segment<E>>,

@@ -19,8 +19,8 @@ const PLACE_PLANES: usize = 8;
 const CHOOSE_PLANES: usize = 32;
 
 /// Appends tokens to a cache of slots: it then holds, for each kv head, those of the tokens given before and the new
-/// tokens that the cache's rule keeps at the position of the last one, by the order of selection (greater scores first, a
-/// tie to the lower position, NaN below every number, −∞ never).
+/// tokens that the cache's rule keeps at the position of the last one, by the order of selection (greater scores first,
+/// a tie to the lower position, NaN below every number, −∞ never).
 ///
 /// Any number of tokens may be appended, in any pieces, with the same result. It takes two asynchronous launches;
 /// nothing waits for the host. Scratch is `12 * min(tokens, window)` bytes per kv head, from the client's pool.

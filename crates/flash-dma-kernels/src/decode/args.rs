@@ -86,8 +86,8 @@ pub struct ChunkOutputs {
     pub v: TensorBinding,
     /// `[batch, kv_heads, window + tokens]`, f32: what is added to the logits.
     pub scores: TensorBinding,
-    /// `[batch, kv_heads, window + tokens]`, f32: what ranks the keys, +∞ for a sink that is shown. Given exactly if the
-    /// cache's rule has sinks.
+    /// `[batch, kv_heads, window + tokens]`, f32: what ranks the keys, +∞ for a sink that is shown. Given exactly if
+    /// the cache's rule has sinks.
     pub rank: Option<TensorBinding>,
 }
 

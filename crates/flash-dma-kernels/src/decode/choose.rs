@@ -60,9 +60,9 @@ impl Union {
     }
 }
 
-/// Finds the keys of the greatest [worth](Protection::worth) of the slots and the new tokens, as many as there are slots,
-/// and assigns the tokens among them to the slots that are
-/// empty or whose keys are not among them: lists of both in ascending order, paired.
+/// Finds the keys of the greatest [worth](Protection::worth) of the slots and the new tokens, as many as there are
+/// slots, and assigns the tokens among them to the slots that are empty or whose keys are not among them: lists of both
+/// in ascending order, paired.
 ///
 /// One cube per (sequence, kv head). The cache is not changed.
 ///

@@ -157,11 +157,11 @@ fn gather_kernel<E: Numeric, N: Size>(
 /// The keys that a chunk of new tokens attends to, for a prefill in chunks: the slots in order of position, the empty
 /// ones first with scores of −∞ and rows of zeros, and then the tokens. The cache stays as it is.
 ///
-/// They are a sequence of their own. Select by the rank, or the scores if there is none, as many keys as the cache's rule
-/// keeps by rank; let every interval end as many positions later as the rule has recent keys, but those of hidden keys
-/// stay empty. Attended to causally by the chunk's queries (`q_len = tokens`), they give each query exactly what one pass
-/// over the whole sequence would, as no evicted key returns. Then [`append`](crate::append()) the chunk. Two asynchronous
-/// launches.
+/// They are a sequence of their own. Select by the rank, or the scores if there is none, as many keys as the cache's
+/// rule keeps by rank; let every interval end as many positions later as the rule has recent keys, but those of hidden
+/// keys stay empty. Attended to causally by the chunk's queries (`q_len = tokens`), they give each query exactly what
+/// one pass over the whole sequence would, as no evicted key returns. Then [`append`](crate::append()) the chunk. Two
+/// asynchronous launches.
 ///
 /// # Errors
 ///

@@ -28,8 +28,8 @@ use flash_dma_problem::{AttentionError, DecodeProblem, Storage, TensorName};
 /// [`Engine::Portable`].
 ///
 /// Over slots, query `t` attends to those of all tokens that its sequence has been given, its own included, that the
-/// cache's rule keeps at its position; over pages, to all tokens that its sequence holds and to the new tokens up to its own. Later tokens of the step do
-/// not affect it. A query that sees nothing gets zeros and −∞.
+/// cache's rule keeps at its position; over pages, to all tokens that its sequence holds and to the new tokens up to
+/// its own. Later tokens of the step do not affect it. A query that sees nothing gets zeros and −∞.
 ///
 /// It takes three asynchronous launches, over pages two; nothing waits for the host and the launches depend on the
 /// problem alone, so that a step may be captured in a graph and replayed. Scratch comes from the client's pool: the

@@ -8,8 +8,8 @@ use cubecl::prelude::*;
 /// Slots that a unit reads at once.
 const READS: usize = 8;
 
-/// The worst slots of the units, in shared memory. Worse is of less [worth](crate::decode::tensors::Protection::worth) or, between keys of equal
-/// worth, of a greater position.
+/// The worst slots of the units, in shared memory. Worse is of less [worth](crate::decode::tensors::Protection::worth)
+/// or, between keys of equal worth, of a greater position.
 #[derive(CubeType)]
 struct Candidates {
     /// Each unit's own.
@@ -66,9 +66,9 @@ struct HeadSlots {
 }
 
 /// Finds the slot that each of `tokens` new tokens takes: the worst slot, if the token is better. Later tokens see the
-/// slots as the earlier tokens left them. A slot of equal score is kept, because its position is lower. With recent keys
-/// a token is always better, a hidden one as well, because it is recent itself, and as the rule leaves at least one slot
-/// unprotected.
+/// slots as the earlier tokens left them. A slot of equal score is kept, because its position is lower. With recent
+/// keys a token is always better, a hidden one as well, because it is recent itself, and as the rule leaves at least
+/// one slot unprotected.
 ///
 /// One cube per (sequence, kv head), each unit owns every `units`-th slot. The cache is not changed.
 ///
@@ -144,8 +144,8 @@ pub(crate) fn place_kernel(
     }
 }
 
-/// Makes the worst of this unit's slots after `done` tokens, for the one that follows them, its own candidate; one that no
-/// key is better than if all of its slots are protected.
+/// Makes the worst of this unit's slots after `done` tokens, for the one that follows them, its own candidate; one that
+/// no key is better than if all of its slots are protected.
 #[cube]
 fn find_worst(
     contenders: &Contenders,

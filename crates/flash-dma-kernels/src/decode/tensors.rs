@@ -89,8 +89,8 @@ impl SlotRule {
 
 #[cube]
 impl Protection {
-    /// What a key is worth: its sort key, unless it is protected. An empty slot, of position -1 and score −∞, and a hidden
-    /// key that is no longer recent are worth [`NEVER`](crate::select::sort::NEVER).
+    /// What a key is worth: its sort key, unless it is protected. An empty slot, of position -1 and score −∞, and a
+    /// hidden key that is no longer recent are worth [`NEVER`](crate::select::sort::NEVER).
     pub(crate) fn worth(&self, score: f32, position: i32) -> u32 {
         let key = sort_key(score);
         let is_recent = position >= self.oldest;

@@ -17,7 +17,8 @@ use cubecl::ir::{DeviceProperties, HardwareProperties};
 use cubecl::prelude::*;
 use flash_dma_problem::{AttentionError, Problem};
 
-/// The most buffers of any kernel. A residual is one more, but only calls before a backward pass, which has 13, have it.
+/// The most buffers of any kernel. A residual is one more, but only calls before a backward pass, which has 13, have
+/// it.
 pub(crate) const BINDINGS: u32 = 9;
 
 /// The choices on tensor cores that tests and benchmarks may fix.

@@ -71,8 +71,8 @@ pub(crate) fn workspace(problem: &Problem, blueprint: MmaBlueprint, parts: usize
     of_parts + slice_bytes(problem, blueprint.queries())
 }
 
-/// The part of [`launch`] before merging: if the blueprint is split, the outputs are f32 without a residual and have the
-/// parts as a first axis.
+/// The part of [`launch`] before merging: if the blueprint is split, the outputs are f32 without a residual and have
+/// the parts as a first axis.
 fn launch_parts(
     client: &Client,
     problem: &Problem,

@@ -46,8 +46,8 @@ pub(crate) struct MmaBlueprint {
 pub(crate) enum RowStores {
     /// Each writes its own pairs of elements.
     Pairs,
-    /// Each writes every fourth segment of 16 bytes, which it collects from the others: a quarter of the instructions, each
-    /// of which touches as many rows.
+    /// Each writes every fourth segment of 16 bytes, which it collects from the others: a quarter of the instructions,
+    /// each of which touches as many rows.
     Segments,
 }
 

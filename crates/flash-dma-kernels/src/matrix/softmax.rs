@@ -197,9 +197,9 @@ impl OnlineSoftmax {
     }
 
     /// The sums over all keys and all lanes of a row. If `exact`, the sum that divides the output has the greatest
-    /// probability as the product with V rounded it to `E`. A key that has nearly all the weight of its row then has the
-    /// same weight in the output and in the sum, so that its output is exact; the rounding of smaller probabilities moves
-    /// the output by no more than it moves the gradients of those probabilities.
+    /// probability as the product with V rounded it to `E`. A key that has nearly all the weight of its row then has
+    /// the same weight in the output and in the sum, so that its output is exact; the rounding of smaller probabilities
+    /// moves the output by no more than it moves the gradients of those probabilities.
     pub(crate) fn finish<E: Float>(&mut self) -> SoftmaxSums {
         self.sum0 = quad_sum(self.sum0);
         self.sum1 = quad_sum(self.sum1);

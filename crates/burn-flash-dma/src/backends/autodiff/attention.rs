@@ -166,8 +166,8 @@ fn run<B: DynamicMaskOps, C: CheckpointStrategy>(
 #[derive(Clone, Debug)]
 struct Selected<B: DynamicMaskOps> {
     intervals: Option<IntTensor<B>>,
-    /// The ends of the runners-up, whose gradient is that of the rank; it may be the tensor of the scores, which then gets
-    /// both.
+    /// The ends of the runners-up, whose gradient is that of the rank; it may be the tensor of the scores, which then
+    /// gets both.
     far: Option<IntTensor<B>>,
     problem: Problem,
 }

@@ -167,8 +167,8 @@ fn stream_queries<E: Float, NS: Size, NA: Size>(
     let mut next = order.first(bp);
     for turn in 0..order.count {
         let query = next.tile * comptime!(bp.queries());
-        // This unit's part of the tile has landed; after the barrier, every unit's has, and no warp needs the stage that
-        // is filled next.
+        // This unit's part of the tile has landed; after the barrier, every unit's has, and no warp needs the stage
+        // that is filled next.
         wait_copies(0u32);
         sync_cube();
         if turn + 1 < order.count {

@@ -1,7 +1,7 @@
 //! The gradient of the rank on Hopper's tensor cores.
 //!
-//! The dk/dv kernel's stream of queries, without its sums over queries: a warpgroup has registers to spare, and while one
-//! computes its sigmoids the tensor cores multiply for another.
+//! The dk/dv kernel's stream of queries, without its sums over queries: a warpgroup has registers to spare, and while
+//! one computes its sigmoids the tensor cores multiply for another.
 
 use crate::args::Scaling;
 use crate::backward::blueprint::DkdvBlueprint;
@@ -192,8 +192,8 @@ struct KeySums {
 
 #[cube]
 impl KeySums {
-    /// Adds the contributions of a step, whose rows are in `stage`; dP is in flight while the sigmoids are computed. Pairs
-    /// that are no runners-up, which only a `boundary` step has, add nothing.
+    /// Adds the contributions of a step, whose rows are in `stage`; dP is in flight while the sigmoids are computed.
+    /// Pairs that are no runners-up, which only a `boundary` step has, add nothing.
     fn add<E: Float, NS: Size>(
         &mut self,
         products: &StepProducts<NS>,

@@ -30,8 +30,8 @@ fn segments_of(n: usize, bp: MmaBlueprint) -> usize {
 
 #[cube]
 impl RowToWrite {
-    /// This lane's elements of the `n`-th four segments, as far as there are so many, of an accumulator's `lower` row or
-    /// the other.
+    /// This lane's elements of the `n`-th four segments, as far as there are so many, of an accumulator's `lower` row
+    /// or the other.
     fn pairs<N: Size>(
         &self,
         acc: &Vector<f32, N>,
@@ -163,8 +163,8 @@ pub(crate) fn write_row_exactly<O: Float, N: Size>(
     }
 }
 
-/// Turns this lane's words of four segments, each spread over the quad, into the four words of the segment whose index is
-/// the lane's in the quad.
+/// Turns this lane's words of four segments, each spread over the quad, into the four words of the segment whose index
+/// is the lane's in the quad.
 #[cube]
 fn collect_segment(words: &mut Array<u32>) {
     let quad = UNIT_POS_X % 4;

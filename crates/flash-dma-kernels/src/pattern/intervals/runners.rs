@@ -3,8 +3,9 @@
 //!
 //! They are grouped into tiles by the position at which they become runners-up. They move up through the ranks behind
 //! the window together, so that the keys of a tile also leave it at about the same time, and a tile streams few queries
-//! for which it has no runners-up. Within a tile they are grouped by the position at which they leave, so that each warp
-//! of a cube has keys that begin and leave together. A key's positions do not begin at its own index, so both ends are listed.
+//! for which it has no runners-up. Within a tile they are grouped by the position at which they leave, so that each
+//! warp of a cube has keys that begin and leave together. A key's positions do not begin at its own index, so both ends
+//! are listed.
 
 use crate::args::Selection;
 use crate::finite::negative_infinity;
@@ -82,8 +83,8 @@ pub(crate) struct RunnerSizes {
     pub width: u32,
 }
 
-/// A counting sort, by class of first position, of the runners-up of a row: one cube for each [`OWN_CLASSES`] classes (x)
-/// and row (y), every `units`-th key per unit. The keys of a class are in order of their units, then ascending.
+/// A counting sort, by class of first position, of the runners-up of a row: one cube for each [`OWN_CLASSES`] classes
+/// (x) and row (y), every `units`-th key per unit. The keys of a class are in order of their units, then ascending.
 ///
 /// | buffer | layout |
 /// |---|---|
@@ -193,8 +194,8 @@ impl GivenSpans {
     }
 }
 
-/// Turns the numbers of keys in `counters`, `[OWN_CLASSES + 1, units]`, into the places in the list at which the keys of
-/// each class and unit begin, and returns the place behind them. All units of the cube take part.
+/// Turns the numbers of keys in `counters`, `[OWN_CLASSES + 1, units]`, into the places in the list at which the keys
+/// of each class and unit begin, and returns the place behind them. All units of the cube take part.
 #[cube]
 fn into_destinations(counters: &mut Shared<[u32]>, #[comptime] units: usize) -> u32 {
     // Each class is cut into parts, which are summed side by side.
@@ -249,8 +250,8 @@ fn into_destinations(counters: &mut Shared<[u32]>, #[comptime] units: usize) -> 
     all
 }
 
-/// Puts the keys of each tile of a row's list into the order of their last positions, so that neighbours begin and leave
-/// together: one cube for each tile (x) and row (y), one unit per key.
+/// Puts the keys of each tile of a row's list into the order of their last positions, so that neighbours begin and
+/// leave together: one cube for each tile (x) and row (y), one unit per key.
 ///
 /// | buffer | layout |
 /// |---|---|

@@ -85,8 +85,8 @@ pub(crate) struct TileListSizes {
 /// A cube owns a group of `planes` consecutive tiles of a row, one per plane. It reads the live list once, up to the
 /// group's last position; the entries that any of the group's positions attends to wait in shared memory, where each
 /// plane picks the entries of its tile. Full keys go straight to the list, boundary keys wait until the number of full
-/// keys is known: `bp.boundary` of them in shared memory, and the spilled ones at the end of the list, the first of them
-/// in its last place.
+/// keys is known: `bp.boundary` of them in shared memory, and the spilled ones at the end of the list, the first of
+/// them in its last place.
 ///
 /// | buffer | layout |
 /// |---|---|
@@ -261,8 +261,8 @@ pub(crate) fn tile_keys_kernel(
     }
 }
 
-/// Brings `spilled` keys, which stand in reverse order at the end of `places` places from `start` on, to their begin and
-/// in order: the places are reversed. A lane swaps pairs of places, so no lane reads what another one writes.
+/// Brings `spilled` keys, which stand in reverse order at the end of `places` places from `start` on, to their begin
+/// and in order: the places are reversed. A lane swaps pairs of places, so no lane reads what another one writes.
 #[cube]
 fn unspill(
     lists: &mut [u32],

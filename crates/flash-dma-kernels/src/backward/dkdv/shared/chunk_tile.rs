@@ -39,8 +39,8 @@ impl ChunkTile {
         ChunkTile::new(source, grid, item, tile, kv_heads, q_len, k_len, bp)
     }
 
-    /// As [`of_cube`](Self::of_cube) for lists whose last keys have the most queries: the last tiles of all kv heads come
-    /// first, so that short ones fill the end of the launch.
+    /// As [`of_cube`](Self::of_cube) for lists whose last keys have the most queries: the last tiles of all kv heads
+    /// come first, so that short ones fill the end of the launch.
     pub(crate) fn of_cube_last_first(
         source: &KeyTileSource,
         grid: &KeyGrid,
