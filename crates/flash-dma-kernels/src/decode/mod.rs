@@ -13,7 +13,7 @@
 //! 3. `finish`: the parts of the keys merged, and the new rows written into the cache.
 //!
 //! More tokens at once (a prefill) are appended by `choose`, a radix selection among slots and tokens. Both order keys
-//! by what they are [worth](tensors::Protection::worth) to the last token.
+//! by what they are worth to the last token.
 
 pub(crate) mod append;
 pub(crate) mod args;
