@@ -58,9 +58,9 @@ pub enum Scorer {
 /// the sequence, and as `d score / d dt = score * a * sigmoid(dt)` no gradient reaches `dt_proj`
 /// until `a` has moved. Here `a` of kv head `h` of `H` starts at `-(h + 1) / H`, and `dt_proj` normal
 /// with standard deviation 0.02, unless the configuration has a `score_initializer`: the scores differ from the first
-/// step and both parameters learn; the heads start with different strengths; and a negative `a` bounds a score to (0,
-/// 1) whatever the values are, so that training starts near plain attention and the exponential cannot overflow. The
-/// initial sign does not last: `dt_proj` may reverse the ranking, and `a` is free to become positive.
+/// step and both parameters learn; the heads start with different strengths; and a negative `a` bounds a score to
+/// `(0, 1)` whatever the values are, so that training starts near plain attention and the exponential cannot overflow.
+/// The initial sign does not last: `dt_proj` may reverse the ranking, and `a` is free to become positive.
 #[derive(Module, Debug)]
 pub struct ZohScorer {
     /// Projects the values of a token to the step of each key/value head: `[n_kv_heads, n_kv_heads *
