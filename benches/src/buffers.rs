@@ -6,7 +6,7 @@ use cubecl::prelude::TensorBinding;
 use cubecl::server::Handle;
 use flash_dma_kernels::internals::{Tuning, forward_tuned, list_all};
 use flash_dma_kernels::{
-    Engine, Gradients, Inputs, Outputs, Saved, Selection, backward, forward, select,
+    Engine, Far, Gradients, Inputs, Outputs, Saved, Selection, backward, forward, select,
 };
 use flash_dma_problem::{ElementType, Problem, contiguous_strides};
 use flash_dma_reference::Rng;
@@ -70,8 +70,13 @@ impl RunnersUp {
         }
     }
 
+    /// The window with its runners-up.
+    fn window(problem: &Problem) -> usize {
+        problem.window.saturating_add(problem.window / 4)
+    }
+
     fn select(client: &Client, problem: &Problem, scores: &Tensor, intervals: &Tensor) {
-        let window = problem.window.saturating_add(problem.window / 4);
+        let window = Self::window(problem);
         let intervals = intervals.binding();
         select(client, scores.binding(), window, intervals).expect("a valid problem");
     }
@@ -391,7 +396,10 @@ impl Buffers {
         };
         let mut inputs = self.inputs();
         if let Some(selection) = &mut inputs.selection {
-            selection.far = runners_up.map(|runners_up| runners_up.far.binding());
+            selection.far = runners_up.map(|runners_up| Far {
+                ends: runners_up.far.binding(),
+                max_live: RunnersUp::window(problem),
+            });
         }
         backward::plan_on(self.backward_engine, client, problem, &inputs, &saved)
             .and_then(|plan| plan.run(grads))

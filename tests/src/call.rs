@@ -2,6 +2,7 @@
 
 use flash_dma_problem::{ElementType, Interval, Problem};
 use flash_dma_reference::Inputs;
+use flash_dma_reference::compose::max_live;
 
 /// The layout of a tensor in its buffer. Elements that the shape does not reach are NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,5 +159,22 @@ impl Call {
             missing: 0,
             layout,
         }
+    }
+
+    /// The most keys of a head that one position would attend to if every interval ended where its key ceases to be a
+    /// runner-up.
+    ///
+    /// # Panics
+    ///
+    /// Without intervals and runners-up.
+    #[must_use]
+    pub fn most_until_far(&self) -> usize {
+        let far = self.far.as_ref().expect("runners-up");
+        let intervals = self.intervals.as_ref().expect("intervals");
+        let all: Vec<Interval> = (intervals.iter().zip(far))
+            .map(|(&interval, &end)| Interval { end, ..interval })
+            .collect();
+        let heads = all.chunks_exact(self.problem.k_len.max(1)).map(max_live);
+        heads.max().unwrap_or(0).max(1)
     }
 }

@@ -12,9 +12,19 @@ pub struct Selection {
     /// integers, first and end of each key's [`Interval`](flash_dma_problem::Interval). Any other intervals serve, too,
     /// if each begins at its key and ends by `k_len`, and at most `problem.window` of a head hold any one position.
     pub intervals: TensorBinding,
+    /// `None` without runners-up; only the backward pass reads it.
+    pub far: Option<Far>,
+}
+
+/// The positions up to which keys are runners-up.
+#[derive(Clone, Debug)]
+pub struct Far {
     /// One past the last position at which each key is a runner-up, contiguous `[batch, kv_heads, k_len]`, 32-bit
-    /// integers: it is one from the end of its interval on. `None` without runners-up; only the backward pass reads it.
-    pub far: Option<TensorBinding>,
+    /// integers: it is one from the end of its interval on.
+    pub ends: TensorBinding,
+    /// The most keys of a head that one position would attend to if the intervals ended there: the window and its
+    /// runners-up. The lists have room for no more, so a number that is too small loses gradients.
+    pub max_live: usize,
 }
 
 /// The inputs of attention, shaped as the problem says.

@@ -25,7 +25,7 @@ mod team;
 mod testing;
 mod vectors;
 
-pub use args::{Gradients, Inputs, Outputs, Saved, Selection};
+pub use args::{Far, Gradients, Inputs, Outputs, Saved, Selection};
 pub use decode::append::{append, append_pages};
 pub use decode::args::{Cache, ChunkOutputs, Pages, Slots, StepInputs, StepOutputs, Tokens};
 pub use decode::chunk::chunk_keys;

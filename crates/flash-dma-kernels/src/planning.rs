@@ -1,7 +1,7 @@
 //! The device memory that a problem takes, and the largest problem that fits a device, known before anything is
 //! allocated.
 
-use crate::args::{Inputs, Saved, Selection};
+use crate::args::{Far, Inputs, Saved, Selection};
 use crate::select::select_workspace;
 use crate::{backward, contiguous_strides, forward};
 use cubecl::client::Client;
@@ -98,7 +98,11 @@ impl Rows {
     }
 
     fn inputs(&self, problem: &Problem, passes: Passes) -> Inputs {
-        let far = (passes == Passes::WithRunnersUp).then(|| self.tensor(&problem.scores_shape()));
+        let far = (passes == Passes::WithRunnersUp).then(|| Far {
+            ends: self.tensor(&problem.scores_shape()),
+            // What a layer has by default.
+            max_live: problem.window.saturating_add(problem.window / 4),
+        });
         Inputs {
             q: self.tensor(&problem.q_shape()),
             k: self.tensor(&problem.kv_shape()),

@@ -190,6 +190,7 @@ impl Tensors {
             intervals: intervals.into_dispatch(),
             runners_up: RunnersUp::Some {
                 far: far.into_dispatch(),
+                max_live: call.most_until_far(),
                 // One tensor for both gets both gradients.
                 rank: scores.clone().into_dispatch(),
             },

@@ -165,7 +165,10 @@ impl<T: Target> Kernels<T> {
                     intervals: contiguous(&handle, &shape),
                     far: (call.far.as_ref()).map(|far| {
                         let handle = self.buffer(bytemuck::cast_slice(far));
-                        contiguous(&handle, &p.scores_shape())
+                        engine::Far {
+                            ends: contiguous(&handle, &p.scores_shape()),
+                            max_live: call.most_until_far(),
+                        }
                     }),
                 }
             }),

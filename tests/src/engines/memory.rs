@@ -103,7 +103,10 @@ impl<T: Target> Kernels<T> {
         if let Some(selection) = &inputs.selection {
             let [far, rank] = [(); 2].map(|()| output(&p.scores_shape(), f32));
             let selection = engine::Selection {
-                far: Some(far),
+                far: Some(engine::Far {
+                    ends: far,
+                    max_live: p.window.saturating_add(p.window / 4),
+                }),
                 ..selection.clone()
             };
             let inputs = engine::Inputs {

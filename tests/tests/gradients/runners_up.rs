@@ -201,9 +201,23 @@ fn of_one_position<E: Engine>(engine: &E) {
 
 /// Keys that are attended, and miss the window, over several chunks of queries.
 fn of_long_rows<E: Engine>(engine: &E) {
-    let mut long = wide(2300, 2500, 512);
-    long.batch = 1;
-    check_all(engine, [], [], [(long, 128)]);
+    let long = |q_len, k_len, window| {
+        let mut case = wide(q_len, k_len, window);
+        case.batch = 1;
+        case
+    };
+    let device = [
+        (long(2300, 2500, 512), 128),
+        // More runners-up than keys that are attended, many of them on a few positions each.
+        (long(2500, 2300, 40), 600),
+        // All chunks have the same ones.
+        (long(2100, 900, 64).full(), 300),
+        (
+            long(2300, 2500, 512).options(|o| o.with_deterministic(true)),
+            128,
+        ),
+    ];
+    check_all(engine, [], [], device);
 }
 
 fn of_out_alone<E: Engine>(engine: &E) {

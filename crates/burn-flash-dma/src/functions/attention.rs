@@ -1,6 +1,6 @@
 //! Dynamic-mask and plain attention: validation, then one dispatch.
 
-use super::selection::{Intervals, RankedNext, try_select};
+use super::selection::{Intervals, try_select};
 use super::state::{AllKeys, ScoredKeys, SelectedKeys};
 use crate::ops::attention::DynamicMaskOps;
 use crate::ops::types::{RunnersUp, Selection};
@@ -269,9 +269,10 @@ impl Call {
                     intervals: intervals.into_dispatch(),
                     runners_up: match runners_up {
                         None => RunnersUp::None,
-                        Some(RankedNext { far, rank }) => RunnersUp::Some {
-                            far: far.into_dispatch(),
-                            rank: rank.into_dispatch(),
+                        Some(next) => RunnersUp::Some {
+                            far: next.far.into_dispatch(),
+                            max_live: next.max_live,
+                            rank: next.rank.into_dispatch(),
                         },
                     },
                 }

@@ -79,12 +79,11 @@ fn select_rows(scores: Tensor<3>, rule: SelectionRule) -> Tensor<4, Int> {
     let ranks = if rule.sinks == 0 {
         scores
     } else {
-        let sinks = Tensor::<1, Int>::arange(0..len as i64, (&device, DType::I32))
-            .lower_elem(rule.sinks.min(len) as i32)
-            .reshape([1, 1, len])
-            .expand([rows, heads, len]);
-        let shown = scores.clone().not_equal_elem(f32::NEG_INFINITY);
-        scores.mask_fill(sinks.bool_and(shown), f32::INFINITY)
+        let sinks = rule.sinks.min(len);
+        let first = scores.clone().narrow(2, 0, sinks);
+        let shown = first.clone().not_equal_elem(f32::NEG_INFINITY);
+        let first = first.mask_fill(shown, f32::INFINITY);
+        scores.slice_assign([0..rows, 0..heads, 0..sinks], first)
     };
     let intervals = Dispatch::dynamic_mask_select(ranks.into_dispatch(), rule.ranked());
     Tensor::from_dispatch(intervals)

@@ -31,6 +31,8 @@ pub struct Intervals {
 pub(crate) struct RankedNext {
     /// One past the last position at which each key is one of them, `[batch, kv_heads, k_len]` i32.
     pub(crate) far: Tensor<3, Int>,
+    /// The most keys of a head that one position would attend to if the intervals ended there.
+    pub(crate) max_live: usize,
     /// The tensor that ranks the keys, which gets their gradient: f32, and tracked by autodiff.
     pub(crate) rank: Tensor<3>,
 }
@@ -163,9 +165,9 @@ impl Intervals {
 
     /// These intervals with runners-up.
     #[cfg(all(test, feature = "flex", feature = "autodiff"))]
-    pub(crate) fn with_runners_up(self, far: Tensor<3, Int>, rank: Tensor<3>) -> Self {
+    pub(crate) fn with_runners_up(self, next: RankedNext) -> Self {
         Self {
-            runners_up: Some(RankedNext { far, rank }),
+            runners_up: Some(next),
             ..self
         }
     }
@@ -367,7 +369,11 @@ mod tests {
         if runners_up {
             let far = select(scores.clone(), 4).into_tensor().narrow(3, 1, 1);
             let far = far.reshape([1, 1, 9]).narrow(2, 0, far_keys);
-            intervals = intervals.with_runners_up(far, scores.clone());
+            intervals = intervals.with_runners_up(RankedNext {
+                far,
+                max_live: 4,
+                rank: scores.clone(),
+            });
         }
         let attention = Attention::new(q, k, v).scores(scores.clone());
         let out = attention.intervals(&intervals).try_forward()?;

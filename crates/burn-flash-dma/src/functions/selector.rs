@@ -131,6 +131,7 @@ impl Selector {
         let ranked = (self.runners_up > 0 && is_tracked(&scores)).then(|| scores.clone());
         let scores = scores.detach();
         let documents = self.documents.as_ref();
+        let max_live = (heads.iter().map(|(rule, _)| rule.window).max()).unwrap_or(1);
         let runners_up = ranked.map(|rank| {
             let wider = |rule: SelectionRule| rule.widened(self.runners_up);
             let [batch, heads_len, k_len] = scores.dims();
@@ -138,14 +139,17 @@ impl Selector {
                 compose(z, wider(rule), documents)
             });
             let far = both.narrow(3, 1, 1).reshape([batch, heads_len, k_len]);
-            RankedNext { far, rank }
+            RankedNext {
+                far,
+                max_live: max_live.saturating_add(self.runners_up),
+                rank,
+            }
         });
         let tensor = each_head(&heads, &scores, |rule, z| compose(z, rule, documents));
-        let max_live = heads.iter().map(|(rule, _)| rule.window).max();
         Ok(Intervals::new(
             tensor,
             runners_up,
-            max_live.unwrap_or(1),
+            max_live,
             Origin {
                 recent: self.recent,
                 sinks: self.sinks,

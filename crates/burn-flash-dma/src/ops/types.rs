@@ -71,6 +71,9 @@ pub enum RunnersUp<B: Backend> {
         /// `[batch, kv_heads, k_len]`, i32: one past the last position at which each key is a runner-up, which it is
         /// from the end of its interval on.
         far: IntTensor<B>,
+        /// The most keys of a head that one position would attend to if the intervals ended there: the window and its
+        /// runners-up. What the kernels have room for follows from it.
+        max_live: usize,
         /// `[batch, kv_heads, k_len]`, f32: the tensor that ranks the keys, the scores or another one. Nothing reads
         /// its values; autodiff gives it the gradient.
         rank: FloatTensor<B>,
@@ -79,11 +82,11 @@ pub enum RunnersUp<B: Backend> {
 
 #[cfg(any(feature = "cube", feature = "flex"))]
 impl<B: Backend> RunnersUp<B> {
-    /// The ends, which are all that an engine reads.
-    pub(crate) fn into_far(self) -> Option<IntTensor<B>> {
+    /// The ends, which are all that an engine reads, and the most keys that are alive at one position until then.
+    pub(crate) fn into_far(self) -> Option<(IntTensor<B>, usize)> {
         match self {
             Self::None => None,
-            Self::Some { far, .. } => Some(far),
+            Self::Some { far, max_live, .. } => Some((far, max_live)),
         }
     }
 }

@@ -171,6 +171,7 @@ fn rank(case: &Case, more: usize, with_lse: bool, engine: bool) -> Vec<f64> {
     };
     let runners_up = RunnersUp::Some {
         far: far.try_into_primitive::<Flex>().unwrap(),
+        max_live: p.k_len,
         rank: scores.clone(),
     };
     let (a, b, c) = rows();

@@ -17,7 +17,16 @@ pub(crate) struct MmaBlueprints {
     /// Queries per chunk, a multiple of `dkdv.queries()`.
     pub chunk: usize,
     /// The kernel of the gradient of the rank; with scores only.
-    pub rank: Option<DkdvBlueprint>,
+    pub rank: Option<RankBlueprint>,
+}
+
+/// Compile-time configuration of the rank kernel, and its chunks of queries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct RankBlueprint {
+    /// Tiles of runners-up in place of keys.
+    pub tiles: DkdvBlueprint,
+    /// Queries per chunk, a multiple of `tiles.queries()`.
+    pub chunk: usize,
 }
 
 /// Compile-time configuration of the dq kernel.
@@ -86,6 +95,11 @@ const WGMMA_DIMS: [usize; 2] = [64, 128];
 /// Queries of the shortest chunk; shorter chunks would write the keys' gradients too often.
 const MIN_CHUNK: usize = 1024;
 
+/// Queries of the shortest and the longest chunk of the rank kernel. All cubes that run at the same time are at about
+/// the same chunk, whose queries then come from the second-level cache; shorter chunks would gather the keys of their
+/// tiles too often, longer ones would have too few tiles to end together.
+const RANK_CHUNKS: [usize; 2] = [512, 1024];
+
 impl MmaBlueprints {
     /// The configuration for `problem`, or `None` if this engine does not support it.
     pub(crate) fn choose(problem: &Problem, properties: &DeviceProperties) -> Option<Self> {
@@ -104,7 +118,7 @@ impl MmaBlueprints {
         shared: usize,
     ) -> Option<Self> {
         let rank = match problem.has_scores {
-            true => Some(dkdv.choose_rank(problem, shared)?),
+            true => Some(dkdv.choose_rank(problem, shared)?.with_rank_chunks(problem)),
             false => None,
         };
         let (dkdv, chunk) = dkdv.with_chunks(problem);
@@ -164,7 +178,23 @@ impl MmaBlueprints {
         if all.key_tiles(problem) < 4 * processors {
             all.dkdv.fragments = 1;
         }
+        if let Some(rank) = &mut all.rank {
+            let rows = problem.batch * problem.kv_heads;
+            let chunks = rank.chunks(problem);
+            // A quarter of the window is what a layer has by default; some more begin or end in a chunk.
+            let keys = (problem.window / 4 + rank.chunk / 2).min(problem.k_len);
+            if chunks * rows * keys.div_ceil(rank.tiles.keys()) < 4 * processors {
+                rank.tiles.fragments = 1;
+            }
+        }
         all
+    }
+}
+
+impl RankBlueprint {
+    /// Chunks of queries.
+    pub(crate) fn chunks(&self, problem: &Problem) -> usize {
+        problem.q_len.div_ceil(self.chunk)
     }
 }
 
@@ -396,6 +426,26 @@ impl DkdvBlueprint {
             },
             chunk,
         )
+    }
+
+    /// Cuts the queries of the rank kernel into chunks, whose contributions to one key are added by atomics; not at all
+    /// if a fixed order is requested.
+    fn with_rank_chunks(self, problem: &Problem) -> RankBlueprint {
+        let tile = self.queries();
+        let all = problem.q_len.div_ceil(tile).max(1) * tile;
+        let [least, most] = RANK_CHUNKS;
+        let target = (problem.q_len / 16).clamp(least, most);
+        let chunk = match problem.deterministic {
+            true => all,
+            false => (target.div_ceil(tile) * tile).min(all),
+        };
+        RankBlueprint {
+            tiles: Self {
+                shared_keys: chunk < all,
+                ..self
+            },
+            chunk,
+        }
     }
 
     /// Rows of a query tile that a warp multiplies with its keys.

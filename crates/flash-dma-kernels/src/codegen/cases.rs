@@ -3,7 +3,7 @@
 mod decoding;
 mod masked;
 
-use crate::args::{Gradients, Inputs, Outputs, Saved, Selection};
+use crate::args::{Far, Gradients, Inputs, Outputs, Saved, Selection};
 use crate::codegen::cuda::Gpu;
 use crate::host::engine::Engine;
 use crate::pattern::intervals::tiles::QueryTiles;
@@ -226,7 +226,10 @@ impl Attention {
             .map(|_| selected(client, self.k_len, problem.window));
         let words = || tensor(client, problem.scores_shape(), size_of::<u32>());
         let selection = selection.map(|selection| Selection {
-            far: self.runners_up.then(words),
+            far: self.runners_up.then(|| Far {
+                ends: words(),
+                max_live: 2 * problem.window,
+            }),
             ..selection
         });
         let q = || tensor(client, q_shape, element.size());

@@ -103,7 +103,7 @@ impl Selection {
         match &self.far {
             Some(far) => {
                 let shape = problem.scores_shape();
-                check_tensor(TensorName::Far, far, &shape, 4, Layout::Contiguous)
+                check_tensor(TensorName::Far, &far.ends, &shape, 4, Layout::Contiguous)
             }
             None => Ok(()),
         }

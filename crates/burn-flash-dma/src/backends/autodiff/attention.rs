@@ -112,8 +112,13 @@ fn inner<B: DynamicMaskOps, C: CheckpointStrategy>(
             intervals,
             runners_up: match runners_up {
                 RunnersUp::None => RunnersUp::None,
-                RunnersUp::Some { far, rank } => RunnersUp::Some {
+                RunnersUp::Some {
                     far,
+                    max_live,
+                    rank,
+                } => RunnersUp::Some {
+                    far,
+                    max_live,
                     rank: rank.into_primitive(),
                 },
             },
@@ -153,8 +158,12 @@ fn run<B: DynamicMaskOps, C: CheckpointStrategy>(
                 RunnersUp::None => {
                     record::<B, C, _, 4>([q, k, v, scores], pass, differentiable_lse)
                 }
-                RunnersUp::Some { far, rank } => {
-                    pass.far = Some(far);
+                RunnersUp::Some {
+                    far,
+                    max_live,
+                    rank,
+                } => {
+                    pass.far = Some((far, max_live));
                     record::<B, C, _, 5>([q, k, v, scores, rank], pass, differentiable_lse)
                 }
             }
@@ -167,8 +176,8 @@ fn run<B: DynamicMaskOps, C: CheckpointStrategy>(
 struct Selected<B: DynamicMaskOps> {
     intervals: Option<IntTensor<B>>,
     /// The ends of the runners-up, whose gradient is that of the rank; it may be the tensor of the scores, which then
-    /// gets both.
-    far: Option<IntTensor<B>>,
+    /// gets both. With the most keys that are alive at one position until then.
+    far: Option<(IntTensor<B>, usize)>,
     problem: Problem,
 }
 
@@ -205,7 +214,7 @@ const RANK: usize = 4;
 fn unpack<B: DynamicMaskOps, const N: usize>(
     inputs: [FloatTensor<B>; N],
     intervals: Option<IntTensor<B>>,
-    far: Option<IntTensor<B>>,
+    far: Option<(IntTensor<B>, usize)>,
 ) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>, Selection<B>) {
     let mut inputs = inputs.into_iter();
     let mut next = || inputs.next().expect("q, k, v, then scores, then the rank");
@@ -217,7 +226,11 @@ fn unpack<B: DynamicMaskOps, const N: usize>(
             intervals,
             runners_up: match far {
                 None => RunnersUp::None,
-                Some(far) => RunnersUp::Some { far, rank: next() },
+                Some((far, max_live)) => RunnersUp::Some {
+                    far,
+                    max_live,
+                    rank: next(),
+                },
             },
         },
     };

@@ -166,7 +166,10 @@ fn inputs([q, k, v]: [CubeTensor; 3], selection: Selection<CubeBackend>) -> Inpu
             } => Some(flash_dma_kernels::Selection {
                 scores: addressable(scores),
                 intervals: into_contiguous(intervals).binding(),
-                far: (runners_up.into_far()).map(|far| into_contiguous(far).binding()),
+                far: (runners_up.into_far()).map(|(far, max_live)| flash_dma_kernels::Far {
+                    ends: into_contiguous(far).binding(),
+                    max_live,
+                }),
             }),
         },
     }

@@ -145,7 +145,7 @@ impl Call {
                         end: pair[1] as u32,
                     })
                     .collect();
-                let far = runners_up.into_far().map(|far| {
+                let far = runners_up.into_far().map(|(far, _)| {
                     let far = far.to_contiguous();
                     let values: &[i32] = contiguous(&far);
                     values.iter().map(|&far| far as u32).collect()

@@ -7,7 +7,7 @@ use crate::backward::dkdv::shared::key_sums::KeySums;
 use crate::backward::matrix::pass::{KeyLists, MmaPass};
 use crate::host::check::elem_type;
 use crate::host::fill::fill;
-use crate::pattern::intervals::chunks::{ChunkKeys, chunk_keys};
+use crate::pattern::intervals::chunks::{ChunkKeys, Keys, chunk_keys};
 use crate::pattern::intervals::order::by_death;
 use crate::pattern::intervals::runners::runners_up;
 use crate::pattern::intervals::slices::for_each_slice;
@@ -26,7 +26,8 @@ impl MmaBlueprints {
         let head_groups = problem.batch * problem.q_heads / self.dq.tile.heads;
         // As many as there could be runners-up.
         let rank = self.rank.map_or(0, |rank| {
-            problem.k_len.div_ceil(rank.keys()) * problem.batch * problem.kv_heads
+            let tiles = problem.k_len.div_ceil(rank.tiles.keys());
+            tiles * rank.chunks(problem) * problem.batch * problem.kv_heads
         });
         [
             query_tiles.max(self.key_tiles(problem)).max(rank),
@@ -101,7 +102,7 @@ impl SelectedPass<'_> {
     fn chunk_keys(&self, live: &LiveKeys, blueprints: MmaBlueprints) -> ChunkKeys {
         let (client, problem) = (self.pass.client, self.pass.problem);
         if blueprints.chunks(problem) > 1 {
-            return chunk_keys(client, problem, live, blueprints.chunk);
+            return chunk_keys(client, problem, Keys::Live(live), blueprints.chunk);
         }
         // Over whole lifetimes, the keys that die together are neighbours.
         let ordered = by_death(client, problem, live);
@@ -162,16 +163,23 @@ impl SelectedPass<'_> {
         let blueprint = blueprints.rank.expect("runners-up come with scores");
         fill(client, rank, 0.0, f32::elem_type_native());
         let runners = runners_up(client, problem, selection, far);
-        runners.order_tiles(client, problem, blueprint.keys());
-        let buffers = [runners.spans, runners.keys, runners.counts];
+        let chunks = blueprint.chunks(problem);
+        let (keys, counts, capacity) = if chunks > 1 {
+            let keys = Keys::RunnersUp(&runners, far.max_live);
+            let listed = chunk_keys(client, problem, keys, blueprint.chunk);
+            (listed.keys, listed.counts, listed.capacity)
+        } else {
+            runners.order_tiles(client, problem, blueprint.tiles.keys());
+            (runners.keys, runners.counts, problem.k_len)
+        };
         let lists = KeyLists {
             source: SourceTensors {
                 bias: Some(selection.scores.clone()),
-                keys: KeyTensors::Intervals(buffers),
+                keys: KeyTensors::Intervals([runners.spans, keys, counts]),
             },
-            capacity: problem.k_len,
-            chunks: 1,
-            tiles: problem.k_len.div_ceil(blueprint.keys()),
+            capacity,
+            chunks,
+            tiles: capacity.div_ceil(blueprint.tiles.keys()),
         };
         self.pass.launch_rank(lists, rank, blueprint);
     }

@@ -1,7 +1,7 @@
 //! The launches of the large tensor-core kernels, and of the row sums before them.
 
 use crate::args::{Saved, scaling};
-use crate::backward::blueprint::{DkdvBlueprint, DqBlueprint, MmaBlueprints};
+use crate::backward::blueprint::{DkdvBlueprint, DqBlueprint, MmaBlueprints, RankBlueprint};
 use crate::backward::delta::{BoxedRowsLaunch, CUBE_ROWS, SumTerms, delta_mma_kernel};
 use crate::backward::dkdv::mma::dkdv_mma_kernel;
 use crate::backward::dkdv::shared::args::{
@@ -202,7 +202,10 @@ impl<'a> MmaPass<'a> {
         &self,
         keys: KeyLists,
         rank: &TensorBinding,
-        blueprint: DkdvBlueprint,
+        RankBlueprint {
+            tiles: blueprint,
+            chunk,
+        }: RankBlueprint,
     ) {
         let (client, problem) = (self.client, self.problem);
         let [q, k, v] = self.rows.map(Clone::clone);
@@ -220,7 +223,7 @@ impl<'a> MmaPass<'a> {
         unsafe {
             $kernel::launch_unchecked(
                     client,
-                    CubeCount::Static((keys.tiles * rows) as u32, 1, 1),
+                    CubeCount::Static((keys.tiles * keys.chunks * rows) as u32, 1, 1),
                     blueprint.cube_dim(),
                     address,
                     BackwardInputsLaunch::new(
@@ -237,8 +240,8 @@ impl<'a> MmaPass<'a> {
                     scaling(problem.scale, problem.softcap),
                     $($boxes,)?
                     KeyGridLaunch::new(
-                        problem.q_len as u32,
-                        1,
+                        chunk as u32,
+                        keys.chunks as u32,
                         keys.tiles as u32,
                         keys.capacity as u32,
                     ),

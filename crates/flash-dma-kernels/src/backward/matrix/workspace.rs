@@ -19,8 +19,21 @@ impl MmaBlueprints {
         // Live keys and row sums are held to the end; the lists of dq are freed before those of dk and dv are made, and
         // those before the list of the runners-up.
         let dq = slice_bytes(problem, self.dq.tile.queries());
-        let keys = (self.key_bytes(problem)).max(RunnersUp::bytes(problem, selection));
+        let keys = (self.key_bytes(problem)).max(self.rank_bytes(problem, selection));
         LiveKeys::bytes(problem) + row_sums_bytes(problem, *self) + dq.max(keys)
+    }
+
+    /// The runners-up, and with several chunks those of each.
+    fn rank_bytes(&self, problem: &Problem, selection: Option<&Selection>) -> usize {
+        let far = selection.and_then(|selection| selection.far.as_ref());
+        let (Some(far), Some(rank)) = (far, self.rank) else {
+            return 0;
+        };
+        let chunked = match rank.chunks(problem) {
+            1 => 0,
+            _ => ChunkKeys::bytes(problem, far.max_live, rank.chunk),
+        };
+        RunnersUp::bytes(problem, selection) + chunked
     }
 
     /// The keys of each chunk, and the sums or parts of keys with several chunks.
@@ -29,7 +42,7 @@ impl MmaBlueprints {
         let listed = match chunks {
             _ if !problem.has_scores => 0,
             1 => OrderedKeys::bytes(problem),
-            _ => ChunkKeys::bytes(problem, self.chunk),
+            _ => ChunkKeys::bytes(problem, problem.window, self.chunk),
         };
         listed
             + match (dkdv.parts, dkdv.shared_keys) {

@@ -15,23 +15,24 @@ use crate::backward::dkdv::shared::mask::KeyMask;
 use crate::backward::dkdv::shared::pairs::Pairs;
 use crate::backward::dkdv::shared::queries::{QueryRows, Step};
 use crate::backward::dkdv::shared::steps::{Cursor, StepOrder};
+use crate::backward::dkdv::shared::sums::write_score;
 use crate::matrix::fragment::quad_sum;
 use crate::matrix::logit_scale::{LogitScale, sigmoid, softplus};
 use crate::matrix::mma::product::{LanePlace, load_a, multiply};
 use crate::matrix::ptx::{commit_copies, copy_or_zero, shared_address, wait_copies};
 use cubecl::prelude::*;
 
-/// One cube owns one tile of the runners-up of a kv head: tile `CUBE_POS_X % grid.tiles` of kv head
-/// `CUBE_POS_X / grid.tiles`, counted over all sequences. It streams the queries for which one of its keys is a
-/// runner-up, of every head of the group, and writes the gradients of its keys' ranks: with `x` a pair's logit minus
-/// the LSE, the sums of `sigmoid(x) * grad_out . (v - out) + grad_lse * softplus(x)`.
+/// One cube owns one tile of the runners-up of a kv head and of a chunk of queries, see
+/// [`of_runners_up`](ChunkTile::of_runners_up). It streams the queries of the chunk for which one of its keys is a
+/// runner-up, of every head of the group, and writes, or with `bp.shared_keys` adds to, the gradients of its keys' ranks:
+/// with `x` a pair's logit minus the LSE, the sums of `sigmoid(x) * grad_out . (v - out) + grad_lse * softplus(x)`.
 ///
 /// | buffer | layout |
 /// |---|---|
 /// | `inputs` | as in the dk/dv kernel |
 /// | `grad_lse` | contiguous `[batch, q_heads, q_len]`: what `inputs.delta` has been reduced by |
 /// | `source` | scores, and as intervals the spans and lists of [`RunnersUp`](crate::pattern::intervals::runners::RunnersUp) |
-/// | `rank` | contiguous `[batch, kv_heads, k_len]`; the listed keys are overwritten |
+/// | `rank` | contiguous `[batch, kv_heads, k_len]`; the listed keys are overwritten or added to |
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn rank_mma_kernel<E: Float>(
     inputs: &BackwardInputs<E>,
@@ -46,7 +47,7 @@ pub(crate) fn rank_mma_kernel<E: Float>(
     let (q_heads, q_len) = (inputs.q.shape(1), inputs.q.shape(2));
     let (kv_heads, k_len) = (inputs.k.shape(1), inputs.k.shape(2));
     let group = q_heads / kv_heads;
-    let place = ChunkTile::of_cube_last_first(source, grid, kv_heads, q_len, k_len, bp);
+    let place = ChunkTile::of_runners_up(source, grid, kv_heads, q_len, k_len, bp);
     let mut tiles = Tiles::<E>::new(bp);
     let mut of_lse = Shared::<[f32]>::new_aligned_slice(comptime!(bp.stages * bp.rows), 128usize);
     tiles.bounds.enter(source, &place, bp);
@@ -288,7 +289,7 @@ fn add_changes<E: Float, NS: Size>(
     }
 }
 
-/// Writes the sums of both halves of every pair of warps. All units of the cube take part.
+/// Writes or adds the sums of both halves of every pair of warps. All units of the cube take part.
 #[cube]
 fn write_sums(
     source: &KeyTileSource,
@@ -315,7 +316,8 @@ fn write_sums(
     for n in 0..comptime!(bp.fragments * 2) {
         let local = local_key(n, bp);
         if writes && half == 0 && local < left {
-            rank[place.row_of(source, local, bp)] = own[n] + second[local];
+            let row = place.row_of(source, local, bp);
+            write_score(rank, row, own[n] + second[local], bp);
         }
     }
 }

@@ -12,6 +12,7 @@ use crate::backward::dkdv::shared::mask::KeyMask;
 use crate::backward::dkdv::shared::pairs::Pairs;
 use crate::backward::dkdv::shared::queries::{QueryRows, Step};
 use crate::backward::dkdv::shared::steps::{Cursor, StepOrder};
+use crate::backward::dkdv::shared::sums::write_score;
 use crate::backward::dkdv::wgmma::keys::LaneKeys;
 use crate::backward::dkdv::wgmma::queries::{StepCopies, Tiles, step_at};
 use crate::backward::dkdv::wgmma::start_products;
@@ -22,7 +23,7 @@ use crate::matrix::logit_scale::{LogitScale, sigmoid_of_power, softplus};
 use crate::matrix::ptx::{commit_copies, wait_copies};
 use crate::matrix::wgmma::panel::{Panels, publish};
 use crate::matrix::wgmma::product::{finish, finish_but};
-use crate::matrix::wgmma::ring::{Ring, Turns};
+use crate::matrix::wgmma::ring::Ring;
 use cubecl::prelude::*;
 
 /// [`rank_mma_kernel`](crate::backward::rank::mma::rank_mma_kernel) with `wgmma`: the same cubes, buffers and sums. A
@@ -44,7 +45,7 @@ pub(crate) fn rank_wgmma_kernel<E: Float>(
     let (q_heads, q_len) = (inputs.q.shape(1), inputs.q.shape(2));
     let (kv_heads, k_len) = (inputs.k.shape(1), inputs.k.shape(2));
     let group = q_heads / kv_heads;
-    let place = ChunkTile::of_cube_last_first(source, grid, kv_heads, q_len, k_len, bp);
+    let place = ChunkTile::of_runners_up(source, grid, kv_heads, q_len, k_len, bp);
     let mut tiles = Tiles::<E>::new(bp);
     tiles.bounds.enter(source, &place, bp);
     let keys = LaneKeys::new(source, &place, bp);
@@ -67,7 +68,6 @@ pub(crate) fn rank_wgmma_kernel<E: Float>(
         copy_keys::<E>(inputs, source, &place, &mut tiles.k, &mut tiles.v, bp);
         let stages = comptime!(bp.stages);
         let ring = Ring::new(stages, 1usize, comptime!(bp.units()));
-        let turns = Turns::new();
         let copies = StepCopies::new::<E>(boxes, &tiles, place.batch, &pairs.rows);
         let ahead = comptime!(bp.stages - 2);
         #[unroll]
@@ -91,11 +91,9 @@ pub(crate) fn rank_wgmma_kernel<E: Float>(
             let stage = turn % stages;
             let lse_gradients = LseGradients::read(grad_lse, &pairs.rows, &steps.present(bp), bp);
             ring.wait_full(stage, turn / stages);
-            turns.wait(turn, comptime!(bp.fragments));
             // S^T = K Q^T, followed by dP^T = V dO^T.
             let s = start_products::<NS>(&k_panels, &copies.queries(stage, bp), bp);
             let dp = start_products::<NS>(&v_panels, &copies.grad_out(stage, bp), bp);
-            turns.pass(turn, steps.count, comptime!(bp.fragments));
             if turn + ahead < steps.count {
                 if unit == 0 {
                     if turn >= 2 {
@@ -271,17 +269,17 @@ impl KeySums {
         }
     }
 
-    /// Writes the sums over the lanes of a quad.
+    /// Writes or adds the sums over the lanes of a quad.
     fn write(&self, keys: &LaneKeys, rank: &mut [f32]) {
         let upper = quad_sum(self.upper);
         let lower = quad_sum(self.lower);
         let quad = UNIT_POS_X as usize % 4;
         if quad == 0 {
             if keys.upper.valid {
-                rank[keys.upper.row] = upper;
+                write_score(rank, keys.upper.row, upper, comptime!(keys.bp));
             }
             if keys.lower.valid {
-                rank[keys.lower.row] = lower;
+                write_score(rank, keys.lower.row, lower, comptime!(keys.bp));
             }
         }
     }

@@ -3,7 +3,7 @@
 
 mod masked;
 
-use crate::args::{Gradients, Inputs, Outputs, Saved, Selection};
+use crate::args::{Far, Gradients, Inputs, Outputs, Saved, Selection};
 use crate::codegen::cases::tensor;
 use crate::codegen::cuda::Gpu;
 use crate::codegen::{kernel_name, recorder};
@@ -89,7 +89,10 @@ impl Tensors {
     fn with_runners_up(self, client: &Client, p: &Problem) -> Self {
         let mut all = self;
         let selection = all.inputs.selection.as_mut().expect("there are scores");
-        selection.far = Some(tensor(client, p.scores_shape(), 4));
+        selection.far = Some(Far {
+            ends: tensor(client, p.scores_shape(), 4),
+            max_live: p.window.saturating_add(p.window / 4),
+        });
         all.grads.rank = Some(tensor(client, p.scores_shape(), 4));
         all
     }

@@ -2,11 +2,14 @@
 //!
 //! A key tile streams the queries from the first birth to the last death among its keys, clipped to the chunk. The
 //! chunk's order puts first the keys that die in it, earliest death first; then the keys that live through it; then the
-//! keys born in it, earliest birth first. Any cut of this order into tiles then wastes little.
+//! keys born in it that outlive it, earliest birth first; last those that die in it, too, in the same order: among recent
+//! keys nearly all, and one that stays would make its tile stream all queries that are left. Any cut of this order into
+//! tiles then wastes little.
 
 use crate::host::scratch::{address_type, bytes, scratch};
 use crate::pattern::intervals::LiveKeys;
-use crate::pattern::intervals::tiles::most_keys;
+use crate::pattern::intervals::runners::RunnersUp;
+use crate::pattern::intervals::tiles::most_alive;
 use crate::pattern::position::query_shift;
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -14,12 +17,12 @@ use flash_dma_problem::Problem;
 
 /// Classes of deaths, and of births, in a chunk.
 const CLASSES: usize = 32;
-/// The classes of a chunk's keys: deaths, the whole chunk, births.
-const ALL_CLASSES: usize = 2 * CLASSES + 1;
+/// The classes of a chunk's keys: deaths, the whole chunk, births, births of keys that die in it.
+const ALL_CLASSES: usize = 3 * CLASSES + 1;
 /// Words per chunk in [`ChunkKeys::starts`].
 pub(crate) const STARTS: usize = ALL_CLASSES + 1;
 
-/// The keys that some query of a chunk attends to.
+/// The keys that some query of a chunk attends to, or has as runners-up.
 #[derive(Clone, Debug)]
 pub(crate) struct ChunkKeys {
     /// Contiguous `[batch * kv_heads, chunks, capacity]`, u32; undefined past the count.
@@ -34,23 +37,79 @@ pub(crate) struct ChunkKeys {
 }
 
 impl ChunkKeys {
-    /// The shapes of `keys`, `counts` and `starts` for chunks of `chunk` queries.
-    fn shapes(problem: &Problem, chunk: usize) -> ([usize; 3], [usize; 2], [usize; 3]) {
+    /// The shapes of `keys`, `counts` and `starts` for chunks of `chunk` queries, of keys of which at most `max_live`
+    /// are alive at one position.
+    fn shapes(
+        problem: &Problem,
+        max_live: usize,
+        chunk: usize,
+    ) -> ([usize; 3], [usize; 2], [usize; 3]) {
         let rows = problem.batch * problem.kv_heads;
         let chunks = problem.q_len.div_ceil(chunk);
-        let keys = [rows, chunks, most_keys(problem, chunk)];
+        let keys = [rows, chunks, most_alive(problem, max_live, chunk)];
         (keys, [rows, chunks], [rows, chunks, STARTS])
     }
 
-    /// The bytes of the buffers that [`chunk_keys`] allocates.
-    pub(crate) fn bytes(problem: &Problem, chunk: usize) -> usize {
-        let (keys, counts, starts) = Self::shapes(problem, chunk);
+    /// The bytes of the buffers that [`chunk_keys`] and [`chunk_runners_up`] allocate.
+    pub(crate) fn bytes(problem: &Problem, max_live: usize, chunk: usize) -> usize {
+        let (keys, counts, starts) = Self::shapes(problem, max_live, chunk);
         bytes(keys) + bytes(counts) + bytes(starts)
     }
 }
 
-/// The class of the key with interval `first .. end` of positions in the chunk of queries `chunk_first .. chunk_end`;
-/// [`ALL_CLASSES`] if none of them attends to it. `shift` maps a position to its query.
+/// What the keys of the chunks are listed from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Listed {
+    /// [`LiveKeys`].
+    Live,
+    /// [`RunnersUp`].
+    RunnersUp,
+}
+
+/// A list of keys per row, and the positions of each entry.
+#[derive(CubeType, CubeLaunch)]
+struct KeyList {
+    /// Contiguous `[rows, k_len]`, defined up to the row's count.
+    keys: Box<[u32]>,
+    /// Contiguous `[rows]`.
+    counts: Box<[u32]>,
+    /// [`Listed::Live`] only: as `keys`, one past the last position of each entry. The first one is the key.
+    ends: ComptimeOption<Box<[u32]>>,
+    /// [`Listed::RunnersUp`] only: as `keys`, the first and one past the last position of each entry.
+    spans: ComptimeOption<Box<[Vector<u32, Const<2>>]>>,
+}
+
+/// An entry of a [`KeyList`].
+#[derive(CubeType, Clone, Copy)]
+struct ListedKey {
+    key: u32,
+    first: u32,
+    end: u32,
+}
+
+#[cube]
+impl KeyList {
+    fn entry(&self, at: usize, #[comptime] listed: Listed) -> ListedKey {
+        let key = self.keys[at];
+        if comptime!(listed == Listed::Live) {
+            ListedKey {
+                key,
+                first: key,
+                end: self.ends.as_ref().unwrap()[at],
+            }
+        } else {
+            let span = self.spans.as_ref().unwrap()[at];
+            ListedKey {
+                key,
+                first: span.extract(0usize),
+                end: span.extract(1usize),
+            }
+        }
+    }
+}
+
+/// The class of the key with positions `first .. end` in the chunk of queries `chunk_first .. chunk_end`;
+/// [`ALL_CLASSES`] if none of them has it. `shift` maps a position to its query.
 #[cube]
 pub(crate) fn class_of(
     first: u32,
@@ -75,7 +134,7 @@ pub(crate) fn class_of(
     if from < to {
         class = CLASSES.runtime();
         if from > chunk_first {
-            class = comptime!(CLASSES + 1)
+            class = select(to < chunk_end, 2 * CLASSES + 1, CLASSES + 1)
                 + min((from - chunk_first) / width, comptime!(CLASSES as i32 - 1)) as usize;
         } else if to < chunk_end {
             class = min(
@@ -102,29 +161,28 @@ pub(crate) struct ChunkSizes {
     pub capacity: u32,
 }
 
-/// A stable counting sort of the live keys of a chunk by class: one cube per chunk (x) and row (y), one share of the
-/// row's live keys per unit.
+/// A stable counting sort of the listed keys of a chunk by class: one cube per chunk (x) and row (y), one share of the
+/// row's list per unit.
 ///
 /// | buffer | layout |
 /// |---|---|
-/// | `keys`, `ends`, `live` | see [`LiveKeys`] |
+/// | `all` | [`KeyList`] |
 /// | `list`, `counts`, `starts` | see [`ChunkKeys`], overwritten |
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn chunk_keys_kernel(
-    keys: &[u32],
-    ends: &[u32],
-    live: &[u32],
+    all: &KeyList,
     list: &mut [u32],
     counts: &mut [u32],
     starts: &mut [u32],
     sizes: &ChunkSizes,
+    #[comptime] listed: Listed,
     #[comptime] causal: bool,
     #[comptime] units: usize,
 ) {
     let row = CUBE_POS_Y as usize;
     let unit = UNIT_POS as usize;
     let base = row * sizes.k_len as usize;
-    let count = live[row] as usize;
+    let count = all.counts[row] as usize;
     let share = count.div_ceil(units);
     let start = min(unit * share, count);
     let end = min(start + share, count);
@@ -133,17 +191,19 @@ fn chunk_keys_kernel(
     let width = class_width(sizes.chunk);
     let shift = query_shift(sizes.q_len as usize, sizes.k_len as usize);
 
-    // For each class and unit: the number of keys, then the destination of its next key.
-    let mut counters = Shared::<[u32]>::new_slice(comptime!(ALL_CLASSES * units));
+    // For each class and unit: the number of keys, then the destination of its next key. The units that add up a class
+    // each are in different banks.
+    let class_words = comptime!(units + 1);
+    let mut counters = Shared::<[u32]>::new_slice(comptime!(ALL_CLASSES * class_words));
     let mut totals = Shared::<[u32]>::new_slice(ALL_CLASSES);
     for class in 0..ALL_CLASSES {
-        counters[class * units + unit] = 0u32;
+        counters[class * class_words + unit] = 0u32;
     }
     for n in start..end {
-        let (first, end) = (keys[base + n], ends[base + n]);
+        let entry = all.entry(base + n, listed);
         let class = class_of(
-            first,
-            end,
+            entry.first,
+            entry.end,
             chunk_first,
             chunk_end,
             width,
@@ -152,7 +212,7 @@ fn chunk_keys_kernel(
             causal,
         );
         if class < ALL_CLASSES {
-            counters[class * units + unit] += 1u32;
+            counters[class * class_words + unit] += 1u32;
         }
     }
     sync_cube();
@@ -160,7 +220,7 @@ fn chunk_keys_kernel(
     while class < ALL_CLASSES {
         let mut total = 0u32;
         for other in 0..units {
-            total += counters[class * units + other];
+            total += counters[class * class_words + other];
         }
         totals[class] = total;
         class += units;
@@ -175,8 +235,8 @@ fn chunk_keys_kernel(
         let item = row * CUBE_COUNT_X as usize + CUBE_POS_X as usize;
         starts[item * STARTS + class] = min(next, sizes.capacity);
         for other in 0..units {
-            let here = counters[class * units + other];
-            counters[class * units + other] = next;
+            let here = counters[class * class_words + other];
+            counters[class * class_words + other] = next;
             next += here;
         }
         if class == comptime!(ALL_CLASSES - 1) {
@@ -188,10 +248,10 @@ fn chunk_keys_kernel(
     sync_cube();
     let to = (row * CUBE_COUNT_X as usize + CUBE_POS_X as usize) * sizes.capacity as usize;
     for n in start..end {
-        let (first, end) = (keys[base + n], ends[base + n]);
+        let entry = all.entry(base + n, listed);
         let class = class_of(
-            first,
-            end,
+            entry.first,
+            entry.end,
             chunk_first,
             chunk_end,
             width,
@@ -200,12 +260,46 @@ fn chunk_keys_kernel(
             causal,
         );
         if class < ALL_CLASSES {
-            let counter = class * units + unit;
+            let counter = class * class_words + unit;
             if counters[counter] < sizes.capacity {
-                list[to + counters[counter] as usize] = first;
+                list[to + counters[counter] as usize] = entry.key;
             }
             counters[counter] += 1u32;
         }
+    }
+}
+
+/// A list of keys, with the most of a row that are alive at one position.
+#[derive(Clone, Copy)]
+pub(crate) enum Keys<'a> {
+    /// The keys that are attended to, by the window.
+    Live(&'a LiveKeys),
+    /// The runners-up, by [`Far::max_live`](crate::args::Far::max_live).
+    RunnersUp(&'a RunnersUp, usize),
+}
+
+impl Keys<'_> {
+    fn listed(&self) -> Listed {
+        match self {
+            Self::Live(_) => Listed::Live,
+            Self::RunnersUp(..) => Listed::RunnersUp,
+        }
+    }
+
+    fn max_live(&self, problem: &Problem) -> usize {
+        match self {
+            Self::Live(_) => problem.window,
+            Self::RunnersUp(_, max_live) => *max_live,
+        }
+    }
+
+    /// Keys, counts, and the positions of the entries.
+    fn tensors(&self) -> [TensorBinding; 3] {
+        let [keys, counts, positions] = match self {
+            Self::Live(live) => [&live.keys, &live.counts, &live.ends],
+            Self::RunnersUp(runners, _) => [&runners.keys, &runners.counts, &runners.listed],
+        };
+        [keys.clone(), counts.clone(), positions.clone()]
     }
 }
 
@@ -214,21 +308,21 @@ fn chunk_keys_kernel(
 pub(crate) fn chunk_keys(
     client: &Client,
     problem: &Problem,
-    live: &LiveKeys,
+    keys: Keys,
     chunk: usize,
 ) -> ChunkKeys {
     let serial = client.properties().hardware.plane_size_max <= 1;
-    chunk_keys_with(client, problem, live, chunk, if serial { 2 } else { 128 })
+    chunk_keys_with(client, problem, keys, chunk, if serial { 2 } else { 128 })
 }
 
 fn chunk_keys_with(
     client: &Client,
     problem: &Problem,
-    live: &LiveKeys,
+    keys: Keys,
     chunk: usize,
     units: usize,
 ) -> ChunkKeys {
-    let (lists, counts, starts) = ChunkKeys::shapes(problem, chunk);
+    let (lists, counts, starts) = ChunkKeys::shapes(problem, keys.max_live(problem), chunk);
     let [rows, chunks, capacity] = lists;
     let starts = scratch(client, starts);
     let out = ChunkKeys {
@@ -237,16 +331,26 @@ fn chunk_keys_with(
         starts: Some(starts.clone()),
         capacity,
     };
-    // SAFETY: a row's live keys are at most `k_len`; the kernel writes only below `capacity`.
+    let [all, all_counts, positions] = keys.tensors();
+    let address = address_type([&all, &positions, &out.keys]);
+    let positions = Some(positions.into_buffer_arg());
+    let (ends, spans) = match keys.listed() {
+        Listed::Live => (positions, None),
+        Listed::RunnersUp => (None, positions),
+    };
+    // SAFETY: a row's list has at most `k_len` entries; the kernel writes only below `capacity`.
     unsafe {
         chunk_keys_kernel::launch_unchecked(
             client,
             CubeCount::Static(chunks as u32, rows as u32, 1),
             CubeDim::new_1d(units as u32),
-            address_type([&live.keys, &out.keys]),
-            live.keys.clone().into_buffer_arg(),
-            live.ends.clone().into_buffer_arg(),
-            live.counts.clone().into_buffer_arg(),
+            address,
+            KeyListLaunch::new(
+                all.into_buffer_arg(),
+                all_counts.into_buffer_arg(),
+                ends.into(),
+                spans.into(),
+            ),
             out.keys.clone().into_buffer_arg(),
             out.counts.clone().into_buffer_arg(),
             starts.into_buffer_arg(),
@@ -256,6 +360,7 @@ fn chunk_keys_with(
                 chunk as u32,
                 capacity as u32,
             ),
+            keys.listed(),
             problem.causal,
             units,
         );
@@ -270,6 +375,7 @@ mod tests {
     use crate::pattern::intervals::live_keys;
     use crate::testing::{client, read_u32, strided, zeros};
     use flash_dma_problem::{AttentionOptions, ElementType, Interval};
+    use flash_dma_reference::compose::max_live;
     use flash_dma_reference::{Rng, select::intervals};
 
     /// The queries of a chunk that attend to a key.
@@ -277,6 +383,23 @@ mod tests {
         chunk
             .filter(|&query| interval.contains(p.position(query)))
             .collect()
+    }
+
+    /// Deaths, lives, births, births of keys that die; the times within a class differ by less than its width.
+    fn class(
+        p: &Problem,
+        interval: &Interval,
+        chunk: &std::ops::Range<usize>,
+        width: usize,
+    ) -> (usize, usize) {
+        let seen = attended(p, interval, chunk.clone());
+        let (first, last) = (seen[0], seen[seen.len() - 1]);
+        match (first > chunk.start, last + 1 < chunk.end) {
+            (true, false) => (2, (first - chunk.start) / width),
+            (true, true) => (3, (first - chunk.start) / width),
+            (false, true) => (0, (last - chunk.start) / width),
+            (false, false) => (1, 0),
+        }
     }
 
     fn check(q_len: usize, k_len: usize, window: usize, causal: bool, chunk: usize) {
@@ -310,7 +433,7 @@ mod tests {
         };
         let live = live_keys(&client, &p, &selection);
         for units in [1, 4] {
-            let lists = chunk_keys_with(&client, &p, &live, chunk, units);
+            let lists = chunk_keys_with(&client, &p, Keys::Live(&live), chunk, units);
             let [keys, counts, starts] = [lists.keys, lists.counts, lists.starts.unwrap()]
                 .map(|words| read_u32(&client, words));
             let chunks = q_len.div_ceil(chunk);
@@ -322,17 +445,8 @@ mod tests {
                     .filter(|(_, i)| !attended(&p, i, queries.clone()).is_empty())
                     .map(|(key, _)| key as u32)
                     .collect();
-                // Deaths, lives, births; the times within a class differ by less than its width.
                 let width = chunk.div_ceil(CLASSES);
-                let place = |&key: &u32| {
-                    let seen = attended(&p, &rows[row][key as usize], queries.clone());
-                    let (first, last) = (seen[0], seen[seen.len() - 1]);
-                    match (first > queries.start, last + 1 < queries.end) {
-                        (true, _) => (2, (first - queries.start) / width),
-                        (false, true) => (0, (last - queries.start) / width),
-                        (false, false) => (1, 0),
-                    }
-                };
+                let place = |&key: &u32| class(&p, &rows[row][key as usize], &queries, width);
                 expected.sort_by_key(place);
                 assert_eq!(listed, expected, "row {row}, chunk {n}, {units} units");
                 let starts = &starts[list * STARTS..][..STARTS];
@@ -344,6 +458,81 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Two rows of runners-up in any order, on spans that begin anywhere.
+    fn check_runners_up(q_len: usize, k_len: usize, chunk: usize) {
+        let client = client();
+        let (q, k) = ([1, 2, q_len, 8], [1, 2, k_len, 8]);
+        let options = AttentionOptions::new().with_keep_window(3);
+        let p = Problem::new(&q, &k, &k, Some(&k[..3]), ElementType::F32, &options).unwrap();
+        let mut rng = Rng::new(4);
+        let spans: Vec<Vec<Interval>> = (0..2)
+            .map(|_| {
+                let span = |key: usize| {
+                    let first = key + rng.below(k_len - key);
+                    let end = first + 1 + rng.below((k_len - first).min(40));
+                    Interval {
+                        first: first as u32,
+                        end: end as u32,
+                    }
+                };
+                (0..k_len).map(span).collect()
+            })
+            .collect();
+        // Every third key is none, and the list descends.
+        let listed: Vec<u32> = (0..k_len as u32).rev().filter(|key| key % 3 != 0).collect();
+        let mut keys = vec![0; 2 * k_len];
+        let mut positions = vec![0; 4 * k_len];
+        for (row, spans) in spans.iter().enumerate() {
+            for (n, &key) in listed.iter().enumerate() {
+                keys[row * k_len + n] = key;
+                let span = &spans[key as usize];
+                positions[2 * (row * k_len + n)..][..2].copy_from_slice(&[span.first, span.end]);
+            }
+        }
+        let pairs = |words: &[u32]| {
+            let strides = [4 * k_len, 2 * k_len, 2, 1];
+            strided(&client, words, &[1, 2, k_len, 2], &strides)
+        };
+        let row_strides = [k_len, 1];
+        let runners = RunnersUp {
+            keys: strided(&client, &keys, &[2, k_len], &row_strides),
+            spans: zeros(&client, &[1, 2, k_len, 2]),
+            listed: pairs(&positions),
+            counts: strided(&client, &[listed.len() as u32; 2], &[2], &[1]),
+        };
+        let most = spans.iter().map(|row| {
+            let until = row.iter().enumerate().map(|(key, span)| Interval {
+                first: key as u32,
+                end: span.end,
+            });
+            max_live(&until.collect::<Vec<_>>())
+        });
+        let most = Keys::RunnersUp(&runners, most.max().unwrap());
+        for units in [1, 4] {
+            let lists = chunk_keys_with(&client, &p, most, chunk, units);
+            let [keys, counts] = [lists.keys, lists.counts].map(|words| read_u32(&client, words));
+            let chunks = q_len.div_ceil(chunk);
+            for (row, n) in (0..2).flat_map(|row| (0..chunks).map(move |n| (row, n))) {
+                let queries = n * chunk..((n + 1) * chunk).min(q_len);
+                let list = row * chunks + n;
+                let found = &keys[list * lists.capacity..][..counts[list] as usize];
+                let span = |key: u32| &spans[row][key as usize];
+                let mut expected = listed.clone();
+                expected.retain(|&key| !attended(&p, span(key), queries.clone()).is_empty());
+                let width = chunk.div_ceil(CLASSES);
+                expected.sort_by_key(|&key| class(&p, span(key), &queries, width));
+                assert_eq!(found, expected, "row {row}, chunk {n}, {units} units");
+            }
+        }
+    }
+
+    #[test]
+    fn every_chunk_lists_its_runners_up() {
+        check_runners_up(200, 200, 64);
+        check_runners_up(150, 200, 50);
+        check_runners_up(200, 150, 48);
     }
 
     #[test]

@@ -70,16 +70,18 @@ fn order_kernel(
     let start = min(unit * share, count);
     let end = min(start + share, count);
 
-    // For each class and unit: the number of keys, then the destination of its next key.
-    let mut counters = Shared::<[u32]>::new_slice(comptime!(CLASSES * units));
+    // For each class and unit: the number of keys, then the destination of its next key. The units that add up a class
+    // each are in different banks.
+    let class_words = comptime!(units + 1);
+    let mut counters = Shared::<[u32]>::new_slice(comptime!(CLASSES * class_words));
     let mut totals = Shared::<[u32]>::new_slice(CLASSES);
     for class in 0..CLASSES {
-        counters[class * units + unit] = 0u32;
+        counters[class * class_words + unit] = 0u32;
     }
     for n in start..end {
         let death = ends[base + n];
         if death > from {
-            counters[class_of(death, class_width) * units + unit] += 1u32;
+            counters[class_of(death, class_width) * class_words + unit] += 1u32;
         }
     }
     sync_cube();
@@ -87,7 +89,7 @@ fn order_kernel(
     while class < CLASSES {
         let mut total = 0u32;
         for other in 0..units {
-            total += counters[class * units + other];
+            total += counters[class * class_words + other];
         }
         totals[class] = total;
         class += units;
@@ -100,8 +102,8 @@ fn order_kernel(
             next += totals[before];
         }
         for other in 0..units {
-            let here = counters[class * units + other];
-            counters[class * units + other] = next;
+            let here = counters[class * class_words + other];
+            counters[class * class_words + other] = next;
             next += here;
         }
         if class == comptime!(CLASSES - 1) {
@@ -113,7 +115,7 @@ fn order_kernel(
     for n in start..end {
         let (key, death) = (keys[base + n], ends[base + n]);
         if death > from {
-            let counter = class_of(death, class_width) * units + unit;
+            let counter = class_of(death, class_width) * class_words + unit;
             let place = counters[counter] as usize;
             counters[counter] += 1u32;
             if place < capacity {

@@ -7,7 +7,7 @@
 //! warp of a cube has keys that begin and leave together. A key's positions do not begin at its own index, so both ends
 //! are listed.
 
-use crate::args::Selection;
+use crate::args::{Far, Selection};
 use crate::finite::negative_infinity;
 use crate::host::scratch::{bytes, scratch};
 use cubecl::client::Client;
@@ -28,13 +28,15 @@ pub(crate) struct RunnersUp {
     /// Contiguous `[batch, kv_heads, k_len]`, pairs of u32: the first and one past the last position at which a key is
     /// one; undefined for keys that are not listed.
     pub spans: TensorBinding,
+    /// As `spans`, `[batch * kv_heads, k_len]`, of each entry of `keys`; undefined past the count.
+    pub listed: TensorBinding,
     /// Contiguous `[batch * kv_heads]`, u32.
     pub counts: TensorBinding,
 }
 
 impl RunnersUp {
-    /// Puts the keys of each tile of `tile` keys, at most as many as a cube has units, into the order of their last
-    /// positions.
+    /// Puts the `keys` of each tile of `tile` keys, at most as many as a cube has units, into the order of their last
+    /// positions, and leaves `listed` as it is.
     pub(crate) fn order_tiles(&self, client: &Client, problem: &Problem, tile: usize) {
         let rows = problem.batch * problem.kv_heads;
         // SAFETY: a unit reads and writes an entry of its own tile, below the count.
@@ -64,7 +66,7 @@ impl RunnersUp {
         match selection {
             Some(Selection { far: Some(_), .. }) => {
                 let (keys, spans, counts) = Self::shapes(problem);
-                bytes(keys) + bytes(spans) + bytes(counts)
+                bytes(keys) + 2 * bytes(spans) + bytes(counts)
             }
             _ => 0,
         }
@@ -91,7 +93,7 @@ pub(crate) struct RunnerSizes {
 /// | `intervals` | contiguous `[batch, kv_heads, k_len]`, pairs of first and end |
 /// | `far` | contiguous `[batch, kv_heads, k_len]` |
 /// | `scores` | `[batch, kv_heads, k_len]`, any strides |
-/// | `keys`, `spans`, `counts` | see [`RunnersUp`], overwritten |
+/// | `keys`, `spans`, `listed`, `counts` | see [`RunnersUp`], overwritten |
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn runners_up_kernel(
     intervals: &[Vector<u32, Const<2>>],
@@ -99,6 +101,7 @@ fn runners_up_kernel(
     scores: &Tensor<f32>,
     keys: &mut [u32],
     spans: &mut [Vector<u32, Const<2>>],
+    listed: &mut [Vector<u32, Const<2>>],
     counts: &mut [u32],
     sizes: &RunnerSizes,
     #[comptime] units: usize,
@@ -147,8 +150,10 @@ fn runners_up_kernel(
             if class < OWN_CLASSES {
                 let counter = class * units + unit;
                 let key = first + comptime!(n * units);
-                keys[base + counters[counter] as usize] = key as u32;
+                let place = base + counters[counter] as usize;
+                keys[place] = key as u32;
                 spans[base + key] = read[n];
+                listed[place] = read[n];
                 counters[counter] += 1u32;
             }
         }
@@ -338,7 +343,7 @@ pub(crate) fn runners_up(
     client: &Client,
     problem: &Problem,
     selection: &Selection,
-    far: &TensorBinding,
+    far: &Far,
 ) -> RunnersUp {
     let hardware = &client.properties().hardware;
     let units = match hardware.plane_size_max {
@@ -352,7 +357,7 @@ fn runners_up_with(
     client: &Client,
     problem: &Problem,
     selection: &Selection,
-    far: &TensorBinding,
+    far: &Far,
     units: usize,
 ) -> RunnersUp {
     let rows = problem.batch * problem.kv_heads;
@@ -360,6 +365,7 @@ fn runners_up_with(
     let out = RunnersUp {
         keys: scratch(client, keys),
         spans: scratch(client, spans),
+        listed: scratch(client, spans),
         counts: scratch(client, counts),
     };
     // Positions before key 0 see nothing.
@@ -373,10 +379,11 @@ fn runners_up_with(
             CubeDim::new_1d(units as u32),
             crate::host::scratch::address_type(words),
             selection.intervals.clone().into_buffer_arg(),
-            far.clone().into_buffer_arg(),
+            far.ends.clone().into_buffer_arg(),
             selection.scores.clone().into_tensor_arg(),
             out.keys.clone().into_buffer_arg(),
             out.spans.clone().into_buffer_arg(),
+            out.listed.clone().into_buffer_arg(),
             out.counts.clone().into_buffer_arg(),
             RunnerSizesLaunch::new(
                 problem.kv_heads as u32,
@@ -433,12 +440,17 @@ mod tests {
                 &[1, 2, k_len, 2],
                 &[4 * k_len, 2 * k_len, 2, 1],
             ),
-            far: Some(far.clone()),
+            far: Some(Far {
+                ends: far,
+                max_live: k_len,
+            }),
         };
         let width = k_len.div_ceil(CLASSES).max(1) as u32;
         for &units in unit_counts {
-            let runners = runners_up_with(&client, &p, &selection, &far, units);
-            let listed = read_u32(&client, runners.keys.clone());
+            let far = selection.far.as_ref().unwrap();
+            let runners = runners_up_with(&client, &p, &selection, far, units);
+            let [listed, listed_spans] =
+                [&runners.keys, &runners.listed].map(|t| read_u32(&client, t.clone()));
             runners.order_tiles(&client, &p, TILE);
             let [ordered, spans, counts] =
                 [runners.keys, runners.spans, runners.counts].map(|t| read_u32(&client, t));
@@ -474,6 +486,7 @@ mod tests {
                     );
                     let span = &spans[2 * (row * k_len + key)..][..2];
                     assert_eq!(span, [all[key].0, all[key].1], "row {row}, key {key}");
+                    assert_eq!(&listed_spans[2 * (row * k_len + n)..][..2], span);
                 }
             }
         }

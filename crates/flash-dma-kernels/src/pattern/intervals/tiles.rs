@@ -31,12 +31,17 @@ pub(crate) struct QueryTiles {
 /// The most keys that `queries` consecutive queries attend to: the window at the first one's position, and, with causal
 /// masking, one newborn at each further position.
 pub(crate) fn most_keys(problem: &Problem, queries: usize) -> usize {
+    most_alive(problem, problem.window, queries)
+}
+
+/// As [`most_keys`], of intervals of which at most `max_live` hold any one position.
+pub(crate) fn most_alive(problem: &Problem, max_live: usize, queries: usize) -> usize {
     let newborn = if problem.causal {
         queries.saturating_sub(1)
     } else {
         0
     };
-    problem.window.saturating_add(newborn).min(problem.k_len)
+    max_live.saturating_add(newborn).min(problem.k_len)
 }
 
 impl QueryTiles {

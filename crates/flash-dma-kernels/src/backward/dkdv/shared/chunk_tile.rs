@@ -39,9 +39,8 @@ impl ChunkTile {
         ChunkTile::new(source, grid, item, tile, kv_heads, q_len, k_len, bp)
     }
 
-    /// As [`of_cube`](Self::of_cube) for lists whose last keys have the most queries: the last tiles of all kv heads
-    /// come first, so that short ones fill the end of the launch.
-    pub(crate) fn of_cube_last_first(
+    /// As [`of_cube`](Self::of_cube) for tiles of runners-up, in the order that suits the rank kernel.
+    pub(crate) fn of_runners_up(
         source: &KeyTileSource,
         grid: &KeyGrid,
         kv_heads: usize,
@@ -50,6 +49,30 @@ impl ChunkTile {
         #[comptime] bp: DkdvBlueprint,
     ) -> ChunkTile {
         let items = CUBE_COUNT_X as usize / grid.tiles as usize;
+        if comptime!(bp.shared_keys) {
+            // All tiles of a chunk, of every kv head, before those of the next.
+            let chunks = grid.chunks as usize;
+            let rows = items / chunks;
+            let chunk = CUBE_POS_X as usize / (rows * grid.tiles as usize);
+            let tile = CUBE_POS_X as usize / rows % grid.tiles as usize;
+            let item = CUBE_POS_X as usize % rows * chunks + chunk;
+            ChunkTile::new(source, grid, item, tile, kv_heads, q_len, k_len, bp)
+        } else {
+            ChunkTile::last_first(source, grid, items, kv_heads, q_len, k_len, bp)
+        }
+    }
+
+    /// The last keys of a list over all queries have the most queries: the last tiles of all kv heads come first, so
+    /// that short ones fill the end of the launch.
+    fn last_first(
+        source: &KeyTileSource,
+        grid: &KeyGrid,
+        items: usize,
+        kv_heads: usize,
+        q_len: usize,
+        k_len: usize,
+        #[comptime] bp: DkdvBlueprint,
+    ) -> ChunkTile {
         let item = CUBE_POS_X as usize % items;
         let count = source.intervals.as_ref().unwrap().counts[item] as usize;
         let tiles = count.div_ceil(comptime!(bp.keys()));
