@@ -174,16 +174,16 @@ impl Norm {
             for j in 0..width {
                 let [own, partner] = terms[j];
                 let direct = r * self.weight(j);
-                // The derivative of the reciprocal.
-                let through = match gamma_grad {
-                    Some(_) => -r.powi(3) * x[j] / width as f64,
-                    None => 0.0,
-                };
                 x_grad.add(
                     row.from + j,
-                    (own + partner) * direct + through * dot,
-                    (own.abs() + partner.abs()) * direct.abs() + through.abs() * dot_size,
+                    (own + partner) * direct,
+                    (own.abs() + partner.abs()) * direct.abs(),
                 );
+                if gamma_grad.is_some() {
+                    // The derivative of the reciprocal.
+                    let through = -r.powi(3) * x[j] / width as f64;
+                    x_grad.add(row.from + j, through * dot, through.abs() * dot_size);
+                }
             }
         }
         NormBackward {

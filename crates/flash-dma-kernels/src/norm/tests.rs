@@ -84,20 +84,19 @@ fn rows(rows: usize, width: usize) -> NormProblem {
 #[test]
 fn units_that_share_a_row_agree_with_the_oracle() {
     // One row at a time, with a rest; several at once, some of which do not exist; lanes without features.
-    check(rows(3, 1400), 4, 4);
-    check(rows(7, 8), 4, 4);
-    check(rows(5, 9), 1, 8);
-    let shape = [2, 3, 3, 24];
+    check(rows(2, 520), 4, 2);
+    check(rows(3, 4), 4, 2);
+    check(rows(3, 3), 1, 4);
+    let shape = [2, 1, 3, 8];
     let rotary = Rotary {
-        positions: 9,
+        positions: 6,
         start: 4,
     };
-    let gamma = [24];
+    let gamma = [8];
     for norm in [None, Some((&gamma[..], 1e-5))] {
         let problem = NormProblem::heads(&shape, norm, Some(rotary), ElementType::F32);
         let problem = problem.expect("a good case");
-        check(problem, 4, 4);
-        check(problem, 1, 8);
+        check(problem, 1, 4);
     }
 }
 
