@@ -7,6 +7,10 @@ use flash_dma_problem::NormProblem;
 
 /// Units of a cube, except where units are threads of a processor.
 const UNITS: usize = 256;
+/// Units of a cube where shared memory does not hold the gradients of gamma of so many.
+const FEW_UNITS: usize = 128;
+/// Bytes of shared memory that [`UNITS`] units need at most, and some to spare.
+const SHARED_BYTES: usize = 40 << 10;
 /// Lanes of a plane.
 const PLANE: usize = 32;
 /// The most items of a lane, if no more than a plane shares a row.
@@ -45,12 +49,17 @@ pub(crate) struct NormBlueprint {
 impl NormBlueprint {
     /// For tensors that are read in vectors of `vector` elements.
     pub(crate) fn choose(client: &Client, problem: &NormProblem, vector: usize) -> Self {
-        let team = Team::new(client, UNITS / PLANE);
+        let hardware = &client.properties().hardware;
+        let most = match hardware.max_shared_memory_size >= SHARED_BYTES {
+            true => UNITS,
+            false => FEW_UNITS,
+        };
+        let team = Team::new(client, most / PLANE);
         let (sums, units) = match (team.lanes, team.planes) {
             (1, 1) => (LaneSums::Alone, 1),
             (1, _) => {
-                let most = client.properties().hardware.max_units_per_cube as usize;
-                (LaneSums::Shared, UNITS.min(1 << most.max(1).ilog2()))
+                let allowed = hardware.max_units_per_cube.max(1).ilog2();
+                (LaneSums::Shared, most.min(1 << allowed))
             }
             _ => (LaneSums::Shuffles, team.units()),
         };

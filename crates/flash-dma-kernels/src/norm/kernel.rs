@@ -172,7 +172,7 @@ fn sum_of_lanes(value: f32, shared: &mut Shared<[f32]>, #[comptime] bp: NormBlue
         }
         if comptime!(bp.lanes > 32) {
             let planes = comptime!(bp.lanes / 32);
-            if UNIT_POS % 32 == 0 {
+            if UNIT_POS_PLANE == 0 {
                 shared[UNIT_POS as usize / 32] = sum;
             }
             sync_cube();
@@ -215,9 +215,10 @@ fn reciprocal(
     1.0f32 / (squares / comptime!(bp.width as f32) + epsilon).sqrt()
 }
 
-/// The row at 0 of gamma for this lane's features, as f32.
+/// Multiplies this lane's features by their weights, which are read again for every row: they stay in the L1 cache, and
+/// in registers they would leave room for fewer rows.
 #[cube]
-fn load_gamma<E: Float, N: Size>(
+fn weigh<E: Float, N: Size>(
     gamma: &[Vector<E, N>],
     row: &Row,
     values: &mut Array<f32>,
@@ -227,16 +228,15 @@ fn load_gamma<E: Float, N: Size>(
     #[unroll(bp.unroll())]
     for step in 0..comptime!(bp.steps()) {
         let feature = row.feature(step, bp);
-        #[unroll]
-        for piece in 0..comptime!(bp.item / size) {
-            let mut part = Vector::<f32, N>::new(0.0f32);
-            if feature < comptime!(bp.width) {
-                part = Vector::cast_from(gamma[feature / size + piece]);
-            }
+        if feature < comptime!(bp.width) {
             #[unroll]
-            for e in 0..size {
-                let to = step * comptime!(bp.item) + comptime!(piece * size + e);
-                values[to] = part.extract(e);
+            for piece in 0..comptime!(bp.item / size) {
+                let part = Vector::<f32, N>::cast_from(gamma[feature / size + piece]);
+                #[unroll]
+                for e in 0..size {
+                    values[step * comptime!(bp.item) + comptime!(piece * size + e)] *=
+                        part.extract(e);
+                }
             }
         }
     }
@@ -268,7 +268,6 @@ pub(crate) fn norm_forward_kernel<E: Float, N: Size, T: Size>(
     };
     let mut shared = Shared::<[f32]>::new_slice(comptime!(bp.shared_sums()));
     let mut values = Array::<f32>::new(comptime!(bp.features()));
-    let mut weights = Array::<f32>::new(comptime!(bp.features()));
     let rows = counts.batch * counts.len * counts.heads;
     let mut first = CUBE_POS * comptime!(bp.rows);
     while first < rows {
@@ -278,12 +277,12 @@ pub(crate) fn norm_forward_kernel<E: Float, N: Size, T: Size>(
         #[comptime]
         match gamma {
             ComptimeOption::Some(gamma) => {
-                load_gamma::<E, N>(gamma, &row, &mut weights, bp);
                 let r = reciprocal(&values, epsilon, &mut shared, bp);
                 #[unroll(bp.unroll())]
                 for n in 0..comptime!(bp.features()) {
-                    values[n] = values[n] * r * weights[n];
+                    values[n] *= r;
                 }
+                weigh::<E, N>(gamma, &row, &mut values, bp);
             }
             ComptimeOption::None => {}
         }
@@ -330,7 +329,6 @@ pub(crate) fn norm_backward_kernel<E: Float, N: Size, T: Size>(
     let mut shared = Shared::<[f32]>::new_slice(comptime!(bp.shared_sums()));
     let mut values = Array::<f32>::new(comptime!(bp.features()));
     let mut grads = Array::<f32>::new(comptime!(bp.features()));
-    let mut weights = Array::<f32>::new(comptime!(bp.features()));
     let mut sums = Array::<f32>::new(comptime!(bp.features()));
     #[unroll(bp.unroll())]
     for n in 0..comptime!(bp.features()) {
@@ -354,13 +352,15 @@ pub(crate) fn norm_backward_kernel<E: Float, N: Size, T: Size>(
                 let x = &normed.x;
                 let at = row.at(x.stride(0), x.stride(1), x.stride(2));
                 row.load::<E, N>(x, at, &mut values, bp);
-                load_gamma::<E, N>(&normed.gamma, &row, &mut weights, bp);
                 let r = reciprocal(&values, epsilon, &mut shared, bp);
-                let mut dot = 0.0f32;
                 #[unroll(bp.unroll())]
                 for n in 0..comptime!(bp.features()) {
                     sums[n] += grads[n] * (values[n] * r);
-                    grads[n] = grads[n] * weights[n];
+                }
+                weigh::<E, N>(&normed.gamma, &row, &mut grads, bp);
+                let mut dot = 0.0f32;
+                #[unroll(bp.unroll())]
+                for n in 0..comptime!(bp.features()) {
                     dot += grads[n] * values[n];
                 }
                 let dot = sum_of_lanes(dot, &mut shared, bp);

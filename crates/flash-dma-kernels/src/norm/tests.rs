@@ -112,11 +112,15 @@ fn a_cube_fits_every_gpu() {
             if width % vector > 0 {
                 continue;
             }
-            let blueprint = NormBlueprint::with(&rows(1, width), vector, LaneSums::Shuffles, 256);
-            assert_eq!(blueprint.units(), 256);
-            assert!(blueprint.shared_gradients() <= 8192, "{blueprint:?}");
-            assert!(blueprint.features() <= 32, "{blueprint:?}");
-            assert!(blueprint.steps() * blueprint.lanes * blueprint.item >= width);
+            for (units, words) in [(256, 10 << 10), (128, 5 << 10)] {
+                let sums = LaneSums::Shared;
+                let blueprint = NormBlueprint::with(&rows(1, width), vector, sums, units);
+                let shared = blueprint.shared_gradients() + blueprint.shared_sums();
+                assert!(shared <= words, "{blueprint:?}");
+                assert_eq!(blueprint.units(), units);
+                assert!(blueprint.features() <= 8192 / units, "{blueprint:?}");
+                assert!(blueprint.steps() * blueprint.lanes * blueprint.item >= width);
+            }
         }
     }
 }
