@@ -21,6 +21,7 @@ pub mod given;
 #[cfg(feature = "kernels")]
 pub mod large;
 pub mod masked;
+pub mod norm;
 
 pub use call::{Call, Layout, Raw};
 pub use case::{Case, problem};

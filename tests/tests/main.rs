@@ -7,5 +7,6 @@ mod fuzz;
 mod gradients;
 mod masked;
 mod memory;
+mod norm;
 mod properties;
 mod regression;

@@ -37,6 +37,7 @@
 //! - [`PackedAttention`]: documents packed one behind the other, by cumulative lengths; [`Documents`]: the same, and
 //!   padding, for every other call;
 //! - [`cache`]: decoding, in memory that does not grow with the context;
+//! - [`rms_norm`] and [`HeadEncoding`]: what stands before attention in a layer, in one pass each;
 //! - [`memory`]: the device memory that a call needs, and the longest sequence that fits;
 //! - [`select`]: the selection alone, to look at or to share between calls; [`Selector`]: with recent keys, sinks,
 //!   documents or windows per head; [`Intervals`]: any other, if it is one interval per key;
@@ -95,14 +96,15 @@ pub mod train;
 mod validate;
 
 pub use flash_dma_problem::{
-    AttentionError, AttentionOptions, ElementType, Interval, MaskedProblem, PlanGeometry, Problem,
-    SelectionRule, TensorName, cost,
+    AttentionError, AttentionOptions, ElementType, Interval, MaskedProblem, NormProblem,
+    PlanGeometry, Problem, Rotary, SelectionRule, TensorName, cost,
 };
 pub use functions::attention::Attention;
 pub use functions::documents::Documents;
 pub use functions::inspection::IntervalStats;
 pub use functions::linear::{linear_scores, try_linear_scores};
 pub use functions::masked::MaskedAttention;
+pub use functions::norm::{HeadEncoding, rms_norm, try_rms_norm};
 pub use functions::packed::PackedAttention;
 pub use functions::selection::{Intervals, select, sliding_window, try_select, try_sliding_window};
 pub use functions::selector::{Selector, Window};

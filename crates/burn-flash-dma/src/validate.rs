@@ -41,11 +41,21 @@ pub(crate) fn supported(
     let device = rows[0].device();
     same_device(&device, TensorName::Key, rows[1].device())?;
     same_device(&device, TensorName::Value, rows[2].device())?;
-    if !device.supports_dtype(rows[0].dtype()) {
-        let what = format!("arithmetic in {element}");
-        return Err(AttentionError::Unsupported { what });
-    }
+    computes_in(&device, rows[0].dtype(), element)?;
     Ok(device)
+}
+
+/// Refuses a device that does not compute in an element type.
+pub(crate) fn computes_in(
+    device: &Device,
+    dtype: DType,
+    element: ElementType,
+) -> Result<(), AttentionError> {
+    if device.supports_dtype(dtype) {
+        return Ok(());
+    }
+    let what = format!("arithmetic in {element}");
+    Err(AttentionError::Unsupported { what })
 }
 
 /// Casts a tensor of a supported type up to f32: exact, and differentiable.

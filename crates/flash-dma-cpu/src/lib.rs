@@ -48,6 +48,7 @@ mod element;
 mod gemm;
 mod keys;
 mod masked;
+mod norm;
 mod position;
 mod queries;
 mod scored;
@@ -63,8 +64,9 @@ pub use args::{Gradients, Inputs, MaskedGradients, MaskedInputs, Outputs, Saved,
 pub use element::Element;
 pub use flash_dma_problem::{
     AppendProblem, AttentionError, AttentionOptions, CacheShape, DecodeProblem, ElementType,
-    Interval, MaskedProblem, PlanGeometry, Problem, SelectionRule,
+    Interval, MaskedProblem, NormProblem, PlanGeometry, Problem, Rotary, SelectionRule,
 };
 pub use masked::{masked_backward, masked_forward, plan, plan_ranges};
+pub use norm::{NormGradients, NormParameters, norm_backward, norm_forward};
 pub use scored::{backward, forward, select};
 pub use view::{BroadcastView, View};

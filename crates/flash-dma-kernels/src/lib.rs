@@ -16,6 +16,7 @@ mod host;
 pub mod internals;
 mod math;
 mod matrix;
+mod norm;
 mod pattern;
 mod planning;
 mod portable;
@@ -31,12 +32,13 @@ pub use decode::args::{Cache, ChunkOutputs, Pages, Slots, StepInputs, StepOutput
 pub use decode::chunk::chunk_keys;
 pub use flash_dma_problem::{
     AppendProblem, AttentionError, AttentionOptions, CacheShape, DecodeProblem, ElementType,
-    MaskedProblem, PlanGeometry, Problem, SelectionRule, Storage, contiguous_strides,
-    memory::Passes,
+    MaskedProblem, NormProblem, PlanGeometry, Problem, Rotary, SelectionRule, Storage,
+    contiguous_strides, memory::Passes,
 };
 pub use host::engine::{ENGINE_VARIABLE, Engine};
 pub use host::faults::check;
 pub use host::pass::Plan;
+pub use norm::{NormGradients, NormParameters, norm_backward, norm_forward};
 pub use pattern::mask::args::{MaskBits, MaskedGradients, MaskedInputs};
 pub use pattern::mask::plan::{plan, plan_ranges};
 pub use planning::{largest_batch, longest, required_bytes};

@@ -4,10 +4,10 @@
 //! never returns: constant memory for any context. A cache of **pages** holds every key, in blocks that a table assigns
 //! to the sequences: dense attention.
 
-use crate::problem::{check_limit, check_options, check_shape, rank, size_in_bytes};
-use crate::{
-    AttentionError, AttentionOptions, ElementType, MAX_HEAD_DIM, SelectionRule, TensorName,
+use crate::problem::{
+    check_head_dim, check_limit, check_options, check_shape, rank, size_in_bytes,
 };
+use crate::{AttentionError, AttentionOptions, ElementType, SelectionRule, TensorName};
 
 /// The most queries of a sequence in one decode step of the kernels.
 pub const MAX_DECODE_TOKENS: usize = 16;
@@ -52,7 +52,7 @@ pub struct CacheShape {
     pub batch: usize,
     /// Heads of `k` and `v`.
     pub kv_heads: usize,
-    /// Elements per row, a multiple of 8 up to [`MAX_HEAD_DIM`].
+    /// Elements per row, a multiple of 8 up to [`MAX_HEAD_DIM`](crate::MAX_HEAD_DIM).
     pub head_dim: usize,
     /// Element type of `k` and `v`.
     pub element: ElementType,
@@ -155,9 +155,7 @@ impl CacheShape {
                 kv_heads,
             });
         }
-        if head_dim == 0 || head_dim > MAX_HEAD_DIM || !head_dim.is_multiple_of(8) {
-            return Err(AttentionError::HeadDim { head_dim });
-        }
+        check_head_dim(head_dim)?;
         let shape = Self {
             batch,
             kv_heads,

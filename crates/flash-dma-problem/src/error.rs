@@ -31,6 +31,10 @@ pub enum TensorName {
     Bias,
     GradBias,
     Tokens,
+    GradTokens,
+    NormWeight,
+    GradNormWeight,
+    RotaryTable,
     DtProjection,
     Decay,
     ScoreProjection,
@@ -71,6 +75,10 @@ impl fmt::Display for TensorName {
             Self::Bias => "the bias",
             Self::GradBias => "the gradient of the bias",
             Self::Tokens => "x",
+            Self::GradTokens => "the gradient of x",
+            Self::NormWeight => "gamma",
+            Self::GradNormWeight => "the gradient of gamma",
+            Self::RotaryTable => "the rotary table",
             Self::DtProjection => "dt_proj",
             Self::Decay => "a",
             Self::ScoreProjection => "score_proj",
@@ -313,6 +321,18 @@ pub enum AttentionError {
         /// The softcap that was given.
         softcap: f32,
     },
+    /// The epsilon of a norm is not positive and finite.
+    #[error("the epsilon of a norm must be positive and finite, but is {epsilon}")]
+    Epsilon {
+        /// The epsilon that was given.
+        epsilon: f32,
+    },
+    /// A norm without its weight or input, a rotary encoding without its table, or one of these that nothing needs.
+    #[error("{tensor} must be given exactly if the problem has it")]
+    NormOperand {
+        /// Which tensor.
+        tensor: TensorName,
+    },
     /// Positions would exceed 32 bits.
     #[error(
         "the cache has been given {held} tokens: {tokens} more pass the greatest number of positions, {limit}"
@@ -442,7 +462,8 @@ kinds! {
     Rank Shape Broadcast PlanCausal BiasGradient HeadRatio HeadDim ElementType Device RangesDevice Strides Buffer
     ZeroWindow WindowWithoutScores IntervalsWindow WindowParts HeadWindows SelectionNotCausal DocumentQueries
     DocumentBatch DocumentTokens DocumentCounts MaskedSelection CumulativeLengths IntervalBounds
-    ScoresWithoutIntervals ScoresGradient RankGradient Residual Scale Softcap Positions PagesFull EmptyPages CacheScores
+    ScoresWithoutIntervals ScoresGradient RankGradient Residual Scale Softcap Epsilon
+    NormOperand Positions PagesFull EmptyPages CacheScores
     CacheWindow CacheNotCausal PagesUsed Sequence Tracked Record TooLarge Unsupported DeviceFailed SecondOrder
 }
 

@@ -17,7 +17,8 @@
 //! | intervals | `[batch, kv_heads, k_len, 2]` | 32-bit integer |
 //! | mask, bias | `[batch \| 1, q_heads \| kv_heads \| 1, q_len \| 1, k_len \| 1]` | bool, f32 |
 //!
-//! Decoding has a vocabulary of its own: [`CacheShape`], [`AppendProblem`], [`DecodeProblem`].
+//! Decoding has a vocabulary of its own: [`CacheShape`], [`AppendProblem`], [`DecodeProblem`]. What a layer does with q
+//! and k before its attention is a [`NormProblem`].
 //!
 //! `q_heads` is a multiple of `kv_heads`; query head `h` reads kv head `h / (q_heads / kv_heads)`.
 #![warn(missing_docs)]
@@ -28,6 +29,7 @@ mod error;
 mod interval;
 mod masked;
 pub mod memory;
+mod norm;
 mod options;
 mod problem;
 mod rule;
@@ -36,6 +38,7 @@ pub use cache::{AppendProblem, CacheShape, DecodeProblem, MAX_DECODE_TOKENS, Sto
 pub use error::{AttentionError, TensorName};
 pub use interval::Interval;
 pub use masked::{MaskedProblem, PlanGeometry};
+pub use norm::{MAX_NORM_WIDTH, NormProblem, Rotary};
 pub use options::AttentionOptions;
 pub use problem::{ElementType, MAX_HEAD_DIM, Problem, TensorSpec, contiguous_strides};
 pub use rule::SelectionRule;

@@ -182,9 +182,7 @@ impl Problem {
         if let Some(scores) = scores {
             check_shape(TensorName::Scores, scores, &kv_shape[..3])?;
         }
-        if head_dim == 0 || head_dim > MAX_HEAD_DIM || !head_dim.is_multiple_of(8) {
-            return Err(AttentionError::HeadDim { head_dim });
-        }
+        check_head_dim(head_dim)?;
         for (what, size) in [
             ("the number of queries", q_len),
             ("the number of keys", k_len),
@@ -281,6 +279,14 @@ pub(crate) fn rank<const R: usize>(
         expected: R,
         actual: shape.len(),
     })
+}
+
+/// Refuses a head dimension that is not a multiple of 8 from 8 to [`MAX_HEAD_DIM`].
+pub(crate) fn check_head_dim(head_dim: usize) -> Result<(), AttentionError> {
+    if head_dim == 0 || head_dim > MAX_HEAD_DIM || !head_dim.is_multiple_of(8) {
+        return Err(AttentionError::HeadDim { head_dim });
+    }
+    Ok(())
 }
 
 /// Bytes of a tensor, saturated.

@@ -9,6 +9,7 @@
 //! - [`slots`]: the same sets out of a cache that holds no more keys than the window;
 //! - [`Inputs`]: dynamic-mask attention with its gradients;
 //! - [`masked`]: attention under arbitrary masks and biases with every broadcast;
+//! - [`norm`]: RMS norm of rows and rotary encoding of heads;
 //! - [`zoh`]: the scores of Dynamic Mask Attention from the values;
 //! - [`Inputs::naive_forward`] and [`Inputs::naive_backward`]: a same-dtype unfused implementation,
 //!   whose error is the yardstick for an engine's; [`Inputs::naive_autograd`]: its gradients by automatic
@@ -26,6 +27,7 @@ pub mod compose;
 pub mod generate;
 pub mod masked;
 mod naive;
+pub mod norm;
 mod rng;
 pub mod round;
 mod rows;

@@ -1,8 +1,9 @@
 //! Every gradient against central differences, in f64.
 
-use flash_dma_problem::{AttentionOptions, ElementType, Problem};
+use flash_dma_problem::{AttentionOptions, ElementType, NormProblem, Problem, Rotary};
 use flash_dma_reference::generate::{self, Scores};
 use flash_dma_reference::masked::{Broadcast, MaskedInputs};
+use flash_dma_reference::norm::Norm;
 use flash_dma_reference::zoh::Zoh;
 use flash_dma_reference::{Inputs, Rng, select};
 
@@ -422,4 +423,57 @@ fn a_runner_up_that_is_not_a_number_reaches_its_own_gradient_only() {
     for (at, x) in gradient.values.iter().enumerate() {
         assert_eq!(x.is_nan(), at == 2, "key {at}: {x}");
     }
+}
+
+#[test]
+fn norm_gradients_equal_central_differences() {
+    let element = ElementType::F32;
+    let rotary = Rotary {
+        positions: 9,
+        start: 3,
+    };
+    let (shape, gamma) = ([2, 5, 3, 8], [8]);
+    let heads = |norm, rotary| NormProblem::heads(&shape, norm, rotary, element).unwrap();
+    for problem in [
+        NormProblem::rows(&[2, 3, 7], &[7], element, 1e-2).unwrap(),
+        heads(Some((&gamma[..], 1e-5)), Some(rotary)),
+        heads(Some((&gamma[..], 1e-5)), None),
+        heads(None, Some(rotary)),
+    ] {
+        let inputs = Norm::random(problem, 4);
+        let mut rng = Rng::new(9);
+        let grad_out: Vec<f64> = inputs.x.iter().map(|_| rng.normal()).collect();
+        let loss = |inputs: &Norm| weigh(&inputs.forward().values, &grad_out);
+        let grads = inputs.backward(&grad_out);
+        check("x", &inputs, |n| &mut n.x, &grads.x.values, loss);
+        if let Some(gamma) = grads.gamma {
+            check(
+                "gamma",
+                &inputs,
+                |n| n.gamma.as_mut().unwrap(),
+                &gamma.values,
+                loss,
+            );
+        }
+    }
+}
+
+/// The rotation is that of neighbouring features, and turns by the position alone: products depend on distances.
+#[test]
+fn rotated_products_depend_on_the_distance_alone() {
+    let product = |q: usize, k: usize| {
+        let row = |start, seed| {
+            let rotary = Some(Rotary {
+                positions: 64,
+                start,
+            });
+            let problem = NormProblem::heads(&[1, 1, 1, 16], None, rotary, ElementType::F32);
+            Norm::random(problem.unwrap(), seed).forward().values
+        };
+        let (q, k) = (row(q, 1), row(k, 2));
+        q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>()
+    };
+    // The table is f32.
+    assert!((product(7, 3) - product(60, 56)).abs() < 1e-5);
+    assert!((product(7, 3) - product(7, 4)).abs() > 1e-3);
 }

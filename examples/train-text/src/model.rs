@@ -18,10 +18,10 @@ use burn::nn::{
 };
 use burn::prelude::*;
 use burn::tensor::{FloatDType, Gradients};
-use burn_flash_dma::AttentionError;
 use burn_flash_dma::cache::AttentionCache;
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
 use burn_flash_dma::train::SelectionInput;
+use burn_flash_dma::{AttentionError, rms_norm};
 
 /// A byte has 256 values; there is no tokeniser.
 pub const VOCABULARY: usize = 256;
@@ -224,7 +224,7 @@ impl TextModel {
     /// The embedding read backwards: a byte's logit is the product with its own vector.
     fn unembed(&self, x: Tensor<3>) -> Tensor<3> {
         let unembedding = self.embedding.weight.val().transpose();
-        self.norm.forward(x).matmul(unembedding.unsqueeze())
+        normalised(&self.norm, x).matmul(unembedding.unsqueeze())
     }
 }
 
@@ -235,7 +235,7 @@ impl Block {
         x: Tensor<3>,
         see: &mut impl FnMut(&DynamicMaskAttention, &Tensor<3>),
     ) -> Tensor<3> {
-        let normal = self.attention_norm.forward(x.clone());
+        let normal = normalised(&self.attention_norm, x.clone());
         see(&self.attention, &normal);
         let x = x + self.attention.forward(normal);
         self.feed_forward(x)
@@ -248,18 +248,23 @@ impl Block {
         x: Tensor<3>,
         cache: &mut AttentionCache,
     ) -> Result<Tensor<3>, AttentionError> {
-        let normal = self.attention_norm.forward(x.clone());
+        let normal = normalised(&self.attention_norm, x.clone());
         let x = x + self.attention.try_forward_cached(normal, cache)?;
         Ok(self.feed_forward(x))
     }
     // ANCHOR_END: block
 
     fn feed_forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let hidden = self
-            .feed_forward
-            .forward(self.feed_forward_norm.forward(x.clone()));
+        let normal = normalised(&self.feed_forward_norm, x.clone());
+        let hidden = self.feed_forward.forward(normal);
         x + self.feed_forward_out.forward(hidden)
     }
+}
+
+/// The norm's own result, by one pass over memory instead of four; its weight's gradient by two short ones instead of a
+/// sum over all tokens in each thread.
+fn normalised(norm: &RmsNorm, x: Tensor<3>) -> Tensor<3> {
+    rms_norm(x, norm.gamma.val(), norm.epsilon as f32)
 }
 
 /// The mean over all tokens.

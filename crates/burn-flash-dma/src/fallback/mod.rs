@@ -1,5 +1,5 @@
 //! The operations in plain Burn operations: for backends without an engine, and a third opinion in the tests.
-//! `O(q_len * k_len)` memory and time; everything is computed in f32.
+//! Attention takes `O(q_len * k_len)` memory and time; everything is computed in f32.
 //!
 //! They are the default bodies of the traits in [`ops`](crate::ops), which hold the contract.
 
@@ -7,4 +7,5 @@ pub mod attention;
 pub mod cache;
 mod logits;
 pub mod masked;
+pub mod norm;
 mod tensors;

@@ -6,6 +6,7 @@ pub(crate) mod documents;
 pub(crate) mod inspection;
 pub(crate) mod linear;
 pub(crate) mod masked;
+pub(crate) mod norm;
 pub(crate) mod packed;
 pub(crate) mod selection;
 pub(crate) mod selector;

@@ -2,10 +2,11 @@
 
 use super::inline::Inline;
 use super::input::{DynamicMaskInput, Tokens};
-use super::rope::rotate;
+use super::rope::angles;
 use super::scorer::{INITIAL, ScoreForm, Scorer};
 use crate::functions::attention::Attention;
 use crate::functions::documents::Documents;
+use crate::functions::norm::HeadEncoding;
 use crate::functions::selection::Intervals;
 use crate::functions::selector::Selector;
 use crate::validate::{check_shape, expect, same_device, scores_as_f32};
@@ -226,7 +227,7 @@ impl DynamicMaskAttention {
         input: impl Into<DynamicMaskInput>,
     ) -> Result<Tensor<3>, AttentionError> {
         let tokens = self.tokens(input.into())?;
-        let [q, k, v] = self.project(tokens.x.clone());
+        let [q, k, v] = self.project(tokens.x.clone(), &[])?;
         let scores = self.scorer.0.scores(&tokens.x, || v.clone())?;
         self.attend([q, k, v], scores, &tokens)
     }
@@ -264,7 +265,7 @@ impl DynamicMaskAttention {
         check_shape(TensorName::Scores, &scores.dims(), &expected)?;
         same_device(&tokens.x.device(), TensorName::Scores, scores.device())?;
         let scores = scores_as_f32(scores)?;
-        self.attend(self.project(tokens.x.clone()), scores, &tokens)
+        self.attend(self.project(tokens.x.clone(), &[])?, scores, &tokens)
     }
 
     /// The scores of the tokens of an input, `[batch, n_kv_heads, len]`, f32; −∞ for padding and keys that its mask
@@ -406,7 +407,7 @@ impl DynamicMaskAttention {
         Ok(tokens.hidden(self.scorer.0.scores(&tokens.x, values)?))
     }
 
-    /// The layer from q, k and v on.
+    /// The layer from placed q and k, and v, on.
     fn attend(
         &self,
         [q, k, v]: [Tensor<4>; 3],
@@ -415,13 +416,12 @@ impl DynamicMaskAttention {
     ) -> Result<Tensor<3>, AttentionError> {
         let scores = tokens.hidden(scores);
         if let Some(mask) = tokens.pairs.clone() {
-            let rows = [self.place(q), self.place(k), v];
-            let out = self.attend_pairs(rows, scores, tokens, mask)?;
+            let out = self.attend_pairs([q, k, v], scores, tokens, mask)?;
             return Ok(tokens.zeroed(self.merge_heads(out)));
         }
         let selector = self.selector(tokens.documents.clone());
         let intervals = selector.try_select(scores.clone())?;
-        let attention = Attention::new(self.place(q), self.place(k), v).scores(scores);
+        let attention = Attention::new(q, k, v).scores(scores);
         let attention = attention.intervals(&intervals).options(self.options);
         Ok(tokens.zeroed(self.merge_heads(attention.try_forward()?)))
     }
@@ -441,17 +441,54 @@ impl DynamicMaskAttention {
         }
     }
 
-    /// q, k and v of `[batch, len, d_model]`, normalised: `[batch, heads, len, head_dim]`.
-    pub(super) fn project(&self, x: Tensor<3>) -> [Tensor<4>; 3] {
-        let normal = |tensor: Tensor<4>, norm: &Option<RmsNorm>| match norm {
-            Some(norm) => norm.forward(tensor),
-            None => tensor,
-        };
+    /// q, k and v of `[batch, len, d_model]`, q and k normalised and placed: `[batch, heads, len, head_dim]`. `starts`
+    /// are the positions of the first token of each sequence; without any they are 0.
+    pub(super) fn project(
+        &self,
+        x: Tensor<3>,
+        starts: &[usize],
+    ) -> Result<[Tensor<4>; 3], AttentionError> {
         let q = self.split(self.q_proj.forward(x.clone()), self.n_heads);
         let k = self.split(self.k_proj.forward(x.clone()), self.n_kv_heads);
-        // The norms run over rows of features, so heads and tokens change places afterwards.
-        let (q, k) = (normal(q, &self.q_norm), normal(k, &self.k_norm));
-        [q.swap_dims(1, 2), k.swap_dims(1, 2), self.values(x)]
+        Ok([
+            self.place(q, &self.q_norm, starts)?,
+            self.place(k, &self.k_norm, starts)?,
+            self.values(x),
+        ])
+    }
+
+    /// `[batch, len, heads, head_dim]`, normalised and rotated by the positions from `starts` on, to
+    /// `[batch, heads, len, head_dim]`.
+    fn place(
+        &self,
+        heads: Tensor<4>,
+        norm: &Option<RmsNorm>,
+        starts: &[usize],
+    ) -> Result<Tensor<4>, AttentionError> {
+        let [batch, len, _, _] = heads.dims();
+        let at = |heads: Tensor<4>, start: usize| {
+            if norm.is_none() && self.rope.is_none() {
+                return Ok(heads.swap_dims(1, 2));
+            }
+            let mut encoding = HeadEncoding::new(heads);
+            if let Some(norm) = norm {
+                encoding = encoding.norm(norm.gamma.val(), norm.epsilon as f32);
+            }
+            if let Some(rope) = &self.rope {
+                let (table, start) = angles(rope, start, len);
+                encoding = encoding.rotary(table, start);
+            }
+            encoding.try_forward()
+        };
+        let start = starts.first().copied().unwrap_or(0);
+        // A cache of other sequences is refused later.
+        if starts.len() != batch || starts.iter().all(|&other| other == start) {
+            return at(heads, start);
+        }
+        let sequence =
+            |(index, &start): (usize, &usize)| at(heads.clone().narrow(0, index, 1), start);
+        let placed: Result<Vec<_>, _> = starts.iter().enumerate().map(sequence).collect();
+        Ok(Tensor::cat(placed?, 0))
     }
 
     /// v of `[batch, len, d_model]`: `[batch, n_kv_heads, len, head_dim]`.
@@ -516,14 +553,6 @@ impl DynamicMaskAttention {
     /// Features of a head.
     pub(super) fn head_dim(&self) -> usize {
         self.head_dim
-    }
-
-    /// Rotated, from position 0 on.
-    fn place(&self, tensor: Tensor<4>) -> Tensor<4> {
-        match &self.rope {
-            Some(rope) => rotate(rope, tensor, 0),
-            None => tensor,
-        }
     }
 }
 

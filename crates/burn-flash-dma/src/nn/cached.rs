@@ -1,10 +1,8 @@
 //! The attention layer over a cache.
 
 use super::attention::DynamicMaskAttention;
-use super::rope::rotate;
 use crate::cache::{AttentionCache, DynamicMaskCacheConfig, PagedCacheConfig};
 use crate::validate::expect;
-use burn::nn::RotaryEncoding;
 use burn::tensor::{Device, Tensor};
 use flash_dma_problem::AttentionError;
 
@@ -76,39 +74,11 @@ impl DynamicMaskAttention {
         x: Tensor<3>,
         cache: &mut AttentionCache,
     ) -> Result<Tensor<3>, AttentionError> {
-        let [q, k, v] = self.project(x.clone());
+        let [q, k, v] = self.project(x.clone(), cache.lengths())?;
         let scores = match cache.has_scores() {
             true => Some(self.scorer().scores(&x, || v.clone())?),
             false => None,
         };
-        let (q, k) = match &self.rope {
-            Some(rope) => place(rope, q, k, cache.lengths()),
-            None => (q, k),
-        };
         Ok(self.merge_heads(cache.try_step(q, k, v, scores)?))
     }
-}
-
-/// q and k rotated by the positions behind `lengths`, in one pass over the heads of both.
-fn place(
-    rope: &RotaryEncoding,
-    q: Tensor<4>,
-    k: Tensor<4>,
-    lengths: &[usize],
-) -> (Tensor<4>, Tensor<4>) {
-    let (q_heads, kv_heads, batch) = (q.dims()[1], k.dims()[1], q.dims()[0]);
-    let heads = Tensor::cat(vec![q, k], 1);
-    let start = lengths.first().copied().unwrap_or(0);
-    let rotated = if lengths.len() != batch || lengths.iter().all(|&length| length == start) {
-        rotate(rope, heads, start)
-    } else {
-        let sequence = |(index, &start): (usize, &usize)| {
-            rotate(rope, heads.clone().narrow(0, index, 1), start)
-        };
-        Tensor::cat(lengths.iter().enumerate().map(sequence).collect(), 0)
-    };
-    (
-        rotated.clone().narrow(1, 0, q_heads),
-        rotated.narrow(1, q_heads, kv_heads),
-    )
 }

@@ -3,23 +3,17 @@
 use burn::nn::RotaryEncoding;
 use burn::tensor::{DType, FloatDType, Int, Tensor};
 
-/// Rotates `[batch, heads, len, head_dim]` as the positions `start..start + len`.
+/// A table of the angles of the positions `start..start + len`, `[positions, head_dim, 2]`, and the first one's place in
+/// it.
 ///
 /// Positions within the table of `rope` are read from it; past its end the same angles are computed for the call.
-pub(super) fn rotate(rope: &RotaryEncoding, tensor: Tensor<4>, start: usize) -> Tensor<4> {
-    let [_, _, len, _] = tensor.dims();
+pub(super) fn angles(rope: &RotaryEncoding, start: usize, len: usize) -> (Tensor<3>, usize) {
     let [table, _, _] = rope.freq_complex.dims();
-    // The rotation's table is f32, and in 16 bits distant positions would share an angle.
-    let dtype = tensor.dtype();
-    let tensor = tensor.cast(DType::F32);
-    let rotated = if start + len <= table {
-        rope.apply(tensor, start)
+    if start + len <= table {
+        (rope.freq_complex.clone(), start)
     } else {
-        let mut rope = rope.clone();
-        rope.freq_complex = frequencies(&rope, start, len);
-        rope.apply(tensor, 0)
-    };
-    rotated.cast(dtype)
+        (frequencies(rope, start, len), 0)
+    }
 }
 
 /// `[len, head_dim, 2]`: cosine and sine of each position's angle, twice per pair of features, as in the

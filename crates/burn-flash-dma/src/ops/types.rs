@@ -292,3 +292,29 @@ pub struct DecodedPages<B: Backend> {
     #[extension_type]
     pub pages: PageTensors<B>,
 }
+
+/// The inputs of a norm that its backward pass needs.
+#[derive(ExtensionType, Debug)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub enum Normed<B: Backend> {
+    /// There is no norm.
+    None,
+    /// There is one.
+    Some {
+        /// `[batch, len, heads, head_dim]`, the element type of `gamma`.
+        x: FloatTensor<B>,
+        /// `[head_dim]`.
+        gamma: FloatTensor<B>,
+    },
+}
+
+/// The gradients of heads that are normalised and rotated.
+#[derive(ExtensionType, Debug)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct NormGrads<B: Backend> {
+    /// `[batch, len, heads, head_dim]`, the element type of `x`.
+    pub x: FloatTensor<B>,
+    /// `[head_dim]`, the element type of `x`; present exactly if there is a norm.
+    #[extension_type]
+    pub gamma: OptionalFloat<B>,
+}

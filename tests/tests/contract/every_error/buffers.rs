@@ -1,7 +1,7 @@
 //! Calls of the engines below Burn, which take buffers.
 
 use super::calls::causal;
-use burn_flash_dma::{AttentionError, ElementType, MaskedProblem, Problem};
+use burn_flash_dma::{AttentionError, ElementType, MaskedProblem, NormProblem, Problem};
 use flash_dma_cpu::{self as cpu, Interval, MaskedGradients, MaskedInputs, View};
 
 pub fn select_view(strides: [usize; 3], len: usize) -> Result<(), AttentionError> {
@@ -65,6 +65,20 @@ fn backward_with(scores: bool, gradient: bool, rank: bool) -> Result<(), Attenti
         rank: rank.then_some(&mut of_rank),
     };
     cpu::backward(&problem, inputs, saved, grads)
+}
+
+/// A norm whose weight is missing, of the CPU engine.
+pub fn a_norm_without_weight() -> Result<(), AttentionError> {
+    let problem = NormProblem::rows(&[1, 8], &[8], ElementType::F32, 1e-5)?;
+    let (x, mut out) = ([0.0f32; 8], [7.0; 8]);
+    let parameters = cpu::NormParameters {
+        gamma: None,
+        table: None,
+    };
+    let x = View::contiguous(&x, problem.x_shape());
+    let result = cpu::norm_forward(&problem, x, parameters, &mut out);
+    assert_eq!(out, [7.0; 8]);
+    result
 }
 
 /// A residual of outputs of f32, of the CPU engine and of the kernels.

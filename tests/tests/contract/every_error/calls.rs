@@ -5,10 +5,10 @@ use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 use burn_flash_dma::cache::{
     DynamicMaskCache, DynamicMaskCacheConfig, PagedCache, PagedCacheConfig,
 };
-use burn_flash_dma::ops::{DynamicMaskOps, OptionalFloat, RunnersUp, Saved, Selection};
+use burn_flash_dma::ops::{DynamicMaskOps, NormOps, OptionalFloat, RunnersUp, Saved, Selection};
 use burn_flash_dma::{
     Attention, AttentionError, AttentionMask, AttentionOptions, ElementType, Intervals, KeyRanges,
-    MaskedAttention, Problem, Selector, TilePlan, select, try_attention,
+    MaskedAttention, NormProblem, Problem, Selector, TilePlan, select, try_attention,
     try_dynamic_mask_attention, try_masked_attention,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -179,6 +179,25 @@ pub fn second_order(scores: Option<Tensor<3>>) -> Result<(), AttentionError> {
     let (q, k, v) = (constant(), constant(), constant());
     let panic = catch_unwind(AssertUnwindSafe(|| {
         Dispatch::dynamic_mask_backward(q, k, v, selection, saved, problem)
+    }));
+    let Err(panic) = panic else { return Ok(()) };
+    let tensor = burn_flash_dma::TensorName::GradOut;
+    let error = AttentionError::SecondOrder { tensor };
+    assert_eq!(panic.downcast_ref::<String>(), Some(&error.to_string()));
+    Err(error)
+}
+
+/// The same from the backward pass of a norm.
+pub fn second_norm() -> Result<(), AttentionError> {
+    let problem = NormProblem::rows(&[3, 8], &[8], ElementType::F32, 1e-5)?;
+    let rows = || Tensor::<2>::zeros([3, 8], &tracking());
+    let gamma = Tensor::<1>::zeros([8], &tracking()).into_dispatch();
+    let (x, grad_out) = (
+        rows().into_dispatch(),
+        rows().require_grad().into_dispatch(),
+    );
+    let panic = catch_unwind(AssertUnwindSafe(|| {
+        Dispatch::rms_norm_backward(x, gamma, grad_out, problem)
     }));
     let Err(panic) = panic else { return Ok(()) };
     let tensor = burn_flash_dma::TensorName::GradOut;

@@ -4,21 +4,21 @@ mod buffers;
 mod calls;
 
 use buffers::{
-    a_gradient_of_no_bias, a_gradient_of_no_runners_up, a_residual_of_f32, backward, failed_launch,
-    select_view, wgmma_on_a_cpu,
+    a_gradient_of_no_bias, a_gradient_of_no_runners_up, a_norm_without_weight, a_residual_of_f32,
+    backward, failed_launch, select_view, wgmma_on_a_cpu,
 };
 use burn::tensor::{DType, Int, Tensor};
 use burn_flash_dma::cache::PagedCacheConfig;
 use burn_flash_dma::nn::{DynamicMaskAttentionConfig, DynamicMaskInput};
 use burn_flash_dma::{
-    AttentionError, Documents, ElementType, Intervals, KeyRanges, Problem, Selector, try_select,
-    try_sliding_window,
+    AttentionError, Documents, ElementType, HeadEncoding, Intervals, KeyRanges, Problem, Selector,
+    try_rms_norm, try_select, try_sliding_window,
 };
 use calls::{
     Call, KV, a_record_of_another_shape, by_selector, causal, dense, dynamic, elsewhere,
     given_pairs, here, masked, page_step, pages, past_the_last_position, ranges_on_two_devices,
-    second_order, select_by, shows, slots, slots_that_keep, step, tracking, with_intervals,
-    with_plan, zeros,
+    second_norm, second_order, select_by, shows, slots, slots_that_keep, step, tracking,
+    with_intervals, with_plan, zeros,
 };
 use std::collections::BTreeSet;
 
@@ -32,10 +32,11 @@ enum Operation {
     Masked,
     Slots,
     Pages,
+    Norm,
     /// The engines' own functions, which take buffers.
     Buffers,
 }
-use Operation::{Buffers, Dense, Dynamic, Masked, Pages, Slots};
+use Operation::{Buffers, Dense, Dynamic, Masked, Norm, Pages, Slots};
 
 const TABLE: &[Row] = &[
     (Dense, "Shape", || dense(|c| c.k = zeros([3, 2, 7, 8]))),
@@ -256,6 +257,49 @@ const TABLE: &[Row] = &[
     (Pages, "PagesFull", || page_step(|c| c.all_of_len(9))),
     (Pages, "PagesUsed", || page_step(|c| c.all_of_len(8))),
     (Pages, "Sequence", || pages(|_| {})?.try_reorder(&[0, 7])),
+    (Norm, "Shape", || {
+        try_rms_norm(zeros([2, 3, 24]), zeros([16]), 1e-5).map(drop)
+    }),
+    (Norm, "ElementType", || {
+        try_rms_norm(zeros([2, 24]), zeros([24]).cast(DType::F16), 1e-5).map(drop)
+    }),
+    (Norm, "ElementType", || {
+        try_rms_norm(zeros([2, 24]).cast(DType::F64), zeros([24]), 1e-5).map(drop)
+    }),
+    (Norm, "Device", || {
+        try_rms_norm(zeros([2, 24]), elsewhere([24]), 1e-5).map(drop)
+    }),
+    (Norm, "TooLarge", || {
+        try_rms_norm(zeros([2, 8193]), zeros([8193]), 1e-5).map(drop)
+    }),
+    (Norm, "Epsilon", || {
+        try_rms_norm(zeros([2, 24]), zeros([24]), 0.0).map(drop)
+    }),
+    (Norm, "Epsilon", || {
+        let heads = HeadEncoding::new(zeros([2, 3, 4, 8]));
+        heads.norm(zeros([8]), f32::NAN).try_forward().map(drop)
+    }),
+    (Norm, "HeadDim", || {
+        HeadEncoding::new(zeros([2, 3, 4, 12]))
+            .try_forward()
+            .map(drop)
+    }),
+    (Norm, "Shape", || {
+        let heads = HeadEncoding::new(zeros([2, 3, 4, 8]));
+        heads.rotary(zeros([9, 16, 2]), 0).try_forward().map(drop)
+    }),
+    (Norm, "TooLarge", || {
+        let heads = HeadEncoding::new(zeros([2, 3, 4, 8]));
+        heads.rotary(zeros([9, 8, 2]), 7).try_forward().map(drop)
+    }),
+    (Norm, "Device", || {
+        let heads = HeadEncoding::new(zeros([2, 3, 4, 8]));
+        heads
+            .rotary(elsewhere([9, 8, 2]), 0)
+            .try_forward()
+            .map(drop)
+    }),
+    (Norm, "SecondOrder", second_norm),
     (Buffers, "Rank", || {
         Problem::new(&[2, 4, 8], &KV, &KV, None, ElementType::F32, &causal()).map(drop)
     }),
@@ -266,6 +310,7 @@ const TABLE: &[Row] = &[
     (Buffers, "RankGradient", a_gradient_of_no_runners_up),
     (Buffers, "Residual", a_residual_of_f32),
     (Buffers, "BiasGradient", a_gradient_of_no_bias),
+    (Buffers, "NormOperand", a_norm_without_weight),
     (Buffers, "Unsupported", wgmma_on_a_cpu),
     (Buffers, "DeviceFailed", failed_launch),
 ];

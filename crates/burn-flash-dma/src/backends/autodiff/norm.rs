@@ -1,0 +1,192 @@
+//! Gradients of norms and rotary encoding: nodes that keep their inputs, which their backward pass reads anyway.
+
+use super::node::first_order;
+use crate::ops::norm::NormOps;
+use crate::ops::types::{NormGrads, Normed, OptionalFloat};
+use burn::backend::AutodiffBackend;
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::autodiff::{Autodiff, NodeId};
+use burn::backend::tensor::FloatTensor;
+use flash_dma_problem::{NormProblem, TensorName};
+
+impl<B: NormOps, C: CheckpointStrategy> NormOps for Autodiff<B, C> {
+    fn rms_norm(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        problem: NormProblem,
+    ) -> FloatTensor<Self> {
+        let node = RmsNormNode.prepare::<C>([x.node(), gamma.node()]);
+        match node.compute_bound().stateful() {
+            OpsKind::UnTracked(prep) => {
+                let (x, gamma) = (x.into_primitive(), gamma.into_primitive());
+                prep.finish(B::rms_norm(x, gamma, problem))
+            }
+            OpsKind::Tracked(mut prep) => {
+                let state = (prep.checkpoint(&x), prep.checkpoint(&gamma), problem);
+                let (x, gamma) = (x.into_primitive(), gamma.into_primitive());
+                prep.finish(state, B::rms_norm(x, gamma, problem))
+            }
+        }
+    }
+
+    fn rms_norm_backward(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        grad_out: FloatTensor<Self>,
+        problem: NormProblem,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        first_order([
+            (TensorName::Tokens, x.is_tracked()),
+            (TensorName::NormWeight, gamma.is_tracked()),
+            (TensorName::GradOut, grad_out.is_tracked()),
+        ]);
+        let [x, gamma, grad_out] = [x, gamma, grad_out].map(|t| t.into_primitive());
+        let (x, gamma) = B::rms_norm_backward(x, gamma, grad_out, problem);
+        (Self::from_inner(x), Self::from_inner(gamma))
+    }
+
+    fn encode_heads(
+        x: FloatTensor<Self>,
+        gamma: OptionalFloat<Self>,
+        table: OptionalFloat<Self>,
+        problem: NormProblem,
+    ) -> FloatTensor<Self> {
+        let table = table.into_option().map(|table| table.into_primitive());
+        let encode = |x, gamma| {
+            let table = OptionalFloat::from_option(table.clone());
+            B::encode_heads(x, OptionalFloat::from_option(gamma), table, problem)
+        };
+        let Some(gamma) = gamma.into_option() else {
+            let node = RotaryNode.prepare::<C>([x.node()]);
+            return match node.compute_bound().stateful() {
+                OpsKind::UnTracked(prep) => prep.finish(encode(x.into_primitive(), None)),
+                OpsKind::Tracked(prep) => {
+                    let out = encode(x.into_primitive(), None);
+                    prep.finish((table, problem), out)
+                }
+            };
+        };
+        let node = HeadsNode.prepare::<C>([x.node(), gamma.node()]);
+        match node.compute_bound().stateful() {
+            OpsKind::UnTracked(prep) => {
+                prep.finish(encode(x.into_primitive(), Some(gamma.into_primitive())))
+            }
+            OpsKind::Tracked(mut prep) => {
+                let (of_x, of_gamma) = (prep.checkpoint(&x), prep.checkpoint(&gamma));
+                let out = encode(x.into_primitive(), Some(gamma.into_primitive()));
+                prep.finish((of_x, of_gamma, table, problem), out)
+            }
+        }
+    }
+
+    fn encode_heads_backward(
+        grad_out: FloatTensor<Self>,
+        normed: Normed<Self>,
+        table: OptionalFloat<Self>,
+        problem: NormProblem,
+    ) -> NormGrads<Self> {
+        first_order([(TensorName::GradOut, grad_out.is_tracked())]);
+        let normed = match normed {
+            Normed::None => Normed::None,
+            Normed::Some { x, gamma } => {
+                first_order([
+                    (TensorName::Tokens, x.is_tracked()),
+                    (TensorName::NormWeight, gamma.is_tracked()),
+                ]);
+                let (x, gamma) = (x.into_primitive(), gamma.into_primitive());
+                Normed::Some { x, gamma }
+            }
+        };
+        let table = table.map(|table| table.into_primitive());
+        let NormGrads { x, gamma } =
+            B::encode_heads_backward(grad_out.into_primitive(), normed, table, problem);
+        NormGrads {
+            x: Self::from_inner(x),
+            gamma: gamma.map(Self::from_inner),
+        }
+    }
+}
+
+/// RMS norm of rows: `x` and gamma.
+#[derive(Debug)]
+struct RmsNormNode;
+
+impl<B: NormOps> Backward<B, 2> for RmsNormNode {
+    /// The checkpointed parents.
+    type State = (NodeId, NodeId, NormProblem);
+
+    fn backward(
+        self,
+        ops: Ops<Self::State, 2>,
+        grads: &mut Gradients,
+        checkpointer: &mut Checkpointer,
+    ) {
+        let grad_out = grads.consume::<B>(&ops.node);
+        let (x, gamma, problem) = ops.state;
+        let [x, gamma] =
+            [x, gamma].map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
+        let (x, gamma) = B::rms_norm_backward(x, gamma, grad_out, problem);
+        for (parent, grad) in ops.parents.into_iter().zip([x, gamma]) {
+            if let Some(parent) = parent {
+                grads.register::<B>(parent.id, grad);
+            }
+        }
+    }
+}
+
+/// Heads with a norm: `x` and gamma.
+#[derive(Debug)]
+struct HeadsNode;
+
+impl<B: NormOps> Backward<B, 2> for HeadsNode {
+    /// The checkpointed parents, and the table.
+    type State = (NodeId, NodeId, Option<FloatTensor<B>>, NormProblem);
+
+    fn backward(
+        self,
+        ops: Ops<Self::State, 2>,
+        grads: &mut Gradients,
+        checkpointer: &mut Checkpointer,
+    ) {
+        let grad_out = grads.consume::<B>(&ops.node);
+        let (x, gamma, table, problem) = ops.state;
+        let [x, gamma] =
+            [x, gamma].map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
+        let table = OptionalFloat::from_option(table);
+        let normed = Normed::Some { x, gamma };
+        let results = B::encode_heads_backward(grad_out, normed, table, problem);
+        let results = [Some(results.x), results.gamma.into_option()];
+        for (parent, grad) in ops.parents.into_iter().zip(results) {
+            if let (Some(parent), Some(grad)) = (parent, grad) {
+                grads.register::<B>(parent.id, grad);
+            }
+        }
+    }
+}
+
+/// Heads without a norm: `x` alone, and nothing of it is kept.
+#[derive(Debug)]
+struct RotaryNode;
+
+impl<B: NormOps> Backward<B, 1> for RotaryNode {
+    /// The table.
+    type State = (Option<FloatTensor<B>>, NormProblem);
+
+    fn backward(
+        self,
+        ops: Ops<Self::State, 1>,
+        grads: &mut Gradients,
+        _checkpointer: &mut Checkpointer,
+    ) {
+        let grad_out = grads.consume::<B>(&ops.node);
+        let (table, problem) = ops.state;
+        let table = OptionalFloat::from_option(table);
+        let results = B::encode_heads_backward(grad_out, Normed::None, table, problem);
+        let [parent] = ops.parents;
+        if let Some(parent) = parent {
+            grads.register::<B>(parent.id, results.x);
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Norms and rotary encoding on the CPU engine.
+
+use super::tensors::{Stored, addressable, buffer, contiguous, run, tensor, view};
+use crate::ops::norm::NormOps;
+use crate::ops::types::{NormGrads, Normed, OptionalFloat};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Flex, TensorMetadata};
+use burn::tensor::{DType, bf16, f16};
+use burn_flex::FlexTensor;
+use flash_dma_cpu::{Element, NormGradients, NormParameters, View};
+use flash_dma_problem::NormProblem;
+
+impl NormOps for Flex {
+    fn rms_norm(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        problem: NormProblem,
+    ) -> FloatTensor<Self> {
+        let shape = x.shape();
+        let call = Call::new(Some(x.to_contiguous()), Some(gamma), None, problem);
+        // Heads of one token each, or tokens of one head: the order is the same.
+        relaid(call.forward_any(), shape)
+    }
+
+    fn rms_norm_backward(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        grad_out: FloatTensor<Self>,
+        problem: NormProblem,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let shape = x.shape();
+        let call = Call::new(Some(x.to_contiguous()), Some(gamma), None, problem);
+        let grads = call.backward_any(grad_out.to_contiguous());
+        let gamma = grads.gamma.into_option().expect("there is a norm");
+        (relaid(grads.x, shape), gamma)
+    }
+
+    fn encode_heads(
+        x: FloatTensor<Self>,
+        gamma: OptionalFloat<Self>,
+        table: OptionalFloat<Self>,
+        problem: NormProblem,
+    ) -> FloatTensor<Self> {
+        let (gamma, table) = (gamma.into_option(), table.into_option());
+        let call = Call::new(Some(addressable(x)), gamma, table, problem);
+        call.forward_any().transpose(1, 2)
+    }
+
+    fn encode_heads_backward(
+        grad_out: FloatTensor<Self>,
+        normed: Normed<Self>,
+        table: OptionalFloat<Self>,
+        problem: NormProblem,
+    ) -> NormGrads<Self> {
+        let (x, gamma) = match normed {
+            Normed::None => (None, None),
+            Normed::Some { x, gamma } => (Some(addressable(x)), Some(gamma)),
+        };
+        let call = Call::new(x, gamma, table.into_option(), problem);
+        call.backward_any(addressable(grad_out))
+    }
+}
+
+/// A contiguous tensor in another shape.
+fn relaid(tensor: FlexTensor, shape: burn::tensor::Shape) -> FlexTensor {
+    tensor.with_layout(burn_flex::Layout::contiguous(shape))
+}
+
+/// The tensors of a call in a form the engine can address. With a problem of rows, contiguous tensors of any shape.
+struct Call {
+    x: Option<FlexTensor>,
+    gamma: Option<FlexTensor>,
+    table: Option<FlexTensor>,
+    problem: NormProblem,
+}
+
+impl Call {
+    fn new(
+        x: Option<FlexTensor>,
+        gamma: Option<FlexTensor>,
+        table: Option<FlexTensor>,
+        problem: NormProblem,
+    ) -> Self {
+        Self {
+            x,
+            gamma: gamma.map(|gamma| gamma.to_contiguous()),
+            table: table.map(addressable),
+            problem,
+        }
+    }
+
+    fn forward_any(&self) -> FlexTensor {
+        match self
+            .x
+            .as_ref()
+            .expect("a forward pass has an input")
+            .dtype()
+        {
+            DType::F32 => self.forward::<f32>(),
+            DType::F16 => self.forward::<f16>(),
+            DType::BF16 => self.forward::<bf16>(),
+            other => panic!("x must be f32, f16 or bf16, but is {other:?}"),
+        }
+    }
+
+    fn backward_any(&self, grad_out: FlexTensor) -> NormGrads<Flex> {
+        match grad_out.dtype() {
+            DType::F32 => self.backward::<f32>(&grad_out),
+            DType::F16 => self.backward::<f16>(&grad_out),
+            DType::BF16 => self.backward::<bf16>(&grad_out),
+            other => panic!("the gradient must be f32, f16 or bf16, but is {other:?}"),
+        }
+    }
+
+    fn parameters<E: Element + Stored>(&self) -> NormParameters<'_, E> {
+        NormParameters {
+            gamma: self.gamma.as_ref().map(contiguous),
+            table: self.table.as_ref().map(|table| {
+                let View {
+                    data,
+                    shape: [positions, width, two],
+                    strides: [position, feature, one],
+                } = view(table);
+                // Both features of a pair have its angle.
+                View {
+                    data,
+                    shape: [positions, width / 2, two],
+                    strides: [position, 2 * feature, one],
+                }
+            }),
+        }
+    }
+
+    /// In the order of `x`: `[batch, len, heads, width]`.
+    fn forward<E: Element + Stored>(&self) -> FlexTensor {
+        let shape = self.problem.x_shape();
+        let mut out = buffer::<E, 4>(shape);
+        let x = self.x.as_ref().expect("a forward pass has an input");
+        run(flash_dma_cpu::norm_forward(
+            &self.problem,
+            rows(x, shape),
+            self.parameters(),
+            &mut out,
+        ));
+        tensor(out, shape)
+    }
+
+    fn backward<E: Element + Stored>(&self, grad_out: &FlexTensor) -> NormGrads<Flex> {
+        let (p, shape) = (&self.problem, self.problem.x_shape());
+        let mut x = buffer::<E, 4>(shape);
+        let mut gamma = self.gamma.as_ref().map(|_| buffer::<E, 1>([p.width]));
+        run(flash_dma_cpu::norm_backward(
+            p,
+            self.x.as_ref().map(|x| rows(x, shape)),
+            self.parameters(),
+            rows(grad_out, p.out_shape()),
+            NormGradients {
+                x: &mut x,
+                gamma: gamma.as_deref_mut(),
+            },
+        ));
+        NormGrads {
+            x: tensor(x, shape),
+            gamma: OptionalFloat::from_option(gamma.map(|gamma| tensor(gamma, [p.width]))),
+        }
+    }
+}
+
+/// A tensor of four axes as it lies, or a contiguous one in that shape.
+fn rows<E: Element + Stored>(tensor: &FlexTensor, shape: [usize; 4]) -> View<'_, E, 4> {
+    if tensor.shape().num_dims() == 4 && tensor.shape().dims::<4>() == shape {
+        view(tensor)
+    } else {
+        View::contiguous(contiguous(tensor), shape)
+    }
+}

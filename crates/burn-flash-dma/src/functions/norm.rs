@@ -1,0 +1,190 @@
+//! RMS norm, and the encoding of the heads of q and k: validation, then one dispatch.
+
+use crate::ops::norm::NormOps;
+use crate::ops::types::OptionalFloat;
+use crate::validate::{as_f32, check_shape, computes_in, element_type, expect, same_device};
+use burn::backend::Dispatch;
+use burn::tensor::Tensor;
+use flash_dma_problem::{AttentionError, ElementType, NormProblem, Rotary, TensorName};
+
+/// RMS norm of rows: `x / sqrt(mean of x² over the last axis + epsilon) * gamma`.
+///
+/// | tensor | shape | type |
+/// |---|---|---|
+/// | `x`, result | `[.., width]` | f32, f16 or bf16 |
+/// | `gamma` | `[width]` | as `x` |
+///
+/// One pass over memory; arithmetic is f32, rounded once. Differentiable in both; the gradient of `gamma` is summed in
+/// two stages and in a fixed order. Widths up to 8192. The parameters of Burn's `RmsNorm` fit:
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// # use burn::tensor::{Device, Distribution, Tensor};
+/// use burn::nn::RmsNormConfig;
+/// use burn_flash_dma::rms_norm;
+///
+/// # let device = Device::flex();
+/// let norm = RmsNormConfig::new(24).init(&device);
+/// let x = Tensor::<3>::random([2, 5, 24], Distribution::Normal(0.0, 1.0), &device);
+/// let out = rms_norm(x.clone(), norm.gamma.val(), norm.epsilon as f32);
+/// let theirs = norm.forward(x);
+/// assert!((out - theirs).abs().max().into_scalar::<f32>() < 1e-5);
+/// # }
+/// ```
+///
+/// # Panics
+///
+/// If [`try_rms_norm`] returns an error, with that error's text.
+#[must_use]
+pub fn rms_norm<const D: usize>(x: Tensor<D>, gamma: Tensor<1>, epsilon: f32) -> Tensor<D> {
+    expect(try_rms_norm(x, gamma, epsilon))
+}
+
+/// Like [`rms_norm`], but returns the error.
+///
+/// # Errors
+///
+/// [`AttentionError`] if the shapes, element types or devices do not fit, the width passes 8192, or `epsilon` is not
+/// positive and finite; nothing is computed then.
+pub fn try_rms_norm<const D: usize>(
+    x: Tensor<D>,
+    gamma: Tensor<1>,
+    epsilon: f32,
+) -> Result<Tensor<D>, AttentionError> {
+    let element = check_operands(&x, Some(&gamma))?;
+    let problem = NormProblem::rows(&x.dims(), &gamma.dims(), element, epsilon)?;
+    let out = Dispatch::rms_norm(x.into_dispatch(), gamma.into_dispatch(), problem);
+    Ok(Tensor::from_dispatch(out))
+}
+
+/// The heads of q or k as attention reads them: RMS norm of each head, rotary encoding of neighbouring features, and
+/// heads before tokens, in one pass over memory. Norm and encoding are optional.
+///
+/// | tensor | shape | type |
+/// |---|---|---|
+/// | `x` | `[batch, len, heads, head_dim]` | f32, f16 or bf16 |
+/// | `gamma` | `[head_dim]` | as `x` |
+/// | `table` | `[positions, head_dim, 2]` | f32 |
+/// | result | `[batch, heads, len, head_dim]` | as `x` |
+///
+/// `x` may be strided, so the slices of one product of q, k and v are read in place; the result keeps their order in
+/// memory, which attention reads in place, too. Arithmetic is f32, rounded once. Differentiable in `x` and `gamma`.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// # use burn::tensor::{Device, Distribution, Tensor};
+/// use burn::nn::{RmsNormConfig, RotaryEncodingConfig};
+/// use burn_flash_dma::HeadEncoding;
+///
+/// # let device = Device::flex();
+/// let norm = RmsNormConfig::new(16).init(&device);
+/// let rope = RotaryEncodingConfig::new(64, 16).init(&device);
+/// let x = Tensor::<4>::random([2, 10, 4, 16], Distribution::Normal(0.0, 1.0), &device);
+/// let q = HeadEncoding::new(x.clone())
+///     .norm(norm.gamma.val(), norm.epsilon as f32)
+///     .rotary(rope.freq_complex.clone(), 0)
+///     .forward();
+/// let theirs = rope.forward(norm.forward(x).swap_dims(1, 2));
+/// assert!((q - theirs).abs().max().into_scalar::<f32>() < 1e-5);
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "nothing is computed before `forward`"]
+pub struct HeadEncoding {
+    x: Tensor<4>,
+    norm: Option<(Tensor<1>, f32)>,
+    rotary: Option<(Tensor<3>, usize)>,
+}
+
+impl HeadEncoding {
+    /// Neither normalised nor rotated.
+    pub fn new(x: Tensor<4>) -> Self {
+        Self {
+            x,
+            norm: None,
+            rotary: None,
+        }
+    }
+
+    /// Each head divided by its root mean square, with `epsilon` added to the mean square, and multiplied by `gamma`.
+    pub fn norm(mut self, gamma: Tensor<1>, epsilon: f32) -> Self {
+        self.norm = Some((gamma, epsilon));
+        self
+    }
+
+    /// Each pair of features `(2 i, 2 i + 1)` turned by the angle of its token's position, of which `start` is the
+    /// first. `table` holds cosine and sine of the angle of each feature at each position, the same for both of a pair:
+    /// the `freq_complex` of Burn's `RotaryEncoding`. (f16 and bf16 are cast up.) A constant under autodiff.
+    pub fn rotary(mut self, table: Tensor<3>, start: usize) -> Self {
+        self.rotary = Some((table, start));
+        self
+    }
+
+    /// The heads.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_forward`](Self::try_forward) returns an error, with that error's text.
+    #[must_use]
+    pub fn forward(self) -> Tensor<4> {
+        expect(self.try_forward())
+    }
+
+    /// Like [`forward`](Self::forward), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError`] if the shapes, element types or devices do not fit, the head dimension is not a multiple of 8
+    /// up to 256, the positions pass those of the table, or epsilon is not positive and finite; nothing is computed
+    /// then, but the table cast up.
+    pub fn try_forward(self) -> Result<Tensor<4>, AttentionError> {
+        let Self { x, norm, rotary } = self;
+        let element = check_operands(&x, norm.as_ref().map(|(gamma, _)| gamma))?;
+        let dims @ [.., head_dim] = x.dims();
+        let mut angles = None;
+        if let Some((table, start)) = &rotary {
+            let [positions, ..] = table.dims();
+            let name = TensorName::RotaryTable;
+            check_shape(name, &table.dims(), &[positions, head_dim, 2])?;
+            same_device(&x.device(), name, table.device())?;
+            let start = *start;
+            angles = Some(Rotary { positions, start });
+        }
+        let gamma_dims = norm
+            .as_ref()
+            .map(|(gamma, epsilon)| (gamma.dims(), *epsilon));
+        let gamma_dims = (gamma_dims.as_ref()).map(|(dims, epsilon)| (&dims[..], *epsilon));
+        let problem = NormProblem::heads(&dims, gamma_dims, angles, element)?;
+        let table = match rotary {
+            None => None,
+            Some((table, _)) => Some(as_f32(TensorName::RotaryTable, table)?.into_dispatch()),
+        };
+        let gamma = norm.map(|(gamma, _)| gamma.into_dispatch());
+        let out = Dispatch::encode_heads(
+            x.into_dispatch(),
+            OptionalFloat::from_option(gamma),
+            OptionalFloat::from_option(table),
+            problem,
+        );
+        Ok(Tensor::from_dispatch(out))
+    }
+}
+
+/// The element type of `x`, which its device computes in; refused if `gamma` has another one or is on another device.
+fn check_operands<const D: usize>(
+    x: &Tensor<D>,
+    gamma: Option<&Tensor<1>>,
+) -> Result<ElementType, AttentionError> {
+    let element = element_type(TensorName::Tokens, x)?;
+    computes_in(&x.device(), x.dtype(), element)?;
+    let Some(gamma) = gamma else {
+        return Ok(element);
+    };
+    let name = TensorName::NormWeight;
+    let actual = element_type(name, gamma)?;
+    if actual != element {
+        return Err(AttentionError::element_type(name, element, actual));
+    }
+    same_device(&x.device(), name, gamma.device())?;
+    Ok(element)
+}

@@ -1,0 +1,308 @@
+//! Norms and rotary encoding: the default bodies against the oracle, Burn's own modules, and the layer against the
+//! composition of Burn's operations that it replaces.
+
+use crate::case::{ELEMENTS, dtype, loss, tensor, values};
+use burn::backend::Flex;
+use burn::nn::{RmsNorm, RmsNormConfig, RotaryEncoding, RotaryEncodingConfig};
+use burn::tensor::{DType, Device, Distribution, Tensor, TensorData};
+use burn_flash_dma::fallback::norm as fallback;
+use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, ScoreForm};
+use burn_flash_dma::ops::{NormGrads, Normed, OptionalFloat};
+use burn_flash_dma::{
+    Attention, ElementType, HeadEncoding, NormProblem, Rotary, Selector, rms_norm,
+};
+use flash_dma_reference::Rng;
+use flash_dma_reference::compare::{GRADIENT, OUTPUT, compare};
+use flash_dma_reference::generate::normal;
+use flash_dma_reference::norm::Norm;
+
+fn problems(element: ElementType) -> Vec<NormProblem> {
+    let rotary = |positions, start| Some(Rotary { positions, start });
+    let heads = |shape: [usize; 4], norm: bool, rotary| {
+        let gamma = [shape[3]];
+        let norm = norm.then_some((&gamma[..], 1e-5));
+        NormProblem::heads(&shape, norm, rotary, element).unwrap()
+    };
+    vec![
+        NormProblem::rows(&[1, 5], &[5], element, 1e-5).unwrap(),
+        NormProblem::rows(&[600, 17], &[17], element, 1e-3).unwrap(),
+        heads([2, 113, 3, 16], true, rotary(120, 5)),
+        heads([1, 17, 2, 24], true, None),
+        heads([2, 9, 1, 8], false, rotary(9, 0)),
+        heads([2, 0, 1, 8], true, rotary(9, 0)),
+    ]
+}
+
+/// The table in Burn's layout: every pair's angle twice.
+fn table(inputs: &Norm, device: &Device) -> Option<Tensor<3>> {
+    let [positions, pairs, _] = inputs.problem.table_shape()?;
+    let table = inputs.table.as_ref()?.chunks(2);
+    let values: Vec<f32> = table
+        .flat_map(|pair| [pair[0], pair[1], pair[0], pair[1]].map(|x| x as f32))
+        .collect();
+    let shape = [positions, 2 * pairs, 2];
+    Some(Tensor::from_data(TensorData::new(values, shape), device))
+}
+
+#[test]
+fn the_default_bodies_match_the_oracle() {
+    let device = Device::flex();
+    for p in ELEMENTS.into_iter().flat_map(problems) {
+        let inputs = Norm::random(p, 3);
+        let len = p.x_shape().iter().product();
+        let grad_out = normal(len, 1.0, p.element, &mut Rng::new(4));
+        let load = |values: &[f64], shape| {
+            let tensor = tensor(values, shape, p.element, &device);
+            tensor.try_into_primitive::<Flex>().unwrap()
+        };
+        let x = || load(&inputs.x, p.x_shape());
+        let gamma = || {
+            let gamma = inputs.gamma.as_ref()?;
+            let gamma = tensor(gamma, [p.width], p.element, &device);
+            Some(gamma.try_into_primitive::<Flex>().unwrap())
+        };
+        let table = || {
+            let table = table(&inputs, &device)?;
+            Some(table.try_into_primitive::<Flex>().unwrap())
+        };
+        let out = fallback::encode_heads::<Flex>(x(), optional(gamma()), optional(table()), p);
+        let normed = match gamma() {
+            None => Normed::None,
+            Some(gamma) => Normed::Some { x: x(), gamma },
+        };
+        let grad = load(&grad_out, p.out_shape());
+        let NormGrads { x, gamma } =
+            fallback::encode_heads_backward::<Flex>(grad, normed, optional(table()), p);
+
+        let read = |t, shape: [usize; 4]| {
+            let tensor = Tensor::<4>::from_primitive::<Flex>(t);
+            assert_eq!((tensor.dims(), tensor.dtype()), (shape, dtype(p.element)));
+            values(tensor)
+        };
+        let check = |name, shape: &[usize], actual: &[f64], exact, naive: &[f64], factor| {
+            compare(name, shape, actual, exact, naive, p.element, factor)
+                .unwrap_or_else(|failure| panic!("{p:?}: {failure}"));
+        };
+        let (exact, naive) = (inputs.forward(), inputs.naive_forward());
+        let actual = read(out, p.out_shape());
+        check("out", &p.out_shape(), &actual, &exact, &naive, OUTPUT);
+        let (exact, naive) = (inputs.backward(&grad_out), inputs.naive_backward(&grad_out));
+        let actual = read(x, p.x_shape());
+        check("dx", &p.x_shape(), &actual, &exact.x, &naive.x, GRADIENT);
+        let gamma = match gamma {
+            OptionalFloat::None => None,
+            OptionalFloat::Some(t) => Some(values(Tensor::<1>::from_primitive::<Flex>(t))),
+        };
+        assert_eq!(gamma.is_some(), exact.gamma.is_some());
+        if let (Some(gamma), Some(exact), Some(naive)) = (gamma, exact.gamma, naive.gamma) {
+            check("dgamma", &[p.width], &gamma, &exact, &naive, GRADIENT);
+        }
+    }
+}
+
+type Primitive = burn::backend::tensor::FloatTensor<Flex>;
+
+fn optional(tensor: Option<Primitive>) -> OptionalFloat<Flex> {
+    match tensor {
+        None => OptionalFloat::None,
+        Some(tensor) => OptionalFloat::Some(tensor),
+    }
+}
+
+fn close(actual: &[f64], expected: &[f64], bound: f64, what: &str) {
+    assert_eq!(actual.len(), expected.len(), "{what}");
+    let size = expected.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+    for (at, (a, e)) in actual.iter().zip(expected).enumerate() {
+        let error = (a - e).abs();
+        assert!(
+            error <= bound * size,
+            "{what}, element {at}: {a} is not {e}"
+        );
+    }
+}
+
+fn random<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
+    Tensor::random(shape, Distribution::Normal(0.0, 1.0), device)
+}
+
+/// Of any rank, and strided.
+#[test]
+fn rows_of_any_rank_are_those_of_burns_module() {
+    let device = Device::flex().autodiff();
+    let norm = RmsNormConfig::new(24).with_epsilon(1e-3).init(&device);
+    let gamma = random([24], &device).require_grad();
+    let norm = RmsNorm {
+        gamma: burn::module::Param::from_tensor(gamma.clone()),
+        ..norm
+    };
+    fn both<const D: usize>(x: Tensor<D>, norm: &RmsNorm) {
+        let weights = Tensor::random(x.dims(), Distribution::Normal(0.0, 1.0), &x.device());
+        let results = [false, true].map(|ours| {
+            let x = x.clone().detach().require_grad();
+            // A transposed tensor of two axes or more is strided.
+            let rows = if D > 2 {
+                x.clone().swap_dims(0, 1)
+            } else {
+                x.clone()
+            };
+            let out = match ours {
+                true => rms_norm(rows, norm.gamma.val(), norm.epsilon as f32),
+                false => norm.forward(rows),
+            };
+            let out = if D > 2 { out.swap_dims(0, 1) } else { out };
+            let grads = loss(out.clone(), weights.clone()).backward();
+            let of_gamma = norm.gamma.val().grad(&grads).unwrap();
+            [
+                values(out.inner()),
+                values(x.grad(&grads).unwrap()),
+                values(of_gamma),
+            ]
+        });
+        for (ours, theirs) in results[1].iter().zip(&results[0]) {
+            close(ours, theirs, 1e-6, "rows");
+        }
+    }
+    both(random([24], &device), &norm);
+    both(random([9, 24], &device), &norm);
+    both(random([3, 5, 24], &device), &norm);
+    both(random([2, 3, 5, 24], &device), &norm);
+}
+
+/// The slices of one product of q, k and v, which are read in place: values and gradients as of copies, and what the
+/// slices do not reach gets none.
+#[test]
+fn slices_of_a_packed_projection() {
+    let device = Device::flex().autodiff();
+    let (heads, dim) = (3, 16);
+    let rope = RotaryEncodingConfig::new(40, dim).init(&device);
+    let gamma = random([dim], &device);
+    for element in [DType::F32, DType::BF16] {
+        let packed = random([2, 17, 2 * heads + 1, dim], &device).cast(element);
+        let gamma = gamma.clone().cast(element);
+        let weights = random([2, heads, 17, dim], &device).cast(element);
+        let results = [false, true].map(|sliced| {
+            let packed = packed.clone().detach().require_grad();
+            let gamma = gamma.clone().detach().require_grad();
+            let x = packed.clone().narrow(2, 2, heads);
+            let x = if sliced { x } else { x.mul_scalar(1.0) };
+            let out = HeadEncoding::new(x)
+                .norm(gamma.clone(), 1e-5)
+                .rotary(rope.freq_complex.clone(), 7)
+                .forward();
+            assert_eq!(out.dtype(), element);
+            let grads = loss(out.clone(), weights.clone()).backward();
+            [
+                values(out.inner()),
+                values(packed.grad(&grads).unwrap()),
+                values(gamma.grad(&grads).unwrap()),
+            ]
+        });
+        assert!(results[0] == results[1], "{element:?}");
+        let unused = results[0][1].chunks(dim).step_by(2 * heads + 1);
+        assert!(unused.flatten().all(|&x| x == 0.0));
+    }
+}
+
+#[test]
+fn only_what_is_tracked_gets_a_gradient() {
+    let device = Device::flex().autodiff();
+    let rope = RotaryEncodingConfig::new(9, 8).init(&device);
+    for (of_x, of_gamma) in [(true, false), (false, true), (false, false)] {
+        let x = random([1, 9, 2, 8], &device).set_require_grad(of_x);
+        let gamma = random([8], &device).set_require_grad(of_gamma);
+        let heads = HeadEncoding::new(x.clone()).norm(gamma.clone(), 1e-5);
+        let heads = heads.rotary(rope.freq_complex.clone(), 0).forward();
+        let rows = rms_norm(x.clone(), gamma.clone(), 1e-5);
+        if !of_x && !of_gamma {
+            continue;
+        }
+        let grads = (heads.sum() + rows.sum()).backward();
+        assert_eq!(x.grad(&grads).is_some(), of_x);
+        assert_eq!(gamma.grad(&grads).is_some(), of_gamma);
+    }
+}
+
+/// The layer as Burn's own operations compute it, one after another.
+fn composed(
+    layer: &DynamicMaskAttention,
+    x: Tensor<3>,
+    heads: [usize; 2],
+    window: usize,
+) -> Tensor<3> {
+    let [batch, len, _] = x.dims();
+    let split = |t: Tensor<3>, heads: usize| {
+        let width = t.dims()[2];
+        t.reshape([batch, len, heads, width / heads])
+    };
+    let place = |t: Tensor<4>, norm: &Option<RmsNorm>, rope: &Option<RotaryEncoding>| {
+        let t = norm
+            .as_ref()
+            .map_or(t.clone(), |norm| norm.forward(t))
+            .swap_dims(1, 2);
+        rope.as_ref().map_or(t.clone(), |rope| rope.forward(t))
+    };
+    let q = split(layer.q_proj.forward(x.clone()), heads[0]);
+    let k = split(layer.k_proj.forward(x.clone()), heads[1]);
+    let v = split(layer.v_proj.forward(x.clone()), heads[1]).swap_dims(1, 2);
+    let scores = layer.scores(x);
+    let intervals = Selector::top(window).select(scores.clone());
+    let out = Attention::new(
+        place(q, &layer.q_norm, &layer.rope),
+        place(k, &layer.k_norm, &layer.rope),
+        v,
+    );
+    let out = out
+        .scores(scores)
+        .intervals(&intervals)
+        .options(layer.options())
+        .forward();
+    let out = out
+        .swap_dims(1, 2)
+        .reshape([batch, len, layer.q_proj.weight.dims()[1]]);
+    layer.o_proj.forward(out)
+}
+
+#[test]
+fn the_layer_is_the_composition_of_burns_operations() {
+    let device = Device::flex().autodiff();
+    for (norm, positions) in [
+        (true, Some(40)),
+        (true, None),
+        (false, Some(33)),
+        (false, None),
+    ] {
+        let layer = DynamicMaskAttentionConfig::new(32, 4)
+            .with_n_kv_heads(Some(2))
+            .with_keep_window(Some(6))
+            .with_score_form(ScoreForm::Zoh)
+            .with_qk_norm(norm)
+            .with_max_seq_len(positions)
+            .init(&device);
+        let x = random([2, 33, 32], &device);
+        let weights = random([2, 33, 32], &device);
+        let results = [false, true].map(|ours| {
+            let x = x.clone().detach().require_grad();
+            let out = match ours {
+                true => layer.forward(x.clone()),
+                false => composed(&layer, x.clone(), [4, 2], 6),
+            };
+            let grads = loss(out.clone(), weights.clone()).backward();
+            let mut all = vec![values(out.inner()), values(x.grad(&grads).unwrap())];
+            for projection in [&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.o_proj] {
+                all.push(values(projection.weight.val().grad(&grads).unwrap()));
+            }
+            for norm in [&layer.q_norm, &layer.k_norm].into_iter().flatten() {
+                all.push(values(norm.gamma.val().grad(&grads).unwrap()));
+            }
+            all
+        });
+        for (n, (ours, theirs)) in results[1].iter().zip(&results[0]).enumerate() {
+            close(
+                ours,
+                theirs,
+                3e-6,
+                &format!("norm {norm}, {positions:?}, tensor {n}"),
+            );
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! What the kernels of norms are compiled for.
+
+use crate::team::Team;
+use cubecl::CubeDim;
+use cubecl::client::Client;
+use flash_dma_problem::NormProblem;
+
+/// Units of a cube, except where units are threads of a processor.
+const UNITS: usize = 256;
+/// Units of a cube where shared memory does not hold the gradients of gamma of so many.
+const FEW_UNITS: usize = 128;
+/// Bytes of shared memory that [`UNITS`] units need at most, and some to spare.
+const SHARED_BYTES: usize = 40 << 10;
+/// Lanes of a plane.
+const PLANE: usize = 32;
+/// The most items of a lane, if no more than a plane shares a row.
+const LANE_ITEMS: usize = 4;
+
+/// How the units that share a row add up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum LaneSums {
+    /// One unit has the row to itself.
+    Alone,
+    /// By shuffles, then through shared memory if a row has several planes.
+    Shuffles,
+    /// Through shared memory: planes of another size than 32, or without operations.
+    Shared,
+}
+
+/// Compile-time configuration of the kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct NormBlueprint {
+    /// Features of a row.
+    pub width: usize,
+    /// Neighbouring features that a lane owns at a time, a divisor of `width`; even with rotary encoding.
+    pub item: usize,
+    /// Units that share a row, a power of two: lane `l` owns the items `l`, `l + lanes` and so on.
+    pub lanes: usize,
+    /// Rows that a cube processes at once.
+    pub rows: usize,
+    pub sums: LaneSums,
+    /// Whether there is a norm. The options of the kernels say this and the next, too, but not to CubeCL's disk cache,
+    /// see `docs/upstream.md`.
+    pub norm: bool,
+    /// Whether there is rotary encoding.
+    pub rotary: bool,
+}
+
+impl NormBlueprint {
+    /// For tensors that are read in vectors of `vector` elements.
+    pub(crate) fn choose(client: &Client, problem: &NormProblem, vector: usize) -> Self {
+        let hardware = &client.properties().hardware;
+        let most = match hardware.max_shared_memory_size >= SHARED_BYTES {
+            true => UNITS,
+            false => FEW_UNITS,
+        };
+        let team = Team::new(client, most / PLANE);
+        let (sums, units) = match (team.lanes, team.planes) {
+            (1, 1) => (LaneSums::Alone, 1),
+            (1, _) => {
+                let allowed = hardware.max_units_per_cube.max(1).ilog2();
+                (LaneSums::Shared, most.min(1 << allowed))
+            }
+            _ => (LaneSums::Shuffles, team.units()),
+        };
+        Self::with(problem, vector, sums, units)
+    }
+
+    /// As [`choose`](Self::choose), for cubes of `units` that add up as given.
+    pub(crate) fn with(problem: &NormProblem, vector: usize, sums: LaneSums, units: usize) -> Self {
+        let width = problem.width;
+        // Pairs of features stay in one lane.
+        let item = vector.max(if width.is_multiple_of(2) { 2 } else { 1 });
+        let items = width / item;
+        let lanes = match items <= PLANE * LANE_ITEMS {
+            true => items.next_power_of_two().min(PLANE).min(units),
+            false => units,
+        };
+        Self {
+            width,
+            item,
+            lanes,
+            rows: units / lanes,
+            sums,
+            norm: problem.epsilon.is_some(),
+            rotary: problem.rotary.is_some(),
+        }
+    }
+
+    /// Items of a lane.
+    pub(crate) fn steps(&self) -> usize {
+        (self.width / self.item).div_ceil(self.lanes)
+    }
+
+    /// Features of a lane.
+    pub(crate) fn features(&self) -> usize {
+        self.steps() * self.item
+    }
+
+    /// Whether loops over a lane's features are unrolled, so that these stay in registers.
+    pub(crate) fn unroll(&self) -> bool {
+        self.sums != LaneSums::Alone
+    }
+
+    /// Units of a cube.
+    pub(crate) fn units(&self) -> usize {
+        self.lanes * self.rows
+    }
+
+    /// Words of shared memory for the sums of rows.
+    pub(crate) fn shared_sums(&self) -> usize {
+        match self.sums {
+            LaneSums::Alone => 1,
+            LaneSums::Shuffles => (self.units() / PLANE).max(1),
+            LaneSums::Shared => self.units(),
+        }
+    }
+
+    /// Words of shared memory for the gradients of gamma of all lanes: none where lanes write them themselves.
+    pub(crate) fn shared_gradients(&self) -> usize {
+        match self.rows {
+            1 => 1,
+            rows => rows * self.width,
+        }
+    }
+
+    pub(crate) fn cube_dim(&self) -> CubeDim {
+        CubeDim::new_1d(self.units() as u32)
+    }
+}
+
+/// Compile-time configuration of the kernel that adds up the cubes' sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct SumsBlueprint {
+    /// Columns of a cube.
+    pub columns: usize,
+    /// Units that share a column.
+    pub slices: usize,
+}
+
+impl SumsBlueprint {
+    pub(crate) fn choose(client: &Client) -> Self {
+        let hardware = &client.properties().hardware;
+        // Where units are threads of a processor, one has a column to itself.
+        if hardware.plane_size_max <= 1 {
+            return Self {
+                columns: 1,
+                slices: 1,
+            };
+        }
+        let slices = (hardware.max_units_per_cube as usize / PLANE).clamp(1, PLANE);
+        Self {
+            columns: PLANE,
+            slices,
+        }
+    }
+
+    pub(crate) fn cube_dim(&self) -> CubeDim {
+        CubeDim::new_2d(self.columns as u32, self.slices as u32)
+    }
+}

@@ -1,0 +1,216 @@
+//! Host side: which kernels run, on how many cubes, on which buffers.
+
+use crate::host::check::{address_type, elem_type};
+use crate::host::scratch::scratch;
+use crate::norm::blueprint::{NormBlueprint, SumsBlueprint};
+use crate::norm::kernel::{
+    Angles, AnglesLaunch, NormedLaunch, norm_backward_kernel, norm_forward_kernel,
+};
+use crate::norm::sums::gamma_gradient_kernel;
+use crate::norm::{NormGradients, NormParameters};
+use cubecl::client::Client;
+use cubecl::ir::AddressType;
+use cubecl::prelude::*;
+use flash_dma_problem::NormProblem;
+
+/// The most cubes of the backward pass with a norm, each of which writes a row of sums: a wave of a large GPU. It does
+/// not depend on the device, nor do the results.
+const SUM_ROWS: usize = 512;
+/// The most cubes of the other passes: the limit of every device.
+const CUBES: usize = 65535;
+/// Bytes of the widest vector that is read at once.
+const VECTOR_BYTES: usize = 16;
+
+/// Launches the forward pass of checked tensors that are not empty.
+pub(crate) fn forward(
+    client: &Client,
+    problem: &NormProblem,
+    x: TensorBinding,
+    parameters: &NormParameters,
+    out: TensorBinding,
+) {
+    let call = Call::new(client, problem, parameters, &[&x, &out]);
+    let blueprint = NormBlueprint::choose(client, problem, call.vector);
+    call.forward(x, out, blueprint);
+}
+
+/// Launches the backward pass of checked tensors.
+pub(crate) fn backward(
+    client: &Client,
+    problem: &NormProblem,
+    x: Option<TensorBinding>,
+    parameters: &NormParameters,
+    grad_out: TensorBinding,
+    grads: NormGradients,
+) {
+    let typed: Vec<_> = [&grad_out, &grads.x].into_iter().chain(&x).collect();
+    let call = Call::new(client, problem, parameters, &typed);
+    let blueprint = NormBlueprint::choose(client, problem, call.vector);
+    call.backward(x, grad_out, grads, blueprint);
+}
+
+/// What both passes launch with.
+pub(crate) struct Call<'a> {
+    client: &'a Client,
+    problem: &'a NormProblem,
+    parameters: &'a NormParameters,
+    /// Elements that are read at once.
+    pub vector: usize,
+    address: AddressType,
+}
+
+impl<'a> Call<'a> {
+    /// For the tensors `typed`, of the problem's element type.
+    pub(crate) fn new(
+        client: &'a Client,
+        problem: &'a NormProblem,
+        parameters: &'a NormParameters,
+        typed: &[&TensorBinding],
+    ) -> Self {
+        let size = problem.element.size();
+        let typed: Vec<_> = (typed.iter().copied()).chain(&parameters.gamma).collect();
+        let table: Vec<_> = parameters.table.iter().collect();
+        let mut sizes = client.io_optimized_vector_sizes(size);
+        let vector = sizes.find(|&n| n * size <= VECTOR_BYTES && reads_in(n, &typed, problem));
+        Self {
+            client,
+            problem,
+            parameters,
+            vector: vector.unwrap_or(1),
+            address: address_type(&typed, size).max(address_type(&table, 4)),
+        }
+    }
+
+    /// With narrower vectors.
+    #[cfg(test)]
+    pub(crate) fn with_vector(self, vector: usize) -> Self {
+        Self { vector, ..self }
+    }
+
+    pub(crate) fn forward(&self, x: TensorBinding, out: TensorBinding, blueprint: NormBlueprint) {
+        let gamma = self.parameters.gamma.clone();
+        // SAFETY: every buffer was checked to hold the shape and strides that the kernel indexes by; rows and features
+        // past the last are neither read nor written.
+        unsafe {
+            norm_forward_kernel::launch_unchecked(
+                self.client,
+                self.cubes(CUBES, blueprint),
+                blueprint.cube_dim(),
+                self.address,
+                self.vector,
+                self.table_vector(),
+                x.into_tensor_arg(),
+                gamma.map(TensorBinding::into_buffer_arg).into(),
+                self.angles(),
+                out.into_tensor_arg(),
+                self.problem.epsilon.unwrap_or_default(),
+                blueprint,
+                elem_type(self.problem.element),
+            );
+        }
+    }
+
+    pub(crate) fn backward(
+        &self,
+        x: Option<TensorBinding>,
+        grad_out: TensorBinding,
+        grads: NormGradients,
+        blueprint: NormBlueprint,
+    ) {
+        let p = self.problem;
+        let most = if blueprint.norm { SUM_ROWS } else { CUBES };
+        let cubes = p.row_count().div_ceil(blueprint.rows).min(most);
+        let width = p.width;
+        let sums = (blueprint.norm).then(|| scratch(self.client, [cubes, width]));
+        if !p.is_empty() {
+            let normed = x.zip(self.parameters.gamma.clone());
+            let address = sums
+                .iter()
+                .map(|sums| address_type(&[sums], 4))
+                .fold(self.address, AddressType::max);
+            // SAFETY: as in the forward pass; the sums have a row for each cube.
+            unsafe {
+                norm_backward_kernel::launch_unchecked(
+                    self.client,
+                    CubeCount::Static(cubes as u32, 1, 1),
+                    blueprint.cube_dim(),
+                    address,
+                    self.vector,
+                    self.table_vector(),
+                    grad_out.into_tensor_arg(),
+                    normed
+                        .map(|(x, gamma)| {
+                            NormedLaunch::new(x.into_tensor_arg(), gamma.into_buffer_arg())
+                        })
+                        .into(),
+                    self.angles(),
+                    grads.x.into_tensor_arg(),
+                    (sums.clone().map(TensorBinding::into_buffer_arg)).into(),
+                    p.epsilon.unwrap_or_default(),
+                    blueprint,
+                    elem_type(p.element),
+                );
+            }
+        }
+        if let (Some(sums), Some(gamma)) = (sums, grads.gamma)
+            && width > 0
+        {
+            let blueprint = SumsBlueprint::choose(self.client);
+            // SAFETY: the buffers hold `cubes` rows, none of which is read if there are none, and one row.
+            unsafe {
+                gamma_gradient_kernel::launch_unchecked(
+                    self.client,
+                    CubeCount::Static(width.div_ceil(blueprint.columns) as u32, 1, 1),
+                    blueprint.cube_dim(),
+                    address_type(&[&sums], 4),
+                    sums.into_buffer_arg(),
+                    gamma.into_buffer_arg(),
+                    cubes,
+                    width,
+                    blueprint,
+                    elem_type(p.element),
+                );
+            }
+        }
+    }
+
+    fn cubes(&self, most: usize, blueprint: NormBlueprint) -> CubeCount {
+        let cubes = self.problem.row_count().div_ceil(blueprint.rows).min(most);
+        CubeCount::Static(cubes as u32, 1, 1)
+    }
+
+    fn angles<T: Size>(&self) -> ComptimeOptionArgs<Angles<T>> {
+        let start = self.problem.rotary.map_or(0, |rotary| rotary.start);
+        let table = self.parameters.table.clone();
+        table
+            .map(|table| AnglesLaunch::new(table.into_tensor_arg(), start))
+            .into()
+    }
+
+    /// Whether cosine and sine are read at once: 2, or 1.
+    fn table_vector(&self) -> usize {
+        let together = |table: &TensorBinding| {
+            let offset = table.handle.offset_start.unwrap_or(0) as usize;
+            let outer = table.strides[..2].iter();
+            offset.is_multiple_of(2 * size_of::<f32>()) && outer.clone().all(|s| s % 2 == 0)
+        };
+        match &self.parameters.table {
+            Some(table) if together(table) => 2,
+            _ => 1,
+        }
+    }
+}
+
+/// Whether the rows of all `tensors` can be read in vectors of `n` elements.
+fn reads_in(n: usize, tensors: &[&TensorBinding], problem: &NormProblem) -> bool {
+    let aligned = |tensor: &&TensorBinding| {
+        let offset = tensor.handle.offset_start.unwrap_or(0) as usize;
+        let outer = tensor.strides.len() - 1;
+        let axes = tensor.shape.iter().zip(tensor.strides.iter()).take(outer);
+        offset.is_multiple_of(n * problem.element.size())
+            && axes
+                .clone()
+                .all(|(&len, &stride)| len <= 1 || stride.is_multiple_of(n))
+    };
+    problem.width.is_multiple_of(n) && tensors.iter().all(aligned)
+}

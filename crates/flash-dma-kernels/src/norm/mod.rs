@@ -1,0 +1,133 @@
+//! RMS norm of rows and rotary encoding of heads, fused: one launch forward; backward one launch for the gradient of
+//! `x` and a sum over the rows of each cube, and one that adds the cubes' sums up to the gradient of gamma. All
+//! arithmetic is f32, every order of additions fixed.
+//!
+//! | kernel | reads | writes |
+//! |---|---|---|
+//! | [`norm_forward`](kernel) | `x`, gamma, angles | `out` |
+//! | [`norm_backward`](kernel) | `x`, gradient of `out`, gamma, angles | gradient of `x`, a row of sums per cube |
+//! | [`gamma_gradient`](sums) | the rows of sums | gradient of gamma |
+
+pub(crate) mod blueprint;
+pub(crate) mod kernel;
+pub(crate) mod launch;
+pub(crate) mod sums;
+#[cfg(test)]
+mod tests;
+
+use crate::host::check::{Layout, check_tensor, check_type};
+use cubecl::client::Client;
+use cubecl::prelude::TensorBinding;
+use flash_dma_problem::{AttentionError, NormProblem, TensorName};
+
+/// What rows are weighted and rotated by.
+#[derive(Clone, Debug)]
+pub struct NormParameters {
+    /// `[width]`, contiguous, the problem's element type; given exactly if the problem has a norm.
+    pub gamma: Option<TensorBinding>,
+    /// `[positions, width / 2, 2]`, f32, any strides with a contiguous last axis: cosine and sine of each pair of
+    /// features; given exactly if the problem has rotary encoding.
+    pub table: Option<TensorBinding>,
+}
+
+/// The outputs of [`norm_backward`].
+#[derive(Clone, Debug)]
+pub struct NormGradients {
+    /// `[batch, len, heads, width]`, any strides with a contiguous last axis.
+    pub x: TensorBinding,
+    /// `[width]`, contiguous; given exactly if the problem has a norm.
+    pub gamma: Option<TensorBinding>,
+}
+
+/// Normalises and rotates `x`, `[batch, len, heads, width]`, into `out`, `[batch, heads, len, width]`: each of the
+/// problem's element type, any strides with a contiguous last axis. Rows of `out` in the memory order of `x` make both
+/// accesses contiguous.
+///
+/// The call only enqueues: a failure on the device is reported when the result is read.
+///
+/// # Errors
+///
+/// [`AttentionError`] if the device lacks the element type, or a shape, stride or buffer does not fit; nothing is
+/// launched in that case.
+pub fn norm_forward(
+    client: &Client,
+    problem: &NormProblem,
+    x: TensorBinding,
+    parameters: &NormParameters,
+    out: TensorBinding,
+) -> Result<(), AttentionError> {
+    check_type(client, problem.element)?;
+    let (size, strided) = (problem.element.size(), Layout::Strided);
+    parameters.check(problem)?;
+    check_tensor(TensorName::Tokens, &x, &problem.x_shape(), size, strided)?;
+    check_tensor(TensorName::Out, &out, &problem.out_shape(), size, strided)?;
+    if !problem.is_empty() {
+        launch::forward(client, problem, x, parameters, out);
+    }
+    Ok(())
+}
+
+/// The gradients of [`norm_forward`], from that of the output, `[batch, heads, len, width]`, any strides with a
+/// contiguous last axis. `x` is given exactly if there is a norm: the rotation alone does not need it.
+///
+/// The call only enqueues: a failure on the device is reported when a result is read.
+///
+/// # Errors
+///
+/// [`AttentionError`] if the device lacks the element type, or a shape, stride or buffer does not fit; nothing is
+/// launched in that case.
+pub fn norm_backward(
+    client: &Client,
+    problem: &NormProblem,
+    x: Option<TensorBinding>,
+    parameters: &NormParameters,
+    grad_out: TensorBinding,
+    grads: NormGradients,
+) -> Result<(), AttentionError> {
+    check_type(client, problem.element)?;
+    let (size, strided, norm) = (
+        problem.element.size(),
+        Layout::Strided,
+        problem.epsilon.is_some(),
+    );
+    let (x_shape, out_shape) = (problem.x_shape(), problem.out_shape());
+    parameters.check(problem)?;
+    given(TensorName::Tokens, x.is_some(), norm)?;
+    if let Some(x) = &x {
+        check_tensor(TensorName::Tokens, x, &x_shape, size, strided)?;
+    }
+    check_tensor(TensorName::GradOut, &grad_out, &out_shape, size, strided)?;
+    check_tensor(TensorName::GradTokens, &grads.x, &x_shape, size, strided)?;
+    let of_gamma = TensorName::GradNormWeight;
+    given(of_gamma, grads.gamma.is_some(), norm)?;
+    if let Some(gamma) = &grads.gamma {
+        check_tensor(of_gamma, gamma, &[problem.width], size, Layout::Contiguous)?;
+    }
+    launch::backward(client, problem, x, parameters, grad_out, grads);
+    Ok(())
+}
+
+impl NormParameters {
+    fn check(&self, problem: &NormProblem) -> Result<(), AttentionError> {
+        let gamma = TensorName::NormWeight;
+        given(gamma, self.gamma.is_some(), problem.epsilon.is_some())?;
+        if let Some(tensor) = &self.gamma {
+            let size = problem.element.size();
+            check_tensor(gamma, tensor, &[problem.width], size, Layout::Contiguous)?;
+        }
+        let (table, shape) = (TensorName::RotaryTable, problem.table_shape());
+        given(table, self.table.is_some(), shape.is_some())?;
+        match (&self.table, shape) {
+            (Some(tensor), Some(shape)) => check_tensor(table, tensor, &shape, 4, Layout::Strided),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn given(tensor: TensorName, is: bool, must_be: bool) -> Result<(), AttentionError> {
+    if is == must_be {
+        Ok(())
+    } else {
+        Err(AttentionError::NormOperand { tensor })
+    }
+}

@@ -1,0 +1,126 @@
+//! Rows that several units share, as on a GPU: on cubecl-cpu by shared memory, which shuffles stand for there.
+
+use crate::norm::blueprint::{LaneSums, NormBlueprint};
+use crate::norm::launch::Call;
+use crate::norm::{NormGradients, NormParameters};
+use crate::testing::{client, read_u32, strided, zeros};
+use cubecl::prelude::TensorBinding;
+use flash_dma_problem::{ElementType, NormProblem, Rotary, contiguous_strides};
+use flash_dma_reference::Rng;
+use flash_dma_reference::compare::{GRADIENT, OUTPUT, compare};
+use flash_dma_reference::norm::Norm;
+
+fn upload(values: &[f64], shape: &[usize]) -> TensorBinding {
+    let values: Vec<f32> = values.iter().map(|&x| x as f32).collect();
+    let strides: Vec<usize> = contiguous_strides(shape).collect();
+    strided(&client(), &values, shape, &strides)
+}
+
+fn read(tensor: TensorBinding) -> Vec<f64> {
+    let words = read_u32(&client(), tensor);
+    words
+        .iter()
+        .map(|&x| f64::from(f32::from_bits(x)))
+        .collect()
+}
+
+/// Both passes with `units` units a cube that share rows in vectors of `vector` elements.
+fn check(problem: NormProblem, vector: usize, units: usize) {
+    let client = client();
+    let inputs = Norm::random(problem, 11);
+    let mut rng = Rng::new(12);
+    let grad_out: Vec<f64> = (inputs.x.iter())
+        .map(|_| f64::from(rng.normal() as f32))
+        .collect();
+    let parameters = NormParameters {
+        gamma: (inputs.gamma.as_ref()).map(|gamma| upload(gamma, &[problem.width])),
+        table: (inputs.table.as_ref())
+            .zip(problem.table_shape())
+            .map(|(table, shape)| upload(table, &shape)),
+    };
+    let x = upload(&inputs.x, &problem.x_shape());
+    let blueprint = NormBlueprint::with(&problem, vector, LaneSums::Shared, units);
+    assert_eq!(blueprint.units(), units);
+    let call = Call::new(&client, &problem, &parameters, &[&x]).with_vector(vector);
+    let agree = |name, shape: &[usize], actual, exact, naive: &[f64], factor| {
+        let element = ElementType::F32;
+        let result = compare(name, shape, &read(actual), exact, naive, element, factor);
+        result.unwrap_or_else(|failure| panic!("{blueprint:?}: {failure}"));
+    };
+
+    let out = zeros(&client, &problem.out_shape());
+    call.forward(x.clone(), out.clone(), blueprint);
+    let (exact, naive) = (inputs.forward(), inputs.naive_forward());
+    agree("out", &problem.out_shape(), out, &exact, &naive, OUTPUT);
+
+    let grads = NormGradients {
+        x: zeros(&client, &problem.x_shape()),
+        gamma: inputs
+            .gamma
+            .as_ref()
+            .map(|_| zeros(&client, &[problem.width])),
+    };
+    let x = problem.epsilon.map(|_| x);
+    let of_out = upload(&grad_out, &problem.out_shape());
+    call.backward(x, of_out, grads.clone(), blueprint);
+    let (exact, naive) = (inputs.backward(&grad_out), inputs.naive_backward(&grad_out));
+    agree(
+        "dx",
+        &problem.x_shape(),
+        grads.x,
+        &exact.x,
+        &naive.x,
+        GRADIENT,
+    );
+    if let (Some(actual), Some(exact), Some(naive)) = (grads.gamma, &exact.gamma, &naive.gamma) {
+        agree("dgamma", &[problem.width], actual, exact, naive, GRADIENT);
+    }
+}
+
+fn rows(rows: usize, width: usize) -> NormProblem {
+    NormProblem::rows(&[rows, width], &[width], ElementType::F32, 1e-5).expect("a good case")
+}
+
+#[test]
+fn units_that_share_a_row_agree_with_the_oracle() {
+    // One row at a time, with a rest; several at once, some of which do not exist; lanes without features.
+    check(rows(2, 520), 4, 2);
+    check(rows(3, 4), 4, 2);
+    check(rows(3, 3), 1, 4);
+    let shape = [2, 1, 3, 8];
+    let rotary = Rotary {
+        positions: 6,
+        start: 4,
+    };
+    let gamma = [8];
+    for norm in [None, Some((&gamma[..], 1e-5))] {
+        let problem = NormProblem::heads(&shape, norm, Some(rotary), ElementType::F32);
+        let problem = problem.expect("a good case");
+        check(problem, 1, 4);
+    }
+}
+
+/// Shared memory for the gradients of gamma stays within what every GPU has, whatever the width and the alignment.
+#[test]
+fn a_cube_fits_every_gpu() {
+    for width in (1..=8192)
+        .rev()
+        .step_by(97)
+        .chain([8, 128, 256, 512, 1024, 2048, 4096])
+    {
+        for vector in [1, 2, 4, 8] {
+            if width % vector > 0 {
+                continue;
+            }
+            for (units, words) in [(256, 10 << 10), (128, 5 << 10)] {
+                let sums = LaneSums::Shared;
+                let blueprint = NormBlueprint::with(&rows(1, width), vector, sums, units);
+                let shared = blueprint.shared_gradients() + blueprint.shared_sums();
+                assert!(shared <= words, "{blueprint:?}");
+                assert_eq!(blueprint.units(), units);
+                assert!(blueprint.features() <= 8192 / units, "{blueprint:?}");
+                assert!(blueprint.steps() * blueprint.lanes * blueprint.item >= width);
+            }
+        }
+    }
+}

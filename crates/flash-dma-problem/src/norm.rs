@@ -1,0 +1,154 @@
+//! RMS norm of rows, and rotary encoding of heads.
+
+use crate::error::{AttentionError, TensorName};
+use crate::problem::{ElementType, check_head_dim, check_limit, check_shape, rank, size_in_bytes};
+
+/// The most features of a row of [`NormProblem::rows`].
+pub const MAX_NORM_WIDTH: usize = 8192;
+
+/// Where rotary encoding takes its angles from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rotary {
+    /// Positions of the table.
+    pub positions: usize,
+    /// The position of the first token.
+    pub start: usize,
+}
+
+/// Rows of features, `[batch, len, heads, width]` in and `[batch, heads, len, width]` out, that are divided by their
+/// root mean square, weighted, and rotated by the angles of their position; both steps are optional.
+///
+/// ```text
+/// normal = x / sqrt(mean of x² + epsilon) * gamma
+/// out[2 i]     = normal[2 i] * cos[i] - normal[2 i + 1] * sin[i]
+/// out[2 i + 1] = normal[2 i + 1] * cos[i] + normal[2 i] * sin[i]
+/// ```
+///
+/// Only [`rows`](Self::rows) and [`heads`](Self::heads) make one, so it is valid.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct NormProblem {
+    /// Sequences.
+    pub batch: usize,
+    /// Tokens per sequence.
+    pub len: usize,
+    /// Rows per token.
+    pub heads: usize,
+    /// Features per row.
+    pub width: usize,
+    /// The type of everything but the angles, which are f32.
+    pub element: ElementType,
+    /// Added to the mean square; `None` without a norm.
+    pub epsilon: Option<f32>,
+    /// `None` without rotary encoding.
+    pub rotary: Option<Rotary>,
+}
+
+impl NormProblem {
+    /// The RMS norm of rows: `x` is `[.., width]` of any rank, `gamma` `[width]`. All rows count as tokens of one
+    /// sequence, of one head.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError`] if a shape does not fit, the width passes [`MAX_NORM_WIDTH`] or `epsilon` is refused.
+    pub fn rows(
+        x: &[usize],
+        gamma: &[usize],
+        element: ElementType,
+        epsilon: f32,
+    ) -> Result<Self, AttentionError> {
+        let Some((&width, outer)) = x.split_last() else {
+            return Err(AttentionError::Rank {
+                tensor: TensorName::Tokens,
+                expected: 1,
+                actual: 0,
+            });
+        };
+        check_limit("the number of features of a row", width, MAX_NORM_WIDTH)?;
+        let rows = (outer.iter()).fold(1usize, |rows, &n| rows.saturating_mul(n));
+        Self {
+            batch: 1,
+            len: rows,
+            heads: 1,
+            width,
+            element,
+            epsilon: Some(epsilon),
+            rotary: None,
+        }
+        .checked(Some(gamma))
+    }
+
+    /// The heads of q or k: `x` is `[batch, len, heads, head_dim]`, the norm is `gamma`, `[head_dim]`, and `epsilon`.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError`] if a shape or the head dimension does not fit, `epsilon` is refused, or the positions pass
+    /// those of the table.
+    pub fn heads(
+        x: &[usize],
+        norm: Option<(&[usize], f32)>,
+        rotary: Option<Rotary>,
+        element: ElementType,
+    ) -> Result<Self, AttentionError> {
+        let [batch, len, heads, width] = rank(TensorName::Tokens, x)?;
+        check_head_dim(width)?;
+        if let Some(Rotary { positions, start }) = rotary {
+            let end = start.saturating_add(len);
+            check_limit("the end of the rotary positions", end, positions)?;
+        }
+        Self {
+            batch,
+            len,
+            heads,
+            width,
+            element,
+            epsilon: norm.map(|(_, epsilon)| epsilon),
+            rotary,
+        }
+        .checked(norm.map(|(gamma, _)| gamma))
+    }
+
+    fn checked(self, gamma: Option<&[usize]>) -> Result<Self, AttentionError> {
+        if let Some(gamma) = gamma {
+            check_shape(TensorName::NormWeight, gamma, &[self.width])?;
+        }
+        if let Some(epsilon) = self.epsilon
+            && !(epsilon.is_finite() && epsilon > 0.0)
+        {
+            return Err(AttentionError::Epsilon { epsilon });
+        }
+        let bytes = size_in_bytes(self.element, self.x_shape());
+        check_limit("the size of x in bytes", bytes, isize::MAX as usize)?;
+        Ok(self)
+    }
+
+    /// The number of rows.
+    #[must_use]
+    pub fn row_count(&self) -> usize {
+        self.batch * self.len * self.heads
+    }
+
+    /// Whether there is nothing to compute.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.row_count() * self.width == 0
+    }
+
+    /// Shape of `x` and of its gradient.
+    #[must_use]
+    pub fn x_shape(&self) -> [usize; 4] {
+        [self.batch, self.len, self.heads, self.width]
+    }
+
+    /// Shape of the output and of its gradient.
+    #[must_use]
+    pub fn out_shape(&self) -> [usize; 4] {
+        [self.batch, self.heads, self.len, self.width]
+    }
+
+    /// Shape of the table of angles, cosine and sine of each pair of features; `None` without rotary encoding.
+    #[must_use]
+    pub fn table_shape(&self) -> Option<[usize; 3]> {
+        (self.rotary).map(|rotary| [rotary.positions, self.width / 2, 2])
+    }
+}
