@@ -7,5 +7,6 @@ mod fuzz;
 mod gradients;
 mod masked;
 mod memory;
+mod products;
 mod properties;
 mod regression;

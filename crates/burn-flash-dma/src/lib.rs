@@ -36,6 +36,7 @@
 //!   that several calls share;
 //! - [`PackedAttention`]: documents packed one behind the other, by cumulative lengths; [`Documents`]: the same, and
 //!   padding, for every other call;
+//! - [`linear`] and [`product`]: the products of a model's other layers;
 //! - [`cache`]: decoding, in memory that does not grow with the context;
 //! - [`memory`]: the device memory that a call needs, and the longest sequence that fits;
 //! - [`select`]: the selection alone, to look at or to share between calls; [`Selector`]: with recent keys, sinks,
@@ -104,6 +105,7 @@ pub use functions::inspection::IntervalStats;
 pub use functions::linear::{linear_scores, try_linear_scores};
 pub use functions::masked::MaskedAttention;
 pub use functions::packed::PackedAttention;
+pub use functions::product::{linear, product, try_linear, try_product};
 pub use functions::selection::{Intervals, select, sliding_window, try_select, try_sliding_window};
 pub use functions::selector::{Selector, Window};
 pub use functions::shorthand::{

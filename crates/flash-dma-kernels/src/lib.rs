@@ -19,6 +19,7 @@ mod matrix;
 mod pattern;
 mod planning;
 mod portable;
+pub mod product;
 mod select;
 mod team;
 #[cfg(test)]

@@ -17,11 +17,12 @@ use burn::nn::{
     SwiGluConfig,
 };
 use burn::prelude::*;
+use burn::tensor::activation::silu;
 use burn::tensor::{FloatDType, Gradients};
-use burn_flash_dma::AttentionError;
 use burn_flash_dma::cache::AttentionCache;
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
 use burn_flash_dma::train::SelectionInput;
+use burn_flash_dma::{AttentionError, linear, product};
 
 /// A byte has 256 values; there is no tokeniser.
 pub const VOCABULARY: usize = 256;
@@ -224,7 +225,7 @@ impl TextModel {
     /// The embedding read backwards: a byte's logit is the product with its own vector.
     fn unembed(&self, x: Tensor<3>) -> Tensor<3> {
         let unembedding = self.embedding.weight.val().transpose();
-        self.norm.forward(x).matmul(unembedding.unsqueeze())
+        product(self.norm.forward(x), unembedding)
     }
 }
 
@@ -255,10 +256,11 @@ impl Block {
     // ANCHOR_END: block
 
     fn feed_forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let hidden = self
-            .feed_forward
-            .forward(self.feed_forward_norm.forward(x.clone()));
-        x + self.feed_forward_out.forward(hidden)
+        let normal = self.feed_forward_norm.forward(x.clone());
+        // SwiGLU, on the products of the attention layer: its weights' gradients are sums over all tokens.
+        let gate = linear(&self.feed_forward.linear_inner, normal.clone());
+        let hidden = silu(gate) * linear(&self.feed_forward.linear_outer, normal);
+        x + linear(&self.feed_forward_out, hidden)
     }
 }
 

@@ -7,4 +7,5 @@ pub mod attention;
 pub mod cache;
 mod logits;
 pub mod masked;
+pub mod product;
 mod tensors;

@@ -23,6 +23,7 @@ mod module_mask;
 mod module_scores;
 #[cfg(feature = "ndarray")]
 mod ndarray;
+mod product;
 mod ranges;
 mod second_order;
 mod values;

@@ -2,6 +2,7 @@
 
 mod decoding;
 mod masked;
+mod products;
 
 use crate::args::{Gradients, Inputs, Outputs, Saved, Selection};
 use crate::codegen::cuda::Gpu;
@@ -36,6 +37,7 @@ pub(crate) fn all() -> Vec<Case> {
     cases.extend(attention());
     cases.extend(decoding::all());
     cases.extend(masked::all());
+    cases.extend(products::all());
     cases
 }
 

@@ -3,4 +3,5 @@
 mod attention;
 mod cache;
 mod masked;
+mod product;
 mod tensors;
