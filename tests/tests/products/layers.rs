@@ -20,9 +20,9 @@ every_burn!(
 
 /// Tokens, `d_in` and `d_out`.
 fn sizes<B: Backend>() -> Vec<[usize; 3]> {
-    let mut sizes = vec![[1, 24, 40], [17, 33, 5]];
+    let mut sizes = vec![[17, 33, 5]];
     if B::SIZE > Size::Small {
-        sizes.extend([[257, 100, 70], [1000, 72, 200]]);
+        sizes.extend([[1, 24, 40], [257, 100, 70], [1000, 72, 200]]);
     }
     if B::SIZE == Size::Large {
         // Past the size from which kernels of tensor cores and parts are chosen.
@@ -58,9 +58,14 @@ fn operands([tokens, d_in, d_out]: [usize; 3]) -> [Matrix; 3] {
     [[tokens, d_in], [d_in, d_out], [tokens, d_out]].map(|shape| Matrix::random(shape, &mut rng))
 }
 
+/// On CubeCL's CPU runtime each variant of Burn's own operations compiles for many seconds, so it has one type.
 fn supported<B: Backend>(burn: &Burn<B>) -> impl Iterator<Item = ElementType> {
-    let all = [F32, F16, Bf16].into_iter();
-    all.filter(move |&element| burn.device().supports_dtype(dtype(element)))
+    let all = match B::SIZE {
+        Size::Small => vec![Bf16],
+        Size::Medium | Size::Large => vec![F32, F16, Bf16],
+    };
+    all.into_iter()
+        .filter(move |&element| burn.device().supports_dtype(dtype(element)))
 }
 
 fn results_and_gradients<B: Backend>(burn: &Burn<B>) {

@@ -35,7 +35,7 @@ pub struct Args {
     /// Tokens.
     #[arg(long, default_value_t = 32768)]
     tokens: usize,
-    /// Small sizes, for slow devices.
+    /// One small layer, for slow devices.
     #[arg(long)]
     tiny: bool,
     /// Timed launches of a candidate.

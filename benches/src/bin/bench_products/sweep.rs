@@ -91,9 +91,9 @@ struct Sweep<'a> {
 /// Runs everything and prints the tables.
 pub fn run(args: &Args, client: &Client) {
     let (layers, tokens) = if args.tiny {
-        (LAYERS.map(|layer| layer.shrunk(32)), 160)
+        (vec![LAYERS[0].shrunk(32)], 160)
     } else {
-        (LAYERS, args.tokens)
+        (LAYERS.to_vec(), args.tokens)
     };
     let mut sweep = Sweep {
         args,
@@ -111,7 +111,7 @@ pub fn run(args: &Args, client: &Client) {
     let pool = Pool::new(client, &layers, tokens);
 
     // What a training step takes with the rule and without comes first: it matters whatever else fails.
-    for layer in layers {
+    for &layer in &layers {
         for pass in Pass::ALL {
             let case = Case::new(client, &pool, layer, pass);
             sweep.measure(&case, Candidate::Rule);
@@ -130,7 +130,7 @@ pub fn run(args: &Args, client: &Client) {
     }
     for case in &first {
         let best = sweep.best(case, &candidates);
-        for layer in layers {
+        for &layer in &layers {
             let case = Case::new(client, &pool, layer, case.pass);
             for &candidate in &best {
                 match case.pass {
