@@ -8,5 +8,6 @@ mod gradients;
 mod masked;
 mod memory;
 mod norm;
+mod products;
 mod properties;
 mod regression;

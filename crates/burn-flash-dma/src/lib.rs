@@ -36,6 +36,7 @@
 //!   that several calls share;
 //! - [`PackedAttention`]: documents packed one behind the other, by cumulative lengths; [`Documents`]: the same, and
 //!   padding, for every other call;
+//! - [`linear`] and [`product`]: the products of a model's other layers;
 //! - [`cache`]: decoding, in memory that does not grow with the context;
 //! - [`rms_norm`] and [`HeadEncoding`]: what stands before attention in a layer, in one pass each;
 //! - [`memory`]: the device memory that a call needs, and the longest sequence that fits;
@@ -106,6 +107,7 @@ pub use functions::linear::{linear_scores, try_linear_scores};
 pub use functions::masked::MaskedAttention;
 pub use functions::norm::{HeadEncoding, rms_norm, try_rms_norm};
 pub use functions::packed::PackedAttention;
+pub use functions::product::{linear, product, try_linear, try_product};
 pub use functions::selection::{Intervals, select, sliding_window, try_select, try_sliding_window};
 pub use functions::selector::{Selector, Window};
 pub use functions::shorthand::{

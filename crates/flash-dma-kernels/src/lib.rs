@@ -20,6 +20,7 @@ mod norm;
 mod pattern;
 mod planning;
 mod portable;
+pub mod product;
 mod select;
 mod team;
 #[cfg(test)]

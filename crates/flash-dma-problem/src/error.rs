@@ -46,6 +46,10 @@ pub enum TensorName {
     PageTable,
     Lengths,
     Residual,
+    Weight,
+    LeftFactor,
+    RightFactor,
+    Product,
 }
 
 impl fmt::Display for TensorName {
@@ -89,6 +93,10 @@ impl fmt::Display for TensorName {
             Self::Seen => "the count of seen tokens",
             Self::PageTable => "the page table",
             Self::Lengths => "the lengths of the sequences",
+            Self::Weight => "the weight",
+            Self::LeftFactor => "the left factor",
+            Self::RightFactor => "the right factor",
+            Self::Product => "the product",
         })
     }
 }

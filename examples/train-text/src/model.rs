@@ -17,11 +17,12 @@ use burn::nn::{
     SwiGluConfig,
 };
 use burn::prelude::*;
+use burn::tensor::activation::silu;
 use burn::tensor::{FloatDType, Gradients};
 use burn_flash_dma::cache::AttentionCache;
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
 use burn_flash_dma::train::SelectionInput;
-use burn_flash_dma::{AttentionError, rms_norm};
+use burn_flash_dma::{AttentionError, linear, product, rms_norm};
 
 /// A byte has 256 values; there is no tokeniser.
 pub const VOCABULARY: usize = 256;
@@ -224,7 +225,7 @@ impl TextModel {
     /// The embedding read backwards: a byte's logit is the product with its own vector.
     fn unembed(&self, x: Tensor<3>) -> Tensor<3> {
         let unembedding = self.embedding.weight.val().transpose();
-        normalised(&self.norm, x).matmul(unembedding.unsqueeze())
+        product(normalised(&self.norm, x), unembedding)
     }
 }
 
@@ -256,8 +257,10 @@ impl Block {
 
     fn feed_forward(&self, x: Tensor<3>) -> Tensor<3> {
         let normal = normalised(&self.feed_forward_norm, x.clone());
-        let hidden = self.feed_forward.forward(normal);
-        x + self.feed_forward_out.forward(hidden)
+        // SwiGLU, on the products of the attention layer: its weights' gradients are sums over all tokens.
+        let gate = linear(&self.feed_forward.linear_inner, normal.clone());
+        let hidden = silu(gate) * linear(&self.feed_forward.linear_outer, normal);
+        x + linear(&self.feed_forward_out, hidden)
     }
 }
 

@@ -9,6 +9,7 @@ use cubecl::ir::{ElemType, FloatKind, UIntKind};
 use cubecl::prelude::TensorBinding;
 use cubecl::server::{CopyDescriptor, Handle};
 use flash_dma_kernels as engine;
+use flash_dma_kernels::product::{Choice, Operands};
 use flash_dma_problem::{AttentionError, ElementType, Interval, Problem};
 use std::marker::PhantomData;
 
@@ -259,6 +260,33 @@ impl<T: Target> Kernels<T> {
         let (p, r) = (products.binding(), results.binding());
         engine::internals::products_alone(&self.client, element, boxes, [a, b], sums, p, r)?;
         Ok((self.read(&products), self.read(&results)))
+    }
+
+    /// The product of two matrices, `[m, n]` in `out`: by one choice alone, or by the rule.
+    ///
+    /// # Errors
+    ///
+    /// If it is refused.
+    pub fn product(
+        &self,
+        [a, b]: [&Raw; 2],
+        out: ElementType,
+        choice: Option<Choice>,
+    ) -> Result<Vec<f64>, AttentionError> {
+        let operands = Operands {
+            a: self.upload(a),
+            b: self.upload(b),
+            element: a.element,
+        };
+        let result = self.output(&[a.shape[0], b.shape[1]], out, 0);
+        let to = result.binding();
+        match choice {
+            None => engine::product::product(&self.client, &operands, &to, out)?,
+            Some(choice) => {
+                engine::product::product_by(&self.client, &operands, &to, out, choice)?;
+            }
+        }
+        Ok(self.read(&result))
     }
 }
 

@@ -4,9 +4,11 @@ use crate::ops::attention::DynamicMaskOps;
 use crate::ops::cache::CacheOps;
 use crate::ops::masked::MaskedAttentionOps;
 use crate::ops::norm::NormOps;
+use crate::ops::product::ProductOps;
 use burn::backend::NdArray;
 
 impl DynamicMaskOps for NdArray {}
 impl MaskedAttentionOps for NdArray {}
 impl CacheOps for NdArray {}
 impl NormOps for NdArray {}
+impl ProductOps for NdArray {}

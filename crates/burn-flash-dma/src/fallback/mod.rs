@@ -8,4 +8,5 @@ pub mod cache;
 mod logits;
 pub mod masked;
 pub mod norm;
+pub mod product;
 mod tensors;

@@ -1,7 +1,8 @@
 //! Linear scores, computed from the tokens of a layer.
 
+use crate::functions::product::try_product;
 use crate::validate::{as_f32, check_shape, expect, same_device};
-use burn::tensor::{DType, Tensor, module::linear};
+use burn::tensor::{DType, Tensor};
 use flash_dma_problem::{AttentionError, TensorName};
 
 /// The factor of [`linear_scores`]. With it a projection that starts at N(0, 0.02²) gives scores of standard deviation
@@ -45,6 +46,6 @@ pub fn try_linear_scores(
         let options = (&tokens.device(), DType::F32);
         return Ok(Tensor::zeros([batch, heads, len], options));
     }
-    let products = linear(tokens, score_proj, None);
+    let products = try_product(tokens, score_proj)?;
     Ok((products * SHARPNESS).swap_dims(1, 2))
 }

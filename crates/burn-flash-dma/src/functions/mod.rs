@@ -8,6 +8,7 @@ pub(crate) mod linear;
 pub(crate) mod masked;
 pub(crate) mod norm;
 pub(crate) mod packed;
+pub(crate) mod product;
 pub(crate) mod selection;
 pub(crate) mod selector;
 pub(crate) mod shorthand;

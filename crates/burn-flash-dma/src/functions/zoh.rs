@@ -1,5 +1,6 @@
 //! The scores of Dynamic Mask Attention, computed from the values.
 
+use crate::functions::product::try_product;
 use crate::validate::{as_f32, check_shape, expect, same_device};
 use burn::tensor::{DType, Tensor, activation::softplus};
 use flash_dma_problem::{AttentionError, TensorName};
@@ -47,7 +48,7 @@ pub fn try_zoh_scores(
         return Ok(Tensor::zeros([batch, heads, len], (&device, DType::F32)));
     }
     let tokens = values.swap_dims(1, 2).reshape([batch * len, width]);
-    let dt = tokens.matmul(dt_proj.transpose());
+    let dt = try_product(tokens, dt_proj.transpose())?;
     let scores = (softplus(dt, 1.0) * a.unsqueeze()).exp();
     Ok(scores.reshape([batch, len, heads]).swap_dims(1, 2))
 }

@@ -7,6 +7,7 @@ use super::scorer::{INITIAL, ScoreForm, Scorer};
 use crate::functions::attention::Attention;
 use crate::functions::documents::Documents;
 use crate::functions::norm::HeadEncoding;
+use crate::functions::product::linear;
 use crate::functions::selection::Intervals;
 use crate::functions::selector::Selector;
 use crate::validate::{check_shape, expect, same_device, scores_as_f32};
@@ -448,8 +449,8 @@ impl DynamicMaskAttention {
         x: Tensor<3>,
         starts: &[usize],
     ) -> Result<[Tensor<4>; 3], AttentionError> {
-        let q = self.split(self.q_proj.forward(x.clone()), self.n_heads);
-        let k = self.split(self.k_proj.forward(x.clone()), self.n_kv_heads);
+        let q = self.split(linear(&self.q_proj, x.clone()), self.n_heads);
+        let k = self.split(linear(&self.k_proj, x.clone()), self.n_kv_heads);
         Ok([
             self.place(q, &self.q_norm, starts)?,
             self.place(k, &self.k_norm, starts)?,
@@ -493,7 +494,7 @@ impl DynamicMaskAttention {
 
     /// v of `[batch, len, d_model]`: `[batch, n_kv_heads, len, head_dim]`.
     fn values(&self, x: Tensor<3>) -> Tensor<4> {
-        self.split(self.v_proj.forward(x), self.n_kv_heads)
+        self.split(linear(&self.v_proj, x), self.n_kv_heads)
             .swap_dims(1, 2)
     }
 
@@ -507,7 +508,7 @@ impl DynamicMaskAttention {
     pub(super) fn merge_heads(&self, out: Tensor<4>) -> Tensor<3> {
         let [batch, heads, len, dim] = out.dims();
         let out = out.swap_dims(1, 2).reshape([batch, len, heads * dim]);
-        self.o_proj.forward(out)
+        linear(&self.o_proj, out)
     }
 
     /// The options of its attention.

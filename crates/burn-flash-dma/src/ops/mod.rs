@@ -6,15 +6,18 @@
 //! | [`MaskedAttentionOps`] | tile plans, forward and backward of attention under a mask and a bias |
 //! | [`CacheOps`] | appending to a cache, and attention over it |
 //! | [`NormOps`] | RMS norm, and norm and rotary encoding of heads |
+//! | [`ProductOps`] | the products of linear layers, and of their gradients |
 
 pub(crate) mod attention;
 pub(crate) mod cache;
 pub(crate) mod masked;
 pub(crate) mod norm;
+pub(crate) mod product;
 pub(crate) mod types;
 
 pub use attention::DynamicMaskOps;
 pub use cache::CacheOps;
 pub use masked::MaskedAttentionOps;
 pub use norm::NormOps;
+pub use product::ProductOps;
 pub use types::*;

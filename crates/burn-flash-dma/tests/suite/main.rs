@@ -24,6 +24,7 @@ mod module_scores;
 #[cfg(feature = "ndarray")]
 mod ndarray;
 mod norm;
+mod product;
 mod ranges;
 mod second_order;
 mod values;

@@ -3,6 +3,7 @@
 mod decoding;
 mod masked;
 mod norm;
+mod products;
 
 use crate::args::{Far, Gradients, Inputs, Outputs, Saved, Selection};
 use crate::codegen::cuda::Gpu;
@@ -38,6 +39,7 @@ pub(crate) fn all() -> Vec<Case> {
     cases.extend(decoding::all());
     cases.extend(masked::all());
     cases.extend(norm::all());
+    cases.extend(products::all());
     cases
 }
 

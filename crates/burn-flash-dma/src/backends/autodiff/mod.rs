@@ -4,3 +4,4 @@ mod attention;
 mod masked;
 mod node;
 mod norm;
+mod product;

@@ -4,4 +4,5 @@ mod attention;
 mod cache;
 mod masked;
 mod norm;
+mod product;
 mod tensors;

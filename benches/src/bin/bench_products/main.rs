@@ -1,0 +1,71 @@
+//! Times the products of a training step: every kernel that `flash-dma-kernels` and CubeK have, on the shapes and layouts
+//! of `examples/train-text`, against what Burn takes without autotune.
+//!
+//! ```text
+//! cargo run --profile gpu -p flash-dma-benches --features cuda --bin bench-products -- --runtime cuda --json products.json
+//! cargo run -p flash-dma-benches --bin bench-products -- --runtime cpu --tiny --seconds 60
+//! ```
+//!
+//! All candidates meet on one layer; the fastest of each kind of product then on all layers, and for gradients of weights
+//! with sums in several numbers of parts. Each is compared with f64 on sampled entries before it is timed. What is refused,
+//! panics or fails is a row with its reason. Rows are written as they come. A candidate that does not end ends the program,
+//! and so does one that breaks the device: start again with `--skip NAME`, after `--json` of another name.
+
+mod candidates;
+mod shapes;
+mod sweep;
+mod tensors;
+
+use clap::Parser;
+use flash_dma_benches::buffers::client;
+use std::path::PathBuf;
+
+/// Times products of matrices.
+#[derive(Parser)]
+pub struct Args {
+    /// The runtime: cpu, cuda or wgpu, if compiled in.
+    #[arg(long)]
+    runtime: String,
+    /// Starts no candidate after this many seconds.
+    #[arg(long, default_value_t = 1200)]
+    seconds: u64,
+    /// Ends the program if a candidate takes longer than this many seconds.
+    #[arg(long, default_value_t = 90)]
+    patience: u64,
+    /// Tokens.
+    #[arg(long, default_value_t = 32768)]
+    tokens: usize,
+    /// One small layer, for slow devices.
+    #[arg(long)]
+    tiny: bool,
+    /// Timed launches of a candidate.
+    #[arg(long, default_value_t = 5)]
+    runs: usize,
+    /// How many of the fastest candidates run on all layers.
+    #[arg(long, default_value_t = 5)]
+    top: usize,
+    /// Candidates whose name has one of these parts; all by default.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// Candidates to leave out, by name.
+    #[arg(long, value_delimiter = ',')]
+    skip: Vec<String>,
+    /// Write the rows to this file as a JSON array.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// The commit that was built, for the rows.
+    #[arg(long, default_value = option_env!("FLASH_DMA_COMMIT").unwrap_or("unknown"))]
+    commit: String,
+}
+
+fn main() {
+    let args = Args::parse();
+    let client = client(&args.runtime).unwrap_or_else(|| {
+        eprintln!(
+            "runtime `{0}` is not compiled in: build with `--features {0}`",
+            args.runtime
+        );
+        std::process::exit(2);
+    });
+    sweep::run(&args, &client);
+}

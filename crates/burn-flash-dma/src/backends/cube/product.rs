@@ -1,0 +1,87 @@
+//! Every CubeCL runtime, on the products of the kernels: strided operands in, contiguous results out.
+
+use super::tensors::{empty, run};
+use crate::fallback::product::float_dtype;
+use crate::ops::product::ProductOps;
+use burn::backend::tensor::FloatTensor;
+use burn::tensor::DType;
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::{cast, into_contiguous, untile};
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::TensorBinding;
+use flash_dma_kernels::product::{Operands, product};
+use flash_dma_problem::ElementType;
+
+impl ProductOps for CubeBackend {
+    fn linear_product(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
+        let out = x.dtype;
+        let weight = rounded(weight, out);
+        multiply(x, weight, out)
+    }
+
+    fn linear_product_input_gradient(
+        grad: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let out = grad.dtype;
+        let weight = rounded(weight, out);
+        multiply(grad, transposed(weight), out)
+    }
+
+    fn linear_product_weight_gradient(
+        x: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        element: ElementType,
+    ) -> FloatTensor<Self> {
+        multiply(transposed(x), grad, float_dtype(element).into())
+    }
+}
+
+fn rounded(weight: CubeTensor, dtype: DType) -> CubeTensor {
+    if weight.dtype == dtype {
+        weight
+    } else {
+        cast(weight, dtype)
+    }
+}
+
+fn transposed(tensor: CubeTensor) -> CubeTensor {
+    let mut tensor = untile(tensor);
+    tensor.meta.swap(0, 1);
+    tensor
+}
+
+fn multiply(a: CubeTensor, b: CubeTensor, out: DType) -> CubeTensor {
+    let (client, element) = (a.client.clone(), element_of(a.dtype));
+    let shape = [a.meta.shape()[0], b.meta.shape()[1]];
+    let result = empty(&a, shape, out);
+    let [a, b] = [a, b].map(matrix);
+    let operands = Operands { a, b, element };
+    run(product(
+        &client,
+        &operands,
+        &result.clone().binding(),
+        element_of(out),
+    ));
+    result
+}
+
+/// The binding of a matrix with a contiguous axis; any other is copied first.
+fn matrix(tensor: CubeTensor) -> TensorBinding {
+    let tensor = untile(tensor);
+    let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
+    if (0..2).any(|axis| strides[axis] == 1 || shape[axis] <= 1) {
+        tensor.binding()
+    } else {
+        into_contiguous(tensor).binding()
+    }
+}
+
+/// The element type of an operand, which the functions on `Tensor` have checked.
+fn element_of(dtype: DType) -> ElementType {
+    match dtype {
+        DType::F16 => ElementType::F16,
+        DType::BF16 => ElementType::Bf16,
+        _ => ElementType::F32,
+    }
+}

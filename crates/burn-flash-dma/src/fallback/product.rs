@@ -1,0 +1,43 @@
+//! The products of linear layers: Burn's own, in f32.
+
+use super::tensors::to_f32;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::FloatDType;
+use flash_dma_problem::ElementType;
+
+/// `x · weight`.
+pub fn output<B: Backend>(x: FloatTensor<B>, weight: FloatTensor<B>) -> FloatTensor<B> {
+    let dtype: FloatDType = x.dtype().into();
+    let weight = B::float_cast(weight, dtype);
+    B::float_cast(multiply::<B>(x, weight), dtype)
+}
+
+/// `grad · weightᵀ`.
+pub fn input_gradient<B: Backend>(grad: FloatTensor<B>, weight: FloatTensor<B>) -> FloatTensor<B> {
+    output::<B>(grad, B::float_transpose(weight))
+}
+
+/// `xᵀ · grad` in `element`.
+pub fn weight_gradient<B: Backend>(
+    x: FloatTensor<B>,
+    grad: FloatTensor<B>,
+    element: ElementType,
+) -> FloatTensor<B> {
+    let product = multiply::<B>(B::float_transpose(x), grad);
+    B::float_cast(product, float_dtype(element))
+}
+
+/// The product in f32 of what are 16-bit numbers or f32.
+fn multiply<B: Backend>(a: FloatTensor<B>, b: FloatTensor<B>) -> FloatTensor<B> {
+    B::float_matmul(to_f32::<B>(a), to_f32::<B>(b))
+}
+
+/// Burn's name of an element type.
+pub(crate) fn float_dtype(element: ElementType) -> FloatDType {
+    match element {
+        ElementType::F32 => FloatDType::F32,
+        ElementType::F16 => FloatDType::F16,
+        ElementType::Bf16 => FloatDType::BF16,
+    }
+}

@@ -1,0 +1,108 @@
+//! Linear layers on the products of this crate.
+
+use crate::ops::ProductOps;
+use crate::validate::{check_shape, element_type, expect, same_device};
+use burn::backend::Dispatch;
+use burn::nn::Linear;
+use burn::tensor::Tensor;
+use flash_dma_problem::{AttentionError, TensorName};
+
+/// Applies a layer of Burn on the products of this crate: `[.., d_in]` to `[.., d_out]`.
+///
+/// It is `layer.forward(x)` with other kernels. On CubeCL's runtimes a rule picks the kernel of each product by its
+/// sizes, and the sums of a weight's gradient, which run over all tokens, are cut into parts that fill the device; sums
+/// are in f32. The layer, its parameters and its records stay what they are. A layer of f32 may be applied to f16 or
+/// bf16: it is rounded for the product, and its gradients arrive in f32, without the rounding of a cast in the graph.
+///
+/// With element types other than f32, f16 and bf16 (f64, or quantised weights) it is Burn's own.
+///
+/// ```
+/// # #[cfg(all(feature = "flex", feature = "autodiff"))] {
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{DType, Device, Distribution, Tensor};
+///
+/// let device = Device::flex().autodiff();
+/// let layer = LinearConfig::new(64, 32).init(&device);
+/// let x = Tensor::<3>::random([2, 100, 64], Distribution::Normal(0.0, 1.0), &device);
+/// let y = burn_flash_dma::linear(&layer, x.cast(DType::BF16));
+/// assert_eq!((y.dims(), y.dtype()), ([2, 100, 32], DType::BF16));
+///
+/// let grads = y.sum().backward();
+/// assert_eq!(layer.weight.grad(&grads).unwrap().dtype(), DType::F32);
+/// # }
+/// ```
+///
+/// # Panics
+///
+/// If [`try_linear`] returns an error, with that error's text.
+#[must_use]
+pub fn linear<const D: usize>(layer: &Linear, x: Tensor<D>) -> Tensor<D> {
+    expect(try_linear(layer, x))
+}
+
+/// Like [`linear`], but returns the error.
+///
+/// # Errors
+///
+/// [`AttentionError`] if the last axis of `x` is not the layer's input, or the layer is on another device.
+pub fn try_linear<const D: usize>(
+    layer: &Linear,
+    x: Tensor<D>,
+) -> Result<Tensor<D>, AttentionError> {
+    let weight = layer.weight.val();
+    let ours = element_type(TensorName::Tokens, &x).is_ok()
+        && element_type(TensorName::Weight, &weight).is_ok();
+    if !ours {
+        return Ok(layer.forward(x));
+    }
+    let y = try_product(x, weight)?;
+    Ok(match &layer.bias {
+        None => y,
+        Some(bias) => {
+            let bias = bias.val().cast(y.dtype());
+            y + bias.unsqueeze()
+        }
+    })
+}
+
+/// The product `[.., d_in] · [d_in, d_out]`, as [`linear`] computes it, with any weight: an embedding read backwards, for
+/// example. The result has the type of `x`.
+///
+/// # Panics
+///
+/// If [`try_product`] returns an error, with that error's text.
+#[must_use]
+pub fn product<const D: usize>(x: Tensor<D>, weight: Tensor<2>) -> Tensor<D> {
+    expect(try_product(x, weight))
+}
+
+/// Like [`product`], but returns the error. An empty product is a constant to autodiff.
+///
+/// # Errors
+///
+/// [`AttentionError`] if the last axis of `x` is not the first of the weight, a tensor is not f32, f16 or bf16, the
+/// device does not compute in the type of `x`, or the tensors are on different devices.
+pub fn try_product<const D: usize>(
+    x: Tensor<D>,
+    weight: Tensor<2>,
+) -> Result<Tensor<D>, AttentionError> {
+    let (mut dims, [d_in, d_out]) = (x.dims(), weight.dims());
+    let tokens: usize = dims[..D - 1].iter().product();
+    check_shape(TensorName::Weight, &weight.dims(), &[dims[D - 1], d_out])?;
+    let element = element_type(TensorName::Tokens, &x)?;
+    element_type(TensorName::Weight, &weight)?;
+    let device = x.device();
+    same_device(&device, TensorName::Weight, weight.device())?;
+    if !device.supports_dtype(x.dtype()) {
+        let what = format!("arithmetic in {element}");
+        return Err(AttentionError::Unsupported { what });
+    }
+    dims[D - 1] = d_out;
+    if tokens * d_in * d_out == 0 {
+        // An empty product is not every backend's.
+        return Ok(Tensor::zeros(dims, (&device, x.dtype())));
+    }
+    let rows: Tensor<2> = x.reshape([tokens, d_in]);
+    let out = Dispatch::linear_product(rows.into_dispatch(), weight.into_dispatch());
+    Ok(Tensor::<2>::from_dispatch(out).reshape(dims))
+}

@@ -1,0 +1,168 @@
+//! `linear` and `product` on Flex: what they refuse, and their place in the graph. Results and gradients on every backend
+//! are tested beside the kernels.
+
+use crate::case::values;
+use burn::backend::ops::FloatTensorOps;
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::{DType, Device, Distribution, Tensor, TensorData};
+use burn_flash_dma::fallback::product as default;
+use burn_flash_dma::ops::ProductOps;
+use burn_flash_dma::{AttentionError, ElementType, TensorName, product, try_linear, try_product};
+use burn_flex::Flex;
+
+fn random<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
+    Tensor::random(shape, Distribution::Normal(0.0, 1.0), device)
+}
+
+fn layer(device: &Device) -> Linear {
+    LinearConfig::new(24, 10).init(device)
+}
+
+#[test]
+fn bad_operands_are_refused() {
+    let device = Device::flex();
+    let weight = random([24, 10], &device);
+    let (tensor, axis) = (TensorName::Weight, 0);
+    assert_eq!(
+        try_product(random([2, 5, 23], &device), weight.clone()).unwrap_err(),
+        AttentionError::Shape {
+            tensor,
+            axis,
+            expected: 23,
+            actual: 24
+        }
+    );
+    assert_eq!(
+        try_linear(&layer(&device), random([7, 23], &device)).unwrap_err(),
+        AttentionError::Shape {
+            tensor,
+            axis,
+            expected: 23,
+            actual: 24
+        }
+    );
+    let wide = random([2, 24], &device).cast(DType::F64);
+    assert_eq!(
+        try_product(wide, weight).unwrap_err(),
+        AttentionError::ElementType {
+            tensor: TensorName::Tokens,
+            expected: "f32, f16 or bf16".into(),
+            actual: "f64".into()
+        }
+    );
+}
+
+#[test]
+#[should_panic(expected = "the weight must have size 23 on axis 0, but has 24")]
+fn the_plain_form_panics_with_the_text() {
+    let device = Device::flex();
+    let _ = product(random([2, 5, 23], &device), random([24, 10], &device));
+}
+
+/// A type that the kernels do not have is Burn's own business.
+#[test]
+fn other_types_are_burns_own() {
+    let device = Device::flex();
+    let layer = layer(&device);
+    let wide = Linear {
+        weight: layer.weight.clone().map(|w| w.cast(DType::F64)),
+        bias: layer.bias.map(|b| b.map(|b| b.cast(DType::F64))),
+    };
+    let x = random([3, 5, 24], &device).cast(DType::F64);
+    let y = try_linear(&wide, x.clone()).unwrap();
+    assert_eq!(y.dtype(), DType::F64);
+    assert!(values(y) == values(wide.forward(x)));
+}
+
+#[test]
+fn empty_products_have_defined_results() {
+    let device = Device::flex().autodiff();
+    for [tokens, d_in, d_out] in [[0, 4, 3], [2, 0, 3], [2, 4, 0]] {
+        let x = random([2, tokens, d_in], &device);
+        let y = product(x, random([d_in, d_out], &device));
+        assert_eq!(y.dims(), [2, tokens, d_out]);
+        assert!(values(y).iter().all(|&y| y == 0.0));
+    }
+}
+
+/// Burn's own layer, in the result and in exactly the gradients that are tracked, with recomputed parents or not.
+#[test]
+fn a_layer_is_burns_layer() {
+    let plain = Device::flex();
+    let (stored, weight) = (random::<3>([2, 7, 24], &plain), random([24, 10], &plain));
+    let (weight, grad) = (
+        weight.into_data(),
+        random::<3>([2, 7, 10], &plain).into_data(),
+    );
+    let stored = stored.into_data();
+    for device in [
+        plain.clone().autodiff(),
+        plain.clone().autodiff().gradient_checkpointing(),
+    ] {
+        let load = |data: &TensorData| Tensor::<3>::from_data(data.clone(), &device);
+        for [track_x, track_weight] in [[true, true], [true, false], [false, true]] {
+            let run = |ours: bool| {
+                let x = load(&stored);
+                let w = Tensor::<2>::from_data(weight.clone(), &device);
+                let x = if track_x { x.require_grad() } else { x };
+                let w = if track_weight { w.require_grad() } else { w };
+                // Operations whose outputs a checkpointing device drops.
+                let (inner, turned) = (x.clone() * 0.5 + 0.25, (w.clone() * 2.0).tanh());
+                let y = if ours {
+                    product(inner, turned)
+                } else {
+                    inner.matmul(turned.unsqueeze())
+                };
+                let grads = (y.clone() * load(&grad)).sum().backward();
+                let of_x = x.grad(&grads).map(values);
+                (values(y), of_x, w.grad(&grads).map(values))
+            };
+            let (ours, burns) = (run(true), run(false));
+            assert_eq!(ours.1.is_some(), track_x);
+            assert_eq!(ours.2.is_some(), track_weight);
+            close(&ours.0, &burns.0);
+            for (ours, burns) in [(ours.1, burns.1), (ours.2, burns.2)] {
+                if let (Some(ours), Some(burns)) = (ours, burns) {
+                    close(&ours, &burns);
+                }
+            }
+        }
+    }
+}
+
+/// Sums of at most 24 terms of about 1, in two orders.
+#[track_caller]
+fn close(a: &[f64], b: &[f64]) {
+    assert_eq!(a.len(), b.len());
+    for (a, b) in a.iter().zip(b) {
+        assert!((a - b).abs() <= 1e-4, "{a} {b}");
+    }
+}
+
+/// Below the tensor functions: the trait's default bodies, for a weight of another type.
+#[test]
+fn default_bodies_round_once() {
+    let load = |values: Vec<f32>, shape: [usize; 2]| {
+        Flex::float_from_data(TensorData::new(values, shape), &Default::default())
+    };
+    let narrow = |tensor| Flex::float_cast(tensor, burn::tensor::FloatDType::BF16);
+    // 257 is no bf16: a sum that was rounded on its way would stay 256.
+    let x = narrow(load(vec![1.0; 2 * 300], [2, 300]));
+    let weight = load(vec![1.0; 300 * 2], [300, 2]);
+    let read = |tensor| {
+        let data = burn::tensor::read_sync(Flex::float_into_data(tensor)).unwrap();
+        data.iter::<f64>().collect::<Vec<_>>()
+    };
+    let y = Flex::linear_product(x.clone(), weight.clone());
+    assert_eq!(read(y), vec![300.0; 4]);
+    let dw = Flex::linear_product_weight_gradient(
+        narrow(load(vec![1.0; 300 * 2], [300, 2])),
+        narrow(load(vec![1.0; 300 * 2], [300, 2])),
+        ElementType::F32,
+    );
+    assert_eq!(read(dw), vec![300.0; 4]);
+    let dx = Flex::linear_product_input_gradient(narrow(load(vec![3.0; 2], [1, 2])), weight);
+    assert_eq!(read(dx), vec![6.0; 300]);
+    let same = default::output::<Flex>(x, load(vec![2.0; 300], [300, 1]));
+    assert_eq!(read(same), vec![600.0; 2]);
+}

@@ -1,0 +1,26 @@
+//! Products of matrices: what a training step spends its time on beside attention.
+//!
+//! `C = A B` with sums in f32, for the three products of a linear layer on `T` tokens: its output `X W`, the gradient of
+//! its input `dY Wᵀ`, and the gradient of its weight `Xᵀ dY`, whose sums run over all tokens. A [rule](Choice::of) picks
+//! the kernel and the number of parts that the sums are cut into; nothing is tuned at run time.
+//!
+//! | kernel | of | served |
+//! |---|---|---|
+//! | [`Route::Wgmma`] | this crate, `wgmma/` | f16 and bf16 on sm_90, rows that begin at multiples of 16 bytes |
+//! | [`Route::Library`] | CubeK, `library.rs` | whatever its routine accepts |
+//! | [`Route::Standard`] | CubeK, as Burn chooses it without autotune | everything |
+//!
+//! f32 operands always take [`Route::Standard`]: as in Burn, a device with tensor cores then multiplies in TF32.
+
+mod library;
+mod operands;
+mod parts;
+mod rule;
+mod run;
+pub(crate) mod wgmma;
+
+pub use library::{Instruction, Routine, Tiling};
+pub use operands::{Operands, Sizes};
+pub use rule::{Choice, Route};
+pub use run::{product, product_by};
+pub use wgmma::Tile;

@@ -1,0 +1,152 @@
+//! Which kernel multiplies, and in how many parts.
+
+use super::library::Routine;
+use super::operands::{Operands, Sizes};
+use super::wgmma::{Tile, serves};
+use cubecl::client::Client;
+use flash_dma_problem::ElementType;
+
+/// The kernel of a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Route {
+    /// CubeK's choice without autotune, which is Burn's: a simple tensor-core routine, without tensor cores one of single
+    /// units.
+    Standard,
+    /// A routine of CubeK with its own choice of sizes, or with the given ones.
+    Library(Routine, Option<super::Tiling>),
+    /// The `wgmma` kernel of this crate.
+    Wgmma(Tile),
+}
+
+/// What is decided about a product before it is launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Choice {
+    /// The kernel.
+    pub route: Route,
+    /// Into how many parts the sums over `k` are cut, each computed by cubes of its own; 1 for none. The parts are f32
+    /// and are added in a fixed order. A kernel may use fewer.
+    pub parts: usize,
+}
+
+/// Sums shorter than this are never cut.
+const LONG: usize = 4096;
+
+/// A part is at least this long.
+const SHORTEST_PART: usize = 512;
+
+/// The most parts.
+const MOST_PARTS: usize = 64;
+
+/// What starting and finishing a cube costs, in steps along `k`.
+const CUBE_COST: usize = 256;
+
+/// Elements of the result that are written as a part, read and added in the time of a step along `k` of a full wave of
+/// cubes: 2350 bytes per clock of the memory of an H200 against 16 clocks per step of a 128 x 256 tile.
+const ADDED_PER_STEP: usize = 4700;
+
+/// Multiplications of a product below which starting it costs more than computing it.
+const LARGE: usize = 1 << 27;
+
+impl Choice {
+    /// The choices for a product on a device, the best first. The last one serves every product.
+    ///
+    /// It reads sizes, strides and element types, and nothing that changes between two calls: the same product always
+    /// takes the same kernel, so that repeats are bit-equal.
+    #[must_use]
+    pub fn of(client: &Client, operands: &Operands) -> Vec<Self> {
+        let sizes = operands.sizes();
+        let processors = (client.properties().hardware.num_streaming_multiprocessors)
+            .map_or(1, |count| count as usize);
+        let with = |route: Route| Self {
+            route,
+            parts: parts(sizes, route.tile(), processors),
+        };
+        let mut choices = Vec::new();
+        let large = sizes.m.saturating_mul(sizes.n).saturating_mul(sizes.k) >= LARGE;
+        if operands.element != ElementType::F32 && large {
+            let tile = Tile::for_columns(sizes.n);
+            if serves(client.properties(), operands) {
+                choices.push(with(Route::Wgmma(tile)));
+            }
+        }
+        choices.push(with(Route::Standard));
+        choices
+    }
+}
+
+impl Route {
+    /// The rows and columns that one cube computes, for the estimate of waves.
+    fn tile(self) -> [usize; 2] {
+        match self {
+            Self::Standard => [128, 128],
+            Self::Library(_, Some(tiling)) => tiling.tile(),
+            Self::Library(_, None) => [128, 128],
+            Self::Wgmma(tile) => [Tile::ROWS, tile.columns()],
+        }
+    }
+}
+
+/// The number of parts with the least estimated time: waves of cubes over the multiprocessors, each as long as a part
+/// and the start of a cube, and the parts' way through memory.
+fn parts(sizes: Sizes, [rows, columns]: [usize; 2], processors: usize) -> usize {
+    let Sizes { m, n, k } = sizes;
+    if k < LONG || processors <= 1 {
+        return 1;
+    }
+    let tiles = m.div_ceil(rows) * n.div_ceil(columns);
+    let time = |parts: usize| {
+        let waves = (tiles * parts).div_ceil(processors);
+        let added = if parts == 1 {
+            0
+        } else {
+            parts * m * n / ADDED_PER_STEP
+        };
+        waves * (k.div_ceil(parts) + CUBE_COST) + added
+    };
+    (1..=MOST_PARTS.min(k / SHORTEST_PART))
+        .min_by_key(|&parts| time(parts))
+        .unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The weight gradients of a model with `d_model` 1024, two key/value heads and 32K tokens, on an H200.
+    #[test]
+    fn weight_gradients_fill_the_multiprocessors() {
+        let parts = |m, n| {
+            let sizes = Sizes { m, n, k: 32768 };
+            parts(sizes, [128, 256], 132)
+        };
+        assert_eq!(parts(1024, 1024), 4);
+        assert_eq!(parts(1024, 256), 16);
+        assert_eq!(parts(1024, 2752), 3);
+        assert_eq!(parts(2752, 1024), 3);
+    }
+
+    #[test]
+    fn short_sums_and_full_devices_are_not_cut() {
+        let tall = Sizes {
+            m: 32768,
+            n: 1024,
+            k: 2752,
+        };
+        assert_eq!(parts(tall, [128, 256], 132), 1);
+        let deep = Sizes { k: 65536, ..tall };
+        assert_eq!(parts(deep, [128, 256], 132), 1);
+        assert_eq!(
+            parts(
+                Sizes {
+                    m: 8,
+                    n: 8,
+                    k: 65536
+                },
+                [128, 256],
+                1
+            ),
+            1
+        );
+    }
+}

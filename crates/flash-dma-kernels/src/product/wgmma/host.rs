@@ -1,0 +1,207 @@
+//! The compile-time configuration of the kernel, and its launch.
+
+use super::kernel::{ExtentLaunch, product_wgmma_kernel};
+use crate::host::check::{address_type, elem_type};
+use crate::matrix::blueprint::has_wgmma;
+use crate::product::operands::{Major, Operands, Sizes, major, transposed};
+use crate::product::parts::Division;
+use cubecl::client::Client;
+use cubecl::ir::DeviceProperties;
+use cubecl::prelude::*;
+use flash_dma_problem::ElementType;
+
+/// Terms of a sum per stage: a row of 128 bytes.
+pub(crate) const DEPTH: usize = 64;
+
+/// Warpgroups that multiply.
+pub(crate) const CONSUMERS: usize = 2;
+
+/// The part of the result that a cube owns: 128 rows of this many columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Tile {
+    /// 128 columns; two cubes share a multiprocessor.
+    Columns128,
+    /// 256 columns: the fewest bytes read per product.
+    Columns256,
+}
+
+impl Tile {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Columns128, Self::Columns256];
+
+    /// Rows of either.
+    pub const ROWS: usize = 64 * CONSUMERS;
+
+    /// Columns.
+    #[must_use]
+    pub const fn columns(self) -> usize {
+        match self {
+            Self::Columns128 => 128,
+            Self::Columns256 => 256,
+        }
+    }
+
+    /// The tile for a result of `n` columns.
+    pub(crate) fn for_columns(n: usize) -> Self {
+        if n > 128 {
+            Self::Columns256
+        } else {
+            Self::Columns128
+        }
+    }
+}
+
+/// What the kernel is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Blueprint {
+    pub element: ElementType,
+    pub tile: Tile,
+    /// How A `[m, k]` lies in memory.
+    pub a: Major,
+    /// How B `[k, n]` lies in memory.
+    pub b: Major,
+}
+
+impl Blueprint {
+    /// Tiles of A and B that are copied ahead, and the one in use.
+    pub(crate) fn stages(self) -> usize {
+        match self.tile {
+            Tile::Columns128 => 3,
+            Tile::Columns256 => 4,
+        }
+    }
+
+    /// 16-byte segments of a tile of A.
+    pub(crate) fn a_segments(self) -> usize {
+        Tile::ROWS * DEPTH / 8
+    }
+
+    /// 16-byte segments of a tile of B.
+    pub(crate) fn b_segments(self) -> usize {
+        self.tile.columns() * DEPTH / 8
+    }
+
+    pub(crate) fn stage_bytes(self) -> usize {
+        16 * (self.a_segments() + self.b_segments())
+    }
+}
+
+/// Whether the kernel multiplies these operands on this device.
+pub(crate) fn serves(properties: &DeviceProperties, operands: &Operands) -> bool {
+    refusal(properties, operands).is_none()
+}
+
+/// Why it does not.
+fn refusal(properties: &DeviceProperties, operands: &Operands) -> Option<&'static str> {
+    let Sizes { m, n, k } = operands.sizes();
+    // The LLVM generator, which has no inline PTX, has no asynchronous copies either.
+    if !has_wgmma(properties) || !properties.features.copy_async {
+        Some("the device has no wgmma")
+    } else if operands.element == ElementType::F32 {
+        Some("wgmma multiplies 16-bit types")
+    } else if [m, n, k].iter().any(|&size| size < 8 || size > 1 << 30) {
+        Some("a size is below 8 or past 2^30")
+    } else if m.div_ceil(Tile::ROWS) > properties.hardware.max_cube_count.1 as usize {
+        Some("there are too many rows")
+    } else if n % 2 == 1 {
+        Some("the number of columns is odd")
+    } else if !operands.takes_boxes() {
+        Some("boxes need rows that begin at multiples of 16 bytes")
+    } else {
+        None
+    }
+}
+
+/// A product that the kernel serves.
+pub(crate) struct Plan<'a> {
+    operands: &'a Operands,
+    blueprint: Blueprint,
+    division: Division,
+}
+
+impl<'a> Plan<'a> {
+    /// The product in at most `parts` parts, or why it is not served.
+    pub(crate) fn new(
+        client: &Client,
+        operands: &'a Operands,
+        tile: Tile,
+        parts: usize,
+    ) -> Result<Self, String> {
+        if let Some(reason) = refusal(client.properties(), operands) {
+            return Err(reason.into());
+        }
+        let [a, b] = [&operands.a, &operands.b].map(|tensor| {
+            let [rows, columns] = [tensor.shape[0], tensor.shape[1]];
+            debug_assert!(rows > 1 && columns > 1);
+            major(tensor).ok_or_else(|| String::from("no axis is contiguous"))
+        });
+        let blueprint = Blueprint {
+            element: operands.element,
+            tile,
+            a: a?,
+            b: b?,
+        };
+        Ok(Self {
+            operands,
+            blueprint,
+            division: Division::new(operands.sizes().k, parts),
+        })
+    }
+
+    /// The parts that [`launch`](Self::launch) writes.
+    pub(crate) fn parts(&self) -> usize {
+        self.division.count()
+    }
+
+    /// Writes every part to `out`, `[parts, m, n]` or for one part `[m, n]`, contiguous.
+    pub(crate) fn launch(&self, client: &Client, out: &TensorBinding, out_element: ElementType) {
+        let (bp, Sizes { m, n, k }) = (self.blueprint, self.operands.sizes());
+        let cubes = [
+            n.div_ceil(bp.tile.columns()),
+            m.div_ceil(Tile::ROWS),
+            self.parts(),
+        ];
+        let [x, y, z] = cubes.map(|count| count as u32);
+        let a = match bp.a {
+            Major::Row => boxes(&self.operands.a, bp.element, Tile::ROWS),
+            Major::Column => boxes(&transposed(&self.operands.a), bp.element, DEPTH),
+        };
+        let b = match bp.b {
+            Major::Row => boxes(&self.operands.b, bp.element, DEPTH),
+            Major::Column => boxes(&transposed(&self.operands.b), bp.element, bp.tile.columns()),
+        };
+        let extent = ExtentLaunch::new(
+            m as u32,
+            n as u32,
+            k.div_ceil(DEPTH) as u32,
+            self.division.length.div_ceil(DEPTH) as u32,
+        );
+        // SAFETY: the tensor maps bound the reads; rows and columns past the last are not written, and `out` holds
+        // `parts` results, which the caller allocated or checked.
+        unsafe {
+            product_wgmma_kernel::launch_unchecked(
+                client,
+                CubeCount::Static(x, y, z),
+                CubeDim::new_2d(32, 4 * CONSUMERS as u32 + 1),
+                address_type(&[out], out_element.size()),
+                a,
+                b,
+                out.clone().into_buffer_arg(),
+                extent,
+                bp,
+                elem_type(bp.element),
+                elem_type(out_element),
+            );
+        }
+    }
+}
+
+/// The tensor map of a matrix with contiguous rows, in boxes of `rows` rows of 64 elements.
+fn boxes(tensor: &TensorBinding, element: ElementType, rows: usize) -> TensorMapArg<Tiled> {
+    let boxes = TiledArgs {
+        tile_size: [rows, 64].into(),
+    };
+    TensorMapArg::new(boxes, tensor.clone().into_tensor_arg(), elem_type(element))
+        .with_swizzle(TensorMapSwizzle::B128)
+        .with_prefetch(TensorMapPrefetch::B256)
+}

@@ -1,0 +1,11 @@
+//! Products on Hopper's tensor cores: `wgmma` over tiles that the tensor memory accelerator copies.
+//!
+//! CubeK has no kernel on `wgmma`, the only instruction that reaches the rate of these tensor cores; its routines are on
+//! WMMA and `mma.sync`.
+
+mod host;
+mod instruction;
+mod kernel;
+
+pub use host::Tile;
+pub(crate) use host::{Plan, serves};

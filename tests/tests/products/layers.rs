@@ -1,0 +1,181 @@
+//! Linear layers through Burn: results and gradients.
+
+use super::{Lies, Matrix, same};
+use burn::module::Param;
+use burn::nn::Linear;
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn_flash_dma::{linear, product};
+use flash_dma_problem::ElementType::{self, Bf16, F16, F32};
+use flash_dma_reference::Rng;
+use flash_dma_reference::round::round;
+use flash_dma_tests::engines::{Backend, Burn};
+use flash_dma_tests::{Size, every_burn};
+
+every_burn!(
+    results_and_gradients,
+    strided_and_transposed_inputs,
+    layers_of_f32_on_16_bits,
+    repeated_gradients_are_bit_equal,
+);
+
+/// Tokens, `d_in` and `d_out`.
+fn sizes<B: Backend>() -> Vec<[usize; 3]> {
+    let mut sizes = vec![[17, 33, 5]];
+    if B::SIZE > Size::Small {
+        sizes.extend([[1, 24, 40], [257, 100, 70], [1000, 72, 200]]);
+    }
+    if B::SIZE == Size::Large {
+        // Past the size from which kernels of tensor cores and parts are chosen.
+        sizes.extend([[4999, 200, 264], [32768, 256, 64]]);
+    }
+    sizes
+}
+
+fn dtype(element: ElementType) -> DType {
+    match element {
+        F32 => DType::F32,
+        F16 => DType::F16,
+        Bf16 => DType::BF16,
+    }
+}
+
+fn load(matrix: &Matrix, element: ElementType, device: &Device) -> Tensor<2> {
+    let values: Vec<f32> = matrix.values.iter().map(|&x| x as f32).collect();
+    Tensor::from_data(
+        TensorData::new(values, matrix.shape),
+        (device, dtype(element)),
+    )
+}
+
+fn read<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
+    let data = tensor.cast(DType::F32).into_data();
+    data.iter::<f64>().collect()
+}
+
+/// `x`, the weight, and the gradient of the output.
+fn operands([tokens, d_in, d_out]: [usize; 3]) -> [Matrix; 3] {
+    let mut rng = Rng::new((tokens + d_in + d_out) as u64);
+    [[tokens, d_in], [d_in, d_out], [tokens, d_out]].map(|shape| Matrix::random(shape, &mut rng))
+}
+
+/// On CubeCL's CPU runtime each variant of Burn's own operations compiles for many seconds, so it has one type.
+fn supported<B: Backend>(burn: &Burn<B>) -> impl Iterator<Item = ElementType> {
+    let all = match B::SIZE {
+        Size::Small => vec![Bf16],
+        Size::Medium | Size::Large => vec![F32, F16, Bf16],
+    };
+    all.into_iter()
+        .filter(move |&element| burn.device().supports_dtype(dtype(element)))
+}
+
+fn results_and_gradients<B: Backend>(burn: &Burn<B>) {
+    let device = burn.device().clone().autodiff();
+    for size in sizes::<B>() {
+        let [x, weight, grad] = operands(size);
+        for element in supported(burn) {
+            let what = format!("{size:?} of {element}");
+            let tensors = [&x, &weight].map(|m| load(m, element, &device).require_grad());
+            let y = product(tensors[0].clone(), tensors[1].clone());
+            same(&read(y.clone()), &x.times(&weight, element), &what);
+
+            let grads = (y * load(&grad, element, &device)).sum().backward();
+            let [dx, dw] = tensors.map(|t| read(t.grad(&grads).expect("tracked")));
+            same(&dx, &grad.times(&weight.transposed(), element), &what);
+            same(&dw, &x.transposed().times(&grad, element), &what);
+        }
+    }
+}
+
+/// A slice of a wider tensor, a transposed one, and axes of tokens that are not merged yet.
+fn strided_and_transposed_inputs<B: Backend>(burn: &Burn<B>) {
+    let device = burn.device().clone().autodiff();
+    let size @ [tokens, d_in, d_out] = [36, 24, 40];
+    let [x, weight, grad] = operands(size);
+    let element = if device.supports_dtype(DType::BF16) {
+        Bf16
+    } else {
+        F32
+    };
+    let wide = |m: &Matrix| {
+        let t = load(m, element, &device);
+        let rows = m.shape[0];
+        let padding = Tensor::<2>::full([rows, 3], 5.0, (&device, dtype(element)));
+        Tensor::cat(vec![padding.clone(), t, padding], 1).narrow(1, 3, m.shape[1])
+    };
+    let turned = |m: &Matrix| load(&m.transposed(), element, &device).transpose();
+    let exact = x.times(&weight, element);
+    for lay in [&wide as &dyn Fn(&Matrix) -> Tensor<2>, &turned] {
+        let (given_x, given_weight) = (lay(&x).require_grad(), lay(&weight).require_grad());
+        let y = product(given_x.clone(), given_weight.clone());
+        same(&read(y.clone()), &exact, "strided");
+        let grads = (y * lay(&grad)).sum().backward();
+        let dx = read(given_x.grad(&grads).expect("tracked"));
+        same(&dx, &grad.times(&weight.transposed(), element), "dx");
+        let dw = read(given_weight.grad(&grads).expect("tracked"));
+        same(&dw, &x.transposed().times(&grad, element), "dw");
+    }
+    // `[4, 9, d_in]` through a transpose of its first two axes.
+    let raw = x.raw(element, Lies::Rows);
+    let values: Vec<f32> = raw.values.iter().map(|&v| v as f32).collect();
+    let four = Tensor::<3>::from_data(
+        TensorData::new(values, [4, tokens / 4, d_in]),
+        (&device, dtype(element)),
+    );
+    let turned = four.swap_dims(0, 1).mul_scalar(1.0).swap_dims(0, 1);
+    let y = product(turned, load(&weight, element, &device));
+    assert_eq!(y.dims(), [4, tokens / 4, d_out]);
+    same(&read(y), &exact, "three axes");
+}
+
+/// The layer stays f32: its weight is rounded for the product, and its gradients are not.
+fn layers_of_f32_on_16_bits<B: Backend>(burn: &Burn<B>) {
+    let device = burn.device().clone().autodiff();
+    for element in supported(burn) {
+        let [x, weight, grad] = operands([300, 24, 40]);
+        let bias: Vec<f32> = (0..40).map(|i| (i % 8) as f32).collect();
+        let layer = Linear {
+            weight: Param::from_tensor(load(&weight, F32, &device).require_grad()),
+            bias: Some(Param::from_tensor(
+                Tensor::from_floats(bias.as_slice(), &device).require_grad(),
+            )),
+        };
+        let given = load(&x, element, &device).require_grad();
+        let y = linear(&layer, given.clone());
+        assert_eq!(y.dtype(), dtype(element));
+        let exact: Vec<f64> = (x.times(&weight, element).iter().enumerate())
+            .map(|(at, y)| round(y + f64::from(bias[at % 40]), element))
+            .collect();
+        same(&read(y.clone()), &exact, "with a bias");
+
+        let grads = (y * load(&grad, element, &device)).sum().backward();
+        let dw = layer.weight.grad(&grads).expect("tracked");
+        assert_eq!(dw.dtype(), DType::F32);
+        same(&read(dw), &x.transposed().times(&grad, F32), "dw in f32");
+        let dx = given.grad(&grads).expect("tracked");
+        assert_eq!(dx.dtype(), dtype(element));
+        same(&read(dx), &grad.times(&weight.transposed(), element), "dx");
+    }
+}
+
+fn repeated_gradients_are_bit_equal<B: Backend>(burn: &Burn<B>) {
+    let device = burn.device().clone().autodiff();
+    let tokens = if B::SIZE == Size::Large { 32768 } else { 600 };
+    let mut rng = Rng::new(5);
+    let mut random = |shape: [usize; 2]| {
+        let values = (0..shape[0] * shape[1]).map(|_| rng.normal());
+        Matrix {
+            shape,
+            values: values.collect(),
+        }
+    };
+    let (x, weight, grad) = (random([tokens, 64]), random([64, 48]), random([tokens, 48]));
+    for element in supported(burn) {
+        let [first, second] = [(); 2].map(|()| {
+            let given = load(&weight, F32, &device).require_grad();
+            let y = product(load(&x, element, &device), given.clone());
+            let grads = (y * load(&grad, element, &device)).sum().backward();
+            read(given.grad(&grads).expect("tracked"))
+        });
+        assert!(first == second, "{element}");
+    }
+}
