@@ -3,8 +3,10 @@
 use crate::ops::attention::DynamicMaskOps;
 use crate::ops::cache::CacheOps;
 use crate::ops::masked::MaskedAttentionOps;
+use crate::ops::training::TrainingOps;
 use burn::backend::NdArray;
 
 impl DynamicMaskOps for NdArray {}
 impl MaskedAttentionOps for NdArray {}
 impl CacheOps for NdArray {}
+impl TrainingOps for NdArray {}

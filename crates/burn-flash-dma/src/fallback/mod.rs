@@ -8,3 +8,4 @@ pub mod cache;
 mod logits;
 pub mod masked;
 mod tensors;
+pub mod training;

@@ -5,13 +5,16 @@
 //! | [`DynamicMaskOps`] | selection, forward and backward of dynamic-mask attention |
 //! | [`MaskedAttentionOps`] | tile plans, forward and backward of attention under a mask and a bias |
 //! | [`CacheOps`] | appending to a cache, and attention over it |
+//! | [`TrainingOps`] | what a training step needs beside attention |
 
 pub(crate) mod attention;
 pub(crate) mod cache;
 pub(crate) mod masked;
+pub(crate) mod training;
 pub(crate) mod types;
 
 pub use attention::DynamicMaskOps;
 pub use cache::CacheOps;
 pub use masked::MaskedAttentionOps;
+pub use training::TrainingOps;
 pub use types::*;

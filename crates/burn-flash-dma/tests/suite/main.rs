@@ -7,6 +7,7 @@ mod cache_fallback;
 mod case;
 #[cfg(feature = "testing")]
 mod causal;
+mod checkpointing;
 #[cfg(all(feature = "cpu", feature = "fusion"))]
 mod cube;
 mod errors;
@@ -25,4 +26,5 @@ mod module_scores;
 mod ndarray;
 mod ranges;
 mod second_order;
+mod training;
 mod values;

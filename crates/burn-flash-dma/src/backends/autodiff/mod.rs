@@ -3,3 +3,4 @@
 mod attention;
 mod masked;
 mod node;
+mod training;

@@ -4,3 +4,8 @@ mod attention;
 mod cache;
 mod masked;
 mod tensors;
+
+use crate::ops::training::TrainingOps;
+use burn_cubecl::CubeBackend;
+
+impl TrainingOps for CubeBackend {}
