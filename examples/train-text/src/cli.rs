@@ -346,6 +346,16 @@ mod tests {
     }
 
     #[test]
+    fn plans_written_before_there_was_a_choice_keep_the_activations() {
+        let settings = Settings::new(&cli(&["--checkpoint"])).unwrap();
+        assert_eq!(settings.activations, Activations::Recomputed);
+        let mut plan = serde_json::to_value(&settings).unwrap();
+        plan.as_object_mut().unwrap().remove("activations");
+        let old: Settings = serde_json::from_value(plan).unwrap();
+        assert_eq!(old.activations, Activations::Kept);
+    }
+
+    #[test]
     fn steps_are_whole_epochs() {
         let settings = Settings::new(&cli(&["--steps", "25", "--evaluations", "10"])).unwrap();
         assert_eq!((settings.steps_an_epoch(), settings.total_steps()), (3, 30));

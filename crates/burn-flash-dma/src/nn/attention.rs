@@ -295,7 +295,7 @@ impl DynamicMaskAttention {
     }
 
     /// As [`forward`](Self::forward), with a selection that it has made before in place of another one: to compute a
-    /// layer a second time, as checkpointing does ([`train::Checkpointed`](crate::train::Checkpointed)). The scores are
+    /// layer a second time, as checkpointing does (`train::Checkpointed`). The scores are
     /// computed and added to the logits; with runners-up they rank those of the first time.
     ///
     /// # Panics

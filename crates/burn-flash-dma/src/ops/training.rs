@@ -5,7 +5,7 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata, backend_extension};
 use burn::tensor::{FloatDType, Shape};
 
-/// Operations of a training step whose gradients are their own: those of [`train`](crate::train).
+/// Operations of a training step whose gradients are their own: those of `train`.
 ///
 /// The default bodies are plain Burn operations, fused where Burn fuses, and no backend needs others.
 #[backend_extension(

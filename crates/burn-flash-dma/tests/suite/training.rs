@@ -318,3 +318,37 @@ fn targets_of_other_tokens_are_refused() {
     let (logits, targets) = logits(FloatDType::F32);
     let _ = cross_entropy(logits, targets.narrow(0, 0, 36));
 }
+
+/// The same through kernels and fusion.
+#[cfg(all(feature = "cpu", feature = "fusion"))]
+#[test]
+fn kernels_compute_the_same() {
+    let (vocabulary, batch, len) = (40, 2, 600);
+    let by = |device: Device| {
+        let device = device.autodiff();
+        let numbers = Tensor::<1, Int>::arange(0..(vocabulary * WIDTH) as i64, &device);
+        let weight = numbers.float().sin().reshape([vocabulary, WIDTH]);
+        let embedding = Embedding {
+            weight: Param::from_tensor(weight.detach().require_grad()),
+        };
+        let data = tokens(batch, len, vocabulary).into_data();
+        let tokens = Tensor::<2, Int>::from_data(data, &device);
+        let rows = embed(&embedding, tokens.clone(), FloatDType::BF16);
+        // The rows are the logits: products of any other kind compile for minutes here.
+        let targets = tokens.remainder_scalar(WIDTH as i64).flatten(0, 1);
+        let loss = cross_entropy(rows.flatten(0, 1), targets);
+        let grads = loss.backward();
+        let mut gradients = GradientsParams::from_grads(grads, &embedding);
+        let norm = clip_gradients(&embedding, &mut gradients, 0.1);
+        let gradient = gradients.get::<2>(embedding.weight.id).expect("trained");
+        (values(loss), values(norm), values(gradient))
+    };
+    let (flex, cube) = (by(Device::flex()), by(Device::cpu()));
+    for (flex, cube) in [(flex.0, cube.0), (flex.1, cube.1), (flex.2, cube.2)] {
+        let size = flex.iter().fold(0.0, |size: f64, x| size.max(x.abs()));
+        for (a, b) in flex.iter().zip(&cube) {
+            // One number of bf16 that rounds the other way.
+            assert!((a - b).abs() <= size / 256.0, "{a} and {b}");
+        }
+    }
+}
