@@ -10,6 +10,7 @@ pub mod check;
 pub mod decoding;
 #[cfg(feature = "cube")]
 pub mod gradients;
+pub mod kernel_kinds;
 pub mod report;
 pub mod roof;
 pub mod rows;

@@ -56,10 +56,10 @@
 //! | `flex` | Burn's Flex backend on the CPU engine `flash-dma-cpu`: no GPU, no LLVM |
 //! | `cpu`, `cuda`, `wgpu`, `vulkan`, `metal`, `rocm` | CubeCL's runtimes, on the kernels of `flash-dma-kernels` |
 //! | `ndarray` | Burn's NdArray backend, on the default bodies ([`fallback`]): `O(N^2)` |
-//! | `autodiff` | gradients of q, k, v, the scores and the LSE, one fused backward pass |
+//! | `autodiff` | gradients of q, k, v, the scores and the LSE, one fused backward pass; `train`: parts of a training step |
 //! | `fusion` | lazy execution among fused operations (CubeCL's runtimes) |
 //! | `testing` | [`testing`]: checks of gradients and causality for your own tests |
-//! | `train` | [`train`]: a metric of selections for Burn's training loop |
+//! | `train` | `train::SelectionMetric`: a metric of selections for Burn's training loop |
 //! | `autotune` | Burn's autotune, for its own operations |
 //!
 //! With autodiff the graph keeps the inputs, the output, the LSE and two integers per key; with Burn's
@@ -92,7 +92,7 @@ pub mod nn;
 pub mod ops;
 #[cfg(feature = "testing")]
 pub mod testing;
-#[cfg(feature = "train")]
+#[cfg(feature = "autodiff")]
 pub mod train;
 mod validate;
 

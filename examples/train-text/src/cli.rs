@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::device::{DeviceName, DtypeName};
 use crate::error::Error;
-use crate::model::TextModelConfig;
+use crate::model::{Activations, TextModelConfig};
 
 /// Trains a byte-level transformer with dynamic-mask attention on text, and samples from it.
 ///
@@ -53,6 +53,9 @@ pub struct Cli {
     /// Key and value heads.
     #[arg(long)]
     pub kv_heads: Option<usize>,
+    /// Keep only the inputs of the blocks for the backward pass, and compute the rest a second time: less memory.
+    #[arg(long)]
+    pub checkpoint: bool,
     /// Peak learning rate, reached after a linear warm-up and left on a cosine.
     #[arg(long)]
     pub lr: Option<f64>,
@@ -126,6 +129,9 @@ pub struct Settings {
     pub heads: usize,
     /// Key and value heads.
     pub kv_heads: usize,
+    /// What is kept of the blocks for the backward pass.
+    #[serde(default)]
+    pub activations: Activations,
     /// Peak learning rate.
     pub lr: f64,
     /// Seed.
@@ -168,6 +174,10 @@ impl Settings {
             d_model: cli.d_model.unwrap_or(self.d_model),
             heads: cli.heads.unwrap_or(self.heads),
             kv_heads: cli.kv_heads.unwrap_or(self.kv_heads),
+            activations: match cli.checkpoint {
+                true => Activations::Recomputed,
+                false => self.activations,
+            },
             lr: cli.lr.unwrap_or(self.lr),
             seed: cli.seed.unwrap_or(self.seed),
             evaluations: cli.evaluations.unwrap_or(self.evaluations),
@@ -209,6 +219,7 @@ impl Settings {
             self.window,
         )
         .with_dtype(self.dtype.burn())
+        .with_activations(self.activations)
     }
 
     fn preset(device: DeviceName, demo: bool) -> Self {
@@ -223,6 +234,7 @@ impl Settings {
             d_model: 128,
             heads: 4,
             kv_heads: 2,
+            activations: Activations::Kept,
             lr: 3e-3,
             seed: 0,
             evaluations: 10,
@@ -331,6 +343,16 @@ mod tests {
             (small.seq, small.window, small.dtype),
             (512, 128, DtypeName::F32)
         );
+    }
+
+    #[test]
+    fn plans_written_before_there_was_a_choice_keep_the_activations() {
+        let settings = Settings::new(&cli(&["--checkpoint"])).unwrap();
+        assert_eq!(settings.activations, Activations::Recomputed);
+        let mut plan = serde_json::to_value(&settings).unwrap();
+        plan.as_object_mut().unwrap().remove("activations");
+        let old: Settings = serde_json::from_value(plan).unwrap();
+        assert_eq!(old.activations, Activations::Kept);
     }
 
     #[test]

@@ -11,21 +11,33 @@
 //! the keys before it. Those keys need not be near: the window is a budget, not a distance.
 
 use burn::module::{ModuleMapper, Param};
-use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{
     Embedding, EmbeddingConfig, Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig, SwiGlu,
     SwiGluConfig,
 };
+use burn::optim::GradientsParams;
 use burn::prelude::*;
+use burn::tensor::FloatDType;
 use burn::tensor::activation::silu;
-use burn::tensor::{FloatDType, Gradients};
 use burn_flash_dma::cache::AttentionCache;
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
-use burn_flash_dma::train::SelectionInput;
+use burn_flash_dma::train::{Checkpointed, SelectionInput, Selections, cross_entropy, embed};
 use burn_flash_dma::{AttentionError, linear, product, rms_norm};
+use serde::{Deserialize, Serialize};
 
 /// A byte has 256 values; there is no tokeniser.
 pub const VOCABULARY: usize = 256;
+
+/// What is kept of the blocks for the backward pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Activations {
+    /// All that it reads.
+    #[default]
+    Kept,
+    /// Their inputs and selections; the rest is computed a second time.
+    Recomputed,
+}
 
 /// Sizes of a [`TextModel`].
 #[derive(Config, Debug)]
@@ -45,6 +57,9 @@ pub struct TextModelConfig {
     /// Element type of the activations. The parameters and the optimiser's state stay f32.
     #[config(default = "FloatDType::F32")]
     pub dtype: FloatDType,
+    /// What is kept of the blocks for the backward pass.
+    #[config(default = "Activations::Kept")]
+    pub activations: Activations,
 }
 
 /// The language model: bytes in, logits of the next byte out.
@@ -55,6 +70,8 @@ pub struct TextModel {
     norm: RmsNorm,
     #[module(skip)]
     dtype: FloatDType,
+    #[module(skip)]
+    activations: Activations,
 }
 
 /// One pre-norm block: attention, then a feed-forward network, each added to the residual stream.
@@ -83,6 +100,7 @@ impl TextModelConfig {
             blocks: (0..self.layers).map(|_| self.init_block(device)).collect(),
             norm: RmsNormConfig::new(self.d_model).init(device),
             dtype: self.dtype,
+            activations: self.activations,
         }
     }
 
@@ -123,18 +141,59 @@ impl TextModel {
         tokens: Tensor<2, Int>,
         see: impl FnMut(&DynamicMaskAttention, &Tensor<3>),
     ) -> Tensor<3> {
-        if self.dtype == FloatDType::F32 {
-            return self.forward_as_stored(tokens, see);
+        self.logits(tokens, see).cast(FloatDType::F32)
+    }
+
+    /// The logits in the type of the activations.
+    fn logits(
+        &self,
+        tokens: Tensor<2, Int>,
+        mut see: impl FnMut(&DynamicMaskAttention, &Tensor<3>),
+    ) -> Tensor<3> {
+        let mut x = embed(&self.embedding, tokens, self.dtype);
+        for block in &self.blocks {
+            let block = self.computing(block);
+            x = block.forward(x, &mut Selections::new(), &mut see);
         }
-        // A 16-bit copy of the parameters computes; its gradients arrive at the f32 originals
-        // through the cast. An update of a 16-bit parameter would mostly be rounded away.
-        let copy = self.clone().map(&mut CastTo(self.dtype));
-        copy.forward_as_stored(tokens, see).cast(FloatDType::F32)
+        self.unembed(x)
+    }
+
+    /// A part of the model as it computes: a copy of its parameters in the type of the activations, whose gradients
+    /// arrive at the f32 originals through the cast. An update of a 16-bit parameter would mostly be rounded away.
+    fn computing<M: Module>(&self, part: &M) -> M {
+        match self.dtype {
+            FloatDType::F32 => part.clone(),
+            dtype => part.clone().map(&mut CastTo(dtype)),
+        }
     }
 
     /// Mean cross-entropy of the targets, in nats a byte, of shape `[1]`.
     pub fn loss(&self, inputs: Tensor<2, Int>, targets: Tensor<2, Int>) -> Tensor<1> {
-        cross_entropy(self.forward(inputs), targets)
+        mean_loss(self.logits(inputs, |_, _| {}), targets)
+    }
+
+    /// The [`loss`](Self::loss), and what computes the gradients of all parameters once it is called.
+    pub fn loss_and_backward(
+        &self,
+        inputs: Tensor<2, Int>,
+        targets: Tensor<2, Int>,
+    ) -> (Tensor<1>, Backward<'_>) {
+        if self.activations == Activations::Kept {
+            let loss = self.loss(inputs, targets);
+            let kept = loss.clone();
+            let backward = move || GradientsParams::from_grads(kept.backward(), self);
+            return (loss, Box::new(backward));
+        }
+        // ANCHOR: checkpointed
+        let x = embed(&self.embedding, inputs, self.dtype);
+        let stack = Checkpointed::forward(&self.blocks, x, |block, x, selections| {
+            // The copies for a block are made again, too.
+            self.computing(block).forward(x, selections, &mut |_, _| {})
+        });
+        let loss = mean_loss(self.unembed(stack.output()), targets);
+        // ANCHOR_END: checkpointed
+        let kept = loss.clone();
+        (loss, Box::new(move || stack.backward(&kept, self)))
     }
 
     // ANCHOR: selections
@@ -148,14 +207,14 @@ impl TextModel {
         let logits = self.forward_seen(inputs, |layer, x| {
             selections = std::mem::take(&mut selections).layer(layer, x.clone());
         });
-        (cross_entropy(logits, targets), selections)
+        (mean_loss(logits, targets), selections)
     }
 
     /// The gradients of all scores' parameters, for the metrics.
-    pub fn score_gradients(&self, grads: &Gradients) -> SelectionInput {
+    pub fn score_gradients(&self, grads: &GradientsParams) -> SelectionInput {
         let layers = self.blocks.iter().map(|block| &block.attention);
         layers.fold(SelectionInput::new(), |input, layer| {
-            input.gradients_of(layer.scorer(), grads)
+            input.gradients_in(layer.scorer(), grads)
         })
     }
     // ANCHOR_END: selections
@@ -210,35 +269,27 @@ impl TextModel {
     }
     // ANCHOR_END: forward_cached
 
-    fn forward_as_stored(
-        &self,
-        tokens: Tensor<2, Int>,
-        mut see: impl FnMut(&DynamicMaskAttention, &Tensor<3>),
-    ) -> Tensor<3> {
-        let mut x = self.embedding.forward(tokens);
-        for block in &self.blocks {
-            x = block.forward(x, &mut see);
-        }
-        self.unembed(x)
-    }
-
     /// The embedding read backwards: a byte's logit is the product with its own vector.
     fn unembed(&self, x: Tensor<3>) -> Tensor<3> {
-        let unembedding = self.embedding.weight.val().transpose();
-        product(normalised(&self.norm, x), unembedding)
+        let unembedding = self.computing(&self.embedding).weight.val().transpose();
+        product(normalised(&self.computing(&self.norm), x), unembedding)
     }
 }
+
+/// The backward pass of a loss: the gradients of all parameters.
+pub type Backward<'a> = Box<dyn FnOnce() -> GradientsParams + 'a>;
 
 impl Block {
     /// `[batch, seq, d_model]` to the same shape.
     fn forward(
         &self,
         x: Tensor<3>,
+        selections: &mut Selections,
         see: &mut impl FnMut(&DynamicMaskAttention, &Tensor<3>),
     ) -> Tensor<3> {
         let normal = normalised(&self.attention_norm, x.clone());
         see(&self.attention, &normal);
-        let x = x + self.attention.forward(normal);
+        let x = x + selections.attend(&self.attention, normal);
         self.feed_forward(x)
     }
 
@@ -271,14 +322,12 @@ fn normalised(norm: &RmsNorm, x: Tensor<3>) -> Tensor<3> {
 }
 
 /// The mean over all tokens.
-fn cross_entropy(logits: Tensor<3>, targets: Tensor<2, Int>) -> Tensor<1> {
-    let logits = logits.flatten::<2>(0, 1);
-    let loss = CrossEntropyLossConfig::new().init(&logits.device());
-    loss.forward(logits, targets.flatten::<1>(0, 1))
+fn mean_loss(logits: Tensor<3>, targets: Tensor<2, Int>) -> Tensor<1> {
+    cross_entropy(logits.flatten(0, 1), targets.flatten(0, 1))
 }
 
 /// Casts every float parameter, within the autodiff graph.
-struct CastTo(FloatDType);
+pub struct CastTo(pub FloatDType);
 
 impl ModuleMapper for CastTo {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {

@@ -5,18 +5,17 @@ use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::Arc;
 
-use burn::grad_clipping::GradientClippingConfig;
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::lr_scheduler::sequential::SequentialLrSchedulerConfig;
-use burn::optim::AdamWConfig;
+use burn::optim::{AdamWConfig, ModuleOptimizer};
 use burn::prelude::*;
 use burn::train::metric::{Adaptor, LearningRateMetric, LossInput, LossMetric};
 use burn::train::{
     ExecutionStrategy, InferenceStep, ItemLazy, Learner, SupervisedTraining, TrainOutput, TrainStep,
 };
-use burn_flash_dma::train::{Measure, SelectionInput, SelectionMetric};
+use burn_flash_dma::train::{Measure, SelectionInput, SelectionMetric, clip_gradients};
 
 use crate::checkpoints;
 use crate::cli::Settings;
@@ -32,6 +31,9 @@ pub const LOSS: &str = "Loss";
 
 /// At most this many validation windows, so that validating costs a small part of an epoch.
 const VALID_WINDOWS: usize = 64;
+
+/// The gradients of all parameters together are clipped to this norm.
+pub const MAX_NORM: f64 = 1.0;
 
 /// One step in this many warms up.
 const WARM_UP_SHARE: usize = 20;
@@ -80,10 +82,12 @@ impl TrainStep for TextModel {
     type Output = StepOutput;
 
     fn step(&self, batch: Batch) -> TrainOutput<StepOutput> {
-        let loss = self.loss(batch.inputs, batch.targets);
-        let grads = loss.backward();
+        let (loss, backward) = self.loss_and_backward(batch.inputs, batch.targets);
+        let mut grads = backward();
         let selections = self.score_gradients(&grads);
-        TrainOutput::new(self, grads, StepOutput { loss, selections })
+        clip_gradients(self, &mut grads, MAX_NORM);
+        let item = StepOutput { loss, selections };
+        TrainOutput { grads, item }
     }
 }
 
@@ -155,13 +159,7 @@ pub fn train(
         let progress = PlainProgress::new(settings.batch, steps, settings.total_steps());
         training = training.renderer(Box::new(progress));
     }
-    let optimiser = AdamWConfig::new()
-        .with_beta_2(0.95)
-        .with_epsilon(1e-8)
-        .with_weight_decay(0.01)
-        .with_grad_clipping(Some(GradientClippingConfig::Norm(1.0)))
-        .init();
-    let result = training.launch(Learner::new(model, optimiser, schedule(settings)));
+    let result = training.launch(Learner::new(model, optimiser(), schedule(settings)));
     if let Some(error) = result.error {
         return Err(Error::Training(error.to_string()));
     }
@@ -174,6 +172,15 @@ pub fn train(
         model: result.model,
         curve,
     })
+}
+
+/// AdamW, as every training here uses it, for gradients that are clipped.
+pub fn optimiser() -> ModuleOptimizer {
+    AdamWConfig::new()
+        .with_beta_2(0.95)
+        .with_epsilon(1e-8)
+        .with_weight_decay(0.01)
+        .init()
 }
 
 /// Linear warm-up, then a cosine down to a tenth of the peak.

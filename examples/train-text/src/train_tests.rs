@@ -148,6 +148,31 @@ fn the_metrics_say_what_the_layers_select_and_whether_the_scores_learn() {
 }
 
 #[test]
+fn a_run_that_recomputes_its_blocks_learns_the_same() {
+    let _generator = GENERATOR.lock();
+    let (text, device) = (text(), Device::flex());
+    let steps = ["--steps", "8", "--evaluations", "1"];
+    let curves = [&[][..], &["--checkpoint"]].map(|extra| {
+        let settings = Settings {
+            layers: 2,
+            ..settings(&[&steps, extra].concat())
+        };
+        let dir = scratch("recomputed");
+        let run = train(&settings, "sparse", &text, &device, &dir, false).unwrap();
+        fs::remove_dir_all(dir).unwrap();
+        run.curve.train
+    });
+    let (first, last) = (curves[0][0].1, curves[0][7].1);
+    assert!(last < first - 0.1, "{first} fell to {last} only");
+    for (kept, recomputed) in curves[0].iter().zip(&curves[1]) {
+        assert!(
+            (kept.1 - recomputed.1).abs() < 1e-4,
+            "{kept:?} and {recomputed:?}"
+        );
+    }
+}
+
+#[test]
 fn a_new_run_leaves_nothing_of_an_earlier_one() {
     let _generator = GENERATOR.lock();
     let (text, device, dir) = (text(), Device::flex(), scratch("again"));

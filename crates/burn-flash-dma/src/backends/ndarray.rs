@@ -5,6 +5,7 @@ use crate::ops::cache::CacheOps;
 use crate::ops::masked::MaskedAttentionOps;
 use crate::ops::norm::NormOps;
 use crate::ops::product::ProductOps;
+use crate::ops::training::TrainingOps;
 use burn::backend::NdArray;
 
 impl DynamicMaskOps for NdArray {}
@@ -12,3 +13,4 @@ impl MaskedAttentionOps for NdArray {}
 impl CacheOps for NdArray {}
 impl NormOps for NdArray {}
 impl ProductOps for NdArray {}
+impl TrainingOps for NdArray {}

@@ -10,3 +10,4 @@ pub mod masked;
 pub mod norm;
 pub mod product;
 mod tensors;
+pub mod training;

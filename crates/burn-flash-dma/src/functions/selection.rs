@@ -138,6 +138,15 @@ impl Intervals {
         }
     }
 
+    /// The same with another tensor that ranks the runners-up, if there are any.
+    pub(crate) fn ranked_by(self, rank: &Tensor<3>) -> Self {
+        let runners_up = self.runners_up.map(|next| RankedNext {
+            far: next.far,
+            rank: rank.clone(),
+        });
+        Self { runners_up, ..self }
+    }
+
     /// Intervals and runners-up.
     pub(crate) fn into_parts(self) -> (Tensor<4, Int>, Option<RankedNext>) {
         (self.tensor, self.runners_up)

@@ -49,6 +49,32 @@ pub fn try_zoh_scores(
     }
     let tokens = values.swap_dims(1, 2).reshape([batch * len, width]);
     let dt = try_product(tokens, dt_proj.transpose())?;
-    let scores = (softplus(dt, 1.0) * a.unsqueeze()).exp();
+    // A gradient of `a` that is one sum over all tokens would be one thread's per head: it is summed within segments,
+    // and then over them.
+    let segments = segments(batch * len);
+    let steps = softplus(dt, 1.0).reshape([segments, batch * len / segments, heads]);
+    let a = a.reshape([1, 1, heads]).expand([segments, 1, heads]);
+    let scores = (steps * a).exp();
     Ok(scores.reshape([batch, len, heads]).swap_dims(1, 2))
+}
+
+/// Into how many segments of equal length so many tokens are cut: about their root.
+fn segments(tokens: usize) -> usize {
+    (1..=tokens.isqrt())
+        .rev()
+        .find(|&n| tokens.is_multiple_of(n))
+        .unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::segments;
+
+    #[test]
+    fn segments_divide_the_tokens() {
+        assert_eq!(
+            [1, 6, 7, 32768, 3 * 8192].map(segments),
+            [1, 2, 1, 128, 128]
+        );
+    }
 }

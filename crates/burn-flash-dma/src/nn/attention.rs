@@ -269,6 +269,64 @@ impl DynamicMaskAttention {
         self.attend(self.project(tokens.x.clone(), &[])?, scores, &tokens)
     }
 
+    /// [`forward`](Self::forward), and the selection that it has made: a constant, for
+    /// [`forward_with_intervals`](Self::forward_with_intervals).
+    ///
+    /// # Panics
+    ///
+    /// If [`try_forward_and_intervals`](Self::try_forward_and_intervals) returns an error, with that error's text.
+    #[must_use]
+    pub fn forward_and_intervals(
+        &self,
+        input: impl Into<DynamicMaskInput>,
+    ) -> (Tensor<3>, Intervals) {
+        expect(self.try_forward_and_intervals(input))
+    }
+
+    /// Like [`forward_and_intervals`](Self::forward_and_intervals), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`try_forward`](Self::try_forward), or [`AttentionError::MaskedSelection`] under a mask that differs
+    /// between queries: the keys that it leaves are on no intervals.
+    pub fn try_forward_and_intervals(
+        &self,
+        input: impl Into<DynamicMaskInput>,
+    ) -> Result<(Tensor<3>, Intervals), AttentionError> {
+        self.select_and_attend(input.into(), None)
+    }
+
+    /// As [`forward`](Self::forward), with a selection that it has made before in place of another one: to compute a
+    /// layer a second time, as checkpointing does (`train::Checkpointed`). The scores are
+    /// computed and added to the logits; with runners-up they rank those of the first time.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_forward_with_intervals`](Self::try_forward_with_intervals) returns an error, with that error's text.
+    #[must_use]
+    pub fn forward_with_intervals(
+        &self,
+        input: impl Into<DynamicMaskInput>,
+        intervals: &Intervals,
+    ) -> Tensor<3> {
+        expect(self.try_forward_with_intervals(input, intervals))
+    }
+
+    /// Like [`forward_with_intervals`](Self::forward_with_intervals), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`try_forward_and_intervals`](Self::try_forward_and_intervals), or [`AttentionError`] if the intervals
+    /// have another shape, device or window.
+    pub fn try_forward_with_intervals(
+        &self,
+        input: impl Into<DynamicMaskInput>,
+        intervals: &Intervals,
+    ) -> Result<Tensor<3>, AttentionError> {
+        let (out, _) = self.select_and_attend(input.into(), Some(intervals))?;
+        Ok(out)
+    }
+
     /// The scores of the tokens of an input, `[batch, n_kv_heads, len]`, f32; −∞ for padding and keys that its mask
     /// hides from every query.
     ///
@@ -422,8 +480,48 @@ impl DynamicMaskAttention {
         }
         let selector = self.selector(tokens.documents.clone());
         let intervals = selector.try_select(scores.clone())?;
+        self.attend_to(&intervals, [q, k, v], scores, tokens)
+    }
+
+    /// The output and its selection, which is the given one if there is one.
+    fn select_and_attend(
+        &self,
+        input: DynamicMaskInput,
+        given: Option<&Intervals>,
+    ) -> Result<(Tensor<3>, Intervals), AttentionError> {
+        let tokens = self.tokens(input)?;
+        if tokens.pairs.is_some() {
+            let what = "selections to use again";
+            return Err(AttentionError::MaskedSelection { what });
+        }
+        let rows @ [_, _, v] = &self.project(tokens.x.clone(), &[])?;
+        let scores = tokens.hidden(self.scorer.0.scores(&tokens.x, || v.clone())?);
+        let intervals = match given {
+            Some(intervals) => intervals.clone().ranked_by(&scores),
+            None => {
+                // Scores that are not tracked now may be so when the selection is used again, with its runners-up.
+                let tracked = match scores.device().is_autodiff() {
+                    true => scores.clone().detach().set_require_grad(true),
+                    false => scores.clone(),
+                };
+                let selector = self.selector(tokens.documents.clone());
+                selector.try_select(tracked)?.ranked_by(&scores)
+            }
+        };
+        let out = self.attend_to(&intervals, rows.clone(), scores.clone(), &tokens)?;
+        Ok((out, intervals.ranked_by(&scores.detach())))
+    }
+
+    /// The layer from the selection on.
+    fn attend_to(
+        &self,
+        intervals: &Intervals,
+        [q, k, v]: [Tensor<4>; 3],
+        scores: Tensor<3>,
+        tokens: &Tokens,
+    ) -> Result<Tensor<3>, AttentionError> {
         let attention = Attention::new(q, k, v).scores(scores);
-        let attention = attention.intervals(&intervals).options(self.options);
+        let attention = attention.intervals(intervals).options(self.options);
         Ok(tokens.zeroed(self.merge_heads(attention.try_forward()?)))
     }
 

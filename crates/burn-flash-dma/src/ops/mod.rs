@@ -7,12 +7,14 @@
 //! | [`CacheOps`] | appending to a cache, and attention over it |
 //! | [`NormOps`] | RMS norm, and norm and rotary encoding of heads |
 //! | [`ProductOps`] | the products of linear layers, and of their gradients |
+//! | [`TrainingOps`] | what a training step needs beside attention |
 
 pub(crate) mod attention;
 pub(crate) mod cache;
 pub(crate) mod masked;
 pub(crate) mod norm;
 pub(crate) mod product;
+pub(crate) mod training;
 pub(crate) mod types;
 
 pub use attention::DynamicMaskOps;
@@ -20,4 +22,5 @@ pub use cache::CacheOps;
 pub use masked::MaskedAttentionOps;
 pub use norm::NormOps;
 pub use product::ProductOps;
+pub use training::TrainingOps;
 pub use types::*;

@@ -7,6 +7,7 @@ mod cache_fallback;
 mod case;
 #[cfg(feature = "testing")]
 mod causal;
+mod checkpointing;
 #[cfg(all(feature = "cpu", feature = "fusion"))]
 mod cube;
 mod errors;
@@ -27,4 +28,5 @@ mod norm;
 mod product;
 mod ranges;
 mod second_order;
+mod training;
 mod values;

@@ -58,7 +58,11 @@ impl Flavour {
 
     fn features(self, part: &Part) -> &'static [&'static str] {
         match (self, part.burn) {
-            (_, false) if part.name == "bench" => &["extension"],
+            // Most of its programs call the kernels alone, some go through Burn.
+            (Self::Lean, false) if part.name == "bench" => &["extension", "fusion", "persistence"],
+            (Self::Tuned, false) if part.name == "bench" => {
+                &["extension", "fusion", "persistence", "autotune"]
+            }
             (_, false) => &["cuda"],
             (Self::Lean, true) => &["cuda", "fusion", "persistence"],
             (Self::Tuned, true) => &["cuda", "fusion", "persistence", "autotune"],
@@ -154,6 +158,7 @@ pub fn run(options: &[String]) -> Result {
     let scripts = [
         ("interop", "examples/interop/torch_cases.py"),
         ("bench", "benches/roof.py"),
+        ("bench", "benches/train_peer.py"),
     ];
     for (_, script) in scripts.iter().filter(|(part, _)| request.packs(part)) {
         let script = root().join(script);

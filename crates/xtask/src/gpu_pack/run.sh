@@ -2,17 +2,19 @@
 # Runs what `cargo xtask gpu-pack` built, on a machine with an NVIDIA GPU and without Rust.
 #
 #   ./run.sh [tests [FILTER..]]   the suite on CUDA; ends with "N passed, N failed, N unknown"
+#   ./run.sh step [options]       training steps by bench-step, and PyTorch's by train_peer.py; the options go to both
 #   ./run.sh PROGRAM [options]    a benchmark or an example: what is in bin/
 #
 # CUDA_PATH is the toolkit, which CubeCL takes NVRTC and its headers from; /usr/local/cuda if unset.
 # JOBS processes run at once, on all GPUs in turn: five to four cores if unset, as a process waits for its context first.
 # Each runs up to TESTS_EACH tests of one file on one engine, 4 if unset. SECONDS_EACH
 # is the longest time of a test, 180 if unset. What is compiled is kept in cache/ and shared by all processes. LOGS
-# keeps what the processes print, and times.tsv.
+# keeps what the processes print, and times.tsv. Of steps, CASES are "tokens:sequences:window ..", ROWS is the file for
+# the rows, PYTHON the interpreter that has PyTorch (none: "PYTHON= ./run.sh step").
 set -uo pipefail
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-usage() { sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+usage() { sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
 
 export CUDA_PATH="${CUDA_PATH:-/usr/local/cuda}"
 export LD_LIBRARY_PATH="$CUDA_PATH/lib64:$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
@@ -20,7 +22,9 @@ export LD_LIBRARY_PATH="$CUDA_PATH/lib64:$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRAR
 export CUDA_CACHE_MAXSIZE="${CUDA_CACHE_MAXSIZE:-4294967296}"
 
 program="${1:-tests}"
-if [ ! -x "$here/bin/$program" ]; then
+binary="$program"
+[ "$program" != step ] || binary=bench-step
+if [ ! -x "$here/bin/$binary" ]; then
     usage
     echo "programs: $(cd "$here/bin" && echo *)"
     exit 2
@@ -31,25 +35,54 @@ if ! ls "$CUDA_PATH"/lib64/libnvrtc.so* >/dev/null 2>&1; then
     exit 2
 fi
 
-if [ "$program" != tests ]; then
-    exec "$here/bin/$program" "$@"
-fi
+# One configuration a process, ours and PyTorch's in turn, so that a device that grows slow grows so for both. What does
+# not fit into the memory fails alone. Without a cache the first step of a process compiles: remove cache/ to time that.
+steps() {
+    local rows python="${PYTHON-python3}" shape sizes seq batch window failed=0
+    rows="$(realpath -m "${ROWS:-$here/step.jsonl}")"
+    cd "$here" || return 2
+    configure
+    try() { "$@" || { echo "failed: $*" && failed=$((failed + 1)); }; }
+    for shape in ${CASES:-4096:8:1024 8192:4:1024 32768:1:2048 131072:1:2048}; do
+        IFS=: read -r seq batch window <<<"$shape"
+        sizes=(--seq "$seq" --batch "$batch" --json "$rows" "$@")
+        try bin/bench-step "${sizes[@]}" --window "$window"
+        try bin/bench-step "${sizes[@]}"
+        [ -n "$python" ] || continue
+        try "$python" train_peer.py "${sizes[@]}"
+        try "$python" train_peer.py "${sizes[@]}" --compile
+    done
+    echo "rows: $rows, $failed failed"
+    [ "$failed" -eq 0 ]
+}
 
-logs="${LOGS:-$(mktemp -d)}"
-mkdir -p "$logs"
-logs="$(realpath "$logs")"
 # CubeCL looks for its configuration from the working directory upwards. Its records of each compilation would be
-# written beside the kernels, under the lock that all processes share.
-cd "$here" || exit 2
-cat >cubecl.toml <<TOML
-[compilation]
-cache = true
-logger = { level = "basic", file = "$logs/compiled" }
+# written beside the kernels, under the lock that all processes share. Compilations are logged if a file is named.
+configure() {
+    printf '[compilation]\ncache = true\n' >cubecl.toml
+    [ "$#" -eq 0 ] || printf 'logger = { level = "basic", file = "%s" }\n' "$1" >>cubecl.toml
+    cat >>cubecl.toml <<TOML
 
 [environment]
 path = { directory = "$here/cache" }
 records = { level = "off" }
 TOML
+}
+
+case "$program" in
+    tests) ;;
+    step)
+        steps "$@"
+        exit
+        ;;
+    *) exec "$here/bin/$program" "$@" ;;
+esac
+
+logs="${LOGS:-$(mktemp -d)}"
+mkdir -p "$logs"
+logs="$(realpath "$logs")"
+cd "$here" || exit 2
+configure "$logs/compiled"
 
 echo "commit $(cat COMMIT), $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1)"
 bin/tests --list --format terse "$@" | sed -n 's/: test$//p' >"$logs/all" || exit 2

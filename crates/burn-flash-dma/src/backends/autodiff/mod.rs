@@ -5,3 +5,4 @@ mod masked;
 mod node;
 mod norm;
 mod product;
+mod training;

@@ -6,3 +6,8 @@ mod masked;
 mod norm;
 mod product;
 mod tensors;
+
+use crate::ops::training::TrainingOps;
+use burn_cubecl::CubeBackend;
+
+impl TrainingOps for CubeBackend {}

@@ -6,3 +6,8 @@ mod masked;
 mod norm;
 mod product;
 mod tensors;
+
+use crate::ops::training::TrainingOps;
+use burn::backend::Flex;
+
+impl TrainingOps for Flex {}

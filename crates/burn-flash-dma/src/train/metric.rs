@@ -45,6 +45,7 @@ use crate::functions::selection::Intervals;
 use crate::nn::{DynamicMaskAttention, DynamicMaskInput, Scorer};
 use crate::validate::{expect, scores_as_f32};
 use burn::module::Param;
+use burn::optim::GradientsParams;
 use burn::tensor::{DType, Gradients, Tensor, TensorReadError};
 use burn::train::metric::state::{FormatOptions, NumericMetricState};
 use burn::train::metric::{
@@ -198,6 +199,25 @@ impl SelectionInput {
         match scorer {
             Scorer::Zoh(zoh) => with(with(self, &zoh.dt_proj, grads), &zoh.a, grads),
             Scorer::Linear(linear) => with(self, &linear.score_proj, grads),
+        }
+    }
+
+    /// As [`gradients_of`](Self::gradients_of), from the gradients that an optimiser is to get.
+    #[must_use]
+    pub fn gradients_in(self, scorer: &Scorer, gradients: &GradientsParams) -> Self {
+        fn with<const D: usize>(
+            input: SelectionInput,
+            param: &Param<Tensor<D>>,
+            gradients: &GradientsParams,
+        ) -> SelectionInput {
+            match gradients.get::<D>(param.id) {
+                None => input,
+                Some(gradient) => input.gradient(gradient),
+            }
+        }
+        match scorer {
+            Scorer::Zoh(zoh) => with(with(self, &zoh.dt_proj, gradients), &zoh.a, gradients),
+            Scorer::Linear(linear) => with(self, &linear.score_proj, gradients),
         }
     }
 

@@ -1,0 +1,342 @@
+#!/usr/bin/env python3
+"""The model of examples/train-text in PyTorch: what a PyTorch user would train in its place.
+
+bf16 autocast over f32 parameters, dense causal attention (cuDNN's kernel unless another is asked for), global clipping,
+fused AdamW. It prints the row that `bench-step` prints, as one line of JSON.
+"""
+
+import argparse
+import collections
+import json
+import math
+import statistics
+import sys
+import time
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+
+VOCABULARY = 256
+BACKENDS = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
+# The first rule that a kernel's name contains the word of decides; the kinds are those of
+# benches/src/kernel_kinds.rs.
+KINDS = [
+    ("triton_red", "reduction"),
+    ("triton_per", "reduction"),
+    ("triton_poi", "element_wise"),
+    ("triton_tem", "product"),
+    ("flash", "attention"),
+    ("sdpa", "attention"),
+    ("fmha", "attention"),
+    ("attention", "attention"),
+    ("multi_tensor_apply", "optimiser"),
+    ("nvjet", "product"),
+    ("gemm", "product"),
+    ("cutlass", "product"),
+    ("splitk", "product"),
+    ("embedding", "lookup"),
+    ("index", "lookup"),
+    ("gather", "lookup"),
+    ("norm", "norm"),
+    ("reduce", "reduction"),
+    ("softmax", "reduction"),
+    ("copy", "copy"),
+    ("memcpy", "copy"),
+    ("memset", "copy"),
+    ("fill", "copy"),
+    ("catarray", "copy"),
+    ("elementwise", "element_wise"),
+]
+
+# How ranges begin that PyTorch itself names.
+RANGES = ("Optimizer.", "## ", "Torch-Compiled", "ProfilerStep")
+
+
+def kind(kernel):
+    """What a kernel does, by its name."""
+    name = kernel.lower()
+    return next((kind for word, kind in KINDS if word in name), "other")
+
+
+class RmsNorm(nn.Module):
+    """RMS norm whose weight takes the type of its input."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        return F.rms_norm(x, x.shape[-1:], self.weight.to(x.dtype))
+
+
+class Rotary(nn.Module):
+    """Rotary position encoding of rows `[batch, heads, tokens, features]`."""
+
+    def __init__(self, tokens, features):
+        super().__init__()
+        frequencies = 10000.0 ** (-torch.arange(0, features, 2).float() / features)
+        angles = torch.outer(torch.arange(tokens).float(), frequencies)
+        self.register_buffer("cos", angles.cos().bfloat16(), persistent=False)
+        self.register_buffer("sin", angles.sin().bfloat16(), persistent=False)
+
+    def forward(self, x):
+        first, second = x.chunk(2, -1)
+        return torch.cat(
+            [first * self.cos - second * self.sin, second * self.cos + first * self.sin], -1
+        )
+
+
+class Attention(nn.Module):
+    """Causal attention with shared key and value heads, normalised and rotated per head."""
+
+    def __init__(self, args):
+        super().__init__()
+        self.heads, self.kv_heads = args.heads, args.kv_heads
+        self.features = args.d_model // args.heads
+        self.q, self.k, self.v = (
+            nn.Linear(args.d_model, heads * self.features, bias=False)
+            for heads in (self.heads, self.kv_heads, self.kv_heads)
+        )
+        self.out = nn.Linear(self.heads * self.features, args.d_model, bias=False)
+        self.q_norm, self.k_norm = RmsNorm(self.features), RmsNorm(self.features)
+        self.rotary = Rotary(args.seq, self.features)
+
+    def rows(self, x, heads):
+        return x.unflatten(-1, (heads, self.features))
+
+    def forward(self, x):
+        q = self.rotary(self.q_norm(self.rows(self.q(x), self.heads)).transpose(1, 2))
+        k = self.rotary(self.k_norm(self.rows(self.k(x), self.kv_heads)).transpose(1, 2))
+        v = self.rows(self.v(x), self.kv_heads).transpose(1, 2)
+        out = F.scaled_dot_product_attention(
+            q.to(v.dtype),
+            k.to(v.dtype),
+            v,
+            is_causal=True,
+            enable_gqa=self.heads != self.kv_heads,
+        )
+        return self.out(out.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    """Attention, then SwiGLU, each behind a norm and added to the residual stream."""
+
+    def __init__(self, args):
+        super().__init__()
+        hidden = (args.d_model * 8 // 3 + 31) // 32 * 32
+        self.attention_norm, self.mlp_norm = RmsNorm(args.d_model), RmsNorm(args.d_model)
+        self.attention = Attention(args)
+        self.gate, self.up = (nn.Linear(args.d_model, hidden, bias=False) for _ in range(2))
+        self.down = nn.Linear(hidden, args.d_model, bias=False)
+
+    def forward(self, x):
+        x = x + self.attention(self.attention_norm(x))
+        y = self.mlp_norm(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+class Model(nn.Module):
+    """Bytes to the logits of the next byte; the embedding is read backwards at the end."""
+
+    def __init__(self, args):
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, args.d_model)
+        nn.init.normal_(self.embedding.weight, std=0.5 / math.sqrt(args.d_model))
+        self.blocks = nn.ModuleList(Block(args) for _ in range(args.layers))
+        self.norm = RmsNorm(args.d_model)
+        self.checkpoint = args.checkpoint
+
+    def forward(self, tokens, targets):
+        x = self.embedding(tokens).bfloat16()
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpoint else block(x)
+        logits = self.norm(x) @ self.embedding.weight.to(x.dtype).T
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+class Layer(nn.Module):
+    """The attention layer alone, on an input that gets a gradient, too."""
+
+    def __init__(self, args):
+        super().__init__()
+        self.attention = Attention(args)
+
+    def forward(self, x, slope):
+        return (self.attention(x) * slope).mean()
+
+
+class Training:
+    """A module, its optimiser, and what it is trained on."""
+
+    def __init__(self, args):
+        self.args = args
+        module = Model(args) if args.what == "model" else Layer(args)
+        self.module = module.to(args.device)
+        self.compiled = torch.compile(self.module) if args.compile else self.module
+        self.optimiser = torch.optim.AdamW(
+            self.module.parameters(),
+            lr=3e-4,
+            betas=(0.9, 0.95),
+            weight_decay=0.01,
+            fused=args.device == "cuda",
+        )
+        if args.what == "layer":
+            shape = (args.batch, args.seq, args.d_model)
+            options = {"device": args.device, "dtype": torch.bfloat16}
+            self.x = torch.randn(shape, **options).requires_grad_()
+            self.slope = torch.randn(shape, **options)
+
+    def inputs(self):
+        args = self.args
+        if args.what == "layer":
+            return self.x, self.slope
+        shape = (args.batch, args.seq + 1)
+        tokens = torch.randint(0, VOCABULARY, shape, device=args.device)
+        return tokens[:, :-1], tokens[:, 1:]
+
+    def loss(self):
+        with torch.autocast(self.args.device, torch.bfloat16):
+            with sdpa_kernel(BACKENDS[self.args.attention]):
+                return self.compiled(*self.inputs())
+
+    def update(self):
+        nn.utils.clip_grad_norm_(self.module.parameters(), 1.0)
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        if self.args.what == "layer":
+            self.x.grad = None
+
+    def step(self):
+        loss = self.loss()
+        loss.backward()
+        self.update()
+        return loss.detach()
+
+
+def clock(training, cuda):
+    """The milliseconds of a step, from an idle device until it is idle again, and its loss."""
+    if cuda:
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    loss = training.step()
+    if cuda:
+        torch.cuda.synchronize()
+    return (time.perf_counter() - start) * 1e3, loss.item()
+
+
+def profile(training, step_ms, kernels):
+    """Where the time of a step goes: one step under PyTorch's profiler."""
+    activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities) as profiler:
+        training.step()
+        torch.cuda.synchronize()
+    by_kind, by_kernel = (collections.defaultdict(lambda: [0, 0.0]) for _ in range(2))
+    for event in profiler.events():
+        # Ranges that a program has named lie on the device, too, around its kernels.
+        named = getattr(event, "is_user_annotation", False) or event.name.startswith(RANGES)
+        if event.device_type != torch.autograd.DeviceType.CUDA or named:
+            continue
+        for share in (by_kind[kind(event.name)], by_kernel[event.name]):
+            share[0] += 1
+            share[1] += event.time_range.elapsed_us() / 1e3
+    as_json = lambda share: {"launches": share[0], "ms": share[1]}
+    total = sum(share[1] for share in by_kernel.values())
+    slowest = sorted(by_kernel.items(), key=lambda item: -item[1][1])[:kernels]
+    return {
+        "launches": sum(share[0] for share in by_kernel.values()),
+        "kernels_ms": total,
+        "host_gap_ms": step_ms - total,
+        "kinds": {name: as_json(share) for name, share in by_kind.items()},
+        "kernels": [[name[:120], as_json(share)] for name, share in slowest],
+    }
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--what", choices=["model", "layer"], default="model")
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--d-model", type=int, default=1024)
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--kv-heads", type=int, default=2)
+    parser.add_argument("--seq", type=int, default=32768)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--warm-up", type=int, default=4)
+    parser.add_argument("--checkpoint", action="store_true", help="compute each block twice")
+    parser.add_argument("--compile", action="store_true", help="torch.compile, else eager")
+    parser.add_argument("--attention", choices=sorted(BACKENDS), default="cudnn")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--no-profile", action="store_true")
+    parser.add_argument("--kernels", type=int, default=12, help="kernels to list")
+    parser.add_argument("--json", help="a file to append the row to")
+    args = parser.parse_args()
+    if min(args.steps, args.warm_up) < 1:
+        parser.error("--warm-up and --steps must be at least 1")
+    return args
+
+
+def main():
+    args = parse()
+    torch.manual_seed(0)
+    cuda = args.device == "cuda"
+    training = Training(args)
+    first_step_ms, first_loss = clock(training, cuda)
+    for _ in range(1, args.warm_up):
+        clock(training, cuda)
+    state = torch.cuda.memory_allocated() if cuda else None
+    times, loss = [], first_loss
+    for _ in range(args.steps):
+        milliseconds, loss = clock(training, cuda)
+        times.append(milliseconds)
+    if not (math.isfinite(first_loss) and math.isfinite(loss)):
+        sys.exit(f"the loss went from {first_loss} to {loss}")
+    quartiles = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
+    # Before the profiled step, whose tracing allocates.
+    peak = torch.cuda.max_memory_reserved() if cuda else None
+    allocated = torch.cuda.max_memory_allocated() if cuda else None
+    row = {
+        "implementation": f"torch {torch.__version__} {'compiled' if args.compile else 'eager'}",
+        "device": torch.cuda.get_device_name() if cuda else "cpu",
+        **{key: getattr(args, key) for key in ("what", "layers", "d_model", "heads", "kv_heads")},
+        "seq": args.seq,
+        "batch": args.batch,
+        "window": None,
+        "dtype": "bf16",
+        "checkpoint": args.checkpoint,
+        "attention": args.attention,
+        "steps": args.steps,
+        "warm_up": args.warm_up,
+        "parameters": sum(p.numel() for p in training.module.parameters()),
+        "first_step_ms": first_step_ms,
+        "step_ms": {
+            "median": quartiles[1],
+            "q1": quartiles[0],
+            "q3": quartiles[2],
+            "runs": len(times),
+        },
+        "tokens_per_second": args.batch * args.seq / quartiles[1] * 1e3,
+        "peak_bytes": peak,
+        "peak_allocated_bytes": allocated,
+        "memory": {"state_bytes": state} if cuda else None,
+        "losses": [first_loss, loss],
+        "profile": None,
+    }
+    if cuda and not args.no_profile:
+        row["profile"] = profile(training, quartiles[1], args.kernels)
+    line = json.dumps(row)
+    print(line, flush=True)
+    if args.json:
+        with open(args.json, "a", encoding="utf-8") as file:
+            print(line, file=file)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+//! The gradients of a training step's own operations.
+
+use crate::fallback::training::{self as fallback, Normaliser};
+use crate::ops::training::TrainingOps;
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::autodiff::{Autodiff, NodeId};
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::FloatDType;
+
+impl<B: TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B, C> {
+    fn training_lookup(
+        weight: FloatTensor<Self>,
+        tokens: IntTensor<Self>,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self> {
+        let [vocabulary, _] = weight.shape().dims();
+        let weight_dtype = weight.dtype().into();
+        let prepared = Lookup.prepare::<C>([weight.node()]).compute_bound();
+        let rows = B::training_lookup(weight.into_primitive(), tokens.clone(), dtype);
+        match prepared.stateful() {
+            OpsKind::UnTracked(prep) => prep.finish(rows),
+            OpsKind::Tracked(prep) => prep.finish((tokens, vocabulary, weight_dtype), rows),
+        }
+    }
+
+    fn training_losses(logits: FloatTensor<Self>, targets: IntTensor<Self>) -> FloatTensor<Self> {
+        let prepared = Losses.prepare::<C>([logits.node()]).compute_bound();
+        match prepared.stateful() {
+            OpsKind::UnTracked(prep) => {
+                prep.finish(B::training_losses(logits.into_primitive(), targets))
+            }
+            OpsKind::Tracked(mut prep) => {
+                let kept = prep.checkpoint(&logits);
+                let logits = logits.into_primitive();
+                let (losses, normaliser) = fallback::losses::<B>(logits, targets.clone());
+                prep.finish((kept, targets, normaliser), losses)
+            }
+        }
+    }
+
+    fn training_resume(
+        output: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let prepared = Resume.prepare::<C>([output.node()]).compute_bound();
+        let gradient = gradient.into_primitive();
+        let zero = B::training_resume(output.into_primitive(), gradient.clone());
+        match prepared.stateful() {
+            OpsKind::UnTracked(prep) => prep.finish(zero),
+            OpsKind::Tracked(prep) => prep.finish(gradient, zero),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Lookup;
+
+impl<B: Backend> Backward<B, 1> for Lookup {
+    /// The tokens, the size of the vocabulary, and the type of the table.
+    type State = (IntTensor<B>, usize, FloatDType);
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let gradient = grads.consume::<B>(&ops.node);
+        let (tokens, vocabulary, dtype) = ops.state;
+        if let [Some(weight)] = ops.parents {
+            let table = fallback::lookup_gradient::<B>(gradient, tokens, vocabulary);
+            grads.register::<B>(weight.id, B::float_cast(table, dtype));
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Losses;
+
+impl<B: Backend> Backward<B, 1> for Losses {
+    /// The logits, the targets, and what makes probabilities of the logits.
+    type State = (NodeId, IntTensor<B>, Normaliser<B>);
+
+    fn backward(
+        self,
+        ops: Ops<Self::State, 1>,
+        grads: &mut Gradients,
+        checkpointer: &mut Checkpointer,
+    ) {
+        let gradient = grads.consume::<B>(&ops.node);
+        let (logits, targets, normaliser) = ops.state;
+        let logits = checkpointer.retrieve_node_output::<FloatTensor<B>>(logits);
+        if let [Some(parent)] = ops.parents {
+            let gradient = fallback::losses_gradient::<B>(logits, targets, normaliser, gradient);
+            grads.register::<B>(parent.id, gradient);
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Resume;
+
+impl<B: Backend> Backward<B, 1> for Resume {
+    /// The gradient to go on with.
+    type State = FloatTensor<B>;
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        // The node's own gradient is that of a zero.
+        grads.consume::<B>(&ops.node);
+        if let [Some(output)] = ops.parents {
+            grads.register::<B>(output.id, ops.state);
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! A training step's own operations: [`TrainingOps`](crate::ops::TrainingOps).
+
+use super::tensors::{bool_dtype, to_f32, zeros};
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::{DType, FloatDType, IndexingUpdateOp, Shape, Slice};
+
+/// Vocabularies up to this size get their gradient by products with one-hot rows, larger ones by additions at indices.
+const ONE_HOT_VOCABULARY: usize = 1024;
+
+/// The most one-hot numbers at a time: 128 MiB.
+const ONE_HOT_NUMBERS: usize = 1 << 25;
+
+/// The most rows of all partial sums together, each of the width of the embedding.
+const PARTIAL_ROWS: usize = 1 << 14;
+
+/// The fewest tokens of a partial sum that is worth a product of its own.
+const SEGMENT: usize = 512;
+
+/// See [`TrainingOps::training_lookup`](crate::ops::TrainingOps::training_lookup).
+pub fn lookup<B: Backend>(
+    weight: FloatTensor<B>,
+    tokens: IntTensor<B>,
+    dtype: FloatDType,
+) -> FloatTensor<B> {
+    let [vocabulary, _] = weight.shape().dims();
+    let [count] = tokens.shape().dims();
+    // Whichever is smaller is cast.
+    if vocabulary < count {
+        B::float_select(cast::<B>(weight, dtype), 0, tokens)
+    } else {
+        cast::<B>(B::float_select(weight, 0, tokens), dtype)
+    }
+}
+
+/// The gradient of the table that [`lookup`] reads, `[vocabulary, width]` in f32, of that of its rows,
+/// `[tokens, width]`.
+///
+/// With few classes it is one-hotᵀ · gradient, in as many products as the tokens have segments and one sum over them:
+/// each in f32, whatever the gradient is, and the same in every run. With more it adds at indices: on a GPU atomically,
+/// in f32 and in no certain order.
+pub fn lookup_gradient<B: Backend>(
+    gradient: FloatTensor<B>,
+    tokens: IntTensor<B>,
+    vocabulary: usize,
+) -> FloatTensor<B> {
+    let [count, width] = gradient.shape().dims();
+    let device = gradient.device();
+    if count == 0 || vocabulary > ONE_HOT_VOCABULARY {
+        let table = zeros::<B>([vocabulary, width], &device, FloatDType::F32);
+        if count == 0 {
+            return table;
+        }
+        let rows = B::int_reshape(tokens, Shape::new([count, 1]));
+        let rows = B::int_expand(rows, Shape::new([count, width]));
+        return B::float_scatter(0, table, rows, to_f32::<B>(gradient), IndexingUpdateOp::Add);
+    }
+    // Products of f32 may run in TF32, which has more bits than bf16 and as many as f16: an f32 is three such numbers.
+    let parts = match gradient.dtype() {
+        DType::F32 => {
+            let rounded = |x: FloatTensor<B>| to_f32::<B>(cast::<B>(x, FloatDType::BF16));
+            let high = rounded(gradient.clone());
+            let rest = B::float_sub(gradient, high.clone());
+            let middle = rounded(rest.clone());
+            let low = B::float_sub(rest, middle.clone());
+            vec![low, middle, high]
+        }
+        _ => vec![to_f32::<B>(gradient)],
+    };
+    let (segments, chunk) = segments(count, vocabulary);
+    let length = count / segments;
+    let tokens = B::int_reshape(tokens, Shape::new([segments, 1, length]));
+    let parts: Vec<_> = (parts.into_iter())
+        .map(|part| B::float_reshape(part, Shape::new([segments, length, width])))
+        .collect();
+    let mut sum: Option<FloatTensor<B>> = None;
+    for start in (0..segments).step_by(chunk) {
+        let end = segments.min(start + chunk);
+        let range = [Slice::from(start..end)];
+        let one_hot = one_hot::<B>(B::int_slice(tokens.clone(), &range), vocabulary);
+        for part in &parts {
+            let product = B::float_matmul(one_hot.clone(), B::float_slice(part.clone(), &range));
+            let product = B::float_sum_dim(product, 0);
+            sum = Some(match sum {
+                None => product,
+                Some(sum) => B::float_add(sum, product),
+            });
+        }
+    }
+    let sum = sum.expect("there are tokens");
+    B::float_reshape(sum, Shape::new([vocabulary, width]))
+}
+
+/// Into how many segments of equal length the tokens are cut, and how many of them are multiplied at a time.
+fn segments(tokens: usize, vocabulary: usize) -> (usize, usize) {
+    let most = (PARTIAL_ROWS / vocabulary).min(tokens / SEGMENT).max(1);
+    let segments = (1..=most)
+        .rev()
+        .find(|&n| tokens.is_multiple_of(n))
+        .unwrap_or(1);
+    let chunk = ONE_HOT_NUMBERS / (tokens / segments * vocabulary);
+    (segments, chunk.max(1))
+}
+
+/// `[segments, vocabulary, length]` f32 of tokens `[segments, 1, length]`.
+fn one_hot<B: Backend>(tokens: IntTensor<B>, vocabulary: usize) -> FloatTensor<B> {
+    let [segments, _, length] = tokens.shape().dims();
+    let device = tokens.device();
+    let shape = Shape::new([segments, vocabulary, length]);
+    let classes = B::int_arange(0..vocabulary as i64, &device, tokens.dtype().into());
+    let classes = B::int_reshape(classes, Shape::new([1, vocabulary, 1]));
+    let hit = B::int_equal(
+        B::int_expand(tokens, shape.clone()),
+        B::int_expand(classes, shape),
+        bool_dtype::<B>(&device),
+    );
+    B::bool_into_float(hit, FloatDType::F32)
+}
+
+/// What makes probabilities of a row's logits: `exp((logit - greatest) - log_sum)`. Their sum, one number, would be
+/// rounded to the last bit of the greatest logit, and the probabilities with it.
+#[derive(Clone, Debug)]
+pub struct Normaliser<B: Backend> {
+    /// The greatest logit, `[rows, 1]`, f32.
+    pub greatest: FloatTensor<B>,
+    /// The logarithm of the sum of the exponentials of the logits less the greatest, `[rows, 1]`, f32.
+    pub log_sum: FloatTensor<B>,
+}
+
+/// See [`TrainingOps::training_losses`](crate::ops::TrainingOps::training_losses): the losses `[rows]`, f32, and what
+/// the gradient needs.
+pub fn losses<B: Backend>(
+    logits: FloatTensor<B>,
+    targets: IntTensor<B>,
+) -> (FloatTensor<B>, Normaliser<B>) {
+    let [rows, _] = logits.shape().dims();
+    let logits = cast::<B>(logits, FloatDType::F32);
+    let greatest = B::float_max_dim(logits.clone(), 1);
+    let hit = B::float_gather(
+        1,
+        logits.clone(),
+        B::int_reshape(targets, Shape::new([rows, 1])),
+    );
+    let exponentials = B::float_exp(B::float_sub(logits, greatest.clone()));
+    let log_sum = B::float_log(B::float_sum_dim(exponentials, 1));
+    let losses = B::float_add(B::float_sub(greatest.clone(), hit), log_sum.clone());
+    let losses = B::float_reshape(losses, Shape::new([rows]));
+    (losses, Normaliser { greatest, log_sum })
+}
+
+/// The gradient of the logits, in their type, of that of the losses, `[rows]`.
+pub fn losses_gradient<B: Backend>(
+    logits: FloatTensor<B>,
+    targets: IntTensor<B>,
+    normaliser: Normaliser<B>,
+    gradient: FloatTensor<B>,
+) -> FloatTensor<B> {
+    let [rows, classes] = logits.shape().dims();
+    let dtype = logits.dtype().into();
+    let shifted = B::float_sub(cast::<B>(logits, FloatDType::F32), normaliser.greatest);
+    let probabilities = B::float_exp(B::float_sub(shifted, normaliser.log_sum));
+    let targets = B::int_reshape(targets, Shape::new([rows, 1, 1]));
+    let hit = one_hot::<B>(targets, classes);
+    let hit = B::float_reshape(hit, Shape::new([rows, classes]));
+    let gradient = B::float_reshape(gradient, Shape::new([rows, 1]));
+    cast::<B>(
+        B::float_mul(B::float_sub(probabilities, hit), gradient),
+        dtype,
+    )
+}
+
+fn cast<B: Backend>(tensor: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
+    if tensor.dtype() == DType::from(dtype) {
+        return tensor;
+    }
+    B::float_cast(tensor, dtype)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_divide_the_tokens_and_chunks_fit_their_memory() {
+        assert_eq!(segments(32768, 256), (64, 256));
+        assert_eq!(segments(131_072, 1024), (16, 4));
+        assert_eq!(segments(7919, 256), (1, 16));
+        assert_eq!(segments(3 * 512, 256), (3, 256));
+        assert_eq!(segments(10, 3), (1, 1_118_481));
+        for (tokens, vocabulary) in [(40_000, 1000), (1 << 20, 1024), (12_345_678, 700)] {
+            let (segments, chunk) = segments(tokens, vocabulary);
+            assert_eq!(tokens % segments, 0);
+            assert!(chunk == 1 || chunk * (tokens / segments) * vocabulary <= ONE_HOT_NUMBERS);
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! What a training step needs beside attention.
+
+use crate::fallback::training as fallback;
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, TensorMetadata, backend_extension};
+use burn::tensor::{FloatDType, Shape};
+
+/// Operations of a training step whose gradients are their own: those of `train`.
+///
+/// The default bodies are plain Burn operations, fused where Burn fuses, and no backend needs others.
+#[backend_extension(
+    Cube: cfg(feature = "cube"),
+    Flex: cfg(feature = "flex"),
+    NdArray: cfg(feature = "ndarray"),
+    Autodiff: cfg(feature = "autodiff"),
+    Fusion: cfg(feature = "fusion"),
+)]
+pub trait TrainingOps: Backend {
+    /// The rows `tokens` `[tokens]` of `weight` `[vocabulary, width]` in `dtype`. Under autodiff the gradient of a row
+    /// is summed in f32 and rounded to the type of `weight` once.
+    #[fusion(default)]
+    fn training_lookup(
+        weight: FloatTensor<Self>,
+        tokens: IntTensor<Self>,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self> {
+        fallback::lookup::<Self>(weight, tokens, dtype)
+    }
+
+    /// The cross-entropy of each row, `[rows]` in f32, of `logits` `[rows, classes]` and the classes `targets`
+    /// `[rows]`.
+    #[fusion(default)]
+    fn training_losses(logits: FloatTensor<Self>, targets: IntTensor<Self>) -> FloatTensor<Self> {
+        let (losses, _) = fallback::losses::<Self>(logits, targets);
+        losses
+    }
+
+    /// A zero, `[1]` in f32, whose backward pass gives `output` the gradient `gradient`, and nothing to `gradient`.
+    #[fusion(default)]
+    fn training_resume(
+        output: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        drop(gradient);
+        Self::float_zeros(Shape::new([1]), &output.device(), FloatDType::F32)
+    }
+}

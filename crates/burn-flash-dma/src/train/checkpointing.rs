@@ -1,0 +1,238 @@
+//! Blocks that are computed twice, so that their inputs are all that is kept of them.
+
+use crate::Intervals;
+use crate::nn::{DynamicMaskAttention, DynamicMaskInput};
+use crate::ops::TrainingOps;
+use burn::backend::Dispatch;
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::{Gradients, Tensor};
+
+/// The selections of a block's attention layers, in the order of its calls: made in a first pass, and used again when
+/// the block is computed a second time. Scores that differ in their last bit select other keys, so a second selection
+/// could be that of another function.
+#[derive(Debug, Default)]
+pub struct Selections {
+    made: Vec<Intervals>,
+    /// The number of the next one, when they are used again.
+    next: Option<usize>,
+}
+
+impl Selections {
+    /// None so far.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// [`DynamicMaskAttention::forward`], with the selection of the first pass if this is the second.
+    ///
+    /// # Panics
+    ///
+    /// If [`DynamicMaskAttention::try_forward_and_intervals`] or [`DynamicMaskAttention::try_forward_with_intervals`]
+    /// returns an error, with that error's text, or there were fewer calls in the first pass.
+    pub fn attend(
+        &mut self,
+        layer: &DynamicMaskAttention,
+        input: impl Into<DynamicMaskInput>,
+    ) -> Tensor<3> {
+        let Some(next) = &mut self.next else {
+            let (out, intervals) = layer.forward_and_intervals(input);
+            self.made.push(intervals);
+            return out;
+        };
+        let intervals = self.made.get(*next);
+        let intervals = intervals.expect("the first pass called attention as often");
+        *next += 1;
+        layer.forward_with_intervals(input, intervals)
+    }
+
+    /// Those made so far.
+    #[must_use]
+    pub fn intervals(&self) -> &[Intervals] {
+        &self.made
+    }
+}
+
+/// A stack of blocks of which only the inputs and the selections are kept between the passes: gradient checkpointing, a
+/// checkpoint per block. It costs a second forward pass of the blocks, and the memory of one block at a time.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::module::Module;
+/// use burn::nn::{Linear, LinearConfig, RmsNorm, RmsNormConfig};
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
+/// use burn_flash_dma::train::{Checkpointed, Selections};
+///
+/// #[derive(Module, Debug)]
+/// struct Block {
+///     norm: RmsNorm,
+///     attention: DynamicMaskAttention,
+/// }
+///
+/// impl Block {
+///     fn forward(&self, x: Tensor<3>, selections: &mut Selections) -> Tensor<3> {
+///         let normal = self.norm.forward(x.clone());
+///         x + selections.attend(&self.attention, normal)
+///     }
+/// }
+///
+/// #[derive(Module, Debug)]
+/// struct Model {
+///     blocks: Vec<Block>,
+///     head: Linear,
+/// }
+///
+/// let device = Device::flex().autodiff();
+/// let block = || Block {
+///     norm: RmsNormConfig::new(32).init(&device),
+///     attention: DynamicMaskAttentionConfig::new(32, 4).with_keep_window(Some(8)).init(&device),
+/// };
+/// let model = Model {
+///     blocks: vec![block(), block()],
+///     head: LinearConfig::new(32, 1).init(&device),
+/// };
+/// let x = Tensor::random([2, 20, 32], Distribution::Default, &device);
+/// let stack = Checkpointed::forward(&model.blocks, x, Block::forward);
+/// let loss = model.head.forward(stack.output()).powi_scalar(2).mean();
+/// let gradients = stack.backward(&loss, &model);
+/// assert!(gradients.get::<2>(model.blocks[0].attention.q_proj.weight.id).is_some());
+/// # }
+/// ```
+pub struct Checkpointed<'a, M, F> {
+    blocks: &'a [M],
+    run: F,
+    /// With its graph.
+    input: Tensor<3>,
+    kept: Vec<Kept>,
+    /// A leaf of the graph of what follows.
+    output: Tensor<3>,
+}
+
+/// What is kept of a block.
+struct Kept {
+    /// Without a graph.
+    input: Tensor<3>,
+    selections: Vec<Intervals>,
+}
+
+impl<'a, M: Module, F: Fn(&M, Tensor<3>, &mut Selections) -> Tensor<3>> Checkpointed<'a, M, F> {
+    /// Runs the blocks one behind the other on `input`, of any shape that they take, by `run`.
+    ///
+    /// `run` is called again for the backward pass and must compute the same: without dropout, and with attention by
+    /// [`Selections::attend`]. It may cast the block's parameters. `input` may have a graph, as that of an embedding,
+    /// and must be associated with autodiff.
+    #[must_use]
+    pub fn forward(blocks: &'a [M], input: Tensor<3>, run: F) -> Self {
+        let mut x = input.clone().detach().set_require_grad(false);
+        let mut kept = Vec::with_capacity(blocks.len());
+        for block in blocks {
+            let mut selections = Selections::new();
+            // Nothing is recorded: Burn frees a graph that nobody holds no earlier than with the next backward pass.
+            block.visit(&mut Initialise);
+            let untracked = block.clone().no_grad();
+            let out = run(&untracked, x.clone(), &mut selections).detach();
+            kept.push(Kept {
+                input: x,
+                selections: selections.made,
+            });
+            x = out;
+        }
+        Self {
+            blocks,
+            run,
+            input,
+            kept,
+            output: x.set_require_grad(true),
+        }
+    }
+
+    /// The output of the last block, to compute the loss of. The loss may depend on the blocks through it alone.
+    #[must_use]
+    pub fn output(&self) -> Tensor<3> {
+        self.output.clone()
+    }
+
+    /// The selections of each block's attention layers.
+    pub fn selections(&self) -> impl Iterator<Item = &[Intervals]> {
+        self.kept.iter().map(|kept| kept.selections.as_slice())
+    }
+
+    /// The gradients of a loss of [`output`](Self::output), of all parameters of `module`, to which the blocks and what
+    /// made the input belong. A parameter with several uses gets their sum.
+    ///
+    /// # Panics
+    ///
+    /// If the loss has no graph, or `run` calls attention more often than in the first pass.
+    #[must_use]
+    pub fn backward<P: Module>(self, loss: &Tensor<1>, module: &P) -> GradientsParams {
+        let mut gradients = GradientsParams::new();
+        let mut add = |mut grads: Gradients, x: Option<&Tensor<3>>| {
+            module.visit(&mut Add {
+                from: &mut grads,
+                to: &mut gradients,
+            });
+            x.and_then(|x| x.grad_remove(&mut grads))
+        };
+        let mut slope = add(loss.backward(), Some(&self.output));
+        drop(self.output);
+        for (block, kept) in self.blocks.iter().zip(self.kept).rev() {
+            // The loss does not depend on the blocks.
+            let Some(gradient) = slope else {
+                return gradients;
+            };
+            let x = kept.input.set_require_grad(true);
+            let mut selections = Selections {
+                made: kept.selections,
+                next: Some(0),
+            };
+            let out = (self.run)(block, x.clone(), &mut selections);
+            slope = add(resume(out, gradient), Some(&x));
+        }
+        if let Some(gradient) = slope
+            && self.input.is_tracked()
+        {
+            add(resume(self.input, gradient), None);
+        }
+        gradients
+    }
+}
+
+/// Makes parameters that are made when they are first used: until then a copy shares with its original whether it is
+/// trained.
+struct Initialise;
+
+impl ModuleVisitor for Initialise {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        drop(param.val());
+    }
+}
+
+/// The backward pass from a tensor whose gradient is known.
+fn resume(output: Tensor<3>, gradient: Tensor<3>) -> Gradients {
+    let zero = Dispatch::training_resume(output.into_dispatch(), gradient.into_dispatch());
+    Tensor::<1>::from_dispatch(zero).backward()
+}
+
+/// Moves the gradients of a backward pass to those of earlier ones.
+struct Add<'a> {
+    from: &'a mut Gradients,
+    to: &'a mut GradientsParams,
+}
+
+impl ModuleVisitor for Add<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if !param.is_require_grad() {
+            return;
+        }
+        let Some(gradient) = param.val().grad_remove(self.from) else {
+            return;
+        };
+        let gradient = match self.to.remove::<D>(param.id) {
+            None => gradient,
+            Some(earlier) => earlier + gradient,
+        };
+        self.to.register(param.id, gradient);
+    }
+}

@@ -1,0 +1,33 @@
+//! Cross-entropy.
+
+use crate::ops::TrainingOps;
+use burn::backend::Dispatch;
+use burn::tensor::{Int, Tensor};
+
+/// The mean cross-entropy, `[1]` in f32 and nats, of `logits` `[tokens, classes]` of any float type and the classes
+/// `targets` `[tokens]`.
+///
+/// That of Burn's `CrossEntropyLoss` without weights, smoothing or padding. Everything is computed in f32, and the
+/// backward pass keeps the logits as they are and two numbers per token, not their logarithms.
+///
+/// # Panics
+///
+/// If the targets are not as many as the logits' rows.
+#[must_use]
+pub fn cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
+    token_losses(logits, targets).mean()
+}
+
+/// The cross-entropy of each token, `[tokens]` in f32 and nats: to leave some of them out, or to weight them. See
+/// [`cross_entropy`].
+///
+/// # Panics
+///
+/// If the targets are not as many as the logits' rows.
+#[must_use]
+pub fn token_losses(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
+    let ([tokens, _], [targets_len]) = (logits.dims(), targets.dims());
+    assert_eq!(tokens, targets_len, "the number of targets");
+    let losses = Dispatch::training_losses(logits.into_dispatch(), targets.into_dispatch());
+    Tensor::from_dispatch(losses)
+}

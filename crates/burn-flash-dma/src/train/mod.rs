@@ -1,0 +1,56 @@
+//! Parts of a training step, each of which stands alone: take what your model needs (feature `autodiff`).
+//!
+//! | part | in place of | because |
+//! |---|---|---|
+//! | [`clip_gradients`] | Burn's clipping by norm | that one clips each parameter by its own norm |
+//! | [`embed`] | `Embedding::forward` | in 16 bits its gradient rounds after every token, and one thread a column adds them |
+//! | [`cross_entropy`] | `CrossEntropyLoss` | fewer launches, and nothing kept but the logits |
+//! | [`Checkpointed`] | a loop over blocks | it keeps the blocks' inputs alone, and computes the rest a second time |
+//! | `SelectionMetric` (feature `train`) | | what layers select, and whether their scores learn |
+//!
+//! ```
+//! # #[cfg(feature = "flex")] {
+//! use burn::module::{Module, Param};
+//! use burn::nn::{Embedding, EmbeddingConfig};
+//! use burn::optim::{AdamWConfig, GradientsParams};
+//! use burn::tensor::{Device, FloatDType, Int, Tensor};
+//! use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
+//! use burn_flash_dma::train::{clip_gradients, cross_entropy, embed};
+//!
+//! #[derive(Module, Debug)]
+//! struct Model {
+//!     embedding: Embedding,
+//!     attention: DynamicMaskAttention,
+//! }
+//!
+//! let device = Device::flex().autodiff();
+//! let mut model = Model {
+//!     embedding: EmbeddingConfig::new(256, 32).init(&device),
+//!     attention: DynamicMaskAttentionConfig::new(32, 4).init(&device),
+//! };
+//! let mut optimiser = AdamWConfig::new().init();
+//!
+//! let tokens = Tensor::<1, Int>::arange(0..20, &device).reshape([2, 10]);
+//! let x = model.attention.forward(embed(&model.embedding, tokens.clone(), FloatDType::F32));
+//! let logits = x.matmul(model.embedding.weight.val().transpose().unsqueeze());
+//! let loss = cross_entropy(logits.flatten(0, 1), tokens.flatten(0, 1));
+//! let mut gradients = GradientsParams::from_grads(loss.backward(), &model);
+//! // Stays on the device, as the loss does.
+//! let norm: Tensor<1> = clip_gradients(&model, &mut gradients, 1.0);
+//! model = optimiser.step(1e-3, model, gradients);
+//! # }
+//! ```
+
+mod checkpointing;
+mod clipping;
+mod embedding;
+mod loss;
+#[cfg(feature = "train")]
+mod metric;
+
+pub use checkpointing::{Checkpointed, Selections};
+pub use clipping::clip_gradients;
+pub use embedding::embed;
+pub use loss::{cross_entropy, token_losses};
+#[cfg(feature = "train")]
+pub use metric::{Measure, SelectionInput, SelectionMetric};

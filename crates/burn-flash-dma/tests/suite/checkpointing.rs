@@ -1,0 +1,238 @@
+//! Blocks that are computed twice against the same blocks computed once.
+
+use crate::case::values;
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::nn::{Embedding, EmbeddingConfig, RmsNorm, RmsNormConfig};
+use burn::optim::GradientsParams;
+use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor, TensorData};
+use burn_flash_dma::nn::{
+    DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, ScoreForm,
+};
+use burn_flash_dma::train::{Checkpointed, Selections, cross_entropy, embed};
+use burn_flash_dma::{AttentionError, AttentionMask, Intervals};
+
+const VOCABULARY: usize = 13;
+const WINDOW: usize = 6;
+const LEN: usize = 40;
+
+#[derive(Module, Debug)]
+struct Block {
+    norm: RmsNorm,
+    attention: DynamicMaskAttention,
+}
+
+impl Block {
+    fn forward(&self, x: Tensor<3>, selections: &mut Selections) -> Tensor<3> {
+        let normal = self.norm.forward(x.clone());
+        x + selections.attend(&self.attention, normal)
+    }
+}
+
+/// The embedding is used at both ends.
+#[derive(Module, Debug)]
+struct Model {
+    embedding: Embedding,
+    blocks: Vec<Block>,
+    norm: RmsNorm,
+}
+
+fn layer(form: ScoreForm) -> DynamicMaskAttentionConfig {
+    DynamicMaskAttentionConfig::new(32, 4)
+        .with_n_kv_heads(Some(2))
+        .with_keep_window(Some(WINDOW))
+        .with_recent(Some(2))
+        .with_max_seq_len(Some(LEN))
+        .with_score_form(form)
+}
+
+impl Model {
+    fn new(form: ScoreForm, blocks: usize) -> Self {
+        let device = Device::flex().autodiff();
+        let block = |_| Block {
+            norm: RmsNormConfig::new(32).init(&device),
+            attention: layer(form).init(&device),
+        };
+        Self {
+            embedding: EmbeddingConfig::new(VOCABULARY, 32).init(&device),
+            blocks: (0..blocks).map(block).collect(),
+            norm: RmsNormConfig::new(32).init(&device),
+        }
+    }
+
+    fn loss(&self, x: Tensor<3>) -> Tensor<1> {
+        let logits = self
+            .norm
+            .forward(x)
+            .matmul(self.embedding.weight.val().transpose().unsqueeze());
+        cross_entropy(logits.flatten(0, 1), tokens().flatten(0, 1))
+    }
+
+    fn embed(&self) -> Tensor<3> {
+        embed(&self.embedding, tokens(), FloatDType::F32)
+    }
+}
+
+fn tokens() -> Tensor<2, Int> {
+    let all: Vec<i32> = (0..2 * LEN as i32)
+        .map(|n| n * n % VOCABULARY as i32)
+        .collect();
+    Tensor::from_data(TensorData::new(all, [2, LEN]), &Device::flex().autodiff())
+}
+
+/// All gradients, by parameter.
+struct All<'a>(&'a GradientsParams, Vec<Option<Vec<f64>>>);
+
+impl ModuleVisitor for All<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.1.push(self.0.get::<D>(param.id).map(values));
+    }
+}
+
+fn all(model: &Model, gradients: &GradientsParams) -> Vec<Option<Vec<f64>>> {
+    let mut all = All(gradients, Vec::new());
+    model.visit(&mut all);
+    all.1
+}
+
+fn ends(intervals: &Intervals) -> Vec<i64> {
+    intervals
+        .tensor()
+        .clone()
+        .into_data()
+        .iter::<i64>()
+        .collect()
+}
+
+#[test]
+fn loss_gradients_and_selections_are_those_of_one_pass() {
+    // Linear scores have runners-up, which the second pass ranks.
+    for form in [ScoreForm::Linear, ScoreForm::Zoh] {
+        for blocks in [0, 1, 3] {
+            let model = Model::new(form, blocks);
+            let mut selections = Vec::new();
+            let mut x = model.embed();
+            for block in &model.blocks {
+                let mut made = Selections::new();
+                x = block.forward(x, &mut made);
+                selections.extend(made.intervals().iter().map(ends));
+            }
+            let plain = model.loss(x);
+            let expected = all(
+                &model,
+                &GradientsParams::from_grads(plain.backward(), &model),
+            );
+
+            let stack = Checkpointed::forward(&model.blocks, model.embed(), Block::forward);
+            let again: Vec<_> = stack.selections().flatten().map(ends).collect();
+            assert_eq!(again, selections, "{form:?}");
+            let loss = model.loss(stack.output());
+            let actual = all(&model, &stack.backward(&loss, &model));
+            assert_eq!(
+                values(loss.without_autodiff()),
+                values(plain.without_autodiff()),
+                "{form:?}"
+            );
+            assert_eq!(actual.len(), expected.len());
+            for (number, (actual, expected)) in actual.iter().zip(&expected).enumerate() {
+                let (Some(actual), Some(expected)) = (actual, expected) else {
+                    panic!("{form:?}, parameter {number}: {actual:?} and {expected:?}");
+                };
+                let size = expected.iter().fold(1e-3, |size: f64, g| size.max(g.abs()));
+                for (a, e) in actual.iter().zip(expected) {
+                    let error = (a - e).abs();
+                    assert!(
+                        error <= 1e-6 * size,
+                        "{form:?}, parameter {number}: {a} is not {e}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_loss_of_other_things_leaves_the_blocks_without_gradients() {
+    let model = Model::new(ScoreForm::Zoh, 2);
+    let stack = Checkpointed::forward(&model.blocks, model.embed(), Block::forward);
+    let loss = model.norm.gamma.val().sum();
+    let gradients = stack.backward(&loss, &model);
+    assert_eq!(gradients.len(), 1);
+}
+
+#[test]
+fn an_input_without_a_graph_ends_the_backward_pass() {
+    let model = Model::new(ScoreForm::Zoh, 1);
+    let x = Tensor::random(
+        [2, LEN, 32],
+        Distribution::Default,
+        &Device::flex().autodiff(),
+    );
+    let stack = Checkpointed::forward(&model.blocks, x, Block::forward);
+    let loss = stack.output().powi_scalar(2).sum();
+    let gradients = stack.backward(&loss, &model);
+    let of = |id| gradients.get::<2>(id).is_some();
+    assert!(of(model.blocks[0].attention.q_proj.weight.id) && !of(model.embedding.weight.id));
+}
+
+#[test]
+fn a_layer_takes_the_selection_that_it_is_given() {
+    let device = Device::flex().autodiff();
+    let layer = layer(ScoreForm::Linear).init(&device);
+    let normal = Distribution::Normal(0.0, 1.0);
+    let [first, second] = [0, 1].map(|_| Tensor::random([2, LEN, 32], normal, &device));
+    let (out, intervals) = layer.forward_and_intervals(first.clone());
+    assert_eq!(values(out.clone()), values(layer.forward(first.clone())));
+    assert_eq!(ends(&intervals), ends(&layer.selection(first.clone())));
+    let again = layer.forward_with_intervals(first, &intervals);
+    assert_eq!(values(again), values(out));
+
+    let other = layer.forward_with_intervals(second.clone(), &intervals);
+    assert_ne!(values(other), values(layer.forward(second.clone())));
+    let own = layer.forward_with_intervals(second.clone(), &layer.selection(second.clone()));
+    assert_eq!(values(own), values(layer.forward(second)));
+}
+
+#[test]
+fn selections_that_do_not_fit_are_refused() {
+    let device = Device::flex().autodiff();
+    let layer = layer(ScoreForm::Zoh).init(&device);
+    let x = |len| Tensor::zeros([1, len, 32], &device);
+    let (_, intervals) = layer.forward_and_intervals(x(20));
+    let error = layer
+        .try_forward_with_intervals(x(19), &intervals)
+        .unwrap_err();
+    assert_eq!(error.kind(), "Shape", "{error}");
+    let wider = layer.clone().with_keep_window(WINDOW + 1);
+    let error = wider
+        .try_forward_with_intervals(x(20), &intervals)
+        .unwrap_err();
+    assert!(
+        matches!(error, AttentionError::IntervalsWindow { .. }),
+        "{error}"
+    );
+
+    let pairs = AttentionMask::sliding_window([20, 20], 3, &device);
+    let masked = DynamicMaskInput::new(x(20)).mask(pairs);
+    let error = layer.try_forward_and_intervals(masked).unwrap_err();
+    assert!(
+        matches!(error, AttentionError::MaskedSelection { .. }),
+        "{error}"
+    );
+}
+
+#[test]
+#[should_panic(expected = "the first pass called attention as often")]
+fn a_second_pass_with_more_attention_is_refused() {
+    let model = Model::new(ScoreForm::Zoh, 1);
+    let calls = std::cell::Cell::new(0);
+    let stack = Checkpointed::forward(&model.blocks, model.embed(), |block, x, selections| {
+        calls.set(calls.get() + 1);
+        let x = block.forward(x, selections);
+        match calls.get() {
+            1 => x,
+            _ => block.forward(x, selections),
+        }
+    });
+    let loss = model.loss(stack.output());
+    let _ = stack.backward(&loss, &model);
+}
