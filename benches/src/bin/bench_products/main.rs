@@ -9,7 +9,7 @@
 //! All candidates meet on one layer; the fastest of each kind of product then on all layers, and for gradients of weights
 //! with sums in several numbers of parts. Each is compared with f64 on sampled entries before it is timed. What is refused,
 //! panics or fails is a row with its reason. Rows are written as they come. A candidate that does not end ends the program,
-//! and so does one that breaks the device: start again with `--skip NAME`, after `--json` of another name.
+//! and so does one that breaks the device: start again with `--skip NAME` and another file for `--json`.
 
 mod candidates;
 mod shapes;

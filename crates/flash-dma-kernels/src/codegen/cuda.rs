@@ -1,6 +1,6 @@
 //! The CUDA device that kernels are recorded for, and their CUDA C++.
 
-use cubecl::ir::features::{Plane, TypeUsage};
+use cubecl::ir::features::{Plane, Tma, TypeUsage};
 use cubecl::ir::{
     DeviceIdentity, DeviceProperties, ElemType, FloatKind, HardwareProperties,
     MemoryDeviceProperties, OpaqueType, VectorSize,
@@ -106,6 +106,9 @@ pub(crate) fn device_properties(gpu: Gpu) -> DeviceProperties {
     cubecl_cpp::register_supported_types(&mut properties);
     properties.register_type_usage(ElemType::Float(FloatKind::TF32), TypeUsage::Conversion);
     properties.register_opaque_type(OpaqueType::Barrier);
+    if version >= 90 {
+        properties.register_opaque_type(OpaqueType::TensorMap);
+    }
     let features = &mut properties.features;
     for plane in [Plane::Ops, Plane::Sync, Plane::NonUniformControlFlow] {
         features.plane.insert(plane);
@@ -115,6 +118,9 @@ pub(crate) fn device_properties(gpu: Gpu) -> DeviceProperties {
         features.matmul.stmatrix.insert(ElemType::Float(kind));
     }
     features.copy_async = true;
+    if version >= 90 {
+        features.tma.insert(Tma::Base);
+    }
     features.cube_cluster = version >= 90;
     features.memory_reinterpret = true;
     features.alignment = true;

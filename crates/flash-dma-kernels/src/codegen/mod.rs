@@ -9,6 +9,8 @@ mod cuda;
 mod memory;
 mod recorder;
 #[cfg(test)]
+mod routines;
+#[cfg(test)]
 mod upstream;
 
 use crate::codegen::cuda::Gpu;

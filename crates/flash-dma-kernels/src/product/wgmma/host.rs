@@ -99,7 +99,7 @@ fn refusal(properties: &DeviceProperties, operands: &Operands) -> Option<&'stati
         Some("the device has no wgmma")
     } else if operands.element == ElementType::F32 {
         Some("wgmma multiplies 16-bit types")
-    } else if [m, n, k].iter().any(|&size| size < 8 || size > 1 << 30) {
+    } else if ![m, n, k].iter().all(|size| (8..=1 << 30).contains(size)) {
         Some("a size is below 8 or past 2^30")
     } else if m.div_ceil(Tile::ROWS) > properties.hardware.max_cube_count.1 as usize {
         Some("there are too many rows")

@@ -1,0 +1,113 @@
+//! CubeK's products on a recorded H200: what its host side accepts.
+
+use crate::ElementType::{self, Bf16, F32};
+use crate::codegen::cases::tensor;
+use crate::codegen::cuda::Gpu;
+use crate::codegen::recorder;
+use crate::product::{Choice, Instruction, Operands, Route, Routine, Tile, Tiling, product_by};
+use cubecl::client::Client;
+
+/// `[m, n, k]`, and whether A and B are transposed.
+fn operands(
+    client: &Client,
+    [m, n, k]: [usize; 3],
+    turned: [bool; 2],
+    element: ElementType,
+) -> Operands {
+    let matrix = |[rows, columns]: [usize; 2], turned: bool| {
+        let mut matrix = tensor(client, [rows, columns], element.size());
+        if turned {
+            matrix.strides = [1, rows].into();
+        }
+        matrix
+    };
+    Operands {
+        a: matrix([m, k], turned[0]),
+        b: matrix([k, n], turned[1]),
+        element,
+    }
+}
+
+/// Whether a route serves.
+fn served(client: &Client, operands: &Operands, route: Route, parts: usize) -> bool {
+    let [m, n] = [operands.a.shape[0], operands.b.shape[1]];
+    let out = tensor(client, [m, n], 4);
+    product_by(client, operands, &out, F32, Choice { route, parts }).is_ok()
+}
+
+const LAYOUTS: [[bool; 2]; 4] = [[false, false], [false, true], [true, false], [true, true]];
+
+/// Every routine and size accepts a product or refuses it; none panics. What Burn would take serves everything.
+#[test]
+fn any_product_is_served_or_refused() {
+    let client = recorder::client(Gpu::H200);
+    let tilings = [
+        ([2, 16, 2], [4, 1]),
+        ([4, 8, 2], [2, 2]),
+        ([1, 1, 1], [1, 1]),
+    ];
+    let sizes = [
+        [1024, 512, 2048],
+        [2752, 256, 1000],
+        [17, 3, 33],
+        [1, 1024, 257],
+        [1000, 1, 17],
+        [1, 1, 1],
+    ];
+    recorder::record(&client, |client| {
+        for size in sizes {
+            for turned in LAYOUTS {
+                for (element, parts) in [(Bf16, 1), (Bf16, 3), (F32, 1)] {
+                    let operands = operands(client, size, turned, element);
+                    for &routine in Routine::ALL {
+                        served(client, &operands, Route::Library(routine, None), parts);
+                        for (partition, planes) in tilings {
+                            let tiling = Tiling {
+                                instruction: routine.instruction(),
+                                partition,
+                                planes,
+                            };
+                            let route = Route::Library(routine, Some(tiling));
+                            served(client, &operands, route, parts);
+                        }
+                    }
+                    let what = format!("{size:?} {turned:?} {element}");
+                    assert!(served(client, &operands, Route::Standard, parts), "{what}");
+                }
+            }
+        }
+    });
+}
+
+/// The shapes of a model are served by every tile of `wgmma`, and by most routines of CubeK.
+#[test]
+fn large_products_are_served_by_tensor_cores() {
+    let client = recorder::client(Gpu::H200);
+    recorder::record(&client, |client| {
+        for turned in LAYOUTS {
+            let operands = operands(client, [4096, 1024, 2752], turned, Bf16);
+            for tile in Tile::ALL {
+                assert!(served(client, &operands, Route::Wgmma(tile), 1));
+            }
+            let tiling = |routine: Routine| {
+                let (partition, planes) = match routine.instruction() {
+                    Instruction::Mma => ([2, 16, 2], [4, 1]),
+                    Instruction::Cmma => ([2, 8, 2], [4, 1]),
+                };
+                Tiling {
+                    instruction: routine.instruction(),
+                    partition,
+                    planes,
+                }
+            };
+            let serves = |routine: &&Routine, tiling: Option<Tiling>| {
+                served(client, &operands, Route::Library(**routine, tiling), 1)
+            };
+            let all = || Routine::ALL.iter();
+            let inferred: Vec<_> = all().filter(|r| serves(r, None)).collect();
+            let sized: Vec<_> = all().filter(|r| serves(r, Some(tiling(**r)))).collect();
+            println!("{turned:?}: {inferred:?}\nwith sizes: {sized:?}");
+            assert!(inferred.len() >= 20 && sized.len() >= 10, "{turned:?}");
+        }
+    });
+}
