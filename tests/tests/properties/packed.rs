@@ -518,6 +518,7 @@ fn refusals<B: Backend>(burn: &Burn<B>) {
 }
 
 /// One call of each kind: Burn on CubeCL's CPU runtime compiles each operation for seconds.
+#[cfg(feature = "cpu")]
 fn a_packed_call<B: Backend>(burn: &Burn<B>) {
     let packed = Packed::new([40, 40], burn.device());
     let documents = cu_seqlens(&[13, 0, 27]);
