@@ -222,6 +222,7 @@ fn repeats_are_bit_equal<E: NormEngine>(engine: &E) {
 }
 
 /// Burn compiles its own operations for minutes there.
+#[cfg(feature = "cpu")]
 fn a_few_heads<E: NormEngine>(engine: &E) {
     let problem = head_problem([2, 5, 2, 8], true, Some(2), F32);
     check_heads(engine, problem, Layout::Transposed);

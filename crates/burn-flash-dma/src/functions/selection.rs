@@ -141,8 +141,8 @@ impl Intervals {
     /// The same with another tensor that ranks the runners-up, if there are any.
     pub(crate) fn ranked_by(self, rank: &Tensor<3>) -> Self {
         let runners_up = self.runners_up.map(|next| RankedNext {
-            far: next.far,
             rank: rank.clone(),
+            ..next
         });
         Self { runners_up, ..self }
     }
