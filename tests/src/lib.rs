@@ -61,6 +61,18 @@ macro_rules! kernel_engines {
     ($($test:ident),* $(,)?) => { $crate::tests_on! { [kernels] $($test)* } };
 }
 
+/// As [`every_engine!`], for operations that have one kernel, whatever engine attention takes.
+#[macro_export]
+macro_rules! every_runtime {
+    ($($test:ident),* $(,)?) => { $crate::tests_on! { [cpu runtimes burn] $($test)* } };
+}
+
+/// As [`kernel_engines!`], for operations that have one kernel, whatever engine attention takes.
+#[macro_export]
+macro_rules! kernel_runtimes {
+    ($($test:ident),* $(,)?) => { $crate::tests_on! { [runtimes] $($test)* } };
+}
+
 /// Makes each named function `fn test<B: Backend>(burn: &Burn<B>)` one test for every Burn backend in the
 /// build, CubeCL's CPU runtime included.
 #[macro_export]
@@ -125,9 +137,12 @@ macro_rules! engines_of {
         $crate::engines_of!($each $with matrix $($set)*);
     };
     ($each:ident $with:tt matrix $($set:ident)*) => {
+        $crate::$each!($with [feature = "cuda"] kernels_cuda_mma = KernelsOnCudaMma);
+        $crate::engines_of!($each $with runtimes $($set)*);
+    };
+    ($each:ident $with:tt runtimes $($set:ident)*) => {
         $crate::$each!($with [feature = "cpu"] kernels_cpu = KernelsOnCpu);
         $crate::$each!($with [feature = "cuda"] kernels_cuda = KernelsOnCuda);
-        $crate::$each!($with [feature = "cuda"] kernels_cuda_mma = KernelsOnCudaMma);
         $crate::$each!($with [all(feature = "wgpu", not(feature = "vulkan"))] kernels_wgpu = KernelsOnWgpu);
         $crate::$each!($with [feature = "vulkan"] kernels_vulkan = KernelsOnVulkan);
         $crate::engines_of!($each $with $($set)*);

@@ -7,9 +7,9 @@ use flash_dma_problem::{AttentionError, ElementType, TensorName};
 use flash_dma_reference::Rng;
 use flash_dma_tests::engine::skip;
 use flash_dma_tests::engines::{Kernels, Target};
-use flash_dma_tests::{Engine, Raw, Size, kernel_engines};
+use flash_dma_tests::{Engine, Raw, Size, kernel_runtimes};
 
-kernel_engines!(
+kernel_runtimes!(
     sizes_off_every_tile,
     layouts,
     sums_in_parts,
@@ -19,9 +19,9 @@ kernel_engines!(
     bad_operands,
 );
 
-/// On CubeCL's CPU runtime each variant of CubeK's kernels compiles for many seconds, so it has few of them.
+/// Each variant of CubeK's kernels compiles for seconds, on CubeCL's CPU runtime for many, so there are few of them.
 fn types<T: Target>(engine: &Kernels<T>) -> impl Iterator<Item = ElementType> {
-    let types = Kernels::<T>::cases([Bf16], [], [F32, F16]);
+    let types = Kernels::<T>::cases([Bf16], [], [F32]);
     types
         .into_iter()
         .filter(move |&element| engine.supports(element))
@@ -32,12 +32,9 @@ fn sizes_off_every_tile<T: Target>(engine: &Kernels<T>) {
         [[17, 3, 33]],
         [],
         [
-            [1, 1, 1],
-            [1, 40, 24],
             [5, 70, 1],
             [33, 1, 100],
             [257, 100, 1000],
-            [1000, 257, 17],
             [1, 1024, 257],
             [2000, 264, 520],
         ],
@@ -49,12 +46,10 @@ fn sizes_off_every_tile<T: Target>(engine: &Kernels<T>) {
             Matrix::random([k, n], &mut rng),
         );
         for element in types(engine) {
-            for out in Kernels::<T>::cases([element], [], [F32]) {
-                let operands = [&a, &b].map(|matrix| matrix.raw(element, Lies::Rows));
-                let actual = engine.product(operands.each_ref(), out, None);
-                let what = format!("{m} x {k} x {n} of {element} in {out}");
-                same(&actual.expect(&what), &a.times(&b, out), &what);
-            }
+            let operands = [&a, &b].map(|matrix| matrix.raw(element, Lies::Rows));
+            let actual = engine.product(operands.each_ref(), element, None);
+            let what = format!("{m} x {k} x {n} of {element}");
+            same(&actual.expect(&what), &a.times(&b, element), &what);
         }
     }
 }
@@ -78,7 +73,7 @@ fn layouts<T: Target>(engine: &Kernels<T>) {
         let exact = a.times(&b, element);
         for &of_a in &layouts {
             for &of_b in &layouts {
-                if Kernels::<T>::SIZE < Size::Large && of_a != of_b {
+                if of_a != of_b && (Kernels::<T>::SIZE < Size::Large || element == F32) {
                     continue;
                 }
                 let operands = [a.raw(element, of_a), b.raw(element, of_b)];
@@ -102,11 +97,11 @@ fn tall(k: usize, [m, n]: [usize; 2], element: ElementType) -> (Matrix, Matrix, 
 }
 
 fn sums_in_parts<T: Target>(engine: &Kernels<T>) {
-    let lengths = Kernels::<T>::cases([300], [], [513, 1000, 4097]);
+    let lengths = Kernels::<T>::cases([300], [], [4097]);
     for k in lengths {
         for element in types(engine) {
             let (a, b, raw) = tall(k, [24, 17], element);
-            for parts in Kernels::<T>::cases([3], [], [1, 2, 64]) {
+            for parts in Kernels::<T>::cases([3], [], [64]) {
                 let choice = Choice {
                     route: Route::Standard,
                     parts,
