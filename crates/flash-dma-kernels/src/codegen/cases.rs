@@ -154,6 +154,12 @@ fn attention() -> Vec<Case> {
             Bf16,
             sparse.with_softcap(30.0),
         ),
+        (
+            "bf16-d128-runners-deterministic",
+            128,
+            Bf16,
+            sparse.with_deterministic(true),
+        ),
     ] {
         let mut call = Attention::new(head_dim, element, Some(options));
         call.runners_up = true;
