@@ -171,6 +171,9 @@ fn attention() -> Vec<Case> {
     let mut call = Attention::new(128, Bf16, Some(sparse));
     (call.runners_up, call.k_len) = (true, LONG_K_LEN);
     cases.push(call.case("bf16-d128-runners-64bit".into()));
+    // Enough chunks for tiles of 128 runners-up.
+    (call.q_len, call.k_len) = (1 << 15, 1 << 15);
+    cases.push(call.case("bf16-d128-runners-long".into()));
     cases
 }
 
