@@ -464,6 +464,15 @@ pub fn client(runtime: &str) -> Option<Client> {
     Some(device.ok()?.client())
 }
 
+/// As [`client`]; ends the program with a message if there is none.
+#[must_use]
+pub fn client_or_exit(runtime: &str) -> Client {
+    client(runtime).unwrap_or_else(|| {
+        eprintln!("runtime `{runtime}` is not compiled in: build with `--features {runtime}`");
+        std::process::exit(2);
+    })
+}
+
 fn encode(values: &[f32], element: ElementType) -> Vec<u8> {
     match element {
         ElementType::F32 => bytemuck::cast_slice(values).to_vec(),

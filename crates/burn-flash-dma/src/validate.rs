@@ -8,15 +8,27 @@ pub(crate) fn element_type<const D: usize>(
     name: TensorName,
     tensor: &Tensor<D>,
 ) -> Result<ElementType, AttentionError> {
-    match tensor.dtype() {
-        DType::F32 => Ok(ElementType::F32),
-        DType::F16 => Ok(ElementType::F16),
-        DType::BF16 => Ok(ElementType::Bf16),
-        other => Err(AttentionError::ElementType {
-            tensor: name,
-            expected: "f32, f16 or bf16".into(),
-            actual: other.name().into(),
-        }),
+    let dtype = tensor.dtype();
+    element_of(dtype).ok_or_else(|| AttentionError::ElementType {
+        tensor: name,
+        expected: "f32, f16 or bf16".into(),
+        actual: dtype.name().into(),
+    })
+}
+
+/// The element type of an operand of an operation below `Tensor`, whose functions have checked it.
+#[cfg(any(feature = "autodiff", feature = "cube"))]
+pub(crate) fn checked_element(dtype: DType) -> ElementType {
+    element_of(dtype).expect("f32, f16 or bf16")
+}
+
+/// The element type of a Burn tensor, if it is one of ours.
+fn element_of(dtype: DType) -> Option<ElementType> {
+    match dtype {
+        DType::F32 => Some(ElementType::F32),
+        DType::F16 => Some(ElementType::F16),
+        DType::BF16 => Some(ElementType::Bf16),
+        _ => None,
     }
 }
 

@@ -12,7 +12,7 @@
 use clap::Parser;
 use cubecl::client::Client;
 use cubecl::future::block_on;
-use flash_dma_benches::buffers::{Buffers, Host, client, device_time, engine_name};
+use flash_dma_benches::buffers::{Buffers, Host, client_or_exit, device_time, engine_name};
 use flash_dma_benches::check::check;
 use flash_dma_benches::gradients::check_gradients;
 use flash_dma_benches::roof::Roof;
@@ -68,13 +68,7 @@ struct Args {
 
 fn main() {
     let args = Args::parse();
-    let client = client(&args.runtime).unwrap_or_else(|| {
-        eprintln!(
-            "runtime `{0}` is not compiled in: build with `--features {0}`",
-            args.runtime
-        );
-        std::process::exit(2);
-    });
+    let client = client_or_exit(&args.runtime);
     let chosen: Vec<&Workload> = if args.workloads.is_empty() {
         WORKLOADS.iter().collect()
     } else {

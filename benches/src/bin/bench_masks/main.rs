@@ -14,7 +14,7 @@ mod device;
 use cases::{CASES, Case};
 use clap::Parser;
 use device::Calls;
-use flash_dma_benches::buffers::client;
+use flash_dma_benches::buffers::client_or_exit;
 use flash_dma_benches::stats::Millis;
 use serde::Serialize;
 
@@ -67,13 +67,7 @@ struct Row {
 
 fn main() {
     let args = Args::parse();
-    let client = client(&args.runtime).unwrap_or_else(|| {
-        eprintln!(
-            "runtime `{0}` is not compiled in: build with `--features {0}`",
-            args.runtime
-        );
-        std::process::exit(2);
-    });
+    let client = client_or_exit(&args.runtime);
     let chosen: Vec<Case> = (CASES.iter())
         .filter(|case| args.cases.is_empty() || args.cases.iter().any(|name| name == case.name))
         .map(|case| Case {

@@ -17,7 +17,7 @@ mod sweep;
 mod tensors;
 
 use clap::Parser;
-use flash_dma_benches::buffers::client;
+use flash_dma_benches::buffers::client_or_exit;
 use std::path::PathBuf;
 
 /// Times products of matrices.
@@ -60,12 +60,6 @@ pub struct Args {
 
 fn main() {
     let args = Args::parse();
-    let client = client(&args.runtime).unwrap_or_else(|| {
-        eprintln!(
-            "runtime `{0}` is not compiled in: build with `--features {0}`",
-            args.runtime
-        );
-        std::process::exit(2);
-    });
+    let client = client_or_exit(&args.runtime);
     sweep::run(&args, &client);
 }

@@ -9,5 +9,5 @@ mod logits;
 pub mod masked;
 pub mod norm;
 pub mod product;
-mod tensors;
+pub(crate) mod tensors;
 pub mod training;

@@ -57,3 +57,11 @@ pub(crate) fn zeros<B: Backend>(
 pub(crate) fn bool_dtype<B: Backend>(device: &B::Device) -> BoolDType {
     get_or_init_device_settings::<B>(device).bool_dtype
 }
+
+/// The greatest divisor of `count` up to `most`; 1 if there is none.
+pub(crate) fn greatest_divisor(count: usize, most: usize) -> usize {
+    (1..=most)
+        .rev()
+        .find(|&n| count.is_multiple_of(n))
+        .unwrap_or(1)
+}

@@ -1,6 +1,6 @@
 //! A training step's own operations: [`TrainingOps`](crate::ops::TrainingOps).
 
-use super::tensors::{bool_dtype, to_f32, zeros};
+use super::tensors::{bool_dtype, greatest_divisor, to_f32, zeros};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, FloatDType, IndexingUpdateOp, Shape, Slice};
@@ -94,10 +94,7 @@ pub fn lookup_gradient<B: Backend>(
 /// Into how many segments of equal length the tokens are cut, and how many of them are multiplied at a time.
 fn segments(tokens: usize, vocabulary: usize) -> (usize, usize) {
     let most = (PARTIAL_ROWS / vocabulary).min(tokens / SEGMENT).max(1);
-    let segments = (1..=most)
-        .rev()
-        .find(|&n| tokens.is_multiple_of(n))
-        .unwrap_or(1);
+    let segments = greatest_divisor(tokens, most);
     let chunk = ONE_HOT_NUMBERS / (tokens / segments * vocabulary);
     (segments, chunk.max(1))
 }

@@ -1,7 +1,7 @@
 //! Linear layers on the products of this crate.
 
 use crate::ops::ProductOps;
-use crate::validate::{check_shape, element_type, expect, same_device};
+use crate::validate::{check_shape, computes_in, element_type, expect, same_device};
 use burn::backend::Dispatch;
 use burn::nn::Linear;
 use burn::tensor::Tensor;
@@ -93,10 +93,7 @@ pub fn try_product<const D: usize>(
     element_type(TensorName::Weight, &weight)?;
     let device = x.device();
     same_device(&device, TensorName::Weight, weight.device())?;
-    if !device.supports_dtype(x.dtype()) {
-        let what = format!("arithmetic in {element}");
-        return Err(AttentionError::Unsupported { what });
-    }
+    computes_in(&device, x.dtype(), element)?;
     dims[D - 1] = d_out;
     if tokens * d_in * d_out == 0 {
         // An empty product is not every backend's.

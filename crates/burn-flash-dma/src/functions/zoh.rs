@@ -1,5 +1,6 @@
 //! The scores of Dynamic Mask Attention, computed from the values.
 
+use crate::fallback::tensors::greatest_divisor;
 use crate::functions::product::try_product;
 use crate::validate::{as_f32, check_shape, expect, same_device};
 use burn::tensor::{DType, Tensor, activation::softplus};
@@ -60,10 +61,7 @@ pub fn try_zoh_scores(
 
 /// Into how many segments of equal length so many tokens are cut: about their root.
 fn segments(tokens: usize) -> usize {
-    (1..=tokens.isqrt())
-        .rev()
-        .find(|&n| tokens.is_multiple_of(n))
-        .unwrap_or(1)
+    greatest_divisor(tokens, tokens.isqrt())
 }
 
 #[cfg(test)]

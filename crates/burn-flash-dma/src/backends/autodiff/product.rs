@@ -2,13 +2,13 @@
 
 use crate::fallback::product as fallback;
 use crate::ops::product::ProductOps;
+use crate::validate::checked_element;
 use burn::backend::TensorMetadata;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::autodiff::{Autodiff, NodeId};
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::DType;
 use flash_dma_problem::ElementType;
 
 impl<B: ProductOps, C: CheckpointStrategy> ProductOps for Autodiff<B, C> {
@@ -25,7 +25,7 @@ impl<B: ProductOps, C: CheckpointStrategy> ProductOps for Autodiff<B, C> {
                 let state = State {
                     x: tracked[1].then(|| prep.checkpoint(&x)),
                     weight: tracked[0].then(|| prep.checkpoint(&weight)),
-                    weight_element: element_of(weight.dtype()),
+                    weight_element: checked_element(weight.dtype()),
                 };
                 let out = B::linear_product(x.into_primitive(), weight.into_primitive());
                 prep.finish(state, out)
@@ -89,14 +89,5 @@ impl<B: ProductOps> Backward<B, 2> for LinearProduct {
             let of_weight = B::linear_product_weight_gradient(x, grad, state.weight_element);
             grads.register::<B>(node.id, of_weight);
         }
-    }
-}
-
-/// The element type of an operand, which the functions on `Tensor` have checked.
-fn element_of(dtype: DType) -> ElementType {
-    match dtype {
-        DType::F16 => ElementType::F16,
-        DType::BF16 => ElementType::Bf16,
-        _ => ElementType::F32,
     }
 }

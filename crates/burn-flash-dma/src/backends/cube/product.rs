@@ -3,6 +3,7 @@
 use super::tensors::{empty, run};
 use crate::fallback::product::float_dtype;
 use crate::ops::product::ProductOps;
+use crate::validate::checked_element;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
@@ -52,7 +53,7 @@ fn transposed(tensor: CubeTensor) -> CubeTensor {
 }
 
 fn multiply(a: CubeTensor, b: CubeTensor, out: DType) -> CubeTensor {
-    let (client, element) = (a.client.clone(), element_of(a.dtype));
+    let (client, element) = (a.client.clone(), checked_element(a.dtype));
     let shape = [a.meta.shape()[0], b.meta.shape()[1]];
     let result = empty(&a, shape, out);
     let [a, b] = [a, b].map(matrix);
@@ -61,7 +62,7 @@ fn multiply(a: CubeTensor, b: CubeTensor, out: DType) -> CubeTensor {
         &client,
         &operands,
         &result.clone().binding(),
-        element_of(out),
+        checked_element(out),
     ));
     result
 }
@@ -74,14 +75,5 @@ fn matrix(tensor: CubeTensor) -> TensorBinding {
         tensor.binding()
     } else {
         into_contiguous(tensor).binding()
-    }
-}
-
-/// The element type of an operand, which the functions on `Tensor` have checked.
-fn element_of(dtype: DType) -> ElementType {
-    match dtype {
-        DType::F16 => ElementType::F16,
-        DType::BF16 => ElementType::Bf16,
-        _ => ElementType::F32,
     }
 }
