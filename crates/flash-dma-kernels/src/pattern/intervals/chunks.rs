@@ -50,7 +50,7 @@ impl ChunkKeys {
         (keys, [rows, chunks], [rows, chunks, STARTS])
     }
 
-    /// The bytes of the buffers that [`chunk_keys`] and [`chunk_runners_up`] allocate.
+    /// The bytes of the buffers that [`chunk_keys`] allocates for such keys.
     pub(crate) fn bytes(problem: &Problem, max_live: usize, chunk: usize) -> usize {
         let (keys, counts, starts) = Self::shapes(problem, max_live, chunk);
         bytes(keys) + bytes(counts) + bytes(starts)

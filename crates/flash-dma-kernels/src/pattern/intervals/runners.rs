@@ -5,7 +5,7 @@
 //! the window together, so that the keys of a tile also leave it at about the same time, and a tile streams few queries
 //! for which it has no runners-up. Within a tile they are grouped by the position at which they leave, so that each
 //! warp of a cube has keys that begin and leave together. A key's positions do not begin at its own index, so both ends
-//! are listed.
+//! are listed. Where tensor cores cut the queries into chunks, [`chunks`](super::chunks) lists them again for each.
 
 use crate::args::{Far, Selection};
 use crate::finite::negative_infinity;
