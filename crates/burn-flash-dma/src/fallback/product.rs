@@ -3,14 +3,16 @@
 use super::tensors::to_f32;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::FloatDType;
+use burn::tensor::{FloatDType, Shape};
 use flash_dma_problem::ElementType;
 
 /// `x · weight`.
 pub fn output<B: Backend>(x: FloatTensor<B>, weight: FloatTensor<B>) -> FloatTensor<B> {
-    let dtype: FloatDType = x.dtype().into();
+    let (dtype, [_, d_out]) = (x.dtype().into(), weight.shape().dims());
+    let shape = with_features(&x.shape(), d_out);
     let weight = B::float_cast(weight, dtype);
-    B::float_cast(multiply::<B>(x, weight), dtype)
+    let product = B::float_cast(multiply::<B>(rows::<B>(x), weight), dtype);
+    B::float_reshape(product, shape)
 }
 
 /// `grad · weightᵀ`.
@@ -24,8 +26,27 @@ pub fn weight_gradient<B: Backend>(
     grad: FloatTensor<B>,
     element: ElementType,
 ) -> FloatTensor<B> {
-    let product = multiply::<B>(B::float_transpose(x), grad);
+    let product = multiply::<B>(B::float_transpose(rows::<B>(x)), rows::<B>(grad));
     B::float_cast(product, float_dtype(element))
+}
+
+/// The tokens of `[.., features]` on one axis.
+fn rows<B: Backend>(tokens: FloatTensor<B>) -> FloatTensor<B> {
+    let shape = as_rows(&tokens.shape());
+    B::float_reshape(tokens, shape)
+}
+
+/// The shape of the tokens of `[.., features]` on one axis.
+pub(crate) fn as_rows(tokens: &Shape) -> Shape {
+    let features = tokens[tokens.num_dims() - 1];
+    Shape::new([tokens.num_elements() / features, features])
+}
+
+/// The shape of tokens of another number of features.
+pub(crate) fn with_features(tokens: &Shape, features: usize) -> Shape {
+    let mut shape = tokens.clone();
+    shape[tokens.num_dims() - 1] = features;
+    shape
 }
 
 /// The product in f32 of what are 16-bit numbers or f32.

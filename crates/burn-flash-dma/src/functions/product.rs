@@ -99,7 +99,6 @@ pub fn try_product<const D: usize>(
         // An empty product is not every backend's.
         return Ok(Tensor::zeros(dims, (&device, x.dtype())));
     }
-    let rows: Tensor<2> = x.reshape([tokens, d_in]);
-    let out = Dispatch::linear_product(rows.into_dispatch(), weight.into_dispatch());
-    Ok(Tensor::<2>::from_dispatch(out).reshape(dims))
+    let out = Dispatch::linear_product(x.into_dispatch(), weight.into_dispatch());
+    Ok(Tensor::from_dispatch(out))
 }

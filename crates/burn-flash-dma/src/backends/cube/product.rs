@@ -1,13 +1,14 @@
 //! Every CubeCL runtime, on the products of the kernels: strided operands in, contiguous results out.
 
 use super::tensors::{empty, run};
-use crate::fallback::product::float_dtype;
+use crate::fallback::product::{as_rows, float_dtype, with_features};
 use crate::ops::product::ProductOps;
 use crate::validate::checked_element;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::{cast, into_contiguous, untile};
+use burn_cubecl::ops::reshape;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::TensorBinding;
 use flash_dma_kernels::product::{Operands, product};
@@ -17,7 +18,7 @@ impl ProductOps for CubeBackend {
     fn linear_product(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
         let out = x.dtype;
         let weight = rounded(weight, out);
-        multiply(x, weight, out)
+        multiply_tokens(x, weight, out)
     }
 
     fn linear_product_input_gradient(
@@ -26,7 +27,7 @@ impl ProductOps for CubeBackend {
     ) -> FloatTensor<Self> {
         let out = grad.dtype;
         let weight = rounded(weight, out);
-        multiply(grad, transposed(weight), out)
+        multiply_tokens(grad, transposed(weight), out)
     }
 
     fn linear_product_weight_gradient(
@@ -34,7 +35,7 @@ impl ProductOps for CubeBackend {
         grad: FloatTensor<Self>,
         element: ElementType,
     ) -> FloatTensor<Self> {
-        multiply(transposed(x), grad, float_dtype(element).into())
+        multiply(transposed(rows(x)), rows(grad), float_dtype(element).into())
     }
 }
 
@@ -50,6 +51,19 @@ fn transposed(tensor: CubeTensor) -> CubeTensor {
     let mut tensor = untile(tensor);
     tensor.meta.swap(0, 1);
     tensor
+}
+
+/// The tokens of `[.., features]` on one axis; copied if their strides are not those of one axis.
+fn rows(tokens: CubeTensor) -> CubeTensor {
+    let shape = as_rows(tokens.meta.shape());
+    reshape(tokens, shape)
+}
+
+/// `[.., inner] · [inner, features]`.
+fn multiply_tokens(tokens: CubeTensor, weight: CubeTensor, out: DType) -> CubeTensor {
+    let [_, features] = weight.meta.shape().dims();
+    let shape = with_features(tokens.meta.shape(), features);
+    reshape(multiply(rows(tokens), weight, out), shape)
 }
 
 fn multiply(a: CubeTensor, b: CubeTensor, out: DType) -> CubeTensor {
