@@ -36,7 +36,7 @@
 //!   that several calls share;
 //! - [`PackedAttention`]: documents packed one behind the other, by cumulative lengths; [`Documents`]: the same, and
 //!   padding, for every other call;
-//! - [`linear`] and [`product`]: the products of a model's other layers;
+//! - [`linear`] and [`product`]: the products of a model's other layers; [`swiglu`]: what stands between them;
 //! - [`cache`]: decoding, in memory that does not grow with the context;
 //! - [`rms_norm`] and [`HeadEncoding`]: what stands before attention in a layer, in one pass each;
 //! - [`memory`]: the device memory that a call needs, and the longest sequence that fits;
@@ -62,9 +62,10 @@
 //! | `train` | `train::SelectionMetric`: a metric of selections for Burn's training loop |
 //! | `autotune` | Burn's autotune, for its own operations |
 //!
-//! With autodiff the graph keeps the inputs, the output, the LSE and two integers per key; with Burn's
-//! gradient checkpointing it recomputes inputs that are cheap to recompute. Second derivatives are
-//! refused ([`AttentionError::SecondOrder`]).
+//! With autodiff the graph keeps the inputs of attention, the output, the LSE and two integers per key. The results of
+//! [`rms_norm`], [`swiglu`] and a [`HeadEncoding`] with a norm are not kept: what they are made of is, and the backward
+//! pass makes them again, each once. With Burn's gradient checkpointing it does so with Burn's cheap operations, too.
+//! Second derivatives are refused ([`AttentionError::SecondOrder`]).
 //!
 //! # Faults
 //!
@@ -102,6 +103,7 @@ pub use flash_dma_problem::{
 };
 pub use functions::attention::Attention;
 pub use functions::documents::Documents;
+pub use functions::gating::{swiglu, try_swiglu};
 pub use functions::inspection::IntervalStats;
 pub use functions::linear::{linear_scores, try_linear_scores};
 pub use functions::masked::MaskedAttention;

@@ -1,5 +1,7 @@
 //! Checks that need Burn's types; [`Problem`](crate::Problem) checks shapes and options.
 
+use crate::ops::TrainingOps;
+use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Tensor};
 use flash_dma_problem::{AttentionError, ElementType, TensorName, TensorSpec};
 
@@ -70,14 +72,16 @@ pub(crate) fn computes_in(
     Err(AttentionError::Unsupported { what })
 }
 
-/// Casts a tensor of a supported type up to f32: exact, and differentiable.
+/// Casts a tensor of a supported type up to f32: exact, and differentiable. The backward pass keeps what is cast.
 pub(crate) fn as_f32<const D: usize>(
     name: TensorName,
     tensor: Tensor<D>,
 ) -> Result<Tensor<D>, AttentionError> {
     Ok(match element_type(name, &tensor)? {
         ElementType::F32 => tensor,
-        ElementType::F16 | ElementType::Bf16 => tensor.cast(DType::F32),
+        ElementType::F16 | ElementType::Bf16 => {
+            Tensor::from_dispatch(Dispatch::training_widen(tensor.into_dispatch()))
+        }
     })
 }
 

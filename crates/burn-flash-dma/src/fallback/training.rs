@@ -114,6 +114,32 @@ fn one_hot<B: Backend>(tokens: IntTensor<B>, vocabulary: usize) -> FloatTensor<B
     B::bool_into_float(hit, FloatDType::F32)
 }
 
+/// See [`TrainingOps::training_swiglu`](crate::ops::TrainingOps::training_swiglu).
+pub fn swiglu<B: Backend>(gate: FloatTensor<B>, up: FloatTensor<B>) -> FloatTensor<B> {
+    let dtype = gate.dtype().into();
+    let (gate, up) = (to_f32::<B>(gate), to_f32::<B>(up));
+    let silu = B::float_mul(gate.clone(), B::sigmoid(gate));
+    cast::<B>(B::float_mul(silu, up), dtype)
+}
+
+/// The gradients of the gate and of `up`, from that of the result of [`swiglu`].
+pub fn swiglu_gradients<B: Backend>(
+    gate: FloatTensor<B>,
+    up: FloatTensor<B>,
+    gradient: FloatTensor<B>,
+) -> [FloatTensor<B>; 2] {
+    let dtype = gate.dtype().into();
+    let [gate, up, gradient] = [gate, up, gradient].map(to_f32::<B>);
+    let sigmoid = B::sigmoid(gate.clone());
+    let silu = B::float_mul(gate, sigmoid.clone());
+    // sigmoid + silu (1 - sigmoid)
+    let rest = B::float_sub(silu.clone(), B::float_mul(silu.clone(), sigmoid.clone()));
+    let slope = B::float_add(sigmoid, rest);
+    let of_gate = B::float_mul(B::float_mul(gradient.clone(), up), slope);
+    let of_up = B::float_mul(gradient, silu);
+    [of_gate, of_up].map(|gradient| cast::<B>(gradient, dtype))
+}
+
 /// What makes probabilities of a row's logits: `exp((logit - greatest) - log_sum)`. Their sum, one number, would be
 /// rounded to the last bit of the greatest logit, and the probabilities with it.
 #[derive(Clone, Debug)]

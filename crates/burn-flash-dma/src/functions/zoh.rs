@@ -2,7 +2,7 @@
 
 use crate::fallback::tensors::greatest_divisor;
 use crate::functions::product::try_product;
-use crate::validate::{as_f32, check_shape, expect, same_device};
+use crate::validate::{as_f32, check_shape, element_type, expect, same_device};
 use burn::tensor::{DType, Tensor, activation::softplus};
 use flash_dma_problem::{AttentionError, TensorName};
 
@@ -40,7 +40,7 @@ pub fn try_zoh_scores(
     let device = values.device();
     same_device(&device, TensorName::DtProjection, dt_proj.device())?;
     same_device(&device, TensorName::Decay, a.device())?;
-    let values = as_f32(TensorName::Value, values)?;
+    element_type(TensorName::Value, &values)?;
     let dt_proj = as_f32(TensorName::DtProjection, dt_proj)?;
     let a = as_f32(TensorName::Decay, a)?;
 
@@ -48,7 +48,9 @@ pub fn try_zoh_scores(
         // Burn's `reshape` reads a 0 as "keep the axis".
         return Ok(Tensor::zeros([batch, heads, len], (&device, DType::F32)));
     }
+    // Cast last: what a cast tensor is reshaped to would be kept for the backward pass.
     let tokens = values.swap_dims(1, 2).reshape([batch * len, width]);
+    let tokens = as_f32(TensorName::Value, tokens)?;
     let dt = try_product(tokens, dt_proj.transpose())?;
     // A gradient of `a` that is one sum over all tokens would be one thread's per head: it is summed within segments,
     // and then over them.

@@ -1,11 +1,12 @@
 //! What a training step needs beside attention.
 
+use crate::fallback::tensors::to_f32;
 use crate::fallback::training as fallback;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata, backend_extension};
 use burn::tensor::{FloatDType, Shape};
 
-/// Operations of a training step whose gradients are their own: those of `train`.
+/// Operations of a training step whose gradients are their own, or which autodiff does not keep the results of.
 ///
 /// The default bodies are plain Burn operations, fused where Burn fuses, and no backend needs others.
 #[backend_extension(
@@ -43,5 +44,18 @@ pub trait TrainingOps: Backend {
     ) -> FloatTensor<Self> {
         drop(gradient);
         Self::float_zeros(Shape::new([1]), &output.device(), FloatDType::F32)
+    }
+
+    /// `silu(gate) * up`, element by element, of two tensors of one shape and one type. Arithmetic is f32, rounded once.
+    /// Under autodiff both are kept; the result is not, but computed again where the backward pass reads it.
+    #[fusion(default)]
+    fn training_swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
+        fallback::swiglu::<Self>(gate, up)
+    }
+
+    /// `x` in f32. Under autodiff the result is not kept, but cast again where the backward pass reads it.
+    #[fusion(default)]
+    fn training_widen(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        to_f32::<Self>(x)
     }
 }

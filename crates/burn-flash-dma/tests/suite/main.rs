@@ -27,6 +27,7 @@ mod ndarray;
 mod norm;
 mod product;
 mod ranges;
+mod recomputed;
 mod second_order;
 mod training;
 mod values;

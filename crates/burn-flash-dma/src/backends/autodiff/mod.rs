@@ -5,4 +5,5 @@ mod masked;
 mod node;
 mod norm;
 mod product;
+mod recomputed;
 mod training;

@@ -1,6 +1,8 @@
-//! Gradients of norms and rotary encoding: nodes that keep their inputs, which their backward pass reads anyway.
+//! Gradients of norms and rotary encoding: nodes that keep their inputs, which their backward pass reads anyway, and not
+//! their outputs, which are made of them again.
 
 use super::node::first_order;
+use super::recomputed;
 use crate::ops::norm::NormOps;
 use crate::ops::types::{NormGrads, Normed, OptionalFloat};
 use burn::backend::AutodiffBackend;
@@ -17,16 +19,12 @@ impl<B: NormOps, C: CheckpointStrategy> NormOps for Autodiff<B, C> {
         gamma: FloatTensor<Self>,
         problem: NormProblem,
     ) -> FloatTensor<Self> {
-        let node = RmsNormNode.prepare::<C>([x.node(), gamma.node()]);
-        match node.compute_bound().stateful() {
-            OpsKind::UnTracked(prep) => {
-                let (x, gamma) = (x.into_primitive(), gamma.into_primitive());
-                prep.finish(B::rms_norm(x, gamma, problem))
-            }
+        let norm = move |[x, gamma]: [_; 2]| B::rms_norm(x, gamma, problem);
+        match recomputed::prepare(RmsNormNode, [&x, &gamma], norm) {
+            OpsKind::UnTracked(prep) => prep.finish(norm([x, gamma].map(|t| t.into_primitive()))),
             OpsKind::Tracked(mut prep) => {
                 let state = (prep.checkpoint(&x), prep.checkpoint(&gamma), problem);
-                let (x, gamma) = (x.into_primitive(), gamma.into_primitive());
-                prep.finish(state, B::rms_norm(x, gamma, problem))
+                prep.finish(state, norm([x, gamma].map(|t| t.into_primitive())))
             }
         }
     }
@@ -54,29 +52,28 @@ impl<B: NormOps, C: CheckpointStrategy> NormOps for Autodiff<B, C> {
         problem: NormProblem,
     ) -> FloatTensor<Self> {
         let table = table.into_option().map(|table| table.into_primitive());
-        let encode = |x, gamma| {
-            let table = OptionalFloat::from_option(table.clone());
-            B::encode_heads(x, OptionalFloat::from_option(gamma), table, problem)
-        };
         let Some(gamma) = gamma.into_option() else {
+            // Its input is as large as its output and not kept for its own gradient.
             let node = RotaryNode.prepare::<C>([x.node()]);
+            let state = (table.clone(), problem);
+            let table = OptionalFloat::from_option(table);
+            let out = B::encode_heads(x.into_primitive(), OptionalFloat::None, table, problem);
             return match node.compute_bound().stateful() {
-                OpsKind::UnTracked(prep) => prep.finish(encode(x.into_primitive(), None)),
-                OpsKind::Tracked(prep) => {
-                    let out = encode(x.into_primitive(), None);
-                    prep.finish((table, problem), out)
-                }
+                OpsKind::UnTracked(prep) => prep.finish(out),
+                OpsKind::Tracked(prep) => prep.finish(state, out),
             };
         };
-        let node = HeadsNode.prepare::<C>([x.node(), gamma.node()]);
-        match node.compute_bound().stateful() {
-            OpsKind::UnTracked(prep) => {
-                prep.finish(encode(x.into_primitive(), Some(gamma.into_primitive())))
-            }
+        let kept_table = table.clone();
+        let encode = move |[x, gamma]: [_; 2]| {
+            let table = OptionalFloat::from_option(table.clone());
+            B::encode_heads(x, OptionalFloat::Some(gamma), table, problem)
+        };
+        match recomputed::prepare(HeadsNode, [&x, &gamma], encode.clone()) {
+            OpsKind::UnTracked(prep) => prep.finish(encode([x, gamma].map(|t| t.into_primitive()))),
             OpsKind::Tracked(mut prep) => {
                 let (of_x, of_gamma) = (prep.checkpoint(&x), prep.checkpoint(&gamma));
-                let out = encode(x.into_primitive(), Some(gamma.into_primitive()));
-                prep.finish((of_x, of_gamma, table, problem), out)
+                let out = encode([x, gamma].map(|t| t.into_primitive()));
+                prep.finish((of_x, of_gamma, kept_table, problem), out)
             }
         }
     }

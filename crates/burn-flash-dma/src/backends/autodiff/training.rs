@@ -1,5 +1,6 @@
 //! The gradients of a training step's own operations.
 
+use super::recomputed;
 use crate::fallback::training::{self as fallback, Normaliser};
 use crate::ops::training::TrainingOps;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
@@ -53,6 +54,28 @@ impl<B: TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B, C> {
             OpsKind::Tracked(prep) => prep.finish(gradient, zero),
         }
     }
+
+    fn training_swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
+        let forward = |[gate, up]: [_; 2]| B::training_swiglu(gate, up);
+        match recomputed::prepare(SwiGlu, [&gate, &up], forward) {
+            OpsKind::UnTracked(prep) => {
+                prep.finish(forward([gate, up].map(|t| t.into_primitive())))
+            }
+            OpsKind::Tracked(mut prep) => {
+                let state = [&gate, &up].map(|t| prep.checkpoint(t));
+                prep.finish(state, forward([gate, up].map(|t| t.into_primitive())))
+            }
+        }
+    }
+
+    fn training_widen(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        let dtype = x.dtype().into();
+        let forward = |[x]: [_; 1]| B::training_widen(x);
+        match recomputed::prepare(Widen, [&x], forward) {
+            OpsKind::UnTracked(prep) => prep.finish(forward([x.into_primitive()])),
+            OpsKind::Tracked(prep) => prep.finish(dtype, forward([x.into_primitive()])),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -91,6 +114,46 @@ impl<B: Backend> Backward<B, 1> for Losses {
         if let [Some(parent)] = ops.parents {
             let gradient = fallback::losses_gradient::<B>(logits, targets, normaliser, gradient);
             grads.register::<B>(parent.id, gradient);
+        }
+    }
+}
+
+#[derive(Debug)]
+struct SwiGlu;
+
+impl<B: Backend> Backward<B, 2> for SwiGlu {
+    /// The gate and the factor that it gates.
+    type State = [NodeId; 2];
+
+    fn backward(
+        self,
+        ops: Ops<Self::State, 2>,
+        grads: &mut Gradients,
+        checkpointer: &mut Checkpointer,
+    ) {
+        let gradient = grads.consume::<B>(&ops.node);
+        let [gate, up] =
+            (ops.state).map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
+        let gradients = fallback::swiglu_gradients::<B>(gate, up, gradient);
+        for (parent, gradient) in ops.parents.into_iter().zip(gradients) {
+            if let Some(parent) = parent {
+                grads.register::<B>(parent.id, gradient);
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Widen;
+
+impl<B: Backend> Backward<B, 1> for Widen {
+    /// The type of what is cast.
+    type State = FloatDType;
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let gradient = grads.consume::<B>(&ops.node);
+        if let [Some(parent)] = ops.parents {
+            grads.register::<B>(parent.id, B::float_cast(gradient, ops.state));
         }
     }
 }

@@ -1,0 +1,91 @@
+//! How much of a layer a graph keeps for its backward pass, by an allocator that counts: alone in its process.
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::nn::{LinearConfig, RmsNormConfig, SwiGluConfig};
+use burn::tensor::{DType, Device, Distribution, Tensor};
+use burn_flash_dma::nn::{DynamicMaskAttentionConfig, ScoreForm};
+use burn_flash_dma::{linear, rms_norm, swiglu};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Bytes in use.
+static IN_USE: AtomicUsize = AtomicUsize::new(0);
+
+struct Counting;
+
+// SAFETY: every call is the system allocator's own; beside it only numbers are added.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        IN_USE.fetch_add(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's own promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        IN_USE.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's own promise.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const TOKENS: usize = 4096;
+const WIDTH: usize = 64;
+
+struct ToBf16;
+
+impl ModuleMapper for ToBf16 {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|value| value.cast(DType::BF16).detach().require_grad())
+    }
+}
+
+/// What a pass leaves behind beside its result, in tensors of 16 bits of the width of its input.
+fn left(device: &Device, pass: impl Fn(Tensor<3>) -> Tensor<3>) -> f64 {
+    let input = |tokens| {
+        let x = Tensor::<3>::random([1, tokens, WIDTH], Distribution::Normal(0.0, 1.0), device);
+        x.cast(DType::BF16).detach().require_grad()
+    };
+    // What is allocated once, such as a thread's memory, is there after it.
+    drop(pass(input(TOKENS)));
+    let x = input(TOKENS);
+    let before = IN_USE.load(Ordering::Relaxed);
+    let out = pass(x);
+    let unit = TOKENS * WIDTH * 2;
+    (IN_USE.load(Ordering::Relaxed) - before) as f64 / unit as f64
+        - out.dims()[2] as f64 / WIDTH as f64
+}
+
+#[test]
+fn a_block_keeps_what_its_gradients_are_made_of_and_nothing_else() {
+    let device = Device::flex().autodiff();
+    let norm = RmsNormConfig::new(WIDTH).init(&device).map(&mut ToBf16);
+    for form in [ScoreForm::Zoh, ScoreForm::Linear] {
+        // A key/value head is as wide as a quarter of the tokens.
+        let attention = DynamicMaskAttentionConfig::new(WIDTH, 4)
+            .with_n_kv_heads(Some(1))
+            .with_keep_window(Some(32))
+            .with_max_seq_len(Some(TOKENS))
+            .with_score_form(form)
+            .init(&device)
+            .map(&mut ToBf16);
+        let kept = left(&device, |x| {
+            attention.forward(rms_norm(x, norm.gamma.val(), 1e-5))
+        });
+        // q, k and v as they are projected; the output, its residual, and its copy for the projection behind it.
+        let tensors = 1.0 + 0.25 + 0.25 + 1.0 + 1.0 + 1.0;
+        assert!((tensors..tensors + 0.5).contains(&kept), "{form:?}: {kept}");
+    }
+
+    let hidden = 3 * WIDTH;
+    let gate = SwiGluConfig::new(WIDTH, hidden).init(&device);
+    let down = LinearConfig::new(hidden, WIDTH).init(&device);
+    let kept = left(&device, |x| {
+        let x = rms_norm(x, norm.gamma.val(), 1e-5);
+        let up = linear(&gate.linear_outer, x.clone());
+        linear(&down, swiglu(linear(&gate.linear_inner, x), up))
+    });
+    assert!((6.0..6.1).contains(&kept), "{kept}");
+}

@@ -1,0 +1,210 @@
+//! What a backward pass computes again instead of keeping it: that nothing keeps it, and that nothing else changes. SwiGLU
+//! against f64 and Burn's operations.
+
+use crate::case::{ELEMENTS, dtype, loss, tensor, values};
+use burn::nn::RotaryEncodingConfig;
+use burn::tensor::activation::silu;
+use burn::tensor::{DType, Device, Distribution, Tensor};
+use burn_flash_dma::{
+    AttentionError, ElementType, HeadEncoding, TensorName, attention, product, rms_norm, swiglu,
+    try_swiglu,
+};
+use flash_dma_reference::Rng;
+use flash_dma_reference::generate::normal;
+
+fn random<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
+    Tensor::random(shape, Distribution::Normal(0.0, 1.0), device)
+}
+
+/// Gates of all sizes, with the gradient of the result.
+fn operands(element: ElementType) -> [Vec<f64>; 3] {
+    let mut gate = normal(6 * 35, 4.0, element, &mut Rng::new(1));
+    gate[..5].copy_from_slice(&[0.0, 100.0, -100.0, 15.0, -15.0]);
+    let up = normal(6 * 35, 1.0, element, &mut Rng::new(2));
+    let slope = normal(6 * 35, 1.0, element, &mut Rng::new(3));
+    [gate, up, slope]
+}
+
+const SHAPE: [usize; 3] = [2, 3, 35];
+
+#[test]
+fn swiglu_and_its_gradients_are_those_of_the_formula() {
+    let device = Device::flex().autodiff();
+    for element in ELEMENTS {
+        let [gates, ups, slopes] = operands(element);
+        let load = |values: &[f64]| tensor(values, SHAPE, element, &device);
+        let (gate, up) = (load(&gates).require_grad(), load(&ups).require_grad());
+        let out = swiglu(gate.clone(), up.clone());
+        assert_eq!((out.dims(), out.dtype()), (SHAPE, dtype(element)));
+        let out_values = values(out.clone());
+        let grads = loss(out, load(&slopes)).backward();
+        let of_gate = values(gate.grad(&grads).unwrap());
+        let of_up = values(up.grad(&grads).unwrap());
+
+        // f32 arithmetic, and one rounding to the type.
+        let rounding = match element {
+            ElementType::F32 => 0.0,
+            ElementType::F16 => 0.5 / 1024.0,
+            ElementType::Bf16 => 0.5 / 128.0,
+        };
+        let check = |name: &str, at: usize, actual: f64, exact: f64, size: f64| {
+            let error = (actual - exact).abs();
+            // Beside the least f16.
+            let bound = rounding * exact.abs() + 4e-6 * size + 3e-8;
+            assert!(
+                error <= bound,
+                "{element} {name} {at}: {actual} is not {exact}"
+            );
+        };
+        for at in 0..gates.len() {
+            let (g, u, d) = (gates[at], ups[at], slopes[at]);
+            let s = 1.0 / (1.0 + (-g).exp());
+            check("out", at, out_values[at], g * s * u, (g * s * u).abs());
+            let exact = d * u * s * (1.0 + g * (1.0 - s));
+            let size = (d * u).abs() * s * (1.0 + g.abs());
+            check("of gate", at, of_gate[at], exact, size);
+            check("of up", at, of_up[at], d * g * s, (d * g * s).abs());
+        }
+    }
+}
+
+#[test]
+fn swiglu_is_burns_composition_in_f32() {
+    let device = Device::flex();
+    for element in ELEMENTS {
+        let [gate, up, _] = operands(element).map(|t| tensor(&t, SHAPE, element, &device));
+        let wide = |t: &Tensor<3>| t.clone().cast(DType::F32);
+        let composed = (silu(wide(&gate)) * wide(&up)).cast(dtype(element));
+        assert!(values(swiglu(gate, up)) == values(composed), "{element}");
+    }
+}
+
+#[test]
+fn swiglu_refuses_what_does_not_fit() {
+    let device = Device::flex();
+    let gate = random([2, 3, 8], &device);
+    let tensor = TensorName::Up;
+    assert_eq!(
+        try_swiglu(gate.clone(), random([2, 3, 9], &device)).unwrap_err(),
+        AttentionError::Shape {
+            tensor,
+            axis: 2,
+            expected: 8,
+            actual: 9
+        }
+    );
+    let narrow = gate.clone().cast(DType::BF16);
+    let error = try_swiglu(gate.clone(), narrow).unwrap_err();
+    assert_eq!(error.to_string(), "up must be f32, but is bf16");
+    let wide = gate.clone().cast(DType::F64);
+    let error = try_swiglu(wide.clone(), wide).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the gate must be f32, f16 or bf16, but is f64"
+    );
+    let none = swiglu(random([2, 0, 8], &device), random([2, 0, 8], &device));
+    assert_eq!(none.dims(), [2, 0, 8]);
+}
+
+/// Every device that records a graph.
+fn recording() -> [Device; 2] {
+    let device = Device::flex().autodiff();
+    [device.clone(), device.gradient_checkpointing()]
+}
+
+/// Whether a graph that has been recorded holds a tensor.
+fn kept<const D: usize>(tensor: &Tensor<D>) -> bool {
+    !tensor.can_mut()
+}
+
+#[test]
+fn graphs_keep_what_results_are_made_of() {
+    for device in recording() {
+        let fresh = || {
+            let x = random::<3>([2, 9, 32], &device).require_grad();
+            x.matmul(random([1, 32, 32], &device))
+        };
+        let weight = random([32, 10], &device).require_grad();
+        let x = fresh();
+        assert!(!kept(&x));
+        let _y = product(x.clone(), weight.clone());
+        assert!(kept(&x));
+
+        let gamma = random([32], &device).require_grad();
+        let x = fresh();
+        let normal = rms_norm(x.clone(), gamma, 1e-5);
+        let _several = [(); 3].map(|()| product(normal.clone(), weight.clone()));
+        assert!(kept(&x) && !kept(&normal));
+
+        let (gate, up) = (fresh(), fresh());
+        let hidden = swiglu(gate.clone(), up.clone());
+        let _y = product(hidden.clone(), weight.clone());
+        assert!(kept(&gate) && kept(&up) && !kept(&hidden));
+
+        let rope = RotaryEncodingConfig::new(9, 8).init(&device);
+        let gamma = random([8], &device).require_grad();
+        let encode = || {
+            let encoding = HeadEncoding::new(fresh().reshape([2, 9, 4, 8]));
+            let encoding = encoding.norm(gamma.clone(), 1e-5);
+            encoding.rotary(rope.freq_complex.clone(), 0).forward()
+        };
+        let (q, k) = (encode(), encode());
+        let v = fresh().reshape([2, 9, 4, 8]).swap_dims(1, 2);
+        let _out = attention(q.clone(), k.clone(), v, Default::default());
+        assert!(!kept(&q) && !kept(&k));
+    }
+}
+
+/// Whichever of the inputs are tracked: the gradients are those of a graph that is cut behind the result, where it is a
+/// leaf that the next graph keeps.
+#[test]
+fn gradients_are_those_of_a_kept_result() {
+    let plain = Device::flex();
+    for device in recording() {
+        for tracked in [[true, true], [true, false], [false, true], [false, false]] {
+            for dtype in [DType::F32, DType::BF16] {
+                let load = |tensor: Tensor<3>, tracked: bool| {
+                    let tensor = Tensor::<3>::from_data(tensor.into_data(), &device);
+                    tensor.cast(dtype).detach().set_require_grad(tracked)
+                };
+                let stored = [random::<3>([2, 9, 24], &plain), random([2, 9, 24], &plain)];
+                let gamma = random::<1>([24], &plain).into_data();
+                let (weight, slope) = (random([24, 10], &plain), random([2, 9, 10], &plain));
+                let (weight, slope) = (weight.into_data(), slope.into_data());
+                let run = |cut: bool| {
+                    let [x, up] = [0, 1].map(|n| load(stored[n].clone(), tracked[n]));
+                    let gamma = Tensor::<1>::from_data(gamma.clone(), &device).cast(dtype);
+                    let gamma = gamma.detach().set_require_grad(tracked[1]);
+                    let weight = Tensor::<2>::from_data(weight.clone(), &device).require_grad();
+                    let slope = Tensor::<3>::from_data(slope.clone(), &device).cast(dtype);
+                    // A result that is made of one that is not kept either, and is read twice.
+                    let result = swiglu(rms_norm(x.clone(), gamma.clone(), 1e-5), up.clone());
+                    let read = match cut {
+                        true => result.clone().detach().require_grad(),
+                        false => result.clone(),
+                    };
+                    let y = product(read.clone(), weight.clone())
+                        * product(read.clone(), weight.clone());
+                    let mut grads = loss(y, slope).backward();
+                    let of_weight = values(weight.grad(&grads).unwrap());
+                    if cut && tracked != [false, false] {
+                        let gradient = read.grad(&grads).unwrap().into_data();
+                        let gradient = Tensor::from_data(gradient, &device);
+                        grads = loss(result, gradient).backward();
+                    }
+                    let of = |t: Option<Tensor<3>>| t.map(values);
+                    (
+                        of_weight,
+                        of(x.grad(&grads)),
+                        of(up.grad(&grads)),
+                        gamma.grad(&grads).map(values),
+                    )
+                };
+                let (ours, kept) = (run(false), run(true));
+                assert_eq!(ours.1.is_some(), tracked[0]);
+                assert_eq!(ours.2.is_some(), tracked[1]);
+                assert!(ours == kept, "{tracked:?} {dtype:?}");
+            }
+        }
+    }
+}
