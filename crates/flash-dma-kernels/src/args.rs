@@ -1,5 +1,5 @@
 //! The tensors of a call. Inputs may have any strides with a contiguous last axis; outputs are
-//! contiguous and overwritten.
+//! contiguous and overwritten, those of the forward pass in either order of heads and tokens.
 
 use cubecl::prelude::*;
 
@@ -43,10 +43,11 @@ pub struct Inputs {
 /// The outputs of the forward pass.
 #[derive(Clone, Debug)]
 pub struct Outputs {
-    /// `[batch, q_heads, q_len, head_dim]`, the problem's element type.
+    /// `[batch, q_heads, q_len, head_dim]`, the problem's element type: contiguous, or a token's heads together as
+    /// contiguous `[batch, q_len, q_heads, head_dim]` seen with its middle axes swapped.
     pub out: TensorBinding,
-    /// As `out`: what its rounding to 16 bits loses, rounded to 16 bits, for [`Saved::residual`]; 0 where `out` is not
-    /// finite. `None` does not compute it; f32 has none.
+    /// As `out`, and in its order: what its rounding to 16 bits loses, rounded to 16 bits, for [`Saved::residual`]; 0
+    /// where `out` is not finite. `None` does not compute it; f32 has none.
     pub residual: Option<TensorBinding>,
     /// `[batch, q_heads, q_len]`, f32: the natural logarithm of the sum of the exponentials of a query's logits.
     pub lse: TensorBinding,

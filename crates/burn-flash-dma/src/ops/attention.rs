@@ -38,7 +38,7 @@ pub trait DynamicMaskOps: Backend {
         fallback::select::<Self>(scores, window)
     }
 
-    /// `out` `[batch, q_heads, q_len, head_dim]` in the type of `q` and `lse`
+    /// `out` `[batch, q_heads, q_len, head_dim]` in the type of `q` and in any memory layout, and `lse`
     /// `[batch, q_heads, q_len]` in f32. Under autodiff `lse` is a constant.
     #[fusion(meta = forward_meta)]
     fn dynamic_mask_forward(

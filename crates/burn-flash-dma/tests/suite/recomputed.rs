@@ -208,3 +208,45 @@ fn gradients_are_those_of_a_kept_result() {
         }
     }
 }
+
+/// The same through kernels and fusion, where a result is made again on another stream of operations.
+#[cfg(all(feature = "cpu", feature = "fusion"))]
+#[test]
+fn kernels_make_the_same_again() {
+    let plain = Device::flex();
+    let stored = [random::<3>([2, 9, 24], &plain), random([2, 9, 16], &plain)];
+    let gamma = random::<1>([24], &plain);
+    let weights = [random::<2>([24, 16], &plain), random([16, 24], &plain)];
+    let by = |device: Device| {
+        let device = device.autodiff();
+        let [x, up] = [0, 1].map(|n| {
+            let tensor = Tensor::<3>::from_data(stored[n].to_data(), &device);
+            tensor.cast(DType::BF16).detach().require_grad()
+        });
+        let gamma = Tensor::<1>::from_data(gamma.to_data(), &device).cast(DType::BF16);
+        let gamma = gamma.detach().require_grad();
+        let [first, second] = [0, 1].map(|n| {
+            let weight = Tensor::<2>::from_data(weights[n].to_data(), &device);
+            weight.require_grad()
+        });
+        let gate = product(rms_norm(x.clone(), gamma.clone(), 1e-5), first.clone());
+        let y = product(swiglu(gate, up.clone()), second.clone());
+        let grads = loss(y.clone(), y.clone().detach()).backward();
+        [
+            values(y),
+            values(x.grad(&grads).unwrap()),
+            values(up.grad(&grads).unwrap()),
+            values(gamma.grad(&grads).unwrap()),
+            values(first.grad(&grads).unwrap()),
+            values(second.grad(&grads).unwrap()),
+        ]
+    };
+    let (flex, cube) = (by(Device::flex()), by(Device::cpu()));
+    for (n, (flex, cube)) in flex.iter().zip(&cube).enumerate() {
+        let size = flex.iter().fold(0.0, |size: f64, x| size.max(x.abs()));
+        for (a, b) in flex.iter().zip(cube) {
+            // Numbers of bf16 that round the other way, and what follows from them.
+            assert!((a - b).abs() <= size / 64.0, "tensor {n}: {a} and {b}");
+        }
+    }
+}

@@ -9,6 +9,7 @@ use crate::host::engine::Instruction;
 use crate::host::scratch::{bytes, scratch};
 use crate::matrix::args::{LaunchedTilesLaunch, OperandsLaunch, OutputsLaunch, TileLaunch};
 use crate::matrix::blueprint::MmaBlueprint;
+use crate::matrix::query_tile::RowOrder;
 use crate::pattern::intervals::LiveKeys;
 use crate::pattern::intervals::slices::{for_each_slice, slice_bytes};
 use crate::pattern::intervals::tiles::QueryTiles;
@@ -109,6 +110,7 @@ pub(crate) fn launch_slice(
     parts: usize,
 ) {
     let Outputs { out, residual, lse } = outputs.clone();
+    let order = RowOrder::of(&out);
     let blueprint = blueprint.writing([&out].into_iter().chain(&residual));
     let output = if blueprint.split {
         f32::elem_type_native()
@@ -141,6 +143,7 @@ pub(crate) fn launch_slice(
                         out.into_buffer_arg(),
                         residual.map(TensorBinding::into_buffer_arg).into(),
                         lse.into_buffer_arg(),
+                        order,
                     ),
                     scaling(problem.scale, problem.softcap),
                     LaunchedTilesLaunch::new(tiles.first as u32, tiles.count as u32),

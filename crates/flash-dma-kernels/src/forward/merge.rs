@@ -4,6 +4,7 @@ use crate::args::Outputs;
 use crate::host::check::{address_type, elem_type};
 use crate::host::scratch::one_unit_each;
 use crate::math::rounding_loss;
+use crate::matrix::query_tile::RowOrder;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::Problem;
@@ -16,7 +17,7 @@ use flash_dma_problem::Problem;
 /// |---|---|
 /// | `part_out` | contiguous `[parts, rows, 2 * pairs]`, each row of a part divided by that part's own sum |
 /// | `part_lse` | contiguous `[parts, rows]`, -inf where a row attends to none of the part's keys |
-/// | `out` | contiguous `[rows, 2 * pairs]`, overwritten |
+/// | `out` | `[sequences, heads, queries, 2 * pairs]` in the given order of rows, overwritten |
 /// | `residual` | as `out`: what its rounding loses |
 /// | `lse` | contiguous `[rows]`, overwritten |
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -26,7 +27,10 @@ fn merge_kernel<E: Float>(
     out: &mut [Vector<E, Const<2>>],
     residual: &mut ComptimeOption<Box<[Vector<E, Const<2>>]>>,
     lse: &mut [f32],
+    order: &RowOrder,
     parts: usize,
+    heads: usize,
+    len: usize,
     rows: usize,
     pairs: usize,
     #[define(E)] _element: ElemType,
@@ -56,7 +60,11 @@ fn merge_kernel<E: Float>(
     if !empty {
         result = value / Vector::new(sum);
     }
-    out[at] = Vector::cast_from(result);
+    let (head, query) = (row / len % heads, row % len);
+    let first = row / (heads * len) * heads * len;
+    let to = first + head * order.head as usize + query * order.query as usize;
+    let to = to * pairs + column;
+    out[to] = Vector::cast_from(result);
     #[comptime]
     match residual {
         ComptimeOption::Some(residual) => {
@@ -65,7 +73,7 @@ fn merge_kernel<E: Float>(
             for e in 0..2usize {
                 loss.insert(e, rounding_loss::<E>(result.extract(e)));
             }
-            residual[at] = Vector::cast_from(loss);
+            residual[to] = Vector::cast_from(loss);
         }
         ComptimeOption::None => {}
     }
@@ -75,8 +83,8 @@ fn merge_kernel<E: Float>(
 }
 
 /// Combines `parts` outputs of the queries of `problem`, `part_out` (`[parts, batch, q_heads, q_len, head_dim]`)
-/// and `part_lse` (`[parts, batch, q_heads, q_len]`), into `outputs`. The head dimension must be even; all buffers are
-/// contiguous, the first two and the LSE f32.
+/// and `part_lse` (`[parts, batch, q_heads, q_len]`), into `outputs`. The head dimension must be even; the first two are
+/// contiguous and f32.
 pub(crate) fn merge(
     client: &Client,
     problem: &Problem,
@@ -88,6 +96,7 @@ pub(crate) fn merge(
     let rows = problem.batch * problem.q_heads * problem.q_len;
     let pairs = problem.head_dim / 2;
     let (cubes, cube_dim) = one_unit_each(client, rows * pairs);
+    let order = RowOrder::of(&out);
     let address = address_type(&[&out], problem.element.size());
     // SAFETY: units past the outputs return; the parts hold `parts` times the rows of the outputs.
     unsafe {
@@ -104,7 +113,10 @@ pub(crate) fn merge(
             out.into_buffer_arg(),
             residual.map(TensorBinding::into_buffer_arg).into(),
             lse.into_buffer_arg(),
+            order,
             parts,
+            problem.q_heads,
+            problem.q_len,
             rows,
             pairs,
             elem_type(problem.element),

@@ -31,7 +31,7 @@ use cubecl::prelude::*;
 /// | `operands.q` | `[batch, q_heads, q_len, head_dim]`, strides in steps of 2 elements |
 /// | `operands.k`, `operands.v` | `[batch, kv_heads, k_len, head_dim]`, strides and begin in steps of 16 bytes |
 /// | `source` | which keys, and what is added to their logits: [`KeySource`] |
-/// | `outputs.out` | contiguous `[batch, q_heads, q_len, head_dim]`, overwritten |
+/// | `outputs.out` | `[batch, q_heads, q_len, head_dim]` in the order of `outputs.order`, overwritten |
 /// | `outputs.residual` | as `out`; absent unless `bp.residual`, and if `bp.split` |
 /// | `outputs.lse` | contiguous `[batch, q_heads, q_len]`, overwritten |
 ///
@@ -149,7 +149,12 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
         segments,
     );
     let first_head = first_output_head(own.batch, operands.q.shape(0), own.q_heads, bp);
-    let to = OutputRows::of_pair(&rows, first_head, own.q_len);
+    // First: then the places of these rows and of those of the output are not in registers at once.
+    sums.write_lse(
+        &OutputRows::of_pair(&rows, first_head, own.q_len),
+        &mut outputs.lse,
+    );
+    let to = OutputRows::in_order(&rows, first_head, own.q_len, &outputs.order);
     #[unroll]
     for c in 0..segments {
         let at = comptime!(c * 4);
@@ -167,7 +172,6 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
         ComptimeOption::Some(residual) => write_residual::<O, NC>(residual, &acc, &to, bp),
         ComptimeOption::None => {}
     }
-    sums.write_lse(&to, &mut outputs.lse);
     sync_cube();
     if not_finite[0] == 1u32 && (UNIT_POS as usize) < comptime!(bp.tile_rows()) {
         add_not_finite::<E, O, Const<2>>(

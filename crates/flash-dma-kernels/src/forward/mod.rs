@@ -40,8 +40,7 @@ pub trait Forward {
 /// [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE) does not exclude. The tensor-core engines support with a mask what they
 /// support without; a bias of keys that all queries share must be contiguous along the keys.
 ///
-/// The plan's [`run`](Plan::run) writes both [`Outputs`], contiguous and overwritten. A query that selects or sees
-/// nothing gets zeros and −∞.
+/// The plan's [`run`](Plan::run) overwrites all [`Outputs`]. A query that selects or sees nothing gets zeros and −∞.
 ///
 /// Memory besides the arguments is O(N): lists of the keys of each query tile, in slices of bounded size. If there are
 /// fewer query tiles than multiprocessors, the tensor-core engines split the keys of each tile; that takes at most 35

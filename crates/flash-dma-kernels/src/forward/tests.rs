@@ -8,7 +8,8 @@ use crate::host::engine::Engine;
 use crate::host::pass::{Config, Plan};
 use crate::portable::blueprint::{Blueprint, micro};
 use crate::testing::placement::{Output, Placement, client, problem, upload_inputs};
-use flash_dma_problem::{AttentionError, AttentionOptions, ElementType, Problem};
+use cubecl::prelude::TensorBinding;
+use flash_dma_problem::{AttentionError, AttentionOptions, ElementType, Problem, TensorName};
 use flash_dma_reference::compare::{OUTPUT, compare, compare_lse};
 use flash_dma_reference::generate::{Scores, inputs};
 use flash_dma_reference::{self as oracle};
@@ -222,8 +223,14 @@ fn merged_parts_are_weighted_by_their_lse() {
             residual: residual.as_ref().map(Output::binding),
             ..Outputs::new(merged.binding(), merged_lse.binding())
         };
-        merge(&client, &p, parts, given, &outputs);
+        merge(&client, &p, parts, given.clone(), &outputs);
+        let turned = Output::new(&client, &p.q_shape(), element);
+        let in_tokens = Outputs::new(turned.token_major(), merged_lse.binding());
+        merge(&client, &p, parts, given, &in_tokens);
+        let same = |(a, b): (&f64, &f64)| a == b || a.is_nan() && b.is_nan();
         let (merged, merged_lse) = (merged.read(&client), merged_lse.read(&client));
+        let turned = turned.read_token_major(&client);
+        assert!(merged.iter().zip(&turned).all(same), "{parts} parts");
         let residual = residual.map(|residual| residual.read(&client));
         for row in 0..rows {
             let weights: Vec<f64> = (0..parts)
@@ -250,6 +257,55 @@ fn merged_parts_are_weighted_by_their_lse() {
                     close(both, want, 1e-6 + rounding * rounding * want.abs());
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn rows_are_the_same_in_either_order_of_heads_and_tokens() {
+    let client = client();
+    for (element, sparse_keys) in [(F32, false), (ElementType::Bf16, true)] {
+        let q = [2, 4, 37, 24];
+        let p = match sparse_keys {
+            false => dense(q, [2, 37], element, options()),
+            true => sparse(q, [2, 37], element, 9),
+        };
+        let given = inputs(p, Scores::Normal, 1.0, 5);
+        let given = upload_inputs(&client, &given, Placement::Contiguous);
+        let [rows, turned] = [(); 2].map(|()| {
+            let new = |_| Output::new(&client, &p.q_shape(), element);
+            let residual = p.residual_shape().map(new);
+            (new(p.q_shape()), residual)
+        });
+        let lse = Output::new(&client, &p.lse_shape(), F32);
+        let run = |out: TensorBinding, residual: Option<TensorBinding>| {
+            let outputs = Outputs {
+                residual,
+                ..Outputs::new(out, lse.binding())
+            };
+            plan(&client, &p, &given).and_then(|plan| plan.run(outputs))
+        };
+        run(rows.0.binding(), rows.1.as_ref().map(Output::binding)).unwrap();
+        let lse_of_rows = lse.read(&client);
+        run(
+            turned.0.token_major(),
+            turned.1.as_ref().map(Output::token_major),
+        )
+        .unwrap();
+        assert!(lse.read(&client) == lse_of_rows);
+        assert!(turned.0.read_token_major(&client) == rows.0.read(&client));
+        if let (Some(rows), Some(turned)) = (&rows.1, &turned.1) {
+            assert!(turned.read_token_major(&client) == rows.read(&client));
+        }
+
+        // Of both in one order, or not at all.
+        if let Some(residual) = &rows.1 {
+            let error = run(turned.0.token_major(), Some(residual.binding())).unwrap_err();
+            let tensor = TensorName::Residual;
+            assert!(
+                matches!(error, AttentionError::Strides { tensor: t, .. } if t == tensor),
+                "{error}"
+            );
         }
     }
 }

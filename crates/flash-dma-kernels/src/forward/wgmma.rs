@@ -145,11 +145,12 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
 
     let sums = softmax.finish::<E>();
     let first_head = first_output_head(own.batch, operands.q.shape(0), own.q_heads, bp);
-    let to = OutputRows::of_pair(&rows, first_head, own.q_len);
+    let to = OutputRows::in_order(&rows, first_head, own.q_len, &outputs.order);
     let upper = sums.upper.row_to_write(to.upper, to.has_upper);
     let lower = sums.lower.row_to_write(to.lower, to.has_lower);
     write_output::<O, NO>(outputs, &acc, &upper, 0usize, bp);
     write_output::<O, NO>(outputs, &acc, &lower, 1usize, bp);
+    let to = OutputRows::of_pair(&rows, first_head, own.q_len);
     sums.write_lse(&to, &mut outputs.lse);
     sync_cube();
     if not_finite[0] == 1u32 && (UNIT_POS as usize) < comptime!(bp.tile_rows()) {

@@ -24,6 +24,15 @@ pub(crate) enum Layout {
     Strided,
     /// Row-major without gaps.
     Contiguous,
+    /// Of `[batch, heads, len, features]`: as [`Contiguous`](Self::Contiguous), or with each token's heads together.
+    Rows,
+}
+
+/// Whether the rows of `[.., heads, len, features]` lie token by token, and not head by head.
+pub(crate) fn queries_before_heads(rows: &TensorBinding) -> bool {
+    let axes = rows.shape.len();
+    let (heads, len) = (axes - 3, axes - 2);
+    rows.shape[heads] > 1 && rows.shape[len] > 1 && rows.strides[heads] < rows.strides[len]
 }
 
 /// Checks shape, strides and buffer of a tensor whose elements have `size` bytes.
@@ -40,15 +49,22 @@ pub(crate) fn check_tensor(
         strides: &tensor.strides[..],
     };
     spec.check(shape)?;
-    let mut dense = 1;
-    // The strides of an empty tensor are never used, and allocators choose them differently.
-    let contiguous = shape.contains(&0)
-        || (0..shape.len()).rev().all(|axis| {
-            let fits = shape[axis] == 1 || spec.strides[axis] == dense;
-            dense *= shape[axis];
-            fits
-        });
-    if layout == Layout::Contiguous && !contiguous {
+    let without_gaps = |mut axes: Vec<usize>| {
+        let mut dense = 1;
+        // The strides of an empty tensor are never used, and allocators choose them differently.
+        shape.contains(&0)
+            || std::iter::from_fn(|| axes.pop()).all(|axis| {
+                let fits = shape[axis] == 1 || spec.strides[axis] == dense;
+                dense *= shape[axis];
+                fits
+            })
+    };
+    let fits = match layout {
+        Layout::Strided => true,
+        Layout::Contiguous => without_gaps((0..shape.len()).collect()),
+        Layout::Rows => without_gaps(vec![0, 1, 2, 3]) || without_gaps(vec![0, 2, 1, 3]),
+    };
+    if !fits {
         return Err(AttentionError::Strides {
             tensor: name,
             strides: spec.strides.to_vec(),
@@ -132,8 +148,17 @@ impl Outputs {
             problem.q_shape(),
             problem.lse_shape(),
         );
-        check_tensor(TensorName::Out, &self.out, &rows, size, Layout::Contiguous)?;
-        check_residual(problem, self.residual.as_ref(), Layout::Contiguous)?;
+        check_tensor(TensorName::Out, &self.out, &rows, size, Layout::Rows)?;
+        check_residual(problem, self.residual.as_ref(), Layout::Rows)?;
+        let order = queries_before_heads(&self.out);
+        if let Some(residual) = &self.residual
+            && queries_before_heads(residual) != order
+        {
+            return Err(AttentionError::Strides {
+                tensor: TensorName::Residual,
+                strides: residual.strides.to_vec(),
+            });
+        }
         check_tensor(TensorName::Lse, &self.lse, &lse, 4, Layout::Contiguous)
     }
 }

@@ -1,5 +1,6 @@
 //! What the query-outer kernels of tensor cores are launched with.
 
+use crate::matrix::query_tile::RowOrder;
 use crate::pattern::intervals::slices::Slice;
 use crate::pattern::tensors::{KeyTensors, SourceTensors};
 use crate::vectors::Segment;
@@ -56,12 +57,14 @@ pub(crate) struct PlannedKeys {
 /// What a forward kernel writes. All are overwritten.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct Outputs<O: Float> {
-    /// Contiguous `[batch, q_heads, q_len, head_dim]`.
+    /// The rows of `[batch, q_heads, q_len, head_dim]`, in the order that `order` says.
     pub out: Box<[Vector<O, Const<2>>]>,
     /// As `out`: what its rounding lost.
     pub residual: ComptimeOption<Box<[Vector<O, Const<2>>]>>,
     /// Contiguous `[batch, q_heads, q_len]`.
     pub lse: Box<[f32]>,
+    /// The order of the rows of `out` and `residual`.
+    pub order: RowOrder,
 }
 
 /// What the forward pass left per query row, and the row sums of the backward pass.

@@ -1,5 +1,6 @@
 //! The queries of a tile's rows, their copies to shared memory, and the write-back of a warpgroup's rows.
 
+use crate::host::check::queries_before_heads;
 use crate::matrix::args::{KeySource, LaunchedTiles, Operands};
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::copies::copied_segment;
@@ -174,6 +175,51 @@ impl OutputRows {
             has_upper: rows.upper.valid,
             has_lower: rows.lower.valid,
         }
+    }
+
+    /// The same among rows of the given order.
+    pub(crate) fn in_order(
+        rows: &RowPair,
+        first_head: usize,
+        q_len: usize,
+        order: &RowOrder,
+    ) -> OutputRows {
+        OutputRows {
+            upper: order.place(first_head * q_len, &rows.upper),
+            lower: order.place(first_head * q_len, &rows.lower),
+            has_upper: rows.upper.valid,
+            has_lower: rows.lower.valid,
+        }
+    }
+}
+
+/// The order of the rows of a sequence, `[q_heads, q_len]`, which lie without gaps.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct RowOrder {
+    /// By how many rows a head lies behind the one before it.
+    pub head: u32,
+    /// By how many rows a query lies behind the one before it.
+    pub query: u32,
+}
+
+impl RowOrder {
+    /// The launch argument for the order of `rows`, `[.., q_heads, q_len, head_dim]`.
+    pub(crate) fn of(rows: &TensorBinding) -> RowOrderLaunch {
+        let axes = rows.shape.len();
+        let (heads, len) = (rows.shape[axes - 3], rows.shape[axes - 2]);
+        let (head, query) = match queries_before_heads(rows) {
+            false => (len, 1),
+            true => (1, heads),
+        };
+        RowOrderLaunch::new(head as u32, query as u32)
+    }
+}
+
+#[cube]
+impl RowOrder {
+    /// The index of a row of the sequence whose first row has the index `first`.
+    pub(crate) fn place(&self, first: usize, row: &TileRow) -> usize {
+        first + row.head * self.head as usize + row.query * self.query as usize
     }
 }
 

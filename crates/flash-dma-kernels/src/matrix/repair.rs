@@ -80,7 +80,8 @@ pub(crate) fn add_not_finite<E: Float, O: Float, NQ: Size>(
     let row = TileRow::new(UNIT_POS as usize, own).starting_at(attended.keys.begin);
     let q_row = own.offset(&operands.q, &row) / q_width;
     let interval_row = attended.interval_row();
-    let out_row = (first_head + row.head) * own.q_len + row.query;
+    let lse_row = (first_head + row.head) * own.q_len + row.query;
+    let out_row = outputs.order.place(first_head * own.q_len, &row);
     for column in full_tiles * comptime!(bp.key_tile)..attended.keys.total {
         let end = i32::new(comptime!(i32::MAX as i64));
         let listed = ColumnKey::new(column, end, &row, source, attended, interval_row);
@@ -89,7 +90,7 @@ pub(crate) fn add_not_finite<E: Float, O: Float, NQ: Size>(
             if !key_is_finite::<E>(&operands.v, &attended.v_rows, key, bp) {
                 let x = logit::<E, NQ>(operands, source, attended, &row, key, q_row, q_width);
                 let log2e = comptime!(core::f32::consts::LOG2_E);
-                let p = exp_of(x, -outputs.lse[out_row] * log2e);
+                let p = exp_of(x, -outputs.lse[lse_row] * log2e);
                 add_value::<E, O>(&operands.v, &attended.v_rows, key, p, outputs, out_row, bp);
             }
         }

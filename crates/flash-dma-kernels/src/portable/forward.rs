@@ -17,7 +17,7 @@ use cubecl::prelude::*;
 /// | `q`, `k`, `v` | `[batch, heads, len, head_dim]`, any strides with a contiguous last axis |
 /// | `keys` | nothing, [`ListedIntervals`], or a [`TilePlan`](crate::portable::args::TilePlan) |
 /// | `bias` | f32, broadcasts to the logits, any strides; none with intervals, whose scores are biases |
-/// | `out` | contiguous `[batch, q_heads, q_len, head_dim]`, overwritten |
+/// | `out` | `[batch, q_heads, q_len, head_dim]` without gaps, in either order of heads and queries; overwritten |
 /// | `residual` | as `out`: what its rounding loses |
 /// | `lse` | contiguous `[batch, q_heads, q_len]`, overwritten |
 #[cube(launch_unchecked, address_type = "dynamic")]

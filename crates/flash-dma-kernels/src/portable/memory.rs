@@ -322,19 +322,49 @@ pub(crate) fn store_tile<F: Float, N: Size>(
     acc: &Array<Row4>,
     #[comptime] bp: Blueprint,
 ) {
-    let (x, y) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
     let (heads, len) = (dst.shape(1), dst.shape(2));
     #[unroll(bp.unroll())]
     for o in 0..comptime!(bp.micro.outer) {
-        let n = to.first + y + o * comptime!(bp.micro.units_y);
+        let n = to.first + UNIT_POS_Y as usize + o * comptime!(bp.micro.units_y);
         if n < to.end {
             let row = (to.batch * heads + to.head) * len + to.index(n);
-            let base = row * comptime!(bp.head_dim);
-            #[unroll(bp.unroll())]
-            for c in 0..comptime!(bp.unit_vectors()) {
-                let value = acc[o * comptime!(bp.unit_vectors()) + c];
-                store_row::<F, N>(dst, base, x + c * comptime!(bp.micro.units_x), value, bp);
-            }
+            store_unit::<F, N>(dst, row * comptime!(bp.head_dim), acc, o, bp);
         }
+    }
+}
+
+/// [`store_tile`] to a tensor of any strides with a contiguous last axis.
+#[cube]
+pub(crate) fn store_strided<F: Float, N: Size>(
+    dst: &mut Tensor<Vector<F, N>>,
+    to: &TileRows,
+    acc: &Array<Row4>,
+    #[comptime] bp: Blueprint,
+) {
+    #[unroll(bp.unroll())]
+    for o in 0..comptime!(bp.micro.outer) {
+        let n = to.first + UNIT_POS_Y as usize + o * comptime!(bp.micro.units_y);
+        if n < to.end {
+            let of_head = to.batch * dst.stride(0) + to.head * dst.stride(1);
+            let base = of_head + to.index(n) * dst.stride(2);
+            store_unit::<F, N>(dst, base, acc, o, bp);
+        }
+    }
+}
+
+/// Writes a unit's part of its `o`-th row, which begins at element `base`.
+#[cube]
+fn store_unit<F: Float, N: Size>(
+    dst: &mut Tensor<Vector<F, N>>,
+    base: usize,
+    acc: &Array<Row4>,
+    o: usize,
+    #[comptime] bp: Blueprint,
+) {
+    #[unroll(bp.unroll())]
+    for c in 0..comptime!(bp.unit_vectors()) {
+        let value = acc[o * comptime!(bp.unit_vectors()) + c];
+        let vector = UNIT_POS_X as usize + c * comptime!(bp.micro.units_x);
+        store_row::<F, N>(dst, base, vector, value, bp);
     }
 }

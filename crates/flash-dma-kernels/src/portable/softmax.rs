@@ -4,7 +4,7 @@ use crate::args::Scaling;
 use crate::finite::negative_infinity;
 use crate::math::rounding_loss;
 use crate::portable::blueprint::{Blueprint, LANES};
-use crate::portable::memory::{NotFinite, Row4, TileRows, shared_weights, store_tile};
+use crate::portable::memory::{NotFinite, Row4, TileRows, shared_weights, store_strided};
 use crate::portable::product::{accumulate, accumulate_selected, products};
 use crate::portable::visibility::{Visibility, VisibilityExpand, logit};
 use cubecl::prelude::*;
@@ -183,7 +183,8 @@ impl OnlineSoftmax {
         }
     }
 
-    /// Writes the finished rows to the contiguous `out` `[batch, heads, len, head_dim]` and their LSEs.
+    /// Writes the finished rows to `out`, `[batch, heads, len, head_dim]` in either order of heads and queries, and
+    /// their LSEs.
     pub(crate) fn store<F: Float, N: Size>(
         &self,
         out: &mut Tensor<Vector<F, N>>,
@@ -191,7 +192,7 @@ impl OnlineSoftmax {
         to: &TileRows,
         #[comptime] bp: Blueprint,
     ) {
-        store_tile::<F, N>(out, to, &self.acc, bp);
+        store_strided::<F, N>(out, to, &self.acc, bp);
         let heads = out.shape(1);
         if UNIT_POS_X == 0 {
             #[unroll(bp.unroll())]
@@ -220,6 +221,6 @@ impl OnlineSoftmax {
             }
             self.acc[n] = value;
         }
-        store_tile::<F, N>(residual, to, &self.acc, bp);
+        store_strided::<F, N>(residual, to, &self.acc, bp);
     }
 }

@@ -127,6 +127,34 @@ impl Output {
         }
     }
 
+    /// The binding of `[batch, heads, len, features]` that is written with each token's heads together.
+    pub(crate) fn token_major(&self) -> TensorBinding {
+        let &[batch, heads, len, features] = &self.shape[..] else {
+            panic!("rows of heads have four axes");
+        };
+        let mut binding = self.binding();
+        let placed = [batch, len, heads, features];
+        binding.strides = contiguous_strides(&placed).collect();
+        binding.strides.swap(1, 2);
+        binding
+    }
+
+    /// The values that [`token_major`](Self::token_major) has received, head by head.
+    pub(crate) fn read_token_major(&self, client: &Client) -> Vec<f64> {
+        let &[_, heads, len, features] = &self.shape[..] else {
+            panic!("rows of heads have four axes");
+        };
+        let values = self.read(client);
+        let sequences = values.chunks(heads * len * features);
+        let by_head = sequences.flat_map(|rows| {
+            (0..heads * len).flat_map(move |row| {
+                let (head, token) = (row / len, row % len);
+                rows[(token * heads + head) * features..][..features].to_vec()
+            })
+        });
+        by_head.collect()
+    }
+
     /// The values.
     pub(crate) fn read(&self, client: &Client) -> Vec<f64> {
         let bytes = client

@@ -1,4 +1,4 @@
-//! Every CubeCL runtime, on the kernels: strided bindings in, contiguous tensors out.
+//! Every CubeCL runtime, on the kernels: strided bindings in, tensors without gaps out.
 
 use super::tensors::{addressable, empty, run_checked};
 use crate::ops::attention::DynamicMaskOps;
@@ -110,11 +110,17 @@ fn run_forward(
     run_checked("attention's forward pass", all(results), result);
 }
 
-/// The results of a forward pass before it, on the device of `q`.
+/// The results of a forward pass before it, on the device of `q`: each token's heads together, as the product behind
+/// attention reads them.
 pub(super) fn empty_results(q: &CubeTensor, problem: &Problem) -> Forwarded<CubeBackend> {
-    let residual = (problem.residual_shape()).map(|shape| empty(q, shape, q.dtype));
+    let rows = |[batch, heads, len, head_dim]: [usize; 4]| {
+        let mut rows = empty(q, [batch, len, heads, head_dim], q.dtype);
+        rows.meta.swap(1, 2);
+        rows
+    };
+    let residual = problem.residual_shape().map(rows);
     Forwarded {
-        out: empty(q, problem.q_shape(), q.dtype),
+        out: rows(problem.q_shape()),
         residual: OptionalFloat::from_option(residual),
         lse: empty(q, problem.lse_shape(), DType::F32),
     }
