@@ -394,36 +394,18 @@ impl<'a, T: Target> Held<'a, T> {
         (kernels.read(&out), kernels.read(&lse))
     }
 
-    /// The intervals of the keys of a chunk: the rule selects the older ones by rank, and a shown key is attended while
-    /// it is recent as well.
+    /// The intervals of the keys of a chunk.
     fn chunk_intervals(
         &self,
         rank: TensorBinding,
         rule: SelectionRule,
         shape: [usize; 4],
     ) -> TensorBinding {
-        let (kernels, keys) = (self.kernels, shape[2]);
-        let len = shape.iter().product::<usize>();
-        let nothing: Vec<i32> = (0..len).map(|n| (n / 2 % keys) as i32).collect();
-        let intervals = kernels.words(&shape, &nothing);
-        if rule.ranked() > 0 {
-            let (client, to) = (&kernels.client, intervals.clone());
-            select(client, rank.clone(), rule.ranked(), to).expect("a good case");
-        }
-        if rule.recent == 0 {
-            return intervals;
-        }
-        let mut words = self.read_words(&intervals);
-        let bytes = self.kernels.read_bytes(&rank);
-        let ranks = bytes
-            .chunks_exact(4)
-            .map(bytemuck::pod_read_unaligned::<f32>);
-        for (interval, rank) in words.as_chunks_mut::<2>().0.iter_mut().zip(ranks) {
-            if rank != f32::NEG_INFINITY {
-                interval[1] = (interval[1] + rule.recent as i32).min(keys as i32);
-            }
-        }
-        kernels.words(&shape, &words)
+        let nothing = vec![0; shape.iter().product()];
+        let intervals = self.kernels.words(&shape, &nothing);
+        let (client, to) = (&self.kernels.client, intervals.clone());
+        select(client, rank, rule.kept(), to).expect("a good case");
+        intervals
     }
 
     /// The positions of the keys that the last token attends to, ascending, of each sequence and head; nothing with

@@ -1,7 +1,7 @@
 //! Implementations of dynamic-mask attention, as seen from the host.
 
 use crate::{Call, Layout, Raw};
-use flash_dma_problem::{AttentionError, ElementType, Interval, SelectionRule};
+use flash_dma_problem::{AttentionError, ElementType, Interval, KeptKeys, SelectionRule};
 use flash_dma_reference::Inputs;
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
@@ -71,10 +71,10 @@ pub trait Engine: Send + Sync + 'static {
     /// # Errors
     ///
     /// If the engine refuses.
-    fn select(&self, scores: &Raw, window: usize) -> Result<Vec<Interval>, Refused>;
+    fn select(&self, scores: &Raw, kept: impl Into<KeptKeys>) -> Result<Vec<Interval>, Refused>;
 
     /// Scores to the intervals of a rule for each head, inside documents of these lengths, which are those of every
-    /// sequence; `None` if the engine selects by a window alone.
+    /// sequence; `None` if the engine only has [`select`](Self::select).
     fn compose(
         &self,
         _scores: &Raw,

@@ -98,7 +98,7 @@ pub mod train;
 mod validate;
 
 pub use flash_dma_problem::{
-    AttentionError, AttentionOptions, ElementType, Interval, MaskedProblem, NormProblem,
+    AttentionError, AttentionOptions, ElementType, Interval, KeptKeys, MaskedProblem, NormProblem,
     PlanGeometry, Problem, Rotary, SelectionRule, TensorName, cost,
 };
 pub use functions::attention::Attention;

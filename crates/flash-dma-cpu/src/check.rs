@@ -4,7 +4,8 @@ use crate::args::{Gradients, Inputs, MaskedGradients, MaskedInputs, Outputs, Sav
 use crate::element::Element;
 use crate::view::{BroadcastView, View};
 use flash_dma_problem::{
-    AttentionError, Interval, MaskedProblem, PlanGeometry, Problem, TensorName, TensorSpec,
+    AttentionError, Interval, KeptKeys, MaskedProblem, PlanGeometry, Problem, TensorName,
+    TensorSpec,
 };
 
 type Checked = Result<(), AttentionError>;
@@ -78,10 +79,8 @@ pub(crate) fn buffer<T>(name: TensorName, buffer: &[T], shape: &[usize]) -> Chec
 }
 
 /// Checks a selection.
-pub(crate) fn select(scores: &View<'_, f32, 3>, window: usize, intervals: &[Interval]) -> Checked {
-    if window == 0 {
-        return Err(AttentionError::ZeroWindow);
-    }
+pub(crate) fn select(scores: &View<'_, f32, 3>, kept: KeptKeys, intervals: &[Interval]) -> Checked {
+    kept.check()?;
     view(TensorName::Scores, scores, &scores.shape)?;
     buffer(TensorName::Intervals, intervals, &scores.shape)?;
     let (size, limit) = (scores.shape[2], i32::MAX as usize);

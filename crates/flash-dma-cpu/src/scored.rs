@@ -11,15 +11,15 @@ use crate::element::Element;
 use crate::keys::source::{KeyTensors, Keys};
 use crate::select::select_rows;
 use crate::view::View;
-use flash_dma_problem::{AttentionError, Interval, Problem};
+use flash_dma_problem::{AttentionError, Interval, KeptKeys, Problem};
 
-/// Writes which positions attend to each key: those at which it is among the `window` keys of
-/// greatest score that are visible.
+/// Writes which positions attend to each key: those at which it is among the last `kept.recent` keys, or among the
+/// `kept.best` older ones of greatest score. A number stands for that many best keys.
 ///
 /// `scores` is `[batch, kv_heads, k_len]`, `intervals` the same, contiguous, and overwritten. A tie
 /// goes to the lower index, NaN ranks below every number, a key of score −∞ is never attended and
-/// takes no place. The intervals depend on the scores and the window only
-/// ([`Interval`]). O(k_len · log window) time per row; rows run in parallel.
+/// takes no place among the best. The intervals depend on the scores and `kept` only
+/// ([`Interval`]). O(k_len · log best) time per row; rows run in parallel.
 ///
 /// # Errors
 ///
@@ -27,13 +27,14 @@ use flash_dma_problem::{AttentionError, Interval, Problem};
 /// [`AttentionError::TooLarge`] for more than `i32::MAX` keys. Nothing is written then.
 pub fn select(
     scores: View<'_, f32, 3>,
-    window: usize,
+    kept: impl Into<KeptKeys>,
     intervals: &mut [Interval],
 ) -> Result<(), AttentionError> {
-    check::select(&scores, window, intervals)?;
+    let kept = kept.into();
+    check::select(&scores, kept, intervals)?;
     let [_, heads, k_len] = scores.shape;
     let row = |row: usize| scores.row(row / heads, row % heads);
-    select_rows(row, k_len, window, intervals);
+    select_rows(row, k_len, kept, intervals);
     Ok(())
 }
 

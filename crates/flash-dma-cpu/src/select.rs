@@ -1,6 +1,6 @@
 //! Scores to intervals: which positions attend to each key.
 
-use flash_dma_problem::Interval;
+use flash_dma_problem::{Interval, KeptKeys};
 use rayon::prelude::*;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -9,7 +9,7 @@ use std::collections::BinaryHeap;
 pub(crate) fn select_rows<'a>(
     rows: impl Fn(usize) -> &'a [f32] + Sync,
     k_len: usize,
-    window: usize,
+    kept: KeptKeys,
     intervals: &mut [Interval],
 ) {
     if k_len == 0 {
@@ -18,26 +18,41 @@ pub(crate) fn select_rows<'a>(
     intervals
         .par_chunks_exact_mut(k_len)
         .enumerate()
-        .for_each(|(row, intervals)| select_row(rows(row), window, intervals));
+        .for_each(|(row, intervals)| select_row(rows(row), kept, intervals));
+}
+
+/// The intervals of the keys that are kept for their ranks, and of the recent ones as much longer as they are recent.
+fn select_row(scores: &[f32], kept: KeptKeys, intervals: &mut [Interval]) {
+    let k_len = scores.len();
+    let shown = |score: f32| score != f32::NEG_INFINITY;
+    match kept.best {
+        best if best >= k_len => {
+            for (j, (interval, &score)) in intervals.iter_mut().zip(scores).enumerate() {
+                let end = if shown(score) { k_len } else { j };
+                *interval = interval_of(j, end);
+            }
+        }
+        0 => (intervals.iter_mut().enumerate()).for_each(|(j, to)| *to = interval_of(j, j)),
+        best => select_best(scores, best, intervals),
+    }
+    if kept.recent > 0 {
+        for (interval, &score) in intervals.iter_mut().zip(scores) {
+            if shown(score) {
+                interval.end = kept.until(interval.end as usize, k_len) as u32;
+            }
+        }
+    }
 }
 
 /// One pass over the positions with a heap of the `window` best keys seen so far, the worst on top:
 /// O(k_len log window) time, O(window) memory. A key that finds the heap full of better ones is
-/// never attended; one that is pushed out ends at the position of the key that replaces it.
-fn select_row(scores: &[f32], window: usize, intervals: &mut [Interval]) {
+/// never kept; one that is pushed out ends at the position of the key that replaces it.
+fn select_best(scores: &[f32], window: usize, intervals: &mut [Interval]) {
     let k_len = scores.len();
-    let attended = |score: f32| score != f32::NEG_INFINITY;
-    if window >= k_len {
-        for (j, (interval, &score)) in intervals.iter_mut().zip(scores).enumerate() {
-            let end = if attended(score) { k_len } else { j };
-            *interval = interval_of(j, end);
-        }
-        return;
-    }
     let mut best = BinaryHeap::with_capacity(window);
     for (j, &score) in scores.iter().enumerate() {
         intervals[j] = interval_of(j, j);
-        if !attended(score) {
+        if score == f32::NEG_INFINITY {
             continue;
         }
         let quality = quality(score, j);
@@ -86,11 +101,11 @@ fn key_of(quality: u64) -> usize {
 mod tests {
     use super::*;
 
-    /// The selected keys of a position by definition: sort the visible keys, keep the window.
-    fn selected(scores: &[f32], window: usize, position: usize) -> Vec<usize> {
-        let mut keys: Vec<usize> = (0..=position)
-            .filter(|&j| scores[j] != f32::NEG_INFINITY)
-            .collect();
+    /// The selected keys of a position by definition: sort the older keys, keep the best, and the recent ones.
+    fn selected(scores: &[f32], kept: KeptKeys, position: usize) -> Vec<usize> {
+        let shown = |&j: &usize| scores[j] != f32::NEG_INFINITY;
+        let border = (position + 1).saturating_sub(kept.recent);
+        let mut keys: Vec<usize> = (0..border).filter(shown).collect();
         keys.sort_by(|&a, &b| {
             let (x, y) = (scores[a], scores[b]);
             match (x.is_nan(), y.is_nan()) {
@@ -100,14 +115,15 @@ mod tests {
                 _ => y.partial_cmp(&x).unwrap().then(a.cmp(&b)),
             }
         });
-        keys.truncate(window);
+        keys.truncate(kept.best);
+        keys.extend((border..=position).filter(shown));
         keys.sort_unstable();
         keys
     }
 
-    fn check(scores: &[f32], window: usize) {
+    fn check(scores: &[f32], kept: KeptKeys) {
         let mut intervals = vec![Interval { first: 7, end: 7 }; scores.len()];
-        select_rows(|_| scores, scores.len(), window, &mut intervals);
+        select_rows(|_| scores, scores.len(), kept, &mut intervals);
         for (j, interval) in intervals.iter().enumerate() {
             assert_eq!(interval.first as usize, j);
             assert!(interval.end >= interval.first && interval.end as usize <= scores.len());
@@ -118,14 +134,14 @@ mod tests {
                 .collect();
             assert_eq!(
                 got,
-                selected(scores, window, position),
-                "window {window}, position {position}, scores {scores:?}"
+                selected(scores, kept, position),
+                "{kept:?}, position {position}, scores {scores:?}"
             );
         }
     }
 
     #[test]
-    fn every_position_attends_to_its_best_keys() {
+    fn every_position_attends_to_its_best_and_its_last_keys() {
         let mut state = 1u64;
         let mut random = move || {
             state = state
@@ -153,9 +169,13 @@ mod tests {
                     _ => random() as f32 / (1u64 << 31) as f32 - 0.5,
                 })
                 .collect();
-            for window in [1, 2, 3, scores.len(), usize::MAX, random() % 40 + 1] {
-                check(&scores, window);
+            for best in [1, 2, 3, scores.len(), usize::MAX, random() % 40 + 1] {
+                check(&scores, best.into());
+                for recent in [1, random() % 40 + 1, scores.len(), usize::MAX] {
+                    check(&scores, KeptKeys { best, recent });
+                }
             }
+            check(&scores, KeptKeys { best: 0, recent: 3 });
         }
     }
 }

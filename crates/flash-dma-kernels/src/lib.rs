@@ -33,7 +33,7 @@ pub use decode::args::{Cache, ChunkOutputs, Pages, Slots, StepInputs, StepOutput
 pub use decode::chunk::chunk_keys;
 pub use flash_dma_problem::{
     AppendProblem, AttentionError, AttentionOptions, CacheShape, DecodeProblem, ElementType,
-    MaskedProblem, NormProblem, PlanGeometry, Problem, Rotary, SelectionRule, Storage,
+    KeptKeys, MaskedProblem, NormProblem, PlanGeometry, Problem, Rotary, SelectionRule, Storage,
     contiguous_strides, memory::Passes,
 };
 pub use host::engine::{ENGINE_VARIABLE, Engine};

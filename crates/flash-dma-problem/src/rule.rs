@@ -20,6 +20,44 @@ pub struct SelectionRule {
     pub sinks: usize,
 }
 
+/// The keys that a position keeps: its last `recent` keys, and the `best` of the older ones.
+///
+/// A key that is kept for its rank until position `e` (its own if it never is) is kept until `e + recent`; a hidden key
+/// never is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KeptKeys {
+    /// Keys that are kept for their rank.
+    pub best: usize,
+    /// The last keys, which are kept whatever their ranks.
+    pub recent: usize,
+}
+
+impl From<usize> for KeptKeys {
+    fn from(best: usize) -> Self {
+        Self { best, recent: 0 }
+    }
+}
+
+impl KeptKeys {
+    /// Checks that there are any.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::ZeroWindow`].
+    pub fn check(&self) -> Result<(), AttentionError> {
+        match self {
+            Self { best: 0, recent: 0 } => Err(AttentionError::ZeroWindow),
+            _ => Ok(()),
+        }
+    }
+
+    /// The end of a key that is kept for its rank until `end`, of `k_len` keys.
+    #[must_use]
+    pub fn until(&self, end: usize, k_len: usize) -> usize {
+        end.saturating_add(self.recent).min(k_len)
+    }
+}
+
 impl From<usize> for SelectionRule {
     fn from(window: usize) -> Self {
         Self::top(window)
@@ -67,6 +105,15 @@ impl SelectionRule {
         self.window - self.recent
     }
 
+    /// What an engine selects under this rule once the sinks have the scores that rank them first.
+    #[must_use]
+    pub fn kept(&self) -> KeptKeys {
+        KeptKeys {
+            best: self.ranked(),
+            recent: self.recent,
+        }
+    }
+
     /// Whether the key at `position` is one of the last keys that the position `now` sees; `position <= now`.
     #[must_use]
     pub fn is_recent(&self, position: usize, now: usize) -> bool {
@@ -103,5 +150,11 @@ mod tests {
         assert!(rule(5, 6, 0).check().is_err());
         assert!(rule(5, usize::MAX, 1).check().is_err());
         assert_eq!(rule(5, 2, 3).widened(usize::MAX).window, usize::MAX);
+        assert_eq!(rule(5, 2, 3).kept(), KeptKeys { best: 3, recent: 2 });
+        assert_eq!(rule(5, 2, 3).kept().check(), Ok(()));
+        assert_eq!(rule(5, 5, 0).kept().check(), Ok(()));
+        assert_eq!(KeptKeys::from(0).check(), Err(AttentionError::ZeroWindow));
+        assert_eq!(rule(5, 2, 3).kept().until(7, 10), 9);
+        assert_eq!(rule(usize::MAX, usize::MAX, 0).kept().until(7, 10), 10);
     }
 }

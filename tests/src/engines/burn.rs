@@ -6,7 +6,9 @@ use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 use burn_flash_dma::ops::{DynamicMaskOps, RunnersUp, Selection};
 use burn_flash_dma::{Attention, Documents, Intervals, Selector, try_select};
-use flash_dma_problem::{AttentionError, AttentionOptions, ElementType, Interval, SelectionRule};
+use flash_dma_problem::{
+    AttentionError, AttentionOptions, ElementType, Interval, KeptKeys, SelectionRule,
+};
 use std::marker::PhantomData;
 
 /// A Burn backend and its device.
@@ -240,13 +242,19 @@ impl<B: Backend> Engine for Burn<B> {
         self.device.supports_dtype(dtype(element))
     }
 
-    fn select(&self, scores: &Raw, window: usize) -> Result<Vec<Interval>, Refused> {
-        let intervals =
-            try_select(upload(scores, &self.device), window).map_err(|error| Refused {
-                error,
-                written: false,
-            })?;
-        Ok(read(intervals))
+    fn select(&self, scores: &Raw, kept: impl Into<KeptKeys>) -> Result<Vec<Interval>, Refused> {
+        let (kept, scores) = (kept.into(), upload(scores, &self.device));
+        let selected = match kept.recent {
+            0 => try_select(scores, kept.best),
+            recent => Selector::top(kept.best + recent)
+                .recent(recent)
+                .try_select(scores),
+        };
+        let refused = |error| Refused {
+            error,
+            written: false,
+        };
+        Ok(read(selected.map_err(refused)?))
     }
 
     fn compose(

@@ -4,7 +4,7 @@ use super::{Host, is_untouched, narrow, sentinels, widen};
 use crate::{Call, Engine, Gradients, Outputs, Raw, Refused, Size};
 use flash_dma_cpu as engine;
 use flash_dma_cpu::View;
-use flash_dma_problem::{ElementType, Interval};
+use flash_dma_problem::{ElementType, Interval, KeptKeys};
 use half::{bf16, f16};
 
 /// The CPU engine.
@@ -147,14 +147,14 @@ impl Engine for Cpu {
         true
     }
 
-    fn select(&self, scores: &Raw, window: usize) -> Result<Vec<Interval>, Refused> {
+    fn select(&self, scores: &Raw, kept: impl Into<KeptKeys>) -> Result<Vec<Interval>, Refused> {
         let sentinel = Interval {
             first: u32::MAX,
             end: u32::MAX,
         };
         let mut intervals = vec![sentinel; scores.shape.iter().product()];
         let data: Vec<f32> = narrow(&scores.values);
-        match engine::select(view(scores, &data), window, &mut intervals) {
+        match engine::select(view(scores, &data), kept, &mut intervals) {
             Ok(()) => Ok(intervals),
             Err(error) => Err(Refused {
                 error,

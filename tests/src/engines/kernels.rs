@@ -10,7 +10,7 @@ use cubecl::prelude::TensorBinding;
 use cubecl::server::{CopyDescriptor, Handle};
 use flash_dma_kernels as engine;
 use flash_dma_kernels::product::{Choice, Operands};
-use flash_dma_problem::{AttentionError, ElementType, Interval, Problem};
+use flash_dma_problem::{AttentionError, ElementType, Interval, KeptKeys, Problem};
 use std::marker::PhantomData;
 
 /// A runtime and its device.
@@ -312,13 +312,13 @@ impl<T: Target> Engine for Kernels<T> {
             .supports_type(ElemType::Float(kind))
     }
 
-    fn select(&self, scores: &Raw, window: usize) -> Result<Vec<Interval>, Refused> {
+    fn select(&self, scores: &Raw, kept: impl Into<KeptKeys>) -> Result<Vec<Interval>, Refused> {
         let sentinel = [u32::MAX; 2];
         let shape: Vec<usize> = scores.shape.iter().copied().chain([2]).collect();
         let len: usize = scores.shape.iter().product();
         let handle = self.buffer(bytemuck::cast_slice(&vec![sentinel; len]));
         let output = contiguous(&handle, &shape);
-        let result = engine::select(&self.client, self.upload(scores), window, output);
+        let result = engine::select(&self.client, self.upload(scores), kept, output);
         let words: Vec<[u32; 2]> = match len {
             0 => Vec::new(),
             _ => {

@@ -3,7 +3,7 @@
 use super::decode::{Decoder, prefix};
 use super::inputs::{Drawn, DrawnMasked};
 use super::selection::Selected;
-use super::spec::{By, Decoding, Parts, Selecting, Spec, What};
+use super::spec::{By, Decoding, Selecting, Spec, What};
 use crate::engines::{Pass, take_notes};
 use crate::expected::Expected;
 use crate::masked::MaskedEngine;
@@ -214,8 +214,11 @@ fn check_composed<E: Engine>(
     for more in [Some(0), selecting.runners_up].into_iter().flatten() {
         let rules: Vec<SelectionRule> = spec.rules(parts).iter().map(|r| r.widened(more)).collect();
         let composed = engine.compose(rank, &rules, documents.as_deref());
-        let alone = *parts == Parts::default();
-        let composed = composed.or_else(|| alone.then(|| engine.select(rank, rules[0].window)));
+        let [rule, others @ ..] = &rules[..] else {
+            continue;
+        };
+        let alone = rule.sinks == 0 && documents.is_none() && others.iter().all(|r| r == rule);
+        let composed = composed.or_else(|| alone.then(|| engine.select(rank, rule.kept())));
         let Some(composed) = composed else {
             continue;
         };

@@ -7,7 +7,7 @@ use super::{
 use crate::engines::Cpu;
 use crate::masked::{MaskedCall, MaskedEngine, MaskedGradients};
 use crate::{Call, Engine, Gradients, Outputs, Raw, Refused, Size};
-use flash_dma_problem::{AttentionError, ElementType, Interval};
+use flash_dma_problem::{AttentionError, ElementType, Interval, KeptKeys};
 use flash_dma_reference::Inputs;
 use flash_dma_reference::generate::Scores;
 use std::time::Duration;
@@ -203,8 +203,8 @@ impl Engine for Defective {
         Cpu.supports(element)
     }
 
-    fn select(&self, scores: &Raw, window: usize) -> Result<Vec<Interval>, Refused> {
-        Cpu.select(scores, window)
+    fn select(&self, scores: &Raw, kept: impl Into<KeptKeys>) -> Result<Vec<Interval>, Refused> {
+        Cpu.select(scores, kept)
     }
 
     fn forward(&self, call: &Call) -> Result<Outputs, Refused> {

@@ -1,8 +1,8 @@
 //! Selected sets, exactly.
 
-use flash_dma_problem::ElementType;
+use flash_dma_problem::{ElementType, KeptKeys, SelectionRule};
 use flash_dma_reference::generate::Scores;
-use flash_dma_reference::{Rng, select};
+use flash_dma_reference::{Rng, compose};
 use flash_dma_tests::{Engine, Layout, Raw, every_engine};
 
 every_engine!(
@@ -17,21 +17,27 @@ fn check<E: Engine>(
     engine: &E,
     heads: &[Vec<f64>],
     shape: [usize; 3],
-    window: usize,
+    kept: impl Into<KeptKeys>,
     layout: Layout,
     what: &str,
 ) {
+    let kept = kept.into();
+    let rule = SelectionRule {
+        window: kept.best.saturating_add(kept.recent),
+        recent: kept.recent,
+        sinks: 0,
+    };
     let scores = Raw::new(&heads.concat(), &shape, ElementType::F32, layout);
-    let actual = engine.select(&scores, window).expect("good scores");
+    let actual = engine.select(&scores, kept).expect("good scores");
     for (row, head) in heads.iter().enumerate() {
         let actual = &actual[row * shape[2]..(row + 1) * shape[2]];
         let exact = match shape[2] {
-            ..600 => select::intervals(head, window),
-            _ => select::intervals_by_heap(head, window),
+            ..600 => compose::intervals(head, &[shape[2]], &rule),
+            len => compose::intervals_by_heap(head, &[len], &rule),
         };
         if let Some(key) = (0..shape[2]).find(|&j| actual[j] != exact[j]) {
             panic!(
-                "{} {what}: key {key} of head {row} of {shape:?}, window {window}: {:?} instead of {:?}",
+                "{} {what}: key {key} of head {row} of {shape:?}, {kept:?}: {:?} instead of {:?}",
                 E::NAME,
                 actual[key],
                 exact[key]
@@ -55,18 +61,22 @@ fn random_problems<E: Engine>(engine: &E) {
         ([3, 60, 257], 100),
         ([3, 60, 300], 299),
     ];
-    for (shape, window) in calls {
+    for (n, (shape, best)) in calls.into_iter().enumerate() {
         let heads: Vec<Vec<f64>> = (0..shape[0] * shape[1])
             .map(|row| Scores::ALL[row % Scores::ALL.len()].head(shape[2], &mut rng))
             .collect();
-        check(
-            engine,
-            &heads,
-            shape,
-            window,
-            Layout::Contiguous,
-            "random problems",
-        );
+        // None or some recent keys, also more than there are keys.
+        for recent in [0, [1, 7, 40, 400][n % 4]] {
+            let kept = KeptKeys { best, recent };
+            check(
+                engine,
+                &heads,
+                shape,
+                kept,
+                Layout::Contiguous,
+                "random problems",
+            );
+        }
         problems += heads.len();
     }
     assert!(problems >= 2000, "{problems}");
@@ -85,7 +95,7 @@ fn long_problems<E: Engine>(engine: &E) {
         (LONG - 3, LONG - 4),
         (LONG + 1, 2048),
     ];
-    for (len, window) in E::cases([(4096, 512)], [(4099, 1), (20_000, 2048)], large) {
+    for (len, best) in E::cases([(4096, 512)], [(4099, 1), (20_000, 2048)], large) {
         let kinds = [
             Scores::Normal,
             Scores::Ties,
@@ -95,14 +105,17 @@ fn long_problems<E: Engine>(engine: &E) {
             Scores::AllEqual,
         ];
         let heads: Vec<Vec<f64>> = kinds.iter().map(|kind| kind.head(len, &mut rng)).collect();
-        check(
-            engine,
-            &heads,
-            [2, 3, len],
-            window,
-            Layout::Contiguous,
-            "long problems",
-        );
+        for recent in [0, 128] {
+            let kept = KeptKeys { best, recent };
+            check(
+                engine,
+                &heads,
+                [2, 3, len],
+                kept,
+                Layout::Contiguous,
+                "long problems",
+            );
+        }
     }
 }
 

@@ -8,11 +8,11 @@ use crate::ops::types::{AttentionGrads, Forwarded, OptionalFloat, RunnersUp, Sav
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, IntDType, Shape, Slice};
-use flash_dma_problem::Problem;
+use flash_dma_problem::{KeptKeys, Problem};
 
 /// See [`DynamicMaskOps::dynamic_mask_select`](crate::ops::DynamicMaskOps::dynamic_mask_select).
 /// Compares every key with every other: `O(k_len^2)`.
-pub fn select<B: Backend>(scores: FloatTensor<B>, window: usize) -> IntTensor<B> {
+pub fn select<B: Backend>(scores: FloatTensor<B>, kept: KeptKeys) -> IntTensor<B> {
     let dims: [usize; 3] = scores.shape().dims();
     let [batch, heads, len] = dims;
     let device = scores.device();
@@ -49,9 +49,9 @@ pub fn select<B: Backend>(scores: FloatTensor<B>, window: usize) -> IntTensor<B>
     let padding = B::float_equal_elem(z_i, f32::NEG_INFINITY.into(), bools);
     let better = B::bool_and(better, B::bool_not(padding));
 
-    // `end` is the index of the window-th better key: the number of prefixes with fewer.
+    // `end` is the index of the best-th better key: the number of prefixes with fewer.
     let seen = B::int_cumsum(B::bool_into_int(better, IntDType::I32), 2);
-    let limit = i64::try_from(window.min(len + 1)).expect("a length fits i64");
+    let limit = i64::try_from(kept.best.min(len + 1)).expect("a length fits i64");
     let fewer = B::int_lower_elem(seen, limit.into(), bools);
     let end = B::int_sum_dim(B::bool_into_int(fewer, IntDType::I32), 2);
     let end = B::int_reshape(end, Shape::new(dims));
@@ -61,8 +61,12 @@ pub fn select<B: Backend>(scores: FloatTensor<B>, window: usize) -> IntTensor<B>
         Shape::new(dims),
     );
     let padding = B::float_equal_elem(scores, f32::NEG_INFINITY.into(), bools);
-    let dead = B::bool_or(padding, B::int_lower(end.clone(), first.clone(), bools));
-    let end = B::int_mask_where(end, dead, first.clone());
+    let never = B::int_lower(end.clone(), first.clone(), bools);
+    let end = B::int_mask_where(end, never, first.clone());
+    // A key competes when it is no longer recent.
+    let later = B::int_add_scalar(end, (kept.recent.min(len) as i64).into());
+    let end = B::int_clamp_max(later, (len as i64).into());
+    let end = B::int_mask_where(end, padding, first.clone());
     let pair = [first, end].map(|t| B::int_reshape(t, Shape::new([batch, heads, len, 1])));
     B::int_cat(pair.into(), 3)
 }

@@ -158,29 +158,8 @@ fn chunk_intervals<B: DynamicMaskOps>(keys: &ChunkKeys<B>, rule: SelectionRule) 
         OptionalFloat::Some(rank) => rank.clone(),
         OptionalFloat::None => keys.scores.clone(),
     };
-    if rule.recent == 0 {
-        return B::dynamic_mask_select(rank, rule.window);
-    }
-    let [batch, heads, len] = rank.shape().dims();
-    let device = rank.device();
-    let shape = Shape::new([batch, heads, len, 1]);
-    let first = B::int_arange(0..len as i64, &device, IntDType::I32);
-    let first = B::int_reshape(first, Shape::new([1, 1, len, 1]));
-    let first = B::int_expand(first, shape.clone());
-    let end = match rule.ranked() {
-        0 => first.clone(),
-        ranked => {
-            let full = Slice::full;
-            let ends = [full(), full(), full(), (1usize..2).into()];
-            B::int_slice(B::dynamic_mask_select(rank, ranked), &ends)
-        }
-    };
-    let later = B::int_add_scalar(end, (rule.recent as i64).into());
-    let later = B::int_clamp_max(later, (len as i64).into());
-    let bools = bool_dtype::<B>(&device);
-    let hidden = B::float_equal_elem(keys.scores.clone(), f32::NEG_INFINITY.into(), bools);
-    let end = B::int_mask_where(later, B::bool_reshape(hidden, shape), first.clone());
-    B::int_cat(vec![first, end], 3)
+    // A hidden key has no rank either.
+    B::dynamic_mask_select(rank, rule.kept())
 }
 
 /// See [`CacheOps::cache_append_pages`](crate::ops::CacheOps::cache_append_pages). One assignment per page.
@@ -277,7 +256,7 @@ pub(crate) fn attend_pages<B: DynamicMaskOps>(
             OptionalFloat::None => (Selection::All, *options),
             OptionalFloat::Some(pool) => {
                 let scores = gather(pool, &[]);
-                let intervals = B::dynamic_mask_select(scores.clone(), usize::MAX);
+                let intervals = B::dynamic_mask_select(scores.clone(), usize::MAX.into());
                 let selection = Selection::Scored {
                     scores,
                     intervals,

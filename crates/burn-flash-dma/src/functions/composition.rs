@@ -8,9 +8,6 @@ use flash_dma_problem::SelectionRule;
 use std::collections::BTreeMap;
 
 /// The intervals of scores `[batch, kv_heads, k_len]` (f32) under a checked rule, `[batch, kv_heads, k_len, 2]` i32.
-///
-/// The older keys are selected among themselves, so a key that is selected on `[j, e)` is attended to on
-/// `[j, e + recent)`, clipped to its document; a hidden key is not.
 pub(crate) fn compose(
     scores: Tensor<3>,
     rule: SelectionRule,
@@ -27,55 +24,28 @@ pub(crate) fn compose(
     };
     let documents = documents.filter(|documents| documents.equal() != Some(k_len));
     let Some(documents) = documents else {
-        let selected = select_rows(scores.clone(), rule);
-        if rule.recent == 0 {
-            return selected;
-        }
-        let shift = ints(vec![0, clipped(rule.recent, k_len)], [1, 1, 1, 2], &device);
-        let later = (selected + shift).clamp_max(k_len as i64);
-        return hide(later, &scores);
+        return select_rows(scores, rule);
     };
-    let later = match documents.equal() {
+    match documents.equal() {
         Some(len) => {
             let count = k_len / len;
-            let rows = scores.clone().reshape([batch, heads * count, len]);
-            let rows = select_rows(rows, rule).reshape([batch, heads, count, len, 2]);
+            let rows = select_rows(scores.reshape([batch, heads * count, len]), rule);
+            let rows = rows.reshape([batch, heads, count, len, 2]);
             let starts = (0..count).map(|document| (document * len) as i32);
-            let recent = clipped(rule.recent, len);
-            let shift = starts.clone().flat_map(|start| [start, start + recent]);
-            let shift = ints(shift.collect(), [1, 1, count, 1, 2], &device);
-            let end = starts.map(|start| start + len as i32);
-            let end = ints(end.collect(), [1, 1, count, 1, 1], &device);
-            let later = (rows + shift).min_pair(end.expand([batch, heads, count, len, 2]));
-            later.reshape([batch, heads, k_len, 2])
+            let starts = ints(starts.collect(), [1, 1, count, 1, 1], &device);
+            (rows + starts).reshape([batch, heads, k_len, 2])
         }
         None => {
             let layout = documents.layout(&device);
-            let selected = layout.select(scores.clone(), rule);
-            let shift = ints(vec![0, clipped(rule.recent, k_len)], [1, 1, 1, 2], &device);
-            let end = layout.end.expand([batch, heads, k_len, 2]);
-            (selected + layout.start + shift).min_pair(end)
+            let selected = layout.select(scores, rule) + layout.start;
+            selected.min_pair(layout.end.expand([batch, heads, k_len, 2]))
         }
-    };
-    match rule.recent {
-        0 => later,
-        _ => hide(later, &scores),
     }
 }
 
-/// Positions that are added to ends within `len`: so many that nothing passes 32 bits.
-fn clipped(recent: usize, len: usize) -> i32 {
-    recent.min(len) as i32
-}
-
-/// Selects by rank in rows that are documents of their own, `[rows, heads, len]` of any meaning.
+/// Selects in rows that are documents of their own, `[rows, heads, len]` of any meaning.
 fn select_rows(scores: Tensor<3>, rule: SelectionRule) -> Tensor<4, Int> {
     let [rows, heads, len] = scores.dims();
-    let device = scores.device();
-    if rule.ranked() == 0 {
-        let keys = Tensor::<1, Int>::arange(0..len as i64, (&device, DType::I32));
-        return keys.reshape([1, 1, len, 1]).expand([rows, heads, len, 2]);
-    }
     let ranks = if rule.sinks == 0 {
         scores
     } else {
@@ -85,17 +55,8 @@ fn select_rows(scores: Tensor<3>, rule: SelectionRule) -> Tensor<4, Int> {
         let first = first.mask_fill(shown, f32::INFINITY);
         scores.slice_assign([0..rows, 0..heads, 0..sinks], first)
     };
-    let intervals = Dispatch::dynamic_mask_select(ranks.into_dispatch(), rule.ranked());
+    let intervals = Dispatch::dynamic_mask_select(ranks.into_dispatch(), rule.kept());
     Tensor::from_dispatch(intervals)
-}
-
-/// Ends the intervals of hidden keys where they begin.
-fn hide(intervals: Tensor<4, Int>, scores: &Tensor<3>) -> Tensor<4, Int> {
-    let shape = intervals.dims();
-    let hidden = scores.clone().equal_elem(f32::NEG_INFINITY);
-    let hidden = hidden.unsqueeze_dim::<4>(3).expand(shape);
-    let first = intervals.clone().narrow(3, 0, 1).expand(shape);
-    intervals.mask_where(hidden, first)
 }
 
 /// Documents of different lengths on a device. They are padded with hidden keys to buckets of equal lengths, which are

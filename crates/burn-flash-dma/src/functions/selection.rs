@@ -351,7 +351,7 @@ pub fn try_select(scores: Tensor<3>, window: usize) -> Result<Intervals, Attenti
     }
     let scores = scores_as_f32(scores)?;
     check_len(scores.dims()[2])?;
-    let intervals = Dispatch::dynamic_mask_select(scores.into_dispatch(), window);
+    let intervals = Dispatch::dynamic_mask_select(scores.into_dispatch(), window.into());
     let tensor = Tensor::from_dispatch(intervals);
     Ok(Intervals::new(tensor, None, window, Origin::default()))
 }

@@ -11,7 +11,7 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
 #[cfg(feature = "fusion")]
 use burn::{backend::fusion::custom::TensorSpec, tensor::DType};
-use flash_dma_problem::Problem;
+use flash_dma_problem::{KeptKeys, Problem};
 
 /// Selection, forward and backward of dynamic-mask attention.
 ///
@@ -32,10 +32,10 @@ use flash_dma_problem::Problem;
 pub trait DynamicMaskOps: Backend {
     /// The interval of each key: scores `[batch, kv_heads, k_len]` (f32) to i32
     /// `[batch, kv_heads, k_len, 2]`, the first position that attends to the key and one past the
-    /// last (see [`Interval`](crate::Interval)).
+    /// last (see [`Interval`](crate::Interval)), if a position keeps the keys of `kept`.
     #[fusion(meta = select_meta)]
-    fn dynamic_mask_select(scores: FloatTensor<Self>, window: usize) -> IntTensor<Self> {
-        fallback::select::<Self>(scores, window)
+    fn dynamic_mask_select(scores: FloatTensor<Self>, kept: KeptKeys) -> IntTensor<Self> {
+        fallback::select::<Self>(scores, kept)
     }
 
     /// `out` `[batch, q_heads, q_len, head_dim]` in the type of `q` and in any memory layout, and `lse`
@@ -97,7 +97,7 @@ pub trait DynamicMaskOps: Backend {
 // Shapes under fusion are taken from here and never compared with what the engine returns.
 
 #[cfg(feature = "fusion")]
-fn select_meta(scores: &TensorSpec, _window: &usize) -> TensorSpec {
+fn select_meta(scores: &TensorSpec, _kept: &KeptKeys) -> TensorSpec {
     let mut shape = scores.shape.to_vec();
     shape.push(2);
     TensorSpec::new(shape.into(), DType::I32)

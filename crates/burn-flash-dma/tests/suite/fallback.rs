@@ -1,15 +1,15 @@
 //! The default bodies, as an engine of their own: against the oracle and against Flex's engine.
 
 use crate::case::{Case, ELEMENTS, Gradients, Tensors, cases, values};
-use crate::values::{ints, oracle_intervals};
+use crate::values::ints;
 use burn::backend::Flex;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{Device, Int, Tensor};
 use burn_flash_dma::fallback::attention as fallback;
 use burn_flash_dma::ops::{DynamicMaskOps, Forwarded, OptionalFloat, RunnersUp, Saved, Selection};
-use burn_flash_dma::{AttentionOptions, ElementType, Problem};
+use burn_flash_dma::{AttentionOptions, ElementType, Problem, SelectionRule};
 use flash_dma_reference::compare::{GRADIENT, OUTPUT, compare, compare_lse};
-use flash_dma_reference::{Rng, generate::Scores};
+use flash_dma_reference::{Rng, compose, generate::Scores};
 
 /// What one engine makes of a case.
 struct Results {
@@ -43,9 +43,9 @@ fn run(case: &Case, with_lse: bool, engine: bool) -> Results {
         Some(scores) => {
             let scores = scores.clone().try_into_primitive::<Flex>().unwrap();
             let intervals = if engine {
-                Flex::dynamic_mask_select(scores.clone(), p.window)
+                Flex::dynamic_mask_select(scores.clone(), p.window.into())
             } else {
-                fallback::select::<Flex>(scores.clone(), p.window)
+                fallback::select::<Flex>(scores.clone(), p.window.into())
             };
             Selection::Scored {
                 scores,
@@ -145,7 +145,7 @@ fn rank(case: &Case, more: usize, with_lse: bool, engine: bool) -> Vec<f64> {
     let Tensors { q, k, v, scores } = case.tensors(&device);
     let [q, k, v] = [q, k, v].map(primitive);
     let scores = scores.unwrap().try_into_primitive::<Flex>().unwrap();
-    let select = |window| fallback::select::<Flex>(scores.clone(), window);
+    let select = |window: usize| fallback::select::<Flex>(scores.clone(), window.into());
     let far = Tensor::<4, Int>::from_primitive::<Flex>(select(p.window + more));
     let far = far.narrow(3, 1, 1).squeeze_dim::<3>(3);
     let selection = |runners_up| Selection::Scored {
@@ -193,23 +193,28 @@ fn the_default_selection_is_exact() {
         let kind = Scores::ALL[round as usize % Scores::ALL.len()];
         let len = 1 + rng.below(70);
         let window = 1 + rng.below(len + 3);
+        let recent = [0, rng.below(window + 1)][round as usize / 2 % 2];
+        let rule = SelectionRule {
+            window,
+            recent,
+            sinks: 0,
+        };
         let options = AttentionOptions::new().with_keep_window(window);
         let sizes = [1, 2, 2, len, len, 8];
         let case = Case::new(sizes, Some(kind), ElementType::F32, options, round);
         let scores = case.tensors(&device).scores.unwrap();
         let scores = scores.try_into_primitive::<Flex>().unwrap();
         for intervals in [
-            fallback::select::<Flex>(scores.clone(), window),
-            Flex::dynamic_mask_select(scores, window),
+            fallback::select::<Flex>(scores.clone(), rule.kept()),
+            Flex::dynamic_mask_select(scores, rule.kept()),
         ] {
             let intervals = Tensor::<4, Int>::from_primitive::<Flex>(intervals);
             assert_eq!(intervals.dims(), case.problem().intervals_shape());
-            assert_eq!(
-                ints(intervals),
-                oracle_intervals(&case, window),
-                "{}",
-                case.name
-            );
+            let heads = case.inputs.scores.as_ref().unwrap().chunks(len);
+            let exact = heads.flat_map(|head| compose::intervals(head, &[len], &rule));
+            let exact = exact.flat_map(|interval| [interval.first, interval.end].map(i64::from));
+            let exact: Vec<i64> = exact.collect();
+            assert_eq!(ints(intervals), exact, "{} {rule:?}", case.name);
         }
     }
 }

@@ -2,11 +2,12 @@
 
 use crate::host::scratch::{address_type, bytes, cubes, scratch};
 use crate::select::blueprint::BlocksBlueprint;
-use crate::select::evictions::evictions_kernel;
+use crate::select::evictions::{EvictionsLaunch, evictions_kernel};
 use crate::select::thresholds::{MAX_KEYS, THRESHOLD, thresholds_kernel};
 use crate::team::Team;
 use cubecl::client::Client;
 use cubecl::prelude::*;
+use flash_dma_problem::KeptKeys;
 
 impl BlocksBlueprint {
     /// The configuration for `rows` of `n` keys, or `None` where sorting is better: on runtimes whose units are threads
@@ -66,12 +67,12 @@ const PLANES: usize = 16;
 /// Bytes of a vector of scores.
 const VECTOR_BYTES: u64 = 16;
 
-/// Launches the selection of checked `scores` `[batch, kv_heads, n]`, not empty, into `intervals`; `window`
-/// is less than `n`, and `n` at most [`MAX_KEYS`].
+/// Launches the selection of checked `scores` `[batch, kv_heads, n]`, not empty, into `intervals`; some of the `n` keys,
+/// at most [`MAX_KEYS`], are kept for their ranks, but not all.
 pub(crate) fn launch(
     client: &Client,
     scores: TensorBinding,
-    window: usize,
+    kept: KeptKeys,
     intervals: TensorBinding,
     blueprint: BlocksBlueprint,
 ) {
@@ -101,7 +102,7 @@ pub(crate) fn launch(
             thresholds.clone().into_buffer_arg(),
             rows as u32,
             n as u32,
-            window as u32,
+            kept.best as u32,
             blueprint,
         );
     }
@@ -116,9 +117,12 @@ pub(crate) fn launch(
             scores.into_tensor_arg(),
             thresholds.into_buffer_arg(),
             intervals.into_buffer_arg(),
-            rows as u32,
-            n as u32,
-            window as u32,
+            EvictionsLaunch::new(
+                rows as u32,
+                n as u32,
+                kept.best as u32,
+                kept.recent.min(n) as u32,
+            ),
             blueprint,
         );
     }

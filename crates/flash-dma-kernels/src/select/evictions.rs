@@ -8,6 +8,18 @@ use cubecl::prelude::*;
 /// Newborns that are compared with a key between two tests for the end of its search.
 const STRIDE: usize = 32;
 
+/// Sizes of a launch of [`evictions_kernel`].
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct Evictions {
+    pub rows: u32,
+    /// Keys of a row.
+    pub n: u32,
+    /// Keys that are kept for their rank.
+    pub best: u32,
+    /// Positions that a key lives beyond that, at most `n`.
+    pub recent: u32,
+}
+
 /// The shared memory of a cube.
 #[derive(CubeType)]
 struct Keys {
@@ -24,9 +36,9 @@ struct Keys {
 }
 
 /// Writes the interval of every key that is evicted at a position of the block, and of every key of the
-/// block that is never attended to or never evicted.
+/// block that never ranks among the best or is never evicted.
 ///
-/// A key is evicted by the newborn that is the `window`-th better key. Keys better than the threshold at the block's
+/// A key is evicted by the newborn that is the `best`-th better key. Keys better than the threshold at the block's
 /// end outlive the block, and keys worse than that at its beginning do not count in it: this leaves the block's
 /// newborns and at most as many older keys as the block has positions. Each of them counts the better newborns in order
 /// of position.
@@ -38,14 +50,13 @@ pub(crate) fn evictions_kernel<S: Size>(
     scores: &Tensor<Vector<f32, S>>,
     thresholds: &[u32],
     intervals: &mut [u32],
-    rows: u32,
-    n: u32,
-    window: u32,
+    sizes: &Evictions,
     #[comptime] bp: BlocksBlueprint,
 ) {
+    let n = sizes.n;
     let blocks = n.div_ceil(comptime!(bp.block as u32)) as usize;
     let row = CUBE_POS / blocks;
-    if row < rows as usize {
+    if row < sizes.rows as usize {
         let block = blocks - 1 - CUBE_POS % blocks;
         let row_edge = row * (blocks + 1);
         let before = Threshold::read(thresholds, row_edge + block);
@@ -87,11 +98,13 @@ pub(crate) fn evictions_kernel<S: Size>(
             let index = start + local;
             let key = keys.born[local as usize];
             if index < n {
-                let is_attended = key != NEVER && before.keeps(key, index);
+                let is_best = key != NEVER && before.keeps(key, index);
                 let is_kept = at_end.keeps(key, index);
-                if !is_attended || is_kept {
-                    let end = select(is_attended, n, index);
-                    write(intervals, row_base, index, end);
+                if key == NEVER {
+                    write(intervals, row_base, index, index);
+                } else if !is_best || is_kept {
+                    let end = select(is_best, n, index);
+                    write(intervals, row_base, index, sizes.until(end));
                 } else if !after.keeps(key, index) {
                     let at = keys.lens[1].fetch_add(1u32);
                     keys.young[at as usize] = local;
@@ -107,7 +120,7 @@ pub(crate) fn evictions_kernel<S: Size>(
         let old = min(keys.lens[0].load(), comptime!(bp.block as u32)) as usize;
         let young = keys.lens[1].load() as usize;
         // Keys that the block's newborns must evict before a key at the threshold is evicted.
-        let free = window - before.live;
+        let free = sizes.best - before.live;
         let mut i = UNIT_POS as usize;
         while i < old {
             let (key, index) = (keys.old[i].extract(0usize), keys.old[i].extract(1usize));
@@ -119,7 +132,7 @@ pub(crate) fn evictions_kernel<S: Size>(
                 wanted += u32::cast_from(is_worse);
             }
             let position = find_better(&keys, key, 0u32, wanted, bp);
-            write(intervals, row_base, index, start + position);
+            write(intervals, row_base, index, sizes.until(start + position));
             i += comptime!(bp.team.units());
         }
         let mut i = UNIT_POS as usize;
@@ -131,15 +144,23 @@ pub(crate) fn evictions_kernel<S: Size>(
                 wanted += u32::cast_from(keys.old[other].extract(0usize) < key);
             }
             let position = find_better(&keys, key, local, wanted, bp);
-            // Evicted before it was seen: never attended to.
+            // Evicted before it was seen: never attended to for its rank.
             write(
                 intervals,
                 row_base,
                 start + local,
-                start + max(position, local),
+                sizes.until(start + max(position, local)),
             );
             i += comptime!(bp.team.units());
         }
+    }
+}
+
+#[cube]
+impl Evictions {
+    /// The end of a key that is evicted at `end`.
+    fn until(&self, end: u32) -> u32 {
+        min(end + self.recent, self.n)
     }
 }
 

@@ -5,12 +5,13 @@ use crate::select::blocks;
 use crate::select::blueprint::BlocksBlueprint;
 use crate::select::quantile::{
     LevelLaunch, LevelSizesLaunch, QueriesLaunch, RUN, SPAN, count_digits_kernel, descend_kernel,
-    keep_all_kernel, scan_spans_kernel, start_queries_kernel, write_intervals_kernel,
+    keep_each_kernel, scan_spans_kernel, start_queries_kernel, write_intervals_kernel,
 };
 use crate::select::sort::{BLOCK, merge_blocks_kernel, sort_blocks_kernel};
 use cubecl::client::Client;
 use cubecl::ir::AddressType;
 use cubecl::prelude::TensorBinding;
+use flash_dma_problem::KeptKeys;
 
 /// The most bits per digit. More bits would save levels but count more values than they skip.
 const MAX_WIDTH: u32 = 4;
@@ -42,18 +43,18 @@ struct Ranked {
 pub(crate) fn launch(
     client: &Client,
     scores: TensorBinding,
-    window: usize,
+    kept: KeptKeys,
     intervals: TensorBinding,
 ) {
     let (rows, n) = (scores.shape[0] * scores.shape[1], scores.shape[2]);
     if rows * n == 0 {
         return;
     }
-    if window >= n {
-        return keep_all(client, scores, intervals, rows, n);
+    if let Some(lifetime) = equal_lifetimes(kept, n) {
+        return keep_each(client, scores, intervals, [rows, n], lifetime);
     }
     if let Some(blueprint) = BlocksBlueprint::choose(client, rows, n) {
-        return blocks::launch(client, scores, window, intervals, blueprint);
+        return blocks::launch(client, scores, kept, intervals, blueprint);
     }
     let selecting = Selecting {
         client,
@@ -62,12 +63,21 @@ pub(crate) fn launch(
         address: address_type([&scores, &intervals]),
     };
     let ranked = selecting.sort(scores);
-    selecting.find_ends(ranked, window, intervals);
+    selecting.find_ends(ranked, kept, intervals);
+}
+
+/// The positions that every key lives, at most `n`, if its rank does not matter.
+fn equal_lifetimes(kept: KeptKeys, n: usize) -> Option<usize> {
+    match kept.best {
+        best if best >= n => Some(n),
+        0 => Some(kept.recent.min(n)),
+        _ => None,
+    }
 }
 
 /// The bytes of the buffers that [`launch`] allocates for `rows` of `n` keys, at its peak.
-pub(crate) fn workspace(client: &Client, rows: usize, n: usize, window: usize) -> usize {
-    if rows * n == 0 || window >= n {
+pub(crate) fn workspace(client: &Client, rows: usize, n: usize, kept: KeptKeys) -> usize {
+    if rows * n == 0 || equal_lifetimes(kept, n).is_some() {
         return 0;
     }
     if let Some(blueprint) = BlocksBlueprint::choose(client, rows, n) {
@@ -79,18 +89,18 @@ pub(crate) fn workspace(client: &Client, rows: usize, n: usize, window: usize) -
     SORT_WORDS * bytes([rows, n]) + tables.unwrap_or(0)
 }
 
-fn keep_all(
+fn keep_each(
     client: &Client,
     scores: TensorBinding,
     intervals: TensorBinding,
-    rows: usize,
-    n: usize,
+    [rows, n]: [usize; 2],
+    lifetime: usize,
 ) {
     let (count, dim) = one_unit_each(client, rows * n);
     let address = address_type([&scores, &intervals]);
     // SAFETY: units past `rows * n` return, and the buffers were checked to hold their shapes.
     unsafe {
-        keep_all_kernel::launch_unchecked(
+        keep_each_kernel::launch_unchecked(
             client,
             count,
             dim,
@@ -99,6 +109,7 @@ fn keep_all(
             intervals.into_buffer_arg(),
             rows as u32,
             n as u32,
+            lifetime as u32,
         );
     }
 }
@@ -154,7 +165,7 @@ impl Selecting<'_> {
         Ranked { order, keys, spare }
     }
 
-    fn find_ends(&self, ranked: Ranked, window: usize, intervals: TensorBinding) {
+    fn find_ends(&self, ranked: Ranked, kept: KeptKeys, intervals: TensorBinding) {
         let (rows, n) = (self.rows as u32, self.n as u32);
         let [nodes, candidates, wanted] = [self.words(), self.words(), self.words()];
         let (count, dim) = one_unit_each(self.client, self.rows * self.n);
@@ -172,7 +183,7 @@ impl Selecting<'_> {
                 ),
                 rows,
                 n,
-                window as u32,
+                kept.best as u32,
             );
         }
         let mut level = ranked.order.clone();
@@ -227,6 +238,7 @@ impl Selecting<'_> {
                 intervals.into_buffer_arg(),
                 rows,
                 n,
+                kept.recent.min(self.n) as u32,
                 bits,
             );
         }

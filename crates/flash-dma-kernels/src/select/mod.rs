@@ -24,7 +24,8 @@
 //! work, and 7.3 words of scratch per key: order and sort key, twice each, three words of query state, and the digit
 //! counts of one level (`16 / 64 + 16 / 1024`).
 //!
-//! Neither waits for the host, and a window that evicts nothing takes one launch.
+//! Neither waits for the host, and a window that evicts nothing takes one launch. With recent keys all of this is about
+//! the older keys: a key competes only when it is no longer recent, so that every end is that many positions later.
 
 pub(crate) mod blocks;
 pub(crate) mod blueprint;
@@ -39,29 +40,28 @@ pub(crate) mod thresholds;
 
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
-use flash_dma_problem::{AttentionError, TensorName, TensorSpec};
+use flash_dma_problem::{AttentionError, KeptKeys, TensorName, TensorSpec};
 
 /// Selects the keys: writes the [`Interval`](flash_dma_problem::Interval) of every key.
 ///
 /// `scores` is `[batch, kv_heads, k_len]`, f32, of any strides with a contiguous last axis;
-/// `intervals` is contiguous `[batch, kv_heads, k_len, 2]` of 32-bit integers and is overwritten. A
-/// window of at least `k_len` keeps every key whose score is not −∞.
+/// `intervals` is contiguous `[batch, kv_heads, k_len, 2]` of 32-bit integers and is overwritten. A position keeps the
+/// keys of `kept`, by rank only if that is a number; at least `k_len` best keys are all whose score is not −∞.
 ///
 /// The call only enqueues: a failure on the device is reported when the intervals are read.
 ///
 /// # Errors
 ///
-/// [`AttentionError`] if the window is 0, a shape, stride or buffer does not fit, or `k_len` passes `i32::MAX`; nothing
+/// [`AttentionError`] if no key is kept, a shape, stride or buffer does not fit, or `k_len` passes `i32::MAX`; nothing
 /// is launched in that case.
 pub fn select(
     client: &Client,
     scores: TensorBinding,
-    window: usize,
+    kept: impl Into<KeptKeys>,
     intervals: TensorBinding,
 ) -> Result<(), AttentionError> {
-    if window == 0 {
-        return Err(AttentionError::ZeroWindow);
-    }
+    let kept = kept.into();
+    kept.check()?;
     let [batch, heads, k_len] = scores.shape[..] else {
         return Err(AttentionError::Rank {
             tensor: TensorName::Scores,
@@ -85,7 +85,7 @@ pub fn select(
             strides: intervals.strides.to_vec(),
         });
     }
-    launch::launch(client, scores, window, intervals);
+    launch::launch(client, scores, kept, intervals);
     Ok(())
 }
 
@@ -95,9 +95,9 @@ pub fn select(
 pub fn select_workspace(
     client: &Client,
     [batch, heads, k_len]: [usize; 3],
-    window: usize,
+    kept: impl Into<KeptKeys>,
 ) -> usize {
-    launch::workspace(client, batch * heads, k_len, window)
+    launch::workspace(client, batch * heads, k_len, kept.into())
 }
 
 /// Checks the shape, the last axis and that the buffer of 32-bit elements is long enough.

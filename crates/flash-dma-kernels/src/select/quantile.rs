@@ -204,8 +204,8 @@ pub(crate) fn descend_kernel(
 /// Ends the descent in nodes of at most [`RUN`] elements, bit by bit, and writes the intervals.
 ///
 /// One unit per rank. `order`, `keys` (sort keys in rank order), and `sequence` (the last level) are contiguous
-/// `[rows, n]`; `bits` are the bits below the nodes' digits. Overwrites `intervals`, contiguous
-/// `[rows, n, 2]`.
+/// `[rows, n]`; a key lives `recent` positions more, at most `n`; `bits` are the bits below the nodes' digits.
+/// Overwrites `intervals`, contiguous `[rows, n, 2]`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn write_intervals_kernel(
     order: &[u32],
@@ -215,6 +215,7 @@ pub(crate) fn write_intervals_kernel(
     intervals: &mut [u32],
     rows: u32,
     n: u32,
+    recent: u32,
     bits: u32,
 ) {
     let row = ABSOLUTE_POS / n as usize;
@@ -241,9 +242,10 @@ pub(crate) fn write_intervals_kernel(
                     prefix += 1u32;
                 }
             }
-            // Evicted before it was seen: never attended to.
+            // Evicted before it was seen: never attended to for its rank.
             end = max(prefix, key);
         }
+        end = min(end + recent, n);
         if keys[ABSOLUTE_POS] == NEVER {
             end = key;
         }
@@ -253,12 +255,18 @@ pub(crate) fn write_intervals_kernel(
     }
 }
 
-/// Intervals of a window that evicts nothing: every key but those of score −∞ lives to the end.
+/// Intervals without regard to ranks: every key but those of score −∞ lives for `lifetime` positions, at most `n`.
 ///
 /// One unit per key; `scores` `[batch, kv_heads, n]` of any strides with a contiguous last axis; `intervals` contiguous
 /// `[batch, kv_heads, n, 2]`, overwritten.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(crate) fn keep_all_kernel(scores: &Tensor<f32>, intervals: &mut [u32], rows: u32, n: u32) {
+pub(crate) fn keep_each_kernel(
+    scores: &Tensor<f32>,
+    intervals: &mut [u32],
+    rows: u32,
+    n: u32,
+    lifetime: u32,
+) {
     let row = ABSOLUTE_POS / n as usize;
     if row < rows as usize {
         let key = (ABSOLUTE_POS % n as usize) as u32;
@@ -266,6 +274,6 @@ pub(crate) fn keep_all_kernel(scores: &Tensor<f32>, intervals: &mut [u32], rows:
         let head = (row / heads) * scores.stride(0) + (row % heads) * scores.stride(1);
         let is_never = u32::reinterpret(scores[head + key as usize]) == 0xFF80_0000u32;
         intervals[ABSOLUTE_POS * 2] = key;
-        intervals[ABSOLUTE_POS * 2 + 1] = select(is_never, key, n);
+        intervals[ABSOLUTE_POS * 2 + 1] = select(is_never, key, min(key + lifetime, n));
     }
 }

@@ -3,12 +3,19 @@ use crate::select::blueprint::BlocksBlueprint;
 use crate::select::{blocks, select};
 use crate::team::Team;
 use crate::testing::{client, read_u32, strided, zeros};
-use flash_dma_problem::{Interval, TensorName};
+use flash_dma_problem::{Interval, KeptKeys, SelectionRule, TensorName};
+use flash_dma_reference::Rng;
+use flash_dma_reference::compose::{intervals, intervals_by_heap};
 use flash_dma_reference::generate::Scores;
-use flash_dma_reference::{Rng, select::intervals, select::intervals_by_heap};
 
-/// Selects `rows`, `[heads of a batch][n]`, and compares with the oracle.
-fn check(rows: &[Vec<f32>], window: usize) {
+/// Selects `rows`, `[heads of a batch][n]`, without and with recent keys, and compares with the oracle.
+fn check(rows: &[Vec<f32>], best: usize) {
+    for recent in [0, rows[0].len() / 3 + 1] {
+        check_kept(rows, KeptKeys { best, recent });
+    }
+}
+
+fn check_kept(rows: &[Vec<f32>], kept: KeptKeys) {
     let n = rows[0].len();
     let client = client();
     // Rows at a distance of three elements, batches further: arbitrary strides except the last.
@@ -17,9 +24,9 @@ fn check(rows: &[Vec<f32>], window: usize) {
     let strides = [heads * (n + 3) + 5, n + 3, 1];
     let scores = strided(&client, &rows.concat(), &shape, &strides);
     let out = zeros(&client, &[shape[0], heads, n, 2]);
-    select(&client, scores.clone(), window, out.clone()).unwrap();
-    compare(rows, window, &read_u32(&client, out.clone()));
-    if window < n {
+    select(&client, scores.clone(), kept, out.clone()).unwrap();
+    compare(rows, kept, &read_u32(&client, out.clone()));
+    if (1..n).contains(&kept.best) {
         let aligned = strided(&client, &rows.concat(), &shape, &[heads * n, n, 1]);
         for (scores, block) in [(scores, 32), (aligned, 256)] {
             let blueprint = BlocksBlueprint {
@@ -30,21 +37,26 @@ fn check(rows: &[Vec<f32>], window: usize) {
                 block,
                 ptx: false,
             };
-            blocks::launch(&client, scores, window, out.clone(), blueprint);
-            compare(rows, window, &read_u32(&client, out.clone()));
+            blocks::launch(&client, scores, kept, out.clone(), blueprint);
+            compare(rows, kept, &read_u32(&client, out.clone()));
         }
     }
 }
 
 /// Compares the intervals of all rows with the oracle's.
-fn compare(rows: &[Vec<f32>], window: usize, actual: &[u32]) {
+fn compare(rows: &[Vec<f32>], kept: KeptKeys, actual: &[u32]) {
     let n = rows[0].len();
+    let rule = SelectionRule {
+        window: kept.best.saturating_add(kept.recent),
+        recent: kept.recent,
+        sinks: 0,
+    };
     for (r, row) in rows.iter().enumerate() {
         let wide: Vec<f64> = row.iter().map(|&z| f64::from(z)).collect();
         let expected = if n <= 300 {
-            intervals(&wide, window)
+            intervals(&wide, &[n], &rule)
         } else {
-            intervals_by_heap(&wide, window)
+            intervals_by_heap(&wide, &[n], &rule)
         };
         let actual = actual[r * n * 2..][..n * 2].chunks(2);
         for (j, (actual, expected)) in actual.zip(expected).enumerate() {
@@ -52,7 +64,7 @@ fn compare(rows: &[Vec<f32>], window: usize, actual: &[u32]) {
                 first: actual[0],
                 end: actual[1],
             };
-            assert_eq!(actual, expected, "row {r} of {n}, window {window}, key {j}");
+            assert_eq!(actual, expected, "row {r} of {n}, {kept:?}, key {j}");
         }
     }
 }
@@ -91,6 +103,13 @@ fn long_rows_select_what_the_oracle_selects() {
 }
 
 #[test]
+fn recent_keys_need_no_rank() {
+    for recent in [1, 5, 40, usize::MAX] {
+        check_kept(&rows_of_every_kind(40, 2, 5), KeptKeys { best: 0, recent });
+    }
+}
+
+#[test]
 fn three_levels_of_digits_select_what_the_oracle_selects() {
     for window in [1, 2048, 10_000] {
         check(&rows_of_every_kind(20_000, 1, window as u64), window);
@@ -114,8 +133,12 @@ fn units_share_a_block() {
             block: 128,
             ptx: false,
         };
-        blocks::launch(&client, scores, 70, out.clone(), blueprint);
-        compare(&[row], 70, &read_u32(&client, out));
+        let kept = KeptKeys {
+            best: 70,
+            recent: 9,
+        };
+        blocks::launch(&client, scores, kept, out.clone(), blueprint);
+        compare(&[row], kept, &read_u32(&client, out));
     }
 }
 

@@ -7,12 +7,12 @@ use burn::backend::AutodiffBackend;
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use flash_dma_problem::{Problem, TensorName};
+use flash_dma_problem::{KeptKeys, Problem, TensorName};
 
 impl<B: DynamicMaskOps, C: CheckpointStrategy> DynamicMaskOps for Autodiff<B, C> {
-    fn dynamic_mask_select(scores: FloatTensor<Self>, window: usize) -> IntTensor<Self> {
+    fn dynamic_mask_select(scores: FloatTensor<Self>, kept: KeptKeys) -> IntTensor<Self> {
         // The selection is a constant.
-        B::dynamic_mask_select(scores.into_primitive(), window)
+        B::dynamic_mask_select(scores.into_primitive(), kept)
     }
 
     fn dynamic_mask_forward(

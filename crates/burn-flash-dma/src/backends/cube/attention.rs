@@ -9,16 +9,16 @@ use burn::tensor::DType;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use flash_dma_kernels::{Gradients, Inputs, Outputs, backward, forward};
-use flash_dma_problem::Problem;
+use flash_dma_problem::{KeptKeys, Problem};
 
 impl DynamicMaskOps for CubeBackend {
-    fn dynamic_mask_select(scores: FloatTensor<Self>, window: usize) -> IntTensor<Self> {
+    fn dynamic_mask_select(scores: FloatTensor<Self>, kept: KeptKeys) -> IntTensor<Self> {
         let client = scores.client.clone();
         let mut shape = scores.shape();
         shape.push(2);
         let intervals = empty(&scores, shape, DType::I32);
         let output = intervals.clone().binding();
-        let result = flash_dma_kernels::select(&client, addressable(scores), window, output);
+        let result = flash_dma_kernels::select(&client, addressable(scores), kept, output);
         run_checked("the selection of keys", [&intervals], result);
         intervals
     }

@@ -9,13 +9,13 @@ use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{DType, bf16, f16};
 use burn_flex::FlexTensor;
 use flash_dma_cpu::{Element, Gradients, Inputs, Outputs};
-use flash_dma_problem::{AttentionError, Interval, Problem};
+use flash_dma_problem::{AttentionError, Interval, KeptKeys, Problem};
 
 impl DynamicMaskOps for Flex {
-    fn dynamic_mask_select(scores: FloatTensor<Self>, window: usize) -> IntTensor<Self> {
+    fn dynamic_mask_select(scores: FloatTensor<Self>, kept: KeptKeys) -> IntTensor<Self> {
         let scores = addressable(scores);
         let mut intervals = vec![Interval { first: 0, end: 0 }; scores.shape().num_elements()];
-        run(flash_dma_cpu::select(view(&scores), window, &mut intervals));
+        run(flash_dma_cpu::select(view(&scores), kept, &mut intervals));
         let mut shape = scores.shape().to_vec();
         shape.push(2);
         let values = intervals
