@@ -106,3 +106,28 @@ pub(crate) fn ballot(flag: bool, #[comptime] team: Team) -> u32 {
     }
     bits
 }
+
+/// The lanes of the plane whose `value`, below `2^bits`, is this lane's, one bit each. Every lane must take part.
+#[cube]
+pub(crate) fn same_lanes(value: u32, #[comptime] bits: u32, #[comptime] team: Team) -> u32 {
+    let mut same = ballot(true, team);
+    if comptime!(team.lanes > 1) {
+        #[unroll]
+        for bit in 0..bits {
+            let is_set = value & comptime!(1u32 << bit) != 0u32;
+            let set = ballot(is_set, team);
+            same &= select(is_set, set, !set);
+        }
+    }
+    same
+}
+
+/// The value of the first of `lanes`, at least one. Every lane must take part.
+#[cube]
+pub(crate) fn first_value(value: u32, lanes: u32, #[comptime] team: Team) -> u32 {
+    let mut first = value;
+    if comptime!(team.lanes > 1) {
+        first = plane_shuffle(value, lanes.trailing_zeros());
+    }
+    first
+}

@@ -2,23 +2,36 @@
 //!
 //! A key tile streams the queries from the first birth to the last death among its keys, clipped to the chunk. The
 //! chunk's order puts first the keys that die in it, earliest death first; then the keys that live through it; then the
-//! keys born in it that outlive it, earliest birth first; last those that die in it, too, in the same order: among recent
-//! keys nearly all, and one that stays would make its tile stream all queries that are left. Any cut of this order into
-//! tiles then wastes little.
+//! keys born in it that outlive it, earliest birth first; last the brief ones, which are born and die in it within an
+//! eighth of it, latest birth first: among recent keys nearly all, and one that stays would make its tile stream all
+//! queries that are left. A key that is born and dies in the chunk without being brief counts as alive from the chunk's
+//! beginning or to its end, whichever is nearer. Any cut of this order into tiles then wastes little.
 
 use crate::host::scratch::{address_type, bytes, scratch};
 use crate::pattern::intervals::LiveKeys;
 use crate::pattern::intervals::runners::RunnersUp;
 use crate::pattern::intervals::tiles::most_alive;
 use crate::pattern::position::query_shift;
+use crate::team::{Member, Team, ballot, first_value, same_lanes};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::Problem;
 
 /// Classes of deaths, and of births, in a chunk.
 const CLASSES: usize = 32;
-/// The classes of a chunk's keys: deaths, the whole chunk, births, births of keys that die in it.
-const ALL_CLASSES: usize = 3 * CLASSES + 1;
+/// The first class of brief keys, in which, as in those after it, keys descend.
+pub(crate) const BRIEF_CLASSES: usize = 2 * CLASSES + 1;
+/// The classes of a chunk's keys: deaths, the whole chunk, births, and, from last to first, births of brief keys.
+const ALL_CLASSES: usize = BRIEF_CLASSES + CLASSES;
+/// Bits of a class and of [`ALL_CLASSES`].
+const CLASS_BITS: u32 = ALL_CLASSES.ilog2() + 1;
+/// The most class widths that a brief key lives. Wider tiles of brief keys would stream much that most of them do not
+/// see; a lower limit would leave recent keys among those that stay.
+const BRIEF: i32 = 4;
+/// Planes of a cube that lists a chunk's keys.
+const PLANES: usize = 32;
+/// Entries that a lane reads before it uses the first of them, so that the reads overlap.
+const READS: usize = 4;
 /// Words per chunk in [`ChunkKeys::starts`].
 pub(crate) const STARTS: usize = ALL_CLASSES + 1;
 
@@ -30,7 +43,7 @@ pub(crate) struct ChunkKeys {
     /// Contiguous `[batch * kv_heads, chunks]`, u32, at most `capacity`.
     pub counts: TensorBinding,
     /// Contiguous `[batch * kv_heads, chunks, STARTS]`, u32: where each class of keys begins in its chunk's list, and
-    /// last the count. Within a class the keys ascend. A single chunk has none.
+    /// last the count. Within a class the keys ascend, from [`BRIEF_CLASSES`] on they descend. A single chunk has none.
     pub starts: Option<TensorBinding>,
     /// The most keys of a chunk.
     pub capacity: usize,
@@ -79,77 +92,110 @@ struct KeyList {
     spans: ComptimeOption<Box<[Vector<u32, Const<2>>]>>,
 }
 
-/// An entry of a [`KeyList`].
-#[derive(CubeType, Clone, Copy)]
-struct ListedKey {
-    key: u32,
-    first: u32,
-    end: u32,
+/// [`READS`] entries of a lane. Those past the end of its plane's share are on no position.
+#[derive(CubeType)]
+struct ListedKeys {
+    keys: Array<u32>,
+    /// The first, and one past the last position of each.
+    firsts: Array<u32>,
+    ends: Array<u32>,
 }
 
 #[cube]
 impl KeyList {
-    fn entry(&self, at: usize, #[comptime] listed: Listed) -> ListedKey {
-        let key = self.keys[at];
-        if comptime!(listed == Listed::Live) {
-            ListedKey {
-                key,
-                first: key,
-                end: self.ends.as_ref().unwrap()[at],
+    /// This lane's entries of the `READS * lanes` from `at` on, before `end`, of the row that begins at `base`.
+    fn read(
+        &self,
+        base: usize,
+        at: usize,
+        end: usize,
+        member: &Member,
+        #[comptime] source: Listed,
+        #[comptime] team: Team,
+    ) -> ListedKeys {
+        let mut read = ListedKeys {
+            keys: Array::<u32>::new(READS),
+            firsts: Array::<u32>::new(READS),
+            ends: Array::<u32>::new(READS),
+        };
+        #[unroll]
+        for r in 0..READS {
+            let own = at + comptime!(r * team.lanes) + member.lane;
+            let from = base + min(own, end - 1);
+            read.keys[r] = self.keys[from];
+            if comptime!(source == Listed::Live) {
+                read.firsts[r] = read.keys[r];
+                read.ends[r] = self.ends.as_ref().unwrap()[from];
+            } else {
+                let span = self.spans.as_ref().unwrap()[from];
+                read.firsts[r] = span.extract(0usize);
+                read.ends[r] = span.extract(1usize);
             }
-        } else {
-            let span = self.spans.as_ref().unwrap()[at];
-            ListedKey {
-                key,
-                first: span.extract(0usize),
-                end: span.extract(1usize),
-            }
+            read.ends[r] = select(own < end, read.ends[r], 0u32);
         }
+        read
     }
 }
 
-/// The class of the key with positions `first .. end` in the chunk of queries `chunk_first .. chunk_end`;
-/// [`ALL_CLASSES`] if none of them has it. `shift` maps a position to its query.
-#[cube]
-pub(crate) fn class_of(
-    first: u32,
-    end: u32,
-    chunk_first: i32,
-    chunk_end: i32,
-    width: i32,
-    shift: i32,
-    k_len: u32,
-    #[comptime] causal: bool,
-) -> usize {
-    let mut from = chunk_first;
-    let mut to = chunk_end;
-    if comptime!(causal) {
-        from = max(from, first as i32 + shift);
-        to = min(to, end as i32 + shift);
-    } else if end < k_len {
-        // All queries have the position of the last key.
-        to = from;
-    }
-    let mut class = ALL_CLASSES.runtime();
-    if from < to {
-        class = CLASSES.runtime();
-        if from > chunk_first {
-            class = select(to < chunk_end, 2 * CLASSES + 1, CLASSES + 1)
-                + min((from - chunk_first) / width, comptime!(CLASSES as i32 - 1)) as usize;
-        } else if to < chunk_end {
-            class = min(
-                (to - 1 - chunk_first) / width,
-                comptime!(CLASSES as i32 - 1),
-            ) as usize;
-        }
-    }
-    class
+/// Queries of a chunk.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct ChunkQueries {
+    pub first: i32,
+    pub end: i32,
+    /// Maps a position to its query.
+    pub shift: i32,
+    pub k_len: u32,
 }
 
-/// Queries of a class of deaths or births.
+/// The queries `from .. to` of a chunk that see a key; none if they are not less.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct Seen {
+    pub from: i32,
+    pub to: i32,
+}
+
 #[cube]
-pub(crate) fn class_width(chunk: u32) -> i32 {
-    chunk.div_ceil(comptime!(CLASSES as u32)) as i32
+impl ChunkQueries {
+    /// Those that see a key with positions `first .. end`.
+    pub(crate) fn seen(&self, first: u32, end: u32, #[comptime] causal: bool) -> Seen {
+        let mut seen = Seen {
+            from: self.first,
+            to: self.end,
+        };
+        if comptime!(causal) {
+            seen.from = max(self.first, first as i32 + self.shift);
+            seen.to = min(self.end, end as i32 + self.shift);
+        } else if end < self.k_len {
+            // All queries have the position of the last key.
+            seen.to = self.first;
+        }
+        seen
+    }
+
+    /// The class of a key that the queries `seen`, at least one, see; `bits` is [`class_bits`].
+    pub(crate) fn class_of(&self, seen: &Seen, bits: u32) -> usize {
+        let (born, dies) = (seen.from > self.first, seen.to < self.end);
+        let birth = (seen.from - self.first) >> bits as i32;
+        let death = (seen.to - 1 - self.first) >> bits as i32;
+        let brief = dies && seen.to - seen.from <= comptime!(BRIEF) << bits as i32;
+        let early = dies && seen.from - self.first < self.end - seen.to;
+        let mut class = comptime!(CLASSES as i32).runtime();
+        if born && brief {
+            class = comptime!((BRIEF_CLASSES + CLASSES - 1) as i32) - birth;
+        } else if born && !early {
+            class = comptime!(CLASSES as i32 + 1) + birth;
+        } else if dies {
+            class = death;
+        }
+        class as usize
+    }
+}
+
+/// The power of two of queries of a class of deaths or births: the least with which [`CLASSES`] cover a chunk.
+#[cube]
+pub(crate) fn class_bits(chunk: u32) -> u32 {
+    let width = chunk.div_ceil(comptime!(CLASSES as u32));
+    comptime!(u32::BITS) - (width - 1u32).leading_zeros()
 }
 
 /// Sizes of a launch of [`chunk_keys_kernel`].
@@ -162,7 +208,7 @@ pub(crate) struct ChunkSizes {
 }
 
 /// A stable counting sort of the listed keys of a chunk by class: one cube per chunk (x) and row (y), one share of the
-/// row's list per unit.
+/// row's list per plane.
 ///
 /// | buffer | layout |
 /// |---|---|
@@ -175,52 +221,69 @@ fn chunk_keys_kernel(
     counts: &mut [u32],
     starts: &mut [u32],
     sizes: &ChunkSizes,
-    #[comptime] listed: Listed,
+    #[comptime] source: Listed,
     #[comptime] causal: bool,
-    #[comptime] units: usize,
+    #[comptime] team: Team,
 ) {
     let row = CUBE_POS_Y as usize;
-    let unit = UNIT_POS as usize;
+    let (unit, units) = (UNIT_POS as usize, comptime!(team.units()));
+    let member = Member::this(team);
     let base = row * sizes.k_len as usize;
-    let count = all.counts[row] as usize;
-    let share = count.div_ceil(units);
-    let start = min(unit * share, count);
-    let end = min(start + share, count);
-    let chunk_first = (CUBE_POS_X * sizes.chunk) as i32;
-    let chunk_end = min(CUBE_POS_X * sizes.chunk + sizes.chunk, sizes.q_len) as i32;
-    let width = class_width(sizes.chunk);
-    let shift = query_shift(sizes.q_len as usize, sizes.k_len as usize);
-
-    // For each class and unit: the number of keys, then the destination of its next key. The units that add up a class
-    // each are in different banks.
-    let class_words = comptime!(units + 1);
-    let mut counters = Shared::<[u32]>::new_slice(comptime!(ALL_CLASSES * class_words));
-    let mut totals = Shared::<[u32]>::new_slice(ALL_CLASSES);
-    for class in 0..ALL_CLASSES {
-        counters[class * class_words + unit] = 0u32;
+    let queries = ChunkQueries {
+        first: (CUBE_POS_X * sizes.chunk) as i32,
+        end: min(CUBE_POS_X * sizes.chunk + sizes.chunk, sizes.q_len) as i32,
+        shift: query_shift(sizes.q_len as usize, sizes.k_len as usize),
+        k_len: sizes.k_len,
+    };
+    let bits = class_bits(sizes.chunk);
+    let mut count = all.counts[row] as usize;
+    if comptime!(causal && source == Listed::Live) {
+        // Live keys ascend, each from its own position on: entry `n` is not seen before position `n`.
+        count = min(count, max(queries.end - queries.shift, 0i32) as usize);
     }
-    for n in start..end {
-        let entry = all.entry(base + n, listed);
-        let class = class_of(
-            entry.first,
-            entry.end,
-            chunk_first,
-            chunk_end,
-            width,
-            shift,
-            sizes.k_len,
-            causal,
-        );
-        if class < ALL_CLASSES {
-            counters[class * class_words + unit] += 1u32;
+    let turn = comptime!(READS * team.lanes);
+    let share = count.div_ceil(team.planes).div_ceil(turn) * turn;
+    let start = min(member.plane * share, count);
+    let end = min(start + share, count);
+
+    // For each class and plane: the number of keys, then the destination of its next key. The planes that add up a
+    // class each are in different banks.
+    let class_words = comptime!(team.planes + 1);
+    let counters = Shared::<[Atomic<u32>]>::new_slice(comptime!(ALL_CLASSES * class_words));
+    let mut totals = Shared::<[u32]>::new_slice(ALL_CLASSES);
+    // For each class of brief keys: what a place and its mirror image in the class add up to.
+    let mut mirrors = Shared::<[u32]>::new_slice(CLASSES);
+    let mut counter = unit;
+    while counter < comptime!(ALL_CLASSES * class_words) {
+        counters[counter].store(0u32);
+        counter += units;
+    }
+    sync_cube();
+    let mut at = start;
+    while at < end {
+        let read = all.read(base, at, end, &member, source, team);
+        #[unroll]
+        for r in 0..READS {
+            // Most of the older keys are gone.
+            let seen = queries.seen(read.firsts[r], read.ends[r], causal);
+            let is_listed = seen.from < seen.to;
+            let listed = ballot(is_listed, team);
+            if listed != 0u32 {
+                let class = queries.class_of(&seen, bits);
+                let same = same_lanes(class as u32, CLASS_BITS, team) & listed;
+                if is_listed && same & member.before == 0u32 {
+                    counters[class * class_words + member.plane].fetch_add(same.count_ones());
+                }
+            }
         }
+        at += turn;
     }
     sync_cube();
     let mut class = unit;
     while class < ALL_CLASSES {
         let mut total = 0u32;
-        for other in 0..units {
-            total += counters[class * class_words + other];
+        for plane in 0..team.planes {
+            total += counters[class * class_words + plane].load();
         }
         totals[class] = total;
         class += units;
@@ -234,9 +297,13 @@ fn chunk_keys_kernel(
         }
         let item = row * CUBE_COUNT_X as usize + CUBE_POS_X as usize;
         starts[item * STARTS + class] = min(next, sizes.capacity);
-        for other in 0..units {
-            let here = counters[class * class_words + other];
-            counters[class * class_words + other] = next;
+        if class >= BRIEF_CLASSES {
+            // Read only where there are keys.
+            mirrors[class - BRIEF_CLASSES] = 2 * next + totals[class] - 1u32;
+        }
+        for plane in 0..team.planes {
+            let here = counters[class * class_words + plane].load();
+            counters[class * class_words + plane].store(next);
             next += here;
         }
         if class == comptime!(ALL_CLASSES - 1) {
@@ -247,25 +314,33 @@ fn chunk_keys_kernel(
     }
     sync_cube();
     let to = (row * CUBE_COUNT_X as usize + CUBE_POS_X as usize) * sizes.capacity as usize;
-    for n in start..end {
-        let entry = all.entry(base + n, listed);
-        let class = class_of(
-            entry.first,
-            entry.end,
-            chunk_first,
-            chunk_end,
-            width,
-            shift,
-            sizes.k_len,
-            causal,
-        );
-        if class < ALL_CLASSES {
-            let counter = class * class_words + unit;
-            if counters[counter] < sizes.capacity {
-                list[to + counters[counter] as usize] = entry.key;
+    let mut at = start;
+    while at < end {
+        let read = all.read(base, at, end, &member, source, team);
+        #[unroll]
+        for r in 0..READS {
+            let seen = queries.seen(read.firsts[r], read.ends[r], causal);
+            let is_listed = seen.from < seen.to;
+            let listed = ballot(is_listed, team);
+            if listed != 0u32 {
+                let class = queries.class_of(&seen, bits);
+                let same = same_lanes(class as u32, CLASS_BITS, team) & listed;
+                let mut place = 0u32;
+                if is_listed && same & member.before == 0u32 {
+                    let counter = class * class_words + member.plane;
+                    place = counters[counter].fetch_add(same.count_ones());
+                }
+                // The first lane of a class has its place; every lane must take part.
+                place = first_value(place, same, team) + (same & member.before).count_ones();
+                if is_listed && class >= BRIEF_CLASSES {
+                    place = mirrors[class - BRIEF_CLASSES] - place;
+                }
+                if is_listed && place < sizes.capacity {
+                    list[to + place as usize] = read.keys[r];
+                }
             }
-            counters[counter] += 1u32;
         }
+        at += turn;
     }
 }
 
@@ -311,8 +386,7 @@ pub(crate) fn chunk_keys(
     keys: Keys,
     chunk: usize,
 ) -> ChunkKeys {
-    let serial = client.properties().hardware.plane_size_max <= 1;
-    chunk_keys_with(client, problem, keys, chunk, if serial { 2 } else { 128 })
+    chunk_keys_with(client, problem, keys, chunk, Team::new(client, PLANES))
 }
 
 fn chunk_keys_with(
@@ -320,7 +394,7 @@ fn chunk_keys_with(
     problem: &Problem,
     keys: Keys,
     chunk: usize,
-    units: usize,
+    team: Team,
 ) -> ChunkKeys {
     let (lists, counts, starts) = ChunkKeys::shapes(problem, keys.max_live(problem), chunk);
     let [rows, chunks, capacity] = lists;
@@ -343,7 +417,7 @@ fn chunk_keys_with(
         chunk_keys_kernel::launch_unchecked(
             client,
             CubeCount::Static(chunks as u32, rows as u32, 1),
-            CubeDim::new_1d(units as u32),
+            team.cube_dim(),
             address,
             KeyListLaunch::new(
                 all.into_buffer_arg(),
@@ -362,7 +436,7 @@ fn chunk_keys_with(
             ),
             keys.listed(),
             problem.causal,
-            units,
+            team,
         );
     }
     out
@@ -377,6 +451,7 @@ mod tests {
     use flash_dma_problem::{AttentionOptions, ElementType, Interval};
     use flash_dma_reference::compose::max_live;
     use flash_dma_reference::{Rng, select::intervals};
+    use std::cmp::Reverse;
 
     /// The queries of a chunk that attend to a key.
     fn attended(p: &Problem, interval: &Interval, chunk: std::ops::Range<usize>) -> Vec<usize> {
@@ -385,7 +460,7 @@ mod tests {
             .collect()
     }
 
-    /// Deaths, lives, births, births of keys that die; the times within a class differ by less than its width.
+    /// Deaths, lives, births, births of brief keys; the times within a class differ by less than its width.
     fn class(
         p: &Problem,
         interval: &Interval,
@@ -395,8 +470,13 @@ mod tests {
         let seen = attended(p, interval, chunk.clone());
         let (first, last) = (seen[0], seen[seen.len() - 1]);
         match (first > chunk.start, last + 1 < chunk.end) {
-            (true, false) => (2, (first - chunk.start) / width),
-            (true, true) => (3, (first - chunk.start) / width),
+            (true, true) if last < first + BRIEF as usize * width => {
+                (3, CLASSES - 1 - (first - chunk.start) / width)
+            }
+            (true, true) if first - chunk.start < chunk.end - (last + 1) => {
+                (0, (last - chunk.start) / width)
+            }
+            (true, _) => (2, (first - chunk.start) / width),
             (false, true) => (0, (last - chunk.start) / width),
             (false, false) => (1, 0),
         }
@@ -432,8 +512,9 @@ mod tests {
             far: None,
         };
         let live = live_keys(&client, &p, &selection);
-        for units in [1, 4] {
-            let lists = chunk_keys_with(&client, &p, Keys::Live(&live), chunk, units);
+        for planes in [1, 4] {
+            let team = Team { lanes: 1, planes };
+            let lists = chunk_keys_with(&client, &p, Keys::Live(&live), chunk, team);
             let [keys, counts, starts] = [lists.keys, lists.counts, lists.starts.unwrap()]
                 .map(|words| read_u32(&client, words));
             let chunks = q_len.div_ceil(chunk);
@@ -445,16 +526,24 @@ mod tests {
                     .filter(|(_, i)| !attended(&p, i, queries.clone()).is_empty())
                     .map(|(key, _)| key as u32)
                     .collect();
-                let width = chunk.div_ceil(CLASSES);
+                let width = chunk.div_ceil(CLASSES).next_power_of_two();
                 let place = |&key: &u32| class(&p, &rows[row][key as usize], &queries, width);
+                let is_brief = |key: &u32| place(key).0 == 3;
                 expected.sort_by_key(place);
-                assert_eq!(listed, expected, "row {row}, chunk {n}, {units} units");
+                if let Some(first) = expected.iter().position(is_brief) {
+                    expected[first..].sort_by_key(|&key| Reverse(key));
+                }
+                assert_eq!(listed, expected, "row {row}, chunk {n}, {planes} planes");
                 let starts = &starts[list * STARTS..][..STARTS];
                 assert_eq!((starts[0], starts[STARTS - 1]), (0, counts[list]));
                 for class in starts.windows(2) {
                     let keys = &listed[class[0] as usize..class[1] as usize];
-                    assert!(keys.is_sorted(), "row {row}, chunk {n}: {keys:?}");
                     assert!(keys.iter().all(|key| place(key) == place(&keys[0])));
+                    let in_order = match keys.first().is_some_and(is_brief) {
+                        true => keys.is_sorted_by_key(|&key| Reverse(key)),
+                        false => keys.is_sorted(),
+                    };
+                    assert!(in_order, "row {row}, chunk {n}: {keys:?}");
                 }
             }
         }
@@ -510,8 +599,8 @@ mod tests {
             max_live(&until.collect::<Vec<_>>())
         });
         let most = Keys::RunnersUp(&runners, most.max().unwrap());
-        for units in [1, 4] {
-            let lists = chunk_keys_with(&client, &p, most, chunk, units);
+        for planes in [1, 4] {
+            let lists = chunk_keys_with(&client, &p, most, chunk, Team { lanes: 1, planes });
             let [keys, counts] = [lists.keys, lists.counts].map(|words| read_u32(&client, words));
             let chunks = q_len.div_ceil(chunk);
             for (row, n) in (0..2).flat_map(|row| (0..chunks).map(move |n| (row, n))) {
@@ -521,9 +610,16 @@ mod tests {
                 let span = |key: u32| &spans[row][key as usize];
                 let mut expected = listed.clone();
                 expected.retain(|&key| !attended(&p, span(key), queries.clone()).is_empty());
-                let width = chunk.div_ceil(CLASSES);
+                let width = chunk.div_ceil(CLASSES).next_power_of_two();
                 expected.sort_by_key(|&key| class(&p, span(key), &queries, width));
-                assert_eq!(found, expected, "row {row}, chunk {n}, {units} units");
+                // Stable, but brief keys from last to first within their class.
+                for brief in expected.chunk_by_mut(|&a, &b| {
+                    let [a, b] = [a, b].map(|key| class(&p, span(key), &queries, width));
+                    a.0 == 3 && a == b
+                }) {
+                    brief.reverse();
+                }
+                assert_eq!(found, expected, "row {row}, chunk {n}, {planes} planes");
             }
         }
     }

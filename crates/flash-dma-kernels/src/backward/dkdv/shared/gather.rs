@@ -4,7 +4,9 @@ use crate::args::{Gradients, Selection};
 use crate::host::check::elem_type;
 use crate::host::scratch::{address_type, bytes, scratch};
 use crate::matrix::ptx::shuffle;
-use crate::pattern::intervals::chunks::{ChunkKeys, STARTS, class_of, class_width};
+use crate::pattern::intervals::chunks::{
+    BRIEF_CLASSES, ChunkKeys, ChunkQueries, STARTS, class_bits,
+};
 use crate::pattern::position::query_shift;
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -82,7 +84,7 @@ fn gather_keys_kernel<E: Float>(
     let interval = intervals[at];
     let (first, end) = (interval.extract(0usize), interval.extract(1usize));
     let shift = query_shift(sizes.q_len as usize, sizes.k_len as usize);
-    let width = class_width(sizes.chunk);
+    let bits = class_bits(sizes.chunk);
     let mut from = 0i32;
     let mut to = sizes.q_len as i32;
     if comptime!(causal) {
@@ -114,27 +116,24 @@ fn gather_keys_kernel<E: Float>(
         let own = block + lane;
         let mut part = 0u32;
         if own < last_chunk {
-            let chunk_first = (own * sizes.chunk) as i32;
-            let chunk_end = min(own * sizes.chunk + sizes.chunk, sizes.q_len) as i32;
-            let class = class_of(
-                first,
-                end,
-                chunk_first,
-                chunk_end,
-                width,
+            let queries = ChunkQueries {
+                first: (own * sizes.chunk) as i32,
+                end: min(own * sizes.chunk + sizes.chunk, sizes.q_len) as i32,
                 shift,
-                sizes.k_len,
-                causal,
-            );
+                k_len: sizes.k_len,
+            };
+            let class = queries.class_of(&queries.seen(first, end, causal), bits);
             let item = row * sizes.chunks as usize + own as usize;
             let base = item * sizes.capacity as usize;
             let class_at = item * STARTS + class;
             let mut low = starts[class_at];
             let mut high = starts[class_at + 1];
-            // The keys of a class ascend.
+            // The keys of a class ascend, those of brief classes descend.
+            let is_brief = class >= BRIEF_CLASSES;
             while low + 1 < high {
                 let middle = (low + high) / 2;
-                if list[base + middle as usize] <= key {
+                let other = list[base + middle as usize];
+                if select(is_brief, other >= key, other <= key) {
                     low = middle;
                 } else {
                     high = middle;
