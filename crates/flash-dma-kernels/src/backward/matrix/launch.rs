@@ -136,7 +136,7 @@ impl SelectedPass<'_> {
         let (keys, scores) = (keys.as_ref(), grads.scores.clone());
         // Several cubes add to f32 sums; a single cube writes the gradients, and skips keys that no query attends to.
         if blueprint.shared_keys {
-            let sums = KeySums::new(client, problem, &self.inputs.selection);
+            let sums = KeySums::new(client, problem, &self.inputs.selection, blueprints.chunk);
             let to = [sums.k.clone(), sums.v.clone()];
             self.launch_kernel(keys, to, scores, words, blueprints);
             sums.round(grads);

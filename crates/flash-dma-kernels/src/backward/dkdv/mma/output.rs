@@ -34,13 +34,17 @@ pub(crate) fn write_rows<O: Float, NO: Size>(
             let local = warp * comptime!(bp.warp_keys()) + comptime!(m * 16 + lower * 8) + lane / 4;
             if local < left {
                 let row = place.row_of(source, local, bp) * comptime!(bp.head_dim / 2);
+                let mut shared = comptime!(bp.shared_keys).runtime();
+                if comptime!(bp.shared_keys) {
+                    shared = !own_key(local, place, source, 0usize, false, bp).of_one_chunk;
+                }
                 #[unroll]
                 for c in 0..comptime!(bp.segments()) {
                     let at = row + comptime!(c * 4) + lane % 4;
                     let (index, first) = comptime!(bp.sums().place(m, c));
                     let x = acc[index].extract(comptime!(first + lower * 2)) * factor;
                     let y = acc[index].extract(comptime!(first + lower * 2 + 1)) * factor;
-                    if comptime!(bp.shared_keys) {
+                    if comptime!(bp.shared_keys) && shared {
                         add_pair::<O>(&mut grad[at..at + 1], x, y);
                     } else {
                         let mut pair = Vector::<f32, Const<2>>::new(x);

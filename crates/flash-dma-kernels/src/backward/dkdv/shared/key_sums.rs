@@ -1,7 +1,9 @@
 //! Host side of the sums that several cubes add to.
 
 use crate::args::{Gradients, Selection};
-use crate::backward::dkdv::shared::sums::{clear_sums_kernel, round_sums_kernel};
+use crate::backward::dkdv::shared::sums::{
+    ClearedSumsLaunch, clear_sums_kernel, round_sums_kernel,
+};
 use crate::host::check::{address_type, elem_type};
 use crate::host::scratch::{bytes, one_unit_each, scratch};
 use cubecl::client::Client;
@@ -18,11 +20,12 @@ pub(crate) struct KeySums<'a> {
 }
 
 impl<'a> KeySums<'a> {
-    /// Allocates the sums, zeroed for every key that is attended to.
+    /// Allocates the sums, zeroed for every key that queries of several chunks of `chunk` attend to.
     pub(crate) fn new(
         client: &'a Client,
         problem: &'a Problem,
         selection: &'a Option<Selection>,
+        chunk: usize,
     ) -> Self {
         let selection = selection.as_ref().expect("chunks come with scores");
         let [k, v] = [(); 2].map(|()| scratch(client, problem.kv_shape()));
@@ -44,8 +47,9 @@ impl<'a> KeySums<'a> {
                 sums.intervals.clone().into_buffer_arg(),
                 sums.k.clone().into_buffer_arg(),
                 sums.v.clone().into_buffer_arg(),
-                sums.vectors(),
+                ClearedSumsLaunch::new(sums.vectors(), problem.q_len, problem.k_len, chunk),
                 problem.head_dim,
+                problem.causal,
             );
         }
         sums

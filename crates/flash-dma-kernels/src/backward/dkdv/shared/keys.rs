@@ -22,6 +22,8 @@ pub(crate) struct OwnKey {
     pub key: usize,
     /// Its row of the gradients.
     pub row: usize,
+    /// Whether the queries of no other chunk attend to it.
+    pub of_one_chunk: bool,
     /// Its queries in the chunk.
     pub first: i32,
     pub end: i32,
@@ -57,6 +59,7 @@ pub(crate) fn own_key(
         valid: place.start + local < place.count,
         key: 0usize,
         row: 0usize,
+        of_one_chunk: false,
         first: 0i32,
         end: i32::new(comptime!(i32::MAX as i64)),
         score: 0.0f32,
@@ -82,8 +85,9 @@ pub(crate) fn own_key(
         }
         if comptime!(bp.causal) {
             let shift = query_shift(place.q_len, place.k_len);
-            first += shift;
-            end += shift;
+            first = max(first + shift, 0i32);
+            end = min(end + shift, place.q_len as i32);
+            own.of_one_chunk = first >= place.chunk_first && end <= place.chunk_end;
         } else {
             // All queries stand at the last key.
             end = select(end >= place.k_len as i32, place.q_len as i32, 0i32);

@@ -2,6 +2,7 @@
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::matrix::ptx::value;
+use crate::pattern::position::query_shift;
 use cubecl::prelude::*;
 
 /// Adds to the f32 that `to` begins with, in global memory. The order of such additions is not fixed.
@@ -58,20 +59,50 @@ fn lives(interval: Vector<u32, Const<2>>) -> bool {
     interval.extract(0usize) < interval.extract(1usize)
 }
 
-/// Zeroes the sums of the keys that some position attends to: one unit per four elements of `sums_k` and of `sums_v`,
-/// contiguous `[batch, kv_heads, k_len, head_dim]`. The sums of the other keys stay undefined.
+/// Sizes of a launch of [`clear_sums_kernel`].
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct ClearedSums {
+    /// Vectors of each of the tensors.
+    pub vectors: usize,
+    pub q_len: usize,
+    pub k_len: usize,
+    /// Queries of a chunk.
+    pub chunk: usize,
+}
+
+#[cube]
+impl ClearedSums {
+    /// Whether the queries that attend to the key are of one chunk, whose cube then writes its sums.
+    fn is_of_one_chunk(&self, interval: Vector<u32, Const<2>>, #[comptime] causal: bool) -> bool {
+        let mut of_one = false;
+        if comptime!(causal) {
+            let shift = query_shift(self.q_len, self.k_len);
+            let from = max(interval.extract(0usize) as i32 + shift, 0i32);
+            let to = min(interval.extract(1usize) as i32 + shift, self.q_len as i32);
+            of_one = from < to && from as usize / self.chunk == (to - 1i32) as usize / self.chunk;
+        }
+        of_one
+    }
+}
+
+/// Zeroes the sums of the keys to which the queries of several chunks attend: one unit per four elements of `sums_k`
+/// and of `sums_v`, contiguous `[batch, kv_heads, k_len, head_dim]`. The sums of the other keys stay undefined.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn clear_sums_kernel(
     intervals: &[Vector<u32, Const<2>>],
     sums_k: &mut [Vector<f32, Const<4>>],
     sums_v: &mut [Vector<f32, Const<4>>],
-    vectors: usize,
+    sizes: &ClearedSums,
     #[comptime] head_dim: usize,
+    #[comptime] causal: bool,
 ) {
     let at = ABSOLUTE_POS;
-    if at < vectors && lives(intervals[at / comptime!(head_dim / 4)]) {
-        sums_k[at] = Vector::new(0.0f32);
-        sums_v[at] = Vector::new(0.0f32);
+    if at < sizes.vectors {
+        let interval = intervals[at / comptime!(head_dim / 4)];
+        if lives(interval) && !sizes.is_of_one_chunk(interval, causal) {
+            sums_k[at] = Vector::new(0.0f32);
+            sums_v[at] = Vector::new(0.0f32);
+        }
     }
 }
 

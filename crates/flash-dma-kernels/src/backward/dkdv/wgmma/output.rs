@@ -3,6 +3,7 @@
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::args::{BackwardInputs, KeyGradients};
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
+use crate::backward::dkdv::shared::keys::OwnKey;
 use crate::backward::dkdv::shared::pairs::Pairs;
 use crate::backward::dkdv::shared::sums::{add_pair_at_once, write_score};
 use crate::backward::dkdv::wgmma::keys::LaneKeys;
@@ -23,25 +24,42 @@ pub(crate) fn write_rows<O: Float, N: Size>(
     scale: f32,
 ) {
     let bp = comptime!(keys.bp);
-    if keys.upper.valid {
-        let at = keys.upper.row * comptime!(bp.head_dim / 2) + quad;
-        write_row::<O, N>(&mut grads.v, dv, at, 1.0f32, 0usize, bp);
-        write_row::<O, N>(&mut grads.k, dk, at, scale, 0usize, bp);
-    }
-    if keys.lower.valid {
-        let at = keys.lower.row * comptime!(bp.head_dim / 2) + quad;
-        write_row::<O, N>(&mut grads.v, dv, at, 1.0f32, 1usize, bp);
-        write_row::<O, N>(&mut grads.k, dk, at, scale, 1usize, bp);
+    write_key::<O, N>(dv, dk, &keys.upper, quad, grads, scale, 0usize, bp);
+    write_key::<O, N>(dv, dk, &keys.lower, quad, grads, scale, 1usize, bp);
+}
+
+/// Writes or adds the rows of one of the two keys.
+#[cube]
+fn write_key<O: Float, N: Size>(
+    dv: &Vector<f32, N>,
+    dk: &Vector<f32, N>,
+    key: &OwnKey,
+    quad: usize,
+    grads: &mut KeyGradients<O>,
+    scale: f32,
+    #[comptime] lower: usize,
+    #[comptime] bp: DkdvBlueprint,
+) {
+    if key.valid {
+        let at = key.row * comptime!(bp.head_dim / 2) + quad;
+        if comptime!(bp.shared_keys) && !key.of_one_chunk {
+            write_row::<O, N>(&mut grads.v, dv, at, 1.0f32, true, lower, bp);
+            write_row::<O, N>(&mut grads.k, dk, at, scale, true, lower, bp);
+        } else {
+            write_row::<O, N>(&mut grads.v, dv, at, 1.0f32, false, lower, bp);
+            write_row::<O, N>(&mut grads.k, dk, at, scale, false, lower, bp);
+        }
     }
 }
 
-/// Writes or adds `factor` times one of the two rows that this lane holds elements of.
+/// Writes, or adds if it is `shared`, `factor` times one of the two rows that this lane holds elements of.
 #[cube]
 fn write_row<O: Float, N: Size>(
     grad: &mut [Vector<O, Const<2>>],
     acc: &Vector<f32, N>,
     at: usize,
     factor: f32,
+    #[comptime] shared: bool,
     #[comptime] lower: usize,
     #[comptime] bp: DkdvBlueprint,
 ) {
@@ -54,7 +72,7 @@ fn write_row<O: Float, N: Size>(
             pair.insert(e, x * factor);
         }
         let to = at + comptime!(c * 4);
-        if comptime!(bp.shared_keys) {
+        if comptime!(shared) {
             add_pair_at_once::<O>(
                 &mut grad[to..to + 1],
                 pair.extract(0usize),
