@@ -49,7 +49,7 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
     let size!(NS) = comptime!(bp.rows / 2);
     let size!(NO) = comptime!(bp.head_dim / 2);
     let size!(NP) = comptime!(bp.rows / 4);
-    let (warp, unit) = (UNIT_POS_Y as usize, UNIT_POS as usize);
+    let warp = UNIT_POS_Y as usize;
     // Computed before the first product, for all of the kernel: otherwise ptxas serialises the products (C7515).
     let quad = UNIT_POS_X as usize % 4;
     let (q_heads, q_len) = (inputs.q.shape(1), inputs.q.shape(2));
@@ -96,16 +96,7 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
         let ring = Ring::new(stages, 1usize, comptime!(bp.units()));
         let turns = Turns::new();
         let copies = StepCopies::new::<E>(boxes, &tiles, place.batch, &pairs.rows);
-        let ahead = comptime!(bp.stages - 2);
-        #[unroll]
-        for turn in 0..ahead {
-            if turn < steps.count {
-                if unit == 0 {
-                    copies.start(&ring, &steps.coming(turn, bp), turn, bp);
-                }
-                steps.advance_coming(bp);
-            }
-        }
+        steps.fill(&ring, &copies, bp);
         let own = warp / 4 * comptime!(64 * bp.segments());
         let k_panels = Panels::at::<E>(&tiles.k[own..own + 1]);
         let v_panels = Panels::at::<E>(&tiles.v[own..own + 1]);
@@ -134,16 +125,7 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
             let s = start_products::<NS>(&k_panels, &q_tile, bp);
             let dp = start_products::<NS>(&v_panels, &o_tile, bp);
             turns.pass(turn, steps.count, comptime!(bp.fragments));
-            if turn + ahead < steps.count {
-                if unit == 0 {
-                    if turn >= 2 {
-                        ring.wait_empty((turn - 2) % stages, (turn - 2) / stages);
-                    }
-                    let step = steps.coming(turn + ahead, bp);
-                    copies.start(&ring, &step, turn + ahead, bp);
-                }
-                steps.advance_coming(bp);
-            }
+            steps.refill(turn, &ring, &copies, bp);
             let step = staged_step::<E>(turn, &steps, &words, &tiles, &place, &pairs.mask, bp);
             steps.advance_present(turn, bp);
             // Waits for all but dP^T.

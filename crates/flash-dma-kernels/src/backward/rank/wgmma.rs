@@ -41,7 +41,7 @@ pub(crate) fn rank_wgmma_kernel<E: Float>(
     #[define(E)] _element: ElemType,
 ) {
     let size!(NS) = comptime!(bp.rows / 2);
-    let (warp, unit) = (UNIT_POS_Y as usize, UNIT_POS as usize);
+    let warp = UNIT_POS_Y as usize;
     let (q_heads, q_len) = (inputs.q.shape(1), inputs.q.shape(2));
     let (kv_heads, k_len) = (inputs.k.shape(1), inputs.k.shape(2));
     let group = q_heads / kv_heads;
@@ -69,16 +69,7 @@ pub(crate) fn rank_wgmma_kernel<E: Float>(
         let stages = comptime!(bp.stages);
         let ring = Ring::new(stages, 1usize, comptime!(bp.units()));
         let copies = StepCopies::new::<E>(boxes, &tiles, place.batch, &pairs.rows);
-        let ahead = comptime!(bp.stages - 2);
-        #[unroll]
-        for turn in 0..ahead {
-            if turn < steps.count {
-                if unit == 0 {
-                    copies.start(&ring, &steps.coming(turn, bp), turn, bp);
-                }
-                steps.advance_coming(bp);
-            }
-        }
+        steps.fill(&ring, &copies, bp);
         let own = warp / 4 * comptime!(64 * bp.segments());
         let k_panels = Panels::at::<E>(&tiles.k[own..own + 1]);
         let v_panels = Panels::at::<E>(&tiles.v[own..own + 1]);
@@ -94,16 +85,7 @@ pub(crate) fn rank_wgmma_kernel<E: Float>(
             // S^T = K Q^T, followed by dP^T = V dO^T.
             let s = start_products::<NS>(&k_panels, &copies.queries(stage, bp), bp);
             let dp = start_products::<NS>(&v_panels, &copies.grad_out(stage, bp), bp);
-            if turn + ahead < steps.count {
-                if unit == 0 {
-                    if turn >= 2 {
-                        ring.wait_empty((turn - 2) % stages, (turn - 2) / stages);
-                    }
-                    let step = steps.coming(turn + ahead, bp);
-                    copies.start(&ring, &step, turn + ahead, bp);
-                }
-                steps.advance_coming(bp);
-            }
+            steps.refill(turn, &ring, &copies, bp);
             let query = steps.present(bp).tile * comptime!(bp.queries());
             let at = step_at::<E>(stage, query, span.fills(query, bp), &tiles, bp);
             steps.advance_present(turn, bp);

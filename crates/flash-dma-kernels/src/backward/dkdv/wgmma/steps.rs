@@ -5,9 +5,10 @@ use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::mask::KeyMask;
 use crate::backward::dkdv::shared::seen::SeenWords;
 use crate::backward::dkdv::shared::steps::{Cursor, StepOrder};
-use crate::backward::dkdv::wgmma::queries::{Tiles, step_at};
+use crate::backward::dkdv::wgmma::queries::{StepCopies, Tiles, step_at};
 use crate::backward::dkdv::wgmma::weights::StagedStep;
 use crate::matrix::ptx::uniform;
+use crate::matrix::wgmma::ring::Ring;
 use cubecl::prelude::*;
 
 /// The steps of a cube, and where it is among them.
@@ -87,6 +88,40 @@ impl Steps {
             self.next = self.order.list.entry(turn + 2);
         } else {
             self.present.advance(&self.order.range, bp);
+        }
+    }
+
+    /// Starts the copies of the first steps.
+    pub(crate) fn fill(&mut self, ring: &Ring, copies: &StepCopies, #[comptime] bp: DkdvBlueprint) {
+        #[unroll]
+        for turn in 0..comptime!(bp.stages - 2) {
+            if turn < self.count {
+                if UNIT_POS == 0 {
+                    copies.start(ring, &self.coming(turn, bp), turn, bp);
+                }
+                self.advance_coming(bp);
+            }
+        }
+    }
+
+    /// Starts the copies of the step that takes the stage which no warpgroup uses from turn `turn` on.
+    pub(crate) fn refill(
+        &mut self,
+        turn: usize,
+        ring: &Ring,
+        copies: &StepCopies,
+        #[comptime] bp: DkdvBlueprint,
+    ) {
+        let stages = comptime!(bp.stages);
+        let coming = turn + comptime!(bp.stages - 2);
+        if coming < self.count {
+            if UNIT_POS == 0 {
+                if turn >= 2 {
+                    ring.wait_empty((turn - 2) % stages, (turn - 2) / stages);
+                }
+                copies.start(ring, &self.coming(coming, bp), coming, bp);
+            }
+            self.advance_coming(bp);
         }
     }
 
