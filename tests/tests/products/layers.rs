@@ -21,12 +21,11 @@ every_burn!(
 /// Tokens, `d_in` and `d_out`.
 fn sizes<B: Backend>() -> Vec<[usize; 3]> {
     let mut sizes = vec![[17, 33, 5]];
-    if B::SIZE > Size::Small {
-        sizes.extend([[1, 24, 40], [257, 100, 70], [1000, 72, 200]]);
-    }
-    if B::SIZE == Size::Large {
-        // Past the size from which kernels of tensor cores and parts are chosen.
-        sizes.extend([[4999, 200, 264], [32768, 256, 64]]);
+    match B::SIZE {
+        Size::Small => {}
+        Size::Medium => sizes.extend([[1, 24, 40], [257, 100, 70], [1000, 72, 200]]),
+        // The last two are past the size from which kernels of tensor cores and parts are chosen.
+        Size::Large => sizes.extend([[1, 24, 40], [4999, 200, 264], [32768, 256, 64]]),
     }
     sizes
 }

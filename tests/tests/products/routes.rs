@@ -64,23 +64,21 @@ fn layouts<T: Target>(engine: &Kernels<T>) {
         Matrix::random([m, k], &mut rng),
         Matrix::random([k, n], &mut rng),
     );
-    let layouts = Kernels::<T>::cases(
-        [Lies::Columns, Lies::Gaps(3)],
-        [],
-        [Lies::Rows, Lies::Gaps(8)],
-    );
+    use Lies::{Columns, Gaps, Rows};
+    let pairs = |element| match (Kernels::<T>::SIZE, element) {
+        (Size::Large, F32) => vec![(Rows, Columns), (Columns, Rows), (Gaps(3), Gaps(3))],
+        (Size::Large, _) => [Rows, Columns, Gaps(3), Gaps(8)]
+            .map(|of| (of, of))
+            .to_vec(),
+        _ => vec![(Columns, Columns), (Gaps(3), Gaps(3))],
+    };
     for element in types(engine) {
         let exact = a.times(&b, element);
-        for &of_a in &layouts {
-            for &of_b in &layouts {
-                if of_a != of_b && (Kernels::<T>::SIZE < Size::Large || element == F32) {
-                    continue;
-                }
-                let operands = [a.raw(element, of_a), b.raw(element, of_b)];
-                let actual = engine.product(operands.each_ref(), element, None);
-                let what = format!("{of_a:?} by {of_b:?} of {element}");
-                same(&actual.expect(&what), &exact, &what);
-            }
+        for (of_a, of_b) in pairs(element) {
+            let operands = [a.raw(element, of_a), b.raw(element, of_b)];
+            let actual = engine.product(operands.each_ref(), element, None);
+            let what = format!("{of_a:?} by {of_b:?} of {element}");
+            same(&actual.expect(&what), &exact, &what);
         }
     }
 }
@@ -97,19 +95,16 @@ fn tall(k: usize, [m, n]: [usize; 2], element: ElementType) -> (Matrix, Matrix, 
 }
 
 fn sums_in_parts<T: Target>(engine: &Kernels<T>) {
-    let lengths = Kernels::<T>::cases([300], [], [4097]);
-    for k in lengths {
+    for (k, parts) in Kernels::<T>::cases([(300, 3)], [], [(4097, 64)]) {
         for element in types(engine) {
             let (a, b, raw) = tall(k, [24, 17], element);
-            for parts in Kernels::<T>::cases([3], [], [64]) {
-                let choice = Choice {
-                    route: Route::Standard,
-                    parts,
-                };
-                let actual = engine.product(raw.each_ref(), element, Some(choice));
-                let what = format!("{k} terms of {element} in {parts} parts");
-                same(&actual.expect(&what), &a.times(&b, element), &what);
-            }
+            let choice = Choice {
+                route: Route::Standard,
+                parts,
+            };
+            let actual = engine.product(raw.each_ref(), element, Some(choice));
+            let what = format!("{k} terms of {element} in {parts} parts");
+            same(&actual.expect(&what), &a.times(&b, element), &what);
         }
     }
 }
