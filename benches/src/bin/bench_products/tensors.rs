@@ -7,7 +7,7 @@ use cubecl::future::block_on;
 use cubecl::prelude::TensorBinding;
 use cubecl::server::Handle;
 use flash_dma_benches::buffers::device_time;
-use flash_dma_kernels::product::{Choice, Operands, Route, Sizes, product, product_by};
+use flash_dma_kernels::product::{Operands, Sizes, product, product_by};
 use flash_dma_kernels::{ElementType, contiguous_strides};
 use flash_dma_reference::Rng;
 use half::bf16;
@@ -20,7 +20,6 @@ pub struct Pool {
     tokens: usize,
     host: [Vec<bf16>; 2],
     device: [Handle; 2],
-    zeros: Handle,
 }
 
 impl Pool {
@@ -39,12 +38,10 @@ impl Pool {
         });
         let device =
             (host.each_ref()).map(|all| client.create_from_slice(bytemuck::cast_slice(all)));
-        let zeros = client.create_from_slice(&vec![0; 16 * len / tokens]);
         Self {
             tokens,
             host,
             device,
-            zeros,
         }
     }
 }
@@ -102,14 +99,8 @@ impl<'a> Case<'a> {
         self.pass.sizes(&self.layer, self.pool.tokens)
     }
 
-    fn out(&self) -> TensorBinding {
-        let Sizes { m, n, .. } = self.sizes();
-        let strides = contiguous_strides(&[m, n]).collect::<Vec<_>>();
-        binding(&self.out, [m, n], [strides[0], strides[1]])
-    }
-
-    /// Launches the product, or says why it is refused.
-    pub fn launch(&self, client: &Client, candidate: Candidate) -> Result<(), String> {
+    /// Launches the product into `out`, or says why it is refused.
+    fn launch(&self, client: &Client, candidate: Candidate, out: &Handle) -> Result<(), String> {
         let Sizes { m, n, k } = self.sizes();
         let [a, b] = &self.pool.device;
         let operands = Operands {
@@ -117,7 +108,8 @@ impl<'a> Case<'a> {
             b: binding(b, [k, n], self.strides[1]),
             element: ElementType::Bf16,
         };
-        let out = self.out();
+        let strides = contiguous_strides(&[m, n]).collect::<Vec<_>>();
+        let out = binding(out, [m, n], [strides[0], strides[1]]);
         match candidate {
             Candidate::Rule => product(client, &operands, &out, self.out_element),
             Candidate::Forced(choice) => {
@@ -127,23 +119,6 @@ impl<'a> Case<'a> {
         .map_err(|error| error.to_string())
     }
 
-    /// Writes zeros to the result, so that a kernel that writes nothing is noticed.
-    fn clear(&self, client: &Client) -> Result<(), String> {
-        let Sizes { m, n, .. } = self.sizes();
-        let [a, _] = &self.pool.device;
-        let operands = Operands {
-            a: binding(a, [m, 8], [8, 1]),
-            b: binding(&self.pool.zeros, [8, n], [n, 1]),
-            element: ElementType::Bf16,
-        };
-        let choice = Choice {
-            route: Route::Standard,
-            parts: 1,
-        };
-        product_by(client, &operands, &self.out(), self.out_element, choice)
-            .map_err(|error| error.to_string())
-    }
-
     /// Launches the product once over zeros, waits, and returns its greatest error: in units of what rounding the result
     /// and summing in f32 may lose.
     ///
@@ -151,13 +126,14 @@ impl<'a> Case<'a> {
     ///
     /// The reason, if it is refused, fails, or an error is greater than 1.
     pub fn check(&self, client: &Client, candidate: Candidate) -> Result<f64, String> {
-        self.clear(client)?;
-        self.launch(client, candidate)?;
+        let Sizes { m, n, k } = self.sizes();
+        // Zeros, so that a kernel that writes nothing is noticed.
+        let out = client.create_from_slice(&vec![0; m * n * self.out_element.size()]);
+        self.launch(client, candidate, &out)?;
         block_on(client.sync()).map_err(|error| format!("failed on the device: {error:?}"))?;
         let bytes = client
-            .read_one(self.out.clone())
+            .read_one(out)
             .map_err(|error| format!("failed on the device: {error:?}"))?;
-        let Sizes { m, n, k } = self.sizes();
         let mut rng = Rng::new(11);
         let corners = [(0, 0), (m - 1, n - 1), (0, n - 1), (m - 1, 0)];
         let random: Vec<_> = (0..SAMPLES).map(|_| (rng.below(m), rng.below(n))).collect();
@@ -196,7 +172,7 @@ impl<'a> Case<'a> {
     pub fn times(&self, client: &Client, candidate: Candidate, runs: usize) -> Vec<f64> {
         let launch = || {
             // It has been launched before.
-            let _ = self.launch(client, candidate);
+            let _ = self.launch(client, candidate, &self.out);
         };
         (0..runs)
             .map(|_| device_time(client, launch).as_secs_f64() * 1e3)
