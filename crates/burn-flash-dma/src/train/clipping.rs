@@ -5,8 +5,11 @@ use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use std::collections::HashSet;
 
-/// Gradients are squared and summed in groups of about so many numbers, each copied into one row: 64 MiB, twice.
+/// Gradients are squared and summed in groups of about so many numbers, copied into one tensor: 64 MiB, twice.
 const GROUP: usize = 1 << 24;
+
+/// A group is summed as a matrix of so many rows, by columns first: Burn sums all numbers of a tensor in one cube.
+const ROWS: usize = 256;
 
 /// What PyTorch adds to the norm before it divides by it.
 const EPSILON: f64 = 1e-6;
@@ -15,8 +18,8 @@ const EPSILON: f64 = 1e-6;
 /// them together, and returns the norm before, `[1]` in f32: PyTorch's `clip_grad_norm_`. Burn's own clipping takes the
 /// norm of each parameter by itself, which changes the direction of the step.
 ///
-/// Squares are summed in f32, and nothing is read from the device. Gradients are gathered into rows first, so that
-/// there is one launch per parameter and a few per 16 million numbers; the scaling itself is fused into the optimiser
+/// Squares are summed in f32, and nothing is read from the device. Gradients are gathered first, so that there is one
+/// launch per parameter and a few per 16 million numbers; the scaling itself is fused into the optimiser
 /// where Burn fuses. A norm that is not finite makes all gradients NaN or zero, as in PyTorch: look at it where that
 /// may happen.
 ///
@@ -65,11 +68,20 @@ struct Squares<'a> {
 
 impl Squares<'_> {
     fn sum_group(&mut self) {
-        let group = std::mem::take(&mut self.group);
-        self.numbers = 0;
-        if !group.is_empty() {
-            self.sums.push(Tensor::cat(group, 0).square().sum());
+        let mut group = std::mem::take(&mut self.group);
+        let numbers = std::mem::take(&mut self.numbers);
+        let (Some(first), 1..) = (group.first(), numbers) else {
+            return;
+        };
+        let columns = numbers.div_ceil(ROWS);
+        let missing = columns * ROWS - numbers;
+        if missing > 0 {
+            let of_group = (&first.device(), first.dtype());
+            group.push(Tensor::zeros([missing], of_group));
         }
+        let squares = Tensor::cat(group, 0).square();
+        self.sums
+            .push(squares.reshape([ROWS, columns]).sum_dim(0).sum());
     }
 
     fn norm(mut self) -> Tensor<1> {
