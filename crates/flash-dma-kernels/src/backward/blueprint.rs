@@ -72,7 +72,8 @@ pub(crate) struct DkdvBlueprint {
     pub pattern: Pattern,
     /// Whether the scaled product is capped.
     pub softcap: bool,
-    /// Whether several cubes add to one key's gradients; they then use f32 sums and atomics.
+    /// Whether several cubes may add to one key's gradients. They use f32 sums, and atomics for keys that have queries of
+    /// several chunks.
     pub shared_keys: bool,
     /// Whether every chunk has its own rows for its keys' gradients, in f32 and in the order of its list.
     pub parts: bool,

@@ -264,10 +264,10 @@ fn chunk_keys_kernel(
         let read = all.read(base, at, end, &member, source, team);
         #[unroll]
         for r in 0..READS {
-            // Most of the older keys are gone.
             let seen = queries.seen(read.firsts[r], read.ends[r], causal);
             let is_listed = seen.from < seen.to;
             let listed = ballot(is_listed, team);
+            // Most of the older keys are gone, often all of a plane's.
             if listed != 0u32 {
                 let class = queries.class_of(&seen, bits);
                 let same = same_lanes(class as u32, CLASS_BITS, team) & listed;

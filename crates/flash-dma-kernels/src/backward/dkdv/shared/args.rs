@@ -57,7 +57,8 @@ pub(crate) struct KeyTilePlan {
     pub counts: Box<[u32]>,
 }
 
-/// The gradients of the keys, which a cube overwrites or, with `bp.shared_keys`, adds to.
+/// The gradients of the keys, which a cube overwrites or, with `bp.shared_keys`, adds to. Even then it overwrites the
+/// rows of k and v of a key whose queries are all of its chunk.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct KeyGradients<O: Float> {
     /// Contiguous rows of `head_dim`.

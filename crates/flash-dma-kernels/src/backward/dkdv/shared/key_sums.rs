@@ -20,7 +20,8 @@ pub(crate) struct KeySums<'a> {
 }
 
 impl<'a> KeySums<'a> {
-    /// Allocates the sums, zeroed for every key that queries of several chunks of `chunk` attend to.
+    /// Allocates the sums, zeroed for every key that is attended to, except those whose queries are all of one chunk of
+    /// `chunk`: its cube overwrites them.
     pub(crate) fn new(
         client: &'a Client,
         problem: &'a Problem,

@@ -85,8 +85,9 @@ impl ClearedSums {
     }
 }
 
-/// Zeroes the sums of the keys to which the queries of several chunks attend: one unit per four elements of `sums_k`
-/// and of `sums_v`, contiguous `[batch, kv_heads, k_len, head_dim]`. The sums of the other keys stay undefined.
+/// Zeroes the sums of the keys that some position attends to, except those whose queries are all of one chunk: one unit
+/// per four elements of `sums_k` and of `sums_v`, contiguous `[batch, kv_heads, k_len, head_dim]`. The sums of the other
+/// keys stay undefined.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn clear_sums_kernel(
     intervals: &[Vector<u32, Const<2>>],
