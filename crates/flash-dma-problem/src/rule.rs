@@ -64,6 +64,17 @@ impl From<usize> for SelectionRule {
     }
 }
 
+impl From<KeptKeys> for SelectionRule {
+    /// The rule that keeps them, without sinks.
+    fn from(kept: KeptKeys) -> Self {
+        Self {
+            window: kept.best.saturating_add(kept.recent),
+            recent: kept.recent,
+            sinks: 0,
+        }
+    }
+}
+
 impl SelectionRule {
     /// The `window` best keys.
     #[must_use]
@@ -151,6 +162,7 @@ mod tests {
         assert!(rule(5, usize::MAX, 1).check().is_err());
         assert_eq!(rule(5, 2, 3).widened(usize::MAX).window, usize::MAX);
         assert_eq!(rule(5, 2, 3).kept(), KeptKeys { best: 3, recent: 2 });
+        assert_eq!(SelectionRule::from(rule(5, 2, 0).kept()), rule(5, 2, 0));
         assert_eq!(rule(5, 2, 3).kept().check(), Ok(()));
         assert_eq!(rule(5, 5, 0).kept().check(), Ok(()));
         assert_eq!(KeptKeys::from(0).check(), Err(AttentionError::ZeroWindow));

@@ -22,11 +22,7 @@ fn check<E: Engine>(
     what: &str,
 ) {
     let kept = kept.into();
-    let rule = SelectionRule {
-        window: kept.best.saturating_add(kept.recent),
-        recent: kept.recent,
-        sinks: 0,
-    };
+    let rule = SelectionRule::from(kept);
     let scores = Raw::new(&heads.concat(), &shape, ElementType::F32, layout);
     let actual = engine.select(&scores, kept).expect("good scores");
     for (row, head) in heads.iter().enumerate() {

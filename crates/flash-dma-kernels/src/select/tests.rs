@@ -46,11 +46,7 @@ fn check_kept(rows: &[Vec<f32>], kept: KeptKeys) {
 /// Compares the intervals of all rows with the oracle's.
 fn compare(rows: &[Vec<f32>], kept: KeptKeys, actual: &[u32]) {
     let n = rows[0].len();
-    let rule = SelectionRule {
-        window: kept.best.saturating_add(kept.recent),
-        recent: kept.recent,
-        sinks: 0,
-    };
+    let rule = SelectionRule::from(kept);
     for (r, row) in rows.iter().enumerate() {
         let wide: Vec<f64> = row.iter().map(|&z| f64::from(z)).collect();
         let expected = if n <= 300 {
