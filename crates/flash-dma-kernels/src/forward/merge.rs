@@ -9,6 +9,20 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::Problem;
 
+/// Sizes of a launch of [`merge_kernel`].
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+struct MergedSizes {
+    parts: usize,
+    /// Query heads.
+    heads: usize,
+    /// Queries per head.
+    len: usize,
+    /// Rows of all sequences and heads.
+    rows: usize,
+    /// Pairs of elements of a row.
+    pairs: usize,
+}
+
 /// A unit owns two neighbouring elements of a row of `out`, and the first unit of a row the row's `lse`:
 ///
 /// `lse = log sum_p exp(lse_p)`, `out = sum_p exp(lse_p - lse) out_p`, in the order of the parts.
@@ -28,14 +42,11 @@ fn merge_kernel<E: Float>(
     residual: &mut ComptimeOption<Box<[Vector<E, Const<2>>]>>,
     lse: &mut [f32],
     order: &RowOrder,
-    parts: usize,
-    heads: usize,
-    len: usize,
-    rows: usize,
-    pairs: usize,
+    sizes: &MergedSizes,
     #[define(E)] _element: ElemType,
 ) {
     let at = ABSOLUTE_POS;
+    let (rows, pairs, parts) = (sizes.rows, sizes.pairs, sizes.parts);
     if at >= rows * pairs {
         terminate!();
     }
@@ -60,10 +71,9 @@ fn merge_kernel<E: Float>(
     if !empty {
         result = value / Vector::new(sum);
     }
-    let (head, query) = (row / len % heads, row % len);
+    let (heads, len) = (sizes.heads, sizes.len);
     let first = row / (heads * len) * heads * len;
-    let to = first + head * order.head as usize + query * order.query as usize;
-    let to = to * pairs + column;
+    let to = order.place(first, row / len % heads, row % len) * pairs + column;
     out[to] = Vector::cast_from(result);
     #[comptime]
     match residual {
@@ -114,11 +124,7 @@ pub(crate) fn merge(
             residual.map(TensorBinding::into_buffer_arg).into(),
             lse.into_buffer_arg(),
             order,
-            parts,
-            problem.q_heads,
-            problem.q_len,
-            rows,
-            pairs,
+            MergedSizesLaunch::new(parts, problem.q_heads, problem.q_len, rows, pairs),
             elem_type(problem.element),
         );
     }

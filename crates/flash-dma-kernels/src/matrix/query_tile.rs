@@ -185,8 +185,8 @@ impl OutputRows {
         order: &RowOrder,
     ) -> OutputRows {
         OutputRows {
-            upper: order.place(first_head * q_len, &rows.upper),
-            lower: order.place(first_head * q_len, &rows.lower),
+            upper: order.place(first_head * q_len, rows.upper.head, rows.upper.query),
+            lower: order.place(first_head * q_len, rows.lower.head, rows.lower.query),
             has_upper: rows.upper.valid,
             has_lower: rows.lower.valid,
         }
@@ -197,9 +197,9 @@ impl OutputRows {
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct RowOrder {
     /// By how many rows a head lies behind the one before it.
-    pub head: u32,
+    head: u32,
     /// By how many rows a query lies behind the one before it.
-    pub query: u32,
+    query: u32,
 }
 
 impl RowOrder {
@@ -217,9 +217,9 @@ impl RowOrder {
 
 #[cube]
 impl RowOrder {
-    /// The index of a row of the sequence whose first row has the index `first`.
-    pub(crate) fn place(&self, first: usize, row: &TileRow) -> usize {
-        first + row.head * self.head as usize + row.query * self.query as usize
+    /// The index of the row of a head and a query of the sequence whose first row has the index `first`.
+    pub(crate) fn place(&self, first: usize, head: usize, query: usize) -> usize {
+        first + head * self.head as usize + query * self.query as usize
     }
 }
 

@@ -81,7 +81,9 @@ pub(crate) fn add_not_finite<E: Float, O: Float, NQ: Size>(
     let q_row = own.offset(&operands.q, &row) / q_width;
     let interval_row = attended.interval_row();
     let lse_row = (first_head + row.head) * own.q_len + row.query;
-    let out_row = outputs.order.place(first_head * own.q_len, &row);
+    let out_row = outputs
+        .order
+        .place(first_head * own.q_len, row.head, row.query);
     for column in full_tiles * comptime!(bp.key_tile)..attended.keys.total {
         let end = i32::new(comptime!(i32::MAX as i64));
         let listed = ColumnKey::new(column, end, &row, source, attended, interval_row);
