@@ -9,6 +9,7 @@
 
 use crate::host::scratch::{address_type, bytes, scratch};
 use crate::pattern::intervals::LiveKeys;
+use crate::pattern::intervals::live::{LiveFrom, LiveLists};
 use crate::pattern::intervals::runners::RunnersUp;
 use crate::pattern::intervals::tiles::most_alive;
 use crate::pattern::position::query_shift;
@@ -79,17 +80,30 @@ enum Listed {
     RunnersUp,
 }
 
-/// A list of keys per row, and the positions of each entry.
+/// The keys that are listed, of [`Listed::Live`] or [`Listed::RunnersUp`].
 #[derive(CubeType, CubeLaunch)]
 struct KeyList {
-    /// Contiguous `[rows, k_len]`, defined up to the row's count.
+    live: ComptimeOption<LiveLists>,
+    runners: ComptimeOption<RunnerLists>,
+}
+
+/// The lists of [`RunnersUp`], as kernels have them.
+#[derive(CubeType, CubeLaunch)]
+struct RunnerLists {
     keys: Box<[u32]>,
-    /// Contiguous `[rows]`.
+    /// Of each entry of `keys`, the first and one past the last position.
+    spans: Box<[Vector<u32, Const<2>>]>,
     counts: Box<[u32]>,
-    /// [`Listed::Live`] only: as `keys`, one past the last position of each entry. The first one is the key.
-    ends: ComptimeOption<Box<[u32]>>,
-    /// [`Listed::RunnersUp`] only: as `keys`, the first and one past the last position of each entry.
-    spans: ComptimeOption<Box<[Vector<u32, Const<2>>]>>,
+}
+
+/// The entries that a chunk may list.
+#[derive(CubeType, Clone, Copy)]
+struct ChunkEntries {
+    count: usize,
+    /// [`Listed::Live`] only.
+    live: LiveFrom,
+    /// [`Listed::RunnersUp`] only: the first.
+    base: usize,
 }
 
 /// [`READS`] entries of a lane. Those past the end of its plane's share are on no position.
@@ -103,10 +117,42 @@ struct ListedKeys {
 
 #[cube]
 impl KeyList {
-    /// This lane's entries of the `READS * lanes` from `at` on, before `end`, of the row that begins at `base`.
+    /// The entries of row `row` that the queries of a chunk may see.
+    fn entries(
+        &self,
+        row: usize,
+        queries: &ChunkQueries,
+        #[comptime] source: Listed,
+        #[comptime] causal: bool,
+    ) -> ChunkEntries {
+        let k_len = queries.k_len;
+        let base = row * k_len as usize;
+        if comptime!(source == Listed::Live) {
+            let mut position = k_len as i32 - 1;
+            let mut end = k_len;
+            if comptime!(causal) {
+                position = queries.first - queries.shift;
+                end = max(queries.end - queries.shift, 0i32) as u32;
+            }
+            let live = LiveFrom::new(self.live.as_ref().unwrap(), row, k_len, position);
+            ChunkEntries {
+                count: live.until(end) as usize,
+                live,
+                base,
+            }
+        } else {
+            ChunkEntries {
+                count: self.runners.as_ref().unwrap().counts[row] as usize,
+                live: LiveFrom::none(),
+                base,
+            }
+        }
+    }
+
+    /// This lane's of the `READS * lanes` entries from `at` on, before `end`.
     fn read(
         &self,
-        base: usize,
+        entries: &ChunkEntries,
         at: usize,
         end: usize,
         member: &Member,
@@ -121,13 +167,18 @@ impl KeyList {
         #[unroll]
         for r in 0..READS {
             let own = at + comptime!(r * team.lanes) + member.lane;
-            let from = base + min(own, end - 1);
-            read.keys[r] = self.keys[from];
+            let entry = min(own, end - 1);
             if comptime!(source == Listed::Live) {
+                let live = self.live.as_ref().unwrap();
+                let interval = live.entries[entries.live.place(entry as u32)];
+                read.keys[r] = interval.extract(0usize);
                 read.firsts[r] = read.keys[r];
-                read.ends[r] = self.ends.as_ref().unwrap()[from];
+                read.ends[r] = interval.extract(1usize);
             } else {
-                let span = self.spans.as_ref().unwrap()[from];
+                let runners = self.runners.as_ref().unwrap();
+                let from = entries.base + entry;
+                read.keys[r] = runners.keys[from];
+                let span = runners.spans[from];
                 read.firsts[r] = span.extract(0usize);
                 read.ends[r] = span.extract(1usize);
             }
@@ -140,11 +191,11 @@ impl KeyList {
 /// Queries of a chunk.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct ChunkQueries {
-    pub first: i32,
-    pub end: i32,
+    first: i32,
+    end: i32,
     /// Maps a position to its query.
-    pub shift: i32,
-    pub k_len: u32,
+    shift: i32,
+    k_len: u32,
 }
 
 /// The queries `from .. to` of a chunk that see a key; none if they are not less.
@@ -154,8 +205,85 @@ pub(crate) struct Seen {
     pub to: i32,
 }
 
+/// How queries are cut into chunks.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct QueryChunks {
+    pub q_len: u32,
+    pub k_len: u32,
+    /// Queries of a chunk.
+    pub chunk: u32,
+}
+
+#[cube]
+impl QueryChunks {
+    /// Whether the queries that see the key of an interval, if any, are not all of one chunk.
+    pub(crate) fn share(&self, interval: Vector<u32, Const<2>>, #[comptime] causal: bool) -> bool {
+        let (first, end) = (interval.extract(0usize), interval.extract(1usize));
+        let seen = ChunkQueries::all(self.q_len, self.k_len).seen(first, end, causal);
+        let chunk = self.chunk as i32;
+        seen.from >= seen.to || seen.from / chunk != (seen.to - 1i32) / chunk
+    }
+}
+
+/// A key of a lane among those of its plane.
+#[derive(CubeType, Clone, Copy)]
+struct Classed {
+    is_listed: bool,
+    /// Of a listed key.
+    class: usize,
+    /// The lanes whose keys are listed in the same class, if it is listed, one bit each.
+    same: u32,
+}
+
+#[cube]
+impl Classed {
+    /// Whether the lane is the first of its class.
+    fn leads(&self, member: &Member) -> bool {
+        self.is_listed && self.same & member.before == 0u32
+    }
+}
+
 #[cube]
 impl ChunkQueries {
+    /// Those of chunk `chunk` of chunks of `size` queries.
+    pub(crate) fn of_chunk(chunk: u32, size: u32, q_len: u32, k_len: u32) -> ChunkQueries {
+        ChunkQueries {
+            first: (chunk * size) as i32,
+            end: min(chunk * size + size, q_len) as i32,
+            shift: query_shift(q_len as usize, k_len as usize),
+            k_len,
+        }
+    }
+
+    /// All queries.
+    pub(crate) fn all(q_len: u32, k_len: u32) -> ChunkQueries {
+        ChunkQueries::of_chunk(0u32, q_len, q_len, k_len)
+    }
+
+    /// Where each key of a plane's lanes, with positions `first .. end`, is listed. Every lane must take part.
+    fn classed(
+        &self,
+        first: u32,
+        end: u32,
+        bits: u32,
+        #[comptime] causal: bool,
+        #[comptime] team: Team,
+    ) -> Classed {
+        let seen = self.seen(first, end, causal);
+        let mut classed = Classed {
+            is_listed: seen.from < seen.to,
+            class: 0usize,
+            same: 0u32,
+        };
+        let listed = ballot(classed.is_listed, team);
+        // Most of the older keys are gone, often all of a plane's.
+        if listed != 0u32 {
+            classed.class = self.class_of(&seen, bits);
+            classed.same = same_lanes(classed.class as u32, CLASS_BITS, team) & listed;
+        }
+        classed
+    }
+
     /// Those that see a key with positions `first .. end`.
     pub(crate) fn seen(&self, first: u32, end: u32, #[comptime] causal: bool) -> Seen {
         let mut seen = Seen {
@@ -228,23 +356,13 @@ fn chunk_keys_kernel(
     let row = CUBE_POS_Y as usize;
     let (unit, units) = (UNIT_POS as usize, comptime!(team.units()));
     let member = Member::this(team);
-    let base = row * sizes.k_len as usize;
-    let queries = ChunkQueries {
-        first: (CUBE_POS_X * sizes.chunk) as i32,
-        end: min(CUBE_POS_X * sizes.chunk + sizes.chunk, sizes.q_len) as i32,
-        shift: query_shift(sizes.q_len as usize, sizes.k_len as usize),
-        k_len: sizes.k_len,
-    };
+    let queries = ChunkQueries::of_chunk(CUBE_POS_X, sizes.chunk, sizes.q_len, sizes.k_len);
     let bits = class_bits(sizes.chunk);
-    let mut count = all.counts[row] as usize;
-    if comptime!(causal && source == Listed::Live) {
-        // Live keys ascend, each from its own position on: entry `n` is not seen before position `n`.
-        count = min(count, max(queries.end - queries.shift, 0i32) as usize);
-    }
+    let entries = all.entries(row, &queries, source, causal);
     let turn = comptime!(READS * team.lanes);
-    let share = count.div_ceil(team.planes).div_ceil(turn) * turn;
-    let start = min(member.plane * share, count);
-    let end = min(start + share, count);
+    let share = entries.count.div_ceil(team.planes).div_ceil(turn) * turn;
+    let start = min(member.plane * share, entries.count);
+    let end = min(start + share, entries.count);
 
     // For each class and plane: the number of keys, then the destination of its next key. The planes that add up a
     // class each are in different banks.
@@ -261,19 +379,13 @@ fn chunk_keys_kernel(
     sync_cube();
     let mut at = start;
     while at < end {
-        let read = all.read(base, at, end, &member, source, team);
+        let read = all.read(&entries, at, end, &member, source, team);
         #[unroll]
         for r in 0..READS {
-            let seen = queries.seen(read.firsts[r], read.ends[r], causal);
-            let is_listed = seen.from < seen.to;
-            let listed = ballot(is_listed, team);
-            // Most of the older keys are gone, often all of a plane's.
-            if listed != 0u32 {
-                let class = queries.class_of(&seen, bits);
-                let same = same_lanes(class as u32, CLASS_BITS, team) & listed;
-                if is_listed && same & member.before == 0u32 {
-                    counters[class * class_words + member.plane].fetch_add(same.count_ones());
-                }
+            let key = queries.classed(read.firsts[r], read.ends[r], bits, causal, team);
+            if key.leads(&member) {
+                let counter = key.class * class_words + member.plane;
+                counters[counter].fetch_add(key.same.count_ones());
             }
         }
         at += turn;
@@ -316,28 +428,22 @@ fn chunk_keys_kernel(
     let to = (row * CUBE_COUNT_X as usize + CUBE_POS_X as usize) * sizes.capacity as usize;
     let mut at = start;
     while at < end {
-        let read = all.read(base, at, end, &member, source, team);
+        let read = all.read(&entries, at, end, &member, source, team);
         #[unroll]
         for r in 0..READS {
-            let seen = queries.seen(read.firsts[r], read.ends[r], causal);
-            let is_listed = seen.from < seen.to;
-            let listed = ballot(is_listed, team);
-            if listed != 0u32 {
-                let class = queries.class_of(&seen, bits);
-                let same = same_lanes(class as u32, CLASS_BITS, team) & listed;
-                let mut place = 0u32;
-                if is_listed && same & member.before == 0u32 {
-                    let counter = class * class_words + member.plane;
-                    place = counters[counter].fetch_add(same.count_ones());
-                }
-                // The first lane of a class has its place; every lane must take part.
-                place = first_value(place, same, team) + (same & member.before).count_ones();
-                if is_listed && class >= BRIEF_CLASSES {
-                    place = mirrors[class - BRIEF_CLASSES] - place;
-                }
-                if is_listed && place < sizes.capacity {
-                    list[to + place as usize] = read.keys[r];
-                }
+            let key = queries.classed(read.firsts[r], read.ends[r], bits, causal, team);
+            let mut place = 0u32;
+            if key.leads(&member) {
+                let counter = key.class * class_words + member.plane;
+                place = counters[counter].fetch_add(key.same.count_ones());
+            }
+            // The first lane of a class has its place; every lane must take part.
+            place = first_value(place, key.same, team) + (key.same & member.before).count_ones();
+            if key.is_listed && key.class >= BRIEF_CLASSES {
+                place = mirrors[key.class - BRIEF_CLASSES] - place;
+            }
+            if key.is_listed && place < sizes.capacity {
+                list[to + place as usize] = read.keys[r];
             }
         }
         at += turn;
@@ -368,13 +474,23 @@ impl Keys<'_> {
         }
     }
 
-    /// Keys, counts, and the positions of the entries.
-    fn tensors(&self) -> [TensorBinding; 3] {
-        let [keys, counts, positions] = match self {
-            Self::Live(live) => [&live.keys, &live.counts, &live.ends],
-            Self::RunnersUp(runners, _) => [&runners.keys, &runners.counts, &runners.listed],
-        };
-        [keys.clone(), counts.clone(), positions.clone()]
+    /// The launch argument, and its largest buffer.
+    fn list(&self) -> (KeyListLaunch, &TensorBinding) {
+        match self {
+            Self::Live(live) => {
+                let lists = KeyListLaunch::new(Some(live.lists()).into(), None.into());
+                (lists, &live.entries)
+            }
+            Self::RunnersUp(runners, _) => {
+                let [keys, spans, counts] = [&runners.keys, &runners.listed, &runners.counts]
+                    .map(|binding| binding.clone().into_buffer_arg());
+                let lists = RunnerListsLaunch::new(keys, spans, counts);
+                (
+                    KeyListLaunch::new(None.into(), Some(lists).into()),
+                    &runners.listed,
+                )
+            }
+        }
     }
 }
 
@@ -405,13 +521,8 @@ fn chunk_keys_with(
         starts: Some(starts.clone()),
         capacity,
     };
-    let [all, all_counts, positions] = keys.tensors();
-    let address = address_type([&all, &positions, &out.keys]);
-    let positions = Some(positions.into_buffer_arg());
-    let (ends, spans) = match keys.listed() {
-        Listed::Live => (positions, None),
-        Listed::RunnersUp => (None, positions),
-    };
+    let (all, largest) = keys.list();
+    let address = address_type([largest, &out.keys]);
     // SAFETY: a row's list has at most `k_len` entries; the kernel writes only below `capacity`.
     unsafe {
         chunk_keys_kernel::launch_unchecked(
@@ -419,12 +530,7 @@ fn chunk_keys_with(
             CubeCount::Static(chunks as u32, rows as u32, 1),
             team.cube_dim(),
             address,
-            KeyListLaunch::new(
-                all.into_buffer_arg(),
-                all_counts.into_buffer_arg(),
-                ends.into(),
-                spans.into(),
-            ),
+            all,
             out.keys.clone().into_buffer_arg(),
             out.counts.clone().into_buffer_arg(),
             starts.into_buffer_arg(),
@@ -638,5 +744,12 @@ mod tests {
         check(200, 150, 30, true, 48);
         check(100, 150, 30, false, 48);
         check(70, 70, 70, true, 70);
+    }
+
+    #[test]
+    fn a_late_chunk_lists_the_lasting_keys_before_it() {
+        check(900, 900, 30, true, 128);
+        check(400, 900, 30, true, 100);
+        check(100, 900, 30, false, 48);
     }
 }

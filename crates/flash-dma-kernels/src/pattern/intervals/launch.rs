@@ -29,11 +29,11 @@ pub(crate) fn live_keys(
     team: Team,
 ) -> LiveKeys {
     let (rows, n) = (problem.batch * problem.kv_heads, problem.k_len);
-    let (keys, counts) = LiveKeys::shapes(problem);
+    let (entries, counts, starts) = LiveKeys::shapes(problem);
     let out = LiveKeys {
-        keys: scratch(client, keys),
-        ends: scratch(client, keys),
+        entries: scratch(client, entries),
         counts: scratch(client, counts),
+        starts: scratch(client, starts),
     };
     if rows == 0 {
         return out;
@@ -46,11 +46,9 @@ pub(crate) fn live_keys(
             client,
             cubes(client, rows, dim),
             dim,
-            address_type([&selection.intervals]),
+            address_type([&selection.intervals, &out.entries]),
             selection.intervals.clone().into_buffer_arg(),
-            out.keys.clone().into_buffer_arg(),
-            out.ends.clone().into_buffer_arg(),
-            out.counts.clone().into_buffer_arg(),
+            out.lists(),
             rows as u32,
             n as u32,
             team,
@@ -93,10 +91,8 @@ pub(crate) fn tile_key_lists(
             client,
             cubes(client, rows * groups, dim),
             dim,
-            address_type([&live.keys, &lists.keys]),
-            live.keys.clone().into_buffer_arg(),
-            live.ends.clone().into_buffer_arg(),
-            live.counts.clone().into_buffer_arg(),
+            address_type([&live.entries, &lists.keys]),
+            live.lists(),
             lists.keys.clone().into_buffer_arg(),
             lists.counts.clone().into_buffer_arg(),
             TileListSizesLaunch::new(

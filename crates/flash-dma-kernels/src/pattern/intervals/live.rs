@@ -1,12 +1,25 @@
-//! The kernel that drops the keys no position attends to.
+//! The kernel that drops the keys no position attends to, and how other kernels read what it leaves.
 
 use crate::team::{Member, Team, ballot};
 use cubecl::prelude::*;
 
 /// Keys that a lane reads before it uses the first of them, so that the reads overlap.
 const READS: usize = 8;
+/// The most positions that a brief key lives; the others are lasting. With recent keys every key lives, most of them
+/// briefly, and whoever looks for the keys of a late position would read them all.
+pub(crate) const BRIEF: usize = 256;
+/// Keys of a block, before each of which the entries are counted; a multiple of what a plane reads at once.
+pub(crate) const BLOCK: usize = 256;
 
-/// Lists the keys of non-empty interval, in order.
+/// The lists of [`LiveKeys`](crate::pattern::intervals::LiveKeys), as kernels have them.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct LiveLists {
+    pub entries: Box<[Vector<u32, Const<2>>]>,
+    pub counts: Box<[u32]>,
+    pub starts: Box<[Vector<u32, Const<2>>]>,
+}
+
+/// Lists the keys of non-empty interval, and those of them that last, in order.
 ///
 /// One cube per row. Each plane counts the live keys of its share and, after a barrier, when the counts of the
 /// preceding planes are known, writes them; the second read hits the L2 cache.
@@ -14,14 +27,11 @@ const READS: usize = 8;
 /// | buffer | layout |
 /// |---|---|
 /// | `intervals` | contiguous `[rows, n]` of (first, end) |
-/// | `keys`, `ends` | contiguous `[rows, n]`, overwritten up to the row's count |
-/// | `counts` | contiguous `[rows]`, overwritten |
+/// | `live` | see [`LiveKeys`](crate::pattern::intervals::LiveKeys), overwritten up to the counts |
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn live_keys_kernel(
     intervals: &[Vector<u32, Const<2>>],
-    keys: &mut [u32],
-    ends: &mut [u32],
-    counts: &mut [u32],
+    live: &mut LiveLists,
     rows: u32,
     n: u32,
     #[comptime] team: Team,
@@ -36,48 +46,97 @@ pub(crate) fn live_keys_kernel(
         let start = min(member.plane as u32 * share, n);
         let end = min(start + share, n);
 
-        let mut counted = Shared::<[u32]>::new_slice(team.planes);
-        let mut own = 0u32;
+        let mut counted = Shared::<[Vector<u32, Const<2>>]>::new_slice(team.planes);
+        let mut own = Places::new();
         let mut at = start;
         while at < end {
             let share_ends = read_ends(intervals, base, at, end, &member, team);
             #[unroll]
             for r in 0..READS {
                 let key = at + comptime!((r * team.lanes) as u32) + member.lane as u32;
-                own += ballot(share_ends[r] > key, team).count_ones();
+                own.advance(
+                    ballot(share_ends[r] > key, team),
+                    ballot(lasts(key, share_ends[r]), team),
+                );
             }
             at += turn;
         }
         if member.lane == 0 {
-            counted[member.plane] = own;
+            counted[member.plane] = pair(own.live, own.lasting);
         }
         sync_cube();
-        let mut place = 0u32;
+        let mut places = Places::new();
         for plane in 0..member.plane {
-            place += counted[plane];
+            places.live += counted[plane].extract(0usize);
+            places.lasting += counted[plane].extract(1usize);
         }
         if member.lane == 0 && member.plane == comptime!(team.planes - 1) {
-            counts[row] = place + own;
+            live.counts[row] = places.live + own.live;
         }
 
+        let lists = row * 2 * n as usize;
+        let blocks = row * n.div_ceil(comptime!(BLOCK as u32)) as usize;
         let mut at = start;
         while at < end {
+            if member.lane == 0 && at % comptime!(BLOCK as u32) == 0u32 {
+                live.starts[blocks + at as usize / BLOCK] = pair(places.live, places.lasting);
+            }
             let share_ends = read_ends(intervals, base, at, end, &member, team);
             #[unroll]
             for r in 0..READS {
                 let key = at + comptime!((r * team.lanes) as u32) + member.lane as u32;
-                let is_live = share_ends[r] > key;
-                let live = ballot(is_live, team);
+                let (is_live, is_lasting) = (share_ends[r] > key, lasts(key, share_ends[r]));
+                let (all, lasting) = (ballot(is_live, team), ballot(is_lasting, team));
                 if is_live {
-                    let to = base + (place + (live & member.before).count_ones()) as usize;
-                    keys[to] = key;
-                    ends[to] = share_ends[r];
+                    let to = lists + (places.live + (all & member.before).count_ones()) as usize;
+                    live.entries[to] = pair(key, share_ends[r]);
                 }
-                place += live.count_ones();
+                if is_lasting {
+                    let place = places.lasting + (lasting & member.before).count_ones();
+                    let to = lists + n as usize + place as usize;
+                    live.entries[to] = pair(key, share_ends[r]);
+                }
+                places.advance(all, lasting);
             }
             at += turn;
         }
     }
+}
+
+/// Entries of both lists of a row.
+#[derive(CubeType, Clone, Copy)]
+struct Places {
+    live: u32,
+    lasting: u32,
+}
+
+#[cube]
+impl Places {
+    fn new() -> Places {
+        Places {
+            live: 0u32,
+            lasting: 0u32,
+        }
+    }
+
+    /// Adds the lanes whose keys live, and last.
+    fn advance(&mut self, live: u32, lasting: u32) {
+        self.live += live.count_ones();
+        self.lasting += lasting.count_ones();
+    }
+}
+
+#[cube]
+fn pair(first: u32, second: u32) -> Vector<u32, Const<2>> {
+    let mut pair = Vector::<u32, Const<2>>::new(first);
+    pair.insert(1usize, second);
+    pair
+}
+
+/// Whether the key lives longer than a brief one.
+#[cube]
+fn lasts(key: u32, end: u32) -> bool {
+    end > key + comptime!(BRIEF as u32)
 }
 
 /// The ends of this lane's keys of the turn that begins at `at`; 0, before every key, past `end`.
@@ -98,4 +157,65 @@ fn read_ends(
         ends[r] = select(key < end, read, 0u32);
     }
     ends
+}
+
+/// The entries of a row that positions from some position on may attend to, ascending: the lasting keys before a block,
+/// and all live keys from it on.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct LiveFrom {
+    /// How many entries there are.
+    pub count: u32,
+    /// How many of them, the first ones, are lasting keys before the block.
+    lasting: u32,
+    /// How many live keys before the block are no entries.
+    skipped: u32,
+    /// Where the row's first live key is among all entries, and how far behind it the first lasting one.
+    base: usize,
+    n: u32,
+}
+
+#[cube]
+impl LiveFrom {
+    /// The entries of row `row`, of `n` keys, for the positions from `position` on.
+    pub(crate) fn new(live: &LiveLists, row: usize, n: u32, position: i32) -> LiveFrom {
+        let mut from = LiveFrom {
+            count: live.counts[row],
+            lasting: 0u32,
+            skipped: 0u32,
+            base: row * 2 * n as usize,
+            n,
+        };
+        // A brief key that is born before the block is dead at the position.
+        let block = max(position - comptime!(BRIEF as i32), 0i32) as usize / BLOCK;
+        if block > 0 {
+            let blocks = row * n.div_ceil(comptime!(BLOCK as u32)) as usize;
+            let start = live.starts[blocks + block];
+            from.lasting = start.extract(1usize);
+            from.skipped = start.extract(0usize) - from.lasting;
+            from.count -= from.skipped;
+        }
+        from
+    }
+
+    /// A placeholder that is never read.
+    pub(crate) fn none() -> LiveFrom {
+        LiveFrom {
+            count: 0u32,
+            lasting: 0u32,
+            skipped: 0u32,
+            base: 0usize,
+            n: 0u32,
+        }
+    }
+
+    /// The place of an entry among all.
+    pub(crate) fn place(&self, entry: u32) -> usize {
+        self.base + (entry + select(entry < self.lasting, self.n, self.skipped)) as usize
+    }
+
+    /// How many entries there are if none with a key from `end` on matters; `end` is after the position.
+    pub(crate) fn until(&self, end: u32) -> u32 {
+        // Live keys ascend: the key of a row's live key number `n` is at least `n`.
+        min(self.count, max(end, self.skipped) - self.skipped)
+    }
 }

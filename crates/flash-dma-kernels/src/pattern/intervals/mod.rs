@@ -28,20 +28,23 @@ use tiles::QueryTiles;
 /// The keys that at least one position attends to, for each of the `batch * kv_heads` rows.
 #[derive(Clone, Debug)]
 pub(crate) struct LiveKeys {
-    /// Contiguous `[batch * kv_heads, k_len]`, u32: the indices of the live keys, ascending; undefined past the count.
-    /// A key's interval begins at its own index.
-    pub keys: TensorBinding,
-    /// Contiguous `[batch * kv_heads, k_len]`, u32: the end of the interval of each entry of `keys`.
-    pub ends: TensorBinding,
+    /// Contiguous `[batch * kv_heads, 2, k_len]`, pairs of u32: the intervals of the live keys, ascending, and of those
+    /// that live for more than [`live::BRIEF`] positions; undefined past their counts. A key's interval begins at its
+    /// own index.
+    pub entries: TensorBinding,
     /// Contiguous `[batch * kv_heads]`, u32: how many keys of the row are live.
     pub counts: TensorBinding,
+    /// Contiguous `[batch * kv_heads, blocks, 2]`, u32: how many entries either list has before each block of
+    /// [`live::BLOCK`] keys.
+    pub starts: TensorBinding,
 }
 
 impl LiveKeys {
-    /// The shapes of `keys` and `ends`, and of `counts`.
-    fn shapes(problem: &Problem) -> ([usize; 2], [usize; 1]) {
+    /// The shapes of `entries`, `counts` and `starts`.
+    fn shapes(problem: &Problem) -> ([usize; 4], [usize; 1], [usize; 3]) {
         let rows = problem.batch * problem.kv_heads;
-        ([rows, problem.k_len], [rows])
+        let blocks = problem.k_len.div_ceil(live::BLOCK);
+        ([rows, 2, problem.k_len, 2], [rows], [rows, blocks, 2])
     }
 
     /// The bytes of the buffers that [`live_keys`] allocates; 0 without scores.
@@ -49,8 +52,18 @@ impl LiveKeys {
         if !problem.has_scores {
             return 0;
         }
-        let (keys, counts) = Self::shapes(problem);
-        2 * bytes(keys) + bytes(counts)
+        let (entries, counts, starts) = Self::shapes(problem);
+        bytes(entries) + bytes(counts) + bytes(starts)
+    }
+
+    /// The launch argument of kernels that write or read them.
+    fn lists(&self) -> live::LiveListsLaunch {
+        let buffer = |binding: &TensorBinding| binding.clone().into_buffer_arg();
+        live::LiveListsLaunch::new(
+            buffer(&self.entries),
+            buffer(&self.counts),
+            buffer(&self.starts),
+        )
     }
 }
 

@@ -6,6 +6,7 @@
 
 use crate::host::scratch::{address_type, bytes, scratch};
 use crate::pattern::intervals::LiveKeys;
+use crate::pattern::intervals::live::LiveLists;
 use crate::pattern::intervals::tiles::most_keys;
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -47,25 +48,24 @@ fn class_of(end: u32, width: u32) -> usize {
 ///
 /// | buffer | layout |
 /// |---|---|
-/// | `keys`, `ends`, `live` | see [`LiveKeys`] |
+/// | `live` | see [`LiveKeys`], of `k_len` keys |
 /// | `ordered_keys`, `ordered_ends`, `counts` | see [`OrderedKeys`], overwritten |
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn order_kernel(
-    keys: &Tensor<u32>,
-    ends: &Tensor<u32>,
-    live: &Tensor<u32>,
+    live: &LiveLists,
     ordered_keys: &mut Tensor<u32>,
     ordered_ends: &mut Tensor<u32>,
     counts: &mut Tensor<u32>,
     from: u32,
+    k_len: u32,
     class_width: u32,
     #[comptime] units: usize,
 ) {
     let row = CUBE_POS_X as usize;
     let unit = UNIT_POS as usize;
-    let base = row * keys.stride(0);
+    let base = row * 2 * k_len as usize;
     let capacity = ordered_keys.stride(0);
-    let count = live[row] as usize;
+    let count = live.counts[row] as usize;
     let share = count.div_ceil(units);
     let start = min(unit * share, count);
     let end = min(start + share, count);
@@ -79,7 +79,7 @@ fn order_kernel(
         counters[class * class_words + unit] = 0u32;
     }
     for n in start..end {
-        let death = ends[base + n];
+        let death = live.entries[base + n].extract(1usize);
         if death > from {
             counters[class_of(death, class_width) * class_words + unit] += 1u32;
         }
@@ -113,7 +113,8 @@ fn order_kernel(
     }
     sync_cube();
     for n in start..end {
-        let (key, death) = (keys[base + n], ends[base + n]);
+        let interval = live.entries[base + n];
+        let (key, death) = (interval.extract(0usize), interval.extract(1usize));
         if death > from {
             let counter = class_of(death, class_width) * class_words + unit;
             let place = counters[counter] as usize;
@@ -168,14 +169,13 @@ fn by_death_with(client: &Client, problem: &Problem, live: &LiveKeys, units: usi
             client,
             CubeCount::Static(rows as u32, 1, 1),
             CubeDim::new_1d(units as u32),
-            address_type([&live.keys, &ordered.keys]),
-            live.keys.clone().into_tensor_arg(),
-            live.ends.clone().into_tensor_arg(),
-            live.counts.clone().into_tensor_arg(),
+            address_type([&live.entries, &ordered.keys]),
+            live.lists(),
             ordered.keys.clone().into_tensor_arg(),
             ordered.ends.clone().into_tensor_arg(),
             ordered.counts.clone().into_tensor_arg(),
             from,
+            problem.k_len as u32,
             class_width(problem) as u32,
             units,
         );

@@ -1,4 +1,5 @@
 use crate::args::Selection;
+use crate::pattern::intervals::live::{BLOCK, BRIEF};
 use crate::pattern::intervals::tiles::QueryTiles;
 use crate::pattern::intervals::{launch, live_keys, tile_key_lists};
 use crate::team::Team;
@@ -50,18 +51,33 @@ fn check_team(
     let client = client();
     let live = launch::live_keys(&client, problem, &selection(rows), team);
     let n = problem.k_len;
-    let [keys, ends, counts] =
-        [&live.keys, &live.ends, &live.counts].map(|b| read_u32(&client, b.clone()));
+    let [keys, ends, counts, starts] =
+        [&live.keys, &live.ends, &live.counts, &live.starts].map(|b| read_u32(&client, b.clone()));
     for (r, row) in rows.iter().enumerate() {
-        let expected: Vec<Interval> = row.iter().copied().filter(|i| !i.is_empty()).collect();
-        let len = counts[r] as usize;
-        let actual: Vec<Interval> = (0..len)
-            .map(|i| Interval {
-                first: keys[r * n + i],
-                end: ends[r * n + i],
-            })
-            .collect();
-        assert_eq!(actual, expected, "live keys of row {r}");
+        let listed = |list: usize, len: usize| -> Vec<Interval> {
+            (entries[(2 * r + list) * n * 2..].chunks(2).take(len))
+                .map(|pair| Interval {
+                    first: pair[0],
+                    end: pair[1],
+                })
+                .collect()
+        };
+        let filtered = |lists: &dyn Fn(&Interval) -> bool| -> Vec<Interval> {
+            row.iter().copied().filter(lists).collect()
+        };
+        let is_live = |i: &Interval| !i.is_empty();
+        let lasts = |i: &Interval| i.end > i.first + BRIEF as u32;
+        assert_eq!(listed(0, counts[r] as usize), filtered(&is_live), "row {r}");
+        let lasting = filtered(&lasts);
+        assert_eq!(listed(1, lasting.len()), lasting, "lasting keys of row {r}");
+        for block in 0..n.div_ceil(BLOCK) {
+            let before = |lists: &dyn Fn(&Interval) -> bool| {
+                let before = row[..block * BLOCK].iter().filter(|i| lists(i));
+                before.count() as u32
+            };
+            let start = &starts[(r * n.div_ceil(BLOCK) + block) * 2..][..2];
+            assert_eq!(start, [before(&is_live), before(&lasts)], "block {block}");
+        }
     }
 
     let tiles = QueryTiles::new(problem, tile_size);
@@ -204,6 +220,28 @@ fn given(n: usize, end: impl Fn(usize) -> usize) -> Vec<Interval> {
         end: end(j).clamp(j, n) as u32,
     };
     (0..n).map(interval).collect()
+}
+
+#[test]
+fn brief_keys_that_are_gone_are_not_read() {
+    // Lifetimes on both sides of the limit, in several blocks, with keys that never live among them.
+    let n = 5 * BLOCK + 77;
+    let rows = [
+        given(n, |j| j + [BRIEF, 0, BRIEF + 1, 3, n][j % 5]),
+        given(n, |j| j + 100),
+        given(n, |j| j + if j % 97 == 0 { n } else { BRIEF }),
+    ];
+    let window = most_alive(&rows, n);
+    let several = Team {
+        lanes: 1,
+        planes: 5,
+    };
+    for q_len in [n, n / 2] {
+        let causal = problem(3, q_len, n, window, true);
+        check(&causal, &rows, 64, 1);
+        check_team(&causal, &rows, 33, 2, several);
+        check(&problem(3, q_len, n, window, false), &rows, 64, 1);
+    }
 }
 
 /// The most intervals that contain one position.

@@ -1,5 +1,6 @@
 //! The kernel that lists the keys of every query tile from the live keys.
 
+use crate::pattern::intervals::live::{LiveFrom, LiveLists};
 use crate::team::{Member, Team, ballot};
 use cubecl::prelude::*;
 
@@ -82,24 +83,22 @@ pub(crate) struct TileListSizes {
 
 /// Writes the lists: the full keys, then the boundary keys, each ascending, never past `capacity`.
 ///
-/// A cube owns a group of `planes` consecutive tiles of a row, one per plane. It reads the live list once, up to the
-/// group's last position; the entries that any of the group's positions attends to wait in shared memory, where each
+/// A cube owns a group of `planes` consecutive tiles of a row, one per plane. It reads once the live keys that
+/// may be alive at the group's first position or are born up to its last; the entries that any of the group's positions attends to wait in shared memory, where each
 /// plane picks the entries of its tile. Full keys go straight to the list, boundary keys wait until the number of full
 /// keys is known: `bp.boundary` of them in shared memory, and the spilled ones at the end of the list, the first of
 /// them in its last place.
 ///
 /// | buffer | layout |
 /// |---|---|
-/// | `keys`, `ends`, `live` | see [`LiveKeys`](crate::pattern::intervals::LiveKeys) |
+/// | `live` | see [`LiveKeys`](crate::pattern::intervals::LiveKeys) |
 /// | `lists` | `[rows, tiles, capacity]`, overwritten up to the total |
 /// | `counts` | `[rows, tiles, 2]`, overwritten: full keys, all keys |
 ///
 /// The tiles are those from `first_tile` on.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn tile_keys_kernel(
-    keys: &[u32],
-    ends: &[u32],
-    live: &[u32],
+    live: &LiveLists,
     lists: &mut [u32],
     counts: &mut [u32],
     sizes: &TileListSizes,
@@ -111,7 +110,6 @@ pub(crate) fn tile_keys_kernel(
     let row = CUBE_POS / groups as usize;
     if row < sizes.rows as usize {
         let member = Member::this(team);
-        let base = row * sizes.n as usize;
         // The last sizes.tiles see the most keys, so they go first.
         let group = groups - 1u32 - (CUBE_POS % groups as usize) as u32;
         let local = group * planes + member.plane as u32;
@@ -139,10 +137,10 @@ pub(crate) fn tile_keys_kernel(
         let mut filled = 0u32;
         let mut parity = 0usize;
         let mut next = 0u32;
-        let live_count = live[row];
-        let mut more = live_count > 0u32;
+        let from = LiveFrom::new(live, row, sizes.n, group_at.first);
+        let mut more = from.count > 0u32;
         if more {
-            more = keys[base] as i32 <= group_at.last;
+            more = live.entries[from.place(0u32)].extract(0usize) as i32 <= group_at.last;
         }
         while more {
             let own = next + comptime!((READS * team.lanes) as u32) * member.plane as u32;
@@ -153,10 +151,11 @@ pub(crate) fn tile_keys_kernel(
             #[unroll]
             for r in 0..READS {
                 let i = own + comptime!((r * team.lanes) as u32) + member.lane as u32;
-                let from = base + min(i, live_count - 1u32) as usize;
-                let mut entry = Vector::<u32, Const<2>>::new(keys[from]);
+                let mut entry = live.entries[from.place(min(i, from.count - 1u32))];
                 // Past the end of the list: an interval that ended before the first position.
-                entry.insert(1usize, select(i < live_count, ends[from], 0u32));
+                if i >= from.count {
+                    entry.insert(1usize, 0u32);
+                }
                 entries[r] = entry;
             }
             #[unroll]
@@ -186,9 +185,9 @@ pub(crate) fn tile_keys_kernel(
             }
             parity = 1usize - parity;
             next += comptime!(bp.step() as u32);
-            more = next < live_count;
+            more = next < from.count;
             if more {
-                more = keys[base + next as usize] as i32 <= group_at.last;
+                more = live.entries[from.place(next)].extract(0usize) as i32 <= group_at.last;
             }
 
             if !more || filled > comptime!((bp.waiting - bp.step()) as u32) {

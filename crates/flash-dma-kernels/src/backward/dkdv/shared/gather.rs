@@ -7,7 +7,6 @@ use crate::matrix::ptx::shuffle;
 use crate::pattern::intervals::chunks::{
     BRIEF_CLASSES, ChunkKeys, ChunkQueries, STARTS, class_bits,
 };
-use crate::pattern::position::query_shift;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::Problem;
@@ -83,22 +82,13 @@ fn gather_keys_kernel<E: Float>(
     let at = row * sizes.k_len as usize + key as usize;
     let interval = intervals[at];
     let (first, end) = (interval.extract(0usize), interval.extract(1usize));
-    let shift = query_shift(sizes.q_len as usize, sizes.k_len as usize);
     let bits = class_bits(sizes.chunk);
-    let mut from = 0i32;
-    let mut to = sizes.q_len as i32;
-    if comptime!(causal) {
-        from = max(first as i32 + shift, from);
-        to = min(end as i32 + shift, to);
-    } else if end < sizes.k_len {
-        // All queries have the position of the last key.
-        to = from;
-    }
+    let seen = ChunkQueries::all(sizes.q_len, sizes.k_len).seen(first, end, causal);
     let mut first_chunk = 0u32;
     let mut last_chunk = 0u32;
-    if from < to {
-        first_chunk = from as u32 / sizes.chunk;
-        last_chunk = (to as u32 - 1) / sizes.chunk + 1;
+    if seen.from < seen.to {
+        first_chunk = seen.from as u32 / sizes.chunk;
+        last_chunk = (seen.to as u32 - 1) / sizes.chunk + 1;
     }
 
     let vectors = comptime!(head_dim.div_ceil(128));
@@ -112,16 +102,11 @@ fn gather_keys_kernel<E: Float>(
     let mut dz = 0.0f32;
     let mut block = first_chunk;
     while block < last_chunk {
-        // The key's row in the parts of sizes.chunk `block + lane`.
+        // The key's row in the parts of chunk `block + lane`.
         let own = block + lane;
         let mut part = 0u32;
         if own < last_chunk {
-            let queries = ChunkQueries {
-                first: (own * sizes.chunk) as i32,
-                end: min(own * sizes.chunk + sizes.chunk, sizes.q_len) as i32,
-                shift,
-                k_len: sizes.k_len,
-            };
+            let queries = ChunkQueries::of_chunk(own, sizes.chunk, sizes.q_len, sizes.k_len);
             let class = queries.class_of(&queries.seen(first, end, causal), bits);
             let item = row * sizes.chunks as usize + own as usize;
             let base = item * sizes.capacity as usize;
