@@ -1,12 +1,11 @@
 //! The comptime configurations of the tensor-core backward kernels, and the rules that choose them.
 
 use crate::host::engine::Instruction;
-use crate::matrix::blueprint::{MmaBlueprint, RowStores, WrittenRows};
+use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::mma::product::Shape;
 use crate::pattern::kind::{Bias, Pattern};
 use crate::pattern::mask::query_lists::StepShape;
 use cubecl::CubeDim;
-use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use flash_dma_problem::{ElementType, MaskedProblem, Problem};
 
@@ -80,8 +79,6 @@ pub(crate) struct DkdvBlueprint {
     pub parts: bool,
     /// What the two `mma` warps that own the same keys divide.
     pub divided: Divided,
-    /// How `wgmma` writes the rows of keys to which no other cube adds.
-    pub stores: RowStores,
 }
 
 /// What the two `mma` warps that own the same keys divide.
@@ -304,7 +301,6 @@ impl DkdvBlueprint {
                     shared_keys: false,
                     parts: false,
                     divided: Divided::Gradients,
-                    stores: RowStores::Pairs,
                 })
             })
             .find(|blueprint| blueprint.shared_bytes() <= max_shared)
@@ -343,7 +339,6 @@ impl DkdvBlueprint {
                 shared_keys: false,
                 parts: false,
                 divided: Divided::Rows,
-                stores: RowStores::Pairs,
             })
             .find(|blueprint| blueprint.shared_bytes() <= max_shared)
     }
@@ -405,7 +400,6 @@ impl DkdvBlueprint {
             shared_keys: false,
             parts: false,
             divided: Divided::Gradients,
-            stores: RowStores::Pairs,
         })
         .filter(|blueprint| {
             WGMMA_DIMS.contains(&problem.head_dim) && blueprint.shared_bytes() + 4096 <= max_shared
@@ -452,27 +446,6 @@ impl DkdvBlueprint {
                 ..self
             },
             chunk,
-        }
-    }
-
-    /// With the widest stores that the begin of the gradients of k and v allows, 16-bit elements; f32 pairs are wide
-    /// enough.
-    pub(crate) fn writing(self, grads: [&TensorBinding; 2], output: ElemType) -> Self {
-        let is_wide = self.instruction == Instruction::Wgmma && output.size() == 2;
-        Self {
-            stores: match is_wide {
-                true => RowStores::widest(self.head_dim, grads),
-                false => RowStores::Pairs,
-            },
-            ..self
-        }
-    }
-
-    /// The rows that `wgmma` writes.
-    pub(crate) fn written_rows(&self) -> WrittenRows {
-        WrittenRows {
-            head_dim: self.head_dim,
-            stores: self.stores,
         }
     }
 

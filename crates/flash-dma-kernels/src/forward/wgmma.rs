@@ -170,13 +170,12 @@ fn write_output<O: Float, N: Size>(
     #[comptime] bp: MmaBlueprint,
 ) {
     let out = &mut outputs.out;
-    let rows = comptime!(bp.written_rows());
     #[comptime]
     match &mut outputs.residual {
         ComptimeOption::Some(residual) => {
-            write_row_exactly::<O, N>(out, residual, acc, row, lower, rows);
+            write_row_exactly::<O, N>(out, residual, acc, row, lower, bp);
         }
-        ComptimeOption::None => write_row::<O, N>(out, acc, row, lower, rows),
+        ComptimeOption::None => write_row::<O, N>(out, acc, row, lower, bp),
     }
 }
 

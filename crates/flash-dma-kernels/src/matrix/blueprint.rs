@@ -51,29 +51,6 @@ pub(crate) enum RowStores {
     Segments,
 }
 
-impl RowStores {
-    /// The widest for `rows` of 16-bit elements, of `head_dim` elements each: a quad collects four segments at a time.
-    pub(crate) fn widest<'a>(
-        head_dim: usize,
-        rows: impl IntoIterator<Item = &'a TensorBinding>,
-    ) -> Self {
-        let fours = head_dim.is_multiple_of(32);
-        if fours && rows.into_iter().all(|rows| rows_are_segments(rows, 2)) {
-            Self::Segments
-        } else {
-            Self::Pairs
-        }
-    }
-}
-
-/// The rows that a quad writes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct WrittenRows {
-    /// Elements per row.
-    pub head_dim: usize,
-    pub stores: RowStores,
-}
-
 /// CubeCL's name of the devices that have `wgmma`, which exists on sm_90 only.
 const WGMMA_DEVICE: &str = "ptx_sm90";
 
@@ -87,24 +64,21 @@ pub(crate) fn has_wgmma(properties: &DeviceProperties) -> bool {
 const HEAD_DIM_STEP: usize = 32;
 
 impl MmaBlueprint {
-    /// With the widest stores that the begin of all that `wgmma` writes allows, and its rows; parts are f32, whose pairs
-    /// are wide enough.
+    /// With the widest stores that the begin of all that `wgmma` writes allows, and its rows, of which a quad collects
+    /// four segments at a time; parts are f32, whose pairs are wide enough.
     pub(crate) fn writing<'a>(self, rows: impl IntoIterator<Item = &'a TensorBinding>) -> Self {
-        let is_wide = self.instruction == Instruction::Wgmma && !self.split;
+        let size = self.element.size();
+        let wide = self.instruction == Instruction::Wgmma
+            && !self.split
+            && self.segments().is_multiple_of(4)
+            && rows.into_iter().all(|rows| rows_are_segments(rows, size));
         Self {
-            stores: match is_wide {
-                true => RowStores::widest(self.head_dim, rows),
-                false => RowStores::Pairs,
+            stores: if wide {
+                RowStores::Segments
+            } else {
+                RowStores::Pairs
             },
             ..self
-        }
-    }
-
-    /// The rows that `wgmma` writes.
-    pub(crate) fn written_rows(&self) -> WrittenRows {
-        WrittenRows {
-            head_dim: self.head_dim,
-            stores: self.stores,
         }
     }
 

@@ -160,8 +160,8 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
         factor: scaling.scale,
         empty: empty1,
     };
-    write_row::<E, NO>(grad_q, &acc, &upper, 0usize, comptime!(bp.written_rows()));
-    write_row::<E, NO>(grad_q, &acc, &lower, 1usize, comptime!(bp.written_rows()));
+    write_row::<E, NO>(grad_q, &acc, &upper, 0usize, bp);
+    write_row::<E, NO>(grad_q, &acc, &lower, 1usize, bp);
 
     sync_cube();
     let mut any = false;

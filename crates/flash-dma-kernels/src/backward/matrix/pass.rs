@@ -280,9 +280,7 @@ impl<'a> MmaPass<'a> {
         output: ElemType,
         blueprints: MmaBlueprints,
     ) {
-        let (client, problem) = (self.client, self.problem);
-        let own = [&grads[0].own, &grads[1].own];
-        let blueprint = blueprints.dkdv.writing(own, output);
+        let (client, problem, blueprint) = (self.client, self.problem, blueprints.dkdv);
         let [q, k, v] = self.rows.map(Clone::clone);
         let rows = problem.batch * problem.kv_heads;
         let typed = [&q, &k, &v, &self.saved.grad_out];

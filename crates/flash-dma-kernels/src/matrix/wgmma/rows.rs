@@ -1,7 +1,7 @@
 //! Writes the rows of an accumulator, each of which lies across the four lanes of a quad.
 
 use crate::finite::is_finite;
-use crate::matrix::blueprint::{RowStores, WrittenRows};
+use crate::matrix::blueprint::{MmaBlueprint, RowStores};
 use crate::matrix::fragment::quad_sum;
 use crate::matrix::ptx::{global_address, shuffle_xor_word, value};
 use cubecl::prelude::*;
@@ -19,16 +19,13 @@ pub(crate) struct RowToWrite {
     pub empty: bool,
 }
 
-impl WrittenRows {
-    /// How many times four segments a row has.
-    fn fours(self) -> usize {
-        self.head_dim.div_ceil(32)
-    }
+/// How many times four segments a row has, and how many of them are left for the `n`-th four.
+fn fours(bp: MmaBlueprint) -> usize {
+    bp.segments().div_ceil(4)
+}
 
-    /// How many segments are left for the `n`-th four.
-    fn segments_of(self, n: usize) -> usize {
-        (self.head_dim / 8 - 4 * n).min(4)
-    }
+fn segments_of(n: usize, bp: MmaBlueprint) -> usize {
+    (bp.segments() - 4 * n).min(4)
 }
 
 #[cube]
@@ -40,11 +37,11 @@ impl RowToWrite {
         acc: &Vector<f32, N>,
         #[comptime] n: usize,
         #[comptime] lower: usize,
-        #[comptime] rows: WrittenRows,
+        #[comptime] bp: MmaBlueprint,
     ) -> Array<Vector<f32, Const<2>>> {
         let mut pairs = Array::<Vector<f32, Const<2>>>::new(4usize);
         #[unroll]
-        for i in 0..comptime!(rows.segments_of(n)) {
+        for i in 0..comptime!(segments_of(n, bp)) {
             let mut pair = Vector::<f32, Const<2>>::new(0.0f32);
             #[unroll]
             for e in 0..2usize {
@@ -61,11 +58,11 @@ impl RowToWrite {
         &self,
         #[comptime] n: usize,
         #[comptime] i: usize,
-        #[comptime] rows: WrittenRows,
+        #[comptime] bp: MmaBlueprint,
     ) -> usize {
-        let first = self.row * comptime!(rows.head_dim / 2) + comptime!(n * 16);
+        let first = self.row * comptime!(bp.head_dim / 2) + comptime!(n * 16);
         let quad = UNIT_POS_X as usize % 4;
-        match comptime!(rows.stores) {
+        match comptime!(bp.stores) {
             RowStores::Pairs => first + comptime!(i * 4) + quad,
             RowStores::Segments => first + quad * 4 + i,
         }
@@ -78,14 +75,14 @@ impl RowToWrite {
         to: &mut [Vector<O, Const<2>>],
         pairs: &Array<Vector<O, Const<2>>>,
         #[comptime] n: usize,
-        #[comptime] rows: WrittenRows,
+        #[comptime] bp: MmaBlueprint,
     ) {
-        match comptime!(rows.stores) {
+        match comptime!(bp.stores) {
             RowStores::Pairs => {
                 if self.valid {
                     #[unroll]
-                    for i in 0..comptime!(rows.segments_of(n)) {
-                        to[self.place(n, i, rows)] = pairs[i];
+                    for i in 0..comptime!(segments_of(n, bp)) {
+                        to[self.place(n, i, bp)] = pairs[i];
                     }
                 }
             }
@@ -97,7 +94,7 @@ impl RowToWrite {
                 }
                 collect_segment(&mut words);
                 if self.valid {
-                    let at = self.place(n, 0usize, rows);
+                    let at = self.place(n, 0usize, bp);
                     store_segment(global_address(&to[at..at + 1]), &words);
                 }
             }
@@ -112,17 +109,17 @@ pub(crate) fn write_row<O: Float, N: Size>(
     acc: &Vector<f32, N>,
     row: &RowToWrite,
     #[comptime] lower: usize,
-    #[comptime] rows: WrittenRows,
+    #[comptime] bp: MmaBlueprint,
 ) {
     #[unroll]
-    for n in 0..comptime!(rows.fours()) {
-        let pairs = row.pairs::<N>(acc, n, lower, rows);
+    for n in 0..comptime!(fours(bp)) {
+        let pairs = row.pairs::<N>(acc, n, lower, bp);
         let mut rounded = Array::<Vector<O, Const<2>>>::new(4usize);
         #[unroll]
-        for i in 0..comptime!(rows.segments_of(n)) {
+        for i in 0..comptime!(segments_of(n, bp)) {
             rounded[i] = Vector::cast_from(pairs[i]);
         }
-        row.store::<O>(to, &rounded, n, rows);
+        row.store::<O>(to, &rounded, n, bp);
     }
 }
 
@@ -134,33 +131,33 @@ pub(crate) fn write_row_exactly<O: Float, N: Size>(
     acc: &Vector<f32, N>,
     row: &RowToWrite,
     #[comptime] lower: usize,
-    #[comptime] rows: WrittenRows,
+    #[comptime] bp: MmaBlueprint,
 ) {
     let mut all = 0.0f32;
     #[unroll]
-    for n in 0..comptime!(rows.fours()) {
-        let pairs = row.pairs::<N>(acc, n, lower, rows);
+    for n in 0..comptime!(fours(bp)) {
+        let pairs = row.pairs::<N>(acc, n, lower, bp);
         let mut rounded = Array::<Vector<O, Const<2>>>::new(4usize);
         let mut losses = Array::<Vector<O, Const<2>>>::new(4usize);
         #[unroll]
-        for i in 0..comptime!(rows.segments_of(n)) {
+        for i in 0..comptime!(segments_of(n, bp)) {
             rounded[i] = Vector::cast_from(pairs[i]);
             let loss = pairs[i] - Vector::cast_from(rounded[i]);
             losses[i] = Vector::cast_from(loss);
             all += loss.extract(0usize) + loss.extract(1usize);
         }
-        row.store::<O>(to, &rounded, n, rows);
-        row.store::<O>(residual, &losses, n, rows);
+        row.store::<O>(to, &rounded, n, bp);
+        row.store::<O>(residual, &losses, n, bp);
     }
     // Rare, and dear if asked of each element.
     let finite = is_finite(quad_sum(all));
     if !finite && row.valid {
         #[unroll]
-        for n in 0..comptime!(rows.fours()) {
+        for n in 0..comptime!(fours(bp)) {
             #[unroll]
-            for i in 0..comptime!(rows.segments_of(n)) {
+            for i in 0..comptime!(segments_of(n, bp)) {
                 // What this lane has stored itself: the order of the stores of two lanes is undefined.
-                residual[row.place(n, i, rows)] = Vector::new(O::from_int(0));
+                residual[row.place(n, i, bp)] = Vector::new(O::from_int(0));
             }
         }
     }

@@ -74,7 +74,7 @@ pub(crate) struct KeyGradients<O: Float> {
 pub(crate) struct GradientRows<O: Float> {
     /// Contiguous; a cube overwrites the rows of its keys. With `bp.shared_keys` only of those whose queries are all of
     /// its chunk.
-    pub own: Box<[Vector<O, Const<2>>]>,
+    own: Box<[Vector<O, Const<2>>]>,
     /// `bp.shared_keys` only: as `own`, to which cubes add the rows of their other keys.
     sums: ComptimeOption<Box<[Vector<f32, Const<2>>]>>,
 }
@@ -96,7 +96,7 @@ impl<O: Float> GradientRows<O> {
         }
     }
 
-    /// Adds to the pair `at` of a key's row, which the warp has written or added to.
+    /// Adds to the pair `at` of a key's row, which this unit has written or added to.
     pub(crate) fn add(
         &mut self,
         at: usize,
@@ -111,8 +111,7 @@ impl<O: Float> GradientRows<O> {
         }
     }
 
-    /// Adds to the pair `at` of the row of a key that cubes share.
-    pub(crate) fn add_to_sum(
+    fn add_to_sum(
         &mut self,
         at: usize,
         pair: Vector<f32, Const<2>>,

@@ -5,21 +5,18 @@ use crate::backward::dkdv::shared::args::{
     BackwardInputs, GradientRows, KeyGradients, KeyTileSource,
 };
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
-use crate::backward::dkdv::shared::keys::{OwnKey, is_shared};
+use crate::backward::dkdv::shared::keys::is_shared;
 use crate::backward::dkdv::shared::pairs::Pairs;
 use crate::backward::dkdv::shared::sums::write_score;
 use crate::backward::dkdv::wgmma::keys::LaneKeys;
 use crate::backward::dkdv::wgmma::weights::StepWeights;
 use crate::backward::repair::repair_key;
 use crate::matrix::fragment::quad_sum;
-use crate::matrix::ptx::any_lane;
 use crate::matrix::stages::RowAddress;
-use crate::matrix::wgmma::rows::{RowToWrite, write_row};
 use crate::pattern::intervals::chunks::QueryChunks;
 use cubecl::prelude::*;
 
-/// Writes or adds the rows of this lane's two keys, dK times `scale`; `quad` is the lane within its quad. All lanes of
-/// the warp take part.
+/// Writes or adds the rows of this lane's two keys, dK times `scale`; `quad` is the lane within its quad.
 #[cube]
 pub(crate) fn write_rows<O: Float, N: Size>(
     dv: &Vector<f32, N>,
@@ -32,18 +29,42 @@ pub(crate) fn write_rows<O: Float, N: Size>(
     scale: f32,
 ) {
     let bp = comptime!(keys.bp);
-    let upper = is_shared(source, chunks, keys.upper.row, bp);
-    write_key::<O, N>(dv, dk, &keys.upper, upper, quad, grads, scale, 0usize, bp);
-    let lower = is_shared(source, chunks, keys.lower.row, bp);
-    write_key::<O, N>(dv, dk, &keys.lower, lower, quad, grads, scale, 1usize, bp);
+    if keys.upper.valid {
+        let shared = is_shared(source, chunks, keys.upper.row, bp);
+        write_key::<O, N>(
+            dv,
+            dk,
+            keys.upper.row,
+            shared,
+            quad,
+            grads,
+            scale,
+            0usize,
+            bp,
+        );
+    }
+    if keys.lower.valid {
+        let shared = is_shared(source, chunks, keys.lower.row, bp);
+        write_key::<O, N>(
+            dv,
+            dk,
+            keys.lower.row,
+            shared,
+            quad,
+            grads,
+            scale,
+            1usize,
+            bp,
+        );
+    }
 }
 
-/// Writes the rows of one of the two keys, or adds them if it is `shared`.
+/// Writes or adds the rows of one of the two keys.
 #[cube]
 fn write_key<O: Float, N: Size>(
     dv: &Vector<f32, N>,
     dk: &Vector<f32, N>,
-    key: &OwnKey,
+    row: usize,
     shared: bool,
     quad: usize,
     grads: &mut KeyGradients<O>,
@@ -51,44 +72,25 @@ fn write_key<O: Float, N: Size>(
     #[comptime] lower: usize,
     #[comptime] bp: DkdvBlueprint,
 ) {
-    let written = key.valid && !shared;
-    if any_lane(written) {
-        let mut row = RowToWrite {
-            valid: written,
-            row: key.row,
-            factor: 1.0f32,
-            empty: false,
-        };
-        write_row::<O, N>(
-            &mut grads.v.own,
-            dv,
-            &row,
-            lower,
-            comptime!(bp.written_rows()),
-        );
-        row.factor = scale;
-        write_row::<O, N>(
-            &mut grads.k.own,
-            dk,
-            &row,
-            lower,
-            comptime!(bp.written_rows()),
-        );
-    }
-    if comptime!(bp.shared_keys) && key.valid && shared {
-        let at = key.row * comptime!(bp.head_dim / 2) + quad;
-        add_row::<O, N>(&mut grads.v, dv, at, 1.0f32, lower, bp);
-        add_row::<O, N>(&mut grads.k, dk, at, scale, lower, bp);
+    let at = row * comptime!(bp.head_dim / 2) + quad;
+    // One branch around all stores, not one at each.
+    if comptime!(bp.shared_keys) && shared {
+        write_row::<O, N>(&mut grads.v, dv, at, 1.0f32, true, lower, bp);
+        write_row::<O, N>(&mut grads.k, dk, at, scale, true, lower, bp);
+    } else {
+        write_row::<O, N>(&mut grads.v, dv, at, 1.0f32, false, lower, bp);
+        write_row::<O, N>(&mut grads.k, dk, at, scale, false, lower, bp);
     }
 }
 
-/// Adds `factor` times one of the two rows that this lane holds elements of.
+/// Writes, or adds if it is `shared`, `factor` times one of the two rows that this lane holds elements of.
 #[cube]
-fn add_row<O: Float, N: Size>(
+fn write_row<O: Float, N: Size>(
     grad: &mut GradientRows<O>,
     acc: &Vector<f32, N>,
     at: usize,
     factor: f32,
+    #[comptime] shared: bool,
     #[comptime] lower: usize,
     #[comptime] bp: DkdvBlueprint,
 ) {
@@ -100,7 +102,7 @@ fn add_row<O: Float, N: Size>(
             let x: f32 = acc.extract(comptime!(c * 4 + lower * 2 + e));
             pair.insert(e, x * factor);
         }
-        grad.add_to_sum(at + comptime!(c * 4), pair, bp);
+        grad.write(at + comptime!(c * 4), pair, shared, bp);
     }
 }
 
@@ -164,8 +166,6 @@ pub(crate) fn repair_keys<E: Float, O: Float>(
     grads: &mut KeyGradients<O>,
 ) {
     let bp = comptime!(keys.bp);
-    // A lane adds to elements that another one has written.
-    sync_plane();
     let k_rows = RowAddress::of::<E>(&inputs.k, place.batch, place.kv_head);
     let upper = is_shared(source, chunks, keys.upper.row, bp);
     let lower = is_shared(source, chunks, keys.lower.row, bp);
