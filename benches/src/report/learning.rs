@@ -156,7 +156,8 @@ mod tests {
         let rows: Vec<RecallRow> = serde_json::from_str(&format!("[{}]", rows.join(","))).unwrap();
         let text = of_file("recall.json", &rows);
         assert_eq!(text.matches("#### ").count(), 2);
-        let line = "| ours | 8 | 2 | 1.00 | 0.002 | 2 | 0.750 | 0.500–1.000 | 1.000 | 300 | 20 | – |";
+        let line =
+            "| ours | 8 | 2 | 1.00 | 0.002 | 2 | 0.750 | 0.500–1.000 | 1.000 | 300 | 20 | – |";
         assert!(text.contains(line), "{text}");
         assert_eq!(text.matches("| frozen |").count(), 1);
     }

@@ -36,7 +36,7 @@ pub struct Cli {
     #[arg(long, value_enum, default_value = "scattered")]
     pub layout: Layout,
     /// Peak learning rates; with several each arm is trained with each of them.
-    #[arg(long, value_delimiter = ',', default_value = "2e-3")]
+    #[arg(long, value_delimiter = ',', default_value = "1e-3")]
     pub rates: Vec<f64>,
     /// Takes the best rate of each arm from the rows in this file, that an earlier call with several --rates has made.
     #[arg(long, value_name = "FILE", conflicts_with = "rates")]
@@ -180,6 +180,10 @@ mod tests {
         ] {
             assert!(runs(line).unwrap_err().contains(text), "{line}");
         }
-        assert!(runs("--rates-from none.json").unwrap_err().contains("dense"));
+        assert!(
+            runs("--rates-from none.json")
+                .unwrap_err()
+                .contains("dense")
+        );
     }
 }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 const EVALUATION_SEED: u64 = u64::MAX;
 
 /// At least so many questions are asked.
-const QUESTIONS: usize = 1536;
+const QUESTIONS: usize = 768;
 
 /// A model's answers to the questions of texts that training never draws, and its selections there.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

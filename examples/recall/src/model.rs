@@ -101,7 +101,8 @@ impl Model {
         let mut seen = Vec::new();
         let logits = self.forward_seen(batch, |number, x| {
             let layer = &self.computing(&self.blocks[number]).attention;
-            let scores = (self.settings.arm.scores() != Scores::None).then(|| layer.scores(x.clone()));
+            let scores =
+                (self.settings.arm.scores() != Scores::None).then(|| layer.scores(x.clone()));
             let intervals = match self.settings.arm.scores() {
                 Scores::None => self.keys(number, layer, x, &batch.texts)?,
                 _ => Some(layer.try_selection(x.clone())?),
@@ -130,7 +131,9 @@ impl Model {
             x = x + self.attend(number, &block.attention, normal, &batch.texts)?;
             x = block.feed_forward(x);
         }
-        let questions = x.reshape([texts * len, width]).select(0, batch.rows.clone());
+        let questions = x
+            .reshape([texts * len, width])
+            .select(0, batch.rows.clone());
         let norm = self.computing(&self.norm);
         let questions = rms_norm(questions, norm.gamma.val(), norm.epsilon as f32);
         Ok(linear(&self.computing(&self.answer), questions))
