@@ -277,3 +277,65 @@ impl ModuleVisitor for Draw {
         let _ = param.val();
     }
 }
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+    use crate::settings::Size;
+    use crate::task::Layout;
+    use burn::nn::EmbeddingConfig;
+    use burn_flash_dma::nn::Scorer;
+    use train_text::device::{DeviceName, DtypeName};
+
+    fn settings(arm: Arm) -> Settings {
+        Settings {
+            device: DeviceName::Flex,
+            dtype: DtypeName::F32,
+            arm,
+            layout: Layout::Scattered,
+            tokens: 64,
+            window: Settings::window(arm, 64, 4),
+            sizes: Size::Smallest.sizes(),
+            steps: 1,
+            batch: 2,
+            rate: 1e-3,
+            seed: 0,
+        }
+    }
+
+    fn model(arm: Arm) -> (Model, Batch) {
+        let (settings, device) = (settings(arm), Device::flex().autodiff());
+        device.seed(5);
+        let model = Model::new(&settings, &device);
+        (model, settings.task().batch(2, 0, 0, &device))
+    }
+
+    #[test]
+    fn controls_compute_what_the_layer_computes() {
+        let (model, batch) = model(Arm::Unpruned);
+        let layer = &model.blocks[0].attention;
+        let tokens = EmbeddingConfig::new(model.settings.task().vocabulary(), 128)
+            .init(&batch.tokens.device())
+            .forward(batch.tokens.clone());
+        let zeros = Tensor::zeros([2, 2, 64], &tokens.device());
+        let theirs = layer.forward_with_scores(tokens.clone(), zeros);
+        let ours = attend_to(layer, model.settings.sizes, None, tokens).expect("it fits");
+        let error: f32 = (ours - theirs).abs().max().into_scalar();
+        assert!(error < 1e-6, "{error}");
+    }
+
+    #[test]
+    fn scores_learn_in_the_arms_that_say_so() {
+        for &arm in Arm::all() {
+            let (model, batch) = model(arm);
+            let loss = model.forward(&batch).expect("it fits").square().sum();
+            let gradients = loss.backward();
+            let gradient = match model.blocks[0].attention.scorer() {
+                Scorer::Linear(linear) => linear.score_proj.val().grad(&gradients),
+                Scorer::Zoh(zoh) => zoh.dt_proj.val().grad(&gradients),
+            };
+            let learns = matches!(arm.scores(), Scores::RankAndBias | Scores::Rank);
+            assert_eq!(gradient.is_some(), learns, "{arm:?}");
+        }
+    }
+}
