@@ -71,7 +71,7 @@ fn of_file(name: &str, rows: &[RecallRow]) -> String {
     for ((layout, tokens, pairs, [width, layers, batch, steps]), rows) in settings {
         let _ = writeln!(
             text,
-            "#### {tokens} tokens, {pairs} pairs, {layout} (`{name}`)\n\n{layers} layers of width {width}; at most \
+            "#### {tokens} tokens, {pairs} pairs, {layout} (`{name}`)\n\nWidth {width}, layers: {layers}; at most \
              {steps} steps of {batch} texts.\n"
         );
         text += &table(&rows);
