@@ -6,7 +6,7 @@
 
 use clap::Parser;
 use flash_dma_benches::report::{
-    Chart, Others, Peers, Point, Report, Series, highlights, replace_section,
+    Chart, Others, Peers, Point, Report, Series, highlights, recall_tables, replace_section,
 };
 use flash_dma_benches::roof::Roof;
 use flash_dma_benches::rows::{Phase, Row};
@@ -30,6 +30,12 @@ struct Args {
     /// Folder of the CPU's measurements.
     #[arg(long, default_value = "bench-results/cpu")]
     cpu: PathBuf,
+    /// Folder of what models have learned.
+    #[arg(long, default_value = "bench-results/learning")]
+    learning: PathBuf,
+    /// Receives the tables of what models have learned between its marks.
+    #[arg(long, default_value = "book/src/learning.md")]
+    learning_page: PathBuf,
     /// Receives the short table for newcomers between its marks.
     #[arg(long, default_value = "README.md")]
     readme: PathBuf,
@@ -83,6 +89,7 @@ fn run(args: &Args) -> Result<(), String> {
             write(&args.plots.join(format!("{name}.svg")), &svg)?;
         }
     }
+    section(&args.learning_page, &recall_tables(&args.learning)?)?;
     let others = Others::read(&args.results, &args.cpu)?;
     section(&args.readme, &highlights(&report, &others)?)?;
     section(&args.page, &(report.full() + "\n" + &others.tables()))

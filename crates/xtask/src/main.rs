@@ -41,8 +41,8 @@ Usage: cargo xtask <command>
                    cuda-portable, burn-cuda, wgpu, vulkan), every output compared with the oracle; one that fails
                    is shrunk. --help lists all options.
   gpu-pack [--only NAME,..] [--tuned] [..]
-                   Build tests, bench, interop, raw-kernels, train-text and endless, or only those named, for
-                   CUDA into gpu-pack/flash-dma-gpu.tar.xz, for a machine with a GPU and without Rust. --tuned
+                   Build tests, bench, interop, raw-kernels, train-text, endless and recall, or only those named,
+                   for CUDA into gpu-pack/flash-dma-gpu.tar.xz, for a machine with a GPU and without Rust. --tuned
                    builds with autotune, as Burn's users do. Other options go to cargo's build.
   mutants [--list] [--cuda] [--record FILE] [NAMES..]
                    Break the code in one place after the other, as tests/mutants.txt says, and name the

@@ -116,7 +116,8 @@ pub fn summary(curve: &Curve, entropy: f64) -> String {
     )
 }
 
-fn commit() -> Option<String> {
+/// The commit of the working directory, with `-dirty` if it has changes; `None` outside a repository.
+pub fn commit() -> Option<String> {
     let git = |arguments: &[&str]| {
         let output = Command::new("git").args(arguments).output().ok()?;
         let text = String::from_utf8(output.stdout).ok()?;

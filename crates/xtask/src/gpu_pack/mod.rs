@@ -29,13 +29,14 @@ const fn part(name: &'static str, package: &'static str, burn: bool) -> Part {
     }
 }
 
-const PARTS: [Part; 6] = [
+const PARTS: [Part; 7] = [
     part("tests", "flash-dma-tests", true),
     part("bench", "flash-dma-benches", false),
     part("interop", "interop", true),
     part("raw-kernels", "raw-kernels", false),
     part("train-text", "train-text", true),
     part("endless", "endless", true),
+    part("recall", "recall", true),
 ];
 
 /// The features an archive is built with, and its name.
@@ -325,7 +326,7 @@ mod tests {
             Request::parse(&options)
         };
         let all = parse("").unwrap();
-        assert_eq!((all.parts.len(), all.flavour), (6, Flavour::Lean));
+        assert_eq!((all.parts.len(), all.flavour), (7, Flavour::Lean));
         let some = parse("--only tests,bench --tuned --timings").unwrap();
         let names: Vec<_> = some.parts.iter().map(|part| part.name).collect();
         assert_eq!(names, ["tests", "bench"]);

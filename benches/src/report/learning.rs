@@ -1,0 +1,164 @@
+//! What models with each kind of selection learn: the rows of the example `recall`.
+
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::Path;
+
+/// What a table needs of a row of `recall`.
+#[derive(Clone, Debug, Deserialize)]
+struct RecallRow {
+    commit: String,
+    machine: String,
+    arm: String,
+    layout: String,
+    tokens: usize,
+    pairs: usize,
+    window: usize,
+    window_per_pair: f64,
+    cap: f64,
+    width: usize,
+    layers: usize,
+    steps: usize,
+    batch: usize,
+    rate: f64,
+    accuracy: f64,
+    kept: f64,
+    steps_done: usize,
+    seconds: f64,
+    step_milliseconds: Option<f64>,
+}
+
+/// What is one table: everything but the arm, its rate, its window and the seed.
+type Setting = (String, usize, usize, [usize; 4]);
+
+/// The tables of all files `recall*.json` in a folder, none if there are none. A line is an arm with its window and its
+/// rate, over all seeds: the mean, and the range from the worst to the best seed.
+///
+/// # Errors
+///
+/// The name of a file that is malformed.
+pub fn recall_tables(folder: &Path) -> Result<String, String> {
+    let mut files: Vec<_> = std::fs::read_dir(folder)
+        .map_err(|e| format!("cannot read {}: {e}", folder.display()))?
+        .filter_map(|entry| entry.ok().map(|entry| entry.path()))
+        .filter(|path| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            name.starts_with("recall") && name.ends_with(".json")
+        })
+        .collect();
+    files.sort();
+    let mut tables = String::new();
+    for file in files {
+        let text = std::fs::read_to_string(&file);
+        let text = text.map_err(|e| format!("cannot read {}: {e}", file.display()))?;
+        let rows: Vec<RecallRow> =
+            serde_json::from_str(&text).map_err(|e| format!("{}: {e}", file.display()))?;
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        tables += &of_file(&name, &rows);
+    }
+    Ok(tables)
+}
+
+fn of_file(name: &str, rows: &[RecallRow]) -> String {
+    let mut settings: BTreeMap<Setting, Vec<&RecallRow>> = BTreeMap::new();
+    for row in rows {
+        let sizes = [row.width, row.layers, row.batch, row.steps];
+        let setting = (row.layout.clone(), row.tokens, row.pairs, sizes);
+        settings.entry(setting).or_default().push(row);
+    }
+    let mut text = String::new();
+    for ((layout, tokens, pairs, [width, layers, batch, steps]), rows) in settings {
+        let _ = writeln!(
+            text,
+            "#### {tokens} tokens, {pairs} pairs, {layout} (`{name}`)\n\nWidth {width}, layers: {layers}; at most \
+             {steps} steps of {batch} texts.\n"
+        );
+        text += &table(&rows);
+        let of = |part: fn(&RecallRow) -> &str| {
+            let mut all: Vec<_> = rows.iter().map(|row| part(row)).collect();
+            all.sort_unstable();
+            all.dedup();
+            all.join(", ")
+        };
+        let (machines, commits) = (of(|row| &row.machine), of(|row| &row.commit));
+        let _ = writeln!(text, "\n{machines}; commit {commits}.\n");
+    }
+    text
+}
+
+/// The lines in the order in which the rows first have them.
+fn table(rows: &[&RecallRow]) -> String {
+    let mut lines: Vec<Vec<&RecallRow>> = Vec::new();
+    for row in rows {
+        let same = |line: &&mut Vec<&RecallRow>| {
+            let first = line[0];
+            first.arm == row.arm && first.window == row.window && first.rate == row.rate
+        };
+        match lines.iter_mut().find(same) {
+            Some(line) => line.push(row),
+            None => lines.push(vec![row]),
+        }
+    }
+    let mut text = "| arm | w | w per pair | cap | rate | seeds | answered | worst to best | facts kept | steps | \
+                    seconds a run | ms a step |\n|---|---|---|---|---|---|---|---|---|---|---|---|\n"
+        .to_owned();
+    for line in lines {
+        let first = line[0];
+        let mean = |number: fn(&RecallRow) -> f64| {
+            line.iter().map(|row| number(row)).sum::<f64>() / line.len() as f64
+        };
+        let answered = line.iter().map(|row| row.accuracy);
+        let (worst, best) = answered.fold((f64::MAX, f64::MIN), |(worst, best), accuracy| {
+            (worst.min(accuracy), best.max(accuracy))
+        });
+        let times: Option<Vec<f64>> = line.iter().map(|row| row.step_milliseconds).collect();
+        let time = times.map_or("–".into(), |times| {
+            format!("{:.1}", times.iter().sum::<f64>() / times.len() as f64)
+        });
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} | {:.2} | {} | {} | {:.3} | {worst:.3}–{best:.3} | {:.3} | {:.0} | {:.0} | {time} |",
+            first.arm,
+            first.window,
+            first.window_per_pair,
+            first.cap,
+            first.rate,
+            line.len(),
+            mean(|row| row.accuracy),
+            mean(|row| row.kept),
+            mean(|row| row.steps_done as f64),
+            mean(|row| row.seconds),
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seeds_are_one_line_and_lengths_are_tables() {
+        let row = |arm: &str, tokens: usize, accuracy: f64| {
+            format!(
+                r#"{{"commit":"c","machine":"m","arm":"{arm}","layout":"scattered","tokens":{tokens},"pairs":4,
+                "window":8,"window_per_pair":2.0,"cap":1.0,"width":32,"layers":1,"steps":600,"batch":16,"rate":0.002,
+                "accuracy":{accuracy},"kept":1.0,"steps_done":300,"seconds":20.0,"step_milliseconds":null}}"#
+            )
+        };
+        let rows = [
+            row("ours", 64, 1.0),
+            row("ours", 64, 0.5),
+            row("frozen", 64, 0.25),
+            row("ours", 128, 1.0),
+        ];
+        let rows: Vec<RecallRow> = serde_json::from_str(&format!("[{}]", rows.join(","))).unwrap();
+        let text = of_file("recall.json", &rows);
+        assert_eq!(text.matches("#### ").count(), 2);
+        let line =
+            "| ours | 8 | 2 | 1.00 | 0.002 | 2 | 0.750 | 0.500–1.000 | 1.000 | 300 | 20 | – |";
+        assert!(text.contains(line), "{text}");
+        assert_eq!(text.matches("| frozen |").count(), 1);
+    }
+}

@@ -1,0 +1,130 @@
+//! What chooses the keys: ours, and the controls.
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// What chooses the keys that a query attends to, within `w` keys per query and kv head.
+///
+/// Every arm has the same parameters, initial values and data; a control that adds no scores leaves the parameters of
+/// the scores alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Arm {
+    /// All keys, and nothing added to their logits.
+    Dense,
+    /// The layer with linear scores, a quarter of the window recent, and the layer's own number of runners-up (a
+    /// quarter of the window).
+    Ours,
+    /// Ours without runners-up: a key outside the window learns nothing.
+    NoRunnersUp,
+    /// Ours without recent keys: the whole window by score.
+    NoRecent,
+    /// Ours with the paper's score form.
+    Zoh,
+    /// Scores are learned and added to the logits of all keys; nothing is pruned.
+    Unpruned,
+    /// Ours, but the scores rank the keys only and are not added to their logits. The loss does not reach the score of a
+    /// key that is kept; the scores learn by the gradient of the runners-up alone.
+    NoBias,
+    /// Ours with scores that stay a random projection of the tokens: they rank the keys, nothing is added to the
+    /// logits, and no gradient passes through them.
+    Frozen,
+    /// The first `w` keys.
+    First,
+    /// The last `w` keys.
+    Sliding,
+    /// The first 4 keys (a quarter of a smaller window than 16), and the last of them up to `w`: StreamingLLM's.
+    Sinks,
+    /// Positional windows of different lengths per kv head, as many keys in the sum: CoWA's form. Half of the heads
+    /// see the last `w / 4` keys, the others the last `2 w − w / 4`.
+    HeadWindows,
+    /// The keys that will be asked for: see [`oracle`](crate::keys::oracle).
+    Oracle,
+}
+
+/// How an arm makes the scores of its layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scores {
+    /// The layer's own rank the keys and are added to the logits.
+    RankAndBias,
+    /// The layer's own rank the keys, and are added to nothing.
+    Rank,
+    /// The layer's own rank the keys, as they were drawn.
+    FrozenRank,
+    /// None.
+    None,
+}
+
+impl Arm {
+    /// All arms, the comparison first.
+    pub fn all() -> &'static [Self] {
+        Self::value_variants()
+    }
+
+    /// The name as it is written after `--arms`, and in the rows.
+    pub fn name(self) -> String {
+        let value = self.to_possible_value().expect("no arm is hidden");
+        value.get_name().to_owned()
+    }
+
+    /// How it makes scores.
+    pub fn scores(self) -> Scores {
+        match self {
+            Self::Ours | Self::NoRunnersUp | Self::NoRecent | Self::Zoh | Self::Unpruned => {
+                Scores::RankAndBias
+            }
+            Self::NoBias => Scores::Rank,
+            Self::Frozen => Scores::FrozenRank,
+            Self::Dense
+            | Self::First
+            | Self::Sliding
+            | Self::Sinks
+            | Self::HeadWindows
+            | Self::Oracle => Scores::None,
+        }
+    }
+
+    /// Whether a query attends to a limited number of keys.
+    pub fn is_pruned(self) -> bool {
+        !matches!(self, Self::Dense | Self::Unpruned)
+    }
+
+    /// The last keys that its layers keep whatever their scores.
+    pub fn recent(self, window: usize) -> usize {
+        match self {
+            Self::Ours | Self::NoRunnersUp | Self::Zoh | Self::NoBias | Self::Frozen => window / 4,
+            _ => 0,
+        }
+    }
+
+    /// The keys ranked next whose scores learn; `None` is what the layer does by itself.
+    pub fn runners_up(self, window: usize) -> Option<usize> {
+        match self {
+            Self::Ours | Self::NoRecent | Self::NoBias => None,
+            // The layer has none by itself in this form.
+            Self::Zoh => Some(window / 4),
+            _ => Some(0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_the_ones_of_the_command_line_and_of_the_rows() {
+        for &arm in Arm::all() {
+            assert_eq!(serde_json::to_value(arm).unwrap(), arm.name());
+        }
+    }
+
+    #[test]
+    fn an_ablation_differs_from_ours_in_one_thing() {
+        let parts = |arm: Arm| (arm.scores(), arm.recent(16), arm.runners_up(16));
+        let (scores, recent, runners_up) = parts(Arm::Ours);
+        assert_eq!(parts(Arm::NoRunnersUp), (scores, recent, Some(0)));
+        assert_eq!(parts(Arm::NoRecent), (scores, 0, runners_up));
+        assert_eq!(parts(Arm::NoBias), (Scores::Rank, recent, runners_up));
+    }
+}

@@ -1,0 +1,189 @@
+//! The command line, and the runs that it asks for.
+
+use crate::arm::Arm;
+use crate::rates;
+use crate::rows;
+use crate::settings::{Settings, Size};
+use crate::task::Layout;
+use clap::Parser;
+use std::path::PathBuf;
+use train_text::device::{DeviceName, DtypeName};
+
+/// Trains small models on multi-query associative recall, one per arm, seed and size, one after the other, and adds a
+/// row to --out after each. Runs whose rows are there are skipped, so a run that was ended goes on.
+#[derive(Debug, Clone, Parser)]
+#[command(version)]
+pub struct Cli {
+    /// Sizes that the options left out have.
+    #[arg(long, value_enum, default_value = "small")]
+    pub size: Size,
+    /// Device to train on.
+    #[arg(long, value_enum, default_value = "flex")]
+    pub device: DeviceName,
+    /// Element type of the activations; parameters stay f32.
+    #[arg(long, value_enum, default_value = "f32")]
+    pub dtype: DtypeName,
+    /// What chooses the keys [default: every arm].
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub arms: Vec<Arm>,
+    /// Tokens per text, 16 per pair.
+    #[arg(long, value_delimiter = ',')]
+    pub tokens: Vec<usize>,
+    /// A kv head keeps one key in so many. Arms that prune nothing are trained once.
+    #[arg(long, value_delimiter = ',', default_value = "8")]
+    pub shares: Vec<usize>,
+    /// Where the pairs stand.
+    #[arg(long, value_enum, default_value = "scattered")]
+    pub layout: Layout,
+    /// Peak learning rates; with several each arm is trained with each of them.
+    #[arg(long, value_delimiter = ',', default_value = "1e-3")]
+    pub rates: Vec<f64>,
+    /// Takes the best rate of each arm from the rows in this file, that an earlier call with several --rates has made.
+    #[arg(long, value_name = "FILE", conflicts_with = "rates")]
+    pub rates_from: Option<PathBuf>,
+    /// Seeds of the parameters and of the texts.
+    #[arg(long, value_delimiter = ',', default_value = "0")]
+    pub seeds: Vec<u64>,
+    /// The most steps of a run.
+    #[arg(long)]
+    pub steps: Option<usize>,
+    /// Texts per step.
+    #[arg(long)]
+    pub batch: Option<usize>,
+    /// The file of rows.
+    #[arg(long, value_name = "FILE", default_value = "runs/recall.json")]
+    pub out: PathBuf,
+    /// The commit that was built [default: that of the working directory].
+    #[arg(long)]
+    pub commit: Option<String>,
+    /// The machine, in words [default: Burn's name of the device, and the threads].
+    #[arg(long)]
+    pub machine: Option<String>,
+}
+
+impl Cli {
+    /// The runs that are asked for: all arms of a length and a seed, then the next seed.
+    ///
+    /// # Errors
+    ///
+    /// One line that says which option is wrong.
+    pub fn runs(&self) -> Result<Vec<Settings>, String> {
+        let arms = match &self.arms[..] {
+            [] => Arm::all(),
+            arms => arms,
+        };
+        let arms = arms.iter().map(|&arm| Ok((arm, self.rates_of(arm)?)));
+        let arms: Vec<(Arm, Vec<f64>)> = arms.collect::<Result<_, String>>()?;
+        let tokens = match &self.tokens[..] {
+            [] => vec![self.size.tokens()],
+            tokens => tokens.to_vec(),
+        };
+        let mut runs = Vec::new();
+        for tokens in tokens {
+            for &seed in &self.seeds {
+                for (arm, rates) in &arms {
+                    for &share in &self.shares {
+                        for &rate in rates {
+                            let run = self.run(*arm, [tokens, share], rate, seed)?;
+                            // An arm that prunes nothing is the same for every share.
+                            if !runs.contains(&run) {
+                                runs.push(run);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        Ok(runs)
+    }
+
+    /// The rates to train an arm with.
+    fn rates_of(&self, arm: Arm) -> Result<Vec<f64>, String> {
+        let Some(path) = &self.rates_from else {
+            return Ok(self.rates.clone());
+        };
+        let best = rates::best(&rows::read(path)?, arm);
+        let missing = || format!("{}: no row of the arm {}", path.display(), arm.name());
+        Ok(vec![best.ok_or_else(missing)?])
+    }
+
+    fn run(
+        &self,
+        arm: Arm,
+        [tokens, share]: [usize; 2],
+        rate: f64,
+        seed: u64,
+    ) -> Result<Settings, String> {
+        let run = Settings {
+            device: self.device,
+            dtype: self.dtype,
+            arm,
+            layout: self.layout,
+            tokens,
+            window: Settings::window(arm, tokens, share.max(1)),
+            sizes: self.size.sizes(),
+            steps: self.steps.unwrap_or(self.size.steps()),
+            batch: self.batch.unwrap_or(self.size.batch()),
+            rate,
+            seed,
+        };
+        if tokens < 16 {
+            return Err("--tokens must be at least 16, for one pair".into());
+        }
+        if run.window < 4 {
+            let window = run.window;
+            return Err(format!(
+                "--shares {share} of {tokens} tokens is a window of {window}: at least 4 are needed"
+            ));
+        }
+        if run.steps == 0 || run.batch == 0 {
+            return Err("--steps and --batch must be at least 1".into());
+        }
+        if !(rate > 0.0 && rate.is_finite()) {
+            return Err(format!("--rates {rate}: a rate is above 0"));
+        }
+        Ok(run)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn runs(line: &str) -> Result<Vec<Settings>, String> {
+        let words = std::iter::once("recall").chain(line.split_whitespace());
+        Cli::parse_from(words).runs()
+    }
+
+    #[test]
+    fn every_combination_is_run_once() {
+        let all = runs("--size table --shares 8,16 --seeds 0,1 --rates 1e-3,2e-3").unwrap();
+        // Two arms prune nothing.
+        assert_eq!(all.len(), (2 * (Arm::all().len() - 2) + 2) * 2 * 2);
+        let windows = |arm| {
+            let of_arm = all.iter().filter(move |run| run.arm == arm);
+            let mut windows: Vec<_> = of_arm.map(|run| run.window).collect();
+            windows.dedup();
+            windows
+        };
+        assert_eq!(windows(Arm::Dense), [256]);
+        assert_eq!(windows(Arm::Sliding), [32, 16, 32, 16]);
+    }
+
+    #[test]
+    fn what_cannot_be_trained_is_refused() {
+        for (line, text) in [
+            ("--tokens 8", "--tokens"),
+            ("--tokens 64 --shares 32", "a window of 2"),
+            ("--steps 0", "--steps"),
+            ("--rates 0", "--rates 0"),
+        ] {
+            assert!(runs(line).unwrap_err().contains(text), "{line}");
+        }
+        assert!(
+            runs("--rates-from none.json")
+                .unwrap_err()
+                .contains("dense")
+        );
+    }
+}

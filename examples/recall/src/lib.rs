@@ -1,0 +1,14 @@
+//! The parts of the example program `recall`: multi-query associative recall ([`task`]), a small transformer whose
+//! layers choose their keys in one of several ways ([`arm`], [`model`]), its training ([`mod@train`]), and one row of
+//! JSON per run ([`rows`]).
+
+pub mod arm;
+pub mod cli;
+pub mod evaluate;
+pub mod keys;
+pub mod model;
+pub mod rates;
+pub mod rows;
+pub mod settings;
+pub mod task;
+pub mod train;

@@ -1,0 +1,71 @@
+//! `recall`: see `recall --help`, `arm.rs` for what is compared, and `task.rs` for the task.
+
+use clap::Parser;
+use recall::cli::Cli;
+use recall::rows::{self, Row};
+use recall::settings::Settings;
+use recall::train::{Point, train};
+use std::fs;
+use std::process::ExitCode;
+use train_text::report;
+
+fn main() -> ExitCode {
+    match run(&Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("recall: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(cli: &Cli) -> Result<(), String> {
+    let runs = cli.runs()?;
+    let mut all = rows::read(&cli.out)?;
+    let device = (cli.device.open(cli.dtype)).map_err(|error| error.to_string())?;
+    if let Some(folder) = cli.out.parent() {
+        fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    }
+    let commit = cli.commit.clone().or_else(report::commit);
+    let commit = commit.unwrap_or_else(|| "unknown".into());
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let machine = (cli.machine.clone()).unwrap_or_else(|| format!("{device:?}, {threads} threads"));
+    for (number, run) in runs.iter().enumerate() {
+        println!("\n{} of {}: {}", number + 1, runs.len(), title(run));
+        if all.iter().any(|row| row.settings == *run) {
+            println!("{} has this row", cli.out.display());
+            continue;
+        }
+        let outcome = train(run, &device, show).map_err(|error| error.to_string())?;
+        println!(
+            "{:?} after {} steps and {:.0} s: {:.1} % answered, cap {:.1} %",
+            outcome.stopped,
+            outcome.steps_done,
+            outcome.seconds,
+            100.0 * outcome.last.accuracy,
+            100.0 * run.cap(),
+        );
+        all.push(Row::new(run.clone(), outcome, &commit, &machine));
+        rows::write(&cli.out, &all)?;
+    }
+    Ok(())
+}
+
+fn title(run: &Settings) -> String {
+    let (arm, task) = (run.arm.name(), run.task());
+    format!(
+        "{arm}, {} tokens, {} pairs, window {}, rate {}, seed {}",
+        run.tokens, task.pairs, run.window, run.rate, run.seed
+    )
+}
+
+fn show(point: &Point) {
+    println!(
+        "step {:5}  loss {:6.3}  answers {:5.1} %  facts kept {:5.1} %  gradient of scores {:.1e}",
+        point.step,
+        point.loss.unwrap_or(f64::NAN),
+        100.0 * point.accuracy,
+        100.0 * point.kept,
+        point.score_gradient,
+    );
+}

@@ -1,0 +1,341 @@
+//! A small transformer whose layers choose their keys as an [`Arm`] says.
+//!
+//! ```text
+//! tokens [B, N] ── embedding ── + the token before ── block × layers ── RMSNorm ── questions' rows ── linear ── answers
+//! ```
+//!
+//! The token before is added through a projection (a convolution of two taps), which binds a value to its key before
+//! the first layer: the arms then differ in what they keep, not in whether a layer has learned to bind pairs.
+
+use crate::arm::{Arm, Scores};
+use crate::keys::{Place, without_scores};
+use crate::settings::{Settings, Sizes};
+use crate::task::{Batch, Text};
+use burn::module::{Initializer, Module, ModuleVisitor, Param};
+use burn::nn::{
+    Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig, SwiGlu, SwiGluConfig,
+};
+use burn::tensor::{Device, FloatDType, Tensor};
+use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, ScoreForm};
+use burn_flash_dma::train::embed;
+use burn_flash_dma::{
+    Attention, AttentionError, HeadEncoding, Intervals, linear, rms_norm, swiglu,
+};
+use train_text::model::CastTo;
+
+/// The model.
+#[derive(Module, Debug)]
+pub struct Model {
+    embedding: Embedding,
+    before: Linear,
+    /// The blocks.
+    pub blocks: Vec<Block>,
+    norm: RmsNorm,
+    answer: Linear,
+    #[module(skip)]
+    settings: Settings,
+}
+
+/// A pre-norm block: attention, then a feed-forward network.
+#[derive(Module, Debug)]
+pub struct Block {
+    attention_norm: RmsNorm,
+    /// The layer that the arms share.
+    pub attention: DynamicMaskAttention,
+    feed_forward_norm: RmsNorm,
+    feed_forward: SwiGlu,
+    feed_forward_out: Linear,
+}
+
+/// What a layer attends to in a pass.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    /// The selection; `None` of all keys.
+    pub intervals: Option<Intervals>,
+    /// The scores `[batch, kv_heads, len]` that have made it; `None` for an arm without any.
+    pub scores: Option<Tensor<3>>,
+}
+
+impl Model {
+    /// A model with random parameters, all drawn before it returns: equal ones for the arms with the same score form.
+    pub fn new(settings: &Settings, device: &Device) -> Self {
+        let (sizes, task) = (settings.sizes, settings.task());
+        let linear = |from, to| LinearConfig::new(from, to).with_bias(false).init(device);
+        let model = Self {
+            embedding: EmbeddingConfig::new(task.vocabulary(), sizes.width)
+                .with_initializer(Initializer::Normal {
+                    mean: 0.0,
+                    std: 0.1,
+                })
+                .init(device),
+            before: linear(sizes.width, sizes.width),
+            blocks: (0..sizes.layers)
+                .map(|_| Block::new(settings, device))
+                .collect(),
+            norm: RmsNormConfig::new(sizes.width).init(device),
+            answer: linear(sizes.width, task.kinds()),
+            settings: settings.clone(),
+        };
+        model.visit(&mut Draw);
+        model
+    }
+
+    /// The logits of the answers, `[batch * pairs, kinds]`.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError`] if the window is 0 or the device fails.
+    pub fn forward(&self, batch: &Batch) -> Result<Tensor<2>, AttentionError> {
+        self.forward_seen(batch, |_, _| Ok(()))
+    }
+
+    /// The logits, and what every layer attends to.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`forward`](Self::forward).
+    pub fn forward_and_seen(
+        &self,
+        batch: &Batch,
+    ) -> Result<(Tensor<2>, Vec<Seen>), AttentionError> {
+        let mut seen = Vec::new();
+        let logits = self.forward_seen(batch, |number, x| {
+            let layer = &self.computing(&self.blocks[number]).attention;
+            let scores =
+                (self.settings.arm.scores() != Scores::None).then(|| layer.scores(x.clone()));
+            let intervals = match self.settings.arm.scores() {
+                Scores::None => self.keys(number, layer, x, &batch.texts)?,
+                _ => Some(layer.try_selection(x.clone())?),
+            };
+            seen.push(Seen { intervals, scores });
+            Ok(())
+        })?;
+        Ok((logits, seen))
+    }
+
+    /// The logits; `see` gets each layer's number and its input.
+    fn forward_seen(
+        &self,
+        batch: &Batch,
+        mut see: impl FnMut(usize, &Tensor<3>) -> Result<(), AttentionError>,
+    ) -> Result<Tensor<2>, AttentionError> {
+        let x = embed(&self.embedding, batch.tokens.clone(), self.dtype());
+        let [texts, len, width] = x.dims();
+        let nothing = Tensor::zeros([texts, 1, width], (&x.device(), x.dtype()));
+        let before = Tensor::cat(vec![nothing, x.clone().narrow(1, 0, len - 1)], 1);
+        let mut x = x + linear(&self.computing(&self.before), before);
+        for (number, block) in self.blocks.iter().enumerate() {
+            let block = self.computing(block);
+            let normal = normalised(&block.attention_norm, x.clone());
+            see(number, &normal)?;
+            x = x + self.attend(number, &block.attention, normal, &batch.texts)?;
+            x = block.feed_forward(x);
+        }
+        let questions = x
+            .reshape([texts * len, width])
+            .select(0, batch.rows.clone());
+        let norm = self.computing(&self.norm);
+        let questions = rms_norm(questions, norm.gamma.val(), norm.epsilon as f32);
+        Ok(linear(&self.computing(&self.answer), questions))
+    }
+
+    /// The output of a layer under the arm.
+    fn attend(
+        &self,
+        number: usize,
+        layer: &DynamicMaskAttention,
+        x: Tensor<3>,
+        texts: &[Text],
+    ) -> Result<Tensor<3>, AttentionError> {
+        match self.settings.arm.scores() {
+            Scores::RankAndBias => layer.try_forward(x),
+            _ => {
+                let keys = self.keys(number, layer, &x, texts)?;
+                attend_to(layer, self.settings.sizes, keys, x)
+            }
+        }
+    }
+
+    /// The selection of an arm that adds nothing to the logits.
+    fn keys(
+        &self,
+        number: usize,
+        layer: &DynamicMaskAttention,
+        x: &Tensor<3>,
+        texts: &[Text],
+    ) -> Result<Option<Intervals>, AttentionError> {
+        let [_, len, _] = x.dims();
+        match self.settings.arm.scores() {
+            Scores::FrozenRank => Ok(Some(layer.try_selection(x.clone().detach())?)),
+            Scores::None => {
+                let place = Place {
+                    layer: number,
+                    kv_heads: self.settings.sizes.kv_heads,
+                    window: self.settings.window,
+                    texts,
+                };
+                without_scores(self.settings.arm, place, len, &x.device())
+            }
+            Scores::Rank | Scores::RankAndBias => Ok(Some(layer.try_selection(x.clone())?)),
+        }
+    }
+
+    fn dtype(&self) -> FloatDType {
+        self.settings.dtype.burn()
+    }
+
+    /// A part of the model in the type of the activations.
+    fn computing<M: Module>(&self, part: &M) -> M {
+        match self.dtype() {
+            FloatDType::F32 => part.clone(),
+            dtype => part.clone().map(&mut CastTo(dtype)),
+        }
+    }
+}
+
+impl Block {
+    fn new(settings: &Settings, device: &Device) -> Self {
+        let Settings { arm, window, .. } = *settings;
+        let sizes = settings.sizes;
+        let hidden = (sizes.width * 8 / 3).next_multiple_of(32);
+        let pruned = arm.is_pruned();
+        let form = match arm {
+            Arm::Zoh => ScoreForm::Zoh,
+            _ => ScoreForm::Linear,
+        };
+        let attention = DynamicMaskAttentionConfig::new(sizes.width, sizes.heads)
+            .with_n_kv_heads(Some(sizes.kv_heads))
+            .with_max_seq_len(Some(settings.tokens))
+            .with_score_form(form)
+            .with_keep_window(pruned.then_some(window))
+            .with_recent(pruned.then(|| arm.recent(window)))
+            .with_runners_up(arm.runners_up(window));
+        Self {
+            attention_norm: RmsNormConfig::new(sizes.width).init(device),
+            attention: attention.init(device),
+            feed_forward_norm: RmsNormConfig::new(sizes.width).init(device),
+            feed_forward: SwiGluConfig::new(sizes.width, hidden).init(device),
+            feed_forward_out: LinearConfig::new(hidden, sizes.width)
+                .with_bias(false)
+                .init(device),
+        }
+    }
+
+    fn feed_forward(&self, x: Tensor<3>) -> Tensor<3> {
+        let normal = normalised(&self.feed_forward_norm, x.clone());
+        let gate = linear(&self.feed_forward.linear_inner, normal.clone());
+        let up = linear(&self.feed_forward.linear_outer, normal);
+        x + linear(&self.feed_forward_out, swiglu(gate, up))
+    }
+}
+
+/// A layer's output with these keys, and nothing added to their logits: what the layer computes otherwise, with its own
+/// parameters.
+fn attend_to(
+    layer: &DynamicMaskAttention,
+    sizes: Sizes,
+    keys: Option<Intervals>,
+    x: Tensor<3>,
+) -> Result<Tensor<3>, AttentionError> {
+    let [batch, len, width] = x.dims();
+    let split = |projection: &Linear, heads: usize| {
+        let rows = linear(projection, x.clone());
+        rows.reshape([batch, len, heads, width / sizes.heads])
+    };
+    let place = |heads: Tensor<4>, norm: &Option<RmsNorm>| {
+        let mut encoding = HeadEncoding::new(heads);
+        if let Some(norm) = norm {
+            encoding = encoding.norm(norm.gamma.val(), norm.epsilon as f32);
+        }
+        if let Some(rope) = &layer.rope {
+            encoding = encoding.rotary(rope.freq_complex.clone(), 0);
+        }
+        encoding.try_forward()
+    };
+    let q = place(split(&layer.q_proj, sizes.heads), &layer.q_norm)?;
+    let k = place(split(&layer.k_proj, sizes.kv_heads), &layer.k_norm)?;
+    let v = split(&layer.v_proj, sizes.kv_heads).swap_dims(1, 2);
+    let attention = Attention::new(q, k, v);
+    let out = match keys {
+        Some(intervals) => attention.intervals(&intervals).try_forward()?,
+        None => attention.try_forward()?,
+    };
+    let out = out.swap_dims(1, 2).reshape([batch, len, width]);
+    Ok(linear(&layer.o_proj, out))
+}
+
+fn normalised(norm: &RmsNorm, x: Tensor<3>) -> Tensor<3> {
+    rms_norm(x, norm.gamma.val(), norm.epsilon as f32)
+}
+
+/// Draws every parameter. Burn draws one when it is first read, so the order, and with it the numbers, would depend on
+/// what an arm reads.
+struct Draw;
+
+impl ModuleVisitor for Draw {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let _ = param.val();
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+    use crate::settings::Size;
+    use crate::task::Layout;
+    use burn::nn::EmbeddingConfig;
+    use burn_flash_dma::nn::Scorer;
+    use train_text::device::{DeviceName, DtypeName};
+
+    fn settings(arm: Arm) -> Settings {
+        Settings {
+            device: DeviceName::Flex,
+            dtype: DtypeName::F32,
+            arm,
+            layout: Layout::Scattered,
+            tokens: 64,
+            window: Settings::window(arm, 64, 4),
+            sizes: Size::Smallest.sizes(),
+            steps: 1,
+            batch: 2,
+            rate: 1e-3,
+            seed: 0,
+        }
+    }
+
+    fn model(arm: Arm) -> (Model, Batch) {
+        let (settings, device) = (settings(arm), Device::flex().autodiff());
+        device.seed(5);
+        let model = Model::new(&settings, &device);
+        (model, settings.task().batch(2, 0, 0, &device))
+    }
+
+    #[test]
+    fn controls_compute_what_the_layer_computes() {
+        let (model, batch) = model(Arm::Unpruned);
+        let layer = &model.blocks[0].attention;
+        let tokens = EmbeddingConfig::new(model.settings.task().vocabulary(), 128)
+            .init(&batch.tokens.device())
+            .forward(batch.tokens.clone());
+        let zeros = Tensor::zeros([2, 2, 64], &tokens.device());
+        let theirs = layer.forward_with_scores(tokens.clone(), zeros);
+        let ours = attend_to(layer, model.settings.sizes, None, tokens).expect("it fits");
+        let error: f32 = (ours - theirs).abs().max().into_scalar();
+        assert!(error < 1e-6, "{error}");
+    }
+
+    #[test]
+    fn scores_learn_in_the_arms_that_say_so() {
+        for &arm in Arm::all() {
+            let (model, batch) = model(arm);
+            let loss = model.forward(&batch).expect("it fits").square().sum();
+            let gradients = loss.backward();
+            let gradient = match model.blocks[0].attention.scorer() {
+                Scorer::Linear(linear) => linear.score_proj.val().grad(&gradients),
+                Scorer::Zoh(zoh) => zoh.dt_proj.val().grad(&gradients),
+            };
+            let learns = matches!(arm.scores(), Scores::RankAndBias | Scores::Rank);
+            assert_eq!(gradient.is_some(), learns, "{arm:?}");
+        }
+    }
+}

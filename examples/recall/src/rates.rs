@@ -1,0 +1,91 @@
+//! The learning rate of each arm, from the rows of a sweep over a list of rates.
+
+use crate::arm::Arm;
+use crate::rows::Row;
+
+/// The rate with which an arm answered best in the mean over the seeds of the sweep; of equal ones that which needed
+/// fewer steps, then the lower one. `None` if the sweep has no row of the arm.
+pub fn best(sweep: &[Row], arm: Arm) -> Option<f64> {
+    let of_arm: Vec<&Row> = sweep.iter().filter(|row| row.settings.arm == arm).collect();
+    let mut rates: Vec<f64> = of_arm.iter().map(|row| row.settings.rate).collect();
+    rates.sort_by(f64::total_cmp);
+    rates.dedup();
+    let mean = |rate: f64, number: fn(&Row) -> f64| {
+        let rows = of_arm.iter().filter(|row| row.settings.rate == rate);
+        let (sum, count) = rows.fold((0.0, 0.0), |(sum, n), row| (sum + number(row), n + 1.0));
+        sum / count
+    };
+    // The first of equal ones is taken, and they rise.
+    rates.into_iter().reduce(|best, rate| {
+        let order = mean(rate, |row| row.outcome.last.accuracy)
+            .total_cmp(&mean(best, |row| row.outcome.last.accuracy))
+            .then_with(|| {
+                let steps = |row: &Row| row.outcome.steps_done as f64;
+                mean(best, steps).total_cmp(&mean(rate, steps))
+            });
+        if order.is_gt() { rate } else { best }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::evaluate::Evaluation;
+    use crate::settings::{Settings, Size};
+    use crate::task::Layout;
+    use crate::train::{Outcome, Stop};
+    use train_text::device::{DeviceName, DtypeName};
+
+    fn row(rate: f64, seed: u64, accuracy: f64, steps_done: usize) -> Row {
+        let settings = Settings {
+            device: DeviceName::Flex,
+            dtype: DtypeName::F32,
+            arm: Arm::Ours,
+            layout: Layout::Scattered,
+            tokens: 64,
+            window: 8,
+            sizes: Size::Smallest.sizes(),
+            steps: 600,
+            batch: 16,
+            rate,
+            seed,
+        };
+        let outcome = Outcome {
+            parameters: 1,
+            last: Evaluation {
+                accuracy,
+                kept: 1.0,
+                by_layer: Vec::new(),
+            },
+            steps_done,
+            stopped: Stop::Steps,
+            seconds: 1.0,
+            step_milliseconds: None,
+            curve: Vec::new(),
+        };
+        Row::new(settings, outcome, "0", "none")
+    }
+
+    #[test]
+    fn the_mean_over_seeds_decides_then_the_steps() {
+        let mut sweep = vec![
+            row(1e-3, 0, 1.0, 500),
+            row(1e-3, 1, 0.2, 500),
+            row(4e-3, 0, 0.7, 500),
+            row(4e-3, 1, 0.7, 500),
+        ];
+        assert_eq!(best(&sweep, Arm::Ours), Some(4e-3));
+        sweep.extend([row(8e-3, 0, 0.7, 300), row(8e-3, 1, 0.7, 300)]);
+        assert_eq!(best(&sweep, Arm::Ours), Some(8e-3));
+        assert_eq!(best(&sweep, Arm::Dense), None);
+    }
+
+    #[test]
+    fn rows_are_read_as_they_were_written() {
+        let path = std::env::temp_dir().join(format!("recall-rows-{}.json", std::process::id()));
+        let rows = vec![row(1e-3, 0, 1.0, 500), row(2e-3, 7, 0.25, 10)];
+        crate::rows::write(&path, &rows).unwrap();
+        assert_eq!(crate::rows::read(&path).unwrap(), rows);
+        std::fs::remove_file(path).unwrap();
+    }
+}

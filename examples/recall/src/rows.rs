@@ -1,0 +1,73 @@
+//! Results: a file of JSON, an array with one row per run and line.
+
+use crate::settings::Settings;
+use crate::train::Outcome;
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::path::Path;
+
+/// A run: everything that a table needs, and everything to repeat it with.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// The commit that has been built.
+    pub commit: String,
+    /// The machine, in words.
+    pub machine: String,
+    /// What decides the outcome.
+    #[serde(flatten)]
+    pub settings: Settings,
+    /// Pairs per text.
+    pub pairs: usize,
+    /// [`Settings::window_per_pair`].
+    pub window_per_pair: f64,
+    /// [`Settings::cap`].
+    pub cap: f64,
+    /// [`Settings::cap_of_all_layers`].
+    pub cap_of_all_layers: f64,
+    /// The outcome.
+    #[serde(flatten)]
+    pub outcome: Outcome,
+}
+
+impl Row {
+    /// The row of a run.
+    pub fn new(settings: Settings, outcome: Outcome, commit: &str, machine: &str) -> Self {
+        Self {
+            commit: commit.into(),
+            machine: machine.into(),
+            pairs: settings.task().pairs,
+            window_per_pair: settings.window_per_pair(),
+            cap: settings.cap(),
+            cap_of_all_layers: settings.cap_of_all_layers(),
+            settings,
+            outcome,
+        }
+    }
+}
+
+/// The rows of a file, none if it does not exist.
+///
+/// # Errors
+///
+/// One line that says which file, and what is wrong with it.
+pub fn read(path: &Path) -> Result<Vec<Row>, String> {
+    if !path.exists() {
+        return Ok(Vec::new());
+    }
+    let text = fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
+    serde_json::from_str(&text).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+/// Writes a file of rows. One that is there is replaced when the new one is complete.
+///
+/// # Errors
+///
+/// One line that says which file, and what is wrong with it.
+pub fn write(path: &Path, rows: &[Row]) -> Result<(), String> {
+    let line = |row| serde_json::to_string(row).expect("a row's keys are strings");
+    let lines: Vec<String> = rows.iter().map(line).collect();
+    let text = format!("[\n{}\n]\n", lines.join(",\n"));
+    let new = path.with_extension("new");
+    let written = fs::write(&new, text).and_then(|()| fs::rename(&new, path));
+    written.map_err(|e| format!("{}: {e}", path.display()))
+}

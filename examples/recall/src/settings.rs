@@ -1,0 +1,136 @@
+//! What decides the outcome of a run.
+
+use crate::arm::Arm;
+use crate::task::{Layout, Task};
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+use train_text::device::{DeviceName, DtypeName};
+
+/// Everything that decides the outcome of a run: a row with equal settings need not be made again.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Device.
+    pub device: DeviceName,
+    /// Element type of the activations; parameters stay f32.
+    pub dtype: DtypeName,
+    /// What chooses the keys.
+    pub arm: Arm,
+    /// Where the pairs stand.
+    pub layout: Layout,
+    /// Tokens per text.
+    pub tokens: usize,
+    /// Keys per query and kv head; all tokens for an arm that prunes nothing.
+    pub window: usize,
+    /// The model's sizes.
+    #[serde(flatten)]
+    pub sizes: Sizes,
+    /// The most training steps. The learning rate falls to 0 over them.
+    pub steps: usize,
+    /// Texts per step.
+    pub batch: usize,
+    /// Peak learning rate.
+    pub rate: f64,
+    /// Seed of the parameters and of the texts.
+    pub seed: u64,
+}
+
+/// Sizes of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sizes {
+    /// Features per token.
+    pub width: usize,
+    /// Blocks.
+    pub layers: usize,
+    /// Query heads of a layer.
+    pub heads: usize,
+    /// Key/value heads of a layer.
+    pub kv_heads: usize,
+}
+
+/// A size of everything that goes together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Size {
+    /// CI's: seconds per row in an optimised build, a minute in a debug build.
+    Smallest,
+    /// For a processor: minutes per row.
+    Small,
+    /// For the table, on a GPU.
+    Table,
+}
+
+impl Settings {
+    /// The task.
+    pub fn task(&self) -> Task {
+        Task::new(self.tokens, self.layout)
+    }
+
+    /// The window of an arm that may keep one key in `share`.
+    pub fn window(arm: Arm, tokens: usize, share: usize) -> usize {
+        match arm.is_pruned() {
+            true => tokens / share,
+            false => tokens,
+        }
+    }
+
+    /// The facts that all heads of a layer can keep between them, as a share of all facts, at most 1. An attention
+    /// layer that answers by looking at facts cannot do better; but several layers keep keys of their own, and a key
+    /// that is kept may have gathered what it saw in an earlier layer.
+    pub fn cap(&self) -> f64 {
+        let places = self.sizes.kv_heads * self.window;
+        (places as f64 / self.task().pairs as f64).min(1.0)
+    }
+
+    /// As [`cap`](Self::cap), of all layers.
+    pub fn cap_of_all_layers(&self) -> f64 {
+        let places = self.sizes.layers * self.sizes.kv_heads * self.window;
+        (places as f64 / self.task().pairs as f64).min(1.0)
+    }
+
+    /// Keys that a kv head may keep, per pair.
+    pub fn window_per_pair(&self) -> f64 {
+        self.window as f64 / self.task().pairs as f64
+    }
+}
+
+impl Size {
+    /// Tokens per text.
+    pub fn tokens(self) -> usize {
+        match self {
+            Self::Smallest => 64,
+            Self::Small => 128,
+            Self::Table => 256,
+        }
+    }
+
+    /// The model.
+    pub fn sizes(self) -> Sizes {
+        let layers = match self {
+            Self::Smallest => 1,
+            Self::Small | Self::Table => 2,
+        };
+        Sizes {
+            // Scores are linear in so many features: with 32 or 64 they kept far fewer facts.
+            width: 128,
+            layers,
+            heads: 4,
+            kv_heads: 2,
+        }
+    }
+
+    /// The most steps.
+    pub fn steps(self) -> usize {
+        match self {
+            Self::Smallest => 300,
+            Self::Small => 1000,
+            Self::Table => 4000,
+        }
+    }
+
+    /// Texts per step.
+    pub fn batch(self) -> usize {
+        match self {
+            Self::Smallest | Self::Small => 16,
+            Self::Table => 32,
+        }
+    }
+}

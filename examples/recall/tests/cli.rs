@@ -1,0 +1,48 @@
+//! The program as a person meets it: the rows it writes, how it goes on, what it says about bad input.
+#![cfg(feature = "flex")]
+
+use std::process::{Command, Output};
+
+fn recall(arguments: &str) -> Output {
+    let mut program = Command::new(env!("CARGO_BIN_EXE_recall"));
+    program.args(arguments.split_whitespace()).output().unwrap()
+}
+
+#[test]
+fn rows_are_added_once() {
+    let out = std::env::temp_dir().join(format!("recall-cli-{}/rows.json", std::process::id()));
+    let options = "--size smallest --tokens 32 --shares 4 --steps 2 --batch 64 --arms";
+    let run = |arms: &str| {
+        let output = recall(&format!("{options} {arms} --out {}", out.display()));
+        assert!(output.status.success(), "{output:?}");
+        let rows = std::fs::read_to_string(&out).unwrap();
+        let rows: serde_json::Value = serde_json::from_str(&rows).unwrap();
+        let rows = rows.as_array().expect("an array").clone();
+        (String::from_utf8(output.stdout).unwrap(), rows)
+    };
+    let (_, first) = run("ours");
+    assert_eq!(first.len(), 1);
+    let row = &first[0];
+    for key in ["commit", "machine", "seconds", "seed", "rate", "accuracy"] {
+        assert!(!row[key].is_null(), "{key}: {row}");
+    }
+    assert_eq!(row["arm"], "ours");
+    assert_eq!(row["window"], 8);
+    let curve = row["curve"].as_array().unwrap();
+    assert_eq!(curve.last().unwrap()["step"], row["steps_done"]);
+
+    let (printed, both) = run("sliding,ours");
+    assert!(printed.contains("has this row"), "{printed}");
+    assert_eq!(both.len(), 2);
+    assert_eq!(both[0], first[0], "the old row stays as it was");
+    std::fs::remove_dir_all(out.parent().unwrap()).unwrap();
+}
+
+#[test]
+fn bad_input_is_refused_in_one_line() {
+    let output = recall("--tokens 64 --shares 32");
+    assert_eq!(output.status.code(), Some(2));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(error.lines().count(), 1, "{error}");
+    assert!(error.starts_with("recall: --shares 32"), "{error}");
+}
