@@ -78,7 +78,7 @@ pub(crate) fn live_keys_kernel(
         let blocks = row * n.div_ceil(comptime!(BLOCK as u32)) as usize;
         let mut at = start;
         while at < end {
-            if member.lane == 0 && at % comptime!(BLOCK as u32) == 0u32 {
+            if member.lane == 0 && at.is_multiple_of(comptime!(BLOCK as u32)) {
                 live.starts[blocks + at as usize / BLOCK] = pair(places.live, places.lasting);
             }
             let share_ends = read_ends(intervals, base, at, end, &member, team);

@@ -51,8 +51,8 @@ fn check_team(
     let client = client();
     let live = launch::live_keys(&client, problem, &selection(rows), team);
     let n = problem.k_len;
-    let [keys, ends, counts, starts] =
-        [&live.keys, &live.ends, &live.counts, &live.starts].map(|b| read_u32(&client, b.clone()));
+    let [entries, counts, starts] =
+        [&live.entries, &live.counts, &live.starts].map(|b| read_u32(&client, b.clone()));
     for (r, row) in rows.iter().enumerate() {
         let listed = |list: usize, len: usize| -> Vec<Interval> {
             (entries[(2 * r + list) * n * 2..].chunks(2).take(len))
