@@ -5,7 +5,7 @@
 
 DIR/VARIANT.cu goes through NVRTC to PTX and through ptxas to machine code. One row a job on standard output,
 tab-separated: variant, arch, registers, spill stores, spill loads, stack, static shared memory (bytes),
-`mma` and `wgmma` instructions (in the PTX: no wheel has a disassembler).
+`mma` and `wgmma` instructions (counted in the PTX).
 The toolkit is that of the wheels installed beside this Python. What was compiled before is read from
 DIR-cache, by a hash of the source and of everything that compiles it. With --sources nothing is compiled: a row is a
 variant and the hash of its source, as far as CubeCL writes the same one in every run.
