@@ -117,15 +117,14 @@ impl Cli {
         let run = Settings {
             device: self.device,
             dtype: self.dtype,
-            arm,
             layout: self.layout,
             tokens,
             window: Settings::window(arm, tokens, share.max(1)),
-            sizes: self.size.sizes(),
             steps: self.steps.unwrap_or(self.size.steps()),
             batch: self.batch.unwrap_or(self.size.batch()),
             rate,
             seed,
+            ..Settings::of(arm, self.size)
         };
         if tokens < 16 {
             return Err("--tokens must be at least 16, for one pair".into());

@@ -282,24 +282,14 @@ impl ModuleVisitor for Draw {
 mod tests {
     use super::*;
     use crate::settings::Size;
-    use crate::task::Layout;
     use burn::nn::EmbeddingConfig;
     use burn_flash_dma::nn::Scorer;
-    use train_text::device::{DeviceName, DtypeName};
 
     fn settings(arm: Arm) -> Settings {
         Settings {
-            device: DeviceName::Flex,
-            dtype: DtypeName::F32,
-            arm,
-            layout: Layout::Scattered,
-            tokens: 64,
             window: Settings::window(arm, 64, 4),
-            sizes: Size::Smallest.sizes(),
-            steps: 1,
             batch: 2,
-            rate: 1e-3,
-            seed: 0,
+            ..Settings::of(arm, Size::Smallest)
         }
     }
 

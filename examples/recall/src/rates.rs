@@ -32,23 +32,13 @@ mod tests {
     use super::*;
     use crate::evaluate::Evaluation;
     use crate::settings::{Settings, Size};
-    use crate::task::Layout;
     use crate::train::{Outcome, Stop};
-    use train_text::device::{DeviceName, DtypeName};
 
     fn row(rate: f64, seed: u64, accuracy: f64, steps_done: usize) -> Row {
         let settings = Settings {
-            device: DeviceName::Flex,
-            dtype: DtypeName::F32,
-            arm: Arm::Ours,
-            layout: Layout::Scattered,
-            tokens: 64,
-            window: 8,
-            sizes: Size::Smallest.sizes(),
-            steps: 600,
-            batch: 16,
             rate,
             seed,
+            ..Settings::of(Arm::Ours, Size::Smallest)
         };
         let outcome = Outcome {
             parameters: 1,

@@ -59,6 +59,23 @@ pub enum Size {
 }
 
 impl Settings {
+    /// What the program trains an arm with if it is told the size alone.
+    pub fn of(arm: Arm, size: Size) -> Self {
+        Self {
+            device: DeviceName::Flex,
+            dtype: DtypeName::F32,
+            arm,
+            layout: Layout::Scattered,
+            tokens: size.tokens(),
+            window: Self::window(arm, size.tokens(), 8),
+            sizes: size.sizes(),
+            steps: size.steps(),
+            batch: size.batch(),
+            rate: 1e-3,
+            seed: 0,
+        }
+    }
+
     /// The task.
     pub fn task(&self) -> Task {
         Task::new(self.tokens, self.layout)

@@ -5,25 +5,13 @@
 use burn::tensor::Device;
 use recall::arm::Arm;
 use recall::settings::{Settings, Size};
-use recall::task::Layout;
 use recall::train::train;
-use train_text::device::{DeviceName, DtypeName};
 
 /// The share of questions answered after training.
 fn answered(arm: Arm) -> f64 {
-    let size = Size::Smallest;
     let settings = Settings {
-        device: DeviceName::Flex,
-        dtype: DtypeName::F32,
-        arm,
-        layout: Layout::Scattered,
-        tokens: size.tokens(),
-        window: Settings::window(arm, size.tokens(), 8),
-        sizes: size.sizes(),
-        steps: size.steps(),
-        batch: size.batch(),
-        rate: 1e-3,
         seed: 1,
+        ..Settings::of(arm, Size::Smallest)
     };
     let outcome = train(&settings, &Device::flex(), |_| {}).expect("the sizes fit");
     outcome.last.accuracy

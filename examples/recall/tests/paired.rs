@@ -5,25 +5,10 @@ use burn::tensor::{Device, TensorData};
 use recall::arm::Arm;
 use recall::model::Model;
 use recall::settings::{Settings, Size};
-use recall::task::Layout;
-use train_text::device::{DeviceName, DtypeName};
 
 /// A weight of the last layer, which is drawn after those of the scores before it.
 fn weight(arm: Arm) -> TensorData {
-    let size = Size::Small;
-    let settings = Settings {
-        device: DeviceName::Flex,
-        dtype: DtypeName::F32,
-        arm,
-        layout: Layout::Scattered,
-        tokens: size.tokens(),
-        window: Settings::window(arm, size.tokens(), 8),
-        sizes: size.sizes(),
-        steps: 1,
-        batch: 1,
-        rate: 1e-3,
-        seed: 0,
-    };
+    let settings = Settings::of(arm, Size::Small);
     let device = Device::flex().autodiff();
     device.seed(5);
     let model = Model::new(&settings, &device);

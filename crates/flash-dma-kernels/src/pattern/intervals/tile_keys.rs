@@ -83,11 +83,11 @@ pub(crate) struct TileListSizes {
 
 /// Writes the lists: the full keys, then the boundary keys, each ascending, never past `capacity`.
 ///
-/// A cube owns a group of `planes` consecutive tiles of a row, one per plane. It reads once the live keys that
-/// may be alive at the group's first position or are born up to its last; the entries that any of the group's positions attends to wait in shared memory, where each
-/// plane picks the entries of its tile. Full keys go straight to the list, boundary keys wait until the number of full
-/// keys is known: `bp.boundary` of them in shared memory, and the spilled ones at the end of the list, the first of
-/// them in its last place.
+/// A cube owns a group of `planes` consecutive tiles of a row, one per plane. It reads once the live keys that may be
+/// alive at the group's first position or are born up to its last; the entries that any of the group's positions attends
+/// to wait in shared memory, where each plane picks the entries of its tile. Full keys go straight to the list, boundary
+/// keys wait until the number of full keys is known: `bp.boundary` of them in shared memory, and the spilled ones at the
+/// end of the list, the first of them in its last place.
 ///
 /// | buffer | layout |
 /// |---|---|
