@@ -6,10 +6,9 @@
 //! added here, in memory, after the gradients are written: each lane adds to the elements that it has written. Rare,
 //! hence simple: everything is read from global memory again.
 
-use crate::backward::dkdv::shared::args::BackwardInputs;
+use crate::backward::dkdv::shared::args::{BackwardInputs, GradientRows};
 use crate::backward::dkdv::shared::keys::OwnKey;
 use crate::backward::dkdv::shared::pairs::Pairs;
-use crate::backward::dkdv::shared::sums::add_pair;
 use crate::finite::is_finite;
 use crate::matrix::logit_scale::exp_of;
 use crate::matrix::stages::RowAddress;
@@ -28,14 +27,15 @@ struct NotFinitePair {
 }
 
 /// Adds the contributions of rows that are not finite (of dO to dV if `of_values`, of Q to dK) to the gradient of the
-/// key `own`, over the queries that attend to it.
+/// key `own`, over the queries that attend to it. Whether cubes of other chunks add to the gradient, too, is `shared`.
 #[cube]
 pub(crate) fn repair_key<E: Float, O: Float>(
     inputs: &BackwardInputs<E>,
     own: &OwnKey,
+    shared: bool,
     k_rows: &RowAddress,
     pairs: &Pairs,
-    grad: &mut [Vector<O, Const<2>>],
+    grad: &mut GradientRows<O>,
     #[comptime] of_values: bool,
 ) {
     let (rows, mask, bp) = (&pairs.rows, &pairs.mask, comptime!(pairs.bp));
@@ -65,7 +65,9 @@ pub(crate) fn repair_key<E: Float, O: Float>(
                         lse,
                         score,
                     };
-                    add_not_finite::<E, O>(inputs, own, k_rows, &pair, pairs, grad, of_values);
+                    add_not_finite::<E, O>(
+                        inputs, own, shared, k_rows, &pair, pairs, grad, of_values,
+                    );
                 }
             }
         }
@@ -79,10 +81,11 @@ pub(crate) fn repair_key<E: Float, O: Float>(
 fn add_not_finite<E: Float, O: Float>(
     inputs: &BackwardInputs<E>,
     own: &OwnKey,
+    shared: bool,
     k_rows: &RowAddress,
     pair: &NotFinitePair,
     pairs: &Pairs,
-    grad: &mut [Vector<O, Const<2>>],
+    grad: &mut GradientRows<O>,
     #[comptime] of_values: bool,
 ) {
     let bp = comptime!(pairs.bp);
@@ -112,16 +115,10 @@ fn add_not_finite<E: Float, O: Float>(
         let at = own.row * comptime!(bp.head_dim / 2) + c * 4 + quad;
         let (x, y) = (values.extract(0usize), values.extract(1usize));
         if !is_finite(x) || !is_finite(y) {
-            let more_x = select(is_finite(x), 0.0f32, x * weight);
-            let more_y = select(is_finite(y), 0.0f32, y * weight);
-            if comptime!(bp.shared_keys) {
-                add_pair::<O>(&mut grad[at..at + 1], more_x, more_y);
-            } else {
-                let mut sum = Vector::<f32, Const<2>>::cast_from(grad[at]);
-                sum.insert(0usize, sum.extract(0usize) + more_x);
-                sum.insert(1usize, sum.extract(1usize) + more_y);
-                grad[at] = Vector::cast_from(sum);
-            }
+            let mut more = Vector::<f32, Const<2>>::new(0.0f32);
+            more.insert(0usize, select(is_finite(x), 0.0f32, x * weight));
+            more.insert(1usize, select(is_finite(y), 0.0f32, y * weight));
+            grad.add(at, more, shared, bp);
         }
     }
 }

@@ -35,7 +35,7 @@ use cubecl::prelude::*;
 /// | `inputs.q`, `inputs.grad_out`, `k`, `v` | `[batch, heads, len, head_dim]`, strides and begin in steps of 16 bytes |
 /// | `inputs.lse`, `inputs.delta` | contiguous `[batch, q_heads, q_len]` |
 /// | `source` | see [`KeyTileSource`] |
-/// | `grads.k`, `grads.v` | contiguous `[batch, kv_heads, k_len, head_dim]`: the tile's keys are overwritten, or with `bp.shared_keys` added to unless their queries are all of the chunk; with `bp.parts` see [`KeyParts`](crate::backward::dkdv::shared::gather::KeyParts) |
+/// | `grads.k`, `grads.v` | see [`KeyGradients`], `[batch, kv_heads, k_len, head_dim]`; with `bp.parts` see [`KeyParts`](crate::backward::dkdv::shared::gather::KeyParts) |
 /// | `grads.scores` | contiguous `[batch, kv_heads, k_len]`, likewise; sparse only |
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
@@ -121,15 +121,24 @@ pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
     }
 
     let gradients = &sums.gradients;
+    let chunks = place.chunks(grid);
     if warp < comptime!(bp.role_warps) {
-        write_rows::<O, NO>(source, &place, gradients, &mut grads.v, 1.0f32, bp);
+        write_rows::<O, NO>(source, &chunks, &place, gradients, &mut grads.v, 1.0f32, bp);
         if not_finite {
-            repair_keys::<E, O>(inputs, source, &place, &pairs, &mut grads.v, true);
+            repair_keys::<E, O>(inputs, source, &chunks, &place, &pairs, &mut grads.v, true);
         }
     } else {
-        write_rows::<O, NO>(source, &place, gradients, &mut grads.k, scaling.scale, bp);
+        write_rows::<O, NO>(
+            source,
+            &chunks,
+            &place,
+            gradients,
+            &mut grads.k,
+            scaling.scale,
+            bp,
+        );
         if not_finite {
-            repair_keys::<E, O>(inputs, source, &place, &pairs, &mut grads.k, false);
+            repair_keys::<E, O>(inputs, source, &chunks, &place, &pairs, &mut grads.k, false);
         }
         if comptime!(bp.pattern.has_shared_score()) {
             write_scores(source, &place, &sums.scores, &mut grads.scores, bp);

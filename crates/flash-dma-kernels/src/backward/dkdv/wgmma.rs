@@ -148,7 +148,8 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
     }
     dv = finish::<NO>(dv, comptime!(bp.head_dim / 2));
     dk = finish::<NO>(dk, comptime!(bp.head_dim / 2));
-    write_rows::<O, NO>(&dv, &dk, &keys, quad, grads, scaling.scale);
+    let chunks = place.chunks(grid);
+    write_rows::<O, NO>(&dv, &dk, source, &chunks, &keys, quad, grads, scaling.scale);
     if comptime!(bp.pattern.has_head_bias()) {
         let of_all = place.batch * q_heads + pairs.rows.head + head;
         add_bias_gradients(&mut weights, &keys, &mut grads.scores, of_all, k_len);
@@ -156,7 +157,7 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
         write_scores(&weights, &keys, &mut grads.scores);
     }
     if not_finite {
-        repair_keys::<E, O>(inputs, &keys, &place, &pairs, grads);
+        repair_keys::<E, O>(inputs, source, &chunks, &keys, &place, &pairs, grads);
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::args::{Gradients, Inputs, Saved};
 use crate::backward::blueprint::MmaBlueprints;
+use crate::backward::dkdv::shared::args::GradientTensors;
 use crate::backward::dkdv::shared::gather::KeyParts;
 use crate::backward::dkdv::shared::key_sums::KeySums;
 use crate::backward::matrix::pass::{KeyLists, MmaPass};
@@ -122,7 +123,7 @@ impl SelectedPass<'_> {
             let listed = keys.as_ref().expect("chunks come with scores");
             let chunks = blueprints.chunks(problem);
             let parts = KeyParts::new(client, problem, chunks, listed.capacity);
-            let to = [&parts.k, &parts.v].map(Clone::clone);
+            let to = [&parts.k, &parts.v].map(GradientTensors::of);
             let scores = Some(parts.scores.clone());
             self.launch_kernel(keys.as_ref(), to, scores, words, blueprints);
             let selection = self.inputs.selection.as_ref();
@@ -137,8 +138,7 @@ impl SelectedPass<'_> {
         // Several cubes add to f32 sums; a single cube writes the gradients, and skips keys that no query attends to.
         if blueprint.shared_keys {
             let sums = KeySums::new(client, problem, &self.inputs.selection, blueprints.chunk);
-            let to = [sums.k.clone(), sums.v.clone()];
-            self.launch_kernel(keys, to, scores, words, blueprints);
+            self.launch_kernel(keys, sums.beside(grads), scores, element, blueprints);
             sums.round(grads);
             return;
         }
@@ -146,7 +146,7 @@ impl SelectedPass<'_> {
             fill(client, &grads.k, 0.0, element);
             fill(client, &grads.v, 0.0, element);
         }
-        let to = [grads.k.clone(), grads.v.clone()];
+        let to = [&grads.k, &grads.v].map(GradientTensors::of);
         self.launch_kernel(keys, to, scores, element, blueprints);
     }
 
@@ -187,7 +187,7 @@ impl SelectedPass<'_> {
     fn launch_kernel(
         &self,
         keys: Option<&ChunkKeys>,
-        grads: [TensorBinding; 2],
+        grads: [GradientTensors; 2],
         grad_scores: Option<TensorBinding>,
         output: ElemType,
         blueprints: MmaBlueprints,

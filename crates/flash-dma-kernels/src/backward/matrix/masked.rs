@@ -4,6 +4,7 @@ use crate::args::Saved;
 use crate::backward::bias::blueprint::BiasBlueprint;
 use crate::backward::bias::launch::BiasGradient;
 use crate::backward::blueprint::MmaBlueprints;
+use crate::backward::dkdv::shared::args::GradientTensors;
 use crate::backward::matrix::pass::{KeyLists, MmaPass};
 use crate::host::check::elem_type;
 use crate::matrix::args::TileLaunch;
@@ -62,7 +63,7 @@ pub(crate) fn launch_masked(
         chunks: 1,
         tiles: p.k_len.div_ceil(blueprints.dkdv.keys()),
     };
-    let grads = [grad_k.clone(), grad_v.clone()];
+    let grads = [grad_k, grad_v].map(GradientTensors::of);
     pass.launch_dkdv(keys, grads, grad_bias, elem_type(p.element), blueprints);
     if let Some((bias, blueprint)) = of_pairs {
         pass.launch_bias(problem, bias, blueprint);

@@ -5,7 +5,7 @@ use crate::backward::blueprint::{DkdvBlueprint, DqBlueprint, MmaBlueprints, Rank
 use crate::backward::delta::{BoxedRowsLaunch, CUBE_ROWS, SumTerms, delta_mma_kernel};
 use crate::backward::dkdv::mma::dkdv_mma_kernel;
 use crate::backward::dkdv::shared::args::{
-    BackwardInputsLaunch, KeyGradientsLaunch, KeyGridLaunch, QueryBoxesLaunch,
+    BackwardInputsLaunch, GradientTensors, KeyGradientsLaunch, KeyGridLaunch, QueryBoxesLaunch,
 };
 use crate::backward::dkdv::wgmma::dkdv_wgmma_kernel;
 use crate::backward::dq::key_boxes::KeyMapsLaunch;
@@ -275,7 +275,7 @@ impl<'a> MmaPass<'a> {
     pub(crate) fn launch_dkdv(
         &self,
         keys: KeyLists,
-        [grad_k, grad_v]: [TensorBinding; 2],
+        grads: [GradientTensors; 2],
         grad_scores: Option<TensorBinding>,
         output: ElemType,
         blueprints: MmaBlueprints,
@@ -288,7 +288,8 @@ impl<'a> MmaPass<'a> {
         words.extend(keys.source.all());
         let address = address_type(&typed, problem.element.size())
             .max(address_type(&words, 4))
-            .max(address_type(&[&grad_k], output.size()));
+            .max(address_type(&[&grads[0].own], output.size()))
+            .max(address_type(&grads[0].sums.iter().collect::<Vec<_>>(), 4));
         // One argument list, because both kernels take the same arguments.
         macro_rules! launch {
     ($kernel:ident, $blueprint:expr $(, $boxes:expr)?) => {
@@ -309,11 +310,7 @@ impl<'a> MmaPass<'a> {
                         self.sums.delta.clone().into_buffer_arg(),
                     ),
                     keys.source.into_key_tiles(),
-                    KeyGradientsLaunch::new(
-                        grad_k.into_buffer_arg(),
-                        grad_v.into_buffer_arg(),
-                        grad_scores.map(|to| to.into_buffer_arg()).into(),
-                    ),
+                    KeyGradientsLaunch::of(grads, grad_scores),
                     scaling(problem.scale, problem.softcap),
                     $($boxes,)?
                     KeyGridLaunch::new(

@@ -205,6 +205,26 @@ pub(crate) struct Seen {
     pub to: i32,
 }
 
+/// How queries are cut into chunks.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct QueryChunks {
+    pub q_len: u32,
+    pub k_len: u32,
+    /// Queries of a chunk.
+    pub chunk: u32,
+}
+
+#[cube]
+impl QueryChunks {
+    /// Whether the queries that see the key of an interval, if any, are not all of one chunk.
+    pub(crate) fn share(&self, interval: Vector<u32, Const<2>>, #[comptime] causal: bool) -> bool {
+        let (first, end) = (interval.extract(0usize), interval.extract(1usize));
+        let seen = ChunkQueries::all(self.q_len, self.k_len).seen(first, end, causal);
+        let chunk = self.chunk as i32;
+        seen.from >= seen.to || seen.from / chunk != (seen.to - 1i32) / chunk
+    }
+}
+
 /// A key of a lane among those of its plane.
 #[derive(CubeType, Clone, Copy)]
 struct Classed {

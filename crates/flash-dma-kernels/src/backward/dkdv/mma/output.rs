@@ -2,23 +2,25 @@
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::mma::keys::local_key;
-use crate::backward::dkdv::shared::args::{BackwardInputs, KeyTileSource};
+use crate::backward::dkdv::shared::args::{BackwardInputs, GradientRows, KeyTileSource};
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
-use crate::backward::dkdv::shared::keys::{own_key, score_row};
+use crate::backward::dkdv::shared::keys::{is_shared, own_key, score_row};
 use crate::backward::dkdv::shared::pairs::Pairs;
-use crate::backward::dkdv::shared::sums::{add_pair, write_score};
+use crate::backward::dkdv::shared::sums::write_score;
 use crate::backward::repair::repair_key;
 use crate::matrix::fragment::quad_sum;
 use crate::matrix::stages::RowAddress;
+use crate::pattern::intervals::chunks::QueryChunks;
 use cubecl::prelude::*;
 
 /// Writes or adds `factor` times the accumulated rows of this warp's keys.
 #[cube]
 pub(crate) fn write_rows<O: Float, NO: Size>(
     source: &KeyTileSource,
+    chunks: &QueryChunks,
     place: &ChunkTile,
     acc: &Array<Vector<f32, NO>>,
-    grad: &mut [Vector<O, Const<2>>],
+    grad: &mut GradientRows<O>,
     factor: f32,
     #[comptime] bp: DkdvBlueprint,
 ) {
@@ -33,24 +35,20 @@ pub(crate) fn write_rows<O: Float, NO: Size>(
         for lower in 0..2usize {
             let local = warp * comptime!(bp.warp_keys()) + comptime!(m * 16 + lower * 8) + lane / 4;
             if local < left {
-                let row = place.row_of(source, local, bp) * comptime!(bp.head_dim / 2);
-                let mut shared = comptime!(bp.shared_keys).runtime();
-                if comptime!(bp.shared_keys) {
-                    shared = !own_key(local, place, source, 0usize, false, bp).of_one_chunk;
-                }
+                let row = place.row_of(source, local, bp);
+                let shared = is_shared(source, chunks, row, bp);
+                let row = row * comptime!(bp.head_dim / 2);
                 #[unroll]
                 for c in 0..comptime!(bp.segments()) {
                     let at = row + comptime!(c * 4) + lane % 4;
                     let (index, first) = comptime!(bp.sums().place(m, c));
-                    let x = acc[index].extract(comptime!(first + lower * 2)) * factor;
-                    let y = acc[index].extract(comptime!(first + lower * 2 + 1)) * factor;
-                    if comptime!(bp.shared_keys) && shared {
-                        add_pair::<O>(&mut grad[at..at + 1], x, y);
-                    } else {
-                        let mut pair = Vector::<f32, Const<2>>::new(x);
-                        pair.insert(1usize, y);
-                        grad[at] = Vector::cast_from(pair);
+                    let mut pair = Vector::<f32, Const<2>>::new(0.0f32);
+                    #[unroll]
+                    for e in 0..2usize {
+                        let x = acc[index].extract(comptime!(first + lower * 2 + e));
+                        pair.insert(e, x * factor);
                     }
+                    grad.write(at, pair, shared, bp);
                 }
             }
         }
@@ -86,9 +84,10 @@ pub(crate) fn write_scores(
 pub(crate) fn repair_keys<E: Float, O: Float>(
     inputs: &BackwardInputs<E>,
     source: &KeyTileSource,
+    chunks: &QueryChunks,
     place: &ChunkTile,
     pairs: &Pairs,
-    grad: &mut [Vector<O, Const<2>>],
+    grad: &mut GradientRows<O>,
     #[comptime] first_role: bool,
 ) {
     let bp = comptime!(pairs.bp);
@@ -106,6 +105,7 @@ pub(crate) fn repair_keys<E: Float, O: Float>(
             comptime!(bp.pattern.has_shared_score()),
             bp,
         );
-        repair_key::<E, O>(inputs, &own, &k_rows, pairs, grad, first_role);
+        let shared = is_shared(source, chunks, own.row, bp);
+        repair_key::<E, O>(inputs, &own, shared, &k_rows, pairs, grad, first_role);
     }
 }

@@ -1,5 +1,7 @@
 //! What the dk/dv kernels of tensor cores are launched with.
 
+use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::shared::sums::add_pair;
 use crate::pattern::tensors::{KeyTensors, SourceTensors};
 use crate::vectors::Segment;
 use cubecl::prelude::*;
@@ -57,17 +59,67 @@ pub(crate) struct KeyTilePlan {
     pub counts: Box<[u32]>,
 }
 
-/// The gradients of the keys, which a cube overwrites or, with `bp.shared_keys`, adds to. Even then it overwrites the
-/// rows of k and v of a key whose queries are all of its chunk.
+/// The gradients of the keys.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct KeyGradients<O: Float> {
-    /// Contiguous rows of `head_dim`.
-    pub k: Box<[Vector<O, Const<2>>]>,
-    /// As `k`.
-    pub v: Box<[Vector<O, Const<2>>]>,
-    /// Of the scores, or of a bias of keys: one per row of `k`; with `bp.pattern.has_head_bias()` contiguous
-    /// `[batch, q_heads, k_len]`, added to.
+    pub k: GradientRows<O>,
+    pub v: GradientRows<O>,
+    /// Of the scores, or of a bias of keys: one per row of `k`, which a cube overwrites or, with `bp.shared_keys`, adds
+    /// to; with `bp.pattern.has_head_bias()` contiguous `[batch, q_heads, k_len]`, added to.
     pub scores: ComptimeOption<Box<[f32]>>,
+}
+
+/// The gradients of k or v, rows of `head_dim`.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct GradientRows<O: Float> {
+    /// Contiguous; a cube overwrites the rows of its keys. With `bp.shared_keys` only of those whose queries are all of
+    /// its chunk.
+    own: Box<[Vector<O, Const<2>>]>,
+    /// `bp.shared_keys` only: as `own`, to which cubes add the rows of their other keys.
+    sums: ComptimeOption<Box<[Vector<f32, Const<2>>]>>,
+}
+
+#[cube]
+impl<O: Float> GradientRows<O> {
+    /// Writes the pair `at` of a key's row, or adds it if the key is `shared`, which keys are with `bp.shared_keys` only.
+    pub(crate) fn write(
+        &mut self,
+        at: usize,
+        pair: Vector<f32, Const<2>>,
+        shared: bool,
+        #[comptime] bp: DkdvBlueprint,
+    ) {
+        if comptime!(bp.shared_keys) && shared {
+            self.add_to_sum(at, pair, bp);
+        } else {
+            self.own[at] = Vector::cast_from(pair);
+        }
+    }
+
+    /// Adds to the pair `at` of a key's row, which this unit has written or added to.
+    pub(crate) fn add(
+        &mut self,
+        at: usize,
+        pair: Vector<f32, Const<2>>,
+        shared: bool,
+        #[comptime] bp: DkdvBlueprint,
+    ) {
+        if comptime!(bp.shared_keys) && shared {
+            self.add_to_sum(at, pair, bp);
+        } else {
+            self.own[at] = Vector::cast_from(Vector::cast_from(self.own[at]) + pair);
+        }
+    }
+
+    fn add_to_sum(
+        &mut self,
+        at: usize,
+        pair: Vector<f32, Const<2>>,
+        #[comptime] bp: DkdvBlueprint,
+    ) {
+        let sums = self.sums.as_mut().unwrap();
+        add_pair(&mut sums[at..at + 1], pair, bp.instruction);
+    }
 }
 
 /// How the key tiles of a launch are laid out over its cubes.
@@ -90,6 +142,37 @@ pub(crate) struct QueryBoxes<E: Float> {
     pub grad_out: TensorMap<E, Tiled>,
     /// LSE and row sums.
     pub rows: TensorMap<f32, Tiled>,
+}
+
+/// Where the gradients of k or v go, see [`GradientRows`].
+#[derive(Clone, Debug)]
+pub(crate) struct GradientTensors {
+    pub own: TensorBinding,
+    /// f32, where several cubes add to one key's gradients.
+    pub sums: Option<TensorBinding>,
+}
+
+impl GradientTensors {
+    /// Those of a kernel whose cubes share no keys.
+    pub(crate) fn of(own: &TensorBinding) -> Self {
+        Self {
+            own: own.clone(),
+            sums: None,
+        }
+    }
+
+    fn into_rows<O: Float>(self) -> GradientRowsLaunch<O> {
+        let sums = self.sums.map(TensorBinding::into_buffer_arg);
+        GradientRowsLaunch::new(self.own.into_buffer_arg(), sums.into())
+    }
+}
+
+impl<O: Float> KeyGradientsLaunch<O> {
+    /// The launch argument for the gradients of k and v, and of the scores.
+    pub(crate) fn of([k, v]: [GradientTensors; 2], scores: Option<TensorBinding>) -> Self {
+        let scores = scores.map(TensorBinding::into_buffer_arg);
+        Self::new(k.into_rows(), v.into_rows(), scores.into())
+    }
 }
 
 impl SourceTensors {

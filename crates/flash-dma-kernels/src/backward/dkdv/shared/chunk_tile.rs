@@ -2,6 +2,7 @@
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::args::{KeyGrid, KeyTileSource};
+use crate::pattern::intervals::chunks::QueryChunks;
 use cubecl::prelude::*;
 
 /// A cube's key tile, and its chunk of queries.
@@ -126,6 +127,15 @@ impl ChunkTile {
             k_len,
             chunk_first,
             chunk_end,
+        }
+    }
+
+    /// How all queries are cut.
+    pub(crate) fn chunks(&self, grid: &KeyGrid) -> QueryChunks {
+        QueryChunks {
+            q_len: self.q_len as u32,
+            k_len: self.k_len as u32,
+            chunk: grid.chunk,
         }
     }
 

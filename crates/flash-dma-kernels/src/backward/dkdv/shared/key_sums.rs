@@ -1,11 +1,11 @@
 //! Host side of the sums that several cubes add to.
 
 use crate::args::{Gradients, Selection};
-use crate::backward::dkdv::shared::sums::{
-    ClearedSumsLaunch, clear_sums_kernel, round_sums_kernel,
-};
+use crate::backward::dkdv::shared::args::GradientTensors;
+use crate::backward::dkdv::shared::sums::{clear_sums_kernel, round_sums_kernel};
 use crate::host::check::{address_type, elem_type};
 use crate::host::scratch::{bytes, one_unit_each, scratch};
+use crate::pattern::intervals::chunks::QueryChunksLaunch;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::Problem;
@@ -15,13 +15,15 @@ pub(crate) struct KeySums<'a> {
     client: &'a Client,
     problem: &'a Problem,
     intervals: &'a TensorBinding,
-    pub k: TensorBinding,
-    pub v: TensorBinding,
+    /// Queries of a chunk.
+    chunk: usize,
+    k: TensorBinding,
+    v: TensorBinding,
 }
 
 impl<'a> KeySums<'a> {
     /// Allocates the sums, zeroed for every key that is attended to, except those whose queries are all of one chunk of
-    /// `chunk`: its cube overwrites them.
+    /// `chunk`: its cube writes their gradients.
     pub(crate) fn new(
         client: &'a Client,
         problem: &'a Problem,
@@ -34,6 +36,7 @@ impl<'a> KeySums<'a> {
             client,
             problem,
             intervals: &selection.intervals,
+            chunk,
             k,
             v,
         };
@@ -48,7 +51,8 @@ impl<'a> KeySums<'a> {
                 sums.intervals.clone().into_buffer_arg(),
                 sums.k.clone().into_buffer_arg(),
                 sums.v.clone().into_buffer_arg(),
-                ClearedSumsLaunch::new(sums.vectors(), problem.q_len, problem.k_len, chunk),
+                sums.chunks(),
+                sums.vectors(),
                 problem.head_dim,
                 problem.causal,
             );
@@ -61,12 +65,25 @@ impl<'a> KeySums<'a> {
         2 * bytes(problem.kv_shape())
     }
 
+    /// Where the cubes write and add the gradients of k and v.
+    pub(crate) fn beside(&self, grads: &Gradients) -> [GradientTensors; 2] {
+        [(&grads.k, &self.k), (&grads.v, &self.v)].map(|(own, sums)| GradientTensors {
+            own: own.clone(),
+            sums: Some(sums.clone()),
+        })
+    }
+
     /// Vectors of four sums per tensor.
     fn vectors(&self) -> usize {
         self.problem.kv_shape().iter().product::<usize>() / 4
     }
 
-    /// Rounds the sums and writes the gradients.
+    fn chunks(&self) -> QueryChunksLaunch {
+        let Problem { q_len, k_len, .. } = *self.problem;
+        QueryChunksLaunch::new(q_len as u32, k_len as u32, self.chunk as u32)
+    }
+
+    /// Writes the gradients that no cube has written: the sums, rounded, and zeros.
     pub(crate) fn round(self, grads: &Gradients) {
         let (count, dim) = one_unit_each(self.client, self.vectors());
         let size = self.problem.element.size();
@@ -83,8 +100,10 @@ impl<'a> KeySums<'a> {
                 self.v.clone().into_buffer_arg(),
                 grads.k.clone().into_buffer_arg(),
                 grads.v.clone().into_buffer_arg(),
+                self.chunks(),
                 self.vectors(),
                 self.problem.head_dim,
+                self.problem.causal,
                 elem_type(self.problem.element),
             );
         }

@@ -8,7 +8,7 @@ use crate::host::engine::Instruction;
 use crate::matrix::fragment::swizzle;
 use crate::matrix::stages::RowAddress;
 use crate::matrix::wgmma::panel::group_place;
-use crate::pattern::position::query_shift;
+use crate::pattern::intervals::chunks::{ChunkQueries, QueryChunks};
 use crate::vectors::Segment;
 use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
@@ -22,8 +22,6 @@ pub(crate) struct OwnKey {
     pub key: usize,
     /// Its row of the gradients.
     pub row: usize,
-    /// Whether the queries of no other chunk attend to it.
-    pub of_one_chunk: bool,
     /// Its queries in the chunk.
     pub first: i32,
     pub end: i32,
@@ -59,22 +57,20 @@ pub(crate) fn own_key(
         valid: place.start + local < place.count,
         key: 0usize,
         row: 0usize,
-        of_one_chunk: false,
         first: 0i32,
         end: i32::new(comptime!(i32::MAX as i64)),
         score: 0.0f32,
     };
     if own.valid {
-        // Positions first, then queries.
         own.key = place.start + local;
-        let mut first = own.key as i32;
-        let mut end = place.k_len as i32;
+        let mut first = own.key as u32;
+        let mut end = place.k_len as u32;
         if comptime!(bp.pattern.has_intervals()) {
             let keys = source.intervals.as_ref().unwrap();
             own.key = keys.list[place.list_row + local] as usize;
             let interval = keys.ends[interval_row + own.key];
-            first = interval.extract(0usize) as i32;
-            end = interval.extract(1usize) as i32;
+            first = interval.extract(0usize);
+            end = interval.extract(1usize);
         }
         own.row = interval_row + own.key;
         if comptime!(bp.parts) {
@@ -83,20 +79,29 @@ pub(crate) fn own_key(
         if comptime!(scored) {
             own.score = source.bias.as_ref().unwrap()[score_row + own.key];
         }
-        if comptime!(bp.causal) {
-            let shift = query_shift(place.q_len, place.k_len);
-            first = max(first + shift, 0i32);
-            end = min(end + shift, place.q_len as i32);
-            own.of_one_chunk = first >= place.chunk_first && end <= place.chunk_end;
-        } else {
-            // All queries stand at the last key.
-            end = select(end >= place.k_len as i32, place.q_len as i32, 0i32);
-            first = 0i32;
-        }
-        own.first = max(first, place.chunk_first);
-        own.end = min(end, place.chunk_end);
+        let all = ChunkQueries::all(place.q_len as u32, place.k_len as u32);
+        let seen = all.seen(first, end, comptime!(bp.causal));
+        own.first = max(seen.from, place.chunk_first);
+        own.end = min(seen.to, place.chunk_end);
     }
     own
+}
+
+/// Whether cubes of several chunks add to the gradients of a key, of which `row` is the row. This is read again when the
+/// gradients are written, for the sake of the registers of the loop before.
+#[cube]
+pub(crate) fn is_shared(
+    source: &KeyTileSource,
+    chunks: &QueryChunks,
+    row: usize,
+    #[comptime] bp: DkdvBlueprint,
+) -> bool {
+    if comptime!(bp.shared_keys) {
+        let interval = source.intervals.as_ref().unwrap().ends[row];
+        chunks.share(interval, comptime!(bp.causal))
+    } else {
+        false.runtime()
+    }
 }
 
 /// Offset of the scores of the kv head's keys, or of the biases that its query heads share; 0 without.

@@ -237,16 +237,17 @@ impl KeyBounds {
     pub(crate) fn queries(&self, place: &ChunkTile, #[comptime] bp: DkdvBlueprint) -> Range {
         let span = self.span(place, 0usize, comptime!(bp.keys()));
         let queries = comptime!(bp.queries());
-        let mut range = Range {
-            first: span.any_from as usize / queries,
-            tiles: 0usize,
-            full_from: span.full_from,
-            full_to: span.full_to,
-        };
+        let first = span.any_from as usize / queries;
+        let mut tiles = 0usize;
         if span.any_from < span.any_to {
-            range.tiles = (span.any_to as usize).div_ceil(queries) - range.first;
+            tiles = (span.any_to as usize).div_ceil(queries) - first;
         }
-        range
+        Range {
+            first: uniform(first),
+            tiles: uniform(tiles),
+            full_from: uniform(span.full_from as usize) as i32,
+            full_to: uniform(span.full_to as usize) as i32,
+        }
     }
 
     /// The queries of the `keys` keys from `first` on of the tile.

@@ -1,16 +1,19 @@
 //! Writes the gradients of keys.
 
 use crate::backward::blueprint::DkdvBlueprint;
-use crate::backward::dkdv::shared::args::{BackwardInputs, KeyGradients};
+use crate::backward::dkdv::shared::args::{
+    BackwardInputs, GradientRows, KeyGradients, KeyTileSource,
+};
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
-use crate::backward::dkdv::shared::keys::OwnKey;
+use crate::backward::dkdv::shared::keys::is_shared;
 use crate::backward::dkdv::shared::pairs::Pairs;
-use crate::backward::dkdv::shared::sums::{add_pair_at_once, write_score};
+use crate::backward::dkdv::shared::sums::write_score;
 use crate::backward::dkdv::wgmma::keys::LaneKeys;
 use crate::backward::dkdv::wgmma::weights::StepWeights;
 use crate::backward::repair::repair_key;
 use crate::matrix::fragment::quad_sum;
 use crate::matrix::stages::RowAddress;
+use crate::pattern::intervals::chunks::QueryChunks;
 use cubecl::prelude::*;
 
 /// Writes or adds the rows of this lane's two keys, dK times `scale`; `quad` is the lane within its quad.
@@ -18,14 +21,42 @@ use cubecl::prelude::*;
 pub(crate) fn write_rows<O: Float, N: Size>(
     dv: &Vector<f32, N>,
     dk: &Vector<f32, N>,
+    source: &KeyTileSource,
+    chunks: &QueryChunks,
     keys: &LaneKeys,
     quad: usize,
     grads: &mut KeyGradients<O>,
     scale: f32,
 ) {
     let bp = comptime!(keys.bp);
-    write_key::<O, N>(dv, dk, &keys.upper, quad, grads, scale, 0usize, bp);
-    write_key::<O, N>(dv, dk, &keys.lower, quad, grads, scale, 1usize, bp);
+    if keys.upper.valid {
+        let shared = is_shared(source, chunks, keys.upper.row, bp);
+        write_key::<O, N>(
+            dv,
+            dk,
+            keys.upper.row,
+            shared,
+            quad,
+            grads,
+            scale,
+            0usize,
+            bp,
+        );
+    }
+    if keys.lower.valid {
+        let shared = is_shared(source, chunks, keys.lower.row, bp);
+        write_key::<O, N>(
+            dv,
+            dk,
+            keys.lower.row,
+            shared,
+            quad,
+            grads,
+            scale,
+            1usize,
+            bp,
+        );
+    }
 }
 
 /// Writes or adds the rows of one of the two keys.
@@ -33,29 +64,29 @@ pub(crate) fn write_rows<O: Float, N: Size>(
 fn write_key<O: Float, N: Size>(
     dv: &Vector<f32, N>,
     dk: &Vector<f32, N>,
-    key: &OwnKey,
+    row: usize,
+    shared: bool,
     quad: usize,
     grads: &mut KeyGradients<O>,
     scale: f32,
     #[comptime] lower: usize,
     #[comptime] bp: DkdvBlueprint,
 ) {
-    if key.valid {
-        let at = key.row * comptime!(bp.head_dim / 2) + quad;
-        if comptime!(bp.shared_keys) && !key.of_one_chunk {
-            write_row::<O, N>(&mut grads.v, dv, at, 1.0f32, true, lower, bp);
-            write_row::<O, N>(&mut grads.k, dk, at, scale, true, lower, bp);
-        } else {
-            write_row::<O, N>(&mut grads.v, dv, at, 1.0f32, false, lower, bp);
-            write_row::<O, N>(&mut grads.k, dk, at, scale, false, lower, bp);
-        }
+    let at = row * comptime!(bp.head_dim / 2) + quad;
+    // One branch around all stores, not one at each.
+    if comptime!(bp.shared_keys) && shared {
+        write_row::<O, N>(&mut grads.v, dv, at, 1.0f32, true, lower, bp);
+        write_row::<O, N>(&mut grads.k, dk, at, scale, true, lower, bp);
+    } else {
+        write_row::<O, N>(&mut grads.v, dv, at, 1.0f32, false, lower, bp);
+        write_row::<O, N>(&mut grads.k, dk, at, scale, false, lower, bp);
     }
 }
 
 /// Writes, or adds if it is `shared`, `factor` times one of the two rows that this lane holds elements of.
 #[cube]
 fn write_row<O: Float, N: Size>(
-    grad: &mut [Vector<O, Const<2>>],
+    grad: &mut GradientRows<O>,
     acc: &Vector<f32, N>,
     at: usize,
     factor: f32,
@@ -71,16 +102,7 @@ fn write_row<O: Float, N: Size>(
             let x: f32 = acc.extract(comptime!(c * 4 + lower * 2 + e));
             pair.insert(e, x * factor);
         }
-        let to = at + comptime!(c * 4);
-        if comptime!(shared) {
-            add_pair_at_once::<O>(
-                &mut grad[to..to + 1],
-                pair.extract(0usize),
-                pair.extract(1usize),
-            );
-        } else {
-            grad[to] = Vector::cast_from(pair);
-        }
+        grad.write(at + comptime!(c * 4), pair, shared, bp);
     }
 }
 
@@ -136,14 +158,51 @@ pub(crate) fn add_bias_gradients<NP: Size>(
 #[cube]
 pub(crate) fn repair_keys<E: Float, O: Float>(
     inputs: &BackwardInputs<E>,
+    source: &KeyTileSource,
+    chunks: &QueryChunks,
     keys: &LaneKeys,
     place: &ChunkTile,
     pairs: &Pairs,
     grads: &mut KeyGradients<O>,
 ) {
+    let bp = comptime!(keys.bp);
     let k_rows = RowAddress::of::<E>(&inputs.k, place.batch, place.kv_head);
-    repair_key::<E, O>(inputs, &keys.upper, &k_rows, pairs, &mut grads.v, true);
-    repair_key::<E, O>(inputs, &keys.upper, &k_rows, pairs, &mut grads.k, false);
-    repair_key::<E, O>(inputs, &keys.lower, &k_rows, pairs, &mut grads.v, true);
-    repair_key::<E, O>(inputs, &keys.lower, &k_rows, pairs, &mut grads.k, false);
+    let upper = is_shared(source, chunks, keys.upper.row, bp);
+    let lower = is_shared(source, chunks, keys.lower.row, bp);
+    repair_key::<E, O>(
+        inputs,
+        &keys.upper,
+        upper,
+        &k_rows,
+        pairs,
+        &mut grads.v,
+        true,
+    );
+    repair_key::<E, O>(
+        inputs,
+        &keys.upper,
+        upper,
+        &k_rows,
+        pairs,
+        &mut grads.k,
+        false,
+    );
+    repair_key::<E, O>(
+        inputs,
+        &keys.lower,
+        lower,
+        &k_rows,
+        pairs,
+        &mut grads.v,
+        true,
+    );
+    repair_key::<E, O>(
+        inputs,
+        &keys.lower,
+        lower,
+        &k_rows,
+        pairs,
+        &mut grads.k,
+        false,
+    );
 }
