@@ -37,6 +37,7 @@
 //! - [`PackedAttention`]: documents packed one behind the other, by cumulative lengths; [`Documents`]: the same, and
 //!   padding, for every other call;
 //! - [`linear`] and [`product`]: the products of a model's other layers; [`swiglu`]: what stands between them;
+//!   [`split_heads`]: q, k and v of one product;
 //! - [`cache`]: decoding, in memory that does not grow with the context;
 //! - [`rms_norm`] and [`HeadEncoding`]: what stands before attention in a layer, in one pass each;
 //! - [`memory`]: the device memory that a call needs, and the longest sequence that fits;
@@ -104,6 +105,7 @@ pub use flash_dma_problem::{
 pub use functions::attention::Attention;
 pub use functions::documents::Documents;
 pub use functions::gating::{swiglu, try_swiglu};
+pub use functions::heads::{split_heads, try_split_heads};
 pub use functions::inspection::IntervalStats;
 pub use functions::linear::{linear_scores, try_linear_scores};
 pub use functions::masked::MaskedAttention;

@@ -4,7 +4,7 @@ use super::{Lies, Matrix, same};
 use burn::module::Param;
 use burn::nn::Linear;
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_flash_dma::{linear, product};
+use burn_flash_dma::{linear, product, split_heads};
 use flash_dma_problem::ElementType::{self, Bf16, F16, F32};
 use flash_dma_reference::Rng;
 use flash_dma_reference::round::round;
@@ -15,6 +15,7 @@ every_burn!(
     results_and_gradients,
     strided_and_transposed_inputs,
     layers_of_f32_on_16_bits,
+    heads_of_one_product,
     repeated_gradients_are_bit_equal,
 );
 
@@ -154,6 +155,49 @@ fn layers_of_f32_on_16_bits<B: Backend>(burn: &Burn<B>) {
         let dx = given.grad(&grads).expect("tracked");
         assert_eq!(dx.dtype(), dtype(element));
         same(&read(dx), &grad.times(&weight.transposed(), element), "dx");
+    }
+}
+
+/// q, k and v of one product, with a loss of all three and of two of them.
+fn heads_of_one_product<B: Backend>(burn: &Burn<B>) {
+    let device = burn.device().clone().autodiff();
+    let (tokens, parts, head_dim) = (40, [4, 1, 1], 16);
+    for element in supported(burn) {
+        for used in [3, 2] {
+            let [x, weight, mut grad] = operands([tokens, 24, 6 * head_dim]);
+            let tensors = [&x, &weight].map(|m| load(m, element, &device).require_grad());
+            let y = product(tensors[0].clone(), tensors[1].clone());
+            let heads = split_heads(y.reshape([2, tokens / 2, 6, head_dim]), parts);
+            let mut first = 0;
+            let mut loss = Tensor::<1>::zeros([1], &device);
+            let exact = x.times(&weight, element);
+            for (index, (part, count)) in heads.into_iter().zip(parts).enumerate() {
+                let columns = first * head_dim..(first + count) * head_dim;
+                let part = part.reshape([tokens, count * head_dim]);
+                let of_part = |all: &[f64]| -> Vec<f64> {
+                    let rows = all.chunks(6 * head_dim);
+                    rows.flat_map(|row| row[columns.clone()].to_vec()).collect()
+                };
+                same(&read(part.clone()), &of_part(&exact), "a part");
+                if index < used {
+                    let grad = Matrix {
+                        shape: [tokens, count * head_dim],
+                        values: of_part(&grad.values),
+                    };
+                    let of_loss = part * load(&grad, element, &device);
+                    loss = loss + of_loss.cast(DType::F32).sum();
+                } else {
+                    let rows = grad.values.chunks_mut(6 * head_dim);
+                    rows.for_each(|row| row[columns.clone()].fill(0.0));
+                }
+                first += count;
+            }
+            let grads = loss.backward();
+            let [dx, dw] = tensors.map(|t| read(t.grad(&grads).expect("tracked")));
+            let what = format!("{element}, {used} parts used");
+            same(&dx, &grad.times(&weight.transposed(), element), &what);
+            same(&dw, &x.transposed().times(&grad, element), &what);
+        }
     }
 }
 

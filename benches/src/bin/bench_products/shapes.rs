@@ -20,8 +20,8 @@ pub struct Layer {
 
 /// The layers of `examples/train-text` with `d_model` 1024: eight blocks, and the unembedding.
 pub const LAYERS: [Layer; 5] = [
-    Layer::new("q/o", 1024, 1024, 16),
-    Layer::new("k/v", 1024, 256, 16),
+    Layer::new("q/k/v", 1024, 1536, 8),
+    Layer::new("o", 1024, 1024, 8),
     Layer::new("gate/up", 1024, 2752, 16),
     Layer::new("down", 2752, 1024, 8),
     Layer {

@@ -4,6 +4,7 @@ pub(crate) mod attention;
 pub(crate) mod composition;
 pub(crate) mod documents;
 pub(crate) mod gating;
+pub(crate) mod heads;
 pub(crate) mod inspection;
 pub(crate) mod linear;
 pub(crate) mod masked;

@@ -6,11 +6,12 @@ use super::rope::angles;
 use super::scorer::{INITIAL, ScoreForm, Scorer};
 use crate::functions::attention::Attention;
 use crate::functions::documents::Documents;
+use crate::functions::heads::try_split_heads;
 use crate::functions::norm::HeadEncoding;
-use crate::functions::product::linear;
+use crate::functions::product::{linear, try_product};
 use crate::functions::selection::Intervals;
 use crate::functions::selector::Selector;
-use crate::validate::{check_shape, expect, same_device, scores_as_f32};
+use crate::validate::{check_shape, element_type, expect, same_device, scores_as_f32};
 use burn::config::Config;
 use burn::module::{Initializer, Module};
 use burn::nn::{
@@ -547,13 +548,33 @@ impl DynamicMaskAttention {
         x: Tensor<3>,
         starts: &[usize],
     ) -> Result<[Tensor<4>; 3], AttentionError> {
-        let q = self.split(linear(&self.q_proj, x.clone()), self.n_heads);
-        let k = self.split(linear(&self.k_proj, x.clone()), self.n_kv_heads);
+        let [q, k, v] = self.heads(x)?;
         Ok([
             self.place(q, &self.q_norm, starts)?,
             self.place(k, &self.k_norm, starts)?,
-            self.values(x),
+            v.swap_dims(1, 2),
         ])
+    }
+
+    /// q, k and v of `[batch, len, d_model]`, as they come out of their products: `[batch, len, heads, head_dim]`.
+    fn heads(&self, x: Tensor<3>) -> Result<[Tensor<4>; 3], AttentionError> {
+        let layers = [&self.q_proj, &self.k_proj, &self.v_proj];
+        let heads = [self.n_heads, self.n_kv_heads, self.n_kv_heads];
+        match joint_weight(layers, &x) {
+            Some(weight) => {
+                let all = self.split(try_product(x, weight)?, heads.iter().sum());
+                try_split_heads(all, heads)
+            }
+            None => {
+                let [q, k, v] = layers.map(|layer| linear(layer, x.clone()));
+                let [of_q, of_k, of_v] = heads;
+                Ok([
+                    self.split(q, of_q),
+                    self.split(k, of_k),
+                    self.split(v, of_v),
+                ])
+            }
+        }
     }
 
     /// `[batch, len, heads, head_dim]`, normalised and rotated by the positions from `starts` on, to
@@ -653,6 +674,20 @@ impl DynamicMaskAttention {
     pub(super) fn head_dim(&self) -> usize {
         self.head_dim
     }
+}
+
+/// The weights of several layers of `x` side by side, `[d_model, ..]`, for one product in place of one each; `None` where
+/// it does not pay or is not the same: few tokens, a bias, element types that differ or are not ours.
+fn joint_weight<const N: usize>(layers: [&Linear; N], x: &Tensor<3>) -> Option<Tensor<2>> {
+    let [batch, len, d_model] = x.dims();
+    let weights = layers.map(|layer| layer.weight.val());
+    let dtype = weights[0].dtype();
+    let alike = layers.iter().all(|layer| layer.bias.is_none())
+        && weights.iter().all(|weight| weight.dtype() == dtype)
+        && element_type(TensorName::Weight, &weights[0]).is_ok()
+        && element_type(TensorName::Tokens, x).is_ok();
+    // With fewer tokens the weights would take longer to copy than the tokens take to read.
+    (alike && batch * len >= d_model).then(|| Tensor::cat(weights.into(), 1))
 }
 
 /// Refuses parts of a window that do not fit into it, or that have no meaning.

@@ -53,6 +53,17 @@ pub trait TrainingOps: Backend {
         fallback::swiglu::<Self>(gate, up)
     }
 
+    /// `x`, cut along axis `dim` into parts of the sizes `sizes`, which add up to it: slices. Under autodiff the gradients
+    /// of the parts are laid side by side once.
+    #[fusion(default)]
+    fn training_split(
+        x: FloatTensor<Self>,
+        dim: usize,
+        sizes: Vec<usize>,
+    ) -> Vec<FloatTensor<Self>> {
+        fallback::split::<Self>(x, dim, &sizes)
+    }
+
     /// `x` in f32. Under autodiff the result is not kept, but cast again where the backward pass reads it.
     #[fusion(default)]
     fn training_widen(x: FloatTensor<Self>) -> FloatTensor<Self> {

@@ -13,6 +13,7 @@ mod cube;
 mod errors;
 mod fallback;
 mod gradients;
+mod heads;
 mod inspection;
 mod masked;
 #[cfg(feature = "train")]

@@ -38,7 +38,8 @@ pub(crate) struct BoxedRows {
     pub rows: Box<[Vector<f32, Const<2>>]>,
 }
 
-/// `delta = sum over d of grad_out * (out + residual), minus grad_lse`: eight lanes per query row.
+/// `delta = sum over d of grad_out * (out + residual), minus grad_lse`: eight lanes per query row, in the order in which
+/// the rows of `out` lie in memory. (Rows of 256 bytes that lie 2 KiB apart read at a quarter of the bandwidth.)
 ///
 /// `out`, `residual` and `grad_out` are `[batch, q_heads, q_len, head_dim]`, strides and start at multiples of 16
 /// bytes; `grad_lse` and `delta` (overwritten) are contiguous `[batch, q_heads, q_len]`.
@@ -56,12 +57,20 @@ pub(crate) fn delta_mma_kernel<E: Float>(
 ) {
     let segments = comptime!(head_dim / 8);
     let lane = UNIT_POS as usize % ROW_LANES;
-    let row = CUBE_POS_X as usize * CUBE_ROWS + UNIT_POS as usize / ROW_LANES;
+    let index = CUBE_POS_X as usize * CUBE_ROWS + UNIT_POS as usize / ROW_LANES;
     let (heads, q_len) = (out.shape(1), out.shape(2));
-    let valid = row < out.shape(0) * heads * q_len;
+    let (batch, in_batch) = (index / (heads * q_len), index % (heads * q_len));
+    let valid = batch < out.shape(0);
+    let mut head = in_batch / q_len;
+    let mut query = in_batch % q_len;
+    if out.stride(1) < out.stride(2) {
+        // Neighbours in memory are heads of one query.
+        head = in_batch % heads;
+        query = in_batch / heads;
+    }
+    let row = (batch * heads + head) * q_len + query;
     let mut sum = 0.0f32;
     if valid {
-        let (query, head, batch) = (row % q_len, row / q_len % heads, row / q_len / heads);
         let at = (batch * out.stride(0) + head * out.stride(1) + query * out.stride(2)) / 8;
         let grad_at =
             (batch * grad_out.stride(0) + head * grad_out.stride(1) + query * grad_out.stride(2))
@@ -110,7 +119,7 @@ pub(crate) fn delta_mma_kernel<E: Float>(
                 let mut pair = Vector::<f32, Const<2>>::new(sum);
                 let scale = comptime!(core::f32::consts::LOG2_E);
                 pair.insert(0usize, -boxed.lse[row] * scale);
-                boxed.rows[row / q_len * (q_len.div_ceil(2) * 2) + row % q_len] = pair;
+                boxed.rows[(batch * heads + head) * (q_len.div_ceil(2) * 2) + query] = pair;
             }
             ComptimeOption::None => {}
         }

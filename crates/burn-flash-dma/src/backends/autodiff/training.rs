@@ -8,8 +8,9 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::autodiff::{Autodiff, NodeId};
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::FloatDType;
+use burn::backend::{AutodiffBackend, Backend, TensorMetadata};
+use burn::tensor::{FloatDType, Shape};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 impl<B: TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B, C> {
     fn training_lookup(
@@ -66,6 +67,33 @@ impl<B: TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B, C> {
                 prep.finish(state, forward([gate, up].map(|t| t.into_primitive())))
             }
         }
+    }
+
+    fn training_split(
+        x: FloatTensor<Self>,
+        dim: usize,
+        sizes: Vec<usize>,
+    ) -> Vec<FloatTensor<Self>> {
+        let parts = B::training_split(x.primitive().clone(), dim, sizes.clone());
+        let prep = match Split.prepare::<C>([x.node()]).compute_bound().stateful() {
+            OpsKind::UnTracked(_) => return parts.into_iter().map(Self::from_inner).collect(),
+            OpsKind::Tracked(prep) => prep,
+        };
+        let gradients = PartGradients::<B>(Arc::new(Mutex::new(vec![None; sizes.len()])));
+        let pieces = Pieces {
+            whole: x.shape(),
+            dim,
+            sizes,
+            device: x.device(),
+            dtype: x.dtype().into(),
+        };
+        let whole = prep.finish((gradients.clone(), pieces), x.into_primitive());
+        let part =
+            |(index, part)| match Part.prepare::<C>([whole.node()]).compute_bound().stateful() {
+                OpsKind::UnTracked(prep) => prep.finish(part),
+                OpsKind::Tracked(prep) => prep.finish((gradients.clone(), index), part),
+            };
+        parts.into_iter().enumerate().map(part).collect()
     }
 
     fn training_widen(x: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -140,6 +168,76 @@ impl<B: Backend> Backward<B, 2> for SwiGlu {
                 grads.register::<B>(parent.id, gradient);
             }
         }
+    }
+}
+
+/// The gradients of the parts of a tensor, on their way from the parts' nodes to that of the tensor.
+///
+/// Burn's graph has no node with several outputs. So the parts are nodes on top of one that stands for the whole tensor:
+/// their backward steps run first and leave their gradients where that one finds them.
+#[derive(Clone, Debug)]
+struct PartGradients<B: Backend>(Arc<Mutex<Vec<Option<FloatTensor<B>>>>>);
+
+impl<B: Backend> PartGradients<B> {
+    fn put(&self, index: usize, gradient: FloatTensor<B>) {
+        self.lock()[index] = Some(gradient);
+    }
+
+    fn take(&self) -> Vec<Option<FloatTensor<B>>> {
+        self.lock().iter_mut().map(Option::take).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Option<FloatTensor<B>>>> {
+        self.0.lock().expect("no step panics with the lock held")
+    }
+}
+
+/// The parts of a tensor.
+#[derive(Clone, Debug)]
+struct Pieces<B: Backend> {
+    whole: Shape,
+    dim: usize,
+    sizes: Vec<usize>,
+    device: B::Device,
+    dtype: FloatDType,
+}
+
+/// The node of the whole tensor.
+#[derive(Debug)]
+struct Split;
+
+impl<B: Backend> Backward<B, 1> for Split {
+    type State = (PartGradients<B>, Pieces<B>);
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let (gradients, pieces) = ops.state;
+        let parts = gradients.take();
+        if let [Some(parent)] = ops.parents {
+            let Pieces {
+                whole,
+                dim,
+                sizes,
+                device,
+                dtype,
+            } = pieces;
+            let gradient =
+                fallback::split_gradient::<B>(parts, whole, dim, &sizes, (&device, dtype));
+            grads.register::<B>(parent.id, gradient);
+        }
+    }
+}
+
+/// The node of a part.
+#[derive(Debug)]
+struct Part;
+
+impl<B: Backend> Backward<B, 1> for Part {
+    /// Where its gradient goes.
+    type State = (PartGradients<B>, usize);
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let (gradients, index) = ops.state;
+        gradients.put(index, grads.consume::<B>(&ops.node));
     }
 }
 
