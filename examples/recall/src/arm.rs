@@ -26,6 +26,8 @@ pub enum Arm {
     /// Ours, but the scores rank the keys only and are not added to their logits. The loss does not reach the score of a
     /// key that is kept; the scores learn by the gradient of the runners-up alone.
     NoBias,
+    /// Ours, but of a score `z` only `4 tanh(z / 4)` is added to the logits: it ranks as it is, and cannot outweigh them.
+    Bounded,
     /// Ours with scores that stay a random projection of the tokens: they rank the keys, nothing is added to the
     /// logits, and no gradient passes through them.
     Frozen,
@@ -47,6 +49,8 @@ pub enum Arm {
 pub enum Scores {
     /// The layer's own rank the keys and are added to the logits.
     RankAndBias,
+    /// The layer's own rank the keys; within bounds they are added to the logits.
+    RankAndBounded,
     /// The layer's own rank the keys, and are added to nothing.
     Rank,
     /// The layer's own rank the keys, as they were drawn.
@@ -73,6 +77,7 @@ impl Arm {
             Self::Ours | Self::NoRunnersUp | Self::NoRecent | Self::Zoh | Self::Unpruned => {
                 Scores::RankAndBias
             }
+            Self::Bounded => Scores::RankAndBounded,
             Self::NoBias => Scores::Rank,
             Self::Frozen => Scores::FrozenRank,
             Self::Dense
@@ -92,7 +97,12 @@ impl Arm {
     /// The last keys that its layers keep whatever their scores.
     pub fn recent(self, window: usize) -> usize {
         match self {
-            Self::Ours | Self::NoRunnersUp | Self::Zoh | Self::NoBias | Self::Frozen => window / 4,
+            Self::Ours
+            | Self::NoRunnersUp
+            | Self::Zoh
+            | Self::NoBias
+            | Self::Bounded
+            | Self::Frozen => window / 4,
             _ => 0,
         }
     }
@@ -100,7 +110,7 @@ impl Arm {
     /// The keys ranked next whose scores learn; `None` is what the layer does by itself.
     pub fn runners_up(self, window: usize) -> Option<usize> {
         match self {
-            Self::Ours | Self::NoRecent | Self::NoBias => None,
+            Self::Ours | Self::NoRecent | Self::NoBias | Self::Bounded => None,
             // The layer has none by itself in this form.
             Self::Zoh => Some(window / 4),
             _ => Some(0),
@@ -126,5 +136,7 @@ mod tests {
         assert_eq!(parts(Arm::NoRunnersUp), (scores, recent, Some(0)));
         assert_eq!(parts(Arm::NoRecent), (scores, 0, runners_up));
         assert_eq!(parts(Arm::NoBias), (Scores::Rank, recent, runners_up));
+        let bounded = Scores::RankAndBounded;
+        assert_eq!(parts(Arm::Bounded), (bounded, recent, runners_up));
     }
 }

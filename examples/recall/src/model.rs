@@ -23,6 +23,9 @@ use burn_flash_dma::{
 };
 use train_text::model::CastTo;
 
+/// The most that a bounded score adds to a logit.
+const BOUND: f32 = 4.0;
+
 /// The model.
 #[derive(Module, Debug)]
 pub struct Model {
@@ -149,14 +152,18 @@ impl Model {
     ) -> Result<Tensor<3>, AttentionError> {
         match self.settings.arm.scores() {
             Scores::RankAndBias => layer.try_forward(x),
-            _ => {
+            scores => {
                 let keys = self.keys(number, layer, &x, texts)?;
-                attend_to(layer, self.settings.sizes, keys, x)
+                let bias = match scores {
+                    Scores::RankAndBounded => Some(bounded(layer.try_scores(x.clone())?)),
+                    _ => None,
+                };
+                attend_to(layer, self.settings.sizes, (keys, bias), x)
             }
         }
     }
 
-    /// The selection of an arm that adds nothing to the logits.
+    /// The selection of an arm, but not of one that leaves it to its layers.
     fn keys(
         &self,
         number: usize,
@@ -176,7 +183,9 @@ impl Model {
                 };
                 without_scores(self.settings.arm, place, len, &x.device())
             }
-            Scores::Rank | Scores::RankAndBias => Ok(Some(layer.try_selection(x.clone())?)),
+            Scores::Rank | Scores::RankAndBounded | Scores::RankAndBias => {
+                Ok(Some(layer.try_selection(x.clone())?))
+            }
         }
     }
 
@@ -229,12 +238,17 @@ impl Block {
     }
 }
 
-/// A layer's output with these keys, and nothing added to their logits: what the layer computes otherwise, with its own
+/// What of a score is added to the logits where it is bounded.
+fn bounded(scores: Tensor<3>) -> Tensor<3> {
+    (scores / BOUND).tanh() * BOUND
+}
+
+/// A layer's output with these keys, and this added to their logits: what the layer computes otherwise, with its own
 /// parameters.
 fn attend_to(
     layer: &DynamicMaskAttention,
     sizes: Sizes,
-    keys: Option<Intervals>,
+    (keys, bias): (Option<Intervals>, Option<Tensor<3>>),
     x: Tensor<3>,
 ) -> Result<Tensor<3>, AttentionError> {
     let [batch, len, width] = x.dims();
@@ -256,9 +270,10 @@ fn attend_to(
     let k = place(split(&layer.k_proj, sizes.kv_heads), &layer.k_norm)?;
     let v = split(&layer.v_proj, sizes.kv_heads).swap_dims(1, 2);
     let attention = Attention::new(q, k, v);
-    let out = match keys {
-        Some(intervals) => attention.intervals(&intervals).try_forward()?,
-        None => attention.try_forward()?,
+    let out = match (keys, bias) {
+        (Some(keys), Some(bias)) => attention.scores(bias).intervals(&keys).try_forward()?,
+        (Some(keys), None) => attention.intervals(&keys).try_forward()?,
+        (None, _) => attention.try_forward()?,
     };
     let out = out.swap_dims(1, 2).reshape([batch, len, width]);
     Ok(linear(&layer.o_proj, out))
@@ -309,7 +324,7 @@ mod tests {
             .forward(batch.tokens.clone());
         let zeros = Tensor::zeros([2, 2, 64], &tokens.device());
         let theirs = layer.forward_with_scores(tokens.clone(), zeros);
-        let ours = attend_to(layer, model.settings.sizes, None, tokens).expect("it fits");
+        let ours = attend_to(layer, model.settings.sizes, (None, None), tokens).expect("it fits");
         let error: f32 = (ours - theirs).abs().max().into_scalar();
         assert!(error < 1e-6, "{error}");
     }
@@ -324,7 +339,7 @@ mod tests {
                 Scorer::Linear(linear) => linear.score_proj.val().grad(&gradients),
                 Scorer::Zoh(zoh) => zoh.dt_proj.val().grad(&gradients),
             };
-            let learns = matches!(arm.scores(), Scores::RankAndBias | Scores::Rank);
+            let learns = !matches!(arm.scores(), Scores::None | Scores::FrozenRank);
             assert_eq!(gradient.is_some(), learns, "{arm:?}");
         }
     }

@@ -39,7 +39,7 @@ pub(crate) struct BoxedRows {
 }
 
 /// `delta = sum over d of grad_out * (out + residual), minus grad_lse`: eight lanes per query row, in the order in which
-/// the rows of `out` lie in memory. (Rows of 256 bytes that lie 2 KiB apart read at a quarter of the bandwidth.)
+/// the rows of `out` lie in memory.
 ///
 /// `out`, `residual` and `grad_out` are `[batch, q_heads, q_len, head_dim]`, strides and start at multiples of 16
 /// bytes; `grad_lse` and `delta` (overwritten) are contiguous `[batch, q_heads, q_len]`.
