@@ -6,10 +6,14 @@ use crate::values::{ints, oracle_intervals};
 use burn::tensor::{DType, Device, Distribution, Int, Tensor};
 use burn_flash_dma::{
     AttentionError, AttentionMask, AttentionOptions, ElementType, KeyRanges, MaskedAttention,
-    TensorName, TilePlan, masked_attention, select, try_attention, try_dynamic_mask_attention,
+    TensorName, TilePlan, masked_attention, select, split_heads, try_attention,
+    try_dynamic_mask_attention,
+};
+use cubecl::logging::{
+    Duration, LaunchObservation, LaunchObserver, ProfileDuration, TimingMethod, TimingRequest,
 };
 use flash_dma_reference::generate::Scores;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// One test at a time: the runtime's workers wait by yielding, and several tests' starve each other.
 fn alone() -> MutexGuard<'static, ()> {
@@ -210,4 +214,52 @@ fn biases_of_16_bits() {
             assert!((half - full).abs() <= 18.0 * size / 256.0, "{half} {full}");
         }
     }
+}
+
+/// The names of the kernels that are launched.
+#[derive(Default)]
+struct Launched(Mutex<Vec<&'static str>>);
+
+impl LaunchObserver for Launched {
+    fn launched(&self, kernel: &'static str) {
+        self.0.lock().expect("no holder panics").push(kernel);
+    }
+
+    fn timing(&self) -> TimingRequest {
+        TimingRequest::None
+    }
+
+    fn profiled(&self, _kernel: &'static str, _profile: ProfileDuration) {}
+
+    fn timed(&self, _kernel: &'static str, _duration: Duration, _method: TimingMethod) {}
+}
+
+/// q, k and v of one product are views of it, which the operations behind them read in place.
+#[test]
+fn parts_of_a_product_are_not_copied() {
+    let _alone = alone();
+    let device = Device::cpu();
+    let x = Tensor::<4>::random([1, 20, 8, 32], Distribution::Normal(0.0, 1.0), &device);
+    // Makes the operands, so that only what reads them is left to launch.
+    let _ = values(x.clone());
+    let launches = |read: &dyn Fn() -> Tensor<4>| {
+        let launched = Arc::new(Launched::default());
+        let observation = LaunchObservation::new(launched.clone());
+        let _ = values(read());
+        drop(observation);
+        let kernels = launched.0.lock().expect("no holder panics");
+        kernels.join(" ").to_lowercase()
+    };
+    let options = AttentionOptions::new();
+    let kernels = launches(&|| {
+        let parts = split_heads(x.clone(), [4, 2, 2]);
+        let [q, k, v] = parts.map(|part| part.swap_dims(1, 2));
+        try_attention(q, k, v, options).expect("they fit")
+    });
+    // What comes behind it reads the result.
+    let first = kernels.split(' ').next().unwrap_or_default();
+    assert!(first.contains("forward"), "{kernels}");
+    // A part that begins off the alignment is a copy, and is seen to be one.
+    let kernels = launches(&|| x.clone().narrow(3, 1, 8) * 2.0);
+    assert!(kernels.contains("slice"), "{kernels}");
 }
