@@ -6,11 +6,11 @@ use crate::rows;
 use crate::settings::{Settings, Size};
 use crate::task::Layout;
 use clap::Parser;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use train_text::device::{DeviceName, DtypeName};
 
-/// Trains small models on multi-query associative recall, one per arm, seed and size, one after the other, and adds a
-/// row to --out after each. Runs whose rows are there are skipped, so a run that was ended goes on.
+/// Trains small models on multi-query associative recall, one per arm, seed and size, and adds a row to --out after each. Runs whose rows are there are skipped, so a run that was ended goes on.
 #[derive(Debug, Clone, Parser)]
 #[command(version)]
 pub struct Cli {
@@ -50,6 +50,10 @@ pub struct Cli {
     /// Texts per step.
     #[arg(long)]
     pub batch: Option<usize>,
+    /// Runs at once, each with its own thread and, on a GPU, its own stream. Small models leave a GPU waiting for the
+    /// host. The rows are the same, but for their times.
+    #[arg(long, default_value = "1")]
+    pub at_once: NonZeroUsize,
     /// The file of rows.
     #[arg(long, value_name = "FILE", default_value = "runs/recall.json")]
     pub out: PathBuf,

@@ -6,7 +6,9 @@ use recall::rows::{self, Row};
 use recall::settings::Settings;
 use recall::train::{Point, train};
 use std::fs;
+use std::panic::resume_unwind;
 use std::process::ExitCode;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use train_text::report;
 
 fn main() -> ExitCode {
@@ -21,7 +23,7 @@ fn main() -> ExitCode {
 
 fn run(cli: &Cli) -> Result<(), String> {
     let runs = cli.runs()?;
-    let mut all = rows::read(&cli.out)?;
+    let rows = Mutex::new(rows::read(&cli.out)?);
     let device = (cli.device.open(cli.dtype)).map_err(|error| error.to_string())?;
     if let Some(folder) = cli.out.parent() {
         fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
@@ -30,25 +32,43 @@ fn run(cli: &Cli) -> Result<(), String> {
     let commit = commit.unwrap_or_else(|| "unknown".into());
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let machine = (cli.machine.clone()).unwrap_or_else(|| format!("{device:?}, {threads} threads"));
-    for (number, run) in runs.iter().enumerate() {
-        println!("\n{} of {}: {}", number + 1, runs.len(), title(run));
-        if all.iter().any(|row| row.settings == *run) {
-            println!("{} has this row", cli.out.display());
-            continue;
+    let left = Mutex::new(runs.iter().enumerate());
+    let work = || -> Result<(), String> {
+        loop {
+            let Some((index, run)) = lock(&left).next() else {
+                return Ok(());
+            };
+            let number = index + 1;
+            println!("{number:3} of {}: {}", runs.len(), title(run));
+            if lock(&rows).iter().any(|row| row.settings == *run) {
+                println!("{number:3} {} has this row", cli.out.display());
+                continue;
+            }
+            let outcome = train(run, &device, |point| show(number, point));
+            let outcome = outcome.map_err(|error| error.to_string())?;
+            println!(
+                "{number:3} {:?} after {} steps and {:.0} s: {:.1} % answered, cap {:.1} %",
+                outcome.stopped,
+                outcome.steps_done,
+                outcome.seconds,
+                100.0 * outcome.last.accuracy,
+                100.0 * run.cap(),
+            );
+            let mut rows = lock(&rows);
+            rows.push(Row::new(run.clone(), outcome, &commit, &machine));
+            rows::write(&cli.out, &rows)?;
         }
-        let outcome = train(run, &device, show).map_err(|error| error.to_string())?;
-        println!(
-            "{:?} after {} steps and {:.0} s: {:.1} % answered, cap {:.1} %",
-            outcome.stopped,
-            outcome.steps_done,
-            outcome.seconds,
-            100.0 * outcome.last.accuracy,
-            100.0 * run.cap(),
-        );
-        all.push(Row::new(run.clone(), outcome, &commit, &machine));
-        rows::write(&cli.out, &all)?;
-    }
-    Ok(())
+    };
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..cli.at_once.get()).map(|_| scope.spawn(work)).collect();
+        let mut ends = workers.into_iter().map(|worker| worker.join());
+        ends.try_for_each(|end| end.unwrap_or_else(|panic| resume_unwind(panic)))
+    })
+}
+
+/// A run that panics ends the program, and its row was not begun.
+fn lock<T>(of_all: &Mutex<T>) -> MutexGuard<'_, T> {
+    of_all.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn title(run: &Settings) -> String {
@@ -59,9 +79,9 @@ fn title(run: &Settings) -> String {
     )
 }
 
-fn show(point: &Point) {
+fn show(number: usize, point: &Point) {
     println!(
-        "step {:5}  loss {:6.3}  answers {:5.1} %  facts kept {:5.1} %  gradient of scores {:.1e}",
+        "{number:3} step {:5}  loss {:6.3}  answers {:5.1} %  facts kept {:5.1} %  gradient of scores {:.1e}",
         point.step,
         point.loss.unwrap_or(f64::NAN),
         100.0 * point.accuracy,

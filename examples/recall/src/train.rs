@@ -10,6 +10,7 @@ use burn_flash_dma::AttentionError;
 use burn_flash_dma::nn::Scorer;
 use burn_flash_dma::train::{clip_gradients, cross_entropy};
 use serde::{Deserialize, Serialize};
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 use train_text::train::{MAX_NORM, optimiser};
 
@@ -85,8 +86,7 @@ pub fn train(
     let start = Instant::now();
     let evaluated = batches(settings, device);
     let (task, device) = (settings.task(), device.clone().autodiff());
-    device.seed(settings.seed);
-    let mut model = Model::new(settings, &device);
+    let mut model = drawn(settings, &device)?;
     let mut optimiser = optimiser();
     let every = settings.steps.div_ceil(EVALUATIONS);
     let mut curve: Vec<Point> = Vec::new();
@@ -133,6 +133,21 @@ pub fn train(
         model = optimiser.step(rate(settings, step), model, gradients);
         step += 1;
     }
+}
+
+/// The model of a seed. Threads share the random numbers of their device: one model is drawn at a time.
+fn drawn(settings: &Settings, device: &Device) -> Result<Model, AttentionError> {
+    static DRAWING: Mutex<()> = Mutex::new(());
+    let _alone = DRAWING.lock().unwrap_or_else(PoisonError::into_inner);
+    device.seed(settings.seed);
+    let model = Model::new(settings, device);
+    // Some are drawn when the device comes to it.
+    let failed = |error| AttentionError::DeviceFailed {
+        operation: "the drawing of a model",
+        reason: format!("{error:?}"),
+    };
+    device.sync().map_err(failed)?;
+    Ok(model)
 }
 
 /// The learning rate of a step: a linear rise, then a cosine down to 0.

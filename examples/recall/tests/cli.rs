@@ -38,6 +38,38 @@ fn rows_are_added_once() {
     std::fs::remove_dir_all(out.parent().unwrap()).unwrap();
 }
 
+/// But for their order and their times.
+#[test]
+fn runs_at_once_make_the_rows_of_runs_one_after_the_other() {
+    let folder = std::env::temp_dir().join(format!("recall-at-once-{}", std::process::id()));
+    let rows = |at_once: usize| {
+        let out = folder.join(format!("{at_once}.json"));
+        let options = "--size smallest --tokens 32 --shares 4 --steps 1 --batch 32 --seeds 3,4";
+        let arms = "--arms ours,sliding";
+        let output = recall(&format!(
+            "{options} {arms} --at-once {at_once} --out {}",
+            out.display()
+        ));
+        assert!(output.status.success(), "{output:?}");
+        let rows: Vec<serde_json::Value> =
+            serde_json::from_str(&std::fs::read_to_string(&out).unwrap()).unwrap();
+        let mut rows: Vec<String> = (rows.into_iter())
+            .map(|mut row| {
+                for time in ["seconds", "step_milliseconds"] {
+                    row.as_object_mut().expect("a row").remove(time);
+                }
+                row.to_string()
+            })
+            .collect();
+        rows.sort();
+        rows
+    };
+    let (one, three) = (rows(1), rows(3));
+    assert_eq!(one.len(), 4);
+    assert_eq!(one, three);
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
 #[test]
 fn bad_input_is_refused_in_one_line() {
     let output = recall("--tokens 64 --shares 32");
