@@ -29,57 +29,25 @@ pub(crate) fn write_rows<O: Float, N: Size>(
     scale: f32,
 ) {
     let bp = comptime!(keys.bp);
-    if keys.upper.valid {
-        let shared = is_shared(source, chunks, keys.upper.row, bp);
-        write_key::<O, N>(
-            dv,
-            dk,
-            keys.upper.row,
-            shared,
-            quad,
-            grads,
-            scale,
-            0usize,
-            bp,
-        );
-    }
-    if keys.lower.valid {
-        let shared = is_shared(source, chunks, keys.lower.row, bp);
-        write_key::<O, N>(
-            dv,
-            dk,
-            keys.lower.row,
-            shared,
-            quad,
-            grads,
-            scale,
-            1usize,
-            bp,
-        );
-    }
-}
-
-/// Writes or adds the rows of one of the two keys.
-#[cube]
-fn write_key<O: Float, N: Size>(
-    dv: &Vector<f32, N>,
-    dk: &Vector<f32, N>,
-    row: usize,
-    shared: bool,
-    quad: usize,
-    grads: &mut KeyGradients<O>,
-    scale: f32,
-    #[comptime] lower: usize,
-    #[comptime] bp: DkdvBlueprint,
-) {
-    let at = row * comptime!(bp.head_dim / 2) + quad;
-    // One branch around all stores, not one at each.
-    if comptime!(bp.shared_keys) && shared {
-        write_row::<O, N>(&mut grads.v, dv, at, 1.0f32, true, lower, bp);
-        write_row::<O, N>(&mut grads.k, dk, at, scale, true, lower, bp);
-    } else {
-        write_row::<O, N>(&mut grads.v, dv, at, 1.0f32, false, lower, bp);
-        write_row::<O, N>(&mut grads.k, dk, at, scale, false, lower, bp);
+    #[unroll]
+    for lower in 0..2usize {
+        let key = if comptime!(lower == 0) {
+            &keys.upper
+        } else {
+            &keys.lower
+        };
+        if key.valid {
+            let shared = is_shared(source, chunks, key.row, bp);
+            let at = key.row * comptime!(bp.head_dim / 2) + quad;
+            // One branch around all stores, not one at each.
+            if comptime!(bp.shared_keys) && shared {
+                write_row::<O, N>(&mut grads.v, dv, at, 1.0f32, true, lower, bp);
+                write_row::<O, N>(&mut grads.k, dk, at, scale, true, lower, bp);
+            } else {
+                write_row::<O, N>(&mut grads.v, dv, at, 1.0f32, false, lower, bp);
+                write_row::<O, N>(&mut grads.k, dk, at, scale, false, lower, bp);
+            }
+        }
     }
 }
 
@@ -167,42 +135,16 @@ pub(crate) fn repair_keys<E: Float, O: Float>(
 ) {
     let bp = comptime!(keys.bp);
     let k_rows = RowAddress::of::<E>(&inputs.k, place.batch, place.kv_head);
-    let upper = is_shared(source, chunks, keys.upper.row, bp);
-    let lower = is_shared(source, chunks, keys.lower.row, bp);
-    repair_key::<E, O>(
-        inputs,
-        &keys.upper,
-        upper,
-        &k_rows,
-        pairs,
-        &mut grads.v,
-        true,
-    );
-    repair_key::<E, O>(
-        inputs,
-        &keys.upper,
-        upper,
-        &k_rows,
-        pairs,
-        &mut grads.k,
-        false,
-    );
-    repair_key::<E, O>(
-        inputs,
-        &keys.lower,
-        lower,
-        &k_rows,
-        pairs,
-        &mut grads.v,
-        true,
-    );
-    repair_key::<E, O>(
-        inputs,
-        &keys.lower,
-        lower,
-        &k_rows,
-        pairs,
-        &mut grads.k,
-        false,
-    );
+    let of_upper = is_shared(source, chunks, keys.upper.row, bp);
+    let of_lower = is_shared(source, chunks, keys.lower.row, bp);
+    #[unroll]
+    for lower in 0..2usize {
+        let (key, shared) = if comptime!(lower == 0) {
+            (&keys.upper, of_upper)
+        } else {
+            (&keys.lower, of_lower)
+        };
+        repair_key::<E, O>(inputs, key, shared, &k_rows, pairs, &mut grads.v, true);
+        repair_key::<E, O>(inputs, key, shared, &k_rows, pairs, &mut grads.k, false);
+    }
 }
