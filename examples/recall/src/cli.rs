@@ -10,7 +10,8 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use train_text::device::{DeviceName, DtypeName};
 
-/// Trains small models on multi-query associative recall, one per arm, seed and size, and adds a row to --out after each. Runs whose rows are there are skipped, so a run that was ended goes on.
+/// Trains small models on multi-query associative recall, one per arm, seed and size, and adds a row to --out after
+/// each. Runs whose rows are there are skipped, so a run that was ended goes on.
 #[derive(Debug, Clone, Parser)]
 #[command(version)]
 pub struct Cli {

@@ -142,34 +142,14 @@ pub fn swiglu_gradients<B: Backend>(
 
 /// See [`TrainingOps::training_split`](crate::ops::TrainingOps::training_split).
 pub fn split<B: Backend>(x: FloatTensor<B>, dim: usize, sizes: &[usize]) -> Vec<FloatTensor<B>> {
-    let whole = x.shape();
     let mut start = 0;
     let part = |&size: &usize| {
-        let mut slices: Vec<_> = (0..whole.num_dims())
-            .map(|d| Slice::from(0..whole[d]))
-            .collect();
+        let mut slices = vec![Slice::full(); x.shape().num_dims()];
         slices[dim] = Slice::from(start..start + size);
         start += size;
         B::float_slice(x.clone(), &slices)
     };
     sizes.iter().map(part).collect()
-}
-
-/// The gradient of the tensor that [`split`] cuts, of shape `whole`, of those of its parts; a part without one has
-/// zeros.
-pub fn split_gradient<B: Backend>(
-    parts: Vec<Option<FloatTensor<B>>>,
-    whole: Shape,
-    dim: usize,
-    sizes: &[usize],
-    (device, dtype): (&B::Device, FloatDType),
-) -> FloatTensor<B> {
-    let of_part = |(part, &size): (Option<FloatTensor<B>>, &usize)| {
-        let mut shape = whole.clone();
-        shape[dim] = size;
-        part.unwrap_or_else(|| B::float_zeros(shape, device, dtype))
-    };
-    B::float_cat(parts.into_iter().zip(sizes).map(of_part).collect(), dim)
 }
 
 /// What makes probabilities of a row's logits: `exp((logit - greatest) - log_sum)`. Their sum, one number, would be

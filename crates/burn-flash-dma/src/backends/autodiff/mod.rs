@@ -1,6 +1,7 @@
 //! The gradients: one node of the autodiff graph per pass.
 
 mod attention;
+mod handed;
 mod masked;
 mod node;
 mod norm;

@@ -1,5 +1,6 @@
 //! The node of an attention pass in the autodiff graph.
 
+use super::handed::HandedGradient;
 use crate::ops::types::{Forwarded, OptionalFloat, Saved};
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
@@ -10,7 +11,6 @@ use burn::backend::{AutodiffBackend, Backend, TensorMetadata};
 use flash_dma_problem::{AttentionError, TensorName};
 use std::fmt::Debug;
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex};
 
 /// An attention pass of `N` tensors and what it keeps beside them.
 pub(crate) trait Pass<B: Backend, const N: usize>:
@@ -36,9 +36,8 @@ type Recorded<B, C> = FloatTensor<Autodiff<B, C>>;
 
 /// The forward pass, recorded.
 ///
-/// Burn's graph has no node with two outputs. Where `lse` must be differentiable it is the node
-/// with the inputs as parents, and `out` a node on top of it, whose backward step runs first and
-/// leaves its gradient where this one finds it. So there is still one backward pass.
+/// Where `lse` must be differentiable it is the node with the inputs as parents, and `out` a node on top of it, see
+/// [`HandedGradient`]. So there is still one backward pass.
 pub(crate) fn record<B: Backend, C: CheckpointStrategy, P: Pass<B, N>, const N: usize>(
     inputs: [Recorded<B, C>; N],
     pass: P,
@@ -55,7 +54,7 @@ pub(crate) fn record<B: Backend, C: CheckpointStrategy, P: Pass<B, N>, const N: 
             let checkpoints = inputs.each_ref().map(|t| prep.checkpoint(t));
             let Forwarded { out, residual, lse } =
                 pass.forward_with_residual(inputs.map(|t| t.into_primitive()));
-            let shared = differentiable_lse.then(SharedGradient::<B>::default);
+            let shared = differentiable_lse.then(HandedGradient::<B>::new);
             let state = State {
                 inputs: checkpoints,
                 pass,
@@ -78,9 +77,6 @@ pub(crate) fn record<B: Backend, C: CheckpointStrategy, P: Pass<B, N>, const N: 
     }
 }
 
-/// The gradient of `out`, on its way from one node to the other.
-type SharedGradient<B> = Arc<Mutex<Option<FloatTensor<B>>>>;
-
 /// The state that the backward pass keeps.
 #[derive(Clone, Debug)]
 struct State<B: Backend, P, const N: usize> {
@@ -91,7 +87,7 @@ struct State<B: Backend, P, const N: usize> {
     residual: Option<FloatTensor<B>>,
     lse: FloatTensor<B>,
     /// Present if the node's own gradient is that of `lse`, and not that of `out`.
-    grad_out: Option<SharedGradient<B>>,
+    grad_out: Option<HandedGradient<B>>,
 }
 
 /// The node whose parents are the inputs. It runs the backward pass.
@@ -112,11 +108,8 @@ impl<B: Backend, P: Pass<B, N>, const N: usize> Backward<B, N> for AttentionNode
         let (grad_out, grad_lse) = match state.grad_out {
             None => (grad, OptionalFloat::None),
             Some(shared) => {
-                let grad_out = shared
-                    .lock()
-                    .expect("no step panics with the lock held")
-                    .take();
                 // The loss may depend on `lse` alone: then the node of `out` never ran.
+                let grad_out = shared.take();
                 let grad_out = grad_out.unwrap_or_else(|| zeros_like::<B>(&state.out));
                 (grad_out, OptionalFloat::Some(grad))
             }
@@ -147,7 +140,7 @@ struct OutNode;
 
 impl<B: Backend> Backward<B, 1> for OutNode {
     /// The place for the gradient, and the `lse` for the shape of its zeros.
-    type State = (SharedGradient<B>, FloatTensor<B>);
+    type State = (HandedGradient<B>, FloatTensor<B>);
 
     fn backward(
         self,
@@ -157,7 +150,7 @@ impl<B: Backend> Backward<B, 1> for OutNode {
     ) {
         let grad = grads.consume::<B>(&ops.node);
         let (shared, lse) = ops.state;
-        *shared.lock().expect("no step panics with the lock held") = Some(grad);
+        shared.put(grad);
         let [parent] = ops.parents;
         if let Some(parent) = parent {
             // The parent's step runs next and must find a gradient, whatever the loss uses.

@@ -1,5 +1,6 @@
 //! The gradients of a training step's own operations.
 
+use super::handed::HandedGradient;
 use super::recomputed;
 use crate::fallback::training::{self as fallback, Normaliser};
 use crate::ops::training::TrainingOps;
@@ -10,7 +11,6 @@ use burn::backend::autodiff::{Autodiff, NodeId};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{AutodiffBackend, Backend, TensorMetadata};
 use burn::tensor::{FloatDType, Shape};
-use std::sync::{Arc, Mutex, MutexGuard};
 
 impl<B: TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B, C> {
     fn training_lookup(
@@ -74,26 +74,26 @@ impl<B: TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B, C> {
         dim: usize,
         sizes: Vec<usize>,
     ) -> Vec<FloatTensor<Self>> {
-        let parts = B::training_split(x.primitive().clone(), dim, sizes.clone());
+        let parts = B::training_split(x.primitive().clone(), dim, sizes);
         let prep = match Split.prepare::<C>([x.node()]).compute_bound().stateful() {
             OpsKind::UnTracked(_) => return parts.into_iter().map(Self::from_inner).collect(),
             OpsKind::Tracked(prep) => prep,
         };
-        let gradients = PartGradients::<B>(Arc::new(Mutex::new(vec![None; sizes.len()])));
+        let gradients: Vec<_> = parts.iter().map(|_| HandedGradient::<B>::new()).collect();
         let pieces = Pieces {
-            whole: x.shape(),
+            gradients: gradients.clone(),
+            shapes: parts.iter().map(TensorMetadata::shape).collect(),
             dim,
-            sizes,
             device: x.device(),
             dtype: x.dtype().into(),
         };
-        let whole = prep.finish((gradients.clone(), pieces), x.into_primitive());
+        let whole = prep.finish(pieces, x.into_primitive());
         let part =
-            |(index, part)| match Part.prepare::<C>([whole.node()]).compute_bound().stateful() {
+            |(part, gradient)| match Part.prepare::<C>([whole.node()]).compute_bound().stateful() {
                 OpsKind::UnTracked(prep) => prep.finish(part),
-                OpsKind::Tracked(prep) => prep.finish((gradients.clone(), index), part),
+                OpsKind::Tracked(prep) => prep.finish(gradient, part),
             };
-        parts.into_iter().enumerate().map(part).collect()
+        parts.into_iter().zip(gradients).map(part).collect()
     }
 
     fn training_widen(x: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -171,58 +171,34 @@ impl<B: Backend> Backward<B, 2> for SwiGlu {
     }
 }
 
-/// The gradients of the parts of a tensor, on their way from the parts' nodes to that of the tensor.
-///
-/// Burn's graph has no node with several outputs. So the parts are nodes on top of one that stands for the whole tensor:
-/// their backward steps run first and leave their gradients where that one finds them.
-#[derive(Clone, Debug)]
-struct PartGradients<B: Backend>(Arc<Mutex<Vec<Option<FloatTensor<B>>>>>);
-
-impl<B: Backend> PartGradients<B> {
-    fn put(&self, index: usize, gradient: FloatTensor<B>) {
-        self.lock()[index] = Some(gradient);
-    }
-
-    fn take(&self) -> Vec<Option<FloatTensor<B>>> {
-        self.lock().iter_mut().map(Option::take).collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Option<FloatTensor<B>>>> {
-        self.0.lock().expect("no step panics with the lock held")
-    }
-}
-
 /// The parts of a tensor.
 #[derive(Clone, Debug)]
 struct Pieces<B: Backend> {
-    whole: Shape,
+    gradients: Vec<HandedGradient<B>>,
+    shapes: Vec<Shape>,
+    /// The axis that is cut.
     dim: usize,
-    sizes: Vec<usize>,
     device: B::Device,
     dtype: FloatDType,
 }
 
-/// The node of the whole tensor.
+/// The node of the whole tensor, below those of its parts.
 #[derive(Debug)]
 struct Split;
 
 impl<B: Backend> Backward<B, 1> for Split {
-    type State = (PartGradients<B>, Pieces<B>);
+    type State = Pieces<B>;
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let (gradients, pieces) = ops.state;
-        let parts = gradients.take();
+        let pieces = ops.state;
+        let gradients = pieces.gradients.iter().zip(pieces.shapes);
+        let of_part = |(gradient, shape): (&HandedGradient<B>, Shape)| {
+            let zeros = || B::float_zeros(shape, &pieces.device, pieces.dtype);
+            gradient.take().unwrap_or_else(zeros)
+        };
+        let gradients: Vec<_> = gradients.map(of_part).collect();
         if let [Some(parent)] = ops.parents {
-            let Pieces {
-                whole,
-                dim,
-                sizes,
-                device,
-                dtype,
-            } = pieces;
-            let gradient =
-                fallback::split_gradient::<B>(parts, whole, dim, &sizes, (&device, dtype));
-            grads.register::<B>(parent.id, gradient);
+            grads.register::<B>(parent.id, B::float_cat(gradients, pieces.dim));
         }
     }
 }
@@ -233,11 +209,10 @@ struct Part;
 
 impl<B: Backend> Backward<B, 1> for Part {
     /// Where its gradient goes.
-    type State = (PartGradients<B>, usize);
+    type State = HandedGradient<B>;
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let (gradients, index) = ops.state;
-        gradients.put(index, grads.consume::<B>(&ops.node));
+        ops.state.put(grads.consume::<B>(&ops.node));
     }
 }
 
