@@ -1,12 +1,13 @@
 //! One attention layer whose keys are chosen by learned scores.
 
 use crate::task::{FACTS, LENGTH, SUBJECTS, Texts, VALUES};
-use burn::module::{Module, Param};
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::{
     Embedding, EmbeddingConfig, Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig,
 };
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_flash_dma::{Attention, Intervals, Selector, linear_scores, zoh_scores};
+use std::sync::{Mutex, PoisonError};
 
 const WIDTH: usize = 128;
 const Q_HEADS: usize = 4;
@@ -24,9 +25,9 @@ pub struct Model {
     query: Linear,
     key: Linear,
     values: Linear,
-    answer: Linear,
     /// `[WIDTH, KV_HEADS]`: from a token to the importance of its key.
     pub score_proj: Param<Tensor<2>>,
+    answer: Linear,
     /// Of the control, `[KV_HEADS, KV_HEADS * HEAD_DIM]`: from a key's value to its importance.
     pub dt_proj: Param<Tensor<2>>,
     /// Of the control, `[KV_HEADS]`: whether more of it is better, and how much it counts.
@@ -48,8 +49,19 @@ pub enum Scores {
 // ANCHOR_END: scores
 
 impl Model {
+    /// The model of a seed. Threads share the random numbers of their device, and parameters are drawn when they are
+    /// first used: here one model draws all of its own at a time.
+    pub fn seeded(seed: u64, device: &Device) -> Self {
+        static DRAWING: Mutex<()> = Mutex::new(());
+        let _alone = DRAWING.lock().unwrap_or_else(PoisonError::into_inner);
+        device.seed(seed);
+        let model = Self::new(device);
+        model.visit(&mut Draw);
+        model
+    }
+
     /// A model with random parameters.
-    pub fn new(device: &Device) -> Self {
+    fn new(device: &Device) -> Self {
         let embed = |count| {
             EmbeddingConfig::new(count, WIDTH)
                 .with_initializer(Initializer::Normal {
@@ -76,8 +88,8 @@ impl Model {
             query: linear(WIDTH, Q_HEADS * HEAD_DIM),
             key: linear(WIDTH, KV_HEADS * HEAD_DIM),
             values: linear(WIDTH, KV_HEADS * HEAD_DIM),
-            answer: linear(Q_HEADS * HEAD_DIM, VALUES),
             score_proj,
+            answer: linear(Q_HEADS * HEAD_DIM, VALUES),
             dt_proj,
             a,
         }
@@ -123,4 +135,13 @@ impl Model {
         (self.answer.forward(questions), intervals)
     }
     // ANCHOR_END: forward
+}
+
+/// Makes every parameter draw its initial value.
+struct Draw;
+
+impl ModuleVisitor for Draw {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let _ = param.val();
+    }
 }

@@ -30,15 +30,22 @@ fn main() -> Result<(), AttentionError> {
 
     // The last 5 queries of the first document, none of the second, and one of the third.
     let queries = Documents::try_from_cu_seqlens(&[0, 5, 5, 6])?;
-    let q = Tensor::<3>::random([6, 4, 32], normal, &device);
-    let few = PackedAttention::new(q, k.clone(), v.clone(), &documents)
+    let six = Tensor::<3>::random([6, 4, 32], normal, &device);
+    let few = PackedAttention::new(six, k.clone(), v.clone(), &documents)
         .query_documents(&queries)
         .forward();
     // ANCHOR_END: packed
-    for out in [dense, sparse, both_ways] {
+    for out in [&dense, &sparse, &both_ways] {
         assert_eq!(out.dims(), [100, 4, 32]);
     }
     assert_eq!(few.dims(), [6, 4, 32]);
+    // The last document alone.
+    let alone = |rows: Tensor<3>| rows.narrow(0, 65, 35).swap_dims(0, 1).unsqueeze::<4>();
+    let alone = Attention::new(alone(q), alone(k), alone(v)).forward();
+    let alone = alone.squeeze_dim::<3>(0).swap_dims(0, 1);
+    let far = (dense.narrow(0, 65, 35) - alone).abs().max();
+    assert!(far.into_scalar::<f32>() < 1e-5);
+    println!("packed: the last document gets the rows that it gets alone");
 
     // ANCHOR: padded
     // Two sequences of a batch of 20 tokens; the second has 13, and 7 of padding.
@@ -50,6 +57,10 @@ fn main() -> Result<(), AttentionError> {
         .forward();
     // ANCHOR_END: padded
     assert_eq!(out.dims(), [2, 4, 20, 32]);
+    let of_padding = out.slice([1..2, 0..4, 13..20]).abs().max();
+    let of_padding = of_padding.into_scalar::<f32>();
+    assert_eq!(of_padding, 0.0);
+    println!("padded: rows of padding are {of_padding}");
 
     // ANCHOR: layer
     let config = DynamicMaskAttentionConfig::new(32, 4).with_keep_window(Some(8));
@@ -64,13 +75,6 @@ fn main() -> Result<(), AttentionError> {
     let out = layer.forward(input);
     // ANCHOR_END: layer
     assert_eq!(out.dims(), [2, 20, 32]);
+    println!("layer: {:?}", out.dims());
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn the_program_of_the_book_runs() {
-        super::main().expect("good calls");
-    }
 }

@@ -1,0 +1,159 @@
+//! The idea in a minute: a model learns which keys to keep.
+//!
+//! `cargo xtask demo` trains the same model three times, shows what it keeps of a text before and after, and what it
+//! answers. `--steps N` trains for so long, `--out DIR` writes the pictures there, `--svg DIR` draws them for the book.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::thread;
+use std::time::Instant;
+use tutorial::model::Model;
+use tutorial::picture::Picture;
+use tutorial::task::{FACTS, LENGTH};
+use tutorial::training::{Arm, Outcome, WINDOW, evaluate, train};
+
+const SEED: u64 = 9;
+
+#[derive(Debug, PartialEq)]
+struct Options {
+    steps: usize,
+    out: PathBuf,
+    svg: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    let done = options(std::env::args().skip(1)).and_then(|options| run(&options));
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("error: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options, String> {
+    let mut options = Options {
+        steps: 250,
+        out: PathBuf::from("runs/demo"),
+        svg: None,
+    };
+    while let Some(name) = arguments.next() {
+        let value = arguments
+            .next()
+            .ok_or_else(|| format!("`{name}` needs a value"))?;
+        match name.as_str() {
+            "--steps" => {
+                options.steps = value
+                    .parse()
+                    .map_err(|e| format!("`--steps {value}`: {e}"))?;
+            }
+            "--out" => options.out = PathBuf::from(value),
+            "--svg" => options.svg = Some(PathBuf::from(value)),
+            _ => return Err(format!("unknown option `{name}`")),
+        }
+    }
+    Ok(options)
+}
+
+fn run(options: &Options) -> Result<(), String> {
+    println!(
+        "A text of {LENGTH} tokens hides {FACTS} facts among distractors and ends in {FACTS} questions about them. A \
+         query may\nattend to {WINDOW} keys per head. Which ones must be known before the question comes.\n"
+    );
+    let arm = Arm::LEARNED;
+    let device = burn::tensor::Device::flex().autodiff();
+    let before = evaluate(&Model::seeded(SEED, &device), arm.scores, &arm.selector());
+
+    let start = Instant::now();
+    let [learned, random, dense] = three(options.steps);
+    println!("\ntrained in {:.0} s\n", start.elapsed().as_secs_f64());
+
+    std::fs::create_dir_all(&options.out)
+        .map_err(|e| format!("cannot make {}: {e}", options.out.display()))?;
+    for (name, outcome) in [("before", &before), ("after", &learned)] {
+        let picture = Picture::of(outcome, 0);
+        println!("{}", titled(name));
+        for line in picture.lines(std::io::stdout().is_terminal()) {
+            println!("  {line}");
+        }
+        let path = options.out.join(format!("{name}.png"));
+        let written = picture.write_png(&path);
+        written.map_err(|e| format!("cannot write {}: {e}", path.display()))?;
+        println!("  {}\n", path.display());
+        if let Some(folder) = &options.svg {
+            let path = folder.join(format!("demo-{name}.svg"));
+            let written = std::fs::write(&path, picture.svg());
+            written.map_err(|e| format!("cannot write {}: {e}", path.display()))?;
+        }
+    }
+    println!("{}", table(&learned, &random, &dense));
+    Ok(())
+}
+
+fn titled(name: &str) -> String {
+    format!(
+        "What a head keeps {name} training: keys across, positions downwards; blocks are kept keys, dots dropped ones, \
+         ▼ facts."
+    )
+}
+
+/// Learned, random and dense, side by side.
+fn three(steps: usize) -> [Outcome; 3] {
+    let trained = |arm: Arm| {
+        let report = |step: usize, loss: f32, now: &Outcome| {
+            if arm.name == Arm::LEARNED.name {
+                println!(
+                    "step {step:4}  loss {loss:.3}  facts kept {:5.1} %  questions answered {:5.1} %",
+                    100.0 * now.kept,
+                    100.0 * now.right
+                );
+            }
+        };
+        train(arm, SEED, steps, report).1
+    };
+    thread::scope(|scope| {
+        let arms = [Arm::LEARNED, Arm::RANDOM, Arm::DENSE];
+        let running = arms.map(|arm| scope.spawn(move || trained(arm)));
+        running.map(|thread| thread.join().expect("a training does not panic"))
+    })
+}
+
+fn table(learned: &Outcome, random: &Outcome, dense: &Outcome) -> String {
+    let mut table = format!(
+        "{:<28} {:>12} {:>20}\n",
+        "keys that a query keeps", "facts kept", "questions answered"
+    );
+    for (name, outcome) in [
+        (format!("{WINDOW}, by learned scores"), learned),
+        (format!("{WINDOW}, at random"), random),
+        (format!("all {LENGTH}"), dense),
+    ] {
+        table += &format!(
+            "{name:<28} {:>10.1} % {:>18.1} %\n",
+            100.0 * outcome.kept,
+            100.0 * outcome.right
+        );
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Result<Options, String> {
+        options(line.split_whitespace().map(str::to_owned))
+    }
+
+    #[test]
+    fn options_are_read_or_refused() {
+        let all = parsed("--steps 3 --out there --svg here").unwrap();
+        assert_eq!((all.steps, all.out), (3, PathBuf::from("there")));
+        assert_eq!(all.svg, Some(PathBuf::from("here")));
+        assert_eq!(parsed("--stepz 3"), Err("unknown option `--stepz`".into()));
+        assert_eq!(parsed("--out"), Err("`--out` needs a value".into()));
+        assert!(parsed("--steps many").is_err());
+    }
+}

@@ -1,0 +1,200 @@
+//! Trains a model and measures what it keeps and what it answers.
+
+use crate::model::{Model, Scores};
+use crate::task::{FACTS, LENGTH, Random, Texts};
+use burn::module::Module;
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::optim::{AdamWConfig, GradientsParams};
+use burn::tensor::{Device, Int, Tensor};
+use burn_flash_dma::{Intervals, Selector};
+
+// ANCHOR: settings
+/// Keys that a query keeps in each key/value head.
+pub const WINDOW: usize = 16;
+const RUNNERS_UP: usize = 4;
+const BATCH: usize = 32;
+const WARM_UP: usize = 100;
+const LEARNING_RATE: f64 = 1e-3;
+// ANCHOR_END: settings
+
+/// The learning rate after the warm-up.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Rate {
+    /// Falls in a straight line, to nothing at the end.
+    Falling,
+    /// Stays what it is.
+    Constant,
+}
+
+impl Rate {
+    fn at(self, step: usize, steps: usize) -> f64 {
+        let warm = (step as f64 / WARM_UP as f64).min(1.0);
+        let left = match self {
+            Self::Falling => 1.0 - step as f64 / steps as f64,
+            Self::Constant => 1.0,
+        };
+        LEARNING_RATE * warm * left
+    }
+}
+
+/// How a model is trained: a line of a table.
+#[derive(Clone, Copy, Debug)]
+pub struct Arm {
+    /// What the table calls it.
+    pub name: &'static str,
+    /// What ranks the keys.
+    pub scores: Scores,
+    /// How many keys a query keeps.
+    pub window: usize,
+    /// How many keys ranked next get the gradient of being kept.
+    pub runners_up: usize,
+    /// The learning rate.
+    pub rate: Rate,
+}
+
+impl Arm {
+    /// Learned scores, with runners-up.
+    pub const LEARNED: Self = Self {
+        name: "linear, runners-up",
+        scores: Scores::Linear,
+        window: WINDOW,
+        runners_up: RUNNERS_UP,
+        rate: Rate::Falling,
+    };
+    /// Every key is kept.
+    pub const DENSE: Self = Self {
+        name: "dense",
+        window: LENGTH,
+        runners_up: 0,
+        ..Self::LEARNED
+    };
+    /// Noise chooses the keys.
+    pub const RANDOM: Self = Self {
+        name: "random",
+        scores: Scores::Random,
+        runners_up: 0,
+        ..Self::LEARNED
+    };
+
+    /// The selection of the arm.
+    pub fn selector(&self) -> Selector {
+        Selector::top(self.window).runners_up(self.runners_up)
+    }
+}
+
+/// What a model does on texts that training never drew.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// The share of the facts that the first question keeps.
+    pub kept: f32,
+    /// The share of the questions answered right.
+    pub right: f32,
+    /// The texts.
+    pub texts: Texts,
+    /// Which position attends to which key.
+    pub intervals: Intervals,
+}
+
+// ANCHOR: train
+/// Trains a model and returns it with what it reaches; `report` is told of every 50th step.
+pub fn train(
+    arm: Arm,
+    seed: u64,
+    steps: usize,
+    mut report: impl FnMut(usize, f32, &Outcome),
+) -> (Model, Outcome) {
+    let device = Device::flex().autodiff();
+    let mut random = Random(seed);
+    let mut model = Model::seeded(seed, &device);
+    let mut optimizer = AdamWConfig::new().init();
+    let cross_entropy = CrossEntropyLossConfig::new().init(&device);
+    let selector = arm.selector();
+    for step in 0..steps {
+        let texts = Texts::draw(BATCH, &mut random, &device);
+        let (logits, _) = model.forward(&texts, arm.scores, &selector);
+        let loss = cross_entropy.forward(logits, texts.answers.clone());
+        let gradients = loss.backward();
+        if step % 50 == 0 {
+            let loss = loss.into_scalar::<f32>();
+            report(step, loss, &evaluate(&model, arm.scores, &selector));
+        }
+        let gradients = GradientsParams::from_grads(gradients, &model);
+        model = optimizer.step(arm.rate.at(step, steps), model, gradients);
+    }
+    let outcome = evaluate(&model, arm.scores, &selector);
+    (model, outcome)
+}
+// ANCHOR_END: train
+
+// ANCHOR: evaluate
+/// Answers the questions of 64 texts.
+pub fn evaluate(model: &Model, scores: Scores, selector: &Selector) -> Outcome {
+    let device = model.a.val().device().inner();
+    let model = model.valid();
+    let texts = Texts::draw(64, &mut Random(u64::MAX), &device);
+    let (logits, intervals) = model.forward(&texts, scores, selector);
+    let guesses: Tensor<1, Int> = logits.argmax(1).flatten(0, 1);
+    let right = guesses
+        .equal(texts.answers.clone())
+        .float()
+        .mean()
+        .into_scalar::<f32>();
+
+    // [batch, kv_heads, keys]; a fact is kept if any head keeps it.
+    let live = intervals.live_at(LENGTH - FACTS).any_dim(1).into_data();
+    let live: Vec<bool> = live.iter().collect();
+    let mut kept = 0;
+    for (text, places) in texts.places.iter().enumerate() {
+        kept += places
+            .iter()
+            .filter(|&&place| live[text * LENGTH + place])
+            .count();
+    }
+    Outcome {
+        kept: kept as f32 / (texts.places.len() * FACTS) as f32,
+        right,
+        texts,
+        intervals,
+    }
+}
+// ANCHOR_END: evaluate
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rate_rises_and_then_does_what_the_arm_says() {
+        let steps = 400;
+        for rate in [Rate::Falling, Rate::Constant] {
+            assert_eq!(rate.at(0, steps), 0.0);
+            assert!(rate.at(WARM_UP / 2, steps) < rate.at(WARM_UP, steps));
+            let falls = rate.at(steps - 1, steps) < rate.at(WARM_UP, steps);
+            assert_eq!(falls, rate == Rate::Falling);
+        }
+    }
+
+    /// Only learned scores have a gradient, and runners-up change it.
+    #[test]
+    fn runners_up_reach_the_scores() {
+        let device = Device::flex().autodiff();
+        let model = Model::seeded(0, &device);
+        let texts = Texts::draw(BATCH / 16, &mut Random(0), &device);
+        let gradient = |scores, runners_up| -> Option<f32> {
+            let selector = Selector::top(WINDOW).runners_up(runners_up);
+            let gradients = model
+                .forward(&texts, scores, &selector)
+                .0
+                .square()
+                .sum()
+                .backward();
+            let gradient = model.score_proj.val().grad(&gradients)?;
+            Some(gradient.abs().sum().into_scalar::<f32>())
+        };
+        let (kept, all) = (gradient(Scores::Linear, 0), gradient(Scores::Linear, 4));
+        assert!(kept.is_some_and(|sum| sum > 0.0));
+        assert_ne!(kept, all);
+        assert_eq!(gradient(Scores::Random, 4), None);
+        assert_eq!(gradient(Scores::Zoh, 4), None);
+    }
+}

@@ -1,0 +1,159 @@
+//! The programs of the book, as `cargo run -p tutorial --bin NAME` runs them, at a size for tests.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A folder that is removed when the test has passed.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("tutorial-{name}-{}", std::process::id()));
+        std::fs::remove_dir_all(&folder).ok();
+        std::fs::create_dir_all(&folder).expect("the folder for scratch can be written");
+        Self(folder)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        std::fs::remove_dir_all(&self.0).ok();
+    }
+}
+
+/// What a program prints.
+fn printed(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output();
+    let output = output.expect("cargo has built the program");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {arguments:?}: {error}");
+    String::from_utf8(output.stdout).expect("a program prints text")
+}
+
+/// The lines that begin with `start`.
+fn lines<'a>(text: &'a str, start: &str) -> Vec<&'a str> {
+    text.lines()
+        .filter(|line| line.starts_with(start))
+        .collect()
+}
+
+#[test]
+fn the_intervals_of_sixteen_keys_are_printed() {
+    let text = printed(env!("CARGO_BIN_EXE_intervals"), &[]);
+    let keys = lines(&text, "key ");
+    assert_eq!(keys.len(), 16, "{text}");
+    assert_eq!(keys[0], "key  0 is attended at the positions 0..8");
+    assert_eq!(keys[10], "key 10 is attended at the positions 10..10");
+}
+
+#[test]
+fn masks_leave_blocks_empty() {
+    let text = printed(env!("CARGO_BIN_EXE_masks"), &[]);
+    // 16 tiles of queries and 4 blocks of keys; documents end at 100 and 200.
+    assert_eq!(text, "39 of 64 blocks are empty\n");
+}
+
+#[test]
+fn packed_documents_are_as_if_alone() {
+    let text = printed(env!("CARGO_BIN_EXE_packed"), &[]);
+    let expected = "packed: the last document gets the rows that it gets alone\n\
+                    padded: rows of padding are 0\n\
+                    layer: [2, 20, 32]\n";
+    assert_eq!(text, expected);
+}
+
+#[test]
+fn documents_padding_and_masks_do_what_the_book_says() {
+    let text = printed(env!("CARGO_BIN_EXE_documents"), &[]);
+    for line in [
+        "packed layer: three documents, the rows that each gets alone",
+        "packed targets: rows [39, 64, 99] have no gradient",
+        "padded: the gradient of the padding is 0",
+        "mask of keys: the rows before the first hidden key are those without a mask",
+        "mask of pairs: tokens behind the prefix move its first row by 0",
+        "plan: 2020 pairs",
+    ] {
+        assert!(
+            text.lines().any(|printed| printed == line),
+            "{line}: {text}"
+        );
+    }
+    let [alive] = lines(&text, "packed tensors: ")[..] else {
+        panic!("{text}");
+    };
+    assert!(alive.ends_with("keys at a position, 12 at most"), "{alive}");
+}
+
+#[test]
+fn generation_goes_on_where_it_was_saved() {
+    let text = printed(env!("CARGO_BIN_EXE_generation"), &[]);
+    let [greedy] = lines(&text, "greedy: [")[..] else {
+        panic!("{text}");
+    };
+    assert_eq!(greedy.matches(',').count(), 11, "{greedy}");
+    // 2 layers of 2 heads: 16 slots of 2 * 8 * 4 + 8 bytes; 4 bytes per sequence.
+    let bytes = 2 * (2 * 16 * (2 * 8 * 4 + 8) + 4);
+    let caches = format!("caches: {bytes} bytes after 100 tokens");
+    assert_eq!(lines(&text, "caches: "), [caches]);
+    assert_eq!(lines(&text, "beams: [").len(), 1, "{text}");
+    assert_eq!(lines(&text, "restored: "), ["restored: the same text"]);
+}
+
+/// The pictures in the book are those that the program draws.
+#[test]
+fn the_book_has_the_pictures_of_the_selectors() {
+    let scratch = Scratch::new("selectors");
+    let folder = scratch.0.display().to_string();
+    let text = printed(env!("CARGO_BIN_EXE_selectors"), &[&folder]);
+    assert_eq!(text.lines().count(), 7, "{text}");
+    let book = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../book/src/img");
+    for line in text.lines() {
+        assert!(line.contains("a key lives for"), "{line}");
+        let name = line.split_whitespace().next().expect("a name");
+        let file = format!("selection-{name}.svg");
+        let drawn = std::fs::read_to_string(scratch.0.join(&file)).expect("a picture per line");
+        let published = std::fs::read_to_string(book.join(&file)).expect("the book has it");
+        assert!(
+            drawn == published,
+            "book/src/img/{file} is not what the program draws"
+        );
+    }
+}
+
+#[test]
+fn the_tutorial_trains_every_arm() {
+    let text = printed(env!("CARGO_BIN_EXE_tutorial"), &["--steps", "1", "5"]);
+    let (_, table) = text.split_once("\nscores ").expect("a table");
+    let rows: Vec<&str> = table
+        .lines()
+        .skip(1)
+        .filter(|row| !row.is_empty())
+        .collect();
+    assert_eq!(rows.len(), 6, "{text}");
+    for (row, arm) in rows.iter().zip(["dense", "linear, runners-up"]) {
+        assert!(row.starts_with(arm), "{row}");
+    }
+    // Of all keys every fact is kept.
+    let words: Vec<&str> = rows[0].split_whitespace().collect();
+    assert_eq!(&words[1..6], ["128", "0", "5", "100.0", "%"], "{text}");
+    assert_eq!(lines(&text, "step    0  loss ").len(), 6, "{text}");
+}
+
+#[test]
+fn the_demo_shows_and_draws_what_is_kept() {
+    let scratch = Scratch::new("demo");
+    let folder = scratch.0.display().to_string();
+    let text = printed(
+        env!("CARGO_BIN_EXE_demo"),
+        &["--steps", "1", "--out", &folder],
+    );
+    let table = ["16, by learned scores", "16, at random", "all 128"];
+    for name in table {
+        assert_eq!(lines(&text, name).len(), 1, "{name}: {text}");
+    }
+    assert!(lines(&text, "all 128")[0].contains(" 100.0 % "), "{text}");
+    for picture in ["before.png", "after.png"] {
+        let bytes = std::fs::read(scratch.0.join(picture)).expect("a picture");
+        assert!(bytes.starts_with(b"\x89PNG"), "{picture}");
+    }
+}
