@@ -1,0 +1,57 @@
+//! What a release needs, short of the upload.
+
+use crate::process::{Result, cargo, read, read_file, root, run as run_command};
+
+/// Packages every library crate, and looks at what docs.rs would build.
+///
+/// # Errors
+/// When a crate cannot be packaged, or its documentation needs LLVM, which docs.rs does not have.
+pub fn check() -> Result {
+    for name in ["burn-flash-dma", "flash-dma-kernels"] {
+        let manifest = read_file(&root().join("crates").join(name).join("Cargo.toml"))?;
+        let mut tree = cargo(["tree", "--edges", "normal,build", "--prefix", "none"]);
+        tree.args(["--package", name, "--no-default-features"]);
+        tree.args(["--features", &docs_features(&manifest).join(",")]);
+        if let Some(llvm) = read(&mut tree)?
+            .lines()
+            .find(|line| line.contains("llvm-sys"))
+        {
+            return Err(format!("docs.rs would build {name} with {llvm}"));
+        }
+    }
+    // What lies here is checked, committed or not. Building the packages takes two minutes more, for what the other
+    // steps have built: a release does it.
+    let args = [
+        "publish",
+        "--workspace",
+        "--dry-run",
+        "--allow-dirty",
+        "--no-verify",
+    ];
+    run_command(&mut cargo(args))
+}
+
+/// The features in the section for docs.rs of a manifest.
+fn docs_features(manifest: &str) -> Vec<&str> {
+    let section = manifest.split_once("[package.metadata.docs.rs]");
+    let list = section
+        .and_then(|(_, rest)| rest.split_once("features = ["))
+        .and_then(|(_, rest)| rest.split_once(']'));
+    let names = list.map_or("", |(list, _)| list).split(',');
+    let names = names.map(|name| name.trim().trim_matches('"'));
+    names.filter(|name| !name.is_empty()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_features_of_docs_rs_are_read() {
+        let manifest = "[package]\n\n[package.metadata.docs.rs]\n# Why.\nfeatures = [\"flex\", \"autodiff\"]\n";
+        assert_eq!(docs_features(manifest), ["flex", "autodiff"]);
+        assert!(docs_features("[package]\n\n[features]\ncpu = [\"a\"]\n").is_empty());
+        let ours = root().join("crates/burn-flash-dma/Cargo.toml");
+        assert!(docs_features(&read_file(&ours).unwrap()).contains(&"autodiff"));
+    }
+}
