@@ -1,4 +1,4 @@
-//! `cargo xtask bench-report`: tables and plots of `bench-results/` for the book, and eight rows for the README.
+//! `cargo xtask bench-report`: tables and plots of `bench-results/` for the book and the README.
 
 use crate::process::{Result, cargo, run as run_command};
 

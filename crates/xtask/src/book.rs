@@ -1,21 +1,40 @@
-//! `cargo xtask book`: renders the book.
+//! `cargo xtask book`: renders the book, and drives its playground in a browser.
 
-use crate::process::{Result, root, run as run_command, switch, target_dir, try_output};
-use crate::tidy;
-use std::process::Command;
+use crate::process::{Result, cargo, root, run as run_command, switch, target_dir};
+use crate::{setup, tidy, tools};
+use std::path::PathBuf;
 
 /// Checks the book's links and included code, then renders it with mdBook.
 ///
 /// # Errors
-/// When a link leads nowhere, or mdBook is missing or fails.
+/// When a link leads nowhere, or mdBook cannot be built or fails.
 pub fn run(options: &[String]) -> Result {
     let open = switch(options, "--open")?;
     tidy::run()?;
-    if try_output("mdbook", &["--version"]).is_none() {
-        return Err("mdBook is not installed; `cargo install mdbook --locked` provides it".into());
-    }
+    let book = render(open)?;
+    println!("book: {}", book.join("index.html").display());
+    Ok(())
+}
+
+/// Renders the book and compares its playground, in a browser without a window, with the reference.
+///
+/// # Errors
+/// When the book does not render, there is no browser and none can be installed, or the playground is wrong.
+pub fn check() -> Result {
+    let book = render(false)?;
+    let browser = setup::browser()?;
+    let mut playground = cargo(["run", "--quiet", "--package", "flash-dma-tests"]);
+    playground
+        .args(["--bin", "playground", "--", "--book"])
+        .arg(book)
+        .arg("--browser")
+        .arg(browser);
+    run_command(&mut playground)
+}
+
+fn render(open: bool) -> Result<PathBuf> {
     let dest = target_dir().join("book");
-    let mut build = Command::new("mdbook");
+    let mut build = tools::MDBOOK.command()?;
     build
         .arg("build")
         .arg("--dest-dir")
@@ -25,6 +44,5 @@ pub fn run(options: &[String]) -> Result {
         build.arg("--open");
     }
     run_command(&mut build)?;
-    println!("book: {}", dest.join("index.html").display());
-    Ok(())
+    Ok(dest)
 }

@@ -9,10 +9,13 @@ mod demo;
 mod fuzz;
 mod gpu_pack;
 mod mutants;
+mod new_crate;
 mod process;
+mod release;
 mod setup;
 mod test;
 mod tidy;
+mod tools;
 mod vulkan;
 
 use std::process::ExitCode;
@@ -20,10 +23,13 @@ use std::process::ExitCode;
 const HELP: &str = "\
 Usage: cargo xtask <command>
 
-  demo             Train a small transformer on this repository's text, on the CPU (Burn's Flex
-                   backend). Needs Rust and a C compiler, nothing else.
-  test [--fast]    All checks: setup, format, house rules, clippy, tests, documentation, generated
-                   CUDA code. --fast leaves out the last two.
+  demo             A model learns which keys to keep: pictures before and after, and a table. On the CPU
+                   (Burn's Flex backend); needs Rust and a C compiler, nothing else.
+  new DIR          An empty crate that depends on this checkout, with the README's example as its
+                   program, and run it.
+  test [--fast]    All checks: setup, format, house rules, spelling, dependencies, clippy, tests,
+                   documentation, book, release, a new crate, generated CUDA code. --fast leaves out what
+                   comes after the tests.
   test-vulkan [--spirv]
                    The kernels' tests on Vulkan, through wgpu and WGSL: on Mesa's driver for CPUs, which
                    is installed if there is no driver. --spirv compiles them as the feature `vulkan`
@@ -48,11 +54,11 @@ Usage: cargo xtask <command>
                    Break the code in one place after the other, as tests/mutants.txt says, and name the
                    test that notices; --record writes the outcome as a table. --cuda builds those of the
                    tensor-core kernels into gpu-pack/mutants/ instead.
-  bench-report [..]
-                   Join the rows of bench-results/ with the peers' and write the book's tables and
-                   plots, and the README's eight rows.
+  bench-report [--check] [..]
+                   Join the rows of bench-results/ with the peers' and write the tables and plots of the
+                   book and of the README. --check writes nothing and names what is out of date.
   tidy             The house rules: file length, leftovers, documentation lints, links.
-  book [--open]    Build the book with mdBook.
+  book [--open]    Build the book with mdBook, which is built first where it is missing.
   help             This text.
 ";
 
@@ -65,6 +71,7 @@ fn main() -> ExitCode {
     let result = match command {
         "setup" => process::no_options(options).and_then(|()| setup::run(setup::Needs::ALL)),
         "demo" => demo::run(options),
+        "new" => new_crate::run(options),
         "test" => test::run(options),
         "test-vulkan" => vulkan::run(options),
         "codegen" => codegen::run(options),

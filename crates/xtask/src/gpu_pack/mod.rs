@@ -219,8 +219,10 @@ fn build(request: &Request) -> Result<BTreeMap<String, PathBuf>> {
 
     let messages = read(&mut build)?;
     let mut binaries: BTreeMap<_, _> = messages.lines().filter_map(executable).collect();
-    // It works on the repository, which is not packed.
-    binaries.remove("bench-report");
+    // They work on the repository and the rendered book, which are not packed.
+    for name in ["bench-report", "playground"] {
+        binaries.remove(name);
+    }
     if request.packs("tests") && !binaries.contains_key("tests") {
         return Err(format!("cargo built no test, only {:?}", binaries.keys()));
     }

@@ -176,7 +176,8 @@ fn id() -> Option<u32> {
     String::from_utf8(output.stdout).ok()?.trim().parse().ok()
 }
 
-fn runs(program: &str, args: &[&str]) -> bool {
+/// Whether a program starts and succeeds.
+pub fn runs(program: &str, args: &[&str]) -> bool {
     try_output(program, args).is_some()
 }
 

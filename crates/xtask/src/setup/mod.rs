@@ -86,6 +86,35 @@ pub fn vulkan() -> Result {
     install(&packages, privilege)
 }
 
+/// A browser that runs without a window: one of [`BROWSERS`], or else the distribution's Chromium, which is installed.
+///
+/// # Errors
+/// When there is none and it cannot be installed from here: the text lists the commands.
+pub fn browser() -> Result<&'static str> {
+    let found = || {
+        BROWSERS
+            .into_iter()
+            .find(|name| facts::runs(name, &["--version"]))
+    };
+    if let Some(browser) = found() {
+        return Ok(browser);
+    }
+    let privilege = facts::rights().to_install(&BROWSER_PACKAGES)?;
+    println!("setup: installing {}", BROWSER_PACKAGES.join(" "));
+    install(&BROWSER_PACKAGES, privilege)?;
+    found().ok_or_else(|| "Chromium is installed and does not run".into())
+}
+
+/// Browsers that take Chromium's options.
+const BROWSERS: [&str; 4] = [
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+];
+
+const BROWSER_PACKAGES: [&str; 1] = ["chromium"];
+
 /// The loader, and Mesa's drivers: lavapipe among them, which needs no GPU.
 const VULKAN_PACKAGES: [&str; 2] = ["libvulkan1", "mesa-vulkan-drivers"];
 

@@ -5,7 +5,7 @@ mod programs;
 pub use programs::run as run_programs;
 
 use crate::process::{Result, cargo, run as run_command, switch};
-use crate::{codegen, setup, tidy};
+use crate::{book, codegen, new_crate, release, setup, tidy, tools};
 use std::time::{Duration, Instant};
 
 struct Step {
@@ -22,7 +22,7 @@ const SETUP: &str = "setup";
 /// Every step selects the whole workspace with its default features, so that the dependencies are resolved
 /// one way: clippy and the documentation share one set of their metadata, tests and code generation one
 /// set of their libraries.
-const STEPS: [Step; 7] = [
+const STEPS: [Step; 12] = [
     Step {
         name: SETUP,
         run: || setup::run(setup::Needs::ALL),
@@ -38,6 +38,30 @@ const STEPS: [Step; 7] = [
     Step {
         name: "house rules",
         run: tidy::run,
+        builds: false,
+        slow: false,
+    },
+    Step {
+        name: "spelling",
+        run: || run_command(&mut tools::TYPOS.command()?),
+        builds: false,
+        slow: false,
+    },
+    Step {
+        name: "dependencies",
+        run: || {
+            let mut deny = tools::DENY.command()?;
+            // Not `advisories`: their database changes from day to day, and fails changes that are innocent of it.
+            let args = [
+                "--log-level",
+                "error",
+                "check",
+                "licenses",
+                "bans",
+                "sources",
+            ];
+            run_command(deny.args(args))
+        },
         builds: false,
         slow: false,
     },
@@ -70,6 +94,24 @@ const STEPS: [Step; 7] = [
             run_command(doc.env("RUSTDOCFLAGS", "-D warnings"))
         },
         builds: true,
+        slow: true,
+    },
+    Step {
+        name: "book",
+        run: book::check,
+        builds: true,
+        slow: true,
+    },
+    Step {
+        name: "release",
+        run: release::check,
+        builds: false,
+        slow: true,
+    },
+    Step {
+        name: "new crate",
+        run: new_crate::check,
+        builds: false,
         slow: true,
     },
     Step {

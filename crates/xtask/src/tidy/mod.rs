@@ -2,6 +2,7 @@
 
 mod links;
 mod loops;
+mod programs;
 
 use crate::mutants;
 use crate::process::{Result, read_file, root};
@@ -15,6 +16,7 @@ pub fn run() -> Result {
     let root = root();
     let files = files(&root)?;
     let mut faults = mutants::faults(&root);
+    programs::faults(&root.join("examples"), &mut faults)?;
     for path in &files {
         let name = path
             .strip_prefix(&root)
