@@ -1,50 +1,22 @@
-//! Joins measured rows with the peers' files into the book's tables and plots, and eight of them into the README.
+//! Writes the book's tables and plots, and the README's, from the records in `bench-results/`.
 //!
 //! ```text
 //! cargo xtask bench-report
+//! cargo xtask bench-report --check
 //! ```
 
 use clap::Parser;
-use flash_dma_benches::report::{
-    Chart, Others, Peers, Point, Report, Series, highlights, recall_tables, replace_section,
-};
-use flash_dma_benches::roof::Roof;
-use flash_dma_benches::rows::{Phase, Row};
-use flash_dma_benches::workloads::{Workload, find};
-use std::path::{Path, PathBuf};
+use flash_dma_benches::report::{Output, Places};
 use std::process::ExitCode;
 
-/// Writes tables and plots of measured rows into the book, and eight rows into the README.
+/// Writes the marked blocks and the plots that the records in `bench-results/` give.
 #[derive(Parser)]
 struct Args {
-    /// Folder of one device's measurements: `peers.jsonl`, `roof.json` and files of rows.
-    #[arg(long, default_value = "bench-results/h200")]
-    results: PathBuf,
-    /// Files of rows in that folder; of two rows for the same workload, phase and engine, the later file's is kept.
-    #[arg(
-        long,
-        value_delimiter = ',',
-        default_value = "portable-f32.json,portable-bf16.json,mma.json,wgmma.json"
-    )]
-    rows: Vec<PathBuf>,
-    /// Folder of the CPU's measurements.
-    #[arg(long, default_value = "bench-results/cpu")]
-    cpu: PathBuf,
-    /// Folder of what models have learned.
-    #[arg(long, default_value = "bench-results/learning")]
-    learning: PathBuf,
-    /// Receives the tables of what models have learned between its marks.
-    #[arg(long, default_value = "book/src/learning.md")]
-    learning_page: PathBuf,
-    /// Receives the short table for newcomers between its marks.
-    #[arg(long, default_value = "README.md")]
-    readme: PathBuf,
-    /// Receives all tables between its marks.
-    #[arg(long, default_value = "book/src/performance.md")]
-    page: PathBuf,
-    /// Receives the plots.
-    #[arg(long, default_value = "book/src/img")]
-    plots: PathBuf,
+    /// Writes nothing, and fails if a file is not what the records give.
+    #[arg(long)]
+    check: bool,
+    #[command(flatten)]
+    places: Places,
 }
 
 fn main() -> ExitCode {
@@ -58,192 +30,26 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<(), String> {
-    let mut rows: Vec<Row> = Vec::new();
-    for file in &args.rows {
-        let path = args.results.join(file);
-        rows.extend::<Vec<Row>>(parse(&path, &read(&path)?)?);
+    let outputs = args.places.outputs()?;
+    let stale: Vec<(&Output, String)> = (outputs.iter())
+        .filter_map(|output| Some((output, output.stale()?)))
+        .collect();
+    if args.check && !stale.is_empty() {
+        let told: Vec<String> = stale.into_iter().map(|(_, told)| told).collect();
+        return Err(format!(
+            "not what the records give:\n  {}",
+            told.join("\n  ")
+        ));
     }
-    let peers = Peers::parse(&read(&args.results.join("peers.jsonl"))?)?;
-    let path = args.results.join("roof.json");
-    let roof: Option<Roof> = match path.exists() {
-        true => Some(parse(&path, &read(&path)?)?),
-        false => None,
-    };
-    let report = Report::new(rows, peers, roof.clone());
-
-    for (name, chart, base) in [
-        (
-            "forward-by-length",
-            by_length(&report, Phase::EndToEnd),
-            2.0,
-        ),
-        (
-            "backward-by-length",
-            by_length(&report, Phase::Backward),
-            2.0,
-        ),
-        ("forward-by-window", by_window(&report), 2.0),
-        ("roofline", roofline(&report, roof.as_ref()), 10.0),
-    ] {
-        if let Some(svg) = chart.svg(base)? {
-            write(&args.plots.join(format!("{name}.svg")), &svg)?;
-        }
+    for (Output { path, text }, _) in &stale {
+        let name = path.display();
+        println!("bench-report: {name}");
+        std::fs::write(path, text).map_err(|e| format!("cannot write {name}: {e}"))?;
     }
-    section(&args.learning_page, &recall_tables(&args.learning)?)?;
-    let others = Others::read(&args.results, &args.cpu)?;
-    section(&args.readme, &highlights(&report, &others)?)?;
-    section(&args.page, &(report.full() + "\n" + &others.tables()))
-}
-
-/// The family of the plots: causal layers of 32 query heads and 8 key/value heads of 128, bf16, one sequence.
-fn is_layer(w: &Workload) -> bool {
-    find("layer-n32k-w2048").is_some_and(|layer| w.is_family(layer))
-}
-
-fn time(report: &Report, w: &Workload, phase: Phase) -> Option<f64> {
-    report.best(w, phase).map(|row| row.ms.median)
-}
-
-/// A line through the layers for which `place` returns an x.
-fn line(
-    report: &Report,
-    phase: Phase,
-    name: &str,
-    place: impl Fn(&Workload) -> Option<usize>,
-    ms: impl Fn(&Workload) -> Option<f64>,
-) -> Series {
-    let layers = report.workloads(phase).filter(|w| is_layer(w));
-    let point = |w: &Workload| {
-        let (x, y) = (place(w)? as f64, ms(w)?);
-        let name = w.name.into();
-        Some(Point { x, y, name })
-    };
-    Series {
-        name: name.into(),
-        points: layers.filter_map(point).collect(),
-        line: true,
-    }
-}
-
-/// Time over the length, ours and the peers'.
-fn by_length(report: &Report, phase: Phase) -> Chart {
-    let with = |window| move |w: &Workload| (w.window == window).then_some(w.len);
-    let ours = |name, window| {
-        let ms = |w: &Workload| time(report, w, phase);
-        line(report, phase, name, with(window), ms)
-    };
-    // Dense attention has no window, so each shape of these rows occurs once.
-    let peer = |name, key| {
-        let ms = |w: &Workload| report.dense(w, key, phase);
-        line(report, phase, name, with(Some(2048)), ms)
-    };
-    let (title, what) = match phase {
-        Phase::Backward => ("Backward", ""),
-        _ => ("Forward", ", selection included"),
-    };
-    Chart {
-        title: format!("{title}, H 32/8, D 128, bf16, causal{what}"),
-        x: "queries and keys".into(),
-        y: "ms".into(),
-        series: vec![
-            ours("ours, w 2048", Some(2048)),
-            ours("ours, dense", None),
-            peer("FlashAttention-2", "sdpa-flash dense"),
-            peer("cuDNN", "sdpa-cudnn dense"),
-        ],
-    }
-}
-
-/// Time over the window at 32K keys.
-fn by_window(report: &Report) -> Chart {
-    let series = |name, phase| {
-        let place = |w: &Workload| w.window.filter(|_| w.len == 32768);
-        let ms = |w: &Workload| time(report, w, phase);
-        line(report, phase, name, place, ms)
-    };
-    Chart {
-        title: "N 32K, H 32/8, D 128, bf16, causal".into(),
-        x: "keys per query".into(),
-        y: "ms".into(),
-        series: vec![
-            series("selection", Phase::Select),
-            series("selection and forward", Phase::EndToEnd),
-            series("backward", Phase::Backward),
-        ],
-    }
-}
-
-/// Rate over operations per byte, and what the device allows.
-fn roofline(report: &Report, roof: Option<&Roof>) -> Chart {
-    let points = |phase: Phase, sparse: bool| -> Vec<Point> {
-        let rows = report
-            .phase(phase)
-            .filter(|(w, _)| w.window.is_some() == sparse);
-        rows.filter_map(|(w, row)| {
-            let flops = phase.flops(&w.problem().ok()?)? as f64;
-            let (x, y) = (flops / row.bytes? as f64, row.tflops?);
-            let name = w.name.into();
-            Some(Point { x, y, name })
-        })
-        .collect()
-    };
-    let mut series = Vec::new();
-    for (name, phase, sparse) in [
-        ("forward, sparse", Phase::Forward, true),
-        ("forward, dense", Phase::Forward, false),
-        ("backward, sparse", Phase::Backward, true),
-        ("backward, dense", Phase::Backward, false),
-    ] {
-        let points = points(phase, sparse);
-        series.push(Series {
-            name: name.into(),
-            points,
-            line: false,
-        });
-    }
-    if let Some(roof) = roof {
-        let ridge = roof.bf16_tflops * 1e3 / roof.copy_gbs;
-        let all = series.iter().flat_map(|s| &s.points);
-        let end = all.map(|p| p.x).fold(2.0 * ridge, f64::max);
-        let start = ridge / 4.0;
-        let corners = [
-            (start, start * roof.copy_gbs / 1e3),
-            (ridge, roof.bf16_tflops),
-            (end, roof.bf16_tflops),
-        ];
-        let corner = |(x, y)| {
-            let name = "roof.json".into();
-            Point { x, y, name }
-        };
-        series.push(Series {
-            name: "measured roof, bf16".into(),
-            points: corners.map(corner).to_vec(),
-            line: true,
-        });
-    }
-    Chart {
-        title: "Useful rate over arithmetic intensity".into(),
-        x: "operations per byte (active pairs, one pass over the tensors)".into(),
-        y: "TFLOP/s on active pairs".into(),
-        series,
-    }
-}
-
-fn section(path: &Path, content: &str) -> Result<(), String> {
-    let page = replace_section(&read(path)?, "bench-report", content)
-        .map_err(|e| format!("{}: {e}", path.display()))?;
-    write(path, &page)
-}
-
-fn read(path: &Path) -> Result<String, String> {
-    std::fs::read_to_string(path).map_err(|e| format!("cannot read {}: {e}", path.display()))
-}
-
-fn write(path: &Path, text: &str) -> Result<(), String> {
-    println!("bench-report: {}", path.display());
-    std::fs::write(path, text).map_err(|e| format!("cannot write {}: {e}", path.display()))
-}
-
-fn parse<T: serde::de::DeserializeOwned>(path: &Path, text: &str) -> Result<T, String> {
-    serde_json::from_str(text).map_err(|e| format!("{}: {e}", path.display()))
+    println!(
+        "bench-report: {} files, {} of them changed",
+        outputs.len(),
+        stale.len()
+    );
+    Ok(())
 }

@@ -1,11 +1,14 @@
 //! The README's table: a few rows that say where the library stands, losing cases among them.
 
 use super::join::Report;
-use super::markdown::beside;
+use super::markdown::{beside, wrapped};
 use super::others::{Others, Pair};
 use crate::rows::Phase;
 use crate::workloads::find;
 use std::fmt::Write;
+
+const CUDNN: &str = "sdpa-cudnn dense";
+const FLASH: &str = "sdpa-flash dense";
 
 const NOTE: &str = "\
 Milliseconds, ours / theirs, and the ratio of the two: below 1× flash-dma is faster. Medians; causal, one sequence and
@@ -29,7 +32,16 @@ const LAYERS: [(&str, &str); 5] = [
     ("small-n32k-w1024", "32K tokens, w 1024, 2/1 heads of 64"),
 ];
 
-/// The eight rows.
+/// The dense layers that the closing sentence is about, from the shortest to the longest, and the first sparse one.
+const DENSE: [&str; 4] = [
+    "layer-n4k-dense",
+    "layer-n8k-dense",
+    "layer-n16k-dense",
+    "layer-n32k-dense",
+];
+const SHORT: &str = "layer-n4k-w2048";
+
+/// The eight rows, and the range of dense attention.
 ///
 /// # Errors
 ///
@@ -42,7 +54,10 @@ pub fn highlights(report: &Report, others: &Others) -> Result<String, String> {
         let _ = writeln!(text, "| {what} | {peer} | {} | {both} |", beside(forward));
     };
     for (name, what) in LAYERS {
-        let pair = |phase| layer(report, name, phase).ok_or(format!("no {phase:?} of {name}"));
+        let pair = |phase| {
+            let missing = || format!("no {phase:?} of {name}");
+            layer(report, name, CUDNN, phase).ok_or_else(missing)
+        };
         let (forward, backward) = (pair(Phase::EndToEnd)?, pair(Phase::Backward)?);
         row(what, "cuDNN, dense", forward, Some(sum(forward, backward)));
     }
@@ -77,13 +92,46 @@ pub fn highlights(report: &Report, others: &Others) -> Result<String, String> {
         cpu("forward")?,
         Some(cpu("forward+backward")?),
     );
+    let _ = write!(text, "\n{}", wrapped(&dense(report)?, ""));
     Ok(text)
 }
 
-fn layer(report: &Report, name: &str, phase: Phase) -> Option<Pair> {
+/// How dense attention, and sparse attention of a short sequence, stand to the peers.
+fn dense(report: &Report) -> Result<String, String> {
+    let range = |peer, phase| {
+        let ratios = DENSE.iter().map(|name| ratio(report, name, peer, phase));
+        let ratios = ratios.collect::<Result<Vec<f64>, String>>()?;
+        let low = ratios.iter().copied().fold(f64::INFINITY, f64::min);
+        let high = ratios.iter().copied().fold(0.0, f64::max);
+        Ok::<_, String>(format!("{low:.2}× to {high:.2}×"))
+    };
+    let forward = [CUDNN, FLASH].map(|peer| range(peer, Phase::EndToEnd));
+    let backward = [CUDNN, FLASH].map(|peer| range(peer, Phase::Backward));
+    let ([cudnn, flash], [cudnn_back, flash_back]) = (forward, backward);
+    let short = |phase| ratio(report, SHORT, CUDNN, phase);
+    Ok(format!(
+        "Dense attention with heads of 128 takes {} of cuDNN's time forward and {} backward at 4K to 32K tokens, and {} \
+         and {} of FlashAttention-2's. Sparse attention with `w` 2048 takes {:.2}× and {:.2}× of cuDNN's at 4K.",
+        cudnn?,
+        cudnn_back?,
+        flash?,
+        flash_back?,
+        short(Phase::EndToEnd)?,
+        short(Phase::Backward)?
+    ))
+}
+
+/// Our time over a peer's.
+fn ratio(report: &Report, name: &str, peer: &str, phase: Phase) -> Result<f64, String> {
+    let pair = layer(report, name, peer, phase);
+    let (ours, theirs) = pair.ok_or_else(|| format!("no {phase:?} of {name} beside {peer}"))?;
+    Ok(ours / theirs)
+}
+
+fn layer(report: &Report, name: &str, peer: &str, phase: Phase) -> Option<Pair> {
     let workload = find(name)?;
     let ours = report.best(workload, phase)?.ms.median;
-    let theirs = report.dense(workload, "sdpa-cudnn dense", phase)?;
+    let theirs = report.dense(workload, peer, phase)?;
     Some((ours, theirs))
 }
 
@@ -94,7 +142,7 @@ fn sum(a: Pair, b: Pair) -> Pair {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Peers;
+    use crate::report::join::Peers;
     use std::path::Path;
 
     #[test]
@@ -111,6 +159,44 @@ mod tests {
         assert_eq!(
             highlights(&nothing, &others).unwrap_err(),
             "no EndToEnd of layer-n8k-w2048"
+        );
+    }
+
+    /// Against 2 ms of every peer.
+    #[test]
+    fn the_range_of_dense_attention_is_that_of_all_lengths() {
+        let names = DENSE.into_iter().chain([SHORT]).zip(1..);
+        let row = |(name, ms): (&str, usize), phase: &str| {
+            let ms = format!(r#"{{"median":{ms},"q1":1,"q3":1,"runs":1}}"#);
+            format!(
+                r#"{{"workload":"{name}","phase":"{phase}","ms":{ms},"tflops":null,"io_mib":0,"workspace_mib":0,
+                "device":"d","commit":"c"}}"#
+            )
+        };
+        let rows = names.flat_map(|row_of| ["end-to-end", "backward"].map(|p| row(row_of, p)));
+        let rows = rows.collect::<Vec<String>>().join(",");
+        let rows = serde_json::from_str(&format!("[{rows}]")).unwrap();
+        let mut peers = String::new();
+        for length in [4096, 8192, 16384, 32768] {
+            for (peer, phase) in [
+                (CUDNN, "fwd"),
+                (CUDNN, "bwd"),
+                (FLASH, "fwd"),
+                (FLASH, "bwd"),
+            ] {
+                let case = format!("B1 H32/8 Q{length} K{length} D128");
+                let _ = writeln!(
+                    peers,
+                    r#"{{"case":"{case}","peer":"{peer}","phase":"{phase}","ms":2.0}}"#
+                );
+            }
+        }
+        let report = Report::new(rows, Peers::parse(&peers).unwrap(), None);
+        let said = dense(&report).unwrap();
+        assert_eq!(said.matches("0.50× to 2.00×").count(), 4, "{said}");
+        assert!(
+            said.ends_with("takes 2.50× and 2.50× of cuDNN's at 4K."),
+            "{said}"
         );
     }
 }

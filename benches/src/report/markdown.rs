@@ -185,6 +185,23 @@ pub(super) fn ms(x: f64) -> String {
     format!("{x:.0$}", digits as usize)
 }
 
+/// Text on lines of at most 115 characters; those behind the first begin with `indent`. No line breaks at a no-break
+/// space, which becomes a plain one.
+pub(super) fn wrapped(text: &str, indent: &str) -> String {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ').filter(|word| !word.is_empty()) {
+        let last = lines.len() - 1;
+        let line = &mut lines[last];
+        let length = line.chars().count() + 1 + word.chars().count();
+        match line.trim().is_empty() {
+            true => *line += word,
+            false if length <= 115 => *line += &format!(" {word}"),
+            false => lines.push(format!("{indent}{word}")),
+        }
+    }
+    lines.join("\n").replace('\u{a0}', " ") + "\n"
+}
+
 /// Replaces the text between the marks `<!-- name -->` and `<!-- /name -->`.
 ///
 /// # Errors
@@ -216,6 +233,18 @@ mod tests {
                 .unwrap_err()
                 .contains("<!-- y -->")
         );
+    }
+
+    #[test]
+    fn lines_are_filled_and_no_longer_than_allowed() {
+        let text = format!("- {}", "word ".repeat(50));
+        let lines = wrapped(&text, "  ");
+        let lengths: Vec<usize> = lines.lines().map(|line| line.chars().count()).collect();
+        assert_eq!(lengths, [111, 111, 31]);
+        assert_eq!(lines.split_whitespace().count(), 51);
+        assert!(lines.lines().skip(1).all(|line| line.starts_with("  word")));
+        let number = format!("{}20\u{a0}600", "word ".repeat(22));
+        assert!(wrapped(&number, "").ends_with("word\n20 600\n"));
     }
 
     #[test]
