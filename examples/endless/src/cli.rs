@@ -15,7 +15,8 @@ use train_text::generate::Sampler;
 /// writing byte by byte. Every byte written is drawn from what the layers kept of everything before it:
 /// the keys of the window, exactly those that attention over the whole context would select.
 ///
-/// Without --checkpoint it trains a small model first, for two minutes on two cores, and keeps it in --out.
+/// Without --checkpoint it trains a small model first, for two minutes on two cores with the default --steps, and keeps
+/// it in --out.
 #[derive(Debug, Clone, Parser)]
 #[command(version)]
 pub struct Cli {
@@ -25,6 +26,9 @@ pub struct Cli {
     /// Where a model is trained if there is no --checkpoint, or found if it has been.
     #[arg(long, value_name = "DIR", default_value = "runs/endless")]
     pub out: PathBuf,
+    /// Steps that a model is trained for if there is none.
+    #[arg(long, default_value_t = 600)]
+    pub steps: usize,
     /// Text to train on and to read: a file, or every UTF-8 file under a directory [default: this repository].
     #[arg(long, value_name = "FILE|DIR")]
     pub data: Option<PathBuf>,

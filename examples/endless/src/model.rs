@@ -49,7 +49,7 @@ pub fn open(cli: &Cli, corpus: &Corpus) -> Result<Trained, Error> {
         "no --checkpoint: training a small model in {} first",
         cli.out.display()
     );
-    fit(&cli.out, name, dtype, corpus, &device)?;
+    fit(cli, [name.name(), dtype.name()], corpus, &device)?;
     let trained = load(&cli.out, dtype, &device)?;
     Ok(trained.expect("training leaves a checkpoint"))
 }
@@ -75,21 +75,26 @@ fn load(dir: &Path, dtype: DtypeName, device: &Device) -> Result<Option<Trained>
     Ok(Some(Trained { model, settings }))
 }
 
-/// Trains the demo of `train-text`.
+/// Trains the demo of `train-text`, for as many steps as are asked for.
 fn fit(
-    out: &Path,
-    device_name: DeviceName,
-    dtype: DtypeName,
+    cli: &Cli,
+    [device_name, dtype]: [&str; 2],
     corpus: &Corpus,
     device: &Device,
 ) -> Result<(), Error> {
+    let out = &cli.out;
+    let (steps, evaluations) = (cli.steps.to_string(), cli.steps.clamp(1, 10).to_string());
     let options = [
         "train-text",
         "--demo",
         "--device",
-        device_name.name(),
+        device_name,
         "--dtype",
-        dtype.name(),
+        dtype,
+        "--steps",
+        &steps,
+        "--evaluations",
+        &evaluations,
     ];
     let settings = Settings::new(&TrainCli::parse_from(options))?;
     let plan = Plan {

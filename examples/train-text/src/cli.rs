@@ -65,7 +65,7 @@ pub struct Cli {
     /// How often to validate and to write a checkpoint [default: 10].
     #[arg(long)]
     pub evaluations: Option<usize>,
-    /// Where to write [default: runs/train-text, with --demo runs/demo].
+    /// Where to write [default: runs/train-text, with --demo runs/train-text-demo].
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// A run of three minutes at most on two cores.
@@ -98,7 +98,7 @@ impl Cli {
     /// Where to write.
     pub fn out(&self) -> PathBuf {
         let default = if self.demo {
-            "runs/demo"
+            "runs/train-text-demo"
         } else {
             "runs/train-text"
         };
