@@ -11,5 +11,6 @@ mod selection;
 #[cfg(feature = "cuda")]
 mod split;
 mod tensor_cores;
+mod troubleshooting;
 #[cfg(feature = "cuda")]
 mod wgmma;
