@@ -92,7 +92,7 @@ pub(crate) type PairBiasArg = ComptimeOption<OwnedTensor<f32>>;
 
 /// The lengths and heads of a problem.
 #[derive(CubeType, Clone, Copy)]
-pub(crate) struct Sizes {
+pub struct Sizes {
     pub q_heads: usize,
     pub kv_heads: usize,
     pub q_len: usize,

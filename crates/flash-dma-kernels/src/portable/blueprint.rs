@@ -10,7 +10,7 @@ pub(crate) const LANES: usize = 4;
 
 /// Which kernel a blueprint is for: they differ in the content of shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Kernel {
+pub enum Kernel {
     /// Owns queries; streams keys and values.
     Forward,
     /// Owns queries and output gradients; streams keys and values.
@@ -21,14 +21,14 @@ pub(crate) enum Kernel {
 
 /// Units per cube and the rows that each holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Micro {
+pub struct Micro {
     /// Units along the inner rows and the head dimension.
     pub units_x: usize,
     /// Units along the outer rows.
     pub units_y: usize,
     /// Outer rows per unit.
     pub outer: usize,
-    /// Inner rows per unit; a multiple of [`LANES`], so that weights are stored as vectors.
+    /// Inner rows per unit; a multiple of `LANES`, so that weights are stored as vectors.
     pub inner: usize,
 }
 
@@ -69,13 +69,13 @@ const SERIAL_ROWS: [Micro; 3] = [micro(1, 1, 4, 8), micro(1, 1, 16, 8), micro(1,
 
 /// Comptime configuration of one attention kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Blueprint {
+pub struct Blueprint {
     /// Units and register tile.
     pub micro: Micro,
     /// Elements per row, a multiple of 8.
     pub head_dim: usize,
     /// The keys that the kernel reads, and their biases.
-    pub pattern: Pattern,
+    pub(crate) pattern: Pattern,
     /// Bottom-right aligned causal masking.
     pub causal: bool,
     /// Whether the scaled product is capped.
@@ -89,7 +89,7 @@ impl Blueprint {
     /// # Errors
     ///
     /// [`AttentionError::Unsupported`] if no configuration fits.
-    pub(crate) fn choose(
+    pub fn choose(
         kernel: Kernel,
         problem: &Problem,
         hardware: &HardwareProperties,
@@ -162,27 +162,27 @@ impl Blueprint {
     }
 
     /// Units per cube.
-    pub(crate) fn units(&self) -> usize {
+    pub fn units(&self) -> usize {
         self.micro.units_x * self.micro.units_y
     }
 
     /// The units in CubeCL's layout.
-    pub(crate) fn cube_dim(&self) -> CubeDim {
+    pub fn cube_dim(&self) -> CubeDim {
         CubeDim::new_2d(self.micro.units_x as u32, self.micro.units_y as u32)
     }
 
     /// Whether register tiles are unrolled: a lone unit holds them in memory and loops.
-    pub(crate) fn unroll(&self) -> bool {
+    pub fn unroll(&self) -> bool {
         self.units() > 1
     }
 
     /// Rows of the outer tile.
-    pub(crate) fn outer_rows(&self) -> usize {
+    pub fn outer_rows(&self) -> usize {
         self.micro.units_y * self.micro.outer
     }
 
     /// Rows of an inner tile.
-    pub(crate) fn inner_rows(&self) -> usize {
+    pub fn inner_rows(&self) -> usize {
         self.micro.units_x * self.micro.inner
     }
 

@@ -10,7 +10,7 @@ use cubecl::prelude::*;
 
 /// The positions of a tile's queries, and the intervals and scores of a tile's keys, in shared memory.
 #[derive(CubeType)]
-pub(crate) struct KeyIntervals {
+pub struct KeyIntervals {
     /// Position of each query; -1 selects nothing.
     position: Shared<[i32]>,
     /// First position that attends to each key.
@@ -27,7 +27,7 @@ pub(crate) struct KeyIntervals {
 #[cube]
 impl KeyIntervals {
     /// Allocates room for the queries and keys of a tile.
-    pub(crate) fn new(#[comptime] keys_outer: bool, #[comptime] bp: Blueprint) -> KeyIntervals {
+    pub fn new(#[comptime] keys_outer: bool, #[comptime] bp: Blueprint) -> KeyIntervals {
         let queries = comptime!(bp.rows(!keys_outer));
         let keys = comptime!(bp.rows(keys_outer));
         KeyIntervals {
@@ -45,14 +45,14 @@ impl KeyIntervals {
     }
 
     /// Sets the interval and the score of key `local` of the tile.
-    pub(crate) fn set_key(&mut self, local: usize, first: i32, end: i32, score: f32) {
+    pub fn set_key(&mut self, local: usize, first: i32, end: i32, score: f32) {
         self.first[local] = first;
         self.end[local] = end;
         self.score[local] = score;
     }
 
     /// Sets the positions of a tile's queries. All units cooperate; the caller synchronises.
-    pub(crate) fn set_queries(
+    pub fn set_queries(
         &mut self,
         queries: &TileRows,
         lse: ComptimeOption<&Shared<[f32]>>,
@@ -164,7 +164,7 @@ impl KeyIntervals {
 
     /// The first and one past the last query that attends to any key; the same number twice if none does. To be called
     /// after a synchronisation.
-    pub(crate) fn queries(&self, sizes: &Sizes, #[comptime] bp: Blueprint) -> (usize, usize) {
+    pub fn queries(&self, sizes: &Sizes, #[comptime] bp: Blueprint) -> (usize, usize) {
         let mut first = sizes.k_len as i32;
         let mut end = 0i32;
         for key in 0..comptime!(bp.rows(self.keys_outer)) {

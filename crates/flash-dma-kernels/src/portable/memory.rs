@@ -6,17 +6,17 @@ use crate::portable::blueprint::{Blueprint, LANES};
 use cubecl::prelude::*;
 
 /// Four neighbouring elements of a row, f32.
-pub(crate) type Row4 = Vector<f32, Const<4>>;
+pub type Row4 = Vector<f32, Const<4>>;
 
 /// Rows of one head of a tensor `[batch, heads, len, head_dim]`: from row `first` on, or from entry `first` of a list
 /// on; what is at or past `end` does not exist.
 #[derive(CubeType)]
-pub(crate) struct TileRows<'a> {
-    pub batch: usize,
-    pub head: usize,
-    pub first: usize,
-    pub end: usize,
-    pub list: ComptimeOption<RowList<'a>>,
+pub struct TileRows<'a> {
+    pub(crate) batch: usize,
+    pub(crate) head: usize,
+    pub(crate) first: usize,
+    pub(crate) end: usize,
+    pub(crate) list: ComptimeOption<RowList<'a>>,
 }
 
 /// A list of the rows of one head.
@@ -30,7 +30,7 @@ pub(crate) struct RowList<'a> {
 #[cube]
 impl<'a> TileRows<'a> {
     /// Consecutive rows.
-    pub(crate) fn new(batch: usize, head: usize, first: usize, end: usize) -> TileRows<'a> {
+    pub fn new(batch: usize, head: usize, first: usize, end: usize) -> TileRows<'a> {
         TileRows::<'a> {
             batch,
             head,
@@ -54,7 +54,7 @@ impl<'a> TileRows<'a> {
 /// skip the pairs that are not selected, as zero times such an element is NaN. Two flags in shared memory alternate:
 /// loading a tile sets one while the other is cleared. A third belongs to the outer tile and is never read.
 #[derive(CubeType)]
-pub(crate) struct NotFinite {
+pub struct NotFinite {
     flags: Shared<[u32]>,
     /// The flag of the tile that is loaded or used.
     tile: usize,
@@ -63,7 +63,7 @@ pub(crate) struct NotFinite {
 #[cube]
 impl NotFinite {
     /// The flags before the outer tile is loaded.
-    pub(crate) fn new() -> NotFinite {
+    pub fn new() -> NotFinite {
         let mut flags = Shared::<[u32]>::new_slice(3usize);
         if UNIT_POS == 0 {
             flags[0] = 0u32;
@@ -108,7 +108,7 @@ impl NotFinite {
 
 /// Room for `rows` rows in shared memory.
 #[cube]
-pub(crate) fn shared_rows(#[comptime] rows: usize, #[comptime] bp: Blueprint) -> Shared<[Row4]> {
+pub fn shared_rows(#[comptime] rows: usize, #[comptime] bp: Blueprint) -> Shared<[Row4]> {
     Shared::<[Row4]>::new_aligned_slice(comptime!(rows * bp.row_stride()), 16usize)
 }
 
@@ -226,7 +226,7 @@ impl QueryRows {
 /// Loads `rows` rows of `src` into the shared tile `tile`, converted to f32; rows that do not exist and elements past
 /// `head_dim` are zero. All units cooperate; the caller synchronises.
 #[cube]
-pub(crate) fn load_tile<F: Float, N: Size>(
+pub fn load_tile<F: Float, N: Size>(
     src: &Tensor<Vector<F, N>>,
     from: &TileRows,
     tile: &mut Shared<[Row4]>,

@@ -5,6 +5,12 @@
 //! tiles past it (keys there, queries here). Unit `(x, y)` of a cube of `units_x * units_y` holds the
 //! outer rows `y + o * units_y` and the inner rows `x + i * units_x`: neighbouring units read
 //! neighbouring rows, which a padded row stride spreads over the banks of shared memory.
+#![allow(
+    missing_docs,
+    clippy::new_without_default,
+    reason = "`internals` re-exports cube functions: their macro writes modules without documentation, and what a \
+              cube allocates has no default"
+)]
 
 pub(crate) mod args;
 pub(crate) mod blueprint;

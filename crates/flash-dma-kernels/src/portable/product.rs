@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 
 /// `out[o, i] = outer row y + o * units_y . inner row x + i * units_x`.
 #[cube]
-pub(crate) fn products(
+pub fn products(
     outer: &Shared<[Row4]>,
     inner: &Shared<[Row4]>,
     out: &mut Array<f32>,

@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 
 /// Which pairs of an outer and an inner row attend, and the biases of their logits.
 #[cube]
-pub(crate) trait Visibility {
+pub trait Visibility {
     /// Whether the query of the pair attends to its key.
     fn selected(&self, outer: usize, inner: usize) -> bool;
 
@@ -28,7 +28,7 @@ pub(crate) fn is_blind(lse: ComptimeOption<&Shared<[f32]>>, row: usize) -> bool 
 
 /// The scaled and optionally capped product of a query and a key.
 #[cube]
-pub(crate) fn logit(product: f32, scale: f32, softcap: f32, #[comptime] bp: Blueprint) -> f32 {
+pub fn logit(product: f32, scale: f32, softcap: f32, #[comptime] bp: Blueprint) -> f32 {
     let mut x = product * scale;
     if comptime!(bp.softcap) {
         let t = x / softcap;
