@@ -15,6 +15,7 @@ SCORES = [0.5, 0.2, 0.9, 0.3, 0.6, 0.1, 0.4, 0.7, 0.6, 0.2, -math.inf, 0.5, 0.3,
 WINDOW = 4
 
 BLUE, DARK, PALE, GREY, RED, GREEN = "#3b76af", "#1f2933", "#e9edf1", "#9aa5b1", "#c0453b", "#4f9d69"
+ORANGE = "#d9822b"
 
 
 def better_first(scores):
@@ -290,6 +291,137 @@ def draw_plan():
     svg.write()
 
 
+def draw_runners_up():
+    """Live keys and runners-up down, queries across: where a key is attended, and where its rank learns."""
+    cell, left, top, n, more = 26, 126, 64, len(SCORES), 2
+    spans, wider = intervals(SCORES, WINDOW), intervals(SCORES, WINDOW + more)
+    rows = [(j, first, end, far) for j, ((first, end), (_, far)) in enumerate(zip(spans, wider)) if far > first]
+    for p in range(n):
+        # By the definition: the keys that a window of so many more adds at this position.
+        added = set(selected(SCORES, WINDOW + more, p)) - set(selected(SCORES, WINDOW, p))
+        assert added == {j for j, _, end, far in rows if end <= p < far}, "a runner-up misses the window by little"
+    height = len(rows) * cell
+    svg = Svg("runners-up", left + n * cell + 158, top + height + 92, "Runners-up: the positions behind a key's interval")
+    svg.text(left + n * cell / 2, 20, "query position", 13)
+    for p in range(n):
+        svg.text(left + p * cell + cell / 2, 50, p, 11, fill=GREY)
+    for row, (j, first, end, far) in enumerate(rows):
+        y = top + row * cell
+        svg.rect(left + j * cell, y, (n - j) * cell, cell, PALE)
+        svg.text(left - 10, y + 17, f"key {j}, score {number(SCORES[j])}", 11, "end")
+        if end > first:
+            svg.rect(left + first * cell + 2, y + 4, (end - first) * cell - 4, cell - 8, BLUE, extra='rx="5"')
+        if far > end:
+            svg.rect(left + end * cell + 2, y + 8, (far - end) * cell - 4, cell - 16, ORANGE, extra='rx="4"')
+        svg.text(left + n * cell + 12, y + 17, f"[{first}, {end}), far {far}", 11, "start")
+    svg.path("".join(f"M{left + i * cell} {top}v{height}" for i in range(n + 1)), "#cbd2d9", 0.5)
+    svg.path("".join(f"M{left} {top + i * cell}h{n * cell}" for i in range(len(rows) + 1)), "#cbd2d9", 0.5)
+    y = top + height + 26
+    svg.rect(left, y - 12, 18, 15, BLUE, extra='rx="4"')
+    svg.text(left + 26, y, "attended: the score gets the gradient of its logits", 12, "start")
+    svg.rect(left, y + 15, 18, 9, ORANGE, extra='rx="4"')
+    svg.text(left + 26, y + 24, "runner-up: not attended, but its rank has a gradient", 12, "start")
+    text = f"w = {WINDOW} and {more} runners-up; the {n - len(rows)} keys that are left out are neither at any position."
+    svg.text(left, y + 48, text, 12, "start")
+    svg.write()
+    return [far for _, far in wider]
+
+
+def cached(scores, window):
+    """The key in each slot at each position, as a cache has them: the newcomer, or one it has been given before."""
+    slots, states, order = [None] * window, [], better_first(scores)
+    for j in range(len(scores)):
+        if j in order:
+            worst = next((s for s in range(window) if slots[s] is None), None)
+            if worst is None:
+                worst = max(range(window), key=lambda s: order.index(slots[s]))
+            if slots[worst] is None or order.index(j) < order.index(slots[worst]):
+                slots[worst] = j
+        states.append(list(slots))
+    return states
+
+
+def draw_cache():
+    """Slots down, tokens across: the bars of the interval picture, laid into as many rows as the window has keys."""
+    cell, left, top, n = 34, 92, 92, len(SCORES)
+    states, spans = cached(SCORES, WINDOW), intervals(SCORES, WINDOW)
+    for p, state in enumerate(states):
+        assert {j for j in state if j is not None} == set(selected(SCORES, WINDOW, p)), "the cache holds the selection"
+    svg = Svg("cache-slots", left + n * cell + 30, top + WINDOW * cell + 96, "The keys in the slots of a cache, token by token")
+    svg.text(left + n * cell / 2, 20, "token that arrives, with its score", 13)
+    for p in range(n):
+        svg.text(left + (p + 0.5) * cell, 46, p, 11, fill=GREY)
+        svg.text(left + (p + 0.5) * cell, 64, number(SCORES[p]), 11)
+        if spans[p][1] == spans[p][0]:
+            svg.circle(left + (p + 0.5) * cell, 79, 5)
+    svg.rect(left, top, n * cell, WINDOW * cell, PALE)
+    svg.path("".join(f"M{left + i * cell} {top}v{WINDOW * cell}" for i in range(n + 1)), "#cbd2d9", 0.5)
+    svg.path("".join(f"M{left} {top + i * cell}h{n * cell}" for i in range(WINDOW + 1)), "#cbd2d9", 0.5)
+    for slot in range(WINDOW):
+        y = top + slot * cell
+        svg.text(left - 10, y + cell / 2 + 4, f"slot {slot}", 12, "end")
+        held = [state[slot] for state in states]
+        for j in sorted({j for j in held if j is not None}):
+            first, end = held.index(j), n - held[::-1].index(j)
+            assert (first, end) == spans[j], "a key is in its slot while it is attended"
+            x, width = left + first * cell, (end - first) * cell
+            svg.rect(x + 2, y + 5, width - 4, cell - 10, BLUE, extra='rx="6"')
+            svg.text(x + width / 2, y + cell / 2 + 4, f"key {j}" if width > cell else j, 11, fill="white")
+    y = top + WINDOW * cell + 26
+    svg.rect(left, y - 12, 18, 15, BLUE, extra='rx="5"')
+    svg.text(left + 26, y, "in its slot from its arrival until a better key takes the slot", 12, "start")
+    svg.circle(left + 9, y + 19, 5)
+    svg.text(left + 26, y + 23, "forgotten at once: worse than every key held, or a score of −∞", 12, "start")
+    svg.text(left, y + 48, f"w = {WINDOW}: a query attends to the keys of its own column, {WINDOW} at most.", 12, "start")
+    svg.write()
+    return states[-1]
+
+
+def draw_threshold():
+    """Positions across, scores up: a key lives until the threshold, the window-th best so far, passes it."""
+    n, w, block, step, left, top, height = 48, 6, 12, 13, 58, 30, 260
+    rng = random.Random(1800)
+    scores = [rng.random() for _ in range(n)]
+    spans = intervals(scores, w)
+    # The least score that a query at each position keeps; none while there is room.
+    least = [min(scores[j] for j in selected(scores, w, p)) if p >= w - 1 else None for p in range(n)]
+    for j, (first, end) in enumerate(spans):
+        passed = (p for p in range(j, n) if least[p] is not None and least[p] > scores[j])
+        assert end == next(passed, n), "a key ends where the threshold passes it"
+    low, high = -0.05, 1.05
+    at = lambda z: top + height * (high - z) / (high - low)
+    svg = Svg("threshold", left + n * step + 30, top + height + 100, "A key is kept until the threshold passes its score")
+    svg.rect(left, top, n * step, height, "white", "#cbd2d9")
+    svg.text(20, top + height / 2, "score", 13, extra=f'transform="rotate(-90 20 {top + height / 2})"')
+    for p in range(0, n + 1, block):
+        svg.path(f"M{left + p * step} {top}v{height}", GREY, 1)
+        svg.text(left + p * step, top + height + 18, p, 11, fill=GREY)
+    svg.text(left + n * step / 2, top + height + 34, "position", 13)
+    for j, (first, end) in enumerate(spans):
+        x, y = left + (j + 0.5) * step, at(scores[j])
+        if end > first:
+            svg.path(f"M{x} {y:.1f}H{left + min(end + 0.5, n) * step}", BLUE, 2)
+            svg.circle(x, y, 3.5, BLUE, BLUE)
+        else:
+            svg.circle(x, y, 3.5)
+    stair = "".join(f"H{left + (p + 0.5) * step}V{at(least[p]):.1f}" for p in range(w, n))
+    svg.path(f"M{left + (w - 0.5) * step} {at(least[w - 1]):.1f}{stair}H{left + n * step}", DARK, 2)
+    for p in range(block, n + 1, block):
+        y = at(least[p - 1])
+        svg.rect(left + p * step - 5, y - 5, 10, 10, DARK)
+    y = top + height + 62
+    svg.circle(left + 6, y - 4, 3.5, BLUE, BLUE)
+    svg.text(left + 18, y, "a key, kept along its line", 12, "start")
+    svg.circle(left + 196, y - 4, 3.5)
+    svg.text(left + 208, y, "never kept", 12, "start")
+    svg.path(f"M{left + 296} {y + 1}h10v-9h10", DARK, 2)
+    svg.text(left + 324, y, f"threshold, the {w}th best so far", 12, "start")
+    svg.rect(left + 1, y + 12, 10, 10, DARK)
+    svg.text(left + 18, y + 22, f"the threshold at an edge between blocks, here of {block} positions: found first, each for itself", 12, "start")
+    svg.write()
+    return sum(end > first for first, end in spans)
+
+
 if __name__ == "__main__":
     OUT.mkdir(parents=True, exist_ok=True)
     draw_intervals()
@@ -298,6 +430,9 @@ if __name__ == "__main__":
     draw_backward()
     draw_plan()
     print("masks", draw_masks())
+    print("runners-up: far", draw_runners_up())
+    print("the cache at the end", draw_cache())
+    print("threshold: live keys", draw_threshold())
     print("intervals", intervals(SCORES, WINDOW))
     print("tile of positions 4..8: full, boundary =", tile_keys(intervals(SCORES, WINDOW), 4, 8))
     print("population: live keys, estimate =", draw_population())

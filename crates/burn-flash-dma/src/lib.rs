@@ -61,6 +61,7 @@
 //! | `fusion` | lazy execution among fused operations (CubeCL's runtimes) |
 //! | `testing` | [`testing`]: checks of gradients and causality for your own tests |
 //! | `train` | `train::SelectionMetric`: a metric of selections for Burn's training loop |
+//! | `persistence` | compiled kernels, and what autotune chose, can be kept on disk (`cubecl.toml`) |
 //! | `autotune` | Burn's autotune, for its own operations |
 //!
 //! With autodiff the graph keeps the inputs of attention, the output, the LSE and two integers per key. The results of
