@@ -25,6 +25,8 @@ struct RecallRow {
     accuracy: f64,
     kept: f64,
     steps_done: usize,
+    /// `solved`, `flat`, or `steps` where the most that it might take are over.
+    stopped: String,
     seconds: f64,
     step_milliseconds: Option<f64>,
 }
@@ -50,14 +52,80 @@ pub fn recall_tables(folder: &Path) -> Result<String, String> {
     files.sort();
     let mut tables = String::new();
     for file in files {
-        let text = std::fs::read_to_string(&file);
-        let text = text.map_err(|e| format!("cannot read {}: {e}", file.display()))?;
-        let rows: Vec<RecallRow> =
-            serde_json::from_str(&text).map_err(|e| format!("{}: {e}", file.display()))?;
+        let rows = rows(&file)?;
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         tables += &of_file(&name, &rows);
     }
     Ok(tables)
+}
+
+/// What the arms of one setting and seed answer at each rate, as the chapter words them.
+///
+/// # Errors
+///
+/// If the file is missing or malformed, or has a rate of an arm twice.
+pub fn recall_by_rate(file: &Path) -> Result<String, String> {
+    by_rate(&rows(file)?).map_err(|e| format!("{}: {e}", file.display()))
+}
+
+fn rows(file: &Path) -> Result<Vec<RecallRow>, String> {
+    let text = std::fs::read_to_string(file);
+    let text = text.map_err(|e| format!("cannot read {}: {e}", file.display()))?;
+    serde_json::from_str(&text).map_err(|e| format!("{}: {e}", file.display()))
+}
+
+/// The arms in the order of the chapter, and as it words them; others come behind by their names.
+const ARMS: [(&str, &str); 7] = [
+    ("dense", "dense"),
+    ("ours", "ours, scores that are added to the logits"),
+    (
+        "bounded",
+        "… within bounds: `4 tanh(z / 4)` is added (`bounded`)",
+    ),
+    ("no-bias", "**… not at all: scores only rank (`no-bias`)**"),
+    ("zoh", "the paper's form, added, with runners-up"),
+    ("frozen", "frozen at random, not added"),
+    ("no-runners-up", "ours without runners-up"),
+];
+
+fn by_rate(rows: &[RecallRow]) -> Result<String, String> {
+    let mut rates: Vec<f64> = rows.iter().map(|row| row.rate).collect();
+    rates.sort_by(f64::total_cmp);
+    rates.dedup();
+    let mut arms: Vec<(&str, &str)> = Vec::new();
+    let measured = |(arm, _): &(&str, &str)| rows.iter().any(|row| row.arm == *arm);
+    arms.extend(ARMS.into_iter().filter(measured));
+    for row in rows {
+        if arms.iter().all(|(arm, _)| *arm != row.arm) {
+            arms.push((&row.arm, &row.arm));
+        }
+    }
+    let named = rates.iter().map(|rate| format!(" rate {rate} |"));
+    let mut text = format!("| arm |{}\n", named.collect::<String>());
+    let _ = writeln!(text, "|---|{}", "---|".repeat(rates.len()));
+    for (arm, worded) in arms {
+        let _ = write!(text, "| {worded} |");
+        for &rate in &rates {
+            let is = |row: &&RecallRow| row.arm == arm && row.rate == rate;
+            let found: Vec<&RecallRow> = rows.iter().filter(is).collect();
+            let _ = match found[..] {
+                [] => write!(text, " – |"),
+                [row] => {
+                    let (answered, steps, stopped) =
+                        (100.0 * row.accuracy, row.steps_done, &row.stopped);
+                    let ended = match &stopped[..] {
+                        "steps" => "",
+                        "flat" => ", flat",
+                        _ => ", solved",
+                    };
+                    write!(text, " {answered:.1} %, {steps} steps{ended} |")
+                }
+                _ => return Err(format!("rate {rate} of {arm} twice")),
+            };
+        }
+        text.push('\n');
+    }
+    Ok(text)
 }
 
 fn of_file(name: &str, rows: &[RecallRow]) -> String {
@@ -144,7 +212,7 @@ mod tests {
             format!(
                 r#"{{"commit":"c","machine":"m","arm":"{arm}","layout":"scattered","tokens":{tokens},"pairs":4,
                 "window":8,"window_per_pair":2.0,"cap":1.0,"width":32,"layers":1,"steps":600,"batch":16,"rate":0.002,
-                "accuracy":{accuracy},"kept":1.0,"steps_done":300,"seconds":20.0,"step_milliseconds":null}}"#
+                "accuracy":{accuracy},"kept":1.0,"steps_done":300,"stopped":"flat","seconds":20.0,"step_milliseconds":null}}"#
             )
         };
         let rows = [
@@ -160,5 +228,20 @@ mod tests {
             "| ours | 8 | 2 | 1.00 | 0.002 | 2 | 0.750 | 0.500–1.000 | 1.000 | 300 | 20 | – |";
         assert!(text.contains(line), "{text}");
         assert_eq!(text.matches("| frozen |").count(), 1);
+
+        let mut of_one_seed = rows[1..3].to_vec();
+        of_one_seed.insert(0, of_one_seed[1].clone());
+        of_one_seed[0].arm = "other".into();
+        of_one_seed[2].rate = 0.001;
+        let rates = by_rate(&of_one_seed).unwrap();
+        let expected = "\
+| arm | rate 0.001 | rate 0.002 |
+|---|---|---|
+| ours, scores that are added to the logits | – | 50.0 %, 300 steps, flat |
+| frozen at random, not added | 25.0 %, 300 steps, flat | – |
+| other | – | 25.0 %, 300 steps, flat |
+";
+        assert_eq!(rates, expected);
+        assert!(by_rate(&rows[..2]).unwrap_err().ends_with("ours twice"));
     }
 }

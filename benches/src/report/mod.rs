@@ -6,6 +6,7 @@
 mod cases;
 mod chart;
 mod compiled;
+mod first_call;
 mod highlights;
 mod join;
 mod learning;
@@ -13,10 +14,13 @@ mod markdown;
 mod others;
 mod pages;
 mod plots;
+mod products;
 mod ran;
+mod step_sentences;
 mod step_tables;
 mod steps;
 mod suites;
 mod tables;
+mod tutorial;
 
 pub use pages::{Output, Places};

@@ -1,12 +1,15 @@
 //! The files that the records give: which, and whether they are what the records give today.
 
+use super::first_call::FirstCalls;
 use super::highlights::highlights;
 use super::join::{Peers, Report};
-use super::learning::recall_tables;
+use super::learning::{recall_by_rate, recall_tables};
 use super::markdown::replace_section;
 use super::others::Others;
+use super::products::Products;
 use super::steps::Steps;
 use super::suites::Runs;
+use super::tutorial::Tutorial;
 use crate::roof::Roof;
 use crate::rows::Row;
 use clap::Args;
@@ -21,7 +24,8 @@ pub struct Places {
     /// The repository.
     #[arg(long, default_value = ".")]
     pub root: PathBuf,
-    /// Folder of one device's measurements: `peers.jsonl`, `roof.json`, `step.json`, `suite.json` and files of rows.
+    /// Folder of one device's measurements: `peers.jsonl`, `roof.json`, `step.json`, `products.json`,
+    /// `first-call.json`, `suite.json` and files of rows.
     #[arg(long, default_value = "bench-results/h200")]
     pub results: PathBuf,
     /// Files of rows in that folder; of two rows for the same workload, phase and engine, the later file's is kept.
@@ -43,7 +47,13 @@ pub struct Places {
     /// Receives the tables of what models have learned between its marks.
     #[arg(long, default_value = "book/src/learning.md")]
     pub learning_page: PathBuf,
-    /// Receives what ran where, and the short tables for newcomers, between its marks.
+    /// Receives what the tutorial's models learn between its marks.
+    #[arg(long, default_value = "book/src/tutorial.md")]
+    pub tutorial_page: PathBuf,
+    /// Receives how long a first call takes between its marks.
+    #[arg(long, default_value = "book/src/engines.md")]
+    pub engines_page: PathBuf,
+    /// Receives what ran where, the first call, and the short tables for newcomers, between its marks.
     #[arg(long, default_value = "README.md")]
     pub readme: PathBuf,
     /// Receives the tables of training steps between its marks.
@@ -103,7 +113,11 @@ impl Places {
         let report = self.report(&results)?;
         let others = Others::read(&results, &cpu)?;
         let steps = Steps::read(&results.join("step.json"))?;
+        let products = Products::read(&results.join("products.json"))?;
+        let first_calls = FirstCalls::read(&results.join("first-call.json"))?;
         let runs = Runs::read(&results, &cpu, &at(&self.codegen))?;
+        let learning = at(&self.learning);
+        let tutorial = Tutorial::read(&learning)?;
 
         let plots = report.plots()?.into_iter().map(|(name, text)| Output {
             path: at(&self.plots).join(format!("{name}.svg")),
@@ -112,11 +126,23 @@ impl Places {
         let mut outputs: Vec<Output> = plots.collect();
         outputs.push(page(
             &at(&self.learning_page),
-            &[("", recall_tables(&at(&self.learning))?)],
+            &[
+                ("rates", recall_by_rate(&learning.join("recall-h200.json"))?),
+                ("", recall_tables(&learning)?),
+            ],
+        )?);
+        outputs.push(page(
+            &at(&self.tutorial_page),
+            &[("arms", tutorial.arms()?), ("small", tutorial.small()?)],
+        )?);
+        outputs.push(page(
+            &at(&self.engines_page),
+            &[("first-call", first_calls.table())],
         )?);
         outputs.push(page(
             &at(&self.readme),
             &[
+                ("first-call", first_calls.sentence()?),
                 ("runs", runs.platforms()?),
                 ("step", steps.highlights()?),
                 ("", highlights(&report, &others)?),
@@ -127,7 +153,10 @@ impl Places {
             &[
                 ("times", steps.times()),
                 ("memory", steps.memory()),
+                ("first-steps", steps.first_steps()?),
+                ("before", steps.before()?),
                 ("kinds", steps.kinds()?),
+                ("products", products.table()),
             ],
         )?);
         let tables = report.full() + "\n" + &others.tables();
@@ -201,7 +230,7 @@ mod tests {
     #[test]
     fn the_repository_says_what_its_records_give() {
         let outputs = repository().outputs().unwrap();
-        assert!(outputs.len() >= 8, "four pages and four plots");
+        assert!(outputs.len() >= 10, "six pages and four plots");
         let stale: Vec<String> = outputs.iter().filter_map(Output::stale).collect();
         assert!(
             stale.is_empty(),

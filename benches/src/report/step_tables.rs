@@ -122,6 +122,17 @@ impl Steps {
         text
     }
 
+    /// The setting that the sentences and the table of kernels are about: one sequence of 32K tokens.
+    ///
+    /// # Errors
+    ///
+    /// If there is none.
+    pub(super) fn long(&self) -> Result<Setting, String> {
+        let is = |s: &Setting| s.is_plain() && (s.seq(), s.batch) == (32768, 1);
+        let setting = self.settings().into_iter().find(is);
+        setting.ok_or_else(|| "no training step of 32K tokens".into())
+    }
+
     /// The book's table of kernels by kind: the newest run of one sequence of 32K tokens with the compiled peer, and
     /// the newest eager peer.
     ///
@@ -129,9 +140,7 @@ impl Steps {
     ///
     /// If one of the three has no profile.
     pub fn kinds(&self) -> Result<String, String> {
-        let setting = |s: &Setting| s.is_plain() && (s.seq(), s.batch) == (32768, 1);
-        let setting = self.settings().into_iter().find(setting);
-        let setting = setting.ok_or("no training step of 32K tokens")?;
+        let setting = self.long()?;
         let profiled = |at, whose| self.profiled(at, setting, whose);
         let with = |peer| {
             let has = |at, whose| !profiled(at, whose).is_empty();
@@ -212,7 +221,7 @@ fn times(line: &Line) -> String {
 }
 
 /// `32K tokens`, `4 × 8K tokens`.
-fn sequences(setting: Setting) -> String {
+pub(super) fn sequences(setting: Setting) -> String {
     let times = match setting.batch {
         1 => String::new(),
         batch => format!("{batch} × "),
@@ -223,7 +232,7 @@ fn sequences(setting: Setting) -> String {
     }
 }
 
-fn how(setting: Setting) -> String {
+pub(super) fn how(setting: Setting) -> String {
     let checkpointed = match setting.checkpoint {
         true => ", checkpointed",
         false => "",

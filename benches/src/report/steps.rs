@@ -11,14 +11,40 @@ const MODEL: (&str, usize, usize) = ("model", 8, 1024);
 #[derive(Deserialize)]
 struct StepFile {
     device: String,
+    told: Option<Told>,
     rows: Vec<StepRow>,
+}
+
+/// Figures of the log that have no rows.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Told {
+    pub(super) before: Before,
+    pub(super) autotune: Autotune,
+}
+
+/// The step before this crate had norms and products of its own.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Before {
+    pub(super) commit: String,
+    pub(super) step_ms: f64,
+    pub(super) norms_ms: f64,
+    pub(super) products_ms: f64,
+}
+
+/// What the rows with autotune are read beside.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Autotune {
+    pub(super) first_step_from_empty_s: f64,
+    pub(super) beside: String,
+    pub(super) without_ms: f64,
+    pub(super) without_commit: String,
 }
 
 /// What the tables need of a row.
 #[derive(Deserialize)]
 pub(super) struct StepRow {
     /// Only ours name it.
-    commit: Option<String>,
+    pub(super) commit: Option<String>,
     run: usize,
     pub(super) implementation: String,
     what: String,
@@ -31,7 +57,11 @@ pub(super) struct StepRow {
     #[serde(default)]
     autotune: bool,
     pub(super) parameters: u64,
-    step_ms: Millis,
+    pub(super) first_step_ms: Option<f64>,
+    /// Whether the first step had to compile everything.
+    #[serde(default)]
+    pub(super) empty_cache: bool,
+    pub(super) step_ms: Millis,
     peak_bytes: u64,
     pub(super) profile: Option<Profile>,
 }
@@ -90,7 +120,7 @@ impl StepRow {
         }
     }
 
-    fn setting(&self) -> Setting {
+    pub(super) fn setting(&self) -> Setting {
         Setting {
             tokens: self.seq * self.batch,
             batch: self.batch,
@@ -100,8 +130,8 @@ impl StepRow {
         }
     }
 
-    fn counts(&self) -> bool {
-        (&self.what[..], self.layers, self.d_model) == MODEL && !self.autotune
+    fn is_of_the_model(&self) -> bool {
+        (&self.what[..], self.layers, self.d_model) == MODEL
     }
 }
 
@@ -121,6 +151,9 @@ pub struct Steps {
     pub(super) device: String,
     /// The commit of ours, and the rows beside one another.
     sessions: Vec<(String, Vec<StepRow>)>,
+    /// Rows of builds with autotune, which no table has.
+    pub(super) tuned: Vec<StepRow>,
+    pub(super) told: Option<Told>,
 }
 
 impl Steps {
@@ -140,7 +173,9 @@ impl Steps {
         let file: StepFile = serde_json::from_str(text).map_err(|e| e.to_string())?;
         let mut sessions: Vec<(String, Vec<StepRow>)> = Vec::new();
         let mut number = None;
-        for row in file.rows.into_iter().filter(StepRow::counts) {
+        let rows = file.rows.into_iter().filter(StepRow::is_of_the_model);
+        let (tuned, rows): (Vec<StepRow>, Vec<StepRow>) = rows.partition(|row| row.autotune);
+        for row in rows {
             let same = match (sessions.last(), &row.commit) {
                 (Some((of, _)), Some(commit)) => of == commit || of.is_empty(),
                 (Some(_), None) => true,
@@ -157,8 +192,12 @@ impl Steps {
                 rows.push(row);
             }
         }
-        let device = file.device;
-        Ok(Self { device, sessions })
+        Ok(Self {
+            device: file.device,
+            sessions,
+            tuned,
+            told: file.told,
+        })
     }
 
     /// The settings of our rows, in the order of the tables.
@@ -220,6 +259,12 @@ impl Steps {
                     _ => (of.tokens, of.batch) == (setting.tokens, setting.batch),
                 }
         })
+    }
+
+    /// Our rows of a setting in every run.
+    pub(super) fn ours(&self, setting: Setting) -> impl Iterator<Item = &StepRow> {
+        let runs = 0..self.sessions.len();
+        runs.flat_map(move |at| self.rows(at, setting, Whose::Ours))
     }
 
     /// The rows with a profile.

@@ -122,7 +122,13 @@ fn the_book_has_the_pictures_of_the_selectors() {
 
 #[test]
 fn the_tutorial_trains_every_arm() {
-    let text = printed(env!("CARGO_BIN_EXE_tutorial"), &["--steps", "1", "5"]);
+    let scratch = Scratch::new("tutorial");
+    let file = scratch.0.join("rows.jsonl");
+    let path = file.display().to_string();
+    let text = printed(
+        env!("CARGO_BIN_EXE_tutorial"),
+        &["--steps", "1", "--json", &path, "5"],
+    );
     let (_, table) = text.split_once("\nscores ").expect("a table");
     let rows: Vec<&str> = table
         .lines()
@@ -137,6 +143,20 @@ fn the_tutorial_trains_every_arm() {
     let words: Vec<&str> = rows[0].split_whitespace().collect();
     assert_eq!(&words[1..6], ["128", "0", "5", "100.0", "%"], "{text}");
     assert_eq!(lines(&text, "step    0  loss ").len(), 6, "{text}");
+    let written = std::fs::read_to_string(&file).expect("`--json` writes a file");
+    let written: Vec<&str> = written.lines().collect();
+    assert_eq!(written.len(), rows.len(), "{written:?}");
+    let dense = "{\"arm\": \"dense\", \"window\": 128, \"runners_up\": 0, \"seed\": 5, \"steps\": 1, \
+                 \"kept\": 1.000, \"right\": 0.";
+    assert!(written[0].starts_with(dense), "{}", written[0]);
+    for (line, row) in written.iter().zip(&rows) {
+        assert!(
+            line.ends_with('}') && line.contains("\"seconds\": "),
+            "{line}"
+        );
+        let arm = line.split('"').nth(3).expect("a name");
+        assert!(row.starts_with(arm), "{line}: {row}");
+    }
 }
 
 #[test]
