@@ -19,7 +19,7 @@ const PROGRAM: [&str; 6] = [
 /// When it cannot be built or fails.
 pub fn run(options: &[String]) -> Result {
     println!(
-        "demo: on the CPU, through Burn's Flex backend. The first build takes some minutes, the training about one.\n\
+        "demo: on the CPU, through Burn's Flex backend. The first build takes a minute or two, the training one.\n\
          The pictures go to runs/demo/.\n"
     );
     let start = Instant::now();

@@ -16,7 +16,7 @@ pub fn run(options: &[String]) -> Result {
             "`cargo xtask new` takes one folder, e.g. `cargo xtask new ../my-model`".into(),
         );
     };
-    let folder = make(&std::path::absolute(folder).map_err(|e| format!("{folder}: {e}"))?)?;
+    let folder = make(Path::new(folder))?;
     println!("new: {}\n", folder.display());
     run_command(cargo(["run"]).current_dir(&folder))?;
     println!(
@@ -50,14 +50,22 @@ fn make(folder: &Path) -> Result<PathBuf> {
     if !is_package_name(&name) {
         return Err(format!("`{name}` cannot be the name of a crate"));
     }
+    // `..` is resolved: from the repository `../my-model` does not lie in it.
+    let parent = std::path::absolute(folder).and_then(|path| match path.parent() {
+        Some(parent) => parent.canonicalize(),
+        None => Ok(path),
+    });
+    let parent = parent.map_err(|e| format!("cannot make {}: {e}", folder.display()))?;
+    let folder = parent.join(&*name);
+    let repository = root().canonicalize().unwrap_or_else(|_| root());
+    if folder.starts_with(repository) {
+        return Err("the folder lies in this repository, whose workspace would claim it".into());
+    }
     if folder
         .read_dir()
         .is_ok_and(|mut files| files.next().is_some())
     {
         return Err(format!("{} is not empty", folder.display()));
-    }
-    if folder.starts_with(root()) {
-        return Err("the folder lies in this repository, whose workspace would claim it".into());
     }
     let readme = read_file(&root().join("README.md"))?;
     let manifest = manifest(&name, &readme, &root())?;
@@ -67,7 +75,7 @@ fn make(folder: &Path) -> Result<PathBuf> {
     // The versions that this repository is tested with; cargo drops what the crate does not use.
     let lock = read_file(&root().join("Cargo.lock"))?;
     write_file(&folder.join("Cargo.lock"), lock)?;
-    Ok(folder.to_path_buf())
+    Ok(folder)
 }
 
 fn is_package_name(name: &str) -> bool {
@@ -138,13 +146,18 @@ mod tests {
 
     #[test]
     fn a_folder_that_cannot_hold_a_crate_is_refused() {
-        let inside = root().join("target/inside");
+        let inside = root().join("crates/../inside");
         let error = make(&inside).unwrap_err();
         assert!(error.contains("lies in this repository"), "{error}");
         assert!(!inside.exists());
         let error = make(Path::new("/tmp/1 2")).unwrap_err();
         assert_eq!(error, "`1 2` cannot be the name of a crate");
-        let error = make(&root().join("crates")).unwrap_err();
+        let error = make(&root().join("../nowhere/one")).unwrap_err();
+        assert!(error.starts_with("cannot make "), "{error}");
+        let full = std::env::temp_dir().join(format!("new-{}", std::process::id()));
+        write_file(&full.join("a"), "").unwrap();
+        let error = make(&full).unwrap_err();
+        std::fs::remove_dir_all(&full).unwrap();
         assert!(error.ends_with("is not empty"), "{error}");
         assert!(run(&[]).unwrap_err().contains("takes one folder"));
     }
