@@ -5,6 +5,7 @@
 
 mod cases;
 mod chart;
+mod commands;
 mod compiled;
 mod first_call;
 mod highlights;

@@ -1,5 +1,6 @@
 //! The files that the records give: which, and whether they are what the records give today.
 
+use super::commands::Commands;
 use super::first_call::FirstCalls;
 use super::highlights::highlights;
 use super::join::{Peers, Report};
@@ -114,6 +115,7 @@ impl Places {
         let others = Others::read(&results, &cpu)?;
         let steps = Steps::read(&results.join("step.json"))?;
         let products = Products::read(&results.join("products.json"))?;
+        let commands = Commands::read(&cpu.join("commands.json"))?;
         let first_calls = FirstCalls::read(&results.join("first-call.json"))?;
         let runs = Runs::read(&results, &cpu, &at(&self.codegen))?;
         let learning = at(&self.learning);
@@ -142,6 +144,7 @@ impl Places {
         outputs.push(page(
             &at(&self.readme),
             &[
+                ("commands", commands.table()),
                 ("first-call", first_calls.sentence()?),
                 ("runs", runs.platforms()?),
                 ("step", steps.highlights()?),

@@ -24,8 +24,10 @@ pub fn check() -> Result {
     let book = render(false)?;
     let browser = setup::browser()?;
     let mut playground = cargo(["run", "--quiet", "--package", "flash-dma-tests"]);
+    // Without features, so that neither Burn nor CubeCL is built.
     playground
-        .args(["--bin", "playground", "--", "--book"])
+        .args(["--no-default-features", "--bin", "playground", "--"])
+        .arg("--book")
         .arg(book)
         .arg("--browser")
         .arg(browser);
