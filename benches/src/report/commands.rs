@@ -3,7 +3,6 @@
 use super::markdown::wrapped;
 use serde::Deserialize;
 use std::fmt::Write;
-use std::path::Path;
 
 /// `commands.json`.
 #[derive(Clone, Debug, Deserialize)]
@@ -25,17 +24,6 @@ struct Timed {
 }
 
 impl Commands {
-    /// Reads `commands.json`.
-    ///
-    /// # Errors
-    ///
-    /// If it is missing or malformed.
-    pub fn read(path: &Path) -> Result<Self, String> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|e| format!("cannot read {}: {e}", path.display()))?;
-        serde_json::from_str(&text).map_err(|e| format!("{}: {e}", path.display()))
-    }
-
     /// The README's table.
     #[must_use]
     pub fn table(&self) -> String {

@@ -1,5 +1,6 @@
 //! What models with each kind of selection learn: the rows of the example `recall`.
 
+use super::files::json;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -52,7 +53,7 @@ pub fn recall_tables(folder: &Path) -> Result<String, String> {
     files.sort();
     let mut tables = String::new();
     for file in files {
-        let rows = rows(&file)?;
+        let rows: Vec<RecallRow> = json(&file)?;
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         tables += &of_file(&name, &rows);
     }
@@ -65,13 +66,7 @@ pub fn recall_tables(folder: &Path) -> Result<String, String> {
 ///
 /// If the file is missing or malformed, or has a rate of an arm twice.
 pub fn recall_by_rate(file: &Path) -> Result<String, String> {
-    by_rate(&rows(file)?).map_err(|e| format!("{}: {e}", file.display()))
-}
-
-fn rows(file: &Path) -> Result<Vec<RecallRow>, String> {
-    let text = std::fs::read_to_string(file);
-    let text = text.map_err(|e| format!("cannot read {}: {e}", file.display()))?;
-    serde_json::from_str(&text).map_err(|e| format!("{}: {e}", file.display()))
+    by_rate(&json::<Vec<RecallRow>>(file)?).map_err(|e| format!("{}: {e}", file.display()))
 }
 
 /// The arms in the order of the chapter, and as it words them; others come behind by their names.

@@ -218,6 +218,29 @@ pub fn replace_section(page: &str, name: &str, content: &str) -> Result<String, 
     ))
 }
 
+/// Each value once, in the order of the first ones.
+pub(super) fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
+    let mut all = Vec::new();
+    for value in values {
+        if !all.contains(&value) {
+            all.push(value);
+        }
+    }
+    all
+}
+
+/// The least and the greatest of some numbers with `between` between them, e.g. `15 to 24`, or one number where both are
+/// the same in so many digits.
+pub(super) fn range(numbers: &[f64], digits: usize, between: &str) -> String {
+    let least = numbers.iter().copied().fold(f64::MAX, f64::min);
+    let most = numbers.iter().copied().fold(f64::MIN, f64::max);
+    let (least, most) = (format!("{least:.digits$}"), format!("{most:.digits$}"));
+    match least == most {
+        true => most,
+        false => format!("{least}{between}{most}"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -251,5 +274,11 @@ mod tests {
     fn times_have_three_digits() {
         let shown = [0.03968, 0.2394, 7.7196, 29.618, 262.96, 1170.4].map(ms);
         assert_eq!(shown, ["0.0397", "0.239", "7.72", "29.6", "263", "1170"]);
+    }
+
+    #[test]
+    fn equal_ends_are_one_number() {
+        assert_eq!(range(&[0.36, 0.4], 1, " to "), "0.4");
+        assert_eq!(range(&[23.8, 15.3, 20.0], 0, " to "), "15 to 24");
     }
 }

@@ -7,6 +7,7 @@ mod cases;
 mod chart;
 mod commands;
 mod compiled;
+mod files;
 mod first_call;
 mod highlights;
 mod join;

@@ -1,10 +1,10 @@
 //! The measurements of programs other than `bench`: decoding, masks and the CPU engine, each beside its peers.
 
 use super::cases::{DECODINGS, MASKS};
+use super::files::{json, json_lines};
 use crate::rows::DecodeRow;
 use crate::stats::Millis;
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use std::path::Path;
 
 /// A row of `peers-decode.jsonl`: dense attention of one token.
@@ -141,20 +141,4 @@ impl Others {
         let row = self.cpu.rows.iter().find(is)?;
         Some((row.ours_cpu_ms, row.flex_cpu_ms))
     }
-}
-
-fn text(path: &Path) -> Result<String, String> {
-    std::fs::read_to_string(path).map_err(|e| format!("cannot read {}: {e}", path.display()))
-}
-
-fn json<T: DeserializeOwned>(path: &Path) -> Result<T, String> {
-    serde_json::from_str(&text(path)?).map_err(|e| format!("{}: {e}", path.display()))
-}
-
-fn json_lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, String> {
-    let text = text(path)?;
-    let lines = text.lines().filter(|line| !line.trim().is_empty());
-    lines
-        .map(|line| serde_json::from_str(line).map_err(|e| format!("{}: {e}", path.display())))
-        .collect()
 }

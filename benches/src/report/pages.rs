@@ -1,6 +1,7 @@
 //! The files that the records give: which, and whether they are what the records give today.
 
 use super::commands::Commands;
+use super::files::{json, text};
 use super::first_call::FirstCalls;
 use super::highlights::highlights;
 use super::join::{Peers, Report};
@@ -114,9 +115,9 @@ impl Places {
         let report = self.report(&results)?;
         let others = Others::read(&results, &cpu)?;
         let steps = Steps::read(&results.join("step.json"))?;
-        let products = Products::read(&results.join("products.json"))?;
-        let commands = Commands::read(&cpu.join("commands.json"))?;
-        let first_calls = FirstCalls::read(&results.join("first-call.json"))?;
+        let products: Products = json(&results.join("products.json"))?;
+        let commands: Commands = json(&cpu.join("commands.json"))?;
+        let first_calls: FirstCalls = json(&results.join("first-call.json"))?;
         let runs = Runs::read(&results, &cpu, &at(&self.codegen))?;
         let learning = at(&self.learning);
         let tutorial = Tutorial::read(&learning)?;
@@ -170,12 +171,12 @@ impl Places {
     fn report(&self, results: &Path) -> Result<Report, String> {
         let mut rows: Vec<Row> = Vec::new();
         for file in &self.rows {
-            rows.extend::<Vec<Row>>(parse(&results.join(file))?);
+            rows.extend::<Vec<Row>>(json(&results.join(file))?);
         }
-        let peers = Peers::parse(&read(&results.join("peers.jsonl"))?)?;
+        let peers = Peers::parse(&text(&results.join("peers.jsonl"))?)?;
         let roof = results.join("roof.json");
         let roof: Option<Roof> = match roof.exists() {
-            true => Some(parse(&roof)?),
+            true => Some(json(&roof)?),
             false => None,
         };
         Ok(Report::new(rows, peers, roof))
@@ -185,7 +186,7 @@ impl Places {
 /// A page with the contents of its blocks: those between `<!-- bench-report: NAME -->` and the mark that ends it, or
 /// without `: NAME` where the name is empty.
 fn page(path: &Path, blocks: &[(&str, String)]) -> Result<Output, String> {
-    let mut text = read(path)?;
+    let mut text = text(path)?;
     for (name, content) in blocks {
         let mark = match *name {
             "" => MARK.into(),
@@ -203,14 +204,6 @@ fn page(path: &Path, blocks: &[(&str, String)]) -> Result<Output, String> {
     }
     let path = path.to_owned();
     Ok(Output { path, text })
-}
-
-fn read(path: &Path) -> Result<String, String> {
-    std::fs::read_to_string(path).map_err(|e| format!("cannot read {}: {e}", path.display()))
-}
-
-fn parse<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, String> {
-    serde_json::from_str(&read(path)?).map_err(|e| format!("{}: {e}", path.display()))
 }
 
 #[cfg(test)]

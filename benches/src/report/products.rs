@@ -1,10 +1,9 @@
 //! The book's table of the products of a training step.
 
-use super::markdown::wrapped;
+use super::markdown::{distinct, wrapped};
 use serde::Deserialize;
 use std::collections::BTreeSet;
 use std::fmt::Write;
-use std::path::Path;
 
 const PASSES: [&str; 3] = ["forward", "input", "weight"];
 
@@ -56,30 +55,13 @@ impl Maker {
 }
 
 impl Products {
-    /// Reads `products.json`.
-    ///
-    /// # Errors
-    ///
-    /// If it is missing or malformed.
-    pub fn read(path: &Path) -> Result<Self, String> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|e| format!("cannot read {}: {e}", path.display()))?;
-        serde_json::from_str(&text).map_err(|e| format!("{}: {e}", path.display()))
-    }
-
     /// A line for each layer's products by the rule, and for what was timed beside them.
     #[must_use]
     pub fn table(&self) -> String {
         let mut text = "| TFLOP/s | forward | gradient of the input | gradient of the weight |\n\
                         |---|---|---|---|\n"
             .to_owned();
-        let mut layers: Vec<&str> = Vec::new();
-        for row in &self.rows {
-            if !layers.contains(&&row.layer[..]) {
-                layers.push(&row.layer);
-            }
-        }
-        for layer in layers {
+        for layer in distinct(self.rows.iter().map(|row| &row.layer[..])) {
             for maker in [Maker::Ours, Maker::Burn, Maker::CubeK] {
                 let rates = PASSES.map(|pass| self.fastest(layer, pass, maker));
                 if rates.iter().all(Option::is_none) {

@@ -1,6 +1,6 @@
 //! What the book says of training steps beside its tables: first steps, autotune, and the step as it was.
 
-use super::markdown::wrapped;
+use super::markdown::{range, wrapped};
 use super::step_tables::{how, sequences};
 use super::steps::{StepRow, Steps, Told};
 
@@ -20,8 +20,8 @@ impl Steps {
              filled one, over all runs.",
             sequences(setting),
             how(setting),
-            range(&empty, 0),
-            range(&filled, 1)
+            range(&empty, 0, " to "),
+            range(&filled, 1, " to ")
         );
         Ok(format!("{}\n{}", wrapped(&first, ""), self.autotuned()?))
     }
@@ -39,10 +39,10 @@ impl Steps {
             "With Burn's autotune, which the tables are without, the same step took {} ms (`{commit}`), on another \
              host than the {:.1} ms without it (`{}`); its first step took {} s with a filled cache, and {:.0} s from \
              an empty one while {}.",
-            range(&steps, 1),
+            range(&steps, 1, " to "),
             beside.without_ms,
             beside.without_commit,
-            range(&seconds(&rows)?, 1),
+            range(&seconds(&rows)?, 1, " to "),
             beside.first_step_from_empty_s,
             beside.beside
         );
@@ -79,26 +79,9 @@ fn seconds(rows: &[&StepRow]) -> Result<Vec<f64>, String> {
     }
 }
 
-/// `15 to 24`, or one number where both are the same in so many digits.
-fn range(numbers: &[f64], digits: usize) -> String {
-    let least = numbers.iter().copied().fold(f64::MAX, f64::min);
-    let most = numbers.iter().copied().fold(f64::MIN, f64::max);
-    let (least, most) = (format!("{least:.digits$}"), format!("{most:.digits$}"));
-    match least == most {
-        true => most,
-        false => format!("{least} to {most}"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn equal_ends_are_one_number() {
-        assert_eq!(range(&[0.36, 0.4], 1), "0.4");
-        assert_eq!(range(&[23.8, 15.3, 20.0], 0), "15 to 24");
-    }
 
     #[test]
     fn empty_and_filled_caches_are_told_apart_and_autotune_from_both() {

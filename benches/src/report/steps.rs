@@ -1,5 +1,6 @@
 //! The rows of `step.json`: which run stands for a setting.
 
+use super::files::text;
 use crate::stats::Millis;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -163,9 +164,7 @@ impl Steps {
     ///
     /// If it is missing or malformed.
     pub fn read(path: &Path) -> Result<Self, String> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|e| format!("cannot read {}: {e}", path.display()))?;
-        Self::parse(&text).map_err(|e| format!("{}: {e}", path.display()))
+        Self::parse(&text(path)?).map_err(|e| format!("{}: {e}", path.display()))
     }
 
     /// A run is the rows of one number and one commit; a peer's row, which has none, is of the run before it.

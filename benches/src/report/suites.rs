@@ -1,7 +1,7 @@
 //! What ran where: the runs of suites and of the fuzzer.
 
+use super::files::{json, text};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use std::path::Path;
 
 #[derive(Deserialize)]
@@ -111,14 +111,6 @@ impl Runs {
             codegen: text(codegen)?,
         })
     }
-}
-
-fn text(path: &Path) -> Result<String, String> {
-    std::fs::read_to_string(path).map_err(|e| format!("cannot read {}: {e}", path.display()))
-}
-
-fn json<T: DeserializeOwned>(path: &Path) -> Result<T, String> {
-    serde_json::from_str(&text(path)?).map_err(|e| format!("{}: {e}", path.display()))
 }
 
 #[cfg(test)]

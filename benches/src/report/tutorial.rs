@@ -1,8 +1,8 @@
 //! What the models of the book's tutorial learn: the rows of the example `tutorial`.
 
-use super::markdown::wrapped;
+use super::files::json;
+use super::markdown::{distinct, range, wrapped};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use std::fmt::Write;
 use std::path::Path;
 
@@ -83,14 +83,8 @@ impl Tutorial {
                 let mut runs = runs.iter().filter(|run| run.seed == seed);
                 runs.next().map(|run| run.right)
             })?;
-            let times = runs.iter().map(|run| run.seconds.round());
-            let (least, most) = times.fold((f64::MAX, f64::MIN), |(least, most), time| {
-                (least.min(time), most.max(time))
-            });
-            let seconds = match least == most {
-                true => format!("{most:.0}"),
-                false => format!("{least:.0}–{most:.0}"),
-            };
+            let times: Vec<f64> = runs.iter().map(|run| run.seconds.round()).collect();
+            let seconds = range(&times, 0, "–");
             let _ = writeln!(
                 text,
                 "| {} | {} | {} |{answers} {seconds} |",
@@ -169,23 +163,6 @@ fn of_seeds(
         let _ = write!(cells, " {:.1} % |", 100.0 * right);
     }
     Ok(cells)
-}
-
-/// Each value once, in the order of the first ones.
-fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
-    let mut all = Vec::new();
-    for value in values {
-        if !all.contains(&value) {
-            all.push(value);
-        }
-    }
-    all
-}
-
-fn json<T: DeserializeOwned>(path: &Path) -> Result<T, String> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|e| format!("cannot read {}: {e}", path.display()))?;
-    serde_json::from_str(&text).map_err(|e| format!("{}: {e}", path.display()))
 }
 
 #[cfg(test)]
