@@ -3,11 +3,11 @@
 use crate::kernel::{KeptKeysLaunch, RowsLaunch, ScalingLaunch, mass_kernel};
 use cubecl::client::Client;
 use cubecl::ir::features::TypeUsage;
-use cubecl::ir::{ElemType, FloatKind};
 use cubecl::prelude::*;
 use flash_dma_kernels::internals::tiles::{Blueprint, Kernel};
-use flash_dma_kernels::{AttentionError, ElementType, Problem, Selection, contiguous_strides};
-use flash_dma_problem::{TensorName, TensorSpec};
+use flash_dma_kernels::internals::{Layout, check_tensor, elem_type, vector_size};
+use flash_dma_kernels::{AttentionError, Problem, Selection, contiguous_strides};
+use flash_dma_problem::TensorName;
 
 /// The inputs of [`attention_mass`], shaped as the problem says.
 #[derive(Clone, Debug)]
@@ -97,7 +97,7 @@ pub fn attention_mass_in(
             cubes,
             blueprint.cube_dim(),
             typed.into_iter().chain(address).max().unwrap_or_default(),
-            vector_size([q, k], p.element.size()),
+            vector_size(&[q, k], p.element.size()),
             RowsLaunch::new(arg(q), arg(k), arg(&inputs.lse)),
             KeptKeysLaunch::new(arg(scores), arg(intervals)),
             arg(mass),
@@ -121,11 +121,15 @@ impl MassInputs {
         let Selection {
             scores, intervals, ..
         } = &self.selection;
-        check_tensor(TensorName::Query, &self.q, &p.q_shape(), size)?;
-        check_tensor(TensorName::Key, &self.k, &p.kv_shape(), size)?;
-        check_words(TensorName::Scores, scores, &p.scores_shape())?;
-        check_words(TensorName::Intervals, intervals, &p.intervals_shape())?;
-        check_words(TensorName::Lse, &self.lse, &p.lse_shape())?;
+        let strided = Layout::Strided;
+        check_tensor(TensorName::Query, &self.q, &p.q_shape(), size, strided)?;
+        check_tensor(TensorName::Key, &self.k, &p.kv_shape(), size, strided)?;
+        let words = |name, tensor, shape: &[usize]| {
+            check_tensor(name, tensor, shape, 4, Layout::Contiguous)
+        };
+        words(TensorName::Scores, scores, &p.scores_shape())?;
+        words(TensorName::Intervals, intervals, &p.intervals_shape())?;
+        words(TensorName::Lse, &self.lse, &p.lse_shape())?;
         let used = TypeUsage::Buffer | TypeUsage::Conversion;
         let usage = client.properties().type_usage(elem_type(p.element));
         if !usage.is_superset(used) {
@@ -137,55 +141,13 @@ impl MassInputs {
     // ANCHOR_END: check
 }
 
-/// Checks shape, strides and buffer of a tensor with elements of `size` bytes.
-fn check_tensor(
-    name: TensorName,
-    tensor: &TensorBinding,
-    shape: &[usize],
-    size: usize,
-) -> Result<(), AttentionError> {
-    let spec = TensorSpec {
-        name,
-        shape: &tensor.shape[..],
-        strides: &tensor.strides[..],
-    };
-    spec.check(shape)?;
-    let needed = spec.required_len().unwrap_or(usize::MAX);
-    let actual = tensor.handle.size_in_used() as usize / size;
-    if needed > actual {
-        let tensor = name;
-        return Err(AttentionError::Buffer {
-            tensor,
-            needed,
-            actual,
-        });
-    }
-    Ok(())
-}
-
-/// Checks a contiguous tensor of 32-bit words.
-fn check_words(
-    name: TensorName,
-    tensor: &TensorBinding,
-    shape: &[usize],
-) -> Result<(), AttentionError> {
-    check_tensor(name, tensor, shape, 4)?;
-    if !is_contiguous(tensor) {
-        return Err(AttentionError::Strides {
-            tensor: name,
-            strides: tensor.strides.to_vec(),
-        });
-    }
-    Ok(())
-}
-
 fn check_mass(problem: &Problem, mass: &TensorBinding) -> Result<(), MassError> {
     let (expected, len) = (
         problem.scores_shape(),
         mass.handle.size_in_used() as usize / 4,
     );
     if mass.shape[..] != expected
-        || !is_contiguous(mass)
+        || !contiguous_strides(&mass.shape).eq(mass.strides.iter().copied())
         || expected.iter().product::<usize>() > len
     {
         return Err(MassError::Mass {
@@ -195,10 +157,6 @@ fn check_mass(problem: &Problem, mass: &TensorBinding) -> Result<(), MassError> 
         });
     }
     Ok(())
-}
-
-fn is_contiguous(tensor: &TensorBinding) -> bool {
-    contiguous_strides(&tensor.shape).eq(tensor.strides.iter().copied())
 }
 
 /// One cube per tile of keys, kv head and sequence.
@@ -226,21 +184,4 @@ fn check_grid(
     }
     let [x, y, z] = cubes.map(|size| size as u32);
     Ok(CubeCount::Static(x, y, z))
-}
-
-/// The elements that are read at once: four where every row begins at a multiple of four.
-fn vector_size(tensors: [&TensorBinding; 2], size: usize) -> usize {
-    let aligned = tensors.iter().all(|tensor| {
-        let offset = tensor.handle.offset_start.unwrap_or(0) as usize;
-        tensor.strides[..3].iter().all(|s| s.is_multiple_of(4)) && offset.is_multiple_of(4 * size)
-    });
-    if aligned { 4 } else { 1 }
-}
-
-fn elem_type(element: ElementType) -> ElemType {
-    ElemType::Float(match element {
-        ElementType::F32 => FloatKind::F32,
-        ElementType::F16 => FloatKind::F16,
-        ElementType::Bf16 => FloatKind::BF16,
-    })
 }

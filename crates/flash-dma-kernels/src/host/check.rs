@@ -9,7 +9,7 @@ use cubecl::prelude::TensorBinding;
 use flash_dma_problem::{AttentionError, ElementType, Problem, TensorName, TensorSpec};
 
 /// The CubeCL type of an element type.
-pub(crate) fn elem_type(element: ElementType) -> ElemType {
+pub fn elem_type(element: ElementType) -> ElemType {
     ElemType::Float(match element {
         ElementType::F32 => FloatKind::F32,
         ElementType::F16 => FloatKind::F16,
@@ -19,7 +19,7 @@ pub(crate) fn elem_type(element: ElementType) -> ElemType {
 
 /// The layout of a tensor in its buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Layout {
+pub enum Layout {
     /// Any strides with a contiguous last axis.
     Strided,
     /// Row-major without gaps.
@@ -36,7 +36,11 @@ pub(crate) fn queries_before_heads(rows: &TensorBinding) -> bool {
 }
 
 /// Checks shape, strides and buffer of a tensor whose elements have `size` bytes.
-pub(crate) fn check_tensor(
+///
+/// # Errors
+///
+/// An [`AttentionError`] that names the tensor.
+pub fn check_tensor(
     name: TensorName,
     tensor: &TensorBinding,
     shape: &[usize],
@@ -268,7 +272,7 @@ pub(crate) fn check_grid(
 
 /// The widest vector in which all of `tensors` (elements of `size` bytes) can be read: rows must start at a multiple of
 /// its size.
-pub(crate) fn vector_size(tensors: &[&TensorBinding], size: usize) -> usize {
+pub fn vector_size(tensors: &[&TensorBinding], size: usize) -> usize {
     let aligned = tensors.iter().all(|tensor| {
         let outer = tensor.strides.len() - 1;
         let offset = tensor.handle.offset_start.unwrap_or(0) as usize;
