@@ -54,7 +54,7 @@ fn main() {
         for &seed in &seeds {
             println!("\n{}, window {}, seed {seed}", arm.name, arm.window);
             let start = Instant::now();
-            let (_, outcome) = train(arm, seed, steps, |step, loss, now| {
+            let outcome = train(arm, seed, steps, |step, loss, now| {
                 println!(
                     "step {step:4}  loss {loss:.3}  facts kept {:5.1} %  answers {:5.1} %",
                     100.0 * now.kept,

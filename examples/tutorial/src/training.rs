@@ -96,13 +96,13 @@ pub struct Outcome {
 }
 
 // ANCHOR: train
-/// Trains a model and returns it with what it reaches; `report` is told of every 50th step.
+/// Trains a model and returns what it reaches; `report` is told of every 50th step.
 pub fn train(
     arm: Arm,
     seed: u64,
     steps: usize,
     mut report: impl FnMut(usize, f32, &Outcome),
-) -> (Model, Outcome) {
+) -> Outcome {
     let device = Device::flex().autodiff();
     let mut random = Random(seed);
     let mut model = Model::seeded(seed, &device);
@@ -121,8 +121,7 @@ pub fn train(
         let gradients = GradientsParams::from_grads(gradients, &model);
         model = optimizer.step(arm.rate.at(step, steps), model, gradients);
     }
-    let outcome = evaluate(&model, arm.scores, &selector);
-    (model, outcome)
+    evaluate(&model, arm.scores, &selector)
 }
 // ANCHOR_END: train
 

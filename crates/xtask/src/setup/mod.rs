@@ -50,7 +50,6 @@ pub fn run(needs: Needs) -> Result {
     } = plan(&facts)?;
 
     if !packages.is_empty() {
-        println!("setup: installing {}", packages.join(" "));
         install(&packages, privilege)?;
     }
     let prefix = facts.prefix.display();
@@ -81,9 +80,7 @@ pub fn vulkan() -> Result {
         return Ok(());
     }
     let packages = facts::missing(&VULKAN_PACKAGES);
-    let privilege = facts::rights().to_install(&packages)?;
-    println!("setup: installing {}", packages.join(" "));
-    install(&packages, privilege)
+    install(&packages, facts::rights().to_install(&packages)?)
 }
 
 /// A browser that runs without a window: one of [`BROWSERS`], or else the distribution's Chromium, which is installed.
@@ -100,7 +97,6 @@ pub fn browser() -> Result<&'static str> {
         return Ok(browser);
     }
     let privilege = facts::rights().to_install(&BROWSER_PACKAGES)?;
-    println!("setup: installing {}", BROWSER_PACKAGES.join(" "));
     install(&BROWSER_PACKAGES, privilege)?;
     found().ok_or_else(|| "Chromium is installed and does not run".into())
 }
@@ -119,6 +115,7 @@ const BROWSER_PACKAGES: [&str; 1] = ["chromium"];
 const VULKAN_PACKAGES: [&str; 2] = ["libvulkan1", "mesa-vulkan-drivers"];
 
 fn install(packages: &[&str], privilege: Privilege) -> Result {
+    println!("setup: installing {}", packages.join(" "));
     let apt = |args: &[&str]| {
         let mut command = match privilege {
             Privilege::Root => Command::new("apt-get"),

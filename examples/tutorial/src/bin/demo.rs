@@ -111,7 +111,7 @@ fn three(steps: usize) -> [Outcome; 3] {
                 );
             }
         };
-        train(arm, SEED, steps, report).1
+        train(arm, SEED, steps, report)
     };
     thread::scope(|scope| {
         let arms = [Arm::LEARNED, Arm::RANDOM, Arm::DENSE];
