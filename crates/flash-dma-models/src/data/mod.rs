@@ -1,0 +1,1 @@
+//! Text to token files, packing into fixed lengths, batches that resume.

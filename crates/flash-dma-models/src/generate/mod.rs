@@ -1,0 +1,1 @@
+//! Generation: samplers, batches of prompts, beams, speculative decoding.

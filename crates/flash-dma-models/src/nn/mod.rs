@@ -1,0 +1,1 @@
+//! Decoder blocks and what they are made of.
