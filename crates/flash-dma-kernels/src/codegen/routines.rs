@@ -111,3 +111,20 @@ fn large_products_are_served_by_tensor_cores() {
         }
     });
 }
+
+/// A product is computed once, whatever else would serve it.
+#[test]
+fn the_standard_routine_is_one_launch() {
+    let client = recorder::client(Gpu::H200);
+    for (size, element) in [
+        ([64, 64, 64], Bf16),
+        ([1, 1024, 256], Bf16),
+        ([33, 7, 65], F32),
+    ] {
+        let launched = recorder::record(&client, |client| {
+            let operands = operands(client, size, [false; 2], element);
+            assert!(served(client, &operands, Route::Standard, 1));
+        });
+        assert_eq!(launched.len(), 1, "{size:?} {element:?}");
+    }
+}

@@ -17,7 +17,8 @@ pub enum Engine {
 }
 
 /// The environment variable that restricts the choice of engines, for comparisons: `portable` excludes the tensor
-/// cores, `mma` the `wgmma` engine, in both passes of the whole process. Read at every call.
+/// cores, `mma` the `wgmma` engine, in attention and in products of the whole process. Products in f32 are then exact
+/// to f32 with `portable`, where tensor cores would multiply in TF32. Read at every call.
 pub const ENGINE_VARIABLE: &str = "FLASH_DMA_ENGINE";
 
 impl Engine {
@@ -32,6 +33,11 @@ impl Engine {
                 what: format!("{ENGINE_VARIABLE}={other} (portable, mma or wgmma)"),
             }),
         }
+    }
+
+    /// Whether [`ENGINE_VARIABLE`] leaves it in.
+    pub(crate) fn is_allowed(self) -> bool {
+        self == Self::Portable || Self::tensor_cores().is_ok_and(|engines| engines.contains(&self))
     }
 
     /// The first engine for which `of` returns a configuration, and that; [`Engine::Portable`] is tried last.

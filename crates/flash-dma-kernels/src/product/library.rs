@@ -2,6 +2,7 @@
 
 use super::operands::Operands;
 use crate::host::check::elem_type;
+use crate::host::engine::Engine;
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 use cubek_matmul::definition::{MatmulElems, MatmulGlobalElems, MatmulProblem};
@@ -202,16 +203,22 @@ impl LibraryProduct {
 
     /// Launches what Burn's products take without autotune, or returns why nothing serves.
     ///
-    /// It is CubeK's `Strategy::Auto`, but what refuses a product is followed by the next routine where that panics.
+    /// It is CubeK's `Strategy::Auto`, but what refuses a product is followed by the next routine where that panics, and
+    /// [`ENGINE_VARIABLE`](crate::host::engine::ENGINE_VARIABLE) may exclude the tensor cores.
     pub(super) fn standard(&self, client: &Client) -> Result<(), String> {
         use multi_level::Strategy as Kind;
         let tensor_cores = Kind::SimpleCyclicCmma(BlueprintStrategy::default());
         let units = Kind::SimpleUnit(BlueprintStrategy::default());
-        [tensor_cores, units, Kind::Naive]
-            .into_iter()
-            .map(|kind| self.launch(client, &kind.into()))
-            .reduce(Result::or)
-            .unwrap_or_else(|| Err("there is no routine".into()))
+        let mut refused = Vec::new();
+        let kinds = [tensor_cores, units, Kind::Naive];
+        let excluded = usize::from(!Engine::Mma.is_allowed());
+        for kind in kinds.into_iter().skip(excluded) {
+            match self.launch(client, &kind.into()) {
+                Ok(()) => return Ok(()),
+                Err(why) => refused.push(why),
+            }
+        }
+        Err(refused.join("; "))
     }
 
     fn launch(&self, client: &Client, strategy: &Strategy) -> Result<(), String> {

@@ -10,7 +10,8 @@
 //! | [`Route::Library`] | CubeK, `library.rs` | whatever its routine accepts |
 //! | [`Route::Standard`] | CubeK, as Burn chooses it without autotune | everything |
 //!
-//! f32 operands always take [`Route::Standard`]: as in Burn, a device with tensor cores then multiplies in TF32.
+//! f32 operands always take [`Route::Standard`]: as in Burn, a device with tensor cores then multiplies
+//! in TF32, unless [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE) excludes them.
 
 mod library;
 mod operands;

@@ -3,6 +3,7 @@
 use super::library::Routine;
 use super::operands::{Operands, Sizes};
 use super::wgmma::{Tile, serves};
+use crate::host::engine::Engine;
 use cubecl::client::Client;
 use flash_dma_problem::ElementType;
 
@@ -51,7 +52,8 @@ const LARGE: usize = 1 << 27;
 impl Choice {
     /// The choices for a product on a device, the best first. The last one serves every product.
     ///
-    /// It reads sizes, strides and element types, and nothing that changes between two calls: the same product always
+    /// It reads sizes, strides, element types and [`ENGINE_VARIABLE`](crate::host::engine::ENGINE_VARIABLE), and nothing
+    /// that changes between two calls: the same product always
     /// takes the same kernel, so that repeats are bit-equal.
     #[must_use]
     pub fn of(client: &Client, operands: &Operands) -> Vec<Self> {
@@ -64,7 +66,7 @@ impl Choice {
         };
         let mut choices = Vec::new();
         let large = sizes.m.saturating_mul(sizes.n).saturating_mul(sizes.k) >= LARGE;
-        if operands.element != ElementType::F32 && large {
+        if operands.element != ElementType::F32 && large && Engine::Wgmma.is_allowed() {
             let tile = Tile::for_columns(sizes.n);
             if serves(client.properties(), operands) {
                 choices.push(with(Route::Wgmma(tile)));
