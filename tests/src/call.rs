@@ -19,6 +19,22 @@ pub enum Layout {
     Broadcast,
 }
 
+/// The tokens `picks` of contiguous `[rows, len, width]`.
+pub fn picked(
+    values: &[f64],
+    len: usize,
+    width: usize,
+    picks: impl Iterator<Item = usize> + Clone,
+) -> Vec<f64> {
+    let mut all = Vec::new();
+    for row in values.chunks_exact(len * width) {
+        for pick in picks.clone() {
+            all.extend_from_slice(&row[pick * width..(pick + 1) * width]);
+        }
+    }
+    all
+}
+
 /// A tensor: `values[sum(index * strides)]`.
 #[derive(Clone, Debug)]
 pub struct Raw {

@@ -63,8 +63,9 @@ mod view;
 pub use args::{Gradients, Inputs, MaskedGradients, MaskedInputs, Outputs, Saved, Selection};
 pub use element::Element;
 pub use flash_dma_problem::{
-    AppendProblem, AttentionError, AttentionOptions, CacheShape, DecodeProblem, ElementType,
-    Interval, KeptKeys, MaskedProblem, NormProblem, PlanGeometry, Problem, Rotary, SelectionRule,
+    AppendProblem, Appending, AttentionError, AttentionOptions, CacheShape, DecodeProblem,
+    ElementType, Interval, KeptKeys, MaskedProblem, NormProblem, PlanGeometry, Problem, Rotary,
+    SelectionRule,
 };
 pub use masked::{masked_backward, masked_forward, plan, plan_ranges};
 pub use norm::{NormGradients, NormParameters, norm_backward, norm_forward};

@@ -32,9 +32,9 @@ pub use decode::append::{append, append_pages};
 pub use decode::args::{Cache, ChunkOutputs, Pages, Slots, StepInputs, StepOutputs, Tokens};
 pub use decode::chunk::chunk_keys;
 pub use flash_dma_problem::{
-    AppendProblem, AttentionError, AttentionOptions, CacheShape, DecodeProblem, ElementType,
-    KeptKeys, MaskedProblem, NormProblem, PlanGeometry, Problem, Rotary, SelectionRule, Storage,
-    contiguous_strides, memory::Passes,
+    AppendProblem, Appending, AttentionError, AttentionOptions, CacheShape, DecodeProblem,
+    ElementType, KeptKeys, MaskedProblem, NormProblem, PlanGeometry, Problem, Rotary,
+    SelectionRule, Storage, contiguous_strides, memory::Passes,
 };
 pub use host::engine::{ENGINE_VARIABLE, Engine};
 pub use host::faults::check;

@@ -70,6 +70,16 @@ pub struct AppendProblem {
     pub tokens: usize,
 }
 
+/// When the tokens of a decode step are appended to its cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Appending {
+    /// By the step.
+    #[default]
+    Now,
+    /// Not by the step, which leaves the cache as it is: who attends to a guess appends what is right of it.
+    Later,
+}
+
 /// A decode step: new tokens attend to the keys of the cache and to each other, and are appended.
 ///
 /// Query `t` of the step sees exactly what it would if the tokens were decoded one at a time: the keys of the cache and
@@ -86,6 +96,8 @@ pub struct DecodeProblem {
     pub scale: f32,
     /// Cap of the scaled product.
     pub softcap: Option<f32>,
+    /// When the tokens are appended; by the step, unless [`with_appending`](Self::with_appending) says otherwise.
+    pub appending: Appending,
 }
 
 impl CacheShape {
@@ -350,6 +362,7 @@ impl CacheShape {
             q_heads,
             scale,
             softcap: options.softcap,
+            appending: Appending::Now,
         })
     }
 
@@ -381,6 +394,12 @@ impl AppendProblem {
 }
 
 impl DecodeProblem {
+    /// The same step, whose tokens are appended as given.
+    #[must_use]
+    pub fn with_appending(self, appending: Appending) -> Self {
+        Self { appending, ..self }
+    }
+
     /// Shape of `q` and `out`.
     #[must_use]
     pub fn q_shape(&self) -> [usize; 4] {
@@ -418,8 +437,12 @@ impl DecodeProblem {
         let AppendProblem { cache, tokens } = self.append;
         let size = cache.element.size() * cache.head_dim;
         let key = 2 * size + if cache.has_scores() { 4 } else { 0 };
-        // New rows are read and written.
-        let rows = cache.batch * cache.kv_heads * (keys * key + 2 * tokens * key);
+        // New rows are read, and written if they are appended.
+        let moves = match self.appending {
+            Appending::Now => 2,
+            Appending::Later => 1,
+        };
+        let rows = cache.batch * cache.kv_heads * (keys + moves * tokens) * key;
         (rows + cache.batch * self.q_heads * tokens * (2 * size + 4)) as u128
     }
 

@@ -400,6 +400,34 @@ pub enum AttentionError {
         /// Sequences of the cache.
         batch: usize,
     },
+    /// A call that would change or save a cache while tokens wait beside it.
+    #[error("{waiting} tokens wait beside the cache: accept those that stay, or none, before this")]
+    TokensWait {
+        /// Tokens per sequence that wait.
+        waiting: usize,
+    },
+    /// An accept of a cache that does not hold its tokens.
+    #[error("the cache does not hold: call hold before the step whose tokens are to wait")]
+    NotHolding,
+    /// More accepted tokens than wait.
+    #[error("{count} tokens cannot be accepted: {waiting} wait beside the cache")]
+    TooManyAccepted {
+        /// Tokens per sequence that were accepted.
+        count: usize,
+        /// Tokens per sequence that wait.
+        waiting: usize,
+    },
+    /// Nothing to join.
+    #[error("there are no caches to join")]
+    NoCaches,
+    /// Caches that are not of one kind cannot be one.
+    #[error("cache {index} cannot be joined to cache 0: they differ in their {what}")]
+    JoinedCaches {
+        /// Which of the caches, from 0.
+        index: usize,
+        /// What is different, in words.
+        what: &'static str,
+    },
     /// A tensor tracked by autodiff in an operation without gradients.
     #[error(
         "{tensor} is tracked by autodiff, but a cache has no gradients: use it without autodiff"
@@ -476,7 +504,8 @@ kinds! {
     DocumentBatch DocumentTokens DocumentCounts MaskedSelection CumulativeLengths IntervalBounds
     ScoresWithoutIntervals ScoresGradient RankGradient Residual Scale Softcap Epsilon
     NormOperand Positions PagesFull EmptyPages CacheScores
-    CacheWindow CacheNotCausal PagesUsed Sequence Tracked Record TooLarge Unsupported DeviceFailed SecondOrder
+    CacheWindow CacheNotCausal PagesUsed Sequence TokensWait NotHolding TooManyAccepted NoCaches JoinedCaches
+    Tracked Record TooLarge Unsupported DeviceFailed SecondOrder
 }
 
 impl AttentionError {

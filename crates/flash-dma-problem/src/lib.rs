@@ -34,7 +34,7 @@ mod options;
 mod problem;
 mod rule;
 
-pub use cache::{AppendProblem, CacheShape, DecodeProblem, MAX_DECODE_TOKENS, Storage};
+pub use cache::{AppendProblem, Appending, CacheShape, DecodeProblem, MAX_DECODE_TOKENS, Storage};
 pub use error::{AttentionError, TensorName};
 pub use interval::Interval;
 pub use masked::{MaskedProblem, PlanGeometry};

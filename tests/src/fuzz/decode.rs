@@ -1,6 +1,7 @@
 //! Decoding a problem's tokens over a cache, in its pieces.
 
-use super::spec::{Decoding, Spec};
+use super::spec::{Decoding, MAX_STEP, Spec};
+use crate::call::picked;
 use crate::engines::Cpu;
 use crate::{Engine, Outputs};
 use core::ops::Range;
@@ -48,14 +49,6 @@ impl Decoder for Cpu {
     }
 }
 
-/// The tokens of `range` of contiguous `[rows, len, width]`.
-pub(super) fn tokens(values: &[f64], len: usize, width: usize, range: &Range<usize>) -> Vec<f64> {
-    let rows = values.chunks_exact(len * width);
-    rows.flat_map(|row| &row[range.start * width..range.end * width])
-        .copied()
-        .collect()
-}
-
 /// The expected results of a step of these tokens: the last rows of one pass over everything up to its end.
 ///
 /// # Panics
@@ -71,11 +64,17 @@ pub fn prefix(spec: &Spec, all: &Inputs, step: &Range<usize>) -> Inputs {
     let held = 0..step.end;
     Inputs {
         problem: problem.expect("a part of a problem is one"),
-        q: tokens(&all.q, len, dim, step),
-        k: tokens(&all.k, len, dim, &held),
-        v: tokens(&all.v, len, dim, &held),
-        scores: (all.scores.as_ref()).map(|z| tokens(z, len, 1, &held)),
+        q: picked(&all.q, len, dim, step.clone()),
+        k: picked(&all.k, len, dim, held.clone()),
+        v: picked(&all.v, len, dim, held.clone()),
+        scores: (all.scores.as_ref()).map(|z| picked(z, len, 1, held.clone())),
     }
+}
+
+/// The wrong tokens behind those of a piece, in a sequence of `len` tokens; `None` for a piece that is no guess.
+fn wrong_behind(decoding: &Decoding, piece: usize, len: usize) -> Option<usize> {
+    let room = MAX_STEP.checked_sub(piece)?;
+    Some(decoding.wrong?.min(room).min(len))
 }
 
 /// The ranges of tokens of the steps.

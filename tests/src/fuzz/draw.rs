@@ -439,5 +439,6 @@ fn decoded(rng: &mut Rng) -> What {
         scores,
         prefill,
         pieces: pieces[..count].to_vec(),
+        wrong: (rng.below(3) == 0).then(|| rng.below(MAX_STEP)),
     })
 }

@@ -211,6 +211,10 @@ fn simpler_decoding(decoding: &Decoding) -> Vec<Decoding> {
     }
     with(&|d| d.pieces.truncate(1));
     with(&|d| d.pieces.truncate(d.pieces.len() - 1));
+    with(&|d| d.wrong = None);
+    for n in decoding.wrong.into_iter().flat_map(less) {
+        with(&|d| d.wrong = Some(n));
+    }
     for n in 0..decoding.pieces.len() {
         with(&|d| {
             d.pieces.remove(n);

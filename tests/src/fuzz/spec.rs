@@ -129,6 +129,9 @@ pub struct Decoding {
     /// Tokens of each step. One of more than [`MAX_STEP`] is a chunk: a forward pass over what the slots hold and the
     /// tokens, which are then appended.
     pub pieces: Vec<usize>,
+    /// Tokens that each decode step attends with beyond its own, as far as it has room for them: a guess that went wrong
+    /// there. The step appends nothing, and its own tokens are accepted then. Without, steps append their tokens.
+    pub wrong: Option<usize>,
 }
 
 /// The most tokens of a decode step.

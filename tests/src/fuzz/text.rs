@@ -121,7 +121,11 @@ impl fmt::Display for Decoding {
             write!(f, " scores={:?}", self.scores)?;
         }
         let pieces: Vec<String> = self.pieces.iter().map(ToString::to_string).collect();
-        write!(f, " prefill={} pieces={}", self.prefill, pieces.join("+"))
+        write!(f, " prefill={} pieces={}", self.prefill, pieces.join("+"))?;
+        match self.wrong {
+            Some(wrong) => write!(f, " wrong={wrong}"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -223,6 +227,7 @@ impl<'a> Reader<'a> {
             scores: scores.unwrap_or(Scores::Normal),
             prefill: self.number("prefill")?,
             pieces: pieces.collect::<Result<_, _>>()?,
+            wrong: self.maybe("wrong")?,
         })
     }
 }

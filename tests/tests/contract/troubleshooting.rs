@@ -92,6 +92,16 @@ fn errors() -> Vec<E> {
         E::Record {
             reason: "..".into(),
         },
+        E::TokensWait { waiting: 4 },
+        E::TooManyAccepted {
+            count: 5,
+            waiting: 4,
+        },
+        E::NotHolding,
+        E::JoinedCaches {
+            index: 1,
+            what: "sizes",
+        },
         E::TooLarge {
             what: "the number of tokens with rotary positions",
             size: 4096,

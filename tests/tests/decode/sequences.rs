@@ -116,6 +116,26 @@ impl Sequences {
         self.histories[sequence] = self.empty();
     }
 
+    /// Drops the last `count` tokens of every sequence.
+    pub fn take_back(&mut self, count: usize) {
+        let dim = self.shape.dim;
+        let heads = |all: &mut Vec<Vec<f64>>, width| {
+            for head in all {
+                head.truncate(head.len() - count * width);
+            }
+        };
+        for history in &mut self.histories {
+            heads(&mut history.k, dim);
+            heads(&mut history.v, dim);
+            heads(&mut history.scores, 1);
+        }
+    }
+
+    /// The sequences of both, those of `others` behind.
+    pub fn join(&mut self, others: Self) {
+        self.histories.extend(others.histories);
+    }
+
     fn next_score(&mut self, sequence: usize, head: usize) -> f64 {
         while self.coming.len() <= sequence {
             self.coming.push(vec![Vec::new(); self.shape.kv_heads]);

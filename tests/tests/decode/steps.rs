@@ -25,7 +25,7 @@ flash_dma_tests::kernel_engines!(
     repeats_are_bit_equal,
 );
 
-fn types<T: Target>(kernels: &Kernels<T>) -> Vec<ElementType> {
+pub(super) fn types<T: Target>(kernels: &Kernels<T>) -> Vec<ElementType> {
     let all = [F32, Bf16, F16];
     all.into_iter().filter(|&e| kernels.supports(e)).collect()
 }

@@ -1,8 +1,10 @@
 //! The configurations of the caches.
 
+use super::paged::PagedCache;
 use super::tokens::cache_element;
+use crate::validate::expect;
 use burn::config::Config;
-use burn::tensor::FloatDType;
+use burn::tensor::{Device, FloatDType};
 use flash_dma_problem::{AttentionError, AttentionOptions, CacheShape, SelectionRule};
 
 /// Sizes and options of a [`DynamicMaskCache`](super::DynamicMaskCache).
@@ -111,6 +113,25 @@ pub struct PagedCacheConfig {
 }
 
 impl PagedCacheConfig {
+    /// The empty cache.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_init`](Self::try_init) returns an error, with that error's text.
+    #[must_use]
+    pub fn init(&self, device: &Device) -> PagedCache {
+        expect(self.try_init(device))
+    }
+
+    /// Like [`init`](Self::init), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError`] if the sizes, the element type or the options are refused.
+    pub fn try_init(&self, device: &Device) -> Result<PagedCache, AttentionError> {
+        PagedCache::try_new(self, device)
+    }
+
     /// The greatest number of pages per sequence.
     pub(crate) fn max_pages(&self) -> usize {
         self.max_len.div_ceil(self.page_len.max(1))

@@ -127,11 +127,63 @@ impl AttentionCache {
     ///
     /// # Panics
     ///
-    /// If there is no such sequence.
+    /// If [`try_reset`](Self::try_reset) returns an error, with that error's text.
     pub fn reset(&mut self, sequence: usize) {
+        expect(self.try_reset(sequence));
+    }
+
+    /// Like [`reset`](Self::reset), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`DynamicMaskCache::try_reset`].
+    pub fn try_reset(&mut self, sequence: usize) -> Result<(), AttentionError> {
         match self {
-            Self::DynamicMask(cache) => cache.reset(sequence),
-            Self::Paged(cache) => cache.reset(sequence),
+            Self::DynamicMask(cache) => cache.try_reset(sequence),
+            Self::Paged(cache) => cache.try_reset(sequence),
+        }
+    }
+
+    /// The sequences of several caches as those of one, in the order given: see [`DynamicMaskCache::cat`].
+    ///
+    /// # Panics
+    ///
+    /// If [`try_cat`](Self::try_cat) returns an error, with that error's text.
+    #[must_use]
+    pub fn cat(caches: Vec<Self>) -> Self {
+        expect(Self::try_cat(caches))
+    }
+
+    /// Like [`cat`](Self::cat), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`DynamicMaskCache::try_cat`], and [`AttentionError::JoinedCaches`] if some are of slots and others of
+    /// pages.
+    pub fn try_cat(caches: Vec<Self>) -> Result<Self, AttentionError> {
+        let (mut slots, mut pages) = (Vec::new(), Vec::new());
+        for (index, cache) in caches.into_iter().enumerate() {
+            match cache {
+                Self::DynamicMask(cache) => slots.push(cache),
+                Self::Paged(cache) => pages.push(cache),
+            }
+            if !slots.is_empty() && !pages.is_empty() {
+                let what = "kinds";
+                return Err(AttentionError::JoinedCaches { index, what });
+            }
+        }
+        match pages.is_empty() {
+            true => Ok(DynamicMaskCache::try_cat(slots)?.into()),
+            false => Ok(PagedCache::try_cat(pages)?.into()),
+        }
+    }
+
+    /// The number of sequences.
+    #[must_use]
+    pub fn sequences(&self) -> usize {
+        match self {
+            Self::DynamicMask(cache) => cache.sequences(),
+            Self::Paged(cache) => cache.sequences(),
         }
     }
 

@@ -1,15 +1,18 @@
 //! The cache that keeps every key.
 
 use super::config::PagedCacheConfig;
+use super::hold::Hold;
 use super::pool::PagePool;
-use super::tokens::{NewTokens, check_sequences, check_support, plain};
+use super::tokens::{NewTokens, check_support, plain};
 use crate::fallback::cache::attend_pages;
 use crate::ops::cache::CacheOps;
 use crate::ops::types::{OptionalFloat, PageMap, PageTensors};
 use crate::validate::expect;
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use flash_dma_problem::{AppendProblem, AttentionError, CacheShape, MAX_DECODE_TOKENS, TensorName};
+use flash_dma_problem::{
+    AppendProblem, Appending, AttentionError, CacheShape, MAX_DECODE_TOKENS, TensorName,
+};
 
 /// Every key and value that each sequence has been given, in pages of `page_len` tokens of a common pool: for
 /// attention without scores, and for scores without a window.
@@ -19,14 +22,15 @@ use flash_dma_problem::{AppendProblem, AttentionError, CacheShape, MAX_DECODE_TO
 /// blocks of pages ([`PagedCacheConfig::grow_by`]).
 #[derive(Clone, Debug)]
 pub struct PagedCache {
-    config: PagedCacheConfig,
-    shape: CacheShape,
-    device: Device,
+    pub(super) config: PagedCacheConfig,
+    pub(super) shape: CacheShape,
+    pub(super) device: Device,
     /// The number of tokens that each sequence holds: the host's copy of the device's `lengths`.
-    lengths: Vec<usize>,
-    pool: PagePool,
+    pub(super) lengths: Vec<usize>,
+    pub(super) pool: PagePool,
     /// Absent only while an operation has it.
-    state: Option<State>,
+    pub(super) state: Option<State>,
+    pub(super) hold: Hold,
 }
 
 /// See [`PageTensors`].
@@ -35,8 +39,8 @@ pub(crate) struct State {
     pub(crate) k: Tensor<4>,
     pub(crate) v: Tensor<4>,
     pub(crate) scores: Option<Tensor<3>>,
-    table: Tensor<2, Int>,
-    lengths: Tensor<1, Int>,
+    pub(super) table: Tensor<2, Int>,
+    pub(super) lengths: Tensor<1, Int>,
 }
 
 /// The contents of a pool, and the pages that each sequence owns.
@@ -47,27 +51,6 @@ pub(crate) struct Contents {
     pub(crate) pool: PagePool,
     /// The tokens that each sequence holds.
     pub(crate) lengths: Vec<usize>,
-}
-
-impl PagedCacheConfig {
-    /// The empty cache.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_init`](Self::try_init) returns an error, with that error's text.
-    #[must_use]
-    pub fn init(&self, device: &Device) -> PagedCache {
-        expect(self.try_init(device))
-    }
-
-    /// Like [`init`](Self::init), but returns the error.
-    ///
-    /// # Errors
-    ///
-    /// [`AttentionError`] if the sizes, the element type or the options are refused.
-    pub fn try_init(&self, device: &Device) -> Result<PagedCache, AttentionError> {
-        PagedCache::try_new(self, device)
-    }
 }
 
 impl PagedCache {
@@ -131,6 +114,7 @@ impl PagedCache {
             lengths: contents.lengths,
             pool: contents.pool,
             state: Some(state),
+            hold: Hold::Off,
         }
     }
 
@@ -157,8 +141,9 @@ impl PagedCache {
     /// # Errors
     ///
     /// [`AttentionError`] if the shapes, element types or devices do not fit the cache, a tensor is tracked by
-    /// autodiff, a sequence would outgrow its row of the page table ([`AttentionError::PagesFull`]) or the pool
-    /// is used up and does not grow ([`AttentionError::PagesUsed`]). The cache is unchanged then.
+    /// autodiff, a sequence would outgrow its row of the page table ([`AttentionError::PagesFull`]), the pool is used
+    /// up and does not grow ([`AttentionError::PagesUsed`]), or tokens wait ([`AttentionError::TokensWait`]). The cache
+    /// is unchanged then.
     pub fn try_step(
         &mut self,
         q: Tensor<4>,
@@ -181,16 +166,26 @@ impl PagedCache {
         v: Tensor<4>,
         scores: Option<Tensor<3>>,
     ) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
+        self.hold.check()?;
         let element = self.shape.element;
         let new = NewTokens::new(&self.device, element, k, v, scores)?;
         let q = plain(&self.device, TensorName::Query, q, Some(element))?;
         new.decode_over(&self.shape, &q.dims(), self.held(), &self.config.options)?;
         let tokens = new.shape()[2];
+        // Tokens that wait have their pages, too, so that accepting them needs no more.
         self.reserve(tokens)?;
 
         let map = self.map();
         // The pool may have grown.
         let problem = new.decode_over(&self.shape, &q.dims(), self.held(), &self.config.options)?;
+        let problem = problem.with_appending(self.hold.appending());
+        let lengths = match problem.appending {
+            Appending::Now => None,
+            Appending::Later => {
+                self.hold = Hold::Tokens(Box::new(new.clone()));
+                Some(self.state().lengths.clone())
+            }
+        };
         let (q, pages, new) = (q.into_dispatch(), self.take(), new.into_ops());
         let (out, lse, pages) = if tokens <= MAX_DECODE_TOKENS {
             let decoded = Dispatch::cache_decode_pages(q, pages, new, map, problem);
@@ -202,7 +197,12 @@ impl PagedCache {
             let (out, lse) = attend_pages::<Dispatch>(q, &pages, &map, &append, options);
             (out, lse, pages)
         };
-        self.put(pages, tokens);
+        self.put(pages);
+        match lengths {
+            None => self.lengthen(tokens),
+            // The rows of more tokens than a step has are in their pages, but the sequences end before them.
+            Some(lengths) => self.state_mut().lengths = lengths,
+        }
         Ok((Tensor::from_dispatch(out), Tensor::from_dispatch(lse)))
     }
 
@@ -226,72 +226,26 @@ impl PagedCache {
         v: Tensor<4>,
         scores: Option<Tensor<3>>,
     ) -> Result<(), AttentionError> {
+        self.hold.check()?;
         let new = NewTokens::new(&self.device, self.shape.element, k, v, scores)?;
+        self.append_new(new)
+    }
+
+    pub(super) fn append_new(&mut self, new: NewTokens) -> Result<(), AttentionError> {
         let tokens = self.check(&new)?.tokens;
         self.reserve(tokens)?;
         let problem = self.check(&new)?;
         let (map, pages) = (self.map(), self.take());
         let pages = Dispatch::cache_append_pages(pages, new.into_ops(), map, problem);
-        self.put(pages, tokens);
+        self.put(pages);
+        self.lengthen(tokens);
         Ok(())
     }
 
-    /// Replaces sequence `i` by sequence `indices[i]`. There may be fewer or more indices than sequences.
-    /// A permutation moves tables; an index that occurs more than once copies its sequence, and with it the pool.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_reorder`](Self::try_reorder) returns an error, with that error's text.
-    pub fn reorder(&mut self, indices: &[usize]) {
-        expect(self.try_reorder(indices));
-    }
-
-    /// Like [`reorder`](Self::reorder), but returns the error.
-    ///
-    /// # Errors
-    ///
-    /// [`AttentionError::Sequence`] if there is no sequence of an index, or [`AttentionError::PagesUsed`] if
-    /// the pool has too few pages for the copies and does not grow. The cache is unchanged then.
-    pub fn try_reorder(&mut self, indices: &[usize]) -> Result<(), AttentionError> {
-        check_sequences(indices, self.config.batch)?;
-        let growth = self.pool.reorder_growth(indices, self.config.grow_by)?;
-        let config = PagedCacheConfig {
-            batch: indices.len(),
-            ..self.config.clone()
-        };
-        let shape = config.shape(self.pool.pages() + growth)?;
-        self.grow(growth, shape);
-        self.config = config;
-        let copies = self.pool.reorder(indices);
-        self.lengths = indices.iter().map(|&i| self.lengths[i]).collect();
-        let mut state = self.state.take().expect("no operation has the cache");
-        if let Some(source) = copies {
-            let count = source.len();
-            let source = TensorData::new(source, [count]);
-            let source = Tensor::<1, Int>::from_data(source, (&self.device, DType::I32));
-            state.k = state.k.select(0, source.clone());
-            state.v = state.v.select(0, source.clone());
-            state.scores = state.scores.map(|scores| scores.select(0, source));
-        }
-        state.lengths = lengths_tensor(&self.lengths, &self.device);
-        self.state = Some(state);
-        self.upload_table();
-        Ok(())
-    }
-
-    /// Empties one sequence and returns its pages to the pool.
-    ///
-    /// # Panics
-    ///
-    /// If there is no such sequence.
-    pub fn reset(&mut self, sequence: usize) {
-        expect(check_sequences(&[sequence], self.config.batch));
-        self.pool.release(sequence);
-        self.lengths[sequence] = 0;
-        let mut state = self.state.take().expect("no operation has the cache");
-        state.lengths = lengths_tensor(&self.lengths, &self.device);
-        self.state = Some(state);
-        self.upload_table();
+    /// The number of sequences.
+    #[must_use]
+    pub fn sequences(&self) -> usize {
+        self.config.batch
     }
 
     /// The number of tokens that each sequence holds. Known on the host.
@@ -322,6 +276,10 @@ impl PagedCache {
         self.state.as_ref().expect("no operation has the cache")
     }
 
+    pub(super) fn state_mut(&mut self) -> &mut State {
+        self.state.as_mut().expect("no operation has the cache")
+    }
+
     pub(crate) fn pool(&self) -> &PagePool {
         &self.pool
     }
@@ -341,7 +299,7 @@ impl PagedCache {
         Ok(())
     }
 
-    fn grow(&mut self, pages: usize, shape: CacheShape) {
+    pub(super) fn grow(&mut self, pages: usize, shape: CacheShape) {
         self.shape = shape;
         if pages == 0 {
             return;
@@ -365,10 +323,8 @@ impl PagedCache {
         });
     }
 
-    fn upload_table(&mut self) {
-        let table = table_tensor(&self.pool, self.config.max_pages(), &self.device);
-        let state = self.state.as_mut().expect("no operation has the cache");
-        state.table = table;
+    pub(super) fn upload_table(&mut self) {
+        self.state_mut().table = table_tensor(&self.pool, self.config.max_pages(), &self.device);
     }
 
     fn map(&self) -> PageMap {
@@ -395,7 +351,7 @@ impl PagedCache {
         }
     }
 
-    fn put(&mut self, pages: PageTensors<Dispatch>, tokens: usize) {
+    fn put(&mut self, pages: PageTensors<Dispatch>) {
         self.state = Some(State {
             k: Tensor::from_dispatch(pages.k),
             v: Tensor::from_dispatch(pages.v),
@@ -403,6 +359,9 @@ impl PagedCache {
             table: Tensor::from_dispatch(pages.table),
             lengths: Tensor::from_dispatch(pages.lengths),
         });
+    }
+
+    fn lengthen(&mut self, tokens: usize) {
         self.lengths.iter_mut().for_each(|n| *n += tokens);
     }
 }
@@ -419,7 +378,7 @@ fn table_tensor(pool: &PagePool, max_pages: usize, device: &Device) -> Tensor<2,
     Tensor::from_data(data, (device, DType::I32))
 }
 
-fn lengths_tensor(lengths: &[usize], device: &Device) -> Tensor<1, Int> {
+pub(super) fn lengths_tensor(lengths: &[usize], device: &Device) -> Tensor<1, Int> {
     let data: Vec<i32> = lengths.iter().map(|&n| n as i32).collect();
     Tensor::from_data(TensorData::new(data, [lengths.len()]), (device, DType::I32))
 }

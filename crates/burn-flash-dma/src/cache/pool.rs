@@ -94,11 +94,42 @@ impl PagePool {
         true
     }
 
+    /// Takes back the pages that the tokens do not need, in the order that undoes [`allocate`](Self::allocate).
+    pub(crate) fn trim(&mut self, lengths: &[usize]) {
+        let table = Arc::make_mut(&mut self.table);
+        for (table, held) in table.iter_mut().zip(lengths).rev() {
+            let unused = table.split_off(held.div_ceil(self.page_len));
+            self.free.extend(unused.into_iter().rev());
+        }
+    }
+
     /// Takes the pages of a sequence back.
     pub(crate) fn release(&mut self, sequence: usize) {
         let table = Arc::make_mut(&mut self.table);
         let pages = std::mem::take(&mut table[sequence]);
         self.free.extend(pages.into_iter().rev());
+    }
+
+    /// The pages and the sequences of all pools, one pool behind the other; those of the first are given out first.
+    pub(crate) fn joined(pools: &[&Self]) -> Self {
+        let firsts = pools.iter().scan(0, |sum, pool| {
+            let first = *sum;
+            *sum += pool.pages;
+            Some(first as i32)
+        });
+        let placed: Vec<(i32, &Self)> = firsts.zip(pools.iter().copied()).collect();
+        let move_by = |first: i32| move |page: &i32| first + page;
+        let table = (placed.iter()).flat_map(|&(first, pool)| {
+            (pool.table.iter()).map(move |pages| pages.iter().map(move_by(first)).collect())
+        });
+        let free =
+            (placed.iter().rev()).flat_map(|&(first, pool)| pool.free.iter().map(move_by(first)));
+        Self {
+            page_len: pools[0].page_len,
+            pages: pools.iter().map(|pool| pool.pages).sum(),
+            table: Arc::new(table.collect()),
+            free: free.collect(),
+        }
     }
 
     /// Pages that [`reorder`](Self::reorder) needs for sequences that are wanted more than once, beyond those
@@ -185,6 +216,33 @@ mod tests {
         pool.release(0);
         check(&pool);
         assert_eq!((pool.table[0].len(), pool.table[1].len()), (0, 2));
+    }
+
+    #[test]
+    fn trimming_undoes_what_was_allocated() {
+        let mut pool = PagePool::new(3, 4, 9);
+        assert!(pool.allocate(&[0, 0, 0], 3) && pool.allocate(&[3, 3, 3], 2));
+        let before = pool.clone();
+        assert!(pool.allocate(&[5, 5, 5], 4));
+        pool.trim(&[5, 5, 5]);
+        assert_eq!((&pool.table, &pool.free), (&before.table, &before.free));
+        check(&pool);
+        pool.trim(&[5, 0, 1]);
+        check(&pool);
+        let owned: Vec<usize> = pool.table.iter().map(Vec::len).collect();
+        assert_eq!(owned, [2, 0, 1]);
+    }
+
+    #[test]
+    fn joined_pools_have_the_pages_of_all() {
+        let (mut left, mut right) = (PagePool::new(2, 4, 5), PagePool::new(1, 4, 3));
+        assert!(left.allocate(&[0, 0], 5) && right.allocate(&[0], 7));
+        let pool = PagePool::joined(&[&left, &right]);
+        check(&pool);
+        let moved: Vec<i32> = right.table[0].iter().map(|page| 5 + page).collect();
+        assert_eq!(pool.table[..2], left.table[..]);
+        assert_eq!(pool.table[2], moved);
+        assert_eq!(pool.free.last(), left.free.last());
     }
 
     #[test]

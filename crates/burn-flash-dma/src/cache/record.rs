@@ -4,6 +4,7 @@ use super::config::{DynamicMaskCacheConfig, PagedCacheConfig};
 use super::paged::{Contents, PagedCache};
 use super::pool::PagePool;
 use super::slots::{DynamicMaskCache, State};
+use crate::validate::expect;
 use burn::module::{Module, Param};
 use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
@@ -60,18 +61,33 @@ impl DynamicMaskCache {
     ///
     /// # Panics
     ///
-    /// If the device fails.
+    /// If the device fails, or [`try_to_record_sync`](Self::try_to_record_sync) returns an error, with that error's
+    /// text.
     #[must_use]
     pub fn to_record_sync(&self) -> DynamicMaskCacheRecord {
+        expect(self.try_to_record_sync())
+    }
+
+    /// Like [`to_record_sync`](Self::to_record_sync), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::TokensWait`] if tokens wait.
+    ///
+    /// # Panics
+    ///
+    /// If the device fails.
+    pub fn try_to_record_sync(&self) -> Result<DynamicMaskCacheRecord, AttentionError> {
+        self.hold.check()?;
         let state = self.state().clone();
-        DynamicMaskCacheRecord {
+        Ok(DynamicMaskCacheRecord {
             config: self.config(),
             k: state.k.into_data(),
             v: state.v.into_data(),
             score: state.score.into_data(),
             position: state.position.into_data(),
             seen: state.seen.into_data(),
-        }
+        })
     }
 
     /// The saved cache, on a device.
@@ -107,9 +123,23 @@ impl DynamicMaskCache {
 
     /// The contents of the cache, without its configuration, as a Burn record to be saved beside a model's. Waits for
     /// the device.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_to_module_record_sync`](Self::try_to_module_record_sync) returns an error, with that error's text.
     #[must_use]
     pub fn to_module_record_sync(&self) -> ModuleRecord {
-        SlotParams::from(self.state().clone()).into_record()
+        expect(self.try_to_module_record_sync())
+    }
+
+    /// Like [`to_module_record_sync`](Self::to_module_record_sync), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::TokensWait`] if tokens wait.
+    pub fn try_to_module_record_sync(&self) -> Result<ModuleRecord, AttentionError> {
+        self.hold.check()?;
+        Ok(SlotParams::from(self.state().clone()).into_record())
     }
 
     /// This cache with the contents of a record that was made from one of the same configuration. Waits for
@@ -174,7 +204,7 @@ impl DynamicMaskCache {
     fn with_state(&self, state: State, seen: &[i32]) -> Result<Self, AttentionError> {
         let lengths: Result<_, _> = seen.iter().map(|&n| usize::try_from(n)).collect();
         let lengths = lengths.map_err(|_| unfit("a sequence has a negative length".into()))?;
-        Ok(self.restored(state, lengths))
+        Ok(self.restored(*self.shape(), state, lengths))
     }
 }
 
@@ -183,11 +213,26 @@ impl PagedCache {
     ///
     /// # Panics
     ///
-    /// If the device fails.
+    /// If the device fails, or [`try_to_record_sync`](Self::try_to_record_sync) returns an error, with that error's
+    /// text.
     #[must_use]
     pub fn to_record_sync(&self) -> PagedCacheRecord {
+        expect(self.try_to_record_sync())
+    }
+
+    /// Like [`to_record_sync`](Self::to_record_sync), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::TokensWait`] if tokens wait.
+    ///
+    /// # Panics
+    ///
+    /// If the device fails.
+    pub fn try_to_record_sync(&self) -> Result<PagedCacheRecord, AttentionError> {
+        self.hold.check()?;
         let state = self.state();
-        PagedCacheRecord {
+        Ok(PagedCacheRecord {
             config: self.config().clone(),
             pages: self.pool().pages(),
             table: self.pool().table.to_vec(),
@@ -195,7 +240,7 @@ impl PagedCache {
             k: state.k.clone().into_data(),
             v: state.v.clone().into_data(),
             scores: state.scores.clone().map(Tensor::into_data),
-        }
+        })
     }
 
     /// The saved cache, on a device.

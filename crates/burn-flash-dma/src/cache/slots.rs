@@ -1,7 +1,8 @@
 //! The cache of constant size.
 
 use super::config::DynamicMaskCacheConfig;
-use super::tokens::{NewTokens, check_sequences, check_support, plain};
+use super::hold::Hold;
+use super::tokens::{NewTokens, check_support, plain};
 use crate::fallback::cache::{forward_problem, present};
 use crate::functions::composition::compose;
 use crate::ops::attention::DynamicMaskOps;
@@ -10,10 +11,10 @@ use crate::ops::types::{ChunkKeys, OptionalFloat, RunnersUp, Selection, SlotTens
 use crate::validate::expect;
 use burn::backend::Dispatch;
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::{DType, Device, Int, Tensor, TensorData, s};
+use burn::tensor::{DType, Device, Int, Tensor};
 use flash_dma_problem::{
-    AttentionError, AttentionOptions, CacheShape, DecodeProblem, MAX_DECODE_TOKENS, SelectionRule,
-    TensorName,
+    Appending, AttentionError, AttentionOptions, CacheShape, DecodeProblem, MAX_DECODE_TOKENS,
+    SelectionRule, TensorName,
 };
 
 /// The `keep_window` keys of greatest score of each sequence and key/value head, of everything the sequence has
@@ -31,13 +32,14 @@ use flash_dma_problem::{
 /// See the [module](super) for an example.
 #[derive(Clone, Debug)]
 pub struct DynamicMaskCache {
-    shape: CacheShape,
-    options: AttentionOptions,
-    device: Device,
+    pub(super) shape: CacheShape,
+    pub(super) options: AttentionOptions,
+    pub(super) device: Device,
     /// The number of tokens that each sequence has been given: the host's copy of the device's `seen`.
-    lengths: Vec<usize>,
+    pub(super) lengths: Vec<usize>,
     /// Absent only while an operation has it.
-    state: Option<State>,
+    pub(super) state: Option<State>,
+    pub(super) hold: Hold,
 }
 
 /// See [`SlotTensors`].
@@ -110,6 +112,7 @@ impl DynamicMaskCache {
             device,
             lengths: vec![0; batch],
             state: Some(state),
+            hold: Hold::Off,
         })
     }
 
@@ -140,7 +143,8 @@ impl DynamicMaskCache {
     /// # Errors
     ///
     /// [`AttentionError`] if the shapes, element types or devices do not fit the cache, a tensor is tracked by
-    /// autodiff, or a sequence would pass `i32::MAX` tokens. The cache is unchanged then.
+    /// autodiff, a sequence would pass `i32::MAX` tokens, or tokens wait ([`AttentionError::TokensWait`]). The cache is
+    /// unchanged then.
     pub fn try_step(
         &mut self,
         q: Tensor<4>,
@@ -163,32 +167,45 @@ impl DynamicMaskCache {
         v: Tensor<4>,
         scores: Tensor<3>,
     ) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
+        self.hold.check()?;
         let element = self.shape.element;
         let tokens = NewTokens::new(&self.device, element, k, v, Some(scores))?;
         let q = plain(&self.device, TensorName::Query, q, Some(element))?;
         let problem = tokens.decode_over(&self.shape, &q.dims(), self.held(), &self.options)?;
-        let count = tokens.shape()[2];
-        let q = q.into_dispatch();
-        let (out, lse) = if count <= MAX_DECODE_TOKENS {
+        let problem = problem.with_appending(self.hold.appending());
+        let (append, q) = (problem.append, q.into_dispatch());
+        if problem.appending == Appending::Later {
+            self.hold = Hold::Tokens(Box::new(tokens.clone()));
+        }
+        let (out, lse) = if append.tokens <= MAX_DECODE_TOKENS {
             let decoded = Dispatch::cache_decode_slots(q, self.take(), tokens.into_ops(), problem);
-            self.put(decoded.slots, count);
+            self.put(decoded.slots);
             (decoded.out, decoded.lse)
         } else {
-            self.chunk(q, tokens, &problem)
+            let attended = self.chunk(q, tokens.clone(), &problem);
+            if problem.appending == Appending::Now {
+                let slots = Dispatch::cache_append_slots(self.take(), tokens.into_ops(), append);
+                self.put(slots);
+            }
+            attended
         };
+        if problem.appending == Appending::Now {
+            self.lengthen(append.tokens);
+        }
         Ok((Tensor::from_dispatch(out), Tensor::from_dispatch(lse)))
     }
 
-    /// Many tokens: selection and attention over the slots in order of position and the tokens behind them.
+    /// Attention of many tokens: selection and attention over the slots in order of position and the tokens behind
+    /// them.
     fn chunk(
-        &mut self,
+        &self,
         q: FloatTensor<Dispatch>,
         tokens: NewTokens,
         problem: &DecodeProblem,
     ) -> (FloatTensor<Dispatch>, FloatTensor<Dispatch>) {
         let (append, window) = (problem.append, self.shape.capacity());
         let mut rule = self.rule();
-        let new = tokens.clone().into_ops();
+        let new = tokens.into_ops();
         let keys = if self.held() == 0 {
             ChunkKeys {
                 k: new.k,
@@ -211,10 +228,7 @@ impl DynamicMaskCache {
             intervals,
             runners_up: RunnersUp::None,
         };
-        let attended = Dispatch::dynamic_mask_forward(q, keys.k, keys.v, selection, whole);
-        let slots = Dispatch::cache_append_slots(self.take(), tokens.into_ops(), append);
-        self.put(slots, append.tokens);
-        attended
+        Dispatch::dynamic_mask_forward(q, keys.k, keys.v, selection, whole)
     }
 
     /// Appends tokens without attending: `k`, `v` and `scores` as in [`step`](Self::step), any number of them.
@@ -237,70 +251,23 @@ impl DynamicMaskCache {
         v: Tensor<4>,
         scores: Tensor<3>,
     ) -> Result<(), AttentionError> {
+        self.hold.check()?;
         let tokens = NewTokens::new(&self.device, self.shape.element, k, v, Some(scores))?;
+        self.append_new(tokens)
+    }
+
+    pub(super) fn append_new(&mut self, tokens: NewTokens) -> Result<(), AttentionError> {
         let problem = tokens.append_to(&self.shape, self.held())?;
         let slots = Dispatch::cache_append_slots(self.take(), tokens.into_ops(), problem);
-        self.put(slots, problem.tokens);
+        self.put(slots);
+        self.lengthen(problem.tokens);
         Ok(())
     }
 
-    /// Replaces sequence `i` by sequence `indices[i]`: a permutation, or the beams that survive. There may be
-    /// fewer or more indices than sequences. Copies the cache.
-    ///
-    /// # Panics
-    ///
-    /// If [`try_reorder`](Self::try_reorder) returns an error, with that error's text.
-    pub fn reorder(&mut self, indices: &[usize]) {
-        expect(self.try_reorder(indices));
-    }
-
-    /// Like [`reorder`](Self::reorder), but returns the error.
-    ///
-    /// # Errors
-    ///
-    /// [`AttentionError::Sequence`] if there is no sequence of an index; [`AttentionError::TooLarge`] for more
-    /// sequences than can be addressed. The cache is unchanged then.
-    pub fn try_reorder(&mut self, indices: &[usize]) -> Result<(), AttentionError> {
-        let ([batch, heads, _, dim], rule) = (self.shape.kv_shape(), self.rule());
-        check_sequences(indices, batch)?;
-        let shape = CacheShape::slots(indices.len(), heads, rule, dim, self.shape.element)?;
-        let index: Vec<i32> = indices.iter().map(|&i| i as i32).collect();
-        let index = TensorData::new(index, [indices.len()]);
-        let index = Tensor::<1, Int>::from_data(index, (&self.device, DType::I32));
-        let state = self.state.take().expect("no operation has the cache");
-        self.state = Some(State {
-            k: state.k.select(0, index.clone()),
-            v: state.v.select(0, index.clone()),
-            score: state.score.select(0, index.clone()),
-            position: state.position.select(0, index.clone()),
-            seen: state.seen.select(0, index),
-        });
-        self.shape = shape;
-        self.lengths = indices.iter().map(|&i| self.lengths[i]).collect();
-        Ok(())
-    }
-
-    /// Empties one sequence: its next token is at position 0, the first of a new document.
-    ///
-    /// # Panics
-    ///
-    /// If there is no such sequence.
-    pub fn reset(&mut self, sequence: usize) {
-        expect(check_sequences(&[sequence], self.shape.batch));
-        let [_, heads, window, _] = self.shape.kv_shape();
-        let one = [sequence..sequence + 1, 0..heads, 0..window];
-        let rows = [1, heads, window];
-        let state = self.state.take().expect("no operation has the cache");
-        let score = Tensor::full(rows, f32::NEG_INFINITY, (&self.device, DType::F32));
-        let position = Tensor::full(rows, -1, (&self.device, DType::I32));
-        let seen = Tensor::zeros([1], (&self.device, DType::I32));
-        self.state = Some(State {
-            score: state.score.slice_assign(one.clone(), score),
-            position: state.position.slice_assign(one, position),
-            seen: state.seen.slice_assign(s![sequence..sequence + 1], seen),
-            ..state
-        });
-        self.lengths[sequence] = 0;
+    /// The number of sequences.
+    #[must_use]
+    pub fn sequences(&self) -> usize {
+        self.shape.batch
     }
 
     /// The number of tokens that each sequence has been given, which is the position of its next token. Known on the
@@ -375,13 +342,15 @@ impl DynamicMaskCache {
         self.state.as_ref().expect("no operation has the cache")
     }
 
-    /// A cache of this state, which is not checked.
-    pub(crate) fn restored(&self, state: State, lengths: Vec<usize>) -> Self {
+    /// A cache of this state and shape, which are not checked.
+    pub(crate) fn restored(&self, shape: CacheShape, state: State, lengths: Vec<usize>) -> Self {
         Self {
-            state: Some(state),
-            lengths,
+            shape,
+            options: self.options,
             device: self.device.clone(),
-            ..*self
+            lengths,
+            state: Some(state),
+            hold: Hold::Off,
         }
     }
 
@@ -398,7 +367,7 @@ impl DynamicMaskCache {
             .into_ops()
     }
 
-    fn put(&mut self, slots: SlotTensors<Dispatch>, tokens: usize) {
+    fn put(&mut self, slots: SlotTensors<Dispatch>) {
         self.state = Some(State {
             k: Tensor::from_dispatch(slots.k),
             v: Tensor::from_dispatch(slots.v),
@@ -406,6 +375,9 @@ impl DynamicMaskCache {
             position: Tensor::from_dispatch(slots.position),
             seen: Tensor::from_dispatch(slots.seen),
         });
+    }
+
+    fn lengthen(&mut self, tokens: usize) {
         self.lengths.iter_mut().for_each(|n| *n += tokens);
     }
 }

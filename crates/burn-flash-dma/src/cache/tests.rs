@@ -29,6 +29,20 @@ fn slots_stay(device: &Device, place: fn(Tensor<4>) -> usize) {
     let kv = || Tensor::<4>::ones([2, 2, 9, 16], device);
     cache.append(kv(), kv(), Tensor::ones([2, 2, 9], device));
     assert_eq!(places(&cache), before);
+    // A step whose tokens wait writes nothing, so it copies nothing that a clone shares. Accepting them writes.
+    let clone = cache.clone();
+    for tokens in [3, 20] {
+        cache.hold();
+        step(&mut cache, tokens);
+        assert_eq!(places(&cache), before, "{tokens} tokens wait");
+        cache.accept(0);
+    }
+    assert_eq!(places(&clone), before);
+    drop(clone);
+    cache.hold();
+    step(&mut cache, 3);
+    cache.accept(2);
+    assert_eq!(places(&cache), before);
     // A clone shares the tensors until one of the two is written.
     let clone = cache.clone();
     step(&mut cache, 1);
@@ -55,6 +69,18 @@ fn pages_stay(device: &Device, place: fn(Tensor<4>) -> usize) {
         step(&mut cache, tokens);
         assert_eq!(places(&cache), before, "{tokens} tokens");
     }
+    let clone = cache.clone();
+    cache.hold();
+    step(&mut cache, 3);
+    assert_eq!(places(&cache), before);
+    drop(clone);
+    cache.accept(2);
+    assert_eq!(places(&cache), before);
+    // More tokens than a step has are written behind the end.
+    cache.hold();
+    step(&mut cache, 20);
+    cache.accept(0);
+    assert_eq!(places(&cache), before);
 }
 
 #[cfg(feature = "flex")]

@@ -10,6 +10,7 @@ use flash_dma_problem::{
 };
 
 /// New tokens, of the cache's device and element type and without autodiff.
+#[derive(Clone, Debug)]
 pub(crate) struct NewTokens {
     pub(crate) k: Tensor<4>,
     pub(crate) v: Tensor<4>,
@@ -42,6 +43,20 @@ impl NewTokens {
         self.k.dims()
     }
 
+    /// The first `count` of them.
+    pub(crate) fn first(&self, count: usize) -> Self {
+        if count == self.shape()[2] {
+            return self.clone();
+        }
+        let rows = |all: &Tensor<4>| all.clone().narrow(2, 0, count);
+        let scores = self.scores.as_ref();
+        Self {
+            k: rows(&self.k),
+            v: rows(&self.v),
+            scores: scores.map(|all| all.clone().narrow(2, 0, count)),
+        }
+    }
+
     /// Checks an append, by the most tokens that a sequence has been given.
     pub(crate) fn append_to(
         &self,
@@ -72,16 +87,6 @@ impl NewTokens {
             k: self.k.into_dispatch(),
             v: self.v.into_dispatch(),
             scores: OptionalFloat::from_option(self.scores.map(|scores| scores.into_dispatch())),
-        }
-    }
-}
-
-impl Clone for NewTokens {
-    fn clone(&self) -> Self {
-        Self {
-            k: self.k.clone(),
-            v: self.v.clone(),
-            scores: self.scores.clone(),
         }
     }
 }

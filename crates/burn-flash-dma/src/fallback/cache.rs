@@ -10,7 +10,7 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{IntDType, Shape, Slice};
 use flash_dma_problem::{
-    AppendProblem, AttentionOptions, CacheShape, DecodeProblem, Problem, SelectionRule,
+    AppendProblem, Appending, AttentionOptions, CacheShape, DecodeProblem, Problem, SelectionRule,
 };
 
 /// See [`CacheOps::cache_append_slots`](crate::ops::CacheOps::cache_append_slots). Selects over the slots and
@@ -89,11 +89,11 @@ pub fn decode_slots<B: DynamicMaskOps>(
         runners_up: RunnersUp::None,
     };
     let (out, lse) = B::dynamic_mask_forward(q, keys.k, keys.v, selection, whole);
-    DecodedSlots {
-        out,
-        lse,
-        slots: append_slots::<B>(slots, tokens, problem.append),
-    }
+    let slots = match problem.appending {
+        Appending::Now => append_slots::<B>(slots, tokens, problem.append),
+        Appending::Later => slots,
+    };
+    DecodedSlots { out, lse, slots }
 }
 
 /// See [`CacheOps::cache_chunk_keys`](crate::ops::CacheOps::cache_chunk_keys).
@@ -217,6 +217,10 @@ pub fn decode_pages<B: DynamicMaskOps>(
     problem: DecodeProblem,
 ) -> DecodedPages<B> {
     let append = problem.append;
+    let before = match problem.appending {
+        Appending::Now => None,
+        Appending::Later => Some(clone_pages(&pages)),
+    };
     let pages = append_pages::<B>(pages, tokens, map.clone(), append);
     let options = AttentionOptions {
         scale: Some(problem.scale),
@@ -224,6 +228,7 @@ pub fn decode_pages<B: DynamicMaskOps>(
         ..AttentionOptions::new()
     };
     let (out, lse) = attend_pages::<B>(q, &pages, &map, &append, &options);
+    let pages = before.unwrap_or(pages);
     DecodedPages { out, lse, pages }
 }
 
@@ -315,13 +320,27 @@ fn clone<B: Backend>(slots: &SlotTensors<B>) -> SlotTensors<B> {
     }
 }
 
+fn clone_pages<B: Backend>(pages: &PageTensors<B>) -> PageTensors<B> {
+    PageTensors {
+        k: pages.k.clone(),
+        v: pages.v.clone(),
+        scores: clone_scores(&pages.scores),
+        table: pages.table.clone(),
+        lengths: pages.lengths.clone(),
+    }
+}
+
 fn clone_tokens<B: Backend>(tokens: &TokenTensors<B>) -> TokenTensors<B> {
     TokenTensors {
         k: tokens.k.clone(),
         v: tokens.v.clone(),
-        scores: match &tokens.scores {
-            OptionalFloat::None => OptionalFloat::None,
-            OptionalFloat::Some(scores) => OptionalFloat::Some(scores.clone()),
-        },
+        scores: clone_scores(&tokens.scores),
+    }
+}
+
+fn clone_scores<B: Backend>(scores: &OptionalFloat<B>) -> OptionalFloat<B> {
+    match scores {
+        OptionalFloat::None => OptionalFloat::None,
+        OptionalFloat::Some(scores) => OptionalFloat::Some(scores.clone()),
     }
 }

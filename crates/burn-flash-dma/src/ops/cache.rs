@@ -43,7 +43,8 @@ pub trait CacheOps: DynamicMaskOps {
     }
 
     /// One step of up to [`MAX_DECODE_TOKENS`](flash_dma_problem::MAX_DECODE_TOKENS) tokens: query `t` attends
-    /// over what the slots would hold if the tokens up to and with `t` were appended one at a time.
+    /// over what the slots would hold if the tokens up to and with `t` were appended one at a time. The slots come out
+    /// with the tokens in them, or as they were if the problem appends [later](flash_dma_problem::Appending).
     #[fusion(meta = decode_slots_meta)]
     fn cache_decode_slots(
         q: FloatTensor<Self>,
@@ -77,7 +78,8 @@ pub trait CacheOps: DynamicMaskOps {
     }
 
     /// One step of up to [`MAX_DECODE_TOKENS`](flash_dma_problem::MAX_DECODE_TOKENS) tokens, each attending over
-    /// everything up to itself.
+    /// everything up to itself. The pages come out with the tokens in them, or as they were if the problem appends
+    /// [later](flash_dma_problem::Appending).
     #[fusion(meta = decode_pages_meta)]
     fn cache_decode_pages(
         q: FloatTensor<Self>,

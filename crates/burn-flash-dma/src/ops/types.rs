@@ -275,7 +275,7 @@ pub struct DecodedSlots<B: Backend> {
     pub out: FloatTensor<B>,
     /// `[batch, q_heads, tokens]`, f32.
     pub lse: FloatTensor<B>,
-    /// The cache with the tokens in it.
+    /// The cache with the tokens in it, unless they are appended later.
     #[extension_type]
     pub slots: SlotTensors<B>,
 }
@@ -288,7 +288,7 @@ pub struct DecodedPages<B: Backend> {
     pub out: FloatTensor<B>,
     /// `[batch, q_heads, tokens]`, f32.
     pub lse: FloatTensor<B>,
-    /// The cache with the tokens in it.
+    /// The cache with the tokens in it, unless they are appended later.
     #[extension_type]
     pub pages: PageTensors<B>,
 }

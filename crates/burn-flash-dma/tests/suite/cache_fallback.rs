@@ -10,7 +10,7 @@ use burn_flash_dma::ops::{
     TokenTensors,
 };
 use burn_flash_dma::{AttentionOptions, ElementType};
-use flash_dma_problem::{CacheShape, SelectionRule};
+use flash_dma_problem::{Appending, CacheShape, SelectionRule};
 use flash_dma_reference::Rng;
 use flash_dma_reference::generate::Scores;
 use std::sync::Arc;
@@ -95,6 +95,14 @@ fn clone(slots: &SlotTensors<Flex>) -> SlotTensors<Flex> {
         position: slots.position.clone(),
         seen: slots.seen.clone(),
     }
+}
+
+/// Everything in the slots. What is not finite compares by its bits.
+fn all_of(slots: &SlotTensors<Flex>) -> (Vec<u64>, Vec<i32>, Vec<i32>) {
+    let score = floats::<3>(&slots.score);
+    let rows = [floats::<4>(&slots.k), floats::<4>(&slots.v), score].concat();
+    let bits = rows.into_iter().map(f64::to_bits).collect();
+    (bits, words::<3>(&slots.position), words::<1>(&slots.seen))
 }
 
 /// The scores and ranks of a chunk's keys, and the rows of those that are shown, by their bits.
@@ -187,8 +195,18 @@ fn slots_by_plain_operations_equal_the_engine() {
                 let problem = shape
                     .decode(&q_shape, &kv, &kv, scores, ElementType::F32, held, &options)
                     .unwrap();
+                let before = all_of(&plain);
+                let guess = problem.with_appending(Appending::Later);
+                let guess: DecodedSlots<Flex> =
+                    fallback::decode_slots(primitive(q.clone()), clone(&plain), tokens(), guess);
+                assert_eq!(all_of(&guess.slots), before, "{kind:?} {rule:?}");
                 let left: DecodedSlots<Flex> =
                     fallback::decode_slots(primitive(q.clone()), plain, tokens(), problem);
+                let written = |step: &DecodedSlots<Flex>| {
+                    let all = [floats::<4>(&step.out), floats::<3>(&step.lse)].concat();
+                    all.into_iter().map(f64::to_bits).collect::<Vec<u64>>()
+                };
+                assert_eq!(written(&guess), written(&left), "{kind:?} {rule:?}");
                 let right = Flex::cache_decode_slots(primitive(q), engine, tokens(), problem);
                 close(&floats::<4>(&left.out), &floats::<4>(&right.out));
                 close(&floats::<3>(&left.lse), &floats::<3>(&right.lse));
@@ -256,8 +274,21 @@ fn pages_by_plain_operations_equal_the_engine() {
                     &AttentionOptions::new(),
                 )
                 .unwrap();
+            let rows = |pages: &PageTensors<Flex>| {
+                let lengths = words::<1>(&pages.lengths);
+                (floats::<4>(&pages.k), floats::<4>(&pages.v), lengths)
+            };
+            let before = rows(&plain);
+            let guess = problem.with_appending(Appending::Later);
+            let (query, new) = (primitive(q.clone()), tokens());
+            let guess: DecodedPages<Flex> =
+                fallback::decode_pages(query, plain, new, map.clone(), guess);
+            assert_eq!(rows(&guess.pages), before);
+            plain = guess.pages;
             let left: DecodedPages<Flex> =
                 fallback::decode_pages(primitive(q.clone()), plain, tokens(), map.clone(), problem);
+            assert_eq!(floats::<4>(&guess.out), floats::<4>(&left.out));
+            assert_eq!(floats::<3>(&guess.lse), floats::<3>(&left.lse));
             let right = Flex::cache_decode_pages(primitive(q), engine, tokens(), map, problem);
             close(&floats::<4>(&left.out), &floats::<4>(&right.out));
             close(&floats::<3>(&left.lse), &floats::<3>(&right.lse));

@@ -1,6 +1,6 @@
 //! The checks of a decode call, before anything is computed or written.
 
-use super::tensors::{Cache, ChunkKeys, Pages, SlotsRef, Tokens};
+use super::tensors::{CacheRef, ChunkKeys, PagesRef, SlotsRef, Tokens};
 use crate::check::{buffer, view};
 use crate::element::Element;
 use crate::view::View;
@@ -11,22 +11,13 @@ use flash_dma_problem::{
 /// Checks the tensors of the cache and of the tokens.
 pub(crate) fn append<E: Element>(
     problem: &AppendProblem,
-    cache: &Cache<'_, E>,
+    cache: &CacheRef<'_, E>,
     new: &Tokens<'_, E>,
 ) -> Result<(), AttentionError> {
     let shape = &problem.cache;
     match cache {
-        Cache::Slots(all) => {
-            let read = SlotsRef {
-                k: all.k,
-                v: all.v,
-                score: all.score,
-                position: all.position,
-                seen: all.seen,
-            };
-            slots(shape, &read)?;
-        }
-        Cache::Pages(all) => pages(problem, all)?,
+        CacheRef::Slots(all) => slots(shape, all)?,
+        CacheRef::Pages(all) => pages(problem, all)?,
     }
     tokens(problem, new)
 }
@@ -66,7 +57,10 @@ pub(crate) fn chunk<E: Element>(
 }
 
 /// Checks the tensors of pages, their table, and that there is room.
-fn pages<E: Element>(problem: &AppendProblem, pages: &Pages<'_, E>) -> Result<(), AttentionError> {
+fn pages<E: Element>(
+    problem: &AppendProblem,
+    pages: &PagesRef<'_, E>,
+) -> Result<(), AttentionError> {
     let shape = &problem.cache;
     let Storage::Pages { max_pages, .. } = shape.storage else {
         return Err(unsupported("pages where the problem has slots"));

@@ -10,12 +10,12 @@ mod tensors;
 #[cfg(test)]
 mod tests;
 
-pub use tensors::{Cache, ChunkKeys, Pages, Slots, SlotsRef, Tokens};
+pub use tensors::{Cache, CacheRef, ChunkKeys, Pages, PagesRef, Slots, SlotsRef, Tokens};
 
 use crate::args::Outputs;
 use crate::element::Element;
 use crate::view::View;
-use flash_dma_problem::{AppendProblem, AttentionError, DecodeProblem};
+use flash_dma_problem::{AppendProblem, Appending, AttentionError, DecodeProblem};
 use slots::Placements;
 
 /// Appends tokens to a cache, in place.
@@ -33,10 +33,10 @@ pub fn append<E: Element>(
     cache: Cache<'_, E>,
     tokens: Tokens<'_, E>,
 ) -> Result<(), AttentionError> {
-    check::append(problem, &cache, &tokens)?;
+    check::append(problem, &cache.read(), &tokens)?;
     match cache {
         Cache::Slots(mut slots) => {
-            let placements = Placements::new(problem, &slots, &tokens);
+            let placements = Placements::new(problem, &slots.read(), &tokens);
             placements.commit(problem, &mut slots, &tokens);
         }
         Cache::Pages(mut pages) => pages::append(problem, &mut pages, &tokens),
@@ -44,8 +44,8 @@ pub fn append<E: Element>(
     Ok(())
 }
 
-/// A decode step: attention of new tokens over the cache and over each other, and their append. Query
-/// `t` sees what it would if the tokens came one at a time.
+/// A decode step: attention of new tokens over the cache and over each other, and their append, unless the problem
+/// [appends later](Appending). Query `t` sees what it would if the tokens came one at a time.
 ///
 /// Writes `out`, contiguous `[batch, q_heads, tokens, head_dim]`, and `lse`, contiguous `[batch, q_heads,
 /// tokens]`, as [`forward`](crate::forward()) does. Any number of tokens is served.
@@ -62,21 +62,47 @@ pub fn decode<E: Element>(
     lse: &mut [f32],
 ) -> Result<(), AttentionError> {
     let append = &problem.append;
-    check::append(append, &cache, &tokens)?;
+    check::append(append, &cache.read(), &tokens)?;
     check::decode(problem, &q, out, lse)?;
     let outputs = Outputs::new(out, lse);
+    let now = problem.appending == Appending::Now;
     match cache {
         Cache::Slots(mut slots) => {
-            let placements = Placements::new(append, &slots, &tokens);
-            slots::attend(problem, &q, &slots, &tokens, &placements.intervals, outputs)?;
-            placements.commit(append, &mut slots, &tokens);
+            let placements = slots::attend(problem, &q, &slots.read(), &tokens, outputs)?;
+            if now {
+                placements.commit(append, &mut slots, &tokens);
+            }
         }
         Cache::Pages(mut pages) => {
-            pages::append(append, &mut pages, &tokens);
-            pages::attend(problem, &q, &pages, outputs)?;
+            pages::attend(problem, &q, &pages.read(), &tokens, outputs)?;
+            if now {
+                pages::append(append, &mut pages, &tokens);
+            }
         }
     }
     Ok(())
+}
+
+/// What [`decode`] writes for a problem that appends later, over a cache that is only read.
+///
+/// # Errors
+///
+/// As [`append`]; pages have room for the tokens here, too.
+pub fn attend<E: Element>(
+    problem: &DecodeProblem,
+    q: View<'_, E, 4>,
+    cache: CacheRef<'_, E>,
+    tokens: Tokens<'_, E>,
+    out: &mut [E],
+    lse: &mut [f32],
+) -> Result<(), AttentionError> {
+    check::append(&problem.append, &cache, &tokens)?;
+    check::decode(problem, &q, out, lse)?;
+    let outputs = Outputs::new(out, lse);
+    match cache {
+        CacheRef::Slots(slots) => slots::attend(problem, &q, &slots, &tokens, outputs).map(drop),
+        CacheRef::Pages(pages) => pages::attend(problem, &q, &pages, &tokens, outputs),
+    }
 }
 
 /// The keys that a prefill attends over: the slots in order of position, the empty ones first with zeros and a score of

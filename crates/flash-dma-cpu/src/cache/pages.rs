@@ -1,7 +1,7 @@
 //! Pages: appending to them, and attention over them.
 
 use super::forward_problem::forward_problem;
-use super::tensors::{Pages, Tokens};
+use super::tensors::{Pages, PagesRef, Tokens};
 use crate::args::Outputs;
 use crate::attention::forward::forward;
 use crate::attention::operands::Operands;
@@ -55,79 +55,95 @@ pub(crate) fn append<E: Element>(
     }
 }
 
-/// The keys of one sequence, which is number 0 of its problem.
+/// The keys of one sequence, which is number 0 of its problem: those that its pages hold, and the new tokens behind them.
 struct SequenceRows<'a, E> {
     shape: CacheShape,
-    k: &'a [E],
-    v: &'a [E],
-    table: &'a [i32],
+    pages: PagesRef<'a, E>,
+    tokens: Tokens<'a, E>,
     /// Which of the cache's sequences it is.
     sequence: usize,
+    /// The tokens that it holds.
+    held: usize,
 }
 
 impl<E> SequenceRows<'_, E> {
+    /// The row of the pool, or the token.
     #[inline]
-    fn row(&self, head: usize, key: usize) -> usize {
+    fn row(&self, head: usize, key: usize) -> Result<usize, usize> {
+        if let Some(token) = key.checked_sub(self.held) {
+            return Err(token);
+        }
         let [_, heads, page_len, _] = self.shape.kv_shape();
-        let [page, offset] = place(&self.shape, self.table, self.sequence, key);
-        (page * heads + head) * page_len + offset
+        let [page, offset] = place(&self.shape, self.pages.table, self.sequence, key);
+        Ok((page * heads + head) * page_len + offset)
+    }
+
+    /// The scores of `len` keys of each head, if they have scores.
+    fn scores(&self, len: usize) -> Option<Vec<f32>> {
+        let (held, new) = (self.pages.scores?, self.tokens.scores?);
+        let score = |head, key| match self.row(head, key) {
+            Ok(row) => held[row],
+            Err(token) => new.row(self.sequence, head)[token],
+        };
+        let head = |head| (0..len).map(move |key| score(head, key));
+        Some((0..self.shape.kv_heads).flat_map(head).collect())
     }
 }
 
 impl<E: Element> KeyRows<E> for SequenceRows<'_, E> {
     #[inline]
     fn key(&self, KvHead { head, .. }: KvHead, key: usize) -> &[E] {
-        let (row, dim) = (self.row(head, key), self.shape.head_dim);
-        &self.k[row * dim..(row + 1) * dim]
+        let dim = self.shape.head_dim;
+        match self.row(head, key) {
+            Ok(row) => &self.pages.k[row * dim..(row + 1) * dim],
+            Err(token) => self.tokens.k.row(self.sequence, head, token),
+        }
     }
 
     #[inline]
     fn value(&self, KvHead { head, .. }: KvHead, key: usize) -> &[E] {
-        let (row, dim) = (self.row(head, key), self.shape.head_dim);
-        &self.v[row * dim..(row + 1) * dim]
+        let dim = self.shape.head_dim;
+        match self.row(head, key) {
+            Ok(row) => &self.pages.v[row * dim..(row + 1) * dim],
+            Err(token) => self.tokens.v.row(self.sequence, head, token),
+        }
     }
 }
 
-/// Attention of the tokens, which the pages hold already, sequence by sequence: their lengths differ.
+/// Attention of the tokens over the pages and each other, sequence by sequence: their lengths differ.
 pub(crate) fn attend<E: Element>(
     problem: &DecodeProblem,
     q: &View<'_, E, 4>,
-    pages: &Pages<'_, E>,
+    pages: &PagesRef<'_, E>,
+    tokens: &Tokens<'_, E>,
     outputs: Outputs<'_, E>,
 ) -> Result<(), AttentionError> {
-    let [_, heads, tokens, dim] = problem.q_shape();
-    let rows = heads * tokens;
+    let [_, heads, count, dim] = problem.q_shape();
+    let rows = heads * count;
     if rows == 0 {
         return Ok(());
     }
-    let (k, v, table, lengths) = (&*pages.k, &*pages.v, pages.table, &*pages.lengths);
-    let scores = pages.scores.as_deref();
     (outputs.out.par_chunks_exact_mut(rows * dim))
         .zip(outputs.lse.par_chunks_exact_mut(rows))
         .enumerate()
         .try_for_each(|(sequence, (out, lse))| {
+            let held = pages.lengths[sequence] as usize;
             let rows = SequenceRows {
                 shape: problem.append.cache,
-                k,
-                v,
-                table,
+                pages: *pages,
+                tokens: *tokens,
                 sequence,
+                held,
             };
-            let len = lengths[sequence] as usize;
-            let window = scores.map(|_| len.max(1));
-            let problem = forward_problem(problem, [1, heads, tokens, dim], len, window)?;
+            let len = held + count;
+            let scores = rows.scores(len);
+            let window = scores.as_ref().map(|_| len.max(1));
+            let problem = forward_problem(problem, [1, heads, count, dim], len, window)?;
             let q = View {
                 data: &q.data[sequence * q.strides[0]..],
                 shape: problem.q_shape(),
                 strides: q.strides,
             };
-            let scores: Option<Vec<f32>> = scores.map(|scores| {
-                let keys = |head| (0..len).map(move |key| (head, key));
-                (0..problem.kv_heads)
-                    .flat_map(keys)
-                    .map(|(head, key)| scores[rows.row(head, key)])
-                    .collect()
-            });
             let intervals = scores.as_deref().map(|scores| shown(scores, len));
             let scores =
                 (scores.as_deref()).map(|scores| View::contiguous(scores, problem.scores_shape()));

@@ -2,7 +2,7 @@
 
 use super::forward_problem::forward_problem;
 use super::placement::{HeldKeys, Placement, changes};
-use super::tensors::{Slots, Tokens};
+use super::tensors::{Slots, SlotsRef, Tokens};
 use crate::args::Outputs;
 use crate::attention::forward::forward;
 use crate::attention::operands::Operands;
@@ -19,13 +19,13 @@ pub(crate) struct Placements {
     /// `[batch, kv_heads, window]`, see [`Placement`].
     token: Vec<u32>,
     /// `[batch, kv_heads, window + tokens]`, see [`Placement`].
-    pub(crate) intervals: Vec<Interval>,
+    intervals: Vec<Interval>,
 }
 
 impl Placements {
     pub(crate) fn new<E: Element>(
         problem: &AppendProblem,
-        slots: &Slots<'_, E>,
+        slots: &SlotsRef<'_, E>,
         tokens: &Tokens<'_, E>,
     ) -> Self {
         let (cache, window) = (problem.cache, problem.cache.capacity());
@@ -126,15 +126,16 @@ impl<E: Element> KeyRows<E> for SlotRows<'_, E> {
     }
 }
 
-/// Attention of the tokens over the slots and each other, by the intervals of their placements.
+/// Attention of the tokens over the slots and each other, by the intervals of their placements, which it returns.
 pub(crate) fn attend<E: Element>(
     problem: &DecodeProblem,
     q: &View<'_, E, 4>,
-    slots: &Slots<'_, E>,
+    slots: &SlotsRef<'_, E>,
     tokens: &Tokens<'_, E>,
-    intervals: &[Interval],
     outputs: Outputs<'_, E>,
-) -> Result<(), AttentionError> {
+) -> Result<Placements, AttentionError> {
+    let placements = Placements::new(&problem.append, slots, tokens);
+    let intervals = &placements.intervals;
     let shape = problem.append.cache;
     let window = shape.capacity();
     let len = window + problem.append.tokens;
@@ -161,5 +162,5 @@ pub(crate) fn attend<E: Element>(
         },
     };
     forward(&operands, outputs);
-    Ok(())
+    Ok(placements)
 }

@@ -11,6 +11,15 @@ pub enum Cache<'a, E> {
     Pages(Pages<'a, E>),
 }
 
+/// [`Cache`], to be read.
+#[derive(Clone, Copy, Debug)]
+pub enum CacheRef<'a, E> {
+    /// The keys of each head that its rule keeps.
+    Slots(SlotsRef<'a, E>),
+    /// Every key.
+    Pages(PagesRef<'a, E>),
+}
+
 /// The tensors of [`Storage::Slots`](flash_dma_problem::Storage::Slots).
 #[derive(Debug)]
 pub struct Slots<'a, E> {
@@ -68,6 +77,60 @@ pub struct Pages<'a, E> {
     pub table: &'a [i32],
     /// `[batch]`: the tokens each sequence holds.
     pub lengths: &'a mut [i32],
+}
+
+/// [`Pages`], to be read.
+#[derive(Clone, Copy, Debug)]
+pub struct PagesRef<'a, E> {
+    /// As in [`Pages`].
+    pub k: &'a [E],
+    /// As in [`Pages`].
+    pub v: &'a [E],
+    /// As in [`Pages`].
+    pub scores: Option<&'a [f32]>,
+    /// As in [`Pages`].
+    pub table: &'a [i32],
+    /// As in [`Pages`].
+    pub lengths: &'a [i32],
+}
+
+impl<E> Cache<'_, E> {
+    /// The same tensors, to be read.
+    #[must_use]
+    pub fn read(&self) -> CacheRef<'_, E> {
+        match self {
+            Self::Slots(slots) => CacheRef::Slots(slots.read()),
+            Self::Pages(pages) => CacheRef::Pages(pages.read()),
+        }
+    }
+}
+
+impl<E> Slots<'_, E> {
+    /// The same tensors, to be read.
+    #[must_use]
+    pub fn read(&self) -> SlotsRef<'_, E> {
+        SlotsRef {
+            k: self.k,
+            v: self.v,
+            score: self.score,
+            position: self.position,
+            seen: self.seen,
+        }
+    }
+}
+
+impl<E> Pages<'_, E> {
+    /// The same tensors, to be read.
+    #[must_use]
+    pub fn read(&self) -> PagesRef<'_, E> {
+        PagesRef {
+            k: self.k,
+            v: self.v,
+            scores: self.scores.as_deref(),
+            table: self.table,
+            lengths: self.lengths,
+        }
+    }
 }
 
 /// New tokens of every sequence.

@@ -277,6 +277,68 @@ fn slots_decode_as_one_pass_would() {
     }
 }
 
+/// A step that appends later writes what the step would and not one bit of the cache, whether that is given to be
+/// written or to be read; and then the tokens are appended.
+#[test]
+fn a_step_that_appends_later_leaves_the_slots() {
+    let rule = SelectionRule {
+        window: 5,
+        recent: 2,
+        sinks: 1,
+    };
+    let shape = CacheShape::slots(1, HEADS[1], rule, DIM, ElementType::F32).unwrap();
+    let mut rng = Rng::new(15);
+    let mut random = |len: usize| -> Vec<f32> { (0..len).map(|_| rng.normal() as f32).collect() };
+    let bits = |state: &State| {
+        let rows = [&state.k[..], &state.v[..], &state.score[..]].concat();
+        let rows: Vec<u32> = rows.into_iter().map(f32::to_bits).collect();
+        (rows, state.position.clone(), state.seen.clone())
+    };
+    let mut state = State::new(&shape);
+    for at in (0..24).step_by(4) {
+        let (kv, q_shape) = ([1, HEADS[1], 4, DIM], [1, HEADS[0], 4, DIM]);
+        let rows = HEADS[1] * 4;
+        let (k, v, z) = (random(rows * DIM), random(rows * DIM), random(rows));
+        let q = random(HEADS[0] * 4 * DIM);
+        let tokens = Tokens {
+            k: View::contiguous(&k, kv),
+            v: View::contiguous(&v, kv),
+            scores: Some(View::contiguous(&z, [1, HEADS[1], 4])),
+        };
+        let options = AttentionOptions::new().with_keep_window(5);
+        let scores = Some(&kv[..3]);
+        let now = shape
+            .decode(&q_shape, &kv, &kv, scores, ElementType::F32, at, &options)
+            .unwrap();
+        let later = now.with_appending(Appending::Later);
+        let view = View::contiguous(&q, q_shape);
+        let before = bits(&state);
+        let outputs = [0, 1, 2].map(|call| {
+            let (mut out, mut lse) = (vec![f32::NAN; q.len()], vec![f32::NAN; q.len() / DIM]);
+            match call {
+                0 => {
+                    let cache = CacheRef::Slots(state.read());
+                    attend(&later, view, cache, tokens, &mut out, &mut lse)
+                }
+                1 => {
+                    let cache = Cache::Slots(state.slots());
+                    decode(&later, view, cache, tokens, &mut out, &mut lse)
+                }
+                _ => {
+                    assert_eq!(bits(&state), before);
+                    let cache = Cache::Slots(state.slots());
+                    decode(&now, view, cache, tokens, &mut out, &mut lse)
+                }
+            }
+            .unwrap();
+            [out, lse]
+        });
+        assert_eq!(outputs[0], outputs[2]);
+        assert_eq!(outputs[1], outputs[2]);
+        assert_ne!(bits(&state), before);
+    }
+}
+
 /// Thousands of tokens: whatever the pieces, the slots hold what the rule keeps.
 #[test]
 fn slots_keep_what_the_rule_says_for_thousands_of_tokens() {

@@ -153,6 +153,16 @@ impl Pages {
 }
 
 impl Tokens {
+    /// None of the tokens, in the same buffers.
+    pub(crate) fn none(mut self) -> Self {
+        self.k.shape[2] = 0;
+        self.v.shape[2] = 0;
+        if let Some(scores) = &mut self.scores {
+            scores.shape[2] = 0;
+        }
+        self
+    }
+
     pub(crate) fn check(&self, problem: &AppendProblem) -> Result<(), AttentionError> {
         let (size, kv) = (problem.cache.element.size(), problem.kv_shape());
         let strided = Layout::Strided;

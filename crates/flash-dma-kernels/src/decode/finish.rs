@@ -8,7 +8,7 @@ use crate::host::check::{address_type, elem_type, vector_size};
 use crate::host::scratch::cubes;
 use cubecl::client::Client;
 use cubecl::prelude::*;
-use flash_dma_problem::{DecodeProblem, Storage};
+use flash_dma_problem::{Appending, DecodeProblem, Storage};
 
 /// The least and the most units per cube.
 const LEAST_UNITS: usize = 128;
@@ -107,7 +107,17 @@ pub(crate) struct Outputs {
     pub lse: TensorBinding,
 }
 
-/// Merges the parts, carries out `moves` (one entry per token), and counts the tokens as seen.
+/// What the cubes behind the rows of the outputs write: as many cubes as `writers` and the tokens, or no cubes and none
+/// of the tokens if these are appended later. The grid may have more cubes than it needs, and they write nothing then.
+fn writes(problem: &DecodeProblem, writers: usize, tokens: Tokens) -> (usize, Tokens) {
+    match problem.appending {
+        Appending::Now => (writers, tokens),
+        Appending::Later => (0, tokens.none()),
+    }
+}
+
+/// Merges the parts; carries out `moves` (one entry per token) and counts the tokens as seen, unless they are appended
+/// later.
 pub(crate) fn finish_slots(
     client: &Client,
     problem: &DecodeProblem,
@@ -124,15 +134,17 @@ pub(crate) fn finish_slots(
     let mut words = vec![&outputs.part_out, &outputs.part_lse, &slots.score];
     words.extend(&tokens.scores);
     let address = address_type(&typed, cache.element.size()).max(address_type(&words, 4));
+    let vector = vector_size(&typed, cache.element.size());
+    let (writers, tokens) = writes(problem, cache.batch * cache.kv_heads, tokens);
     // SAFETY: cubes past the rows and heads do nothing; the parts hold `parts` times the rows of the outputs, moves
     // hold slots and tokens of the problem, and the tensors were checked to hold their shapes and strides.
     unsafe {
         finish_slots_kernel::launch_unchecked(
             client,
-            cubes(client, rows + cache.batch * cache.kv_heads, dim),
+            cubes(client, rows + writers, dim),
             dim,
             address,
-            vector_size(&typed, cache.element.size()),
+            vector,
             MergedPartsLaunch::new(
                 outputs.part_out.into_buffer_arg(),
                 outputs.part_lse.into_buffer_arg(),
@@ -150,7 +162,7 @@ pub(crate) fn finish_slots(
     }
 }
 
-/// Merges the parts, writes the tokens into the pages and adds them to the lengths.
+/// Merges the parts; writes the tokens into the pages and adds them to the lengths, unless they are appended later.
 pub(crate) fn finish_pages(
     client: &Client,
     problem: &DecodeProblem,
@@ -170,12 +182,13 @@ pub(crate) fn finish_pages(
     let mut words = vec![&outputs.part_out, &outputs.part_lse];
     words.extend(pages.scores.iter().chain(&tokens.scores));
     let address = address_type(&typed, cache.element.size()).max(address_type(&words, 4));
+    let (writers, tokens) = writes(problem, cache.batch, tokens);
     // SAFETY: as in `finish_slots`; the table was checked by its owner to name pages, and the sequences have room for
     // the tokens.
     unsafe {
         finish_pages_kernel::launch_unchecked(
             client,
-            cubes(client, rows + cache.batch, dim),
+            cubes(client, rows + writers, dim),
             dim,
             address,
             vector,

@@ -23,9 +23,9 @@ use cubecl::ir::{DeviceProperties, HardwareProperties};
 use cubecl::prelude::*;
 use flash_dma_problem::{AttentionError, DecodeProblem, Storage, TensorName};
 
-/// A decode step: appends the tokens to the cache and writes the attention of their queries, on [`Engine::Mma`] if that
-/// supports the problem and [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE) does not exclude it, otherwise on
-/// [`Engine::Portable`].
+/// A decode step: writes the attention of the tokens' queries and appends the tokens to the cache, unless the problem
+/// [appends later](flash_dma_problem::Appending), on [`Engine::Mma`] if that supports the problem and
+/// [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE) does not exclude it, otherwise on [`Engine::Portable`].
 ///
 /// Over slots, query `t` attends to those of all tokens that its sequence has been given, its own included, that the
 /// cache's rule keeps at its position; over pages, to all tokens that its sequence holds and to the new tokens up to

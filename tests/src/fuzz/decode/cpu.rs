@@ -1,6 +1,7 @@
 //! `flash-dma-cpu`.
 
-use super::{Step, steps, tokens};
+use super::{Step, steps, wrong_behind};
+use crate::call::picked;
 use crate::engines::cpu::view;
 use crate::engines::{Host, narrow, sentinels, widen};
 use crate::fuzz::spec::{Decoding, MAX_STEP, Spec, Store};
@@ -8,7 +9,9 @@ use crate::{Outputs, Raw};
 use core::ops::Range;
 use flash_dma_cpu::cache::{self, Cache, ChunkKeys, Pages, Slots, SlotsRef};
 use flash_dma_cpu::{self as engine, Element, View};
-use flash_dma_problem::{AttentionError, CacheShape, ElementType, Interval, Problem};
+use flash_dma_problem::{
+    Appending, AttentionError, CacheShape, DecodeProblem, ElementType, Interval, Problem,
+};
 use flash_dma_reference::Inputs;
 use half::{bf16, f16};
 
@@ -29,17 +32,24 @@ fn run<E: Host + Element>(
 ) -> Result<Vec<Step>, AttentionError> {
     let mut held = Held::<E>::new(spec, decoding)?;
     if decoding.prefill > 0 {
-        held.append(&Part::new(spec, all, 0..decoding.prefill))?;
+        held.append(&Part::new(spec, all, 0..decoding.prefill, 0))?;
     }
     let step = |tokens: Range<usize>| {
-        let part = Part::new(spec, all, tokens.clone());
-        let (out, lse) = match tokens.len() > MAX_STEP && decoding.window().is_some() {
-            true => held.chunk(&part)?,
-            false => held.decode(&part)?,
-        };
-        let outputs = Outputs {
-            out: widen(&out),
-            lse: widen(&lse),
+        let wrong = wrong_behind(decoding, tokens.len(), spec.k_len);
+        let part = Part::new(spec, all, tokens.clone(), 0);
+        let outputs = match (wrong, decoding.window()) {
+            (Some(wrong), _) => {
+                let guess = Part::new(spec, all, tokens.clone(), wrong);
+                let outputs = widened(held.guess(&guess)?);
+                held.append(&part)?;
+                let (len, own) = (guess.kv[2], 0..tokens.len());
+                Outputs {
+                    out: picked(&outputs.out, len, spec.head_dim, own.clone()),
+                    lse: picked(&outputs.lse, len, 1, own),
+                }
+            }
+            (None, Some(_)) if tokens.len() > MAX_STEP => widened(held.chunk(&part)?),
+            (None, _) => widened(held.decode(&part)?),
         };
         let live = decoding.window().map(|window| held.live(window));
         Ok(Step {
@@ -49,6 +59,13 @@ fn run<E: Host + Element>(
         })
     };
     steps(decoding).map(step).collect()
+}
+
+fn widened<E: Host>((out, lse): (Vec<E>, Vec<f32>)) -> Outputs {
+    Outputs {
+        out: widen(&out),
+        lse: widen(&lse),
+    }
 }
 
 /// Tokens of every sequence.
@@ -61,20 +78,22 @@ struct Part<E> {
 }
 
 impl<E: Host> Part<E> {
-    fn new(spec: &Spec, all: &Inputs, range: Range<usize>) -> Self {
+    /// The tokens of the range, and behind them as many `wrong` ones: the first of the sequence.
+    fn new(spec: &Spec, all: &Inputs, range: Range<usize>, wrong: usize) -> Self {
         let (len, dim) = (spec.k_len, spec.head_dim);
-        let kv = [spec.batch, spec.kv_heads, range.len(), dim];
-        let q = [spec.batch, spec.q_heads(), range.len(), dim];
+        let kv = [spec.batch, spec.kv_heads, range.len() + wrong, dim];
+        let q = [spec.batch, spec.q_heads(), range.len() + wrong, dim];
+        let picks = range.clone().chain(0..wrong);
         let layout = spec.places[Spec::Q].layout();
         let place = |values: &[f64], shape: [usize; 4]| {
-            let part = tokens(values, len, dim, &range);
+            let part = picked(values, len, dim, picks.clone());
             Raw::new(&part, &shape, spec.element, layout)
         };
         let rows = [place(&all.q, q), place(&all.k, kv), place(&all.v, kv)];
         Self {
             typed: [0, 1, 2].map(|n| narrow(&rows[n].values)),
             rows,
-            scores: (all.scores.as_ref()).map(|z| narrow(&tokens(z, len, 1, &range))),
+            scores: (all.scores.as_ref()).map(|z| narrow(&picked(z, len, 1, picks.clone()))),
             tokens: range,
             kv,
         }
@@ -120,7 +139,8 @@ impl<'a, E: Host + Element> Held<'a, E> {
                 (shape, vec![-1; batch * heads * window])
             }
             Store::Pages { page_len, scored } => {
-                let max_pages = spec.k_len.div_ceil(page_len).max(1);
+                // With room for wrong tokens.
+                let max_pages = (spec.k_len + MAX_STEP).div_ceil(page_len);
                 let pages = max_pages * batch + 1;
                 let sizes = [pages, page_len, max_pages];
                 let mut shape = CacheShape::pages(batch, heads, sizes, dim, spec.element)?;
@@ -175,15 +195,29 @@ impl<'a, E: Host + Element> Held<'a, E> {
         cache::append(&problem, self.cache(), part.tokens())
     }
 
-    fn decode(&mut self, part: &Part<E>) -> Result<(Vec<E>, Vec<f32>), AttentionError> {
+    fn problem(&self, part: &Part<E>) -> Result<DecodeProblem, AttentionError> {
         let (kv, element) = (&part.kv, self.spec.element);
         let (q, held, options) = (part.view(0), part.tokens.start, self.spec.options());
         let scores = part.scores_shape();
-        let problem = (self.shape).decode(&q.shape, kv, kv, scores, element, held, &options)?;
+        (self.shape).decode(&q.shape, kv, kv, scores, element, held, &options)
+    }
+
+    fn decode(&mut self, part: &Part<E>) -> Result<(Vec<E>, Vec<f32>), AttentionError> {
+        let problem = self.problem(part)?;
         let mut out = sentinels(problem.q_shape().iter().product());
         let mut lse = sentinels(problem.lse_shape().iter().product());
-        let (cache, tokens) = (self.cache(), part.tokens());
+        let (q, cache, tokens) = (part.view(0), self.cache(), part.tokens());
         cache::decode(&problem, q, cache, tokens, &mut out, &mut lse)?;
+        Ok((out, lse))
+    }
+
+    /// As [`decode`](Self::decode), of tokens that are not appended.
+    fn guess(&mut self, part: &Part<E>) -> Result<(Vec<E>, Vec<f32>), AttentionError> {
+        let problem = self.problem(part)?.with_appending(Appending::Later);
+        let mut out = sentinels(problem.q_shape().iter().product());
+        let mut lse = sentinels(problem.lse_shape().iter().product());
+        let (q, cache, tokens) = (part.view(0), self.cache(), part.tokens());
+        cache::attend(&problem, q, cache.read(), tokens, &mut out, &mut lse)?;
         Ok((out, lse))
     }
 

@@ -1,6 +1,6 @@
 //! `flash-dma-kernels` through a CubeCL client, without Burn.
 
-use super::{Decoder, Step, steps};
+use super::{Decoder, Step, steps, wrong_behind};
 use crate::Outputs;
 use crate::decoding::{Held, Sequence};
 use crate::engines::{Kernels, Target};
@@ -21,10 +21,15 @@ impl<T: Target> Decoder for Kernels<T> {
             held.append(all, decoding.prefill);
         }
         let step = |tokens: core::ops::Range<usize>| {
-            let chunk = tokens.len() > MAX_STEP && decoding.window().is_some();
-            let (out, lse) = match chunk {
-                true => held.chunk(all, tokens.end),
-                false => held.step(all, tokens.end),
+            let wrong = wrong_behind(decoding, tokens.len(), spec.k_len);
+            let (out, lse) = match (wrong, decoding.window()) {
+                (Some(wrong), _) => {
+                    let result = held.guess(all, tokens.end, wrong);
+                    held.append(all, tokens.end);
+                    result
+                }
+                (None, Some(_)) if tokens.len() > MAX_STEP => held.chunk(all, tokens.end),
+                (None, _) => held.step(all, tokens.end),
             };
             Step {
                 tokens,

@@ -262,6 +262,15 @@ pub fn step(spoil: impl FnOnce(&mut Step)) -> Result<(), AttentionError> {
         .map(drop)
 }
 
+/// Slots beside which 3 tokens wait.
+pub fn waiting() -> Result<DynamicMaskCache, AttentionError> {
+    let s = Step::spoiled(|_| {});
+    let mut cache = slots(8, |_| {})?;
+    cache.try_hold()?;
+    cache.try_step(s.q, s.k, s.v, s.scores)?;
+    Ok(cache)
+}
+
 /// Pages of 4 tokens: 3 are there, and a sequence may have 2.
 pub fn pages(spoil: impl FnOnce(&mut PagedCacheConfig)) -> Result<PagedCache, AttentionError> {
     let mut config = PagedCacheConfig::new(2, 2, 8, 8)

@@ -8,7 +8,7 @@ use buffers::{
     backward, failed_launch, select_view, wgmma_on_a_cpu,
 };
 use burn::tensor::{DType, Int, Tensor};
-use burn_flash_dma::cache::PagedCacheConfig;
+use burn_flash_dma::cache::{DynamicMaskCache, PagedCache, PagedCacheConfig};
 use burn_flash_dma::nn::{DynamicMaskAttentionConfig, DynamicMaskInput};
 use burn_flash_dma::{
     AttentionError, Documents, ElementType, HeadEncoding, Intervals, KeyRanges, Problem, Selector,
@@ -17,7 +17,7 @@ use burn_flash_dma::{
 use calls::{
     Call, KV, a_record_of_another_shape, by_selector, causal, dense, dynamic, elsewhere,
     given_pairs, here, masked, page_step, pages, past_the_last_position, ranges_on_two_devices,
-    second_norm, second_order, select_by, shows, slots, slots_that_keep, step, tracking,
+    second_norm, second_order, select_by, shows, slots, slots_that_keep, step, tracking, waiting,
     with_intervals, with_plan, zeros,
 };
 use std::collections::BTreeSet;
@@ -220,6 +220,16 @@ const TABLE: &[Row] = &[
         slots(8, |o| o.causal = false).map(drop)
     }),
     (Slots, "Sequence", || slots(8, |_| {})?.try_reorder(&[0, 2])),
+    (Slots, "TokensWait", || waiting()?.try_reset(0)),
+    (Slots, "TooManyAccepted", || waiting()?.try_accept(4)),
+    (Slots, "NotHolding", || slots(8, |_| {})?.try_accept(0)),
+    (Slots, "NoCaches", || {
+        DynamicMaskCache::try_cat(Vec::new()).map(drop)
+    }),
+    (Slots, "JoinedCaches", || {
+        let other = slots(8, |o| o.keep_window = Some(5))?;
+        DynamicMaskCache::try_cat(vec![slots(8, |_| {})?, other]).map(drop)
+    }),
     (Slots, "Tracked", || {
         step(|c| c.k = Tensor::zeros([2, 2, 3, 8], &tracking()).require_grad())
     }),
@@ -257,6 +267,13 @@ const TABLE: &[Row] = &[
     (Pages, "PagesFull", || page_step(|c| c.all_of_len(9))),
     (Pages, "PagesUsed", || page_step(|c| c.all_of_len(8))),
     (Pages, "Sequence", || pages(|_| {})?.try_reorder(&[0, 7])),
+    (Pages, "NotHolding", || pages(|_| {})?.try_accept(0)),
+    (Pages, "NoCaches", || {
+        PagedCache::try_cat(Vec::new()).map(drop)
+    }),
+    (Pages, "JoinedCaches", || {
+        PagedCache::try_cat(vec![pages(|_| {})?, pages(|c| c.page_len = 2)?]).map(drop)
+    }),
     (Norm, "Shape", || {
         try_rms_norm(zeros([2, 3, 24]), zeros([16]), 1e-5).map(drop)
     }),

@@ -13,7 +13,7 @@ use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use flash_dma_kernels::{
     Cache, ChunkOutputs, Pages, Slots, StepInputs, StepOutputs, Tokens, decode,
 };
-use flash_dma_problem::{AppendProblem, DecodeProblem};
+use flash_dma_problem::{AppendProblem, Appending, DecodeProblem};
 
 impl CacheOps for CubeBackend {
     fn cache_append_slots(
@@ -36,7 +36,10 @@ impl CacheOps for CubeBackend {
         tokens: TokenTensors<Self>,
         problem: DecodeProblem,
     ) -> DecodedSlots<Self> {
-        let slots = own_slots(slots);
+        let slots = match problem.appending {
+            Appending::Now => own_slots(slots),
+            Appending::Later => contiguous_slots(slots),
+        };
         let cache = Cache::Slots(slot_bindings(&slots));
         let (out, lse) = step(q, cache, tokens, &problem);
         DecodedSlots { out, lse, slots }
@@ -94,7 +97,10 @@ impl CacheOps for CubeBackend {
         _map: PageMap,
         problem: DecodeProblem,
     ) -> DecodedPages<Self> {
-        let pages = own_pages(pages);
+        let pages = match problem.appending {
+            Appending::Now => own_pages(pages),
+            Appending::Later => contiguous_pages(pages),
+        };
         let cache = Cache::Pages(page_bindings(&pages));
         let (out, lse) = step(q, cache, tokens, &problem);
         DecodedPages { out, lse, pages }
@@ -162,6 +168,17 @@ fn own_pages(pages: PageTensors<CubeBackend>) -> PageTensors<CubeBackend> {
         scores: pages.scores.map(own),
         table: into_contiguous(pages.table),
         lengths: own(pages.lengths),
+    }
+}
+
+/// As [`contiguous_slots`].
+fn contiguous_pages(pages: PageTensors<CubeBackend>) -> PageTensors<CubeBackend> {
+    PageTensors {
+        k: into_contiguous(pages.k),
+        v: into_contiguous(pages.v),
+        scores: pages.scores.map(into_contiguous),
+        table: into_contiguous(pages.table),
+        lengths: into_contiguous(pages.lengths),
     }
 }
 

@@ -11,8 +11,8 @@ use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, bf16, f16};
 use burn_flex::FlexTensor;
 use flash_dma_cpu::Element;
-use flash_dma_cpu::cache::{self, Cache, Pages, Slots, Tokens};
-use flash_dma_problem::{AppendProblem, DecodeProblem};
+use flash_dma_cpu::cache::{self, Cache, CacheRef, Pages, PagesRef, Slots, SlotsRef, Tokens};
+use flash_dma_problem::{AppendProblem, Appending, AttentionError, DecodeProblem};
 
 /// Calls a generic function with the element type of the cache.
 macro_rules! by_element {
@@ -98,7 +98,10 @@ fn decode_slots<E: Element + Stored>(
     tokens: &NewTokens,
     problem: &DecodeProblem,
 ) -> (FlexTensor, FlexTensor) {
-    decode(q, Cache::Slots(slots_mut::<E>(slots)), tokens, problem)
+    match problem.appending {
+        Appending::Now => decode(q, Cache::Slots(slots_mut::<E>(slots)), tokens, problem),
+        Appending::Later => attend(q, CacheRef::Slots(slots_ref::<E>(slots)), tokens, problem),
+    }
 }
 
 fn append_pages<E: Element + Stored>(
@@ -116,7 +119,10 @@ fn decode_pages<E: Element + Stored>(
     tokens: &NewTokens,
     problem: &DecodeProblem,
 ) -> (FlexTensor, FlexTensor) {
-    decode(q, Cache::Pages(pages_mut::<E>(pages)), tokens, problem)
+    match problem.appending {
+        Appending::Now => decode(q, Cache::Pages(pages_mut::<E>(pages)), tokens, problem),
+        Appending::Later => attend(q, CacheRef::Pages(pages_ref::<E>(pages)), tokens, problem),
+    }
 }
 
 fn decode<E: Element + Stored>(
@@ -125,16 +131,31 @@ fn decode<E: Element + Stored>(
     tokens: &NewTokens,
     problem: &DecodeProblem,
 ) -> (FlexTensor, FlexTensor) {
+    outputs::<E>(problem, |out, lse| {
+        cache::decode(problem, view(q), cache, tokens.view(), out, lse)
+    })
+}
+
+/// As [`decode`], but the cache stays as it is, and is not copied if it is shared.
+fn attend<E: Element + Stored>(
+    q: &FlexTensor,
+    cache: CacheRef<'_, E>,
+    tokens: &NewTokens,
+    problem: &DecodeProblem,
+) -> (FlexTensor, FlexTensor) {
+    outputs::<E>(problem, |out, lse| {
+        cache::attend(problem, view(q), cache, tokens.view(), out, lse)
+    })
+}
+
+/// The output and the LSE that a step writes.
+fn outputs<E: Element + Stored>(
+    problem: &DecodeProblem,
+    step: impl FnOnce(&mut [E], &mut [f32]) -> Result<(), AttentionError>,
+) -> (FlexTensor, FlexTensor) {
     let mut out = buffer::<E, 4>(problem.q_shape());
     let mut lse = buffer::<f32, 3>(problem.lse_shape());
-    run(cache::decode(
-        problem,
-        view(q),
-        cache,
-        tokens.view(),
-        &mut out,
-        &mut lse,
-    ));
+    run(step(&mut out, &mut lse));
     (
         tensor(out, problem.q_shape()),
         tensor(lse, problem.lse_shape()),
@@ -154,13 +175,7 @@ fn chunk_keys<E: Element + Stored>(
     let mut rank = problem.cache.has_sinks().then(|| scores.clone());
     run(cache::chunk_keys(
         problem,
-        cache::SlotsRef {
-            k: elements(&slots.k),
-            v: elements(&slots.v),
-            score: elements(&slots.score),
-            position: elements(&slots.position),
-            seen: elements(&slots.seen),
-        },
+        slots_ref(slots),
         tokens.view(),
         cache::ChunkKeys {
             k: &mut k,
@@ -238,6 +253,29 @@ fn whole_pages(pages: PageTensors<Flex>) -> PageTensors<Flex> {
 
 fn elements<E: Stored>(tensor: &FlexTensor) -> &[E] {
     tensor.storage()
+}
+
+fn slots_ref<E: Stored>(slots: &SlotTensors<Flex>) -> SlotsRef<'_, E> {
+    SlotsRef {
+        k: elements(&slots.k),
+        v: elements(&slots.v),
+        score: elements(&slots.score),
+        position: elements(&slots.position),
+        seen: elements(&slots.seen),
+    }
+}
+
+fn pages_ref<E: Stored>(pages: &PageTensors<Flex>) -> PagesRef<'_, E> {
+    PagesRef {
+        k: elements(&pages.k),
+        v: elements(&pages.v),
+        scores: match &pages.scores {
+            OptionalFloat::None => None,
+            OptionalFloat::Some(scores) => Some(elements(scores)),
+        },
+        table: elements(&pages.table),
+        lengths: elements(&pages.lengths),
+    }
 }
 
 /// Shared storage is copied here, once; the engine writes unshared storage.

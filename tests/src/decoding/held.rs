@@ -1,186 +1,18 @@
-//! Sequences that the kernels decode, and their comparison with one pass over the whole sequence.
+//! A cache on a device, and the steps and chunks that the kernels take over it.
 
+use super::{F32, Sequence};
+use crate::call::picked;
 use crate::engines::kernels::{planned, ran};
 use crate::engines::{Kernels, Pass, Target};
 use crate::{Layout, Raw};
 use cubecl::prelude::TensorBinding;
-use flash_dma_kernels::internals::{DecodeTuning, decode_tuned};
+use flash_dma_kernels::internals::decode_tuned;
 use flash_dma_kernels::{
     Cache, CacheShape, ChunkOutputs, Engine, Outputs, Pages, SelectionRule, Slots, StepInputs,
     StepOutputs, Tokens, append, append_pages, chunk_keys, decode, forward, select,
 };
-use flash_dma_problem::{AttentionError, AttentionOptions, ElementType, Problem};
-use flash_dma_reference::compare::{OUTPUT, compare, compare_lse};
-use flash_dma_reference::generate::{Scores, inputs};
+use flash_dma_problem::{Appending, AttentionError, MAX_DECODE_TOKENS, Problem};
 use flash_dma_reference::{Inputs, compose::attended};
-
-const F32: ElementType = ElementType::F32;
-
-/// Sequences of random tokens, and the pieces in which a cache gets them. The default is 2 sequences with 4 query
-/// heads over 2 kv heads of 64 elements and normal scores, f32, one token at a time from an empty cache.
-#[derive(Clone, Debug)]
-pub struct Sequence {
-    /// Sequences.
-    pub batch: usize,
-    /// Query heads, key/value heads.
-    pub heads: [usize; 2],
-    /// Tokens.
-    pub len: usize,
-    /// Elements per row.
-    pub head_dim: usize,
-    /// Element type.
-    pub element: ElementType,
-    /// The keys that a kv head has slots for; `None` is a cache of pages.
-    pub rule: Option<SelectionRule>,
-    /// Whether pages have scores.
-    pub biased: bool,
-    /// Tokens per page.
-    pub page_len: usize,
-    /// The kind of scores.
-    pub scores: Scores,
-    /// Scale and softcap.
-    pub options: AttentionOptions,
-    /// The layout of the new tokens in memory.
-    pub layout: Layout,
-    /// Tokens that are appended before the first step.
-    pub prefill: usize,
-    /// Tokens of the steps, cycled through.
-    pub pieces: Vec<usize>,
-    /// One in this many steps is compared; the last always is.
-    pub every: usize,
-    /// The fixed choices of the kernel.
-    pub tuning: DecodeTuning,
-    /// The seed of the random numbers.
-    pub seed: u64,
-}
-
-impl Sequence {
-    /// The default with as many tokens and slots as given.
-    #[must_use]
-    pub fn new(len: usize, window: Option<usize>) -> Self {
-        Self {
-            batch: 2,
-            heads: [4, 2],
-            len,
-            head_dim: 64,
-            element: F32,
-            rule: window.map(SelectionRule::top),
-            biased: false,
-            page_len: 32,
-            scores: Scores::Normal,
-            options: AttentionOptions::new(),
-            layout: Layout::Contiguous,
-            prefill: 0,
-            pieces: vec![1],
-            every: 1,
-            tuning: DecodeTuning::default(),
-            seed: 1,
-        }
-    }
-
-    fn scored(&self) -> bool {
-        self.rule.is_some() || self.biased
-    }
-
-    fn options(&self) -> AttentionOptions {
-        AttentionOptions {
-            keep_window: self.rule.map(|rule| rule.window),
-            ..self.options
-        }
-    }
-
-    /// The inputs of the whole decoding.
-    ///
-    /// # Panics
-    ///
-    /// If the sizes are not those of a problem.
-    #[must_use]
-    pub fn inputs(&self) -> Inputs {
-        let q = [self.batch, self.heads[0], self.len, self.head_dim];
-        let k = [self.batch, self.heads[1], self.len, self.head_dim];
-        let scores = self.scored().then_some(&k[..3]);
-        let problem = Problem::new(&q, &k, &k, scores, self.element, &self.options());
-        inputs(problem.expect("a good case"), self.scores, 1.0, self.seed)
-    }
-
-    /// Decodes the sequences and compares with the oracle: steps with the last rows of one pass, live sets with its
-    /// selection.
-    ///
-    /// # Panics
-    ///
-    /// If something differs.
-    pub fn check<T: Target>(&self, kernels: &Kernels<T>) {
-        self.check_inputs(kernels, &self.inputs());
-    }
-
-    /// [`check`](Self::check) of given inputs.
-    ///
-    /// # Panics
-    ///
-    /// If something differs.
-    pub fn check_inputs<T: Target>(&self, kernels: &Kernels<T>, all: &Inputs) {
-        let mut cache = Held::new(kernels, self);
-        if self.prefill > 0 {
-            cache.append(all, self.prefill);
-            cache.check_live(all);
-        }
-        let mut steps = 0;
-        for &piece in self.pieces.iter().cycle() {
-            let to = (cache.held + piece).min(self.len);
-            let from = cache.held;
-            let (out, lse) = cache.step(all, to);
-            steps += 1;
-            if steps % self.every == 0 || to == self.len {
-                self.compare(all, from, to, (&out, &lse));
-                cache.check_live(all);
-            }
-            if to == self.len {
-                return;
-            }
-        }
-    }
-
-    fn compare(&self, all: &Inputs, from: usize, to: usize, (out, lse): (&[f64], &[f64])) {
-        let p = &all.problem;
-        let q = [p.batch, p.q_heads, to - from, p.head_dim];
-        let k = [p.batch, p.kv_heads, to, p.head_dim];
-        let (rows, dim) = (p.batch * p.kv_heads, p.head_dim);
-        let scores = self.scored().then_some(&k[..3]);
-        let problem = Problem::new(&q, &k, &k, scores, p.element, &self.options());
-        let prefix = Inputs {
-            problem: problem.expect("a good case"),
-            q: self.tokens(&all.q, p.batch * p.q_heads, dim, from, to),
-            k: self.tokens(&all.k, rows, dim, 0, to),
-            v: self.tokens(&all.v, rows, dim, 0, to),
-            scores: (all.scores.as_ref()).map(|z| self.tokens(z, rows, 1, 0, to)),
-        };
-        let (exact, naive) = match &self.rule {
-            Some(rule) => (prefix.forward_by(rule), prefix.naive_forward_by(rule)),
-            None => (prefix.forward(), prefix.naive_forward()),
-        };
-        let context = || format!("tokens {from}..{to} of {self:?}");
-        compare("out", &q, out, &exact.out, &naive.out, p.element, OUTPUT)
-            .unwrap_or_else(|failure| panic!("{failure}\n{}", context()));
-        compare_lse(&q[..3], lse, &exact.lse)
-            .unwrap_or_else(|failure| panic!("{failure}\n{}", context()));
-    }
-
-    /// The tokens `from..to` of `[rows, len, width]`.
-    fn tokens(
-        &self,
-        values: &[f64],
-        rows: usize,
-        width: usize,
-        from: usize,
-        to: usize,
-    ) -> Vec<f64> {
-        let row = |r: usize| {
-            let first = r * self.len;
-            &values[(first + from) * width..(first + to) * width]
-        };
-        (0..rows).flat_map(row).copied().collect()
-    }
-}
 
 /// A cache on the device and the number of tokens that it has been given.
 pub struct Held<'a, T> {
@@ -201,7 +33,8 @@ impl<'a, T: Target> Held<'a, T> {
     #[must_use]
     pub fn new(kernels: &'a Kernels<T>, sequence: &'a Sequence) -> Self {
         let (batch, heads, dim) = (sequence.batch, sequence.heads[1], sequence.head_dim);
-        let max_pages = sequence.len.div_ceil(sequence.page_len);
+        // With room for a guess that goes past the end.
+        let max_pages = (sequence.len + MAX_DECODE_TOKENS).div_ceil(sequence.page_len);
         let pages = max_pages * batch + 1;
         let shape = match sequence.rule {
             Some(rule) => CacheShape::slots(batch, heads, rule, dim, sequence.element),
@@ -252,12 +85,13 @@ impl<'a, T: Target> Held<'a, T> {
         }
     }
 
-    /// The tokens from those that are held up to `to`, and the shape of their rows.
-    fn tokens(&self, all: &Inputs, to: usize) -> (Tokens, [usize; 4]) {
+    /// The tokens from those that are held up to `to`, behind them as many `wrong` ones, the first of the sequence; and
+    /// the shape of their rows.
+    fn tokens(&self, all: &Inputs, to: usize, wrong: usize) -> (Tokens, [usize; 4]) {
         let s = self.sequence;
-        let new = [s.batch, s.heads[1], to - self.held, s.head_dim];
+        let new = [s.batch, s.heads[1], to - self.held + wrong, s.head_dim];
         let part =
-            |values: &[f64], width| s.tokens(values, s.batch * s.heads[1], width, self.held, to);
+            |values: &[f64], width| picked(values, s.len, width, (self.held..to).chain(0..wrong));
         let upload = |values: &[f64], shape: &[usize], element, layout| {
             self.kernels
                 .upload(&Raw::new(values, shape, element, layout))
@@ -277,7 +111,7 @@ impl<'a, T: Target> Held<'a, T> {
     ///
     /// If the kernels refuse.
     pub fn append(&mut self, all: &Inputs, to: usize) {
-        let (tokens, new) = self.tokens(all, to);
+        let (tokens, new) = self.tokens(all, to, 0);
         let scores = self.shape.has_scores().then_some(&new[..3]);
         let problem = self
             .shape
@@ -298,10 +132,37 @@ impl<'a, T: Target> Held<'a, T> {
     ///
     /// If the kernels refuse.
     pub fn step(&mut self, all: &Inputs, to: usize) -> (Vec<f64>, Vec<f64>) {
+        let result = self.attend(all, to, 0, Appending::Now);
+        self.held = to;
+        result
+    }
+
+    /// A decode step that appends nothing, of the tokens up to `to` and `wrong` ones behind them: the output and the
+    /// LSE of the former.
+    ///
+    /// # Panics
+    ///
+    /// If the kernels refuse.
+    #[must_use]
+    pub fn guess(&self, all: &Inputs, to: usize, wrong: usize) -> (Vec<f64>, Vec<f64>) {
+        let (out, lse) = self.attend(all, to, wrong, Appending::Later);
+        let own = 0..to - self.held;
+        let len = own.end + wrong;
+        let out = picked(&out, len, self.sequence.head_dim, own.clone());
+        (out, picked(&lse, len, 1, own))
+    }
+
+    fn attend(
+        &self,
+        all: &Inputs,
+        to: usize,
+        wrong: usize,
+        appending: Appending,
+    ) -> (Vec<f64>, Vec<f64>) {
         let s = self.sequence;
-        let (tokens, new) = self.tokens(all, to);
-        let q = [s.batch, s.heads[0], to - self.held, s.head_dim];
-        let query = s.tokens(&all.q, s.batch * s.heads[0], s.head_dim, self.held, to);
+        let (tokens, new) = self.tokens(all, to, wrong);
+        let q = [s.batch, s.heads[0], new[2], s.head_dim];
+        let query = picked(&all.q, s.len, s.head_dim, (self.held..to).chain(0..wrong));
         let query = self
             .kernels
             .upload(&Raw::new(&query, &q, s.element, s.layout));
@@ -310,7 +171,8 @@ impl<'a, T: Target> Held<'a, T> {
         let problem = self
             .shape
             .decode(&q, &new, &new, scores, s.element, held, &options)
-            .expect("a good case");
+            .expect("a good case")
+            .with_appending(appending);
         let client = &self.kernels.client;
         let out = self.kernels.output(&q, s.element, 0);
         let lse = self.kernels.output(&q[..3], F32, 0);
@@ -333,7 +195,6 @@ impl<'a, T: Target> Held<'a, T> {
             Err(AttentionError::Unsupported { what }) => panic!("unsupported: {what} for {s:?}"),
             Err(error) => panic!("{error} for {s:?}"),
         }
-        self.held = to;
         (self.kernels.read(&out), self.kernels.read(&lse))
     }
 
@@ -346,7 +207,7 @@ impl<'a, T: Target> Held<'a, T> {
     pub fn chunk(&mut self, all: &Inputs, to: usize) -> (Vec<f64>, Vec<f64>) {
         let s = self.sequence;
         let rule = s.rule.expect("slots");
-        let (tokens, new) = self.tokens(all, to);
+        let (tokens, new) = self.tokens(all, to, 0);
         let Cache::Slots(slots) = self.cache.clone() else {
             panic!("slots");
         };
@@ -372,7 +233,7 @@ impl<'a, T: Target> Held<'a, T> {
         let attention =
             Problem::new(&q, &keys, &keys, Some(&keys[..3]), s.element, &options).expect("good");
         let intervals = self.chunk_intervals(rank.binding(), rule, attention.intervals_shape());
-        let query = s.tokens(&all.q, s.batch * s.heads[0], s.head_dim, self.held, to);
+        let query = picked(&all.q, s.len, s.head_dim, self.held..to);
         let given = flash_dma_kernels::Inputs {
             q: kernels.upload(&Raw::new(&query, &q, s.element, s.layout)),
             k: k.binding(),
@@ -453,6 +314,27 @@ impl<'a, T: Target> Held<'a, T> {
         }
         let seen = self.read_words(&slots.seen);
         assert!(seen.iter().all(|&n| n as usize == self.held));
+    }
+
+    /// The content of the cache, by its bits.
+    #[must_use]
+    pub fn bits(&self) -> Vec<Vec<u8>> {
+        let tensors = match &self.cache {
+            Cache::Slots(slots) => {
+                let of = slots.clone();
+                vec![of.k, of.v, of.score, of.position, of.seen]
+            }
+            Cache::Pages(pages) => {
+                let of = pages.clone();
+                let scores = of.scores.into_iter();
+                [of.k, of.v, of.table, of.lengths]
+                    .into_iter()
+                    .chain(scores)
+                    .collect()
+            }
+        };
+        let read = |tensor| self.kernels.read_bytes(tensor);
+        tensors.iter().map(read).collect()
     }
 
     fn read_words(&self, tensor: &TensorBinding) -> Vec<i32> {

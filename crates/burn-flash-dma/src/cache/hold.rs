@@ -1,0 +1,226 @@
+//! Tokens that wait beside a cache until it is known how many of them stay.
+
+use super::either::AttentionCache;
+use super::paged::PagedCache;
+use super::slots::DynamicMaskCache;
+use super::tokens::NewTokens;
+use crate::validate::expect;
+use flash_dma_problem::{Appending, AttentionError};
+
+/// What becomes of the tokens of a step.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum Hold {
+    /// They are appended.
+    #[default]
+    Off,
+    /// Those of the next step will wait.
+    Next,
+    /// These wait.
+    Tokens(Box<NewTokens>),
+}
+
+impl Hold {
+    /// The number of tokens per sequence that wait.
+    pub(crate) fn waiting(&self) -> usize {
+        match self {
+            Self::Off | Self::Next => 0,
+            Self::Tokens(tokens) => tokens.shape()[2],
+        }
+    }
+
+    /// Refuses while tokens wait: they follow what the cache has been given until then, and nothing else.
+    pub(crate) fn check(&self) -> Result<(), AttentionError> {
+        match self {
+            Self::Off | Self::Next => Ok(()),
+            Self::Tokens(_) => Err(AttentionError::TokensWait {
+                waiting: self.waiting(),
+            }),
+        }
+    }
+
+    /// When the tokens of the next step are appended.
+    pub(crate) fn appending(&self) -> Appending {
+        match self {
+            Self::Off => Appending::Now,
+            Self::Next | Self::Tokens(_) => Appending::Later,
+        }
+    }
+
+    /// The first `count` of the tokens that wait; nothing if that is none.
+    pub(crate) fn first(&self, count: usize) -> Result<Option<NewTokens>, AttentionError> {
+        let waiting = self.waiting();
+        match self {
+            Self::Off => Err(AttentionError::NotHolding),
+            _ if count > waiting => Err(AttentionError::TooManyAccepted { count, waiting }),
+            Self::Tokens(tokens) if count > 0 => Ok(Some(tokens.first(count))),
+            Self::Next | Self::Tokens(_) => Ok(None),
+        }
+    }
+}
+
+impl DynamicMaskCache {
+    /// Lets the tokens of the next step wait: the step attends as always, but its tokens stay beside the cache, whose
+    /// slots and [`lengths`](Self::lengths) do not change, until [`accept`](Self::accept) says how many of them were
+    /// right. While they wait, the cache takes no other call that would change or save it. A clone has the same tokens
+    /// waiting.
+    ///
+    /// Before the next step this does nothing a second time, and [`append`](Self::append) appends as always.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_hold`](Self::try_hold) returns an error, with that error's text.
+    pub fn hold(&mut self) {
+        expect(self.try_hold());
+    }
+
+    /// Like [`hold`](Self::hold), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::TokensWait`] if tokens wait already.
+    pub fn try_hold(&mut self) -> Result<(), AttentionError> {
+        self.hold.check()?;
+        self.hold = Hold::Next;
+        Ok(())
+    }
+
+    /// Appends the first `count` of the tokens that wait, as if only these had been stepped, drops the others and ends
+    /// holding: the cache is bit for bit the one that was given nothing else. 0 ends holding even if no step was taken.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_accept`](Self::try_accept) returns an error, with that error's text.
+    pub fn accept(&mut self, count: usize) {
+        expect(self.try_accept(count));
+    }
+
+    /// Like [`accept`](Self::accept), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::NotHolding`] without [`hold`](Self::hold), or [`AttentionError::TooManyAccepted`] if fewer
+    /// tokens wait. The cache is unchanged then.
+    pub fn try_accept(&mut self, count: usize) -> Result<(), AttentionError> {
+        let accepted = self.hold.first(count)?;
+        self.hold = Hold::Off;
+        match accepted {
+            Some(tokens) => self.append_new(tokens),
+            None => Ok(()),
+        }
+    }
+
+    /// The number of tokens per sequence that wait to be [accepted](Self::accept).
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.hold.waiting()
+    }
+}
+
+impl PagedCache {
+    /// Lets the tokens of the next step wait: see [`DynamicMaskCache::hold`]. They have their pages while they wait.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_hold`](Self::try_hold) returns an error, with that error's text.
+    pub fn hold(&mut self) {
+        expect(self.try_hold());
+    }
+
+    /// Like [`hold`](Self::hold), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::TokensWait`] if tokens wait already.
+    pub fn try_hold(&mut self) -> Result<(), AttentionError> {
+        self.hold.check()?;
+        self.hold = Hold::Next;
+        Ok(())
+    }
+
+    /// Appends the first `count` of the tokens that wait, drops the others with their pages and ends holding: see
+    /// [`DynamicMaskCache::accept`]. A pool that has grown for them stays as large.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_accept`](Self::try_accept) returns an error, with that error's text.
+    pub fn accept(&mut self, count: usize) {
+        expect(self.try_accept(count));
+    }
+
+    /// Like [`accept`](Self::accept), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::NotHolding`] without [`hold`](Self::hold), or [`AttentionError::TooManyAccepted`] if fewer
+    /// tokens wait. The cache is unchanged then.
+    pub fn try_accept(&mut self, count: usize) -> Result<(), AttentionError> {
+        let accepted = self.hold.first(count)?;
+        self.hold = Hold::Off;
+        // The device's table may name pages behind the end of a sequence, where nothing reads it.
+        self.pool.trim(&self.lengths);
+        match accepted {
+            Some(tokens) => self.append_new(tokens),
+            None => Ok(()),
+        }
+    }
+
+    /// The number of tokens per sequence that wait to be [accepted](Self::accept).
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.hold.waiting()
+    }
+}
+
+impl AttentionCache {
+    /// Lets the tokens of the next step wait: see [`DynamicMaskCache::hold`].
+    ///
+    /// # Panics
+    ///
+    /// If [`try_hold`](Self::try_hold) returns an error, with that error's text.
+    pub fn hold(&mut self) {
+        expect(self.try_hold());
+    }
+
+    /// Like [`hold`](Self::hold), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::TokensWait`] if tokens wait already.
+    pub fn try_hold(&mut self) -> Result<(), AttentionError> {
+        match self {
+            Self::DynamicMask(cache) => cache.try_hold(),
+            Self::Paged(cache) => cache.try_hold(),
+        }
+    }
+
+    /// Appends the first `count` of the tokens that wait, drops the others and ends holding: see
+    /// [`DynamicMaskCache::accept`].
+    ///
+    /// # Panics
+    ///
+    /// If [`try_accept`](Self::try_accept) returns an error, with that error's text.
+    pub fn accept(&mut self, count: usize) {
+        expect(self.try_accept(count));
+    }
+
+    /// Like [`accept`](Self::accept), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`DynamicMaskCache::try_accept`].
+    pub fn try_accept(&mut self, count: usize) -> Result<(), AttentionError> {
+        match self {
+            Self::DynamicMask(cache) => cache.try_accept(count),
+            Self::Paged(cache) => cache.try_accept(count),
+        }
+    }
+
+    /// The number of tokens per sequence that wait to be [accepted](Self::accept).
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        match self {
+            Self::DynamicMask(cache) => cache.waiting(),
+            Self::Paged(cache) => cache.waiting(),
+        }
+    }
+}

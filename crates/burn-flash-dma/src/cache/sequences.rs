@@ -1,0 +1,271 @@
+//! What is done to whole sequences: they are reordered, emptied and joined.
+
+use super::config::PagedCacheConfig;
+use super::paged::{Contents, PagedCache, lengths_tensor};
+use super::pool::PagePool;
+use super::slots::{DynamicMaskCache, State};
+use super::tokens::check_sequences;
+use crate::validate::expect;
+use burn::tensor::{DType, Int, Tensor, TensorData, s};
+use flash_dma_problem::{AttentionError, CacheShape};
+
+impl DynamicMaskCache {
+    /// Replaces sequence `i` by sequence `indices[i]`: a permutation, or the beams that survive. There may be
+    /// fewer or more indices than sequences. Copies the cache.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_reorder`](Self::try_reorder) returns an error, with that error's text.
+    pub fn reorder(&mut self, indices: &[usize]) {
+        expect(self.try_reorder(indices));
+    }
+
+    /// Like [`reorder`](Self::reorder), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::Sequence`] if there is no sequence of an index; [`AttentionError::TooLarge`] for more
+    /// sequences than can be addressed; [`AttentionError::TokensWait`] if tokens wait. The cache is unchanged then.
+    pub fn try_reorder(&mut self, indices: &[usize]) -> Result<(), AttentionError> {
+        self.hold.check()?;
+        let ([batch, heads, _, dim], rule) = (self.shape.kv_shape(), self.rule());
+        check_sequences(indices, batch)?;
+        let shape = CacheShape::slots(indices.len(), heads, rule, dim, self.shape.element)?;
+        let index: Vec<i32> = indices.iter().map(|&i| i as i32).collect();
+        let index = TensorData::new(index, [indices.len()]);
+        let index = Tensor::<1, Int>::from_data(index, (&self.device, DType::I32));
+        let state = self.state.take().expect("no operation has the cache");
+        self.state = Some(State {
+            k: state.k.select(0, index.clone()),
+            v: state.v.select(0, index.clone()),
+            score: state.score.select(0, index.clone()),
+            position: state.position.select(0, index.clone()),
+            seen: state.seen.select(0, index),
+        });
+        self.shape = shape;
+        self.lengths = indices.iter().map(|&i| self.lengths[i]).collect();
+        Ok(())
+    }
+
+    /// Empties one sequence: its next token is at position 0, the first of a new document.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_reset`](Self::try_reset) returns an error, with that error's text.
+    pub fn reset(&mut self, sequence: usize) {
+        expect(self.try_reset(sequence));
+    }
+
+    /// Like [`reset`](Self::reset), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::Sequence`] if there is no such sequence, or [`AttentionError::TokensWait`] if tokens wait. The
+    /// cache is unchanged then.
+    pub fn try_reset(&mut self, sequence: usize) -> Result<(), AttentionError> {
+        self.hold.check()?;
+        check_sequences(&[sequence], self.shape.batch)?;
+        let [_, heads, window, _] = self.shape.kv_shape();
+        let one = [sequence..sequence + 1, 0..heads, 0..window];
+        let rows = [1, heads, window];
+        let state = self.state.take().expect("no operation has the cache");
+        let score = Tensor::full(rows, f32::NEG_INFINITY, (&self.device, DType::F32));
+        let position = Tensor::full(rows, -1, (&self.device, DType::I32));
+        let seen = Tensor::zeros([1], (&self.device, DType::I32));
+        self.state = Some(State {
+            score: state.score.slice_assign(one.clone(), score),
+            position: state.position.slice_assign(one, position),
+            seen: state.seen.slice_assign(s![sequence..sequence + 1], seen),
+            ..state
+        });
+        self.lengths[sequence] = 0;
+        Ok(())
+    }
+
+    /// The sequences of several caches as those of one, in the order given: prompts of different lengths may be read
+    /// in groups and continued together. The caches are of equal configurations, but for the number of sequences.
+    /// Copies them. The joined cache does not hold.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_cat`](Self::try_cat) returns an error, with that error's text.
+    #[must_use]
+    pub fn cat(caches: Vec<Self>) -> Self {
+        expect(Self::try_cat(caches))
+    }
+
+    /// Like [`cat`](Self::cat), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::NoCaches`]; [`AttentionError::JoinedCaches`] if one differs from the first in its sizes,
+    /// options or device; [`AttentionError::TokensWait`] if tokens wait beside one; [`AttentionError::TooLarge`] for
+    /// more sequences than can be addressed.
+    pub fn try_cat(caches: Vec<Self>) -> Result<Self, AttentionError> {
+        let first = caches.first().ok_or(AttentionError::NoCaches)?;
+        let sizes = |cache: &Self| {
+            let of = &cache.shape;
+            (of.kv_heads, of.head_dim, of.element, of.storage)
+        };
+        for (index, cache) in caches.iter().enumerate() {
+            cache.hold.check()?;
+            let equal = [
+                (sizes(cache) == sizes(first), "sizes"),
+                (cache.options == first.options, "options"),
+                (cache.device == first.device, "devices"),
+            ];
+            check_equal(index, &equal)?;
+        }
+        let ([_, heads, _, dim], rule) = (first.shape.kv_shape(), first.rule());
+        let batch = caches.iter().map(Self::sequences).sum();
+        let shape = CacheShape::slots(batch, heads, rule, dim, first.shape.element)?;
+        let states = || caches.iter().map(Self::state);
+        let state = State {
+            k: Tensor::cat(states().map(|state| state.k.clone()).collect(), 0),
+            v: Tensor::cat(states().map(|state| state.v.clone()).collect(), 0),
+            score: Tensor::cat(states().map(|state| state.score.clone()).collect(), 0),
+            position: Tensor::cat(states().map(|state| state.position.clone()).collect(), 0),
+            seen: Tensor::cat(states().map(|state| state.seen.clone()).collect(), 0),
+        };
+        let lengths = caches.iter().flat_map(|cache| cache.lengths.clone());
+        Ok(first.restored(shape, state, lengths.collect()))
+    }
+}
+
+impl PagedCache {
+    /// Replaces sequence `i` by sequence `indices[i]`. There may be fewer or more indices than sequences.
+    /// A permutation moves tables; an index that occurs more than once copies its sequence, and with it the pool.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_reorder`](Self::try_reorder) returns an error, with that error's text.
+    pub fn reorder(&mut self, indices: &[usize]) {
+        expect(self.try_reorder(indices));
+    }
+
+    /// Like [`reorder`](Self::reorder), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::Sequence`] if there is no sequence of an index; [`AttentionError::PagesUsed`] if the pool has
+    /// too few pages for the copies and does not grow; [`AttentionError::TokensWait`] if tokens wait. The cache is
+    /// unchanged then.
+    pub fn try_reorder(&mut self, indices: &[usize]) -> Result<(), AttentionError> {
+        self.hold.check()?;
+        check_sequences(indices, self.config.batch)?;
+        let growth = self.pool.reorder_growth(indices, self.config.grow_by)?;
+        let config = PagedCacheConfig {
+            batch: indices.len(),
+            ..self.config.clone()
+        };
+        let shape = config.shape(self.pool.pages() + growth)?;
+        self.grow(growth, shape);
+        self.config = config;
+        let copies = self.pool.reorder(indices);
+        self.lengths = indices.iter().map(|&i| self.lengths[i]).collect();
+        let mut state = self.state.take().expect("no operation has the cache");
+        if let Some(source) = copies {
+            let count = source.len();
+            let source = TensorData::new(source, [count]);
+            let source = Tensor::<1, Int>::from_data(source, (&self.device, DType::I32));
+            state.k = state.k.select(0, source.clone());
+            state.v = state.v.select(0, source.clone());
+            state.scores = state.scores.map(|scores| scores.select(0, source));
+        }
+        state.lengths = lengths_tensor(&self.lengths, &self.device);
+        self.state = Some(state);
+        self.upload_table();
+        Ok(())
+    }
+
+    /// Empties one sequence and returns its pages to the pool.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_reset`](Self::try_reset) returns an error, with that error's text.
+    pub fn reset(&mut self, sequence: usize) {
+        expect(self.try_reset(sequence));
+    }
+
+    /// Like [`reset`](Self::reset), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::Sequence`] if there is no such sequence, or [`AttentionError::TokensWait`] if tokens wait. The
+    /// cache is unchanged then.
+    pub fn try_reset(&mut self, sequence: usize) -> Result<(), AttentionError> {
+        self.hold.check()?;
+        check_sequences(&[sequence], self.config.batch)?;
+        self.pool.release(sequence);
+        self.lengths[sequence] = 0;
+        self.state_mut().lengths = lengths_tensor(&self.lengths, &self.device);
+        self.upload_table();
+        Ok(())
+    }
+
+    /// The sequences of several caches as those of one, in the order given: see [`DynamicMaskCache::cat`]. The pools
+    /// become one pool, of as many pages as they have together; configurations may differ in `pages`, too.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_cat`](Self::try_cat) returns an error, with that error's text.
+    #[must_use]
+    pub fn cat(caches: Vec<Self>) -> Self {
+        expect(Self::try_cat(caches))
+    }
+
+    /// Like [`cat`](Self::cat), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`DynamicMaskCache::try_cat`].
+    pub fn try_cat(caches: Vec<Self>) -> Result<Self, AttentionError> {
+        let first = caches.first().ok_or(AttentionError::NoCaches)?;
+        let sizes = |cache: &Self| {
+            let of = &cache.config;
+            let heads = [of.kv_heads, of.head_dim];
+            (
+                heads,
+                of.dtype,
+                [of.max_len, of.page_len, of.grow_by],
+                of.scored,
+            )
+        };
+        for (index, cache) in caches.iter().enumerate() {
+            cache.hold.check()?;
+            let equal = [
+                (sizes(cache) == sizes(first), "sizes"),
+                (cache.config.options == first.config.options, "options"),
+                (cache.device == first.device, "devices"),
+            ];
+            check_equal(index, &equal)?;
+        }
+        let pools: Vec<&PagePool> = caches.iter().map(|cache| &cache.pool).collect();
+        let pool = PagePool::joined(&pools);
+        let config = PagedCacheConfig {
+            batch: caches.iter().map(Self::sequences).sum(),
+            ..first.config.clone()
+        };
+        let shape = config.shape(pool.pages())?;
+        let states = || caches.iter().map(Self::state);
+        let scores = states().map(|state| state.scores.clone());
+        let scores: Option<Vec<Tensor<3>>> = scores.collect();
+        let lengths = caches.iter().flat_map(|cache| cache.lengths.clone());
+        let contents = Contents {
+            k: Tensor::cat(states().map(|state| state.k.clone()).collect(), 0),
+            v: Tensor::cat(states().map(|state| state.v.clone()).collect(), 0),
+            scores: scores.map(|scores| Tensor::cat(scores, 0)),
+            pool,
+            lengths: lengths.collect(),
+        };
+        Ok(Self::restored(config, shape, &first.device, contents))
+    }
+}
+
+/// Refuses a cache that differs from the first in something.
+fn check_equal(index: usize, equal: &[(bool, &'static str)]) -> Result<(), AttentionError> {
+    match equal.iter().find(|(equal, _)| !equal) {
+        Some(&(_, what)) => Err(AttentionError::JoinedCaches { index, what }),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,169 @@
+//! Caches that are joined: the steps of the sequences are those that they would have taken apart.
+
+use super::sequences::{Sequences, Shape, dtype};
+use burn_flash_dma::cache::{AttentionCache, DynamicMaskCacheConfig, PagedCacheConfig};
+use burn_flash_dma::{AttentionError, AttentionOptions};
+use flash_dma_problem::ElementType::{Bf16, F32};
+use flash_dma_problem::SelectionRule;
+use flash_dma_reference::Rng;
+use flash_dma_reference::generate::Scores;
+use flash_dma_tests::engines::{Backend, Burn};
+use flash_dma_tests::{Engine, every_burn};
+
+every_burn!(
+    slots_of_several_caches,
+    pages_of_several_caches,
+    what_differs_is_refused,
+);
+
+const SHAPE: Shape = Shape {
+    q_heads: 4,
+    kv_heads: 2,
+    dim: 16,
+    element: F32,
+};
+
+const RULE: SelectionRule = SelectionRule {
+    window: 8,
+    recent: 2,
+    sinks: 1,
+};
+
+fn slots(batch: usize) -> DynamicMaskCacheConfig {
+    let options = AttentionOptions::new().with_keep_window(RULE.window);
+    DynamicMaskCacheConfig::new(batch, SHAPE.kv_heads, SHAPE.dim, options)
+        .with_recent(Some(RULE.recent))
+        .with_sinks(Some(RULE.sinks))
+}
+
+fn pages(batch: usize) -> PagedCacheConfig {
+    PagedCacheConfig::new(batch, SHAPE.kv_heads, SHAPE.dim, 400)
+        .with_page_len(4)
+        .with_pages(3)
+        .with_grow_by(2)
+}
+
+/// A step of `count` tokens against the oracle.
+fn step<B: Backend>(
+    burn: &Burn<B>,
+    cache: &mut AttentionCache,
+    sequences: &mut Sequences,
+    count: usize,
+) {
+    let tokens = sequences.grow(count, burn.device());
+    let new = tokens.clone();
+    let (out, lse) = match cache {
+        AttentionCache::DynamicMask(cache) => {
+            let scores = new.scores.expect("slots have scores");
+            cache.try_step_with_lse(new.q, new.k, new.v, scores)
+        }
+        AttentionCache::Paged(cache) => cache.try_step_with_lse(new.q, new.k, new.v, new.scores),
+    }
+    .unwrap();
+    sequences.check(&tokens, out, lse);
+    assert_eq!(cache.lengths(), sequences.lengths());
+    assert_eq!(cache.sequences(), sequences.batch());
+    if let AttentionCache::DynamicMask(cache) = cache {
+        assert_eq!(cache.positions_sync(), sequences.live());
+    }
+}
+
+/// Groups of prompts of three lengths, joined; and then steps, beams and resets of all.
+fn several<B: Backend>(burn: &Burn<B>, group: impl Fn(usize, u64) -> (AttentionCache, Sequences)) {
+    let mut rng = Rng::new(21);
+    let sizes = Burn::<B>::cases([(1, 5), (2, 21)], [(3, 0), (1, 40)], []);
+    let mut parts = Vec::new();
+    let mut all: Option<Sequences> = None;
+    for (seed, (batch, prompt)) in sizes.into_iter().enumerate() {
+        let (mut cache, mut sequences) = group(batch, seed as u64);
+        if prompt > 0 {
+            step(burn, &mut cache, &mut sequences, prompt);
+        }
+        parts.push(cache);
+        match &mut all {
+            None => all = Some(sequences),
+            Some(all) => all.join(sequences),
+        }
+    }
+    let mut all = all.expect("there are parts");
+    let mut cache = AttentionCache::cat(parts.clone());
+    for count in Burn::<B>::cases([1, 3, 20], [1, 16, 2, 30, 1], []) {
+        step(burn, &mut cache, &mut all, count);
+        if rng.below(2) == 0 {
+            let last = all.batch() - 1;
+            cache.reset(last);
+            all.reset(last);
+        }
+    }
+    let beams = [1, 1, 0];
+    cache.reorder(&beams);
+    all.reorder(&beams);
+    step(burn, &mut cache, &mut all, 2);
+    // The parts are their own still.
+    for (part, length) in parts.iter_mut().zip([5, 21]) {
+        assert_eq!(part.lengths()[0], length);
+    }
+}
+
+fn slots_of_several_caches<B: Backend>(burn: &Burn<B>) {
+    for element in Burn::<B>::cases([F32], [Bf16], []) {
+        if !burn.supports(element) {
+            continue;
+        }
+        several(burn, |batch, seed| {
+            let config = slots(batch).with_dtype(dtype(element).into());
+            let shape = Shape { element, ..SHAPE };
+            let options = config.options;
+            let sequences = Sequences::new(shape, batch, Some(Scores::Padded), options, seed);
+            (config.init(burn.device()).into(), sequences.under(RULE))
+        });
+    }
+}
+
+fn pages_of_several_caches<B: Backend>(burn: &Burn<B>) {
+    for scored in Burn::<B>::cases([false], [true], []) {
+        several(burn, |batch, seed| {
+            // Pools of different sizes.
+            let config = pages(batch).with_scored(scored).with_pages(1 + 4 * batch);
+            let kind = scored.then_some(Scores::Padded);
+            let sequences = Sequences::new(SHAPE, batch, kind, config.options, seed);
+            (config.init(burn.device()).into(), sequences)
+        });
+    }
+}
+
+fn what_differs_is_refused<B: Backend>(burn: &Burn<B>) {
+    let device = burn.device();
+    let of_slots = |config: DynamicMaskCacheConfig| AttentionCache::from(config.init(device));
+    let of_pages = |config: PagedCacheConfig| AttentionCache::from(config.init(device));
+    let refused = |caches: Vec<AttentionCache>| {
+        let result: Result<_, AttentionError> = AttentionCache::try_cat(caches);
+        result.unwrap_err().to_string()
+    };
+    let differ = |what| format!("cache 1 cannot be joined to cache 0: they differ in their {what}");
+    assert_eq!(refused(Vec::new()), "there are no caches to join");
+    let kinds = vec![of_slots(slots(1)), of_pages(pages(1))];
+    assert_eq!(refused(kinds), differ("kinds"));
+
+    let other = |change: fn(&mut DynamicMaskCacheConfig)| {
+        let mut config = slots(2);
+        change(&mut config);
+        refused(vec![of_slots(slots(1)), of_slots(config)])
+    };
+    assert_eq!(other(|c| c.kv_heads = 1), differ("sizes"));
+    assert_eq!(other(|c| c.head_dim = 8), differ("sizes"));
+    assert_eq!(other(|c| c.recent = Some(3)), differ("sizes"));
+    assert_eq!(other(|c| c.options.keep_window = Some(9)), differ("sizes"));
+    assert_eq!(other(|c| c.options.softcap = Some(2.0)), differ("options"));
+
+    let other = |change: fn(&mut PagedCacheConfig)| {
+        let mut config = pages(2);
+        change(&mut config);
+        refused(vec![of_pages(pages(1)), of_pages(config)])
+    };
+    assert_eq!(other(|c| c.kv_heads = 1), differ("sizes"));
+    assert_eq!(other(|c| c.page_len = 8), differ("sizes"));
+    assert_eq!(other(|c| c.max_len = 8), differ("sizes"));
+    assert_eq!(other(|c| c.scored = true), differ("sizes"));
+    assert_eq!(other(|c| c.options.scale = Some(2.0)), differ("options"));
+}
