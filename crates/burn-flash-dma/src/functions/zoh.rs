@@ -33,6 +33,16 @@ pub fn try_zoh_scores(
     dt_proj: Tensor<2>,
     a: Tensor<1>,
 ) -> Result<Tensor<3>, AttentionError> {
+    try_biased_zoh_scores(values, dt_proj, None, a)
+}
+
+/// [`try_zoh_scores`] with a bias `[kv_heads]` that is added to the steps before the softplus.
+pub(crate) fn try_biased_zoh_scores(
+    values: Tensor<4>,
+    dt_proj: Tensor<2>,
+    bias: Option<Tensor<1>>,
+    a: Tensor<1>,
+) -> Result<Tensor<3>, AttentionError> {
     let [batch, heads, len, head_dim] = values.dims();
     let width = heads * head_dim;
     check_shape(TensorName::DtProjection, &dt_proj.dims(), &[heads, width])?;
@@ -43,6 +53,15 @@ pub fn try_zoh_scores(
     element_type(TensorName::Value, &values)?;
     let dt_proj = as_f32(TensorName::DtProjection, dt_proj)?;
     let a = as_f32(TensorName::Decay, a)?;
+    let bias = match bias {
+        None => None,
+        Some(bias) => {
+            // The bias belongs to the projection, and is named as it.
+            check_shape(TensorName::DtProjection, &bias.dims(), &[heads])?;
+            same_device(&device, TensorName::DtProjection, bias.device())?;
+            Some(as_f32(TensorName::DtProjection, bias)?)
+        }
+    };
 
     if batch * len == 0 {
         // Burn's `reshape` reads a 0 as "keep the axis".
@@ -52,6 +71,10 @@ pub fn try_zoh_scores(
     let tokens = values.swap_dims(1, 2).reshape([batch * len, width]);
     let tokens = as_f32(TensorName::Value, tokens)?;
     let dt = try_product(tokens, dt_proj.transpose())?;
+    let dt = match bias {
+        None => dt,
+        Some(bias) => dt + bias.unsqueeze(),
+    };
     // A gradient of `a` that is one sum over all tokens would be one thread's per head: it is summed within segments,
     // and then over them.
     let segments = segments(batch * len);

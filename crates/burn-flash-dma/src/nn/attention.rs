@@ -22,6 +22,9 @@ use flash_dma_problem::{
     AttentionError, AttentionOptions, ElementType, Problem, SelectionRule, TensorName,
 };
 
+/// What norms add to the mean square unless the configuration says otherwise: Burn's own default.
+const EPSILON: f64 = 1e-5;
+
 /// Configuration of [`DynamicMaskAttention`].
 ///
 /// ```
@@ -66,6 +69,10 @@ pub struct DynamicMaskAttentionConfig {
     /// RMS normalisation of each head of q and k, before the rotary encoding. Default: true.
     #[config(default = true)]
     pub qk_norm: bool,
+    /// What is added to the mean square in the normalisation of q and k. Default: 1e-5.
+    pub norm_epsilon: Option<f64>,
+    /// Whether the four projections have biases, and with [`ScoreForm::Zoh`] the projection of the scores. Default: no.
+    pub bias: Option<bool>,
     /// Factor on `q . k`. Default: `1 / sqrt(head_dim)`.
     pub scale: Option<f32>,
     /// Cap of the scaled product `q . k`: `c * tanh(x / c)`. Default: none.
@@ -85,11 +92,11 @@ pub struct DynamicMaskAttentionConfig {
 /// Self-attention whose heads each keep the keys that their learned scores rank highest.
 ///
 /// `x -> q, k, v`; RMS norm per head and rotary encoding of q and k; scores of either [`ScoreForm`], f32 whatever the
-/// parameters are; dynamic-mask attention; output projection. No biases, no dropout. `x` is to be normalised, as it is
-/// in a pre-norm block.
+/// parameters are; dynamic-mask attention; output projection. Biases if the configuration asks for them, no dropout. `x` is to
+/// be normalised, as it is in a pre-norm block.
 ///
-/// In a record the parameters of the scores stand beside the projections: `dt_proj` and `a`, or `score_proj`. A record
-/// fits the layers of its own form only.
+/// In a record the parameters of the scores stand beside the projections: `dt_proj`, `dt_bias` if there is one, and `a`,
+/// or `score_proj`. A record fits the layers of its own form only.
 #[derive(Module, Debug)]
 pub struct DynamicMaskAttention {
     /// `[d_model, n_heads * head_dim]`.
@@ -146,8 +153,8 @@ impl DynamicMaskAttentionConfig {
     ///
     /// # Errors
     ///
-    /// [`AttentionError`] if the heads, the head dimension, the window, its recent keys and sinks, the scale or the
-    /// softcap are refused.
+    /// [`AttentionError`] if the heads, the head dimension, the window, its recent keys and sinks, the scale, the
+    /// softcap or the epsilon of the norms are refused.
     pub fn try_init(&self, device: &Device) -> Result<DynamicMaskAttention, AttentionError> {
         let (head_dim, kv_heads) = (self.resolved_head_dim(), self.resolved_kv_heads());
         let options = AttentionOptions {
@@ -164,28 +171,38 @@ impl DynamicMaskAttentionConfig {
         let [recent, sinks] = [self.recent, self.sinks].map(Option::unwrap_or_default);
         check_rule(recent, sinks, &options)?;
 
+        let epsilon = self.norm_epsilon.unwrap_or(EPSILON);
+        // As it is computed with.
+        let computed = epsilon as f32;
+        if !(computed.is_finite() && computed > 0.0) {
+            return Err(AttentionError::Epsilon { epsilon: computed });
+        }
+
+        let bias = self.bias.unwrap_or(false);
         let linear = |from, to| {
             LinearConfig::new(from, to)
-                .with_bias(false)
+                .with_bias(bias)
                 .with_initializer(self.initializer.clone())
                 .init(device)
         };
         let (q_width, kv_width) = (self.n_heads * head_dim, kv_heads * head_dim);
-        let norm = || {
-            self.qk_norm
-                .then(|| RmsNormConfig::new(head_dim).init(device))
-        };
+        let norm = RmsNormConfig::new(head_dim).with_epsilon(epsilon);
+        let norm = || self.qk_norm.then(|| norm.init(device));
+        let scorer = Scorer::new(
+            self.score_form,
+            self.score_initializer.as_ref().unwrap_or(&INITIAL),
+            [self.d_model, kv_heads, head_dim],
+            device,
+        );
         Ok(DynamicMaskAttention {
             q_proj: linear(self.d_model, q_width),
             k_proj: linear(self.d_model, kv_width),
             v_proj: linear(self.d_model, kv_width),
             o_proj: linear(q_width, self.d_model),
-            scorer: Inline(Scorer::new(
-                self.score_form,
-                self.score_initializer.as_ref().unwrap_or(&INITIAL),
-                [self.d_model, kv_heads, head_dim],
-                device,
-            )),
+            scorer: Inline(match bias {
+                true => scorer.with_bias(kv_heads, device),
+                false => scorer,
+            }),
             q_norm: norm(),
             k_norm: norm(),
             rope: self.max_seq_len.map(|len| {

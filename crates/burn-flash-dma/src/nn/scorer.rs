@@ -1,7 +1,7 @@
 //! What makes the scores of a layer.
 
 use crate::functions::linear::try_linear_scores;
-use crate::functions::zoh::try_zoh_scores;
+use crate::functions::zoh::try_biased_zoh_scores;
 use burn::module::{Initializer, Module, Param};
 use burn::tensor::{Device, Tensor};
 use flash_dma_problem::AttentionError;
@@ -18,7 +18,7 @@ pub(super) const INITIAL: Initializer = Initializer::Normal {
 /// A configuration saved before there was a choice has none, and loads as `Zoh`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum ScoreForm {
-    /// The paper's: `exp(a * softplus(v_cat . dt_projᵀ))` of the values of all key/value heads of a token. See
+    /// The paper's: `exp(a * softplus(v_cat . dt_projᵀ + dt_bias))` of the values of all key/value heads of a token. See
     /// [`zoh_scores`](crate::zoh_scores()).
     Zoh,
     /// `10 * (x . score_proj)` of the tensor that the layer gets, which its block has normalised. See
@@ -66,6 +66,8 @@ pub struct ZohScorer {
     /// Projects the values of a token to the step of each key/value head: `[n_kv_heads, n_kv_heads *
     /// head_dim]`.
     pub dt_proj: Param<Tensor<2>>,
+    /// Added to the steps before the softplus: `[n_kv_heads]`, which starts at zero. Only in a layer with biases.
+    pub dt_bias: Option<Param<Tensor<1>>>,
     /// The decay of each key/value head: `[n_kv_heads]`.
     pub a: Param<Tensor<1>>,
 }
@@ -93,6 +95,7 @@ impl Scorer {
                     .collect();
                 Self::Zoh(ZohScorer {
                     dt_proj: initializer.init([kv_heads, kv_heads * head_dim], device),
+                    dt_bias: None,
                     a: Param::from_tensor(Tensor::from_floats(decay.as_slice(), device)),
                 })
             }
@@ -100,6 +103,14 @@ impl Scorer {
                 score_proj: initializer.init([d_model, kv_heads], device),
             }),
         }
+    }
+
+    /// With a bias of the steps of each key/value head; linear scores have none.
+    pub(super) fn with_bias(mut self, kv_heads: usize, device: &Device) -> Self {
+        if let Self::Zoh(zoh) = &mut self {
+            zoh.dt_bias = Some(Initializer::Zeros.init([kv_heads], device));
+        }
+        self
     }
 
     /// Which form it is.
@@ -119,7 +130,10 @@ impl Scorer {
         values: impl FnOnce() -> Tensor<4>,
     ) -> Result<Tensor<3>, AttentionError> {
         match self {
-            Self::Zoh(zoh) => try_zoh_scores(values(), zoh.dt_proj.val(), zoh.a.val()),
+            Self::Zoh(zoh) => {
+                let bias = zoh.dt_bias.as_ref().map(Param::val);
+                try_biased_zoh_scores(values(), zoh.dt_proj.val(), bias, zoh.a.val())
+            }
             Self::Linear(linear) => try_linear_scores(tokens.clone(), linear.score_proj.val()),
         }
     }

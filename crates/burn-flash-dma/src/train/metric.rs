@@ -197,7 +197,13 @@ impl SelectionInput {
             }
         }
         match scorer {
-            Scorer::Zoh(zoh) => with(with(self, &zoh.dt_proj, grads), &zoh.a, grads),
+            Scorer::Zoh(zoh) => {
+                let input = with(with(self, &zoh.dt_proj, grads), &zoh.a, grads);
+                match &zoh.dt_bias {
+                    None => input,
+                    Some(bias) => with(input, bias, grads),
+                }
+            }
             Scorer::Linear(linear) => with(self, &linear.score_proj, grads),
         }
     }
@@ -216,7 +222,13 @@ impl SelectionInput {
             }
         }
         match scorer {
-            Scorer::Zoh(zoh) => with(with(self, &zoh.dt_proj, gradients), &zoh.a, gradients),
+            Scorer::Zoh(zoh) => {
+                let input = with(with(self, &zoh.dt_proj, gradients), &zoh.a, gradients);
+                match &zoh.dt_bias {
+                    None => input,
+                    Some(bias) => with(input, bias, gradients),
+                }
+            }
             Scorer::Linear(linear) => with(self, &linear.score_proj, gradients),
         }
     }

@@ -15,6 +15,7 @@ mod fallback;
 mod gradients;
 mod heads;
 mod inspection;
+mod lora;
 mod masked;
 #[cfg(feature = "train")]
 mod metric;

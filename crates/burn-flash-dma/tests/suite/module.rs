@@ -1,7 +1,8 @@
 //! The attention layer: shapes, where its gradients reach, refusals, and saving and loading.
 
 use crate::case::values;
-use burn::module::Module;
+use burn::module::{Initializer, Module, ModuleMapper, Param};
+use burn::tensor::activation::softplus;
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_flash_dma::AttentionError;
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, ScoreForm, Scorer};
@@ -27,6 +28,7 @@ fn a_layer_keeps_its_shape_with_every_option() {
         config().with_qk_norm(false).with_max_seq_len(None),
         config().with_head_dim(Some(16)).with_softcap(Some(5.0)),
         config().with_causal(false).with_n_kv_heads(Some(1)),
+        config().with_bias(Some(true)).with_norm_epsilon(Some(1e-6)),
     ] {
         let out = config.init(&device).forward(input(&device));
         assert_eq!(out.dims(), [2, 19, 32]);
@@ -77,6 +79,11 @@ fn bad_configurations_are_refused() {
     );
     let error = refused(config().with_softcap(Some(0.0)));
     assert!(matches!(error, AttentionError::Softcap { .. }));
+    // One is too small for the f32 that it is computed in.
+    for epsilon in [0.0, -1.0, 1e-60, f64::NAN] {
+        let error = refused(config().with_norm_epsilon(Some(epsilon)));
+        assert!(matches!(error, AttentionError::Epsilon { .. }));
+    }
 }
 
 #[test]
@@ -113,6 +120,102 @@ fn records_and_safetensors_restore_a_layer() {
     );
     assert_eq!(values(loaded.forward(x)), expected);
     std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// A layer with biases none of which is zero.
+fn biased(config: &DynamicMaskAttentionConfig, device: &Device) -> DynamicMaskAttention {
+    struct Shift;
+    impl ModuleMapper for Shift {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            match D {
+                1 => param.map(|value| {
+                    let shift = Distribution::Uniform(0.2, 0.7);
+                    (value.random_like(shift) - 0.1).require_grad()
+                }),
+                _ => param,
+            }
+        }
+    }
+    config
+        .clone()
+        .with_bias(Some(true))
+        .with_initializer(Initializer::Normal {
+            mean: 0.0,
+            std: 0.3,
+        })
+        .init(device)
+        .map(&mut Shift)
+}
+
+#[test]
+fn biases_are_those_of_the_projections_and_of_the_steps() {
+    let device = Device::flex().autodiff();
+    let layer = biased(&config().with_qk_norm(false), &device);
+    let Scorer::Zoh(zoh) = layer.scorer() else {
+        panic!("another form");
+    };
+    let bias = zoh.dt_bias.clone().expect("a layer with biases has one");
+    let x = input(&device);
+
+    // The scores by Burn's own operations.
+    let steps = layer
+        .v_proj
+        .forward(x.clone())
+        .matmul(zoh.dt_proj.val().transpose().unsqueeze());
+    let steps = softplus(steps + bias.val().unsqueeze(), 1.0);
+    let scores = (steps * zoh.a.val().unsqueeze()).exp().swap_dims(1, 2);
+    for (ours, theirs) in values(layer.scores(x.clone()))
+        .into_iter()
+        .zip(values(scores))
+    {
+        assert!((ours - theirs).abs() < 1e-5 * theirs.abs().max(1.0));
+    }
+
+    // The bias of the output is added to every row, and every other one changes it.
+    let out = layer.forward(x.clone());
+    let mut without = layer.clone();
+    let last = without
+        .o_proj
+        .bias
+        .take()
+        .expect("a layer with biases has one");
+    let difference = (without.forward(x) + last.val().unsqueeze() - out.clone())
+        .abs()
+        .max();
+    assert!(difference.into_scalar::<f32>() < 1e-5);
+    let grads = out.square().sum().backward();
+    let projections = [&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.o_proj];
+    let biases = projections.map(|projection| projection.bias.as_ref().expect("a bias"));
+    for bias in biases.into_iter().chain([&bias]) {
+        let grad = values(bias.val().grad(&grads).unwrap());
+        assert!(grad.iter().all(|&x| x != 0.0 && x.is_finite()), "{grad:?}");
+    }
+}
+
+#[test]
+fn the_norms_of_q_and_k_add_the_epsilon_of_the_configuration() {
+    let device = Device::flex();
+    let epsilon = |config: DynamicMaskAttentionConfig| {
+        let layer = config.init(&device);
+        [layer.q_norm, layer.k_norm].map(|norm| norm.expect("a norm").epsilon)
+    };
+    assert_eq!(epsilon(config()), [1e-5; 2]);
+    assert_eq!(epsilon(config().with_norm_epsilon(Some(0.5))), [0.5; 2]);
+}
+
+#[test]
+fn a_configuration_from_before_there_were_biases_has_none() {
+    let mut fields = serde_json::to_value(config()).unwrap();
+    for field in ["bias", "norm_epsilon"] {
+        fields
+            .as_object_mut()
+            .unwrap()
+            .remove(field)
+            .expect("the field is written");
+    }
+    let old: DynamicMaskAttentionConfig = serde_json::from_value(fields).unwrap();
+    assert_eq!(old.to_string(), config().to_string());
+    assert!(old.init(&Device::flex()).q_proj.bias.is_none());
 }
 
 #[test]

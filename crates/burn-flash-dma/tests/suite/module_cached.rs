@@ -57,6 +57,7 @@ fn steps_equal_the_forward_pass_with_every_option() {
             config().with_recent(Some(3)).with_sinks(Some(2)),
         ),
         ("sliding", config().with_recent(Some(5))),
+        ("biases", config().with_bias(Some(true))),
     ] {
         let layer = config.init(&device);
         let x = input(2, 50, &device);

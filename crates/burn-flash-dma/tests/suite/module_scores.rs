@@ -342,7 +342,7 @@ fn records_of_layers_without_a_choice_of_scores_load() {
         burn::store::ModuleRecord::from_bytes(bytes).unwrap()
     };
     let new = of(ScoreForm::Zoh).load_record(record());
-    let Scorer::Zoh(ZohScorer { dt_proj, a }) = new.attention.scorer() else {
+    let Scorer::Zoh(ZohScorer { dt_proj, a, .. }) = new.attention.scorer() else {
         panic!("another form");
     };
     assert_eq!(values(dt_proj.val()), values(old.attention.dt_proj.val()));

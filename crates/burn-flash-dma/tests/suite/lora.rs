@@ -1,0 +1,385 @@
+//! Low-rank adapters of Burn on the attention layer: where they are, what they change, what trains, merging, saving.
+
+use crate::case::values;
+use crate::values::close;
+use burn::module::{Lora, Module, ModuleMapper, ModuleVisitor, Param, ParamGroup};
+use burn::nn::{EmbeddingConfig, LinearConfig};
+use burn::optim::{AdamWConfig, GradientsParams};
+use burn::tensor::{DType, Device, Distribution, FloatDType, Gradients, Int, Tensor};
+use burn_flash_dma::linear;
+use burn_flash_dma::nn::{
+    DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, ScoreForm, Scorer,
+};
+use burn_flash_dma::train::{Checkpointed, clip_gradients, embed};
+use burn_store::{ModuleSnapshot, PathFilter, SafetensorsStore};
+
+const FORMS: [ScoreForm; 2] = [ScoreForm::Zoh, ScoreForm::Linear];
+const WIDTH: usize = 32;
+const RANK: usize = 2;
+const ALPHA: f64 = 6.0;
+
+fn config(form: ScoreForm) -> DynamicMaskAttentionConfig {
+    DynamicMaskAttentionConfig::new(WIDTH, 4)
+        .with_n_kv_heads(Some(2))
+        .with_keep_window(Some(5))
+        .with_max_seq_len(Some(64))
+        .with_score_form(form)
+}
+
+/// Adapters whose product is not zero.
+fn adapted(layer: DynamicMaskAttention) -> DynamicMaskAttention {
+    let layer = layer.apply_lora(Lora::new(RANK, ALPHA));
+    layer.map(&mut Trained::default())
+}
+
+/// Gives every second factor numbers, as if adapters had been trained.
+#[derive(Default)]
+struct Trained {
+    path: Vec<String>,
+}
+
+impl ModuleMapper for Trained {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if !self.path.ends_with(&["lora".into(), "b".into()]) {
+            // A parameter that is made when it is first used shares until then with its clones whether it is trained.
+            drop(param.val());
+            return param;
+        }
+        param.map(|b| {
+            let numbers = b.random_like(Distribution::Normal(0.0, 0.2)).detach();
+            match b.is_require_grad() {
+                true => numbers.require_grad(),
+                false => numbers,
+            }
+        })
+    }
+}
+
+/// So few tokens that q, k and v are a product each, and so many that they are one.
+fn inputs(device: &Device) -> [Tensor<3>; 2] {
+    [[1, 20, WIDTH], [2, 19, WIDTH]]
+        .map(|shape| Tensor::random(shape, Distribution::Normal(0.0, 1.0), device))
+}
+
+/// The names of the weights that adapters stand on, of a form.
+fn weights(form: ScoreForm) -> [&'static str; 5] {
+    let scores = match form {
+        ScoreForm::Zoh => "dt_proj",
+        ScoreForm::Linear => "score_proj",
+    };
+    [
+        "q_proj.weight",
+        "k_proj.weight",
+        "v_proj.weight",
+        "o_proj.weight",
+        scores,
+    ]
+}
+
+fn weight<'a>(layer: &'a DynamicMaskAttention, name: &str) -> &'a Param<Tensor<2>> {
+    match (name, layer.scorer()) {
+        ("q_proj.weight", _) => &layer.q_proj.weight,
+        ("k_proj.weight", _) => &layer.k_proj.weight,
+        ("v_proj.weight", _) => &layer.v_proj.weight,
+        ("o_proj.weight", _) => &layer.o_proj.weight,
+        ("dt_proj", Scorer::Zoh(zoh)) => &zoh.dt_proj,
+        ("score_proj", Scorer::Linear(linear)) => &linear.score_proj,
+        _ => panic!("{name}"),
+    }
+}
+
+/// The parameters of a module that train, and all of them.
+#[derive(Default)]
+struct Names {
+    path: Vec<String>,
+    all: Vec<String>,
+    trained: Vec<String>,
+}
+
+impl Names {
+    fn of<M: Module>(module: &M) -> Self {
+        let mut names = Self::default();
+        module.visit(&mut names);
+        names.all.sort();
+        names.trained.sort();
+        names
+    }
+}
+
+impl ModuleVisitor for Names {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.all.push(self.path.join("."));
+        if param.is_require_grad() {
+            self.trained.push(self.path.join("."));
+        }
+    }
+}
+
+#[test]
+fn the_adapters_of_every_projection_train_and_nothing_else() {
+    let device = Device::flex().autodiff();
+    for form in FORMS {
+        let layer = config(form).init(&device);
+        let before = Names::of(&layer).all;
+        let layer = layer.apply_lora(Lora::new(RANK, ALPHA));
+        let names = Names::of(&layer);
+        let mut factors: Vec<String> = weights(form)
+            .iter()
+            .flat_map(|weight| [format!("{weight}.lora.a"), format!("{weight}.lora.b")])
+            .collect();
+        factors.sort();
+        assert_eq!(names.trained, factors);
+        factors.extend(before);
+        factors.sort();
+        assert_eq!(names.all, factors);
+    }
+}
+
+#[test]
+fn a_group_says_which_projections_get_adapters() {
+    let device = Device::flex().autodiff();
+    let group = ParamGroup::from_regex(r"(q_proj|dt_proj)").unwrap();
+    let lora = Lora::new(RANK, ALPHA).set_param_group(group);
+    let layer = config(ScoreForm::Zoh).init(&device).apply_lora(lora);
+    let expected = ["dt_proj", "q_proj.weight"].map(|weight| {
+        let factor = |factor: &str| format!("{weight}.lora.{factor}");
+        [factor("a"), factor("b")]
+    });
+    assert_eq!(Names::of(&layer).trained, expected.concat());
+}
+
+#[test]
+fn new_adapters_change_nothing_and_trained_ones_are_added_to_their_weights() {
+    let device = Device::flex();
+    for form in FORMS {
+        let layer = config(form).init(&device);
+        let lora = adapted(layer.clone());
+        let fresh = layer.clone().apply_lora(Lora::new(RANK, ALPHA));
+        let merged = lora.clone().materialize();
+        assert_eq!(Names::of(&merged).all, Names::of(&layer).all);
+        for name in weights(form) {
+            let (base, adapter) = (weight(&layer, name), weight(&lora, name).adapter());
+            let adapter = adapter.expect("an adapter");
+            let delta = adapter.a.val().matmul(adapter.b.val()) * (ALPHA / RANK as f64);
+            close(
+                &values(weight(&merged, name).val()),
+                &values(base.val() + delta),
+                1e-6,
+            );
+        }
+        for x in inputs(&device) {
+            let out = values(layer.forward(x.clone()));
+            assert_eq!(values(fresh.forward(x.clone())), out);
+            let changed = values(lora.forward(x.clone()));
+            assert_ne!(changed, out);
+            assert_eq!(values(merged.forward(x.clone())), changed);
+            let scores = values(lora.scores(x.clone()));
+            assert_ne!(scores, values(layer.scores(x.clone())));
+            assert_eq!(values(merged.scores(x.clone())), scores);
+
+            let [batch, len, _] = x.dims();
+            let mut caches = [lora.init_cache(batch), merged.init_cache(batch)];
+            let halves = [0..len / 2, len / 2..len];
+            for rows in halves {
+                let rows = x.clone().slice([0..batch, rows]);
+                let [adapted, merged] = [(&lora, 0), (&merged, 1)]
+                    .map(|(layer, at)| values(layer.forward_cached(rows.clone(), &mut caches[at])));
+                assert_eq!(adapted, merged);
+            }
+        }
+    }
+}
+
+/// The gradients of a backward pass that are of adapted layers, against those of a pass through the merged layer that
+/// trains in full: each factor's follow from that of its weight.
+fn check_gradients(
+    lora: &DynamicMaskAttention,
+    gradients: &GradientsParams,
+    full: &DynamicMaskAttention,
+    of_full: &Gradients,
+) {
+    for name in weights(lora.scorer().form()) {
+        let param = weight(lora, name);
+        let adapter = param.adapter().expect("an adapter");
+        let slope = weight(full, name).val().grad(of_full).unwrap() * (ALPHA / RANK as f64);
+        let [a, b] = [&adapter.a, &adapter.b].map(|factor| factor.val().inner());
+        let exact = [
+            values(slope.clone().matmul(b.transpose())),
+            values(a.transpose().matmul(slope)),
+        ];
+        for (factor, exact) in [&adapter.a, &adapter.b].into_iter().zip(&exact) {
+            let gradient = values(gradients.get::<2>(factor.id).expect("a gradient"));
+            close(&gradient, exact, 1e-4);
+            assert!(exact.iter().any(|&x| x != 0.0), "{name}");
+        }
+    }
+    // Two factors of five weights.
+    assert_eq!(gradients.len(), 10);
+}
+
+#[test]
+fn the_factors_gradients_are_those_of_the_whole_weights() {
+    let device = Device::flex().autodiff();
+    for form in FORMS {
+        let lora = adapted(config(form).init(&device));
+        let full = lora.clone().materialize().unfreeze();
+        for x in inputs(&device) {
+            let slope = x.random_like(Distribution::Normal(0.0, 1.0));
+            let loss = |layer: &DynamicMaskAttention| {
+                let out = layer.forward(DynamicMaskInput::from(x.clone()));
+                (out * slope.clone()).sum()
+            };
+            let of_full = loss(&full).backward();
+            let of_lora = GradientsParams::from_grads(loss(&lora).backward(), &lora);
+            check_gradients(&lora, &of_lora, &full, &of_full);
+        }
+    }
+}
+
+#[test]
+fn blocks_that_are_computed_twice_train_their_adapters() {
+    let device = Device::flex().autodiff();
+    for form in FORMS {
+        let lora = [adapted(config(form).init(&device))];
+        let full = lora[0].clone().materialize().unfreeze();
+        let [_, x] = inputs(&device);
+        let of_full = full.forward(x.clone()).square().sum().backward();
+        let stack =
+            Checkpointed::forward(&lora, x, |layer, x, selections| selections.attend(layer, x));
+        let loss = stack.output().square().sum();
+        let of_lora = stack.backward(&loss, &lora);
+        check_gradients(&lora[0], &of_lora, &full, &of_full);
+    }
+}
+
+#[test]
+fn a_step_of_the_optimiser_moves_the_adapters_and_leaves_the_weights() {
+    let device = Device::flex().autodiff();
+    for form in FORMS {
+        let before = adapted(config(form).init(&device));
+        let [_, x] = inputs(&device);
+        let grads = before.forward(x.clone()).square().sum().backward();
+        let mut grads = GradientsParams::from_grads(grads, &before);
+        let norm = clip_gradients(&before, &mut grads, 1e-3);
+        assert!(norm.into_scalar::<f32>() > 1e-3);
+        // A decay would reach the weights, too, if they had a gradient.
+        let mut optimiser = AdamWConfig::new().with_weight_decay(0.1).init();
+        let after = optimiser.step(1e-2, before.clone(), grads);
+        for name in weights(form) {
+            let [before, after] = [&before, &after].map(|layer| weight(layer, name));
+            assert_eq!(values(before.base()), values(after.base()), "{name}");
+            let [before, after] = [before, after].map(|param| param.adapter().unwrap());
+            assert_ne!(values(before.a.val()), values(after.a.val()), "{name}");
+            assert_ne!(values(before.b.val()), values(after.b.val()), "{name}");
+        }
+        let validated = after.valid();
+        assert_eq!(
+            values(validated.forward(x.clone().inner())),
+            values(after.forward(x))
+        );
+        assert!(
+            !validated
+                .clone()
+                .materialize()
+                .q_proj
+                .weight
+                .val()
+                .is_autodiff()
+        );
+        assert_eq!(
+            Names::of(&validated.train()).trained,
+            Names::of(&after).trained
+        );
+    }
+}
+
+#[test]
+fn adapters_are_saved_with_their_layer_or_alone() {
+    let device = Device::flex();
+    for form in FORMS {
+        let base = config(form).init(&device);
+        let lora = adapted(base.clone());
+        let [x, _] = inputs(&device);
+        let out = values(lora.forward(x.clone()));
+        let new = |layer: &DynamicMaskAttention| layer.clone().apply_lora(Lora::new(RANK, ALPHA));
+
+        let other = new(&config(form).init(&device));
+        let loaded = other.clone().load_record(lora.clone().into_record());
+        assert_eq!(values(loaded.forward(x.clone())), out);
+
+        let mut whole = SafetensorsStore::from_bytes(None);
+        lora.save_into(&mut whole).expect("it is saved");
+        let mut loaded = other;
+        let mut file = SafetensorsStore::from_bytes(Some(whole.get_bytes().unwrap()));
+        loaded.load_from(&mut file).expect("the names are the same");
+        assert_eq!(values(loaded.forward(x.clone())), out);
+
+        // ANCHOR: alone
+        let factors = || PathFilter::new().with_regex(r"\.lora\.[ab]$");
+        let mut alone = SafetensorsStore::from_bytes(None).filter(factors());
+        lora.save_into(&mut alone).expect("it is saved");
+        let mut file = SafetensorsStore::from_bytes(Some(alone.get_bytes().unwrap()))
+            .filter(factors())
+            .allow_partial(true);
+        let mut loaded = new(&base);
+        let result = loaded.load_from(&mut file).expect("the names are the same");
+        // ANCHOR_END: alone
+        assert_eq!((result.applied.len(), result.unused.len()), (10, 0));
+        assert_eq!(values(loaded.forward(x)), out);
+    }
+}
+
+#[test]
+fn linear_layers_and_embeddings_are_read_with_their_adapters() {
+    let device = Device::flex().autodiff();
+    let [x, _] = inputs(&device);
+    for dtype in [DType::F32, DType::BF16] {
+        let layer = LinearConfig::new(WIDTH, 24).init(&device);
+        let layer = layer
+            .apply_lora(Lora::new(RANK, ALPHA))
+            .map(&mut Trained::default());
+        let merged = layer.clone().materialize();
+        let y = linear(&layer, x.clone().cast(dtype));
+        assert_eq!(
+            values(y.clone()),
+            values(linear(&merged, x.clone().cast(dtype)))
+        );
+        let grads = y.sum().backward();
+        let adapter = layer.weight.adapter().expect("an adapter");
+        assert!(adapter.a.val().grad(&grads).is_some());
+        assert!(layer.weight.base().grad(&grads).is_none());
+        assert!(layer.bias.expect("a bias").val().grad(&grads).is_none());
+    }
+
+    let embedding = EmbeddingConfig::new(40, WIDTH).init(&device);
+    let embedding = embedding
+        .apply_lora(Lora::new(RANK, ALPHA))
+        .map(&mut Trained::default());
+    let tokens = Tensor::<1, Int>::arange(0..40, &device).reshape([4, 10]);
+    let rows = embed(&embedding, tokens.clone(), FloatDType::F32);
+    let merged = embedding.clone().materialize();
+    assert_eq!(
+        values(rows.clone()),
+        values(embed(&merged, tokens, FloatDType::F32))
+    );
+    let grads = rows.sum().backward();
+    let adapter = embedding.weight.adapter().expect("an adapter");
+    assert!(adapter.b.val().grad(&grads).is_some());
+    assert!(embedding.weight.base().grad(&grads).is_none());
+}
