@@ -1,1 +1,54 @@
 //! Decoder blocks and what they are made of.
+//!
+//! A [`DecoderBlock`] is attention and a feed-forward network, each with a norm before it and added to the residual
+//! stream, which either passes as it is or is scaled by a learned vector. A [`FeedForward`] is a gated network, and may
+//! have routed [`Experts`] beside it. A [`TokenInput`] is what a whole model reads.
+
+mod block;
+mod experts;
+mod feed_forward;
+mod input;
+
+pub use block::{DecoderBlock, DecoderBlockConfig, Residual};
+pub use experts::{Experts, ExpertsConfig, Routing};
+pub use feed_forward::{FeedForward, FeedForwardConfig};
+pub use input::{Sequences, TokenInput};
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::nn::RmsNorm;
+use burn::tensor::{DType, FloatDType, Tensor};
+use burn_flash_dma::{AttentionError, try_rms_norm};
+
+/// The norm of `x` by one pass over memory.
+pub(crate) fn normalised<const D: usize>(
+    norm: &RmsNorm,
+    x: Tensor<D>,
+) -> Result<Tensor<D>, AttentionError> {
+    try_rms_norm(x, norm.gamma.val(), norm.epsilon as f32)
+}
+
+/// A part of a model with its parameters in an element type, within the autodiff graph: gradients arrive at the original
+/// parameters through the casts.
+pub(crate) fn cast<M: Module>(part: &M, dtype: FloatDType) -> M {
+    part.clone().map(&mut Cast(dtype))
+}
+
+struct Cast(FloatDType);
+
+impl ModuleMapper for Cast {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match param.dtype() == DType::from(self.0) {
+            true => param,
+            false => param.map(|value| value.cast(self.0)),
+        }
+    }
+}
+
+/// The value, or a panic with the error's text.
+#[track_caller]
+pub(crate) fn expect<T, E: std::fmt::Display>(result: Result<T, E>) -> T {
+    match result {
+        Ok(value) => value,
+        Err(error) => panic!("{error}"),
+    }
+}

@@ -1,0 +1,102 @@
+//! Rows on a device.
+
+use super::rows::Row;
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn_flash_dma::Documents;
+
+/// What a step of training reads and predicts.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Tensor};
+/// use flash_dma_models::data::{Batch, PackedRows, TokenFileWriter};
+/// use std::sync::Arc;
+///
+/// let path = std::env::temp_dir().join("flash-dma-batch-example.tokens");
+/// let mut writer = TokenFileWriter::create(&path, 256).unwrap();
+/// writer.push(&[1, 2, 3]).unwrap();
+/// writer.push(&[4, 5]).unwrap();
+/// let rows = PackedRows::new(Arc::new(writer.finish().unwrap()), 4).unwrap();
+///
+/// let device = Device::flex();
+/// let batch = Batch::new(&[rows.row(0).unwrap()], &device);
+/// assert_eq!(batch.documents.lengths(), [[3, 1]]);
+/// // The third input is the last of its document, so its loss does not count.
+/// let losses = Tensor::from_floats([1.0, 2.0, 100.0, 3.0], &device);
+/// assert_eq!(batch.mean(losses).into_scalar::<f32>(), 2.0);
+/// # drop(rows);
+/// # std::fs::remove_file(&path).unwrap();
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Batch {
+    /// The tokens that are read, `[batch, len]`.
+    pub inputs: Tensor<2, Int>,
+    /// The token behind each of them, `[batch, len]`.
+    pub targets: Tensor<2, Int>,
+    /// 1 for each target that is of its input's document, 0 for all others and for padding: `[batch, len]`, f32.
+    pub weights: Tensor<2>,
+    /// The documents of each row, for the [`Selector`](burn_flash_dma::Selector) or for
+    /// [`DynamicMaskInput`](burn_flash_dma::nn::DynamicMaskInput): no token attends to another document.
+    pub documents: Documents,
+    tokens: usize,
+    predicted: usize,
+}
+
+impl Batch {
+    /// The rows on a device.
+    ///
+    /// # Panics
+    ///
+    /// If there is no row, or rows differ in length.
+    #[must_use]
+    pub fn new(rows: &[Row], device: &Device) -> Self {
+        let len = rows.first().expect("a row").inputs().len();
+        let alike = rows.iter().all(|row| row.inputs().len() == len);
+        assert!(alike, "rows of different lengths");
+        let shape = [rows.len(), len];
+        let ints = |of: fn(&Row) -> &[u32]| {
+            let ids: Vec<i32> = rows.iter().flat_map(of).map(|&id| id as i32).collect();
+            Tensor::from_data(TensorData::new(ids, shape), device)
+        };
+        let weights: Vec<f32> = rows.iter().flat_map(Row::weights).copied().collect();
+        let padding: usize = rows.iter().map(Row::padding).sum();
+        Self {
+            inputs: ints(Row::inputs),
+            targets: ints(Row::targets),
+            tokens: rows.len() * len - padding,
+            predicted: weights.iter().filter(|&&weight| weight != 0.0).count(),
+            weights: Tensor::from_data(TensorData::new(weights, shape), (device, DType::F32)),
+            documents: Documents::from_lengths(rows.iter().map(|row| row.documents().to_vec())),
+        }
+    }
+
+    /// The tokens that are read, without padding.
+    #[must_use]
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// The targets that count.
+    #[must_use]
+    pub fn predicted(&self) -> usize {
+        self.predicted
+    }
+
+    /// The mean, `[1]` in f32, of `losses` `[batch · len]` over the targets that count; 0 if there are none. A loss
+    /// that does not count is left out whatever it is, NaN included.
+    ///
+    /// The losses are those of `burn_flash_dma::train::token_losses`, for example.
+    ///
+    /// # Panics
+    ///
+    /// If there are not as many losses as targets.
+    #[must_use]
+    pub fn mean(&self, losses: Tensor<1>) -> Tensor<1> {
+        let [rows, len] = self.weights.dims();
+        assert_eq!(losses.dims(), [rows * len], "the number of losses");
+        let left_out = self.weights.clone().reshape([rows * len]).equal_elem(0);
+        let counted = losses.cast(DType::F32).mask_fill(left_out, 0);
+        counted.sum() / self.predicted.max(1) as f64
+    }
+}

@@ -1,0 +1,178 @@
+//! The reasons for refusing data.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Why text, a token file or a batch cannot be had.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DataError {
+    /// The operating system refused.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Its reason.
+        source: io::Error,
+    },
+    /// A `tokenizer.json` that the `tokenizers` crate does not read.
+    #[error("{}: not a tokenizer: {reason}", path.display())]
+    Tokenizer {
+        /// The file.
+        path: PathBuf,
+        /// What the crate says.
+        reason: String,
+    },
+    /// The tokenizer refused a text, or ids.
+    #[error("the tokenizer failed: {reason}")]
+    Encoding {
+        /// What the crate says.
+        reason: String,
+    },
+    /// A document of an input file.
+    #[error("{}, line {line}: {fault}", path.display())]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// The line, counted from 1; that of the document's beginning, where a document has several.
+        line: usize,
+        /// What is wrong with it.
+        fault: LineFault,
+    },
+    /// A file that does not begin as a token file does. A file that was not finished is one.
+    #[error("{}: not a token file", path.display())]
+    Magic {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A token file of another version of the format.
+    #[error("{}: a token file of version {version}; this is version {}", path.display(), super::file::VERSION)]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        version: u32,
+    },
+    /// A header whose numbers do not fit each other.
+    #[error("{}: a broken header: {what}", path.display())]
+    Header {
+        /// The file.
+        path: PathBuf,
+        /// Which of them.
+        what: &'static str,
+    },
+    /// A token file that is shorter or longer than its header says.
+    #[error("{}: {bytes} bytes; its header says {expected}", path.display())]
+    Size {
+        /// The file.
+        path: PathBuf,
+        /// Its size.
+        bytes: u64,
+        /// The size by its header.
+        expected: u64,
+    },
+    /// The end of a document is not behind that of the one before, or the last is not that of the tokens.
+    #[error("{}: document {document} ends at the wrong token", path.display())]
+    DocumentEnd {
+        /// The file.
+        path: PathBuf,
+        /// The document, counted from 0.
+        document: usize,
+    },
+    /// A token file whose contents are not those that were written.
+    #[error("{}: the contents are not those of the fingerprint", path.display())]
+    Fingerprint {
+        /// The file.
+        path: PathBuf,
+    },
+    /// An id beyond the vocabulary.
+    #[error("token {position} is {id}, of a vocabulary of {vocabulary}")]
+    Token {
+        /// The position in the document that is written or in the file that is read.
+        position: usize,
+        /// The id.
+        id: u32,
+        /// The number of tokens in the vocabulary.
+        vocabulary: usize,
+    },
+    /// More token ids than a model or a format has room for.
+    #[error("a vocabulary of {vocabulary}, where at most {limit} fit")]
+    Vocabulary {
+        /// The number of tokens in the vocabulary.
+        vocabulary: usize,
+        /// How many there may be.
+        limit: usize,
+    },
+    /// A writer that has failed before, and whose file is gone.
+    #[error("{}: writing has failed before", path.display())]
+    Abandoned {
+        /// The file that was to be written.
+        path: PathBuf,
+    },
+    /// A size that must be at least 1.
+    #[error("{what} is 0")]
+    Zero {
+        /// What it is of.
+        what: &'static str,
+    },
+    /// A range of documents that the file does not have.
+    #[error("documents {start} to {end} of {documents}")]
+    Documents {
+        /// The first.
+        start: usize,
+        /// One past the last.
+        end: usize,
+        /// How many there are.
+        documents: usize,
+    },
+    /// Too few tokens for a row.
+    #[error("{tokens} tokens; a row takes at least 2")]
+    NoRow {
+        /// The tokens of the documents.
+        tokens: usize,
+    },
+    /// Fewer rows than a batch takes.
+    #[error("{rows} rows, which make no batch of {batch}")]
+    NoBatch {
+        /// The rows of an epoch.
+        rows: usize,
+        /// The rows of a batch.
+        batch: usize,
+    },
+    /// A state that another loader has saved.
+    #[error("the state is that of another loader: {what} is {saved}, here {here}")]
+    State {
+        /// What differs.
+        what: &'static str,
+        /// In the state.
+        saved: String,
+        /// In this loader.
+        here: String,
+    },
+}
+
+/// What is wrong with a document of an input file.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LineFault {
+    /// Bytes that are not UTF-8.
+    #[error("not UTF-8")]
+    Utf8,
+    /// A line that is not a JSON object, or whose field is not a string.
+    #[error("{0}")]
+    Json(serde_json::Error),
+    /// An object without the field.
+    #[error("no field `{0}`")]
+    NoField(String),
+    /// The tokenizer refused the text.
+    #[error("the tokenizer failed: {0}")]
+    Encoding(String),
+}
+
+impl DataError {
+    /// The error of an operation on `path`.
+    pub(super) fn io(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_path_buf();
+        move |source| Self::Io { path, source }
+    }
+}

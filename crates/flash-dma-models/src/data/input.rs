@@ -1,0 +1,179 @@
+//! Documents of text files and of JSONL.
+
+use super::error::{DataError, LineFault};
+use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
+use std::borrow::Cow;
+use std::fmt;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+/// What the documents of an input file are. Bytes must be UTF-8.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TextFormat {
+    /// The file is one document.
+    File,
+    /// Documents of plain text between lines that hold this text and nothing else; with `""`, between empty lines. The
+    /// end of a document's last line is not part of it, and documents without text are left out.
+    Separated(String),
+    /// Each line is a JSON object, whose field of this name is the document's text. Lines of white space are left out.
+    Jsonl {
+        /// The field's name, often `text`.
+        field: String,
+    },
+}
+
+/// A document as it stands in its file.
+#[derive(Debug)]
+pub(super) struct Raw {
+    pub(super) bytes: Vec<u8>,
+    /// The line where it begins, counted from 1.
+    pub(super) line: usize,
+}
+
+impl TextFormat {
+    /// The text of a document of `path`.
+    pub(super) fn text<'r>(&self, raw: &'r Raw) -> Result<Cow<'r, str>, LineFault> {
+        let text = std::str::from_utf8(&raw.bytes).map_err(|_| LineFault::Utf8)?;
+        match self {
+            Self::File | Self::Separated(_) => Ok(Cow::Borrowed(text)),
+            Self::Jsonl { field } => {
+                let mut json = serde_json::Deserializer::from_str(text);
+                let found = Field(field)
+                    .deserialize(&mut json)
+                    .map_err(LineFault::Json)?;
+                json.end().map_err(LineFault::Json)?;
+                found
+                    .map(Cow::Owned)
+                    .ok_or_else(|| LineFault::NoField(field.clone()))
+            }
+        }
+    }
+}
+
+/// Reads a file, one document at a time.
+pub(super) struct Documents<'f> {
+    format: &'f TextFormat,
+    path: PathBuf,
+    file: BufReader<File>,
+    /// The lines that have been read.
+    lines: usize,
+    done: bool,
+}
+
+impl<'f> Documents<'f> {
+    pub(super) fn open(path: &Path, format: &'f TextFormat) -> Result<Self, DataError> {
+        let file = File::open(path).map_err(DataError::io(path))?;
+        Ok(Self {
+            format,
+            path: path.to_path_buf(),
+            file: BufReader::with_capacity(1 << 16, file),
+            lines: 0,
+            done: false,
+        })
+    }
+
+    /// Adds a line with its end to `bytes`, and says whether there was one.
+    fn line(&mut self, bytes: &mut Vec<u8>) -> Result<bool, DataError> {
+        let read = self.file.read_until(b'\n', bytes);
+        let read = read.map_err(DataError::io(&self.path))?;
+        self.lines += usize::from(read > 0);
+        Ok(read > 0)
+    }
+
+    fn whole(&mut self) -> Result<Option<Raw>, DataError> {
+        if self.done {
+            return Ok(None);
+        }
+        self.done = true;
+        let mut bytes = Vec::new();
+        let read = self.file.read_to_end(&mut bytes);
+        read.map_err(DataError::io(&self.path))?;
+        Ok(Some(Raw { bytes, line: 1 }))
+    }
+
+    fn object(&mut self) -> Result<Option<Raw>, DataError> {
+        let mut bytes = Vec::new();
+        while self.line(&mut bytes)? {
+            if !bytes.trim_ascii().is_empty() {
+                let line = self.lines;
+                return Ok(Some(Raw { bytes, line }));
+            }
+            bytes.clear();
+        }
+        Ok(None)
+    }
+
+    fn separated(&mut self, separator: &str) -> Result<Option<Raw>, DataError> {
+        let (mut bytes, mut first) = (Vec::new(), self.lines + 1);
+        loop {
+            let begin = bytes.len();
+            let more = self.line(&mut bytes)?;
+            if more && without_end(&bytes[begin..]) != separator.as_bytes() {
+                continue;
+            }
+            bytes.truncate(begin);
+            let len = without_end(&bytes).len();
+            if len > 0 {
+                bytes.truncate(len);
+                return Ok(Some(Raw { bytes, line: first }));
+            }
+            if !more {
+                return Ok(None);
+            }
+            bytes.clear();
+            first = self.lines + 1;
+        }
+    }
+}
+
+impl Iterator for Documents<'_> {
+    type Item = Result<Raw, DataError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let format = self.format;
+        let next = match format {
+            TextFormat::File => self.whole(),
+            TextFormat::Separated(separator) => self.separated(separator),
+            TextFormat::Jsonl { .. } => self.object(),
+        };
+        next.transpose()
+    }
+}
+
+/// A line without the bytes that end it.
+fn without_end(line: &[u8]) -> &[u8] {
+    let line = line.strip_suffix(b"\n").unwrap_or(line);
+    line.strip_suffix(b"\r").unwrap_or(line)
+}
+
+/// Finds the string of a field, and reads over all others without keeping them. Of several the last counts.
+struct Field<'f>(&'f str);
+
+impl<'de> DeserializeSeed<'de> for Field<'_> {
+    type Value = Option<String>;
+
+    fn deserialize<D: serde::Deserializer<'de>>(self, json: D) -> Result<Self::Value, D::Error> {
+        json.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Field<'_> {
+    type Value = Option<String>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "an object with the text in `{}`", self.0)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<Self::Value, A::Error> {
+        let mut text = None;
+        while let Some(key) = object.next_key::<Cow<'de, str>>()? {
+            if key == self.0 {
+                text = Some(object.next_value()?);
+            } else {
+                object.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(text)
+    }
+}

@@ -1,0 +1,205 @@
+//! Documents packed into rows of one length.
+
+use super::error::DataError;
+use super::file::TokenFile;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A row: `len` inputs and, one token further, as many targets.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    tokens: Vec<u32>,
+    documents: Vec<usize>,
+    weights: Vec<f32>,
+    padding: usize,
+}
+
+impl Row {
+    /// The tokens that are read, `len` of them. Behind the end of the last document there are zeros.
+    #[must_use]
+    pub fn inputs(&self) -> &[u32] {
+        &self.tokens[..self.tokens.len() - 1]
+    }
+
+    /// The token behind each input.
+    #[must_use]
+    pub fn targets(&self) -> &[u32] {
+        &self.tokens[1..]
+    }
+
+    /// The inputs of each document, in their order. They add up to `len`: padding is one more.
+    #[must_use]
+    pub fn documents(&self) -> &[usize] {
+        &self.documents
+    }
+
+    /// 1 for each target that is of its input's document, 0 for all others and for padding.
+    #[must_use]
+    pub fn weights(&self) -> &[f32] {
+        &self.weights
+    }
+
+    /// The inputs behind the last document.
+    #[must_use]
+    pub fn padding(&self) -> usize {
+        self.padding
+    }
+}
+
+/// The documents of a token file, cut into rows.
+///
+/// The documents stand one behind the other, as in the file. Row `r` reads tokens `r · len .. (r + 1) · len` of them and
+/// predicts those one further. So every token is read once, and every token but the first is a target once, in an
+/// epoch that serves all rows; the last token is read where its row is padded for it, and is only a target otherwise.
+///
+/// - A document that does not end with its row goes on in the next one, as a document of its own: it is split, not
+///   cut off. The target of the row's last input is the first input of the next row.
+/// - The last token of a document predicts nothing: its target, of the next document, has the weight 0.
+/// - Tokens that do not fill a row make one more, which is padded. Its padding is a document of its own and has the
+///   weight 0.
+///
+/// ```
+/// use flash_dma_models::data::{PackedRows, TokenFileWriter};
+/// use std::sync::Arc;
+///
+/// let path = std::env::temp_dir().join("flash-dma-rows-example.tokens");
+/// let mut writer = TokenFileWriter::create(&path, 256)?;
+/// writer.push(&[1, 2, 3])?;
+/// writer.push(&[4, 5, 6, 7])?;
+/// let rows = PackedRows::new(Arc::new(writer.finish()?), 4)?;
+///
+/// let first = rows.row(0)?;
+/// assert_eq!(first.inputs(), [1, 2, 3, 4]);
+/// assert_eq!(first.targets(), [2, 3, 4, 5]);
+/// assert_eq!(first.documents(), [3, 1]);
+/// assert_eq!(first.weights(), [1.0, 1.0, 0.0, 1.0]);
+/// // The rest of the second document, and one place of padding.
+/// let second = rows.row(1)?;
+/// assert_eq!(second.inputs(), [5, 6, 7, 0]);
+/// assert_eq!(second.documents(), [3, 1]);
+/// assert_eq!(second.weights(), [1.0, 1.0, 0.0, 0.0]);
+/// # drop(rows);
+/// # std::fs::remove_file(&path).unwrap();
+/// # Ok::<(), flash_dma_models::data::DataError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct PackedRows {
+    file: Arc<TokenFile>,
+    len: usize,
+    /// Those of the documents.
+    tokens: Range<usize>,
+}
+
+impl PackedRows {
+    /// Rows of `len` inputs, of all documents.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::Zero`] or [`DataError::NoRow`].
+    pub fn new(file: Arc<TokenFile>, len: usize) -> Result<Self, DataError> {
+        let documents = 0..file.documents();
+        Self::of(file, documents, len)
+    }
+
+    /// Rows of `len` inputs, of a range of documents: the others are for validation, for example.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::Zero`], [`DataError::Documents`] or [`DataError::NoRow`].
+    pub fn of(
+        file: Arc<TokenFile>,
+        documents: Range<usize>,
+        len: usize,
+    ) -> Result<Self, DataError> {
+        if len == 0 {
+            let what = "the length of a row";
+            return Err(DataError::Zero { what });
+        }
+        let Range { start, end } = documents;
+        if start > end || end > file.documents() {
+            return Err(DataError::Documents {
+                start,
+                end,
+                documents: file.documents(),
+            });
+        }
+        let end_of = |documents: usize| match documents.checked_sub(1) {
+            None => 0,
+            Some(last) => file.document(last).end,
+        };
+        let tokens = end_of(start)..end_of(end);
+        if tokens.len() < 2 {
+            let tokens = tokens.len();
+            return Err(DataError::NoRow { tokens });
+        }
+        Ok(Self { file, len, tokens })
+    }
+
+    /// The number of rows.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        (self.tokens.len() - 1).div_ceil(self.len)
+    }
+
+    /// The inputs of a row.
+    #[must_use]
+    pub fn row_len(&self) -> usize {
+        self.len
+    }
+
+    /// The tokens of the documents, as positions in the file.
+    #[must_use]
+    pub fn tokens(&self) -> Range<usize> {
+        self.tokens.clone()
+    }
+
+    /// The file.
+    #[must_use]
+    pub fn file(&self) -> &Arc<TokenFile> {
+        &self.file
+    }
+
+    /// Reads a row.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::Token`] if the file has been damaged.
+    ///
+    /// # Panics
+    ///
+    /// If there are not so many rows.
+    pub fn row(&self, row: usize) -> Result<Row, DataError> {
+        assert!(row < self.rows(), "row {row} of {}", self.rows());
+        let start = self.tokens.start + row * self.len;
+        let last = self.tokens.end - start;
+        let mut tokens = Vec::with_capacity(self.len + 1);
+        let read = start..start + last.min(self.len + 1);
+        self.file.read(read, &mut tokens)?;
+        tokens.resize(self.len + 1, 0);
+
+        let end = start + last.min(self.len);
+        let (mut documents, mut weights) = (Vec::new(), Vec::with_capacity(self.len));
+        let (mut at, mut document) = (start, self.file.document_of(start));
+        while at < end {
+            let document_end = self.file.document(document).end;
+            let stop = document_end.min(end);
+            documents.push(stop - at);
+            weights.resize(weights.len() + stop - at, 1.0);
+            if stop == document_end {
+                weights[stop - start - 1] = 0.0;
+            }
+            (at, document) = (stop, document + 1);
+        }
+        let padding = self.len - weights.len();
+        if padding > 0 {
+            documents.push(padding);
+            weights.resize(self.len, 0.0);
+        }
+        Ok(Row {
+            tokens,
+            documents,
+            weights,
+            padding,
+        })
+    }
+}

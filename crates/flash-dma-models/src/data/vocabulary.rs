@@ -1,0 +1,334 @@
+//! Text to token ids and back.
+
+use super::error::DataError;
+use std::path::Path;
+use std::sync::Arc;
+use tokenizers::{
+    DecoderWrapper, ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper,
+    Tokenizer,
+};
+
+/// What the ids of a text are: its bytes, or those of a `tokenizer.json`; and which ids frame a document.
+///
+/// Clones share the tokenizer.
+///
+/// ```
+/// use flash_dma_models::data::Vocabulary;
+///
+/// let bytes = Vocabulary::bytes().with_end(0)?;
+/// assert_eq!(bytes.encode("né")?, [110, 195, 169]);
+/// assert_eq!(bytes.encode_document("a")?, [97, 0]);
+/// assert_eq!(bytes.decode(&[110, 195, 169, 0])?, "né");
+/// # Ok::<(), flash_dma_models::data::DataError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Vocabulary {
+    ids: Ids,
+    /// One more than the greatest id.
+    size: usize,
+    begin: Option<u32>,
+    end: Option<u32>,
+}
+
+#[derive(Clone, Debug)]
+enum Ids {
+    Bytes,
+    Tokenizer(Arc<Tokenizer>),
+}
+
+impl Vocabulary {
+    /// The 256 bytes of UTF-8.
+    #[must_use]
+    pub fn bytes() -> Self {
+        Self::new(Ids::Bytes, 256)
+    }
+
+    /// The tokenizer of a `tokenizer.json`, as Hugging Face's libraries write it. Its truncation and padding are
+    /// switched off, and its post-processor adds nothing: [`with_begin`](Self::with_begin) and
+    /// [`with_end`](Self::with_end) say what frames a document. A text that spells a special token gets its id.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::Io`] or [`DataError::Tokenizer`].
+    pub fn from_file(path: impl AsRef<Path>) -> Result<Self, DataError> {
+        let path = path.as_ref();
+        let bytes = std::fs::read(path).map_err(DataError::io(path))?;
+        let not_one = |reason: tokenizers::Error| DataError::Tokenizer {
+            path: path.to_path_buf(),
+            reason: reason.to_string(),
+        };
+        let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(not_one)?;
+        tokenizer.with_truncation(None).map_err(not_one)?;
+        tokenizer.with_padding(None);
+        let ids = tokenizer.get_vocab(true);
+        let size = ids.values().max().map_or(0, |&id| id as usize + 1);
+        Ok(Self::new(Ids::Tokenizer(Arc::new(tokenizer)), size))
+    }
+
+    fn new(ids: Ids, size: usize) -> Self {
+        Self {
+            ids,
+            size,
+            begin: None,
+            end: None,
+        }
+    }
+
+    /// Every document begins with this id.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::Token`] if the vocabulary does not have it.
+    pub fn with_begin(mut self, id: u32) -> Result<Self, DataError> {
+        self.begin = Some(self.known(id)?);
+        Ok(self)
+    }
+
+    /// Every document ends with this id, which a model then learns to stop with. A byte that no text has is 0.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::Token`] if the vocabulary does not have it.
+    pub fn with_end(mut self, id: u32) -> Result<Self, DataError> {
+        self.end = Some(self.known(id)?);
+        Ok(self)
+    }
+
+    fn known(&self, id: u32) -> Result<u32, DataError> {
+        let vocabulary = self.size();
+        if (id as usize) < vocabulary {
+            Ok(id)
+        } else {
+            Err(DataError::Token {
+                position: 0,
+                id,
+                vocabulary,
+            })
+        }
+    }
+
+    /// The id that begins a document.
+    #[must_use]
+    pub fn begin(&self) -> Option<u32> {
+        self.begin
+    }
+
+    /// The id that ends a document.
+    #[must_use]
+    pub fn end(&self) -> Option<u32> {
+        self.end
+    }
+
+    /// The number of ids: one more than the greatest. A model needs at least as many.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// The id of a token by its text, for example `<|end_of_text|>`.
+    #[must_use]
+    pub fn id(&self, token: &str) -> Option<u32> {
+        match &self.ids {
+            Ids::Bytes => match token.as_bytes() {
+                [byte] => Some(u32::from(*byte)),
+                _ => None,
+            },
+            Ids::Tokenizer(tokenizer) => tokenizer.token_to_id(token),
+        }
+    }
+
+    /// The ids of a text, without those that frame a document.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::Encoding`] if the tokenizer refuses it.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
+        match &self.ids {
+            Ids::Bytes => Ok(text.bytes().map(u32::from).collect()),
+            Ids::Tokenizer(tokenizer) => {
+                let encoding = tokenizer.encode_fast(text, false).map_err(failed)?;
+                Ok(encoding.get_ids().to_vec())
+            }
+        }
+    }
+
+    /// The ids of a text with those that frame a document. None at all for a text without ids.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::Encoding`] if the tokenizer refuses it.
+    pub fn encode_document(&self, text: &str) -> Result<Vec<u32>, DataError> {
+        let mut ids = self.encode(text)?;
+        if !ids.is_empty() {
+            if let Some(begin) = self.begin {
+                ids.insert(0, begin);
+            }
+            ids.extend(self.end);
+        }
+        Ok(ids)
+    }
+
+    /// The text of ids, without special tokens and what frames a document. Bytes that are not UTF-8 become `�`, ids
+    /// beyond the vocabulary nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::Encoding`] if the tokenizer refuses them.
+    pub fn decode(&self, ids: &[u32]) -> Result<String, DataError> {
+        let shown = ids.iter().copied().filter(|&id| self.shows(id));
+        match &self.ids {
+            Ids::Bytes => {
+                let bytes: Vec<u8> = shown.filter_map(|id| id.try_into().ok()).collect();
+                Ok(String::from_utf8_lossy(&bytes).into_owned())
+            }
+            Ids::Tokenizer(tokenizer) => {
+                let ids: Vec<u32> = shown.collect();
+                tokenizer.decode(&ids, true).map_err(failed)
+            }
+        }
+    }
+
+    /// The text of ids that arrive one by one.
+    #[must_use]
+    pub fn stream(&self) -> TextStream<'_> {
+        let pending = match &self.ids {
+            Ids::Bytes => Pending::Bytes(Vec::new()),
+            Ids::Tokenizer(tokenizer) => {
+                Pending::Tokenizer(Box::new(tokenizer.decode_stream(true)))
+            }
+        };
+        TextStream {
+            vocabulary: self,
+            pending,
+        }
+    }
+
+    fn shows(&self, id: u32) -> bool {
+        Some(id) != self.begin && Some(id) != self.end
+    }
+}
+
+fn failed(reason: tokenizers::Error) -> DataError {
+    DataError::Encoding {
+        reason: reason.to_string(),
+    }
+}
+
+/// The text of ids that arrive one by one: what a generation shows while it runs. Made by [`Vocabulary::stream`].
+///
+/// ```
+/// use flash_dma_models::data::Vocabulary;
+///
+/// let bytes = Vocabulary::bytes();
+/// let mut stream = bytes.stream();
+/// assert_eq!(stream.push(110)?, "n");
+/// // The first of two bytes of a letter shows nothing yet.
+/// assert_eq!(stream.push(195)?, "");
+/// assert_eq!(stream.push(169)?, "é");
+/// # Ok::<(), flash_dma_models::data::DataError>(())
+/// ```
+pub struct TextStream<'v> {
+    vocabulary: &'v Vocabulary,
+    pending: Pending<'v>,
+}
+
+enum Pending<'v> {
+    /// Bytes that are no whole letter yet.
+    Bytes(Vec<u8>),
+    Tokenizer(
+        Box<
+            tokenizers::DecodeStream<
+                'v,
+                ModelWrapper,
+                NormalizerWrapper,
+                PreTokenizerWrapper,
+                PostProcessorWrapper,
+                DecoderWrapper,
+            >,
+        >,
+    ),
+}
+
+impl TextStream<'_> {
+    /// The text that one more id makes certain; often a word or a letter, nothing where a letter is not whole.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::Encoding`] if the tokenizer refuses it.
+    pub fn push(&mut self, id: u32) -> Result<String, DataError> {
+        if !self.vocabulary.shows(id) {
+            return Ok(String::new());
+        }
+        match &mut self.pending {
+            Pending::Bytes(bytes) => {
+                bytes.extend(u8::try_from(id));
+                Ok(whole_letters(bytes))
+            }
+            Pending::Tokenizer(stream) => Ok(stream.step(id).map_err(failed)?.unwrap_or_default()),
+        }
+    }
+}
+
+/// Takes the letters that are whole; bytes that begin none become `�`.
+fn whole_letters(bytes: &mut Vec<u8>) -> String {
+    let mut text = String::new();
+    let mut rest = 0;
+    for chunk in bytes.utf8_chunks() {
+        text.push_str(chunk.valid());
+        rest += chunk.valid().len();
+        let invalid = chunk.invalid();
+        let last = rest + invalid.len() == bytes.len();
+        if last && !invalid.is_empty() && may_go_on(invalid) {
+            break;
+        }
+        if !invalid.is_empty() {
+            text.push('\u{fffd}');
+        }
+        rest += invalid.len();
+    }
+    bytes.drain(..rest);
+    text
+}
+
+/// Whether bytes are the beginning of a letter.
+fn may_go_on(bytes: &[u8]) -> bool {
+    std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_of_bytes_shows_whole_letters_and_marks_what_is_none() {
+        let vocabulary = Vocabulary::bytes().with_end(0).unwrap();
+        let mut stream = vocabulary.stream();
+        let shown: Vec<String> = "a€"
+            .bytes()
+            .chain([0xe2, b'b', 0xff, 0])
+            .map(|byte| stream.push(u32::from(byte)).unwrap())
+            .collect();
+        assert_eq!(shown, ["a", "", "", "€", "", "\u{fffd}b", "\u{fffd}", ""]);
+    }
+
+    #[test]
+    fn an_id_beyond_the_vocabulary_frames_nothing() {
+        let error = Vocabulary::bytes().with_end(256).unwrap_err();
+        assert_eq!(error.to_string(), "token 0 is 256, of a vocabulary of 256");
+        assert!(Vocabulary::bytes().with_begin(u32::MAX).is_err());
+        assert_eq!(Vocabulary::bytes().id("a"), Some(97));
+        assert_eq!(Vocabulary::bytes().id("ab"), None);
+    }
+
+    #[test]
+    fn a_text_without_ids_is_no_document() {
+        let framed = Vocabulary::bytes()
+            .with_begin(1)
+            .unwrap()
+            .with_end(2)
+            .unwrap();
+        assert_eq!(framed.encode_document("x").unwrap(), [1, 120, 2]);
+        assert!(framed.encode_document("").unwrap().is_empty());
+        assert_eq!(framed.decode(&[1, 120, 2]).unwrap(), "x");
+    }
+}

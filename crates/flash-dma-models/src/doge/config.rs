@@ -1,0 +1,210 @@
+//! The configuration of a Doge.
+
+use super::error::ModelError;
+use super::model::Doge;
+use crate::nn::{DecoderBlockConfig, ExpertsConfig, FeedForwardConfig, Residual, expect};
+use burn::config::Config;
+use burn::module::Initializer;
+use burn::tensor::Device;
+use burn_flash_dma::nn::{DynamicMaskAttentionConfig, ScoreForm};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// What happens to the rotary frequencies of long sequences.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub enum RopeScaling {
+    /// Nothing: every position has its plain angle.
+    #[default]
+    Plain,
+    /// Dynamic scaling by this factor past `max_position_embeddings`. Up to there it is the plain encoding; sequences
+    /// that are longer are refused.
+    Dynamic(f64),
+}
+
+/// Configuration of a [`Doge`]. The defaults are those of `transformers`.
+///
+/// ```
+/// use flash_dma_models::doge::DogeConfig;
+///
+/// // 256 features, 8 blocks, 2 query heads on 1 key/value head.
+/// let config = DogeConfig::doge_20m();
+/// assert_eq!((config.heads, config.resolved_kv_heads(), config.resolved_head_dim()), (2, 1, 128));
+/// ```
+#[derive(Config, Debug, PartialEq)]
+pub struct DogeConfig {
+    /// Features per token.
+    pub hidden_size: usize,
+    /// Number of blocks.
+    pub layers: usize,
+    /// Number of query heads.
+    pub heads: usize,
+    /// Number of key/value heads, a divisor of `heads`. Default: `heads`.
+    pub kv_heads: Option<usize>,
+    /// Features per head. Default: `hidden_size / heads`.
+    pub head_dim: Option<usize>,
+    /// Features between the products of the feed-forward networks. Default: twice `hidden_size`.
+    pub intermediate_size: Option<usize>,
+    /// Number of tokens in the vocabulary.
+    #[config(default = 32768)]
+    pub vocab_size: usize,
+    /// Number of keys that each query keeps.
+    #[config(default = 2048)]
+    pub keep_window_size: usize,
+    /// The longest sequence of a pass over whole sequences.
+    #[config(default = 2048)]
+    pub max_position_embeddings: usize,
+    /// Base of the rotary frequencies.
+    #[config(default = 10000.0)]
+    pub rope_theta: f32,
+    /// What happens to the rotary frequencies of long sequences.
+    #[config(default = "RopeScaling::Plain")]
+    pub rope_scaling: RopeScaling,
+    /// What every norm adds to the mean square.
+    #[config(default = 1e-6)]
+    pub rms_norm_eps: f64,
+    /// Whether q and k are normalised per head. Files of today always say so; older ones had no such norms.
+    #[config(default = true)]
+    pub qk_norm: bool,
+    /// Whether the projections of the attention layers have biases.
+    #[config(default = false)]
+    pub attention_bias: bool,
+    /// Whether the products of the feed-forward networks have biases.
+    #[config(default = false)]
+    pub mlp_bias: bool,
+    /// Whether the embedding, read backwards, makes the logits. A linear layer of its own does otherwise.
+    #[config(default = false)]
+    pub tie_word_embeddings: bool,
+    /// Routed experts beside every feed-forward network. Default: none.
+    pub experts: Option<ExpertsConfig>,
+    /// Standard deviation of new parameters.
+    #[config(default = 0.02)]
+    pub initializer_range: f64,
+    /// The other fields of `config.json`, which are written back as they were: special tokens, for example.
+    #[config(default = "Map::new()")]
+    pub other: Map<String, Value>,
+}
+
+impl DogeConfig {
+    /// The sizes of Doge-20M.
+    #[must_use]
+    pub fn doge_20m() -> Self {
+        Self::new(256, 8, 2)
+            .with_kv_heads(Some(1))
+            .with_rope_scaling(RopeScaling::Dynamic(4.0))
+            .with_tie_word_embeddings(true)
+    }
+
+    /// The sizes of Doge-60M.
+    #[must_use]
+    pub fn doge_60m() -> Self {
+        Self::new(512, 16, 4)
+            .with_kv_heads(Some(2))
+            .with_rope_scaling(RopeScaling::Dynamic(4.0))
+            .with_tie_word_embeddings(true)
+    }
+
+    /// Features per head, given or derived.
+    #[must_use]
+    pub fn resolved_head_dim(&self) -> usize {
+        self.head_dim
+            .unwrap_or(self.hidden_size / self.heads.max(1))
+    }
+
+    /// Number of key/value heads, given or derived.
+    #[must_use]
+    pub fn resolved_kv_heads(&self) -> usize {
+        self.kv_heads.unwrap_or(self.heads)
+    }
+
+    /// Features between the products of the feed-forward networks, given or derived.
+    #[must_use]
+    pub fn resolved_intermediate_size(&self) -> usize {
+        self.intermediate_size.unwrap_or(2 * self.hidden_size)
+    }
+
+    /// The tokens that end a text (`eos_token_id`), if the configuration names any.
+    #[must_use]
+    pub fn end_tokens(&self) -> Vec<usize> {
+        let number = |value: &Value| value.as_u64().map(|token| token as usize);
+        match self.other.get("eos_token_id") {
+            Some(Value::Array(tokens)) => tokens.iter().filter_map(number).collect(),
+            Some(token) => number(token).into_iter().collect(),
+            None => Vec::new(),
+        }
+    }
+
+    /// Makes the model with new parameters on a device.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_init`](Self::try_init) returns an error, with that error's text.
+    #[must_use]
+    pub fn init(&self, device: &Device) -> Doge {
+        expect(self.try_init(device))
+    }
+
+    /// Like [`init`](Self::init), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`ModelError::Config`] if a size is 0 or a token is to be sent to more experts than there are, or
+    /// [`ModelError::Attention`] if the attention layer refuses the heads, the window or the epsilon.
+    pub fn try_init(&self, device: &Device) -> Result<Doge, ModelError> {
+        self.check()?;
+        Doge::new(self, device)
+    }
+
+    /// The configuration of every block.
+    #[must_use]
+    pub fn block(&self) -> DecoderBlockConfig {
+        let attention = DynamicMaskAttentionConfig::new(self.hidden_size, self.heads)
+            .with_n_kv_heads(self.kv_heads)
+            .with_head_dim(self.head_dim)
+            .with_keep_window(Some(self.keep_window_size))
+            .with_max_seq_len(Some(self.max_position_embeddings))
+            .with_rope_theta(self.rope_theta)
+            .with_qk_norm(self.qk_norm)
+            .with_norm_epsilon(Some(self.rms_norm_eps))
+            .with_bias(Some(self.attention_bias))
+            .with_score_form(ScoreForm::Zoh)
+            .with_initializer(self.initializer());
+        let feed_forward = FeedForwardConfig::new(self.resolved_intermediate_size())
+            .with_bias(self.mlp_bias)
+            .with_experts(self.experts);
+        DecoderBlockConfig::new(attention, feed_forward)
+            .with_residual(Residual::Learned)
+            .with_norm_epsilon(self.rms_norm_eps)
+    }
+
+    /// How new matrices start.
+    pub(super) fn initializer(&self) -> Initializer {
+        Initializer::Normal {
+            mean: 0.0,
+            std: self.initializer_range,
+        }
+    }
+
+    /// Refuses what the attention layer does not see.
+    pub(super) fn check(&self) -> Result<(), ModelError> {
+        let sizes = [
+            ("hidden_size", self.hidden_size),
+            ("intermediate_size", self.resolved_intermediate_size()),
+            ("vocab_size", self.vocab_size),
+            ("max_position_embeddings", self.max_position_embeddings),
+        ];
+        if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
+            return Err(ModelError::config(format!("{name} is 0")));
+        }
+        let Some(experts) = &self.experts else {
+            return Ok(());
+        };
+        let most = experts.keys().pow(2);
+        if (1..=most).contains(&experts.per_token) {
+            return Ok(());
+        }
+        Err(ModelError::config(format!(
+            "num_experts_per_tok is {} and must be from 1 to {most}, of {} experts",
+            experts.per_token, experts.experts
+        )))
+    }
+}

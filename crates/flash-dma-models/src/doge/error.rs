@@ -1,0 +1,113 @@
+//! Why a model cannot be made, read or written.
+
+use burn::tensor::DType;
+use burn_flash_dma::AttentionError;
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+/// Why a model cannot be made, read or written. Tensors are called by their names in Hugging Face's files.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// A file or a directory cannot be read or written.
+    #[error("{path}: {source}", path = path.display())]
+    Io {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A file is not what its name says, or ends too early.
+    #[error("{path} cannot be read: {reason}", path = path.display())]
+    Malformed {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// A configuration that contradicts itself.
+    #[error("the configuration is wrong: {reason}")]
+    Config {
+        /// Why.
+        reason: String,
+    },
+    /// A configuration that asks for what this model does not have.
+    #[error("{field} = {value} is not supported")]
+    Unsupported {
+        /// The field of `config.json`.
+        field: &'static str,
+        /// What it says.
+        value: String,
+    },
+    /// Tensors that the configuration asks for and no file has.
+    #[error("{} of the model's tensors are missing: {}", names.len(), some(names))]
+    Missing {
+        /// All of them.
+        names: Vec<String>,
+    },
+    /// Tensors that the files have and the configuration does not ask for.
+    #[error("{} tensors do not belong to the model: {}", names.len(), some(names))]
+    Unknown {
+        /// All of them.
+        names: Vec<String>,
+    },
+    /// A tensor that two files have, or one file under its old name and its new one.
+    #[error("{name} is given twice")]
+    Twice {
+        /// Which.
+        name: String,
+    },
+    /// A tensor of another shape than the configuration asks for.
+    #[error("{name} must have the shape {expected:?}, but has {actual:?}")]
+    Shape {
+        /// Which.
+        name: String,
+        /// What the configuration asks for.
+        expected: Vec<usize>,
+        /// What the file has.
+        actual: Vec<usize>,
+    },
+    /// A tensor of a type that parameters are not read from.
+    #[error("{name} must be f32, f16 or bf16, but is {actual:?}")]
+    ElementType {
+        /// Which.
+        name: String,
+        /// What the file has.
+        actual: DType,
+    },
+    /// What the model's attention refuses.
+    #[error(transparent)]
+    Attention(#[from] AttentionError),
+}
+
+impl ModelError {
+    /// What stands at `path` cannot be read or written.
+    pub(super) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.to_owned();
+        |source| Self::Io { path, source }
+    }
+
+    /// The file at `path` is not what it should be.
+    pub(super) fn malformed(path: &Path, reason: impl ToString) -> Self {
+        Self::Malformed {
+            path: path.to_owned(),
+            reason: reason.to_string(),
+        }
+    }
+
+    /// The configuration contradicts itself.
+    pub(super) fn config(reason: impl Into<String>) -> Self {
+        let reason = reason.into();
+        Self::Config { reason }
+    }
+}
+
+/// The first names of a list that may be as long as a model's.
+fn some(names: &[String]) -> String {
+    const SHOWN: usize = 4;
+    let mut text = names[..names.len().min(SHOWN)].join(", ");
+    if names.len() > SHOWN {
+        text.push_str(", …");
+    }
+    text
+}

@@ -1,0 +1,139 @@
+//! Scores per query head, as older files have them, made scores per key/value head.
+
+use super::config::DogeConfig;
+use super::error::ModelError;
+use super::names::take;
+use burn::tensor::{Shape, TensorData};
+use burn_store::bridge;
+use burn_store::burn_pack::Tensor as Entry;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Tensors by today's names.
+pub(super) type Entries = BTreeMap<String, Entry>;
+
+/// What makes the scores of a layer, a row per head: of these names every layer has the first two.
+const SCORES: [&str; 3] = ["A", "dt_proj.weight", "dt_proj.bias"];
+
+/// Whether the files have a decay per query head where there are fewer key/value heads.
+pub(super) fn are_per_query_head(config: &DogeConfig, tensors: &Entries) -> bool {
+    let decay = tensors.get(&name(0, SCORES[0]));
+    config.heads != config.resolved_kv_heads()
+        && decay.is_some_and(|decay| decay.shape.to_vec() == [config.heads])
+}
+
+/// The shapes of such files, from those that the configuration asks for.
+pub(super) fn widen(config: &DogeConfig, expected: &mut BTreeMap<String, Vec<usize>>) {
+    for layer in 0..config.layers {
+        for part in SCORES {
+            if let Some(shape) = expected.get_mut(&name(layer, part)) {
+                shape[0] = config.heads;
+            }
+        }
+    }
+}
+
+/// The tensors and the configuration of a model that computes the same with scores per key/value head.
+pub(super) fn per_kv_head(
+    mut config: DogeConfig,
+    mut tensors: Entries,
+    dir: &Path,
+) -> Result<(DogeConfig, Entries), ModelError> {
+    let (heads, kv_heads) = (config.heads, config.resolved_kv_heads());
+    let group = heads / kv_heads;
+    let scores = |layers| (0..layers).flat_map(|layer| SCORES.map(|part| name(layer, part)));
+    let mut agree = true;
+    for name in scores(config.layers) {
+        if let Some(tensor) = tensors.get(&name) {
+            let data = bridge::to_data(tensor);
+            let data = data.map_err(|error| ModelError::malformed(dir, error))?;
+            agree &= rows_agree(&data, heads, group);
+        }
+    }
+    if agree {
+        for name in scores(config.layers) {
+            change(&mut tensors, &name, kv_heads, move |data| {
+                take(data, (0..kv_heads).map(|head| head * group))
+            });
+        }
+        return Ok((config, tensors));
+    }
+    let dim = config.resolved_head_dim();
+    for layer in 0..config.layers {
+        for part in [
+            "k_proj.weight",
+            "k_proj.bias",
+            "v_proj.weight",
+            "v_proj.bias",
+        ] {
+            change(&mut tensors, &name(layer, part), heads * dim, move |data| {
+                take(
+                    data,
+                    (0..heads * dim).map(|row| row / dim / group * dim + row % dim),
+                )
+            });
+        }
+        spread(
+            &mut tensors,
+            &name(layer, "dt_proj.weight"),
+            [heads, kv_heads, dim],
+        );
+    }
+    config.kv_heads = Some(heads);
+    Ok((config, tensors))
+}
+
+/// The name of a part of a layer's attention.
+fn name(layer: usize, part: &str) -> String {
+    format!("model.layers.{layer}.self_attn.{part}")
+}
+
+/// Whether the rows of each group are the same.
+fn rows_agree(data: &TensorData, rows: usize, group: usize) -> bool {
+    let bytes = data.as_bytes();
+    let mut groups = bytes.chunks_exact(bytes.len() / rows * group);
+    groups.all(|rows| {
+        let mut rows = rows.chunks_exact(rows.len() / group);
+        let first = rows.next();
+        rows.all(|row| Some(row) == first)
+    })
+}
+
+/// Puts another tensor, with so many rows, in the place of one that is there.
+fn change(
+    tensors: &mut Entries,
+    name: &str,
+    rows: usize,
+    change: impl Fn(&TensorData) -> TensorData + Send + Sync + 'static,
+) {
+    if let Some(tensor) = tensors.remove(name) {
+        let mut shape = tensor.shape.to_vec();
+        shape[0] = rows;
+        let (dtype, shape) = (tensor.dtype, Shape::from(shape));
+        let changed =
+            bridge::map_data(tensor, name.into(), dtype, shape, move |data| change(&data));
+        tensors.insert(name.into(), changed);
+    }
+}
+
+/// The projection of the scores, `[heads, kv_heads * dim]`, made one of the values of as many key/value heads as query
+/// heads: it reads the first head of each group, and the copies not at all.
+fn spread(tensors: &mut Entries, name: &str, [heads, kv_heads, dim]: [usize; 3]) {
+    let Some(tensor) = tensors.remove(name) else {
+        return;
+    };
+    let (dtype, group) = (tensor.dtype, heads / kv_heads);
+    let shape = Shape::from(vec![heads, heads * dim]);
+    let wide = bridge::map_data(tensor, name.into(), dtype, shape, move |data| {
+        let width = dim * data.dtype().size();
+        let mut bytes = vec![0; heads * heads * width];
+        let rows = bytes.chunks_exact_mut(heads * width);
+        for (to, from) in rows.zip(data.as_bytes().chunks_exact(kv_heads * width)) {
+            for (head, from) in from.chunks_exact(width).enumerate() {
+                to[head * group * width..][..width].copy_from_slice(from);
+            }
+        }
+        TensorData::from_bytes_vec(bytes, vec![heads, heads * dim], data.dtype())
+    });
+    tensors.insert(name.into(), wide);
+}

@@ -1,0 +1,115 @@
+//! What training asks of the model.
+
+use super::model::Doge;
+use crate::nn::{TokenInput, expect};
+#[cfg(feature = "train")]
+use burn::optim::GradientsParams;
+use burn::tensor::{Bool, Int, Tensor, TensorData};
+use burn_flash_dma::AttentionError;
+#[cfg(feature = "train")]
+use burn_flash_dma::train::SelectionInput;
+use burn_flash_dma::train::token_losses;
+
+impl Doge {
+    /// The mean cross-entropy, `[1]` in nats per token, of the tokens `targets` `[batch, len]` that follow those of the
+    /// input. Padding does not count.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_loss`](Self::try_loss) returns an error, with that error's text, or the targets are not as many as the
+    /// tokens.
+    #[must_use]
+    pub fn loss(&self, input: impl Into<TokenInput>, targets: Tensor<2, Int>) -> Tensor<1> {
+        expect(self.try_loss(input, targets))
+    }
+
+    /// Like [`loss`](Self::loss), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`try_forward`](Self::try_forward).
+    pub fn try_loss(
+        &self,
+        input: impl Into<TokenInput>,
+        targets: Tensor<2, Int>,
+    ) -> Result<Tensor<1>, AttentionError> {
+        let input = input.into();
+        let lengths = input.sequences.given_lengths().map(<[usize]>::to_vec);
+        let losses = self.try_token_losses(input, targets)?;
+        Ok(mean(losses, lengths))
+    }
+
+    /// The cross-entropy of each token, `[batch, len]` in f32 and nats: to leave some of them out, such as the first of
+    /// a document, or to weight them.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`try_forward`](Self::try_forward).
+    ///
+    /// # Panics
+    ///
+    /// If the targets are not as many as the tokens.
+    pub fn try_token_losses(
+        &self,
+        input: impl Into<TokenInput>,
+        targets: Tensor<2, Int>,
+    ) -> Result<Tensor<2>, AttentionError> {
+        let shape = targets.dims();
+        let logits = self.logits(input.into(), |_, _, _| {})?;
+        let losses = token_losses(logits.flatten(0, 1), targets.flatten(0, 1));
+        Ok(losses.reshape(shape))
+    }
+
+    /// The [`loss`](Self::loss), and what every layer selects, for the metric of selections.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`try_forward`](Self::try_forward).
+    ///
+    /// # Panics
+    ///
+    /// If the targets are not as many as the tokens.
+    #[cfg(feature = "train")]
+    pub fn try_loss_and_selections(
+        &self,
+        input: impl Into<TokenInput>,
+        targets: Tensor<2, Int>,
+    ) -> Result<(Tensor<1>, SelectionInput), AttentionError> {
+        let input = input.into();
+        let lengths = input.sequences.given_lengths().map(<[usize]>::to_vec);
+        let mut selections = SelectionInput::new();
+        let logits = self.logits(input, |block, x, sequences| {
+            let x = block.attention_norm.forward(x.clone().detach());
+            let layer = std::mem::take(&mut selections);
+            selections = layer.layer(&block.attention, sequences.input(x));
+        })?;
+        let shape = targets.dims();
+        let losses = token_losses(logits.flatten(0, 1), targets.flatten(0, 1));
+        Ok((mean(losses.reshape(shape), lengths), selections))
+    }
+
+    /// The gradients of all scores' parameters, for the metric of selections.
+    #[cfg(feature = "train")]
+    #[must_use]
+    pub fn score_gradients(&self, gradients: &GradientsParams) -> SelectionInput {
+        let layers = self.blocks.iter().map(|block| &block.attention);
+        layers.fold(SelectionInput::new(), |input, layer| {
+            input.gradients_in(layer.scorer(), gradients)
+        })
+    }
+}
+
+/// The mean over all tokens but padding.
+fn mean(losses: Tensor<2>, lengths: Option<Vec<usize>>) -> Tensor<1> {
+    let Some(lengths) = lengths else {
+        return losses.mean();
+    };
+    let [batch, len] = losses.dims();
+    let padding = lengths
+        .iter()
+        .flat_map(|&length| (0..len).map(move |place| place >= length));
+    let padding = TensorData::new(padding.collect::<Vec<bool>>(), [batch, len]);
+    let padding = Tensor::<2, Bool>::from_data(padding, &losses.device());
+    let count: usize = lengths.iter().sum();
+    losses.mask_fill(padding, 0.0).sum() / count.max(1) as f64
+}

@@ -1,0 +1,269 @@
+//! The model.
+
+use super::config::{DogeConfig, RopeScaling};
+use super::error::ModelError;
+use crate::decoder::Decoder;
+use crate::nn::{DecoderBlock, Routing, Sequences, TokenInput, cast, expect, normalised};
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
+use burn_flash_dma::cache::AttentionCache;
+use burn_flash_dma::{AttentionError, try_linear, try_product};
+use std::borrow::Cow;
+
+/// A causal language model of the Doge family: tokens in, logits of the next token out.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Int, Tensor};
+/// use flash_dma_models::doge::DogeConfig;
+///
+/// let device = Device::flex();
+/// let model = DogeConfig::new(32, 2, 4)
+///     .with_kv_heads(Some(2))
+///     .with_vocab_size(100)
+///     .with_keep_window_size(16)
+///     .init(&device);
+/// let tokens = Tensor::<1, Int>::arange(0..40, &device).reshape([2, 20]);
+/// assert_eq!(model.forward(tokens).dims(), [2, 20, 100]);
+/// # }
+/// ```
+///
+/// # Element types
+///
+/// Activations are in the type of [`with_dtype`](Self::with_dtype), f32 at first or what the parameters were read as.
+/// Parameters of another type are cast at each use, and gradients arrive in their own: f32 parameters and bf16
+/// activations are the usual way to train. [`for_generation`](Self::for_generation) casts the parameters for good.
+#[derive(Module, Debug)]
+pub struct Doge {
+    /// `[vocab_size, hidden_size]`.
+    pub embedding: Embedding,
+    /// The blocks, the first one first.
+    pub blocks: Vec<DecoderBlock>,
+    /// Before the logits.
+    pub norm: RmsNorm,
+    /// `[hidden_size, vocab_size]`; without it the embedding makes the logits.
+    pub unembedding: Option<Linear>,
+    #[module(skip)]
+    config: DogeConfig,
+    #[module(skip)]
+    dtype: FloatDType,
+}
+
+impl Doge {
+    pub(super) fn new(config: &DogeConfig, device: &Device) -> Result<Self, ModelError> {
+        let block = config.block();
+        let blocks: Result<Vec<_>, _> =
+            (0..config.layers).map(|_| block.try_init(device)).collect();
+        let initializer = config.initializer();
+        Ok(Self {
+            blocks: blocks?,
+            embedding: EmbeddingConfig::new(config.vocab_size, config.hidden_size)
+                .with_initializer(initializer.clone())
+                .init(device),
+            norm: RmsNormConfig::new(config.hidden_size)
+                .with_epsilon(config.rms_norm_eps)
+                .init(device),
+            unembedding: (!config.tie_word_embeddings).then(|| {
+                LinearConfig::new(config.hidden_size, config.vocab_size)
+                    .with_bias(false)
+                    .with_initializer(initializer)
+                    .init(device)
+            }),
+            config: config.clone(),
+            dtype: FloatDType::F32,
+        })
+    }
+
+    /// What the model was made by.
+    #[must_use]
+    pub fn config(&self) -> &DogeConfig {
+        &self.config
+    }
+
+    /// The element type of the activations.
+    #[must_use]
+    pub fn dtype(&self) -> FloatDType {
+        self.dtype
+    }
+
+    /// The model with activations of another element type; the parameters stay what they are.
+    #[must_use]
+    pub fn with_dtype(mut self, dtype: FloatDType) -> Self {
+        self.dtype = dtype;
+        self
+    }
+
+    /// The model with another reading of its experts' routers; without experts the same.
+    #[must_use]
+    pub fn with_routing(mut self, routing: Routing) -> Self {
+        if let Some(experts) = &mut self.config.experts {
+            experts.routing = routing;
+        }
+        for block in &mut self.blocks {
+            if let Some(experts) = &mut block.feed_forward.experts {
+                experts.set_routing(routing);
+            }
+        }
+        self
+    }
+
+    /// The model as it generates: without autodiff, and with parameters in the type of the activations.
+    #[must_use]
+    pub fn for_generation(&self) -> Self {
+        cast(&self.valid(), self.dtype)
+    }
+
+    /// The logits of the token that follows each token, `[batch, len, vocab_size]` in f32. A tensor `[batch, len]` of
+    /// tokens below `vocab_size`, or a [`TokenInput`].
+    ///
+    /// # Panics
+    ///
+    /// If [`try_forward`](Self::try_forward) returns an error, with that error's text.
+    #[must_use]
+    pub fn forward(&self, input: impl Into<TokenInput>) -> Tensor<3> {
+        expect(self.try_forward(input))
+    }
+
+    /// Like [`forward`](Self::forward), but returns the error. Tokens are on the device and not looked at: what happens
+    /// to one that is not below `vocab_size` is the backend's to say.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError`] if the sequences are longer than `max_position_embeddings`, or the lengths or the documents
+    /// do not fit them.
+    pub fn try_forward(&self, input: impl Into<TokenInput>) -> Result<Tensor<3>, AttentionError> {
+        let logits = self.logits(input.into(), |_, _, _| {})?;
+        Ok(logits.cast(FloatDType::F32))
+    }
+
+    /// The logits in the type of the activations; `see` gets each block, what it reads, and the sequences.
+    pub(super) fn logits(
+        &self,
+        input: TokenInput,
+        mut see: impl FnMut(&DecoderBlock, &Tensor<3>, &Sequences),
+    ) -> Result<Tensor<3>, AttentionError> {
+        let TokenInput { tokens, sequences } = input;
+        let mut x = self.embed(tokens);
+        for block in &self.blocks {
+            let block = self.computing(block);
+            see(&block, &x, &sequences);
+            x = block.try_forward(x, &sequences)?;
+        }
+        self.unembed(x)
+    }
+
+    /// The vectors of tokens, in the type of the activations.
+    pub(super) fn embed(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        #[cfg(feature = "autodiff")]
+        return burn_flash_dma::train::embed(&self.embedding, tokens, self.dtype);
+        #[cfg(not(feature = "autodiff"))]
+        return self.embedding.forward(tokens).cast(self.dtype);
+    }
+
+    /// The logits of what the last block returns.
+    pub(super) fn unembed(&self, x: Tensor<3>) -> Result<Tensor<3>, AttentionError> {
+        let x = normalised(&self.computing(&self.norm), x)?;
+        match &self.unembedding {
+            Some(layer) => try_linear(layer, x),
+            None => try_product(x, self.embedding.weight.val().transpose()),
+        }
+    }
+
+    /// A part of the model as it computes.
+    pub(super) fn computing<'a, M: Module>(&self, part: &'a M) -> Cow<'a, M> {
+        let mut visitor = Of {
+            dtype: self.dtype.into(),
+            all: true,
+        };
+        part.visit(&mut visitor);
+        match visitor.all {
+            true => Cow::Borrowed(part),
+            false => Cow::Owned(cast(part, self.dtype)),
+        }
+    }
+}
+
+/// Whether all parameters are of one element type.
+struct Of {
+    dtype: DType,
+    all: bool,
+}
+
+impl ModuleVisitor for Of {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.all &= param.dtype() == self.dtype;
+    }
+}
+
+impl Decoder for Doge {
+    fn vocabulary(&self) -> usize {
+        self.config.vocab_size
+    }
+
+    fn max_len(&self) -> Option<usize> {
+        match self.config.rope_scaling {
+            RopeScaling::Plain => None,
+            RopeScaling::Dynamic(_) => Some(self.config.max_position_embeddings),
+        }
+    }
+
+    fn device(&self) -> Device {
+        self.embedding.weight.val().device()
+    }
+
+    fn try_init_caches(&self, sequences: usize) -> Result<Vec<AttentionCache>, AttentionError> {
+        let cache = |block| {
+            let block: Cow<DecoderBlock> = self.computing(block);
+            block.attention.try_init_cache(sequences)
+        };
+        self.blocks.iter().map(cache).collect()
+    }
+
+    /// # Errors
+    ///
+    /// [`AttentionError::TooLarge`] if a sequence passes [`max_len`](Decoder::max_len) or there are more `rows` than
+    /// tokens, before anything is computed; or those of
+    /// [`DynamicMaskAttention::try_forward_cached`](burn_flash_dma::nn::DynamicMaskAttention::try_forward_cached), for
+    /// example if the parameters are tracked by autodiff.
+    ///
+    /// # Panics
+    ///
+    /// If there are not as many caches as blocks.
+    fn try_read(
+        &self,
+        tokens: Tensor<2, Int>,
+        rows: usize,
+        caches: &mut [AttentionCache],
+    ) -> Result<Tensor<3>, AttentionError> {
+        let [sequences, len] = tokens.dims();
+        assert_eq!(caches.len(), self.blocks.len(), "the number of caches");
+        within("the number of rows of logits", rows, len)?;
+        if let (Some(limit), Some(cache)) = (self.max_len(), caches.first()) {
+            let longest = cache.lengths().iter().copied().max().unwrap_or(0);
+            within(
+                "the number of tokens with rotary positions",
+                longest + len,
+                limit,
+            )?;
+        }
+        let mut x = self.embed(tokens);
+        for (block, cache) in self.blocks.iter().zip(caches) {
+            x = self.computing(block).try_forward_cached(x, cache)?;
+        }
+        if rows == 0 {
+            let shape = [sequences, 0, self.config.vocab_size];
+            return Ok(Tensor::zeros(shape, (&self.device(), DType::F32)));
+        }
+        let logits = self.unembed(x.narrow(1, len - rows, rows))?;
+        Ok(logits.cast(FloatDType::F32))
+    }
+}
+
+/// Refuses a size past a limit.
+fn within(what: &'static str, size: usize, limit: usize) -> Result<(), AttentionError> {
+    match size <= limit {
+        true => Ok(()),
+        false => Err(AttentionError::TooLarge { what, size, limit }),
+    }
+}

@@ -1,0 +1,305 @@
+//! The most likely texts, by beam search.
+
+use super::batch::Batch;
+use super::distribution::{log_softmax, scores};
+use super::error::{GenerateError, expect};
+use super::generator::Generator;
+use super::laws::Logits;
+use super::text::{Ended, Writing};
+use crate::decoder::Decoder;
+
+/// How many texts a beam search follows, and which it prefers.
+///
+/// The rules are those of beam search in Hugging Face's `transformers`. A text's **score** is its log probability
+/// divided by its length to the power of the length penalty; the length counts new tokens, a stop token among them.
+/// Each step extends every open text by every token. Of the `n` most likely extensions those that end are finished;
+/// the `n` most likely that do not end are the open texts of the next step. The `n` finished texts of greatest score
+/// are kept.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Beams {
+    count: usize,
+    length_penalty: f64,
+    early_stopping: EarlyStopping,
+    returned: usize,
+}
+
+/// When a beam search ends before the length is reached. Each needs as many finished texts as there are beams.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EarlyStopping {
+    /// If the most likely open text would not be among the finished ones if it ended where it is. With a length penalty
+    /// above 0 a longer text could still be: this is a heuristic (`early_stopping=False` of `transformers`).
+    #[default]
+    Heuristic,
+    /// At once (`early_stopping=True`).
+    WhenFull,
+    /// If no open text can still be among the finished ones, at whatever length (`early_stopping="never"`).
+    WhenHopeless,
+}
+
+impl Beams {
+    /// So many beams, with a length penalty of 1, of which the best is returned.
+    #[must_use]
+    pub fn new(count: usize) -> Self {
+        Self {
+            count,
+            length_penalty: 1.0,
+            early_stopping: EarlyStopping::default(),
+            returned: 1,
+        }
+    }
+
+    /// The power of the length: 0 compares log probabilities, above 0 favours longer texts.
+    #[must_use]
+    pub fn with_length_penalty(mut self, penalty: f64) -> Self {
+        self.length_penalty = penalty;
+        self
+    }
+
+    /// When the search ends.
+    #[must_use]
+    pub fn with_early_stopping(mut self, rule: EarlyStopping) -> Self {
+        self.early_stopping = rule;
+        self
+    }
+
+    /// The most texts that are returned: from 1 to the number of beams.
+    #[must_use]
+    pub fn with_returned(mut self, texts: usize) -> Self {
+        self.returned = texts;
+        self
+    }
+
+    fn check(&self) -> Result<(), GenerateError> {
+        let (beams, returned) = (self.count, self.returned);
+        if beams == 0 {
+            return Err(GenerateError::Zero("the number of beams"));
+        }
+        if returned == 0 {
+            return Err(GenerateError::Zero("the number of texts to be returned"));
+        }
+        if returned > beams {
+            return Err(GenerateError::BeamsReturned { returned, beams });
+        }
+        match self.length_penalty.is_finite() {
+            true => Ok(()),
+            false => Err(GenerateError::LengthPenalty(self.length_penalty)),
+        }
+    }
+
+    fn score(&self, log_probability: f64, length: usize) -> f64 {
+        log_probability / (length as f64).powf(self.length_penalty)
+    }
+}
+
+/// A text that a beam search found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Beam {
+    /// The tokens after the prompt, a stop included.
+    pub tokens: Vec<u32>,
+    /// Why there are no more.
+    pub ended: Ended,
+    /// The log probability of the tokens after the prompt.
+    pub log_probability: f64,
+    /// What it is ranked by: see [`Beams`].
+    pub score: f64,
+}
+
+/// A text that has not ended.
+struct Open {
+    tokens: Vec<u32>,
+    log_probability: f64,
+}
+
+/// An open text and a next token.
+#[derive(Clone, Copy)]
+struct Candidate {
+    log_probability: f64,
+    row: usize,
+    token: u32,
+}
+
+impl<D: Decoder + ?Sized> Generator<'_, D> {
+    /// The texts of greatest score after one prompt, the best first.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_beams`](Self::try_beams) returns an error, with that error's text.
+    #[must_use]
+    pub fn beams(&self, prompt: &[u32], beams: &Beams) -> Vec<Beam> {
+        expect(self.try_beams(prompt, beams))
+    }
+
+    /// Like [`beams`](Self::beams), but returns the error. There are fewer texts than asked for only if fewer are
+    /// possible.
+    ///
+    /// The sampler must be greedy. Its repetition penalty applies to the log probabilities, and what a text is ranked
+    /// by is then no longer its own. Each step reads the log probabilities of the whole vocabulary on the host, 4 bytes
+    /// per token and beam.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`try_stream`](Self::try_stream), and [`GenerateError`] if the numbers of `beams` are out of their
+    /// ranges or the sampler is not greedy.
+    pub fn try_beams(&self, prompt: &[u32], beams: &Beams) -> Result<Vec<Beam>, GenerateError> {
+        beams.check()?;
+        self.check(&[prompt])?;
+        let temperature = self.sampler().temperature();
+        if temperature != 0.0 {
+            return Err(GenerateError::BeamsDraw { temperature });
+        }
+        let mut search = Search::new(beams);
+        if self.stops().max_new == 0 {
+            search.finish(search.extend(0, None, 0.0), Ended::Length);
+            return Ok(search.best());
+        }
+        let (mut batch, mut logits) = Batch::prefill(self.model(), &[prompt], self.chunk())?;
+        loop {
+            let read = Logits::read(logits)?;
+            let candidates = self.candidates(&read, prompt, &search)?;
+            let from = self.advance(&mut search, &candidates);
+            if from.is_empty() || search.is_done(self.stops().max_new) {
+                return Ok(search.best());
+            }
+            batch.keep(&from)?;
+            let last = search
+                .open
+                .iter()
+                .map(|open| &open.tokens[open.tokens.len() - 1..]);
+            logits = batch.read(batch.tokens(last), 1)?;
+        }
+    }
+
+    /// The most likely extensions, the best first: so many that enough of them do not end.
+    fn candidates(
+        &self,
+        logits: &Logits,
+        prompt: &[u32],
+        search: &Search<'_>,
+    ) -> Result<Vec<Candidate>, GenerateError> {
+        let mut all = Vec::new();
+        for (row, open) in search.open.iter().enumerate() {
+            let scores = scores(logits.row(row)).and_then(log_softmax);
+            let mut scores = scores.map_err(|source| {
+                let mut writing = Writing::new(0, prompt);
+                writing.text.extend(&open.tokens);
+                writing.failed(0, source)
+            })?;
+            self.sampler()
+                .penalise(&mut scores, &[prompt, &open.tokens].concat());
+            let possible = (0..)
+                .zip(scores)
+                .filter(|&(_, score)| score > f64::NEG_INFINITY);
+            all.extend(possible.map(|(token, score)| Candidate {
+                log_probability: open.log_probability + score,
+                row,
+                token,
+            }));
+        }
+        // Of equal ones the first text comes first, then the lower token.
+        let order = |a: &Candidate, b: &Candidate| {
+            let by_score = b.log_probability.total_cmp(&a.log_probability);
+            by_score.then((a.row, a.token).cmp(&(b.row, b.token)))
+        };
+        let enough = search.beams.count.saturating_mul(1 + self.stops().most());
+        if enough < all.len() {
+            all.select_nth_unstable_by(enough, order);
+            all.truncate(enough);
+        }
+        all.sort_unstable_by(order);
+        Ok(all)
+    }
+
+    /// Finishes the candidates that end and opens those that do not; returns the rows that these go on from.
+    fn advance(&self, search: &mut Search<'_>, candidates: &[Candidate]) -> Vec<usize> {
+        let (count, mut from, mut open) = (search.beams.count, Vec::new(), Vec::new());
+        for (rank, candidate) in candidates.iter().enumerate() {
+            let &Candidate {
+                log_probability,
+                row,
+                token,
+            } = candidate;
+            let extended = search.extend(row, Some(token), log_probability);
+            match self.stops().ended(&extended.tokens) {
+                Some(ended) if rank < count => search.finish(extended, ended),
+                None if open.len() < count => {
+                    open.push(extended);
+                    from.push(row);
+                }
+                _ => {}
+            }
+        }
+        search.open = open;
+        from
+    }
+}
+
+/// A beam search.
+struct Search<'a> {
+    beams: &'a Beams,
+    /// The texts that go on, by row of the batch, the most likely first.
+    open: Vec<Open>,
+    /// The greatest scores first.
+    finished: Vec<Beam>,
+}
+
+impl<'a> Search<'a> {
+    fn new(beams: &'a Beams) -> Self {
+        let open = Open {
+            tokens: Vec::new(),
+            log_probability: 0.0,
+        };
+        Self {
+            beams,
+            open: vec![open],
+            finished: Vec::new(),
+        }
+    }
+
+    /// The text of a row with one more token.
+    fn extend(&self, row: usize, token: Option<u32>, log_probability: f64) -> Open {
+        let tokens = self.open[row].tokens.iter().copied().chain(token);
+        Open {
+            tokens: tokens.collect(),
+            log_probability,
+        }
+    }
+
+    /// Keeps a text that has ended, if its score is among the greatest. Of equal scores the first stays.
+    fn finish(&mut self, open: Open, ended: Ended) {
+        let length = open.tokens.len();
+        let beam = Beam {
+            score: self.beams.score(open.log_probability, length.max(1)),
+            log_probability: open.log_probability,
+            tokens: open.tokens,
+            ended,
+        };
+        let at = self
+            .finished
+            .partition_point(|other| other.score >= beam.score);
+        self.finished.insert(at, beam);
+        self.finished.truncate(self.beams.count);
+    }
+
+    /// Whether no open text is worth going on with, by the rule of early stopping.
+    fn is_done(&self, max_new: usize) -> bool {
+        let [.., worst] = &self.finished[..] else {
+            return false;
+        };
+        if self.finished.len() < self.beams.count {
+            return false;
+        }
+        let best = &self.open[0];
+        let length = match self.beams.early_stopping {
+            EarlyStopping::WhenFull => return true,
+            // The score grows with the length then.
+            EarlyStopping::WhenHopeless if self.beams.length_penalty > 0.0 => max_new,
+            _ => best.tokens.len(),
+        };
+        self.beams.score(best.log_probability, length) <= worst.score
+    }
+
+    fn best(mut self) -> Vec<Beam> {
+        self.finished.truncate(self.beams.returned);
+        self.finished
+    }
+}

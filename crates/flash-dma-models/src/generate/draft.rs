@@ -1,0 +1,230 @@
+//! What proposes tokens for a model to verify.
+
+use super::batch::Batch;
+use super::distribution::Distribution;
+use super::error::GenerateError;
+use super::generator::check_lengths;
+use super::laws::Laws;
+use super::sampler::{Draw, Purpose, Sampler};
+use crate::decoder::Decoder;
+
+/// Proposes tokens that [`Generator::try_speculate`](super::Generator::try_speculate) verifies.
+///
+/// The text is the same whatever is proposed, if it is greedy, and has the same law, if it is drawn. Good proposals
+/// make it come in fewer steps.
+pub trait Draft {
+    /// The most tokens that are proposed at a time, at least 1. The model verifies one more than that in a step; up to
+    /// 16 are one decode step.
+    fn count(&self) -> usize;
+
+    /// Number of tokens in its vocabulary, if it has one of its own: it must be the model's.
+    fn vocabulary(&self) -> Option<usize> {
+        None
+    }
+
+    /// Refuses what it cannot go on from, before anything is computed.
+    ///
+    /// # Errors
+    ///
+    /// [`GenerateError`] of what is refused.
+    fn try_check(&self, prompts: &[&[u32]], limits: DraftLimits) -> Result<(), GenerateError> {
+        let _ = (prompts, limits);
+        Ok(())
+    }
+
+    /// Begins with new prompts, which have been checked, and forgets all others.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading the prompts.
+    fn try_begin(&mut self, prompts: &[&[u32]], limits: DraftLimits) -> Result<(), GenerateError>;
+
+    /// From 0 to `count` tokens for each row. A row goes on from what it was the last time, by tokens that may be those
+    /// that were proposed, or others.
+    ///
+    /// # Errors
+    ///
+    /// Those of the draft's model.
+    fn try_propose(
+        &mut self,
+        rows: &[DraftRow<'_>],
+        count: usize,
+        sampler: &Sampler,
+    ) -> Result<Vec<Proposal>, GenerateError>;
+
+    /// Keeps these rows, ascending: the others have ended.
+    ///
+    /// # Errors
+    ///
+    /// Those of the draft's caches.
+    fn try_retain(&mut self, rows: &[usize]) -> Result<(), GenerateError>;
+}
+
+/// The sizes of a generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DraftLimits {
+    /// The most tokens of a prompt that are read at once.
+    pub chunk: usize,
+    /// The most tokens after a prompt.
+    pub max_new: usize,
+}
+
+/// A sequence that a draft goes on from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DraftRow<'a> {
+    /// The index of the prompt.
+    pub sequence: usize,
+    /// The prompt and the tokens that have been written after it.
+    pub text: &'a [u32],
+    /// How many have been written.
+    pub written: usize,
+}
+
+impl DraftRow<'_> {
+    /// The draw of a proposal, `ahead` tokens after the next.
+    #[must_use]
+    pub fn draw(&self, ahead: usize) -> Draw {
+        Draw {
+            sequence: self.sequence,
+            token: self.written + ahead,
+            purpose: Purpose::Proposal,
+        }
+    }
+}
+
+/// Tokens that may follow a text, each with the law that it was drawn from.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Proposal {
+    tokens: Vec<u32>,
+    laws: Vec<Distribution>,
+}
+
+impl Proposal {
+    /// Tokens that were not drawn.
+    #[must_use]
+    pub fn certain(tokens: &[u32]) -> Self {
+        Self {
+            tokens: tokens.to_vec(),
+            laws: tokens.iter().copied().map(Distribution::certain).collect(),
+        }
+    }
+
+    /// Draws the next token from a law by a number from 0 to 1.
+    pub fn draw(&mut self, law: Distribution, unit: f64) {
+        self.tokens.push(law.at(unit));
+        self.laws.push(law);
+    }
+
+    /// The tokens.
+    #[must_use]
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    pub(super) fn laws(&self) -> &[Distribution] {
+        &self.laws
+    }
+
+    pub(super) fn truncate(&mut self, count: usize) {
+        self.tokens.truncate(count);
+        self.laws.truncate(count);
+    }
+}
+
+/// A smaller model as a draft. Its tokens are drawn by the generator's sampler.
+///
+/// Its caches hold only what the texts hold: proposals are read by clones of them, which are then dropped. So nothing
+/// has to be taken back, and a cache of a window is copied once in each round.
+pub struct ModelDraft<'a, D: ?Sized> {
+    model: &'a D,
+    count: usize,
+    /// The caches, and how many tokens of each text they hold.
+    state: Option<(Batch<'a, D>, Vec<usize>)>,
+}
+
+impl<D: ?Sized> std::fmt::Debug for ModelDraft<'_, D> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let read = self.state.as_ref().map(|(_, read)| read);
+        let mut out = f.debug_struct("ModelDraft");
+        out.field("count", &self.count)
+            .field("read", &read)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<'a, D: ?Sized> ModelDraft<'a, D> {
+    /// Proposes `count` tokens at a time, at least 1.
+    pub fn new(model: &'a D, count: usize) -> Self {
+        Self {
+            model,
+            count,
+            state: None,
+        }
+    }
+}
+
+impl<D: Decoder + ?Sized> Draft for ModelDraft<'_, D> {
+    fn count(&self) -> usize {
+        self.count
+    }
+
+    fn vocabulary(&self) -> Option<usize> {
+        Some(self.model.vocabulary())
+    }
+
+    fn try_check(&self, prompts: &[&[u32]], limits: DraftLimits) -> Result<(), GenerateError> {
+        check_lengths(self.model, "draft", prompts, limits.max_new)
+    }
+
+    fn try_begin(&mut self, prompts: &[&[u32]], limits: DraftLimits) -> Result<(), GenerateError> {
+        let (batch, _) = Batch::prefill(self.model, prompts, limits.chunk)?;
+        let read = prompts.iter().map(|prompt| prompt.len()).collect();
+        self.state = Some((batch, read));
+        Ok(())
+    }
+
+    fn try_propose(
+        &mut self,
+        rows: &[DraftRow<'_>],
+        count: usize,
+        sampler: &Sampler,
+    ) -> Result<Vec<Proposal>, GenerateError> {
+        let (batch, read) = self.state.as_mut().expect("the draft has begun");
+        // What has been accepted since the last time: as much for every row.
+        let new = rows
+            .iter()
+            .zip(&*read)
+            .map(|(row, &read)| &row.text[read..]);
+        let mut logits = batch.read(batch.tokens(new), 1)?;
+        *read = rows.iter().map(|row| row.text.len()).collect();
+
+        let mut proposals = vec![Proposal::default(); rows.len()];
+        let mut guess = None;
+        for ahead in 0..count {
+            let laws = Laws::read(logits.clone(), sampler)?;
+            for (index, (row, proposal)) in rows.iter().zip(&mut proposals).enumerate() {
+                let law = laws.law(index, sampler, row.text, &proposal.tokens);
+                let law = law.map_err(|source| GenerateError::Sample {
+                    model: "draft",
+                    sequence: row.sequence,
+                    written: row.written + ahead,
+                    source,
+                })?;
+                proposal.draw(law, sampler.unit(row.draw(ahead)));
+            }
+            if ahead + 1 < count {
+                let guess = guess.get_or_insert_with(|| batch.clone());
+                let last = proposals.iter().map(|proposal| &proposal.tokens[ahead..]);
+                logits = guess.read(guess.tokens(last), 1)?;
+            }
+        }
+        Ok(proposals)
+    }
+
+    fn try_retain(&mut self, rows: &[usize]) -> Result<(), GenerateError> {
+        let (batch, read) = self.state.as_mut().expect("the draft has begun");
+        batch.keep(rows)?;
+        *read = rows.iter().map(|&row| read[row]).collect();
+        Ok(())
+    }
+}

@@ -1,0 +1,350 @@
+//! Batches of prompts, and what follows them.
+
+use super::batch::Batch;
+use super::error::{GenerateError, SampleError, TokenPlace, expect};
+use super::laws::Laws;
+use super::sampler::{Draw, Purpose, Sampler};
+use super::text::{Ended, Event, Generated, Stops, Writing};
+use crate::decoder::Decoder;
+use std::ops::ControlFlow;
+
+/// Writes what follows prompts.
+///
+/// Prompts of one length are read together, in chunks; then all sequences go on as one batch. A sequence that has ended
+/// leaves the batch and its caches. What the others write does not change by that, but for the rounding of products of
+/// another size: where two logits are equal but for rounding, or a draw falls on the border between two tokens, a
+/// sequence may go on otherwise in another batch.
+///
+/// ```
+/// # use flash_dma_models::{Decoder, generate::{GenerateError, Generator, Sampler}};
+/// # fn example(model: &impl Decoder, end: u32) -> Result<(), GenerateError> {
+/// let generator = Generator::new(model)
+///     .with_sampler(Sampler::random(7).with_temperature(0.8).with_top_p(0.95))
+///     .with_max_new(100)
+///     .with_stop(&[end]);
+/// for text in generator.try_generate(&[vec![1, 2, 3], vec![4, 5]])? {
+///     println!("{:?}, because {:?}", text.tokens, text.ended);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Generator<'a, D: ?Sized> {
+    model: &'a D,
+    sampler: Sampler,
+    stops: Stops,
+    chunk: usize,
+}
+
+impl<D: ?Sized> Clone for Generator<'_, D> {
+    fn clone(&self) -> Self {
+        Self {
+            model: self.model,
+            sampler: self.sampler,
+            stops: self.stops.clone(),
+            chunk: self.chunk,
+        }
+    }
+}
+
+impl<'a, D: ?Sized> Generator<'a, D> {
+    /// Greedy, up to 128 new tokens, without stops, and with prompts in chunks of 512 tokens.
+    pub fn new(model: &'a D) -> Self {
+        Self {
+            model,
+            sampler: Sampler::greedy(),
+            stops: Stops {
+                max_new: 128,
+                tokens: Vec::new(),
+                sequences: Vec::new(),
+            },
+            chunk: 512,
+        }
+    }
+
+    /// How tokens are drawn.
+    #[must_use]
+    pub fn with_sampler(mut self, sampler: Sampler) -> Self {
+        self.sampler = sampler;
+        self
+    }
+
+    /// The most tokens after a prompt.
+    #[must_use]
+    pub fn with_max_new(mut self, tokens: usize) -> Self {
+        self.stops.max_new = tokens;
+        self
+    }
+
+    /// Tokens that end a text.
+    #[must_use]
+    pub fn with_stop(mut self, tokens: &[u32]) -> Self {
+        self.stops.tokens = tokens.to_vec();
+        self
+    }
+
+    /// Sequences of new tokens that end a text.
+    #[must_use]
+    pub fn with_stop_sequences<S: AsRef<[u32]>>(mut self, sequences: &[S]) -> Self {
+        let sequences = sequences.iter().map(|tokens| tokens.as_ref().to_vec());
+        self.stops.sequences = sequences.collect();
+        self
+    }
+
+    /// The most tokens of a prompt that are read at once. A chunk is computed like a training sequence: it takes the
+    /// memory of one, and short chunks take longer.
+    #[must_use]
+    pub fn with_chunk(mut self, tokens: usize) -> Self {
+        self.chunk = tokens;
+        self
+    }
+
+    pub(super) fn model(&self) -> &'a D {
+        self.model
+    }
+
+    pub(super) fn sampler(&self) -> &Sampler {
+        &self.sampler
+    }
+
+    pub(super) fn stops(&self) -> &Stops {
+        &self.stops
+    }
+
+    pub(super) fn chunk(&self) -> usize {
+        self.chunk
+    }
+}
+
+impl<D: Decoder + ?Sized> Generator<'_, D> {
+    /// What follows each prompt.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_generate`](Self::try_generate) returns an error, with that error's text.
+    #[must_use]
+    pub fn generate<P: AsRef<[u32]>>(&self, prompts: &[P]) -> Vec<Generated> {
+        expect(self.try_generate(prompts))
+    }
+
+    /// Like [`generate`](Self::generate), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`try_stream`](Self::try_stream).
+    pub fn try_generate<P: AsRef<[u32]>>(
+        &self,
+        prompts: &[P],
+    ) -> Result<Vec<Generated>, GenerateError> {
+        self.try_stream(prompts, |_| ControlFlow::Continue(()))
+    }
+
+    /// What follows each prompt; `on_event` gets each token as soon as it is written, in the order of the prompts.
+    /// [`ControlFlow::Break`] ends the text of the token.
+    ///
+    /// # Errors
+    ///
+    /// [`GenerateError`] before anything is computed, if a setting is out of its range, a prompt is empty, has a token
+    /// beyond the vocabulary, or would outgrow the model with its new tokens; later, if a logit is NaN or +∞, every
+    /// logit of a row is −∞, the model refuses its input (its parameters are tracked by autodiff, for example), or the
+    /// device fails.
+    pub fn try_stream<P: AsRef<[u32]>>(
+        &self,
+        prompts: &[P],
+        mut on_event: impl FnMut(Event) -> ControlFlow<()>,
+    ) -> Result<Vec<Generated>, GenerateError> {
+        self.check(prompts)?;
+        let mut texts = Texts::new(prompts);
+        if texts.active.is_empty() || self.stops.max_new == 0 {
+            return Ok(texts.finish());
+        }
+        let (mut batch, mut logits) = Batch::prefill(self.model, prompts, self.chunk)?;
+        loop {
+            let (laws, count) = (Laws::read(logits, &self.sampler)?, texts.active.len());
+            let kept = self.write(&laws, &mut texts, &mut on_event)?;
+            if kept.is_empty() {
+                return Ok(texts.finish());
+            }
+            let tokens = match laws {
+                // It is on the device already.
+                Laws::Best(_, best) if kept.len() == count => *best,
+                _ => batch.tokens(texts.active.iter().map(Writing::last)),
+            };
+            if kept.len() < count {
+                batch.keep(&kept)?;
+            }
+            logits = batch.read(tokens, 1)?;
+        }
+    }
+
+    /// Writes a token to each active text, and returns the rows of those that go on.
+    pub(super) fn write(
+        &self,
+        laws: &Laws,
+        texts: &mut Texts,
+        on_event: &mut impl FnMut(Event) -> ControlFlow<()>,
+    ) -> Result<Vec<usize>, GenerateError> {
+        // All before the first is written, so that an error comes before the events.
+        let mut tokens = Vec::new();
+        for (row, writing) in texts.active.iter().enumerate() {
+            let law = laws.law(row, &self.sampler, &writing.text, &[]);
+            let law = law.map_err(|source| writing.failed(0, source))?;
+            let unit = self.sampler.unit(writing.draw(0, Purpose::Token));
+            tokens.push(vec![law.at(unit)]);
+        }
+        Ok(texts.push(&tokens, self, on_event))
+    }
+
+    /// Refuses what can be refused before anything is computed.
+    pub(super) fn check<P: AsRef<[u32]>>(&self, prompts: &[P]) -> Result<(), GenerateError> {
+        self.sampler.try_check().map_err(GenerateError::Sampler)?;
+        if self.chunk == 0 {
+            return Err(GenerateError::Zero("the chunk"));
+        }
+        let vocabulary = self.model.vocabulary();
+        check_tokens(&self.stops.tokens, vocabulary, |_| TokenPlace::Stop)?;
+        for (index, stop) in self.stops.sequences.iter().enumerate() {
+            if stop.is_empty() {
+                return Err(GenerateError::EmptyStop { index });
+            }
+            check_tokens(stop, vocabulary, |_| TokenPlace::StopSequence { index })?;
+        }
+        for (sequence, prompt) in prompts.iter().enumerate() {
+            let prompt = prompt.as_ref();
+            if prompt.is_empty() {
+                return Err(GenerateError::EmptyPrompt { sequence });
+            }
+            let place = |position| TokenPlace::Prompt { sequence, position };
+            check_tokens(prompt, vocabulary, place)?;
+        }
+        check_lengths(self.model, "model", prompts, self.stops.max_new)
+    }
+}
+
+/// Refuses prompts that would outgrow a model with their new tokens.
+pub(super) fn check_lengths<P: AsRef<[u32]>, D: Decoder + ?Sized>(
+    decoder: &D,
+    model: &'static str,
+    prompts: &[P],
+    new: usize,
+) -> Result<(), GenerateError> {
+    let Some(max_len) = decoder.max_len() else {
+        return Ok(());
+    };
+    for (sequence, prompt) in prompts.iter().enumerate() {
+        let prompt = prompt.as_ref().len();
+        if prompt.saturating_add(new) > max_len {
+            return Err(GenerateError::TooLong {
+                sequence,
+                prompt,
+                new,
+                model,
+                max_len,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Refuses tokens beyond the vocabulary.
+pub(super) fn check_tokens(
+    tokens: &[u32],
+    vocabulary: usize,
+    place: impl Fn(usize) -> TokenPlace,
+) -> Result<(), GenerateError> {
+    let beyond = tokens
+        .iter()
+        .position(|&token| token as usize >= vocabulary);
+    match beyond {
+        None => Ok(()),
+        Some(position) => Err(GenerateError::Token {
+            place: place(position),
+            token: tokens[position],
+            vocabulary,
+        }),
+    }
+}
+
+/// The texts of a batch.
+pub(super) struct Texts {
+    /// Those that are being written, by row of the batch.
+    pub(super) active: Vec<Writing>,
+    ended: Vec<Option<Generated>>,
+}
+
+impl Texts {
+    pub(super) fn new<P: AsRef<[u32]>>(prompts: &[P]) -> Self {
+        let prompts = prompts.iter().enumerate();
+        let active: Vec<Writing> = prompts
+            .map(|(index, prompt)| Writing::new(index, prompt.as_ref()))
+            .collect();
+        Self {
+            ended: vec![None; active.len()],
+            active,
+        }
+    }
+
+    /// Writes the tokens of each row up to one that ends its text, and returns the rows that go on.
+    pub(super) fn push<D: ?Sized>(
+        &mut self,
+        tokens: &[Vec<u32>],
+        generator: &Generator<'_, D>,
+        on_event: &mut impl FnMut(Event) -> ControlFlow<()>,
+    ) -> Vec<usize> {
+        let mut kept = Vec::new();
+        let mut active = Vec::new();
+        for ((row, mut writing), tokens) in self.active.drain(..).enumerate().zip(tokens) {
+            let mut push = |&token: &u32| writing.push(token, generator, on_event);
+            match tokens.iter().find_map(&mut push) {
+                Some(ended) => {
+                    let sequence = writing.sequence;
+                    self.ended[sequence] = Some(writing.finish(ended));
+                }
+                None => {
+                    kept.push(row);
+                    active.push(writing);
+                }
+            }
+        }
+        self.active = active;
+        kept
+    }
+
+    /// The texts by prompt. Those that are still active have no token: none was asked for.
+    pub(super) fn finish(mut self) -> Vec<Generated> {
+        for writing in self.active {
+            let sequence = writing.sequence;
+            self.ended[sequence] = Some(writing.finish(Ended::Length));
+        }
+        let ended = self.ended.into_iter();
+        ended
+            .map(|text| text.expect("every text has ended"))
+            .collect()
+    }
+}
+
+impl Writing {
+    /// The last token, as the row of a batch.
+    pub(super) fn last(&self) -> &[u32] {
+        &self.text[self.text.len() - 1..]
+    }
+
+    /// The draw of the token that is `ahead` tokens after the next.
+    pub(super) fn draw(&self, ahead: usize, purpose: Purpose) -> Draw {
+        Draw {
+            sequence: self.sequence,
+            token: self.new_tokens().len() + ahead,
+            purpose,
+        }
+    }
+
+    /// The error of a text that has no next token, `ahead` tokens after those that have been written.
+    pub(super) fn failed(&self, ahead: usize, source: SampleError) -> GenerateError {
+        GenerateError::Sample {
+            model: "model",
+            sequence: self.sequence,
+            written: self.new_tokens().len() + ahead,
+            source,
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! Speculative decoding: a draft proposes tokens, and the model verifies several in one step.
+
+use super::batch::Batch;
+use super::draft::{Draft, DraftLimits, DraftRow, Proposal};
+use super::error::{GenerateError, TokenPlace, expect};
+use super::generator::{Generator, Texts, check_tokens};
+use super::laws::Laws;
+use super::sampler::{Purpose, Sampler};
+use super::text::{Event, Generated, Writing};
+use crate::decoder::Decoder;
+use std::ops::ControlFlow;
+
+/// What [`Generator::try_speculate`] wrote, and how well the draft guessed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Speculated {
+    /// What follows each prompt.
+    pub texts: Vec<Generated>,
+    /// How well the draft guessed.
+    pub report: Speculation,
+}
+
+/// How well a draft guessed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Speculation {
+    /// Steps of the model after the prompts.
+    pub steps: usize,
+    /// Tokens that the model verified, of all sequences.
+    pub proposed: usize,
+    /// Those of them that it accepted. In a batch fewer may be written: as many as the sequence with the fewest has.
+    pub accepted: usize,
+    /// Tokens that were written in these steps: all but the first of each text, which the prompt gives.
+    pub written: usize,
+}
+
+impl Speculation {
+    /// The part of the proposals that was accepted; 0 if there were none.
+    #[must_use]
+    pub fn acceptance_rate(&self) -> f64 {
+        self.accepted as f64 / self.proposed.max(1) as f64
+    }
+}
+
+impl<D: Decoder + ?Sized> Generator<'_, D> {
+    /// What follows each prompt, with tokens that `draft` proposes and the model verifies.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_speculate`](Self::try_speculate) returns an error, with that error's text.
+    #[must_use]
+    pub fn speculate<P: AsRef<[u32]>>(
+        &self,
+        prompts: &[P],
+        draft: &mut (impl Draft + ?Sized),
+    ) -> Speculated {
+        expect(self.try_speculate(prompts, draft, |_| ControlFlow::Continue(())))
+    }
+
+    /// Like [`try_stream`](Self::try_stream), but the model reads the last token and what `draft` proposes after it in
+    /// one step. The caches hold these tokens back until it is known how many are right, and then take just those.
+    ///
+    /// - A **greedy** text is that of the model alone. Two logits that are equal but for rounding may rank the other
+    ///   way round in a step of several tokens, whose products are summed in another order; then one of two texts comes
+    ///   out that the model holds equally likely.
+    /// - A text that is **drawn** has the law that it has without a draft: a proposal is accepted with the probability
+    ///   `min(1, p / q)` of the model's and the draft's law, and else replaced by a draw from what is left of `p` where
+    ///   `q` is taken away (Leviathan et al., 2023). With the same seed it is another text than without a draft, and in
+    ///   a batch it may depend on the other sequences, because they decide where a step begins.
+    ///
+    /// In a batch all sequences that have not ended go on by the same number of tokens: one more than the fewest
+    /// proposals that were accepted.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`try_stream`](Self::try_stream), and [`GenerateError`] if the draft has another vocabulary, cannot go
+    /// on from the prompts, or proposes what it may not.
+    pub fn try_speculate<P: AsRef<[u32]>>(
+        &self,
+        prompts: &[P],
+        draft: &mut (impl Draft + ?Sized),
+        mut on_event: impl FnMut(Event) -> ControlFlow<()>,
+    ) -> Result<Speculated, GenerateError> {
+        self.check(prompts)?;
+        let prompts: Vec<&[u32]> = prompts.iter().map(AsRef::as_ref).collect();
+        let limits = self.check_draft(&prompts, draft)?;
+        let (mut texts, mut report) = (Texts::new(&prompts), Speculation::default());
+        if texts.active.is_empty() || self.stops().max_new == 0 {
+            return Ok(Speculated {
+                texts: texts.finish(),
+                report,
+            });
+        }
+        let (mut batch, logits) = Batch::prefill(self.model(), &prompts, self.chunk())?;
+        draft.try_begin(&prompts, limits)?;
+        let laws = Laws::read(logits, self.sampler())?;
+        let mut count = texts.active.len();
+        let mut kept = self.write(&laws, &mut texts, &mut on_event)?;
+        while !kept.is_empty() {
+            if kept.len() < count {
+                batch.keep(&kept)?;
+                draft.try_retain(&kept)?;
+            }
+            count = kept.len();
+            let proposals = self.propose(&texts.active, draft)?;
+            let verified = self.verify(&mut batch, &texts.active, &proposals, &mut report)?;
+            kept = texts.push(&verified, self, &mut on_event);
+        }
+        let texts = texts.finish();
+        report.written = texts.iter().map(|text| text.tokens.len() - 1).sum();
+        Ok(Speculated { texts, report })
+    }
+
+    /// Refuses what can be refused before anything is computed.
+    fn check_draft(
+        &self,
+        prompts: &[&[u32]],
+        draft: &(impl Draft + ?Sized),
+    ) -> Result<DraftLimits, GenerateError> {
+        if draft.count() == 0 {
+            return Err(GenerateError::Zero(
+                "the number of tokens that a draft proposes",
+            ));
+        }
+        let model = self.model().vocabulary();
+        match draft.vocabulary() {
+            Some(draft) if draft != model => {
+                return Err(GenerateError::DraftVocabulary { draft, model });
+            }
+            _ => {}
+        }
+        let limits = DraftLimits {
+            chunk: self.chunk(),
+            max_new: self.stops().max_new,
+        };
+        draft.try_check(prompts, limits)?;
+        Ok(limits)
+    }
+
+    /// Proposals of one length for all rows, maybe 0.
+    fn propose(
+        &self,
+        active: &[Writing],
+        draft: &mut (impl Draft + ?Sized),
+    ) -> Result<Vec<Proposal>, GenerateError> {
+        // A step writes at least one token that was not proposed. All rows have written as many.
+        let left = self.stops().max_new - active[0].new_tokens().len();
+        let (count, rows) = (draft.count().min(left - 1), active.len());
+        if count == 0 {
+            return Ok(vec![Proposal::default(); rows]);
+        }
+        let views: Vec<DraftRow<'_>> = active.iter().map(Writing::view).collect();
+        let mut proposals = draft.try_propose(&views, count, self.sampler())?;
+        let problem = |problem| GenerateError::Draft {
+            count,
+            rows,
+            problem,
+        };
+        if proposals.len() != rows {
+            return Err(problem(format!("it has proposals for {}", proposals.len())));
+        }
+        let lengths = || proposals.iter().map(|proposal| proposal.tokens().len());
+        let (least, most) = (lengths().min().unwrap_or(0), lengths().max().unwrap_or(0));
+        if most > count {
+            return Err(problem(format!("it proposes {most}")));
+        }
+        for proposal in &mut proposals {
+            check_tokens(proposal.tokens(), self.model().vocabulary(), |_| {
+                TokenPlace::Draft
+            })?;
+            proposal.truncate(least);
+        }
+        Ok(proposals)
+    }
+
+    /// Reads the last token of each row and its proposals, and returns the tokens that each row writes. The caches then
+    /// hold all of a row that goes on but its last token.
+    fn verify(
+        &self,
+        batch: &mut Batch<'_, D>,
+        active: &[Writing],
+        proposals: &[Proposal],
+        report: &mut Speculation,
+    ) -> Result<Vec<Vec<u32>>, GenerateError> {
+        let count = proposals[0].tokens().len();
+        let rows = active.iter().zip(proposals);
+        let tokens: Vec<Vec<u32>> = rows
+            .map(|(writing, proposal)| [writing.last(), proposal.tokens()].concat())
+            .collect();
+        let tokens = batch.tokens(tokens.iter().map(Vec::as_slice));
+        let logits = match count {
+            0 => batch.read(tokens, 1)?,
+            _ => batch.try_out(tokens)?,
+        };
+        let laws = Laws::read(logits, self.sampler())?;
+        let mut verified = Vec::new();
+        for (row, (writing, proposal)) in active.iter().zip(proposals).enumerate() {
+            let row = Row {
+                laws: &laws,
+                first: row * (count + 1),
+                sampler: self.sampler(),
+                writing,
+            };
+            verified.push(row.verified(proposal)?);
+        }
+        report.steps += 1;
+        report.proposed += count * active.len();
+        report.accepted += verified
+            .iter()
+            .map(|tokens| tokens.len() - 1)
+            .sum::<usize>();
+        // A row that ends does not hold up the others.
+        let goes_on = |(writing, tokens): &(&Writing, &Vec<u32>)| !self.ends(writing, tokens);
+        let rows = active.iter().zip(&verified).filter(goes_on);
+        let taken = rows
+            .map(|(_, tokens)| tokens.len())
+            .min()
+            .unwrap_or(count + 1);
+        verified
+            .iter_mut()
+            .for_each(|tokens| tokens.truncate(taken));
+        if count > 0 {
+            batch.accept(taken)?;
+        }
+        Ok(verified)
+    }
+
+    /// Whether a text ends with one of these tokens.
+    fn ends(&self, writing: &Writing, tokens: &[u32]) -> bool {
+        let written = [writing.new_tokens(), tokens].concat();
+        let ends = writing.new_tokens().len() + 1..=written.len();
+        ends.into_iter()
+            .any(|end| self.stops().ended(&written[..end]).is_some())
+    }
+}
+
+/// A row of a step that verifies proposals.
+struct Row<'a> {
+    laws: &'a Laws,
+    /// The row of the logits after the last token of the text.
+    first: usize,
+    sampler: &'a Sampler,
+    writing: &'a Writing,
+}
+
+impl Row<'_> {
+    /// The proposals that are accepted, and one token more.
+    fn verified(&self, proposal: &Proposal) -> Result<Vec<u32>, GenerateError> {
+        let (sampler, tokens) = (self.sampler, proposal.tokens());
+        let unit = |ahead, purpose| sampler.unit(self.writing.draw(ahead, purpose));
+        for (ahead, (&token, guess)) in tokens.iter().zip(proposal.laws()).enumerate() {
+            let law = self.law(&tokens[..ahead])?;
+            let odds = law.probability(token) / guess.probability(token);
+            if unit(ahead, Purpose::Acceptance) >= odds {
+                let replacement = law.without(guess).at(unit(ahead, Purpose::Replacement));
+                return Ok([&tokens[..ahead], &[replacement]].concat());
+            }
+        }
+        let last = self.law(tokens)?.at(unit(tokens.len(), Purpose::Token));
+        Ok([tokens, &[last]].concat())
+    }
+
+    /// The law of the token after the text and `ahead`.
+    fn law(&self, ahead: &[u32]) -> Result<super::Distribution, GenerateError> {
+        let row = self.first + ahead.len();
+        let law = self.laws.law(row, self.sampler, &self.writing.text, ahead);
+        law.map_err(|source| self.writing.failed(ahead.len(), source))
+    }
+}
+
+impl Writing {
+    /// The text as a draft sees it.
+    fn view(&self) -> DraftRow<'_> {
+        DraftRow {
+            sequence: self.sequence,
+            text: &self.text,
+            written: self.new_tokens().len(),
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! The texts that are written, and why they end.
+
+use super::generator::Generator;
+
+/// A text that was generated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Generated {
+    /// The tokens after the prompt. A stop token, or a stop sequence, is the end of them.
+    pub tokens: Vec<u32>,
+    /// Why there are no more.
+    pub ended: Ended,
+}
+
+/// Why a text ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// With this stop token.
+    Stop(u32),
+    /// With the stop sequence of this index.
+    StopSequence(usize),
+    /// It has as many tokens as were asked for.
+    Length,
+    /// The callback said so.
+    Callback,
+}
+
+/// A token that has just been written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// The index of the prompt that the text goes on from.
+    pub sequence: usize,
+    /// How many tokens of the text came before.
+    pub index: usize,
+    /// The token.
+    pub token: u32,
+    /// Why it is the last, if it is.
+    pub ended: Option<Ended>,
+}
+
+/// What ends a text without a callback.
+#[derive(Clone, Debug)]
+pub(super) struct Stops {
+    pub(super) max_new: usize,
+    pub(super) tokens: Vec<u32>,
+    pub(super) sequences: Vec<Vec<u32>>,
+}
+
+impl Stops {
+    /// Why a text ends after `written`, if it does. A stop comes before the length.
+    pub(super) fn ended(&self, written: &[u32]) -> Option<Ended> {
+        let last = *written.last()?;
+        if self.tokens.contains(&last) {
+            return Some(Ended::Stop(last));
+        }
+        let ends = |stop: &Vec<u32>| written.ends_with(stop);
+        if let Some(index) = self.sequences.iter().position(ends) {
+            return Some(Ended::StopSequence(index));
+        }
+        (written.len() >= self.max_new).then_some(Ended::Length)
+    }
+
+    /// The most continuations of one text by one token that end it by a stop.
+    pub(super) fn most(&self) -> usize {
+        self.tokens.len() + self.sequences.len()
+    }
+}
+
+/// A prompt and what has been written after it.
+#[derive(Clone, Debug)]
+pub(super) struct Writing {
+    /// The index of the prompt.
+    pub(super) sequence: usize,
+    /// The prompt and the new tokens.
+    pub(super) text: Vec<u32>,
+    prompt: usize,
+}
+
+impl Writing {
+    pub(super) fn new(sequence: usize, prompt: &[u32]) -> Self {
+        Self {
+            sequence,
+            text: prompt.to_vec(),
+            prompt: prompt.len(),
+        }
+    }
+
+    /// The new tokens.
+    pub(super) fn new_tokens(&self) -> &[u32] {
+        &self.text[self.prompt..]
+    }
+
+    /// Writes a token and tells the callback.
+    pub(super) fn push<D: ?Sized>(
+        &mut self,
+        token: u32,
+        generator: &Generator<'_, D>,
+        on_event: &mut impl FnMut(Event) -> std::ops::ControlFlow<()>,
+    ) -> Option<Ended> {
+        self.text.push(token);
+        let ended = generator.stops().ended(self.new_tokens());
+        let event = Event {
+            sequence: self.sequence,
+            index: self.new_tokens().len() - 1,
+            token,
+            ended,
+        };
+        match (ended, on_event(event)) {
+            (None, std::ops::ControlFlow::Break(())) => Some(Ended::Callback),
+            (ended, _) => ended,
+        }
+    }
+
+    /// The text, which has ended.
+    pub(super) fn finish(self, ended: Ended) -> Generated {
+        Generated {
+            tokens: self.text[self.prompt..].to_vec(),
+            ended,
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! The decoder block.
+
+use super::feed_forward::{FeedForward, FeedForwardConfig};
+use super::input::Sequences;
+use super::normalised;
+use burn::config::Config;
+use burn::module::{Initializer, Module, Param};
+use burn::nn::{RmsNorm, RmsNormConfig};
+use burn::tensor::{Device, Tensor};
+use burn_flash_dma::AttentionError;
+use burn_flash_dma::cache::AttentionCache;
+use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
+#[cfg(feature = "autodiff")]
+use burn_flash_dma::train::Selections;
+use serde::{Deserialize, Serialize};
+
+/// How the residual stream passes a layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Residual {
+    /// As it is: `x + layer(norm(x))`.
+    #[default]
+    Plain,
+    /// Scaled by a learned vector, which starts at ones: `r * x + layer(norm(x))`.
+    Learned,
+}
+
+/// Configuration of a [`DecoderBlock`].
+#[derive(Config, Debug)]
+pub struct DecoderBlockConfig {
+    /// The attention layer, whose `d_model` and initialiser are those of the block.
+    pub attention: DynamicMaskAttentionConfig,
+    /// The feed-forward network.
+    pub feed_forward: FeedForwardConfig,
+    /// How the residual stream passes the two layers. Default: as it is.
+    #[config(default = "Residual::Plain")]
+    pub residual: Residual,
+    /// What the norms before the two layers add to the mean square. Default: 1e-6.
+    #[config(default = 1e-6)]
+    pub norm_epsilon: f64,
+}
+
+/// One block of a decoder: `x = r * x + attention(norm(x))`, then `x = s * x + feed_forward(norm(x))`, where `r` and `s`
+/// are ones or learned.
+#[derive(Module, Debug)]
+pub struct DecoderBlock {
+    /// Before attention.
+    pub attention_norm: RmsNorm,
+    /// Attention.
+    pub attention: DynamicMaskAttention,
+    /// What scales the residual stream beside attention: `[d_model]`.
+    pub attention_residual: Option<Param<Tensor<1>>>,
+    /// Before the feed-forward network.
+    pub feed_forward_norm: RmsNorm,
+    /// The feed-forward network.
+    pub feed_forward: FeedForward,
+    /// What scales the residual stream beside the feed-forward network: `[d_model]`.
+    pub feed_forward_residual: Option<Param<Tensor<1>>>,
+}
+
+impl DecoderBlockConfig {
+    /// Makes the block on a device.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`DynamicMaskAttentionConfig::try_init`], or [`AttentionError::Epsilon`].
+    pub fn try_init(&self, device: &Device) -> Result<DecoderBlock, AttentionError> {
+        let epsilon = self.norm_epsilon as f32;
+        if !(epsilon.is_finite() && epsilon > 0.0) {
+            return Err(AttentionError::Epsilon { epsilon });
+        }
+        let attention = self.attention.try_init(device)?;
+        let d_model = self.attention.d_model;
+        let norm = || {
+            RmsNormConfig::new(d_model)
+                .with_epsilon(self.norm_epsilon)
+                .init(device)
+        };
+        let residual = || match self.residual {
+            Residual::Plain => None,
+            Residual::Learned => Some(Initializer::Ones.init([d_model], device)),
+        };
+        let initializer = &self.attention.initializer;
+        Ok(DecoderBlock {
+            attention_norm: norm(),
+            attention,
+            attention_residual: residual(),
+            feed_forward_norm: norm(),
+            feed_forward: self.feed_forward.init(d_model, initializer, device),
+            feed_forward_residual: residual(),
+        })
+    }
+}
+
+impl DecoderBlock {
+    /// `[batch, len, d_model]` to the same shape.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`DynamicMaskAttention::try_forward`].
+    pub fn try_forward(
+        &self,
+        x: Tensor<3>,
+        sequences: &Sequences,
+    ) -> Result<Tensor<3>, AttentionError> {
+        let normal = normalised(&self.attention_norm, x.clone())?;
+        let out = self.attention.try_forward(sequences.input(normal))?;
+        self.feed(scaled(&self.attention_residual, x) + out)
+    }
+
+    /// As [`try_forward`](Self::try_forward), for gradient checkpointing: the selection is made once and used again in
+    /// the second pass, see [`Checkpointed`](burn_flash_dma::train::Checkpointed).
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError`] if the device or the element types of a norm or of a product do not fit.
+    ///
+    /// # Panics
+    ///
+    /// As [`Selections::attend`] does.
+    #[cfg(feature = "autodiff")]
+    pub fn try_forward_selecting(
+        &self,
+        x: Tensor<3>,
+        sequences: &Sequences,
+        selections: &mut Selections,
+    ) -> Result<Tensor<3>, AttentionError> {
+        let normal = normalised(&self.attention_norm, x.clone())?;
+        let out = selections.attend(&self.attention, sequences.input(normal));
+        self.feed(scaled(&self.attention_residual, x) + out)
+    }
+
+    /// The block on new tokens of sequences whose earlier tokens are in the cache.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`DynamicMaskAttention::try_forward_cached`].
+    pub fn try_forward_cached(
+        &self,
+        x: Tensor<3>,
+        cache: &mut AttentionCache,
+    ) -> Result<Tensor<3>, AttentionError> {
+        let normal = normalised(&self.attention_norm, x.clone())?;
+        let out = self.attention.try_forward_cached(normal, cache)?;
+        self.feed(scaled(&self.attention_residual, x) + out)
+    }
+
+    /// The block from the feed-forward network on.
+    fn feed(&self, x: Tensor<3>) -> Result<Tensor<3>, AttentionError> {
+        let normal = normalised(&self.feed_forward_norm, x.clone())?;
+        let out = self.feed_forward.try_forward(normal)?;
+        Ok(scaled(&self.feed_forward_residual, x) + out)
+    }
+}
+
+/// The residual stream beside a layer.
+fn scaled(residual: &Option<Param<Tensor<1>>>, x: Tensor<3>) -> Tensor<3> {
+    match residual {
+        None => x,
+        Some(residual) => x * residual.val().unsqueeze(),
+    }
+}

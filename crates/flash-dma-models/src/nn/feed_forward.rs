@@ -1,0 +1,70 @@
+//! The gated feed-forward network.
+
+use super::experts::{Experts, ExpertsConfig};
+use burn::config::Config;
+use burn::module::{Initializer, Module};
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::{Device, Tensor};
+use burn_flash_dma::{AttentionError, try_linear, try_swiglu};
+
+/// Configuration of a [`FeedForward`].
+#[derive(Config, Debug)]
+pub struct FeedForwardConfig {
+    /// Features between the products.
+    pub hidden: usize,
+    /// Whether the three products have biases. Default: false.
+    #[config(default = false)]
+    pub bias: bool,
+    /// Routed experts beside the network. Default: none.
+    pub experts: Option<ExpertsConfig>,
+}
+
+/// `down(silu(gate(x)) * up(x))`, and what routed experts add to it.
+#[derive(Module, Debug)]
+pub struct FeedForward {
+    /// `[d_model, hidden]`.
+    pub gate: Linear,
+    /// `[d_model, hidden]`.
+    pub up: Linear,
+    /// `[hidden, d_model]`.
+    pub down: Linear,
+    /// What else is added.
+    pub experts: Option<Experts>,
+}
+
+impl FeedForwardConfig {
+    /// Makes the network for so many features per token.
+    #[must_use]
+    pub fn init(&self, d_model: usize, initializer: &Initializer, device: &Device) -> FeedForward {
+        let linear = |from, to| {
+            LinearConfig::new(from, to)
+                .with_bias(self.bias)
+                .with_initializer(initializer.clone())
+                .init(device)
+        };
+        FeedForward {
+            gate: linear(d_model, self.hidden),
+            up: linear(d_model, self.hidden),
+            down: linear(self.hidden, d_model),
+            experts: (self.experts.as_ref())
+                .map(|experts| experts.init(d_model, initializer, device)),
+        }
+    }
+}
+
+impl FeedForward {
+    /// `[batch, len, d_model]` to the same shape.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError`] if the last axis is not `d_model`, or the device or the element types do not fit.
+    pub fn try_forward(&self, x: Tensor<3>) -> Result<Tensor<3>, AttentionError> {
+        let gate = try_linear(&self.gate, x.clone())?;
+        let up = try_linear(&self.up, x.clone())?;
+        let out = try_linear(&self.down, try_swiglu(gate, up)?)?;
+        Ok(match &self.experts {
+            None => out,
+            Some(experts) => out + experts.try_forward(x)?,
+        })
+    }
+}

@@ -1,0 +1,107 @@
+//! What a model reads.
+
+use burn::tensor::{Int, Tensor};
+use burn_flash_dma::Documents;
+use burn_flash_dma::nn::DynamicMaskInput;
+
+/// What is known about the sequences of a batch beside their tokens: nothing, where padding begins, and which documents
+/// are packed into them. It is the same for every layer of a model.
+#[derive(Clone, Debug, Default)]
+pub struct Sequences {
+    lengths: Option<Vec<usize>>,
+    documents: Option<Documents>,
+}
+
+impl Sequences {
+    /// Sequences without padding, of one document each.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The number of tokens of each sequence: see [`DynamicMaskInput::lengths`].
+    #[must_use]
+    pub fn lengths(mut self, lengths: impl Into<Vec<usize>>) -> Self {
+        self.lengths = Some(lengths.into());
+        self
+    }
+
+    /// The documents that are packed into each sequence: see [`DynamicMaskInput::documents`].
+    #[must_use]
+    pub fn documents(mut self, documents: Documents) -> Self {
+        self.documents = Some(documents);
+        self
+    }
+
+    /// What an attention layer reads.
+    pub fn input(&self, x: Tensor<3>) -> DynamicMaskInput {
+        let mut input = DynamicMaskInput::new(x);
+        if let Some(lengths) = &self.lengths {
+            input = input.lengths(lengths.clone());
+        }
+        if let Some(documents) = &self.documents {
+            input = input.documents(documents.clone());
+        }
+        input
+    }
+
+    /// The number of tokens of each sequence that are no padding, if there may be padding.
+    #[cfg(feature = "autodiff")]
+    pub(crate) fn given_lengths(&self) -> Option<&[usize]> {
+        self.lengths.as_deref()
+    }
+}
+
+/// The input of a language model: tokens, and what is known about their sequences. A plain tensor is an input without
+/// padding, of one document per sequence.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// # use burn::tensor::{Device, Int, Tensor};
+/// # use flash_dma_models::doge::DogeConfig;
+/// # use flash_dma_models::nn::TokenInput;
+/// use burn_flash_dma::Documents;
+///
+/// # let device = Device::flex();
+/// # let model = DogeConfig::new(32, 2, 2).with_vocab_size(100).init(&device);
+/// let tokens = Tensor::<1, Int>::arange(0..20, &device).reshape([2, 10]);
+/// // Two documents in the first sequence, one in the second.
+/// let documents = Documents::from_lengths([vec![4, 6], vec![10]]);
+/// let logits = model.forward(TokenInput::new(tokens).documents(documents));
+/// assert_eq!(logits.dims(), [2, 10, 100]);
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a model takes it"]
+pub struct TokenInput {
+    pub(crate) tokens: Tensor<2, Int>,
+    pub(crate) sequences: Sequences,
+}
+
+impl TokenInput {
+    /// Tokens `[batch, len]`, all of which count.
+    pub fn new(tokens: Tensor<2, Int>) -> Self {
+        Self {
+            tokens,
+            sequences: Sequences::new(),
+        }
+    }
+
+    /// The number of tokens of each sequence; what stands behind them is padding, whose logits mean nothing.
+    pub fn lengths(mut self, lengths: impl Into<Vec<usize>>) -> Self {
+        self.sequences = self.sequences.lengths(lengths);
+        self
+    }
+
+    /// The documents that are packed into each sequence: a token sees those of its own document only.
+    pub fn documents(mut self, documents: Documents) -> Self {
+        self.sequences = self.sequences.documents(documents);
+        self
+    }
+}
+
+impl From<Tensor<2, Int>> for TokenInput {
+    fn from(tokens: Tensor<2, Int>) -> Self {
+        Self::new(tokens)
+    }
+}

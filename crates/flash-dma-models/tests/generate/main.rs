@@ -1,0 +1,12 @@
+//! Generation over decoders that are small enough to know what they must write.
+#![cfg(feature = "flex")]
+
+mod batches;
+mod beams;
+mod book;
+mod chain;
+mod draws;
+mod model;
+mod refused;
+mod sampler;
+mod speculate;

@@ -1,0 +1,217 @@
+//! A small decoder with random parameters: what it writes means nothing, but is the same by every way of writing it.
+
+use burn::module::Module;
+use burn::nn::{
+    Embedding, EmbeddingConfig, Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig,
+};
+use burn::tensor::activation::log_softmax;
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn_flash_dma::AttentionError;
+use burn_flash_dma::cache::AttentionCache;
+use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, ScoreForm};
+use flash_dma_models::Decoder;
+use std::cell::RefCell;
+use std::sync::Mutex;
+
+/// Tokens of the vocabulary.
+pub const VOCABULARY: usize = 48;
+
+const WIDTH: usize = 32;
+
+// ANCHOR: decoder
+/// A decoder whose layers remember nothing but what is in their caches.
+#[derive(Module, Debug)]
+pub struct Model {
+    embedding: Embedding,
+    norms: Vec<RmsNorm>,
+    layers: Vec<DynamicMaskAttention>,
+    answer: Linear,
+}
+
+impl Decoder for Model {
+    fn vocabulary(&self) -> usize {
+        self.embedding.weight.dims()[0]
+    }
+
+    fn max_len(&self) -> Option<usize> {
+        Some(256)
+    }
+
+    fn device(&self) -> Device {
+        self.embedding.weight.val().device()
+    }
+
+    fn try_init_caches(&self, sequences: usize) -> Result<Vec<AttentionCache>, AttentionError> {
+        let cache = |layer: &DynamicMaskAttention| layer.try_init_cache(sequences);
+        self.layers.iter().map(cache).collect()
+    }
+
+    fn try_read(
+        &self,
+        tokens: Tensor<2, Int>,
+        rows: usize,
+        caches: &mut [AttentionCache],
+    ) -> Result<Tensor<3>, AttentionError> {
+        let len = tokens.dims()[1];
+        let mut x = self.embedding.forward(tokens);
+        for ((norm, layer), cache) in self.norms.iter().zip(&self.layers).zip(caches) {
+            x = x.clone() + layer.try_forward_cached(norm.forward(x), cache)?;
+        }
+        // The logits are large, so only those of the rows that are asked for.
+        Ok(self.answer.forward(x.narrow(1, len - rows, rows)))
+    }
+}
+// ANCHOR_END: decoder
+
+impl Model {
+    /// With a layer of a window, recent keys and sinks, a layer that keeps every key, and a layer of a window.
+    pub fn new(seed: u64) -> Self {
+        // The device's generator belongs to the whole process.
+        static GENERATOR: Mutex<()> = Mutex::new(());
+        let _guard = GENERATOR.lock();
+        let device = Device::flex();
+        device.seed(seed);
+        let attention = |window| {
+            DynamicMaskAttentionConfig::new(WIDTH, 4)
+                .with_n_kv_heads(Some(2))
+                .with_keep_window(window)
+                .with_max_seq_len(Some(256))
+                .with_score_form(ScoreForm::Linear)
+                // Wide, so that the text depends on what the layers remember.
+                .with_initializer(Initializer::Normal {
+                    mean: 0.0,
+                    std: 0.7,
+                })
+        };
+        let layers = vec![
+            (attention(Some(12)).with_recent(Some(3)).with_sinks(Some(1))).init(&device),
+            attention(None).init(&device),
+            attention(Some(8)).init(&device),
+        ];
+        let model = Self {
+            embedding: EmbeddingConfig::new(VOCABULARY, WIDTH).init(&device),
+            norms: vec![RmsNormConfig::new(WIDTH).init(&device); layers.len()],
+            layers,
+            answer: LinearConfig::new(WIDTH, VOCABULARY).init(&device),
+        };
+        // Parameters are drawn when they are first used: here, where no other test draws.
+        model.whole(&[0]);
+        model
+    }
+
+    /// The log probabilities of what follows each token, by attention over all of them at once.
+    pub fn whole(&self, text: &[u32]) -> Vec<Vec<f32>> {
+        let tokens: Vec<i32> = text.iter().map(|&token| token as i32).collect();
+        let tokens = TensorData::new(tokens, [1, text.len()]);
+        let mut x = self
+            .embedding
+            .forward(Tensor::from_data(tokens, &self.device()));
+        for (norm, layer) in self.norms.iter().zip(&self.layers) {
+            x = x.clone() + layer.forward(norm.forward(x));
+        }
+        let rows = log_softmax(self.answer.forward(x), 2).try_into_vec_as::<f32>();
+        let rows = rows.expect("the device works");
+        rows.chunks(VOCABULARY).map(<[f32]>::to_vec).collect()
+    }
+
+    /// The logits of what follows a text, which is read at once.
+    pub fn logits(&self, text: &[u32]) -> Vec<f32> {
+        let tokens: Vec<i32> = text.iter().map(|&token| token as i32).collect();
+        let tokens = TensorData::new(tokens, [1, text.len()]);
+        let tokens = Tensor::from_data(tokens, &self.device());
+        let mut caches = self.try_init_caches(1).expect("the layers can be cached");
+        let logits = self
+            .try_read(tokens, 1, &mut caches)
+            .expect("the text can be read");
+        logits.try_into_vec_as::<f32>().expect("the device works")
+    }
+
+    /// What follows a prompt, greedily and without caches.
+    pub fn greedy(&self, prompt: &[u32], count: usize) -> Vec<u32> {
+        let mut text = prompt.to_vec();
+        for _ in 0..count {
+            let rows = self.whole(&text);
+            let last = rows
+                .last()
+                .expect("a prompt has a token")
+                .iter()
+                .enumerate();
+            let best = last.max_by(|a, b| a.1.total_cmp(b.1));
+            text.push(best.expect("the vocabulary has tokens").0 as u32);
+        }
+        text.split_off(prompt.len())
+    }
+}
+
+/// A prompt of `len` tokens.
+pub fn prompt(len: usize, seed: usize) -> Vec<u32> {
+    let token = |n| ((n * n + 7 * n + 13 * seed) % 43) as u32;
+    (0..len).map(token).collect()
+}
+
+/// What a decoder was asked to read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Read {
+    /// Sequences of the batch.
+    pub sequences: usize,
+    /// Tokens of each.
+    pub len: usize,
+    /// Bytes of the caches of windows, afterwards.
+    pub bytes: usize,
+}
+
+/// A decoder that takes down what it is asked to read.
+pub struct Watched<D> {
+    inner: D,
+    reads: RefCell<Vec<Read>>,
+}
+
+impl<D> Watched<D> {
+    pub fn new(inner: D) -> Self {
+        let reads = RefCell::default();
+        Self { inner, reads }
+    }
+
+    /// What has been read since the last time.
+    pub fn reads(&self) -> Vec<Read> {
+        self.reads.take()
+    }
+}
+
+impl<D: Decoder> Decoder for Watched<D> {
+    fn vocabulary(&self) -> usize {
+        self.inner.vocabulary()
+    }
+
+    fn max_len(&self) -> Option<usize> {
+        self.inner.max_len()
+    }
+
+    fn device(&self) -> Device {
+        self.inner.device()
+    }
+
+    fn try_init_caches(&self, sequences: usize) -> Result<Vec<AttentionCache>, AttentionError> {
+        self.inner.try_init_caches(sequences)
+    }
+
+    fn try_read(
+        &self,
+        tokens: Tensor<2, Int>,
+        rows: usize,
+        caches: &mut [AttentionCache],
+    ) -> Result<Tensor<3>, AttentionError> {
+        let [sequences, len] = tokens.dims();
+        let logits = self.inner.try_read(tokens, rows, caches);
+        let windows = caches
+            .iter()
+            .filter(|cache| matches!(cache, AttentionCache::DynamicMask(_)));
+        let bytes = windows.map(AttentionCache::bytes).sum();
+        self.reads.borrow_mut().push(Read {
+            sequences,
+            len,
+            bytes,
+        });
+        logits
+    }
+}
