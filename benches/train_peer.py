@@ -238,6 +238,11 @@ def profile(training, step_ms, kernels):
     with torch.profiler.profile(activities=activities) as profiler:
         training.step()
         torch.cuda.synchronize()
+    return shares(profiler, step_ms, kernels)
+
+
+def shares(profiler, whole_ms, kernels):
+    """The kernels that a profiler has seen, by kind, and the slowest by name; `whole_ms` took the same unwatched."""
     by_kind, by_kernel = (collections.defaultdict(lambda: [0, 0.0]) for _ in range(2))
     for event in profiler.events():
         # Ranges that a program has named lie on the device, too, around its kernels.
@@ -253,7 +258,7 @@ def profile(training, step_ms, kernels):
     return {
         "launches": sum(share[0] for share in by_kernel.values()),
         "kernels_ms": total,
-        "host_gap_ms": step_ms - total,
+        "host_gap_ms": whole_ms - total,
         "kinds": {name: as_json(share) for name, share in by_kind.items()},
         "kernels": [[name[:120], as_json(share)] for name, share in slowest],
     }

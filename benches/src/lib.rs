@@ -11,10 +11,13 @@ pub mod decoding;
 #[cfg(feature = "cube")]
 pub mod gradients;
 pub mod kernel_kinds;
+pub mod launches;
 pub mod report;
 pub mod roof;
 pub mod rows;
+pub mod shares;
 #[cfg(feature = "cube")]
 pub mod spread;
 pub mod stats;
+pub mod versions;
 pub mod workloads;

@@ -6,7 +6,6 @@
 //! one line of JSON. Times of steps are the host's, each from an idle device to one that is idle again; one more step
 //! then runs with a measurement around each kernel, which says where the time goes.
 
-mod launches;
 mod row;
 mod task;
 
@@ -15,9 +14,10 @@ use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, Tensor};
 use burn_flash_dma::train::clip_gradients;
 use clap::{Parser, ValueEnum};
+use flash_dma_benches::launches::{Launches, Watch};
+use flash_dma_benches::shares::Launched;
 use flash_dma_benches::stats::Millis;
-use launches::Launches;
-use row::{Features, Memory, Phase, Profile, Row};
+use row::{Features, Memory, Profile, Row};
 use serde::Serialize;
 use std::convert::Infallible;
 use std::error::Error;
@@ -174,7 +174,11 @@ fn measure<T: Task>(task: T, options: &Options, device: &Device) -> Result<Row, 
         return Err(format!("the loss went from {first_loss} to {last_loss}").into());
     }
     let step = Millis::of(times);
-    let (phases, memory) = watch(&mut training, !options.no_profile, device)?;
+    let watched = match options.no_profile {
+        true => Watch::Nothing,
+        false => Watch::Times,
+    };
+    let (phases, memory) = watch(&mut training, watched, device)?;
     // Engines without launches, and builds without CubeCL, have no profile.
     let profile = (phases.iter().any(|phase| phase.launched > 0))
         .then(|| Profile::new(&phases, step.median, options.kernels));
@@ -200,13 +204,13 @@ fn measure<T: Task>(task: T, options: &Options, device: &Device) -> Result<Row, 
 /// One more step, phase by phase: its launches if asked for, and what is allocated between the phases.
 fn watch<T: Task>(
     training: &mut Training<T>,
-    profile: bool,
+    watch: Watch,
     device: &Device,
-) -> Result<([Phase; 3], Option<Memory>), Box<dyn Error>> {
+) -> Result<([Launched; 3], Option<Memory>), Box<dyn Error>> {
     let in_use = || device.memory_pool_usage().map(|usage| usage.bytes_in_use);
     device.sync()?;
     let before = in_use();
-    let launches = Launches::watch(profile);
+    let launches = Launches::watch(watch);
     let mut phases = Vec::with_capacity(3);
     let mut between = None;
     training.step(|| {
@@ -219,7 +223,7 @@ fn watch<T: Task>(
         Ok::<_, Box<dyn Error>>(())
     })?;
     let [forward, backward, update] =
-        <[Phase; 3]>::try_from(phases).map_err(|_| "a step has three phases")?;
+        <[Launched; 3]>::try_from(phases).map_err(|_| "a step has three phases")?;
 
     let memory = before.zip(between).map(|(state, with_activations)| Memory {
         state_bytes: state,

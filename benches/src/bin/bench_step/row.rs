@@ -1,7 +1,8 @@
 //! What is printed of a configuration. `benches/train_peer.py` prints the same keys, as far as PyTorch knows them.
 
 use crate::Options;
-use flash_dma_benches::kernel_kinds::{Kind, path};
+use flash_dma_benches::kernel_kinds::Kind;
+use flash_dma_benches::shares::{Launched, Share, Shares};
 use flash_dma_benches::stats::Millis;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -55,32 +56,6 @@ pub struct Memory {
     pub activation_bytes: u64,
 }
 
-/// The launches of a phase of a step.
-#[derive(Default)]
-pub struct Phase {
-    /// How many there were.
-    pub launched: usize,
-    /// Those of which a time was asked for.
-    pub timed: Vec<Launch>,
-}
-
-/// A launch.
-pub struct Launch {
-    /// The kernel, as CubeCL names it.
-    pub name: &'static str,
-    /// Its time on the device, if the device has measured one.
-    pub milliseconds: Option<f64>,
-}
-
-/// Launches of one kind, phase or kernel.
-#[derive(Clone, Copy, Default, Serialize)]
-pub struct Share {
-    /// How many.
-    pub launches: usize,
-    /// Their times on the device, added.
-    pub ms: f64,
-}
-
 /// Where the time of a step goes.
 #[derive(Serialize)]
 pub struct Profile {
@@ -100,50 +75,28 @@ pub struct Profile {
     pub kernels: Vec<(String, Share)>,
 }
 
-impl Share {
-    fn add(&mut self, launch: &Launch) {
-        self.launches += 1;
-        self.ms += launch.milliseconds.unwrap_or_default();
-    }
-}
-
 impl Profile {
     /// The profile of a step's three phases; `step_ms` is the time of a step that was not watched.
-    pub fn new(phases: &[Phase; 3], step_ms: f64, kernels: usize) -> Self {
-        let (mut by_phase, mut kinds, mut by_kernel) =
-            (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        let mut total = Share::default();
+    pub fn new(phases: &[Launched; 3], step_ms: f64, kernels: usize) -> Self {
+        let (mut by_phase, mut shares) = (BTreeMap::new(), Shares::default());
         for (name, phase) in ["forward", "backward", "update"].into_iter().zip(phases) {
             let of_phase: &mut Share = by_phase.entry(name).or_default();
             for launch in &phase.timed {
-                let kind = match name {
-                    "update" => Kind::Optimiser,
-                    _ => Kind::of(launch.name),
-                };
-                let of_kernel: &mut Share = by_kernel.entry(path(launch.name)).or_default();
-                let of_kind: &mut Share = kinds.entry(kind).or_default();
-                for share in [of_kernel, of_kind, of_phase, &mut total] {
-                    share.add(launch);
+                of_phase.add(launch);
+                match name {
+                    "update" => shares.add_as(Kind::Optimiser, launch),
+                    _ => shares.add(launch),
                 }
             }
         }
-        let timed = |launch: &&Launch| launch.milliseconds.is_some();
-        let all_timed = |phase: &Phase| phase.timed.iter().filter(timed).count();
-        let launches = phases.iter().map(|phase| phase.launched).sum();
-        let mut slowest: Vec<_> = by_kernel
-            .into_iter()
-            .map(|(name, share)| (name.to_owned(), share))
-            .collect();
-        slowest.sort_by(|(_, a), (_, b)| b.ms.total_cmp(&a.ms));
-        slowest.truncate(kernels);
         Self {
-            launches,
-            not_timed: launches - phases.iter().map(all_timed).sum::<usize>(),
-            kernels_ms: total.ms,
-            host_gap_ms: step_ms - total.ms,
+            launches: phases.iter().map(|phase| phase.launched).sum(),
+            not_timed: phases.iter().map(Launched::not_timed).sum(),
+            kernels_ms: shares.total.ms,
+            host_gap_ms: step_ms - shares.total.ms,
             phases: by_phase,
-            kinds,
-            kernels: slowest,
+            kernels: shares.slowest(kernels),
+            kinds: shares.kinds,
         }
     }
 }
@@ -151,10 +104,15 @@ impl Profile {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flash_dma_benches::shares::Launch;
 
-    fn phase(launches: &[(&'static str, Option<f64>)]) -> Phase {
-        let launch = |&(name, milliseconds)| Launch { name, milliseconds };
-        Phase {
+    fn phase(launches: &[(&'static str, Option<f64>)]) -> Launched {
+        let launch = |&(name, milliseconds)| Launch {
+            name,
+            milliseconds,
+            ended_ms: None,
+        };
+        Launched {
             launched: launches.len(),
             timed: launches.iter().map(launch).collect(),
         }

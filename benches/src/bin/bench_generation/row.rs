@@ -1,0 +1,158 @@
+//! What is printed of a configuration. `benches/generate_peer.py` prints the same keys, as far as PyTorch knows them.
+
+use crate::Options;
+use crate::session::Session;
+use crate::timing::{Replayed, Times};
+use burn::backend::{Backend, Dispatch};
+use burn::tensor::Device;
+use flash_dma_benches::kernel_kinds::Kind;
+use flash_dma_benches::shares::{Launched, Share, Shares};
+use flash_dma_benches::stats::Millis;
+use flash_dma_benches::versions::versions;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// One configuration.
+#[derive(Serialize)]
+pub struct Row {
+    /// Whose tokens they are.
+    pub implementation: String,
+    /// Of Burn and CubeCL.
+    pub versions: String,
+    /// The chip, if there are kernels, else the device as Burn prints it.
+    pub gpu: String,
+    /// Burn's backend: says whether it fuses.
+    pub backend: String,
+    /// Burn's autotune.
+    pub autotune: bool,
+    /// The configuration.
+    #[serde(flatten)]
+    pub options: Options,
+    /// Trained numbers.
+    pub parameters: usize,
+    /// Bytes of all caches.
+    pub cache_bytes: usize,
+    /// Reading the prompt, the first time, which compiles.
+    pub first_prompt_ms: f64,
+    /// The second time.
+    pub prompt_ms: f64,
+    /// A token, in the ways of the [program](crate).
+    pub token_ms: TokenTimes,
+    /// Of the median of `queued`, over all sequences.
+    pub tokens_per_second: f64,
+    /// Whether all ways have written the same tokens.
+    pub same_tokens: bool,
+    /// The most memory that the allocator had reserved.
+    pub peak_bytes: Option<u64>,
+    /// The kernels of a token.
+    pub profile: Option<Profile>,
+}
+
+/// See the [program](crate).
+#[derive(Serialize)]
+#[allow(missing_docs)]
+pub struct TokenTimes {
+    pub queued: Millis,
+    pub token_read: Millis,
+    pub logits_read: Millis,
+    pub enqueue: Millis,
+    pub replayed: Replayed,
+}
+
+/// The kernels of a token.
+#[derive(Serialize)]
+pub struct Profile {
+    /// Launches.
+    pub launches: usize,
+    /// Launches of which the device has no time.
+    pub not_timed: usize,
+    /// The sum of the kernels' times.
+    pub kernels_ms: f64,
+    /// From the begin of the first kernel to the end of the last.
+    pub span_ms: Option<f64>,
+    /// The median of `queued` over the sum.
+    pub queued_over_kernels: f64,
+    /// By kind of kernel.
+    pub kinds: BTreeMap<Kind, Share>,
+    /// The kernels that take longest, by path.
+    pub kernels: Vec<(String, Share)>,
+}
+
+/// What `--count-only` prints.
+#[derive(Serialize)]
+pub struct Counts {
+    /// Launches before the token.
+    pub before: usize,
+    /// Launches of the token.
+    pub token: usize,
+}
+
+impl Row {
+    /// The row of measurements: `prompt_ms` are those of the first and of the second reading.
+    pub fn new(
+        options: &Options,
+        device: &Device,
+        session: &Session,
+        [first_prompt_ms, prompt_ms]: [f64; 2],
+        times: Times,
+    ) -> Self {
+        let queued = times.queued.median;
+        // Engines without launches, and builds without CubeCL, have no profile.
+        let launched = times.launched.filter(|launched| launched.launched > 0);
+        Self {
+            implementation: "burn".into(),
+            versions: versions(),
+            gpu: gpu(options, device),
+            backend: Dispatch::name(device.as_dispatch()),
+            autotune: cfg!(feature = "autotune"),
+            options: options.clone(),
+            parameters: session.parameters(),
+            cache_bytes: session.cache_bytes(),
+            first_prompt_ms,
+            prompt_ms,
+            token_ms: TokenTimes {
+                queued: times.queued,
+                token_read: times.token_read,
+                logits_read: times.logits_read,
+                enqueue: times.enqueue,
+                replayed: times.replayed,
+            },
+            tokens_per_second: options.batch as f64 / queued * 1e3,
+            same_tokens: times.same_tokens,
+            peak_bytes: times.peak_bytes,
+            profile: launched.map(|launched| Profile::new(&launched, queued, options.kernels)),
+        }
+    }
+}
+
+impl Profile {
+    /// The profile of a token's launches; `queued_ms` is the time of a token that was not watched.
+    fn new(launched: &Launched, queued_ms: f64, kernels: usize) -> Self {
+        let mut shares = Shares::default();
+        for launch in &launched.timed {
+            shares.add(launch);
+        }
+        Self {
+            launches: launched.launched,
+            not_timed: launched.not_timed(),
+            kernels_ms: shares.total.ms,
+            span_ms: launched.span_ms(),
+            queued_over_kernels: queued_ms / shares.total.ms,
+            kernels: shares.slowest(kernels),
+            kinds: shares.kinds,
+        }
+    }
+}
+
+#[cfg(feature = "cube")]
+fn gpu(options: &Options, device: &Device) -> String {
+    match flash_dma_benches::buffers::client(options.device.name()) {
+        Some(client) => format!("{} ({})", client.properties().identity.name, client.name()),
+        None => format!("{device:?}"),
+    }
+}
+
+#[cfg(not(feature = "cube"))]
+fn gpu(_options: &Options, device: &Device) -> String {
+    format!("{device:?}")
+}
