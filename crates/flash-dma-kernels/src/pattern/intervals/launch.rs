@@ -2,7 +2,7 @@
 
 use crate::args::Selection;
 use crate::host::scratch::{address_type, cubes, scratch};
-use crate::pattern::intervals::live::{BLOCK, count_blocks_kernel, live_keys_kernel};
+use crate::pattern::intervals::live::live_keys_kernel;
 use crate::pattern::intervals::tile_keys::{
     TileKeysBlueprint, TileListSizesLaunch, tile_keys_kernel,
 };
@@ -13,8 +13,8 @@ use cubecl::client::Client;
 use flash_dma_problem::Problem;
 use std::ops::Range;
 
-/// Planes per cube that lists live keys: a block of them each.
-pub(crate) const BLOCK_PLANES: usize = 8;
+/// Planes per cube that lists the live keys of a row.
+pub(crate) const ROW_PLANES: usize = 32;
 
 /// Planes per cube that lists the keys of tiles, and thus tiles per cube, given the number of all lists. Planes share
 /// the reads of the live list, but with few lists large cubes would leave a GPU idle.
@@ -38,32 +38,16 @@ pub(crate) fn live_keys(
     if rows == 0 {
         return out;
     }
-    let sizes = scratch(client, LiveKeys::sizes(problem));
     let dim = team.cube_dim();
-    let planes = rows * n.div_ceil(BLOCK).max(1);
-    let count = || cubes(client, planes.div_ceil(team.planes), dim);
-    let address = || address_type([&selection.intervals, &out.entries]);
-    // SAFETY: planes past the blocks of all rows return; the intervals hold `[rows, n, 2]`, and a live key's place is
-    // at most its own index. Without keys nothing is read, and the counts are 0.
+    // SAFETY: cubes past `rows` return; the intervals hold `[rows, n, 2]`, and a live key's place is at
+    // most its own index. Without keys nothing is read, and the counts are 0.
     unsafe {
-        count_blocks_kernel::launch_unchecked(
-            client,
-            count(),
-            dim,
-            address(),
-            selection.intervals.clone().into_buffer_arg(),
-            sizes.clone().into_buffer_arg(),
-            rows as u32,
-            n as u32,
-            team,
-        );
         live_keys_kernel::launch_unchecked(
             client,
-            count(),
+            cubes(client, rows, dim),
             dim,
-            address(),
+            address_type([&selection.intervals, &out.entries]),
             selection.intervals.clone().into_buffer_arg(),
-            sizes.into_buffer_arg(),
             out.lists(),
             rows as u32,
             n as u32,

@@ -1,6 +1,6 @@
 //! The kernel that drops the keys no position attends to, and how other kernels read what it leaves.
 
-use crate::team::{Member, Team, ballot, sum_of};
+use crate::team::{Member, Team, ballot};
 use cubecl::prelude::*;
 
 /// Keys that a lane reads before it uses the first of them, so that the reads overlap.
@@ -8,7 +8,7 @@ const READS: usize = 8;
 /// The most positions that a brief key lives; the others are lasting. With recent keys every key lives, most of them
 /// briefly, and whoever looks for the keys of a late position would read them all.
 pub(crate) const BRIEF: usize = 256;
-/// Keys of a block, which a plane lists, and before which the entries are counted; a multiple of what it reads at once.
+/// Keys of a block, before each of which the entries are counted; a multiple of what a plane reads at once.
 pub(crate) const BLOCK: usize = 256;
 
 /// The lists of [`LiveKeys`](crate::pattern::intervals::LiveKeys), as kernels have them.
@@ -19,123 +19,86 @@ pub(crate) struct LiveLists {
     pub starts: Box<[Vector<u32, Const<2>>]>,
 }
 
-/// Counts the keys of each block that live, and those of them that last. A plane per block.
+/// Lists the keys of non-empty interval, and those of them that last, in order.
+///
+/// One cube per row. Each plane counts the live keys of its share and, after a barrier, when the counts of the
+/// preceding planes are known, writes them; the second read hits the L2 cache.
 ///
 /// | buffer | layout |
 /// |---|---|
 /// | `intervals` | contiguous `[rows, n]` of (first, end) |
-/// | `sizes` | contiguous `[rows, blocks]` of (live, lasting), overwritten |
-#[cube(launch_unchecked, address_type = "dynamic")]
-pub(crate) fn count_blocks_kernel(
-    intervals: &[Vector<u32, Const<2>>],
-    sizes: &mut [Vector<u32, Const<2>>],
-    rows: u32,
-    n: u32,
-    #[comptime] team: Team,
-) {
-    let member = Member::this(team);
-    let block = KeyBlock::of_plane(&member, n, team);
-    if block.row < rows as usize {
-        let mut own = Places::new();
-        let mut at = block.start;
-        while at < block.end {
-            let ends = read_ends(intervals, block.base, at, block.end, &member, team);
-            #[unroll]
-            for r in 0..READS {
-                let key = at + comptime!((r * team.lanes) as u32) + member.lane as u32;
-                own.advance(
-                    ballot(ends[r] > key, team),
-                    ballot(lasts(key, ends[r]), team),
-                );
-            }
-            at += comptime!((READS * team.lanes) as u32);
-        }
-        if member.lane == 0 {
-            sizes[block.of_all] = pair(own.live, own.lasting);
-        }
-    }
-}
-
-/// Lists the keys of non-empty interval, and those of them that last, in order. A plane per block, which adds up the
-/// sizes of the blocks before.
-///
-/// | buffer | layout |
-/// |---|---|
-/// | `intervals` | contiguous `[rows, n]` of (first, end) |
-/// | `sizes` | as [`count_blocks_kernel`] has left them |
 /// | `live` | see [`LiveKeys`](crate::pattern::intervals::LiveKeys), overwritten up to the counts |
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn live_keys_kernel(
     intervals: &[Vector<u32, Const<2>>],
-    sizes: &[Vector<u32, Const<2>>],
     live: &mut LiveLists,
     rows: u32,
     n: u32,
     #[comptime] team: Team,
 ) {
-    let member = Member::this(team);
-    let block = KeyBlock::of_plane(&member, n, team);
-    if block.row < rows as usize {
-        let mut places = Places::before(sizes, &block, &member, team);
-        if member.lane == 0 && block.start < block.end {
-            live.starts[block.of_all] = pair(places.live, places.lasting);
-        }
-        let lists = block.row * 2 * n as usize;
-        let mut at = block.start;
-        while at < block.end {
-            let ends = read_ends(intervals, block.base, at, block.end, &member, team);
+    let row = CUBE_POS;
+    if row < rows as usize {
+        let member = Member::this(team);
+        let base = row * n as usize;
+        let turn = comptime!((READS * team.lanes) as u32);
+        // Whole rounds, so that a plane's reads begin at a cache line.
+        let share = n.div_ceil(comptime!(team.planes as u32)).div_ceil(turn) * turn;
+        let start = min(member.plane as u32 * share, n);
+        let end = min(start + share, n);
+
+        let mut counted = Shared::<[Vector<u32, Const<2>>]>::new_slice(team.planes);
+        let mut own = Places::new();
+        let mut at = start;
+        while at < end {
+            let share_ends = read_ends(intervals, base, at, end, &member, team);
             #[unroll]
             for r in 0..READS {
                 let key = at + comptime!((r * team.lanes) as u32) + member.lane as u32;
-                let (is_live, is_lasting) = (ends[r] > key, lasts(key, ends[r]));
+                own.advance(
+                    ballot(share_ends[r] > key, team),
+                    ballot(lasts(key, share_ends[r]), team),
+                );
+            }
+            at += turn;
+        }
+        if member.lane == 0 {
+            counted[member.plane] = pair(own.live, own.lasting);
+        }
+        sync_cube();
+        let mut places = Places::new();
+        for plane in 0..member.plane {
+            places.live += counted[plane].extract(0usize);
+            places.lasting += counted[plane].extract(1usize);
+        }
+        if member.lane == 0 && member.plane == comptime!(team.planes - 1) {
+            live.counts[row] = places.live + own.live;
+        }
+
+        let lists = row * 2 * n as usize;
+        let blocks = row * n.div_ceil(comptime!(BLOCK as u32)) as usize;
+        let mut at = start;
+        while at < end {
+            if member.lane == 0 && at.is_multiple_of(comptime!(BLOCK as u32)) {
+                live.starts[blocks + at as usize / BLOCK] = pair(places.live, places.lasting);
+            }
+            let share_ends = read_ends(intervals, base, at, end, &member, team);
+            #[unroll]
+            for r in 0..READS {
+                let key = at + comptime!((r * team.lanes) as u32) + member.lane as u32;
+                let (is_live, is_lasting) = (share_ends[r] > key, lasts(key, share_ends[r]));
                 let (all, lasting) = (ballot(is_live, team), ballot(is_lasting, team));
                 if is_live {
                     let to = lists + (places.live + (all & member.before).count_ones()) as usize;
-                    live.entries[to] = pair(key, ends[r]);
+                    live.entries[to] = pair(key, share_ends[r]);
                 }
                 if is_lasting {
                     let place = places.lasting + (lasting & member.before).count_ones();
                     let to = lists + n as usize + place as usize;
-                    live.entries[to] = pair(key, ends[r]);
+                    live.entries[to] = pair(key, share_ends[r]);
                 }
                 places.advance(all, lasting);
             }
-            at += comptime!((READS * team.lanes) as u32);
-        }
-        if member.lane == 0 && block.end == n {
-            live.counts[block.row] = places.live;
-        }
-    }
-}
-
-/// The block of keys that a plane owns; a row without keys has one without keys.
-#[derive(CubeType, Clone, Copy)]
-struct KeyBlock {
-    row: usize,
-    /// Its index in the row, and among the blocks of all rows.
-    index: usize,
-    of_all: usize,
-    /// Where the row's keys are among those of all rows.
-    base: usize,
-    /// Its keys in the row.
-    start: u32,
-    end: u32,
-}
-
-#[cube]
-impl KeyBlock {
-    fn of_plane(member: &Member, n: u32, #[comptime] team: Team) -> KeyBlock {
-        let blocks = max(n.div_ceil(comptime!(BLOCK as u32)), 1u32) as usize;
-        let of_all = CUBE_POS * team.planes + member.plane;
-        let (row, index) = (of_all / blocks, of_all % blocks);
-        let start = (index * BLOCK) as u32;
-        KeyBlock {
-            row,
-            index,
-            of_all,
-            base: row * n as usize,
-            start,
-            end: min(start + comptime!(BLOCK as u32), n),
+            at += turn;
         }
     }
 }
@@ -153,28 +116,6 @@ impl Places {
         Places {
             live: 0u32,
             lasting: 0u32,
-        }
-    }
-
-    /// Those of the row's blocks before `block`.
-    fn before(
-        sizes: &[Vector<u32, Const<2>>],
-        block: &KeyBlock,
-        member: &Member,
-        #[comptime] team: Team,
-    ) -> Places {
-        let first = block.of_all - block.index;
-        let mut sum = Places::new();
-        let mut at = member.lane;
-        while at < block.index {
-            let size = sizes[first + at];
-            sum.live += size.extract(0usize);
-            sum.lasting += size.extract(1usize);
-            at += team.lanes;
-        }
-        Places {
-            live: sum_of(sum.live, team),
-            lasting: sum_of(sum.lasting, team),
         }
     }
 

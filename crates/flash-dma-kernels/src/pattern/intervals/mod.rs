@@ -47,19 +47,13 @@ impl LiveKeys {
         ([rows, 2, problem.k_len, 2], [rows], [rows, blocks, 2])
     }
 
-    /// The shape of the buffer of the blocks' sizes, which only [`live_keys`] uses.
-    fn sizes(problem: &Problem) -> [usize; 3] {
-        let (_, _, starts) = Self::shapes(problem);
-        starts.map(|axis| axis.max(1))
-    }
-
     /// The bytes of the buffers that [`live_keys`] allocates; 0 without scores.
     pub(crate) fn bytes(problem: &Problem) -> usize {
         if !problem.has_scores {
             return 0;
         }
         let (entries, counts, starts) = Self::shapes(problem);
-        bytes(entries) + bytes(counts) + bytes(starts) + bytes(Self::sizes(problem))
+        bytes(entries) + bytes(counts) + bytes(starts)
     }
 
     /// The launch argument of kernels that write or read them.
@@ -107,12 +101,12 @@ impl TileKeyLists {
     }
 }
 
-/// Lists the live keys of every row, in two launches.
+/// Lists the live keys of every row, in one launch.
 ///
 /// Each interval must begin at its key, and at most `problem.window` of a row may hold any one position. Whatever they
 /// hold, nothing is read or written out of bounds.
 pub(crate) fn live_keys(client: &Client, problem: &Problem, selection: &Selection) -> LiveKeys {
-    let team = Team::new(client, launch::BLOCK_PLANES);
+    let team = Team::new(client, launch::ROW_PLANES);
     launch::live_keys(client, problem, selection, team)
 }
 
