@@ -293,7 +293,7 @@ impl Worst {
 pub fn check_pattern<T: Target>(kernels: &Kernels<T>, rows: Range<usize>) {
     let (len, width) = (rows.end, 8);
     let tensor = kernels.filled([1, 1, len, width], ElementType::F32, SEEDS[0]);
-    let bytes = kernels.read_bytes(&tensor);
+    let bytes = kernels.read_bytes(&tensor, 4);
     let device: Vec<f32> = bytemuck::pod_collect_to_vec(&bytes);
     let mut all = Vec::new();
     for row in rows {

@@ -319,55 +319,26 @@ impl<'a, T: Target> Held<'a, T> {
     /// The content of the cache, by its bits.
     #[must_use]
     pub fn bits(&self) -> Vec<Vec<u8>> {
-        let tensors = match &self.cache {
+        let (rows, words) = match &self.cache {
             Cache::Slots(slots) => {
                 let of = slots.clone();
-                vec![of.k, of.v, of.score, of.position, of.seen]
+                ([of.k, of.v], vec![of.score, of.position, of.seen])
             }
             Cache::Pages(pages) => {
                 let of = pages.clone();
-                let scores = of.scores.into_iter();
-                [of.k, of.v, of.table, of.lengths]
-                    .into_iter()
-                    .chain(scores)
-                    .collect()
+                let words = [of.table, of.lengths].into_iter().chain(of.scores);
+                ([of.k, of.v], words.collect())
             }
         };
-        let read = |tensor| self.kernels.read_bytes(tensor);
-        tensors.iter().map(read).collect()
-    }
-
-    /// The keys that the cache holds, by their bits: of slots those that are taken, by row and position, because a step
-    /// and an append may choose different empty slots.
-    ///
-    /// # Panics
-    ///
-    /// As [`bits`](Self::bits).
-    pub fn keys(&self) -> Vec<Vec<u8>> {
-        let bits = self.bits();
-        let Cache::Slots(slots) = &self.cache else {
-            return bits;
-        };
-        let positions = self.read_words(&slots.position);
-        let [batch, heads, window, _] = self.shape.kv_shape();
-        let mut taken: Vec<usize> = (0..batch * heads * window)
-            .filter(|&slot| positions[slot] >= 0)
-            .collect();
-        taken.sort_by_key(|&slot| (slot / window, positions[slot]));
-        // k, v, scores and positions, a slot's bytes side by side; what was seen as it is.
-        let [of_slots @ .., seen] = bits.as_slice() else {
-            unreachable!("slots have five tensors");
-        };
-        let ordered = of_slots.iter().map(|bytes| {
-            let size = bytes.len() / positions.len();
-            let rows = taken.iter().flat_map(|slot| &bytes[slot * size..][..size]);
-            rows.copied().collect()
-        });
-        ordered.chain([seen.clone()]).collect()
+        let size = self.sequence.element.size();
+        let read = |tensor, size| self.kernels.read_bytes(tensor, size);
+        let rows = rows.iter().map(|tensor| read(tensor, size));
+        rows.chain(words.iter().map(|tensor| read(tensor, 4)))
+            .collect()
     }
 
     fn read_words(&self, tensor: &TensorBinding) -> Vec<i32> {
-        let bytes = self.kernels.read_bytes(tensor);
+        let bytes = self.kernels.read_bytes(tensor, 4);
         let words = bytes.chunks_exact(4);
         words.map(bytemuck::pod_read_unaligned).collect()
     }

@@ -87,13 +87,13 @@ impl<T: Target> Kernels<T> {
         contiguous(&self.buffer(bytemuck::cast_slice(values)), shape)
     }
 
-    /// The content of a contiguous tensor.
-    pub(crate) fn read_bytes(&self, tensor: &TensorBinding) -> Vec<u8> {
+    /// The content of a contiguous tensor of elements of `size` bytes.
+    pub(crate) fn read_bytes(&self, tensor: &TensorBinding, size: usize) -> Vec<u8> {
         let descriptor = CopyDescriptor {
             handle: tensor.handle.clone(),
             shape: tensor.shape.clone(),
             strides: tensor.strides.clone(),
-            elem_size: 4,
+            elem_size: size,
         };
         self.client.read_one_unchecked_tensor(descriptor).to_vec()
     }

@@ -165,7 +165,7 @@ impl<T: Target> Kernels<T> {
 impl<T: Target> MaskedEngine for Kernels<T> {
     fn counts(&self, call: &MaskedCall) -> Result<Vec<u32>, Refused> {
         let (_, counts) = self.plan(call, call.missing)?.expect("there is a mask");
-        let bytes = self.read_bytes(&counts.binding());
+        let bytes = self.read_bytes(&counts.binding(), 4);
         Ok(bytemuck::cast_slice(&bytes)[..counts.len()].to_vec())
     }
 

@@ -221,7 +221,7 @@ impl<T: Target> Kernels<T> {
         run(plan.clone())?;
         let read = |tensor, len| match len {
             0 => Vec::new(),
-            _ => bytemuck::cast_slice(&self.read_bytes(tensor))[..len].to_vec(),
+            _ => bytemuck::cast_slice(&self.read_bytes(tensor, 4))[..len].to_vec(),
         };
         Ok(Plan {
             bits: read(&plan.bits, zeros.bits.len()),
