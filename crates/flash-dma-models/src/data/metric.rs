@@ -32,6 +32,77 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenCount(pub usize);
 
+/// The values of an epoch, of which there may be none.
+#[derive(Clone)]
+struct Values {
+    name: MetricName,
+    unit: &'static str,
+    state: NumericMetricState,
+    count: usize,
+}
+
+impl Values {
+    fn new(name: &str, unit: &'static str) -> Self {
+        Self {
+            name: Arc::new(name.to_owned()),
+            unit,
+            state: NumericMetricState::default(),
+            count: 0,
+        }
+    }
+
+    fn attributes(&self, higher_is_better: bool) -> MetricAttributes {
+        let unit = Some(self.unit.to_owned());
+        MetricAttributes::from(NumericAttributes {
+            unit,
+            higher_is_better,
+        })
+    }
+
+    fn format(&self) -> FormatOptions {
+        let options = FormatOptions::new(self.name.clone());
+        options.unit(self.unit).precision(0)
+    }
+
+    /// What a step without a value shows.
+    fn none(&self) -> SerializedEntry {
+        SerializedEntry::not_available(Some(self.unit))
+    }
+
+    /// A step's value, which counts as often as its weight says.
+    fn add(&mut self, value: f64, weight: usize) -> SerializedEntry {
+        self.state.update(value, weight);
+        self.count += 1;
+        self.state.compute_update(self.format())
+    }
+
+    fn compute(&mut self) -> SerializedEntry {
+        match self.count {
+            0 => self.none(),
+            _ => self.state.compute_final(self.format()),
+        }
+    }
+
+    fn clear(&mut self) {
+        self.state.reset();
+        self.count = 0;
+    }
+}
+
+impl Numeric for Values {
+    fn value(&self) -> Option<NumericEntry> {
+        (self.count > 0).then(|| self.state.current_value())
+    }
+
+    fn running_value(&self) -> Option<NumericEntry> {
+        (self.count > 0).then(|| self.state.running_value())
+    }
+
+    fn final_value(&self) -> NumericEntry {
+        self.state.final_value()
+    }
+}
+
 /// Tokens per second of a training, from one update to the next. The mean of an epoch is its tokens over its time.
 ///
 /// An epoch's first step begins the clock and has no value, so neither validation nor the compilation of kernels in the
@@ -39,45 +110,30 @@ pub struct TokenCount(pub usize);
 /// measures how fast the host hands work over.
 #[derive(Clone)]
 pub struct TokensPerSecond {
-    name: MetricName,
     /// Weighted by microseconds.
-    state: NumericMetricState,
+    values: Values,
     last: Option<Instant>,
-    /// The updates that had a value since the last reset.
-    values: usize,
 }
 
 impl TokensPerSecond {
-    const UNIT: &str = "tokens/s";
-
     /// A metric whose clock has not begun.
     #[must_use]
     pub fn new() -> Self {
         Self {
-            name: Arc::new("Throughput".to_owned()),
-            state: NumericMetricState::default(),
+            values: Values::new("Throughput", "tokens/s"),
             last: None,
-            values: 0,
         }
-    }
-
-    fn format(&self) -> FormatOptions {
-        let options = FormatOptions::new(self.name.clone());
-        options.unit(Self::UNIT).precision(0)
     }
 
     /// A step of so many tokens that ended `now`.
     fn step(&mut self, tokens: usize, now: Instant) -> SerializedEntry {
         let Some(before) = self.last.replace(now) else {
-            return SerializedEntry::not_available(Some(Self::UNIT));
+            return self.values.none();
         };
         // Two updates at one time are no rate; a microsecond is the least that is counted.
         let time = now.duration_since(before).max(Duration::from_micros(1));
         let micros = time.as_micros() as usize;
-        self.state
-            .update(tokens as f64 * 1e6 / micros as f64, micros);
-        self.values += 1;
-        self.state.compute_update(self.format())
+        self.values.add(tokens as f64 * 1e6 / micros as f64, micros)
     }
 }
 
@@ -91,7 +147,7 @@ impl Metric for TokensPerSecond {
     type Input = TokenCount;
 
     fn name(&self) -> MetricName {
-        self.name.clone()
+        self.values.name.clone()
     }
 
     fn description(&self) -> Option<String> {
@@ -99,11 +155,7 @@ impl Metric for TokensPerSecond {
     }
 
     fn attributes(&self) -> MetricAttributes {
-        NumericAttributes {
-            unit: Some(Self::UNIT.to_owned()),
-            higher_is_better: true,
-        }
-        .into()
+        self.values.attributes(true)
     }
 
     fn update(
@@ -115,30 +167,26 @@ impl Metric for TokensPerSecond {
     }
 
     fn compute(&mut self) -> Result<SerializedEntry, TensorReadError> {
-        Ok(match self.values {
-            0 => SerializedEntry::not_available(Some(Self::UNIT)),
-            _ => self.state.compute_final(self.format()),
-        })
+        Ok(self.values.compute())
     }
 
     fn clear(&mut self) {
-        self.state.reset();
+        self.values.clear();
         self.last = None;
-        self.values = 0;
     }
 }
 
 impl Numeric for TokensPerSecond {
     fn value(&self) -> Option<NumericEntry> {
-        (self.values > 0).then(|| self.state.current_value())
+        self.values.value()
     }
 
     fn running_value(&self) -> Option<NumericEntry> {
-        (self.values > 0).then(|| self.state.running_value())
+        self.values.running_value()
     }
 
     fn final_value(&self) -> NumericEntry {
-        self.state.final_value()
+        self.values.final_value()
     }
 }
 
@@ -146,40 +194,26 @@ impl Numeric for TokensPerSecond {
 /// mean over its steps. CubeCL's backends tell it; on others there is no value.
 #[derive(Clone)]
 pub struct DeviceMemory {
-    name: MetricName,
     device: Device,
-    state: NumericMetricState,
-    /// The updates that had a value since the last reset.
-    values: usize,
+    values: Values,
 }
 
 impl DeviceMemory {
-    const UNIT: &str = "MiB";
-
     /// A metric of this device.
     #[must_use]
     pub fn new(device: &Device) -> Self {
         Self {
-            name: Arc::new("Device memory".to_owned()),
             device: device.clone(),
-            state: NumericMetricState::default(),
-            values: 0,
+            values: Values::new("Device memory", "MiB"),
         }
-    }
-
-    fn format(&self) -> FormatOptions {
-        let options = FormatOptions::new(self.name.clone());
-        options.unit(Self::UNIT).precision(0)
     }
 
     /// A step after which so many bytes are reserved.
     fn step(&mut self, reserved: Option<u64>) -> SerializedEntry {
-        let Some(bytes) = reserved else {
-            return SerializedEntry::not_available(Some(Self::UNIT));
-        };
-        self.state.update(bytes as f64 / f64::from(1 << 20), 1);
-        self.values += 1;
-        self.state.compute_update(self.format())
+        match reserved {
+            Some(bytes) => self.values.add(bytes as f64 / f64::from(1 << 20), 1),
+            None => self.values.none(),
+        }
     }
 }
 
@@ -187,7 +221,7 @@ impl Metric for DeviceMemory {
     type Input = ();
 
     fn name(&self) -> MetricName {
-        self.name.clone()
+        self.values.name.clone()
     }
 
     fn description(&self) -> Option<String> {
@@ -195,11 +229,7 @@ impl Metric for DeviceMemory {
     }
 
     fn attributes(&self) -> MetricAttributes {
-        NumericAttributes {
-            unit: Some(Self::UNIT.to_owned()),
-            higher_is_better: false,
-        }
-        .into()
+        self.values.attributes(false)
     }
 
     fn update(
@@ -212,29 +242,25 @@ impl Metric for DeviceMemory {
     }
 
     fn compute(&mut self) -> Result<SerializedEntry, TensorReadError> {
-        Ok(match self.values {
-            0 => SerializedEntry::not_available(Some(Self::UNIT)),
-            _ => self.state.compute_final(self.format()),
-        })
+        Ok(self.values.compute())
     }
 
     fn clear(&mut self) {
-        self.state.reset();
-        self.values = 0;
+        self.values.clear();
     }
 }
 
 impl Numeric for DeviceMemory {
     fn value(&self) -> Option<NumericEntry> {
-        (self.values > 0).then(|| self.state.current_value())
+        self.values.value()
     }
 
     fn running_value(&self) -> Option<NumericEntry> {
-        (self.values > 0).then(|| self.state.running_value())
+        self.values.running_value()
     }
 
     fn final_value(&self) -> NumericEntry {
-        self.state.final_value()
+        self.values.final_value()
     }
 }
 
@@ -294,6 +320,7 @@ mod tests {
         metric.clear();
         assert!(metric.value().is_none());
     }
+
     #[cfg(feature = "cpu")]
     #[test]
     fn what_a_tensor_needs_is_reserved() {
