@@ -38,22 +38,34 @@ impl Hold {
         }
     }
 
+    /// Lets the tokens of the next step wait.
+    fn begin(&mut self) -> Result<(), AttentionError> {
+        self.check()?;
+        *self = Self::Next;
+        Ok(())
+    }
+
+    /// Ends holding: the first `count` of the tokens that wait, which are to be appended; nothing if that is none. What
+    /// is refused changes nothing.
+    fn end(&mut self, count: usize) -> Result<Option<NewTokens>, AttentionError> {
+        let waiting = self.waiting();
+        let first = match self {
+            Self::Off => return Err(AttentionError::NotHolding),
+            _ if count > waiting => {
+                return Err(AttentionError::TooManyAccepted { count, waiting });
+            }
+            Self::Tokens(tokens) if count > 0 => Some(tokens.first(count)),
+            Self::Next | Self::Tokens(_) => None,
+        };
+        *self = Self::Off;
+        Ok(first)
+    }
+
     /// When the tokens of the next step are appended.
     pub(crate) fn appending(&self) -> Appending {
         match self {
             Self::Off => Appending::Now,
             Self::Next | Self::Tokens(_) => Appending::Later,
-        }
-    }
-
-    /// The first `count` of the tokens that wait; nothing if that is none.
-    pub(crate) fn first(&self, count: usize) -> Result<Option<NewTokens>, AttentionError> {
-        let waiting = self.waiting();
-        match self {
-            Self::Off => Err(AttentionError::NotHolding),
-            _ if count > waiting => Err(AttentionError::TooManyAccepted { count, waiting }),
-            Self::Tokens(tokens) if count > 0 => Ok(Some(tokens.first(count))),
-            Self::Next | Self::Tokens(_) => Ok(None),
         }
     }
 }
@@ -79,9 +91,7 @@ impl DynamicMaskCache {
     ///
     /// [`AttentionError::TokensWait`] if tokens wait already.
     pub fn try_hold(&mut self) -> Result<(), AttentionError> {
-        self.hold.check()?;
-        self.hold = Hold::Next;
-        Ok(())
+        self.hold.begin()
     }
 
     /// Appends the first `count` of the tokens that wait, as if only these had been stepped, drops the others and ends
@@ -101,9 +111,7 @@ impl DynamicMaskCache {
     /// [`AttentionError::NotHolding`] without [`hold`](Self::hold), or [`AttentionError::TooManyAccepted`] if fewer
     /// tokens wait. The cache is unchanged then.
     pub fn try_accept(&mut self, count: usize) -> Result<(), AttentionError> {
-        let accepted = self.hold.first(count)?;
-        self.hold = Hold::Off;
-        match accepted {
+        match self.hold.end(count)? {
             Some(tokens) => self.append_new(tokens),
             None => Ok(()),
         }
@@ -132,9 +140,7 @@ impl PagedCache {
     ///
     /// [`AttentionError::TokensWait`] if tokens wait already.
     pub fn try_hold(&mut self) -> Result<(), AttentionError> {
-        self.hold.check()?;
-        self.hold = Hold::Next;
-        Ok(())
+        self.hold.begin()
     }
 
     /// Appends the first `count` of the tokens that wait, drops the others with their pages and ends holding: see
@@ -154,8 +160,7 @@ impl PagedCache {
     /// [`AttentionError::NotHolding`] without [`hold`](Self::hold), or [`AttentionError::TooManyAccepted`] if fewer
     /// tokens wait. The cache is unchanged then.
     pub fn try_accept(&mut self, count: usize) -> Result<(), AttentionError> {
-        let accepted = self.hold.first(count)?;
-        self.hold = Hold::Off;
+        let accepted = self.hold.end(count)?;
         // The device's table may name pages behind the end of a sequence, where nothing reads it.
         self.pool.trim(&self.lengths);
         match accepted {
