@@ -12,7 +12,6 @@ means nothing, its time does.
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -237,11 +236,7 @@ def main():
     row = measure(args)
     if not all(value > 0 for value in (row["token_ms"]["queued"]["median"], row["parameters"])):
         sys.exit("nothing was timed")
-    line = json.dumps(row)
-    print(line, flush=True)
-    if args.json:
-        with open(args.json, "a", encoding="utf-8") as file:
-            print(line, file=file)
+    train_peer.write(row, args.json)
 
 
 if __name__ == "__main__":

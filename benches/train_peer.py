@@ -288,6 +288,15 @@ def parse():
     return args
 
 
+def write(row, path):
+    """Prints a row, and appends it to the file, if there is one."""
+    line = json.dumps(row)
+    print(line, flush=True)
+    if path:
+        with open(path, "a", encoding="utf-8") as file:
+            print(line, file=file)
+
+
 def main():
     args = parse()
     torch.manual_seed(0)
@@ -336,11 +345,7 @@ def main():
     }
     if cuda and not args.no_profile:
         row["profile"] = profile(training, quartiles[1], args.kernels)
-    line = json.dumps(row)
-    print(line, flush=True)
-    if args.json:
-        with open(args.json, "a", encoding="utf-8") as file:
-            print(line, file=file)
+    write(row, args.json)
 
 
 if __name__ == "__main__":
