@@ -7,7 +7,7 @@ use crate::process::{Result, cargo, read, read_file, root, run as run_command};
 /// # Errors
 /// When a crate cannot be packaged, or its documentation needs LLVM, which docs.rs does not have.
 pub fn check() -> Result {
-    for name in ["burn-flash-dma", "flash-dma-kernels"] {
+    for name in ["burn-flash-dma", "flash-dma-models", "flash-dma-kernels"] {
         let manifest = read_file(&root().join("crates").join(name).join("Cargo.toml"))?;
         let mut tree = cargo(["tree", "--edges", "normal,build", "--prefix", "none"]);
         tree.args(["--package", name, "--no-default-features"]);
