@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
 use flash_dma_models::Decoder;
-use flash_dma_models::data::TextStream;
+use flash_dma_models::data::{DataError, TextStream};
 use flash_dma_models::generate::{Ended, Event, Generator, Sampler};
 use serde::{Deserialize, Serialize};
 
@@ -256,12 +256,13 @@ impl<'v> Answer<'v> {
 
     /// Sends a token. The text ends where its client asked for it, or does not listen any more.
     fn push(&mut self, event: Event) -> ControlFlow<()> {
-        let piece = match self.stream.push(event.token) {
+        let tokens = event.index + 1;
+        let last = event.ended.is_some() || tokens >= self.job.max_new;
+        let piece = match self.piece(event.token, last) {
             Ok(piece) => piece,
             Err(error) => return self.send([Line::Error(error.to_string())], true),
         };
         self.text.push_str(&piece);
-        let tokens = event.index + 1;
         let reason = match event.ended {
             Some(Ended::Stop(_) | Ended::StopSequence(_)) => Some(Reason::Stop),
             _ if self.stopped(piece.len()) => Some(Reason::Stop),
@@ -278,6 +279,15 @@ impl<'v> Answer<'v> {
         let text = (!piece.is_empty()).then_some(Line::Text(piece));
         let lines: Vec<Line> = text.into_iter().chain(reason.map(end)).collect();
         self.send(lines, reason.is_some())
+    }
+
+    /// The text of a token, with what is left behind the last one.
+    fn piece(&mut self, token: u32, last: bool) -> Result<String, DataError> {
+        let mut piece = self.stream.push(token)?;
+        if last {
+            piece.push_str(&self.stream.finish()?);
+        }
+        Ok(piece)
     }
 
     /// Whether one of the stops lies within the text and ends in its last bytes.

@@ -198,7 +198,10 @@ impl<'f> Shown<'f> {
     }
 
     fn push(&mut self, token: u32, ended: Option<Ended>) -> Result<(), Error> {
-        let piece = self.stream.push(token)?;
+        let mut piece = self.stream.push(token)?;
+        if ended.is_some() {
+            piece.push_str(&self.stream.finish()?);
+        }
         match &mut self.line {
             None => print!("{piece}"),
             Some((index, line)) => {

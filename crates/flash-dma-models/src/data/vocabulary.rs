@@ -193,9 +193,11 @@ impl Vocabulary {
     pub fn stream(&self) -> TextStream<'_> {
         let pending = match &self.ids {
             Ids::Bytes => Pending::Bytes(Vec::new()),
-            Ids::Tokenizer(tokenizer) => {
-                Pending::Tokenizer(Box::new(tokenizer.decode_stream(true)))
-            }
+            Ids::Tokenizer(tokenizer) => Pending::Tokenizer(Box::new(Decoding {
+                stream: tokenizer.decode_stream(true),
+                ids: Vec::new(),
+                given: 0,
+            })),
         };
         TextStream {
             vocabulary: self,
@@ -225,6 +227,9 @@ fn failed(reason: tokenizers::Error) -> DataError {
 /// // The first of two bytes of a letter shows nothing yet.
 /// assert_eq!(stream.push(195)?, "");
 /// assert_eq!(stream.push(169)?, "é");
+/// // Where the ids end, nothing can make a letter whole.
+/// assert_eq!(stream.push(195)?, "");
+/// assert_eq!(stream.finish()?, "\u{fffd}");
 /// # Ok::<(), flash_dma_models::data::DataError>(())
 /// ```
 pub struct TextStream<'v> {
@@ -235,18 +240,35 @@ pub struct TextStream<'v> {
 enum Pending<'v> {
     /// Bytes that are no whole letter yet.
     Bytes(Vec<u8>),
-    Tokenizer(
-        Box<
-            tokenizers::DecodeStream<
-                'v,
-                ModelWrapper,
-                NormalizerWrapper,
-                PreTokenizerWrapper,
-                PostProcessorWrapper,
-                DecoderWrapper,
-            >,
-        >,
-    ),
+    Tokenizer(Box<Decoding<'v>>),
+}
+
+/// The text of a tokenizer's ids.
+struct Decoding<'v> {
+    stream: tokenizers::DecodeStream<
+        'v,
+        ModelWrapper,
+        NormalizerWrapper,
+        PreTokenizerWrapper,
+        PostProcessorWrapper,
+        DecoderWrapper,
+    >,
+    /// The ids of the text that was given out last, and those after it.
+    ids: Vec<u32>,
+    /// How many of them have been given out. What follows them is decoded behind them: a first token may lose a space.
+    given: usize,
+}
+
+impl Decoding<'_> {
+    fn push(&mut self, id: u32) -> Result<String, tokenizers::Error> {
+        self.ids.push(id);
+        let text = self.stream.step(id)?;
+        if text.is_some() {
+            self.ids.drain(..self.given);
+            self.given = self.ids.len();
+        }
+        Ok(text.unwrap_or_default())
+    }
 }
 
 impl TextStream<'_> {
@@ -264,8 +286,25 @@ impl TextStream<'_> {
                 bytes.extend(u8::try_from(id));
                 Ok(whole_letters(bytes))
             }
-            Pending::Tokenizer(stream) => Ok(stream.step(id).map_err(failed)?.unwrap_or_default()),
+            Pending::Tokenizer(decoding) => decoding.push(id).map_err(failed),
         }
+    }
+
+    /// What is left where the ids end, with `�` for a letter that is not whole; often nothing. All texts together are
+    /// those of [`Vocabulary::decode`]. The next id begins another text.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::Encoding`] if the tokenizer refuses the ids.
+    pub fn finish(&mut self) -> Result<String, DataError> {
+        let ended = std::mem::replace(self, self.vocabulary.stream());
+        let Decoding { ids, given, .. } = match ended.pending {
+            Pending::Bytes(bytes) => return Ok(String::from_utf8_lossy(&bytes).into_owned()),
+            Pending::Tokenizer(decoding) => *decoding,
+        };
+        let whole = self.vocabulary.decode(&ids)?;
+        let given = self.vocabulary.decode(&ids[..given])?;
+        Ok(whole.strip_prefix(&given).unwrap_or_default().to_owned())
     }
 }
 
@@ -309,6 +348,20 @@ mod tests {
             .map(|byte| stream.push(u32::from(byte)).unwrap())
             .collect();
         assert_eq!(shown, ["a", "", "", "€", "", "\u{fffd}b", "\u{fffd}", ""]);
+    }
+
+    #[test]
+    fn what_is_left_of_a_stream_of_bytes_is_shown_at_its_end() {
+        let vocabulary = Vocabulary::bytes().with_end(0).unwrap();
+        let mut stream = vocabulary.stream();
+        let text = ["a€é😀".as_bytes(), &[0xff, 0xe2, b'b', 0xe2, 0]].concat();
+        for end in 0..=text.len() {
+            let ids: Vec<u32> = text[..end].iter().map(|&byte| byte.into()).collect();
+            let shown: Result<String, _> = ids.iter().map(|&id| stream.push(id)).collect();
+            let shown = shown.unwrap() + &stream.finish().unwrap();
+            assert_eq!(shown, vocabulary.decode(&ids).unwrap(), "{end} bytes");
+            assert_eq!(stream.finish().unwrap(), "");
+        }
     }
 
     #[test]

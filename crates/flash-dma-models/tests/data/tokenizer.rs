@@ -66,6 +66,25 @@ fn a_stream_shows_what_decoding_at_once_shows() {
 }
 
 #[test]
+fn what_is_left_of_a_stream_is_shown_at_its_end() {
+    let dir = Dir::new();
+    let vocabulary = vocabulary(&dir).with_end(0).unwrap();
+    let mut stream = vocabulary.stream();
+    // A space before a word, a letter of two tokens, its halves the wrong way round, and its first half alone.
+    let ids = [5, 4, 6, 7, 3, 7, 6, 1, 6, 0];
+    let mut halves = 0;
+    for end in 0..=ids.len() {
+        let ids = &ids[..end];
+        let shown: Result<String, _> = ids.iter().map(|&id| stream.push(id)).collect();
+        let (shown, rest) = (shown.unwrap(), stream.finish().unwrap());
+        halves += usize::from(!rest.is_empty());
+        assert_eq!(shown + &rest, vocabulary.decode(ids).unwrap(), "{ids:?}");
+        assert_eq!(stream.finish().unwrap(), "");
+    }
+    assert!(halves >= 4, "{halves}");
+}
+
+#[test]
 fn documents_become_ids() {
     let dir = Dir::new();
     let vocabulary = vocabulary(&dir).with_end(0).unwrap();
