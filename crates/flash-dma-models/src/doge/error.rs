@@ -75,6 +75,13 @@ pub enum ModelError {
         /// What the file has.
         actual: DType,
     },
+    /// Weights with adapters that are not merged, which no file has a place for: see
+    /// [`Doge::merged`](super::Doge::merged).
+    #[error("{} weights have adapters that are not merged into them: {}", paths.len(), some(paths))]
+    Adapters {
+        /// The paths of the weights in the module.
+        paths: Vec<String>,
+    },
     /// What the model's attention refuses.
     #[error(transparent)]
     Attention(#[from] AttentionError),

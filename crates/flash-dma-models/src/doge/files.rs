@@ -71,14 +71,20 @@ impl Doge {
     /// `model.safetensors`, in place of files of these names. `transformers` reads them. Parameters keep their element
     /// type.
     ///
+    /// A model with LoRA adapters is [merged](Self::merged) first: `model.merged().save_safetensors(dir)`.
+    ///
     /// A model that was read from a `model.safetensors` of its own element type under today's names, and was not
     /// changed, is written as the same bytes.
     ///
     /// # Errors
     ///
-    /// [`ModelError::Io`] or [`ModelError::Malformed`] if a file cannot be written; each file is then what it was
-    /// before, or complete.
+    /// [`ModelError::Adapters`] if weights have adapters, before anything is written; [`ModelError::Io`] or
+    /// [`ModelError::Malformed`] if a file cannot be written; each file is then what it was before, or complete.
     pub fn save_safetensors(&self, dir: impl AsRef<Path>) -> Result<(), ModelError> {
+        let paths = self.adapted();
+        if !paths.is_empty() {
+            return Err(ModelError::Adapters { paths });
+        }
         let dir = dir.as_ref();
         fs::create_dir_all(dir).map_err(ModelError::io(dir))?;
         let path = dir.join(TENSORS);

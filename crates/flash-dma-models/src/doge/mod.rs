@@ -40,6 +40,7 @@
 //!   [`Routing`](crate::nn::Routing). The default routes each token by its own.
 //! - **Ties.** Of equal scores the lower position is kept here; `torch.topk` does not say.
 
+mod adapters;
 mod config;
 mod error;
 mod files;

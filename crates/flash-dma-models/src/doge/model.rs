@@ -108,10 +108,10 @@ impl Doge {
         self
     }
 
-    /// The model as it generates: without autodiff, and with parameters in the type of the activations.
+    /// The model as it generates: [merged](Self::merged), and with parameters in the type of the activations.
     #[must_use]
     pub fn for_generation(&self) -> Self {
-        cast(&self.valid(), self.dtype)
+        cast(&self.merged(), self.dtype)
     }
 
     /// The logits of the token that follows each token, `[batch, len, vocab_size]` in f32. A tensor `[batch, len]` of

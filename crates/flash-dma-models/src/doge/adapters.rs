@@ -1,0 +1,60 @@
+//! Adapters beside weights, which files have no names for.
+
+use super::model::Doge;
+use burn::module::{Module, ModuleVisitor};
+
+impl Doge {
+    /// The model without autodiff, with what LoRA adapters have learned added to the weights that they stand on. It has
+    /// the parameters of a model that never had adapters, so it can be written, and without adapters it is the same
+    /// model. Sums are rounded to the type of the adapters, which is that of the weights unless another was asked for.
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// use burn::module::{Lora, Module};
+    /// use burn::tensor::Device;
+    /// use flash_dma_models::doge::{Doge, DogeConfig, ModelError};
+    ///
+    /// let (device, dir) = (Device::flex(), std::env::temp_dir().join("flash-dma-merged-example"));
+    /// let config = DogeConfig::new(32, 1, 2).with_vocab_size(100).with_keep_window_size(16);
+    /// let model = config.init(&device).apply_lora(Lora::new(2, 4.0));
+    /// // The files have no place for adapters, and the weights alone would be another model.
+    /// let refused = model.save_safetensors(&dir);
+    /// assert!(matches!(refused, Err(ModelError::Adapters { .. })));
+    ///
+    /// model.merged().save_safetensors(&dir).unwrap();
+    /// assert_eq!(Doge::from_safetensors(&dir, &device).unwrap().config(), model.config());
+    /// # std::fs::remove_dir_all(&dir).unwrap();
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn merged(&self) -> Self {
+        self.valid().materialize()
+    }
+
+    /// The paths of the parameters that something stands on which changes their values.
+    pub(super) fn adapted(&self) -> Vec<String> {
+        let mut visitor = Adapted::default();
+        self.visit(&mut visitor);
+        visitor.adapted
+    }
+}
+
+/// Looks for what Burn calls a reparameterization: LoRA is one.
+#[derive(Default)]
+struct Adapted {
+    path: Vec<String>,
+    adapted: Vec<String>,
+}
+
+impl ModuleVisitor for Adapted {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        if container == "Reparameterization" {
+            self.adapted.push(self.path.join("."));
+        }
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+}
