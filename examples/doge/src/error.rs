@@ -29,7 +29,7 @@ pub enum Error {
     /// A combination of options that means nothing.
     #[error("{0}")]
     Options(String),
-    /// The device is not there, or does not compute in the element type.
+    /// The device is not there, or does not compute in the element type; or checkpoints cannot be removed.
     #[error(transparent)]
     Device(#[from] train_text::error::Error),
     /// The model cannot be read or written.
@@ -44,6 +44,16 @@ pub enum Error {
     /// The model refuses its input.
     #[error(transparent)]
     Attention(#[from] AttentionError),
+    /// A training that is to go on was another one.
+    #[error("the training that stopped had {what} = {then}, not {now}: give it what it had")]
+    Settings {
+        /// What differs.
+        what: String,
+        /// Its value in the training that stopped.
+        then: String,
+        /// Its value now.
+        now: String,
+    },
     /// Burn stopped the training.
     #[error("training stopped: {0}")]
     Training(String),

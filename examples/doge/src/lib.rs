@@ -7,5 +7,6 @@ pub mod fresh;
 pub mod loss;
 pub mod options;
 mod progress;
+mod resume;
 pub mod server;
 pub mod train;

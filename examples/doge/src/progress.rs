@@ -9,14 +9,28 @@ use burn::train::renderer::{
     MetricsRendererTraining,
 };
 
-/// Prints the losses of each epoch when it ends.
-#[derive(Default)]
+/// Prints the losses of each part of an epoch when it ends.
 pub struct Epochs {
+    /// The parts of an epoch; burn-train calls each of them an epoch.
+    parts: usize,
     /// The metrics that are losses.
     losses: HashSet<MetricId>,
-    epoch: usize,
+    part: usize,
     train: Mean,
     valid: Mean,
+}
+
+impl Epochs {
+    /// Progress of a training whose epochs have so many parts.
+    pub fn new(parts: usize) -> Self {
+        Self {
+            parts,
+            losses: HashSet::new(),
+            part: 0,
+            train: Mean::default(),
+            valid: Mean::default(),
+        }
+    }
 }
 
 /// The mean of the losses since it was last taken.
@@ -54,7 +68,7 @@ impl MetricsRendererTraining for Epochs {
 
 impl TrainingProgressLogger for Epochs {
     fn start(&mut self, _: usize, epoch: usize, _: Option<usize>, _: Option<&str>) {
-        self.epoch = epoch;
+        self.part = epoch;
     }
 
     fn start_split(&mut self, _: &str, _: usize) {}
@@ -64,15 +78,17 @@ impl TrainingProgressLogger for Epochs {
     fn end_split(&mut self) {
         if self.valid.count > 0 {
             let (train, valid) = (self.train.take(), self.valid.take());
-            println!(
-                "epoch {}: training {train:.4}, validation {valid:.4}",
-                self.epoch
-            );
+            // Half of the second epoch is 1.50.
+            let epoch = match self.parts {
+                1 => self.part.to_string(),
+                parts => format!("{:.2}", self.part as f64 / parts as f64),
+            };
+            println!("epoch {epoch}: training {train:.4}, validation {valid:.4}");
         }
     }
 
     fn update_epoch(&mut self, epoch: usize) {
-        self.epoch = epoch + 1;
+        self.part = epoch + 1;
     }
 
     fn end(&mut self) {}

@@ -1,15 +1,15 @@
 //! Training of a checkpoint on packed documents, by burn-train: its adapters, or all of its parameters.
 
-use std::fs;
 use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::Arc;
 
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
-use burn::module::{Lora, ModuleVisitor, Param, ParamGroup, ParamId};
+use burn::module::{Lora, ModuleVisitor, Param, ParamGroup};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::prelude::*;
+use burn::train::checkpoint::KeepLastNCheckpoints;
 use burn::train::metric::{Adaptor, LearningRateMetric, LossInput, LossMetric};
 use burn::train::{
     ExecutionStrategy, InferenceStep, ItemLazy, Learner, SupervisedTraining, TrainOutput, TrainStep,
@@ -21,15 +21,21 @@ use flash_dma_models::data::{
 };
 use flash_dma_models::doge::Doge;
 use flash_dma_models::nn::TokenInput;
+use serde::Serialize;
+use serde_json::json;
 
 use crate::error::Error;
 use crate::progress::Epochs;
+use crate::resume;
 
 /// burn-train's name of the metric that holds the loss.
 pub const LOSS: &str = "Loss";
 
 /// The gradients of all parameters together are clipped to this norm.
 const MAX_NORM: f64 = 1.0;
+
+/// The last checkpoints, which are kept. One of them may be incomplete.
+const KEPT: usize = 2;
 
 /// How much of a matrix a step takes away, in units of the learning rate.
 const DECAY: f32 = 0.01;
@@ -39,7 +45,7 @@ const DECAY: f32 = 0.01;
 pub const TARGETS: &str = r"(q_proj|k_proj|v_proj|o_proj|gate|up|down)\.weight$|dt_proj$";
 
 /// What is trained.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub enum Tuning {
     /// Adapters of low rank on the weights whose paths a pattern finds.
     Lora {
@@ -54,17 +60,30 @@ pub enum Tuning {
     Full,
 }
 
-/// The numbers of a training.
-#[derive(Clone, Copy, Debug)]
+/// How a model is trained.
+#[derive(Clone, Debug, Serialize)]
 pub struct Plan {
+    /// What is trained.
+    pub tuning: Tuning,
     /// Rows of a step.
     pub batch: usize,
     /// Passes over the rows.
     pub epochs: usize,
+    /// The parts of an epoch: after each the loss is measured, and a checkpoint is kept.
+    pub parts: usize,
     /// The learning rate at first; it ends at a tenth of it.
     pub rate: f64,
     /// Seed of the order of the rows and of the adapters.
     pub seed: u64,
+}
+
+/// Where a training begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// At its beginning. Earlier checkpoints are removed.
+    Anew,
+    /// Behind the last checkpoint, if there is one. It ends as if it had never stopped.
+    Checkpoint,
 }
 
 /// The rows to train on, and those that it is measured on.
@@ -116,8 +135,8 @@ impl Student {
 
     /// The model as it was read, with what its adapters have learned added to its weights.
     #[must_use]
-    pub fn merged(self) -> Doge {
-        self.doge.valid().materialize()
+    pub fn merged(&self) -> Doge {
+        self.doge.merged()
     }
     // ANCHOR_END: lora
 
@@ -145,18 +164,27 @@ impl Student {
 #[derive(Default)]
 struct Trained {
     numbers: usize,
-    /// Of these the parameters that are no matrices.
-    vectors: Vec<ParamId>,
+    /// The paths of the parameters among them that are no matrices. Ids change when a model is read again.
+    vectors: Vec<String>,
+    path: Vec<String>,
 }
 
 impl ModuleVisitor for Trained {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if !param.is_require_grad() {
             return;
         }
         self.numbers += param.lazy_shape().num_elements();
         if D == 1 {
-            self.vectors.push(param.id);
+            self.vectors.push(self.path.join("."));
         }
     }
 }
@@ -242,7 +270,7 @@ fn optimiser(student: &Student) -> ModuleOptimizer {
     student.visit(&mut trained);
     let config = AdamWConfig::new().with_beta_2(0.95).with_epsilon(1e-8);
     let plain = config.clone().with_weight_decay(0.0).build();
-    let vectors = ParamGroup::from_ids(trained.vectors);
+    let vectors = ParamGroup::from_paths(trained.vectors);
     let decaying = config.with_weight_decay(DECAY).init();
     decaying.with_group(vectors, plain, None)
 }
@@ -268,25 +296,21 @@ pub fn loss_of(student: &Student, rows: &PackedRows, device: &Device) -> Result<
     Ok(sum / count.max(1) as f64)
 }
 
-/// Trains in `dir`, where Burn's logs go in place of older ones, and returns the model as it has become. In a terminal Burn's
+/// Trains in `dir`, where checkpoints and Burn's logs go, and returns the model as it has become. In a terminal Burn's
 /// dashboard shows the loss, the throughput, the memory and the selections; elsewhere there are plain lines.
 ///
 /// # Errors
 ///
-/// [`Error::Data`] if there is no whole batch, [`Error::Io`] if old logs cannot be removed, [`Error::Training`] if Burn
-/// stopped.
+/// [`Error::Data`] if there is no whole batch or fewer batches than parts, [`Error::Settings`] if the training that is
+/// to go on was another, [`Error::Io`] if old logs cannot be removed, [`Error::Training`] if Burn stopped.
 pub fn train(
     student: Student,
     rows: &Rows,
-    plan: Plan,
+    plan: &Plan,
     device: &Device,
     dir: &Path,
+    start: Start,
 ) -> Result<Student, Error> {
-    for logs in ["train", "valid"].map(|split| dir.join(split)) {
-        if logs.exists() {
-            fs::remove_dir_all(&logs).map_err(Error::io(logs))?;
-        }
-    }
     let plain = device.clone().without_autodiff();
     let shuffled = Batching::new(plan.batch).shuffled(plan.seed);
     let train = Loader::new(rows.train.clone(), shuffled, &plain)?;
@@ -294,8 +318,17 @@ pub fn train(
     let valid = Loader::new(rows.valid.clone(), in_order, &plain)?;
     let steps = train.batches() * plan.epochs;
 
-    // ANCHOR: metrics
+    // ANCHOR: resume
+    let settings = json!({
+        "model": student.doge.config(), "activations": format!("{:?}", student.doge.dtype()),
+        "plan": plan, "train": train.state(), "valid": valid.state(),
+    });
     let (train, valid) = (EpochLoader::new(train), EpochLoader::new(valid));
+    let train = train.with_parts(plan.parts)?;
+    let done = resume::begin(dir, &settings, start)?;
+    train.begin(done.unwrap_or(0));
+    // ANCHOR_END: resume
+    // ANCHOR: metrics
     let mut training = SupervisedTraining::new(dir, Arc::new(train), Arc::new(valid))
         .metric_train_numeric(LossMetric::new())
         .metric_valid_numeric(LossMetric::new())
@@ -305,11 +338,16 @@ pub fn train(
         .metric_valid_numeric(SelectionMetric::new(Measure::KeysAlive))
         .metric_valid_numeric(SelectionMetric::new(Measure::Lifetime))
         // ANCHOR_END: metrics
+        .with_default_checkpointers()
+        .with_checkpointing_strategy(KeepLastNCheckpoints::new(KEPT))
         .with_application_logger(None)
         .with_training_strategy(ExecutionStrategy::single(device.clone()).into())
-        .num_epochs(plan.epochs);
+        .num_epochs(plan.epochs * plan.parts);
+    if let Some(done) = done {
+        training = training.checkpoint(done);
+    }
     if !std::io::stdout().is_terminal() {
-        training = training.renderer(Box::new(Epochs::default()));
+        training = training.renderer(Box::new(Epochs::new(plan.parts)));
     }
     let optimiser = optimiser(&student);
     let result = training.launch(Learner::new(student, optimiser, schedule(plan, steps)));
@@ -320,7 +358,7 @@ pub fn train(
 }
 
 /// A cosine down to a tenth.
-fn schedule(plan: Plan, steps: usize) -> ModuleLrScheduler {
+fn schedule(plan: &Plan, steps: usize) -> ModuleLrScheduler {
     CosineAnnealingLrSchedulerConfig::new(plan.rate, steps.max(1))
         .with_min_lr(plan.rate / 10.0)
         .init()

@@ -142,6 +142,70 @@ fn every_parameter_may_be_trained_on_lines_of_json_and_only_what_is_named_gets_a
 }
 
 #[test]
+fn a_training_that_stopped_goes_on_and_writes_the_same_bytes() {
+    let scratch = Scratch::new("resumed");
+    let (model, data) = prepare(&scratch);
+    let data = text(&data);
+    let sizes = [
+        "--length",
+        "32",
+        "--batch",
+        "4",
+        "--epochs",
+        "2",
+        "--checkpoints",
+        "2",
+    ];
+    // The second trains vectors too, which decay otherwise than matrices.
+    for (name, options) in [
+        ("adapters", ["--rate", "1e-2"].as_slice()),
+        ("full", &["--full"]),
+    ] {
+        let out = scratch.path(name);
+        let given = ["--weights", &model, "--data", &data, "--out", &text(&out)];
+        let given = [&given[..], &sizes, options].concat();
+        let said = printed(FINE_TUNE, &given);
+        assert!(
+            said.contains("epoch 1.50: ") && said.contains("epoch 2.00: "),
+            "{said}"
+        );
+        let weights = || std::fs::read(out.join("model.safetensors")).expect("it is written");
+        let whole = weights();
+
+        // As if the program had been killed in the middle of the second epoch, while it wrote a checkpoint.
+        let checkpoint = |file: &str| out.join("training/checkpoint").join(file);
+        for file in ["optim-4.bpk", "scheduler-4.bpk"] {
+            std::fs::remove_file(checkpoint(file)).expect("the last checkpoint");
+        }
+        std::fs::write(checkpoint("model-4.bpk"), b"half").expect("the last checkpoint");
+        std::fs::remove_file(out.join("model.safetensors")).expect("it is written");
+        let again = [&given[..], &["--resume"]].concat();
+        let said = printed(FINE_TUNE, &again);
+        assert!(
+            !said.contains("epoch 1.50: ") && said.contains("epoch 2.00: "),
+            "{said}"
+        );
+        assert!(weights() == whole, "{name}: another model");
+
+        // What has ended stays what it is, and another training is not taken up.
+        assert!(!printed(FINE_TUNE, &again).contains("epoch "));
+        assert!(weights() == whole);
+        let error = refused(FINE_TUNE, &[&again[..], &["--seed", "9"]].concat());
+        assert!(error.contains("plan.seed = 0, not 9"), "{error}");
+        let mut documents = std::fs::read_to_string(&data).expect("it is there");
+        documents.push_str("And one more.\n");
+        let other = scratch.path("other.txt");
+        std::fs::write(&other, documents).expect("the folder can be written");
+        let error = refused(
+            FINE_TUNE,
+            &[&again[..], &["--data", &text(&other)]].concat(),
+        );
+        assert!(error.contains("train."), "{error}");
+        assert!(weights() == whole);
+    }
+}
+
+#[test]
 fn what_cannot_be_trained_is_said_in_one_line() {
     let scratch = Scratch::new("untrained");
     let (model, data) = prepare(&scratch);
@@ -157,7 +221,7 @@ fn what_cannot_be_trained_is_said_in_one_line() {
         (["--length", "1000"], "--length must be at most 512"),
         (
             ["--batch", "0"],
-            "--batch, --epochs and --length must be at least 1",
+            "--batch, --epochs, --length and --checkpoints must be at least 1",
         ),
         (["--batch", "999"], "999"),
         (["--rate", "0"], "--rate must be above 0"),
@@ -168,5 +232,7 @@ fn what_cannot_be_trained_is_said_in_one_line() {
             "{error}"
         );
     }
+    let error = refuse(&["--length", "32", "--checkpoints", "999"]);
+    assert!(error.contains("999 parts of an epoch of "), "{error}");
     assert!(!Path::new(&out).join("model.safetensors").exists());
 }

@@ -139,6 +139,14 @@ pub enum DataError {
         /// The rows of a batch.
         batch: usize,
     },
+    /// An epoch that is to have no part, or more than it has batches.
+    #[error("{parts} parts of an epoch of {batches} batches")]
+    Parts {
+        /// The parts that were asked for.
+        parts: usize,
+        /// The batches of an epoch.
+        batches: usize,
+    },
     /// A state that another loader has saved.
     #[error("the state is that of another loader: {what} is {saved}, here {here}")]
     State {

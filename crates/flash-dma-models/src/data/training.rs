@@ -1,6 +1,7 @@
 //! The loader of Burn's training loop (feature `train`).
 
 use super::batch::Batch;
+use super::error::DataError;
 use super::loader::{Loader, LoaderState};
 use burn::data::dataloader::{DataLoader, DataLoaderIterator, Progress};
 use burn::data::dataset::DatasetError;
@@ -12,8 +13,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// the loader stands. Validation wants the same rows every time: [`Order::File`](super::Order::File).
 ///
 /// Clones, and what Burn makes of it for another device, share the place. Keep one: its [`state`](Self::state) is what
-/// a checkpoint needs beside Burn's own, and [`Loader::resume`] takes it. Burn itself resumes at an epoch's beginning,
-/// which is [`Loader::begin`] with the number of epochs that are done.
+/// a checkpoint needs beside Burn's own, and [`Loader::resume`] takes it. Burn itself resumes behind its last checkpoint,
+/// which is where [`begin`](Self::begin) goes.
+///
+/// Burn validates and keeps checkpoints between the iterators. With [`with_parts`](Self::with_parts) each of them
+/// serves a part of an epoch.
 ///
 /// For several devices Burn slices a loader. A slice has a place of its own and begins at the epoch's beginning; its
 /// last batch may be smaller.
@@ -46,12 +50,15 @@ pub struct EpochLoader {
     state: Arc<Mutex<Place>>,
     /// The places of an epoch's order that are served.
     places: Range<usize>,
+    /// The parts of an epoch.
+    parts: usize,
     device: Device,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Place {
-    epoch: usize,
+    /// The part that is served, counted over all epochs.
+    part: usize,
     /// The batches of the epoch that have been served.
     batch: usize,
 }
@@ -65,18 +72,44 @@ impl EpochLoader {
         let device = loader.device().clone();
         Self {
             loader,
-            state: Arc::new(Mutex::new(Place { epoch, batch })),
+            state: Arc::new(Mutex::new(Place { part: epoch, batch })),
             places,
+            parts: 1,
             device,
         }
+    }
+
+    /// The loader with every epoch divided into so many parts, whose numbers of batches differ by 1 at most. An iterator
+    /// serves one part, or what is left of it, so Burn validates and keeps a checkpoint after each, and its `num_epochs`
+    /// counts parts. Gradients that Burn accumulates do not reach from one part into the next.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::Parts`] if there are none, or more of them than batches.
+    pub fn with_parts(self, parts: usize) -> Result<Self, DataError> {
+        let batches = self.batches();
+        if !(1..=batches).contains(&parts) {
+            return Err(DataError::Parts { parts, batches });
+        }
+        let LoaderState { epoch, batch, .. } = self.state();
+        let mut divided = Self { parts, ..self };
+        let of_epoch = (0..parts).find(|&part| divided.end(part) > batch);
+        let part = epoch * parts + of_epoch.unwrap_or(0);
+        divided.state = Arc::new(Mutex::new(Place { part, batch }));
+        Ok(divided)
+    }
+
+    /// Goes to the beginning of a part, counted from 0 over all epochs: behind Burn's checkpoint of this number.
+    pub fn begin(&self, part: usize) {
+        *self.place() = self.beginning(part);
     }
 
     /// Where the loader stands: behind the last batch that has been served.
     #[must_use]
     pub fn state(&self) -> LoaderState {
-        let Place { epoch, batch } = *self.place();
+        let Place { part, batch } = *self.place();
         let mut state = self.loader.state();
-        (state.epoch, state.batch) = (epoch, batch);
+        (state.epoch, state.batch) = (part / self.parts, batch);
         state
     }
 
@@ -92,15 +125,23 @@ impl EpochLoader {
     fn batches(&self) -> usize {
         self.places.len().div_ceil(self.batch_size())
     }
+
+    /// The batches of an epoch up to the end of one of its parts.
+    fn end(&self, part: usize) -> usize {
+        (part % self.parts + 1) * self.batches() / self.parts
+    }
+
+    /// Where a part begins.
+    fn beginning(&self, part: usize) -> Place {
+        let batch = part % self.parts * self.batches() / self.parts;
+        Place { part, batch }
+    }
 }
 
 impl DataLoader<Batch> for EpochLoader {
     fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<Batch> + 'a> {
-        let Place { epoch, .. } = *self.place();
-        Box::new(Epoch {
-            loader: self,
-            epoch,
-        })
+        let Place { part, .. } = *self.place();
+        Box::new(Part { loader: self, part })
     }
 
     fn num_items(&self) -> usize {
@@ -115,62 +156,68 @@ impl DataLoader<Batch> for EpochLoader {
     }
 
     fn slice(&self, start: usize, end: usize) -> Arc<dyn DataLoader<Batch>> {
-        let Place { epoch, .. } = *self.place();
+        let part = self.place().part / self.parts * self.parts;
         let places = self.places.start + start..self.places.start + end;
         Arc::new(Self {
-            state: Arc::new(Mutex::new(Place { epoch, batch: 0 })),
+            state: Arc::new(Mutex::new(Place { part, batch: 0 })),
             places,
             ..self.clone()
         })
     }
 }
 
-/// The rest of an epoch.
-struct Epoch<'a> {
+/// The rest of a part of an epoch.
+struct Part<'a> {
     loader: &'a EpochLoader,
-    epoch: usize,
+    part: usize,
 }
 
-impl Iterator for Epoch<'_> {
+impl Iterator for Part<'_> {
     type Item = Result<Batch, DatasetError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         let EpochLoader {
             loader,
             places,
+            parts,
             device,
             ..
         } = self.loader;
         let mut place = self.loader.place();
-        if place.epoch != self.epoch || places.is_empty() {
+        if place.part != self.part {
+            return None;
+        }
+        let end = self.loader.end(self.part);
+        // A slice may have fewer batches than parts.
+        if place.batch >= end {
+            *place = self.loader.beginning(self.part + 1);
             return None;
         }
         let size = self.loader.batch_size();
         let first = places.start + place.batch * size;
         let of_batch = first..(first + size).min(places.end);
-        let batch = loader.at(self.epoch, of_batch, device);
+        let batch = loader.at(self.part / parts, of_batch, device);
         if batch.is_ok() {
             place.batch += 1;
-            if place.batch >= self.loader.batches() {
-                *place = Place {
-                    epoch: self.epoch + 1,
-                    batch: 0,
-                };
+            if place.batch >= end {
+                *place = self.loader.beginning(self.part + 1);
             }
         }
         Some(batch.map_err(DatasetError::new))
     }
 }
 
-impl DataLoaderIterator<Batch> for Epoch<'_> {
+impl DataLoaderIterator<Batch> for Part<'_> {
+    /// In rows of the epoch, of which the part is not the first.
     fn progress(&self) -> Progress {
         let place = *self.loader.place();
         let all = self.loader.places.len();
-        let served = if place.epoch == self.epoch {
-            (place.batch * self.loader.batch_size()).min(all)
+        let batches = if place.part == self.part {
+            place.batch
         } else {
-            all
+            self.loader.end(self.part)
         };
+        let served = (batches * self.loader.batch_size()).min(all);
         Progress::new(served, all, Some("rows".to_owned()))
     }
 }

@@ -98,6 +98,52 @@ fn an_epoch_is_done_at_its_end() {
 }
 
 #[test]
+fn parts_are_the_epoch_in_pieces_and_any_of_them_may_be_the_first() {
+    let dir = Dir::new();
+    let plain = loader(&dir, &Device::flex());
+    let whole = EpochLoader::new(plain.clone());
+    let epochs: Vec<_> = (0..2).flat_map(|_| epoch(&whole)).collect();
+    // Nine batches an epoch.
+    for (parts, sizes) in [
+        (1, vec![9]),
+        (2, vec![4, 5]),
+        (4, vec![2; 3]),
+        (9, vec![1; 9]),
+    ] {
+        let train = EpochLoader::new(plain.clone()).with_parts(parts).unwrap();
+        let mut served = Vec::new();
+        for part in 0..2 * parts {
+            let state = train.state();
+            assert_eq!(state.epoch * 9 + state.batch, served.len());
+            let later = EpochLoader::new(plain.clone()).with_parts(parts).unwrap();
+            later.begin(part);
+            assert_eq!(later.state(), state);
+            let mut resumed = plain.clone();
+            resumed.resume(&state).unwrap();
+            let resumed = EpochLoader::new(resumed).with_parts(parts).unwrap();
+            let batches = epoch(&train);
+            assert_eq!(epoch(&later), batches);
+            assert_eq!(epoch(&resumed), batches);
+            if let Some(&size) = sizes.get(part) {
+                assert_eq!(batches.len(), size);
+            }
+            served.extend(batches);
+        }
+        assert_eq!(served, epochs);
+    }
+    // A slice of two batches: of three parts one is empty.
+    let train = EpochLoader::new(plain.clone()).with_parts(3).unwrap();
+    let slice = train.slice(0, 6);
+    let sizes = [0; 6].map(|_| epoch(&*slice).len());
+    assert_eq!(sizes, [0, 1, 1, 0, 1, 1]);
+    for parts in [0, 10] {
+        let error = EpochLoader::new(plain.clone()).with_parts(parts);
+        let error = error.expect_err("it is refused").to_string();
+        assert_eq!(error, format!("{parts} parts of an epoch of 9 batches"));
+    }
+}
+
+#[test]
 fn slices_partition_every_epoch() {
     let dir = Dir::new();
     let train = EpochLoader::new(loader(&dir, &Device::flex()));

@@ -14,7 +14,7 @@ use doge::error::Error;
 use doge::folder::{Folder, copy_beside};
 use doge::loss;
 use doge::options::Place;
-use doge::train::{Plan, Rows, Student, TARGETS, Tuning, loss_of, train};
+use doge::train::{Plan, Rows, Start, Student, TARGETS, Tuning, loss_of, train};
 
 /// Trains a Doge in Hugging Face's files on documents, and writes it in the same layout.
 ///
@@ -32,7 +32,7 @@ struct Cli {
     /// The field of a JSON line that holds the text.
     #[arg(long, value_name = "NAME", default_value = "text")]
     field: String,
-    /// Folder for the trained model; the tokens and Burn's logs go into `training` below it.
+    /// Folder for the trained model; tokens, checkpoints and Burn's logs go into `training` below it.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// Inner dimension of the adapters.
@@ -56,6 +56,12 @@ struct Cli {
     /// Passes over the documents.
     #[arg(long, default_value_t = 1)]
     epochs: usize,
+    /// Checkpoints of an epoch. Before each the loss of the documents that are kept is measured.
+    #[arg(long, value_name = "COUNT", default_value_t = 1)]
+    checkpoints: usize,
+    /// Go on behind the last checkpoint of --out, if there is one; all other options must be what they were.
+    #[arg(long)]
+    resume: bool,
     /// Learning rate at first; a cosine takes it to a tenth.
     #[arg(long, default_value_t = 1e-3)]
     rate: f64,
@@ -83,7 +89,7 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli) -> Result<(), Error> {
-    let (plan, tuning) = settings(cli)?;
+    let plan = plan(cli)?;
     let (device, dtype) = cli.place.open()?;
     let device = device.autodiff();
     device.seed(cli.seed);
@@ -91,7 +97,7 @@ fn run(cli: &Cli) -> Result<(), Error> {
     // Parameters are f32 whatever the activations are: a small step is lost in 16 bits.
     let folder = Folder::read(&cli.weights, FloatDType::F32, &device)?;
     let rows = rows(cli, &folder)?;
-    let student = Student::new(folder.model.with_dtype(dtype), &tuning)?;
+    let student = Student::new(folder.model.with_dtype(dtype), &plan.tuning)?;
     // ANCHOR_END: read
     println!(
         "{} rows of {} tokens to train on, {} to measure; {} numbers are trained",
@@ -104,7 +110,12 @@ fn run(cli: &Cli) -> Result<(), Error> {
         "loss before {:.4}",
         loss_of(&student, &rows.valid, &device)?
     );
-    let student = train(student, &rows, plan, &device, &cli.out.join("training"))?;
+    let start = match cli.resume {
+        true => Start::Checkpoint,
+        false => Start::Anew,
+    };
+    let dir = cli.out.join("training");
+    let student = train(student, &rows, &plan, &device, &dir, start)?;
     println!("loss after {:.4}", loss_of(&student, &rows.valid, &device)?);
     // ANCHOR: write
     let merged = student.merged();
@@ -121,11 +132,11 @@ fn run(cli: &Cli) -> Result<(), Error> {
     Ok(())
 }
 
-/// The numbers of the command line, if they mean something.
-fn settings(cli: &Cli) -> Result<(Plan, Tuning), Error> {
+/// What the command line asks for, if it means something.
+fn plan(cli: &Cli) -> Result<Plan, Error> {
     let refuse = |reason: &str| Err(Error::Options(reason.into()));
-    if [cli.batch, cli.epochs, cli.length].contains(&0) {
-        return refuse("--batch, --epochs and --length must be at least 1");
+    if [cli.batch, cli.epochs, cli.length, cli.checkpoints].contains(&0) {
+        return refuse("--batch, --epochs, --length and --checkpoints must be at least 1");
     }
     if cli.keep_one_in < 2 {
         return refuse("--keep-one-in must be at least 2");
@@ -136,12 +147,6 @@ fn settings(cli: &Cli) -> Result<(Plan, Tuning), Error> {
     if !cli.alpha.is_finite() {
         return refuse("--alpha must be a number");
     }
-    let plan = Plan {
-        batch: cli.batch,
-        epochs: cli.epochs,
-        rate: cli.rate,
-        seed: cli.seed,
-    };
     let tuning = match cli.full {
         true => Tuning::Full,
         false => Tuning::Lora {
@@ -150,7 +155,14 @@ fn settings(cli: &Cli) -> Result<(Plan, Tuning), Error> {
             targets: cli.targets.clone(),
         },
     };
-    Ok((plan, tuning))
+    Ok(Plan {
+        tuning,
+        batch: cli.batch,
+        epochs: cli.epochs,
+        parts: cli.checkpoints,
+        rate: cli.rate,
+        seed: cli.seed,
+    })
 }
 
 /// The documents as rows, of which the last are kept to measure.
