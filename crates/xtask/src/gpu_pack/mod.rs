@@ -29,8 +29,9 @@ const fn part(name: &'static str, package: &'static str, burn: bool) -> Part {
     }
 }
 
-const PARTS: [Part; 7] = [
+const PARTS: [Part; 8] = [
     part("tests", "flash-dma-tests", true),
+    part("models", "flash-dma-models", true),
     part("bench", "flash-dma-benches", false),
     part("interop", "interop", true),
     part("raw-kernels", "raw-kernels", false),
@@ -160,6 +161,7 @@ pub fn run(options: &[String]) -> Result {
         ("interop", "examples/interop/torch_cases.py"),
         ("bench", "benches/roof.py"),
         ("bench", "benches/train_peer.py"),
+        ("bench", "benches/generate_peer.py"),
     ];
     for (_, script) in scripts.iter().filter(|(part, _)| request.packs(part)) {
         let script = root().join(script);
@@ -194,8 +196,14 @@ pub fn run(options: &[String]) -> Result {
     Ok(())
 }
 
-/// Builds the binaries and the integration test; returns their names in the archive and paths.
+/// The packed test programs: the part, cargo's name of the target, and the name in the archive. The examples' own tests,
+/// and those of the models that run on Flex alone, are not packed.
+const TESTS: [(&str, &str, &str); 2] = [("tests", "main", "tests"), ("models", "doge", "models")];
+
+/// Builds the binaries and the integration tests; returns their names in the archive and paths. One call of cargo has one
+/// set of features, so Burn is compiled once.
 fn build(request: &Request) -> Result<BTreeMap<String, PathBuf>> {
+    let tests = || TESTS.iter().filter(|(part, ..)| request.packs(part));
     let features: Vec<String> = (request.parts.iter())
         .flat_map(|part| {
             let features = request.flavour.features(part).iter();
@@ -203,10 +211,7 @@ fn build(request: &Request) -> Result<BTreeMap<String, PathBuf>> {
         })
         .collect();
     let mut build = cargo(["build", "--profile", "gpu", "--bins"]);
-    if request.packs("tests") {
-        // The suite, without the examples' own tests.
-        build.args(["--test", "main"]);
-    }
+    build.args(tests().flat_map(|(_, target, _)| ["--test", target]));
     build.args([
         "--no-default-features",
         "--message-format",
@@ -223,19 +228,20 @@ fn build(request: &Request) -> Result<BTreeMap<String, PathBuf>> {
     for name in ["bench-report", "playground"] {
         binaries.remove(name);
     }
-    if request.packs("tests") && !binaries.contains_key("tests") {
-        return Err(format!("cargo built no test, only {:?}", binaries.keys()));
+    match tests().find(|(.., name)| !binaries.contains_key(*name)) {
+        Some((.., name)) => Err(format!("cargo built no {name}, only {:?}", binaries.keys())),
+        None => Ok(binaries),
     }
-    Ok(binaries)
 }
 
 /// The executable of one of cargo's messages: its name in the archive and its path.
 fn executable(message: &str) -> Option<(String, PathBuf)> {
     let path = after(message, "\"executable\":\"")?;
     let target = message.split_once("\"target\":{")?.1;
+    let name = after(target, "\"name\":\"")?;
     let name = match target.starts_with("\"kind\":[\"test\"]") {
-        true => "tests",
-        false => after(target, "\"name\":\"")?,
+        true => TESTS.iter().find(|(_, target, _)| *target == name)?.2,
+        false => name,
     };
     Some((name.to_owned(), PathBuf::from(path)))
 }
@@ -328,7 +334,7 @@ mod tests {
             Request::parse(&options)
         };
         let all = parse("").unwrap();
-        assert_eq!((all.parts.len(), all.flavour), (7, Flavour::Lean));
+        assert_eq!((all.parts.len(), all.flavour), (8, Flavour::Lean));
         let some = parse("--only tests,bench --tuned --timings").unwrap();
         let names: Vec<_> = some.parts.iter().map(|part| part.name).collect();
         assert_eq!(names, ["tests", "bench"]);
@@ -341,15 +347,22 @@ mod tests {
 
     #[test]
     fn executables_are_read_from_cargo_messages() {
-        let test = r#"{"reason":"compiler-artifact","package_id":"path+file:///r/tests#flash-dma-tests@0.1.0","manifest_path":"/r/tests/Cargo.toml","target":{"kind":["test"],"crate_types":["bin"],"name":"suite","src_path":"/r/tests/suite/main.rs","edition":"2024"},"profile":{"opt_level":"2","test":true},"features":[],"filenames":["/t/gpu/deps/suite-1"],"executable":"/t/gpu/deps/suite-1","fresh":false}"#;
+        let test = r#"{"reason":"compiler-artifact","package_id":"path+file:///r/tests#flash-dma-tests@0.1.0","manifest_path":"/r/tests/Cargo.toml","target":{"kind":["test"],"crate_types":["bin"],"name":"main","src_path":"/r/tests/suite/main.rs","edition":"2024"},"profile":{"opt_level":"2","test":true},"features":[],"filenames":["/t/gpu/deps/suite-1"],"executable":"/t/gpu/deps/suite-1","fresh":false}"#;
         assert_eq!(
             executable(test),
             Some(("tests".into(), "/t/gpu/deps/suite-1".into()))
         );
+        let models = test.replace(r#""name":"main""#, r#""name":"doge""#);
+        assert_eq!(
+            executable(&models),
+            Some(("models".into(), "/t/gpu/deps/suite-1".into()))
+        );
+        let other = test.replace(r#""name":"main""#, r#""name":"cli""#);
+        assert_eq!(executable(&other), None);
         let bin = test.replace(r#""kind":["test"]"#, r#""kind":["bin"]"#);
         assert_eq!(
             executable(&bin),
-            Some(("suite".into(), "/t/gpu/deps/suite-1".into()))
+            Some(("main".into(), "/t/gpu/deps/suite-1".into()))
         );
         let library = bin.replace(
             r#""executable":"/t/gpu/deps/suite-1""#,

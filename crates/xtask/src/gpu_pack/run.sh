@@ -1,20 +1,22 @@
 #!/usr/bin/env bash
 # Runs what `cargo xtask gpu-pack` built, on a machine with an NVIDIA GPU and without Rust.
 #
-#   ./run.sh [tests [FILTER..]]   the suite on CUDA; ends with "N passed, N failed, N unknown"
+#   ./run.sh [tests [FILTER..]]   the suite on CUDA, and the models'; ends with "N passed, N failed, N unknown"
 #   ./run.sh step [options]       training steps by bench-step, and PyTorch's by train_peer.py; the options go to both
+#   ./run.sh generation [options] tokens by bench-generation, and PyTorch's by generate_peer.py; the options go to both
 #   ./run.sh PROGRAM [options]    a benchmark or an example: what is in bin/
 #
 # CUDA_PATH is the toolkit, which CubeCL takes NVRTC and its headers from; /usr/local/cuda if unset.
 # JOBS processes run at once, on all GPUs in turn: five to four cores if unset, as a process waits for its context first.
 # Each runs up to TESTS_EACH tests of one file on one engine, 4 if unset. SECONDS_EACH
 # is the longest time of a test, 180 if unset. What is compiled is kept in cache/ and shared by all processes. LOGS
-# keeps what the processes print, and times.tsv. Of steps, CASES are "tokens:sequences:window ..", ROWS is the file for
-# the rows, PYTHON the interpreter that has PyTorch (none: "PYTHON= ./run.sh step").
+# keeps what the processes print, and times.tsv. Of steps and of generation, CASES are "tokens:sequences:window ..", where
+# the tokens of generation are those of a prompt, ROWS is the file for the rows, PYTHON the interpreter that has PyTorch
+# (none: "PYTHON= ./run.sh step").
 set -uo pipefail
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-usage() { sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+usage() { sed -n '2,15s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
 
 export CUDA_PATH="${CUDA_PATH:-/usr/local/cuda}"
 export LD_LIBRARY_PATH="$CUDA_PATH/lib64:$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
@@ -23,7 +25,7 @@ export CUDA_CACHE_MAXSIZE="${CUDA_CACHE_MAXSIZE:-4294967296}"
 
 program="${1:-tests}"
 binary="$program"
-[ "$program" != step ] || binary=bench-step
+case "$program" in step | generation) binary="bench-$program" ;; esac
 if [ ! -x "$here/bin/$binary" ]; then
     usage
     echo "programs: $(cd "$here/bin" && echo *)"
@@ -35,25 +37,42 @@ if ! ls "$CUDA_PATH"/lib64/libnvrtc.so* >/dev/null 2>&1; then
     exit 2
 fi
 
-# One configuration a process, ours and PyTorch's in turn, so that a device that grows slow grows so for both. What does
-# not fit into the memory fails alone. Without a cache the first step of a process compiles: remove cache/ to time that.
-steps() {
-    local rows python="${PYTHON-python3}" shape sizes seq batch window failed=0
-    rows="$(realpath -m "${ROWS:-$here/step.jsonl}")"
+# Calls a function with the tokens, the sequences and the window of each case. One configuration a process, ours and
+# PyTorch's in turn, so that a device that grows slow grows so for both. What does not fit into the memory fails alone.
+# Without a cache the first step of a process compiles: remove cache/ to time that.
+cases() {
+    local case="$1" shapes="$2" shape seq batch window
+    shift 2
+    rows="$(realpath -m "${ROWS:-$here/$program.jsonl}")"
+    python="${PYTHON-python3}"
+    failed=0
     cd "$here" || return 2
     configure
-    try() { "$@" || { echo "failed: $*" && failed=$((failed + 1)); }; }
-    for shape in ${CASES:-4096:8:1024 8192:4:1024 32768:1:2048 131072:1:2048}; do
+    for shape in ${CASES:-$shapes}; do
         IFS=: read -r seq batch window <<<"$shape"
-        sizes=(--seq "$seq" --batch "$batch" --json "$rows" "$@")
-        try bin/bench-step "${sizes[@]}" --window "$window"
-        try bin/bench-step "${sizes[@]}"
-        [ -n "$python" ] || continue
-        try "$python" train_peer.py "${sizes[@]}"
-        try "$python" train_peer.py "${sizes[@]}" --compile
+        "$case" "$seq" "$batch" "$window" "$@"
     done
     echo "rows: $rows, $failed failed"
     [ "$failed" -eq 0 ]
+}
+
+try() { "$@" || { echo "failed: $*" && failed=$((failed + 1)); }; }
+
+step() {
+    local window="$3" sizes=(--seq "$1" --batch "$2" --json "$rows" "${@:4}")
+    try bin/bench-step "${sizes[@]}" --window "$window"
+    try bin/bench-step "${sizes[@]}"
+    [ -n "$python" ] || return 0
+    try "$python" train_peer.py "${sizes[@]}"
+    try "$python" train_peer.py "${sizes[@]}" --compile
+}
+
+generation() {
+    local window="$3" sizes=(--prompt "$1" --batch "$2" --json "$rows" "${@:4}")
+    try bin/bench-generation "${sizes[@]}" --window "$window"
+    [ -n "$python" ] || return 0
+    try "$python" generate_peer.py "${sizes[@]}" --mode graph
+    try "$python" generate_peer.py "${sizes[@]}"
 }
 
 # CubeCL looks for its configuration from the working directory upwards. Its records of each compilation would be
@@ -72,7 +91,11 @@ TOML
 case "$program" in
     tests) ;;
     step)
-        steps "$@"
+        cases step "4096:8:1024 8192:4:1024 32768:1:2048 131072:1:2048" "$@"
+        exit
+        ;;
+    generation)
+        cases generation "8192:1:1024 32768:1:2048 32768:8:2048" "$@"
         exit
         ;;
     *) exec "$here/bin/$program" "$@" ;;
@@ -85,7 +108,10 @@ cd "$here" || exit 2
 configure "$logs/compiled"
 
 echo "commit $(cat COMMIT), $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1)"
-bin/tests --list --format terse "$@" | sed -n 's/: test$//p' >"$logs/all" || exit 2
+list() { "$1" --list --format terse "${@:2}" | sed -n 's/: test$//p'; }
+list bin/tests "$@" >"$logs/all" || exit 2
+# Those of the models are called so.
+[ ! -x bin/models ] || list bin/models "$@" | sed 's/^/models::/' >>"$logs/all"
 : >"$logs/times.tsv"
 start="$(date +%s)"
 
@@ -93,13 +119,13 @@ start="$(date +%s)"
 # its context beside others. First come the engines whose kernels another one runs as well, so that it finds them
 # compiled: `mma` takes the portable ones for what it does not serve, the own choice those of all, and Burn the same.
 # Of these the file with the most tests comes first, so that the last processes end together. A test of faults or of
-# memory is alone in its process.
+# memory is alone in its process. Models have no engine in their names.
 units() {
     awk -F:: -v OFS=:: '{
         engine = $NF
         stage = engine ~ /portable$/ ? 1 : engine ~ /mma$/ ? 2 : engine ~ /^burn/ ? 4 : 3
         alone = $1 == "faults" || $1 == "memory"
-        unit = alone ? $0 : $1 "::" $2 " " engine
+        unit = alone ? $0 : $1 "::" $2 " " ($1 == "models" ? "" : engine)
         tests[unit]++
         lines[NR] = stage "\t" unit "\t" $0
     }
@@ -110,11 +136,13 @@ units() {
         END { if (NR) print line }'
 }
 
-# Runs tests in one process. Those of which it says nothing, as it was ended before, run again, alone.
+# Runs tests in one process. Those of which it says nothing, as it was ended before, run again, alone. Models are compared
+# with numbers of f32, so their products are not TF32.
 unit() {
-    local log="$logs/${1//::/.}.log" begin="$EPOCHREALTIME" now line name tenths rest=()
+    local log="$logs/${1//::/.}.log" begin="$EPOCHREALTIME" now line name tenths rest=() of="" program=(bin/tests)
+    case "$1" in models::*) of=models:: program=(env FLASH_DMA_ENGINE=portable bin/models) ;; esac
     export CUDA_VISIBLE_DEVICES="${devices[$((SLOT % ${#devices[@]}))]}"
-    timeout "$((${SECONDS_EACH:-180} * $#))" bin/tests --exact "$@" --include-ignored --test-threads 1 2>"${log%.log}.err" |
+    timeout "$((${SECONDS_EACH:-180} * $#))" "${program[@]}" --exact "${@#"$of"}" --include-ignored --test-threads 1 2>"${log%.log}.err" |
         while IFS= read -r line; do
             printf '%s\n' "$line" >>"$log"
             case "$line" in
@@ -122,17 +150,17 @@ unit() {
                 "test "*" ... FAILED") result=failed ;;
                 *) continue ;;
             esac
-            now="$EPOCHREALTIME" name="${line#test }"
+            now="$EPOCHREALTIME" name="$of${line#test }"
             tenths=$(((${now/./} - ${begin/./}) / 100000))
             printf '%s\t%d.%d\t%s\n' "$result" $((tenths / 10)) $((tenths % 10)) "${name% ... *}" >>"$logs/times.tsv"
             begin="$now"
         done
     for name in "$@"; do
-        if grep -qxF "test $name ... FAILED" "$log"; then
+        if grep -qxF "test ${name#"$of"} ... FAILED" "$log"; then
             echo "failed: $name"
-            awk -v begin="---- $name stdout ----" '$0 == begin { on = 1; next } /^----|^failures:/ { on = 0 } on && NF' "$log" |
+            awk -v begin="---- ${name#"$of"} stdout ----" '$0 == begin { on = 1; next } /^----|^failures:/ { on = 0 } on && NF' "$log" |
                 head -n 12 | cut -c 1-300
-        elif ! grep -qxF "test $name ... ok" "$log"; then
+        elif ! grep -qxF "test ${name#"$of"} ... ok" "$log"; then
             rest+=("$name")
         fi
     done
