@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use clap::Parser;
 use train_text::device::{DeviceName, DtypeName};
 use train_text::error::Error;
-use train_text::generate::Sampler;
 
 /// Lets a trained byte-level model read and write without end, and shows that neither its speed nor its memory
 /// depends on how much it has read.
@@ -74,15 +73,6 @@ pub struct Cli {
 }
 
 impl Cli {
-    /// How bytes are drawn.
-    pub fn sampler(&self) -> Sampler {
-        Sampler {
-            temperature: self.temperature,
-            top_k: self.top_k,
-            top_p: self.top_p,
-        }
-    }
-
     /// Refuses what cannot be done.
     ///
     /// # Errors

@@ -7,8 +7,7 @@ use std::time::Instant;
 use serde::Serialize;
 use train_text::data::Corpus;
 use train_text::error::Error;
-use train_text::generate::Generator;
-use train_text::rng::Rng;
+use train_text::generate::{Generator, draw, sampler};
 use train_text::sample::printable;
 
 use crate::cli::Cli;
@@ -74,7 +73,7 @@ pub fn run(cli: &Cli) -> Result<(), Error> {
             at: 0,
         },
         logits: Vec::new(),
-        rng: Rng::new(cli.seed, u64::MAX),
+        drawn: 0,
         cli,
     };
     match &cli.prompt {
@@ -133,7 +132,8 @@ struct Session<'a> {
     reader: Reader<'a>,
     /// Of the byte that follows the last one.
     logits: Vec<f32>,
-    rng: Rng,
+    /// Bytes that have been drawn.
+    drawn: usize,
     cli: &'a Cli,
 }
 
@@ -157,10 +157,18 @@ impl Session<'_> {
     fn write(&mut self, count: usize) -> Result<Vec<f64>, Error> {
         let mut times = Vec::with_capacity(count);
         let mut text = Vec::new();
-        let sampler = self.cli.sampler();
+        let Cli {
+            seed,
+            temperature,
+            top_k,
+            top_p,
+            ..
+        } = *self.cli;
+        let sampler = sampler(seed, temperature, top_k, top_p)?;
         for _ in 0..count {
             let start = Instant::now();
-            let byte = sampler.pick(&self.logits, &mut self.rng);
+            let byte = draw(&sampler, &self.logits, self.drawn)?;
+            self.drawn += 1;
             self.logits = self.generator.read(&[byte])?;
             times.push(start.elapsed().as_secs_f64());
             text.push(byte);

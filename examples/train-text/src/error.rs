@@ -59,6 +59,9 @@ pub enum Error {
     /// The model cannot generate.
     #[error(transparent)]
     Attention(#[from] burn_flash_dma::AttentionError),
+    /// The options of sampling mean nothing, or the model's logits give no byte.
+    #[error("no byte can be drawn: {0}")]
+    Sample(#[from] flash_dma_models::generate::SampleError),
     /// Burn stopped the training.
     #[error("training stopped: {0}")]
     Training(String),

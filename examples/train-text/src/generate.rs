@@ -3,9 +3,10 @@
 use burn::prelude::*;
 use burn_flash_dma::AttentionError;
 use burn_flash_dma::cache::AttentionCache;
+use flash_dma_models::generate::{Draw, Purpose, Sampler};
 
+use crate::error::Error;
 use crate::model::TextModel;
-use crate::rng::Rng;
 
 /// A model that has read some bytes and says what may follow.
 ///
@@ -87,139 +88,68 @@ impl Generator {
     }
 }
 
-/// How the next byte is drawn.
-#[derive(Debug, Clone, Copy)]
-pub struct Sampler {
-    /// Divides the logits; 0 takes the most likely byte.
-    pub temperature: f64,
-    /// Only this many of the most likely bytes are drawn; 0 is all of them.
-    pub top_k: usize,
-    /// Only the fewest most likely bytes whose probabilities reach this sum are drawn; 1 is all of them.
-    pub top_p: f64,
+/// How bytes are drawn: of the `top_k` most likely ones, or of all if that is 0, and of those whose probabilities reach
+/// `top_p`.
+///
+/// # Errors
+///
+/// [`Error::Sample`] if a number is not in its range.
+pub fn sampler(seed: u64, temperature: f64, top_k: usize, top_p: f64) -> Result<Sampler, Error> {
+    let sampler = Sampler::random(seed)
+        .with_temperature(temperature)
+        .with_top_p(top_p);
+    let sampler = match top_k {
+        0 => sampler,
+        count => sampler.with_top_k(count),
+    };
+    sampler.try_check()?;
+    Ok(sampler)
 }
 
-impl Sampler {
-    /// Draws a byte with probabilities `softmax(logits / temperature)`, cut off by `top_k` and `top_p`.
-    ///
-    /// # Panics
-    ///
-    /// If there are more than 256 logits, or none.
-    pub fn pick(&self, logits: &[f32], rng: &mut Rng) -> u8 {
-        let mut order: Vec<usize> = (0..logits.len()).collect();
-        // Stable: of equal logits the first comes first. What is not a number comes last.
-        order.sort_by(|&a, &b| rank(logits[b]).total_cmp(&rank(logits[a])));
-        let best = order[0];
-        let chosen = if self.temperature > 0.0 {
-            self.draw(logits, &order, rng)
-        } else {
-            best
-        };
-        u8::try_from(chosen).expect("the vocabulary is the bytes")
-    }
-
-    /// `order` is that of the logits, the greatest first.
-    fn draw(&self, logits: &[f32], order: &[usize], rng: &mut Rng) -> usize {
-        let best = logits[order[0]];
-        let weight = |i: usize| (f64::from(logits[i] - best) / self.temperature).exp();
-        let kept = match self.top_k {
-            0 => order,
-            k => &order[..k.min(order.len())],
-        };
-        let total: f64 = kept.iter().map(|&i| weight(i)).sum();
-        let mut sum = 0.0;
-        let enough = kept.iter().position(|&i| {
-            sum += weight(i);
-            sum >= self.top_p * total
-        });
-        let kept = &kept[..=enough.unwrap_or(kept.len() - 1)];
-        let mut at = rng.unit() * kept.iter().map(|&i| weight(i)).sum::<f64>();
-        for &i in kept {
-            at -= weight(i);
-            if at < 0.0 {
-                return i;
-            }
-        }
-        order[0]
-    }
-}
-
-fn rank(logit: f32) -> f32 {
-    if logit.is_nan() {
-        f32::NEG_INFINITY
-    } else {
-        logit
-    }
+/// Draws the byte that follows `written` others.
+///
+/// # Errors
+///
+/// [`Error::Sample`] if the logits give none: one is NaN, for example.
+///
+/// # Panics
+///
+/// If there are more than 256 logits.
+pub fn draw(sampler: &Sampler, logits: &[f32], written: usize) -> Result<u8, Error> {
+    let law = sampler.try_distribution(logits, &[])?;
+    let token = law.at(sampler.unit(Draw {
+        sequence: 0,
+        token: written,
+        purpose: Purpose::Token,
+    }));
+    Ok(u8::try_from(token).expect("the vocabulary is the bytes"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const ALL: Sampler = Sampler {
-        temperature: 1.0,
-        top_k: 0,
-        top_p: 1.0,
-    };
-
-    /// How often each byte is drawn of 4000 times.
-    fn counts(sampler: Sampler, logits: &[f32]) -> [usize; 256] {
-        let mut rng = Rng::new(5, 0);
-        let mut counts = [0; 256];
-        for _ in 0..4000 {
-            counts[usize::from(sampler.pick(logits, &mut rng))] += 1;
-        }
-        counts
-    }
-
-    fn logits() -> Vec<f32> {
+    #[test]
+    fn options_reach_the_sampler_and_are_checked() {
         let mut logits = vec![f32::NEG_INFINITY; 256];
-        logits[10] = 0.0;
-        logits[20] = 3f32.ln();
-        logits
-    }
-
-    #[test]
-    fn temperature_zero_takes_the_most_likely_byte() {
-        let mut logits = vec![0.0; 256];
-        logits[65] = 3.0;
-        let sampler = Sampler {
-            temperature: 0.0,
-            ..ALL
+        (logits[10], logits[20], logits[30]) = (0.0, 3.0, 1.0);
+        let drawn = |temperature, top_k, top_p| {
+            let sampler = sampler(5, temperature, top_k, top_p).unwrap();
+            let mut bytes: Vec<u8> = (0..400)
+                .map(|written| draw(&sampler, &logits, written).unwrap())
+                .collect();
+            bytes.sort_unstable();
+            bytes.dedup();
+            bytes
         };
-        assert_eq!(sampler.pick(&logits, &mut Rng::new(0, 0)), 65);
-    }
-
-    #[test]
-    fn draws_follow_the_softmax() {
-        let twenties = counts(ALL, &logits())[20];
-        assert!(
-            (2900..3100).contains(&twenties),
-            "{twenties} of 4000, expected 3000"
-        );
-        // At half the temperature the odds are 1 to 9.
-        let cold = Sampler {
-            temperature: 0.5,
-            ..ALL
-        };
-        let twenties = counts(cold, &logits())[20];
-        assert!(
-            (3520..3680).contains(&twenties),
-            "{twenties} of 4000, expected 3600"
-        );
-    }
-
-    #[test]
-    fn unlikely_bytes_are_cut_off() {
-        let mut logits = logits();
-        logits[30] = 1.5f32.ln();
-        // Weights 3, 1.5, 1: two are kept by number, and two reach four fifths.
-        for sampler in [Sampler { top_k: 2, ..ALL }, Sampler { top_p: 0.8, ..ALL }] {
-            let counts = counts(sampler, &logits);
-            assert_eq!(counts[10], 0);
-            assert_eq!(counts[20] + counts[30], 4000);
-            assert!((2567..2767).contains(&counts[20]), "{} of 4000", counts[20]);
+        assert_eq!(drawn(1.0, 0, 1.0), [10, 20, 30]);
+        assert_eq!(drawn(1.0, 2, 1.0), [20, 30]);
+        assert_eq!(drawn(1.0, 0, 0.9), [20, 30]);
+        assert_eq!(drawn(0.0, 0, 1.0), [20]);
+        for (temperature, top_p) in [(-1.0, 1.0), (f64::NAN, 1.0), (1.0, 1.5)] {
+            assert!(sampler(0, temperature, 0, top_p).is_err());
         }
-        let one = counts(Sampler { top_p: 0.0, ..ALL }, &logits);
-        assert_eq!(one[20], 4000);
+        let nothing = draw(&Sampler::greedy(), &[f32::NAN; 256], 0);
+        assert!(matches!(nothing, Err(Error::Sample(_))));
     }
 }

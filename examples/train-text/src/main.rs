@@ -9,7 +9,7 @@ use clap::Parser;
 use train_text::cli::{Cli, Settings};
 use train_text::data::{Corpus, Text};
 use train_text::error::Error;
-use train_text::generate::Sampler;
+use train_text::generate::sampler;
 use train_text::report::{CorpusFacts, Plan};
 use train_text::sample::SampleOptions;
 use train_text::{plot, report, sample, train};
@@ -39,6 +39,7 @@ fn run(cli: &Cli) -> Result<(), Error> {
         ..
     } = &plan;
     let device = settings.device.open(settings.dtype)?;
+    let sampler = sampler(settings.seed, cli.temperature, cli.top_k, cli.top_p)?;
     let source = corpus.source.display().to_string();
     let text = Arc::new(Text::split(corpus, settings.seq)?);
     let entropy = facts.unigram_entropy;
@@ -83,12 +84,7 @@ fn run(cli: &Cli) -> Result<(), Error> {
     };
     let options = SampleOptions {
         bytes: cli.sample,
-        sampler: Sampler {
-            temperature: cli.temperature,
-            top_k: cli.top_k,
-            top_p: cli.top_p,
-        },
-        seed: settings.seed,
+        sampler,
         seq: settings.seq,
     };
     let sampled = sample::sample(&model, prompt, options)?;

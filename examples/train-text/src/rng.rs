@@ -1,4 +1,4 @@
-//! The random numbers of the data order and of sampling.
+//! The random numbers of the data order.
 //!
 //! Burn's generators belong to a device and carry a state from call to call. Here a number depends
 //! on nothing but its seed and its index, so that a resumed run sees the same windows as an
@@ -31,11 +31,6 @@ impl Rng {
         // The high half of a 128-bit product: its bias is n / 2^64.
         ((u128::from(self.next_u64()) * n as u128) >> 64) as usize
     }
-
-    /// Uniform in `[0, 1)`.
-    pub fn unit(&mut self) -> f64 {
-        (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
-    }
 }
 
 fn mix(mut z: u64) -> u64 {
@@ -67,14 +62,5 @@ mod tests {
             counts.iter().all(|&c| (850..1150).contains(&c)),
             "{counts:?}"
         );
-    }
-
-    #[test]
-    fn unit_is_uniform_on_the_half_open_interval() {
-        let mut rng = Rng::new(3, 1);
-        let draws: Vec<f64> = (0..4000).map(|_| rng.unit()).collect();
-        assert!(draws.iter().all(|u| (0.0..1.0).contains(u)));
-        let mean = draws.iter().sum::<f64>() / draws.len() as f64;
-        assert!((mean - 0.5).abs() < 0.02, "{mean}");
     }
 }

@@ -1,10 +1,10 @@
 //! Text from a trained model.
 
-use burn_flash_dma::AttentionError;
+use flash_dma_models::generate::Sampler;
 
-use crate::generate::{Generator, Sampler};
+use crate::error::Error;
+use crate::generate::{Generator, draw};
 use crate::model::TextModel;
-use crate::rng::Rng;
 
 /// How to sample.
 #[derive(Debug, Clone, Copy)]
@@ -13,8 +13,6 @@ pub struct SampleOptions {
     pub bytes: usize,
     /// How each is drawn.
     pub sampler: Sampler,
-    /// Seed of the draws.
-    pub seed: u64,
     /// The longest context the model has been trained on.
     pub seq: usize,
 }
@@ -26,22 +24,17 @@ pub struct SampleOptions {
 ///
 /// # Errors
 ///
-/// [`AttentionError`] if the model's attention cannot be cached.
+/// [`Error::Attention`] if the model's attention cannot be cached, [`Error::Sample`] if its logits give no byte.
 ///
 /// # Panics
 ///
 /// If `prompt` is empty: the model predicts the byte after another.
-pub fn sample(
-    model: &TextModel,
-    prompt: &[u8],
-    options: SampleOptions,
-) -> Result<Vec<u8>, AttentionError> {
-    let mut rng = Rng::new(options.seed, u64::MAX);
+pub fn sample(model: &TextModel, prompt: &[u8], options: SampleOptions) -> Result<Vec<u8>, Error> {
     let mut text = prompt.to_vec();
     let mut generator = Generator::new(model)?;
     let mut logits = generator.read(last(&text, options.seq))?;
-    for _ in 0..options.bytes {
-        text.push(options.sampler.pick(&logits, &mut rng));
+    for written in 0..options.bytes {
+        text.push(draw(&options.sampler, &logits, written)?);
         logits = if generator.context() < options.seq {
             generator.read(last(&text, 1))?
         } else {
@@ -81,12 +74,7 @@ mod tests {
     fn options(seed: u64) -> SampleOptions {
         SampleOptions {
             bytes: 12,
-            sampler: Sampler {
-                temperature: 1.0,
-                top_k: 0,
-                top_p: 1.0,
-            },
-            seed,
+            sampler: Sampler::random(seed),
             seq: 8,
         }
     }

@@ -2,6 +2,8 @@
 //! down what they compute. The same tests run on every engine of the build; files are only read and written on the first.
 #![cfg(any(feature = "flex", feature = "cuda"))]
 
+#[cfg(feature = "autodiff")]
+mod adapters;
 mod config;
 mod errors;
 mod files;

@@ -65,6 +65,13 @@ impl Flavour {
             (Self::Tuned, false) if part.name == "bench" => {
                 &["extension", "fusion", "persistence", "autotune"]
             }
+            // Their tests of gradients and of adapters.
+            (Self::Lean, true) if part.name == "models" => {
+                &["autodiff", "cuda", "fusion", "persistence"]
+            }
+            (Self::Tuned, true) if part.name == "models" => {
+                &["autodiff", "cuda", "fusion", "persistence", "autotune"]
+            }
             (_, false) => &["cuda"],
             (Self::Lean, true) => &["cuda", "fusion", "persistence"],
             (Self::Tuned, true) => &["cuda", "fusion", "persistence", "autotune"],
