@@ -1,5 +1,6 @@
 //! `cargo xtask tidy`: the house rules that no other tool checks.
 
+mod empty;
 mod links;
 mod loops;
 mod programs;
@@ -31,7 +32,10 @@ pub fn run() -> Result {
             }
             Some("md") => links::faults(path, &read_file(path)?, &name, &mut faults),
             Some("toml") if path.ends_with("Cargo.toml") && *path != root.join("Cargo.toml") => {
-                manifest_faults(&name, &read_file(path)?, &mut faults);
+                let text = read_file(path)?;
+                manifest_faults(&name, &text, &mut faults);
+                let dir = path.parent().unwrap_or(&root);
+                empty::faults(dir, &text, &name, &mut faults)?;
             }
             _ => {}
         }
