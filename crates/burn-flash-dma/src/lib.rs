@@ -101,7 +101,7 @@ mod validate;
 
 pub use flash_dma_problem::{
     AttentionError, AttentionOptions, ElementType, Interval, KeptKeys, MaskedProblem, NormProblem,
-    PlanGeometry, Problem, Rotary, SelectionRule, TensorName, cost,
+    PlanGeometry, Problem, Rotary, ScoreRole, SelectionRule, TensorName, cost,
 };
 pub use functions::attention::Attention;
 pub use functions::documents::Documents;

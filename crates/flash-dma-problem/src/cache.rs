@@ -7,7 +7,7 @@
 use crate::problem::{
     check_head_dim, check_limit, check_options, check_shape, rank, size_in_bytes,
 };
-use crate::{AttentionError, AttentionOptions, ElementType, SelectionRule, TensorName};
+use crate::{AttentionError, AttentionOptions, ElementType, ScoreRole, SelectionRule, TensorName};
 
 /// The most queries of a sequence in one decode step of the kernels.
 pub const MAX_DECODE_TOKENS: usize = 16;
@@ -28,6 +28,8 @@ pub enum Storage {
     Slots {
         /// The keys that a kv head keeps. Its sequence is one document.
         rule: SelectionRule,
+        /// What the scores of its keys are for.
+        role: ScoreRole,
     },
     /// `k`, `v` `[pages, kv_heads, page_len, head_dim]`; if `scored`, `scores` (f32) `[pages, kv_heads, page_len]`,
     /// each added to its key's logits, −∞ for a key that is never attended to; `table` `[batch, max_pages]` (i32), the
@@ -117,7 +119,8 @@ impl CacheShape {
     ) -> Result<Self, AttentionError> {
         let rule = rule.into();
         rule.check()?;
-        let storage = Storage::Slots { rule };
+        let role = ScoreRole::default();
+        let storage = Storage::Slots { rule, role };
         Self::new(batch, kv_heads, head_dim, element, storage)
     }
 
@@ -154,6 +157,15 @@ impl CacheShape {
         self
     }
 
+    /// The same cache with scores for this; pages, which rank nothing, stay as they are.
+    #[must_use]
+    pub fn with_score_role(mut self, of_scores: ScoreRole) -> Self {
+        if let Storage::Slots { role, .. } = &mut self.storage {
+            *role = of_scores;
+        }
+        self
+    }
+
     fn new(
         batch: usize,
         kv_heads: usize,
@@ -176,7 +188,7 @@ impl CacheShape {
             storage,
         };
         let (what, rows) = match storage {
-            Storage::Slots { rule } => ("the number of slots", rule.window),
+            Storage::Slots { rule, .. } => ("the number of slots", rule.window),
             Storage::Pages {
                 page_len,
                 max_pages,
@@ -203,7 +215,7 @@ impl CacheShape {
     #[must_use]
     pub fn kv_shape(&self) -> [usize; 4] {
         match self.storage {
-            Storage::Slots { rule } => [self.batch, self.kv_heads, rule.window, self.head_dim],
+            Storage::Slots { rule, .. } => [self.batch, self.kv_heads, rule.window, self.head_dim],
             Storage::Pages {
                 pages, page_len, ..
             } => [pages, self.kv_heads, page_len, self.head_dim],
@@ -214,7 +226,7 @@ impl CacheShape {
     #[must_use]
     pub fn capacity(&self) -> usize {
         match self.storage {
-            Storage::Slots { rule } => rule.window,
+            Storage::Slots { rule, .. } => rule.window,
             Storage::Pages {
                 page_len,
                 max_pages,
@@ -227,7 +239,7 @@ impl CacheShape {
     #[must_use]
     pub fn rule(&self) -> Option<SelectionRule> {
         match self.storage {
-            Storage::Slots { rule } => Some(rule),
+            Storage::Slots { rule, .. } => Some(rule),
             Storage::Pages { .. } => None,
         }
     }
@@ -248,12 +260,21 @@ impl CacheShape {
         }
     }
 
+    /// Whether the scores of keys, if they carry any, are added to their logits.
+    #[must_use]
+    pub fn adds_scores(&self) -> bool {
+        match self.storage {
+            Storage::Slots { role, .. } => role == ScoreRole::RankAndBias,
+            Storage::Pages { scored, .. } => scored,
+        }
+    }
+
     /// Bytes of all tensors of the cache.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let rows = 2 * size_in_bytes(self.element, self.kv_shape());
         rows + match self.storage {
-            Storage::Slots { rule } => {
+            Storage::Slots { rule, .. } => {
                 8 * self.batch * self.kv_heads * rule.window + 4 * self.batch
             }
             Storage::Pages {

@@ -41,4 +41,4 @@ pub use masked::{MaskedProblem, PlanGeometry};
 pub use norm::{MAX_NORM_WIDTH, NormProblem, Rotary};
 pub use options::AttentionOptions;
 pub use problem::{ElementType, MAX_HEAD_DIM, Problem, TensorSpec, contiguous_strides};
-pub use rule::{KeptKeys, SelectionRule};
+pub use rule::{KeptKeys, ScoreRole, SelectionRule};

@@ -20,6 +20,17 @@ pub struct SelectionRule {
     pub sinks: usize,
 }
 
+/// What the scores of keys are for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum ScoreRole {
+    /// They rank the keys, and each is added to its key's logits.
+    #[default]
+    RankAndBias,
+    /// They rank the keys, and nothing is added to the logits. A key of score −∞ stays hidden.
+    Rank,
+}
+
 /// The keys that a position keeps: its last `recent` keys, and the `best` of the older ones.
 ///
 /// A key that is kept for its rank until position `e` (its own if it never is) is kept until `e + recent`; a hidden key

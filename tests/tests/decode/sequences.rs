@@ -1,7 +1,7 @@
 //! Sequences that grow token by token on the host, and the oracle's results for their last tokens.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use flash_dma_problem::{AttentionOptions, ElementType, Problem, SelectionRule};
+use flash_dma_problem::{AttentionOptions, ElementType, Problem, ScoreRole, SelectionRule};
 use flash_dma_reference::compare::{OUTPUT, compare, compare_lse};
 use flash_dma_reference::compose::attended;
 use flash_dma_reference::generate::{Scores, normal};
@@ -30,6 +30,7 @@ pub struct Sequences {
     /// The keys that a query keeps; `None` keeps all.
     rule: Option<SelectionRule>,
     scored: bool,
+    role: ScoreRole,
     options: AttentionOptions,
     /// `[sequence][head]`: scores still to come, the next one last.
     coming: Vec<Vec<Vec<f64>>>,
@@ -71,6 +72,7 @@ impl Sequences {
             shape,
             rule: options.keep_window.map(SelectionRule::top),
             scored: kind.is_some(),
+            role: ScoreRole::default(),
             options,
             coming: Vec::new(),
             kind: kind.unwrap_or(Scores::Normal),
@@ -85,6 +87,12 @@ impl Sequences {
     pub fn under(mut self, rule: SelectionRule) -> Self {
         assert_eq!(self.options.keep_window, Some(rule.window));
         self.rule = Some(rule);
+        self
+    }
+
+    /// The same, with scores for this.
+    pub fn with_role(mut self, role: ScoreRole) -> Self {
+        self.role = role;
         self
     }
 
@@ -208,6 +216,11 @@ impl Sequences {
         let read = |values: TensorData| values.iter::<f64>().collect::<Vec<f64>>();
         let (out, lse) = (read(out.into_data()), read(lse.into_data()));
         let options = self.options;
+        // The oracle adds the scores that rank: so much smaller they rank as before, and add nothing.
+        let of_scores = match self.role {
+            ScoreRole::RankAndBias => 1.0,
+            ScoreRole::Rank => (-40f64).exp2(),
+        };
         for (sequence, history) in self.histories.iter().enumerate() {
             let len = history.k[0].len() / dim;
             let (q, kv) = ([1, q_heads, count, dim], [1, kv_heads, len, dim]);
@@ -221,7 +234,10 @@ impl Sequences {
                 q: tokens.host_q[part.clone()].to_vec(),
                 k: history.k.concat(),
                 v: history.v.concat(),
-                scores: self.scored.then(|| history.scores.concat()),
+                scores: self.scored.then(|| {
+                    let scores = history.scores.concat();
+                    scores.into_iter().map(|z| z * of_scores).collect()
+                }),
             };
             let (exact, naive) = match &self.rule {
                 Some(rule) => (inputs.forward_by(rule), inputs.naive_forward_by(rule)),

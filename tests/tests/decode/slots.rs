@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 use burn_flash_dma::cache::{DynamicMaskCache, DynamicMaskCacheConfig};
 use burn_flash_dma::{Attention, AttentionOptions, Documents, Selector};
 use flash_dma_problem::ElementType::{self, Bf16, F16, F32};
-use flash_dma_problem::SelectionRule;
+use flash_dma_problem::{ScoreRole, SelectionRule};
 use flash_dma_reference::Rng;
 use flash_dma_reference::generate::Scores;
 use flash_dma_tests::engine::skip;
@@ -22,6 +22,7 @@ every_burn!(
     a_prompt_in_chunks_or_at_once,
     recent_keys_and_sinks,
     recent_keys_and_sinks_over_thousands_of_tokens,
+    scores_that_only_rank,
     documents_restart_the_cache,
 );
 
@@ -60,14 +61,27 @@ impl<'a, B: Backend> Decoder<'a, B> {
         options: AttentionOptions,
         rule: SelectionRule,
     ) -> Self {
+        let role = ScoreRole::default();
+        Self::with_role(burn, shape, batch, kind, options, (rule, role))
+    }
+
+    fn with_role(
+        burn: &'a Burn<B>,
+        shape: Shape,
+        batch: usize,
+        kind: Scores,
+        options: AttentionOptions,
+        (rule, role): (SelectionRule, ScoreRole),
+    ) -> Self {
         let config = DynamicMaskCacheConfig::new(batch, shape.kv_heads, shape.dim, options)
             .with_recent(Some(rule.recent))
             .with_sinks(Some(rule.sinks))
+            .with_score_role(Some(role))
             .with_dtype(dtype(shape.element).into());
         let sequences = Sequences::new(shape, batch, Some(kind), options, batch as u64);
         Self {
             burn,
-            sequences: sequences.under(rule),
+            sequences: sequences.under(rule).with_role(role),
             cache: config.init(burn.device()),
         }
     }
@@ -225,6 +239,32 @@ fn a_prompt_in_chunks_or_at_once<B: Backend>(burn: &Burn<B>) {
         }
         parts.check_live();
         parts.step(1);
+    }
+}
+
+/// Steps, chunks and prompts, with hidden keys, under rules with recent keys and sinks; of a size that matrix engines take.
+fn scores_that_only_rank<B: Backend>(burn: &Burn<B>) {
+    let mut rng = Rng::new(9);
+    let kinds = [Scores::Ties, Scores::Padded, Scores::AllPadded];
+    let elements = Burn::<B>::cases([F32], [Bf16], []);
+    for element in elements
+        .into_iter()
+        .filter(|&element| burn.supports(element))
+    {
+        let shape = Shape {
+            dim: 32,
+            ..shape(element)
+        };
+        for kind in Burn::<B>::cases([Scores::Large], kinds, []) {
+            for rule in [rules(9)[2], rules(9)[3], SelectionRule::top(9)] {
+                let options = window(9);
+                let role = (rule, ScoreRole::Rank);
+                let mut decoder = Decoder::with_role(burn, shape, 2, kind, options, role);
+                for most in [20, 1, 1, 7, 1, 16, 30, 1] {
+                    decoder.step(1 + rng.below(most));
+                }
+            }
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use super::tokens::cache_element;
 use crate::validate::expect;
 use burn::config::Config;
 use burn::tensor::{Device, FloatDType};
-use flash_dma_problem::{AttentionError, AttentionOptions, CacheShape, SelectionRule};
+use flash_dma_problem::{AttentionError, AttentionOptions, CacheShape, ScoreRole, SelectionRule};
 
 /// Sizes and options of a [`DynamicMaskCache`](super::DynamicMaskCache).
 ///
@@ -32,6 +32,8 @@ pub struct DynamicMaskCacheConfig {
     pub recent: Option<usize>,
     /// The first keys of a sequence, which rank above all others, counted in the window. Default: none.
     pub sinks: Option<usize>,
+    /// What the scores are for. Default: they rank the keys, and are added to their logits.
+    pub score_role: Option<ScoreRole>,
     /// Element type of k and v: f32, f16 or bf16. Default: f32.
     #[config(default = "FloatDType::F32")]
     pub dtype: FloatDType,
@@ -63,6 +65,7 @@ impl DynamicMaskCacheConfig {
             sinks: self.sinks.unwrap_or_default(),
         };
         let shape = CacheShape::slots(batch, heads, rule, dim, element)?;
+        let shape = shape.with_score_role(self.score_role.unwrap_or_default());
         // A step without tokens checks the options of attention.
         let kv = [batch, heads, 0, dim];
         shape.decode(&kv, &kv, &kv, Some(&kv[..3]), element, 0, &self.options)?;

@@ -8,7 +8,7 @@ use crate::validate::expect;
 use burn::module::{Module, Param};
 use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use flash_dma_problem::AttentionError;
+use flash_dma_problem::{AttentionError, ScoreRole};
 use serde::{Deserialize, Serialize};
 
 /// A saved [`DynamicMaskCache`] for any serde format. Records from before recent keys and sinks have none.
@@ -198,6 +198,7 @@ impl DynamicMaskCache {
         DynamicMaskCacheConfig::new(shape.batch, shape.kv_heads, shape.head_dim, self.options())
             .with_recent(some(rule.recent))
             .with_sinks(some(rule.sinks))
+            .with_score_role((!shape.adds_scores()).then_some(ScoreRole::Rank))
             .with_dtype(dtype)
     }
 

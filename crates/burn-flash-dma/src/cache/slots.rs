@@ -223,8 +223,15 @@ impl DynamicMaskCache {
         let rank = keys.rank.into_option();
         let rank = Tensor::from_dispatch(rank.unwrap_or_else(|| keys.scores.clone()));
         let intervals = compose(rank, rule, None).into_dispatch();
+        let scores = match self.shape.adds_scores() {
+            true => keys.scores,
+            // Hidden keys are in no interval.
+            false => Tensor::<3>::from_dispatch(keys.scores)
+                .zeros_like()
+                .into_dispatch(),
+        };
         let selection = Selection::Scored {
-            scores: keys.scores,
+            scores,
             intervals,
             runners_up: RunnersUp::None,
         };

@@ -83,8 +83,16 @@ pub fn decode_slots<B: DynamicMaskOps>(
     let len = window + problem.append.tokens;
     let whole = forward_problem(&cache, problem.q_shape(), len, &options);
     let intervals = chunk_intervals::<B>(&keys, rule_of(&problem.append));
+    let scores = match cache.adds_scores() {
+        true => keys.scores,
+        // Hidden keys are in no interval.
+        false => {
+            let (shape, device) = (keys.scores.shape(), keys.scores.device());
+            B::float_zeros(shape, &device, burn::tensor::FloatDType::F32)
+        }
+    };
     let selection = Selection::Scored {
-        scores: keys.scores,
+        scores,
         intervals,
         runners_up: RunnersUp::None,
     };

@@ -19,7 +19,7 @@ use burn::nn::{
 };
 use burn::tensor::{Device, Tensor};
 use flash_dma_problem::{
-    AttentionError, AttentionOptions, ElementType, Problem, SelectionRule, TensorName,
+    AttentionError, AttentionOptions, ElementType, Problem, ScoreRole, SelectionRule, TensorName,
 };
 
 /// What norms add to the mean square unless the configuration says otherwise: Burn's own default.
@@ -54,9 +54,9 @@ pub struct DynamicMaskAttentionConfig {
     /// none. With a window and causal only.
     pub sinks: Option<usize>,
     /// The keys ranked next after the window whose scores get a gradient in training, see
-    /// [`Selector::runners_up`]. Default: a quarter of the window in force with [`ScoreForm::Linear`], under a mask
-    /// that says for each query which keys it sees none, and with [`ScoreForm::Zoh`] none. They change no output;
-    /// without a window there are none.
+    /// [`Selector::runners_up`]. Default: a quarter of the window in force with [`ScoreForm::Linear`] and with scores
+    /// that only rank, under a mask that says for each query which keys it sees none, and with [`ScoreForm::Zoh`] added
+    /// to the logits none. They change no output; without a window there are none.
     pub runners_up: Option<usize>,
     /// Whether a query sees only the keys up to itself. Default: true.
     #[config(default = true)]
@@ -81,6 +81,9 @@ pub struct DynamicMaskAttentionConfig {
     /// are to be kept; a configuration saved without it stays `Zoh`.
     #[config(default = "ScoreForm::Zoh")]
     pub score_form: ScoreForm,
+    /// What the scores are for. Default: [`ScoreRole::RankAndBias`]. Scores that only rank learn by their
+    /// [runners-up](Self::runners_up) alone, and their size does not matter; without a window they do nothing.
+    pub score_role: Option<ScoreRole>,
     /// Initialiser of the four projections. Default: normal, mean 0, standard deviation 0.02.
     #[config(default = "Initializer::Normal{mean:0.0, std:0.02}")]
     pub initializer: Initializer,
@@ -122,6 +125,8 @@ pub struct DynamicMaskAttention {
     sinks: usize,
     #[module(skip)]
     runners_up: Option<usize>,
+    #[module(skip)]
+    score_role: ScoreRole,
     #[module(skip)]
     options: AttentionOptions,
 }
@@ -217,6 +222,7 @@ impl DynamicMaskAttentionConfig {
             recent,
             sinks,
             runners_up: self.runners_up,
+            score_role: self.score_role.unwrap_or_default(),
             options,
         })
     }
@@ -252,8 +258,7 @@ impl DynamicMaskAttention {
     }
 
     /// As [`forward`](Self::forward), with other scores in place of the layer's own: `[batch, n_kv_heads, len]`, f32
-    /// (f16 and bf16 are cast up). They rank the keys and are added to their logits; padding is hidden whatever they
-    /// say.
+    /// (f16 and bf16 are cast up), for what the layer's [`ScoreRole`] says; padding is hidden whatever they say.
     ///
     /// # Panics
     ///
@@ -538,9 +543,15 @@ impl DynamicMaskAttention {
         scores: Tensor<3>,
         tokens: &Tokens,
     ) -> Result<Tensor<3>, AttentionError> {
-        let attention = Attention::new(q, k, v).scores(scores);
-        let attention = attention.intervals(intervals).options(self.options);
-        Ok(tokens.zeroed(self.merge_heads(attention.try_forward()?)))
+        let attention = Attention::new(q, k, v).options(self.options);
+        let out = match self.score_role {
+            ScoreRole::RankAndBias => attention
+                .scores(scores)
+                .intervals(intervals)
+                .try_forward()?,
+            ScoreRole::Rank => attention.intervals(intervals).try_forward()?,
+        };
+        Ok(tokens.zeroed(self.merge_heads(out)))
     }
 
     /// What selects the keys, in every pass over whole sequences.
@@ -653,6 +664,12 @@ impl DynamicMaskAttention {
         self.options
     }
 
+    /// What its scores are for.
+    #[must_use]
+    pub fn score_role(&self) -> ScoreRole {
+        self.score_role
+    }
+
     /// The rule of a window of this layer.
     pub(super) fn rule(&self, window: usize) -> SelectionRule {
         SelectionRule {
@@ -665,9 +682,9 @@ impl DynamicMaskAttention {
     /// The runners-up of a window of this layer.
     fn runners_up(&self, window: usize) -> usize {
         // The share with which the tutorial's model learned on every seed.
-        let default = match self.scorer().form() {
-            ScoreForm::Linear => window / 4,
-            ScoreForm::Zoh => 0,
+        let default = match (self.scorer().form(), self.score_role) {
+            (ScoreForm::Zoh, ScoreRole::RankAndBias) => 0,
+            _ => window / 4,
         };
         self.runners_up.unwrap_or(default)
     }

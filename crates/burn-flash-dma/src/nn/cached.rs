@@ -4,7 +4,7 @@ use super::attention::DynamicMaskAttention;
 use crate::cache::{AttentionCache, DynamicMaskCacheConfig, PagedCacheConfig};
 use crate::validate::expect;
 use burn::tensor::{Device, Tensor};
-use flash_dma_problem::AttentionError;
+use flash_dma_problem::{AttentionError, ScoreRole};
 
 /// Tokens per sequence for which [`DynamicMaskAttention::init_cache`] makes room in a page table.
 const TABLE_TOKENS: usize = 1 << 20;
@@ -37,12 +37,13 @@ impl DynamicMaskAttention {
             let config = DynamicMaskCacheConfig::new(batch, heads, dim, options)
                 .with_recent(Some(recent))
                 .with_sinks(Some(sinks))
+                .with_score_role(Some(self.score_role()))
                 .with_dtype(dtype);
             return Ok(config.try_init(&device)?.into());
         }
         let config = PagedCacheConfig::new(batch, heads, dim, TABLE_TOKENS)
             .with_options(options)
-            .with_scored(true)
+            .with_scored(self.score_role() == ScoreRole::RankAndBias)
             .with_dtype(dtype);
         Ok(config.try_init(&device)?.into())
     }

@@ -9,7 +9,7 @@ use crate::functions::selector::is_tracked;
 use crate::mask::polarity::AttentionMask;
 use crate::mask::ranges::KeyRanges;
 use burn::tensor::{Bool, Device, Tensor, TensorData};
-use flash_dma_problem::{AttentionError, SelectionRule};
+use flash_dma_problem::{AttentionError, ScoreRole, SelectionRule};
 
 /// What stands in for NaN in a ranking: below every number but −∞.
 const LEAST: f32 = f32::MIN;
@@ -25,6 +25,11 @@ impl DynamicMaskAttention {
         mask: AttentionMask,
     ) -> Result<Tensor<4>, AttentionError> {
         let mut options = self.options();
+        let adds_scores = self.score_role() == ScoreRole::RankAndBias;
+        if !adds_scores && is_tracked(&scores) {
+            let what = "scores that only rank, in training";
+            return Err(AttentionError::MaskedSelection { what });
+        }
         let rule = (options.keep_window.take()).map(|window| self.rule(window));
         if rule.is_some() && self.asks_for_runners_up() && is_tracked(&scores) {
             let what = "runners-up";
@@ -36,9 +41,11 @@ impl DynamicMaskAttention {
             None => mask,
             Some(rule) => kept(scores.clone(), documents, &rule, mask),
         };
-        let attention = MaskedAttention::new(q, k, v).mask(mask);
-        let attention = attention.bias(scores.unsqueeze_dim::<4>(2));
-        attention.options(options).try_forward()
+        let attention = MaskedAttention::new(q, k, v).mask(mask).options(options);
+        match adds_scores {
+            true => attention.bias(scores.unsqueeze_dim::<4>(2)).try_forward(),
+            false => attention.try_forward(),
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use burn::module::Module;
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use burn_flash_dma::cache::AttentionCache;
 use burn_flash_dma::nn::{DynamicMaskAttentionConfig, DynamicMaskInput, ScoreForm};
-use burn_flash_dma::{AttentionError, Documents};
+use burn_flash_dma::{AttentionError, Documents, ScoreRole};
 
 fn config() -> DynamicMaskAttentionConfig {
     DynamicMaskAttentionConfig::new(32, 4)
@@ -48,6 +48,20 @@ fn steps_equal_the_forward_pass_with_every_option() {
         (
             "linear, every key",
             (config().with_score_form(ScoreForm::Linear)).with_keep_window(None),
+        ),
+        (
+            "only ranked",
+            (config().with_score_role(Some(ScoreRole::Rank))).with_score_form(ScoreForm::Linear),
+        ),
+        (
+            "only ranked, recent and sinks",
+            (config().with_score_role(Some(ScoreRole::Rank)))
+                .with_recent(Some(2))
+                .with_sinks(Some(1)),
+        ),
+        (
+            "only ranked, every key",
+            (config().with_score_role(Some(ScoreRole::Rank))).with_keep_window(None),
         ),
         ("scaled", config().with_scale(Some(1.5))),
         ("recent", config().with_recent(Some(2))),

@@ -9,11 +9,12 @@ use burn::nn::{
 };
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use burn_flash_dma::nn::{
-    DynamicMaskAttention, DynamicMaskAttentionConfig, ScoreForm, Scorer, ZohScorer,
+    DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput, ScoreForm, Scorer,
+    ZohScorer,
 };
 use burn_flash_dma::{
-    AttentionError, AttentionOptions, ElementType, Problem, linear_scores, try_linear_scores,
-    zoh_scores,
+    AttentionError, AttentionMask, AttentionOptions, ElementType, Problem, ScoreRole,
+    linear_scores, try_linear_scores, zoh_scores,
 };
 use burn_store::ModuleSnapshot;
 use flash_dma_reference::generate::normal;
@@ -246,6 +247,88 @@ impl ModuleMapper for Cast {
 }
 
 /// In 16 bits many of the scores would be equal; the products of 16-bit numbers are not.
+/// A layer whose scores only rank, and the same one that adds them, too.
+fn of_both_roles(form: ScoreForm, device: &Device) -> [DynamicMaskAttention; 2] {
+    let config = config(form).with_recent(Some(1));
+    let adding = config.clone().init(device);
+    let ranking = config.with_score_role(Some(ScoreRole::Rank)).init(device);
+    [ranking.load_record(adding.clone().into_record()), adding]
+}
+
+#[test]
+fn scores_that_only_rank_are_not_added() {
+    let device = Device::flex();
+    for form in FORMS {
+        let [ranking, adding] = of_both_roles(form, &device);
+        assert_eq!(
+            [ranking.score_role(), adding.score_role()],
+            [ScoreRole::Rank, ScoreRole::RankAndBias]
+        );
+        let x = input(&device);
+        let scores = ranking.scores(x.clone());
+        let out = values(ranking.forward(x.clone()));
+        // However great they are, and in the same order.
+        let greater = ranking.forward_with_scores(x.clone(), scores.clone() * 8.0);
+        assert!(values(greater) == out, "{form:?}");
+        // Too small to add anything, they rank as before.
+        let small = scores.clone() * (-40f32).exp2();
+        close(
+            &values(adding.forward_with_scores(x.clone(), small.clone())),
+            &out,
+            1e-6,
+        );
+        let mask = || {
+            let visible = Tensor::<2>::ones([LEN, LEN], &device)
+                .tril(-3)
+                .bool()
+                .bool_not();
+            DynamicMaskInput::new(x.clone()).mask(AttentionMask::visible(visible.unsqueeze()))
+        };
+        let masked = values(adding.forward_with_scores(mask(), small));
+        close(&values(ranking.forward(mask())), &masked, 1e-6);
+    }
+}
+
+#[test]
+fn scores_that_only_rank_learn_by_their_runners_up() {
+    let device = Device::flex().autodiff();
+    for form in FORMS {
+        let [layer, _] = of_both_roles(form, &device);
+        let gradient = |layer: &DynamicMaskAttention| {
+            let grads = layer.forward(input(&device)).square().sum().backward();
+            let gradient = match layer.scorer() {
+                Scorer::Zoh(zoh) => zoh.dt_proj.val().grad(&grads),
+                Scorer::Linear(linear) => linear.score_proj.val().grad(&grads),
+            };
+            gradient.map(|gradient| values(gradient.square().sum())[0])
+        };
+        assert!(
+            gradient(&layer).is_some_and(|square| square > 0.0),
+            "{form:?}"
+        );
+        let alone = config(form)
+            .with_score_role(Some(ScoreRole::Rank))
+            .with_runners_up(Some(0));
+        assert!(
+            gradient(&alone.init(&device)).is_none_or(|square| square == 0.0),
+            "{form:?}"
+        );
+
+        let visible = Tensor::<2>::ones([LEN, LEN], &device)
+            .tril(-3)
+            .bool()
+            .bool_not();
+        let masked = DynamicMaskInput::new(input(&device));
+        let masked = masked.mask(AttentionMask::visible(visible.unsqueeze()));
+        assert_eq!(
+            layer.try_forward(masked).unwrap_err(),
+            AttentionError::MaskedSelection {
+                what: "scores that only rank, in training"
+            }
+        );
+    }
+}
+
 #[test]
 fn a_16_bit_layer_has_scores_in_f32() {
     for (dtype, device) in [DType::F16, DType::BF16].map(|d| (d, Device::flex().autodiff())) {

@@ -147,6 +147,8 @@ pub(crate) fn attend<E: Element>(
     }
     let problem = forward_problem(problem, problem.q_shape(), len, Some(window))?;
     let scores = View::contiguous(&scores, problem.scores_shape());
+    // Keys of score −∞ are in no interval.
+    let bias = (shape.adds_scores()).then(|| Bias::of_scores(&scores, problem.group()));
     let operands = Operands {
         problem: &problem,
         q: *q,
@@ -158,7 +160,7 @@ pub(crate) fn attend<E: Element>(
                 tokens: *tokens,
             },
             source: KeySource::Intervals(intervals),
-            bias: Some(Bias::of_scores(&scores, problem.group())),
+            bias,
         },
     };
     forward(&operands, outputs);

@@ -16,6 +16,8 @@ pub(crate) struct DecodeBlueprint {
     /// The cache has pages, not slots. The options of the kernel's tensors say so, too, but not to CubeCL's disk cache,
     /// see `docs/upstream.md`.
     pub paged: bool,
+    /// The scores of keys rank and hide them, and are not added to their logits.
+    pub only_ranked: bool,
 }
 
 /// The keys of one (sequence, kv head): `0..held` in the cache, then one for each new token. Times are those of the
@@ -168,6 +170,9 @@ impl StepKeys {
                     value = self.score::<F, N>(tensors, key);
                 }
                 end = self.end::<F, N>(tensors, key, first, value);
+            }
+            if comptime!(bp.only_ranked) {
+                value = 0.0f32;
             }
             intervals.set_key(row, first as i32, end as i32, value);
             row += comptime!(bp.tile.units());

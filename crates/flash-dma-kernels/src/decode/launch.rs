@@ -153,6 +153,7 @@ impl Pass for DecodeStep<'_> {
         let blueprint = DecodeBlueprint {
             tile,
             paged: matches!(cache.storage, Storage::Pages { .. }),
+            only_ranked: cache.has_scores() && !cache.adds_scores(),
         };
         let cubes = cache.batch * cache.kv_heads * rows.div_ceil(tile.outer_rows());
         let parts = parts(cache.capacity(), cubes, hardware);

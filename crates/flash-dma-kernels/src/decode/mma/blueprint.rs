@@ -32,8 +32,10 @@ pub(crate) struct DecodeMmaBlueprint {
     pub stages: usize,
     /// The cache has pages, not slots.
     pub paged: bool,
-    /// Keys carry scores.
+    /// Keys carry scores, which hide keys if they are −∞.
     pub scored: bool,
+    /// The scores rank and hide keys, and are not added to their logits.
+    pub only_ranked: bool,
     /// Whether the scaled product is capped.
     pub softcap: bool,
 }
@@ -69,6 +71,7 @@ impl DecodeMmaBlueprint {
             stages: 3,
             paged: matches!(cache.storage, Storage::Pages { .. }),
             scored: cache.has_scores(),
+            only_ranked: cache.has_scores() && !cache.adds_scores(),
             softcap: problem.softcap.is_some(),
         };
         (served && blueprint.serves(problem, &properties.hardware)).then_some(blueprint)

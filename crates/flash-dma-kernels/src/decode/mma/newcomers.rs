@@ -103,6 +103,9 @@ pub(crate) fn attend_newcomers<E: Float>(
         if z == none {
             end = first;
         }
+        if comptime!(bp.only_ranked) {
+            z = 0.0f32;
+        }
         if first < end {
             let mut from_k = (held.batch * tensors.new_k.stride(0)
                 + held.head * tensors.new_k.stride(1)

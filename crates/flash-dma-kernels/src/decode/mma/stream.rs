@@ -235,6 +235,9 @@ pub(crate) fn start_copies<E: Float>(
             }
         }
         there = ballot(score != none);
+        if comptime!(bp.only_ranked) {
+            score = select(score == none, none, 0.0f32);
+        }
         if UNIT_POS_X < comptime!(bp.key_tile as u32) {
             stages.scores[own * comptime!(bp.key_tile) + lane] = score;
         }

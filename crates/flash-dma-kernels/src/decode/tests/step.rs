@@ -10,7 +10,7 @@ use crate::portable::blueprint::{Blueprint, Micro, micro};
 use crate::testing::placement::{Output, Placement, client, upload};
 use cubecl::client::Client;
 use flash_dma_problem::{
-    AttentionError, AttentionOptions, CacheShape, DecodeProblem, ElementType, Problem,
+    AttentionError, AttentionOptions, CacheShape, DecodeProblem, ElementType, Problem, ScoreRole,
 };
 use flash_dma_reference::compare::{OUTPUT, compare, compare_lse};
 use flash_dma_reference::generate::{Scores, inputs};
@@ -30,6 +30,8 @@ struct Case {
     window: Option<usize>,
     /// Whether pages have scores.
     biased: bool,
+    /// What the scores of slots are for.
+    role: ScoreRole,
     scores: Scores,
     options: AttentionOptions,
     placement: Placement,
@@ -50,6 +52,7 @@ fn case(heads: [usize; 2], len: usize, head_dim: usize, window: Option<usize>) -
         element: F32,
         window,
         biased: false,
+        role: ScoreRole::default(),
         scores: Scores::Normal,
         options: AttentionOptions::new(),
         placement: Placement::Contiguous,
@@ -93,7 +96,7 @@ impl Case {
         let [kv, dim] = [p.batch * p.kv_heads, p.head_dim];
         let slots = self.window.map(|window| {
             let shape = CacheShape::slots(p.batch, p.kv_heads, window, dim, p.element);
-            SlotCache::new(&client, shape.unwrap())
+            SlotCache::new(&client, shape.unwrap().with_score_role(self.role))
         });
         let max_pages = self.len.div_ceil(8);
         let sizes = [max_pages * p.batch + 1, 8, max_pages];
@@ -116,12 +119,18 @@ impl Case {
                 ..self.options
             };
             let z = self.scored().then_some(&k[..3]);
+            // The oracle adds the scores that rank: so much smaller they rank as before, and add nothing.
+            let of_scores = match self.role {
+                ScoreRole::RankAndBias => 1.0,
+                ScoreRole::Rank => (-40f64).exp2(),
+            };
+            let small = |scores: Vec<f64>| scores.into_iter().map(|z| z * of_scores).collect();
             let prefix = Inputs {
                 problem: Problem::new(&q, &k, &k, z, p.element, &options).unwrap(),
                 q: part(&all.q, p.batch * p.q_heads, dim, from),
                 k: part(&all.k, kv, dim, 0),
                 v: part(&all.v, kv, dim, 0),
-                scores: scores(0),
+                scores: scores(0).map(small),
             };
 
             let new = [p.batch, p.kv_heads, to - from, dim];
@@ -189,6 +198,7 @@ impl Case {
             let blueprint = DecodeBlueprint {
                 tile: Blueprint::with_micro(micro, &all.problem),
                 paged: self.window.is_none(),
+                only_ranked: self.window.is_some() && self.role == ScoreRole::Rank,
             };
             let config = Config::Portable((blueprint, self.parts.unwrap_or(1)));
             return Plan::with(client, engine, config, DecodeStep::new(problem, inputs));
@@ -222,6 +232,28 @@ fn several_tokens_see_what_each_would_alone() {
                 scores,
                 pieces: vec![16, 3, 1, 7, 2, 13],
                 ..case([2, 1], 58, 8, Some(window))
+            };
+            case.check(seed as u64);
+        }
+    }
+}
+
+#[test]
+fn scores_that_only_rank_add_nothing() {
+    let kinds = [
+        Scores::Ties,
+        Scores::Padded,
+        Scores::AllPadded,
+        Scores::Large,
+    ];
+    for (seed, scores) in kinds.into_iter().enumerate() {
+        for (window, parts) in [(1, None), (5, Some(2)), (17, None), (100, Some(3))] {
+            let case = Case {
+                scores,
+                parts,
+                role: ScoreRole::Rank,
+                pieces: vec![16, 3, 1, 7, 2, 13],
+                ..case([4, 2], 58, 8, Some(window))
             };
             case.check(seed as u64);
         }
