@@ -10,7 +10,7 @@ use burn_flash_dma::ops::{
     TokenTensors,
 };
 use burn_flash_dma::{AttentionOptions, ElementType};
-use flash_dma_problem::{Appending, CacheShape, SelectionRule};
+use flash_dma_problem::{Appending, CacheShape, ScoreRole, SelectionRule};
 use flash_dma_reference::Rng;
 use flash_dma_reference::generate::Scores;
 use std::sync::Arc;
@@ -138,15 +138,17 @@ fn slots_by_plain_operations_equal_the_engine() {
         [12, 0, 4],
     ];
     let kinds = Scores::ALL.into_iter();
-    let cases =
-        kinds.flat_map(|kind| rules.map(|[window, recent, sinks]| (kind, window, recent, sinks)));
-    for (kind, window, recent, sinks) in cases {
+    let cases = kinds.flat_map(|kind| rules.map(|rule| (kind, rule)));
+    let roles = [ScoreRole::RankAndBias, ScoreRole::Rank];
+    let cases = cases.flat_map(|(kind, rule)| roles.map(|role| (kind, rule, role)));
+    for (kind, [window, recent, sinks], role) in cases {
         let rule = SelectionRule {
             window,
             recent,
             sinks,
         };
         let shape = CacheShape::slots(batch, heads, rule, DIM, ElementType::F32).unwrap();
+        let shape = shape.with_score_role(role);
         let empty = || SlotTensors::<Flex> {
             k: primitive(Tensor::<4>::zeros(shape.kv_shape(), &device)),
             v: primitive(Tensor::<4>::zeros(shape.kv_shape(), &device)),
