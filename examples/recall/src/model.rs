@@ -19,7 +19,7 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, ScoreForm};
 use burn_flash_dma::train::embed;
 use burn_flash_dma::{
-    Attention, AttentionError, HeadEncoding, Intervals, linear, rms_norm, swiglu,
+    Attention, AttentionError, HeadEncoding, Intervals, ScoreRole, linear, rms_norm, swiglu,
 };
 use train_text::model::CastTo;
 
@@ -151,7 +151,7 @@ impl Model {
         texts: &[Text],
     ) -> Result<Tensor<3>, AttentionError> {
         match self.settings.arm.scores() {
-            Scores::RankAndBias => layer.try_forward(x),
+            Scores::RankAndBias | Scores::Rank => layer.try_forward(x),
             scores => {
                 let keys = self.keys(number, layer, &x, texts)?;
                 let bias = match scores {
@@ -216,6 +216,7 @@ impl Block {
             .with_n_kv_heads(Some(sizes.kv_heads))
             .with_max_seq_len(Some(settings.tokens))
             .with_score_form(form)
+            .with_score_role((arm.scores() == Scores::Rank).then_some(ScoreRole::Rank))
             .with_keep_window(pruned.then_some(window))
             .with_recent(pruned.then(|| arm.recent(window)))
             .with_runners_up(arm.runners_up(window));
