@@ -65,7 +65,7 @@ pub use element::Element;
 pub use flash_dma_problem::{
     AppendProblem, Appending, AttentionError, AttentionOptions, CacheShape, DecodeProblem,
     ElementType, Interval, KeptKeys, MaskedProblem, NormProblem, PlanGeometry, Problem, Rotary,
-    SelectionRule,
+    ScoreRole, SelectionRule,
 };
 pub use masked::{masked_backward, masked_forward, plan, plan_ranges};
 pub use norm::{NormGradients, NormParameters, norm_backward, norm_forward};

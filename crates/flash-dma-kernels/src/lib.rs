@@ -33,7 +33,7 @@ pub use decode::args::{Cache, ChunkOutputs, Pages, Slots, StepInputs, StepOutput
 pub use decode::chunk::chunk_keys;
 pub use flash_dma_problem::{
     AppendProblem, Appending, AttentionError, AttentionOptions, CacheShape, DecodeProblem,
-    ElementType, KeptKeys, MaskedProblem, NormProblem, PlanGeometry, Problem, Rotary,
+    ElementType, KeptKeys, MaskedProblem, NormProblem, PlanGeometry, Problem, Rotary, ScoreRole,
     SelectionRule, Storage, contiguous_strides, memory::Passes,
 };
 pub use host::engine::{ENGINE_VARIABLE, Engine};

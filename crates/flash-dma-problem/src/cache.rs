@@ -166,6 +166,21 @@ impl CacheShape {
         self
     }
 
+    /// The same cache for another number of sequences.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::TooLarge`] if there are more than can be addressed.
+    pub fn with_batch(self, batch: usize) -> Result<Self, AttentionError> {
+        Self::new(
+            batch,
+            self.kv_heads,
+            self.head_dim,
+            self.element,
+            self.storage,
+        )
+    }
+
     fn new(
         batch: usize,
         kv_heads: usize,
@@ -260,13 +275,19 @@ impl CacheShape {
         }
     }
 
-    /// Whether the scores of keys, if they carry any, are added to their logits.
+    /// What the scores of keys are for, if they carry any: those of pages, which rank nothing, are added to the logits.
+    #[must_use]
+    pub fn score_role(&self) -> ScoreRole {
+        match self.storage {
+            Storage::Slots { role, .. } => role,
+            Storage::Pages { .. } => ScoreRole::RankAndBias,
+        }
+    }
+
+    /// Whether the keys carry scores that are added to their logits.
     #[must_use]
     pub fn adds_scores(&self) -> bool {
-        match self.storage {
-            Storage::Slots { role, .. } => role == ScoreRole::RankAndBias,
-            Storage::Pages { scored, .. } => scored,
-        }
+        self.has_scores() && self.score_role() == ScoreRole::RankAndBias
     }
 
     /// Bytes of all tensors of the cache.

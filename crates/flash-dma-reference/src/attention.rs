@@ -4,7 +4,7 @@ use crate::compare::Exact;
 use crate::naive;
 use crate::rows::{self, Pairs, Tensors};
 use crate::{compose, select};
-use flash_dma_problem::{Problem, SelectionRule};
+use flash_dma_problem::{Problem, ScoreRole, SelectionRule};
 
 /// The inputs of one problem: contiguous, in the shapes of the problem.
 #[derive(Clone, Debug)]
@@ -47,7 +47,16 @@ pub struct Backward {
 pub(crate) struct Selected<'a> {
     problem: &'a Problem,
     scores: Option<&'a [f64]>,
+    role: ScoreRole,
     ranked: Vec<Vec<usize>>,
+}
+
+/// What is added to the logits of a key of this score.
+fn added(role: ScoreRole, score: f64) -> f64 {
+    match role {
+        ScoreRole::RankAndBias => score,
+        ScoreRole::Rank => 0.0,
+    }
 }
 
 impl Pairs for Selected<'_> {
@@ -66,7 +75,11 @@ impl Pairs for Selected<'_> {
         let head = b * p.kv_heads + h / p.group();
         let scores = &scores[head * p.k_len..];
         let selected = select::take(&self.ranked[head], p.window, position);
-        keys.extend(selected.into_iter().map(|j| (j, scores[j])));
+        keys.extend(
+            selected
+                .into_iter()
+                .map(|j| (j, added(self.role, scores[j]))),
+        );
     }
 }
 
@@ -75,6 +88,7 @@ pub(crate) struct Ruled<'a> {
     problem: &'a Problem,
     scores: &'a [f64],
     rule: &'a SelectionRule,
+    role: ScoreRole,
 }
 
 impl Pairs for Ruled<'_> {
@@ -87,7 +101,11 @@ impl Pairs for Ruled<'_> {
         let head = b * p.kv_heads + h / p.group();
         let scores = &self.scores[head * p.k_len..(head + 1) * p.k_len];
         let attended = compose::attended(scores, self.rule, position);
-        keys.extend(attended.into_iter().map(|j| (j, scores[j])));
+        keys.extend(
+            attended
+                .into_iter()
+                .map(|j| (j, added(self.role, scores[j]))),
+        );
     }
 }
 
@@ -102,6 +120,7 @@ impl Pairs for RunnersUp<'_> {
         let Selected {
             problem: p,
             scores,
+            role,
             ranked,
         } = self.selected;
         let head = b * p.kv_heads + h / p.group();
@@ -112,7 +131,7 @@ impl Pairs for RunnersUp<'_> {
         // Both are ascending.
         let outside = (wider.into_iter()).filter(|key| selected.binary_search(key).is_err());
         keys.clear();
-        keys.extend(outside.map(|j| (j, scores[j])));
+        keys.extend(outside.map(|j| (j, added(*role, scores[j]))));
     }
 }
 
@@ -128,14 +147,26 @@ impl Inputs {
         Forward { out, lse }
     }
 
-    /// The output and the LSE if every position attends to the keys of a rule, whose window the problem has.
+    /// The output and the LSE if the scores are for `role`.
+    ///
+    /// # Panics
+    ///
+    /// If a tensor does not have the problem's shape.
+    #[must_use]
+    pub fn forward_for(&self, role: ScoreRole) -> Forward {
+        let (out, lse) = rows::forward(&self.tensors(), &self.selected_for(role));
+        Forward { out, lse }
+    }
+
+    /// The output and the LSE if every position attends to the keys of a rule, whose window the problem has, and the
+    /// scores are for `role`.
     ///
     /// # Panics
     ///
     /// If a tensor does not have the problem's shape, or there are no scores.
     #[must_use]
-    pub fn forward_by(&self, rule: &SelectionRule) -> Forward {
-        let (out, lse) = rows::forward(&self.tensors(), &self.ruled(rule));
+    pub fn forward_by(&self, rule: &SelectionRule, role: ScoreRole) -> Forward {
+        let (out, lse) = rows::forward(&self.tensors(), &self.ruled(rule, role));
         Forward { out, lse }
     }
 
@@ -249,7 +280,7 @@ impl Inputs {
         }
     }
 
-    pub(crate) fn ruled<'a>(&'a self, rule: &'a SelectionRule) -> Ruled<'a> {
+    pub(crate) fn ruled<'a>(&'a self, rule: &'a SelectionRule, role: ScoreRole) -> Ruled<'a> {
         let p = &self.problem;
         assert_eq!(p.window, rule.window, "the window of the rule");
         let scores = self.scores.as_deref().expect("a rule ranks scores");
@@ -262,10 +293,15 @@ impl Inputs {
             problem: p,
             scores,
             rule,
+            role,
         }
     }
 
     pub(crate) fn selected(&self) -> Selected<'_> {
+        self.selected_for(ScoreRole::default())
+    }
+
+    pub(crate) fn selected_for(&self, role: ScoreRole) -> Selected<'_> {
         let p = &self.problem;
         assert_eq!(p.has_scores, self.scores.is_some(), "scores");
         let heads = p.batch * p.kv_heads;
@@ -277,6 +313,7 @@ impl Inputs {
         Selected {
             problem: p,
             scores: self.scores.as_deref(),
+            role,
             ranked: ranked.collect(),
         }
     }

@@ -10,7 +10,7 @@ use crate::attention::Inputs;
 use crate::round::round_f32;
 use crate::rows::{Pairs, Tensors};
 use core::array;
-use flash_dma_problem::SelectionRule;
+use flash_dma_problem::{ScoreRole, SelectionRule};
 
 /// `out` and `lse` of the naive implementation.
 #[derive(Clone, Debug)]
@@ -41,14 +41,20 @@ impl Inputs {
         forward(&self.tensors(), &self.selected())
     }
 
+    /// As [`Inputs::forward_for`], by the same-dtype naive implementation.
+    #[must_use]
+    pub fn naive_forward_for(&self, role: ScoreRole) -> NaiveForward {
+        forward(&self.tensors(), &self.selected_for(role))
+    }
+
     /// As [`Inputs::forward_by`], by the same-dtype naive implementation.
     ///
     /// # Panics
     ///
     /// As it.
     #[must_use]
-    pub fn naive_forward_by(&self, rule: &SelectionRule) -> NaiveForward {
-        forward(&self.tensors(), &self.ruled(rule))
+    pub fn naive_forward_by(&self, rule: &SelectionRule, role: ScoreRole) -> NaiveForward {
+        forward(&self.tensors(), &self.ruled(rule, role))
     }
 
     /// As [`Inputs::backward`], by the same-dtype naive implementation.

@@ -11,7 +11,7 @@ use flash_dma_kernels::{
     Cache, CacheShape, ChunkOutputs, Engine, Outputs, Pages, SelectionRule, Slots, StepInputs,
     StepOutputs, Tokens, append, append_pages, chunk_keys, decode, forward, select,
 };
-use flash_dma_problem::{Appending, AttentionError, MAX_DECODE_TOKENS, Problem};
+use flash_dma_problem::{Appending, AttentionError, MAX_DECODE_TOKENS, Problem, ScoreRole};
 use flash_dma_reference::{Inputs, compose::attended};
 
 /// A cache on the device and the number of tokens that it has been given.
@@ -43,7 +43,7 @@ impl<'a, T: Target> Held<'a, T> {
                 CacheShape::pages(batch, heads, sizes, dim, sequence.element)
             }
         };
-        let mut shape = shape.expect("a good case");
+        let mut shape = (shape.expect("a good case")).with_score_role(sequence.role);
         if sequence.biased {
             shape = shape.with_scores();
         }
@@ -233,13 +233,21 @@ impl<'a, T: Target> Held<'a, T> {
         let attention =
             Problem::new(&q, &keys, &keys, Some(&keys[..3]), s.element, &options).expect("good");
         let intervals = self.chunk_intervals(rank.binding(), rule, attention.intervals_shape());
+        let added = match s.role {
+            ScoreRole::RankAndBias => z.binding(),
+            // Hidden keys are in no interval.
+            ScoreRole::Rank => {
+                let zeros = vec![0.0; keys[..3].iter().product()];
+                kernels.upload(&Raw::new(&zeros, &keys[..3], F32, Layout::Contiguous))
+            }
+        };
         let query = picked(&all.q, s.len, s.head_dim, self.held..to);
         let given = flash_dma_kernels::Inputs {
             q: kernels.upload(&Raw::new(&query, &q, s.element, s.layout)),
             k: k.binding(),
             v: v.binding(),
             selection: Some(flash_dma_kernels::Selection {
-                scores: z.binding(),
+                scores: added,
                 intervals,
                 far: None,
             }),

@@ -9,7 +9,7 @@ use crate::call::picked;
 use crate::engines::{Kernels, Target};
 use flash_dma_kernels::SelectionRule;
 use flash_dma_kernels::internals::DecodeTuning;
-use flash_dma_problem::{AttentionOptions, ElementType, Problem};
+use flash_dma_problem::{AttentionOptions, ElementType, Problem, ScoreRole};
 use flash_dma_reference::Inputs;
 use flash_dma_reference::compare::{OUTPUT, compare, compare_lse};
 use flash_dma_reference::generate::{Scores, inputs};
@@ -32,6 +32,8 @@ pub struct Sequence {
     pub element: ElementType,
     /// The keys that a kv head has slots for; `None` is a cache of pages.
     pub rule: Option<SelectionRule>,
+    /// What the scores of slots are for.
+    pub role: ScoreRole,
     /// Whether pages have scores.
     pub biased: bool,
     /// Tokens per page.
@@ -65,6 +67,7 @@ impl Sequence {
             head_dim: 64,
             element: F32,
             rule: window.map(SelectionRule::top),
+            role: ScoreRole::default(),
             biased: false,
             page_len: 32,
             scores: Scores::Normal,
@@ -155,7 +158,10 @@ impl Sequence {
             scores: (all.scores.as_ref()).map(|z| picked(z, self.len, 1, 0..to)),
         };
         let (exact, naive) = match &self.rule {
-            Some(rule) => (prefix.forward_by(rule), prefix.naive_forward_by(rule)),
+            Some(rule) => (
+                prefix.forward_by(rule, self.role),
+                prefix.naive_forward_by(rule, self.role),
+            ),
             None => (prefix.forward(), prefix.naive_forward()),
         };
         let context = || format!("tokens {from}..{to} of {self:?}");

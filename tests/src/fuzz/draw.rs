@@ -9,6 +9,7 @@ use super::spec::{
 use crate::Size;
 use crate::masked::Pattern;
 use flash_dma_problem::ElementType::{self, Bf16, F16, F32};
+use flash_dma_problem::ScoreRole;
 use flash_dma_reference::Rng;
 use flash_dma_reference::generate::Scores;
 
@@ -440,5 +441,9 @@ fn decoded(rng: &mut Rng) -> What {
         prefill,
         pieces: pieces[..count].to_vec(),
         wrong: (rng.below(3) == 0).then(|| rng.below(MAX_STEP)),
+        role: match storage {
+            Store::Slots(_) if chance(rng, 3) => ScoreRole::Rank,
+            _ => ScoreRole::RankAndBias,
+        },
     })
 }

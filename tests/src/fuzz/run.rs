@@ -310,8 +310,13 @@ fn decoded<E: Decoder>(engine: &E, spec: &Spec, decoding: &Decoding) -> Checked 
         return Err("the steps are those of the pieces".into());
     }
     let mut seen = Seen::default();
-    let expect =
-        |inputs: &Inputs| Expected::new(&inputs.problem, inputs.forward(), &inputs.naive_forward());
+    let expect = |inputs: &Inputs| {
+        let (exact, naive) = (
+            inputs.forward_for(decoding.role),
+            inputs.naive_forward_for(decoding.role),
+        );
+        Expected::new(&inputs.problem, exact, &naive)
+    };
     for step in &steps {
         let prefix = |all: &Inputs| expect(&prefix(spec, all, &step.tokens));
         let expected = prefix(&all);

@@ -2,7 +2,7 @@
 
 use super::spec::{By, Decoding, Parts, Place, Selecting, Spec, Store, What};
 use crate::masked::Pattern;
-use flash_dma_problem::ElementType;
+use flash_dma_problem::{ElementType, ScoreRole};
 use flash_dma_reference::generate::Scores;
 use std::time::{Duration, Instant};
 
@@ -243,5 +243,6 @@ fn simpler_decoding(decoding: &Decoding) -> Vec<Decoding> {
         }
     }
     with(&|d| d.scores = Scores::Normal);
+    with(&|d| d.role = ScoreRole::default());
     all
 }

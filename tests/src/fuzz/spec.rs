@@ -2,7 +2,7 @@
 
 use crate::masked::{MaskedCase, Pattern};
 use crate::{Layout, Raw};
-use flash_dma_problem::{AttentionOptions, ElementType};
+use flash_dma_problem::{AttentionOptions, ElementType, ScoreRole};
 use flash_dma_reference::generate::Scores;
 
 /// One problem. Its [`Display`](core::fmt::Display) form is one line that parses back to it.
@@ -122,6 +122,8 @@ pub enum Ends {
 pub struct Decoding {
     /// Slots or pages.
     pub storage: Store,
+    /// What the scores of slots are for.
+    pub role: ScoreRole,
     /// The kind of scores, if the cache has any.
     pub scores: Scores,
     /// Tokens that are appended before the first step.

@@ -4,7 +4,7 @@ use super::spec::{Axes, By, Decoding, Ends, Heads, Parts, Place, Selecting, Spec
 use crate::masked::Pattern;
 use core::fmt;
 use core::str::FromStr;
-use flash_dma_problem::ElementType;
+use flash_dma_problem::{ElementType, ScoreRole};
 use flash_dma_reference::generate::Scores;
 
 const PLACES: [(char, Place); 6] = [
@@ -120,6 +120,9 @@ impl fmt::Display for Decoding {
         if self.scored() {
             write!(f, " scores={:?}", self.scores)?;
         }
+        if self.role == ScoreRole::Rank {
+            f.write_str(" ranks")?;
+        }
         let pieces: Vec<String> = self.pieces.iter().map(ToString::to_string).collect();
         write!(f, " prefill={} pieces={}", self.prefill, pieces.join("+"))?;
         match self.wrong {
@@ -224,6 +227,10 @@ impl<'a> Reader<'a> {
         let pieces = pieces.map(|n| n.parse().map_err(|_| format!("a piece of `{n}` tokens")));
         Ok(Decoding {
             storage,
+            role: match self.flag("ranks") {
+                true => ScoreRole::Rank,
+                false => ScoreRole::RankAndBias,
+            },
             scores: scores.unwrap_or(Scores::Normal),
             prefill: self.number("prefill")?,
             pieces: pieces.collect::<Result<_, _>>()?,

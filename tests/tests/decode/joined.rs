@@ -4,7 +4,7 @@ use super::sequences::{Sequences, Shape, dtype};
 use burn_flash_dma::cache::{AttentionCache, DynamicMaskCacheConfig, PagedCacheConfig};
 use burn_flash_dma::{AttentionError, AttentionOptions};
 use flash_dma_problem::ElementType::{Bf16, F32};
-use flash_dma_problem::SelectionRule;
+use flash_dma_problem::{ScoreRole, SelectionRule};
 use flash_dma_reference::Rng;
 use flash_dma_reference::generate::Scores;
 use flash_dma_tests::engines::{Backend, Burn};
@@ -110,13 +110,17 @@ fn slots_of_several_caches<B: Backend>(burn: &Burn<B>) {
         if !burn.supports(element) {
             continue;
         }
-        several(burn, |batch, seed| {
-            let config = slots(batch).with_dtype(dtype(element).into());
-            let shape = Shape { element, ..SHAPE };
-            let options = config.options;
-            let sequences = Sequences::new(shape, batch, Some(Scores::Padded), options, seed);
-            (config.init(burn.device()).into(), sequences.under(RULE))
-        });
+        for role in Burn::<B>::cases([ScoreRole::Rank], [ScoreRole::RankAndBias], []) {
+            several(burn, |batch, seed| {
+                let config = slots(batch).with_dtype(dtype(element).into());
+                let config = config.with_score_role(Some(role));
+                let shape = Shape { element, ..SHAPE };
+                let options = config.options;
+                let sequences = Sequences::new(shape, batch, Some(Scores::Padded), options, seed);
+                let sequences = sequences.under(RULE).with_role(role);
+                (config.init(burn.device()).into(), sequences)
+            });
+        }
     }
 }
 
@@ -155,6 +159,8 @@ fn what_differs_is_refused<B: Backend>(burn: &Burn<B>) {
     assert_eq!(other(|c| c.recent = Some(3)), differ("sizes"));
     assert_eq!(other(|c| c.options.keep_window = Some(9)), differ("sizes"));
     assert_eq!(other(|c| c.options.softcap = Some(2.0)), differ("options"));
+    let ranks = other(|c| c.score_role = Some(ScoreRole::Rank));
+    assert_eq!(ranks, differ("roles of scores"));
 
     let other = |change: fn(&mut PagedCacheConfig)| {
         let mut config = pages(2);

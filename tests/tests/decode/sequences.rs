@@ -216,11 +216,6 @@ impl Sequences {
         let read = |values: TensorData| values.iter::<f64>().collect::<Vec<f64>>();
         let (out, lse) = (read(out.into_data()), read(lse.into_data()));
         let options = self.options;
-        // The oracle adds the scores that rank: so much smaller they rank as before, and add nothing.
-        let of_scores = match self.role {
-            ScoreRole::RankAndBias => 1.0,
-            ScoreRole::Rank => (-40f64).exp2(),
-        };
         for (sequence, history) in self.histories.iter().enumerate() {
             let len = history.k[0].len() / dim;
             let (q, kv) = ([1, q_heads, count, dim], [1, kv_heads, len, dim]);
@@ -234,13 +229,13 @@ impl Sequences {
                 q: tokens.host_q[part.clone()].to_vec(),
                 k: history.k.concat(),
                 v: history.v.concat(),
-                scores: self.scored.then(|| {
-                    let scores = history.scores.concat();
-                    scores.into_iter().map(|z| z * of_scores).collect()
-                }),
+                scores: self.scored.then(|| history.scores.concat()),
             };
             let (exact, naive) = match &self.rule {
-                Some(rule) => (inputs.forward_by(rule), inputs.naive_forward_by(rule)),
+                Some(rule) => (
+                    inputs.forward_by(rule, self.role),
+                    inputs.naive_forward_by(rule, self.role),
+                ),
                 None => (inputs.forward(), inputs.naive_forward()),
             };
             let at = format!("sequence {sequence}, tokens {}..{len}", len - count);

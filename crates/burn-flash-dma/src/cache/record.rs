@@ -11,7 +11,8 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use flash_dma_problem::{AttentionError, ScoreRole};
 use serde::{Deserialize, Serialize};
 
-/// A saved [`DynamicMaskCache`] for any serde format. Records from before recent keys and sinks have none.
+/// A saved [`DynamicMaskCache`] for any serde format. Records from before recent keys and sinks have none, and their
+/// scores are added to the logits.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DynamicMaskCacheRecord {
     config: DynamicMaskCacheConfig,
@@ -198,7 +199,7 @@ impl DynamicMaskCache {
         DynamicMaskCacheConfig::new(shape.batch, shape.kv_heads, shape.head_dim, self.options())
             .with_recent(some(rule.recent))
             .with_sinks(some(rule.sinks))
-            .with_score_role((!shape.adds_scores()).then_some(ScoreRole::Rank))
+            .with_score_role(Some(self.score_role()).filter(|&role| role != ScoreRole::default()))
             .with_dtype(dtype)
     }
 

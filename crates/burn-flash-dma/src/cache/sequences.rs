@@ -7,7 +7,7 @@ use super::slots::{DynamicMaskCache, State};
 use super::tokens::check_sequences;
 use crate::validate::expect;
 use burn::tensor::{DType, Int, Tensor, TensorData, s};
-use flash_dma_problem::{AttentionError, CacheShape};
+use flash_dma_problem::AttentionError;
 
 impl DynamicMaskCache {
     /// Replaces sequence `i` by sequence `indices[i]`: a permutation, or the beams that survive. There may be
@@ -28,9 +28,8 @@ impl DynamicMaskCache {
     /// sequences than can be addressed; [`AttentionError::TokensWait`] if tokens wait. The cache is unchanged then.
     pub fn try_reorder(&mut self, indices: &[usize]) -> Result<(), AttentionError> {
         self.hold.check()?;
-        let ([batch, heads, _, dim], rule) = (self.shape.kv_shape(), self.rule());
-        check_sequences(indices, batch)?;
-        let shape = CacheShape::slots(indices.len(), heads, rule, dim, self.shape.element)?;
+        check_sequences(indices, self.shape.batch)?;
+        let shape = self.shape.with_batch(indices.len())?;
         let index: Vec<i32> = indices.iter().map(|&i| i as i32).collect();
         let index = TensorData::new(index, [indices.len()]);
         let index = Tensor::<1, Int>::from_data(index, (&self.device, DType::I32));
@@ -99,26 +98,26 @@ impl DynamicMaskCache {
     /// # Errors
     ///
     /// [`AttentionError::NoCaches`]; [`AttentionError::JoinedCaches`] if one differs from the first in its sizes,
-    /// options or device; [`AttentionError::TokensWait`] if tokens wait beside one; [`AttentionError::TooLarge`] for
-    /// more sequences than can be addressed.
+    /// options, role of scores or device; [`AttentionError::TokensWait`] if tokens wait beside one;
+    /// [`AttentionError::TooLarge`] for more sequences than can be addressed.
     pub fn try_cat(caches: Vec<Self>) -> Result<Self, AttentionError> {
         let first = caches.first().ok_or(AttentionError::NoCaches)?;
         let sizes = |cache: &Self| {
             let of = &cache.shape;
-            (of.kv_heads, of.head_dim, of.element, of.storage)
+            (of.kv_heads, of.head_dim, of.element, of.rule())
         };
+        let role = |cache: &Self| cache.shape.score_role();
         for (index, cache) in caches.iter().enumerate() {
             cache.hold.check()?;
             let equal = [
                 (sizes(cache) == sizes(first), "sizes"),
                 (cache.options == first.options, "options"),
+                (role(cache) == role(first), "roles of scores"),
                 (cache.device == first.device, "devices"),
             ];
             check_equal(index, &equal)?;
         }
-        let ([_, heads, _, dim], rule) = (first.shape.kv_shape(), first.rule());
-        let batch = caches.iter().map(Self::sequences).sum();
-        let shape = CacheShape::slots(batch, heads, rule, dim, first.shape.element)?;
+        let shape = (first.shape).with_batch(caches.iter().map(Self::sequences).sum())?;
         let states = || caches.iter().map(Self::state);
         let state = State {
             k: Tensor::cat(states().map(|state| state.k.clone()).collect(), 0),

@@ -14,7 +14,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Device, Int, Tensor};
 use flash_dma_problem::{
     Appending, AttentionError, AttentionOptions, CacheShape, DecodeProblem, MAX_DECODE_TOKENS,
-    SelectionRule, TensorName,
+    ScoreRole, SelectionRule, TensorName,
 };
 
 /// The `keep_window` keys of greatest score of each sequence and key/value head, of everything the sequence has
@@ -120,9 +120,9 @@ impl DynamicMaskCache {
     /// head_dim]` to the same, the last rows of attention over everything the sequences have been given.
     ///
     /// `k` and `v` are `[batch, kv_heads, tokens, head_dim]`, `scores` `[batch, kv_heads, tokens]`, f32 (f16 and
-    /// bf16 are cast up). One token at a time, several to verify a speculation, or a whole prompt: up to 16
-    /// tokens are one decode step; more are attended to like a training sequence, with the keys of the cache
-    /// before them.
+    /// bf16 are cast up), for what the cache's [`ScoreRole`] says. One token at a time, several to verify a
+    /// speculation, or a whole prompt: up to 16 tokens are one decode step; more are attended to like a training
+    /// sequence, with the keys of the cache before them.
     ///
     /// # Panics
     ///
@@ -292,6 +292,12 @@ impl DynamicMaskCache {
     #[must_use]
     pub fn rule(&self) -> SelectionRule {
         self.shape.rule().expect("the cache has slots")
+    }
+
+    /// What its scores are for.
+    #[must_use]
+    pub fn score_role(&self) -> ScoreRole {
+        self.shape.score_role()
     }
 
     /// The number of keys that each head keeps.

@@ -82,7 +82,8 @@ pub struct DynamicMaskAttentionConfig {
     #[config(default = "ScoreForm::Zoh")]
     pub score_form: ScoreForm,
     /// What the scores are for. Default: [`ScoreRole::RankAndBias`]. Scores that only rank learn by their
-    /// [runners-up](Self::runners_up) alone, and their size does not matter; without a window they do nothing.
+    /// [runners-up](Self::runners_up) alone, by none if the configuration says 0; their size does not matter. Without a
+    /// window they do nothing.
     pub score_role: Option<ScoreRole>,
     /// Initialiser of the four projections. Default: normal, mean 0, standard deviation 0.02.
     #[config(default = "Initializer::Normal{mean:0.0, std:0.02}")]
@@ -245,8 +246,8 @@ impl DynamicMaskAttention {
     ///
     /// [`AttentionError`] if the last axis is not `d_model`, the sequence is longer than the rotary encoding, the
     /// lengths or the documents or the mask of the input do not fit it, or there are documents and the layer is not
-    /// causal, or it has runners-up to train under a mask that differs between queries. Nothing is computed then, but
-    /// scores in the last case.
+    /// causal, or it has runners-up or scores that only rank to train under a mask that differs between queries. Nothing
+    /// is computed then, but scores in the last case.
     pub fn try_forward(
         &self,
         input: impl Into<DynamicMaskInput>,
@@ -321,7 +322,7 @@ impl DynamicMaskAttention {
 
     /// As [`forward`](Self::forward), with a selection that it has made before in place of another one: to compute a
     /// layer a second time, as checkpointing does (`train::Checkpointed`). The scores are
-    /// computed and added to the logits; with runners-up they rank those of the first time.
+    /// computed, for what the layer's [`ScoreRole`] says; with runners-up they rank those of the first time.
     ///
     /// # Panics
     ///

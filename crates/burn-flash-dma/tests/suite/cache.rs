@@ -6,7 +6,7 @@ use burn::tensor::{Device, Distribution, Tensor};
 use burn_flash_dma::cache::{
     DynamicMaskCache, DynamicMaskCacheConfig, PagedCache, PagedCacheConfig,
 };
-use burn_flash_dma::{AttentionError, AttentionOptions};
+use burn_flash_dma::{AttentionError, AttentionOptions, ScoreRole};
 
 fn random(heads: usize, tokens: usize) -> Tensor<4> {
     let normal = Distribution::Normal(0.0, 1.0);
@@ -64,6 +64,26 @@ fn serde_restores_slots() {
         DynamicMaskCache::try_from_record(record, &Device::flex()).unwrap(),
         cache,
     );
+}
+
+/// What the scores are for is saved with the rest; they are added in a record from before there was a choice.
+#[test]
+fn a_record_says_what_its_scores_are_for() {
+    let mut cache = (config().with_score_role(Some(ScoreRole::Rank))).init(&Device::flex());
+    cache.append(random(2, 30), random(2, 30), scores(30));
+    let record = serde_json::from_value(serde_json::to_value(cache.to_record_sync()).unwrap());
+    let restored = DynamicMaskCache::try_from_record(record.unwrap(), &Device::flex()).unwrap();
+    assert_eq!(restored.score_role(), ScoreRole::Rank);
+    same(restored, cache);
+
+    let cache = used();
+    let mut old = serde_json::to_value(cache.to_record_sync()).unwrap();
+    let fields = old["config"].as_object_mut().unwrap();
+    assert!(fields.remove("score_role").is_some());
+    let record = serde_json::from_value(old).unwrap();
+    let restored = DynamicMaskCache::try_from_record(record, &Device::flex()).unwrap();
+    assert_eq!(restored.score_role(), ScoreRole::RankAndBias);
+    same(restored, cache);
 }
 
 /// The recent keys and sinks are saved with the rest; a record from before them has none.

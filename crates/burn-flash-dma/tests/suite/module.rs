@@ -4,8 +4,8 @@ use crate::case::values;
 use burn::module::{Initializer, Module, ModuleMapper, Param};
 use burn::tensor::activation::softplus;
 use burn::tensor::{Device, Distribution, Tensor};
-use burn_flash_dma::AttentionError;
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, ScoreForm, Scorer};
+use burn_flash_dma::{AttentionError, ScoreRole};
 use burn_store::{ModuleSnapshot, SafetensorsStore};
 
 fn config() -> DynamicMaskAttentionConfig {
@@ -204,9 +204,9 @@ fn the_norms_of_q_and_k_add_the_epsilon_of_the_configuration() {
 }
 
 #[test]
-fn a_configuration_from_before_there_were_biases_has_none() {
+fn a_configuration_from_before_biases_and_roles_has_the_old_layer() {
     let mut fields = serde_json::to_value(config()).unwrap();
-    for field in ["bias", "norm_epsilon"] {
+    for field in ["bias", "norm_epsilon", "score_role"] {
         fields
             .as_object_mut()
             .unwrap()
@@ -215,7 +215,9 @@ fn a_configuration_from_before_there_were_biases_has_none() {
     }
     let old: DynamicMaskAttentionConfig = serde_json::from_value(fields).unwrap();
     assert_eq!(old.to_string(), config().to_string());
-    assert!(old.init(&Device::flex()).q_proj.bias.is_none());
+    let layer = old.init(&Device::flex());
+    assert!(layer.q_proj.bias.is_none());
+    assert_eq!(layer.score_role(), ScoreRole::RankAndBias);
 }
 
 #[test]

@@ -246,7 +246,6 @@ impl ModuleMapper for Cast {
     }
 }
 
-/// In 16 bits many of the scores would be equal; the products of 16-bit numbers are not.
 /// A layer whose scores only rank, and the same one that adds them, too.
 fn of_both_roles(form: ScoreForm, device: &Device) -> [DynamicMaskAttention; 2] {
     let config = config(form).with_recent(Some(1));
@@ -329,6 +328,7 @@ fn scores_that_only_rank_learn_by_their_runners_up() {
     }
 }
 
+/// In 16 bits many of the scores would be equal; the products of 16-bit numbers are not.
 #[test]
 fn a_16_bit_layer_has_scores_in_f32() {
     for (dtype, device) in [DType::F16, DType::BF16].map(|d| (d, Device::flex().autodiff())) {

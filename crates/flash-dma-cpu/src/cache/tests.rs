@@ -4,7 +4,7 @@
 use super::placement::EMPTY;
 use super::*;
 use crate::{AttentionOptions, CacheShape, ElementType, Interval, Problem};
-use flash_dma_problem::SelectionRule;
+use flash_dma_problem::{ScoreRole, SelectionRule};
 use flash_dma_reference::compare::{OUTPUT, compare, compare_lse};
 use flash_dma_reference::compose::attended;
 use flash_dma_reference::generate::{self, Scores};
@@ -154,9 +154,12 @@ fn step(
                 rank: (rule.sinks > 0).then_some(&mut rank[..]),
             };
             chunk_keys(&problem, state.read(), tokens, target).unwrap();
-            let scores = View::contiguous(&z, [b, h, keys]);
             let rank = if rule.sinks > 0 { &rank } else { &z };
             let intervals = chunk_intervals(View::contiguous(rank, [b, h, keys]), rule);
+            if !shape.adds_scores() {
+                z.fill(0.0);
+            }
+            let scores = View::contiguous(&z, [b, h, keys]);
             let whole =
                 Problem::new(&q_shape, &all, &all, Some(&all[..3]), p.element, &options).unwrap();
             let inputs = crate::Inputs {
@@ -175,7 +178,13 @@ fn step(
     }
     let wide = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
     let (oracle, naive) = match shape.rule() {
-        Some(rule) => (exact.forward_by(&rule), exact.naive_forward_by(&rule)),
+        Some(rule) => {
+            let role = shape.score_role();
+            (
+                exact.forward_by(&rule, role),
+                exact.naive_forward_by(&rule, role),
+            )
+        }
         None => (exact.forward(), exact.naive_forward()),
     };
     let at = format!("tokens {at}..{}", at + n);
@@ -245,10 +254,13 @@ fn rules(rng: &mut Rng) -> [SelectionRule; 4] {
 fn slots_decode_as_one_pass_would() {
     let mut rng = Rng::new(11);
     for (seed, kind) in Scores::ALL.into_iter().enumerate() {
-        for rule in rules(&mut rng) {
+        let roles = [ScoreRole::RankAndBias, ScoreRole::Rank];
+        let ruled = rules(&mut rng).map(|rule| roles.map(|role| (rule, role)));
+        for (rule, role) in ruled.into_iter().flatten() {
             let batch = 1 + seed % 2;
             let inputs = inputs(batch, 70, Some((kind, rule)), seed as u64);
             let shape = CacheShape::slots(batch, HEADS[1], rule, DIM, ElementType::F32).unwrap();
+            let shape = shape.with_score_role(role);
             let mut state = State::new(&shape);
             let mut at = 0;
             while at < 70 {

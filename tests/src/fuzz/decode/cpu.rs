@@ -136,6 +136,7 @@ impl<'a, E: Host + Element> Held<'a, E> {
         let (shape, index) = match decoding.storage {
             Store::Slots(window) => {
                 let shape = CacheShape::slots(batch, heads, window, dim, spec.element)?;
+                let shape = shape.with_score_role(decoding.role);
                 (shape, vec![-1; batch * heads * window])
             }
             Store::Pages { page_len, scored } => {
@@ -248,6 +249,11 @@ impl<'a, E: Host + Element> Held<'a, E> {
         let mut intervals = vec![Interval { first: 0, end: 0 }; z.len()];
         let scores = View::contiguous(&z, [keys[0], keys[1], keys[2]]);
         engine::select(scores, window, &mut intervals)?;
+        if !self.shape.adds_scores() {
+            // Hidden keys are in no interval.
+            z.fill(0.0);
+        }
+        let scores = View::contiguous(&z, [keys[0], keys[1], keys[2]]);
         let q = part.view(0);
         let scored = Some(&keys[..3]);
         let problem = Problem::new(&q.shape, &keys, &keys, scored, spec.element, &options)?;

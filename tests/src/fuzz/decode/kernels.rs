@@ -51,6 +51,7 @@ fn sequence(spec: &Spec, decoding: &Decoding) -> Sequence {
         heads: [spec.q_heads(), spec.kv_heads],
         head_dim: spec.head_dim,
         element: spec.element,
+        role: decoding.role,
         biased: decoding.window().is_none() && decoding.scored(),
         page_len,
         scores: decoding.scores,

@@ -6,7 +6,7 @@ use crate::decode::args::{Cache, ChunkOutputs, Pages, Slots, StepInputs, StepOut
 use crate::decode::chunk::chunk_keys;
 use crate::decode::plan_on;
 use crate::host::engine::Engine;
-use crate::{AttentionOptions, CacheShape, ElementType, SelectionRule, Storage};
+use crate::{AttentionOptions, CacheShape, ElementType, ScoreRole, SelectionRule, Storage};
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 
@@ -55,6 +55,12 @@ pub(crate) fn all() -> Vec<Case> {
         call.append(client);
         call.step(client, 1, AttentionOptions::new());
     }));
+    cases.push(case("decode-bf16-d128-ranks".into(), |client| {
+        let mut call = Decoding::new(Bf16, 128, false);
+        call.role = ScoreRole::Rank;
+        call.step(client, 1, AttentionOptions::new());
+        call.step(client, 16, AttentionOptions::new());
+    }));
     // Pages that exceed 32-bit indices.
     cases.push(case("decode-bf16-d128-64bit".into(), |client| {
         let mut call = Decoding::new(Bf16, 128, true);
@@ -76,6 +82,8 @@ struct Decoding {
     /// Recent keys and sinks, of slots.
     recent: usize,
     sinks: usize,
+    /// What the scores of slots are for.
+    role: ScoreRole,
 }
 
 impl Decoding {
@@ -88,6 +96,7 @@ impl Decoding {
             pages: 1024,
             recent: 0,
             sinks: 0,
+            role: ScoreRole::default(),
         }
     }
 
@@ -110,6 +119,7 @@ impl Decoding {
                 sinks: self.sinks,
             };
             CacheShape::slots(1, HEADS, rule, head_dim, element)
+                .map(|shape| shape.with_score_role(self.role))
         }
         .expect("a valid cache")
     }

@@ -119,18 +119,12 @@ impl Case {
                 ..self.options
             };
             let z = self.scored().then_some(&k[..3]);
-            // The oracle adds the scores that rank: so much smaller they rank as before, and add nothing.
-            let of_scores = match self.role {
-                ScoreRole::RankAndBias => 1.0,
-                ScoreRole::Rank => (-40f64).exp2(),
-            };
-            let small = |scores: Vec<f64>| scores.into_iter().map(|z| z * of_scores).collect();
             let prefix = Inputs {
                 problem: Problem::new(&q, &k, &k, z, p.element, &options).unwrap(),
                 q: part(&all.q, p.batch * p.q_heads, dim, from),
                 k: part(&all.k, kv, dim, 0),
                 v: part(&all.v, kv, dim, 0),
-                scores: scores(0).map(small),
+                scores: scores(0),
             };
 
             let new = [p.batch, p.kv_heads, to - from, dim];
@@ -167,7 +161,8 @@ impl Case {
             plan.and_then(|plan| plan.run(outputs)).unwrap();
 
             let context = || format!("tokens {from}..{to} of {self:?}");
-            let (exact, naive) = (prefix.forward(), prefix.naive_forward());
+            let exact = prefix.forward_for(self.role);
+            let naive = prefix.naive_forward_for(self.role);
             let got = out.read(&client);
             compare("out", &q, &got, &exact.out, &naive.out, p.element, OUTPUT)
                 .unwrap_or_else(|failure| panic!("{failure}\n{}", context()));
@@ -244,6 +239,7 @@ fn scores_that_only_rank_add_nothing() {
         Scores::Ties,
         Scores::Padded,
         Scores::AllPadded,
+        Scores::Nan,
         Scores::Large,
     ];
     for (seed, scores) in kinds.into_iter().enumerate() {
