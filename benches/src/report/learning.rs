@@ -4,36 +4,53 @@ use super::files::json;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// What a table needs of a row of `recall`.
 #[derive(Clone, Debug, Deserialize)]
-struct RecallRow {
+pub(super) struct RecallRow {
     commit: String,
     machine: String,
-    arm: String,
+    pub(super) device: String,
+    pub(super) arm: String,
     layout: String,
-    tokens: usize,
-    pairs: usize,
-    window: usize,
-    window_per_pair: f64,
-    cap: f64,
+    pub(super) tokens: usize,
+    pub(super) pairs: usize,
+    pub(super) window: usize,
+    pub(super) window_per_pair: f64,
+    pub(super) cap: f64,
     width: usize,
     layers: usize,
     steps: usize,
     batch: usize,
-    rate: f64,
-    accuracy: f64,
+    pub(super) rate: f64,
+    pub(super) seed: u64,
+    pub(super) accuracy: f64,
     kept: f64,
     steps_done: usize,
     /// `solved`, `flat`, or `steps` where the most that it might take are over.
     stopped: String,
     seconds: f64,
     step_milliseconds: Option<f64>,
+    pub(super) curve: Vec<CurvePoint>,
+}
+
+/// What a plot needs of a place on a run's curve.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct CurvePoint {
+    pub(super) step: usize,
+    pub(super) accuracy: f64,
 }
 
 /// What is one table: everything but the arm, its rate, its window and the seed.
-type Setting = (String, usize, usize, [usize; 4]);
+pub(super) type Setting = (String, usize, usize, [usize; 4]);
+
+impl RecallRow {
+    pub(super) fn setting(&self) -> Setting {
+        let sizes = [self.width, self.layers, self.batch, self.steps];
+        (self.layout.clone(), self.tokens, self.pairs, sizes)
+    }
+}
 
 /// The tables of all files `recall*.json` in a folder, none if there are none. A line is an arm with its window and its
 /// rate, over all seeds: the mean, and the range from the worst to the best seed.
@@ -42,6 +59,17 @@ type Setting = (String, usize, usize, [usize; 4]);
 ///
 /// The name of a file that is malformed.
 pub fn recall_tables(folder: &Path) -> Result<String, String> {
+    let mut tables = String::new();
+    for file in recall_files(folder)? {
+        let rows: Vec<RecallRow> = json(&file)?;
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        tables += &of_file(&name, &rows);
+    }
+    Ok(tables)
+}
+
+/// The files `recall*.json` in a folder, in order.
+pub(super) fn recall_files(folder: &Path) -> Result<Vec<PathBuf>, String> {
     let mut files: Vec<_> = std::fs::read_dir(folder)
         .map_err(|e| format!("cannot read {}: {e}", folder.display()))?
         .filter_map(|entry| entry.ok().map(|entry| entry.path()))
@@ -51,13 +79,7 @@ pub fn recall_tables(folder: &Path) -> Result<String, String> {
         })
         .collect();
     files.sort();
-    let mut tables = String::new();
-    for file in files {
-        let rows: Vec<RecallRow> = json(&file)?;
-        let name = file.file_name().unwrap_or_default().to_string_lossy();
-        tables += &of_file(&name, &rows);
-    }
-    Ok(tables)
+    Ok(files)
 }
 
 /// What the arms of one setting and seed answer at each rate, as the chapter words them.
@@ -70,7 +92,7 @@ pub fn recall_by_rate(file: &Path) -> Result<String, String> {
 }
 
 /// The arms in the order of the chapter, and as it words them; others come behind by their names.
-const ARMS: [(&str, &str); 7] = [
+pub(super) const ARMS: [(&str, &str); 7] = [
     ("dense", "dense"),
     ("ours", "ours, scores that are added to the logits"),
     (
@@ -126,9 +148,7 @@ fn by_rate(rows: &[RecallRow]) -> Result<String, String> {
 fn of_file(name: &str, rows: &[RecallRow]) -> String {
     let mut settings: BTreeMap<Setting, Vec<&RecallRow>> = BTreeMap::new();
     for row in rows {
-        let sizes = [row.width, row.layers, row.batch, row.steps];
-        let setting = (row.layout.clone(), row.tokens, row.pairs, sizes);
-        settings.entry(setting).or_default().push(row);
+        settings.entry(row.setting()).or_default().push(row);
     }
     let mut text = String::new();
     for ((layout, tokens, pairs, [width, layers, batch, steps]), rows) in settings {
@@ -163,32 +183,41 @@ fn table(rows: &[&RecallRow]) -> String {
             None => lines.push(vec![row]),
         }
     }
-    let mut text = "| arm | w | w per pair | cap | rate | seeds | answered | worst to best | facts kept | steps | \
-                    seconds a run | ms a step |\n|---|---|---|---|---|---|---|---|---|---|---|---|\n"
+    let answered =
+        |line: &[&RecallRow]| line.iter().map(|row| row.accuracy).sum::<f64>() / line.len() as f64;
+    // Of its rates, the one that answered best.
+    let dense = lines.iter().filter(|line| line[0].arm == "dense");
+    let dense = dense.map(|line| answered(line)).fold(0.0, f64::max);
+    let mut text = "| arm | w | w per pair | cap | rate | seeds | answered | of dense | worst to best | facts kept | \
+                    steps | seconds a run | ms a step |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|\n"
         .to_owned();
     for line in lines {
         let first = line[0];
         let mean = |number: fn(&RecallRow) -> f64| {
             line.iter().map(|row| number(row)).sum::<f64>() / line.len() as f64
         };
-        let answered = line.iter().map(|row| row.accuracy);
-        let (worst, best) = answered.fold((f64::MAX, f64::MIN), |(worst, best), accuracy| {
+        let all = line.iter().map(|row| row.accuracy);
+        let (worst, best) = all.fold((f64::MAX, f64::MIN), |(worst, best), accuracy| {
             (worst.min(accuracy), best.max(accuracy))
         });
         let times: Option<Vec<f64>> = line.iter().map(|row| row.step_milliseconds).collect();
         let time = times.map_or("–".into(), |times| {
             format!("{:.1}", times.iter().sum::<f64>() / times.len() as f64)
         });
+        let of_dense = match dense > 0.0 {
+            true => format!("{:.3}", answered(&line) / dense),
+            false => "–".into(),
+        };
         let _ = writeln!(
             text,
-            "| {} | {} | {} | {:.2} | {} | {} | {:.3} | {worst:.3}–{best:.3} | {:.3} | {:.0} | {:.0} | {time} |",
+            "| {} | {} | {} | {:.2} | {} | {} | {:.3} | {of_dense} | {worst:.3}–{best:.3} | {:.3} | {:.0} | {:.0} | {time} |",
             first.arm,
             first.window,
             first.window_per_pair,
             first.cap,
             first.rate,
             line.len(),
-            mean(|row| row.accuracy),
+            answered(&line),
             mean(|row| row.kept),
             mean(|row| row.steps_done as f64),
             mean(|row| row.seconds),
@@ -205,8 +234,8 @@ mod tests {
     fn seeds_are_one_line_and_lengths_are_tables() {
         let row = |arm: &str, tokens: usize, accuracy: f64| {
             format!(
-                r#"{{"commit":"c","machine":"m","arm":"{arm}","layout":"scattered","tokens":{tokens},"pairs":4,
-                "window":8,"window_per_pair":2.0,"cap":1.0,"width":32,"layers":1,"steps":600,"batch":16,"rate":0.002,
+                r#"{{"commit":"c","machine":"m","device":"cuda","arm":"{arm}","layout":"scattered","tokens":{tokens},"pairs":4,
+                "window":8,"window_per_pair":2.0,"cap":1.0,"width":32,"layers":1,"steps":600,"batch":16,"rate":0.002,"seed":0,"curve":[],
                 "accuracy":{accuracy},"kept":1.0,"steps_done":300,"stopped":"flat","seconds":20.0,"step_milliseconds":null}}"#
             )
         };
@@ -220,7 +249,7 @@ mod tests {
         let text = of_file("recall.json", &rows);
         assert_eq!(text.matches("#### ").count(), 2);
         let line =
-            "| ours | 8 | 2 | 1.00 | 0.002 | 2 | 0.750 | 0.500–1.000 | 1.000 | 300 | 20 | – |";
+            "| ours | 8 | 2 | 1.00 | 0.002 | 2 | 0.750 | – | 0.500–1.000 | 1.000 | 300 | 20 | – |";
         assert!(text.contains(line), "{text}");
         assert_eq!(text.matches("| frozen |").count(), 1);
 

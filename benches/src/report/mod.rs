@@ -12,6 +12,7 @@ mod first_call;
 mod highlights;
 mod join;
 mod learning;
+mod learning_plots;
 mod markdown;
 mod others;
 mod pages;

@@ -6,6 +6,7 @@ use super::first_call::FirstCalls;
 use super::highlights::highlights;
 use super::join::{Peers, Report};
 use super::learning::{recall_by_rate, recall_tables};
+use super::learning_plots::recall_plots;
 use super::markdown::replace_section;
 use super::others::Others;
 use super::products::Products;
@@ -122,15 +123,22 @@ impl Places {
         let learning = at(&self.learning);
         let tutorial = Tutorial::read(&learning)?;
 
-        let plots = report.plots()?.into_iter().map(|(name, text)| Output {
-            path: at(&self.plots).join(format!("{name}.svg")),
-            text,
-        });
+        let recall = learning.join("recall-h200.json");
+        let plots = report
+            .plots()?
+            .into_iter()
+            .map(|(name, svg)| (name.to_owned(), svg));
+        let plots = plots
+            .chain(recall_plots(&learning)?)
+            .map(|(name, text)| Output {
+                path: at(&self.plots).join(format!("{name}.svg")),
+                text,
+            });
         let mut outputs: Vec<Output> = plots.collect();
         outputs.push(page(
             &at(&self.learning_page),
             &[
-                ("rates", recall_by_rate(&learning.join("recall-h200.json"))?),
+                ("rates", recall_by_rate(&recall)?),
                 ("", recall_tables(&learning)?),
             ],
         )?);

@@ -7,7 +7,10 @@ use crate::settings::{Settings, Size};
 use crate::task::Layout;
 use clap::Parser;
 use std::num::NonZeroUsize;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
 use train_text::device::{DeviceName, DtypeName};
 
 /// Trains small models on multi-query associative recall, one per arm, seed and size, and adds a row to --out after
@@ -42,9 +45,9 @@ pub struct Cli {
     /// Takes the best rate of each arm from the rows in this file, that an earlier call with several --rates has made.
     #[arg(long, value_name = "FILE", conflicts_with = "rates")]
     pub rates_from: Option<PathBuf>,
-    /// Seeds of the parameters and of the texts.
+    /// Seeds of the parameters and of the texts: numbers, and ranges with both of their ends, as in 0,3..5.
     #[arg(long, value_delimiter = ',', default_value = "0")]
-    pub seeds: Vec<u64>,
+    pub seeds: Vec<Seeds>,
     /// The most steps of a run.
     #[arg(long)]
     pub steps: Option<usize>,
@@ -55,6 +58,15 @@ pub struct Cli {
     /// host. The rows are the same, but for their times.
     #[arg(long, default_value = "1")]
     pub at_once: NonZeroUsize,
+    /// Lists the runs, and how long they may take by the rows of --out and --times-from, and trains nothing.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Rows that say how long a run takes where --out has none of the device yet.
+    #[arg(long, value_name = "FILE")]
+    pub times_from: Option<PathBuf>,
+    /// Begins no run that may not end within so many minutes from the start. One without rows like it is begun.
+    #[arg(long)]
+    pub minutes: Option<f64>,
     /// The file of rows.
     #[arg(long, value_name = "FILE", default_value = "runs/recall.json")]
     pub out: PathBuf,
@@ -66,7 +78,38 @@ pub struct Cli {
     pub machine: Option<String>,
 }
 
+/// Consecutive seeds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seeds(RangeInclusive<u64>);
+
+impl FromStr for Seeds {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = |text: &str| text.parse().map_err(|_| format!("`{text}` is no seed"));
+        let (first, last) = match text.split_once("..") {
+            Some((first, last)) => (number(first)?, number(last)?),
+            None => (number(text)?, number(text)?),
+        };
+        match first <= last {
+            true => Ok(Self(first..=last)),
+            false => Err(format!("{first} is behind {last}")),
+        }
+    }
+}
+
 impl Cli {
+    /// The time after which nothing is to run, from the start.
+    ///
+    /// # Errors
+    ///
+    /// One line if --minutes is negative or no number.
+    pub fn time(&self) -> Result<Option<Duration>, String> {
+        let seconds = self.minutes.map(|minutes| 60.0 * minutes);
+        let time = seconds.map(Duration::try_from_secs_f64).transpose();
+        time.map_err(|error| format!("--minutes: {error}"))
+    }
+
     /// The runs that are asked for: all arms of a length and a seed, then the next seed.
     ///
     /// # Errors
@@ -85,7 +128,7 @@ impl Cli {
         };
         let mut runs = Vec::new();
         for tokens in tokens {
-            for &seed in &self.seeds {
+            for seed in self.seeds.iter().flat_map(|seeds| seeds.0.clone()) {
                 for (arm, rates) in &arms {
                     for &share in &self.shares {
                         for &rate in rates {
@@ -172,6 +215,17 @@ mod tests {
         };
         assert_eq!(windows(Arm::Dense), [256]);
         assert_eq!(windows(Arm::Sliding), [32, 16, 32, 16]);
+    }
+
+    #[test]
+    fn ranges_of_seeds_have_both_of_their_ends() {
+        let all = runs("--arms ours --seeds 7,1..3").unwrap();
+        let seeds: Vec<u64> = all.iter().map(|run| run.seed).collect();
+        assert_eq!(seeds, [7, 1, 2, 3]);
+        for wrong in ["3..1", "1..", "a"] {
+            let words = ["recall", "--seeds", wrong];
+            assert!(Cli::try_parse_from(words).is_err(), "{wrong}");
+        }
     }
 
     #[test]

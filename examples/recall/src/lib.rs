@@ -1,9 +1,10 @@
 //! The parts of the example program `recall`: multi-query associative recall ([`task`]), a small transformer whose
 //! layers choose their keys in one of several ways ([`arm`], [`model`]), its training ([`mod@train`]), and one row of
-//! JSON per run ([`rows`]).
+//! JSON per run ([`rows`]), which also say how long others may take ([`estimate`]).
 
 pub mod arm;
 pub mod cli;
+pub mod estimate;
 pub mod evaluate;
 pub mod keys;
 pub mod model;

@@ -39,7 +39,7 @@ pub enum Stop {
 }
 
 /// A place on a run's curve.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Point {
     /// Steps done.
     pub step: usize,
@@ -51,6 +51,9 @@ pub struct Point {
     pub kept: f64,
     /// The Euclidean norm of the gradients of all scores' parameters in the next step, before clipping.
     pub score_gradient: f64,
+    /// The standard deviation of each layer's scores; empty for an arm without scores, and in old rows.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub spreads: Vec<f64>,
 }
 
 /// A finished run.
@@ -112,6 +115,9 @@ pub fn train(
                 accuracy: evaluation.accuracy,
                 kept: evaluation.kept,
                 score_gradient,
+                spreads: (evaluation.by_layer.iter())
+                    .filter_map(|layer| layer.spread.filter(|spread| spread.is_finite()))
+                    .collect(),
             };
             see(&point);
             curve.push(point);

@@ -2,7 +2,7 @@
 
 use flash_dma_kernels::internals::DecodeTuning;
 use flash_dma_problem::ElementType::{Bf16, F16, F32};
-use flash_dma_problem::{AttentionOptions, ElementType, SelectionRule};
+use flash_dma_problem::{AttentionOptions, ElementType, ScoreRole, SelectionRule};
 use flash_dma_reference::generate::Scores;
 use flash_dma_tests::decoding::{Held, Sequence};
 use flash_dma_tests::engines::{Kernels, Target};
@@ -13,6 +13,7 @@ flash_dma_tests::kernel_engines!(
     head_dims_without_a_window,
     groups_and_steps,
     kinds_of_scores,
+    scores_that_only_rank,
     options_and_layouts,
     not_finite,
     long_contexts,
@@ -99,6 +100,36 @@ fn kinds_of_scores<T: Target>(kernels: &Kernels<T>) {
             ..Sequence::new(70, None)
         };
         sequence.check(kernels);
+    }
+}
+
+/// They hide keys, and no number or NaN of theirs reaches a logit.
+fn scores_that_only_rank<T: Target>(kernels: &Kernels<T>) {
+    let kinds = Kernels::<T>::cases(
+        [Scores::Padded, Scores::Nan],
+        [],
+        [Scores::Ties, Scores::AllPadded, Scores::Large],
+    );
+    let with_parts = SelectionRule {
+        window: 21,
+        recent: 5,
+        sinks: 2,
+    };
+    for scores in kinds {
+        for rule in [SelectionRule::top(21), with_parts] {
+            for element in types(kernels) {
+                let sequence = Sequence {
+                    role: ScoreRole::Rank,
+                    rule: Some(rule),
+                    scores,
+                    element,
+                    pieces: vec![1, 4, 16, 1],
+                    every: 3,
+                    ..Sequence::new(90, None)
+                };
+                sequence.check(kernels);
+            }
+        }
     }
 }
 
