@@ -1,5 +1,6 @@
 //! What chooses the keys: ours, and the controls.
 
+use burn_flash_dma::nn::ScoreForm;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +27,10 @@ pub enum Arm {
     /// Ours, but the scores rank the keys only and are not added to their logits. The loss does not reach the score of a
     /// key that is kept; the scores learn by the gradient of the runners-up alone.
     NoBias,
+    /// [`NoBias`](Self::NoBias) without recent keys.
+    NoBiasNoRecent,
+    /// [`NoBias`](Self::NoBias) with the paper's score form.
+    NoBiasZoh,
     /// Ours, but of a score `z` only `4 tanh(z / 4)` is added to the logits: it ranks as it is, and cannot outweigh them.
     Bounded,
     /// Ours with scores that stay a random projection of the tokens: they rank the keys, nothing is added to the
@@ -78,7 +83,7 @@ impl Arm {
                 Scores::RankAndBias
             }
             Self::Bounded => Scores::RankAndBounded,
-            Self::NoBias => Scores::Rank,
+            Self::NoBias | Self::NoBiasNoRecent | Self::NoBiasZoh => Scores::Rank,
             Self::Frozen => Scores::FrozenRank,
             Self::Dense
             | Self::First
@@ -101,17 +106,31 @@ impl Arm {
             | Self::NoRunnersUp
             | Self::Zoh
             | Self::NoBias
+            | Self::NoBiasZoh
             | Self::Bounded
             | Self::Frozen => window / 4,
             _ => 0,
         }
     }
 
+    /// What its scores are made of.
+    pub fn score_form(self) -> ScoreForm {
+        match self {
+            Self::Zoh | Self::NoBiasZoh => ScoreForm::Zoh,
+            _ => ScoreForm::Linear,
+        }
+    }
+
     /// The keys ranked next whose scores learn; `None` is what the layer does by itself.
     pub fn runners_up(self, window: usize) -> Option<usize> {
         match self {
-            Self::Ours | Self::NoRecent | Self::NoBias | Self::Bounded => None,
-            // The layer has none by itself in this form.
+            Self::Ours
+            | Self::NoRecent
+            | Self::NoBias
+            | Self::NoBiasNoRecent
+            | Self::NoBiasZoh
+            | Self::Bounded => None,
+            // The layer has none by itself for scores of this form that are added.
             Self::Zoh => Some(window / 4),
             _ => Some(0),
         }
@@ -132,10 +151,14 @@ mod tests {
     #[test]
     fn an_ablation_differs_from_ours_in_one_thing() {
         let parts = |arm: Arm| (arm.scores(), arm.recent(16), arm.runners_up(16));
+        assert_eq!(Arm::Ours.score_form(), Arm::NoBias.score_form());
         let (scores, recent, runners_up) = parts(Arm::Ours);
         assert_eq!(parts(Arm::NoRunnersUp), (scores, recent, Some(0)));
         assert_eq!(parts(Arm::NoRecent), (scores, 0, runners_up));
         assert_eq!(parts(Arm::NoBias), (Scores::Rank, recent, runners_up));
+        assert_eq!(parts(Arm::NoBiasNoRecent), (Scores::Rank, 0, runners_up));
+        assert_eq!(parts(Arm::NoBiasZoh), parts(Arm::NoBias));
+        assert_ne!(Arm::NoBiasZoh.score_form(), Arm::NoBias.score_form());
         let bounded = Scores::RankAndBounded;
         assert_eq!(parts(Arm::Bounded), (bounded, recent, runners_up));
     }

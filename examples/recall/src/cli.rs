@@ -61,7 +61,7 @@ pub struct Cli {
     /// Lists the runs, and how long they may take by the rows of --out and --times-from, and trains nothing.
     #[arg(long)]
     pub dry_run: bool,
-    /// Rows that say how long a run takes where --out has none of the device yet.
+    /// Rows that say how long a run takes where --out has none of the device yet [default: those of --rates-from].
     #[arg(long, value_name = "FILE")]
     pub times_from: Option<PathBuf>,
     /// Begins no run that may not end within so many minutes from the start. One without rows like it is begun.

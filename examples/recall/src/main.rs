@@ -26,7 +26,7 @@ fn main() -> ExitCode {
 fn run(cli: &Cli) -> Result<(), String> {
     let (start, time, runs) = (Instant::now(), cli.time()?, cli.runs()?);
     let rows = Mutex::new(rows::read(&cli.out)?);
-    let others = match &cli.times_from {
+    let others = match cli.times_from.as_ref().or(cli.rates_from.as_ref()) {
         Some(path) => rows::read(path)?,
         None => Vec::new(),
     };

@@ -16,7 +16,7 @@ use burn::nn::{
     Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig, SwiGlu, SwiGluConfig,
 };
 use burn::tensor::{Device, FloatDType, Tensor};
-use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, ScoreForm};
+use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
 use burn_flash_dma::train::embed;
 use burn_flash_dma::{
     Attention, AttentionError, HeadEncoding, Intervals, ScoreRole, linear, rms_norm, swiglu,
@@ -208,14 +208,10 @@ impl Block {
         let sizes = settings.sizes;
         let hidden = (sizes.width * 8 / 3).next_multiple_of(32);
         let pruned = arm.is_pruned();
-        let form = match arm {
-            Arm::Zoh => ScoreForm::Zoh,
-            _ => ScoreForm::Linear,
-        };
         let attention = DynamicMaskAttentionConfig::new(sizes.width, sizes.heads)
             .with_n_kv_heads(Some(sizes.kv_heads))
             .with_max_seq_len(Some(settings.tokens))
-            .with_score_form(form)
+            .with_score_form(arm.score_form())
             .with_score_role((arm.scores() == Scores::Rank).then_some(ScoreRole::Rank))
             .with_keep_window(pruned.then_some(window))
             .with_recent(pruned.then(|| arm.recent(window)))

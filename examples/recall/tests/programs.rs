@@ -21,4 +21,15 @@ fn calls_in_the_book_are_runs() {
     let runs: Vec<usize> = runs.map(|runs| runs.len()).collect();
     // Every arm on three seeds, then four arms on one.
     assert_eq!(runs, [3 * Arm::all().len(), 4]);
+
+    let text = text.replace("\\\n", " ");
+    let calls = text.lines().filter(|line| line.starts_with("recall "));
+    let calls: Vec<Cli> = calls
+        .map(|line| Cli::try_parse_from(line.split_whitespace()).expect(line))
+        .collect();
+    let [sweep, table] = &calls[..] else {
+        panic!("a sweep and a table: {calls:?}");
+    };
+    assert_eq!(sweep.runs().expect(book).len(), 4 * Arm::all().len());
+    assert_eq!(table.rates_from.as_ref(), Some(&sweep.out));
 }
