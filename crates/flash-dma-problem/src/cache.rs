@@ -374,8 +374,8 @@ impl CacheShape {
     /// # Errors
     ///
     /// As [`append`](Self::append); [`AttentionError::HeadRatio`]; [`AttentionError::CacheWindow`] if `options` keep
-    /// another window than the cache has slots, or any with pages; [`AttentionError::CacheNotCausal`]; and the errors
-    /// of the scale and the softcap.
+    /// another window than the cache has slots, or any with pages; [`AttentionError::CacheNotCausal`];
+    /// [`AttentionError::CacheDropout`]; and the errors of the scale and the softcap.
     pub fn decode(
         &self,
         q: &[usize],
@@ -397,6 +397,9 @@ impl CacheShape {
         self.check_window(options.keep_window)?;
         if !options.causal {
             return Err(AttentionError::CacheNotCausal);
+        }
+        if options.dropout.is_some() {
+            return Err(AttentionError::CacheDropout);
         }
         let scale = check_options(options, self.head_dim)?;
         Ok(DecodeProblem {

@@ -333,6 +333,15 @@ pub enum AttentionError {
         /// The softcap that was given.
         softcap: f32,
     },
+    /// The rate of a dropout is no probability less than 1.
+    #[error("the dropout rate must be at least 0 and less than 1, but is {rate}")]
+    DropoutRate {
+        /// The rate that was given.
+        rate: f32,
+    },
+    /// A cache was given options with dropout, which is for training.
+    #[error("a cache serves inference: its options must have no dropout")]
+    CacheDropout,
     /// The epsilon of a norm is not positive and finite.
     #[error("the epsilon of a norm must be positive and finite, but is {epsilon}")]
     Epsilon {
@@ -502,9 +511,9 @@ kinds! {
     Rank Shape Broadcast PlanCausal BiasGradient HeadRatio HeadDim ElementType Device RangesDevice Strides Buffer
     ZeroWindow WindowWithoutScores IntervalsWindow WindowParts HeadWindows SelectionNotCausal DocumentQueries
     DocumentBatch DocumentTokens DocumentCounts MaskedSelection CumulativeLengths IntervalBounds
-    ScoresWithoutIntervals ScoresGradient RankGradient Residual Scale Softcap Epsilon
+    ScoresWithoutIntervals ScoresGradient RankGradient Residual Scale Softcap DropoutRate Epsilon
     NormOperand Positions PagesFull EmptyPages CacheScores
-    CacheWindow CacheNotCausal PagesUsed Sequence TokensWait NotHolding TooManyAccepted NoCaches JoinedCaches
+    CacheWindow CacheNotCausal CacheDropout PagesUsed Sequence TokensWait NotHolding TooManyAccepted NoCaches JoinedCaches
     Tracked Record TooLarge Unsupported DeviceFailed SecondOrder
 }
 

@@ -25,6 +25,7 @@
 
 mod cache;
 pub mod cost;
+pub mod dropout;
 mod error;
 mod interval;
 mod masked;
@@ -35,6 +36,7 @@ mod problem;
 mod rule;
 
 pub use cache::{AppendProblem, Appending, CacheShape, DecodeProblem, MAX_DECODE_TOKENS, Storage};
+pub use dropout::Dropout;
 pub use error::{AttentionError, TensorName};
 pub use interval::Interval;
 pub use masked::{MaskedProblem, PlanGeometry};

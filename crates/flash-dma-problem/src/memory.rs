@@ -133,6 +133,7 @@ impl Problem {
             scale: Some(self.scale),
             softcap: self.softcap,
             deterministic: self.deterministic,
+            dropout: self.dropout,
         };
         let q = [batch, self.q_heads, q_len, self.head_dim];
         let kv = [batch, self.kv_heads, k_len, self.head_dim];

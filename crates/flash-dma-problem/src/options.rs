@@ -1,7 +1,9 @@
 //! The options of a caller.
 
+use crate::Dropout;
+
 /// The options of dynamic-mask attention. The default is causal, keeps every key, scales by
-/// `1/sqrt(head_dim)` and has no softcap.
+/// `1/sqrt(head_dim)` and has neither softcap nor dropout.
 ///
 /// ```
 /// # use flash_dma_problem::AttentionOptions;
@@ -23,6 +25,8 @@ pub struct AttentionOptions {
     pub softcap: Option<f32>,
     /// Request bit-equal results over repeats. The portable and CPU engines always produce them.
     pub deterministic: bool,
+    /// Dropout of the attention probabilities, for training. `None` drops nothing; a cache refuses it.
+    pub dropout: Option<Dropout>,
 }
 
 impl Default for AttentionOptions {
@@ -33,6 +37,7 @@ impl Default for AttentionOptions {
             scale: None,
             softcap: None,
             deterministic: false,
+            dropout: None,
         }
     }
 }
@@ -76,6 +81,13 @@ impl AttentionOptions {
     #[must_use]
     pub fn with_deterministic(mut self, deterministic: bool) -> Self {
         self.deterministic = deterministic;
+        self
+    }
+
+    /// Drops attention probabilities, or none with `None`.
+    #[must_use]
+    pub fn with_dropout(mut self, dropout: impl Into<Option<Dropout>>) -> Self {
+        self.dropout = dropout.into();
         self
     }
 }

@@ -1,6 +1,6 @@
 //! One attention problem: its sizes and the resolved options, checked.
 
-use crate::{AttentionError, AttentionOptions, TensorName};
+use crate::{AttentionError, AttentionOptions, Dropout, TensorName};
 use core::fmt;
 
 /// The greatest head dimension an engine must support.
@@ -152,6 +152,8 @@ pub struct Problem {
     pub softcap: Option<f32>,
     /// Whether bit-equal results over repeats were requested.
     pub deterministic: bool,
+    /// Dropout of the attention probabilities; never one that drops nothing.
+    pub dropout: Option<Dropout>,
 }
 
 impl Problem {
@@ -212,6 +214,7 @@ impl Problem {
             scale,
             softcap: options.softcap,
             deterministic: options.deterministic,
+            dropout: options.dropout.and_then(Dropout::effective),
         })
     }
 

@@ -1,0 +1,201 @@
+//! Attention dropout: which pairs of a query and a key are dropped, from a seed and the pair's place alone.
+
+use crate::{AttentionError, Problem};
+
+/// Dropout of the attention probabilities.
+///
+/// With `keep = 1 - rate` and `m(i, j)` either 0 or `1 / keep`, where 0 has probability `rate`:
+///
+/// - `out_i = sum_j m(i, j) p(i, j) v_j`, where `p(i, j) = exp(logit(i, j) - lse_i)` and the LSE are those without
+///   dropout;
+/// - `dv_j = sum_i m(i, j) p(i, j) dout_i`;
+/// - `dlogit(i, j) = p(i, j) (m(i, j) dout_i . v_j - delta_i) + p(i, j) dlse_i`, where `delta_i = dout_i . out_i` has
+///   dropout in `out`;
+/// - runners-up get no mask: their gradient is that without dropout, but for the `out` in it, which is the one that was
+///   computed.
+///
+/// A dropped pair stays attended with a weight of 0, so it does not hide a NaN in its row of `v`.
+///
+/// The mask has no state. [`PairMask`] says for each query head of each sequence, each aligned position of a query and
+/// each index of a key whether that pair is dropped, the same on every engine; the backward pass computes it again from
+/// the seed. The last queries of a sequence, alone, have the mask that they have in the whole pass.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(try_from = "Unchecked"))]
+pub struct Dropout {
+    rate: f32,
+    seed: u64,
+}
+
+/// What is read from a file.
+#[cfg(feature = "serde")]
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Unchecked {
+    rate: f32,
+    seed: u64,
+}
+
+#[cfg(feature = "serde")]
+impl TryFrom<Unchecked> for Dropout {
+    type Error = AttentionError;
+
+    fn try_from(Unchecked { rate, seed }: Unchecked) -> Result<Self, AttentionError> {
+        Self::new(rate, seed)
+    }
+}
+
+impl Dropout {
+    /// Drops each pair with probability `rate`, from 0 and less than 1, by the mask of `seed`. A rate of 0 is no dropout.
+    ///
+    /// Masks of different seeds are independent, those of one seed are equal: use each seed for one call.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::DropoutRate`] for another rate.
+    pub fn new(rate: f32, seed: u64) -> Result<Self, AttentionError> {
+        if !(0.0..1.0).contains(&rate) {
+            return Err(AttentionError::DropoutRate { rate });
+        }
+        Ok(Self { rate, seed })
+    }
+
+    /// The probability that a pair is dropped, as it was given.
+    #[must_use]
+    pub fn rate(self) -> f32 {
+        self.rate
+    }
+
+    /// The seed of the mask.
+    #[must_use]
+    pub fn seed(self) -> u64 {
+        self.seed
+    }
+
+    /// What engines compute the mask from.
+    #[must_use]
+    pub fn mask(self) -> PairMask {
+        // Below 2^32; rates of less than 2^-8 have more bits than this and round down.
+        let threshold = (f64::from(self.rate) * 2f64.powi(32)) as u32;
+        let keep = 1.0 - f64::from(threshold) / 2f64.powi(32);
+        PairMask {
+            words: [self.seed as u32, (self.seed >> 32) as u32],
+            threshold,
+            factor: (1.0 / keep) as f32,
+        }
+    }
+
+    /// This dropout, or none if it drops nothing.
+    pub(crate) fn effective(self) -> Option<Self> {
+        (self.mask().threshold > 0).then_some(self)
+    }
+}
+
+/// The numbers that a mask is computed from. A pair is dropped if its [`pair_word`] is less than the threshold.
+///
+/// The word of a pair mixes two words: that of its query's row, which is made of seed, head and position, and that of
+/// its key's column, which is made of the key's index. An engine makes these once for a tile.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PairMask {
+    /// The lower and the upper half of the seed.
+    pub words: [u32; 2],
+    /// The rate as a fraction of 2^32, rounded down.
+    pub threshold: u32,
+    /// `1 / (1 - rate)` of the rounded rate.
+    pub factor: f32,
+}
+
+impl PairMask {
+    /// The word of the rows of one query head: `head` counts over the heads of all sequences,
+    /// `sequence * q_heads + head`.
+    #[must_use]
+    pub fn head_word(&self, head: usize) -> u32 {
+        let [low, high] = self.words;
+        mix(mix(head as u32 ^ low).wrapping_add(high))
+    }
+
+    /// The factor of the probability of a pair: 0, or [`factor`](Self::factor).
+    #[must_use]
+    #[inline(always)]
+    pub fn weight(&self, row: u32, column: u32) -> f32 {
+        if pair_word(row, column) < self.threshold {
+            0.0
+        } else {
+            self.factor
+        }
+    }
+}
+
+impl Problem {
+    /// The place of query `i` in a dropout mask: the last query stands at the last key, with causal masking or without.
+    /// Negative places wrap.
+    #[must_use]
+    pub fn dropout_position(&self, query: usize) -> u32 {
+        (query as u32)
+            .wrapping_add(self.k_len as u32)
+            .wrapping_sub(self.q_len as u32)
+    }
+
+    /// The factors of the probabilities of one query of one head; 1 without dropout. `head` is as for
+    /// [`PairMask::head_word`].
+    #[must_use]
+    pub fn dropout_weights(&self, head: usize, query: usize) -> impl Fn(usize) -> f32 + use<> {
+        let mask = self.dropout.map(Dropout::mask);
+        let position = self.dropout_position(query);
+        let row = mask.map(|mask| row_word(mask.head_word(head), position));
+        move |key| match (mask, row) {
+            (Some(mask), Some(row)) => mask.weight(row, column_word(key as u32)),
+            _ => 1.0,
+        }
+    }
+}
+
+/// The word of a query's row, from that of its [head](PairMask::head_word) and its
+/// [position](Problem::dropout_position).
+#[must_use]
+#[inline(always)]
+pub fn row_word(head: u32, position: u32) -> u32 {
+    mix(mix(position) ^ head)
+}
+
+/// The word of a key's column, from its index.
+#[must_use]
+#[inline(always)]
+pub fn column_word(key: u32) -> u32 {
+    // Not the words of the positions.
+    mix(key.wrapping_add(COLUMNS))
+}
+
+/// The word of a pair, uniform over all 32-bit numbers: two multiplications that carry differences up, and between
+/// them a shift that carries them down. Only comparisons of the whole word are meant: its lowest bits are poor.
+#[must_use]
+#[inline(always)]
+pub fn pair_word(row: u32, column: u32) -> u32 {
+    let x = (row ^ column).wrapping_mul(PAIR[0]);
+    (x ^ (x >> PAIR_SHIFT)).wrapping_mul(PAIR[1])
+}
+
+/// Every bit of `x` changes every bit of the result with a probability of about one half.
+#[must_use]
+#[inline(always)]
+pub fn mix(x: u32) -> u32 {
+    let x = (x ^ (x >> 16)).wrapping_mul(MIX[0]);
+    let x = (x ^ (x >> 15)).wrapping_mul(MIX[1]);
+    x ^ (x >> 16)
+}
+
+/// What separates the words of columns from those of positions: 2^32 over the golden ratio.
+pub const COLUMNS: u32 = 0x9e37_79b9;
+
+/// The odd multipliers of [`pair_word`], below 2^31: with any word their products are below 2^63, so that a backend
+/// without 32-bit arithmetic can compute them in signed integers of 64 bits.
+pub const PAIR: [u32; 2] = [0x45d9_f3b3, 0x2c1b_3c6d];
+
+/// The shift of [`pair_word`].
+pub const PAIR_SHIFT: u32 = 15;
+
+/// The odd multipliers of [`mix`].
+pub const MIX: [u32; 2] = [0x7feb_352d, 0x846c_a68b];
+
+#[cfg(test)]
+mod tests;
