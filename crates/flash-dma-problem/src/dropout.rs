@@ -14,7 +14,7 @@ use crate::{AttentionError, Problem};
 /// - runners-up get no mask: their gradient is that without dropout, but for the `out` in it, which is the one that was
 ///   computed.
 ///
-/// A dropped pair stays attended with a weight of 0, so it does not hide a NaN in its row of `v`.
+/// A dropped pair stays attended, with a factor of 0: NaN and infinity times that are NaN, as anywhere else.
 ///
 /// The mask has no state. [`PairMask`] says for each query head of each sequence, each aligned position of a query and
 /// each index of a key whether that pair is dropped, the same on every engine; the backward pass computes it again from
@@ -138,7 +138,6 @@ impl Problem {
 
     /// The factors of the probabilities of one query of one head; 1 without dropout. `head` is as for
     /// [`PairMask::head_word`].
-    #[must_use]
     pub fn dropout_weights(&self, head: usize, query: usize) -> impl Fn(usize) -> f32 + use<> {
         let mask = self.dropout.map(Dropout::mask);
         let position = self.dropout_position(query);

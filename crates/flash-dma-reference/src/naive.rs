@@ -175,8 +175,9 @@ pub(crate) fn forward(t: &Tensors, pairs: &impl Pairs) -> NaiveForward {
         };
         lse[row] = f64::from(row_lse);
         let out = &mut out[row * dim..(row + 1) * dim];
+        let weights = pairs.weights(t.problem, [b, h, i]);
         for (&(j, _), &p) in keys.iter().zip(&p) {
-            let p = round_f32(p, element);
+            let p = round_f32(p * weights(j) as f32, element);
             for (out, &v) in out.iter_mut().zip(t.row(t.v, t.k_row(b, h, j))) {
                 *out += p * v as f32;
             }
@@ -216,7 +217,11 @@ pub(crate) fn backward(
         let Some((p, slopes, _)) = softmax(t, q, b, h, &keys) else {
             continue;
         };
-        let mut dp: Vec<f32> = dots(dout, &keys, |j| t.row(t.v, t.k_row(b, h, j))).collect();
+        let weights = pairs.weights(t.problem, [b, h, i]);
+        let products = dots(dout, &keys, |j| t.row(t.v, t.k_row(b, h, j)));
+        let mut dp: Vec<f32> = (products.zip(&keys))
+            .map(|(dp, &(j, _))| dp * weights(j) as f32)
+            .collect();
         let mean = match mean {
             Mean::OfOutput => dot(dout, t.row(&out, row)),
             Mean::OfPairs => {
@@ -230,7 +235,8 @@ pub(crate) fn backward(
             let key = t.k_row(b, h, j);
             let ds = p[n] * (dp - mean);
             sink(b, h, i, j, ds);
-            let (ds, p) = (round_f32(ds * slopes[n], element), round_f32(p[n], element));
+            let p = round_f32(p[n] * weights(j) as f32, element);
+            let ds = round_f32(ds * slopes[n], element);
             let add = |to: &mut [f32], factor: f32, weight: f32, from: &[f64]| {
                 for (to, &x) in to.iter_mut().zip(from) {
                     *to += factor * (weight * x as f32);

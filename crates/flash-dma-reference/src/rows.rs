@@ -7,6 +7,12 @@ use flash_dma_problem::{ElementType, Problem};
 pub(crate) trait Pairs {
     /// Fills `keys` with the attended keys of query `i` of query head `h`, and their biases.
     fn row(&self, b: usize, h: usize, i: usize, keys: &mut Vec<(usize, f64)>);
+
+    /// The factors by which dropout multiplies the probabilities of that query, for each key.
+    fn weights(&self, p: &Problem, [b, h, i]: [usize; 3]) -> impl Fn(usize) -> f64 {
+        let weights = p.dropout_weights(b * p.q_heads + h, i);
+        move |j| f64::from(weights(j))
+    }
 }
 
 /// Contiguous `q`, `k`, `v`.
@@ -136,7 +142,9 @@ pub(crate) fn forward(t: &Tensors, pairs: &impl Pairs) -> (Exact, Exact) {
             continue;
         };
         lse.add(row, s.lse, s.spread + (keys.len() as f64).ln());
+        let weights = pairs.weights(p, [b, h, i]);
         for (&(j, _), &prob) in keys.iter().zip(&s.p) {
+            let prob = prob * weights(j);
             let v = t.row(t.v, t.k_row(b, h, j));
             out.add_row(row * p.head_dim, prob, s.spread * prob, v);
         }
@@ -164,10 +172,13 @@ pub(crate) fn backward(
             continue;
         };
         // dL/dp of each pair, and their mean under p, which is dout . out.
+        let weights = pairs.weights(t.problem, [b, h, i]);
         let dp: Vec<(f64, f64)> = keys
             .iter()
-            .map(|&(j, _)| t.row(t.v, t.k_row(b, h, j)))
-            .map(|v| dot(dout, v))
+            .map(|&(j, _)| {
+                let (dp, size) = dot(dout, t.row(t.v, t.k_row(b, h, j)));
+                (dp * weights(j), size * weights(j))
+            })
             .collect();
         let dlse = grad_lse.map_or(0.0, |g| g[row]);
         let mean: f64 = s.p.iter().zip(&dp).map(|(p, dp)| p * dp.0).sum();
@@ -181,6 +192,7 @@ pub(crate) fn backward(
             let (raw, raw_size) = (scale * ds * s.cap_slope[n], scale.abs() * ds_size);
             dq.add_row(row * dim, raw, raw_size, t.row(t.k, key));
             dk.add_row(key * dim, raw, raw_size, q);
+            let prob = prob * weights(j);
             dv.add_row(key * dim, prob, s.spread * prob, dout);
         }
     }
@@ -218,9 +230,11 @@ pub(crate) fn rank(
             continue;
         };
         let dp = |j: usize| dot(dout, t.row(t.v, t.k_row(b, h, j)));
+        let weights = pairs.weights(t.problem, [b, h, i]);
         let (mut mean, mut mean_abs) = (0.0, 0.0);
         for (p, &(j, _)) in s.p.iter().zip(&keys) {
-            let (dp, dp_abs) = dp(j);
+            // The output has dropout, runners-up have none.
+            let [dp, dp_abs] = <[f64; 2]>::from(dp(j)).map(|dp| dp * weights(j));
             mean += p * dp;
             mean_abs += p * dp_abs;
         }

@@ -290,6 +290,8 @@ impl Source<'_> {
 /// explicit lists of the keys that each row attends to.
 struct Part {
     problem: Problem,
+    /// The problem that the rows are of.
+    whole: Problem,
     rows: Vec<usize>,
     /// Row numbers in `k`.
     keys: Vec<usize>,
@@ -304,6 +306,12 @@ struct Part {
 impl Pairs for Part {
     fn row(&self, _: usize, _: usize, i: usize, keys: &mut Vec<(usize, f64)>) {
         keys.clone_from(&self.pairs[i]);
+    }
+
+    fn weights(&self, _: &Problem, [_, _, i]: [usize; 3]) -> impl Fn(usize) -> f64 {
+        let (p, row) = (&self.whole, self.rows[i]);
+        let weights = p.dropout_weights(row / p.q_len, row % p.q_len);
+        move |j| f64::from(weights(self.keys[j] % p.k_len))
     }
 }
 
@@ -340,6 +348,7 @@ impl Part {
         let read = |tensor, rows: &[usize]| source.read(tensor, rows.iter().copied());
         Self {
             problem,
+            whole: *p,
             q: read(source.q, &rows),
             k: read(source.k, &keys),
             v: read(source.v, &keys),

@@ -1,6 +1,6 @@
 //! Every gradient against central differences, in f64.
 
-use flash_dma_problem::{AttentionOptions, ElementType, NormProblem, Problem, Rotary};
+use flash_dma_problem::{AttentionOptions, Dropout, ElementType, NormProblem, Problem, Rotary};
 use flash_dma_reference::generate::{self, Scores};
 use flash_dma_reference::masked::{Broadcast, MaskedInputs};
 use flash_dma_reference::norm::Norm;
@@ -94,6 +94,10 @@ fn attention_gradients_equal_central_differences() {
             Scores::Normal,
         );
         check_attention(problem([2, 5, 8], [1, 6], true, base), Scores::AllPadded);
+        for rate in [0.2, 0.9] {
+            let dropped = capped.with_dropout(Dropout::new(rate, 3).unwrap());
+            check_attention(problem([4, 7, 8], [2, 9], true, dropped), Scores::Normal);
+        }
     }
 }
 
@@ -106,6 +110,9 @@ fn masked_gradients_equal_central_differences() {
             for bits in 0..24usize {
                 let mut options = AttentionOptions::new().with_causal(causal);
                 options.softcap = softcap;
+                if bits % 3 == 0 {
+                    options.dropout = Some(Dropout::new(0.3, bits as u64).unwrap());
+                }
                 let problem = problem([heads, q_len, 8], [kv_heads, k_len], false, options);
                 // Every broadcast of the bias; the mask uses a different one.
                 let shape_of = |bits: usize| {

@@ -153,13 +153,15 @@ impl Sums {
             naive_delta: naive::dot(&grad_out, &out),
             grad_out,
         };
+        let weights = p.dropout_weights(row / p.q_len, row % p.q_len);
         for (n, key) in attended {
-            self.add_pair(p, n, key, &query);
-            self.add_naive_pair(p, n, key, &query);
+            let weight = weights(key.row % p.k_len);
+            self.add_pair(p, n, key, &query, weight);
+            self.add_naive_pair(p, n, key, &query, weight);
         }
     }
 
-    fn add_pair(&mut self, p: &Problem, n: usize, key: &Key, query: &Query) {
+    fn add_pair(&mut self, p: &Problem, n: usize, key: &Key, query: &Query, weight: f32) {
         let (dim, scale) = (p.head_dim, f64::from(p.scale));
         let (product, product_abs) = rows::dot(&query.q, &key.k);
         let x = scale * product;
@@ -168,25 +170,29 @@ impl Sums {
         // The LSE is given, so a probability is only as wrong as its own logit and the difference.
         let size = 1.0 + scale.abs() * product_abs + key.score.abs() + query.lse.abs();
         let size = if size.is_finite() { size } else { 1.0 };
-        let (dp, dp_abs) = rows::dot(&query.grad_out, &key.v);
+        let dp = <[f64; 2]>::from(rows::dot(&query.grad_out, &key.v));
+        let [dp, dp_abs] = dp.map(|dp| dp * f64::from(weight));
         let ds = prob * (dp - query.delta.0 + query.grad_lse);
         let ds_size = size * prob * (dp_abs + query.delta.1 + query.grad_lse.abs());
         self.scores.add(n, ds, ds_size);
         let (raw, raw_size) = (scale * ds * slope, scale.abs() * ds_size);
         self.k.add_row(n * dim, raw, raw_size, &query.q);
+        let prob = prob * f64::from(weight);
         self.v.add_row(n * dim, prob, size * prob, &query.grad_out);
     }
 
     /// As `naive::backward` does it.
-    fn add_naive_pair(&mut self, p: &Problem, n: usize, key: &Key, query: &Query) {
+    fn add_naive_pair(&mut self, p: &Problem, n: usize, key: &Key, query: &Query, weight: f32) {
         let (dim, element, scale) = (p.head_dim, p.element, p.scale);
         let x = scale * naive::dot(&query.q, &key.k);
         let (capped, slope) = naive::soft_cap(x, p.softcap);
         let prob = (capped + key.score as f32 - query.lse as f32).exp();
         let mean = query.naive_delta - query.grad_lse as f32;
-        let ds = prob * (naive::dot(&query.grad_out, &key.v) - mean);
+        let dp = naive::dot(&query.grad_out, &key.v) * weight;
+        let ds = prob * (dp - mean);
         self.naive_scores[n] += ds;
-        let (ds, prob) = (round_f32(ds * slope, element), round_f32(prob, element));
+        let prob = round_f32(prob * weight, element);
+        let ds = round_f32(ds * slope, element);
         for d in 0..dim {
             self.naive_k[n * dim + d] += scale * (ds * query.q[d] as f32);
             self.naive_v[n * dim + d] += prob * query.grad_out[d] as f32;
