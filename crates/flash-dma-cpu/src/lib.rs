@@ -63,7 +63,7 @@ mod view;
 pub use args::{Gradients, Inputs, MaskedGradients, MaskedInputs, Outputs, Saved, Selection};
 pub use element::Element;
 pub use flash_dma_problem::{
-    AppendProblem, Appending, AttentionError, AttentionOptions, CacheShape, DecodeProblem,
+    AppendProblem, Appending, AttentionError, AttentionOptions, CacheShape, DecodeProblem, Dropout,
     ElementType, Interval, KeptKeys, MaskedProblem, NormProblem, PlanGeometry, Problem, Rotary,
     ScoreRole, SelectionRule,
 };

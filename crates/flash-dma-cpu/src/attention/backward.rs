@@ -7,6 +7,7 @@
 use super::bias_gradient::{
     AllLogits, BiasGradient, BiasSums, ColumnSums, LogitGradients, NoLogits,
 };
+use super::dropout::DropoutWords;
 use super::key_gradient::{KeyGradients, KeyOutputs, reduce};
 use super::operands::Operands;
 use super::schedule::{Chunks, key_block, query_tile};
@@ -193,6 +194,7 @@ pub(super) struct GradientTile {
     pub(super) delta: Buffer,
     /// Rows of q or of the gradient of the output that hold NaN or infinity.
     non_finite: Vec<usize>,
+    dropout: DropoutWords,
     /// If there are some: both with zeros in those rows.
     finite_q: Buffer,
     finite_grad_out: Buffer,
@@ -209,6 +211,7 @@ impl GradientTile {
         let problem = operands.problem;
         let dim = problem.head_dim;
         self.rows = rows.len();
+        self.dropout.set_rows(problem, rows);
         rows.widen(&operands.q, &mut self.q);
         rows.widen(&saved.grad_out, &mut self.grad_out);
         rows.widen(&saved.out, &mut self.dq);
@@ -309,7 +312,7 @@ impl PairGradients {
     fn differentiate(
         &mut self,
         problem: &Problem,
-        tile: &GradientTile,
+        tile: &mut GradientTile,
         block: &KeyBlock<'_>,
         logits: impl LogitGradients,
     ) {
@@ -319,6 +322,7 @@ impl PairGradients {
             ds: self.ds.get(len),
             block,
             softcap: problem.softcap,
+            dropout: tile.dropout.of_block(problem, block),
             lse: tile.lse.read(tile.rows),
             delta: tile.delta.read(tile.rows),
             logits,

@@ -1,5 +1,6 @@
 //! The forward pass: online softmax over gathered blocks of keys.
 
+use super::dropout::DropoutWords;
 use super::operands::Operands;
 use super::schedule::{Chunks, key_block, query_tile};
 use super::softmax::SoftmaxBlock;
@@ -61,6 +62,7 @@ fn attend_chunk<E: Element, R: KeyRows<E>>(
         keys.advance(&rows);
         rows.widen(&operands.q, &mut tile.q);
         tile.clear(rows.len(), problem.head_dim);
+        tile.dropout.set_rows(problem, &rows);
         for places in keys.blocks(key_block(problem)) {
             let block = buffers.gather(&operands.keys, &rows, &keys, places, problem.head_dim);
             tile.attend(problem, rows.len(), block);
@@ -84,6 +86,7 @@ struct OutputTile {
     p: Buffer,
     /// `[head_dim]`: a rounded row of the output.
     rounded: Buffer,
+    dropout: DropoutWords,
 }
 
 impl OutputTile {
@@ -105,6 +108,7 @@ impl OutputTile {
             p,
             block: &block,
             softcap: problem.softcap,
+            dropout: self.dropout.of_block(problem, &block),
             max: self.max.get(rows),
             sum: self.sum.get(rows),
             acc,

@@ -2,6 +2,7 @@
 
 pub(crate) mod backward;
 pub(crate) mod bias_gradient;
+mod dropout;
 pub(crate) mod forward;
 pub(crate) mod key_gradient;
 pub(crate) mod operands;

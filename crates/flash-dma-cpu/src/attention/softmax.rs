@@ -4,6 +4,7 @@
 //! are not attended: those are replaced, never multiplied, so nothing a key or a query holds leaks through them.
 
 use super::bias_gradient::LogitGradients;
+use super::dropout::BlockMask;
 use crate::keys::block::KeyBlock;
 use crate::keys::visibility::{Visibility, VisibleLanes, VisiblePairs};
 use crate::simd::{LANES, Loop, exp, tanh};
@@ -11,10 +12,11 @@ use crate::simd::{LANES, Loop, exp, tanh};
 /// One block of the online softmax: turns scaled products into probabilities relative to the running
 /// maximum and rescales what the earlier blocks left.
 pub(crate) struct SoftmaxBlock<'a> {
-    /// `[rows, columns]`: scaled products in, `exp(logit - max)` out, 0 where not attended.
+    /// `[rows, columns]`: scaled products in, `exp(logit - max)` out, 0 where not attended; with dropout.
     pub(crate) p: &'a mut [f32],
     pub(crate) block: &'a KeyBlock<'a>,
     pub(crate) softcap: Option<f32>,
+    pub(super) dropout: Option<BlockMask<'a>>,
     /// `[rows]`: greatest logit so far, -inf at first.
     pub(crate) max: &'a mut [f32],
     /// `[rows]`: sum of `exp(logit - max)` so far.
@@ -89,18 +91,22 @@ impl SoftmaxBlock<'_> {
                 }
             }
             self.sum[r] += sums.iter().sum::<f32>();
+            if let Some(dropout) = self.dropout {
+                dropout.row(r).apply(row);
+            }
         }
     }
 }
 
 /// One block of the softmax gradient.
 pub(crate) struct GradientBlock<'a, L> {
-    /// `[rows, columns]`: scaled products in, probabilities out, 0 where not attended.
+    /// `[rows, columns]`: scaled products in, probabilities with dropout out, 0 where not attended.
     pub(crate) p: &'a mut [f32],
-    /// `[rows, columns]`: gradients of the probabilities in, of the scaled products out.
+    /// `[rows, columns]`: gradients of the probabilities with dropout in, of the scaled products out.
     pub(crate) ds: &'a mut [f32],
     pub(crate) block: &'a KeyBlock<'a>,
     pub(crate) softcap: Option<f32>,
+    pub(super) dropout: Option<BlockMask<'a>>,
     /// `[rows]`: -inf for a row that attends to nothing.
     pub(crate) lse: &'a [f32],
     /// `[rows]`: `sum(grad_out * out) - grad_lse`.
@@ -148,6 +154,10 @@ impl<L: LogitGradients> GradientBlock<'_, L> {
             let (ds, _) = ds.as_chunks_mut::<LANES>();
             let bias = self.block.bias_of(r);
             let at = self.block.row(r);
+            let dropout = self.dropout.map(|mask| mask.row(r));
+            if let Some(dropout) = dropout {
+                dropout.apply(ds);
+            }
             for c in 0..p.len() {
                 let (p, ds, bias) = (&mut p[c], &mut ds[c], &bias[c]);
                 let mut logit_gradient = [0.0; LANES];
@@ -176,6 +186,9 @@ impl<L: LogitGradients> GradientBlock<'_, L> {
                     }
                 }
                 self.logits.add(r * (columns / LANES), c, &logit_gradient);
+            }
+            if let Some(dropout) = dropout {
+                dropout.apply(p);
             }
         }
     }
