@@ -9,6 +9,7 @@ pub mod backward;
 #[cfg(feature = "codegen")]
 pub mod codegen;
 pub mod decode;
+mod dropout;
 mod finite;
 pub mod forward;
 mod host;
@@ -32,7 +33,7 @@ pub use decode::append::{append, append_pages};
 pub use decode::args::{Cache, ChunkOutputs, Pages, Slots, StepInputs, StepOutputs, Tokens};
 pub use decode::chunk::chunk_keys;
 pub use flash_dma_problem::{
-    AppendProblem, Appending, AttentionError, AttentionOptions, CacheShape, DecodeProblem,
+    AppendProblem, Appending, AttentionError, AttentionOptions, CacheShape, DecodeProblem, Dropout,
     ElementType, KeptKeys, MaskedProblem, NormProblem, PlanGeometry, Problem, Rotary, ScoreRole,
     SelectionRule, Storage, contiguous_strides, memory::Passes,
 };

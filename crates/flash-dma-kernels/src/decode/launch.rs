@@ -142,6 +142,7 @@ impl Pass for DecodeStep<'_> {
             element: append.cache.element,
             head_dim: append.cache.head_dim,
             paired: append.cache.batch * append.tokens > 0,
+            dropout: false,
         }
     }
 

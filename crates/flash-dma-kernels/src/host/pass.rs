@@ -58,6 +58,8 @@ pub(crate) struct Rows {
     pub head_dim: usize,
     /// Whether there are a query and a key, so that there is something to compute.
     pub paired: bool,
+    /// Whether pairs are dropped, which single units alone compute.
+    pub dropout: bool,
 }
 
 impl From<&Problem> for Rows {
@@ -66,6 +68,7 @@ impl From<&Problem> for Rows {
             element: problem.element,
             head_dim: problem.head_dim,
             paired: ![problem.batch, problem.q_len, problem.k_len].contains(&0),
+            dropout: problem.dropout.is_some(),
         }
     }
 }
@@ -97,6 +100,7 @@ impl<'a, Outputs> Plan<'a, Outputs> {
         let properties = client.properties();
         let configure = |engine: Engine| match engine.instruction() {
             None => pass.portable(&properties.hardware).map(Config::Portable),
+            Some(_) if pass.rows().dropout => Err(refusal(engine, P::NAME, &pass.rows())),
             Some(instruction) => (pass.matrix(instruction, properties)?)
                 .map(Config::Matrix)
                 .ok_or_else(|| refusal(engine, P::NAME, &pass.rows())),
@@ -169,8 +173,11 @@ impl<'a, Outputs> Plan<'a, Outputs> {
 /// The error that an engine does not support a pass over `rows`.
 fn refusal(engine: Engine, [before, after]: [&str; 2], rows: &Rows) -> AttentionError {
     let (element, dim) = (rows.element, rows.head_dim);
+    let with = if rows.dropout { " with dropout" } else { "" };
     AttentionError::Unsupported {
-        what: format!("{before}the {engine:?} engine for {after}{element} of head dimension {dim}"),
+        what: format!(
+            "{before}the {engine:?} engine for {after}{element} of head dimension {dim}{with}"
+        ),
     }
 }
 

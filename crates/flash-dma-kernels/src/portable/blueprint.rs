@@ -80,6 +80,8 @@ pub struct Blueprint {
     pub causal: bool,
     /// Whether the scaled product is capped.
     pub softcap: bool,
+    /// Whether pairs are dropped.
+    pub dropout: bool,
 }
 
 impl Blueprint {
@@ -132,6 +134,7 @@ impl Blueprint {
             pattern,
             causal: true,
             softcap,
+            dropout: false,
         };
         let fit = || {
             (candidates.iter().map(with)).filter(|blueprint| {
@@ -153,6 +156,7 @@ impl Blueprint {
             pattern: Pattern::scored(problem),
             causal: problem.causal,
             softcap: problem.softcap.is_some(),
+            dropout: problem.dropout.is_some(),
         }
     }
 
@@ -231,7 +235,8 @@ impl Blueprint {
         };
         let rows = (outer * outer_tiles + inner * inner_tiles) * self.row_stride();
         let vectors = rows + outer * weights * self.weight_stride();
-        let words = outer * self.micro.units_x + 4 * (outer + inner) + 3;
+        let mask = if self.dropout { outer + inner } else { 0 };
+        let words = outer * self.micro.units_x + 4 * (outer + inner) + mask + 3;
         16 * vectors + 4 * words
     }
 }

@@ -1,6 +1,7 @@
 //! The gradients of k, v and the scores: key tiles stream the queries that attend to them.
 
 use crate::args::Scaling;
+use crate::dropout::DropoutArg;
 use crate::portable::args::{
     KeyGradients, Keys, KeysExpand, Operands, OrderedIntervals, PairBiasArg, SavedRows, Sizes,
 };
@@ -21,7 +22,7 @@ use cubecl::prelude::*;
 /// | `q`, `grad_out`, `k`, `v` | `[batch, heads, len, head_dim]`, any strides with a contiguous last axis |
 /// | `lse`, `delta` | contiguous `[batch, q_heads, q_len]` |
 /// | `keys` | nothing, [`OrderedIntervals`], or a [`TilePlan`](crate::portable::args::TilePlan) |
-/// | `bias` | as in the [forward kernel](crate::portable::forward::forward_kernel) |
+/// | `bias`, `dropout` | as in the [forward kernel](crate::portable::forward::forward_kernel) |
 /// | `grads` | [`KeyGradients`], overwritten; with intervals, only the listed keys |
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn dkdv_kernel<F: Float, N: Size>(
@@ -29,6 +30,7 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
     saved: &SavedRows<F, N>,
     keys: &Keys<OrderedIntervals>,
     bias: &PairBiasArg,
+    dropout: &DropoutArg,
     grads: &mut KeyGradients<F, N>,
     scaling: &Scaling,
     #[comptime] bp: Blueprint,
@@ -42,7 +44,7 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
         terminate!();
     }
 
-    let mut visibility = TileVisibility::new::<OrderedIntervals>(keys, bias, true, bp);
+    let mut visibility = TileVisibility::new::<OrderedIntervals>(keys, bias, dropout, true, bp);
     let mut not_finite = NotFinite::new();
     let mut key_rows = KeyRows::new(true, bp);
     let mut query_rows = QueryRows::new(false, bp);
@@ -188,11 +190,12 @@ impl KeySums {
                         let value = logit(self.s[n], scaling.scale, scaling.softcap, bp);
                         let biased = visibility.biased(value, outer, inner);
                         let p = (biased - queries.lse[inner]).exp();
-                        let ds = p * (self.dp[n] - queries.delta[inner]);
+                        let dp = visibility.dropped(self.dp[n], outer, inner);
+                        let ds = p * (dp - queries.delta[inner]);
                         if comptime!(bp.pattern.has_intervals()) {
                             score_sum += ds;
                         }
-                        p_weight.insert(e, p);
+                        p_weight.insert(e, visibility.dropped(p, outer, inner));
                         let slope = logit_slope(value, scaling.scale, scaling.softcap, bp);
                         ds_weight.insert(e, ds * slope);
                     }

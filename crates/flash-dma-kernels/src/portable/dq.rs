@@ -1,6 +1,7 @@
 //! The gradient of q: query tiles stream the keys they attend to.
 
 use crate::args::Scaling;
+use crate::dropout::DropoutArg;
 use crate::portable::args::{Keys, ListedIntervals, Operands, PairBiasArg, SavedRows, Sizes};
 use crate::portable::blueprint::{Blueprint, LANES};
 use crate::portable::keys::KeyTiles;
@@ -19,7 +20,7 @@ use cubecl::prelude::*;
 /// |---|---|
 /// | `q`, `grad_out`, `k`, `v` | `[batch, heads, len, head_dim]`, any strides with a contiguous last axis |
 /// | `lse`, `delta` | contiguous `[batch, q_heads, q_len]` |
-/// | `keys`, `bias` | as in the [forward kernel](crate::portable::forward::forward_kernel) |
+/// | `keys`, `bias`, `dropout` | as in the [forward kernel](crate::portable::forward::forward_kernel) |
 /// | `grad_q` | contiguous `[batch, q_heads, q_len, head_dim]`, overwritten |
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn dq_kernel<F: Float, N: Size>(
@@ -27,6 +28,7 @@ pub(crate) fn dq_kernel<F: Float, N: Size>(
     saved: &SavedRows<F, N>,
     keys: &Keys<ListedIntervals>,
     bias: &PairBiasArg,
+    dropout: &DropoutArg,
     grad_q: &mut Tensor<Vector<F, N>>,
     scaling: &Scaling,
     first_tile: usize,
@@ -39,7 +41,7 @@ pub(crate) fn dq_kernel<F: Float, N: Size>(
     let queries = TileRows::new(batch, head, first_query, sizes.q_len);
     let tiles = KeyTiles::of_queries(keys, &queries, sizes.kv_head(head), &sizes, bp);
 
-    let mut visibility = TileVisibility::new::<ListedIntervals>(keys, bias, false, bp);
+    let mut visibility = TileVisibility::new::<ListedIntervals>(keys, bias, dropout, false, bp);
     let mut not_finite = NotFinite::new();
     let mut query_rows = QueryRows::new(true, bp);
     let mut key_rows = KeyRows::new(false, bp);
@@ -131,7 +133,8 @@ impl QueryGradient {
                         let value = logit(self.s[n], scaling.scale, scaling.softcap, bp);
                         let biased = visibility.biased(value, outer, inner);
                         let p = (biased - queries.lse[outer]).exp();
-                        let ds = p * (self.dp[n] - queries.delta[outer]);
+                        let dp = visibility.dropped(self.dp[n], outer, inner);
+                        let ds = p * (dp - queries.delta[outer]);
                         let slope = logit_slope(value, scaling.scale, scaling.softcap, bp);
                         weight.insert(e, ds * slope);
                     }

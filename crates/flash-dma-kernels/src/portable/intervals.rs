@@ -206,4 +206,8 @@ impl Visibility for KeyIntervals {
         }
         logit + self.score[key]
     }
+
+    fn dropped(&self, value: f32, _outer: usize, _inner: usize) -> f32 {
+        value
+    }
 }

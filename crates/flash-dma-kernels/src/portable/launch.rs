@@ -1,6 +1,7 @@
 //! Launches of the portable kernels, the same for every pattern.
 
 use crate::args::{Outputs, scaling};
+use crate::dropout::dropout;
 use crate::host::check::{address_type, elem_type, vector_size};
 use crate::pattern::intervals::runners::RunnersUp;
 use crate::pattern::mask::args::MaskBits;
@@ -126,6 +127,7 @@ impl PortableLaunch<'_> {
                 self.operands(),
                 self.keys.listed(),
                 self.bias().into(),
+                dropout(p).into(),
                 out.into_tensor_arg(),
                 residual.map(TensorBinding::into_tensor_arg).into(),
                 lse.into_tensor_arg(),
@@ -159,6 +161,7 @@ impl PortableLaunch<'_> {
                 saved.rows(),
                 self.keys.listed(),
                 self.bias().into(),
+                dropout(p).into(),
                 grad_q.clone().into_tensor_arg(),
                 scaling(p.scale, p.softcap),
                 first_tile,
@@ -191,6 +194,7 @@ impl PortableLaunch<'_> {
                 saved.rows(),
                 self.keys.ordered(),
                 self.bias().into(),
+                dropout(p).into(),
                 KeyGradientsLaunch::new(
                     grad_k.clone().into_tensor_arg(),
                     grad_v.clone().into_tensor_arg(),
@@ -269,6 +273,7 @@ impl PortableLaunch<'_> {
                 saved.rows(),
                 self.keys.ordered(),
                 self.bias().into(),
+                dropout(p).into(),
                 grad_bias.clone().into_tensor_arg(),
                 scaling(p.scale, p.softcap),
                 broadcast,

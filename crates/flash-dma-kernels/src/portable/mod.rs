@@ -17,6 +17,7 @@ pub(crate) mod blueprint;
 pub(crate) mod delta;
 pub(crate) mod dkdv;
 pub(crate) mod dq;
+pub(crate) mod dropout;
 pub(crate) mod forward;
 pub(crate) mod intervals;
 pub(crate) mod keys;

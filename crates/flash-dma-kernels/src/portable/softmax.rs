@@ -82,7 +82,7 @@ impl OnlineSoftmax {
                 self.s[n] = value;
             }
         }
-        self.weigh(bp);
+        self.weigh::<V>(visibility, bp);
         if not_finite.get() {
             accumulate_selected::<V>(&mut self.acc, &self.weights, v_rows, visibility, bp);
         } else {
@@ -91,8 +91,8 @@ impl OnlineSoftmax {
     }
 
     /// Makes the logits [`s`](Self::s), −∞ where a pair is not selected, weights relative to the new maxima, to which
-    /// it rescales sums and output. Synchronises.
-    fn weigh(&mut self, #[comptime] bp: Blueprint) {
+    /// it rescales sums and output. Dropout is in the weights, not in the sums. Synchronises.
+    fn weigh<V: Visibility>(&mut self, visibility: &V, #[comptime] bp: Blueprint) {
         let (x, y) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
         let (units_x, units_y) = comptime!((bp.micro.units_x, bp.micro.units_y));
         #[unroll(bp.unroll())]
@@ -130,7 +130,8 @@ impl OnlineSoftmax {
                     let at = o * comptime!(bp.micro.inner) + part * LANES + e;
                     let p = (self.s[at] - shift).exp();
                     sum += p;
-                    weight.insert(e, p);
+                    let inner = x + (part * LANES + e) * units_x;
+                    weight.insert(e, visibility.dropped(p, outer, inner));
                 }
                 let column = x * comptime!(bp.weight_vectors()) + part;
                 self.weights[outer * comptime!(bp.weight_stride()) + column] = weight;

@@ -1,7 +1,9 @@
 //! Which pairs of a tile of queries and a tile of keys attend: one variant for each representation in shared memory.
 
+use crate::dropout::DropoutArg;
 use crate::portable::args::{Keys, KeysExpand, OrderedIntervals, PairBiasArg, Sizes};
 use crate::portable::blueprint::Blueprint;
+use crate::portable::dropout::TileMask;
 use crate::portable::intervals::KeyIntervals;
 use crate::portable::keys::KeyTiles;
 use crate::portable::masked::bits::QueryBits;
@@ -9,11 +11,18 @@ use crate::portable::memory::TileRows;
 use crate::portable::visibility::{Visibility, VisibilityExpand};
 use cubecl::prelude::*;
 
-/// The [`Visibility`] of a blueprint's pattern: one variant for each representation in shared memory. A new pattern is
-/// a value of [`Pattern`](crate::pattern::kind::Pattern) that one of them represents.
+/// The [`Visibility`] of a blueprint's pattern, and its dropout.
+#[derive(CubeType)]
+pub(crate) struct TileVisibility<'a> {
+    pairs: TilePairs<'a>,
+    dropout: ComptimeOption<TileMask>,
+}
+
+/// Which pairs attend: one variant for each representation in shared memory. A new pattern is a value of
+/// [`Pattern`](crate::pattern::kind::Pattern) that one of them represents.
 #[expect(dead_code, reason = "kernels make the type that CubeCL derives")]
 #[derive(CubeType)]
-pub(crate) enum TileVisibility<'a> {
+enum TilePairs<'a> {
     /// An interval of positions per key.
     Intervals(KeyIntervals),
     /// A word per query, with a bit per key.
@@ -26,24 +35,14 @@ impl<'a> TileVisibility<'a> {
     pub(crate) fn new<I: LaunchArg>(
         keys: &'a Keys<I>,
         bias: &'a PairBiasArg,
+        dropout: &DropoutArg,
         #[comptime] keys_outer: bool,
         #[comptime] bp: Blueprint,
     ) -> TileVisibility<'a> {
-        #[comptime]
-        match keys {
-            Keys::All => TileVisibility::new_Bits(QueryBits::new(
-                ComptimeOption::new_None(),
-                bias,
-                keys_outer,
-                bp,
-            )),
-            Keys::Planned(plan) => TileVisibility::new_Bits(QueryBits::new(
-                ComptimeOption::new_Some(plan),
-                bias,
-                keys_outer,
-                bp,
-            )),
-            Keys::Intervals(_) => TileVisibility::new_Intervals(KeyIntervals::new(keys_outer, bp)),
+        let pairs = TilePairs::new::<I>(keys, bias, keys_outer, bp);
+        TileVisibility::<'a> {
+            pairs,
+            dropout: TileMask::of(dropout, keys_outer, bp),
         }
     }
 
@@ -57,9 +56,9 @@ impl<'a> TileVisibility<'a> {
         #[comptime] bp: Blueprint,
     ) -> bool {
         #[comptime]
-        match self {
-            TileVisibility::Intervals(_) => true,
-            TileVisibility::Bits(bits) => bits.is_active(queries, keys, sizes, bp),
+        match &self.pairs {
+            TilePairs::Intervals(_) => true,
+            TilePairs::Bits(bits) => bits.is_active(queries, keys, sizes, bp),
         }
     }
 
@@ -72,11 +71,16 @@ impl<'a> TileVisibility<'a> {
         #[comptime] bp: Blueprint,
     ) {
         #[comptime]
-        match self {
-            TileVisibility::Intervals(intervals) => {
+        match &mut self.dropout {
+            ComptimeOption::Some(mask) => mask.set_queries(queries, sizes, bp),
+            ComptimeOption::None => {}
+        }
+        #[comptime]
+        match &mut self.pairs {
+            TilePairs::Intervals(intervals) => {
                 intervals.set_queries(queries, lse, sizes, bp);
             }
-            TileVisibility::Bits(_) => {}
+            TilePairs::Bits(_) => {}
         }
     }
 
@@ -88,8 +92,13 @@ impl<'a> TileVisibility<'a> {
         #[comptime] bp: Blueprint,
     ) {
         #[comptime]
-        match self {
-            TileVisibility::Intervals(intervals) =>
+        match &mut self.dropout {
+            ComptimeOption::Some(mask) => mask.set_keys(keys, bp),
+            ComptimeOption::None => {}
+        }
+        #[comptime]
+        match &mut self.pairs {
+            TilePairs::Intervals(intervals) =>
             {
                 #[comptime]
                 match source {
@@ -97,7 +106,7 @@ impl<'a> TileVisibility<'a> {
                     Keys::All | Keys::Planned(_) => {}
                 }
             }
-            TileVisibility::Bits(_) => {}
+            TilePairs::Bits(_) => {}
         }
     }
 
@@ -112,9 +121,14 @@ impl<'a> TileVisibility<'a> {
         #[comptime] bp: Blueprint,
     ) {
         #[comptime]
-        match self {
-            TileVisibility::Intervals(intervals) => intervals.set_listed(tiles, keys, bp),
-            TileVisibility::Bits(bits) => bits.set(queries, keys, lse, sizes, bp),
+        match &mut self.dropout {
+            ComptimeOption::Some(mask) => mask.set_keys(keys, bp),
+            ComptimeOption::None => {}
+        }
+        #[comptime]
+        match &mut self.pairs {
+            TilePairs::Intervals(intervals) => intervals.set_listed(tiles, keys, bp),
+            TilePairs::Bits(bits) => bits.set(queries, keys, lse, sizes, bp),
         }
     }
 
@@ -129,11 +143,16 @@ impl<'a> TileVisibility<'a> {
     ) {
         let lse = ComptimeOption::new_Some(lse);
         #[comptime]
-        match self {
-            TileVisibility::Intervals(intervals) => {
+        match &mut self.dropout {
+            ComptimeOption::Some(mask) => mask.set_queries(queries, sizes, bp),
+            ComptimeOption::None => {}
+        }
+        #[comptime]
+        match &mut self.pairs {
+            TilePairs::Intervals(intervals) => {
                 intervals.set_queries(queries, lse, sizes, bp);
             }
-            TileVisibility::Bits(bits) => bits.set(queries, keys, lse, sizes, bp),
+            TilePairs::Bits(bits) => bits.set(queries, keys, lse, sizes, bp),
         }
     }
 
@@ -146,9 +165,37 @@ impl<'a> TileVisibility<'a> {
         #[comptime] bp: Blueprint,
     ) -> (usize, usize) {
         #[comptime]
-        match self {
-            TileVisibility::Intervals(intervals) => intervals.queries(sizes, bp),
-            TileVisibility::Bits(bits) => bits.queries(keys, sizes, bp),
+        match &self.pairs {
+            TilePairs::Intervals(intervals) => intervals.queries(sizes, bp),
+            TilePairs::Bits(bits) => bits.queries(keys, sizes, bp),
+        }
+    }
+}
+
+#[cube]
+impl<'a> TilePairs<'a> {
+    /// Allocates room for a tile of queries and a tile of keys; the keys are the outer rows if `keys_outer`.
+    fn new<I: LaunchArg>(
+        keys: &'a Keys<I>,
+        bias: &'a PairBiasArg,
+        #[comptime] keys_outer: bool,
+        #[comptime] bp: Blueprint,
+    ) -> TilePairs<'a> {
+        #[comptime]
+        match keys {
+            Keys::All => TilePairs::new_Bits(QueryBits::new(
+                ComptimeOption::new_None(),
+                bias,
+                keys_outer,
+                bp,
+            )),
+            Keys::Planned(plan) => TilePairs::new_Bits(QueryBits::new(
+                ComptimeOption::new_Some(plan),
+                bias,
+                keys_outer,
+                bp,
+            )),
+            Keys::Intervals(_) => TilePairs::new_Intervals(KeyIntervals::new(keys_outer, bp)),
         }
     }
 }
@@ -157,17 +204,25 @@ impl<'a> TileVisibility<'a> {
 impl<'a> Visibility for TileVisibility<'a> {
     fn selected(&self, outer: usize, inner: usize) -> bool {
         #[comptime]
-        match self {
-            TileVisibility::Intervals(intervals) => intervals.selected(outer, inner),
-            TileVisibility::Bits(bits) => bits.selected(outer, inner),
+        match &self.pairs {
+            TilePairs::Intervals(intervals) => intervals.selected(outer, inner),
+            TilePairs::Bits(bits) => bits.selected(outer, inner),
         }
     }
 
     fn biased(&self, logit: f32, outer: usize, inner: usize) -> f32 {
         #[comptime]
-        match self {
-            TileVisibility::Intervals(intervals) => intervals.biased(logit, outer, inner),
-            TileVisibility::Bits(bits) => bits.biased(logit, outer, inner),
+        match &self.pairs {
+            TilePairs::Intervals(intervals) => intervals.biased(logit, outer, inner),
+            TilePairs::Bits(bits) => bits.biased(logit, outer, inner),
+        }
+    }
+
+    fn dropped(&self, value: f32, outer: usize, inner: usize) -> f32 {
+        #[comptime]
+        match &self.dropout {
+            ComptimeOption::Some(mask) => mask.dropped(value, outer, inner),
+            ComptimeOption::None => value,
         }
     }
 }

@@ -13,6 +13,9 @@ pub trait Visibility {
 
     /// The logit of a selected pair with its bias.
     fn biased(&self, logit: f32, outer: usize, inner: usize) -> f32;
+
+    /// A value of a pair with dropout: times the factor of its probability.
+    fn dropped(&self, value: f32, outer: usize, inner: usize) -> f32;
 }
 
 /// Whether a row attends to nothing, which its LSE says, if given: it has no gradients, whatever its logits.

@@ -1,6 +1,7 @@
 //! The portable kernel of the gradient of a bias, in its own shape.
 
 use crate::args::Scaling;
+use crate::dropout::DropoutArg;
 use crate::portable::args::{Keys, Operands, OrderedIntervals, PairBiasArg, SavedRows, Sizes};
 use crate::portable::blueprint::Blueprint;
 use crate::portable::memory::{KeyRows, NotFinite, QueryRows, TileRows};
@@ -29,6 +30,7 @@ pub(crate) fn bias_kernel<F: Float, N: Size>(
     saved: &SavedRows<F, N>,
     keys: &Keys<OrderedIntervals>,
     bias: &PairBiasArg,
+    dropout: &DropoutArg,
     grad_bias: &mut Tensor<f32>,
     scaling: &Scaling,
     #[comptime] broadcast: Broadcast,
@@ -43,7 +45,7 @@ pub(crate) fn bias_kernel<F: Float, N: Size>(
     let heads_each = sizes.q_heads / bias_heads;
     let batches_each = operands.q.shape(0) / bias_batches;
 
-    let mut visibility = TileVisibility::new::<OrderedIntervals>(keys, bias, true, bp);
+    let mut visibility = TileVisibility::new::<OrderedIntervals>(keys, bias, dropout, true, bp);
     let mut not_finite = NotFinite::new();
     let mut key_rows = KeyRows::new(true, bp);
     let mut query_rows = QueryRows::new(false, bp);
@@ -137,7 +139,8 @@ impl PairSums {
                     let value = logit(self.s[n], scaling.scale, scaling.softcap, bp);
                     let biased = visibility.biased(value, outer, inner);
                     let p = (biased - queries.lse[inner]).exp();
-                    self.acc[n] += p * (self.dp[n] - queries.delta[inner]);
+                    let dp = visibility.dropped(self.dp[n], outer, inner);
+                    self.acc[n] += p * (dp - queries.delta[inner]);
                 }
             }
         }

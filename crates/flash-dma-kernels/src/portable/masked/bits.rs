@@ -184,6 +184,10 @@ impl<'a> Visibility for QueryBits<'a> {
             ComptimeOption::None => logit,
         }
     }
+
+    fn dropped(&self, value: f32, _outer: usize, _inner: usize) -> f32 {
+        value
+    }
 }
 
 /// A bias of pairs, and its elements for a tile: pair `(query, key)` of the tile reads the element

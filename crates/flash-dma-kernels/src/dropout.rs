@@ -1,0 +1,125 @@
+//! The mask of attention dropout on the device: as [`flash_dma_problem::dropout`] defines it, word by word.
+
+use cubecl::prelude::*;
+use flash_dma_problem::dropout::{COLUMNS, MIX, PAIR, PAIR_SHIFT};
+use flash_dma_problem::{Dropout, Problem};
+
+/// What a mask is computed from, as [`PairMask`](flash_dma_problem::dropout::PairMask).
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct DropoutSeed {
+    /// The lower half of the seed.
+    pub low: u32,
+    /// The upper half.
+    pub high: u32,
+    /// Pairs of smaller words are dropped.
+    pub threshold: u32,
+    /// The factor of the others.
+    pub factor: f32,
+}
+
+/// Given exactly if the problem has dropout.
+pub(crate) type DropoutArg = ComptimeOption<DropoutSeed>;
+
+/// The launch argument of a problem's dropout. The seed is a scalar, so calls of other seeds share a kernel.
+pub(crate) fn dropout(problem: &Problem) -> Option<DropoutSeedLaunch> {
+    let mask = problem.dropout.map(Dropout::mask)?;
+    let [low, high] = mask.words;
+    Some(DropoutSeedLaunch::new(
+        low,
+        high,
+        mask.threshold,
+        mask.factor,
+    ))
+}
+
+/// The word of the rows of a query head, counted over all sequences.
+#[cube]
+pub(crate) fn head_word(head: usize, seed: &DropoutSeed) -> u32 {
+    mix(mix(head as u32 ^ seed.low) + seed.high)
+}
+
+/// The word of the row of query `query`.
+#[cube]
+pub(crate) fn row_word(head: u32, query: usize, q_len: usize, k_len: usize) -> u32 {
+    // Wraps for queries before the first key.
+    let position = query as u32 + k_len as u32 - q_len as u32;
+    mix(mix(position) ^ head)
+}
+
+/// The word of the column of a key.
+#[cube]
+pub(crate) fn column_word(key: usize) -> u32 {
+    mix(key as u32 + u32::new(comptime!(COLUMNS as i64)))
+}
+
+/// The word of a pair.
+#[cube]
+pub(crate) fn pair_word(row: u32, column: u32) -> u32 {
+    let x = (row ^ column) * u32::new(comptime!(PAIR[0] as i64));
+    (x ^ (x >> u32::new(comptime!(PAIR_SHIFT as i64)))) * u32::new(comptime!(PAIR[1] as i64))
+}
+
+#[cube]
+fn mix(word: u32) -> u32 {
+    let x = (word ^ (word >> 16u32)) * u32::new(comptime!(MIX[0] as i64));
+    let x = (x ^ (x >> 15u32)) * u32::new(comptime!(MIX[1] as i64));
+    x ^ (x >> 16u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{client, read_u32, zeros};
+    use flash_dma_problem::{AttentionOptions, ElementType, dropout as host};
+
+    /// Unit `n` writes the word of query `n / k_len` and key `n % k_len` of head `CUBE_POS_Y`.
+    #[cube(launch_unchecked)]
+    fn words_kernel(words: &mut Tensor<u32>, seed: &DropoutArg) {
+        let (q_len, k_len) = (words.shape(1), words.shape(2));
+        let n = ABSOLUTE_POS_X as usize;
+        let head = CUBE_POS_Y as usize;
+        if n < q_len * k_len {
+            #[comptime]
+            match seed {
+                ComptimeOption::Some(seed) => {
+                    let row = row_word(head_word(head, seed), n / k_len, q_len, k_len);
+                    words[head * q_len * k_len + n] = pair_word(row, column_word(n % k_len));
+                }
+                ComptimeOption::None => {}
+            }
+        }
+    }
+
+    #[test]
+    fn words_are_those_of_the_host() {
+        let client = client();
+        for (q_len, k_len, seed) in [(40, 9, 3), (7, 90, u64::MAX - 5), (1, 1, 0)] {
+            let (q, k) = ([1, 5, q_len, 8], [1, 5, k_len, 8]);
+            let given = Dropout::new(0.5, seed).unwrap();
+            let options = AttentionOptions::new().with_dropout(given);
+            let p = Problem::new(&q, &k, &k, None, ElementType::F32, &options).unwrap();
+            let words = zeros(&client, &[5, q_len, k_len]);
+            let cubes = (q_len * k_len).div_ceil(4) as u32;
+            // SAFETY: units past the pairs write nothing.
+            unsafe {
+                words_kernel::launch_unchecked(
+                    &client,
+                    CubeCount::Static(cubes, 5, 1),
+                    CubeDim::new_1d(4),
+                    words.clone().into_tensor_arg(),
+                    dropout(&p).into(),
+                );
+            }
+            let mask = given.mask();
+            let mut expected = Vec::new();
+            for head in 0..5 {
+                for query in 0..q_len {
+                    let row = host::row_word(mask.head_word(head), p.dropout_position(query));
+                    let columns = (0..k_len as u32).map(host::column_word);
+                    expected.extend(columns.map(|column| host::pair_word(row, column)));
+                }
+            }
+            assert_eq!(read_u32(&client, words), expected);
+        }
+    }
+}
