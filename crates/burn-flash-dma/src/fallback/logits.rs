@@ -1,5 +1,6 @@
 //! Dense logits, and the outputs, LSE and gradients that both attention operations compute from them.
 
+use super::dropout::dropped;
 use super::tensors::{bool_dtype, to_f32, zeros};
 use crate::ops::types::{Forwarded, OptionalFloat, Saved};
 use burn::backend::tensor::{BoolTensor, FloatTensor};
@@ -31,6 +32,7 @@ pub(crate) fn attend<B: Backend>(
     let lse = B::float_add(max, B::float_log(l.clone()));
 
     let v = to_f32::<B>(v);
+    let p = dropped::<B>(p, problem, &v.device());
     let sum = masked_matmul::<B>(p, logits.selected, v);
     let empty = B::float_equal_elem(l.clone(), 0.0f32.into(), bools);
     let out = B::float_div(sum, l);
@@ -111,7 +113,9 @@ pub(crate) fn gradients<B: Backend>(
     let keep = |t| B::float_mask_fill(t, unselected.clone(), 0.0f32.into());
 
     let p = keep(B::float_exp(B::float_sub(logits.logits, lse)));
+    let device = v.device();
     let dp = B::float_matmul(grad_out.clone(), B::float_transpose(v));
+    let dp = dropped::<B>(dp, problem, &device);
     let mut delta = B::float_sum_dim(B::float_mul(grad_out.clone(), out), 3);
     if let OptionalFloat::Some(grad_lse) = saved.grad_lse {
         delta = B::float_sub(delta, B::float_reshape(grad_lse, rows));
@@ -133,6 +137,7 @@ pub(crate) fn gradients<B: Backend>(
     let selected_t = B::bool_swap_dims(selected.clone(), 2, 3);
     let grad_q = masked_matmul::<B>(ds.clone(), selected, k);
     let grad_k = masked_matmul::<B>(B::float_transpose(ds), selected_t.clone(), q);
+    let p = dropped::<B>(p, problem, &device);
     let grad_v = masked_matmul::<B>(B::float_transpose(p), selected_t, grad_out);
     let finish = |t, shape| B::float_cast(B::float_reshape(t, Shape::new(shape)), element);
     let grads = [
