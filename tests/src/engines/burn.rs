@@ -154,6 +154,7 @@ impl Tensors {
             scale: Some(p.scale),
             softcap: p.softcap,
             deterministic: p.deterministic,
+            dropout: p.dropout,
         };
         let (q, k, v) = (self.q.clone(), self.k.clone(), self.v.clone());
         let attention = Attention::new(q, k, v).options(options);

@@ -66,6 +66,7 @@ struct Variant {
     causal: bool,
     softcap: Option<f32>,
     deterministic: bool,
+    dropout: Option<f32>,
     /// Whether every row begins at a multiple of 16 bytes, where the head dimension lets it.
     aligned: bool,
 }
@@ -187,6 +188,7 @@ fn variant(rng: &mut Rng, profile: &Profile, kind: Kind, element: ElementType) -
         causal: matches!(kind, Kind::Decoded) || rng.below(3) > 0,
         softcap: one(rng, &[None, None, None, Some(3.0), Some(30.0)]),
         deterministic: chance(rng, 4),
+        dropout: one(rng, &[None, None, None, None, Some(0.1), Some(0.5)]),
         aligned: rng.below(5) > 0,
     }
 }
@@ -215,6 +217,7 @@ fn problem(rng: &mut Rng, variant: &Variant, budget: usize) -> Spec {
         scale: one(rng, &[None, None, None, Some(1.0), Some(0.3), Some(-0.2)]),
         softcap: variant.softcap,
         deterministic: variant.deterministic,
+        dropout: variant.dropout,
         grad_lse: rng.below(2) == 0,
         deviation: one(rng, deviations),
         places: places(rng, variant.aligned),
@@ -233,6 +236,7 @@ fn problem(rng: &mut Rng, variant: &Variant, budget: usize) -> Spec {
     if let What::Decoded(_) = spec.what {
         // Options that do not apply to a cache; its tokens have one layout.
         (spec.causal, spec.deterministic, spec.grad_lse) = (true, false, false);
+        spec.dropout = None;
         let place = one(rng, &[Place::Contiguous, Place::Transposed, Place::Padded]);
         spec.places = [Place::Contiguous; 6];
         spec.places[Spec::Q] = if variant.aligned {

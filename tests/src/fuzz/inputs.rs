@@ -205,6 +205,7 @@ impl Drawn {
             scale: Some(p.scale),
             softcap: p.softcap,
             deterministic: p.deterministic,
+            dropout: p.dropout,
         };
         let scores = inputs.scores.clone().expect("a selection has scores");
         MaskedInputs {

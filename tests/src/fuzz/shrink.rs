@@ -74,6 +74,7 @@ fn simpler(spec: &Spec) -> Vec<Spec> {
     with(&|s| s.scale = None);
     with(&|s| s.softcap = None);
     with(&|s| s.deterministic = false);
+    with(&|s| s.dropout = None);
     with(&|s| s.grad_lse = false);
     with(&|s| s.deviation = 1.0);
     with(&|s| s.element = ElementType::F32);

@@ -2,7 +2,7 @@
 
 use crate::masked::{MaskedCase, Pattern};
 use crate::{Layout, Raw};
-use flash_dma_problem::{AttentionOptions, ElementType, ScoreRole};
+use flash_dma_problem::{AttentionOptions, Dropout, ElementType, ScoreRole};
 use flash_dma_reference::generate::Scores;
 
 /// One problem. Its [`Display`](core::fmt::Display) form is one line that parses back to it.
@@ -32,6 +32,8 @@ pub struct Spec {
     pub softcap: Option<f32>,
     /// Whether bit-equal repeats are asked for.
     pub deterministic: bool,
+    /// The rate of the dropout, whose seed is that of the random numbers.
+    pub dropout: Option<f32>,
     /// Whether the LSE has a gradient as well.
     pub grad_lse: bool,
     /// Standard deviation of q, k and v.
@@ -292,6 +294,8 @@ impl Spec {
             scale: self.scale,
             softcap: self.softcap,
             deterministic: self.deterministic,
+            dropout: (self.dropout)
+                .map(|rate| Dropout::new(rate, self.seed).expect("a rate of the fuzzer's")),
         }
     }
 

@@ -61,7 +61,11 @@ impl fmt::Display for Spec {
             }
             What::Decoded(decoding) => write!(f, " {decoding}")?,
         }
-        for (name, value) in [("scale", self.scale), ("cap", self.softcap)] {
+        for (name, value) in [
+            ("scale", self.scale),
+            ("cap", self.softcap),
+            ("drop", self.dropout),
+        ] {
             if let Some(value) = value {
                 write!(f, " {name}={value}")?;
             }
@@ -297,6 +301,7 @@ impl FromStr for Spec {
             scale: reader.maybe("scale")?,
             softcap: reader.maybe("cap")?,
             deterministic: reader.flag("det"),
+            dropout: reader.maybe("drop")?,
             grad_lse: reader.flag("lse"),
             deviation: reader.maybe("dev")?.unwrap_or(1.0),
             places: reader

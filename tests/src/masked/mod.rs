@@ -130,6 +130,7 @@ fn options(p: &flash_dma_problem::Problem) -> AttentionOptions {
         scale: Some(p.scale),
         softcap: p.softcap,
         deterministic: p.deterministic,
+        dropout: p.dropout,
     }
 }
 

@@ -1,6 +1,7 @@
 //! Random problems: sizes, shapes of mask and bias, patterns, types, layouts, options, and elements that are not
 //! finite.
 
+use flash_dma_problem::Dropout;
 use flash_dma_problem::ElementType::{Bf16, F16, F32};
 use flash_dma_reference::Rng;
 use flash_dma_tests::masked::{MaskedCase, MaskedEngine, Pattern};
@@ -74,6 +75,8 @@ fn random_case<E: MaskedEngine>(seed: u64, rng: &mut Rng) -> MaskedCase {
         one(rng, &[None, None, Some(3.0), Some(50.0)]).filter(|_| E::SIZE == Size::Medium);
     case.options.scale = one(rng, &[None, None, Some(0.3), Some(-0.2)]);
     case.options.deterministic = one(rng, &[true, false]);
+    let rate = one(rng, &[None, None, None, Some(0.1), Some(0.6)]);
+    case.options.dropout = rate.map(|rate| Dropout::new(rate, seed).expect("a rate"));
     let shape = |rng: &mut Rng| {
         [
             one(rng, &[1, batch]),

@@ -1,5 +1,6 @@
 //! The attention layer of Dynamic Mask Attention.
 
+use super::dropout::CallDropout;
 use super::inline::Inline;
 use super::input::{DynamicMaskInput, Tokens};
 use super::rope::angles;
@@ -19,7 +20,8 @@ use burn::nn::{
 };
 use burn::tensor::{Device, Tensor};
 use flash_dma_problem::{
-    AttentionError, AttentionOptions, ElementType, Problem, ScoreRole, SelectionRule, TensorName,
+    AttentionError, AttentionOptions, Dropout, ElementType, Problem, ScoreRole, SelectionRule,
+    TensorName,
 };
 
 /// What norms add to the mean square unless the configuration says otherwise: Burn's own default.
@@ -77,6 +79,10 @@ pub struct DynamicMaskAttentionConfig {
     pub scale: Option<f32>,
     /// Cap of the scaled product `q . k`: `c * tanh(x / c)`. Default: none.
     pub softcap: Option<f32>,
+    /// The probability with which a pair of a query and a key that attends to it is dropped in training, from 0 and less
+    /// than 1: see [`Dropout`](crate::Dropout). Default: 0. Every call of the layer draws another mask, none outside of
+    /// training, as Burn's own dropout.
+    pub dropout: Option<f64>,
     /// What the scores are made of. Default: [`ScoreForm::Zoh`]. The default may become `Linear`, so say it if records
     /// are to be kept; a configuration saved without it stays `Zoh`.
     #[config(default = "ScoreForm::Zoh")]
@@ -96,8 +102,12 @@ pub struct DynamicMaskAttentionConfig {
 /// Self-attention whose heads each keep the keys that their learned scores rank highest.
 ///
 /// `x -> q, k, v`; RMS norm per head and rotary encoding of q and k; scores of either [`ScoreForm`], f32 whatever the
-/// parameters are; dynamic-mask attention; output projection. Biases if the configuration asks for them, no dropout. `x` is to
-/// be normalised, as it is in a pre-norm block.
+/// parameters are; dynamic-mask attention; output projection. Biases and dropout of the
+/// attention probabilities if the configuration asks for them. `x` is to be normalised, as it is in a pre-norm block.
+///
+/// The seeds of the dropout follow from a random number that the layer draws when it is made, so
+/// [`Device::seed`] before that makes a run of one thread repeatable. A graph of launches that is recorded and replayed
+/// would repeat its mask.
 ///
 /// In a record the parameters of the scores stand beside the projections: `dt_proj`, `dt_bias` if there is one, and `a`,
 /// or `score_proj`. A record fits the layers of its own form only.
@@ -124,6 +134,7 @@ pub struct DynamicMaskAttention {
     head_dim: usize,
     recent: usize,
     sinks: usize,
+    dropout: Option<CallDropout>,
     #[module(skip)]
     runners_up: Option<usize>,
     #[module(skip)]
@@ -160,7 +171,7 @@ impl DynamicMaskAttentionConfig {
     /// # Errors
     ///
     /// [`AttentionError`] if the heads, the head dimension, the window, its recent keys and sinks, the scale, the
-    /// softcap or the epsilon of the norms are refused.
+    /// softcap, the rate of the dropout or the epsilon of the norms are refused.
     pub fn try_init(&self, device: &Device) -> Result<DynamicMaskAttention, AttentionError> {
         let (head_dim, kv_heads) = (self.resolved_head_dim(), self.resolved_kv_heads());
         let options = AttentionOptions {
@@ -183,6 +194,10 @@ impl DynamicMaskAttentionConfig {
         if !(computed.is_finite() && computed > 0.0) {
             return Err(AttentionError::Epsilon { epsilon: computed });
         }
+
+        let dropout = (self.dropout.filter(|&rate| rate != 0.0))
+            .map(|rate| CallDropout::try_new(rate, device))
+            .transpose()?;
 
         let bias = self.bias.unwrap_or(false);
         let linear = |from, to| {
@@ -222,6 +237,7 @@ impl DynamicMaskAttentionConfig {
             head_dim,
             recent,
             sinks,
+            dropout,
             runners_up: self.runners_up,
             score_role: self.score_role.unwrap_or_default(),
             options,
@@ -255,7 +271,8 @@ impl DynamicMaskAttention {
         let tokens = self.tokens(input.into())?;
         let [q, k, v] = self.project(tokens.x.clone(), &[])?;
         let scores = self.scorer.0.scores(&tokens.x, || v.clone())?;
-        self.attend([q, k, v], scores, &tokens)
+        let dropout = self.draw_dropout(&tokens.x);
+        self.attend([q, k, v], scores, &tokens, dropout)
     }
 
     /// As [`forward`](Self::forward), with other scores in place of the layer's own: `[batch, n_kv_heads, len]`, f32
@@ -290,7 +307,13 @@ impl DynamicMaskAttention {
         check_shape(TensorName::Scores, &scores.dims(), &expected)?;
         same_device(&tokens.x.device(), TensorName::Scores, scores.device())?;
         let scores = scores_as_f32(scores)?;
-        self.attend(self.project(tokens.x.clone(), &[])?, scores, &tokens)
+        let dropout = self.draw_dropout(&tokens.x);
+        self.attend(
+            self.project(tokens.x.clone(), &[])?,
+            scores,
+            &tokens,
+            dropout,
+        )
     }
 
     /// [`forward`](Self::forward), and the selection that it has made: a constant, for
@@ -317,12 +340,15 @@ impl DynamicMaskAttention {
         &self,
         input: impl Into<DynamicMaskInput>,
     ) -> Result<(Tensor<3>, Intervals), AttentionError> {
-        self.select_and_attend(input.into(), None)
+        let input = input.into();
+        let dropout = self.draw_dropout(input.tokens());
+        self.select_and_attend(input, None, dropout)
     }
 
     /// As [`forward`](Self::forward), with a selection that it has made before in place of another one: to compute a
     /// layer a second time, as checkpointing does (`train::Checkpointed`). The scores are
-    /// computed, for what the layer's [`ScoreRole`] says; with runners-up they rank those of the first time.
+    /// computed, for what the layer's [`ScoreRole`] says; with runners-up they rank those of the first time. With
+    /// dropout the mask is another one; `train::Selections` keeps that, too.
     ///
     /// # Panics
     ///
@@ -347,7 +373,9 @@ impl DynamicMaskAttention {
         input: impl Into<DynamicMaskInput>,
         intervals: &Intervals,
     ) -> Result<Tensor<3>, AttentionError> {
-        let (out, _) = self.select_and_attend(input.into(), Some(intervals))?;
+        let input = input.into();
+        let dropout = self.draw_dropout(input.tokens());
+        let (out, _) = self.select_and_attend(input, Some(intervals), dropout)?;
         Ok(out)
     }
 
@@ -455,6 +483,11 @@ impl DynamicMaskAttention {
         self.options.deterministic = deterministic;
     }
 
+    /// The dropout of the next call on these tokens; none outside of training.
+    pub(crate) fn draw_dropout(&self, tokens: &Tensor<3>) -> Option<Dropout> {
+        (self.dropout.as_ref()).and_then(|dropout| dropout.draw(&tokens.device()))
+    }
+
     /// The parameters of the scores.
     #[must_use]
     pub fn scorer(&self) -> &Scorer {
@@ -496,22 +529,25 @@ impl DynamicMaskAttention {
         [q, k, v]: [Tensor<4>; 3],
         scores: Tensor<3>,
         tokens: &Tokens,
+        dropout: Option<Dropout>,
     ) -> Result<Tensor<3>, AttentionError> {
+        let options = self.options.with_dropout(dropout);
         let scores = tokens.hidden(scores);
         if let Some(mask) = tokens.pairs.clone() {
-            let out = self.attend_pairs([q, k, v], scores, tokens, mask)?;
+            let out = self.attend_pairs([q, k, v], scores, tokens, mask, options)?;
             return Ok(tokens.zeroed(self.merge_heads(out)));
         }
         let selector = self.selector(tokens.documents.clone());
         let intervals = selector.try_select(scores.clone())?;
-        self.attend_to(&intervals, [q, k, v], scores, tokens)
+        self.attend_to(&intervals, [q, k, v], scores, tokens, options)
     }
 
     /// The output and its selection, which is the given one if there is one.
-    fn select_and_attend(
+    pub(crate) fn select_and_attend(
         &self,
         input: DynamicMaskInput,
         given: Option<&Intervals>,
+        dropout: Option<Dropout>,
     ) -> Result<(Tensor<3>, Intervals), AttentionError> {
         let tokens = self.tokens(input)?;
         if tokens.pairs.is_some() {
@@ -532,7 +568,8 @@ impl DynamicMaskAttention {
                 selector.try_select(tracked)?.ranked_by(&scores)
             }
         };
-        let out = self.attend_to(&intervals, rows.clone(), scores.clone(), &tokens)?;
+        let options = self.options.with_dropout(dropout);
+        let out = self.attend_to(&intervals, rows.clone(), scores.clone(), &tokens, options)?;
         Ok((out, intervals.ranked_by(&scores.detach())))
     }
 
@@ -543,8 +580,9 @@ impl DynamicMaskAttention {
         [q, k, v]: [Tensor<4>; 3],
         scores: Tensor<3>,
         tokens: &Tokens,
+        options: AttentionOptions,
     ) -> Result<Tensor<3>, AttentionError> {
-        let attention = Attention::new(q, k, v).options(self.options);
+        let attention = Attention::new(q, k, v).options(options);
         let out = match self.score_role {
             ScoreRole::RankAndBias => attention
                 .scores(scores)
@@ -659,7 +697,7 @@ impl DynamicMaskAttention {
         linear(&self.o_proj, out)
     }
 
-    /// The options of its attention.
+    /// The options of its attention, without the dropout of a call.
     #[must_use]
     pub fn options(&self) -> AttentionOptions {
         self.options

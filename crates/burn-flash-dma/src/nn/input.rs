@@ -76,6 +76,11 @@ impl DynamicMaskInput {
         self
     }
 
+    /// The tokens.
+    pub(crate) fn tokens(&self) -> &Tensor<3> {
+        &self.x
+    }
+
     /// The shape of the tokens.
     pub(super) fn dims(&self) -> [usize; 3] {
         self.x.dims()

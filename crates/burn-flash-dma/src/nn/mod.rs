@@ -2,6 +2,7 @@
 
 mod attention;
 mod cached;
+mod dropout;
 mod inline;
 mod input;
 mod pairs;

@@ -9,22 +9,22 @@ use crate::functions::selector::is_tracked;
 use crate::mask::polarity::AttentionMask;
 use crate::mask::ranges::KeyRanges;
 use burn::tensor::{Bool, Device, Tensor, TensorData};
-use flash_dma_problem::{AttentionError, ScoreRole, SelectionRule};
+use flash_dma_problem::{AttentionError, AttentionOptions, ScoreRole, SelectionRule};
 
 /// What stands in for NaN in a ranking: below every number but −∞.
 const LEAST: f32 = f32::MIN;
 
 impl DynamicMaskAttention {
     /// Attention of placed q over k and v, of the keys that the layer's rule keeps of those that `mask` shows to each
-    /// query. `scores` are −∞ for hidden keys.
+    /// query. `scores` are −∞ for hidden keys, `options` those of the layer for this call.
     pub(super) fn attend_pairs(
         &self,
         [q, k, v]: [Tensor<4>; 3],
         scores: Tensor<3>,
         tokens: &Tokens,
         mask: AttentionMask,
+        mut options: AttentionOptions,
     ) -> Result<Tensor<4>, AttentionError> {
-        let mut options = self.options();
         let adds_scores = self.score_role() == ScoreRole::RankAndBias;
         if !adds_scores && is_tracked(&scores) {
             let what = "scores that only rank, in training";

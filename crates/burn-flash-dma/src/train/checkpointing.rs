@@ -3,17 +3,20 @@
 use crate::Intervals;
 use crate::nn::{DynamicMaskAttention, DynamicMaskInput};
 use crate::ops::TrainingOps;
+use crate::validate::expect;
 use burn::backend::Dispatch;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Gradients, Tensor};
+use flash_dma_problem::Dropout;
 
 /// The selections of a block's attention layers, in the order of its calls: made in a first pass, and used again when
 /// the block is computed a second time. Scores that differ in their last bit select other keys, so a second selection
-/// could be that of another function.
+/// could be that of another function. The seeds of the layers' dropout are kept with them.
 #[derive(Debug, Default)]
 pub struct Selections {
     made: Vec<Intervals>,
+    dropout: Vec<Option<Dropout>>,
     /// The number of the next one, when they are used again.
     next: Option<usize>,
 }
@@ -36,15 +39,20 @@ impl Selections {
         layer: &DynamicMaskAttention,
         input: impl Into<DynamicMaskInput>,
     ) -> Tensor<3> {
+        let input = input.into();
         let Some(next) = &mut self.next else {
-            let (out, intervals) = layer.forward_and_intervals(input);
+            let dropout = layer.draw_dropout(input.tokens());
+            let (out, intervals) = expect(layer.select_and_attend(input, None, dropout));
             self.made.push(intervals);
+            self.dropout.push(dropout);
             return out;
         };
         let intervals = self.made.get(*next);
         let intervals = intervals.expect("the first pass called attention as often");
+        let dropout = self.dropout[*next];
         *next += 1;
-        layer.forward_with_intervals(input, intervals)
+        let (out, _) = expect(layer.select_and_attend(input, Some(intervals), dropout));
+        out
     }
 
     /// Those made so far.
@@ -114,15 +122,15 @@ pub struct Checkpointed<'a, M, F> {
 struct Kept {
     /// Without a graph.
     input: Tensor<3>,
-    selections: Vec<Intervals>,
+    selections: Selections,
 }
 
 impl<'a, M: Module, F: Fn(&M, Tensor<3>, &mut Selections) -> Tensor<3>> Checkpointed<'a, M, F> {
     /// Runs the blocks one behind the other on `input`, of any shape that they take, by `run`.
     ///
-    /// `run` is called again for the backward pass and must compute the same: without dropout, and with attention by
-    /// [`Selections::attend`]. It may cast the block's parameters. `input` may have a graph, as that of an embedding,
-    /// and must be associated with autodiff.
+    /// `run` is called again for the backward pass and must compute the same: with attention by [`Selections::attend`],
+    /// whose dropout is the same again, and without any other dropout. It may cast the block's parameters. `input` may
+    /// have a graph, as that of an embedding, and must be associated with autodiff.
     #[must_use]
     pub fn forward(blocks: &'a [M], input: Tensor<3>, run: F) -> Self {
         let mut x = input.clone().detach().set_require_grad(false);
@@ -135,7 +143,7 @@ impl<'a, M: Module, F: Fn(&M, Tensor<3>, &mut Selections) -> Tensor<3>> Checkpoi
             let out = run(&untracked, x.clone(), &mut selections).detach();
             kept.push(Kept {
                 input: x,
-                selections: selections.made,
+                selections,
             });
             x = out;
         }
@@ -156,7 +164,7 @@ impl<'a, M: Module, F: Fn(&M, Tensor<3>, &mut Selections) -> Tensor<3>> Checkpoi
 
     /// The selections of each block's attention layers.
     pub fn selections(&self) -> impl Iterator<Item = &[Intervals]> {
-        self.kept.iter().map(|kept| kept.selections.as_slice())
+        self.kept.iter().map(|kept| kept.selections.intervals())
     }
 
     /// The gradients of a loss of [`output`](Self::output), of all parameters of `module`, to which the blocks and what
@@ -184,8 +192,8 @@ impl<'a, M: Module, F: Fn(&M, Tensor<3>, &mut Selections) -> Tensor<3>> Checkpoi
             };
             let x = kept.input.set_require_grad(true);
             let mut selections = Selections {
-                made: kept.selections,
                 next: Some(0),
+                ..kept.selections
             };
             let out = (self.run)(block, x.clone(), &mut selections);
             slope = add(resume(out, gradient), Some(&x));

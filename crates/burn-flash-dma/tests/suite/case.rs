@@ -1,7 +1,7 @@
 //! A problem with its inputs and the oracle's answers, and what every test does with one.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_flash_dma::{Attention, AttentionOptions, ElementType, Problem};
+use burn_flash_dma::{Attention, AttentionOptions, Dropout, ElementType, Problem};
 use flash_dma_reference::compare::{compare, compare_lse};
 use flash_dma_reference::generate::{self, Scores};
 use flash_dma_reference::{Backward, Forward, Inputs};
@@ -216,11 +216,15 @@ pub fn loss<const D: usize>(tensor: Tensor<D>, grad: Tensor<D>) -> Tensor<1> {
     (tensor.cast(DType::F32) * grad.cast(DType::F32)).sum()
 }
 
+fn dropout(rate: f32) -> Dropout {
+    Dropout::new(rate, 0x1234_5678_9abc).unwrap()
+}
+
 /// The problems that every engine gets: grouped heads, lengths off every tile, both alignments.
 pub fn cases(elements: &[ElementType]) -> Vec<Case> {
     let causal = AttentionOptions::new();
     let full = causal.with_causal(false);
-    let table: [(Sizes, Option<Scores>, AttentionOptions); 12] = [
+    let table: [(Sizes, Option<Scores>, AttentionOptions); 15] = [
         (
             [1, 1, 1, 1, 1, 8],
             Some(Scores::Normal),
@@ -265,6 +269,17 @@ pub fn cases(elements: &[ElementType]) -> Vec<Case> {
         ([1, 4, 2, 25, 25, 40], None, causal),
         ([1, 2, 1, 12, 37, 8], None, full.with_softcap(1.0)),
         ([1, 2, 2, 50, 21, 8], None, causal),
+        (
+            [2, 4, 2, 33, 65, 16],
+            Some(Scores::Normal),
+            causal.with_keep_window(9).with_dropout(dropout(0.3)),
+        ),
+        (
+            [1, 4, 1, 30, 30, 8],
+            Some(Scores::Nan),
+            causal.with_softcap(2.0).with_dropout(dropout(0.1)),
+        ),
+        ([1, 2, 1, 37, 12, 8], None, full.with_dropout(dropout(0.75))),
     ];
     let mut cases = Vec::new();
     for &element in elements {

@@ -11,8 +11,8 @@ use burn::tensor::{DType, Int, Tensor};
 use burn_flash_dma::cache::{DynamicMaskCache, PagedCache, PagedCacheConfig};
 use burn_flash_dma::nn::{DynamicMaskAttentionConfig, DynamicMaskInput};
 use burn_flash_dma::{
-    AttentionError, Documents, ElementType, HeadEncoding, Intervals, KeyRanges, Problem, Selector,
-    try_rms_norm, try_select, try_sliding_window,
+    AttentionError, Documents, Dropout, ElementType, HeadEncoding, Intervals, KeyRanges, Problem,
+    Selector, try_rms_norm, try_select, try_sliding_window,
 };
 use calls::{
     Call, KV, a_record_of_another_shape, by_selector, causal, dense, dynamic, elsewhere,
@@ -55,6 +55,7 @@ const TABLE: &[Row] = &[
     (Dense, "Softcap", || {
         dense(|c| c.options.softcap = Some(0.0))
     }),
+    (Dense, "DropoutRate", || Dropout::new(1.0, 0).map(drop)),
     (Dense, "TooLarge", || dense(Call::past_every_address)),
     (Dense, "SecondOrder", || second_order(None)),
     (Dynamic, "Shape", || {
@@ -218,6 +219,9 @@ const TABLE: &[Row] = &[
     }),
     (Slots, "CacheNotCausal", || {
         slots(8, |o| o.causal = false).map(drop)
+    }),
+    (Slots, "CacheDropout", || {
+        slots(8, |o| o.dropout = Dropout::new(0.1, 0).ok()).map(drop)
     }),
     (Slots, "Sequence", || slots(8, |_| {})?.try_reorder(&[0, 2])),
     (Slots, "TokensWait", || waiting()?.try_reset(0)),

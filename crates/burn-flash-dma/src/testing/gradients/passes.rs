@@ -33,6 +33,7 @@ fn options(p: &Problem) -> AttentionOptions {
         scale: Some(p.scale),
         softcap: p.softcap,
         deterministic: p.deterministic,
+        dropout: p.dropout,
     }
 }
 

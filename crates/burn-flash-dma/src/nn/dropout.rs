@@ -1,0 +1,48 @@
+//! The attention dropout of a layer: a seed for each of its calls.
+
+use burn::module::{Flag, Module, Param};
+use burn::tensor::{Device, Distribution, Tensor};
+use flash_dma_problem::{AttentionError, Dropout};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Dropout that is active in training and draws another seed for each call.
+#[derive(Module, Debug)]
+pub(super) struct CallDropout {
+    rate: f32,
+    /// As that of Burn's own dropout: `valid` and `freeze` clear it.
+    training: Param<Flag>,
+    #[module(skip)]
+    next: Seeds,
+}
+
+/// The seed of the next call, which the copies of a layer share so that none of them repeats a mask.
+#[derive(Clone, Debug)]
+struct Seeds(Arc<AtomicU64>);
+
+impl CallDropout {
+    /// Seeds that begin with a random number of the device, whose [`seed`](Device::seed) thus determines them. Waits for
+    /// the device.
+    pub(super) fn try_new(rate: f64, device: &Device) -> Result<Self, AttentionError> {
+        let rate = rate as f32;
+        Dropout::new(rate, 0)?;
+        let uniform = Distribution::Uniform(0.0, f64::from(1u32 << 24));
+        let words = Tensor::<1>::random([2], uniform, &device.clone().inner());
+        let words = words.into_data();
+        let first = (words.iter::<f64>()).fold(0, |seed, word| seed << 32 | word as u64);
+        Ok(Self {
+            rate,
+            training: Param::from_bool(true),
+            next: Seeds(Arc::new(AtomicU64::new(first))),
+        })
+    }
+
+    /// The dropout of a call on a device; none outside of training.
+    pub(super) fn draw(&self, device: &Device) -> Option<Dropout> {
+        if !self.training.is_enabled() || !device.is_autodiff() {
+            return None;
+        }
+        let seed = self.next.0.fetch_add(1, Ordering::Relaxed);
+        Some(Dropout::new(self.rate, seed).expect("the rate was checked"))
+    }
+}

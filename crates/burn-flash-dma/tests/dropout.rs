@@ -1,0 +1,242 @@
+//! Dropout of the layer and of the operation through Burn, with seeds that no other test draws: alone in its process.
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::{Device, Distribution, Tensor};
+use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, DynamicMaskInput};
+use burn_flash_dma::train::{Checkpointed, Selections};
+use burn_flash_dma::{
+    AttentionError, AttentionMask, AttentionOptions, Dropout, dynamic_mask_attention,
+};
+use std::sync::{Mutex, MutexGuard};
+
+/// The seed belongs to the process.
+static DEVICE: Mutex<()> = Mutex::new(());
+
+fn seeded(seed: u64) -> (MutexGuard<'static, ()>, Device) {
+    let guard = DEVICE
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner());
+    let device = Device::flex().autodiff();
+    device.seed(seed);
+    (guard, device)
+}
+
+fn config(rate: f64) -> DynamicMaskAttentionConfig {
+    DynamicMaskAttentionConfig::new(32, 4)
+        .with_n_kv_heads(Some(2))
+        .with_keep_window(Some(6))
+        .with_dropout(Some(rate))
+}
+
+fn tokens(device: &Device) -> Tensor<3> {
+    Tensor::random([2, 24, 32], Distribution::Normal(0.0, 1.0), device)
+}
+
+fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
+    tensor.into_data().iter::<f64>().collect()
+}
+
+#[test]
+fn a_layer_drops_in_training_alone() {
+    let (_guard, device) = seeded(1);
+    let (layer, x) = (config(0.3).init(&device), tokens(&device));
+    let first = values(layer.forward(x.clone()));
+    assert_ne!(
+        first,
+        values(layer.forward(x.clone())),
+        "every call has its mask"
+    );
+
+    let plain = x.clone().without_autodiff();
+    let valid = layer.valid();
+    let inference = values(valid.forward(plain.clone()));
+    assert_ne!(inference, first);
+    assert_eq!(inference, values(valid.forward(plain)));
+    assert_eq!(inference, values(layer.clone().freeze().forward(x.clone())));
+    assert_ne!(inference, values(valid.train().forward(x.clone())));
+    // A cache has none, whose layer has some.
+    let mut cache = layer.valid().init_cache(2);
+    let cached = values(
+        layer
+            .valid()
+            .forward_cached(x.without_autodiff(), &mut cache),
+    );
+    let error = cached.iter().zip(&inference).map(|(a, b)| (a - b).abs());
+    assert!(error.fold(0.0, f64::max) < 1e-6);
+}
+
+#[test]
+fn the_expectation_over_calls_is_the_layer_without_dropout() {
+    let (_guard, device) = seeded(2);
+    let (layer, x) = (config(0.25).init(&device), tokens(&device));
+    let exact = values(layer.valid().forward(x.clone().without_autodiff()));
+    let calls = 400;
+    let (mut sums, mut squares) = (vec![0.0; exact.len()], vec![0.0; exact.len()]);
+    for _ in 0..calls {
+        for (n, x) in values(layer.forward(x.clone())).into_iter().enumerate() {
+            sums[n] += x;
+            squares[n] += x * x;
+        }
+    }
+    let len = f64::from(calls);
+    for (n, exact) in exact.into_iter().enumerate() {
+        let mean = sums[n] / len;
+        let deviation = ((squares[n] / len - mean * mean).max(0.0) / len).sqrt();
+        assert!(
+            (mean - exact).abs() < 5.5 * deviation + 1e-7,
+            "{n}: {mean} and {exact}"
+        );
+    }
+}
+
+#[test]
+fn a_seed_before_the_layer_is_made_repeats_its_masks() {
+    let (_guard, device) = seeded(3);
+    let run = || {
+        device.seed(7);
+        let (layer, x) = (config(0.5).init(&device), tokens(&device));
+        (0..3)
+            .map(|_| values(layer.forward(x.clone())))
+            .collect::<Vec<_>>()
+    };
+    let first = run();
+    assert_eq!(first, run());
+    assert_ne!(first[0], first[1]);
+    // A copy goes on where the original is.
+    let (layer, x) = (config(0.5).init(&device), tokens(&device));
+    assert_ne!(
+        values(layer.clone().forward(x.clone())),
+        values(layer.forward(x))
+    );
+}
+
+#[test]
+fn a_layer_without_dropout_is_one_of_rate_zero() {
+    let (_guard, device) = seeded(4);
+    let run = |rate: Option<f64>| {
+        device.seed(9);
+        let layer = config(0.0).with_dropout(rate).init(&device);
+        values(layer.forward(tokens(&device)))
+    };
+    assert_eq!(run(None), run(Some(0.0)));
+}
+
+#[test]
+fn a_layer_drops_under_a_mask_of_pairs_too() {
+    let (_guard, device) = seeded(5);
+    let (layer, x) = (config(0.3).init(&device), tokens(&device));
+    let mask = AttentionMask::sliding_window([24, 24], 9, &device);
+    let run = || values(layer.forward(DynamicMaskInput::new(x.clone()).mask(mask.clone())));
+    assert_ne!(run(), run());
+}
+
+#[test]
+fn rates_that_are_no_probability_less_than_one_are_refused() {
+    let (_guard, device) = seeded(6);
+    for rate in [1.0, -0.5, f64::NAN, 1.0 - 1e-12] {
+        let error = config(rate).try_init(&device).unwrap_err();
+        assert!(
+            matches!(error, AttentionError::DropoutRate { .. }),
+            "{rate}"
+        );
+    }
+}
+
+#[test]
+fn calls_of_one_seed_are_equal_and_of_another_differ() {
+    let (_guard, device) = seeded(7);
+    let random = |shape: [usize; 4]| Tensor::<4>::random(shape, Distribution::Default, &device);
+    let (q, k, v) = (
+        random([1, 4, 20, 16]),
+        random([1, 2, 20, 16]),
+        random([1, 2, 20, 16]),
+    );
+    let scores = Tensor::<3>::random([1, 2, 20], Distribution::Default, &device);
+    let run = |dropout: Option<Dropout>| {
+        let options = AttentionOptions::new()
+            .with_keep_window(5)
+            .with_dropout(dropout);
+        let rows = [&q, &k, &v].map(|t| t.clone().detach().require_grad());
+        let [a, b, c] = rows.clone();
+        let out = dynamic_mask_attention(a, b, c, scores.clone(), options);
+        let grads = out.clone().square().sum().backward();
+        let grads = rows.map(|t| values(t.grad(&grads).unwrap()));
+        (values(out.without_autodiff()), grads)
+    };
+    let of = |rate, seed| Some(Dropout::new(rate, seed).unwrap());
+    assert_eq!(run(of(0.4, 5)), run(of(0.4, 5)));
+    assert_ne!(run(of(0.4, 5)).0, run(of(0.4, 6)).0);
+    assert_ne!(run(of(0.4, 5)).0, run(of(0.4, 5 << 32)).0);
+    assert_eq!(run(of(0.0, 5)), run(None));
+}
+
+#[derive(Module, Debug)]
+struct Block {
+    attention: DynamicMaskAttention,
+}
+
+impl Block {
+    fn forward(&self, x: Tensor<3>, selections: &mut Selections) -> Tensor<3> {
+        x.clone() + selections.attend(&self.attention, x)
+    }
+}
+
+/// Makes parameters, which otherwise are made when they are first used: in an order of either kind of pass.
+struct Make;
+
+impl ModuleVisitor for Make {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        drop(param.val());
+    }
+}
+
+/// The gradients of all parameters, in their order.
+struct All<'a>(&'a GradientsParams, Vec<Vec<f64>>);
+
+impl ModuleVisitor for All<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.1
+            .push(self.0.get::<D>(param.id).map_or(Vec::new(), values));
+    }
+}
+
+#[test]
+fn a_block_that_is_computed_twice_has_one_mask() {
+    let (_guard, device) = seeded(8);
+    let run = |checkpointed: bool| {
+        device.seed(11);
+        let attention = || config(0.4).init(&device);
+        let blocks = vec![
+            Block {
+                attention: attention(),
+            },
+            Block {
+                attention: attention(),
+            },
+        ];
+        blocks.visit(&mut Make);
+        let x = tokens(&device);
+        let loss = |x: Tensor<3>| x.powi_scalar(2).sum();
+        let (loss, gradients) = if checkpointed {
+            let stack = Checkpointed::forward(&blocks, x, Block::forward);
+            let loss = loss(stack.output());
+            let gradients = stack.backward(&loss, &blocks);
+            (loss, gradients)
+        } else {
+            let out = (blocks.iter()).fold(x, |x, block| block.forward(x, &mut Selections::new()));
+            let loss = loss(out);
+            let gradients = GradientsParams::from_grads(loss.backward(), &blocks);
+            (loss, gradients)
+        };
+        let mut all = All(&gradients, Vec::new());
+        blocks.visit(&mut all);
+        (values(loss.without_autodiff()), all.1)
+    };
+    let ((loss, plain), (again, checkpointed)) = (run(false), run(true));
+    assert_eq!(loss, again);
+    assert!(plain.iter().flatten().any(|&g| g != 0.0));
+    for (a, b) in plain.iter().flatten().zip(checkpointed.iter().flatten()) {
+        assert!((a - b).abs() <= 1e-5 * (1.0 + a.abs()), "{a} is not {b}");
+    }
+}
