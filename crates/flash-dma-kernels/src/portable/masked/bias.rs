@@ -70,6 +70,7 @@ pub(crate) fn bias_kernel<F: Float, N: Size>(
         let first_key = (first_key_tile + step % key_tiles) * outer_rows;
         let tile = TileRows::new(batch, sizes.kv_head(head), first_key, sizes.k_len);
         sync_cube();
+        visibility.own_keys(keys, &tile, bp);
         key_rows.load::<F, N>(operands, &tile, &mut not_finite, bp);
         for query_tile in first_query_tile..first_query_tile + query_tiles {
             let queries = TileRows::new(batch, head, query_tile * inner_rows, sizes.q_len);
