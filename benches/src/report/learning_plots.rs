@@ -146,7 +146,7 @@ fn by_window(rows: &[RecallRow]) -> Option<Chart> {
                     let best = found.iter().map(|row| mean(row.rate)).fold(0.0, f64::max);
                     let name = format!("{name}, window {window}");
                     let x = found.first()?.window_per_pair;
-                    (best > 0.0).then(|| Point {
+                    (best > 0.0).then_some(Point {
                         x,
                         y: 100.0 * best,
                         name,
