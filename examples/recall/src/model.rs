@@ -1,4 +1,4 @@
-//! A small transformer whose layers choose their keys as an [`Arm`] says.
+//! A small transformer whose layers choose their keys as an [`Arm`](crate::arm::Arm) says.
 //!
 //! ```text
 //! tokens [B, N] ── embedding ── + the token before ── block × layers ── RMSNorm ── questions' rows ── linear ── answers
@@ -7,7 +7,7 @@
 //! The token before is added through a projection (a convolution of two taps), which binds a value to its key before
 //! the first layer: the arms then differ in what they keep, not in whether a layer has learned to bind pairs.
 
-use crate::arm::{Arm, Scores};
+use crate::arm::Scores;
 use crate::keys::{Place, without_scores};
 use crate::settings::{Settings, Sizes};
 use crate::task::{Batch, Text};
@@ -293,6 +293,7 @@ impl ModuleVisitor for Draw {
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
+    use crate::arm::Arm;
     use crate::settings::Size;
     use burn::nn::EmbeddingConfig;
     use burn_flash_dma::nn::Scorer;
