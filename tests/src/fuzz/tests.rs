@@ -121,6 +121,7 @@ fn problems_are_of_every_kind() {
         "padded",
         "det",
         "cap=",
+        "drop=",
         "scale=",
         "dev=30",
         "dev=0.1",
