@@ -34,7 +34,7 @@ pub(super) fn build() -> Result<Programs> {
     let copy = dir();
     // The whole workspace, whose features the dependencies have been built with.
     let mut build = cargo(["test", "--workspace", "--no-run", "--lib"]);
-    build.args(["--test", "main", "--test", "suite"]);
+    build.args(["--test", "main", "--test", "suite", "--test", "generate"]);
     build.args(["--message-format", "json-render-diagnostics"]);
     build
         .env("CARGO_TARGET_DIR", target_dir())

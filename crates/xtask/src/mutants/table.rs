@@ -24,11 +24,12 @@ use std::path::Path;
 pub(super) const PATH: &str = "tests/mutants.txt";
 
 /// The test programs: name in the table, directory of the package, and whether it is the package's own unit tests.
-pub(super) const PROGRAMS: [(&str, &str, bool); 5] = [
+pub(super) const PROGRAMS: [(&str, &str, bool); 6] = [
     ("problem", "crates/flash-dma-problem", true),
     ("cpu", "crates/flash-dma-cpu", true),
     ("kernels", "crates/flash-dma-kernels", true),
     ("burn", "crates/burn-flash-dma", false),
+    ("models", "crates/flash-dma-models", false),
     ("tests", "tests", false),
 ];
 
