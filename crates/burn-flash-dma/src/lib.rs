@@ -110,6 +110,7 @@ pub use functions::heads::{split_heads, try_split_heads};
 pub use functions::inspection::IntervalStats;
 pub use functions::linear::{linear_scores, try_linear_scores};
 pub use functions::masked::MaskedAttention;
+pub use functions::merge::{merge_attention, try_merge_attention};
 pub use functions::norm::{HeadEncoding, rms_norm, try_rms_norm};
 pub use functions::packed::PackedAttention;
 pub use functions::product::{linear, product, try_linear, try_product};

@@ -426,6 +426,9 @@ pub enum AttentionError {
         /// Tokens per sequence that wait.
         waiting: usize,
     },
+    /// Nothing to merge.
+    #[error("there are no parts of an attention to merge")]
+    NoParts,
     /// Nothing to join.
     #[error("there are no caches to join")]
     NoCaches,
@@ -513,8 +516,8 @@ kinds! {
     DocumentBatch DocumentTokens DocumentCounts MaskedSelection CumulativeLengths IntervalBounds
     ScoresWithoutIntervals ScoresGradient RankGradient Residual Scale Softcap DropoutRate Epsilon
     NormOperand Positions PagesFull EmptyPages CacheScores
-    CacheWindow CacheNotCausal CacheDropout PagesUsed Sequence TokensWait NotHolding TooManyAccepted NoCaches JoinedCaches
-    Tracked Record TooLarge Unsupported DeviceFailed SecondOrder
+    CacheWindow CacheNotCausal CacheDropout PagesUsed Sequence TokensWait NotHolding TooManyAccepted NoParts NoCaches
+    JoinedCaches Tracked Record TooLarge Unsupported DeviceFailed SecondOrder
 }
 
 impl AttentionError {

@@ -5,6 +5,8 @@ mod equalities;
 mod masked_causality;
 mod masked_suffixes;
 #[cfg(feature = "burn")]
+mod merged;
+#[cfg(feature = "burn")]
 mod packed;
 mod repeats;
 #[cfg(feature = "burn")]

@@ -8,6 +8,7 @@ pub(crate) mod heads;
 pub(crate) mod inspection;
 pub(crate) mod linear;
 pub(crate) mod masked;
+pub(crate) mod merge;
 pub(crate) mod norm;
 pub(crate) mod packed;
 pub(crate) mod product;

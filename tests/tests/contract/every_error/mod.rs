@@ -12,7 +12,7 @@ use burn_flash_dma::cache::{DynamicMaskCache, PagedCache, PagedCacheConfig};
 use burn_flash_dma::nn::{DynamicMaskAttentionConfig, DynamicMaskInput};
 use burn_flash_dma::{
     AttentionError, Documents, Dropout, ElementType, HeadEncoding, Intervals, KeyRanges, Problem,
-    Selector, try_rms_norm, try_select, try_sliding_window,
+    Selector, try_merge_attention, try_rms_norm, try_select, try_sliding_window,
 };
 use calls::{
     Call, KV, a_record_of_another_shape, by_selector, causal, dense, dynamic, elsewhere,
@@ -57,6 +57,7 @@ const TABLE: &[Row] = &[
     }),
     (Dense, "DropoutRate", || Dropout::new(1.0, 0).map(drop)),
     (Dense, "TooLarge", || dense(Call::past_every_address)),
+    (Dense, "NoParts", || try_merge_attention([]).map(drop)),
     (Dense, "SecondOrder", || second_order(None)),
     (Dynamic, "Shape", || {
         dynamic(|c| c.scores = zeros([2, 4, 7]))

@@ -1,0 +1,244 @@
+//! Parts of an attention over disjoint keys, merged, against the oracle of one call over all keys.
+
+use burn::tensor::{Bool, DType, Device, Tensor, TensorData};
+use burn_flash_dma::{
+    Attention, AttentionError, AttentionMask, AttentionOptions, ElementType, MaskedAttention,
+    TensorName, merge_attention, try_merge_attention,
+};
+use flash_dma_reference::generate;
+use flash_dma_tests::case::expected;
+use flash_dma_tests::engine::{Engine, skip};
+use flash_dma_tests::engines::{Backend, Burn};
+use flash_dma_tests::masked::{MaskedCase, Pattern};
+use flash_dma_tests::{Case, Outputs, fast_burn, on_burn_cpu};
+
+fast_burn!(
+    parts_under_masks,
+    a_prefix_and_causal_keys,
+    rows_without_keys_leave_no_trace,
+    one_part_is_itself,
+    nothing_at_all,
+    refusals,
+);
+on_burn_cpu!(two_parts);
+
+const ELEMENTS: [ElementType; 3] = [ElementType::F32, ElementType::F16, ElementType::Bf16];
+
+fn dtype(element: ElementType) -> DType {
+    match element {
+        ElementType::F32 => DType::F32,
+        ElementType::F16 => DType::F16,
+        ElementType::Bf16 => DType::BF16,
+    }
+}
+
+fn load<const D: usize>(
+    values: &[f64],
+    shape: [usize; D],
+    element: ElementType,
+    device: &Device,
+) -> Tensor<D> {
+    let values: Vec<f32> = values.iter().map(|&x| x as f32).collect();
+    Tensor::from_data(TensorData::new(values, shape), (device, dtype(element)))
+}
+
+fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
+    tensor.into_data_as::<f32>().iter::<f64>().collect()
+}
+
+/// A loss with these gradients of `out` and of the LSE; an LSE of −∞ has none.
+fn loss((out, lse): &(Tensor<4>, Tensor<3>), (grad_out, grad_lse): (&[f64], &[f64])) -> Tensor<1> {
+    let device = out.device();
+    let f32 = ElementType::F32;
+    let grad_out = load::<4>(grad_out, out.dims(), f32, &device);
+    let grad_lse = load::<3>(grad_lse, lse.dims(), f32, &device);
+    let empty = lse.clone().equal_elem(f32::NEG_INFINITY);
+    let shown = lse.clone().mask_fill(empty, 0.0);
+    (out.clone().cast(DType::F32) * grad_out).sum() + (shown * grad_lse).sum()
+}
+
+/// The parts of the keys behind each cut.
+fn spans(cuts: &[usize], len: usize) -> Vec<(usize, usize)> {
+    let starts = [0].into_iter().chain(cuts.iter().copied());
+    let ends = cuts.iter().copied().chain([len]);
+    starts
+        .zip(ends)
+        .map(|(start, end)| (start, end - start))
+        .collect()
+}
+
+/// A mask in which some rows of some parts, or all of them, see nothing.
+fn parts_under_masks<B: Backend>(burn: &Burn<B>) {
+    let sizes = [2, 4, 2, 33, 130, 16];
+    for (pattern, cuts) in [
+        (Pattern::Random(0.4), &[64][..]),
+        (Pattern::Tiles(16, 64), &[64, 128]),
+        (Pattern::Window(20), &[1, 40, 90]),
+        (Pattern::Nothing, &[70]),
+    ] {
+        for element in ELEMENTS {
+            let case = MaskedCase::new(sizes).mask([2, 1, 33, 130], pattern);
+            check_masked(&case.element(element), cuts, burn);
+        }
+    }
+}
+
+fn two_parts<B: Backend>(burn: &Burn<B>) {
+    let case = MaskedCase::new([1, 2, 1, 5, 9, 8]);
+    check_masked(&case.mask([1, 1, 5, 9], Pattern::Random(0.5)), &[4], burn);
+}
+
+fn check_masked<B: Backend>(case: &MaskedCase, cuts: &[usize], burn: &Burn<B>) {
+    if !burn.supports(case.element) {
+        skip::<Burn<B>>(&format!("{}", case.element));
+        return;
+    }
+    let device = burn.device().clone().autodiff();
+    let (inputs, p) = (case.inputs(), case.problem());
+    let (grad_out, grad_lse) = generate::gradients(&p, case.seed);
+    let leaf = |x: &[f64], shape| load::<4>(x, shape, p.element, &device).require_grad();
+    let [q, k, v] = [
+        leaf(&inputs.q, p.q_shape()),
+        leaf(&inputs.k, p.kv_shape()),
+        leaf(&inputs.v, p.kv_shape()),
+    ];
+    let visible = inputs.visible.as_ref().expect("a case with a mask");
+    let mask = TensorData::new(visible.values.clone(), visible.shape);
+    let mask = Tensor::<4, Bool>::from_data(mask, &device);
+    let parts = spans(cuts, p.k_len).into_iter().map(|(start, len)| {
+        let [k, v] = [&k, &v].map(|x| x.clone().narrow(2, start, len));
+        let mask = AttentionMask::visible(mask.clone().narrow(3, start, len));
+        let part = MaskedAttention::new(q.clone(), k, v).mask(mask);
+        part.options(case.options).forward_with_lse()
+    });
+    let merged = merge_attention(parts);
+    assert_eq!(merged.0.dtype(), dtype(p.element));
+    let grads = loss(&merged, (&grad_out, &grad_lse)).backward();
+    let [dq, dk, dv] = [q, k, v].map(|x| values(x.grad(&grads).expect("tracked")));
+    let outputs = Outputs {
+        out: values(merged.0),
+        lse: values(merged.1),
+    };
+    let expected = case.expected(&inputs, &grad_out, Some(&grad_lse));
+    let others = || case.others(&inputs, true);
+    expected.check(others, &outputs, &[&dq, &dk, &dv], format!("{case:?}"));
+}
+
+/// What several prompts share, and what each has of its own.
+fn a_prefix_and_causal_keys<B: Backend>(burn: &Burn<B>) {
+    let device = burn.device().clone().autodiff();
+    let case = Case::new(30, 100).plain().heads(4, 2);
+    let (inputs, p) = (case.inputs(), case.problem());
+    let (grad_out, grad_lse) = generate::gradients(&p, case.seed);
+    let leaf = |x: &[f64], shape| load::<4>(x, shape, p.element, &device).require_grad();
+    let [q, k, v] = [
+        leaf(&inputs.q, p.q_shape()),
+        leaf(&inputs.k, p.kv_shape()),
+        leaf(&inputs.v, p.kv_shape()),
+    ];
+    let part = |start, len, causal| {
+        let [k, v] = [&k, &v].map(|x| x.clone().narrow(2, start, len));
+        let options = AttentionOptions::new().with_causal(causal);
+        let part = Attention::new(q.clone(), k, v).options(options);
+        part.forward_with_lse()
+    };
+    let merged = merge_attention([part(0, 70, false), part(70, 30, true)]);
+    let grads = loss(&merged, (&grad_out, &grad_lse)).backward();
+    let [dq, dk, dv] = [q, k, v].map(|x| values(x.grad(&grads).expect("tracked")));
+    let outputs = Outputs {
+        out: values(merged.0),
+        lse: values(merged.1),
+    };
+    let expected = expected(&inputs, &grad_out, Some(&grad_lse));
+    expected.check(Vec::new, &outputs, &[&dq, &dk, &dv], format!("{case:?}"));
+}
+
+/// Three rows: of the first part, of the second, and of neither; what the rows without keys hold is nothing to anybody.
+fn rows_without_keys_leave_no_trace<B: Backend>(burn: &Burn<B>) {
+    let device = burn.device().clone().autodiff();
+    let (nan, none) = (f64::NAN, f64::NEG_INFINITY);
+    let part = |out: [f64; 3], lse: [f64; 3]| {
+        let out: Vec<f64> = out.into_iter().flat_map(|x| [x; 8]).collect();
+        let out = load::<4>(&out, [1, 1, 3, 8], ElementType::F32, &device).require_grad();
+        let lse = load::<3>(&lse, [1, 1, 3], ElementType::F32, &device).require_grad();
+        (out, lse)
+    };
+    let a = part([2.0, nan, nan], [-300.0, none, none]);
+    let b = part([nan, 3.0, nan], [none, 400.0, none]);
+    let merged = merge_attention([a.clone(), b.clone()]);
+    let out = values(merged.0.clone());
+    assert_eq!([out[0], out[8], out[16]], [2.0, 3.0, 0.0]);
+    assert_eq!(values(merged.1.clone()), [-300.0, 400.0, none]);
+    let grads = loss(&merged, (&[1.0; 24], &[5.0; 3])).backward();
+    for ((out, lse), of_out, of_lse) in [
+        (a, [1.0, 0.0, 0.0], [5.0, 0.0, 0.0]),
+        (b, [0.0, 1.0, 0.0], [0.0, 5.0, 0.0]),
+    ] {
+        let out = values(out.grad(&grads).expect("tracked"));
+        assert_eq!([out[0], out[8], out[16]], of_out);
+        assert_eq!(values(lse.grad(&grads).expect("tracked")), of_lse);
+    }
+}
+
+/// Bit by bit, and with the gradients that it is given.
+fn one_part_is_itself<B: Backend>(burn: &Burn<B>) {
+    let device = burn.device().clone().autodiff();
+    let case = Case::new(20, 20).plain().element(ElementType::Bf16);
+    if !burn.supports(case.element) {
+        skip::<Burn<B>>("bf16");
+        return;
+    }
+    let p = case.problem();
+    let q = load::<4>(&case.inputs().q, p.q_shape(), p.element, &device);
+    let k = load::<4>(&case.inputs().k, p.kv_shape(), p.element, &device);
+    let (out, lse) = Attention::new(q, k.clone(), k).forward_with_lse();
+    let (out, lse) = (out.detach().require_grad(), lse.detach().require_grad());
+    let merged = merge_attention([(out.clone(), lse.clone())]);
+    assert_eq!(values(merged.0.clone()), values(out.clone()));
+    assert_eq!(values(merged.1.clone()), values(lse.clone()));
+    let ones = vec![1.0; out.shape().num_elements()];
+    let twos = vec![2.0; lse.shape().num_elements()];
+    let grads = loss(&merged, (&ones, &twos)).backward();
+    assert_eq!(values(out.grad(&grads).expect("tracked")), ones);
+    let of_lse = values(lse.grad(&grads).expect("tracked"));
+    assert!(of_lse.iter().all(|x| (x - 2.0).abs() < 1e-5), "{of_lse:?}");
+}
+
+fn nothing_at_all<B: Backend>(burn: &Burn<B>) {
+    let device = burn.device();
+    let part = |len| {
+        let out = Tensor::<4>::zeros([2, 2, len, 8], device);
+        (out, Tensor::<3>::zeros([2, 2, len], device))
+    };
+    let (out, lse) = merge_attention([part(0), part(0)]);
+    assert_eq!((out.dims(), lse.dims()), ([2, 2, 0, 8], [2, 2, 0]));
+}
+
+fn refusals<B: Backend>(burn: &Burn<B>) {
+    let device = burn.device();
+    let part = |heads| {
+        let out = Tensor::<4>::zeros([2, heads, 3, 8], device);
+        (out, Tensor::<3>::zeros([2, heads, 3], device))
+    };
+    assert_eq!(
+        try_merge_attention([]).unwrap_err(),
+        AttentionError::NoParts
+    );
+    let shape = |tensor| AttentionError::Shape {
+        tensor,
+        axis: 1,
+        expected: 2,
+        actual: 4,
+    };
+    let refused = try_merge_attention([part(2), part(4)]);
+    assert_eq!(refused.unwrap_err(), shape(TensorName::Out));
+    let refused = try_merge_attention([(part(2).0, part(4).1)]);
+    assert_eq!(refused.unwrap_err(), shape(TensorName::Lse));
+    let (f32, bf16) = (ElementType::F32, ElementType::Bf16);
+    let (out, lse) = part(2);
+    let refused = try_merge_attention([part(2), (out.clone().cast(DType::BF16), lse.clone())]);
+    let element = |tensor| AttentionError::element_type(tensor, f32, bf16);
+    assert_eq!(refused.unwrap_err(), element(TensorName::Out));
+    let refused = try_merge_attention([(out, lse.cast(DType::BF16))]);
+    assert_eq!(refused.unwrap_err(), element(TensorName::Lse));
+}
