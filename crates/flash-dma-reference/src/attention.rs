@@ -170,6 +170,16 @@ impl Inputs {
         Forward { out, lse }
     }
 
+    /// The probabilities with which the queries `rows` attend to each key, `[batch, q_heads, rows, k_len]`.
+    ///
+    /// # Panics
+    ///
+    /// If a tensor does not have the problem's shape, or there is no such query.
+    #[must_use]
+    pub fn probabilities(&self, rows: &[usize]) -> Exact {
+        rows::probabilities(&self.tensors(), &self.selected(), rows)
+    }
+
     /// The gradients, from the gradients of `out` (`[batch, q_heads, q_len, head_dim]`) and of the LSE
     /// (`[batch, q_heads, q_len]`, `None` is zero).
     ///

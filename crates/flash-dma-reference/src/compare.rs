@@ -201,6 +201,26 @@ pub fn compare_lse(shape: &[usize], actual: &[f64], exact: &Exact) -> Result<Rep
     })
 }
 
+/// Compares probabilities. As an LSE they are f32 arithmetic on the given inputs, and are granted its error alone: a pair
+/// that is not attended has exactly 0.
+///
+/// # Errors
+///
+/// As [`compare`].
+pub fn compare_probabilities(
+    shape: &[usize],
+    actual: &[f64],
+    exact: &Exact,
+) -> Result<Report, Failure> {
+    check(
+        "the probabilities",
+        shape,
+        actual,
+        exact,
+        |value, magnitude| f64::from(f32::EPSILON) * (value.abs() + ARITHMETIC * magnitude),
+    )
+}
+
 fn check(
     name: &str,
     shape: &[usize],

@@ -105,6 +105,16 @@ impl MaskedInputs {
         Forward { out, lse }
     }
 
+    /// The probabilities with which the queries `rows` attend to each key, `[batch, q_heads, rows, k_len]`.
+    ///
+    /// # Panics
+    ///
+    /// If a shape does not fit the problem, or there is no such query.
+    #[must_use]
+    pub fn probabilities(&self, rows: &[usize]) -> Exact {
+        rows::probabilities(&self.tensors(), self, rows)
+    }
+
     /// The gradients, from the gradients of `out` and of the LSE (`None` is zero).
     ///
     /// # Panics

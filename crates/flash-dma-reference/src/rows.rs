@@ -152,6 +152,27 @@ pub(crate) fn forward(t: &Tensors, pairs: &impl Pairs) -> (Exact, Exact) {
     (out, lse)
 }
 
+/// The probabilities of the queries `chosen`, `[batch, q_heads, chosen, k_len]`, 0 where nothing is attended. They are
+/// made of a logit and of an LSE, which is a sum of such: the magnitude has both.
+pub(crate) fn probabilities(t: &Tensors, pairs: &impl Pairs, chosen: &[usize]) -> Exact {
+    let p = t.problem;
+    let mut probabilities = Exact::zeros(p.batch * p.q_heads * chosen.len() * p.k_len);
+    let mut keys = Vec::new();
+    let heads = (0..p.batch).flat_map(|b| (0..p.q_heads).map(move |h| (b, h)));
+    let rows = heads.flat_map(|(b, h)| chosen.iter().map(move |&i| (b, h, i)));
+    for (row, (b, h, i)) in rows.enumerate() {
+        pairs.row(b, h, i, &mut keys);
+        let Some(s) = softmax(t, t.row(t.q, t.q_row(b, h, i)), h, b, &keys) else {
+            continue;
+        };
+        let size = 2.0 * s.spread + (keys.len() as f64).ln();
+        for (&(j, _), &prob) in keys.iter().zip(&s.p) {
+            probabilities.add(row * p.k_len + j, prob, size * prob);
+        }
+    }
+    probabilities
+}
+
 /// Gradients of `q`, `k`, `v`; `sink` gets the gradient of each pair's bias and its magnitude, as
 /// `(b, h, i, j, gradient, magnitude)`.
 pub(crate) fn backward(

@@ -8,6 +8,8 @@ mod masked_suffixes;
 mod merged;
 #[cfg(feature = "burn")]
 mod packed;
+#[cfg(feature = "burn")]
+mod probabilities;
 mod repeats;
 #[cfg(feature = "burn")]
 mod selectors;

@@ -219,7 +219,7 @@ fn logits<B: Backend>(
 }
 
 /// The mask in its own shape, from its bits.
-fn unpack<B: Backend>(bits: IntTensor<B>, plan: &PlanGeometry) -> BoolTensor<B> {
+pub(crate) fn unpack<B: Backend>(bits: IntTensor<B>, plan: &PlanGeometry) -> BoolTensor<B> {
     let device = bits.device();
     let [batch, heads, blocks, queries, _] = plan.bits_shape();
     let shape = Shape::new([batch * heads, blocks, queries, 2, WORD]);

@@ -186,7 +186,8 @@ impl<S> Attention<S> {
         Ok((Tensor::from_dispatch(out), Tensor::from_dispatch(lse)))
     }
 
-    fn call(self) -> Result<(Call, Option<Intervals>), AttentionError> {
+    /// The checked call, and the intervals if they are given.
+    pub(super) fn call(self) -> Result<(Call, Option<Intervals>), AttentionError> {
         let options = match &self.intervals {
             None => self.options,
             Some(intervals) => intervals.resolve_window(self.options)?,
@@ -200,11 +201,11 @@ impl<S> Attention<S> {
 }
 
 /// A validated call.
-struct Call {
-    rows: [Tensor<4>; 3],
+pub(super) struct Call {
+    pub(super) rows: [Tensor<4>; 3],
     /// f32. Absent if the problem has none, and if it has zeros.
-    scores: Option<Tensor<3>>,
-    problem: Problem,
+    pub(super) scores: Option<Tensor<3>>,
+    pub(super) problem: Problem,
 }
 
 impl Call {

@@ -54,8 +54,16 @@ impl Intervals {
             return Tensor::empty(shape, &device);
         }
         let (start, end) = (k_len as i64 - q_len as i64, k_len as i64);
-        let positions = Tensor::<1, Int>::arange(start..end, (&device, DType::I32));
-        let positions = positions.reshape([1, 1, q_len, 1]).expand(shape);
+        self.visible_at(Tensor::arange(start..end, (&device, DType::I32)))
+    }
+
+    /// The keys that queries at `positions` `[queries]` (i32) attend to, `[batch, kv_heads, queries, k_len]`, none of
+    /// them empty.
+    pub(crate) fn visible_at(&self, positions: Tensor<1, Int>) -> Tensor<4, Bool> {
+        let [batch, heads, k_len, _] = self.tensor().dims();
+        let [queries] = positions.dims();
+        let shape = [batch, heads, queries, k_len];
+        let positions = positions.reshape([1, 1, queries, 1]).expand(shape);
         let [first, end] = self.bounds().map(|keys| keys.swap_dims(2, 3).expand(shape));
         let born = first.lower_equal(positions.clone());
         born.bool_and(end.greater(positions))

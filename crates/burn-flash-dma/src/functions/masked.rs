@@ -161,7 +161,7 @@ impl<M> MaskedAttention<M> {
         Ok(call.run(Dispatch::masked_attention_forward_with_lse))
     }
 
-    fn call(self) -> Result<Call, AttentionError> {
+    pub(super) fn call(self) -> Result<Call, AttentionError> {
         Call::new(self.rows, self.mask, self.bias, self.options)
     }
 }
@@ -170,18 +170,18 @@ impl<M> MaskedAttention<M> {
 // There is one per call, which moves it a few times.
 #[allow(clippy::large_enum_variant)]
 #[derive(Clone, Debug)]
-enum Mask {
+pub(super) enum Mask {
     Tensor(AttentionMask),
     Plan(TilePlan),
 }
 
-/// A validated call.
-struct Call {
-    rows: [Tensor<4>; 3],
-    plan: Option<TilePlan>,
+/// A validated call. Nothing has been computed for it.
+pub(super) struct Call {
+    pub(super) rows: [Tensor<4>; 3],
+    pub(super) mask: Option<Mask>,
     /// Present exactly if the problem has a bias.
-    bias: Option<Tensor<4>>,
-    problem: MaskedProblem,
+    pub(super) bias: Option<Tensor<4>>,
+    pub(super) problem: MaskedProblem,
 }
 
 impl Call {
@@ -219,24 +219,23 @@ impl Call {
             same_device(&device, TensorName::Bias, bias.device())?;
             element_type(TensorName::Bias, bias)?;
         }
-        // Nothing is computed before this line.
-        let plan = match (mask, problem.plan) {
-            (Some(Mask::Tensor(mask)), Some(geometry)) => Some(TilePlan::of(mask, geometry)),
-            (Some(Mask::Plan(plan)), _) => Some(plan),
-            _ => None,
-        };
         Ok(Self {
             rows,
-            plan,
+            mask,
             bias,
             problem,
         })
     }
 
     fn run(self, operation: Operation) -> (Tensor<4>, Tensor<3>) {
+        let plan = match (self.mask, self.problem.plan) {
+            (Some(Mask::Tensor(mask)), Some(geometry)) => Some(TilePlan::of(mask, geometry)),
+            (Some(Mask::Plan(plan)), _) => Some(plan),
+            _ => None,
+        };
         let [q, k, v] = self.rows.map(Tensor::into_dispatch);
         let masking = Masking {
-            plan: match self.plan {
+            plan: match plan {
                 None => OptionalPlan::<Dispatch>::None,
                 Some(plan) => plan.into_dispatch(),
             },

@@ -11,6 +11,7 @@ pub(crate) mod masked;
 pub(crate) mod merge;
 pub(crate) mod norm;
 pub(crate) mod packed;
+pub(crate) mod probabilities;
 pub(crate) mod product;
 pub(crate) mod selection;
 pub(crate) mod selector;

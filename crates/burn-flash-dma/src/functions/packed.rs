@@ -249,7 +249,7 @@ impl<S> PackedAttention<S> {
         }
     }
 
-    fn call(self) -> Result<Call, AttentionError> {
+    pub(super) fn call(self) -> Result<Call, AttentionError> {
         let [q, k, _] = self.rows.each_ref().map(Tensor::dims);
         self.queries.check([1, q[1], q[0]])?;
         self.keys.check([1, k[1], k[0]])?;
@@ -338,7 +338,7 @@ impl<S> PackedAttention<S> {
 /// The call that computes it.
 // There is one per call, which moves it a few times.
 #[allow(clippy::large_enum_variant)]
-enum Call {
+pub(super) enum Call {
     /// All tokens are those of one document.
     Alone(Attention),
     Scored(Attention<ScoredKeys>),
@@ -361,7 +361,7 @@ fn tokens_first(rows: Tensor<4>) -> Tensor<3> {
 }
 
 /// The view of a tensor in this shape. Burn reshapes no empty tensors.
-fn unless_empty<const A: usize, const B: usize>(
+pub(super) fn unless_empty<const A: usize, const B: usize>(
     tensor: Tensor<A>,
     shape: [usize; B],
     view: impl FnOnce(Tensor<A>) -> Tensor<B>,

@@ -2,11 +2,12 @@
 
 use super::polarity::AttentionMask;
 use super::ranges::KeyRanges;
+use crate::fallback::masked::unpack;
 use crate::ops::masked::MaskedAttentionOps;
 use crate::ops::types::{OptionalPlan, PlanTensors};
 use crate::validate::{expect, same_device};
 use burn::backend::Dispatch;
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Bool, Device, Int, Tensor};
 use flash_dma_problem::{AttentionError, PlanGeometry, TensorName};
 
 /// A mask in the form that attention reads: one bit per pair, and for each block of 16 queries and 64 keys how many
@@ -131,6 +132,17 @@ impl TilePlan {
     #[must_use]
     pub fn bits(&self) -> &Tensor<5, Int> {
         &self.bits
+    }
+
+    /// What the mask shows the queries of some rows, or all of them if it has one row for all:
+    /// `[batch, heads, rows | 1, k_len | 1]` in the mask's axes, causal masking aside.
+    pub(crate) fn visible_rows(&self, queries: Tensor<1, Int>) -> Tensor<4, Bool> {
+        let (mut geometry, mut bits) = (self.geometry, self.bits.clone());
+        if geometry.mask[2] > 1 {
+            [geometry.mask[2]] = queries.dims();
+            bits = bits.select(3, queries);
+        }
+        Tensor::from_dispatch(unpack::<Dispatch>(bits.into_dispatch(), &geometry))
     }
 
     pub(crate) fn check_device(&self, device: &Device) -> Result<(), AttentionError> {

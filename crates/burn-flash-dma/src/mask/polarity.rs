@@ -47,6 +47,19 @@ impl AttentionMask {
         self.tensor.dims()
     }
 
+    /// The rows `queries` of [`into_visible`](Self::into_visible), at least one, or its one row if it has one for all.
+    pub(crate) fn into_visible_rows(self, queries: &[usize]) -> Tensor<4, Bool> {
+        let tensor = match self.tensor.dims()[2] {
+            1 => self.tensor,
+            // Flex gives the result of a `select` of bools another type, see `docs/upstream.md`.
+            _ => {
+                let row = |&query| self.tensor.clone().narrow(2, query, 1);
+                Tensor::cat(queries.iter().map(row).collect(), 2)
+            }
+        };
+        Self { tensor, ..self }.into_visible()
+    }
+
     pub(crate) fn device(&self) -> Device {
         self.tensor.device()
     }

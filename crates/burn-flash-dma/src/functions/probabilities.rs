@@ -1,0 +1,287 @@
+//! The probabilities with which chosen queries attend to their keys, from the LSE.
+
+use super::attention::Attention;
+use super::composition::ints;
+use super::masked::{Mask, MaskedAttention};
+use super::packed::{Call, PackedAttention, unless_empty};
+use super::selection::try_select;
+use crate::validate::{check_shape, element_type, expect, same_device};
+use burn::tensor::{Bool, DType, Device, Int, Tensor};
+use flash_dma_problem::{AttentionError, ElementType, Problem, TensorName};
+
+impl<S> Attention<S> {
+    /// The probabilities with which the queries `rows` attend to each key, `[batch, q_heads, rows, k_len]` in f32, from
+    /// the `lse` of the same call, `[batch, q_heads, q_len]`: to look at, and never in the graph. A key that is not
+    /// attended to has exactly 0; the others of a query add up to 1, but for rounding.
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// use burn::tensor::{Device, Distribution, Tensor};
+    /// use burn_flash_dma::{Attention, AttentionOptions};
+    ///
+    /// let device = Device::flex();
+    /// let random = |heads| Tensor::<4>::random([1, heads, 100, 16], Distribution::Default, &device);
+    /// let scores = Tensor::<3>::random([1, 2, 100], Distribution::Default, &device);
+    /// let call = Attention::new(random(4), random(2), random(2)).scores(scores);
+    /// let call = call.options(AttentionOptions::new().with_keep_window(8));
+    /// let (_, lse) = call.clone().forward_with_lse();
+    ///
+    /// // What the last two queries look at: 8 of the keys.
+    /// let p = call.probabilities(lse, &[98, 99]);
+    /// assert_eq!(p.dims(), [1, 4, 2, 100]);
+    /// let attended = p.clone().greater_elem(0.0).int().sum_dim(3);
+    /// assert!(attended.equal_elem(8).all().into_scalar::<bool>());
+    /// assert!((p.sum_dim(3) - 1.0).abs().max().into_scalar::<f32>() < 1e-5);
+    /// # }
+    /// ```
+    ///
+    /// Memory and work grow with the number of rows, not with `q_len`: a few times the result, and k in f32. Without
+    /// given intervals the keys are selected again.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_probabilities`](Self::try_probabilities) returns an error, with that error's text.
+    #[must_use]
+    pub fn probabilities(self, lse: Tensor<3>, rows: &[usize]) -> Tensor<4> {
+        expect(self.try_probabilities(lse, rows))
+    }
+
+    /// Like [`probabilities`](Self::probabilities), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`try_forward`](Self::try_forward); [`AttentionError::Shape`], [`AttentionError::ElementType`] or
+    /// [`AttentionError::Device`] if the LSE does not fit, and [`AttentionError::TooLarge`] if there is no such query;
+    /// nothing is computed then.
+    pub fn try_probabilities(
+        self,
+        lse: Tensor<3>,
+        rows: &[usize],
+    ) -> Result<Tensor<4>, AttentionError> {
+        let (call, intervals) = self.call()?;
+        let [q, k, _] = call.rows;
+        let device = q.device();
+        let Some(chosen) = ChosenRows::try_new([q, k], lse, rows, &call.problem)? else {
+            return Ok(none(rows.len(), &call.problem, &device));
+        };
+        let intervals = match (&call.scores, intervals) {
+            (Some(scores), None) => Some(try_select(scores.clone(), call.problem.window)?),
+            (_, intervals) => intervals,
+        };
+        let shown = intervals.map(|intervals| intervals.visible_at(chosen.positions()));
+        let bias = call.scores.map(|scores| constant(scores).unsqueeze_dim(2));
+        Ok(chosen.probabilities(shown, bias))
+    }
+}
+
+impl<M> MaskedAttention<M> {
+    /// The probabilities with which the queries `rows` attend to each key, `[batch, q_heads, rows, k_len]` in f32, from
+    /// the `lse` of the same call: as [`Attention::probabilities`].
+    ///
+    /// # Panics
+    ///
+    /// If [`try_probabilities`](Self::try_probabilities) returns an error, with that error's text.
+    #[must_use]
+    pub fn probabilities(self, lse: Tensor<3>, rows: &[usize]) -> Tensor<4> {
+        expect(self.try_probabilities(lse, rows))
+    }
+
+    /// Like [`probabilities`](Self::probabilities), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`try_forward`](Self::try_forward), and as [`Attention::try_probabilities`].
+    pub fn try_probabilities(
+        self,
+        lse: Tensor<3>,
+        rows: &[usize],
+    ) -> Result<Tensor<4>, AttentionError> {
+        let call = self.call()?;
+        let ([q, k, _], problem) = (call.rows, &call.problem.attention);
+        let device = q.device();
+        let Some(chosen) = ChosenRows::try_new([q, k], lse, rows, problem)? else {
+            return Ok(none(rows.len(), problem, &device));
+        };
+        let shown = call.mask.map(|mask| match mask {
+            Mask::Tensor(mask) => mask.into_visible_rows(rows),
+            Mask::Plan(plan) => plan.visible_rows(chosen.indices.clone()),
+        });
+        let bias = call.bias.map(constant).map(|bias| match bias.dims()[2] {
+            1 => bias,
+            _ => bias.select(2, chosen.indices.clone()),
+        });
+        Ok(chosen.probabilities(shown, bias))
+    }
+}
+
+impl<S> PackedAttention<S> {
+    /// The probabilities with which the queries `rows` of all documents attend to each key, `[q_heads, rows, total_k]`
+    /// in f32, from the `lse` of the same call, `[q_heads, total_q]`: as [`Attention::probabilities`].
+    ///
+    /// # Panics
+    ///
+    /// If [`try_probabilities`](Self::try_probabilities) returns an error, with that error's text.
+    #[must_use]
+    pub fn probabilities(self, lse: Tensor<2>, rows: &[usize]) -> Tensor<3> {
+        expect(self.try_probabilities(lse, rows))
+    }
+
+    /// Like [`probabilities`](Self::probabilities), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`try_forward`](Self::try_forward), and as [`Attention::try_probabilities`].
+    pub fn try_probabilities(
+        self,
+        lse: Tensor<2>,
+        rows: &[usize],
+    ) -> Result<Tensor<3>, AttentionError> {
+        let [heads, queries] = lse.dims();
+        let lse = unless_empty(lse, [1, heads, queries], |lse| lse.unsqueeze_dim(0));
+        let p = match self.call()? {
+            Call::Alone(attention) => attention.try_probabilities(lse, rows)?,
+            Call::Scored(attention) => attention.try_probabilities(lse, rows)?,
+            Call::Dense(attention) => attention.try_probabilities(lse, rows)?,
+            Call::Masked(attention) => attention.try_probabilities(lse, rows)?,
+        };
+        let [_, heads, queries, keys] = p.dims();
+        Ok(unless_empty(p, [heads, queries, keys], |p| {
+            p.squeeze_dim(0)
+        }))
+    }
+}
+
+/// Some queries of a checked call, off the graph.
+struct ChosenRows {
+    /// `[batch, q_heads, rows, head_dim]`.
+    q: Tensor<4>,
+    /// `[batch, kv_heads, k_len, head_dim]`.
+    k: Tensor<4>,
+    /// `[batch, q_heads, rows]`.
+    lse: Tensor<3>,
+    /// `[rows]`, i32.
+    indices: Tensor<1, Int>,
+    problem: Problem,
+}
+
+impl ChosenRows {
+    /// `None` if there is nothing to compute.
+    fn try_new(
+        [q, k]: [Tensor<4>; 2],
+        lse: Tensor<3>,
+        rows: &[usize],
+        problem: &Problem,
+    ) -> Result<Option<Self>, AttentionError> {
+        let device = q.device();
+        check_shape(TensorName::Lse, &lse.dims(), &problem.lse_shape())?;
+        match element_type(TensorName::Lse, &lse)? {
+            ElementType::F32 => {}
+            other => {
+                let f32 = ElementType::F32;
+                return Err(AttentionError::element_type(TensorName::Lse, f32, other));
+            }
+        }
+        same_device(&device, TensorName::Lse, lse.device())?;
+        if let Some(&row) = rows.iter().find(|&&row| row >= problem.q_len) {
+            return Err(AttentionError::TooLarge {
+                what: "the index of a query",
+                size: row,
+                limit: problem.q_len.saturating_sub(1),
+            });
+        }
+        if rows.is_empty() || problem.batch * problem.q_heads * problem.k_len == 0 {
+            return Ok(None);
+        }
+        let indices = rows.iter().map(|&row| row as i32).collect();
+        let indices = ints(indices, [rows.len()], &device);
+        Ok(Some(Self {
+            q: constant(q).select(2, indices.clone()),
+            k: constant(k),
+            lse: constant(lse).select(2, indices.clone()),
+            indices,
+            problem: *problem,
+        }))
+    }
+
+    /// The index of the last key that each query may see, `[rows]` i32.
+    fn positions(&self) -> Tensor<1, Int> {
+        let Problem { q_len, k_len, .. } = self.problem;
+        match self.problem.causal {
+            true => self.indices.clone() + (k_len as i64 - q_len as i64),
+            false => self.indices.zeros_like() + (k_len as i64 - 1),
+        }
+    }
+
+    /// The probabilities, where only keys that are `shown` may be attended to and the bias is added to the logits: both
+    /// `[batch | 1, q_heads | kv_heads | 1, rows | 1, k_len | 1]`, causal masking aside.
+    fn probabilities(self, shown: Option<Tensor<4, Bool>>, bias: Option<Tensor<4>>) -> Tensor<4> {
+        let p = self.problem;
+        let (positions, device) = (self.positions(), self.q.device());
+        let ([rows], k_len) = (self.indices.dims(), p.k_len);
+        let pairs = [p.batch, p.kv_heads, p.group(), rows, k_len];
+        let keys = Tensor::<1, Int>::arange(0..k_len as i64, (&device, DType::I32));
+        let keys = keys.reshape([1, 1, 1, 1, k_len]).expand(pairs);
+        let mut hidden = keys.greater(positions.reshape([1, 1, 1, rows, 1]).expand(pairs));
+        if let Some(shown) = shown {
+            let axes = grouped(shown.dims(), &p);
+            hidden = hidden.bool_or(shown.bool_not().reshape(axes).expand(pairs));
+        }
+        let lse = self
+            .lse
+            .clone()
+            .reshape([p.batch, p.kv_heads, p.group(), rows, 1]);
+        let nothing = lse.clone().equal_elem(f32::NEG_INFINITY).expand(pairs);
+        let mut logits = self.products() * p.scale;
+        if let Some(cap) = p.softcap {
+            logits = (logits / cap).tanh() * cap;
+        }
+        if let Some(bias) = bias {
+            let axes = grouped(bias.dims(), &p);
+            logits = logits + bias.cast(DType::F32).reshape(axes);
+        }
+        let probabilities = (logits - lse).exp().mask_fill(hidden.bool_or(nothing), 0.0);
+        probabilities.reshape([p.batch, p.q_heads, rows, k_len])
+    }
+
+    /// The products of the queries and all keys, `[batch, kv_heads, group, rows, k_len]`, in f32 whatever the device
+    /// multiplies matrices in: its products may be those of TF32, which holds 16-bit numbers exactly, but not f32.
+    fn products(self) -> Tensor<5> {
+        let p = self.problem;
+        let ([rows], group) = (self.indices.dims(), p.group());
+        let k = self.k.cast(DType::F32);
+        let q = self.q.cast(DType::F32);
+        if p.element != ElementType::F32 {
+            let q = q.reshape([p.batch, p.kv_heads, group * rows, p.head_dim]);
+            let products = q.matmul(k.swap_dims(2, 3));
+            return products.reshape([p.batch, p.kv_heads, group, rows, p.k_len]);
+        }
+        // The terms of all rows at once would be `rows` times k.
+        let q = q.reshape([p.batch, p.kv_heads, group, rows, 1, p.head_dim]);
+        let k = k.reshape([p.batch, p.kv_heads, 1, 1, p.k_len, p.head_dim]);
+        let row = |row| {
+            let terms: Tensor<6> = q.clone().narrow(3, row, 1) * k.clone();
+            terms.sum_dim(5).squeeze_dim(5)
+        };
+        Tensor::cat((0..rows).map(row).collect(), 3)
+    }
+}
+
+/// Off the graph. (A detached leaf is a leaf, which autodiff would track again.)
+fn constant<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    tensor.detach().set_require_grad(false)
+}
+
+/// The probabilities of a call without pairs of such rows.
+fn none(rows: usize, problem: &Problem, device: &Device) -> Tensor<4> {
+    let shape = [problem.batch, problem.q_heads, rows, problem.k_len];
+    Tensor::zeros(shape, (device, DType::F32))
+}
+
+/// The axes of a mask or a bias with those of the heads of a group apart.
+fn grouped([batch, heads, rows, keys]: [usize; 4], problem: &Problem) -> [usize; 5] {
+    let (heads, group) = match heads == problem.q_heads {
+        true => (problem.kv_heads, problem.group()),
+        false => (heads, 1),
+    };
+    [batch, heads, group, rows, keys]
+}

@@ -1,0 +1,345 @@
+//! Probabilities of chosen queries against the oracle: of dense calls, selections, masks and documents.
+
+use burn::tensor::{Bool, DType, Device, Tensor, TensorData};
+use burn_flash_dma::{
+    Attention, AttentionError, AttentionMask, Documents, ElementType, MaskedAttention,
+    PackedAttention, Selector, TensorName, TilePlan, select,
+};
+use flash_dma_problem::{AttentionOptions, SelectionRule};
+use flash_dma_reference::compare::compare_probabilities;
+use flash_dma_reference::generate::Scores;
+use flash_dma_reference::{Exact, compose};
+use flash_dma_tests::engine::{Engine, skip};
+use flash_dma_tests::engines::{Backend, Burn};
+use flash_dma_tests::masked::{MaskedCase, Pattern};
+use flash_dma_tests::{Case, fast_burn, on_burn_cpu};
+
+fast_burn!(
+    the_definition,
+    masks_biases_and_plans,
+    a_rule_selects_the_keys,
+    documents,
+    nothing_to_compute,
+    refusals,
+);
+on_burn_cpu!(a_few_rows);
+
+fn dtype(element: ElementType) -> DType {
+    match element {
+        ElementType::F32 => DType::F32,
+        ElementType::F16 => DType::F16,
+        ElementType::Bf16 => DType::BF16,
+    }
+}
+
+fn load<const D: usize>(
+    values: &[f64],
+    shape: [usize; D],
+    element: ElementType,
+    device: &Device,
+) -> Tensor<D> {
+    let values: Vec<f32> = values.iter().map(|&x| x as f32).collect();
+    Tensor::from_data(TensorData::new(values, shape), (device, dtype(element)))
+}
+
+/// A call of a case, tracked, if the device is one of autodiff, and its scores.
+fn call(case: &Case, device: &Device) -> (Attention, Option<Tensor<3>>) {
+    let (inputs, p) = (case.inputs(), case.problem());
+    let rows = |x: &[f64], shape| {
+        let x = load::<4>(x, shape, p.element, device);
+        x.set_require_grad(device.is_autodiff())
+    };
+    let [q, k, v] = [
+        rows(&inputs.q, p.q_shape()),
+        rows(&inputs.k, p.kv_shape()),
+        rows(&inputs.v, p.kv_shape()),
+    ];
+    let scores = inputs.scores.as_ref().map(|z| {
+        let z = load::<3>(z, p.scores_shape(), ElementType::F32, device);
+        z.set_require_grad(device.is_autodiff())
+    });
+    (Attention::new(q, k, v).options(case.options), scores)
+}
+
+/// Compares with the oracle, and the sum of each row with 1, or with 0 where nothing is attended.
+fn check(p: Tensor<4>, exact: &Exact, what: &str) {
+    let shape = p.dims();
+    let values: Vec<f64> = p.into_data_as::<f32>().iter::<f64>().collect();
+    compare_probabilities(&shape, &values, exact).unwrap_or_else(|error| panic!("{what}: {error}"));
+    let rows = values
+        .chunks(shape[3])
+        .zip(exact.magnitude.chunks(shape[3]));
+    for (row, magnitude) in rows {
+        let (sum, size): (f64, f64) = (row.iter().sum(), magnitude.iter().sum());
+        let whole = f64::from(size > 0.0);
+        let bound = 4.0 * f64::from(f32::EPSILON) * (1.0 + size);
+        assert!(
+            sum.is_nan() || (sum - whole).abs() <= bound,
+            "{what}: {sum}"
+        );
+    }
+}
+
+fn check_case<B: Backend>(case: &Case, rows: &[usize], burn: &Burn<B>) {
+    if !burn.supports(case.element) {
+        skip::<Burn<B>>(&format!("{}", case.element));
+        return;
+    }
+    let device = burn.device().clone().autodiff();
+    let exact = case.inputs().probabilities(rows);
+    let what = format!("{} at {case:?}", Burn::<B>::NAME);
+    let (attention, scores) = call(case, &device);
+    let p = match scores {
+        None => {
+            let (_, lse) = attention.clone().forward_with_lse();
+            attention.probabilities(lse, rows)
+        }
+        Some(scores) => {
+            let attention = attention.scores(scores.clone());
+            let (_, lse) = attention.clone().forward_with_lse();
+            let intervals = select(scores, case.problem().window);
+            let given = attention.clone().intervals(&intervals);
+            let given = given.probabilities(lse.clone(), rows);
+            let p = attention.probabilities(lse, rows);
+            let same = given.not_equal(p.clone()).any().into_scalar::<bool>();
+            assert!(!same || case.scores == Some(Scores::Nan), "{what}");
+            p
+        }
+    };
+    assert_eq!(p.dtype(), DType::F32, "{what}");
+    assert!(!p.is_tracked(), "{what}");
+    check(p, &exact, &what);
+}
+
+fn the_definition<B: Backend>(burn: &Burn<B>) {
+    let last = [0, 3, 16, 3];
+    for case in [
+        Case::new(17, 17).plain(),
+        Case::new(17, 40).plain().full().heads(4, 2),
+        Case::new(40, 17)
+            .plain()
+            .options(|o| o.with_softcap(2.0).with_scale(0.7)),
+        Case::new(17, 70).heads(8, 2).window(9),
+        Case::new(33, 33).scores(Scores::Padded),
+        Case::new(20, 20).scores(Scores::AllPadded),
+        Case::new(40, 40).scores(Scores::Ties).full(),
+        Case::new(24, 24).scores(Scores::Nan),
+        Case::new(40, 40).deviation(30.0),
+        Case::new(130, 130).dim(128).heads(2, 2),
+    ] {
+        for element in [ElementType::F32, ElementType::F16, ElementType::Bf16] {
+            check_case(&case.clone().element(element), &last, burn);
+        }
+    }
+}
+
+fn a_few_rows<B: Backend>(burn: &Burn<B>) {
+    check_case(&Case::new(9, 17).window(5), &[8, 0], burn);
+}
+
+fn masks_biases_and_plans<B: Backend>(burn: &Burn<B>) {
+    let sizes = [2, 4, 2, 21, 75, 16];
+    let rows = [20, 0, 7];
+    for (mask, bias, causal) in [
+        (
+            Some(([2, 4, 21, 75], Pattern::Random(0.3))),
+            Some([2, 4, 21, 75]),
+            false,
+        ),
+        (
+            Some(([1, 2, 21, 75], Pattern::Tiles(16, 64))),
+            Some([1, 2, 1, 75]),
+            true,
+        ),
+        (Some(([2, 1, 1, 75], Pattern::Random(0.5))), None, true),
+        (
+            Some(([1, 1, 21, 1], Pattern::Random(0.5))),
+            Some([1, 1, 21, 1]),
+            false,
+        ),
+        (None, Some([1, 4, 21, 75]), true),
+        (Some(([1, 1, 21, 75], Pattern::Nothing)), None, false),
+    ] {
+        for hidden in [false, true] {
+            let mut case = MaskedCase::new(sizes).causal(causal);
+            (case.mask, case.bias, case.hidden) = (mask, bias, hidden);
+            let (inputs, p) = (case.inputs(), case.problem());
+            let device = burn.device();
+            let rows_of = |x: &[f64], shape| load::<4>(x, shape, p.element, device);
+            let [q, k, v] = [
+                rows_of(&inputs.q, p.q_shape()),
+                rows_of(&inputs.k, p.kv_shape()),
+                rows_of(&inputs.v, p.kv_shape()),
+            ];
+            let bias = inputs.bias.as_ref();
+            let bias = bias.map(|x| load::<4>(&x.values, x.shape, ElementType::F32, device));
+            let attention = MaskedAttention::new(q, k, v)
+                .bias(bias)
+                .options(case.options);
+            let mask = inputs.visible.as_ref().map(|mask| {
+                let values: Vec<bool> = mask.values.iter().map(|&shown| shown != hidden).collect();
+                let data = TensorData::new(values, mask.shape);
+                let tensor = Tensor::<4, Bool>::from_data(data, device);
+                match hidden {
+                    false => AttentionMask::visible(tensor),
+                    true => AttentionMask::hidden(tensor),
+                }
+            });
+            let exact = inputs.probabilities(&rows);
+            let masked = attention.clone().mask(mask.clone());
+            let (_, lse) = masked.clone().forward_with_lse();
+            let what = format!("{} at {case:?}", Burn::<B>::NAME);
+            check(masked.probabilities(lse.clone(), &rows), &exact, &what);
+            if let Some(mask) = mask {
+                let plan = TilePlan::new(mask, [p.q_len, p.k_len], causal);
+                let planned = attention.plan(&plan);
+                check(
+                    planned.probabilities(lse, &rows),
+                    &exact,
+                    &format!("a plan, {what}"),
+                );
+            }
+        }
+    }
+}
+
+/// Recent keys and sinks: exactly the keys of the rule have a probability.
+fn a_rule_selects_the_keys<B: Backend>(burn: &Burn<B>) {
+    let case = Case::new(60, 60).heads(2, 1).window(12);
+    let (attention, scores) = call(&case, burn.device());
+    let scores = scores.expect("a case with scores");
+    let rule = SelectionRule {
+        window: 12,
+        recent: 4,
+        sinks: 2,
+    };
+    let intervals = Selector::top(12).recent(4).sinks(2).select(scores.clone());
+    let attention = attention.scores(scores).intervals(&intervals);
+    let (_, lse) = attention.clone().forward_with_lse();
+    let rows = [59, 30, 5];
+    let p = attention.probabilities(lse, &rows).into_data_as::<f32>();
+    let p: Vec<f32> = p.iter().collect();
+    let all = case.inputs().scores.expect("a case with scores");
+    for (at, row) in p.chunks(60).enumerate() {
+        let (batch, query) = (at / 6, rows[at % 3]);
+        let scores = &all[batch * 60..(batch + 1) * 60];
+        let kept = compose::attended(scores, &rule, query);
+        let found: Vec<usize> = (0..60).filter(|&key| row[key] > 0.0).collect();
+        assert_eq!(found, kept, "batch {batch}, query {query}");
+    }
+}
+
+/// Those of each document alone, whatever computes them.
+fn documents<B: Backend>(burn: &Burn<B>) {
+    let lengths = [30, 0, 25];
+    let documents = Documents::try_from_cu_seqlens(&[0, 30, 30, 55]).expect("rising");
+    let rows = [29, 30, 54];
+    let case = Case::new(55, 55).heads(4, 2);
+    let (inputs, device) = (case.inputs(), burn.device());
+    let flat = |x: &[f64], heads: usize| {
+        let x = load::<4>(x, [2, heads, 55, 16], ElementType::F32, device);
+        x.narrow(0, 0, 1).squeeze_dim::<3>(0).swap_dims(0, 1)
+    };
+    let [q, k, v] = [(&inputs.q, 4), (&inputs.k, 2), (&inputs.v, 2)].map(|(x, n)| flat(x, n));
+    let scores = inputs.scores.as_ref().expect("a case with scores");
+    let scores = load::<3>(scores, [2, 2, 55], ElementType::F32, device);
+    let scores = scores.narrow(0, 0, 1).squeeze_dim::<2>(0).swap_dims(0, 1);
+    let call = PackedAttention::new(q.clone(), k.clone(), v.clone(), &documents);
+    let alone = |at: usize, options: AttentionOptions, scored: bool| {
+        let (start, len) = if at < 30 {
+            (0, lengths[0])
+        } else {
+            (30, lengths[2])
+        };
+        let part = |x: &Tensor<3>| {
+            let x = x.clone().narrow(0, start, len);
+            x.swap_dims(0, 1).unsqueeze_dim::<4>(0)
+        };
+        let attention = Attention::new(part(&q), part(&k), part(&v)).options(options);
+        let p = if scored {
+            let z = scores.clone().narrow(0, start, len).swap_dims(0, 1);
+            let attention = attention.scores(z.unsqueeze_dim(0));
+            let (_, lse) = attention.clone().forward_with_lse();
+            attention.probabilities(lse, &[at - start])
+        } else {
+            let (_, lse) = attention.clone().forward_with_lse();
+            attention.probabilities(lse, &[at - start])
+        };
+        let p: Vec<f32> = p.into_data_as::<f32>().iter().collect();
+        (start, len, p)
+    };
+    let check = |p: Tensor<3>, options: AttentionOptions, scored: bool| {
+        assert_eq!(p.dims(), [4, 3, 55]);
+        let p: Vec<f32> = p.into_data_as::<f32>().iter().collect();
+        for (n, &at) in rows.iter().enumerate() {
+            let (start, len, own) = alone(at, options, scored);
+            for head in 0..4 {
+                let row = &p[(head * 3 + n) * 55..][..55];
+                let outside = (0..55).filter(|key| !(start..start + len).contains(key));
+                assert!(outside.into_iter().all(|key| row[key] == 0.0));
+                for (a, b) in row[start..start + len].iter().zip(&own[head * len..]) {
+                    assert!((a - b).abs() < 1e-5, "{a}, alone {b}");
+                }
+            }
+        }
+    };
+    let causal = AttentionOptions::new();
+    let (_, lse) = call.clone().forward_with_lse();
+    check(call.clone().probabilities(lse, &rows), causal, false);
+    let window = causal.with_keep_window(7);
+    let scored = call.clone().scores(scores.clone()).options(window);
+    let (_, lse) = scored.clone().forward_with_lse();
+    check(scored.probabilities(lse, &rows), window, true);
+    let full = causal.with_causal(false);
+    let both_ways = call.options(full);
+    let (_, lse) = both_ways.clone().forward_with_lse();
+    check(both_ways.probabilities(lse, &rows), full, false);
+}
+
+fn nothing_to_compute<B: Backend>(burn: &Burn<B>) {
+    let device = burn.device();
+    let zeros = |len| Tensor::<4>::zeros([2, 2, len, 8], device);
+    let call = Attention::new(zeros(5), zeros(0), zeros(0));
+    let (_, lse) = call.clone().forward_with_lse();
+    assert_eq!(call.probabilities(lse, &[1, 4]).dims(), [2, 2, 2, 0]);
+    let call = Attention::new(zeros(5), zeros(6), zeros(6));
+    let (_, lse) = call.clone().forward_with_lse();
+    assert_eq!(call.probabilities(lse, &[]).dims(), [2, 2, 0, 6]);
+}
+
+fn refusals<B: Backend>(burn: &Burn<B>) {
+    let device = burn.device();
+    let zeros = |len| Tensor::<4>::zeros([2, 2, len, 8], device);
+    let call = Attention::new(zeros(5), zeros(6), zeros(6));
+    let (_, lse) = call.clone().forward_with_lse();
+    let masked = MaskedAttention::new(zeros(5), zeros(6), zeros(6));
+    let past = AttentionError::TooLarge {
+        what: "the index of a query",
+        size: 5,
+        limit: 4,
+    };
+    let refused = call.clone().try_probabilities(lse.clone(), &[0, 5]);
+    assert_eq!(refused.unwrap_err(), past);
+    assert_eq!(
+        masked.try_probabilities(lse.clone(), &[5]).unwrap_err(),
+        past
+    );
+    let refused = call
+        .clone()
+        .try_probabilities(lse.clone().narrow(2, 0, 4), &[0]);
+    assert_eq!(
+        refused.unwrap_err(),
+        AttentionError::Shape {
+            tensor: TensorName::Lse,
+            axis: 2,
+            expected: 5,
+            actual: 4
+        }
+    );
+    let narrow = lse.cast(DType::BF16);
+    let refused = call.try_probabilities(narrow, &[0]).unwrap_err();
+    assert_eq!(
+        refused,
+        AttentionError::element_type(TensorName::Lse, ElementType::F32, ElementType::Bf16)
+    );
+}
