@@ -114,6 +114,7 @@ pub use functions::merge::{merge_attention, try_merge_attention};
 pub use functions::norm::{HeadEncoding, rms_norm, try_rms_norm};
 pub use functions::packed::PackedAttention;
 pub use functions::product::{linear, product, try_linear, try_product};
+pub use functions::qkv::{split_kv, split_qkv, try_split_kv, try_split_qkv};
 pub use functions::selection::{Intervals, select, sliding_window, try_select, try_sliding_window};
 pub use functions::selector::{Selector, Window};
 pub use functions::shorthand::{

@@ -9,6 +9,8 @@ mod merged;
 #[cfg(feature = "burn")]
 mod packed;
 #[cfg(feature = "burn")]
+mod packed_tensors;
+#[cfg(feature = "burn")]
 mod probabilities;
 mod repeats;
 #[cfg(feature = "burn")]

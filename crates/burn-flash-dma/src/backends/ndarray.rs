@@ -4,6 +4,7 @@ use crate::ops::attention::DynamicMaskOps;
 use crate::ops::cache::CacheOps;
 use crate::ops::masked::MaskedAttentionOps;
 use crate::ops::norm::NormOps;
+use crate::ops::packed::PackedOps;
 use crate::ops::product::ProductOps;
 use crate::ops::training::TrainingOps;
 use burn::backend::NdArray;
@@ -12,5 +13,6 @@ impl DynamicMaskOps for NdArray {}
 impl MaskedAttentionOps for NdArray {}
 impl CacheOps for NdArray {}
 impl NormOps for NdArray {}
+impl PackedOps for NdArray {}
 impl ProductOps for NdArray {}
 impl TrainingOps for NdArray {}

@@ -9,6 +9,7 @@ mod dropout;
 mod logits;
 pub mod masked;
 pub mod norm;
+pub mod packed;
 pub mod product;
 pub(crate) mod tensors;
 pub mod training;

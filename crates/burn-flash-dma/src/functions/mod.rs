@@ -13,6 +13,7 @@ pub(crate) mod norm;
 pub(crate) mod packed;
 pub(crate) mod probabilities;
 pub(crate) mod product;
+pub(crate) mod qkv;
 pub(crate) mod selection;
 pub(crate) mod selector;
 pub(crate) mod shorthand;

@@ -6,6 +6,7 @@
 //! | [`MaskedAttentionOps`] | tile plans, forward and backward of attention under a mask and a bias |
 //! | [`CacheOps`] | appending to a cache, and attention over it |
 //! | [`NormOps`] | RMS norm, and norm and rotary encoding of heads |
+//! | [`PackedOps`] | q, k and v as parts of one tensor |
 //! | [`ProductOps`] | the products of linear layers, and of their gradients |
 //! | [`TrainingOps`] | what a training step needs beside attention |
 
@@ -13,6 +14,7 @@ pub(crate) mod attention;
 pub(crate) mod cache;
 pub(crate) mod masked;
 pub(crate) mod norm;
+pub(crate) mod packed;
 pub(crate) mod product;
 pub(crate) mod training;
 pub(crate) mod types;
@@ -21,6 +23,7 @@ pub use attention::DynamicMaskOps;
 pub use cache::CacheOps;
 pub use masked::MaskedAttentionOps;
 pub use norm::NormOps;
+pub use packed::PackedOps;
 pub use product::ProductOps;
 pub use training::TrainingOps;
 pub use types::*;

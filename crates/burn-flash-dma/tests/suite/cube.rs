@@ -6,7 +6,7 @@ use crate::values::{ints, oracle_intervals};
 use burn::tensor::{DType, Device, Distribution, Int, Tensor};
 use burn_flash_dma::{
     AttentionError, AttentionMask, AttentionOptions, ElementType, KeyRanges, MaskedAttention,
-    TensorName, TilePlan, masked_attention, select, split_heads, try_attention,
+    TensorName, TilePlan, masked_attention, select, split_heads, split_qkv, try_attention,
     try_dynamic_mask_attention,
 };
 use cubecl::logging::{
@@ -234,6 +234,43 @@ impl LaunchObserver for Launched {
     fn timed(&self, _kernel: &'static str, _duration: Duration, _method: TimingMethod) {}
 }
 
+/// The kernels that are launched to read a tensor.
+fn launches<const D: usize>(read: &dyn Fn() -> Tensor<D>) -> String {
+    let launched = Arc::new(Launched::default());
+    let observation = LaunchObservation::new(launched.clone());
+    let _ = values(read());
+    drop(observation);
+    let kernels = launched.0.lock().expect("no holder panics");
+    kernels.join(" ").to_lowercase()
+}
+
+/// The parts of a packed tensor and their gradients are views, as far as attention alone reads them.
+#[test]
+fn parts_of_a_packed_tensor_are_not_copied() {
+    let _alone = alone();
+    let device = Device::cpu().autodiff();
+    let normal = Distribution::Normal(0.0, 1.0);
+    let qkv = Tensor::<5>::random([1, 6, 3, 2, 32], normal, &device).require_grad();
+    let _ = values(qkv.clone());
+    let gradient = |read_again: bool| {
+        launches(&|| {
+            let [q, k, v] = split_qkv(qkv.clone());
+            let out = try_attention(q, k.clone(), v, AttentionOptions::new()).expect("they fit");
+            let mut loss = out.sum();
+            if read_again {
+                loss = loss + k.sum();
+            }
+            qkv.grad(&loss.backward()).expect("tracked")
+        })
+    };
+    let kernels = gradient(false);
+    assert!(kernels.contains("dkdv"), "{kernels}");
+    assert!(!kernels.contains("slice"), "{kernels}");
+    // What lays the parts side by side is seen.
+    let kernels = gradient(true);
+    assert!(kernels.contains("slice"), "{kernels}");
+}
+
 /// q, k and v of one product are views of it, which the operations behind them read in place.
 #[test]
 fn parts_of_a_product_are_not_copied() {
@@ -242,14 +279,6 @@ fn parts_of_a_product_are_not_copied() {
     let x = Tensor::<4>::random([1, 20, 8, 32], Distribution::Normal(0.0, 1.0), &device);
     // Makes the operands, so that only what reads them is left to launch.
     let _ = values(x.clone());
-    let launches = |read: &dyn Fn() -> Tensor<4>| {
-        let launched = Arc::new(Launched::default());
-        let observation = LaunchObservation::new(launched.clone());
-        let _ = values(read());
-        drop(observation);
-        let kernels = launched.0.lock().expect("no holder panics");
-        kernels.join(" ").to_lowercase()
-    };
     let options = AttentionOptions::new();
     let kernels = launches(&|| {
         let parts = split_heads(x.clone(), [4, 2, 2]);

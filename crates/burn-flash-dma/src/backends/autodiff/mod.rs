@@ -5,6 +5,7 @@ mod handed;
 mod masked;
 mod node;
 mod norm;
+mod packed;
 mod product;
 mod recomputed;
 mod training;

@@ -205,7 +205,7 @@ impl<B: Backend> Backward<B, 1> for Split {
 
 /// The node of a part.
 #[derive(Debug)]
-struct Part;
+pub(super) struct Part;
 
 impl<B: Backend> Backward<B, 1> for Part {
     /// Where its gradient goes.

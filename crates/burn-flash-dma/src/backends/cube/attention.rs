@@ -1,5 +1,6 @@
 //! Every CubeCL runtime, on the kernels: strided bindings in, tensors without gaps out.
 
+use super::packed::empty_gradients;
 use super::tensors::{addressable, empty, run_checked};
 use crate::ops::attention::DynamicMaskOps;
 use crate::ops::types::{AttentionGrads, Forwarded, OptionalFloat, RunnersUp, Saved, Selection};
@@ -59,9 +60,7 @@ impl DynamicMaskOps for CubeBackend {
         problem: Problem,
     ) -> AttentionGrads<Self> {
         let client = q.client.clone();
-        let grad_q = empty(&q, problem.q_shape(), q.dtype);
-        let grad_k = empty(&q, problem.kv_shape(), q.dtype);
-        let grad_v = empty(&q, problem.kv_shape(), q.dtype);
+        let [grad_q, grad_k, grad_v] = empty_gradients([&q, &k, &v], &problem);
         let grad_scores = problem
             .has_scores
             .then(|| empty(&q, problem.scores_shape(), DType::F32));

@@ -1,6 +1,7 @@
 //! Masks and biases on every CubeCL runtime.
 
 use super::attention::{all, empty_results, result_bindings, saved_bindings};
+use super::packed::empty_gradients;
 use super::tensors::{addressable, empty, run_checked};
 use crate::backends::bias::as_f32;
 use crate::ops::masked::MaskedAttentionOps;
@@ -79,9 +80,7 @@ impl MaskedAttentionOps for CubeBackend {
         bias_gradient: bool,
     ) -> MaskedGrads<Self> {
         let (client, p) = (q.client.clone(), problem.attention);
-        let grad_q = empty(&q, p.q_shape(), q.dtype);
-        let grad_k = empty(&q, p.kv_shape(), q.dtype);
-        let grad_v = empty(&q, p.kv_shape(), q.dtype);
+        let [grad_q, grad_k, grad_v] = empty_gradients([&q, &k, &v], &p);
         let grad_bias =
             (problem.bias.filter(|_| bias_gradient)).map(|shape| empty(&q, shape, DType::F32));
         let grads = MaskedGradients {

@@ -1,6 +1,7 @@
 //! Burn's Flex backend on the CPU engine: strided views in, contiguous tensors out, copied only if
 //! the engine cannot address them (a reversed axis, or a last axis that is not contiguous).
 
+use super::packed::RowGradients;
 use super::tensors::{Stored, addressable, buffer, contiguous, run, tensor, view};
 use crate::ops::attention::DynamicMaskOps;
 use crate::ops::types::{AttentionGrads, Forwarded, OptionalFloat, Saved, Selection};
@@ -199,9 +200,8 @@ impl Call {
         let residual = saved.residual.into_option().map(addressable);
         let lse = saved.lse.to_contiguous();
         let grad_lse = saved.grad_lse.into_option().map(|t| t.to_contiguous());
-        let mut q = buffer::<E, 4>(problem.q_shape());
-        let mut k = buffer::<E, 4>(problem.kv_shape());
-        let mut v = buffer::<E, 4>(problem.kv_shape());
+        let mut rows = RowGradients::<E>::new(&self.rows, problem);
+        let [q, k, v] = rows.slices();
         let mut scores = problem
             .has_scores
             .then(|| buffer::<f32, 3>(problem.scores_shape()));
@@ -218,19 +218,20 @@ impl Call {
                 grad_lse: grad_lse.as_ref().map(contiguous),
             },
             Gradients {
-                q: &mut q,
-                k: &mut k,
-                v: &mut v,
+                q,
+                k,
+                v,
                 scores: scores.as_deref_mut(),
                 rank: rank.as_deref_mut(),
             },
         ));
         let words =
             |words: Option<Vec<f32>>| words.map(|words| tensor(words, problem.scores_shape()));
+        let [q, k, v] = rows.into_tensors(problem);
         AttentionGrads {
-            q: tensor(q, problem.q_shape()),
-            k: tensor(k, problem.kv_shape()),
-            v: tensor(v, problem.kv_shape()),
+            q,
+            k,
+            v,
             scores: OptionalFloat::from_option(words(scores)),
             rank: OptionalFloat::from_option(words(rank)),
         }

@@ -1,6 +1,7 @@
 //! Masks and biases on the CPU engine.
 
 use super::attention::Results;
+use super::packed::RowGradients;
 use super::tensors::{Stored, addressable, buffer, contiguous, run, tensor, view};
 use crate::backends::bias::as_f32;
 use crate::ops::masked::MaskedAttentionOps;
@@ -174,9 +175,8 @@ impl Call {
         let residual = saved.residual.into_option().map(addressable);
         let lse = saved.lse.to_contiguous();
         let grad_lse = saved.grad_lse.into_option().map(|t| t.to_contiguous());
-        let mut q = buffer::<E, 4>(p.q_shape());
-        let mut k = buffer::<E, 4>(p.kv_shape());
-        let mut v = buffer::<E, 4>(p.kv_shape());
+        let mut rows = RowGradients::<E>::new(&self.rows, p);
+        let [q, k, v] = rows.slices();
         let shape = self.problem.bias.filter(|_| bias_gradient);
         let mut bias = shape.map(buffer::<f32, 4>);
         run(flash_dma_cpu::masked_backward(
@@ -190,16 +190,17 @@ impl Call {
                 grad_lse: grad_lse.as_ref().map(contiguous),
             },
             MaskedGradients {
-                q: &mut q,
-                k: &mut k,
-                v: &mut v,
+                q,
+                k,
+                v,
                 bias: bias.as_deref_mut(),
             },
         ));
+        let [q, k, v] = rows.into_tensors(p);
         MaskedGrads {
-            q: tensor(q, p.q_shape()),
-            k: tensor(k, p.kv_shape()),
-            v: tensor(v, p.kv_shape()),
+            q,
+            k,
+            v,
             bias: match bias.zip(shape) {
                 None => OptionalFloat::None,
                 Some((bias, shape)) => OptionalFloat::Some(tensor(bias, shape)),

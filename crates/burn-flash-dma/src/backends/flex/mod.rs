@@ -4,6 +4,7 @@ mod attention;
 mod cache;
 mod masked;
 mod norm;
+mod packed;
 mod product;
 mod tensors;
 
