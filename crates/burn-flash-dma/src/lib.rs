@@ -36,6 +36,8 @@
 //!   that several calls share;
 //! - [`PackedAttention`]: documents packed one behind the other, by cumulative lengths; [`Documents`]: the same, and
 //!   padding, for every other call;
+//! - [`split_qkv`] and [`split_kv`]: q, k and v of one packed tensor; [`merge_attention`]: parts over disjoint keys made
+//!   one; [`Attention::probabilities`]: what chosen queries attend to;
 //! - [`linear`] and [`product`]: the products of a model's other layers; [`swiglu`]: what stands between them;
 //!   [`split_heads`]: q, k and v of one product;
 //! - [`cache`]: decoding, in memory that does not grow with the context;

@@ -3,9 +3,9 @@
 use burn::tensor::{Bool, DType, Device, Tensor, TensorData};
 use burn_flash_dma::{
     Attention, AttentionError, AttentionMask, AttentionOptions, ElementType, MaskedAttention,
-    TensorName, merge_attention, try_merge_attention,
+    TensorName, TilePlan, merge_attention, try_merge_attention,
 };
-use flash_dma_reference::generate;
+use flash_dma_reference::{Rng, generate};
 use flash_dma_tests::case::expected;
 use flash_dma_tests::engine::{Engine, skip};
 use flash_dma_tests::engines::{Backend, Burn};
@@ -14,6 +14,7 @@ use flash_dma_tests::{Case, Outputs, fast_burn, on_burn_cpu};
 
 fast_burn!(
     parts_under_masks,
+    random_parts,
     a_prefix_and_causal_keys,
     rows_without_keys_leave_no_trace,
     one_part_is_itself,
@@ -83,6 +84,34 @@ fn parts_under_masks<B: Backend>(burn: &Burn<B>) {
     }
 }
 
+/// Lengths, masks and cuts at random.
+fn random_parts<B: Backend>(burn: &Burn<B>) {
+    for seed in 0..60 {
+        let mut rng = Rng::new(seed);
+        let (kv_heads, group) = (1 + rng.below(2), 1 + rng.below(3));
+        let lengths = [1 + rng.below(40), 2 + rng.below(150)];
+        let dim = [8, 16, 40][rng.below(3)];
+        let sizes = [
+            1 + rng.below(2),
+            kv_heads * group,
+            kv_heads,
+            lengths[0],
+            lengths[1],
+            dim,
+        ];
+        let pattern = Pattern::Random(rng.uniform());
+        let mut case = MaskedCase::new(sizes).mask([1, 1, lengths[0], lengths[1]], pattern);
+        case = case.element(ELEMENTS[rng.below(3)]);
+        case.seed = seed;
+        let mut cuts: Vec<usize> = (0..rng.below(4))
+            .map(|_| 1 + rng.below(lengths[1] - 1))
+            .collect();
+        cuts.sort_unstable();
+        cuts.dedup();
+        check_masked(&case, &cuts, burn);
+    }
+}
+
 fn two_parts<B: Backend>(burn: &Burn<B>) {
     let case = MaskedCase::new([1, 2, 1, 5, 9, 8]);
     check_masked(&case.mask([1, 1, 5, 9], Pattern::Random(0.5)), &[4], burn);
@@ -105,10 +134,16 @@ fn check_masked<B: Backend>(case: &MaskedCase, cuts: &[usize], burn: &Burn<B>) {
     let visible = inputs.visible.as_ref().expect("a case with a mask");
     let mask = TensorData::new(visible.values.clone(), visible.shape);
     let mask = Tensor::<4, Bool>::from_data(mask, &device);
-    let parts = spans(cuts, p.k_len).into_iter().map(|(start, len)| {
+    // Every other part by a plan of its mask.
+    let parts = spans(cuts, p.k_len).into_iter().enumerate();
+    let parts = parts.map(|(n, (start, len))| {
         let [k, v] = [&k, &v].map(|x| x.clone().narrow(2, start, len));
         let mask = AttentionMask::visible(mask.clone().narrow(3, start, len));
-        let part = MaskedAttention::new(q.clone(), k, v).mask(mask);
+        let part = MaskedAttention::new(q.clone(), k, v);
+        let part = match n % 2 {
+            0 => part.mask(mask),
+            _ => part.plan(&TilePlan::new(mask, [p.q_len, len], p.causal)),
+        };
         part.options(case.options).forward_with_lse()
     });
     let merged = merge_attention(parts);

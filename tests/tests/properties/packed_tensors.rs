@@ -5,8 +5,8 @@ use burn_flash_dma::{
     Attention, AttentionError, ElementType, MaskedAttention, TensorName, select, split_kv,
     split_qkv, try_split_kv, try_split_qkv,
 };
-use flash_dma_reference::generate;
 use flash_dma_reference::generate::Scores;
+use flash_dma_reference::{Rng, generate};
 use flash_dma_tests::case::expected;
 use flash_dma_tests::engine::{Engine, skip};
 use flash_dma_tests::engines::{Backend, Burn};
@@ -16,6 +16,7 @@ use flash_dma_tests::{Case, Outputs, fast_burn, on_burn_cpu};
 fast_burn!(
     one_tensor,
     keys_and_values,
+    random_problems,
     biases,
     parts_that_others_read,
     parts_of_which_some_are_read,
@@ -162,6 +163,31 @@ fn keys_and_values<B: Backend>(burn: &Burn<B>) {
         for element in ELEMENTS {
             check(&case.clone().element(element), false, burn);
         }
+    }
+}
+
+/// Lengths, heads and windows at random.
+fn random_problems<B: Backend>(burn: &Burn<B>) {
+    for seed in 0..60 {
+        let mut rng = Rng::new(seed);
+        let of_three = rng.below(2) == 0;
+        let k_len = 1 + rng.below(90);
+        let kv_heads = 1 + rng.below(3);
+        let (q_len, group) = match of_three {
+            true => (k_len, 1),
+            false => (1 + rng.below(90), 1 + rng.below(3)),
+        };
+        let mut case = Case::new(q_len, k_len).heads(kv_heads * group, kv_heads);
+        case = case
+            .dim([8, 16, 40][rng.below(3)])
+            .element(ELEMENTS[rng.below(3)]);
+        case = match rng.below(3) {
+            0 => case.plain(),
+            _ => case.window(1 + rng.below(k_len)),
+        };
+        case.options.causal = rng.below(4) > 0;
+        (case.batch, case.seed) = (1 + rng.below(2), seed);
+        check(&case, of_three, burn);
     }
 }
 

@@ -8,7 +8,7 @@ use burn_flash_dma::{
 use flash_dma_problem::{AttentionOptions, SelectionRule};
 use flash_dma_reference::compare::compare_probabilities;
 use flash_dma_reference::generate::Scores;
-use flash_dma_reference::{Exact, compose};
+use flash_dma_reference::{Exact, Rng, compose};
 use flash_dma_tests::engine::{Engine, skip};
 use flash_dma_tests::engines::{Backend, Burn};
 use flash_dma_tests::masked::{MaskedCase, Pattern};
@@ -16,6 +16,7 @@ use flash_dma_tests::{Case, fast_burn, on_burn_cpu};
 
 fast_burn!(
     the_definition,
+    random_problems,
     masks_biases_and_plans,
     a_rule_selects_the_keys,
     documents,
@@ -130,6 +131,28 @@ fn the_definition<B: Backend>(burn: &Burn<B>) {
         for element in [ElementType::F32, ElementType::F16, ElementType::Bf16] {
             check_case(&case.clone().element(element), &last, burn);
         }
+    }
+}
+
+/// Lengths, heads, windows and rows at random.
+fn random_problems<B: Backend>(burn: &Burn<B>) {
+    for seed in 0..60 {
+        let mut rng = Rng::new(seed);
+        let (q_len, k_len) = (1 + rng.below(90), 1 + rng.below(90));
+        let (kv_heads, group) = (1 + rng.below(3), 1 + rng.below(3));
+        let mut case = Case::new(q_len, k_len).heads(kv_heads * group, kv_heads);
+        let elements = [ElementType::F32, ElementType::F16, ElementType::Bf16];
+        case = case
+            .dim([8, 16, 40][rng.below(3)])
+            .element(elements[rng.below(3)]);
+        case = match rng.below(3) {
+            0 => case.plain(),
+            _ => case.window(1 + rng.below(k_len)),
+        };
+        case.options.causal = rng.below(4) > 0;
+        (case.batch, case.seed) = (1 + rng.below(2), seed);
+        let rows: Vec<usize> = (0..1 + rng.below(5)).map(|_| rng.below(q_len)).collect();
+        check_case(&case, &rows, burn);
     }
 }
 

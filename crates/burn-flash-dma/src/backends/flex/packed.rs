@@ -201,6 +201,26 @@ mod tests {
     }
 
     #[test]
+    fn the_default_bodies_do_the_same() {
+        for parts in [2, 3] {
+            let x = random(&[2, 6, parts, 2, 8]);
+            let (ours, default) = (
+                Flex::packed_split(x.clone()),
+                fallback::split::<Flex>(x.clone()),
+            );
+            let (ours, default) = (ours.into_parts(), default.into_parts());
+            assert_eq!((ours.len(), default.len()), (parts, parts));
+            for (ours, default) in ours.iter().zip(&default) {
+                assert_eq!(default.shape().dims(), [2, 2, 6, 8]);
+                assert_eq!(values(ours), values(default));
+            }
+            let joined = fallback::join::<Flex>(PackedRows::from_parts(default));
+            assert_eq!(joined.shape(), x.shape());
+            assert_eq!(values(&joined), values(&x));
+        }
+    }
+
+    #[test]
     fn gradients_of_parts_are_a_view_of_one_buffer() {
         for (parts, q) in [(3, None), (2, Some(random(&[2, 4, 9, 8])))] {
             let x = random(&[2, 6, parts, 2, 8]);
