@@ -63,6 +63,19 @@ fn packed_documents_are_as_if_alone() {
 }
 
 #[test]
+fn parts_are_merged_and_rows_looked_into() {
+    let text = printed(env!("CARGO_BIN_EXE_parts"), &[]);
+    let [most] = lines(&text, "the last token attends most to key ")[..] else {
+        panic!("{text}");
+    };
+    assert!(most.contains(" of the first head, with 0."), "{most}");
+    assert!(
+        text.ends_with("parts: merged, they are attention to all keys\n"),
+        "{text}"
+    );
+}
+
+#[test]
 fn documents_padding_and_masks_do_what_the_book_says() {
     let text = printed(env!("CARGO_BIN_EXE_documents"), &[]);
     for line in [
