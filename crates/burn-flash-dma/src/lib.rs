@@ -42,6 +42,7 @@
 //!   [`split_heads`]: q, k and v of one product;
 //! - [`cache`]: decoding, in memory that does not grow with the context;
 //! - [`rms_norm`] and [`HeadEncoding`]: what stands before attention in a layer, in one pass each;
+//! - [`engines`]: which engine computes a call, and why;
 //! - [`memory`]: the device memory that a call needs, and the longest sequence that fits;
 //! - [`select`]: the selection alone, to look at or to share between calls; [`Selector`]: with recent keys, sinks,
 //!   documents or windows per head; [`Intervals`]: any other, if it is one interval per key;
@@ -65,6 +66,7 @@
 //! | `train` | `train::SelectionMetric`: a metric of selections for Burn's training loop |
 //! | `persistence` | compiled kernels, and what autotune chose, can be kept on disk (`cubecl.toml`) |
 //! | `autotune` | Burn's autotune, for its own operations |
+//! | `nvtx` | ranges for NVIDIA's profilers, where `libnvToolsExt.so.1` is found |
 //!
 //! With autodiff the graph keeps the inputs of attention, the output, the LSE and two integers per key. The results of
 //! [`rms_norm`], [`swiglu`] and a [`HeadEncoding`] with a norm are not kept: what they are made of is, and the backward
@@ -84,6 +86,7 @@
 
 mod backends;
 pub mod cache;
+pub mod engines;
 pub mod fallback;
 mod functions;
 mod mask;
@@ -95,6 +98,7 @@ pub mod nn;
     allow(unused_variables)
 )]
 pub mod ops;
+mod spans;
 #[cfg(feature = "testing")]
 pub mod testing;
 #[cfg(feature = "autodiff")]

@@ -47,6 +47,22 @@ pub(crate) fn rows_element(rows: &[Tensor<4>; 3]) -> Result<ElementType, Attenti
     Ok(element)
 }
 
+/// Whether autodiff tracks a tensor.
+pub(crate) fn is_tracked<const D: usize>(tensor: &Tensor<D>) -> bool {
+    #[cfg(feature = "autodiff")]
+    return tensor.is_tracked();
+    #[cfg(not(feature = "autodiff"))]
+    {
+        let _ = tensor;
+        false
+    }
+}
+
+/// Whether autodiff tracks one of q, k and v.
+pub(crate) fn tracked(rows: &[Tensor<4>; 3]) -> bool {
+    rows.iter().any(is_tracked)
+}
+
 /// The one device of q, k and v; refused if it does not compute in their element type.
 pub(crate) fn supported(
     rows: &[Tensor<4>; 3],
@@ -122,6 +138,12 @@ pub(crate) fn same_device(
 /// The value, or a panic with the error's text.
 #[track_caller]
 pub(crate) fn expect<T>(result: Result<T, AttentionError>) -> T {
+    expect_of(result)
+}
+
+/// [`expect`], for any error.
+#[track_caller]
+pub(crate) fn expect_of<T>(result: Result<T, impl std::fmt::Display>) -> T {
     match result {
         Ok(value) => value,
         Err(error) => panic!("{error}"),

@@ -4,8 +4,8 @@ use crate::args::{Gradients, Inputs, MaskedGradients, MaskedInputs, Outputs, Sav
 use crate::element::Element;
 use crate::view::{BroadcastView, View};
 use flash_dma_problem::{
-    AttentionError, Interval, KeptKeys, MaskedProblem, PlanGeometry, Problem, TensorName,
-    TensorSpec,
+    AttentionError, Engine, EngineChoice, Interval, KeptKeys, MaskedProblem, Obstacle, PassKind,
+    PlanGeometry, Problem, TensorName, TensorSpec,
 };
 
 type Checked = Result<(), AttentionError>;
@@ -152,6 +152,15 @@ fn operands<E: Element>(
             problem.element,
             E::TYPE,
         ));
+    }
+    if let EngineChoice::Only(engine) = problem.engine
+        && engine != Engine::Cpu
+    {
+        return Err(AttentionError::Engine {
+            engine,
+            pass: PassKind::Forward,
+            obstacle: Obstacle::OtherBackend,
+        });
     }
     view(TensorName::Query, q, &problem.q_shape())?;
     view(TensorName::Key, k, &problem.kv_shape())?;

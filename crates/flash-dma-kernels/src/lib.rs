@@ -22,6 +22,7 @@ mod pattern;
 mod planning;
 mod portable;
 pub mod product;
+mod report;
 mod select;
 mod team;
 #[cfg(test)]
@@ -34,8 +35,9 @@ pub use decode::args::{Cache, ChunkOutputs, Pages, Slots, StepInputs, StepOutput
 pub use decode::chunk::chunk_keys;
 pub use flash_dma_problem::{
     AppendProblem, Appending, AttentionError, AttentionOptions, CacheShape, DecodeProblem, Dropout,
-    ElementType, KeptKeys, MaskedProblem, NormProblem, PlanGeometry, Problem, Rotary, ScoreRole,
-    SelectionRule, Storage, contiguous_strides, memory::Passes,
+    ElementType, EngineChoice, EngineReport, KeptKeys, MaskedProblem, NormProblem, Obstacle,
+    PassKind, PassedOver, PlanGeometry, Problem, Rotary, ScoreRole, SelectionRule, Storage,
+    contiguous_strides, memory::Passes,
 };
 pub use host::engine::{ENGINE_VARIABLE, Engine};
 pub use host::faults::check;
@@ -44,4 +46,5 @@ pub use norm::{NormGradients, NormParameters, norm_backward, norm_forward};
 pub use pattern::mask::args::{MaskBits, MaskedGradients, MaskedInputs};
 pub use pattern::mask::plan::{plan, plan_ranges};
 pub use planning::{largest_batch, longest, required_bytes};
+pub use report::{Reported, check_engine, engine_for, engines};
 pub use select::{select, select_workspace};

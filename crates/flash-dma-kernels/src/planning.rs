@@ -77,10 +77,10 @@ pub fn largest_batch(
 }
 
 /// Makes contiguous tensors of which only shape and strides are used; all share one small buffer.
-struct Rows(TensorBinding);
+pub struct Rows(TensorBinding);
 
 impl Rows {
-    fn new(client: &Client) -> Self {
+    pub(crate) fn new(client: &Client) -> Self {
         Self(TensorBinding {
             handle: client.empty(16).binding(),
             strides: [1].into(),
@@ -89,7 +89,7 @@ impl Rows {
         })
     }
 
-    fn tensor(&self, shape: &[usize]) -> TensorBinding {
+    pub(crate) fn tensor(&self, shape: &[usize]) -> TensorBinding {
         TensorBinding {
             strides: contiguous_strides(shape).collect(),
             shape: shape.iter().copied().collect(),
@@ -97,7 +97,7 @@ impl Rows {
         }
     }
 
-    fn inputs(&self, problem: &Problem, passes: Passes) -> Inputs {
+    pub(crate) fn inputs(&self, problem: &Problem, passes: Passes) -> Inputs {
         let far = (passes == Passes::WithRunnersUp).then(|| Far {
             ends: self.tensor(&problem.scores_shape()),
             // What a layer has by default.
@@ -115,7 +115,7 @@ impl Rows {
         }
     }
 
-    fn saved(&self, problem: &Problem) -> Saved {
+    pub(crate) fn saved(&self, problem: &Problem) -> Saved {
         Saved {
             out: self.tensor(&problem.q_shape()),
             residual: problem.residual_shape().map(|shape| self.tensor(&shape)),

@@ -7,7 +7,10 @@
 use crate::problem::{
     check_head_dim, check_limit, check_options, check_shape, rank, size_in_bytes,
 };
-use crate::{AttentionError, AttentionOptions, ElementType, ScoreRole, SelectionRule, TensorName};
+use crate::{
+    AttentionError, AttentionOptions, ElementType, EngineChoice, Obstacle, PassKind, ScoreRole,
+    SelectionRule, TensorName,
+};
 
 /// The most queries of a sequence in one decode step of the kernels.
 pub const MAX_DECODE_TOKENS: usize = 16;
@@ -400,6 +403,14 @@ impl CacheShape {
         }
         if options.dropout.is_some() {
             return Err(AttentionError::CacheDropout);
+        }
+        if let EngineChoice::Only(engine) = options.engine {
+            let (pass, obstacle) = (PassKind::Decode, Obstacle::Cache);
+            return Err(AttentionError::Engine {
+                engine,
+                pass,
+                obstacle,
+            });
         }
         let scale = check_options(options, self.head_dim)?;
         Ok(DecodeProblem {

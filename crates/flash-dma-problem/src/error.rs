@@ -1,6 +1,6 @@
 //! The reasons for refusing a call. Every check runs on the host before anything is launched or written.
 
-use crate::ElementType;
+use crate::{ElementType, Engine, Obstacle, PassKind};
 use core::fmt;
 
 /// The tensors of a problem, as they are named in errors.
@@ -468,6 +468,16 @@ pub enum AttentionError {
         /// The greatest value that is supported.
         limit: usize,
     },
+    /// An engine that was asked for does not serve the call.
+    #[error("{engine} cannot run {pass}: {obstacle}")]
+    Engine {
+        /// The engine that was asked for.
+        engine: Engine,
+        /// The pass that it does not run.
+        pass: PassKind,
+        /// Why.
+        obstacle: Obstacle,
+    },
     /// The device lacks what the engine needs.
     #[error("the device does not support {what}")]
     Unsupported {
@@ -521,7 +531,7 @@ kinds! {
     ScoresWithoutIntervals ScoresGradient RankGradient Residual Scale Softcap DropoutRate Epsilon
     NormOperand Positions PagesFull EmptyPages CacheScores
     CacheWindow CacheNotCausal CacheDropout PagesUsed Sequence TokensWait NotHolding TooManyAccepted NoParts NoCaches
-    JoinedCaches Tracked Record TooLarge Unsupported DeviceFailed SecondOrder
+    JoinedCaches Tracked Record TooLarge Engine Unsupported DeviceFailed SecondOrder
 }
 
 impl AttentionError {

@@ -26,6 +26,7 @@
 mod cache;
 pub mod cost;
 pub mod dropout;
+mod engine;
 mod error;
 mod interval;
 mod masked;
@@ -37,6 +38,7 @@ mod rule;
 
 pub use cache::{AppendProblem, Appending, CacheShape, DecodeProblem, MAX_DECODE_TOKENS, Storage};
 pub use dropout::Dropout;
+pub use engine::{Dense, Engine, EngineChoice, EngineReport, Obstacle, PassKind, PassedOver};
 pub use error::{AttentionError, TensorName};
 pub use interval::Interval;
 pub use masked::{MaskedProblem, PlanGeometry};

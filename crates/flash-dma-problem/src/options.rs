@@ -1,6 +1,6 @@
 //! The options of a caller.
 
-use crate::Dropout;
+use crate::{Dense, Dropout, EngineChoice};
 
 /// The options of dynamic-mask attention. The default is causal, keeps every key, scales by
 /// `1/sqrt(head_dim)` and has neither softcap nor dropout.
@@ -27,6 +27,10 @@ pub struct AttentionOptions {
     pub deterministic: bool,
     /// Dropout of the attention probabilities, for training. `None` drops nothing; a cache refuses it.
     pub dropout: Option<Dropout>,
+    /// The engine of every pass; the fastest by default. Caches take no other.
+    pub engine: EngineChoice,
+    /// When a window that evicts no key is computed as dense attention. Given intervals and caches do not read it.
+    pub dense: Dense,
 }
 
 impl Default for AttentionOptions {
@@ -38,6 +42,8 @@ impl Default for AttentionOptions {
             softcap: None,
             deterministic: false,
             dropout: None,
+            engine: EngineChoice::Fastest,
+            dense: Dense::WhereFaster,
         }
     }
 }
@@ -88,6 +94,21 @@ impl AttentionOptions {
     #[must_use]
     pub fn with_dropout(mut self, dropout: impl Into<Option<Dropout>>) -> Self {
         self.dropout = dropout.into();
+        self
+    }
+
+    /// Forces an engine, or leaves the choice to the library. A forced engine that does not serve the call is an error,
+    /// [`AttentionError::Engine`](crate::AttentionError::Engine).
+    #[must_use]
+    pub fn with_engine(mut self, engine: EngineChoice) -> Self {
+        self.engine = engine;
+        self
+    }
+
+    /// Says when a window that evicts no key is computed as dense attention.
+    #[must_use]
+    pub fn with_dense(mut self, dense: Dense) -> Self {
+        self.dense = dense;
         self
     }
 }

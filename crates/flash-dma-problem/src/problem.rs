@@ -1,6 +1,6 @@
 //! One attention problem: its sizes and the resolved options, checked.
 
-use crate::{AttentionError, AttentionOptions, Dropout, TensorName};
+use crate::{AttentionError, AttentionOptions, Dropout, EngineChoice, TensorName};
 use core::fmt;
 
 /// The greatest head dimension an engine must support.
@@ -154,6 +154,8 @@ pub struct Problem {
     pub deterministic: bool,
     /// Dropout of the attention probabilities; never one that drops nothing.
     pub dropout: Option<Dropout>,
+    /// The engine of both passes.
+    pub engine: EngineChoice,
 }
 
 impl Problem {
@@ -215,6 +217,7 @@ impl Problem {
             softcap: options.softcap,
             deterministic: options.deterministic,
             dropout: options.dropout.and_then(Dropout::effective),
+            engine: options.engine,
         })
     }
 

@@ -155,6 +155,7 @@ impl Tensors {
             softcap: p.softcap,
             deterministic: p.deterministic,
             dropout: p.dropout,
+            ..AttentionOptions::new()
         };
         let (q, k, v) = (self.q.clone(), self.k.clone(), self.v.clone());
         let attention = Attention::new(q, k, v).options(options);

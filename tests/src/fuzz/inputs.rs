@@ -206,6 +206,7 @@ impl Drawn {
             softcap: p.softcap,
             deterministic: p.deterministic,
             dropout: p.dropout,
+            ..AttentionOptions::new()
         };
         let scores = inputs.scores.clone().expect("a selection has scores");
         MaskedInputs {

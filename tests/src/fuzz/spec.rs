@@ -296,6 +296,7 @@ impl Spec {
             deterministic: self.deterministic,
             dropout: (self.dropout)
                 .map(|rate| Dropout::new(rate, self.seed).expect("a rate of the fuzzer's")),
+            ..AttentionOptions::new()
         }
     }
 

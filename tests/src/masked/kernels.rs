@@ -117,7 +117,7 @@ impl<T: Target> Kernels<T> {
         plan: impl Fn(Option<engine::Engine>) -> Result<Plan<'a, O>, AttentionError>,
     ) -> Result<Plan<'a, O>, AttentionError> {
         let plan = match T::ENGINE.map(|engine| plan(Some(engine))) {
-            Some(Err(AttentionError::Unsupported { .. })) if !must_serve => plan(None),
+            Some(Err(AttentionError::Engine { .. })) if !must_serve => plan(None),
             Some(forced) => forced,
             None => plan(None),
         };

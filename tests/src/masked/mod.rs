@@ -131,6 +131,7 @@ fn options(p: &flash_dma_problem::Problem) -> AttentionOptions {
         softcap: p.softcap,
         deterministic: p.deterministic,
         dropout: p.dropout,
+        ..AttentionOptions::new()
     }
 }
 

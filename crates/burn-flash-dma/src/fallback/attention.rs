@@ -5,6 +5,7 @@ use super::logits::{
 };
 use super::tensors::{axis_pair, bool_dtype, positions_and_keys, zeros};
 use crate::ops::types::{AttentionGrads, Forwarded, OptionalFloat, RunnersUp, Saved, Selection};
+use crate::spans::span;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, IntDType, Shape, Slice};
@@ -13,6 +14,7 @@ use flash_dma_problem::{KeptKeys, Problem};
 /// See [`DynamicMaskOps::dynamic_mask_select`](crate::ops::DynamicMaskOps::dynamic_mask_select).
 /// Compares every key with every other: `O(k_len^2)`.
 pub fn select<B: Backend>(scores: FloatTensor<B>, kept: KeptKeys) -> IntTensor<B> {
+    let _span = span!("select", engine = "default-bodies");
     let dims: [usize; 3] = scores.shape().dims();
     let [batch, heads, len] = dims;
     let device = scores.device();
@@ -79,6 +81,7 @@ pub fn forward<B: Backend>(
     selection: Selection<B>,
     problem: Problem,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
+    let _span = span!("forward", engine = "default-bodies");
     let element: FloatDType = q.dtype().into();
     rounded::<B>(exact::<B>([q, k, v], selection, &problem), element)
 }
@@ -92,6 +95,7 @@ pub fn forward_with_residual<B: Backend>(
     selection: Selection<B>,
     problem: Problem,
 ) -> Forwarded<B> {
+    let _span = span!("forward", engine = "default-bodies");
     let element: FloatDType = q.dtype().into();
     with_residual::<B>(exact::<B>([q, k, v], selection, &problem), element)
 }
@@ -117,6 +121,7 @@ pub fn backward<B: Backend>(
     saved: Saved<B>,
     problem: Problem,
 ) -> AttentionGrads<B> {
+    let _span = span!("backward", engine = "default-bodies");
     let element: FloatDType = q.dtype().into();
     let device = q.device();
     if is_empty(&problem) {

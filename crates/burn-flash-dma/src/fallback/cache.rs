@@ -6,6 +6,7 @@ use crate::ops::types::{
     ChunkKeys, DecodedPages, DecodedSlots, OptionalFloat, PageMap, PageTensors, RunnersUp,
     Selection, SlotTensors, TokenTensors,
 };
+use crate::spans::span;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{IntDType, Shape, Slice};
@@ -20,6 +21,7 @@ pub fn append_slots<B: DynamicMaskOps>(
     tokens: TokenTensors<B>,
     problem: AppendProblem,
 ) -> SlotTensors<B> {
+    let _span = span!("append", engine = "default-bodies");
     let [batch, heads, window, _] = problem.cache.kv_shape();
     let (new, len) = (problem.tokens, window + problem.tokens);
     let all = Shape::new([batch, heads, len]);
@@ -72,6 +74,7 @@ pub fn decode_slots<B: DynamicMaskOps>(
     tokens: TokenTensors<B>,
     problem: DecodeProblem,
 ) -> DecodedSlots<B> {
+    let _span = span!("decode", engine = "default-bodies");
     let (cache, window) = (problem.append.cache, problem.append.cache.capacity());
     let keys = chunk_keys::<B>(clone(&slots), clone_tokens(&tokens), problem.append);
     let options = AttentionOptions {
@@ -110,6 +113,7 @@ pub fn chunk_keys<B: Backend>(
     tokens: TokenTensors<B>,
     problem: AppendProblem,
 ) -> ChunkKeys<B> {
+    let _span = span!("chunk_keys", engine = "default-bodies");
     let sinks = rule_of(&problem).sinks;
     let position = (sinks > 0).then(|| positions::<B>(&slots, &problem));
     // Empty slots are at position -1.
@@ -177,6 +181,7 @@ pub fn append_pages<B: Backend>(
     map: PageMap,
     problem: AppendProblem,
 ) -> PageTensors<B> {
+    let _span = span!("append", engine = "default-bodies");
     let [_, _, page_len, _] = problem.cache.kv_shape();
     let (mut k, mut v, mut scores) = (pages.k, pages.v, pages.scores);
     for (batch, &held) in map.lengths.iter().enumerate() {
@@ -224,6 +229,7 @@ pub fn decode_pages<B: DynamicMaskOps>(
     map: PageMap,
     problem: DecodeProblem,
 ) -> DecodedPages<B> {
+    let _span = span!("decode", engine = "default-bodies");
     let append = problem.append;
     let before = match problem.appending {
         Appending::Now => None,

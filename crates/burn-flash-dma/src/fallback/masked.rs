@@ -7,6 +7,7 @@ use super::tensors::{bool_dtype, positions_and_keys, zeros};
 use crate::ops::types::{
     Forwarded, MaskedGrads, Masking, OptionalFloat, OptionalPlan, PlanTensors, Saved,
 };
+use crate::spans::span;
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, IntDType, Shape, Slice};
@@ -23,6 +24,7 @@ pub fn plan<B: Backend>(
     hidden: bool,
     geometry: PlanGeometry,
 ) -> PlanTensors<B> {
+    let _span = span!("tile_plan", engine = "default-bodies");
     let device = mask.device();
     let [batch, heads, queries, keys] = geometry.mask;
     let mask = if hidden { B::bool_not(mask) } else { mask };
@@ -110,6 +112,7 @@ pub fn forward<B: Backend>(
     masking: Masking<B>,
     problem: MaskedProblem,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
+    let _span = span!("forward", engine = "default-bodies");
     let element: FloatDType = q.dtype().into();
     rounded::<B>(exact::<B>([q, k, v], masking, &problem), element)
 }
@@ -123,6 +126,7 @@ pub fn forward_with_residual<B: Backend>(
     masking: Masking<B>,
     problem: MaskedProblem,
 ) -> Forwarded<B> {
+    let _span = span!("forward", engine = "default-bodies");
     let element: FloatDType = q.dtype().into();
     with_residual::<B>(exact::<B>([q, k, v], masking, &problem), element)
 }
@@ -150,6 +154,7 @@ pub fn backward<B: Backend>(
     problem: MaskedProblem,
     bias_gradient: bool,
 ) -> MaskedGrads<B> {
+    let _span = span!("backward", engine = "default-bodies");
     let p = &problem.attention;
     let element: FloatDType = q.dtype().into();
     let device = q.device();

@@ -3,6 +3,7 @@
 
 use super::tensors::{to_f32, zeros};
 use crate::ops::types::{NormGrads, Normed, OptionalFloat};
+use crate::spans::span;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{Shape, Slice};
@@ -17,6 +18,7 @@ pub fn rms_norm<B: Backend>(
     gamma: FloatTensor<B>,
     problem: NormProblem,
 ) -> FloatTensor<B> {
+    let _span = span!("norm_forward", engine = "default-bodies");
     let shape = x.shape();
     let rows = match problem.is_empty() {
         true => return x,
@@ -38,6 +40,7 @@ pub fn rms_norm_backward<B: Backend>(
     grad_out: FloatTensor<B>,
     problem: NormProblem,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
+    let _span = span!("norm_backward", engine = "default-bodies");
     let shape = x.shape();
     if problem.is_empty() {
         let dtype = gamma.dtype().into();
@@ -63,6 +66,7 @@ pub fn encode_heads<B: Backend>(
     table: OptionalFloat<B>,
     problem: NormProblem,
 ) -> FloatTensor<B> {
+    let _span = span!("norm_forward", engine = "default-bodies");
     let (device, dtype) = (x.device(), x.dtype().into());
     if problem.is_empty() {
         return zeros::<B>(problem.out_shape(), &device, dtype);
@@ -83,6 +87,7 @@ pub fn encode_heads_backward<B: Backend>(
     table: OptionalFloat<B>,
     problem: NormProblem,
 ) -> NormGrads<B> {
+    let _span = span!("norm_backward", engine = "default-bodies");
     let (device, dtype) = (grad_out.device(), grad_out.dtype().into());
     if problem.is_empty() {
         return NormGrads {

@@ -1,6 +1,7 @@
 //! The products of linear layers: Burn's own, in f32.
 
 use super::tensors::to_f32;
+use crate::spans::span;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, Shape};
@@ -8,6 +9,7 @@ use flash_dma_problem::ElementType;
 
 /// `x · weight`.
 pub fn output<B: Backend>(x: FloatTensor<B>, weight: FloatTensor<B>) -> FloatTensor<B> {
+    let _span = span!("product", engine = "default-bodies");
     let (dtype, [_, d_out]) = (x.dtype().into(), weight.shape().dims());
     let shape = with_features(&x.shape(), d_out);
     let weight = B::float_cast(weight, dtype);
@@ -17,6 +19,7 @@ pub fn output<B: Backend>(x: FloatTensor<B>, weight: FloatTensor<B>) -> FloatTen
 
 /// `grad · weightᵀ`.
 pub fn input_gradient<B: Backend>(grad: FloatTensor<B>, weight: FloatTensor<B>) -> FloatTensor<B> {
+    let _span = span!("product", engine = "default-bodies");
     output::<B>(grad, B::float_transpose(weight))
 }
 
@@ -26,6 +29,7 @@ pub fn weight_gradient<B: Backend>(
     grad: FloatTensor<B>,
     element: ElementType,
 ) -> FloatTensor<B> {
+    let _span = span!("product", engine = "default-bodies");
     let product = multiply::<B>(B::float_transpose(rows::<B>(x)), rows::<B>(grad));
     B::float_cast(product, float_dtype(element))
 }

@@ -1,11 +1,15 @@
 //! Attention under masks and biases: validation, then one dispatch.
 
 use super::state::{Masked, NoMask};
+use crate::engines;
 use crate::mask::plan::TilePlan;
 use crate::mask::polarity::AttentionMask;
 use crate::ops::masked::MaskedAttentionOps;
 use crate::ops::types::{Masking, OptionalFloat, OptionalPlan};
-use crate::validate::{element_type, expect, rows_element, same_device, supported};
+use crate::spans::span;
+use crate::validate::{
+    element_type, expect, is_tracked, rows_element, same_device, supported, tracked,
+};
 use burn::backend::Dispatch;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::Tensor;
@@ -136,6 +140,7 @@ impl<M> MaskedAttention<M> {
     /// [`AttentionError`] if the shapes, element types, devices or options do not fit, or the plan is of other lengths,
     /// of another causal masking, or on another device; nothing is computed then.
     pub fn try_forward(self) -> Result<Tensor<4>, AttentionError> {
+        let _span = span!("masked_attention");
         let (out, _) = self.call()?.run(Dispatch::masked_attention_forward);
         Ok(out)
     }
@@ -157,6 +162,7 @@ impl<M> MaskedAttention<M> {
     ///
     /// Those of [`try_forward`](Self::try_forward).
     pub fn try_forward_with_lse(self) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
+        let _span = span!("masked_attention");
         let call = self.call()?;
         Ok(call.run(Dispatch::masked_attention_forward_with_lse))
     }
@@ -219,6 +225,8 @@ impl Call {
             same_device(&device, TensorName::Bias, bias.device())?;
             element_type(TensorName::Bias, bias)?;
         }
+        let gradients = tracked(&rows) || bias.as_ref().is_some_and(is_tracked);
+        engines::check(&problem, &device, gradients)?;
         Ok(Self {
             rows,
             mask,

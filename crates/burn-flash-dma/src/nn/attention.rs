@@ -537,9 +537,23 @@ impl DynamicMaskAttention {
             let out = self.attend_pairs([q, k, v], scores, tokens, mask, options)?;
             return Ok(tokens.zeroed(self.merge_heads(out)));
         }
+        if self.evicts_nothing(&scores, tokens) {
+            // Then it may be that nothing is to be selected.
+            let attention = Attention::new(q, k, v).scores(scores).options(options);
+            return Ok(tokens.zeroed(self.merge_heads(attention.try_forward()?)));
+        }
         let selector = self.selector(tokens.documents.clone());
         let intervals = selector.try_select(scores.clone())?;
         self.attend_to(&intervals, [q, k, v], scores, tokens, options)
+    }
+
+    /// Whether the scores are added to the logits and every query keeps all keys that it sees: then there are no
+    /// runners-up either.
+    fn evicts_nothing(&self, scores: &Tensor<3>, tokens: &Tokens) -> bool {
+        let [_, _, len] = scores.dims();
+        let window = self.options.keep_window.unwrap_or(usize::MAX);
+        let by_scores = tokens.documents.is_none() && self.recent == 0 && self.sinks == 0;
+        by_scores && self.score_role == ScoreRole::RankAndBias && window >= len
     }
 
     /// The output and its selection, which is the given one if there is one.

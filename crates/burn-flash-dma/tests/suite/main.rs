@@ -10,6 +10,7 @@ mod causal;
 mod checkpointing;
 #[cfg(all(feature = "cpu", feature = "fusion"))]
 mod cube;
+mod engines;
 mod errors;
 mod fallback;
 mod gradients;
@@ -31,5 +32,6 @@ mod product;
 mod ranges;
 mod recomputed;
 mod second_order;
+mod spans;
 mod training;
 mod values;

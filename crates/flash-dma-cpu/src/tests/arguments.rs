@@ -1,6 +1,7 @@
 //! Bad arguments.
 
 use super::*;
+use flash_dma_problem::{Engine, EngineChoice};
 
 #[test]
 fn a_bad_argument_is_refused_and_nothing_is_written() {
@@ -54,6 +55,16 @@ fn a_bad_argument_is_refused_and_nothing_is_written() {
     let mut bad = good;
     bad.selection.as_mut().unwrap().intervals = &intervals[..3];
     assert!(forward_error(bad, 64, 8).contains("intervals needs 4"));
+    let forced = AttentionOptions::new().with_engine(EngineChoice::Only(Engine::Mma));
+    let forced = problem([1, 2, 1, 4, 4, 8], true, ElementType::F32, forced);
+    let (mut out, mut lse) = ([7.0; 64], [7.0; 8]);
+    let error = forward(&forced, good, Outputs::new(&mut out, &mut lse)).unwrap_err();
+    let text =
+        "the mma kernels cannot run the forward pass: the backend of the device has no such engine";
+    assert_eq!(
+        (error.to_string().as_str(), out[0], lse[0]),
+        (text, 7.0, 7.0)
+    );
     let halves = vec![f16::ONE; 64];
     let inputs = Inputs {
         q: View::contiguous(&halves, p.q_shape()),

@@ -7,7 +7,7 @@ use crate::pattern::kind::{Bias, Pattern};
 use crate::pattern::mask::query_lists::StepShape;
 use cubecl::CubeDim;
 use cubecl::prelude::*;
-use flash_dma_problem::{ElementType, MaskedProblem, Problem};
+use flash_dma_problem::{ElementType, MaskedProblem, Obstacle, Problem};
 
 /// The blueprints of both large kernels, and the chunks of queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -93,6 +93,16 @@ pub(crate) enum Divided {
 /// Wider heads leave `wgmma` too few registers and too little shared memory.
 const WGMMA_DIMS: [usize; 2] = [64, 128];
 
+fn check_wgmma_dim(head_dim: usize) -> Result<(), Obstacle> {
+    match WGMMA_DIMS.contains(&head_dim) {
+        true => Ok(()),
+        false => Err(Obstacle::HeadDim {
+            head_dim,
+            served: "64 and 128",
+        }),
+    }
+}
+
 /// Queries of the shortest chunk; shorter chunks would write the keys' gradients too often.
 const MIN_CHUNK: usize = 1024;
 
@@ -102,8 +112,11 @@ const MIN_CHUNK: usize = 1024;
 const RANK_CHUNKS: [usize; 2] = [512, 1024];
 
 impl MmaBlueprints {
-    /// The configuration for `problem`, or `None` if this engine does not support it.
-    pub(crate) fn choose(problem: &Problem, properties: &DeviceProperties) -> Option<Self> {
+    /// The configuration for `problem`, or why this engine does not support it.
+    pub(crate) fn choose(
+        problem: &Problem,
+        properties: &DeviceProperties,
+    ) -> Result<Self, Obstacle> {
         let tile = MmaBlueprint::choose(problem, properties)?;
         let shared = properties.hardware.max_shared_memory_size;
         let dq = DqBlueprint::choose(tile, shared)?;
@@ -117,13 +130,13 @@ impl MmaBlueprints {
         dkdv: DkdvBlueprint,
         problem: &Problem,
         shared: usize,
-    ) -> Option<Self> {
+    ) -> Result<Self, Obstacle> {
         let rank = match problem.has_scores {
             true => Some(dkdv.choose_rank(problem, shared)?.with_rank_chunks(problem)),
             false => None,
         };
         let (dkdv, chunk) = dkdv.with_chunks(problem);
-        Some(Self {
+        Ok(Self {
             dq,
             dkdv,
             chunk,
@@ -131,25 +144,30 @@ impl MmaBlueprints {
         })
     }
 
-    /// The configuration for `problem` on `wgmma`, or `None` if it does not support it.
-    pub(crate) fn choose_wgmma(problem: &Problem, properties: &DeviceProperties) -> Option<Self> {
+    /// The configuration for `problem` on `wgmma`, or why it does not support it.
+    pub(crate) fn choose_wgmma(
+        problem: &Problem,
+        properties: &DeviceProperties,
+    ) -> Result<Self, Obstacle> {
         let tile = MmaBlueprint::choose_wgmma(problem, properties)?;
         let shared = properties.hardware.max_shared_memory_size;
         let dq = DqBlueprint::choose_wgmma(tile, shared)?;
         let dkdv = DkdvBlueprint::choose_wgmma(problem, shared)?;
-        Some(Self::scored(dq, dkdv, problem, shared)?.spread(problem, properties))
+        Ok(Self::scored(dq, dkdv, problem, shared)?.spread(problem, properties))
     }
 
-    /// The configuration for a problem with a mask or a bias on an instruction, or `None` if it does not support it: as
+    /// The configuration for a problem with a mask or a bias on an instruction, or why it does not support it: as
     /// [`choose`](Self::choose) and [`choose_wgmma`](Self::choose_wgmma). `mma` supports biases that all queries share.
     pub(crate) fn choose_masked(
         instruction: Instruction,
         problem: &MaskedProblem,
         properties: &DeviceProperties,
-    ) -> Option<Self> {
+    ) -> Result<Self, Obstacle> {
         let p = &problem.attention;
-        let tile = MmaBlueprint::choose_masked(instruction, problem, properties)
-            .filter(|tile| !tile.pattern.has_pair_bias() || instruction == Instruction::Wgmma)?;
+        let tile = MmaBlueprint::choose_masked(instruction, problem, properties)?;
+        if tile.pattern.has_pair_bias() && instruction == Instruction::Mma {
+            return Err(Obstacle::PairBias);
+        }
         let shared = properties.hardware.max_shared_memory_size;
         let dq = match instruction {
             Instruction::Mma => DqBlueprint::choose(tile, shared),
@@ -163,7 +181,7 @@ impl MmaBlueprints {
             chunk,
             rank: None,
         };
-        Some(match instruction {
+        Ok(match instruction {
             Instruction::Mma => all,
             Instruction::Wgmma => all.spread(p, properties),
         })
@@ -202,7 +220,7 @@ impl RankBlueprint {
 impl DqBlueprint {
     /// The largest tiles that fit: with more queries each gathered key is reused more often, and 64 keys keep the
     /// tensor cores busy between two barriers. A third stage was measured 6 % slower at a head dimension of 128.
-    fn choose(tile: MmaBlueprint, max_shared: usize) -> Option<Self> {
+    fn choose(tile: MmaBlueprint, max_shared: usize) -> Result<Self, Obstacle> {
         [tile.warps, 4]
             .into_iter()
             .flat_map(|warps| {
@@ -217,12 +235,14 @@ impl DqBlueprint {
                 })
             })
             .find(|blueprint| blueprint.shared_bytes() <= max_shared)
+            .ok_or(Obstacle::SharedMemory)
     }
 
     /// At most three warpgroups, of 168 registers: dQ and two products take 128 of them at head dimension 128.
     /// Three stages, so that one warpgroup may be ahead of another; Q and dO leave no room for a fourth. Biases of
     /// pairs, loaded while the products are in flight, take 32 more registers, so there are two warpgroups.
-    fn choose_wgmma(tile: MmaBlueprint, max_shared: usize) -> Option<Self> {
+    fn choose_wgmma(tile: MmaBlueprint, max_shared: usize) -> Result<Self, Obstacle> {
+        check_wgmma_dim(tile.head_dim)?;
         Some(Self {
             tile: MmaBlueprint {
                 warps: tile
@@ -234,9 +254,8 @@ impl DqBlueprint {
             },
             resident: false,
         })
-        .filter(|blueprint| {
-            WGMMA_DIMS.contains(&tile.head_dim) && blueprint.shared_bytes() + 4096 <= max_shared
-        })
+        .filter(|blueprint| blueprint.shared_bytes() + 4096 <= max_shared)
+        .ok_or(Obstacle::SharedMemory)
     }
 
     /// The products of a warp's rows with [`DQ_BLOCK`] keys.
@@ -269,7 +288,7 @@ fn whole_heads(group: usize, most: usize) -> Option<usize> {
 impl DkdvBlueprint {
     /// The largest tiles that fit. A warp's accumulators of dk or dv take `fragments * head_dim / 2` registers per
     /// lane, its products with a query tile `fragments * rows / 2`.
-    fn choose(problem: &Problem, max_shared: usize) -> Option<Self> {
+    fn choose(problem: &Problem, max_shared: usize) -> Result<Self, Obstacle> {
         let group = problem.group();
         Self::choose_heads(problem, max_shared, |rows| {
             (1..=group.min(rows)).rfind(|n| group.is_multiple_of(*n))
@@ -281,7 +300,7 @@ impl DkdvBlueprint {
         problem: &Problem,
         max_shared: usize,
         heads: impl Fn(usize) -> Option<usize>,
-    ) -> Option<Self> {
+    ) -> Result<Self, Obstacle> {
         [(4, 2, 64), (4, 2, 32), (4, 1, 64), (4, 1, 32), (4, 1, 16)]
             .into_iter()
             .filter(|(_, fragments, _)| fragments * problem.head_dim <= 256)
@@ -304,20 +323,21 @@ impl DkdvBlueprint {
                 })
             })
             .find(|blueprint| blueprint.shared_bytes() <= max_shared)
+            .ok_or(Obstacle::SharedMemory)
     }
 
     /// The rank kernel's configuration beside this one of the dk/dv kernel, on its instruction: the same tiles with
     /// `wgmma`, the largest that fit with `mma`.
-    fn choose_rank(self, problem: &Problem, max_shared: usize) -> Option<Self> {
+    fn choose_rank(self, problem: &Problem, max_shared: usize) -> Result<Self, Obstacle> {
         match self.instruction {
             Instruction::Mma => Self::choose_rank_mma(problem, max_shared),
-            Instruction::Wgmma => Some(self),
+            Instruction::Wgmma => Ok(self),
         }
     }
 
     /// A warp keeps the fragments of its keys and values, `fragments * head_dim / 2` registers per lane. One tile of
     /// queries is in use, the other in flight. The smallest tiles fit wherever any of [`choose`](Self::choose) do.
-    fn choose_rank_mma(problem: &Problem, max_shared: usize) -> Option<Self> {
+    fn choose_rank_mma(problem: &Problem, max_shared: usize) -> Result<Self, Obstacle> {
         let all = [(4, 2, 64), (4, 2, 32), (4, 1, 64), (4, 1, 32), (2, 1, 32)];
         let group = problem.group();
         (all.into_iter())
@@ -341,11 +361,12 @@ impl DkdvBlueprint {
                 divided: Divided::Rows,
             })
             .find(|blueprint| blueprint.shared_bytes() <= max_shared)
+            .ok_or(Obstacle::SharedMemory)
     }
 
     /// Two warpgroups of 255 registers: dK, dV and two products with a query tile take 192 at a head dimension of 128.
     /// One warpgroup is used for problems with few key tiles, see [`MmaBlueprints::choose_wgmma`].
-    fn choose_wgmma(problem: &Problem, max_shared: usize) -> Option<Self> {
+    fn choose_wgmma(problem: &Problem, max_shared: usize) -> Result<Self, Obstacle> {
         Self::choose_wgmma_heads(problem, max_shared, 32)
     }
 
@@ -355,7 +376,7 @@ impl DkdvBlueprint {
         instruction: Instruction,
         problem: &MaskedProblem,
         max_shared: usize,
-    ) -> Option<Self> {
+    ) -> Result<Self, Obstacle> {
         let p = &problem.attention;
         let apart = |shape: [usize; 4]| problem.heads_each(shape[1]) < p.group();
         let shapes = [problem.plan.map(|plan| plan.mask), problem.bias];
@@ -381,10 +402,15 @@ impl DkdvBlueprint {
     }
 
     /// [`choose_wgmma`](Self::choose_wgmma) with at most `most` heads per tile.
-    fn choose_wgmma_heads(problem: &Problem, max_shared: usize, most: usize) -> Option<Self> {
+    fn choose_wgmma_heads(
+        problem: &Problem,
+        max_shared: usize,
+        most: usize,
+    ) -> Result<Self, Obstacle> {
+        check_wgmma_dim(problem.head_dim)?;
         let rows = 64;
         // Boxes hold whole query tiles.
-        let heads = whole_heads(problem.group(), most.min(rows / 2))?;
+        let heads = whole_heads(problem.group(), most.min(rows / 2)).unwrap_or(1);
         Some(Self {
             instruction: Instruction::Wgmma,
             element: problem.element,
@@ -401,9 +427,8 @@ impl DkdvBlueprint {
             parts: false,
             divided: Divided::Gradients,
         })
-        .filter(|blueprint| {
-            WGMMA_DIMS.contains(&problem.head_dim) && blueprint.shared_bytes() + 4096 <= max_shared
-        })
+        .filter(|blueprint| blueprint.shared_bytes() + 4096 <= max_shared)
+        .ok_or(Obstacle::SharedMemory)
     }
 
     /// Cuts the queries into chunks of about a window. Without scores a key is attended to by a contiguous range of

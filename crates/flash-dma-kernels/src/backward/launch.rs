@@ -4,8 +4,8 @@ use crate::args::{Gradients, Inputs, Saved, Selection};
 use crate::backward::blueprint::MmaBlueprints;
 use crate::backward::delta::SumTerms;
 use crate::backward::{Backward, matrix};
-use crate::host::check::{address_type, elem_type, rows_are_segments, vector_size};
-use crate::host::engine::{Engine, Instruction};
+use crate::host::check::{address_type, check_segments, elem_type, vector_size};
+use crate::host::engine::{Engine, Instruction, Refusal};
 use crate::host::fill::fill;
 use crate::host::pass::{Config, ConfigOf, Pass, Plan, Rows};
 use crate::host::scratch::{bytes, one_unit_each, scratch};
@@ -22,7 +22,7 @@ use crate::portable::launch::{PortableKeys, PortableLaunch, SavedTensors};
 use cubecl::client::Client;
 use cubecl::ir::{DeviceProperties, HardwareProperties};
 use cubecl::prelude::*;
-use flash_dma_problem::{AttentionError, MaskedProblem, Problem};
+use flash_dma_problem::{AttentionError, MaskedProblem, Obstacle, PassKind, Problem};
 
 /// The most buffers of any kernel.
 pub(crate) const BINDINGS: u32 = 13;
@@ -106,7 +106,7 @@ impl Pass for ScoredBackward<'_> {
     type Matrix = MmaBlueprints;
 
     const BINDINGS: u32 = BINDINGS;
-    const NAME: [&'static str; 2] = ["the backward pass on ", ""];
+    const KIND: PassKind = PassKind::Backward;
 
     fn rows(&self) -> Rows {
         self.problem.into()
@@ -120,16 +120,15 @@ impl Pass for ScoredBackward<'_> {
         &self,
         instruction: Instruction,
         properties: &DeviceProperties,
-    ) -> Result<Option<MmaBlueprints>, AttentionError> {
+    ) -> Result<MmaBlueprints, Refusal> {
         let (p, size) = (self.problem, self.problem.element.size());
-        if !self.inputs.rows_are_segments(size) || !self.saved.rows_are_segments(size) {
-            return Ok(None);
-        }
-        Ok(match instruction {
+        let blueprints = match instruction {
             Instruction::Mma => MmaBlueprints::choose(p, properties),
-            Instruction::Wgmma if !self.saved.takes_boxes(&self.inputs.q, size) => None,
             Instruction::Wgmma => MmaBlueprints::choose_wgmma(p, properties),
-        })
+        }?;
+        check_segments(self.inputs.typed(), size)?;
+        self.saved.check_rows(instruction, &self.inputs.q, size)?;
+        Ok(blueprints)
     }
 
     fn cubes(&self, config: &ConfigOf<Self>) -> [usize; 3] {
@@ -210,15 +209,20 @@ fn zero(client: &Client, problem: &Problem, grads: &Gradients) {
 }
 
 impl Saved {
-    /// Whether the rows of its tensors have the alignment that the tensor-core engines need.
-    pub(crate) fn rows_are_segments(&self, size: usize) -> bool {
-        let rows = self.typed();
-        rows.iter().all(|rows| rows_are_segments(rows, size))
-    }
-
-    /// Whether the rows of dO and of `q` can be copied as boxes.
-    pub(crate) fn takes_boxes(&self, q: &TensorBinding, size: usize) -> bool {
-        takes_boxes(q, size) && takes_boxes(&self.grad_out, size)
+    /// Refuses rows without the alignment that the tensor-core engines need, and, for `wgmma`, rows of dO and of `q`
+    /// that cannot be copied as boxes.
+    pub(crate) fn check_rows(
+        &self,
+        instruction: Instruction,
+        q: &TensorBinding,
+        size: usize,
+    ) -> Result<(), Obstacle> {
+        check_segments(self.typed(), size)?;
+        let boxed = takes_boxes(q, size) && takes_boxes(&self.grad_out, size);
+        match instruction == Instruction::Mma || boxed {
+            true => Ok(()),
+            false => Err(Obstacle::RepeatedRows),
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use crate::backward::launch::{BINDINGS, Blueprints, launch_delta};
 use crate::backward::matrix::masked::{MaskLists, launch_masked};
 use crate::backward::matrix::pass::row_sums_bytes;
 use crate::host::check::elem_type;
-use crate::host::engine::{Engine, Instruction};
+use crate::host::engine::{Engine, Instruction, Refusal};
 use crate::host::fill::fill;
 use crate::host::pass::{Config, ConfigOf, Pass, Plan, Rows};
 use crate::host::scratch::{bytes, scratch};
@@ -22,7 +22,7 @@ use crate::portable::launch::{PortableKeys, PortableLaunch, SavedTensors, bias_c
 use cubecl::client::Client;
 use cubecl::ir::{DeviceProperties, HardwareProperties};
 use cubecl::prelude::*;
-use flash_dma_problem::{AttentionError, MaskedProblem, Problem};
+use flash_dma_problem::{AttentionError, MaskedProblem, Obstacle, PassKind, Problem};
 
 /// The backward pass of a problem with a mask and a bias.
 struct MaskedBackward<'a> {
@@ -87,7 +87,7 @@ impl Pass for MaskedBackward<'_> {
     type Matrix = (MmaBlueprints, Option<BiasPlan>);
 
     const BINDINGS: u32 = BINDINGS;
-    const NAME: [&'static str; 2] = ["gradients under masks and biases on ", ""];
+    const KIND: PassKind = PassKind::Backward;
 
     fn rows(&self) -> Rows {
         (&self.problem.attention).into()
@@ -101,20 +101,17 @@ impl Pass for MaskedBackward<'_> {
         &self,
         instruction: Instruction,
         properties: &DeviceProperties,
-    ) -> Result<Option<Self::Matrix>, AttentionError> {
+    ) -> Result<Self::Matrix, Refusal> {
         let (problem, inputs, saved) = (self.problem, self.inputs, self.saved);
-        let size = problem.attention.element.size();
-        let served = inputs.rows_are_segments(problem)
-            && saved.rows_are_segments(size)
-            && (instruction == Instruction::Mma || saved.takes_boxes(&inputs.q, size));
-        MmaBlueprints::choose_masked(instruction, problem, properties)
-            .filter(|blueprints| served && lists_fit(problem, blueprints.dkdv.step_shape()))
-            .map(|blueprints| {
-                let of_pairs = blueprints.dkdv.pattern.has_pair_bias();
-                let bias = of_pairs.then(|| BiasPlan::choose(properties, problem, inputs));
-                bias.transpose().map(|bias| (blueprints, bias))
-            })
-            .transpose()
+        let blueprints = MmaBlueprints::choose_masked(instruction, problem, properties)?;
+        inputs.check_segments(problem)?;
+        saved.check_rows(instruction, &inputs.q, problem.attention.element.size())?;
+        if !lists_fit(problem, blueprints.dkdv.step_shape()) {
+            return Err(Obstacle::Lists.into());
+        }
+        let of_pairs = blueprints.dkdv.pattern.has_pair_bias();
+        let bias = of_pairs.then(|| BiasPlan::choose(properties, problem, inputs));
+        Ok((blueprints, bias.transpose()?))
     }
 
     fn cubes(&self, config: &ConfigOf<Self>) -> [usize; 3] {

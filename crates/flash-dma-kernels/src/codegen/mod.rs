@@ -6,6 +6,8 @@
 mod cases;
 mod cuda;
 #[cfg(test)]
+mod engines;
+#[cfg(test)]
 mod memory;
 mod recorder;
 #[cfg(test)]

@@ -6,6 +6,7 @@ use crate::decode::commit::{ENTRY, commit_kernel, lengthen_kernel, write_pages_k
 use crate::decode::place::place_kernel;
 use crate::decode::tensors::{ContendersLaunch, SlotRuleLaunch, rule_launch};
 use crate::host::check::{address_type, check_type, elem_type, vector_size};
+use crate::host::range::range;
 use crate::host::scratch::{cubes, one_unit_each, scratch};
 use crate::team::Team;
 use cubecl::client::Client;
@@ -41,6 +42,7 @@ pub fn append(
     if problem.cache.batch * problem.tokens == 0 {
         return Ok(());
     }
+    let _range = range!("append");
     let moves = if problem.tokens <= MAX_DECODE_TOKENS {
         place(client, problem, &slots, &tokens)
     } else {
@@ -65,6 +67,7 @@ pub fn append_pages(
     check_type(client, problem.cache.element)?;
     pages.check(&problem.cache)?;
     tokens.check(problem)?;
+    let _range = range!("append");
     if problem.cache.batch * problem.tokens > 0 {
         commit_pages(client, problem, pages, tokens);
     }

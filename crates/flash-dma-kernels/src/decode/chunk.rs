@@ -3,6 +3,7 @@
 use crate::decode::args::{ChunkOutputs, Slots, Tokens};
 use crate::finite::{infinity, negative_infinity};
 use crate::host::check::{address_type, check_type, elem_type, vector_size};
+use crate::host::range::range;
 use crate::host::scratch::{one_unit_each, scratch};
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -185,6 +186,7 @@ pub fn chunk_keys(
     if rows == 0 {
         return Ok(());
     }
+    let _range = range!("chunk_keys");
     let order = scratch(client, [rows, window]);
     let (count, dim) = one_unit_each(client, rows * window);
     // SAFETY: units past the slots return; ranks are a permutation of the slots.

@@ -11,9 +11,9 @@ use crate::decode::mma::kernel::decode_mma_kernel;
 use crate::decode::parts::{part_shapes, parts};
 use crate::decode::tensors::{StepScoresLaunch, StepTensorsLaunch};
 use crate::host::check::{
-    Layout, address_type, check_tensor, elem_type, rows_are_segments, vector_size,
+    Layout, address_type, check_segments, check_tensor, elem_type, vector_size,
 };
-use crate::host::engine::{Engine, Instruction};
+use crate::host::engine::{Engine, Instruction, Refusal};
 use crate::host::pass::{Config, ConfigOf, Pass, Plan, Rows};
 use crate::host::scratch::{bytes, scratch};
 use crate::pattern::kind::Pattern;
@@ -21,7 +21,9 @@ use crate::portable::blueprint::Blueprint;
 use cubecl::client::Client;
 use cubecl::ir::{DeviceProperties, HardwareProperties};
 use cubecl::prelude::*;
-use flash_dma_problem::{AttentionError, DecodeProblem, Storage, TensorName};
+use flash_dma_problem::{
+    AttentionError, DecodeProblem, EngineChoice, Obstacle, PassKind, Storage, TensorName,
+};
 
 /// A decode step: writes the attention of the tokens' queries and appends the tokens to the cache, unless the problem
 /// [appends later](flash_dma_problem::Appending), on [`Engine::Mma`] if that supports the problem and
@@ -134,13 +136,13 @@ impl Pass for DecodeStep<'_> {
 
     /// Those of [`finish_slots`].
     const BINDINGS: u32 = 13;
-    const NAME: [&'static str; 2] = ["", "decoding "];
+    const KIND: PassKind = PassKind::Decode;
 
     fn rows(&self) -> Rows {
         let append = &self.problem.append;
         Rows {
             element: append.cache.element,
-            head_dim: append.cache.head_dim,
+            choice: EngineChoice::Fastest,
             paired: append.cache.batch * append.tokens > 0,
             dropout: false,
         }
@@ -165,29 +167,28 @@ impl Pass for DecodeStep<'_> {
         &self,
         instruction: Instruction,
         properties: &DeviceProperties,
-    ) -> Result<Option<Self::Matrix>, AttentionError> {
+    ) -> Result<Self::Matrix, Refusal> {
         let (problem, tuning) = (self.problem, self.tuning);
-        let StepInputs { q, tokens } = self.inputs;
-        let size = problem.append.cache.element.size();
-        let rows = [q, &tokens.k, &tokens.v];
-        let in_segments = rows.iter().all(|tensor| rows_are_segments(tensor, size));
         let chosen = match instruction {
-            Instruction::Mma if in_segments => DecodeMmaBlueprint::choose(problem, properties),
-            _ => None,
+            Instruction::Mma => DecodeMmaBlueprint::choose(problem, properties)?,
+            Instruction::Wgmma => return Err(Obstacle::Pass.into()),
         };
-        let blueprint = chosen.map(|chosen| DecodeMmaBlueprint {
+        let StepInputs { q, tokens } = self.inputs;
+        check_segments(
+            [q, &tokens.k, &tokens.v],
+            problem.append.cache.element.size(),
+        )?;
+        let blueprint = DecodeMmaBlueprint {
             warps: tuning.warps.unwrap_or(chosen.warps),
             key_tile: tuning.key_tile.unwrap_or(chosen.key_tile),
             stages: tuning.stages.unwrap_or(chosen.stages),
             ..chosen
-        });
+        };
         let hardware = &properties.hardware;
-        let served = blueprint.filter(|blueprint| blueprint.serves(problem, hardware));
-        Ok(served.map(|blueprint| {
-            let mut grid = blueprint.grid(problem, self.group_rows(), hardware);
-            grid.cubes = tuning.cubes.unwrap_or(grid.cubes);
-            (blueprint, grid)
-        }))
+        blueprint.check(problem, hardware)?;
+        let mut grid = blueprint.grid(problem, self.group_rows(), hardware);
+        grid.cubes = tuning.cubes.unwrap_or(grid.cubes);
+        Ok((blueprint, grid))
     }
 
     fn cubes(&self, config: &ConfigOf<Self>) -> [usize; 3] {

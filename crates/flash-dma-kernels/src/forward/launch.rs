@@ -2,8 +2,8 @@
 
 use crate::args::{Inputs, Outputs};
 use crate::forward::{Forward, matrix};
-use crate::host::check::elem_type;
-use crate::host::engine::{Engine, Instruction};
+use crate::host::check::{check_segments, elem_type};
+use crate::host::engine::{Engine, Instruction, Refusal};
 use crate::host::fill::fill;
 use crate::host::pass::{Config, ConfigOf, Pass, Plan, Rows};
 use crate::matrix::blueprint::MmaBlueprint;
@@ -15,7 +15,7 @@ use crate::portable::launch::{PortableKeys, PortableLaunch};
 use cubecl::client::Client;
 use cubecl::ir::{DeviceProperties, HardwareProperties};
 use cubecl::prelude::*;
-use flash_dma_problem::{AttentionError, Problem};
+use flash_dma_problem::{AttentionError, PassKind, Problem};
 
 /// The most buffers of any kernel. A residual is one more, but only calls before a backward pass, which has 13, have
 /// it.
@@ -108,6 +108,7 @@ impl Pass for ScoredForward<'_> {
     type Matrix = (MmaBlueprint, usize);
 
     const BINDINGS: u32 = BINDINGS;
+    const KIND: PassKind = PassKind::Forward;
 
     fn rows(&self) -> Rows {
         self.problem.into()
@@ -121,18 +122,17 @@ impl Pass for ScoredForward<'_> {
         &self,
         instruction: Instruction,
         properties: &DeviceProperties,
-    ) -> Result<Option<Self::Matrix>, AttentionError> {
+    ) -> Result<Self::Matrix, Refusal> {
         let hardware = &properties.hardware;
         let processors = hardware.num_streaming_multiprocessors.unwrap_or(1) as usize;
         let max_shared = hardware.max_shared_memory_size;
-        match instruction {
+        let blueprint = match instruction {
             Instruction::Mma => MmaBlueprint::choose(self.problem, properties),
             Instruction::Wgmma => MmaBlueprint::choose_wgmma(self.problem, properties),
-        }
-        .filter(|_| self.inputs.rows_are_segments(self.problem.element.size()))
-        .map(|blueprint| blueprint.split(self.problem, processors, max_shared))
-        .map(|chosen| self.tuning.apply(chosen))
-        .transpose()
+        }?;
+        check_segments(self.inputs.typed(), self.problem.element.size())?;
+        let chosen = blueprint.split(self.problem, processors, max_shared);
+        Ok(self.tuning.apply(chosen)?)
     }
 
     fn cubes(&self, config: &ConfigOf<Self>) -> [usize; 3] {

@@ -3,7 +3,7 @@
 use crate::args::Outputs;
 use crate::forward::launch::{BINDINGS, select_nothing};
 use crate::forward::{Forward, matrix};
-use crate::host::engine::{Engine, Instruction};
+use crate::host::engine::{Engine, Instruction, Refusal};
 use crate::host::pass::{Config, ConfigOf, Pass, Plan, Rows};
 use crate::matrix::args::TileLaunch;
 use crate::matrix::blueprint::MmaBlueprint;
@@ -14,7 +14,7 @@ use crate::portable::blueprint::{Blueprint, Kernel};
 use crate::portable::launch::{PortableKeys, PortableLaunch};
 use cubecl::client::Client;
 use cubecl::ir::{DeviceProperties, HardwareProperties};
-use flash_dma_problem::{AttentionError, MaskedProblem};
+use flash_dma_problem::{AttentionError, MaskedProblem, PassKind};
 
 /// The forward pass of a problem with a mask and a bias.
 struct MaskedForward<'a> {
@@ -53,7 +53,7 @@ impl Pass for MaskedForward<'_> {
     type Matrix = MmaBlueprint;
 
     const BINDINGS: u32 = BINDINGS;
-    const NAME: [&'static str; 2] = ["masks and biases on ", ""];
+    const KIND: PassKind = PassKind::Forward;
 
     fn rows(&self) -> Rows {
         (&self.problem.attention).into()
@@ -69,9 +69,10 @@ impl Pass for MaskedForward<'_> {
         &self,
         instruction: Instruction,
         properties: &DeviceProperties,
-    ) -> Result<Option<MmaBlueprint>, AttentionError> {
-        let blueprint = MmaBlueprint::choose_masked(instruction, self.problem, properties);
-        Ok(blueprint.filter(|_| self.inputs.rows_are_segments(self.problem)))
+    ) -> Result<MmaBlueprint, Refusal> {
+        let blueprint = MmaBlueprint::choose_masked(instruction, self.problem, properties)?;
+        self.inputs.check_segments(self.problem)?;
+        Ok(blueprint)
     }
 
     fn cubes(&self, config: &ConfigOf<Self>) -> [usize; 3] {

@@ -6,7 +6,7 @@ use cubecl::client::Client;
 use cubecl::ir::features::TypeUsage;
 use cubecl::ir::{AddressType, ElemType, FloatKind};
 use cubecl::prelude::TensorBinding;
-use flash_dma_problem::{AttentionError, ElementType, Problem, TensorName, TensorSpec};
+use flash_dma_problem::{AttentionError, ElementType, Obstacle, Problem, TensorName, TensorSpec};
 
 /// The CubeCL type of an element type.
 pub fn elem_type(element: ElementType) -> ElemType {
@@ -291,12 +291,22 @@ pub(crate) fn address_type(tensors: &[&TensorBinding], size: usize) -> AddressTy
 /// Bytes that copies and `ldmatrix` move at once: rows must start at a multiple of this.
 pub(crate) const SEGMENT_BYTES: usize = 16;
 
+/// Refuses tensors of four axes whose rows are not those of [`rows_are_segments`].
+pub(crate) fn check_segments<'a>(
+    tensors: impl IntoIterator<Item = &'a TensorBinding>,
+    element_size: usize,
+) -> Result<(), Obstacle> {
+    let mut tensors = tensors.into_iter();
+    match tensors.all(|tensor| rows_are_segments(tensor, element_size)) {
+        true => Ok(()),
+        false => Err(Obstacle::UnalignedRows),
+    }
+}
+
 impl Inputs {
-    /// Whether every row of the inputs begins at a multiple of 16 bytes.
-    pub(crate) fn rows_are_segments(&self, element_size: usize) -> bool {
+    /// The tensors of the problem's element type.
+    pub(crate) fn typed(&self) -> [&TensorBinding; 3] {
         [&self.q, &self.k, &self.v]
-            .iter()
-            .all(|tensor| rows_are_segments(tensor, element_size))
     }
 }
 

@@ -9,4 +9,6 @@ pub(crate) mod fill;
 pub(crate) mod pass;
 #[cfg(feature = "internals")]
 pub(crate) mod peak;
+pub(crate) mod portable_warning;
+pub(crate) mod range;
 pub(crate) mod scratch;

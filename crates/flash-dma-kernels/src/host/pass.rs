@@ -2,10 +2,14 @@
 //! tensors are checked, and only then is anything launched.
 
 use crate::host::check::{check_grid, check_type};
-use crate::host::engine::{Engine, Instruction};
+use crate::host::engine::{Chosen, Engine, Instruction, Refusal, instruction};
+use crate::host::portable_warning::warn;
+use crate::host::range::range;
 use cubecl::client::Client;
 use cubecl::ir::{DeviceProperties, HardwareProperties};
-use flash_dma_problem::{AttentionError, ElementType, Problem};
+use flash_dma_problem::{
+    AttentionError, ElementType, EngineChoice, Obstacle, PassKind, PassedOver, Problem,
+};
 use std::fmt::{self, Debug, Formatter};
 
 /// A pass and its inputs: what [`Plan`] has to know of it.
@@ -19,8 +23,8 @@ pub(crate) trait Pass {
 
     /// The most buffers of any of its kernels.
     const BINDINGS: u32;
-    /// What an error that an engine is not supported says before and after the engine.
-    const NAME: [&'static str; 2] = [""; 2];
+    /// Which pass it is.
+    const KIND: PassKind;
 
     /// The rows that it computes with.
     fn rows(&self) -> Rows;
@@ -28,13 +32,13 @@ pub(crate) trait Pass {
     /// The configuration for single units.
     fn portable(&self, hardware: &HardwareProperties) -> Result<Self::Portable, AttentionError>;
 
-    /// The configuration for an instruction; `None` if that does not support the problem. The inputs' strides and
-    /// offsets are read, no more.
+    /// The configuration for an instruction, or why it does not support the problem. The inputs' strides and offsets
+    /// are read, no more.
     fn matrix(
         &self,
         instruction: Instruction,
         properties: &DeviceProperties,
-    ) -> Result<Option<Self::Matrix>, AttentionError>;
+    ) -> Result<Self::Matrix, Refusal>;
 
     /// The most cubes along each axis.
     fn cubes(&self, config: &ConfigOf<Self>) -> [usize; 3];
@@ -55,7 +59,8 @@ pub(crate) trait Pass {
 /// The rows that a pass computes with.
 pub(crate) struct Rows {
     pub element: ElementType,
-    pub head_dim: usize,
+    /// The engine that the problem asks for.
+    pub choice: EngineChoice,
     /// Whether there are a query and a key, so that there is something to compute.
     pub paired: bool,
     /// Whether pairs are dropped, which single units alone compute.
@@ -66,7 +71,7 @@ impl From<&Problem> for Rows {
     fn from(problem: &Problem) -> Self {
         Self {
             element: problem.element,
-            head_dim: problem.head_dim,
+            choice: problem.engine,
             paired: ![problem.batch, problem.q_len, problem.k_len].contains(&0),
             dropout: problem.dropout.is_some(),
         }
@@ -85,31 +90,36 @@ pub(crate) type ConfigOf<P> = Config<<P as Pass>::Portable, <P as Pass>::Matrix>
 /// A pass on a chosen engine, which the device can run. Nothing is launched before [`run`](Self::run).
 #[must_use = "a plan does nothing until it is run"]
 pub struct Plan<'a, Outputs> {
+    properties: &'a DeviceProperties,
+    pass: PassKind,
     engine: Engine,
+    passed_over: Vec<PassedOver>,
     workspace_bytes: usize,
     run: Box<dyn FnOnce(Outputs) -> Result<(), AttentionError> + 'a>,
 }
 
 impl<'a, Outputs> Plan<'a, Outputs> {
-    /// The plan of `pass` on `engine`, or on the first engine that supports it.
+    /// The plan of `pass` on `engine`, on the one that its problem asks for, or on the first engine that supports it.
     pub(crate) fn new<P: Pass<Outputs = Outputs> + 'a>(
         client: &'a Client,
         engine: Option<Engine>,
         pass: P,
     ) -> Result<Self, AttentionError> {
         let properties = client.properties();
-        let configure = |engine: Engine| match engine.instruction() {
-            None => pass.portable(&properties.hardware).map(Config::Portable),
-            Some(_) if pass.rows().dropout => Err(refusal(engine, P::NAME, &pass.rows())),
-            Some(instruction) => (pass.matrix(instruction, properties)?)
-                .map(Config::Matrix)
-                .ok_or_else(|| refusal(engine, P::NAME, &pass.rows())),
-        };
-        let (engine, config) = match engine {
-            Some(engine) => (engine, configure(engine)?),
-            None => Engine::first(configure)?,
-        };
-        Self::with(client, engine, config, pass)
+        let choice = engine.map_or(pass.rows().choice, EngineChoice::Only);
+        let chosen = Chosen::new(choice, P::KIND, |engine| match instruction(engine) {
+            Some(None) => Ok(Config::Portable(pass.portable(&properties.hardware)?)),
+            Some(Some(instruction)) => match pass.matrix(instruction, properties)? {
+                _ if pass.rows().dropout => Err(Obstacle::Dropout.into()),
+                config => Ok(Config::Matrix(config)),
+            },
+            None => Err(Obstacle::OtherBackend.into()),
+        })?;
+        let plan = Self::with(client, chosen.engine, chosen.config, pass)?;
+        Ok(Self {
+            passed_over: chosen.passed_over,
+            ..plan
+        })
     }
 
     /// As [`new`](Self::new), with a given configuration.
@@ -125,7 +135,10 @@ impl<'a, Outputs> Plan<'a, Outputs> {
         check_type(client, element)?;
         check_grid(client, P::BINDINGS, pass.cubes(&config))?;
         Ok(Self {
+            properties: client.properties(),
+            pass: P::KIND,
             engine,
+            passed_over: Vec::new(),
             workspace_bytes: if paired {
                 pass.workspace_bytes(&config)
             } else {
@@ -149,6 +162,12 @@ impl<'a, Outputs> Plan<'a, Outputs> {
         self.engine
     }
 
+    /// The engines that were considered before it, the fastest first, and why they do not run the pass.
+    #[must_use]
+    pub fn passed_over(&self) -> &[PassedOver] {
+        &self.passed_over
+    }
+
     /// The bytes that [`run`](Self::run) needs on the device besides its arguments: the peak total of the buffers that
     /// it holds at once, each at its requested size.
     ///
@@ -161,23 +180,23 @@ impl<'a, Outputs> Plan<'a, Outputs> {
 
     /// Checks inputs and outputs and launches the pass, asynchronously on the client's stream.
     ///
+    /// If it is [`Engine::Portable`] on a device with tensor cores, for a reason that the caller can change, the first
+    /// run for that reason warns through the crate `log`.
+    ///
     /// # Errors
     ///
     /// [`AttentionError`] if a tensor does not fit the problem, or if one is missing that the problem has or given that
     /// it has not. Nothing is launched and nothing written in that case.
     pub fn run(self, outputs: Outputs) -> Result<(), AttentionError> {
-        (self.run)(outputs)
-    }
-}
-
-/// The error that an engine does not support a pass over `rows`.
-fn refusal(engine: Engine, [before, after]: [&str; 2], rows: &Rows) -> AttentionError {
-    let (element, dim) = (rows.element, rows.head_dim);
-    let with = if rows.dropout { " with dropout" } else { "" };
-    AttentionError::Unsupported {
-        what: format!(
-            "{before}the {engine:?} engine for {after}{element} of head dimension {dim}{with}"
-        ),
+        let engine = self.engine.name();
+        let _range = match self.pass {
+            PassKind::Backward => range!("backward", engine),
+            PassKind::Decode => range!("decode", engine),
+            _ => range!("forward", engine),
+        };
+        (self.run)(outputs)?;
+        warn(self.properties, self.pass, self.engine, &self.passed_over);
+        Ok(())
     }
 }
 
@@ -185,6 +204,7 @@ impl<Outputs> Debug for Plan<'_, Outputs> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         f.debug_struct("Plan")
             .field("engine", &self.engine)
+            .field("passed_over", &self.passed_over)
             .field("workspace_bytes", &self.workspace_bytes)
             .finish_non_exhaustive()
     }

@@ -6,7 +6,7 @@ use crate::pattern::kind::{Bias, Pattern};
 use cubecl::CubeDim;
 use cubecl::ir::features::MmaConfig;
 use cubecl::prelude::*;
-use flash_dma_problem::{ElementType, MaskedProblem, Problem};
+use flash_dma_problem::{ElementType, MaskedProblem, Obstacle, Problem};
 
 /// Compile-time configuration of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -59,9 +59,56 @@ pub(crate) fn has_wgmma(properties: &DeviceProperties) -> bool {
     properties.identity.fingerprint == WGMMA_DEVICE
 }
 
+/// Whether a device has `mma.sync`, `ldmatrix` and `cp.async` for an element type; for f32, which has no kernel there,
+/// whether it has them for bf16.
+pub(crate) fn has_mma(element: ElementType, properties: &DeviceProperties) -> bool {
+    let element = elem_type(match element {
+        ElementType::F32 => ElementType::Bf16,
+        element => element,
+    });
+    let instruction = MmaConfig {
+        a_type: element,
+        b_type: element,
+        cd_type: f32::elem_type_native(),
+        m: 16,
+        n: 8,
+        k: 16,
+    };
+    properties.features.matmul.mma.contains(&instruction)
+        && properties.features.matmul.ldmatrix.contains(&element)
+        && properties.features.copy_async
+}
+
+/// Why tensor cores with a device's instructions do not serve rows of a problem: their type or their length.
+pub(crate) fn check_rows(
+    on_device: bool,
+    element: ElementType,
+    head_dim: usize,
+    fits: bool,
+    served: &'static str,
+) -> Result<(), Obstacle> {
+    if !on_device {
+        return Err(Obstacle::Device);
+    }
+    if element == ElementType::F32 {
+        return Err(Obstacle::Element(element));
+    }
+    match fits {
+        true => Ok(()),
+        false => Err(Obstacle::HeadDim { head_dim, served }),
+    }
+}
+
 /// Positions, strides and the copies are only correct for multiples of this: the swizzle is closed for rows of a
 /// multiple of 64 bytes, and the products take 16 columns at a time.
 const HEAD_DIM_STEP: usize = 32;
+
+/// The most heads of a group, at most `most`, that divide it.
+fn heads_per_tile(problem: &Problem, most: usize) -> usize {
+    let group = problem.group();
+    let mut all = (1..=group.min(most)).rev();
+    all.find(|n| group.is_multiple_of(*n)).unwrap_or(1)
+}
 
 impl MmaBlueprint {
     /// With the widest stores that the begin of all that `wgmma` writes allows, and its rows, of which a quad collects
@@ -82,13 +129,16 @@ impl MmaBlueprint {
         }
     }
 
-    /// The configuration for `problem`, or `None` if this engine does not support it: f16 and bf16 on a device with
+    /// The configuration for `problem`, or why this engine does not support it: f16 and bf16 on a device with
     /// `mma.sync` and `cp.async` (sm_80 and newer through the C++ generator), head dimensions that are multiples of 32.
     ///
     /// A warp holds `16 x head_dim` of Q and of O in registers, so eight warps of 255 registers fill a multiprocessor;
     /// 64 keys per tile keep its tensor cores busy between two barriers, and 32 leave room for the registers of
     /// `head_dim > 128`. Four warps are used for problems that would leave multiprocessors idle with eight.
-    pub(crate) fn choose(problem: &Problem, properties: &DeviceProperties) -> Option<Self> {
+    pub(crate) fn choose(
+        problem: &Problem,
+        properties: &DeviceProperties,
+    ) -> Result<Self, Obstacle> {
         Self::choose_mma_heads(problem, properties, 64)?.fitting(properties)
     }
 
@@ -97,26 +147,14 @@ impl MmaBlueprint {
         problem: &Problem,
         properties: &DeviceProperties,
         most: usize,
-    ) -> Option<Self> {
-        let element = elem_type(problem.element);
-        let instruction = MmaConfig {
-            a_type: element,
-            b_type: element,
-            cd_type: f32::elem_type_native(),
-            m: 16,
-            n: 8,
-            k: 16,
-        };
-        let served = problem.element != ElementType::F32
-            && problem.head_dim.is_multiple_of(HEAD_DIM_STEP)
-            && properties.features.matmul.mma.contains(&instruction)
-            && properties.features.matmul.ldmatrix.contains(&element)
-            && properties.features.copy_async;
-        if !served {
-            return None;
-        }
-        let group = problem.group();
-        let heads = (1..=group.min(most)).rfind(|n| group.is_multiple_of(*n))?;
+    ) -> Result<Self, Obstacle> {
+        let (element, dim) = (problem.element, problem.head_dim);
+        let (on_device, fits) = (
+            has_mma(element, properties),
+            dim.is_multiple_of(HEAD_DIM_STEP),
+        );
+        check_rows(on_device, element, dim, fits, "multiples of 32")?;
+        let heads = heads_per_tile(problem, most);
         let key_tile = if problem.head_dim <= 128 { 64 } else { 32 };
         let with = |warps| Self {
             instruction: Instruction::Mma,
@@ -145,17 +183,20 @@ impl MmaBlueprint {
         } else {
             full
         };
-        Some(blueprint)
+        Ok(blueprint)
     }
 
-    /// The configuration for `problem` on `wgmma`, or `None` if it is not supported: f16 and bf16 on sm_90, head
+    /// The configuration for `problem` on `wgmma`, or why it is not supported: f16 and bf16 on sm_90, head
     /// dimensions that are multiples of 16, at least 32.
     ///
     /// The warpgroups of a cube share every key that is copied, and while one computes its softmax the tensor cores
     /// work for the others. There are as many as the registers of an output and two products in flight allow: four of
     /// 128 registers, three of 168 or two of 255. Problems of few cubes take the number that wastes least of the last
     /// wave of multiprocessors.
-    pub(crate) fn choose_wgmma(problem: &Problem, properties: &DeviceProperties) -> Option<Self> {
+    pub(crate) fn choose_wgmma(
+        problem: &Problem,
+        properties: &DeviceProperties,
+    ) -> Result<Self, Obstacle> {
         Self::choose_wgmma_heads(problem, properties, 64)?.fitting(properties)
     }
 
@@ -164,17 +205,12 @@ impl MmaBlueprint {
         problem: &Problem,
         properties: &DeviceProperties,
         most: usize,
-    ) -> Option<Self> {
-        let served = problem.element != ElementType::F32
-            && problem.head_dim >= 32
-            && problem.head_dim.is_multiple_of(16)
-            && properties.features.copy_async
-            && has_wgmma(properties);
-        if !served {
-            return None;
-        }
-        let group = problem.group();
-        let heads = (1..=group.min(most)).rfind(|n| group.is_multiple_of(*n))?;
+    ) -> Result<Self, Obstacle> {
+        let (element, dim) = (problem.element, problem.head_dim);
+        let on_device = properties.features.copy_async && has_wgmma(properties);
+        let fits = dim >= 32 && dim.is_multiple_of(16);
+        check_rows(on_device, element, dim, fits, "multiples of 16 from 32 on")?;
+        let heads = heads_per_tile(problem, most);
         let smallest = Self {
             instruction: Instruction::Wgmma,
             element: problem.element,
@@ -194,22 +230,25 @@ impl MmaBlueprint {
             .hardware
             .num_streaming_multiprocessors
             .unwrap_or(1) as usize;
-        (smallest.sizes().iter())
-            .map(|&warps| Self { warps, ..smallest })
-            .min_by_key(|cube| match cube.cubes(problem).div_ceil(processors) {
-                rounds @ ..4 => rounds * cube.warps,
-                _ => 0,
-            })
+        let sizes = smallest
+            .sizes()
+            .iter()
+            .map(|&warps| Self { warps, ..smallest });
+        let best = sizes.min_by_key(|cube| match cube.cubes(problem).div_ceil(processors) {
+            rounds @ ..4 => rounds * cube.warps,
+            _ => 0,
+        });
+        Ok(best.expect("a kernel has sizes"))
     }
 
-    /// The configuration for a problem with a mask or a bias on an instruction, or `None` if it does not support it: as
+    /// The configuration for a problem with a mask or a bias on an instruction, or why it does not support it: as
     /// [`choose`](Self::choose) and [`choose_wgmma`](Self::choose_wgmma). A tile has rows of heads that share mask and
     /// bias.
     pub(crate) fn choose_masked(
         instruction: Instruction,
         problem: &MaskedProblem,
         properties: &DeviceProperties,
-    ) -> Option<Self> {
+    ) -> Result<Self, Obstacle> {
         let shapes = [problem.plan.map(|plan| plan.mask), problem.bias];
         let shared = |shape: &[usize; 4]| problem.heads_each(shape[1]) >= problem.attention.group();
         let most = if shapes.iter().flatten().all(shared) {
@@ -229,11 +268,12 @@ impl MmaBlueprint {
     }
 
     /// With as many stages as fit, but at least two.
-    fn fitting(self, properties: &DeviceProperties) -> Option<Self> {
+    fn fitting(self, properties: &DeviceProperties) -> Result<Self, Obstacle> {
         let most = properties.hardware.max_shared_memory_size;
         let with = |stages| Self { stages, ..self };
         let mut all = (2..=self.stages).rev().map(with);
         all.find(|blueprint| blueprint.shared_bytes() <= most)
+            .ok_or(Obstacle::SharedMemory)
     }
 
     /// Whether the `mma` kernel masks a boundary tile in a separate pass after its logits, not by a branch at each of

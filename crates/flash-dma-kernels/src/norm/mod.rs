@@ -16,6 +16,7 @@ pub(crate) mod sums;
 mod tests;
 
 use crate::host::check::{Layout, check_tensor, check_type};
+use crate::host::range::range;
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 use flash_dma_problem::{AttentionError, NormProblem, TensorName};
@@ -61,6 +62,7 @@ pub fn norm_forward(
     parameters.check(problem)?;
     check_tensor(TensorName::Tokens, &x, &problem.x_shape(), size, strided)?;
     check_tensor(TensorName::Out, &out, &problem.out_shape(), size, strided)?;
+    let _range = range!("norm_forward");
     if !problem.is_empty() {
         launch::forward(client, problem, x, parameters, out);
     }
@@ -103,6 +105,7 @@ pub fn norm_backward(
     if let Some(gamma) = &grads.gamma {
         check_tensor(of_gamma, gamma, &[problem.width], size, Layout::Contiguous)?;
     }
+    let _range = range!("norm_backward");
     launch::backward(client, problem, x, parameters, grad_out, grads);
     Ok(())
 }

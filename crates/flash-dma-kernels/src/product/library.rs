@@ -2,7 +2,7 @@
 
 use super::operands::Operands;
 use crate::host::check::elem_type;
-use crate::host::engine::Engine;
+use crate::host::engine::{Engine, is_allowed};
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 use cubek_matmul::definition::{MatmulElems, MatmulGlobalElems, MatmulProblem};
@@ -211,7 +211,7 @@ impl LibraryProduct {
         let units = Kind::SimpleUnit(BlueprintStrategy::default());
         let mut refused = Vec::new();
         let kinds = [tensor_cores, units, Kind::Naive];
-        let excluded = usize::from(!Engine::Mma.is_allowed());
+        let excluded = usize::from(!is_allowed(Engine::Mma));
         for kind in kinds.into_iter().skip(excluded) {
             match self.launch(client, &kind.into()) {
                 Ok(()) => return Ok(()),

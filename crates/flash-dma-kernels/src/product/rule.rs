@@ -3,7 +3,7 @@
 use super::library::Routine;
 use super::operands::{Operands, Sizes};
 use super::wgmma::{Tile, serves};
-use crate::host::engine::Engine;
+use crate::host::engine::{Engine, is_allowed};
 use cubecl::client::Client;
 use flash_dma_problem::ElementType;
 
@@ -66,7 +66,7 @@ impl Choice {
         };
         let mut choices = Vec::new();
         let large = sizes.m.saturating_mul(sizes.n).saturating_mul(sizes.k) >= LARGE;
-        if operands.element != ElementType::F32 && large && Engine::Wgmma.is_allowed() {
+        if operands.element != ElementType::F32 && large && is_allowed(Engine::Wgmma) {
             let tile = Tile::for_columns(sizes.n);
             if serves(client.properties(), operands) {
                 choices.push(with(Route::Wgmma(tile)));

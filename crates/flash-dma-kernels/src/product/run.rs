@@ -7,6 +7,7 @@ use super::rule::{Choice, Route};
 use super::wgmma;
 use crate::host::check::elem_type;
 use crate::host::fill::fill;
+use crate::host::range::range;
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 use flash_dma_problem::{AttentionError, ElementType};
@@ -28,6 +29,7 @@ pub fn product(
     if served_empty(client, operands, out, out_element) {
         return Ok(());
     }
+    let _range = range!("product");
     let operands = &operands.canonical();
     let mut refused = Vec::new();
     for choice in Choice::of(client, operands) {
@@ -55,6 +57,7 @@ pub fn product_by(
     if served_empty(client, operands, out, out_element) {
         return Ok(());
     }
+    let _range = range!("product");
     let operands = &operands.canonical();
     launch(client, operands, out, out_element, choice).map_err(|reason| unsupported(&reason))
 }

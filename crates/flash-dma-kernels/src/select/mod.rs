@@ -38,6 +38,7 @@ pub(crate) mod sort;
 mod tests;
 pub(crate) mod thresholds;
 
+use crate::host::range::range;
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 use flash_dma_problem::{AttentionError, KeptKeys, TensorName, TensorSpec};
@@ -85,6 +86,7 @@ pub fn select(
             strides: intervals.strides.to_vec(),
         });
     }
+    let _range = range!("select");
     launch::launch(client, scores, kept, intervals);
     Ok(())
 }

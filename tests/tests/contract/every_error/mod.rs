@@ -9,6 +9,8 @@ use buffers::{
 };
 use burn::tensor::{DType, Int, Tensor};
 use burn_flash_dma::cache::{DynamicMaskCache, PagedCache, PagedCacheConfig};
+use burn_flash_dma::engines::{Engine, EngineChoice};
+use burn_flash_dma::memory::{Passes, required_bytes};
 use burn_flash_dma::nn::{DynamicMaskAttentionConfig, DynamicMaskInput};
 use burn_flash_dma::{
     AttentionError, Documents, Dropout, ElementType, HeadEncoding, Intervals, KeyRanges, Problem,
@@ -333,7 +335,20 @@ const TABLE: &[Row] = &[
     (Buffers, "Residual", a_residual_of_f32),
     (Buffers, "BiasGradient", a_gradient_of_no_bias),
     (Buffers, "NormOperand", a_norm_without_weight),
-    (Buffers, "Unsupported", wgmma_on_a_cpu),
+    (Buffers, "Engine", wgmma_on_a_cpu),
+    (Dense, "Engine", || {
+        dense(|c| c.options.engine = EngineChoice::Only(Engine::Wgmma))
+    }),
+    (Masked, "Engine", || {
+        masked(|c| c.options.engine = EngineChoice::Only(Engine::Wgmma))
+    }),
+    (Slots, "Engine", || {
+        slots(8, |o| o.engine = EngineChoice::Only(Engine::Portable)).map(drop)
+    }),
+    (Buffers, "Unsupported", || {
+        let problem = Problem::new(&KV, &KV, &KV, None, ElementType::F32, &causal())?;
+        required_bytes(&problem, Passes::Forward, &here()).map(drop)
+    }),
     (Buffers, "DeviceFailed", failed_launch),
 ];
 

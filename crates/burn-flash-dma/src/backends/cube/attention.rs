@@ -1,7 +1,9 @@
 //! Every CubeCL runtime, on the kernels: strided bindings in, tensors without gaps out.
 
 use super::packed::empty_gradients;
-use super::tensors::{addressable, empty, run_checked};
+use super::tensors::{addressable, empty, rows, run_checked};
+use crate::engines::default_bodies;
+use crate::fallback::attention;
 use crate::ops::attention::DynamicMaskOps;
 use crate::ops::types::{AttentionGrads, Forwarded, OptionalFloat, RunnersUp, Saved, Selection};
 use burn::backend::TensorMetadata;
@@ -10,7 +12,7 @@ use burn::tensor::DType;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use flash_dma_kernels::{Gradients, Inputs, Outputs, backward, forward};
-use flash_dma_problem::{KeptKeys, Problem};
+use flash_dma_problem::{EngineChoice, KeptKeys, Problem};
 
 impl DynamicMaskOps for CubeBackend {
     fn dynamic_mask_select(scores: FloatTensor<Self>, kept: KeptKeys) -> IntTensor<Self> {
@@ -31,6 +33,9 @@ impl DynamicMaskOps for CubeBackend {
         selection: Selection<Self>,
         problem: Problem,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        if default_bodies(&problem) {
+            return attention::forward::<Self>(q, k, v, selection, problem);
+        }
         let results = Forwarded {
             residual: OptionalFloat::None,
             ..empty_results(&q, &problem)
@@ -46,6 +51,9 @@ impl DynamicMaskOps for CubeBackend {
         selection: Selection<Self>,
         problem: Problem,
     ) -> Forwarded<Self> {
+        if default_bodies(&problem) {
+            return attention::forward_with_residual::<Self>(q, k, v, selection, problem);
+        }
         let results = empty_results(&q, &problem);
         run_forward([q, k, v], selection, problem, &results);
         results
@@ -59,6 +67,9 @@ impl DynamicMaskOps for CubeBackend {
         saved: Saved<Self>,
         problem: Problem,
     ) -> AttentionGrads<Self> {
+        if default_bodies(&problem) {
+            return attention::backward::<Self>(q, k, v, selection, saved, problem);
+        }
         let client = q.client.clone();
         let [grad_q, grad_k, grad_v] = empty_gradients([&q, &k, &v], &problem);
         let grad_scores = problem
@@ -79,7 +90,10 @@ impl DynamicMaskOps for CubeBackend {
             scores: grad_scores.clone().map(CubeTensor::binding),
             rank: grad_rank.clone().map(CubeTensor::binding),
         };
-        let (inputs, saved) = (inputs([q, k, v], selection), saved_bindings(saved));
+        let (inputs, saved) = (
+            inputs(problem.engine, [q, k, v], selection),
+            saved_bindings(problem.engine, saved),
+        );
         let plan = backward::plan(&client, &problem, &inputs, &saved);
         let result = plan.and_then(|plan| plan.run(grads));
         let results = [&grad_q, &grad_k, &grad_v].into_iter();
@@ -103,7 +117,7 @@ fn run_forward(
     results: &Forwarded<CubeBackend>,
 ) {
     let client = rows[0].client.clone();
-    let inputs = inputs(rows, selection);
+    let inputs = inputs(problem.engine, rows, selection);
     let plan = forward::plan(&client, &problem, &inputs);
     let result = plan.and_then(|plan| plan.run(result_bindings(results)));
     run_checked("attention's forward pass", all(results), result);
@@ -147,21 +161,28 @@ pub(super) fn all(results: &Forwarded<CubeBackend>) -> Vec<&CubeTensor> {
 }
 
 /// What the forward pass saved, and the incoming gradients.
-pub(super) fn saved_bindings(saved: Saved<CubeBackend>) -> flash_dma_kernels::Saved {
+pub(super) fn saved_bindings(
+    choice: EngineChoice,
+    saved: Saved<CubeBackend>,
+) -> flash_dma_kernels::Saved {
     flash_dma_kernels::Saved {
-        out: addressable(saved.out),
-        residual: saved.residual.into_option().map(addressable),
+        out: rows(choice, saved.out),
+        residual: (saved.residual.into_option()).map(|residual| rows(choice, residual)),
         lse: into_contiguous(saved.lse).binding(),
-        grad_out: addressable(saved.grad_out),
+        grad_out: rows(choice, saved.grad_out),
         grad_lse: (saved.grad_lse.into_option()).map(|t| into_contiguous(t).binding()),
     }
 }
 
-fn inputs([q, k, v]: [CubeTensor; 3], selection: Selection<CubeBackend>) -> Inputs {
+fn inputs(
+    choice: EngineChoice,
+    [q, k, v]: [CubeTensor; 3],
+    selection: Selection<CubeBackend>,
+) -> Inputs {
     Inputs {
-        q: addressable(q),
-        k: addressable(k),
-        v: addressable(v),
+        q: rows(choice, q),
+        k: rows(choice, k),
+        v: rows(choice, v),
         selection: match selection {
             Selection::All => None,
             Selection::Scored {

@@ -2,8 +2,10 @@
 
 use super::attention::{all, empty_results, result_bindings, saved_bindings};
 use super::packed::empty_gradients;
-use super::tensors::{addressable, empty, run_checked};
+use super::tensors::{empty, rows, run_checked};
 use crate::backends::bias::as_f32;
+use crate::engines::default_bodies;
+use crate::fallback::masked;
 use crate::ops::masked::MaskedAttentionOps;
 use crate::ops::types::{
     Forwarded, MaskedGrads, Masking, OptionalFloat, OptionalPlan, PlanTensors, Saved,
@@ -13,7 +15,7 @@ use burn::tensor::DType;
 use burn_cubecl::kernel::{into_contiguous, untile};
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use flash_dma_kernels::{MaskBits, MaskedGradients, MaskedInputs, backward, forward};
-use flash_dma_problem::{MaskedProblem, PlanGeometry};
+use flash_dma_problem::{EngineChoice, MaskedProblem, PlanGeometry};
 
 impl MaskedAttentionOps for CubeBackend {
     fn masked_attention_plan(
@@ -50,6 +52,9 @@ impl MaskedAttentionOps for CubeBackend {
         masking: Masking<Self>,
         problem: MaskedProblem,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        if default_bodies(&problem.attention) {
+            return masked::forward::<Self>(q, k, v, masking, problem);
+        }
         let results = Forwarded {
             residual: OptionalFloat::None,
             ..empty_results(&q, &problem.attention)
@@ -65,6 +70,9 @@ impl MaskedAttentionOps for CubeBackend {
         masking: Masking<Self>,
         problem: MaskedProblem,
     ) -> Forwarded<Self> {
+        if default_bodies(&problem.attention) {
+            return masked::forward_with_residual::<Self>(q, k, v, masking, problem);
+        }
         let results = empty_results(&q, &problem.attention);
         run_forward([q, k, v], masking, problem, &results);
         results
@@ -79,6 +87,9 @@ impl MaskedAttentionOps for CubeBackend {
         problem: MaskedProblem,
         bias_gradient: bool,
     ) -> MaskedGrads<Self> {
+        if default_bodies(&problem.attention) {
+            return masked::backward::<Self>(q, k, v, masking, saved, problem, bias_gradient);
+        }
         let (client, p) = (q.client.clone(), problem.attention);
         let [grad_q, grad_k, grad_v] = empty_gradients([&q, &k, &v], &p);
         let grad_bias =
@@ -89,7 +100,10 @@ impl MaskedAttentionOps for CubeBackend {
             v: grad_v.clone().binding(),
             bias: grad_bias.clone().map(CubeTensor::binding),
         };
-        let (inputs, saved) = (inputs([q, k, v], masking), saved_bindings(saved));
+        let (inputs, saved) = (
+            inputs(p.engine, [q, k, v], masking),
+            saved_bindings(p.engine, saved),
+        );
         let plan = backward::plan(&client, &problem, &inputs, &saved);
         let result = plan.and_then(|plan| plan.run(grads));
         let results = [&grad_q, &grad_k, &grad_v].into_iter().chain(&grad_bias);
@@ -111,7 +125,7 @@ fn run_forward(
     results: &Forwarded<CubeBackend>,
 ) {
     let client = rows[0].client.clone();
-    let inputs = inputs(rows, masking);
+    let inputs = inputs(problem.attention.engine, rows, masking);
     let plan = forward::plan(&client, &problem, &inputs);
     let result = plan.and_then(|plan| plan.run(result_bindings(results)));
     run_checked("masked attention's forward pass", all(results), result);
@@ -131,11 +145,15 @@ fn plan_buffers(
     (PlanTensors { bits, counts }, plan)
 }
 
-fn inputs([q, k, v]: [CubeTensor; 3], masking: Masking<CubeBackend>) -> MaskedInputs {
+fn inputs(
+    choice: EngineChoice,
+    [q, k, v]: [CubeTensor; 3],
+    masking: Masking<CubeBackend>,
+) -> MaskedInputs {
     MaskedInputs {
-        q: addressable(q),
-        k: addressable(k),
-        v: addressable(v),
+        q: rows(choice, q),
+        k: rows(choice, k),
+        v: rows(choice, v),
         plan: match masking.plan {
             OptionalPlan::None => None,
             OptionalPlan::Some { bits, counts } => Some(MaskBits {

@@ -5,7 +5,7 @@ use burn_cubecl::kernel::{into_contiguous, untile};
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::TensorBinding;
-use flash_dma_problem::AttentionError;
+use flash_dma_problem::{AttentionError, EngineChoice};
 
 /// The functions on `Tensor` have validated the call, so only the device can fail; the error names the operation. Known
 /// once the kernels are queued are exhausted memory, and kernels that did not compile or were refused.
@@ -46,6 +46,22 @@ pub(crate) fn addressable(tensor: CubeTensor) -> TensorBinding {
         tensor.binding()
     } else {
         into_contiguous(tensor).binding()
+    }
+}
+
+/// As [`addressable`], for the rows of a call. If it asks for an engine, rows that tensor cores do not read, not at
+/// multiples of 16 bytes or repeated, are copied.
+pub(crate) fn rows(choice: EngineChoice, tensor: CubeTensor) -> TensorBinding {
+    let size = tensor.dtype.size();
+    let axes = tensor.meta.shape().iter().zip(tensor.meta.strides().iter());
+    let unread = axes.rev().skip(1).any(|(&len, &stride)| {
+        let bytes = stride * size;
+        len > 1 && (bytes == 0 || !bytes.is_multiple_of(16))
+    });
+    if matches!(choice, EngineChoice::Only(_)) && unread {
+        into_contiguous(untile(tensor)).binding()
+    } else {
+        addressable(tensor)
     }
 }
 

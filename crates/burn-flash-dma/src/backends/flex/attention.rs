@@ -3,8 +3,11 @@
 
 use super::packed::RowGradients;
 use super::tensors::{Stored, addressable, buffer, contiguous, run, tensor, view};
+use crate::engines::default_bodies;
+use crate::fallback::attention;
 use crate::ops::attention::DynamicMaskOps;
 use crate::ops::types::{AttentionGrads, Forwarded, OptionalFloat, Saved, Selection};
+use crate::spans::span;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{DType, bf16, f16};
@@ -14,6 +17,7 @@ use flash_dma_problem::{AttentionError, Interval, KeptKeys, Problem};
 
 impl DynamicMaskOps for Flex {
     fn dynamic_mask_select(scores: FloatTensor<Self>, kept: KeptKeys) -> IntTensor<Self> {
+        let _span = span!("select", engine = "cpu");
         let scores = addressable(scores);
         let mut intervals = vec![Interval { first: 0, end: 0 }; scores.shape().num_elements()];
         run(flash_dma_cpu::select(view(&scores), kept, &mut intervals));
@@ -33,6 +37,10 @@ impl DynamicMaskOps for Flex {
         selection: Selection<Self>,
         problem: Problem,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        if default_bodies(&problem) {
+            return attention::forward::<Self>(q, k, v, selection, problem);
+        }
+        let _span = span!("forward", engine = "cpu");
         let call = Call::new([q, k, v], selection, problem);
         match call.rows[0].dtype() {
             DType::F32 => call.forward::<f32>(),
@@ -49,6 +57,10 @@ impl DynamicMaskOps for Flex {
         selection: Selection<Self>,
         problem: Problem,
     ) -> Forwarded<Self> {
+        if default_bodies(&problem) {
+            return attention::forward_with_residual::<Self>(q, k, v, selection, problem);
+        }
+        let _span = span!("forward", engine = "cpu");
         let call = Call::new([q, k, v], selection, problem);
         match call.rows[0].dtype() {
             DType::F32 => call.forward_with_residual::<f32>(),
@@ -66,6 +78,10 @@ impl DynamicMaskOps for Flex {
         saved: Saved<Self>,
         problem: Problem,
     ) -> AttentionGrads<Self> {
+        if default_bodies(&problem) {
+            return attention::backward::<Self>(q, k, v, selection, saved, problem);
+        }
+        let _span = span!("backward", engine = "cpu");
         let call = Call::new([q, k, v], selection, problem);
         match call.rows[0].dtype() {
             DType::F32 => call.backward::<f32>(saved),

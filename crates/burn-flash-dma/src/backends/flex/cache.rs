@@ -6,6 +6,7 @@ use crate::ops::types::{
     ChunkKeys, DecodedPages, DecodedSlots, OptionalFloat, PageMap, PageTensors, SlotTensors,
     TokenTensors,
 };
+use crate::spans::span;
 use burn::backend::Flex;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, bf16, f16};
@@ -32,6 +33,7 @@ impl CacheOps for Flex {
         tokens: TokenTensors<Self>,
         problem: AppendProblem,
     ) -> SlotTensors<Self> {
+        let _span = span!("append", engine = "cpu");
         let (mut slots, tokens) = (whole_slots(slots), NewTokens::new(tokens));
         by_element!(slots.k.dtype(), append_slots(&mut slots, &tokens, &problem));
         slots
@@ -43,6 +45,7 @@ impl CacheOps for Flex {
         tokens: TokenTensors<Self>,
         problem: DecodeProblem,
     ) -> DecodedSlots<Self> {
+        let _span = span!("decode", engine = "cpu");
         let (mut slots, tokens) = (whole_slots(slots), NewTokens::new(tokens));
         let (dtype, q) = (q.dtype(), addressable(q));
         let (out, lse) = by_element!(dtype, decode_slots(&q, &mut slots, &tokens, &problem));
@@ -54,6 +57,7 @@ impl CacheOps for Flex {
         tokens: TokenTensors<Self>,
         problem: AppendProblem,
     ) -> ChunkKeys<Self> {
+        let _span = span!("chunk_keys", engine = "cpu");
         let (slots, tokens) = (whole_slots(slots), NewTokens::new(tokens));
         by_element!(slots.k.dtype(), chunk_keys(&slots, &tokens, &problem))
     }
@@ -64,6 +68,7 @@ impl CacheOps for Flex {
         _map: PageMap,
         problem: AppendProblem,
     ) -> PageTensors<Self> {
+        let _span = span!("append", engine = "cpu");
         let (mut pages, tokens) = (whole_pages(pages), NewTokens::new(tokens));
         by_element!(pages.k.dtype(), append_pages(&mut pages, &tokens, &problem));
         pages
@@ -76,6 +81,7 @@ impl CacheOps for Flex {
         _map: PageMap,
         problem: DecodeProblem,
     ) -> DecodedPages<Self> {
+        let _span = span!("decode", engine = "cpu");
         let (mut pages, tokens) = (whole_pages(pages), NewTokens::new(tokens));
         let (dtype, q) = (q.dtype(), addressable(q));
         let (out, lse) = by_element!(dtype, decode_pages(&q, &mut pages, &tokens, &problem));

@@ -4,10 +4,13 @@ use super::attention::Results;
 use super::packed::RowGradients;
 use super::tensors::{Stored, addressable, buffer, contiguous, run, tensor, view};
 use crate::backends::bias::as_f32;
+use crate::engines::default_bodies;
+use crate::fallback::masked;
 use crate::ops::masked::MaskedAttentionOps;
 use crate::ops::types::{
     Forwarded, MaskedGrads, Masking, OptionalFloat, OptionalPlan, PlanTensors, Saved,
 };
+use crate::spans::span;
 use burn::backend::Flex;
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::tensor::{DType, bf16, f16};
@@ -21,6 +24,7 @@ impl MaskedAttentionOps for Flex {
         hidden: bool,
         geometry: PlanGeometry,
     ) -> PlanTensors<Self> {
+        let _span = span!("tile_plan", engine = "cpu");
         let mask = forward_strides(mask);
         let mut bits = buffer::<i32, 5>(geometry.bits_shape());
         let mut counts = buffer::<i32, 4>(geometry.counts_shape());
@@ -42,6 +46,7 @@ impl MaskedAttentionOps for Flex {
         end: IntTensor<Self>,
         geometry: PlanGeometry,
     ) -> PlanTensors<Self> {
+        let _span = span!("tile_plan", engine = "cpu");
         let [first, end] = [first, end].map(forward_strides);
         let mut bits = buffer::<i32, 5>(geometry.bits_shape());
         let mut counts = buffer::<i32, 4>(geometry.counts_shape());
@@ -65,6 +70,10 @@ impl MaskedAttentionOps for Flex {
         masking: Masking<Self>,
         problem: MaskedProblem,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        if default_bodies(&problem.attention) {
+            return masked::forward::<Self>(q, k, v, masking, problem);
+        }
+        let _span = span!("forward", engine = "cpu");
         let call = Call::new([q, k, v], masking, problem);
         match call.rows[0].dtype() {
             DType::F32 => call.forward::<f32>(),
@@ -81,6 +90,10 @@ impl MaskedAttentionOps for Flex {
         masking: Masking<Self>,
         problem: MaskedProblem,
     ) -> Forwarded<Self> {
+        if default_bodies(&problem.attention) {
+            return masked::forward_with_residual::<Self>(q, k, v, masking, problem);
+        }
+        let _span = span!("forward", engine = "cpu");
         let call = Call::new([q, k, v], masking, problem);
         match call.rows[0].dtype() {
             DType::F32 => call.forward_with_residual::<f32>(),
@@ -99,6 +112,10 @@ impl MaskedAttentionOps for Flex {
         problem: MaskedProblem,
         bias_gradient: bool,
     ) -> MaskedGrads<Self> {
+        if default_bodies(&problem.attention) {
+            return masked::backward::<Self>(q, k, v, masking, saved, problem, bias_gradient);
+        }
+        let _span = span!("backward", engine = "cpu");
         let call = Call::new([q, k, v], masking, problem);
         match call.rows[0].dtype() {
             DType::F32 => call.backward::<f32>(saved, bias_gradient),

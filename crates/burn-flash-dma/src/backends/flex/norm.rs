@@ -3,6 +3,7 @@
 use super::tensors::{Stored, addressable, buffer, contiguous, run, tensor, view};
 use crate::ops::norm::NormOps;
 use crate::ops::types::{NormGrads, Normed, OptionalFloat};
+use crate::spans::span;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{DType, bf16, f16};
@@ -16,6 +17,7 @@ impl NormOps for Flex {
         gamma: FloatTensor<Self>,
         problem: NormProblem,
     ) -> FloatTensor<Self> {
+        let _span = span!("norm_forward", engine = "cpu");
         let shape = x.shape();
         let call = Call::new(Some(x.to_contiguous()), Some(gamma), None, problem);
         // Heads of one token each, or tokens of one head: the order is the same.
@@ -28,6 +30,7 @@ impl NormOps for Flex {
         grad_out: FloatTensor<Self>,
         problem: NormProblem,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let _span = span!("norm_backward", engine = "cpu");
         let shape = x.shape();
         let call = Call::new(Some(x.to_contiguous()), Some(gamma), None, problem);
         let grads = call.backward_any(grad_out.to_contiguous());
@@ -41,6 +44,7 @@ impl NormOps for Flex {
         table: OptionalFloat<Self>,
         problem: NormProblem,
     ) -> FloatTensor<Self> {
+        let _span = span!("norm_forward", engine = "cpu");
         let (gamma, table) = (gamma.into_option(), table.into_option());
         let call = Call::new(Some(addressable(x)), gamma, table, problem);
         call.forward_any().transpose(1, 2)
@@ -52,6 +56,7 @@ impl NormOps for Flex {
         table: OptionalFloat<Self>,
         problem: NormProblem,
     ) -> NormGrads<Self> {
+        let _span = span!("norm_backward", engine = "cpu");
         let (x, gamma) = match normed {
             Normed::None => (None, None),
             Normed::Some { x, gamma } => (Some(addressable(x)), Some(gamma)),

@@ -34,6 +34,8 @@ fn options(p: &Problem) -> AttentionOptions {
         softcap: p.softcap,
         deterministic: p.deterministic,
         dropout: p.dropout,
+        engine: p.engine,
+        ..AttentionOptions::new()
     }
 }
 

@@ -137,7 +137,7 @@ fn requested<Outputs>(
 ) -> Option<[usize; 2]> {
     let plan = match plan {
         Ok(plan) => plan,
-        Err(AttentionError::Unsupported { .. }) => return None,
+        Err(AttentionError::Engine { .. }) => return None,
         Err(error) => panic!("{error}"),
     };
     let said = plan.workspace_bytes();

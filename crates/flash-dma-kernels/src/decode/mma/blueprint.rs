@@ -1,12 +1,10 @@
 //! The comptime configuration of the tensor-core decode kernel, and the rule that chooses it.
 
-use crate::host::check::elem_type;
+use crate::matrix::blueprint::{check_rows, has_mma};
 use crate::matrix::mma::product::Shape;
 use cubecl::CubeDim;
-use cubecl::ir::features::MmaConfig;
 use cubecl::ir::{DeviceProperties, HardwareProperties};
-use cubecl::prelude::*;
-use flash_dma_problem::{DecodeProblem, ElementType, Storage};
+use flash_dma_problem::{DecodeProblem, ElementType, Obstacle, Storage};
 
 /// Rows of a fragment.
 pub(crate) const ROWS: usize = 16;
@@ -41,28 +39,19 @@ pub(crate) struct DecodeMmaBlueprint {
 }
 
 impl DecodeMmaBlueprint {
-    /// The configuration for `problem`, or `None` if this engine does not support it: f16 and bf16 on a device with
+    /// The configuration for `problem`, or why this engine does not support it: f16 and bf16 on a device with
     /// `mma.sync` and `cp.async`, head dimensions that are multiples of 32, pages of whole key tiles.
     ///
     /// Two tiles of 8 KiB ahead of each of eight warps are four times what a multiprocessor of an H200 must have in
     /// flight to saturate the memory.
-    pub(crate) fn choose(problem: &DecodeProblem, properties: &DeviceProperties) -> Option<Self> {
+    pub(crate) fn choose(
+        problem: &DecodeProblem,
+        properties: &DeviceProperties,
+    ) -> Result<Self, Obstacle> {
         let cache = problem.append.cache;
-        let element = elem_type(cache.element);
-        let instruction = MmaConfig {
-            a_type: element,
-            b_type: element,
-            cd_type: f32::elem_type_native(),
-            m: 16,
-            n: 8,
-            k: 16,
-        };
-        let features = &properties.features;
-        let served = cache.element != ElementType::F32
-            && cache.head_dim.is_multiple_of(32)
-            && features.matmul.mma.contains(&instruction)
-            && features.matmul.ldmatrix.contains(&element)
-            && features.copy_async;
+        let (element, dim) = (cache.element, cache.head_dim);
+        let (on_device, fits) = (has_mma(element, properties), dim.is_multiple_of(32));
+        check_rows(on_device, element, dim, fits, "multiples of 32")?;
         let blueprint = Self {
             element: cache.element,
             head_dim: cache.head_dim,
@@ -74,16 +63,25 @@ impl DecodeMmaBlueprint {
             only_ranked: cache.has_scores() && !cache.adds_scores(),
             softcap: problem.softcap.is_some(),
         };
-        (served && blueprint.serves(problem, &properties.hardware)).then_some(blueprint)
+        blueprint.check(problem, &properties.hardware)?;
+        Ok(blueprint)
     }
 
-    /// Whether pages are whole tiles and the device has room for the stages.
-    pub(crate) fn serves(&self, problem: &DecodeProblem, hardware: &HardwareProperties) -> bool {
-        let whole = match problem.append.cache.storage {
-            Storage::Pages { page_len, .. } => page_len.is_multiple_of(self.key_tile),
-            _ => true,
-        };
-        whole && self.shared_bytes() <= hardware.max_shared_memory_size
+    /// Refuses pages that are not whole tiles, and devices without room for the stages.
+    pub(crate) fn check(
+        &self,
+        problem: &DecodeProblem,
+        hardware: &HardwareProperties,
+    ) -> Result<(), Obstacle> {
+        match problem.append.cache.storage {
+            Storage::Pages { page_len, .. } if !page_len.is_multiple_of(self.key_tile) => {
+                Err(Obstacle::PageLength)
+            }
+            _ if self.shared_bytes() > hardware.max_shared_memory_size => {
+                Err(Obstacle::SharedMemory)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Shared memory per cube: keys, values and scores of every stage of every warp.

@@ -1,13 +1,13 @@
 //! The data of a mask and a bias that kernels read.
 
-use crate::host::check::rows_are_segments;
+use crate::host::check::check_segments;
 use crate::pattern::mask::args::MaskedInputs;
 use crate::pattern::mask::sizes::TileLists;
 use crate::pattern::mask::tile_lists::tile_lists;
 use crate::pattern::tensors::{KeyTensors, SourceTensors};
 use cubecl::client::Client;
 use cubecl::prelude::*;
-use flash_dma_problem::{MaskedProblem, PlanGeometry};
+use flash_dma_problem::{MaskedProblem, Obstacle, PlanGeometry};
 
 /// Whether lists may hold single keys; with a bias of pairs they hold blocks.
 pub(crate) fn gathers(problem: &MaskedProblem) -> bool {
@@ -21,13 +21,19 @@ pub(crate) fn listed_bytes(problem: &MaskedProblem, queries: usize) -> [usize; 2
 }
 
 impl MaskedInputs {
-    /// Whether rows have the alignment that the tensor-core engines need, and a bias has the layout that they read.
-    pub(crate) fn rows_are_segments(&self, problem: &MaskedProblem) -> bool {
-        let rows = [&self.q, &self.k, &self.v];
-        let size = problem.attention.element.size();
-        rows.iter().all(|rows| rows_are_segments(rows, size))
-            && (self.bias.as_ref())
-                .is_none_or(|bias| !problem.has_key_bias() || bias.strides.last() == Some(&1))
+    /// Refuses rows without the alignment that the tensor-core engines need, and a bias without the layout that they
+    /// read.
+    pub(crate) fn check_segments(&self, problem: &MaskedProblem) -> Result<(), Obstacle> {
+        check_segments(
+            [&self.q, &self.k, &self.v],
+            problem.attention.element.size(),
+        )?;
+        match &self.bias {
+            Some(bias) if problem.has_key_bias() && bias.strides.last() != Some(&1) => {
+                Err(Obstacle::BiasStride)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The keys of the tiles of `queries` queries of a tensor-core kernel, and their bias. `watched` is k or v,

@@ -1,6 +1,7 @@
 //! Host side of tile plans.
 
 use crate::host::check::address_type;
+use crate::host::range::range;
 use crate::host::scratch::{cubes, one_unit_each};
 use crate::pattern::mask::args::{MaskBits, check_broadcast};
 use crate::pattern::mask::pack::{count_kernel, pack_kernel};
@@ -52,6 +53,7 @@ pub fn plan(
             what: "masks of bytes whose rows are not whole".into(),
         });
     }
+    let _range = range!("tile_plan");
     if of_rows {
         let blueprint = RowsBlueprint {
             units,
@@ -86,6 +88,7 @@ pub fn plan_ranges(
     check_broadcast(TensorName::FirstKeys, &first, &shape, 4)?;
     check_broadcast(TensorName::EndKeys, &end, &shape, 4)?;
     plan.check(geometry)?;
+    let _range = range!("tile_plan");
     let [_, _, query_blocks, key_blocks] = geometry.counts_shape();
     // A mask with one query for all has bits even if there are no queries.
     let padded_queries = query_blocks.max(1) * QUERIES;

@@ -1,0 +1,174 @@
+//! The spans of calls and operations: their names, their engines, and what is inside what.
+
+use burn::tensor::{Device, Distribution, Tensor};
+use burn_flash_dma::cache::DynamicMaskCacheConfig;
+use burn_flash_dma::engines::{Dense, Engine, EngineChoice};
+use burn_flash_dma::{AttentionOptions, dynamic_mask_attention, rms_norm};
+use std::cell::RefCell;
+use std::sync::Once;
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+/// The subscriber of the process: a subscriber per test would race with the registration of spans by other tests. It
+/// notes `name(engine)` of every span of ours that a thread enters while it records, behind two spaces for each that is
+/// open.
+struct Log;
+
+/// What a thread has recorded.
+#[derive(Default)]
+struct Recording {
+    names: Vec<String>,
+    open: usize,
+    lines: Vec<String>,
+}
+
+thread_local! {
+    static RECORDING: RefCell<Option<Recording>> = const { RefCell::new(None) };
+}
+
+struct EngineField(Option<String>);
+
+impl Visit for EngineField {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        if field.name() == "engine" {
+            self.0 = Some(value.into());
+        }
+    }
+
+    fn record_debug(&mut self, _field: &Field, _value: &dyn std::fmt::Debug) {}
+}
+
+/// `change` of what this thread records, if it does.
+fn note<T>(change: impl FnOnce(&mut Recording) -> T) -> Option<T> {
+    RECORDING.with_borrow_mut(|recording| recording.as_mut().map(change))
+}
+
+impl Subscriber for Log {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target() == "flash_dma"
+    }
+
+    fn new_span(&self, span: &Attributes<'_>) -> Id {
+        let mut engine = EngineField(None);
+        span.record(&mut engine);
+        let engine = engine
+            .0
+            .map_or(String::new(), |engine| format!("({engine})"));
+        let count = note(|recording| {
+            recording
+                .names
+                .push(format!("{}{engine}", span.metadata().name()));
+            recording.names.len()
+        });
+        Id::from_u64(count.unwrap_or(1) as u64)
+    }
+
+    fn record(&self, _span: &Id, _values: &Record<'_>) {}
+    fn record_follows_from(&self, _span: &Id, _follows: &Id) {}
+    fn event(&self, _event: &Event<'_>) {}
+
+    fn enter(&self, span: &Id) {
+        note(|recording| {
+            let name = &recording.names[span.into_u64() as usize - 1];
+            let line = format!("{}{name}", "  ".repeat(recording.open));
+            recording.lines.push(line);
+            recording.open += 1;
+        });
+    }
+
+    fn exit(&self, _span: &Id) {
+        note(|recording| recording.open -= 1);
+    }
+}
+
+/// The spans that `run` opens on this thread.
+pub(crate) fn spans_of(run: impl FnOnce()) -> Vec<String> {
+    static SUBSCRIBED: Once = Once::new();
+    SUBSCRIBED.call_once(|| {
+        tracing::subscriber::set_global_default(Log).expect("there is no other subscriber");
+    });
+    // A span that was registered by another test just before has no interest of ours yet.
+    tracing::callsite::rebuild_interest_cache();
+    RECORDING.set(Some(Recording::default()));
+    run();
+    let recording = RECORDING.take().expect("it was set above");
+    assert_eq!(recording.open, 0, "every span is closed");
+    recording.lines
+}
+
+fn random(heads: usize, device: &Device) -> Tensor<4> {
+    Tensor::random([1, heads, 24, 8], Distribution::Default, device)
+}
+
+/// A forward and a backward pass.
+fn train(options: AttentionOptions, device: &Device) {
+    let device = device.clone().autodiff();
+    let (q, k, v) = (
+        random(2, &device).require_grad(),
+        random(1, &device),
+        random(1, &device),
+    );
+    let scores = Tensor::<3>::random([1, 1, 24], Distribution::Default, &device);
+    dynamic_mask_attention(q, k, v, scores, options)
+        .sum()
+        .backward();
+}
+
+#[test]
+fn a_call_holds_its_operations_and_the_backward_pass_stands_behind_it() {
+    let options = AttentionOptions::new().with_keep_window(6);
+    let lines = spans_of(|| train(options, &Device::flex()));
+    assert_eq!(
+        lines,
+        [
+            "attention",
+            "  select(cpu)",
+            "  forward(cpu)",
+            "backward(cpu)"
+        ]
+    );
+    let forced = options.with_engine(EngineChoice::Only(Engine::DefaultBodies));
+    let lines = spans_of(|| train(forced, &Device::flex()));
+    let bodies = [
+        "attention",
+        "  select(cpu)",
+        "  forward(default-bodies)",
+        "backward(default-bodies)",
+    ];
+    assert_eq!(lines, bodies);
+    let dense = options.with_keep_window(24).with_dense(Dense::WhereEqual);
+    let lines = spans_of(|| train(dense, &Device::flex()));
+    let masked = [
+        "attention",
+        "  masked_attention",
+        "    tile_plan(cpu)",
+        "    forward(cpu)",
+        "backward(cpu)",
+    ];
+    assert_eq!(lines, masked);
+}
+
+#[test]
+fn norms_and_steps_over_a_cache_are_named() {
+    let device = Device::flex();
+    let options = AttentionOptions::new().with_keep_window(6);
+    let lines = spans_of(|| {
+        let mut cache = DynamicMaskCacheConfig::new(1, 1, 8, options).init(&device);
+        let scores = Tensor::<3>::random([1, 1, 24], Distribution::Default, &device);
+        let part = |x: Tensor<4>| x.narrow(2, 0, 2);
+        cache.append(random(1, &device), random(1, &device), scores.clone());
+        let (q, k, v) = (
+            part(random(2, &device)),
+            part(random(1, &device)),
+            part(random(1, &device)),
+        );
+        let _ = cache.step(q, k, v, scores.narrow(2, 0, 2));
+        let _ = rms_norm(
+            Tensor::<2>::ones([3, 8], &device),
+            Tensor::ones([8], &device),
+            1e-5,
+        );
+    });
+    assert_eq!(lines, ["append(cpu)", "decode(cpu)", "norm_forward(cpu)"]);
+}

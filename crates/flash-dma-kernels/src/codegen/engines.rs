@@ -1,0 +1,288 @@
+//! The report of engines beside the kernels that are launched, on every device, without a GPU.
+
+use crate::args::{Gradients, Inputs, Outputs, Saved, Selection};
+use crate::codegen::cases::tensor;
+use crate::codegen::cuda::Gpu;
+use crate::codegen::{kernel_name, recorder};
+use crate::host::engine::Engine;
+use crate::report::{check_engine, engine_for, engines};
+use crate::{AttentionOptions, ElementType, MaskedProblem, Problem, backward, forward};
+use cubecl::client::Client;
+use flash_dma_problem::{AttentionError, EngineChoice, Obstacle, PassKind, PassedOver};
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+fn problem(head_dim: usize, element: ElementType, options: AttentionOptions) -> Problem {
+    let (q, kv) = ([1, 8, 2048, head_dim], [1, 2, 2048, head_dim]);
+    let options = options.with_keep_window(256);
+    Problem::new(&q, &kv, &kv, Some(&kv[..3]), element, &options).expect("a valid problem")
+}
+
+/// Runs both passes as a call does; the names of the kernels of either.
+fn launched(client: &Client, p: &Problem) -> [Vec<String>; 2] {
+    let size = p.element.size();
+    let q = || tensor(client, p.q_shape(), size);
+    let kv = || tensor(client, p.kv_shape(), size);
+    let words = || tensor(client, p.scores_shape(), 4);
+    let inputs = Inputs {
+        q: q(),
+        k: kv(),
+        v: kv(),
+        selection: Some(Selection {
+            scores: words(),
+            intervals: tensor(client, p.intervals_shape(), 4),
+            far: None,
+        }),
+    };
+    let lse = tensor(client, p.lse_shape(), 4);
+    let saved = Saved {
+        out: q(),
+        residual: p.residual_shape().map(|_| q()),
+        lse: lse.clone(),
+        grad_out: q(),
+        grad_lse: None,
+    };
+    let grads = Gradients {
+        q: q(),
+        k: kv(),
+        v: kv(),
+        scores: Some(words()),
+        rank: None,
+    };
+    let names = |run: &dyn Fn()| -> Vec<String> {
+        let kernels = recorder::record(client, |_| run());
+        let names = kernels
+            .iter()
+            .map(|k| kernel_name(k.id().type_name()).to_owned());
+        names.collect()
+    };
+    let forward = names(&|| {
+        let outputs = Outputs::new(saved.out.clone(), lse.clone());
+        let plan = forward::plan(client, p, &inputs).expect("a plan");
+        plan.run(outputs).expect("a valid call");
+    });
+    let backward = names(&|| {
+        let plan = backward::plan(client, p, &inputs, &saved).expect("a plan");
+        plan.run(grads.clone()).expect("a valid call");
+    });
+    [forward, backward]
+}
+
+/// The kernel that a pass on an engine launches, and no pass on another one does.
+fn mark(pass: PassKind, engine: Engine) -> &'static str {
+    match (pass, engine) {
+        (PassKind::Forward, Engine::Wgmma) => "forward_wgmma",
+        (PassKind::Forward, Engine::Mma) => "forward_mma",
+        (PassKind::Forward, _) => "forward",
+        (_, Engine::Wgmma) => "dkdv_wgmma",
+        (_, Engine::Mma) => "dkdv_mma",
+        (_, _) => "dkdv",
+    }
+}
+
+#[test]
+fn the_report_names_the_engines_whose_kernels_are_launched() {
+    use ElementType::{Bf16, F16, F32};
+    let mut seen: HashMap<(PassKind, Engine), usize> = HashMap::new();
+    for gpu in Gpu::ALL {
+        let client = recorder::client(gpu);
+        for (element, dims) in [
+            (Bf16, &[8, 32, 48, 64, 80, 96, 128, 192, 224, 256][..]),
+            (F16, &[64, 80]),
+            (F32, &[64]),
+        ] {
+            for &head_dim in dims {
+                let p = problem(head_dim, element, AttentionOptions::new());
+                let report = engine_for(&client, &p).expect("a report");
+                let [forward, backward] = launched(&client, &p);
+                for (pass, engine, names) in [
+                    (PassKind::Forward, report.forward, forward),
+                    (PassKind::Backward, report.backward, backward),
+                ] {
+                    for other in [Engine::Wgmma, Engine::Mma, Engine::Portable] {
+                        let ran = names.iter().any(|name| name == mark(pass, other));
+                        let how = format!("{gpu:?} {element} {head_dim} {pass}: {names:?}");
+                        assert_eq!(ran, other == engine, "{other} {how}");
+                    }
+                    let over = report.why.iter().filter(|over| over.pass == pass);
+                    let over: Vec<Engine> = over.map(|over| over.engine).collect();
+                    let all = [Engine::Wgmma, Engine::Mma, Engine::Portable];
+                    let faster = all.iter().take_while(|&&other| other != engine);
+                    assert!(
+                        faster.eq(&over),
+                        "{gpu:?} {element} {head_dim} {pass}: {over:?}"
+                    );
+                    *seen.entry((pass, engine)).or_default() += 1;
+                }
+            }
+        }
+    }
+    assert_eq!(
+        seen.len(),
+        6,
+        "every engine runs either pass of some problem: {seen:?}"
+    );
+}
+
+#[test]
+fn reasons_are_those_of_the_device_and_the_problem() {
+    let reasons = |gpu, head_dim, element| {
+        let p = problem(head_dim, element, AttentionOptions::new());
+        engine_for(&recorder::client(gpu), &p)
+            .expect("a report")
+            .why
+    };
+    let over = |pass, engine, obstacle| PassedOver {
+        pass,
+        engine,
+        obstacle,
+    };
+    let dims = |head_dim, served| Obstacle::HeadDim { head_dim, served };
+    use ElementType::{Bf16, F32};
+    use Engine::{Mma, Wgmma};
+    use PassKind::{Backward, Forward};
+    assert_eq!(reasons(Gpu::H200, 128, Bf16), []);
+    let expected = [
+        over(Backward, Wgmma, dims(80, "64 and 128")),
+        over(Backward, Mma, dims(80, "multiples of 32")),
+    ];
+    assert_eq!(reasons(Gpu::H200, 80, Bf16), expected);
+    let expected = [Forward, Backward].map(|pass| over(pass, Wgmma, Obstacle::Device));
+    assert_eq!(reasons(Gpu::A100, 128, Bf16), expected);
+    let f32 = Obstacle::Element(F32);
+    let both = |pass| [over(pass, Wgmma, f32), over(pass, Mma, f32)];
+    let expected = [both(Forward), both(Backward)].concat();
+    assert_eq!(reasons(Gpu::H200, 128, F32), expected);
+    let small = over(Backward, Mma, Obstacle::SharedMemory);
+    assert!(reasons(Gpu::Rtx4090, 256, Bf16).contains(&small));
+}
+
+#[test]
+fn a_forced_engine_runs_or_is_refused_with_its_reason() {
+    let client = recorder::client(Gpu::H200);
+    let forced = |head_dim, engine| {
+        let options = AttentionOptions::new().with_engine(EngineChoice::Only(engine));
+        problem(head_dim, ElementType::Bf16, options)
+    };
+    for engine in [Engine::Portable, Engine::Mma, Engine::Wgmma] {
+        let p = forced(128, engine);
+        let report = engine_for(&client, &p).expect("a report");
+        assert_eq!([report.forward, report.backward], [engine; 2]);
+        let [forward, backward] = launched(&client, &p);
+        assert!(
+            forward
+                .iter()
+                .any(|name| name == mark(PassKind::Forward, engine))
+        );
+        assert!(
+            backward
+                .iter()
+                .any(|name| name == mark(PassKind::Backward, engine))
+        );
+    }
+    let p = forced(80, Engine::Wgmma);
+    assert_eq!(check_engine(&client, &p, false), Ok(()));
+    let refused = AttentionError::Engine {
+        engine: Engine::Wgmma,
+        pass: PassKind::Backward,
+        obstacle: Obstacle::HeadDim {
+            head_dim: 80,
+            served: "64 and 128",
+        },
+    };
+    assert_eq!(check_engine(&client, &p, true), Err(refused));
+    for engine in [Engine::Cpu, Engine::DefaultBodies] {
+        let error = check_engine(&client, &forced(128, engine), false).unwrap_err();
+        let obstacle = Obstacle::OtherBackend;
+        let pass = PassKind::Forward;
+        assert_eq!(
+            error,
+            AttentionError::Engine {
+                engine,
+                pass,
+                obstacle
+            }
+        );
+    }
+}
+
+#[test]
+fn masks_and_devices_are_reported() {
+    let all = [Engine::Wgmma, Engine::Mma, Engine::Portable];
+    assert_eq!(engines(&recorder::client(Gpu::H200)), Ok(all.to_vec()));
+    assert_eq!(engines(&recorder::client(Gpu::B200)), Ok(all[1..].to_vec()));
+    let (q, kv) = ([1, 8, 512, 128], [1, 2, 512, 128]);
+    let options = AttentionOptions::new();
+    let element = ElementType::Bf16;
+    let masked = |bias: [usize; 4]| {
+        MaskedProblem::new(&q, &kv, &kv, None, Some(&bias), element, &options).expect("valid")
+    };
+    let client = recorder::client(Gpu::A100);
+    let keys = engine_for(&client, &masked([1, 2, 1, 512])).expect("a report");
+    assert_eq!((keys.forward, keys.backward), (Engine::Mma, Engine::Mma));
+    let pairs = engine_for(&client, &masked([1, 2, 512, 512])).expect("a report");
+    assert_eq!(
+        (pairs.forward, pairs.backward),
+        (Engine::Mma, Engine::Portable)
+    );
+    let reason = pairs.why.iter().find(|over| over.engine == Engine::Mma);
+    assert_eq!(reason.map(|over| over.obstacle), Some(Obstacle::PairBias));
+}
+
+/// What is logged in this process, by any test.
+#[derive(Debug)]
+struct Log;
+
+static LOGGED: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+impl log::Log for Log {
+    fn enabled(&self, _metadata: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        let line = format!("{} {}", record.level(), record.args());
+        LOGGED.lock().expect("no test panics here").push(line);
+    }
+
+    fn flush(&self) {}
+}
+
+/// No other test has this head dimension.
+#[test]
+fn unused_tensor_cores_are_warned_of_once_for_each_reason() {
+    log::set_logger(&Log).expect("there is no other logger");
+    log::set_max_level(log::LevelFilter::Warn);
+    let warned = |gpu, options| {
+        let (client, p) = (
+            recorder::client(gpu),
+            problem(112, ElementType::Bf16, options),
+        );
+        engine_for(&client, &p).expect("a report says nothing");
+        for _ in 0..2 {
+            launched(&client, &p);
+        }
+        let mut logged = LOGGED.lock().expect("no test panics here");
+        let own: Vec<String> = logged
+            .iter()
+            .filter(|line| line.contains("112"))
+            .cloned()
+            .collect();
+        logged.clear();
+        own
+    };
+    let plain = AttentionOptions::new();
+    let asked = plain.with_engine(EngineChoice::Only(Engine::Portable));
+    assert!(warned(Gpu::Rtx5090, asked).is_empty(), "it was asked for");
+    let both = warned(Gpu::Rtx5090, plain);
+    assert_eq!(both.len(), 2, "{both:?}");
+    assert_eq!(
+        both[0],
+        "WARN Rtx5090 (recorded): the forward pass runs on the portable kernels, although the device has tensor cores \
+         (the mma kernels: the head dimension is 112, and there are kernels for multiples of 32). To use them, take a \
+         head dimension of 64 or 128."
+    );
+    assert!(both[1].contains("the backward pass"), "{}", both[1]);
+    let one = warned(Gpu::H200, plain);
+    assert_eq!(one.len(), 1, "wgmma runs the forward pass: {one:?}");
+}

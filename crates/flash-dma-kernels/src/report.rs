@@ -1,0 +1,117 @@
+//! Which engines a device has, and which of them would run a problem: said by the plans that launch.
+
+use crate::backward::Backward;
+use crate::host::engine::{Engine, allowed};
+use crate::host::pass::Plan;
+use crate::matrix::blueprint::{has_mma, has_wgmma};
+use crate::pattern::mask::args::{MaskBits, MaskedInputs};
+use crate::planning::Rows;
+use crate::{Inputs, Saved};
+use cubecl::client::Client;
+use flash_dma_problem::memory::Passes;
+use flash_dma_problem::{
+    AttentionError, ElementType, EngineReport, MaskedProblem, PassedOver, Problem,
+};
+
+/// The engines of a device, the fastest first, without those that [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE) excludes.
+/// [`Engine::Portable`] is always the last.
+///
+/// # Errors
+///
+/// [`AttentionError::Unsupported`] if the variable names no engine.
+pub fn engines(client: &Client) -> Result<Vec<Engine>, AttentionError> {
+    let properties = client.properties();
+    let on_device = |engine: &Engine| match engine {
+        Engine::Wgmma => has_wgmma(properties),
+        Engine::Mma => {
+            [ElementType::F16, ElementType::Bf16].map(|e| has_mma(e, properties)) != [false; 2]
+        }
+        _ => true,
+    };
+    Ok(allowed()?.iter().copied().filter(on_device).collect())
+}
+
+/// The engines that would run both passes of a problem whose tensors are contiguous, and why no faster one would. It
+/// plans the passes as a call does, and launches nothing.
+///
+/// # Errors
+///
+/// [`AttentionError`] as [`forward::plan`](crate::forward::plan) and [`backward::plan`](crate::backward::plan).
+pub fn engine_for<P: Reported>(
+    client: &Client,
+    problem: &P,
+) -> Result<EngineReport, AttentionError> {
+    let rows = Rows::new(client);
+    let (inputs, saved) = (problem.inputs(&rows), problem.saved(&rows));
+    let forward = problem.plan_forward(client, &inputs, None)?;
+    let backward = problem.plan_backward(client, &inputs, &saved, None)?;
+    Ok(EngineReport::new(choice(&forward), choice(&backward)))
+}
+
+/// Plans the forward pass of a problem whose tensors are contiguous, and the backward pass if there is one: the errors
+/// of [`engine_for`].
+///
+/// # Errors
+///
+/// As [`engine_for`], of these passes.
+pub fn check_engine<P: Reported>(
+    client: &Client,
+    problem: &P,
+    backward: bool,
+) -> Result<(), AttentionError> {
+    if backward {
+        return engine_for(client, problem).map(drop);
+    }
+    let inputs = problem.inputs(&Rows::new(client));
+    problem.plan_forward(client, &inputs, None).map(drop)
+}
+
+fn choice<O>(plan: &Plan<'_, O>) -> (Engine, Vec<PassedOver>) {
+    (plan.engine(), plan.passed_over().to_vec())
+}
+
+/// Problems that [`engine_for`] can plan without their tensors.
+pub trait Reported: Backward + sealed::Shaped<Self::Inputs> {}
+
+impl Reported for Problem {}
+impl Reported for MaskedProblem {}
+
+mod sealed {
+    use super::{Inputs, MaskBits, MaskedInputs, MaskedProblem, Passes, Problem, Rows, Saved};
+
+    /// The tensors of a problem, of which only shapes and strides are used.
+    pub trait Shaped<I> {
+        fn inputs(&self, rows: &Rows) -> I;
+        fn saved(&self, rows: &Rows) -> Saved;
+    }
+
+    impl Shaped<Inputs> for Problem {
+        fn inputs(&self, rows: &Rows) -> Inputs {
+            rows.inputs(self, Passes::ForwardAndBackward)
+        }
+
+        fn saved(&self, rows: &Rows) -> Saved {
+            rows.saved(self)
+        }
+    }
+
+    impl Shaped<MaskedInputs> for MaskedProblem {
+        fn inputs(&self, rows: &Rows) -> MaskedInputs {
+            let Inputs { q, k, v, .. } = rows.inputs(&self.attention, Passes::Forward);
+            MaskedInputs {
+                q,
+                k,
+                v,
+                plan: self.plan.map(|plan| MaskBits {
+                    bits: rows.tensor(&plan.bits_shape()),
+                    counts: rows.tensor(&plan.counts_shape()),
+                }),
+                bias: self.bias.map(|shape| rows.tensor(&shape)),
+            }
+        }
+
+        fn saved(&self, rows: &Rows) -> Saved {
+            rows.saved(&self.attention)
+        }
+    }
+}

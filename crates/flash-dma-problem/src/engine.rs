@@ -1,0 +1,296 @@
+//! Engines by name: which there are, what a call may ask for, and why one does not run a pass.
+
+use crate::ElementType;
+use core::fmt;
+
+/// What computes a pass of attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub enum Engine {
+    /// Threads and SIMD on the host: Burn's Flex backend, and slices.
+    Cpu,
+    /// Register tiles of single units: every CubeCL device, element type and head dimension.
+    Portable,
+    /// `mma.sync` on tensor cores: f16 and bf16, head dimensions that are multiples of 32, rows that begin at multiples
+    /// of 16 bytes, on CUDA devices of sm_80 and newer.
+    Mma,
+    /// `wgmma` on tensor cores: f16 and bf16, head dimensions that are multiples of 16, at least 32, rows that begin at
+    /// multiples of 16 bytes, on CUDA devices of sm_90.
+    Wgmma,
+    /// Plain Burn operations, O(N²): every Burn backend.
+    DefaultBodies,
+}
+
+impl Engine {
+    /// A short name: `cpu`, `portable`, `mma`, `wgmma` or `default-bodies`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Portable => "portable",
+            Self::Mma => "mma",
+            Self::Wgmma => "wgmma",
+            Self::DefaultBodies => "default-bodies",
+        }
+    }
+}
+
+impl fmt::Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Cpu => "the CPU engine",
+            Self::Portable => "the portable kernels",
+            Self::Mma => "the mma kernels",
+            Self::Wgmma => "the wgmma kernels",
+            Self::DefaultBodies => "the default bodies",
+        })
+    }
+}
+
+/// The engine that a call asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum EngineChoice {
+    /// The fastest that serves the pass, by a fixed rule; candidates are never timed.
+    #[default]
+    Fastest,
+    /// This one, in every pass of the call. An engine that does not serve one is
+    /// [`AttentionError::Engine`](crate::AttentionError::Engine).
+    Only(Engine),
+}
+
+/// When a call whose window evicts no key is computed as dense attention with the scores as a bias, without a
+/// selection. The results are equal but for rounding; a window that is shorter than the keys is never replaced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum Dense {
+    /// Where the measurements say that it is faster.
+    #[default]
+    WhereFaster,
+    /// Wherever the result is equal.
+    WhereEqual,
+    /// Never: every call with scores selects.
+    Never,
+}
+
+/// A pass, as engines are chosen for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum PassKind {
+    /// The output and the LSE.
+    Forward,
+    /// The gradients.
+    Backward,
+    /// One step over a cache.
+    Decode,
+}
+
+impl PassKind {
+    /// A short name: `forward`, `backward` or `decode`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Forward => "forward",
+            Self::Backward => "backward",
+            Self::Decode => "decode",
+        }
+    }
+}
+
+impl fmt::Display for PassKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Forward => "the forward pass",
+            Self::Backward => "the backward pass",
+            Self::Decode => "the decode step",
+        })
+    }
+}
+
+/// Why an engine does not run a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Obstacle {
+    /// The device's backend does not have the engine.
+    OtherBackend,
+    /// The device does not have the instructions of the engine.
+    Device,
+    /// The engine has no kernel for the pass.
+    Pass,
+    /// The engine does not multiply elements of this type: tensor cores would round f32.
+    Element(ElementType),
+    /// The engine has no kernel for this head dimension.
+    HeadDim {
+        /// The head dimension of the problem.
+        head_dim: usize,
+        /// Those that the engine has, in words.
+        served: &'static str,
+    },
+    /// Rows that do not begin at multiples of 16 bytes.
+    UnalignedRows,
+    /// Rows that are one row repeated by a stride of 0.
+    RepeatedRows,
+    /// Dropout, which the engine has no kernel for.
+    Dropout,
+    /// A bias that differs between queries.
+    PairBias,
+    /// A bias of keys that is not contiguous along them.
+    BiasStride,
+    /// Pages that are not whole key tiles of the engine.
+    PageLength,
+    /// More queries or heads per key tile than the engine's lists can name.
+    Lists,
+    /// Less shared memory than the smallest tiles of the engine need.
+    SharedMemory,
+    /// The environment variable `FLASH_DMA_ENGINE` excludes the engine.
+    Variable,
+    /// The call asks for another engine.
+    Forced(Engine),
+    /// A cache takes the fastest engine of every step; no other can be asked for.
+    Cache,
+}
+
+impl Obstacle {
+    /// What a caller can change to get the engine; nothing if that is up to the device or was asked for.
+    #[must_use]
+    pub fn advice(&self) -> Option<&'static str> {
+        match self {
+            Self::Element(_) => Some("cast q, k and v to bf16 or f16"),
+            Self::HeadDim { .. } => Some("take a head dimension of 64 or 128"),
+            Self::UnalignedRows => {
+                Some("copy q, k and v, so that their rows begin at multiples of 16 bytes")
+            }
+            Self::RepeatedRows => Some("copy the tensor that repeats its rows"),
+            Self::Dropout => Some("leave out the dropout of attention"),
+            Self::PairBias => Some("take a bias that all queries share, if the model allows it"),
+            Self::BiasStride => Some("copy the bias, so that it is contiguous along the keys"),
+            Self::PageLength => Some("take pages of a multiple of 32 tokens"),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OtherBackend => f.write_str("the backend of the device has no such engine"),
+            Self::Device => f.write_str("the device has no such instructions"),
+            Self::Pass => f.write_str("there is no such kernel"),
+            Self::Element(element) => write!(f, "there is no kernel for {element}"),
+            Self::HeadDim { head_dim, served } => {
+                write!(
+                    f,
+                    "the head dimension is {head_dim}, and there are kernels for {served}"
+                )
+            }
+            Self::UnalignedRows => f.write_str("rows do not begin at multiples of 16 bytes"),
+            Self::RepeatedRows => f.write_str("rows are repeated by a stride of 0"),
+            Self::Dropout => f.write_str("there is no kernel with dropout"),
+            Self::PairBias => f.write_str("the bias differs between queries"),
+            Self::BiasStride => f.write_str("the bias is not contiguous along the keys"),
+            Self::PageLength => f.write_str("pages are not whole key tiles"),
+            Self::Lists => {
+                f.write_str("the lists of a key tile cannot name so many queries or heads")
+            }
+            Self::SharedMemory => f.write_str("the device has too little shared memory"),
+            Self::Variable => f.write_str("FLASH_DMA_ENGINE excludes it"),
+            Self::Forced(engine) => write!(f, "the call asks for {engine}"),
+            Self::Cache => f.write_str("a cache takes the fastest engine"),
+        }
+    }
+}
+
+/// An engine that was considered before the one that runs a pass, and why it does not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PassedOver {
+    /// The pass.
+    pub pass: PassKind,
+    /// The engine that does not run it.
+    pub engine: Engine,
+    /// The reason.
+    pub obstacle: Obstacle,
+}
+
+impl fmt::Display for PassedOver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            pass,
+            engine,
+            obstacle,
+        } = self;
+        write!(f, "not {engine} for {pass}: {obstacle}")
+    }
+}
+
+/// The engines of both passes of a problem, and why no faster one runs them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct EngineReport {
+    /// The engine of the forward pass.
+    pub forward: Engine,
+    /// The engine of the backward pass.
+    pub backward: Engine,
+    /// The engines that were passed over, those of the forward pass first, the fastest first within a pass. Empty if
+    /// both passes run on the first engine that was considered.
+    pub why: Vec<PassedOver>,
+}
+
+impl EngineReport {
+    /// The report of two choices: an engine, and those that were passed over for it.
+    #[must_use]
+    pub fn new(
+        (forward, mut why): (Engine, Vec<PassedOver>),
+        (backward, more): (Engine, Vec<PassedOver>),
+    ) -> Self {
+        why.extend(more);
+        Self {
+            forward,
+            backward,
+            why,
+        }
+    }
+}
+
+impl fmt::Display for EngineReport {
+    /// A line for each pass, and one for each engine that was passed over.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "forward: {}\nbackward: {}", self.forward, self.backward)?;
+        self.why.iter().try_for_each(|over| write!(f, "\n{over}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_says_what_runs_and_why_nothing_faster_does() {
+        let head_dim = Obstacle::HeadDim {
+            head_dim: 80,
+            served: "64 and 128",
+        };
+        let over = |pass, engine, obstacle| PassedOver {
+            pass,
+            engine,
+            obstacle,
+        };
+        let report = EngineReport::new(
+            (Engine::Wgmma, Vec::new()),
+            (
+                Engine::Portable,
+                vec![
+                    over(PassKind::Backward, Engine::Wgmma, head_dim),
+                    over(PassKind::Backward, Engine::Mma, Obstacle::SharedMemory),
+                ],
+            ),
+        );
+        let lines = [
+            "forward: the wgmma kernels",
+            "backward: the portable kernels",
+            "not the wgmma kernels for the backward pass: the head dimension is 80, and there are kernels for 64 and 128",
+            "not the mma kernels for the backward pass: the device has too little shared memory",
+        ];
+        assert_eq!(report.to_string(), lines.join("\n"));
+    }
+}
