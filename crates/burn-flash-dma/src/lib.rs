@@ -42,7 +42,7 @@
 //!   [`split_heads`]: q, k and v of one product;
 //! - [`cache`]: decoding, in memory that does not grow with the context;
 //! - [`rms_norm`] and [`HeadEncoding`]: what stands before attention in a layer, in one pass each;
-//! - [`engines`]: which engine computes a call, and why;
+//! - [`engines`]: which engine computes a call, and why; [`finite`]: where a NaN comes from;
 //! - [`memory`]: the device memory that a call needs, and the longest sequence that fits;
 //! - [`select`]: the selection alone, to look at or to share between calls; [`Selector`]: with recent keys, sinks,
 //!   documents or windows per head; [`Intervals`]: any other, if it is one interval per key;
@@ -88,6 +88,7 @@ mod backends;
 pub mod cache;
 pub mod engines;
 pub mod fallback;
+pub mod finite;
 mod functions;
 mod mask;
 pub mod memory;

@@ -13,6 +13,7 @@ mod cube;
 mod engines;
 mod errors;
 mod fallback;
+mod finite;
 mod gradients;
 mod heads;
 mod inspection;
