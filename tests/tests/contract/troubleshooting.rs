@@ -1,6 +1,8 @@
 //! The texts of errors on the book's page of troubles are those that the errors print.
 
-use flash_dma_problem::{AttentionError as E, ElementType as T, TensorName as N};
+use flash_dma_problem::{
+    AttentionError as E, ElementType as T, Engine, Obstacle, PassKind, TensorName as N,
+};
 
 const PAGE: &str = include_str!(concat!(
     env!("CARGO_MANIFEST_DIR"),
@@ -116,7 +118,14 @@ fn errors() -> Vec<E> {
         E::Scale { scale: f32::NAN },
         E::SecondOrder { tensor: N::Query },
         unsupported("FLASH_DMA_ENGINE=Mma (portable, mma or wgmma)"),
-        unsupported("the Wgmma engine for f32 of head dimension 64"),
+        E::Engine {
+            engine: Engine::Wgmma,
+            pass: PassKind::Backward,
+            obstacle: Obstacle::HeadDim {
+                head_dim: 80,
+                served: "64 and 128",
+            },
+        },
     ]
 }
 

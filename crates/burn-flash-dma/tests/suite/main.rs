@@ -10,6 +10,7 @@ mod causal;
 mod checkpointing;
 #[cfg(all(feature = "cpu", feature = "fusion"))]
 mod cube;
+mod debug_page;
 mod engines;
 mod errors;
 mod fallback;
