@@ -46,6 +46,8 @@ pub enum Storage {
         max_pages: usize,
         /// Whether keys carry scores.
         scored: bool,
+        /// The last keys that a query attends to, its own included; all if there is none.
+        window: Option<usize>,
     },
 }
 
@@ -147,6 +149,7 @@ impl CacheShape {
             page_len,
             max_pages,
             scored: false,
+            window: None,
         };
         Self::new(batch, kv_heads, head_dim, element, storage)
     }
@@ -182,6 +185,23 @@ impl CacheShape {
             self.element,
             self.storage,
         )
+    }
+
+    /// The same cache of pages, of whose keys a query attends to the last `window`, its own included: those before may
+    /// be dropped, by whole pages and from the tables and the lengths alike. Slots have a window of their own, and stay
+    /// as they are.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::ZeroWindow`].
+    pub fn with_window(mut self, keys: usize) -> Result<Self, AttentionError> {
+        if keys == 0 {
+            return Err(AttentionError::ZeroWindow);
+        }
+        if let Storage::Pages { window, .. } = &mut self.storage {
+            *window = Some(keys);
+        }
+        Ok(self)
     }
 
     fn new(
@@ -262,6 +282,15 @@ impl CacheShape {
         }
     }
 
+    /// The last keys that a query attends to, of a cache of pages that has such a window.
+    #[must_use]
+    pub fn page_window(&self) -> Option<usize> {
+        match self.storage {
+            Storage::Slots { .. } => None,
+            Storage::Pages { window, .. } => window,
+        }
+    }
+
     /// Whether some keys rank above all others for where they are. What ranks the keys of a chunk is then not what is
     /// added to their logits.
     #[must_use]
@@ -306,6 +335,7 @@ impl CacheShape {
                 page_len,
                 max_pages,
                 scored,
+                ..
             } => {
                 let scores = 4 * pages * self.kv_heads * page_len * usize::from(scored);
                 scores + 4 * self.batch * (max_pages + 1)

@@ -139,6 +139,8 @@ pub enum Obstacle {
     BiasStride,
     /// Pages that are not whole key tiles of the engine.
     PageLength,
+    /// Pages with a window.
+    PageWindow,
     /// More queries or heads per key tile than the engine's lists can name.
     Lists,
     /// Less shared memory than the smallest tiles of the engine need.
@@ -190,6 +192,7 @@ impl fmt::Display for Obstacle {
             Self::PairBias => f.write_str("the bias differs between queries"),
             Self::BiasStride => f.write_str("the bias is not contiguous along the keys"),
             Self::PageLength => f.write_str("pages are not whole key tiles"),
+            Self::PageWindow => f.write_str("there is no kernel for pages with a window"),
             Self::Lists => {
                 f.write_str("the lists of a key tile cannot name so many queries or heads")
             }

@@ -7,7 +7,7 @@
 //! - [`select`]: the keys each position attends to, by definition and (for long sequences) by a heap;
 //! - [`compose`]: the same with recent keys, sinks and documents;
 //! - [`slots`]: the same sets out of a cache that holds no more keys than the window;
-//! - [`Inputs`]: dynamic-mask attention with its gradients;
+//! - [`Inputs`]: dynamic-mask attention with its gradients; [`Inputs::forward_last`]: attention to the last keys;
 //! - [`masked`]: attention under arbitrary masks and biases with every broadcast;
 //! - [`norm`]: RMS norm of rows and rotary encoding of heads;
 //! - [`zoh`]: the scores of Dynamic Mask Attention from the values;
@@ -25,6 +25,7 @@ mod attention;
 pub mod compare;
 pub mod compose;
 pub mod generate;
+mod last;
 pub mod masked;
 mod naive;
 pub mod norm;

@@ -47,6 +47,9 @@ impl<'a, T: Target> Held<'a, T> {
         if sequence.biased {
             shape = shape.with_scores();
         }
+        if let Some(keys) = sequence.last {
+            shape = shape.with_window(keys).expect("a good case");
+        }
         let kv = shape.kv_shape();
         let filled = |shape: &[usize], value: f64, element| {
             let values = vec![value; shape.iter().product()];

@@ -36,6 +36,8 @@ pub struct Sequence {
     pub role: ScoreRole,
     /// Whether pages have scores.
     pub biased: bool,
+    /// The last keys that a query attends to; `None` is all keys of pages.
+    pub last: Option<usize>,
     /// Tokens per page.
     pub page_len: usize,
     /// The kind of scores.
@@ -69,6 +71,7 @@ impl Sequence {
             rule: window.map(SelectionRule::top),
             role: ScoreRole::default(),
             biased: false,
+            last: None,
             page_len: 32,
             scores: Scores::Normal,
             options: AttentionOptions::new(),
@@ -157,12 +160,13 @@ impl Sequence {
             v: picked(&all.v, self.len, dim, 0..to),
             scores: (all.scores.as_ref()).map(|z| picked(z, self.len, 1, 0..to)),
         };
-        let (exact, naive) = match &self.rule {
-            Some(rule) => (
+        let (exact, naive) = match (&self.rule, self.last) {
+            (Some(rule), _) => (
                 prefix.forward_by(rule, self.role),
                 prefix.naive_forward_by(rule, self.role),
             ),
-            None => (prefix.forward(), prefix.naive_forward()),
+            (None, Some(keys)) => (prefix.forward_last(keys), prefix.naive_forward_last(keys)),
+            (None, None) => (prefix.forward(), prefix.naive_forward()),
         };
         let context = || format!("tokens {from}..{to} of {self:?}");
         compare("out", &q, out, &exact.out, &naive.out, p.element, OUTPUT)

@@ -424,6 +424,7 @@ fn decoded(rng: &mut Rng) -> What {
         n => Store::Pages {
             page_len: one(rng, &[1, 3, 16, 16, 32, 64, 64, 128]),
             scored: n == 3,
+            last: None,
         },
     };
     let mut piece = || match rng.below(12) {
@@ -443,7 +444,7 @@ fn decoded(rng: &mut Rng) -> What {
         Store::Pages { scored: false, .. } => Scores::Normal,
         _ => scores(rng),
     };
-    What::Decoded(Decoding {
+    let mut decoding = Decoding {
         storage,
         scores,
         prefill,
@@ -453,5 +454,9 @@ fn decoded(rng: &mut Rng) -> What {
             Store::Slots(_) if chance(rng, 3) => ScoreRole::Rank,
             _ => ScoreRole::RankAndBias,
         },
-    })
+    };
+    if let Store::Pages { last, .. } = &mut decoding.storage {
+        *last = (rng.below(3) > 0).then(|| around(rng, &[1, 16, 64, 128, 1024]));
+    }
+    What::Decoded(decoding)
 }

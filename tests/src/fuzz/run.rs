@@ -311,10 +311,13 @@ fn decoded<E: Decoder>(engine: &E, spec: &Spec, decoding: &Decoding) -> Checked 
     }
     let mut seen = Seen::default();
     let expect = |inputs: &Inputs| {
-        let (exact, naive) = (
-            inputs.forward_for(decoding.role),
-            inputs.naive_forward_for(decoding.role),
-        );
+        let (exact, naive) = match decoding.last() {
+            Some(keys) => (inputs.forward_last(keys), inputs.naive_forward_last(keys)),
+            None => (
+                inputs.forward_for(decoding.role),
+                inputs.naive_forward_for(decoding.role),
+            ),
+        };
         Expected::new(&inputs.problem, exact, &naive)
     };
     for step in &steps {

@@ -230,16 +230,26 @@ fn simpler_decoding(decoding: &Decoding) -> Vec<Decoding> {
                 with(&|d| d.storage = Store::Slots(n));
             }
         }
-        Store::Pages { page_len, scored } => {
+        Store::Pages {
+            page_len,
+            scored,
+            last,
+        } => {
+            let pages = |page_len, scored, last| Store::Pages {
+                page_len,
+                scored,
+                last,
+            };
             with(&|d| {
                 d.scores = Scores::Normal;
-                d.storage = Store::Pages {
-                    page_len,
-                    scored: false,
-                };
+                d.storage = pages(page_len, false, last);
             });
+            with(&|d| d.storage = pages(page_len, scored, None));
+            for keys in less(last.unwrap_or(0)) {
+                with(&|d| d.storage = pages(page_len, scored, Some(keys)));
+            }
             for page_len in less(page_len) {
-                with(&|d| d.storage = Store::Pages { page_len, scored });
+                with(&|d| d.storage = pages(page_len, scored, last));
             }
         }
     }

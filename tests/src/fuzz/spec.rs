@@ -152,6 +152,8 @@ pub enum Store {
         page_len: usize,
         /// Whether keys carry scores.
         scored: bool,
+        /// The last keys that a query attends to, if not all.
+        last: Option<usize>,
     },
 }
 
@@ -363,6 +365,15 @@ impl Decoding {
         match self.storage {
             Store::Slots(window) => Some(window),
             Store::Pages { .. } => None,
+        }
+    }
+
+    /// The last keys that a query attends to, if not all of the pages.
+    #[must_use]
+    pub fn last(&self) -> Option<usize> {
+        match self.storage {
+            Store::Slots(_) => None,
+            Store::Pages { last, .. } => last,
         }
     }
 

@@ -116,6 +116,7 @@ fn problems_are_of_every_kind() {
         "decoded",
         "slots=",
         "pages=",
+        "last=",
         "wrong=",
         "hidden",
         "padded",

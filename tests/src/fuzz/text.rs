@@ -121,6 +121,9 @@ impl fmt::Display for Decoding {
             Store::Slots(window) => write!(f, "slots={window}")?,
             Store::Pages { page_len, .. } => write!(f, "pages={page_len}")?,
         }
+        if let Some(last) = self.last() {
+            write!(f, " last={last}")?;
+        }
         if self.scored() {
             write!(f, " scores={:?}", self.scores)?;
         }
@@ -224,6 +227,7 @@ impl<'a> Reader<'a> {
             (None, Some(page_len)) => Store::Pages {
                 page_len,
                 scored: scores.is_some(),
+                last: self.maybe("last")?,
             },
             _ => return Err("a cache has `slots` or `pages`".into()),
         };

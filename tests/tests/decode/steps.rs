@@ -19,6 +19,7 @@ flash_dma_tests::kernel_engines!(
     long_contexts,
     pieces_of_any_size,
     chunks_equal_one_pass,
+    the_last_keys_of_pages,
     recent_keys_and_sinks,
     recent_keys_and_sinks_over_thousands_of_tokens,
     hidden_rows_are_never_read,
@@ -291,6 +292,26 @@ fn rules(window: usize) -> Vec<SelectionRule> {
         sinks,
     };
     parts.map(rule).into()
+}
+
+/// Windows that end in a page, in a step, and behind the sequence.
+fn the_last_keys_of_pages<T: Target>(kernels: &Kernels<T>) {
+    let windows = Kernels::<T>::cases([1, 21], [4], [32, 65, 500]);
+    for (n, last) in windows.into_iter().enumerate() {
+        for (biased, pieces) in [(false, vec![1, 16, 5]), (true, vec![2, 9])] {
+            let sequence = Sequence {
+                element: types(kernels)[n % types(kernels).len()],
+                last: Some(last),
+                biased,
+                scores: Scores::Padded,
+                prefill: 40,
+                pieces,
+                every: 2,
+                ..Sequence::new(120, None)
+            };
+            sequence.check(kernels);
+        }
+    }
 }
 
 /// Single tokens, several at once and chunks, for every kind of scores.

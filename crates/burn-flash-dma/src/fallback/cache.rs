@@ -9,9 +9,10 @@ use crate::ops::types::{
 use crate::spans::span;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{IntDType, Shape, Slice};
+use burn::tensor::{FloatDType, IntDType, Shape, Slice};
 use flash_dma_problem::{
-    AppendProblem, Appending, AttentionOptions, CacheShape, DecodeProblem, Problem, SelectionRule,
+    AppendProblem, Appending, AttentionOptions, CacheShape, DecodeProblem, KeptKeys, Problem,
+    SelectionRule,
 };
 
 /// See [`CacheOps::cache_append_slots`](crate::ops::CacheOps::cache_append_slots). Selects over the slots and
@@ -271,17 +272,30 @@ pub(crate) fn attend_pages<B: DynamicMaskOps>(
             B::float_slice(rows, &[Slice::full(), Slice::full(), (0..len).into()])
         };
         let (k, v) = (gather(&pages.k, &[dim]), gather(&pages.v, &[dim]));
-        let (selection, options) = match &pages.scores {
-            OptionalFloat::None => (Selection::All, *options),
-            OptionalFloat::Some(pool) => {
-                let scores = gather(pool, &[]);
-                let intervals = B::dynamic_mask_select(scores.clone(), usize::MAX.into());
+        let window = problem.cache.page_window();
+        let scores = match (&pages.scores, window) {
+            (OptionalFloat::Some(pool), _) => Some(gather(pool, &[])),
+            // Scores of 0 add nothing; they have the window.
+            (OptionalFloat::None, Some(_)) => {
+                let shape = Shape::new([1, heads, len]);
+                Some(B::float_zeros(shape, &device, FloatDType::F32))
+            }
+            (OptionalFloat::None, None) => None,
+        };
+        let (selection, options) = match scores {
+            None => (Selection::All, *options),
+            Some(scores) => {
+                let kept = window.map_or(usize::MAX.into(), |recent| KeptKeys { best: 0, recent });
+                let intervals = B::dynamic_mask_select(scores.clone(), kept);
                 let selection = Selection::Scored {
                     scores,
                     intervals,
                     runners_up: RunnersUp::None,
                 };
-                (selection, options.with_keep_window(usize::MAX))
+                (
+                    selection,
+                    options.with_keep_window(window.unwrap_or(usize::MAX)),
+                )
             }
         };
         let q = B::float_slice(q.clone(), &[Slice::from(batch..batch + 1)]);

@@ -230,9 +230,14 @@ fn pages_by_plain_operations_equal_the_engine() {
     let device = Device::flex();
     let mut rng = Rng::new(5);
     let (batch, [q_heads, heads]) = (2, HEADS);
-    for scored in [false, true] {
+    let windows = [None, Some(1), Some(6), Some(40)];
+    for (scored, window) in windows.into_iter().flat_map(|w| [(false, w), (true, w)]) {
         let shape = CacheShape::pages(batch, heads, [20, 4, 10], DIM, ElementType::F32).unwrap();
         let shape = if scored { shape.with_scores() } else { shape };
+        let shape = match window {
+            Some(keys) => shape.with_window(keys).unwrap(),
+            None => shape,
+        };
         let table: Vec<i32> = (0..20).map(|page| 19 - page).collect();
         let empty = || PageTensors::<Flex> {
             k: primitive(Tensor::<4>::zeros(shape.kv_shape(), &device)),
@@ -300,5 +305,71 @@ fn pages_by_plain_operations_equal_the_engine() {
             held += n;
         }
         assert_eq!(words::<1>(&plain.lengths), words::<1>(&engine.lengths));
+    }
+}
+
+/// Two sequences with the same first pages, and the last keys of both: the default bodies against the engine.
+#[test]
+fn shared_pages_by_plain_operations_equal_the_engine() {
+    let mut rng = Rng::new(6);
+    let (batch, [q_heads, heads], page_len) = (2, HEADS, 4);
+    for window in [None, Some(3), Some(11)] {
+        let shape = CacheShape::pages(batch, heads, [9, 4, 5], DIM, ElementType::F32).unwrap();
+        let shape = match window {
+            Some(keys) => shape.with_window(keys).unwrap(),
+            None => shape,
+        };
+        // The first sequence is in its last page, the second has filled what they share.
+        let table = vec![vec![7, 2, 4, 0, 0], vec![7, 2, 1, 3, 0]];
+        let lengths = vec![11, 8];
+        let (k, v) = (
+            random(&mut rng, shape.kv_shape()),
+            random(&mut rng, shape.kv_shape()),
+        );
+        let pages = || PageTensors::<Flex> {
+            k: primitive(k.clone()),
+            v: primitive(v.clone()),
+            scores: OptionalFloat::None,
+            table: ints(table.concat(), [batch, 5]),
+            lengths: ints(vec![11, 8], [batch]),
+        };
+        let map = || PageMap {
+            table: Arc::new(table.clone()),
+            lengths: lengths.clone(),
+        };
+        for n in [1, 5] {
+            let (kv, q_shape) = ([batch, heads, n, DIM], [batch, q_heads, n, DIM]);
+            let [new_k, new_v] = [(); 2].map(|()| random(&mut rng, kv));
+            let q = random(&mut rng, q_shape);
+            let tokens = || TokenTensors::<Flex> {
+                k: primitive(new_k.clone()),
+                v: primitive(new_v.clone()),
+                scores: OptionalFloat::None,
+            };
+            let options = AttentionOptions::new();
+            let problem = shape
+                .decode(&q_shape, &kv, &kv, None, ElementType::F32, 11, &options)
+                .unwrap();
+            let query = || primitive(q.clone());
+            let left: DecodedPages<Flex> =
+                fallback::decode_pages(query(), pages(), tokens(), map(), problem);
+            let right = Flex::cache_decode_pages(query(), pages(), tokens(), map(), problem);
+            close(&floats::<4>(&left.out), &floats::<4>(&right.out));
+            close(&floats::<3>(&left.lse), &floats::<3>(&right.lse));
+            // What they share is as it was, and they agree on the rest.
+            let read = |rows: &burn_flex::FlexTensor| floats::<4>(rows);
+            assert_eq!(read(&left.pages.k), read(&right.pages.k));
+            assert_eq!(read(&left.pages.v), read(&right.pages.v));
+            let before = values(k.clone());
+            let size = heads * page_len * DIM;
+            for page in [7, 2] {
+                let rows = page * size..(page + 1) * size;
+                assert_eq!(read(&left.pages.k)[rows.clone()], before[rows]);
+            }
+            assert_eq!(
+                words::<1>(&left.pages.lengths),
+                [11, 8].map(|held| held + n as i32)
+            );
+        }
     }
 }

@@ -11,7 +11,7 @@ use crate::keys::source::{KeyRows, KeySource, Keys};
 use crate::queries::KvHead;
 use crate::view::View;
 use flash_dma_problem::{
-    AppendProblem, AttentionError, CacheShape, DecodeProblem, Interval, Storage,
+    AppendProblem, AttentionError, CacheShape, DecodeProblem, Interval, Problem, Storage,
 };
 use rayon::prelude::*;
 
@@ -137,14 +137,16 @@ pub(crate) fn attend<E: Element>(
             };
             let len = held + count;
             let scores = rows.scores(len);
-            let window = scores.as_ref().map(|_| len.max(1));
-            let problem = forward_problem(problem, [1, heads, count, dim], len, window)?;
+            let last = problem.append.cache.page_window();
+            let selects = scores.is_some() || last.is_some();
+            let keep_window = selects.then_some(last.unwrap_or(len.max(1)));
+            let problem = forward_problem(problem, [1, heads, count, dim], len, keep_window)?;
             let q = View {
                 data: &q.data[sequence * q.strides[0]..],
                 shape: problem.q_shape(),
                 strides: q.strides,
             };
-            let intervals = scores.as_deref().map(|scores| shown(scores, len));
+            let intervals = selects.then(|| shown(scores.as_deref(), &problem, last));
             let scores =
                 (scores.as_deref()).map(|scores| View::contiguous(scores, problem.scores_shape()));
             let operands = Operands {
@@ -161,16 +163,23 @@ pub(crate) fn attend<E: Element>(
         })
 }
 
-/// The intervals of `[kv_heads, len]` keys that stay: a score of −∞ hides its key, every other key is attended from
-/// its own position on.
-fn shown(scores: &[f32], len: usize) -> Vec<Interval> {
-    let interval = |(at, &score): (usize, &f32)| {
+/// The intervals of the keys of each head: every key is attended from its own position on, by the queries of the `last`
+/// keys, but a score of −∞ hides it.
+fn shown(scores: Option<&[f32]>, problem: &Problem, last: Option<usize>) -> Vec<Interval> {
+    let [_, heads, len] = problem.scores_shape();
+    let last = last.unwrap_or(len);
+    let interval = |at: usize| {
         let key = at % len;
-        let hidden = score == f32::NEG_INFINITY;
+        let hidden = scores.is_some_and(|scores| scores[at] == f32::NEG_INFINITY);
+        let end = if hidden {
+            key
+        } else {
+            key.saturating_add(last).min(len)
+        };
         Interval {
             first: key as u32,
-            end: if hidden { key } else { len } as u32,
+            end: end as u32,
         }
     };
-    scores.iter().enumerate().map(interval).collect()
+    (0..heads * len).map(interval).collect()
 }

@@ -124,7 +124,7 @@ fn step(
     let q: Vec<f32> = exact.q.iter().map(|&x| x as f32).collect();
     let q_shape = exact.problem.q_shape();
     let options = AttentionOptions {
-        keep_window: p.has_scores.then_some(p.window),
+        keep_window: shape.rule().map(|rule| rule.window),
         ..AttentionOptions::new()
     };
     let scores = z.as_ref().map(|_| &kv[..3]);
@@ -177,15 +177,13 @@ fn step(
         }
     }
     let wide = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
-    let (oracle, naive) = match shape.rule() {
-        Some(rule) => {
-            let role = shape.score_role();
-            (
-                exact.forward_by(&rule, role),
-                exact.naive_forward_by(&rule, role),
-            )
-        }
-        None => (exact.forward(), exact.naive_forward()),
+    let (oracle, naive) = match (shape.rule(), shape.page_window()) {
+        (Some(rule), _) => (
+            exact.forward_by(&rule, shape.score_role()),
+            exact.naive_forward_by(&rule, shape.score_role()),
+        ),
+        (None, Some(keys)) => (exact.forward_last(keys), exact.naive_forward_last(keys)),
+        (None, None) => (exact.forward(), exact.naive_forward()),
     };
     let at = format!("tokens {at}..{}", at + n);
     compare(
@@ -444,6 +442,50 @@ fn pages_decode_as_one_pass_would() {
             at += n;
         }
         assert_eq!(lengths, vec![50; batch]);
+    }
+}
+
+/// The tables name the pages that the next query sees alone, and the lengths count the tokens in them.
+#[test]
+fn pages_of_a_window_decode_as_one_pass_over_its_keys_would() {
+    const LEN: usize = 50;
+    let mut rng = Rng::new(13);
+    let top = |kind| (kind, SelectionRule::top(LEN));
+    let kinds = [None, Some(top(Scores::Normal)), Some(top(Scores::Padded))];
+    for (kind, window) in (kinds.iter()).flat_map(|&kind| [1, 5, 8, 30, 99].map(|w| (kind, w))) {
+        let inputs = inputs(2, LEN, kind, window as u64);
+        let shape = CacheShape::pages(2, HEADS[1], [14, 8, 7], DIM, ElementType::F32).unwrap();
+        let shape = if kind.is_some() {
+            shape.with_scores()
+        } else {
+            shape
+        };
+        let shape = shape.with_window(window).unwrap();
+        let rows = 14 * HEADS[1] * 8;
+        let (mut k, mut v) = (vec![f32::NAN; rows * DIM], vec![f32::NAN; rows * DIM]);
+        let mut scores = kind.map(|_| vec![f32::NAN; rows]);
+        let mut at = 0;
+        while at < LEN {
+            let n = (1 + rng.below(9)).min(LEN - at);
+            let dropped = (at + 1).saturating_sub(window) / 8;
+            let page = |b: usize, page: usize| match page + dropped {
+                page @ 0..7 => (13 - page * 2 - b) as i32,
+                _ => -1,
+            };
+            let table: Vec<i32> = (0..2)
+                .flat_map(|b| (0..7).map(move |at| page(b, at)))
+                .collect();
+            let mut lengths = vec![(at - dropped * 8) as i32; 2];
+            let pages = Pages {
+                k: &mut k,
+                v: &mut v,
+                scores: scores.as_deref_mut(),
+                table: &table,
+                lengths: &mut lengths,
+            };
+            step(&inputs, &shape, at, n, Cache::Pages(pages), None);
+            at += n;
+        }
     }
 }
 

@@ -31,7 +31,7 @@ pub struct Pages {
     /// `[pages, kv_heads, page_len]`, f32; given exactly if the cache's keys carry scores.
     pub scores: Option<TensorBinding>,
     /// `[batch, max_pages]`, i32: the pages of each sequence in order, including the pages for the new tokens. The
-    /// entries after them are never read. A page must belong to one sequence.
+    /// entries after them are never read. A page may belong to several sequences if no new token is written to it.
     pub table: TensorBinding,
     /// `[batch]`, i32: tokens that each sequence holds.
     pub lengths: TensorBinding,

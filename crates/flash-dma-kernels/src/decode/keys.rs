@@ -18,6 +18,8 @@ pub(crate) struct DecodeBlueprint {
     pub paged: bool,
     /// The scores of keys rank and hide them, and are not added to their logits.
     pub only_ranked: bool,
+    /// A query attends to its last keys alone. As `paged`.
+    pub windowed: bool,
 }
 
 /// The keys of one (sequence, kv head): `0..held` in the cache, then one for each new token. Times are those of the
@@ -112,7 +114,7 @@ impl StepKeys {
     }
 
     /// One past the last query that attends to a key that is attended from `first` on: the query of the token that
-    /// evicts it. `first` if the key is never attended.
+    /// evicts it, or whose window it is out of. At most `first` if the key is never attended.
     fn end<F: Float, N: Size>(
         &self,
         tensors: &StepTensors<F, N>,
@@ -134,6 +136,15 @@ impl StepKeys {
                 if slot == comptime!(NONE) {
                     end = first;
                 }
+            }
+            ComptimeOption::None => {}
+        }
+        #[comptime]
+        match &tensors.window {
+            ComptimeOption::Some(window) => {
+                // The query of token `t` attends to the keys from `held + t + 1 - window` on.
+                let past = key + *window as usize;
+                end = min(end, past - min(past, self.held));
             }
             ComptimeOption::None => {}
         }

@@ -157,6 +157,7 @@ impl Pass for DecodeStep<'_> {
             tile,
             paged: matches!(cache.storage, Storage::Pages { .. }),
             only_ranked: cache.has_scores() && !cache.adds_scores(),
+            windowed: cache.page_window().is_some(),
         };
         let cubes = cache.batch * cache.kv_heads * rows.div_ceil(tile.outer_rows());
         let parts = parts(cache.capacity(), cubes, hardware);
@@ -294,6 +295,9 @@ impl Step {
             (Cache::Pages(pages), Storage::Pages { max_pages, .. }) => Some((pages, max_pages)),
             _ => None,
         };
+        // More keys than positions are all keys.
+        let window = append.cache.page_window();
+        let window = window.map(|keys| keys.min(i32::MAX as usize) as u32);
         let scores = cached.zip(self.tokens.scores.as_ref());
         let (new_k, new_v) = (&self.tokens.k, &self.tokens.v);
         let typed = [&self.q, k, v, new_k, new_v];
@@ -331,6 +335,7 @@ impl Step {
                         .into(),
                     moves.map(|moves| moves.clone().into_buffer_arg()).into(),
                     table.map(|(pages, most)| pages.table_launch(most)).into(),
+                    window.into(),
                 ),
                 part_out.clone().$out(),
                 part_lse.clone().into_buffer_arg(),

@@ -22,6 +22,8 @@ pub(crate) struct StepTensors<E: Float, N: Size> {
     pub moves: ComptimeOption<Box<[i32]>>,
     /// Pages.
     pub pages: ComptimeOption<PageTable>,
+    /// Pages: the last keys that a query attends to, its own included, unless it attends to all.
+    pub window: ComptimeOption<u32>,
 }
 
 /// The scores of a step's keys.

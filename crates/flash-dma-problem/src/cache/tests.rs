@@ -107,6 +107,9 @@ fn caches_of_no_room_or_past_the_index_type_are_refused() {
         CacheShape::pages(1, 1, [1, 0, 1], 16, bf16),
         Err(AttentionError::EmptyPages)
     );
+    assert_eq!(pages().with_window(0), Err(AttentionError::ZeroWindow));
+    assert_eq!(pages().with_window(3).unwrap().page_window(), Some(3));
+    assert_eq!(slots().with_window(3).unwrap(), slots());
     let rule = |recent, sinks| SelectionRule {
         window: 4,
         recent,

@@ -139,7 +139,11 @@ impl<'a, E: Host + Element> Held<'a, E> {
                 let shape = shape.with_score_role(decoding.role);
                 (shape, vec![-1; batch * heads * window])
             }
-            Store::Pages { page_len, scored } => {
+            Store::Pages {
+                page_len,
+                scored,
+                last,
+            } => {
                 // With room for wrong tokens.
                 let max_pages = (spec.k_len + MAX_STEP).div_ceil(page_len);
                 let pages = max_pages * batch + 1;
@@ -147,6 +151,9 @@ impl<'a, E: Host + Element> Held<'a, E> {
                 let mut shape = CacheShape::pages(batch, heads, sizes, dim, spec.element)?;
                 if scored {
                     shape = shape.with_scores();
+                }
+                if let Some(keys) = last {
+                    shape = shape.with_window(keys)?;
                 }
                 // Alternating, from the last page on.
                 let page = |n: usize| pages - 1 - n % max_pages * batch - n / max_pages;

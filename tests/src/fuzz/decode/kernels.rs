@@ -53,6 +53,7 @@ fn sequence(spec: &Spec, decoding: &Decoding) -> Sequence {
         element: spec.element,
         role: decoding.role,
         biased: decoding.window().is_none() && decoding.scored(),
+        last: decoding.last(),
         page_len,
         scores: decoding.scores,
         options: spec.options(),

@@ -40,7 +40,8 @@ pub(crate) struct DecodeMmaBlueprint {
 
 impl DecodeMmaBlueprint {
     /// The configuration for `problem`, or why this engine does not support it: f16 and bf16 on a device with
-    /// `mma.sync` and `cp.async`, head dimensions that are multiples of 32, pages of whole key tiles.
+    /// `mma.sync` and `cp.async`, head dimensions that are multiples of 32, pages of whole key tiles and without a
+    /// window.
     ///
     /// Two tiles of 8 KiB ahead of each of eight warps are four times what a multiprocessor of an H200 must have in
     /// flight to saturate the memory.
@@ -52,6 +53,9 @@ impl DecodeMmaBlueprint {
         let (element, dim) = (cache.element, cache.head_dim);
         let (on_device, fits) = (has_mma(element, properties), dim.is_multiple_of(32));
         check_rows(on_device, element, dim, fits, "multiples of 32")?;
+        if cache.page_window().is_some() {
+            return Err(Obstacle::PageWindow);
+        }
         let blueprint = Self {
             element: cache.element,
             head_dim: cache.head_dim,

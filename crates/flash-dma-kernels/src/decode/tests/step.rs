@@ -194,6 +194,7 @@ impl Case {
                 tile: Blueprint::with_micro(micro, &all.problem),
                 paged: self.window.is_none(),
                 only_ranked: self.window.is_some() && self.role == ScoreRole::Rank,
+                windowed: false,
             };
             let config = Config::Portable((blueprint, self.parts.unwrap_or(1)));
             return Plan::with(client, engine, config, DecodeStep::new(problem, inputs));
