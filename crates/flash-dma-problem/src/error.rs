@@ -444,6 +444,26 @@ pub enum AttentionError {
         /// What is different, in words.
         what: &'static str,
     },
+    /// A beginning of a sequence that it does not have, or no longer.
+    #[error(
+        "sequence {sequence} can share its first {least} to {most} tokens, but {tokens} were asked for"
+    )]
+    Prefix {
+        /// The sequence.
+        sequence: usize,
+        /// The tokens that were asked for.
+        tokens: usize,
+        /// The fewest that it can share: with a window, its pages before these are gone.
+        least: usize,
+        /// The tokens that it has been given.
+        most: usize,
+    },
+    /// A page table from outside that does not fit, or a call that would change one.
+    #[error("the block table does not fit: {reason}")]
+    BlockTable {
+        /// What does not fit.
+        reason: String,
+    },
     /// A tensor tracked by autodiff in an operation without gradients.
     #[error(
         "{tensor} is tracked by autodiff, but a cache has no gradients: use it without autodiff"
@@ -531,7 +551,7 @@ kinds! {
     ScoresWithoutIntervals ScoresGradient RankGradient Residual Scale Softcap DropoutRate Epsilon
     NormOperand Positions PagesFull EmptyPages CacheScores
     CacheWindow CacheNotCausal CacheDropout PagesUsed Sequence TokensWait NotHolding TooManyAccepted NoParts NoCaches
-    JoinedCaches Tracked Record TooLarge Engine Unsupported DeviceFailed SecondOrder
+    JoinedCaches Prefix BlockTable Tracked Record TooLarge Engine Unsupported DeviceFailed SecondOrder
 }
 
 impl AttentionError {

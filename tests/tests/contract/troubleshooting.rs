@@ -104,6 +104,15 @@ fn errors() -> Vec<E> {
             index: 1,
             what: "sizes",
         },
+        E::Prefix {
+            sequence: 1,
+            tokens: 9,
+            least: 0,
+            most: 7,
+        },
+        E::BlockTable {
+            reason: "..".into(),
+        },
         E::TooLarge {
             what: "the number of tokens with rotary positions",
             size: 4096,

@@ -12,5 +12,7 @@ mod refusals;
 #[cfg(feature = "burn")]
 mod sequences;
 #[cfg(feature = "burn")]
+mod shared;
+#[cfg(feature = "burn")]
 mod slots;
 mod steps;

@@ -3,12 +3,17 @@
 use burn::tensor::{DType, Device, Tensor};
 use burn_flash_dma::AttentionOptions;
 use burn_flash_dma::cache::{
-    DynamicMaskCache, DynamicMaskCacheConfig, PagedCache, PagedCacheConfig,
+    BlockTable, DynamicMaskCache, DynamicMaskCacheConfig, PagedCache, PagedCacheConfig,
 };
 use flash_dma_tests::engines::{Backend, Burn};
 use flash_dma_tests::every_burn;
 
-every_burn!(tokens_for_slots, tokens_for_pages, configurations);
+every_burn!(
+    tokens_for_slots,
+    tokens_for_pages,
+    tables_from_outside,
+    configurations,
+);
 
 fn ones<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
     Tensor::ones(shape, (device, DType::F32))
@@ -187,9 +192,22 @@ fn tokens_for_pages<B: Backend>(burn: &Burn<B>) {
     let error = step(&mut cache, New::tokens(device), false).unwrap_err();
     assert_eq!(error.to_string(), "2 pages are needed, but the pool has 1");
     assert_eq!(pages_bits(&cache), before);
-    assert!(cache.try_reorder(&[0, 0, 1, 1]).is_err());
     assert!(cache.try_reorder(&[0, 7]).is_err());
+    assert!(cache.try_fork(2).is_err());
+    assert!(cache.try_share_prefix(0, 2, 1).is_err());
+    assert!(cache.try_copy_pages(&[[0, 2]]).is_err());
+    assert_eq!(
+        cache.try_share_prefix(0, 1, 4).unwrap_err().to_string(),
+        "sequence 0 can share its first 0 to 3 tokens, but 4 were asked for"
+    );
     assert_eq!(pages_bits(&cache), before);
+    // Two sequences have one page: a copy of it and a second page for both.
+    let mut shared = cache.clone();
+    shared.reorder(&[0, 0]);
+    let before = pages_bits(&shared);
+    let error = step(&mut shared, New::tokens(device), false).unwrap_err();
+    assert_eq!(error.to_string(), "3 pages are needed, but the pool has 2");
+    assert_eq!(pages_bits(&shared), before);
 
     // The table has room for 8 tokens of a sequence, whatever the pool has.
     let mut cache = config.with_grow_by(4).init(device);
@@ -202,6 +220,110 @@ fn tokens_for_pages<B: Backend>(burn: &Burn<B>) {
         error.to_string(),
         "the page table holds 6 tokens of 8: there is no room for 3 more"
     );
+    assert_eq!(pages_bits(&cache), before);
+}
+
+/// Pages, lengths, and why they are refused.
+type Case = (&'static [&'static [usize]], &'static [usize], &'static str);
+
+fn tables_from_outside<B: Backend>(burn: &Burn<B>) {
+    let device = burn.device();
+    let config = PagedCacheConfig::new(2, 2, 16, 8)
+        .with_page_len(4)
+        .with_pages(3);
+    let mut cache = config.init(device);
+    let new = || New::tokens(device);
+    cache.append(new().k, new().v, None);
+    let before = pages_bits(&cache);
+    let refused = |cache: &mut PagedCache, pages: &[&[usize]], lengths: &[usize]| {
+        let table = BlockTable {
+            pages: pages.iter().map(|row| row.to_vec()).collect(),
+            lengths: lengths.to_vec(),
+        };
+        let text = cache.try_set_block_table(&table).unwrap_err().to_string();
+        let reason = text.strip_prefix("the block table does not fit: ");
+        reason.expect("a table that does not fit").to_string()
+    };
+    let cases: [Case; 8] = [
+        (
+            &[&[0, 1], &[1, 2]],
+            &[8, 8],
+            "sequences 0 and 1 have page 1, at different places",
+        ),
+        (&[&[0]], &[3, 3], "it has 1 sequences and 2 lengths"),
+        (
+            &[&[0], &[3]],
+            &[3, 3],
+            "sequence 1 has page 3, but there are 3",
+        ),
+        (&[&[0, 0]], &[8], "sequence 0 has page 0 twice"),
+        (
+            &[&[0], &[1]],
+            &[3, 5],
+            "sequence 1 has 1 pages for 5 tokens",
+        ),
+        (
+            &[&[0, 1, 2]],
+            &[3],
+            "sequence 0 has 3 pages, past the limit of 2",
+        ),
+        // Full in one of the two, and in none.
+        (
+            &[&[0, 1], &[2, 1]],
+            &[8, 7],
+            "sequences 0 and 1 have page 1, which is not full",
+        ),
+        (
+            &[&[0, 1], &[2, 1]],
+            &[4, 4],
+            "sequences 0 and 1 have page 1, which is not full",
+        ),
+    ];
+    for (pages, lengths, reason) in cases {
+        assert_eq!(refused(&mut cache, pages, lengths), reason);
+        assert_eq!(pages_bits(&cache), before, "{reason}");
+    }
+    let windowed = config.clone().with_window(Some(2));
+    assert_eq!(
+        refused(&mut windowed.init(device), &[&[0], &[1]], &[3, 3]),
+        "a cache with a window gives out its pages itself"
+    );
+
+    let table = BlockTable {
+        pages: vec![vec![2], vec![0, 1]],
+        lengths: vec![3, 3],
+    };
+    cache.set_block_table(&table);
+    let before = pages_bits(&cache);
+    let texts = [
+        cache.try_append(new().k, new().v, None),
+        cache.try_reset(0),
+        cache.try_reorder(&[1, 0]),
+        cache.try_share_prefix(0, 1, 2),
+        PagedCache::try_cat(vec![cache.clone()]).map(drop),
+        cache.try_copy_pages(&[[0, 3]]),
+        cache.try_copy_pages(&[[0, 2], [1, 2]]),
+        cache.try_copy_pages(&[[0, 1], [1, 2]]),
+    ];
+    let changes = "it was given from outside, so its sequences change by another table";
+    let reasons = [
+        "sequence 0 has 1 pages for 6 tokens",
+        changes,
+        changes,
+        changes,
+        changes,
+        "page 3 is to be copied, but there are 3",
+        "page 2 is written by two copies or read by one",
+        "page 1 is written by two copies or read by one",
+    ];
+    for (result, reason) in texts.into_iter().zip(reasons) {
+        let text = format!("the block table does not fit: {reason}");
+        assert_eq!(result.unwrap_err().to_string(), text);
+    }
+    assert_eq!(pages_bits(&cache), before);
+    cache.hold();
+    let step = cache.try_step(new().q, new().k, new().v, None);
+    assert!(step.is_err(), "no room for what waits");
     assert_eq!(pages_bits(&cache), before);
 }
 
@@ -243,6 +365,10 @@ fn configurations<B: Backend>(burn: &Burn<B>) {
     assert_eq!(
         pages(PagedCacheConfig::new(1, 2, 16, 64).with_page_len(0)),
         "a page must hold at least one token, and a sequence at least one page"
+    );
+    assert_eq!(
+        pages(PagedCacheConfig::new(1, 2, 16, 64).with_window(Some(0))),
+        "the keep window must be at least 1"
     );
     assert_eq!(
         pages(PagedCacheConfig::new(1, 2, 16, 64).with_options(options)),

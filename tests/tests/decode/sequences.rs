@@ -24,11 +24,26 @@ struct History {
     scores: Vec<Vec<f64>>,
 }
 
+impl History {
+    fn take_back(&mut self, count: usize, dim: usize) {
+        let heads = |all: &mut Vec<Vec<f64>>, width| {
+            for head in all {
+                head.truncate(head.len() - count * width);
+            }
+        };
+        heads(&mut self.k, dim);
+        heads(&mut self.v, dim);
+        heads(&mut self.scores, 1);
+    }
+}
+
 /// Sequences with the tokens they have been given.
 pub struct Sequences {
     pub shape: Shape,
     /// The keys that a query keeps; `None` keeps all.
     rule: Option<SelectionRule>,
+    /// The last keys that a query attends to, where no rule selects any; `None` is all.
+    last: Option<usize>,
     scored: bool,
     role: ScoreRole,
     options: AttentionOptions,
@@ -71,6 +86,7 @@ impl Sequences {
         let mut sequences = Self {
             shape,
             rule: options.keep_window.map(SelectionRule::top),
+            last: None,
             scored: kind.is_some(),
             role: ScoreRole::default(),
             options,
@@ -93,6 +109,12 @@ impl Sequences {
     /// The same, with scores for this.
     pub fn with_role(mut self, role: ScoreRole) -> Self {
         self.role = role;
+        self
+    }
+
+    /// The same, but a query attends to the last keys alone.
+    pub fn of_last(mut self, keys: Option<usize>) -> Self {
+        self.last = keys;
         self
     }
 
@@ -120,22 +142,21 @@ impl Sequences {
         self.histories = indices.iter().map(|&i| self.histories[i].clone()).collect();
     }
 
+    /// Replaces a sequence by the first tokens of another.
+    pub fn share_prefix(&mut self, from: usize, into: usize, tokens: usize) {
+        self.histories[into] = self.histories[from].clone();
+        let more = self.lengths()[into] - tokens;
+        self.histories[into].take_back(more, self.shape.dim);
+    }
+
     pub fn reset(&mut self, sequence: usize) {
         self.histories[sequence] = self.empty();
     }
 
     /// Drops the last `count` tokens of every sequence.
     pub fn take_back(&mut self, count: usize) {
-        let dim = self.shape.dim;
-        let heads = |all: &mut Vec<Vec<f64>>, width| {
-            for head in all {
-                head.truncate(head.len() - count * width);
-            }
-        };
         for history in &mut self.histories {
-            heads(&mut history.k, dim);
-            heads(&mut history.v, dim);
-            heads(&mut history.scores, 1);
+            history.take_back(count, self.shape.dim);
         }
     }
 
@@ -202,6 +223,30 @@ impl Sequences {
         }
     }
 
+    /// Everything that a sequence has been given, for a cache of one sequence: `k`, `v` and the scores, if it has any.
+    pub fn given(
+        &self,
+        sequence: usize,
+        device: &Device,
+    ) -> (Tensor<4>, Tensor<4>, Option<Tensor<3>>) {
+        let Shape { kv_heads, dim, .. } = self.shape;
+        let history = &self.histories[sequence];
+        let len = history.k[0].len() / dim;
+        let data = |heads: &[Vec<f64>]| heads.concat().into_iter().map(|x| x as f32).collect();
+        let rows = |heads: &[Vec<f64>]| {
+            let data: Vec<f32> = data(heads);
+            let data = TensorData::new(data, [1, kv_heads, len, dim]);
+            Tensor::<4>::from_data(data, (device, dtype(self.shape.element)))
+        };
+        let scores = || {
+            let data: Vec<f32> = data(&history.scores);
+            let data = TensorData::new(data, [1, kv_heads, len]);
+            Tensor::from_data(data, (device, DType::F32))
+        };
+        let (k, v) = (rows(&history.k), rows(&history.v));
+        (k, v, self.scored.then(scores))
+    }
+
     /// Checks the results of a step for the tokens that [`grow`](Self::grow) made last.
     pub fn check(&self, tokens: &Tokens, out: Tensor<4>, lse: Tensor<3>) {
         let Shape {
@@ -231,12 +276,13 @@ impl Sequences {
                 v: history.v.concat(),
                 scores: self.scored.then(|| history.scores.concat()),
             };
-            let (exact, naive) = match &self.rule {
-                Some(rule) => (
+            let (exact, naive) = match (&self.rule, self.last) {
+                (Some(rule), _) => (
                     inputs.forward_by(rule, self.role),
                     inputs.naive_forward_by(rule, self.role),
                 ),
-                None => (inputs.forward(), inputs.naive_forward()),
+                (None, Some(keys)) => (inputs.forward_last(keys), inputs.naive_forward_last(keys)),
+                (None, None) => (inputs.forward(), inputs.naive_forward()),
             };
             let at = format!("sequence {sequence}, tokens {}..{len}", len - count);
             compare(

@@ -92,7 +92,8 @@ pub struct PagedCacheConfig {
     pub kv_heads: usize,
     /// Features per head, a multiple of 8 up to 256.
     pub head_dim: usize,
-    /// The greatest number of tokens per sequence: the room in the page table, in whole pages.
+    /// The greatest number of tokens that a sequence holds: the room in the page table, in whole pages. With a window
+    /// a sequence may be given more, but holds those that its next query sees, up to a page more, and those of a step.
     pub max_len: usize,
     /// Tokens per page. Default: 64. Multiples of 16 suit the matrix engines.
     #[config(default = 64)]
@@ -107,6 +108,10 @@ pub struct PagedCacheConfig {
     /// The options of attention. `keep_window` must be `None` and `causal` true.
     #[config(default = "AttentionOptions::new()")]
     pub options: AttentionOptions,
+    /// The last keys that a query attends to, its own included, whatever their scores. Pages that a sequence has left
+    /// go back to the pool: after a step of one token it has at most `(window + 2 * page_len - 3) / page_len` of
+    /// them, rounded down. Default: all.
+    pub window: Option<usize>,
     /// Whether each key has a score that is added to its logits. Default: false.
     #[config(default = false)]
     pub scored: bool,
@@ -147,6 +152,9 @@ impl PagedCacheConfig {
         let mut shape = CacheShape::pages(batch, heads, sizes, dim, element)?;
         if self.scored {
             shape = shape.with_scores();
+        }
+        if let Some(window) = self.window {
+            shape = shape.with_window(window)?;
         }
         let kv = [batch, heads, 0, dim];
         let scores = self.scored.then_some(&kv[..3]);

@@ -162,7 +162,7 @@ impl PagedCache {
     pub fn try_accept(&mut self, count: usize) -> Result<(), AttentionError> {
         let accepted = self.hold.end(count)?;
         // The device's table may name pages behind the end of a sequence, where nothing reads it.
-        self.pool.trim(&self.lengths);
+        self.pool.trim(&self.held());
         match accepted {
             Some(tokens) => self.append_new(tokens),
             None => Ok(()),

@@ -2,8 +2,8 @@
 //!
 //! An evicted key never returns, so decoding under dynamic-mask attention needs only the `keep_window` keys of
 //! greatest score of each key/value head, however long the context: [`DynamicMaskCache`] holds exactly these,
-//! in memory that is allocated once. A [`PagedCache`] keeps every key and grows by whole pages.
-//! [`AttentionCache`] is either, so a model can be written once.
+//! in memory that is allocated once. A [`PagedCache`] keeps every key, or the last ones, and grows by whole pages, which
+//! sequences that begin alike share. [`AttentionCache`] is either, so a model can be written once.
 //!
 //! ```
 //! # #[cfg(feature = "flex")] {
@@ -18,18 +18,22 @@
 //! For inference only: a tensor that autodiff tracks is refused (`model.valid()`, or
 //! [`Tensor::inner`](burn::tensor::Tensor::inner)).
 
+mod block_table;
 mod config;
 mod either;
 mod hold;
+mod memory;
 mod paged;
 mod pool;
 mod record;
 mod sequences;
+mod share;
 mod slots;
 #[cfg(test)]
 mod tests;
 mod tokens;
 
+pub use block_table::BlockTable;
 pub use config::{DynamicMaskCacheConfig, PagedCacheConfig};
 pub use either::AttentionCache;
 pub use paged::PagedCache;

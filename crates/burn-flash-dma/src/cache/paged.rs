@@ -2,6 +2,7 @@
 
 use super::config::PagedCacheConfig;
 use super::hold::Hold;
+use super::memory::{lengths_tensor, table_tensor};
 use super::pool::PagePool;
 use super::tokens::{NewTokens, check_support, plain};
 use crate::fallback::cache::attend_pages;
@@ -9,7 +10,7 @@ use crate::ops::cache::CacheOps;
 use crate::ops::types::{OptionalFloat, PageMap, PageTensors};
 use crate::validate::expect;
 use burn::backend::Dispatch;
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor};
 use flash_dma_problem::{
     AppendProblem, Appending, AttentionError, CacheShape, MAX_DECODE_TOKENS, TensorName,
 };
@@ -20,13 +21,20 @@ use flash_dma_problem::{
 /// A sequence takes a page when its tokens need one and gives all back when it is reset, so sequences of
 /// different lengths share the pool. The pool is taken up front ([`PagedCacheConfig::pages`]) or grows by whole
 /// blocks of pages ([`PagedCacheConfig::grow_by`]).
+///
+/// Sequences that begin alike may have the same pages ([`fork`](Self::fork), [`share_prefix`](Self::share_prefix),
+/// [`reorder`](Self::reorder)): a page that several have is copied before one of them writes to it. With a window
+/// ([`PagedCacheConfig::window`]) a page whose keys are all out of it goes back to the pool. The table may also be
+/// given from outside ([`set_block_table`](Self::set_block_table)).
 #[derive(Clone, Debug)]
 pub struct PagedCache {
     pub(super) config: PagedCacheConfig,
     pub(super) shape: CacheShape,
     pub(super) device: Device,
-    /// The number of tokens that each sequence holds: the host's copy of the device's `lengths`.
+    /// The number of tokens that each sequence has been given.
     pub(super) lengths: Vec<usize>,
+    /// Those of them whose pages the window has left, whole pages: the device's `lengths` count the others.
+    pub(super) dropped: Vec<usize>,
     pub(super) pool: PagePool,
     /// Absent only while an operation has it.
     pub(super) state: Option<State>,
@@ -49,8 +57,9 @@ pub(crate) struct Contents {
     pub(crate) v: Tensor<4>,
     pub(crate) scores: Option<Tensor<3>>,
     pub(crate) pool: PagePool,
-    /// The tokens that each sequence holds.
+    /// See [`PagedCache`].
     pub(crate) lengths: Vec<usize>,
+    pub(crate) dropped: Vec<usize>,
 }
 
 impl PagedCache {
@@ -75,7 +84,6 @@ impl PagedCache {
         let shape = config.shape(pages)?;
         check_support(device, config.dtype)?;
         let device = device.clone().without_autodiff();
-        let lengths = vec![0; config.batch];
         let pool = PagePool::new(config.batch, config.page_len, pages);
         let rows = || Tensor::zeros(shape.kv_shape(), (&device, DType::from(config.dtype)));
         let [_, heads, page_len, _] = shape.kv_shape();
@@ -88,7 +96,8 @@ impl PagedCache {
             v,
             scores,
             pool,
-            lengths,
+            lengths: vec![0; config.batch],
+            dropped: vec![0; config.batch],
         };
         Ok(Self::restored(config.clone(), shape, &device, contents))
     }
@@ -100,18 +109,20 @@ impl PagedCache {
         device: &Device,
         contents: Contents,
     ) -> Self {
+        let held = held(&contents.lengths, &contents.dropped);
         let state = State {
             k: contents.k,
             v: contents.v,
             scores: contents.scores,
             table: table_tensor(&contents.pool, config.max_pages(), device),
-            lengths: lengths_tensor(&contents.lengths, device),
+            lengths: lengths_tensor(&held, device),
         };
         Self {
             config,
             shape,
             device: device.clone(),
             lengths: contents.lengths,
+            dropped: contents.dropped,
             pool: contents.pool,
             state: Some(state),
             hold: Hold::Off,
@@ -142,8 +153,8 @@ impl PagedCache {
     ///
     /// [`AttentionError`] if the shapes, element types or devices do not fit the cache, a tensor is tracked by
     /// autodiff, a sequence would outgrow its row of the page table ([`AttentionError::PagesFull`]), the pool is used
-    /// up and does not grow ([`AttentionError::PagesUsed`]), or tokens wait ([`AttentionError::TokensWait`]). The cache
-    /// is unchanged then.
+    /// up and does not grow ([`AttentionError::PagesUsed`]), a table from outside has no pages for the tokens
+    /// ([`AttentionError::BlockTable`]), or tokens wait ([`AttentionError::TokensWait`]). The cache is unchanged then.
     pub fn try_step(
         &mut self,
         q: Tensor<4>,
@@ -170,14 +181,24 @@ impl PagedCache {
         let element = self.shape.element;
         let new = NewTokens::new(&self.device, element, k, v, scores)?;
         let q = plain(&self.device, TensorName::Query, q, Some(element))?;
-        new.decode_over(&self.shape, &q.dims(), self.held(), &self.config.options)?;
+        new.decode_over(
+            &self.shape,
+            &q.dims(),
+            self.most_held(),
+            &self.config.options,
+        )?;
         let tokens = new.shape()[2];
         // Tokens that wait have their pages, too, so that accepting them needs no more.
         self.reserve(tokens)?;
 
         let map = self.map();
         // The pool may have grown.
-        let problem = new.decode_over(&self.shape, &q.dims(), self.held(), &self.config.options)?;
+        let problem = new.decode_over(
+            &self.shape,
+            &q.dims(),
+            self.most_held(),
+            &self.config.options,
+        )?;
         let problem = problem.with_appending(self.hold.appending());
         let lengths = match problem.appending {
             Appending::Now => None,
@@ -248,7 +269,8 @@ impl PagedCache {
         self.config.batch
     }
 
-    /// The number of tokens that each sequence holds. Known on the host.
+    /// The number of tokens that each sequence has been given, which is the position of its next token. Known on the
+    /// host.
     #[must_use]
     pub fn lengths(&self) -> &[usize] {
         &self.lengths
@@ -258,6 +280,12 @@ impl PagedCache {
     #[must_use]
     pub fn config(&self) -> &PagedCacheConfig {
         &self.config
+    }
+
+    /// The number of pages that some sequence has. A page that several have counts once. Known on the host.
+    #[must_use]
+    pub fn used_pages(&self) -> usize {
+        self.pool.used()
     }
 
     /// The size in bytes on the device: the whole pool, used or not.
@@ -285,58 +313,24 @@ impl PagedCache {
     }
 
     fn check(&self, tokens: &NewTokens) -> Result<AppendProblem, AttentionError> {
-        tokens.append_to(&self.shape, self.held())
-    }
-
-    /// Gives the sequences the pages of `tokens` more tokens each.
-    fn reserve(&mut self, tokens: usize) -> Result<(), AttentionError> {
-        let growth = (self.pool).growth(&self.lengths, tokens, self.config.grow_by)?;
-        let shape = self.config.shape(self.pool.pages() + growth)?;
-        self.grow(growth, shape);
-        if self.pool.allocate(&self.lengths, tokens) {
-            self.upload_table();
-        }
-        Ok(())
-    }
-
-    pub(super) fn grow(&mut self, pages: usize, shape: CacheShape) {
-        self.shape = shape;
-        if pages == 0 {
-            return;
-        }
-        self.pool.grow(pages);
-        let state = self.state.take().expect("no operation has the cache");
-        let [_, heads, page_len, dim] = shape.kv_shape();
-        let rows = |old: Tensor<4>| {
-            let (dtype, shape) = (old.dtype(), [pages, heads, page_len, dim]);
-            Tensor::cat(vec![old, Tensor::zeros(shape, (&self.device, dtype))], 0)
-        };
-        let scores = |old: Tensor<3>| {
-            let new = Tensor::zeros([pages, heads, page_len], (&self.device, DType::F32));
-            Tensor::cat(vec![old, new], 0)
-        };
-        self.state = Some(State {
-            k: rows(state.k),
-            v: rows(state.v),
-            scores: state.scores.map(scores),
-            ..state
-        });
-    }
-
-    pub(super) fn upload_table(&mut self) {
-        self.state_mut().table = table_tensor(&self.pool, self.config.max_pages(), &self.device);
+        tokens.append_to(&self.shape, self.most_held())
     }
 
     fn map(&self) -> PageMap {
         PageMap {
             table: self.pool.table.clone(),
-            lengths: self.lengths.clone(),
+            lengths: self.held(),
         }
     }
 
+    /// The tokens that each sequence holds.
+    pub(super) fn held(&self) -> Vec<usize> {
+        held(&self.lengths, &self.dropped)
+    }
+
     /// The most tokens that a sequence holds.
-    fn held(&self) -> usize {
-        self.lengths.iter().copied().max().unwrap_or(0)
+    fn most_held(&self) -> usize {
+        self.held().into_iter().max().unwrap_or(0)
     }
 
     /// The tensors, for an operation that gives them back: in the operation nothing else shares them.
@@ -361,24 +355,15 @@ impl PagedCache {
         });
     }
 
+    /// Counts tokens that were appended, and takes back the pages that the next query does not see.
     fn lengthen(&mut self, tokens: usize) {
         self.lengths.iter_mut().for_each(|n| *n += tokens);
+        self.slide();
     }
 }
 
-/// The page table, `[batch, max_pages]`; unused entries are 0.
-fn table_tensor(pool: &PagePool, max_pages: usize, device: &Device) -> Tensor<2, Int> {
-    let row = |pages: &Vec<i32>| {
-        let mut row = pages.clone();
-        row.resize(max_pages, 0);
-        row
-    };
-    let table: Vec<i32> = pool.table.iter().flat_map(row).collect();
-    let data = TensorData::new(table, [pool.table.len(), max_pages]);
-    Tensor::from_data(data, (device, DType::I32))
-}
-
-pub(super) fn lengths_tensor(lengths: &[usize], device: &Device) -> Tensor<1, Int> {
-    let data: Vec<i32> = lengths.iter().map(|&n| n as i32).collect();
-    Tensor::from_data(TensorData::new(data, [lengths.len()]), (device, DType::I32))
+/// The tokens that sequences hold of those that they have been given.
+fn held(lengths: &[usize], dropped: &[usize]) -> Vec<usize> {
+    let pairs = lengths.iter().zip(dropped);
+    pairs.map(|(given, dropped)| given - dropped).collect()
 }

@@ -23,13 +23,17 @@ pub struct DynamicMaskCacheRecord {
     seen: TensorData,
 }
 
-/// A saved [`PagedCache`] for any serde format.
+/// A saved [`PagedCache`] for any serde format. A page that several sequences have is saved once, and a cache whose table
+/// was given from outside gives out its pages itself when it is restored. Records from before windows have none.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PagedCacheRecord {
     config: PagedCacheConfig,
     pages: usize,
     table: Vec<Vec<i32>>,
     lengths: Vec<usize>,
+    /// See [`PagedCache`]; nothing if all are 0.
+    #[serde(default)]
+    dropped: Vec<usize>,
     k: TensorData,
     v: TensorData,
     scores: Option<TensorData>,
@@ -234,11 +238,16 @@ impl PagedCache {
     pub fn try_to_record_sync(&self) -> Result<PagedCacheRecord, AttentionError> {
         self.hold.check()?;
         let state = self.state();
+        // A table from outside has room for more tokens.
+        let used =
+            |(row, held): (&Vec<i32>, usize)| row[..held.div_ceil(self.config().page_len)].to_vec();
+        let rows = self.pool().table.iter().zip(self.held());
         Ok(PagedCacheRecord {
             config: self.config().clone(),
             pages: self.pool().pages(),
-            table: self.pool().table.to_vec(),
+            table: rows.map(used).collect(),
             lengths: self.lengths().to_vec(),
+            dropped: self.dropped.clone(),
             k: state.k.clone().into_data(),
             v: state.v.clone().into_data(),
             scores: state.scores.clone().map(Tensor::into_data),
@@ -275,7 +284,17 @@ impl PagedCache {
                 ));
             }
         };
-        check_table(&config, record.pages, &record.table, &record.lengths)?;
+        let dropped = match record.dropped.is_empty() {
+            true => vec![0; record.lengths.len()],
+            false => record.dropped,
+        };
+        check_table(
+            &config,
+            record.pages,
+            &record.table,
+            &record.lengths,
+            &dropped,
+        )?;
         let pool = PagePool::restored(config.page_len, record.pages, record.table);
         let contents = Contents {
             k,
@@ -283,35 +302,41 @@ impl PagedCache {
             scores,
             pool,
             lengths: record.lengths,
+            dropped,
         };
         Ok(Self::restored(config, shape, &place, contents))
     }
 }
 
-/// Checks that every sequence has exactly the pages of its tokens, and each page one owner.
+/// Checks that every sequence has exactly the pages of its tokens, and each page one place: it may belong to several
+/// sequences that begin alike, but is the same page of all.
 fn check_table(
     config: &PagedCacheConfig,
     pages: usize,
     table: &[Vec<i32>],
     lengths: &[usize],
+    dropped: &[usize],
 ) -> Result<(), AttentionError> {
-    if table.len() != config.batch || lengths.len() != config.batch {
-        return Err(unfit(format!(
-            "{} sequences are not {}",
-            table.len(),
-            config.batch
-        )));
+    let batch = config.batch;
+    if [table.len(), lengths.len(), dropped.len()] != [batch; 3] {
+        return Err(unfit(format!("{} sequences are not {batch}", table.len())));
     }
-    let mut owned = vec![false; pages];
-    for (table, &length) in table.iter().zip(lengths) {
-        if table.len() != length.div_ceil(config.page_len) || table.len() > config.max_pages() {
-            return Err(unfit(format!("{} pages for {length} tokens", table.len())));
+    let mut places = vec![None; pages];
+    for (row, (&length, &dropped)) in table.iter().zip(lengths.iter().zip(dropped)) {
+        let unseen = (length + 1).saturating_sub(config.window.unwrap_or(usize::MAX));
+        if dropped > unseen || !dropped.is_multiple_of(config.page_len) {
+            return Err(unfit(format!("{dropped} of {length} tokens are dropped")));
         }
-        for &page in table {
+        let held = length - dropped;
+        if row.len() != held.div_ceil(config.page_len) || row.len() > config.max_pages() {
+            return Err(unfit(format!("{} pages for {held} tokens", row.len())));
+        }
+        for (index, &page) in row.iter().enumerate() {
+            let own = dropped / config.page_len + index;
             let page = usize::try_from(page).unwrap_or(usize::MAX);
-            match owned.get_mut(page) {
-                Some(owned) if !*owned => *owned = true,
-                _ => return Err(unfit("a page is missing or has two owners".into())),
+            let place = places.get_mut(page).map(|place| *place.get_or_insert(own));
+            if place != Some(own) {
+                return Err(unfit("a page is missing or has two places".into()));
             }
         }
     }

@@ -1,7 +1,7 @@
 //! What is done to whole sequences: they are reordered, emptied and joined.
 
 use super::config::PagedCacheConfig;
-use super::paged::{Contents, PagedCache, lengths_tensor};
+use super::paged::{Contents, PagedCache};
 use super::pool::PagePool;
 use super::slots::{DynamicMaskCache, State};
 use super::tokens::check_sequences;
@@ -132,8 +132,8 @@ impl DynamicMaskCache {
 }
 
 impl PagedCache {
-    /// Replaces sequence `i` by sequence `indices[i]`. There may be fewer or more indices than sequences.
-    /// A permutation moves tables; an index that occurs more than once copies its sequence, and with it the pool.
+    /// Replaces sequence `i` by sequence `indices[i]`. There may be fewer or more indices than sequences. Only tables
+    /// move: the sequences of an index that occurs more than once have the same pages, each until it writes to one.
     ///
     /// # Panics
     ///
@@ -146,38 +146,26 @@ impl PagedCache {
     ///
     /// # Errors
     ///
-    /// [`AttentionError::Sequence`] if there is no sequence of an index; [`AttentionError::PagesUsed`] if the pool has
-    /// too few pages for the copies and does not grow; [`AttentionError::TokensWait`] if tokens wait. The cache is
-    /// unchanged then.
+    /// [`AttentionError::Sequence`] if there is no sequence of an index; [`AttentionError::BlockTable`] if the table is
+    /// from outside; [`AttentionError::TokensWait`] if tokens wait. The cache is unchanged then.
     pub fn try_reorder(&mut self, indices: &[usize]) -> Result<(), AttentionError> {
         self.hold.check()?;
+        self.pool.check_own()?;
         check_sequences(indices, self.config.batch)?;
-        let growth = self.pool.reorder_growth(indices, self.config.grow_by)?;
         let config = PagedCacheConfig {
             batch: indices.len(),
             ..self.config.clone()
         };
-        let shape = config.shape(self.pool.pages() + growth)?;
-        self.grow(growth, shape);
+        self.shape = config.shape(self.pool.pages())?;
         self.config = config;
-        let copies = self.pool.reorder(indices);
+        self.pool.reorder(indices);
         self.lengths = indices.iter().map(|&i| self.lengths[i]).collect();
-        let mut state = self.state.take().expect("no operation has the cache");
-        if let Some(source) = copies {
-            let count = source.len();
-            let source = TensorData::new(source, [count]);
-            let source = Tensor::<1, Int>::from_data(source, (&self.device, DType::I32));
-            state.k = state.k.select(0, source.clone());
-            state.v = state.v.select(0, source.clone());
-            state.scores = state.scores.map(|scores| scores.select(0, source));
-        }
-        state.lengths = lengths_tensor(&self.lengths, &self.device);
-        self.state = Some(state);
-        self.upload_table();
+        self.dropped = indices.iter().map(|&i| self.dropped[i]).collect();
+        self.upload();
         Ok(())
     }
 
-    /// Empties one sequence and returns its pages to the pool.
+    /// Empties one sequence and returns to the pool those of its pages that no other sequence has.
     ///
     /// # Panics
     ///
@@ -190,15 +178,15 @@ impl PagedCache {
     ///
     /// # Errors
     ///
-    /// [`AttentionError::Sequence`] if there is no such sequence, or [`AttentionError::TokensWait`] if tokens wait. The
-    /// cache is unchanged then.
+    /// [`AttentionError::Sequence`] if there is no such sequence; [`AttentionError::BlockTable`] if the table is from
+    /// outside; [`AttentionError::TokensWait`] if tokens wait. The cache is unchanged then.
     pub fn try_reset(&mut self, sequence: usize) -> Result<(), AttentionError> {
         self.hold.check()?;
+        self.pool.check_own()?;
         check_sequences(&[sequence], self.config.batch)?;
-        self.pool.release(sequence);
-        self.lengths[sequence] = 0;
-        self.state_mut().lengths = lengths_tensor(&self.lengths, &self.device);
-        self.upload_table();
+        self.pool.replace(sequence, Vec::new());
+        (self.lengths[sequence], self.dropped[sequence]) = (0, 0);
+        self.upload();
         Ok(())
     }
 
@@ -217,21 +205,18 @@ impl PagedCache {
     ///
     /// # Errors
     ///
-    /// Those of [`DynamicMaskCache::try_cat`].
+    /// Those of [`DynamicMaskCache::try_cat`], and [`AttentionError::BlockTable`] if a table is from outside.
     pub fn try_cat(caches: Vec<Self>) -> Result<Self, AttentionError> {
         let first = caches.first().ok_or(AttentionError::NoCaches)?;
         let sizes = |cache: &Self| {
             let of = &cache.config;
             let heads = [of.kv_heads, of.head_dim];
-            (
-                heads,
-                of.dtype,
-                [of.max_len, of.page_len, of.grow_by],
-                of.scored,
-            )
+            let pages = [of.max_len, of.page_len, of.grow_by];
+            (heads, of.dtype, pages, of.window, of.scored)
         };
         for (index, cache) in caches.iter().enumerate() {
             cache.hold.check()?;
+            cache.pool.check_own()?;
             let equal = [
                 (sizes(cache) == sizes(first), "sizes"),
                 (cache.config.options == first.config.options, "options"),
@@ -250,12 +235,14 @@ impl PagedCache {
         let scores = states().map(|state| state.scores.clone());
         let scores: Option<Vec<Tensor<3>>> = scores.collect();
         let lengths = caches.iter().flat_map(|cache| cache.lengths.clone());
+        let dropped = caches.iter().flat_map(|cache| cache.dropped.clone());
         let contents = Contents {
             k: Tensor::cat(states().map(|state| state.k.clone()).collect(), 0),
             v: Tensor::cat(states().map(|state| state.v.clone()).collect(), 0),
             scores: scores.map(|scores| Tensor::cat(scores, 0)),
             pool,
             lengths: lengths.collect(),
+            dropped: dropped.collect(),
         };
         Ok(Self::restored(config, shape, &first.device, contents))
     }

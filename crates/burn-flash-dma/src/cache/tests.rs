@@ -81,6 +81,12 @@ fn pages_stay(device: &Device, place: fn(Tensor<4>) -> usize) {
     step(&mut cache, 20);
     cache.accept(0);
     assert_eq!(places(&cache), before);
+    // The pool stays where it is when a page is shared and when it is copied.
+    cache.reorder(&[0, 0]);
+    let used = cache.used_pages();
+    step(&mut cache, 1);
+    assert_eq!(cache.used_pages(), used + 1, "a copy of the last page");
+    assert_eq!(places(&cache), before);
 }
 
 #[cfg(feature = "flex")]

@@ -264,7 +264,8 @@ pub struct PageTensors<B: Backend> {
 /// The host's copy of the `table` and `lengths` of pages.
 #[derive(Clone, Debug)]
 pub struct PageMap {
-    /// The pages of each sequence in order, those of the new tokens included.
+    /// The pages of each sequence in order, those of the new tokens included. Several sequences may have a page that no
+    /// new token is written to.
     pub table: Arc<Vec<Vec<i32>>>,
     /// The tokens that each sequence held before the call.
     pub lengths: Vec<usize>,

@@ -192,7 +192,7 @@ fn records_that_do_not_fit_are_refused() {
     };
     assert_eq!(
         refused(|json| json["table"][0][1] = json["table"][1][0].clone()),
-        "the saved cache does not fit: a page is missing or has two owners"
+        "the saved cache does not fit: a page is missing or has two places"
     );
     assert_eq!(
         refused(|json| json["lengths"][0] = 17.into()),

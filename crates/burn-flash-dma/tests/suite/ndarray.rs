@@ -45,3 +45,37 @@ fn a_cache_by_the_default_bodies() {
         assert!((decoded - whole).abs() < 1e-5, "{decoded} is not {whole}");
     }
 }
+
+/// Sequences with the same pages, and with windows, on the default bodies.
+#[test]
+fn shared_pages_by_the_default_bodies() {
+    use burn::tensor::{Distribution, Tensor};
+    use burn_flash_dma::cache::{PagedCache, PagedCacheConfig};
+    let device = Device::ndarray();
+    let random = |batch: usize, heads: usize, tokens: usize| {
+        let normal = Distribution::Normal(0.0, 1.0);
+        Tensor::<4>::random([batch, heads, tokens, 8], normal, &device)
+    };
+    for window in [None, Some(7)] {
+        let config = PagedCacheConfig::new(1, 2, 8, 200)
+            .with_page_len(4)
+            .with_window(window);
+        let mut shared = config.init(&device);
+        let (k, v) = (random(1, 2, 10), random(1, 2, 10));
+        shared.append(k.clone(), v.clone(), None);
+        let one = shared.clone();
+        let mut apart = PagedCache::cat(vec![one.clone(), one]);
+        assert_eq!(shared.fork(0), 1);
+        assert!(shared.used_pages() < apart.used_pages());
+        for count in [1, 1, 3, 20, 1] {
+            let (q, k, v) = (
+                random(2, 4, count),
+                random(2, 2, count),
+                random(2, 2, count),
+            );
+            let out = shared.step(q.clone(), k.clone(), v.clone(), None);
+            let own = apart.step(q, k, v, None);
+            assert_eq!(crate::case::values(out), crate::case::values(own));
+        }
+    }
+}

@@ -8,7 +8,7 @@ use buffers::{
     backward, failed_launch, select_view, wgmma_on_a_cpu,
 };
 use burn::tensor::{DType, Int, Tensor};
-use burn_flash_dma::cache::{DynamicMaskCache, PagedCache, PagedCacheConfig};
+use burn_flash_dma::cache::{BlockTable, DynamicMaskCache, PagedCache, PagedCacheConfig};
 use burn_flash_dma::engines::{Engine, EngineChoice};
 use burn_flash_dma::memory::{Passes, required_bytes};
 use burn_flash_dma::nn::{DynamicMaskAttentionConfig, DynamicMaskInput};
@@ -274,6 +274,13 @@ const TABLE: &[Row] = &[
     (Pages, "PagesFull", || page_step(|c| c.all_of_len(9))),
     (Pages, "PagesUsed", || page_step(|c| c.all_of_len(8))),
     (Pages, "Sequence", || pages(|_| {})?.try_reorder(&[0, 7])),
+    (Pages, "Prefix", || pages(|_| {})?.try_share_prefix(0, 1, 3)),
+    (Pages, "BlockTable", || {
+        pages(|_| {})?.try_set_block_table(&BlockTable {
+            pages: vec![vec![1], vec![1]],
+            lengths: vec![3, 3],
+        })
+    }),
     (Pages, "NotHolding", || pages(|_| {})?.try_accept(0)),
     (Pages, "NoCaches", || {
         PagedCache::try_cat(Vec::new()).map(drop)

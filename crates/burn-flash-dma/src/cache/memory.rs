@@ -1,0 +1,123 @@
+//! The memory of a cache of pages: its sequences take pages, copy shared ones before they write, and give them back.
+
+use super::paged::{PagedCache, State};
+use super::pool::PagePool;
+use burn::tensor::{DType, Device, Int, Tensor, TensorData, s};
+use flash_dma_problem::{AttentionError, CacheShape};
+
+impl PagedCache {
+    /// Gives the sequences pages of their own for `tokens` more tokens each.
+    pub(super) fn reserve(&mut self, tokens: usize) -> Result<(), AttentionError> {
+        let held = self.held();
+        let growth = (self.pool).growth(&held, tokens, self.config.grow_by)?;
+        let shape = self.config.shape(self.pool.pages() + growth)?;
+        self.grow(growth, shape);
+        let allocated = self.pool.allocate(&held, tokens);
+        self.copy(&allocated.copies);
+        if allocated.table {
+            self.upload_table();
+        }
+        Ok(())
+    }
+
+    fn grow(&mut self, pages: usize, shape: CacheShape) {
+        self.shape = shape;
+        if pages == 0 {
+            return;
+        }
+        self.pool.grow(pages);
+        let state = self.state.take().expect("no operation has the cache");
+        let [_, heads, page_len, dim] = shape.kv_shape();
+        let rows = |old: Tensor<4>| {
+            let (dtype, shape) = (old.dtype(), [pages, heads, page_len, dim]);
+            Tensor::cat(vec![old, Tensor::zeros(shape, (&self.device, dtype))], 0)
+        };
+        let scores = |old: Tensor<3>| {
+            let new = Tensor::zeros([pages, heads, page_len], (&self.device, DType::F32));
+            Tensor::cat(vec![old, new], 0)
+        };
+        self.state = Some(State {
+            k: rows(state.k),
+            v: rows(state.v),
+            scores: state.scores.map(scores),
+            ..state
+        });
+    }
+
+    /// Copies pages `[from, to]`, none of which is in both columns. The pool stays where it is.
+    pub(super) fn copy(&mut self, pages: &[[i32; 2]]) {
+        if pages.is_empty() {
+            return;
+        }
+        let from: Vec<i32> = pages.iter().map(|&[from, _]| from).collect();
+        let from = TensorData::new(from, [pages.len()]);
+        let from = Tensor::<1, Int>::from_data(from, (&self.device, DType::I32));
+        let to: Vec<usize> = pages.iter().map(|&[_, to]| to as usize).collect();
+        let state = self.state.take().expect("no operation has the cache");
+        self.state = Some(State {
+            k: copied(state.k, &from, &to),
+            v: copied(state.v, &from, &to),
+            scores: state.scores.map(|scores| copied(scores, &from, &to)),
+            ..state
+        });
+    }
+
+    /// Takes back the pages whose keys are all out of the window of the next query.
+    pub(super) fn slide(&mut self) {
+        let Some(window) = self.config.window else {
+            return;
+        };
+        let page_len = self.config.page_len;
+        let mut slid = false;
+        for sequence in 0..self.lengths.len() {
+            // The next query sees `window - 1` of these tokens.
+            let unseen = (self.lengths[sequence] + 1).saturating_sub(window);
+            let pages = unseen.saturating_sub(self.dropped[sequence]) / page_len;
+            if pages > 0 {
+                self.pool.trim_front(sequence, pages);
+                self.dropped[sequence] += pages * page_len;
+                slid = true;
+            }
+        }
+        if slid {
+            self.upload();
+        }
+    }
+
+    /// Brings the table and the lengths to the device.
+    pub(super) fn upload(&mut self) {
+        let lengths = lengths_tensor(&self.held(), &self.device);
+        self.state_mut().lengths = lengths;
+        self.upload_table();
+    }
+
+    fn upload_table(&mut self) {
+        self.state_mut().table = table_tensor(&self.pool, self.config.max_pages(), &self.device);
+    }
+}
+
+/// `rows` with the pages `to` overwritten by the pages `from`: these are read before anything is written, and nothing
+/// else reads the pool then, so it is written in place.
+fn copied<const D: usize>(rows: Tensor<D>, from: &Tensor<1, Int>, to: &[usize]) -> Tensor<D> {
+    let pages = rows.clone().select(0, from.clone());
+    to.iter().enumerate().fold(rows, |rows, (i, &to)| {
+        rows.slice_assign(s![to..to + 1], pages.clone().slice(s![i..i + 1]))
+    })
+}
+
+/// The page table, `[batch, max_pages]`; unused entries are 0.
+pub(super) fn table_tensor(pool: &PagePool, max_pages: usize, device: &Device) -> Tensor<2, Int> {
+    let row = |pages: &Vec<i32>| {
+        let mut row = pages.clone();
+        row.resize(max_pages, 0);
+        row
+    };
+    let table: Vec<i32> = pool.table.iter().flat_map(row).collect();
+    let data = TensorData::new(table, [pool.table.len(), max_pages]);
+    Tensor::from_data(data, (device, DType::I32))
+}
+
+pub(super) fn lengths_tensor(lengths: &[usize], device: &Device) -> Tensor<1, Int> {
+    let data: Vec<i32> = lengths.iter().map(|&n| n as i32).collect();
+    Tensor::from_data(TensorData::new(data, [lengths.len()]), (device, DType::I32))
+}

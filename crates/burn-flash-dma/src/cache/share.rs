@@ -1,0 +1,149 @@
+//! Sequences that begin alike.
+
+use super::either::AttentionCache;
+use super::paged::PagedCache;
+use super::slots::DynamicMaskCache;
+use super::tokens::check_sequences;
+use crate::validate::expect;
+use flash_dma_problem::AttentionError;
+
+impl DynamicMaskCache {
+    /// Adds a sequence that has been given what `sequence` has been given, and returns its number, which is the
+    /// greatest. Copies the cache: slots are overwritten where keys are evicted, so they are not shared.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_fork`](Self::try_fork) returns an error, with that error's text.
+    pub fn fork(&mut self, sequence: usize) -> usize {
+        expect(self.try_fork(sequence))
+    }
+
+    /// Like [`fork`](Self::fork), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`try_reorder`](Self::try_reorder).
+    pub fn try_fork(&mut self, sequence: usize) -> Result<usize, AttentionError> {
+        let new = self.sequences();
+        self.try_reorder(&with_another(new, sequence))?;
+        Ok(new)
+    }
+}
+
+impl PagedCache {
+    /// Adds a sequence that has been given what `sequence` has been given, and returns its number, which is the
+    /// greatest: several continuations of one text. It has the same pages, and nothing is copied until one of the two
+    /// is given tokens; then the last page is, unless it is full.
+    ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// # use burn::tensor::{Device, Tensor};
+    /// # use burn_flash_dma::cache::PagedCacheConfig;
+    /// let device = Device::flex();
+    /// let mut cache = PagedCacheConfig::new(1, 2, 8, 256).with_page_len(16).init(&device);
+    /// let kv = |tokens| Tensor::<4>::ones([1, 2, tokens, 8], &device);
+    /// cache.append(kv(40), kv(40), None);
+    /// assert_eq!((cache.fork(0), cache.used_pages()), (1, 3));
+    /// // Each of the two sequences writes to a page of its own; two pages are shared.
+    /// let kv = || Tensor::<4>::ones([2, 2, 1, 8], &device);
+    /// let _ = cache.step(kv(), kv(), kv(), None);
+    /// assert_eq!(cache.used_pages(), 4);
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// If [`try_fork`](Self::try_fork) returns an error, with that error's text.
+    pub fn fork(&mut self, sequence: usize) -> usize {
+        expect(self.try_fork(sequence))
+    }
+
+    /// Like [`fork`](Self::fork), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`try_reorder`](Self::try_reorder).
+    pub fn try_fork(&mut self, sequence: usize) -> Result<usize, AttentionError> {
+        let new = self.sequences();
+        self.try_reorder(&with_another(new, sequence))?;
+        Ok(new)
+    }
+
+    /// Replaces sequence `into` by the first `tokens` tokens of sequence `from`, with the same pages: requests that
+    /// begin with one text. What `into` was is forgotten. A sequence may be replaced by its own beginning.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_share_prefix`](Self::try_share_prefix) returns an error, with that error's text.
+    pub fn share_prefix(&mut self, from: usize, into: usize, tokens: usize) {
+        expect(self.try_share_prefix(from, into, tokens));
+    }
+
+    /// Like [`share_prefix`](Self::share_prefix), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::Sequence`] if there is no such sequence; [`AttentionError::Prefix`] if `from` has been given
+    /// fewer tokens, or the window has left pages that the next query of the prefix would see;
+    /// [`AttentionError::BlockTable`] if the table is from outside; [`AttentionError::TokensWait`] if tokens wait. The
+    /// cache is unchanged then.
+    pub fn try_share_prefix(
+        &mut self,
+        from: usize,
+        into: usize,
+        tokens: usize,
+    ) -> Result<(), AttentionError> {
+        self.hold.check()?;
+        self.pool.check_own()?;
+        check_sequences(&[from, into], self.config.batch)?;
+        let (given, dropped) = (self.lengths[from], self.dropped[from]);
+        // The query behind the prefix sees `window - 1` of its tokens.
+        let least = match (dropped, self.config.window) {
+            (1.., Some(window)) => dropped + window - 1,
+            _ => 0,
+        };
+        if !(least..=given).contains(&tokens) {
+            return Err(AttentionError::Prefix {
+                sequence: from,
+                tokens,
+                least,
+                most: given,
+            });
+        }
+        let pages = (tokens - dropped).div_ceil(self.config.page_len);
+        let shared = self.pool.table[from][..pages].to_vec();
+        self.pool.replace(into, shared);
+        (self.lengths[into], self.dropped[into]) = (tokens, dropped);
+        self.upload();
+        Ok(())
+    }
+}
+
+impl AttentionCache {
+    /// Adds a sequence that has been given what `sequence` has been given, and returns its number: see
+    /// [`PagedCache::fork`] and [`DynamicMaskCache::fork`].
+    ///
+    /// # Panics
+    ///
+    /// If [`try_fork`](Self::try_fork) returns an error, with that error's text.
+    pub fn fork(&mut self, sequence: usize) -> usize {
+        expect(self.try_fork(sequence))
+    }
+
+    /// Like [`fork`](Self::fork), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`try_reorder`](Self::try_reorder).
+    pub fn try_fork(&mut self, sequence: usize) -> Result<usize, AttentionError> {
+        match self {
+            Self::DynamicMask(cache) => cache.try_fork(sequence),
+            Self::Paged(cache) => cache.try_fork(sequence),
+        }
+    }
+}
+
+/// All sequences, and one of them once more.
+fn with_another(batch: usize, sequence: usize) -> Vec<usize> {
+    (0..batch).chain([sequence]).collect()
+}
