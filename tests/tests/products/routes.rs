@@ -15,6 +15,8 @@ kernel_runtimes!(
     sums_in_parts,
     repeats_are_bit_equal,
     tiles_of_wgmma,
+    few_rows,
+    few_rows_do_not_depend_on_their_number,
     empty_products,
     bad_operands,
 );
@@ -185,6 +187,83 @@ fn tiles_of_wgmma<T: Target>(engine: &Kernels<T>) {
                         }
                     }
                 }
+            }
+        }
+    }
+}
+
+/// Every layout and width of vectors, rests of terms, and columns and rows past the last of a cube.
+fn few_rows<T: Target>(engine: &Kernels<T>) {
+    use Lies::{Columns, Gaps, Rows};
+    let shapes = Kernels::<T>::cases(
+        [[1, 130, 17], [5, 3, 64]],
+        [],
+        [
+            [16, 513, 500],
+            [1, 1, 1],
+            [3, 1024, 1024],
+            [8, 2752, 264],
+            [64, 40, 4096],
+            [2, 32768, 72],
+        ],
+    );
+    let layouts = Kernels::<T>::cases(
+        [(Rows, Rows), (Rows, Columns)],
+        [],
+        [(Gaps(3), Gaps(1)), (Gaps(8), Gaps(8))],
+    );
+    let choice = Some(Choice {
+        route: Route::FewRows,
+        parts: 1,
+    });
+    for [m, n, k] in shapes {
+        let mut rng = Rng::new((m + n + k) as u64);
+        let (a, b) = (
+            Matrix::random([m, k], &mut rng),
+            Matrix::random([k, n], &mut rng),
+        );
+        for element in types(engine) {
+            for &(of_a, of_b) in &layouts {
+                let operands = [a.raw(element, of_a), b.raw(element, of_b)];
+                for out in Kernels::<T>::cases([F32], [], [element]) {
+                    let actual = engine.product(operands.each_ref(), out, choice);
+                    let what =
+                        format!("{m} x {k} x {n}, {of_a:?} by {of_b:?} of {element} in {out}");
+                    same(&actual.expect(&what), &a.times(&b, out), &what);
+                }
+            }
+        }
+    }
+    // The rows of A must be contiguous.
+    let mut rng = Rng::new(1);
+    let [a, b] = [[4, 8], [8, 8]].map(|shape| Matrix::random(shape, &mut rng).raw(F32, Columns));
+    let refused = engine.product([&a, &b], F32, choice);
+    assert!(matches!(refused, Err(AttentionError::Unsupported { .. })));
+}
+
+/// A row alone and among others has the same sums, bit for bit, by the rule.
+fn few_rows_do_not_depend_on_their_number<T: Target>(engine: &Kernels<T>) {
+    let (k, n) = (264, 40);
+    let mut rng = Rng::new(21);
+    let mut random = |shape: [usize; 2]| Matrix {
+        shape,
+        values: (0..shape[0] * shape[1]).map(|_| rng.normal()).collect(),
+    };
+    let (a, b) = (random([16, k]), random([k, n]));
+    for element in types(engine) {
+        for lies in Kernels::<T>::cases([Lies::Rows], [], [Lies::Columns]) {
+            let weight = b.raw(element, lies);
+            let product = |rows: usize| {
+                let first = Matrix {
+                    shape: [rows, k],
+                    values: a.values[..rows * k].to_vec(),
+                };
+                let operands = [&first.raw(element, Lies::Rows), &weight];
+                engine.product(operands, F32, None).expect("a good product")
+            };
+            let all = product(16);
+            for rows in [1, 3] {
+                assert!(product(rows) == all[..rows * n], "{rows} of {element}");
             }
         }
     }

@@ -1,5 +1,6 @@
 //! Which kernel multiplies, and in how many parts.
 
+use super::few_rows;
 use super::library::Routine;
 use super::operands::{Operands, Sizes};
 use super::wgmma::{Tile, serves};
@@ -18,6 +19,9 @@ pub enum Route {
     Library(Routine, Option<super::Tiling>),
     /// The `wgmma` kernel of this crate.
     Wgmma(Tile),
+    /// The kernel of this crate for a few rows. A row has the same sums in any number of rows, bit for bit; they are
+    /// never cut into parts.
+    FewRows,
 }
 
 /// What is decided about a product before it is launched.
@@ -49,6 +53,13 @@ const ADDED_PER_STEP: usize = 4700;
 /// Multiplications of a product below which starting it costs more than computing it.
 const LARGE: usize = 1 << 27;
 
+/// At most so many rows are always few: their product is bound by the memory that B is read from.
+const FEW_ROWS: usize = 16;
+
+/// At most so many are few where the product is not [`LARGE`]: tiles of 128 rows would compute more than twice what was
+/// asked for, on fewer cubes than the device has multiprocessors.
+const MOST_ROWS: usize = 64;
+
 impl Choice {
     /// The choices for a product on a device, the best first. The last one serves every product.
     ///
@@ -62,15 +73,22 @@ impl Choice {
             .map_or(1, |count| count as usize);
         let with = |route: Route| Self {
             route,
-            parts: parts(sizes, route.tile(), processors),
+            parts: (route.tile()).map_or(1, |tile| parts(sizes, tile, processors)),
         };
         let mut choices = Vec::new();
         let large = sizes.m.saturating_mul(sizes.n).saturating_mul(sizes.k) >= LARGE;
+        let few_rows = || few_rows::serves(client, operands).then(|| with(Route::FewRows));
+        if sizes.m <= FEW_ROWS {
+            choices.extend(few_rows());
+        }
         if operands.element != ElementType::F32 && large && is_allowed(Engine::Wgmma) {
             let tile = Tile::for_columns(sizes.n);
             if serves(client.properties(), operands) {
                 choices.push(with(Route::Wgmma(tile)));
             }
+        }
+        if (FEW_ROWS + 1..=MOST_ROWS).contains(&sizes.m) {
+            choices.extend(few_rows());
         }
         choices.push(with(Route::Standard));
         choices
@@ -78,13 +96,14 @@ impl Choice {
 }
 
 impl Route {
-    /// The rows and columns that one cube computes, for the estimate of waves.
-    fn tile(self) -> [usize; 2] {
+    /// The rows and columns that one cube computes, for the estimate of waves; none if sums are never cut.
+    fn tile(self) -> Option<[usize; 2]> {
         match self {
-            Self::Standard => [128, 128],
-            Self::Library(_, Some(tiling)) => tiling.tile(),
-            Self::Library(_, None) => [128, 128],
-            Self::Wgmma(tile) => [Tile::ROWS, tile.columns()],
+            Self::Standard => Some([128, 128]),
+            Self::Library(_, Some(tiling)) => Some(tiling.tile()),
+            Self::Library(_, None) => Some([128, 128]),
+            Self::Wgmma(tile) => Some([Tile::ROWS, tile.columns()]),
+            Self::FewRows => None,
         }
     }
 }

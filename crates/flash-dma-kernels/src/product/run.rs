@@ -1,5 +1,6 @@
 //! From operands to launches.
 
+use super::few_rows;
 use super::library::LibraryProduct;
 use super::operands::{Operands, Sizes};
 use super::parts::{self, Division};
@@ -92,6 +93,10 @@ fn launch(
 ) -> Result<(), String> {
     let Sizes { m, n, k } = operands.sizes();
     let f32 = ElementType::F32;
+    if choice.route == Route::FewRows {
+        few_rows::Plan::new(client, operands)?.launch(client, out, out_element);
+        return Ok(());
+    }
     if let Route::Wgmma(tile) = choice.route {
         let plan = wgmma::Plan::new(client, operands, tile, choice.parts)?;
         if plan.parts() == 1 {
@@ -113,7 +118,7 @@ fn launch(
         let product = LibraryProduct::new(operands, factors, out, element);
         match choice.route {
             Route::Library(routine, tiling) => product.by(client, routine, tiling),
-            Route::Standard | Route::Wgmma(_) => product.standard(client),
+            Route::Standard | Route::Wgmma(_) | Route::FewRows => product.standard(client),
         }
     };
     let division = Division::new(k, choice.parts);

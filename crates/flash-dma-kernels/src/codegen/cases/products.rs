@@ -1,4 +1,4 @@
-//! Products of matrices on `wgmma`, and the addition of parts of their sums. CubeK's kernels are not ours to check.
+//! Products of matrices on `wgmma`, the addition of parts of their sums, and products of a few rows. CubeK's kernels are not ours to check.
 
 use super::{Case, tensor};
 use crate::ElementType;
@@ -55,7 +55,51 @@ pub(super) fn all() -> Vec<Case> {
         let name = format!("product-{name}-parts");
         cases.push(case(name, Pass::Weight, tile, element, out, 4));
     }
+    for (element, name) in [(Bf16, "bf16"), (F16, "f16"), (F32, "f32")] {
+        for (turned, order) in [(false, "forward"), (true, "turned")] {
+            let rows: &[usize] = match element {
+                Bf16 => &[1, 2, 4, 8],
+                _ => &[1],
+            };
+            for &m in rows {
+                let name = format!("product-few-{name}-{order}-{m}");
+                cases.push(few_rows(name, [m, WIDTH, WIDTH], turned, element, element));
+            }
+        }
+    }
+    // Terms behind the last tile, and columns that are read one by one.
+    let name = String::from("product-few-bf16-odd");
+    cases.push(few_rows(name, [3, 1023, 1001], false, Bf16, F32));
     cases
+}
+
+/// The product of a few rows, with the columns of B contiguous if it is `turned`.
+fn few_rows(
+    name: String,
+    [m, n, k]: [usize; 3],
+    turned: bool,
+    element: ElementType,
+    out: ElementType,
+) -> Case {
+    let run = move |client: &Client| {
+        let a = tensor(client, [m, k], element.size());
+        let mut b = tensor(client, [k, n], element.size());
+        if turned {
+            b.strides = [1, k].into();
+        }
+        let operands = Operands { a, b, element };
+        let result = tensor(client, [m, n], out.size());
+        let choice = Choice {
+            route: Route::FewRows,
+            parts: 1,
+        };
+        product_by(client, &operands, &result, out, choice).expect("the rows are contiguous");
+    };
+    Case {
+        name,
+        gpus: &[Gpu::H200],
+        run: Box::new(run),
+    }
 }
 
 fn case(

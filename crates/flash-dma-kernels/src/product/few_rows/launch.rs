@@ -1,0 +1,119 @@
+//! Which products the kernel serves, and its launch.
+
+use super::blueprint::{Blueprint, Task};
+use super::kernel::{ExtentLaunch, product_few_rows_kernel};
+use crate::host::check::{SEGMENT_BYTES, address_type, elem_type};
+use crate::product::operands::{Major, Operands, Sizes, major};
+use cubecl::client::Client;
+use cubecl::prelude::*;
+use flash_dma_problem::ElementType;
+
+/// Whether the kernel multiplies these operands on this device.
+pub(crate) fn serves(client: &Client, operands: &Operands) -> bool {
+    Plan::new(client, operands).is_ok()
+}
+
+/// A product that the kernel serves.
+pub(crate) struct Plan<'a> {
+    operands: &'a Operands,
+    blueprint: Blueprint,
+    cubes: [u32; 2],
+}
+
+impl<'a> Plan<'a> {
+    /// The product of canonical operands that are not empty, or why it is not served.
+    pub(crate) fn new(client: &Client, operands: &'a Operands) -> Result<Self, String> {
+        let (size, Sizes { m, n, k }) = (operands.element.size(), operands.sizes());
+        if major(&operands.a) != Some(Major::Row) {
+            return Err("the rows of the left factor are not contiguous".into());
+        }
+        let b = major(&operands.b).ok_or("no axis of the right factor is contiguous")?;
+        let vectors = |most: usize| {
+            let sizes = client.io_optimized_vector_sizes(size);
+            sizes.filter(move |n| n * size <= SEGMENT_BYTES && *n <= most)
+        };
+        let reads = |tensor, length: usize| move |n: &usize| reads_in(tensor, length, *n, size);
+        let length = match b {
+            Major::Row => n,
+            Major::Column => k,
+        };
+        let mut task = Task {
+            b,
+            b_vector: vectors(length)
+                .find(reads(&operands.b, length))
+                .unwrap_or(1),
+            a_vector: 1,
+            m,
+            n,
+            size,
+        };
+        let terms = Blueprint::choose(client, &task).terms();
+        if k.is_multiple_of(terms) {
+            let found = vectors(terms).find(reads(&operands.a, k));
+            task.a_vector = found.unwrap_or(1);
+        }
+        Self::with(client, operands, Blueprint::choose(client, &task))
+    }
+
+    /// With a blueprint for these operands.
+    pub(super) fn with(
+        client: &Client,
+        operands: &'a Operands,
+        blueprint: Blueprint,
+    ) -> Result<Self, String> {
+        let Sizes { m, n, .. } = operands.sizes();
+        let (x, y) = (n.div_ceil(blueprint.columns()), m.div_ceil(blueprint.rows));
+        let (most_x, most_y, _) = client.properties().hardware.max_cube_count;
+        if x > most_x as usize || y > most_y as usize {
+            return Err("there are too many rows or columns".into());
+        }
+        Ok(Self {
+            operands,
+            blueprint,
+            cubes: [x as u32, y as u32],
+        })
+    }
+
+    /// Writes the product to `out`, `[m, n]`, contiguous.
+    pub(crate) fn launch(&self, client: &Client, out: &TensorBinding, out_element: ElementType) {
+        let (bp, Operands { a, b, element }) = (self.blueprint, self.operands);
+        let Sizes { m, n, k } = self.operands.sizes();
+        let b_pitch = match bp.b {
+            Major::Row => b.strides[0],
+            Major::Column => b.strides[1],
+        };
+        let (a_pitch, b_pitch) = (a.strides[0] / bp.a_vector, b_pitch / bp.b_vector);
+        let address =
+            address_type(&[a, b], element.size()).max(address_type(&[out], out_element.size()));
+        // SAFETY: the operands were checked to hold their shapes and strides, and their vectors to begin at multiples of
+        // their sizes; rows and columns past the last are read as the last, and not written.
+        unsafe {
+            product_few_rows_kernel::launch_unchecked(
+                client,
+                CubeCount::Static(self.cubes[0], self.cubes[1], 1),
+                bp.cube_dim(),
+                address,
+                bp.a_vector,
+                bp.b_vector,
+                a.clone().into_buffer_arg(),
+                b.clone().into_buffer_arg(),
+                out.clone().into_buffer_arg(),
+                ExtentLaunch::new(m, n, k, a_pitch, b_pitch),
+                bp,
+                elem_type(*element),
+                elem_type(out_element),
+            );
+        }
+    }
+}
+
+/// Whether a matrix, `length` elements along its contiguous axis, is read in vectors of `n` elements.
+fn reads_in(tensor: &TensorBinding, length: usize, n: usize, size: usize) -> bool {
+    let begin = tensor.handle.offset_start.unwrap_or(0) as usize;
+    let pitch = |axis: usize| tensor.shape[axis] <= 1 || tensor.strides[axis].is_multiple_of(n);
+    let outer = match major(tensor) {
+        Some(Major::Row) => pitch(0),
+        _ => pitch(1),
+    };
+    length.is_multiple_of(n) && begin.is_multiple_of(n * size) && outer
+}
