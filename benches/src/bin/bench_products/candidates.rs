@@ -19,6 +19,7 @@ impl Candidate {
         };
         match choice.route {
             Route::Standard => "standard".into(),
+            Route::FewRows => "few-rows".into(),
             Route::Wgmma(tile) => format!("wgmma-{}", tile.columns()),
             Route::Library(routine, None) => routine.name().into(),
             Route::Library(routine, Some(tiling)) => {
@@ -80,6 +81,18 @@ const VARIED: [Routine; 8] = [
     Routine::SimpleTmaMma,
     Routine::DoubleCyclicCmma,
 ];
+
+/// The candidates of a decoding step.
+pub fn decoding() -> Vec<Candidate> {
+    let forced = |route| Candidate::Forced(Choice { route, parts: 1 });
+    let mut all = vec![
+        Candidate::Rule,
+        forced(Route::FewRows),
+        forced(Route::Standard),
+    ];
+    all.extend(Tile::ALL.map(|tile| forced(Route::Wgmma(tile))));
+    all
+}
 
 /// All candidates, those that matter most first.
 pub fn all() -> Vec<Candidate> {

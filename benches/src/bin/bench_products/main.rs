@@ -4,12 +4,17 @@
 //! ```text
 //! cargo run --profile gpu -p flash-dma-benches --features cuda --bin bench-products -- --runtime cuda --json products.json
 //! cargo run -p flash-dma-benches --bin bench-products -- --runtime cpu --tiny --seconds 60
+//! cargo run --profile gpu -p flash-dma-benches --features cuda --bin bench-products -- --runtime cuda --rows 1,4,8,16,64 --runs 31
 //! ```
 //!
 //! All candidates meet on one layer; the fastest of each kind of product then on all layers, and for gradients of weights
 //! with sums in several numbers of parts. Each is compared with f64 on sampled entries before it is timed. What is refused,
 //! panics or fails is a row with its reason. Rows are written as they come. A candidate that does not end ends the program,
 //! and so does one that breaks the device: start again with `--skip NAME` and another file for `--json`.
+//!
+//! With `--rows` it times the layers of decoding steps of so many tokens instead, by the few candidates that could serve
+//! them. Every launch reads another weight, as a token does: the pool of `--tokens` 32768 has 180 MB of them, more than a
+//! cache holds.
 
 mod candidates;
 mod shapes;
@@ -35,6 +40,9 @@ pub struct Args {
     /// Tokens.
     #[arg(long, default_value_t = 32768)]
     tokens: usize,
+    /// Tokens of decoding steps, which are timed in place of a training step.
+    #[arg(long, value_delimiter = ',')]
+    rows: Vec<usize>,
     /// One small layer, for slow devices.
     #[arg(long)]
     tiny: bool,

@@ -109,6 +109,17 @@ pub fn run(args: &Args, client: &Client) {
     };
     let candidates: Vec<_> = candidates::all().into_iter().filter(wanted).collect();
     let pool = Pool::new(client, &layers, tokens);
+    if !args.rows.is_empty() {
+        for &rows in &args.rows {
+            for &layer in &layers {
+                let case = Case::decoding(client, &pool, layer, rows);
+                for candidate in candidates::decoding().into_iter().filter(wanted) {
+                    sweep.measure(&case, candidate);
+                }
+            }
+        }
+        return;
+    }
 
     // What a training step takes with the rule and without comes first: it matters whatever else fails.
     for &layer in &layers {
@@ -152,7 +163,7 @@ impl Sweep<'_> {
     fn measure(&mut self, case: &Case, candidate: Candidate) {
         let (name, parts) = (candidate.name(), candidate.parts());
         let known = self.rows.iter().any(|row| {
-            (row.layer, row.pass) == (case.layer.name, case.pass)
+            (row.layer, row.pass, row.m) == (case.layer.name, case.pass, case.sizes().m)
                 && (&row.candidate, row.parts) == (&name, parts)
         });
         let late = self.begun.elapsed().as_secs() >= self.args.seconds;
@@ -201,9 +212,10 @@ impl Sweep<'_> {
             commit: self.args.commit.clone(),
         };
         println!(
-            "{:6.0} s  {:12} {:8} {}",
+            "{:6.0} s  {:12} {:5} {:8} {}",
             self.begun.elapsed().as_secs_f64(),
             row.layer,
+            row.m,
             format!("{:?}", row.pass),
             describe(&row)
         );

@@ -51,6 +51,9 @@ pub struct Case<'a> {
     pool: &'a Pool,
     pub layer: Layer,
     pub pass: Pass,
+    tokens: usize,
+    /// Whether each timed launch reads another weight, which no cache holds.
+    cold: bool,
     /// Strides of A and B.
     strides: [[usize; 2]; 2],
     /// The element type of the result: an f32 parameter gets an f32 gradient.
@@ -68,7 +71,20 @@ fn binding(handle: &Handle, shape: [usize; 2], strides: [usize; 2]) -> TensorBin
 }
 
 impl<'a> Case<'a> {
+    /// Of all tokens of the pool.
     pub fn new(client: &Client, pool: &'a Pool, layer: Layer, pass: Pass) -> Self {
+        Self::of_tokens(client, pool, layer, pass, pool.tokens)
+    }
+
+    /// A layer's output of the tokens of a decoding step, which reads each weight once.
+    pub fn decoding(client: &Client, pool: &'a Pool, layer: Layer, tokens: usize) -> Self {
+        Self {
+            cold: true,
+            ..Self::of_tokens(client, pool, layer, Pass::Forward, tokens)
+        }
+    }
+
+    fn of_tokens(client: &Client, pool: &'a Pool, layer: Layer, pass: Pass, tokens: usize) -> Self {
         let (d_in, d_out) = (layer.d_in, layer.d_out);
         let rows = |columns: usize| [columns, 1];
         let columns = |rows: usize| [1, rows];
@@ -84,11 +100,13 @@ impl<'a> Case<'a> {
             Pass::Weight => ElementType::F32,
             Pass::Forward | Pass::Input => ElementType::Bf16,
         };
-        let Sizes { m, n, .. } = pass.sizes(&layer, pool.tokens);
+        let Sizes { m, n, .. } = pass.sizes(&layer, tokens);
         Self {
             pool,
             layer,
             pass,
+            tokens,
+            cold: false,
             strides,
             out_element,
             out: client.empty(m * n * out_element.size()),
@@ -96,13 +114,22 @@ impl<'a> Case<'a> {
     }
 
     pub fn sizes(&self) -> Sizes {
-        self.pass.sizes(&self.layer, self.pool.tokens)
+        self.pass.sizes(&self.layer, self.tokens)
     }
 
-    /// Launches the product into `out`, or says why it is refused.
-    fn launch(&self, client: &Client, candidate: Candidate, out: &Handle) -> Result<(), String> {
+    /// Launches the product into `out`, or says why it is refused. B is the matrix number `index` of the pool's.
+    fn launch(
+        &self,
+        client: &Client,
+        candidate: Candidate,
+        out: &Handle,
+        index: usize,
+    ) -> Result<(), String> {
         let Sizes { m, n, k } = self.sizes();
         let [a, b] = &self.pool.device;
+        let matrices = (self.pool.host[1].len() / (n * k)).max(1);
+        let first = index % matrices * n * k * size_of::<bf16>();
+        let b = &b.clone().offset_start(first as u64);
         let operands = Operands {
             a: binding(a, [m, k], self.strides[0]),
             b: binding(b, [k, n], self.strides[1]),
@@ -129,7 +156,7 @@ impl<'a> Case<'a> {
         let Sizes { m, n, k } = self.sizes();
         // Zeros, so that a kernel that writes nothing is noticed.
         let out = client.create_from_slice(&vec![0; m * n * self.out_element.size()]);
-        self.launch(client, candidate, &out)?;
+        self.launch(client, candidate, &out, 0)?;
         block_on(client.sync()).map_err(|error| format!("failed on the device: {error:?}"))?;
         let bytes = client
             .read_one(out)
@@ -170,12 +197,13 @@ impl<'a> Case<'a> {
 
     /// Device times of some launches, in milliseconds.
     pub fn times(&self, client: &Client, candidate: Candidate, runs: usize) -> Vec<f64> {
-        let launch = || {
+        let launch = |run: usize| {
+            let index = if self.cold { run } else { 0 };
             // It has been launched before.
-            let _ = self.launch(client, candidate, &self.out);
+            let _ = self.launch(client, candidate, &self.out, index);
         };
         (0..runs)
-            .map(|_| device_time(client, launch).as_secs_f64() * 1e3)
+            .map(|run| device_time(client, || launch(run)).as_secs_f64() * 1e3)
             .collect()
     }
 }
