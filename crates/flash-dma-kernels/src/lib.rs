@@ -28,6 +28,7 @@ mod team;
 #[cfg(test)]
 mod testing;
 mod vectors;
+mod zoh;
 
 pub use args::{Far, Gradients, Inputs, Outputs, Saved, Selection};
 pub use decode::append::{append, append_pages};
@@ -48,3 +49,4 @@ pub use pattern::mask::plan::{plan, plan_ranges};
 pub use planning::{largest_batch, longest, required_bytes};
 pub use report::{Reported, check_engine, engine_for, engines};
 pub use select::{select, select_workspace};
+pub use zoh::{ZohParameters, zoh_scores};

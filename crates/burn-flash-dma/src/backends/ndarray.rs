@@ -6,6 +6,7 @@ use crate::ops::masked::MaskedAttentionOps;
 use crate::ops::norm::NormOps;
 use crate::ops::packed::PackedOps;
 use crate::ops::product::ProductOps;
+use crate::ops::scores::ScoreOps;
 use crate::ops::training::TrainingOps;
 use burn::backend::NdArray;
 
@@ -15,4 +16,5 @@ impl CacheOps for NdArray {}
 impl NormOps for NdArray {}
 impl PackedOps for NdArray {}
 impl ProductOps for NdArray {}
+impl ScoreOps for NdArray {}
 impl TrainingOps for NdArray {}

@@ -11,5 +11,6 @@ pub mod masked;
 pub mod norm;
 pub mod packed;
 pub mod product;
+pub mod scores;
 pub(crate) mod tensors;
 pub mod training;

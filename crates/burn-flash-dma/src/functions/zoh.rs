@@ -2,17 +2,24 @@
 
 use crate::fallback::tensors::greatest_divisor;
 use crate::functions::product::try_product;
+use crate::ops::ScoreOps;
+use crate::ops::types::OptionalFloat;
 use crate::validate::{as_f32, check_shape, element_type, expect, same_device};
-use burn::tensor::{DType, Tensor, activation::softplus};
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Device, Tensor, activation::softplus};
 use flash_dma_problem::{AttentionError, TensorName};
+
+/// Up to so many tokens, as of a step over a cache, the scores are one operation. More are worth a product's kernel.
+const FEW_TOKENS: usize = 64;
 
 /// The importance of each key from its value: `exp(a * softplus(values . dt_projᵀ))`, where the
 /// values of a token's heads are concatenated.
 ///
 /// `values` is `[batch, kv_heads, k_len, head_dim]`, `dt_proj` `[kv_heads, kv_heads * head_dim]`, `a`
 /// `[kv_heads]`; the result is `[batch, kv_heads, k_len]`, f32 whatever the inputs are, since the
-/// selection ranks the keys by it. Plain Burn operations: differentiable in all three. Of an empty sequence the scores
-/// are empty, and a constant to autodiff.
+/// selection ranks the keys by it. Differentiable in all three. Of an empty sequence the scores
+/// are empty, and a constant to autodiff. Without autodiff, up to 64 tokens are one kernel on CubeCL's runtimes; else the
+/// scores are plain Burn operations.
 ///
 /// # Panics
 ///
@@ -51,22 +58,34 @@ pub(crate) fn try_biased_zoh_scores(
     same_device(&device, TensorName::DtProjection, dt_proj.device())?;
     same_device(&device, TensorName::Decay, a.device())?;
     element_type(TensorName::Value, &values)?;
-    let dt_proj = as_f32(TensorName::DtProjection, dt_proj)?;
-    let a = as_f32(TensorName::Decay, a)?;
-    let bias = match bias {
-        None => None,
-        Some(bias) => {
-            // The bias belongs to the projection, and is named as it.
-            check_shape(TensorName::DtProjection, &bias.dims(), &[heads])?;
-            same_device(&device, TensorName::DtProjection, bias.device())?;
-            Some(as_f32(TensorName::DtProjection, bias)?)
-        }
-    };
+    element_type(TensorName::DtProjection, &dt_proj)?;
+    element_type(TensorName::Decay, &a)?;
+    if let Some(bias) = &bias {
+        // The bias belongs to the projection, and is named as it.
+        check_shape(TensorName::DtProjection, &bias.dims(), &[heads])?;
+        same_device(&device, TensorName::DtProjection, bias.device())?;
+        element_type(TensorName::DtProjection, bias)?;
+    }
 
     if batch * len == 0 {
         // Burn's `reshape` reads a 0 as "keep the axis".
         return Ok(Tensor::zeros([batch, heads, len], (&device, DType::F32)));
     }
+    if batch * len <= FEW_TOKENS && takes_few(&values, &dt_proj, bias.as_ref(), &a) {
+        let scores = Dispatch::zoh_scores_of_few(
+            values.into_dispatch(),
+            dt_proj.into_dispatch(),
+            OptionalFloat::from_option(bias.map(Tensor::into_dispatch)),
+            a.into_dispatch(),
+        );
+        return Ok(Tensor::from_dispatch(scores));
+    }
+    let dt_proj = as_f32(TensorName::DtProjection, dt_proj)?;
+    let a = as_f32(TensorName::Decay, a)?;
+    let bias = match bias {
+        None => None,
+        Some(bias) => Some(as_f32(TensorName::DtProjection, bias)?),
+    };
     // Cast last: what a cast tensor is reshaped to would be kept for the backward pass.
     let tokens = values.swap_dims(1, 2).reshape([batch * len, width]);
     let tokens = as_f32(TensorName::Value, tokens)?;
@@ -82,6 +101,20 @@ pub(crate) fn try_biased_zoh_scores(
     let a = a.reshape([1, 1, heads]).expand([segments, 1, heads]);
     let scores = (steps * a).exp();
     Ok(scores.reshape([batch, len, heads]).swap_dims(1, 2))
+}
+
+/// Whether one operation computes the scores: nothing is tracked, and the device computes in all types.
+fn takes_few(
+    values: &Tensor<4>,
+    dt_proj: &Tensor<2>,
+    bias: Option<&Tensor<1>>,
+    a: &Tensor<1>,
+) -> bool {
+    let takes = |device: Device, dtype| !device.is_autodiff() && device.supports_dtype(dtype);
+    takes(values.device(), values.dtype())
+        && takes(dt_proj.device(), dt_proj.dtype())
+        && takes(a.device(), a.dtype())
+        && bias.is_none_or(|bias| takes(bias.device(), bias.dtype()))
 }
 
 /// Into how many segments of equal length so many tokens are cut: about their root.

@@ -8,6 +8,7 @@
 //! | [`NormOps`] | RMS norm, and norm and rotary encoding of heads |
 //! | [`PackedOps`] | q, k and v as parts of one tensor |
 //! | [`ProductOps`] | the products of linear layers, and of their gradients |
+//! | [`ScoreOps`] | scores of a few tokens |
 //! | [`TrainingOps`] | what a training step needs beside attention |
 
 pub(crate) mod attention;
@@ -16,6 +17,7 @@ pub(crate) mod masked;
 pub(crate) mod norm;
 pub(crate) mod packed;
 pub(crate) mod product;
+pub(crate) mod scores;
 pub(crate) mod training;
 pub(crate) mod types;
 
@@ -25,5 +27,6 @@ pub use masked::MaskedAttentionOps;
 pub use norm::NormOps;
 pub use packed::PackedOps;
 pub use product::ProductOps;
+pub use scores::ScoreOps;
 pub use training::TrainingOps;
 pub use types::*;

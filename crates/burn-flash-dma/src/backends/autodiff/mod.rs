@@ -9,3 +9,9 @@ mod packed;
 mod product;
 mod recomputed;
 mod training;
+
+use crate::ops::scores::ScoreOps;
+use burn::backend::autodiff::Autodiff;
+use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
+
+impl<B: ScoreOps, C: CheckpointStrategy> ScoreOps for Autodiff<B, C> {}

@@ -6,6 +6,7 @@ mod masked;
 mod norm;
 mod packed;
 mod product;
+mod scores;
 mod tensors;
 
 use crate::ops::training::TrainingOps;

@@ -8,7 +8,9 @@ mod packed;
 mod product;
 mod tensors;
 
+use crate::ops::scores::ScoreOps;
 use crate::ops::training::TrainingOps;
 use burn::backend::Flex;
 
+impl ScoreOps for Flex {}
 impl TrainingOps for Flex {}

@@ -1,0 +1,49 @@
+//! Scores of keys.
+
+use super::types::OptionalFloat;
+#[cfg(feature = "fusion")]
+use super::types::OptionalFloatMetadata;
+use crate::fallback::scores as fallback;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, backend_extension};
+#[cfg(feature = "fusion")]
+use burn::{backend::fusion::custom::TensorSpec, tensor::DType};
+
+/// Scores of a few tokens, as of a step over a cache, at once.
+///
+/// Most users want [`zoh_scores`](crate::zoh_scores()), which validates, and takes this operation where it pays. The
+/// default body is plain Burn operations, whose gradients autodiff has.
+#[backend_extension(
+    Cube: cfg(feature = "cube"),
+    Flex: cfg(feature = "flex"),
+    NdArray: cfg(feature = "ndarray"),
+    Autodiff: cfg(feature = "autodiff"),
+    Fusion: cfg(feature = "fusion"),
+)]
+pub trait ScoreOps: Backend {
+    /// `exp(a * softplus(values . dt_projᵀ + bias))`, `[batch, kv_heads, len]` in f32: `values`
+    /// `[batch, kv_heads, len, head_dim]`, `dt_proj` `[kv_heads, kv_heads * head_dim]`, `bias` and `a` `[kv_heads]`, each
+    /// f32, f16 or bf16. No size is 0, and arithmetic is f32.
+    #[fusion(meta = zoh_meta)]
+    fn zoh_scores_of_few(
+        values: FloatTensor<Self>,
+        dt_proj: FloatTensor<Self>,
+        #[extension_type] bias: OptionalFloat<Self>,
+        a: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        fallback::zoh::<Self>(values, dt_proj, bias, a)
+    }
+}
+
+// Shapes under fusion are taken from here and never compared with what the engine returns.
+
+#[cfg(feature = "fusion")]
+fn zoh_meta(
+    values: &TensorSpec,
+    _dt_proj: &TensorSpec,
+    _bias: &OptionalFloatMetadata,
+    _a: &TensorSpec,
+) -> TensorSpec {
+    let [batch, heads, len, _] = values.shape.dims();
+    TensorSpec::new([batch, heads, len].into(), DType::F32)
+}
