@@ -4,6 +4,7 @@ mod decoding;
 mod masked;
 mod norm;
 mod products;
+mod zoh;
 
 use crate::args::{Far, Gradients, Inputs, Outputs, Saved, Selection};
 use crate::codegen::cuda::Gpu;
@@ -40,6 +41,7 @@ pub(crate) fn all() -> Vec<Case> {
     cases.extend(masked::all());
     cases.extend(norm::all());
     cases.extend(products::all());
+    cases.extend(zoh::all());
     cases
 }
 
