@@ -1,14 +1,13 @@
 //! The attention layer of Dynamic Mask Attention.
 
 use super::dropout::CallDropout;
+use super::heads::{Encoding, check_positions, encode, merge, norm_epsilon, split};
 use super::inline::Inline;
 use super::input::{DynamicMaskInput, Tokens};
-use super::rope::angles;
 use super::scorer::{INITIAL, ScoreForm, Scorer};
 use crate::functions::attention::Attention;
 use crate::functions::documents::Documents;
 use crate::functions::heads::try_split_heads;
-use crate::functions::norm::HeadEncoding;
 use crate::functions::product::{linear, try_product};
 use crate::functions::selection::Intervals;
 use crate::functions::selector::Selector;
@@ -23,9 +22,6 @@ use flash_dma_problem::{
     AttentionError, AttentionOptions, Dropout, ElementType, Problem, ScoreRole, SelectionRule,
     TensorName,
 };
-
-/// What norms add to the mean square unless the configuration says otherwise: Burn's own default.
-const EPSILON: f64 = 1e-5;
 
 /// Configuration of [`DynamicMaskAttention`].
 ///
@@ -188,17 +184,10 @@ impl DynamicMaskAttentionConfig {
         let [recent, sinks] = [self.recent, self.sinks].map(Option::unwrap_or_default);
         check_rule(recent, sinks, &options)?;
 
-        let epsilon = self.norm_epsilon.unwrap_or(EPSILON);
-        // As it is computed with.
-        let computed = epsilon as f32;
-        if !(computed.is_finite() && computed > 0.0) {
-            return Err(AttentionError::Epsilon { epsilon: computed });
-        }
-
+        let epsilon = norm_epsilon(self.norm_epsilon)?;
         let dropout = (self.dropout.filter(|&rate| rate != 0.0))
             .map(|rate| CallDropout::try_new(rate, device))
             .transpose()?;
-
         let bias = self.bias.unwrap_or(false);
         let linear = |from, to| {
             LinearConfig::new(from, to)
@@ -498,17 +487,7 @@ impl DynamicMaskAttention {
     fn tokens(&self, input: DynamicMaskInput) -> Result<Tokens, AttentionError> {
         let shape @ [batch, len, _] = input.dims();
         check_shape(TensorName::Tokens, &shape, &[batch, len, self.d_model])?;
-        if let Some(rope) = &self.rope {
-            let [limit, _, _] = rope.freq_complex.dims();
-            if len > limit {
-                let what = "the number of tokens with rotary positions";
-                return Err(AttentionError::TooLarge {
-                    what,
-                    size: len,
-                    limit,
-                });
-            }
-        }
+        check_positions(self.rope.as_ref(), len)?;
         if let Some(documents) = input.its_documents() {
             documents.check([batch, self.n_kv_heads, len])?;
             if !self.options.causal {
@@ -643,17 +622,13 @@ impl DynamicMaskAttention {
         let heads = [self.n_heads, self.n_kv_heads, self.n_kv_heads];
         match joint_weight(layers, &x) {
             Some(weight) => {
-                let all = self.split(try_product(x, weight)?, heads.iter().sum());
+                let all = split(try_product(x, weight)?, heads.iter().sum());
                 try_split_heads(all, heads)
             }
             None => {
                 let [q, k, v] = layers.map(|layer| linear(layer, x.clone()));
                 let [of_q, of_k, of_v] = heads;
-                Ok([
-                    self.split(q, of_q),
-                    self.split(k, of_k),
-                    self.split(v, of_v),
-                ])
+                Ok([split(q, of_q), split(k, of_k), split(v, of_v)])
             }
         }
     }
@@ -666,21 +641,12 @@ impl DynamicMaskAttention {
         norm: &Option<RmsNorm>,
         starts: &[usize],
     ) -> Result<Tensor<4>, AttentionError> {
-        let [batch, len, _, _] = heads.dims();
-        let at = |heads: Tensor<4>, start: usize| {
-            if norm.is_none() && self.rope.is_none() {
-                return Ok(heads.swap_dims(1, 2));
-            }
-            let mut encoding = HeadEncoding::new(heads);
-            if let Some(norm) = norm {
-                encoding = encoding.norm(norm.gamma.val(), norm.epsilon as f32);
-            }
-            if let Some(rope) = &self.rope {
-                let (table, start) = angles(rope, start, len);
-                encoding = encoding.rotary(table, start);
-            }
-            encoding.try_forward()
+        let [batch, _, _, _] = heads.dims();
+        let by = Encoding {
+            norm: norm.as_ref(),
+            rope: self.rope.as_ref(),
         };
+        let at = |heads, start| encode(heads, by, start);
         let start = starts.first().copied().unwrap_or(0);
         // A cache of other sequences is refused later.
         if starts.len() != batch || starts.iter().all(|&other| other == start) {
@@ -694,21 +660,12 @@ impl DynamicMaskAttention {
 
     /// v of `[batch, len, d_model]`: `[batch, n_kv_heads, len, head_dim]`.
     fn values(&self, x: Tensor<3>) -> Tensor<4> {
-        self.split(linear(&self.v_proj, x), self.n_kv_heads)
-            .swap_dims(1, 2)
-    }
-
-    /// `[batch, len, heads * head_dim]` to `[batch, len, heads, head_dim]`.
-    fn split(&self, tensor: Tensor<3>, heads: usize) -> Tensor<4> {
-        let [batch, len, _] = tensor.dims();
-        tensor.reshape([batch, len, heads, self.head_dim])
+        split(linear(&self.v_proj, x), self.n_kv_heads).swap_dims(1, 2)
     }
 
     /// `[batch, n_heads, len, head_dim]` to `[batch, len, d_model]`.
     pub(super) fn merge_heads(&self, out: Tensor<4>) -> Tensor<3> {
-        let [batch, heads, len, dim] = out.dims();
-        let out = out.swap_dims(1, 2).reshape([batch, len, heads * dim]);
-        linear(&self.o_proj, out)
+        merge(out, &self.o_proj)
     }
 
     /// The options of its attention, without the dropout of a call.

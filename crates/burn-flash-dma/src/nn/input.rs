@@ -90,6 +90,11 @@ impl DynamicMaskInput {
         self.documents.as_ref()
     }
 
+    /// Whether its mask says more than which keys every query sees.
+    pub(super) fn has_pairs(&self) -> bool {
+        (self.mask.as_ref()).is_some_and(|mask| mask.dims()[2] != 1)
+    }
+
     /// The tokens with zeros for padding.
     pub(super) fn try_into_tokens(self, kv_heads: usize) -> Result<Tokens, AttentionError> {
         let shape @ [batch, len, _] = self.x.dims();

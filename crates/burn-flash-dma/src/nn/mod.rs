@@ -2,13 +2,20 @@
 
 mod attention;
 mod cached;
+mod cross;
+mod cross_config;
 mod dropout;
+mod heads;
 mod inline;
 mod input;
+mod masked;
 mod pairs;
 mod rope;
 mod scorer;
 
 pub use attention::{DynamicMaskAttention, DynamicMaskAttentionConfig};
+pub use cross::{CrossKeys, DynamicMaskCrossAttention};
+pub use cross_config::DynamicMaskCrossAttentionConfig;
 pub use input::DynamicMaskInput;
+pub use masked::{MaskedAttention, MaskedAttentionConfig, MaskedInput};
 pub use scorer::{LinearScorer, ScoreForm, Scorer, ZohScorer};

@@ -24,8 +24,10 @@ mod masked;
 mod metric;
 mod module;
 mod module_cached;
+mod module_cross;
 mod module_input;
 mod module_mask;
+mod module_masked;
 mod module_scores;
 #[cfg(feature = "ndarray")]
 mod ndarray;

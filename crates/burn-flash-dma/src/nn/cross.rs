@@ -1,0 +1,229 @@
+//! Cross-attention that keeps the best tokens of its context.
+
+use super::heads::{Encoding, encode, merge, split};
+use super::input::DynamicMaskInput;
+use super::scorer::{ScoreForm, Scorer};
+use crate::functions::attention::Attention;
+use crate::functions::product::try_linear;
+use crate::functions::selection::Intervals;
+use crate::functions::selector::Selector;
+use crate::validate::{check_shape, expect};
+use burn::module::Module;
+use burn::nn::{Linear, RmsNorm};
+use burn::tensor::Tensor;
+use flash_dma_problem::{AttentionError, AttentionOptions, TensorName};
+
+/// Attention of one sequence over another, as a decoder's over its encoder's, whose heads each keep the tokens of the
+/// context that their learned scores rank highest.
+///
+/// No query stands before another one, so there is one selection for all of them: of each key/value head the
+/// `keep_window` tokens of greatest score. What a context holds beyond them costs its projections and the selection.
+///
+/// `x -> q`; `context -> k, v, scores`; RMS norm per head of q and k; attention; output projection. There is no rotary
+/// encoding: positions of two sequences have no difference. Both inputs are to be normalised, as they are in a
+/// pre-norm block behind an encoder's last norm.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// # use burn::tensor::{Device, Distribution, Tensor};
+/// # use burn_flash_dma::nn::{DynamicMaskCrossAttentionConfig, DynamicMaskInput};
+/// let device = Device::flex();
+/// let layer = DynamicMaskCrossAttentionConfig::new(32, 4).with_keep_window(Some(8)).init(&device);
+/// let normal = Distribution::Normal(0.0, 1.0);
+/// let context = Tensor::<3>::random([2, 50, 32], normal, &device);
+///
+/// // The second context has 31 tokens and padding. Its keys are made once, and serve every step of a decoder.
+/// let keys = layer.keys(DynamicMaskInput::new(context).lengths([50, 31]));
+/// let step = Tensor::<3>::random([2, 1, 32], normal, &device);
+/// assert_eq!(layer.forward_with_keys(step, &keys).dims(), [2, 1, 32]);
+/// # }
+/// ```
+#[derive(Module, Debug)]
+pub struct DynamicMaskCrossAttention {
+    /// `[d_model, n_heads * head_dim]`.
+    pub q_proj: Linear,
+    /// `[d_context, n_kv_heads * head_dim]`.
+    pub k_proj: Linear,
+    /// `[d_context, n_kv_heads * head_dim]`.
+    pub v_proj: Linear,
+    /// `[n_heads * head_dim, d_model]`.
+    pub o_proj: Linear,
+    /// The parameters of the scores.
+    pub scorer: Scorer,
+    /// Normalises the features of each head of q.
+    pub q_norm: Option<RmsNorm>,
+    /// Normalises the features of each head of k.
+    pub k_norm: Option<RmsNorm>,
+    pub(super) d_model: usize,
+    pub(super) d_context: usize,
+    pub(super) n_heads: usize,
+    pub(super) n_kv_heads: usize,
+    #[module(skip)]
+    pub(super) runners_up: Option<usize>,
+    #[module(skip)]
+    pub(super) options: AttentionOptions,
+}
+
+/// What cross-attention needs of a context: its keys and values, their scores, and the selection. Under autodiff the
+/// gradients of every call that uses it reach the context and the parameters.
+#[derive(Clone, Debug)]
+pub struct CrossKeys {
+    k: Tensor<4>,
+    v: Tensor<4>,
+    scores: Tensor<3>,
+    intervals: Intervals,
+}
+
+impl CrossKeys {
+    /// The scores of the context's tokens, `[batch, n_kv_heads, context_len]`, f32; −∞ for padding and hidden tokens.
+    #[must_use]
+    pub fn scores(&self) -> &Tensor<3> {
+        &self.scores
+    }
+
+    /// The selection. Every query stands at the last position, so
+    /// [`live_at(context_len - 1)`](Intervals::live_at) is the tokens that are kept.
+    #[must_use]
+    pub fn intervals(&self) -> &Intervals {
+        &self.intervals
+    }
+}
+
+impl DynamicMaskCrossAttention {
+    /// Attention of `x`, `[batch, len, d_model]`, over a context, `[batch, context_len, d_context]`: the shape of `x`.
+    /// The context is a tensor, or a [`DynamicMaskInput`] with lengths or a mask per key. Where nothing of a context
+    /// is visible, attention gives zeros.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_forward`](Self::try_forward) returns an error, with that error's text.
+    #[must_use]
+    pub fn forward(&self, x: Tensor<3>, context: impl Into<DynamicMaskInput>) -> Tensor<3> {
+        expect(self.try_forward(x, context))
+    }
+
+    /// Like [`forward`](Self::forward), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`try_keys`](Self::try_keys) and [`try_forward_with_keys`](Self::try_forward_with_keys).
+    pub fn try_forward(
+        &self,
+        x: Tensor<3>,
+        context: impl Into<DynamicMaskInput>,
+    ) -> Result<Tensor<3>, AttentionError> {
+        let context = context.into();
+        self.check_queries(&x, context.dims()[0])?;
+        self.try_forward_with_keys(x, &self.try_keys(context)?)
+    }
+
+    /// The keys of a context, to be made once for all queries that attend to it: every step of a decoder.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_keys`](Self::try_keys) returns an error, with that error's text.
+    #[must_use]
+    pub fn keys(&self, context: impl Into<DynamicMaskInput>) -> CrossKeys {
+        expect(self.try_keys(context))
+    }
+
+    /// Like [`keys`](Self::keys), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError`] if the last axis is not `d_context`, or the lengths or the mask do not fit;
+    /// [`AttentionError::SelectionNotCausal`] for documents; [`AttentionError::MaskedSelection`] for a mask that
+    /// differs between queries. Nothing is computed then.
+    pub fn try_keys(
+        &self,
+        context: impl Into<DynamicMaskInput>,
+    ) -> Result<CrossKeys, AttentionError> {
+        let context = context.into();
+        let shape @ [batch, len, _] = context.dims();
+        check_shape(TensorName::Tokens, &shape, &[batch, len, self.d_context])?;
+        if context.its_documents().is_some() {
+            return Err(AttentionError::SelectionNotCausal);
+        }
+        if context.has_pairs() {
+            let what = "the keys of cross-attention";
+            return Err(AttentionError::MaskedSelection { what });
+        }
+        let tokens = context.try_into_tokens(self.n_kv_heads)?;
+        let heads = |layer| {
+            let rows = try_linear(layer, tokens.x.clone())?;
+            Ok::<_, AttentionError>(split(rows, self.n_kv_heads))
+        };
+        let k = encode(heads(&self.k_proj)?, normed(&self.k_norm), 0)?;
+        let v = heads(&self.v_proj)?.swap_dims(1, 2);
+        let scores = tokens.hidden(self.scorer.scores(&tokens.x, || v.clone())?);
+        let intervals = self.selector().try_select(scores.clone())?;
+        Ok(CrossKeys {
+            k,
+            v,
+            scores,
+            intervals,
+        })
+    }
+
+    /// As [`forward`](Self::forward), over the keys of a context that were made before.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_forward_with_keys`](Self::try_forward_with_keys) returns an error, with that error's text.
+    #[must_use]
+    pub fn forward_with_keys(&self, x: Tensor<3>, keys: &CrossKeys) -> Tensor<3> {
+        expect(self.try_forward_with_keys(x, keys))
+    }
+
+    /// Like [`forward_with_keys`](Self::forward_with_keys), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError`] if `x` has another width than `d_model`, or another batch or device than the keys, or the
+    /// keys are those of a layer of other heads or another window.
+    pub fn try_forward_with_keys(
+        &self,
+        x: Tensor<3>,
+        keys: &CrossKeys,
+    ) -> Result<Tensor<3>, AttentionError> {
+        self.check_queries(&x, keys.k.dims()[0])?;
+        let q = split(try_linear(&self.q_proj, x)?, self.n_heads);
+        let q = encode(q, normed(&self.q_norm), 0)?;
+        let out = Attention::new(q, keys.k.clone(), keys.v.clone())
+            .scores(keys.scores.clone())
+            .intervals(&keys.intervals)
+            .options(self.options)
+            .try_forward()?;
+        Ok(merge(out, &self.o_proj))
+    }
+
+    /// The options of its attention.
+    #[must_use]
+    pub fn options(&self) -> AttentionOptions {
+        self.options
+    }
+
+    fn check_queries(&self, x: &Tensor<3>, batch: usize) -> Result<(), AttentionError> {
+        let shape @ [_, len, _] = x.dims();
+        check_shape(TensorName::Tokens, &shape, &[batch, len, self.d_model])
+    }
+
+    fn selector(&self) -> Selector {
+        let Some(window) = self.options.keep_window else {
+            return Selector::top(usize::MAX);
+        };
+        let default = match self.scorer.form() {
+            ScoreForm::Linear => window / 4,
+            ScoreForm::Zoh => 0,
+        };
+        Selector::top(window).runners_up(self.runners_up.unwrap_or(default))
+    }
+}
+
+/// The encoding of heads without positions.
+fn normed(norm: &Option<RmsNorm>) -> Encoding<'_> {
+    Encoding {
+        norm: norm.as_ref(),
+        rope: None,
+    }
+}

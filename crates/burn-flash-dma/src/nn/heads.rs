@@ -1,0 +1,82 @@
+//! What attention layers do with heads, whatever they attend to.
+
+use super::rope::angles;
+use crate::functions::norm::HeadEncoding;
+use crate::functions::product::linear;
+use burn::nn::{Linear, RmsNorm, RotaryEncoding};
+use burn::tensor::Tensor;
+use flash_dma_problem::AttentionError;
+
+/// `[batch, len, heads * head_dim]` to `[batch, len, heads, head_dim]`.
+pub(super) fn split(x: Tensor<3>, heads: usize) -> Tensor<4> {
+    let [batch, len, width] = x.dims();
+    x.reshape([batch, len, heads, width / heads])
+}
+
+/// What happens to the heads of q and of k before attention.
+#[derive(Clone, Copy)]
+pub(super) struct Encoding<'a> {
+    pub(super) norm: Option<&'a RmsNorm>,
+    pub(super) rope: Option<&'a RotaryEncoding>,
+}
+
+/// `[batch, len, heads, head_dim]`, normalised and rotated by the positions from `start` on, to
+/// `[batch, heads, len, head_dim]`.
+pub(super) fn encode(
+    heads: Tensor<4>,
+    by: Encoding<'_>,
+    start: usize,
+) -> Result<Tensor<4>, AttentionError> {
+    if by.norm.is_none() && by.rope.is_none() {
+        return Ok(heads.swap_dims(1, 2));
+    }
+    let [_, len, _, _] = heads.dims();
+    let mut encoding = HeadEncoding::new(heads);
+    if let Some(norm) = by.norm {
+        encoding = encoding.norm(norm.gamma.val(), norm.epsilon as f32);
+    }
+    if let Some(rope) = by.rope {
+        let (table, start) = angles(rope, start, len);
+        encoding = encoding.rotary(table, start);
+    }
+    encoding.try_forward()
+}
+
+/// `[batch, heads, len, head_dim]` to `[batch, len, d_model]`, through the last projection.
+pub(super) fn merge(out: Tensor<4>, projection: &Linear) -> Tensor<3> {
+    let [batch, heads, len, dim] = out.dims();
+    linear(
+        projection,
+        out.swap_dims(1, 2).reshape([batch, len, heads * dim]),
+    )
+}
+
+/// Refuses a sequence that is longer than a table of rotary positions.
+pub(super) fn check_positions(
+    rope: Option<&RotaryEncoding>,
+    len: usize,
+) -> Result<(), AttentionError> {
+    let Some(rope) = rope else { return Ok(()) };
+    let [limit, _, _] = rope.freq_complex.dims();
+    if len <= limit {
+        return Ok(());
+    }
+    Err(AttentionError::TooLarge {
+        what: "the number of tokens with rotary positions",
+        size: len,
+        limit,
+    })
+}
+
+/// What norms of heads add to the mean square unless a configuration says otherwise: Burn's own default.
+const EPSILON: f64 = 1e-5;
+
+/// The epsilon of a configuration, if it is positive and finite as it is computed with, in f32.
+pub(super) fn norm_epsilon(given: Option<f64>) -> Result<f64, AttentionError> {
+    let epsilon = given.unwrap_or(EPSILON);
+    let computed = epsilon as f32;
+    match computed.is_finite() && computed > 0.0 {
+        true => Ok(epsilon),
+        false => Err(AttentionError::Epsilon { epsilon: computed }),
+    }
+}

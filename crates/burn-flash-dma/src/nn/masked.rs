@@ -1,0 +1,270 @@
+//! A layer of attention under a mask, a plan of one, or a bias.
+
+use super::heads::{Encoding, check_positions, encode, merge, norm_epsilon, split};
+use crate::functions::masked::MaskedAttention as Call;
+use crate::functions::product::try_linear;
+use crate::mask::plan::TilePlan;
+use crate::mask::polarity::AttentionMask;
+use crate::validate::{check_shape, expect};
+use burn::config::Config;
+use burn::module::{Initializer, Module};
+use burn::nn::{
+    Linear, LinearConfig, RmsNorm, RmsNormConfig, RotaryEncoding, RotaryEncodingConfig,
+};
+use burn::tensor::{Device, Tensor};
+use flash_dma_problem::{AttentionError, AttentionOptions, ElementType, Problem, TensorName};
+
+/// Configuration of [`MaskedAttention`]. Its fields mean what those of
+/// [`DynamicMaskAttentionConfig`](super::DynamicMaskAttentionConfig) mean.
+#[derive(Config, Debug)]
+pub struct MaskedAttentionConfig {
+    /// Features per token.
+    pub d_model: usize,
+    /// Number of query heads.
+    pub n_heads: usize,
+    /// Number of key/value heads, a divisor of `n_heads`. Default: `n_heads`.
+    pub n_kv_heads: Option<usize>,
+    /// Features per head, a multiple of 8 up to 256. Default: `d_model / n_heads`.
+    pub head_dim: Option<usize>,
+    /// Whether a query sees only the keys up to itself, whatever the mask shows. A tile plan must say the same.
+    /// Default: true.
+    #[config(default = true)]
+    pub causal: bool,
+    /// Rotary position encoding of q and k, for sequences up to this length. Default: none.
+    pub max_seq_len: Option<usize>,
+    /// Base of the rotary frequencies. Default: 10000.
+    #[config(default = 10000.0)]
+    pub rope_theta: f32,
+    /// RMS normalisation of each head of q and k, before the rotary encoding. Default: true.
+    #[config(default = true)]
+    pub qk_norm: bool,
+    /// What is added to the mean square in the normalisation of q and k. Default: 1e-5.
+    pub norm_epsilon: Option<f64>,
+    /// Whether the four projections have biases. Default: false.
+    #[config(default = false)]
+    pub bias: bool,
+    /// Factor on `q . k`. Default: `1 / sqrt(head_dim)`.
+    pub scale: Option<f32>,
+    /// Cap of the scaled product `q . k`: `c * tanh(x / c)`. Default: none.
+    pub softcap: Option<f32>,
+    /// Initialiser of the four projections. Default: normal, mean 0, standard deviation 0.02.
+    #[config(default = "Initializer::Normal{mean:0.0, std:0.02}")]
+    pub initializer: Initializer,
+}
+
+/// Self-attention under any mask and any bias: the layer of the function of this name,
+/// [`MaskedAttention`](crate::MaskedAttention), with projections. Blocks of keys that a mask hides are skipped.
+///
+/// `x -> q, k, v`; RMS norm per head and rotary encoding of q and k; masked attention; output projection. The
+/// parameters have the names of those of [`DynamicMaskAttention`](super::DynamicMaskAttention).
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use burn_flash_dma::nn::{MaskedAttentionConfig, MaskedInput};
+/// use burn_flash_dma::{KeyRanges, TilePlan};
+///
+/// let device = Device::flex();
+/// let layers = [0; 2].map(|_| MaskedAttentionConfig::new(32, 4).init(&device));
+/// // One plan of a sliding window for all layers.
+/// let window = KeyRanges::sliding_window([100, 100], 20, &device);
+/// let plan = TilePlan::from_ranges(window, [100, 100], true);
+/// let mut x = Tensor::<3>::random([2, 100, 32], Distribution::Normal(0.0, 1.0), &device);
+/// for layer in &layers {
+///     x = layer.forward(MaskedInput::new(x).plan(&plan));
+/// }
+/// assert_eq!(x.dims(), [2, 100, 32]);
+/// # }
+/// ```
+#[derive(Module, Debug)]
+pub struct MaskedAttention {
+    /// `[d_model, n_heads * head_dim]`.
+    pub q_proj: Linear,
+    /// `[d_model, n_kv_heads * head_dim]`.
+    pub k_proj: Linear,
+    /// `[d_model, n_kv_heads * head_dim]`.
+    pub v_proj: Linear,
+    /// `[n_heads * head_dim, d_model]`.
+    pub o_proj: Linear,
+    /// Normalises the features of each head of q.
+    pub q_norm: Option<RmsNorm>,
+    /// Normalises the features of each head of k.
+    pub k_norm: Option<RmsNorm>,
+    /// Rotary encoding of q and k.
+    pub rope: Option<RotaryEncoding>,
+    d_model: usize,
+    n_heads: usize,
+    n_kv_heads: usize,
+    #[module(skip)]
+    options: AttentionOptions,
+}
+
+/// The input of [`MaskedAttention`]: tokens, what each of them sees, and a bias of the pairs. A plain tensor is an
+/// input in which every token sees what causal masking leaves.
+#[derive(Clone, Debug)]
+#[must_use = "a layer takes it"]
+pub struct MaskedInput {
+    x: Tensor<3>,
+    seen: Seen,
+    bias: Option<Tensor<4>>,
+}
+
+/// What the tokens see.
+// There is one per call, which moves it a few times.
+#[allow(clippy::large_enum_variant)]
+#[derive(Clone, Debug)]
+enum Seen {
+    All,
+    Mask(AttentionMask),
+    Plan(TilePlan),
+}
+
+impl MaskedInput {
+    /// Tokens `[batch, len, d_model]`.
+    pub fn new(x: Tensor<3>) -> Self {
+        Self {
+            x,
+            seen: Seen::All,
+            bias: None,
+        }
+    }
+
+    /// Which tokens each one sees, `[batch | 1, n_heads | n_kv_heads | 1, len | 1, len | 1]`, in the place of a mask
+    /// or a plan that was given before. The call cuts it into tiles.
+    pub fn mask(mut self, mask: AttentionMask) -> Self {
+        self.seen = Seen::Mask(mask);
+        self
+    }
+
+    /// Which tokens each one sees, as a mask that was cut into tiles before, in the place of a mask or a plan that was
+    /// given before. Several layers share one.
+    pub fn plan(mut self, plan: &TilePlan) -> Self {
+        self.seen = Seen::Plan(plan.clone());
+        self
+    }
+
+    /// What is added to the logits, in a shape as of [`mask`](Self::mask); f32, f16 or bf16, with gradients.
+    pub fn bias(mut self, bias: Tensor<4>) -> Self {
+        self.bias = Some(bias);
+        self
+    }
+}
+
+impl From<Tensor<3>> for MaskedInput {
+    fn from(x: Tensor<3>) -> Self {
+        Self::new(x)
+    }
+}
+
+impl MaskedAttentionConfig {
+    /// Makes the module on a device.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_init`](Self::try_init) returns an error, with that error's text.
+    #[must_use]
+    pub fn init(&self, device: &Device) -> MaskedAttention {
+        expect(self.try_init(device))
+    }
+
+    /// Like [`init`](Self::init), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError`] if the heads, the head dimension, the scale, the softcap or the epsilon of the norms are
+    /// refused.
+    pub fn try_init(&self, device: &Device) -> Result<MaskedAttention, AttentionError> {
+        let head_dim = self.head_dim.unwrap_or(self.d_model / self.n_heads.max(1));
+        let kv_heads = self.n_kv_heads.unwrap_or(self.n_heads);
+        let options = AttentionOptions {
+            causal: self.causal,
+            scale: self.scale,
+            softcap: self.softcap,
+            ..AttentionOptions::default()
+        };
+        // The rules for one token are those for any sequence.
+        let [q, kv] = [self.n_heads, kv_heads].map(|heads| [1, heads, 1, head_dim]);
+        Problem::new(&q, &kv, &kv, None, ElementType::F32, &options)?;
+        let epsilon = norm_epsilon(self.norm_epsilon)?;
+
+        let linear = |from, to| {
+            LinearConfig::new(from, to)
+                .with_bias(self.bias)
+                .with_initializer(self.initializer.clone())
+                .init(device)
+        };
+        let (q_width, kv_width) = (self.n_heads * head_dim, kv_heads * head_dim);
+        let norm = RmsNormConfig::new(head_dim).with_epsilon(epsilon);
+        let norm = || self.qk_norm.then(|| norm.init(device));
+        Ok(MaskedAttention {
+            q_proj: linear(self.d_model, q_width),
+            k_proj: linear(self.d_model, kv_width),
+            v_proj: linear(self.d_model, kv_width),
+            o_proj: linear(q_width, self.d_model),
+            q_norm: norm(),
+            k_norm: norm(),
+            rope: self.max_seq_len.map(|len| {
+                RotaryEncodingConfig::new(len, head_dim)
+                    .with_theta(self.rope_theta)
+                    .init(device)
+            }),
+            d_model: self.d_model,
+            n_heads: self.n_heads,
+            n_kv_heads: kv_heads,
+            options,
+        })
+    }
+}
+
+impl MaskedAttention {
+    /// Attention over a sequence: `[batch, len, d_model]` to the same shape. A tensor, or a [`MaskedInput`]. A token
+    /// that sees nothing gets zeros from attention.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_forward`](Self::try_forward) returns an error, with that error's text.
+    #[must_use]
+    pub fn forward(&self, input: impl Into<MaskedInput>) -> Tensor<3> {
+        expect(self.try_forward(input))
+    }
+
+    /// Like [`forward`](Self::forward), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError`] if the last axis is not `d_model`, the sequence is longer than the rotary encoding, or the
+    /// mask, the plan or the bias does not fit.
+    pub fn try_forward(&self, input: impl Into<MaskedInput>) -> Result<Tensor<3>, AttentionError> {
+        let MaskedInput { x, seen, bias } = input.into();
+        let shape @ [batch, len, _] = x.dims();
+        check_shape(TensorName::Tokens, &shape, &[batch, len, self.d_model])?;
+        check_positions(self.rope.as_ref(), len)?;
+        let rows = |layer, heads| {
+            let rows = try_linear(layer, x.clone())?;
+            Ok::<_, AttentionError>(split(rows, heads))
+        };
+        let placed = |rows, norm: &Option<RmsNorm>| {
+            let by = Encoding {
+                norm: norm.as_ref(),
+                rope: self.rope.as_ref(),
+            };
+            encode(rows, by, 0)
+        };
+        let q = placed(rows(&self.q_proj, self.n_heads)?, &self.q_norm)?;
+        let k = placed(rows(&self.k_proj, self.n_kv_heads)?, &self.k_norm)?;
+        let v = rows(&self.v_proj, self.n_kv_heads)?.swap_dims(1, 2);
+        let call = Call::new(q, k, v).bias(bias).options(self.options);
+        let out = match seen {
+            Seen::All => call.try_forward()?,
+            Seen::Mask(mask) => call.mask(mask).try_forward()?,
+            Seen::Plan(plan) => call.plan(&plan).try_forward()?,
+        };
+        Ok(merge(out, &self.o_proj))
+    }
+
+    /// The options of its attention.
+    #[must_use]
+    pub fn options(&self) -> AttentionOptions {
+        self.options
+    }
+}

@@ -1,0 +1,395 @@
+//! Cross-attention that keeps the best tokens of its context, against its definition in Burn's own operations.
+
+use crate::case::values;
+use burn::module::{Lora, Module, ModuleVisitor, Param};
+use burn::nn::RmsNorm;
+use burn::tensor::activation::{sigmoid, softmax};
+use burn::tensor::{Bool, Device, Distribution, Gradients, Tensor, TensorData};
+use burn_flash_dma::nn::{
+    CrossKeys, DynamicMaskCrossAttention, DynamicMaskCrossAttentionConfig, DynamicMaskInput,
+    ScoreForm, Scorer,
+};
+use burn_flash_dma::{AttentionError, AttentionMask, Documents};
+
+const WIDTH: usize = 32;
+const CONTEXT: usize = 24;
+const LEN: usize = 30;
+const HEADS: usize = 4;
+const KV_HEADS: usize = 2;
+
+fn config() -> DynamicMaskCrossAttentionConfig {
+    DynamicMaskCrossAttentionConfig::new(WIDTH, HEADS)
+        .with_d_context(Some(CONTEXT))
+        .with_n_kv_heads(Some(KV_HEADS))
+        .with_keep_window(Some(7))
+        // Numbers of the size of the inputs: an initial model's differences would be lost in rounding.
+        .with_initializer(burn::module::Initializer::Normal {
+            mean: 0.0,
+            std: 0.3,
+        })
+}
+
+fn configs() -> Vec<(&'static str, DynamicMaskCrossAttentionConfig)> {
+    let linear = || config().with_score_form(ScoreForm::Linear);
+    vec![
+        ("zoh", config()),
+        ("linear, a runner-up by default", linear()),
+        ("runners-up", linear().with_runners_up(Some(9))),
+        ("none", linear().with_runners_up(Some(0))),
+        ("zoh with runners-up", config().with_runners_up(Some(4))),
+        ("every token", linear().with_keep_window(None)),
+        ("a wide window", linear().with_keep_window(Some(100))),
+        ("one token", config().with_keep_window(Some(1))),
+        ("no norms", config().with_qk_norm(false)),
+        ("biases", config().with_bias(true).with_softcap(Some(4.0))),
+        (
+            "scale",
+            linear().with_scale(Some(0.7)).with_n_kv_heads(None),
+        ),
+    ]
+}
+
+fn random(len: usize, width: usize, device: &Device) -> Tensor<3> {
+    let normal = Distribution::Normal(0.0, 1.0);
+    let tensor = Tensor::random([2, len, width], normal, device);
+    match device.is_autodiff() {
+        true => tensor.require_grad(),
+        false => tensor,
+    }
+}
+
+/// The places of the tokens in the order of their scores, the greater first, then the earlier one; hidden ones never.
+fn ranked(scores: &[f64]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..scores.len())
+        .filter(|&at| scores[at] > f64::NEG_INFINITY)
+        .collect();
+    order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]).then(a.cmp(&b)));
+    order
+}
+
+/// `true` for the tokens whose ranks are in a range, `[batch, heads, 1, len]`.
+fn of_ranks(scores: &Tensor<3>, ranks: std::ops::Range<usize>) -> Tensor<4, Bool> {
+    let [batch, heads, len] = scores.dims();
+    let mut kept = Vec::new();
+    for row in values(scores.clone()).chunks(len) {
+        let order = ranked(row);
+        let range = ranks.start.min(order.len())..ranks.end.min(order.len());
+        kept.extend((0..len).map(|at| order[range.clone()].contains(&at)));
+    }
+    Tensor::from_data(
+        TensorData::new(kept, [batch, heads, 1, len]),
+        &scores.device(),
+    )
+}
+
+/// The layer by its definition, in Burn's own operations; `scores` are those of its tokens.
+struct Defined {
+    window: usize,
+    runners_up: usize,
+    scale: f32,
+    softcap: Option<f32>,
+}
+
+impl Defined {
+    fn of(config: &DynamicMaskCrossAttentionConfig) -> Self {
+        let window = config.keep_window.unwrap_or(LEN);
+        let default = match config.score_form {
+            ScoreForm::Linear if config.keep_window.is_some() => window / 4,
+            _ => 0,
+        };
+        Self {
+            window,
+            runners_up: config.runners_up.unwrap_or(default),
+            scale: config.scale.unwrap_or((8.0f32).sqrt().recip()),
+            softcap: config.softcap,
+        }
+    }
+
+    fn forward(
+        &self,
+        layer: &DynamicMaskCrossAttention,
+        x: Tensor<3>,
+        context: Tensor<3>,
+        scores: Tensor<3>,
+    ) -> Tensor<3> {
+        let heads = |rows: Tensor<3>, norm: &Option<RmsNorm>| {
+            let [batch, len, width] = rows.dims();
+            let rows = rows.reshape([batch, len, width / 8, 8]);
+            let rows = match norm {
+                Some(norm) => norm.forward(rows),
+                None => rows,
+            };
+            rows.swap_dims(1, 2)
+        };
+        let q = heads(layer.q_proj.forward(x.clone()), &layer.q_norm);
+        let k = heads(layer.k_proj.forward(context.clone()), &layer.k_norm);
+        let v = heads(layer.v_proj.forward(context), &None);
+        let [batch, heads, len, dim] = q.dims();
+        let [_, kv_heads, k_len, _] = k.dims();
+        let spread = |rows: Tensor<4>| {
+            let [_, _, _, features] = rows.dims();
+            let shape = [batch, kv_heads, heads / kv_heads, k_len, features];
+            let rows: Tensor<5> = rows.unsqueeze_dim(2);
+            rows.expand(shape).reshape([batch, heads, k_len, features])
+        };
+        let pairs = |shown: Tensor<4, Bool>| {
+            // [batch, kv_heads, 1, k_len] to every pair.
+            let shown = spread(shown.swap_dims(2, 3).float()).swap_dims(2, 3);
+            shown.greater_elem(0.5).expand([batch, heads, len, k_len])
+        };
+        let kept = pairs(of_ranks(&scores, 0..self.window));
+        let next = pairs(of_ranks(
+            &scores,
+            self.window..self.window + self.runners_up,
+        ));
+        let (k, v) = (spread(k), spread(v));
+        let hidden = scores.clone().equal_elem(f32::NEG_INFINITY);
+        let scores = scores.mask_fill(hidden, 0.0);
+        let scores = spread(scores.unsqueeze_dim::<4>(3)).swap_dims(2, 3);
+
+        let logits = q.matmul(k.transpose()) * self.scale;
+        let logits = match self.softcap {
+            Some(cap) => (logits / cap).tanh() * cap,
+            None => logits,
+        };
+        let logits = logits + scores.clone();
+        let shown = logits.clone().mask_fill(kept.clone().bool_not(), -1e30);
+        let weights = softmax(shown.clone(), 3).mask_fill(kept.bool_not(), 0.0);
+        let out = weights.matmul(v.clone());
+
+        // A runner-up adds nothing, and its score has the gradient of what it would add.
+        let most = shown.clone().max_dim(3);
+        let lse = (shown - most.clone()).exp().sum_dim(3).log() + most;
+        let p = sigmoid(logits - lse)
+            .mask_fill(next.bool_not(), 0.0)
+            .detach();
+        let slope = scores.clone() - scores.detach();
+        let moved = (p.clone() * slope.clone()).matmul(v.detach())
+            - (p * slope).sum_dim(3) * out.clone().detach();
+        let out = (out + moved)
+            .swap_dims(1, 2)
+            .reshape([batch, len, heads * dim]);
+        layer.o_proj.forward(out)
+    }
+}
+
+/// Every parameter's gradient, by name.
+struct Slopes<'a> {
+    grads: &'a Gradients,
+    path: Vec<String>,
+    found: Vec<(String, Vec<f64>)>,
+}
+
+impl ModuleVisitor for Slopes<'_> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let slope = param.val().grad(self.grads).map(values).unwrap_or_default();
+        self.found.push((self.path.join("."), slope));
+    }
+}
+
+fn slopes(
+    layer: &DynamicMaskCrossAttention,
+    inputs: [&Tensor<3>; 2],
+    out: Tensor<3>,
+    slope: &Tensor<3>,
+) -> Vec<(String, Vec<f64>)> {
+    let grads = (out * slope.clone()).sum().backward();
+    let mut visitor = Slopes {
+        grads: &grads,
+        path: Vec::new(),
+        found: Vec::new(),
+    };
+    layer.visit(&mut visitor);
+    let mut found = visitor.found;
+    for (name, input) in ["x", "context"].into_iter().zip(inputs) {
+        found.push((name.into(), values(input.grad(&grads).expect("tracked"))));
+    }
+    found
+}
+
+fn close(actual: &[f64], expected: &[f64], what: &str) {
+    within(actual, expected, 1e-5 * size(expected).max(1.0), what);
+}
+
+/// The greatest number.
+fn size(numbers: &[f64]) -> f64 {
+    numbers.iter().fold(0.0f64, |most, x| most.max(x.abs()))
+}
+
+fn within(actual: &[f64], expected: &[f64], bound: f64, what: &str) {
+    assert_eq!(actual.len(), expected.len(), "{what}");
+    for (at, (a, e)) in actual.iter().zip(expected).enumerate() {
+        let error = (a - e).abs();
+        assert!(error <= bound, "{what}, element {at}: {a} is not {e}");
+    }
+}
+
+#[test]
+fn outputs_and_gradients_are_those_of_the_definition() {
+    let device = Device::flex().autodiff();
+    for (name, config) in configs() {
+        let layer = config.init(&device);
+        // Fewer and more queries than tokens, and contexts of which one is padded and has a hidden token.
+        for (len, padded) in [(11, false), (1, true), (45, true)] {
+            let what = format!("{name}, {len} queries, padded {padded}");
+            let (x, context) = (random(len, WIDTH, &device), random(LEN, CONTEXT, &device));
+            let mut shown = [true; LEN];
+            shown[3] = false;
+            let shown = Tensor::<1, Bool>::from_data(shown, &device).reshape([1, 1, 1, LEN]);
+            let input = || {
+                let input = DynamicMaskInput::new(context.clone());
+                match padded {
+                    false => input,
+                    true => (input.lengths([LEN, 19])).mask(AttentionMask::visible(shown.clone())),
+                }
+            };
+            let out = layer.forward(x.clone(), input());
+            let scores = layer.keys(input()).scores().clone();
+            let defined = Defined::of(&config);
+            let expected = defined.forward(&layer, x.clone(), context.clone(), scores);
+            close(&values(out.clone()), &values(expected.clone()), &what);
+
+            let slope = out.random_like(Distribution::Normal(0.0, 1.0));
+            let inputs = [&x, &context];
+            let actual = slopes(&layer, inputs, out, &slope);
+            let expected = slopes(&layer, inputs, expected, &slope);
+            // A gradient that is zero, as that of q over one token, is a difference of terms of the size of the others.
+            let largest = expected.iter().map(|(_, slope)| size(slope));
+            let bound = 2e-6 * largest.fold(0.0, f64::max);
+            for ((of, actual), (_, expected)) in actual.iter().zip(&expected) {
+                assert!(!expected.is_empty(), "{what}: {of} has no gradient");
+                within(
+                    actual,
+                    expected,
+                    bound,
+                    &format!("{what}, gradient of {of}"),
+                );
+            }
+        }
+    }
+}
+
+/// The gradient of the runners-up is what the layers with and without them differ in.
+#[test]
+fn runners_up_change_the_gradient_of_the_scores_alone() {
+    let device = Device::flex().autodiff();
+    let config = config().with_score_form(ScoreForm::Linear);
+    let [with, without] = [9, 0].map(|count| config.clone().with_runners_up(Some(count)));
+    let with = with.init(&device);
+    let without = (without.init(&device)).load_record(with.clone().into_record());
+    let (x, context) = (random(12, WIDTH, &device), random(LEN, CONTEXT, &device));
+    let outs = [&with, &without].map(|layer| layer.forward(x.clone(), context.clone()));
+    assert_eq!(values(outs[0].clone()), values(outs[1].clone()));
+    let slope = x.random_like(Distribution::Normal(0.0, 1.0));
+    let [with, without] = [(&with, 0), (&without, 1)]
+        .map(|(layer, at)| slopes(layer, [&x, &context], outs[at].clone(), &slope));
+    for ((name, with), (_, without)) in with.iter().zip(&without) {
+        // The context has its share by the scores.
+        let moves = name == "context" || name.ends_with("score_proj");
+        assert_eq!(with != without, moves, "{name}");
+    }
+}
+
+#[test]
+fn the_keys_of_a_context_serve_every_step() {
+    let device = Device::flex();
+    for (name, config) in configs() {
+        let layer = config.init(&device);
+        let (x, context) = (random(6, WIDTH, &device), random(LEN, CONTEXT, &device));
+        let input = || DynamicMaskInput::new(context.clone()).lengths([LEN, 19]);
+        let keys = layer.keys(input());
+        let whole = layer.forward(x.clone(), input());
+        for at in 0..6 {
+            let step = layer.forward_with_keys(x.clone().narrow(1, at, 1), &keys);
+            let row = whole.clone().narrow(1, at, 1);
+            close(&values(step), &values(row), name);
+        }
+    }
+}
+
+#[test]
+fn a_padded_context_equals_the_context_alone() {
+    let device = Device::flex();
+    let layer = config().init(&device);
+    let (x, context) = (random(6, WIDTH, &device), random(LEN, CONTEXT, &device));
+    let behind = context
+        .clone()
+        .slice_fill([0..2, 19..LEN, 0..CONTEXT], f32::NAN);
+    let padded = layer.forward(x.clone(), DynamicMaskInput::new(behind).lengths([19, 19]));
+    let alone = layer.forward(x.clone(), context.clone().narrow(1, 0, 19));
+    close(&values(padded), &values(alone), "padding");
+    // Of nothing attention is zero.
+    let none = layer.forward(x, DynamicMaskInput::new(context).lengths([0, LEN]));
+    let [first, second] = [0, 1].map(|at| values(none.clone().narrow(0, at, 1)));
+    assert!(first.iter().all(|&value| value == 0.0));
+    assert!(second.iter().any(|&value| value != 0.0));
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let device = Device::flex();
+    let refused = |config: DynamicMaskCrossAttentionConfig| config.try_init(&device).unwrap_err();
+    let error = refused(config().with_head_dim(Some(12)));
+    assert_eq!(error, AttentionError::HeadDim { head_dim: 12 });
+    assert_eq!(
+        refused(config().with_keep_window(Some(0))),
+        AttentionError::ZeroWindow
+    );
+    let error = refused(config().with_norm_epsilon(Some(0.0)));
+    assert!(matches!(error, AttentionError::Epsilon { .. }));
+
+    let layer = config().init(&device);
+    let (x, context) = (random(6, WIDTH, &device), random(LEN, CONTEXT, &device));
+    let input = || DynamicMaskInput::new(context.clone());
+    let refused = |input: DynamicMaskInput| layer.try_forward(x.clone(), input).unwrap_err();
+    let documents = Documents::from_lengths([vec![10, 20], vec![LEN]]);
+    let error = refused(input().documents(documents));
+    assert_eq!(error, AttentionError::SelectionNotCausal);
+    let pairs =
+        AttentionMask::visible(Tensor::<4>::ones([1, 1, 6, LEN], &device).greater_elem(0.5));
+    assert_eq!(
+        refused(input().mask(pairs)).to_string(),
+        "a mask that differs between queries makes no intervals, which the keys of cross-attention need"
+    );
+    let error = refused(DynamicMaskInput::new(random(LEN, WIDTH, &device)));
+    assert!(matches!(error, AttentionError::Shape { .. }), "{error}");
+    let error = refused(DynamicMaskInput::new(context.clone().narrow(0, 0, 1)));
+    assert!(matches!(error, AttentionError::Shape { .. }), "{error}");
+    let keys: CrossKeys = layer.keys(context);
+    let error = layer
+        .try_forward_with_keys(random(6, CONTEXT, &device), &keys)
+        .unwrap_err();
+    assert!(matches!(error, AttentionError::Shape { .. }), "{error}");
+    let error = (config().with_keep_window(Some(8)).init(&device))
+        .try_forward_with_keys(x, &keys)
+        .unwrap_err();
+    assert!(
+        matches!(error, AttentionError::IntervalsWindow { .. }),
+        "{error}"
+    );
+}
+
+#[test]
+fn adapters_reach_the_projections_and_the_scores() {
+    let device = Device::flex().autodiff();
+    for form in [ScoreForm::Zoh, ScoreForm::Linear] {
+        let layer = config().with_score_form(form).init(&device);
+        let layer = layer.apply_lora(Lora::new(2, 4.0));
+        for projection in [&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.o_proj] {
+            assert!(projection.weight.adapter().is_some());
+        }
+        let scores = match &layer.scorer {
+            Scorer::Zoh(zoh) => &zoh.dt_proj,
+            Scorer::Linear(linear) => &linear.score_proj,
+        };
+        assert!(scores.adapter().is_some());
+    }
+}
