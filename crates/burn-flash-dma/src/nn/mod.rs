@@ -9,6 +9,7 @@ mod heads;
 mod inline;
 mod input;
 mod masked;
+pub mod mha;
 mod pairs;
 mod rope;
 mod scorer;

@@ -22,6 +22,7 @@ mod lora;
 mod masked;
 #[cfg(feature = "train")]
 mod metric;
+mod mha;
 mod module;
 mod module_cached;
 mod module_cross;

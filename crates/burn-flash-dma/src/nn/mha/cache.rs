@@ -1,0 +1,144 @@
+//! What decoding keeps from call to call.
+
+use super::input::MhaInput;
+use super::module::MultiHeadAttention;
+use super::output::MhaOutput;
+use crate::functions::product::try_linear;
+use crate::nn::heads::merge;
+use crate::validate::{check_shape, expect};
+use burn::tensor::Tensor;
+use flash_dma_problem::{AttentionError, TensorName};
+
+/// The keys, values and outputs of the tokens so far, for decoding; as Burn's, but queries are not kept.
+///
+/// It grows with the sequence. [`DynamicMaskAttention`](crate::nn::DynamicMaskAttention) has caches of constant size.
+#[derive(Clone, Debug)]
+pub struct MhaCache {
+    /// Whether keys and values are those of the first call for good.
+    context: bool,
+    rows: Option<[Tensor<4>; 2]>,
+    output: Option<Tensor<3>>,
+}
+
+impl MhaCache {
+    /// An empty cache for a sequence that attends to itself.
+    #[must_use]
+    pub fn autoregressive() -> Self {
+        Self {
+            context: false,
+            rows: None,
+            output: None,
+        }
+    }
+
+    /// An empty cache for a sequence that attends to another one, whose keys and values are those of the first call.
+    #[must_use]
+    pub fn autoregressive_cross_attention() -> Self {
+        Self {
+            context: true,
+            ..Self::autoregressive()
+        }
+    }
+
+    /// Tokens whose outputs it has.
+    fn queries(&self) -> usize {
+        self.output.as_ref().map_or(0, |output| output.dims()[1])
+    }
+}
+
+impl MultiHeadAttention {
+    /// As [`forward`](Self::forward), of which only the rows of the tokens are computed that the cache does not have.
+    /// As with Burn's, the input holds the whole sequence so far, and so does the context that is returned.
+    ///
+    /// The earlier rows stay what they were: a cache means causal attention. Of several new tokens, as of a prompt,
+    /// each sees the keys that the masks leave; say [`MhaInput::causal`].
+    ///
+    /// # Panics
+    ///
+    /// If [`try_forward_cache`](Self::try_forward_cache) returns an error, with that error's text.
+    #[must_use]
+    pub fn forward_cache(&self, input: MhaInput, cache: &mut MhaCache) -> MhaOutput {
+        expect(self.try_forward_cache(input, cache))
+    }
+
+    /// Like [`forward_cache`](Self::forward_cache), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`try_forward`](Self::try_forward), or [`AttentionError`] if the input has another batch than the
+    /// cache, or no token that the cache does not have. The cache is unchanged then.
+    pub fn try_forward_cache(
+        &self,
+        input: MhaInput,
+        cache: &mut MhaCache,
+    ) -> Result<MhaOutput, AttentionError> {
+        self.check(&input)?;
+        let [batch, q_len, d_model] = input.query.dims();
+        let seen = cache.queries();
+        if let Some(output) = &cache.output {
+            let held = output.dims();
+            check_shape(
+                TensorName::Tokens,
+                &[batch, q_len, d_model],
+                &[held[0], q_len, held[2]],
+            )?;
+            new_tokens(seen, q_len, 1)?;
+        }
+        let rows = match &cache.rows {
+            Some(rows) if cache.context => rows.clone(),
+            None => self.keys_and_values(&input, 0)?,
+            Some([k, v]) => {
+                let ([_, _, held, _], [_, k_len, _]) = (k.dims(), input.key.dims());
+                match new_tokens(held, k_len, 0)? {
+                    0 => [k.clone(), v.clone()],
+                    _ => {
+                        let [new_k, new_v] = self.keys_and_values(&input, held)?;
+                        [(k, new_k), (v, new_v)]
+                            .map(|(old, new)| Tensor::cat(vec![old.clone(), new], 2))
+                    }
+                }
+            }
+        };
+        let query = input.query.narrow(1, seen, q_len - seen);
+        let q = self.heads(try_linear(&self.query, query)?);
+        let [k, v] = rows.clone();
+        let (out, weights) = self.attend([q, k, v], input.hidden.rows_from(seen))?;
+        let context = merge(out, &self.output);
+        let context = match cache.output.take() {
+            Some(output) => Tensor::cat(vec![output, context], 1),
+            None => context,
+        };
+        cache.rows = Some(rows);
+        cache.output = Some(context.clone());
+        Ok(MhaOutput { context, weights })
+    }
+
+    /// Keys and values of an input from a token on.
+    fn keys_and_values(
+        &self,
+        input: &MhaInput,
+        first: usize,
+    ) -> Result<[Tensor<4>; 2], AttentionError> {
+        let rows = |layer, tokens: &Tensor<3>| {
+            let [_, len, _] = tokens.dims();
+            let new = tokens.clone().narrow(1, first, len - first);
+            Ok(self.heads(try_linear(layer, new)?))
+        };
+        Ok([
+            rows(&self.key, &input.key)?,
+            rows(&self.value, &input.value)?,
+        ])
+    }
+}
+
+/// How many tokens of `len` a cache of `held` lacks, at least `least`.
+fn new_tokens(held: usize, len: usize, least: usize) -> Result<usize, AttentionError> {
+    if held + least <= len {
+        return Ok(len - held);
+    }
+    Err(AttentionError::TooLarge {
+        what: "the number of tokens in the cache",
+        size: held,
+        limit: len.saturating_sub(least),
+    })
+}

@@ -1,0 +1,170 @@
+//! The module, with the fields of Burn's.
+
+use super::config::check_heads;
+use super::input::{Hidden, MhaInput};
+use super::output::{Logits, MhaOutput, Weights};
+use crate::functions::attention::Attention;
+use crate::functions::masked::MaskedAttention;
+use crate::functions::product::try_linear;
+use crate::nn::heads::{merge, split};
+use crate::validate::{check_shape, expect, same_device};
+use burn::module::Module;
+use burn::nn::{Dropout, Linear, attention as theirs};
+use burn::tensor::Tensor;
+use burn::tensor::activation::sigmoid;
+use flash_dma_problem::{AttentionError, AttentionOptions, TensorName};
+
+/// Multi-head attention in the place of [Burn's](burn::nn::attention::MultiHeadAttention): the same parameters under
+/// the same names, so that records of either load into the other, and the same results within rounding. The
+/// [module's page](super) has the differences.
+///
+/// A module of Burn's becomes one of these by `try_into`.
+#[derive(Module, Debug)]
+pub struct MultiHeadAttention {
+    /// Makes the queries, `[d_model, d_model]`.
+    pub query: Linear,
+    /// Makes the keys, `[d_model, d_model]`.
+    pub key: Linear,
+    /// Makes the values, `[d_model, d_model]`.
+    pub value: Linear,
+    /// The last projection, `[d_model, d_model]`.
+    pub output: Linear,
+    /// Dropout of the weights, in training.
+    pub dropout: Dropout,
+    /// Features per token.
+    pub d_model: usize,
+    /// Number of heads.
+    pub n_heads: usize,
+    /// Features per head.
+    pub d_k: usize,
+    /// Whether the softmax has one more logit of 0 in its denominator.
+    pub quiet_softmax: bool,
+}
+
+impl TryFrom<theirs::MultiHeadAttention> for MultiHeadAttention {
+    type Error = AttentionError;
+
+    /// # Errors
+    ///
+    /// [`AttentionError::HeadDim`] if its heads have a number of features that is not supported.
+    fn try_from(layer: theirs::MultiHeadAttention) -> Result<Self, AttentionError> {
+        check_heads(layer.d_model, layer.n_heads)?;
+        Ok(Self {
+            query: layer.query,
+            key: layer.key,
+            value: layer.value,
+            output: layer.output,
+            dropout: layer.dropout,
+            d_model: layer.d_model,
+            n_heads: layer.n_heads,
+            d_k: layer.d_k,
+            quiet_softmax: layer.quiet_softmax,
+        })
+    }
+}
+
+impl MultiHeadAttention {
+    /// Attention of an input, as Burn's module computes it.
+    ///
+    /// # Panics
+    ///
+    /// If [`try_forward`](Self::try_forward) returns an error, with that error's text.
+    #[must_use]
+    pub fn forward(&self, input: MhaInput) -> MhaOutput {
+        expect(self.try_forward(input))
+    }
+
+    /// Like [`forward`](Self::forward), but returns the error.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError`] if the shapes, the element types or the devices of the tensors and the masks do not fit.
+    pub fn try_forward(&self, input: MhaInput) -> Result<MhaOutput, AttentionError> {
+        self.check(&input)?;
+        let inputs = [
+            (&self.query, input.query),
+            (&self.key, input.key),
+            (&self.value, input.value),
+        ];
+        let [q, k, v] = inputs.map(|(layer, tokens)| try_linear(layer, tokens));
+        let rows = [q?, k?, v?].map(|rows| self.heads(rows));
+        let (out, weights) = self.attend(rows, input.hidden)?;
+        let context = merge(out, &self.output);
+        Ok(MhaOutput { context, weights })
+    }
+
+    /// Refuses an input that does not fit.
+    pub(super) fn check(&self, input: &MhaInput) -> Result<(), AttentionError> {
+        let [batch, q_len, _] = input.query.dims();
+        let [_, k_len, _] = input.key.dims();
+        let device = input.query.device();
+        for (name, tensor, len) in [
+            (TensorName::Query, &input.query, q_len),
+            (TensorName::Key, &input.key, k_len),
+            (TensorName::Value, &input.value, k_len),
+        ] {
+            check_shape(name, &tensor.dims(), &[batch, len, self.d_model])?;
+            same_device(&device, name, tensor.device())?;
+        }
+        let of = |actual: usize| if actual == 1 { 1 } else { batch };
+        if let Some(pad) = &input.hidden.pad {
+            let shape @ [sequences, _] = pad.dims();
+            check_shape(TensorName::Mask, &shape, &[of(sequences), k_len])?;
+            same_device(&device, TensorName::Mask, pad.device())?;
+        }
+        if let Some(attn) = &input.hidden.attn {
+            let shape @ [sequences, _, _] = attn.dims();
+            check_shape(TensorName::Mask, &shape, &[of(sequences), q_len, k_len])?;
+            same_device(&device, TensorName::Mask, attn.device())?;
+        }
+        Ok(())
+    }
+
+    /// `[batch, len, d_model]` to `[batch, n_heads, len, d_k]`.
+    pub(super) fn heads(&self, rows: Tensor<3>) -> Tensor<4> {
+        split(rows, self.n_heads).swap_dims(1, 2)
+    }
+
+    /// The output of the heads, `[batch, n_heads, q_len, d_k]`, and the weights.
+    pub(super) fn attend(
+        &self,
+        [q, k, v]: [Tensor<4>; 3],
+        hidden: Hidden,
+    ) -> Result<(Tensor<4>, Weights), AttentionError> {
+        let logits = Logits {
+            q: q.clone(),
+            k: k.clone(),
+            hidden,
+            quiet: self.quiet_softmax,
+        };
+        // As Burn's layer decides it.
+        let training = self.dropout.training.is_enabled() && q.device().is_autodiff();
+        if training && self.dropout.prob > 0.0 {
+            let weights = self.dropout.forward(logits.weights());
+            return Ok((weights.clone().matmul(v), Weights::Made(weights)));
+        }
+        let options = AttentionOptions::new().with_causal(logits.hidden.causal);
+        let out = match (logits.hidden.mask(), self.quiet_softmax) {
+            (None, false) => Attention::new(q, k, v).options(options).try_forward()?,
+            (None, true) => {
+                let call = Attention::new(q, k, v).options(options);
+                quiet(call.try_forward_with_lse()?)
+            }
+            (mask, of_quiet) => {
+                let call = MaskedAttention::new(q, k, v).mask(mask).options(options);
+                match of_quiet {
+                    false => call.try_forward()?,
+                    true => quiet(call.try_forward_with_lse()?),
+                }
+            }
+        };
+        Ok((out, Weights::Of(logits)))
+    }
+}
+
+/// The output of the softmax whose denominator has a logit of 0 beside the others: with their sum `exp(lse)`, that is a
+/// share of `exp(lse) / (1 + exp(lse))`.
+fn quiet((out, lse): (Tensor<4>, Tensor<3>)) -> Tensor<4> {
+    let share = sigmoid(lse).cast(out.dtype());
+    out * share.unsqueeze_dim(3)
+}

@@ -1,0 +1,79 @@
+//! The output, with weights that are made when they are asked for.
+
+use super::input::Hidden;
+use burn::tensor::activation::{quiet_softmax, softmax};
+use burn::tensor::{FloatDType, Tensor};
+
+/// The output of [`MultiHeadAttention`](super::MultiHeadAttention).
+#[derive(Clone, Debug)]
+pub struct MhaOutput {
+    /// The context, `[batch, q_len, d_model]`.
+    pub context: Tensor<3>,
+    pub(super) weights: Weights,
+}
+
+/// The weights of a call.
+#[derive(Clone, Debug)]
+pub(super) enum Weights {
+    /// Made, because dropout was applied to them.
+    Made(Tensor<4>),
+    /// What they are made of.
+    Of(Logits),
+}
+
+/// What weights are made of.
+#[derive(Clone, Debug)]
+pub(super) struct Logits {
+    /// `[batch, n_heads, q_len, d_k]`.
+    pub(super) q: Tensor<4>,
+    /// `[batch, n_heads, k_len, d_k]`.
+    pub(super) k: Tensor<4>,
+    pub(super) hidden: Hidden,
+    pub(super) quiet: bool,
+}
+
+/// What stands in for the logit of a hidden pair before the softmax: finite, so that a row without any visible key is
+/// no NaN, and so little that its exponential is 0 beside every logit.
+const HIDDEN: f32 = -1e30;
+
+impl MhaOutput {
+    /// The attention weights, `[batch, n_heads, q_len, k_len]`: in training after dropout, so that rows may not add up
+    /// to 1, and zeros for a query from which every key is hidden. Burn's output has a field of this name; here they
+    /// are computed when they are asked for, differentiably, from q and k, which the output keeps. Ask before the
+    /// context is moved out of the output, or clone it.
+    ///
+    /// After [`forward_cache`](super::MultiHeadAttention::forward_cache) they are those of the new queries.
+    #[must_use]
+    pub fn weights(&self) -> Tensor<4> {
+        match &self.weights {
+            Weights::Made(weights) => weights.clone(),
+            Weights::Of(logits) => logits.weights(),
+        }
+    }
+}
+
+impl Logits {
+    /// The weights, `[batch, n_heads, q_len, k_len]`, by Burn's operations.
+    pub(super) fn weights(&self) -> Tensor<4> {
+        let ([_, _, q_len, d_k], [_, _, k_len, _]) = (self.q.dims(), self.k.dims());
+        let dtype = self.q.dtype();
+        let logits = self.q.clone().matmul(self.k.clone().transpose());
+        let logits = logits.cast(FloatDType::F32) / (d_k as f32).sqrt();
+        let shape = logits.dims();
+        let hidden = self.hidden.pairs([q_len, k_len], &self.q.device());
+        let hidden = hidden.map(|hidden| hidden.expand(shape));
+        let logits = match hidden.clone() {
+            Some(hidden) => logits.mask_fill(hidden, HIDDEN),
+            None => logits,
+        };
+        let weights = match self.quiet {
+            true => quiet_softmax(logits, 3),
+            false => softmax(logits, 3),
+        };
+        let weights = match hidden {
+            Some(hidden) => weights.mask_fill(hidden, 0.0),
+            None => weights,
+        };
+        weights.cast(dtype)
+    }
+}

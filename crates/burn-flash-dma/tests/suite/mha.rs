@@ -1,0 +1,433 @@
+//! The module in the place of Burn's multi-head attention, beside Burn's own on the same weights.
+
+use crate::case::values;
+use burn::module::Module;
+use burn::nn::Linear;
+use burn::nn::attention::{self as theirs, generate_autoregressive_mask};
+use burn::tensor::{Bool, Device, Distribution, Gradients, Tensor};
+use burn_flash_dma::AttentionError;
+use burn_flash_dma::nn::mha::{MhaCache, MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
+use burn_store::{ModuleSnapshot, SafetensorsStore};
+
+const BATCH: usize = 2;
+const WIDTH: usize = 32;
+const HEADS: usize = 4;
+
+/// Both modules with one set of parameters, none of which is zero, and without dropout.
+fn pair(quiet: bool, device: &Device) -> (theirs::MultiHeadAttention, MultiHeadAttention) {
+    let config = theirs::MultiHeadAttentionConfig::new(WIDTH, HEADS)
+        .with_dropout(0.0)
+        .with_quiet_softmax(quiet);
+    let theirs = config.init(device);
+    let ours = MultiHeadAttentionConfig::new(WIDTH, HEADS)
+        .with_dropout(0.0)
+        .with_quiet_softmax(quiet)
+        .init(device)
+        .load_record(theirs.clone().into_record());
+    (theirs, ours)
+}
+
+fn random(len: usize, device: &Device) -> Tensor<3> {
+    let normal = Distribution::Normal(0.0, 1.0);
+    let tensor = Tensor::random([BATCH, len, WIDTH], normal, device);
+    match device.is_autodiff() {
+        true => tensor.require_grad(),
+        false => tensor,
+    }
+}
+
+/// Random bools that leave the first key to every query.
+fn coin<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D, Bool> {
+    let mut first = shape;
+    first[D - 1] = 1;
+    let hidden = Tensor::<D>::random(shape, Distribution::Default, device).lower_elem(0.4);
+    let none = Tensor::<D>::zeros(first, device).greater_elem(0.5);
+    hidden.slice_assign(first.map(|size| 0..size), none)
+}
+
+/// The two inputs of a problem.
+struct Inputs {
+    query: Tensor<3>,
+    key: Tensor<3>,
+    value: Tensor<3>,
+    pad: Option<Tensor<2, Bool>>,
+    attn: Option<Tensor<3, Bool>>,
+}
+
+impl Inputs {
+    fn theirs(&self) -> theirs::MhaInput {
+        let (q, k, v) = (&self.query, &self.key, &self.value);
+        let mut input = theirs::MhaInput::new(q.clone(), k.clone(), v.clone());
+        if let Some(pad) = &self.pad {
+            input = input.mask_pad(pad.clone());
+        }
+        if let Some(attn) = &self.attn {
+            input = input.mask_attn(attn.clone());
+        }
+        input
+    }
+
+    fn ours(&self) -> MhaInput {
+        let (q, k, v) = (&self.query, &self.key, &self.value);
+        let mut input = MhaInput::new(q.clone(), k.clone(), v.clone());
+        if let Some(pad) = &self.pad {
+            input = input.mask_pad(pad.clone());
+        }
+        if let Some(attn) = &self.attn {
+            input = input.mask_attn(attn.clone());
+        }
+        input
+    }
+
+    /// The gradients of the inputs and of the parameters.
+    fn gradients(&self, layers: [&Linear; 4], grads: &Gradients) -> Vec<Vec<f64>> {
+        let inputs = [&self.query, &self.key, &self.value];
+        let inputs = inputs.map(|input| values(input.grad(grads).expect("tracked")));
+        let parameters = layers.into_iter().flat_map(|layer| {
+            let bias = layer.bias.as_ref().expect("a bias").val();
+            [
+                values(layer.weight.val().grad(grads).expect("tracked")),
+                values(bias.grad(grads).expect("tracked")),
+            ]
+        });
+        inputs.into_iter().chain(parameters).collect()
+    }
+}
+
+fn close(actual: &[f64], expected: &[f64], what: &str) {
+    within(actual, expected, 5e-6 * size(expected).max(1.0), what);
+}
+
+/// The greatest number.
+fn size(numbers: &[f64]) -> f64 {
+    numbers.iter().fold(0.0f64, |most, x| most.max(x.abs()))
+}
+
+fn within(actual: &[f64], expected: &[f64], bound: f64, what: &str) {
+    assert_eq!(actual.len(), expected.len(), "{what}");
+    for (at, (a, e)) in actual.iter().zip(expected).enumerate() {
+        let error = (a - e).abs();
+        assert!(error <= bound, "{what}, element {at}: {a} is not {e}");
+    }
+}
+
+#[test]
+fn contexts_weights_and_gradients_are_burns() {
+    let device = Device::flex().autodiff();
+    for quiet in [false, true] {
+        let (theirs, ours) = pair(quiet, &device);
+        // Of itself, with and without masks; over a longer and a shorter sequence.
+        for (q_len, k_len, padded, masked) in [
+            (19, 19, false, false),
+            (19, 19, true, false),
+            (19, 19, false, true),
+            (19, 19, true, true),
+            (7, 70, true, true),
+            (70, 7, false, false),
+            (1, 33, true, false),
+        ] {
+            let what = format!("{q_len} over {k_len}, {padded} {masked}, quiet {quiet}");
+            let inputs = Inputs {
+                query: random(q_len, &device),
+                key: random(k_len, &device),
+                value: random(k_len, &device),
+                pad: padded.then(|| coin([BATCH, k_len], &device)),
+                attn: masked.then(|| coin([BATCH, q_len, k_len], &device)),
+            };
+            let slope = Tensor::random_like(&inputs.query, Distribution::Normal(0.0, 1.0));
+            let expected = theirs.forward(inputs.theirs());
+            let actual = ours.forward(inputs.ours());
+            close(
+                &values(actual.context.clone()),
+                &values(expected.context.clone()),
+                &what,
+            );
+            close(
+                &values(actual.weights()),
+                &values(expected.weights),
+                &format!("{what}, weights"),
+            );
+            let grads = (actual.context * slope.clone()).sum().backward();
+            let layers = [&ours.query, &ours.key, &ours.value, &ours.output];
+            let actual = inputs.gradients(layers, &grads);
+            let grads = (expected.context * slope).sum().backward();
+            let layers = [&theirs.query, &theirs.key, &theirs.value, &theirs.output];
+            let expected = inputs.gradients(layers, &grads);
+            // That of the bias of the keys is zero without a quiet softmax: a difference of terms of the others' size.
+            let bound = 2e-6 * expected.iter().map(|slope| size(slope)).fold(0.0, f64::max);
+            for (at, (actual, expected)) in actual.iter().zip(&expected).enumerate() {
+                within(actual, expected, bound, &format!("{what}, gradient {at}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn weights_have_gradients() {
+    let device = Device::flex().autodiff();
+    let (theirs, ours) = pair(false, &device);
+    let x = random(9, &device);
+    let square = |weights: Tensor<4>| weights.square().sum().backward();
+    let actual = square(ours.forward(MhaInput::self_attn(x.clone())).weights());
+    let expected = square(
+        theirs
+            .forward(theirs::MhaInput::self_attn(x.clone()))
+            .weights,
+    );
+    let [actual, expected] = [actual, expected].map(|grads| values(x.grad(&grads).unwrap()));
+    close(&actual, &expected, "dx");
+}
+
+/// From the same state of the generator.
+#[test]
+fn dropout_in_training_is_burns() {
+    let device = Device::flex().autodiff();
+    let config = theirs::MultiHeadAttentionConfig::new(WIDTH, HEADS).with_dropout(0.5);
+    let theirs = config.init(&device);
+    let ours = MultiHeadAttentionConfig::new(WIDTH, HEADS)
+        .with_dropout(0.5)
+        .init(&device)
+        .load_record(theirs.clone().into_record());
+    let x = random(13, &device);
+    let mask = coin([BATCH, 13, 13], &device);
+    let input = || MhaInput::self_attn(x.clone()).mask_attn(mask.clone());
+    device.seed(7);
+    let actual = ours.forward(input());
+    device.seed(7);
+    let expected = theirs.forward(theirs::MhaInput::self_attn(x.clone()).mask_attn(mask.clone()));
+    let weights = values(actual.weights());
+    close(&weights, &values(expected.weights), "weights");
+    close(
+        &values(actual.context),
+        &values(expected.context),
+        "context",
+    );
+    let removed = weights.iter().filter(|&&weight| weight == 0.0).count();
+    assert!(removed > weights.len() / 2, "{removed}");
+
+    // Outside of training there is none.
+    let [a, b] = [0; 2].map(|_| {
+        let input = MhaInput::self_attn(x.clone().inner());
+        values(ours.valid().forward(input).context)
+    });
+    assert_eq!(a, b);
+}
+
+#[test]
+fn records_and_configurations_are_read_both_ways() {
+    use burn::config::Config;
+    let device = Device::flex();
+    let ours_new = || MultiHeadAttentionConfig::new(WIDTH, HEADS).init(&device);
+    let theirs_new = || theirs::MultiHeadAttentionConfig::new(WIDTH, HEADS).init(&device);
+    let x = random(11, &device);
+    let of_ours = |layer: &MultiHeadAttention| {
+        let output = layer.forward(MhaInput::self_attn(x.clone()));
+        values(output.context)
+    };
+    let of_theirs = |layer: &theirs::MultiHeadAttention| {
+        let output = layer.forward(theirs::MhaInput::self_attn(x.clone()));
+        values(output.context)
+    };
+
+    let theirs = theirs_new();
+    let expected = of_theirs(&theirs);
+    let loaded = ours_new().load_record(theirs.clone().into_record());
+    close(&of_ours(&loaded), &expected, "ours from a record");
+    let back = theirs_new().load_record(loaded.into_record());
+    assert_eq!(of_theirs(&back), expected);
+    let converted = MultiHeadAttention::try_from(theirs.clone()).expect("its heads are ours");
+    close(&of_ours(&converted), &expected, "ours from a module");
+
+    let mut file = SafetensorsStore::from_bytes(None);
+    theirs.save_into(&mut file).expect("it is saved");
+    let mut file = SafetensorsStore::from_bytes(Some(file.get_bytes().unwrap()));
+    let mut loaded = ours_new();
+    let result = loaded.load_from(&mut file).expect("the names are the same");
+    assert!(
+        result.missing.is_empty() && result.unused.is_empty(),
+        "{result}"
+    );
+    close(&of_ours(&loaded), &expected, "ours from a file");
+
+    let config = theirs::MultiHeadAttentionConfig::new(64, 2)
+        .with_dropout(0.25)
+        .with_quiet_softmax(true)
+        .with_key_bias(false);
+    let read: MultiHeadAttentionConfig = serde_json::from_str(&config.to_string()).unwrap();
+    assert_eq!(read.to_string(), config.to_string());
+    let path = std::env::temp_dir().join(format!("burn-flash-dma-mha-{}", std::process::id()));
+    read.save(&path).unwrap();
+    let back = theirs::MultiHeadAttentionConfig::load(&path).unwrap();
+    assert_eq!(back.to_string(), config.to_string());
+    std::fs::remove_file(&path).unwrap();
+    // The defaults, the initialiser's gain among them, are Burn's.
+    assert_eq!(
+        MultiHeadAttentionConfig::new(64, 2).to_string(),
+        theirs::MultiHeadAttentionConfig::new(64, 2).to_string()
+    );
+}
+
+#[test]
+fn a_query_from_which_everything_is_hidden_gets_the_bias_of_the_output() {
+    let device = Device::flex().autodiff();
+    for quiet in [false, true] {
+        let (_, ours) = pair(quiet, &device);
+        let x = random(5, &device);
+        // The first sequence is all padding.
+        let pad = Tensor::<2, Bool>::from_data([[true; 5], [false; 5]], &device);
+        let forward = || ours.forward(MhaInput::self_attn(x.clone()).mask_pad(pad.clone()));
+        let output = forward();
+        let bias = values(ours.output.bias.as_ref().unwrap().val());
+        let context = values(output.context.clone());
+        for row in context[..5 * WIDTH].chunks(WIDTH) {
+            close(row, &bias, "a row");
+        }
+        let weights = values(output.weights());
+        assert!(weights[..HEADS * 25].iter().all(|&weight| weight == 0.0));
+        let grads = output.context.square().sum().backward();
+        let dx = values(x.grad(&grads).expect("tracked"));
+        assert!(dx[..5 * WIDTH].iter().all(|&slope| slope == 0.0), "{dx:?}");
+        assert!(dx[5 * WIDTH..].iter().all(|slope| slope.is_finite()));
+        let grads = forward().weights().square().sum().backward();
+        let dx = values(x.grad(&grads).expect("tracked"));
+        assert!(dx.iter().all(|slope| slope.is_finite()), "{dx:?}");
+    }
+}
+
+#[test]
+fn hidden_tokens_reach_nothing_whatever_they_hold() {
+    let device = Device::flex();
+    let (_, ours) = pair(true, &device);
+    let pad = [[false, false, true, false, true]; BATCH];
+    let pad = Tensor::<2, Bool>::from_data(pad, &device);
+    let x = random(5, &device);
+    let rows = pad.clone().unsqueeze_dim::<3>(2).expand(x.dims());
+    let outputs = [0.0, f32::NAN].map(|fill| {
+        let keys = x.clone().mask_fill(rows.clone(), fill);
+        let input = MhaInput::new(x.clone(), keys.clone(), keys).mask_pad(pad.clone());
+        values(ours.forward(input).context)
+    });
+    assert_eq!(outputs[0], outputs[1]);
+}
+
+#[test]
+fn causal_masking_needs_no_mask() {
+    let device = Device::flex();
+    let (_, ours) = pair(false, &device);
+    let x = random(21, &device);
+    let mask = generate_autoregressive_mask(BATCH, 21, &device);
+    let pad = coin([BATCH, 21], &device);
+    let input = || MhaInput::self_attn(x.clone()).mask_pad(pad.clone());
+    let [causal, masked] = [input().causal(), input().mask_attn(mask)].map(|input| {
+        let output = ours.forward(input);
+        [values(output.context.clone()), values(output.weights())]
+    });
+    close(&causal[0], &masked[0], "context");
+    assert_eq!(causal[1], masked[1]);
+}
+
+#[test]
+fn steps_over_a_cache_are_burns() {
+    let device = Device::flex();
+    let (theirs, ours) = pair(true, &device);
+    let (x, context) = (random(9, &device), random(14, &device));
+    let pad = coin([BATCH, 9], &device);
+    let pad_context = coin([BATCH, 14], &device);
+    let mut of_theirs = [
+        theirs::MhaCache::autoregressive(),
+        theirs::MhaCache::autoregressive_cross_attention(),
+    ];
+    let mut of_ours = [
+        MhaCache::autoregressive(),
+        MhaCache::autoregressive_cross_attention(),
+    ];
+    for len in 1..=9 {
+        let (x, pad) = (x.clone().narrow(1, 0, len), pad.clone().narrow(1, 0, len));
+        let problems = [
+            (x.clone(), x.clone(), pad),
+            (x, context.clone(), pad_context.clone()),
+        ];
+        for (at, (query, key, pad)) in problems.into_iter().enumerate() {
+            let input = theirs::MhaInput::new(query.clone(), key.clone(), key.clone());
+            let expected = theirs.forward_cache(input.mask_pad(pad.clone()), &mut of_theirs[at]);
+            let input = MhaInput::new(query, key.clone(), key).mask_pad(pad);
+            let actual = ours.forward_cache(input, &mut of_ours[at]);
+            close(
+                &values(actual.context),
+                &values(expected.context),
+                &format!("cache {at}, {len} tokens"),
+            );
+        }
+    }
+}
+
+#[test]
+fn a_prompt_and_steps_are_the_causal_pass() {
+    let device = Device::flex();
+    let (_, ours) = pair(false, &device);
+    let x = random(12, &device);
+    let mask = coin([BATCH, 12, 12], &device);
+    let input = |len: usize| {
+        let mask = mask.clone().narrow(1, 0, len).narrow(2, 0, len);
+        let x = x.clone().narrow(1, 0, len);
+        MhaInput::self_attn(x).mask_attn(mask).causal()
+    };
+    let expected = ours.forward(input(12));
+    let mut cache = MhaCache::autoregressive();
+    for len in [5, 6, 10] {
+        let _ = ours.forward_cache(input(len), &mut cache);
+    }
+    let actual = ours.forward_cache(input(12), &mut cache);
+    let weights = values(expected.weights().narrow(2, 10, 2));
+    close(&values(actual.weights()), &weights, "weights");
+    let context = values(actual.context);
+    close(&context, &values(expected.context), "context");
+
+    // Refused without a trace.
+    let error = ours.try_forward_cache(input(12), &mut cache).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the number of tokens in the cache is 12, past the limit of 11"
+    );
+    let one = MhaInput::self_attn(x.clone().narrow(0, 0, 1).repeat_dim(1, 2));
+    let error = ours.try_forward_cache(one, &mut cache).unwrap_err();
+    assert!(matches!(error, AttentionError::Shape { .. }), "{error}");
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let device = Device::flex();
+    let refused = |d_model, n_heads| {
+        let config = MultiHeadAttentionConfig::new(d_model, n_heads);
+        config.try_init(&device).unwrap_err()
+    };
+    assert_eq!(refused(32, 8), AttentionError::HeadDim { head_dim: 4 });
+    assert!(matches!(refused(34, 4), AttentionError::Shape { .. }));
+    assert!(matches!(refused(32, 0), AttentionError::HeadRatio { .. }));
+    let theirs = theirs::MultiHeadAttentionConfig::new(32, 8).init(&device);
+    let error = MultiHeadAttention::try_from(theirs).unwrap_err();
+    assert_eq!(error, AttentionError::HeadDim { head_dim: 4 });
+
+    let (_, ours) = pair(false, &device);
+    let x = random(6, &device);
+    let none = |shape: [usize; 3]| Tensor::<3>::zeros(shape, &device).greater_elem(0.5);
+    let pad = |shape: [usize; 2]| Tensor::<2>::zeros(shape, &device).greater_elem(0.5);
+    let input = || MhaInput::self_attn(x.clone());
+    let other = x.clone().narrow(1, 0, 5);
+    for input in [
+        MhaInput::new(x.clone(), x.clone(), other.clone()),
+        MhaInput::self_attn(x.clone().narrow(2, 0, 8)),
+        MhaInput::new(x.clone().narrow(0, 0, 1), x.clone(), x.clone()),
+        input().mask_pad(pad([BATCH, 5])),
+        input().mask_pad(pad([3, 6])),
+        input().mask_attn(none([BATCH, 5, 6])),
+        input().mask_attn(none([BATCH, 6, 5])),
+    ] {
+        let error = ours.try_forward(input).unwrap_err();
+        assert!(matches!(error, AttentionError::Shape { .. }), "{error}");
+    }
+    // One mask for all sequences.
+    let input = input().mask_pad(pad([1, 6])).mask_attn(none([1, 6, 6]));
+    let same = values(ours.forward(MhaInput::self_attn(x)).context);
+    close(&values(ours.forward(input).context), &same, "one mask");
+}
