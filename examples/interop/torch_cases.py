@@ -2,23 +2,31 @@
 """Check the library against PyTorch, on the shapes made here or on your own.
 
     pip install torch numpy safetensors
+    python torch_cases.py run --device flex
+
+`run` does these three steps, in folders below runs/interop:
+
     python torch_cases.py make CASES
     cargo run --release -p interop -- --device flex --out RESULTS CASES/*.safetensors
     python torch_cases.py compare CASES RESULTS
 
-`make` writes one safetensors file a case: `q [B, Hq, Nq, D]`, `k`, `v [B, Hkv, Nk, D]`, `scores
-[B, Hkv, Nk]`, `dout [B, Hq, Nq, D]`, `dlse [B, Hq, Nq]`, and the options as JSON in the metadata. A
-case for a 16-bit type holds numbers that the type can represent, so that both sides compute with
-the same inputs. Any file of this form is a case: write your own, the comparison takes it.
+`make` writes one safetensors file per case: `q [B, Hq, Nq, D]`, `k`, `v [B, Hkv, Nk, D]`, `dout
+[B, Hq, Nq, D]`, `dlse [B, Hq, Nq]`, and the options as JSON in the metadata; `scores [B, Hkv, Nk]`,
+or `mask` (bool) and `bias`, each `[B | 1, Hq | Hkv | 1, Nq | 1, Nk | 1]`; `documents [B, Nk]`, the
+document of each token. A case for a 16-bit type holds numbers that the type can represent, so that
+both sides compute with the same inputs. Any file of this form is a case: write your own, the
+comparison takes it.
 
-`compare` computes the truth from the definition, with the N x N selection as a matrix, in float64,
-and gradients by autograd. It prints for every tensor of every case the greatest absolute error and
-that error relative to the greatest absolute value of the truth, which must be within
+`compare` computes the truth from the definition, with the N x N selection or mask as a matrix, in
+float64, and gradients by autograd. Where `torch.nn.functional.scaled_dot_product_attention` can say
+the same, which is without a softcap, it must give the same output. For every tensor of every case it
+prints the greatest absolute error and that error relative to the greatest absolute value of the
+truth, which must be within
 
-    dtype   out, dq, dk, dv, dscores    lse
-    f32     1e-5                        1e-5
-    f16     4e-3                        1e-3
-    bf16    3e-2                        8e-3
+    dtype   out, dq, dk, dv, dscores, dbias    lse
+    f32     1e-5                               1e-5
+    f16     4e-3                               1e-3
+    bf16    3e-2                               8e-3
 
 NaN and infinities must stand at the same places, and the intervals (and with them the selected
 keys) must be equal. It exits with 1 if a case fails or has no result.
@@ -27,6 +35,7 @@ keys) must be equal. It exits with 1 if a case fails or has no result.
 import argparse
 import json
 import math
+import subprocess
 import sys
 from pathlib import Path
 
@@ -70,11 +79,39 @@ def cases():
         yield f"suffix-{dtype}", (1, 4, 2, 70, 250, 128), {"window": 60, "dtype": dtype}, "ties"
 
 
+def masked_cases():
+    """(name, shape, options, parts), as above; `parts` has the shape of a mask, of a bias, and the
+    lengths of documents."""
+    full, none = {"causal": False}, {}
+    yield "mask", (2, 4, 2, 113, 113, 64), none, {"mask": (2, 4, 113, 113)}
+    yield "mask-kv-heads", (2, 4, 2, 50, 120, 32), full, {"mask": (1, 2, 50, 120)}
+    yield "mask-keys", (2, 4, 2, 50, 120, 32), full, {"mask": (2, 1, 1, 120)}
+    hides = {"causal": False, "mask_hides": True}
+    yield "mask-hides", (2, 2, 2, 70, 70, 32), hides, {"mask": (2, 1, 70, 70)}
+    yield "mask-rows", (1, 2, 1, 40, 40, 16), none, {"mask": (1, 1, 40, 1)}
+    yield "bias", (2, 4, 2, 113, 113, 64), none, {"bias": (2, 4, 113, 113)}
+    yield "bias-keys", (2, 4, 2, 90, 90, 32), none, {"bias": (1, 2, 1, 90)}
+    yield "bias-queries", (1, 4, 4, 33, 77, 40), full, {"bias": (1, 1, 33, 1)}
+    parts = {"mask": (2, 1, 130, 130), "bias": (1, 4, 130, 130)}
+    yield "mask-bias", (2, 4, 1, 130, 130, 64), {"softcap": 3.0}, parts
+    yield "documents", (2, 4, 2, 150, 150, 32), none, {"documents": [[40, 65, 45], [150]]}
+    yield "documents-full", (1, 4, 2, 150, 150, 32), full, {"documents": [[1, 100, 49]]}
+    parts = {"documents": [[40, 65, 45], [7, 143]], "mask": (1, 1, 150, 150), "bias": (2, 2, 1, 150)}
+    yield "documents-mask-bias", (2, 4, 2, 150, 150, 32), none, parts
+    yield "documents-window", (2, 4, 2, 200, 200, 64), {"window": 16}, {"documents": [[70, 30, 100], [200]]}
+    for dtype in ("f16", "bf16"):
+        parts = {"mask": (1, 1, 113, 113), "bias": (1, 2, 113, 113)}
+        yield f"mask-bias-{dtype}", (1, 4, 2, 113, 113, 64), {"dtype": dtype}, parts
+
+
 def make(directory, seed):
     directory.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(seed)
     count = 0
-    for name, shape, options, kind in cases():
+    every = [(*case, {}) for case in cases()]
+    for name, shape, options, parts in masked_cases():
+        every.append((name, shape, options, "normal" if "window" in options else None, parts))
+    for name, shape, options, kind, parts in every:
         dtype = DTYPES[options.get("dtype", "f32")]
         batch, q_heads, kv_heads, q_len, k_len, dim = shape
 
@@ -90,6 +127,16 @@ def make(directory, seed):
         }
         if kind is not None:
             tensors["scores"] = scores(kind, (batch, kv_heads, k_len), generator)
+        if "mask" in parts:
+            # A fifth of the pairs is hidden; a query may see nothing.
+            tensors["mask"] = torch.rand(*parts["mask"], generator=generator) > 0.2
+            if options.get("mask_hides"):
+                tensors["mask"] = ~tensors["mask"]
+        if "bias" in parts:
+            tensors["bias"] = torch.randn(*parts["bias"], generator=generator)
+        if "documents" in parts:
+            ids = [[id for id, n in enumerate(row) for _ in range(n)] for row in parts["documents"]]
+            tensors["documents"] = torch.tensor(ids, dtype=torch.int32)
         save_file(
             {key: value.contiguous() for key, value in tensors.items()},
             directory / f"{name}.safetensors",
@@ -134,11 +181,23 @@ def selected(z, window, positions):
     return mask
 
 
-def intervals(z, window):
+def selected_in_documents(z, window, positions, ids):
+    """As `selected`, among the tokens of the query's own document. Needs as many queries as keys."""
+    if ids is None:
+        return selected(z, window, positions)
+    mask = torch.zeros(len(positions), len(z), dtype=torch.bool)
+    for id in ids.unique():
+        at = torch.nonzero(ids == id).flatten()
+        inside = selected(z[at], window, torch.arange(len(at)))
+        mask[at[:, None], at[None, :]] = inside
+    return mask
+
+
+def intervals(z, window, ids):
     """The first position that attends to each key and one past the last; both the key's own index
     if none does."""
     k_len = len(z)
-    mask = selected(z, window, torch.arange(k_len))
+    mask = selected_in_documents(z, window, torch.arange(k_len), ids)
     keys = torch.arange(k_len)
     count = mask.sum(0)
     first = torch.where(count > 0, mask.int().argmax(0), keys)
@@ -148,26 +207,48 @@ def intervals(z, window):
     return torch.stack([first, first + count], -1)
 
 
-def truth(tensors, options):
-    """Outputs, gradients and intervals in float64."""
-    leaves = {
-        key: tensors[key].double().requires_grad_() for key in ("q", "k", "v", "scores") if key in tensors
-    }
-    q, k, v, z = (leaves.get(key) for key in ("q", "k", "v", "scores"))
-    batch, q_heads, q_len, dim = q.shape
-    kv_heads, k_len = k.shape[1:3]
+def shown(tensors, options):
+    """Which keys each query attends to, `[B, Hq, Nq, Nk]`."""
+    batch, q_heads, q_len, _ = tensors["q"].shape
+    kv_heads, k_len = tensors["k"].shape[1:3]
     group = q_heads // kv_heads
-    window = options.get("window") or k_len
     causal = options.get("causal", True)
     # The position of a query is the index of the last key it may see.
     positions = torch.arange(q_len) + k_len - q_len if causal else torch.full((q_len,), k_len - 1)
+    documents = tensors.get("documents")
+    if "scores" in tensors:
+        window = options.get("window") or k_len
+        mask = torch.empty(batch, kv_heads, q_len, k_len, dtype=torch.bool)
+        for b in range(batch):
+            ids = None if documents is None else documents[b]
+            for h in range(kv_heads):
+                mask[b, h] = selected_in_documents(tensors["scores"][b, h], window, positions, ids)
+        return mask.repeat_interleave(group, 1)
+    mask = (torch.arange(k_len)[None, :] <= positions[:, None]).expand(batch, q_heads, q_len, k_len)
+    if documents is not None:
+        mask = mask & (documents[:, None, :, None] == documents[:, None, None, :])
+    if "mask" in tensors:
+        given = tensors["mask"].bool()
+        given = ~given if options.get("mask_hides") else given
+        mask = mask & per_query_head(given, q_heads, kv_heads)
+    return mask
 
-    mask = torch.empty(batch, kv_heads, q_len, k_len, dtype=torch.bool)
-    for b in range(batch):
-        for h in range(kv_heads):
-            z_head = tensors["scores"][b, h] if z is not None else torch.zeros(k_len)
-            mask[b, h] = selected(z_head, window, positions)
-    mask = mask.repeat_interleave(group, 1)
+
+def per_query_head(tensor, q_heads, kv_heads):
+    """A tensor `[B | 1, Hq | Hkv | 1, ..]` with `Hq | 1` heads."""
+    of_kv_heads = tensor.shape[1] == kv_heads and kv_heads not in (1, q_heads)
+    return tensor.repeat_interleave(q_heads // kv_heads, 1) if of_kv_heads else tensor
+
+
+def truth(tensors, options):
+    """Outputs, gradients and intervals in float64."""
+    names = ("q", "k", "v", "scores", "bias")
+    leaves = {key: tensors[key].double().requires_grad_() for key in names if key in tensors}
+    q, k, v, z, bias = (leaves.get(key) for key in names)
+    batch, q_heads, q_len, dim = q.shape
+    kv_heads, k_len = k.shape[1:3]
+    group = q_heads // kv_heads
+    mask = shown(tensors, options)
 
     logits = q @ k.repeat_interleave(group, 1).transpose(-1, -2)
     logits = logits * (options.get("scale") or 1 / math.sqrt(dim))
@@ -175,8 +256,12 @@ def truth(tensors, options):
         logits = options["softcap"] * torch.tanh(logits / options["softcap"])
     if z is not None:
         # A hidden key is masked; -inf must not meet a gradient of 0.
-        bias = torch.where(z == -INF, 0.0, z)
-        logits = logits + bias.repeat_interleave(group, 1)[:, :, None, :]
+        added = torch.where(z == -INF, 0.0, z).repeat_interleave(group, 1)[:, :, None, :]
+    elif bias is not None:
+        added = per_query_head(bias, q_heads, kv_heads)
+    else:
+        added = torch.zeros(1, 1, 1, 1, dtype=torch.float64)
+    logits = logits + added
     logits = torch.where(mask, logits, -INF)
     something = mask.any(-1, keepdim=True)
     # A row without a key would be 0/0: it gets finite logits, and zeros afterwards.
@@ -186,6 +271,8 @@ def truth(tensors, options):
     weights = torch.where(mask, torch.softmax(logits, -1), 0.0)
     out = weights @ v.repeat_interleave(group, 1)
     something = something[..., 0]
+    if not options.get("softcap") and not torch.isnan(added).any():
+        against_torch([q, k, v], torch.where(mask, added, -INF), options.get("scale"), out, something)
 
     result = {"out": out, "lse": torch.where(something, lse, -INF)}
     loss = 0.0
@@ -198,9 +285,26 @@ def truth(tensors, options):
         for key, leaf in leaves.items():
             result["d" + key] = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
     if z is not None:
-        heads = [intervals(head, window) for head in tensors["scores"].reshape(-1, k_len)]
+        window, documents = options.get("window") or k_len, tensors.get("documents")
+        heads = [
+            intervals(head, window, None if documents is None else documents[sequence])
+            for sequence, heads in enumerate(tensors["scores"])
+            for head in heads
+        ]
         result["intervals"] = torch.stack(heads).reshape(batch, kv_heads, k_len, 2)
     return {key: value.detach().numpy() for key, value in result.items()}
+
+
+def against_torch(rows, added, scale, out, something):
+    """Checks an output against PyTorch's own attention, where a query sees something."""
+    q, k, v = (tensor.detach() for tensor in rows)
+    group = q.shape[1] // k.shape[1]
+    k, v = (tensor.repeat_interleave(group, 1) for tensor in (k, v))
+    theirs = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=added.detach().expand(*q.shape[:3], k.shape[2]), scale=scale
+    )
+    difference = torch.where(something[..., None], theirs - out.detach(), 0.0)
+    assert float(difference.abs().max()) < 1e-12, "PyTorch's own attention says something else"
 
 
 def read(path):
@@ -268,6 +372,17 @@ def compare(cases_directory, results_directory):
     return 1 if failed or not paths else 0
 
 
+def run(device, directory, seed):
+    cases_directory, results = directory / "cases", directory / "results"
+    make(cases_directory, seed)
+    files = sorted(str(path) for path in cases_directory.glob("*.safetensors"))
+    features = ["--no-default-features", "--features", device]
+    command = ["cargo", "run", "--release", "-p", "interop", *features, "--"]
+    arguments = ["--device", device, "--repeats", "0", "--out", str(results), *files]
+    subprocess.run([*command, *arguments], check=True)
+    return compare(cases_directory, results)
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -279,7 +394,13 @@ def main():
     comparer = commands.add_parser("compare", help="compare results with the truth")
     comparer.add_argument("cases", type=Path)
     comparer.add_argument("results", type=Path)
+    runner = commands.add_parser("run", help="make, run and compare")
+    runner.add_argument("--device", default="flex")
+    runner.add_argument("--directory", type=Path, default=Path("runs/interop"))
+    runner.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    if arguments.command == "run":
+        return run(arguments.device, arguments.directory, arguments.seed)
     if arguments.command == "make":
         make(arguments.directory, arguments.seed)
         return 0

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use burn::prelude::*;
 use burn::tensor::DType;
-use burn_flash_dma::AttentionOptions;
+use burn_flash_dma::{AttentionMask, AttentionOptions};
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 
@@ -16,7 +16,11 @@ use crate::error::Error;
 const OPTIONS_KEY: &str = "options";
 
 /// Every tensor a case may hold.
-const KNOWN: [&str; 8] = ["q", "k", "v", "scores", "dout", "dlse", "mask", "bias"];
+const KNOWN: [&str; 9] = [
+    "q", "k", "v", "scores", "dout", "dlse", MASK, "bias", DOCUMENTS,
+];
+const MASK: &str = "mask";
+const DOCUMENTS: &str = "documents";
 
 /// The options of a case, as they stand in the file.
 #[derive(Debug, Clone, Deserialize)]
@@ -30,6 +34,8 @@ pub struct CaseOptions {
     pub scale: Option<f32>,
     /// Softcap of the scaled product.
     pub softcap: Option<f32>,
+    /// What `true` in the mask means: it shows, as in PyTorch, unless this says that it hides, as in Burn.
+    pub mask_hides: bool,
     /// Element type to compute in, unless the command line names one.
     pub dtype: Option<String>,
 }
@@ -41,6 +47,7 @@ impl Default for CaseOptions {
             causal: true,
             scale: None,
             softcap: None,
+            mask_hides: false,
             dtype: None,
         }
     }
@@ -59,7 +66,7 @@ impl CaseOptions {
     }
 }
 
-/// A case: inputs widened to f32, still on the host.
+/// A case: inputs still on the host, floats widened to f32.
 #[derive(Debug, Clone)]
 pub struct Case {
     /// The options.
@@ -89,31 +96,39 @@ impl Case {
         if let Some(name) = names.iter().find(|name| !KNOWN.contains(name)) {
             return Err(Error::UnknownTensor(name.to_string()));
         }
-        if names.contains("mask") || names.contains("bias") {
-            return Err(Error::MaskOrBias);
+        if names.contains("scores") && (names.contains(MASK) || names.contains("bias")) {
+            return Err(Error::ScoresAndMask);
         }
         let tensors = file
             .iter()
             .map(|(name, view)| {
-                let dtype = burn_dtype(view.dtype())
-                    .ok_or_else(|| Error::TensorType(name.to_string(), view.dtype()))?;
-                let data = TensorData::from_bytes_vec(view.data().to_vec(), view.shape(), dtype);
-                Ok((name.to_string(), data.convert::<f32>()))
+                let bytes =
+                    |dtype| TensorData::from_bytes_vec(view.data().to_vec(), view.shape(), dtype);
+                let refused = |types| Error::TensorType(name.to_string(), view.dtype(), types);
+                let data = match name {
+                    MASK => match view.dtype() {
+                        Dtype::BOOL | Dtype::U8 => bytes(DType::U8).convert::<bool>(),
+                        _ => return Err(refused("BOOL and U8")),
+                    },
+                    DOCUMENTS => match view.dtype() {
+                        Dtype::I32 => bytes(DType::I32),
+                        Dtype::I64 => bytes(DType::I64).convert::<i32>(),
+                        _ => return Err(refused("I32 and I64")),
+                    },
+                    _ => {
+                        let dtype = float(view.dtype());
+                        let dtype = dtype.ok_or_else(|| refused("F64, F32, F16 and BF16"))?;
+                        bytes(dtype).convert::<f32>()
+                    }
+                };
+                Ok((name.to_string(), data))
             })
             .collect::<Result<_, Error>>()?;
         Ok(Self { options, tensors })
     }
 
-    /// A tensor of the case, if it is there.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Rank`] if it has another number of axes.
-    pub fn tensor<const D: usize>(
-        &self,
-        name: &'static str,
-        device: &Device,
-    ) -> Result<Option<Tensor<D>>, Error> {
+    /// The data of a tensor of the case, if it is there.
+    fn data<const D: usize>(&self, name: &'static str) -> Result<Option<TensorData>, Error> {
         let Some(data) = self.tensors.get(name) else {
             return Ok(None);
         };
@@ -125,7 +140,45 @@ impl Case {
                 actual: axes,
             });
         }
-        Ok(Some(Tensor::from_data(data.clone(), (device, DType::F32))))
+        Ok(Some(data.clone()))
+    }
+
+    /// A float tensor of the case, if it is there.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Rank`] if it has another number of axes.
+    pub fn tensor<const D: usize>(
+        &self,
+        name: &'static str,
+        device: &Device,
+    ) -> Result<Option<Tensor<D>>, Error> {
+        let data = self.data::<D>(name)?;
+        Ok(data.map(|data| Tensor::from_data(data, (device, DType::F32))))
+    }
+
+    /// The mask of the case, if it is there: `[batch | 1, q_heads | kv_heads | 1, q_len | 1, k_len | 1]`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Case::tensor`].
+    pub fn mask(&self, device: &Device) -> Result<Option<AttentionMask>, Error> {
+        let mask = self.data::<4>(MASK)?;
+        let mask = mask.map(|data| Tensor::<4, Bool>::from_data(data, device));
+        Ok(mask.map(|mask| match self.options.mask_hides {
+            true => AttentionMask::hidden(mask),
+            false => AttentionMask::visible(mask),
+        }))
+    }
+
+    /// The document of each token, `[batch, k_len]`, if the case has documents.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Case::tensor`].
+    pub fn documents(&self, device: &Device) -> Result<Option<Tensor<2, Int>>, Error> {
+        let ids = self.data::<2>(DOCUMENTS)?;
+        Ok(ids.map(|ids| Tensor::from_data(ids, (device, DType::I32))))
     }
 
     /// A tensor that every case has.
@@ -142,7 +195,7 @@ impl Case {
     }
 }
 
-fn burn_dtype(dtype: Dtype) -> Option<DType> {
+fn float(dtype: Dtype) -> Option<DType> {
     match dtype {
         Dtype::F64 => Some(DType::F64),
         Dtype::F32 => Some(DType::F32),

@@ -16,14 +16,14 @@ pub enum Error {
     #[error("the metadata's options: {0}")]
     Options(String),
     /// A tensor the program does not know, perhaps misspelt.
-    #[error("unknown tensor {0}; a case holds q, k, v, scores, dout, dlse")]
+    #[error("unknown tensor {0}; a case holds q, k, v, scores, mask, bias, documents, dout, dlse")]
     UnknownTensor(String),
-    /// The arbitrary-mask operation is another one.
-    #[error("mask and bias are not supported yet")]
-    MaskOrBias,
-    /// A tensor of a type that is no float.
-    #[error("{0} is {1:?}; F64, F32, F16 and BF16 are read")]
-    TensorType(String, Dtype),
+    /// Scores select; a mask and a bias belong to the other operation.
+    #[error("a case has either scores or a mask and a bias")]
+    ScoresAndMask,
+    /// A tensor of a type that its role does not have.
+    #[error("{0} is {1:?}; {2} are read")]
+    TensorType(String, Dtype, &'static str),
     /// A required tensor is absent.
     #[error("{0} is missing")]
     Missing(&'static str),

@@ -1,10 +1,12 @@
 //! Runs attention cases from safetensors files through the library's Burn functions.
 //!
 //! A case file holds `q [B, Hq, Nq, D]`, `k`, `v [B, Hkv, Nk, D]`, and optionally `scores
-//! [B, Hkv, Nk]`, `dout [B, Hq, Nq, D]`, `dlse [B, Hq, Nq]`; its metadata holds under `options` a
-//! JSON object with any of `window`, `causal` (true), `scale`, `softcap`, `dtype` ("f32"). The
-//! result, a file of the same name under `--out`, holds `out`, `lse`, `dq`, `dk`, `dv`, `dscores`
-//! in f32 and `intervals` in i32. `torch_cases.py` makes cases and compares results with PyTorch.
+//! [B, Hkv, Nk]`, `documents [B, Nk]` (ids, I32 or I64), `dout [B, Hq, Nq, D]`, `dlse [B, Hq, Nq]`.
+//! In the place of scores it may hold `mask` (bool) and `bias`, each `[B | 1, Hq | Hkv | 1, Nq | 1,
+//! Nk | 1]`. Its metadata holds under `options` a JSON object with any of `window`, `causal` (true),
+//! `scale`, `softcap`, `mask_hides` (false: `true` in the mask shows), `dtype` ("f32"). The result, a
+//! file of the same name under `--out`, holds `out`, `lse`, `dq`, `dk`, `dv`, `dscores` or `dbias` in
+//! f32 and `intervals` in i32. `torch_cases.py` makes cases and compares results with PyTorch.
 
 mod case;
 mod error;

@@ -4,7 +4,10 @@ use std::time::{Duration, Instant};
 
 use burn::prelude::*;
 use burn::tensor::FloatDType;
-use burn_flash_dma::{Attention, AttentionOptions, try_select};
+use burn_flash_dma::{
+    Attention, AttentionMask, AttentionOptions, Documents, KeyRanges, MaskedAttention, Selector,
+    TilePlan,
+};
 
 use crate::case::Case;
 use crate::error::Error;
@@ -12,7 +15,7 @@ use crate::error::Error;
 /// What a case computes. Floats are widened to f32, which is exact.
 #[derive(Debug)]
 pub struct Outcome {
-    /// Float results by name: `out`, `lse`, and `dq`, `dk`, `dv`, `dscores` if there is a gradient.
+    /// Float results by name: `out`, `lse`, and `dq`, `dk`, `dv`, `dscores` or `dbias` if there is a gradient.
     pub floats: Vec<(&'static str, TensorData)>,
     /// Intervals `[batch, kv_heads, k_len, 2]`, i32, if there are scores.
     pub intervals: Option<TensorData>,
@@ -36,10 +39,31 @@ struct Inputs {
     q: Tensor<4>,
     k: Tensor<4>,
     v: Tensor<4>,
-    scores: Option<Tensor<3>>,
+    keys: Keys,
     dout: Option<Tensor<4>>,
     dlse: Option<Tensor<3>>,
     options: AttentionOptions,
+}
+
+/// What says which keys are attended to.
+enum Keys {
+    All,
+    Scored {
+        scores: Tensor<3>,
+        selector: Selector,
+    },
+    Masked {
+        seen: Seen,
+        bias: Option<Tensor<4>>,
+    },
+}
+
+/// What masked attention sees.
+enum Seen {
+    All,
+    Mask(AttentionMask),
+    /// Documents without a mask need none: each query sees one range of keys.
+    Ranges(KeyRanges),
 }
 
 /// Results of one pass.
@@ -92,7 +116,7 @@ impl Inputs {
         let operand = |name| Ok::<_, Error>(case.required::<4>(name, device)?.cast(dtype));
         let (q, k, v) = (operand("q")?, operand("k")?, operand("v")?);
         let inputs = Self {
-            scores: case.tensor("scores", device)?,
+            keys: Keys::new(case, device)?,
             dout: case.tensor("dout", device)?,
             dlse: case.tensor("dlse", device)?,
             options: case.options.attention(),
@@ -112,18 +136,20 @@ impl Inputs {
 
     fn pass(&self, device: &Device) -> Result<Pass, Error> {
         let [q, k, v] = [&self.q, &self.k, &self.v].map(|x| x.clone().detach().require_grad());
-        let scores = self
-            .scores
-            .as_ref()
-            .map(|scores| scores.clone().detach().require_grad());
+        let leaf = |scores: &Tensor<3>| scores.clone().detach().require_grad();
+        let (mut scores, mut bias) = (None, None);
+        match &self.keys {
+            Keys::Scored { scores: given, .. } => scores = Some(leaf(given)),
+            Keys::Masked { bias: given, .. } => {
+                bias = (given.as_ref()).map(|bias| bias.clone().detach().require_grad());
+            }
+            Keys::All => {}
+        }
         sync(device)?;
 
         let begun = Instant::now();
-        let attention = Attention::new(q.clone(), k.clone(), v.clone()).options(self.options);
-        let (out, lse) = match scores.clone() {
-            Some(scores) => attention.scores(scores).try_forward_with_lse()?,
-            None => attention.try_forward_with_lse()?,
-        };
+        let rows = [q.clone(), k.clone(), v.clone()];
+        let (out, lse) = self.forward(rows, scores.clone(), bias.clone())?;
         sync(device)?;
         let forward = begun.elapsed();
         let mut floats = vec![("out", read(out.clone())?), ("lse", read(lse.clone())?)];
@@ -160,22 +186,80 @@ impl Inputs {
         if let Some(gradient) = scores.and_then(|scores| scores.grad(&gradients)) {
             floats.push(("dscores", read(gradient)?));
         }
+        if let Some(gradient) = bias.and_then(|bias| bias.grad(&gradients)) {
+            floats.push(("dbias", read(gradient)?));
+        }
         Ok(Pass {
             floats,
             times: Times { forward, backward },
         })
     }
 
+    /// The output and the LSE.
+    fn forward(
+        &self,
+        [q, k, v]: [Tensor<4>; 3],
+        scores: Option<Tensor<3>>,
+        bias: Option<Tensor<4>>,
+    ) -> Result<(Tensor<4>, Tensor<3>), Error> {
+        let lengths = [q.dims()[2], k.dims()[2]];
+        let plain = Attention::new(q.clone(), k.clone(), v.clone()).options(self.options);
+        Ok(match (&self.keys, scores) {
+            (Keys::Scored { selector, .. }, Some(scores)) => {
+                let intervals = selector.try_select(scores.clone())?;
+                let call = plain.scores(scores).intervals(&intervals);
+                call.try_forward_with_lse()?
+            }
+            (Keys::Masked { seen, .. }, _) => {
+                let call = MaskedAttention::new(q, k, v).bias(bias);
+                let call = call.options(self.options);
+                match seen {
+                    Seen::All => call.try_forward_with_lse()?,
+                    Seen::Mask(mask) => call.mask(mask.clone()).try_forward_with_lse()?,
+                    Seen::Ranges(ranges) => {
+                        let (ranges, causal) = (ranges.clone(), self.options.causal);
+                        let plan = TilePlan::try_from_ranges(ranges, lengths, causal)?;
+                        call.plan(&plan).try_forward_with_lse()?
+                    }
+                }
+            }
+            _ => plain.try_forward_with_lse()?,
+        })
+    }
+
     fn intervals(&self) -> Result<Option<TensorData>, Error> {
-        let Some(scores) = self.scores.clone() else {
+        let Keys::Scored { scores, selector } = &self.keys else {
             return Ok(None);
         };
-        let window = self.options.keep_window.unwrap_or(usize::MAX);
-        let intervals = try_select(scores.without_autodiff(), window)?.into_tensor();
+        let scores = scores.clone().without_autodiff();
+        let intervals = selector.try_select(scores)?.into_tensor();
         let data = intervals
             .try_into_data()
             .map_err(|error| Error::Device(error.to_string()))?;
         Ok(Some(data.convert::<i32>()))
+    }
+}
+
+impl Keys {
+    fn new(case: &Case, device: &Device) -> Result<Self, Error> {
+        let documents = case.documents(device)?;
+        if let Some(scores) = case.tensor("scores", device)? {
+            let selector = Selector::top(case.options.window.unwrap_or(usize::MAX));
+            let selector = match documents {
+                Some(ids) => selector.documents(Documents::from_ids(ids)),
+                None => selector,
+            };
+            return Ok(Self::Scored { scores, selector });
+        }
+        let bias = case.tensor("bias", device)?;
+        let seen = match (case.mask(device)?, documents) {
+            (None, None) if bias.is_none() => return Ok(Self::All),
+            (None, None) => Seen::All,
+            (Some(mask), None) => Seen::Mask(mask),
+            (Some(mask), Some(ids)) => Seen::Mask(mask.and(AttentionMask::documents(ids))),
+            (None, Some(ids)) => Seen::Ranges(KeyRanges::documents(ids)),
+        };
+        Ok(Self::Masked { seen, bias })
     }
 }
 

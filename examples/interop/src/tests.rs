@@ -20,15 +20,23 @@ impl Files {
 
     fn write(&self, name: &str, tensors: &[(&str, &[usize], Vec<f32>)], options: &str) -> PathBuf {
         let path = self.dir.join(name);
-        let bytes: Vec<Vec<u8>> = tensors
-            .iter()
-            .map(|(_, _, values)| values.iter().flat_map(|x| x.to_le_bytes()).collect())
-            .collect();
-        let views = tensors.iter().zip(&bytes).map(|((name, shape, _), bytes)| {
-            (
-                *name,
-                TensorView::new(Dtype::F32, shape.to_vec(), bytes).unwrap(),
-            )
+        // A mask is bytes and documents are integers; everything else is f32.
+        let typed = tensors.iter().map(|(name, _, values)| match *name {
+            "mask" => (Dtype::BOOL, values.iter().map(|&x| x as u8).collect()),
+            "documents" => {
+                let ids = values.iter().flat_map(|&x| (x as i64).to_le_bytes());
+                (Dtype::I64, ids.collect())
+            }
+            _ => {
+                let bytes = values.iter().flat_map(|x| x.to_le_bytes());
+                (Dtype::F32, bytes.collect())
+            }
+        });
+        let bytes: Vec<(Dtype, Vec<u8>)> = typed.collect();
+        let views = tensors.iter().zip(&bytes);
+        let views = views.map(|((name, shape, _), (dtype, bytes))| {
+            let view = TensorView::new(*dtype, shape.to_vec(), bytes).unwrap();
+            (*name, view)
         });
         let metadata = HashMap::from([("options".to_string(), options.to_string())]);
         safetensors::serialize_to_file(views, Some(metadata), &path).unwrap();
@@ -96,6 +104,67 @@ fn a_window_of_one_copies_the_best_key_so_far() {
     assert_eq!(intervals, [0, 1, 1, 3, 2, 2]);
 }
 
+/// Logits of 0 but for the bias, and row `i` of v is `i`: a query gets the mean index of what it sees.
+fn indices(files: &Files, extra: &[(&str, &[usize], Vec<f32>)], options: &str) -> run::Outcome {
+    let zeros = vec![0.0; 24];
+    let v = (0..24).map(|at| (at / 8) as f32).collect();
+    let mut tensors = vec![
+        ("q", &[1, 1, 3, 8][..], zeros.clone()),
+        ("k", &[1, 1, 3, 8], zeros),
+        ("v", &[1, 1, 3, 8], v),
+        ("dout", &[1, 1, 3, 8], vec![1.0; 24]),
+    ];
+    tensors.extend_from_slice(extra);
+    let case = Case::read(&files.write("case.safetensors", &tensors, options)).unwrap();
+    run::run(&case, &Device::flex(), FloatDType::F32, 0).unwrap()
+}
+
+/// The first feature of every row.
+fn rows(outcome: &run::Outcome) -> Vec<f32> {
+    values(outcome, "out").into_iter().step_by(8).collect()
+}
+
+#[test]
+fn masks_and_biases_are_those_of_the_case() {
+    let files = Files::new("masks");
+    let full = r#"{"causal": false}"#;
+    let shape = &[1, 1, 3, 3][..];
+    let shown = vec![1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0];
+    let outcome = indices(&files, &[("mask", shape, shown.clone())], full);
+    assert_eq!(rows(&outcome), [1.0, 2.0, 0.0]);
+    assert!(outcome.intervals.is_none());
+    let hidden = shown.iter().map(|shown| 1.0 - shown).collect();
+    let options = r#"{"causal": false, "mask_hides": true}"#;
+    let outcome = indices(&files, &[("mask", shape, hidden)], options);
+    assert_eq!(rows(&outcome), [1.0, 2.0, 0.0]);
+
+    // So much that the one key is all, and so little that it is nothing.
+    let bias = ("bias", &[1, 1, 1, 3][..], vec![0.0, 1e9, -1e9]);
+    let outcome = indices(&files, std::slice::from_ref(&bias), full);
+    assert_eq!(rows(&outcome), [1.0, 1.0, 1.0]);
+    assert_eq!(values(&outcome, "dbias"), [0.0; 3]);
+    let outcome = indices(&files, &[bias, ("mask", shape, shown)], full);
+    assert_eq!(rows(&outcome), [0.0, 2.0, 0.0]);
+}
+
+#[test]
+fn documents_are_apart_with_scores_and_without() {
+    let files = Files::new("documents");
+    let documents = ("documents", &[1, 3][..], vec![4.0, 4.0, 9.0]);
+    let outcome = indices(&files, std::slice::from_ref(&documents), "{}");
+    assert_eq!(rows(&outcome), [0.0, 0.5, 2.0]);
+    let full = r#"{"causal": false}"#;
+    let outcome = indices(&files, std::slice::from_ref(&documents), full);
+    assert_eq!(rows(&outcome), [0.5, 0.5, 2.0]);
+
+    // The first key ranks highest, in its own document.
+    let scores = ("scores", &[1, 1, 3][..], vec![2.0, 1.0, 0.0]);
+    let outcome = indices(&files, &[documents, scores], r#"{"window": 1}"#);
+    assert_eq!(rows(&outcome), [0.0, 0.0, 2.0]);
+    let intervals = outcome.intervals.unwrap().try_to_vec::<i32>().unwrap();
+    assert_eq!(intervals, [0, 2, 1, 1, 2, 3]);
+}
+
 #[test]
 fn a_result_file_holds_every_tensor_and_the_element_type() {
     let files = Files::new("result");
@@ -140,10 +209,17 @@ fn bad_cases_are_refused_in_one_line() {
     let qkv = [q.clone(), k.clone(), v.clone()];
     let with = |extra| [&qkv[..], &[extra]].concat();
     assert_eq!(refusal(&files, &qkv[..2], "{}"), "v is missing");
+    let bias = ("bias", &[1, 1, 2, 2][..], ramp(4));
+    let both = [&with(bias)[..], &[("scores", &[1, 1, 2], ramp(2))]].concat();
     assert_eq!(
-        refusal(&files, &with(("bias", &[1, 1, 2, 2], ramp(4))), "{}"),
-        "mask and bias are not supported yet"
+        refusal(&files, &both, "{}"),
+        "a case has either scores or a mask and a bias"
     );
+    assert_eq!(
+        refusal(&files, &with(("mask", &[1, 2], vec![1.0; 2])), "{}"),
+        "mask must have 4 axes, but has 2"
+    );
+    assert!(refusal(&files, &with(("mask", &[1, 1, 3, 2], vec![1.0; 6])), "{}").contains("mask"));
     assert!(refusal(&files, &with(("score", &[1, 1, 2], ramp(2))), "{}").contains("score;"));
     assert!(refusal(&files, &qkv, r#"{"windw": 2}"#).contains("windw"));
     assert_eq!(
