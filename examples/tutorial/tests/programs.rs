@@ -112,6 +112,43 @@ fn generation_goes_on_where_it_was_saved() {
     assert_eq!(lines(&text, "restored: "), ["restored: the same text"]);
 }
 
+/// The number that follows a text, in a line.
+fn number(line: &str, before: &str) -> f64 {
+    let (_, rest) = line.split_once(before).expect("the line has a number");
+    let word = rest.split_whitespace().next().expect("a number");
+    word.parse().expect("a number")
+}
+
+#[test]
+fn a_model_changes_its_attention_and_keeps_its_weights() {
+    let text = printed(env!("CARGO_BIN_EXE_your-model"), &[]);
+    for start in ["drop-in: ", "no window yet: "] {
+        let [line] = lines(&text, start)[..] else {
+            panic!("{text}");
+        };
+        assert!(number(line, "differ by ") < 1e-4, "{line}");
+    }
+    let first = lines(&text, "every key: ")[0];
+    let last = lines(&text, "8 keys: ")[0];
+    let [begun, ended] = [number(first, "loss "), number(last, "to ")];
+    assert!(begun > 2.0 && ended < begun / 4.0, "{text}");
+
+    // Per block 2 norms of 2, 6 biases, and the scores; the last norm, and the bias of the head.
+    let undecayed = lines(&text, "not decayed: ");
+    assert_eq!(undecayed.len(), 2 * (4 + 6 + 1) + 3, "{text}");
+    for name in ["score_proj", "q_proj.bias", "norm.gamma", "head.bias"] {
+        assert!(undecayed.iter().any(|line| line.ends_with(name)), "{text}");
+    }
+    assert!(
+        !undecayed.iter().any(|line| line.ends_with("weight")),
+        "{text}"
+    );
+    // Two factors of four projections and of the scores, in two blocks.
+    assert_eq!(lines(&text, "adapters: "), ["adapters: 20 matrices train"]);
+    let decoder = "decoder: 3 steps, each over 8 to 8 tokens";
+    assert_eq!(lines(&text, "decoder: "), [decoder]);
+}
+
 /// The pictures in the book are those that the program draws.
 #[test]
 fn the_book_has_the_pictures_of_the_selectors() {

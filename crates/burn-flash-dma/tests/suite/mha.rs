@@ -1,7 +1,7 @@
 //! The module in the place of Burn's multi-head attention, beside Burn's own on the same weights.
 
 use crate::case::values;
-use burn::module::Module;
+use burn::module::{Lora, Module};
 use burn::nn::Linear;
 use burn::nn::attention::{self as theirs, generate_autoregressive_mask};
 use burn::tensor::{Bool, Device, Distribution, Gradients, Tensor};
@@ -392,6 +392,25 @@ fn a_prompt_and_steps_are_the_causal_pass() {
     let one = MhaInput::self_attn(x.clone().narrow(0, 0, 1).repeat_dim(1, 2));
     let error = ours.try_forward_cache(one, &mut cache).unwrap_err();
     assert!(matches!(error, AttentionError::Shape { .. }), "{error}");
+}
+
+#[test]
+fn adapters_reach_every_projection() {
+    let device = Device::flex().autodiff();
+    let (_, ours) = pair(false, &device);
+    let ours = ours.apply_lora(Lora::new(2, 4.0));
+    let x = random(5, &device);
+    let grads = ours
+        .forward(MhaInput::self_attn(x))
+        .context
+        .square()
+        .sum()
+        .backward();
+    for projection in [&ours.query, &ours.key, &ours.value, &ours.output] {
+        let adapter = projection.weight.adapter().expect("an adapter");
+        assert!(adapter.b.val().grad(&grads).is_some());
+        assert!(projection.weight.base().grad(&grads).is_none());
+    }
 }
 
 #[test]
