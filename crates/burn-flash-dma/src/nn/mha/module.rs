@@ -158,7 +158,7 @@ impl MultiHeadAttention {
                 }
             }
         };
-        Ok((out, Weights::Of(logits)))
+        Ok((out, Weights::Of(Box::new(logits))))
     }
 }
 

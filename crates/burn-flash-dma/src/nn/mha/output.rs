@@ -18,7 +18,7 @@ pub(super) enum Weights {
     /// Made, because dropout was applied to them.
     Made(Tensor<4>),
     /// What they are made of.
-    Of(Logits),
+    Of(Box<Logits>),
 }
 
 /// What weights are made of.
