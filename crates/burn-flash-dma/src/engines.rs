@@ -26,6 +26,7 @@ pub use flash_dma_problem::{
     Dense, Engine, EngineChoice, EngineReport, Obstacle, PassKind, PassedOver,
 };
 
+#[cfg(any(feature = "cube", feature = "flex"))]
 use burn::backend::DispatchDevice;
 use burn::tensor::Device;
 use flash_dma_problem::{AttentionError, MaskedProblem, Problem};

@@ -5,7 +5,7 @@
 
 pub mod attention;
 pub mod cache;
-mod dropout;
+pub(crate) mod dropout;
 mod logits;
 pub mod masked;
 pub mod norm;

@@ -3,14 +3,12 @@
 use crate::fallback::tensors::greatest_divisor;
 use crate::functions::product::try_product;
 use crate::ops::ScoreOps;
+use crate::ops::scores::FEW_TOKENS;
 use crate::ops::types::OptionalFloat;
 use crate::validate::{as_f32, check_shape, element_type, expect, same_device};
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Tensor, activation::softplus};
 use flash_dma_problem::{AttentionError, TensorName};
-
-/// Up to so many tokens, as of a step over a cache, the scores are one operation. More are worth a product's kernel.
-const FEW_TOKENS: usize = 64;
 
 /// The importance of each key from its value: `exp(a * softplus(values . dt_projᵀ))`, where the
 /// values of a token's heads are concatenated.
@@ -71,6 +69,7 @@ pub(crate) fn try_biased_zoh_scores(
         // Burn's `reshape` reads a 0 as "keep the axis".
         return Ok(Tensor::zeros([batch, heads, len], (&device, DType::F32)));
     }
+    // More are worth a product's kernel.
     if batch * len <= FEW_TOKENS && takes_few(&values, &dt_proj, bias.as_ref(), &a) {
         let scores = Dispatch::zoh_scores_of_few(
             values.into_dispatch(),

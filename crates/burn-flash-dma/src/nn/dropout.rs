@@ -13,27 +13,18 @@ pub(super) struct CallDropout {
     /// As that of Burn's own dropout: `valid` and `freeze` clear it.
     training: Param<Flag>,
     #[module(skip)]
-    next: Seeds,
+    seeds: Seeds,
 }
 
-/// The seed of the next call, which the copies of a layer share so that none of them repeats a mask.
-#[derive(Clone, Debug)]
-struct Seeds(Arc<AtomicU64>);
-
 impl CallDropout {
-    /// Seeds that begin with a random number of the device, whose [`seed`](Device::seed) thus determines them. Waits for
-    /// the device.
+    /// Waits for the device.
     pub(super) fn try_new(rate: f64, device: &Device) -> Result<Self, AttentionError> {
         let rate = rate as f32;
         Dropout::new(rate, 0)?;
-        let uniform = Distribution::Uniform(0.0, f64::from(1u32 << 24));
-        let words = Tensor::<1>::random([2], uniform, &device.clone().inner());
-        let words = words.into_data();
-        let first = (words.iter::<f64>()).fold(0, |seed, word| seed << 32 | word as u64);
         Ok(Self {
             rate,
             training: Param::from_bool(true),
-            next: Seeds(Arc::new(AtomicU64::new(first))),
+            seeds: Seeds::new(device),
         })
     }
 
@@ -42,7 +33,26 @@ impl CallDropout {
         if !self.training.is_enabled() || !device.is_autodiff() {
             return None;
         }
-        let seed = self.next.0.fetch_add(1, Ordering::Relaxed);
-        Some(Dropout::new(self.rate, seed).expect("the rate was checked"))
+        Some(Dropout::new(self.rate, self.seeds.draw()).expect("the rate was checked"))
+    }
+}
+
+/// The seed of the next call, which the copies of a layer share so that none of them repeats a mask.
+#[derive(Clone, Debug)]
+pub(super) struct Seeds(Arc<AtomicU64>);
+
+impl Seeds {
+    /// Seeds that begin with a random number of the device, whose [`seed`](Device::seed) thus determines them. Waits for
+    /// the device.
+    pub(super) fn new(device: &Device) -> Self {
+        let uniform = Distribution::Uniform(0.0, f64::from(1u32 << 24));
+        let words = Tensor::<1>::random([2], uniform, &device.clone().inner());
+        let words = words.into_data();
+        let first = (words.iter::<f64>()).fold(0, |seed, word| seed << 32 | word as u64);
+        Self(Arc::new(AtomicU64::new(first)))
+    }
+
+    pub(super) fn draw(&self) -> u64 {
+        self.0.fetch_add(1, Ordering::Relaxed)
     }
 }

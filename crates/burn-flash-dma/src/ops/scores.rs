@@ -9,6 +9,10 @@ use burn::backend::{Backend, backend_extension};
 #[cfg(feature = "fusion")]
 use burn::{backend::fusion::custom::TensorSpec, tensor::DType};
 
+/// Up to so many tokens are those of a step over a cache: their scores are one operation, and their norms wait for
+/// nothing.
+pub(crate) const FEW_TOKENS: usize = 64;
+
 /// Scores of a few tokens, as of a step over a cache, at once.
 ///
 /// Most users want [`zoh_scores`](crate::zoh_scores()), which validates, and takes this operation where it pays. The

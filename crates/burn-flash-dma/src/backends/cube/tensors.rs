@@ -28,7 +28,7 @@ pub(crate) fn run_checked<'a>(
     run(result.and_then(|()| flash_dma_kernels::check(&client, operation, handles)));
 }
 
-/// The same without a check, for what a decoded token launches: products, norms and steps over caches. It waits for
+/// The same without a check, for what a decoded token launches: products, norms of few tokens and steps over caches. It waits for
 /// nothing, not even for the kernels to be queued. CubeCL passes the note of a failed launch on to whatever is computed
 /// from its result, so the read of that reports a device that failed.
 pub(crate) fn run(result: Result<(), AttentionError>) {

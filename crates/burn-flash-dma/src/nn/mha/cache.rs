@@ -102,7 +102,7 @@ impl MultiHeadAttention {
         let query = input.query.narrow(1, seen, q_len - seen);
         let q = self.heads(try_linear(&self.query, query)?);
         let [k, v] = rows.clone();
-        let (out, weights) = self.attend([q, k, v], input.hidden.rows_from(seen))?;
+        let (out, logits) = self.attend([q, k, v], input.hidden.rows_from(seen))?;
         let context = merge(out, &self.output);
         let context = match cache.output.take() {
             Some(output) => Tensor::cat(vec![output, context], 1),
@@ -110,7 +110,7 @@ impl MultiHeadAttention {
         };
         cache.rows = Some(rows);
         cache.output = Some(context.clone());
-        Ok(MhaOutput { context, weights })
+        Ok(MhaOutput { context, logits })
     }
 
     /// Keys and values of an input from a token on.

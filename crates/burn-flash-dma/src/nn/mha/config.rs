@@ -1,6 +1,7 @@
 //! The configuration, in the form of Burn's.
 
 use super::module::MultiHeadAttention;
+use crate::nn::dropout::Seeds;
 use crate::validate::{check_shape, expect};
 use burn::config::Config;
 use burn::module::Initializer;
@@ -15,8 +16,7 @@ pub struct MultiHeadAttentionConfig {
     pub d_model: usize,
     /// Number of heads. Each has `d_model / n_heads` features, a multiple of 8 up to 256.
     pub n_heads: usize,
-    /// The share of the weights that dropout removes in training. Default: 0.1, as Burn's. With dropout a training
-    /// step makes the weights, as Burn's module does; set it to 0 for memory that does not grow with their number.
+    /// The share of the weights that dropout removes in training. Default: 0.1, as Burn's.
     #[config(default = 0.1)]
     pub dropout: f64,
     /// Read and written for Burn's files, and not used: a hidden key has weight 0.
@@ -78,6 +78,7 @@ impl MultiHeadAttentionConfig {
             n_heads: self.n_heads,
             d_k: self.d_model / self.n_heads,
             quiet_softmax: self.quiet_softmax,
+            seeds: Seeds::new(device),
         })
     }
 }

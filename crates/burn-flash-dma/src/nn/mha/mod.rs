@@ -22,12 +22,12 @@
 //! | memory | three tensors of `len²` per head and more for gradients | O(len), and a bit per pair of a mask |
 //! | [`MhaOutput::weights`] | a field | a method, which makes them when it is called |
 //! | a query from which every key is hidden | the mean of all values | zeros, before the last projection |
-//! | a hidden key that is NaN or ∞ | reaches the output | does not, but with dropout |
+//! | a hidden key that is NaN or ∞ | reaches the output | does not |
 //! | `min_float` | what stands in the place of a hidden logit | read from files, and not used: a hidden key has weight 0 |
 //! | causal masking | a mask of `len²` | the same, or [`MhaInput::causal`] without any |
 //! | head dimension | any | a multiple of 8 up to 256; otherwise [`AttentionError::HeadDim`] |
 //! | [`MhaCache`] | one new token per call | one or more; queries are not kept |
-//! | dropout of the weights, in training | | computed as Burn's, with its memory |
+//! | dropout of the weights, in training | drawn by the device's generator | in the kernels; a seed of the device gives other masks than Burn's |
 //!
 //! [`AttentionError::HeadDim`]: crate::AttentionError::HeadDim
 

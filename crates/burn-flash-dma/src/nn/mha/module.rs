@@ -2,17 +2,18 @@
 
 use super::config::check_heads;
 use super::input::{Hidden, MhaInput};
-use super::output::{Logits, MhaOutput, Weights};
+use super::output::{Logits, MhaOutput};
 use crate::functions::attention::Attention;
 use crate::functions::masked::MaskedAttention;
 use crate::functions::product::try_linear;
+use crate::nn::dropout::Seeds;
 use crate::nn::heads::{merge, split};
 use crate::validate::{check_shape, expect, same_device};
 use burn::module::Module;
-use burn::nn::{Dropout, Linear, attention as theirs};
+use burn::nn::{self, Linear, attention as theirs};
 use burn::tensor::Tensor;
 use burn::tensor::activation::sigmoid;
-use flash_dma_problem::{AttentionError, AttentionOptions, TensorName};
+use flash_dma_problem::{AttentionError, AttentionOptions, Dropout, TensorName};
 
 /// Multi-head attention in the place of [Burn's](burn::nn::attention::MultiHeadAttention): the same parameters under
 /// the same names, so that records of either load into the other, and the same results within rounding. The
@@ -30,7 +31,7 @@ pub struct MultiHeadAttention {
     /// The last projection, `[d_model, d_model]`.
     pub output: Linear,
     /// Dropout of the weights, in training.
-    pub dropout: Dropout,
+    pub dropout: nn::Dropout,
     /// Features per token.
     pub d_model: usize,
     /// Number of heads.
@@ -39,6 +40,9 @@ pub struct MultiHeadAttention {
     pub d_k: usize,
     /// Whether the softmax has one more logit of 0 in its denominator.
     pub quiet_softmax: bool,
+    /// Those of dropout.
+    #[module(skip)]
+    pub(super) seeds: Seeds,
 }
 
 impl TryFrom<theirs::MultiHeadAttention> for MultiHeadAttention {
@@ -49,7 +53,9 @@ impl TryFrom<theirs::MultiHeadAttention> for MultiHeadAttention {
     /// [`AttentionError::HeadDim`] if its heads have a number of features that is not supported.
     fn try_from(layer: theirs::MultiHeadAttention) -> Result<Self, AttentionError> {
         check_heads(layer.d_model, layer.n_heads)?;
+        let seeds = Seeds::new(&layer.query.weight.lazy_device());
         Ok(Self {
+            seeds,
             query: layer.query,
             key: layer.key,
             value: layer.value,
@@ -88,9 +94,9 @@ impl MultiHeadAttention {
         ];
         let [q, k, v] = inputs.map(|(layer, tokens)| try_linear(layer, tokens));
         let rows = [q?, k?, v?].map(|rows| self.heads(rows));
-        let (out, weights) = self.attend(rows, input.hidden)?;
+        let (out, logits) = self.attend(rows, input.hidden)?;
         let context = merge(out, &self.output);
-        Ok(MhaOutput { context, weights })
+        Ok(MhaOutput { context, logits })
     }
 
     /// Refuses an input that does not fit.
@@ -125,25 +131,27 @@ impl MultiHeadAttention {
         split(rows, self.n_heads).swap_dims(1, 2)
     }
 
-    /// The output of the heads, `[batch, n_heads, q_len, d_k]`, and the weights.
+    /// The output of the heads, `[batch, n_heads, q_len, d_k]`, and what the weights are made of.
     pub(super) fn attend(
         &self,
         [q, k, v]: [Tensor<4>; 3],
         hidden: Hidden,
-    ) -> Result<(Tensor<4>, Weights), AttentionError> {
+    ) -> Result<(Tensor<4>, Logits), AttentionError> {
+        // As Burn's layer decides it.
+        let training = self.dropout.training.is_enabled() && q.device().is_autodiff();
+        let dropout = (training && self.dropout.prob > 0.0)
+            .then(|| Dropout::new(self.dropout.prob as f32, self.seeds.draw()))
+            .transpose()?;
         let logits = Logits {
             q: q.clone(),
             k: k.clone(),
             hidden,
             quiet: self.quiet_softmax,
+            dropout,
         };
-        // As Burn's layer decides it.
-        let training = self.dropout.training.is_enabled() && q.device().is_autodiff();
-        if training && self.dropout.prob > 0.0 {
-            let weights = self.dropout.forward(logits.weights());
-            return Ok((weights.clone().matmul(v), Weights::Made(weights)));
-        }
-        let options = AttentionOptions::new().with_causal(logits.hidden.causal);
+        let options = AttentionOptions::new()
+            .with_causal(logits.hidden.causal)
+            .with_dropout(dropout);
         let out = match (logits.hidden.mask(), self.quiet_softmax) {
             (None, false) => Attention::new(q, k, v).options(options).try_forward()?,
             (None, true) => {
@@ -158,7 +166,7 @@ impl MultiHeadAttention {
                 }
             }
         };
-        Ok((out, Weights::Of(Box::new(logits))))
+        Ok((out, logits))
     }
 }
 

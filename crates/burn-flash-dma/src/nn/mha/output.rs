@@ -1,24 +1,18 @@
 //! The output, with weights that are made when they are asked for.
 
 use super::input::Hidden;
+use crate::fallback::dropout::dropped;
+use burn::backend::{Dispatch, TensorMetadata};
 use burn::tensor::activation::{quiet_softmax, softmax};
 use burn::tensor::{FloatDType, Tensor};
+use flash_dma_problem::{AttentionOptions, Dropout, ElementType, Problem};
 
 /// The output of [`MultiHeadAttention`](super::MultiHeadAttention).
 #[derive(Clone, Debug)]
 pub struct MhaOutput {
     /// The context, `[batch, q_len, d_model]`.
     pub context: Tensor<3>,
-    pub(super) weights: Weights,
-}
-
-/// The weights of a call.
-#[derive(Clone, Debug)]
-pub(super) enum Weights {
-    /// Made, because dropout was applied to them.
-    Made(Tensor<4>),
-    /// What they are made of.
-    Of(Box<Logits>),
+    pub(super) logits: Logits,
 }
 
 /// What weights are made of.
@@ -30,6 +24,8 @@ pub(super) struct Logits {
     pub(super) k: Tensor<4>,
     pub(super) hidden: Hidden,
     pub(super) quiet: bool,
+    /// That of the call.
+    pub(super) dropout: Option<Dropout>,
 }
 
 /// What stands in for the logit of a hidden pair before the softmax: finite, so that a row without any visible key is
@@ -45,10 +41,7 @@ impl MhaOutput {
     /// After [`forward_cache`](super::MultiHeadAttention::forward_cache) they are those of the new queries.
     #[must_use]
     pub fn weights(&self) -> Tensor<4> {
-        match &self.weights {
-            Weights::Made(weights) => weights.clone(),
-            Weights::Of(logits) => logits.weights(),
-        }
+        self.logits.weights()
     }
 }
 
@@ -74,6 +67,22 @@ impl Logits {
             Some(hidden) => weights.mask_fill(hidden, 0.0),
             None => weights,
         };
-        weights.cast(dtype)
+        self.dropped(weights).cast(dtype)
+    }
+
+    /// The weights with the call's dropout.
+    fn dropped(&self, weights: Tensor<4>) -> Tensor<4> {
+        if self.dropout.is_none() {
+            return weights;
+        }
+        let options = AttentionOptions::new()
+            .with_causal(self.hidden.causal)
+            .with_dropout(self.dropout);
+        let (q, k) = (self.q.dims(), self.k.dims());
+        let problem = Problem::new(&q, &k, &k, None, ElementType::F32, &options);
+        let problem = problem.expect("the call was checked");
+        let weights = weights.into_dispatch();
+        let device = weights.device();
+        Tensor::from_dispatch(dropped::<Dispatch>(weights, &problem, &device))
     }
 }
