@@ -78,6 +78,15 @@ pub fn engine_for<P: EngineProblem>(
     }
 }
 
+/// Whether the kernels run on a device.
+pub(crate) fn has_kernels(device: &Device) -> bool {
+    match Kind::of(device) {
+        #[cfg(feature = "cube")]
+        Kind::Cube(_) => true,
+        _ => false,
+    }
+}
+
 /// Refuses an engine that a call asks for and that does not serve it: the forward pass, and the backward pass if
 /// `gradients`.
 pub(crate) fn check<P: EngineProblem>(

@@ -1,5 +1,6 @@
 //! The scores of Dynamic Mask Attention, computed from the values.
 
+use crate::engines::has_kernels;
 use crate::fallback::tensors::greatest_divisor;
 use crate::functions::product::try_product;
 use crate::ops::ScoreOps;
@@ -102,7 +103,8 @@ pub(crate) fn try_biased_zoh_scores(
     Ok(scores.reshape([batch, len, heads]).swap_dims(1, 2))
 }
 
-/// Whether one operation computes the scores: nothing is tracked, and the device computes in all types.
+/// Whether one operation computes the scores: it is a kernel there, nothing is tracked, and the device computes in all
+/// types.
 fn takes_few(
     values: &Tensor<4>,
     dt_proj: &Tensor<2>,
@@ -110,7 +112,8 @@ fn takes_few(
     a: &Tensor<1>,
 ) -> bool {
     let takes = |device: Device, dtype| !device.is_autodiff() && device.supports_dtype(dtype);
-    takes(values.device(), values.dtype())
+    has_kernels(&values.device())
+        && takes(values.device(), values.dtype())
         && takes(dt_proj.device(), dt_proj.dtype())
         && takes(a.device(), a.dtype())
         && bias.is_none_or(|bias| takes(bias.device(), bias.dtype()))

@@ -211,6 +211,13 @@ pub fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
     data.iter::<f64>().collect()
 }
 
+/// The bits of the numbers, by which a NaN equals a NaN.
+pub fn bits<const D: usize>(tensor: Tensor<D>) -> Vec<u64> {
+    let canonical = |number: f64| if number.is_nan() { f64::NAN } else { number };
+    let numbers = values(tensor).into_iter();
+    numbers.map(|number| canonical(number).to_bits()).collect()
+}
+
 /// A loss whose gradient to a tensor is the given one. (In f32: the sum itself is of no interest.)
 pub fn loss<const D: usize>(tensor: Tensor<D>, grad: Tensor<D>) -> Tensor<1> {
     (tensor.cast(DType::F32) * grad.cast(DType::F32)).sum()
