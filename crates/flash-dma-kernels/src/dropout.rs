@@ -1,7 +1,7 @@
 //! The mask of attention dropout on the device: as [`flash_dma_problem::dropout`] defines it, word by word.
 
 use cubecl::prelude::*;
-use flash_dma_problem::dropout::{COLUMNS, MIX, PAIR, PAIR_SHIFT};
+use flash_dma_problem::dropout::MIX;
 use flash_dma_problem::{Dropout, Problem};
 
 /// What a mask is computed from, as [`PairMask`](flash_dma_problem::dropout::PairMask).
@@ -11,6 +11,8 @@ pub(crate) struct DropoutSeed {
     pub low: u32,
     /// The upper half.
     pub high: u32,
+    /// What the seed is to the words of columns.
+    pub columns: u32,
     /// Pairs of smaller words are dropped.
     pub threshold: u32,
     /// The factor of the others.
@@ -27,6 +29,7 @@ pub(crate) fn dropout(problem: &Problem) -> Option<DropoutSeedLaunch> {
     Some(DropoutSeedLaunch::new(
         low,
         high,
+        mask.columns,
         mask.threshold,
         mask.factor,
     ))
@@ -43,20 +46,53 @@ pub(crate) fn head_word(head: usize, seed: &DropoutSeed) -> u32 {
 pub(crate) fn row_word(head: u32, query: usize, q_len: usize, k_len: usize) -> u32 {
     // Wraps for queries before the first key.
     let position = query as u32 + k_len as u32 - q_len as u32;
-    mix(mix(position) ^ head)
+    mix(mix(position) ^ head) | 1u32
 }
 
 /// The word of the column of a key.
 #[cube]
-pub(crate) fn column_word(key: usize) -> u32 {
-    mix(key as u32 + u32::new(comptime!(COLUMNS as i64)))
+pub(crate) fn column_word(key: usize, seed: &DropoutSeed) -> u32 {
+    mix(key as u32 ^ seed.columns) | 1u32
 }
 
 /// The word of a pair.
 #[cube]
 pub(crate) fn pair_word(row: u32, column: u32) -> u32 {
-    let x = (row ^ column) * u32::new(comptime!(PAIR[0] as i64));
-    (x ^ (x >> u32::new(comptime!(PAIR_SHIFT as i64)))) * u32::new(comptime!(PAIR[1] as i64))
+    row * column
+}
+
+#[cube]
+impl DropoutSeed {
+    /// The same, for a struct to own.
+    pub(crate) fn copied(&self) -> DropoutSeed {
+        DropoutSeed {
+            low: self.low,
+            high: self.high,
+            columns: self.columns,
+            threshold: self.threshold,
+            factor: self.factor,
+        }
+    }
+
+    /// Whether a pair is dropped.
+    pub(crate) fn drops(&self, row: u32, column: u32) -> bool {
+        pair_word(row, column) < self.threshold
+    }
+
+    /// The factor of a pair's probability.
+    pub(crate) fn weight(&self, row: u32, column: u32) -> f32 {
+        select(self.drops(row, column), 0.0f32, self.factor)
+    }
+}
+
+/// The same argument, for a struct to own.
+#[cube]
+pub(crate) fn copied(dropout: &DropoutArg) -> DropoutArg {
+    #[comptime]
+    match dropout {
+        ComptimeOption::Some(seed) => ComptimeOption::new_Some(seed.copied()),
+        ComptimeOption::None => ComptimeOption::new_None(),
+    }
 }
 
 #[cube]
@@ -83,7 +119,7 @@ mod tests {
             match seed {
                 ComptimeOption::Some(seed) => {
                     let row = row_word(head_word(head, seed), n / k_len, q_len, k_len);
-                    words[head * q_len * k_len + n] = pair_word(row, column_word(n % k_len));
+                    words[head * q_len * k_len + n] = pair_word(row, column_word(n % k_len, seed));
                 }
                 ComptimeOption::None => {}
             }
@@ -115,7 +151,7 @@ mod tests {
             for head in 0..5 {
                 for query in 0..q_len {
                     let row = host::row_word(mask.head_word(head), p.dropout_position(query));
-                    let columns = (0..k_len as u32).map(host::column_word);
+                    let columns = (0..k_len as u32).map(|key| host::column_word(mask.columns, key));
                     expected.extend(columns.map(|column| host::pair_word(row, column)));
                 }
             }

@@ -75,11 +75,13 @@ impl Dropout {
     /// What engines compute the mask from.
     #[must_use]
     pub fn mask(self) -> PairMask {
-        // Below 2^32; rates of less than 2^-8 have more bits than this and round down.
-        let threshold = (f64::from(self.rate) * 2f64.powi(32)) as u32;
+        // Below 2^32, and even, as words are odd; rates of less than 2^-7 have more bits than this and round down.
+        let threshold = (f64::from(self.rate) * 2f64.powi(32)) as u32 & !1;
         let keep = 1.0 - f64::from(threshold) / 2f64.powi(32);
+        let words = [self.seed as u32, (self.seed >> 32) as u32];
         PairMask {
-            words: [self.seed as u32, (self.seed >> 32) as u32],
+            words,
+            columns: mix(mix(words[0].wrapping_add(COLUMNS)) ^ words[1]),
             threshold,
             factor: (1.0 / keep) as f32,
         }
@@ -93,13 +95,16 @@ impl Dropout {
 
 /// The numbers that a mask is computed from. A pair is dropped if its [`pair_word`] is less than the threshold.
 ///
-/// The word of a pair mixes two words: that of its query's row, which is made of seed, head and position, and that of
-/// its key's column, which is made of the key's index. An engine makes these once for a tile.
+/// The word of a pair is the product of two words: that of its query's row, which is made of seed, head and position,
+/// and that of its key's column, which is made of the seed and the key's index. An engine makes these once for a tile,
+/// so that a pair costs it one multiplication and one comparison.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PairMask {
-    /// The lower and the upper half of the seed.
+    /// The lower and the upper half of the seed, for the words of heads.
     pub words: [u32; 2],
-    /// The rate as a fraction of 2^32, rounded down.
+    /// What the seed is to the words of columns, see [`column_word`].
+    pub columns: u32,
+    /// The rate as a fraction of 2^32, rounded down to an even number.
     pub threshold: u32,
     /// `1 / (1 - rate)` of the rounded rate.
     pub factor: f32,
@@ -143,35 +148,38 @@ impl Problem {
         let position = self.dropout_position(query);
         let row = mask.map(|mask| row_word(mask.head_word(head), position));
         move |key| match (mask, row) {
-            (Some(mask), Some(row)) => mask.weight(row, column_word(key as u32)),
+            (Some(mask), Some(row)) => mask.weight(row, column_word(mask.columns, key as u32)),
             _ => 1.0,
         }
     }
 }
 
 /// The word of a query's row, from that of its [head](PairMask::head_word) and its
-/// [position](Problem::dropout_position).
+/// [position](Problem::dropout_position): an odd number.
 #[must_use]
 #[inline(always)]
 pub fn row_word(head: u32, position: u32) -> u32 {
-    mix(mix(position) ^ head)
+    mix(mix(position) ^ head) | 1
 }
 
-/// The word of a key's column, from its index.
+/// The word of a key's column, from what a mask has for its [columns](PairMask::columns) and the key's index: an odd
+/// number.
 #[must_use]
 #[inline(always)]
-pub fn column_word(key: u32) -> u32 {
-    // Not the words of the positions.
-    mix(key.wrapping_add(COLUMNS))
+pub fn column_word(columns: u32, key: u32) -> u32 {
+    mix(key ^ columns) | 1
 }
 
-/// The word of a pair, uniform over all 32-bit numbers: two multiplications that carry differences up, and between
-/// them a shift that carries them down. Only comparisons of the whole word are meant: its lowest bits are poor.
+/// The word of a pair: the product of both words modulo 2^32, uniform over the odd numbers.
+///
+/// A product with an odd number is a permutation of them, so that any two pairs are independent as far as the words of
+/// their rows and of their columns are. Of four pairs in a rectangle the products of those opposite are equal, but the
+/// upper bits, which decide, show nothing of it: those of a product depend on all bits of its factors. Only
+/// comparisons of the whole word are meant, as its lowest bits are poor.
 #[must_use]
 #[inline(always)]
 pub fn pair_word(row: u32, column: u32) -> u32 {
-    let x = (row ^ column).wrapping_mul(PAIR[0]);
-    (x ^ (x >> PAIR_SHIFT)).wrapping_mul(PAIR[1])
+    row.wrapping_mul(column)
 }
 
 /// Every bit of `x` changes every bit of the result with a probability of about one half.
@@ -183,15 +191,8 @@ pub fn mix(x: u32) -> u32 {
     x ^ (x >> 16)
 }
 
-/// What separates the words of columns from those of positions: 2^32 over the golden ratio.
-pub const COLUMNS: u32 = 0x9e37_79b9;
-
-/// The odd multipliers of [`pair_word`], below 2^31: with any word their products are below 2^63, so that a backend
-/// without 32-bit arithmetic can compute them in signed integers of 64 bits.
-pub const PAIR: [u32; 2] = [0x45d9_f3b3, 0x2c1b_3c6d];
-
-/// The shift of [`pair_word`].
-pub const PAIR_SHIFT: u32 = 15;
+/// What separates the words of columns from those of heads: 2^32 over the golden ratio.
+const COLUMNS: u32 = 0x9e37_79b9;
 
 /// The odd multipliers of [`mix`].
 pub const MIX: [u32; 2] = [0x7feb_352d, 0x846c_a68b];

@@ -53,7 +53,7 @@ impl DropoutWords {
         self.columns.clear();
         self.columns.resize(block.columns / LANES, [0; LANES]);
         for (word, &key) in self.columns.as_flattened_mut().iter_mut().zip(block.keys) {
-            *word = column_word(key);
+            *word = column_word(mask.columns, key);
         }
         Some(BlockMask {
             mask,

@@ -1,6 +1,6 @@
 //! Dropout of the pairs of a tile of queries and a tile of keys.
 
-use crate::dropout::{DropoutArg, DropoutSeed, column_word, head_word, pair_word, row_word};
+use crate::dropout::{DropoutArg, DropoutSeed, column_word, head_word, row_word};
 use crate::portable::args::Sizes;
 use crate::portable::blueprint::Blueprint;
 use crate::portable::memory::TileRows;
@@ -30,12 +30,7 @@ impl TileMask {
             ComptimeOption::Some(seed) => ComptimeOption::new_Some(TileMask {
                 rows: Shared::<[u32]>::new_slice(comptime!(bp.rows(!keys_outer))),
                 columns: Shared::<[u32]>::new_slice(comptime!(bp.rows(keys_outer))),
-                seed: DropoutSeed {
-                    low: seed.low,
-                    high: seed.high,
-                    threshold: seed.threshold,
-                    factor: seed.factor,
-                },
+                seed: seed.copied(),
                 keys_outer,
             }),
             ComptimeOption::None => ComptimeOption::new_None(),
@@ -64,7 +59,7 @@ impl TileMask {
             let n = keys.first + row;
             let mut word = 0u32;
             if n < keys.end {
-                word = column_word(keys.index(n));
+                word = column_word(keys.index(n), &self.seed);
             }
             self.columns[row] = word;
             row += comptime!(bp.units());
@@ -78,7 +73,6 @@ impl TileMask {
             query = inner;
             key = outer;
         }
-        let word = pair_word(self.rows[query], self.columns[key]);
-        value * select(word < self.seed.threshold, 0.0f32, self.seed.factor)
+        value * (self.seed).weight(self.rows[query], self.columns[key])
     }
 }

@@ -11,7 +11,9 @@ fn mask(rate: f32, seed: u64) -> PairMask {
 /// Whether the pairs of a head are dropped, row by row, from a position and a key on.
 fn dropped(mask: PairMask, head: usize, [position, key]: [u32; 2]) -> Vec<bool> {
     let head = mask.head_word(head);
-    let columns: Vec<u32> = (0..SIDE as u32).map(|j| column_word(key + j)).collect();
+    let columns: Vec<u32> = (0..SIDE as u32)
+        .map(|j| column_word(mask.columns, key + j))
+        .collect();
     let rows = (0..SIDE as u32).map(|i| row_word(head, position + i));
     rows.flat_map(|row| columns.iter().map(move |&column| pair_word(row, column)))
         .map(|word| word < mask.threshold)
@@ -154,11 +156,12 @@ fn other_heads_and_seeds_have_other_masks() {
 
 #[test]
 fn words_are_uniform() {
-    let head = mask(0.5, 9).head_word(3);
+    let mask = mask(0.5, 9);
+    let head = mask.head_word(3);
     let mut counts = vec![0usize; 4096];
     for i in 0..SIDE as u32 {
         for j in 0..SIDE as u32 {
-            let word = pair_word(row_word(head, i), column_word(j));
+            let word = pair_word(row_word(head, i), column_word(mask.columns, j));
             counts[(word >> 20) as usize] += 1;
         }
     }
