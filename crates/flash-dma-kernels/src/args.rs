@@ -1,7 +1,9 @@
 //! The tensors of a call. Inputs may have any strides with a contiguous last axis; outputs are
 //! contiguous and overwritten, those of the forward pass in either order of heads and tokens.
 
+use crate::dropout::{DropoutArg, dropout};
 use cubecl::prelude::*;
+use flash_dma_problem::Problem;
 
 /// The scores that select and bias the keys.
 #[derive(Clone, Debug)]
@@ -111,15 +113,23 @@ pub struct Gradients {
     pub rank: Option<TensorBinding>,
 }
 
-/// From products to logits.
+/// From products to logits, and from probabilities to weights.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct Scaling {
     pub scale: f32,
     /// Not read without a softcap.
     pub softcap: f32,
+    /// Given exactly if the blueprint of a tensor-core kernel has dropout. The portable kernels take it apart.
+    pub dropout: DropoutArg,
 }
 
 /// The launch argument of a problem's scale and softcap.
 pub(crate) fn scaling(scale: f32, softcap: Option<f32>) -> ScalingLaunch {
-    ScalingLaunch::new(scale, softcap.unwrap_or(1.0))
+    ScalingLaunch::new(scale, softcap.unwrap_or(1.0), None.into())
+}
+
+/// The same with a problem's dropout.
+pub(crate) fn scaling_and_dropout(problem: &Problem) -> ScalingLaunch {
+    let softcap = problem.softcap.unwrap_or(1.0);
+    ScalingLaunch::new(problem.scale, softcap, dropout(problem).into())
 }

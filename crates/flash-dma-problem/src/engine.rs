@@ -131,8 +131,6 @@ pub enum Obstacle {
     UnalignedRows,
     /// Rows that are one row repeated by a stride of 0.
     RepeatedRows,
-    /// Dropout, which the engine has no kernel for.
-    Dropout,
     /// A bias that differs between queries.
     PairBias,
     /// A bias of keys that is not contiguous along them.
@@ -164,7 +162,6 @@ impl Obstacle {
                 Some("copy q, k and v, so that their rows begin at multiples of 16 bytes")
             }
             Self::RepeatedRows => Some("copy the tensor that repeats its rows"),
-            Self::Dropout => Some("leave out the dropout of attention"),
             Self::PairBias => Some("take a bias that all queries share, if the model allows it"),
             Self::BiasStride => Some("copy the bias, so that it is contiguous along the keys"),
             Self::PageLength => Some("take pages of a multiple of 32 tokens"),
@@ -188,7 +185,6 @@ impl fmt::Display for Obstacle {
             }
             Self::UnalignedRows => f.write_str("rows do not begin at multiples of 16 bytes"),
             Self::RepeatedRows => f.write_str("rows are repeated by a stride of 0"),
-            Self::Dropout => f.write_str("there is no kernel with dropout"),
             Self::PairBias => f.write_str("the bias differs between queries"),
             Self::BiasStride => f.write_str("the bias is not contiguous along the keys"),
             Self::PageLength => f.write_str("pages are not whole key tiles"),

@@ -5,7 +5,12 @@ use flash_dma_problem::ElementType::{Bf16, F16, F32};
 use flash_dma_tests::masked::{MaskedCase, MaskedEngine, Pattern};
 use flash_dma_tests::{Case, Engine, every_engine};
 
-every_engine!(of_selected_keys, of_all_keys, of_masks_and_biases);
+every_engine!(
+    of_selected_keys,
+    of_grouped_heads,
+    of_all_keys,
+    of_masks_and_biases
+);
 
 fn dropout(rate: f32) -> Dropout {
     Dropout::new(rate, 0xfeed_0000_beef).expect("a probability")
@@ -20,7 +25,9 @@ fn of_selected_keys<E: Engine>(engine: &E) {
     .into_iter()
     .enumerate()
     {
-        let case = Case::new(q_len, k_len).heads(4, 2).dim(64);
+        // The widths that `wgmma` has in both passes, and one whose gradients are those of `mma`.
+        let dim = if n == 2 { 96 } else { 64 * (n + 1) };
+        let case = Case::new(q_len, k_len).heads(4, 2).dim(dim);
         let case = case.element([F32, Bf16, F16][n % 3]);
         let case = case.options(|o| {
             let o = o.with_causal(n != 1);
@@ -30,9 +37,27 @@ fn of_selected_keys<E: Engine>(engine: &E) {
     }
 }
 
+/// Query heads share the rows of a tile; many of them leave it few queries.
+fn of_grouped_heads<E: Engine>(engine: &E) {
+    for (n, [heads, len]) in E::cases([[3, 30]], [[3, 100]], [[6, 300], [8, 1100], [32, 140]])
+        .into_iter()
+        .enumerate()
+    {
+        let mut case = Case::new(len, len).heads(heads, 1).dim(64);
+        case.batch = 2;
+        let case = case.element(Bf16).options(|o| {
+            let o = o.with_keep_window(len / 3).with_deterministic(n == 1);
+            o.with_dropout(dropout(0.4))
+        });
+        case.check(engine);
+    }
+}
+
 fn of_all_keys<E: Engine>(engine: &E) {
-    for len in E::cases([23], [130], [515]) {
+    for len in E::cases([23], [130], [515, 1030]) {
+        let element = if len > 130 { Bf16 } else { F32 };
         let case = Case::new(len, len).heads(2, 2).dim(64).plain();
+        let case = case.element(element);
         let case = case.options(|o| o.with_softcap(4.0).with_dropout(dropout(0.1)));
         case.check(engine);
     }
@@ -50,10 +75,12 @@ fn of_masks_and_biases<E: MaskedEngine>(engine: &E) {
             (true, [1, q_heads, q_len, k_len]),
             (false, [batch, 1, 1, k_len]),
         ] {
-            let mut case = MaskedCase::new(sizes).element(F32).causal(causal);
-            case.options.dropout = Some(dropout(0.3));
-            let case = case.mask([1, 1, q_len, k_len], Pattern::Random(0.7));
-            case.bias(bias).check(engine);
+            for element in [F32, Bf16] {
+                let mut case = MaskedCase::new(sizes).element(element).causal(causal);
+                case.options.dropout = Some(dropout(0.3));
+                let case = case.mask([1, 1, q_len, k_len], Pattern::Random(0.7));
+                case.bias(bias).check(engine);
+            }
         }
     }
 }

@@ -72,6 +72,8 @@ pub(crate) struct DkdvBlueprint {
     pub pattern: Pattern,
     /// Whether the scaled product is capped.
     pub softcap: bool,
+    /// Whether pairs are dropped; never those of runners-up.
+    pub dropout: bool,
     /// Whether several cubes may add to one key's gradients. They use f32 sums, and atomics for keys that have queries of
     /// several chunks.
     pub shared_keys: bool,
@@ -274,7 +276,8 @@ impl DqBlueprint {
     /// Q and dO, and keys, values, scores and intervals of every stage.
     fn shared_bytes(&self) -> usize {
         let row = 2 * self.tile.head_dim;
-        let stage = self.tile.key_tile * (2 * row + 4) + 8 * self.tile.stage_intervals();
+        let words = if self.tile.dropout { 8 } else { 4 };
+        let stage = self.tile.key_tile * (2 * row + words) + 8 * self.tile.stage_intervals();
         2 * self.tile.tile_rows() * row + self.tile.stages * stage + 6 * 128
     }
 }
@@ -317,6 +320,7 @@ impl DkdvBlueprint {
                     causal: problem.causal,
                     pattern: Pattern::scored(problem),
                     softcap: problem.softcap.is_some(),
+                    dropout: problem.dropout.is_some(),
                     shared_keys: false,
                     parts: false,
                     divided: Divided::Gradients,
@@ -331,7 +335,10 @@ impl DkdvBlueprint {
     fn choose_rank(self, problem: &Problem, max_shared: usize) -> Result<Self, Obstacle> {
         match self.instruction {
             Instruction::Mma => Self::choose_rank_mma(problem, max_shared),
-            Instruction::Wgmma => Ok(self),
+            Instruction::Wgmma => Ok(Self {
+                dropout: false,
+                ..self
+            }),
         }
     }
 
@@ -356,6 +363,7 @@ impl DkdvBlueprint {
                 causal: problem.causal,
                 pattern: Pattern::scored(problem),
                 softcap: problem.softcap.is_some(),
+                dropout: false,
                 shared_keys: false,
                 parts: false,
                 divided: Divided::Rows,
@@ -409,8 +417,9 @@ impl DkdvBlueprint {
     ) -> Result<Self, Obstacle> {
         check_wgmma_dim(problem.head_dim)?;
         let rows = 64;
-        // Boxes hold whole query tiles.
-        let heads = whole_heads(problem.group(), most.min(rows / 2)).unwrap_or(1);
+        // Boxes hold whole query tiles, 16 bytes of a head at least: two queries, or four words of the mask of dropout.
+        let queries = if problem.dropout.is_some() { 4 } else { 2 };
+        let heads = whole_heads(problem.group(), most.min(rows / queries)).unwrap_or(1);
         Some(Self {
             instruction: Instruction::Wgmma,
             element: problem.element,
@@ -423,6 +432,7 @@ impl DkdvBlueprint {
             causal: problem.causal,
             pattern: Pattern::scored(problem),
             softcap: problem.softcap.is_some(),
+            dropout: problem.dropout.is_some(),
             shared_keys: false,
             parts: false,
             divided: Divided::Gradients,
@@ -518,6 +528,10 @@ impl DkdvBlueprint {
             + self.stages * 2 * self.rows * row
             + 16 * self.weights()
             + 2 * (words(self.keys()) + words(self.stages * self.rows))
+            + match self.dropout {
+                true => words(self.stages * self.rows) + words(self.keys()),
+                false => 0,
+            }
             // The gradients of the LSEs, and one half's sums.
             + match self.divided {
                 Divided::Gradients => 0,

@@ -1,6 +1,7 @@
 //! The row sums (`delta`) that the softmax gradient subtracts.
 
 use crate::args::Saved;
+use crate::dropout::{DropoutSeed, head_word, row_word};
 use crate::matrix::ptx::shuffle_xor;
 use crate::vectors::Segment;
 use cubecl::prelude::*;
@@ -17,6 +18,7 @@ pub(crate) struct SumTerms {
     residual: bool,
     grad_lse: bool,
     boxed: bool,
+    dropout: bool,
 }
 
 impl SumTerms {
@@ -25,7 +27,13 @@ impl SumTerms {
             residual: saved.residual.is_some(),
             grad_lse: saved.grad_lse.is_some(),
             boxed,
+            dropout: false,
         }
+    }
+
+    /// The same, and the words of the rows if there is `dropout`.
+    pub(crate) fn with_dropout(self, dropout: bool) -> Self {
+        Self { dropout, ..self }
     }
 }
 
@@ -38,11 +46,23 @@ pub(crate) struct BoxedRows {
     pub rows: Box<[Vector<f32, Const<2>>]>,
 }
 
+/// What the mask of dropout has of the rows.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct RowWords {
+    pub seed: DropoutSeed,
+    /// `[batch, q_heads, stride]`; overwritten.
+    pub words: Box<[u32]>,
+    /// Words between heads, and the keys of a sequence.
+    pub stride: u32,
+    pub k_len: u32,
+}
+
 /// `delta = sum over d of grad_out * (out + residual), minus grad_lse`: eight lanes per query row, in the order in which
 /// the rows of `out` lie in memory.
 ///
 /// `out`, `residual` and `grad_out` are `[batch, q_heads, q_len, head_dim]`, strides and start at multiples of 16
-/// bytes; `grad_lse` and `delta` (overwritten) are contiguous `[batch, q_heads, q_len]`.
+/// bytes; `grad_lse` and `delta` (overwritten) are contiguous `[batch, q_heads, q_len]`. With dropout, the `words` of the
+/// rows are written beside.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn delta_mma_kernel<E: Float>(
     out: &Tensor<Segment<E>>,
@@ -51,6 +71,7 @@ pub(crate) fn delta_mma_kernel<E: Float>(
     grad_lse: &ComptimeOption<Box<[f32]>>,
     delta: &mut [f32],
     boxed: &mut ComptimeOption<BoxedRows>,
+    words: &mut ComptimeOption<RowWords>,
     #[comptime] head_dim: usize,
     #[comptime] _terms: SumTerms,
     #[define(E)] _element: ElemType,
@@ -120,6 +141,20 @@ pub(crate) fn delta_mma_kernel<E: Float>(
                 let scale = comptime!(core::f32::consts::LOG2_E);
                 pair.insert(0usize, -boxed.lse[row] * scale);
                 boxed.rows[(batch * heads + head) * (q_len.div_ceil(2) * 2) + query] = pair;
+            }
+            ComptimeOption::None => {}
+        }
+        #[comptime]
+        match words {
+            ComptimeOption::Some(words) => {
+                let head = batch * heads + head;
+                let word = row_word(
+                    head_word(head, &words.seed),
+                    query,
+                    q_len,
+                    words.k_len as usize,
+                );
+                words.words[head * words.stride as usize + query] = word;
             }
             ComptimeOption::None => {}
         }

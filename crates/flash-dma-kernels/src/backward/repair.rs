@@ -9,6 +9,7 @@
 use crate::backward::dkdv::shared::args::{BackwardInputs, GradientRows};
 use crate::backward::dkdv::shared::keys::OwnKey;
 use crate::backward::dkdv::shared::pairs::Pairs;
+use crate::dropout::{column_word, head_word, row_word};
 use crate::finite::is_finite;
 use crate::matrix::logit_scale::exp_of;
 use crate::matrix::stages::RowAddress;
@@ -24,6 +25,9 @@ struct NotFinitePair {
     lse: f32,
     /// The score or the bias of the key.
     score: f32,
+    /// The query's head among those of all sequences, and its index.
+    head: usize,
+    query: usize,
 }
 
 /// Adds the contributions of rows that are not finite (of dO to dV if `of_values`, of Q to dK) to the gradient of the
@@ -64,6 +68,8 @@ pub(crate) fn repair_key<E: Float, O: Float>(
                         added,
                         lse,
                         score,
+                        head: rows.row / rows.len + head,
+                        query,
                     };
                     add_not_finite::<E, O>(
                         inputs, own, shared, k_rows, &pair, pairs, grad, of_values,
@@ -71,6 +77,24 @@ pub(crate) fn repair_key<E: Float, O: Float>(
                 }
             }
         }
+    }
+}
+
+/// A probability times the factor of its pair.
+#[cube]
+fn weighed(p: f32, k_len: usize, own: &OwnKey, pair: &NotFinitePair, pairs: &Pairs) -> f32 {
+    #[comptime]
+    match &pairs.dropout {
+        ComptimeOption::Some(seed) => {
+            let row = row_word(
+                head_word(pair.head, seed),
+                pair.query,
+                pairs.rows.len,
+                k_len,
+            );
+            p * seed.weight(row, column_word(own.key, seed))
+        }
+        ComptimeOption::None => p,
     }
 }
 
@@ -103,7 +127,8 @@ fn add_not_finite<E: Float, O: Float>(
             }
         }
         let x = (pairs.logit_scale).apply(product, pair.score, comptime!(bp.softcap));
-        weight = exp_of(x, -pair.lse * comptime!(core::f32::consts::LOG2_E));
+        let p = exp_of(x, -pair.lse * comptime!(core::f32::consts::LOG2_E));
+        weight = weighed(p, inputs.k.shape(2), own, pair, pairs);
     }
     for c in 0..segments {
         let segment = if comptime!(of_values) {

@@ -95,7 +95,7 @@ fn attention() -> Vec<Case> {
         let name = format!("{element}-d{head_dim}-dense");
         cases.push(Attention::new(head_dim, element, None).case(name));
     }
-    let dropout = Dropout::new(0.1, 1).expect("a probability");
+    let dropout = dropout();
     for (name, options) in [
         ("bf16-d128-full", sparse.with_causal(false)),
         ("bf16-d128-softcap", sparse.with_softcap(30.0)),
@@ -104,6 +104,26 @@ fn attention() -> Vec<Case> {
     ] {
         cases.push(Attention::new(128, Bf16, Some(options)).case(name.into()));
     }
+    for (name, head_dim, element, options) in [
+        ("bf16-d64-dropout", 64, Bf16, sparse),
+        ("bf16-d96-dropout", 96, Bf16, sparse),
+        ("f16-d128-dropout", 128, F16, sparse),
+        (
+            "bf16-d128-dropout-softcap",
+            128,
+            Bf16,
+            sparse.with_softcap(30.0),
+        ),
+    ] {
+        let options = options.with_dropout(dropout);
+        cases.push(Attention::new(head_dim, element, Some(options)).case(name.into()));
+    }
+    let mut call = Attention::new(128, Bf16, Some(sparse.with_dropout(dropout)));
+    call.residual = true;
+    cases.push(call.case("bf16-d128-dropout-residual".into()));
+    // Without scores, but with options.
+    call.scored = false;
+    cases.push(call.case("bf16-d128-dense-dropout".into()));
     let mut call = Attention::new(128, Bf16, Some(sparse));
     call.row_padding = 1;
     cases.push(call.case("bf16-d128-unaligned".into()));
@@ -181,6 +201,10 @@ fn attention() -> Vec<Case> {
     cases
 }
 
+fn dropout() -> Dropout {
+    Dropout::new(0.1, 1).expect("a probability")
+}
+
 /// One call of forward, and of backward.
 #[derive(Clone, Copy)]
 struct Attention {
@@ -188,8 +212,9 @@ struct Attention {
     element: ElementType,
     q_len: usize,
     k_len: usize,
-    /// `None` without scores.
-    options: Option<AttentionOptions>,
+    options: AttentionOptions,
+    /// Whether keys have scores.
+    scored: bool,
     /// Elements between the rows of `k` and `v`.
     row_padding: usize,
     /// The forward pass writes the residual of `out`, and the backward pass reads it.
@@ -202,13 +227,15 @@ struct Attention {
 }
 
 impl Attention {
+    /// Without `options` there are no scores.
     fn new(head_dim: usize, element: ElementType, options: Option<AttentionOptions>) -> Self {
         Self {
             head_dim,
             element,
             q_len: 4096,
             k_len: K_LEN,
-            options,
+            options: options.unwrap_or_default(),
+            scored: options.is_some(),
             row_padding: 0,
             residual: false,
             backward: true,
@@ -226,8 +253,7 @@ impl Attention {
             [1, 4 * HEADS, self.q_len, self.head_dim],
             [1, HEADS, self.k_len, self.head_dim],
         );
-        let options = self.options.unwrap_or_default();
-        let scores_shape = self.options.map(|_| &kv_shape[..3]);
+        let scores_shape = self.scored.then_some(&kv_shape[..3]);
         let element = self.element;
         let problem = Problem::new(
             &q_shape,
@@ -235,12 +261,10 @@ impl Attention {
             &kv_shape,
             scores_shape,
             element,
-            &options,
+            &self.options,
         )
         .expect("a valid problem");
-        let selection = self
-            .options
-            .map(|_| selected(client, self.k_len, problem.window));
+        let selection = (self.scored).then(|| selected(client, self.k_len, problem.window));
         let words = || tensor(client, problem.scores_shape(), size_of::<u32>());
         let selection = selection.map(|selection| Selection {
             far: self.runners_up.then(|| Far {

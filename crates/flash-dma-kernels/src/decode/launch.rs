@@ -144,7 +144,6 @@ impl Pass for DecodeStep<'_> {
             element: append.cache.element,
             choice: EngineChoice::Fastest,
             paired: append.cache.batch * append.tokens > 0,
-            dropout: false,
         }
     }
 

@@ -1,6 +1,6 @@
 //! Host side of the tensor-core forward pass.
 
-use crate::args::{Inputs, Outputs, scaling};
+use crate::args::{Inputs, Outputs, scaling_and_dropout};
 use crate::forward::merge::merge;
 use crate::forward::mma::forward_mma_kernel;
 use crate::forward::wgmma::forward_wgmma_kernel;
@@ -145,7 +145,7 @@ pub(crate) fn launch_slice(
                         lse.into_buffer_arg(),
                         order,
                     ),
-                    scaling(problem.scale, problem.softcap),
+                    scaling_and_dropout(problem),
                     LaunchedTilesLaunch::new(tiles.first as u32, tiles.count as u32),
                     $blueprint,
                     elem_type(problem.element),

@@ -5,6 +5,7 @@ use crate::math::rounding_loss;
 use crate::matrix::args::{KeySource, LaunchedTiles, Operands, Outputs};
 use crate::matrix::attended::AttendedKeys;
 use crate::matrix::blueprint::MmaBlueprint;
+use crate::matrix::dropout::lane_mask;
 use crate::matrix::fragment::{
     Accumulators, gathered, multiply_pair, scale_rows, set, set_all, swizzle, zeros,
 };
@@ -74,6 +75,7 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
     let keys = &attended.keys;
     let mut acc = zeros::<NC>(segments);
     let mut softmax = OnlineSoftmax::new(bp.residual);
+    let mask = lane_mask(&scaling.dropout, &stages.columns, own, &rows);
 
     let full_tiles = keys.full_tiles(bp);
     let tiles = keys.tiles(bp);
@@ -135,13 +137,16 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
             softmax.note_tops(&maxima, &references);
             #[unroll]
             for n in 0..comptime!(bp.key_tile / 16) {
-                let p = softmax.fragment::<E, NA, NC>(&s, &references, comptime!(2 * n));
+                let first = comptime!(2 * n);
+                let words = &stages.columns;
+                let p = softmax.fragment::<E, NA, NC>(&s, &references, &mask, words, tile, first);
                 multiply_values::<E, NA, NB, NC>(&def, &p, &stages.v, base, &mut acc, n, bp);
             }
         }
     }
 
-    let sums = softmax.finish::<E>();
+    let mut sums = softmax.finish::<E>();
+    sums.with_dropout(&scaling.dropout);
     scale_rows(
         &mut acc,
         select(sums.upper.empty, 0.0f32, sums.upper.inverse()),

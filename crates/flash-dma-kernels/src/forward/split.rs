@@ -151,6 +151,7 @@ mod tests {
             causal: true,
             pattern: Pattern::scored_if(window.is_some()),
             softcap: false,
+            dropout: false,
             split: false,
             residual: false,
             stores: RowStores::Pairs,

@@ -4,11 +4,12 @@ use crate::args::Scaling;
 use crate::matrix::args::{KeySource, LaunchedTiles, Operands, Outputs};
 use crate::matrix::attended::AttendedKeys;
 use crate::matrix::blueprint::MmaBlueprint;
+use crate::matrix::dropout::lane_mask;
 use crate::matrix::key_stream::KeyCopies;
 use crate::matrix::logits::visible_logits;
 use crate::matrix::query_tile::{CubeTile, OutputRows, RowPair, copy_queries, first_output_head};
 use crate::matrix::repair::{add_not_finite, zero_not_finite};
-use crate::matrix::softmax::{OnlineSoftmax, PerRow};
+use crate::matrix::softmax::{Columns, OnlineSoftmax, PerRow};
 use crate::matrix::stages::Stages;
 use crate::matrix::tile_keys::TileKeys;
 use crate::matrix::wgmma::panel::{Panels, publish};
@@ -68,13 +69,14 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
     let rows = RowPair::new(warp * 16 + lane / 4, own, keys.begin);
     let mut acc = Vector::<f32, NO>::new(0.0f32);
     let mut softmax = OnlineSoftmax::new(bp.residual);
+    let mask = lane_mask(&scaling.dropout, &stages.columns, own, &rows);
 
     let full_tiles = keys.full_tiles(bp);
     let tiles = keys.tiles(bp);
     let turns = Turns::new();
     let ring = Ring::new(
         comptime!(bp.stages),
-        comptime!(bp.units()),
+        comptime!(bp.fillers()),
         comptime!(bp.units()),
     );
     let mut copies = KeyCopies::new::<E, Const<8>>(operands, source, &attended, &stages);
@@ -131,7 +133,18 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
         }
         let references = softmax.references();
         softmax.note_tops(&maxima, &references);
-        let p = softmax.probabilities::<NS, NP>(&s, &references, 0usize, key_tile, element);
+        let p = softmax.probabilities::<NS, NP>(
+            &s,
+            &references,
+            &mask,
+            &stages.columns,
+            tile,
+            comptime!(Columns {
+                first: 0,
+                count: bp.key_tile
+            }),
+            element,
+        );
         // O += P V.
         acc = start_pv::<NO, NP>(acc, p, &v_tile, element, head_dim, key_tile);
         if comptime!(lag == 1) {
@@ -143,7 +156,8 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
         acc = finish::<NO>(acc, comptime!(bp.output_elements()));
     }
 
-    let sums = softmax.finish::<E>();
+    let mut sums = softmax.finish::<E>();
+    sums.with_dropout(&scaling.dropout);
     let first_head = first_output_head(own.batch, operands.q.shape(0), own.q_heads, bp);
     let to = OutputRows::in_order(&rows, first_head, own.q_len, &outputs.order);
     let upper = sums.upper.row_to_write(to.upper, to.has_upper);

@@ -63,8 +63,6 @@ pub(crate) struct Rows {
     pub choice: EngineChoice,
     /// Whether there are a query and a key, so that there is something to compute.
     pub paired: bool,
-    /// Whether pairs are dropped, which single units alone compute.
-    pub dropout: bool,
 }
 
 impl From<&Problem> for Rows {
@@ -73,7 +71,6 @@ impl From<&Problem> for Rows {
             element: problem.element,
             choice: problem.engine,
             paired: ![problem.batch, problem.q_len, problem.k_len].contains(&0),
-            dropout: problem.dropout.is_some(),
         }
     }
 }
@@ -109,10 +106,7 @@ impl<'a, Outputs> Plan<'a, Outputs> {
         let choice = engine.map_or(pass.rows().choice, EngineChoice::Only);
         let chosen = Chosen::new(choice, P::KIND, |engine| match instruction(engine) {
             Some(None) => Ok(Config::Portable(pass.portable(&properties.hardware)?)),
-            Some(Some(instruction)) => match pass.matrix(instruction, properties)? {
-                _ if pass.rows().dropout => Err(Obstacle::Dropout.into()),
-                config => Ok(Config::Matrix(config)),
-            },
+            Some(Some(instruction)) => Ok(Config::Matrix(pass.matrix(instruction, properties)?)),
             None => Err(Obstacle::OtherBackend.into()),
         })?;
         let plan = Self::with(client, chosen.engine, chosen.config, pass)?;

@@ -1,6 +1,7 @@
 //! The keys of a query tile, as the key tiles' steps of a query-outer kernel need them.
 
 use crate::args::Scaling;
+use crate::dropout::{DropoutArg, copied};
 use crate::matrix::args::{KeySource, Operands};
 use crate::matrix::logit_scale::LogitScale;
 use crate::matrix::mask::{MaskRows, step_of};
@@ -26,6 +27,8 @@ pub(crate) struct AttendedKeys {
     pub score_row: usize,
     pub bias: PairBias,
     pub scale: LogitScale,
+    /// The seed of the mask of pairs.
+    pub dropout: DropoutArg,
 }
 
 #[cube]
@@ -53,6 +56,7 @@ impl AttendedKeys {
             score_row,
             bias,
             scale,
+            dropout: copied(&scaling.dropout),
         }
     }
 

@@ -31,6 +31,8 @@ pub(crate) struct MmaBlueprint {
     pub pattern: Pattern,
     /// Whether the scaled product is capped.
     pub softcap: bool,
+    /// Whether pairs are dropped.
+    pub dropout: bool,
     /// Several cubes share a query tile, each with a part of its keys.
     pub split: bool,
     /// The residual of the output is wanted, from this kernel or, if `split`, from the one that merges the parts. Then
@@ -167,6 +169,7 @@ impl MmaBlueprint {
             causal: problem.causal,
             pattern: Pattern::scored(problem),
             softcap: problem.softcap.is_some(),
+            dropout: problem.dropout.is_some(),
             split: false,
             residual: false,
             stores: RowStores::Pairs,
@@ -222,6 +225,7 @@ impl MmaBlueprint {
             causal: problem.causal,
             pattern: Pattern::scored(problem),
             softcap: problem.softcap.is_some(),
+            dropout: problem.dropout.is_some(),
             split: false,
             residual: false,
             stores: RowStores::Pairs,
@@ -290,7 +294,9 @@ impl MmaBlueprint {
             Instruction::Mma => 0,
             Instruction::Wgmma => self.tile_rows() * self.head_dim * 2,
         };
-        self.stages * (self.key_tile * key + self.stage_intervals() * 8) + queries + 4 * 1024
+        let words = if self.dropout { 4 * self.key_tile } else { 0 };
+        let stage = self.key_tile * key + self.stage_intervals() * 8 + words;
+        self.stages * stage + queries + 4 * 1024
     }
 
     /// Intervals per stage in shared memory, or the data that takes their place.
@@ -326,6 +332,11 @@ impl MmaBlueprint {
     /// Units per cube.
     pub(crate) fn units(&self) -> usize {
         self.warps * 32
+    }
+
+    /// Arrivals by which a stage of `wgmma` is full: every unit's copies, and the words of keys.
+    pub(crate) fn fillers(&self) -> usize {
+        self.units() + if self.dropout { self.key_tile } else { 0 }
     }
 
     /// Rows of a key tile that a unit copies, one segment of each.

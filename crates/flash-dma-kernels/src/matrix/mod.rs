@@ -9,6 +9,7 @@ pub(crate) mod attended;
 pub(crate) mod bit_copies;
 pub(crate) mod blueprint;
 pub(crate) mod copies;
+pub(crate) mod dropout;
 pub(crate) mod fragment;
 pub(crate) mod key_stream;
 pub(crate) mod logit_scale;

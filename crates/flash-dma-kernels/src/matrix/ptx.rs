@@ -196,6 +196,19 @@ pub(crate) fn shared_address<T: CubePrimitive>(elements: &[T]) -> u32 {
     address
 }
 
+/// The two words at an address in shared memory, a multiple of 8. They are read at the position of the call.
+#[cube]
+pub(crate) fn read_pair(address: u32) -> Vector<u32, Const<2>> {
+    let words: Vector<u32, Const<2>>;
+    gpu_asm!(
+        "ld.shared.v2.u32 {{%0, %1}}, [%2]; // {} {}",
+        out(_) words,
+        in(_) value::<u32>(address),
+        options(explicit_mem, reads_address_space shared)
+    );
+    words
+}
+
 /// PTX's name of the element type.
 pub(crate) fn ptx_type(element: ElementType) -> &'static str {
     match element {

@@ -5,11 +5,13 @@
 //! therefore zeroes such elements. This module adds them to the rows that do select their key, after the outputs are
 //! written. Full tiles need none of this: there every row selects every key.
 
+use crate::dropout::column_word;
 use crate::finite::is_finite;
 use crate::matrix::args::{KeySource, Operands, Outputs};
 use crate::matrix::attended::AttendedKeys;
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::copies::copied_segment;
+use crate::matrix::dropout::word_of;
 use crate::matrix::logit_scale::exp_of;
 use crate::matrix::query_tile::TileRow;
 use crate::matrix::stages::{RowAddress, place_of};
@@ -93,9 +95,23 @@ pub(crate) fn add_not_finite<E: Float, O: Float, NQ: Size>(
                 let x = logit::<E, NQ>(operands, source, attended, &row, key, q_row, q_width);
                 let log2e = comptime!(core::f32::consts::LOG2_E);
                 let p = exp_of(x, -outputs.lse[lse_row] * log2e);
+                let p = weighed(p, key, &row, attended);
                 add_value::<E, O>(&operands.v, &attended.v_rows, key, p, outputs, out_row, bp);
             }
         }
+    }
+}
+
+/// A probability times the factor of its pair. Keys count from `keys.begin`.
+#[cube]
+fn weighed(p: f32, key: usize, row: &TileRow, attended: &AttendedKeys) -> f32 {
+    #[comptime]
+    match &attended.dropout {
+        ComptimeOption::Some(seed) => {
+            let column = column_word(attended.keys.begin + key, seed);
+            p * seed.weight(word_of(seed, &attended.own, row), column)
+        }
+        ComptimeOption::None => p,
     }
 }
 

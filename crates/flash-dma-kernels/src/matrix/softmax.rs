@@ -1,6 +1,8 @@
 //! Online softmax: probabilities of one key tile after the other, against a reference that seldom moves.
 
+use crate::dropout::DropoutArg;
 use crate::math::rounding_loss;
+use crate::matrix::dropout::{LaneMask, kept, pair_mask};
 use crate::matrix::fragment::{Accumulators, pack, quad_max, quad_sum};
 use crate::matrix::logit_scale::{exp_of, rescale_to};
 use crate::matrix::ptx::{any_lane, ex2};
@@ -12,6 +14,13 @@ use flash_dma_problem::ElementType;
 /// How far the maximum of a row may rise above the reference of its probabilities before the row is
 /// rescaled: `e^5.5` is 245, far from any overflow, and most tiles need no rescaling.
 const SLACK: f32 = 5.5;
+
+/// Columns of an accumulator: `count` of them from `first` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Columns {
+    pub first: usize,
+    pub count: usize,
+}
 
 /// A number for each of the two rows of which a lane holds elements in an accumulator.
 #[derive(CubeType, Clone, Copy)]
@@ -142,27 +151,32 @@ impl OnlineSoftmax {
         }
     }
 
-    /// Adds the probabilities of `columns` columns from column `first` on of an accumulator's logits, and returns them
-    /// rounded, as an A operand.
+    /// Adds the probabilities of some columns of the logits of key tile `tile`, and returns them rounded, as an A
+    /// operand, without those that `mask` drops; `words` are those of all stages' keys. The sums have no dropout.
     pub(crate) fn probabilities<N: Size, NP: Size>(
         &mut self,
         logits: &Vector<f32, N>,
         references: &PerRow,
-        #[comptime] first: usize,
-        #[comptime] columns: usize,
+        mask: &ComptimeOption<LaneMask>,
+        words: &ComptimeOption<Shared<[u32]>>,
+        tile: usize,
+        #[comptime] columns: Columns,
         #[comptime] element: ElementType,
     ) -> Vector<u32, NP> {
         let mut packed = Vector::<u32, NP>::new(0u32);
         #[unroll]
-        for n in 0..comptime!(columns / 8) {
-            let at = comptime!(first / 2 + n * 4);
+        for n in 0..comptime!(columns.count / 8) {
+            let at = comptime!(columns.first / 2 + n * 4);
             let a = exp_of(logits.extract(at), references.upper);
             let b = exp_of(logits.extract(comptime!(at + 1)), references.upper);
             let c = exp_of(logits.extract(comptime!(at + 2)), references.lower);
             let d = exp_of(logits.extract(comptime!(at + 3)), references.lower);
             self.sum0 += a + b;
             self.sum1 += c + d;
+            let mask = pair_mask(mask, words, tile, 0usize, comptime!(columns.first + n * 8));
+            let (a, b) = (kept(&mask, a, 0usize, false), kept(&mask, b, 1usize, false));
             packed.insert(comptime!(n * 2), pack(a, b, element));
+            let (c, d) = (kept(&mask, c, 0usize, true), kept(&mask, d, 1usize, true));
             packed.insert(comptime!(n * 2 + 1), pack(c, d, element));
         }
         packed
@@ -174,6 +188,9 @@ impl OnlineSoftmax {
         &mut self,
         logits: &Accumulators<NC>,
         references: &PerRow,
+        mask: &ComptimeOption<LaneMask>,
+        words: &ComptimeOption<Shared<[u32]>>,
+        tile: usize,
         #[comptime] first: usize,
     ) -> Array<Vector<E, NA>> {
         let mut p = Array::<Vector<E, NA>>::new(4usize);
@@ -181,14 +198,15 @@ impl OnlineSoftmax {
         for half in 0..2usize {
             let mut upper = logits[comptime!(first + half)][0];
             let mut lower = logits[comptime!(first + half)][1];
+            let mask = pair_mask(mask, words, tile, 0usize, comptime!((first + half) * 8));
             #[unroll]
             for e in 0..2usize {
                 let p0 = exp_of(upper.extract(e), references.upper);
                 let p1 = exp_of(lower.extract(e), references.lower);
                 self.sum0 += p0;
                 self.sum1 += p1;
-                upper.insert(e, p0);
-                lower.insert(e, p1);
+                upper.insert(e, kept(&mask, p0, e, false));
+                lower.insert(e, kept(&mask, p1, e, true));
             }
             p[comptime!(half * 2)] = Vector::cast_from(upper);
             p[comptime!(half * 2 + 1)] = Vector::cast_from(lower);
@@ -199,7 +217,8 @@ impl OnlineSoftmax {
     /// The sums over all keys and all lanes of a row. If `exact`, the sum that divides the output has the greatest
     /// probability as the product with V rounded it to `E`. A key that has nearly all the weight of its row then has
     /// the same weight in the output and in the sum, so that its output is exact; the rounding of smaller probabilities
-    /// moves the output by no more than it moves the gradients of those probabilities.
+    /// moves the output by no more than it moves the gradients of those probabilities. If dropout takes that key, the
+    /// rest of the output has an error of at most half a unit in its last place for it.
     pub(crate) fn finish<E: Float>(&mut self) -> SoftmaxSums {
         self.sum0 = quad_sum(self.sum0);
         self.sum1 = quad_sum(self.sum1);
@@ -277,6 +296,18 @@ pub(crate) struct SoftmaxSums {
 
 #[cube]
 impl SoftmaxSums {
+    /// Gives the outputs the factor of the probabilities that dropout has left, if there is any.
+    pub(crate) fn with_dropout(&mut self, dropout: &DropoutArg) {
+        #[comptime]
+        match dropout {
+            ComptimeOption::Some(seed) => {
+                self.upper.rounded /= seed.factor;
+                self.lower.rounded /= seed.factor;
+            }
+            ComptimeOption::None => {}
+        }
+    }
+
     /// Writes the LSE of the rows: one lane of each quad does.
     pub(crate) fn write_lse(&self, to: &OutputRows, lse: &mut [f32]) {
         let quad = UNIT_POS_X as usize % 4;

@@ -1,5 +1,6 @@
 //! The stages of keys and values in shared memory, and the sources of their rows.
 
+use crate::dropout::{DropoutSeed, column_word};
 use crate::host::engine::Instruction;
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::fragment::swizzle;
@@ -19,6 +20,8 @@ pub(crate) struct Stages<E: Float> {
     /// `[stages, key_tile]`, first and end, if sparse; columns past the last key are empty intervals.
     /// `[stages, queries + 1]` if masked: the bits of each query, and the key block.
     pub intervals: Shared<[Vector<u32, Const<2>>]>,
+    /// `[stages, key_tile]`: the words of the columns' keys, with dropout only.
+    pub columns: ComptimeOption<Shared<[u32]>>,
 }
 
 #[cube]
@@ -32,7 +35,29 @@ impl<E: Float> Stages<E> {
             v: Shared::<[Segment<E>]>::new_aligned_slice(segments, comptime!(bp.alignment())),
             scores: Shared::<[f32]>::new_aligned_slice(columns, 128usize),
             intervals: Shared::<[Vector<u32, Const<2>>]>::new_aligned_slice(intervals, 128usize),
+            columns: column_stages(bp),
         }
+    }
+
+    /// Notes the word of the key of column `place` of all stages.
+    pub(crate) fn set_column(&mut self, place: usize, key: usize, seed: &DropoutSeed) {
+        #[comptime]
+        match &mut self.columns {
+            ComptimeOption::Some(columns) => columns[place] = column_word(key, seed),
+            ComptimeOption::None => {}
+        }
+    }
+}
+
+#[cube]
+fn column_stages(#[comptime] bp: MmaBlueprint) -> ComptimeOption<Shared<[u32]>> {
+    if comptime!(bp.dropout) {
+        ComptimeOption::new_Some(Shared::<[u32]>::new_aligned_slice(
+            comptime!(bp.stages * bp.key_tile),
+            128usize,
+        ))
+    } else {
+        ComptimeOption::new_None()
     }
 }
 

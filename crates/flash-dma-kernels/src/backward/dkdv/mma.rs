@@ -16,11 +16,13 @@ use crate::backward::dkdv::mma::roles::stream_queries;
 use crate::backward::dkdv::mma::warp::WarpSums;
 use crate::backward::dkdv::shared::args::{BackwardInputs, KeyGradients, KeyGrid, KeyTileSource};
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
+use crate::backward::dkdv::shared::dropout::enter_columns;
 use crate::backward::dkdv::shared::keys::copy_keys;
 use crate::backward::dkdv::shared::mask::KeyMask;
 use crate::backward::dkdv::shared::pairs::Pairs;
 use crate::backward::dkdv::shared::queries::QueryRows;
 use crate::backward::dkdv::shared::steps::StepOrder;
+use crate::dropout::copied;
 use crate::matrix::logit_scale::LogitScale;
 use crate::matrix::ptx::commit_copies;
 use cubecl::prelude::*;
@@ -55,6 +57,7 @@ pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
     let place = ChunkTile::of_cube(source, grid, kv_heads, q_len, k_len, bp);
     let mut tiles = Tiles::<E>::new(bp);
     tiles.bounds.enter(source, &place, bp);
+    enter_columns(&mut tiles.columns, &scaling.dropout, source, &place, bp);
     sync_cube();
 
     let order = StepOrder::of_cube(source, grid, &place, &tiles.bounds, group, bp);
@@ -74,6 +77,7 @@ pub(crate) fn dkdv_mma_kernel<E: Float, O: Float>(
         ),
         mask,
         logit_scale: LogitScale::new(scaling, bp.softcap),
+        dropout: copied(&scaling.dropout),
         bp,
     };
     let size!(NS) = comptime!(bp.products().values());

@@ -24,6 +24,7 @@ use crate::backward::dkdv::wgmma::output::{
 use crate::backward::dkdv::wgmma::queries::{StepCopies, Tiles, clean_stage};
 use crate::backward::dkdv::wgmma::steps::{Steps, staged_step};
 use crate::backward::dkdv::wgmma::weights::{StepProducts, StepWeights, step_weights};
+use crate::dropout::copied;
 use crate::matrix::logit_scale::LogitScale;
 use crate::matrix::ptx::{commit_copies, wait_copies};
 use crate::matrix::wgmma::panel::{Panels, publish};
@@ -58,7 +59,7 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
     let place = ChunkTile::of_cube(source, grid, kv_heads, q_len, k_len, bp);
     let mut tiles = Tiles::<E>::new(bp);
     tiles.bounds.enter(source, &place, bp);
-    let mut keys = LaneKeys::new(source, &place, bp);
+    let mut keys = LaneKeys::new(source, &place, &scaling.dropout, bp);
     sync_cube();
     let order = StepOrder::of_cube(source, grid, &place, &tiles.bounds, group, bp);
     let mut steps = Steps::new(order, bp);
@@ -78,6 +79,7 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
         ),
         mask,
         logit_scale: LogitScale::new(scaling, bp.softcap),
+        dropout: copied(&scaling.dropout),
         bp,
     };
     let mut dv = Vector::<f32, NO>::new(0.0f32);

@@ -1,6 +1,8 @@
 //! The two rows of a lane of the dq kernels.
 
+use crate::dropout::DropoutArg;
 use crate::matrix::args::SavedRows;
+use crate::matrix::dropout::{LaneMask, lane_mask};
 use crate::matrix::query_tile::{CubeTile, OutputRows, RowPair};
 use crate::matrix::softmax::PerRow;
 use cubecl::prelude::*;
@@ -23,12 +25,19 @@ pub(crate) struct LaneRows {
     pub lse: PerRow,
     pub upper: LaneRow,
     pub lower: LaneRow,
+    /// Which of their pairs dropout leaves, if there is any.
+    pub mask: ComptimeOption<LaneMask>,
 }
 
 #[cube]
 impl LaneRows {
-    /// This lane's rows of the tile that a cube owns.
-    pub(crate) fn read(saved: &SavedRows, own: &CubeTile) -> LaneRows {
+    /// This lane's rows of the tile that a cube owns; `words` are those of the stages' keys.
+    pub(crate) fn read(
+        saved: &SavedRows,
+        dropout: &DropoutArg,
+        words: &ComptimeOption<Shared<[u32]>>,
+        own: &CubeTile,
+    ) -> LaneRows {
         let upper = UNIT_POS_Y as usize * 16 + UNIT_POS_X as usize / 4;
         let pair = RowPair::new(upper, own, 0usize);
         let to = OutputRows::of_pair(&pair, own.batch * own.q_heads, own.q_len);
@@ -45,6 +54,7 @@ impl LaneRows {
             delta1 = saved.delta[to.lower];
         }
         let log2e = comptime!(core::f32::consts::LOG2_E);
+        let mask = lane_mask(dropout, words, own, &pair);
         LaneRows {
             pair,
             to,
@@ -60,6 +70,7 @@ impl LaneRows {
                 reference: -lse1 * log2e,
                 delta: delta1,
             },
+            mask,
         }
     }
 }

@@ -4,6 +4,7 @@ use crate::backward::blueprint::{DQ_BLOCK, DqBlueprint};
 use crate::backward::dq::rows::LaneRows;
 use crate::finite::{NO_NUMBER, exponent_bits};
 use crate::matrix::attended::AttendedKeys;
+use crate::matrix::dropout::{PairMask, pair_mask, without_delta};
 use crate::matrix::fragment::pack;
 use crate::matrix::logit_scale::exp_of;
 use crate::matrix::logits::{score, sees};
@@ -182,11 +183,20 @@ fn gradients<E: Float, N: Size, NA: Size>(
     for half in 0..2usize {
         let mut upper = Vector::<f32, Const<2>>::new(0.0f32);
         let mut lower = Vector::<f32, Const<2>>::new(0.0f32);
+        let column = comptime!(n * 16 + half * 8);
+        let mask = pair_mask(
+            &rows.mask,
+            &stages.columns,
+            columns.tile,
+            columns.first,
+            column,
+        );
         #[unroll]
         for e in 0..2usize {
             let column = comptime!(n * 16 + half * 8 + e);
-            let pair =
-                gradient::<E, N>(products, stages, columns, rows, attended, column, boundary);
+            let pair = gradient::<E, N>(
+                products, stages, columns, rows, &mask, attended, column, boundary,
+            );
             upper.insert(e, pair.upper);
             lower.insert(e, pair.lower);
         }
@@ -205,6 +215,7 @@ fn gradient<E: Float, N: Size>(
     stages: &Stages<E>,
     columns: &Columns,
     rows: &LaneRows,
+    mask: &ComptimeOption<PairMask>,
     attended: &AttendedKeys,
     #[comptime] column: usize,
     #[comptime] boundary: bool,
@@ -220,8 +231,11 @@ fn gradient<E: Float, N: Size>(
     let dp1: f32 = products.dp.extract(at1);
     let x0 = logit_scale.apply(s0, z, bp.softcap);
     let x1 = logit_scale.apply(s1, z, bp.softcap);
-    let mut ds0 = exp_of(x0, rows.upper.reference) * (dp0 - rows.upper.delta);
-    let mut ds1 = exp_of(x1, rows.lower.reference) * (dp1 - rows.lower.delta);
+    let e = comptime!(column % 2);
+    let of_pair0 = without_delta(mask, dp0, rows.upper.delta, e, false);
+    let of_pair1 = without_delta(mask, dp1, rows.lower.delta, e, true);
+    let mut ds0 = exp_of(x0, rows.upper.reference) * of_pair0;
+    let mut ds1 = exp_of(x1, rows.lower.reference) * of_pair1;
     if comptime!(bp.softcap && bp.pattern.has_key_bias()) {
         // A bias may be infinite.
         let capped0 = logit_scale.apply(s0, 0.0f32, bp.softcap);

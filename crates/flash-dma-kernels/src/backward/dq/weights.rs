@@ -3,6 +3,7 @@
 use crate::backward::dq::rows::LaneRows;
 use crate::matrix::args::KeySource;
 use crate::matrix::attended::AttendedKeys;
+use crate::matrix::dropout::{pair_mask, without_delta};
 use crate::matrix::fragment::pack;
 use crate::matrix::logits::{score, sees};
 use crate::matrix::mask::{SeenPair, is_set};
@@ -107,12 +108,16 @@ pub(crate) fn gradients<E: Float, NS: Size, NP: Size>(
     #[unroll]
     for n in 0..comptime!(bp.key_tile / 8) {
         let mut ds = Vector::<f32, Const<4>>::new(0.0f32);
+        let mask = pair_mask(&rows.mask, &stages.columns, tile, 0usize, comptime!(n * 8));
         #[unroll]
         for e in 0..2usize {
             let col = comptime!(n * 8 + e) + quad * 2;
             let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
-            let mut ds0 = p.extract(at0) * (dp.extract(at0) - rows.upper.delta);
-            let mut ds1 = p.extract(at1) * (dp.extract(at1) - rows.lower.delta);
+            let (dp0, dp1) = (dp.extract(at0), dp.extract(at1));
+            let of_pair0 = without_delta(&mask, dp0, rows.upper.delta, e, false);
+            let of_pair1 = without_delta(&mask, dp1, rows.lower.delta, e, true);
+            let mut ds0 = p.extract(at0) * of_pair0;
+            let mut ds1 = p.extract(at1) * of_pair1;
             if comptime!(boundary && bp.pattern.is_planned()) {
                 ds0 = select(is_set(pairs.seen.upper, comptime!(n * 8 + e)), ds0, 0.0f32);
                 ds1 = select(is_set(pairs.seen.lower, comptime!(n * 8 + e)), ds1, 0.0f32);

@@ -67,7 +67,7 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
     let o_panels = Panels::at::<E>(&o_tile[first_row..first_row + 1]);
     let k_panels = Panels::at::<E>(&stages.k[0..1]);
     let v_panels = Panels::at::<E>(&stages.v[0..1]);
-    let rows = LaneRows::read(saved, own);
+    let rows = LaneRows::read(saved, &scaling.dropout, &stages.columns, own);
 
     let full_tiles = keys.full_tiles(bp);
     let tiles = keys.tiles(bp);
@@ -78,7 +78,7 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
     let turns = Turns::new();
     let ring = Ring::new(
         comptime!(bp.stages),
-        comptime!(if as_boxes { 1 } else { bp.units() }),
+        comptime!(if as_boxes { 1 } else { bp.fillers() }),
         comptime!(bp.units()),
     );
     #[unroll]

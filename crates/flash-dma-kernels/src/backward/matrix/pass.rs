@@ -1,8 +1,10 @@
 //! The launches of the large tensor-core kernels, and of the row sums before them.
 
-use crate::args::{Saved, scaling};
+use crate::args::{Saved, scaling, scaling_and_dropout};
 use crate::backward::blueprint::{DkdvBlueprint, DqBlueprint, MmaBlueprints, RankBlueprint};
-use crate::backward::delta::{BoxedRowsLaunch, CUBE_ROWS, SumTerms, delta_mma_kernel};
+use crate::backward::delta::{
+    BoxedRowsLaunch, CUBE_ROWS, RowWordsLaunch, SumTerms, delta_mma_kernel,
+};
 use crate::backward::dkdv::mma::dkdv_mma_kernel;
 use crate::backward::dkdv::shared::args::{
     BackwardInputsLaunch, GradientTensors, KeyGradientsLaunch, KeyGridLaunch, QueryBoxesLaunch,
@@ -13,6 +15,7 @@ use crate::backward::dq::mma::dq_mma_kernel;
 use crate::backward::dq::wgmma::dq_wgmma_kernel;
 use crate::backward::rank::mma::rank_mma_kernel;
 use crate::backward::rank::wgmma::rank_wgmma_kernel;
+use crate::dropout::dropout;
 use crate::host::check::{address_type, elem_type};
 use crate::host::engine::Instruction;
 use crate::host::scratch::{bytes, scratch};
@@ -50,6 +53,8 @@ struct RowSums {
     /// `[batch, q_heads, 2 q_len]`, f32: `-log2(e) lse` and `delta` of every query; heads begin at multiples of 16
     /// bytes. `wgmma` only.
     rows: Option<TensorBinding>,
+    /// The words of the rows, see [`words_shape`]; with dropout only.
+    words: Option<TensorBinding>,
 }
 
 /// The shape of the buffer of [`RowSums::rows`].
@@ -58,13 +63,32 @@ fn boxed_shape(problem: &Problem) -> [usize; 3] {
     [batch, heads, 2 * len.next_multiple_of(2)]
 }
 
+/// The shape of the buffer of [`RowSums::words`]: heads begin at multiples of 16 bytes if the words are copied as boxes.
+fn words_shape(problem: &Problem, for_boxes: bool) -> [usize; 3] {
+    let [batch, heads, len] = problem.lse_shape();
+    [
+        batch,
+        heads,
+        if for_boxes {
+            len.next_multiple_of(4)
+        } else {
+            len
+        },
+    ]
+}
+
 /// The bytes of the row sums of a pass.
 pub(crate) fn row_sums_bytes(problem: &Problem, blueprints: MmaBlueprints) -> usize {
-    let boxed = match blueprints.dkdv.instruction {
-        Instruction::Mma => 0,
-        Instruction::Wgmma => bytes(boxed_shape(problem)),
+    let for_boxes = blueprints.dkdv.instruction == Instruction::Wgmma;
+    let boxed = if for_boxes {
+        bytes(boxed_shape(problem))
+    } else {
+        0
     };
-    bytes(problem.lse_shape()) + boxed
+    let words = problem
+        .dropout
+        .map_or(0, |_| bytes(words_shape(problem, for_boxes)));
+    bytes(problem.lse_shape()) + boxed + words
 }
 
 /// The row sums in new buffers.
@@ -78,6 +102,13 @@ fn launch_delta(client: &Client, problem: &Problem, saved: &Saved, for_boxes: bo
     let boxed = (rows.clone()).map(|rows| {
         BoxedRowsLaunch::new(saved.lse.clone().into_buffer_arg(), rows.into_buffer_arg())
     });
+    let row_words = (problem.dropout).map(|_| scratch(client, words_shape(problem, for_boxes)));
+    let masked = dropout(problem)
+        .zip(row_words.clone())
+        .map(|(seed, words)| {
+            let stride = words.shape[2] as u32;
+            RowWordsLaunch::new(seed, words.into_buffer_arg(), stride, problem.k_len as u32)
+        });
     let words: Vec<_> = [&delta].into_iter().chain(&rows).collect();
     // SAFETY: rows past the last are not read; the buffers were checked to hold what is indexed.
     unsafe {
@@ -92,8 +123,9 @@ fn launch_delta(client: &Client, problem: &Problem, saved: &Saved, for_boxes: bo
             grad_lse.into(),
             delta.clone().into_buffer_arg(),
             boxed.into(),
+            masked.into(),
             problem.head_dim,
-            SumTerms::new(saved, for_boxes),
+            SumTerms::new(saved, for_boxes).with_dropout(problem.dropout.is_some()),
             elem_type(problem.element),
         );
     }
@@ -102,7 +134,11 @@ fn launch_delta(client: &Client, problem: &Problem, saved: &Saved, for_boxes: bo
         rows.shape[2] = 2 * problem.q_len;
         rows
     });
-    RowSums { delta, rows }
+    let words = row_words.map(|mut words| {
+        words.shape[2] = problem.q_len;
+        words
+    });
+    RowSums { delta, rows, words }
 }
 
 impl<'a> MmaPass<'a> {
@@ -172,7 +208,7 @@ impl<'a> MmaPass<'a> {
                             self.sums.delta.clone().into_buffer_arg(),
                         ),
                         grad_q.clone().into_buffer_arg(),
-                        scaling(problem.scale, problem.softcap),
+                        scaling_and_dropout(problem),
                         $($maps,)?
                         LaunchedTilesLaunch::new(tiles.first as u32, tiles.count as u32),
                         $blueprint,
@@ -187,7 +223,9 @@ impl<'a> MmaPass<'a> {
                 // Contiguous keys: one unit copies them for all.
                 let listed =
                     problem.has_scores || tile.pattern.is_planned() || tile.pattern.has_key_bias();
-                let boxes = !listed && takes_boxes(&k, size) && takes_boxes(&v, size);
+                // With dropout every unit makes the word of a key.
+                let boxes =
+                    !listed && !tile.dropout && takes_boxes(&k, size) && takes_boxes(&v, size);
                 let [k_boxes, v_boxes] = [&k, &v].map(|rows| {
                     let boxes = boxes.then(|| boxes_of(rows, problem.element, 1, tile.key_tile));
                     boxes.into()
@@ -233,6 +271,7 @@ impl<'a> MmaPass<'a> {
                         self.saved.grad_out.clone().into_tensor_arg(),
                         self.saved.lse.clone().into_buffer_arg(),
                         self.sums.delta.clone().into_buffer_arg(),
+                        None.into(),
                     ),
                     grad_lse.into(),
                     keys.source.into_key_tiles(),
@@ -267,7 +306,9 @@ impl<'a> MmaPass<'a> {
         let [q_boxes, o_boxes] = [q, &self.saved.grad_out]
             .map(|tensor| boxes_of(tensor, self.problem.element, heads, queries));
         let row_boxes = word_boxes_of(self.boxed_rows(), heads, 2 * queries);
-        QueryBoxesLaunch::new(q_boxes, o_boxes, row_boxes)
+        let words = (self.sums.words.as_ref()).filter(|_| blueprint.dropout);
+        let word_boxes = words.map(|words| word_boxes_of(words, heads, queries));
+        QueryBoxesLaunch::new(q_boxes, o_boxes, row_boxes, word_boxes.into())
     }
 
     /// One launch of the dk/dv kernel, which writes or adds to gradients of `output` elements of k, v and of the scores
@@ -286,6 +327,10 @@ impl<'a> MmaPass<'a> {
         let typed = [&q, &k, &v, &self.saved.grad_out];
         let mut words = vec![&self.sums.delta];
         words.extend(keys.source.all());
+        // `wgmma` copies them as boxes.
+        let row_words = (self.sums.words.clone())
+            .filter(|_| blueprint.instruction == Instruction::Mma)
+            .map(TensorBinding::into_buffer_arg);
         let address = address_type(&typed, problem.element.size())
             .max(address_type(&words, 4))
             .max(address_type(&[&grads[0].own], output.size()))
@@ -308,10 +353,11 @@ impl<'a> MmaPass<'a> {
                         self.saved.grad_out.clone().into_tensor_arg(),
                         self.saved.lse.clone().into_buffer_arg(),
                         self.sums.delta.clone().into_buffer_arg(),
+                        row_words.into(),
                     ),
                     keys.source.into_key_tiles(),
                     KeyGradientsLaunch::of(grads, grad_scores),
-                    scaling(problem.scale, problem.softcap),
+                    scaling_and_dropout(problem),
                     $($boxes,)?
                     KeyGridLaunch::new(
                         blueprints.chunk as u32,

@@ -16,6 +16,7 @@ use crate::backward::dkdv::shared::pairs::Pairs;
 use crate::backward::dkdv::shared::queries::{QueryRows, Step};
 use crate::backward::dkdv::shared::steps::{Cursor, StepOrder};
 use crate::backward::dkdv::shared::sums::write_score;
+use crate::dropout::copied;
 use crate::matrix::fragment::quad_sum;
 use crate::matrix::logit_scale::{LogitScale, sigmoid, softplus};
 use crate::matrix::mma::product::{LanePlace, load_a, multiply};
@@ -64,6 +65,7 @@ pub(crate) fn rank_mma_kernel<E: Float>(
         ),
         mask: KeyMask::none(),
         logit_scale: LogitScale::new(scaling, bp.softcap),
+        dropout: copied(&scaling.dropout),
         bp,
     };
     let size!(NS) = comptime!(bp.products().values());

@@ -18,6 +18,7 @@ use crate::backward::dkdv::wgmma::queries::{StepCopies, Tiles, step_at};
 use crate::backward::dkdv::wgmma::start_products;
 use crate::backward::dkdv::wgmma::steps::Steps;
 use crate::backward::dkdv::wgmma::weights::{StepProducts, selected};
+use crate::dropout::copied;
 use crate::matrix::fragment::quad_sum;
 use crate::matrix::logit_scale::{LogitScale, sigmoid_of_power, softplus};
 use crate::matrix::ptx::{commit_copies, wait_copies};
@@ -48,7 +49,7 @@ pub(crate) fn rank_wgmma_kernel<E: Float>(
     let place = ChunkTile::of_runners_up(source, grid, kv_heads, q_len, k_len, bp);
     let mut tiles = Tiles::<E>::new(bp);
     tiles.bounds.enter(source, &place, bp);
-    let keys = LaneKeys::new(source, &place, bp);
+    let keys = LaneKeys::new(source, &place, &scaling.dropout, bp);
     sync_cube();
     let order = StepOrder::of_cube(source, grid, &place, &tiles.bounds, group, bp);
     let mut steps = Steps::new(order, bp);
@@ -58,6 +59,7 @@ pub(crate) fn rank_wgmma_kernel<E: Float>(
         rows: QueryRows::new::<E>(&inputs.q, &inputs.grad_out, batch, kv_head, group),
         mask: KeyMask::none(),
         logit_scale: LogitScale::new(scaling, bp.softcap),
+        dropout: copied(&scaling.dropout),
         bp,
     };
     let mut sums = KeySums {

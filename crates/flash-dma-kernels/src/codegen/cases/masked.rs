@@ -34,7 +34,9 @@ pub(crate) fn all() -> Vec<Case> {
     ] {
         cases.push(case(name.into(), move |client| {
             let engines = [Engine::Portable, Engine::Wgmma];
-            run(client, head_dim, element, mask, bias, false, &engines);
+            run(
+                client, head_dim, element, mask, bias, false, false, &engines,
+            );
         }));
     }
     // The variants that pack masks of each shape and element size, and ranges instead of a mask.
@@ -57,9 +59,40 @@ pub(crate) fn all() -> Vec<Case> {
         plan_ranges(client, &geometry, keys(), keys(), bits).expect("valid ranges");
     }));
     cases.extend(on_mma());
+    for (name, mask, bias) in [
+        ("masked-bf16-d128-dropout", Some(HEADS), Some(1)),
+        ("masked-bf16-d128-pairs-dropout", Some(HEADS), Some(LEN)),
+    ] {
+        cases.push(case(name.into(), move |client| {
+            let engines = [Engine::Portable, Engine::Wgmma];
+            run(client, 128, Bf16, mask, bias, false, true, &engines);
+        }));
+    }
+    cases.push(case("masked-mma-d128-dropout".into(), |client| {
+        let engines = [Engine::Mma];
+        run(
+            client,
+            128,
+            Bf16,
+            Some(HEADS),
+            Some(1),
+            false,
+            true,
+            &engines,
+        );
+    }));
     cases.push(case("masked-bf16-d128-residual".into(), move |client| {
         let engines = [Engine::Portable, Engine::Mma, Engine::Wgmma];
-        run(client, 128, Bf16, Some(HEADS), Some(1), true, &engines);
+        run(
+            client,
+            128,
+            Bf16,
+            Some(HEADS),
+            Some(1),
+            true,
+            false,
+            &engines,
+        );
     }));
     cases
 }
@@ -79,7 +112,16 @@ fn on_mma() -> impl Iterator<Item = Case> {
     .map(|(name, head_dim, mask, bias)| Case {
         gpus: &Gpu::ALL,
         ..case(name.into(), move |client| {
-            run(client, head_dim, Bf16, mask, bias, false, &[Engine::Mma]);
+            run(
+                client,
+                head_dim,
+                Bf16,
+                mask,
+                bias,
+                false,
+                false,
+                &[Engine::Mma],
+            );
         })
     })
     .into_iter()
@@ -103,6 +145,7 @@ fn run(
     mask: Option<usize>,
     bias: Option<usize>,
     residual: bool,
+    dropout: bool,
     engines: &[Engine],
 ) {
     let (q, kv) = ([1, 4 * HEADS, LEN, head_dim], [1, HEADS, LEN, head_dim]);
@@ -115,7 +158,7 @@ fn run(
         mask_shape.as_ref().map(<[usize; 4]>::as_slice),
         bias_shape.as_ref().map(<[usize; 4]>::as_slice),
         element,
-        &AttentionOptions::new(),
+        &AttentionOptions::new().with_dropout(dropout.then(super::dropout)),
     )
     .expect("a valid problem");
     let rows = |shape| tensor(client, shape, element.size());

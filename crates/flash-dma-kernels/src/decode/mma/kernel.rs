@@ -10,7 +10,7 @@ use crate::matrix::logit_scale::LogitScale;
 use crate::matrix::mma::product::{LanePlace, multiply};
 use crate::matrix::ptx::{commit_copies, wait_copies};
 use crate::matrix::query_tile::OutputRows;
-use crate::matrix::softmax::OnlineSoftmax;
+use crate::matrix::softmax::{Columns, OnlineSoftmax};
 use cubecl::prelude::*;
 
 /// Attention over the keys of kv head `CUBE_POS_X`, counted over all sequences, of the 16 query rows `CUBE_POS_Z`. The
@@ -176,8 +176,13 @@ fn attend_held<E: Float>(
                 let p = softmax.probabilities::<NS, NA>(
                     &s,
                     &references,
-                    comptime!(n * 16),
-                    16usize,
+                    &ComptimeOption::new_None(),
+                    &ComptimeOption::new_None(),
+                    0usize,
+                    comptime!(Columns {
+                        first: n * 16,
+                        count: 16
+                    }),
                     comptime!(bp.element),
                 );
                 let keys = v_keys + comptime!(n as u32 * 16) * row_bytes;

@@ -65,6 +65,11 @@ impl Ring {
         );
     }
 
+    /// Arrives at `stage` with what this unit has stored there itself.
+    pub(crate) fn arrive_stored(&self, stage: usize) {
+        arrive(self.full(stage));
+    }
+
     /// Signals that this unit is done with the tile in `stage`.
     pub(crate) fn arrive_empty(&self, stage: usize) {
         arrive(self.base + 16 * stage as u32 + 8);

@@ -6,6 +6,7 @@ use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::keys::score_row;
 use crate::backward::dkdv::shared::mask::KeyMask;
 use crate::backward::dkdv::shared::pairs::Pairs;
+use crate::dropout::{DropoutArg, copied};
 use crate::matrix::fragment::quad_sum;
 use crate::matrix::logit_scale::LogitScale;
 use cubecl::prelude::*;
@@ -21,6 +22,8 @@ pub(crate) struct LaneKeys {
     pub count: usize,
     /// Offset of the gradients of the biases of the group's first head.
     bias_row: usize,
+    /// The seed of the mask of dropout.
+    pub dropout: DropoutArg,
     #[cube(comptime)]
     pub bp: DkdvBlueprint,
 }
@@ -65,6 +68,7 @@ impl LaneKeys {
             start: place.start,
             count: place.count,
             bias_row,
+            dropout: copied(&pairs.dropout),
             bp,
         }
     }

@@ -2,6 +2,7 @@
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::args::BackwardInputs;
+use crate::backward::dkdv::shared::dropout::words_of;
 use crate::backward::dkdv::shared::queries::{QueryRows, Step, all_finite};
 use crate::backward::dkdv::shared::steps::{Cursor, KeyBounds, StepOrder};
 use crate::finite::is_finite;
@@ -26,8 +27,12 @@ pub(crate) struct Tiles<E: Float> {
     pub lse: Shared<[f32]>,
     /// `[stages, rows]`.
     pub delta: Shared<[f32]>,
+    /// `[stages, rows]`: the rows' words of the mask of dropout, if there is any.
+    pub words: ComptimeOption<Shared<[u32]>>,
+    /// `[keys]`: those of the keys, which registers have no room for.
+    pub columns: ComptimeOption<Shared<[u32]>>,
     /// `[2, role_warps, fragments, rows / 8, 32]`: the elements that a lane holds of each accumulator of 16 keys by 8
-    /// rows; -1 where a pair is not selected.
+    /// rows. A pair that is not selected is -1; with dropout it is −∞, and one that is dropped is negative.
     pub weights: Shared<[Vector<f32, Const<4>>]>,
     pub bounds: KeyBounds,
 }
@@ -56,6 +61,8 @@ impl<E: Float> Tiles<E> {
             ),
             lse: Shared::<[f32]>::new_aligned_slice(comptime!(bp.stages * bp.rows), 128usize),
             delta: Shared::<[f32]>::new_aligned_slice(comptime!(bp.stages * bp.rows), 128usize),
+            words: words_of(comptime!(bp.stages * bp.rows), bp),
+            columns: words_of(comptime!(bp.keys()), bp),
             weights: Shared::<[Vector<f32, Const<4>>]>::new_aligned_slice(
                 comptime!(bp.weights()),
                 128usize,
@@ -185,5 +192,18 @@ pub(crate) fn copy_step<E: Float>(
             there,
             4u32,
         );
+        #[comptime]
+        match &mut tiles.words {
+            ComptimeOption::Some(words) => {
+                let from_words = inputs.words.as_ref().unwrap();
+                copy_or_zero(
+                    &from_words[from..from + 1],
+                    &mut words[place..place + 1],
+                    there,
+                    4u32,
+                );
+            }
+            ComptimeOption::None => {}
+        }
     }
 }

@@ -1,16 +1,98 @@
 //! The weights of pairs: probabilities, and gradients of the logits.
 
 use crate::backward::blueprint::DkdvBlueprint;
-use crate::backward::dkdv::mma::keys::LaneKeys;
+use crate::backward::dkdv::mma::keys::{LaneKeys, local_key};
 use crate::backward::dkdv::mma::queries::{Tiles, query_of};
 use crate::backward::dkdv::mma::warp::{WarpStep, WarpSums};
+use crate::backward::dkdv::shared::dropout::words_of_rows;
 use crate::backward::dkdv::shared::seen::seen_pair;
+use crate::dropout::DropoutArg;
+use crate::matrix::dropout::{PairMask, weighed};
 use crate::matrix::fragment::pack;
 use crate::matrix::logit_scale::exp_of;
 use cubecl::prelude::*;
 
 /// The weight that marks a pair as not selected.
 const NOT_SELECTED: f32 = -1.0;
+/// The same with dropout, whose dropped pairs are negative probabilities.
+const NOT_SELECTED_OR_DROPPED: f32 = f32::NEG_INFINITY;
+
+/// What marks a pair as not selected.
+fn not_selected(bp: DkdvBlueprint) -> f32 {
+    match bp.dropout {
+        false => NOT_SELECTED,
+        true => NOT_SELECTED_OR_DROPPED,
+    }
+}
+
+/// The mask of the two keys of fragment `m` and two queries with these words.
+#[cube]
+fn fragment_mask(
+    dropout: &DropoutArg,
+    columns: &ComptimeOption<Shared<[u32]>>,
+    words: &ComptimeOption<Vector<u32, Const<2>>>,
+    #[comptime] m: usize,
+    #[comptime] bp: DkdvBlueprint,
+) -> ComptimeOption<PairMask> {
+    #[comptime]
+    match dropout {
+        ComptimeOption::Some(seed) => {
+            let (keys, words) = (columns.as_ref().unwrap(), words.as_ref().unwrap());
+            ComptimeOption::new_Some(PairMask {
+                upper: keys[local_key(comptime!(m * 2), bp)],
+                lower: keys[local_key(comptime!(m * 2 + 1), bp)],
+                columns: *words,
+                seed: seed.copied(),
+            })
+        }
+        ComptimeOption::None => ComptimeOption::new_None(),
+    }
+}
+
+/// A probability for the second role: negative if the pair is dropped. Of 0 and NaN the sign does not matter.
+#[cube]
+fn marked(
+    mask: &ComptimeOption<PairMask>,
+    p: f32,
+    #[comptime] e: usize,
+    #[comptime] lower: bool,
+) -> f32 {
+    #[comptime]
+    match mask {
+        ComptimeOption::Some(mask) => select(mask.drops(e, lower), -p, p),
+        ComptimeOption::None => p,
+    }
+}
+
+/// The probability that was [`marked`]; with dropout 0 for a pair of a `boundary` step that is not selected.
+#[cube]
+fn unmarked(dropout: &DropoutArg, weight: f32, #[comptime] boundary: bool) -> f32 {
+    #[comptime]
+    match dropout {
+        ComptimeOption::Some(_) => {
+            if comptime!(boundary) {
+                let none = f32::new(NOT_SELECTED_OR_DROPPED);
+                select(weight == none, 0.0f32, weight.abs())
+            } else {
+                weight.abs()
+            }
+        }
+        ComptimeOption::None => weight,
+    }
+}
+
+/// `m dp - delta` of a pair whose probability was [`marked`], where `m` is the factor of the probability.
+#[cube]
+fn of_marked(dropout: &DropoutArg, weight: f32, dp: f32, delta: f32) -> f32 {
+    #[comptime]
+    match dropout {
+        ComptimeOption::Some(seed) => {
+            let factor = select(weight < 0.0f32, 0.0f32, seed.factor);
+            fma(factor, dp, -delta)
+        }
+        ComptimeOption::None => dp - delta,
+    }
+}
 
 /// Which of a lane's two queries select a key.
 #[derive(CubeType, Clone, Copy)]
@@ -58,9 +140,11 @@ pub(crate) fn probabilities<E: Float, NS: Size, NA: Size>(
         query0 = query_of::<E>(&*tiles, row, stage, &step.at, bp);
         query1 = query_of::<E>(&*tiles, row + 1, stage, &step.at, bp);
     }
+    let words = words_of_rows(&tiles.words, stage, row, bp);
     #[unroll]
     for m in 0..comptime!(bp.fragments) {
         let (index, first) = comptime!(bp.products().place(m, n));
+        let mask = fragment_mask(&keys.dropout, &tiles.columns, &words, m, bp);
         let mut weights = Vector::<f32, Const<4>>::new(0.0f32);
         let mut seen_here = 0u32;
         if comptime!(boundary && bp.pattern.is_planned()) {
@@ -75,7 +159,7 @@ pub(crate) fn probabilities<E: Float, NS: Size, NA: Size>(
             let mut p0 = exp_of(keys.logit(s0, z), reference0);
             let mut p1 = exp_of(keys.logit(s1, z), reference1);
             if comptime!(boundary) {
-                let none = f32::new(NOT_SELECTED);
+                let none = f32::new(comptime!(not_selected(bp)));
                 let keep = if comptime!(bp.pattern.is_planned()) {
                     // A query that sees nothing has an LSE of -inf.
                     let infinite = f32::new(f32::INFINITY);
@@ -91,14 +175,25 @@ pub(crate) fn probabilities<E: Float, NS: Size, NA: Size>(
                         second: first <= query1 && query1 < end,
                     }
                 };
-                weights.insert(comptime!(lower * 2), select(keep.first, p0, none));
-                weights.insert(comptime!(lower * 2 + 1), select(keep.second, p1, none));
+                let (w0, w1) = (
+                    marked(&mask, p0, 0usize, lower == 1),
+                    marked(&mask, p1, 1usize, lower == 1),
+                );
+                weights.insert(comptime!(lower * 2), select(keep.first, w0, none));
+                weights.insert(comptime!(lower * 2 + 1), select(keep.second, w1, none));
                 p0 = select(keep.first, p0, 0.0f32);
                 p1 = select(keep.second, p1, 0.0f32);
             } else {
-                weights.insert(comptime!(lower * 2), p0);
-                weights.insert(comptime!(lower * 2 + 1), p1);
+                weights.insert(comptime!(lower * 2), marked(&mask, p0, 0usize, lower == 1));
+                weights.insert(
+                    comptime!(lower * 2 + 1),
+                    marked(&mask, p1, 1usize, lower == 1),
+                );
             }
+            let (p0, p1) = (
+                weighed(&mask, p0, 0usize, lower == 1),
+                weighed(&mask, p1, 1usize, lower == 1),
+            );
             a.insert(
                 comptime!(m * 4 + n % 2 * 2 + lower),
                 pack(p0, p1, comptime!(bp.element)),
@@ -136,10 +231,14 @@ pub(crate) fn score_gradients<E: Float, NS: Size, NO: Size, NA: Size>(
             let mut values = Vector::<f32, Const<2>>::new(0.0f32);
             #[unroll]
             for e in 0..2usize {
-                let p = weights.extract(comptime!(lower * 2 + e));
+                let weight = weights.extract(comptime!(lower * 2 + e));
+                let p = unmarked(&keys.dropout, weight, boundary);
                 let dp: f32 = sums.products[index].extract(comptime!(first + lower * 2 + e));
-                let mut ds = p * (dp - tiles.delta[first_row + e]);
-                if comptime!(boundary) {
+                let of_pair = of_marked(&keys.dropout, weight, dp, tiles.delta[first_row + e]);
+                let mut ds = p * of_pair;
+                if comptime!(boundary && bp.dropout) {
+                    ds = select(weight == f32::new(NOT_SELECTED_OR_DROPPED), 0.0f32, ds);
+                } else if comptime!(boundary) {
                     ds = select(p < 0.0f32, 0.0f32, ds);
                 }
                 sums.scores[key] += ds;

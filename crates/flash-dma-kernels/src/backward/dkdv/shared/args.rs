@@ -21,6 +21,8 @@ pub(crate) struct BackwardInputs<E: Float> {
     pub lse: Box<[f32]>,
     /// Contiguous `[batch, q_heads, q_len]`.
     pub delta: Box<[f32]>,
+    /// Contiguous `[batch, q_heads, q_len]`: the rows' words of the mask of dropout, for `mma`.
+    pub words: ComptimeOption<Box<[u32]>>,
 }
 
 /// Where the keys of a key tile come from, and what is added to their logits. Without intervals and without a plan
@@ -142,6 +144,8 @@ pub(crate) struct QueryBoxes<E: Float> {
     pub grad_out: TensorMap<E, Tiled>,
     /// LSE and row sums.
     pub rows: TensorMap<f32, Tiled>,
+    /// The rows' words of the mask of dropout.
+    pub words: ComptimeOption<TensorMap<f32, Tiled>>,
 }
 
 /// Where the gradients of k or v go, see [`GradientRows`].

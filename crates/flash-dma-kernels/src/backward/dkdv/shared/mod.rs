@@ -2,6 +2,7 @@
 
 pub(crate) mod args;
 pub(crate) mod chunk_tile;
+pub(crate) mod dropout;
 pub(crate) mod gather;
 pub(crate) mod key_sums;
 pub(crate) mod keys;

@@ -3,6 +3,7 @@
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::mask::KeyMask;
 use crate::backward::dkdv::shared::queries::QueryRows;
+use crate::dropout::DropoutArg;
 use crate::matrix::logit_scale::LogitScale;
 use cubecl::prelude::*;
 
@@ -14,6 +15,8 @@ pub(crate) struct Pairs {
     /// The bits and the biases of the keys.
     pub mask: KeyMask,
     pub logit_scale: LogitScale,
+    /// The seed of the mask of dropout.
+    pub dropout: DropoutArg,
     #[cube(comptime)]
     pub bp: DkdvBlueprint,
 }

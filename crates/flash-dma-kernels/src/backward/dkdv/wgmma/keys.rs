@@ -5,6 +5,9 @@ use crate::backward::dkdv::shared::args::KeyTileSource;
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::keys::{OwnKey, own_key, score_row};
 use crate::backward::dkdv::shared::mask::KeyMask;
+use crate::dropout::{DropoutArg, DropoutSeed, column_word};
+use crate::matrix::dropout::PairMask;
+use crate::matrix::ptx::{read_pair, shared_address};
 use cubecl::prelude::*;
 
 /// Rows `lane / 4` and `lane / 4 + 8` of the warp's sixteen.
@@ -12,8 +15,31 @@ use cubecl::prelude::*;
 pub(crate) struct LaneKeys {
     pub upper: OwnKey,
     pub lower: OwnKey,
+    /// The keys' words of the mask of dropout.
+    mask: ComptimeOption<KeyWords>,
     #[cube(comptime)]
     pub bp: DkdvBlueprint,
+}
+
+/// The words of the two keys.
+#[derive(CubeType, Clone, Copy)]
+struct KeyWords {
+    upper: u32,
+    lower: u32,
+    seed: DropoutSeed,
+}
+
+#[cube]
+fn key_words(dropout: &DropoutArg, upper: &OwnKey, lower: &OwnKey) -> ComptimeOption<KeyWords> {
+    #[comptime]
+    match dropout {
+        ComptimeOption::Some(seed) => ComptimeOption::new_Some(KeyWords {
+            upper: column_word(upper.key, seed),
+            lower: column_word(lower.key, seed),
+            seed: seed.copied(),
+        }),
+        ComptimeOption::None => ComptimeOption::new_None(),
+    }
 }
 
 #[cube]
@@ -22,15 +48,45 @@ impl LaneKeys {
     pub(crate) fn new(
         source: &KeyTileSource,
         place: &ChunkTile,
+        dropout: &DropoutArg,
         #[comptime] bp: DkdvBlueprint,
     ) -> LaneKeys {
         let score_row = score_row(source, place, bp);
         let local = UNIT_POS_Y as usize * 16 + UNIT_POS_X as usize / 4;
         let scored = comptime!(bp.pattern.has_shared_score());
+        let upper = own_key(local, place, source, score_row, scored, bp);
+        let lower = own_key(local + 8, place, source, score_row, scored, bp);
+        let mask = key_words(dropout, &upper, &lower);
         LaneKeys {
-            upper: own_key(local, place, source, score_row, scored, bp),
-            lower: own_key(local + 8, place, source, score_row, scored, bp),
+            upper,
+            lower,
+            mask,
             bp,
+        }
+    }
+
+    /// The mask of the keys and of rows `8 n + 2 quad` and the next of `stage`; `words` are those of all stages.
+    pub(crate) fn pair_mask(
+        &self,
+        words: &ComptimeOption<Shared<[u32]>>,
+        stage: usize,
+        #[comptime] n: usize,
+    ) -> ComptimeOption<PairMask> {
+        #[comptime]
+        match &self.mask {
+            ComptimeOption::Some(mask) => {
+                let words = words.as_ref().unwrap();
+                let row = stage * comptime!(self.bp.rows)
+                    + comptime!(n * 8)
+                    + UNIT_POS_X as usize % 4 * 2;
+                ComptimeOption::new_Some(PairMask {
+                    upper: mask.upper,
+                    lower: mask.lower,
+                    columns: read_pair(shared_address(&words[0..1]) + row as u32 * 4),
+                    seed: mask.seed.copied(),
+                })
+            }
+            ComptimeOption::None => ComptimeOption::new_None(),
         }
     }
 

@@ -2,6 +2,7 @@
 
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::args::QueryBoxes;
+use crate::backward::dkdv::shared::dropout::words_of;
 use crate::backward::dkdv::shared::queries::{QueryRows, Step, all_finite};
 use crate::backward::dkdv::shared::steps::{Cursor, KeyBounds};
 use crate::finite::{NO_NUMBER, exponent_bits, is_finite};
@@ -26,6 +27,8 @@ pub(crate) struct Tiles<E: Float> {
     pub grad_out: Shared<[Segment<E>]>,
     /// `[stages, rows / 2]`: for each of two rows, `-log2(e)` times the LSE and the row sum.
     pub rows: Shared<[Vector<f32, Const<4>>]>,
+    /// `[stages, rows]`: the rows' words of the mask of dropout, if there is any.
+    pub words: ComptimeOption<Shared<[u32]>>,
     pub bounds: KeyBounds,
 }
 
@@ -43,6 +46,7 @@ impl<E: Float> Tiles<E> {
                 comptime!(bp.stages * bp.rows / 2),
                 128usize,
             ),
+            words: words_of(comptime!(bp.stages * bp.rows), bp),
             bounds: KeyBounds::new(bp),
         }
     }
@@ -59,9 +63,33 @@ pub(crate) struct StepCopies {
     q_panels: u32,
     o_panels: u32,
     places: u32,
+    /// Those of the words of rows, if there is dropout.
+    words: ComptimeOption<WordCopies>,
     /// The sequence, and the first head of the group.
     batch: usize,
     head: usize,
+}
+
+/// The tensor map of the words of rows, and the address of their first stage in bytes.
+#[derive(CubeType, Clone, Copy)]
+struct WordCopies {
+    map: u64,
+    places: u32,
+}
+
+#[cube]
+fn word_copies<E: Float>(boxes: &QueryBoxes<E>, tiles: &Tiles<E>) -> ComptimeOption<WordCopies> {
+    #[comptime]
+    match &boxes.words {
+        ComptimeOption::Some(map) => {
+            let words = tiles.words.as_ref().unwrap();
+            ComptimeOption::new_Some(WordCopies {
+                map: tensor_map_address::<f32, Tiled>(map),
+                places: uniform(shared_address(&words[0..1]) as usize) as u32,
+            })
+        }
+        ComptimeOption::None => ComptimeOption::new_None(),
+    }
 }
 
 #[cube]
@@ -79,6 +107,7 @@ impl StepCopies {
             q_panels: Panels::at::<E>(&tiles.q[0..1]).address,
             o_panels: Panels::at::<E>(&tiles.grad_out[0..1]).address,
             places: uniform(shared_address(&tiles.rows[0..1]) as usize) as u32,
+            words: word_copies::<E>(boxes, tiles),
             batch,
             head: queries.head,
         }
@@ -109,7 +138,24 @@ impl StepCopies {
         let stage = step % comptime!(bp.stages);
         let query = cursor.tile * comptime!(bp.queries());
         let head = self.head + cursor.head;
-        ring.arrive_expecting(stage, comptime!(2 * bp.stage_bytes() + 8 * bp.rows as u32));
+        let row_bytes = comptime!(if bp.dropout { 12 } else { 8 });
+        ring.arrive_expecting(
+            stage,
+            comptime!(2 * bp.stage_bytes() + row_bytes * bp.rows as u32),
+        );
+        #[comptime]
+        match &self.words {
+            ComptimeOption::Some(words) => copy_words(
+                words.map,
+                self.batch,
+                head,
+                query,
+                words.places + stage as u32 * comptime!(4 * bp.rows as u32),
+                ring,
+                stage,
+            ),
+            ComptimeOption::None => {}
+        }
         copy_words(
             self.rows,
             self.batch,

@@ -7,6 +7,7 @@ use crate::backward::dkdv::shared::queries::Step;
 use crate::backward::dkdv::shared::seen::seen_pair;
 use crate::backward::dkdv::wgmma::keys::LaneKeys;
 use crate::backward::dkdv::wgmma::queries::{Tiles, query_of};
+use crate::matrix::dropout::{weighed, without_delta};
 use crate::matrix::fragment::pack;
 use crate::matrix::wgmma::product::finish;
 use cubecl::prelude::*;
@@ -120,14 +121,17 @@ fn set_weights<E: Float, NS: Size, NP: Size>(
         if comptime!(boundary && bp.pattern.is_planned()) {
             seen_here = seen_pair(step.seen, n, bp);
         }
+        let mask = keys.pair_mask(&tiles.words, step.stage, n);
         let mut dss = Vector::<f32, Const<4>>::new(0.0f32);
         #[unroll]
         for e in 0..2usize {
             let row = comptime!(n * 8 + e) + quad * 2;
             let row_delta = pair.extract(comptime!(2 * e + 1));
             let (at0, at1) = comptime!((n * 4 + e, n * 4 + 2 + e));
-            let mut ds0 = exact.extract(at0) * (dp.extract(at0) - row_delta);
-            let mut ds1 = exact.extract(at1) * (dp.extract(at1) - row_delta);
+            let of_pair0 = without_delta(&mask, dp.extract(at0), row_delta, e, false);
+            let of_pair1 = without_delta(&mask, dp.extract(at1), row_delta, e, true);
+            let mut ds0 = exact.extract(at0) * of_pair0;
+            let mut ds1 = exact.extract(at1) * of_pair1;
             if comptime!(boundary) {
                 // A pair that is not selected has a probability of 0, but may have a dP that is not finite.
                 let reference = pair.extract(comptime!(2 * e));
@@ -150,7 +154,9 @@ fn set_weights<E: Float, NS: Size, NP: Size>(
         for half in 0..2usize {
             let (x, y) = comptime!((half * 2, half * 2 + 1));
             let (px, py) = comptime!((n * 4 + half * 2, n * 4 + half * 2 + 1));
-            let pair = pack(exact.extract(px), exact.extract(py), comptime!(bp.element));
+            let x0 = weighed(&mask, exact.extract(px), 0usize, half == 1);
+            let x1 = weighed(&mask, exact.extract(py), 1usize, half == 1);
+            let pair = pack(x0, x1, comptime!(bp.element));
             p.insert(comptime!(n * 2 + half), pair);
             let pair = pack(dss.extract(x), dss.extract(y), comptime!(bp.element));
             ds.insert(comptime!(n * 2 + half), pair);

@@ -1,0 +1,60 @@
+//! The words of a step's queries and of a tile's keys for the mask of dropout, in shared memory.
+
+use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::shared::args::KeyTileSource;
+use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
+use crate::dropout::{DropoutArg, column_word};
+use crate::matrix::dropout::pair_at;
+use cubecl::prelude::*;
+
+/// Room for `count` words, if there is dropout.
+#[cube]
+pub(crate) fn words_of(
+    #[comptime] count: usize,
+    #[comptime] bp: DkdvBlueprint,
+) -> ComptimeOption<Shared<[u32]>> {
+    if comptime!(bp.dropout) {
+        ComptimeOption::new_Some(Shared::<[u32]>::new_aligned_slice(count, 128usize))
+    } else {
+        ComptimeOption::new_None()
+    }
+}
+
+/// Sets the words of the keys of a tile, one unit each; the caller synchronises.
+#[cube]
+pub(crate) fn enter_columns(
+    columns: &mut ComptimeOption<Shared<[u32]>>,
+    dropout: &DropoutArg,
+    source: &KeyTileSource,
+    place: &ChunkTile,
+    #[comptime] bp: DkdvBlueprint,
+) {
+    #[comptime]
+    match dropout {
+        ComptimeOption::Some(seed) => {
+            let unit = UNIT_POS as usize;
+            if unit < comptime!(bp.keys()) && place.start + unit < place.count {
+                let columns = columns.as_mut().unwrap();
+                columns[unit] = column_word(place.key_of(source, unit, bp), seed);
+            }
+        }
+        ComptimeOption::None => {}
+    }
+}
+
+/// The words of rows `stage * rows + row` and the next of the stages.
+#[cube]
+pub(crate) fn words_of_rows(
+    words: &ComptimeOption<Shared<[u32]>>,
+    stage: usize,
+    row: usize,
+    #[comptime] bp: DkdvBlueprint,
+) -> ComptimeOption<Vector<u32, Const<2>>> {
+    #[comptime]
+    match words {
+        ComptimeOption::Some(words) => {
+            ComptimeOption::new_Some(pair_at(words, stage * comptime!(bp.rows) + row))
+        }
+        ComptimeOption::None => ComptimeOption::new_None(),
+    }
+}
