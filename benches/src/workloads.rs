@@ -1,6 +1,6 @@
 //! The workload table of the project: the timed shapes, as data.
 
-use flash_dma_problem::{AttentionError, AttentionOptions, ElementType, Problem};
+use flash_dma_problem::{AttentionError, AttentionOptions, Dropout, ElementType, Problem};
 use flash_dma_reference::generate::Scores;
 
 /// One attention shape and the distribution of its scores.
@@ -26,6 +26,8 @@ pub struct Workload {
     pub element: ElementType,
     /// The kind of scores, which determines which keys live and for how long.
     pub scores: Scores,
+    /// The probability that a pair is dropped; `None` is no dropout.
+    pub dropout: Option<f32>,
 }
 
 impl Workload {
@@ -39,6 +41,7 @@ impl Workload {
         let kv = [self.batch, self.kv_heads, self.len, self.head_dim];
         let options = AttentionOptions {
             keep_window: self.window,
+            dropout: self.dropout.map(|rate| Dropout::new(rate, 1)).transpose()?,
             ..AttentionOptions::new()
         };
         let scores = self.window.map(|_| &kv[..3]);
@@ -55,6 +58,7 @@ impl Workload {
                 w.len - w.q_len,
                 w.element,
                 w.scores,
+                w.dropout.map(f32::to_bits),
             )
         };
         key(self) == key(other)
@@ -74,6 +78,7 @@ const fn layer(name: &'static str, len: usize, window: Option<usize>) -> Workloa
         window,
         element: ElementType::Bf16,
         scores: Scores::Normal,
+        dropout: None,
     }
 }
 
@@ -90,6 +95,7 @@ const fn small(name: &'static str, len: usize, window: Option<usize>) -> Workloa
         window,
         element: ElementType::Bf16,
         scores: Scores::Normal,
+        dropout: None,
     }
 }
 
@@ -150,6 +156,10 @@ pub const WORKLOADS: &[Workload] = &[
     },
     layer("layer-n32k-w2048", 32768, Some(2048)),
     Workload {
+        dropout: Some(0.1),
+        ..layer("layer-n32k-w2048-dropout", 32768, Some(2048))
+    },
+    Workload {
         scores: Scores::Recency,
         ..layer("layer-n32k-w2048-recency", 32768, Some(2048))
     },
@@ -190,6 +200,7 @@ mod tests {
             "layer-d64-n16k-dense",
             "layer-n32k-w1024-f32",
             "layer-n32k-w2048-recency",
+            "layer-n32k-w2048-dropout",
             "few-q128-n32k-w8192",
             "small-n32k-w1024",
         ] {
