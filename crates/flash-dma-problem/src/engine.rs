@@ -133,6 +133,8 @@ pub enum Obstacle {
     RepeatedRows,
     /// A bias that differs between queries.
     PairBias,
+    /// The gradients of such a bias's call with dropout.
+    DroppedPairBias,
     /// A bias of keys that is not contiguous along them.
     BiasStride,
     /// Pages that are not whole key tiles of the engine.
@@ -163,6 +165,9 @@ impl Obstacle {
             }
             Self::RepeatedRows => Some("copy the tensor that repeats its rows"),
             Self::PairBias => Some("take a bias that all queries share, if the model allows it"),
+            Self::DroppedPairBias => {
+                Some("leave out dropout, or take a bias that all queries share")
+            }
             Self::BiasStride => Some("copy the bias, so that it is contiguous along the keys"),
             Self::PageLength => Some("take pages of a multiple of 32 tokens"),
             _ => None,
@@ -186,6 +191,9 @@ impl fmt::Display for Obstacle {
             Self::UnalignedRows => f.write_str("rows do not begin at multiples of 16 bytes"),
             Self::RepeatedRows => f.write_str("rows are repeated by a stride of 0"),
             Self::PairBias => f.write_str("the bias differs between queries"),
+            Self::DroppedPairBias => {
+                f.write_str("the bias differs between queries, and there is dropout")
+            }
             Self::BiasStride => f.write_str("the bias is not contiguous along the keys"),
             Self::PageLength => f.write_str("pages are not whole key tiles"),
             Self::PageWindow => f.write_str("there is no kernel for pages with a window"),

@@ -31,15 +31,16 @@ fn suits_mma(call: &MaskedCall, gradients: bool) -> bool {
 }
 
 /// Whether the engine `wgmma` claims to support both passes of a call: what `mma` supports of these head dimensions,
-/// with rows that do not repeat themselves, and any bias of pairs.
-fn suits_wgmma(call: &MaskedCall) -> bool {
+/// with rows that do not repeat themselves, and any bias of pairs; of gradients with dropout, none.
+fn suits_wgmma(call: &MaskedCall, gradients: bool) -> bool {
     let p = &call.problem.attention;
+    let refused = gradients && p.dropout.is_some();
     let mut boxes = [&call.q, &call.grad_out]
         .into_iter()
         .flat_map(|rows| rows.shape.iter().zip(&rows.strides).take(3));
     [64, 128].contains(&p.head_dim)
         && boxes.all(|(&len, &stride)| len <= 1 || stride > 0)
-        && suits_mma(call, false)
+        && suits_mma(call, refused)
 }
 
 impl<T: Target> Kernels<T> {
@@ -100,7 +101,9 @@ impl<T: Target> Kernels<T> {
         let fingerprint = &self.client.properties().identity.fingerprint;
         let version = fingerprint.strip_prefix("ptx_sm").map(str::parse::<u32>);
         match (T::ENGINE, version) {
-            (Some(engine::Engine::Wgmma), Some(Ok(version))) => version == 90 && suits_wgmma(call),
+            (Some(engine::Engine::Wgmma), Some(Ok(version))) => {
+                version == 90 && suits_wgmma(call, gradients)
+            }
             (Some(engine::Engine::Mma), Some(Ok(version))) => {
                 version >= 80 && suits_mma(call, gradients)
             }

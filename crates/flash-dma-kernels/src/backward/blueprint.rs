@@ -159,7 +159,8 @@ impl MmaBlueprints {
     }
 
     /// The configuration for a problem with a mask or a bias on an instruction, or why it does not support it: as
-    /// [`choose`](Self::choose) and [`choose_wgmma`](Self::choose_wgmma). `mma` supports biases that all queries share.
+    /// [`choose`](Self::choose) and [`choose_wgmma`](Self::choose_wgmma). `mma` supports biases that all queries share;
+    /// with dropout `wgmma` does, too.
     pub(crate) fn choose_masked(
         instruction: Instruction,
         problem: &MaskedProblem,
@@ -169,6 +170,10 @@ impl MmaBlueprints {
         let tile = MmaBlueprint::choose_masked(instruction, problem, properties)?;
         if tile.pattern.has_pair_bias() && instruction == Instruction::Mma {
             return Err(Obstacle::PairBias);
+        }
+        if tile.pattern.has_pair_bias() && tile.dropout {
+            // The registers of dk/dv do not hold the biases and the words: ptxas would serialise its products (C7515).
+            return Err(Obstacle::DroppedPairBias);
         }
         let shared = properties.hardware.max_shared_memory_size;
         let dq = match instruction {

@@ -121,7 +121,8 @@ fn attention() -> Vec<Case> {
     let mut call = Attention::new(128, Bf16, Some(sparse.with_dropout(dropout)));
     call.residual = true;
     cases.push(call.case("bf16-d128-dropout-residual".into()));
-    // Without scores, but with options.
+    let options = AttentionOptions::new().with_dropout(dropout);
+    let mut call = Attention::new(128, Bf16, Some(options));
     call.scored = false;
     cases.push(call.case("bf16-d128-dense-dropout".into()));
     let mut call = Attention::new(128, Bf16, Some(sparse));

@@ -40,7 +40,6 @@ impl BiasBlueprint {
         let p = &problem.attention;
         let of_pairs = |shape: [usize; 4]| shape[2] == p.q_len && shape[3] == p.k_len;
         let served = problem.bias.is_some_and(of_pairs)
-            && p.dropout.is_none()
             && has_wgmma(properties)
             && p.element != ElementType::F32
             && [64, 128].contains(&p.head_dim);
