@@ -408,7 +408,7 @@ impl CacheShape {
     ///
     /// As [`append`](Self::append); [`AttentionError::HeadRatio`]; [`AttentionError::CacheWindow`] if `options` keep
     /// another window than the cache has slots, or any with pages; [`AttentionError::CacheNotCausal`];
-    /// [`AttentionError::CacheDropout`]; and the errors of the scale and the softcap.
+    /// [`AttentionError::CacheDropout`]; [`AttentionError::CacheAlibi`]; and the errors of the scale and the softcap.
     pub fn decode(
         &self,
         q: &[usize],
@@ -433,6 +433,9 @@ impl CacheShape {
         }
         if options.dropout.is_some() {
             return Err(AttentionError::CacheDropout);
+        }
+        if options.alibi.is_some() {
+            return Err(AttentionError::CacheAlibi);
         }
         if let EngineChoice::Only(engine) = options.engine {
             let (pass, obstacle) = (PassKind::Decode, Obstacle::Cache);

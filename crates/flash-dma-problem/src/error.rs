@@ -346,6 +346,25 @@ pub enum AttentionError {
     /// A cache was given options with dropout, which is for training.
     #[error("a cache serves inference: its options must have no dropout")]
     CacheDropout,
+    /// A slope of ALiBi is NaN or infinite.
+    #[error("the ALiBi slope of head {head} must be finite, but is {slope}")]
+    AlibiSlope {
+        /// The query head.
+        head: usize,
+        /// The slope that was given.
+        slope: f32,
+    },
+    /// Slopes of ALiBi for another number of heads.
+    #[error("there are {slopes} ALiBi slopes for {q_heads} query heads")]
+    AlibiHeads {
+        /// Slopes.
+        slopes: usize,
+        /// Heads of `q`.
+        q_heads: usize,
+    },
+    /// A cache was given options with ALiBi, which its kernels do not add.
+    #[error("a cache has no kernels with ALiBi: its options must have none")]
+    CacheAlibi,
     /// The epsilon of a norm is not positive and finite.
     #[error("the epsilon of a norm must be positive and finite, but is {epsilon}")]
     Epsilon {
@@ -548,8 +567,8 @@ kinds! {
     Rank Shape Broadcast PlanCausal BiasGradient HeadRatio HeadDim ElementType Device RangesDevice Strides Buffer
     ZeroWindow WindowWithoutScores IntervalsWindow WindowParts HeadWindows SelectionNotCausal DocumentQueries
     DocumentBatch DocumentTokens DocumentCounts MaskedSelection CumulativeLengths IntervalBounds
-    ScoresWithoutIntervals ScoresGradient RankGradient Residual Scale Softcap DropoutRate Epsilon
-    NormOperand Positions PagesFull EmptyPages CacheScores
+    ScoresWithoutIntervals ScoresGradient RankGradient Residual Scale Softcap DropoutRate AlibiSlope AlibiHeads Epsilon
+    NormOperand Positions PagesFull EmptyPages CacheScores CacheAlibi
     CacheWindow CacheNotCausal CacheDropout PagesUsed Sequence TokensWait NotHolding TooManyAccepted NoParts NoCaches
     JoinedCaches Prefix BlockTable Tracked Record TooLarge Engine Unsupported DeviceFailed SecondOrder
 }

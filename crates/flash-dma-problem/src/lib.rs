@@ -23,6 +23,7 @@
 //! `q_heads` is a multiple of `kv_heads`; query head `h` reads kv head `h / (q_heads / kv_heads)`.
 #![warn(missing_docs)]
 
+mod alibi;
 mod cache;
 pub mod cost;
 pub mod dropout;
@@ -36,6 +37,7 @@ mod options;
 mod problem;
 mod rule;
 
+pub use alibi::AlibiSlopes;
 pub use cache::{AppendProblem, Appending, CacheShape, DecodeProblem, MAX_DECODE_TOKENS, Storage};
 pub use dropout::Dropout;
 pub use engine::{Dense, Engine, EngineChoice, EngineReport, Obstacle, PassKind, PassedOver};

@@ -132,6 +132,7 @@ impl Problem {
             causal: self.causal,
             scale: Some(self.scale),
             softcap: self.softcap,
+            alibi: self.alibi,
             deterministic: self.deterministic,
             dropout: self.dropout,
             engine: self.engine,

@@ -1,9 +1,9 @@
 //! The options of a caller.
 
-use crate::{Dense, Dropout, EngineChoice};
+use crate::{AlibiSlopes, Dense, Dropout, EngineChoice};
 
 /// The options of dynamic-mask attention. The default is causal, keeps every key, scales by
-/// `1/sqrt(head_dim)` and has neither softcap nor dropout.
+/// `1/sqrt(head_dim)` and has neither softcap, ALiBi nor dropout.
 ///
 /// ```
 /// # use flash_dma_problem::AttentionOptions;
@@ -23,6 +23,8 @@ pub struct AttentionOptions {
     pub scale: Option<f32>,
     /// `c` of `c * tanh(x / c)`, applied to the scaled product before the score is added.
     pub softcap: Option<f32>,
+    /// The slopes of ALiBi, one per query head. `None` adds nothing; a cache refuses them.
+    pub alibi: Option<AlibiSlopes>,
     /// Request bit-equal results over repeats. The portable and CPU engines always produce them.
     pub deterministic: bool,
     /// Dropout of the attention probabilities, for training. `None` drops nothing; a cache refuses it.
@@ -40,6 +42,7 @@ impl Default for AttentionOptions {
             causal: true,
             scale: None,
             softcap: None,
+            alibi: None,
             deterministic: false,
             dropout: None,
             engine: EngineChoice::Fastest,
@@ -80,6 +83,14 @@ impl AttentionOptions {
     #[must_use]
     pub fn with_softcap(mut self, cap: f32) -> Self {
         self.softcap = Some(cap);
+        self
+    }
+
+    /// Adds ALiBi to the logits, or nothing with `None`. Slopes of another number of heads than the queries have are an
+    /// error, [`AttentionError::AlibiHeads`](crate::AttentionError::AlibiHeads).
+    #[must_use]
+    pub fn with_alibi(mut self, slopes: impl Into<Option<AlibiSlopes>>) -> Self {
+        self.alibi = slopes.into();
         self
     }
 

@@ -1,6 +1,6 @@
 //! One attention problem: its sizes and the resolved options, checked.
 
-use crate::{AttentionError, AttentionOptions, Dropout, EngineChoice, TensorName};
+use crate::{AlibiSlopes, AttentionError, AttentionOptions, Dropout, EngineChoice, TensorName};
 use core::fmt;
 
 /// The greatest head dimension an engine must support.
@@ -150,6 +150,8 @@ pub struct Problem {
     pub scale: f32,
     /// Cap of the scaled product.
     pub softcap: Option<f32>,
+    /// Slopes of ALiBi, one per query head.
+    pub alibi: Option<AlibiSlopes>,
     /// Whether bit-equal results over repeats were requested.
     pub deterministic: bool,
     /// Dropout of the attention probabilities; never one that drops nothing.
@@ -202,6 +204,9 @@ impl Problem {
         }
         let window = resolve_window(options.keep_window, scores.is_some())?;
         let scale = check_options(options, head_dim)?;
+        if let Some(slopes) = options.alibi {
+            slopes.check(q_heads)?;
+        }
         Ok(Self {
             batch,
             q_heads,
@@ -215,6 +220,7 @@ impl Problem {
             causal: options.causal,
             scale,
             softcap: options.softcap,
+            alibi: options.alibi,
             deterministic: options.deterministic,
             dropout: options.dropout.and_then(Dropout::effective),
             engine: options.engine,

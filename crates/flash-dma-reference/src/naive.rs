@@ -169,7 +169,7 @@ pub(crate) fn forward(t: &Tensors, pairs: &impl Pairs) -> NaiveForward {
     let mut keys = Vec::new();
     for (b, h, i) in t.queries() {
         let row = t.q_row(b, h, i);
-        pairs.row(b, h, i, &mut keys);
+        pairs.biased_row(t.problem, [b, h, i], &mut keys);
         let Some((p, _, row_lse)) = softmax(t, t.row(t.q, row), b, h, &keys) else {
             continue;
         };
@@ -213,7 +213,7 @@ pub(crate) fn backward(
     for (b, h, i) in t.queries() {
         let row = t.q_row(b, h, i);
         let (q, dout) = (t.row(t.q, row), t.row(grad_out, row));
-        pairs.row(b, h, i, &mut keys);
+        pairs.biased_row(t.problem, [b, h, i], &mut keys);
         let Some((p, slopes, _)) = softmax(t, q, b, h, &keys) else {
             continue;
         };
@@ -271,8 +271,8 @@ pub(crate) fn rank(
     for (b, h, i) in t.queries() {
         let row = t.q_row(b, h, i);
         let (q, dout) = (t.row(t.q, row), t.row(grad_out, row));
-        pairs.row(b, h, i, &mut keys);
-        runners.row(b, h, i, &mut outside);
+        pairs.biased_row(t.problem, [b, h, i], &mut keys);
+        runners.biased_row(t.problem, [b, h, i], &mut outside);
         let Some((_, _, lse)) = softmax(t, q, b, h, &keys) else {
             continue;
         };

@@ -8,11 +8,31 @@ pub(crate) trait Pairs {
     /// Fills `keys` with the attended keys of query `i` of query head `h`, and their biases.
     fn row(&self, b: usize, h: usize, i: usize, keys: &mut Vec<(usize, f64)>);
 
+    /// What ALiBi adds to the logits of that query, for each key.
+    fn alibi(&self, p: &Problem, [_, h, i]: [usize; 3]) -> impl Fn(usize) -> f64 {
+        alibi(p, h, i)
+    }
+
+    /// As [`row`](Self::row), with ALiBi in the biases.
+    fn biased_row(&self, p: &Problem, [b, h, i]: [usize; 3], keys: &mut Vec<(usize, f64)>) {
+        self.row(b, h, i, keys);
+        let alibi = self.alibi(p, [b, h, i]);
+        for (j, bias) in keys {
+            *bias += alibi(*j);
+        }
+    }
+
     /// The factors by which dropout multiplies the probabilities of that query, for each key.
     fn weights(&self, p: &Problem, [b, h, i]: [usize; 3]) -> impl Fn(usize) -> f64 {
         let weights = p.dropout_weights(b * p.q_heads + h, i);
         move |j| f64::from(weights(j))
     }
+}
+
+/// What ALiBi adds to the logits of query `i` of head `h`, for each key; 0 without.
+pub(crate) fn alibi(p: &Problem, h: usize, i: usize) -> impl Fn(usize) -> f64 + use<> {
+    let (p, slope) = (*p, p.slope(h).map_or(0.0, f64::from));
+    move |j| -slope * p.distance(i, j) as f64
 }
 
 /// Contiguous `q`, `k`, `v`.
@@ -136,7 +156,7 @@ pub(crate) fn forward(t: &Tensors, pairs: &impl Pairs) -> (Exact, Exact) {
     let mut keys = Vec::new();
     for (b, h, i) in t.queries() {
         let row = t.q_row(b, h, i);
-        pairs.row(b, h, i, &mut keys);
+        pairs.biased_row(t.problem, [b, h, i], &mut keys);
         let Some(s) = softmax(t, t.row(t.q, row), h, b, &keys) else {
             lse.values[row] = f64::NEG_INFINITY;
             continue;
@@ -161,7 +181,7 @@ pub(crate) fn probabilities(t: &Tensors, pairs: &impl Pairs, chosen: &[usize]) -
     let heads = (0..p.batch).flat_map(|b| (0..p.q_heads).map(move |h| (b, h)));
     let rows = heads.flat_map(|(b, h)| chosen.iter().map(move |&i| (b, h, i)));
     for (row, (b, h, i)) in rows.enumerate() {
-        pairs.row(b, h, i, &mut keys);
+        pairs.biased_row(t.problem, [b, h, i], &mut keys);
         let Some(s) = softmax(t, t.row(t.q, t.q_row(b, h, i)), h, b, &keys) else {
             continue;
         };
@@ -188,7 +208,7 @@ pub(crate) fn backward(
     for (b, h, i) in t.queries() {
         let row = t.q_row(b, h, i);
         let (q, dout) = (t.row(t.q, row), t.row(grad_out, row));
-        pairs.row(b, h, i, &mut keys);
+        pairs.biased_row(t.problem, [b, h, i], &mut keys);
         let Some(s) = softmax(t, q, h, b, &keys) else {
             continue;
         };
@@ -244,8 +264,8 @@ pub(crate) fn rank(
     for (b, h, i) in t.queries() {
         let row = t.q_row(b, h, i);
         let (q, dout) = (t.row(t.q, row), t.row(grad_out, row));
-        pairs.row(b, h, i, &mut keys);
-        runners.row(b, h, i, &mut outside);
+        pairs.biased_row(t.problem, [b, h, i], &mut keys);
+        runners.biased_row(t.problem, [b, h, i], &mut outside);
         // A row that attends to nothing gives none.
         let Some(s) = softmax(t, q, h, b, &keys) else {
             continue;

@@ -308,6 +308,12 @@ impl Pairs for Part {
         keys.clone_from(&self.pairs[i]);
     }
 
+    fn alibi(&self, _: &Problem, [_, _, i]: [usize; 3]) -> impl Fn(usize) -> f64 {
+        let (p, row) = (&self.whole, self.rows[i]);
+        let alibi = rows::alibi(p, row / p.q_len % p.q_heads, row % p.q_len);
+        move |j| alibi(self.keys[j] % p.k_len)
+    }
+
     fn weights(&self, _: &Problem, [_, _, i]: [usize; 3]) -> impl Fn(usize) -> f64 {
         let (p, row) = (&self.whole, self.rows[i]);
         let weights = p.dropout_weights(row / p.q_len, row % p.q_len);

@@ -1,6 +1,8 @@
 //! Every gradient against central differences, in f64.
 
-use flash_dma_problem::{AttentionOptions, Dropout, ElementType, NormProblem, Problem, Rotary};
+use flash_dma_problem::{
+    AlibiSlopes, AttentionOptions, Dropout, ElementType, NormProblem, Problem, Rotary,
+};
 use flash_dma_reference::generate::{self, Scores};
 use flash_dma_reference::masked::{Broadcast, MaskedInputs};
 use flash_dma_reference::norm::Norm;
@@ -98,6 +100,9 @@ fn attention_gradients_equal_central_differences() {
             let dropped = capped.with_dropout(Dropout::new(rate, 3).unwrap());
             check_attention(problem([4, 7, 8], [2, 9], true, dropped), Scores::Normal);
         }
+        let alibi = capped.with_alibi(AlibiSlopes::standard(4));
+        check_attention(problem([4, 7, 8], [2, 9], true, alibi), Scores::Normal);
+        check_attention(problem([4, 9, 8], [2, 7], true, alibi), Scores::Normal);
     }
 }
 
@@ -112,6 +117,9 @@ fn masked_gradients_equal_central_differences() {
                 options.softcap = softcap;
                 if bits % 3 == 0 {
                     options.dropout = Some(Dropout::new(0.3, bits as u64).unwrap());
+                }
+                if bits % 4 == 1 {
+                    options.alibi = Some(AlibiSlopes::standard(heads));
                 }
                 let problem = problem([heads, q_len, 8], [kv_heads, k_len], false, options);
                 // Every broadcast of the bias; the mask uses a different one.

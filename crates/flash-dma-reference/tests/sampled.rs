@@ -1,6 +1,6 @@
 //! The sampled oracle against the whole one, on problems small enough for both.
 
-use flash_dma_problem::{AttentionOptions, Dropout, ElementType, Problem};
+use flash_dma_problem::{AlibiSlopes, AttentionOptions, Dropout, ElementType, Problem};
 use flash_dma_reference::compare::{GRADIENT, OUTPUT, naive_error};
 use flash_dma_reference::generate::{self, Scores};
 use flash_dma_reference::sampled::{Sampled, Source, attended_keys, first_nonzero, reader, spread};
@@ -64,6 +64,12 @@ fn cases() -> Vec<Case> {
             [2, 4, 2, 21, 40],
             Some(Scores::Normal),
             window(9).with_dropout(Dropout::new(0.4, 1).unwrap()),
+            ElementType::F32,
+        ),
+        case(
+            [2, 4, 2, 21, 40],
+            Some(Scores::Normal),
+            window(9).with_alibi(AlibiSlopes::standard(4)),
             ElementType::F32,
         ),
         case(

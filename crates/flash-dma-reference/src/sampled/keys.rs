@@ -107,6 +107,15 @@ struct Sums {
     naive_scores: Vec<f32>,
 }
 
+/// A key that a query attends to.
+struct Pair<'a> {
+    key: &'a Key,
+    /// The score of the key, with ALiBi.
+    bias: f64,
+    /// The factor of dropout.
+    weight: f32,
+}
+
 /// A query row and its data.
 struct Query {
     q: Vec<f64>,
@@ -154,21 +163,28 @@ impl Sums {
             grad_out,
         };
         let weights = p.dropout_weights(row / p.q_len, row % p.q_len);
+        let alibi = rows::alibi(p, row / p.q_len % p.q_heads, row % p.q_len);
         for (n, key) in attended {
-            let weight = weights(key.row % p.k_len);
-            self.add_pair(p, n, key, &query, weight);
-            self.add_naive_pair(p, n, key, &query, weight);
+            let j = key.row % p.k_len;
+            let pair = Pair {
+                key,
+                bias: key.score + alibi(j),
+                weight: weights(j),
+            };
+            self.add_pair(p, n, &pair, &query);
+            self.add_naive_pair(p, n, &pair, &query);
         }
     }
 
-    fn add_pair(&mut self, p: &Problem, n: usize, key: &Key, query: &Query, weight: f32) {
+    fn add_pair(&mut self, p: &Problem, n: usize, pair: &Pair, query: &Query) {
+        let &Pair { key, bias, weight } = pair;
         let (dim, scale) = (p.head_dim, f64::from(p.scale));
         let (product, product_abs) = rows::dot(&query.q, &key.k);
         let x = scale * product;
         let (capped, slope) = rows::soft_cap(x, p.softcap);
-        let prob = (capped + key.score - query.lse).exp();
+        let prob = (capped + bias - query.lse).exp();
         // The LSE is given, so a probability is only as wrong as its own logit and the difference.
-        let size = 1.0 + scale.abs() * product_abs + key.score.abs() + query.lse.abs();
+        let size = 1.0 + scale.abs() * product_abs + bias.abs() + query.lse.abs();
         let size = if size.is_finite() { size } else { 1.0 };
         let dp = <[f64; 2]>::from(rows::dot(&query.grad_out, &key.v));
         let [dp, dp_abs] = dp.map(|dp| dp * f64::from(weight));
@@ -182,11 +198,12 @@ impl Sums {
     }
 
     /// As `naive::backward` does it.
-    fn add_naive_pair(&mut self, p: &Problem, n: usize, key: &Key, query: &Query, weight: f32) {
+    fn add_naive_pair(&mut self, p: &Problem, n: usize, pair: &Pair, query: &Query) {
+        let &Pair { key, bias, weight } = pair;
         let (dim, element, scale) = (p.head_dim, p.element, p.scale);
         let x = scale * naive::dot(&query.q, &key.k);
         let (capped, slope) = naive::soft_cap(x, p.softcap);
-        let prob = (capped + key.score as f32 - query.lse as f32).exp();
+        let prob = (capped + bias as f32 - query.lse as f32).exp();
         let mean = query.naive_delta - query.grad_lse as f32;
         let dp = naive::dot(&query.grad_out, &key.v) * weight;
         let ds = prob * (dp - mean);
