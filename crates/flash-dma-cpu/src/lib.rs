@@ -63,9 +63,9 @@ mod view;
 pub use args::{Gradients, Inputs, MaskedGradients, MaskedInputs, Outputs, Saved, Selection};
 pub use element::Element;
 pub use flash_dma_problem::{
-    AppendProblem, Appending, AttentionError, AttentionOptions, CacheShape, DecodeProblem, Dropout,
-    ElementType, Interval, KeptKeys, MaskedProblem, NormProblem, PlanGeometry, Problem, Rotary,
-    ScoreRole, SelectionRule,
+    AlibiSlopes, AppendProblem, Appending, AttentionError, AttentionOptions, CacheShape,
+    DecodeProblem, Dropout, ElementType, Interval, KeptKeys, MaskedProblem, NormProblem,
+    PlanGeometry, Problem, Rotary, ScoreRole, SelectionRule,
 };
 pub use masked::{masked_backward, masked_forward, plan, plan_ranges};
 pub use norm::{NormGradients, NormParameters, norm_backward, norm_forward};

@@ -145,7 +145,7 @@ impl<'a, E: Element, R: KeyRows<E>> ChunkPass<'a, E, R> {
     fn block(&mut self, rows: &QueryRows, places: Range<usize>, buffers: &mut BlockBuffers) {
         let (problem, keys) = (self.operands.problem, &self.operands.keys);
         let dim = problem.head_dim;
-        let mut block = buffers.gather(keys, rows, &self.keys, places, dim);
+        let mut block = buffers.gather(keys, rows, &self.keys, places, problem);
         let (tile, pairs) = (&mut self.tile, &mut self.pairs);
         pairs.multiply(problem, tile, &block);
         match &mut self.dbias {

@@ -64,7 +64,7 @@ fn attend_chunk<E: Element, R: KeyRows<E>>(
         tile.clear(rows.len(), problem.head_dim);
         tile.dropout.set_rows(problem, &rows);
         for places in keys.blocks(key_block(problem)) {
-            let block = buffers.gather(&operands.keys, &rows, &keys, places, problem.head_dim);
+            let block = buffers.gather(&operands.keys, &rows, &keys, places, problem);
             tile.attend(problem, rows.len(), block);
         }
         tile.write(&rows, chunk, problem.head_dim, &mut outputs);

@@ -65,7 +65,7 @@ fn of_chunk<E: Element, R: KeyRows<E>>(
             grad_lse.extend((0..rows.len()).map(|r| all[of_row(r)]));
         }
         for places in keys.blocks(key_block(problem)) {
-            let block = buffers.gather(&operands.keys, &rows, &keys, places, problem.head_dim);
+            let block = buffers.gather(&operands.keys, &rows, &keys, places, problem);
             pairs.multiply(problem, &tile, &block);
             let len = tile.rows * block.columns;
             let of_columns = columns.get(block.columns);

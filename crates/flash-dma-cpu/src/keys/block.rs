@@ -7,6 +7,7 @@ use crate::element::Element;
 use crate::queries::QueryRows;
 use crate::scratch::Buffer;
 use crate::simd::LANES;
+use flash_dma_problem::Problem;
 use std::ops::Range;
 
 /// Memory of a block.
@@ -42,15 +43,16 @@ pub(crate) struct KeyBlock<'a> {
 }
 
 impl BlockBuffers {
-    /// Gathers the keys at `places` of a tile's list.
+    /// Gathers the keys at `places` of a tile's list. Their biases have ALiBi in them.
     pub(crate) fn gather<'a, E: Element, R: KeyRows<E>>(
         &'a mut self,
         source: &Keys<'_, R>,
         tile: &QueryRows,
         list: &'a TileKeys<'_>,
         places: Range<usize>,
-        dim: usize,
+        problem: &Problem,
     ) -> KeyBlock<'a> {
+        let dim = problem.head_dim;
         let entries = &list.list().entries[places.clone()];
         let len = entries.len();
         let columns = len.next_multiple_of(LANES);
@@ -70,7 +72,8 @@ impl BlockBuffers {
         k[len * dim..].fill(0.0);
         v[len * dim..].fill(0.0);
 
-        let one_bias = source.bias.is_none_or(|bias| bias.is_one_row(tile));
+        let one_bias =
+            problem.alibi.is_none() && source.bias.is_none_or(|bias| bias.is_one_row(tile));
         let bias_rows = if one_bias { 1 } else { tile.len() };
         let biases = self.bias.get(bias_rows * columns);
         match &source.bias {
@@ -80,6 +83,11 @@ impl BlockBuffers {
                     bias.gather(tile, row, &self.keys, biases);
                     biases[len..].fill(0.0);
                 }
+            }
+        }
+        if problem.alibi.is_some() {
+            for (row, biases) in biases.chunks_exact_mut(columns).enumerate() {
+                add_alibi(problem, tile, row, &self.keys, biases);
             }
         }
 
@@ -127,6 +135,16 @@ impl BlockBuffers {
             bias: biases,
             one_bias,
         }
+    }
+}
+
+/// Adds what ALiBi adds to the logits of a tile's row to its biases, those of `keys`.
+fn add_alibi(problem: &Problem, tile: &QueryRows, row: usize, keys: &[u32], biases: &mut [f32]) {
+    let slope = problem.slope(tile.q_head(row)).unwrap_or(0.0);
+    // Of `Problem::distance`, whose sign does not matter; below 2^31 for every key.
+    let last = (tile.query(row) + problem.k_len) as i64 - problem.q_len as i64;
+    for (bias, &key) in biases.iter_mut().zip(keys) {
+        *bias -= slope * ((last - i64::from(key)) as i32).abs() as f32;
     }
 }
 

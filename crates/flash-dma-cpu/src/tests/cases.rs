@@ -40,6 +40,9 @@ fn random_problems_match_the_oracle() {
             let rate = [0.1, 0.5, 0.875][pick(&[0, 1, 2])];
             options = options.with_dropout(Dropout::new(rate, seed).unwrap());
         }
+        if seed % 3 == 1 {
+            options = options.with_alibi(AlibiSlopes::standard(shape[1]));
+        }
         let kind = Scores::ALL[pick(&[0, 1, 2, 3, 4, 5, 6, 7, 8, 9])];
         let strided = pick(&[0, 1]) == 1;
         let with_lse = pick(&[0, 1]) == 1;
