@@ -35,10 +35,10 @@ pub use decode::append::{append, append_pages};
 pub use decode::args::{Cache, ChunkOutputs, Pages, Slots, StepInputs, StepOutputs, Tokens};
 pub use decode::chunk::chunk_keys;
 pub use flash_dma_problem::{
-    AppendProblem, Appending, AttentionError, AttentionOptions, CacheShape, DecodeProblem, Dropout,
-    ElementType, EngineChoice, EngineReport, KeptKeys, MaskedProblem, NormProblem, Obstacle,
-    PassKind, PassedOver, PlanGeometry, Problem, Rotary, ScoreRole, SelectionRule, Storage,
-    contiguous_strides, memory::Passes,
+    AlibiSlopes, AppendProblem, Appending, AttentionError, AttentionOptions, CacheShape,
+    DecodeProblem, Dropout, ElementType, EngineChoice, EngineReport, KeptKeys, MaskedProblem,
+    NormProblem, Obstacle, PassKind, PassedOver, PlanGeometry, Problem, Rotary, ScoreRole,
+    SelectionRule, Storage, contiguous_strides, memory::Passes,
 };
 pub use host::engine::{ENGINE_VARIABLE, Engine};
 pub use host::faults::check;

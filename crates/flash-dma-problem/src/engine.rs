@@ -131,6 +131,8 @@ pub enum Obstacle {
     UnalignedRows,
     /// Rows that are one row repeated by a stride of 0.
     RepeatedRows,
+    /// ALiBi, which the engine has no kernel for.
+    Alibi,
     /// A bias that differs between queries.
     PairBias,
     /// The gradients of such a bias's call with dropout.
@@ -164,6 +166,7 @@ impl Obstacle {
                 Some("copy q, k and v, so that their rows begin at multiples of 16 bytes")
             }
             Self::RepeatedRows => Some("copy the tensor that repeats its rows"),
+            Self::Alibi => Some("leave out ALiBi"),
             Self::PairBias => Some("take a bias that all queries share, if the model allows it"),
             Self::DroppedPairBias => {
                 Some("leave out dropout, or take a bias that all queries share")
@@ -190,6 +193,7 @@ impl fmt::Display for Obstacle {
             }
             Self::UnalignedRows => f.write_str("rows do not begin at multiples of 16 bytes"),
             Self::RepeatedRows => f.write_str("rows are repeated by a stride of 0"),
+            Self::Alibi => f.write_str("there is no kernel with ALiBi"),
             Self::PairBias => f.write_str("the bias differs between queries"),
             Self::DroppedPairBias => {
                 f.write_str("the bias differs between queries, and there is dropout")

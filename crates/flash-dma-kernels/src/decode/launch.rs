@@ -144,6 +144,7 @@ impl Pass for DecodeStep<'_> {
             element: append.cache.element,
             choice: EngineChoice::Fastest,
             paired: append.cache.batch * append.tokens > 0,
+            alibi: 0,
         }
     }
 

@@ -10,7 +10,7 @@ use crate::portable::blueprint::{Blueprint, micro};
 use crate::testing::placement::{Output, Placement, client, problem, upload_inputs};
 use cubecl::prelude::TensorBinding;
 use flash_dma_problem::{
-    AttentionError, AttentionOptions, Dropout, ElementType, Problem, TensorName,
+    AlibiSlopes, AttentionError, AttentionOptions, Dropout, ElementType, Problem, TensorName,
 };
 use flash_dma_reference::compare::{OUTPUT, compare, compare_lse};
 use flash_dma_reference::generate::{Scores, inputs};
@@ -166,7 +166,7 @@ fn fewer_and_more_queries_than_keys_match_the_oracle() {
 }
 
 #[test]
-fn dropout_matches_the_oracle() {
+fn dropout_and_alibi_match_the_oracle() {
     for (n, (q, kv, micro, causal)) in [
         ([2, 4, 37, 16], [2, 37], None, true),
         ([1, 2, 9, 8], [1, 40], None, false),
@@ -178,9 +178,18 @@ fn dropout_matches_the_oracle() {
     .enumerate()
     {
         let dropout = Dropout::new([0.1, 0.6][n % 2], 1 << (15 * n)).unwrap();
-        for window in [None, Some(6)] {
+        for (window, alibi) in [
+            (None, false),
+            (Some(6), false),
+            (None, true),
+            (Some(6), true),
+        ] {
             let mut options = options().with_causal(causal).with_dropout(dropout);
             options.keep_window = window;
+            if alibi {
+                options = options.with_alibi(AlibiSlopes::standard(q[1]));
+                options.dropout = window.map(|_| dropout);
+            }
             let p = problem(q, kv, window.is_some(), F32, &options);
             let inputs = inputs(p, Scores::Normal, 1.0, n as u64);
             let blueprint = micro.map(|micro| Blueprint::with_micro(micro, &p));

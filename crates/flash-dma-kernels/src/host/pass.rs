@@ -63,6 +63,8 @@ pub(crate) struct Rows {
     pub choice: EngineChoice,
     /// Whether there are a query and a key, so that there is something to compute.
     pub paired: bool,
+    /// The bytes of the slopes of ALiBi, which single units alone add; 0 without.
+    pub alibi: usize,
 }
 
 impl From<&Problem> for Rows {
@@ -71,6 +73,7 @@ impl From<&Problem> for Rows {
             element: problem.element,
             choice: problem.engine,
             paired: ![problem.batch, problem.q_len, problem.k_len].contains(&0),
+            alibi: (problem.alibi).map_or(0, |slopes| size_of_val(slopes.values())),
         }
     }
 }
@@ -106,7 +109,10 @@ impl<'a, Outputs> Plan<'a, Outputs> {
         let choice = engine.map_or(pass.rows().choice, EngineChoice::Only);
         let chosen = Chosen::new(choice, P::KIND, |engine| match instruction(engine) {
             Some(None) => Ok(Config::Portable(pass.portable(&properties.hardware)?)),
-            Some(Some(instruction)) => Ok(Config::Matrix(pass.matrix(instruction, properties)?)),
+            Some(Some(instruction)) => match pass.matrix(instruction, properties)? {
+                _ if pass.rows().alibi > 0 => Err(Obstacle::Alibi.into()),
+                config => Ok(Config::Matrix(config)),
+            },
             None => Err(Obstacle::OtherBackend.into()),
         })?;
         let plan = Self::with(client, chosen.engine, chosen.config, pass)?;
@@ -124,7 +130,10 @@ impl<'a, Outputs> Plan<'a, Outputs> {
         pass: P,
     ) -> Result<Self, AttentionError> {
         let Rows {
-            element, paired, ..
+            element,
+            paired,
+            alibi,
+            ..
         } = pass.rows();
         check_type(client, element)?;
         check_grid(client, P::BINDINGS, pass.cubes(&config))?;
@@ -134,7 +143,7 @@ impl<'a, Outputs> Plan<'a, Outputs> {
             engine,
             passed_over: Vec::new(),
             workspace_bytes: if paired {
-                pass.workspace_bytes(&config)
+                pass.workspace_bytes(&config) + alibi
             } else {
                 0
             },

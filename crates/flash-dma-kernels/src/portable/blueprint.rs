@@ -80,6 +80,8 @@ pub struct Blueprint {
     pub causal: bool,
     /// Whether the scaled product is capped.
     pub softcap: bool,
+    /// Whether there is ALiBi.
+    pub alibi: bool,
     /// Whether pairs are dropped.
     pub dropout: bool,
 }
@@ -134,6 +136,7 @@ impl Blueprint {
             pattern,
             causal: true,
             softcap,
+            alibi: false,
             dropout: false,
         };
         let fit = || {
@@ -156,6 +159,7 @@ impl Blueprint {
             pattern: Pattern::scored(problem),
             causal: problem.causal,
             softcap: problem.softcap.is_some(),
+            alibi: problem.alibi.is_some(),
             dropout: problem.dropout.is_some(),
         }
     }
@@ -236,7 +240,8 @@ impl Blueprint {
         let rows = (outer * outer_tiles + inner * inner_tiles) * self.row_stride();
         let vectors = rows + outer * weights * self.weight_stride();
         let mask = if self.dropout { outer + inner } else { 0 };
-        let words = outer * self.micro.units_x + 4 * (outer + inner) + mask + 3;
+        let places = if self.alibi { outer + inner + 1 } else { 0 };
+        let words = outer * self.micro.units_x + 4 * (outer + inner) + mask + places + 3;
         16 * vectors + 4 * words
     }
 }

@@ -3,7 +3,8 @@
 use crate::args::Scaling;
 use crate::dropout::DropoutArg;
 use crate::portable::args::{
-    KeyGradients, Keys, KeysExpand, Operands, OrderedIntervals, PairBiasArg, SavedRows, Sizes,
+    AlibiArg, KeyGradients, Keys, KeysExpand, Operands, OrderedIntervals, PairBiasArg, SavedRows,
+    Sizes,
 };
 use crate::portable::blueprint::{Blueprint, LANES};
 use crate::portable::memory::{
@@ -22,7 +23,7 @@ use cubecl::prelude::*;
 /// | `q`, `grad_out`, `k`, `v` | `[batch, heads, len, head_dim]`, any strides with a contiguous last axis |
 /// | `lse`, `delta` | contiguous `[batch, q_heads, q_len]` |
 /// | `keys` | nothing, [`OrderedIntervals`], or a [`TilePlan`](crate::portable::args::TilePlan) |
-/// | `bias`, `dropout` | as in the [forward kernel](crate::portable::forward::forward_kernel) |
+/// | `bias`, `alibi`, `dropout` | as in the [forward kernel](crate::portable::forward::forward_kernel) |
 /// | `grads` | [`KeyGradients`], overwritten; with intervals, only the listed keys |
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn dkdv_kernel<F: Float, N: Size>(
@@ -30,6 +31,7 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
     saved: &SavedRows<F, N>,
     keys: &Keys<OrderedIntervals>,
     bias: &PairBiasArg,
+    alibi: &AlibiArg,
     dropout: &DropoutArg,
     grads: &mut KeyGradients<F, N>,
     scaling: &Scaling,
@@ -44,7 +46,8 @@ pub(crate) fn dkdv_kernel<F: Float, N: Size>(
         terminate!();
     }
 
-    let mut visibility = TileVisibility::new::<OrderedIntervals>(keys, bias, dropout, true, bp);
+    let mut visibility =
+        TileVisibility::new::<OrderedIntervals>(keys, bias, alibi, dropout, true, bp);
     let mut not_finite = NotFinite::new();
     let mut key_rows = KeyRows::new(true, bp);
     let mut query_rows = QueryRows::new(false, bp);

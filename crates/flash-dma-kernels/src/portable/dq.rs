@@ -2,7 +2,9 @@
 
 use crate::args::Scaling;
 use crate::dropout::DropoutArg;
-use crate::portable::args::{Keys, ListedIntervals, Operands, PairBiasArg, SavedRows, Sizes};
+use crate::portable::args::{
+    AlibiArg, Keys, ListedIntervals, Operands, PairBiasArg, SavedRows, Sizes,
+};
 use crate::portable::blueprint::{Blueprint, LANES};
 use crate::portable::keys::KeyTiles;
 use crate::portable::memory::{
@@ -20,7 +22,7 @@ use cubecl::prelude::*;
 /// |---|---|
 /// | `q`, `grad_out`, `k`, `v` | `[batch, heads, len, head_dim]`, any strides with a contiguous last axis |
 /// | `lse`, `delta` | contiguous `[batch, q_heads, q_len]` |
-/// | `keys`, `bias`, `dropout` | as in the [forward kernel](crate::portable::forward::forward_kernel) |
+/// | `keys`, `bias`, `alibi`, `dropout` | as in the [forward kernel](crate::portable::forward::forward_kernel) |
 /// | `grad_q` | contiguous `[batch, q_heads, q_len, head_dim]`, overwritten |
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn dq_kernel<F: Float, N: Size>(
@@ -28,6 +30,7 @@ pub(crate) fn dq_kernel<F: Float, N: Size>(
     saved: &SavedRows<F, N>,
     keys: &Keys<ListedIntervals>,
     bias: &PairBiasArg,
+    alibi: &AlibiArg,
     dropout: &DropoutArg,
     grad_q: &mut Tensor<Vector<F, N>>,
     scaling: &Scaling,
@@ -41,7 +44,8 @@ pub(crate) fn dq_kernel<F: Float, N: Size>(
     let queries = TileRows::new(batch, head, first_query, sizes.q_len);
     let tiles = KeyTiles::of_queries(keys, &queries, sizes.kv_head(head), &sizes, bp);
 
-    let mut visibility = TileVisibility::new::<ListedIntervals>(keys, bias, dropout, false, bp);
+    let mut visibility =
+        TileVisibility::new::<ListedIntervals>(keys, bias, alibi, dropout, false, bp);
     let mut not_finite = NotFinite::new();
     let mut query_rows = QueryRows::new(true, bp);
     let mut key_rows = KeyRows::new(false, bp);

@@ -2,7 +2,7 @@
 
 use crate::args::Scaling;
 use crate::dropout::DropoutArg;
-use crate::portable::args::{Keys, ListedIntervals, Operands, PairBiasArg, Sizes};
+use crate::portable::args::{AlibiArg, Keys, ListedIntervals, Operands, PairBiasArg, Sizes};
 use crate::portable::blueprint::Blueprint;
 use crate::portable::keys::KeyTiles;
 use crate::portable::memory::{KeyRows, NotFinite, TileRows, load_tile, shared_rows};
@@ -18,6 +18,7 @@ use cubecl::prelude::*;
 /// | `q`, `k`, `v` | `[batch, heads, len, head_dim]`, any strides with a contiguous last axis |
 /// | `keys` | nothing, [`ListedIntervals`], or a [`TilePlan`](crate::portable::args::TilePlan) |
 /// | `bias` | f32, broadcasts to the logits, any strides; none with intervals, whose scores are biases |
+/// | `alibi` | the slopes, `[q_heads]`, if there is ALiBi |
 /// | `dropout` | the seed and the rate of the mask, if there is dropout |
 /// | `out` | `[batch, q_heads, q_len, head_dim]` without gaps, in either order of heads and queries; overwritten |
 /// | `residual` | as `out`: what its rounding loses |
@@ -27,6 +28,7 @@ pub(crate) fn forward_kernel<F: Float, N: Size>(
     operands: &Operands<F, N>,
     keys: &Keys<ListedIntervals>,
     bias: &PairBiasArg,
+    alibi: &AlibiArg,
     dropout: &DropoutArg,
     out: &mut Tensor<Vector<F, N>>,
     residual: &mut ComptimeOption<OwnedTensor<Vector<F, N>>>,
@@ -43,7 +45,8 @@ pub(crate) fn forward_kernel<F: Float, N: Size>(
     let tiles = KeyTiles::of_queries(keys, &queries, sizes.kv_head(head), &sizes, bp);
     let no_lse = ComptimeOption::new_None();
 
-    let mut visibility = TileVisibility::new::<ListedIntervals>(keys, bias, dropout, false, bp);
+    let mut visibility =
+        TileVisibility::new::<ListedIntervals>(keys, bias, alibi, dropout, false, bp);
     let mut not_finite = NotFinite::new();
     let mut q_rows = shared_rows(bp.outer_rows(), bp);
     let mut key_rows = KeyRows::new(false, bp);

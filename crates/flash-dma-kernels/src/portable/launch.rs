@@ -5,6 +5,7 @@ use crate::dropout::dropout;
 use crate::host::check::{address_type, elem_type, vector_size};
 use crate::pattern::intervals::runners::RunnersUp;
 use crate::pattern::mask::args::MaskBits;
+use crate::portable::alibi::slopes;
 use crate::portable::args::{
     KeyGradientsLaunch, KeysArgs, ListedIntervals, ListedIntervalsLaunch, OperandsLaunch,
     OrderedIntervals, OrderedIntervalsLaunch, RunnerKeysLaunch, SavedRowsLaunch, TilePlanLaunch,
@@ -127,6 +128,7 @@ impl PortableLaunch<'_> {
                 self.operands(),
                 self.keys.listed(),
                 self.bias().into(),
+                slopes(self.client, p).into(),
                 dropout(p).into(),
                 out.into_tensor_arg(),
                 residual.map(TensorBinding::into_tensor_arg).into(),
@@ -161,6 +163,7 @@ impl PortableLaunch<'_> {
                 saved.rows(),
                 self.keys.listed(),
                 self.bias().into(),
+                slopes(self.client, p).into(),
                 dropout(p).into(),
                 grad_q.clone().into_tensor_arg(),
                 scaling(p.scale, p.softcap),
@@ -194,6 +197,7 @@ impl PortableLaunch<'_> {
                 saved.rows(),
                 self.keys.ordered(),
                 self.bias().into(),
+                slopes(self.client, p).into(),
                 dropout(p).into(),
                 KeyGradientsLaunch::new(
                     grad_k.clone().into_tensor_arg(),
@@ -240,6 +244,7 @@ impl PortableLaunch<'_> {
                     runners.spans.into_tensor_arg(),
                     runners.counts.into_tensor_arg(),
                 ),
+                slopes(self.client, p).into(),
                 rank.clone().into_tensor_arg(),
                 scaling(p.scale, p.softcap),
                 self.blueprint,
@@ -273,6 +278,7 @@ impl PortableLaunch<'_> {
                 saved.rows(),
                 self.keys.ordered(),
                 self.bias().into(),
+                slopes(self.client, p).into(),
                 dropout(p).into(),
                 grad_bias.clone().into_tensor_arg(),
                 scaling(p.scale, p.softcap),

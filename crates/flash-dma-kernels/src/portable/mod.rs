@@ -12,6 +12,7 @@
               cube allocates has no default"
 )]
 
+pub(crate) mod alibi;
 pub(crate) mod args;
 pub(crate) mod blueprint;
 pub(crate) mod delta;

@@ -2,7 +2,8 @@
 
 use crate::args::Scaling;
 use crate::math::{sigmoid, softplus};
-use crate::portable::args::{Operands, RunnerKeys, SavedRows, Sizes};
+use crate::portable::alibi::TileAlibi;
+use crate::portable::args::{AlibiArg, Operands, RunnerKeys, SavedRows, Sizes};
 use crate::portable::blueprint::Blueprint;
 use crate::portable::intervals::KeyIntervals;
 use crate::portable::memory::{KeyRows, NotFinite, QueryRows, RowList, TileRows};
@@ -21,6 +22,7 @@ use cubecl::prelude::*;
 /// | `lse`, `delta` | contiguous `[batch, q_heads, q_len]` |
 /// | `grad_lse` | the same; what `delta` has been reduced by |
 /// | `runners` | [`RunnerKeys`] |
+/// | `alibi` | the slopes, `[q_heads]`, if there is ALiBi |
 /// | `rank` | contiguous `[batch, kv_heads, k_len]`; the listed keys are overwritten |
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn rank_kernel<F: Float, N: Size>(
@@ -28,6 +30,7 @@ pub(crate) fn rank_kernel<F: Float, N: Size>(
     saved: &SavedRows<F, N>,
     grad_lse: &ComptimeOption<OwnedTensor<f32>>,
     runners: &RunnerKeys,
+    alibi: &AlibiArg,
     rank: &mut Tensor<f32>,
     scaling: &Scaling,
     #[comptime] bp: Blueprint,
@@ -41,7 +44,7 @@ pub(crate) fn rank_kernel<F: Float, N: Size>(
         terminate!();
     }
 
-    let mut spans = KeyIntervals::new(true, bp);
+    let mut spans = RunnerSpans::new(alibi, bp);
     // Nothing multiplies a row by weights of zero, so nobody asks whether it is finite.
     let mut not_finite = NotFinite::new();
     let mut key_rows = KeyRows::new(true, bp);
@@ -52,7 +55,7 @@ pub(crate) fn rank_kernel<F: Float, N: Size>(
     spans.set_runners(runners, &tile, bp);
     key_rows.load::<F, N>(operands, &tile, &mut not_finite, bp);
     sync_cube();
-    let (first_query, end_query) = spans.queries(&sizes, bp);
+    let (first_query, end_query) = spans.intervals.queries(&sizes, bp);
     let tiles = (min(end_query, sizes.q_len) - first_query).div_ceil(comptime!(bp.inner_rows()));
     for step in 0..tiles * group {
         let head = kv_head * group + step / tiles;
@@ -97,6 +100,57 @@ fn runner_tile<'a>(
             list: &runners.keys,
             base: kv_row * sizes.k_len,
         }),
+    }
+}
+
+/// The positions of a tile's runners-up, and the ALiBi of its pairs.
+#[derive(CubeType)]
+struct RunnerSpans<'a> {
+    intervals: KeyIntervals,
+    alibi: ComptimeOption<TileAlibi<'a>>,
+}
+
+#[cube]
+impl<'a> RunnerSpans<'a> {
+    fn new(alibi: &'a AlibiArg, #[comptime] bp: Blueprint) -> RunnerSpans<'a> {
+        RunnerSpans::<'a> {
+            intervals: KeyIntervals::new(true, bp),
+            alibi: TileAlibi::of(alibi, true, bp),
+        }
+    }
+
+    fn set_runners(&mut self, runners: &RunnerKeys, tile: &TileRows, #[comptime] bp: Blueprint) {
+        self.intervals.set_runners(runners, tile, bp);
+        #[comptime]
+        match &mut self.alibi {
+            ComptimeOption::Some(alibi) => alibi.set_keys(tile, bp),
+            ComptimeOption::None => {}
+        }
+    }
+
+    fn set_queries(
+        &mut self,
+        queries: &TileRows,
+        lse: ComptimeOption<&Shared<[f32]>>,
+        sizes: &Sizes,
+        #[comptime] bp: Blueprint,
+    ) {
+        self.intervals.set_queries(queries, lse, sizes, bp);
+        #[comptime]
+        match &mut self.alibi {
+            ComptimeOption::Some(alibi) => alibi.set_queries(queries, sizes, bp),
+            ComptimeOption::None => {}
+        }
+    }
+
+    fn biased(&self, logit: f32, outer: usize, inner: usize) -> f32 {
+        let mut logit = logit;
+        #[comptime]
+        match &self.alibi {
+            ComptimeOption::Some(alibi) => logit = alibi.biased(logit, outer, inner),
+            ComptimeOption::None => {}
+        }
+        self.intervals.biased(logit, outer, inner)
     }
 }
 
@@ -159,7 +213,7 @@ impl RankSums {
         keys: &KeyRows,
         queries: &QueryRows,
         of_lse: &Shared<[f32]>,
-        spans: &KeyIntervals,
+        spans: &RunnerSpans,
         scaling: &Scaling,
         #[comptime] with_lse: bool,
         #[comptime] bp: Blueprint,
@@ -176,7 +230,7 @@ impl RankSums {
             for i in 0..comptime!(bp.micro.inner) {
                 let inner = x + i * units_x;
                 let n = o * comptime!(bp.micro.inner) + i;
-                if spans.selected(outer, inner) {
+                if spans.intervals.selected(outer, inner) {
                     let value = logit(self.s[n], scaling.scale, scaling.softcap, bp);
                     let above = spans.biased(value, outer, inner) - queries.lse[inner];
                     let mut mean = queries.delta[inner];

@@ -1,7 +1,8 @@
 //! Which pairs of a tile of queries and a tile of keys attend: one variant for each representation in shared memory.
 
 use crate::dropout::DropoutArg;
-use crate::portable::args::{Keys, KeysExpand, OrderedIntervals, PairBiasArg, Sizes};
+use crate::portable::alibi::TileAlibi;
+use crate::portable::args::{AlibiArg, Keys, KeysExpand, OrderedIntervals, PairBiasArg, Sizes};
 use crate::portable::blueprint::Blueprint;
 use crate::portable::dropout::TileMask;
 use crate::portable::intervals::KeyIntervals;
@@ -11,10 +12,11 @@ use crate::portable::memory::TileRows;
 use crate::portable::visibility::{Visibility, VisibilityExpand};
 use cubecl::prelude::*;
 
-/// The [`Visibility`] of a blueprint's pattern, and its dropout.
+/// The [`Visibility`] of a blueprint's pattern, its ALiBi and its dropout.
 #[derive(CubeType)]
 pub(crate) struct TileVisibility<'a> {
     pairs: TilePairs<'a>,
+    alibi: ComptimeOption<TileAlibi<'a>>,
     dropout: ComptimeOption<TileMask>,
 }
 
@@ -35,6 +37,7 @@ impl<'a> TileVisibility<'a> {
     pub(crate) fn new<I: LaunchArg>(
         keys: &'a Keys<I>,
         bias: &'a PairBiasArg,
+        alibi: &'a AlibiArg,
         dropout: &DropoutArg,
         #[comptime] keys_outer: bool,
         #[comptime] bp: Blueprint,
@@ -42,6 +45,7 @@ impl<'a> TileVisibility<'a> {
         let pairs = TilePairs::new::<I>(keys, bias, keys_outer, bp);
         TileVisibility::<'a> {
             pairs,
+            alibi: TileAlibi::of(alibi, keys_outer, bp),
             dropout: TileMask::of(dropout, keys_outer, bp),
         }
     }
@@ -76,6 +80,11 @@ impl<'a> TileVisibility<'a> {
             ComptimeOption::None => {}
         }
         #[comptime]
+        match &mut self.alibi {
+            ComptimeOption::Some(alibi) => alibi.set_queries(queries, sizes, bp),
+            ComptimeOption::None => {}
+        }
+        #[comptime]
         match &mut self.pairs {
             TilePairs::Intervals(intervals) => {
                 intervals.set_queries(queries, lse, sizes, bp);
@@ -94,6 +103,11 @@ impl<'a> TileVisibility<'a> {
         #[comptime]
         match &mut self.dropout {
             ComptimeOption::Some(mask) => mask.set_keys(keys, bp),
+            ComptimeOption::None => {}
+        }
+        #[comptime]
+        match &mut self.alibi {
+            ComptimeOption::Some(alibi) => alibi.set_keys(keys, bp),
             ComptimeOption::None => {}
         }
         #[comptime]
@@ -126,6 +140,11 @@ impl<'a> TileVisibility<'a> {
             ComptimeOption::None => {}
         }
         #[comptime]
+        match &mut self.alibi {
+            ComptimeOption::Some(alibi) => alibi.set_keys(keys, bp),
+            ComptimeOption::None => {}
+        }
+        #[comptime]
         match &mut self.pairs {
             TilePairs::Intervals(intervals) => intervals.set_listed(tiles, keys, bp),
             TilePairs::Bits(bits) => bits.set(queries, keys, lse, sizes, bp),
@@ -145,6 +164,11 @@ impl<'a> TileVisibility<'a> {
         #[comptime]
         match &mut self.dropout {
             ComptimeOption::Some(mask) => mask.set_queries(queries, sizes, bp),
+            ComptimeOption::None => {}
+        }
+        #[comptime]
+        match &mut self.alibi {
+            ComptimeOption::Some(alibi) => alibi.set_queries(queries, sizes, bp),
             ComptimeOption::None => {}
         }
         #[comptime]
@@ -211,6 +235,12 @@ impl<'a> Visibility for TileVisibility<'a> {
     }
 
     fn biased(&self, logit: f32, outer: usize, inner: usize) -> f32 {
+        let mut logit = logit;
+        #[comptime]
+        match &self.alibi {
+            ComptimeOption::Some(alibi) => logit = alibi.biased(logit, outer, inner),
+            ComptimeOption::None => {}
+        }
         #[comptime]
         match &self.pairs {
             TilePairs::Intervals(intervals) => intervals.biased(logit, outer, inner),

@@ -2,7 +2,9 @@
 
 use crate::args::Scaling;
 use crate::dropout::DropoutArg;
-use crate::portable::args::{Keys, Operands, OrderedIntervals, PairBiasArg, SavedRows, Sizes};
+use crate::portable::args::{
+    AlibiArg, Keys, Operands, OrderedIntervals, PairBiasArg, SavedRows, Sizes,
+};
 use crate::portable::blueprint::Blueprint;
 use crate::portable::memory::{KeyRows, NotFinite, QueryRows, TileRows};
 use crate::portable::product::products;
@@ -30,6 +32,7 @@ pub(crate) fn bias_kernel<F: Float, N: Size>(
     saved: &SavedRows<F, N>,
     keys: &Keys<OrderedIntervals>,
     bias: &PairBiasArg,
+    alibi: &AlibiArg,
     dropout: &DropoutArg,
     grad_bias: &mut Tensor<f32>,
     scaling: &Scaling,
@@ -45,7 +48,8 @@ pub(crate) fn bias_kernel<F: Float, N: Size>(
     let heads_each = sizes.q_heads / bias_heads;
     let batches_each = operands.q.shape(0) / bias_batches;
 
-    let mut visibility = TileVisibility::new::<OrderedIntervals>(keys, bias, dropout, true, bp);
+    let mut visibility =
+        TileVisibility::new::<OrderedIntervals>(keys, bias, alibi, dropout, true, bp);
     let mut not_finite = NotFinite::new();
     let mut key_rows = KeyRows::new(true, bp);
     let mut query_rows = QueryRows::new(false, bp);
