@@ -160,6 +160,7 @@ fn as_biased(p: &Problem) -> Result<MaskedProblem, AttentionError> {
         causal: p.causal,
         scale: Some(p.scale),
         softcap: p.softcap,
+        alibi: p.alibi,
         deterministic: p.deterministic,
         dropout: p.dropout,
         engine: p.engine,

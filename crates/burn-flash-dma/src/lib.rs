@@ -109,8 +109,9 @@ pub mod train;
 mod validate;
 
 pub use flash_dma_problem::{
-    AttentionError, AttentionOptions, Dropout, ElementType, Interval, KeptKeys, MaskedProblem,
-    NormProblem, PlanGeometry, Problem, Rotary, ScoreRole, SelectionRule, TensorName, cost,
+    AlibiSlopes, AttentionError, AttentionOptions, Dropout, ElementType, Interval, KeptKeys,
+    MaskedProblem, NormProblem, PlanGeometry, Problem, Rotary, ScoreRole, SelectionRule,
+    TensorName, cost,
 };
 pub use functions::attention::Attention;
 pub use functions::documents::Documents;

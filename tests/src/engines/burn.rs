@@ -153,6 +153,7 @@ impl Tensors {
             causal: p.causal,
             scale: Some(p.scale),
             softcap: p.softcap,
+            alibi: p.alibi,
             deterministic: p.deterministic,
             dropout: p.dropout,
             ..AttentionOptions::new()

@@ -65,6 +65,7 @@ struct Variant {
     group: usize,
     causal: bool,
     softcap: Option<f32>,
+    alibi: bool,
     deterministic: bool,
     dropout: Option<f32>,
     /// Whether every row begins at a multiple of 16 bytes, where the head dimension lets it.
@@ -188,7 +189,8 @@ fn variant(rng: &mut Rng, profile: &Profile, kind: Kind, element: ElementType) -
         causal: matches!(kind, Kind::Decoded) || rng.below(3) > 0,
         softcap: one(rng, &[None, None, None, Some(3.0), Some(30.0)]),
         deterministic: chance(rng, 4),
-        // By numbers of its own, so that the problems of a seed are otherwise what they were before there was dropout.
+        // By numbers of their own, so that the problems of a seed are otherwise what they were before there were these.
+        alibi: chance(&mut Rng::new(!rng.clone().next_u64()), 6),
         dropout: one(
             &mut Rng::new(rng.clone().next_u64()),
             &[None, None, None, None, Some(0.1), Some(0.5)],
@@ -220,6 +222,7 @@ fn problem(rng: &mut Rng, variant: &Variant, budget: usize) -> Spec {
         causal: variant.causal,
         scale: one(rng, &[None, None, None, Some(1.0), Some(0.3), Some(-0.2)]),
         softcap: variant.softcap,
+        alibi: variant.alibi,
         deterministic: variant.deterministic,
         dropout: variant.dropout,
         grad_lse: rng.below(2) == 0,
@@ -240,7 +243,7 @@ fn problem(rng: &mut Rng, variant: &Variant, budget: usize) -> Spec {
     if let What::Decoded(_) = spec.what {
         // Options that do not apply to a cache; its tokens have one layout.
         (spec.causal, spec.deterministic, spec.grad_lse) = (true, false, false);
-        spec.dropout = None;
+        (spec.alibi, spec.dropout) = (false, None);
         let place = one(rng, &[Place::Contiguous, Place::Transposed, Place::Padded]);
         spec.places = [Place::Contiguous; 6];
         spec.places[Spec::Q] = if variant.aligned {

@@ -204,6 +204,7 @@ impl Drawn {
             causal: p.causal,
             scale: Some(p.scale),
             softcap: p.softcap,
+            alibi: p.alibi,
             deterministic: p.deterministic,
             dropout: p.dropout,
             ..AttentionOptions::new()

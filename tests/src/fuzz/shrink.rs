@@ -73,6 +73,7 @@ fn simpler(spec: &Spec) -> Vec<Spec> {
     }
     with(&|s| s.scale = None);
     with(&|s| s.softcap = None);
+    with(&|s| s.alibi = false);
     with(&|s| s.deterministic = false);
     with(&|s| s.dropout = None);
     with(&|s| s.grad_lse = false);

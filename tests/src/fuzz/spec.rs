@@ -2,7 +2,7 @@
 
 use crate::masked::{MaskedCase, Pattern};
 use crate::{Layout, Raw};
-use flash_dma_problem::{AttentionOptions, Dropout, ElementType, ScoreRole};
+use flash_dma_problem::{AlibiSlopes, AttentionOptions, Dropout, ElementType, ScoreRole};
 use flash_dma_reference::generate::Scores;
 
 /// One problem. Its [`Display`](core::fmt::Display) form is one line that parses back to it.
@@ -30,6 +30,8 @@ pub struct Spec {
     pub scale: Option<f32>,
     /// Cap of the logits.
     pub softcap: Option<f32>,
+    /// Whether there is ALiBi, of the standard slopes.
+    pub alibi: bool,
     /// Whether bit-equal repeats are asked for.
     pub deterministic: bool,
     /// The rate of the dropout, whose seed is that of the random numbers.
@@ -295,6 +297,7 @@ impl Spec {
             causal: self.causal,
             scale: self.scale,
             softcap: self.softcap,
+            alibi: (self.alibi).then(|| AlibiSlopes::standard(self.kv_heads * self.group)),
             deterministic: self.deterministic,
             dropout: (self.dropout)
                 .map(|rate| Dropout::new(rate, self.seed).expect("a rate of the fuzzer's")),

@@ -123,6 +123,7 @@ fn problems_are_of_every_kind() {
         "det",
         "cap=",
         "drop=",
+        "alibi",
         "scale=",
         "dev=30",
         "dev=0.1",

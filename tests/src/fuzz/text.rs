@@ -70,7 +70,11 @@ impl fmt::Display for Spec {
                 write!(f, " {name}={value}")?;
             }
         }
-        for (flag, is_set) in [("det", self.deterministic), ("lse", self.grad_lse)] {
+        for (flag, is_set) in [
+            ("alibi", self.alibi),
+            ("det", self.deterministic),
+            ("lse", self.grad_lse),
+        ] {
             if is_set {
                 write!(f, " {flag}")?;
             }
@@ -304,6 +308,7 @@ impl FromStr for Spec {
             causal,
             scale: reader.maybe("scale")?,
             softcap: reader.maybe("cap")?,
+            alibi: reader.flag("alibi"),
             deterministic: reader.flag("det"),
             dropout: reader.maybe("drop")?,
             grad_lse: reader.flag("lse"),

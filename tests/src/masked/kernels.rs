@@ -25,6 +25,7 @@ fn suits_mma(call: &MaskedCall, gradients: bool) -> bool {
         }
     });
     p.element != ElementType::F32
+        && p.alibi.is_none()
         && p.head_dim.is_multiple_of(32)
         && axes.all(|(&len, &stride)| len <= 1 || stride.is_multiple_of(8))
         && bias

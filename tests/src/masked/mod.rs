@@ -129,6 +129,7 @@ fn options(p: &flash_dma_problem::Problem) -> AttentionOptions {
         causal: p.causal,
         scale: Some(p.scale),
         softcap: p.softcap,
+        alibi: p.alibi,
         deterministic: p.deterministic,
         dropout: p.dropout,
         ..AttentionOptions::new()

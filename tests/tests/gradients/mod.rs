@@ -1,5 +1,6 @@
 //! Gradients: compared with the oracle where masks and biases need separate kernels, and their further properties.
 
+mod alibi;
 mod dropout;
 mod hidden;
 mod long_rows;

@@ -1,6 +1,7 @@
 //! The gradient of runners-up: keys outside of the window, which learn what the loss would change by if they were
 //! attended.
 
+use flash_dma_problem::AlibiSlopes;
 use flash_dma_problem::ElementType::{self, Bf16, F16, F32};
 use flash_dma_reference::compare::Exact;
 use flash_dma_reference::generate::{self, Scores};
@@ -174,13 +175,16 @@ fn of_narrow_heads_in_bf16<E: Engine>(engine: &E) {
     head_dims(engine, [32, 96], Bf16);
 }
 
-fn of_softcaps_and_scales<E: Engine>(engine: &E) {
-    let small = [(case(23, 40, 6).options(|o| o.with_softcap(1.5)), 3)];
+fn of_softcaps_scales_and_alibi<E: Engine>(engine: &E) {
+    let alibi = |case: Case| {
+        let slopes = AlibiSlopes::standard(case.q_heads);
+        case.options(|o| o.with_alibi(slopes))
+    };
+    let small = [(alibi(case(23, 40, 6).options(|o| o.with_softcap(1.5))), 3)];
     let both = |case: Case| {
-        let capped = case
-            .clone()
-            .options(|o| o.with_softcap(3.0).with_scale(0.7));
-        [(capped, 16), (case.deviation(30.0), 16)]
+        let capped = (case.clone()).options(|o| o.with_softcap(3.0).with_scale(0.7));
+        let near = alibi(case.clone());
+        [(capped, 16), (near, 16), (case.deviation(30.0), 16)]
     };
     let device = both(wide(700, 700, 100).dim(128));
     check_all(engine, small, both(case(257, 257, 64)), device);
@@ -382,7 +386,7 @@ every_engine!(
     of_head_dims_in_f16,
     of_head_dims_in_bf16,
     of_narrow_heads_in_bf16,
-    of_softcaps_and_scales,
+    of_softcaps_scales_and_alibi,
     of_one_position,
     of_long_rows,
     of_out_alone,

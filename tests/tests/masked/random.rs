@@ -1,8 +1,8 @@
 //! Random problems: sizes, shapes of mask and bias, patterns, types, layouts, options, and elements that are not
 //! finite.
 
-use flash_dma_problem::Dropout;
 use flash_dma_problem::ElementType::{Bf16, F16, F32};
+use flash_dma_problem::{AlibiSlopes, Dropout};
 use flash_dma_reference::Rng;
 use flash_dma_tests::masked::{MaskedCase, MaskedEngine, Pattern};
 use flash_dma_tests::{Layout, Size, every_engine};
@@ -77,6 +77,7 @@ fn random_case<E: MaskedEngine>(seed: u64, rng: &mut Rng) -> MaskedCase {
     case.options.deterministic = one(rng, &[true, false]);
     let rate = one(rng, &[None, None, None, Some(0.1), Some(0.6)]);
     case.options.dropout = rate.map(|rate| Dropout::new(rate, seed).expect("a rate"));
+    case.options.alibi = (seed % 5 == 2).then(|| AlibiSlopes::standard(q_heads));
     let shape = |rng: &mut Rng| {
         [
             one(rng, &[1, batch]),

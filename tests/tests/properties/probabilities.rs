@@ -5,7 +5,7 @@ use burn_flash_dma::{
     Attention, AttentionError, AttentionMask, Documents, ElementType, MaskedAttention,
     PackedAttention, Selector, TensorName, TilePlan, select,
 };
-use flash_dma_problem::{AttentionOptions, SelectionRule};
+use flash_dma_problem::{AlibiSlopes, AttentionOptions, SelectionRule};
 use flash_dma_reference::compare::compare_probabilities;
 use flash_dma_reference::generate::Scores;
 use flash_dma_reference::{Exact, Rng, compose};
@@ -125,6 +125,14 @@ fn the_definition<B: Backend>(burn: &Burn<B>) {
         Case::new(20, 20).scores(Scores::AllPadded),
         Case::new(40, 40).scores(Scores::Ties).full(),
         Case::new(24, 24).scores(Scores::Nan),
+        Case::new(17, 40)
+            .heads(4, 2)
+            .options(|o| o.with_alibi(AlibiSlopes::standard(4))),
+        Case::new(40, 17)
+            .plain()
+            .full()
+            .heads(3, 1)
+            .options(|o| o.with_softcap(2.0).with_alibi(AlibiSlopes::standard(3))),
         Case::new(40, 40).deviation(30.0),
         Case::new(130, 130).dim(128).heads(2, 2),
     ] {

@@ -2,8 +2,8 @@
 //! of a sequence in pieces add up to those of the whole. So are decoding, chunked prefill and recomputed blocks right.
 
 use super::{Grads, Results, call, results};
-use flash_dma_problem::Dropout;
 use flash_dma_problem::ElementType::{Bf16, F16, F32};
+use flash_dma_problem::{AlibiSlopes, Dropout};
 use flash_dma_reference::Inputs;
 use flash_dma_reference::generate::{self, Scores};
 use flash_dma_tests::engine::skip;
@@ -16,7 +16,7 @@ every_engine!(
     a_suffix_of_queries_is_the_tail_of_longer_full_attention,
     a_suffix_of_queries_is_the_tail_without_scores,
     a_suffix_of_queries_is_the_tail_of_full_attention_without_scores,
-    a_suffix_of_queries_has_the_dropout_of_the_pass,
+    a_suffix_of_queries_has_the_dropout_and_alibi_of_the_pass,
     gradients_of_pieces_add_up_to_those_of_the_whole,
     gradients_of_other_pieces_add_up_to_those_of_the_whole,
     gradients_of_pieces_add_up_without_scores,
@@ -198,12 +198,13 @@ fn a_suffix_of_queries_is_the_tail_of_the_pass<E: Engine>(engine: &E) {
     are_tails(engine, suffixes::<E>(), |case| case);
 }
 
-/// The mask goes by the positions of queries and keys, not by their places in a call.
-fn a_suffix_of_queries_has_the_dropout_of_the_pass<E: Engine>(engine: &E) {
+/// The mask, and distances, go by the positions of queries and keys, not by their places in a call.
+fn a_suffix_of_queries_has_the_dropout_and_alibi_of_the_pass<E: Engine>(engine: &E) {
     let dropout = Dropout::new(0.3, 17).expect("a probability");
     let cases = suffixes::<E>().into_iter().take(2);
     are_tails(engine, cases, |case| {
-        case.options(|o| o.with_dropout(dropout))
+        let slopes = AlibiSlopes::standard(case.q_heads);
+        case.options(|o| o.with_dropout(dropout).with_alibi(slopes))
     });
 }
 

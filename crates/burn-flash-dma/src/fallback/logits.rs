@@ -1,5 +1,6 @@
 //! Dense logits, and the outputs, LSE and gradients that both attention operations compute from them.
 
+use super::alibi;
 use super::dropout::dropped;
 use super::tensors::{bool_dtype, to_f32, zeros};
 use crate::ops::types::{Forwarded, OptionalFloat, Saved};
@@ -205,7 +206,8 @@ impl<B: Backend> Logits<B> {
     }
 }
 
-/// The scaled and possibly capped products `[batch, kv_heads, group * q_len, k_len]`, and with a cap their `tanh`.
+/// The scaled and possibly capped products `[batch, kv_heads, group * q_len, k_len]`, with ALiBi, and with a cap their
+/// `tanh`.
 pub(crate) fn products<B: Backend>(
     q: FloatTensor<B>,
     k: FloatTensor<B>,
@@ -213,14 +215,16 @@ pub(crate) fn products<B: Backend>(
 ) -> (FloatTensor<B>, Option<FloatTensor<B>>) {
     let q = grouped::<B>(to_f32::<B>(q), p);
     let k = to_f32::<B>(k);
+    let device = k.device();
     let x = B::float_mul_scalar(B::float_matmul(q, B::float_transpose(k)), p.scale.into());
-    match p.softcap {
+    let (x, tanh) = match p.softcap {
         None => (x, None),
         Some(cap) => {
             let tanh = B::float_tanh(B::float_div_scalar(x, cap.into()));
             (B::float_mul_scalar(tanh.clone(), cap.into()), Some(tanh))
         }
-    }
+    };
+    (alibi::biased::<B>(x, p, &device), tanh)
 }
 
 /// `weights . values` over the selected pairs only.

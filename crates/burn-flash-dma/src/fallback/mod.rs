@@ -3,6 +3,7 @@
 //!
 //! They are the default bodies of the traits in [`ops`](crate::ops), which hold the contract.
 
+mod alibi;
 pub mod attention;
 pub mod cache;
 pub(crate) mod dropout;

@@ -6,7 +6,7 @@ use super::masked::{Mask, MaskedAttention};
 use super::packed::{Call, PackedAttention, unless_empty};
 use super::selection::try_select;
 use crate::validate::{check_shape, element_type, expect, same_device};
-use burn::tensor::{Bool, DType, Device, Int, Tensor};
+use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor, TensorData};
 use flash_dma_problem::{AttentionError, ElementType, Problem, TensorName};
 
 impl<S> Attention<S> {
@@ -231,9 +231,13 @@ impl ChosenRows {
             .clone()
             .reshape([p.batch, p.kv_heads, p.group(), rows, 1]);
         let nothing = lse.clone().equal_elem(f32::NEG_INFINITY).expand(pairs);
+        let alibi = self.alibi();
         let mut logits = self.products() * p.scale;
         if let Some(cap) = p.softcap {
             logits = (logits / cap).tanh() * cap;
+        }
+        if let Some(alibi) = alibi {
+            logits = logits + alibi;
         }
         if let Some(bias) = bias {
             let axes = grouped(bias.dims(), &p);
@@ -241,6 +245,20 @@ impl ChosenRows {
         }
         let probabilities = (logits - lse).exp().mask_fill(hidden.bool_or(nothing), 0.0);
         probabilities.reshape([p.batch, p.q_heads, rows, k_len])
+    }
+
+    /// What ALiBi adds to the logits, `[1, kv_heads, group, rows, k_len]`.
+    fn alibi(&self) -> Option<Tensor<5>> {
+        let p = self.problem;
+        let slopes = p.alibi?.values();
+        let device = self.q.device();
+        let keys = Tensor::<1, Int>::arange(0..p.k_len as i64, (&device, DType::I32));
+        let places = self.indices.clone() + (p.k_len as i64 - p.q_len as i64);
+        let distances: Tensor<2, Int> = places.unsqueeze_dim::<2>(1) - keys.unsqueeze_dim::<2>(0);
+        let distances = distances.abs().cast(FloatDType::F32);
+        let slopes = Tensor::<1>::from_data(TensorData::from(slopes), (&device, DType::F32));
+        let slopes = slopes.reshape([1, p.kv_heads, p.group(), 1, 1]);
+        Some(slopes.neg() * distances.unsqueeze::<5>())
     }
 
     /// The products of the queries and all keys, `[batch, kv_heads, group, rows, k_len]`, in f32 whatever the device

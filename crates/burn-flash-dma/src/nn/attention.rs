@@ -19,8 +19,8 @@ use burn::nn::{
 };
 use burn::tensor::{Device, Tensor};
 use flash_dma_problem::{
-    AttentionError, AttentionOptions, Dropout, ElementType, Problem, ScoreRole, SelectionRule,
-    TensorName,
+    AlibiSlopes, AttentionError, AttentionOptions, Dropout, ElementType, Problem, ScoreRole,
+    SelectionRule, TensorName,
 };
 
 /// Configuration of [`DynamicMaskAttention`].
@@ -75,6 +75,9 @@ pub struct DynamicMaskAttentionConfig {
     pub scale: Option<f32>,
     /// Cap of the scaled product `q . k`: `c * tanh(x / c)`. Default: none.
     pub softcap: Option<f32>,
+    /// ALiBi: what distances take from the logits, by a slope per query head, for example
+    /// [`AlibiSlopes::standard`]. Default: none. A cache refuses a layer with it.
+    pub alibi: Option<AlibiSlopes>,
     /// The probability with which a pair of a query and a key that attends to it is dropped in training, from 0 and less
     /// than 1: see [`Dropout`](crate::Dropout). Default: 0. Every call of the layer draws another mask, none outside of
     /// training, as Burn's own dropout.
@@ -167,7 +170,7 @@ impl DynamicMaskAttentionConfig {
     /// # Errors
     ///
     /// [`AttentionError`] if the heads, the head dimension, the window, its recent keys and sinks, the scale, the
-    /// softcap, the rate of the dropout or the epsilon of the norms are refused.
+    /// softcap, the slopes of ALiBi, the rate of the dropout or the epsilon of the norms are refused.
     pub fn try_init(&self, device: &Device) -> Result<DynamicMaskAttention, AttentionError> {
         let (head_dim, kv_heads) = (self.resolved_head_dim(), self.resolved_kv_heads());
         let options = AttentionOptions {
@@ -175,6 +178,7 @@ impl DynamicMaskAttentionConfig {
             causal: self.causal,
             scale: self.scale,
             softcap: self.softcap,
+            alibi: self.alibi,
             ..AttentionOptions::default()
         };
         // The rules for one token are those for any sequence.

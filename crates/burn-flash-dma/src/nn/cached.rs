@@ -26,7 +26,8 @@ impl DynamicMaskAttention {
     ///
     /// # Errors
     ///
-    /// [`AttentionError::CacheNotCausal`] if the layer is not causal, or those of [`DynamicMaskCacheConfig::try_init`]
+    /// [`AttentionError::CacheNotCausal`] if the layer is not causal, [`AttentionError::CacheAlibi`] if it has ALiBi, or
+    /// those of [`DynamicMaskCacheConfig::try_init`]
     /// and [`PagedCacheConfig::try_init`].
     pub fn try_init_cache(&self, batch: usize) -> Result<AttentionCache, AttentionError> {
         let weight = self.k_proj.weight.val();

@@ -12,7 +12,9 @@ use burn::nn::{
     Linear, LinearConfig, RmsNorm, RmsNormConfig, RotaryEncoding, RotaryEncodingConfig,
 };
 use burn::tensor::{Device, Tensor};
-use flash_dma_problem::{AttentionError, AttentionOptions, ElementType, Problem, TensorName};
+use flash_dma_problem::{
+    AlibiSlopes, AttentionError, AttentionOptions, ElementType, Problem, TensorName,
+};
 
 /// Configuration of [`MaskedAttention`]. Its fields mean what those of
 /// [`DynamicMaskAttentionConfig`](super::DynamicMaskAttentionConfig) mean.
@@ -47,6 +49,9 @@ pub struct MaskedAttentionConfig {
     pub scale: Option<f32>,
     /// Cap of the scaled product `q . k`: `c * tanh(x / c)`. Default: none.
     pub softcap: Option<f32>,
+    /// ALiBi: what distances take from the logits, by a slope per query head, for example
+    /// [`AlibiSlopes::standard`]. Default: none.
+    pub alibi: Option<AlibiSlopes>,
     /// Initialiser of the four projections. Default: normal, mean 0, standard deviation 0.02.
     #[config(default = "Initializer::Normal{mean:0.0, std:0.02}")]
     pub initializer: Initializer,
@@ -171,8 +176,8 @@ impl MaskedAttentionConfig {
     ///
     /// # Errors
     ///
-    /// [`AttentionError`] if the heads, the head dimension, the scale, the softcap or the epsilon of the norms are
-    /// refused.
+    /// [`AttentionError`] if the heads, the head dimension, the scale, the softcap, the slopes of ALiBi or the
+    /// epsilon of the norms are refused.
     pub fn try_init(&self, device: &Device) -> Result<MaskedAttention, AttentionError> {
         let head_dim = self.head_dim.unwrap_or(self.d_model / self.n_heads.max(1));
         let kv_heads = self.n_kv_heads.unwrap_or(self.n_heads);
@@ -180,6 +185,7 @@ impl MaskedAttentionConfig {
             causal: self.causal,
             scale: self.scale,
             softcap: self.softcap,
+            alibi: self.alibi,
             ..AttentionOptions::default()
         };
         // The rules for one token are those for any sequence.

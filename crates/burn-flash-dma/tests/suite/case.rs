@@ -1,7 +1,7 @@
 //! A problem with its inputs and the oracle's answers, and what every test does with one.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_flash_dma::{Attention, AttentionOptions, Dropout, ElementType, Problem};
+use burn_flash_dma::{AlibiSlopes, Attention, AttentionOptions, Dropout, ElementType, Problem};
 use flash_dma_reference::compare::{compare, compare_lse};
 use flash_dma_reference::generate::{self, Scores};
 use flash_dma_reference::{Backward, Forward, Inputs};
@@ -231,7 +231,7 @@ fn dropout(rate: f32) -> Dropout {
 pub fn cases(elements: &[ElementType]) -> Vec<Case> {
     let causal = AttentionOptions::new();
     let full = causal.with_causal(false);
-    let table: [(Sizes, Option<Scores>, AttentionOptions); 15] = [
+    let table: [(Sizes, Option<Scores>, AttentionOptions); 18] = [
         (
             [1, 1, 1, 1, 1, 8],
             Some(Scores::Normal),
@@ -287,6 +287,25 @@ pub fn cases(elements: &[ElementType]) -> Vec<Case> {
             causal.with_softcap(2.0).with_dropout(dropout(0.1)),
         ),
         ([1, 2, 1, 37, 12, 8], None, full.with_dropout(dropout(0.75))),
+        (
+            [2, 4, 2, 33, 65, 16],
+            Some(Scores::Normal),
+            causal
+                .with_keep_window(9)
+                .with_alibi(AlibiSlopes::standard(4)),
+        ),
+        (
+            [1, 3, 1, 40, 23, 8],
+            None,
+            causal
+                .with_softcap(2.0)
+                .with_alibi(AlibiSlopes::standard(3)),
+        ),
+        (
+            [2, 2, 1, 37, 12, 8],
+            None,
+            full.with_alibi(AlibiSlopes::standard(2)),
+        ),
     ];
     let mut cases = Vec::new();
     for &element in elements {

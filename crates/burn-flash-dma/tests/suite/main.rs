@@ -24,6 +24,7 @@ mod masked;
 mod metric;
 mod mha;
 mod module;
+mod module_alibi;
 mod module_cached;
 mod module_cross;
 mod module_input;

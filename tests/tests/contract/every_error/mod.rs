@@ -13,8 +13,9 @@ use burn_flash_dma::engines::{Engine, EngineChoice};
 use burn_flash_dma::memory::{Passes, required_bytes};
 use burn_flash_dma::nn::{DynamicMaskAttentionConfig, DynamicMaskInput};
 use burn_flash_dma::{
-    AttentionError, Documents, Dropout, ElementType, HeadEncoding, Intervals, KeyRanges, Problem,
-    Selector, try_merge_attention, try_rms_norm, try_select, try_sliding_window,
+    AlibiSlopes, AttentionError, Documents, Dropout, ElementType, HeadEncoding, Intervals,
+    KeyRanges, Problem, Selector, try_merge_attention, try_rms_norm, try_select,
+    try_sliding_window,
 };
 use calls::{
     Call, KV, a_record_of_another_shape, by_selector, causal, dense, dynamic, elsewhere,
@@ -58,6 +59,12 @@ const TABLE: &[Row] = &[
         dense(|c| c.options.softcap = Some(0.0))
     }),
     (Dense, "DropoutRate", || Dropout::new(1.0, 0).map(drop)),
+    (Dense, "AlibiSlope", || {
+        AlibiSlopes::new(&[f32::NAN]).map(drop)
+    }),
+    (Dense, "AlibiHeads", || {
+        dense(|c| c.options.alibi = Some(AlibiSlopes::standard(2)))
+    }),
     (Dense, "TooLarge", || dense(Call::past_every_address)),
     (Dense, "NoParts", || try_merge_attention([]).map(drop)),
     (Dense, "SecondOrder", || second_order(None)),
@@ -225,6 +232,9 @@ const TABLE: &[Row] = &[
     }),
     (Slots, "CacheDropout", || {
         slots(8, |o| o.dropout = Dropout::new(0.1, 0).ok()).map(drop)
+    }),
+    (Slots, "CacheAlibi", || {
+        slots(8, |o| o.alibi = Some(AlibiSlopes::standard(4))).map(drop)
     }),
     (Slots, "Sequence", || slots(8, |_| {})?.try_reorder(&[0, 2])),
     (Slots, "TokensWait", || waiting()?.try_reset(0)),

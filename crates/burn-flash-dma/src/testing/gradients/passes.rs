@@ -32,6 +32,7 @@ fn options(p: &Problem) -> AttentionOptions {
         causal: p.causal,
         scale: Some(p.scale),
         softcap: p.softcap,
+        alibi: p.alibi,
         deterministic: p.deterministic,
         dropout: p.dropout,
         engine: p.engine,

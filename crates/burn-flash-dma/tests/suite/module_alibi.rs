@@ -1,0 +1,114 @@
+//! ALiBi of the layers: as a bias of pairs, in configurations, and refused by caches.
+
+use crate::case::values;
+use burn::config::Config;
+use burn::tensor::{Device, Distribution, Tensor, TensorData};
+use burn_flash_dma::nn::{
+    DynamicMaskAttentionConfig, DynamicMaskInput, MaskedAttentionConfig, MaskedInput,
+};
+use burn_flash_dma::{AlibiSlopes, AttentionError, Documents};
+
+const WIDTH: usize = 32;
+const LEN: usize = 21;
+
+/// What the slopes of `heads` heads add to the logits of a sequence.
+fn bias(heads: usize, device: &Device) -> Tensor<4> {
+    let slopes = AlibiSlopes::standard(heads).values().iter();
+    let pairs = slopes.flat_map(|slope| {
+        (0..LEN as i32)
+            .flat_map(move |i| (0..LEN as i32).map(move |j| -slope * (i - j).abs() as f32))
+    });
+    let shape = [1, heads, LEN, LEN];
+    Tensor::from_data(TensorData::new(pairs.collect(), shape), device)
+}
+
+fn tokens(device: &Device) -> Tensor<3> {
+    let normal = Distribution::Normal(0.0, 1.0);
+    Tensor::random([2, LEN, WIDTH], normal, device).require_grad()
+}
+
+fn close(actual: Tensor<3>, expected: Tensor<3>) {
+    let (actual, expected) = (values(actual), values(expected));
+    for (a, e) in actual.iter().zip(&expected) {
+        assert!((a - e).abs() <= 1e-5 * (1.0 + e.abs()), "{a} is not {e}");
+    }
+}
+
+#[test]
+fn a_masked_layer_adds_it_as_a_bias_of_pairs() {
+    let device = Device::flex().autodiff();
+    for causal in [true, false] {
+        let config = MaskedAttentionConfig::new(WIDTH, 6).with_head_dim(Some(8));
+        let config = config.with_causal(causal);
+        let plain = config.init(&device);
+        let mut layer = config
+            .with_alibi(Some(AlibiSlopes::standard(6)))
+            .init(&device);
+        layer.q_proj = plain.q_proj.clone();
+        layer.k_proj = plain.k_proj.clone();
+        layer.v_proj = plain.v_proj.clone();
+        layer.o_proj = plain.o_proj.clone();
+        let x = tokens(&device);
+        let by_slopes = layer.forward(x.clone());
+        let by_bias = plain.forward(MaskedInput::new(x.clone()).bias(bias(6, &device)));
+        close(by_slopes.clone(), by_bias.clone());
+        let weights = Tensor::random([2, LEN, WIDTH], Distribution::Default, &device);
+        let gradient = |out: Tensor<3>| {
+            let grads = (out * weights.clone()).sum().backward();
+            x.grad(&grads).expect("the tokens are tracked")
+        };
+        close(gradient(by_slopes), gradient(by_bias));
+    }
+}
+
+#[test]
+fn a_dynamic_mask_layer_passes_it_on_with_every_input() {
+    let device = Device::flex().autodiff();
+    let config = DynamicMaskAttentionConfig::new(WIDTH, 4).with_keep_window(Some(5));
+    let slopes = AlibiSlopes::standard(4);
+    let config = config.with_alibi(Some(slopes));
+    let layer = config.init(&device);
+    assert_eq!(layer.options().alibi, Some(slopes));
+    let x = tokens(&device);
+    let whole = layer.forward(x.clone());
+    // Distances within a document are those of the document alone.
+    let packed = DynamicMaskInput::new(x.clone())
+        .documents(Documents::from_lengths([vec![9, 12], vec![9, 12]]));
+    let packed = layer.forward(packed);
+    let alone = |first: usize, len: usize| layer.forward(x.clone().narrow(1, first, len));
+    close(packed.clone().narrow(1, 0, 9), alone(0, 9));
+    close(packed.narrow(1, 9, 12), alone(9, 12));
+    close(whole.narrow(1, 0, 9), alone(0, 9));
+}
+
+#[test]
+fn configurations_keep_it_and_refuse_slopes_of_other_heads() {
+    let device = Device::flex();
+    let config = DynamicMaskAttentionConfig::new(WIDTH, 4);
+    let saved = config.clone().with_alibi(Some(AlibiSlopes::standard(3)));
+    let loaded = DynamicMaskAttentionConfig::load_binary(saved.to_string().as_bytes());
+    let loaded = loaded.expect("what was saved");
+    assert_eq!(loaded.alibi, saved.alibi);
+    let (slopes, q_heads) = (3, 4);
+    let refused = AttentionError::AlibiHeads { slopes, q_heads };
+    assert_eq!(loaded.try_init(&device).unwrap_err(), refused);
+    let masked = MaskedAttentionConfig::new(WIDTH, 4).with_alibi(saved.alibi);
+    assert_eq!(masked.try_init(&device).unwrap_err(), refused);
+    // JSON has no number that is not finite, but one that f32 does not hold.
+    let text = saved.to_string().replace("0.0625", "1e39");
+    assert_ne!(text, saved.to_string());
+    assert!(DynamicMaskAttentionConfig::load_binary(text.as_bytes()).is_err());
+}
+
+#[test]
+fn caches_refuse_it_before_they_are_made() {
+    let device = Device::flex();
+    for window in [None, Some(8)] {
+        let layer = DynamicMaskAttentionConfig::new(WIDTH, 4)
+            .with_keep_window(window)
+            .with_alibi(Some(AlibiSlopes::standard(4)))
+            .init(&device);
+        let error = layer.try_init_cache(1).unwrap_err();
+        assert_eq!(error, AttentionError::CacheAlibi);
+    }
+}
