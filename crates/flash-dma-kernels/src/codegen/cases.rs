@@ -11,7 +11,9 @@ use crate::codegen::cuda::Gpu;
 use crate::host::engine::Engine;
 use crate::pattern::intervals::tiles::QueryTiles;
 use crate::pattern::intervals::{live_keys, tile_key_lists};
-use crate::{AttentionOptions, Dropout, ElementType, Problem, backward, forward, select};
+use crate::{
+    AlibiSlopes, AttentionOptions, Dropout, ElementType, Problem, backward, forward, select,
+};
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 use flash_dma_problem::contiguous_strides;
@@ -96,11 +98,13 @@ fn attention() -> Vec<Case> {
         cases.push(Attention::new(head_dim, element, None).case(name));
     }
     let dropout = dropout();
+    let slopes = AlibiSlopes::standard(4 * HEADS);
     for (name, options) in [
         ("bf16-d128-full", sparse.with_causal(false)),
         ("bf16-d128-softcap", sparse.with_softcap(30.0)),
         ("bf16-d128-deterministic", sparse.with_deterministic(true)),
         ("bf16-d128-dropout", sparse.with_dropout(dropout)),
+        ("bf16-d128-alibi", sparse.with_alibi(slopes)),
     ] {
         cases.push(Attention::new(128, Bf16, Some(options)).case(name.into()));
     }
