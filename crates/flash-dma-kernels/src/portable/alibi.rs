@@ -96,3 +96,18 @@ impl<'a> TileAlibi<'a> {
         fma(-self.slope[0], distance, logit)
     }
 }
+
+/// The logit of a pair with what ALiBi adds to it, if there is ALiBi.
+#[cube]
+pub(crate) fn with_alibi(
+    alibi: &ComptimeOption<TileAlibi>,
+    logit: f32,
+    outer: usize,
+    inner: usize,
+) -> f32 {
+    #[comptime]
+    match alibi {
+        ComptimeOption::Some(alibi) => alibi.biased(logit, outer, inner),
+        ComptimeOption::None => logit,
+    }
+}

@@ -2,7 +2,7 @@
 
 use crate::args::Scaling;
 use crate::math::{sigmoid, softplus};
-use crate::portable::alibi::TileAlibi;
+use crate::portable::alibi::{TileAlibi, with_alibi};
 use crate::portable::args::{AlibiArg, Operands, RunnerKeys, SavedRows, Sizes};
 use crate::portable::blueprint::Blueprint;
 use crate::portable::intervals::KeyIntervals;
@@ -144,12 +144,7 @@ impl<'a> RunnerSpans<'a> {
     }
 
     fn biased(&self, logit: f32, outer: usize, inner: usize) -> f32 {
-        let mut logit = logit;
-        #[comptime]
-        match &self.alibi {
-            ComptimeOption::Some(alibi) => logit = alibi.biased(logit, outer, inner),
-            ComptimeOption::None => {}
-        }
+        let logit = with_alibi(&self.alibi, logit, outer, inner);
         self.intervals.biased(logit, outer, inner)
     }
 }

@@ -1,7 +1,7 @@
 //! Which pairs of a tile of queries and a tile of keys attend: one variant for each representation in shared memory.
 
 use crate::dropout::DropoutArg;
-use crate::portable::alibi::TileAlibi;
+use crate::portable::alibi::{TileAlibi, with_alibi};
 use crate::portable::args::{AlibiArg, Keys, KeysExpand, OrderedIntervals, PairBiasArg, Sizes};
 use crate::portable::blueprint::Blueprint;
 use crate::portable::dropout::TileMask;
@@ -235,12 +235,7 @@ impl<'a> Visibility for TileVisibility<'a> {
     }
 
     fn biased(&self, logit: f32, outer: usize, inner: usize) -> f32 {
-        let mut logit = logit;
-        #[comptime]
-        match &self.alibi {
-            ComptimeOption::Some(alibi) => logit = alibi.biased(logit, outer, inner),
-            ComptimeOption::None => {}
-        }
+        let logit = with_alibi(&self.alibi, logit, outer, inner);
         #[comptime]
         match &self.pairs {
             TilePairs::Intervals(intervals) => intervals.biased(logit, outer, inner),
