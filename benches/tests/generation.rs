@@ -22,7 +22,13 @@ fn every_way_of_timing_writes_the_same_tokens() {
     assert_eq!(row["same_tokens"], true);
     let times = &row["token_ms"];
     assert_eq!(times["queued"]["runs"], 2);
-    for way in ["token_read", "logits_read", "enqueue"] {
+    for way in [
+        "token_read",
+        "logits_read",
+        "enqueue",
+        "generated",
+        "generated_replayed",
+    ] {
         assert_eq!(times[way]["runs"], 5, "{way}");
     }
     let median = times["queued"]["median"].as_f64().expect("a number");

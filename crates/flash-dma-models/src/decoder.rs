@@ -26,6 +26,15 @@ pub trait Decoder {
     /// Those of [`DynamicMaskAttention::try_init_cache`](burn_flash_dma::nn::DynamicMaskAttention::try_init_cache).
     fn try_init_caches(&self, sequences: usize) -> Result<Vec<AttentionCache>, AttentionError>;
 
+    /// The longest sequence up to which [`try_read`](Self::try_read) of one token per sequence launches the same work at
+    /// every position, over caches that [can replay](AttentionCache::can_replay): then
+    /// [`Generator`](crate::generate::Generator) records the step in a graph of the device and replays it. No step is
+    /// recorded by default. What a step reads on the host, and the host's
+    /// [`lengths`](AttentionCache::lengths), must not decide what it computes.
+    fn replays_up_to(&self) -> usize {
+        0
+    }
+
     /// Reads tokens `[sequences, len]` that go on where those that the caches have been given end, and returns the
     /// logits of what follows each of the last `rows` of them: `[sequences, rows, vocabulary]`, f32.
     ///

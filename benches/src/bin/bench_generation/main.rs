@@ -8,6 +8,8 @@
 //! - `token_read`: the same, but the host waits for each token, as one that shows the text does;
 //! - `logits_read`: the host waits for the logits, chooses the token and uploads it, as one that samples does;
 //! - `enqueue`: until the call has returned, from an idle device, without the driver's part, on a thread of CubeCL's;
+//! - `generated`: a `Generator` hands out each token, which waits for it; its steps are launched;
+//! - `generated_replayed`: the same, with steps that a graph of the device replays;
 //! - `replayed`: one token captured in a graph of the device, again and again at its one position.
 //!
 //! One more token runs with a measurement around each kernel. So that no kernel's time has the host's in it, work that
@@ -34,7 +36,7 @@ use clap::Parser;
 use flash_dma_benches::launches::{Launches, Watch};
 use row::{Counts, Row};
 use serde::Serialize;
-use session::{Prompt, Session};
+use session::{Prompt, Session, Writer};
 use std::error::Error;
 use std::io::Write;
 use std::path::PathBuf;
@@ -212,7 +214,12 @@ fn measure(options: &Options, device: &Device) -> Result<Row, Box<dyn Error>> {
     drop(first_session);
     let mut session = Session::new(&model, options.batch)?;
     let prompt_ms = timing::clock(device, || session.read(&prompt))?;
-    let times = timing::Times::of(&session, options, device)?;
+    let writer = Writer {
+        model: &model,
+        device,
+        context: options.context.unwrap_or_else(|| options.positions()),
+    };
+    let times = timing::Times::of(&session, &writer, &prompt, options, device)?;
     Ok(Row::new(
         options,
         device,

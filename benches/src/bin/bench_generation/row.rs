@@ -56,6 +56,8 @@ pub struct TokenTimes {
     pub token_read: Millis,
     pub logits_read: Millis,
     pub enqueue: Millis,
+    pub generated: Millis,
+    pub generated_replayed: Millis,
     pub replayed: Replayed,
 }
 
@@ -115,6 +117,8 @@ impl Row {
                 token_read: times.token_read,
                 logits_read: times.logits_read,
                 enqueue: times.enqueue,
+                generated: times.generated,
+                generated_replayed: times.generated_replayed,
                 replayed: times.replayed,
             },
             tokens_per_second: options.batch as f64 / queued * 1e3,

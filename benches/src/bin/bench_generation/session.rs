@@ -4,6 +4,7 @@ use crate::Options;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_flash_dma::AttentionError;
 use burn_flash_dma::cache::AttentionCache;
+use flash_dma_models::Decoder;
 use train_text::model::{TextModel, VOCABULARY};
 use train_text::rng::Rng;
 
@@ -11,6 +12,8 @@ use train_text::rng::Rng;
 pub struct Prompt {
     /// `[batch, prompt]`.
     tokens: Tensor<2, Int>,
+    /// The same on the host.
+    pub rows: Vec<Vec<u32>>,
     chunk: usize,
 }
 
@@ -20,11 +23,55 @@ impl Prompt {
         let mut rng = Rng::new(0, 0);
         let count = options.batch * options.prompt;
         let bytes: Vec<i32> = (0..count).map(|_| rng.below(VOCABULARY) as i32).collect();
+        let rows = bytes.chunks(options.prompt);
+        let rows = rows.map(|row| row.iter().map(|&byte| byte as u32).collect());
+        let rows = rows.collect();
         let data = TensorData::new(bytes, [options.batch, options.prompt]);
         Self {
+            rows,
             tokens: Tensor::from_data(data, device),
             chunk: options.chunk,
         }
+    }
+}
+
+/// The model as a [`Generator`](flash_dma_models::generate::Generator) sees it.
+pub struct Writer<'a> {
+    /// The model.
+    pub model: &'a TextModel,
+    /// Where its parameters are.
+    pub device: &'a Device,
+    /// Positions of its rotary tables.
+    pub context: usize,
+}
+
+impl Decoder for Writer<'_> {
+    fn vocabulary(&self) -> usize {
+        VOCABULARY
+    }
+
+    fn device(&self) -> Device {
+        self.device.clone()
+    }
+
+    fn try_init_caches(&self, sequences: usize) -> Result<Vec<AttentionCache>, AttentionError> {
+        self.model.caches(sequences)
+    }
+
+    fn replays_up_to(&self) -> usize {
+        self.context
+    }
+
+    fn try_read(
+        &self,
+        tokens: Tensor<2, Int>,
+        rows: usize,
+        caches: &mut [AttentionCache],
+    ) -> Result<Tensor<3>, AttentionError> {
+        assert_eq!(rows, 1, "rows of logits");
+        let [batch, _] = tokens.dims();
+        let logits = self.model.forward_cached(tokens, caches)?;
+        Ok(logits.reshape([batch, 1, VOCABULARY]))
     }
 }
 

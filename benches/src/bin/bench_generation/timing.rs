@@ -1,14 +1,16 @@
 //! The ways in which a token is timed.
 
 use crate::Options;
-use crate::session::Session;
+use crate::session::{Prompt, Session, Writer};
 use burn::tensor::{Device, Int, Tensor, capture};
 use burn_flash_dma::product;
 use flash_dma_benches::launches::{Launches, Watch};
 use flash_dma_benches::shares::Launched;
 use flash_dma_benches::stats::Millis;
+use flash_dma_models::generate::Generator;
 use serde::Serialize;
 use std::error::Error;
+use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 use train_text::model::VOCABULARY;
@@ -28,6 +30,10 @@ pub struct Times {
     pub logits_read: Millis,
     /// Until the call has returned.
     pub enqueue: Millis,
+    /// Of each token that a generator hands out, its steps launched.
+    pub generated: Millis,
+    /// The same, its steps replayed.
+    pub generated_replayed: Millis,
     /// Of a captured token.
     pub replayed: Replayed,
     /// The launches of a token, if they were watched.
@@ -51,7 +57,13 @@ pub enum Replayed {
 
 impl Times {
     /// Times the tokens behind a session, which stays where it is.
-    pub fn of(session: &Session, options: &Options, device: &Device) -> Result<Self> {
+    pub fn of(
+        session: &Session,
+        writer: &Writer<'_>,
+        prompt: &Prompt,
+        options: &Options,
+        device: &Device,
+    ) -> Result<Self> {
         let (queued, written) = queued(&mut warm(session, options, device)?, options, device)?;
         let (token_read, read) = each(
             &mut warm(session, options, device)?,
@@ -70,6 +82,8 @@ impl Times {
             },
         )?;
         let enqueue = enqueue(&mut warm(session, options, device)?, options, device)?;
+        let (launched_steps, launched_text) = generated(writer, prompt, options, false)?;
+        let (replayed_steps, replayed_text) = generated(writer, prompt, options, true)?;
         let peak_bytes = device.memory_pool_usage().map(|usage| usage.bytes_reserved);
         let launched = match options.no_profile {
             true => None,
@@ -84,7 +98,11 @@ impl Times {
             token_read,
             logits_read,
             enqueue,
-            same_tokens: written == read && written == chosen,
+            same_tokens: [read, chosen, launched_text, replayed_text]
+                .iter()
+                .all(|tokens| *tokens == written),
+            generated: launched_steps,
+            generated_replayed: replayed_steps,
             peak_bytes,
             launched,
             // Last: a capture that fails may leave the device in a state that nobody has planned for.
@@ -153,6 +171,33 @@ fn each(
         times.push(start.elapsed().as_secs_f64() * 1e3);
     }
     Ok((Millis::of(times), written))
+}
+
+/// The time of each token that a generator hands out behind the warm-up, and those tokens.
+fn generated(
+    writer: &Writer<'_>,
+    prompt: &Prompt,
+    options: &Options,
+    replay: bool,
+) -> Result<(Millis, Vec<Vec<i32>>)> {
+    // The first token follows the prompt.
+    let before = 1 + options.warm_up;
+    let generator = Generator::new(writer)
+        .with_chunk(options.chunk)
+        .with_max_new(before + options.tokens)
+        .with_replay(replay);
+    let (mut times, mut last) = (Vec::new(), Instant::now());
+    let texts = generator.try_stream(&prompt.rows, |event| {
+        if event.sequence == 0 {
+            let now = Instant::now();
+            times.push((now - last).as_secs_f64() * 1e3);
+            last = now;
+        }
+        ControlFlow::Continue(())
+    })?;
+    let token = |index: usize| texts.iter().map(move |text| text.tokens[index] as i32);
+    let written = (before..before + options.tokens).map(|index| token(index).collect());
+    Ok((Millis::of(times.split_off(before)), written.collect()))
 }
 
 /// The time in which a call returns, while the device is idle.

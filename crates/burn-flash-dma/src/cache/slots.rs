@@ -40,6 +40,8 @@ pub struct DynamicMaskCache {
     /// Absent only while an operation has it.
     pub(super) state: Option<State>,
     pub(super) hold: Hold,
+    /// Whether steps of one token are recorded in a graph, or will be.
+    pub(super) recorded: bool,
 }
 
 /// See [`SlotTensors`].
@@ -113,6 +115,7 @@ impl DynamicMaskCache {
             lengths: vec![0; batch],
             state: Some(state),
             hold: Hold::Off,
+            recorded: false,
         })
     }
 
@@ -364,6 +367,7 @@ impl DynamicMaskCache {
             lengths,
             state: Some(state),
             hold: Hold::Off,
+            recorded: false,
         }
     }
 
@@ -390,7 +394,7 @@ impl DynamicMaskCache {
         });
     }
 
-    fn lengthen(&mut self, tokens: usize) {
+    pub(super) fn lengthen(&mut self, tokens: usize) {
         self.lengths.iter_mut().for_each(|n| *n += tokens);
     }
 }

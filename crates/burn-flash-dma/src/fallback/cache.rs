@@ -9,7 +9,7 @@ use crate::ops::types::{
 use crate::spans::span;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{FloatDType, IntDType, Shape, Slice};
+use burn::tensor::{FloatDType, IntDType, Shape, Slice, TensorData};
 use flash_dma_problem::{
     AppendProblem, Appending, AttentionOptions, CacheShape, DecodeProblem, KeptKeys, Problem,
     SelectionRule,
@@ -371,4 +371,10 @@ fn clone_scores<B: Backend>(scores: &OptionalFloat<B>) -> OptionalFloat<B> {
         OptionalFloat::None => OptionalFloat::None,
         OptionalFloat::Some(scores) => OptionalFloat::Some(scores.clone()),
     }
+}
+
+/// See [`CacheOps::cache_overwrite`](crate::ops::CacheOps::cache_overwrite).
+pub fn overwrite<B: Backend>(tokens: IntTensor<B>, values: Vec<i32>) -> IntTensor<B> {
+    let data = TensorData::new(values, tokens.shape());
+    B::int_from_data(data, &tokens.device())
 }

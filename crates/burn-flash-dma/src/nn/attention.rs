@@ -1,7 +1,9 @@
 //! The attention layer of Dynamic Mask Attention.
 
 use super::dropout::CallDropout;
-use super::heads::{Encoding, check_positions, encode, merge, norm_epsilon, split};
+use super::heads::{
+    Encoding, Starts, check_positions, encode, encode_by, merge, norm_epsilon, split,
+};
 use super::inline::Inline;
 use super::input::{DynamicMaskInput, Tokens};
 use super::scorer::{INITIAL, ScoreForm, Scorer};
@@ -262,7 +264,7 @@ impl DynamicMaskAttention {
         input: impl Into<DynamicMaskInput>,
     ) -> Result<Tensor<3>, AttentionError> {
         let tokens = self.tokens(input.into())?;
-        let [q, k, v] = self.project(tokens.x.clone(), &[])?;
+        let [q, k, v] = self.project(tokens.x.clone(), Starts::Positions(&[]))?;
         let scores = self.scorer.0.scores(&tokens.x, || v.clone())?;
         let dropout = self.draw_dropout(&tokens.x);
         self.attend([q, k, v], scores, &tokens, dropout)
@@ -302,7 +304,7 @@ impl DynamicMaskAttention {
         let scores = scores_as_f32(scores)?;
         let dropout = self.draw_dropout(&tokens.x);
         self.attend(
-            self.project(tokens.x.clone(), &[])?,
+            self.project(tokens.x.clone(), Starts::Positions(&[]))?,
             scores,
             &tokens,
             dropout,
@@ -551,7 +553,7 @@ impl DynamicMaskAttention {
             let what = "selections to use again";
             return Err(AttentionError::MaskedSelection { what });
         }
-        let rows @ [_, _, v] = &self.project(tokens.x.clone(), &[])?;
+        let rows @ [_, _, v] = &self.project(tokens.x.clone(), Starts::Positions(&[]))?;
         let scores = tokens.hidden(self.scorer.0.scores(&tokens.x, || v.clone())?);
         let intervals = match given {
             Some(intervals) => intervals.clone().ranked_by(&scores),
@@ -605,12 +607,11 @@ impl DynamicMaskAttention {
         }
     }
 
-    /// q, k and v of `[batch, len, d_model]`, q and k normalised and placed: `[batch, heads, len, head_dim]`. `starts`
-    /// are the positions of the first token of each sequence; without any they are 0.
+    /// q, k and v of `[batch, len, d_model]`, q and k normalised and placed: `[batch, heads, len, head_dim]`.
     pub(super) fn project(
         &self,
         x: Tensor<3>,
-        starts: &[usize],
+        starts: Starts<'_>,
     ) -> Result<[Tensor<4>; 3], AttentionError> {
         let [q, k, v] = self.heads(x)?;
         Ok([
@@ -643,12 +644,16 @@ impl DynamicMaskAttention {
         &self,
         heads: Tensor<4>,
         norm: &Option<RmsNorm>,
-        starts: &[usize],
+        starts: Starts<'_>,
     ) -> Result<Tensor<4>, AttentionError> {
         let [batch, _, _, _] = heads.dims();
         let by = Encoding {
             norm: norm.as_ref(),
             rope: self.rope.as_ref(),
+        };
+        let starts = match starts {
+            Starts::Positions(starts) => starts,
+            Starts::Angles(angles) => return encode_by(heads, by, angles),
         };
         let at = |heads, start| encode(heads, by, start);
         let start = starts.first().copied().unwrap_or(0);

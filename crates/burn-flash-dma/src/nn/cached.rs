@@ -1,6 +1,7 @@
 //! The attention layer over a cache.
 
 use super::attention::DynamicMaskAttention;
+use super::heads::Starts;
 use crate::cache::{AttentionCache, DynamicMaskCacheConfig, PagedCacheConfig};
 use crate::validate::expect;
 use burn::tensor::{Device, Tensor};
@@ -76,11 +77,27 @@ impl DynamicMaskAttention {
         x: Tensor<3>,
         cache: &mut AttentionCache,
     ) -> Result<Tensor<3>, AttentionError> {
-        let [q, k, v] = self.project(x.clone(), cache.lengths())?;
+        let [q, k, v] = match self.angles_of(&x, cache) {
+            Some(angles) => self.project(x.clone(), Starts::Angles(&angles))?,
+            None => self.project(x.clone(), Starts::Positions(cache.lengths()))?,
+        };
         let scores = match cache.has_scores() {
             true => Some(self.scorer().scores(&x, || v.clone())?),
             false => None,
         };
         Ok(self.merge_heads(cache.try_step(q, k, v, scores)?))
+    }
+
+    /// The angles of one new token per sequence, gathered on the device, where the cache
+    /// [wants that](AttentionCache::device_positions) and the table has them: `[batch, head_dim, 2]`.
+    fn angles_of(&self, x: &Tensor<3>, cache: &AttentionCache) -> Option<Tensor<3>> {
+        let [batch, len, _] = x.dims();
+        let table = &self.rope.as_ref()?.freq_complex;
+        let [positions, _, _] = table.dims();
+        let inside = cache.lengths().iter().all(|&length| length < positions);
+        if len != 1 || !inside || cache.sequences() != batch || table.device() != *cache.device() {
+            return None;
+        }
+        Some(table.clone().select(0, cache.device_positions()?))
     }
 }

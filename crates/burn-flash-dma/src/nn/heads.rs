@@ -42,6 +42,30 @@ pub(super) fn encode(
     encoding.try_forward()
 }
 
+/// Where the first token of each sequence is.
+#[derive(Clone, Copy)]
+pub(super) enum Starts<'a> {
+    /// Its positions; without any they are 0.
+    Positions(&'a [usize]),
+    /// The angles of the one token of each sequence, `[batch, head_dim, 2]`, at positions that the device knows.
+    Angles(&'a Tensor<3>),
+}
+
+/// As [`encode`], for one token of each sequence, rotated by its own angles, `[batch, head_dim, 2]`.
+pub(super) fn encode_by(
+    heads: Tensor<4>,
+    by: Encoding<'_>,
+    angles: &Tensor<3>,
+) -> Result<Tensor<4>, AttentionError> {
+    // The tokens of one sequence have angles of their own, so the sequences are seen as tokens of one.
+    let mut encoding = HeadEncoding::new(heads.swap_dims(0, 1));
+    if let Some(norm) = by.norm {
+        encoding = encoding.norm(norm.gamma.val(), norm.epsilon as f32);
+    }
+    let encoding = encoding.rotary(angles.clone(), 0);
+    Ok(encoding.try_forward()?.swap_dims(0, 2))
+}
+
 /// `[batch, heads, len, head_dim]` to `[batch, len, d_model]`, through the last projection.
 pub(super) fn merge(out: Tensor<4>, projection: &Linear) -> Tensor<3> {
     let [batch, heads, len, dim] = out.dims();

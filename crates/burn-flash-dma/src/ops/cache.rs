@@ -11,7 +11,7 @@ use super::types::{
 };
 use crate::fallback::cache as fallback;
 use burn::backend::backend_extension;
-use burn::backend::tensor::FloatTensor;
+use burn::backend::tensor::{FloatTensor, IntTensor};
 #[cfg(feature = "fusion")]
 use burn::{backend::fusion::custom::TensorSpec, tensor::DType};
 use flash_dma_problem::{AppendProblem, DecodeProblem};
@@ -90,6 +90,17 @@ pub trait CacheOps: DynamicMaskOps {
     ) -> DecodedPages<Self> {
         fallback::decode_pages::<Self>(q, pages, tokens, map, problem)
     }
+
+    /// The values in place of the elements, i32: in the memory of `tokens` where a graph may have recorded it.
+    #[fusion(meta = overwrite_meta)]
+    fn cache_overwrite(tokens: IntTensor<Self>, values: Vec<i32>) -> IntTensor<Self> {
+        fallback::overwrite::<Self>(tokens, values)
+    }
+}
+
+#[cfg(feature = "fusion")]
+fn overwrite_meta(tokens: &TensorSpec, _values: &Vec<i32>) -> TensorSpec {
+    tokens.clone()
 }
 
 // Shapes under fusion are taken from here and never compared with what the engine returns.

@@ -220,6 +220,11 @@ impl Decoder for Doge {
         self.blocks.iter().map(cache).collect()
     }
 
+    /// Up to the end of the rotary tables.
+    fn replays_up_to(&self) -> usize {
+        self.config.max_position_embeddings
+    }
+
     /// # Errors
     ///
     /// [`AttentionError::TooLarge`] if a sequence passes [`max_len`](Decoder::max_len) or there are more `rows` than

@@ -2,7 +2,7 @@
 
 use super::error::GenerateError;
 use crate::decoder::Decoder;
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_flash_dma::cache::AttentionCache;
 use std::collections::BTreeMap;
 
@@ -109,7 +109,7 @@ impl<'a, D: Decoder + ?Sized> Batch<'a, D> {
             shape = [shape[0] + 1, row.len()];
             tokens.extend(row.iter().map(|&token| token as i32));
         }
-        Tensor::from_data(TensorData::new(tokens, shape), &self.device)
+        Tensor::from_data(TensorData::new(tokens, shape), (&self.device, DType::I32))
     }
 
     /// Reads tokens `[sequences, len]` and returns the logits of what follows the last `rows` of them.
@@ -132,6 +132,31 @@ impl<'a, D: Decoder + ?Sized> Batch<'a, D> {
             cache.try_reorder(indices)?;
         }
         Ok(())
+    }
+
+    /// Whether one token more per sequence can be read by a recorded step.
+    pub(super) fn can_replay(&self) -> bool {
+        let longest = |cache: &AttentionCache| cache.lengths().iter().copied().max().unwrap_or(0);
+        let inside = |cache| longest(cache) < self.model.replays_up_to();
+        (self.caches.iter()).all(|cache| cache.can_replay() && inside(cache))
+    }
+
+    /// See [`AttentionCache::set_recorded`].
+    pub(super) fn set_recorded(&mut self, recorded: bool) {
+        (self.caches.iter_mut()).for_each(|cache| cache.set_recorded(recorded));
+    }
+
+    /// See [`AttentionCache::replayed`].
+    pub(super) fn replayed(&mut self, tokens: usize) {
+        (self.caches.iter_mut()).for_each(|cache| cache.replayed(tokens));
+    }
+
+    pub(super) fn model(&self) -> &'a D {
+        self.model
+    }
+
+    pub(super) fn device(&self) -> &Device {
+        &self.device
     }
 
     /// Reads tokens of which it is not yet known which are right: the caches wait for [`accept`](Self::accept).

@@ -4,6 +4,7 @@ use super::batch::Batch;
 use super::error::{GenerateError, SampleError, TokenPlace, expect};
 use super::laws::Laws;
 use super::sampler::{Draw, Purpose, Sampler};
+use super::steps::Steps;
 use super::text::{Ended, Event, Generated, Stops, Writing};
 use crate::decoder::Decoder;
 use std::ops::ControlFlow;
@@ -34,6 +35,7 @@ pub struct Generator<'a, D: ?Sized> {
     sampler: Sampler,
     stops: Stops,
     chunk: usize,
+    replay: bool,
 }
 
 impl<D: ?Sized> Clone for Generator<'_, D> {
@@ -43,6 +45,7 @@ impl<D: ?Sized> Clone for Generator<'_, D> {
             sampler: self.sampler,
             stops: self.stops.clone(),
             chunk: self.chunk,
+            replay: self.replay,
         }
     }
 }
@@ -59,6 +62,7 @@ impl<'a, D: ?Sized> Generator<'a, D> {
                 sequences: Vec::new(),
             },
             chunk: 512,
+            replay: true,
         }
     }
 
@@ -96,6 +100,16 @@ impl<'a, D: ?Sized> Generator<'a, D> {
     #[must_use]
     pub fn with_chunk(mut self, tokens: usize) -> Self {
         self.chunk = tokens;
+        self
+    }
+
+    /// Whether steps of one token are recorded in a graph of the device and replayed, as they are unless this says
+    /// otherwise. That takes a device with graphs (CUDA), a model that [can](Decoder::replays_up_to) and caches of a
+    /// window in every layer; other steps are launched. The tokens are the same. Recording is done again when a text
+    /// ends and leaves the batch.
+    #[must_use]
+    pub fn with_replay(mut self, replay: bool) -> Self {
+        self.replay = replay;
         self
     }
 
@@ -158,22 +172,23 @@ impl<D: Decoder + ?Sized> Generator<'_, D> {
         if texts.active.is_empty() || self.stops.max_new == 0 {
             return Ok(texts.finish());
         }
-        let (mut batch, mut logits) = Batch::prefill(self.model, prompts, self.chunk)?;
+        let (batch, mut logits) = Batch::prefill(self.model, prompts, self.chunk)?;
+        let mut steps = Steps::new(batch, self.chunk, self.replay);
         loop {
             let (laws, count) = (Laws::read(logits, &self.sampler)?, texts.active.len());
             let kept = self.write(&laws, &mut texts, &mut on_event)?;
             if kept.is_empty() {
                 return Ok(texts.finish());
             }
-            let tokens = match laws {
-                // It is on the device already.
-                Laws::Best(_, best) if kept.len() == count => *best,
-                _ => batch.tokens(texts.active.iter().map(Writing::last)),
+            let known = match laws {
+                Laws::Best(_, best) if kept.len() == count => Some(*best),
+                _ => None,
             };
             if kept.len() < count {
-                batch.keep(&kept)?;
+                steps.keep(&kept)?;
             }
-            logits = batch.read(tokens, 1)?;
+            let active: Vec<&[u32]> = texts.active.iter().map(|text| &text.text[..]).collect();
+            logits = steps.read(&active, known)?;
         }
     }
 

@@ -22,6 +22,7 @@ mod laws;
 mod lookup;
 mod sampler;
 mod speculate;
+mod steps;
 mod text;
 
 pub use beams::{Beam, Beams, EarlyStopping};

@@ -10,4 +10,5 @@ mod files;
 mod fixture;
 mod heads;
 mod logits;
+mod replay;
 mod sequences;

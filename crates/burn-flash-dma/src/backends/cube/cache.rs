@@ -6,8 +6,8 @@ use crate::ops::types::{
     ChunkKeys, DecodedPages, DecodedSlots, OptionalFloat, PageMap, PageTensors, SlotTensors,
     TokenTensors,
 };
-use burn::backend::tensor::FloatTensor;
-use burn::tensor::DType;
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::tensor::{Bytes, DType};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use flash_dma_kernels::{
@@ -104,6 +104,15 @@ impl CacheOps for CubeBackend {
         let cache = Cache::Pages(page_bindings(&pages));
         let (out, lse) = step(q, cache, tokens, &problem);
         DecodedPages { out, lse, pages }
+    }
+
+    fn cache_overwrite(tokens: IntTensor<Self>, values: Vec<i32>) -> IntTensor<Self> {
+        // Shared or not: what shares it is the graph that reads it.
+        let tokens = into_contiguous(tokens);
+        tokens
+            .client
+            .write(&tokens.handle, Bytes::from_elems(values));
+        tokens
     }
 }
 
