@@ -65,8 +65,9 @@ pub fn check(client: &Client, buffers: &Buffers, host: &Host) {
         let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let sum: f64 = logits.iter().map(|x| (x - max).exp()).sum();
         let mut want = vec![0.0; d];
+        let kept = p.dropout_weights(head, query);
         for (&j, x) in keys.iter().zip(&logits) {
-            let weight = (x - max).exp() / sum;
+            let weight = f64::from(kept(j)) * (x - max).exp() / sum;
             for (w, v) in want.iter_mut().zip(row(&host.v, kv * p.k_len + j)) {
                 *w += weight * v;
             }
