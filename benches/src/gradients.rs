@@ -153,9 +153,10 @@ impl Pairs<'_> {
             + f64::from(score.copied().unwrap_or(0.0));
         let weight = (logit - f64::from(self.lse[row])).exp();
         let mean = dot(&host.grad_out, row, &self.out, row);
-        let slope = dot(&host.grad_out, row, &host.v, kv_row) - mean;
+        let kept = f64::from(p.dropout_weights(head, query)(key));
+        let slope = kept * dot(&host.grad_out, row, &host.v, kv_row) - mean;
         Pair {
-            p: weight,
+            p: weight * kept,
             ds: weight * slope,
         }
     }
