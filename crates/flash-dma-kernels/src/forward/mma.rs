@@ -105,9 +105,8 @@ pub(crate) fn forward_mma_kernel<E: Float, O: Float>(
             let base = tile % comptime!(bp.stages) * comptime!(bp.key_tile * bp.segments());
             let boundary = tile >= full_tiles;
 
-            // S = Q K^T: 16 rows by a key tile per warp.
+            // S = Q K^T: 16 rows by a key tile per warp, then the logits in their place.
             let mut s = multiply_keys::<E, NA, NB, NC>(&def, &queries, &stages.k, base, bp);
-            // The logits, in place of the products.
             let mut maxima = softmax.maxima();
             if comptime!(bp.hides_apart()) {
                 let seen = (attended.mask).words_of_pair::<E>(&stages, &rows, tile, boundary, bp);

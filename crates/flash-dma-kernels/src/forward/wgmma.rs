@@ -139,10 +139,7 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
             &mask,
             &stages.columns,
             tile,
-            comptime!(Columns {
-                first: 0,
-                count: bp.key_tile
-            }),
+            comptime!(Columns::first(bp.key_tile)),
             element,
         );
         // O += P V.

@@ -22,6 +22,13 @@ pub(crate) struct Columns {
     pub count: usize,
 }
 
+impl Columns {
+    /// The first `count`.
+    pub(crate) fn first(count: usize) -> Self {
+        Self { first: 0, count }
+    }
+}
+
 /// A number for each of the two rows of which a lane holds elements in an accumulator.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct PerRow {
