@@ -2,7 +2,7 @@
 
 use crate::buffers::{Buffers, Host, decode, read, words};
 use cubecl::client::Client;
-use flash_dma_problem::{ElementType, Interval};
+use flash_dma_problem::{ElementType, Interval, Problem};
 use flash_dma_reference::Rng;
 
 /// Compares every interval with a heap's and sampled rows of `out` and `lse` with f64.
@@ -59,7 +59,7 @@ pub fn check(client: &Client, buffers: &Buffers, host: &Host) {
                 let k = row(&host.k, kv * p.k_len + j);
                 let dot: f64 = q.iter().zip(&k).map(|(a, b)| a * b).sum();
                 let score = host.scores.get(kv * p.k_len + j).copied().unwrap_or(0.0);
-                f64::from(p.scale) * dot + f64::from(score)
+                f64::from(p.scale) * dot + f64::from(score) - alibi(p, head, query, j)
             })
             .collect();
         let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -94,4 +94,10 @@ pub fn check(client: &Client, buffers: &Buffers, host: &Host) {
             );
         }
     }
+}
+
+/// What ALiBi takes from the logit of a query of head `head`, counted over all sequences, and a key.
+pub(crate) fn alibi(p: &Problem, head: usize, query: usize, key: usize) -> f64 {
+    let slope = p.slope(head % p.q_heads).map_or(0.0, f64::from);
+    slope * p.distance(query, key) as f64
 }

@@ -1,6 +1,7 @@
 //! The check of the backward pass before timing.
 
 use crate::buffers::{Buffers, Host, Tensor, decode, read, words};
+use crate::check::alibi;
 use cubecl::client::Client;
 use flash_dma_problem::{ElementType, Interval};
 use flash_dma_reference::Rng;
@@ -150,7 +151,8 @@ impl Pairs<'_> {
         };
         let (host, score) = (self.host, self.host.scores.get(kv_row));
         let logit = f64::from(p.scale) * dot(&host.q, row, &host.k, kv_row)
-            + f64::from(score.copied().unwrap_or(0.0));
+            + f64::from(score.copied().unwrap_or(0.0))
+            - alibi(p, head, query, key);
         let weight = (logit - f64::from(self.lse[row])).exp();
         let mean = dot(&host.grad_out, row, &self.out, row);
         let kept = f64::from(p.dropout_weights(head, query)(key));

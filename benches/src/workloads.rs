@@ -1,6 +1,8 @@
 //! The workload table of the project: the timed shapes, as data.
 
-use flash_dma_problem::{AttentionError, AttentionOptions, Dropout, ElementType, Problem};
+use flash_dma_problem::{
+    AlibiSlopes, AttentionError, AttentionOptions, Dropout, ElementType, Problem,
+};
 use flash_dma_reference::generate::Scores;
 
 /// One attention shape and the distribution of its scores.
@@ -28,6 +30,8 @@ pub struct Workload {
     pub scores: Scores,
     /// The probability that a pair is dropped; `None` is no dropout.
     pub dropout: Option<f32>,
+    /// Whether logits have ALiBi, by the standard slopes.
+    pub alibi: bool,
 }
 
 impl Workload {
@@ -42,6 +46,7 @@ impl Workload {
         let options = AttentionOptions {
             keep_window: self.window,
             dropout: self.dropout.map(|rate| Dropout::new(rate, 1)).transpose()?,
+            alibi: self.alibi.then(|| AlibiSlopes::standard(self.q_heads)),
             ..AttentionOptions::new()
         };
         let scores = self.window.map(|_| &kv[..3]);
@@ -59,6 +64,7 @@ impl Workload {
                 w.element,
                 w.scores,
                 w.dropout.map(f32::to_bits),
+                w.alibi,
             )
         };
         key(self) == key(other)
@@ -79,6 +85,7 @@ const fn layer(name: &'static str, len: usize, window: Option<usize>) -> Workloa
         element: ElementType::Bf16,
         scores: Scores::Normal,
         dropout: None,
+        alibi: false,
     }
 }
 
@@ -96,6 +103,7 @@ const fn small(name: &'static str, len: usize, window: Option<usize>) -> Workloa
         element: ElementType::Bf16,
         scores: Scores::Normal,
         dropout: None,
+        alibi: false,
     }
 }
 
@@ -145,6 +153,14 @@ pub const WORKLOADS: &[Workload] = &[
     layer("layer-n16k-w2048", 16384, Some(2048)),
     layer("layer-n16k-dense", 16384, None),
     Workload {
+        dropout: Some(0.1),
+        ..layer("layer-n16k-dense-dropout", 16384, None)
+    },
+    Workload {
+        alibi: true,
+        ..layer("layer-n16k-dense-alibi", 16384, None)
+    },
+    Workload {
         head_dim: 64,
         ..layer("layer-d64-n16k-dense", 16384, None)
     },
@@ -158,6 +174,10 @@ pub const WORKLOADS: &[Workload] = &[
     Workload {
         dropout: Some(0.1),
         ..layer("layer-n32k-w2048-dropout", 32768, Some(2048))
+    },
+    Workload {
+        alibi: true,
+        ..layer("layer-n32k-w2048-alibi", 32768, Some(2048))
     },
     Workload {
         scores: Scores::Recency,
@@ -201,6 +221,7 @@ mod tests {
             "layer-n32k-w1024-f32",
             "layer-n32k-w2048-recency",
             "layer-n32k-w2048-dropout",
+            "layer-n32k-w2048-alibi",
             "few-q128-n32k-w8192",
             "small-n32k-w1024",
         ] {
